@@ -1,0 +1,1 @@
+"""One file per algorithm: the host half of the kernel of the same name."""

@@ -1,0 +1,137 @@
+"""What an algorithm is: a name, a statement of its limits, its tuning numbers, and a plan of launches."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar
+
+from leanconv.problem import PRECISIONS, ConvProblem, FilterProblem, Problem
+
+#: Compile-time numbers of a kernel, in order: int and bool become ``static constexpr``, str becomes a type alias.
+Constants = tuple[tuple[str, int | bool | str], ...]
+
+
+@dataclass(frozen=True)
+class Target:
+    """The GPU a plan is made for, as far as a plan may depend on it.
+
+    ``arch`` is the name the compiler takes (``sm_90a``); sizes are in bytes.
+    """
+
+    arch: str
+    multiprocessors: int
+    shared_per_block: int = 99 * 1024
+    shared_per_multiprocessor: int = 100 * 1024
+    registers_per_multiprocessor: int = 65536
+
+
+@dataclass(frozen=True)
+class Argument:
+    """One kernel parameter.
+
+    ``ctype`` is its C++ type. With ``value`` None it is bound by name at each call (``x``, ``w``, ``bias``, ``y``,
+    ``workspace``, ``value``, ``delta``); otherwise it is a number that the plan fixes without compiling it in.
+    """
+
+    ctype: str
+    name: str
+    value: int | float | None = None
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One kernel launch: what to compile and how to start it.
+
+    ``function`` is a device function template over <Problem, Tuning>, in ``header`` below ``kernels/``. The compiled
+    symbol is its name without the namespace.
+    """
+
+    header: str
+    function: str
+    problem: Constants
+    tuning: Constants
+    arguments: tuple[Argument, ...]
+    grid: int
+    block: int
+    shared_bytes: int = 0
+    #: blocks that shall fit on a multiprocessor: bounds the registers a thread may take
+    min_blocks: int = 1
+
+    @property
+    def symbol(self) -> str:
+        """Name of the entry point in the cubin."""
+        return self.function.rsplit("::", 1)[-1]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The launches that compute a problem, in order, and the scratch memory they share."""
+
+    launches: tuple[Launch, ...]
+    workspace_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class Config:
+    """Base of the tuning numbers. Every field becomes a constant of the kernel's ``Tuning`` struct."""
+
+    def constants(self) -> Constants:
+        """The fields as compile-time constants, in the order of their declaration."""
+        return tuple((field.name, getattr(self, field.name)) for field in fields(self))
+
+
+class Algorithm(ABC):
+    """What every algorithm states about itself, wherever it runs."""
+
+    name: ClassVar[str]
+    #: where the idea comes from, as a reader would cite it
+    paper: ClassVar[str]
+    #: the precision tier it keeps
+    tier: ClassVar[str]
+    #: the kind of problem it solves
+    solves: ClassVar[type[ConvProblem] | type[FilterProblem]]
+
+    @abstractmethod
+    def why_not(self, problem: Any) -> list[str]:
+        """Sentences that say why it cannot run ``problem``; empty when it can. The one statement of its limits."""
+
+    def reasons(self, problem: Problem) -> list[str]:
+        """``why_not`` and the limits that all algorithms share: the kind of problem and its precision."""
+        if not isinstance(problem, self.solves):
+            return [f"it solves {self.solves.__name__}, not {type(problem).__name__}"]
+        reasons = self.why_not(problem)
+        precision = getattr(problem, "precision", "ieee")
+        if PRECISIONS.index(self.tier) > PRECISIONS.index(precision):
+            reasons = [*reasons, f"it keeps precision {self.tier!r}, and {precision!r} was asked for"]
+        return reasons
+
+
+class GpuAlgorithm(Algorithm):
+    """Host half of an algorithm that runs on the GPU. Its device half is ``kernels/<name>.cuh``."""
+
+    @abstractmethod
+    def configs(self, problem: Any, target: Target) -> Iterator[Config]:
+        """The legal configurations on ``target``, best guess first."""
+
+    @abstractmethod
+    def plan(self, problem: Any, config: Any, target: Target) -> Plan:
+        """The launches that compute ``problem`` with ``config``."""
+
+
+class CpuAlgorithm(Algorithm):
+    """An algorithm of the reference engine: plain NumPy, readable as the paper states it."""
+
+    @abstractmethod
+    def run(self, problem: Any, *arrays: Any, **scalars: float) -> Any:
+        """Compute ``problem`` and return a new array.
+
+        For a ConvProblem: ``run(problem, x, w, bias_or_None)``; bias and activation are applied.
+        For a FilterProblem: ``run(problem, x, kernel, value=0, delta=0)`` with x of shape (batch, h, w).
+        """
+
+
+def ceil_div(a: int, b: int) -> int:
+    """The smallest integer not below a / b."""
+    return -(-a // b)

@@ -1,0 +1,43 @@
+// One wrapper per PTX instruction, named after it, and what else depends on the compiler rather than on the algorithm.
+// NOTE: the CPU emulator has its own lib/ptx.cuh with a twin for each function here, found first on the include path;
+// kernels therefore write #include <lib/ptx.cuh>, with angle brackets.
+#pragma once
+
+namespace leanconv {
+
+// The block's dynamic shared memory, aligned to 128 bytes; its size is Launch.shared_bytes of the host half.
+// Kernels take all their shared memory from here, so that the emulator can poison and fence it.
+__device__ __forceinline__ unsigned char* shared_memory() {
+    extern __shared__ __align__(128) unsigned char leanconv_shared_memory[];
+    return leanconv_shared_memory;
+}
+
+__device__ __forceinline__ unsigned shared_address(const void* pointer) {
+    return static_cast<unsigned>(__cvta_generic_to_shared(pointer));
+}
+
+// cp.async.ca, 4 bytes global -> shared without a register in between; a false `valid` reads nothing and writes zero.
+// Both addresses must be aligned to 4 bytes.
+__device__ __forceinline__ void cp_async_4(void* shared, const void* global, bool valid) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;\n"
+                 :: "r"(shared_address(shared)), "l"(global), "r"(valid ? 4 : 0) : "memory");
+}
+
+// cp.async.cg, 16 bytes, past L1; both addresses must be aligned to 16 bytes.
+__device__ __forceinline__ void cp_async_16(void* shared, const void* global, bool valid) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;\n"
+                 :: "r"(shared_address(shared)), "l"(global), "r"(valid ? 16 : 0) : "memory");
+}
+
+// cp.async.commit_group: closes the group of this thread's copies issued so far.
+__device__ __forceinline__ void cp_async_commit_group() {
+    asm volatile("cp.async.commit_group;\n" ::: "memory");
+}
+
+// cp.async.wait_group: waits until at most `pending` of this thread's latest groups are still under way.
+template <int pending>
+__device__ __forceinline__ void cp_async_wait_group() {
+    asm volatile("cp.async.wait_group %0;\n" :: "n"(pending) : "memory");
+}
+
+}  // namespace leanconv

@@ -1,0 +1,149 @@
+"""What is to be computed: frozen, hashable descriptions, and the only shape arithmetic in the project."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+Op = Literal["fprop", "dgrad", "wgrad"]
+Layout = Literal["NCHW", "NHWC"]
+Activation = Literal["relu"] | None
+
+#: Precision tiers, strictest first. An algorithm may serve its own tier and every looser one.
+PRECISIONS = ("ieee", "fp32", "relaxed", "tf32")
+
+#: How a filter reads pixels that lie outside the image, written for the image ``a b c d``.
+#: constant ``v|abcd|v``, replicate ``a|abcd|d``, reflect ``ba|abcd|dc``, reflect101 ``cb|abcd|cb``, wrap ``cd|abcd|ab``.
+BORDERS = ("constant", "replicate", "reflect", "reflect101", "wrap")
+
+ITEM_BYTES = {"float32": 4, "int32": 4, "float64": 8}
+
+
+@dataclass(frozen=True)
+class ConvProblem:
+    """One convolution layer (cross-correlation, as in every deep-learning framework).
+
+    ``y[n,k,p,q] = bias[k] + sum over c,r,s of w[k,c,r,s] * x[n, c, p*stride - top + r*dilation, ...]``
+
+    Layout ``NCHW`` means x is N·C·H·W, w is K·(C/groups)·R·S and y is N·K·P·Q; ``NHWC`` means x is N·H·W·C,
+    w is K·R·S·(C/groups) and y is N·P·Q·K. All of them are contiguous.
+    """
+
+    n: int
+    c: int
+    h: int
+    w: int
+    k: int
+    r: int
+    s: int
+    stride: tuple[int, int] = (1, 1)
+    #: top, bottom, left, right, in pixels
+    padding: tuple[int, int, int, int] = (0, 0, 0, 0)
+    dilation: tuple[int, int] = (1, 1)
+    groups: int = 1
+    dtype: str = "float32"
+    layout: Layout = "NCHW"
+    precision: str = "fp32"
+    bias: bool = False
+    activation: Activation = None
+    op: Op = "fprop"
+
+    @cached_property
+    def p(self) -> int:
+        """Output height; zero or negative when the dilated filter does not fit the padded input."""
+        top, bottom, _, _ = self.padding
+        return (self.h + top + bottom - self.dilation[0] * (self.r - 1) - 1) // self.stride[0] + 1
+
+    @cached_property
+    def q(self) -> int:
+        """Output width; zero or negative when the dilated filter does not fit the padded input."""
+        _, _, left, right = self.padding
+        return (self.w + left + right - self.dilation[1] * (self.s - 1) - 1) // self.stride[1] + 1
+
+    @property
+    def group_c(self) -> int:
+        """Input channels that one filter sees."""
+        return self.c // self.groups
+
+    @property
+    def group_k(self) -> int:
+        """Filters in one group."""
+        return self.k // self.groups
+
+    @property
+    def x_shape(self) -> tuple[int, int, int, int]:
+        """Shape of the input array as it lies in memory."""
+        return (self.n, self.c, self.h, self.w) if self.layout == "NCHW" else (self.n, self.h, self.w, self.c)
+
+    @property
+    def w_shape(self) -> tuple[int, int, int, int]:
+        """Shape of the filter array as it lies in memory."""
+        g = self.group_c
+        return (self.k, g, self.r, self.s) if self.layout == "NCHW" else (self.k, self.r, self.s, g)
+
+    @property
+    def y_shape(self) -> tuple[int, int, int, int]:
+        """Shape of the output array as it lies in memory."""
+        return (self.n, self.k, self.p, self.q) if self.layout == "NCHW" else (self.n, self.p, self.q, self.k)
+
+    @property
+    def flops(self) -> int:
+        """Operations of the direct convolution, a multiply-add counted as two; padding is counted as work."""
+        return 2 * self.n * self.k * self.p * self.q * self.group_c * self.r * self.s
+
+    @property
+    def bytes(self) -> int:
+        """Fewest bytes to move: every input read once, every output written once."""
+        elements = self.n * self.c * self.h * self.w + self.k * self.group_c * self.r * self.s
+        elements += self.n * self.k * self.p * self.q + (self.k if self.bias else 0)
+        return elements * ITEM_BYTES[self.dtype]
+
+    def __str__(self) -> str:
+        text = f"{self.op} {self.layout} {self.dtype} {self.n}x{self.c}x{self.h}x{self.w} k{self.k} {self.r}x{self.s}"
+        text += f" stride {self.stride[0]},{self.stride[1]} padding {','.join(map(str, self.padding))}"
+        text += f" dilation {self.dilation[0]},{self.dilation[1]} groups {self.groups} precision {self.precision}"
+        return text + (" bias" if self.bias else "") + (f" {self.activation}" if self.activation else "")
+
+
+@dataclass(frozen=True)
+class FilterProblem:
+    """One correlation of single-channel images with one small filter; the output is as large as the image.
+
+    ``y[i,j] = delta + sum over u,v of kernel[u,v] * x[i + u - anchor_y, j + v - anchor_x]``
+
+    ``batch`` images of ``h`` rows and ``w`` columns. Rows lie ``x_pitch`` (``y_pitch``) elements apart, images
+    ``x_step`` (``y_step``) elements apart. ``delta`` and the constant-border value are arguments of the call.
+    """
+
+    batch: int
+    h: int
+    w: int
+    kh: int
+    kw: int
+    anchor: tuple[int, int]
+    border: str = "reflect101"
+    dtype: str = "float32"
+    x_pitch: int = 0
+    x_step: int = 0
+    y_pitch: int = 0
+    y_step: int = 0
+
+    @property
+    def flops(self) -> int:
+        """Operations, a multiply-add counted as two."""
+        return 2 * self.batch * self.h * self.w * self.kh * self.kw
+
+    @property
+    def bytes(self) -> int:
+        """Fewest bytes to move: the image read once, the output written once."""
+        return 2 * self.batch * self.h * self.w * ITEM_BYTES[self.dtype]
+
+    def __str__(self) -> str:
+        return (
+            f"filter2d {self.dtype} {self.batch}x{self.h}x{self.w} filter {self.kh}x{self.kw} "
+            f"anchor {self.anchor[0]},{self.anchor[1]} border {self.border}"
+        )
+
+
+Problem = ConvProblem | FilterProblem

@@ -1,0 +1,46 @@
+"""The algorithms, in order of preference, and the choice among them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeVar
+
+from leanconv.algorithms.base import Algorithm, CpuAlgorithm, GpuAlgorithm
+from leanconv.algorithms.implicit_gemm import ImplicitGemm
+from leanconv.algorithms.register_cache import RegisterCache
+from leanconv.problem import Problem
+from leanconv.reference import CPU_ALGORITHMS as _CPU_ALGORITHMS
+
+#: What runs on a GPU. A new algorithm is one line here.
+ALGORITHMS: tuple[GpuAlgorithm, ...] = (
+    ImplicitGemm(),
+    RegisterCache(),
+)
+
+#: What runs on NumPy arrays.
+CPU_ALGORITHMS: tuple[CpuAlgorithm, ...] = _CPU_ALGORITHMS
+
+A = TypeVar("A", bound=Algorithm)
+
+
+class NoAlgorithmError(ValueError):
+    """Nothing fits the problem; the message gives each algorithm's reasons."""
+
+
+def choose(problem: Problem, name: str, candidates: Sequence[A]) -> A:
+    """The first of ``candidates`` that can run ``problem``, or the one called ``name`` unless that is ``"auto"``.
+
+    Raises ValueError for an unknown name, NoAlgorithmError where nothing fits or the named one does not.
+    """
+    relevant = [a for a in candidates if isinstance(problem, a.solves)]
+    if name != "auto":
+        relevant = [a for a in relevant if a.name == name]
+        if not relevant:
+            names = ", ".join(repr(a.name) for a in candidates if isinstance(problem, a.solves))
+            raise ValueError(f"algorithm={name!r} is not known here; choose 'auto' or one of {names}")
+    for algorithm in relevant:
+        if not algorithm.reasons(problem):
+            return algorithm
+    lines = [f"no algorithm can run {problem}:"]
+    lines += [f"  {a.name}: {'; '.join(a.reasons(problem))}" for a in relevant]
+    raise NoAlgorithmError("\n".join(lines))

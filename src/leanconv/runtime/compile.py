@@ -1,0 +1,93 @@
+"""From a launch to machine code: four generated lines around a kernel header, given to NVRTC. Needs no GPU."""
+
+from __future__ import annotations
+
+import io
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from leanconv.algorithms.base import Constants, Launch
+
+KERNELS = Path(__file__).resolve().parent.parent / "kernels"
+
+#: NVRTC options besides the architecture. No fast-math: float32 means float32, denormals included.
+OPTIONS = {"std": "c++17", "ptxas_options": ["-v"]}
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """Machine code of one launch for one architecture, with the compiler's own figures (registers a thread, bytes)."""
+
+    cubin: bytes
+    symbol: str
+    arch: str
+    registers: int
+    spill_bytes: int
+    stack_bytes: int
+
+
+class CompileError(RuntimeError):
+    """NVRTC refused a kernel. The message holds the compiler's log, the options and the numbered source."""
+
+    def __init__(self, log: str, options: str, source: str) -> None:
+        numbered = "\n".join(f"{i:3d}  {line}" for i, line in enumerate(source.splitlines(), 1))
+        super().__init__(f"{log.strip()}\n\noptions: {options}\n\nsource:\n{numbered}")
+
+
+def _struct(name: str, constants: Constants) -> str:
+    members = []
+    for key, value in constants:
+        if isinstance(value, bool):
+            members.append(f"static constexpr bool {key} = {str(value).lower()};")
+        elif isinstance(value, int):
+            kind = "int" if -(2**31) <= value < 2**31 else "long long"
+            members.append(f"static constexpr {kind} {key} = {value};")
+        else:
+            members.append(f"using {key} = {value};")
+    return f"struct {name} {{ {' '.join(members)} }};"
+
+
+def source(launch: Launch) -> str:
+    """The translation unit of a launch: include, the two structs of constants, one entry point with a plain name."""
+    parameters = ", ".join(f"{a.ctype} {a.name}" for a in launch.arguments)
+    names = ", ".join(a.name for a in launch.arguments)
+    return (
+        f"#include <{launch.header}>\n"
+        f"{_struct('Problem', launch.problem)}\n"
+        f"{_struct('Tuning', launch.tuning)}\n"
+        f'extern "C" __global__ void __launch_bounds__({launch.block}, {launch.min_blocks}) '
+        f"{launch.symbol}({parameters}) {{ {launch.function}<Problem, Tuning>({names}); }}\n"
+    )
+
+
+def _figure(pattern: str, log: str) -> int:
+    found = re.search(pattern, log)
+    return int(found.group(1)) if found else 0
+
+
+def compile_source(text: str, symbol: str, arch: str) -> Compiled:
+    """Compile one translation unit for ``arch``. Raises CompileError when the compiler refuses it."""
+    from cuda.core import Program, ProgramOptions
+
+    log = io.StringIO()
+    options = f"--gpu-architecture={arch} --std={OPTIONS['std']} --include-path={KERNELS}"
+    try:
+        program = Program(text, "c++", ProgramOptions(arch=arch, include_path=[str(KERNELS)], **OPTIONS))
+        code = program.compile("cubin", logs=log).code
+    except Exception as error:
+        raise CompileError(f"{log.getvalue()}\n{error}", options, text) from error
+    report = log.getvalue()
+    return Compiled(
+        cubin=bytes(code),
+        symbol=symbol,
+        arch=arch,
+        registers=_figure(r"Used (\d+) registers", report),
+        spill_bytes=_figure(r"(\d+) bytes spill stores", report),
+        stack_bytes=_figure(r"(\d+) bytes stack frame", report),
+    )
+
+
+def compile_launch(launch: Launch, arch: str) -> Compiled:
+    """Compile a launch for ``arch`` (``sm_90a``)."""
+    return compile_source(source(launch), launch.symbol, arch)
