@@ -135,3 +135,35 @@ class CpuAlgorithm(Algorithm):
 def ceil_div(a: int, b: int) -> int:
     """The smallest integer not below a / b."""
     return -(-a // b)
+
+
+def conv_constants(problem: ConvProblem) -> Constants:
+    """The ``Problem`` struct of a convolution kernel: everything but the batch, which stays an argument.
+
+    ``padded``: some window leaves the image. ``wide``: offsets need 64 bits. ``vector_store``: four outputs adjacent
+    in memory, counted from the start of an image (NCHW) or a pixel's filter group (NHWC), never straddle its end.
+    """
+    p, q = problem.p, problem.q
+    top, _, left, _ = problem.padding
+    last_row = (p - 1) * problem.stride[0] - top + (problem.r - 1) * problem.dilation[0]
+    last_column = (q - 1) * problem.stride[1] - left + (problem.s - 1) * problem.dilation[1]
+    elements = max(problem.n * problem.c * problem.h * problem.w, problem.n * problem.k * p * q)
+    nhwc = problem.layout == "NHWC"
+    vector = problem.k % 4 == 0 and problem.group_k % 4 == 0 if nhwc else p * q % 4 == 0
+    return (
+        *((name, getattr(problem, name)) for name in ("c", "h", "w", "k", "r", "s", "p", "q", "groups")),
+        ("group_c", problem.group_c),
+        ("group_k", problem.group_k),
+        ("stride_h", problem.stride[0]),
+        ("stride_w", problem.stride[1]),
+        ("pad_top", top),
+        ("pad_left", left),
+        ("dilation_h", problem.dilation[0]),
+        ("dilation_w", problem.dilation[1]),
+        ("padded", top > 0 or left > 0 or last_row >= problem.h or last_column >= problem.w),
+        ("nhwc", nhwc),
+        ("bias", problem.bias),
+        ("relu", problem.activation == "relu"),
+        ("wide", elements >= 2**31 - 2**20),
+        ("vector_store", vector),
+    )
