@@ -1,0 +1,299 @@
+"""Runs CUDA kernels on the CPU: the very same ``.cuh`` files, built by g++ under address and undefined-behaviour checks.
+
+    from emulator import run_plan
+    y = np.full(problem.y_shape, np.nan, np.float32)
+    run_plan(plan, {"x": x, "w": w, "bias": bias, "y": y, "n": 2})   # fills y in place
+
+``plan`` is what ``Algorithm.plan`` returns; each argument without a fixed value is taken from ``arrays`` by its name
+(an array, a number, or None for a null pointer; ``workspace`` is made by itself). Array bytes outside the array are fenced:
+touching them raises EmulatorError with the sanitizer's report, as do a misaligned vector access, integer overflow,
+cp.async rules broken, threads that part at a barrier or shuffle. The block runs in three thread orders (see runtime.cpp),
+whose results must agree to the last bit, so that a missing barrier shows. Shared memory starts as NaN in each block.
+``python -m pytest tests/test_emulator.py`` shows each check at work. ``run_source`` takes a unit as text.
+Built programs are kept in $XDG_CACHE_HOME/leanconv-emulator (~/.cache), named by everything that went into them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import struct
+import subprocess
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from leanconv.algorithms.base import Argument, Launch, Plan
+from leanconv.runtime import compile as compiler
+
+HERE = Path(__file__).resolve().parent
+ORDERS = ("ascending", "descending", "shuffled")
+FLAGS = (
+    *(
+        "-std=c++17",
+        "-O1",
+        "-g1",
+        "-fsanitize=address,undefined",
+        "-fno-sanitize-recover=all",
+        "-fno-omit-frame-pointer",
+    ),
+    *("-fno-strict-aliasing", "-ffp-contract=off", "-w"),
+)
+SANITIZER = {
+    # One report, at once; exit codes apart from the emulator's own 86.
+    "ASAN_OPTIONS": "detect_leaks=0:detect_stack_use_after_return=0:abort_on_error=0:exitcode=87:print_legend=0",
+    "UBSAN_OPTIONS": "print_stacktrace=1:exitcode=88",
+}
+TIME_LIMIT_S = 300
+KEEP_DAYS = 3
+
+#: Formats of the scalars that a kernel may take, by C++ type.
+SCALARS = {
+    "int": "i",
+    "unsigned": "I",
+    "float": "f",
+    "double": "d",
+    "long long": "q",
+    "unsigned long long": "Q",
+    "bool": "?",
+}
+
+
+class EmulatorError(AssertionError):
+    """The kernel did something that a GPU would not forgive; the message is the emulator's or the sanitizer's report."""
+
+
+class EmulatorBuildError(RuntimeError):
+    """g++ refused the unit, or something that it needs is missing; the message says what."""
+
+
+def cache_dir() -> Path:
+    """Where built programs are kept, outside the tree."""
+    base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    return Path(base) / "leanconv-emulator"
+
+
+@cache
+def _compiler() -> tuple[str, str]:
+    path = shutil.which("g++")
+    if path is None:
+        raise EmulatorBuildError("the emulator needs g++ on the PATH (Debian: apt install g++)")
+    version = subprocess.run([path, "--version"], capture_output=True, text=True, check=True).stdout
+    return path, version
+
+
+@cache
+def cuda_include() -> tuple[Path, ...]:
+    """Folders of the CUDA headers in the wheels nvidia-cuda-runtime and nvidia-cuda-crt."""
+    try:
+        import nvidia
+    except ImportError:
+        nvidia = None
+    roots = [Path(p) for p in nvidia.__path__] if nvidia else []
+    found = []
+    for name in ("vector_types.h", "crt/host_defines.h"):
+        files = [f for root in roots for f in sorted(root.glob(f"*/include/{name}"))]
+        if not files:
+            raise EmulatorBuildError(f"the emulator needs {name}; pip install nvidia-cuda-runtime nvidia-cuda-crt")
+        found.append(files[0].parents[name.count("/")])
+    return tuple(dict.fromkeys(found))
+
+
+@cache
+def _prune() -> None:
+    """Forget programs that nothing has used for some days: every edit of a kernel makes new ones."""
+    for entry in cache_dir().glob("*"):
+        try:
+            if entry.stat().st_mtime < time.time() - KEEP_DAYS * 86400:
+                entry.unlink()
+        except OSError:
+            continue
+
+
+def _digest(*parts: str | bytes) -> str:
+    state = hashlib.sha256()
+    for part in parts:
+        data = part.encode() if isinstance(part, str) else part
+        state.update(struct.pack("<q", len(data)) + data)
+    return state.hexdigest()[:32]
+
+
+def _headers(folder: Path) -> bytes:
+    files = sorted(f for f in folder.rglob("*") if f.suffix in (".h", ".cuh", ".cpp"))
+    return b"\0".join(str(f.relative_to(folder)).encode() + b"\0" + f.read_bytes() for f in files)
+
+
+def _run_compiler(arguments: list[str], unit: str) -> None:
+    path, _ = _compiler()
+    done = subprocess.run([path, *arguments], capture_output=True, text=True)
+    if done.returncode:
+        raise EmulatorBuildError(f"{done.stderr.strip()}\n\noptions: {' '.join(arguments)}\n\nsource:\n{unit}")
+
+
+def _publish(name: str, make: Any) -> Path:
+    """The cached file ``name``; made by ``make(path)`` under another name first, so that it appears whole."""
+    _prune()
+    folder = cache_dir()
+    target = folder / name
+    if target.exists():
+        os.utime(target)
+        return target
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder) as scratch:
+        made = Path(scratch) / name
+        make(made)
+        os.replace(made, target)
+    return target
+
+
+def _include_flags(kernels: Path) -> list[str]:
+    return [f"-I{HERE / 'include'}", f"-I{kernels}", *(f"-isystem{folder}" for folder in cuda_include())]
+
+
+def _runtime() -> Path:
+    """The fibre runtime, compiled once."""
+    source = HERE / "runtime.cpp"
+    key = _digest(source.read_bytes(), _headers(HERE / "include"), _compiler()[1], " ".join(FLAGS))
+
+    def make(path: Path) -> None:
+        flags = [flag for flag in FLAGS if "sanitize=address" not in flag]  # the machinery itself is not under test
+        _run_compiler(
+            [*flags, "-fsanitize=address", *_include_flags(HERE), "-c", str(source), "-o", str(path)], str(source)
+        )
+
+    return _publish(f"runtime-{key}.o", make)
+
+
+def build(unit: str, symbol: str, arguments: Sequence[Argument], kernels: Path = compiler.KERNELS) -> Path:
+    """The program that plays the unit's entry point, built or from the cache. Raises EmulatorBuildError."""
+    calls = ", ".join(f"*static_cast<{a.ctype} *>(arguments[{i}])" for i, a in enumerate(arguments))
+    stub = f'extern "C" void emulator_call(void** arguments) {{ {symbol}({calls}); }}\n'
+    text = f'#include <emulator.h>\n#line 1 "unit.cu"\n{unit}\n{stub}'
+    runtime = _runtime()
+    key = _digest(text, _headers(kernels), _compiler()[1], " ".join(FLAGS), runtime.name)
+
+    def make(path: Path) -> None:
+        source = path.with_name("unit.cpp")
+        source.write_text(text)
+        _run_compiler([*FLAGS, *_include_flags(kernels), str(source), str(runtime), "-o", str(path)], text)
+
+    return _publish(f"{symbol}-{key}", make)
+
+
+def _writable(argument: Argument) -> bool:
+    return "*" in argument.ctype and not argument.ctype.strip().startswith("const")
+
+
+def _bind(argument: Argument, values: Mapping[str, Any]) -> Any:
+    if argument.value is not None:
+        return argument.value
+    if argument.name not in values:
+        raise KeyError(f"the kernel takes {argument.ctype} {argument.name}, which is not among {sorted(values)}")
+    return values[argument.name]
+
+
+def _pack(argument: Argument, value: Any, offset: int) -> bytes:
+    if "*" not in argument.ctype:
+        data = struct.pack("<" + SCALARS[argument.ctype.removeprefix("const ").strip()], value)
+        return struct.pack("<qqq", 0, len(data), 0) + data
+    if value is None:
+        return struct.pack("<qqq", 3, 0, 0)
+    if not isinstance(value, np.ndarray) or not value.flags.c_contiguous:
+        raise TypeError(f"{argument.name} must be a contiguous NumPy array")
+    return struct.pack("<qqq", 2 if _writable(argument) else 1, value.nbytes, offset) + value.tobytes()
+
+
+def execute(
+    program: Path,
+    arguments: Sequence[Argument],
+    values: Mapping[str, Any],
+    *,
+    grid: int,
+    block: int,
+    shared_bytes: int = 0,
+    orders: Sequence[str] = ORDERS,
+    offsets: Mapping[str, int] | None = None,
+) -> None:
+    """Play one launch; arrays that the kernel takes as non-const pointers are filled in place.
+
+    ``offsets`` moves an array that many bytes off its 256-byte alignment. Raises EmulatorError.
+    """
+    bound = [_bind(a, values) for a in arguments]
+    request = struct.pack("<qqqq", grid, block, shared_bytes, len(orders))
+    request += struct.pack(f"<{len(orders)}q", *(ORDERS.index(o) for o in orders)) + struct.pack("<q", len(bound))
+    request += b"".join(_pack(a, v, (offsets or {}).get(a.name, 0)) for a, v in zip(arguments, bound, strict=True))
+    try:
+        done = subprocess.run(
+            [program], input=request, capture_output=True, env={**os.environ, **SANITIZER}, timeout=TIME_LIMIT_S
+        )
+    except subprocess.TimeoutExpired as error:
+        raise EmulatorError(f"{program.name} did not end within {TIME_LIMIT_S} s") from error
+    report = done.stderr.decode(errors="replace").strip()
+    if done.returncode:
+        raise EmulatorError(f"{program.name} ended with {done.returncode}:\n{report}")
+    written = [(a, v) for a, v in zip(arguments, bound, strict=True) if _writable(a) and v is not None]
+    size = sum(v.nbytes for _, v in written)
+    results = [done.stdout[i * size : (i + 1) * size] for i in range(len(orders))]
+    if len(done.stdout) != size * len(orders):
+        raise EmulatorError(f"{program.name} answered {len(done.stdout)} bytes, not {size * len(orders)}:\n{report}")
+    for order, result in zip(orders, results, strict=True):
+        if result != results[0]:
+            first = next(i for i, (a, b) in enumerate(zip(result, results[0], strict=True)) if a != b)
+            raise EmulatorError(
+                f"a race: thread orders {orders[0]} and {order} give different bytes, the first at byte {first} of "
+                f"{', '.join(a.name for a, _ in written)}"
+            )
+    position = 0
+    for _, value in written:
+        value[...] = np.frombuffer(results[0], value.dtype, value.size, position).reshape(value.shape)
+        position += value.nbytes
+
+
+def run_launch(launch: Launch, values: Mapping[str, Any], *, kernels: Path = compiler.KERNELS, **how: Any) -> None:
+    """Play one launch of a plan (see ``run_plan``)."""
+    program = build(compiler.source(launch), launch.symbol, launch.arguments, kernels)
+    execute(
+        program, launch.arguments, values, grid=launch.grid, block=launch.block, shared_bytes=launch.shared_bytes, **how
+    )
+
+
+def run_plan(
+    plan: Plan,
+    arrays: Mapping[str, Any],
+    *,
+    kernels: Path = compiler.KERNELS,
+    orders: Sequence[str] = ORDERS,
+    offsets: Mapping[str, int] | None = None,
+) -> None:
+    """Play the launches of ``plan`` one after the other; output arrays are filled in place.
+
+    ``arrays`` has the arguments by name; ``kernels`` is the folder of kernel headers. Raises EmulatorError when a kernel
+    misbehaves or when its result depends on the thread order, EmulatorBuildError when it does not compile.
+    """
+    values = dict(arrays)
+    if plan.workspace_bytes:
+        values.setdefault("workspace", np.full(plan.workspace_bytes, 0xFF, np.uint8))
+    for launch in plan.launches:
+        run_launch(launch, values, kernels=kernels, orders=orders, offsets=offsets)
+
+
+def run_source(
+    unit: str,
+    symbol: str,
+    arguments: Sequence[Argument],
+    values: Mapping[str, Any],
+    *,
+    grid: int = 1,
+    block: int = 32,
+    shared_bytes: int = 0,
+    orders: Sequence[str] = ORDERS,
+) -> None:
+    """Play the kernel ``symbol`` of a unit given as text; for kernels that have no host half."""
+    program = build(unit, symbol, arguments)
+    execute(program, arguments, values, grid=grid, block=block, shared_bytes=shared_bytes, orders=orders)

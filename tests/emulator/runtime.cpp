@@ -1,0 +1,503 @@
+// Plays a grid of thread blocks on the CPU, one block after the other, each thread a fibre that runs until it meets a
+// barrier. Linked with one emulated unit into a small program that reads a request from stdin, answers on stdout, and
+// ends with a report on stderr at the first thing that the machine would not forgive.
+//
+// An order says which thread goes first and when cp.async copies land; both are free on the machine, so a kernel must
+// give the same bytes in every order:
+//   0  ascending threads, copies land as late as allowed (a missing wait_group reads stale bytes)
+//   1  descending threads, copies land at once (a copy into a buffer that is still being read destroys it)
+//   2  threads shuffled anew each round, copies land at random moments
+#include <emulator.h>
+
+#include <sanitizer/asan_interface.h>
+#include <sanitizer/common_interface_defs.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdarg>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <numeric>
+#include <vector>
+
+uint3 threadIdx, blockIdx;
+dim3 blockDim, gridDim;
+
+// Written next to the unit: unpacks the arguments and calls the kernel.
+extern "C" void emulator_call(void** arguments);
+
+#if defined(__x86_64__)
+// Saves the callee-saved registers and the stack pointer, and takes over those saved in `to`. swapcontext would do, but
+// it enters the kernel twice for the signal mask, thirty times the cost.
+struct Context {
+    void* stack_pointer = nullptr;
+};
+extern "C" void emulator_switch(void** save, void* load);
+asm(R"(
+.text
+.globl emulator_switch
+.type emulator_switch, @function
+emulator_switch:
+    pushq %rbp
+    pushq %rbx
+    pushq %r12
+    pushq %r13
+    pushq %r14
+    pushq %r15
+    movq %rsp, (%rdi)
+    movq %rsi, %rsp
+    popq %r15
+    popq %r14
+    popq %r13
+    popq %r12
+    popq %rbx
+    popq %rbp
+    ret
+.size emulator_switch, .-emulator_switch
+.section .note.GNU-stack,"",@progbits
+.text
+)");
+static void switch_context(Context& from, Context& to) { emulator_switch(&from.stack_pointer, to.stack_pointer); }
+static void make_context(Context& context, char* stack, size_t bytes, void (*entry)()) {
+    // At entry a function expects rsp = 16n + 8, the place of a return address that is never used.
+    auto top = reinterpret_cast<uintptr_t>(stack + bytes) & ~uintptr_t{15};
+    auto* slot = reinterpret_cast<void**>(top);
+    *--slot = nullptr;
+    *--slot = reinterpret_cast<void*>(entry);
+    for (int i = 0; i < 6; ++i) *--slot = nullptr;
+    context.stack_pointer = slot;
+}
+#else
+#include <ucontext.h>
+struct Context {
+    ucontext_t state;
+};
+static void switch_context(Context& from, Context& to) { swapcontext(&from.state, &to.state); }
+static void make_context(Context& context, char* stack, size_t bytes, void (*entry)()) {
+    getcontext(&context.state);
+    context.state.uc_stack.ss_sp = stack;
+    context.state.uc_stack.ss_size = bytes;
+    context.state.uc_link = nullptr;
+    makecontext(&context.state, entry, 0);
+}
+#endif
+
+namespace {
+
+using emulator::Site;
+using emulator::WarpOperation;
+
+constexpr size_t stack_bytes = 256 * 1024;
+constexpr size_t fence_bytes = 1 << 20;
+const char* const order_names[] = {"ascending", "descending", "shuffled"};
+const char* const warp_names[] = {"__syncwarp", "__shfl_sync", "__shfl_up_sync", "__shfl_down_sync", "__shfl_xor_sync",
+                                  "__ballot_sync"};
+
+struct Copy {
+    unsigned char* shared;
+    int bytes;
+    unsigned char data[16];
+};
+
+enum State { running, at_block_barrier, at_warp_operation, finished };
+
+struct Fibre {
+    Context context;
+    char* stack = nullptr;
+    State state = finished;
+    Site site{};
+    // the warp operation it waits in
+    WarpOperation operation{};
+    unsigned mask = 0, lane_argument = 0;
+    int width = 32;
+    unsigned long long posted = 0, received = 0;
+    // cp.async groups, oldest first; the last one is open
+    std::vector<std::vector<Copy>> groups{1};
+};
+
+struct Parameter {
+    enum Kind : int64_t { scalar, constant, writable, null } kind;
+    size_t bytes;
+    std::vector<unsigned char> initial;
+    unsigned char* memory = nullptr;
+};
+
+std::vector<Fibre> fibres;
+std::vector<Parameter> parameters;
+Context scheduler;
+void* scheduler_fake_stack = nullptr;
+const void* scheduler_stack = nullptr;
+size_t scheduler_stack_bytes = 0;
+int current = -1, order = 0;
+int64_t grid = 0, block = 0, shared_bytes = 0;
+unsigned char* shared = nullptr;
+int waiting_at_block_barrier = 0, finished_threads = 0;
+void** kernel_arguments = nullptr;
+uint64_t random_state = 1;
+
+uint64_t draw() {  // xorshift64*
+    random_state ^= random_state >> 12;
+    random_state ^= random_state << 25;
+    random_state ^= random_state >> 27;
+    return random_state * 0x2545F4914F6CDD1Dull;
+}
+
+void say_where() {
+    if (current < 0) return;
+    fprintf(stderr, "in block %u of %ld, thread %d of %ld, thread order %s\n", blockIdx.x, static_cast<long>(grid),
+            current, static_cast<long>(block), order_names[order]);
+}
+
+// After a sanitizer's own report: where the address lies, in the kernel's terms.
+void say_what() {
+    if (__asan_report_present()) {
+        const auto* address = static_cast<const unsigned char*>(__asan_get_report_address());
+        auto near = [&](const char* what, size_t index, const unsigned char* start, size_t bytes) {
+            if (!start || address < start - fence_bytes || address >= start + bytes + fence_bytes) return;
+            fprintf(stderr, "emulator: byte %ld of %s %zu, which has %zu bytes\n", static_cast<long>(address - start), what,
+                    index, bytes);
+        };
+        for (size_t i = 0; i < parameters.size(); ++i) near("argument", i, parameters[i].memory, parameters[i].bytes);
+        near("shared memory of block", blockIdx.x, shared, static_cast<size_t>(shared_bytes));
+    }
+    say_where();
+}
+
+const char* base_name(const char* path) {
+    const char* slash = strrchr(path, '/');
+    return slash ? slash + 1 : path;
+}
+
+void land(const Copy& copy) { memcpy(copy.shared, copy.data, static_cast<size_t>(copy.bytes)); }
+
+void land_some(Fibre& fibre) {
+    for (auto& group : fibre.groups) {
+        auto kept = std::partition(group.begin(), group.end(), [](const Copy&) { return draw() & 1; });
+        std::for_each(group.begin(), kept, land);
+        group.erase(group.begin(), kept);
+    }
+}
+
+void leave_fibre(bool for_good) {
+    Fibre& self = fibres[static_cast<size_t>(current)];
+    void* fake_stack = nullptr;
+    __sanitizer_start_switch_fiber(for_good ? nullptr : &fake_stack, scheduler_stack, scheduler_stack_bytes);
+    switch_context(self.context, scheduler);
+    __sanitizer_finish_switch_fiber(fake_stack, nullptr, nullptr);
+}
+
+void fibre_main() {
+    __sanitizer_finish_switch_fiber(nullptr, &scheduler_stack, &scheduler_stack_bytes);
+    emulator_call(kernel_arguments);
+    Fibre& self = fibres[static_cast<size_t>(current)];
+    self.state = finished;
+    ++finished_threads;
+    leave_fibre(true);
+}
+
+void resume(int thread) {
+    Fibre& fibre = fibres[static_cast<size_t>(thread)];
+    current = thread;
+    const unsigned x = static_cast<unsigned>(thread);
+    threadIdx = make_uint3(x, 0, 0);
+    if (order == 2) land_some(fibre);
+    __sanitizer_start_switch_fiber(&scheduler_fake_stack, fibre.stack, stack_bytes);
+    switch_context(scheduler, fibre.context);
+    __sanitizer_finish_switch_fiber(scheduler_fake_stack, nullptr, nullptr);
+    current = -1;
+}
+
+[[noreturn]] void die() {
+    fflush(stderr);
+    _exit(86);
+}
+
+[[noreturn]] void report_stuck() {
+    fprintf(stderr, "emulator: the block is stuck: no thread can go on\n");
+    current = 0;
+    say_where();
+    current = -1;
+    int shown = 0;
+    for (int thread = 0; thread < block && shown < 24; ++thread) {
+        const Fibre& f = fibres[static_cast<size_t>(thread)];
+        if (thread > 0) {  // one line for each run of threads in the same place
+            const Fibre& b = fibres[static_cast<size_t>(thread - 1)];
+            if (b.state == f.state && (f.state == finished || b.site.line == f.site.line)) continue;
+        }
+        ++shown;
+        fprintf(stderr, "  from thread %d: ", thread);
+        if (f.state == finished) fprintf(stderr, "has left the kernel\n");
+        else if (f.state == at_block_barrier) fprintf(stderr, "waits in __syncthreads at %s:%d\n", base_name(f.site.file), f.site.line);
+        else fprintf(stderr, "waits in %s with mask %08x at %s:%d\n", warp_names[f.operation], f.mask, base_name(f.site.file), f.site.line);
+    }
+    die();
+}
+
+// NOTE: the machine lets threads leave before a barrier that the others meet. The project does not: a kernel that needs
+// this cannot tell it from a forgotten thread.
+void check_nobody_left() {
+    if (finished_threads == 0 || waiting_at_block_barrier == 0) return;
+    int gone = 0, waits = 0;
+    while (fibres[static_cast<size_t>(gone)].state != finished) ++gone;
+    while (fibres[static_cast<size_t>(waits)].state != at_block_barrier) ++waits;
+    emulator::fail(fibres[static_cast<size_t>(waits)].site,
+                   "barrier divergence: thread %d waits in __syncthreads, thread %d has left the kernel", waits, gone);
+}
+
+// Memory of exactly `bytes` bytes, 256-byte aligned plus `offset`, between two fences that no access may touch.
+unsigned char* fenced(size_t bytes, size_t offset) {
+    const size_t body = (bytes + offset + 255) / 256 * 256;
+    auto* base = static_cast<unsigned char*>(aligned_alloc(256, 2 * fence_bytes + body));
+    if (!base) {
+        fprintf(stderr, "emulator: out of memory: %zu bytes\n", bytes);
+        die();
+    }
+    unsigned char* start = base + fence_bytes + offset;
+    __asan_poison_memory_region(base, fence_bytes + offset);
+    __asan_poison_memory_region(start + bytes, base + 2 * fence_bytes + body - (start + bytes));
+    return start;
+}
+
+void run_block() {
+    if (shared_bytes > 0) memset(shared, 0xff, static_cast<size_t>(shared_bytes));  // all ones is a NaN
+    waiting_at_block_barrier = finished_threads = 0;
+    for (auto& fibre : fibres) {
+        fibre.state = running;
+        fibre.groups.assign(1, {});
+        make_context(fibre.context, fibre.stack, stack_bytes, fibre_main);
+    }
+    std::vector<int> turns(static_cast<size_t>(block));
+    std::iota(turns.begin(), turns.end(), 0);
+    if (order == 1) std::reverse(turns.begin(), turns.end());
+    while (finished_threads < block) {
+        if (order == 2) {
+            for (size_t i = turns.size() - 1; i > 0; --i) std::swap(turns[i], turns[draw() % (i + 1)]);
+        }
+        bool progress = false;
+        for (int thread : turns) {
+            if (fibres[static_cast<size_t>(thread)].state != running) continue;
+            progress = true;
+            resume(thread);
+            check_nobody_left();
+        }
+        if (!progress) report_stuck();
+    }
+}
+
+void read_exactly(void* into, size_t bytes) {
+    if (fread(into, 1, bytes, stdin) != bytes) {
+        fprintf(stderr, "emulator: the request ends early\n");
+        die();
+    }
+}
+
+int64_t read_number() {
+    int64_t value;
+    read_exactly(&value, sizeof value);
+    return value;
+}
+
+}  // namespace
+
+namespace emulator {
+
+void fail(Site site, const char* format, ...) {
+    fprintf(stderr, "emulator: ");
+    va_list values;
+    va_start(values, format);
+    vfprintf(stderr, format, values);
+    va_end(values);
+    fprintf(stderr, "\n  at %s:%d\n", base_name(site.file), site.line);
+    say_where();
+    if (current >= 0) __sanitizer_print_stack_trace();
+    die();
+}
+
+void block_barrier(Site site) {
+    Fibre& self = fibres[static_cast<size_t>(current)];
+    self.state = at_block_barrier;
+    self.site = site;
+    ++waiting_at_block_barrier;
+    check_nobody_left();
+    for (int thread = 0; thread < block; ++thread) {
+        const Fibre& other = fibres[static_cast<size_t>(thread)];
+        if (other.state != at_block_barrier || (other.site.line == site.line && !strcmp(other.site.file, site.file))) continue;
+        fail(site, "barrier divergence: thread %d waits in another __syncthreads, at %s:%d", thread,
+             base_name(other.site.file), other.site.line);
+    }
+    if (waiting_at_block_barrier == block) {
+        waiting_at_block_barrier = 0;
+        for (auto& fibre : fibres) fibre.state = running;
+    }
+    leave_fibre(false);
+}
+
+unsigned long long warp_exchange(WarpOperation operation, unsigned mask, unsigned long long value, unsigned lane_argument,
+                                 int width, Site site) {
+    const int first = current / 32 * 32, lane = current % 32;
+    Fibre& self = fibres[static_cast<size_t>(current)];
+    const char* name = warp_names[operation];
+    if (!(mask >> lane & 1)) fail(site, "%s: lane %d calls it with mask %08x, which does not name it", name, lane, mask);
+    if (width < 1 || width > 32 || (width & (width - 1))) fail(site, "%s: width %d is no power of two up to 32", name, width);
+    self.state = at_warp_operation;
+    self.site = site;
+    self.operation = operation;
+    self.mask = mask;
+    self.lane_argument = lane_argument;
+    self.width = width;
+    self.posted = value;
+    bool complete = true;
+    for (int i = 0; i < 32; ++i) {
+        if (!(mask >> i & 1)) continue;
+        if (first + i >= block) fail(site, "%s: mask %08x names lane %d, which the block does not have", name, mask, i);
+        const Fibre& other = fibres[static_cast<size_t>(first + i)];
+        if (other.state == finished) {
+            fail(site, "%s: mask %08x names lane %d, which has left the kernel", name, mask, i);
+        }
+        if (other.state != at_warp_operation) {
+            complete = false;
+        } else if (other.mask != mask || other.operation != operation || other.site.line != site.line ||
+                   strcmp(other.site.file, site.file)) {
+            fail(site, "warp divergence: lane %d is here in %s with mask %08x, lane %d in %s with mask %08x at %s:%d", lane,
+                 name, mask, i, warp_names[other.operation], other.mask, base_name(other.site.file), other.site.line);
+        }
+    }
+    if (complete) {
+        unsigned votes = 0;
+        for (int i = 0; i < 32; ++i) {
+            if (mask >> i & 1) votes |= static_cast<unsigned>(fibres[static_cast<size_t>(first + i)].posted != 0) << i;
+        }
+        for (int i = 0; i < 32; ++i) {
+            if (!(mask >> i & 1)) continue;
+            Fibre& other = fibres[static_cast<size_t>(first + i)];
+            const int w = other.width, segment = i & ~(w - 1);
+            const int64_t argument = other.lane_argument;
+            int64_t from = i;
+            if (operation == shuffle_index) from = segment | (argument & (w - 1));
+            if (operation == shuffle_up && i - argument >= segment) from = i - argument;
+            if (operation == shuffle_down && i + argument < segment + w) from = i + argument;
+            if (operation == shuffle_xor && (i ^ argument) < segment + w) from = i ^ argument;
+            if (!(mask >> from & 1)) {
+                fail(site, "%s: lane %d reads lane %d, which mask %08x does not name", name, i, static_cast<int>(from), mask);
+            }
+            other.received = operation == ballot ? votes : fibres[static_cast<size_t>(first + from)].posted;
+            other.state = running;
+        }
+    }
+    leave_fibre(false);
+    return self.received;
+}
+
+unsigned running_lanes() {
+    const int first = current / 32 * 32;
+    unsigned lanes = 0;
+    for (int i = 0; i < 32 && first + i < block; ++i) {
+        lanes |= static_cast<unsigned>(fibres[static_cast<size_t>(first + i)].state != finished) << i;
+    }
+    return lanes;
+}
+
+unsigned char* shared_memory() { return ::shared; }
+
+unsigned shared_address(const void* pointer, Site site) {
+    const auto* p = static_cast<const unsigned char*>(pointer);
+    if (p < ::shared || p >= ::shared + shared_bytes) fail(site, "shared_address: not a pointer into shared memory");
+    return static_cast<unsigned>(p - ::shared);
+}
+
+void cp_async(void* to, const void* from, int bytes, bool valid, Site site) {
+    auto* s = static_cast<unsigned char*>(to);
+    const auto alignment = static_cast<uintptr_t>(bytes - 1);
+    const long offset = s - ::shared;
+    if (offset < 0 || offset + bytes > shared_bytes) {
+        fail(site, "cp_async_%d: writes shared bytes %ld to %ld of %ld", bytes, offset, offset + bytes,
+             static_cast<long>(shared_bytes));
+    }
+    if (reinterpret_cast<uintptr_t>(s) & alignment) fail(site, "cp_async_%d: shared byte %ld is misaligned", bytes, offset);
+    if (reinterpret_cast<uintptr_t>(from) & alignment) fail(site, "cp_async_%d: global address %p is misaligned", bytes, from);
+    Copy copy{s, bytes, {}};
+    if (valid) memcpy(copy.data, from, static_cast<size_t>(bytes));
+    if (order == 1) land(copy);
+    else fibres[static_cast<size_t>(current)].groups.back().push_back(copy);
+}
+
+void cp_async_commit_group() { fibres[static_cast<size_t>(current)].groups.emplace_back(); }
+
+void cp_async_wait_group(int pending) {
+    // The open group has not been committed and is not waited for.
+    auto& groups = fibres[static_cast<size_t>(current)].groups;
+    while (groups.size() > static_cast<size_t>(pending) + 1) {
+        for (const Copy& copy : groups.front()) land(copy);
+        groups.erase(groups.begin());
+    }
+}
+
+}  // namespace emulator
+
+int main() {
+    const int answer = dup(1);  // what a kernel prints must not end up in the answer
+    dup2(2, 1);
+    __sanitizer_set_death_callback(say_what);
+
+    grid = read_number();
+    block = read_number();
+    shared_bytes = read_number();
+    std::vector<int> orders(static_cast<size_t>(read_number()));
+    for (int& o : orders) o = static_cast<int>(read_number());
+    parameters.resize(static_cast<size_t>(read_number()));
+    std::vector<void*> arguments;
+    for (auto& p : parameters) {
+        p.kind = static_cast<Parameter::Kind>(read_number());
+        p.bytes = static_cast<size_t>(read_number());
+        const auto offset = static_cast<size_t>(read_number());
+        p.initial.resize(p.bytes);
+        read_exactly(p.initial.data(), p.bytes);
+        if (p.kind == Parameter::constant || p.kind == Parameter::writable) p.memory = fenced(p.bytes, offset);
+    }
+    for (auto& p : parameters) {
+        arguments.push_back(p.kind == Parameter::scalar ? static_cast<void*>(p.initial.data()) : &p.memory);
+    }
+    kernel_arguments = arguments.data();
+
+    shared = fenced(static_cast<size_t>(shared_bytes), 0);
+    fibres.resize(static_cast<size_t>(block));
+    for (auto& fibre : fibres) {
+        // one page below each stack stays unmapped to catch a stack that overflows
+        auto* base = static_cast<char*>(mmap(nullptr, stack_bytes + 4096, PROT_READ | PROT_WRITE,
+                                             MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0));
+        if (base == MAP_FAILED) {
+            fprintf(stderr, "emulator: no memory for %ld stacks\n", static_cast<long>(block));
+            die();
+        }
+        mprotect(base, 4096, PROT_NONE);
+        fibre.stack = base + 4096;
+    }
+    blockDim = dim3(static_cast<unsigned>(block));
+    gridDim = dim3(static_cast<unsigned>(grid));
+
+    FILE* out = fdopen(answer, "wb");
+    for (int o : orders) {
+        order = o;
+        random_state = 0x9E3779B97F4A7C15ull;
+        for (auto& p : parameters) {
+            if (p.memory) memcpy(p.memory, p.initial.data(), p.bytes);
+        }
+        for (int64_t i = 0; i < grid; ++i) {
+            blockIdx = make_uint3(static_cast<unsigned>(o == 1 ? grid - 1 - i : i), 0, 0);
+            run_block();
+        }
+        for (auto& p : parameters) {
+            if (p.kind == Parameter::constant && memcmp(p.memory, p.initial.data(), p.bytes) != 0) {
+                fprintf(stderr, "emulator: the kernel wrote to an argument that it takes as const\n");
+                die();
+            }
+            if (p.kind == Parameter::writable) fwrite(p.memory, 1, p.bytes, out);
+        }
+    }
+    fclose(out);
+    fflush(stderr);
+    _exit(0);
+}
