@@ -1,13 +1,13 @@
-"""Runs CUDA kernels on the CPU: the very same ``.cuh`` files, built by g++ under address and undefined-behaviour checks.
+"""Runs CUDA kernels on the CPU: the very same ``.cuh`` files, built by g++ under sanitizers.
 
     from emulator import run_plan
     y = np.full(problem.y_shape, np.nan, np.float32)
     run_plan(plan, {"x": x, "w": w, "bias": bias, "y": y, "n": 2})   # fills y in place
 
-``plan`` is what ``Algorithm.plan`` returns; each argument without a fixed value is taken from ``arrays`` by its name
-(an array, a number, or None for a null pointer; ``workspace`` is made by itself). Array bytes outside the array are fenced:
+``plan`` is what ``Algorithm.plan`` returns; an argument without a fixed value is taken from ``arrays`` by its name
+(an array, a number, or None for a null pointer; ``workspace`` is made by itself). Bytes outside an array are fenced:
 touching them raises EmulatorError with the sanitizer's report, as do a misaligned vector access, integer overflow,
-cp.async rules broken, threads that part at a barrier or shuffle. The block runs in three thread orders (see runtime.cpp),
+cp.async rules broken, threads that part at a barrier or shuffle. A block runs in three thread orders (see runtime.cpp),
 whose results must agree to the last bit, so that a missing barrier shows. Shared memory starts as NaN in each block.
 ``python -m pytest tests/test_emulator.py`` shows each check at work. ``run_source`` takes a unit as text.
 Built programs are kept in $XDG_CACHE_HOME/leanconv-emulator (~/.cache), named by everything that went into them.
@@ -66,7 +66,7 @@ SCALARS = {
 
 
 class EmulatorError(AssertionError):
-    """The kernel did something that a GPU would not forgive; the message is the emulator's or the sanitizer's report."""
+    """The kernel did something that a GPU would not forgive; the message is the report."""
 
 
 class EmulatorBuildError(RuntimeError):
@@ -273,8 +273,8 @@ def run_plan(
 ) -> None:
     """Play the launches of ``plan`` one after the other; output arrays are filled in place.
 
-    ``arrays`` has the arguments by name; ``kernels`` is the folder of kernel headers. Raises EmulatorError when a kernel
-    misbehaves or when its result depends on the thread order, EmulatorBuildError when it does not compile.
+    ``arrays`` has the arguments by name; ``kernels`` is the folder of kernel headers. Raises EmulatorError when a
+    kernel misbehaves or when its result depends on the thread order, EmulatorBuildError when it does not compile.
     """
     values = dict(arrays)
     if plan.workspace_bytes:
