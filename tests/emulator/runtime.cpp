@@ -269,19 +269,30 @@ void run_block() {
         fibre.groups.assign(1, {});
         make_context(fibre.context, fibre.stack, stack_bytes, fibre_main);
     }
+    // A warp goes as far as it can before the next one has its turn, so warps drift apart as far as barriers let them;
+    // in the shuffled order single threads do.
+    const int chunk = order == 2 ? static_cast<int>(block) : 32;
     std::vector<int> turns(static_cast<size_t>(block));
     std::iota(turns.begin(), turns.end(), 0);
     if (order == 1) std::reverse(turns.begin(), turns.end());
     while (finished_threads < block) {
-        if (order == 2) {
-            for (size_t i = turns.size() - 1; i > 0; --i) std::swap(turns[i], turns[draw() % (i + 1)]);
-        }
         bool progress = false;
-        for (int thread : turns) {
-            if (fibres[static_cast<size_t>(thread)].state != running) continue;
-            progress = true;
-            resume(thread);
-            check_nobody_left();
+        for (int64_t first = 0; first < block; first += chunk) {
+            const auto begin = turns.begin() + first, end = turns.begin() + std::min(first + chunk, block);
+            for (bool again = true; again;) {
+                again = false;
+                if (order == 2) {
+                    for (long i = end - begin - 1; i > 0; --i) {
+                        std::swap(begin[i], begin[static_cast<long>(draw() % static_cast<uint64_t>(i + 1))]);
+                    }
+                }
+                for (auto thread = begin; thread != end; ++thread) {
+                    if (fibres[static_cast<size_t>(*thread)].state != running) continue;
+                    again = progress = true;
+                    resume(*thread);
+                    check_nobody_left();
+                }
+            }
         }
         if (!progress) report_stuck();
     }
