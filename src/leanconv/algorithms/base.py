@@ -140,14 +140,15 @@ def ceil_div(a: int, b: int) -> int:
 def conv_constants(problem: ConvProblem) -> Constants:
     """The ``Problem`` struct of a convolution kernel: everything but the batch, which stays an argument.
 
-    ``padded``: some window leaves the image. ``wide``: offsets need 64 bits. ``vector_store``: four outputs adjacent
+    ``padded``: some window leaves the image. ``wide``: offsets in bytes need more than 32 bits. ``vector_store``: four outputs adjacent
     in memory, counted from the start of an image (NCHW) or a pixel's filter group (NHWC), never straddle its end.
     """
     p, q = problem.p, problem.q
     top, _, left, _ = problem.padding
     last_row = (p - 1) * problem.stride[0] - top + (problem.r - 1) * problem.dilation[0]
     last_column = (q - 1) * problem.stride[1] - left + (problem.s - 1) * problem.dilation[1]
-    elements = max(problem.n * problem.c * problem.h * problem.w, problem.n * problem.k * p * q)
+    weights = problem.k * problem.group_c * problem.r * problem.s
+    elements = max(problem.n * problem.c * problem.h * problem.w, problem.n * problem.k * p * q, weights)
     nhwc = problem.layout == "NHWC"
     vector = problem.k % 4 == 0 and problem.group_k % 4 == 0 if nhwc else p * q % 4 == 0
     return (
@@ -164,6 +165,6 @@ def conv_constants(problem: ConvProblem) -> Constants:
         ("nhwc", nhwc),
         ("bias", problem.bias),
         ("relu", problem.activation == "relu"),
-        ("wide", elements >= 2**31 - 2**20),
+        ("wide", elements >= 2**30),
         ("vector_store", vector),
     )

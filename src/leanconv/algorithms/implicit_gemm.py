@@ -42,8 +42,9 @@ def shared_bytes(problem: ConvProblem, config: ImplicitGemmConfig) -> int:
     taps = problem.r * problem.s
     if problem.layout == "NHWC" or problem.r > 16 or problem.s > 16:
         return stages
-    wide = dict(conv_constants(problem))["wide"]
-    return stages + (16 if wide else 8) * lcm(taps, config.tile_reduction)
+    constants = dict(conv_constants(problem))
+    entry = (8 if constants["wide"] else 4) + (4 if constants["padded"] else 0)
+    return stages + entry * lcm(taps, config.tile_reduction)
 
 
 class ImplicitGemm(GpuAlgorithm):

@@ -31,6 +31,7 @@ __device__ __forceinline__ void implicit_gemm(const float* __restrict__ x, const
     constexpr int stage_floats = depth * (pitch_k + pitch_pixels);
     constexpr int tiles_k = ceil_div(Problem::group_k, Tuning::tile_k);
     constexpr int steps = ceil_div(Reduction<Problem>::size, depth);
+    static_assert(depth % 2 == 0 && depth >= 4, "fragments alternate between two register buffers across steps");
     static_assert(stages >= 2, "one stage is computed on while others are under way");
 
     float* const tiles = reinterpret_cast<float*>(shared_memory());
@@ -52,6 +53,7 @@ __device__ __forceinline__ void implicit_gemm(const float* __restrict__ x, const
 #pragma unroll
     for (int step = 0; step < stages - 1; ++step) {
         if (step < steps) {
+            image.fetch();
             filters.load(stage_k(step));
             image.load(stage_pixels(step));
         }
@@ -82,7 +84,9 @@ __device__ __forceinline__ void implicit_gemm(const float* __restrict__ x, const
             } else {
                 read(step, row + 1, (row + 1) % 2);
             }
-            if (row == 0) {
+            if (row == 0) image.fetch();
+            if (row == 1) {
+                // The stage that the step before this one was computed on is free: see the barrier above.
                 if (step + stages - 1 < steps) {
                     filters.load(stage_k(step + stages - 1));
                     image.load(stage_pixels(step + stages - 1));
@@ -92,8 +96,6 @@ __device__ __forceinline__ void implicit_gemm(const float* __restrict__ x, const
             outer_product(acc, w_fragment[row % 2], x_fragment[row % 2]);
         }
     }
-    static_assert(depth % 2 == 0, "fragments alternate between two register buffers across steps");
-
     store_tile<Problem, Tuning, dealt>(acc, tiling, bias, y, pixels, first_pixel, group, tile_k * Tuning::tile_k);
 }
 

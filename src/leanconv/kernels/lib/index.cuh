@@ -11,10 +11,15 @@ __host__ __device__ constexpr int gcd(int a, int b) { return b == 0 ? a : gcd(b,
 template <bool condition, class A, class B> struct Select { using type = A; };
 template <class A, class B> struct Select<false, A, B> { using type = B; };
 
-// Offsets within a tensor: 32 bits suffice unless the problem says its tensors are wide (2^31 elements or more).
-template <bool wide> struct OffsetOf { using type = int; };
-template <> struct OffsetOf<true> { using type = int64; };
-template <class Problem> using Offset = typename OffsetOf<Problem::wide>::type;
+// Numbers of pixels and elements, and offsets in bytes. A problem whose largest tensor stays under 4 GiB counts bytes
+// in 32 unsigned bits: one register and one addition, and the load adds the tensor's base by itself.
+template <class Problem> using Offset = typename Select<Problem::wide, int64, int>::type;
+template <class Problem> using Bytes = typename Select<Problem::wide, int64, unsigned>::type;
+
+template <class T, class B>
+__device__ __forceinline__ const T* at_byte(const T* base, B bytes) {
+    return reinterpret_cast<const T*>(reinterpret_cast<const char*>(base) + bytes);
+}
 
 // An output position (n, p, q) from its number in n-p-q order.
 template <class Problem>

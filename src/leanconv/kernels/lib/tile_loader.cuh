@@ -9,6 +9,21 @@
 
 namespace leanconv {
 
+// `count` adjacent values from shared memory, 128 bits at a time where that is possible.
+template <class T, int count>
+__device__ __forceinline__ void read_adjacent(T (&to)[count], const T* from) {
+    if constexpr (sizeof(T) == 4 && count % 4 == 0) {
+#pragma unroll
+        for (int i = 0; i < count; i += 4) {
+            const uint4 v = *reinterpret_cast<const uint4*>(from + i);
+            to[i] = v.x, to[i + 1] = v.y, to[i + 2] = v.z, to[i + 3] = v.w;
+        }
+    } else {
+#pragma unroll
+        for (int i = 0; i < count; ++i) to[i] = from[i];
+    }
+}
+
 template <class Problem>
 struct Reduction {
     static constexpr int taps = Problem::r * Problem::s;
@@ -68,19 +83,25 @@ struct FilterLoader {
     static constexpr int pitch = row_pitch<Tuning::tile_k>;
     static_assert(threads % depth == 0, "a pass of the filter loader covers whole filters");
 
-    const float* w[ceil_div(Tuning::tile_k, per_pass)];
+    static constexpr int passes = ceil_div(Tuning::tile_k, per_pass);
+    // Whole tiles of filters lie at a constant stride; otherwise each has its own offset, as the last ones repeat.
+    static constexpr bool regular = Problem::group_k % Tuning::tile_k == 0 && !dealt;
+    using B = Bytes<Problem>;
+
+    const float* w;
+    B offset[regular ? 1 : passes];
     int row, slot;
     int next = 0;
 
-    __device__ __forceinline__ FilterLoader(const float* filters, int group, int tile) {
+    __device__ __forceinline__ FilterLoader(const float* filters, int group, int tile) : w(filters) {
         row = threadIdx.x % depth;
         slot = threadIdx.x / depth;
 #pragma unroll
-        for (int i = 0; i < ceil_div(Tuning::tile_k, per_pass); ++i) {
+        for (int i = 0; i < (regular ? 1 : passes); ++i) {
             // NOTE: filters past the end repeat the last one; what they compute is never stored.
             int k = tile * Tuning::tile_k + position_of<Tiling<Tuning>::lanes_k, dealt>(slot + i * per_pass);
             if (k >= Problem::group_k) k = Problem::group_k - 1;
-            w[i] = filters + (static_cast<int64>(group) * Problem::group_k + k) * Reduction<Problem>::size + row;
+            offset[i] = ((static_cast<B>(group) * Problem::group_k + k) * Reduction<Problem>::size + row) * 4;
         }
     }
 
@@ -89,9 +110,14 @@ struct FilterLoader {
         constexpr bool ragged = Reduction<Problem>::size % depth != 0;
         const bool valid = !ragged || next + row < Reduction<Problem>::size;
 #pragma unroll
-        for (int i = 0; i < ceil_div(Tuning::tile_k, per_pass); ++i)
-            if (Tuning::tile_k % per_pass == 0 || slot + i * per_pass < Tuning::tile_k)
-                cp_async_4(stage + row * pitch + slot + i * per_pass, w[i] + next, valid);
+        for (int i = 0; i < passes; ++i)
+            if (Tuning::tile_k % per_pass == 0 || slot + i * per_pass < Tuning::tile_k) {
+                const float* from = regular ? at_byte(w, offset[0]) + static_cast<int64>(i) * per_pass * Reduction<Problem>::size
+                                            : at_byte(w, offset[regular ? 0 : i]);
+                cp_async_4(stage + row * pitch + slot + i * per_pass, from, valid);
+            }
+#pragma unroll
+        for (int i = 0; i < (regular ? 1 : passes); ++i) offset[i] += depth * 4;
         next += depth;
     }
 };
@@ -114,40 +140,61 @@ struct PixelLoaderNCHW {
     static constexpr int taps = Reduction<Problem>::taps;
     static constexpr int period = taps / gcd(taps, depth) * depth;
     static constexpr int period_channels = period / taps;
-    struct Tap { Offset<Problem> offset; unsigned bits; };
-    static constexpr bool tabled = Window<Problem>::bitwise;               // at most 16 x 16 taps: 2048 entries of 8
-    static constexpr int table_bytes = tabled ? period * static_cast<int>(sizeof(Tap)) : 0;
+    using B = Bytes<Problem>;
+    // NOTE: table or not, R * S <= 256 taps; larger filters decode every index.
+    static constexpr bool tabled = Window<Problem>::bitwise;
+    static constexpr int entry_bytes = sizeof(B) + (Problem::padded ? 4 : 0);
+    static constexpr int table_bytes = tabled ? period * entry_bytes : 0;
 
-    const float* image[pixels];
+    const float* image;
+    B offset[pixels];
     Window<Problem> window[pixels];
-    Tap* table;
+    B* offsets;        // table: of a tap in the image, in bytes
+    unsigned* bits;    // table: of a tap, for the test whether it lies inside; only in padded problems
+    B tap_offset[rows];
+    unsigned tap_bits[rows];
     int slot[pixels];
     int row;
     int next = 0, tap = 0;
 
-    static __device__ __forceinline__ Tap decode(int index) {
-        const int c = index / taps, r = index % taps / Problem::s, s = index % Problem::s;
-        return {static_cast<Offset<Problem>>(c) * (Problem::h * Problem::w) +
-                    r * Problem::dilation_h * Problem::w + s * Problem::dilation_w,
-                Window<Problem>::tap_bits(r, s)};
+    static __device__ __forceinline__ int tap_r(int index) { return index % taps / Problem::s; }
+    static __device__ __forceinline__ int tap_s(int index) { return index % Problem::s; }
+    static __device__ __forceinline__ B decode(int index) {
+        return (static_cast<B>(index / taps) * (Problem::h * Problem::w) +
+                tap_r(index) * Problem::dilation_h * Problem::w + tap_s(index) * Problem::dilation_w) * 4;
     }
 
-    // `scratch` takes the table; the caller puts a barrier between construction and the first load.
+    // `scratch` takes the table; the caller puts a barrier between construction and the first fetch.
     __device__ __forceinline__ PixelLoaderNCHW(const float* x, Offset<Problem> count, Offset<Problem> first, int group,
                                                void* scratch)
-        : table(static_cast<Tap*>(scratch)), row(tile > threads ? 0 : threadIdx.x / tile) {
+        : image(x), offsets(static_cast<B*>(scratch)), bits(reinterpret_cast<unsigned*>(offsets + period)),
+          row(tile > threads ? 0 : threadIdx.x / tile * rows) {
 #pragma unroll
         for (int j = 0; j < pixels; ++j) {
             const int at = threadIdx.x % tile + j * threads;
             // NOTE: pixels past the end repeat the last one; what is computed from them is never stored.
             const Pixel<Problem> pixel(first + at < count ? first + at : count - 1);
             window[j] = Window<Problem>(pixel.p, pixel.q);
-            image[j] = x + ((static_cast<int64>(pixel.n) * Problem::c + group * Problem::group_c) * Problem::h +
-                            window[j].h) * Problem::w + window[j].w;
+            offset[j] = (((static_cast<B>(pixel.n) * Problem::c + group * Problem::group_c) * Problem::h +
+                          window[j].h) * Problem::w + window[j].w) * 4;
             slot[j] = slot_of<Tiling<Tuning>::lanes_pixels, dealt>(at);
         }
         if constexpr (tabled)
-            for (int i = threadIdx.x; i < period; i += threads) table[i] = decode(i);
+            for (int i = threadIdx.x; i < period; i += threads) {
+                offsets[i] = decode(i);
+                if constexpr (Problem::padded) bits[i] = Window<Problem>::tap_bits(tap_r(i), tap_s(i));
+            }
+    }
+
+    // Look up the taps of the next step: called some way ahead of load(), so that the table's latency is hidden.
+    __device__ __forceinline__ void fetch() {
+        if constexpr (tabled) {
+            read_adjacent(tap_offset, offsets + tap + row);
+            if constexpr (Problem::padded) read_adjacent(tap_bits, bits + tap + row);
+        } else {
+#pragma unroll
+            for (int i = 0; i < rows; ++i) tap_offset[i] = decode(tap + row + i);
+        }
     }
 
     // Bring the next reduction step into `stage`.
@@ -155,22 +202,19 @@ struct PixelLoaderNCHW {
         constexpr int size = Reduction<Problem>::size;
 #pragma unroll
         for (int i = 0; i < rows; ++i) {
-            const int at = row + i * rows_a_pass;
-            const bool real = size % depth == 0 || next + at < size;
-            Tap t;
-            if constexpr (tabled) t = table[tap + at];
-            else t = decode(tap + at);
-            const int r = (tap + at) % taps / Problem::s, s = (tap + at) % Problem::s;
+            const bool real = size % depth == 0 || next + row + i < size;
+            const int r = tap_r(tap + row + i), s = tap_s(tap + row + i);
 #pragma unroll
             for (int j = 0; j < pixels; ++j)
-                cp_async_4(stage + at * pitch + slot[j], image[j] + t.offset, real && window[j].holds(r, s, t.bits));
+                cp_async_4(stage + (row + i) * pitch + slot[j], at_byte(image, offset[j] + tap_offset[i]),
+                           real && window[j].holds(r, s, tap_bits[i]));
         }
         next += depth;
         tap += depth;
         if (tap == period) {
             tap = 0;
 #pragma unroll
-            for (int j = 0; j < pixels; ++j) image[j] += static_cast<int64>(period_channels) * Problem::h * Problem::w;
+            for (int j = 0; j < pixels; ++j) offset[j] += static_cast<B>(period_channels) * Problem::h * Problem::w * 4;
         }
     }
 };
@@ -188,24 +232,29 @@ struct PixelLoaderNHWC {
     static constexpr int table_bytes = 0;
     static_assert(threads % depth == 0, "a pass of the pixel loader covers whole pixels");
 
-    const float* image[pixels];
+    using B = Bytes<Problem>;
+    const float* image;
+    B offset[pixels];
     Window<Problem> window[pixels];
     int row, slot;
     int next = 0;
 
     __device__ __forceinline__ PixelLoaderNHWC(const float* x, Offset<Problem> count, Offset<Problem> first, int group,
                                                void*)
-        : row(threadIdx.x % depth), slot(threadIdx.x / depth) {
+        : image(x), row(threadIdx.x % depth), slot(threadIdx.x / depth) {
 #pragma unroll
         for (int j = 0; j < pixels; ++j) {
             const int at = position_of<Tiling<Tuning>::lanes_pixels, dealt>(slot + j * per_pass);
             // NOTE: pixels past the end repeat the last one; what is computed from them is never stored.
             const Pixel<Problem> pixel(first + at < count ? first + at : count - 1);
             window[j] = Window<Problem>(pixel.p, pixel.q);
-            image[j] = x + ((static_cast<int64>(pixel.n) * Problem::h + window[j].h) * Problem::w + window[j].w) *
-                               Problem::c + group * Problem::group_c;
+            offset[j] = (((static_cast<B>(pixel.n) * Problem::h + window[j].h) * Problem::w + window[j].w) * Problem::c +
+                         group * Problem::group_c) * 4;
         }
     }
+
+    // The decoding is cheap here and needs no table.
+    __device__ __forceinline__ void fetch() {}
 
     // Bring the next reduction step into `stage`.
     __device__ __forceinline__ void load(float* stage) {
@@ -222,12 +271,12 @@ struct PixelLoaderNHWC {
         }
         const int r = tap / Problem::s, s = tap % Problem::s;
         const unsigned bits = Window<Problem>::tap_bits(r, s);
-        const Offset<Problem> offset =
-            (static_cast<Offset<Problem>>(r) * Problem::dilation_h * Problem::w + s * Problem::dilation_w) * Problem::c + c;
+        const B at_tap =
+            ((static_cast<B>(r) * Problem::dilation_h * Problem::w + s * Problem::dilation_w) * Problem::c + c) * 4;
 #pragma unroll
         for (int j = 0; j < pixels; ++j)
             if (tile % per_pass == 0 || slot + j * per_pass < tile)
-                cp_async_4(stage + row * pitch + slot + j * per_pass, image[j] + offset,
+                cp_async_4(stage + row * pitch + slot + j * per_pass, at_byte(image, offset[j] + at_tap),
                            real && window[j].holds(r, s, bits));
         next += depth;
     }
