@@ -1,0 +1,24 @@
+"""Convolution on NVIDIA GPUs without the workspace, for neural-network layers and for images."""
+
+from leanconv.api import conv2d, filter2d
+from leanconv.explanation import algorithms, explain
+from leanconv.problem import ConvProblem, FilterProblem
+from leanconv.registry import NoAlgorithmError
+from leanconv.runtime.compile import CompileError
+from leanconv.runtime.driver import CudaError, CudaUnavailableError, OutOfMemoryError
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "CompileError",
+    "ConvProblem",
+    "CudaError",
+    "CudaUnavailableError",
+    "FilterProblem",
+    "NoAlgorithmError",
+    "OutOfMemoryError",
+    "algorithms",
+    "conv2d",
+    "explain",
+    "filter2d",
+]

@@ -1,0 +1,271 @@
+"""Described calls made ready to run: one object for each place that a call can run at.
+
+A ready call holds all that shapes decide, so running it again is: take pointers, allocate the output, launch.
+Ready calls are found by what they were made for; see api.py.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from leanconv import registry
+from leanconv.algorithms.base import Config, CpuAlgorithm, GpuAlgorithm, Plan
+from leanconv.problem import ITEM_BYTES, ConvProblem, FilterProblem, Problem
+from leanconv.runtime import launch
+from leanconv.runtime.arrays import NUMPY, Arrays, NumpyArrays, Shape, overlaps
+from leanconv.runtime.launch import ALIGNMENT, Device, Executable
+
+
+class Call(Protocol):
+    """A ready call. For filter2d, ``w`` is the kernel and there is no bias."""
+
+    def __call__(self, x: Any, w: Any, bias: Any, out: Any, value: float = 0, delta: float = 0) -> Any:
+        """Run; returns ``out`` or a new array."""
+
+
+@dataclass(frozen=True)
+class Ready:
+    """What was chosen for a problem on a GPU, loaded there."""
+
+    algorithm: GpuAlgorithm
+    config: Config
+    plan: Plan
+    device: Device
+    run: Executable
+
+
+_ready: dict[tuple[Problem, int, str], Ready] = {}
+_lock = threading.Lock()
+
+
+def choose_config(algorithm: GpuAlgorithm, problem: Problem, device: Device) -> Config:
+    """The configuration that runs: the algorithm's best guess."""
+    return next(iter(algorithm.configs(problem, device.target)))
+
+
+def ready(problem: Problem, device_index: int, algorithm: str) -> Ready:
+    """Choose, plan, compile and load; the next time it is a look-up."""
+    key = (problem, device_index, algorithm)
+    found = _ready.get(key)
+    if found is None:
+        with _lock:
+            found = _ready.get(key)
+            if found is None:
+                chosen = registry.choose(problem, algorithm, registry.ALGORITHMS)
+                device = launch.open_device(device_index)
+                config = choose_config(chosen, problem, device)
+                plan = chosen.plan(problem, config, device.target)
+                found = _ready[key] = Ready(chosen, config, plan, device, device.executable(plan))
+    return found
+
+
+def is_ready(problem: Problem, device_index: int, algorithm: str) -> bool:
+    """Whether the problem has been compiled and loaded in this process."""
+    return (problem, device_index, algorithm) in _ready
+
+
+def forget() -> None:
+    """Drop what has been made ready; for tests and after tuning. Graphs captured before stay valid."""
+    _ready.clear()
+
+
+def is_empty(problem: Problem) -> bool:
+    """Whether the output has no elements."""
+    if isinstance(problem, ConvProblem):
+        return problem.n == 0
+    return problem.batch * problem.h * problem.w == 0
+
+
+def check_out(arrays: Arrays, out: Any, shape: Shape, dtype: str, device: int | None) -> None:
+    """Raise ValueError unless ``out`` can take the result."""
+    if tuple(out.shape) != tuple(shape):
+        raise ValueError(f"out has shape {tuple(out.shape)}; the result has {tuple(shape)}")
+    if arrays.dtype(out) != dtype:
+        raise ValueError(f"out has dtype {arrays.dtype(out)}; the result has {dtype}")
+    if arrays.device(out) != device:
+        where = "the CPU" if device is None else f"cuda:{device}"
+        raise ValueError(f"out lies on {arrays.where(out)}; the result is made on {where}")
+    if any(length > 1 and stride == 0 for length, stride in zip(out.shape, arrays.strides(out), strict=True)):
+        raise ValueError(f"out has strides {arrays.strides(out)}: several of its elements are the same memory")
+
+
+def check_overlap(arrays: Arrays, itemsize: int, out: Any, inputs: Sequence[tuple[str, Any]]) -> None:
+    """Raise ValueError where ``out`` cannot be written, or shares memory with an input."""
+    if not arrays.writeable(out):
+        raise ValueError("out is read-only")
+    low, high = arrays.extent(out, itemsize)
+    start = arrays.pointer(out)
+    for name, array in inputs:
+        if array is not None:
+            a, b = arrays.extent(array, itemsize)
+            at = arrays.pointer(array)
+            if low < high and a < b and overlaps((start + low, start + high), (at + a, at + b)):
+                raise ValueError(f"out overlaps {name} in memory; the result must go elsewhere")
+
+
+class GpuCall:
+    """On arrays that lie on a GPU: nothing is copied, but for inputs that no kernel could read as they lie."""
+
+    def __init__(
+        self,
+        arrays: Arrays,
+        device: int,
+        problem: Problem,
+        ready: Ready | None,
+        shape: Shape,
+        *,
+        names: tuple[str, str],
+        channels_last: bool,
+        copies: tuple[bool, bool, bool],
+        out_direct: bool,
+    ) -> None:
+        """``ready`` is None for an empty result; ``copies`` says which of x, w and bias do not lie as needed."""
+        self._arrays, self._device, self._names = arrays, device, names
+        self._pointer, self._empty, self._stream = arrays.pointer, arrays.empty, arrays.stream
+        self._shape, self._dtype, self._channels_last = shape, problem.dtype, channels_last
+        self._itemsize = ITEM_BYTES[problem.dtype]
+        self._copy_x, self._copy_w, self._copy_bias = copies
+        self._out_direct = out_direct
+        self._run = None if ready is None else ready.run
+        workspace = 0 if ready is None else ready.plan.workspace_bytes
+        self._workspace_shape = (-(-workspace // 4),) if workspace else None
+
+    def __call__(self, x: Any, w: Any, bias: Any, out: Any, value: float = 0, delta: float = 0) -> Any:
+        """See Call."""
+        pointer = self._pointer
+        x_at = pointer(x)
+        w_at = pointer(w)
+        bias_at = 0 if bias is None else pointer(bias)
+        y = out
+        if out is not None:
+            inputs = ((self._names[0], x), (self._names[1], w), ("bias", bias))
+            check_overlap(self._arrays, self._itemsize, out, inputs)
+            if not self._out_direct or pointer(out) % ALIGNMENT:
+                y = None
+        if y is None:
+            y = self._empty(self._shape, self._dtype, self._device, self._channels_last)
+        if self._run is not None:
+            # NOTE: the copies must stay bound to a name until the launch; freed earlier, their memory could be reused
+            if self._copy_x or x_at % ALIGNMENT:
+                x = self._arrays.copy(x, self._channels_last)
+                x_at = pointer(x)
+            if self._copy_w or w_at % ALIGNMENT:
+                w = self._arrays.copy(w, self._channels_last)
+                w_at = pointer(w)
+            if bias is not None and (self._copy_bias or bias_at % ALIGNMENT):
+                bias = self._arrays.copy(bias)
+                bias_at = pointer(bias)
+            workspace_at = 0
+            if self._workspace_shape is not None:
+                workspace = self._empty(self._workspace_shape, "float32", self._device)
+                workspace_at = pointer(workspace)
+            self._run(
+                self._stream(self._device), (x_at, w_at, bias_at, pointer(y), workspace_at, value, delta)
+            )
+        if out is None or y is out:
+            return y
+        self._arrays.assign(out, y)
+        return out
+
+
+class HostOnGpuCall:
+    """NumPy arrays on a GPU: copied there, run on the default stream, and copied back; it waits for all of it."""
+
+    def __init__(self, problem: Problem, ready: Ready | None, shape: Shape, names: tuple[str, str]) -> None:
+        self._problem, self._ready, self._shape, self._names = problem, ready, shape, names
+
+    def __call__(self, x: Any, w: Any, bias: Any, out: Any, value: float = 0, delta: float = 0) -> np.ndarray:
+        """See Call."""
+        if out is not None:
+            inputs = ((self._names[0], x), (self._names[1], w), ("bias", bias))
+            check_overlap(NUMPY, ITEM_BYTES[self._problem.dtype], out, inputs)
+        y = out if out is not None and NUMPY.is_contiguous(out) else np.empty(self._shape, self._problem.dtype)
+        if self._ready is not None:
+            operands = {"x": plain(x), "w": plain(w)} | ({} if bias is None else {"bias": plain(bias)})
+            launch.run_on_host_arrays(
+                self._ready.device, self._ready.run, operands, y, self._ready.plan.workspace_bytes,
+                {"value": value, "delta": delta},
+            )  # fmt: skip
+        if out is None or y is out:
+            return y
+        np.copyto(out, y)
+        return out
+
+
+class CpuCall:
+    """NumPy arrays, and filters on PyTorch's CPU tensors, on the reference engine."""
+
+    def __init__(
+        self, arrays: Arrays, problem: Problem, algorithm: CpuAlgorithm | None, shape: Shape, names: tuple[str, str]
+    ) -> None:
+        """``algorithm`` is None for an empty result."""
+        self._arrays, self._problem, self._algorithm, self._shape = arrays, problem, algorithm, shape
+        self._names = names
+
+    def __call__(self, x: Any, w: Any, bias: Any, out: Any, value: float = 0, delta: float = 0) -> Any:
+        """See Call."""
+        arrays, problem = self._arrays, self._problem
+        if out is not None:
+            inputs = ((self._names[0], x), (self._names[1], w), ("bias", bias))
+            check_overlap(arrays, ITEM_BYTES[problem.dtype], out, inputs)
+        if self._algorithm is None:
+            result = np.empty(self._shape, problem.dtype)
+        elif isinstance(problem, ConvProblem):
+            result = self._algorithm.run(problem, plain(x), plain(w), None if bias is None else plain(bias))
+        else:
+            image = self._to_numpy(x).reshape(problem.batch, problem.h, problem.w)
+            result = self._algorithm.run(problem, image, self._to_numpy(w), value=value, delta=delta)
+            result = result.reshape(self._shape)
+        if out is None:
+            return result if isinstance(arrays, NumpyArrays) else arrays.from_numpy(result, None)
+        arrays.assign(out, result if isinstance(arrays, NumpyArrays) else arrays.from_numpy(result, None))
+        return out
+
+    def _to_numpy(self, array: Any) -> np.ndarray:
+        if isinstance(self._arrays, NumpyArrays):
+            return plain(array)
+        self._arrays.pointer(array)  # refuses what requires a gradient
+        return plain(array.detach().resolve_neg().numpy())
+
+
+class TorchCpuConv:
+    """PyTorch's CPU tensors: PyTorch's own convolution, gradients included."""
+
+    def __init__(self, arrays: Arrays, problem: ConvProblem) -> None:
+        self._arrays, self._problem = arrays, problem
+
+    def __call__(self, x: Any, w: Any, bias: Any, out: Any, value: float = 0, delta: float = 0) -> Any:
+        """See Call."""
+        import torch
+        from torch.nn import functional
+
+        problem = self._problem
+        if out is not None:
+            inputs = (("x", x), ("w", w), ("bias", bias))
+            check_overlap(self._arrays, ITEM_BYTES[problem.dtype], out, inputs)
+        memory_format = torch.channels_last if problem.layout == "NHWC" else torch.contiguous_format
+        top, bottom, left, right = problem.padding
+        padding = (top, left)
+        x = x.contiguous(memory_format=memory_format)
+        if (top, left) != (bottom, right):
+            x, padding = functional.pad(x, (left, right, top, bottom)), (0, 0)
+        y = functional.conv2d(x, w, bias, problem.stride, padding, problem.dilation, problem.groups)
+        y = functional.relu(y) if problem.activation == "relu" else y
+        if out is None:
+            return y.contiguous(memory_format=memory_format)
+        return out.copy_(y)
+
+
+def plain(array: np.ndarray) -> np.ndarray:
+    """The array itself if it is contiguous, aligned and in native byte order, else such a copy."""
+    return array if NUMPY.is_contiguous(array) else NUMPY.copy(array)
+
+
+def filter_shape(problem: FilterProblem) -> Shape:
+    """The image of a filter problem as one batch axis, rows and columns."""
+    return problem.batch, problem.h, problem.w

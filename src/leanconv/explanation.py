@@ -1,0 +1,157 @@
+"""What would run, why, and why not the others."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from leanconv import api, calls, registry
+from leanconv.algorithms.base import Algorithm
+from leanconv.problem import ConvProblem, FilterProblem, Problem
+from leanconv.runtime import launch
+from leanconv.runtime.arrays import TorchArrays
+from leanconv.runtime.driver import CudaUnavailableError
+from leanconv.runtime.launch import device_index
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """The choice for one problem; ``print`` it.
+
+    ``chosen`` is an algorithm's name, or None where nothing runs; ``others`` maps every other algorithm to the
+    sentences that say why it does not run.
+    """
+
+    problem: Problem
+    #: ``NumPy engine on the CPU``, ``PyTorch on the CPU``, or the GPU's name and architecture
+    where: str
+    chosen: str | None
+    why: str
+    config: str = ""
+    #: a line for each kernel, where it has been compiled: registers, spilled bytes, grid
+    kernels: tuple[str, ...] = ()
+    workspace_bytes: int = 0
+    others: dict[str, tuple[str, ...]] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        lines = [str(self.problem), f"  on   {self.where}", f"  runs {self.chosen or 'nothing'}: {self.why}"]
+        if self.config:
+            lines.append(f"  with {self.config}, workspace {self.workspace_bytes} bytes")
+        lines += [f"       {kernel}" for kernel in self.kernels]
+        lines += [f"  not  {name}: {'; '.join(reasons)}" for name, reasons in self.others.items()]
+        return "\n".join(lines)
+
+
+@dataclass(frozen=True)
+class AlgorithmInfo:
+    """One line of `algorithms`."""
+
+    name: str
+    solves: str
+    where: str
+    tier: str
+    paper: str
+
+    def __str__(self) -> str:
+        return f"{self.name:16} {self.solves:9} {self.where:4} {self.tier:8} {self.paper}"
+
+
+def algorithms() -> list[AlgorithmInfo]:
+    """Every algorithm in order of preference: its name, what it solves, where it runs, its precision tier, its paper.
+
+    >>> print(*algorithms(), sep="\\n")  # doctest: +SKIP
+    """
+    places: tuple[tuple[str, Sequence[Algorithm]], ...] = (
+        ("GPU", registry.ALGORITHMS),
+        ("CPU", registry.CPU_ALGORITHMS),
+    )
+    return [
+        AlgorithmInfo(a.name, "conv2d" if a.solves is ConvProblem else "filter2d", where, a.tier, a.paper)
+        for where, candidates in places
+        for a in candidates
+    ]
+
+
+def explain(first: Any, second: Any = None, /, *arguments: Any, **options: Any) -> Explanation:
+    """Say what `conv2d` or `filter2d` would run for these arguments, and why not the others. Runs nothing.
+
+    Give the arguments of the call (a 2-D second array means filter2d), or a ConvProblem or FilterProblem with, if
+    wanted, ``device="cuda"`` (the CPU is the default) and ``algorithm=``. Registers and spills are told for what this
+    process has compiled already, or with ``compile=True``.
+
+    Raises ValueError and TypeError as the call itself would; that nothing fits is told, not raised.
+
+    >>> print(explain(ConvProblem(1, 3, 8, 8, 4, 3, 3)))  # doctest: +SKIP
+    """
+    compile_now = bool(options.pop("compile", False))
+    if isinstance(first, (ConvProblem, FilterProblem)):
+        device, name = options.pop("device", None), options.pop("algorithm", "auto")
+        if options or arguments or second is not None:
+            raise TypeError("explain(problem) takes only device=, algorithm= and compile= besides the problem")
+        index = None if device in (None, "cpu") else device_index(device)
+        return _on_gpu(first, index, name, compile_now) if index is not None else _on_cpu(first, name)
+    if getattr(second, "ndim", None) == 2:
+        options.pop("value", None)
+        options.pop("delta", None)
+        described = api.describe_filter2d(first, second, *arguments, **options)
+    else:
+        described = api.describe_conv2d(first, second, *arguments, **options)
+    if described.device is not None:
+        return _on_gpu(described.problem, described.device, described.algorithm, compile_now)
+    if isinstance(described.arrays, TorchArrays) and isinstance(described.problem, ConvProblem):
+        return Explanation(
+            described.problem, "PyTorch on the CPU", "torch.nn.functional.conv2d",
+            "PyTorch's CPU tensors are computed by PyTorch itself",
+        )  # fmt: skip
+    return _on_cpu(described.problem, described.algorithm)
+
+
+A = TypeVar("A", bound=Algorithm)
+
+
+def _choose(problem: Problem, name: str, candidates: Sequence[A]) -> tuple[A | None, str]:
+    try:
+        chosen = registry.choose(problem, name, candidates)
+    except registry.NoAlgorithmError:
+        return None, "nothing can run it" if name == "auto" else f"algorithm={name!r} cannot run it"
+    if name != "auto":
+        return chosen, "it was asked for"
+    return chosen, "it is the first, in order of preference, that can"
+
+
+def _others(problem: Problem, chosen: Algorithm | None, candidates: Sequence[Algorithm]) -> dict[str, tuple[str, ...]]:
+    return {
+        a.name: tuple(a.reasons(problem)) or (f"it could: choose it with algorithm={a.name!r}",)
+        for a in candidates
+        if a is not chosen and isinstance(problem, a.solves)
+    }
+
+
+def _on_cpu(problem: Problem, name: str) -> Explanation:
+    chosen, why = _choose(problem, name, registry.CPU_ALGORITHMS)
+    others = _others(problem, chosen, registry.CPU_ALGORITHMS)
+    return Explanation(problem, "NumPy engine on the CPU", chosen.name if chosen else None, why, others=others)
+
+
+def _on_gpu(problem: Problem, index: int, name: str, compile_now: bool) -> Explanation:
+    chosen, why = _choose(problem, name, registry.ALGORITHMS)
+    others = _others(problem, chosen, registry.ALGORITHMS)
+    try:
+        device = launch.open_device(index)
+    except CudaUnavailableError as error:
+        where = f"cuda:{index}, which cannot be used: {error}"
+        return Explanation(problem, where, chosen.name if chosen else None, why, others=others)
+    where = f"cuda:{index} ({device.name}, {device.target.arch})"
+    if chosen is None:
+        return Explanation(problem, where, None, why, others=others)
+    config = calls.choose_config(chosen, problem, device)
+    plan = chosen.plan(problem, config, device.target)
+    kernels: tuple[str, ...] = ()
+    if compile_now or calls.is_ready(problem, index, name):
+        kernels = tuple(
+            f"{each.symbol}: {code.registers} registers, {code.spill_bytes} bytes spilled, {each.grid} blocks of "
+            f"{each.block} threads, {each.shared_bytes} bytes of shared memory"
+            for each, code in zip(plan.launches, device.compiled(plan), strict=True)
+        )
+    return Explanation(problem, where, chosen.name, why, str(config), kernels, plan.workspace_bytes, others)

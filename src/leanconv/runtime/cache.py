@@ -1,0 +1,177 @@
+"""The only disk store: compiled kernels, one file each, named by a hash of all that decides the machine code.
+
+A file is the cubin (so that cuobjdump reads it) and, as its last line, a JSON record with the compiler's figures and
+the cubin's checksum. Files appear whole: written beside their place, then renamed, so any number of processes may
+race. What does not check out counts as absent and is written anew.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import sys
+import tempfile
+import warnings
+from functools import cache
+from pathlib import Path
+
+from leanconv.algorithms.base import Launch
+from leanconv.runtime import compile as compiler
+from leanconv.runtime import env
+from leanconv.runtime.compile import KERNELS, Compiled, CompileError
+from leanconv.runtime.driver import CudaUnavailableError
+
+SUFFIX = ".cubin"
+#: counts up when the file format changes
+_FORMAT = 1
+_FIGURES = ("symbol", "arch", "registers", "spill_bytes", "stack_bytes")
+_INCLUDE = re.compile(rb"^\s*#\s*include\s*[<\"]([^>\"]+)[>\"]", re.MULTILINE)
+
+
+@cache
+def _headers(name: str) -> dict[str, str]:
+    """``name`` and every header below kernels/ that it includes, directly or not, with their checksums.
+
+    Headers from elsewhere (CUDA's own) come with the compiler, whose version is part of the key.
+    """
+    found: dict[str, str] = {}
+    todo = [name]
+    while todo:
+        header = todo.pop()
+        path = KERNELS / header
+        if header in found or not path.is_file():
+            continue
+        text = path.read_bytes()
+        found[header] = hashlib.sha256(text).hexdigest()
+        included = [match.decode() for match in _INCLUDE.findall(text)]
+        # NVRTC looks below kernels/ for <...>, and beside the including file for "..."
+        todo += included
+        todo += [(Path(header).parent / other).as_posix() for other in included]
+    return found
+
+
+@cache
+def compiler_version() -> str:
+    """Version of the NVRTC that would compile; raises CudaUnavailableError where there is none.
+
+    Read from the names in site-packages, which takes 1 ms; asking NVRTC itself loads 100 MB and takes 60 ms, so that
+    is only done for one that did not come as a wheel.
+    """
+    for folder in sys.path:
+        try:
+            wheels = [name for name in os.listdir(folder or ".") if name.startswith("nvidia_cuda_nvrtc")]
+        except OSError:
+            continue
+        if wheels:
+            return " ".join(sorted(wheels))
+    try:
+        from cuda.bindings import nvrtc
+
+        return "nvrtc {1}.{2}".format(*nvrtc.nvrtcVersion())
+    except Exception as error:
+        raise _no_compiler(error) from error
+
+
+def _no_compiler(error: BaseException) -> CudaUnavailableError:
+    return CudaUnavailableError(
+        "the CUDA compiler NVRTC, or cuda-core that drives it, is not installed: "
+        f"pip install 'leanconv[cu13]' (or 'leanconv[cu12]' for a driver below CUDA 13). {error}"
+    )
+
+
+def key(launch: Launch, arch: str) -> str:
+    """Hash of source, included headers, options, compiler and architecture."""
+    parts = [_FORMAT, compiler.source(launch), _headers(launch.header), compiler.OPTIONS, arch, compiler_version()]
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+
+
+def directory() -> Path | None:
+    """Where the kernels lie, or None when the store is switched off."""
+    return None if env.cache_disabled() else env.cache_dir() / "kernels"
+
+
+def load(name: str) -> Compiled | None:
+    """The entry called ``name``, or None where it is absent, unreadable or corrupt."""
+    folder = directory()
+    if folder is None:
+        return None
+    try:
+        cubin, _, record = (folder / f"{name}{SUFFIX}").read_bytes().rpartition(b"\n")
+        figures = json.loads(record)
+        if figures.pop("sha256") != hashlib.sha256(cubin).hexdigest():
+            return None
+        return Compiled(cubin=cubin, **figures)
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        return None
+
+
+_warned: set[str] = set()
+
+
+def store(name: str, compiled: Compiled) -> None:
+    """Write an entry; where that is impossible, warn once per folder and go on."""
+    folder = directory()
+    if folder is None:
+        return
+    record = {field: getattr(compiled, field) for field in _FIGURES}
+    record["sha256"] = hashlib.sha256(compiled.cubin).hexdigest()
+    temporary = None
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(prefix=f".{name}.", dir=folder)
+        with os.fdopen(handle, "wb") as file:
+            file.write(compiled.cubin + b"\n" + json.dumps(record).encode())
+        os.replace(temporary, folder / f"{name}{SUFFIX}")
+    except OSError as error:
+        if temporary is not None:
+            Path(temporary).unlink(missing_ok=True)
+        if str(folder) not in _warned:
+            _warned.add(str(folder))
+            warnings.warn(
+                f"compiled kernels cannot be kept in {folder} ({error}); every process compiles them again. "
+                "Set LEANCONV_CACHE_DIR to a writable folder.",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+
+
+def compiled(launch: Launch, arch: str) -> Compiled:
+    """Machine code of ``launch``, from disk or else from NVRTC.
+
+    Raises CompileError where NVRTC refuses the source, CudaUnavailableError where NVRTC is not installed.
+    """
+    name = key(launch, arch)
+    found = load(name)
+    if found is None:
+        try:
+            found = compiler.compile_launch(launch, arch)
+        except ImportError as error:
+            raise _no_compiler(error) from error
+        except CompileError as error:
+            # cuda-pathfinder's error for a library that is not installed; its class has moved between releases
+            if type(error.__cause__).__name__ == "DynamicLibNotFoundError":
+                raise _no_compiler(error.__cause__ or error) from error
+            raise
+        store(name, found)
+    return found
+
+
+def _entries() -> list[Path]:
+    folder = env.cache_dir() / "kernels"
+    return [path for path in folder.iterdir() if path.is_file()] if folder.is_dir() else []
+
+
+def size() -> tuple[int, int]:
+    """How many kernels are stored, and the bytes they take."""
+    paths = _entries()
+    return sum(path.suffix == SUFFIX for path in paths), sum(path.stat().st_size for path in paths)
+
+
+def clear() -> tuple[int, int]:
+    """Remove every stored kernel; returns what ``size`` returned before."""
+    before = size()
+    for path in _entries():
+        path.unlink(missing_ok=True)
+    return before
