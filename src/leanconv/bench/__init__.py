@@ -1,0 +1,21 @@
+"""Suites of problems, the peers they are measured against, and what is made of the figures."""
+
+from leanconv.bench.results import GROUPS, Results, Row, geometric_mean
+from leanconv.bench.run import default_path, run_suite
+from leanconv.bench.suites import Case, format_problem, load_suite, parse_problem, suite_names
+from leanconv.bench.tables import show
+
+__all__ = [
+    "GROUPS",
+    "Case",
+    "Results",
+    "Row",
+    "default_path",
+    "format_problem",
+    "geometric_mean",
+    "load_suite",
+    "parse_problem",
+    "run_suite",
+    "show",
+    "suite_names",
+]

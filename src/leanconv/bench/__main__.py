@@ -1,0 +1,57 @@
+"""``python -m leanconv.bench SUITE``: the benchmark without the rest of the command line."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from leanconv.bench import default_path, run_suite, show, suite_names
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run, print, write; 1 when something of leanconv's own failed, 2 for a mistake in the command."""
+    parser = argparse.ArgumentParser(prog="python -m leanconv.bench", description="Measure leanconv and its peers.")
+    parser.add_argument("what", metavar="SUITE|PROBLEM", help=f"{', '.join(suite_names())}, or conv:… or filter:…")
+    parser.add_argument("--layout", choices=("NCHW", "NHWC"), help="memory layout, for suites of layers")
+    parser.add_argument("--engines", default="", help="patterns between commas, such as leanconv,torch-*,cudnn:*")
+    parser.add_argument("--only", help="pattern of problem names")
+    parser.add_argument("--batch", type=int, help="images, instead of the suite's number")
+    parser.add_argument("--device", choices=("cuda", "cpu"), help="default: the GPU where there is one")
+    parser.add_argument("--quick", action="store_true", help="rougher figures in a quarter of the time")
+    parser.add_argument("--full", action="store_true", default=None, help="print every engine's row")
+    parser.add_argument("--out", type=Path, help="results file; default below benchmarks/results")
+    parser.add_argument("--plot", type=Path, help="also draw bars into this .png, .svg or .pdf")
+    parser.add_argument("--revision", help="git revision to record where there is no checkout")
+    options = parser.parse_args(arguments)
+    engines = tuple(filter(None, options.engines.split(",")))
+    try:
+        results = run_suite(
+            options.what,
+            layout=options.layout,
+            engines=engines,
+            only=options.only,
+            batch=options.batch,
+            quick=options.quick,
+            device=options.device,
+            revision=options.revision,
+        )
+    except ValueError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    partial = bool(engines or options.only or options.batch or options.quick)
+    path = options.out or default_path(results, partial)
+    results.write(path)
+    show(results, options.full)
+    print(f"results: {path}")
+    if options.plot:
+        from leanconv.bench.plots import plot
+
+        plot(results, options.plot)
+        print(f"plot: {options.plot}")
+    return 1 if any(entry["engine"].startswith("leanconv") for entry in results.failed) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

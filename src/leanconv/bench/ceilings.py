@@ -1,0 +1,75 @@
+"""What the machine can do at best, measured in the same run as everything that is compared with it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from leanconv.problem import Problem
+from leanconv.timing import time_cpu, time_gpu
+
+
+@dataclass(frozen=True)
+class Ceilings:
+    """TFLOP/s of matrix products, TB/s of a copy (bytes read plus bytes written), and how they were measured."""
+
+    fp32_tflops: float
+    tf32_tflops: float | None
+    copy_tbytes: float
+    how: str
+
+    def floor_us(self, problem: Problem, arithmetic: str) -> float:
+        """The least time a problem can take: by its direct arithmetic or by its bytes, whichever is longer."""
+        return max(self._arithmetic_us(problem, arithmetic), self._bytes_us(problem))
+
+    def bound(self, problem: Problem, arithmetic: str = "fp32") -> Literal["fp32", "tf32", "copy"]:
+        """Which ceiling that is."""
+        if self._bytes_us(problem) >= self._arithmetic_us(problem, arithmetic):
+            return "copy"
+        return "tf32" if arithmetic == "tf32" else "fp32"
+
+    def _arithmetic_us(self, problem: Problem, arithmetic: str) -> float:
+        rate = self.tf32_tflops if arithmetic == "tf32" and self.tf32_tflops else self.fp32_tflops
+        return problem.flops / rate * 1e-6
+
+    def _bytes_us(self, problem: Problem) -> float:
+        return problem.bytes / self.copy_tbytes * 1e-6
+
+
+def measure_gpu(budget_s: float = 0.3) -> Ceilings:
+    """cuBLAS on 8192×8192×8192 random matrices without and with TF32, and a device copy of 1 GiB."""
+    import torch
+
+    from leanconv.bench.peers.torch_peer import arithmetic
+
+    size = 8192
+    a, b = (torch.randn(size, size, device="cuda") for _ in range(2))
+    y = torch.empty_like(a)
+    rates = []
+    for tf32 in (False, True):
+        with arithmetic(tf32):
+            us = time_gpu(lambda: torch.mm(a, b, out=y), budget_s=budget_s).median_us
+        rates.append(2 * size**3 / us * 1e-6)
+    elements = 1 << 28
+    source = torch.randn(elements, device="cuda")
+    target = torch.empty_like(source)
+    us = time_gpu(lambda: target.copy_(source), budget_s=budget_s).median_us
+    how = "cuBLAS 8192³ in FP32 and TF32; device copy of 1 GiB, bytes read plus written"
+    return Ceilings(rates[0], rates[1], 8 * elements / us * 1e-6, how)
+
+
+def measure_cpu(budget_s: float = 0.3) -> Ceilings:
+    """NumPy's BLAS on 1536×1536×1536 random matrices, and a copy of 128 MiB."""
+    size = 1536
+    random = np.random.default_rng(0)
+    a, b = (random.standard_normal((size, size), np.float32) for _ in range(2))
+    y = np.empty_like(a)
+    us = time_cpu(lambda: np.matmul(a, b, out=y), budget_s=budget_s).median_us
+    rate = 2 * size**3 / us * 1e-6
+    source = random.standard_normal(1 << 25, np.float32)
+    target = np.empty_like(source)
+    us = time_cpu(lambda: np.copyto(target, source), budget_s=budget_s).median_us
+    how = "NumPy's matrix product 1536³ in FP32; copy of 128 MiB by one thread, bytes read plus written"
+    return Ceilings(rate, None, 2 * source.nbytes / us * 1e-6, how)

@@ -1,0 +1,116 @@
+"""Which machine, which versions, which revision: what a figure must carry to mean anything later."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import subprocess
+from dataclasses import asdict
+from datetime import datetime, timezone
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from leanconv.bench.ceilings import Ceilings
+
+
+def gpu_usable() -> tuple[bool, str]:
+    """Whether the benchmark can use a GPU here, and the sentence that says why not."""
+    from leanconv.bench.peers.base import missing_cuda_torch
+
+    missing = missing_cuda_torch()
+    if missing is None:
+        return True, ""
+    return False, f"no GPU is measured: the benchmark holds GPU arrays in PyTorch, and {missing}"
+
+
+def revision() -> dict[str, Any]:
+    """The git commit of the checkout that this package lies in, and whether files differ from it."""
+    here = Path(__file__).resolve().parent
+
+    def git(*arguments: str) -> str:
+        done = subprocess.run(("git", "-C", str(here), *arguments), capture_output=True, text=True, check=True)
+        return done.stdout.strip()
+
+    try:
+        git("ls-files", "--error-unmatch", Path(__file__).name)
+        dirty = git("status", "--porcelain", "--untracked-files=no")
+        return {"git_revision": git("rev-parse", "HEAD"), "git_dirty": bool(dirty)}
+    except (OSError, subprocess.CalledProcessError):
+        return {"git_revision": None, "git_dirty": None}
+
+
+def describe(gpu: bool, ceilings: Ceilings, versions: dict[str, str], given_revision: str | None) -> dict[str, Any]:
+    """The ``machine`` record of a results file."""
+    record: dict[str, Any] = {
+        "gpu": None,
+        "cpu": _cpu_name(),
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "python": platform.python_version(),
+        "numpy": np.__version__,
+        "leanconv": _version("leanconv") or "not installed (run from its source)",
+        **revision(),
+        **versions,
+        "ceilings": asdict(ceilings),
+    }
+    if given_revision:
+        record["git_revision"] = given_revision
+    if gpu:
+        record |= _gpu_record()
+    return record
+
+
+def _gpu_record() -> dict[str, Any]:
+    import torch
+    from cuda.bindings import nvrtc
+
+    about = torch.cuda.get_device_properties(0)
+    _, major, minor = nvrtc.nvrtcVersion()
+    return {
+        "gpu": about.name,
+        "multiprocessors": about.multi_processor_count,
+        "l2_bytes": about.L2_cache_size,
+        "memory_bytes": about.total_memory,
+        "driver": _driver_version(),
+        "cuda": torch.version.cuda,
+        "nvrtc": f"{major}.{minor}",
+    }
+
+
+def _driver_version() -> str | None:
+    """The installed driver's own version, such as 580.159.04."""
+    try:
+        text = Path("/proc/driver/nvidia/version").read_text(encoding="ascii", errors="replace")
+    except OSError:
+        try:
+            query = ("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
+            text = subprocess.run(query, capture_output=True, text=True, check=True).stdout
+        except (OSError, subprocess.CalledProcessError):
+            return None
+    found = re.search(r"\b\d{3}\.\d+(\.\d+)?\b", text)
+    return found[0] if found else None
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _cpu_name() -> str:
+    try:
+        found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(encoding="utf-8"), re.MULTILINE)
+    except OSError:
+        found = None
+    return found[1].strip() if found else platform.processor() or platform.machine()
+
+
+def slug(record: dict[str, Any]) -> str:
+    """A folder name for the machine: its GPU's, or ``cpu``."""
+    gpu = record.get("gpu")
+    return re.sub(r"[^a-z0-9]+", "-", gpu.lower()).strip("-") if gpu else "cpu"

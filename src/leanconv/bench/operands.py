@@ -1,0 +1,236 @@
+"""Random data of a problem, and the float64 answers that every engine's output is compared with.
+
+Large problems are checked on a part of the output: random images, and where one image is still too much, three bands of
+whole output rows (the first, the last, and a random one), so that borders are always among what is checked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from leanconv.problem import ConvProblem, FilterProblem, Problem
+from leanconv.reference import oracle
+from leanconv.reference.oracle import border_indices
+
+#: Float64 operations and elements that the reference of one problem may take.
+_GPU_LIMITS = (3e11, 2e8)
+_CPU_LIMITS = (4e8, 2e7)
+
+
+class Operands:
+    """Zero-mean random inputs: NumPy arrays, or PyTorch tensors on the current GPU with ``gpu``.
+
+    A layer's input and filters are made once and copied into a layout when it is first asked for.
+    """
+
+    def __init__(self, problem: Problem, gpu: bool, seed: int = 0) -> None:
+        self.problem = problem
+        self.gpu = gpu
+        self._seed = seed
+        self._layouts: dict[str, tuple[Any, Any]] = {}
+        if isinstance(problem, ConvProblem):
+            plain = replace(problem, layout="NCHW")
+            scale = (plain.group_c * plain.r * plain.s) ** -0.5
+            self._layouts["NCHW"] = (self._normal(plain.x_shape, 1.0), self._normal(plain.w_shape, scale))
+            self.bias = self._normal((plain.k,), 1.0) if plain.bias else None
+        else:
+            shape = (problem.batch, problem.h, problem.w)
+            self.image = self._normal(shape, 1.0)
+            self.kernel = self._normal((problem.kh, problem.kw), (problem.kh * problem.kw) ** -0.5)
+
+    def _normal(self, shape: tuple[int, ...], scale: float) -> Any:
+        self._seed += 1
+        integer = self.problem.dtype == "int32"
+        if self.gpu:
+            import torch
+
+            generator = torch.Generator("cuda").manual_seed(self._seed)
+            if integer:
+                return torch.randint(-99, 100, shape, generator=generator, device="cuda", dtype=torch.int32)
+            return torch.randn(shape, generator=generator, device="cuda").mul_(scale)
+        random = np.random.default_rng(self._seed)
+        if integer:
+            return random.integers(-99, 100, shape, dtype=np.int32)
+        return random.standard_normal(shape, np.float32) * np.float32(scale)
+
+    def _layout(self, layout: str) -> tuple[Any, Any]:
+        if layout not in self._layouts:
+            order = (0, 2, 3, 1)
+            x, w = self._layouts["NCHW"]
+            if self.gpu:
+                self._layouts[layout] = (x.permute(order).contiguous(), w.permute(order).contiguous())
+            else:
+                self._layouts[layout] = (
+                    np.ascontiguousarray(x.transpose(order)),
+                    np.ascontiguousarray(w.transpose(order)),
+                )
+        return self._layouts[layout]
+
+    def x(self, layout: str) -> Any:
+        """A layer's input, contiguous in ``layout``."""
+        return self._layout(layout)[0]
+
+    def w(self, layout: str) -> Any:
+        """A layer's filters, contiguous in ``layout``."""
+        return self._layout(layout)[1]
+
+    def output(self, layout: str = "") -> Any:
+        """A new output array full of NaN (of a number no answer reaches, for integers)."""
+        problem = self.problem
+        if isinstance(problem, ConvProblem):
+            shape: tuple[int, ...] = replace(problem, layout=layout).y_shape  # type: ignore[arg-type]
+        else:
+            shape = (problem.batch, problem.h, problem.w)
+        if self.gpu:
+            import torch
+
+            y: Any = torch.empty(shape, dtype=getattr(torch, problem.dtype), device="cuda")
+        else:
+            y = np.empty(shape, problem.dtype)
+        poison(y)
+        return y
+
+
+def poison(y: Any) -> None:
+    """Fill an array so that an element nobody writes shows in the error."""
+    y[...] = float("nan") if "float" in str(y.dtype) else -(2**31)
+
+
+@dataclass(frozen=True)
+class _Block:
+    """A part of the output: all channels and columns of rows ``begin`` to ``end`` of some images."""
+
+    images: Any
+    begin: int
+    end: int
+
+
+class Check:
+    """The float64 answer to a problem on all of its output or on a part, and errors against it."""
+
+    def __init__(self, operands: Operands, seed: int = 0) -> None:
+        self._operands = operands
+        self._blocks = tuple(_blocks(operands.problem, _GPU_LIMITS if operands.gpu else _CPU_LIMITS, seed))
+
+    @property
+    def checked(self) -> str:
+        """What is compared, in words."""
+        problem = self._operands.problem
+        images, rows = (problem.n, problem.p) if isinstance(problem, ConvProblem) else (problem.batch, problem.h)
+        some = f"{len(self._blocks[0].images)} of {images} images"
+        taken = sum(block.end - block.begin for block in self._blocks)
+        return some if taken == rows else f"{some}, {taken} of {rows} rows"
+
+    @cached_property
+    def _answers(self) -> list[Any]:
+        reference = _conv_block if isinstance(self._operands.problem, ConvProblem) else _filter_block
+        return [reference(self._operands, block) for block in self._blocks]
+
+    def error(self, y: Any, layout: str = "") -> float:
+        """Relative Frobenius error of an output, ``‖y - reference‖ / ‖reference‖``; NaN where it holds a NaN."""
+        difference = size = 0.0
+        for block, answer in zip(self._blocks, self._answers, strict=True):
+            part = y[block.images]
+            if layout == "NHWC":
+                part = part.permute(0, 3, 1, 2) if self._operands.gpu else part.transpose(0, 3, 1, 2)
+            part = part[..., block.begin : block.end, :]
+            part = part.double() if self._operands.gpu else part.astype(np.float64)
+            difference += float(((part - answer) ** 2).sum())
+            size += float((answer**2).sum())
+        return float(np.sqrt(difference / size)) if size else float(np.sqrt(difference))
+
+
+def _blocks(problem: Problem, limits: tuple[float, float], seed: int) -> Iterator[_Block]:
+    random = np.random.default_rng(seed)
+    if isinstance(problem, ConvProblem):
+        count, rows = problem.n, problem.p
+        elements = problem.c * problem.h * problem.w + problem.k * problem.p * problem.q
+    else:
+        count, rows = problem.batch, problem.h
+        elements = 2 * problem.h * problem.w
+    flops = problem.flops / count
+    fit = min(limits[0] / flops, limits[1] / elements)
+    images = np.sort(random.permutation(count)[: max(1, min(count, int(fit)))])
+    band = int(rows * fit / 3)
+    if fit >= 1 or 3 * band >= rows:
+        yield _Block(images, 0, rows)
+        return
+    band = max(1, band)
+    middle = int(random.integers(band, max(band, rows - 2 * band) + 1))
+    for begin in (0, middle, rows - band):
+        yield _Block(images, begin, begin + band)
+
+
+def _conv_block(operands: Operands, block: _Block) -> Any:
+    """A layer's answer on a block: the rows of the input it sees, as a smaller layer."""
+    problem = operands.problem
+    assert isinstance(problem, ConvProblem)
+    top = problem.padding[0]
+    first = block.begin * problem.stride[0] - top
+    last = (block.end - 1) * problem.stride[0] - top + (problem.r - 1) * problem.dilation[0] + 1
+    begin, end = max(0, min(first, problem.h)), max(0, min(last, problem.h))
+    part = replace(
+        problem,
+        n=len(block.images),
+        h=end - begin,
+        padding=(begin - first, last - end, *problem.padding[2:]),
+        layout="NCHW",
+    )
+    x = operands.x("NCHW")[block.images][:, :, begin:end]
+    w, bias = operands.w("NCHW"), operands.bias
+    if not operands.gpu:
+        return oracle.conv2d(part, x, w, bias)
+    return _conv_torch(part, x.double(), w.double(), bias)
+
+
+def _conv_torch(problem: ConvProblem, x: Any, w: Any, bias: Any) -> Any:
+    """The direct convolution in float64 as one matrix product for each filter element, on the GPU."""
+    import torch
+
+    top, bottom, left, right = problem.padding
+    padded = torch.nn.functional.pad(x, (left, right, top, bottom))
+    padded = padded.unflatten(1, (problem.groups, problem.group_c))
+    w = w.unflatten(0, (problem.groups, problem.group_k))
+    (step_h, step_w), (dil_h, dil_w) = problem.stride, problem.dilation
+    y: Any = 0.0
+    for r in range(problem.r):
+        for s in range(problem.s):
+            rows = slice(r * dil_h, r * dil_h + (problem.p - 1) * step_h + 1, step_h)
+            columns = slice(s * dil_w, s * dil_w + (problem.q - 1) * step_w + 1, step_w)
+            y = y + torch.einsum("ngcpq,gkc->ngkpq", padded[..., rows, columns], w[..., r, s])
+    y = y.flatten(1, 2)
+    if bias is not None:
+        y = y + bias.double()[:, None, None]
+    return torch.relu(y) if problem.activation == "relu" else y
+
+
+def with_border(problem: FilterProblem, image: Any, rows: np.ndarray, columns: np.ndarray) -> Any:
+    """A copy of images (batch, h, w), of any array kind, at these row and column numbers, the border written out."""
+    row, row_inside = border_indices(problem.border, rows, problem.h)
+    column, column_inside = border_indices(problem.border, columns, problem.w)
+    extended = image[:, row][:, :, column]
+    extended[:, ~row_inside] = 0
+    extended[:, :, ~column_inside] = 0
+    return extended
+
+
+def _filter_block(operands: Operands, block: _Block) -> Any:
+    """A filter's answer on a block: the border written out as an index for each row and column, then shifted sums."""
+    problem = operands.problem
+    assert isinstance(problem, FilterProblem)
+    (anchor_y, anchor_x), height = problem.anchor, block.end - block.begin
+    rows = np.arange(block.begin, block.end + problem.kh - 1) - anchor_y
+    columns = np.arange(problem.w + problem.kw - 1) - anchor_x
+    window = with_border(problem, operands.image[block.images], rows, columns)
+    window = window.double() if operands.gpu else window.astype(np.float64)
+    kernel = operands.kernel.tolist()
+    y: Any = 0.0
+    for u in range(problem.kh):
+        for v in range(problem.kw):
+            y = y + kernel[u][v] * window[:, u : u + height, v : v + problem.w]
+    return y

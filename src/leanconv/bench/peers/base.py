@@ -1,0 +1,84 @@
+"""What the benchmark asks of anything it times."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+from leanconv.bench.operands import Operands
+from leanconv.problem import Problem
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One way to compute a problem, ready to run.
+
+    ``call`` returns the output, in ``layout`` for a layer. ``out`` is the array it writes where it writes always the
+    same one. ``workspace_bytes`` counts memory besides inputs and output; None is unknown, ``"measure"`` lets the
+    benchmark read it from PyTorch's allocator. ``scope`` wraps all calls: it sets and restores a library's switches.
+    """
+
+    engine: str
+    algorithm: str
+    call: Callable[[], Any]
+    layout: str = ""
+    workspace_bytes: int | None | Literal["measure"] = 0
+    arithmetic: Literal["fp32", "tf32"] = "fp32"
+    out: Any = None
+    on_gpu: bool = True
+    registers: int | None = None
+    spill_bytes: int | None = None
+    note: str = ""
+    scope: Callable[[], AbstractContextManager[Any]] = nullcontext
+
+
+@dataclass(frozen=True)
+class Unable:
+    """Why an engine does not run a problem."""
+
+    engine: str
+    reason: str
+
+
+class Peer(ABC):
+    """A library that computes problems, and the engines that it brings."""
+
+    name: ClassVar[str]
+    #: the name its engines start with, for choosing engines; none of them is prepared when no name could match
+    engines: ClassVar[tuple[str, ...]]
+    solves: ClassVar[tuple[type, ...]]
+    needs_gpu: ClassVar[bool]
+
+    @abstractmethod
+    def absent(self) -> str | None:
+        """Why the library cannot be used on this machine; None when it can."""
+
+    @abstractmethod
+    def candidates(self, problem: Problem, operands: Operands, gpu: bool) -> Iterator[Candidate | Unable]:
+        """What can run ``problem``. Memory of a candidate is released when the iterator is advanced."""
+
+    def versions(self) -> dict[str, str]:
+        """Versions worth recording, by name; empty where absent."""
+        return {}
+
+
+def missing_module(name: str) -> str | None:
+    """A sentence when Python cannot import ``name``."""
+    try:
+        __import__(name)
+    except ImportError as error:
+        return f"Python module {name!r} cannot be imported ({error})"
+    return None
+
+
+def missing_cuda_torch() -> str | None:
+    """A sentence when PyTorch is missing or sees no GPU."""
+    reason = missing_module("torch")
+    if reason:
+        return reason
+    import torch
+
+    return None if torch.cuda.is_available() else f"PyTorch {torch.__version__} sees no CUDA GPU"

@@ -1,0 +1,162 @@
+"""Image filters that people use from Python: CuPy's ndimage on the GPU, OpenCV and SciPy on the CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from leanconv.bench.operands import Operands
+from leanconv.bench.peers.base import Candidate, Peer, Unable, missing_module
+from leanconv.problem import FilterProblem, Problem
+
+#: SciPy's and CuPy's words for a border. Their 'wrap' is the same as 'grid-wrap' for filters.
+_SCIPY_MODES = {
+    "constant": "constant",
+    "replicate": "nearest",
+    "reflect": "reflect",
+    "reflect101": "mirror",
+    "wrap": "wrap",
+}
+#: Multiply-adds of a SciPy call that still take a second or so.
+_SCIPY_LIMIT = 3e8
+_OPENCV_LIMIT = 3e10
+
+
+def _origin(problem: FilterProblem) -> tuple[int, int, int]:
+    """SciPy counts an anchor from the filter's centre; the first axis goes over images."""
+    return 0, problem.anchor[0] - problem.kh // 2, problem.anchor[1] - problem.kw // 2
+
+
+class CupyPeer(Peer):
+    """cupyx.scipy.ndimage.correlate."""
+
+    name = "cupy"
+    engines = ("cupy",)
+    solves = (FilterProblem,)
+    needs_gpu = True
+
+    def absent(self) -> str | None:
+        reason = missing_module("cupy") or missing_module("cupyx.scipy.ndimage")
+        if reason:
+            return reason
+        import cupy
+
+        try:
+            cupy.cuda.runtime.getDeviceCount()
+        except Exception as error:
+            return f"CuPy {cupy.__version__} sees no GPU ({error})"
+        return None
+
+    def versions(self) -> dict[str, str]:
+        import cupy
+
+        return {"cupy": str(cupy.__version__)}
+
+    def candidates(self, problem: Problem, operands: Operands, gpu: bool) -> Iterator[Candidate | Unable]:
+        import cupy
+        from cupyx.scipy.ndimage import correlate
+
+        assert isinstance(problem, FilterProblem)
+        y = operands.output()
+        single = problem.batch == 1
+        x, kernel, out = (cupy.from_dlpack(array) for array in (operands.image, operands.kernel, y))
+        origin: tuple[int, ...] = _origin(problem)
+        if single:
+            x, out, origin = x[0], out[0], origin[1:]
+        else:
+            kernel = kernel[None]
+        mode = _SCIPY_MODES[problem.border]
+
+        def call() -> Any:
+            correlate(x, kernel, output=out, mode=mode, origin=origin)
+            return y
+
+        yield Candidate("cupy", "ndimage.correlate", call, workspace_bytes=None, out=y)
+
+
+class ScipyPeer(Peer):
+    """scipy.ndimage.correlate, on small sizes: it uses one core and no vector instructions."""
+
+    name = "scipy"
+    engines = ("scipy",)
+    solves = (FilterProblem,)
+    needs_gpu = False
+
+    def absent(self) -> str | None:
+        return missing_module("scipy.ndimage")
+
+    def versions(self) -> dict[str, str]:
+        import scipy
+
+        return {"scipy": str(scipy.__version__)}
+
+    def candidates(self, problem: Problem, operands: Operands, gpu: bool) -> Iterator[Candidate | Unable]:
+        from scipy.ndimage import correlate
+
+        assert isinstance(problem, FilterProblem)
+        if problem.flops / 2 > _SCIPY_LIMIT:
+            yield Unable(self.name, _too_many(problem, _SCIPY_LIMIT))
+            return
+        x, kernel = _host(operands.image), _host(operands.kernel)[None]
+        y = np.empty_like(x)
+        mode, origin = _SCIPY_MODES[problem.border], _origin(problem)
+
+        def call() -> Any:
+            correlate(x, kernel, output=y, mode=mode, origin=origin)
+            return y
+
+        yield Candidate(self.name, "ndimage.correlate", call, workspace_bytes=None, out=y, on_gpu=False, note="CPU")
+
+
+class OpencvPeer(Peer):
+    """cv2.filter2D on all the CPU's cores. From 11×11 on it turns to a Fourier transform by itself."""
+
+    name = "opencv"
+    engines = ("opencv",)
+    solves = (FilterProblem,)
+    needs_gpu = False
+
+    def absent(self) -> str | None:
+        return missing_module("cv2")
+
+    def versions(self) -> dict[str, str]:
+        import cv2
+
+        return {"opencv": str(cv2.__version__)}
+
+    def candidates(self, problem: Problem, operands: Operands, gpu: bool) -> Iterator[Candidate | Unable]:
+        import cv2
+
+        assert isinstance(problem, FilterProblem)
+        if problem.dtype != "float32" or problem.batch != 1 or problem.border == "wrap":
+            yield Unable(self.name, "called for one float32 image and any border but wrap, which filter2D lacks")
+            return
+        if problem.flops / 2 > _OPENCV_LIMIT:
+            yield Unable(self.name, _too_many(problem, _OPENCV_LIMIT))
+            return
+        borders = {
+            "constant": cv2.BORDER_CONSTANT,
+            "replicate": cv2.BORDER_REPLICATE,
+            "reflect": cv2.BORDER_REFLECT,
+            "reflect101": cv2.BORDER_REFLECT_101,
+        }
+        x, kernel = _host(operands.image)[0], _host(operands.kernel)
+        y = np.empty_like(x)
+        anchor, border = (problem.anchor[1], problem.anchor[0]), borders[problem.border]
+
+        def call() -> Any:
+            cv2.filter2D(x, -1, kernel, dst=y, anchor=anchor, borderType=border)
+            return y[None]
+
+        note = f"CPU, {cv2.getNumThreads()} threads"
+        yield Candidate(self.name, "filter2D", call, workspace_bytes=None, out=y, on_gpu=False, note=note)
+
+
+def _too_many(problem: FilterProblem, limit: float) -> str:
+    return f"{problem.flops // 2} multiply-adds take it seconds; the limit is {limit:.0e}"
+
+
+def _host(array: Any) -> Any:
+    return array if isinstance(array, np.ndarray) else array.cpu().numpy()

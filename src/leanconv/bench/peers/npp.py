@@ -1,0 +1,162 @@
+"""NVIDIA's image library NPP, through its C interface."""
+
+from __future__ import annotations
+
+import ctypes
+import glob
+import os
+from collections.abc import Iterator
+from ctypes import c_int, c_size_t, c_uint, c_void_p
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from leanconv.algorithms.base import ceil_div
+from leanconv.bench.operands import Operands, with_border
+from leanconv.bench.peers.base import Candidate, Peer, Unable, missing_cuda_torch
+from leanconv.problem import FilterProblem, Problem
+
+_BORDER_REPLICATE = 2
+_MARGIN = 128
+
+
+class _Size(ctypes.Structure):
+    _fields_ = [("width", c_int), ("height", c_int)]
+
+
+class _Point(ctypes.Structure):
+    _fields_ = [("x", c_int), ("y", c_int)]
+
+
+class _StreamContext(ctypes.Structure):
+    """NppStreamContext."""
+
+    _fields_ = [
+        ("stream", c_void_p),
+        ("device", c_int),
+        ("multiprocessors", c_int),
+        ("threads_per_multiprocessor", c_int),
+        ("threads_per_block", c_int),
+        ("shared_per_block", c_size_t),
+        ("major", c_int),
+        ("minor", c_int),
+        ("flags", c_uint),
+        ("reserved", c_int),
+    ]
+
+
+@cache
+def _library() -> ctypes.CDLL:
+    names = ["libnppif.so.13", "libnppif.so.12", "libnppif.so"]
+    for root in (os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH"), "/usr/local/cuda"):
+        names += sorted(glob.glob(f"{root}/lib64/libnppif.so*")) if root else []
+    for name in names:
+        try:
+            return ctypes.CDLL(name)
+        except OSError:
+            continue
+    from cuda.pathfinder import load_nvidia_dynamic_lib
+
+    return ctypes.CDLL(load_nvidia_dynamic_lib("nppif").abs_path)
+
+
+def _context() -> _StreamContext:
+    import torch
+
+    device = torch.cuda.current_device()
+    about = torch.cuda.get_device_properties(device)
+    threads = getattr(about, "max_threads_per_multi_processor", 2048)
+    counts = (about.multi_processor_count, threads, 1024, 48 * 1024, about.major, about.minor, 0, 0)
+    return _StreamContext(None, device, *counts)
+
+
+class NppPeer(Peer):
+    """nppiFilter_32f on an image whose border was written out beforehand, outside the timed region, because that call
+    has no border of its own; and nppiFilterBorder_32f for the one border that it has, replicate."""
+
+    name = "npp"
+    engines = ("npp", "npp:border")
+    solves = (FilterProblem,)
+    needs_gpu = True
+
+    def absent(self) -> str | None:
+        reason = missing_cuda_torch()
+        if reason:
+            return reason
+        try:
+            library = _library()
+        except Exception as error:
+            return f"libnppif, NPP's filter library, cannot be loaded ({error})"
+        return None if hasattr(library, "nppiFilter_32f_C1R_Ctx") else "its libnppif lacks nppiFilter_32f_C1R_Ctx"
+
+    def candidates(self, problem: Problem, operands: Operands, gpu: bool) -> Iterator[Candidate | Unable]:
+        assert isinstance(problem, FilterProblem)
+        if problem.dtype != "float32" or problem.batch != 1:
+            yield Unable(self.name, "called for one float32 image")
+            return
+        yield self._plain(problem, operands)
+        if problem.border == "replicate":
+            yield self._border(problem, operands)
+
+    def _plain(self, problem: FilterProblem, operands: Operands) -> Candidate:
+        # Rows and the first pixel lie on 512 bytes, as an allocation of NPP's own would.
+        width = ceil_div(_MARGIN + problem.w + problem.kw, _MARGIN) * _MARGIN
+        rows = np.arange(problem.h + problem.kh - 1) - problem.anchor[0]
+        image = with_border(problem, operands.image, rows, np.arange(width) - _MARGIN)[0]
+        kernel, anchor = _flipped(problem, operands)
+        y, pitch = operands.output(), image.shape[1] * 4
+        start = image.data_ptr() + problem.anchor[0] * pitch + 4 * _MARGIN
+        arguments = (
+            c_void_p(start),
+            c_int(pitch),
+            c_void_p(y.data_ptr()),
+            c_int(4 * problem.w),
+            _Size(problem.w, problem.h),
+            c_void_p(kernel.data_ptr()),
+            _Size(problem.kw, problem.kh),
+            anchor,
+            _context(),
+        )
+        keep = (image, kernel)
+        note = "border written out beforehand, not timed"
+        call = _caller("nppiFilter_32f_C1R_Ctx", arguments, y, keep)
+        return Candidate("npp", "nppiFilter_32f_C1R", call, out=y, note=note)
+
+    def _border(self, problem: FilterProblem, operands: Operands) -> Candidate:
+        kernel, anchor = _flipped(problem, operands)
+        y, size = operands.output(), _Size(problem.w, problem.h)
+        arguments = (
+            c_void_p(operands.image.data_ptr()),
+            c_int(4 * problem.w),
+            size,
+            _Point(0, 0),
+            c_void_p(y.data_ptr()),
+            c_int(4 * problem.w),
+            size,
+            c_void_p(kernel.data_ptr()),
+            _Size(problem.kw, problem.kh),
+            anchor,
+            c_int(_BORDER_REPLICATE),
+            _context(),
+        )
+        name = "nppiFilterBorder_32f_C1R"
+        return Candidate("npp:border", name, _caller(f"{name}_Ctx", arguments, y, (kernel,)), out=y)
+
+
+def _flipped(problem: FilterProblem, operands: Operands) -> tuple[Any, _Point]:
+    """NPP convolves where this project correlates: the filter turned by 180 degrees, and its anchor with it."""
+    kernel = operands.kernel.flip(0, 1).contiguous()
+    return kernel, _Point(problem.kw - 1 - problem.anchor[1], problem.kh - 1 - problem.anchor[0])
+
+
+def _caller(function: str, arguments: tuple[Any, ...], y: Any, keep: tuple[Any, ...]) -> Any:
+    entry = getattr(_library(), function)
+
+    def call(keep: tuple[Any, ...] = keep) -> Any:
+        status = entry(*arguments)
+        if status:
+            raise RuntimeError(f"{function} returned NppStatus {status}")
+        return y
+
+    return call

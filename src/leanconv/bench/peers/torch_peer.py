@@ -1,0 +1,207 @@
+"""PyTorch as a user gets it: strict FP32 and TF32, cudnn.benchmark on, both memory formats; and on the CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from leanconv.bench.operands import Operands
+from leanconv.bench.peers.base import Candidate, Peer, Unable, missing_cuda_torch, missing_module
+from leanconv.problem import ConvProblem, FilterProblem, Problem
+
+_PAD_MODES = {"replicate": "replicate", "reflect101": "reflect", "wrap": "circular"}
+
+
+@contextmanager
+def arithmetic(tf32: bool, benchmark: bool = True) -> Iterator[None]:
+    """PyTorch with or without TF32, restored afterwards."""
+    import torch
+
+    cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
+    before = cudnn.allow_tf32, cudnn.benchmark, matmul.allow_tf32
+    cudnn.allow_tf32, cudnn.benchmark, matmul.allow_tf32 = tf32, benchmark, tf32
+    try:
+        yield
+    finally:
+        cudnn.allow_tf32, cudnn.benchmark, matmul.allow_tf32 = before
+
+
+def _layer(problem: ConvProblem, x: Any, w: Any, bias: Any, layout: str) -> Callable[[], Any]:
+    """F.conv2d on tensors that lie in memory as ``layout``; the output is handed back as it lies."""
+    import torch
+    from torch.nn.functional import conv2d, pad
+
+    top, bottom, left, right = problem.padding
+    even = top == bottom and left == right
+    if layout == "NHWC":
+        x, w = x.permute(0, 3, 1, 2), w.permute(0, 3, 1, 2)
+    inside = (top, left) if even else (0, 0)
+
+    def call() -> Any:
+        image = x if even else pad(x, (left, right, top, bottom))
+        y = conv2d(image, w, bias, problem.stride, inside, problem.dilation, problem.groups)
+        y = torch.relu_(y) if problem.activation == "relu" else y
+        return y.permute(0, 2, 3, 1) if layout == "NHWC" else y
+
+    return call
+
+
+def _filter(problem: FilterProblem, image: Any, kernel: Any) -> Callable[[], Any] | str:
+    """F.conv2d with one channel, the border by F.pad where conv2d itself has none; a sentence where neither has it."""
+    from torch.nn.functional import conv2d, pad
+
+    if problem.dtype != "float32":
+        return f"PyTorch's convolution does not take {problem.dtype} images"
+    x, w = image[:, None], kernel[None, None]
+    (y0, x0), (kh, kw) = problem.anchor, (problem.kh, problem.kw)
+    sides = (x0, kw - 1 - x0, y0, kh - 1 - y0)
+    if problem.border == "constant":
+        if sides[0] == sides[1] and sides[2] == sides[3]:
+            return lambda: conv2d(x, w, padding=(y0, x0))[:, 0]
+        return lambda: conv2d(pad(x, sides), w)[:, 0]
+    mode = _PAD_MODES.get(problem.border)
+    if mode is None:
+        return f"PyTorch pads no border {problem.border!r}"
+    return lambda: conv2d(pad(x, sides, mode=mode), w)[:, 0]
+
+
+class TorchPeer(Peer):
+    """F.conv2d on the GPU."""
+
+    name = "torch"
+    engines = ("torch", "torch-fp32-nchw", "torch-fp32-nhwc", "torch-tf32-nchw", "torch-tf32-nhwc")
+    solves = (ConvProblem, FilterProblem)
+    needs_gpu = True
+
+    def absent(self) -> str | None:
+        return missing_cuda_torch()
+
+    def versions(self) -> dict[str, str]:
+        import torch
+
+        return {"torch": torch.__version__, "cudnn": str(torch.backends.cudnn.version())}
+
+    def candidates(self, problem: Problem, operands: Operands, gpu: bool) -> Iterator[Candidate | Unable]:
+        if isinstance(problem, FilterProblem):
+            call = _filter(problem, operands.image, operands.kernel)
+            if isinstance(call, str):
+                yield Unable("torch", call)
+            else:
+                strict = lambda: arithmetic(False)  # noqa: E731
+                yield Candidate("torch", "conv2d", call, workspace_bytes="measure", scope=strict, note="strict FP32")
+            return
+        for precision, tf32 in (("fp32", False), ("tf32", True)):
+            for layout in ("NCHW", "NHWC"):
+                yield Candidate(
+                    f"torch-{precision}-{layout.lower()}",
+                    "conv2d",
+                    _layer(problem, operands.x(layout), operands.w(layout), operands.bias, layout),
+                    layout,
+                    workspace_bytes="measure",
+                    arithmetic="tf32" if tf32 else "fp32",
+                    scope=lambda tf32=tf32: arithmetic(tf32),  # type: ignore[misc]
+                )
+
+
+class TorchCpuPeer(Peer):
+    """F.conv2d on the CPU, in the problem's own memory format."""
+
+    name = "torch-cpu"
+    engines = ("torch-cpu",)
+    solves = (ConvProblem, FilterProblem)
+    needs_gpu = False
+
+    def absent(self) -> str | None:
+        return missing_module("torch")
+
+    def versions(self) -> dict[str, str]:
+        import torch
+
+        return {"torch": torch.__version__}
+
+    def candidates(self, problem: Problem, operands: Operands, gpu: bool) -> Iterator[Candidate | Unable]:
+        import torch
+
+        note = f"{torch.get_num_threads()} threads"
+        layout = ""
+        if isinstance(problem, FilterProblem):
+            call = _filter(problem, torch.from_numpy(operands.image), torch.from_numpy(operands.kernel))
+        else:
+            layout = problem.layout
+            bias = None if operands.bias is None else torch.from_numpy(operands.bias)
+            x, w = torch.from_numpy(operands.x(layout)), torch.from_numpy(operands.w(layout))
+            call = _layer(problem, x, w, bias, layout)
+        if isinstance(call, str):
+            yield Unable("torch-cpu", call)
+            return
+        run = call
+        yield Candidate("torch-cpu", "conv2d", lambda: run().numpy(), layout, None, on_gpu=False, note=note)
+
+
+class Im2colPeer(Peer):
+    """What a careful user writes in two lines: the image unrolled into a matrix, then cuBLAS in strict FP32."""
+
+    name = "im2col+cublas"
+    engines = ("im2col+cublas",)
+    solves = (ConvProblem,)
+    needs_gpu = True
+
+    def absent(self) -> str | None:
+        return missing_cuda_torch()
+
+    def candidates(self, problem: Problem, operands: Operands, gpu: bool) -> Iterator[Candidate | Unable]:
+        import torch
+
+        assert isinstance(problem, ConvProblem)
+        if problem.groups != 1 or problem.bias or problem.activation:
+            yield Unable(self.name, "written for plain layers: one group, no bias, no activation")
+            return
+        columns = 4 * problem.n * problem.c * problem.r * problem.s * problem.p * problem.q
+        free = torch.cuda.mem_get_info()[0]
+        if columns > 0.7 * free:
+            yield Unable(self.name, f"the unrolled image needs {columns} bytes and {free} are free")
+            return
+        call = _unfold(problem, operands) if problem.layout == "NCHW" else _windows(problem, operands)
+        yield Candidate(
+            self.name,
+            "unfold, bmm" if problem.layout == "NCHW" else "strided copy, mm",
+            call,
+            problem.layout,
+            workspace_bytes="measure",
+            scope=lambda: arithmetic(False),
+        )
+
+
+def _unfold(problem: ConvProblem, operands: Operands) -> Callable[[], Any]:
+    import torch
+    from torch.nn.functional import pad, unfold
+
+    x, w = operands.x("NCHW"), operands.w("NCHW").flatten(1).expand(problem.n, -1, -1)
+    top, bottom, left, right = problem.padding
+
+    def call() -> Any:
+        image = pad(x, (left, right, top, bottom)) if any(problem.padding) else x
+        columns = unfold(image, (problem.r, problem.s), problem.dilation, 0, problem.stride)
+        return torch.bmm(w, columns).unflatten(2, (problem.p, problem.q))
+
+    return call
+
+
+def _windows(problem: ConvProblem, operands: Operands) -> Callable[[], Any]:
+    import torch
+    from torch.nn.functional import pad
+
+    x, w = operands.x("NHWC"), operands.w("NHWC").flatten(1).t()
+    top, bottom, left, right = problem.padding
+    (step_h, step_w), (dil_h, dil_w) = problem.stride, problem.dilation
+    shape = (problem.n, problem.p, problem.q, problem.r, problem.s, problem.c)
+
+    def call() -> Any:
+        image = pad(x, (0, 0, left, right, top, bottom)) if any(problem.padding) else x
+        n, h, column, _ = image.stride()
+        strides = (n, step_h * h, step_w * column, dil_h * h, dil_w * column, 1)
+        columns = image.as_strided(shape, strides).reshape(-1, problem.r * problem.s * problem.c)
+        return torch.mm(columns, w).unflatten(0, (problem.n, problem.p, problem.q))
+
+    return call

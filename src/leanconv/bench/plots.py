@@ -1,0 +1,79 @@
+"""Bars for each problem, from a results file."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+
+from leanconv.bench.results import Results
+
+_PANEL = 16
+
+
+def plot(results: Results, path: Path) -> None:
+    """Draw TFLOP/s (gigapixels a second for filters) of leanconv and each group of peers, one group of bars a problem.
+
+    ``path`` ends in a format that matplotlib writes (.png, .svg, .pdf). Raises ValueError when nothing was measured,
+    ImportError with the command that installs matplotlib when it is missing.
+    """
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise ImportError("plots need matplotlib: pip install 'leanconv[bench]'") from error
+    series = speeds(results)
+    if not series:
+        raise ValueError("there is nothing to plot: no row was measured")
+    problems = list(results.problems)
+    panels = [problems[i : i + _PANEL] for i in range(0, len(problems), _PANEL)]
+    inches = (max(6.0, 0.75 * min(len(problems), _PANEL) + 2), 3.2 * len(panels) + 0.6)
+    figure = Figure(figsize=inches, layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots(len(panels), 1, squeeze=False)[:, 0]
+    width = 0.85 / len(series)
+    for axis, panel in zip(axes, panels, strict=True):
+        for number, (name, values) in enumerate(series.items()):
+            places = [i + (number - (len(series) - 1) / 2) * width for i in range(len(panel))]
+            axis.bar(places, [values.get(problem, 0.0) for problem in panel], width, label=name)
+        axis.set_xticks(range(len(panel)), panel, rotation=30, ha="right", fontsize=8)
+        axis.set_ylabel(unit(results))
+        axis.margins(x=0.01)
+    axes[0].legend(fontsize=8, ncols=len(series))
+    where = results.machine.get("gpu") or results.machine.get("cpu")
+    figure.suptitle(f"{results.suite} {results.layout or ''} – {where}", fontsize=10)
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=path.parent, suffix=path.suffix)
+    os.close(handle)
+    try:
+        figure.savefig(name, dpi=120)
+        os.chmod(name, 0o644)
+        os.replace(name, path)
+    except BaseException:
+        os.unlink(name)
+        raise
+
+
+def unit(results: Results) -> str:
+    """What the bars count."""
+    return "gigapixels / s" if _filters(results) else "TFLOP/s"
+
+
+def _filters(results: Results) -> bool:
+    return all(about["words"].startswith("filter:") for about in results.problems.values())
+
+
+def speeds(results: Results) -> dict[str, dict[str, float]]:
+    """Height of each bar: series, then problem."""
+    series: dict[str, dict[str, float]] = {}
+    for problem, about in results.problems.items():
+        own = results.own(problem)
+        rows = {"leanconv": own} if own else {}
+        rows |= results.peers(problem)
+        for name, row in rows.items():
+            # An image's pixels are read once and written once, four bytes each time.
+            speed = about["bytes"] / 8 / row.us * 1e-3 if _filters(results) else row.tflops
+            series.setdefault(name, {})[problem] = speed
+    order = ["leanconv", *results.groups()]
+    return {name: series[name] for name in order if name in series}

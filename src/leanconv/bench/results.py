@@ -1,0 +1,171 @@
+"""What a run of the benchmark found, as a file and as questions about it."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import tempfile
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+#: A peer whose error is larger computes something else, and is not compared with. TF32 has its own engines.
+_WRONG = 1e-4
+
+
+@dataclass(frozen=True)
+class Row:
+    """One engine's algorithm on one problem. Times in microseconds; ``tflops`` counts the direct convolution's work.
+
+    ``ceiling_share`` is the time that ``ceiling`` allows, over the time taken: above 1 for algorithms that do less
+    arithmetic than the direct one, or by another unit. ``error`` is relative to float64, on ``checked``; None says that
+    the output held NaN or infinity.
+    """
+
+    problem: str
+    engine: str
+    algorithm: str
+    us: float
+    us_low: float
+    us_high: float
+    runs: int
+    tflops: float
+    ceiling: str
+    ceiling_share: float
+    l2: str
+    workspace_bytes: int | None
+    error: float | None
+    checked: str
+    registers: int | None = None
+    spill_bytes: int | None = None
+    note: str = ""
+
+
+@dataclass
+class Results:
+    """Rows with the machine they were measured on; ``absent`` and ``skipped`` say what was not measured, and why."""
+
+    machine: dict[str, Any]
+    suite: str
+    layout: str | None
+    problems: dict[str, dict[str, Any]] = field(default_factory=dict)
+    rows: list[Row] = field(default_factory=list)
+    absent: dict[str, str] = field(default_factory=dict)
+    skipped: list[dict[str, str]] = field(default_factory=list)
+    failed: list[dict[str, str]] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+
+    def write(self, path: Path) -> None:
+        """Write the file; it appears whole or not at all."""
+        write_whole(path, json.dumps(asdict(self), indent=1, allow_nan=False) + "\n")
+
+    @classmethod
+    def read(cls, path: Path) -> Results:
+        """Read a results file. Raises ValueError naming the file when it is not one."""
+        try:
+            content = json.loads(Path(path).read_text(encoding="utf-8"))
+            content["rows"] = [Row(**row) for row in content["rows"]]
+            return cls(**content)
+        except (ValueError, KeyError, TypeError) as error:
+            raise ValueError(f"{path} is not a results file of leanconv bench: {error}") from error
+
+    def of(self, problem: str) -> list[Row]:
+        """All rows of a problem."""
+        return [row for row in self.rows if row.problem == problem]
+
+    def own(self, problem: str) -> Row | None:
+        """leanconv's fastest row on a problem."""
+        return _fastest(row for row in self.of(problem) if row.engine == "leanconv" and right(row))
+
+    def peers(self, problem: str) -> dict[str, Row]:
+        """The fastest row of each group of peers, in the problem's own layout."""
+        layout = self.problems[problem].get("layout")
+        rows = [row for row in self.of(problem) if right(row)]
+        found: dict[str, Row] = {}
+        for group in GROUPS:
+            best = _fastest(row for row in rows if group.holds(row, layout))
+            if best:
+                found[group.name] = best
+        return found
+
+    def groups(self) -> list[str]:
+        """Names of the groups that have a row, in the order of GROUPS."""
+        present = {name for problem in self.problems for name in self.peers(problem)}
+        return [group.name for group in GROUPS if group.name in present]
+
+    def ratios(self, group: str) -> list[float]:
+        """How many times faster leanconv is than a group, for each problem that both ran."""
+        found = []
+        for problem in self.problems:
+            own, peer = self.own(problem), self.peers(problem).get(group)
+            if own and peer:
+                found.append(peer.us / own.us)
+        return found
+
+
+def right(row: Row) -> bool:
+    """Whether a row's output is a float32-grade answer, or a TF32 one from an engine that says so."""
+    return row.error is not None and (row.error <= _WRONG or "tf32" in row.engine)
+
+
+@dataclass(frozen=True)
+class Group:
+    """Peers that are compared with as one, by the fastest of them. ``{layout}`` in a name is the problem's."""
+
+    name: str
+    meaning: str
+    engine: str
+    without_workspace: bool = False
+
+    def holds(self, row: Row, layout: str | None) -> bool:
+        """Whether a row belongs to the group."""
+        pattern = self.engine.replace("{layout}", (layout or "").lower())
+        return fnmatchcase(row.engine, pattern) and not (self.without_workspace and row.workspace_bytes != 0)
+
+
+GROUPS = (
+    Group("lean", "the fastest cuDNN algorithm without workspace", "cudnn:*-{layout}", without_workspace=True),
+    Group("best", "the fastest of all cuDNN algorithms, whatever its workspace", "cudnn:*-{layout}"),
+    Group("PyTorch", "PyTorch in strict FP32 with cudnn.benchmark on", "torch-fp32-{layout}"),
+    Group("TF32", "PyTorch with TF32, wrong by about 3e-4", "torch-tf32-{layout}"),
+    Group("im2col", "im2col and cuBLAS", "im2col+cublas"),
+    Group("torch", "PyTorch's conv2d with one channel", "torch"),
+    Group("NPP", "NPP, the border written out beforehand and not timed", "npp"),
+    Group("CuPy", "cupyx.scipy.ndimage", "cupy"),
+    Group("PyTorch CPU", "PyTorch on the CPU's cores", "torch-cpu"),
+    Group("OpenCV", "OpenCV on the CPU", "opencv"),
+    Group("SciPy", "scipy.ndimage on the CPU", "scipy"),
+)
+
+
+def _fastest(rows: Iterable[Row]) -> Row | None:
+    return min(rows, key=lambda row: row.us, default=None)
+
+
+def geometric_mean(values: Sequence[float]) -> float:
+    """The n-th root of the product. Raises ValueError when empty or when a value is not positive."""
+    if not values or min(values) <= 0:
+        raise ValueError(f"a geometric mean needs positive values, not {list(values)}")
+    return math.exp(math.fsum(math.log(value) for value in values) / len(values))
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a text file beside its place, then rename it there."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+        os.chmod(name, 0o644)
+        os.replace(name, path)
+    except BaseException:
+        os.unlink(name)
+        raise
+
+
+#: The keys that a reader of a row may rely on.
+ROW_KEYS = tuple(entry.name for entry in fields(Row))

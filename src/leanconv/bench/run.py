@@ -1,0 +1,292 @@
+"""Run problems through everything that can compute them here, and collect what it took."""
+
+from __future__ import annotations
+
+import gc
+import math
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+from leanconv.bench import machine
+from leanconv.bench.ceilings import Ceilings, measure_cpu, measure_gpu
+from leanconv.bench.operands import Check, Operands, poison
+from leanconv.bench.peers import PEERS, Candidate, Peer, Unable
+from leanconv.bench.results import Results, Row
+from leanconv.bench.suites import Case, format_problem, load_suite, parse_problem, suite_layout, suite_names, with_batch
+from leanconv.problem import ConvProblem, FilterProblem, Problem
+from leanconv.timing import Timing, time_cpu, time_gpu
+
+#: Direct operations and bytes of one problem that are still pleasant to wait for without a GPU.
+_CPU_FLOPS = {False: 2e10, True: 2e9}
+_CPU_BYTES = {False: 5e8, True: 1e8}
+
+
+@dataclass(frozen=True)
+class _Run:
+    """What holds for every problem of a run."""
+
+    gpu: bool
+    quick: bool
+    engines: tuple[str, ...]
+    ceilings: Ceilings
+
+    def wants(self, engine: str) -> bool:
+        return not self.engines or any(fnmatchcase(engine, pattern) for pattern in self.engines)
+
+    @property
+    def budget_s(self) -> float:
+        if self.quick:
+            return 0.03
+        return 0.12 if self.gpu else 0.3
+
+
+def run_suite(
+    what: str | Sequence[Case],
+    *,
+    layout: str | None = None,
+    engines: Sequence[str] = (),
+    only: str | None = None,
+    batch: int | None = None,
+    quick: bool = False,
+    device: str | None = None,
+    revision: str | None = None,
+    progress: bool = True,
+) -> Results:
+    """Measure a suite, a problem in words (see leanconv.bench.suites), or given cases.
+
+    ``layout`` overrides the suite's; ``engines`` are patterns such as ``"leanconv"``, ``"cudnn:*"``; ``only`` is a
+    pattern that problem names must match; ``batch`` replaces the number of images; ``quick`` spends a quarter of the
+    time on each figure; ``device`` is None (the GPU where there is one), ``"cuda"`` or ``"cpu"``; ``revision`` is what
+    to record where the package does not lie in a git checkout.
+
+    On a CPU, layers too large to wait for run on fewer images, which the result's warnings say. Raises ValueError for
+    an unknown suite, layout or device, for a problem that cannot be read, or when nothing matches.
+    """
+    cases, suite, layout = _cases(what, layout)
+    if only is not None:
+        cases = tuple(case for case in cases if fnmatchcase(case.name, only))
+    if not cases:
+        raise ValueError(f"only={only!r} matches no problem of {suite!r}")
+    if batch is not None and batch < 1:
+        raise ValueError(f"batch={batch} must be at least 1")
+    if device not in (None, "cuda", "cpu"):
+        raise ValueError(f"device={device!r} is not known; choose 'cuda' or 'cpu'")
+    usable, why = machine.gpu_usable()
+    if device == "cuda" and not usable:
+        raise ValueError(why)
+    gpu = usable and device != "cpu"
+    run = _Run(gpu, quick, tuple(engines), (measure_gpu if gpu else measure_cpu)(0.1 if quick else 0.3))
+
+    absent: dict[str, str] = {}
+    versions: dict[str, str] = {}
+    peers = _present(run, cases, absent, versions)
+    results = Results(machine.describe(gpu, run.ceilings, versions, revision), suite, layout, absent=absent)
+    if not gpu and device != "cpu":
+        results.warnings.append(why + "; these are CPU figures")
+    with _progress(len(cases), progress) as step:
+        for case in cases:
+            step(case.name)
+            problem = _sized(case, batch, run, results)
+            if problem is not None:
+                _measure(case.name, problem, run, peers, results)
+    if not results.rows:
+        results.warnings.append("nothing was measured: no engine that was asked for could run")
+    return results
+
+
+def _cases(what: str | Sequence[Case], layout: str | None) -> tuple[tuple[Case, ...], str, str | None]:
+    if not isinstance(what, str):
+        return tuple(what), "cases", layout
+    if ":" in what:
+        problem = parse_problem(what)
+        if layout is not None:
+            raise ValueError(f"layout={layout!r} is for suites; write it into the problem, as in {what},{layout}")
+        found = problem.layout if isinstance(problem, ConvProblem) else None
+        return (Case(what.partition(":")[2], problem),), "problem", found
+    if what not in suite_names():
+        names = ", ".join(suite_names())
+        raise ValueError(f"{what!r} is no suite ({names}), and a problem starts with 'conv:' or 'filter:'")
+    return load_suite(what, layout), what, layout or suite_layout(what)
+
+
+def _present(run: _Run, cases: Sequence[Case], absent: dict[str, str], versions: dict[str, str]) -> list[Peer]:
+    """The libraries that can take part; the others are named in ``absent``."""
+    kinds = {type(case.problem) for case in cases}
+    found = []
+    for peer in PEERS:
+        if not kinds & set(peer.solves) or not any(run.wants(engine) for engine in peer.engines):
+            continue
+        if peer.name == "torch-cpu" and run.gpu:
+            continue
+        if peer.needs_gpu and not run.gpu:
+            absent[peer.name] = peer.absent() or "the run is on the CPU"
+            continue
+        reason = peer.absent()
+        if reason:
+            absent[peer.name] = reason
+        else:
+            found.append(peer)
+            versions.update(peer.versions())
+    return found
+
+
+def _sized(case: Case, batch: int | None, run: _Run, results: Results) -> Problem | None:
+    """The case with the batch that was asked for, or on a CPU with one that can be waited for."""
+    problem = case.problem if batch is None else with_batch(case.problem, batch)
+    if run.gpu:
+        return problem
+    images = problem.n if isinstance(problem, ConvProblem) else problem.batch
+    most = min(_CPU_FLOPS[run.quick] / problem.flops, _CPU_BYTES[run.quick] / problem.bytes) * images
+    if most >= images or batch is not None:
+        return problem
+    if most < 1:
+        reason = f"{problem.flops:.1e} operations are too many for a CPU; --batch {images} runs it all the same"
+        results.skipped.append({"problem": case.name, "engine": "all", "reason": reason})
+        return None
+    results.warnings.append(f"{case.name}: {int(most)} of {images} images, all of them would take long on a CPU")
+    return with_batch(problem, int(most))
+
+
+def _measure(name: str, problem: Problem, run: _Run, peers: Sequence[Peer], results: Results) -> None:
+    results.problems[name] = {
+        "words": format_problem(problem),
+        "layout": getattr(problem, "layout", None),
+        "flops": problem.flops,
+        "bytes": problem.bytes,
+        "floor_us": run.ceilings.floor_us(problem, "fp32"),
+    }
+    operands = Operands(problem, run.gpu)
+    check = Check(operands)
+    for peer in peers:
+        if not isinstance(problem, peer.solves):
+            continue
+        iterator = peer.candidates(problem, operands, run.gpu)
+        while True:
+            candidate: Candidate | Unable | None = None
+            try:
+                candidate = next(iterator, None)
+                if candidate is None:
+                    break
+                if isinstance(candidate, Unable):
+                    if run.wants(candidate.engine) or peer.name == "leanconv":
+                        results.skipped.append({"problem": name, **asdict(candidate)})
+                elif run.wants(candidate.engine):
+                    results.rows.append(_row(name, problem, candidate, check, operands, run))
+            except Exception as error:
+                # A library that fails on one problem shall not cost the figures of the others; it is named instead.
+                engine = candidate.engine if candidate else peer.name
+                reason = f"{type(error).__name__}: {error}".strip()[:2000]
+                results.failed.append({"problem": name, "engine": engine, "reason": reason})
+                if candidate is None:
+                    break
+            candidate = None
+            _release(run.gpu)
+
+
+def _row(name: str, problem: Problem, candidate: Candidate, check: Check, operands: Operands, run: _Run) -> Row:
+    bound = run.ceilings.bound(problem, candidate.arithmetic)
+    cold = candidate.on_gpu and (bound == "copy" or isinstance(problem, FilterProblem))
+    with candidate.scope():
+        error = _checked(candidate, check, operands, run.gpu)
+        timing = _time(candidate, cold, run)
+        workspace = candidate.workspace_bytes
+        if workspace == "measure":
+            workspace = _extra_bytes(candidate)
+    floor = run.ceilings.floor_us(problem, candidate.arithmetic)
+    return Row(
+        problem=name,
+        engine=candidate.engine,
+        algorithm=candidate.algorithm,
+        us=round(timing.median_us, 3),
+        us_low=round(timing.low, 3),
+        us_high=round(timing.high, 3),
+        runs=timing.runs,
+        tflops=round(problem.flops / timing.median_us * 1e-6, 4),
+        ceiling=bound,
+        ceiling_share=round(floor / timing.median_us, 4),
+        l2="cold" if cold else "warm",
+        workspace_bytes=workspace,
+        error=error if math.isfinite(error) else None,
+        checked=check.checked,
+        registers=candidate.registers,
+        spill_bytes=candidate.spill_bytes,
+        note=candidate.note,
+    )
+
+
+def _checked(candidate: Candidate, check: Check, operands: Operands, gpu: bool) -> float:
+    """The error of one call whose output was poisoned first, or the memory that the allocator hands out next."""
+    if candidate.out is not None:
+        poison(candidate.out)
+    elif gpu and candidate.on_gpu:
+        operands.output(candidate.layout)
+    y = candidate.call()
+    if gpu and not candidate.on_gpu:
+        import torch
+
+        y = torch.from_numpy(y).cuda()
+    return check.error(y, candidate.layout)
+
+
+def _time(candidate: Candidate, cold: bool, run: _Run) -> Timing:
+    if not candidate.on_gpu:
+        return time_cpu(candidate.call, budget_s=run.budget_s)
+    return time_gpu(candidate.call, cold=cold, budget_s=run.budget_s)
+
+
+def _extra_bytes(candidate: Candidate) -> int:
+    """Most memory PyTorch held during a call, beyond what it held before and what it returned."""
+    import torch
+
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    y = candidate.call()
+    torch.cuda.synchronize()
+    return int(torch.cuda.max_memory_allocated()) - before - int(y.untyped_storage().nbytes())
+
+
+def _release(gpu: bool) -> None:
+    """Give the memory of the last candidate back to the machine, so that the next finds all of it."""
+    if gpu:
+        import torch
+
+        torch.cuda.synchronize()
+        gc.collect()
+        torch.cuda.empty_cache()
+
+
+@contextmanager
+def _progress(total: int, wanted: bool) -> Iterator[Any]:
+    """One bar on a terminal, nothing elsewhere."""
+    if not wanted or not sys.stderr.isatty():
+        yield lambda name: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("starting", total=total)
+        started = False
+
+        def step(name: str) -> None:
+            nonlocal started
+            bar.update(task, advance=int(started), description=name)
+            started = True
+
+        yield step
+
+
+def default_path(results: Results, partial: bool, root: Path = Path("benchmarks/results")) -> Path:
+    """Where a run belongs: ``<gpu>/<suite>[-nhwc].json``, ``-part`` added for less than a whole suite."""
+    own = suite_layout(results.suite) if results.suite in suite_names() else None
+    name = results.suite
+    if own and results.layout != own:
+        name += f"-{(results.layout or '').lower()}"
+    return root / machine.slug(results.machine) / f"{name}{'-part' if partial else ''}.json"

@@ -1,0 +1,186 @@
+"""The only timer: medians with their quartiles, by CUDA events on a GPU and by the wall clock on a CPU."""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+#: Launches shorter than this are timed in batches, so that the events' own cost (about 2 µs) disappears.
+_BATCH_US = 200.0
+_MAX_BATCH = 50
+#: Work put before a timed region so that the host stays ahead of the GPU is never longer than this.
+_MAX_SHIELD_US = 5000.0
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Microseconds of one call: the median of ``runs`` samples, and their lower and upper quartiles."""
+
+    median_us: float
+    low: float
+    high: float
+    runs: int
+
+
+def summarise(samples: Sequence[float]) -> Timing:
+    """Median and quartiles of ``samples``, in microseconds. Raises ValueError when there are none."""
+    if not samples:
+        raise ValueError("samples is empty: there is nothing to take a median of")
+    if len(samples) == 1:
+        return Timing(samples[0], samples[0], samples[0], 1)
+    low, median, high = statistics.quantiles(samples, n=4, method="inclusive")
+    return Timing(median, low, high, len(samples))
+
+
+def time_cpu(
+    call: Callable[[], Any],
+    *,
+    budget_s: float = 0.5,
+    min_runs: int = 3,
+    max_runs: int = 200,
+    clock: Callable[[], float] = time.perf_counter,
+) -> Timing:
+    """Time ``call`` by the wall clock, after one warm-up call.
+
+    Samples are taken until ``budget_s`` is spent, at least ``min_runs`` and at most ``max_runs``; a sample is one call.
+    A call that alone outlasts twice the budget is not repeated after its warm-up and one sample.
+
+    >>> time_cpu(lambda: sum(range(1000)), budget_s=0.01).runs >= 3
+    True
+    """
+    begin = clock()
+    call()
+    if clock() - begin > 2 * budget_s:
+        min_runs = 1
+    samples: list[float] = []
+    begin = clock()
+    while len(samples) < max_runs and (len(samples) < min_runs or clock() - begin < budget_s):
+        start = clock()
+        call()
+        samples.append((clock() - start) * 1e6)
+    return summarise(samples)
+
+
+def time_gpu(
+    call: Callable[[], Any],
+    *,
+    stream: int = 0,
+    cold: bool = False,
+    budget_s: float = 0.25,
+    min_runs: int = 5,
+    max_runs: int = 100,
+) -> Timing:
+    """Time the GPU work that ``call`` puts on ``stream`` (a CUstream handle; 0 is the default stream).
+
+    The first call is a warm-up: compilation, allocation and handle creation stay outside. Then:
+
+    * With ``cold`` each sample is one call after a buffer of twice the L2 cache has been overwritten, outside the timed
+      region, so that inputs come from memory. Use it for memory-bound work on data that would fit the cache.
+    * Otherwise a sample is a batch of back-to-back calls when one is short, and one call when it is long.
+    * Where the host needs longer to submit a call than the GPU to run it, the same overwriting keeps the GPU busy until
+      everything timed is queued. What is reported is GPU time, not Python's.
+
+    Samples are taken until ``budget_s`` seconds are spent, within ``min_runs`` and ``max_runs``. A call that waits for
+    the GPU by itself cannot be shielded so, and its waiting is part of its time.
+    """
+    gpu = _Gpu(stream)
+    with gpu.flusher() as flush:
+        call()
+        gpu.synchronize()
+        host_us, estimate_us = _estimate(gpu, call)
+        if estimate_us > 1e6 * budget_s:
+            min_runs = min(min_runs, 3)
+        batch = 1 if cold else max(1, min(_MAX_BATCH, math.ceil(_BATCH_US / estimate_us)))
+        flush_us = gpu.elapsed(lambda: _repeat(flush, 4)) / 4
+        # A call that takes the GPU much longer than the host hides its own submission.
+        shield_us = 1.5 * host_us * (batch + 1) + 20 if host_us > 0.3 * estimate_us else 0.0
+        shields = math.ceil(min(shield_us, _MAX_SHIELD_US) / flush_us)
+        samples: list[float] = []
+        begin = time.perf_counter()
+        while len(samples) < max_runs and (len(samples) < min_runs or time.perf_counter() - begin < budget_s):
+            _repeat(flush, max(shields, int(cold)))
+            if not cold and shields:
+                call()  # fills the cache again that the shield has emptied
+            samples.append(gpu.elapsed(lambda: _repeat(call, batch)) / batch)
+    return summarise(samples)
+
+
+def _repeat(call: Callable[[], Any], count: int) -> None:
+    for _ in range(count):
+        call()
+
+
+def _estimate(gpu: _Gpu, call: Callable[[], Any]) -> tuple[float, float]:
+    """Microseconds that one call takes the host to submit and the GPU to finish, warming both up on the way."""
+    count, spent = 1, 0.0
+    while True:
+        host = 0.0
+
+        def calls(count: int = count) -> None:
+            nonlocal host
+            start = time.perf_counter()
+            _repeat(call, count)
+            host = (time.perf_counter() - start) * 1e6
+
+        device = gpu.elapsed(calls)
+        spent += device
+        if spent > 5000 or count >= 64:
+            return host / count, max(device / count, 0.5)
+        count *= 4
+
+
+class _Gpu:
+    """Events and memory of the current CUDA context, by the driver's own calls: needs neither PyTorch nor CuPy."""
+
+    def __init__(self, stream: int) -> None:
+        from cuda.bindings import driver
+
+        self._driver = driver
+        self._check(driver.cuInit(0))
+        if not int(self._check(driver.cuCtxGetCurrent())):
+            device = self._check(driver.cuDeviceGet(0))
+            self._check(driver.cuCtxSetCurrent(self._check(driver.cuDevicePrimaryCtxRetain(device))))
+        self._stream = driver.CUstream(stream)
+        self._events = [self._check(driver.cuEventCreate(0)) for _ in range(2)]
+
+    def __del__(self) -> None:
+        for event in getattr(self, "_events", []):
+            self._driver.cuEventDestroy(event)
+
+    def _check(self, result: tuple[Any, ...]) -> Any:
+        status, *values = result
+        if status != self._driver.CUresult.CUDA_SUCCESS:
+            _, text = self._driver.cuGetErrorString(status)
+            raise RuntimeError(f"the CUDA driver says {status.name}: {text.decode() if text else 'no text'}")
+        return values[0] if values else None
+
+    def synchronize(self) -> None:
+        self._check(self._driver.cuStreamSynchronize(self._stream))
+
+    def elapsed(self, work: Callable[[], Any]) -> float:
+        """Microseconds between an event before ``work`` and one after it."""
+        begin, end = self._events
+        self._check(self._driver.cuEventRecord(begin, self._stream))
+        work()
+        self._check(self._driver.cuEventRecord(end, self._stream))
+        self._check(self._driver.cuEventSynchronize(end))
+        return float(self._check(self._driver.cuEventElapsedTime(begin, end))) * 1e3
+
+    @contextmanager
+    def flusher(self) -> Iterator[Callable[[], None]]:
+        """A function that overwrites twice the L2 cache, with the buffer that it needs."""
+        driver = self._driver
+        device = self._check(driver.cuCtxGetDevice())
+        attribute = driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE
+        size = 2 * max(int(self._check(driver.cuDeviceGetAttribute(attribute, device))), 32 << 20)
+        pointer = self._check(driver.cuMemAlloc(size))
+        try:
+            yield lambda: self._check(driver.cuMemsetD32Async(pointer, 0, size // 4, self._stream))
+        finally:
+            self.synchronize()
+            self._check(driver.cuMemFree(pointer))
