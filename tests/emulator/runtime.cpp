@@ -333,11 +333,12 @@ void block_barrier(Site site) {
     self.site = site;
     ++waiting_at_block_barrier;
     check_nobody_left();
-    for (int thread = 0; thread < block; ++thread) {
-        const Fibre& other = fibres[static_cast<size_t>(thread)];
-        if (other.state != at_block_barrier || (other.site.line == site.line && !strcmp(other.site.file, site.file))) continue;
-        fail(site, "barrier divergence: thread %d waits in another __syncthreads, at %s:%d", thread,
-             base_name(other.site.file), other.site.line);
+    static int first_at_barrier;
+    if (waiting_at_block_barrier == 1) first_at_barrier = current;
+    const Site other = fibres[static_cast<size_t>(first_at_barrier)].site;
+    if (other.line != site.line || strcmp(other.file, site.file)) {
+        fail(site, "barrier divergence: thread %d waits in another __syncthreads, at %s:%d", first_at_barrier,
+             base_name(other.file), other.line);
     }
     if (waiting_at_block_barrier == block) {
         waiting_at_block_barrier = 0;

@@ -1,0 +1,209 @@
+"""The problems that every algorithm is proven on, built to break things, and random arrays for them.
+
+Small, because the emulator plays every thread: a handful of blocks each, but with tails in every direction.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from leanconv.algorithms.base import Target
+from leanconv.problem import BORDERS, ConvProblem, FilterProblem, Problem
+
+KIB = 1024
+#: GPUs as their compute capability describes them; plans are made for the first one.
+TARGETS = (
+    Target("sm_90a", 132, 227 * KIB, 228 * KIB),
+    Target("sm_80", 108, 163 * KIB, 164 * KIB),
+    Target("sm_100a", 148, 227 * KIB, 228 * KIB),
+    Target("sm_120", 170, 99 * KIB, 100 * KIB),
+)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A problem with a name. ``thorough`` ones also run in an algorithm's extreme configurations."""
+
+    name: str
+    problem: Problem
+    thorough: bool = False
+
+
+def _conv_cases() -> list[Case]:
+    found = []
+
+    def add(name: str, *shape: int, thorough: bool = False, **rest: Any) -> None:
+        for layout in ("NCHW", "NHWC"):
+            problem = ConvProblem(*shape, layout=layout, **rest)
+            found.append(Case(f"{name}-{layout.lower()}", problem, thorough))
+
+    same = {"padding": (1, 1, 1, 1)}
+    #                n  c   h   w   k   r  s
+    add("plain", 2, 8, 12, 16, 16, 3, 3, thorough=True, **same)
+    add("odd", 3, 5, 13, 11, 7, 3, 3, thorough=True, bias=True, activation="relu", **same)
+    add("tails", 2, 19, 17, 9, 133, 3, 3, thorough=True, bias=True, padding=(1, 0, 2, 1))
+    add("whole-tiles", 2, 16, 8, 16, 128, 1, 1, thorough=True)
+    add("one-by-one", 2, 13, 9, 7, 21, 1, 1, bias=True)
+    add("one-by-one-strided", 2, 6, 9, 8, 9, 1, 1, stride=(2, 3), padding=(1, 1, 0, 0))
+    add("single-pixel", 1, 1, 1, 1, 1, 1, 1)
+    add("single-output", 1, 37, 3, 3, 5, 3, 3, bias=True)
+    add("single-pixel-padded", 2, 3, 1, 1, 4, 3, 3, activation="relu", **same)
+    add("one-channel", 2, 1, 15, 18, 6, 5, 5, padding=(2, 2, 2, 2))
+    add("one-filter", 2, 6, 15, 18, 1, 3, 3)
+    add("empty-batch", 0, 4, 9, 9, 6, 3, 3, **same)
+    add("one-row", 3, 4, 1, 70, 5, 1, 3, padding=(0, 0, 1, 1))
+    add("one-column", 3, 4, 70, 1, 5, 3, 1, padding=(1, 1, 0, 0))
+    add("even-filter", 2, 4, 10, 13, 6, 2, 4, padding=(1, 0, 1, 2))
+    add("wide-filter", 1, 3, 6, 41, 4, 1, 19, padding=(0, 0, 9, 9))
+    add("tall-filter", 1, 3, 41, 6, 4, 19, 1, padding=(9, 9, 0, 0))
+    add("big-filter", 1, 2, 24, 25, 3, 17, 18, padding=(8, 3, 2, 9))
+    add("eleven", 1, 3, 31, 30, 10, 11, 11, stride=(4, 4), padding=(2, 2, 2, 2))
+    add("filter-over-image", 2, 3, 4, 3, 5, 7, 6, padding=(4, 3, 3, 4))
+    add("all-padding-corner", 1, 2, 3, 3, 3, 2, 2, padding=(3, 3, 3, 3))
+    add("stride", 2, 5, 14, 15, 9, 3, 3, stride=(2, 2), **same)
+    add("stride-uneven", 2, 3, 17, 14, 8, 3, 2, stride=(1, 3), padding=(0, 1, 1, 0))
+    add("stride-over-filter", 2, 4, 19, 23, 5, 2, 3, stride=(5, 4))
+    add("padding-top-left", 1, 3, 8, 9, 4, 3, 3, padding=(2, 0, 1, 0))
+    add("padding-bottom-right", 1, 3, 8, 9, 4, 3, 3, padding=(0, 2, 0, 1))
+    add("dilation", 2, 4, 15, 14, 6, 3, 3, dilation=(2, 2), padding=(2, 2, 2, 2))
+    add("dilation-uneven", 1, 4, 18, 19, 6, 3, 2, dilation=(1, 5), stride=(2, 1), padding=(1, 3, 4, 2))
+    add("groups", 2, 6, 9, 10, 9, 3, 3, groups=3, bias=True, **same)
+    add("groups-vector", 2, 16, 8, 8, 24, 3, 3, groups=2, thorough=True, activation="relu", **same)
+    add("depthwise", 2, 7, 9, 12, 7, 3, 3, groups=7, bias=True, **same)
+    add("depthwise-multiplier", 1, 5, 9, 8, 15, 5, 3, groups=5, stride=(2, 2), padding=(2, 2, 1, 1))
+    add(
+        "everything",
+        2,
+        10,
+        16,
+        13,
+        14,
+        3,
+        4,
+        stride=(2, 3),
+        padding=(3, 1, 0, 4),
+        dilation=(3, 2),
+        groups=2,
+        bias=True,
+        activation="relu",
+    )
+    add("precision-ieee", 1, 6, 9, 9, 5, 3, 3, precision="ieee", **same)
+    return found  # fmt: skip
+
+
+def filter_problem(
+    batch: int,
+    h: int,
+    w: int,
+    kh: int,
+    kw: int,
+    *,
+    anchor: tuple[int, int] | None = None,
+    gap: int = 0,
+    rows_between: int = 0,
+    y_gap: int = 0,
+    **rest: Any,
+) -> FilterProblem:
+    """A FilterProblem whose rows lie ``gap`` elements and whose images ``rows_between`` rows apart in memory."""
+    x_pitch, y_pitch = w + gap, w + y_gap
+    if anchor is None:
+        anchor = (kh // 2, kw // 2)
+    return FilterProblem(
+        *(batch, h, w, kh, kw),
+        anchor=anchor,
+        x_pitch=x_pitch,
+        x_step=x_pitch * (h + rows_between),
+        y_pitch=y_pitch,
+        y_step=y_pitch * (h + rows_between),
+        **rest,
+    )
+
+
+def _filter_cases() -> list[Case]:
+    found = []
+
+    def add(name: str, *shape: int, thorough: bool = False, **rest: Any) -> None:
+        found.append(Case(name, filter_problem(*shape, **rest), thorough))
+
+    # Wide enough for strips whose windows lie wholly inside, odd enough for tails.
+    for border in BORDERS:
+        add(f"border-{border}", 1, 37, 403, 3, 3, border=border, thorough=border == "reflect101")
+        add(f"border-{border}-large", 2, 21, 141, 8, 13, border=border)
+        add(f"border-{border}-over-image", 1, 5, 3, 17, 14, border=border)
+        add(f"border-{border}-one-pixel", 2, 1, 1, 5, 4, border=border)
+        add(f"border-{border}-int32", 1, 19, 300, 5, 5, border=border, dtype="int32")
+    shapes = [(1, 1), (1, 2), (2, 1), (2, 2), (3, 5), (5, 3), (4, 4), (7, 7), (6, 11), (9, 9), (15, 15), (20, 20)]
+    shapes += [(1, 32), (32, 1), (31, 17), (32, 32), (25, 4), (3, 29)]
+    for kh, kw in shapes:
+        thorough = (kh, kw) in ((7, 7), (1, 32), (32, 32))
+        add(f"shape-{kh}x{kw}", 1, 45, 404, kh, kw, border="constant", thorough=thorough)
+    for i, (h, w) in enumerate(
+        [(1, 1), (1, 517), (263, 1), (2, 3), (16, 128), (17, 129), (33, 127), (9, 131), (64, 260)]
+    ):
+        add(f"size-{h}x{w}", 1, h, w, 3, 3, border=BORDERS[i % 5])
+        add(f"size-{h}x{w}-5x5", 1, h, w, 5, 5, border=BORDERS[(i + 2) % 5])
+    add("empty-batch", 0, 9, 9, 3, 3)
+    add("batch", 5, 18, 133, 3, 3, border="wrap")
+    add("pitch-aligned", 2, 23, 390, 5, 5, gap=10, y_gap=2, rows_between=1)
+    add("pitch-odd", 2, 23, 390, 5, 5, gap=3, y_gap=1, rows_between=2, border="reflect")
+    add("pitch-odd-in", 3, 18, 260, 3, 3, gap=1, border="replicate")
+    add("pitch-odd-out", 3, 18, 260, 3, 3, y_gap=1, border="replicate")
+    for anchor in ((0, 0), (0, 6), (4, 0), (4, 6), (1, 5)):
+        add(f"anchor-{anchor[0]}-{anchor[1]}", 1, 22, 280, 5, 7, anchor=anchor, thorough=anchor == (0, 6))
+    add("anchor-corner-32", 1, 40, 330, 32, 32, anchor=(31, 0), border="wrap")
+    add("anchor-other-corner-32", 1, 40, 330, 32, 32, anchor=(0, 31), border="reflect")
+    add("int32-32x32", 1, 39, 199, 32, 32, dtype="int32", border="wrap", thorough=True)
+    return found
+
+
+CONV_CASES = tuple(_conv_cases())
+FILTER_CASES = tuple(_filter_cases())
+CASES = CONV_CASES + FILTER_CASES
+
+#: Problems that no algorithm solves, each with a word that the refusal must contain.
+REFUSED = (
+    (replace(CONV_CASES[0].problem, dtype="float64"), "float64"),
+    (replace(CONV_CASES[0].problem, dtype="complex64"), "complex64"),
+    (filter_problem(1, 50, 50, 33, 3), "33x3"),
+    (filter_problem(1, 50, 50, 3, 33), "3x33"),
+    (filter_problem(1, 50, 50, 3, 3, dtype="float64"), "float64"),
+    (filter_problem(1, 50, 50, 3, 3, anchor=(3, 0)), "anchor"),
+    (filter_problem(1, 50, 50, 3, 3, border="mirror"), "mirror"),
+)
+
+#: zero-mean data cancels, positive data accumulates; both are needed (design: Precision is a contract)
+KINDS = ("zero-mean", "positive")
+
+
+def draw(rng: np.random.Generator, shape: tuple[int, ...], kind: str, dtype: str = "float32") -> np.ndarray:
+    """Random data; int32 draws span the whole range, so that sums wrap around."""
+    if dtype == "int32":
+        low = -(2**31) if kind == "zero-mean" else 0
+        return rng.integers(low, 2**31, shape, np.int32)
+    low = -1.0 if kind == "zero-mean" else 1.0
+    return rng.uniform(low, low + 2 if low < 0 else 2.0, shape).astype(dtype)
+
+
+def draw_conv(problem: ConvProblem, kind: str, seed: int = 0) -> dict[str, np.ndarray | None]:
+    """x, w, bias (None where the problem has none) in the problem's layout."""
+    rng = np.random.default_rng(seed)
+    arrays: dict[str, np.ndarray | None] = {
+        "x": draw(rng, problem.x_shape, kind, problem.dtype),
+        "w": draw(rng, problem.w_shape, kind, problem.dtype),
+        "bias": draw(rng, (problem.k,), kind, problem.dtype) if problem.bias else None,
+    }
+    return arrays
+
+
+def draw_filter(problem: FilterProblem, kind: str, seed: int = 0) -> tuple[dict[str, np.ndarray], dict[str, float]]:
+    """Dense images ``x`` (batch, h, w) and ``w`` (kh, kw), and the scalars ``value`` and ``delta``."""
+    rng = np.random.default_rng(seed)
+    arrays = {
+        "x": draw(rng, (problem.batch, problem.h, problem.w), kind, problem.dtype),
+        "w": draw(rng, (problem.kh, problem.kw), kind, problem.dtype),
+    }
+    scalars = {"value": 3, "delta": -7} if problem.dtype == "int32" else {"value": 1.25, "delta": -0.5}
+    return arrays, scalars

@@ -1,0 +1,144 @@
+"""One question asked of every algorithm: does this plan, run here, give the right answer on this problem?
+
+``check`` asks it, of the emulator or of a GPU. Outputs are poisoned before the run, gaps between rows must stay as they
+were, and the error against float64 must keep the bound of the precision tier.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import fields, replace
+from itertools import islice
+from typing import Any
+
+import cases
+import emulator
+import numpy as np
+
+from leanconv.algorithms.base import Config, GpuAlgorithm, Plan, Target
+from leanconv.problem import ConvProblem, FilterProblem, Problem
+from leanconv.reference import oracle
+
+#: ``run(plan, values)`` executes a plan on arrays and scalars by name and fills ``y``.
+Runner = Callable[[Plan, dict[str, Any]], None]
+
+#: What unwritten outputs hold. The integer is as unlikely a sum as any.
+POISON = {"float32": np.float32(np.nan), "int32": np.int32(-1431655766), "float64": np.nan}
+#: Reads of these show: between the rows of an image lies nothing that a kernel may use.
+MOST_CONFIGS = 10000
+
+
+class WrongAnswer(AssertionError):
+    """The kernel ran to its end, and its result is wrong."""
+
+
+def run_on_emulator(plan: Plan, values: dict[str, Any]) -> None:
+    """Run a plan on the CPU."""
+    emulator.run_plan(plan, values)
+
+
+def run_on_gpu(plan: Plan, values: dict[str, Any]) -> None:
+    """Run a plan on the first GPU. Outputs are uploaded too, so that their poison is there."""
+    from leanconv.runtime.launch import BOUND_NAMES, open_device
+
+    device = open_device(0)
+    arrays = {name: v for name, v in values.items() if isinstance(v, np.ndarray)}
+    pointers: dict[str, int] = {}
+    try:
+        for name, array in arrays.items():
+            pointers[name] = device.allocate(array.nbytes)
+            device.upload(pointers[name], array)
+        if plan.workspace_bytes:
+            pointers["workspace"] = device.allocate(plan.workspace_bytes)
+            device.upload(pointers["workspace"], np.full(plan.workspace_bytes, 0xFF, np.uint8))
+        given = {**{name: v for name, v in values.items() if v is not None}, **pointers}
+        device.executable(plan)(0, [given.get(name, 0) for name in BOUND_NAMES])
+        device.download(arrays["y"], pointers["y"])
+    finally:
+        for pointer in pointers.values():
+            device.free(pointer)
+
+
+def extreme_configs(algorithm: GpuAlgorithm, problem: Problem, target: Target) -> Iterator[Config]:
+    """The best guess, then for each tuning number the first configuration with its smallest and its largest value."""
+    legal = list(islice(algorithm.configs(problem, target), MOST_CONFIGS))
+    chosen = legal[:1]
+    for field in fields(legal[0]):
+        values = [getattr(c, field.name) for c in legal]
+        chosen += [legal[values.index(min(values))], legal[values.index(max(values))]]
+    yield from dict.fromkeys(chosen)
+
+
+def check(
+    algorithm: GpuAlgorithm,
+    problem: Problem,
+    config: Config | None = None,
+    run: Runner = run_on_emulator,
+    *,
+    kinds: tuple[str, ...] = cases.KINDS,
+    change: Callable[[Plan], Plan] = lambda plan: plan,
+    target: Target = cases.TARGETS[0],
+) -> None:
+    """Run ``problem`` with ``config`` (the best guess when None); raises where the answer is not right.
+
+    ``change`` may replace the plan by another one that must give the same answer.
+    """
+    if config is None:
+        config = next(iter(algorithm.configs(problem, target)))
+    plan = change(algorithm.plan(problem, config, target))
+    for kind in kinds:
+        if isinstance(problem, ConvProblem):
+            _check_conv(problem, plan, run, kind)
+        else:
+            _check_filter(problem, plan, run, kind)
+
+
+def _check_conv(problem: ConvProblem, plan: Plan, run: Runner, kind: str) -> None:
+    inputs = cases.draw_conv(problem, kind)
+    y = np.full(problem.y_shape, POISON[problem.dtype], problem.dtype)
+    run(plan, {**inputs, "y": y})
+    reference = oracle.conv2d(problem, inputs["x"], inputs["w"], inputs["bias"])
+    _compare(y, reference, oracle.error_bound(problem, inputs["x"], inputs["w"], inputs["bias"]), f"{problem} {kind}")
+
+
+def _check_filter(problem: FilterProblem, plan: Plan, run: Runner, kind: str) -> None:
+    inputs, scalars = cases.draw_filter(problem, kind)
+    poison = POISON[problem.dtype]
+    x, images = _strided(problem, problem.x_pitch, problem.x_step, poison)
+    y, result = _strided(problem, problem.y_pitch, problem.y_step, poison)
+    images[...] = inputs["x"]
+    run(plan, {"x": x, "w": inputs["w"], "y": y, **scalars})
+    reference = oracle.filter2d(problem, inputs["x"], inputs["w"], **scalars)
+    bound = oracle.filter_error_bound(problem, inputs["x"], inputs["w"], **scalars)
+    _compare(result, reference, bound, f"{problem} {kind}")
+    result[...] = poison
+    if not np.array_equal(y, np.full_like(y, poison), equal_nan=True):
+        raise WrongAnswer(f"{problem} {kind}: the kernel wrote between the rows of the output")
+
+
+def _strided(problem: FilterProblem, pitch: int, step: int, fill: Any) -> tuple[np.ndarray, np.ndarray]:
+    """A buffer that ends with its last pixel, filled, and the images in it as a view (batch, h, w)."""
+    size = (problem.batch - 1) * step + (problem.h - 1) * pitch + problem.w if problem.batch else 0
+    buffer = np.full(size, fill, problem.dtype)
+    item = buffer.itemsize
+    shape = (problem.batch, problem.h, problem.w)
+    return buffer, np.lib.stride_tricks.as_strided(buffer, shape, (step * item, pitch * item, item))
+
+
+def _compare(result: np.ndarray, reference: np.ndarray, bound: float, what: str) -> None:
+    error = oracle.relative_error(result, reference)
+    if error <= bound:
+        return
+    off = ~np.isclose(result, reference, rtol=1e-3, atol=1e-4 * max(1.0, float(np.abs(reference).max(initial=0.0))))
+    places = np.argwhere(off)
+    shown = ", ".join(f"{tuple(map(int, p))}: {result[tuple(p)]} for {reference[tuple(p)]:.6g}" for p in places[:5])
+    raise WrongAnswer(f"{what}: error {error:.3g} exceeds {bound:.3g}; {len(places)} of {result.size} far off; {shown}")
+
+
+def same_constants(plan: Plan, constants: Mapping[str, int | bool | str]) -> Plan:
+    """The plan with some of its kernels' ``Problem`` constants replaced."""
+    launches = tuple(
+        replace(launch, problem=tuple((key, constants.get(key, value)) for key, value in launch.problem))
+        for launch in plan.launches
+    )
+    return replace(plan, launches=launches)

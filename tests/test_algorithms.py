@@ -1,0 +1,153 @@
+"""Every algorithm on every problem that it accepts, against float64: on the CPU emulator, and on a GPU (``-m gpu``)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import cases
+import numpy as np
+import proof
+import pytest
+from cases import CASES, CONV_CASES, REFUSED, TARGETS
+
+from leanconv.problem import ConvProblem
+from leanconv.registry import ALGORITHMS, NoAlgorithmError, choose
+
+ACCEPTED = [(a, c) for a in ALGORITHMS for c in CASES if not a.reasons(c.problem)]
+THOROUGH = [(a, c) for a, c in ACCEPTED if c.thorough]
+DECLINED = [(a, c.problem) for a in ALGORITHMS for c in CASES if a.reasons(c.problem)]
+
+
+def named(pairs):
+    return pytest.mark.parametrize(
+        ("algorithm", "case"), [pytest.param(a, c, id=f"{a.name}-{c.name}") for a, c in pairs]
+    )
+
+
+@named(ACCEPTED)
+def test_right_on_emulator(algorithm, case):
+    proof.check(algorithm, case.problem)
+
+
+@named(THOROUGH)
+def test_extreme_configs_right_on_emulator(algorithm, case):
+    for config in proof.extreme_configs(algorithm, case.problem, TARGETS[0]):
+        # one kind of data: the tuning changes indices, not arithmetic
+        proof.check(algorithm, case.problem, config, kinds=cases.KINDS[:1])
+
+
+@named([(a, c) for a, c in THOROUGH if isinstance(c.problem, ConvProblem)])
+def test_wide_offsets_right_on_emulator(algorithm, case):
+    """Tensors too large for 32-bit offsets select other code; the emulator runs that code on a small batch."""
+    problem = case.problem
+    huge = replace(problem, n=1 + 2**33 // (problem.c * problem.h * problem.w))
+    config = next(iter(algorithm.configs(problem, TARGETS[0])))
+    wide = algorithm.plan(huge, config, TARGETS[0])
+
+    def with_wide_offsets(plan):
+        return replace(
+            plan,
+            launches=tuple(
+                replace(small, problem=big.problem, shared_bytes=big.shared_bytes)
+                for small, big in zip(plan.launches, wide.launches, strict=True)
+            ),
+        )
+
+    narrow = algorithm.plan(problem, config, TARGETS[0])
+    assert [launch.problem for launch in narrow.launches] != [launch.problem for launch in wide.launches]
+    proof.check(algorithm, problem, config, kinds=cases.KINDS[:1], change=with_wide_offsets)
+
+
+@pytest.mark.gpu
+@named(ACCEPTED)
+def test_right_on_gpu(algorithm, case, gpu_target):
+    configs = proof.extreme_configs(algorithm, case.problem, gpu_target)
+    for config in configs if case.thorough else [next(configs)]:
+        proof.check(algorithm, case.problem, config, run=proof.run_on_gpu, target=gpu_target)
+
+
+@pytest.fixture(scope="session")
+def gpu_target():
+    from leanconv.runtime.launch import open_device
+
+    return open_device(0).target
+
+
+def test_every_case_is_accepted_by_some_algorithm():
+    unsolved = [c.name for c in CASES if all(a.reasons(c.problem) for a in ALGORITHMS)]
+    assert unsolved == []
+
+
+def test_cases_cover_what_the_design_asks_for():
+    convs = [c.problem for c in CONV_CASES]
+    for layout in ("NCHW", "NHWC"):
+        these = [p for p in convs if p.layout == layout]
+        assert {p.groups > 1 for p in these} == {p.bias for p in these} == {True, False}
+        assert any(p.n == 0 for p in these) and any(p.p * p.q == 1 for p in these)
+        assert any(p.r > p.h and p.s > p.w for p in these)
+        assert any(len(set(p.padding)) > 2 for p in these)
+        assert any(p.stride[0] != p.stride[1] and p.dilation[0] != p.dilation[1] and p.groups > 1 for p in these)
+
+
+@pytest.mark.parametrize(("algorithm", "problem"), [pytest.param(a, p, id=f"{a.name}-{p}") for a, p in DECLINED])
+def test_what_an_algorithm_declines_is_refused_with_its_reasons(algorithm, problem):
+    if not isinstance(problem, algorithm.solves):
+        with pytest.raises(ValueError, match=algorithm.name):
+            choose(problem, algorithm.name, ALGORITHMS)
+        return
+    with pytest.raises(NoAlgorithmError) as refusal:
+        choose(problem, algorithm.name, ALGORITHMS)
+    for reason in algorithm.reasons(problem):
+        assert reason in str(refusal.value)
+
+
+@pytest.mark.parametrize(("problem", "word"), [pytest.param(p, w, id=w) for p, w in REFUSED])
+def test_what_nothing_solves_is_refused_by_every_algorithm_by_name(problem, word):
+    with pytest.raises(NoAlgorithmError) as refusal:
+        choose(problem, "auto", ALGORITHMS)
+    lines = str(refusal.value).splitlines()
+    for algorithm in ALGORITHMS:
+        if isinstance(problem, algorithm.solves):
+            assert any(line.strip().startswith(f"{algorithm.name}:") and word in line for line in lines[1:])
+
+
+def test_auto_chooses_the_first_that_accepts():
+    for case in CASES:
+        expected = next(a for a in ALGORITHMS if not a.reasons(case.problem))
+        assert choose(case.problem, "auto", ALGORITHMS) is expected
+
+
+@pytest.mark.parametrize("kind", cases.KINDS)
+def test_wrong_results_are_noticed(kind):
+    """The comparison itself: one wrong element among thousands, one unwritten one, one written gap."""
+    conv, image = CONV_CASES[0].problem, cases.filter_problem(1, 30, 100, 3, 3, y_gap=2)
+    from leanconv.reference import oracle
+
+    def answer(spoil):
+        def run(plan, values):
+            if "value" in values:
+                dense = values["x"].reshape(30, 100)[None]
+                result = oracle.filter2d(image, dense, values["w"], values["value"], values["delta"])[0]
+                for i in range(30):
+                    values["y"][i * 102 : i * 102 + 100] = result[i]
+            else:
+                values["y"][...] = oracle.conv2d(conv, values["x"], values["w"], values["bias"])
+            spoil(values["y"])
+
+        return run
+
+    def nudge(y):
+        y.flat[1234] *= np.float32(1.001)
+
+    def forget(y):
+        y.flat[1234] = np.nan
+
+    def gap(y):
+        y.flat[100] = 0
+
+    for algorithm in ALGORITHMS:
+        problem = conv if algorithm.solves is ConvProblem else image
+        proof.check(algorithm, problem, run=answer(lambda y: None), kinds=(kind,))
+        for spoil in (nudge, forget, gap) if problem is image else (nudge, forget):
+            with pytest.raises(proof.WrongAnswer):
+                proof.check(algorithm, problem, run=answer(spoil), kinds=(kind,))
