@@ -15,7 +15,7 @@ import numpy as np
 from leanconv import arguments, calls, registry
 from leanconv.problem import ITEM_BYTES, ConvProblem, FilterProblem
 from leanconv.runtime.arrays import Arrays, NumpyArrays, TorchArrays, arrays_of, carry, give_back, row_pitched
-from leanconv.runtime.launch import device_index
+from leanconv.runtime.launch import ALIGNMENT, device_index
 
 Array = TypeVar("Array")
 
@@ -109,7 +109,7 @@ def conv2d(
                 stride, padding, dilation, groups, layout, algorithm, precision, activation, device,
             )  # fmt: skip
             call = _conv_calls.get(key)
-        except (TypeError, AttributeError):
+        except (TypeError, AttributeError, RuntimeError):
             key = None  # arrays of several libraries, or a list; the slow path sorts it out
     if call is None:
         if any(arrays_of(array) is None for array in (x, w, bias) if array is not None):
@@ -147,7 +147,7 @@ def filter2d(
 
     Args:
         image: array (..., height, width), float32 or int32 (the CPU takes float64 too); leading axes are a batch.
-            Rows may lie apart (a crop of a larger image is read in place where it is aligned to 16 bytes).
+            Rows may lie apart: a crop of a larger image is read in place.
         kernel: array (kh, kw) of the same dtype, up to 32x32 on the GPU. With an image on the GPU it may be a NumPy
             array; a copy on the GPU is then kept for each content, for the first 256 of them.
         border: what lies outside the image ``a b c d``: ``"constant"`` ``v|abcd|v``, ``"replicate"`` ``a|abcd|d``,
@@ -186,7 +186,7 @@ def filter2d(
                 border, anchor, device,
             )  # fmt: skip
             call = _filter_calls.get(key)
-        except (TypeError, AttributeError):
+        except (TypeError, AttributeError, RuntimeError):
             key = None
     if call is None:
         if any(arrays_of(array) is None for array in (image, kernel)):
@@ -253,11 +253,11 @@ def describe_conv2d(
         shape=shape,
         channels_last=channels_last,
         copies=(
-            not arrays.is_contiguous(x, channels_last),
-            not arrays.is_contiguous(w, channels_last),
-            bias is not None and not arrays.is_contiguous(bias),
+            not _readable(arrays, x, channels_last),
+            not _readable(arrays, w, channels_last),
+            bias is not None and not _readable(arrays, bias),
         ),
-        out_direct=out is None or arrays.is_contiguous(out, channels_last),
+        out_direct=out is None or _readable(arrays, out, channels_last),
     )
 
 
@@ -276,12 +276,12 @@ def describe_filter2d(
     copy_image, out_direct = False, True
     if home is not None:
         item = ITEM_BYTES[dtype]
-        pitched = row_pitched(shape, arrays.strides(image), item)
+        pitched = row_pitched(shape, arrays.strides(image), item) if arrays.misalignment(image) % item == 0 else None
         copy_image = pitched is None
         if pitched is not None:
             problem = replace(problem, x_pitch=pitched[0], x_step=pitched[1])
         if out is not None:
-            pitched = row_pitched(shape, arrays.strides(out), item)
+            pitched = row_pitched(shape, arrays.strides(out), item) if arrays.misalignment(out) % item == 0 else None
             out_direct = pitched is not None
             if pitched is not None:
                 problem = replace(problem, y_pitch=pitched[0], y_step=pitched[1])
@@ -292,7 +292,7 @@ def describe_filter2d(
         home=home,
         algorithm="auto",
         shape=shape,
-        copies=(copy_image, not arrays.is_contiguous(kernel), False),
+        copies=(copy_image, not _readable(arrays, kernel), False),
         out_direct=out_direct,
         names=("image", "kernel"),
     )
@@ -315,6 +315,11 @@ def _one_library(given: dict[str, Any]) -> tuple[Arrays, int | None]:
                 f"{others.where(other)}; all arrays of a call must be of one library and on one device"
             )
     return arrays, home
+
+
+def _readable(arrays: Arrays, array: Any, channels_last: bool = False) -> bool:
+    """Whether a kernel can use the array as it lies."""
+    return arrays.is_contiguous(array, channels_last) and arrays.misalignment(array) % ALIGNMENT == 0
 
 
 def _place(arrays: Arrays, home: int | None, device: Any) -> int | None:

@@ -18,7 +18,7 @@ from leanconv.algorithms.base import Config, CpuAlgorithm, GpuAlgorithm, Plan
 from leanconv.problem import ITEM_BYTES, ConvProblem, FilterProblem, Problem
 from leanconv.runtime import launch
 from leanconv.runtime.arrays import NUMPY, Arrays, NumpyArrays, Shape, overlaps
-from leanconv.runtime.launch import ALIGNMENT, Device, Executable
+from leanconv.runtime.launch import Device, Executable
 
 
 class Call(Protocol):
@@ -145,28 +145,26 @@ class GpuCall:
         if out is not None:
             inputs = ((self._names[0], x), (self._names[1], w), ("bias", bias))
             check_overlap(self._arrays, self._itemsize, out, inputs)
-            if not self._out_direct or pointer(out) % ALIGNMENT:
+            if not self._out_direct:
                 y = None
         if y is None:
             y = self._empty(self._shape, self._dtype, self._device, self._channels_last)
         if self._run is not None:
             # NOTE: the copies must stay bound to a name until the launch; freed earlier, their memory could be reused
-            if self._copy_x or x_at % ALIGNMENT:
+            if self._copy_x:
                 x = self._arrays.copy(x, self._channels_last)
                 x_at = pointer(x)
-            if self._copy_w or w_at % ALIGNMENT:
+            if self._copy_w:
                 w = self._arrays.copy(w, self._channels_last)
                 w_at = pointer(w)
-            if bias is not None and (self._copy_bias or bias_at % ALIGNMENT):
+            if self._copy_bias:
                 bias = self._arrays.copy(bias)
                 bias_at = pointer(bias)
             workspace_at = 0
             if self._workspace_shape is not None:
                 workspace = self._empty(self._workspace_shape, "float32", self._device)
                 workspace_at = pointer(workspace)
-            self._run(
-                self._stream(self._device), (x_at, w_at, bias_at, pointer(y), workspace_at, value, delta)
-            )
+            self._run(self._stream(self._device), (x_at, w_at, bias_at, pointer(y), workspace_at, value, delta))
         if out is None or y is out:
             return y
         self._arrays.assign(out, y)

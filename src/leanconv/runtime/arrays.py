@@ -30,7 +30,7 @@ class Arrays(ABC):
 
     @abstractmethod
     def signature(self, array: Any) -> Hashable:
-        """Shape, strides, dtype and device, as cheaply as the library gives them: the key of a warm call."""
+        """Shape, strides, dtype, device and alignment, as cheaply as the library gives them: the key of a warm call."""
 
     @abstractmethod
     def device(self, array: Any) -> int | None:
@@ -47,6 +47,10 @@ class Arrays(ABC):
     @abstractmethod
     def pointer(self, array: Any) -> int:
         """Address of the first element. Raises ValueError where using it would lose a gradient."""
+
+    def misalignment(self, array: Any) -> int:
+        """Bytes by which its first element lies past a multiple of 16."""
+        return self.pointer(array) % 16
 
     @abstractmethod
     def empty(self, shape: Shape, dtype: str, device: int | None, channels_last: bool = False) -> Any:
@@ -158,7 +162,8 @@ class CupyArrays(Arrays):
 
     def signature(self, array: Any) -> Hashable:
         """See Arrays."""
-        return array.shape, array.strides, array.dtype, array.data.device_id
+        data = array.data
+        return array.shape, array.strides, array.dtype, data.device_id, data.ptr & 15
 
     def device(self, array: Any) -> int:
         """See Arrays."""
@@ -228,7 +233,7 @@ class TorchArrays(Arrays):
 
     def signature(self, array: Any) -> Hashable:
         """See Arrays."""
-        return array.shape, array.stride(), array.dtype, array.device
+        return array.shape, array.stride(), array.dtype, array.device, array.data_ptr() & 15
 
     def device(self, array: Any) -> int | None:
         """See Arrays."""
@@ -255,6 +260,10 @@ class TorchArrays(Arrays):
                 "call it under torch.no_grad(), or pass tensor.detach()"
             )
         return int(array.data_ptr())
+
+    def misalignment(self, array: Any) -> int:
+        """See Arrays."""
+        return int(array.data_ptr()) % 16
 
     def empty(self, shape: Shape, dtype: str, device: int | None, channels_last: bool = False) -> Any:
         """See Arrays."""

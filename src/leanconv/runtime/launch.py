@@ -28,7 +28,8 @@ Executable = Callable[[int, Sequence[int | float]], None]
 #: What a kernel argument may be called and bound to at a call, in the order in which values are passed.
 BOUND_NAMES = ("x", "w", "bias", "y", "workspace", "value", "delta")
 
-#: Kernels may assume that every array starts at a multiple of this many bytes (one 128-bit load).
+#: Kernels may assume that every array starts at a multiple of this many bytes (one 128-bit load). NOTE: all but the
+#: image and the result of a filter, which may be crops of larger ones and start at any element.
 ALIGNMENT = 16
 
 

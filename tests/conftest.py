@@ -1,0 +1,268 @@
+"""What all tests share: the `gpu` marker, a cache folder of their own, and stand-ins for a GPU and for CuPy."""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+import types
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from leanconv import api, calls, registry
+from leanconv.algorithms.base import GpuAlgorithm, Plan, Target
+from leanconv.problem import ITEM_BYTES, ConvProblem, FilterProblem, Problem
+from leanconv.runtime import arrays, launch
+from leanconv.runtime.compile import Compiled
+from leanconv.runtime.driver import CudaUnavailableError, driver
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "gpu: needs an NVIDIA GPU; skipped, with the reason, where there is none")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    marked = [item for item in items if "gpu" in item.keywords]
+    if not marked:
+        return
+    try:
+        driver()
+    except CudaUnavailableError as error:
+        for item in marked:
+            item.add_marker(pytest.mark.skip(reason=f"no usable GPU: {error}"))
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """The user's own compiled kernels are neither read nor written."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("LEANCONV_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
+        patch.delenv("LEANCONV_NO_CACHE", raising=False)
+        yield
+
+
+@pytest.fixture
+def rng() -> np.random.Generator:
+    return np.random.default_rng(20240607)
+
+
+def oracle_conv(problem: ConvProblem, x: np.ndarray, w: np.ndarray, bias: np.ndarray | None) -> np.ndarray:
+    """Float64 convolution by the definition, one filter tap at a time; shares no code with the package's engines."""
+    if problem.layout == "NHWC":
+        x, w = x.transpose(0, 3, 1, 2), w.transpose(0, 3, 1, 2)
+    top, bottom, left, right = problem.padding
+    padded = np.pad(x.astype(np.float64), ((0, 0), (0, 0), (top, bottom), (left, right)))
+    y = np.zeros((problem.n, problem.k, problem.p, problem.q))
+    for k in range(problem.k):
+        first = k // problem.group_k * problem.group_c
+        for c in range(problem.group_c):
+            for r in range(problem.r):
+                for s in range(problem.s):
+                    i, j = r * problem.dilation[0], s * problem.dilation[1]
+                    taps = padded[
+                        :, first + c, i : i + (problem.p - 1) * problem.stride[0] + 1 : problem.stride[0],
+                        j : j + (problem.q - 1) * problem.stride[1] + 1 : problem.stride[1],
+                    ]  # fmt: skip
+                    y[:, k] += taps * float(w[k, c, r, s])
+    if bias is not None:
+        y += bias.astype(np.float64)[:, None, None]
+    if problem.activation == "relu":
+        y = np.where(np.isnan(y), y, np.maximum(y, 0))
+    return y.transpose(0, 2, 3, 1) if problem.layout == "NHWC" else y
+
+
+_PAD_MODES = {"replicate": "edge", "reflect": "symmetric", "reflect101": "reflect", "wrap": "wrap"}
+
+
+def oracle_filter(
+    problem: FilterProblem, x: np.ndarray, kernel: np.ndarray, value: float = 0, delta: float = 0
+) -> np.ndarray:
+    """Float64 correlation of images (batch, h, w) by the definition, borders made by numpy.pad."""
+    (ay, ax), kh, kw = problem.anchor, problem.kh, problem.kw
+    widths = ((0, 0), (ay, kh - 1 - ay), (ax, kw - 1 - ax))
+    image = x.astype(np.float64)
+    if problem.border == "constant":
+        padded = np.pad(image, widths, constant_values=value)
+    else:
+        padded = np.pad(image, widths, mode=_PAD_MODES[problem.border])  # type: ignore[call-overload]
+    y = np.full(x.shape, float(delta))
+    for u in range(kh):
+        for v in range(kw):
+            y += float(kernel[u, v]) * padded[:, u : u + x.shape[1], v : v + x.shape[2]]
+    return y
+
+
+def relative_error(got: np.ndarray, expected: np.ndarray) -> float:
+    """Frobenius norm of the difference over that of what was expected."""
+    return float(np.linalg.norm(got.astype(np.float64) - expected) / max(np.linalg.norm(expected), 1e-30))
+
+
+def at_address(
+    pointer: int, shape: Sequence[int], strides: Sequence[int], dtype: str, alignment: int = launch.ALIGNMENT
+) -> np.ndarray:
+    """Host memory as an array; strides are in elements."""
+    assert pointer % alignment == 0, f"a kernel was given {pointer:#x}, which is not aligned"
+    item = ITEM_BYTES[dtype]
+    count = 1 + sum((length - 1) * stride for length, stride in zip(shape, strides, strict=True))
+    flat = np.frombuffer((ctypes.c_byte * (count * item)).from_address(pointer), dtype)
+    return np.lib.stride_tricks.as_strided(flat, shape, [stride * item for stride in strides])
+
+
+def _dense(shape: Sequence[int]) -> list[int]:
+    return [int(np.prod(shape[i + 1 :])) for i in range(len(shape))]
+
+
+class HostDevice:
+    """Plays a GPU whose memory is the host's and whose kernels are the oracles above: everything but kernels is real."""
+
+    name = "stand-in"
+    target = Target("sm_90a", 132)
+
+    def __init__(self, problems: dict[Plan, Problem]) -> None:
+        self.problems = problems
+        self.memory: dict[int, Any] = {}
+        self.launches: list[tuple[int, tuple[float, ...]]] = []
+        self.executables = 0
+
+    def compiled(self, plan: Plan) -> list[Compiled]:
+        return [Compiled(b"", each.symbol, self.target.arch, 96, 0, 0) for each in plan.launches]
+
+    def executable(self, plan: Plan) -> launch.Executable:
+        problem = self.problems[plan]
+        self.executables += 1
+
+        def run(stream: int, values: Sequence[float]) -> None:
+            self.launches.append((stream, tuple(values)))
+            given = dict(zip(launch.BOUND_NAMES, values, strict=True))
+            if isinstance(problem, ConvProblem):
+                x, w, y = (
+                    at_address(int(given[name]), shape, _dense(shape), problem.dtype)
+                    for name, shape in (("x", problem.x_shape), ("w", problem.w_shape), ("y", problem.y_shape))
+                )
+                bias = at_address(int(given["bias"]), (problem.k,), (1,), problem.dtype) if problem.bias else None
+                y[...] = oracle_conv(problem, x, w, bias)
+            else:
+                shape = (problem.batch, problem.h, problem.w)
+                x = at_address(int(given["x"]), shape, (problem.x_step, problem.x_pitch, 1), problem.dtype, 4)
+                y = at_address(int(given["y"]), shape, (problem.y_step, problem.y_pitch, 1), problem.dtype, 4)
+                kernel = at_address(int(given["w"]), (problem.kh, problem.kw), (problem.kw, 1), problem.dtype)
+                y[...] = oracle_filter(problem, x, kernel, given["value"], given["delta"])
+
+        return run
+
+    def allocate(self, nbytes: int) -> int:
+        buffer = (ctypes.c_byte * (nbytes + 64))()
+        pointer = -(-ctypes.addressof(buffer) // 64) * 64
+        self.memory[pointer] = buffer
+        return pointer
+
+    def free(self, pointer: int) -> None:
+        del self.memory[pointer]
+
+    def upload(self, pointer: int, array: np.ndarray) -> None:
+        ctypes.memmove(pointer, array.ctypes.data, array.nbytes)
+
+    def download(self, array: np.ndarray, pointer: int) -> None:
+        ctypes.memmove(array.ctypes.data, pointer, array.nbytes)
+
+
+@pytest.fixture
+def host_device(monkeypatch: pytest.MonkeyPatch) -> Iterator[HostDevice]:
+    """Calls with device="cuda", and on `fake_cupy` arrays, run on a HostDevice; the plans are the real algorithms'."""
+    problems: dict[Plan, Problem] = {}
+    device = HostDevice(problems)
+
+    def recording(plan: Any) -> Any:
+        def wrapper(self: GpuAlgorithm, problem: Problem, config: Any, target: Target) -> Plan:
+            made: Plan = plan(self, problem, config, target)
+            problems[made] = problem
+            return made
+
+        return wrapper
+
+    for algorithm in registry.ALGORITHMS:
+        monkeypatch.setattr(type(algorithm), "plan", recording(type(algorithm).plan))
+    monkeypatch.setattr(launch, "open_device", lambda index: device)
+    api.forget()
+    yield device
+    api.forget()
+
+
+class _Devices:
+    current = 0
+
+
+def _make_cupy() -> types.ModuleType:
+    """As much of CuPy as leanconv uses, on host memory; device numbers are kept but mean nothing."""
+    module = types.ModuleType("cupy")
+
+    class ndarray:  # noqa: N801 - CuPy's own name
+        def __init__(self, host: np.ndarray, device: int) -> None:
+            self.host = host
+            self.data = types.SimpleNamespace(ptr=host.ctypes.data, device_id=device)
+
+        shape = property(lambda self: self.host.shape)
+        strides = property(lambda self: self.host.strides)
+        dtype = property(lambda self: self.host.dtype)
+        ndim = property(lambda self: self.host.ndim)
+        flags = property(lambda self: types.SimpleNamespace(c_contiguous=self.host.flags.c_contiguous))
+
+        def __getitem__(self, index: Any) -> ndarray:
+            return ndarray(self.host[index], self.data.device_id)
+
+        def __setitem__(self, index: Any, value: ndarray) -> None:
+            self.host[index] = value.host
+
+        def copy(self, order: str = "C") -> ndarray:
+            module.copies += 1  # type: ignore[attr-defined]
+            return asarray(self.host)
+
+    class Device:
+        def __init__(self, index: int) -> None:
+            self.index = index
+
+        def __enter__(self) -> None:
+            self.before, _Devices.current = _Devices.current, self.index
+
+        def __exit__(self, *exception: object) -> None:
+            _Devices.current = self.before
+
+    def empty(shape: Sequence[int], dtype: Any) -> ndarray:
+        module.allocations += 1  # type: ignore[attr-defined]
+        dtype = np.dtype(dtype)
+        raw = np.full(int(np.prod(shape)) * dtype.itemsize + 64, 0xFF, np.uint8)
+        start = -raw.ctypes.data % 64
+        host = raw[start : start + int(np.prod(shape)) * dtype.itemsize].view(dtype).reshape(shape)
+        return ndarray(host, _Devices.current)
+
+    def asarray(host: np.ndarray) -> ndarray:
+        made = empty(host.shape, host.dtype)
+        made.host[...] = host
+        return made
+
+    stream = types.SimpleNamespace(ptr=0x51, synchronize=lambda: None)
+    ndarray.__module__ = "cupy"
+    module.ndarray, module.empty, module.asarray = ndarray, empty, asarray  # type: ignore[attr-defined]
+    module.allocations = module.copies = 0  # type: ignore[attr-defined]
+    module.cuda = types.SimpleNamespace(  # type: ignore[attr-defined]
+        Device=Device,
+        runtime=types.SimpleNamespace(getDevice=lambda: _Devices.current),
+        get_current_stream=lambda: stream,
+    )
+    return module
+
+
+@pytest.fixture
+def fake_cupy(monkeypatch: pytest.MonkeyPatch, host_device: HostDevice) -> Any:
+    """A module like CuPy whose arrays lie on the `host_device`."""
+    module = _make_cupy()
+    monkeypatch.setitem(sys.modules, "cupy", module)
+    monkeypatch.setattr(arrays, "_libraries", {})
+    monkeypatch.setattr(arrays, "_by_type", {np.ndarray: arrays.NUMPY})
+    monkeypatch.setattr(api, "_kernels", {})
+    return module
+
+
+__all__ = ["HostDevice", "calls", "oracle_conv", "oracle_filter", "relative_error"]

@@ -1,0 +1,334 @@
+"""conv2d, filter2d, explain and algorithms: right values for every kind of array and argument, without a GPU."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import HostDevice, oracle_conv, oracle_filter, relative_error
+
+import leanconv
+from leanconv import ConvProblem, FilterProblem, api, conv2d, filter2d
+from leanconv.problem import BORDERS
+
+torch = pytest.importorskip("torch")
+
+#: Float32 sums of this size differ from float64 by less.
+TOLERANCE = 2e-6
+
+
+def conv_arrays(rng: np.random.Generator, problem: ConvProblem) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+    x, w = (rng.standard_normal(shape).astype(problem.dtype) for shape in (problem.x_shape, problem.w_shape))
+    return x, w, rng.standard_normal(problem.k).astype(problem.dtype) if problem.bias else None
+
+
+BASE = ConvProblem(n=2, c=4, h=9, w=7, k=6, r=3, s=2)
+#: arguments as a caller writes them, and the problem they mean
+CALLS: list[tuple[dict[str, Any], ConvProblem]] = [
+    ({}, BASE),
+    ({"stride": 2, "padding": 1}, replace(BASE, stride=(2, 2), padding=(1, 1, 1, 1))),
+    ({"stride": (1, 3), "padding": (2, 0)}, replace(BASE, stride=(1, 3), padding=(2, 2, 0, 0))),
+    ({"padding": (1, 2, 0, 3)}, replace(BASE, padding=(1, 2, 0, 3))),
+    ({"padding": [1, 2], "dilation": [2, 1]}, replace(BASE, padding=(1, 1, 2, 2), dilation=(2, 1))),
+    ({"padding": "same"}, replace(BASE, padding=(1, 1, 0, 1))),
+    ({"padding": "same", "dilation": (2, 3)}, replace(BASE, padding=(2, 2, 1, 2), dilation=(2, 3))),
+    ({"padding": "valid", "groups": 2}, replace(BASE, groups=2)),
+    ({"padding": np.int64(1), "groups": 2}, replace(BASE, groups=2, padding=(1, 1, 1, 1))),
+    ({"activation": "relu"}, replace(BASE, bias=True, activation="relu")),
+    ({"precision": "ieee"}, replace(BASE, bias=True, precision="ieee")),
+]
+
+
+@pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
+@pytest.mark.parametrize("arguments, problem", CALLS, ids=lambda value: str(value) if isinstance(value, dict) else "")
+def test_numpy_agrees_with_the_definition(
+    arguments: dict[str, Any], problem: ConvProblem, layout: Any, rng: np.random.Generator
+) -> None:
+    problem = replace(problem, layout=layout)
+    x, w, bias = conv_arrays(rng, problem)
+    y = conv2d(x, w, bias, layout=layout, **arguments)
+    assert y.dtype == np.float32 and y.shape == problem.y_shape
+    assert relative_error(y, oracle_conv(problem, x, w, bias)) < TOLERANCE
+
+
+@pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
+@pytest.mark.parametrize("arguments, problem", CALLS, ids=lambda value: str(value) if isinstance(value, dict) else "")
+def test_the_gpu_road_is_handed_the_same_problem(
+    arguments: dict[str, Any], problem: ConvProblem, layout: Any, rng: np.random.Generator, host_device: HostDevice
+) -> None:
+    problem = replace(problem, layout=layout)
+    x, w, bias = conv_arrays(rng, problem)
+    y = conv2d(x, w, bias, layout=layout, device="cuda", **arguments)
+    assert list(host_device.problems.values()) == [problem]
+    assert relative_error(y, oracle_conv(problem, x, w, bias)) < TOLERANCE
+    assert host_device.memory == {}, "device memory was not given back"
+
+
+@pytest.mark.parametrize("arguments, problem", CALLS, ids=lambda value: str(value) if isinstance(value, dict) else "")
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_pytorch_cpu_tensors(
+    arguments: dict[str, Any], problem: ConvProblem, channels_last: bool, rng: np.random.Generator
+) -> None:
+    x, w, bias = conv_arrays(rng, problem)
+    given = torch.from_numpy(x)
+    if channels_last:
+        given = given.to(memory_format=torch.channels_last)
+    y = conv2d(given, torch.from_numpy(w), None if bias is None else torch.from_numpy(bias), **arguments)
+    assert y.shape == (problem.n, problem.k, problem.p, problem.q)
+    assert y.is_contiguous(memory_format=torch.channels_last) == channels_last
+    assert relative_error(y.numpy(), oracle_conv(problem, x, w, bias)) < TOLERANCE
+
+
+def test_pytorch_cpu_keeps_gradients() -> None:
+    x, w = torch.ones(1, 1, 3, 3), torch.ones(1, 1, 2, 2, requires_grad=True)
+    conv2d(x, w).sum().backward()
+    assert w.grad.tolist() == [[[[4.0, 4.0], [4.0, 4.0]]]]
+
+
+def test_float64_stays_float64_on_the_cpu(rng: np.random.Generator) -> None:
+    problem = replace(BASE, dtype="float64")
+    x, w, _ = conv_arrays(rng, problem)
+    y = conv2d(x, w)
+    assert y.dtype == np.float64
+    assert relative_error(y, oracle_conv(problem, x, w, None)) < 1e-14
+
+
+@pytest.mark.parametrize("name", [a.name for a in leanconv.algorithms() if a.where == "CPU" and a.solves == "conv2d"])
+def test_every_cpu_algorithm_by_name(name: str, rng: np.random.Generator) -> None:
+    problem = ConvProblem(n=2, c=3, h=8, w=9, k=4, r=3, s=3)
+    x, w, _ = conv_arrays(rng, problem)
+    assert relative_error(conv2d(x, w, algorithm=name), oracle_conv(problem, x, w, None)) < TOLERANCE
+
+
+def test_cupy_arrays_run_in_place_on_the_callers_stream(
+    rng: np.random.Generator, fake_cupy: Any, host_device: HostDevice
+) -> None:
+    problem = replace(BASE, bias=True, padding=(1, 1, 1, 1))
+    x, w, bias = conv_arrays(rng, problem)
+    given = [fake_cupy.asarray(array) for array in (x, w, bias)]
+    y = conv2d(*given, padding=1)
+    assert type(y) is fake_cupy.ndarray
+    assert relative_error(y.host, oracle_conv(problem, x, w, bias)) < TOLERANCE
+    stream, values = host_device.launches[0]
+    assert stream == 0x51
+    assert values == (*(array.data.ptr for array in given), y.data.ptr, 0, 0, 0)
+
+
+def test_a_warm_call_allocates_only_the_output_and_makes_nothing_ready(
+    rng: np.random.Generator, fake_cupy: Any, host_device: HostDevice
+) -> None:
+    x, w, _ = (a if a is None else fake_cupy.asarray(a) for a in conv_arrays(rng, BASE))
+    conv2d(x, w)
+    fake_cupy.allocations = 0
+    for _ in range(5):
+        conv2d(x, w)
+    assert fake_cupy.allocations == 5 and fake_cupy.copies == 0
+    assert host_device.executables == 1 and len(host_device.launches) == 6
+    out = conv2d(x, w)
+    fake_cupy.allocations = 0
+    for _ in range(5):
+        assert conv2d(x, w, out=out) is out
+    assert fake_cupy.allocations == 0
+
+
+def test_another_value_of_each_argument_is_another_call(rng: np.random.Generator, fake_cupy: Any) -> None:
+    problem = ConvProblem(n=1, c=4, h=8, w=8, k=4, r=3, s=3)
+    x, w, _ = conv_arrays(rng, problem)
+    given = fake_cupy.asarray(x), fake_cupy.asarray(w)
+    for change, arguments in (
+        ({}, {}),
+        ({"stride": (2, 2)}, {"stride": 2}),
+        ({"padding": (1, 1, 1, 1)}, {"padding": 1}),
+        ({"dilation": (2, 2)}, {"dilation": 2}),
+        ({"activation": "relu"}, {"activation": "relu"}),
+        ({}, {"precision": "ieee"}),
+    ):
+        expected = oracle_conv(replace(problem, **change), x, w, None)
+        assert relative_error(conv2d(*given, **arguments).host, expected) < TOLERANCE
+
+
+def test_workspace_comes_from_the_callers_allocator(
+    rng: np.random.Generator, fake_cupy: Any, host_device: HostDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x, w, _ = conv_arrays(rng, BASE)
+    given = fake_cupy.asarray(x), fake_cupy.asarray(w)
+    algorithm = next(a for a in leanconv.registry.ALGORITHMS if a.solves is ConvProblem)
+    plan = type(algorithm).plan
+
+    def with_workspace(self: Any, problem: Any, config: Any, target: Any) -> Any:
+        made = replace(plan(self, problem, config, target), workspace_bytes=1000)
+        host_device.problems[made] = problem
+        return made
+
+    monkeypatch.setattr(type(algorithm), "plan", with_workspace)
+    fake_cupy.allocations = 0
+    y = conv2d(*given)
+    assert fake_cupy.allocations == 2
+    assert host_device.launches[0][1][4] not in (0, y.data.ptr)
+    assert relative_error(y.host, oracle_conv(BASE, x, w, None)) < TOLERANCE
+    # NumPy arrays bring their own, and give it back
+    assert relative_error(conv2d(x, w, device="cuda"), oracle_conv(BASE, x, w, None)) < TOLERANCE
+    assert host_device.memory == {}
+
+
+def test_out_of_every_kind(rng: np.random.Generator, fake_cupy: Any) -> None:
+    x, w, _ = conv_arrays(rng, BASE)
+    expected = oracle_conv(BASE, x, w, None)
+    for device in (None, "cuda"):
+        out = np.full(BASE.y_shape, np.nan, np.float32)
+        assert conv2d(x, w, out=out, device=device) is out
+        assert relative_error(out, expected) < TOLERANCE
+        strided = np.full((*BASE.y_shape, 2), np.nan, np.float32)[..., 0]
+        assert conv2d(x, w, out=strided, device=device) is strided
+        assert relative_error(strided, expected) < TOLERANCE
+    tensor = torch.full(BASE.y_shape, torch.nan)
+    assert conv2d(torch.from_numpy(x), torch.from_numpy(w), out=tensor) is tensor
+    assert relative_error(tensor.numpy(), expected) < TOLERANCE
+    whole = fake_cupy.empty((*BASE.y_shape, 2), np.float32)
+    for on_gpu in (fake_cupy.empty(BASE.y_shape, np.float32), whole[..., 1]):
+        assert conv2d(fake_cupy.asarray(x), fake_cupy.asarray(w), out=on_gpu) is on_gpu
+        assert relative_error(on_gpu.host, expected) < TOLERANCE
+    assert np.isnan(whole.host[..., 0]).all(), "written beside out"
+
+
+IMAGE = (3, 11, 14)
+
+
+@pytest.mark.parametrize("border", BORDERS)
+@pytest.mark.parametrize("where", ["cpu", "cuda", "torch", "cupy"])
+def test_filter2d_borders(border: str, where: str, rng: np.random.Generator, fake_cupy: Any) -> None:
+    image, kernel = rng.standard_normal(IMAGE).astype(np.float32), rng.standard_normal((4, 5)).astype(np.float32)
+    problem = FilterProblem(3, 11, 14, 4, 5, (2, 2), border)
+    expected = oracle_filter(problem, image, kernel, value=1.5, delta=-0.25)
+    arguments: dict[str, Any] = {"border": border, "value": 1.5, "delta": -0.25}
+    if where == "torch":
+        y = filter2d(torch.from_numpy(image), torch.from_numpy(kernel), **arguments).numpy()
+    elif where == "cupy":
+        y = filter2d(fake_cupy.asarray(image), kernel, **arguments).host
+    else:
+        y = filter2d(image, kernel, device="cuda" if where == "cuda" else None, **arguments)
+    assert y.dtype == np.float32
+    assert relative_error(y, expected) < TOLERANCE
+
+
+@pytest.mark.parametrize("device", [None, "cuda"])
+def test_filter2d_int32_anchor_and_leading_axes(device: Any, rng: np.random.Generator, host_device: HostDevice) -> None:
+    image = rng.integers(-100, 100, (2, 1, 3, 6, 8), dtype=np.int32)
+    kernel = rng.integers(-9, 9, (3, 5), dtype=np.int32)
+    y = filter2d(image, kernel, border="wrap", anchor=(0, 4), delta=7, device=device)
+    expected = oracle_filter(FilterProblem(6, 6, 8, 3, 5, (0, 4), "wrap"), image.reshape(6, 6, 8), kernel, delta=7)
+    assert y.dtype == np.int32 and y.shape == image.shape
+    assert (y.reshape(6, 6, 8) == expected).all()
+
+
+@pytest.mark.parametrize(
+    "alias, scipy_mode",
+    [("nearest", "nearest"), ("mirror", "mirror"), ("grid-mirror", "grid-mirror"), ("grid-wrap", "grid-wrap"),
+     ("grid-constant", "grid-constant"), ("reflect", "reflect"), ("wrap", "wrap"), ("constant", "constant")],
+)  # fmt: skip
+def test_scipy_names_mean_what_scipy_does(alias: str, scipy_mode: str, rng: np.random.Generator) -> None:
+    ndimage = pytest.importorskip("scipy.ndimage")
+    image, kernel = rng.standard_normal((9, 12)), rng.standard_normal((3, 4))
+    expected = ndimage.correlate(image, kernel, mode=scipy_mode, cval=2.0)
+    assert relative_error(filter2d(image, kernel, border=alias, value=2), expected) < 1e-14
+
+
+def test_opencv_names() -> None:
+    image, kernel = np.arange(5, dtype=np.float32)[None], np.array([[1, 0, 0, 0, 0]], np.float32)
+    for name, first_two in (
+        ("BORDER_CONSTANT", [9, 9]), ("BORDER_REPLICATE", [0, 0]), ("BORDER_REFLECT", [1, 0]),
+        ("BORDER_REFLECT_101", [2, 1]), ("cv2.BORDER_DEFAULT", [2, 1]), ("BORDER_WRAP", [3, 4]),
+    ):  # fmt: skip
+        assert filter2d(image, kernel, border=name, value=9)[0].tolist() == [*first_two, 0, 1, 2], name
+
+
+def test_a_crop_is_filtered_in_place_and_a_pitched_out_is_written_in_place(
+    rng: np.random.Generator, fake_cupy: Any, host_device: HostDevice
+) -> None:
+    whole = rng.standard_normal((2, 10, 16)).astype(np.float32)
+    kernel = rng.standard_normal((3, 3)).astype(np.float32)
+    crop, out = fake_cupy.asarray(whole)[:, 2:9, 4:13], fake_cupy.empty((2, 8, 16), np.float32)[:, 1:, 4:13]
+    expected = oracle_filter(FilterProblem(2, 7, 9, 3, 3, (1, 1)), whole[:, 2:9, 4:13], kernel)
+    filter2d(crop, kernel, out=out)
+    assert fake_cupy.copies == 0
+    problem = next(iter(host_device.problems.values()))
+    assert (problem.x_pitch, problem.x_step, problem.y_pitch, problem.y_step) == (16, 160, 16, 128)
+    assert relative_error(out.host, expected) < TOLERANCE
+    odd = fake_cupy.asarray(whole)[:, 2:9, 3:12]
+    expected = oracle_filter(FilterProblem(2, 7, 9, 3, 3, (1, 1)), whole[:, 2:9, 3:12], kernel)
+    assert relative_error(filter2d(odd, kernel).host, expected) < TOLERANCE
+    assert fake_cupy.copies == 0
+    skipping = fake_cupy.asarray(whole)[:, ::2, ::2]
+    expected = oracle_filter(FilterProblem(2, 5, 8, 3, 3, (1, 1)), whole[:, ::2, ::2], kernel)
+    assert relative_error(filter2d(skipping, kernel).host, expected) < TOLERANCE
+    assert fake_cupy.copies == 1
+
+
+def test_a_numpy_kernel_is_followed_when_its_content_changes(rng: np.random.Generator, fake_cupy: Any) -> None:
+    image, kernel = fake_cupy.asarray(np.ones((4, 4), np.float32)), np.zeros((1, 1), np.float32)
+    for weight in (2.0, 3.0, 2.0):
+        kernel[0, 0] = weight
+        assert (filter2d(image, kernel).host == weight).all()
+    assert len(api._kernels) == 2
+
+
+class OtherLibrary:
+    """An array of a library that leanconv does not know, with DLPack."""
+
+    def __init__(self, array: np.ndarray) -> None:
+        self.array = array
+
+    def __dlpack__(self, **options: Any) -> Any:
+        return self.array.__dlpack__(**options)
+
+    def __dlpack_device__(self) -> Any:
+        return self.array.__dlpack_device__()
+
+    def __array_namespace__(self) -> Any:
+        return OtherLibrary
+
+    @staticmethod
+    def from_dlpack(array: np.ndarray) -> OtherLibrary:
+        return OtherLibrary(array)
+
+
+def test_dlpack_arrays_come_back_as_their_own_kind(rng: np.random.Generator) -> None:
+    x, w, _ = conv_arrays(rng, BASE)
+    y = conv2d(OtherLibrary(x), OtherLibrary(w))
+    assert type(y) is OtherLibrary
+    assert relative_error(y.array, oracle_conv(BASE, x, w, None)) < TOLERANCE
+    y = filter2d(OtherLibrary(x), OtherLibrary(w[0, 0]))
+    assert type(y) is OtherLibrary and y.array.shape == x.shape
+
+
+def test_explain_names_the_choice_and_the_reasons(rng: np.random.Generator, host_device: HostDevice) -> None:
+    x, w, _ = conv_arrays(rng, BASE)
+    told = leanconv.explain(x, w, precision="ieee")
+    assert told.chosen in {a.name for a in leanconv.algorithms() if a.where == "CPU"}
+    assert "'ieee' was asked for" in "".join(told.others["winograd1d"])
+    assert told.chosen in str(told) and "winograd1d" in str(told)
+    told = leanconv.explain(x, w, stride=2, device="cuda")
+    assert told.chosen == "implicit_gemm" and "stand-in" in told.where and "tile_k" in told.config
+    assert told.kernels == () and host_device.launches == []
+    conv2d(x, w, stride=2, device="cuda")
+    told = leanconv.explain(x, w, stride=2, device="cuda")
+    assert "96 registers" in told.kernels[0] and "96 registers" in str(told)
+    told = leanconv.explain(np.ones((40, 40), np.float32), np.ones((33, 3), np.float32), device="cuda")
+    assert told.chosen is None and "33x3" in told.others["register_cache"][0]
+    assert leanconv.explain(torch.from_numpy(x), torch.from_numpy(w)).chosen == "torch.nn.functional.conv2d"
+
+
+def test_explain_takes_a_problem(host_device: HostDevice) -> None:
+    for device in (None, "cuda"):
+        for problem in (BASE, FilterProblem(1, 8, 8, 3, 3, (1, 1), x_pitch=8, x_step=64, y_pitch=8, y_step=64)):
+            told = leanconv.explain(problem, device=device)
+            assert told.problem == problem and told.chosen
+
+
+def test_algorithms_lists_every_one() -> None:
+    lines = leanconv.algorithms()
+    names = {(line.name, line.where) for line in lines}
+    assert {("implicit_gemm", "GPU"), ("register_cache", "GPU"), ("im2col", "CPU"), ("im2win", "CPU")} <= names
+    assert all(line.paper and line.tier in leanconv.problem.PRECISIONS and line.name in str(line) for line in lines)
