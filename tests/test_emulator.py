@@ -80,14 +80,16 @@ def test_shuffles(call, source):
 
 
 def test_shuffles_move_doubles_and_integers():
-    body = "double d = x[i] + 0.5; long long l = -i; y[i] = float(__shfl_xor_sync(~0u, d, 1) + __shfl_xor_sync(~0u, l, 1));"
+    body = "double d = x[i] + 0.5; long long l = -i;"
+    body += "y[i] = float(__shfl_xor_sync(~0u, d, 1) + __shfl_xor_sync(~0u, l, 1));"
     t = np.arange(64)
     np.testing.assert_array_equal(play(body, floats(64), poisoned(64)), floats(64)[t ^ 1] + 0.5 - (t ^ 1))
 
 
 def test_votes():
     body = (
-        "const unsigned active = __activemask(); const unsigned odd = __ballot_sync(~0u, t & 1); const bool any = __any_sync(~0u, t == 40);"
+        "const unsigned active = __activemask(); const unsigned odd = __ballot_sync(~0u, t & 1);"
+        "const bool any = __any_sync(~0u, t == 40);"
         "const bool all = __all_sync(~0u, t >= 32);"
         "y[i] = __popc(odd) * 100 + any * 10 + all + 1000 * (odd == 0xaaaaaaaau) + 2000 * (active == ~0u);"
     )
@@ -151,7 +153,7 @@ def test_misaligned_vector_access_is_reported():
     np.testing.assert_array_equal(play(good, floats(64), poisoned(64)), floats(64))
     for bad in (
         "if (t < 15) { float4 v = *reinterpret_cast<const float4*>(x + 4 * t + 1); y[t] = v.x + v.w; }",
-        "if (t < 15) { float4 v = reinterpret_cast<const float4*>(x)[t]; *reinterpret_cast<float4*>(y + 4 * t + 2) = v; }",
+        "if (t < 15) *reinterpret_cast<float4*>(y + 4 * t + 2) = reinterpret_cast<const float4*>(x)[t];",
         "if (t < 15) *reinterpret_cast<float2*>(y + 2 * t + 1) = *reinterpret_cast<const float2*>(x + 2 * t);",
     ):
         with pytest.raises(EmulatorError, match="misaligned address"):
@@ -191,8 +193,8 @@ def test_cp_async_waits_for_the_oldest_groups():
         COPY + "cp_async_wait_group<0>(); y[t] = s[63 - t];",
         "cp_async_4(s + t, x + t, true); cp_async_wait_group<0>(); __syncthreads(); y[t] = s[t];",  # no commit
         # the copy into s may land before the other threads have read it
-        "s[t] = x[t]; __syncthreads(); float v = s[63 - t]; cp_async_4(s + t, x + 64 + t, true); cp_async_commit_group();"
-        "y[t] = v; cp_async_wait_group<0>();",
+        "s[t] = x[t]; __syncthreads(); float v = s[63 - t]; cp_async_4(s + t, x + 64 + t, true);"
+        "cp_async_commit_group(); y[t] = v; cp_async_wait_group<0>();",
     ],
     ids=[
         "no wait",

@@ -1,0 +1,108 @@
+"""Every kernel compiles for every architecture, and the compiler's own figures keep what the design promises.
+
+NVRTC needs no GPU.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import proof
+import pytest
+from cases import TARGETS, filter_problem
+
+from leanconv.problem import BORDERS, ConvProblem
+from leanconv.registry import ALGORITHMS
+from leanconv.runtime.compile import CompileError, compile_launch, compile_source
+
+pytest.importorskip("cuda.core", reason="NVRTC comes with the extra leanconv[cu13] or [cu12]")
+
+#: Layers and filters as people use them: first layers, deep ones, pointwise, depthwise, strided.
+USUAL = {
+    "first": ConvProblem(128, 3, 227, 227, 96, 11, 11, stride=(4, 4)),
+    "wide-image": ConvProblem(128, 64, 112, 112, 128, 3, 3),
+    "deep": ConvProblem(128, 512, 7, 7, 512, 3, 3, padding=(1, 1, 1, 1), bias=True, activation="relu"),
+    "pointwise": ConvProblem(32, 256, 14, 14, 1024, 1, 1),
+    "strided": ConvProblem(32, 128, 56, 56, 256, 3, 3, stride=(2, 2), padding=(1, 1, 1, 1)),
+    "depthwise": ConvProblem(32, 96, 56, 56, 96, 3, 3, padding=(1, 1, 1, 1), groups=96),
+}
+USUAL |= {f"{name}-nhwc": replace(problem, layout="NHWC") for name, problem in USUAL.items()}
+USUAL |= {
+    f"filter-{size}x{size}": filter_problem(1, 8192, 8192, size, size, border=BORDERS[size % len(BORDERS)])
+    for size in (3, 5, 7, 9, 15, 20, 32)
+}
+USUAL |= {
+    "filter-int32": filter_problem(1, 4096, 4096, 5, 5, dtype="int32"),
+    "filter-row": filter_problem(1, 4096, 4096, 1, 31),
+    "filter-column": filter_problem(1, 4096, 4096, 31, 1),
+}
+ACCEPTED = [
+    pytest.param(a, problem, id=f"{a.name}-{name}")
+    for a in ALGORITHMS
+    for name, problem in USUAL.items()
+    if not a.reasons(problem)
+]
+
+
+def compile_plan(algorithm, problem, config, target):
+    """Compile every launch and hold the compiler's figures against what the launch asks of the machine."""
+    plan = algorithm.plan(problem, config, target)
+    figures = [compile_launch(launch, target.arch) for launch in plan.launches]
+    for launch, figure in zip(plan.launches, figures, strict=True):
+        what = f"{algorithm.name} {config} on {target.arch}: {figure.registers} registers"
+        assert len(figure.cubin) > 1000 and figure.cubin[:4] == b"\x7fELF", what
+        # registers are dealt to warps in portions of 256
+        per_warp = -(-figure.registers * 32 // 256) * 256
+        assert 0 < figure.registers <= 255, what
+        assert per_warp * (launch.block // 32) * launch.min_blocks <= target.registers_per_multiprocessor, what
+        assert launch.shared_bytes <= target.shared_per_block, what
+    return figures
+
+
+@pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.arch)
+@pytest.mark.parametrize(("algorithm", "problem"), ACCEPTED)
+def test_best_guess_compiles_without_spills(algorithm, problem, target):
+    config = next(iter(algorithm.configs(problem, target)))
+    for figure in compile_plan(algorithm, problem, config, target):
+        assert (figure.spill_bytes, figure.stack_bytes) == (0, 0), f"{config} on {target.arch} spills"
+
+
+@pytest.mark.parametrize("target", [TARGETS[0], TARGETS[3]], ids=lambda target: target.arch)
+@pytest.mark.parametrize(
+    ("algorithm", "problem"),
+    [p for p in ACCEPTED if p.id.endswith(("-deep", "-deep-nhwc", "-filter-9x9", "-filter-32x32"))],
+)
+def test_extreme_configs_compile(algorithm, problem, target):
+    for config in proof.extreme_configs(algorithm, problem, target):
+        compile_plan(algorithm, problem, config, target)
+
+
+def test_figures_are_the_compilers_own():
+    """A kernel that must spill says so, and one that needs next to nothing says that."""
+    big = (
+        'extern "C" __global__ void __launch_bounds__(1024, 2) big(float* y) { float a[64];\n'
+        "#pragma unroll\nfor (int i = 0; i < 64; ++i) a[i] = y[i * 32 + threadIdx.x];\n__syncthreads();\n"
+        "#pragma unroll\nfor (int i = 0; i < 64; ++i) y[i * 32 + threadIdx.x] = a[63 - i] * a[i]; }"
+    )
+    spilled = compile_source(big, "big", "sm_90a")
+    assert spilled.spill_bytes > 0 and spilled.registers <= 32
+    small = compile_source('extern "C" __global__ void small(int* y) { y[0] = 1; }', "small", "sm_90a")
+    assert small.spill_bytes == small.stack_bytes == 0 and 0 < small.registers < 32
+
+
+def test_a_kernel_that_does_not_compile_shows_log_options_and_numbered_source():
+    text = 'extern "C" __global__ void bad(float* y) {\n  y[0] = undeclared_name;\n}\n'
+    with pytest.raises(CompileError) as failure:
+        compile_source(text, "bad", "sm_90a")
+    message = str(failure.value)
+    assert 'identifier "undeclared_name" is undefined' in message
+    assert "--gpu-architecture=sm_90a" in message and "--std=c++17" in message
+    assert "  2    y[0] = undeclared_name;" in message
+
+
+def test_a_tuning_that_a_kernel_cannot_serve_is_refused_by_its_static_assert():
+    algorithm = next(a for a in ALGORITHMS if a.name == "implicit_gemm")
+    problem = USUAL["deep"]
+    config = replace(next(iter(algorithm.configs(problem, TARGETS[0]))), stages=1)
+    with pytest.raises(CompileError, match="one stage is computed on while others are under way"):
+        compile_launch(algorithm.plan(problem, config, TARGETS[0]).launches[0], "sm_90a")

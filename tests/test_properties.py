@@ -1,0 +1,179 @@
+"""Laws that hold for every problem: drawn by hypothesis, the arithmetic many times, kernels on the emulator a few.
+
+A drawn kernel costs a compilation of half a second, so those draws take their compile-time numbers from short lists.
+Draws are the same in every run: a red run must not be a matter of luck.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import islice
+
+import cases
+import proof
+import pytest
+from cases import TARGETS, filter_problem
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+
+from leanconv.problem import BORDERS, ConvProblem, FilterProblem
+from leanconv.registry import ALGORITHMS
+from leanconv.runtime.compile import KERNELS, source
+
+ARITHMETIC = settings(max_examples=200, derandomize=True, deadline=None, database=None)
+KERNEL = settings(
+    max_examples=20,
+    derandomize=True,
+    deadline=None,
+    database=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
+)
+CONV_ALGORITHMS = [a for a in ALGORITHMS if a.solves is ConvProblem]
+FILTER_ALGORITHMS = [a for a in ALGORITHMS if a.solves is FilterProblem]
+BOUND = {"x", "w", "bias", "y", "workspace", "value", "delta"}
+
+
+def each(algorithms):
+    return pytest.mark.parametrize("algorithm", algorithms, ids=lambda a: a.name)
+
+
+@st.composite
+def conv_problems(draw, largest=300, most_channels=70, most_taps=12):
+    """Any layer with a non-empty output."""
+    groups = draw(st.integers(1, 4))
+    pair = st.tuples(st.integers(1, 4), st.integers(1, 4))
+    problem = ConvProblem(
+        n=draw(st.integers(1, 5)),
+        c=groups * draw(st.integers(1, most_channels // groups)),
+        h=draw(st.integers(1, largest)),
+        w=draw(st.integers(1, largest)),
+        k=groups * draw(st.integers(1, most_channels // groups)),
+        r=draw(st.integers(1, most_taps)),
+        s=draw(st.integers(1, most_taps)),
+        stride=draw(pair),
+        padding=tuple(draw(st.integers(0, 5)) for _ in range(4)),
+        dilation=draw(pair),
+        groups=groups,
+        layout=draw(st.sampled_from(["NCHW", "NHWC"])),
+        bias=draw(st.booleans()),
+        activation=draw(st.sampled_from([None, "relu"])),
+    )
+    assume(problem.p > 0 and problem.q > 0)
+    return problem
+
+
+@st.composite
+def filter_problems(draw, largest=3000, shapes=None):
+    """Any image and filter within the limits."""
+    kh, kw = draw(shapes) if shapes is not None else (draw(st.integers(1, 32)), draw(st.integers(1, 32)))
+    # NOTE: anchors are compiled in; with given shapes only the corners and the middle are drawn
+    rows = st.integers(0, kh - 1) if shapes is None else st.sampled_from(sorted({0, kh // 2, kh - 1}))
+    columns = st.integers(0, kw - 1) if shapes is None else st.sampled_from(sorted({0, kw // 2, kw - 1}))
+    return filter_problem(
+        *(draw(st.integers(1, 3)), draw(st.integers(1, largest)), draw(st.integers(1, largest)), kh, kw),
+        anchor=(draw(rows), draw(columns)),
+        gap=draw(st.integers(0, 5)),
+        y_gap=draw(st.integers(0, 5)),
+        rows_between=draw(st.integers(0, 1)),
+        border=draw(st.sampled_from(BORDERS)),
+        dtype=draw(st.sampled_from(["float32", "int32"])),
+    )
+
+
+def count_windows(size, before, after, taps, stride, dilation):
+    """Where a window fits, by trying every place."""
+    end = before + size + after
+    return sum(1 for start in range(0, max(end, 0), stride) if start + dilation * (taps - 1) < end)
+
+
+@ARITHMETIC
+@given(conv_problems(largest=60))
+def test_output_shape_is_the_number_of_windows(problem):
+    top, bottom, left, right = problem.padding
+    assert problem.p == count_windows(problem.h, top, bottom, problem.r, problem.stride[0], problem.dilation[0])
+    assert problem.q == count_windows(problem.w, left, right, problem.s, problem.stride[1], problem.dilation[1])
+    assert problem.y_shape == tuple(
+        {"N": problem.n, "C": problem.k, "H": problem.p, "W": problem.q}[letter] for letter in problem.layout
+    )
+
+
+@ARITHMETIC
+@given(conv_problems(largest=40, most_channels=8, most_taps=6))
+def test_output_shape_is_pytorchs(problem):
+    torch = pytest.importorskip("torch")
+    top, bottom, left, right = problem.padding
+    x = torch.empty(problem.n, problem.c, problem.h + top + bottom, problem.w + left + right, device="meta")
+    w = torch.empty(problem.k, problem.group_c, problem.r, problem.s, device="meta")
+    y = torch.nn.functional.conv2d(x, w, None, problem.stride, 0, problem.dilation, problem.groups)
+    assert tuple(y.shape) == replace(problem, layout="NCHW").y_shape
+
+
+def check_plan(algorithm, problem, target):
+    """What holds for every plan of every configuration."""
+    assert algorithm.reasons(problem) == algorithm.reasons(problem)
+    if algorithm.reasons(problem):
+        return
+    configs = list(islice(algorithm.configs(problem, target), 200))
+    assert configs and len(set(configs)) == len(configs)
+    for config in configs[:3] + configs[-1:]:
+        plan = algorithm.plan(problem, config, target)
+        assert plan == algorithm.plan(problem, config, target) and hash(plan) == hash(plan)
+        assert plan.launches and plan.workspace_bytes >= 0
+        for launch in plan.launches:
+            assert 0 < launch.grid < 2**31
+            assert launch.block % 32 == 0 and 32 <= launch.block <= 1024
+            assert launch.min_blocks >= 1 and launch.min_blocks * launch.block <= 2048
+            assert 0 <= launch.shared_bytes <= target.shared_per_block
+            assert (KERNELS / launch.header).is_file() and launch.symbol.isidentifier()
+            bound = {a.name for a in launch.arguments if a.value is None}
+            assert {"y", "workspace"} & bound and bound <= BOUND
+            assert ("workspace" not in bound) or plan.workspace_bytes > 0
+            for constants in (launch.problem, launch.tuning):
+                names = [name for name, _ in constants]
+                assert len(set(names)) == len(names) and all(name.isidentifier() for name in names)
+            assert launch.tuning == config.constants()
+
+
+@each(CONV_ALGORITHMS)
+@ARITHMETIC
+@given(problem=conv_problems(), target=st.sampled_from(TARGETS))
+def test_conv_plans_are_sound(algorithm, problem, target):
+    check_plan(algorithm, problem, target)
+
+
+@each(FILTER_ALGORITHMS)
+@ARITHMETIC
+@given(problem=filter_problems(), target=st.sampled_from(TARGETS))
+def test_filter_plans_are_sound(algorithm, problem, target):
+    check_plan(algorithm, problem, target)
+
+
+@each(CONV_ALGORITHMS)
+@ARITHMETIC
+@given(problem=conv_problems(largest=40))
+def test_batch_is_not_compiled_in(algorithm, problem):
+    """One compiled kernel serves every batch, and it gets the batch that it is called with."""
+    assume(not algorithm.reasons(problem))
+    config = next(iter(algorithm.configs(problem, TARGETS[0])))
+    one, more = (algorithm.plan(replace(problem, n=n), config, TARGETS[0]) for n in (problem.n, problem.n + 3))
+    assert [source(launch) for launch in one.launches] == [source(launch) for launch in more.launches]
+    assert one != more
+
+
+@each(CONV_ALGORITHMS)
+@KERNEL
+@given(problem=conv_problems(largest=14, most_channels=24, most_taps=4))
+def test_drawn_convolutions_are_right(algorithm, problem):
+    assume(not algorithm.reasons(problem))
+    proof.check(algorithm, problem, kinds=cases.KINDS[:1])
+
+
+SHAPES = st.sampled_from([(1, 1), (3, 3), (4, 6), (11, 2)])
+
+
+@each(FILTER_ALGORITHMS)
+@KERNEL
+@given(problem=filter_problems(largest=300, shapes=SHAPES))
+def test_drawn_filters_are_right(algorithm, problem):
+    assume(not algorithm.reasons(problem))
+    proof.check(algorithm, problem, kinds=cases.KINDS[:1])
