@@ -115,7 +115,7 @@ def _dense(shape: Sequence[int]) -> list[int]:
 
 
 class HostDevice:
-    """Plays a GPU whose memory is the host's and whose kernels are the oracles above: everything but kernels is real."""
+    """Plays a GPU whose memory is the host's and whose kernels are the oracles above; all but the kernels is real."""
 
     name = "stand-in"
     target = Target("sm_90a", 132)

@@ -299,6 +299,7 @@ def test_dlpack_arrays_come_back_as_their_own_kind(rng: np.random.Generator) -> 
     y = conv2d(OtherLibrary(x), OtherLibrary(w))
     assert type(y) is OtherLibrary
     assert relative_error(y.array, oracle_conv(BASE, x, w, None)) < TOLERANCE
+    assert leanconv.explain(OtherLibrary(x), OtherLibrary(w)).problem == BASE
     y = filter2d(OtherLibrary(x), OtherLibrary(w[0, 0]))
     assert type(y) is OtherLibrary and y.array.shape == x.shape
 

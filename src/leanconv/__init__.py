@@ -1,5 +1,6 @@
 """Convolution on NVIDIA GPUs without the workspace, for neural-network layers and for images."""
 
+from leanconv import ndimage
 from leanconv.api import conv2d, filter2d
 from leanconv.explanation import algorithms, explain
 from leanconv.problem import ConvProblem, FilterProblem
@@ -21,4 +22,5 @@ __all__ = [
     "conv2d",
     "explain",
     "filter2d",
+    "ndimage",
 ]

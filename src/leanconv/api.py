@@ -224,6 +224,7 @@ def describe_conv2d(
     device: str | None = None,
 ) -> Described:
     """Check the arguments of a `conv2d` call and say what it computes and where. Raises as `conv2d` does."""
+    x, w, bias = _carried(x, "x"), _carried(w, "w"), _carried(bias, "bias")
     arrays, home = _one_library({"x": x, "w": w, "bias": bias, "out": out})
     if layout is not None:
         arguments.one_of("layout", layout, arguments.LAYOUTS)
@@ -265,6 +266,7 @@ def describe_filter2d(
     image: Any, kernel: Any, *, border: Any = "reflect101", anchor: Any = None, out: Any = None, device: Any = None
 ) -> Described:
     """Check the arguments of a `filter2d` call and say what it computes and where. Raises as `filter2d` does."""
+    image, kernel = _carried(image, "image"), _carried(kernel, "kernel")
     names = {"image": image, "kernel": kernel}
     arrays, home = _one_library({**names, "out": out})
     dtype = arguments.check_dtypes({name: arrays.dtype(array) for name, array in names.items()})
@@ -305,7 +307,7 @@ def _one_library(given: dict[str, Any]) -> tuple[Arrays, int | None]:
         if array is not None:
             arrays = arrays_of(array)
             if arrays is None:
-                raise TypeError(f"{name} is a {type(array).__qualname__}; all arrays of a call must be of one library")
+                raise TypeError(f"{name} is a {type(array).__qualname__}; it must be an array of the inputs' library")
             found.append((name, arrays, arrays.device(array), array))
     first, arrays, home, array = found[0]
     for name, others, device, other in found[1:]:

@@ -90,7 +90,8 @@ def check_out(arrays: Arrays, out: Any, shape: Shape, dtype: str, device: int | 
     if arrays.device(out) != device:
         where = "the CPU" if device is None else f"cuda:{device}"
         raise ValueError(f"out lies on {arrays.where(out)}; the result is made on {where}")
-    if any(length > 1 and stride == 0 for length, stride in zip(out.shape, arrays.strides(out), strict=True)):
+    repeats = any(length > 1 and stride == 0 for length, stride in zip(shape, arrays.strides(out), strict=True))
+    if repeats and 0 not in shape:
         raise ValueError(f"out has strides {arrays.strides(out)}: several of its elements are the same memory")
 
 

@@ -13,6 +13,7 @@ import os
 import re
 import sys
 import tempfile
+import time
 import warnings
 from functools import cache
 from pathlib import Path
@@ -158,20 +159,36 @@ def compiled(launch: Launch, arch: str) -> Compiled:
     return found
 
 
-def _entries() -> list[Path]:
+#: An unfinished file this old, in seconds, was left by a process that died.
+_ABANDONED_S = 3600
+
+
+def _entries() -> list[tuple[Path, int]]:
+    """The store's files and their bytes, without what other processes are writing just now."""
     folder = env.cache_dir() / "kernels"
-    return [path for path in folder.iterdir() if path.is_file()] if folder.is_dir() else []
+    found = []
+    try:
+        for path in folder.iterdir():
+            try:
+                status = path.stat()
+            except FileNotFoundError:
+                continue
+            if path.suffix == SUFFIX or time.time() - status.st_mtime > _ABANDONED_S:
+                found.append((path, status.st_size))
+    except OSError:
+        pass  # no folder, or none of ours
+    return found
 
 
 def size() -> tuple[int, int]:
     """How many kernels are stored, and the bytes they take."""
-    paths = _entries()
-    return sum(path.suffix == SUFFIX for path in paths), sum(path.stat().st_size for path in paths)
+    entries = _entries()
+    return sum(path.suffix == SUFFIX for path, _ in entries), sum(size for _, size in entries)
 
 
 def clear() -> tuple[int, int]:
-    """Remove every stored kernel; returns what ``size`` returned before."""
-    before = size()
-    for path in _entries():
+    """Remove every stored kernel; returns their number and bytes."""
+    entries = _entries()
+    for path, _ in entries:
         path.unlink(missing_ok=True)
-    return before
+    return sum(path.suffix == SUFFIX for path, _ in entries), sum(size for _, size in entries)

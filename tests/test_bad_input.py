@@ -1,0 +1,466 @@
+"""What goes wrong on a user's side: each a clear error that names argument, value and rule, or the right answer."""
+
+from __future__ import annotations
+
+import builtins
+import ctypes
+import os
+import re
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import HostDevice, oracle_conv, relative_error
+
+from leanconv import (
+    ConvProblem,
+    CudaError,
+    CudaUnavailableError,
+    NoAlgorithmError,
+    OutOfMemoryError,
+    conv2d,
+    explain,
+    filter2d,
+    registry,
+)
+from leanconv.algorithms.base import Launch, Target
+from leanconv.runtime import cache, driver, launch
+from leanconv.runtime import compile as compiler
+
+torch = pytest.importorskip("torch")
+
+
+def ones(*shape: int, dtype: Any = np.float32) -> np.ndarray:
+    return np.ones(shape, dtype)
+
+
+X, W = ones(2, 4, 6, 6), ones(8, 4, 3, 3)
+IMAGE, KERNEL = ones(6, 7), ones(3, 3)
+
+
+def says(kind: type[Exception], *parts: str) -> Any:
+    """pytest.raises, with every part in the message, in order."""
+    return pytest.raises(kind, match="(?s)" + ".*".join(map(re.escape, parts)))
+
+
+@pytest.mark.parametrize(
+    "arguments, kind, parts",
+    [
+        (dict(x=ones(2, 4, 6)), ValueError, ["x has 3 dimensions", "(2, 4, 6)"]),
+        (dict(w=ones(4, 3, 3)), ValueError, ["w has 3 dimensions"]),
+        (dict(w=ones(8, 3, 3, 3)), ValueError, ["w has 3 channels", "in_channels=4", "groups=1"]),
+        (dict(groups=3), ValueError, ["in_channels=4 is not divisible by groups=3"]),
+        (dict(x=ones(2, 6, 6, 6), w=ones(8, 2, 3, 3), groups=3), ValueError, ["out_channels=8", "groups=3"]),
+        (dict(groups=0), ValueError, ["groups=0 is below 1"]),
+        (dict(groups=2.0), TypeError, ["groups=2.0 is not an integer"]),
+        (dict(stride=0), ValueError, ["stride=0 is below 1"]),
+        (dict(stride=(1, 2, 3)), ValueError, ["stride=(1, 2, 3)", "or two"]),
+        (dict(stride=1.5), TypeError, ["stride=1.5 is not an integer"]),
+        (dict(stride=True), TypeError, ["stride=True"]),
+        (dict(dilation=-1), ValueError, ["dilation=-1"]),
+        (dict(padding=-1), ValueError, ["padding=-1 is below 0"]),
+        (dict(padding=(1, 2, 3)), ValueError, ["padding=(1, 2, 3)", "(top, bottom, left, right)"]),
+        (dict(padding="full"), ValueError, ["padding='full'", "'same'"]),
+        (dict(padding="same", stride=2), ValueError, ["padding='same' needs stride=1", "(2, 2)"]),
+        (dict(w=ones(8, 4, 7, 3)), ValueError, ["0x4", "7x3 filter", "6x6"]),
+        (dict(dilation=3), ValueError, ["0x0", "dilation (3, 3)", "7x7"]),
+        (dict(bias=ones(4)), ValueError, ["bias has shape (4,)", "(8,)"]),
+        (dict(bias=ones(8, 1)), ValueError, ["bias has shape (8, 1)"]),
+        (dict(layout="nchw"), ValueError, ["layout='nchw'", "'NCHW', 'NHWC'"]),
+        (dict(layout="NHWC"), ValueError, ["in_channels=6"]),
+        (dict(precision="fp16"), ValueError, ["precision='fp16'", "'ieee', 'fp32', 'relaxed', 'tf32'"]),
+        (dict(activation="gelu"), ValueError, ["activation='gelu'", "'relu'"]),
+        (dict(algorithm="cudnn"), ValueError, ["algorithm='cudnn'", "'im2col'"]),
+        (dict(algorithm="winograd1d", precision="ieee"), NoAlgorithmError, ["winograd1d: ", "'ieee' was asked for"]),
+        (dict(device="tpu"), ValueError, ["device='tpu'", "'cuda'"]),
+        (dict(x=ones(2, 4, 6, 6, dtype=np.float16)), TypeError, ["x has dtype float16", "float32"]),
+        (dict(w=ones(8, 4, 3, 3, dtype=np.float64)), TypeError, ["w has dtype float64", "x float32"]),
+        (dict(bias=ones(8, dtype=np.float64)), TypeError, ["bias has dtype float64"]),
+        (dict(x=[[1.0]]), TypeError, ["x is a builtins.list"]),
+        (dict(w="filters"), TypeError, ["w is a builtins.str"]),
+        (dict(x=ones(2, 0, 6, 6), w=ones(8, 0, 3, 3)), ValueError, ["x has shape (2, 0, 6, 6)"]),
+        (dict(w=ones(0, 4, 3, 3)), ValueError, ["w has shape (0, 4, 3, 3)"]),
+        (dict(w=torch.ones(8, 4, 3, 3)), ValueError, ["x is an array of NumPy", "w one of PyTorch"]),
+        (dict(x=torch.ones(2, 4, 6, 6)), ValueError, ["x is an array of PyTorch", "w one of NumPy"]),
+    ],
+    ids=lambda value: str(list(value)) if isinstance(value, dict) else "",
+)  # fmt: skip
+@pytest.mark.parametrize("device", [None, "cuda"])
+def test_conv2d_refuses(
+    arguments: dict[str, Any], kind: type[Exception], parts: list[str], device: Any, host_device: HostDevice
+) -> None:
+    given = {"x": X, "w": W, "device": device, **arguments}
+    if device is not None and "algorithm" in arguments:
+        kind, parts = ValueError, [f"algorithm={arguments['algorithm']!r}", "'implicit_gemm'"]
+    with says(kind, *parts):
+        conv2d(**given)
+    assert host_device.launches == []
+    x, w = given.pop("x"), given.pop("w")
+    if kind is NoAlgorithmError:
+        assert explain(x, w, **given).chosen is None
+    else:
+        with says(kind, *parts):
+            explain(x, w, **given)
+
+
+@pytest.mark.parametrize(
+    "arguments, kind, parts",
+    [
+        (dict(image=ones(5)), ValueError, ["image has shape (5,)"]),
+        (dict(kernel=ones(1, 3, 3)), ValueError, ["kernel has 3 dimensions"]),
+        (dict(kernel=ones(0, 3)), ValueError, ["kernel has shape (0, 3)"]),
+        (dict(kernel=ones(3, 3, dtype=np.float64)), TypeError, ["kernel has dtype float64", "image float32"]),
+        (dict(image=ones(6, 7, dtype=np.uint8), kernel=ones(3, 3, dtype=np.uint8)), TypeError, ["dtype uint8"]),
+        (dict(border="edge"), ValueError, ["border='edge'", "'replicate'", "'mirror'", "'BORDER_REFLECT_101'"]),
+        (dict(border=4), ValueError, ["border=4"]),
+        (dict(anchor=(3, 0)), ValueError, ["anchor=(3, 0)", "3x3"]),
+        (dict(anchor=(-1, 0)), ValueError, ["anchor=-1 is below 0"]),
+        (dict(anchor=1), ValueError, ["anchor=1", "(row, column)"]),
+        (dict(value="red"), TypeError, ["value='red' is not a number"]),
+        (dict(delta=(1, 2)), TypeError, ["delta=(1, 2) is not a number"]),
+        (dict(kernel=torch.ones(3, 3)), ValueError, ["image is an array of NumPy", "kernel one of PyTorch"]),
+        (dict(image=ones(6, 7, dtype=np.int32), kernel=ones(3, 3, dtype=np.int32), delta=0.5), ValueError,
+         ["delta=0.5 is no int32"]),
+        (dict(image=ones(6, 7, dtype=np.int32), kernel=ones(3, 3, dtype=np.int32), value=2**31), ValueError,
+         ["value=2147483648 is no int32"]),
+    ],
+    ids=lambda value: str(list(value)) if isinstance(value, dict) else "",
+)  # fmt: skip
+def test_filter2d_refuses(
+    arguments: dict[str, Any], kind: type[Exception], parts: list[str], host_device: HostDevice
+) -> None:
+    with says(kind, *parts):
+        filter2d(**{"image": IMAGE, "kernel": KERNEL, "device": "cuda", **arguments})
+    assert host_device.launches == []
+
+
+def test_a_filter_larger_than_the_limit(host_device: HostDevice) -> None:
+    with says(NoAlgorithmError, "filter 33x5", "register_cache: ", "33x5", "32x32"):
+        filter2d(ones(50, 50), ones(33, 5), device="cuda")
+    assert filter2d(ones(50, 50), ones(32, 32), device="cuda").max() == 1024
+
+
+@pytest.mark.parametrize("device", [None, "cuda"])
+def test_out_is_checked(device: Any, host_device: HostDevice) -> None:
+    def run(out: Any, **more: Any) -> None:
+        conv2d(X, W, padding=1, out=out, device=device, **more)
+
+    with says(ValueError, "out has shape (2, 8, 6, 5)", "(2, 8, 6, 6)"):
+        run(ones(2, 8, 6, 5))
+    with says(ValueError, "out has dtype float64", "float32"):
+        run(ones(2, 8, 6, 6, dtype=np.float64))
+    with says(ValueError, "out one of PyTorch"):
+        run(torch.ones(2, 8, 6, 6))
+    read_only = ones(2, 8, 6, 6)
+    read_only.flags.writeable = False
+    with says(ValueError, "out is read-only"):
+        run(read_only)
+    with says(ValueError, "out has strides", "same memory"):
+        repeated = np.lib.stride_tricks.as_strided(ones(8, 6, 6), (2, 8, 6, 6), (0, 144, 24, 4))
+        run(repeated)
+    square = ones(8, 8, 3, 3)
+    for out, x, w, name in (
+        (X, X, ones(4, 4, 3, 3), "x"), (square, ones(8, 8, 3, 3), square, "w"), (X[::-1], X, ones(4, 4, 3, 3), "x")
+    ):  # fmt: skip
+        before = out.copy()
+        with says(ValueError, f"out overlaps {name} in memory"):
+            conv2d(x, w, padding=1, out=out, device=device)
+        assert (out == before).all()
+    with says(ValueError, "out overlaps image"):
+        filter2d(IMAGE, KERNEL, out=IMAGE, device=device)
+    halves = ones(12, 7)
+    filter2d(halves[:6], KERNEL, out=halves[6:], border="wrap", device=device)
+    assert (halves[:6] == 1).all() and (halves[6:] == 9).all()
+
+
+def test_out_that_overlaps_only_at_a_later_call(fake_cupy: Any) -> None:
+    memory = fake_cupy.empty((4, 4, 8, 8), np.float32)
+    memory.host[...] = 1
+    w = fake_cupy.asarray(ones(4, 4, 3, 3))
+    conv2d(memory[:2], w, padding=1, out=memory[2:])
+    with says(ValueError, "out overlaps x"):
+        conv2d(memory[1:3], w, padding=1, out=memory[2:])
+
+
+def test_arrays_on_different_devices(fake_cupy: Any) -> None:
+    x = fake_cupy.asarray(X)
+    w = fake_cupy.ndarray(W.copy(), 1)
+    with says(ValueError, "x is an array of CuPy on cuda:0", "w one of CuPy on cuda:1"):
+        conv2d(x, w)
+    with says(ValueError, "x is an array of CuPy on cuda:0", "w one of NumPy on the CPU"):
+        conv2d(x, W)
+    with says(ValueError, "device='cuda:1'", "cuda:0"):
+        conv2d(x, fake_cupy.asarray(W), device="cuda:1")
+    with says(ValueError, "device='cpu'"):
+        conv2d(x, fake_cupy.asarray(W), device="cpu")
+    with says(ValueError, "device='cuda'", "the CPU"):
+        conv2d(torch.ones(2, 4, 6, 6), torch.ones(8, 4, 3, 3), device="cuda")
+
+
+def test_gradients_and_odd_tensors_of_pytorch() -> None:
+    with says(ValueError, "requires a gradient", "torch.no_grad()"):
+        filter2d(torch.ones(6, 7, requires_grad=True), torch.ones(3, 3))
+    with torch.no_grad():
+        assert filter2d(torch.ones(6, 7, requires_grad=True), torch.ones(3, 3)).max() == 9
+    with says(ValueError, "layout torch.sparse_coo"):
+        conv2d(torch.ones(2, 4, 6, 6).to_sparse(), torch.ones(8, 4, 3, 3))
+    with says(ValueError, "on meta"):
+        conv2d(torch.ones(2, 4, 6, 6, device="meta"), torch.ones(8, 4, 3, 3, device="meta"))
+    with says(ValueError, "algorithm='im2col'", "PyTorch itself"):
+        conv2d(torch.ones(2, 4, 6, 6), torch.ones(8, 4, 3, 3), algorithm="im2col")
+
+
+@pytest.mark.parametrize("device", [None, "cuda"])
+def test_empty_batches(device: Any, host_device: HostDevice, fake_cupy: Any) -> None:
+    assert conv2d(ones(0, 4, 6, 6), W, device=device).shape == (0, 8, 4, 4)
+    assert filter2d(ones(3, 0, 6, 7), KERNEL, device=device).shape == (3, 0, 6, 7)
+    assert filter2d(ones(3, 0), KERNEL, device=device).shape == (3, 0)
+    assert conv2d(torch.ones(0, 4, 6, 6), torch.ones(8, 4, 3, 3)).shape == (0, 8, 4, 4)
+    assert conv2d(fake_cupy.asarray(ones(0, 4, 6, 6)), fake_cupy.asarray(W)).shape == (0, 8, 4, 4)
+    out = ones(0, 8, 4, 4)
+    assert conv2d(ones(0, 4, 6, 6), W, out=out, device=device) is out
+    assert host_device.launches == []
+    with says(ValueError, "in_channels=5"):
+        conv2d(ones(0, 5, 6, 6), W, device=device)
+
+
+@pytest.mark.parametrize("device", [None, "cuda"])
+@pytest.mark.parametrize("activation", [None, "relu"])
+def test_nan_and_inf_propagate_as_in_pytorch(device: Any, activation: Any, host_device: HostDevice) -> None:
+    x = np.random.default_rng(1).standard_normal((1, 2, 8, 8)).astype(np.float32)
+    w = np.random.default_rng(2).standard_normal((3, 2, 3, 3)).astype(np.float32)
+    x[0, 0, 2, 3], x[0, 1, 6, 6] = np.nan, np.inf
+    expected = torch.nn.functional.conv2d(torch.from_numpy(x), torch.from_numpy(w), padding=1)
+    expected = (expected.relu() if activation else expected).numpy()
+    y = conv2d(x, w, padding=1, activation=activation, device=device, precision="ieee")
+    assert (np.isnan(y) == np.isnan(expected)).all() and np.isnan(y).sum() >= 27
+    assert (np.isinf(y) == np.isinf(expected)).all()
+    finite = np.isfinite(expected)
+    np.testing.assert_allclose(y[finite], expected[finite], rtol=1e-5, atol=1e-5)
+
+
+def strange(array: np.ndarray, how: str) -> np.ndarray:
+    """The same values, lying otherwise."""
+    if how == "transposed":
+        return np.ascontiguousarray(array.T).T
+    if how == "reversed":
+        return np.ascontiguousarray(array[..., ::-1])[..., ::-1]
+    if how == "every other":
+        return np.repeat(array, 2, axis=-1)[..., ::2]
+    if how == "other byte order":
+        return array.astype(array.dtype.newbyteorder())
+    raw = np.zeros(array.nbytes + 1, np.uint8)[1:]  # "unaligned"
+    raw[:] = np.frombuffer(array.tobytes(), np.uint8)
+    return raw.view(array.dtype).reshape(array.shape)
+
+
+@pytest.mark.parametrize("how", ["transposed", "reversed", "every other", "other byte order", "unaligned"])
+@pytest.mark.parametrize("device", [None, "cuda"])
+def test_arrays_that_lie_strangely(how: str, device: Any, host_device: HostDevice, fake_cupy: Any) -> None:
+    problem = ConvProblem(n=2, c=4, h=6, w=6, k=8, r=3, s=3, bias=True)
+    rng = np.random.default_rng(3)
+    arrays = [rng.standard_normal(s).astype(np.float32) for s in (problem.x_shape, problem.w_shape, (8,))]
+    expected = oracle_conv(problem, *arrays)
+    given = [strange(array, how) for array in arrays]
+    assert relative_error(conv2d(*given, device=device), expected) < 2e-6
+    image = filter2d(arrays[0][0, 0].copy(), arrays[1][0, 0].copy(), device=device)
+    assert (filter2d(given[0][0, 0], given[1][0, 0], device=device) == image).all()
+    if how not in ("other byte order", "reversed"):
+        on_gpu = [fake_cupy.ndarray(array, 0) for array in given]
+        assert relative_error(conv2d(*on_gpu).host, expected) < 2e-6
+        tensors = [torch.from_numpy(array) for array in given] if how != "unaligned" else []
+        if tensors:
+            assert relative_error(conv2d(*tensors).numpy(), expected) < 2e-6
+
+
+# The driver and the compiler
+
+
+@pytest.fixture
+def fresh_driver(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Forget the driver and devices met so far, before and after."""
+    driver.driver.cache_clear()
+    monkeypatch.setattr(launch, "_devices", {})
+    yield monkeypatch
+    driver.driver.cache_clear()
+
+
+class FakeLibrary:
+    """As much of libcuda as is asked before any work; ``answers`` are (version, code of cuInit, devices)."""
+
+    def __init__(self, version: int = 13000, init: int = 0, devices: int = 1, missing: tuple[str, ...] = ()) -> None:
+        def get(value: int) -> Any:
+            def call(pointer: Any, *rest: Any) -> int:
+                ctypes.cast(pointer, ctypes.POINTER(ctypes.c_int))[0] = value
+                return 0
+
+            return call
+
+        self.functions = {
+            "cuDriverGetVersion": get(version), "cuDeviceGetCount": get(devices), "cuInit": lambda flags: init,
+            "cuDeviceGet": get(0), "cuDeviceGetAttribute": get(9), "cuDeviceGetName": lambda *a: 0,
+            "cuCtxGetCurrent": lambda *a: 0, "cuDevicePrimaryCtxRetain": lambda *a: 0, "cuMemAlloc_v2": lambda *a: 2,
+            "cuCtxPushCurrent_v2": lambda *a: 0, "cuCtxPopCurrent_v2": lambda *a: 0,
+        }  # fmt: skip
+        self.missing = missing
+
+    def __getattr__(self, name: str) -> Any:
+        if name in self.missing:
+            raise AttributeError(name)
+        types = driver._SIGNATURES[name]
+        return ctypes.CFUNCTYPE(ctypes.c_int, *types)(self.functions.get(name, lambda *a: 0))
+
+
+def test_no_driver(fresh_driver: pytest.MonkeyPatch) -> None:
+    def absent() -> Any:
+        raise OSError("libcuda.so.1: cannot open shared object file")
+
+    fresh_driver.setattr(driver, "_open_library", absent)
+    with says(CudaUnavailableError, "no NVIDIA driver was found", "libcuda.so.1", "NumPy arrays run on the CPU"):
+        conv2d(X, W, device="cuda")
+    told = explain(X, W, device="cuda")
+    assert "no NVIDIA driver was found" in told.where and told.chosen == "implicit_gemm"
+    assert conv2d(X, W).max() == 36
+
+
+@pytest.mark.parametrize(
+    "library, parts",
+    [
+        (FakeLibrary(version=11080), ["too old", "serves CUDA 11.8", "12.0", "update the driver"]),
+        (FakeLibrary(missing=("cuMemAlloc_v2",)), ["too old", "cuMemAlloc_v2"]),
+        (FakeLibrary(init=100), ["no usable GPU", "(100)"]),
+        (FakeLibrary(devices=0), ["no usable GPU", "it lists no device"]),
+    ],
+    ids=["old", "ancient", "broken", "no GPU"],
+)
+def test_an_old_or_useless_driver(library: Any, parts: list[str], fresh_driver: pytest.MonkeyPatch) -> None:
+    fresh_driver.setattr(driver, "_open_library", lambda: library)
+    with says(CudaUnavailableError, *parts):
+        conv2d(X, W, device="cuda")
+
+
+def test_a_device_that_is_not_there_and_memory_that_is_not(fresh_driver: pytest.MonkeyPatch) -> None:
+    fresh_driver.setattr(driver, "_open_library", FakeLibrary)
+    with says(ValueError, "cuda:7 does not exist", "1 GPU"):
+        conv2d(X, W, device="cuda:7")
+    with says(OutOfMemoryError, "12345 bytes"):
+        launch.open_device(0).allocate(12345)
+
+
+def test_machine_code_that_the_driver_refuses(fresh_driver: pytest.MonkeyPatch) -> None:
+    fresh_driver.setattr(driver, "_open_library", lambda: FakeLibrary(version=12040))
+    with says(CudaError, "cuModuleLoadData", "serves CUDA 12.4", "leanconv[cu12]"):
+        driver.driver().fail(222, "cuModuleLoadData")
+
+
+@pytest.fixture
+def some_launch() -> Launch:
+    algorithm = next(a for a in registry.ALGORITHMS if a.name == "implicit_gemm")
+    problem = ConvProblem(n=1, c=1, h=4, w=4, k=1, r=1, s=1)
+    target = Target("sm_90a", 132)
+    return algorithm.plan(problem, next(iter(algorithm.configs(problem, target))), target).launches[0]
+
+
+@pytest.fixture
+def own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    monkeypatch.setenv("LEANCONV_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr(cache, "_warned", set())
+    return tmp_path / "cache"
+
+
+def test_no_compiler(some_launch: Launch, own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    actual = builtins.__import__
+
+    def without_cuda_core(name: str, *rest: Any, **more: Any) -> Any:
+        if name.startswith("cuda.core"):
+            raise ModuleNotFoundError("No module named 'cuda'")
+        return actual(name, *rest, **more)
+
+    monkeypatch.setattr(builtins, "__import__", without_cuda_core)
+    with says(CudaUnavailableError, "NVRTC", "pip install 'leanconv[cu13]'", "No module named 'cuda'"):
+        cache.compiled(some_launch, "sm_90a")
+
+
+def test_no_nvrtc_library(some_launch: Launch, own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class DynamicLibNotFoundError(RuntimeError): ...
+
+    def refuse(*arguments: Any) -> Any:
+        raise compiler.CompileError("", "", "") from DynamicLibNotFoundError('Failure finding "libnvrtc.so"')
+
+    monkeypatch.setattr(compiler, "compile_launch", refuse)
+    with says(CudaUnavailableError, "NVRTC", "leanconv[cu13]", "libnvrtc.so"):
+        cache.compiled(some_launch, "sm_90a")
+    monkeypatch.setattr(cache.sys, "path", [])
+    monkeypatch.setattr(builtins, "__import__", lambda *a, **k: refuse())
+    cache.compiler_version.cache_clear()
+    with says(CudaUnavailableError, "NVRTC", "leanconv[cu13]"):
+        cache.compiler_version()
+    cache.compiler_version.cache_clear()
+
+
+# The disk cache
+
+
+@pytest.fixture
+def counted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """compile_launch replaced by one that is instant and noted."""
+    calls: list[str] = []
+
+    def instant(made: Launch, arch: str) -> compiler.Compiled:
+        calls.append(arch)
+        return compiler.Compiled(b"machine\ncode" * 100, made.symbol, arch, 40, 4, 8)
+
+    monkeypatch.setattr(compiler, "compile_launch", instant)
+    return calls
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda data: b"",
+        lambda data: data[: len(data) // 2],
+        lambda data: data[:-1],
+        lambda data: data[:40] + bytes([data[40] ^ 1]) + data[41:],
+        lambda data: data.replace(b'"registers": 40', b'"register": 40'),
+        lambda data: data.rpartition(b"\n")[0] + b"\n[1, 2]",
+        lambda data: os.urandom(5000),
+    ],
+    ids=["empty", "half", "cut", "bit", "field", "list", "noise"],
+)
+def test_a_corrupt_entry_is_a_miss_and_is_replaced(
+    damage: Any, some_launch: Launch, own_cache: Path, counted: list[str]
+) -> None:
+    first = cache.compiled(some_launch, "sm_90a")
+    assert cache.compiled(some_launch, "sm_90a") == first and len(counted) == 1
+    (path,) = (own_cache / "kernels").iterdir()
+    good = path.read_bytes()
+    path.write_bytes(damage(good))
+    assert cache.compiled(some_launch, "sm_90a") == first and len(counted) == 2
+    assert path.read_bytes() == good
+    assert cache.compiled(some_launch, "sm_90a") == first and len(counted) == 2
+
+
+def test_an_unwritable_cache_warns_once_and_works(some_launch: Launch, own_cache: Path, counted: list[str]) -> None:
+    own_cache.parent.mkdir(exist_ok=True)
+    own_cache.write_text("a file where the folder should be")  # also refused to root, whom permissions do not stop
+    with pytest.warns(RuntimeWarning, match=f"{re.escape(str(own_cache))}.*LEANCONV_CACHE_DIR"):
+        cache.compiled(some_launch, "sm_90a")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert cache.compiled(some_launch, "sm_90a").registers == 40
+    assert counted == ["sm_90a"] * 2
+    assert cache.size() == (0, 0) and cache.clear() == (0, 0)
+
+
+def test_a_disk_that_fills_leaves_nothing_behind(
+    some_launch: Launch, own_cache: Path, counted: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*arguments: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "replace", full)
+    with pytest.warns(RuntimeWarning, match="No space left"):
+        cache.compiled(some_launch, "sm_90a")
+    assert list((own_cache / "kernels").iterdir()) == []
