@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from leanconv.algorithms.base import Argument, Config, GpuAlgorithm, Launch, Plan, Target, ceil_div
+from leanconv.algorithms.base import Argument, Config, Constants, GpuAlgorithm, Launch, Plan, Target, ceil_div
 from leanconv.problem import FilterProblem
 
 #: Largest filter height and width.
@@ -24,27 +24,57 @@ ELEMENT_TYPES = {"float32": "float", "int32": "int"}
 
 
 @dataclass(frozen=True)
-class RegisterCacheConfig(Config):
+class TileConfig(Config):
     """A warp makes ``rows`` rows of 32 * ``columns`` outputs and keeps windows of ``depth`` input rows in registers.
 
     ``warps`` of them, one below the other, form a block. With ``shuffle`` a lane loads each pixel once and hands it
     to its neighbours by warp shuffle; without, it loads its whole window and L1 serves the overlap.
     """
 
-    rows: int = 4
+    rows: int = 3
     columns: int = 4
-    depth: int = 5
+    depth: int = 4
     warps: int = 4
     shuffle: bool = False
+    min_blocks: int = 3
+
+
+@dataclass(frozen=True)
+class WalkConfig(Config):
+    """A warp walks down a strip of 32 * ``columns`` outputs with all weights and ``depth`` input rows in registers.
+
+    ``walk`` output rows are a warp's share; it is an argument of the kernel, so it costs no compilation.
+    """
+
+    columns: int = 4
+    depth: int = 3
+    warps: int = 4
+    shuffle: bool = False
+    min_blocks: int = 4
+    walk: int = 32
+
+    def constants(self) -> Constants:
+        """All fields but ``walk``."""
+        return tuple(c for c in super().constants() if c[0] != "walk")
+
+
+@dataclass(frozen=True)
+class PartialSumsConfig(Config):
+    """The published scheme: a warp makes ``rows`` rows of 33 - S outputs, one column a lane."""
+
+    rows: int = 8
+    warps: int = 8
     min_blocks: int = 1
 
 
-def shared_bytes(problem: FilterProblem, config: RegisterCacheConfig) -> int:
-    """Shared memory of a block: the filter with rows of whole vectors, and two row buffers for each warp."""
-    weights = problem.kh * ceil_div(problem.kw, 4) * 4
+RegisterCacheConfig = TileConfig | WalkConfig | PartialSumsConfig
+
+
+def staging_bytes(problem: FilterProblem, config: TileConfig | WalkConfig) -> int:
+    """Shared memory of a block's row buffers, two for each warp."""
     lead = -problem.anchor[1] % 4
     span = 31 * config.columns + 4 * ceil_div(lead + config.columns + problem.kw - 1, 4)
-    return 4 * (weights + config.warps * 2 * 32 * ceil_div(span, 32))
+    return 4 * config.warps * 2 * 32 * ceil_div(span, 32)
 
 
 class RegisterCache(GpuAlgorithm):
@@ -72,16 +102,45 @@ class RegisterCache(GpuAlgorithm):
 
     def configs(self, problem: FilterProblem, target: Target) -> Iterator[RegisterCacheConfig]:
         """See GpuAlgorithm."""
-        yield RegisterCacheConfig()
+        yield TileConfig()
 
     def plan(self, problem: FilterProblem, config: RegisterCacheConfig, target: Target) -> Plan:
         """See GpuAlgorithm."""
-        strips = ceil_div(problem.w, 32 * config.columns)
-        bands = ceil_div(problem.h, config.rows * config.warps)
         element = ELEMENT_TYPES[problem.dtype]
+        arguments = [
+            Argument(f"const {element}*", "x"),
+            Argument(f"const {element}*", "w"),
+            Argument(f"{element}*", "y"),
+            Argument(element, "value"),
+            Argument(element, "delta"),
+            Argument("int", "height", problem.h),
+            Argument("int", "width", problem.w),
+            Argument("long long", "x_pitch", problem.x_pitch),
+            Argument("long long", "x_step", problem.x_step),
+            Argument("long long", "y_pitch", problem.y_pitch),
+            Argument("long long", "y_step", problem.y_step),
+        ]
+        if isinstance(config, WalkConfig):
+            scheme = "walk"
+            strips, bands = ceil_div(problem.w, 32 * config.columns), ceil_div(problem.h, config.walk)
+            grid = ceil_div(strips * bands * problem.batch, config.warps)
+            shared = staging_bytes(problem, config)
+            arguments += [Argument("int", "images", problem.batch), Argument("int", "walk", config.walk)]
+        else:
+            bands = ceil_div(problem.h, config.rows * config.warps)
+            if isinstance(config, TileConfig):
+                scheme = "tile"
+                strips = ceil_div(problem.w, 32 * config.columns)
+                shared = 4 * problem.kh * ceil_div(problem.kw, 4) * 4 + staging_bytes(problem, config)
+            else:
+                scheme = "partial_sums"
+                strips = ceil_div(problem.w, 33 - problem.kw)
+                shared = 4 * problem.kw * ceil_div(problem.kh, 4) * 4
+            grid = strips * bands * problem.batch
+        arguments += [Argument("int", "strips", strips), Argument("int", "bands", bands)]
         launch = Launch(
             header="register_cache.cuh",
-            function="leanconv::register_cache",
+            function=f"leanconv::register_cache_{scheme}",
             problem=(
                 ("element", element),
                 ("border", BORDER_TYPES[problem.border]),
@@ -91,24 +150,10 @@ class RegisterCache(GpuAlgorithm):
                 ("anchor_x", problem.anchor[1]),
             ),
             tuning=config.constants(),
-            arguments=(
-                Argument(f"const {element}*", "x"),
-                Argument(f"const {element}*", "w"),
-                Argument(f"{element}*", "y"),
-                Argument(element, "value"),
-                Argument(element, "delta"),
-                Argument("int", "height", problem.h),
-                Argument("int", "width", problem.w),
-                Argument("long long", "x_pitch", problem.x_pitch),
-                Argument("long long", "x_step", problem.x_step),
-                Argument("long long", "y_pitch", problem.y_pitch),
-                Argument("long long", "y_step", problem.y_step),
-                Argument("int", "strips", strips),
-                Argument("int", "bands", bands),
-            ),
-            grid=strips * bands * problem.batch,
+            arguments=tuple(arguments),
+            grid=grid,
             block=32 * config.warps,
-            shared_bytes=shared_bytes(problem, config),
+            shared_bytes=shared,
             min_blocks=config.min_blocks,
         )
         return Plan((launch,))

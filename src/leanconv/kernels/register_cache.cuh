@@ -1,221 +1,170 @@
 // A small filter over single-channel images, the pixels held in registers (Chen et al., register cache).
 //
 // Arithmetic per output: 2 * R * S flops for 8 bytes (one pixel read, one written), so at 4.25 TB/s and 67 TFLOP/s
-// copying the image is the bound up to about 7x7 and FMA issue above it. A warp makes `rows` rows of 32 * columns
-// outputs. Each lane keeps the windows of `rows` input rows, columns + S - 1 pixels each, in a ring of registers:
-// per filter row one window is fetched and rows * columns * S FMAs are issued, every weight being read once for
-// rows * columns of them. Large filters should approach what a well-tuned SGEMM reaches (75 % of the peak),
-// small ones a device copy.
+// copying the image is the bound up to about 7x7 and FMA issue above it. Small filters should approach a device copy,
+// large ones what a well-tuned SGEMM reaches (75 % of the peak).
+//
+// Two schemes with 32 * columns outputs side by side to a warp, `columns` to a lane, and the published one:
+//   register_cache_walk   for filters whose weights fit into registers: a warp walks down its strip, each input row is
+//                         fetched once and added to the r output rows that it reaches. Nothing but FMAs between loads.
+//   register_cache_tile   for larger ones: a warp makes `rows` rows of outputs; per filter row it fetches one more input
+//                         row and issues rows * columns * s FMAs, each weight read from shared memory once for
+//                         rows * columns of them.
+//   register_cache_partial_sums   one column a lane, and the sums move from lane to lane; kept to be compared with.
 #pragma once
 
-#include <lib/border.cuh>
 #include <lib/index.cuh>
 #include <lib/ptx.cuh>
-#include <lib/vector.cuh>
+#include <lib/row_windows.cuh>
 
 namespace leanconv {
 
-template <class T> struct Arithmetic { using type = T; };
-template <> struct Arithmetic<int> { using type = unsigned; };  // int32 wraps around; signed overflow is undefined
+template <bool given> struct Constant { static constexpr bool value = given; };
 
-// One image of the batch, and its place on the grid's plane.
-template <class T>
-struct Plane {
-    const T* x;
-    T* y;
-    int height, width;
-    int64 x_pitch, y_pitch;
-    T value;
-};
-
-__host__ __device__ constexpr int round_up(int a, int b) { return ceil_div(a, b) * b; }
-
-// A warp's two row buffers in shared memory.
-// NOTE: taken in turn they need one __syncwarp a row: a buffer is written again only after the barrier that follows
-// every lane's reads of it.
-template <class T, int size>
-struct Staging {
-    static constexpr int bytes = 2 * size * static_cast<int>(sizeof(T));
-    T* base;
-    int offset = 0;
-
-    __device__ __forceinline__ explicit Staging(T* base_) : base(base_) {}
-    __device__ __forceinline__ T* buffer() const { return base + offset; }
-    __device__ __forceinline__ void next() { offset = size - offset; }
-};
+// The warp's number in its block.
+// NOTE: the shuffle tells the compiler that all lanes have the same one, so that branches on it do not part them.
+__device__ __forceinline__ int warp_number() {
+    return __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / 32, 0);
+}
 
 template <class Problem, class Tuning>
-struct WarpTile {
-    using T = typename Arithmetic<typename Problem::element>::type;
-    static constexpr int r = Problem::r, s = Problem::s;
-    static constexpr int rows = Tuning::rows, columns = Tuning::columns, depth = Tuning::depth;
-    static constexpr int inputs = rows + r - 1;           // input rows a tile reads
-    static constexpr int window = columns + s - 1;        // pixels of one of them that a lane needs
-    static constexpr int left = round_up(Problem::anchor_x, columns);           // halo columns, in whole vectors
-    static constexpr int right = round_up(s - 1 - Problem::anchor_x, columns);
-    static constexpr int lead = round_up(Problem::anchor_x, 4) - Problem::anchor_x;  // unused pixels before a window
-    static constexpr int chunks = ceil_div(lead + window, 4);
-    static constexpr int span = 31 * columns + 4 * chunks;                      // pixels of a row that a warp reads
-    static constexpr int pieces = ceil_div(span, 32);
+struct WarpWalk : Strip<Problem, Tuning::columns> {
+    using Base = Strip<Problem, Tuning::columns>;
+    using T = typename Base::T;
+    static constexpr int r = Problem::r, s = Problem::s, columns = Tuning::columns, depth = Tuning::depth;
+    static_assert(depth >= 2, "the ring holds the row in use and at least one that is under way");
+
+    // One input row: each sum moves one output row on while it takes the products of the next filter row, so that
+    // acc[k] belongs to output row n - k. With `checked`, only output rows in [0, outputs) are worked on.
+    template <bool checked>
+    static __device__ __forceinline__ void multiply(T (&acc)[r][columns], const T (&w)[r][s],
+                                                    const T (&x)[Base::window], int n, int outputs) {
+#pragma unroll
+        for (int k = r - 1; k >= 0; --k) {
+#pragma unroll
+            for (int c = 0; c < columns; ++c) acc[k][c] = k > 0 ? acc[k > 0 ? k - 1 : 0][c] : T(0);
+            if (checked && (n < k || n - k >= outputs)) continue;
+#pragma unroll
+            for (int e = 0; e < s; ++e)
+#pragma unroll
+                for (int c = 0; c < columns; ++c) acc[k][c] += w[k][e] * x[e + c];
+        }
+    }
+
+    // `outputs` rows of outputs; store(row, number) is called for each. depth - 1 input rows are under way at a time.
+    template <class Rows, class Store>
+    static __device__ __forceinline__ void walk(Rows& source, const T* weights, int outputs, const Store& store) {
+        const int inputs = outputs + r - 1;
+        typename Rows::Raw ring[depth];
+#pragma unroll
+        for (int n = 0; n < depth - 1; ++n)
+            if (n < inputs) source.load(ring[n], n);
+        T w[r][s];
+#pragma unroll
+        for (int k = 0; k < r * s; ++k) w[k / s][k % s] = weights[k];
+        T acc[r][columns] = {};
+
+        const auto turn = [&](int first, auto checked) {
+#pragma unroll
+            for (int u = 0; u < depth; ++u) {
+                const int n = first + u, next = n + depth - 1;
+                // An unchecked turn ends with r - 1 input rows or more to come.
+                if ((!checked.value && depth <= r) || next < inputs) source.load(ring[(u + depth - 1) % depth], next);
+                T x[Base::window];
+                source.deliver(ring[u], x);
+                multiply<checked.value>(acc, w, x, n, outputs);
+                if (!checked.value || (n >= r - 1 && n < inputs)) store(acc[r - 1], n - (r - 1));
+            }
+        };
+#pragma unroll 1
+        for (int first = 0; first < inputs; first += depth) {
+            if (first >= r - 1 && first + depth <= outputs) turn(first, Constant<false>{});
+            else turn(first, Constant<true>{});
+        }
+    }
+};
+
+// Warp g walks down strip g % strips of band (g / strips) % bands of image g / strips / bands, `walk` rows of outputs.
+template <class Problem, class Tuning>
+__device__ __forceinline__ void register_cache_walk(const typename Problem::element* x,
+                                                    const typename Problem::element* w, typename Problem::element* y,
+                                                    typename Problem::element value, typename Problem::element delta,
+                                                    int height, int width, int64 x_pitch, int64 x_step, int64 y_pitch,
+                                                    int64 y_step, int images, int walk, int strips, int bands) {
+    using Walk = WarpWalk<Problem, Tuning>;
+    using T = typename Walk::T;
+    const int warp = warp_number(), lane = threadIdx.x % 32;
+    const int64 number = static_cast<int64>(blockIdx.x) * Tuning::warps + warp;
+    if (number >= static_cast<int64>(strips) * bands * images) return;
+    const unsigned rest = static_cast<unsigned>(number) / strips;
+    const int image = rest / bands;
+    const int i = (rest % bands) * walk, j = (static_cast<unsigned>(number) % strips) * Walk::width;
+    const Plane<T> plane{reinterpret_cast<const T*>(x) + image * x_step, reinterpret_cast<T*>(y) + image * y_step,
+                         height, width, x_pitch, y_pitch, static_cast<T>(value)};
+    const T* const weights = reinterpret_cast<const T*>(w);
+    const T shift = static_cast<T>(delta);
+    const int outputs = min(walk, height - i);
+    typename Walk::Buffers staging(reinterpret_cast<T*>(shared_memory()) + warp * Walk::Buffers::elements);
+
+    T* const to = plane.y + i * y_pitch + j;
+    if (Walk::inside(plane, i, j, outputs)) {
+        using Rows = typename Select<Tuning::shuffle, typename Walk::ShuffledRows, typename Walk::DirectRows>::type;
+        Rows source(plane, i, j, lane, staging);
+        Walk::walk(source, weights, outputs, [&](const T(&row)[Tuning::columns], int n) {
+            Walk::store_vectors(to + n * y_pitch, row, shift, lane);
+        });
+    } else {
+        typename Walk::StagedRows source(plane, i, j, lane, staging);
+        Walk::walk(source, weights, outputs, [&](const T(&row)[Tuning::columns], int n) {
+            Walk::store_staged(to + n * y_pitch, row, shift, lane, width - j, staging);
+        });
+    }
+}
+
+template <class Problem, class Tuning>
+struct WarpTile : Strip<Problem, Tuning::columns> {
+    using Base = Strip<Problem, Tuning::columns>;
+    using T = typename Base::T;
+    static constexpr int r = Problem::r, s = Problem::s, columns = Tuning::columns, depth = Tuning::depth;
+    static constexpr int rows = Tuning::rows, inputs = rows + r - 1;
     static constexpr int weight_pitch = round_up(s, 4);
-    using Buffers = Staging<T, 32 * pieces>;
+    static_assert(depth > rows, "the ring holds the rows in use and at least one that is under way");
 
-    static_assert(columns % 4 == 0, "a lane loads and stores whole 128-bit vectors");
-    static_assert(sizeof(T) == 4, "vectors are counted in 4-byte elements");
-    static_assert(0 <= Problem::anchor_x && Problem::anchor_x < s, "the anchor lies inside the filter");
-    static_assert(0 <= Problem::anchor_y && Problem::anchor_y < r, "the anchor lies inside the filter");
-    static_assert(depth > rows, "the ring holds the rows in use and one that is under way");
-    static_assert((left + right) / columns <= 32, "each lane keeps at most one vector of the halo");
-
-    // Windows straight from memory: overlapping 128-bit loads, which L1 serves. Needs the whole span inside the image.
-    struct DirectRows {
-        static constexpr bool into_ring = true;
-        struct Raw {};
-        const T* at;
-        int64 pitch;
-
-        __device__ __forceinline__ DirectRows(const Plane<T>& plane, int i, int j, int lane, Buffers&)
-            : at(plane.x + (i - Problem::anchor_y) * plane.x_pitch + (j - Problem::anchor_x - lead + lane * columns)),
-              pitch(plane.x_pitch) {}
-        __device__ __forceinline__ void load(T (&to)[window], int n) const {
-            const T* from = at + n * pitch;
-#pragma unroll
-            for (int k = 0; k < chunks; ++k) {
-                const Vector<T, 4> v = load_vector<4>(from + 4 * k);
-#pragma unroll
-                for (int e = 0; e < 4; ++e)
-                    if (4 * k + e >= lead && 4 * k + e - lead < window) to[4 * k + e - lead] = v.v[e];
-            }
-        }
-    };
-
-    // Each pixel loaded once: a lane loads its own columns, a few lanes the halo, and neighbours come by shuffle.
-    struct ShuffledRows {
-        static constexpr bool into_ring = false;
-        struct Raw {
-            T own[columns], halo[columns];
-        };
-        const T* at;
-        int64 pitch, to_halo;
-        int lane;
-
-        __device__ __forceinline__ ShuffledRows(const Plane<T>& plane, int i, int j, int lane_, Buffers&)
-            : at(plane.x + (i - Problem::anchor_y) * plane.x_pitch + j + lane_ * columns), pitch(plane.x_pitch),
-              to_halo(lane_ < right / columns ? 32 * columns : -32 * columns), lane(lane_) {}
-        __device__ __forceinline__ void load(Raw& raw, int n) const {
-            const T* from = at + n * pitch;
-            const bool has_halo = lane < right / columns || lane >= 32 - left / columns;
-#pragma unroll
-            for (int k = 0; k < columns; k += 4) {
-                const Vector<T, 4> own = load_vector<4>(from + k);
-                Vector<T, 4> halo{};
-                if (has_halo) halo = load_vector<4>(from + to_halo + k);
-#pragma unroll
-                for (int e = 0; e < 4; ++e) raw.own[k + e] = own.v[e], raw.halo[k + e] = halo.v[e];
-            }
-        }
-        __device__ __forceinline__ void deliver(const Raw& raw, T (&to)[window]) {
-#pragma unroll
-            for (int e = 0; e < window; ++e) {
-                const int from = e - Problem::anchor_x + left;  // counted from the left end of the halo
-                const int distance = from / columns - left / columns, element = from % columns;
-                // NOTE: lanes wrap around: who looks past lane 31 finds the right halo in the lanes counted from 0,
-                // who looks before lane 0 the left halo in those counted from 31. The giver selects.
-                const bool gives_halo = distance > 0 ? lane < distance : lane >= 32 + distance;
-                const T given = distance != 0 && gives_halo ? raw.halo[element] : raw.own[element];
-                to[e] = distance == 0 ? given : __shfl_sync(0xffffffffu, given, (lane + distance) & 31);
-            }
-        }
-    };
-
-    // Any row of any image: mapped element by element, coalesced, and turned into windows through shared memory.
-    struct StagedRows {
-        static constexpr bool into_ring = false;
-        struct Raw {
-            T v[pieces];
-        };
-        const Plane<T>& plane;
-        int first_row, lane;
-        int column[pieces];
-        Buffers& staging;
-
-        __device__ __forceinline__ StagedRows(const Plane<T>& plane_, int i, int j, int lane_, Buffers& staging_)
-            : plane(plane_), first_row(i - Problem::anchor_y), lane(lane_), staging(staging_) {
-#pragma unroll
-            for (int k = 0; k < pieces; ++k) {
-                const int wanted = j - Problem::anchor_x - lead + 32 * k + lane;
-                column[k] = border_index<typename Problem::border>(wanted, plane.width);
-            }
-        }
-        __device__ __forceinline__ void load(Raw& raw, int n) const {
-            const int i = border_index<typename Problem::border>(first_row + n, plane.height);
-            const T* from = plane.x + i * plane.x_pitch;
-#pragma unroll
-            for (int k = 0; k < pieces; ++k) {
-                const bool reads = Problem::border::maps_inside || (i >= 0 && column[k] >= 0);
-                raw.v[k] = reads ? from[column[k]] : plane.value;
-            }
-        }
-        __device__ __forceinline__ void deliver(const Raw& raw, T (&to)[window]) {
-#pragma unroll
-            for (int k = 0; k < pieces; ++k) staging.buffer()[32 * k + lane] = raw.v[k];
-            __syncwarp();
-#pragma unroll
-            for (int k = 0; k < chunks; ++k) {
-                const Vector<T, 4> v = load_vector<4>(staging.buffer() + lane * columns + 4 * k);
-#pragma unroll
-                for (int e = 0; e < 4; ++e)
-                    if (4 * k + e >= lead && 4 * k + e - lead < window) to[4 * k + e - lead] = v.v[e];
-            }
-            staging.next();
-        }
-    };
-
-    // One filter row r (in ring position `turn`) for all outputs of the lane.
-    static __device__ __forceinline__ void multiply(T (&acc)[rows][columns], const T (&ring)[depth][window],
+    // One filter row, for all outputs of the lane; input row `turn` is the ring's first.
+    static __device__ __forceinline__ void multiply(T (&acc)[rows][columns], const T (&ring)[depth][Base::window],
                                                     const T* weights, int turn) {
 #pragma unroll
         for (int k = 0; k < s; k += 4) {
-            const Vector<T, 4> w = load_vector<4>(weights + k);
+            T w[4];
+            load_vector(w, weights + k);
 #pragma unroll
             for (int e = 0; e < 4; ++e) {
                 if (k + e >= s) continue;
 #pragma unroll
                 for (int p = 0; p < rows; ++p)
 #pragma unroll
-                    for (int c = 0; c < columns; ++c) acc[p][c] += w.v[e] * ring[(turn + p) % depth][k + e + c];
+                    for (int c = 0; c < columns; ++c) acc[p][c] += w[e] * ring[(turn + p) % depth][k + e + c];
             }
         }
     }
 
     template <class Rows>
     static __device__ __forceinline__ void accumulate(T (&acc)[rows][columns], Rows& source, const T* weights) {
-        constexpr int ahead = depth - 1;  // rows between the first in use and the one fetched meanwhile
-        constexpr int first = ahead < inputs ? ahead : inputs;
-        T ring[depth][window];
-        if constexpr (Rows::into_ring) {
+        constexpr int ahead = depth - 1, first = ahead < inputs ? ahead : inputs;
+        T ring[depth][Base::window];
+        typename Rows::Raw raw[first];
 #pragma unroll
-            for (int n = 0; n < first; ++n) source.load(ring[n], n);
-        } else {
-            typename Rows::Raw raw[first];
+        for (int n = 0; n < first; ++n) source.load(raw[n], n);
 #pragma unroll
-            for (int n = 0; n < first; ++n) source.load(raw[n], n);
-#pragma unroll
-            for (int n = 0; n < first; ++n) source.deliver(raw[n], ring[n]);
-        }
+        for (int n = 0; n < first; ++n) source.deliver(raw[n], ring[n]);
         const auto step = [&](int filter_row, int turn) {
             const bool more = filter_row + ahead < inputs;
-            typename Rows::Raw raw;
-            if constexpr (Rows::into_ring) {
-                if (more) source.load(ring[(turn + ahead) % depth], filter_row + ahead);
-            } else {
-                if (more) source.load(raw, filter_row + ahead);
-            }
+            typename Rows::Raw next;
+            if (more) source.load(next, filter_row + ahead);
             multiply(acc, ring, weights + filter_row * weight_pitch, turn);
-            if constexpr (!Rows::into_ring) {
-                if (more) source.deliver(raw, ring[(turn + ahead) % depth]);
-            }
+            if (more) source.deliver(next, ring[(turn + ahead) % depth]);
         };
+        // Whole turns of the ring as a loop, so that the code stays within the instruction cache; the rest unrolled.
         constexpr int looped = (r - 1) / depth * depth;
 #pragma unroll 1
         for (int filter_row = 0; filter_row < looped; filter_row += depth) {
@@ -225,78 +174,107 @@ struct WarpTile {
 #pragma unroll
         for (int turn = 0; turn < r - looped; ++turn) step(looped + turn, turn);
     }
-
-    static __device__ __forceinline__ void store(const T (&acc)[rows][columns], const Plane<T>& plane, int i, int j,
-                                                 int lane, T delta, Buffers& staging) {
-        const bool vectors = aligned(plane.y, plane.y_pitch) && j + 32 * columns <= plane.width;
-        T* to = plane.y + i * plane.y_pitch + j;
-#pragma unroll
-        for (int p = 0; p < rows; ++p, to += plane.y_pitch) {
-            if (i + p >= plane.height) continue;
-            T* out = vectors ? to + lane * columns : staging.buffer() + lane * columns;
-#pragma unroll
-            for (int c = 0; c < columns; c += 4) {
-                Vector<T, 4> v;
-#pragma unroll
-                for (int e = 0; e < 4; ++e) v.v[e] = acc[p][c + e] + delta;
-                store_vector(out + c, v);
-            }
-            if (vectors) continue;
-            __syncwarp();
-#pragma unroll
-            for (int k = 0; k < columns; ++k) {
-                const int at = 32 * k + lane;
-                if (j + at < plane.width) to[at] = staging.buffer()[at];
-            }
-            staging.next();
-        }
-    }
-
-    static __device__ __forceinline__ bool aligned(const T* pointer, int64 pitch) {
-        return reinterpret_cast<unsigned long long>(pointer) % 16 == 0 && pitch % 4 == 0;
-    }
 };
 
-// A block's warps lie one below the other, `rows` apart: they read each other's input rows from L1.
+// A block's warps lie one below the other: they read each other's input rows from L1.
 // Block b computes strip b % strips of band (b / strips) % bands of image b / strips / bands.
 template <class Problem, class Tuning>
-__device__ __forceinline__ void register_cache(const typename Problem::element* x, const typename Problem::element* w,
-                                               typename Problem::element* y, typename Problem::element value,
-                                               typename Problem::element delta, int height, int width, int64 x_pitch,
-                                               int64 x_step, int64 y_pitch, int64 y_step, int strips, int bands) {
+__device__ __forceinline__ void register_cache_tile(const typename Problem::element* x,
+                                                    const typename Problem::element* w, typename Problem::element* y,
+                                                    typename Problem::element value, typename Problem::element delta,
+                                                    int height, int width, int64 x_pitch, int64 x_step, int64 y_pitch,
+                                                    int64 y_step, int strips, int bands) {
     using Tile = WarpTile<Problem, Tuning>;
     using T = typename Tile::T;
-    // The shuffle tells the compiler that the number is the same in all lanes, so that its branches do not part them.
-    const int warp = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / 32, 0), lane = threadIdx.x % 32;
+    const int warp = warp_number(), lane = threadIdx.x % 32;
     // Shared memory: the filter, rows padded to whole vectors, then each warp's buffers.
     T* const weights = reinterpret_cast<T*>(shared_memory());
-    typename Tile::Buffers staging(weights + Tile::r * Tile::weight_pitch + warp * (Tile::Buffers::bytes / 4));
-    const T* from = reinterpret_cast<const T*>(w);
-    for (int k = threadIdx.x; k < Tile::r * Tile::weight_pitch; k += 32 * Tuning::warps) {
+    constexpr int weight_elements = Tile::r * Tile::weight_pitch;
+    for (int k = threadIdx.x; k < weight_elements; k += 32 * Tuning::warps) {
         const int column = k % Tile::weight_pitch;
-        weights[k] = column < Tile::s ? from[k / Tile::weight_pitch * Tile::s + column] : T(0);
+        weights[k] =
+            column < Tile::s ? reinterpret_cast<const T*>(w)[k / Tile::weight_pitch * Tile::s + column] : T(0);
     }
     __syncthreads();
 
-    const int strip = blockIdx.x % strips, rest = blockIdx.x / strips;
-    const int image = rest / bands;
-    const int i = (rest % bands * Tuning::warps + warp) * Tuning::rows, j = strip * 32 * Tuning::columns;
+    const int rest = blockIdx.x / strips, image = rest / bands;
+    const int i = (rest % bands * Tuning::warps + warp) * Tuning::rows, j = (blockIdx.x % strips) * Tile::width;
     if (i >= height) return;
     const Plane<T> plane{reinterpret_cast<const T*>(x) + image * x_step, reinterpret_cast<T*>(y) + image * y_step,
                          height, width, x_pitch, y_pitch, static_cast<T>(value)};
+    typename Tile::Buffers staging(weights + weight_elements + warp * Tile::Buffers::elements);
 
     T acc[Tuning::rows][Tuning::columns] = {};
-    const bool inside = i >= Problem::anchor_y && i - Problem::anchor_y + Tile::inputs <= height && j >= Tile::left &&
-                        j + 32 * Tuning::columns + Tile::right <= width && Tile::aligned(plane.x, x_pitch);
-    if (inside) {
+    T* to = plane.y + i * y_pitch + j;
+    if (Tile::inside(plane, i, j, Tuning::rows)) {
         using Rows = typename Select<Tuning::shuffle, typename Tile::ShuffledRows, typename Tile::DirectRows>::type;
         Rows source(plane, i, j, lane, staging);
         Tile::accumulate(acc, source, weights);
+#pragma unroll
+        for (int p = 0; p < Tuning::rows; ++p)
+            Tile::store_vectors(to + p * y_pitch, acc[p], static_cast<T>(delta), lane);
     } else {
         typename Tile::StagedRows source(plane, i, j, lane, staging);
         Tile::accumulate(acc, source, weights);
+#pragma unroll
+        for (int p = 0; p < Tuning::rows; ++p)
+            if (i + p < height)
+                Tile::store_staged(to + p * y_pitch, acc[p], static_cast<T>(delta), lane, width - j, staging);
     }
-    Tile::store(acc, plane, i, j, lane, static_cast<T>(delta), staging);
+}
+
+// The published scheme (its Algorithm 1): a lane keeps one column of rows + r - 1 pixels. For each filter column it adds
+// the products with its own pixels to its sums, and the sums move one lane up, so that lanes s - 1 ... 31 end with the
+// outputs: 33 - s columns a warp, and a shuffle for every r FMAs.
+// NOTE: the paper's listing loads one weight per thread; a filter may have more weights than the block has threads.
+template <class Problem, class Tuning>
+__device__ __forceinline__ void register_cache_partial_sums(
+    const typename Problem::element* x, const typename Problem::element* w, typename Problem::element* y,
+    typename Problem::element value, typename Problem::element delta, int height, int width, int64 x_pitch,
+    int64 x_step, int64 y_pitch, int64 y_step, int strips, int bands) {
+    using T = typename Arithmetic<typename Problem::element>::type;
+    using Border = typename Problem::border;
+    constexpr int r = Problem::r, s = Problem::s, rows = Tuning::rows, pitch = round_up(r, 4);
+    static_assert(s <= 32, "at least one lane of a warp ends with an output");
+    T* const weights = reinterpret_cast<T*>(shared_memory());  // column by column, each padded to whole vectors
+    for (int k = threadIdx.x; k < s * pitch; k += 32 * Tuning::warps)
+        weights[k] = k % pitch < r ? reinterpret_cast<const T*>(w)[k % pitch * s + k / pitch] : T(0);
+    __syncthreads();
+
+    const int warp = warp_number(), lane = threadIdx.x % 32;
+    const int rest = blockIdx.x / strips, image = rest / bands;
+    const int i = (rest % bands * Tuning::warps + warp) * rows, j = (blockIdx.x % strips) * (33 - s);
+    if (i >= height) return;
+    const T* const from = reinterpret_cast<const T*>(x) + image * x_step;
+    const int column = border_index<Border>(j - Problem::anchor_x + lane, width);
+    T pixels[rows + r - 1];
+#pragma unroll
+    for (int n = 0; n < rows + r - 1; ++n) {
+        const int row = border_index<Border>(i - Problem::anchor_y + n, height);
+        pixels[n] = row >= 0 && column >= 0 ? from[row * x_pitch + column] : static_cast<T>(value);
+    }
+    T sum[rows] = {};
+#pragma unroll 1
+    for (int k = 0; k < s; ++k) {
+#pragma unroll
+        for (int p = 0; p < rows; ++p) sum[p] = __shfl_up_sync(0xffffffffu, sum[p], 1);
+#pragma unroll
+        for (int m = 0; m < r; m += 4) {
+            T column_weights[4];
+            load_vector(column_weights, weights + k * pitch + m);
+#pragma unroll
+            for (int e = 0; e < 4; ++e) {
+                if (m + e >= r) continue;
+#pragma unroll
+                for (int p = 0; p < rows; ++p) sum[p] += column_weights[e] * pixels[p + m + e];
+            }
+        }
+    }
+    const int to_column = j + lane - (s - 1);
+    T* const to = reinterpret_cast<T*>(y) + image * y_step + i * y_pitch + to_column;
+#pragma unroll
+    for (int p = 0; p < rows; ++p)
+        if (lane >= s - 1 && to_column < width && i + p < height) to[p * y_pitch] = sum[p] + static_cast<T>(delta);
 }
 
 }  // namespace leanconv
