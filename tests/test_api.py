@@ -97,7 +97,7 @@ def test_float64_stays_float64_on_the_cpu(rng: np.random.Generator) -> None:
 
 @pytest.mark.parametrize("name", [a.name for a in leanconv.algorithms() if a.where == "CPU" and a.solves == "conv2d"])
 def test_every_cpu_algorithm_by_name(name: str, rng: np.random.Generator) -> None:
-    problem = ConvProblem(n=2, c=3, h=8, w=9, k=4, r=3, s=3)
+    problem = ConvProblem(n=2, c=8, h=8, w=9, k=4, r=3, s=3)
     x, w, _ = conv_arrays(rng, problem)
     assert relative_error(conv2d(x, w, algorithm=name), oracle_conv(problem, x, w, None)) < TOLERANCE
 
