@@ -310,6 +310,7 @@ def test_explain_names_the_choice_and_the_reasons(rng: np.random.Generator, host
     assert told.chosen in {a.name for a in leanconv.algorithms() if a.where == "CPU"}
     assert "'ieee' was asked for" in "".join(told.others["winograd1d"])
     assert told.chosen in str(told) and "winograd1d" in str(told)
+    assert leanconv.explain(x, w, precision="ieee", algorithm="direct").why == "it was asked for"
     told = leanconv.explain(x, w, stride=2, device="cuda")
     assert told.chosen == "implicit_gemm" and "stand-in" in told.where and "tile_k" in told.config
     assert told.kernels == () and host_device.launches == []

@@ -117,15 +117,26 @@ def _choose(problem: Problem, name: str, candidates: Sequence[A]) -> tuple[A | N
         return None, "nothing can run it" if name == "auto" else f"algorithm={name!r} cannot run it"
     if name != "auto":
         return chosen, "it was asked for"
-    return chosen, "it is the first, in order of preference, that can"
+    able = [a for a in candidates if isinstance(problem, a.solves) and not a.reasons(problem)]
+    if len(able) == 1:
+        return chosen, "it is the only one that can"
+    if len({a.cost(problem) for a in able}) == 1:
+        return chosen, "it is the first, in order of preference, that can"
+    return chosen, "it is expected to be the quickest of those that can"
 
 
 def _others(problem: Problem, chosen: Algorithm | None, candidates: Sequence[Algorithm]) -> dict[str, tuple[str, ...]]:
-    return {
-        a.name: tuple(a.reasons(problem)) or (f"it could: choose it with algorithm={a.name!r}",)
-        for a in candidates
-        if a is not chosen and isinstance(problem, a.solves)
-    }
+    found = {}
+    for a in candidates:
+        if a is chosen or not isinstance(problem, a.solves):
+            continue
+        reasons = tuple(a.reasons(problem))
+        if not reasons:
+            cost, best = a.cost(problem), chosen.cost(problem) if chosen else 0
+            slower = f", and is expected to take {cost / best:.1f} times as long" if best and cost > best else ""
+            reasons = (f"it could{slower}; algorithm={a.name!r} chooses it",)
+        found[a.name] = reasons
+    return found
 
 
 def _on_cpu(problem: Problem, name: str) -> Explanation:
