@@ -28,7 +28,7 @@ class NoAlgorithmError(ValueError):
 
 
 def choose(problem: Problem, name: str, candidates: Sequence[A]) -> A:
-    """The first of ``candidates`` that can run ``problem``, or the one called ``name`` unless that is ``"auto"``.
+    """The cheapest of ``candidates`` that can run ``problem``, the first among equals, or the one called ``name``.
 
     Raises ValueError for an unknown name, NoAlgorithmError where nothing fits or the named one does not.
     """
@@ -38,9 +38,9 @@ def choose(problem: Problem, name: str, candidates: Sequence[A]) -> A:
         if not relevant:
             names = ", ".join(repr(a.name) for a in candidates if isinstance(problem, a.solves))
             raise ValueError(f"algorithm={name!r} is not known here; choose 'auto' or one of {names}")
-    for algorithm in relevant:
-        if not algorithm.reasons(problem):
-            return algorithm
+    able = [a for a in relevant if not a.reasons(problem)]
+    if able:
+        return min(able, key=lambda a: a.cost(problem))
     lines = [f"no algorithm can run {problem}:"]
     lines += [f"  {a.name}: {'; '.join(a.reasons(problem))}" for a in relevant]
     raise NoAlgorithmError("\n".join(lines))

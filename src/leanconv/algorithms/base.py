@@ -107,6 +107,13 @@ class Algorithm(ABC):
             reasons = [*reasons, f"it keeps precision {self.tier!r}, and {precision!r} was asked for"]
         return reasons
 
+    def cost(self, problem: Any) -> float:
+        """A guess at its time on ``problem``, in a unit that the algorithms of one engine share.
+
+        ``auto`` takes the lowest, and the earlier one in the registry among equals; 0 leaves it to that order.
+        """
+        return 0.0
+
 
 class GpuAlgorithm(Algorithm):
     """Host half of an algorithm that runs on the GPU. Its device half is ``kernels/<name>.cuh``."""

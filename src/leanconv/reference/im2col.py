@@ -1,0 +1,132 @@
+"""im2col (Chellapilla, Puri, Simard 2006): copy every window to a column, then one matrix product does the rest."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from leanconv.algorithms.base import CpuAlgorithm
+from leanconv.problem import ITEM_BYTES, ConvProblem
+from leanconv.reference.blocks import Block, PaddedInput, blocks, finish, output_like, product_cost, shared_limits
+
+
+class Im2col(CpuAlgorithm):
+    """Columns are made for one cache-sized block of the output at a time, never for the whole layer."""
+
+    name = "im2col"
+    paper = "Chellapilla, Puri, Simard: High Performance Convolutional Neural Networks for Document Processing (2006)"
+    tier = "ieee"
+    solves = ConvProblem
+
+    def why_not(self, problem: ConvProblem) -> list[str]:
+        return shared_limits(problem)
+
+    def cost(self, problem: ConvProblem) -> float:
+        copied = 0 if _is_plain(problem) else problem.n * problem.p * problem.q * problem.c * problem.r * problem.s
+        return product_cost(problem) + 80 * copied
+
+    def run(self, problem: ConvProblem, *arrays: np.ndarray, **scalars: float) -> np.ndarray:
+        x, w, bias = arrays
+        y = output_like(problem, x)
+        if y.size == 0:
+            return y
+        product = _product_nchw if problem.layout == "NCHW" else _product_nhwc
+        filters = _filters(problem, w)
+        padded = PaddedInput(problem, x)
+        pixel_bytes = problem.c * problem.r * problem.s * ITEM_BYTES[problem.dtype]
+        columns = np.empty(0, x.dtype)
+        with np.errstate(invalid="ignore", over="ignore"):
+            for block in blocks(problem, pixel_bytes):
+                pixels = block.images * block.rows * problem.q
+                size = pixels * problem.c * problem.r * problem.s
+                if not _is_plain(problem) and columns.size < size:
+                    columns = np.empty(size, x.dtype)
+                product(problem, block, x, padded, columns[:size], filters, bias, y)
+        return y
+
+
+def _is_plain(problem: ConvProblem) -> bool:
+    """Whether the input itself is the matrix of columns: a 1×1 layer that skips and adds nothing."""
+    return (problem.r, problem.s, problem.stride, problem.padding) == (1, 1, (1, 1), (0, 0, 0, 0))
+
+
+def _filters(problem: ConvProblem, w: np.ndarray) -> np.ndarray:
+    """The filters as matrices: (groups, K/groups, C/groups·R·S) for NCHW, (groups, R·S·C/groups, K/groups) for NHWC."""
+    rows = w.reshape(problem.groups, problem.group_k, problem.group_c * problem.r * problem.s)
+    return rows if problem.layout == "NCHW" else np.ascontiguousarray(rows.transpose(0, 2, 1))
+
+
+def windows(problem: ConvProblem, padded: np.ndarray) -> np.ndarray:
+    """Every window of ``padded`` as a view: (C, R, S, images, P, Q) for NCHW, (images, P, Q, R, S, C) for NHWC."""
+    at = padded.strides
+    (sh, sw), (dh, dw) = problem.stride, problem.dilation
+    if problem.layout == "NCHW":
+        channels, images, height, width = padded.shape
+        strides = (at[0], dh * at[2], dw * at[3], at[1], sh * at[2], sw * at[3])
+    else:
+        images, height, width, channels = padded.shape
+        strides = (at[0], sh * at[1], sw * at[2], dh * at[1], dw * at[2], at[3])
+    rows = (height - (problem.r - 1) * dh - 1) // sh + 1
+    columns = (width - (problem.s - 1) * dw - 1) // sw + 1
+    taps, outputs = (problem.r, problem.s), (images, rows, columns)
+    shape = (channels, *taps, *outputs) if problem.layout == "NCHW" else (*outputs, *taps, channels)
+    return np.lib.stride_tricks.as_strided(padded, shape, strides, writeable=False)
+
+
+def _product_nchw(
+    problem: ConvProblem,
+    block: Block,
+    x: np.ndarray,
+    padded: PaddedInput,
+    columns: np.ndarray,
+    filters: np.ndarray,
+    bias: np.ndarray | None,
+    y: np.ndarray,
+) -> None:
+    pixels = block.rows * problem.q
+    part = y[block.first : block.last, :, block.top : block.bottom]
+    into: np.ndarray
+    if _is_plain(problem):
+        rows = x[block.first : block.last, :, block.top : block.bottom]
+        matrix = rows.reshape(block.images, problem.groups, problem.group_c, pixels)
+        into = y.reshape(problem.n, problem.groups, problem.group_k, -1)
+        first = block.top * problem.q
+        np.matmul(filters, matrix, out=into[block.first : block.last, :, :, first : first + pixels])
+    else:
+        view = windows(problem, padded.load(block))
+        np.copyto(columns.reshape(view.shape), view)
+        matrix = columns.reshape(problem.groups, -1, block.images * pixels)
+        if block.images == 1:
+            into = y[block.first].reshape(problem.groups, problem.group_k, -1)
+            first = block.top * problem.q
+            np.matmul(filters, matrix, out=into[:, :, first : first + pixels])
+        else:
+            product = np.matmul(filters, matrix).reshape(problem.k, block.images, block.rows, problem.q)
+            part[...] = product.transpose(1, 0, 2, 3)
+    finish(problem, part, bias, 1)
+
+
+def _product_nhwc(
+    problem: ConvProblem,
+    block: Block,
+    x: np.ndarray,
+    padded: PaddedInput,
+    columns: np.ndarray,
+    filters: np.ndarray,
+    bias: np.ndarray | None,
+    y: np.ndarray,
+) -> None:
+    # A block is one strip or some whole images, so its output is contiguous either way.
+    part = y[block.first : block.last, block.top : block.bottom]
+    into = part.reshape(-1, problem.groups, problem.group_k)
+    if _is_plain(problem):
+        pixels = x[block.first : block.last, block.top : block.bottom].reshape(-1, problem.groups, problem.group_c)
+        np.matmul(pixels.transpose(1, 0, 2), filters, out=into.transpose(1, 0, 2))
+    else:
+        view = windows(problem, padded.load(block))
+        view = view.reshape(*view.shape[:5], problem.groups, problem.group_c)
+        # Group by group, so that each group's columns are one matrix.
+        view = view.transpose(5, 0, 1, 2, 3, 4, 6)
+        np.copyto(columns.reshape(view.shape), view)
+        matrix = columns.reshape(problem.groups, into.shape[0], -1)
+        np.matmul(matrix, filters, out=into.transpose(1, 0, 2))
+    finish(problem, part, bias, 3)

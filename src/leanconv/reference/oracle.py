@@ -1,0 +1,213 @@
+"""What is right: direct convolution and filtering in float64, and how large an error each precision tier allows.
+
+Written for clarity first: one loop over the filter taps, each tap a strided view. It shares no code with the algorithms
+that are checked against it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from leanconv.problem import ConvProblem, FilterProblem
+
+#: Unit roundoff of float32: the largest relative error of one rounding.
+FLOAT32_UNIT = 2.0**-24
+#: Errors that the two loose tiers allow. TF32 keeps 10 bits of the operands; about 3e-4 is what it shows in practice.
+RELAXED_BOUND = 1e-4
+TF32_BOUND = 2e-3
+
+
+def conv2d(problem: ConvProblem, x: np.ndarray, w: np.ndarray, bias: np.ndarray | None = None) -> np.ndarray:
+    """Direct convolution in float64; arrays are in the layout of ``problem``, and so is the float64 result."""
+    _check_fprop(problem)
+    x64, w64 = _nchw(problem, x).astype(np.float64), _nchw(problem, w).astype(np.float64)
+    y = np.zeros((problem.n, problem.groups, problem.group_k, problem.p, problem.q))
+    with np.errstate(invalid="ignore", over="ignore"):
+        for n in range(problem.n):
+            image = _padded(problem, x64[n])
+            for r in range(problem.r):
+                for s in range(problem.s):
+                    tap = w64[:, :, r, s].reshape(problem.groups, problem.group_k, problem.group_c)
+                    seen = _seen(problem, image, r, s).reshape(problem.groups, problem.group_c, -1)
+                    y[n] += (tap @ seen).reshape(y.shape[1:])
+        return _finish(problem, y.reshape(problem.n, problem.k, problem.p, problem.q), bias)
+
+
+def sequential_float32(
+    problem: ConvProblem, x: np.ndarray, w: np.ndarray, bias: np.ndarray | None = None
+) -> np.ndarray:
+    """The plainest float32 convolution: products summed one after another in the order c, r, s, each rounded.
+
+    It is the yardstick of tier ``"fp32"``, not a way to compute: C·R·S passes over the whole output.
+    """
+    _check_fprop(problem)
+    x32, w32 = _nchw(problem, x).astype(np.float32), _nchw(problem, w).astype(np.float32)
+    y = np.zeros((problem.n, problem.groups, problem.group_k, problem.p, problem.q), np.float32)
+    with np.errstate(invalid="ignore", over="ignore"):
+        for n in range(problem.n):
+            image = _padded(problem, x32[n])
+            for c in range(problem.group_c):
+                for r in range(problem.r):
+                    for s in range(problem.s):
+                        tap = w32[:, c, r, s].reshape(problem.groups, problem.group_k, 1, 1)
+                        y[n] += tap * _seen(problem, image[c :: problem.group_c], r, s)[:, None]
+        return _finish(problem, y.reshape(problem.n, problem.k, problem.p, problem.q), bias)
+
+
+def filter2d(
+    problem: FilterProblem, x: np.ndarray, kernel: np.ndarray, value: float = 0, delta: float = 0
+) -> np.ndarray:
+    """Correlation of images (batch, h, w) with one filter: float64, or int32 that wraps around for int32 problems.
+
+    Every border is taken by exact index arithmetic, so a filter may be larger than the image.
+    """
+    if problem.dtype == "int32":
+        # A sum that wraps around in int64 is right modulo 2**64, hence modulo 2**32 too.
+        return _filter2d(problem, x, kernel, value, delta, np.dtype(np.int64)).astype(np.int32)
+    return _filter2d(problem, x, kernel, value, delta, np.dtype(np.float64))
+
+
+def _filter2d(
+    problem: FilterProblem, x: np.ndarray, kernel: np.ndarray, value: float, delta: float, dtype: np.dtype
+) -> np.ndarray:
+    y = np.zeros((problem.batch, problem.h, problem.w), dtype)
+    if y.size == 0:
+        return y
+    ay, ax = problem.anchor
+    rows, row_inside = border_indices(problem.border, np.arange(-ay, problem.h + problem.kh - 1 - ay), problem.h)
+    columns, column_inside = border_indices(problem.border, np.arange(-ax, problem.w + problem.kw - 1 - ax), problem.w)
+    extended = x.astype(dtype)[:, rows[:, None], columns]
+    extended[:, ~(row_inside[:, None] & column_inside)] = value
+    taps = kernel.astype(dtype)
+    with np.errstate(invalid="ignore", over="ignore"):
+        for u in range(problem.kh):
+            for v in range(problem.kw):
+                y += taps[u, v] * extended[:, u : u + problem.h, v : v + problem.w]
+        y += dtype.type(delta)
+    return y
+
+
+def border_indices(border: str, position: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
+    """For each position on a line of ``size`` pixels or outside: the pixel that stands for it, and whether to use it.
+
+    Outside pixels of border ``constant`` get index 0 and False; all else is True.
+    """
+    everywhere = np.ones(position.shape, bool)
+    if border == "constant":
+        inside = (position >= 0) & (position < size)
+        return np.where(inside, position, 0), inside
+    if border == "replicate":
+        return position.clip(0, size - 1), everywhere
+    if border == "wrap":
+        return position % size, everywhere
+    if border == "reflect":
+        folded = position % (2 * size)
+        return np.minimum(folded, 2 * size - 1 - folded), everywhere
+    if border == "reflect101":
+        period = max(1, 2 * size - 2)
+        folded = position % period
+        return np.minimum(folded, period - folded), everywhere
+    raise ValueError(f"border={border!r} is not known")
+
+
+def relative_error(out: np.ndarray, reference: np.ndarray) -> float:
+    """Relative Frobenius error ‖out − reference‖ / ‖reference‖, in float64; 0 for empty arrays.
+
+    Where the reference is zero everywhere it is 0 for an exact result and infinite for any other. A NaN or an Inf in
+    ``out`` makes it NaN or infinite, so that ``error <= bound`` is false.
+    """
+    out64, reference64 = np.asarray(out, np.float64), np.asarray(reference, np.float64)
+    if out64.shape != reference64.shape:
+        raise ValueError(f"shapes differ: {out64.shape} and {reference64.shape}")
+    difference = float(np.linalg.norm((out64 - reference64).ravel()))
+    norm = float(np.linalg.norm(reference64.ravel()))
+    if norm == 0:
+        return difference if np.isnan(difference) or difference == 0 else float("inf")
+    return difference / norm
+
+
+def sequential_error(
+    problem: ConvProblem,
+    x: np.ndarray,
+    w: np.ndarray,
+    bias: np.ndarray | None = None,
+    most_products: int = 100_000_000,
+) -> float:
+    """Relative error of ``sequential_float32`` on this data.
+
+    Where the layer has more than ``most_products`` multiplications it is estimated on its first images and on evenly
+    spaced filters of every group.
+    """
+    products = problem.flops // 2
+    images, filters = problem.n, problem.group_k
+    if products > most_products:
+        per_filter = problem.groups * problem.p * problem.q * problem.group_c * problem.r * problem.s
+        images = max(1, min(images, most_products // max(1, per_filter * min(filters, 4))))
+        filters = max(1, min(filters, most_products // max(1, per_filter * images)))
+    if (images, filters) != (problem.n, problem.group_k):
+        picked = np.arange(filters) * problem.group_k // filters
+        index = (np.arange(problem.groups)[:, None] * problem.group_k + picked).ravel()
+        problem = replace(problem, n=images, k=len(index))
+        x, w, bias = x[:images], w[index], None if bias is None else bias[index]
+    return relative_error(sequential_float32(problem, x, w, bias), conv2d(problem, x, w, bias))
+
+
+def error_bound(problem: ConvProblem, x: np.ndarray, w: np.ndarray, bias: np.ndarray | None = None) -> float:
+    """The relative error that the precision tier of ``problem`` allows on this data.
+
+    ``"ieee"`` and ``"fp32"``: four times that of a plain sequential float32 sum, and never less than four roundings;
+    ``"relaxed"`` 1e-4; ``"tf32"`` 2e-3. The loose tiers never bound tighter than ``"fp32"`` does. For float64 problems
+    it is the fp32 bound scaled to the float64 unit roundoff.
+    """
+    strict = 4 * max(FLOAT32_UNIT, sequential_error(problem, x, w, bias))
+    if problem.dtype == "float64":
+        return strict * 2.0**-29
+    return max(strict, {"relaxed": RELAXED_BOUND, "tf32": TF32_BOUND}.get(problem.precision, 0.0))
+
+
+def filter_error_bound(
+    problem: FilterProblem, x: np.ndarray, kernel: np.ndarray, value: float = 0, delta: float = 0
+) -> float:
+    """The relative error allowed for a filter on this data: four times that of a sequential float32 sum of the taps.
+
+    Never less than four roundings; 0 for int32, which is exact. Of large images the first 512 × 512 pixels are taken.
+    """
+    if problem.dtype == "int32":
+        return 0.0
+    part = np.ascontiguousarray(x[:1, :512, :512])
+    cut = replace(problem, batch=part.shape[0], h=part.shape[1], w=part.shape[2], dtype="float32")
+    plain = _filter2d(cut, part, kernel, value, delta, np.dtype(np.float32))
+    strict = 4 * max(FLOAT32_UNIT, relative_error(plain, filter2d(cut, part, kernel, value, delta)))
+    return strict * 2.0**-29 if problem.dtype == "float64" else strict
+
+
+def _check_fprop(problem: ConvProblem) -> None:
+    if problem.op != "fprop":
+        raise ValueError(f"op={problem.op!r}: the oracle computes 'fprop'")
+
+
+def _nchw(problem: ConvProblem, array: np.ndarray) -> np.ndarray:
+    return array if problem.layout == "NCHW" else array.transpose(0, 3, 1, 2)
+
+
+def _padded(problem: ConvProblem, image: np.ndarray) -> np.ndarray:
+    top, bottom, left, right = problem.padding
+    return np.pad(image, ((0, 0), (top, bottom), (left, right)))
+
+
+def _seen(problem: ConvProblem, image: np.ndarray, r: int, s: int) -> np.ndarray:
+    """What filter tap (r, s) sees: a strided view (channels, P, Q) of the padded image."""
+    top, left = r * problem.dilation[0], s * problem.dilation[1]
+    bottom = top + (problem.p - 1) * problem.stride[0] + 1
+    right = left + (problem.q - 1) * problem.stride[1] + 1
+    return image[:, top : bottom : problem.stride[0], left : right : problem.stride[1]]
+
+
+def _finish(problem: ConvProblem, y: np.ndarray, bias: np.ndarray | None) -> np.ndarray:
+    if bias is not None:
+        y = y + bias.astype(y.dtype)[:, None, None]
+    if problem.activation == "relu":
+        y = np.maximum(y, 0)
+    return y if problem.layout == "NCHW" else np.ascontiguousarray(y.transpose(0, 2, 3, 1))
