@@ -131,11 +131,11 @@ struct PixelLoaderNCHW {
     static constexpr int depth = Tuning::tile_reduction;
     static constexpr int tile = Tuning::tile_pixels;
     static constexpr int pitch = row_pitch<tile>;
-    static constexpr int pixels = tile > threads ? tile / threads : 1;     // of a thread
-    static constexpr int rows_a_pass = tile > threads ? 1 : threads / tile;
-    static constexpr int rows = ceil_div(depth, rows_a_pass);              // of a thread
-    static_assert(tile % threads == 0 || threads % tile == 0, "a thread keeps its pixels for the whole reduction");
-    static_assert(depth % rows_a_pass == 0, "every pass fills whole rows");
+    static constexpr int columns = gcd(tile, threads);             // threads side by side on a row
+    static constexpr int pixels = tile / columns;                  // of a thread
+    static constexpr int rows = depth / (threads / columns);       // of a thread, adjacent
+    static_assert(columns % 32 == 0, "the lanes of a warp read adjacent pixels");
+    static_assert(depth % (threads / columns) == 0, "every thread has its share of the rows");
 
     static constexpr int taps = Reduction<Problem>::taps;
     static constexpr int period = taps / gcd(taps, depth) * depth;
@@ -168,10 +168,10 @@ struct PixelLoaderNCHW {
     __device__ __forceinline__ PixelLoaderNCHW(const float* x, Offset<Problem> count, Offset<Problem> first, int group,
                                                void* scratch)
         : image(x), offsets(static_cast<B*>(scratch)), bits(reinterpret_cast<unsigned*>(offsets + period)),
-          row(tile > threads ? 0 : threadIdx.x / tile * rows) {
+          row(threadIdx.x / columns * rows) {
 #pragma unroll
         for (int j = 0; j < pixels; ++j) {
-            const int at = threadIdx.x % tile + j * threads;
+            const int at = threadIdx.x % columns + j * columns;
             // NOTE: pixels past the end repeat the last one; what is computed from them is never stored.
             const Pixel<Problem> pixel(first + at < count ? first + at : count - 1);
             window[j] = Window<Problem>(pixel.p, pixel.q);
