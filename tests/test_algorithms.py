@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import cases
+import emulator
 import numpy as np
 import proof
 import pytest
 from cases import CASES, CONV_CASES, REFUSED, TARGETS
 
-from leanconv.problem import ConvProblem
+from leanconv.problem import ConvProblem, FilterProblem
 from leanconv.registry import ALGORITHMS, NoAlgorithmError, choose
 
 ACCEPTED = [(a, c) for a in ALGORITHMS for c in CASES if not a.reasons(c.problem)]
@@ -56,6 +58,14 @@ def test_wide_offsets_right_on_emulator(algorithm, case):
     narrow = algorithm.plan(problem, config, TARGETS[0])
     assert [launch.problem for launch in narrow.launches] != [launch.problem for launch in wide.launches]
     proof.check(algorithm, problem, config, kinds=cases.KINDS[:1], change=with_wide_offsets)
+
+
+@named([(a, c) for a, c in THOROUGH if isinstance(c.problem, FilterProblem)])
+@pytest.mark.parametrize("offsets", [{"x": 4, "y": 12}, {"x": 8, "y": 0}, {"x": 0, "y": 4}], ids=str)
+def test_unaligned_images_right_on_emulator(algorithm, case, offsets):
+    """A part of an image begins anywhere; only its elements are aligned."""
+    run = partial(emulator.run_plan, offsets=offsets)
+    proof.check(algorithm, case.problem, run=run, kinds=cases.KINDS[:1])
 
 
 @pytest.mark.gpu

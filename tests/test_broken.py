@@ -27,7 +27,7 @@ WRONG = "error .* exceeds|between the rows|" + FENCE
 
 @dataclass(frozen=True)
 class Break:
-    """Replace ``text``, which ``header`` has exactly ``times`` times, by ``by``: one of ``cases`` must report ``how``."""
+    """Replace ``text``, which ``header`` has exactly ``times`` times, by ``by``; one of ``cases`` must tell ``how``."""
 
     name: str
     algorithm: str

@@ -241,6 +241,13 @@ def test_undefined_arithmetic_is_reported():
             play(body, floats(64), poisoned(64), n=40000)
 
 
+def test_stacks_are_clean_for_the_next_block():
+    """This frame reaches where the emulator's own last frame of the block before was."""
+    body = "volatile char a[32]; volatile int c[2]; for (int k = 0; k < 32; ++k) a[k] = k;"
+    y = play(body + "c[t & 1] = a[n % 32]; y[i] = c[t & 1];", floats(1), poisoned(192), grid=3, n=7)
+    np.testing.assert_array_equal(y, np.full(192, 7))
+
+
 def test_scalars_and_null_pointers_arrive():
     arguments = (
         *(Argument("const float*", "bias"), Argument("float*", "y"), Argument("long long", "a", -(2**40))),
