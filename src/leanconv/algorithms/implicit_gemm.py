@@ -83,7 +83,7 @@ def cost(problem: ConvProblem, config: ImplicitGemmConfig, speed: float, target:
     """
     tiles = ceil_div(problem.group_k, config.tile_k) * problem.groups
     tiles *= ceil_div(problem.n * problem.p * problem.q, config.tile_pixels)
-    on_one = ceil_div(tiles, target.multiprocessors)
+    on_one = max(1, ceil_div(tiles, target.multiprocessors))  # an empty batch has no tiles
     reduction = ceil_div(problem.group_c * problem.r * problem.s, config.tile_reduction) * config.tile_reduction
     warps = min(on_one, config.min_blocks) * config.threads // 32
     return on_one * config.tile_k * config.tile_pixels * (reduction + 20) / (speed * warps / (warps + 1.2))
