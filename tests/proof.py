@@ -24,7 +24,7 @@ Runner = Callable[[Plan, dict[str, Any]], None]
 
 #: What unwritten outputs hold. The integer is as unlikely a sum as any.
 POISON = {"float32": np.float32(np.nan), "int32": np.int32(-1431655766), "float64": np.nan}
-#: Reads of these show: between the rows of an image lies nothing that a kernel may use.
+#: Configurations that are looked at in search of extremes.
 MOST_CONFIGS = 10000
 
 
@@ -60,12 +60,14 @@ def run_on_gpu(plan: Plan, values: dict[str, Any]) -> None:
 
 
 def extreme_configs(algorithm: GpuAlgorithm, problem: Problem, target: Target) -> Iterator[Config]:
-    """The best guess, then for each tuning number the first configuration with its smallest and its largest value."""
+    """The best guess of each kind, then for each tuning number the first with its smallest and its largest value."""
     legal = list(islice(algorithm.configs(problem, target), MOST_CONFIGS))
-    chosen = legal[:1]
-    for field in fields(legal[0]):
-        values = [getattr(c, field.name) for c in legal]
-        chosen += [legal[values.index(min(values))], legal[values.index(max(values))]]
+    kinds = {type(config): [other for other in legal if type(other) is type(config)] for config in legal}
+    chosen = [alike[0] for alike in kinds.values()]
+    for alike in kinds.values():
+        for field in fields(alike[0]):
+            values = [getattr(config, field.name) for config in alike]
+            chosen += [alike[values.index(min(values))], alike[values.index(max(values))]]
     yield from dict.fromkeys(chosen)
 
 

@@ -48,7 +48,7 @@ def cache(name: str, header: str, text: str, by: str, how: str, *cases: str, tim
 
 
 LOADER, EPILOGUE, GEMM = "lib/tile_loader.cuh", "lib/epilogue.cuh", "implicit_gemm.cuh"
-CACHE, BORDER = "register_cache.cuh", "lib/border.cuh"
+CACHE, WINDOWS, BORDER = "register_cache.cuh", "lib/row_windows.cuh", "lib/border.cuh"
 
 BREAKS = (
     gemm("no barrier after the table of taps", GEMM, "__syncthreads();  // the pixel loader's table", "",
@@ -74,25 +74,30 @@ BREAKS = (
     gemm("filters past the end are stored", EPILOGUE, "k >= Problem::group_k", "false",
          FENCE, "odd-nchw", "tails-nchw"),
     gemm("bias of another filter", EPILOGUE, "bias[filter]", "bias[k]", WRONG, "groups-nchw"),
-    cache("filter read before it is there", CACHE, "    __syncthreads();\n", "", RACE, "border-constant"),
-    cache("staging without a barrier", CACHE, "            __syncwarp();", "", RACE, "border-constant", times=2),
-    cache("one staging buffer for two rows", CACHE, "staging.next();", "",
+    cache("filter read before it is there", CACHE, "T(0);\n    }\n    __syncthreads();", "T(0);\n    }",
+          RACE, "border-constant"),
+    cache("staging without a barrier", WINDOWS, "__syncwarp();", "", RACE, "border-constant", times=2),
+    cache("one staging buffer for two rows", WINDOWS, "staging.next();", "",
           RACE, "shape-7x7", "border-wrap-large", times=2),
-    cache("inside test forgets the right halo", CACHE, "j + 32 * Tuning::columns + Tile::right <= width", "true",
+    cache("inside test forgets the right halo", WINDOWS, "j + width + right <= plane.width", "true",
           WRONG, "border-constant", "shape-7x7"),
-    cache("inside test forgets the left halo", CACHE, "j >= Tile::left", "true", WRONG, "shape-7x7"),
-    cache("inside test one row off", CACHE, "i >= Problem::anchor_y &&", "i + 1 >= Problem::anchor_y &&",
+    cache("inside test forgets the left halo", WINDOWS, "j >= left", "true", WRONG, "shape-7x7"),
+    cache("inside test one row too high", WINDOWS, "i >= anchor_y &&", "i + 1 >= anchor_y &&",
           WRONG, "shape-2x2", "shape-7x7"),
-    cache("columns past the end are stored", CACHE, "if (j + at < plane.width)", "", WRONG, "border-constant"),
-    cache("rows past the end are stored", CACHE, "if (i + p >= plane.height) continue;", "", FENCE, "border-constant"),
+    cache("inside test one row too low", WINDOWS, "<= plane.height &&", "<= plane.height + 1 &&",
+          WRONG, "shape-4x4", "shape-7x7", "shape-5x3", "shape-3x5"),
+    cache("inside test forgets alignment", WINDOWS, "return reinterpret_cast<unsigned long long>(pointer) % 16 == 0",
+          "return true || pitch == 0", "misaligned", "pitch-odd"),
+    cache("columns past the end are stored", WINDOWS, "if (32 * k + lane < count)", "", WRONG, "border-constant"),
+    cache("rows past the end are stored", CACHE, "if (i + p < height)\n", "\n", FENCE, "border-constant"),
     cache("reflect off by one", BORDER, "2 * extent - 1 - m", "2 * extent - 2 - m", WRONG, "border-reflect"),
     cache("reflect101 off by one", BORDER, ": 2 * extent - 2 - m", ": 2 * extent - 3 - m", WRONG, "border-reflect101"),
     cache("wrap without the modulo", BORDER, "return positive_modulo(i, extent);",
           "return i < 0 ? i + extent : i - extent;", FENCE, "border-wrap-over-image"),
     cache("constant border reads the image", BORDER, "int map(int, int) { return -1; }",
           "int map(int, int) { return 0; }", WRONG, "border-constant"),
-    cache("filter shifted by one weight", CACHE, "ring[(turn + p) % depth][k + e + c]",
-          "ring[(turn + p) % depth][k + e + c - (e > 0)]", WRONG, "border-constant"),
+    cache("filter shifted by one weight", CACHE, "* ring[(turn + p) % depth][k + e + c]",
+          "* ring[(turn + p) % depth][k + e + c - (e > 0)]", WRONG, "border-constant"),
 )  # fmt: skip
 
 
