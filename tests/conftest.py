@@ -21,6 +21,7 @@ from leanconv.runtime.driver import CudaUnavailableError, driver
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "gpu: needs an NVIDIA GPU; skipped, with the reason, where there is none")
+    config.addinivalue_line("markers", "slow: compares speed, so it wants the machine to itself")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -19,6 +19,7 @@ import numpy as np
 
 from leanconv.problem import FilterProblem
 from leanconv.reference.filter2d import Banded, Taps, line_indices
+from leanconv.runtime.arrays import NUMPY, arrays_of
 
 #: SciPy's names of the borders, and ours.
 MODES = {
@@ -99,7 +100,8 @@ def _filter(x: Any, weights: Any, output: Any, mode: str, cval: float, origin: A
     if not isinstance(mode, str) or mode not in MODES:
         raise ValueError(f"mode={mode!r} is not known; choose one of {', '.join(map(repr, MODES))}")
     border = MODES[mode]
-    foreign = not isinstance(x, np.ndarray) and (hasattr(x, "__dlpack__") or hasattr(x, "__cuda_array_interface__"))
+    library = arrays_of(x)
+    foreign = hasattr(x, "__dlpack__") if library is None else library is not NUMPY
     if not foreign:
         x = np.asarray(x)
         _check_real("input", x.dtype)
@@ -245,7 +247,7 @@ def _to_numpy(array: Any) -> np.ndarray:
     if isinstance(array, np.ndarray):
         return array
     if hasattr(array, "detach"):
-        return np.array(array.detach().cpu())
+        return np.asarray(array.detach().cpu().numpy())
     if hasattr(array, "__cuda_array_interface__") and hasattr(array, "get"):
         return np.asarray(array.get())
     return np.asarray(array)

@@ -84,7 +84,6 @@ def _product_nchw(
 ) -> None:
     pixels = block.rows * problem.q
     part = y[block.first : block.last, :, block.top : block.bottom]
-    into: np.ndarray
     if _is_plain(problem):
         rows = x[block.first : block.last, :, block.top : block.bottom]
         matrix = rows.reshape(block.images, problem.groups, problem.group_c, pixels)
@@ -96,9 +95,9 @@ def _product_nchw(
         np.copyto(columns.reshape(view.shape), view)
         matrix = columns.reshape(problem.groups, -1, block.images * pixels)
         if block.images == 1:
-            into = y[block.first].reshape(problem.groups, problem.group_k, -1)
+            image = y[block.first].reshape(problem.groups, problem.group_k, -1)
             first = block.top * problem.q
-            np.matmul(filters, matrix, out=into[:, :, first : first + pixels])
+            np.matmul(filters, matrix, out=image[:, :, first : first + pixels])
         else:
             product = np.matmul(filters, matrix).reshape(problem.k, block.images, block.rows, problem.q)
             part[...] = product.transpose(1, 0, 2, 3)
