@@ -131,14 +131,21 @@ class Check:
         reference = _conv_block if isinstance(self._operands.problem, ConvProblem) else _filter_block
         return [reference(self._operands, block) for block in self._blocks]
 
-    def error(self, y: Any, layout: str = "") -> float:
-        """Relative Frobenius error of an output, ``‖y - reference‖ / ‖reference‖``; NaN where it holds a NaN."""
+    def error(self, y: Any, layout: str = "", frame: int = 0) -> float:
+        """Relative Frobenius error of an output, ``‖y - reference‖ / ‖reference‖``; NaN where it holds a NaN.
+
+        ``frame`` pixels along the edges of a filtered image are left out.
+        """
         difference = size = 0.0
+        height, width = y.shape[-2:]
         for block, answer in zip(self._blocks, self._answers, strict=True):
             part = y[block.images]
             if layout == "NHWC":
                 part = part.permute(0, 3, 1, 2) if self._operands.gpu else part.transpose(0, 3, 1, 2)
             part = part[..., block.begin : block.end, :]
+            if frame:
+                rows = slice(max(frame - block.begin, 0), min(height - frame, block.end) - block.begin)
+                part, answer = part[..., rows, frame : width - frame], answer[..., rows, frame : width - frame]
             part = part.double() if self._operands.gpu else part.astype(np.float64)
             difference += float(((part - answer) ** 2).sum())
             size += float((answer**2).sum())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import math
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -64,8 +65,9 @@ def run_suite(
     time on each figure; ``device`` is None (the GPU where there is one), ``"cuda"`` or ``"cpu"``; ``revision`` is what
     to record where the package does not lie in a git checkout.
 
-    On a CPU, layers too large to wait for run on fewer images, which the result's warnings say. Raises ValueError for
-    an unknown suite, layout or device, for a problem that cannot be read, or when nothing matches.
+    An interrupt ends the run and keeps what has been measured, with a warning in the result. On a CPU, layers too
+    large to wait for run on fewer images, which the result's warnings say. Raises ValueError for an unknown suite,
+    layout or device, for a problem that cannot be read, or when nothing matches.
     """
     cases, suite, layout = _cases(what, layout)
     if only is not None:
@@ -89,11 +91,14 @@ def run_suite(
     if not gpu and device != "cpu":
         results.warnings.append(why + "; these are CPU figures")
     with _progress(len(cases), progress) as step:
-        for case in cases:
-            step(case.name)
-            problem = _sized(case, batch, run, results)
-            if problem is not None:
-                _measure(case.name, problem, run, peers, results)
+        try:
+            for case in cases:
+                step(case.name)
+                problem = _sized(case, batch, run, results)
+                if problem is not None:
+                    _measure(case.name, problem, run, peers, results)
+        except KeyboardInterrupt:
+            results.warnings.append(f"interrupted at {case.name}: what follows is missing")
     if not results.rows:
         results.warnings.append("nothing was measured: no engine that was asked for could run")
     return results
@@ -160,6 +165,7 @@ def _measure(name: str, problem: Problem, run: _Run, peers: Sequence[Peer], resu
         "bytes": problem.bytes,
         "floor_us": run.ceilings.floor_us(problem, "fp32"),
     }
+    begin = time.perf_counter()
     operands = Operands(problem, run.gpu)
     check = Check(operands)
     for peer in peers:
@@ -186,6 +192,7 @@ def _measure(name: str, problem: Problem, run: _Run, peers: Sequence[Peer], resu
                     break
             candidate = None
             _release(run.gpu)
+    results.problems[name]["seconds"] = round(time.perf_counter() - begin, 1)
 
 
 def _row(name: str, problem: Problem, candidate: Candidate, check: Check, operands: Operands, run: _Run) -> Row:
@@ -230,12 +237,12 @@ def _checked(candidate: Candidate, check: Check, operands: Operands, gpu: bool) 
         import torch
 
         y = torch.from_numpy(y).cuda()
-    return check.error(y, candidate.layout)
+    return check.error(y, candidate.layout, candidate.frame)
 
 
 def _time(candidate: Candidate, cold: bool, run: _Run) -> Timing:
     if not candidate.on_gpu:
-        return time_cpu(candidate.call, budget_s=run.budget_s)
+        return time_cpu(candidate.call, budget_s=run.budget_s, warm_up=False)  # the checked call was one
     return time_gpu(candidate.call, cold=cold, budget_s=run.budget_s)
 
 

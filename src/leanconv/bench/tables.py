@@ -173,8 +173,7 @@ Times are medians: of GPU time between CUDA events after a warm-up, the L2 cache
 work; of wall time on a CPU. They include every launch that a call needs. TFLOP/s count the direct convolution's
 operations, whatever an algorithm really computes. "of ceiling" is the least time that the machine's measured FP32 rate
 and copy bandwidth allow, over the time taken, with the ceiling that binds. Errors are relative Frobenius errors against
-float64 on zero-mean random data. Peers are compared with in the same run and, for layers, in the same memory layout;
-every row of every engine is in the files."""
+float64 on zero-mean random data. Peers ran in the same run; every row of every engine is in the files."""
 
 
 def performance_page(paths: Sequence[Path]) -> str:

@@ -17,7 +17,7 @@ class Candidate:
     """One way to compute a problem, ready to run.
 
     ``call`` returns the output, in ``layout`` for a layer. ``out`` is the array it writes where it writes always the
-    same one. ``workspace_bytes`` counts memory besides inputs and output; None is unknown, ``"measure"`` lets the
+    same one. ``frame`` pixels at an image's edges are known to be wrong and stay out of its error. ``workspace_bytes`` counts memory besides inputs and output; None is unknown, ``"measure"`` lets the
     benchmark read it from PyTorch's allocator. ``scope`` wraps all calls: it sets and restores a library's switches.
     """
 
@@ -31,6 +31,7 @@ class Candidate:
     on_gpu: bool = True
     registers: int | None = None
     spill_bytes: int | None = None
+    frame: int = 0
     note: str = ""
     scope: Callable[[], AbstractContextManager[Any]] = nullcontext
 

@@ -19,8 +19,8 @@ _SCIPY_MODES = {
     "reflect101": "mirror",
     "wrap": "wrap",
 }
-#: Multiply-adds of a SciPy call that still take a second or so.
-_SCIPY_LIMIT = 3e8
+#: Multiply-adds of a call that still takes a second or so.
+_SCIPY_LIMIT = 1e8
 _OPENCV_LIMIT = 3e10
 
 
