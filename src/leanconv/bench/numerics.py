@@ -171,9 +171,8 @@ def page(records: Sequence[dict[str, Any]]) -> str:
         entries = [Entry(**entry) for entry in record["entries"]]
         parts.append(f"## Measured on {record['machine']}")
         dirty = " with changes" if record.get("git_dirty") else ""
-        parts.append(
-            f"{record['date']}, revision {record['git_revision'] or 'unknown'}{dirty}, NumPy {record['numpy']}."
-        )
+        commit = record["git_revision"] or "unknown"
+        parts.append(f"{record['date']}, revision {commit}{dirty}, NumPy {record['numpy']}.")
         for data in DATA:
             for kind in ("layer", "filter"):
                 chosen = [entry for entry in entries if entry.problem.startswith(kind)]

@@ -39,9 +39,9 @@ def plot(results: Results, path: Path) -> None:
         axis.set_xticks(range(len(panel)), panel, rotation=30, ha="right", fontsize=8)
         axis.set_ylabel(unit(results))
         axis.margins(x=0.01)
-    axes[0].legend(fontsize=8, ncols=len(series))
+    axes[0].legend(fontsize=8, ncols=len(series), loc="lower left", bbox_to_anchor=(0, 1), frameon=False)
     where = results.machine.get("gpu") or results.machine.get("cpu")
-    figure.suptitle(f"{results.suite} {results.layout or ''} – {where}", fontsize=10)
+    figure.suptitle(" ".join(filter(None, (results.suite, results.layout, "on", where))), fontsize=10)
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(dir=path.parent, suffix=path.suffix)
@@ -70,7 +70,8 @@ def speeds(results: Results) -> dict[str, dict[str, float]]:
     for problem, about in results.problems.items():
         own = results.own(problem)
         rows = {"leanconv": own} if own else {}
-        rows |= results.peers(problem)
+        # TF32 computes something else, many times faster: its bars would flatten all others.
+        rows |= {name: row for name, row in results.peers(problem).items() if name != "TF32"}
         for name, row in rows.items():
             # An image's pixels are read once and written once, four bytes each time.
             speed = about["bytes"] / 8 / row.us * 1e-3 if _filters(results) else row.tflops

@@ -17,8 +17,9 @@ class Candidate:
     """One way to compute a problem, ready to run.
 
     ``call`` returns the output, in ``layout`` for a layer. ``out`` is the array it writes where it writes always the
-    same one. ``frame`` pixels at an image's edges are known to be wrong and stay out of its error. ``workspace_bytes`` counts memory besides inputs and output; None is unknown, ``"measure"`` lets the
-    benchmark read it from PyTorch's allocator. ``scope`` wraps all calls: it sets and restores a library's switches.
+    same one. ``workspace_bytes`` counts memory besides inputs and output; None is unknown, ``"measure"`` lets the
+    benchmark read it from PyTorch's allocator. ``frame`` pixels at an image's edges are known to be wrong and stay out
+    of its error. ``scope`` wraps all calls: it sets and restores a library's switches.
     """
 
     engine: str

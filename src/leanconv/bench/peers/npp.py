@@ -74,8 +74,11 @@ def _context() -> _StreamContext:
 
 
 class NppPeer(Peer):
-    """nppiFilter_32f on an image whose border was written out beforehand, outside the timed region, because that call
-    has no border of its own (and ignores what lies there for 3×3 and 5×5); and nppiFilterBorder_32f for the one border that it has, replicate."""
+    """nppiFilter_32f on an image whose border was written out beforehand, outside the timed region.
+
+    That call has no border of its own, and for 3×3 and 5×5 ignores what lies there. For border replicate there is
+    nppiFilterBorder_32f too, the only border that it has.
+    """
 
     name = "npp"
     engines = ("npp", "npp:border")
