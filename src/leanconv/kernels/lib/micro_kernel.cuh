@@ -51,8 +51,11 @@ struct Tiling {
         const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
         k = warp / warps_pixels * warp_k;
         pixel = warp % warps_pixels * warp_pixels;
-        lane_k = lane / lanes_pixels;
-        lane_pixel = lane % lanes_pixels;
+        // NOTE: the lowest lane bit goes to k, the next ones to pixels. A 128-bit shared load of a warp takes two cycles
+        // where lanes that differ in bit 0, or in bit 1, read the same address, and four otherwise (measured on an
+        // H200): so either fragment takes two.
+        lane_k = lanes_k == 1 ? 0 : lane % 2 + lane / (2 * lanes_pixels) * 2;
+        lane_pixel = lanes_k == 1 ? lane : lane / 2 % lanes_pixels;
     }
 };
 
