@@ -167,7 +167,8 @@ class Launched:
         self.calls: list[tuple[Any, ...]] = []
 
     def __call__(self, *arguments: Any) -> int:
-        *shape, stream, addresses, extra = arguments
+        *shape, stream, addresses = (argument.value for argument in arguments[:-1])
+        assert arguments[-1] is None
         pointers = (ctypes.c_void_p * len(self.formats)).from_address(addresses)
         values = tuple(
             struct.unpack(f, ctypes.string_at(at, struct.calcsize(f)))[0]
@@ -180,7 +181,8 @@ class Launched:
 ARGUMENTS = (
     Argument("const float*", "x"), Argument("long long", "batch", 2**40 + 1), Argument("float*", "y"),
     Argument("float", "value"), Argument("int", "rows", -3), Argument("float", "delta"),
-    Argument("const float*", "bias"), Argument("double", "scale", 0.1), Argument("unsigned", "mask", 2**32 - 1), Argument("bool", "flag", 1),
+    Argument("const float*", "bias"),
+    Argument("double", "scale", 0.1), Argument("unsigned", "mask", 2**32 - 1), Argument("bool", "flag", 1),
 )  # fmt: skip
 
 
@@ -190,7 +192,7 @@ def a_launch(**more: Any) -> Launch:
 
 def test_arguments_reach_the_kernel_by_type_and_name() -> None:
     start = Launched("PqPfifPdI?")
-    run = launch.make_launcher(start, pytest.fail, 0xF00, a_launch())
+    run = launch.make_launcher(start, pytest.fail, [(0xF00, a_launch())])
     run(5, (2**47 + 16, 1, 0, 2**46, 3, 1.5, -0.25))
     run(6, (32, 1, 64, 48, 3, float("inf"), 0))
     assert start.calls == [
@@ -202,7 +204,7 @@ def test_arguments_reach_the_kernel_by_type_and_name() -> None:
 def test_integer_scalars() -> None:
     start = Launched("ii")
     made = Launch("f.cuh", "f", (), (), (Argument("int", "value"), Argument("int", "delta")), grid=1, block=32)
-    launch.make_launcher(start, pytest.fail, 1, made)(0, (0, 0, 0, 0, 0, -(2**31), 7))
+    launch.make_launcher(start, pytest.fail, [(1, made)])(0, (0, 0, 0, 0, 0, -(2**31), 7))
     assert start.calls[0][2] == (-(2**31), 7)
 
 
@@ -218,14 +220,14 @@ def test_a_launch_inside_a_launch_has_its_own_arguments() -> None:
             run(0, tuple(values))
         return start(*arguments)
 
-    run = launch.make_launcher(nested, pytest.fail, 1, a_launch())
+    run = launch.make_launcher(nested, pytest.fail, [(1, a_launch())])
     run(0, tuple(values))
     assert [call[2][0] for call in start.calls if call] == [64, 48, 32, 16]
 
 
 def test_threads_do_not_mix_their_arguments() -> None:
     start = Launched("PqPfifPdI?")
-    run = launch.make_launcher(start, pytest.fail, 1, a_launch())
+    run = launch.make_launcher(start, pytest.fail, [(1, a_launch())])
 
     def many(thread: int) -> None:
         for i in range(500):
@@ -243,9 +245,29 @@ def test_threads_do_not_mix_their_arguments() -> None:
 
 
 def test_a_failing_launch_is_told() -> None:
-    codes: list[int] = []
-    launch.make_launcher(lambda *a: 719, codes.append, 1, a_launch())(0, (0,) * 7)
-    assert codes == [719]
+    codes: list[Any] = []
+    made = a_launch()
+    launch.make_launcher(lambda *a: 719, lambda *told: codes.append(told), [(1, made)])(0, (0,) * 7)
+    assert codes == [(719, made)]
+
+
+def test_several_launches_share_the_values_of_a_call() -> None:
+    first = Launch("f.cuh", "f", (), (), (Argument("const float*", "x"), Argument("float*", "workspace")), 3, 64)
+    second = Launch(
+        "f.cuh", "g", (), (), (Argument("int", "n", 9), Argument("float*", "y"), Argument("float*", "workspace")), 4, 96
+    )
+    seen = []
+    readers = {1: Launched("PP"), 2: Launched("iPP")}
+
+    def start(function: Any, *rest: Any) -> int:
+        seen.append(function.value)
+        return readers[function.value](function, *rest)
+
+    run = launch.make_launcher(start, pytest.fail, [(1, first), (2, second)])
+    run(0x51, (16, 0, 0, 32, 48, 0, 0))
+    assert seen == [1, 2]
+    assert readers[1].calls == [((1, 3, 1, 1, 64, 1, 1, 0), 0x51, (16, 48))]
+    assert readers[2].calls == [((2, 4, 1, 1, 96, 1, 1, 0), 0x51, (9, 32, 48))]
 
 
 def test_architecture_names() -> None:

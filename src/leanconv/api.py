@@ -124,7 +124,7 @@ def conv2d(
             x, w, bias, stride, padding, dilation, groups, layout=layout, algorithm=algorithm, precision=precision,
             activation=activation, out=out, device=device,
         )  # fmt: skip
-        call = _bind(described)
+        call = _bind(described, x, w, bias, out)
         if key is not None:
             _remember(_conv_calls, key, call)
     return call(x, w, bias, out)
@@ -197,7 +197,8 @@ def filter2d(
                 delta=delta, device=device,
             )  # fmt: skip
             return give_back(result, image)
-        call = _bind(describe_filter2d(image, kernel, border=border, anchor=anchor, out=out, device=device))
+        described = describe_filter2d(image, kernel, border=border, anchor=anchor, out=out, device=device)
+        call = _bind(described, image, kernel, None, out)
         if key is not None:
             _remember(_filter_calls, key, call)
     if value != 0 or delta != 0:
@@ -337,8 +338,8 @@ def _place(arrays: Arrays, home: int | None, device: Any) -> int | None:
     return home
 
 
-def _bind(described: Described) -> calls.Call:
-    """Choose, compile and load what a described call needs."""
+def _bind(described: Described, x: Any, w: Any, bias: Any, out: Any) -> calls.Call:
+    """Choose, compile and load what a described call needs. The arrays stand for all that lie like them."""
     arrays, problem, names = described.arrays, described.problem, described.names
     empty = calls.is_empty(problem)
     if described.device is not None:
@@ -346,7 +347,7 @@ def _bind(described: Described) -> calls.Call:
         if described.home is None:
             return calls.HostOnGpuCall(problem, ready, described.shape, names)
         return calls.GpuCall(
-            arrays, described.device, problem, ready, described.shape, names=names,
+            arrays, described.device, problem, ready, described.shape, given=(x, w, bias, out), names=names,
             channels_last=described.channels_last, copies=described.copies, out_direct=described.out_direct,
         )  # fmt: skip
     if isinstance(arrays, TorchArrays) and isinstance(problem, ConvProblem):

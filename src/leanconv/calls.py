@@ -120,56 +120,72 @@ class GpuCall:
         ready: Ready | None,
         shape: Shape,
         *,
+        given: tuple[Any, Any, Any, Any],
         names: tuple[str, str],
         channels_last: bool,
         copies: tuple[bool, bool, bool],
         out_direct: bool,
     ) -> None:
-        """``ready`` is None for an empty result; ``copies`` says which of x, w and bias do not lie as needed."""
-        self._arrays, self._device, self._names = arrays, device, names
-        self._pointer, self._empty, self._stream = arrays.pointer, arrays.empty, arrays.stream
-        self._shape, self._dtype, self._channels_last = shape, problem.dtype, channels_last
+        """``ready`` is None for an empty result; ``copies`` says which of x, w and bias do not lie as needed.
+
+        ``given`` are x, w, bias and out of a call, or None; those of every later call lie alike.
+        """
+        self._arrays, self._names, self._channels_last = arrays, names, channels_last
+        self._pointer, self._stream = arrays.fast_pointer(), arrays.fast_stream(device)
+        self._make = arrays.maker(tuple(shape), problem.dtype, device, channels_last)
         self._itemsize = ITEM_BYTES[problem.dtype]
-        self._copy_x, self._copy_w, self._copy_bias = copies
-        self._out_direct = out_direct
+        self._copies, self._copy_any, self._out_direct = copies, any(copies), out_direct
+        self._gradients = any(array is not None and arrays.requires_gradient(array) for array in given)
+        self._extents = tuple(None if array is None else arrays.extent(array, self._itemsize) for array in given)
         self._run = None if ready is None else ready.run
         workspace = 0 if ready is None else ready.plan.workspace_bytes
-        self._workspace_shape = (-(-workspace // 4),) if workspace else None
+        self._make_workspace = arrays.maker((-(-workspace // 4),), "float32", device) if workspace else None
 
     def __call__(self, x: Any, w: Any, bias: Any, out: Any, value: float = 0, delta: float = 0) -> Any:
         """See Call."""
+        if self._gradients:
+            for array in (x, w, bias, out):
+                if array is not None:
+                    self._arrays.refuse_gradient(array)
         pointer = self._pointer
         x_at = pointer(x)
         w_at = pointer(w)
         bias_at = 0 if bias is None else pointer(bias)
         y = out
         if out is not None:
-            inputs = ((self._names[0], x), (self._names[1], w), ("bias", bias))
-            check_overlap(self._arrays, self._itemsize, out, inputs)
-            if not self._out_direct:
-                y = None
-        if y is None:
-            y = self._empty(self._shape, self._dtype, self._device, self._channels_last)
+            self._refuse_overlap(pointer(out), ((self._names[0], x_at), (self._names[1], w_at), ("bias", bias_at)))
+        if out is None or not self._out_direct:
+            y = self._make()
         if self._run is not None:
-            # NOTE: the copies must stay bound to a name until the launch; freed earlier, their memory could be reused
-            if self._copy_x:
-                x = self._arrays.copy(x, self._channels_last)
-                x_at = pointer(x)
-            if self._copy_w:
-                w = self._arrays.copy(w, self._channels_last)
-                w_at = pointer(w)
-            if self._copy_bias:
-                bias = self._arrays.copy(bias)
-                bias_at = pointer(bias)
+            # NOTE: copies and workspace must stay bound to names until the launch; freed earlier, their memory could
+            # be reused
+            if self._copy_any:
+                x, w, bias = self._copy(x, w, bias)
+                x_at, w_at, bias_at = pointer(x), pointer(w), 0 if bias is None else pointer(bias)
             workspace_at = 0
-            if self._workspace_shape is not None:
-                workspace = self._empty(self._workspace_shape, "float32", self._device)
+            if self._make_workspace is not None:
+                workspace = self._make_workspace()
                 workspace_at = pointer(workspace)
-            self._run(self._stream(self._device), (x_at, w_at, bias_at, pointer(y), workspace_at, value, delta))
+            self._run(self._stream(), (x_at, w_at, bias_at, pointer(y), workspace_at, value, delta))
         if out is None or y is out:
             return y
         self._arrays.assign(out, y)
         return out
+
+    def _copy(self, x: Any, w: Any, bias: Any) -> tuple[Any, Any, Any]:
+        copy_x, copy_w, copy_bias = self._copies
+        return (
+            self._arrays.copy(x, self._channels_last) if copy_x else x,
+            self._arrays.copy(w, self._channels_last) if copy_w else w,
+            self._arrays.copy(bias) if copy_bias else bias,
+        )
+
+    def _refuse_overlap(self, out_at: int, inputs: Sequence[tuple[str, int]]) -> None:
+        low, high = self._extents[3] or (0, 0)
+        low, high = low + out_at, high + out_at
+        for (name, at), extent in zip(inputs, self._extents, strict=False):  # the fourth is that of out
+            if extent is not None and low < at + extent[1] and at + extent[0] < high and self._run is not None:
+                raise ValueError(f"out overlaps {name} in memory; the result must go elsewhere")
 
 
 class HostOnGpuCall:
@@ -228,7 +244,7 @@ class CpuCall:
     def _to_numpy(self, array: Any) -> np.ndarray:
         if isinstance(self._arrays, NumpyArrays):
             return plain(array)
-        self._arrays.pointer(array)  # refuses what requires a gradient
+        self._arrays.refuse_gradient(array)
         return plain(array.detach().resolve_neg().numpy())
 
 

@@ -11,7 +11,9 @@ from __future__ import annotations
 import importlib
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
+from functools import partial
+from operator import attrgetter
 from typing import Any, ClassVar
 
 import numpy as np
@@ -30,7 +32,7 @@ class Arrays(ABC):
 
     @abstractmethod
     def signature(self, array: Any) -> Hashable:
-        """Shape, strides, dtype, device and alignment, as cheaply as the library gives them: the key of a warm call."""
+        """Shape, strides, dtype, device, alignment, and whether a gradient is required: the key of a warm call."""
 
     @abstractmethod
     def device(self, array: Any) -> int | None:
@@ -46,7 +48,27 @@ class Arrays(ABC):
 
     @abstractmethod
     def pointer(self, array: Any) -> int:
-        """Address of the first element. Raises ValueError where using it would lose a gradient."""
+        """Address of the first element."""
+
+    def requires_gradient(self, array: Any) -> bool:
+        """Whether using the array's address could lose a gradient."""
+        return False
+
+    def refuse_gradient(self, array: Any) -> None:
+        """Raise ValueError where using the array's address would lose a gradient now."""
+        return None
+
+    def maker(self, shape: Shape, dtype: str, device: int | None, channels_last: bool = False) -> Callable[[], Any]:
+        """What `empty` does for these arguments, with nothing left to look up."""
+        return partial(self.empty, shape, dtype, device, channels_last)
+
+    def fast_pointer(self) -> Callable[[Any], int]:
+        """`pointer`, the cheapest way to call it."""
+        return self.pointer
+
+    def fast_stream(self, device: int) -> Callable[[], int]:
+        """`stream` for a device, the cheapest way to call it."""
+        return partial(self.stream, device)
 
     def misalignment(self, array: Any) -> int:
         """Bytes by which its first element lies past a multiple of 16."""
@@ -181,6 +203,10 @@ class CupyArrays(Arrays):
         """See Arrays."""
         return int(array.data.ptr)
 
+    def fast_pointer(self) -> Callable[[Any], int]:
+        """See Arrays."""
+        return attrgetter("data.ptr")
+
     def empty(self, shape: Shape, dtype: str, device: int | None, channels_last: bool = False) -> Any:
         """See Arrays."""
         if self._current_device() == device:
@@ -233,7 +259,8 @@ class TorchArrays(Arrays):
 
     def signature(self, array: Any) -> Hashable:
         """See Arrays."""
-        return array.shape, array.stride(), array.dtype, array.device, array.data_ptr() & 15
+        place = array.is_cuda, array.get_device(), array.data_ptr() & 15
+        return array.shape, array.stride(), array.dtype, place, array.requires_grad
 
     def device(self, array: Any) -> int | None:
         """See Arrays."""
@@ -254,22 +281,39 @@ class TorchArrays(Arrays):
 
     def pointer(self, array: Any) -> int:
         """See Arrays."""
+        return int(array.data_ptr())
+
+    def fast_pointer(self) -> Callable[[Any], int]:
+        """See Arrays."""
+        pointer: Callable[[Any], int] = self._torch.Tensor.data_ptr
+        return pointer
+
+    def requires_gradient(self, array: Any) -> bool:
+        """See Arrays."""
+        return bool(array.requires_grad)
+
+    def refuse_gradient(self, array: Any) -> None:
+        """See Arrays."""
         if array.requires_grad and self._torch.is_grad_enabled():
             raise ValueError(
                 "a tensor that requires a gradient was given, and this function computes none: "
                 "call it under torch.no_grad(), or pass tensor.detach()"
             )
-        return int(array.data_ptr())
-
-    def misalignment(self, array: Any) -> int:
-        """See Arrays."""
-        return int(array.data_ptr()) % 16
 
     def empty(self, shape: Shape, dtype: str, device: int | None, channels_last: bool = False) -> Any:
         """See Arrays."""
         return self._torch.empty(
             shape, dtype=self._dtypes[dtype], device=self._device(device), memory_format=self._formats[channels_last]
         )
+
+    def maker(self, shape: Shape, dtype: str, device: int | None, channels_last: bool = False) -> Callable[[], Any]:
+        """See Arrays."""
+        options = {"memory_format": self._torch.channels_last} if channels_last else {}
+        return partial(self._torch.empty, shape, dtype=self._dtypes[dtype], device=self._device(device), **options)
+
+    def fast_stream(self, device: int) -> Callable[[], int]:
+        """See Arrays."""
+        return partial(self.stream if self._raw_stream is None else self._raw_stream, device)
 
     def _device(self, index: int | None) -> Any:
         found = self._devices.get(index)

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import ctypes
 import re
+import struct
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from ctypes import byref, c_int, c_void_p
+from ctypes import byref, c_int, c_uint, c_void_p
 from typing import Any, Protocol
 
 import numpy as np
@@ -102,45 +103,69 @@ def slot_type(ctype: str) -> Any:
 
 
 class ArgumentBlock:
-    """Memory that the driver reads kernel parameters from: one 8-byte slot each, and the array of their addresses."""
+    """Memory that the driver reads the kernel parameters of a whole plan from, and the calls that point into it.
 
-    def __init__(self, launch: Launch) -> None:
-        count = len(launch.arguments)
-        self._values = (ctypes.c_uint64 * max(count, 1))()
-        base = ctypes.addressof(self._values)
-        self._addresses = (c_void_p * max(count, 1))(*(base + 8 * i for i in range(count)))
-        self.address = ctypes.addressof(self._addresses)
-        bound = []
-        for i, argument in enumerate(launch.arguments):
-            slot = slot_type(argument.ctype).from_buffer(self._values, 8 * i)
-            if argument.value is None:
-                bound.append((slot, BOUND_NAMES.index(argument.name)))
-            else:
-                slot.value = argument.value
-        #: (slot, index into the values of a call)
-        self.bound = tuple(bound)
+    The values of a call lie in front, in the order of BOUND_NAMES, written by one ``pack_into``; behind them the
+    numbers that the plan fixes; then for each kernel the addresses of its parameters. The arguments of
+    cuLaunchKernel are kept as ctypes objects, which saves their conversion at each call.
+    """
+
+    def __init__(self, launches: Sequence[tuple[int, Launch]]) -> None:
+        fixed = [argument for _, each in launches for argument in each.arguments if argument.value is not None]
+        self.memory = (ctypes.c_uint64 * (len(BOUND_NAMES) + len(fixed)))()
+        base = ctypes.addressof(self.memory)
+        self.stream = c_void_p()
+        self._keep: list[Any] = []
+        self.calls: list[tuple[Any, ...]] = []
+        free = len(BOUND_NAMES)
+        for function, each in launches:
+            addresses = (c_void_p * max(len(each.arguments), 1))()
+            for i, argument in enumerate(each.arguments):
+                if argument.value is None:
+                    slot = BOUND_NAMES.index(argument.name)
+                else:
+                    slot_type(argument.ctype).from_buffer(self.memory, 8 * free).value = argument.value
+                    slot, free = free, free + 1
+                addresses[i] = base + 8 * slot
+            self._keep.append(addresses)
+            shape = (c_uint(number) for number in (each.grid, 1, 1, each.block, 1, 1, each.shared_bytes))
+            self.calls.append((c_void_p(function), *shape, self.stream, c_void_p(ctypes.addressof(addresses)), None))
 
 
-def make_launcher(start: Callable[..., int], fail: Callable[[int], None], function: int, launch: Launch) -> Executable:
-    """``run(stream, values)`` for one kernel: fill a block of arguments, call the driver's ``start``.
+def value_format(launches: Sequence[Launch]) -> str:
+    """How ``struct`` writes the values of a call into 8-byte slots: five pointers, and ``value`` and ``delta``."""
+    codes = {"value": "f4x", "delta": "f4x"}
+    for each in launches:
+        for argument in each.arguments:
+            if argument.value is None and "*" not in argument.ctype:
+                kind = slot_type(argument.ctype)
+                codes[argument.name] = f"{kind._type_}{8 - ctypes.sizeof(kind)}x"
+    return "=5Q" + codes["value"] + codes["delta"]
+
+
+def make_launcher(
+    start: Callable[..., int], fail: Callable[[int, Launch], None], launches: Sequence[tuple[int, Launch]]
+) -> Executable:
+    """``run(stream, values)`` for loaded kernels: fill a block of arguments, call the driver's ``start`` for each.
 
     A block serves one call at a time. Blocks wait in a list whose pop and append are atomic, so threads and signal
     handlers that call in between get another one.
     """
-    blocks = [ArgumentBlock(launch)]
-    grid, block_size, shared = launch.grid, launch.block, launch.shared_bytes
+    blocks = [ArgumentBlock(launches)]
+    pack_into = struct.Struct(value_format([each for _, each in launches])).pack_into
 
     def run(stream: int, values: Sequence[int | float]) -> None:
         try:
             block = blocks.pop()
         except IndexError:
-            block = ArgumentBlock(launch)
-        for slot, index in block.bound:
-            slot.value = values[index]
-        code = start(function, grid, 1, 1, block_size, 1, 1, shared, stream, block.address, None)
+            block = ArgumentBlock(launches)
+        pack_into(block.memory, 0, *values)
+        block.stream.value = stream
+        for i, call in enumerate(block.calls):
+            code = start(*call)
+            if code:
+                fail(code, launches[i][1])
         blocks.append(block)
-        if code:
-            fail(code)
 
     return run
 
@@ -167,15 +192,21 @@ class CudaDevice:
         context = c_void_p()
         self._driver.check("cuDevicePrimaryCtxRetain", byref(context), handle)
         self._context = context.value
-        self._current = getattr(self._driver, "cuCtxGetCurrent")  # noqa: B009 - set by Driver, unknown to mypy
+        self._get_current = self._driver.unconverted("cuCtxGetCurrent")
+        self._cells = threading.local()
         self._lock = threading.Lock()
         self._functions: dict[str, int] = {}
         self._shared: dict[int, int] = {}
 
     def _enter(self) -> bool:
         """Make the context current; returns whether it was not."""
-        current = c_void_p()
-        self._current(byref(current))
+        try:
+            current, address = self._cells.cell
+        except AttributeError:
+            current = c_void_p()
+            address = c_void_p(ctypes.addressof(current))
+            self._cells.cell = current, address
+        self._get_current(address)
         if current.value == self._context:
             return False
         self._driver.check("cuCtxPushCurrent_v2", self._context)
@@ -214,37 +245,33 @@ class CudaDevice:
 
     def executable(self, plan: Plan) -> Executable:
         """The plan's kernels, loaded. Calling it neither allocates nor synchronises."""
-        start = getattr(self._driver, "cuLaunchKernel")  # noqa: B009
-        runs = []
+        loaded = []
         entered = self._enter()
         try:
             for launch in plan.launches:
                 if launch.grid > _MAX_GRID:
                     raise AssertionError(f"{launch.symbol}: a grid of {launch.grid} blocks exceeds {_MAX_GRID}")
                 if launch.grid:
-                    function = self._function(launch)
-                    runs.append(make_launcher(start, self._failer(launch), function, launch))
+                    loaded.append((self._function(launch), launch))
         finally:
             self._leave(entered)
+        start = make_launcher(self._driver.unconverted("cuLaunchKernel"), self._fail, loaded)
         enter, leave = self._enter, self._leave
 
         def run(stream: int, values: Sequence[int | float]) -> None:
-            entered = enter()
-            try:
-                for each in runs:
-                    each(stream, values)
-            finally:
-                if entered:
+            if enter():
+                try:
+                    start(stream, values)
+                finally:
                     leave(True)
+            else:
+                start(stream, values)
 
         return run
 
-    def _failer(self, launch: Launch) -> Callable[[int], None]:
-        def fail(code: int) -> None:
-            size = f"{launch.grid} blocks of {launch.block} threads, {launch.shared_bytes} bytes of shared memory"
-            self._driver.fail(code, f"launching {launch.symbol} ({size})")
-
-        return fail
+    def _fail(self, code: int, launch: Launch) -> None:
+        size = f"{launch.grid} blocks of {launch.block} threads, {launch.shared_bytes} bytes of shared memory"
+        self._driver.fail(code, f"launching {launch.symbol} ({size})")
 
     def allocate(self, nbytes: int) -> int:
         """Device memory, aligned to 256 bytes."""
