@@ -13,7 +13,7 @@ class Im2col(CpuAlgorithm):
     """Columns are made for one cache-sized block of the output at a time, never for the whole layer."""
 
     name = "im2col"
-    paper = "Chellapilla, Puri, Simard: High Performance Convolutional Neural Networks for Document Processing (2006)"
+    paper = "K. Chellapilla et al., High Performance Convolutional Neural Networks for Document Processing (2006)"
     tier = "ieee"
     solves = ConvProblem
 
@@ -86,10 +86,10 @@ def _product_nchw(
     part = y[block.first : block.last, :, block.top : block.bottom]
     if _is_plain(problem):
         rows = x[block.first : block.last, :, block.top : block.bottom]
-        matrix = rows.reshape(block.images, problem.groups, problem.group_c, pixels)
+        seen = rows.reshape(block.images, problem.groups, problem.group_c, pixels)
         into = y.reshape(problem.n, problem.groups, problem.group_k, -1)
         first = block.top * problem.q
-        np.matmul(filters, matrix, out=into[block.first : block.last, :, :, first : first + pixels])
+        np.matmul(filters, seen, out=into[block.first : block.last, :, :, first : first + pixels])
     else:
         view = windows(problem, padded.load(block))
         np.copyto(columns.reshape(view.shape), view)

@@ -1,4 +1,4 @@
-"""im2win (Lu, Chu, Wang 2024): store the input in window order, so that each window is one contiguous run."""
+"""im2win (Lu et al. 2023): store the input in window order, so that each window is one contiguous run."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Im2win(CpuAlgorithm):
     """
 
     name = "im2win"
-    paper = "Lu, Chu, Wang: Im2win: An Efficient Convolution Paradigm on GPU (Euro-Par 2023)"
+    paper = "S. Lu et al., Im2win: An Efficient Convolution Paradigm on GPU (2023)"
     tier = "ieee"
     solves = ConvProblem
 

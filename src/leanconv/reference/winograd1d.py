@@ -25,7 +25,7 @@ class Winograd1d(CpuAlgorithm):
     """
 
     name = "winograd1d"
-    paper = "Zhang et al.: Im2col-Winograd: An Efficient and Flexible Fused-Winograd Convolution (ICPP 2024)"
+    paper = "Z. Zhang et al., Im2col-Winograd (ICPP 2024)"
     tier = "fp32"
     solves = ConvProblem
 
@@ -87,7 +87,7 @@ def transform_filters(problem: ConvProblem, w: np.ndarray) -> np.ndarray:
     else:
         rows = w.reshape(*shape, problem.r, problem.s, problem.group_c).transpose(3, 2, 0, 4, 1)
     states: np.ndarray = np.matmul(g, rows.reshape(problem.s, -1).astype(np.float64)).astype(w.dtype)
-    return states.reshape(ALPHA, *rows.shape[1:]).swapaxes(0, 1)
+    return np.swapaxes(states.reshape(ALPHA, *rows.shape[1:]), 0, 1)
 
 
 def _tiles_nchw(
