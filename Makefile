@@ -1,0 +1,51 @@
+# make demo    a tour: a photograph filtered, real layers run and checked, pictures in demo-output/
+# make test    every test that this machine can run (on a GPU too, where there is one)
+# Both make .venv first. CUDA=cu12 takes the wheels for drivers below CUDA 13.
+
+PYTHON ?= python3
+CUDA ?= cu13
+WORKERS ?= 2
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
+
+.PHONY: demo test lint format types docs clean
+
+demo: $(VENV)/.demo
+	$(BIN)/python -m leanconv.demo
+
+test: $(VENV)/.test
+	$(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal $(TESTS)
+
+lint: $(VENV)/.test
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+format: $(VENV)/.test
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+types: $(VENV)/.test
+	$(BIN)/mypy
+
+# The pages that are made from figures: the error tables are measured anew, the speeds come from benchmarks/results.
+docs: $(VENV)/.test
+	$(BIN)/python -m leanconv.bench.numerics
+	$(BIN)/python -m leanconv.bench.tables benchmarks/results -o docs/performance.md
+	$(BIN)/python docs/pictures/implicit_gemm.py
+
+clean:
+	rm -rf $(VENV) build dist demo-output .pytest_cache .mypy_cache .ruff_cache .hypothesis
+
+# Each stamp names what is installed; a new pyproject.toml installs again.
+$(VENV)/.made:
+	$(PYTHON) scripts/make_venv.py $(VENV)
+	@touch $@
+
+$(VENV)/.demo: $(VENV)/.made pyproject.toml
+	$(PIP) -e '.[bench,$(CUDA)]'
+	@touch $@
+
+$(VENV)/.test: $(VENV)/.made pyproject.toml
+	$(PIP) -e '.[test,$(CUDA)]'
+	@touch $@ $(VENV)/.demo

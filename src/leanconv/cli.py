@@ -1,0 +1,252 @@
+"""The command line: ``leanconv doctor | bench | filter | explain | cache | demo``."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from enum import Enum
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+import typer
+
+import leanconv
+from leanconv.runtime.driver import CudaError
+
+app = typer.Typer(
+    name="leanconv",
+    help="Convolution on NVIDIA GPUs without the workspace, and on NumPy without a GPU.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+#: Exit codes: something of ours failed; the command or its files are at fault.
+FAILED, MISTAKE = 1, 2
+
+
+class Layout(str, Enum):
+    """Memory layouts."""
+
+    NCHW = "NCHW"
+    NHWC = "NHWC"
+
+
+class Action(str, Enum):
+    """What to do with the cache."""
+
+    show = "show"
+    path = "path"
+    size = "size"
+    clear = "clear"
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"leanconv {leanconv.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    pass
+
+
+@app.command()
+def doctor() -> None:
+    """Say what is installed, what works here, and what to do about what does not. Exits with 1 if any is broken."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    from leanconv import doctor as findings
+
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=120)
+    table = Table(title="installed", title_justify="left", show_header=False)
+    for name, version in findings.installed():
+        table.add_row(name, Text(version))
+    console.print(table)
+    words = {"ok": ("yes", "green"), "absent": ("no", "yellow"), "broken": ("BROKEN", "bold red")}
+    table = Table("what", "works", "", title="working", title_justify="left", show_lines=True)
+    broken = False
+    for finding in findings.examine():
+        word, style = words[finding.state]
+        text = Text(finding.text)
+        if finding.advice:
+            text.append(f"\n→ {finding.advice}", "bold")
+        table.add_row(finding.name, Text(word, style), text)
+        broken |= finding.state == "broken"
+    console.print(table)
+    if broken:
+        raise typer.Exit(FAILED)
+
+
+@app.command()
+def bench(
+    what: Annotated[str, typer.Argument(metavar="SUITE|PROBLEM", help="A suite's name, or conv:… or filter:….")],
+    layout: Annotated[Layout | None, typer.Option(help="Memory layout, for suites of layers.")] = None,
+    only: Annotated[str | None, typer.Option(help="Pattern of problem names, such as 'conv1*'.")] = None,
+    engines: Annotated[str, typer.Option(help="Patterns between commas, such as 'leanconv,torch-*,cudnn:*'.")] = "",
+    batch: Annotated[int | None, typer.Option(help="Images, instead of the suite's number.")] = None,
+    device: Annotated[str | None, typer.Option(help="cuda or cpu; by default the GPU where there is one.")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Rougher figures in a quarter of the time.")] = False,
+    full: Annotated[bool, typer.Option("--full", help="Print every engine's row.")] = False,
+    out: Annotated[Path | None, typer.Option(help="Results file; by default below benchmarks/results.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Also draw bars into this .png, .svg or .pdf.")] = None,
+    revision: Annotated[str | None, typer.Option(help="Git revision to record where there is no checkout.")] = None,
+) -> None:
+    """Measure leanconv and every peer that is installed, print a table and write a results file.
+
+    Suites: im2win, opencnn, winograd1d, … (a wrong name lists them). A problem in words:
+    conv:n8,c64,h56,k64,r3,pad1 or filter:2048x2048,7x7.
+    """
+    from leanconv.bench import default_path, run_suite, show
+    from leanconv.bench.plots import plot as draw
+
+    patterns = tuple(filter(None, engines.split(",")))
+    results = run_suite(
+        what, layout=layout.value if layout else None, engines=patterns, only=only, batch=batch, quick=quick,
+        device=device, revision=revision,
+    )  # fmt: skip
+    path = out or default_path(results, bool(patterns or only or batch or quick))
+    results.write(path)
+    show(results, full or None)
+    print(f"results: {path}")
+    if plot:
+        draw(results, plot)
+        print(f"plot: {plot}")
+    if any(entry["engine"].startswith("leanconv") for entry in results.failed):
+        raise typer.Exit(FAILED)
+
+
+@app.command("filter")
+def filter_file(
+    source: Annotated[
+        Path, typer.Argument(metavar="IN", help="A picture, or a .npy file of shape (…, height, width).")
+    ],
+    target: Annotated[Path, typer.Argument(metavar="OUT", help="The suffix names the format; .npy for numbers.")],
+    kernel: Annotated[
+        str,
+        typer.Option(
+            "--kernel",
+            "-k",
+            help="gaussian:SIZE[:SIGMA], box:SIZE, sobel-x, sobel-y, laplacian, sharpen, emboss, or FILE.npy.",
+        ),
+    ],
+    border: Annotated[
+        str, typer.Option(help="constant, replicate, reflect, reflect101 or wrap, or SciPy's or OpenCV's name.")
+    ] = "reflect101",
+    value: Annotated[float, typer.Option(help="The constant border's pixel.")] = 0,
+    delta: Annotated[float, typer.Option(help="Added to every pixel; 128 shows both signs of a sobel.")] = 0,
+    absolute: Annotated[bool, typer.Option("--absolute", help="Take absolute values, before adding delta.")] = False,
+    device: Annotated[str | None, typer.Option(help="cuda or cuda:N; by default the CPU.")] = None,
+) -> None:
+    """Filter a picture, channel by channel, or an array.
+
+    The result has the type of the input: 8 and 16 bits are rounded and clipped. Transparency is kept as it is.
+    """
+    from leanconv import filters, images
+
+    if kernel.endswith(".npy"):
+        weights = images.read_array(Path(kernel))
+        if weights.ndim != 2 or weights.dtype.kind not in "biuf":
+            raise ValueError(f"{kernel} holds {weights.dtype} of shape {weights.shape}; a kernel is (rows, columns)")
+    else:
+        weights = filters.from_words(kernel)
+    picture = images.read(source)
+    done = images.filtered(
+        picture, weights, border=border, value=value, delta=delta, absolute=absolute, device=device
+    )  # fmt: skip
+    images.write(target, done)
+    shape = "x".join(map(str, np.shape(done.planes)))
+    print(f"{target}: {shape} {done.planes.dtype}")
+
+
+@app.command()
+def explain(
+    problem: Annotated[
+        str, typer.Argument(metavar="PROBLEM", help="conv:n8,c64,h56,k64,r3,pad1 or filter:480x640,7x7.")
+    ],
+    device: Annotated[
+        str | None, typer.Option(help="cuda, cuda:N or cpu; by default the GPU, if there is one.")
+    ] = None,
+    algorithm: Annotated[str, typer.Option(help="An algorithm's name, to hear whether it can.")] = "auto",
+    compile: Annotated[bool, typer.Option("--compile", help="Compile the kernels and tell their registers.")] = False,
+) -> None:
+    """Say which algorithm would run for a problem, why, and why not the others."""
+    from leanconv.bench import parse_problem
+    from leanconv.runtime.driver import CudaUnavailableError, driver
+
+    parsed = parse_problem(problem)
+    if device is None:
+        try:
+            driver()
+            device = "cuda"
+        except CudaUnavailableError:
+            device = "cpu"
+    print(leanconv.explain(parsed, device=device, algorithm=algorithm, compile=compile))
+
+
+@app.command()
+def cache(
+    action: Annotated[Action, typer.Argument(help="show (path and size), path, size or clear.")] = Action.show,
+) -> None:
+    """Show or empty the folder of compiled kernels."""
+    from leanconv.runtime import cache as store
+    from leanconv.runtime import env
+
+    folder = env.cache_dir() / "kernels"
+    if action is Action.path:
+        print(folder)
+        return
+    count, total = store.clear() if action is Action.clear else store.size()
+    text = f"{count} kernels, {total / 1e6:.1f} MB"
+    if action is Action.clear:
+        print(f"removed {text} from {folder}")
+    else:
+        print(text if action is Action.size else f"{text} in {folder}")
+    if env.cache_disabled():
+        print("LEANCONV_NO_CACHE is set: nothing is read from there or written to it")
+
+
+@app.command()
+def demo(
+    out: Annotated[Path, typer.Option(help="Folder for the pictures.")] = Path("demo-output"),
+    quick: Annotated[bool, typer.Option("--quick", help="Fewer layers, rougher figures.")] = False,
+) -> None:
+    """Filter a photograph, run real layers with every algorithm that can run here, check all of it, draw pictures."""
+    from leanconv.demo import run
+
+    if not run(out, quick=quick):
+        raise typer.Exit(FAILED)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command line and exit: 0, 1 where something of leanconv's own failed, 2 for a mistake in the command."""
+    try:
+        app(args=None if arguments is None else list(arguments), prog_name="leanconv")
+    except (CudaError, ImportError) as error:
+        _complain(error)
+        sys.exit(FAILED)
+    except (ValueError, TypeError, OSError) as error:
+        _complain(error)
+        sys.exit(MISTAKE)
+
+
+def _complain(error: Exception) -> None:
+    text = str(error)
+    if isinstance(error, OSError) and error.strerror and error.filename:
+        text = f"{error.filename}: {error.strerror}"
+    print(f"error: {text}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,252 @@
+"""What is installed, what works, and what to do about the rest: the findings that ``leanconv doctor`` prints.
+
+Nothing is believed: each claim that something works comes from running a small problem and checking the values.
+"""
+
+from __future__ import annotations
+
+import platform
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from importlib import import_module, metadata
+from typing import Any, Literal
+
+import numpy as np
+
+from leanconv import api
+from leanconv.algorithms.base import Target
+from leanconv.problem import ConvProblem
+from leanconv.registry import ALGORITHMS
+from leanconv.runtime import cache, env, launch
+from leanconv.runtime import compile as compiler
+from leanconv.runtime.driver import CudaUnavailableError, driver, version_text
+
+#: Packages worth a line, each with the distributions that may bring it.
+PACKAGES = (
+    ("cuda-core", ("cuda-core",)),
+    ("cuda-bindings", ("cuda-bindings",)),
+    ("NVRTC", ("nvidia-cuda-nvrtc", "nvidia-cuda-nvrtc-cu12")),
+    ("PyTorch", ("torch",)),
+    ("CuPy", ("cupy-cuda13x", "cupy-cuda12x", "cupy")),
+    ("Pillow", ("pillow",)),
+    ("matplotlib", ("matplotlib",)),
+    ("SciPy", ("scipy",)),
+    ("OpenCV", ("opencv-python-headless", "opencv-python", "opencv-contrib-python-headless", "opencv-contrib-python")),
+)
+
+#: Architecture that kernels are compiled for where there is no GPU to ask.
+_SOME_ARCH = "sm_80"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line. ``absent``: something is not there, which may be as wanted; ``broken``: it is there and fails."""
+
+    name: str
+    state: Literal["ok", "absent", "broken"]
+    text: str
+    #: what to do about it
+    advice: str = ""
+
+
+def installed() -> list[tuple[str, str]]:
+    """Names and versions of what matters here; a dash for what is not installed."""
+    found = [
+        ("leanconv", _version("leanconv") or "run from its source"),
+        ("Python", f"{platform.python_version()} on {platform.machine()}"),
+        ("NumPy", np.__version__),
+    ]
+    for name, distributions in PACKAGES:
+        versions = [f"{v} ({d})" if len(distributions) > 1 else v for d in distributions if (v := _version(d))]
+        found.append((name, ", ".join(versions) or "–"))
+    return found
+
+
+def examine() -> Iterator[Finding]:
+    """Look at everything in turn; takes a few seconds, most of them for compiling a kernel."""
+    yield _checked("NumPy arrays on the CPU", lambda: _run_numpy(None))
+    gpu = _gpu()
+    yield gpu
+    usable = gpu.state == "ok"
+    compiles = _compiler(launch.open_device(0).target if usable else Target(_SOME_ARCH, 108), usable)
+    yield compiles
+    if usable and compiles.state == "ok":
+        yield _checked("NumPy arrays on the GPU", lambda: _run_numpy("cuda"))
+    else:
+        first = gpu if not usable else compiles
+        yield Finding("NumPy arrays on the GPU", "absent", f"device='cuda' needs what is missing at {first.name!r}")
+    yield _torch_cpu()
+    yield _torch_cuda(usable and compiles.state == "ok")
+    yield _cupy(usable and compiles.state == "ok")
+    yield _store()
+    yield _pictures()
+
+
+def _version(distribution: str) -> str | None:
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _checked(name: str, run: Callable[[], None]) -> Finding:
+    """Run something that should work; whatever it raises is what is broken."""
+    try:
+        run()
+    except Exception as error:
+        return Finding(name, "broken", f"{type(error).__name__}: {error}", "please report this, with what is above")
+    return Finding(name, "ok", "a layer and a filter give the right values")
+
+
+def _operands() -> tuple[tuple[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]:
+    random = np.random.default_rng(0)
+    layer = random.standard_normal((2, 3, 17, 19), np.float32), random.standard_normal((5, 3, 3, 3), np.float32)
+    return layer, (random.standard_normal((33, 41), np.float32), random.standard_normal((5, 5), np.float32))
+
+
+def _check(y: np.ndarray, z: np.ndarray) -> None:
+    """Raise AssertionError unless ``y`` and ``z`` are what the layer and the filter of `_operands` give."""
+    from leanconv.bench.suites import dense_filter
+    from leanconv.reference import oracle
+
+    (x, w), (image, kernel) = _operands()
+    problem = ConvProblem(2, 3, 17, 19, 5, 3, 3, padding=(1, 1, 1, 1))
+    filtering = dense_filter(1, 33, 41, 5, 5)
+    errors = (
+        ("conv2d", oracle.relative_error(y, oracle.conv2d(problem, x, w)), oracle.error_bound(problem, x, w)),
+        (
+            "filter2d",
+            oracle.relative_error(z, oracle.filter2d(filtering, image[None], kernel)[0]),
+            oracle.filter_error_bound(filtering, image[None], kernel),
+        ),
+    )
+    for name, error, bound in errors:
+        if not error <= bound:
+            raise AssertionError(f"{name} has a relative error of {error:.1e}, and {bound:.1e} is allowed")
+
+
+def _run_numpy(device: str | None) -> None:
+    layer, filtering = _operands()
+    _check(api.conv2d(*layer, padding=1, device=device), api.filter2d(*filtering, device=device))
+
+
+def _run_foreign(to: Callable[[np.ndarray], Any], back: Callable[[Any], np.ndarray]) -> None:
+    layer, filtering = _operands()
+    x, w, image, kernel = map(to, (*layer, *filtering))
+    _check(back(api.conv2d(x, w, padding=1)), back(api.filter2d(image, kernel)))
+
+
+def _gpu() -> Finding:
+    try:
+        found = driver()
+        devices = [launch.open_device(index) for index in range(found.device_count)]
+    except CudaUnavailableError as error:
+        return Finding("GPU", "absent", str(error))
+    except Exception as error:
+        return Finding("GPU", "broken", f"{type(error).__name__}: {error}", "reinstall the NVIDIA driver")
+    names = "; ".join(f"{device.name} ({device.target.arch})" for device in devices)
+    return Finding("GPU", "ok", f"{names}; the driver serves CUDA {version_text(found.version)}")
+
+
+def _compiler(target: Target, needed: bool) -> Finding:
+    """Whether NVRTC is there, and whether it compiles a kernel for the target."""
+    name = "compiling kernels"
+    extra = "cu13"
+    if needed:
+        extra = "cu13" if driver().version >= 13000 else "cu12"
+    algorithm = ALGORITHMS[0]
+    problem = ConvProblem(2, 3, 17, 19, 5, 3, 3, padding=(1, 1, 1, 1))
+    plan = algorithm.plan(problem, next(iter(algorithm.configs(problem, target))), target)
+    try:
+        version = cache.compiler_version()
+        begin = time.perf_counter()
+        for each in plan.launches:
+            compiler.compile_launch(each, target.arch)
+    except CudaUnavailableError as error:
+        text = str(error) if needed else "NVRTC or cuda-core is not installed, and without a GPU neither is needed"
+        return Finding(name, "absent", text, f"pip install 'leanconv[{extra}]'" if needed else "")
+    except (ImportError, compiler.CompileError) as error:
+        first = str(error).strip().partition("\n")[0]
+        advice = f"pip install 'leanconv[{extra}]'"
+        if isinstance(error, ImportError):
+            return Finding(name, "absent", f"cuda-core cannot be imported ({first})", advice if needed else "")
+        return Finding(name, "broken", f"NVRTC refused a kernel for {target.arch}: {first}", advice)
+    seconds = time.perf_counter() - begin
+    return Finding(name, "ok", f"{version.partition('.dist')[0]} took {seconds:.1f} s for {target.arch}")
+
+
+def _torch_cpu() -> Finding:
+    name = "PyTorch tensors on the CPU"
+    if _version("torch") is None:
+        return Finding(name, "absent", "PyTorch is not installed", "pip install 'leanconv[torch]', if you use it")
+
+    def run() -> None:
+        import torch
+
+        _run_foreign(torch.from_numpy, lambda y: np.asarray(y))
+
+    return _checked(name, run)
+
+
+def _torch_cuda(usable: bool) -> Finding:
+    name = "PyTorch tensors on the GPU"
+    if _version("torch") is None:
+        return Finding(name, "absent", "PyTorch is not installed", "pip install 'leanconv[torch]', if you use it")
+    if not usable:
+        return Finding(name, "absent", "they need the GPU and the compiler; see there")
+
+    def run() -> None:
+        import torch
+
+        _run_foreign(lambda array: torch.from_numpy(array).cuda(), lambda y: np.asarray(y.cpu()))
+
+    torch = import_module("torch")
+    if not torch.cuda.is_available():
+        advice = "install a CUDA build of PyTorch that your driver serves, from pytorch.org"
+        return Finding(name, "absent", f"PyTorch {torch.__version__} sees no GPU", advice)
+    return _checked(name, run)
+
+
+def _cupy(usable: bool) -> Finding:
+    name = "CuPy arrays"
+    try:
+        cupy = import_module("cupy")
+    except ImportError:
+        return Finding(
+            name, "absent", "CuPy is not installed", "pip install cupy-cuda13x or cupy-cuda12x, if you use it"
+        )
+    except Exception as error:
+        return Finding(name, "broken", f"import cupy raises {type(error).__name__}: {error}", "reinstall CuPy")
+    if not usable:
+        return Finding(name, "absent", "they need the GPU and the compiler; see there")
+    return _checked(name, lambda: _run_foreign(cupy.asarray, lambda y: np.asarray(y.get())))
+
+
+def _store() -> Finding:
+    name = "cache of kernels"
+    if env.cache_disabled():
+        return Finding(name, "absent", "LEANCONV_NO_CACHE switches it off: every process compiles its kernels again")
+    folder = env.cache_dir() / "kernels"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        probe = folder / f".doctor.{time.time_ns()}"
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        return Finding(
+            name, "broken", f"{folder} cannot be written ({error})", "set LEANCONV_CACHE_DIR to one that can"
+        )
+    count, total = cache.size()
+    return Finding(name, "ok", f"{count} kernels, {total / 1e6:.1f} MB in {folder}")
+
+
+def _pictures() -> Finding:
+    name = "pictures and plots"
+    missing = [name for name in ("pillow", "matplotlib") if _version(name) is None]
+    if missing:
+        text = f"{' and '.join(missing)} not installed: leanconv filter takes .npy files only, nothing is drawn"
+        if missing == ["matplotlib"]:
+            text = "matplotlib is not installed: bench --plot and the demo draw nothing"
+        return Finding(name, "absent", text, "pip install 'leanconv[bench]'")
+    return Finding(name, "ok", "leanconv filter, bench --plot and the demo can read and draw them")
