@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import lcm
 
 from leanconv.algorithms.base import Argument, Config, GpuAlgorithm, Launch, Plan, Target, ceil_div, conv_constants
@@ -35,43 +35,51 @@ class ImplicitGemmConfig(Config):
         return 32 * warps_k * warps_pixels
 
 
+_Tile = ImplicitGemmConfig
+
 #: The shapes a tile can take, and the share of the best tile's speed that each reaches when it fills the machine
-#: (measured on an H200 with 3x3 layers of 64 channels and more; the best reaches 45 TFLOP/s).
-TILES = (
-    (ImplicitGemmConfig(128, 128, 16, stages=3), 1.00),
-    (ImplicitGemmConfig(128, 96, 8, thread_pixels=12, min_blocks=3), 1.00),
-    (ImplicitGemmConfig(96, 128, 8, thread_k=12, min_blocks=3), 1.00),
-    (ImplicitGemmConfig(128, 64, 16, stages=3, min_blocks=3), 0.99),
-    (ImplicitGemmConfig(64, 256, 8, thread_pixels=16), 0.97),
-    (ImplicitGemmConfig(64, 128, 8, min_blocks=4), 0.95),
-    (ImplicitGemmConfig(64, 64, 8, min_blocks=6), 0.88),
-    (ImplicitGemmConfig(32, 256, 8, min_blocks=3), 0.85),
-    (ImplicitGemmConfig(32, 64, 8, thread_k=4, min_blocks=8), 0.70),
-    (ImplicitGemmConfig(32, 32, 8, thread_k=4, thread_pixels=4, min_blocks=8), 0.60),
-    (ImplicitGemmConfig(16, 256, 8, thread_k=4, min_blocks=4), 0.60),
-    (ImplicitGemmConfig(4, 256, 8, thread_k=4, thread_pixels=4, lanes_k=1, min_blocks=5), 0.30),
-)
+#: (measured on an H200 with 3x3 layers of 64 channels and more; the best reaches 47 TFLOP/s).
+TILES: dict[str, tuple[tuple[ImplicitGemmConfig, float], ...]] = {
+    "NCHW": (
+        (_Tile(128, 96, 16, thread_pixels=12, stages=3, min_blocks=2), 1.00),
+        (_Tile(96, 128, 8, thread_k=12, min_blocks=3), 0.97),
+        (_Tile(128, 128, 16, stages=3, min_blocks=2), 0.97),
+        (_Tile(128, 64, 16, stages=3, min_blocks=3), 0.96),
+        (_Tile(64, 128, 16, stages=3, min_blocks=3), 0.92),
+        (_Tile(64, 128, 8, min_blocks=4), 0.89),
+        (_Tile(64, 64, 16, stages=3, min_blocks=5), 0.89),
+        (_Tile(32, 256, 8, min_blocks=3), 0.80),
+        (_Tile(32, 64, 8, thread_k=4, min_blocks=8), 0.70),
+        (_Tile(32, 32, 8, thread_k=4, thread_pixels=4, min_blocks=8), 0.60),
+        (_Tile(16, 256, 8, thread_k=4, min_blocks=4), 0.60),
+        (_Tile(4, 256, 8, thread_k=4, thread_pixels=4, lanes_k=1, min_blocks=5), 0.30),
+    ),
+    "NHWC": (
+        (_Tile(128, 96, 8, thread_pixels=12, min_blocks=3), 1.00),
+        (_Tile(96, 128, 8, thread_k=12, min_blocks=2), 0.99),
+        (_Tile(64, 128, 16, stages=3, min_blocks=3), 0.97),
+        (_Tile(128, 64, 8, min_blocks=4), 0.95),
+        (_Tile(64, 64, 16, stages=3, min_blocks=4), 0.94),
+        (_Tile(64, 128, 8, min_blocks=3), 0.90),
+        (_Tile(32, 256, 8, min_blocks=2), 0.83),
+        (_Tile(32, 64, 8, thread_k=4, min_blocks=6), 0.70),
+        (_Tile(32, 32, 8, thread_k=4, thread_pixels=4, min_blocks=6), 0.60),
+        (_Tile(16, 256, 8, thread_k=4, min_blocks=3), 0.60),
+        (_Tile(4, 256, 4, thread_k=4, thread_pixels=4, lanes_k=1, min_blocks=4), 0.30),
+    ),
+}
 
-#: The same where the index arithmetic takes more registers: NHWC, wide tensors, taps that are decoded.
-TILES_WITH_ROOM = (
-    (ImplicitGemmConfig(128, 96, 8, thread_pixels=12, min_blocks=2), 1.00),
-    (ImplicitGemmConfig(96, 128, 8, thread_k=12, min_blocks=2), 1.00),
-    (ImplicitGemmConfig(64, 128, 16, stages=3, min_blocks=2), 0.96),
-    (ImplicitGemmConfig(128, 64, 8, min_blocks=3), 0.94),
-    (ImplicitGemmConfig(64, 128, 8, min_blocks=3), 0.92),
-    (ImplicitGemmConfig(64, 64, 8, min_blocks=5), 0.86),
-    (ImplicitGemmConfig(32, 256, 8, min_blocks=2), 0.85),
-    (ImplicitGemmConfig(32, 64, 8, thread_k=4, min_blocks=6), 0.70),
-    (ImplicitGemmConfig(32, 32, 8, thread_k=4, thread_pixels=4, min_blocks=6), 0.60),
-    (ImplicitGemmConfig(16, 256, 8, thread_k=4, min_blocks=3), 0.60),
-    (ImplicitGemmConfig(4, 256, 4, thread_k=4, thread_pixels=4, lanes_k=1, min_blocks=4), 0.30),
-)
 
-
-def tiles(problem: ConvProblem) -> tuple[tuple[ImplicitGemmConfig, float], ...]:
+def tiles(problem: ConvProblem) -> Iterator[tuple[ImplicitGemmConfig, float]]:
     """The tiles that ``problem`` can have without spilling registers, with their speeds."""
-    wide = dict(conv_constants(problem))["wide"]
-    return TILES_WITH_ROOM if problem.layout == "NHWC" or wide or max(problem.r, problem.s) > 16 else TILES
+    # 64-bit offsets, and taps that are decoded element by element, take more registers beside the accumulators.
+    heavy = dict(conv_constants(problem))["wide"] or max(problem.r, problem.s) > 16
+    heavy |= problem.layout == "NHWC" and problem.group_c % 8 != 0
+    for config, speed in TILES[problem.layout]:
+        if not heavy:
+            yield config, speed
+        elif config.threads < 256:
+            yield replace(config, min_blocks=max(1, config.min_blocks * 3 // 4)), speed
 
 
 def cost(problem: ConvProblem, config: ImplicitGemmConfig, speed: float, target: Target) -> float:
@@ -85,8 +93,9 @@ def cost(problem: ConvProblem, config: ImplicitGemmConfig, speed: float, target:
     tiles *= ceil_div(problem.n * problem.p * problem.q, config.tile_pixels)
     on_one = max(1, ceil_div(tiles, target.multiprocessors))  # an empty batch has no tiles
     reduction = ceil_div(problem.group_c * problem.r * problem.s, config.tile_reduction) * config.tile_reduction
-    warps = min(on_one, config.min_blocks) * config.threads // 32
-    return on_one * config.tile_k * config.tile_pixels * (reduction + 20) / (speed * warps / (warps + 1.2))
+    few, full = (blocks * config.threads // 32 for blocks in (min(on_one, config.min_blocks), config.min_blocks))
+    speed *= few / (few + 1.2) * (full + 1.2) / full
+    return on_one * config.tile_k * config.tile_pixels * (reduction + 20) / speed
 
 
 def shared_bytes(problem: ConvProblem, config: ImplicitGemmConfig) -> int:
