@@ -138,7 +138,7 @@ def _filter_cases() -> list[Case]:
     shapes = [(1, 1), (1, 2), (2, 1), (2, 2), (3, 5), (5, 3), (4, 4), (7, 7), (6, 11), (9, 9), (15, 15), (20, 20)]
     shapes += [(1, 32), (32, 1), (31, 17), (32, 32), (25, 4), (3, 29)]
     for kh, kw in shapes:
-        thorough = (kh, kw) in ((7, 7), (1, 32), (32, 32))
+        thorough = (kh, kw) in ((7, 7), (1, 32))
         add(f"shape-{kh}x{kw}", 1, 45, 404, kh, kw, border="constant", thorough=thorough)
     for i, (h, w) in enumerate(
         [(1, 1), (1, 517), (263, 1), (2, 3), (16, 128), (17, 129), (33, 127), (9, 131), (64, 260)]
@@ -155,7 +155,7 @@ def _filter_cases() -> list[Case]:
         add(f"anchor-{anchor[0]}-{anchor[1]}", 1, 22, 280, 5, 7, anchor=anchor, thorough=anchor == (0, 6))
     add("anchor-corner-32", 1, 40, 330, 32, 32, anchor=(31, 0), border="wrap")
     add("anchor-other-corner-32", 1, 40, 330, 32, 32, anchor=(0, 31), border="reflect")
-    add("int32-32x32", 1, 39, 199, 32, 32, dtype="int32", border="wrap", thorough=True)
+    add("int32-32x32", 1, 39, 300, 32, 32, dtype="int32", border="wrap", thorough=True)
     return found
 
 

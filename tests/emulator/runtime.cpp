@@ -125,7 +125,12 @@ struct Parameter {
     unsigned char* memory = nullptr;
 };
 
+struct Warp {
+    unsigned exists = 0, waiting = 0, left = 0;  // lanes: of the block, in a warp operation, that have left the kernel
+};
+
 std::vector<Fibre> fibres;
+std::vector<Warp> warps;
 std::vector<Parameter> parameters;
 Context scheduler;
 void* scheduler_fake_stack = nullptr;
@@ -171,6 +176,10 @@ const char* base_name(const char* path) {
     return slash ? slash + 1 : path;
 }
 
+bool same(Site a, Site b) { return a.line == b.line && (a.file == b.file || !strcmp(a.file, b.file)); }
+
+int lowest(unsigned bits) { return __builtin_ctz(bits); }
+
 void land(const Copy& copy) { memcpy(copy.shared, copy.data, static_cast<size_t>(copy.bytes)); }
 
 void land_some(Fibre& fibre) {
@@ -196,6 +205,7 @@ __attribute__((no_sanitize_address)) void fibre_main() {
     emulator_call(kernel_arguments);
     Fibre& self = fibres[static_cast<size_t>(current)];
     self.state = finished;
+    warps[static_cast<size_t>(current / 32)].left |= 1u << current % 32;
     ++finished_threads;
     leave_fibre(true);
 }
@@ -266,6 +276,8 @@ unsigned char* fenced(size_t bytes, size_t offset) {
 void run_block() {
     if (shared_bytes > 0) memset(shared, 0xff, static_cast<size_t>(shared_bytes));  // all ones is a NaN
     waiting_at_block_barrier = finished_threads = 0;
+    warps.assign(static_cast<size_t>(block + 31) / 32, {});
+    for (int thread = 0; thread < block; ++thread) warps[static_cast<size_t>(thread / 32)].exists |= 1u << thread % 32;
     for (auto& fibre : fibres) {
         fibre.state = running;
         fibre.groups.assign(1, {});
@@ -338,7 +350,7 @@ void block_barrier(Site site) {
     static int first_at_barrier;
     if (waiting_at_block_barrier == 1) first_at_barrier = current;
     const Site other = fibres[static_cast<size_t>(first_at_barrier)].site;
-    if (other.line != site.line || strcmp(other.file, site.file)) {
+    if (!same(other, site)) {
         fail(site, "barrier divergence: thread %d waits in another __syncthreads, at %s:%d", first_at_barrier,
              base_name(other.file), other.line);
     }
@@ -356,6 +368,13 @@ unsigned long long warp_exchange(WarpOperation operation, unsigned mask, unsigne
     const char* name = warp_names[operation];
     if (!(mask >> lane & 1)) fail(site, "%s: lane %d calls it with mask %08x, which does not name it", name, lane, mask);
     if (width < 1 || width > 32 || (width & (width - 1))) fail(site, "%s: width %d is no power of two up to 32", name, width);
+    Warp& warp = warps[static_cast<size_t>(current / 32)];
+    if (mask & ~warp.exists) {
+        fail(site, "%s: mask %08x names lane %d, which the block does not have", name, mask, lowest(mask & ~warp.exists));
+    }
+    if (mask & warp.left) {
+        fail(site, "%s: mask %08x names lane %d, which has left the kernel", name, mask, lowest(mask & warp.left));
+    }
     self.state = at_warp_operation;
     self.site = site;
     self.operation = operation;
@@ -363,23 +382,18 @@ unsigned long long warp_exchange(WarpOperation operation, unsigned mask, unsigne
     self.lane_argument = lane_argument;
     self.width = width;
     self.posted = value;
-    bool complete = true;
-    for (int i = 0; i < 32; ++i) {
-        if (!(mask >> i & 1)) continue;
-        if (first + i >= block) fail(site, "%s: mask %08x names lane %d, which the block does not have", name, mask, i);
+    // One of those that wait will do: they have been held against each other.
+    if (const unsigned others = warp.waiting & mask) {
+        const int i = lowest(others);
         const Fibre& other = fibres[static_cast<size_t>(first + i)];
-        if (other.state == finished) {
-            fail(site, "%s: mask %08x names lane %d, which has left the kernel", name, mask, i);
-        }
-        if (other.state != at_warp_operation) {
-            complete = false;
-        } else if (other.mask != mask || other.operation != operation || other.site.line != site.line ||
-                   strcmp(other.site.file, site.file)) {
+        if (other.mask != mask || other.operation != operation || !same(other.site, site)) {
             fail(site, "warp divergence: lane %d is here in %s with mask %08x, lane %d in %s with mask %08x at %s:%d", lane,
                  name, mask, i, warp_names[other.operation], other.mask, base_name(other.site.file), other.site.line);
         }
     }
-    if (complete) {
+    warp.waiting |= 1u << lane;
+    if ((warp.waiting & mask) == mask) {
+        warp.waiting &= ~mask;
         unsigned votes = 0;
         for (int i = 0; i < 32; ++i) {
             if (mask >> i & 1) votes |= static_cast<unsigned>(fibres[static_cast<size_t>(first + i)].posted != 0) << i;
@@ -406,12 +420,8 @@ unsigned long long warp_exchange(WarpOperation operation, unsigned mask, unsigne
 }
 
 unsigned running_lanes() {
-    const int first = current / 32 * 32;
-    unsigned lanes = 0;
-    for (int i = 0; i < 32 && first + i < block; ++i) {
-        lanes |= static_cast<unsigned>(fibres[static_cast<size_t>(first + i)].state != finished) << i;
-    }
-    return lanes;
+    const Warp& warp = warps[static_cast<size_t>(current / 32)];
+    return warp.exists & ~warp.left;
 }
 
 unsigned char* shared_memory() { return ::shared; }
