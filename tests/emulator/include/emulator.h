@@ -70,7 +70,7 @@ void cp_async_wait_group(int pending);
 
 template <typename T>
 inline T shuffle(WarpOperation operation, unsigned mask, T value, unsigned lane, int width, Site site) {
-    static_assert(sizeof(T) == 4 || sizeof(T) == 8, "CUDA shuffles values of 4 or 8 bytes");
+    static_assert(sizeof(T) == 2 || sizeof(T) == 4 || sizeof(T) == 8, "CUDA shuffles values of 2, 4 or 8 bytes");
     unsigned long long bits = 0;
     __builtin_memcpy(&bits, &value, sizeof(T));
     bits = warp_exchange(operation, mask, bits, lane, width, site);
