@@ -191,7 +191,7 @@ def run(folder: Path = Path("demo-output"), *, quick: bool = False) -> bool:
     folder.mkdir(parents=True, exist_ok=True)
     photo = photograph()
     gpu = gpu_name()
-    budget_s = 0.05 if quick else 0.3
+    budget_s = 0.05 if quick else 0.2
     layers = [(name, replace(p, n=1) if quick else p) for name, p in LAYERS if not quick or name in _QUICK]
     steps = [words for _, used, _ in SHOWN for words in used]
     results: dict[str, np.ndarray] = {}

@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+import leanconv
 from leanconv import api
 from leanconv.algorithms.base import Target
 from leanconv.problem import ConvProblem
@@ -53,7 +54,7 @@ class Finding:
 def installed() -> list[tuple[str, str]]:
     """Names and versions of what matters here; a dash for what is not installed."""
     found = [
-        ("leanconv", _version("leanconv") or "run from its source"),
+        ("leanconv", leanconv.__version__ + ("" if _version("leanconv") else " (not installed: run from its source)")),
         ("Python", f"{platform.python_version()} on {platform.machine()}"),
         ("NumPy", np.__version__),
     ]

@@ -1,0 +1,144 @@
+"""README.md says what is so: its examples run and print what it says, its tables are the code's."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import leanconv
+from leanconv import arguments, filters
+from leanconv.cli import main
+from leanconv.problem import BORDERS
+from leanconv.runtime import env
+
+ROOT = Path(__file__).resolve().parent.parent
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+PAGES = sorted(ROOT.glob("docs/**/*.md"))
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
+
+
+def table(heading: str) -> dict[str, list[str]]:
+    """The rows of the table below a heading or a line of text: first cell (without backquotes), the others."""
+    part = README.partition(heading)[2].partition("\n\n")[2].partition("\n\n")[0]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in part.splitlines()[2:]]
+    assert rows, heading
+    return {re.findall(r"`([^`]+)`", row[0])[0]: row[1:] for row in rows}
+
+
+@pytest.mark.parametrize("block", blocks("python"), ids=lambda block: re.findall(r"[^\n]+", block)[0])
+def test_examples(block: str, request: pytest.FixtureRequest, capsys: pytest.CaptureFixture[str]) -> None:
+    if "import torch" in block:
+        pytest.importorskip("torch")
+    if "import cupy" in block:
+        stand_in = request.getfixturevalue("fake_cupy")
+        stand_in.asnumpy = lambda array: array.host
+    wanted = "".join(re.findall(r"^# (.*\n)", block, re.MULTILINE))
+    assert wanted, "an example shows what it prints"
+    exec(compile(block, "README.md", "exec"), {})
+    assert capsys.readouterr().out.split() == wanted.split()
+
+
+def test_there_is_an_example_for_each_thing() -> None:
+    examples = "\n".join(blocks("python"))
+    for name in ("conv2d", "filter2d", "ndimage", "explain", "import torch", "import cupy", "import numpy"):
+        assert name in examples
+    assert all(len(block.splitlines()) <= 15 for block in blocks("python"))
+
+
+def test_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each command line is understood; those that are quick run."""
+    image = pytest.importorskip("PIL.Image")
+    monkeypatch.chdir(tmp_path)
+    random = np.random.default_rng(0)
+    image.fromarray(random.integers(0, 255, (40, 50, 3), np.uint8)).save("photo.jpg")
+    lines = [line for block in blocks("console") for line in block.splitlines() if line.startswith("leanconv ")]
+    assert len(lines) > 8
+    seen = set()
+    for line in lines:
+        words = shlex.split(line, comments=True)[1:]
+        seen.add(words[0])
+        slow = words[0] in ("bench", "demo", "doctor")
+        with pytest.raises(SystemExit) as stopped:
+            main([*words, "--help"] if slow else words)
+        assert not stopped.value.code, (line, capsys.readouterr().err)
+    assert seen == {"doctor", "bench", "filter", "explain", "cache", "demo"}
+    assert Path("edges.png").exists() and Path("soft.png").exists()
+
+
+def test_make_knows_its_goals() -> None:
+    goals = (ROOT / "Makefile").read_text(encoding="utf-8")
+    found = re.findall(r"(?:^|`)make ([a-z]+)", README, re.MULTILINE)
+    assert {"demo", "test"} <= set(found)
+    for goal in found:
+        assert re.search(rf"^{goal}:", goals, re.MULTILINE), goal
+
+
+def test_extras() -> None:
+    project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    extras = project.partition("[project.optional-dependencies]")[2].partition("\n[")[0]
+    named = set(re.findall(r"^(\w+) = ", extras, re.MULTILINE))
+    assert named == {"cu12", "cu13", "torch", "bench", "test"}
+    for extra in named:
+        assert f"[{extra}]" in README or f"`{extra}`" in README
+
+
+def test_environment_variables() -> None:
+    assert {name: row[0] for name, row in table("## Environment variables").items()} == env.VARIABLES
+
+
+def test_algorithms() -> None:
+    rows = table("## Algorithms")
+    algorithms = leanconv.algorithms()
+    assert list(rows) == [algorithm.name for algorithm in algorithms]
+    for algorithm in algorithms:
+        assert rows[algorithm.name][:3] == [algorithm.solves, algorithm.where, algorithm.tier]
+
+
+def test_borders() -> None:
+    rows = table("What lies outside an image")
+    assert set(rows) == set(BORDERS)
+    named = {
+        alias: border for border, row in rows.items() for cell in row[1:] for alias in re.findall(r"`([^`]+)`", cell)
+    }
+    for alias, border in named.items():
+        assert arguments.border_name(alias) == border, alias
+    assert set(arguments.BORDER_ALIASES) <= set(named)
+
+
+def test_the_borders_read_as_the_table_says() -> None:
+    """A kernel that fetches the pixel two to the left, then two to the right, of each."""
+    image = np.array([[1, 2, 3, 4]], np.float32)
+    for border, (reads, *_) in table("What lies outside an image").items():
+        left, _, right = (part.split() for part in re.findall(r"`([^`]+)`", reads)[:3])
+        value = dict(zip("abcdv", (1, 2, 3, 4, 9), strict=True))
+        for far, wanted in (([1, 0, 0, 0, 0], left), ([0, 0, 0, 0, 1], right)):
+            got = leanconv.filter2d(image, np.array([far], np.float32), border=border, value=9)[0]
+            seen = got[:2] if wanted is left else got[2:]
+            assert seen.tolist() == [value[letter] for letter in wanted], border
+
+
+def test_kernels_of_the_command_line() -> None:
+    for word in filters.WORDS:
+        assert f"`{word}`" in README, word
+
+
+def links() -> list[Any]:
+    found = []
+    for page in (ROOT / "README.md", *PAGES):
+        for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8")):
+            if "://" not in target:
+                found.append(pytest.param(page, target, id=f"{page.relative_to(ROOT)}-{target}"))
+    return found
+
+
+@pytest.mark.parametrize("page, target", links())
+def test_links(page: Path, target: str) -> None:
+    assert (page.parent / target).exists()
