@@ -26,6 +26,11 @@ class Target:
     shared_per_multiprocessor: int = 100 * 1024
     registers_per_multiprocessor: int = 65536
 
+    @property
+    def clusters(self) -> bool:
+        """Whether neighbouring blocks can share memory: thread block clusters, from compute capability 9.0 on."""
+        return int("".join(filter(str.isdigit, self.arch))) >= 90
+
 
 @dataclass(frozen=True)
 class Argument:
@@ -58,6 +63,8 @@ class Launch:
     shared_bytes: int = 0
     #: blocks that shall fit on a multiprocessor: bounds the registers a thread may take
     min_blocks: int = 1
+    #: neighbouring blocks that see each other's shared memory; ``grid`` is a multiple of it
+    cluster: int = 1
 
     @property
     def symbol(self) -> str:

@@ -52,11 +52,12 @@ def source(launch: Launch) -> str:
     """The translation unit of a launch: include, the two structs of constants, one entry point with a plain name."""
     parameters = ", ".join(f"{a.ctype} {a.name}" for a in launch.arguments)
     names = ", ".join(a.name for a in launch.arguments)
+    cluster = f"__cluster_dims__({launch.cluster}, 1, 1) " if launch.cluster > 1 else ""
     return (
         f"#include <{launch.header}>\n"
         f"{_struct('Problem', launch.problem)}\n"
         f"{_struct('Tuning', launch.tuning)}\n"
-        f'extern "C" __global__ void __launch_bounds__({launch.block}, {launch.min_blocks}) '
+        f'extern "C" __global__ void {cluster}__launch_bounds__({launch.block}, {launch.min_blocks}) '
         f"{launch.symbol}({parameters}) {{ {launch.function}<Problem, Tuning>({names}); }}\n"
     )
 
