@@ -40,7 +40,7 @@ def main() -> int:
     if len(sys.argv) != 2:
         print(f"usage: {sys.argv[0]} FOLDER", file=sys.stderr)
         return 2
-    if sys.version_info < (3, 10):
+    if sys.version_info < (3, 10):  # noqa: UP036 - an older Python shall say so in words
         print(f"error: this is Python {sys.version.split()[0]}, and leanconv needs 3.10 or newer", file=sys.stderr)
         return 1
     folder = os.path.abspath(sys.argv[1])

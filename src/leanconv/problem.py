@@ -14,7 +14,8 @@ Activation = Literal["relu"] | None
 PRECISIONS = ("ieee", "fp32", "relaxed", "tf32")
 
 #: How a filter reads pixels that lie outside the image, written for the image ``a b c d``.
-#: constant ``v|abcd|v``, replicate ``a|abcd|d``, reflect ``ba|abcd|dc``, reflect101 ``cb|abcd|cb``, wrap ``cd|abcd|ab``.
+#: constant ``v|abcd|v``, replicate ``a|abcd|d``, reflect ``ba|abcd|dc``, reflect101 ``cb|abcd|cb``,
+#: wrap ``cd|abcd|ab``.
 BORDERS = ("constant", "replicate", "reflect", "reflect101", "wrap")
 
 ITEM_BYTES = {"float32": 4, "int32": 4, "float64": 8}

@@ -73,7 +73,7 @@ TILES: dict[str, tuple[tuple[ImplicitGemmConfig, float], ...]] = {
 def tiles(problem: ConvProblem) -> Iterator[tuple[ImplicitGemmConfig, float]]:
     """The tiles that ``problem`` can have without spilling registers, with their speeds."""
     # 64-bit offsets, and taps that are decoded element by element, take more registers beside the accumulators.
-    heavy = dict(conv_constants(problem))["wide"] or max(problem.r, problem.s) > 16
+    heavy = bool(dict(conv_constants(problem))["wide"]) or max(problem.r, problem.s) > 16
     heavy |= problem.layout == "NHWC" and problem.group_c % 8 != 0
     for config, speed in TILES[problem.layout]:
         if not heavy:

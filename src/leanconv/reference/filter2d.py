@@ -29,7 +29,7 @@ def line_indices(border: str, size: int, before: int, after: int) -> np.ndarray:
         return np.pad(np.arange(size), (before, after), constant_values=-1)
     if border == "wrap":
         return np.arange(-before, size + after) % size
-    return np.pad(np.arange(size), (before, after), mode=_PAD_MODES[border])  # type: ignore[call-overload,no-any-return]
+    return np.pad(np.arange(size), (before, after), mode=_PAD_MODES[border])  # type: ignore[call-overload]
 
 
 class Banded(CpuAlgorithm):
