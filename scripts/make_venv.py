@@ -1,13 +1,18 @@
 """Make a virtual environment with pip in it: ``python3 make_venv.py FOLDER``. Needs nothing but Python.
 
 Where the standard library's ensurepip is missing (Debian keeps it in the package python3-venv), pip comes from the
-system's own pip or from virtualenv; where there is neither, the message says what to install.
+system's own pip, from virtualenv, or from pip's own installer at bootstrap.pypa.io; where all fail, the message says
+what to install.
 """
 
+import contextlib
+import io
 import os
 import shutil
 import subprocess
 import sys
+import tempfile
+import urllib.request
 import venv
 
 
@@ -20,7 +25,13 @@ def works(folder: str) -> bool:
 
 def with_ensurepip(folder: str) -> None:
     """As the standard library does it."""
-    venv.EnvBuilder(with_pip=True, clear=True).create(folder)
+    said = io.StringIO()
+    try:
+        # Debian's Python explains itself and exits where ensurepip is missing
+        with contextlib.redirect_stdout(said):
+            venv.EnvBuilder(with_pip=True, clear=True).create(folder)
+    except SystemExit as error:
+        raise OSError(said.getvalue().strip().partition("\n\n")[0]) from error
 
 
 def with_system_pip(folder: str) -> None:
@@ -35,6 +46,17 @@ def with_virtualenv(folder: str) -> None:
     subprocess.run([sys.executable, "-m", "virtualenv", "-q", "--clear", folder], check=True)
 
 
+def with_get_pip(folder: str) -> None:
+    """An environment without pip, and pip's own installer, fetched from where pip's documentation says."""
+    venv.EnvBuilder(with_pip=False, clear=True).create(folder)
+    with tempfile.TemporaryDirectory() as downloads:
+        installer = os.path.join(downloads, "get-pip.py")
+        with urllib.request.urlopen("https://bootstrap.pypa.io/get-pip.py", timeout=30) as answer:
+            with open(installer, "wb") as file:
+                file.write(answer.read())
+        subprocess.run([os.path.join(folder, "bin", "python"), installer, "-q"], check=True)
+
+
 def main() -> int:
     """Try one way after the other."""
     if len(sys.argv) != 2:
@@ -45,7 +67,7 @@ def main() -> int:
         return 1
     folder = os.path.abspath(sys.argv[1])
     failures = []
-    for way in (with_ensurepip, with_system_pip, with_virtualenv):
+    for way in (with_ensurepip, with_system_pip, with_virtualenv, with_get_pip):
         try:
             way(folder)
             if works(folder):
