@@ -4,25 +4,28 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from emulator import EmulatorBuildError, EmulatorError, cache_dir, run_source
+from emulator import EmulatorBuildError, EmulatorError, cache_dir, run_plan, run_source
 
-from leanconv.algorithms.base import Argument
+from leanconv.algorithms.base import Argument, Launch, Plan
 
 X = Argument("const float*", "x")
 Y = Argument("float*", "y")
 N = Argument("int", "n")
 
 
-def play(body, x, y, *, block=64, grid=1, shared_floats=64, n=0):
+def play(body, x, y, *, block=64, grid=1, cluster=1, shared_floats=64, n=0):
+    dims = f"__cluster_dims__({cluster}, 1, 1) " if cluster > 1 else ""
     unit = (
         "#include <lib/ptx.cuh>\nusing namespace leanconv;\n"
-        'extern "C" __global__ void __launch_bounds__(1024) probe(const float* __restrict__ x, float* y, int n) {\n'
+        f'extern "C" __global__ void {dims}__launch_bounds__(1024) '
+        "probe(const float* __restrict__ x, float* y, int n) {\n"
         "  float* s = reinterpret_cast<float*>(shared_memory());\n"
         "  const int t = threadIdx.x, i = blockIdx.x * blockDim.x + t;\n  (void)s; (void)i; (void)n;\n"
         f"{body}\n}}\n"
     )
     values = {"x": x, "y": y, "n": n}
-    run_source(unit, "probe", (X, Y, N), values, grid=grid, block=block, shared_bytes=4 * shared_floats)
+    how = {"grid": grid, "block": block, "cluster": cluster, "shared_bytes": 4 * shared_floats}
+    run_source(unit, "probe", (X, Y, N), values, **how)
     return y
 
 
@@ -227,6 +230,132 @@ def test_cp_async_rules(body, message):
 def test_cp_async_reads_nothing_when_invalid():
     body = "cp_async_4(s + t, x + 4096 + t, false); cp_async_commit_group(); cp_async_wait_group<0>(); y[t] = s[t];"
     np.testing.assert_array_equal(play(body, floats(64), poisoned(64)), np.zeros(64))
+
+
+#: Each block sums, in rank order, what its cluster's blocks have left at the mirrored place of their shared memory.
+CLUSTER_SUM = (
+    "s[t] = x[i];\ncluster_barrier();\nfloat sum = 0;\n"
+    "for (unsigned r = 0; r < n; ++r) sum = sum * 2 + cluster_load(s + 63 - t, r);\n"
+    "y[i] = sum + 10000 * cluster_rank();\n/* done reading */ cluster_barrier();"
+)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 8])
+def test_a_cluster_reduces_in_rank_order(size):
+    grid = 3 * size
+    y = play(CLUSTER_SUM, floats(64 * grid), poisoned(64 * grid), grid=grid, cluster=size, n=size)
+    x = floats(64 * grid).reshape(3, size, 64)[:, :, ::-1]
+    total = sum(x[:, r] * 2 ** (size - 1 - r) for r in range(size))
+    expected = total[:, None] + 10000 * np.arange(size)[None, :, None]
+    np.testing.assert_array_equal(y.reshape(3, size, 64), expected)
+
+
+def test_a_launch_says_how_large_its_clusters_are(tmp_path):
+    (tmp_path / "swap.cuh").write_text(
+        "#include <lib/ptx.cuh>\nnamespace leanconv { "
+        "template <typename P, typename T> void swap(const float* x, float* y) {"
+        " float* s = reinterpret_cast<float*>(shared_memory()); const int t = threadIdx.x, i = blockIdx.x * 64 + t;"
+        " s[t] = x[i]; cluster_barrier(); y[i] = cluster_load(s + t, T::blocks - 1 - cluster_rank());"
+        " cluster_barrier(); } }"
+    )
+    tuning = (("blocks", 4),)
+    launch = Launch("swap.cuh", "leanconv::swap", (), tuning, (X, Y), grid=8, block=64, shared_bytes=256, cluster=4)
+    y = poisoned(512)
+    run_plan(Plan((launch,)), {"x": floats(512), "y": y}, kernels=tmp_path)
+    np.testing.assert_array_equal(y.reshape(2, 4, 64), floats(512).reshape(2, 4, 64)[:, ::-1])
+
+
+def test_blocks_of_a_cluster_keep_their_own_barriers_warps_and_shared_memory():
+    """Rank 0 meets more barriers than rank 1, which only shuffles; a block may not be a whole number of warps."""
+    body = (
+        "s[t] = x[i];\nif (cluster_rank() == 0)\nfor (int k = 0; k < 3; ++k) {"
+        "__syncthreads(); const float v = s[(t + 1) % 48]; __syncthreads(); s[t] = v; }\n"
+        "else s[t] = __shfl_xor_sync(t < 32 ? ~0u : 0xffffu, s[t], 1);\n"
+        "cluster_barrier();\ny[i] = cluster_load(s + t, 1 - cluster_rank());\ncluster_barrier();"
+    )
+    y = play(body, floats(192), poisoned(192), grid=4, block=48, cluster=2, shared_floats=48)
+    x = floats(192).reshape(2, 2, 48)
+    expected = np.stack([x[:, 1, np.arange(48) ^ 1], np.roll(x[:, 0], -3, axis=-1)], axis=1)
+    np.testing.assert_array_equal(y.reshape(2, 2, 48), expected)
+
+
+def test_cluster_barrier_is_a_block_barrier_too():
+    body = REVERSE.replace("__syncthreads", "cluster_barrier")
+    for size in (1, 2):
+        y = play(body, floats(128), poisoned(128), grid=2, cluster=size)
+        np.testing.assert_array_equal(y.reshape(2, 64), floats(128).reshape(2, 64)[:, ::-1])
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        CLUSTER_SUM.replace("cluster_barrier", "__syncthreads", 1),
+        # one reads, the other is read
+        "s[t] = x[i]; __syncthreads(); if (cluster_rank() == 0) y[t] = cluster_load(s + t, 1);\ncluster_barrier();",
+        "s[t] = x[i]; __syncthreads(); if (cluster_rank() == 1) y[t] = cluster_load(s + t, 0);\ncluster_barrier();",
+        # what is still being read gets written over
+        "s[t] = x[i];\ncluster_barrier();\nif (cluster_rank() == 0) y[t] = cluster_load(s + t, 1); else s[t] = 0;\n"
+        "cluster_barrier();",
+        "s[t] = x[i];\ncluster_barrier();\nif (cluster_rank() == 1) y[t] = cluster_load(s + t, 0); else s[t] = 0;\n"
+        "cluster_barrier();",
+        # its own block's copies have landed, but the other block does not know
+        "cp_async_4(s + t, x + i, true); cp_async_commit_group();\ncluster_barrier();\ncp_async_wait_group<0>();"
+        "y[i] = cluster_load(s + t, 1 - cluster_rank());\ncluster_barrier();",
+    ],
+    ids=["no barrier", "first reads", "last reads", "last overwrites", "first overwrites", "copy not waited for"],
+)
+def test_missing_cluster_barrier_is_a_race(body):
+    with pytest.raises(EmulatorError, match="a race"):
+        play(body, floats(128), poisoned(128), grid=2, cluster=2, n=2)
+
+
+@pytest.mark.parametrize("reader", ["true", "cluster_rank() == 0", "cluster_rank() == 1"])
+def test_a_block_may_not_leave_while_another_reads_from_it(reader):
+    body = f"s[t] = x[i];\ncluster_barrier();\nif ({reader}) y[i] = cluster_load(s + t, 1 - cluster_rank());"
+    with pytest.raises(EmulatorError, match="cluster_load: block [01], rank [01], has left the kernel"):
+        play(body, floats(128), np.zeros(128, np.float32), grid=2, cluster=2)
+    y = play(body + "\ncluster_barrier();", floats(128), np.zeros(128, np.float32), grid=2, cluster=2)
+    swapped = floats(128).reshape(2, 64)[::-1]
+    mask = {"true": [1, 1], "cluster_rank() == 0": [1, 0], "cluster_rank() == 1": [0, 1]}[reader]
+    np.testing.assert_array_equal(y.reshape(2, 64), swapped * np.array(mask)[:, None])
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ("y[i] = cluster_load(s + t, 2);", "cluster_load: rank 2 of a cluster of 2"),
+        ("y[i] = cluster_load(s + t, cluster_rank() - 1);", "cluster_load: rank 4294967295 of a cluster of 2"),
+        ("y[i] = cluster_load(s + t + 1, 0);", "cluster_load: reads shared bytes 256 to 260 of 256"),
+        ("y[i] = cluster_load(s + t - 1, 0);", "cluster_load: reads shared bytes -4 to 0 of 256"),
+        ("y[i] = cluster_load(x + t, 0);", "cluster_load: reads shared bytes"),
+        (
+            "y[i] = cluster_load(reinterpret_cast<float*>(reinterpret_cast<char*>(s) + 2), 0);",
+            "cluster_load: shared byte 2 is misaligned",
+        ),
+        ("s[64 + t] = 0;", "shared memory of block [0123], which has 256 bytes"),
+        ("if (t == 3) return;", "barrier divergence: thread .* waits in cluster_barrier, thread 3 of block . has left"),
+        (
+            "if (cluster_rank() == 1) return;",
+            "barrier divergence: thread .* of block [02] waits in cluster_barrier, thread .* of block [13] has left",
+        ),
+        ("if (t < 32)\ncluster_barrier();\n", "waits in another cluster_barrier"),
+        ("if (cluster_rank() == 0)\ncluster_barrier();\n", "waits in another cluster_barrier"),
+        (
+            "if (t < 32) __syncthreads();",
+            "the cluster is stuck[^$]*thread 0 of block 0: waits in __sync[^$]*thread 32 of block 0: waits in cluster",
+        ),
+        ("if (cluster_rank() == 0 && t % 2) __syncwarp();", "the cluster is stuck[^$]*with mask ffffffff"),
+    ],
+)
+def test_cluster_rules(body, message):
+    with pytest.raises(EmulatorError, match=message):
+        play(body + "\ncluster_barrier();", floats(256), poisoned(256), grid=4, cluster=2)
+
+
+def test_a_grid_is_a_whole_number_of_clusters():
+    for grid, size in ((3, 2), (16, 16)):
+        with pytest.raises(EmulatorError, match=f"a grid of {grid} blocks in clusters of {size}"):
+            play("y[i] = 0;", floats(1), poisoned(64 * grid), grid=grid, cluster=size)
 
 
 def test_undefined_arithmetic_is_reported():

@@ -9,6 +9,7 @@
 touching them raises EmulatorError with the sanitizer's report, as do a misaligned vector access, integer overflow,
 cp.async rules broken, threads that part at a barrier or shuffle. A block runs in three thread orders (see runtime.cpp),
 whose results must agree to the last bit, so that a missing barrier shows. Shared memory starts as NaN in each block.
+The blocks of a cluster are alive at the same time; the other blocks are played one after the other.
 ``python -m pytest tests/test_emulator.py`` shows each check at work. ``run_source`` takes a unit as text.
 Built programs are kept in $XDG_CACHE_HOME/leanconv-emulator (~/.cache), named by everything that went into them.
 """
@@ -216,6 +217,7 @@ def execute(
     *,
     grid: int,
     block: int,
+    cluster: int = 1,
     shared_bytes: int = 0,
     orders: Sequence[str] = ORDERS,
     offsets: Mapping[str, int] | None = None,
@@ -225,7 +227,7 @@ def execute(
     ``offsets`` moves an array that many bytes off its 256-byte alignment. Raises EmulatorError.
     """
     bound = [_bind(a, values) for a in arguments]
-    request = struct.pack("<qqqq", grid, block, shared_bytes, len(orders))
+    request = struct.pack("<qqqqq", grid, block, cluster, shared_bytes, len(orders))
     request += struct.pack(f"<{len(orders)}q", *(ORDERS.index(o) for o in orders)) + struct.pack("<q", len(bound))
     request += b"".join(_pack(a, v, (offsets or {}).get(a.name, 0)) for a, v in zip(arguments, bound, strict=True))
     try:
@@ -259,7 +261,14 @@ def run_launch(launch: Launch, values: Mapping[str, Any], *, kernels: Path = com
     """Play one launch of a plan (see ``run_plan``)."""
     program = build(compiler.source(launch), launch.symbol, launch.arguments, kernels)
     execute(
-        program, launch.arguments, values, grid=launch.grid, block=launch.block, shared_bytes=launch.shared_bytes, **how
+        program,
+        launch.arguments,
+        values,
+        grid=launch.grid,
+        block=launch.block,
+        cluster=launch.cluster,
+        shared_bytes=launch.shared_bytes,
+        **how,
     )
 
 
@@ -291,9 +300,12 @@ def run_source(
     *,
     grid: int = 1,
     block: int = 32,
+    cluster: int = 1,
     shared_bytes: int = 0,
     orders: Sequence[str] = ORDERS,
 ) -> None:
     """Play the kernel ``symbol`` of a unit given as text; for kernels that have no host half."""
     program = build(unit, symbol, arguments)
-    execute(program, arguments, values, grid=grid, block=block, shared_bytes=shared_bytes, orders=orders)
+    execute(
+        program, arguments, values, grid=grid, block=block, cluster=cluster, shared_bytes=shared_bytes, orders=orders
+    )

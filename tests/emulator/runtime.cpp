@@ -1,13 +1,17 @@
-// Plays a grid of thread blocks on the CPU, one block after the other, each thread a fibre that runs until it meets a
-// barrier. Linked with one emulated unit into a small program that reads a request from stdin, answers on stdout, and
-// ends with a report on stderr at the first thing that the machine would not forgive.
+// Plays a grid of thread blocks on the CPU, one cluster of blocks after the other (a cluster is one block unless the
+// launch says otherwise), each thread a fibre that runs until it meets a barrier. Linked with one emulated unit into a
+// small program that reads a request from stdin, answers on stdout, and ends with a report on stderr at the first thing
+// that the machine would not forgive.
 //
 // An order says which thread goes first and when cp.async copies land; both are free on the machine, so a kernel must
 // give the same bytes in every order:
 //   0  ascending threads, copies land as late as allowed (a missing wait_group reads stale bytes)
 //   1  descending threads, copies land at once (a copy into a buffer that is still being read destroys it)
 //   2  threads shuffled anew each round, copies land at random moments
+// The blocks of a cluster take their turns in the same order; in 0 and 1 each goes as far as it can before the next one
+// begins, so that one is done, or at its next cluster barrier, while another has not even started.
 #include <emulator.h>
+#include <fibre_context.h>
 
 #include <sanitizer/asan_interface.h>
 #include <sanitizer/common_interface_defs.h>
@@ -29,62 +33,6 @@ dim3 blockDim, gridDim;
 // Written next to the unit: unpacks the arguments and calls the kernel.
 extern "C" void emulator_call(void** arguments);
 
-#if defined(__x86_64__)
-// Saves the callee-saved registers and the stack pointer, and takes over those saved in `to`. swapcontext would do, but
-// it enters the kernel twice for the signal mask, thirty times the cost.
-struct Context {
-    void* stack_pointer = nullptr;
-};
-extern "C" void emulator_switch(void** save, void* load);
-asm(R"(
-.text
-.globl emulator_switch
-.type emulator_switch, @function
-emulator_switch:
-    pushq %rbp
-    pushq %rbx
-    pushq %r12
-    pushq %r13
-    pushq %r14
-    pushq %r15
-    movq %rsp, (%rdi)
-    movq %rsi, %rsp
-    popq %r15
-    popq %r14
-    popq %r13
-    popq %r12
-    popq %rbx
-    popq %rbp
-    ret
-.size emulator_switch, .-emulator_switch
-.section .note.GNU-stack,"",@progbits
-.text
-)");
-static void switch_context(Context& from, Context& to) { emulator_switch(&from.stack_pointer, to.stack_pointer); }
-static void make_context(Context& context, char* stack, size_t bytes, void (*entry)()) {
-    // At entry a function expects rsp = 16n + 8, the place of a return address that is never used.
-    auto top = reinterpret_cast<uintptr_t>(stack + bytes) & ~uintptr_t{15};
-    auto* slot = reinterpret_cast<void**>(top);
-    *--slot = nullptr;
-    *--slot = reinterpret_cast<void*>(entry);
-    for (int i = 0; i < 6; ++i) *--slot = nullptr;
-    context.stack_pointer = slot;
-}
-#else
-#include <ucontext.h>
-struct Context {
-    ucontext_t state;
-};
-static void switch_context(Context& from, Context& to) { swapcontext(&from.state, &to.state); }
-static void make_context(Context& context, char* stack, size_t bytes, void (*entry)()) {
-    getcontext(&context.state);
-    context.state.uc_stack.ss_sp = stack;
-    context.state.uc_stack.ss_size = bytes;
-    context.state.uc_link = nullptr;
-    makecontext(&context.state, entry, 0);
-}
-#endif
-
 namespace {
 
 using emulator::Site;
@@ -102,7 +50,7 @@ struct Copy {
     unsigned char data[16];
 };
 
-enum State { running, at_block_barrier, at_warp_operation, finished };
+enum State { running, at_block_barrier, at_cluster_barrier, at_warp_operation, finished };
 
 struct Fibre {
     Context context;
@@ -129,17 +77,31 @@ struct Warp {
     unsigned exists = 0, waiting = 0, left = 0;  // lanes: of the block, in a warp operation, that have left the kernel
 };
 
-std::vector<Fibre> fibres;
-std::vector<Warp> warps;
+// What the blocks of a cluster have each for themselves.
+struct Block {
+    std::vector<Fibre> fibres;
+    std::vector<Warp> warps;
+    std::vector<int> turns;  // threads in the order in which they go
+    unsigned char* shared = nullptr;
+    int waiting = 0, finished = 0;  // threads in __syncthreads, threads that have left the kernel
+    int first_waiting = 0;          // the one that has waited longest in __syncthreads
+};
+
+std::vector<Block> blocks;  // of the cluster that is being played, by rank
+unsigned here = 0;          // the rank of the block that has its turn; the next four are its own
+Block* own = nullptr;
+Fibre* fibres = nullptr;
+Warp* warps = nullptr;
+unsigned char* shared = nullptr;
+int waiting_at_cluster_barrier = 0, finished_in_cluster = 0;
+Site cluster_barrier_site;  // where the first one waits
 std::vector<Parameter> parameters;
 Context scheduler;
 void* scheduler_fake_stack = nullptr;
 const void* scheduler_stack = nullptr;
 size_t scheduler_stack_bytes = 0;
 int current = -1, order = 0;
-int64_t grid = 0, block = 0, shared_bytes = 0;
-unsigned char* shared = nullptr;
-int waiting_at_block_barrier = 0, finished_threads = 0;
+int64_t grid = 0, block = 0, cluster = 1, shared_bytes = 0;
 void** kernel_arguments = nullptr;
 uint64_t random_state = 1;
 
@@ -149,6 +111,18 @@ uint64_t draw() {  // xorshift64*
     random_state ^= random_state >> 27;
     return random_state * 0x2545F4914F6CDD1Dull;
 }
+
+void enter(unsigned rank) {
+    here = rank;
+    own = &blocks[rank];
+    fibres = own->fibres.data();
+    warps = own->warps.data();
+    shared = own->shared;
+    blockIdx.x = blockIdx.x / static_cast<unsigned>(cluster) * static_cast<unsigned>(cluster) + rank;
+}
+
+// What number a block of this cluster has in the grid.
+unsigned number(unsigned rank) { return blockIdx.x - here + rank; }
 
 void say_where() {
     if (current < 0) return;
@@ -166,7 +140,9 @@ void say_what() {
                     index, bytes);
         };
         for (size_t i = 0; i < parameters.size(); ++i) near("argument", i, parameters[i].memory, parameters[i].bytes);
-        near("shared memory of block", blockIdx.x, shared, static_cast<size_t>(shared_bytes));
+        for (unsigned r = 0; r < blocks.size(); ++r) {
+            near("shared memory of block", number(r), blocks[r].shared, static_cast<size_t>(shared_bytes));
+        }
     }
     say_where();
 }
@@ -193,7 +169,7 @@ void land_some(Fibre& fibre) {
 // NOTE: these two frames are still on the stack when the fibre ends for good; instrumented, they would leave it poisoned
 // for the next block.
 __attribute__((no_sanitize_address)) void leave_fibre(bool for_good) {
-    Fibre& self = fibres[static_cast<size_t>(current)];
+    Fibre& self = fibres[current];
     void* fake_stack = nullptr;
     __sanitizer_start_switch_fiber(for_good ? nullptr : &fake_stack, scheduler_stack, scheduler_stack_bytes);
     switch_context(self.context, scheduler);
@@ -203,15 +179,16 @@ __attribute__((no_sanitize_address)) void leave_fibre(bool for_good) {
 __attribute__((no_sanitize_address)) void fibre_main() {
     __sanitizer_finish_switch_fiber(nullptr, &scheduler_stack, &scheduler_stack_bytes);
     emulator_call(kernel_arguments);
-    Fibre& self = fibres[static_cast<size_t>(current)];
+    Fibre& self = fibres[current];
     self.state = finished;
-    warps[static_cast<size_t>(current / 32)].left |= 1u << current % 32;
-    ++finished_threads;
+    warps[current / 32].left |= 1u << current % 32;
+    ++own->finished;
+    ++finished_in_cluster;
     leave_fibre(true);
 }
 
 void resume(int thread) {
-    Fibre& fibre = fibres[static_cast<size_t>(thread)];
+    Fibre& fibre = fibres[thread];
     current = thread;
     const unsigned x = static_cast<unsigned>(thread);
     threadIdx = make_uint3(x, 0, 0);
@@ -228,35 +205,60 @@ void resume(int thread) {
 }
 
 [[noreturn]] void report_stuck() {
-    fprintf(stderr, "emulator: the block is stuck: no thread can go on\n");
+    fprintf(stderr, "emulator: the %s is stuck: no thread can go on\n", cluster > 1 ? "cluster" : "block");
     current = 0;
     say_where();
     current = -1;
     int shown = 0;
-    for (int thread = 0; thread < block && shown < 24; ++thread) {
-        const Fibre& f = fibres[static_cast<size_t>(thread)];
+    for (int i = 0; i < cluster * block && shown < 24; ++i) {
+        const int rank = i / static_cast<int>(block), thread = i % static_cast<int>(block);
+        const Fibre& f = blocks[static_cast<size_t>(rank)].fibres[static_cast<size_t>(thread)];
         if (thread > 0) {  // one line for each run of threads in the same place
-            const Fibre& b = fibres[static_cast<size_t>(thread - 1)];
+            const Fibre& b = (&f)[-1];
             if (b.state == f.state && (f.state == finished || b.site.line == f.site.line)) continue;
         }
         ++shown;
-        fprintf(stderr, "  from thread %d: ", thread);
-        if (f.state == finished) fprintf(stderr, "has left the kernel\n");
-        else if (f.state == at_block_barrier) fprintf(stderr, "waits in __syncthreads at %s:%d\n", base_name(f.site.file), f.site.line);
-        else fprintf(stderr, "waits in %s with mask %08x at %s:%d\n", warp_names[f.operation], f.mask, base_name(f.site.file), f.site.line);
+        fprintf(stderr, "  from thread %d", thread);
+        if (cluster > 1) fprintf(stderr, " of block %u", number(static_cast<unsigned>(rank)));
+        if (f.state == finished) {
+            fprintf(stderr, ": has left the kernel\n");
+            continue;
+        }
+        fprintf(stderr, ": waits in ");
+        if (f.state == at_warp_operation) fprintf(stderr, "%s with mask %08x", warp_names[f.operation], f.mask);
+        else fprintf(stderr, f.state == at_block_barrier ? "__syncthreads" : "cluster_barrier");
+        fprintf(stderr, " at %s:%d\n", base_name(f.site.file), f.site.line);
     }
     die();
 }
 
 // NOTE: the machine lets threads leave before a barrier that the others meet. The project does not: a kernel that needs
 // this cannot tell it from a forgotten thread.
-void check_nobody_left() {
-    if (finished_threads == 0 || waiting_at_block_barrier == 0) return;
-    int gone = 0, waits = 0;
-    while (fibres[static_cast<size_t>(gone)].state != finished) ++gone;
-    while (fibres[static_cast<size_t>(waits)].state != at_block_barrier) ++waits;
-    emulator::fail(fibres[static_cast<size_t>(waits)].site,
-                   "barrier divergence: thread %d waits in __syncthreads, thread %d has left the kernel", waits, gone);
+void look_who_left() {
+    const auto find = [](const Block& in, State state) {
+        int thread = 0;
+        while (thread < block && in.fibres[static_cast<size_t>(thread)].state != state) ++thread;
+        return thread;
+    };
+    if (own->finished > 0 && own->waiting > 0) {
+        const int gone = find(*own, finished), waits = find(*own, at_block_barrier);
+        emulator::fail(fibres[waits].site,
+                       "barrier divergence: thread %d waits in __syncthreads, thread %d has left the kernel", waits, gone);
+    }
+    if (finished_in_cluster > 0 && waiting_at_cluster_barrier > 0) {
+        unsigned from = 0, in = 0;
+        while (find(blocks[from], finished) == block) ++from;
+        while (find(blocks[in], at_cluster_barrier) == block) ++in;
+        emulator::fail(cluster_barrier_site,
+                       "barrier divergence: thread %d of block %u waits in cluster_barrier, "
+                       "thread %d of block %u has left the kernel",
+                       find(blocks[in], at_cluster_barrier), number(in), find(blocks[from], finished), number(from));
+    }
+}
+
+// After every step of every thread, hence in two parts.
+inline void check_nobody_left() {
+    if (finished_in_cluster > 0) look_who_left();
 }
 
 // Memory of exactly `bytes` bytes, 256-byte aligned plus `offset`, between two fences that no access may touch.
@@ -273,39 +275,67 @@ unsigned char* fenced(size_t bytes, size_t offset) {
     return start;
 }
 
-void run_block() {
-    if (shared_bytes > 0) memset(shared, 0xff, static_cast<size_t>(shared_bytes));  // all ones is a NaN
-    waiting_at_block_barrier = finished_threads = 0;
-    warps.assign(static_cast<size_t>(block + 31) / 32, {});
-    for (int thread = 0; thread < block; ++thread) warps[static_cast<size_t>(thread / 32)].exists |= 1u << thread % 32;
-    for (auto& fibre : fibres) {
+template <typename Iterator>
+void shuffle(Iterator begin, Iterator end) {
+    for (long i = end - begin - 1; i > 0; --i) {
+        std::swap(begin[i], begin[static_cast<long>(draw() % static_cast<uint64_t>(i + 1))]);
+    }
+}
+
+void start_block(Block& b) {
+    if (shared_bytes > 0) memset(b.shared, 0xff, static_cast<size_t>(shared_bytes));  // all ones is a NaN
+    b.waiting = b.finished = 0;
+    b.warps.assign(static_cast<size_t>(block + 31) / 32, {});
+    for (int thread = 0; thread < block; ++thread) b.warps[static_cast<size_t>(thread / 32)].exists |= 1u << thread % 32;
+    for (auto& fibre : b.fibres) {
         fibre.state = running;
         fibre.groups.assign(1, {});
         make_context(fibre.context, fibre.stack, stack_bytes, fibre_main);
     }
+    b.turns.resize(static_cast<size_t>(block));
+    std::iota(b.turns.begin(), b.turns.end(), 0);
+    if (order == 1) std::reverse(b.turns.begin(), b.turns.end());
+}
+
+// Lets the threads of the block that was entered go on; false when none could.
+bool play() {
     // A warp goes as far as it can before the next one has its turn, so warps drift apart as far as barriers let them;
-    // in the shuffled order single threads do.
-    const int chunk = order == 2 ? static_cast<int>(block) : 32;
-    std::vector<int> turns(static_cast<size_t>(block));
-    std::iota(turns.begin(), turns.end(), 0);
-    if (order == 1) std::reverse(turns.begin(), turns.end());
-    while (finished_threads < block) {
+    // in the shuffled order single threads do, and the blocks of a cluster are handed the turn after each round.
+    const int64_t chunk = order == 2 ? block : 32;
+    bool progress = false;
+    for (int64_t first = 0; first < block; first += chunk) {
+        const auto begin = own->turns.begin() + first, end = own->turns.begin() + std::min(first + chunk, block);
+        for (bool again = true; again;) {
+            again = false;
+            if (order == 2) shuffle(begin, end);
+            for (auto thread = begin; thread != end; ++thread) {
+                if (fibres[*thread].state != running) continue;
+                again = progress = true;
+                resume(*thread);
+                check_nobody_left();
+            }
+            if (order == 2 && cluster > 1) break;
+        }
+    }
+    return progress;
+}
+
+// The cluster that begins with block `first` of the grid.
+void run_cluster(int64_t first) {
+    blockIdx = make_uint3(static_cast<unsigned>(first), 0, 0);
+    waiting_at_cluster_barrier = finished_in_cluster = 0;
+    std::vector<unsigned> ranks(blocks.size());
+    std::iota(ranks.begin(), ranks.end(), 0u);
+    if (order == 1) std::reverse(ranks.begin(), ranks.end());
+    for (Block& b : blocks) start_block(b);
+    while (finished_in_cluster < cluster * block) {
         bool progress = false;
-        for (int64_t first = 0; first < block; first += chunk) {
-            const auto begin = turns.begin() + first, end = turns.begin() + std::min(first + chunk, block);
-            for (bool again = true; again;) {
-                again = false;
-                if (order == 2) {
-                    for (long i = end - begin - 1; i > 0; --i) {
-                        std::swap(begin[i], begin[static_cast<long>(draw() % static_cast<uint64_t>(i + 1))]);
-                    }
-                }
-                for (auto thread = begin; thread != end; ++thread) {
-                    if (fibres[static_cast<size_t>(*thread)].state != running) continue;
-                    again = progress = true;
-                    resume(*thread);
-                    check_nobody_left();
-                }
+        if (order == 2) shuffle(ranks.begin(), ranks.end());
+        for (const unsigned rank : ranks) {
+            enter(rank);
+            while (own->finished < block && play()) {
+                progress = true;
+                if (order == 2 && cluster > 1) break;
             }
         }
         if (!progress) report_stuck();
@@ -342,33 +372,68 @@ void fail(Site site, const char* format, ...) {
 }
 
 void block_barrier(Site site) {
-    Fibre& self = fibres[static_cast<size_t>(current)];
+    Fibre& self = fibres[current];
     self.state = at_block_barrier;
     self.site = site;
-    ++waiting_at_block_barrier;
+    ++own->waiting;
     check_nobody_left();
-    static int first_at_barrier;
-    if (waiting_at_block_barrier == 1) first_at_barrier = current;
-    const Site other = fibres[static_cast<size_t>(first_at_barrier)].site;
+    if (own->waiting == 1) own->first_waiting = current;
+    const Site other = fibres[own->first_waiting].site;
     if (!same(other, site)) {
-        fail(site, "barrier divergence: thread %d waits in another __syncthreads, at %s:%d", first_at_barrier,
+        fail(site, "barrier divergence: thread %d waits in another __syncthreads, at %s:%d", own->first_waiting,
              base_name(other.file), other.line);
     }
-    if (waiting_at_block_barrier == block) {
-        waiting_at_block_barrier = 0;
-        for (auto& fibre : fibres) fibre.state = running;
+    if (own->waiting == block) {
+        own->waiting = 0;
+        for (auto& fibre : own->fibres) fibre.state = running;
     }
     leave_fibre(false);
+}
+
+unsigned cluster_rank() { return here; }
+
+void cluster_barrier(Site site) {
+    Fibre& self = fibres[current];
+    self.state = at_cluster_barrier;
+    self.site = site;
+    if (++waiting_at_cluster_barrier == 1) cluster_barrier_site = site;
+    check_nobody_left();
+    if (!same(cluster_barrier_site, site)) {
+        fail(site, "barrier divergence: a thread of the cluster waits in another cluster_barrier, at %s:%d",
+             base_name(cluster_barrier_site.file), cluster_barrier_site.line);
+    }
+    if (waiting_at_cluster_barrier == cluster * block) {
+        waiting_at_cluster_barrier = 0;
+        for (Block& b : blocks) {
+            for (auto& fibre : b.fibres) fibre.state = running;
+        }
+    }
+    leave_fibre(false);
+}
+
+float cluster_load(const float* pointer, unsigned rank, Site site) {
+    const long offset = reinterpret_cast<const unsigned char*>(pointer) - ::shared;
+    if (offset < 0 || offset + 4 > shared_bytes) {
+        fail(site, "cluster_load: reads shared bytes %ld to %ld of %ld", offset, offset + 4, static_cast<long>(shared_bytes));
+    }
+    if (offset % 4) fail(site, "cluster_load: shared byte %ld is misaligned", offset);
+    if (rank >= blocks.size()) fail(site, "cluster_load: rank %u of a cluster of %zu", rank, blocks.size());
+    if (blocks[rank].finished == block) {
+        fail(site, "cluster_load: block %u, rank %u, has left the kernel, and its shared memory with it", number(rank), rank);
+    }
+    float value;
+    memcpy(&value, blocks[rank].shared + offset, sizeof value);
+    return value;
 }
 
 unsigned long long warp_exchange(WarpOperation operation, unsigned mask, unsigned long long value, unsigned lane_argument,
                                  int width, Site site) {
     const int first = current / 32 * 32, lane = current % 32;
-    Fibre& self = fibres[static_cast<size_t>(current)];
+    Fibre& self = fibres[current];
     const char* name = warp_names[operation];
     if (!(mask >> lane & 1)) fail(site, "%s: lane %d calls it with mask %08x, which does not name it", name, lane, mask);
     if (width < 1 || width > 32 || (width & (width - 1))) fail(site, "%s: width %d is no power of two up to 32", name, width);
-    Warp& warp = warps[static_cast<size_t>(current / 32)];
+    Warp& warp = warps[current / 32];
     if (mask & ~warp.exists) {
         fail(site, "%s: mask %08x names lane %d, which the block does not have", name, mask, lowest(mask & ~warp.exists));
     }
@@ -385,7 +450,7 @@ unsigned long long warp_exchange(WarpOperation operation, unsigned mask, unsigne
     // One of those that wait will do: they have been held against each other.
     if (const unsigned others = warp.waiting & mask) {
         const int i = lowest(others);
-        const Fibre& other = fibres[static_cast<size_t>(first + i)];
+        const Fibre& other = fibres[first + i];
         if (other.mask != mask || other.operation != operation || !same(other.site, site)) {
             fail(site, "warp divergence: lane %d is here in %s with mask %08x, lane %d in %s with mask %08x at %s:%d", lane,
                  name, mask, i, warp_names[other.operation], other.mask, base_name(other.site.file), other.site.line);
@@ -396,11 +461,11 @@ unsigned long long warp_exchange(WarpOperation operation, unsigned mask, unsigne
         warp.waiting &= ~mask;
         unsigned votes = 0;
         for (int i = 0; i < 32; ++i) {
-            if (mask >> i & 1) votes |= static_cast<unsigned>(fibres[static_cast<size_t>(first + i)].posted != 0) << i;
+            if (mask >> i & 1) votes |= static_cast<unsigned>(fibres[first + i].posted != 0) << i;
         }
         for (int i = 0; i < 32; ++i) {
             if (!(mask >> i & 1)) continue;
-            Fibre& other = fibres[static_cast<size_t>(first + i)];
+            Fibre& other = fibres[first + i];
             const int w = other.width, segment = i & ~(w - 1);
             const int64_t argument = other.lane_argument;
             int64_t from = i;
@@ -411,7 +476,7 @@ unsigned long long warp_exchange(WarpOperation operation, unsigned mask, unsigne
             if (!(mask >> from & 1)) {
                 fail(site, "%s: lane %d reads lane %d, which mask %08x does not name", name, i, static_cast<int>(from), mask);
             }
-            other.received = operation == ballot ? votes : fibres[static_cast<size_t>(first + from)].posted;
+            other.received = operation == ballot ? votes : fibres[first + from].posted;
             other.state = running;
         }
     }
@@ -420,7 +485,7 @@ unsigned long long warp_exchange(WarpOperation operation, unsigned mask, unsigne
 }
 
 unsigned running_lanes() {
-    const Warp& warp = warps[static_cast<size_t>(current / 32)];
+    const Warp& warp = warps[current / 32];
     return warp.exists & ~warp.left;
 }
 
@@ -445,14 +510,14 @@ void cp_async(void* to, const void* from, int bytes, bool valid, Site site) {
     Copy copy{s, bytes, {}};
     if (valid) memcpy(copy.data, from, static_cast<size_t>(bytes));
     if (order == 1) land(copy);
-    else fibres[static_cast<size_t>(current)].groups.back().push_back(copy);
+    else fibres[current].groups.back().push_back(copy);
 }
 
-void cp_async_commit_group() { fibres[static_cast<size_t>(current)].groups.emplace_back(); }
+void cp_async_commit_group() { fibres[current].groups.emplace_back(); }
 
 void cp_async_wait_group(int pending) {
     // The open group has not been committed and is not waited for.
-    auto& groups = fibres[static_cast<size_t>(current)].groups;
+    auto& groups = fibres[current].groups;
     while (groups.size() > static_cast<size_t>(pending) + 1) {
         for (const Copy& copy : groups.front()) land(copy);
         groups.erase(groups.begin());
@@ -468,6 +533,7 @@ int main() {
 
     grid = read_number();
     block = read_number();
+    cluster = read_number();
     shared_bytes = read_number();
     std::vector<int> orders(static_cast<size_t>(read_number()));
     for (int& o : orders) o = static_cast<int>(read_number());
@@ -486,18 +552,26 @@ int main() {
     }
     kernel_arguments = arguments.data();
 
-    shared = fenced(static_cast<size_t>(shared_bytes), 0);
-    fibres.resize(static_cast<size_t>(block));
-    for (auto& fibre : fibres) {
-        // one page below each stack stays unmapped to catch a stack that overflows
-        auto* base = static_cast<char*>(mmap(nullptr, stack_bytes + 4096, PROT_READ | PROT_WRITE,
-                                             MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0));
-        if (base == MAP_FAILED) {
-            fprintf(stderr, "emulator: no memory for %ld stacks\n", static_cast<long>(block));
-            die();
+    if (cluster < 1 || cluster > 8 || grid % cluster) {
+        fprintf(stderr, "emulator: a grid of %ld blocks in clusters of %ld; a cluster has 1 to 8 and divides the grid\n",
+                static_cast<long>(grid), static_cast<long>(cluster));
+        die();
+    }
+    blocks.resize(static_cast<size_t>(cluster));
+    for (auto& b : blocks) {
+        b.shared = fenced(static_cast<size_t>(shared_bytes), 0);
+        b.fibres.resize(static_cast<size_t>(block));
+        for (auto& fibre : b.fibres) {
+            // one page below each stack stays unmapped to catch a stack that overflows
+            auto* base = static_cast<char*>(mmap(nullptr, stack_bytes + 4096, PROT_READ | PROT_WRITE,
+                                                 MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0));
+            if (base == MAP_FAILED) {
+                fprintf(stderr, "emulator: no memory for %ld stacks\n", static_cast<long>(cluster * block));
+                die();
+            }
+            mprotect(base, 4096, PROT_NONE);
+            fibre.stack = base + 4096;
         }
-        mprotect(base, 4096, PROT_NONE);
-        fibre.stack = base + 4096;
     }
     blockDim = dim3(static_cast<unsigned>(block));
     gridDim = dim3(static_cast<unsigned>(grid));
@@ -509,10 +583,7 @@ int main() {
         for (auto& p : parameters) {
             if (p.memory) memcpy(p.memory, p.initial.data(), p.bytes);
         }
-        for (int64_t i = 0; i < grid; ++i) {
-            blockIdx = make_uint3(static_cast<unsigned>(o == 1 ? grid - 1 - i : i), 0, 0);
-            run_block();
-        }
+        for (int64_t i = 0; i < grid; i += cluster) run_cluster(o == 1 ? grid - cluster - i : i);
         for (auto& p : parameters) {
             if (p.kind == Parameter::constant && memcmp(p.memory, p.initial.data(), p.bytes) != 0) {
                 fprintf(stderr, "emulator: the kernel wrote to an argument that it takes as const\n");

@@ -11,6 +11,7 @@
 #undef __shared__
 #undef __constant__
 #undef __launch_bounds__
+#undef __cluster_dims__
 #undef __forceinline__
 #undef __noinline__
 #undef __align__
@@ -21,6 +22,7 @@
 #define __constant__ static
 #define __grid_constant__
 #define __launch_bounds__(...)
+#define __cluster_dims__(...)
 #define __forceinline__ inline
 #define __noinline__ __attribute__((noinline))
 #define __align__(n) __attribute__((aligned(n)))
@@ -60,6 +62,9 @@ enum WarpOperation { warp_sync, shuffle_index, shuffle_up, shuffle_down, shuffle
 
 [[noreturn]] void fail(Site site, const char* format, ...) __attribute__((format(printf, 2, 3)));
 void block_barrier(Site site);
+unsigned cluster_rank();
+void cluster_barrier(Site site);
+float cluster_load(const float* shared, unsigned rank, Site site);
 unsigned long long warp_exchange(WarpOperation, unsigned mask, unsigned long long value, unsigned lane, int width, Site);
 unsigned running_lanes();
 unsigned char* shared_memory();

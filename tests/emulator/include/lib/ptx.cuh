@@ -23,4 +23,12 @@ inline void cp_async_wait_group() {
     emulator::cp_async_wait_group(pending);
 }
 
+inline unsigned cluster_rank() { return emulator::cluster_rank(); }
+
+inline void cluster_barrier(EMULATOR_SITE) { emulator::cluster_barrier(site); }
+
+inline float cluster_load(const float* shared, unsigned rank, EMULATOR_SITE) {
+    return emulator::cluster_load(shared, rank, site);
+}
+
 }  // namespace leanconv
