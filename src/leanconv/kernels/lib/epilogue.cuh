@@ -1,8 +1,10 @@
-// From accumulators to the output tensor: bias, activation, 128-bit stores where rows allow them.
+// From accumulators to the output tensor: the sum over the blocks that shared a reduction, bias, activation, and stores
+// of 128 bits where rows allow them.
 #pragma once
 
 #include <lib/index.cuh>
 #include <lib/micro_kernel.cuh>
+#include <lib/ptx.cuh>
 
 namespace leanconv {
 
@@ -13,7 +15,7 @@ __device__ __forceinline__ float finish(float value, float bias) {
     return Problem::relu ? (value < 0.0f ? 0.0f : value) : value;
 }
 
-// Four values along the contiguous axis, `step` elements apart, of which `count` exist.
+// Four values along the contiguous axis, `step` elements apart, of which those below `count` elements exist.
 __device__ __forceinline__ void store_four(float* to, const float (&v)[4], int step, int count, bool vector) {
     if (vector) {
         if (count > 0) *reinterpret_cast<float4*>(to) = make_float4(v[0], v[1], v[2], v[3]);
@@ -24,57 +26,70 @@ __device__ __forceinline__ void store_four(float* to, const float (&v)[4], int s
     }
 }
 
-// Store a thread's tile of group `group`; tile and pixel offsets are where the block's tile begins.
-// `dealt` says how fragments are laid out along the contiguous output axis (pixels in NCHW, filters in NHWC).
-template <class Problem, class Tuning, bool dealt>
-__device__ __forceinline__ void store_tile(const float (&acc)[Tuning::thread_k][Tuning::thread_pixels],
+// Where output pixels lie in an NCHW tensor's first channel, and how many of four from there on are adjacent outputs.
+struct Place {
+    int64 offset;
+    int count;
+};
+
+// Pixels numbered in n-p-q order.
+template <class Problem>
+struct FlatPixels {
+    Offset<Problem> count;
+    __device__ __forceinline__ Place place(Offset<Problem> pixel) const {
+        constexpr int image = Problem::p * Problem::q;
+        const Offset<Problem> n = pixel / image;
+        return {static_cast<int64>(n) * Problem::k * image + (pixel - n * image), pixel < count ? 4 : 0};
+    }
+};
+
+// A thread's part of the tile; tile_k and first_pixel say where the block's tile begins, `row` and `column` which part of
+// the thread's tile acc is. `dealt` says how fragments lie along the contiguous output axis (pixels in NCHW, filters in
+// NHWC); `vector` that four outputs of a fragment are adjacent and aligned if the tensor is.
+template <class Problem, class Tuning, bool dealt, bool aligned, class Pixels, int rows, int columns>
+__device__ __forceinline__ void store_tile(const float (&acc)[rows][columns], int row, int column,
                                            const Tiling<Tuning>& tiling, const float* bias, float* y,
-                                           Offset<Problem> count, Offset<Problem> first_pixel, int group, int first_k) {
+                                           const Pixels& pixels, Offset<Problem> first_pixel, int group, int first_k) {
     constexpr int lanes_k = Tiling<Tuning>::lanes_k, lanes_pixels = Tiling<Tuning>::lanes_pixels;
     constexpr int image = Problem::p * Problem::q;
-    // A row of the output can be stored four at a time if no fragment is cut by its end and the pointer is aligned.
-    const bool vector = !dealt && reinterpret_cast<unsigned long long>(y) % 16 == 0;
+    const bool vector = aligned && reinterpret_cast<unsigned long long>(y) % 16 == 0;
 
     if constexpr (!Problem::nhwc) {
-        constexpr int step = dealt ? lanes_pixels : 1;
 #pragma unroll
-        for (int f = 0; f < Tuning::thread_pixels / 4; ++f) {
+        for (int f = 0; f < columns / 4; ++f) {
             const int at = tiling.pixel + position<lanes_pixels, dealt>(f, tiling.lane_pixel, 0);
+            Place place[dealt ? 4 : 1];
 #pragma unroll
-            for (int i = 0; i < Tuning::thread_k; ++i) {
-                const int k = first_k + tiling.k + position<lanes_k, false>(i / 4, tiling.lane_k, i % 4);
+            for (int j = 0; j < (dealt ? 4 : 1); ++j) place[j] = pixels.place(first_pixel + at + j * lanes_pixels);
+#pragma unroll
+            for (int i = 0; i < rows; ++i) {
+                const int k = first_k + tiling.k + position<lanes_k, false>((row + i) / 4, tiling.lane_k, (row + i) % 4);
                 if (k >= Problem::group_k) continue;
                 const int filter = group * Problem::group_k + k;
                 const float b = Problem::bias ? bias[filter] : 0.0f;
                 float v[4];
 #pragma unroll
                 for (int j = 0; j < 4; ++j) v[j] = finish<Problem>(acc[i][4 * f + j], b);
+                float* const to = y + static_cast<int64>(filter) * image;
                 if constexpr (!dealt) {
-                    const Offset<Problem> pixel = first_pixel + at;
-                    const Offset<Problem> n = pixel / image;
-                    const int64 to = (static_cast<int64>(n) * Problem::k + filter) * image + (pixel - n * image);
-                    store_four(y + to, v, step, pixel < count ? 4 : 0, vector);
+                    store_four(to + place[0].offset, v, 1, place[0].count, vector);
                 } else {
 #pragma unroll
-                    for (int j = 0; j < 4; ++j) {
-                        const Offset<Problem> pixel = first_pixel + at + j * step;
-                        const Offset<Problem> n = pixel / image;
-                        const int64 to = (static_cast<int64>(n) * Problem::k + filter) * image + (pixel - n * image);
-                        if (pixel < count) y[to] = v[j];
-                    }
+                    for (int j = 0; j < 4; ++j)
+                        if (place[j].count > 0) to[place[j].offset] = v[j];
                 }
             }
         }
     } else {
         constexpr int step = dealt ? lanes_k : 1;
 #pragma unroll
-        for (int j = 0; j < Tuning::thread_pixels; ++j) {
-            const Offset<Problem> pixel =
-                first_pixel + tiling.pixel + position<lanes_pixels, false>(j / 4, tiling.lane_pixel, j % 4);
-            if (pixel >= count) continue;
-            float* row = y + static_cast<int64>(pixel) * Problem::k + group * Problem::group_k;
+        for (int j = 0; j < columns; ++j) {
+            const Offset<Problem> pixel = first_pixel + tiling.pixel +
+                                          position<lanes_pixels, false>((column + j) / 4, tiling.lane_pixel, (column + j) % 4);
+            if (pixel >= pixels.count) continue;
+            float* to = y + static_cast<int64>(pixel) * Problem::k + group * Problem::group_k;
 #pragma unroll
-            for (int f = 0; f < Tuning::thread_k / 4; ++f) {
+            for (int f = 0; f < rows / 4; ++f) {
                 const int k = first_k + tiling.k + position<lanes_k, dealt>(f, tiling.lane_k, 0);
                 float v[4];
 #pragma unroll
@@ -83,10 +98,50 @@ __device__ __forceinline__ void store_tile(const float (&acc)[Tuning::thread_k][
                     const float b = Problem::bias && exists ? bias[group * Problem::group_k + k + i * step] : 0.0f;
                     v[i] = finish<Problem>(acc[4 * f + i][j], b);
                 }
-                store_four(row + k, v, step, Problem::group_k - k, vector);
+                store_four(to + k, v, step, Problem::group_k - k, vector);
             }
         }
     }
 }
+
+// The sums of the Tuning::split blocks of a cluster, added in the order of their ranks: each block gets its share of
+// every thread's tile, rows of it in NCHW and columns in NHWC, so that its stores stay whole. `shared` takes the tile.
+template <class Problem, class Tuning>
+struct Share {
+    static constexpr int rows = Problem::nhwc ? Tuning::thread_k : Tuning::thread_k / Tuning::split;
+    static constexpr int columns = Problem::nhwc ? Tuning::thread_pixels / Tuning::split : Tuning::thread_pixels;
+    static_assert((Problem::nhwc ? Tuning::thread_pixels : Tuning::thread_k) % Tuning::split == 0,
+                  "the blocks of a cluster share a thread's tile evenly");
+    float sum[rows][columns];
+    int row, column;
+
+    __device__ __forceinline__ Share(const float (&acc)[Tuning::thread_k][Tuning::thread_pixels], float* shared) {
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+        constexpr int threads = Tiling<Tuning>::threads;
+        float* const mine = shared + threadIdx.x;
+        __syncthreads();  // the stages have been read
+#pragma unroll
+        for (int i = 0; i < Tuning::thread_k; ++i)
+#pragma unroll
+            for (int j = 0; j < Tuning::thread_pixels; ++j) mine[(i * Tuning::thread_pixels + j) * threads] = acc[i][j];
+        cluster_barrier();
+        const int rank = cluster_rank();
+        row = Problem::nhwc ? 0 : rank * rows;
+        column = Problem::nhwc ? rank * columns : 0;
+#pragma unroll
+        for (int i = 0; i < rows; ++i)
+#pragma unroll
+            for (int j = 0; j < columns; ++j) {
+                const float* at = mine + ((row + i) * Tuning::thread_pixels + column + j) * threads;
+                sum[i][j] = cluster_load(at, 0);
+#pragma unroll
+                for (int other = 1; other < Tuning::split; ++other) sum[i][j] += cluster_load(at, other);
+            }
+        cluster_barrier();
+#else
+        static_assert(Tuning::split == 1, "clusters of blocks need compute capability 9.0");
+#endif
+    }
+};
 
 }  // namespace leanconv

@@ -30,8 +30,27 @@ struct Reduction {
     static constexpr int size = Problem::group_c * taps;
 };
 
-// A padded row: the four floats make a column of eight rows fall into different banks for the transposing stores.
-template <int tile> constexpr int row_pitch = tile + 4;
+// Pixels of the im2col matrix in shared memory: a row a reduction index, four floats of padding so that the rows that a
+// warp writes at once fall into different banks; and what a thread holds of them in registers.
+template <class Tuning>
+struct PixelRows {
+    static constexpr int pitch = Tuning::tile_pixels + 4;
+    static constexpr int stage_floats = Tuning::tile_reduction * pitch;
+    static constexpr int lanes = Tiling<Tuning>::lanes_pixels;
+
+    float x[2][Tuning::thread_pixels];
+    int at;
+
+    __device__ __forceinline__ explicit PixelRows(const Tiling<Tuning>& tiling)
+        : at(tiling.pixel + tiling.lane_pixel * 4) {}
+    __device__ __forceinline__ void read(const float* stage, int row) {
+        load_fragments<Tuning::vector_loads, lanes * 4>(x[row % 2], stage + row * pitch + at);
+    }
+    __device__ __forceinline__ float value(int row, int j) const { return x[row % 2][j]; }
+    __device__ __forceinline__ const float* address(const float* stage, int row, int j) const {
+        return stage + row * pitch + at + j / 4 * lanes * 4 + j % 4;
+    }
+};
 
 // Which filter rows and columns of a window lie inside the image, as bits: row r is bit 16 + r, column s is bit s.
 template <class Problem>
@@ -74,16 +93,28 @@ struct Window {
     }
 };
 
-// Filters lie along the reduction: eight neighbouring lanes read 32 adjacent bytes and scatter them over eight rows.
-template <class Problem, class Tuning, bool dealt>
+// Where reduction index `index` of a filter lies in memory. Natural order is memory order; window order runs down the
+// columns of the window, as the im2win tensor does: (c, s, r) in NCHW, (s, r, c) in NHWC.
+template <class Problem, bool window_order>
+__device__ __forceinline__ int filter_element(int index) {
+    if constexpr (!window_order) return index;
+    constexpr int taps = Reduction<Problem>::taps;
+    const int tap = Problem::nhwc ? index / Problem::group_c : index % taps;
+    const int natural = tap % Problem::r * Problem::s + tap / Problem::r;
+    return Problem::nhwc ? natural * Problem::group_c + index % Problem::group_c : index - tap + natural;
+}
+
+// Filters lie along the reduction: `columns` neighbouring lanes read adjacent floats and scatter them over as many rows.
+template <class Problem, class Tuning, bool dealt, bool window_order = false>
 struct FilterLoader {
     static constexpr int threads = Tiling<Tuning>::threads;
     static constexpr int depth = Tuning::tile_reduction;
-    static constexpr int per_pass = threads / depth;
-    static constexpr int pitch = row_pitch<Tuning::tile_k>;
-    static_assert(threads % depth == 0, "a pass of the filter loader covers whole filters");
-
+    static constexpr int columns = gcd(depth, 8);
+    static constexpr int per_pass = threads / columns;
     static constexpr int passes = ceil_div(Tuning::tile_k, per_pass);
+    // NOTE: the padding makes the rows that a warp writes at once fall into different banks.
+    static constexpr int pitch = Tuning::tile_k + (columns == 4 ? 8 : 4);
+    static constexpr int stage_floats = depth * pitch;
     // Whole tiles of filters lie at a constant stride; otherwise each has its own offset, as the last ones repeat.
     static constexpr bool regular = Problem::group_k % Tuning::tile_k == 0 && !dealt;
     using B = Bytes<Problem>;
@@ -91,33 +122,43 @@ struct FilterLoader {
     const float* w;
     B offset[regular ? 1 : passes];
     int row, slot;
-    int next = 0;
+    int next;
 
-    __device__ __forceinline__ FilterLoader(const float* filters, int group, int tile) : w(filters) {
-        row = threadIdx.x % depth;
-        slot = threadIdx.x / depth;
+    // Starts at reduction step `first_step`.
+    __device__ __forceinline__ FilterLoader(const float* filters, int group, int tile, int first_step)
+        : w(filters), row(threadIdx.x % columns), slot(threadIdx.x / columns), next(first_step * depth) {
 #pragma unroll
         for (int i = 0; i < (regular ? 1 : passes); ++i) {
             // NOTE: filters past the end repeat the last one; what they compute is never stored.
             int k = tile * Tuning::tile_k + position_of<Tiling<Tuning>::lanes_k, dealt>(slot + i * per_pass);
             if (k >= Problem::group_k) k = Problem::group_k - 1;
-            offset[i] = ((static_cast<B>(group) * Problem::group_k + k) * Reduction<Problem>::size + row) * 4;
+            offset[i] = (static_cast<B>(group) * Problem::group_k + k) * Reduction<Problem>::size * 4;
+            if constexpr (!window_order) offset[i] += (next + row) * 4;
         }
     }
 
     // Bring the next reduction step into `stage`.
     __device__ __forceinline__ void load(float* stage) {
-        constexpr bool ragged = Reduction<Problem>::size % depth != 0;
-        const bool valid = !ragged || next + row < Reduction<Problem>::size;
+        constexpr int size = Reduction<Problem>::size;
+        const auto copy = [&](int i, int at, const float* from) {
+            if (Tuning::tile_k % per_pass == 0 || slot + i * per_pass < Tuning::tile_k)
+                cp_async_4(stage + at * pitch + slot + i * per_pass, from, size % depth == 0 || next + at < size);
+        };
 #pragma unroll
-        for (int i = 0; i < passes; ++i)
-            if (Tuning::tile_k % per_pass == 0 || slot + i * per_pass < Tuning::tile_k) {
-                const float* from = regular ? at_byte(w, offset[0]) + static_cast<int64>(i) * per_pass * Reduction<Problem>::size
-                                            : at_byte(w, offset[regular ? 0 : i]);
-                cp_async_4(stage + row * pitch + slot + i * per_pass, from, valid);
+        for (int k = 0; k < depth; k += columns) {
+            const B element = window_order ? filter_element<Problem, window_order>(next + row + k) * 4 : k * 4;
+#pragma unroll
+            for (int i = 0; i < passes; ++i) {
+                const float* from = regular ? at_byte(w, offset[0] + (window_order ? element : 0)) +
+                                                  static_cast<int64>(i) * per_pass * size + (window_order ? 0 : k)
+                                            : at_byte(w, offset[regular ? 0 : i] + element);
+                copy(i, row + k, from);
             }
+        }
+        if constexpr (!window_order) {
 #pragma unroll
-        for (int i = 0; i < (regular ? 1 : passes); ++i) offset[i] += depth * 4;
+            for (int i = 0; i < (regular ? 1 : passes); ++i) offset[i] += depth * 4;
+        }
         next += depth;
     }
 };
@@ -130,13 +171,14 @@ struct PixelLoaderNCHW {
     static constexpr int threads = Tiling<Tuning>::threads;
     static constexpr int depth = Tuning::tile_reduction;
     static constexpr int tile = Tuning::tile_pixels;
-    static constexpr int pitch = row_pitch<tile>;
+    using Rows = PixelRows<Tuning>;
     static constexpr int columns = gcd(tile, threads);             // threads side by side on a row
     static constexpr int pixels = tile / columns;                  // of a thread
     static constexpr int rows = depth / (threads / columns);       // of a thread, adjacent
     static_assert(columns % 32 == 0, "the lanes of a warp read adjacent pixels");
     static_assert(depth % (threads / columns) == 0, "every thread has its share of the rows");
 
+    static constexpr int steps = ceil_div(Reduction<Problem>::size, depth);
     static constexpr int taps = Reduction<Problem>::taps;
     static constexpr int period = taps / gcd(taps, depth) * depth;
     static constexpr int period_channels = period / taps;
@@ -155,7 +197,7 @@ struct PixelLoaderNCHW {
     unsigned tap_bits[rows];
     int slot[pixels];
     int row;
-    int next = 0, tap = 0;
+    int next, tap;
 
     static __device__ __forceinline__ int tap_r(int index) { return index % taps / Problem::s; }
     static __device__ __forceinline__ int tap_s(int index) { return index % Problem::s; }
@@ -166,9 +208,9 @@ struct PixelLoaderNCHW {
 
     // `scratch` takes the table; the caller puts a barrier between construction and the first fetch.
     __device__ __forceinline__ PixelLoaderNCHW(const float* x, Offset<Problem> count, Offset<Problem> first, int group,
-                                               void* scratch)
+                                               void* scratch, int first_step)
         : image(x), offsets(static_cast<B*>(scratch)), bits(reinterpret_cast<unsigned*>(offsets + period)),
-          row(threadIdx.x / columns * rows) {
+          row(threadIdx.x / columns * rows), next(first_step * depth), tap(next % period) {
 #pragma unroll
         for (int j = 0; j < pixels; ++j) {
             const int at = threadIdx.x % columns + j * columns;
@@ -177,6 +219,7 @@ struct PixelLoaderNCHW {
             window[j] = Window<Problem>(pixel.p, pixel.q);
             offset[j] = (((static_cast<B>(pixel.n) * Problem::c + group * Problem::group_c) * Problem::h +
                           window[j].h) * Problem::w + window[j].w) * 4;
+            offset[j] += static_cast<B>(next / period * period_channels) * Problem::h * Problem::w * 4;
             slot[j] = slot_of<Tiling<Tuning>::lanes_pixels, dealt>(at);
         }
         if constexpr (tabled)
@@ -206,7 +249,7 @@ struct PixelLoaderNCHW {
             const int r = tap_r(tap + row + i), s = tap_s(tap + row + i);
 #pragma unroll
             for (int j = 0; j < pixels; ++j)
-                cp_async_4(stage + (row + i) * pitch + slot[j], at_byte(image, offset[j] + tap_offset[i]),
+                cp_async_4(stage + (row + i) * Rows::pitch + slot[j], at_byte(image, offset[j] + tap_offset[i]),
                            real && window[j].holds(r, s, tap_bits[i]));
         }
         next += depth;
@@ -219,16 +262,34 @@ struct PixelLoaderNCHW {
     }
 };
 
-// NHWC: a lane keeps its place in the reduction step and serves several pixels, so that eight neighbouring lanes read
-// 32 adjacent bytes of a pixel's channels. One decoding of the reduction index serves all its pixels.
-template <class Problem, class Tuning, bool dealt>
-struct PixelLoaderNHWC {
+// Where the elements of a window lie when a window's row, or all of it, is one run in memory. `first` is where the window
+// of a pixel begins, `tap` where a reduction index lies in every window, in bytes.
+template <class Problem>
+struct ImageNHWC {
+    using B = Bytes<Problem>;
+    static constexpr bool checked = true;
+    static constexpr int run = Problem::group_c;  // reduction indices that share a tap
+    static __device__ __forceinline__ B first(const Pixel<Problem>& pixel, const Window<Problem>& window, int group) {
+        return (((static_cast<B>(pixel.n) * Problem::h + window.h) * Problem::w + window.w) * Problem::c +
+                group * Problem::group_c) * 4;
+    }
+    static __device__ __forceinline__ B tap(int number, int in_run) {
+        const int r = number / Problem::s, s = number % Problem::s;
+        return ((static_cast<B>(r) * Problem::dilation_h * Problem::w + s * Problem::dilation_w) * Problem::c + in_run) * 4;
+    }
+};
+
+// Pixels whose elements lie along the reduction: a lane keeps its place in the reduction step and serves several
+// pixels, so that neighbouring lanes read adjacent bytes. One decoding of the reduction index serves all its pixels.
+template <class Problem, class Tuning, bool dealt, class Image>
+struct PixelLoaderAlong {
     static constexpr int threads = Tiling<Tuning>::threads;
     static constexpr int depth = Tuning::tile_reduction;
     static constexpr int tile = Tuning::tile_pixels;
-    static constexpr int pitch = row_pitch<tile>;
+    using Rows = PixelRows<Tuning>;
     static constexpr int per_pass = threads / depth;
     static constexpr int pixels = ceil_div(tile, per_pass);                // of a thread
+    static constexpr int steps = ceil_div(Reduction<Problem>::size, depth);
     static constexpr int table_bytes = 0;
     static_assert(threads % depth == 0, "a pass of the pixel loader covers whole pixels");
 
@@ -237,19 +298,18 @@ struct PixelLoaderNHWC {
     B offset[pixels];
     Window<Problem> window[pixels];
     int row, slot;
-    int next = 0;
+    int next;
 
-    __device__ __forceinline__ PixelLoaderNHWC(const float* x, Offset<Problem> count, Offset<Problem> first, int group,
-                                               void*)
-        : image(x), row(threadIdx.x % depth), slot(threadIdx.x / depth) {
+    __device__ __forceinline__ PixelLoaderAlong(const float* x, Offset<Problem> count, Offset<Problem> first, int group,
+                                                void*, int first_step)
+        : image(x), row(threadIdx.x % depth), slot(threadIdx.x / depth), next(first_step * depth) {
 #pragma unroll
         for (int j = 0; j < pixels; ++j) {
             const int at = position_of<Tiling<Tuning>::lanes_pixels, dealt>(slot + j * per_pass);
             // NOTE: pixels past the end repeat the last one; what is computed from them is never stored.
             const Pixel<Problem> pixel(first + at < count ? first + at : count - 1);
             window[j] = Window<Problem>(pixel.p, pixel.q);
-            offset[j] = (((static_cast<B>(pixel.n) * Problem::h + window[j].h) * Problem::w + window[j].w) * Problem::c +
-                         group * Problem::group_c) * 4;
+            offset[j] = Image::first(pixel, window[j], group);
         }
     }
 
@@ -260,24 +320,23 @@ struct PixelLoaderNHWC {
     __device__ __forceinline__ void load(float* stage) {
         constexpr int size = Reduction<Problem>::size;
         const bool real = size % depth == 0 || next + row < size;
-        int tap, c;
-        if constexpr (Problem::group_c % depth == 0) {
+        int tap, in_run;
+        if constexpr (Image::run % depth == 0) {
             // A step stays within one tap: the decoding is the same for all threads.
-            tap = next / Problem::group_c;
-            c = next % Problem::group_c + row;
+            tap = next / Image::run;
+            in_run = next % Image::run + row;
         } else {
-            tap = (next + row) / Problem::group_c;
-            c = (next + row) % Problem::group_c;
+            tap = (next + row) / Image::run;
+            in_run = (next + row) % Image::run;
         }
         const int r = tap / Problem::s, s = tap % Problem::s;
-        const unsigned bits = Window<Problem>::tap_bits(r, s);
-        const B at_tap =
-            ((static_cast<B>(r) * Problem::dilation_h * Problem::w + s * Problem::dilation_w) * Problem::c + c) * 4;
+        const unsigned bits = Image::checked ? Window<Problem>::tap_bits(r, s) : 0;
+        const B at_tap = Image::tap(tap, in_run);
 #pragma unroll
         for (int j = 0; j < pixels; ++j)
             if (tile % per_pass == 0 || slot + j * per_pass < tile)
-                cp_async_4(stage + row * pitch + slot + j * per_pass, at_byte(image, offset[j] + at_tap),
-                           real && window[j].holds(r, s, bits));
+                cp_async_4(stage + row * Rows::pitch + slot + j * per_pass, at_byte(image, offset[j] + at_tap),
+                           real && (!Image::checked || window[j].holds(r, s, bits)));
         next += depth;
     }
 };

@@ -1,0 +1,160 @@
+"""What the tiled convolutions share on the host: the shape of a block's tile, its cost, its launch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from math import gcd
+
+from leanconv.algorithms.base import Argument, Config, Constants, Launch, Target, ceil_div, conv_constants
+from leanconv.problem import ConvProblem
+
+
+@dataclass(frozen=True)
+class TileConfig(Config):
+    """A block computes tile_k filters x tile_pixels pixels, a thread thread_k x thread_pixels of them.
+
+    The lanes of a warp form a grid of lanes_k x (32 / lanes_k); ``stages`` reduction steps of ``tile_reduction``
+    are in shared memory at once. ``split`` blocks of a cluster share the reduction of one tile. The last three switch
+    off what makes the main loop fast, to measure it (see kernels/lib/tile_product.cuh).
+    """
+
+    tile_k: int = 128
+    tile_pixels: int = 128
+    tile_reduction: int = 8
+    thread_k: int = 8
+    thread_pixels: int = 8
+    lanes_k: int = 4
+    stages: int = 4
+    min_blocks: int = 2
+    split: int = 1
+    prefetch: bool = True
+    vector_loads: bool = True
+    micro_kernel: bool = True
+
+    @property
+    def threads(self) -> int:
+        """Threads of a block."""
+        warps_k = self.tile_k // (self.lanes_k * self.thread_k)
+        warps_pixels = self.tile_pixels // (32 // self.lanes_k * self.thread_pixels)
+        return 32 * warps_k * warps_pixels
+
+    def shared_bytes(self, pixel_floats: int, table_bytes: int) -> int:
+        """Shared memory of a block whose pixels take ``pixel_floats`` a stage: stages and table, or the whole tile."""
+        columns = gcd(self.tile_reduction, 8)
+        filter_floats = self.tile_reduction * (self.tile_k + (8 if columns == 4 else 4))
+        stages = 4 * (self.stages if self.prefetch else 1) * (filter_floats + pixel_floats)
+        return max(stages + table_bytes, 4 * self.tile_k * self.tile_pixels if self.split > 1 else 0)
+
+
+#: A configuration, and the share of the best tile's speed that it reaches when it fills the machine.
+Speeds = Iterable[tuple[TileConfig, float]]
+
+#: The shapes a tile can take, and the share of the best tile's speed that each reaches when it fills the machine
+#: (measured on an H200 with 3x3 layers of 64 channels and more; the best reaches 47 TFLOP/s).
+TILES: dict[str, tuple[tuple[TileConfig, float], ...]] = {
+    "NCHW": (
+        (TileConfig(128, 96, 16, thread_pixels=12, stages=3, min_blocks=2), 1.00),
+        (TileConfig(96, 128, 8, thread_k=12, min_blocks=3), 0.97),
+        (TileConfig(128, 128, 16, stages=3, min_blocks=2), 0.97),
+        (TileConfig(128, 64, 16, stages=3, min_blocks=3), 0.96),
+        (TileConfig(64, 128, 16, stages=3, min_blocks=3), 0.92),
+        (TileConfig(64, 128, 8, min_blocks=4), 0.89),
+        (TileConfig(64, 64, 16, stages=3, min_blocks=5), 0.89),
+        (TileConfig(32, 256, 8, min_blocks=3), 0.80),
+        (TileConfig(32, 64, 8, thread_k=4, min_blocks=8), 0.70),
+        (TileConfig(32, 32, 8, thread_k=4, thread_pixels=4, min_blocks=8), 0.60),
+        (TileConfig(16, 256, 8, thread_k=4, min_blocks=4), 0.60),
+        (TileConfig(4, 256, 8, thread_k=4, thread_pixels=4, lanes_k=1, min_blocks=5), 0.30),
+    ),
+    "NHWC": (
+        (TileConfig(128, 96, 8, thread_pixels=12, min_blocks=3), 1.00),
+        (TileConfig(96, 128, 8, thread_k=12, min_blocks=2), 0.99),
+        (TileConfig(64, 128, 16, stages=3, min_blocks=3), 0.97),
+        (TileConfig(128, 64, 8, min_blocks=4), 0.95),
+        (TileConfig(64, 64, 16, stages=3, min_blocks=4), 0.94),
+        (TileConfig(64, 128, 8, min_blocks=3), 0.90),
+        (TileConfig(32, 256, 8, min_blocks=2), 0.83),
+        (TileConfig(32, 64, 8, thread_k=4, min_blocks=6), 0.70),
+        (TileConfig(32, 32, 8, thread_k=4, thread_pixels=4, min_blocks=6), 0.60),
+        (TileConfig(16, 256, 8, thread_k=4, min_blocks=3), 0.60),
+        (TileConfig(4, 256, 4, thread_k=4, thread_pixels=4, lanes_k=1, min_blocks=4), 0.30),
+    ),
+}
+
+
+def tiles(problem: ConvProblem) -> Iterator[tuple[TileConfig, float]]:
+    """The tiles that ``problem`` can have without spilling registers, with their speeds."""
+    # 64-bit offsets, and taps that are decoded element by element, take more registers beside the accumulators.
+    heavy = bool(dict(conv_constants(problem))["wide"]) or max(problem.r, problem.s) > 16
+    heavy |= problem.layout == "NHWC" and problem.group_c % 8 != 0
+    for config, speed in TILES[problem.layout]:
+        if not heavy:
+            yield config, speed
+        elif config.threads < 256:
+            yield replace(config, min_blocks=max(1, config.min_blocks * 3 // 4)), speed
+
+
+def cost(problem: ConvProblem, pixels: int, reduction: int, config: TileConfig, speed: float, target: Target) -> float:
+    """Predicted time, in multiply-adds of the busiest multiprocessor at full speed, of ``pixels`` as the tiles count
+    them and ``reduction`` indices.
+
+    Tiles are computed whole, the busiest multiprocessor sets the time, few warps hide less latency, and starting and
+    storing a tile costs as much as some twenty reduction indices. On suite ``im2win`` this orders the tiles as
+    measured but for differences under 5 %.
+    """
+    tiles = ceil_div(problem.group_k, config.tile_k) * problem.groups * ceil_div(pixels, config.tile_pixels)
+    on_one = ceil_div(tiles * config.split, target.multiprocessors)
+    steps = ceil_div(ceil_div(reduction, config.tile_reduction), config.split)
+    few, full = (blocks * config.threads // 32 for blocks in (min(on_one, config.min_blocks), config.min_blocks))
+    speed *= few / (few + 1.2) * (full + 1.2) / full
+    overhead = 20 if config.split == 1 else 40
+    return on_one * config.tile_k * config.tile_pixels * (steps * config.tile_reduction + overhead) / speed
+
+
+def order(
+    problem: ConvProblem, pixels: int, reduction: int, speeds: Speeds, target: Target
+) -> Iterator[TileConfig]:
+    """The configurations, the one of least cost first."""
+    costs = [(cost(problem, pixels, reduction, config, speed, target), config) for config, speed in speeds]
+    yield from (config for _, config in sorted(costs, key=lambda pair: pair[0]))
+
+
+def forward_limits(problem: ConvProblem) -> list[str]:
+    """Why the tiled kernels cannot run ``problem``."""
+    reasons = []
+    if problem.op != "fprop":
+        reasons.append(f"op={problem.op!r} is not the forward pass")
+    if problem.dtype != "float32":
+        reasons.append(f"dtype={problem.dtype!r} is not float32")
+    return reasons
+
+
+def with_splits(problem: ConvProblem, speeds: Speeds, reduction: int, target: Target) -> Iterator[tuple[TileConfig, float]]:
+    """The configurations, and each of them with the reduction split over a cluster where that is possible."""
+    for config, speed in speeds:
+        yield config, speed
+        shared = config.thread_pixels if problem.layout == "NHWC" else config.thread_k
+        for split in (2, 4, 8):
+            if target.clusters and shared % split == 0 and reduction >= 8 * split * config.tile_reduction:
+                yield replace(config, split=split), speed
+
+
+def tile_launch(
+    name: str, problem: Constants, config: TileConfig, convolution: ConvProblem, pixels: int, shared_bytes: int,
+    arguments: tuple[Argument, ...],
+) -> Launch:
+    """The launch of the tiled kernel ``name``, which numbers ``pixels`` output pixels."""
+    tiles = ceil_div(convolution.group_k, config.tile_k) * convolution.groups * ceil_div(pixels, config.tile_pixels)
+    return Launch(
+        header=f"{name}.cuh",
+        function=f"leanconv::{name}",
+        problem=problem,
+        tuning=config.constants(),
+        arguments=arguments,
+        grid=tiles * config.split,
+        block=config.threads,
+        shared_bytes=shared_bytes,
+        min_blocks=config.min_blocks,
+        cluster=config.split,
+    )

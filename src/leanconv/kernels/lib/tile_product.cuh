@@ -1,0 +1,126 @@
+// The main loop of a tiled product: filters and pixels arrive in shared memory some reduction steps ahead, and every
+// thread accumulates its part of the tile in registers. How pixels arrive, and how a thread holds them, is the pixel
+// loader's business (its Rows); all algorithms of the im2col family share this loop.
+#pragma once
+
+#include <lib/index.cuh>
+#include <lib/micro_kernel.cuh>
+#include <lib/ptx.cuh>
+
+namespace leanconv {
+
+// Tuning::prefetch, vector_loads and micro_kernel switch off one at a time what makes the loop fast, to measure it:
+// without prefetch a step is loaded, waited for and computed on, and fragments are read when they are needed; without
+// vector_loads shared memory is read in 32-bit words; without micro_kernel every product reads both its operands from
+// shared memory instead of registers.
+template <class Problem, class Tuning, class Filters, class Pixels>
+struct TileProduct {
+    using Tiles = Tiling<Tuning>;
+    using Rows = typename Pixels::Rows;
+    static constexpr int depth = Tuning::tile_reduction;
+    static constexpr int stages = Tuning::prefetch ? Tuning::stages : 1;
+    static constexpr int stage_floats = Filters::stage_floats + Rows::stage_floats;
+    static_assert(depth % 2 == 0 && depth >= 4, "fragments alternate between two register buffers across steps");
+    static_assert(!Tuning::prefetch || stages >= 2, "one stage is computed on while others are under way");
+
+    float* tiles;
+    Filters& filters;
+    Pixels& pixels;
+    Rows x;
+    float w[2][Tuning::thread_k];
+    int at_k;
+
+    __device__ __forceinline__ TileProduct(float* shared, Filters& filters, Pixels& pixels, const Tiles& tiling)
+        : tiles(shared), filters(filters), pixels(pixels), x(tiling), at_k(tiling.k + tiling.lane_k * 4) {}
+
+    __device__ __forceinline__ float* stage_k(int step) { return tiles + step % stages * stage_floats; }
+    __device__ __forceinline__ float* stage_pixels(int step) { return stage_k(step) + Filters::stage_floats; }
+
+    __device__ __forceinline__ void load(int step) {
+        filters.load(stage_k(step));
+        pixels.load(stage_pixels(step));
+    }
+
+    __device__ __forceinline__ void read(int step, int row) {
+        if constexpr (Tuning::micro_kernel) {
+            load_fragments<Tuning::vector_loads, Tiles::lanes_k * 4>(w[row % 2],
+                                                                     stage_k(step) + row * Filters::pitch + at_k);
+            x.read(stage_pixels(step), row);
+        }
+    }
+
+    __device__ __forceinline__ void multiply(float (&acc)[Tuning::thread_k][Tuning::thread_pixels], int step, int row) {
+#pragma unroll
+        for (int i = 0; i < Tuning::thread_k; ++i)
+#pragma unroll
+            for (int j = 0; j < Tuning::thread_pixels; ++j) {
+                if constexpr (Tuning::micro_kernel) {
+                    acc[i][j] = fmaf(w[row % 2][i], x.value(row, j), acc[i][j]);
+                } else {
+                    const volatile float* from = stage_k(step) + row * Filters::pitch + at_k;
+                    const volatile float* pixel = x.address(stage_pixels(step), row, j);
+                    acc[i][j] = fmaf(from[i / 4 * Tiles::lanes_k * 4 + i % 4], *pixel, acc[i][j]);
+                }
+            }
+    }
+
+    // Add `steps` reduction steps to acc. The caller has put a barrier after the loaders' construction.
+    __device__ __forceinline__ void run(float (&acc)[Tuning::thread_k][Tuning::thread_pixels], int steps) {
+        if constexpr (Tuning::prefetch) pipelined(acc, steps);
+        else plain(acc, steps);
+    }
+
+    __device__ __forceinline__ void pipelined(float (&acc)[Tuning::thread_k][Tuning::thread_pixels], int steps) {
+#pragma unroll
+        for (int step = 0; step < stages - 1; ++step) {
+            if (step < steps) {
+                pixels.fetch();
+                load(step);
+            }
+            cp_async_commit_group();
+        }
+        cp_async_wait_group<stages - 2>();
+        __syncthreads();
+        read(0, 0);
+#pragma unroll 1
+        for (int step = 0; step < steps; ++step) {
+#pragma unroll
+            for (int row = 0; row < depth; ++row) {
+                if (row == depth - 1) {
+                    // The next step has landed for everybody, and everybody has read the last of the one before.
+                    cp_async_wait_group<stages - 2>();
+                    __syncthreads();
+                    read(step + 1, 0);
+                } else {
+                    read(step, row + 1);
+                }
+                if (row == 0) pixels.fetch();
+                if (row == 1) {
+                    // The stage that the step before this one was computed on is free: see the barrier above.
+                    if (step + stages - 1 < steps) load(step + stages - 1);
+                    cp_async_commit_group();
+                }
+                multiply(acc, step, row);
+            }
+        }
+    }
+
+    __device__ __forceinline__ void plain(float (&acc)[Tuning::thread_k][Tuning::thread_pixels], int steps) {
+#pragma unroll 1
+        for (int step = 0; step < steps; ++step) {
+            pixels.fetch();
+            load(step);
+            cp_async_commit_group();
+            cp_async_wait_group<0>();
+            __syncthreads();
+#pragma unroll
+            for (int row = 0; row < depth; ++row) {
+                read(step, row);
+                multiply(acc, step, row);
+            }
+            __syncthreads();
+        }
+    }
+};
+
+}  // namespace leanconv

@@ -1,0 +1,46 @@
+// A block's work in the algorithms of the im2col family: find its tile, multiply, store.
+#pragma once
+
+#include <lib/epilogue.cuh>
+#include <lib/tile_loader.cuh>
+#include <lib/tile_product.cuh>
+
+namespace leanconv {
+
+// Tile b % tiles_k of filters, of group (b / tiles_k) % groups, for pixel tile b / tiles_k / groups: tiles that are
+// computed together share their pixels. The Tuning::split blocks of a cluster compute one tile b, each a part of the
+// reduction. `Places` numbers the pixels: its `count` of them, and where each lies.
+template <class Problem, class Tuning, bool dealt, bool aligned, class Filters, class Pixels, class Places>
+__device__ __forceinline__ void tiled_convolution(const float* x, const float* w, const float* bias, float* y,
+                                                  const Places& places) {
+    using Product = TileProduct<Problem, Tuning, Filters, Pixels>;
+    constexpr int tiles_k = ceil_div(Problem::group_k, Tuning::tile_k);
+    constexpr int split = Tuning::split;
+
+    float* const shared = reinterpret_cast<float*>(shared_memory());
+    const Tiling<Tuning> tiling;
+    const int tile = blockIdx.x / split, part = blockIdx.x % split;
+    const int tile_k = tile % tiles_k;
+    const int group = tile / tiles_k % Problem::groups;
+    const Offset<Problem> first_pixel =
+        static_cast<Offset<Problem>>(tile / tiles_k / Problem::groups) * Tuning::tile_pixels;
+    const int first_step = Pixels::steps * part / split, last_step = Pixels::steps * (part + 1) / split;
+
+    Filters filters(w, group, tile_k, first_step);
+    Pixels pixels(x, places.count, first_pixel, group, shared + Product::stages * Product::stage_floats, first_step);
+    __syncthreads();  // the pixel loader's table
+
+    float acc[Tuning::thread_k][Tuning::thread_pixels] = {};
+    Product(shared, filters, pixels, tiling).run(acc, last_step - first_step);
+
+    if constexpr (split == 1) {
+        store_tile<Problem, Tuning, dealt, aligned>(acc, 0, 0, tiling, bias, y, places, first_pixel, group,
+                                                    tile_k * Tuning::tile_k);
+    } else {
+        const Share<Problem, Tuning> share(acc, shared);
+        store_tile<Problem, Tuning, dealt, aligned>(share.sum, share.row, share.column, tiling, bias, y, places,
+                                                    first_pixel, group, tile_k * Tuning::tile_k);
+    }
+}
+
+}  // namespace leanconv
