@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from leanconv.algorithms.base import Argument, Config, Constants, GpuAlgorithm, Launch, Plan, Target, ceil_div
+from leanconv.algorithms.base import Argument, Config, GpuAlgorithm, Launch, Plan, Target, ceil_div
 from leanconv.problem import FilterProblem
 
 #: Largest filter height and width.
@@ -24,38 +24,21 @@ ELEMENT_TYPES = {"float32": "float", "int32": "int"}
 
 
 @dataclass(frozen=True)
-class TileConfig(Config):
-    """A warp makes ``rows`` rows of 32 * ``columns`` outputs and keeps windows of ``depth`` input rows in registers.
+class RegisterCacheConfig(Config):
+    """A block of ``warps``, one below the other; each makes ``rows`` rows of 32 * ``columns`` outputs.
 
-    ``warps`` of them, one below the other, form a block. With ``shuffle`` a lane loads each pixel once and hands it
-    to its neighbours by warp shuffle; without, it loads its whole window and L1 serves the overlap.
+    ``min_blocks`` of them shall fit on a multiprocessor.
     """
 
-    rows: int = 3
+    rows: int = 4
     columns: int = 4
-    depth: int = 4
     warps: int = 4
-    shuffle: bool = False
-    min_blocks: int = 3
-
-
-@dataclass(frozen=True)
-class WalkConfig(Config):
-    """A warp walks down a strip of 32 * ``columns`` outputs with all weights and ``depth`` input rows in registers.
-
-    ``walk`` output rows are a warp's share; it is an argument of the kernel, so it costs no compilation.
-    """
-
-    columns: int = 4
-    depth: int = 3
-    warps: int = 4
-    shuffle: bool = False
     min_blocks: int = 4
-    walk: int = 32
 
-    def constants(self) -> Constants:
-        """All fields but ``walk``."""
-        return tuple(c for c in super().constants() if c[0] != "walk")
+    @property
+    def block_rows(self) -> int:
+        """Rows of outputs that a block makes."""
+        return self.rows * self.warps
 
 
 @dataclass(frozen=True)
@@ -66,15 +49,45 @@ class PartialSumsConfig(Config):
     warps: int = 8
     min_blocks: int = 1
 
+    @property
+    def block_rows(self) -> int:
+        """Rows of outputs that a block makes."""
+        return self.rows * self.warps
 
-RegisterCacheConfig = TileConfig | WalkConfig | PartialSumsConfig
+
+#: (rows, columns, warps) that was fastest on an H200 at 4096² and 8192², up to which filter width. A fourth number is
+#: how many blocks fit on a multiprocessor without spills when the filter is about square: more than `registers_needed`
+#: tells, because its code is unrolled as a whole and keeps no window longer than it is used.
+FASTEST: tuple[tuple[int, tuple[int, ...]], ...] = (
+    (5, (4, 4, 4)),
+    (6, (8, 4, 2)),
+    (7, (8, 4, 2, 10)),
+    (8, (8, 4, 2)),
+    (14, (4, 4, 4)),
+    (15, (3, 4, 4)),
+    (17, (4, 4, 4)),
+    (20, (3, 4, 4)),
+    (LIMIT, (2, 8, 4)),
+)
+#: What else is worth timing, and what keeps a machine busy with a small image: few rows a block.
+OTHERS = ((2, 4, 2), (2, 4, 4), (3, 4, 4), (4, 4, 4), (4, 4, 8), (5, 4, 4), (6, 4, 4), (8, 4, 2), (2, 8, 4), (3, 8, 4))
 
 
-def staging_bytes(problem: FilterProblem, config: TileConfig | WalkConfig) -> int:
-    """Shared memory of a block's row buffers, two for each warp."""
-    lead = -problem.anchor[1] % 4
-    span = 31 * config.columns + 4 * ceil_div(lead + config.columns + problem.kw - 1, 4)
-    return 4 * config.warps * 2 * 32 * ceil_div(span, 32)
+def row_bytes(problem: FilterProblem, columns: int) -> int:
+    """Shared memory of one input row of a block: its halo in whole vectors, the whole in pieces of 32 pixels."""
+    left, right = (ceil_div(halo, 4) * 4 for halo in (problem.anchor[1], problem.kw - 1 - problem.anchor[1]))
+    return 4 * 32 * ceil_div(left + 32 * columns + right, 32)
+
+
+def shared_bytes(problem: FilterProblem, config: RegisterCacheConfig) -> int:
+    """Shared memory of a block: its input rows, and the filter with rows of whole vectors."""
+    weights = 4 * problem.kh * ceil_div(problem.kw, 4) * 4
+    return (config.block_rows + problem.kh - 1) * row_bytes(problem, config.columns) + weights
+
+
+def registers_needed(problem: FilterProblem, rows: int, columns: int) -> int:
+    """Registers that a thread needs: sums, windows, and about 14 for weights and addresses."""
+    return rows * columns + (rows + 1) * (columns + problem.kw - 1) + 14
 
 
 class RegisterCache(GpuAlgorithm):
@@ -96,51 +109,53 @@ class RegisterCache(GpuAlgorithm):
             reasons.append(f"anchor={problem.anchor} lies outside the {problem.kh}x{problem.kw} filter")
         if max(problem.h, problem.w) > EXTENT:
             reasons.append(f"the image is {problem.h}x{problem.w}, and the limit is {EXTENT} rows and columns")
+        if problem.batch * ceil_div(problem.h, 4) * ceil_div(problem.w, 128) >= 2**31:
+            reasons.append(f"{problem.batch} images of {problem.h}x{problem.w} may need more than 2**31 - 1 blocks")
         if problem.border not in BORDER_TYPES:
             reasons.append(f"border={problem.border!r} is none of {', '.join(BORDER_TYPES)}")
         return reasons
 
-    def configs(self, problem: FilterProblem, target: Target) -> Iterator[RegisterCacheConfig]:
+    def configs(self, problem: FilterProblem, target: Target) -> Iterator[RegisterCacheConfig | PartialSumsConfig]:
         """See GpuAlgorithm."""
-        yield TileConfig()
 
-    def plan(self, problem: FilterProblem, config: RegisterCacheConfig, target: Target) -> Plan:
-        """See GpuAlgorithm."""
-        element = ELEMENT_TYPES[problem.dtype]
-        arguments = [
-            Argument(f"const {element}*", "x"),
-            Argument(f"const {element}*", "w"),
-            Argument(f"{element}*", "y"),
-            Argument(element, "value"),
-            Argument(element, "delta"),
-            Argument("int", "height", problem.h),
-            Argument("int", "width", problem.w),
-            Argument("long long", "x_pitch", problem.x_pitch),
-            Argument("long long", "x_step", problem.x_step),
-            Argument("long long", "y_pitch", problem.y_pitch),
-            Argument("long long", "y_step", problem.y_step),
+        def config(rows: int, columns: int, warps: int, measured: int = 0) -> RegisterCacheConfig:
+            # as many blocks as registers allow, which keeps the compiler from reading windows too far ahead
+            need = registers_needed(problem, rows, columns)
+            fitting = target.registers_per_multiprocessor // (ceil_div(need, 8) * 8 * 32 * warps)
+            if problem.kw // 2 < problem.kh <= problem.kw:
+                fitting = max(fitting, measured)
+            return RegisterCacheConfig(rows, columns, warps, max(1, min(fitting, 40 // warps)))
+
+        def blocks(config: RegisterCacheConfig) -> int:
+            strips = ceil_div(problem.w, 32 * config.columns)
+            return problem.batch * strips * ceil_div(problem.h, config.block_rows)
+
+        fastest = next(shape for width, shape in FASTEST if problem.kw <= width)
+        usable = [
+            config(*shape)
+            for shape in (fastest, *(other for other in OTHERS if other != fastest[:3]))
+            if registers_needed(problem, shape[0], shape[1]) <= 200
         ]
-        if isinstance(config, WalkConfig):
-            scheme = "walk"
-            strips, bands = ceil_div(problem.w, 32 * config.columns), ceil_div(problem.h, config.walk)
-            grid = ceil_div(strips * bands * problem.batch, config.warps)
-            shared = staging_bytes(problem, config)
-            arguments += [Argument("int", "images", problem.batch), Argument("int", "walk", config.walk)]
+        usable = [c for c in usable if shared_bytes(problem, c) <= target.shared_per_block]
+        # An image that gives fewer blocks than there are multiprocessors wants the smallest blocks.
+        yield from sorted(usable, key=lambda c: -min(blocks(c), target.multiprocessors))
+        yield PartialSumsConfig()
+
+    def plan(self, problem: FilterProblem, config: RegisterCacheConfig | PartialSumsConfig, target: Target) -> Plan:
+        """See GpuAlgorithm."""
+        if isinstance(config, PartialSumsConfig):
+            function = "register_cache_partial_sums"
+            strips = ceil_div(problem.w, 33 - problem.kw)
+            shared = 4 * problem.kw * ceil_div(problem.kh, 4) * 4
         else:
-            bands = ceil_div(problem.h, config.rows * config.warps)
-            if isinstance(config, TileConfig):
-                scheme = "tile"
-                strips = ceil_div(problem.w, 32 * config.columns)
-                shared = 4 * problem.kh * ceil_div(problem.kw, 4) * 4 + staging_bytes(problem, config)
-            else:
-                scheme = "partial_sums"
-                strips = ceil_div(problem.w, 33 - problem.kw)
-                shared = 4 * problem.kw * ceil_div(problem.kh, 4) * 4
-            grid = strips * bands * problem.batch
-        arguments += [Argument("int", "strips", strips), Argument("int", "bands", bands)]
+            function = "register_cache"
+            strips = ceil_div(problem.w, 32 * config.columns)
+            shared = shared_bytes(problem, config)
+        bands = ceil_div(problem.h, config.block_rows)
+        element = ELEMENT_TYPES[problem.dtype]
         launch = Launch(
             header="register_cache.cuh",
-            function=f"leanconv::register_cache_{scheme}",
+            function=f"leanconv::{function}",
             problem=(
                 ("element", element),
                 ("border", BORDER_TYPES[problem.border]),
@@ -150,8 +165,22 @@ class RegisterCache(GpuAlgorithm):
                 ("anchor_x", problem.anchor[1]),
             ),
             tuning=config.constants(),
-            arguments=tuple(arguments),
-            grid=grid,
+            arguments=(
+                Argument(f"const {element}*", "x"),
+                Argument(f"const {element}*", "w"),
+                Argument(f"{element}*", "y"),
+                Argument(element, "value"),
+                Argument(element, "delta"),
+                Argument("int", "height", problem.h),
+                Argument("int", "width", problem.w),
+                Argument("long long", "x_pitch", problem.x_pitch),
+                Argument("long long", "x_step", problem.x_step),
+                Argument("long long", "y_pitch", problem.y_pitch),
+                Argument("long long", "y_step", problem.y_step),
+                Argument("int", "strips", strips),
+                Argument("int", "bands", bands),
+            ),
+            grid=strips * bands * problem.batch,
             block=32 * config.warps,
             shared_bytes=shared,
             min_blocks=config.min_blocks,

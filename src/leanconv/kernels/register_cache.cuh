@@ -4,22 +4,19 @@
 // copying the image is the bound up to about 7x7 and FMA issue above it. Small filters should approach a device copy,
 // large ones what a well-tuned SGEMM reaches (75 % of the peak).
 //
-// Two schemes with 32 * columns outputs side by side to a warp, `columns` to a lane, and the published one:
-//   register_cache_walk   for filters whose weights fit into registers: a warp walks down its strip, each input row is
-//                         fetched once and added to the r output rows that it reaches. Nothing but FMAs between loads.
-//   register_cache_tile   for larger ones: a warp makes `rows` rows of outputs; per filter row it fetches one more input
-//                         row and issues rows * columns * s FMAs, each weight read from shared memory once for
-//                         rows * columns of them.
-//   register_cache_partial_sums   one column a lane, and the sums move from lane to lane; kept to be compared with.
+// register_cache: a warp makes `rows` rows of 32 * columns outputs, `columns` to a lane. A lane holds the windows of
+//   rows + 1 input rows, columns + s - 1 pixels each, in a ring of registers; per filter row it reads one more window
+//   and issues rows * columns * s FMAs, for which each weight is read once. 4 x 4 outputs and a 9x9 filter make
+//   1296 FMAs on 36 + 27 shared loads of 128 bits.
+// register_cache_partial_sums: the published scheme, one column a lane, sums that move from lane to lane; kept to be
+//   compared with.
 #pragma once
 
+#include <lib/image_rows.cuh>
 #include <lib/index.cuh>
 #include <lib/ptx.cuh>
-#include <lib/row_windows.cuh>
 
 namespace leanconv {
-
-template <bool given> struct Constant { static constexpr bool value = given; };
 
 // The warp's number in its block.
 // NOTE: the shuffle tells the compiler that all lanes have the same one, so that branches on it do not part them.
@@ -27,199 +24,94 @@ __device__ __forceinline__ int warp_number() {
     return __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / 32, 0);
 }
 
+// A block's warps lie one below the other and share the input rows, which come into shared memory once.
+// Block b computes strip b % strips of band (b / strips) % bands of image b / strips / bands.
 template <class Problem, class Tuning>
-struct WarpWalk : Strip<Problem, Tuning::columns> {
-    using Base = Strip<Problem, Tuning::columns>;
-    using T = typename Base::T;
-    static constexpr int r = Problem::r, s = Problem::s, columns = Tuning::columns, depth = Tuning::depth;
-    static_assert(depth >= 2, "the ring holds the row in use and at least one that is under way");
+__device__ __forceinline__ void register_cache(const typename Problem::element* x, const typename Problem::element* w,
+                                               typename Problem::element* y, typename Problem::element value,
+                                               typename Problem::element delta, int height, int width, int64 x_pitch,
+                                               int64 x_step, int64 y_pitch, int64 y_step, int strips, int bands) {
+    using Rows = RowLoader<Problem, Tuning::columns>;
+    using T = typename Rows::T;
+    constexpr int r = Problem::r, s = Problem::s, rows = Tuning::rows, columns = Tuning::columns;
+    constexpr int depth = rows + 1;  // windows in registers: those in use and the one that comes next
+    constexpr int weight_pitch = round_up(s, 4), block_rows = rows * Tuning::warps, inputs = block_rows + r - 1;
+    static_assert(0 <= Problem::anchor_y && Problem::anchor_y < r, "the anchor lies inside the filter");
 
-    // One input row: each sum moves one output row on while it takes the products of the next filter row, so that
-    // acc[k] belongs to output row n - k. With `checked`, only output rows in [0, outputs) are worked on.
-    template <bool checked>
-    static __device__ __forceinline__ void multiply(T (&acc)[r][columns], const T (&w)[r][s],
-                                                    const T (&x)[Base::window], int n, int outputs) {
-#pragma unroll
-        for (int k = r - 1; k >= 0; --k) {
-#pragma unroll
-            for (int c = 0; c < columns; ++c) acc[k][c] = k > 0 ? acc[k > 0 ? k - 1 : 0][c] : T(0);
-            if (checked && (n < k || n - k >= outputs)) continue;
-#pragma unroll
-            for (int e = 0; e < s; ++e)
-#pragma unroll
-                for (int c = 0; c < columns; ++c) acc[k][c] += w[k][e] * x[e + c];
-        }
-    }
-
-    // `outputs` rows of outputs; store(row, number) is called for each. depth - 1 input rows are under way at a time.
-    template <class Rows, class Store>
-    static __device__ __forceinline__ void walk(Rows& source, const T* weights, int outputs, const Store& store) {
-        const int inputs = outputs + r - 1;
-        typename Rows::Raw ring[depth];
-#pragma unroll
-        for (int n = 0; n < depth - 1; ++n)
-            if (n < inputs) source.load(ring[n], n);
-        T w[r][s];
-#pragma unroll
-        for (int k = 0; k < r * s; ++k) w[k / s][k % s] = weights[k];
-        T acc[r][columns] = {};
-
-        const auto turn = [&](int first, auto checked) {
-#pragma unroll
-            for (int u = 0; u < depth; ++u) {
-                const int n = first + u, next = n + depth - 1;
-                // An unchecked turn ends with r - 1 input rows or more to come.
-                if ((!checked.value && depth <= r) || next < inputs) source.load(ring[(u + depth - 1) % depth], next);
-                T x[Base::window];
-                source.deliver(ring[u], x);
-                multiply<checked.value>(acc, w, x, n, outputs);
-                if (!checked.value || (n >= r - 1 && n < inputs)) store(acc[r - 1], n - (r - 1));
-            }
-        };
-#pragma unroll 1
-        for (int first = 0; first < inputs; first += depth) {
-            if (first >= r - 1 && first + depth <= outputs) turn(first, Constant<false>{});
-            else turn(first, Constant<true>{});
-        }
-    }
-};
-
-// Warp g walks down strip g % strips of band (g / strips) % bands of image g / strips / bands, `walk` rows of outputs.
-template <class Problem, class Tuning>
-__device__ __forceinline__ void register_cache_walk(const typename Problem::element* x,
-                                                    const typename Problem::element* w, typename Problem::element* y,
-                                                    typename Problem::element value, typename Problem::element delta,
-                                                    int height, int width, int64 x_pitch, int64 x_step, int64 y_pitch,
-                                                    int64 y_step, int images, int walk, int strips, int bands) {
-    using Walk = WarpWalk<Problem, Tuning>;
-    using T = typename Walk::T;
     const int warp = warp_number(), lane = threadIdx.x % 32;
-    const int64 number = static_cast<int64>(blockIdx.x) * Tuning::warps + warp;
-    if (number >= static_cast<int64>(strips) * bands * images) return;
-    const unsigned rest = static_cast<unsigned>(number) / strips;
-    const int image = rest / bands;
-    const int i = (rest % bands) * walk, j = (static_cast<unsigned>(number) % strips) * Walk::width;
+    const int rest = blockIdx.x / strips, image = rest / bands;
+    const int top = rest % bands * block_rows, i = top + warp * rows, j = (blockIdx.x % strips) * Rows::width;
     const Plane<T> plane{reinterpret_cast<const T*>(x) + image * x_step, reinterpret_cast<T*>(y) + image * y_step,
                          height, width, x_pitch, y_pitch, static_cast<T>(value)};
-    const T* const weights = reinterpret_cast<const T*>(w);
-    const T shift = static_cast<T>(delta);
-    const int outputs = min(walk, height - i);
-    typename Walk::Buffers staging(reinterpret_cast<T*>(shared_memory()) + warp * Walk::Buffers::elements);
-
-    T* const to = plane.y + i * y_pitch + j;
-    if (Walk::inside(plane, i, j, outputs)) {
-        using Rows = typename Select<Tuning::shuffle, typename Walk::ShuffledRows, typename Walk::DirectRows>::type;
-        Rows source(plane, i, j, lane, staging);
-        Walk::walk(source, weights, outputs, [&](const T(&row)[Tuning::columns], int n) {
-            Walk::store_vectors(to + n * y_pitch, row, shift, lane);
-        });
-    } else {
-        typename Walk::StagedRows source(plane, i, j, lane, staging);
-        Walk::walk(source, weights, outputs, [&](const T(&row)[Tuning::columns], int n) {
-            Walk::store_staged(to + n * y_pitch, row, shift, lane, width - j, staging);
-        });
+    // Shared memory: the input rows, then the filter, its rows padded to whole vectors.
+    T* const image_rows = reinterpret_cast<T*>(shared_memory());
+    T* const weights = image_rows + inputs * Rows::row;
+    {
+        const Rows source(plane, top - Problem::anchor_y, j, lane);
+        if (source.inside(inputs)) {
+            const T* from = source.vector_of(warp);
+            T* to = image_rows + warp * Rows::row;
+#pragma unroll
+            for (int k = 0; k < inputs; k += Tuning::warps, from += Tuning::warps * x_pitch)
+                if (k + Tuning::warps <= inputs || k + warp < inputs) source.load_vectors(to + k * Rows::row, from);
+        } else {
+            const int wanted = min(inputs, height - top + r - 1);
+#pragma unroll 1
+            for (int n = warp; n < wanted; n += Tuning::warps) source.load(image_rows + n * Rows::row, n);
+        }
+        cp_async_commit_group();
     }
-}
+#pragma unroll 1
+    for (int k = threadIdx.x; k < r * weight_pitch; k += 32 * Tuning::warps) {
+        const int column = k % weight_pitch;
+        weights[k] = column < s ? reinterpret_cast<const T*>(w)[k / weight_pitch * s + column] : T(0);
+    }
+    cp_async_wait_group<0>();
+    __syncthreads();
 
-template <class Problem, class Tuning>
-struct WarpTile : Strip<Problem, Tuning::columns> {
-    using Base = Strip<Problem, Tuning::columns>;
-    using T = typename Base::T;
-    static constexpr int r = Problem::r, s = Problem::s, columns = Tuning::columns, depth = Tuning::depth;
-    static constexpr int rows = Tuning::rows, inputs = rows + r - 1;
-    static constexpr int weight_pitch = round_up(s, 4);
-    static_assert(depth > rows, "the ring holds the rows in use and at least one that is under way");
-
-    // One filter row, for all outputs of the lane; input row `turn` is the ring's first.
-    static __device__ __forceinline__ void multiply(T (&acc)[rows][columns], const T (&ring)[depth][Base::window],
-                                                    const T* weights, int turn) {
+    T acc[rows][columns] = {};
+    T ring[depth][Rows::window];
+    const T* const mine = image_rows + warp * rows * Rows::row;
+#pragma unroll
+    for (int n = 0; n < rows; ++n) Rows::read_window(ring[n], mine + n * Rows::row, lane);
+    // One filter row, for all outputs of the lane; its first input row is in ring position `turn`.
+    const auto step = [&](int filter_row, int turn) {
+        if (filter_row < r - 1)
+            Rows::read_window(ring[(turn + rows) % depth], mine + (filter_row + rows) * Rows::row, lane);
 #pragma unroll
         for (int k = 0; k < s; k += 4) {
-            T w[4];
-            load_vector(w, weights + k);
+            T four[4];
+            load_vector(four, weights + filter_row * weight_pitch + k);
 #pragma unroll
             for (int e = 0; e < 4; ++e) {
                 if (k + e >= s) continue;
 #pragma unroll
                 for (int p = 0; p < rows; ++p)
 #pragma unroll
-                    for (int c = 0; c < columns; ++c) acc[p][c] += w[e] * ring[(turn + p) % depth][k + e + c];
+                    for (int c = 0; c < columns; ++c) acc[p][c] += four[e] * ring[(turn + p) % depth][k + e + c];
             }
         }
-    }
-
-    template <class Rows>
-    static __device__ __forceinline__ void accumulate(T (&acc)[rows][columns], Rows& source, const T* weights) {
-        constexpr int ahead = depth - 1, first = ahead < inputs ? ahead : inputs;
-        T ring[depth][Base::window];
-        typename Rows::Raw raw[first];
-#pragma unroll
-        for (int n = 0; n < first; ++n) source.load(raw[n], n);
-#pragma unroll
-        for (int n = 0; n < first; ++n) source.deliver(raw[n], ring[n]);
-        const auto step = [&](int filter_row, int turn) {
-            const bool more = filter_row + ahead < inputs;
-            typename Rows::Raw next;
-            if (more) source.load(next, filter_row + ahead);
-            multiply(acc, ring, weights + filter_row * weight_pitch, turn);
-            if (more) source.deliver(next, ring[(turn + ahead) % depth]);
-        };
-        // Whole turns of the ring as a loop, so that the code stays within the instruction cache; the rest unrolled.
-        constexpr int looped = (r - 1) / depth * depth;
+    };
+    // Whole turns of the ring as a loop, so that the code stays within the instruction cache; the rest unrolled.
+    constexpr int looped = (r - 1) / depth * depth;
 #pragma unroll 1
-        for (int filter_row = 0; filter_row < looped; filter_row += depth) {
+    for (int filter_row = 0; filter_row < looped; filter_row += depth) {
 #pragma unroll
-            for (int turn = 0; turn < depth; ++turn) step(filter_row + turn, turn);
-        }
-#pragma unroll
-        for (int turn = 0; turn < r - looped; ++turn) step(looped + turn, turn);
+        for (int turn = 0; turn < depth; ++turn) step(filter_row + turn, turn);
     }
-};
-
-// A block's warps lie one below the other: they read each other's input rows from L1.
-// Block b computes strip b % strips of band (b / strips) % bands of image b / strips / bands.
-template <class Problem, class Tuning>
-__device__ __forceinline__ void register_cache_tile(const typename Problem::element* x,
-                                                    const typename Problem::element* w, typename Problem::element* y,
-                                                    typename Problem::element value, typename Problem::element delta,
-                                                    int height, int width, int64 x_pitch, int64 x_step, int64 y_pitch,
-                                                    int64 y_step, int strips, int bands) {
-    using Tile = WarpTile<Problem, Tuning>;
-    using T = typename Tile::T;
-    const int warp = warp_number(), lane = threadIdx.x % 32;
-    // Shared memory: the filter, rows padded to whole vectors, then each warp's buffers.
-    T* const weights = reinterpret_cast<T*>(shared_memory());
-    constexpr int weight_elements = Tile::r * Tile::weight_pitch;
-    for (int k = threadIdx.x; k < weight_elements; k += 32 * Tuning::warps) {
-        const int column = k % Tile::weight_pitch;
-        weights[k] =
-            column < Tile::s ? reinterpret_cast<const T*>(w)[k / Tile::weight_pitch * Tile::s + column] : T(0);
-    }
-    __syncthreads();
-
-    const int rest = blockIdx.x / strips, image = rest / bands;
-    const int i = (rest % bands * Tuning::warps + warp) * Tuning::rows, j = (blockIdx.x % strips) * Tile::width;
-    if (i >= height) return;
-    const Plane<T> plane{reinterpret_cast<const T*>(x) + image * x_step, reinterpret_cast<T*>(y) + image * y_step,
-                         height, width, x_pitch, y_pitch, static_cast<T>(value)};
-    typename Tile::Buffers staging(weights + weight_elements + warp * Tile::Buffers::elements);
-
-    T acc[Tuning::rows][Tuning::columns] = {};
-    T* to = plane.y + i * y_pitch + j;
-    if (Tile::inside(plane, i, j, Tuning::rows)) {
-        using Rows = typename Select<Tuning::shuffle, typename Tile::ShuffledRows, typename Tile::DirectRows>::type;
-        Rows source(plane, i, j, lane, staging);
-        Tile::accumulate(acc, source, weights);
 #pragma unroll
-        for (int p = 0; p < Tuning::rows; ++p)
-            Tile::store_vectors(to + p * y_pitch, acc[p], static_cast<T>(delta), lane);
+    for (int turn = 0; turn < r - looped; ++turn) step(looped + turn, turn);
+
+    __syncthreads();  // the input rows have been read: the writer may use their place
+    const RowWriter<T, columns> writer(plane, i, j, lane, static_cast<T>(delta), image_rows + warp * Rows::row);
+    if (writer.vectors && i + rows <= height) {
+        T* to = writer.vector_of(0);
+#pragma unroll
+        for (int p = 0; p < rows; ++p, to += y_pitch) writer.store_vectors(to, acc[p]);
     } else {
-        typename Tile::StagedRows source(plane, i, j, lane, staging);
-        Tile::accumulate(acc, source, weights);
 #pragma unroll
-        for (int p = 0; p < Tuning::rows; ++p)
-            if (i + p < height)
-                Tile::store_staged(to + p * y_pitch, acc[p], static_cast<T>(delta), lane, width - j, staging);
+        for (int p = 0; p < rows; ++p)
+            if (i + p < height) writer.store(acc[p], p);
     }
 }
 
