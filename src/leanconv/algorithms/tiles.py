@@ -104,7 +104,7 @@ def cost(problem: ConvProblem, pixels: int, reduction: int, config: TileConfig, 
     measured but for differences under 5 %.
     """
     tiles = ceil_div(problem.group_k, config.tile_k) * problem.groups * ceil_div(pixels, config.tile_pixels)
-    on_one = ceil_div(tiles * config.split, target.multiprocessors)
+    on_one = max(1, ceil_div(tiles * config.split, target.multiprocessors))  # an empty batch has no tiles
     steps = ceil_div(ceil_div(reduction, config.tile_reduction), config.split)
     few, full = (blocks * config.threads // 32 for blocks in (min(on_one, config.min_blocks), config.min_blocks))
     speed *= few / (few + 1.2) * (full + 1.2) / full
