@@ -6,6 +6,10 @@ from collections.abc import Sequence
 from typing import TypeVar
 
 from leanconv.algorithms.base import Algorithm, CpuAlgorithm, GpuAlgorithm
+from leanconv.algorithms.direct import Direct
+from leanconv.algorithms.im2win import Im2win
+from leanconv.algorithms.im2win_basic import Im2winBasic
+from leanconv.algorithms.im2win_fused import Im2winFused
 from leanconv.algorithms.implicit_gemm import ImplicitGemm
 from leanconv.algorithms.register_cache import RegisterCache
 from leanconv.problem import Problem
@@ -13,7 +17,11 @@ from leanconv.reference import CPU_ALGORITHMS as _CPU_ALGORITHMS
 
 #: What runs on a GPU. A new algorithm is one line here.
 ALGORITHMS: tuple[GpuAlgorithm, ...] = (
+    Im2winFused(),
     ImplicitGemm(),
+    Im2win(),
+    Im2winBasic(),
+    Direct(),
     RegisterCache(),
 )
 

@@ -104,14 +104,21 @@ class Algorithm(ABC):
     def why_not(self, problem: Any) -> list[str]:
         """Sentences that say why it cannot run ``problem``; empty when it can. The one statement of its limits."""
 
-    def reasons(self, problem: Problem) -> list[str]:
-        """``why_not`` and the limits that all algorithms share: the kind of problem and its precision."""
+    def workspace_bytes(self, problem: Any) -> int:
+        """Bytes of scratch memory it takes on ``problem``."""
+        return 0
+
+    def reasons(self, problem: Problem, workspace_limit: int | None = None) -> list[str]:
+        """``why_not`` and the limits that all algorithms share: kind of problem, precision, bytes of workspace."""
         if not isinstance(problem, self.solves):
             return [f"it solves {self.solves.__name__}, not {type(problem).__name__}"]
         reasons = self.why_not(problem)
         precision = getattr(problem, "precision", "ieee")
         if PRECISIONS.index(self.tier) > PRECISIONS.index(precision):
             reasons = [*reasons, f"it keeps precision {self.tier!r}, and {precision!r} was asked for"]
+        needed = self.workspace_bytes(problem) if not reasons and workspace_limit is not None else 0
+        if workspace_limit is not None and needed > workspace_limit:
+            reasons = [*reasons, f"it needs {needed} bytes of workspace, and workspace_limit is {workspace_limit}"]
         return reasons
 
     def cost(self, problem: Any) -> float:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from math import lcm
 
-from leanconv.algorithms.base import Argument, GpuAlgorithm, Plan, Target, conv_constants
-from leanconv.algorithms.tiles import TileConfig, forward_limits, order, tile_launch, tiles, with_splits
+from leanconv.algorithms.base import GpuAlgorithm, Plan, Target, conv_constants
+from leanconv.algorithms.tiles import TileConfig, conv_arguments, forward_limits, order, tile_launch, tiles, with_splits
 from leanconv.problem import ConvProblem
 
 
@@ -41,12 +41,5 @@ class ImplicitGemm(GpuAlgorithm):
 
     def plan(self, problem: ConvProblem, config: TileConfig, target: Target) -> Plan:
         """See GpuAlgorithm."""
-        arguments = (
-            Argument("const float*", "x"),
-            Argument("const float*", "w"),
-            Argument("const float*", "bias"),
-            Argument("float*", "y"),
-            Argument("long long", "batch", problem.n),
-        )
         pixels, shared = problem.n * problem.p * problem.q, shared_bytes(problem, config)
-        return Plan((tile_launch(self.name, conv_constants(problem), config, problem, pixels, shared, arguments),))
+        return Plan((tile_launch(self.name, conv_constants(problem), config, problem, pixels, shared, conv_arguments(problem)),))

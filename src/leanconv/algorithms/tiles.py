@@ -83,12 +83,15 @@ TILES: dict[str, tuple[tuple[TileConfig, float], ...]] = {
 }
 
 
-def tiles(problem: ConvProblem) -> Iterator[tuple[TileConfig, float]]:
-    """The tiles that ``problem`` can have without spilling registers, with their speeds."""
+def tiles(problem: ConvProblem, along: bool = False, wide: bool = False) -> Iterator[tuple[TileConfig, float]]:
+    """The tiles that ``problem`` can have without spilling registers, with their speeds.
+
+    ``along``: pixels are read along the reduction in NCHW too; ``wide``: offsets take 64 bits whatever the tensors.
+    """
     # 64-bit offsets, and taps that are decoded element by element, take more registers beside the accumulators.
-    heavy = bool(dict(conv_constants(problem))["wide"]) or max(problem.r, problem.s) > 16
-    heavy |= problem.layout == "NHWC" and problem.group_c % 8 != 0
-    for config, speed in TILES[problem.layout]:
+    heavy = wide or bool(dict(conv_constants(problem))["wide"]) or max(problem.r, problem.s) > 16
+    heavy |= problem.layout == "NHWC" and problem.group_c % 8 != 0 or along
+    for config, speed in TILES["NHWC" if along else problem.layout]:
         if not heavy:
             yield config, speed
         elif config.threads < 256:
@@ -138,6 +141,17 @@ def with_splits(problem: ConvProblem, speeds: Speeds, reduction: int, target: Ta
         for split in (2, 4, 8):
             if target.clusters and shared % split == 0 and reduction >= 8 * split * config.tile_reduction:
                 yield replace(config, split=split), speed
+
+
+def conv_arguments(problem: ConvProblem, source: str = "x") -> tuple[Argument, ...]:
+    """The arguments of a forward kernel that reads its pixels from ``source``."""
+    return (
+        Argument("const float*", source),
+        Argument("const float*", "w"),
+        Argument("const float*", "bias"),
+        Argument("float*", "y"),
+        Argument("long long", "batch", problem.n),
+    )
 
 
 def tile_launch(

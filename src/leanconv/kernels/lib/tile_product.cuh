@@ -49,6 +49,11 @@ struct TileProduct {
         }
     }
 
+    // What has to wait until the row before has been multiplied, for want of registers.
+    __device__ __forceinline__ void read_late(int step, int row) {
+        if constexpr (Tuning::micro_kernel) x.read_late(stage_pixels(step), row);
+    }
+
     __device__ __forceinline__ void multiply(float (&acc)[Tuning::thread_k][Tuning::thread_pixels], int step, int row) {
 #pragma unroll
         for (int i = 0; i < Tuning::thread_k; ++i)
@@ -82,6 +87,7 @@ struct TileProduct {
         cp_async_wait_group<stages - 2>();
         __syncthreads();
         read(0, 0);
+        read_late(0, 0);
 #pragma unroll 1
         for (int step = 0; step < steps; ++step) {
 #pragma unroll
@@ -101,6 +107,8 @@ struct TileProduct {
                     cp_async_commit_group();
                 }
                 multiply(acc, step, row);
+                if (row == depth - 1) read_late(step + 1, 0);
+                else read_late(step, row + 1);
             }
         }
     }
@@ -116,6 +124,7 @@ struct TileProduct {
 #pragma unroll
             for (int row = 0; row < depth; ++row) {
                 read(step, row);
+                read_late(step, row);
                 multiply(acc, step, row);
             }
             __syncthreads();

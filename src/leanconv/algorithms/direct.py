@@ -1,0 +1,52 @@
+"""Direct convolution by its definition, one thread an output: the baseline the other kernels are measured from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from leanconv.algorithms.base import Config, GpuAlgorithm, Launch, Plan, Target, ceil_div, conv_constants
+from leanconv.algorithms.tiles import conv_arguments, forward_limits
+from leanconv.problem import ConvProblem
+
+
+@dataclass(frozen=True)
+class DirectConfig(Config):
+    """Threads of a block."""
+
+    threads: int = 256
+
+
+class Direct(GpuAlgorithm):
+    """One thread, one output, everything from global memory; every shape, no workspace, slow."""
+
+    name = "direct"
+    paper = "the baseline of S. Lu et al., im2win (2023)"
+    tier = "ieee"
+    solves = ConvProblem
+
+    def why_not(self, problem: ConvProblem) -> list[str]:
+        """See GpuAlgorithm."""
+        return forward_limits(problem)
+
+    def cost(self, problem: ConvProblem) -> float:
+        """See Algorithm: kept to compare with, never the first choice."""
+        return float("inf")
+
+    def configs(self, problem: ConvProblem, target: Target) -> Iterator[DirectConfig]:
+        """See GpuAlgorithm."""
+        yield DirectConfig()
+
+    def plan(self, problem: ConvProblem, config: DirectConfig, target: Target) -> Plan:
+        """See GpuAlgorithm."""
+        outputs = problem.n * problem.k * problem.p * problem.q
+        launch = Launch(
+            header="direct.cuh",
+            function="leanconv::direct",
+            problem=conv_constants(problem),
+            tuning=config.constants(),
+            arguments=conv_arguments(problem),
+            grid=ceil_div(outputs, config.threads),
+            block=config.threads,
+        )
+        return Plan((launch,))

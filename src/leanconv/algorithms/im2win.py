@@ -1,0 +1,79 @@
+"""im2win with its tensor: the input is stored in window order, then multiplied with the filters."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from leanconv.algorithms.base import Argument, Constants, GpuAlgorithm, Launch, Plan, Target, ceil_div, conv_constants
+from leanconv.algorithms.tiles import TileConfig, conv_arguments, forward_limits, order, tile_launch, tiles, with_splits
+from leanconv.problem import ConvProblem
+
+PAPER = "S. Lu et al., Im2win: An Efficient Convolution Paradigm on GPU (2023)"
+
+
+def columns(problem: ConvProblem) -> int:
+    """Columns of the padded input that the windows of an output row reach."""
+    return (problem.q - 1) * problem.stride[1] + (problem.s - 1) * problem.dilation[1] + 1
+
+
+def tensor_elements(problem: ConvProblem) -> int:
+    """Elements of the im2win tensor: N * C * P * columns * R."""
+    return problem.n * problem.c * problem.p * columns(problem) * problem.r
+
+
+def window_constants(problem: ConvProblem) -> Constants:
+    """The ``Problem`` struct of the kernels that work on the im2win tensor."""
+    constants = dict(conv_constants(problem))
+    constants["wide"] = constants["wide"] or tensor_elements(problem) >= 2**30
+    return (*constants.items(), ("columns", columns(problem)))
+
+
+def transform(problem: ConvProblem, header: str) -> Launch:
+    """The launch that writes the im2win tensor to the workspace, four elements a thread."""
+    threads = 256
+    return Launch(
+        header=header,
+        function="leanconv::im2win_transform",
+        problem=window_constants(problem),
+        tuning=(),
+        arguments=(
+            Argument("const float*", "x"),
+            Argument("float*", "workspace"),
+            Argument("long long", "batch", problem.n),
+        ),
+        grid=ceil_div(tensor_elements(problem), 4 * threads),
+        block=threads,
+    )
+
+
+class Im2win(GpuAlgorithm):
+    """The paper's Algorithm 3 behind its transform; every shape; the workspace is the im2win tensor."""
+
+    name = "im2win"
+    paper = PAPER
+    tier = "ieee"
+    solves = ConvProblem
+
+    def why_not(self, problem: ConvProblem) -> list[str]:
+        """See GpuAlgorithm."""
+        return forward_limits(problem)
+
+    def workspace_bytes(self, problem: ConvProblem) -> int:
+        """See Algorithm."""
+        return 4 * tensor_elements(problem)
+
+    def configs(self, problem: ConvProblem, target: Target) -> Iterator[TileConfig]:
+        """See GpuAlgorithm."""
+        reduction = problem.group_c * problem.r * problem.s
+        wide = dict(window_constants(problem))["wide"]
+        speeds = list(with_splits(problem, tiles(problem, along=True, wide=wide), reduction, target))
+        yield from order(problem, problem.n * problem.p * problem.q, reduction, speeds, target)
+
+    def plan(self, problem: ConvProblem, config: TileConfig, target: Target) -> Plan:
+        """See GpuAlgorithm."""
+        shared = config.shared_bytes(config.tile_reduction * (config.tile_pixels + 4), 0)
+        pixels = problem.n * problem.p * problem.q
+        product = tile_launch(
+            self.name, window_constants(problem), config, problem, pixels, shared, conv_arguments(problem, "workspace")
+        )
+        return Plan((transform(problem, product.header), product), self.workspace_bytes(problem))

@@ -1,0 +1,49 @@
+"""The im2win paper's Algorithm 2: one thread an output over the im2win tensor; the "before" of its fast kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from leanconv.algorithms.base import GpuAlgorithm, Launch, Plan, Target, ceil_div
+from leanconv.algorithms.direct import DirectConfig
+from leanconv.algorithms.im2win import PAPER, tensor_elements, transform, window_constants
+from leanconv.algorithms.tiles import conv_arguments, forward_limits
+from leanconv.problem import ConvProblem
+
+
+class Im2winBasic(GpuAlgorithm):
+    """One thread, one output over the im2win tensor; every shape; the workspace is the tensor; slow."""
+
+    name = "im2win_basic"
+    paper = PAPER
+    tier = "ieee"
+    solves = ConvProblem
+
+    def why_not(self, problem: ConvProblem) -> list[str]:
+        """See GpuAlgorithm."""
+        return forward_limits(problem)
+
+    def cost(self, problem: ConvProblem) -> float:
+        """See Algorithm: kept to compare with, never the first choice."""
+        return float("inf")
+
+    def workspace_bytes(self, problem: ConvProblem) -> int:
+        """See Algorithm."""
+        return 4 * tensor_elements(problem)
+
+    def configs(self, problem: ConvProblem, target: Target) -> Iterator[DirectConfig]:
+        """See GpuAlgorithm."""
+        yield DirectConfig()
+
+    def plan(self, problem: ConvProblem, config: DirectConfig, target: Target) -> Plan:
+        """See GpuAlgorithm."""
+        product = Launch(
+            header="im2win_basic.cuh",
+            function="leanconv::im2win_basic",
+            problem=window_constants(problem),
+            tuning=config.constants(),
+            arguments=conv_arguments(problem, "workspace"),
+            grid=ceil_div(problem.n * problem.k * problem.p * problem.q, config.threads),
+            block=config.threads,
+        )
+        return Plan((transform(problem, product.header), product), self.workspace_bytes(problem))

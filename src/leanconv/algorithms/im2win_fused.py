@@ -1,0 +1,120 @@
+"""im2win without its tensor: windows are formed in shared memory as overlapping runs of pixels."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from math import lcm
+
+from leanconv.algorithms import implicit_gemm
+from leanconv.algorithms.base import GpuAlgorithm, Plan, Target, ceil_div, conv_constants
+from leanconv.algorithms.im2win import PAPER
+from leanconv.algorithms.tiles import TileConfig, conv_arguments, cost, forward_limits, tile_launch, tiles, with_splits
+from leanconv.problem import ConvProblem
+
+
+@dataclass(frozen=True)
+class Im2winFusedConfig(TileConfig):
+    """``runs``: four adjacent outputs share one run of pixels a line; otherwise pixels arrive one by one."""
+
+    runs: bool = True
+
+
+#: Tiles with runs, their speeds relative to the best without (measured on an H200, 3x3 layers of 64 channels and more),
+#: and how many floats of runs a thread may hold.
+RUN_TILES = (
+    (Im2winFusedConfig(128, 96, thread_pixels=12, stages=3, min_blocks=2), 1.04),
+    (Im2winFusedConfig(96, 128, thread_k=12, stages=3, min_blocks=2), 1.02),
+    (Im2winFusedConfig(128, 64, stages=3, min_blocks=3), 1.00),
+    (Im2winFusedConfig(64, 128, stages=3, min_blocks=3), 0.97),
+    (Im2winFusedConfig(64, 64, stages=3, min_blocks=5), 0.93),
+)
+
+#: The longest run, in pixels: a thread holds one or two of them in registers for every four of its outputs.
+LONGEST_RUN = 24
+
+
+def run_length(problem: ConvProblem) -> int:
+    """Pixels of a run: the windows of four adjacent outputs on one line, and what alignment adds in front."""
+    shift = -problem.padding[2] % 4 if problem.w % 4 == 0 else 0
+    return shift + 3 * problem.stride[1] + (problem.s - 1) * problem.dilation[1] + 1
+
+
+def lines(problem: ConvProblem) -> int:
+    """Lines of a reduction step: a multiple of four that makes about sixteen indices, or two where filters are wide."""
+    return max(4, 16 // problem.s // 4 * 4) if problem.s <= 12 else 2
+
+
+def run_pixels(problem: ConvProblem) -> int:
+    """Output pixels as runs count them: rows are rounded up to four."""
+    return problem.n * problem.p * ceil_div(problem.q, 4) * 4
+
+
+def shared_bytes(problem: ConvProblem, config: Im2winFusedConfig) -> int:
+    """Shared memory of a block."""
+    if not config.runs:
+        return implicit_gemm.shared_bytes(problem, config)
+    step_lines = config.tile_reduction // problem.s
+    length = run_length(problem)
+    if not config.vector_loads and problem.w % 4 == 0:
+        length -= -problem.padding[2] % 4
+    pixel_floats = step_lines * ceil_div(length, 4) * config.tile_pixels
+    entry = 12 if dict(conv_constants(problem))["wide"] else 8
+    return config.shared_bytes(pixel_floats, entry * lcm(problem.r, step_lines))
+
+
+def _without_runs(config: TileConfig) -> Im2winFusedConfig:
+    return Im2winFusedConfig(**asdict(config), runs=False)
+
+
+def _blocks(problem: ConvProblem, config: Im2winFusedConfig, heavy: bool) -> int:
+    """Blocks that fit on a multiprocessor when a thread gets registers for its runs beside the accumulators."""
+    run = ceil_div(run_length(problem), 4) * config.thread_pixels
+    buffers = 2 if run <= 24 else 1
+    needed = config.thread_k * config.thread_pixels + 2 * config.thread_k + buffers * run + (24 if heavy else 10)
+    return max(1, min(config.min_blocks, 65536 // (config.threads * min(needed, 255))))
+
+
+class Im2winFused(GpuAlgorithm):
+    """Windows in shared memory, no workspace; every shape."""
+
+    name = "im2win_fused"
+    paper = PAPER
+    tier = "ieee"
+    solves = ConvProblem
+
+    def why_not(self, problem: ConvProblem) -> list[str]:
+        """See GpuAlgorithm."""
+        return forward_limits(problem)
+
+    def configs(self, problem: ConvProblem, target: Target) -> Iterator[Im2winFusedConfig]:
+        """See GpuAlgorithm."""
+        reduction = problem.group_c * problem.r * problem.s
+        single = [(_without_runs(c), v) for c, v in tiles(problem)]
+        choices = [
+            (cost(problem, problem.n * problem.p * problem.q, reduction, config, speed, target), config)
+            for config, speed in with_splits(problem, single, reduction, target)
+        ]
+        if problem.layout == "NCHW" and run_length(problem) <= LONGEST_RUN:
+            depth = lines(problem) * problem.s
+            heavy = dict(conv_constants(problem))["wide"]
+            # Registers: the accumulators, the runs, and what the loop needs beside them.
+            runs = [
+                (replace(config, tile_reduction=depth, min_blocks=_blocks(problem, config, heavy)), speed)
+                for config, speed in RUN_TILES
+            ]
+            choices += [
+                (cost(problem, run_pixels(problem), reduction, config, speed, target), config)
+                for config, speed in with_splits(problem, runs, reduction, target)
+            ]
+        fitting = [pair for pair in choices if shared_bytes(problem, pair[1]) <= target.shared_per_block]
+        yield from (config for _, config in sorted(fitting, key=lambda pair: pair[0]))
+
+    def plan(self, problem: ConvProblem, config: Im2winFusedConfig, target: Target) -> Plan:
+        """See GpuAlgorithm."""
+        pixels = run_pixels(problem) if config.runs else problem.n * problem.p * problem.q
+        launch = tile_launch(
+            self.name, conv_constants(problem), config, problem, pixels, shared_bytes(problem, config),
+            conv_arguments(problem),
+        )
+        return Plan((launch,))

@@ -1,0 +1,44 @@
+// Direct convolution by its definition: one thread, one output, everything read from global memory. The baseline that
+// the im2win paper starts from, and the shortest statement of what the other kernels compute.
+//
+// Arithmetic per output: 2 * C/g * R * S flops for two loads an FMA, most of them from L1: some 5 % of the FP32 peak.
+#pragma once
+
+#include <lib/epilogue.cuh>
+#include <lib/index.cuh>
+
+namespace leanconv {
+
+// Neighbouring threads compute neighbouring pixels of one filter in NCHW, neighbouring filters of one pixel in NHWC.
+template <class Problem, class Tuning>
+__device__ __forceinline__ void direct(const float* __restrict__ x, const float* __restrict__ w,
+                                       const float* __restrict__ bias, float* __restrict__ y, long long batch) {
+    constexpr int image = Problem::p * Problem::q;
+    const int64 at = static_cast<int64>(blockIdx.x) * blockDim.x + threadIdx.x;
+    if (at >= batch * Problem::k * image) return;
+    const int64 n = at / (static_cast<int64>(Problem::k) * image);
+    const int in_image = static_cast<int>(at - n * Problem::k * image);
+    const int k = Problem::nhwc ? in_image % Problem::k : in_image / image;
+    const int pq = Problem::nhwc ? in_image / Problem::k : in_image % image;
+    const int p = pq / Problem::q, q = pq % Problem::q, first_c = k / Problem::group_k * Problem::group_c;
+
+    float sum = 0.0f;
+    for (int c = 0; c < Problem::group_c; ++c)
+        for (int r = 0; r < Problem::r; ++r)
+            for (int s = 0; s < Problem::s; ++s) {
+                const int i = p * Problem::stride_h - Problem::pad_top + r * Problem::dilation_h;
+                const int j = q * Problem::stride_w - Problem::pad_left + s * Problem::dilation_w;
+                if (i < 0 || i >= Problem::h || j < 0 || j >= Problem::w) continue;
+                const int tap = r * Problem::s + s;
+                const float pixel = Problem::nhwc
+                    ? x[((n * Problem::h + i) * Problem::w + j) * Problem::c + first_c + c]
+                    : x[((n * Problem::c + first_c + c) * Problem::h + i) * Problem::w + j];
+                const float weight = Problem::nhwc
+                    ? w[(static_cast<int64>(k) * Problem::r * Problem::s + tap) * Problem::group_c + c]
+                    : w[(static_cast<int64>(k) * Problem::group_c + c) * (Problem::r * Problem::s) + tap];
+                sum = fmaf(weight, pixel, sum);
+            }
+    y[at] = finish<Problem>(sum, Problem::bias ? bias[k] : 0.0f);
+}
+
+}  // namespace leanconv
