@@ -15,6 +15,7 @@ import numpy as np
 from leanconv import arguments, calls, registry
 from leanconv.problem import ITEM_BYTES, ConvProblem, FilterProblem
 from leanconv.runtime.arrays import Arrays, NumpyArrays, TorchArrays, arrays_of, carry, give_back, row_pitched
+from leanconv.runtime.env import raw_workspace_limit
 from leanconv.runtime.launch import ALIGNMENT, device_index
 
 Array = TypeVar("Array")
@@ -41,6 +42,8 @@ class Described:
     #: which of x, w and bias cannot be read as they lie
     copies: tuple[bool, bool, bool] = (False, False, False)
     out_direct: bool = True
+    #: bytes, as given by the caller or the environment; None for neither
+    workspace_limit: int | None = None
     names: tuple[str, str] = ("x", "w")
 
 
@@ -59,6 +62,7 @@ def conv2d(
     activation: str | None = None,
     out: Any = None,
     device: str | None = None,
+    workspace_limit: int | None = None,
 ) -> Array:
     """Convolve a batch of images with a bank of filters, as ``torch.nn.functional.conv2d`` does.
 
@@ -80,6 +84,8 @@ def conv2d(
         activation: None or ``"relu"``.
         out: array for the result; must not share memory with the inputs.
         device: ``"cuda"`` or ``"cuda:1"`` runs NumPy arrays on that GPU and waits for the result.
+        workspace_limit: bytes of GPU scratch memory that the algorithm may take, from the allocator of x's library.
+            None: what LEANCONV_WORKSPACE_LIMIT says, else 0 for ``"auto"``, and as much as it needs for one by name.
 
     Returns:
         y of shape (n, k, p, q), of x's library, computed on the caller's current stream; ``out`` if given.
@@ -89,8 +95,9 @@ def conv2d(
             where nothing fits. CudaUnavailableError: no driver, GPU or compiler.
 
     PyTorch's CPU tensors go to PyTorch's own convolution. On the GPU no gradient is computed, and a tensor that
-    requires one is refused. The first call of a shape compiles; later ones neither allocate anything but the result nor
-    wait, and may be captured in a CUDA graph.
+    requires one is refused. The first call of a shape compiles; later ones neither allocate anything but the result
+    and the workspace nor wait, and may be captured in a CUDA graph (of CuPy's, only without a workspace: CuPy's pool
+    keeps none for a graph).
 
     >>> import numpy as np
     >>> x, w = np.ones((1, 1, 4, 4), np.float32), np.ones((1, 1, 3, 3), np.float32)
@@ -107,6 +114,7 @@ def conv2d(
                 None if bias is None else (type(bias), signature(bias)),
                 None if out is None else (type(out), signature(out)),
                 stride, padding, dilation, groups, layout, algorithm, precision, activation, device,
+                raw_workspace_limit() if workspace_limit is None else workspace_limit,
             )  # fmt: skip
             call = _conv_calls.get(key)
         except (TypeError, AttributeError, RuntimeError):
@@ -118,11 +126,12 @@ def conv2d(
             result = conv2d(
                 _carried(x, "x"), _carried(w, "w"), _carried(bias, "bias"), stride, padding, dilation, groups,
                 layout=layout, algorithm=algorithm, precision=precision, activation=activation, device=device,
+                workspace_limit=workspace_limit,
             )  # fmt: skip
             return give_back(result, x)
         described = describe_conv2d(
             x, w, bias, stride, padding, dilation, groups, layout=layout, algorithm=algorithm, precision=precision,
-            activation=activation, out=out, device=device,
+            activation=activation, out=out, device=device, workspace_limit=workspace_limit,
         )  # fmt: skip
         call = _bind(described, x, w, bias, out)
         if key is not None:
@@ -223,6 +232,7 @@ def describe_conv2d(
     activation: str | None = None,
     out: Any = None,
     device: str | None = None,
+    workspace_limit: int | None = None,
 ) -> Described:
     """Check the arguments of a `conv2d` call and say what it computes and where. Raises as `conv2d` does."""
     x, w, bias = _carried(x, "x"), _carried(w, "w"), _carried(bias, "bias")
@@ -252,6 +262,7 @@ def describe_conv2d(
         device=_place(arrays, home, device),
         home=home,
         algorithm=algorithm,
+        workspace_limit=arguments.workspace_limit(workspace_limit),
         shape=shape,
         channels_last=channels_last,
         copies=(
@@ -343,7 +354,9 @@ def _bind(described: Described, x: Any, w: Any, bias: Any, out: Any) -> calls.Ca
     arrays, problem, names = described.arrays, described.problem, described.names
     empty = calls.is_empty(problem)
     if described.device is not None:
-        ready = None if empty else calls.ready(problem, described.device, described.algorithm)
+        ready = None
+        if not empty:
+            ready = calls.ready(problem, described.device, described.algorithm, described.workspace_limit)
         if described.home is None:
             return calls.HostOnGpuCall(problem, ready, described.shape, names)
         return calls.GpuCall(
@@ -357,7 +370,9 @@ def _bind(described: Described, x: Any, w: Any, bias: Any, out: Any) -> calls.Ca
                 "which takes algorithm='auto' only"
             )
         return calls.TorchCpuConv(arrays, problem)
-    chosen = None if empty else registry.choose(problem, described.algorithm, registry.CPU_ALGORITHMS)
+    chosen = None
+    if not empty:
+        chosen = registry.choose(problem, described.algorithm, registry.CPU_ALGORITHMS, described.workspace_limit)
     return calls.CpuCall(arrays, problem, chosen, described.shape, names)
 
 

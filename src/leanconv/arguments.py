@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from leanconv.problem import BORDERS, ITEM_BYTES, PRECISIONS, ConvProblem, FilterProblem
+from leanconv.runtime import env
 
 Padding = int | Sequence[int] | str
 
@@ -46,6 +47,11 @@ def integer(name: str, value: Any, least: int) -> int:
     if number < least:
         raise ValueError(f"{name}={value!r} is below {least}")
     return number
+
+
+def workspace_limit(value: Any) -> int | None:
+    """The bytes of workspace that a caller allows: the argument, else LEANCONV_WORKSPACE_LIMIT; None for neither."""
+    return env.workspace_limit() if value is None else integer("workspace_limit", value, 0)
 
 
 def pair(name: str, value: Any, least: int) -> tuple[int, int]:

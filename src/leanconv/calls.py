@@ -39,7 +39,7 @@ class Ready:
     run: Executable
 
 
-_ready: dict[tuple[Problem, int, str], Ready] = {}
+_ready: dict[tuple[Problem, int, str, int | None], Ready] = {}
 _lock = threading.Lock()
 
 
@@ -48,15 +48,15 @@ def choose_config(algorithm: GpuAlgorithm, problem: Problem, device: Device) -> 
     return next(iter(algorithm.configs(problem, device.target)))
 
 
-def ready(problem: Problem, device_index: int, algorithm: str) -> Ready:
-    """Choose, plan, compile and load; the next time it is a look-up."""
-    key = (problem, device_index, algorithm)
+def ready(problem: Problem, device_index: int, algorithm: str, limit: int | None = None) -> Ready:
+    """Choose, plan, compile and load; the next time it is a look-up. ``limit`` is that of `registry.choose`."""
+    key = (problem, device_index, algorithm, registry.workspace_limit(algorithm, limit))
     found = _ready.get(key)
     if found is None:
         with _lock:
             found = _ready.get(key)
             if found is None:
-                chosen = registry.choose(problem, algorithm, registry.ALGORITHMS)
+                chosen = registry.choose(problem, algorithm, registry.ALGORITHMS, limit)
                 device = launch.open_device(device_index)
                 config = choose_config(chosen, problem, device)
                 plan = chosen.plan(problem, config, device.target)
@@ -64,9 +64,9 @@ def ready(problem: Problem, device_index: int, algorithm: str) -> Ready:
     return found
 
 
-def is_ready(problem: Problem, device_index: int, algorithm: str) -> bool:
+def is_ready(problem: Problem, device_index: int, algorithm: str, limit: int | None = None) -> bool:
     """Whether the problem has been compiled and loaded in this process."""
-    return (problem, device_index, algorithm) in _ready
+    return (problem, device_index, algorithm, registry.workspace_limit(algorithm, limit)) in _ready
 
 
 def forget() -> None:
@@ -158,7 +158,9 @@ class GpuCall:
             y = self._make()
         if self._run is not None:
             # NOTE: copies and workspace must stay bound to names until the launch; freed earlier, their memory could
-            # be reused
+            # be reused. Freed later it is safe, since the allocators follow the stream: what takes the memory next
+            # runs behind the launch. In a capture PyTorch takes it from the graph's own pool, which lives as long as
+            # the graph; CuPy has no such pool
             if self._copy_any:
                 x, w, bias = self._copy(x, w, bias)
                 x_at, w_at, bias_at = pointer(x), pointer(w), 0 if bias is None else pointer(bias)

@@ -14,6 +14,8 @@ import typer
 import leanconv
 from leanconv.runtime.driver import CudaError
 
+_LIMIT = "Bytes of GPU scratch memory that an algorithm may take, such as 0 or 64MiB."
+
 app = typer.Typer(
     name="leanconv",
     help="Convolution on NVIDIA GPUs without the workspace, and on NumPy without a GPU.",
@@ -41,6 +43,12 @@ class Action(str, Enum):
     path = "path"
     size = "size"
     clear = "clear"
+
+
+def _bytes(text: str | None) -> int | None:
+    from leanconv.runtime import env
+
+    return None if text is None else env.parse_bytes("--workspace-limit", text)
 
 
 def _print_version(wanted: bool) -> None:
@@ -102,6 +110,9 @@ def bench(
     out: Annotated[Path | None, typer.Option(help="Results file; by default below benchmarks/results.")] = None,
     plot: Annotated[Path | None, typer.Option(help="Also draw bars into this .png, .svg or .pdf.")] = None,
     revision: Annotated[str | None, typer.Option(help="Git revision to record where there is no checkout.")] = None,
+    workspace_limit: Annotated[
+        str | None, typer.Option(metavar="BYTES", help=_LIMIT + " leanconv's others are left out, peers are not.")
+    ] = None,
 ) -> None:
     """Measure leanconv and every peer that is installed, print a table and write a results file.
 
@@ -114,9 +125,9 @@ def bench(
     patterns = tuple(filter(None, engines.split(",")))
     results = run_suite(
         what, layout=layout.value if layout else None, engines=patterns, only=only, batch=batch, quick=quick,
-        device=device, revision=revision,
+        device=device, revision=revision, workspace_limit=_bytes(workspace_limit),
     )  # fmt: skip
-    path = out or default_path(results, bool(patterns or only or batch or quick))
+    path = out or default_path(results, bool(patterns or only or batch or quick or workspace_limit))
     results.write(path)
     show(results, full or None)
     print(f"results: {path}")
@@ -180,6 +191,7 @@ def explain(
     ] = None,
     algorithm: Annotated[str, typer.Option(help="An algorithm's name, to hear whether it can.")] = "auto",
     compile: Annotated[bool, typer.Option("--compile", help="Compile the kernels and tell their registers.")] = False,
+    workspace_limit: Annotated[str | None, typer.Option(metavar="BYTES", help=_LIMIT)] = None,
 ) -> None:
     """Say which algorithm would run for a problem, why, and why not the others."""
     from leanconv.bench import parse_problem
@@ -192,7 +204,8 @@ def explain(
             device = "cuda"
         except CudaUnavailableError:
             device = "cpu"
-    print(leanconv.explain(parsed, device=device, algorithm=algorithm, compile=compile))
+    limit = _bytes(workspace_limit)
+    print(leanconv.explain(parsed, device=device, algorithm=algorithm, compile=compile, workspace_limit=limit))
 
 
 @app.command()

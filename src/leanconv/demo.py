@@ -21,7 +21,7 @@ from leanconv import api, filters, registry
 from leanconv.bench.suites import dense_filter
 from leanconv.problem import ConvProblem, FilterProblem, Problem
 from leanconv.reference import oracle
-from leanconv.runtime import launch
+from leanconv.runtime import env, launch
 from leanconv.runtime.driver import CudaUnavailableError, driver
 from leanconv.timing import Timing, time_cpu, time_gpu
 
@@ -108,11 +108,12 @@ def measure_layer(what: str, problem: ConvProblem, photo: np.ndarray, gpu: bool,
     bias = random.standard_normal(problem.k, np.float32) * np.float32(0.1)
     answer, bound = oracle.conv2d(problem, x, w, bias), oracle.error_bound(problem, x, w, bias)
     found = []
+    limit = env.workspace_limit()  # the calls below obey it too
     for where in ("CPU", "GPU") if gpu else ("CPU",):
         candidates: Sequence[Any] = registry.ALGORITHMS if where == "GPU" else registry.CPU_ALGORITHMS
-        chosen = registry.choose(problem, "auto", candidates)
+        chosen = registry.choose(problem, "auto", candidates, limit)
         for algorithm in candidates:
-            if algorithm.reasons(problem):
+            if algorithm.reasons(problem, limit):
                 continue
             call = partial(
                 api.conv2d, x, w, bias, problem.stride, problem.padding, problem.dilation, problem.groups,

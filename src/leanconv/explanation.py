@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 from leanconv import api, calls, registry
 from leanconv.algorithms.base import Algorithm
+from leanconv.arguments import workspace_limit
 from leanconv.problem import ConvProblem, FilterProblem, Problem
 from leanconv.runtime import launch
 from leanconv.runtime.arrays import TorchArrays
@@ -32,15 +33,22 @@ class Explanation:
     #: a line for each kernel, where it has been compiled: registers, spilled bytes, grid
     kernels: tuple[str, ...] = ()
     workspace_bytes: int = 0
+    #: bytes of workspace that were allowed; None is no limit
+    workspace_limit: int | None = None
     others: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
     def __str__(self) -> str:
         lines = [str(self.problem), f"  on   {self.where}", f"  runs {self.chosen or 'nothing'}: {self.why}"]
         if self.config:
-            lines.append(f"  with {self.config}, workspace {self.workspace_bytes} bytes")
+            lines.append(f"  with {self.config}, workspace {self.workspace_bytes} bytes ({self._limit()})")
+        elif self.workspace_limit:
+            lines.append(f"  with {self._limit()}")
         lines += [f"       {kernel}" for kernel in self.kernels]
         lines += [f"  not  {name}: {'; '.join(reasons)}" for name, reasons in self.others.items()]
         return "\n".join(lines)
+
+    def _limit(self) -> str:
+        return "no limit" if self.workspace_limit is None else f"workspace_limit {self.workspace_limit}"
 
 
 @dataclass(frozen=True)
@@ -77,8 +85,8 @@ def explain(first: Any, second: Any = None, /, *arguments: Any, **options: Any) 
     """Say what `conv2d` or `filter2d` would run for these arguments, and why not the others. Runs nothing.
 
     Give the arguments of the call (a 2-D second array means filter2d), or a ConvProblem or FilterProblem with, if
-    wanted, ``device="cuda"`` (the CPU is the default) and ``algorithm=``. Registers and spills are told for what this
-    process has compiled already, or with ``compile=True``.
+    wanted, ``device="cuda"`` (the CPU is the default), ``algorithm=`` and ``workspace_limit=``. Registers and spills
+    are told for what this process has compiled already, or with ``compile=True``.
 
     Raises ValueError and TypeError as the call itself would; that nothing fits is told, not raised.
 
@@ -87,10 +95,11 @@ def explain(first: Any, second: Any = None, /, *arguments: Any, **options: Any) 
     compile_now = bool(options.pop("compile", False))
     if isinstance(first, (ConvProblem, FilterProblem)):
         device, name = options.pop("device", None), options.pop("algorithm", "auto")
+        limit = workspace_limit(options.pop("workspace_limit", None))
         if options or arguments or second is not None:
-            raise TypeError("explain(problem) takes only device=, algorithm= and compile= besides the problem")
+            raise TypeError("explain(problem) takes only device=, algorithm=, workspace_limit= and compile= besides it")
         index = None if device in (None, "cpu") else device_index(device)
-        return _on_gpu(first, index, name, compile_now) if index is not None else _on_cpu(first, name)
+        return _on_gpu(first, index, name, limit, compile_now) if index is not None else _on_cpu(first, name, limit)
     if getattr(second, "ndim", None) == 2:
         options.pop("value", None)
         options.pop("delta", None)
@@ -98,26 +107,28 @@ def explain(first: Any, second: Any = None, /, *arguments: Any, **options: Any) 
     else:
         described = api.describe_conv2d(first, second, *arguments, **options)
     if described.device is not None:
-        return _on_gpu(described.problem, described.device, described.algorithm, compile_now)
+        return _on_gpu(
+            described.problem, described.device, described.algorithm, described.workspace_limit, compile_now
+        )  # fmt: skip
     if isinstance(described.arrays, TorchArrays) and isinstance(described.problem, ConvProblem):
         return Explanation(
             described.problem, "PyTorch on the CPU", "torch.nn.functional.conv2d",
             "PyTorch's CPU tensors are computed by PyTorch itself",
         )  # fmt: skip
-    return _on_cpu(described.problem, described.algorithm)
+    return _on_cpu(described.problem, described.algorithm, described.workspace_limit)
 
 
 A = TypeVar("A", bound=Algorithm)
 
 
-def _choose(problem: Problem, name: str, candidates: Sequence[A]) -> tuple[A | None, str]:
+def _choose(problem: Problem, name: str, candidates: Sequence[A], limit: int | None) -> tuple[A | None, str]:
     try:
-        chosen = registry.choose(problem, name, candidates)
+        chosen = registry.choose(problem, name, candidates, limit)
     except registry.NoAlgorithmError:
         return None, "nothing can run it" if name == "auto" else f"algorithm={name!r} cannot run it"
     if name != "auto":
         return chosen, "it was asked for"
-    able = [a for a in candidates if isinstance(problem, a.solves) and not a.reasons(problem)]
+    able = [a for a in candidates if isinstance(problem, a.solves) and not a.reasons(problem, limit)]
     if len(able) == 1:
         return chosen, "it is the only one that can"
     if len({a.cost(problem) for a in able}) == 1:
@@ -125,12 +136,14 @@ def _choose(problem: Problem, name: str, candidates: Sequence[A]) -> tuple[A | N
     return chosen, "it is expected to be the quickest of those that can"
 
 
-def _others(problem: Problem, chosen: Algorithm | None, candidates: Sequence[Algorithm]) -> dict[str, tuple[str, ...]]:
+def _others(
+    problem: Problem, chosen: Algorithm | None, candidates: Sequence[Algorithm], limit: int | None
+) -> dict[str, tuple[str, ...]]:
     found = {}
     for a in candidates:
         if a is chosen or not isinstance(problem, a.solves):
             continue
-        reasons = tuple(a.reasons(problem))
+        reasons = tuple(a.reasons(problem, limit))
         if not reasons:
             cost, best = a.cost(problem), chosen.cost(problem) if chosen else 0
             slower = f", and is expected to take {cost / best:.1f} times as long" if best and cost > best else ""
@@ -139,30 +152,39 @@ def _others(problem: Problem, chosen: Algorithm | None, candidates: Sequence[Alg
     return found
 
 
-def _on_cpu(problem: Problem, name: str) -> Explanation:
-    chosen, why = _choose(problem, name, registry.CPU_ALGORITHMS)
-    others = _others(problem, chosen, registry.CPU_ALGORITHMS)
-    return Explanation(problem, "NumPy engine on the CPU", chosen.name if chosen else None, why, others=others)
+def _on_cpu(problem: Problem, name: str, limit: int | None) -> Explanation:
+    limit = registry.workspace_limit(name, limit)
+    chosen, why = _choose(problem, name, registry.CPU_ALGORITHMS, limit)
+    others = _others(problem, chosen, registry.CPU_ALGORITHMS, limit)
+    where = "NumPy engine on the CPU"
+    return Explanation(problem, where, chosen.name if chosen else None, why, workspace_limit=limit, others=others)
 
 
-def _on_gpu(problem: Problem, index: int, name: str, compile_now: bool) -> Explanation:
-    chosen, why = _choose(problem, name, registry.ALGORITHMS)
-    others = _others(problem, chosen, registry.ALGORITHMS)
+def _on_gpu(problem: Problem, index: int, name: str, limit: int | None, compile_now: bool) -> Explanation:
+    limit = registry.workspace_limit(name, limit)
+    chosen, why = _choose(problem, name, registry.ALGORITHMS, limit)
+    told: dict[str, Any] = {
+        "workspace_limit": limit,
+        "workspace_bytes": chosen.workspace_bytes(problem) if chosen else 0,
+        "others": _others(problem, chosen, registry.ALGORITHMS, limit),
+    }
     try:
         device = launch.open_device(index)
     except CudaUnavailableError as error:
         where = f"cuda:{index}, which cannot be used: {error}"
-        return Explanation(problem, where, chosen.name if chosen else None, why, others=others)
+        return Explanation(problem, where, chosen.name if chosen else None, why, **told)
     where = f"cuda:{index} ({device.name}, {device.target.arch})"
     if chosen is None:
-        return Explanation(problem, where, None, why, others=others)
+        return Explanation(problem, where, None, why, **told)
     config = calls.choose_config(chosen, problem, device)
     plan = chosen.plan(problem, config, device.target)
     kernels: tuple[str, ...] = ()
-    if compile_now or calls.is_ready(problem, index, name):
+    if compile_now or calls.is_ready(problem, index, name, limit):
         kernels = tuple(
             f"{each.symbol}: {code.registers} registers, {code.spill_bytes} bytes spilled, {each.grid} blocks of "
             f"{each.block} threads, {each.shared_bytes} bytes of shared memory"
             for each, code in zip(plan.launches, device.compiled(plan), strict=True)
         )
-    return Explanation(problem, where, chosen.name, why, str(config), kernels, plan.workspace_bytes, others)
+    return Explanation(
+        problem, where, chosen.name, why, str(config), kernels, **{**told, "workspace_bytes": plan.workspace_bytes}
+    )  # fmt: skip

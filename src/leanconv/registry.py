@@ -35,8 +35,15 @@ class NoAlgorithmError(ValueError):
     """Nothing fits the problem; the message gives each algorithm's reasons."""
 
 
-def choose(problem: Problem, name: str, candidates: Sequence[A]) -> A:
+def workspace_limit(name: str, given: int | None) -> int | None:
+    """Bytes of workspace that hold for a choice: those given, else 0 for ``auto`` and None, no limit, for a name."""
+    return 0 if given is None and name == "auto" else given
+
+
+def choose(problem: Problem, name: str, candidates: Sequence[A], limit: int | None = None) -> A:
     """The cheapest of ``candidates`` that can run ``problem``, the first among equals, or the one called ``name``.
+
+    None of them takes more workspace than `workspace_limit` says for ``limit`` bytes.
 
     Raises ValueError for an unknown name, NoAlgorithmError where nothing fits or the named one does not.
     """
@@ -46,9 +53,10 @@ def choose(problem: Problem, name: str, candidates: Sequence[A]) -> A:
         if not relevant:
             names = ", ".join(repr(a.name) for a in candidates if isinstance(problem, a.solves))
             raise ValueError(f"algorithm={name!r} is not known here; choose 'auto' or one of {names}")
-    able = [a for a in relevant if not a.reasons(problem)]
+    limit = workspace_limit(name, limit)
+    able = [a for a in relevant if not a.reasons(problem, limit)]
     if able:
         return min(able, key=lambda a: a.cost(problem))
     lines = [f"no algorithm can run {problem}:"]
-    lines += [f"  {a.name}: {'; '.join(a.reasons(problem))}" for a in relevant]
+    lines += [f"  {a.name}: {'; '.join(a.reasons(problem, limit))}" for a in relevant]
     raise NoAlgorithmError("\n".join(lines))

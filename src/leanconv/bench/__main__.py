@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from leanconv.bench import default_path, run_suite, show, suite_names
+from leanconv.runtime.env import parse_bytes
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -24,9 +25,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, help="results file; default below benchmarks/results")
     parser.add_argument("--plot", type=Path, help="also draw bars into this .png, .svg or .pdf")
     parser.add_argument("--revision", help="git revision to record where there is no checkout")
+    parser.add_argument("--workspace-limit", metavar="BYTES", help="leave out leanconv's algorithms that need more")
     options = parser.parse_args(arguments)
     engines = tuple(filter(None, options.engines.split(",")))
     try:
+        words = options.workspace_limit
+        limit = None if words is None else parse_bytes("--workspace-limit", words)
         results = run_suite(
             options.what,
             layout=options.layout,
@@ -36,11 +40,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
             quick=options.quick,
             device=options.device,
             revision=options.revision,
+            workspace_limit=limit,
         )
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    partial = bool(engines or options.only or options.batch or options.quick)
+    partial = bool(engines or options.only or options.batch or options.quick or options.workspace_limit)
     path = options.out or default_path(results, partial)
     results.write(path)
     show(results, options.full)

@@ -13,6 +13,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
+from leanconv import arguments
 from leanconv.bench import machine
 from leanconv.bench.ceilings import Ceilings, measure_cpu, measure_gpu
 from leanconv.bench.operands import Check, Operands, poison
@@ -35,9 +36,18 @@ class _Run:
     quick: bool
     engines: tuple[str, ...]
     ceilings: Ceilings
+    #: bytes; leanconv's algorithms that take more are skipped
+    workspace_limit: int | None = None
 
     def wants(self, engine: str) -> bool:
         return not self.engines or any(fnmatchcase(engine, pattern) for pattern in self.engines)
+
+    def refuses(self, candidate: Candidate) -> str | None:
+        """Why the limit leaves a candidate out; None where it does not."""
+        needed, limit = candidate.workspace_bytes, self.workspace_limit
+        if candidate.engine != "leanconv" or limit is None or not isinstance(needed, int) or needed <= limit:
+            return None
+        return f"it needs {needed} bytes of workspace, and workspace_limit is {limit}"
 
     @property
     def budget_s(self) -> float:
@@ -56,6 +66,7 @@ def run_suite(
     quick: bool = False,
     device: str | None = None,
     revision: str | None = None,
+    workspace_limit: int | None = None,
     progress: bool = True,
 ) -> Results:
     """Measure a suite, a problem in words (see leanconv.bench.suites), or given cases.
@@ -67,7 +78,8 @@ def run_suite(
 
     An interrupt ends the run and keeps what has been measured, with a warning in the result. On a CPU, layers too
     large to wait for run on fewer images, which the result's warnings say. Raises ValueError for an unknown suite,
-    layout or device, for a problem that cannot be read, or when nothing matches.
+    layout or device, for a problem that cannot be read, or when nothing matches. ``workspace_limit`` (bytes, by default
+    that of LEANCONV_WORKSPACE_LIMIT) leaves out leanconv's algorithms that need more; peers take what they need.
     """
     cases, suite, layout = _cases(what, layout)
     if only is not None:
@@ -82,7 +94,8 @@ def run_suite(
     if device == "cuda" and not usable:
         raise ValueError(why)
     gpu = usable and device != "cpu"
-    run = _Run(gpu, quick, tuple(engines), (measure_gpu if gpu else measure_cpu)(0.1 if quick else 0.3))
+    limit = arguments.workspace_limit(workspace_limit)
+    run = _Run(gpu, quick, tuple(engines), (measure_gpu if gpu else measure_cpu)(0.1 if quick else 0.3), limit)
 
     absent: dict[str, str] = {}
     versions: dict[str, str] = {}
@@ -181,6 +194,9 @@ def _measure(name: str, problem: Problem, run: _Run, peers: Sequence[Peer], resu
                 if isinstance(candidate, Unable):
                     if run.wants(candidate.engine) or peer.name == "leanconv":
                         results.skipped.append({"problem": name, **asdict(candidate)})
+                elif reason := run.refuses(candidate):
+                    engine = f"{candidate.engine} {candidate.algorithm}"
+                    results.skipped.append({"problem": name, "engine": engine, "reason": reason})
                 elif run.wants(candidate.engine):
                     results.rows.append(_row(name, problem, candidate, check, operands, run))
             except Exception as error:

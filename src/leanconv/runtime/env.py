@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 import os
+import re
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 #: name -> what it does; the README's table is this one
 VARIABLES = {
     "LEANCONV_CACHE_DIR": "folder of the compiled kernels (default: $XDG_CACHE_HOME/leanconv or ~/.cache/leanconv)",
     "LEANCONV_NO_CACHE": "1: neither read nor write the folder of compiled kernels",
+    "LEANCONV_WORKSPACE_LIMIT": "bytes of GPU scratch memory that a layer may take, such as 0 or 64MiB, where a call "
+    "has no workspace_limit= (default: 0 for algorithm='auto', no limit for one called by name)",
 }
+
+_UNITS = {
+    "": 1, "b": 1, "kb": 1000, "mb": 1000**2, "gb": 1000**3, "tb": 1000**4,
+    "kib": 1024, "mib": 1024**2, "gib": 1024**3, "tib": 1024**4,
+}  # fmt: skip
 
 
 def cache_dir() -> Path:
@@ -24,3 +35,32 @@ def cache_dir() -> Path:
 def cache_disabled() -> bool:
     """Whether LEANCONV_NO_CACHE is set to anything but an empty string or 0."""
     return os.environ.get("LEANCONV_NO_CACHE", "0") not in ("", "0")
+
+
+def parse_bytes(name: str, text: str) -> int:
+    """Bytes in words: a whole number and, if wanted, a unit (kB, MB, GB, TB; KiB, MiB, GiB, TiB) in any case.
+
+    Raises ValueError that calls the text ``name``.
+    """
+    match = re.fullmatch(r"\s*([0-9]+)\s*([a-z]*)\s*", text.lower(), re.ASCII)
+    if match is None or match[2] not in _UNITS:
+        raise ValueError(f"{name}={text!r} is no number of bytes; write one such as 0, 1048576, 512KiB or 64MiB")
+    return int(match[1]) * _UNITS[match[2]]
+
+
+def workspace_limit() -> int | None:
+    """Bytes that LEANCONV_WORKSPACE_LIMIT allows; None where it is absent or empty. ValueError for no bytes."""
+    text = os.environ.get("LEANCONV_WORKSPACE_LIMIT")
+    return parse_bytes("LEANCONV_WORKSPACE_LIMIT", text) if text else None
+
+
+def _raw_reader(name: str) -> Callable[[], Any]:
+    try:
+        stored: Any = os.environ._data  # type: ignore[attr-defined]
+        return partial(stored.get, os.environ.encodekey(name))
+    except AttributeError:
+        return partial(os.environ.get, name)
+
+
+#: LEANCONV_WORKSPACE_LIMIT as it lies in os.environ. Each warm call asks, and os.environ.get takes 1 µs for it
+raw_workspace_limit = _raw_reader("LEANCONV_WORKSPACE_LIMIT")
