@@ -106,6 +106,9 @@ def bench(
     batch: Annotated[int | None, typer.Option(help="Images, instead of the suite's number.")] = None,
     device: Annotated[str | None, typer.Option(help="cuda or cpu; by default the GPU where there is one.")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Rougher figures in a quarter of the time.")] = False,
+    ablation: Annotated[
+        bool, typer.Option("--ablation", help="im2win's kernels with one technique off at a time, and no peers.")
+    ] = False,
     full: Annotated[bool, typer.Option("--full", help="Print every engine's row.")] = False,
     out: Annotated[Path | None, typer.Option(help="Results file; by default below benchmarks/results.")] = None,
     plot: Annotated[Path | None, typer.Option(help="Also draw bars into this .png, .svg or .pdf.")] = None,
@@ -119,20 +122,19 @@ def bench(
     Suites: im2win, opencnn, winograd1d, … (a wrong name lists them). A problem in words:
     conv:n8,c64,h56,k64,r3,pad1 or filter:2048x2048,7x7.
     """
-    from leanconv.bench import default_path, run_suite, show
-    from leanconv.bench.plots import plot as draw
+    from leanconv.bench import default_path, figures, plots, run_ablation, run_suite, show
 
     patterns = tuple(filter(None, engines.split(",")))
-    results = run_suite(
+    results = (run_ablation if ablation else run_suite)(
         what, layout=layout.value if layout else None, engines=patterns, only=only, batch=batch, quick=quick,
         device=device, revision=revision, workspace_limit=_bytes(workspace_limit),
     )  # fmt: skip
-    path = out or default_path(results, bool(patterns or only or batch or quick or workspace_limit))
+    path = out or default_path(results, bool(patterns or only or batch or quick or workspace_limit), ablation=ablation)
     results.write(path)
     show(results, full or None)
     print(f"results: {path}")
     if plot:
-        draw(results, plot)
+        (figures.ablation if ablation else plots.plot)(results, plot)
         print(f"plot: {plot}")
     if any(entry["engine"].startswith("leanconv") for entry in results.failed):
         raise typer.Exit(FAILED)

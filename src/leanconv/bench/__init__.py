@@ -1,5 +1,6 @@
 """Suites of problems, the peers they are measured against, and what is made of the figures."""
 
+from leanconv.bench.ablation import run_ablation
 from leanconv.bench.results import GROUPS, Results, Row, geometric_mean
 from leanconv.bench.run import default_path, run_suite
 from leanconv.bench.suites import Case, format_problem, load_suite, parse_problem, suite_names
@@ -15,6 +16,7 @@ __all__ = [
     "geometric_mean",
     "load_suite",
     "parse_problem",
+    "run_ablation",
     "run_suite",
     "show",
     "suite_names",

@@ -8,6 +8,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from leanconv.bench import default_path, run_suite, show, suite_names
+from leanconv.bench.ablation import run_ablation
+from leanconv.bench.figures import ablation as draw_ablation
+from leanconv.bench.plots import plot
 from leanconv.runtime.env import parse_bytes
 
 
@@ -26,12 +29,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--plot", type=Path, help="also draw bars into this .png, .svg or .pdf")
     parser.add_argument("--revision", help="git revision to record where there is no checkout")
     parser.add_argument("--workspace-limit", metavar="BYTES", help="leave out leanconv's algorithms that need more")
+    parser.add_argument("--ablation", action="store_true", help="im2win with one technique off at a time, no peers")
     options = parser.parse_args(arguments)
     engines = tuple(filter(None, options.engines.split(",")))
     try:
         words = options.workspace_limit
         limit = None if words is None else parse_bytes("--workspace-limit", words)
-        results = run_suite(
+        results = (run_ablation if options.ablation else run_suite)(
             options.what,
             layout=options.layout,
             engines=engines,
@@ -46,14 +50,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     partial = bool(engines or options.only or options.batch or options.quick or options.workspace_limit)
-    path = options.out or default_path(results, partial)
+    path = options.out or default_path(results, partial, ablation=options.ablation)
     results.write(path)
     show(results, options.full)
     print(f"results: {path}")
     if options.plot:
-        from leanconv.bench.plots import plot
-
-        plot(results, options.plot)
+        (draw_ablation if options.ablation else plot)(results, options.plot)
         print(f"plot: {options.plot}")
     return 1 if any(entry["engine"].startswith("leanconv") for entry in results.failed) else 0
 

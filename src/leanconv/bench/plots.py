@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 from pathlib import Path
+from typing import Any
 
 from leanconv.bench.results import Results
 
@@ -17,19 +18,13 @@ def plot(results: Results, path: Path) -> None:
     ``path`` ends in a format that matplotlib writes (.png, .svg, .pdf). Raises ValueError when nothing was measured,
     ImportError with the command that installs matplotlib when it is missing.
     """
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ImportError("plots need matplotlib: pip install 'leanconv[bench]'") from error
     series = speeds(results)
     if not series:
         raise ValueError("there is nothing to plot: no row was measured")
     problems = list(results.problems)
     panels = [problems[i : i + _PANEL] for i in range(0, len(problems), _PANEL)]
     inches = (max(6.0, 0.75 * min(len(problems), _PANEL) + 2), 3.2 * len(panels) + 0.6)
-    figure = Figure(figsize=inches, layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = blank(inches)
     axes = figure.subplots(len(panels), 1, squeeze=False)[:, 0]
     width = 0.85 / len(series)
     for axis, panel in zip(axes, panels, strict=True):
@@ -42,12 +37,29 @@ def plot(results: Results, path: Path) -> None:
     axes[0].legend(fontsize=8, ncols=len(series), loc="lower left", bbox_to_anchor=(0, 1), frameon=False)
     where = results.machine.get("gpu") or results.machine.get("cpu")
     figure.suptitle(" ".join(filter(None, (results.suite, results.layout, "on", where))), fontsize=10)
+    save(figure, path)
+
+
+def blank(inches: tuple[float, float]) -> Any:
+    """An empty figure. Raises ImportError with the command that installs matplotlib when it is missing."""
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise ImportError("plots need matplotlib: pip install 'leanconv[bench]'") from error
+    figure = Figure(figsize=inches, layout="constrained", facecolor="white")
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def save(figure: Any, path: Path, dpi: int = 120) -> None:
+    """Write a figure beside its place, then rename it there."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(dir=path.parent, suffix=path.suffix)
     os.close(handle)
     try:
-        figure.savefig(name, dpi=120)
+        figure.savefig(name, dpi=dpi)
         os.chmod(name, 0o644)
         os.replace(name, path)
     except BaseException:

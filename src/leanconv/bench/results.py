@@ -6,7 +6,7 @@ import json
 import math
 import os
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -22,7 +22,7 @@ class Row:
 
     ``ceiling_share`` is the time that ``ceiling`` allows, over the time taken: above 1 for algorithms that do less
     arithmetic than the direct one, or by another unit. ``error`` is relative to float64, on ``checked``; None says that
-    the output held NaN or infinity.
+    the output held NaN or infinity. ``variant`` is empty but in an ablation, which runs an algorithm in several.
     """
 
     problem: str
@@ -42,6 +42,7 @@ class Row:
     registers: int | None = None
     spill_bytes: int | None = None
     note: str = ""
+    variant: str = ""
 
 
 @dataclass
@@ -76,9 +77,14 @@ class Results:
         """All rows of a problem."""
         return [row for row in self.rows if row.problem == problem]
 
-    def own(self, problem: str) -> Row | None:
-        """leanconv's fastest row on a problem."""
-        return _fastest(row for row in self.of(problem) if row.engine == "leanconv" and right(row))
+    def own(self, problem: str, algorithms: Collection[str] | None = None) -> Row | None:
+        """leanconv's fastest row on a problem, of all its algorithms or of those named."""
+        rows = (row for row in self.of(problem) if row.engine == "leanconv" and right(row))
+        return _fastest(row for row in rows if algorithms is None or row.algorithm in algorithms)
+
+    def own_algorithms(self) -> list[str]:
+        """Names of leanconv's algorithms that have a row, in the order of the rows."""
+        return list(dict.fromkeys(row.algorithm for row in self.rows if row.engine == "leanconv"))
 
     def peers(self, problem: str) -> dict[str, Row]:
         """The fastest row of each group of peers that has one."""
@@ -96,11 +102,11 @@ class Results:
         present = {name for problem in self.problems for name in self.peers(problem)}
         return [group.name for group in GROUPS if group.name in present]
 
-    def ratios(self, group: str) -> list[float]:
-        """How many times faster leanconv is than a group, for each problem that both ran."""
+    def ratios(self, group: str, algorithms: Collection[str] | None = None) -> list[float]:
+        """How many times faster leanconv, or the best of ``algorithms``, is than a group, where both ran."""
         found = []
         for problem in self.problems:
-            own, peer = self.own(problem), self.peers(problem).get(group)
+            own, peer = self.own(problem, algorithms), self.peers(problem).get(group)
             if own and peer:
                 found.append(peer.us / own.us)
         return found
@@ -132,13 +138,13 @@ class Group:
 
 
 #: cuDNN's implicit_precomp_gemm keeps a table of a few kB and otherwise needs nothing; it counts as lean.
-_TABLE_BYTES = 64 * 1024
+TABLE_BYTES = 64 * 1024
 
 GROUPS = (
     Group(
-        "lean", "the fastest cuDNN algorithm in any layout with less than 64 kB of workspace", "cudnn:*", _TABLE_BYTES
+        "lean", "the fastest cuDNN algorithm in any layout with less than 64 kB of workspace", "cudnn:*", TABLE_BYTES
     ),
-    Group("lean, own layout", "the same among those in the problem's layout", "cudnn:*-{layout}", _TABLE_BYTES),
+    Group("lean, own layout", "the same among those in the problem's layout", "cudnn:*-{layout}", TABLE_BYTES),
     Group("best", "the fastest of all cuDNN algorithms, whatever its workspace and layout", "cudnn:*"),
     Group("PyTorch", "PyTorch in the problem's layout, strict FP32 with cudnn.benchmark on", "torch-fp32-{layout}"),
     Group("TF32", "PyTorch in the problem's layout with TF32, wrong by about 3e-4", "torch-tf32-{layout}"),

@@ -68,13 +68,14 @@ def run_suite(
     revision: str | None = None,
     workspace_limit: int | None = None,
     progress: bool = True,
+    peers: Sequence[Peer] | None = None,
 ) -> Results:
     """Measure a suite, a problem in words (see leanconv.bench.suites), or given cases.
 
     ``layout`` overrides the suite's; ``engines`` are patterns such as ``"leanconv"``, ``"cudnn:*"``; ``only`` is a
     pattern that problem names must match; ``batch`` replaces the number of images; ``quick`` spends a quarter of the
     time on each figure; ``device`` is None (the GPU where there is one), ``"cuda"`` or ``"cpu"``; ``revision`` is what
-    to record where the package does not lie in a git checkout.
+    to record where the package does not lie in a git checkout; ``peers`` are who takes part, by default all of PEERS.
 
     An interrupt ends the run and keeps what has been measured, with a warning in the result. On a CPU, layers too
     large to wait for run on fewer images, which the result's warnings say. Raises ValueError for an unknown suite,
@@ -99,7 +100,7 @@ def run_suite(
 
     absent: dict[str, str] = {}
     versions: dict[str, str] = {}
-    peers = _present(run, cases, absent, versions)
+    present = _present(run, cases, PEERS if peers is None else peers, absent, versions)
     results = Results(machine.describe(gpu, run.ceilings, versions, revision), suite, layout, absent=absent)
     if not gpu and device != "cpu":
         results.warnings.append(why + "; these are CPU figures")
@@ -109,7 +110,7 @@ def run_suite(
                 step(case.name)
                 problem = _sized(case, batch, run, results)
                 if problem is not None:
-                    _measure(case.name, problem, run, peers, results)
+                    _measure(case.name, problem, run, present, results)
         except KeyboardInterrupt:
             results.warnings.append(f"interrupted at {case.name}: what follows is missing")
     if not results.rows:
@@ -132,11 +133,13 @@ def _cases(what: str | Sequence[Case], layout: str | None) -> tuple[tuple[Case, 
     return load_suite(what, layout), what, layout or suite_layout(what)
 
 
-def _present(run: _Run, cases: Sequence[Case], absent: dict[str, str], versions: dict[str, str]) -> list[Peer]:
+def _present(
+    run: _Run, cases: Sequence[Case], peers: Sequence[Peer], absent: dict[str, str], versions: dict[str, str]
+) -> list[Peer]:
     """The libraries that can take part; the others are named in ``absent``."""
     kinds = {type(case.problem) for case in cases}
     found = []
-    for peer in PEERS:
+    for peer in peers:
         if not kinds & set(peer.solves) or not any(run.wants(engine) for engine in peer.engines):
             continue
         if peer.name == "torch-cpu" and run.gpu:
@@ -239,6 +242,7 @@ def _row(name: str, problem: Problem, candidate: Candidate, check: Check, operan
         registers=candidate.registers,
         spill_bytes=candidate.spill_bytes,
         note=candidate.note,
+        variant=candidate.variant,
     )
 
 
@@ -306,10 +310,13 @@ def _progress(total: int, wanted: bool) -> Iterator[Any]:
         yield step
 
 
-def default_path(results: Results, partial: bool, root: Path = Path("benchmarks/results")) -> Path:
-    """Where a run belongs: ``<gpu>/<suite>[-nhwc].json``, ``-part`` added for less than a whole suite."""
+def default_path(
+    results: Results, partial: bool, root: Path = Path("benchmarks/results"), ablation: bool = False
+) -> Path:
+    """Where a run belongs: ``<gpu>/<suite>[-nhwc][-ablation].json``, ``-part`` added for less than a whole suite."""
     own = suite_layout(results.suite) if results.suite in suite_names() else None
     name = results.suite
     if own and results.layout != own:
         name += f"-{(results.layout or '').lower()}"
+    name += "-ablation" if ablation else ""
     return root / machine.slug(results.machine) / f"{name}{'-part' if partial else ''}.json"

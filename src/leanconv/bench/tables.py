@@ -17,6 +17,9 @@ from leanconv.bench.suites import suite_names
 
 Table = tuple[list[str], list[list[str]]]
 
+#: What a cell of standings() says.
+STANDINGS_CELL = "geometric mean of the peer's time over ours, and the least in brackets"
+
 
 def quantity(value: float | None, digits: int = 3) -> str:
     """A figure with ``digits`` significant digits and no exponent; a dash for None."""
@@ -73,6 +76,25 @@ def summary(results: Results) -> Table:
     return columns, lines
 
 
+def standings(results: Results, together: Sequence[Sequence[str]] = ()) -> Table:
+    """How many times faster than each group of peers every algorithm of leanconv is over all problems.
+
+    A line for each algorithm, for the best of each of ``together`` on every problem, and for the best of all. A cell is
+    the geometric mean over the problems that both ran, with the least of the ratios in brackets.
+    """
+    groups, own = results.groups(), results.own_algorithms()
+    sets = [(name, [name]) for name in own]
+    sets += [("best of " + ", ".join(names), list(names)) for names in together]
+    sets += [("best of all", own)] if len(own) > 1 else []
+    lines = []
+    for name, algorithms in sets:
+        count = sum(results.own(problem, algorithms) is not None for problem in results.problems)
+        ratios = [results.ratios(group, algorithms) for group in groups]
+        cells = [f"{geometric_mean(found):.2f} ({min(found):.2f})" if found else "–" for found in ratios]
+        lines.append([name, str(count), *cells])
+    return ["algorithm", "problems", *(f"× {group}" for group in groups)], lines
+
+
 def detail(results: Results) -> Table:
     """A line for each engine's algorithm on each problem, the fastest first."""
     columns = ["problem", "engine", "algorithm", "µs", "quartiles", "TFLOP/s", "of ceiling", "workspace", "error"]
@@ -82,7 +104,7 @@ def detail(results: Results) -> Table:
         for row in sorted(results.of(problem), key=lambda row: row.us):
             quartiles = f"{quantity(row.us_low)}–{quantity(row.us_high)}"
             figures = [quantity(row.us), quartiles, quantity(row.tflops), _share(row), size(row.workspace_bytes)]
-            note = row.note
+            note = ", ".join(filter(None, [row.variant, row.note]))
             if row.registers is not None:
                 note = ", ".join(filter(None, [f"{row.registers} registers, {row.spill_bytes} B spilled", note]))
             if not right(row):
@@ -108,9 +130,20 @@ def show(results: Results, full: bool | None = None) -> None:
             table.add_row(*line)
         console.print(table)
 
+    if results.rows and all(row.variant for row in results.rows):
+        from leanconv.bench.ablation import ABLATED
+        from leanconv.bench.comparisons import ABLATION_CELL, ablation
+
+        for algorithm in ABLATED:
+            put(f"{_title(results)}: {algorithm}, {ABLATION_CELL}", ablation(results, algorithm), 1)
+        for line in _legend(results):
+            console.print(line, highlight=False, markup=False)
+        return
     if full if full is not None else len(results.problems) <= 3:
         put("every engine", detail(results), 3)
     put(_title(results), summary(results), 2)
+    if results.own_algorithms() and len(results.problems) > 1:
+        put(f"over all problems: {STANDINGS_CELL}", standings(results), 1)
     for line in _legend(results):
         console.print(line, highlight=False, markup=False)
 
@@ -159,9 +192,16 @@ def _section(results: Results) -> str:
         f"## {_title(results)}",
         f"Measured {machine['date']}, revision {commit}{dirty}; {versions}.",
         markdown(summary(results)),
+        *_standings_section(results),
         "\n".join(f"- {line}" for line in _legend(results)),
     ]
     return "\n\n".join(parts)
+
+
+def _standings_section(results: Results) -> list[str]:
+    if not results.own_algorithms():
+        return []
+    return [f"Each algorithm over all problems ({STANDINGS_CELL}):", markdown(standings(results))]
 
 
 _HEAD = """# Performance

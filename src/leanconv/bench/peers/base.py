@@ -19,7 +19,8 @@ class Candidate:
     ``call`` returns the output, in ``layout`` for a layer. ``out`` is the array it writes where it writes always the
     same one. ``workspace_bytes`` counts memory besides inputs and output; None is unknown, ``"measure"`` lets the
     benchmark read it from PyTorch's allocator. ``frame`` pixels at an image's edges are known to be wrong and stay out
-    of its error. ``scope`` wraps all calls: it sets and restores a library's switches.
+    of its error. ``scope`` wraps all calls: it sets and restores a library's switches. ``variant`` says which of
+    several ways to run the algorithm this is, in an ablation.
     """
 
     engine: str
@@ -34,6 +35,7 @@ class Candidate:
     spill_bytes: int | None = None
     frame: int = 0
     note: str = ""
+    variant: str = ""
     scope: Callable[[], AbstractContextManager[Any]] = nullcontext
 
 

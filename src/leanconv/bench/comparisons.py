@@ -1,0 +1,138 @@
+"""What the papers' figures show, as tables: speeds and memory of each algorithm layer by layer, and the ablation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from leanconv.bench.ablation import BASELINE, BASELINES, FULL, VARIANTS
+from leanconv.bench.results import Results, Row, geometric_mean, right
+from leanconv.bench.suites import parse_problem
+from leanconv.bench.tables import Table, quantity, size
+from leanconv.problem import ConvProblem
+
+#: What a cell of ablation() says.
+ABLATION_CELL = "TFLOP/s"
+#: Groups of peers that stand in the table of speeds, and what they are called there.
+SPEED_PEERS = {
+    "lean": "cuDNN without workspace",
+    "best": "cuDNN's fastest",
+    "PyTorch": "PyTorch",
+    "im2col": "im2col + cuBLAS",
+}
+#: The same for memory: the unrolled image, cuDNN's fastest algorithm, and what PyTorch picks.
+MEMORY_PEERS = {"im2col": "im2col + cuBLAS", "best": "cuDNN's fastest", "PyTorch": "PyTorch's pick"}
+
+
+def variant(results: Results, problem: str, algorithm: str, name: str) -> Row | None:
+    """The row of a variant in the results of an ablation, if its answer was right."""
+    rows = (row for row in results.of(problem) if (row.algorithm, row.variant) == (algorithm, name))
+    return next((row for row in rows if right(row)), None)
+
+
+def ablation(results: Results, algorithm: str) -> Table:
+    """TFLOP/s of the baselines and of an algorithm's variants; the last lines compare with the whole algorithm.
+
+    Where the transform has been timed, its share of the whole time stands beside the algorithm that needs it.
+    """
+    keys = [*((name, BASELINE) for name in BASELINES), *((algorithm, name) for name in VARIANTS)]
+    explicit = algorithm == "im2win" and any("transform_us" in about for about in results.problems.values())
+    columns = ["problem", *BASELINES, *VARIANTS, *(["transform, µs", "of the time"] if explicit else [])]
+    lines = []
+    shares: dict[tuple[str, str], list[float]] = {key: [] for key in keys}
+    for problem, about in results.problems.items():
+        rows = {key: variant(results, problem, *key) for key in keys}
+        whole = rows[algorithm, FULL]
+        line = [problem]
+        for key, row in rows.items():
+            line.append(quantity(row.tflops) if row else "–")
+            if row and whole:
+                shares[key].append(whole.us / row.us)
+        if explicit:
+            us = about.get("transform_us")
+            line += [quantity(us), f"{100 * us / whole.us:.0f}%" if us and whole else "–"]
+        lines.append(line)
+    empty = ["", ""] if explicit else []
+    means = (f"{geometric_mean(found):.2f}" if found else "–" for found in shares.values())
+    lines.append(["of full, geometric mean", *means, *empty])
+    registers = (_span([row.registers for row in results.rows if (row.algorithm, row.variant) == key]) for key in keys)
+    lines.append(["registers", *registers, *empty])
+    spills = (_span([row.spill_bytes for row in results.rows if (row.algorithm, row.variant) == key]) for key in keys)
+    lines.append(["spilled bytes", *spills, *empty])
+    return columns, lines
+
+
+def _span(values: Sequence[int | None]) -> str:
+    known = [value for value in values if value is not None]
+    if not known:
+        return "–"
+    return str(known[0]) if min(known) == max(known) else f"{min(known)}–{max(known)}"
+
+
+def speeds(results: Results, algorithms: Sequence[str]) -> Table:
+    """TFLOP/s of leanconv's algorithms and of the peers, layer by layer, with our largest error."""
+    names = [name for name in algorithms if name in results.own_algorithms()]
+    groups = [name for name in SPEED_PEERS if name in results.groups()]
+    lines = []
+    for problem in results.problems:
+        peers = results.peers(problem)
+        rows = [results.own(problem, [name]) for name in names]
+        errors = [row.error for row in rows if row and row.error is not None]
+        lines.append(
+            [
+                problem,
+                *(quantity(row.tflops) if row else "–" for row in rows),
+                *(quantity(peers[name].tflops) if name in peers else "–" for name in groups),
+                f"{max(errors):.1e}" if errors else "–",
+            ]
+        )
+    return ["problem", *names, *(SPEED_PEERS[name] for name in groups), "our largest error"], lines
+
+
+def memory(results: Results, algorithm: str, fused: str) -> Table:
+    """Memory beyond input, filters and output, layer by layer, and that of ``algorithm`` as a share of im2col's.
+
+    The last lines: the share on layers with 3×3 filters (geometric mean, largest in brackets), and how much less
+    memory, tensors included, ``algorithm`` and ``fused`` take than each peer on average.
+    """
+    groups = [name for name in MEMORY_PEERS if name in results.groups()]
+    columns = ["problem", "tensors", fused, algorithm, "of im2col's", *(MEMORY_PEERS[name] for name in groups)]
+    lines, small = [], []
+    for problem, about in results.problems.items():
+        peers = results.peers(problem)
+        rows = [results.own(problem, [name]) for name in (fused, algorithm)]
+        share = _share(rows[1], peers.get("im2col"))
+        parsed = parse_problem(about["words"])
+        if share is not None and isinstance(parsed, ConvProblem) and parsed.r == parsed.s == 3:
+            small.append(share)
+        cells = [size(row.workspace_bytes) if row else "–" for row in (*rows, *(peers.get(name) for name in groups))]
+        percent = "–" if share is None else f"{100 * share:.0f}%"
+        lines.append([problem, size(about["bytes"]), *cells[:2], percent, *cells[2:]])
+    if small:
+        mean = f"{100 * geometric_mean(small):.0f}% ({100 * max(small):.0f}%)"
+        lines.append(["layers with 3×3 filters", "", "", "", mean, *[""] * len(groups)])
+    for name in (fused, algorithm):
+        saved = [_saved(results, name, group) for group in groups]
+        lines.append([f"{name}, all memory, against", *[""] * 4, *(_less(value) for value in saved)])
+    return columns, lines
+
+
+def _less(share: float | None) -> str:
+    if share is None:
+        return "–"
+    return f"{100 * share:.0f}% less" if share >= 0 else f"{-100 * share:.0f}% more"
+
+
+def _share(row: Row | None, other: Row | None) -> float | None:
+    if row is None or other is None or row.workspace_bytes is None or not other.workspace_bytes:
+        return None
+    return row.workspace_bytes / other.workspace_bytes
+
+
+def _saved(results: Results, algorithm: str, group: str) -> float | None:
+    """By how much less memory than a group an algorithm takes, the tensors included, on average over the problems."""
+    shares = []
+    for problem, about in results.problems.items():
+        row, peer = results.own(problem, [algorithm]), results.peers(problem).get(group)
+        if row and peer and row.workspace_bytes is not None and peer.workspace_bytes is not None:
+            shares.append((about["bytes"] + row.workspace_bytes) / (about["bytes"] + peer.workspace_bytes))
+    return 1 - sum(shares) / len(shares) if shares else None

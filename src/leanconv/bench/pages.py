@@ -1,0 +1,136 @@
+"""Tables and figures inside the documents, made from the committed results files.
+
+    python -m leanconv.bench.pages docs --results benchmarks/results
+
+A document holds blocks such as::
+
+    <!-- made: standings im2win together=im2win,im2win_fused -->
+    <!-- /made -->
+
+The words after ``made:`` are what to make, the results file it is made of (``im2win``, ``im2win-nhwc``,
+``im2win-ablation``), and settings. The command writes what belongs between the two lines, for each GPU that has such a
+file; figures go to ``docs/pictures/<gpu>-<file>-<what>.png``. Nothing outside the blocks changes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from leanconv.bench import comparisons, figures
+from leanconv.bench.results import Results, write_whole
+from leanconv.bench.tables import STANDINGS_CELL, Table, markdown, standings
+
+_BLOCK = re.compile(r"(<!-- made: ([^\n]*?) -->\n)(.*?)(<!-- /made -->)", re.DOTALL)
+
+
+def _standings(results: Results, settings: dict[str, list[str]]) -> tuple[str, Table]:
+    together = [settings["together"]] if "together" in settings else []
+    return f"× is the {STANDINGS_CELL}.", standings(results, together)
+
+
+def _speeds(results: Results, settings: dict[str, list[str]]) -> tuple[str, Table]:
+    return "TFLOP/s of the direct convolution's operations.", comparisons.speeds(results, settings["algorithms"])
+
+
+def _memory(results: Results, settings: dict[str, list[str]]) -> tuple[str, Table]:
+    algorithm, fused = settings["algorithms"]
+    return "Memory beside input, filters and output.", comparisons.memory(results, algorithm, fused)
+
+
+def _ablation(results: Results, settings: dict[str, list[str]]) -> tuple[str, Table]:
+    (algorithm,) = settings["algorithm"]
+    return f"{algorithm}, {comparisons.ABLATION_CELL}.", comparisons.ablation(results, algorithm)
+
+
+_TABLES: dict[str, Callable[[Results, dict[str, list[str]]], tuple[str, Table]]] = {
+    "standings": _standings,
+    "speeds": _speeds,
+    "memory": _memory,
+    "ablation": _ablation,
+}
+#: What draws a figure, and what a reader who sees no picture is told.
+_FIGURES: dict[str, tuple[Callable[[Results, Path], None], str]] = {
+    "speed-figure": (figures.speed, "Bars: TFLOP/s of each algorithm on each layer"),
+    "memory-figure": (figures.memory, "Bars: memory of each algorithm on each layer, as a multiple of its tensors"),
+    "ablation-figure": (figures.ablation, "Bars: TFLOP/s with all techniques, and without each of them"),
+}
+
+
+def fill(text: str, page: Path, results: Path, pictures: Path, draw: bool = True) -> str:
+    """``text`` of the document ``page`` with its blocks made anew from the files below ``results``.
+
+    Without ``draw`` figures are named and not drawn. Raises ValueError for a block that is not understood.
+    """
+
+    def make(match: re.Match[str]) -> str:
+        try:
+            content = _make(match[2], page, results, pictures, draw)
+        except (KeyError, ValueError, IndexError) as error:
+            raise ValueError(f"{page}: block {match[2]!r}: {type(error).__name__}: {error}") from error
+        return f"{match[1]}\n{content}\n\n{match[4]}"
+
+    return _BLOCK.sub(make, text)
+
+
+def _make(words: str, page: Path, results: Path, pictures: Path, draw: bool) -> str:
+    what, stem, *rest = words.split()
+    if what not in _TABLES and what not in _FIGURES:
+        raise ValueError(f"{what!r} is none of {', '.join((*_TABLES, *_FIGURES))}")
+    settings = {name: value.split(",") for name, _, value in (word.partition("=") for word in rest)}
+    parts = []
+    for path in sorted(results.glob(f"*/{stem}.json")):
+        found = Results.read(path)
+        if not found.machine.get("gpu") or not found.rows:
+            continue
+        if what in _TABLES:
+            caption, table = _TABLES[what](found, settings)
+            parts.append(f"{_measured(found)} {caption}\n\n{markdown(table)}")
+        else:
+            function, words_for_it = _FIGURES[what]
+            picture = pictures / f"{path.parent.name}-{stem}-{what.removesuffix('-figure')}.png"
+            if draw:
+                function(found, picture)
+            link = Path(os.path.relpath(picture, page.parent)).as_posix()
+            parts.append(f"![{words_for_it}, on {found.machine['gpu']}]({link})")
+    return "\n\n".join(parts) if parts else f"Not measured yet: `{_command(stem)}` on a GPU makes these figures."
+
+
+def _measured(results: Results) -> str:
+    machine = results.machine
+    revision = (machine.get("git_revision") or "unknown")[:12]
+    dirty = " with changes" if machine.get("git_dirty") else ""
+    return f"{machine['gpu']}, {machine['date'][:10]}, revision {revision}{dirty}."
+
+
+def _command(stem: str) -> str:
+    suite = stem.removesuffix("-ablation").removesuffix("-nhwc").removesuffix("-nchw")
+    layout = next((f" --layout {name}" for name in ("NHWC", "NCHW") if f"-{name.lower()}" in stem), "")
+    return f"leanconv bench {suite}{layout}{' --ablation' if stem.endswith('-ablation') else ''}"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Fill the blocks of every document below a folder; 2 for a block or a file that is not understood."""
+    parser = argparse.ArgumentParser(description="Fill the tables and figures of the documents from results files.")
+    parser.add_argument("docs", type=Path, nargs="?", default=Path("docs"))
+    parser.add_argument("--results", type=Path, default=Path("benchmarks/results"))
+    options = parser.parse_args(arguments)
+    for page in sorted(options.docs.glob("**/*.md")):
+        text = page.read_text(encoding="utf-8")
+        try:
+            made = fill(text, page, options.results, options.docs / "pictures")
+        except ValueError as error:
+            print(f"error: {error}", file=sys.stderr)
+            return 2
+        if made != text:
+            write_whole(page, made)
+            print(page)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
