@@ -92,6 +92,8 @@ struct TileProduct {
         for (int step = 0; step < steps; ++step) {
 #pragma unroll
             for (int row = 0; row < depth; ++row) {
+                // Without registers in between, the stage is in use until its last row has been multiplied.
+                if constexpr (!Tuning::micro_kernel) multiply(acc, step, row);
                 if (row == depth - 1) {
                     // The next step has landed for everybody, and everybody has read the last of the one before.
                     cp_async_wait_group<stages - 2>();
@@ -106,7 +108,7 @@ struct TileProduct {
                     if (step + stages - 1 < steps) load(step + stages - 1);
                     cp_async_commit_group();
                 }
-                multiply(acc, step, row);
+                if constexpr (Tuning::micro_kernel) multiply(acc, step, row);
                 if (row == depth - 1) read_late(step + 1, 0);
                 else read_late(step, row + 1);
             }

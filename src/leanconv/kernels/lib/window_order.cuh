@@ -41,7 +41,9 @@ __device__ __forceinline__ void transform_to_windows(const float* __restrict__ x
     float* const to = windows + first;
     if (first + 3 < count) *reinterpret_cast<float4*>(to) = make_float4(v[0], v[1], v[2], v[3]);
     else
-        for (int e = 0; first + e < count; ++e) to[e] = v[e];
+#pragma unroll
+        for (int e = 0; e < 3; ++e)
+            if (first + e < count) to[e] = v[e];
 }
 
 // The tensor as PixelLoaderAlong reads it, in window order.
