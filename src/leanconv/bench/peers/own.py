@@ -56,7 +56,7 @@ def _on_gpu(algorithm: GpuAlgorithm, problem: Problem, operands: Operands) -> Ca
         call.plan.workspace_bytes,
         out=y,
         registers=max(code.registers for code in compiled),
-        spill_bytes=max(code.spill_bytes for code in compiled),
+        spill_bytes=sum(code.spill_bytes for code in compiled),
     )
 
 
