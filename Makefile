@@ -32,7 +32,8 @@ types: $(VENV)/.test
 docs: $(VENV)/.test
 	$(BIN)/python -m leanconv.bench.numerics --only-page
 	$(BIN)/python -m leanconv.bench.tables benchmarks/results -o docs/performance.md
-	$(BIN)/python docs/pictures/implicit_gemm.py
+	for picture in docs/pictures/*.py; do $(BIN)/python $$picture || exit 1; done
+	$(BIN)/python -m leanconv.bench.pages docs --results benchmarks/results
 
 clean:
 	rm -rf $(VENV) build dist demo-output .pytest_cache .mypy_cache .ruff_cache .hypothesis

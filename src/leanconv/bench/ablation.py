@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+
 from leanconv.algorithms.base import Config, GpuAlgorithm
 from leanconv.algorithms.tiles import TileConfig
 from leanconv.bench import machine
@@ -81,22 +83,32 @@ class AblationPeer(Peer):
         device = open_device(0)
         for variant in variants(problem, lambda algorithm: choose_config(algorithm, problem, device)):
             try:
-                yield _candidate(variant, problem, operands, device)
+                yield _candidate(variant, problem, operands, gpu, device)
             except CompileError as error:
                 yield Unable(f"leanconv {variant.algorithm.name}, {variant.name}", str(error).partition("\n")[0])
 
 
-def _candidate(variant: Variant, problem: ConvProblem, operands: Operands, device: Any) -> Candidate:
+def _pointer(array: Any) -> int:
+    return int(array.data_ptr() if hasattr(array, "data_ptr") else array.ctypes.data)
+
+
+def _scratch(nbytes: int, gpu: bool) -> Any:
+    if not gpu:
+        return np.empty(nbytes, np.uint8)
     import torch
 
+    return torch.empty(nbytes, dtype=torch.uint8, device="cuda")
+
+
+def _candidate(variant: Variant, problem: ConvProblem, operands: Operands, gpu: bool, device: Any) -> Candidate:
     plan = variant.algorithm.plan(problem, variant.config, device.target)
     compiled = device.compiled(plan)
     run = device.executable(plan)
     x, w, bias = operands.x(problem.layout), operands.w(problem.layout), operands.bias
     y = operands.output(problem.layout)
-    workspace = torch.empty(plan.workspace_bytes, dtype=torch.uint8, device="cuda")
+    workspace = _scratch(plan.workspace_bytes, operands.gpu)
     arrays = (x, w, bias, y, workspace)
-    values = [*(0 if array is None else array.data_ptr() for array in arrays), 0, 0]
+    values = [*(0 if array is None else _pointer(array) for array in arrays), 0, 0]
 
     def call(held: tuple[Any, ...] = arrays) -> Any:
         run(0, values)
@@ -109,6 +121,7 @@ def _candidate(variant: Variant, problem: ConvProblem, operands: Operands, devic
         problem.layout,
         plan.workspace_bytes,
         out=y,
+        on_gpu=gpu,
         registers=max(code.registers for code in compiled),
         spill_bytes=sum(code.spill_bytes for code in compiled),
         note=", ".join(f"{name}={value}" for name, value in variant.config.constants()),
@@ -170,7 +183,7 @@ def _time_transform(problem: ConvProblem, budget_s: float) -> dict[str, Any]:
     plan = algorithm.plan(problem, choose_config(algorithm, problem, device), device.target)
     run = device.executable(Plan(plan.launches[:1], plan.workspace_bytes))
     x = torch.randn(problem.x_shape, device="cuda")
-    workspace = torch.empty(plan.workspace_bytes, dtype=torch.uint8, device="cuda")
+    workspace = _scratch(plan.workspace_bytes, gpu=True)
     values = (x.data_ptr(), 0, 0, 0, workspace.data_ptr(), 0, 0)
     us = time_gpu(lambda: run(0, values), budget_s=budget_s).median_us
     return {"transform_us": round(us, 3), "transform_bytes": 4 * x.numel() + plan.workspace_bytes}
