@@ -29,8 +29,8 @@ def window_constants(problem: ConvProblem) -> Constants:
 
 
 def transform(problem: ConvProblem, header: str) -> Launch:
-    """The launch that writes the im2win tensor to the workspace, four elements a thread."""
-    threads = 256
+    """The launch that writes the im2win tensor to the workspace."""
+    threads, elements = 256, 8  # window_elements in kernels/lib/window_order.cuh
     return Launch(
         header=header,
         function="leanconv::im2win_transform",
@@ -41,7 +41,7 @@ def transform(problem: ConvProblem, header: str) -> Launch:
             Argument("float*", "workspace"),
             Argument("long long", "batch", problem.n),
         ),
-        grid=ceil_div(tensor_elements(problem), 4 * threads),
+        grid=ceil_div(tensor_elements(problem), elements * threads),
         block=threads,
     )
 
@@ -65,7 +65,7 @@ class Im2win(GpuAlgorithm):
     def configs(self, problem: ConvProblem, target: Target) -> Iterator[TileConfig]:
         """See GpuAlgorithm."""
         reduction = problem.group_c * problem.r * problem.s
-        wide = dict(window_constants(problem))["wide"]
+        wide = bool(dict(window_constants(problem))["wide"])
         speeds = list(with_splits(problem, tiles(problem, along=True, wide=wide), reduction, target))
         yield from order(problem, problem.n * problem.p * problem.q, reduction, speeds, target)
 

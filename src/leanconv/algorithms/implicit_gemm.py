@@ -42,4 +42,5 @@ class ImplicitGemm(GpuAlgorithm):
     def plan(self, problem: ConvProblem, config: TileConfig, target: Target) -> Plan:
         """See GpuAlgorithm."""
         pixels, shared = problem.n * problem.p * problem.q, shared_bytes(problem, config)
-        return Plan((tile_launch(self.name, conv_constants(problem), config, problem, pixels, shared, conv_arguments(problem)),))
+        constants, arguments = conv_constants(problem), conv_arguments(problem)
+        return Plan((tile_launch(self.name, constants, config, problem, pixels, shared, arguments),))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from math import gcd
+from typing import TypeVar
 
 from leanconv.algorithms.base import Argument, Config, Constants, Launch, Target, ceil_div, conv_constants
 from leanconv.problem import ConvProblem
@@ -41,11 +42,13 @@ class TileConfig(Config):
 
     def shared_bytes(self, pixel_floats: int, table_bytes: int) -> int:
         """Shared memory of a block whose pixels take ``pixel_floats`` a stage: stages and table, or the whole tile."""
-        columns = gcd(self.tile_reduction, 8)
+        columns = gcd(self.tile_reduction, 16)
         filter_floats = self.tile_reduction * (self.tile_k + (8 if columns == 4 else 4))
         stages = 4 * (self.stages if self.prefetch else 1) * (filter_floats + pixel_floats)
         return max(stages + table_bytes, 4 * self.tile_k * self.tile_pixels if self.split > 1 else 0)
 
+
+C = TypeVar("C", bound="TileConfig")
 
 #: A configuration, and the share of the best tile's speed that it reaches when it fills the machine.
 Speeds = Iterable[tuple[TileConfig, float]]
@@ -56,11 +59,11 @@ TILES: dict[str, tuple[tuple[TileConfig, float], ...]] = {
     "NCHW": (
         (TileConfig(128, 96, 16, thread_pixels=12, stages=3, min_blocks=2), 1.00),
         (TileConfig(96, 128, 8, thread_k=12, min_blocks=3), 0.97),
-        (TileConfig(128, 128, 16, stages=3, min_blocks=2), 0.97),
-        (TileConfig(128, 64, 16, stages=3, min_blocks=3), 0.96),
-        (TileConfig(64, 128, 16, stages=3, min_blocks=3), 0.92),
+        (TileConfig(128, 128, 16, stages=3, min_blocks=2), 0.96),
+        (TileConfig(128, 64, 16, stages=3, min_blocks=3), 0.95),
+        (TileConfig(64, 128, 16, stages=3, min_blocks=3), 0.94),
         (TileConfig(64, 128, 8, min_blocks=4), 0.89),
-        (TileConfig(64, 64, 16, stages=3, min_blocks=5), 0.89),
+        (TileConfig(64, 64, 16, stages=3, min_blocks=5), 0.91),
         (TileConfig(32, 256, 8, min_blocks=3), 0.80),
         (TileConfig(32, 64, 8, thread_k=4, min_blocks=8), 0.70),
         (TileConfig(32, 32, 8, thread_k=4, thread_pixels=4, min_blocks=8), 0.60),
@@ -133,7 +136,9 @@ def forward_limits(problem: ConvProblem) -> list[str]:
     return reasons
 
 
-def with_splits(problem: ConvProblem, speeds: Speeds, reduction: int, target: Target) -> Iterator[tuple[TileConfig, float]]:
+def with_splits(
+    problem: ConvProblem, speeds: Iterable[tuple[C, float]], reduction: int, target: Target
+) -> Iterator[tuple[C, float]]:
     """The configurations, and each of them with the reduction split over a cluster where that is possible."""
     for config, speed in speeds:
         yield config, speed

@@ -13,37 +13,34 @@ namespace leanconv {
 template <class Problem>
 constexpr int window_row = Problem::columns * Problem::r * (Problem::nhwc ? Problem::c : 1);
 
-// Four elements a thread. Bytes: the tensor once for writing, the input R / stride times for reading, of which all but
-// one come from the caches: at 4.25 TB/s on an H200 the tensor's size and the input's over that.
+// Elements that a thread writes, blockDim.x apart: the lanes of a warp read and write neighbours.
+constexpr int window_elements = 8;
+
+// Bytes: the tensor once for writing, the input R / stride times for reading, of which all but one come from the caches:
+// the tensor's size and the input's over 4.25 TB/s on an H200.
 template <class Problem>
 __device__ __forceinline__ void transform_to_windows(const float* __restrict__ x, float* __restrict__ windows,
                                                      long long batch) {
-    constexpr int row = window_row<Problem>, rows = Problem::nhwc ? Problem::p : Problem::c * Problem::p;
-    const int64 count = batch * rows * row;
-    const int64 first = (static_cast<int64>(blockIdx.x) * blockDim.x + threadIdx.x) * 4;
-    if (first >= count) return;
-    float v[4];
+    constexpr int row = window_row<Problem>;
+    const int64 count = batch * (Problem::nhwc ? 1 : Problem::c) * Problem::p * row;
+    const int64 first = static_cast<int64>(blockIdx.x) * blockDim.x * window_elements;
+    // The block's first line, row p of plane `plane`; from there on offsets are small, and so are their divisions.
+    const int64 line = first / row, plane = line / Problem::p;
+    const int in_line = static_cast<int>(first - line * row), first_p = static_cast<int>(line - plane * Problem::p);
 #pragma unroll
-    for (int e = 0; e < 4; ++e) {
-        // In rows of a multiple of four all but the position in the row is the same for the four.
-        const int64 number = (row % 4 == 0 ? first : first + e) / row;
-        const int at = static_cast<int>(first + e - number * row);
+    for (int e = 0; e < window_elements; ++e) {
+        const int to = threadIdx.x + e * blockDim.x;
+        if (first + to >= count) return;
+        const int below = (in_line + to) / row, at = (in_line + to) % row;
+        const int64 image = plane + (first_p + below) / Problem::p;
+        const int p = (first_p + below) % Problem::p;
         const int tap = Problem::nhwc ? at / Problem::c : at;
-        const int c = at % Problem::c;
-        const int p = static_cast<int>(number % Problem::p);
         const int i = p * Problem::stride_h - Problem::pad_top + tap % Problem::r * Problem::dilation_h;
         const int j = tap / Problem::r - Problem::pad_left;
-        const bool inside = i >= 0 && i < Problem::h && j >= 0 && j < Problem::w && first + e < count;
-        const int64 image = number / Problem::p;
-        v[e] = !inside ? 0.0f : Problem::nhwc ? x[((image * Problem::h + i) * Problem::w + j) * Problem::c + c]
-                                              : x[(image * Problem::h + i) * Problem::w + j];
+        const int64 pixel = (image * Problem::h + i) * Problem::w + j;
+        const bool inside = i >= 0 && i < Problem::h && j >= 0 && j < Problem::w;
+        windows[first + to] = !inside ? 0.0f : x[Problem::nhwc ? pixel * Problem::c + at % Problem::c : pixel];
     }
-    float* const to = windows + first;
-    if (first + 3 < count) *reinterpret_cast<float4*>(to) = make_float4(v[0], v[1], v[2], v[3]);
-    else
-#pragma unroll
-        for (int e = 0; e < 3; ++e)
-            if (first + e < count) to[e] = v[e];
 }
 
 // The tensor as PixelLoaderAlong reads it, in window order.
