@@ -26,6 +26,8 @@ Runner = Callable[[Plan, dict[str, Any]], None]
 POISON = {"float32": np.float32(np.nan), "int32": np.int32(-1431655766), "float64": np.nan}
 #: Configurations that are looked at in search of extremes.
 MOST_CONFIGS = 10000
+#: What a configuration may switch off to measure what it is worth; the result must stay the same.
+SWITCHES = ("prefetch", "vector_loads", "micro_kernel")
 
 
 class WrongAnswer(AssertionError):
@@ -60,15 +62,39 @@ def run_on_gpu(plan: Plan, values: dict[str, Any]) -> None:
 
 
 def extreme_configs(algorithm: GpuAlgorithm, problem: Problem, target: Target) -> Iterator[Config]:
-    """The best guess of each kind, then for each tuning number the first with its smallest and its largest value."""
-    legal = list(islice(algorithm.configs(problem, target), MOST_CONFIGS))
-    kinds = {type(config): [other for other in legal if type(other) is type(config)] for config in legal}
-    chosen = [alike[0] for alike in kinds.values()]
+    """Few configurations that have it all: the best guess first, then the smallest and the largest value of every
+    tuning number, every split, and each ablation switch off.
+
+    Kinds, which are types of configurations and what they answer to questions of yes or no, are looked at one by one.
+    """
+    kinds: dict[Any, list[Config]] = {}
+    for config in islice(algorithm.configs(problem, target), MOST_CONFIGS):
+        kinds.setdefault((type(config), *_decisions(config)), []).append(config)
+    chosen: list[Config] = []
     for alike in kinds.values():
-        for field in fields(alike[0]):
-            values = [getattr(config, field.name) for config in alike]
-            chosen += [alike[values.index(min(values))], alike[values.index(max(values))]]
+        few = _cover(alike)
+        off = [name for name in SWITCHES if getattr(alike[0], name, False)]
+        chosen += few
+        chosen += [replace(few[i % len(few)], **{name: False}) for i, name in enumerate(off)]
     yield from dict.fromkeys(chosen)
+
+
+def _decisions(config: Config) -> list[tuple[str, Any]]:
+    return [
+        (name, value) for name, value in config.constants() if not isinstance(value, int) or isinstance(value, bool)
+    ]
+
+
+def _cover(alike: list[Config]) -> list[Config]:
+    """The first of ``alike``, then as few as a greedy choice needs to have the extremes of every number."""
+    wanted: set[tuple[str, Any]] = set()
+    for field in fields(alike[0]):
+        values = {getattr(config, field.name) for config in alike}
+        wanted |= {(field.name, value) for value in (values if field.name == "split" else (min(values), max(values)))}
+    chosen = [alike[0]]
+    while missing := wanted.difference(*(config.constants() for config in chosen)):
+        chosen.append(max(alike, key=lambda config: len(missing.intersection(config.constants()))))
+    return chosen
 
 
 def check(
@@ -135,6 +161,19 @@ def _compare(result: np.ndarray, reference: np.ndarray, bound: float, what: str)
     places = np.argwhere(off)
     shown = ", ".join(f"{tuple(map(int, p))}: {result[tuple(p)]} for {reference[tuple(p)]:.6g}" for p in places[:5])
     raise WrongAnswer(f"{what}: error {error:.3g} exceeds {bound:.3g}; {len(places)} of {result.size} far off; {shown}")
+
+
+def wide_offsets(algorithm: GpuAlgorithm, problem: ConvProblem, config: Config, target: Target) -> Plan:
+    """The plan of ``problem`` with the kernels of a batch whose tensors are too large for 32-bit offsets."""
+    huge = replace(problem, n=1 + 2**33 // (problem.c * problem.h * problem.w))
+    wide, narrow = (algorithm.plan(each, config, target) for each in (huge, problem))
+    assert all(dict(launch.problem)["wide"] for launch in wide.launches)
+    assert not any(dict(launch.problem)["wide"] for launch in narrow.launches)
+    launches = zip(narrow.launches, wide.launches, strict=True)
+    return replace(
+        narrow,
+        launches=tuple(replace(small, problem=big.problem, shared_bytes=big.shared_bytes) for small, big in launches),
+    )
 
 
 def same_constants(plan: Plan, constants: Mapping[str, int | bool | str]) -> Plan:

@@ -7,15 +7,18 @@ text is no longer there fails here: it would break nothing, and prove nothing.
 from __future__ import annotations
 
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import emulator
 import proof
 import pytest
-from cases import CASES
+from cases import CASES, TARGETS
 
+from leanconv.algorithms.base import Config, GpuAlgorithm
+from leanconv.problem import Problem
 from leanconv.registry import ALGORITHMS
 from leanconv.runtime.compile import KERNELS
 
@@ -23,11 +26,15 @@ from leanconv.runtime.compile import KERNELS
 FENCE = "use-after-poison|SEGV"
 RACE = "a race: thread orders|misaligned|" + FENCE
 WRONG = "error .* exceeds|between the rows|" + FENCE
+GONE = "has left the kernel"
 
 
 @dataclass(frozen=True)
 class Break:
-    """Replace ``text``, which all headers have ``times`` times, by ``by``: one of ``cases`` must tell ``how``."""
+    """Replace ``text``, which all headers have ``times`` times, by ``by``: one of ``cases`` must tell ``how``.
+
+    ``tuning``: values that the configuration has, where the best guess would not run the broken part.
+    """
 
     name: str
     algorithm: str
@@ -36,10 +43,19 @@ class Break:
     how: str
     cases: tuple[str, ...]
     times: int = 1
+    tuning: tuple[tuple[str, Any], ...] = ()
 
 
 def gemm(name: str, text: str, by: str, how: str, *cases: str, times: int = 1) -> Break:
     return Break(name, "implicit_gemm", text, by, how, cases, times)
+
+
+def runs(name: str, text: str, by: str, how: str, *cases: str, times: int = 1, **tuning: Any) -> Break:
+    return Break(name, "im2win_fused", text, by, how, cases, times, (("runs", True), *tuning.items()))
+
+
+def win(name: str, text: str, by: str, how: str, *cases: str, times: int = 1) -> Break:
+    return Break(name, "im2win", text, by, how, cases, times)
 
 
 def cache(name: str, text: str, by: str, how: str, *cases: str, times: int = 1) -> Break:
@@ -64,13 +80,89 @@ BREAKS = (
          FENCE, "tails-nchw", "odd-nchw"),
     gemm("pixels past the end are read", "first + at < count ? first + at : count - 1", "first + at",
          FENCE, "tails-nchw", "odd-nchw", times=2),
-    gemm("ragged reduction unchecked", "size % depth == 0 || next + at < size", "true",
+    gemm("ragged reduction unchecked", "size % depth == 0 || index < size", "true",
          WRONG, "tails-nchw", "odd-nchw"),
     gemm("pixels past the end are stored", "pixel < count ? 4 : 0", "4",
          FENCE, "odd-nchw", "tails-nchw"),
     gemm("filters past the end are stored", "if (k >= Problem::group_k) continue;", "",
          FENCE, "odd-nchw", "tails-nchw"),
     gemm("bias of another filter", "bias[filter]", "bias[k]", WRONG, "groups-nchw"),
+    runs("a run one pixel short", "(Problem::s - 1) * Problem::dilation_w + 1;",
+         "(Problem::s - 1) * Problem::dilation_w;",
+         WRONG, "odd-nchw"),
+    runs("a run's left halo unchecked", "j + at >= 0 && j + at < Problem::w", "j + at < Problem::w", WRONG, "odd-nchw"),
+    runs("a piece beside the image unchecked", "j + at >= 0 && j + at < Problem::w", "j + at < Problem::w",
+         WRONG, "plain-nchw"),
+    runs("a run's right halo one pixel too wide", "j + at >= 0 && j + at < Problem::w",
+         "j + at >= 0 && j + at <= Problem::w",
+         WRONG, "odd-nchw"),
+    runs("a line below the image unchecked",
+         "static_cast<unsigned>(h[c] + line_row[i]) < static_cast<unsigned>(Problem::h)",
+         "static_cast<unsigned>(h[c] + line_row[i]) <= static_cast<unsigned>(Problem::h)", WRONG, "plain-nchw"),
+    runs("runs past the end are read", " && fragment * 4 < count", "", FENCE, "odd-nchw"),
+    runs("lines past the end are read", "total_lines % R::lines == 0 || next + line_of(i) < total_lines", "true",
+         FENCE, "odd-nchw"),
+    runs("pieces of four start where the run does", "Problem::pad_left - R::shift + in_chunk",
+         "Problem::pad_left + in_chunk", "misaligned", "plain-nchw"),
+    runs("outputs past a row's end are stored", "Problem::q - q < 4 ? Problem::q - q : 4", "4", RACE + "|" + WRONG,
+         "odd-nchw"),
+    runs("no step to the next channels", "offset[c] += static_cast<B>(period / Problem::r)",
+         "offset[c] += 0 * static_cast<B>(period)",
+         WRONG, "plain-nchw"),
+    runs("one buffer where there should be two", "x[line % buffers][f]", "x[0][f]", WRONG, "plain-nchw"),
+    runs("the only buffer overwritten early", "if (buffers == 2 && row % Problem::s == 0)",
+         "if (row % Problem::s == 0)",
+         WRONG, "plain-nchw", thread_pixels=12),
+    runs("a part of the reduction begins at the first channel", "next / period * (period / Problem::r)", "0",
+         WRONG, "long-reduction-nchw", split=4),
+    runs("no cluster barrier before the sum", "cluster_barrier();\n        const int rank", "const int rank",
+         RACE + "|" + WRONG, "long-reduction-nchw", split=2),
+    runs("no cluster barrier after the sum", "cluster_barrier();\n#else", "\n#else", GONE, "long-reduction-nchw",
+         split=2),
+    runs("one block's part is not added", "other < Tuning::split; ++other", "other < Tuning::split - 1; ++other",
+         WRONG, "long-reduction-nchw", split=4),
+    runs("every block stores the first share", "Problem::nhwc ? 0 : rank * rows", "0", RACE + "|" + WRONG,
+         "long-reduction-nchw", split=8),
+    runs("a part of the reduction ends early", "Pixels::steps * (part + 1) / split",
+         "first_step + Pixels::steps / split",
+         WRONG, "long-reduction-nchw", split=8),
+    runs("no barrier before a step without prefetch", "cp_async_wait_group<0>();\n            __syncthreads();",
+         "cp_async_wait_group<0>();", RACE, "plain-nchw", prefetch=False),
+    runs("no barrier after a step without prefetch", "            __syncthreads();\n        }", "        }",
+         RACE, "plain-nchw", prefetch=False),
+    runs("a fragment's words read from one place", "static_cast<const volatile float*>(row + f * step + i)",
+         "static_cast<const volatile float*>(row + f * step)", WRONG, "plain-nchw", vector_loads=False),
+    Break("columns are not shared out in NHWC", "im2win_fused", "column = Problem::nhwc ? rank * columns : 0",
+          "column = 0", RACE + "|" + WRONG, ("long-reduction-nhwc",), tuning=(("split", 4),)),
+    win("filters in their own order", "tap % Problem::r * Problem::s + tap / Problem::r", "tap", WRONG, "plain-nchw"),
+    win("filters in their own order, channels last", "natural * Problem::group_c +", "tap * Problem::group_c +",
+        WRONG, "plain-nhwc"),
+    win("a window begins at its output's column", "static_cast<B>(pixel.q) * Problem::stride_w",
+        "static_cast<B>(pixel.q)",
+        WRONG, "stride-nchw"),
+    win("a window's columns are not dilated", "column = number % Problem::s * Problem::dilation_w",
+        "column = number % Problem::s", WRONG, "dilation-nchw"),
+    win("the transform reads a row above the image", "i >= 0 && i < Problem::h && j >= 0",
+        "i >= -1 && i < Problem::h && j >= 0",
+        WRONG, "plain-nchw"),
+    win("the transform reads a column beside the image", "j >= 0 && j < Problem::w);", "j >= 0 && j <= Problem::w);",
+        WRONG, "plain-nhwc"),
+    win("the transform writes past its end", "if (threadIdx.x + e * window_threads < left) to[", "to[",
+        FENCE, "odd-nchw"),
+    win("the transform reads past the end", "inside && number < left", "inside", FENCE, "odd-nchw"),
+    win("the transform stays in the block's first plane", "next_plane = (first_p + below) / Problem::p",
+        "next_plane = 0",
+        WRONG, "odd-nchw"),
+    win("the transform forgets the dilation", "tap % Problem::r * Problem::dilation_h", "tap % Problem::r",
+        WRONG, "dilation-nhwc"),
+    Break("the first group's windows for all", "im2win_basic", "Window<Problem>(), k / Problem::group_k)",
+          "Window<Problem>(), 0)", WRONG, ("groups-nchw",)),
+    Break("outputs past the end are made", "im2win_basic", "if (at >= batch * Problem::k * image) return;", "",
+          FENCE, ("odd-nchw",), times=2),
+    Break("halo one column too wide", "direct", "j >= Problem::w) continue", "j > Problem::w) continue",
+          WRONG, ("plain-nchw",)),
+    Break("the first group's channels for all", "direct", "first_c = k / Problem::group_k * Problem::group_c",
+          "first_c = 0", WRONG, ("groups-nhwc",)),
     cache("input rows and filter read before they are there",
           "cp_async_wait_group<0>();\n    __syncthreads();\n\n", "cp_async_wait_group<0>();\n\n",
           RACE, "border-constant"),
@@ -114,6 +206,18 @@ def broken_kernels(broken: Break, folder: Path) -> Path:
     return copy
 
 
+def tuned(broken: Break, algorithm: GpuAlgorithm, problem: Problem) -> Config:
+    """The best guess among the configurations with the break's tuning; switches that none has are set by hand."""
+    wishes = dict(broken.tuning)
+    configs = list(algorithm.configs(problem, TARGETS[0]))
+
+    def granted(config: Config) -> int:
+        return sum(getattr(config, name) == value for name, value in wishes.items())
+
+    best = max(configs, key=granted)
+    return replace(best, **wishes)
+
+
 @pytest.mark.parametrize("broken", [pytest.param(b, id=f"{b.algorithm}: {b.name}") for b in BREAKS])
 def test_broken_kernel_is_caught(broken, tmp_path):
     algorithm = next(a for a in ALGORITHMS if a.name == broken.algorithm)
@@ -123,7 +227,7 @@ def test_broken_kernel_is_caught(broken, tmp_path):
     def check() -> None:
         for name in broken.cases:
             run = partial(emulator.run_plan, kernels=kernels)
-            proof.check(algorithm, problems[name], run=run)
+            proof.check(algorithm, problems[name], tuned(broken, algorithm, problems[name]), run=run)
 
     with pytest.raises((emulator.EmulatorError, proof.WrongAnswer), match=broken.how):
         check()

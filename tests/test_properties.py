@@ -122,6 +122,7 @@ def check_plan(algorithm, problem, target):
         for launch in plan.launches:
             assert 0 < launch.grid < 2**31
             assert launch.block % 32 == 0 and 32 <= launch.block <= 1024
+            assert 1 <= launch.cluster <= (8 if target.clusters else 1) and launch.grid % launch.cluster == 0
             assert launch.min_blocks >= 1 and launch.min_blocks * launch.block <= 2048
             assert 0 <= launch.shared_bytes <= target.shared_per_block
             assert (KERNELS / launch.header).is_file() and launch.symbol.isidentifier()
@@ -131,7 +132,8 @@ def check_plan(algorithm, problem, target):
             for constants in (launch.problem, launch.tuning):
                 names = [name for name, _ in constants]
                 assert len(set(names)) == len(names) and all(name.isidentifier() for name in names)
-            assert launch.tuning == config.constants()
+            assert launch.tuning in ((), config.constants())
+        assert plan.launches[-1].tuning == config.constants()
 
 
 @each(CONV_ALGORITHMS)
