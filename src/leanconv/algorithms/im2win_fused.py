@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
-from math import lcm
+from math import gcd, lcm
 
 from leanconv.algorithms import implicit_gemm
 from leanconv.algorithms.base import GpuAlgorithm, Plan, Target, ceil_div, conv_constants
@@ -33,6 +33,9 @@ RUN_TILES = (
 #: The longest run, in pixels: a thread holds one or two of them in registers for every four of its outputs.
 LONGEST_RUN = 16
 
+#: Pieces that a thread brings a step for each of its columns: the kernel has a bit of 32 for each.
+MOST_PIECES = 32
+
 
 def pays(problem: ConvProblem) -> bool:
     """Whether runs are worth a try: 128-bit copies, short runs, and lines enough to fill the pipeline.
@@ -42,9 +45,9 @@ def pays(problem: ConvProblem) -> bool:
     return problem.w % 4 == 0 and run_length(problem) <= 12 and problem.group_c * problem.r >= 32
 
 
-def run_length(problem: ConvProblem) -> int:
+def run_length(problem: ConvProblem, vector_loads: bool = True) -> int:
     """Pixels of a run: the windows of four adjacent outputs on one line, and what alignment adds in front."""
-    shift = -problem.padding[2] % 4 if problem.w % 4 == 0 else 0
+    shift = -problem.padding[2] % 4 if problem.w % 4 == 0 and vector_loads else 0
     return shift + 3 * problem.stride[1] + (problem.s - 1) * problem.dilation[1] + 1
 
 
@@ -63,12 +66,16 @@ def shared_bytes(problem: ConvProblem, config: Im2winFusedConfig) -> int:
     if not config.runs:
         return implicit_gemm.shared_bytes(problem, config)
     step_lines = config.tile_reduction // problem.s
-    length = run_length(problem)
-    if not config.vector_loads and problem.w % 4 == 0:
-        length -= -problem.padding[2] % 4
-    pixel_floats = step_lines * ceil_div(length, 4) * config.tile_pixels
+    pixel_floats = step_lines * ceil_div(run_length(problem, config.vector_loads), 4) * config.tile_pixels
     entry = 12 if dict(conv_constants(problem))["wide"] else 8
     return config.shared_bytes(pixel_floats, entry * lcm(problem.r, step_lines))
+
+
+def pieces(problem: ConvProblem, config: Im2winFusedConfig) -> int:
+    """Pieces of a stage that a thread brings for each of its columns: ``mine`` in kernels/im2win_fused.cuh."""
+    unit = 4 if problem.w % 4 == 0 and config.vector_loads else 1
+    pairs = config.tile_reduction // problem.s * ceil_div(run_length(problem, config.vector_loads), 4)
+    return ceil_div(pairs, config.threads // gcd(config.tile_pixels // unit, config.threads))
 
 
 def _without_runs(config: TileConfig) -> Im2winFusedConfig:
@@ -113,6 +120,7 @@ class Im2winFused(GpuAlgorithm):
                 (replace(config, tile_reduction=depth, min_blocks=_blocks(problem, config, heavy)), slower * speed)
                 for config, speed in RUN_TILES
             ]
+            runs = [pair for pair in runs if pieces(problem, pair[0]) <= MOST_PIECES]
             choices += [
                 (cost(problem, run_pixels(problem), reduction, config, speed, target), config)
                 for config, speed in with_splits(problem, runs, reduction, target)
