@@ -286,8 +286,7 @@ def run_plan(
     kernel misbehaves or when its result depends on the thread order, EmulatorBuildError when it does not compile.
     """
     values = dict(arrays)
-    if plan.workspace_bytes:
-        values.setdefault("workspace", np.full(plan.workspace_bytes, 0xFF, np.uint8))
+    values.setdefault("workspace", np.full(plan.workspace_bytes, 0xFF, np.uint8) if plan.workspace_bytes else None)
     for launch in plan.launches:
         run_launch(launch, values, kernels=kernels, orders=orders, offsets=offsets)
 

@@ -30,7 +30,7 @@ def window_constants(problem: ConvProblem) -> Constants:
 
 def transform(problem: ConvProblem, header: str) -> Launch:
     """The launch that writes the im2win tensor to the workspace."""
-    threads, elements = 256, 8  # window_elements in kernels/lib/window_order.cuh
+    threads, elements = 256, 8  # as in kernels/lib/window_order.cuh
     return Launch(
         header=header,
         function="leanconv::im2win_transform",
