@@ -32,6 +32,7 @@ __device__ __forceinline__ void im2win_basic(const float* __restrict__ workspace
     const float* const window = at_byte(workspace, Windows::first(pixel, Window<Problem>(), k / Problem::group_k));
     const float* const filter = w + static_cast<int64>(k) * size;
     float sum = 0.0f;
+#pragma unroll 8  // NOTE: left alone, the compiler unrolls all of it where there are 363 taps, and spills on sm_100a
     for (int i = 0; i < size; ++i)
         sum = fmaf(filter[filter_element<Problem, true>(i)], *at_byte(window, Windows::tap(i / Windows::run, i % Windows::run)), sum);
     y[at] = finish<Problem>(sum, Problem::bias ? bias[k] : 0.0f);
