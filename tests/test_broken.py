@@ -149,7 +149,7 @@ BREAKS = (
         WRONG, "plain-nhwc"),
     win("the transform writes past its end", "if (threadIdx.x + e * window_threads < left) to[", "to[",
         FENCE, "odd-nchw"),
-    win("the transform reads past the end", "inside && number < left", "inside", FENCE, "odd-nchw"),
+    win("the transform reads past the end", "(number < left ? number : 0)", "number", FENCE, "odd-nchw"),
     win("the transform stays in the block's first plane", "next_plane = (first_p + below) / Problem::p",
         "next_plane = 0",
         WRONG, "odd-nchw"),
