@@ -10,7 +10,7 @@ import pytest
 from conftest import HostDevice, oracle_conv, oracle_filter, relative_error
 
 import leanconv
-from leanconv import ConvProblem, FilterProblem, api, conv2d, filter2d
+from leanconv import ConvProblem, FilterProblem, api, conv2d, filter2d, registry
 from leanconv.problem import BORDERS
 
 torch = pytest.importorskip("torch")
@@ -312,7 +312,9 @@ def test_explain_names_the_choice_and_the_reasons(rng: np.random.Generator, host
     assert told.chosen in str(told) and "winograd1d" in str(told)
     assert leanconv.explain(x, w, precision="ieee", algorithm="direct").why == "it was asked for"
     told = leanconv.explain(x, w, stride=2, device="cuda")
-    assert told.chosen == "implicit_gemm" and "stand-in" in told.where and "tile_k" in told.config
+    first = registry.choose(told.problem, "auto", registry.ALGORITHMS).name
+    assert told.chosen == first and "stand-in" in told.where and "tile_k" in told.config
+    assert "algorithm='direct' chooses it" in told.others["direct"][0]
     assert told.kernels == () and host_device.launches == []
     conv2d(x, w, stride=2, device="cuda")
     told = leanconv.explain(x, w, stride=2, device="cuda")
@@ -327,6 +329,8 @@ def test_explain_takes_a_problem(host_device: HostDevice) -> None:
         for problem in (BASE, FilterProblem(1, 8, 8, 3, 3, (1, 1), x_pitch=8, x_step=64, y_pitch=8, y_step=64)):
             told = leanconv.explain(problem, device=device)
             assert told.problem == problem and told.chosen
+            advice = "algorithm=" in str(told)
+            assert advice == isinstance(problem, ConvProblem), "filter2d has no such argument"
 
 
 def test_algorithms_lists_every_one() -> None:

@@ -14,6 +14,7 @@ import leanconv
 from leanconv import arguments, filters
 from leanconv.cli import main
 from leanconv.problem import BORDERS
+from leanconv.registry import ALGORITHMS
 from leanconv.runtime import env
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -100,8 +101,15 @@ def test_environment_variables() -> None:
 
 
 def test_algorithms() -> None:
-    rows = [tuple(cell.strip(" `") for cell in line.split("|")[1:5]) for line in lines("## Algorithms")]
-    assert sorted(rows) == sorted((a.name, a.solves, a.where, a.tier) for a in leanconv.algorithms())
+    rows = [tuple(cell.strip(" `") for cell in line.split("|")[1:-1]) for line in lines("## Algorithms")]
+    assert [row[:4] for row in rows] == [(a.name, a.solves, a.where, a.tier) for a in leanconv.algorithms()]
+    layer = leanconv.ConvProblem(n=2, c=4, h=8, w=8, k=4, r=3, s=3)
+    workspace = {a.name: a.workspace_bytes(layer) for a in ALGORITHMS if a.solves is leanconv.ConvProblem}
+    for (name, _, where, _, needed, _, paper), told in zip(rows, leanconv.algorithms(), strict=True):
+        if where == "GPU":
+            assert (needed == "none") == (workspace.get(name, 0) == 0), name
+        for word in re.findall(r"[A-Z]\w+ (?=et al)|\d{4}", paper):
+            assert word in told.paper, (name, word)
 
 
 def test_borders() -> None:

@@ -147,7 +147,9 @@ def _others(
         if not reasons:
             cost, best = a.cost(problem), chosen.cost(problem) if chosen else 0
             slower = f", and is expected to take {cost / best:.1f} times as long" if best and cost > best else ""
-            reasons = (f"it could{slower}; algorithm={a.name!r} chooses it",)
+            # filter2d takes no algorithm=
+            how = f"; algorithm={a.name!r} chooses it" if isinstance(problem, ConvProblem) else ""
+            reasons = (f"it could{slower}{how}",)
         found[a.name] = reasons
     return found
 

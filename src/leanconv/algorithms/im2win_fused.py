@@ -132,7 +132,12 @@ class Im2winFused(GpuAlgorithm):
         """See GpuAlgorithm."""
         pixels = run_pixels(problem) if config.runs else problem.n * problem.p * problem.q
         launch = tile_launch(
-            self.name, conv_constants(problem), config, problem, pixels, shared_bytes(problem, config),
+            self.name,
+            conv_constants(problem),
+            config,
+            problem,
+            pixels,
+            shared_bytes(problem, config),
             conv_arguments(problem),
         )
         return Plan((launch,))

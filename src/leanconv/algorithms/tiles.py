@@ -118,9 +118,7 @@ def cost(problem: ConvProblem, pixels: int, reduction: int, config: TileConfig, 
     return on_one * config.tile_k * config.tile_pixels * (steps * config.tile_reduction + overhead) / speed
 
 
-def order(
-    problem: ConvProblem, pixels: int, reduction: int, speeds: Speeds, target: Target
-) -> Iterator[TileConfig]:
+def order(problem: ConvProblem, pixels: int, reduction: int, speeds: Speeds, target: Target) -> Iterator[TileConfig]:
     """The configurations, the one of least cost first."""
     costs = [(cost(problem, pixels, reduction, config, speed, target), config) for config, speed in speeds]
     yield from (config for _, config in sorted(costs, key=lambda pair: pair[0]))
@@ -160,7 +158,12 @@ def conv_arguments(problem: ConvProblem, source: str = "x") -> tuple[Argument, .
 
 
 def tile_launch(
-    name: str, problem: Constants, config: TileConfig, convolution: ConvProblem, pixels: int, shared_bytes: int,
+    name: str,
+    problem: Constants,
+    config: TileConfig,
+    convolution: ConvProblem,
+    pixels: int,
+    shared_bytes: int,
     arguments: tuple[Argument, ...],
 ) -> Launch:
     """The launch of the tiled kernel ``name``, which numbers ``pixels`` output pixels."""
