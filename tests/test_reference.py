@@ -405,25 +405,26 @@ def test_winograd_matrices_take_points_and_refuse_bad_ones() -> None:
 # --- speed ----------------------------------------------------------------------------------------------------------
 
 
-def ratio_to(peer: Callable[[], Any], ours: Callable[[], Any], goal: float, most_rounds: int = 25) -> float:
+def ratio_to(peer: Callable[[], Any], ours: Callable[[], Any], goal: float) -> float:
     """Best time of ours over best time of the peer, taken in turns for as long as the goal is missed.
 
-    Where it stays missed and other programs are found on the cores, the test is skipped: BLAS threads that wait for
-    one another stand still while any of them is without a core.
+    Where it is missed and other programs are found on the cores, the test is skipped: BLAS threads that wait for one
+    another stand still while any of them is without a core.
     """
     best_peer = best_ours = float("inf")
-    for turn in range(most_rounds):
-        for _ in range(2):
-            begin = time.perf_counter()
-            peer()
-            best_peer = min(best_peer, time.perf_counter() - begin)
-            begin = time.perf_counter()
-            ours()
-            best_ours = min(best_ours, time.perf_counter() - begin)
-        if turn >= 2 and best_ours <= goal * best_peer:
-            break
+    share = share_of_cores()
+    most_seconds = 4 if share > 0.9 else 2
+    start, turn = time.perf_counter(), 0
+    while turn < 3 or (best_ours > goal * best_peer and time.perf_counter() - start < most_seconds):
+        turn += 1
+        begin = time.perf_counter()
+        peer()
+        best_peer = min(best_peer, time.perf_counter() - begin)
+        begin = time.perf_counter()
+        ours()
+        best_ours = min(best_ours, time.perf_counter() - begin)
     ratio = best_ours / best_peer
-    if ratio > goal and (share := share_of_cores()) < 0.9:
+    if ratio > goal and (share := min(share, share_of_cores())) < 0.9:
         pytest.skip(f"ratio {ratio:.2f}, but other programs leave only {share:.0%} of the cores")
     return ratio
 
@@ -433,7 +434,7 @@ def share_of_cores() -> float:
 
     def work(_: int) -> tuple[float, float]:
         wall, cpu = time.perf_counter(), time.thread_time()
-        numbers = np.random.default_rng(0).random(1 << 21)
+        numbers = np.random.default_rng(0).random(1 << 19)
         for _ in range(3):
             np.sort(numbers)  # lets go of the interpreter's lock
         return time.thread_time() - cpu, time.perf_counter() - wall
@@ -479,10 +480,8 @@ def test_large_layers_stay_near_pytorch(layer: str, layout: Any) -> None:
 @pytest.mark.parametrize("size", [3, 5, 9, 15])
 def test_filters_stay_near_scipy(size: int) -> None:
     rng = np.random.default_rng(0)
-    x, kernel = rng.random((1, 2048, 2048)).astype(np.float32), rng.random((size, size)).astype(np.float32)
-    problem = FilterProblem(1, 2048, 2048, size, size, (size // 2, size // 2), "reflect")
+    x, kernel = rng.random((1, 1024, 2048)).astype(np.float32), rng.random((size, size)).astype(np.float32)
+    problem = FilterProblem(1, 1024, 2048, size, size, (size // 2, size // 2), "reflect")
     algorithm = choose(problem, "auto", CPU_ALGORITHMS)
-    ratio = ratio_to(
-        lambda: scipy.ndimage.correlate(x[0], kernel), lambda: algorithm.run(problem, x, kernel), goal=1, most_rounds=4
-    )
+    ratio = ratio_to(lambda: scipy.ndimage.correlate(x[0], kernel), lambda: algorithm.run(problem, x, kernel), goal=1)
     assert ratio <= 1, f"{algorithm.name} takes {ratio:.2f} times SciPy's time"
