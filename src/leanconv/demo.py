@@ -8,6 +8,8 @@ machine can run, compares each result with a float64 convolution, prints the tab
 
 from __future__ import annotations
 
+import os
+import shutil
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -215,13 +217,19 @@ def run(folder: Path = Path("demo-output"), *, quick: bool = False) -> bool:
     draw_layers(by_layer, gpu, pictures[1])
     wrong = [line for line in (*by_filter, *by_layer) if not line.right]
     total = len(by_filter) + len(by_layer)
-    where = f"the CPU and {gpu}" if gpu else "the CPU; no GPU can be used here, leanconv doctor says why"
+    where = f"the CPU and {gpu}" if gpu else f"the CPU; no GPU can be used here, `{_command()} doctor` says why"
     console.print(f"{total - len(wrong)} of {total} results are right against float64, on {where}.", highlight=False)
     for line in wrong:
         text = f"WRONG: {line.algorithm} on {line.what}: error {line.error:.2e}, allowed {line.bound:.2e}"
         console.print(text, style="bold red", highlight=False)
     console.print(f"pictures: {' '.join(map(str, pictures))}", highlight=False, soft_wrap=True)
     return not wrong
+
+
+def _command() -> str:
+    """What to type for the command line, which `make demo` leaves in an environment that is not active."""
+    beside = Path(sys.executable).with_name("leanconv")
+    return "leanconv" if shutil.which("leanconv") or not beside.exists() else os.path.relpath(beside)
 
 
 def _composed(results: dict[str, np.ndarray]) -> list[tuple[str, np.ndarray]]:
