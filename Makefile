@@ -14,6 +14,8 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 demo: $(VENV)/.demo
 	$(BIN)/python -m leanconv.demo
 
+# One BLAS thread for each worker: two that wait for a core that others hold spin for seconds.
+test: export OMP_NUM_THREADS ?= 1
 test: $(VENV)/.test
 	$(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal $(TESTS)
 

@@ -44,7 +44,7 @@ def test_right_on_emulator(algorithm, case):
     proof.check(algorithm, case.problem)
 
 
-@pytest.mark.parametrize(("algorithm", "case", "config"), _extremes())
+@pytest.mark.parametrize(("algorithm", "case", "config"), list(_extremes()))
 def test_extreme_configs_right_on_emulator(algorithm, case, config):
     # one kind of data: the tuning changes indices, not arithmetic
     proof.check(algorithm, case.problem, config, kinds=cases.KINDS[:1])
