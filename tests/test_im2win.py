@@ -151,14 +151,20 @@ def test_runs_are_of_every_kind():
 
 
 def test_no_configuration_has_more_pieces_than_the_kernel_has_bits_for():
-    problem = ConvProblem(2, 64, 20, 81, 64, 3, 1, stride=(1, 4))
-    tiles = [replace(tile, tile_reduction=im2win_fused.lines(problem)) for tile, _ in im2win_fused.RUN_TILES]
-    assert max(im2win_fused.pieces(problem, tile) for tile in tiles) > im2win_fused.MOST_PIECES
-    legal = [c for c in FUSED.configs(problem, TARGETS[0]) if c.runs and c.split == 1]
-    assert 0 < len(legal) < len(tiles)
-    for config in legal:
-        launch = FUSED.plan(problem, config, TARGETS[0]).launches[0]
-        emulator.build(compiler.source(launch), launch.symbol, launch.arguments)
+    """The kernel keeps a bit of 32 for each piece that a thread brings; rows of 81 pixels come in single ones."""
+    one_column = ConvProblem(2, 64, 20, 81, 64, 3, 1, stride=(1, 4))
+    tiles = [replace(tile, tile_reduction=im2win_fused.lines(one_column)) for tile, _ in im2win_fused.RUN_TILES]
+    assert max(im2win_fused.pieces(one_column, tile) for tile in tiles) > im2win_fused.MOST_PIECES
+    assert not any(c.runs for c in FUSED.configs(one_column, TARGETS[0]))
+    most = []
+    for stride in (1, 2, 3, 4):
+        problem = replace(one_column, s=2, stride=(1, stride))
+        for config in FUSED.configs(problem, TARGETS[0]):
+            if config.runs and config.split == 1:
+                most.append(im2win_fused.pieces(problem, config))
+                launch = FUSED.plan(problem, config, TARGETS[0]).launches[0]
+                emulator.build(compiler.source(launch), launch.symbol, launch.arguments)
+    assert most and max(most) == im2win_fused.MOST_PIECES
 
 
 def test_reductions_are_split_only_where_blocks_form_clusters():

@@ -112,7 +112,8 @@ class Im2winFused(GpuAlgorithm):
             (cost(problem, problem.n * problem.p * problem.q, reduction, config, speed, target), config)
             for config, speed in with_splits(problem, single, reduction, target)
         ]
-        if problem.layout == "NCHW" and run_length(problem) <= LONGEST_RUN:
+        # One filter column makes a run as long as the pixels it stands for.
+        if problem.layout == "NCHW" and problem.s > 1 and run_length(problem) <= LONGEST_RUN:
             slower = 1.0 if pays(problem) else 0.7
             depth = lines(problem) * problem.s
             heavy = bool(dict(conv_constants(problem))["wide"])
