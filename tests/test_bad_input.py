@@ -7,6 +7,7 @@ import ctypes
 import os
 import re
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from leanconv import (
     filter2d,
     registry,
 )
-from leanconv.algorithms.base import Launch, Target
+from leanconv.algorithms.base import Argument, Launch, Target
 from leanconv.runtime import cache, driver, launch
 from leanconv.runtime import compile as compiler
 
@@ -80,6 +81,8 @@ def says(kind: type[Exception], *parts: str) -> Any:
         (dict(bias=ones(8, dtype=np.float64)), TypeError, ["bias has dtype float64"]),
         (dict(x=[[1.0]]), TypeError, ["x is a builtins.list"]),
         (dict(w="filters"), TypeError, ["w is a builtins.str"]),
+        (dict(x=None), TypeError, ["x is a builtins.NoneType"]),
+        (dict(w=None), TypeError, ["w is a builtins.NoneType"]),
         (dict(x=ones(2, 0, 6, 6), w=ones(8, 0, 3, 3)), ValueError, ["x has shape (2, 0, 6, 6)"]),
         (dict(w=ones(0, 4, 3, 3)), ValueError, ["w has shape (0, 4, 3, 3)"]),
         (dict(w=torch.ones(8, 4, 3, 3)), ValueError, ["x is an array of NumPy", "w one of PyTorch"]),
@@ -118,7 +121,12 @@ def test_conv2d_refuses(
         (dict(anchor=(3, 0)), ValueError, ["anchor=(3, 0)", "3x3"]),
         (dict(anchor=(-1, 0)), ValueError, ["anchor=-1 is below 0"]),
         (dict(anchor=1), ValueError, ["anchor=1", "(row, column)"]),
+        (dict(image=None), TypeError, ["image is a builtins.NoneType"]),
+        (dict(kernel=None), TypeError, ["kernel is a builtins.NoneType"]),
         (dict(value="red"), TypeError, ["value='red' is not a number"]),
+        (dict(value=np.zeros(2)), TypeError, ["value=array([0., 0.]) is not a number"]),
+        (dict(value=1e39), ValueError, ["value=1e+39 is beyond float32"]),
+        (dict(delta=-(10**400)), ValueError, ["delta=-1000", "is beyond float32"]),
         (dict(delta=(1, 2)), TypeError, ["delta=(1, 2) is not a number"]),
         (dict(kernel=torch.ones(3, 3)), ValueError, ["image is an array of NumPy", "kernel one of PyTorch"]),
         (dict(image=ones(6, 7, dtype=np.int32), kernel=ones(3, 3, dtype=np.int32), delta=0.5), ValueError,
@@ -193,7 +201,7 @@ def test_arrays_on_different_devices(fake_cupy: Any) -> None:
         conv2d(x, W)
     with says(ValueError, "device='cuda:1'", "cuda:0"):
         conv2d(x, fake_cupy.asarray(W), device="cuda:1")
-    with says(ValueError, "device='cpu'"):
+    with says(ValueError, "device='cpu'", "lie on cuda:0"):
         conv2d(x, fake_cupy.asarray(W), device="cpu")
     with says(ValueError, "device='cuda'", "the CPU"):
         conv2d(torch.ones(2, 4, 6, 6), torch.ones(8, 4, 3, 3), device="cuda")
@@ -348,6 +356,31 @@ def test_a_device_that_is_not_there_and_memory_that_is_not(fresh_driver: pytest.
         conv2d(X, W, device="cuda:7")
     with says(OutOfMemoryError, "12345 bytes"):
         launch.open_device(0).allocate(12345)
+
+
+def test_a_gpu_that_is_too_old(fresh_driver: pytest.MonkeyPatch) -> None:
+    library = FakeLibrary()
+
+    def seven(pointer: Any, *rest: Any) -> int:
+        ctypes.cast(pointer, ctypes.POINTER(ctypes.c_int))[0] = 7
+        return 0
+
+    library.functions["cuDeviceGetAttribute"] = seven
+    fresh_driver.setattr(driver, "_open_library", lambda: library)
+    with says(CudaUnavailableError, "compute capability 7.7", "8.0 (Ampere)"):
+        conv2d(X, W, device="cuda")
+    assert "compute capability 7.7" in explain(X, W, device="cuda").where
+
+
+@pytest.mark.parametrize("zero", [0, 0.0, -0.0, False, np.float32(0)])
+def test_every_zero_is_a_number_of_the_images_dtype(zero: Any, host_device: HostDevice) -> None:
+    for image, kernel in ((IMAGE, KERNEL), (IMAGE.astype(np.int32), KERNEL.astype(np.int32))):
+        filter2d(image, kernel, border="constant", value=zero, delta=zero, device="cuda")
+        _, values = host_device.launches[-1]
+        argument = Argument("int" if image.dtype == np.int32 else "float", "value")
+        made = Launch("f.cuh", "f", (), (), (argument, replace(argument, name="delta")), grid=1, block=32)
+        # packs the numbers as a launch on a GPU does
+        launch.make_launcher(lambda *call: 0, pytest.fail, [(1, made)])(0, values)
 
 
 def test_machine_code_that_the_driver_refuses(fresh_driver: pytest.MonkeyPatch) -> None:

@@ -120,11 +120,11 @@ def conv2d(
         except (TypeError, AttributeError, RuntimeError):
             key = None  # arrays of several libraries, or a list; the slow path sorts it out
     if call is None:
-        if any(arrays_of(array) is None for array in (x, w, bias) if array is not None):
+        if any(arrays_of(array) is None for array in (x, w, *(() if bias is None else (bias,)))):
             if out is not None:
                 raise TypeError("out is taken for arrays of NumPy, CuPy and PyTorch only")
             result = conv2d(
-                _carried(x, "x"), _carried(w, "w"), _carried(bias, "bias"), stride, padding, dilation, groups,
+                *_carried_operands(x, w, bias), stride, padding, dilation, groups,
                 layout=layout, algorithm=algorithm, precision=precision, activation=activation, device=device,
                 workspace_limit=workspace_limit,
             )  # fmt: skip
@@ -185,8 +185,8 @@ def filter2d(
     arrays = arrays_of(image)
     call = key = None
     if arrays is not None:
-        if type(kernel) is np.ndarray and not isinstance(arrays, NumpyArrays):
-            kernel = _kernel_beside(arrays, image, kernel)
+        if type(kernel) is np.ndarray:
+            kernel = _kernel_beside(image, kernel)
         signature = arrays.signature
         try:
             key = (
@@ -210,7 +210,8 @@ def filter2d(
         call = _bind(described, image, kernel, None, out)
         if key is not None:
             _remember(_filter_calls, key, call)
-    if value != 0 or delta != 0:
+    # NOTE: 0.0 and False are no int, and a launch packs the numbers of an int32 image as int32
+    if type(value) is not int or type(delta) is not int or value or delta:
         assert arrays is not None  # a carried image has returned above
         dtype = arrays.dtype(image)
         value, delta = arguments.scalar("value", value, dtype), arguments.scalar("delta", delta, dtype)
@@ -235,7 +236,7 @@ def describe_conv2d(
     workspace_limit: int | None = None,
 ) -> Described:
     """Check the arguments of a `conv2d` call and say what it computes and where. Raises as `conv2d` does."""
-    x, w, bias = _carried(x, "x"), _carried(w, "w"), _carried(bias, "bias")
+    x, w, bias = _carried_operands(x, w, bias)
     arrays, home = _one_library({"x": x, "w": w, "bias": bias, "out": out})
     if layout is not None:
         arguments.one_of("layout", layout, arguments.LAYOUTS)
@@ -279,6 +280,7 @@ def describe_filter2d(
 ) -> Described:
     """Check the arguments of a `filter2d` call and say what it computes and where. Raises as `filter2d` does."""
     image, kernel = _carried(image, "image"), _carried(kernel, "kernel")
+    kernel = _kernel_beside(image, kernel)
     names = {"image": image, "kernel": kernel}
     arrays, home = _one_library({**names, "out": out})
     dtype = arguments.check_dtypes({name: arrays.dtype(array) for name, array in names.items()})
@@ -289,13 +291,12 @@ def describe_filter2d(
     place = _place(arrays, home, device)
     copy_image, out_direct = False, True
     if home is not None:
-        item = ITEM_BYTES[dtype]
-        pitched = row_pitched(shape, arrays.strides(image), item) if arrays.misalignment(image) % item == 0 else None
+        pitched = _row_pitched(arrays, image, dtype)
         copy_image = pitched is None
         if pitched is not None:
             problem = replace(problem, x_pitch=pitched[0], x_step=pitched[1])
         if out is not None:
-            pitched = row_pitched(shape, arrays.strides(out), item) if arrays.misalignment(out) % item == 0 else None
+            pitched = _row_pitched(arrays, out, dtype)
             out_direct = pitched is not None
             if pitched is not None:
                 problem = replace(problem, y_pitch=pitched[0], y_step=pitched[1])
@@ -336,11 +337,19 @@ def _readable(arrays: Arrays, array: Any, channels_last: bool = False) -> bool:
     return arrays.is_contiguous(array, channels_last) and arrays.misalignment(array) % ALIGNMENT == 0
 
 
+def _row_pitched(arrays: Arrays, array: Any, dtype: str) -> tuple[int, int] | None:
+    """Row pitch and image step where a filter can use the array as it lies, else None."""
+    item = ITEM_BYTES[dtype]
+    if arrays.misalignment(array) % item or arrays.negated(array):
+        return None
+    return row_pitched(tuple(array.shape), arrays.strides(array), item)
+
+
 def _place(arrays: Arrays, home: int | None, device: Any) -> int | None:
     """Number of the GPU that runs the call, None for the CPU."""
     if device is None or (str(device) == "cpu" and home is None):
         return home
-    index = device_index(device)
+    index = None if str(device) == "cpu" else device_index(device)
     if isinstance(arrays, NumpyArrays):
         return index
     if index != home and not (home is not None and str(device) == "cuda"):
@@ -383,7 +392,11 @@ def _remember(known: dict[Any, calls.Call], key: Any, call: calls.Call) -> None:
 
 
 def _carried(array: Any, name: str) -> Any:
-    return array if array is None or arrays_of(array) is not None else carry(array, name)
+    return array if arrays_of(array) is not None else carry(array, name)
+
+
+def _carried_operands(x: Any, w: Any, bias: Any) -> tuple[Any, Any, Any]:
+    return _carried(x, "x"), _carried(w, "w"), None if bias is None else _carried(bias, "bias")
 
 
 _kernels: dict[Any, Any] = {}
@@ -391,8 +404,11 @@ _kernels: dict[Any, Any] = {}
 _MAX_KERNELS = 256
 
 
-def _kernel_beside(arrays: Arrays, image: Any, kernel: np.ndarray) -> Any:
-    """A NumPy kernel where the image lies."""
+def _kernel_beside(image: Any, kernel: Any) -> Any:
+    """A NumPy kernel where the image lies; any other as it is."""
+    arrays = arrays_of(image)
+    if arrays is None or isinstance(arrays, NumpyArrays) or type(kernel) is not np.ndarray:
+        return kernel
     device = arrays.device(image)
     key = (arrays.name, device, kernel.shape, kernel.dtype, kernel.tobytes())
     found = _kernels.get(key)

@@ -6,6 +6,7 @@ Raises ValueError (a value breaks a rule) or TypeError (a thing of the wrong kin
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Sequence
 from typing import Any
@@ -34,6 +35,9 @@ BORDER_ALIASES = {
     "BORDER_DEFAULT": "reflect101",
     "BORDER_WRAP": "wrap",
 }
+
+
+_FLOAT32_MAX = float.fromhex("0x1.fffffep127")
 
 
 def integer(name: str, value: Any, least: int) -> int:
@@ -194,6 +198,10 @@ def scalar(name: str, value: Any, dtype: str) -> float | int:
         number = float(value)
     except (TypeError, ValueError):
         raise TypeError(f"{name}={value!r} is not a number") from None
+    except OverflowError:
+        raise ValueError(f"{name}={value!r} is beyond {dtype}, the dtype of the image") from None
+    if dtype == "float32" and _FLOAT32_MAX < abs(number) < math.inf:
+        raise ValueError(f"{name}={value!r} is beyond float32, the dtype of the image")
     if dtype != "int32":
         return number
     if not number.is_integer() or not -(2**31) <= number < 2**31:

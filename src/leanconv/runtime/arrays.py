@@ -74,6 +74,10 @@ class Arrays(ABC):
         """Bytes by which its first element lies past a multiple of 16."""
         return self.pointer(array) % 16
 
+    def negated(self, array: Any) -> bool:
+        """Whether the library shows the opposite of what lies in memory: PyTorch's lazy negation of a view."""
+        return False
+
     @abstractmethod
     def empty(self, shape: Shape, dtype: str, device: int | None, channels_last: bool = False) -> Any:
         """A new array with undefined contents."""
@@ -324,6 +328,10 @@ class TorchArrays(Arrays):
     def is_contiguous(self, array: Any, channels_last: bool = False) -> bool:
         """See Arrays."""
         return bool(array.is_contiguous(memory_format=self._formats[channels_last])) and not array.is_neg()
+
+    def negated(self, array: Any) -> bool:
+        """See Arrays."""
+        return bool(array.is_neg())
 
     def copy(self, array: Any, channels_last: bool = False) -> Any:
         """See Arrays."""

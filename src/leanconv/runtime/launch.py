@@ -21,7 +21,7 @@ import numpy as np
 from leanconv.algorithms.base import Launch, Plan, Target
 from leanconv.runtime import cache
 from leanconv.runtime.compile import Compiled
-from leanconv.runtime.driver import CudaError, OutOfMemoryError, driver
+from leanconv.runtime.driver import CudaError, CudaUnavailableError, OutOfMemoryError, driver
 
 #: ``run(stream, values)`` starts a plan: a raw stream handle, and the bound arguments in the order of their names.
 Executable = Callable[[int, Sequence[int | float]], None]
@@ -71,6 +71,8 @@ _MAX_DYNAMIC_SHARED = 8
 #: shared memory that a kernel may use without asking the driver for more
 _SHARED_WITHOUT_ASKING = 48 * 1024
 _MAX_GRID = 2**31 - 1
+#: oldest major compute capability that runs the kernels: they copy to shared memory asynchronously
+_OLDEST_MAJOR = 8
 
 #: architectures whose own instructions need the suffix
 _SPECIFIC = {(9, 0): "sm_90a", (10, 0): "sm_100a"}
@@ -188,6 +190,11 @@ class CudaDevice:
             value = c_int()
             self._driver.check("cuDeviceGetAttribute", byref(value), attribute, handle)
             number[name] = value.value
+        if number["major"] < _OLDEST_MAJOR:
+            raise CudaUnavailableError(
+                f"cuda:{index} ({self.name}) has compute capability {number['major']}.{number['minor']}, and leanconv "
+                f"needs {_OLDEST_MAJOR}.0 (Ampere) or newer. NumPy arrays run on the CPU without a GPU."
+            )
         self.target = Target(arch=arch_name(number.pop("major"), number.pop("minor")), **number)
         context = c_void_p()
         self._driver.check("cuDevicePrimaryCtxRetain", byref(context), handle)
