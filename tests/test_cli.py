@@ -254,7 +254,7 @@ def test_cache(run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert run("cache", "path")[:2] == (0, f"{folder}\n")
     folder.mkdir()
     for name in "ab":
-        (folder / f"{name}{store.SUFFIX}").write_bytes(b"x" * 600_000)
+        (folder / f"{name * 64}{store.SUFFIX}").write_bytes(b"x" * 600_000)
     assert run("cache")[:2] == (0, f"2 kernels, 1.2 MB in {folder}\n")
     assert run("cache", "size")[:2] == (0, "2 kernels, 1.2 MB\n")
     assert run("cache", "clear")[:2] == (0, f"removed 2 kernels, 1.2 MB from {folder}\n")

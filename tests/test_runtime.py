@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import struct
 import subprocess
 import sys
@@ -67,6 +68,23 @@ def test_entries_keep_code_and_figures(own_cache: Path) -> None:
     size = path.stat().st_size
     assert cache.clear() == (1, size)
     assert cache.size() == (0, 0) and cache.load("a" * 64) is None
+
+
+def test_only_the_stores_own_files_are_counted_and_removed(own_cache: Path) -> None:
+    cache.store("a" * 64, Compiled(b"x", "f", "sm_80", 1, 0, 0))
+    theirs = [own_cache / name for name in ("notes.txt", "mine.cubin", ".hidden")]
+    ours = own_cache / f".{'b' * 64}.k3x"  # left by a process that died
+    for path in (*theirs, ours):
+        path.write_bytes(b"precious")
+        os.utime(path, (0, 0))
+    (own_cache / "folder").mkdir()
+    os.utime(own_cache / "folder", (0, 0))
+    (own_cache / f".{'c' * 64}.f9_").write_bytes(b"being written")
+    finished = (own_cache / f"{'a' * 64}.cubin").stat().st_size
+    assert cache.clear() == (1, finished + len(b"precious"))
+    assert {path.name for path in own_cache.iterdir()} == {
+        "notes.txt", "mine.cubin", ".hidden", "folder", f".{'c' * 64}.f9_"
+    }  # fmt: skip
 
 
 def test_the_store_can_be_switched_off(own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:

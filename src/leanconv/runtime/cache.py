@@ -159,6 +159,9 @@ def compiled(launch: Launch, arch: str) -> Compiled:
     return found
 
 
+#: What `store` calls its files, finished and not. NOTE: the folder is the user's to choose; nothing else in it is ours
+#: to count or remove.
+_FINISHED, _UNFINISHED = (re.compile(name) for name in (rf"[0-9a-f]{{64}}{re.escape(SUFFIX)}", r"\.[0-9a-f]{64}\..+"))
 #: An unfinished file this old, in seconds, was left by a process that died.
 _ABANDONED_S = 3600
 
@@ -169,11 +172,14 @@ def _entries() -> list[tuple[Path, int]]:
     found = []
     try:
         for path in folder.iterdir():
+            finished = _FINISHED.fullmatch(path.name)
+            if not finished and not _UNFINISHED.fullmatch(path.name):
+                continue
             try:
                 status = path.stat()
             except FileNotFoundError:
                 continue
-            if path.suffix == SUFFIX or time.time() - status.st_mtime > _ABANDONED_S:
+            if finished or time.time() - status.st_mtime > _ABANDONED_S:
                 found.append((path, status.st_size))
     except OSError:
         pass  # no folder, or none of ours
