@@ -19,6 +19,7 @@ from leanconv import (
     ConvProblem,
     CudaError,
     CudaUnavailableError,
+    FilterProblem,
     NoAlgorithmError,
     OutOfMemoryError,
     conv2d,
@@ -144,6 +145,24 @@ def test_filter2d_refuses(
     assert host_device.launches == []
 
 
+@pytest.mark.parametrize(
+    "problem, parts",
+    [
+        (ConvProblem(1, 3, 2, 2, 4, 5, 5), ["the output would be 0x0"]),
+        (ConvProblem(1, 3, 8, 8, 4, 3, 3, groups=2), ["in_channels=3", "groups=2"]),
+        (ConvProblem(1, 3, 8, 8, 4, 3, 3, groups=0), ["groups=0 is below 1"]),
+        (ConvProblem(1, 3, 8, 8, 4, 3, 3, precision="fp16"), ["precision='fp16'", "'ieee'"]),
+        (FilterProblem(1, 8, 8, 3, 3, (5, 5)), ["anchor=(5, 5)", "3x3"]),
+        (FilterProblem(1, 8, 8, 3, 3, (1, 1), border="edge"), ["border='edge'"]),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("device", [None, "cuda"])
+def test_explain_refuses_a_problem_that_no_call_can_have(problem: Any, parts: list[str], device: Any) -> None:
+    with says(ValueError, *parts):
+        explain(problem, device=device)
+
+
 def test_a_filter_larger_than_the_limit(host_device: HostDevice) -> None:
     with says(NoAlgorithmError, "filter 33x5", "register_cache: ", "33x5", "32x32"):
         filter2d(ones(50, 50), ones(33, 5), device="cuda")
@@ -216,8 +235,9 @@ def test_gradients_and_odd_tensors_of_pytorch() -> None:
         conv2d(torch.ones(2, 4, 6, 6).to_sparse(), torch.ones(8, 4, 3, 3))
     with says(ValueError, "on meta"):
         conv2d(torch.ones(2, 4, 6, 6, device="meta"), torch.ones(8, 4, 3, 3, device="meta"))
-    with says(ValueError, "algorithm='im2col'", "PyTorch itself"):
-        conv2d(torch.ones(2, 4, 6, 6), torch.ones(8, 4, 3, 3), algorithm="im2col")
+    for call in (conv2d, explain):
+        with says(ValueError, "algorithm='im2col'", "PyTorch itself"):
+            call(torch.ones(2, 4, 6, 6), torch.ones(8, 4, 3, 3), algorithm="im2col")
 
 
 @pytest.mark.parametrize("device", [None, "cuda"])
@@ -232,6 +252,8 @@ def test_empty_batches(device: Any, host_device: HostDevice, fake_cupy: Any) -> 
     assert host_device.launches == []
     with says(ValueError, "in_channels=5"):
         conv2d(ones(0, 5, 6, 6), W, device=device)
+    with says(ValueError, "algorithm='cudnn'"):
+        conv2d(ones(0, 4, 6, 6), W, device=device, algorithm="cudnn")
 
 
 @pytest.mark.parametrize("device", [None, "cuda"])

@@ -172,6 +172,8 @@ def test_pytorch_tensors_stay_tensors(name: str, mode: str) -> None:
     taps = rng.integers(-3, 4, (3, 2))
     out = torch.zeros((13, 17), dtype=torch.int32)
     assert ours(torch.from_numpy(whole), taps, out, mode) is out
+    # a cval that an int32 image cannot hold harms only where it is used
+    same(ours(torch.from_numpy(whole), taps, "i4", mode, cval=0.0 if "constant" in mode else 0.5).numpy(), out.numpy())
     np.testing.assert_array_equal(out.numpy(), scipys(whole, taps, mode=mode))
 
 

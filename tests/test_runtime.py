@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from leanconv import ConvProblem, FilterProblem, conv2d, filter2d, registry
+from leanconv import ConvProblem, CudaError, FilterProblem, conv2d, filter2d, registry
 from leanconv.algorithms.base import Argument, Launch, Plan, Target
 from leanconv.runtime import cache, env, launch
 from leanconv.runtime.arrays import NUMPY, overlaps, row_pitched
@@ -403,6 +403,21 @@ def test_conv2d_on_the_emulated_gpu(host_device: Any, monkeypatch: pytest.Monkey
     y = conv2d(x, w, bias, device="cuda", **arguments)
     np.testing.assert_allclose(y, conv2d(x, w, bias, **arguments), rtol=1e-4, atol=1e-5)
     assert emulated.memory == {}
+
+
+def test_the_first_error_is_told_and_what_can_be_freed_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Faulting(EmulatedDevice):
+        def download(self, array: np.ndarray, pointer: int) -> None:
+            raise CudaError("an illegal address")
+
+        def free(self, pointer: int) -> None:
+            super().free(pointer)
+            raise CudaError("cuMemFree_v2 failed")
+
+    device, x = Faulting(), np.ones(4, np.float32)
+    with pytest.raises(CudaError, match="an illegal address"):
+        launch.run_on_host_arrays(device, lambda stream, values: None, {"x": x}, x.copy())
+    assert device.memory == {}
 
 
 def test_filter2d_on_the_emulated_gpu(host_device: Any, monkeypatch: pytest.MonkeyPatch) -> None:

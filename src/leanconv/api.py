@@ -364,7 +364,9 @@ def _bind(described: Described, x: Any, w: Any, bias: Any, out: Any) -> calls.Ca
     empty = calls.is_empty(problem)
     if described.device is not None:
         ready = None
-        if not empty:
+        if empty:  # nothing to compile, but what nothing could run is refused all the same
+            registry.choose(problem, described.algorithm, registry.ALGORITHMS, described.workspace_limit)
+        else:
             ready = calls.ready(problem, described.device, described.algorithm, described.workspace_limit)
         if described.home is None:
             return calls.HostOnGpuCall(problem, ready, described.shape, names)
@@ -373,16 +375,10 @@ def _bind(described: Described, x: Any, w: Any, bias: Any, out: Any) -> calls.Ca
             channels_last=described.channels_last, copies=described.copies, out_direct=described.out_direct,
         )  # fmt: skip
     if isinstance(arrays, TorchArrays) and isinstance(problem, ConvProblem):
-        if described.algorithm != "auto":
-            raise ValueError(
-                f"algorithm={described.algorithm!r}: PyTorch's CPU tensors are computed by PyTorch itself, "
-                "which takes algorithm='auto' only"
-            )
+        calls.check_torch_algorithm(described.algorithm)
         return calls.TorchCpuConv(arrays, problem)
-    chosen = None
-    if not empty:
-        chosen = registry.choose(problem, described.algorithm, registry.CPU_ALGORITHMS, described.workspace_limit)
-    return calls.CpuCall(arrays, problem, chosen, described.shape, names)
+    chosen = registry.choose(problem, described.algorithm, registry.CPU_ALGORITHMS, described.workspace_limit)
+    return calls.CpuCall(arrays, problem, None if empty else chosen, described.shape, names)
 
 
 def _remember(known: dict[Any, calls.Call], key: Any, call: calls.Call) -> None:

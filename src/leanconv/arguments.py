@@ -11,7 +11,7 @@ import operator
 from collections.abc import Sequence
 from typing import Any
 
-from leanconv.problem import BORDERS, ITEM_BYTES, PRECISIONS, ConvProblem, FilterProblem
+from leanconv.problem import BORDERS, ITEM_BYTES, PRECISIONS, ConvProblem, FilterProblem, Problem
 from leanconv.runtime import env
 
 Padding = int | Sequence[int] | str
@@ -228,3 +228,20 @@ def filter_problem(
         batch=batch, h=h, w=w, kh=kh, kw=kw, anchor=anchor_of(anchor, kh, kw), border=border_name(border), dtype=dtype,
         x_pitch=w, x_step=h * w, y_pitch=w, y_step=h * w,
     )  # fmt: skip
+
+
+def check_problem(problem: Problem) -> None:
+    """Raise what a call with the arguments of ``problem`` would; a caller may have written it by hand."""
+    if isinstance(problem, ConvProblem):
+        one_of("layout", problem.layout, LAYOUTS)
+        integer("groups", problem.groups, 1)
+        conv_problem(
+            (problem.n, problem.c, problem.h, problem.w), (problem.k, problem.group_c, problem.r, problem.s), None,
+            problem.stride, problem.padding, problem.dilation, problem.groups, dtype=problem.dtype,
+            layout=problem.layout, precision=problem.precision, activation=problem.activation,
+        )  # fmt: skip
+    else:
+        filter_problem(
+            (problem.batch, problem.h, problem.w), (problem.kh, problem.kw), problem.border, problem.anchor,
+            problem.dtype,
+        )  # fmt: skip

@@ -109,6 +109,15 @@ def check_overlap(arrays: Arrays, itemsize: int, out: Any, inputs: Sequence[tupl
                 raise ValueError(f"out overlaps {name} in memory; the result must go elsewhere")
 
 
+def check_torch_algorithm(name: str) -> None:
+    """Raise ValueError unless ``name`` leaves a convolution of PyTorch's CPU tensors to PyTorch."""
+    if name != "auto":
+        raise ValueError(
+            f"algorithm={name!r}: PyTorch's CPU tensors are computed by PyTorch itself, "
+            "which takes algorithm='auto' only"
+        )
+
+
 class GpuCall:
     """On arrays that lie on a GPU: nothing is copied, but for inputs that no kernel could read as they lie."""
 

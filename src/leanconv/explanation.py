@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from leanconv import api, calls, registry
 from leanconv.algorithms.base import Algorithm
-from leanconv.arguments import workspace_limit
+from leanconv.arguments import check_problem, workspace_limit
 from leanconv.problem import ConvProblem, FilterProblem, Problem
 from leanconv.runtime import launch
 from leanconv.runtime.arrays import TorchArrays
@@ -98,7 +98,8 @@ def explain(first: Any, second: Any = None, /, *arguments: Any, **options: Any) 
         limit = workspace_limit(options.pop("workspace_limit", None))
         if options or arguments or second is not None:
             raise TypeError("explain(problem) takes only device=, algorithm=, workspace_limit= and compile= besides it")
-        index = None if device in (None, "cpu") else device_index(device)
+        check_problem(first)
+        index = None if device is None or str(device) == "cpu" else device_index(device)
         return _on_gpu(first, index, name, limit, compile_now) if index is not None else _on_cpu(first, name, limit)
     if getattr(second, "ndim", None) == 2:
         options.pop("value", None)
@@ -111,6 +112,7 @@ def explain(first: Any, second: Any = None, /, *arguments: Any, **options: Any) 
             described.problem, described.device, described.algorithm, described.workspace_limit, compile_now
         )  # fmt: skip
     if isinstance(described.arrays, TorchArrays) and isinstance(described.problem, ConvProblem):
+        calls.check_torch_algorithm(described.algorithm)
         return Explanation(
             described.problem, "PyTorch on the CPU", "torch.nn.functional.conv2d",
             "PyTorch's CPU tensors are computed by PyTorch itself",

@@ -266,7 +266,8 @@ def _on_device(x: Any, taps: np.ndarray, output: Any, border: str, cval: float, 
     out = None
     if output is not None:
         if isinstance(output, (type, str, np.dtype)) or not hasattr(output, "shape"):
-            asked = str(output).rsplit(".", 1)[-1] if not isinstance(output, type) else np.dtype(output).name
+            ours = isinstance(output, (type, str, np.dtype))
+            asked = np.dtype(output).name if ours else str(output).rsplit(".", 1)[-1]
             if asked != dtype:
                 raise TypeError(f"output={output!r}: for arrays of other libraries it must be the input's, {dtype}")
         else:
@@ -274,5 +275,5 @@ def _on_device(x: Any, taps: np.ndarray, output: Any, border: str, cval: float, 
     kernel = taps.astype(dtype)
     if dtype == "int32" and not np.array_equal(kernel, taps):
         raise TypeError("weights are not whole int32 numbers, and the input is int32")
-    result = filter2d(x, kernel, border=border, value=cval, anchor=anchor, out=out)
-    return result if out is None else out
+    # SciPy looks at cval only where it is used
+    return filter2d(x, kernel, border=border, value=cval if border == "constant" else 0, anchor=anchor, out=out)

@@ -13,6 +13,7 @@ import re
 import struct
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from ctypes import byref, c_int, c_uint, c_void_p
 from typing import Any, Protocol
 
@@ -354,9 +355,14 @@ def run_on_host_arrays(
         given = {**pointers, **(scalars or {})}
         run(0, [given.get(name, 0) for name in BOUND_NAMES])
         device.download(y, pointers["y"])
-    finally:
+    except BaseException:
         for pointer in pointers.values():
-            device.free(pointer)
+            # a kernel that failed makes every later call of the driver fail: the first error is the one to tell
+            with suppress(CudaError):
+                device.free(pointer)
+        raise
+    for pointer in pointers.values():
+        device.free(pointer)
 
 
 def run_plan(device: Device, plan: Plan, arrays: Mapping[str, np.ndarray], **scalars: float) -> None:
