@@ -211,6 +211,24 @@ def test_out_that_overlaps_only_at_a_later_call(fake_cupy: Any) -> None:
         conv2d(memory[1:3], w, padding=1, out=memory[2:])
 
 
+@pytest.mark.parametrize("where", ["cpu", "cuda", "cupy"])
+def test_crops_of_one_image_may_be_image_and_out(where: str, fake_cupy: Any) -> None:
+    whole = np.arange(6 * 32, dtype=np.float32).reshape(6, 32)
+    expected = filter2d(whole[:, :16].copy(), KERNEL)
+    for start in (15, 16):
+        image, out = whole[:, :16], whole[:, start:][:, :16]
+        kernel, device = KERNEL, where
+        if where == "cupy":
+            image, out, device = fake_cupy.ndarray(image, 0), fake_cupy.ndarray(out, 0), None
+            kernel = fake_cupy.asarray(KERNEL)
+        if start < 16:
+            with says(ValueError, "out overlaps image"):
+                filter2d(image, kernel, out=out, device=device)
+        else:
+            assert filter2d(image, kernel, out=out, device=device) is out
+            np.testing.assert_allclose(whole[:, 16:], expected, rtol=1e-6)
+
+
 def test_arrays_on_different_devices(fake_cupy: Any) -> None:
     x = fake_cupy.asarray(X)
     w = fake_cupy.ndarray(W.copy(), 1)

@@ -17,7 +17,7 @@ import pytest
 from leanconv import ConvProblem, CudaError, FilterProblem, conv2d, filter2d, registry
 from leanconv.algorithms.base import Argument, Launch, Plan, Target
 from leanconv.runtime import cache, env, launch
-from leanconv.runtime.arrays import NUMPY, overlaps, row_pitched
+from leanconv.runtime.arrays import NUMPY, overlaps, row_pitched, share_memory
 from leanconv.runtime.compile import KERNELS, Compiled
 
 TARGET = Target("sm_90a", 132, 227 * 1024, 228 * 1024)
@@ -348,6 +348,16 @@ def test_extent_and_overlap() -> None:
     assert NUMPY.extent(array[:, 1:3], 4) == (0, 80)
     assert NUMPY.extent(array[:0], 4) == (0, 0)
     assert overlaps((0, 4), (3, 5)) and not overlaps((0, 4), (4, 8)) and not overlaps((4, 8), (0, 4))
+
+
+def test_memory_is_shared_where_an_element_is() -> None:
+    at = 2**46 + 64  # an address of a GPU: nothing is read
+    left = (at, (6, 8), (64, 4))
+    assert not share_memory(left, (at + 32, (6, 8), (64, 4)), 4)
+    assert share_memory(left, (at + 28, (6, 8), (64, 4)), 4)
+    assert share_memory(left, (at + 5 * 64 + 28, (1,), (4,)), 4)
+    assert not share_memory(left, (at + 5 * 64 + 32, (1,), (4,)), 4)
+    assert share_memory(left, (at + 5 * 64, (6, 8), (-64, 4)), 4)
 
 
 def test_importing_leanconv_needs_no_gpu_library() -> None:

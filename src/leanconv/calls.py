@@ -17,7 +17,7 @@ from leanconv import registry
 from leanconv.algorithms.base import Config, CpuAlgorithm, GpuAlgorithm, Plan
 from leanconv.problem import ITEM_BYTES, ConvProblem, FilterProblem, Problem
 from leanconv.runtime import launch
-from leanconv.runtime.arrays import NUMPY, Arrays, NumpyArrays, Shape, overlaps
+from leanconv.runtime.arrays import NUMPY, Arrays, NumpyArrays, Shape, overlaps, share_memory
 from leanconv.runtime.launch import Device, Executable
 
 
@@ -105,7 +105,9 @@ def check_overlap(arrays: Arrays, itemsize: int, out: Any, inputs: Sequence[tupl
         if array is not None:
             a, b = arrays.extent(array, itemsize)
             at = arrays.pointer(array)
-            if low < high and a < b and overlaps((start + low, start + high), (at + a, at + b)):
+            near = low < high and a < b and overlaps((start + low, start + high), (at + a, at + b))
+            shapes = (start, out.shape, arrays.strides(out)), (at, array.shape, arrays.strides(array))
+            if near and share_memory(*shapes, itemsize):
                 raise ValueError(f"out overlaps {name} in memory; the result must go elsewhere")
 
 
@@ -146,6 +148,7 @@ class GpuCall:
         self._copies, self._copy_any, self._out_direct = copies, any(copies), out_direct
         self._gradients = any(array is not None and arrays.requires_gradient(array) for array in given)
         self._extents = tuple(None if array is None else arrays.extent(array, self._itemsize) for array in given)
+        self._shapes = tuple(((), ()) if array is None else (array.shape, arrays.strides(array)) for array in given)
         self._run = None if ready is None else ready.run
         workspace = 0 if ready is None else ready.plan.workspace_bytes
         self._make_workspace = arrays.maker((-(-workspace // 4),), "float32", device) if workspace else None
@@ -194,8 +197,10 @@ class GpuCall:
     def _refuse_overlap(self, out_at: int, inputs: Sequence[tuple[str, int]]) -> None:
         low, high = self._extents[3] or (0, 0)
         low, high = low + out_at, high + out_at
-        for (name, at), extent in zip(inputs, self._extents, strict=False):  # the fourth is that of out
-            if extent is not None and low < at + extent[1] and at + extent[0] < high and self._run is not None:
+        # the fourth extent and shape are those of out
+        for (name, at), extent, shape in zip(inputs, self._extents, self._shapes, strict=False):
+            near = extent is not None and low < at + extent[1] and at + extent[0] < high and self._run is not None
+            if near and share_memory((out_at, *self._shapes[3]), (at, *shape), self._itemsize):
                 raise ValueError(f"out overlaps {name} in memory; the result must go elsewhere")
 
 
