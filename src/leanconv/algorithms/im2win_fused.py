@@ -113,10 +113,12 @@ class Im2winFused(GpuAlgorithm):
             for config, speed in with_splits(problem, single, reduction, target)
         ]
         # One filter column makes a run as long as the pixels it stands for.
-        if problem.layout == "NCHW" and problem.s > 1 and run_length(problem) <= LONGEST_RUN:
+        heavy = bool(dict(conv_constants(problem))["wide"])
+        # Rows rounded up to four may number more pixels than the 32 bits that suffice for the tensors.
+        numbered = heavy or run_pixels(problem) < 2**30
+        if problem.layout == "NCHW" and problem.s > 1 and run_length(problem) <= LONGEST_RUN and numbered:
             slower = 1.0 if pays(problem) else 0.7
             depth = lines(problem) * problem.s
-            heavy = bool(dict(conv_constants(problem))["wide"])
             runs = [
                 (replace(config, tile_reduction=depth, min_blocks=_blocks(problem, config, heavy)), slower * speed)
                 for config, speed in RUN_TILES

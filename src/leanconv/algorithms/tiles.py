@@ -125,12 +125,16 @@ def order(problem: ConvProblem, pixels: int, reduction: int, speeds: Speeds, tar
 
 
 def forward_limits(problem: ConvProblem) -> list[str]:
-    """Why the tiled kernels cannot run ``problem``."""
+    """Why the kernels of this family cannot run ``problem``."""
     reasons = []
     if problem.op != "fprop":
         reasons.append(f"op={problem.op!r} is not the forward pass")
     if problem.dtype != "float32":
         reasons.append(f"dtype={problem.dtype!r} is not float32")
+    # Indices below one image of one channel are of 32 bits, whatever the tensors' sizes.
+    for what, h, w in (("input", problem.h, problem.w), ("output", problem.p, problem.q)):
+        if h * w >= 2**31:
+            reasons.append(f"an {what} of {h}x{w} pixels has 2**31 or more in one channel")
     return reasons
 
 

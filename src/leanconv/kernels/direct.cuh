@@ -1,7 +1,8 @@
 // Direct convolution by its definition: one thread, one output, everything read from global memory. The baseline that
 // the im2win paper starts from, and the shortest statement of what the other kernels compute.
 //
-// Arithmetic per output: 2 * C/g * R * S flops for two loads an FMA, most of them from L1: some 5 % of the FP32 peak.
+// Arithmetic per output: 2 * C/g * R * S flops for two loads an FMA, most of them from L1: 3 to 6 TFLOP/s in NCHW and
+// 0.3 to 2 in NHWC, of 67, on an H200 (suite im2win).
 #pragma once
 
 #include <lib/epilogue.cuh>
@@ -17,9 +18,9 @@ __device__ __forceinline__ void direct(const float* __restrict__ x, const float*
     const int64 at = static_cast<int64>(blockIdx.x) * blockDim.x + threadIdx.x;
     if (at >= batch * Problem::k * image) return;
     const int64 n = at / (static_cast<int64>(Problem::k) * image);
-    const int in_image = static_cast<int>(at - n * Problem::k * image);
-    const int k = Problem::nhwc ? in_image % Problem::k : in_image / image;
-    const int pq = Problem::nhwc ? in_image / Problem::k : in_image % image;
+    const auto in_image = static_cast<Offset<Problem>>(at - n * Problem::k * image);
+    const int k = static_cast<int>(Problem::nhwc ? in_image % Problem::k : in_image / image);
+    const int pq = static_cast<int>(Problem::nhwc ? in_image / Problem::k : in_image % image);
     const int p = pq / Problem::q, q = pq % Problem::q, first_c = k / Problem::group_k * Problem::group_c;
 
     float sum = 0.0f;
