@@ -147,7 +147,7 @@ BREAKS = (
         WRONG, "plain-nchw"),
     win("the transform reads a column beside the image", "j >= 0 && j < Problem::w);", "j >= 0 && j <= Problem::w);",
         WRONG, "plain-nhwc"),
-    win("the transform writes past its end", "if (threadIdx.x + e * window_threads < left) to[", "to[",
+    win("the transform writes past its end", "if (threadIdx.x + e * threads < left) to[", "to[",
         FENCE, "odd-nchw"),
     win("the transform reads past the end", "(number < left ? number : 0)", "number", FENCE, "odd-nchw"),
     win("the transform stays in the block's first plane", "next_plane = (first_p + below) / Problem::p",

@@ -42,7 +42,7 @@ def test_the_transform_writes_the_references_tensor(problem):
     x = 1 + np.arange(np.prod(problem.x_shape), dtype=np.float32).reshape(problem.x_shape)
     expected = tensor_of(problem, x)
     written = np.full(tensor_elements(problem), np.nan, np.float32)
-    emulator.run_launch(transform(problem, "im2win.cuh"), {"x": x, "workspace": written})
+    emulator.run_launch(transform(problem), {"x": x, "workspace": written})
     np.testing.assert_array_equal(written.reshape(expected.shape), expected)
 
 
@@ -125,6 +125,21 @@ def test_runs_are_right_on_emulator(runs):
         return proof.wide_offsets(FUSED, runs.problem, config, TARGETS[0]) if runs.wide else plan
 
     proof.check(FUSED, runs.problem, config, kinds=cases.KINDS[:1], change=change)
+
+
+def test_runs_are_not_offered_where_rounded_rows_outgrow_their_numbers():
+    def runs(problem):
+        return any(config.runs for config in FUSED.configs(problem, TARGETS[0]))
+
+    narrow = ConvProblem(2**14, 1, 2**14, 2, 1, 1, 2)  # 2**28 outputs, one a row
+    assert runs(replace(narrow, n=2**13)) and not runs(narrow)
+    assert runs(replace(narrow, n=2**15)), "offsets of 64 bits number all pixels"
+
+
+def test_a_row_of_the_tensor_too_long_is_refused():
+    long = ConvProblem(1, 2**10, 3, 2**19, 4, 3, 3, layout="NHWC")
+    refusing = {a.name for a in ALGORITHMS if a.solves is ConvProblem and a.why_not(long)}
+    assert refusing == {"im2win", "im2win_basic"}
 
 
 def test_runs_are_of_every_kind():

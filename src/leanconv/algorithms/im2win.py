@@ -28,14 +28,22 @@ def window_constants(problem: ConvProblem) -> Constants:
     return (*constants.items(), ("columns", columns(problem)))
 
 
-def transform(problem: ConvProblem, header: str) -> Launch:
+def tensor_limits(problem: ConvProblem) -> list[str]:
+    """Why the kernels over the im2win tensor cannot run ``problem``."""
+    row = columns(problem) * problem.r * (problem.c if problem.layout == "NHWC" else 1)
+    if row < 2**30:
+        return forward_limits(problem)
+    return [*forward_limits(problem), f"an output row takes {row} elements of the tensor, and 2**30 are too many"]
+
+
+def transform(problem: ConvProblem) -> Launch:
     """The launch that writes the im2win tensor to the workspace."""
-    threads, elements = 256, 8  # as in kernels/lib/window_order.cuh
+    threads, elements = 256, 8
     return Launch(
-        header=header,
+        header="lib/window_order.cuh",
         function="leanconv::im2win_transform",
         problem=window_constants(problem),
-        tuning=(),
+        tuning=(("threads", threads), ("elements", elements)),
         arguments=(
             Argument("const float*", "x"),
             Argument("float*", "workspace"),
@@ -56,7 +64,7 @@ class Im2win(GpuAlgorithm):
 
     def why_not(self, problem: ConvProblem) -> list[str]:
         """See GpuAlgorithm."""
-        return forward_limits(problem)
+        return tensor_limits(problem)
 
     def workspace_bytes(self, problem: ConvProblem) -> int:
         """See Algorithm."""
@@ -76,4 +84,4 @@ class Im2win(GpuAlgorithm):
         product = tile_launch(
             self.name, window_constants(problem), config, problem, pixels, shared, conv_arguments(problem, "workspace")
         )
-        return Plan((transform(problem, product.header), product), self.workspace_bytes(problem))
+        return Plan((transform(problem), product), self.workspace_bytes(problem))

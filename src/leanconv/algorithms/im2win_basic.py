@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from leanconv.algorithms.base import GpuAlgorithm, Launch, Plan, Target, ceil_div
 from leanconv.algorithms.direct import DirectConfig
-from leanconv.algorithms.im2win import PAPER, tensor_elements, transform, window_constants
-from leanconv.algorithms.tiles import conv_arguments, forward_limits
+from leanconv.algorithms.im2win import PAPER, tensor_elements, tensor_limits, transform, window_constants
+from leanconv.algorithms.tiles import conv_arguments
 from leanconv.problem import ConvProblem
 
 
@@ -21,7 +21,7 @@ class Im2winBasic(GpuAlgorithm):
 
     def why_not(self, problem: ConvProblem) -> list[str]:
         """See GpuAlgorithm."""
-        return forward_limits(problem)
+        return tensor_limits(problem)
 
     def cost(self, problem: ConvProblem) -> float:
         """See Algorithm: kept to compare with, never the first choice."""
@@ -46,4 +46,4 @@ class Im2winBasic(GpuAlgorithm):
             grid=ceil_div(problem.n * problem.k * problem.p * problem.q, config.threads),
             block=config.threads,
         )
-        return Plan((transform(problem, product.header), product), self.workspace_bytes(problem))
+        return Plan((transform(problem), product), self.workspace_bytes(problem))

@@ -1,22 +1,17 @@
-// im2win: convolution over the im2win tensor (Lu et al. 2023). Two launches: the transform writes the tensor, about
-// R / stride times the input, and the fast kernel (the paper's Algorithm 3) multiplies filters with its windows.
+// im2win: convolution over the im2win tensor (Lu et al. 2023). Two launches: the transform (lib/window_order.cuh)
+// writes the tensor, about R / stride times the input, and the fast kernel (the paper's Algorithm 3) multiplies filters
+// with its windows.
 //
 // Arithmetic per output: 2 * C/g * R * S flops, as for implicit GEMM; a window's elements are adjacent, so the kernel's
 // loads need no test against the border and no table. Floor: the transform moves the input and the tensor once at copy
-// speed (4.25 TB/s on an H200), the product is bound by FMA issue (47 TFLOP/s reached by implicit GEMM, 55 with nothing
-// but FMAs and fragment loads in the loop).
+// speed (4.25 TB/s on an H200), the product is bound by FMA issue (46 TFLOP/s reached by implicit GEMM, 55 with nothing
+// but FMAs, fragment loads and barriers in the loop).
 #pragma once
 
 #include <lib/tiled_convolution.cuh>
 #include <lib/window_order.cuh>
 
 namespace leanconv {
-
-template <class Problem, class Tuning>
-__device__ __forceinline__ void im2win_transform(const float* __restrict__ x, float* __restrict__ workspace,
-                                                 long long batch) {
-    transform_to_windows<Problem>(x, workspace, batch);
-}
 
 template <class Problem, class Tuning>
 __device__ __forceinline__ void im2win(const float* __restrict__ workspace, const float* __restrict__ w,

@@ -13,16 +13,17 @@ namespace leanconv {
 template <class Problem>
 constexpr int window_row = Problem::columns * Problem::r * (Problem::nhwc ? Problem::c : 1);
 
-// Threads of a block, and elements that each writes, so far apart: the lanes of a warp read and write neighbours.
-constexpr int window_threads = 256, window_elements = 8;
-
-// Bytes: the tensor once for writing, the input R / stride times for reading, of which all but one come from the caches:
-// the tensor's size and the input's over 4.25 TB/s on an H200. Some twenty instructions an element make 0.2 ms of issue
-// for 300 million elements, half of that time: so all offsets below the block's first line are of 32 bits.
-template <class Problem>
-__device__ __forceinline__ void transform_to_windows(const float* __restrict__ x, float* __restrict__ windows,
-                                                     long long batch) {
-    constexpr int row = window_row<Problem>, block = window_threads * window_elements;
+// The launch that writes the tensor. A thread writes Tuning::elements, Tuning::threads apart: the lanes of a warp read
+// and write neighbours.
+// Bytes: the tensor once for writing, the input R / stride times for reading, all but one of them from the caches: the
+// tensor's size and the input's over 4.25 TB/s on an H200. Some thirty instructions an element make 0.3 ms of issue
+// for 300 million elements, most of that time: so all offsets below the block's first line are of 32 bits.
+template <class Problem, class Tuning>
+__device__ __forceinline__ void im2win_transform(const float* __restrict__ x, float* __restrict__ windows,
+                                                 long long batch) {
+    constexpr int row = window_row<Problem>, threads = Tuning::threads, elements = Tuning::elements;
+    constexpr int block = threads * elements;
+    static_assert(row < 1 << 30, "places in the lines of a block are of 32 bits");
     constexpr int channels = Problem::nhwc ? Problem::c : 1;
     const int64 count = batch * (Problem::nhwc ? 1 : Problem::c) * Problem::p * row;
     const int64 first = static_cast<int64>(blockIdx.x) * block;
@@ -32,12 +33,12 @@ __device__ __forceinline__ void transform_to_windows(const float* __restrict__ x
     const int left = count - first < block ? static_cast<int>(count - first) : block;
     const float* const from = x + plane * Problem::h * Problem::w * channels;
     float* const to = windows + first + threadIdx.x;
-    float v[window_elements];
+    float v[elements];
     // All loads before the first store: they are under way together.
 #pragma unroll
-    for (int e = 0; e < window_elements; ++e) {
+    for (int e = 0; e < elements; ++e) {
         // What lies past the end, or outside the image, reads the first element instead: no branches between the loads.
-        const int number = threadIdx.x + e * window_threads, place = in_line + (number < left ? number : 0);
+        const int number = threadIdx.x + e * threads, place = in_line + (number < left ? number : 0);
         const int below = place / row, at = place % row, tap = at / channels;
         const int p = (first_p + below) % Problem::p, next_plane = (first_p + below) / Problem::p;
         const int i = p * Problem::stride_h - Problem::pad_top + tap % Problem::r * Problem::dilation_h;
@@ -49,8 +50,8 @@ __device__ __forceinline__ void transform_to_windows(const float* __restrict__ x
         v[e] = inside ? value : 0.0f;
     }
 #pragma unroll
-    for (int e = 0; e < window_elements; ++e)
-        if (threadIdx.x + e * window_threads < left) to[e * window_threads] = v[e];
+    for (int e = 0; e < elements; ++e)
+        if (threadIdx.x + e * threads < left) to[e * threads] = v[e];
 }
 
 // The tensor as PixelLoaderAlong reads it, in window order.
@@ -58,13 +59,16 @@ template <class Problem>
 struct WindowTensor {
     using B = Bytes<Problem>;
     static constexpr bool checked = false;
-    static constexpr int run = Problem::nhwc ? Problem::group_c : Problem::dilation_w == 1 ? Problem::r * Problem::s : Problem::r;
+    // Undilated windows are whole runs in NCHW, others have a run for each column.
+    static constexpr int in_plane = Problem::dilation_w == 1 ? Problem::r * Problem::s : Problem::r;
+    static constexpr int run = Problem::nhwc ? Problem::group_c : in_plane;
 
     static __device__ __forceinline__ B first(const Pixel<Problem>& pixel, const Window<Problem>&, int group) {
         const B at = static_cast<B>(pixel.q) * Problem::stride_w * Problem::r;
         const B n = static_cast<B>(pixel.n);
-        return Problem::nhwc ? ((n * Problem::p + pixel.p) * window_row<Problem> + at * Problem::c + group * Problem::group_c) * 4
-                             : (((n * Problem::c + group * Problem::group_c) * Problem::p + pixel.p) * window_row<Problem> + at) * 4;
+        const int c = group * Problem::group_c;
+        return Problem::nhwc ? ((n * Problem::p + pixel.p) * window_row<Problem> + at * Problem::c + c) * 4
+                             : (((n * Problem::c + c) * Problem::p + pixel.p) * window_row<Problem> + at) * 4;
     }
     static __device__ __forceinline__ B tap(int number, int in_run) {
         if constexpr (Problem::nhwc) {
