@@ -1,12 +1,14 @@
-// im2win without the tensor: windows are formed in shared memory as overlapping runs (after Lu et al. 2023). No workspace.
+// im2win without the tensor: windows are formed in shared memory as overlapping runs (after Lu et al. 2023).
+// No workspace.
 //
 // Arithmetic per output: 2 * C/g * R * S flops. In NCHW with Tuning::runs, a stage holds lines: one input row of one
 // channel, in which every four adjacent outputs have one run of 3 * stride + (S - 1) * dilation + 1 pixels instead of
-// 4 * S. So one run of 128-bit loads serves S taps: for 3x3 filters a half of the pixel traffic into and a third less out
-// of shared memory than implicit GEMM. Where rows are a multiple of four long, runs arrive in copies of 128 bits, a
-// quarter of the instructions. Bound by FMA issue: 55 TFLOP/s with nothing but FMAs and fragment loads (of 67) on an
-// H200; cuBLAS reaches 50. Outputs per row are rounded up to four: where that wastes too much, and in NHWC, where a row
-// of a window is a run in memory anyway, pixels arrive one by one as in implicit GEMM.
+// 4 * S. So one run of 128-bit loads serves S taps: for 3x3 filters a half of the pixel traffic into and a third less
+// out of shared memory than implicit GEMM, unless padding shifts the run. Where rows are a multiple of four long, runs
+// arrive in copies of 128 bits, a quarter of the instructions. Bound by FMA issue: 55 TFLOP/s with nothing but FMAs,
+// fragment loads and barriers (of 67) on an H200; cuBLAS reaches 51. Outputs per row are rounded up to four: where that
+// wastes too much, and in NHWC, where a row of a window is a run in memory anyway, pixels arrive one by one as in
+// implicit GEMM.
 #pragma once
 
 #include <lib/tiled_convolution.cuh>
@@ -27,8 +29,8 @@ struct FragmentPixels {
     }
 };
 
-// How a run lies in shared memory: line by line, in each the first four pixels of every run, then the next four, so that
-// the lanes of a load read adjacent addresses.
+// How a run lies in shared memory: line by line, in each the first four pixels of every run, then the next four, so
+// that the lanes of a load read adjacent addresses.
 template <class Problem, class Tuning>
 struct Runs {
     static constexpr int fragments = Tuning::tile_pixels / 4;
@@ -43,8 +45,8 @@ struct Runs {
     static_assert(Tuning::tile_reduction % Problem::s == 0 && lines % 2 == 0, "a step is an even number of lines");
 };
 
-// A thread's runs in registers: the taps of a line slide along them. Two buffers where they fit, so that the next line is
-// read while this one is multiplied.
+// A thread's runs in registers: the taps of a line slide along them. Two buffers where they fit, so that the next line
+// is read while this one is multiplied.
 template <class Problem, class Tuning>
 struct RunRows {
     using R = Runs<Problem, Tuning>;
@@ -56,7 +58,8 @@ struct RunRows {
     float x[buffers][mine][R::chunks * 4];
     int at;
 
-    __device__ __forceinline__ explicit RunRows(const Tiling<Tuning>& tiling) : at(tiling.pixel + tiling.lane_pixel * 4) {}
+    __device__ __forceinline__ explicit RunRows(const Tiling<Tuning>& tiling)
+        : at(tiling.pixel + tiling.lane_pixel * 4) {}
 
     __device__ __forceinline__ void read_line(const float* stage, int line) {
 #pragma unroll
@@ -70,11 +73,15 @@ struct RunRows {
     __device__ __forceinline__ void read_late(const float* stage, int row) {
         if (buffers == 1 && row % Problem::s == 0) read_line(stage, row / Problem::s);
     }
+    // Which pixel of its run output j takes for reduction index `row`.
+    static __device__ __forceinline__ int element(int row, int j) {
+        return R::shift + j % 4 * Problem::stride_w + row % Problem::s * Problem::dilation_w;
+    }
     __device__ __forceinline__ float value(int row, int j) const {
-        return x[row / Problem::s % buffers][j / 4][R::shift + j % 4 * Problem::stride_w + row % Problem::s * Problem::dilation_w];
+        return x[row / Problem::s % buffers][j / 4][element(row, j)];
     }
     __device__ __forceinline__ const float* address(const float* stage, int row, int j) const {
-        const int e = R::shift + j % 4 * Problem::stride_w + row % Problem::s * Problem::dilation_w;
+        const int e = element(row, j);
         return stage + row / Problem::s * R::line_floats + e / 4 * R::fragments * 4 + at + j / 4 * lanes * 4 + e % 4;
     }
 };
@@ -116,7 +123,8 @@ struct RunLoader {
     __device__ __forceinline__ RunLoader(const float* x, Offset<Problem> count, Offset<Problem> first, int group,
                                          void* scratch, int first_step)
         : image(x), offsets(static_cast<B*>(scratch)), rows(reinterpret_cast<int*>(offsets + period)),
-          first_pair(groups == 1 ? 0 : threadIdx.x / side_by_side * mine), next(first_step * R::lines), tap(next % period) {
+          first_pair(groups == 1 ? 0 : threadIdx.x / side_by_side * mine), next(first_step * R::lines),
+          tap(next % period) {
         constexpr int a_row = FragmentPixels<Problem>::a_row;
 #pragma unroll
         for (int c = 0; c < columns; ++c) {
@@ -126,13 +134,14 @@ struct RunLoader {
             const int q = static_cast<int>(fragment - line * a_row) * 4, in_chunk = column * unit % 4;
             const int j = q * Problem::stride_w - Problem::pad_left - R::shift + in_chunk;
             h[c] = static_cast<int>(line - n * Problem::p) * Problem::stride_h - Problem::pad_top;
-            offset[c] = (((static_cast<B>(n) * Problem::c + group * Problem::group_c + next / period * (period / Problem::r)) *
-                          Problem::h + h[c]) * Problem::w + j) * 4;
+            const int channel = group * Problem::group_c + next / period * (period / Problem::r);
+            offset[c] = (((static_cast<B>(n) * Problem::c + channel) * Problem::h + h[c]) * Problem::w + j) * 4;
             inside[c] = 0;
 #pragma unroll
             for (int i = 0; i < mine; ++i) {
                 const int at = (first_pair + i) % R::chunks * 4;
-                if (j + at >= 0 && j + at < Problem::w && at + in_chunk < R::length && fragment * 4 < count) inside[c] |= 1u << i;
+                const bool in_row = j + at >= 0 && j + at < Problem::w;
+                if (in_row && at + in_chunk < R::length && fragment * 4 < count) inside[c] |= 1u << i;
             }
         }
         for (int i = threadIdx.x; i < period; i += threads) {
@@ -174,7 +183,8 @@ struct RunLoader {
         if (tap == period) {
             tap = 0;
 #pragma unroll
-            for (int c = 0; c < columns; ++c) offset[c] += static_cast<B>(period / Problem::r) * Problem::h * Problem::w * 4;
+            for (int c = 0; c < columns; ++c)
+                offset[c] += static_cast<B>(period / Problem::r) * Problem::h * Problem::w * 4;
         }
     }
 };
@@ -186,9 +196,10 @@ __device__ __forceinline__ void im2win_fused(const float* __restrict__ x, const 
     if constexpr (Tuning::runs) {
         static_assert(!nhwc, "in NHWC a row of a window is one run in memory");
         using Filters = FilterLoader<Problem, Tuning, false>;
+        using Pixels = RunLoader<Problem, Tuning>;
         const Offset<Problem> lines = static_cast<Offset<Problem>>(batch) * Problem::p;
         const FragmentPixels<Problem> places{lines * FragmentPixels<Problem>::a_row * 4};
-        tiled_convolution<Problem, Tuning, false, Problem::q % 4 == 0, Filters, RunLoader<Problem, Tuning>>(x, w, bias, y, places);
+        tiled_convolution<Problem, Tuning, false, Problem::q % 4 == 0, Filters, Pixels>(x, w, bias, y, places);
     } else {
         constexpr bool dealt = !Problem::vector_store;
         using Filters = FilterLoader<Problem, Tuning, nhwc && dealt>;

@@ -115,9 +115,9 @@ __device__ __forceinline__ void register_cache(const typename Problem::element* 
     }
 }
 
-// The published scheme (its Algorithm 1): a lane keeps one column of rows + r - 1 pixels. For each filter column it adds
-// the products with its own pixels to its sums, and the sums move one lane up, so that lanes s - 1 ... 31 end with the
-// outputs: 33 - s columns a warp, and a shuffle for every r FMAs.
+// The published scheme (its Algorithm 1): a lane keeps one column of rows + r - 1 pixels. For each filter column it
+// adds the products with its own pixels to its sums, and the sums move one lane up, so that lanes s - 1 ... 31 end with
+// the outputs: 33 - s columns a warp, and a shuffle for every r FMAs.
 // NOTE: the paper's listing loads one weight per thread; a filter may have more weights than the block has threads.
 template <class Problem, class Tuning>
 __device__ __forceinline__ void register_cache_partial_sums(

@@ -43,9 +43,9 @@ struct FlatPixels {
     }
 };
 
-// A thread's part of the tile; tile_k and first_pixel say where the block's tile begins, `row` and `column` which part of
-// the thread's tile acc is. `dealt` says how fragments lie along the contiguous output axis (pixels in NCHW, filters in
-// NHWC); `vector` that four outputs of a fragment are adjacent and aligned if the tensor is.
+// A thread's part of the tile; first_k and first_pixel say where the block's tile begins, `row` and `column` which part
+// of the thread's tile acc is. `dealt` says how fragments lie along the contiguous output axis (pixels in NCHW, filters
+// in NHWC); `aligned` that four outputs of a fragment are adjacent and aligned if the tensor is.
 template <class Problem, class Tuning, bool dealt, bool aligned, class Pixels, int rows, int columns>
 __device__ __forceinline__ void store_tile(const float (&acc)[rows][columns], int row, int column,
                                            const Tiling<Tuning>& tiling, const float* bias, float* y,
@@ -63,7 +63,8 @@ __device__ __forceinline__ void store_tile(const float (&acc)[rows][columns], in
             for (int j = 0; j < (dealt ? 4 : 1); ++j) place[j] = pixels.place(first_pixel + at + j * lanes_pixels);
 #pragma unroll
             for (int i = 0; i < rows; ++i) {
-                const int k = first_k + tiling.k + position<lanes_k, false>((row + i) / 4, tiling.lane_k, (row + i) % 4);
+                const int at_k = position<lanes_k, false>((row + i) / 4, tiling.lane_k, (row + i) % 4);
+                const int k = first_k + tiling.k + at_k;
                 if (k >= Problem::group_k) continue;
                 const int filter = group * Problem::group_k + k;
                 const float b = Problem::bias ? bias[filter] : 0.0f;
@@ -84,8 +85,8 @@ __device__ __forceinline__ void store_tile(const float (&acc)[rows][columns], in
         constexpr int step = dealt ? lanes_k : 1;
 #pragma unroll
         for (int j = 0; j < columns; ++j) {
-            const Offset<Problem> pixel = first_pixel + tiling.pixel +
-                                          position<lanes_pixels, false>((column + j) / 4, tiling.lane_pixel, (column + j) % 4);
+            const int at = position<lanes_pixels, false>((column + j) / 4, tiling.lane_pixel, (column + j) % 4);
+            const Offset<Problem> pixel = first_pixel + tiling.pixel + at;
             if (pixel >= pixels.count) continue;
             float* to = y + static_cast<int64>(pixel) * Problem::k + group * Problem::group_k;
 #pragma unroll

@@ -62,7 +62,7 @@ struct Strip {
     }
 };
 
-// Copies input rows of the strip that begins at column j; row 0 is the one that `first_row` names, which may lie outside.
+// Copies input rows of the strip that begins at column j; row 0 is the one that `first_row` names, inside or not.
 template <class Problem, int columns>
 struct RowLoader : Strip<Problem, columns> {
     using Base = Strip<Problem, columns>;
@@ -108,7 +108,9 @@ struct RowLoader : Strip<Problem, columns> {
     }
 
     // Where `inside`, rows can be sent for by the address of this lane's first vector in them, plane.x_pitch apart.
-    __device__ __forceinline__ const T* vector_of(int n) const { return first_vector + (first_row + n) * plane.x_pitch; }
+    __device__ __forceinline__ const T* vector_of(int n) const {
+        return first_vector + (first_row + n) * plane.x_pitch;
+    }
 
     __device__ __forceinline__ void load_vectors(T* to, const T* from) const {
         to += 4 * lane;

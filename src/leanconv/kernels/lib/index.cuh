@@ -1,4 +1,4 @@
-// Index arithmetic that kernels share. All divisors are compile-time constants, so a division is a multiply and a shift.
+// Index arithmetic that kernels share. Divisors are compile-time constants: a division is a multiply and a shift.
 #pragma once
 
 namespace leanconv {

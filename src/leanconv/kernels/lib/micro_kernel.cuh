@@ -2,7 +2,7 @@
 // lanes and registers, and the outer products that each thread accumulates.
 //
 // A thread owns thread_k x thread_pixels outputs and spends thread_k * thread_pixels FMAs per reduction step on
-// (thread_k + thread_pixels) / 4 shared loads of 128 bits: 8x8 makes 16 FMAs a load, 16x8 makes 21.
+// (thread_k + thread_pixels) / 4 shared loads of 128 bits: 8x8 makes 16 FMAs a load, 8x12 makes 19.
 #pragma once
 
 namespace leanconv {
@@ -51,9 +51,9 @@ struct Tiling {
         const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
         k = warp / warps_pixels * warp_k;
         pixel = warp % warps_pixels * warp_pixels;
-        // NOTE: the lowest lane bit goes to k, the next ones to pixels. A 128-bit shared load of a warp takes two cycles
-        // where lanes that differ in bit 0, or in bit 1, read the same address, and four otherwise (measured on an
-        // H200): so either fragment takes two.
+        // NOTE: the lowest lane bit goes to k, the next ones to pixels. A 128-bit shared load of a warp takes two
+        // cycles where lanes that differ in bit 0, or in bit 1, read the same address, and four otherwise (measured on
+        // an H200): so either fragment takes two.
         lane_k = lanes_k == 1 ? 0 : lane % 2 + lane / (2 * lanes_pixels) * 2;
         lane_pixel = lanes_k == 1 ? lane : lane / 2 % lanes_pixels;
     }

@@ -48,7 +48,7 @@ __device__ __forceinline__ unsigned cluster_rank() {
     return rank;
 }
 
-// barrier.cluster: all threads of all blocks of the cluster meet; what they wrote to shared memory before is seen after.
+// barrier.cluster: all threads of all blocks of the cluster meet; what they wrote to shared memory is seen after it.
 __device__ __forceinline__ void cluster_barrier() {
     asm volatile("barrier.cluster.arrive.release.aligned;\n"
                  "barrier.cluster.wait.acquire.aligned;\n" ::: "memory");

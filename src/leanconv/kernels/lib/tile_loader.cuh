@@ -1,6 +1,7 @@
 // Tile loaders: they bring one reduction step of filters or of im2col pixels into shared memory, element by element
 // with cp.async, forming the im2col matrix on the way. Shared rows run along filters or pixels; one row per reduction
-// index. Reduction order: (c, r, s) for NCHW, (r, s, c) for NHWC, which is the order of the filters in memory.
+// index. Reduction order: (c, r, s) for NCHW, (r, s, c) for NHWC, which is the order of the filters in memory; over the
+// im2win tensor (c, s, r) and (s, r, c), its window order.
 #pragma once
 
 #include <lib/index.cuh>
@@ -28,6 +29,7 @@ template <class Problem>
 struct Reduction {
     static constexpr int taps = Problem::r * Problem::s;
     static constexpr int size = Problem::group_c * taps;
+    static_assert(size < 1 << 29, "the bytes of one filter are counted in an int");
 };
 
 // Pixels of the im2col matrix in shared memory: a row a reduction index, four floats of padding so that the rows that a
@@ -105,7 +107,7 @@ __device__ __forceinline__ int filter_element(int index) {
     return Problem::nhwc ? natural * Problem::group_c + index % Problem::group_c : index - tap + natural;
 }
 
-// Filters lie along the reduction: `columns` neighbouring lanes read adjacent floats and scatter them over as many rows.
+// Filters lie along the reduction: `columns` neighbouring lanes read adjacent floats and scatter them over rows.
 // NOTE: sixteen columns read twice as fast as eight, and a warp's whole run of twelve or twenty is slower than four:
 // either the reads touch more lines or the writes meet in the banks (47 against 44 TFLOP/s on an H200).
 template <class Problem, class Tuning, bool dealt, bool window_order = false>
@@ -184,7 +186,7 @@ struct PixelLoaderNCHW {
     static constexpr int period = taps / gcd(taps, depth) * depth;
     static constexpr int period_channels = period / taps;
     using B = Bytes<Problem>;
-    // NOTE: table or not, R * S <= 256 taps; larger filters decode every index.
+    // NOTE: the table serves filters of at most 16 x 16 taps, as the bits do; larger ones decode every index.
     static constexpr bool tabled = Window<Problem>::bitwise;
     static constexpr int entry_bytes = sizeof(B) + (Problem::padded ? 4 : 0);
     static constexpr int table_bytes = tabled ? period * entry_bytes : 0;
@@ -263,8 +265,8 @@ struct PixelLoaderNCHW {
     }
 };
 
-// Where the elements of a window lie when a window's row, or all of it, is one run in memory. `first` is where the window
-// of a pixel begins, `tap` where a reduction index lies in every window, in bytes.
+// Where the elements of a window lie when a window's row, or all of it, is one run in memory. `first` is where the
+// window of a pixel begins, `tap` where a reduction index lies in every window, in bytes.
 template <class Problem>
 struct ImageNHWC {
     using B = Bytes<Problem>;
@@ -276,7 +278,8 @@ struct ImageNHWC {
     }
     static __device__ __forceinline__ B tap(int number, int in_run) {
         const int r = number / Problem::s, s = number % Problem::s;
-        return ((static_cast<B>(r) * Problem::dilation_h * Problem::w + s * Problem::dilation_w) * Problem::c + in_run) * 4;
+        const B pixel = static_cast<B>(r) * Problem::dilation_h * Problem::w + s * Problem::dilation_w;
+        return (pixel * Problem::c + in_run) * 4;
     }
 };
 

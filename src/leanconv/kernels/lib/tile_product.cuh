@@ -21,6 +21,8 @@ struct TileProduct {
     static constexpr int stages = Tuning::prefetch ? Tuning::stages : 1;
     static constexpr int stage_floats = Filters::stage_floats + Rows::stage_floats;
     static_assert(depth % 2 == 0 && depth >= 4, "fragments alternate between two register buffers across steps");
+    static_assert(stage_floats % 4 == 0 && Filters::stage_floats % 4 == 0,
+                  "stages, and the table behind them, begin where loads and copies of 128 bits may");
     static_assert(!Tuning::prefetch || stages >= 2, "one stage is computed on while others are under way");
 
     float* tiles;
