@@ -107,7 +107,9 @@ def check_dtypes(arrays: dict[str, str]) -> str:
     """The dtype that all named arrays share; it must be one that the package computes in at all."""
     (first, dtype), *others = arrays.items()
     if dtype not in ITEM_BYTES:
-        raise TypeError(f"{first} has dtype {dtype}; supported are {', '.join(ITEM_BYTES)}, on the GPU float32")
+        raise TypeError(
+            f"{first} has dtype {dtype}; supported are float32, float64 on the CPU only, and int32 for filters only"
+        )
     for name, other in others:
         if other != dtype:
             raise TypeError(f"{name} has dtype {other} and {first} {dtype}; they must be the same")

@@ -133,7 +133,7 @@ def _choose(problem: Problem, name: str, candidates: Sequence[A], limit: int | N
     able = [a for a in candidates if isinstance(problem, a.solves) and not a.reasons(problem, limit)]
     if len(able) == 1:
         return chosen, "it is the only one that can"
-    if len({a.cost(problem) for a in able}) == 1:
+    if sum(a.cost(problem) == chosen.cost(problem) for a in able) > 1:
         return chosen, "it is the first, in order of preference, that can"
     return chosen, "it is expected to be the quickest of those that can"
 

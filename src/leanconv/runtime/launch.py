@@ -331,7 +331,9 @@ def device_index(device: Any) -> int:
     """The number in ``"cuda"`` or ``"cuda:1"``. Raises ValueError for any other value."""
     match = re.fullmatch(r"cuda(?::(\d+))?", str(device))
     if match is None:
-        raise ValueError(f"device={device!r} is not known; give 'cuda', 'cuda:N', or None for where the arrays lie")
+        raise ValueError(
+            f"device={device!r} is not known; give 'cuda', 'cuda:N', 'cpu', or None for where the arrays lie"
+        )
     return int(match.group(1) or 0)
 
 
