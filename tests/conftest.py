@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import re
 import sys
 import types
 from collections.abc import Iterator, Sequence
@@ -267,3 +268,8 @@ def fake_cupy(monkeypatch: pytest.MonkeyPatch, host_device: HostDevice) -> Any:
 
 
 __all__ = ["HostDevice", "calls", "oracle_conv", "oracle_filter", "relative_error"]
+
+
+def says(kind: type[Exception], *parts: str) -> Any:
+    """pytest.raises, with every part in the message, in order."""
+    return pytest.raises(kind, match="(?s)" + ".*".join(map(re.escape, parts)))

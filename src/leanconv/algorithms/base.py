@@ -158,6 +158,13 @@ def ceil_div(a: int, b: int) -> int:
     return -(-a // b)
 
 
+def has_wide_tensors(problem: ConvProblem) -> bool:
+    """Whether the largest of the tensors takes more bytes than 32 bits count."""
+    weights = problem.k * problem.group_c * problem.r * problem.s
+    x, y = problem.n * problem.c * problem.h * problem.w, problem.n * problem.k * problem.p * problem.q
+    return max(x, y, weights) >= 2**30
+
+
 def conv_constants(problem: ConvProblem) -> Constants:
     """The ``Problem`` struct of a convolution kernel: everything but the batch, which stays an argument.
 
@@ -169,8 +176,6 @@ def conv_constants(problem: ConvProblem) -> Constants:
     top, _, left, _ = problem.padding
     last_row = (p - 1) * problem.stride[0] - top + (problem.r - 1) * problem.dilation[0]
     last_column = (q - 1) * problem.stride[1] - left + (problem.s - 1) * problem.dilation[1]
-    weights = problem.k * problem.group_c * problem.r * problem.s
-    elements = max(problem.n * problem.c * problem.h * problem.w, problem.n * problem.k * p * q, weights)
     nhwc = problem.layout == "NHWC"
     vector = problem.k % 4 == 0 and problem.group_k % 4 == 0 if nhwc else p * q % 4 == 0
     return (
@@ -187,6 +192,6 @@ def conv_constants(problem: ConvProblem) -> Constants:
         ("nhwc", nhwc),
         ("bias", problem.bias),
         ("relu", problem.activation == "relu"),
-        ("wide", elements >= 2**30),
+        ("wide", has_wide_tensors(problem)),
         ("vector_store", vector),
     )

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from math import gcd, lcm
 
 from leanconv.algorithms import implicit_gemm
-from leanconv.algorithms.base import GpuAlgorithm, Plan, Target, ceil_div, conv_constants
+from leanconv.algorithms.base import GpuAlgorithm, Plan, Target, ceil_div, conv_constants, has_wide_tensors
 from leanconv.algorithms.im2win import PAPER
 from leanconv.algorithms.tiles import TileConfig, conv_arguments, cost, forward_limits, tile_launch, tiles, with_splits
 from leanconv.problem import ConvProblem
@@ -67,7 +67,7 @@ def shared_bytes(problem: ConvProblem, config: Im2winFusedConfig) -> int:
         return implicit_gemm.shared_bytes(problem, config)
     step_lines = config.tile_reduction // problem.s
     pixel_floats = step_lines * ceil_div(run_length(problem, config.vector_loads), 4) * config.tile_pixels
-    entry = 12 if dict(conv_constants(problem))["wide"] else 8
+    entry = 12 if has_wide_tensors(problem) else 8
     return config.shared_bytes(pixel_floats, entry * lcm(problem.r, step_lines))
 
 
@@ -112,10 +112,10 @@ class Im2winFused(GpuAlgorithm):
             (cost(problem, problem.n * problem.p * problem.q, reduction, config, speed, target), config)
             for config, speed in with_splits(problem, single, reduction, target)
         ]
-        # One filter column makes a run as long as the pixels it stands for.
-        heavy = bool(dict(conv_constants(problem))["wide"])
+        heavy = has_wide_tensors(problem)
         # Rows rounded up to four may number more pixels than the 32 bits that suffice for the tensors.
         numbered = heavy or run_pixels(problem) < 2**30
+        # One filter column makes a run as long as the pixels it stands for.
         if problem.layout == "NCHW" and problem.s > 1 and run_length(problem) <= LONGEST_RUN and numbered:
             slower = 1.0 if pays(problem) else 0.7
             depth = lines(problem) * problem.s

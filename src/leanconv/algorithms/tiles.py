@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from math import gcd
 from typing import TypeVar
 
-from leanconv.algorithms.base import Argument, Config, Constants, Launch, Target, ceil_div, conv_constants
+from leanconv.algorithms.base import Argument, Config, Constants, Launch, Target, ceil_div, has_wide_tensors
 from leanconv.problem import ConvProblem
 
 
@@ -92,7 +92,7 @@ def tiles(problem: ConvProblem, along: bool = False, wide: bool = False) -> Iter
     ``along``: pixels are read along the reduction in NCHW too; ``wide``: offsets take 64 bits whatever the tensors.
     """
     # 64-bit offsets, and taps that are decoded element by element, take more registers beside the accumulators.
-    heavy = wide or bool(dict(conv_constants(problem))["wide"]) or max(problem.r, problem.s) > 16
+    heavy = wide or has_wide_tensors(problem) or max(problem.r, problem.s) > 16
     heavy |= problem.layout == "NHWC" and problem.group_c % 8 != 0 or along
     for config, speed in TILES["NHWC" if along else problem.layout]:
         if not heavy:

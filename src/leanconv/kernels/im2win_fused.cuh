@@ -11,6 +11,7 @@
 // implicit GEMM.
 #pragma once
 
+#include <implicit_gemm.cuh>
 #include <lib/tiled_convolution.cuh>
 
 namespace leanconv {
@@ -192,21 +193,15 @@ struct RunLoader {
 template <class Problem, class Tuning>
 __device__ __forceinline__ void im2win_fused(const float* __restrict__ x, const float* __restrict__ w,
                                              const float* __restrict__ bias, float* __restrict__ y, long long batch) {
-    constexpr bool nhwc = Problem::nhwc;
     if constexpr (Tuning::runs) {
-        static_assert(!nhwc, "in NHWC a row of a window is one run in memory");
+        static_assert(!Problem::nhwc, "in NHWC a row of a window is one run in memory");
         using Filters = FilterLoader<Problem, Tuning, false>;
         using Pixels = RunLoader<Problem, Tuning>;
         const Offset<Problem> lines = static_cast<Offset<Problem>>(batch) * Problem::p;
         const FragmentPixels<Problem> places{lines * FragmentPixels<Problem>::a_row * 4};
         tiled_convolution<Problem, Tuning, false, Problem::q % 4 == 0, Filters, Pixels>(x, w, bias, y, places);
     } else {
-        constexpr bool dealt = !Problem::vector_store;
-        using Filters = FilterLoader<Problem, Tuning, nhwc && dealt>;
-        using Pixels = typename Select<nhwc, PixelLoaderAlong<Problem, Tuning, false, ImageNHWC<Problem>>,
-                                       PixelLoaderNCHW<Problem, Tuning, dealt>>::type;
-        const FlatPixels<Problem> places{static_cast<Offset<Problem>>(batch) * (Problem::p * Problem::q)};
-        tiled_convolution<Problem, Tuning, dealt, !dealt, Filters, Pixels>(x, w, bias, y, places);
+        implicit_gemm<Problem, Tuning>(x, w, bias, y, batch);
     }
 }
 
