@@ -42,6 +42,21 @@ class Matrices:
         """Number of states, which is the number of multiplications for n outputs."""
         return self.n + self.r - 1
 
+    @property
+    def paired(self) -> bool:
+        """Whether states 2k + 1 and 2k + 2 differ by the sign of their odd terms only, for every k.
+
+        Then ``v[2k + 1] = e + o`` and ``v[2k + 2] = e − o``, where e sums the terms with even index of state 2k + 1
+        and o those with odd index: half the multiplications. It holds for rows of ``bt`` and ``g`` and columns of
+        ``at``, exactly, whenever the points are 0, p, −p, q, −q, … in this order.
+        """
+        columns = tuple(zip(*self.at, strict=True))
+        return all(
+            other == tuple(-v if i % 2 else v for i, v in enumerate(first))
+            for rows in (columns, self.g, self.bt)
+            for first, other in zip(rows[1:-1:2], rows[2:-1:2], strict=True)
+        )
+
     def arrays(self, dtype: Any = np.float64) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """``at``, ``g`` and ``bt`` as NumPy arrays, each number rounded once to ``dtype``."""
         at, g, bt = (np.array([[float(v) for v in row] for row in m], dtype) for m in (self.at, self.g, self.bt))
@@ -76,6 +91,54 @@ def matrices(n: int, r: int, points: Sequence[Fraction | int] | None = None) -> 
     if len(chosen) != needed or len(set(chosen)) != needed:
         raise ValueError(f"F({n},{r}) needs {needed} distinct points, not {[str(p) for p in chosen]}")
     return _matrices(n, r, chosen)
+
+
+#: Filter widths that Γα(α + 1 − width, width) serves, for each number of states α: the eleven kernels of the paper.
+WIDTHS = {4: range(2, 4), 8: range(2, 8), 16: range(7, 10)}
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Columns ``first`` to ``first + n·tiles`` (excluded) of an output row, computed by Γalpha(n, alpha + 1 − n).
+
+    ``alpha`` = ``n`` = 1 marks columns that no transform serves: each is a plain sum, which a matrix product computes.
+    """
+
+    alpha: int
+    n: int
+    first: int
+    tiles: int
+
+    @property
+    def columns(self) -> int:
+        """Number of output columns."""
+        return self.n * self.tiles
+
+
+def segments(q: int, r: int, states: Sequence[int] = (8, 4)) -> list[Segment]:
+    """Cut a row of ``q`` outputs of an ``r`` wide filter for kernels Γα(α + 1 − r, r), α in the order of ``states``.
+
+    Each covers as many whole tiles as fit in what the ones before it left; the rest is a segment with alpha = 1. The
+    segments follow each other without gap or overlap, so nothing is computed twice; there is none for q = 0.
+
+    Raises:
+        ValueError: for a negative q, r below 1, and states other than 4, 8 and 16.
+
+    Section 5.5 of "Im2col-Winograd" (2024).
+
+    >>> [(s.alpha, s.n, s.first, s.tiles) for s in segments(21, 3)]
+    [(8, 6, 0, 3), (4, 2, 18, 1), (1, 1, 20, 1)]
+    """
+    if q < 0 or r < 1:
+        raise ValueError(f"a row of q={q} outputs of a filter r={r} wide: q must be at least 0 and r at least 1")
+    if unknown := [alpha for alpha in states if alpha not in WIDTHS]:
+        raise ValueError(f"states={tuple(states)}: {unknown[0]} is not one of {', '.join(map(str, WIDTHS))}")
+    cut, first = [], 0
+    for alpha, n in [(alpha, alpha + 1 - r) for alpha in states if r in WIDTHS[alpha]] + [(1, 1)]:
+        if tiles := (q - first) // n:
+            cut.append(Segment(alpha, n, first, tiles))
+            first += n * tiles
+    return cut
 
 
 @lru_cache(maxsize=64)

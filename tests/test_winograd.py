@@ -1,0 +1,131 @@
+"""The mathematics of 1-D Winograd: exact identities of the matrices, the symmetry of states, the cut of a row."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from leanconv.winograd import WIDTHS, Matrices, matrices, segments
+
+#: n and r of the eleven kernels Γα(n, r).
+ELEVEN = [(alpha + 1 - r, r) for alpha, widths in WIDTHS.items() for r in widths]
+
+
+def transformed(made: Matrices, taps: list[Fraction], data: list[Fraction]) -> list[Fraction]:
+    """``at @ ((g @ taps) * (bt @ data))`` in exact arithmetic."""
+
+    def apply(rows: tuple[tuple[Fraction, ...], ...], vector: list[Fraction]) -> list[Fraction]:
+        return [sum((a * b for a, b in zip(row, vector, strict=True)), Fraction(0)) for row in rows]
+
+    products = [u * v for u, v in zip(apply(made.g, taps), apply(made.bt, data), strict=True)]
+    return apply(made.at, products)
+
+
+def correlated(taps: list[Fraction], data: list[Fraction]) -> list[Fraction]:
+    """The sums that the transforms stand for."""
+    r = len(taps)
+    return [sum((taps[k] * data[i + k] for k in range(r)), Fraction(0)) for i in range(len(data) - r + 1)]
+
+
+def rationals(count: int, seed: int) -> list[Fraction]:
+    random = np.random.default_rng(seed)
+    return [Fraction(int(a), int(b)) for a, b in zip(*random.integers(1, 99, (2, count)), strict=True)]
+
+
+def test_the_eleven_kernels_of_the_paper() -> None:
+    assert ELEVEN == [
+        (3, 2), (2, 3),
+        (7, 2), (6, 3), (5, 4), (4, 5), (3, 6), (2, 7),
+        (10, 7), (9, 8), (8, 9),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("n", "r"), ELEVEN)
+def test_transforms_give_the_sums_exactly_and_states_come_in_pairs(n: int, r: int) -> None:
+    made = matrices(n, r)
+    assert (len(made.at), len(made.at[0])) == (n, made.alpha)
+    assert (len(made.g), len(made.g[0])) == (made.alpha, r)
+    assert (len(made.bt), len(made.bt[0])) == (made.alpha, made.alpha)
+    for seed in range(5):
+        numbers = rationals(made.alpha + r, seed)
+        data, taps = numbers[: made.alpha], numbers[made.alpha :]
+        assert transformed(made, taps, data) == correlated(taps, data)
+    assert made.paired
+    for k in range(made.alpha // 2 - 1):  # the statement of the symmetry, element by element
+        one, two = 2 * k + 1, 2 * k + 2
+        assert all(made.bt[two][j] == (-1) ** j * made.bt[one][j] for j in range(made.alpha))
+        assert all(made.g[two][j] == (-1) ** j * made.g[one][j] for j in range(r))
+        assert all(made.at[i][two] == (-1) ** i * made.at[i][one] for i in range(n))
+
+
+POINTS = st.fractions(-5, 5, max_denominator=7)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 7), st.integers(1, 7), st.data())
+def test_any_distinct_points_give_the_sums_exactly(n: int, r: int, draw: st.DataObject) -> None:
+    count = n + r - 2
+    points = draw.draw(st.lists(POINTS, min_size=count, max_size=count, unique=True))
+    numbers = draw.draw(
+        st.lists(st.fractions(-9, 9, max_denominator=9), min_size=n + 2 * r - 1, max_size=n + 2 * r - 1)
+    )
+    data, taps = numbers[: n + r - 1], numbers[n + r - 1 :]
+    assert transformed(matrices(n, r, points), taps, data) == correlated(taps, data)
+
+
+def test_points_that_are_no_pairs_give_no_paired_states() -> None:
+    assert matrices(2, 3, [0, Fraction(1, 3), Fraction(-1, 3)]).paired
+    assert not matrices(2, 3, [0, 1, 2]).paired
+    assert not matrices(2, 3, [1, 0, -1]).paired
+    assert not matrices(3, 4, [0, 1, 2, -1, -2]).paired
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.integers(0, 300), st.integers(1, 11), st.lists(st.sampled_from(sorted(WIDTHS)), max_size=3, unique=True))
+def test_segments_cover_a_row_once(q: int, r: int, states: list[int]) -> None:
+    cut = segments(q, r, states)
+    column = 0
+    for segment in cut:
+        assert segment.first == column and segment.tiles > 0
+        assert segment.alpha == 1 == segment.n or (r in WIDTHS[segment.alpha] and segment.alpha in states)
+        assert segment.alpha == 1 or segment.n == segment.alpha + 1 - r
+        column += segment.columns
+    assert column == q
+    order = [segment.alpha for segment in cut if segment.alpha > 1]
+    assert order == [alpha for alpha in states if alpha in order]
+    # What is left to plain sums is less than any tile allowed here.
+    allowed = [alpha + 1 - r for alpha in states if r in WIDTHS[alpha]]
+    assert not allowed or sum(s.columns for s in cut if s.alpha == 1) < min(allowed)
+
+
+@pytest.mark.parametrize(
+    ("q", "r", "states", "expected"),
+    [
+        (7, 3, (8, 4), [(8, 6, 0, 1), (1, 1, 6, 1)]),
+        (16, 3, (8, 4), [(8, 6, 0, 2), (4, 2, 12, 2)]),
+        (12, 2, (8, 4), [(8, 7, 0, 1), (4, 3, 7, 1), (1, 1, 10, 2)]),
+        (14, 5, (8, 4), [(8, 4, 0, 3), (1, 1, 12, 2)]),
+        (13, 7, (8, 4), [(8, 2, 0, 6), (1, 1, 12, 1)]),
+        (35, 7, (16, 8), [(16, 10, 0, 3), (8, 2, 30, 2), (1, 1, 34, 1)]),
+        (26, 9, (16, 8), [(16, 8, 0, 3), (1, 1, 24, 2)]),
+        (5, 9, (8, 4), [(1, 1, 0, 5)]),
+        (0, 3, (8, 4), []),
+    ],
+)
+def test_segments_take_the_first_states_first(
+    q: int, r: int, states: tuple[int, ...], expected: list[tuple[int, int, int, int]]
+) -> None:
+    assert [(s.alpha, s.n, s.first, s.tiles) for s in segments(q, r, states)] == expected
+
+
+def test_segments_refuse_what_makes_no_sense() -> None:
+    with pytest.raises(ValueError, match="q=-1"):
+        segments(-1, 3)
+    with pytest.raises(ValueError, match="r=0"):
+        segments(8, 0)
+    with pytest.raises(ValueError, match="6 is not one of 4, 8, 16"):
+        segments(8, 3, (8, 6))
