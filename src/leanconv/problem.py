@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
@@ -29,6 +29,11 @@ class ConvProblem:
 
     Layout ``NCHW`` means x is N·C·H·W, w is K·(C/groups)·R·S and y is N·K·P·Q; ``NHWC`` means x is N·H·W·C,
     w is K·R·S·(C/groups) and y is N·P·Q·K. All of them are contiguous.
+
+    Operation ``dgrad`` is the gradient of that with respect to its input. All numbers are those of the forward layer;
+    the arrays are x, the gradient of the layer's output (of the shape of its y), w, and y, the gradient of its input
+    (of the shape of its x). There is no bias and no activation:
+    ``y[n,c,h,w] = sum over k,r,s of w[k,c,r,s] * x[n,k,p,q]`` where ``p*stride - top + r*dilation = h``, as for q.
     """
 
     n: int
@@ -39,7 +44,7 @@ class ConvProblem:
     r: int
     s: int
     stride: tuple[int, int] = (1, 1)
-    #: top, bottom, left, right, in pixels
+    #: top, bottom, left, right, in pixels; negative only in problems made by ``as_forward`` and its like
     padding: tuple[int, int, int, int] = (0, 0, 0, 0)
     dilation: tuple[int, int] = (1, 1)
     groups: int = 1
@@ -74,8 +79,8 @@ class ConvProblem:
 
     @property
     def x_shape(self) -> tuple[int, int, int, int]:
-        """Shape of the input array as it lies in memory."""
-        return (self.n, self.c, self.h, self.w) if self.layout == "NCHW" else (self.n, self.h, self.w, self.c)
+        """Shape of the array that the operation reads beside the filters, as it lies in memory."""
+        return self._layer_output if self.op == "dgrad" else self._layer_input
 
     @property
     def w_shape(self) -> tuple[int, int, int, int]:
@@ -85,12 +90,38 @@ class ConvProblem:
 
     @property
     def y_shape(self) -> tuple[int, int, int, int]:
-        """Shape of the output array as it lies in memory."""
+        """Shape of the array that the operation writes, as it lies in memory."""
+        return self._layer_input if self.op == "dgrad" else self._layer_output
+
+    @property
+    def _layer_input(self) -> tuple[int, int, int, int]:
+        return (self.n, self.c, self.h, self.w) if self.layout == "NCHW" else (self.n, self.h, self.w, self.c)
+
+    @property
+    def _layer_output(self) -> tuple[int, int, int, int]:
         return (self.n, self.k, self.p, self.q) if self.layout == "NCHW" else (self.n, self.p, self.q, self.k)
+
+    def as_forward(self) -> ConvProblem:
+        """The forward convolution that computes this gradient of a layer of unit stride.
+
+        Its input is the gradient of the layer's output, its output the gradient of the layer's input; its filters are
+        the layer's with input and output channels of a group exchanged and rows and columns reversed. Padding is
+        ``dilation * (r - 1) - top``, and so on: negative where the layer pads by more than its filter reaches, which
+        means that windows begin inside the image. Raises ValueError unless this is ``dgrad`` with stride (1, 1).
+        """
+        if self.op != "dgrad" or self.stride != (1, 1):
+            raise ValueError(f"op={self.op!r} with stride={self.stride} is no forward convolution")
+        reach = [d * (extent - 1) for d, extent in zip(self.dilation, (self.r, self.s), strict=True)]
+        top, bottom, left, right = self.padding
+        padding = (reach[0] - top, reach[0] - bottom, reach[1] - left, reach[1] - right)
+        return replace(self, op="fprop", c=self.k, h=self.p, w=self.q, k=self.c, padding=padding)
 
     @property
     def flops(self) -> int:
-        """Operations of the direct convolution, a multiply-add counted as two; padding is counted as work."""
+        """Operations of the direct convolution, a multiply-add counted as two; padding is counted as work.
+
+        A gradient takes each product of the forward layer once, so its count is the same.
+        """
         return 2 * self.n * self.k * self.p * self.q * self.group_c * self.r * self.s
 
     @property

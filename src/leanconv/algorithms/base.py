@@ -168,9 +168,9 @@ def has_wide_tensors(problem: ConvProblem) -> bool:
 def conv_constants(problem: ConvProblem) -> Constants:
     """The ``Problem`` struct of a convolution kernel: everything but the batch, which stays an argument.
 
-    ``padded``: some window leaves the image. ``wide``: offsets in bytes need more than 32 bits. ``vector_store``: four
-    outputs adjacent in memory, counted from the start of an image (NCHW) or a pixel's filter group (NHWC), never
-    straddle its end.
+    ``padded``: some window leaves the image; with negative padding the first one begins inside it. ``wide``: offsets in
+    bytes need more than 32 bits. ``vector_store``: four outputs adjacent in memory, counted from the start of an image
+    (NCHW) or a pixel's filter group (NHWC), never straddle its end.
     """
     p, q = problem.p, problem.q
     top, _, left, _ = problem.padding

@@ -193,8 +193,11 @@ def _nchw(problem: ConvProblem, array: np.ndarray) -> np.ndarray:
 
 
 def _padded(problem: ConvProblem, image: np.ndarray) -> np.ndarray:
-    top, bottom, left, right = problem.padding
-    return np.pad(image, ((0, 0), (top, bottom), (left, right)))
+    """The image (channels, h, w) with zeros around it; where padding is negative, without its outermost pixels."""
+    around = [max(0, pixels) for pixels in problem.padding]
+    top, bottom, left, right = (max(0, -pixels) for pixels in problem.padding)
+    inside = image[:, top : max(top, problem.h - bottom), left : max(left, problem.w - right)]
+    return np.pad(inside, ((0, 0), (around[0], around[1]), (around[2], around[3])))
 
 
 def _seen(problem: ConvProblem, image: np.ndarray, r: int, s: int) -> np.ndarray:
