@@ -129,7 +129,7 @@ class HostDevice:
         self.executables = 0
 
     def compiled(self, plan: Plan) -> list[Compiled]:
-        return [Compiled(b"", each.symbol, self.target.arch, 96, 0, 0) for each in plan.launches]
+        return [Compiled(b"", each.symbol, self.target.arch, 96, 0, 0) for each in plan.every_launch]
 
     def executable(self, plan: Plan) -> launch.Executable:
         problem = self.problems[plan]

@@ -50,9 +50,10 @@ def run_on_gpu(plan: Plan, values: dict[str, Any]) -> None:
         for name, array in arrays.items():
             pointers[name] = device.allocate(array.nbytes)
             device.upload(pointers[name], array)
-        if plan.workspace_bytes:
-            pointers["workspace"] = device.allocate(plan.workspace_bytes)
-            device.upload(pointers["workspace"], np.full(plan.workspace_bytes, 0xFF, np.uint8))
+        for name, nbytes in (("workspace", plan.workspace_bytes), ("prepared", plan.prepared_bytes)):
+            if nbytes:
+                pointers[name] = device.allocate(nbytes)
+                device.upload(pointers[name], np.full(nbytes, 0xFF, np.uint8))
         given = {**{name: v for name, v in values.items() if v is not None}, **pointers}
         device.executable(plan)(0, [given.get(name, 0) for name in BOUND_NAMES])
         device.download(arrays["y"], pointers["y"])

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from leanconv.problem import BORDERS, ConvProblem, FilterProblem
 from leanconv.registry import ALGORITHMS
 from leanconv.runtime.compile import KERNELS, source
+from leanconv.runtime.launch import BOUND_NAMES
 
 ARITHMETIC = settings(max_examples=200, derandomize=True, deadline=None, database=None)
 KERNEL = settings(
@@ -30,7 +31,7 @@ KERNEL = settings(
 )
 CONV_ALGORITHMS = [a for a in ALGORITHMS if a.solves is ConvProblem]
 FILTER_ALGORITHMS = [a for a in ALGORITHMS if a.solves is FilterProblem]
-BOUND = {"x", "w", "bias", "y", "workspace", "value", "delta"}
+BOUND = set(BOUND_NAMES)
 
 
 def each(algorithms):
@@ -118,8 +119,10 @@ def check_plan(algorithm, problem, target):
     for config in configs[:3] + configs[-1:]:
         plan = algorithm.plan(problem, config, target)
         assert plan == algorithm.plan(problem, config, target) and hash(plan) == hash(plan)
-        assert plan.launches and plan.workspace_bytes >= 0
-        for launch in plan.launches:
+        assert plan.launches and plan.workspace_bytes == algorithm.workspace_bytes(problem) >= 0
+        assert plan.prepared_bytes == algorithm.prepared_bytes(problem) >= 0
+        assert bool(plan.prepare) == bool(plan.prepared_bytes)
+        for launch in plan.every_launch:
             assert 0 < launch.grid < 2**31
             assert launch.block % 32 == 0 and 32 <= launch.block <= 1024
             assert 1 <= launch.cluster <= (8 if target.clusters else 1) and launch.grid % launch.cluster == 0
@@ -127,8 +130,10 @@ def check_plan(algorithm, problem, target):
             assert 0 <= launch.shared_bytes <= target.shared_per_block
             assert (KERNELS / launch.header).is_file() and launch.symbol.isidentifier()
             bound = {a.name for a in launch.arguments if a.value is None}
-            assert {"y", "workspace"} & bound and bound <= BOUND
+            assert {"y", "workspace", "prepared"} & bound and bound <= BOUND
             assert ("workspace" not in bound) or plan.workspace_bytes > 0
+            assert ("prepared" not in bound) or plan.prepared_bytes > 0
+            assert (launch not in plan.prepare) or bound == {"w", "prepared"}
             for constants in (launch.problem, launch.tuning):
                 names = [name for name, _ in constants]
                 assert len(set(names)) == len(names) and all(name.isidentifier() for name in names)

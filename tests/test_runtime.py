@@ -211,8 +211,8 @@ def a_launch(**more: Any) -> Launch:
 def test_arguments_reach_the_kernel_by_type_and_name() -> None:
     start = Launched("PqPfifPdI?")
     run = launch.make_launcher(start, pytest.fail, [(0xF00, a_launch())])
-    run(5, (2**47 + 16, 1, 0, 2**46, 3, 1.5, -0.25))
-    run(6, (32, 1, 64, 48, 3, float("inf"), 0))
+    run(5, (2**47 + 16, 1, 0, 2**46, 3, 5, 1.5, -0.25))
+    run(6, (32, 1, 64, 48, 3, 5, float("inf"), 0))
     assert start.calls == [
         ((0xF00, 7, 1, 1, 128, 1, 1, 999), 5, (2**47 + 16, 2**40 + 1, 2**46, 1.5, -3, -0.25, 0, 0.1, 2**32 - 1, True)),
         ((0xF00, 7, 1, 1, 128, 1, 1, 999), 6, (32, 2**40 + 1, 48, float("inf"), -3, 0.0, 64, 0.1, 2**32 - 1, True)),
@@ -222,14 +222,14 @@ def test_arguments_reach_the_kernel_by_type_and_name() -> None:
 def test_integer_scalars() -> None:
     start = Launched("ii")
     made = Launch("f.cuh", "f", (), (), (Argument("int", "value"), Argument("int", "delta")), grid=1, block=32)
-    launch.make_launcher(start, pytest.fail, [(1, made)])(0, (0, 0, 0, 0, 0, -(2**31), 7))
+    launch.make_launcher(start, pytest.fail, [(1, made)])(0, (0, 0, 0, 0, 0, 0, -(2**31), 7))
     assert start.calls[0][2] == (-(2**31), 7)
 
 
 def test_a_launch_inside_a_launch_has_its_own_arguments() -> None:
     # a signal handler or a finaliser may call in while a launch is under way
     start = Launched("PqPfifPdI?")
-    values = [16, 0, 0, 32, 0, 0.0, 0.0]
+    values = [16, 0, 0, 32, 0, 0, 0.0, 0.0]
 
     def nested(*arguments: Any) -> int:
         if len(start.calls) < 3:
@@ -250,7 +250,7 @@ def test_threads_do_not_mix_their_arguments() -> None:
     def many(thread: int) -> None:
         for i in range(500):
             at = (thread << 32) + 16 * i
-            run(thread, (at, 0, at + 1, at + 2, 0, 0.0, 0.0))
+            run(thread, (at, 0, at + 1, at + 2, 0, 0, 0.0, 0.0))
 
     threads = [threading.Thread(target=many, args=(i,)) for i in range(1, 5)]
     for thread in threads:
@@ -265,7 +265,7 @@ def test_threads_do_not_mix_their_arguments() -> None:
 def test_a_failing_launch_is_told() -> None:
     codes: list[Any] = []
     made = a_launch()
-    launch.make_launcher(lambda *a: 719, lambda *told: codes.append(told), [(1, made)])(0, (0,) * 7)
+    launch.make_launcher(lambda *a: 719, lambda *told: codes.append(told), [(1, made)])(0, (0,) * 8)
     assert codes == [(719, made)]
 
 
@@ -282,7 +282,7 @@ def test_several_launches_share_the_values_of_a_call() -> None:
         return readers[function.value](function, *rest)
 
     run = launch.make_launcher(start, pytest.fail, [(1, first), (2, second)])
-    run(0x51, (16, 0, 0, 32, 48, 0, 0))
+    run(0x51, (16, 0, 0, 32, 48, 64, 0, 0))
     assert seen == [1, 2]
     assert readers[1].calls == [((1, 3, 1, 1, 64, 1, 1, 0), 0x51, (16, 48))]
     assert readers[2].calls == [((2, 4, 1, 1, 96, 1, 1, 0), 0x51, (9, 32, 48))]

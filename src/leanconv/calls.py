@@ -18,7 +18,7 @@ from leanconv.algorithms.base import Config, CpuAlgorithm, GpuAlgorithm, Plan
 from leanconv.problem import ITEM_BYTES, ConvProblem, FilterProblem, Problem
 from leanconv.runtime import launch
 from leanconv.runtime.arrays import NUMPY, Arrays, NumpyArrays, Shape, overlaps, share_memory
-from leanconv.runtime.launch import Device, Executable
+from leanconv.runtime.launch import ALIGNMENT, Device, Executable
 
 
 class Call(Protocol):
@@ -50,7 +50,7 @@ def choose_config(algorithm: GpuAlgorithm, problem: Problem, device: Device) -> 
 
 def ready(problem: Problem, device_index: int, algorithm: str, limit: int | None = None) -> Ready:
     """Choose, plan, compile and load; the next time it is a look-up. ``limit`` is that of `registry.choose`."""
-    key = (problem, device_index, algorithm, registry.workspace_limit(algorithm, limit))
+    key = (problem, device_index, algorithm, limit)
     found = _ready.get(key)
     if found is None:
         with _lock:
@@ -66,7 +66,7 @@ def ready(problem: Problem, device_index: int, algorithm: str, limit: int | None
 
 def is_ready(problem: Problem, device_index: int, algorithm: str, limit: int | None = None) -> bool:
     """Whether the problem has been compiled and loaded in this process."""
-    return (problem, device_index, algorithm, registry.workspace_limit(algorithm, limit)) in _ready
+    return (problem, device_index, algorithm, limit) in _ready
 
 
 def forget() -> None:
@@ -151,10 +151,16 @@ class GpuCall:
         self._shapes = tuple(((), ()) if array is None else (array.shape, arrays.strides(array)) for array in given)
         self._run = None if ready is None else ready.run
         workspace = 0 if ready is None else ready.plan.workspace_bytes
-        self._make_workspace = arrays.maker((-(-workspace // 4),), "float32", device) if workspace else None
+        prepared = 0 if ready is None else ready.plan.prepared_bytes
+        # one allocation for both: workspace first, then what is prepared
+        self._prepared_offset = -(-workspace // ALIGNMENT) * ALIGNMENT if prepared else None
+        scratch = (self._prepared_offset or workspace) + prepared
+        self._make_scratch = arrays.maker((-(-scratch // 4),), "float32", device) if scratch else None
 
-    def __call__(self, x: Any, w: Any, bias: Any, out: Any, value: float = 0, delta: float = 0) -> Any:
-        """See Call."""
+    def __call__(
+        self, x: Any, w: Any, bias: Any, out: Any, value: float = 0, delta: float = 0, prepared_at: int = 0
+    ) -> Any:
+        """See Call. ``prepared_at`` is where a plan finds prepared what it does not prepare itself."""
         if self._gradients:
             for array in (x, w, bias, out):
                 if array is not None:
@@ -169,7 +175,7 @@ class GpuCall:
         if out is None or not self._out_direct:
             y = self._make()
         if self._run is not None:
-            # NOTE: copies and workspace must stay bound to names until the launch; freed earlier, their memory could
+            # NOTE: copies and scratch must stay bound to names until the launch; freed earlier, their memory could
             # be reused. Freed later it is safe, since the allocators follow the stream: what takes the memory next
             # runs behind the launch. In a capture PyTorch takes it from the graph's own pool, which lives as long as
             # the graph; CuPy has no such pool
@@ -177,10 +183,12 @@ class GpuCall:
                 x, w, bias = self._copy(x, w, bias)
                 x_at, w_at, bias_at = pointer(x), pointer(w), 0 if bias is None else pointer(bias)
             workspace_at = 0
-            if self._make_workspace is not None:
-                workspace = self._make_workspace()
-                workspace_at = pointer(workspace)
-            self._run(self._stream(), (x_at, w_at, bias_at, pointer(y), workspace_at, value, delta))
+            if self._make_scratch is not None:
+                scratch = self._make_scratch()
+                workspace_at = pointer(scratch)
+                if self._prepared_offset is not None:
+                    prepared_at = workspace_at + self._prepared_offset
+            self._run(self._stream(), (x_at, w_at, bias_at, pointer(y), workspace_at, prepared_at, value, delta))
         if out is None or y is out:
             return y
         self._arrays.assign(out, y)
@@ -220,7 +228,7 @@ class HostOnGpuCall:
             operands = {"x": plain(x), "w": plain(w)} | ({} if bias is None else {"bias": plain(bias)})
             launch.run_on_host_arrays(
                 self._ready.device, self._ready.run, operands, y, self._ready.plan.workspace_bytes,
-                {"value": value, "delta": delta},
+                {"value": value, "delta": delta}, self._ready.plan.prepared_bytes,
             )  # fmt: skip
         if out is None or y is out:
             return y

@@ -175,8 +175,9 @@ def _time_on_gpu(problem: Problem, name: str, inputs: dict[str, np.ndarray], y: 
             pointers[key] = made.device.allocate(array.nbytes)
             made.device.upload(pointers[key], array)
         pointers["y"] = made.device.allocate(y.nbytes)
-        if made.plan.workspace_bytes:
-            pointers["workspace"] = made.device.allocate(made.plan.workspace_bytes)
+        for key, nbytes in (("workspace", made.plan.workspace_bytes), ("prepared", made.plan.prepared_bytes)):
+            if nbytes:
+                pointers[key] = made.device.allocate(nbytes)
         values = [pointers.get(key, 0) for key in launch.BOUND_NAMES]
         return time_gpu(lambda: made.run(0, values), cold=isinstance(problem, FilterProblem), budget_s=budget_s)
     finally:

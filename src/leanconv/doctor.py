@@ -162,7 +162,7 @@ def _compiler(target: Target, needed: bool) -> Finding:
     try:
         version = cache.compiler_version()
         begin = time.perf_counter()
-        for each in plan.launches:
+        for each in plan.every_launch:
             compiler.compile_launch(each, target.arch)
     except CudaUnavailableError as error:
         text = str(error) if needed else "NVRTC or cuda-core is not installed, and without a GPU neither is needed"

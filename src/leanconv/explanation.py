@@ -33,6 +33,8 @@ class Explanation:
     #: a line for each kernel, where it has been compiled: registers, spilled bytes, grid
     kernels: tuple[str, ...] = ()
     workspace_bytes: int = 0
+    #: bytes of what is made of the filters alone; `prepare_weights` keeps it
+    prepared_bytes: int = 0
     #: bytes of workspace that were allowed; None is no limit
     workspace_limit: int | None = None
     others: dict[str, tuple[str, ...]] = field(default_factory=dict)
@@ -40,7 +42,8 @@ class Explanation:
     def __str__(self) -> str:
         lines = [str(self.problem), f"  on   {self.where}", f"  runs {self.chosen or 'nothing'}: {self.why}"]
         if self.config:
-            lines.append(f"  with {self.config}, workspace {self.workspace_bytes} bytes ({self._limit()})")
+            prepared = f", prepared filters {self.prepared_bytes} bytes" if self.prepared_bytes else ""
+            lines.append(f"  with {self.config}, workspace {self.workspace_bytes} bytes{prepared} ({self._limit()})")
         elif self.workspace_limit:
             lines.append(f"  with {self._limit()}")
         lines += [f"       {kernel}" for kernel in self.kernels]
@@ -130,7 +133,7 @@ def _choose(problem: Problem, name: str, candidates: Sequence[A], limit: int | N
         return None, "nothing can run it" if name == "auto" else f"algorithm={name!r} cannot run it"
     if name != "auto":
         return chosen, "it was asked for"
-    able = [a for a in candidates if isinstance(problem, a.solves) and not a.reasons(problem, limit)]
+    able = [a for a in candidates if isinstance(problem, a.solves) and not registry.reasons(a, problem, name, limit)]
     if len(able) == 1:
         return chosen, "it is the only one that can"
     if sum(a.cost(problem) == chosen.cost(problem) for a in able) > 1:
@@ -139,13 +142,13 @@ def _choose(problem: Problem, name: str, candidates: Sequence[A], limit: int | N
 
 
 def _others(
-    problem: Problem, chosen: Algorithm | None, candidates: Sequence[Algorithm], limit: int | None
+    problem: Problem, name: str, chosen: Algorithm | None, candidates: Sequence[Algorithm], limit: int | None
 ) -> dict[str, tuple[str, ...]]:
     found = {}
     for a in candidates:
         if a is chosen or not isinstance(problem, a.solves):
             continue
-        reasons = tuple(a.reasons(problem, limit))
+        reasons = tuple(registry.reasons(a, problem, name, limit))
         if not reasons:
             cost, best = a.cost(problem), chosen.cost(problem) if chosen else 0
             slower = f", and is expected to take {cost / best:.1f} times as long" if best and cost > best else ""
@@ -157,20 +160,21 @@ def _others(
 
 
 def _on_cpu(problem: Problem, name: str, limit: int | None) -> Explanation:
-    limit = registry.workspace_limit(name, limit)
     chosen, why = _choose(problem, name, registry.CPU_ALGORITHMS, limit)
-    others = _others(problem, chosen, registry.CPU_ALGORITHMS, limit)
-    where = "NumPy engine on the CPU"
-    return Explanation(problem, where, chosen.name if chosen else None, why, workspace_limit=limit, others=others)
+    return Explanation(
+        problem, "NumPy engine on the CPU", chosen.name if chosen else None, why,
+        workspace_limit=registry.workspace_limit(name, limit),
+        others=_others(problem, name, chosen, registry.CPU_ALGORITHMS, limit),
+    )  # fmt: skip
 
 
 def _on_gpu(problem: Problem, index: int, name: str, limit: int | None, compile_now: bool) -> Explanation:
-    limit = registry.workspace_limit(name, limit)
     chosen, why = _choose(problem, name, registry.ALGORITHMS, limit)
     told: dict[str, Any] = {
-        "workspace_limit": limit,
+        "workspace_limit": registry.workspace_limit(name, limit),
         "workspace_bytes": chosen.workspace_bytes(problem) if chosen else 0,
-        "others": _others(problem, chosen, registry.ALGORITHMS, limit),
+        "prepared_bytes": chosen.prepared_bytes(problem) if chosen else 0,
+        "others": _others(problem, name, chosen, registry.ALGORITHMS, limit),
     }
     try:
         device = launch.open_device(index)
@@ -187,8 +191,6 @@ def _on_gpu(problem: Problem, index: int, name: str, limit: int | None, compile_
         kernels = tuple(
             f"{each.symbol}: {code.registers} registers, {code.spill_bytes} bytes spilled, {each.grid} blocks of "
             f"{each.block} threads, {each.shared_bytes} bytes of shared memory"
-            for each, code in zip(plan.launches, device.compiled(plan), strict=True)
+            for each, code in zip(plan.every_launch, device.compiled(plan), strict=True)
         )
-    return Explanation(
-        problem, where, chosen.name, why, str(config), kernels, **{**told, "workspace_bytes": plan.workspace_bytes}
-    )  # fmt: skip
+    return Explanation(problem, where, chosen.name, why, str(config), kernels, **told)

@@ -40,10 +40,18 @@ def workspace_limit(name: str, given: int | None) -> int | None:
     return 0 if given is None and name == "auto" else given
 
 
+def reasons(algorithm: Algorithm, problem: Problem, name: str, given: int | None) -> list[str]:
+    """Why ``algorithm`` is no answer to the choice of ``name`` under a limit of ``given`` bytes.
+
+    Bytes that a caller gives hold for prepared filters too; the 0 of ``auto`` is for the workspace alone.
+    """
+    return algorithm.reasons(problem, workspace_limit(name, given), count_prepared=given is not None)
+
+
 def choose(problem: Problem, name: str, candidates: Sequence[A], limit: int | None = None) -> A:
     """The cheapest of ``candidates`` that can run ``problem``, the first among equals, or the one called ``name``.
 
-    None of them takes more workspace than `workspace_limit` says for ``limit`` bytes.
+    None of them takes more memory than `reasons` allows for ``limit`` bytes.
 
     Raises ValueError for an unknown name, NoAlgorithmError where nothing fits or the named one does not.
     """
@@ -53,10 +61,9 @@ def choose(problem: Problem, name: str, candidates: Sequence[A], limit: int | No
         if not relevant:
             names = ", ".join(repr(a.name) for a in candidates if isinstance(problem, a.solves))
             raise ValueError(f"algorithm={name!r} is not known here; choose 'auto' or one of {names}")
-    limit = workspace_limit(name, limit)
-    able = [a for a in relevant if not a.reasons(problem, limit)]
+    able = [a for a in relevant if not reasons(a, problem, name, limit)]
     if able:
         return min(able, key=lambda a: a.cost(problem))
     lines = [f"no algorithm can run {problem}:"]
-    lines += [f"  {a.name}: {'; '.join(a.reasons(problem, limit))}" for a in relevant]
+    lines += [f"  {a.name}: {'; '.join(reasons(a, problem, name, limit))}" for a in relevant]
     raise NoAlgorithmError("\n".join(lines))

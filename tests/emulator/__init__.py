@@ -5,10 +5,11 @@
     run_plan(plan, {"x": x, "w": w, "bias": bias, "y": y, "n": 2})   # fills y in place
 
 ``plan`` is what ``Algorithm.plan`` returns; an argument without a fixed value is taken from ``arrays`` by its name
-(an array, a number, or None for a null pointer; ``workspace`` is made by itself). Bytes outside an array are fenced:
-touching them raises EmulatorError with the sanitizer's report, as do a misaligned vector access, integer overflow,
-cp.async rules broken, threads that part at a barrier or shuffle. A block runs in three thread orders (see runtime.cpp),
-whose results must agree to the last bit, so that a missing barrier shows. Shared memory starts as NaN in each block.
+(an array, a number, or None for a null pointer; ``workspace`` and ``prepared`` are made by themselves). Bytes outside
+an array are fenced: touching them raises EmulatorError with the sanitizer's report, as do a misaligned vector access,
+integer overflow, cp.async rules broken, threads that part at a barrier or shuffle. A block runs in three thread orders
+(see runtime.cpp), whose results must agree to the last bit, so that a missing barrier shows. Shared memory starts as
+NaN in each block.
 The blocks of a cluster are alive at the same time; the other blocks are played one after the other.
 ``python -m pytest tests/test_emulator.py`` shows each check at work. ``run_source`` takes a unit as text.
 Built programs are kept in $XDG_CACHE_HOME/leanconv-emulator (~/.cache), named by everything that went into them.
@@ -280,14 +281,15 @@ def run_plan(
     orders: Sequence[str] = ORDERS,
     offsets: Mapping[str, int] | None = None,
 ) -> None:
-    """Play the launches of ``plan`` one after the other; output arrays are filled in place.
+    """Play the launches of ``plan`` one after the other, those that prepare first; output arrays are filled in place.
 
     ``arrays`` has the arguments by name; ``kernels`` is the folder of kernel headers. Raises EmulatorError when a
     kernel misbehaves or when its result depends on the thread order, EmulatorBuildError when it does not compile.
     """
     values = dict(arrays)
-    values.setdefault("workspace", np.full(plan.workspace_bytes, 0xFF, np.uint8) if plan.workspace_bytes else None)
-    for launch in plan.launches:
+    for name, nbytes in (("workspace", plan.workspace_bytes), ("prepared", plan.prepared_bytes)):
+        values.setdefault(name, np.full(nbytes, 0xFF, np.uint8) if nbytes else None)
+    for launch in plan.every_launch:
         run_launch(launch, values, kernels=kernels, orders=orders, offsets=offsets)
 
 

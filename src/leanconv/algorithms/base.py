@@ -37,7 +37,8 @@ class Argument:
     """One kernel parameter.
 
     ``ctype`` is its C++ type. With ``value`` None it is bound by name at each call (``x``, ``w``, ``bias``, ``y``,
-    ``workspace``, ``value``, ``delta``); otherwise it is a number that the plan fixes without compiling it in.
+    ``workspace``, ``prepared``, ``value``, ``delta``); otherwise it is a number that the plan fixes without compiling
+    it in.
     """
 
     ctype: str
@@ -74,10 +75,21 @@ class Launch:
 
 @dataclass(frozen=True)
 class Plan:
-    """The launches that compute a problem, in order, and the scratch memory they share."""
+    """The launches that compute a problem, in order, and the scratch memory they share.
+
+    ``prepare`` runs before ``launches``, reads nothing but ``w`` and writes nothing but ``prepared``, which
+    ``launches`` only read: done once, it serves every later call with the same filters.
+    """
 
     launches: tuple[Launch, ...]
     workspace_bytes: int = 0
+    prepare: tuple[Launch, ...] = ()
+    prepared_bytes: int = 0
+
+    @property
+    def every_launch(self) -> tuple[Launch, ...]:
+        """What a call runs that finds nothing prepared."""
+        return self.prepare + self.launches
 
 
 @dataclass(frozen=True)
@@ -108,17 +120,29 @@ class Algorithm(ABC):
         """Bytes of scratch memory it takes on ``problem``."""
         return 0
 
-    def reasons(self, problem: Problem, workspace_limit: int | None = None) -> list[str]:
-        """``why_not`` and the limits that all algorithms share: kind of problem, precision, bytes of workspace."""
+    def prepared_bytes(self, problem: Any) -> int:
+        """Bytes of what it makes of the filters alone, which may be kept between calls: no workspace."""
+        return 0
+
+    def reasons(
+        self, problem: Problem, workspace_limit: int | None = None, *, count_prepared: bool = True
+    ) -> list[str]:
+        """``why_not`` and the limits that all algorithms share: kind of problem, precision, bytes of memory.
+
+        ``workspace_limit`` bytes hold for workspace and prepared filters together, or for the workspace alone.
+        """
         if not isinstance(problem, self.solves):
             return [f"it solves {self.solves.__name__}, not {type(problem).__name__}"]
         reasons = self.why_not(problem)
         precision = getattr(problem, "precision", "ieee")
         if PRECISIONS.index(self.tier) > PRECISIONS.index(precision):
             reasons = [*reasons, f"it keeps precision {self.tier!r}, and {precision!r} was asked for"]
-        needed = self.workspace_bytes(problem) if not reasons and workspace_limit is not None else 0
-        if workspace_limit is not None and needed > workspace_limit:
-            reasons = [*reasons, f"it needs {needed} bytes of workspace, and workspace_limit is {workspace_limit}"]
+        if reasons or workspace_limit is None:
+            return reasons
+        workspace, prepared = self.workspace_bytes(problem), self.prepared_bytes(problem) if count_prepared else 0
+        if workspace + prepared > workspace_limit:
+            filters = f" and {prepared} of prepared filters" if prepared else ""
+            reasons = [f"it needs {workspace} bytes of workspace{filters}, and workspace_limit is {workspace_limit}"]
         return reasons
 
     def cost(self, problem: Any) -> float:

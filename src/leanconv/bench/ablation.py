@@ -107,7 +107,7 @@ def _candidate(variant: Variant, problem: ConvProblem, operands: Operands, gpu: 
     x, w, bias = operands.x(problem.layout), operands.w(problem.layout), operands.bias
     y = operands.output(problem.layout)
     workspace = _scratch(plan.workspace_bytes, operands.gpu)
-    arrays = (x, w, bias, y, workspace)
+    arrays = (x, w, bias, y, workspace, None)
     values = [*(0 if array is None else _pointer(array) for array in arrays), 0, 0]
 
     def call(held: tuple[Any, ...] = arrays) -> Any:
@@ -184,6 +184,6 @@ def _time_transform(problem: ConvProblem, budget_s: float) -> dict[str, Any]:
     run = device.executable(Plan(plan.launches[:1], plan.workspace_bytes))
     x = torch.randn(problem.x_shape, device="cuda")
     workspace = _scratch(plan.workspace_bytes, gpu=True)
-    values = (x.data_ptr(), 0, 0, 0, workspace.data_ptr(), 0, 0)
+    values = (x.data_ptr(), 0, 0, 0, workspace.data_ptr(), 0, 0, 0)
     us = time_gpu(lambda: run(0, values), budget_s=budget_s).median_us
     return {"transform_us": round(us, 3), "transform_bytes": 4 * x.numel() + plan.workspace_bytes}

@@ -28,7 +28,7 @@ from leanconv.runtime.driver import CudaError, CudaUnavailableError, OutOfMemory
 Executable = Callable[[int, Sequence[int | float]], None]
 
 #: What a kernel argument may be called and bound to at a call, in the order in which values are passed.
-BOUND_NAMES = ("x", "w", "bias", "y", "workspace", "value", "delta")
+BOUND_NAMES = ("x", "w", "bias", "y", "workspace", "prepared", "value", "delta")
 
 #: Kernels may assume that every array starts at a multiple of this many bytes (one 128-bit load). NOTE: all but the
 #: image and the result of a filter, which may be crops of larger ones and start at any element.
@@ -42,10 +42,13 @@ class Device(Protocol):
     target: Target
 
     def executable(self, plan: Plan) -> Executable:
-        """The plan, compiled and loaded; its values are ordered as BOUND_NAMES, absent pointers are 0."""
+        """The plan, what it prepares included, compiled and loaded.
+
+        Values are ordered as BOUND_NAMES, absent pointers are 0.
+        """
 
     def compiled(self, plan: Plan) -> list[Compiled]:
-        """Machine code of each launch of the plan, with the compiler's figures."""
+        """Machine code of ``plan.every_launch``, with the compiler's figures."""
 
     def allocate(self, nbytes: int) -> int:
         """Pointer to new memory, aligned to ALIGNMENT. Raises OutOfMemoryError naming the bytes."""
@@ -136,14 +139,14 @@ class ArgumentBlock:
 
 
 def value_format(launches: Sequence[Launch]) -> str:
-    """How ``struct`` writes the values of a call into 8-byte slots: five pointers, and ``value`` and ``delta``."""
+    """How ``struct`` writes the values of a call into 8-byte slots: six pointers, and ``value`` and ``delta``."""
     codes = {"value": "f4x", "delta": "f4x"}
     for each in launches:
         for argument in each.arguments:
             if argument.value is None and "*" not in argument.ctype:
                 kind = slot_type(argument.ctype)
                 codes[argument.name] = f"{kind._type_}{8 - ctypes.sizeof(kind)}x"
-    return "=5Q" + codes["value"] + codes["delta"]
+    return "=6Q" + codes["value"] + codes["delta"]
 
 
 def make_launcher(
@@ -226,7 +229,7 @@ class CudaDevice:
 
     def compiled(self, plan: Plan) -> list[Compiled]:
         """Machine code of each launch, from disk or from NVRTC."""
-        return [cache.compiled(launch, self.target.arch) for launch in plan.launches]
+        return [cache.compiled(launch, self.target.arch) for launch in plan.every_launch]
 
     def _function(self, launch: Launch) -> int:
         name = cache.key(launch, self.target.arch)
@@ -256,7 +259,7 @@ class CudaDevice:
         loaded = []
         entered = self._enter()
         try:
-            for launch in plan.launches:
+            for launch in plan.every_launch:
                 if launch.grid > _MAX_GRID:
                     raise AssertionError(f"{launch.symbol}: a grid of {launch.grid} blocks exceeds {_MAX_GRID}")
                 if launch.grid:
@@ -344,6 +347,7 @@ def run_on_host_arrays(
     y: np.ndarray,
     workspace_bytes: int = 0,
     scalars: Mapping[str, float] | None = None,
+    prepared_bytes: int = 0,
 ) -> None:
     """Copy contiguous NumPy ``inputs`` to the device, run there on the default stream, and copy the result to ``y``."""
     pointers: dict[str, int] = {}
@@ -352,8 +356,9 @@ def run_on_host_arrays(
             pointers[name] = device.allocate(array.nbytes)
             device.upload(pointers[name], array)
         pointers["y"] = device.allocate(y.nbytes)
-        if workspace_bytes:
-            pointers["workspace"] = device.allocate(workspace_bytes)
+        for name, nbytes in (("workspace", workspace_bytes), ("prepared", prepared_bytes)):
+            if nbytes:
+                pointers[name] = device.allocate(nbytes)
         given = {**pointers, **(scalars or {})}
         run(0, [given.get(name, 0) for name in BOUND_NAMES])
         device.download(y, pointers["y"])
@@ -373,7 +378,9 @@ def run_plan(device: Device, plan: Plan, arrays: Mapping[str, np.ndarray], **sca
     For tests, tuning and the curious: it copies to the device and back, and waits.
     """
     inputs = {name: np.ascontiguousarray(array) for name, array in arrays.items() if name != "y"}
-    run_on_host_arrays(device, device.executable(plan), inputs, arrays["y"], plan.workspace_bytes, scalars)
+    run_on_host_arrays(
+        device, device.executable(plan), inputs, arrays["y"], plan.workspace_bytes, scalars, plan.prepared_bytes
+    )
 
 
 __all__ = ["BOUND_NAMES", "ArgumentBlock", "CudaDevice", "CudaError", "Device", "Executable", "open_device", "run_plan"]
