@@ -19,8 +19,8 @@ __device__ __forceinline__ void im2win(const float* __restrict__ workspace, cons
     constexpr bool dealt = !Problem::vector_store, nhwc = Problem::nhwc;
     using Filters = FilterLoader<Problem, Tuning, nhwc && dealt, true>;
     using Pixels = PixelLoaderAlong<Problem, Tuning, !nhwc && dealt, WindowTensor<Problem>>;
-    const FlatPixels<Problem> places{static_cast<Offset<Problem>>(batch) * (Problem::p * Problem::q)};
-    tiled_convolution<Problem, Tuning, dealt, !dealt, Filters, Pixels>(workspace, w, bias, y, places);
+    using Places = FlatPixels<Problem>;
+    tiled_convolution<Problem, Tuning, dealt, !dealt, Filters, Pixels, Places>(workspace, w, bias, y, batch);
 }
 
 }  // namespace leanconv

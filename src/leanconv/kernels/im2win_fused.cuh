@@ -20,7 +20,10 @@ namespace leanconv {
 template <class Problem>
 struct FragmentPixels {
     static constexpr int a_row = ceil_div(Problem::q, 4);
+    static_assert(Phase<Problem>::whole && Phase<Problem>::count == 1, "fragments are counted in whole rows");
     Offset<Problem> count;
+    __device__ __forceinline__ FragmentPixels(long long batch, const Phase<Problem>&)
+        : count(static_cast<Offset<Problem>>(batch) * Problem::p * (a_row * 4)) {}
     __device__ __forceinline__ Place place(Offset<Problem> pixel) const {
         const Offset<Problem> fragment = pixel / 4, line = fragment / a_row;
         const int q = static_cast<int>(fragment - line * a_row) * 4;
@@ -121,8 +124,8 @@ struct RunLoader {
     __device__ __forceinline__ int line_of(int i) const { return (first_pair + i) / R::chunks; }
     __device__ __forceinline__ bool exists(int i) const { return pairs % groups == 0 || first_pair + i < pairs; }
 
-    __device__ __forceinline__ RunLoader(const float* x, Offset<Problem> count, Offset<Problem> first, int group,
-                                         void* scratch, int first_step)
+    __device__ __forceinline__ RunLoader(const float* x, const FragmentPixels<Problem>& places, Offset<Problem> first,
+                                         int group, void* scratch, int first_step)
         : image(x), offsets(static_cast<B*>(scratch)), rows(reinterpret_cast<int*>(offsets + period)),
           first_pair(groups == 1 ? 0 : threadIdx.x / side_by_side * mine), next(first_step * R::lines),
           tap(next % period) {
@@ -142,7 +145,7 @@ struct RunLoader {
             for (int i = 0; i < mine; ++i) {
                 const int at = (first_pair + i) % R::chunks * 4;
                 const bool in_row = j + at >= 0 && j + at < Problem::w;
-                if (in_row && at + in_chunk < R::length && fragment * 4 < count) inside[c] |= 1u << i;
+                if (in_row && at + in_chunk < R::length && fragment * 4 < places.count) inside[c] |= 1u << i;
             }
         }
         for (int i = threadIdx.x; i < period; i += threads) {
@@ -197,9 +200,8 @@ __device__ __forceinline__ void im2win_fused(const float* __restrict__ x, const 
         static_assert(!Problem::nhwc, "in NHWC a row of a window is one run in memory");
         using Filters = FilterLoader<Problem, Tuning, false>;
         using Pixels = RunLoader<Problem, Tuning>;
-        const Offset<Problem> lines = static_cast<Offset<Problem>>(batch) * Problem::p;
-        const FragmentPixels<Problem> places{lines * FragmentPixels<Problem>::a_row * 4};
-        tiled_convolution<Problem, Tuning, false, Problem::q % 4 == 0, Filters, Pixels>(x, w, bias, y, places);
+        using Places = FragmentPixels<Problem>;
+        tiled_convolution<Problem, Tuning, false, Problem::q % 4 == 0, Filters, Pixels, Places>(x, w, bias, y, batch);
     } else {
         implicit_gemm<Problem, Tuning>(x, w, bias, y, batch);
     }

@@ -19,8 +19,7 @@ __device__ __forceinline__ void implicit_gemm(const float* __restrict__ x, const
     using Filters = FilterLoader<Problem, Tuning, nhwc && dealt>;
     using Pixels = typename Select<nhwc, PixelLoaderAlong<Problem, Tuning, false, ImageNHWC<Problem>>,
                                    PixelLoaderNCHW<Problem, Tuning, dealt>>::type;
-    const FlatPixels<Problem> places{static_cast<Offset<Problem>>(batch) * (Problem::p * Problem::q)};
-    tiled_convolution<Problem, Tuning, dealt, !dealt, Filters, Pixels>(x, w, bias, y, places);
+    tiled_convolution<Problem, Tuning, dealt, !dealt, Filters, Pixels, FlatPixels<Problem>>(x, w, bias, y, batch);
 }
 
 }  // namespace leanconv

@@ -26,7 +26,8 @@ __device__ __forceinline__ void store_four(float* to, const float (&v)[4], int s
     }
 }
 
-// Where output pixels lie in an NCHW tensor's first channel, and how many of four from there on are adjacent outputs.
+// Where an output pixel lies, counted in elements of an NCHW tensor's first filter, in pixels of an NHWC tensor; and how
+// many of four from there on are adjacent outputs that exist.
 struct Place {
     int64 offset;
     int count;
@@ -35,11 +36,26 @@ struct Place {
 // Pixels numbered in n-p-q order.
 template <class Problem>
 struct FlatPixels {
+    using P = Phase<Problem>;
+    P phase;
     Offset<Problem> count;
+
+    __device__ __forceinline__ FlatPixels(long long batch, const P& phase)
+        : phase(phase), count(static_cast<Offset<Problem>>(batch) * (Problem::p * Problem::q)) {}
+
     __device__ __forceinline__ Place place(Offset<Problem> pixel) const {
-        constexpr int image = Problem::p * Problem::q;
-        const Offset<Problem> n = pixel / image;
-        return {static_cast<int64>(n) * Problem::k * image + (pixel - n * image), pixel < count ? 4 : 0};
+        constexpr int image = Problem::out_h * Problem::out_w;
+        if constexpr (P::whole) {
+            const Offset<Problem> n = pixel / image;
+            return {static_cast<int64>(n) * Problem::k * image + (pixel - n * image), pixel < count ? 4 : 0};
+        } else {
+            const Pixel<Problem> at(pixel);
+            const int row = phase.first_p + at.p * Problem::step_p, column = phase.first_q + at.q * Problem::step_q;
+            const bool inside = P::count == 1 || (row < Problem::out_h && column < Problem::out_w);
+            const int64 in_image = static_cast<int64>(row) * Problem::out_w + column;
+            return {static_cast<int64>(at.n) * (Problem::nhwc ? 1 : Problem::k) * image + in_image,
+                    pixel < count && inside ? 4 : 0};
+        }
     }
 };
 
@@ -51,7 +67,7 @@ __device__ __forceinline__ void store_tile(const float (&acc)[rows][columns], in
                                            const Tiling<Tuning>& tiling, const float* bias, float* y,
                                            const Pixels& pixels, Offset<Problem> first_pixel, int group, int first_k) {
     constexpr int lanes_k = Tiling<Tuning>::lanes_k, lanes_pixels = Tiling<Tuning>::lanes_pixels;
-    constexpr int image = Problem::p * Problem::q;
+    constexpr int image = Problem::out_h * Problem::out_w;
     const bool vector = aligned && reinterpret_cast<unsigned long long>(y) % 16 == 0;
 
     if constexpr (!Problem::nhwc) {
@@ -88,7 +104,13 @@ __device__ __forceinline__ void store_tile(const float (&acc)[rows][columns], in
             const int at = position<lanes_pixels, false>((column + j) / 4, tiling.lane_pixel, (column + j) % 4);
             const Offset<Problem> pixel = first_pixel + tiling.pixel + at;
             if (pixel >= pixels.count) continue;
-            float* to = y + static_cast<int64>(pixel) * Problem::k + group * Problem::group_k;
+            int64 number = pixel;
+            if constexpr (!Phase<Problem>::whole) {
+                const Place place = pixels.place(pixel);
+                if (place.count == 0) continue;
+                number = place.offset;
+            }
+            float* to = y + number * Problem::k + group * Problem::group_k;
 #pragma unroll
             for (int f = 0; f < rows / 4; ++f) {
                 const int k = first_k + tiling.k + position<lanes_k, dealt>(f, tiling.lane_k, 0);

@@ -34,4 +34,28 @@ struct Pixel {
     }
 };
 
+// Which outputs a block of a tiled kernel computes. A launch may write a part of its output images: its p x q outputs lie
+// in rows first_p, first_p + step_p, ... and columns first_q, first_q + step_q, ... of images of out_h x out_w.
+//
+// It may also serve phases_h x phases_w such parts at once, which differ in where they begin and in their filters, all
+// of them with p x q outputs, of which those outside the image are not stored. Phase i begins `phase_step * i` rows
+// below the first: as many whole steps as that makes move its windows instead.
+template <class Problem>
+struct Phase {
+    static constexpr int count = Problem::phases_h * Problem::phases_w;
+    static constexpr bool whole = Problem::out_h == Problem::p && Problem::out_w == Problem::q;
+    int number, pad_top, pad_left, first_p, first_q;
+
+    __device__ __forceinline__ explicit Phase(int number)
+        : number(number), pad_top(Problem::pad_top), pad_left(Problem::pad_left), first_p(Problem::first_p),
+          first_q(Problem::first_q) {
+        if constexpr (count > 1) {
+            const int row = first_p + number / Problem::phases_w * Problem::phase_step_h;
+            const int column = first_q + number % Problem::phases_w * Problem::phase_step_w;
+            pad_top += row / Problem::step_p, first_p = row % Problem::step_p;
+            pad_left += column / Problem::step_q, first_q = column % Problem::step_q;
+        }
+    }
+};
+
 }  // namespace leanconv

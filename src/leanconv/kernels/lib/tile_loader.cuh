@@ -80,8 +80,8 @@ struct Window {
     unsigned bits;
 
     Window() = default;
-    __device__ __forceinline__ Window(int p, int q)
-        : h(p * Problem::stride_h - Problem::pad_top), w(q * Problem::stride_w - Problem::pad_left), bits(0) {
+    __device__ __forceinline__ Window(int p, int q, const Phase<Problem>& phase)
+        : h(p * Problem::stride_h - phase.pad_top), w(q * Problem::stride_w - phase.pad_left), bits(0) {
         if constexpr (Problem::padded && bitwise) bits = inside_bits<Problem>(h, w);
     }
     static __device__ __forceinline__ unsigned tap_bits(int r, int s) { return bitwise ? 0x10000u << r | 1u << s : 0; }
@@ -210,7 +210,8 @@ struct PixelLoaderNCHW {
     }
 
     // `scratch` takes the table; the caller puts a barrier between construction and the first fetch.
-    __device__ __forceinline__ PixelLoaderNCHW(const float* x, Offset<Problem> count, Offset<Problem> first, int group,
+    template <class Places>
+    __device__ __forceinline__ PixelLoaderNCHW(const float* x, const Places& places, Offset<Problem> first, int group,
                                                void* scratch, int first_step)
         : image(x), offsets(static_cast<B*>(scratch)), bits(reinterpret_cast<unsigned*>(offsets + period)),
           row(threadIdx.x / columns * rows), next(first_step * depth), tap(next % period) {
@@ -218,8 +219,8 @@ struct PixelLoaderNCHW {
         for (int j = 0; j < pixels; ++j) {
             const int at = threadIdx.x % columns + j * columns;
             // NOTE: pixels past the end repeat the last one; what is computed from them is never stored.
-            const Pixel<Problem> pixel(first + at < count ? first + at : count - 1);
-            window[j] = Window<Problem>(pixel.p, pixel.q);
+            const Pixel<Problem> pixel(first + at < places.count ? first + at : places.count - 1);
+            window[j] = Window<Problem>(pixel.p, pixel.q, places.phase);
             offset[j] = (((static_cast<B>(pixel.n) * Problem::c + group * Problem::group_c) * Problem::h +
                           window[j].h) * Problem::w + window[j].w) * 4;
             offset[j] += static_cast<B>(next / period * period_channels) * Problem::h * Problem::w * 4;
@@ -304,15 +305,16 @@ struct PixelLoaderAlong {
     int row, slot;
     int next;
 
-    __device__ __forceinline__ PixelLoaderAlong(const float* x, Offset<Problem> count, Offset<Problem> first, int group,
+    template <class Places>
+    __device__ __forceinline__ PixelLoaderAlong(const float* x, const Places& places, Offset<Problem> first, int group,
                                                 void*, int first_step)
         : image(x), row(threadIdx.x % depth), slot(threadIdx.x / depth), next(first_step * depth) {
 #pragma unroll
         for (int j = 0; j < pixels; ++j) {
             const int at = position_of<Tiling<Tuning>::lanes_pixels, dealt>(slot + j * per_pass);
             // NOTE: pixels past the end repeat the last one; what is computed from them is never stored.
-            const Pixel<Problem> pixel(first + at < count ? first + at : count - 1);
-            window[j] = Window<Problem>(pixel.p, pixel.q);
+            const Pixel<Problem> pixel(first + at < places.count ? first + at : places.count - 1);
+            window[j] = Window<Problem>(pixel.p, pixel.q, places.phase);
             offset[j] = Image::first(pixel, window[j], group);
         }
     }

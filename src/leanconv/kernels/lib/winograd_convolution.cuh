@@ -1,0 +1,33 @@
+// A block's work in the fused Winograd kernels: find its tiles, multiply, transform back, store.
+#pragma once
+
+#include <lib/winograd_output.cuh>
+#include <lib/winograd_product.cuh>
+
+namespace leanconv {
+
+// Tile b % tiles_k of filters, of group (b / tiles_k) % groups, for columns b / tiles_k / groups: blocks that run
+// together share their pixels.
+template <class Problem, class Tuning, class Transform>
+__device__ __forceinline__ void winograd_convolution(const float* x, const float* prepared, const float* bias, float* y,
+                                                     long long batch) {
+    using Tiles = WinogradTiles<Problem, Tuning>;
+    using Column = WinogradColumn<Problem>;
+    using Product = WinogradProduct<Problem, Tuning, Transform>;
+    constexpr int tiles_k = ceil_div(Problem::group_k, Tiles::tile_k);
+    const int tile_k = blockIdx.x % tiles_k, group = blockIdx.x / tiles_k % Problem::groups;
+    const auto first = static_cast<Offset<Problem>>(blockIdx.x / tiles_k / Problem::groups) * Tiles::columns;
+
+    Column* const columns = reinterpret_cast<Column*>(shared_memory());
+    float* const shared = reinterpret_cast<float*>(columns + Tiles::columns);
+    for (int i = threadIdx.x; i < Tiles::columns; i += Tiles::threads)
+        columns[i] = Column::template make<Tuning>(first + i, batch, group);
+    const Tiles tiles;
+    __syncthreads();  // the table of columns
+
+    typename Product::Sums sums = {};
+    Product(tiles, columns, shared, x, prepared, group, tile_k).run(sums);
+    WinogradOutput<Problem, Tuning, Transform>{tiles, columns, shared, bias, y, tile_k * Tiles::tile_k, group}.run(sums);
+}
+
+}  // namespace leanconv

@@ -1,0 +1,183 @@
+// From the sums in the transform domain to the output tensor: the states of a tile, which lie in different warps, meet
+// in shared memory; a thread transforms them back, adds bias, applies the activation, and stores.
+#pragma once
+
+#include <lib/epilogue.cuh>
+#include <lib/winograd_tiles.cuh>
+
+namespace leanconv {
+
+// `width` adjacent floats of shared memory in one access.
+template <int width>
+__device__ __forceinline__ void load_wide(float (&to)[width], const float* from) {
+    if constexpr (width == 4) {
+        load_vector(to, from);
+    } else {
+        static_assert(width == 2, "two or four");
+        const float2 v = *reinterpret_cast<const float2*>(from);
+        to[0] = v.x, to[1] = v.y;
+    }
+}
+template <int width>
+__device__ __forceinline__ void store_wide(float* to, const float (&v)[width]) {
+    if constexpr (width == 4) store_vector(to, v);
+    else *reinterpret_cast<float2*>(to) = make_float2(v[0], v[1]);
+}
+
+// `Transform::output(y, sums)` makes the outputs of one tile. A part of the filters at a time; all threads of the block
+// take part, and nothing else uses `shared`.
+template <class Problem, class Tuning, class Transform>
+struct WinogradOutput {
+    using Tiles = WinogradTiles<Problem, Tuning>;
+    using Column = WinogradColumn<Problem>;
+    static constexpr int states = Tiles::states, outputs = Problem::out_h * Problem::out_w;
+    // Registers: width * (states + outputs) beside the sums that still wait.
+    static constexpr int width = states <= 8 ? 4 : 2;
+
+    const Tiles& tiles;
+    const Column* columns;
+    float* exchange;
+    const float* bias;
+    float* y;
+    int first_k;  // of the block, in its group
+    int group;
+
+    template <class Sums>
+    __device__ __forceinline__ void run(const Sums& sums) const {
+#pragma unroll
+        for (int round = 0; round < Tiles::rounds; ++round) {
+            __syncthreads();  // the buffer has been read
+            put(sums, round);
+            __syncthreads();
+            if constexpr (Problem::nhwc) {
+                store_nhwc(round);
+            } else {
+                transform_nchw(round);
+                __syncthreads();
+                store_nchw(round);
+            }
+        }
+    }
+
+    template <class Sums>
+    __device__ __forceinline__ void put(const Sums& sums, int round) const {
+#pragma unroll
+        for (int s = 0; s < Tuning::warp_states; ++s) {
+            float* const plane = exchange + (tiles.warp * Tuning::warp_states + s) * Tiles::exchange_plane;
+#pragma unroll
+            for (int f = 0; f < Tuning::thread_tiles; f += 4) {
+                const int tile = f * Tiles::lanes_tiles + tiles.lane_tile * 4, k = tiles.lane_k * 4;
+#pragma unroll
+                for (int i = 0; i < 4; ++i) {
+                    float v[4];
+#pragma unroll
+                    for (int j = 0; j < 4; ++j)
+                        v[j] = Problem::nhwc ? sums[s][4 * round + j][f + i] : sums[s][4 * round + i][f + j];
+                    store_vector(plane + (Problem::nhwc ? (tile + i) * Tiles::exchange_pitch + k
+                                                        : (k + i) * Tiles::exchange_pitch + tile), v);
+                }
+            }
+        }
+    }
+
+    // Whether the first output of tile `tile` exists, and where it lies, first filter of the group.
+    __device__ __forceinline__ Column place(int tile) const {
+        Column column = columns[tile % Tiles::columns];
+        const int below = tile / Tiles::columns * Problem::dilation_h;
+        column.y += static_cast<Offset<Problem>>(below) * Problem::q * (Problem::nhwc ? Problem::k : 1);
+        column.h = column.h == Column::absent ? Problem::p : column.h + Problem::pad_top + below;  // now p
+        column.w += Problem::pad_left;                                                             // now q
+        return column;
+    }
+
+    __device__ __forceinline__ void load(float (&sums)[width][states], const float* from) const {
+#pragma unroll
+        for (int s = 0; s < states; ++s) {
+            float v[width];
+            load_wide(v, from + s * Tiles::exchange_plane);
+#pragma unroll
+            for (int j = 0; j < width; ++j) sums[j][s] = v[j];
+        }
+    }
+
+    // Neighbouring lanes take neighbouring filters of a tile.
+    __device__ __forceinline__ void store_nhwc(int round) const {
+        constexpr int a_tile = Tiles::round_k / width, items = Tiles::tiles * a_tile;
+        const bool vector = Problem::vector_store && reinterpret_cast<unsigned long long>(y) % 16 == 0;
+#pragma unroll 1
+        for (int e = threadIdx.x; e < items; e += Tiles::threads) {
+            const int tile = e / a_tile, in_round = e % a_tile * width;
+            const int k = first_k + round * Tiles::round_k + in_round;
+            const Column at = place(tile);
+            if (k >= Problem::group_k || at.h >= Problem::p) continue;
+            float sums[width][states], result[width][outputs];
+            load(sums, exchange + tile * Tiles::exchange_pitch + in_round);
+#pragma unroll
+            for (int j = 0; j < width; ++j) {
+                Transform::output(result[j], sums[j]);
+                const bool exists = k + j < Problem::group_k;
+                const float b = Problem::bias && exists ? bias[group * Problem::group_k + k + j] : 0.0f;
+#pragma unroll
+                for (int o = 0; o < outputs; ++o) result[j][o] = finish<Problem>(result[j][o], b);
+            }
+#pragma unroll
+            for (int o = 0; o < outputs; ++o) {
+                const int below = o / Problem::out_w, aside = o % Problem::out_w;
+                if (at.h + below >= Problem::p || at.w + aside >= Problem::last_q) continue;
+                float* const to = y + at.y + static_cast<int64>(below * Problem::q + aside) * Problem::k + k;
+                float v[width];
+#pragma unroll
+                for (int j = 0; j < width; ++j) v[j] = result[j][o];
+                if (vector) {
+                    store_wide(to, v);
+                } else {
+#pragma unroll
+                    for (int j = 0; j < width; ++j)
+                        if (k + j < Problem::group_k) to[j] = v[j];
+                }
+            }
+        }
+    }
+
+    // The outputs take the place of the sums they are made of.
+    __device__ __forceinline__ void transform_nchw(int round) const {
+        constexpr int a_filter = Tiles::tiles / width, items = Tiles::round_k * a_filter;
+        static_assert(outputs <= states, "the outputs of a tile fit where its sums were");
+#pragma unroll 1
+        for (int e = threadIdx.x; e < items; e += Tiles::threads) {
+            const int in_round = e / a_filter, k = first_k + round * Tiles::round_k + in_round;
+            float* const at = exchange + in_round * Tiles::exchange_pitch + e % a_filter * width;
+            float sums[width][states], result[width][outputs];
+            load(sums, at);
+            const float b = Problem::bias && k < Problem::group_k ? bias[group * Problem::group_k + k] : 0.0f;
+#pragma unroll
+            for (int j = 0; j < width; ++j) Transform::output(result[j], sums[j]);
+#pragma unroll
+            for (int o = 0; o < outputs; ++o) {
+                float v[width];
+#pragma unroll
+                for (int j = 0; j < width; ++j) v[j] = finish<Problem>(result[j][o], b);
+                store_wide(at + o * Tiles::exchange_plane, v);
+            }
+        }
+    }
+
+    // Neighbouring lanes store neighbouring outputs of a row.
+    __device__ __forceinline__ void store_nchw(int round) const {
+        constexpr int a_row = Tiles::columns * Problem::out_w, a_filter = Tiles::tiles * outputs;
+#pragma unroll 4
+        for (int e = threadIdx.x; e < Tiles::round_k * a_filter; e += Tiles::threads) {
+            const int in_round = e / a_filter, aside = e % Problem::out_w, row = e % a_filter / a_row;
+            const int column = e % a_row / Problem::out_w, below = row % Problem::out_h;
+            const int tile = row / Problem::out_h * Tiles::columns + column;
+            const int k = first_k + round * Tiles::round_k + in_round;
+            const Column at = place(tile);
+            if (k >= Problem::group_k || at.h + below >= Problem::p || at.w + aside >= Problem::last_q) continue;
+            y[at.y + static_cast<Offset<Problem>>(k) * (Problem::p * Problem::q) + below * Problem::q + aside] =
+                exchange[(below * Problem::out_w + aside) * Tiles::exchange_plane +
+                         in_round * Tiles::exchange_pitch + tile];
+        }
+    }
+};
+
+}  // namespace leanconv

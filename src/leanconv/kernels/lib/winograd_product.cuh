@@ -1,0 +1,197 @@
+// The main loop of the fused Winograd kernels. Step by step (a chunk of channels, a filter row) transformed filters and
+// raw pixels arrive in shared memory; warps transform raw pixels of the chunk to come into tiles, and multiply the tiles
+// of this chunk with the filters. Tiles are transformed from shared to shared memory one chunk ahead of their use, a
+// part of them in every step, so that transforms and products of different warps overlap.
+#pragma once
+
+#include <lib/micro_kernel.cuh>
+#include <lib/winograd_tiles.cuh>
+
+namespace leanconv {
+
+// `Transform::input(state, pixel)` makes the states of one tile from its pixels.
+template <class Problem, class Tuning, class Transform>
+struct WinogradProduct {
+    using Tiles = WinogradTiles<Problem, Tuning>;
+    using Column = WinogradColumn<Problem>;
+    using B = Bytes<Problem>;
+    static constexpr int stages = Tuning::stages, taps = Tiles::taps, channels = Tiles::channels;
+    static constexpr int states = Tiles::states, warp_states = Tuning::warp_states;
+    // Steps are counted from the first transform: the products begin `taps` steps later.
+    static constexpr int steps = (Tiles::chunks + 1) * taps;
+    static constexpr int depth = channels * warp_states;  // outer products of a warp in a step
+    static_assert(stages >= 2, "one stage is computed on while others are under way");
+    static_assert(depth % 2 == 0 && depth >= 4, "fragments alternate between two register buffers across steps");
+
+    using Sums = float[warp_states][Tuning::thread_k][Tuning::thread_tiles];
+
+    const Tiles& tiles;
+    const Column* columns;  // table
+    float* ring;            // stages: filters, then raw pixels
+    float* transformed;     // two chunks of tiles
+    const float* x;
+    const float* u;         // transformed filters: [r][c][state][k] of this group and block
+    int filters_at, tiles_at;
+    float a[2][Tuning::thread_k], b[2][Tuning::thread_tiles];
+
+    __device__ __forceinline__ WinogradProduct(const Tiles& tiles, const Column* columns, float* shared,
+                                               const float* x, const float* prepared, int group, int tile_k)
+        : tiles(tiles), columns(columns), ring(shared), transformed(shared + stages * Tiles::stage_floats), x(x) {
+        u = prepared + Problem::prepared_offset +
+            static_cast<int64>(group) * taps * Problem::padded_c * (states * Problem::padded_k) +
+            tile_k * Tiles::tile_k;
+        filters_at = tiles.warp * warp_states * Tiles::tile_k + tiles.lane_k * 4;
+        tiles_at = tiles.warp * warp_states * Tiles::plane + tiles.lane_tile * 4;
+    }
+
+    __device__ __forceinline__ float* stage(int step) { return ring + step % stages * Tiles::stage_floats; }
+    __device__ __forceinline__ float* chunk(int number) { return transformed + number % 2 * Tiles::tile_floats; }
+
+    __device__ __forceinline__ void load(int step) {
+        if (step >= taps && step < steps) load_filters(step);
+        if (step < steps - taps) load_pixels(step);
+    }
+
+    __device__ __forceinline__ void load_filters(int step) {
+        constexpr int a_row = Tiles::tile_k / 4, pieces = Tiles::filter_floats / 4;  // of four floats
+        static_assert(a_row >= Tiles::threads ? a_row % Tiles::threads == 0 : Tiles::threads % a_row == 0,
+                      "a thread's pieces lie at a constant distance");
+        const int number = step - taps, tap = number % taps, c = number / taps * channels;
+        const float* const from = u + static_cast<int64>(tap * Problem::padded_c + c) * (states * Problem::padded_k) +
+            threadIdx.x / a_row * Problem::padded_k + threadIdx.x % a_row * 4;
+        float* const to = stage(step) + threadIdx.x * 4;
+#pragma unroll
+        for (int i = 0; i < ceil_div(pieces, Tiles::threads); ++i)
+            if (pieces % Tiles::threads == 0 || threadIdx.x + i * Tiles::threads < pieces)
+                cp_async_16(to + i * Tiles::threads * 4, from + i * (Tiles::threads / a_row) * Problem::padded_k, true);
+    }
+
+    // The pixels of one slice of the positions of chunk step / taps. A thread copies four channels of one pixel.
+    __device__ __forceinline__ void load_pixels(int step) {
+        constexpr int quads = channels / 4, elements = Tiles::runs * Tiles::run_pixels * quads;
+        constexpr bool vector = Problem::nhwc && Problem::group_c % 4 == 0;
+        constexpr int apart = Problem::nhwc ? 1 : Problem::h * Problem::w;  // channels, in memory
+        const int first_c = step / taps * channels, first = step % taps * Tiles::slice;
+        float* const raw = stage(step) + Tiles::filter_floats;
+#pragma unroll
+        for (int i = 0; i < ceil_div(elements, Tiles::threads); ++i) {
+            const int e = threadIdx.x + i * Tiles::threads;
+            if (elements % Tiles::threads != 0 && e >= elements) break;
+            const int quad = Problem::nhwc ? e % quads : e / Tiles::run_pixels / Tiles::runs;
+            const int pixel = Problem::nhwc ? e / quads % Tiles::run_pixels : e % Tiles::run_pixels;
+            const int run = Problem::nhwc ? e / quads / Tiles::run_pixels : e / Tiles::run_pixels % Tiles::runs;
+            const int position = first + run * Tiles::run, c = first_c + quad * 4;
+            const Column column = columns[position % Tiles::columns];
+            const int below = position / Tiles::columns * Problem::dilation_h + pixel / Tiles::run_width;
+            const int aside = pixel % Tiles::run_width;
+            const unsigned h = column.h + below, w = column.w + aside;
+            const bool inside = position < Tiles::positions && h < Problem::h && w < Problem::w;
+            const B at = column.x + ((static_cast<B>(below) * Problem::w + aside) * (Problem::nhwc ? Problem::c : 1) +
+                                     static_cast<B>(c) * apart) * 4;
+            if constexpr (vector) {
+                cp_async_16(raw + run * Tiles::run_pitch + pixel * channels + quad * 4, at_byte(x, at),
+                            inside && c < Problem::group_c);
+            } else {
+                const int place = run * Tiles::run_pitch +
+                    (Problem::nhwc ? pixel * channels + quad * 4 : quad * 4 * Tiles::channel_pitch + pixel);
+                constexpr int next = Problem::nhwc ? 1 : Tiles::channel_pitch;
+#pragma unroll
+                for (int j = 0; j < 4; ++j)
+                    cp_async_4(raw + place + j * next, at_byte(x, at) + static_cast<int64>(j) * apart,
+                               inside && c + j < Problem::group_c);
+            }
+        }
+    }
+
+    // Transform the slice that arrived with `step`: a thread makes all states of one tile of one channel.
+    __device__ __forceinline__ void transform(int step) {
+        constexpr int lanes = Tiles::side_by_side, items = Tiles::slice * channels;
+        if (step >= steps - taps) return;
+        const int first = step % taps * Tiles::slice;
+        const float* const raw = stage(step) + Tiles::filter_floats;
+        float* const to = chunk(step / taps);
+#pragma unroll
+        for (int i = 0; i < ceil_div(items, Tiles::threads); ++i) {
+            const int e = threadIdx.x + i * Tiles::threads;
+            if (items % Tiles::threads != 0 && e >= items) break;
+            const int local = e / lanes % Tiles::slice, c = e % lanes + e / (lanes * Tiles::slice) * lanes;
+            const int position = first + local;
+            if (Tiles::slice * taps != Tiles::positions && position >= Tiles::positions) continue;
+            const float* const from = raw + local / Tiles::run * Tiles::run_pitch +
+                local % Tiles::run * Problem::out_w * (Problem::nhwc ? channels : 1) +
+                (Problem::nhwc ? c : c * Tiles::channel_pitch);
+            float pixel[states], state[states];
+#pragma unroll
+            for (int s = 0; s < states; ++s) {
+                const int at = s / Problem::tile_w * Tiles::run_width + s % Problem::tile_w;
+                pixel[s] = from[at * (Problem::nhwc ? channels : 1)];
+            }
+            Transform::input(state, pixel);
+#pragma unroll
+            for (int s = 0; s < states; ++s) to[c * Tiles::channel_floats + s * Tiles::plane + position] = state[s];
+        }
+    }
+
+    // Outer product `i` of a step is that of channel i / warp_states and of the warp's state i % warp_states.
+    __device__ __forceinline__ void read(int step, int i) {
+        const int c = i / warp_states, s = i % warp_states, number = step - taps;
+        load_fragments<true, Tiles::lanes_k * 4>(a[i % 2],
+                                                 stage(step) + filters_at + (c * states + s) * Tiles::tile_k);
+        load_fragments<true, Tiles::lanes_tiles * 4>(
+            b[i % 2], chunk(number / taps) + tiles_at + number % taps * Tiles::columns + c * Tiles::channel_floats +
+                s * Tiles::plane);
+    }
+
+    __device__ __forceinline__ void multiply(Sums& sums, int i) {
+#pragma unroll
+        for (int k = 0; k < Tuning::thread_k; ++k)
+#pragma unroll
+            for (int t = 0; t < Tuning::thread_tiles; ++t)
+                sums[i % warp_states][k][t] = fmaf(a[i % 2][k], b[i % 2][t], sums[i % warp_states][k][t]);
+    }
+
+    __device__ __forceinline__ void arrive() {
+        // The step has landed for everybody, and everybody has finished the one before.
+        cp_async_wait_group<stages - 2>();
+        __syncthreads();
+    }
+
+    // The caller has put a barrier after the table of columns.
+    __device__ __forceinline__ void run(Sums& sums) {
+#pragma unroll 1
+        for (int step = 0; step < stages - 1; ++step) {
+            load(step);
+            cp_async_commit_group();
+        }
+#pragma unroll 1
+        for (int step = 0; step < taps; ++step) {
+            arrive();
+            load(step + stages - 1);
+            cp_async_commit_group();
+            transform(step);
+        }
+        arrive();
+        read(taps, 0);
+#pragma unroll 1
+        for (int step = taps; step < steps; ++step) {
+#pragma unroll
+            for (int i = 0; i < depth; ++i) {
+                if (i < depth - 1) {
+                    read(step, i + 1);
+                } else {
+                    arrive();
+                    if (step + 1 < steps) read(step + 1, 0);
+                }
+                if (i == 0) {
+                    // The stage of the step before this one is free: see arrive().
+                    load(step + stages - 1);
+                    cp_async_commit_group();
+                }
+                if (i == 1) transform(step);
+                multiply(sums, i);
+            }
+        }
+    }
+};
+
+}  // namespace leanconv

@@ -1,0 +1,116 @@
+// How a block of the fused Winograd kernels divides its work: filters, tiles of outputs, states, channels.
+//
+// A block computes tile_k filters x `tiles` output tiles in all states of the transform; a warp has one state (or a few,
+// one after another) and multiplies transformed filters with transformed tiles as an outer product. The tiles are `rows`
+// output rows of `columns` tiles each. An input row is needed by every output row whose filter reaches it, so its tiles
+// are transformed once for all of them: rows + taps - 1 rows of transformed tiles ("positions") serve rows * taps.
+#pragma once
+
+#include <lib/index.cuh>
+#include <lib/ptx.cuh>
+#include <lib/vector.cuh>
+
+namespace leanconv {
+
+template <class Problem, class Tuning>
+struct WinogradTiles {
+    static constexpr int states = Problem::states;
+    static constexpr int lanes_k = Tuning::lanes_k, lanes_tiles = 32 / lanes_k;
+    static constexpr int tile_k = lanes_k * Tuning::thread_k;
+    static constexpr int tiles = lanes_tiles * Tuning::thread_tiles;
+    static constexpr int warps = states / Tuning::warp_states;
+    static constexpr int threads = 32 * warps;
+    static constexpr int rows = Tuning::rows, columns = tiles / rows;
+    static constexpr int channels = Tuning::channels;
+    static constexpr int chunks = ceil_div(Problem::group_c, channels);
+
+    // Transformed tiles of one channel, and the part of them that one filter row's step prepares.
+    static constexpr int taps = Problem::taps;
+    static constexpr int positions = (rows + taps - 1) * columns;
+    static constexpr int slice = ceil_div(ceil_div(positions, taps), 4) * 4;
+
+    // `run` neighbouring tiles of a row share the pixels in which they overlap.
+    static constexpr int run = Tuning::run;
+    static constexpr int run_width = (run - 1) * Problem::out_w + Problem::tile_w;
+    static constexpr int run_pixels = Problem::tile_h * run_width;
+    static constexpr int runs = slice / run;
+
+    // Raw pixels lie with the channels innermost where memory has them so, else with the pixels innermost. The lanes of
+    // a warp transform `side_by_side` channels of 32 / side_by_side neighbouring tiles: the paddings let them read
+    // pixels from, and write states to, 32 different banks.
+    static constexpr int side_by_side = channels < 8 ? channels : 8;
+    static constexpr int channel_pitch = run_pixels | 1;  // NCHW
+    static constexpr int run_pitch =
+        Problem::nhwc ? run_pixels * channels + (32 + side_by_side * run - run_pixels * channels % 32) % 32
+                      : ceil_div(channels * channel_pitch, 4) * 4;
+    static constexpr int plane = positions;
+    static constexpr int channel_floats =
+        states * plane + (32 + 32 / side_by_side - states * plane % 32) % 32;
+
+    static constexpr int filter_floats = channels * states * tile_k;
+    static constexpr int stage_floats = filter_floats + runs * run_pitch;
+    static constexpr int tile_floats = channels * channel_floats;  // of a chunk of channels; there are two
+
+    // The sums of a part of the filters, exchanged between the states.
+    static constexpr int round_k = lanes_k * 4, rounds = Tuning::thread_k / 4;
+    static constexpr int exchange_pitch = (Problem::nhwc ? round_k : tiles) + 4;
+    static constexpr int exchange_plane = (Problem::nhwc ? tiles : round_k) * exchange_pitch + 8;
+
+    static_assert(32 % lanes_k == 0, "the lanes of a warp form a lanes_k x (32 / lanes_k) grid");
+    static_assert(Tuning::thread_k % 4 == 0 && Tuning::thread_tiles % 4 == 0, "fragments are read four at a time");
+    static_assert(states % Tuning::warp_states == 0, "every warp has as many states");
+    static_assert(tiles % rows == 0 && columns % 4 == 0, "fragments of four tiles do not straddle rows");
+    static_assert(slice % run == 0 && columns % run == 0, "tiles that share pixels are of one row and one step");
+    static_assert(channels % 4 == 0, "channels are copied four at a time");
+
+    int warp, lane_k, lane_tile;
+
+    // NOTE: the lowest lane bit goes to k, the next ones to tiles, as in lib/micro_kernel.cuh and for its reason.
+    __device__ __forceinline__ WinogradTiles() {
+        const int lane = threadIdx.x % 32;
+        warp = threadIdx.x / 32;
+        lane_k = lanes_k == 1 ? 0 : lane % 2 + lane / (2 * lanes_tiles) * 2;
+        lane_tile = lanes_k == 1 ? lane : lane / 2 % lanes_tiles;
+    }
+};
+
+// One column of a block's tiles: where its first tile reads and writes.
+template <class Problem>
+struct alignas(16) WinogradColumn {
+    Bytes<Problem> x;   // of its first pixel, first channel of the group; in bytes
+    int h, w;           // of its first pixel; far outside the image where the column does not exist
+    Offset<Problem> y;  // of its first output, first filter of the group; in elements
+
+    static constexpr int absent = -(1 << 30);
+
+    // Columns are numbered along the tiles of a row, then over groups of rows, then over images. A group of rows are
+    // Tuning::rows output rows, dilation_h apart.
+    template <class Tuning>
+    static __device__ __forceinline__ WinogradColumn make(Offset<Problem> number, long long batch, int group) {
+        constexpr int row_groups = ceil_div(ceil_div(Problem::p, Problem::dilation_h), Tuning::rows * Problem::out_h) *
+            Problem::dilation_h;
+        const Offset<Problem> line = number / Problem::row_tiles, n = line / row_groups;
+        const int at = static_cast<int>(number - line * Problem::row_tiles);
+        const int row_group = static_cast<int>(line - n * row_groups);
+        const int p = row_group % Problem::dilation_h +
+            row_group / Problem::dilation_h * (Tuning::rows * Problem::out_h * Problem::dilation_h);
+        const int q = Problem::first_q + at * Problem::out_w;
+        WinogradColumn c;
+        c.h = p - Problem::pad_top;
+        c.w = q - Problem::pad_left;
+        const auto image = static_cast<Bytes<Problem>>(n) * Problem::c;
+        const auto first = static_cast<Offset<Problem>>(n) * Problem::k;
+        if constexpr (Problem::nhwc) {
+            c.x = (image * (Problem::h * Problem::w) +
+                   (static_cast<Bytes<Problem>>(c.h) * Problem::w + c.w) * Problem::c + group * Problem::group_c) * 4;
+            c.y = first * (Problem::p * Problem::q) + (p * Problem::q + q) * Problem::k + group * Problem::group_k;
+        } else {
+            c.x = ((image + group * Problem::group_c) * (Problem::h * Problem::w) + c.h * Problem::w + c.w) * 4;
+            c.y = (first + group * Problem::group_k) * (Problem::p * Problem::q) + p * Problem::q + q;
+        }
+        if (n >= batch || q >= Problem::last_q) c.h = absent;
+        return c;
+    }
+};
+
+}  // namespace leanconv

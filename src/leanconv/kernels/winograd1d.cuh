@@ -1,0 +1,41 @@
+// Im2col-Winograd, gamma_alpha(n, r): one-dimensional Winograd along the rows, fused into one kernel. Any filter height.
+//
+// A tile of n outputs of a row takes alpha = n + S - 1 products for each filter row and channel instead of n * S: 2.25
+// times fewer for (6,3), 2.5 for (5,4) and (4,5), 4.5 for (9,8) and (8,9). Beside them, per filter row, channel and
+// tile: (rows + R - 1) / (rows * R) input transforms for each tile_k filters, of about 27 (alpha 8) or 120 (alpha 16)
+// operations. No workspace but the transformed filters, alpha / S times the filters' size.
+// Floor: FMA issue. A product loop of this kind reaches 46 TFLOP/s of 67 on an H200 (implicit GEMM): 2.25 times that
+// would be 103 effective TFLOP/s for (6,3).
+#pragma once
+
+#include <lib/winograd_convolution.cuh>
+#include <lib/winograd_filters.cuh>
+#include <lib/winograd_transform.cuh>
+
+namespace leanconv {
+
+template <class Problem>
+struct Transform1d {
+    static __device__ __forceinline__ void input(float (&state)[Problem::states], const float (&x)[Problem::states]) {
+        multiply_row_pairs<typename Problem::bt>(state, x);
+    }
+    static __device__ __forceinline__ void output(float (&y)[Problem::out_w], const float (&sum)[Problem::states]) {
+        multiply_column_pairs<typename Problem::at>(y, sum);
+    }
+    static __device__ __forceinline__ void filter(float (&state)[Problem::states], const float (&w)[Problem::s]) {
+        multiply_row_pairs<typename Problem::g>(state, w);
+    }
+};
+
+template <class Problem, class Tuning>
+__device__ __forceinline__ void winograd1d(const float* __restrict__ x, const float* __restrict__ prepared,
+                                           const float* __restrict__ bias, float* __restrict__ y, long long batch) {
+    winograd_convolution<Problem, Tuning, Transform1d<Problem>>(x, prepared, bias, y, batch);
+}
+
+template <class Problem, class Tuning>
+__device__ __forceinline__ void winograd1d_filters(const float* __restrict__ w, float* __restrict__ prepared) {
+    winograd_filters<Problem, Tuning, Transform1d<Problem>>(w, prepared);
+}
+
+}  // namespace leanconv
