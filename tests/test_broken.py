@@ -1,11 +1,12 @@
 """The test of the tests: kernels broken on purpose must fail the same check that proves the whole ones.
 
-Each break is a textual patch, applied in a copy of the kernels' folder, in whichever header has the text. A patch whose
-text is no longer there fails here: it would break nothing, and prove nothing.
+Each break is a textual patch, applied in a copy of the kernels' folder, in whichever header of the algorithm has the
+text. A patch whose text is no longer there fails here: it would break nothing, and prove nothing.
 """
 
 from __future__ import annotations
 
+import re
 import shutil
 from dataclasses import dataclass, replace
 from functools import partial
@@ -31,7 +32,8 @@ GONE = "has left the kernel"
 
 @dataclass(frozen=True)
 class Break:
-    """Replace ``text``, which all headers have ``times`` times, by ``by``: one of ``cases`` must tell ``how``.
+    """Replace ``text``, which is ``times`` times in the algorithm's headers, by ``by``: one of ``cases`` must tell
+    ``how``.
 
     ``tuning``: values that the configuration has, where the best guess would not run the broken part.
     """
@@ -78,7 +80,7 @@ BREAKS = (
          WRONG, "plain-nhwc", times=2),
     gemm("filters past the end are read", "if (k >= Problem::group_k) k = Problem::group_k - 1;", "",
          FENCE, "tails-nchw", "odd-nchw"),
-    gemm("pixels past the end are read", "first + at < count ? first + at : count - 1", "first + at",
+    gemm("pixels past the end are read", "first + at < places.count ? first + at : places.count - 1", "first + at",
          FENCE, "tails-nchw", "odd-nchw", times=2),
     gemm("ragged reduction unchecked", "size % depth == 0 || index < size", "true",
          WRONG, "tails-nchw", "odd-nchw"),
@@ -99,7 +101,7 @@ BREAKS = (
     runs("a line below the image unchecked",
          "static_cast<unsigned>(h[c] + line_row[i]) < static_cast<unsigned>(Problem::h)",
          "static_cast<unsigned>(h[c] + line_row[i]) <= static_cast<unsigned>(Problem::h)", WRONG, "plain-nchw"),
-    runs("runs past the end are read", " && fragment * 4 < count", "", FENCE, "odd-nchw"),
+    runs("runs past the end are read", " && fragment * 4 < places.count", "", FENCE, "odd-nchw"),
     runs("lines past the end are read", "total_lines % R::lines == 0 || next + line_of(i) < total_lines", "true",
          FENCE, "odd-nchw"),
     runs("pieces of four start where the run does", "Problem::pad_left - R::shift + in_chunk",
@@ -158,7 +160,7 @@ BREAKS = (
     Break("the first group's windows for all", "im2win_basic", "Window<Problem>(), k / Problem::group_k)",
           "Window<Problem>(), 0)", WRONG, ("groups-nchw",)),
     Break("outputs past the end are made", "im2win_basic", "if (at >= batch * Problem::k * image) return;", "",
-          FENCE, ("odd-nchw",), times=2),
+          FENCE, ("odd-nchw",)),
     Break("halo one column too wide", "direct", "j >= Problem::w) continue", "j > Problem::w) continue",
           WRONG, ("plain-nchw",)),
     Break("the first group's channels for all", "direct", "first_c = k / Problem::group_k * Problem::group_c",
@@ -192,14 +194,25 @@ BREAKS = (
 )  # fmt: skip
 
 
+def included(kernels: Path, header: str) -> list[Path]:
+    """The header and all that it includes."""
+    found, ahead = [], [kernels / header]
+    while ahead:
+        if (path := ahead.pop()) not in found:
+            found.append(path)
+            names = re.findall(r"#include <(.+)>", path.read_text())
+            ahead += [kernels / name for name in names if (kernels / name).exists()]
+    return found
+
+
 def broken_kernels(broken: Break, folder: Path) -> Path:
     """A copy of the kernels with the patch applied."""
     copy = folder / "kernels"
     shutil.copytree(KERNELS, copy)
-    headers = {header: header.read_text() for header in sorted(copy.rglob("*.cuh"))}
+    headers = {header: header.read_text() for header in included(copy, f"{broken.algorithm}.cuh")}
     found = sum(text.count(broken.text) for text in headers.values())
     assert found == broken.times, (
-        f"{broken.text!r} is in the kernels {found} times, not {broken.times}: adapt the patch"
+        f"{broken.text!r} is in {broken.algorithm}'s headers {found} times, not {broken.times}: adapt the patch"
     )
     for header, text in headers.items():
         header.write_text(text.replace(broken.text, broken.by))

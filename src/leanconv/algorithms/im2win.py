@@ -4,8 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from leanconv.algorithms.base import Argument, Constants, GpuAlgorithm, Launch, Plan, Target, ceil_div, conv_constants
-from leanconv.algorithms.tiles import TileConfig, conv_arguments, forward_limits, order, tile_launch, tiles, with_splits
+from leanconv.algorithms.base import Argument, Constants, GpuAlgorithm, Launch, Plan, Target, ceil_div
+from leanconv.algorithms.tiles import (
+    TileConfig,
+    conv_arguments,
+    forward_limits,
+    order,
+    tile_launch,
+    tiles,
+    view_constants,
+    with_splits,
+)
 from leanconv.problem import ConvProblem
 
 PAPER = "S. Lu et al., Im2win: An Efficient Convolution Paradigm on GPU (2023)"
@@ -23,7 +32,7 @@ def tensor_elements(problem: ConvProblem) -> int:
 
 def window_constants(problem: ConvProblem) -> Constants:
     """The ``Problem`` struct of the kernels that work on the im2win tensor."""
-    constants = dict(conv_constants(problem))
+    constants = dict(view_constants(problem))
     constants["wide"] = constants["wide"] or tensor_elements(problem) >= 2**30
     return (*constants.items(), ("columns", columns(problem)))
 

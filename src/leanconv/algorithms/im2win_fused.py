@@ -7,9 +7,18 @@ from dataclasses import asdict, dataclass, replace
 from math import gcd, lcm
 
 from leanconv.algorithms import implicit_gemm
-from leanconv.algorithms.base import GpuAlgorithm, Plan, Target, ceil_div, conv_constants, has_wide_tensors
+from leanconv.algorithms.base import GpuAlgorithm, Plan, Target, ceil_div, has_wide_tensors
 from leanconv.algorithms.im2win import PAPER
-from leanconv.algorithms.tiles import TileConfig, conv_arguments, cost, forward_limits, tile_launch, tiles, with_splits
+from leanconv.algorithms.tiles import (
+    TileConfig,
+    conv_arguments,
+    cost,
+    forward_limits,
+    tile_launch,
+    tiles,
+    view_constants,
+    with_splits,
+)
 from leanconv.problem import ConvProblem
 
 
@@ -136,7 +145,7 @@ class Im2winFused(GpuAlgorithm):
         pixels = run_pixels(problem) if config.runs else problem.n * problem.p * problem.q
         launch = tile_launch(
             self.name,
-            conv_constants(problem),
+            view_constants(problem),
             config,
             problem,
             pixels,

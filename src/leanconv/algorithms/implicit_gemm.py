@@ -6,7 +6,16 @@ from collections.abc import Iterator
 from math import lcm
 
 from leanconv.algorithms.base import GpuAlgorithm, Plan, Target, conv_constants
-from leanconv.algorithms.tiles import TileConfig, conv_arguments, forward_limits, order, tile_launch, tiles, with_splits
+from leanconv.algorithms.tiles import (
+    TileConfig,
+    conv_arguments,
+    forward_limits,
+    order,
+    tile_launch,
+    tiles,
+    view_constants,
+    with_splits,
+)
 from leanconv.problem import ConvProblem
 
 
@@ -42,5 +51,5 @@ class ImplicitGemm(GpuAlgorithm):
     def plan(self, problem: ConvProblem, config: TileConfig, target: Target) -> Plan:
         """See GpuAlgorithm."""
         pixels, shared = problem.n * problem.p * problem.q, shared_bytes(problem, config)
-        constants, arguments = conv_constants(problem), conv_arguments(problem)
+        constants, arguments = view_constants(problem), conv_arguments(problem)
         return Plan((tile_launch(self.name, constants, config, problem, pixels, shared, arguments),))

@@ -7,7 +7,16 @@ from dataclasses import dataclass, replace
 from math import gcd
 from typing import TypeVar
 
-from leanconv.algorithms.base import Argument, Config, Constants, Launch, Target, ceil_div, has_wide_tensors
+from leanconv.algorithms.base import (
+    Argument,
+    Config,
+    Constants,
+    Launch,
+    Target,
+    ceil_div,
+    conv_constants,
+    has_wide_tensors,
+)
 from leanconv.problem import ConvProblem
 
 
@@ -148,6 +157,62 @@ def with_splits(
         for split in (2, 4, 8):
             if target.clusters and shared % split == 0 and reduction >= 8 * split * config.tile_reduction:
                 yield replace(config, split=split), speed
+
+
+@dataclass(frozen=True)
+class OutputView:
+    """Where the outputs of a launch lie: rows ``first_p + step_p * i`` and columns ``first_q + step_q * j`` of images
+    of ``out_h`` x ``out_w``, and from which element on the launch finds its filters.
+
+    With more than one of ``phases`` the launch serves so many such parts in each direction, their filters one after the
+    other. Phase i begins ``phase_step * i`` rows (columns) behind the first, of which whole steps move the windows;
+    outputs that would lie outside the image are not stored.
+    """
+
+    out_h: int
+    out_w: int
+    first_p: int = 0
+    first_q: int = 0
+    step_p: int = 1
+    step_q: int = 1
+    phases: tuple[int, int] = (1, 1)
+    phase_step: tuple[int, int] = (1, 1)
+    first_weight: int = 0
+
+
+def view_constants(problem: ConvProblem, view: OutputView | None = None, wide: bool = False) -> Constants:
+    """The ``Problem`` struct of a tiled kernel: `conv_constants`, and where the outputs lie; None for side by side.
+
+    ``problem`` is the convolution of one phase, the first. ``wide``: offsets take 64 bits whatever its tensors.
+    """
+    constants = dict(conv_constants(problem))
+    view = view or OutputView(problem.p, problem.q)
+    constants["wide"] = constants["wide"] or wide
+    if problem.layout == "NCHW" and (view.out_h, view.out_w) != (problem.p, problem.q):
+        columns = (problem.q, view.first_q, view.out_w)
+        constants["vector_store"] = view.step_q == 1 and all(number % 4 == 0 for number in columns)
+    for i in range(view.phases[0] * view.phases[1]):
+        numbers = (i // view.phases[1], i % view.phases[1])
+        begin = zip((view.first_p, view.first_q), numbers, view.phase_step, (view.step_p, view.step_q), strict=True)
+        down, right = ((first + number * apart) // step for first, number, apart, step in begin)
+        top, bottom, left, rest = problem.padding
+        if view.phases != (1, 1):
+            moved = replace(problem, padding=(top + down, bottom - down, left + right, rest - right))
+            constants["padded"] = constants["padded"] or dict(conv_constants(moved))["padded"]
+    return (
+        *constants.items(),
+        ("out_h", view.out_h),
+        ("out_w", view.out_w),
+        ("first_p", view.first_p),
+        ("first_q", view.first_q),
+        ("step_p", view.step_p),
+        ("step_q", view.step_q),
+        ("phases_h", view.phases[0]),
+        ("phases_w", view.phases[1]),
+        ("phase_step_h", view.phase_step[0]),
+        ("phase_step_w", view.phase_step[1]),
+        ("first_weight", view.first_weight),
+    )
 
 
 def conv_arguments(problem: ConvProblem, source: str = "x") -> tuple[Argument, ...]:
