@@ -16,7 +16,7 @@ from leanconv import registry
 from leanconv.algorithms.base import Config, GpuAlgorithm
 from leanconv.bench import __main__ as command
 from leanconv.bench import comparisons, default_path, load_suite, pages, run_ablation, run_suite
-from leanconv.bench.ablation import ABLATED, BASELINE, FULL, SWITCHES, VARIANTS, AblationPeer, variants
+from leanconv.bench.ablation import BASELINE, FULL, STUDIES, AblationPeer, Study, Variant, variants
 from leanconv.bench.results import Results, Row
 from leanconv.bench.suites import Case, format_problem
 from leanconv.bench.tables import performance_page, results_files, show, standings
@@ -26,11 +26,17 @@ from leanconv.runtime.driver import CudaUnavailableError, driver
 
 ROOT = Path(__file__).resolve().parent.parent
 H200 = cases.TARGETS[0]
+IM2WIN = STUDIES["im2win"]
+ABLATED, VARIANTS = IM2WIN.algorithms, IM2WIN.variants
 SMALL = ConvProblem(2, 5, 9, 12, 7, 3, 3, padding=(1, 1, 1, 1))
 
 
 def best_guess(problem: ConvProblem) -> Callable[[GpuAlgorithm], Config]:
     return lambda algorithm: next(iter(algorithm.configs(problem, H200)))
+
+
+def taken_apart(problem: ConvProblem, study: Any = IM2WIN) -> list[Variant]:
+    return list(variants(study, problem, H200, best_guess(problem)))
 
 
 # the variants
@@ -41,7 +47,7 @@ def test_a_variant_differs_by_its_switch_and_fits_the_machine(layout: str) -> No
     for case in load_suite("im2win", layout):
         problem = case.problem
         assert isinstance(problem, ConvProblem)
-        found = list(variants(problem, best_guess(problem)))
+        found = taken_apart(problem)
         assert [(v.algorithm.name, v.name) for v in found] == [
             ("direct", BASELINE),
             ("im2win_basic", BASELINE),
@@ -53,10 +59,10 @@ def test_a_variant_differs_by_its_switch_and_fits_the_machine(layout: str) -> No
             for each in plan.launches:
                 assert each.shared_bytes <= H200.shared_per_block, (case.name, variant)
                 assert each.block <= 1024 and each.grid % each.cluster == 0, (case.name, variant)
-            if variant.name in SWITCHES:
+            if variant.name in IM2WIN.switches:
                 full = whole[variant.algorithm.name]
                 off = [f.name for f in fields(full) if getattr(full, f.name) != getattr(variant.config, f.name)]
-                assert off == [SWITCHES[variant.name]] and not getattr(variant.config, off[0])
+                assert off == [*IM2WIN.switches[variant.name]] and not getattr(variant.config, off[0])
                 assert plan.launches[-1].grid == variant.algorithm.plan(problem, full, H200).launches[-1].grid
 
 
@@ -68,7 +74,7 @@ def test_variants_compile_without_spills_to_different_code(name: str) -> None:
     problem = next(case.problem for case in load_suite("im2win") if case.name == name)
     assert isinstance(problem, ConvProblem)
     code = set()
-    for variant in variants(problem, best_guess(problem)):
+    for variant in taken_apart(problem):
         compiled = compile_launch(variant.algorithm.plan(problem, variant.config, H200).launches[-1], H200.arch)
         assert compiled.spill_bytes == 0 and compiled.registers > 0, variant
         code.add(compiled.cubin)
@@ -83,15 +89,14 @@ class HostAblation(AblationPeer):
 
 @pytest.mark.parametrize("problem", [SMALL, replace(SMALL, layout="NHWC", bias=True)], ids=str)
 def test_a_run_has_a_row_for_each_variant(problem: ConvProblem, monkeypatch: pytest.MonkeyPatch) -> None:
-    choose = best_guess(problem)
-    plans = {v.algorithm.plan(problem, v.config, H200): problem for v in variants(problem, choose)}
+    plans = {v.algorithm.plan(problem, v.config, H200): problem for v in taken_apart(problem)}
     device = HostDevice(plans)
     monkeypatch.setattr(device, "target", H200)
     monkeypatch.setattr(launch, "open_device", lambda index: device)
     case = Case("small", problem)
-    results = run_suite([case], device="cpu", quick=True, progress=False, peers=(HostAblation(),))
+    results = run_suite([case], device="cpu", quick=True, progress=False, peers=(HostAblation(IM2WIN),))
     assert not results.failed and not results.skipped
-    expected = [(v.algorithm.name, v.name) for v in variants(problem, choose)]
+    expected = [(v.algorithm.name, v.name) for v in taken_apart(problem)]
     assert [(row.algorithm, row.variant) for row in results.rows] == expected
     tensor = registry.choose(problem, "im2win", registry.ALGORITHMS).workspace_bytes(problem)
     for row in results.rows:
@@ -99,6 +104,24 @@ def test_a_run_has_a_row_for_each_variant(problem: ConvProblem, monkeypatch: pyt
         assert row.workspace_bytes == (0 if row.algorithm in ("direct", "im2win_fused") else tensor)
     off = next(row for row in results.rows if row.variant == "no prefetch")
     assert "prefetch=False" in off.note and "vector_loads=True" in off.note
+
+
+def test_a_switch_takes_the_nearest_legal_configuration() -> None:
+    """Where an algorithm has such configurations, the rest of the numbers may have to follow."""
+    problem = next(case.problem for case in load_suite("im2win") if case.name == "conv9")
+    assert isinstance(problem, ConvProblem)
+    legal = list(registry.choose(problem, "implicit_gemm", registry.ALGORITHMS).configs(problem, H200))  # type: ignore[attr-defined]
+    whole = legal[0]
+    other = next(config for config in legal if config.tile_k != whole.tile_k)
+    study = Study(("implicit_gemm",), ("direct",), {"tile": {"tile_k": other.tile_k}, "same": {"tile_k": whole.tile_k}})
+    base, full, off = taken_apart(problem, study)
+    assert (base.name, full.name, off.name) == (BASELINE, FULL, "tile"), "what changes nothing is no variant"
+    assert off.config in legal and off.config.tile_k == other.tile_k  # type: ignore[attr-defined]
+
+    def differing(config: Any) -> int:
+        return sum(getattr(config, f.name) != getattr(whole, f.name) for f in fields(whole))
+
+    assert differing(off.config) == min(differing(config) for config in legal if config.tile_k == other.tile_k)
 
 
 @pytest.mark.gpu
@@ -118,6 +141,8 @@ def test_what_the_ablation_does_not_take_is_named(capsys: Any, monkeypatch: pyte
     with pytest.raises(ValueError, match="device='cpu' does not apply"):
         run_ablation("im2win", device="cpu")
     monkeypatch.setattr("leanconv.bench.machine.gpu_usable", lambda: (True, ""))
+    with pytest.raises(ValueError, match="'direct,im2c.*' has no ablation; these have: im2win_fused, im2win"):
+        run_ablation("im2win", algorithms=("direct", "im2c*"))
     for what in ("filters", "filter:64x64,3x3"):
         with pytest.raises(ValueError, match="has no layers"):
             run_ablation(what)

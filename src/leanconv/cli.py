@@ -103,12 +103,19 @@ def bench(
     layout: Annotated[Layout | None, typer.Option(help="Memory layout, for suites of layers.")] = None,
     only: Annotated[str | None, typer.Option(help="Pattern of problem names, such as 'conv1*'.")] = None,
     engines: Annotated[str, typer.Option(help="Patterns between commas, such as 'leanconv,torch-*,cudnn:*'.")] = "",
+    algorithms: Annotated[
+        str, typer.Option(help="Patterns of leanconv's own algorithms; by default those that the suite is about.")
+    ] = "",
     batch: Annotated[int | None, typer.Option(help="Images, instead of the suite's number.")] = None,
     device: Annotated[str | None, typer.Option(help="cuda or cpu; by default the GPU where there is one.")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Rougher figures in a quarter of the time.")] = False,
     ablation: Annotated[
         bool, typer.Option("--ablation", help="im2win's kernels with one technique off at a time, and no peers.")
     ] = False,
+    seconds: Annotated[float | None, typer.Option(help="Begin no further problem after this time.")] = None,
+    resume: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Results of a run whose missing problems to measure and add.")
+    ] = None,
     full: Annotated[bool, typer.Option("--full", help="Print every engine's row.")] = False,
     out: Annotated[Path | None, typer.Option(help="Results file; by default below benchmarks/results.")] = None,
     plot: Annotated[Path | None, typer.Option(help="Also draw bars into this .png, .svg or .pdf.")] = None,
@@ -122,14 +129,16 @@ def bench(
     Suites: im2win, opencnn, winograd1d, … (a wrong name lists them). A problem in words:
     conv:n8,c64,h56,k64,r3,pad1 or filter:2048x2048,7x7.
     """
-    from leanconv.bench import default_path, figures, plots, run_ablation, run_suite, show
+    from leanconv.bench import Results, default_path, figures, plots, run_ablation, run_suite, show
 
-    patterns = tuple(filter(None, engines.split(",")))
+    patterns, own = (tuple(filter(None, text.split(","))) for text in (engines, algorithms))
     results = (run_ablation if ablation else run_suite)(
         what, layout=layout.value if layout else None, engines=patterns, only=only, batch=batch, quick=quick,
-        device=device, revision=revision, workspace_limit=_bytes(workspace_limit),
+        device=device, revision=revision, workspace_limit=_bytes(workspace_limit), algorithms=own, seconds=seconds,
+        resume=Results.read(resume) if resume else None,
     )  # fmt: skip
-    path = out or default_path(results, bool(patterns or only or batch or quick or workspace_limit), ablation=ablation)
+    partial = bool(patterns or own or only or batch or quick or workspace_limit)
+    path = out or default_path(results, partial, ablation=ablation)
     results.write(path)
     show(results, full or None)
     print(f"results: {path}")

@@ -1,21 +1,22 @@
-"""What each part of the im2win kernels is worth, as in Figure 4 of their paper: one switched off at a time.
+"""What each part of a kernel is worth: one switched off at a time, as in Figure 4 of the im2win paper.
 
-Beside the variants stand what the paper starts from: the direct convolution, and its basic kernel.
+Beside the variants stand the kernels that the idea starts from.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, fields, replace
+from fnmatch import fnmatchcase
 from typing import Any
 
 import numpy as np
 
-from leanconv.algorithms.base import Config, GpuAlgorithm
-from leanconv.algorithms.tiles import TileConfig
+from leanconv.algorithms.base import Config, GpuAlgorithm, Plan, Target
 from leanconv.bench import machine
 from leanconv.bench.operands import Operands
 from leanconv.bench.peers.base import Candidate, Peer, Unable
+from leanconv.bench.peers.own import compile_ahead
 from leanconv.bench.results import Results
 from leanconv.bench.run import run_suite
 from leanconv.bench.suites import Case, parse_problem, suite_layout, suite_names
@@ -23,12 +24,46 @@ from leanconv.problem import ConvProblem, Problem
 from leanconv.timing import time_gpu
 
 BASELINE, FULL = "baseline", "full"
-#: Variant, and the field of the configuration that it switches off.
-SWITCHES = {"no prefetch": "prefetch", "no vector loads": "vector_loads", "no micro-kernel": "micro_kernel"}
-#: Every variant of an ablated algorithm, in the order of tables and figures.
-VARIANTS = (FULL, *SWITCHES)
-BASELINES = ("direct", "im2win_basic")
-ABLATED = ("im2win_fused", "im2win")
+
+
+@dataclass(frozen=True)
+class Study:
+    """Which algorithms are taken apart, what is switched off in them, and what they are compared with.
+
+    ``switches`` holds for each variant the fields of the configuration that it sets, and to what.
+    """
+
+    algorithms: tuple[str, ...]
+    baselines: tuple[str, ...]
+    switches: dict[str, dict[str, Any]] = field(hash=False)
+
+    @property
+    def variants(self) -> tuple[str, ...]:
+        """Every variant of an ablated algorithm, in the order of tables and figures."""
+        return (FULL, *self.switches)
+
+
+#: By the suite that they are run on; the first is for problems of any other suite.
+STUDIES = {
+    "im2win": Study(
+        ("im2win_fused", "im2win"),
+        ("direct", "im2win_basic"),
+        {
+            "no prefetch": {"prefetch": False},
+            "no vector loads": {"vector_loads": False},
+            "no micro-kernel": {"micro_kernel": False},
+        },
+    ),
+}
+
+
+def study_of(algorithm: str) -> Study:
+    """The study that takes an algorithm apart. Raises ValueError where there is none."""
+    for study in STUDIES.values():
+        if algorithm in study.algorithms:
+            return study
+    names = ", ".join(name for study in STUDIES.values() for name in study.algorithms)
+    raise ValueError(f"algorithm={algorithm!r} has no ablation; these have: {names}")
 
 
 @dataclass(frozen=True)
@@ -40,21 +75,40 @@ class Variant:
     config: Config
 
 
-def variants(problem: ConvProblem, choose: Callable[[GpuAlgorithm], Config]) -> Iterator[Variant]:
+def variants(
+    study: Study, problem: ConvProblem, target: Target, choose: Callable[[GpuAlgorithm], Config]
+) -> Iterator[Variant]:
     """The baselines, then each ablated algorithm with the configuration that ``choose`` gives, whole and switched off.
 
-    All but the switch stays as it is: tile, stages, blocks on a multiprocessor, split.
+    All but the switch stays as it is where such a configuration is legal. A variant that the whole configuration is
+    already, and an algorithm that cannot run the problem, are left out.
     """
-    for name in (*BASELINES, *ABLATED):
+    for name in (*study.baselines, *study.algorithms):
         algorithm = _algorithm(name)
+        if algorithm.reasons(problem):
+            continue
         config = choose(algorithm)
-        if name in BASELINES:
+        if name in study.baselines:
             yield Variant(algorithm, BASELINE, config)
             continue
-        assert isinstance(config, TileConfig), f"{name} has no switches"
         yield Variant(algorithm, FULL, config)
-        for variant, switch in SWITCHES.items():
-            yield Variant(algorithm, variant, replace(config, **{switch: False}))
+        for variant, values in study.switches.items():
+            off = _switched(algorithm, problem, target, config, values)
+            if off != config:
+                yield Variant(algorithm, variant, off)
+
+
+def _switched(
+    algorithm: GpuAlgorithm, problem: ConvProblem, target: Target, config: Config, values: dict[str, Any]
+) -> Config:
+    """``config`` with ``values``: the nearest of the algorithm's own configurations, or one that no call would run."""
+    wanted = replace(config, **values)
+
+    def differing(other: Config) -> int:
+        return sum(getattr(other, entry.name) != getattr(wanted, entry.name) for entry in fields(wanted))
+
+    legal = (c for c in algorithm.configs(problem, target) if all(getattr(c, key) == v for key, v in values.items()))
+    return min(legal, key=differing, default=wanted)
 
 
 def _algorithm(name: str) -> GpuAlgorithm:
@@ -71,17 +125,39 @@ class AblationPeer(Peer):
     solves = (ConvProblem,)
     needs_gpu = True
 
+    def __init__(self, study: Study) -> None:
+        self._study = study
+
     def absent(self) -> str | None:
         return None
 
-    def candidates(self, problem: Problem, operands: Operands, gpu: bool) -> Iterator[Candidate | Unable]:
+    def _variants(self, problem: ConvProblem, device: Any) -> Iterator[Variant]:
         from leanconv.calls import choose_config
+
+        return variants(
+            self._study, problem, device.target, lambda algorithm: choose_config(algorithm, problem, device)
+        )
+
+    def prepare(self, problems: Sequence[Problem], gpu: bool) -> None:
+        """Compile all variants for all problems, on every core."""
+        from leanconv.runtime.launch import open_device
+
+        if gpu:
+            device = open_device(0)
+            layers = [problem for problem in problems if isinstance(problem, ConvProblem)]
+            compile_ahead(
+                v.algorithm.plan(layer, v.config, device.target)
+                for layer in layers
+                for v in self._variants(layer, device)
+            )
+
+    def candidates(self, problem: Problem, operands: Operands, gpu: bool) -> Iterator[Candidate | Unable]:
         from leanconv.runtime.compile import CompileError
         from leanconv.runtime.launch import open_device
 
         assert isinstance(problem, ConvProblem)
         device = open_device(0)
-        for variant in variants(problem, lambda algorithm: choose_config(algorithm, problem, device)):
+        for variant in self._variants(problem, device):
             try:
                 yield _candidate(variant, problem, operands, gpu, device)
             except CompileError as error:
@@ -106,8 +182,8 @@ def _candidate(variant: Variant, problem: ConvProblem, operands: Operands, gpu: 
     run = device.executable(plan)
     x, w, bias = operands.x(problem.layout), operands.w(problem.layout), operands.bias
     y = operands.output(problem.layout)
-    workspace = _scratch(plan.workspace_bytes, operands.gpu)
-    arrays = (x, w, bias, y, workspace, None)
+    workspace, prepared = (_scratch(count, operands.gpu) for count in (plan.workspace_bytes, plan.prepared_bytes))
+    arrays = (x, w, bias, y, workspace, prepared)
     values = [*(0 if array is None else _pointer(array) for array in arrays), 0, 0]
 
     def call(held: tuple[Any, ...] = arrays) -> Any:
@@ -126,6 +202,7 @@ def _candidate(variant: Variant, problem: ConvProblem, operands: Operands, gpu: 
         spill_bytes=sum(code.spill_bytes for code in compiled),
         note=", ".join(f"{name}={value}" for name, value in variant.config.constants()),
         variant=variant.name,
+        prepared_bytes=plan.prepared_bytes,
     )
 
 
@@ -141,40 +218,58 @@ def run_ablation(
     revision: str | None = None,
     progress: bool = True,
     workspace_limit: int | None = None,
+    algorithms: Sequence[str] = (),
+    seconds: float | None = None,
+    resume: Results | None = None,
 ) -> Results:
     """Measure the variants on a suite of layers; arguments as of run_suite.
 
+    The study is that of the suite in STUDIES, else the first; with ``algorithms``, patterns of names, the first that
+    has such an algorithm, and none but those of its algorithms are taken apart.
+
     Every row's ``variant`` says which it is, its ``note`` the configuration; ``problems`` gains ``transform_us``, the
-    time of im2win's transform alone, and ``transform_bytes``, what it reads and writes. Raises ValueError without a
-    GPU, for a suite of filters, for ``engines`` or a ``workspace_limit`` (there is one engine, and its variants are
-    given), and where run_suite does.
+    time of im2win's transform alone, and ``transform_bytes``, what it reads and writes, where it is taken apart. Raises
+    ValueError without a GPU, for a suite of filters, for ``algorithms`` that no study has, for ``engines`` or a
+    ``workspace_limit`` (there is one engine, and its variants are given), and where run_suite does.
     """
     for name, given in (("engines", engines or None), ("workspace_limit", workspace_limit)):
         if given is not None:
-            raise ValueError(f"{name}={given!r} does not apply: the ablation runs the im2win kernels and nothing else")
+            raise ValueError(
+                f"{name}={given!r} does not apply: the ablation runs variants of leanconv's kernels and nothing else"
+            )
     if device == "cpu":
         raise ValueError("device='cpu' does not apply: the ablation times kernels on a GPU")
     usable, why = machine.gpu_usable()
     if not usable:
         raise ValueError(f"the ablation times kernels on a GPU, and there is none: {why}")
+    study = _study(what, algorithms)
     if isinstance(what, str) and (what.startswith("filter:") or what in suite_names() and not suite_layout(what)):
         raise ValueError(f"{what!r} has no layers: the ablation is of convolutions, not of image filters")
     results = run_suite(
         what, layout=layout, only=only, batch=batch, quick=quick, device="cuda", revision=revision, progress=progress,
-        peers=(AblationPeer(),),
+        seconds=seconds, resume=resume, peers=(AblationPeer(study),),
     )  # fmt: skip
     for about in results.problems.values():
         problem = parse_problem(about["words"])
-        if isinstance(problem, ConvProblem):
+        if isinstance(problem, ConvProblem) and "im2win" in study.algorithms and "transform_us" not in about:
             about |= _time_transform(problem, 0.03 if quick else 0.12)
     return results
+
+
+def _study(what: str | Sequence[Case], patterns: Sequence[str]) -> Study:
+    if not patterns:
+        return STUDIES.get(what if isinstance(what, str) else "", next(iter(STUDIES.values())))
+    for study in STUDIES.values():
+        names = tuple(name for name in study.algorithms if any(fnmatchcase(name, pattern) for pattern in patterns))
+        if names:
+            return replace(study, algorithms=names)
+    return study_of(",".join(patterns))
 
 
 def _time_transform(problem: ConvProblem, budget_s: float) -> dict[str, Any]:
     """Time of im2win's first launch, and the fewest bytes it can move."""
     import torch
 
-    from leanconv.algorithms.base import Plan
     from leanconv.calls import choose_config
     from leanconv.runtime.launch import open_device
 

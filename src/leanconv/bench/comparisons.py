@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from leanconv.bench.ablation import BASELINE, BASELINES, FULL, VARIANTS
+from leanconv.bench.ablation import BASELINE, FULL, study_of
 from leanconv.bench.results import Results, Row, geometric_mean, right
 from leanconv.bench.suites import parse_problem
 from leanconv.bench.tables import Table, quantity, size
@@ -34,9 +34,10 @@ def ablation(results: Results, algorithm: str) -> Table:
 
     Where the transform has been timed, its share of the whole time stands beside the algorithm that needs it.
     """
-    keys = [*((name, BASELINE) for name in BASELINES), *((algorithm, name) for name in VARIANTS)]
+    study = study_of(algorithm)
+    keys = [*((name, BASELINE) for name in study.baselines), *((algorithm, name) for name in study.variants)]
     explicit = algorithm == "im2win" and any("transform_us" in about for about in results.problems.values())
-    columns = ["problem", *BASELINES, *VARIANTS, *(["transform, µs", "of the time"] if explicit else [])]
+    columns = ["problem", *study.baselines, *study.variants, *(["transform, µs", "of the time"] if explicit else [])]
     lines = []
     shares: dict[tuple[str, str], list[float]] = {key: [] for key in keys}
     for problem, about in results.problems.items():

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from leanconv.bench.ablation import ABLATED, BASELINE, BASELINES, VARIANTS
+from leanconv.bench.ablation import BASELINE, FULL, STUDIES, study_of
 from leanconv.bench.comparisons import MEMORY_PEERS, variant
 from leanconv.bench.plots import blank, save
 from leanconv.bench.results import TABLE_BYTES, Results, Row, right
@@ -46,8 +46,9 @@ _CUDNN = {
     "winograd": _Style("cuDNN Winograd", "#8a4f7d"),
     "winograd_nonfused": _Style("cuDNN Winograd non-fused", "#cc79a7"),
 }
-_VARIANTS = dict(zip(VARIANTS, ("#d55e00", "#56b4e9", "#009e73", "#cc79a7"), strict=True))
-_BASELINES = dict(zip(BASELINES, ("#8c8c8c", "#222222"), strict=True))
+_VARIANTS = ("#d55e00", "#56b4e9", "#009e73", "#cc79a7")
+_BASELINES = ("#8c8c8c", "#222222")
+_TENSOR = STUDIES["im2win"].algorithms
 
 
 def speed_rows(results: Results) -> dict[str, dict[str, Row]]:
@@ -101,12 +102,12 @@ def memory_factors(results: Results) -> dict[str, dict[str, float]]:
     found: dict[str, dict[str, float]] = {}
     for problem, about in results.problems.items():
         peers = results.peers(problem)
-        rows = {name: results.own(problem, [name]) for name in ABLATED}
+        rows = {name: results.own(problem, [name]) for name in _TENSOR}
         rows |= {MEMORY_PEERS[name]: peers.get(name) for name in MEMORY_PEERS}
         for label, row in rows.items():
             if row is not None and row.workspace_bytes is not None:
                 found.setdefault(label, {})[problem] = row.workspace_bytes / about["bytes"]
-    return {label: found[label] for label in (*ABLATED, *MEMORY_PEERS.values()) if label in found}
+    return {label: found[label] for label in (*_TENSOR, *MEMORY_PEERS.values()) if label in found}
 
 
 def memory(results: Results, path: Path) -> None:
@@ -135,13 +136,18 @@ def ablation(results: Results, path: Path) -> None:
     """
     problems = list(results.problems)
     drawn: dict[str, dict[str, list[float | None]]] = {}
-    for algorithm in ABLATED:
-        keys = {name: (algorithm, name) for name in VARIANTS} | {name: (name, BASELINE) for name in BASELINES}
+    colours: dict[str, str] = {}
+    for algorithm in dict.fromkeys(row.algorithm for row in results.rows if row.variant == FULL):
+        study = study_of(algorithm)
+        keys = {name: (algorithm, name) for name in study.variants}
+        keys |= {name: (name, BASELINE) for name in study.baselines}
+        colours |= dict(zip(study.variants, _VARIANTS, strict=False)) | dict(
+            zip(study.baselines, _BASELINES, strict=False)
+        )
         rows = {label: [variant(results, problem, *key) for problem in problems] for label, key in keys.items()}
-        if any(rows[VARIANTS[0]]):
+        if any(rows[FULL]):
             drawn[algorithm] = {label: [row.tflops if row else None for row in found] for label, found in rows.items()}
     _refuse_empty(drawn)
-    colours = {**_VARIANTS, **_BASELINES}
     figure = blank((10.5, 2.7 * len(drawn) + 0.9))
     axes = figure.subplots(len(drawn), 1, squeeze=False, sharey=True)[:, 0]
     for axis, (algorithm, heights) in zip(axes, drawn.items(), strict=True):

@@ -43,6 +43,8 @@ class Row:
     spill_bytes: int | None = None
     note: str = ""
     variant: str = ""
+    #: bytes of transformed filters, which depend on the filters only and can be kept for later calls
+    prepared_bytes: int = 0
 
 
 @dataclass
@@ -58,6 +60,8 @@ class Results:
     skipped: list[dict[str, str]] = field(default_factory=list)
     failed: list[dict[str, str]] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
+    #: problems that the run did not come to
+    missing: list[str] = field(default_factory=list)
 
     def write(self, path: Path) -> None:
         """Write the file; it appears whole or not at all."""
@@ -72,6 +76,42 @@ class Results:
             return cls(**content)
         except (ValueError, KeyError, TypeError) as error:
             raise ValueError(f"{path} is not a results file of leanconv bench: {error}") from error
+
+    def refuse_other(self, other: Results) -> None:
+        """Raise ValueError unless ``other`` was measured as this was: suite, layout, GPU, versions, revision."""
+        free = ("date", "ceilings", *(("cpu", "cores", "memory_bytes") if self.machine.get("gpu") else ()))
+        keys = [key for key in {**self.machine, **other.machine} if key not in free]
+        differing = [(key, self.machine.get(key), other.machine.get(key)) for key in keys]
+        differing += [(key, getattr(self, key), getattr(other, key)) for key in ("suite", "layout")]
+        for key, mine, its in differing:
+            if mine != its:
+                raise ValueError(f"two runs do not go together: {key} is {mine!r} in one, {its!r} in the other")
+
+    def joined(self, other: Results, order: Sequence[str]) -> Results:
+        """One result of two runs on the same machine, its problems in ``order``; those in both come from ``other``.
+
+        The machine's record is that of the first run; a row's share of the ceiling stays that of its own run. Raises
+        ValueError as refuse_other does.
+        """
+        self.refuse_other(other)
+        found = {**self.problems, **other.problems}
+
+        def kept(entries: list[dict[str, str]]) -> list[dict[str, str]]:
+            return [entry for entry in entries if entry["problem"] not in other.problems]
+
+        both = f"measured in two runs, the second from {other.machine['date']} on"
+        return Results(
+            self.machine,
+            self.suite,
+            self.layout,
+            problems={name: found[name] for name in order if name in found},
+            rows=[row for row in self.rows if row.problem not in other.problems] + other.rows,
+            absent=self.absent | other.absent,
+            skipped=kept(self.skipped) + other.skipped,
+            failed=kept(self.failed) + other.failed,
+            warnings=list(dict.fromkeys([*self.warnings, *other.warnings, both])),
+            missing=[name for name in self.missing if name not in found or name in other.missing],
+        )
 
     def of(self, problem: str) -> list[Row]:
         """All rows of a problem."""

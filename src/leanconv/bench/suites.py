@@ -35,6 +35,16 @@ class Case:
     problem: Problem
 
 
+#: leanconv's algorithms, as patterns of names, that a suite measures where no others are asked for: what it is about,
+#: and what that has to beat. Kernels that an idea is compared with (one thread, one output) take 20 times their time.
+SUITE_ALGORITHMS = {
+    "winograd1d": ("winograd1d", "implicit_gemm"),
+    "opencnn": ("winograd*", "implicit_gemm"),
+}
+#: Transforms with this many states and more round too much for tier fp32: such problems are asked in tier relaxed.
+_RELAXED_STATES = 16
+
+
 @cache
 def _shipped() -> dict[str, Any]:
     text = resources.files("leanconv.bench").joinpath("suites.json").read_text(encoding="utf-8")
@@ -70,6 +80,7 @@ def load_suite(name: str, layout: str | None = None) -> tuple[Case, ...]:
 
 def _conv_problem(entry: dict[str, Any], suite: dict[str, Any], layout: Any) -> ConvProblem:
     pad_h, pad_w = entry["padding"]
+    states = entry.get("gamma", [0])[0]
     return ConvProblem(
         **{letter: entry[letter] for letter in "nchwkrs"},
         stride=(entry["stride"], entry["stride"]),
@@ -77,6 +88,7 @@ def _conv_problem(entry: dict[str, Any], suite: dict[str, Any], layout: Any) -> 
         dtype=suite["dtype"],
         layout=layout,
         op=suite["op"],
+        precision="relaxed" if states >= _RELAXED_STATES else "fp32",
     )
 
 

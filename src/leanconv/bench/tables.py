@@ -131,10 +131,10 @@ def show(results: Results, full: bool | None = None) -> None:
         console.print(table)
 
     if results.rows and all(row.variant for row in results.rows):
-        from leanconv.bench.ablation import ABLATED
+        from leanconv.bench.ablation import FULL
         from leanconv.bench.comparisons import ABLATION_CELL, ablation
 
-        for algorithm in ABLATED:
+        for algorithm in dict.fromkeys(row.algorithm for row in results.rows if row.variant == FULL):
             put(f"{_title(results)}: {algorithm}, {ABLATION_CELL}", ablation(results, algorithm), 1)
         for line in _legend(results):
             console.print(line, highlight=False, markup=False)
@@ -168,6 +168,8 @@ def _legend(results: Results) -> list[str]:
         lines.append("× is the peer's time over leanconv's. " + "; ".join(meanings) + ".")
     lines += [f"Absent: {name} – {reason}." for name, reason in results.absent.items()]
     lines += [f"Warning: {text}." for text in results.warnings]
+    if results.missing:
+        lines.append(f"Missing: {len(results.missing)} problems, from {results.missing[0]} on; --resume measures them.")
     lines += [f"FAILED: {entry['engine']} on {entry['problem']}: {entry['reason']}" for entry in results.failed]
     if results.skipped:
         engines = sorted({entry["engine"] for entry in results.skipped})

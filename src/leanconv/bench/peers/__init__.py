@@ -20,4 +20,4 @@ PEERS: tuple[Peer, ...] = (
     ScipyPeer(),
 )
 
-__all__ = ["PEERS", "Candidate", "Peer", "Unable"]
+__all__ = ["PEERS", "Candidate", "LeanconvPeer", "Peer", "Unable"]

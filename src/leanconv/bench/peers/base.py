@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
@@ -20,7 +20,7 @@ class Candidate:
     same one. ``workspace_bytes`` counts memory besides inputs and output; None is unknown, ``"measure"`` lets the
     benchmark read it from PyTorch's allocator. ``frame`` pixels at an image's edges are known to be wrong and stay out
     of its error. ``scope`` wraps all calls: it sets and restores a library's switches. ``variant`` says which of
-    several ways to run the algorithm this is, in an ablation.
+    several ways to run the algorithm this is, in an ablation. ``prepared_bytes`` is what it makes of the filters alone.
     """
 
     engine: str
@@ -36,6 +36,7 @@ class Candidate:
     frame: int = 0
     note: str = ""
     variant: str = ""
+    prepared_bytes: int = 0
     scope: Callable[[], AbstractContextManager[Any]] = nullcontext
 
 
@@ -59,6 +60,9 @@ class Peer(ABC):
     @abstractmethod
     def absent(self) -> str | None:
         """Why the library cannot be used on this machine; None when it can."""
+
+    def prepare(self, problems: Sequence[Problem], gpu: bool) -> None:  # noqa: B027
+        """Do what can be done for all problems of a run together, before any of them is timed."""
 
     @abstractmethod
     def candidates(self, problem: Problem, operands: Operands, gpu: bool) -> Iterator[Candidate | Unable]:

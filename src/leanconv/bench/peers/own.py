@@ -2,31 +2,57 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import replace
+from fnmatch import fnmatchcase
 from typing import Any
 
-from leanconv.algorithms.base import Algorithm, CpuAlgorithm, GpuAlgorithm
+from leanconv.algorithms.base import Algorithm, CpuAlgorithm, GpuAlgorithm, Launch, Plan
 from leanconv.bench.operands import Operands
 from leanconv.bench.peers.base import Candidate, Peer, Unable
 from leanconv.problem import ConvProblem, FilterProblem, Problem
 
 
 class LeanconvPeer(Peer):
-    """Every algorithm that can run the problem, each with the configuration that a user's call gets."""
+    """Every algorithm that can run the problem, each with the configuration that a user's call gets.
+
+    One that transforms the filters first runs twice: as ``leanconv``, the transform in each call, and as
+    ``leanconv:prepared``, given filters of `prepare_weights`.
+    """
 
     name = "leanconv"
-    engines = ("leanconv",)
+    engines = ("leanconv", "leanconv:prepared")
     solves = (ConvProblem, FilterProblem)
     needs_gpu = False
+
+    def __init__(self, algorithms: Sequence[str] = ()) -> None:
+        """``algorithms`` are patterns of the names that take part; all do where there is none."""
+        self._patterns = algorithms
 
     def absent(self) -> str | None:
         return None
 
-    def candidates(self, problem: Problem, operands: Operands, gpu: bool) -> Iterator[Candidate | Unable]:
+    def _algorithms(self, gpu: bool) -> list[Algorithm]:
         from leanconv import registry
 
-        algorithms: Sequence[Algorithm] = registry.ALGORITHMS if gpu else registry.CPU_ALGORITHMS
-        for algorithm in algorithms:
+        known: Sequence[Algorithm] = registry.ALGORITHMS if gpu else registry.CPU_ALGORITHMS
+        chosen = [a for a in known if not self._patterns or any(fnmatchcase(a.name, p) for p in self._patterns)]
+        if not chosen:
+            names = ", ".join(algorithm.name for algorithm in known)
+            raise ValueError(f"algorithms={','.join(self._patterns)!r} matches none of {names}")
+        return chosen
+
+    def prepare(self, problems: Sequence[Problem], gpu: bool) -> None:
+        """Compile the kernels of all problems, on every core; one after another would take longer than their timing."""
+        algorithms = self._algorithms(gpu)
+        if gpu:
+            compile_ahead(_plans(algorithms, problems))
+
+    def candidates(self, problem: Problem, operands: Operands, gpu: bool) -> Iterator[Candidate | Unable]:
+        for algorithm in self._algorithms(gpu):
             if not isinstance(problem, algorithm.solves):
                 continue
             reasons = algorithm.reasons(problem)
@@ -34,21 +60,56 @@ class LeanconvPeer(Peer):
                 yield Unable(f"leanconv {algorithm.name}", "; ".join(reasons))
                 continue
             if isinstance(algorithm, GpuAlgorithm):
-                yield _on_gpu(algorithm, problem, operands)
+                yield from _on_gpu(algorithm, problem, operands)
             else:
                 layout = getattr(problem, "layout", "")
                 call = _call(problem, operands, algorithm, operands.output(layout))
                 yield Candidate("leanconv", algorithm.name, call, layout, None, on_gpu=False, note="CPU")
 
 
-def _on_gpu(algorithm: GpuAlgorithm, problem: Problem, operands: Operands) -> Candidate:
+def _plans(algorithms: Sequence[Algorithm], problems: Sequence[Problem]) -> Iterator[Plan]:
+    """What the algorithms run for the problems that they can do."""
+    from leanconv.calls import choose_config
+    from leanconv.runtime.launch import open_device
+
+    device = open_device(0)
+    for algorithm in algorithms:
+        for problem in problems:
+            if isinstance(algorithm, GpuAlgorithm) and not algorithm.reasons(problem):
+                yield algorithm.plan(problem, choose_config(algorithm, problem, device), device.target)
+
+
+def compile_ahead(plans: Iterable[Plan]) -> None:
+    """Put the kernels of plans into the disk store; without a store nothing is gained, and nothing done.
+
+    What does not compile is passed over here: whoever runs it hears why.
+    """
+    from leanconv.runtime import cache
+    from leanconv.runtime.compile import CompileError
+    from leanconv.runtime.launch import open_device
+
+    if cache.directory() is None:
+        return
+    arch = open_device(0).target.arch
+    launches = {cache.key(launch, arch): launch for plan in plans for launch in plan.every_launch}
+
+    def work(launch: Launch) -> None:
+        with suppress(CompileError):
+            cache.compiled(launch, arch)
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        for _ in pool.map(work, launches.values()):
+            pass
+
+
+def _on_gpu(algorithm: GpuAlgorithm, problem: Problem, operands: Operands) -> Iterator[Candidate]:
     from leanconv.calls import ready
 
     call = ready(problem, 0, algorithm.name)
     compiled = call.device.compiled(call.plan)
     layout = getattr(problem, "layout", "")
     y = operands.output(layout)
-    return Candidate(
+    candidate = Candidate(
         "leanconv",
         algorithm.name,
         _call(problem, operands, algorithm, y),
@@ -57,10 +118,15 @@ def _on_gpu(algorithm: GpuAlgorithm, problem: Problem, operands: Operands) -> Ca
         out=y,
         registers=max(code.registers for code in compiled),
         spill_bytes=sum(code.spill_bytes for code in compiled),
+        prepared_bytes=call.plan.prepared_bytes,
     )
+    yield candidate
+    if call.plan.prepare:
+        given = _call(problem, operands, algorithm, y, prepared=True)
+        yield replace(candidate, engine="leanconv:prepared", call=given, note="filters prepared before")
 
 
-def _call(problem: Problem, operands: Operands, algorithm: Algorithm, y: Any) -> Any:
+def _call(problem: Problem, operands: Operands, algorithm: Algorithm, y: Any, prepared: bool = False) -> Any:
     import leanconv
     from leanconv import registry
 
@@ -69,6 +135,8 @@ def _call(problem: Problem, operands: Operands, algorithm: Algorithm, y: Any) ->
         if operands.gpu and problem.layout == "NHWC":
             # PyTorch tensors have the shape of NCHW whatever their memory format
             x, w, out = (array.permute(0, 3, 1, 2) for array in (x, w, y))
+        if prepared:
+            w = leanconv.prepare_weights(w)
 
         def call() -> Any:
             leanconv.conv2d(

@@ -1,0 +1,231 @@
+"""Runs of the benchmark on tiny problems: what takes part, what is written, what happens when something fails."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from leanconv.bench import __main__ as command
+from leanconv.bench import default_path, run_suite
+from leanconv.bench.operands import Operands
+from leanconv.bench.peers import PEERS, Candidate
+from leanconv.bench.results import ROW_KEYS, Results
+from leanconv.bench.suites import Case, dense_filter, format_problem, with_batch
+from leanconv.bench.tables import detail
+from leanconv.problem import ConvProblem, FilterProblem
+
+REQUIRED = {"problem", "engine", "algorithm", "us", "tflops", "ceiling_share", "workspace_bytes", "error"}
+
+TINY = (
+    Case("layer", ConvProblem(1, 4, 9, 10, 6, 3, 3, padding=(1, 1, 1, 1))),
+    Case("picture", dense_filter(1, 40, 31, 5, 4, border="constant")),
+)
+
+
+@pytest.fixture(scope="module")
+def tiny_run() -> Results:
+    return run_suite(TINY, device="cpu", quick=True, progress=False)
+
+
+def test_run_measures_own_algorithms_and_peers(tiny_run: Results) -> None:
+    from leanconv import registry
+
+    own = {row.algorithm for row in tiny_run.of("layer") if row.engine == "leanconv"}
+    assert own == {a.name for a in registry.CPU_ALGORITHMS if not a.reasons(TINY[0].problem)}
+    assert len(own) >= 3
+    assert not tiny_run.failed
+    assert {row.engine for row in tiny_run.of("picture")} >= {"leanconv"}
+    for row in tiny_run.rows:
+        assert row.us > 0 and row.us_low <= row.us <= row.us_high and row.runs >= 1
+        assert row.error is not None and row.error < 5e-6, row
+        flops = next(case.problem.flops for case in TINY if case.name == row.problem)
+        assert row.tflops == pytest.approx(flops / row.us * 1e-6, abs=1e-4)
+    assert tiny_run.machine["gpu"] is None and tiny_run.machine["ceilings"]["fp32_tflops"] > 0
+
+
+def test_results_file_is_complete_and_comes_back(tiny_run: Results, tmp_path: Path) -> None:
+    path = tmp_path / "deep" / "tiny.json"
+    tiny_run.write(path)
+    content = json.loads(path.read_text())
+    assert {"machine", "rows"} <= set(content)
+    assert all(set(row) == set(ROW_KEYS) and set(row) >= REQUIRED for row in content["rows"])
+    assert Results.read(path) == tiny_run
+    assert [entry.name for entry in path.parent.iterdir()] == ["tiny.json"], "no temporary file stays"
+    path.write_text('{"rows": [')
+    with pytest.raises(ValueError, match=r"tiny\.json is not a results file"):
+        Results.read(path)
+
+
+def test_failed_write_leaves_the_old_file(tiny_run: Results, tmp_path: Path) -> None:
+    path = tmp_path / "old.json"
+    path.write_text("old")
+    broken = replace(tiny_run, machine={"nan": float("nan")})
+    with pytest.raises(ValueError):
+        broken.write(path)
+    assert path.read_text() == "old" and len(list(tmp_path.iterdir())) == 1
+
+
+def test_absent_peers_are_named(monkeypatch: Any) -> None:
+    for peer in PEERS:
+        if peer.name != "leanconv":
+            monkeypatch.setattr(type(peer), "absent", lambda self: f"no {self.name} here")
+    results = run_suite(TINY, device="cpu", quick=True, progress=False)
+    assert {row.engine for row in results.rows} == {"leanconv"}
+    assert results.absent == {peer.name: f"no {peer.name} here" for peer in PEERS if peer.name != "leanconv"}
+    page = "\n".join(_legend_of(results))
+    assert all(f"no {peer.name} here" in page for peer in PEERS if peer.name != "leanconv")
+
+
+def _legend_of(results: Results) -> list[str]:
+    from leanconv.bench.tables import _legend
+
+    return _legend(results)
+
+
+def test_wrong_and_failing_engines_show(monkeypatch: Any) -> None:
+    class Liar(type(PEERS[-1])):  # type: ignore[misc]
+        name, engines, solves = "liar", ("liar",), (FilterProblem,)
+
+        def absent(self) -> None:
+            return None
+
+        def versions(self) -> dict[str, str]:
+            return {"liar": "1"}
+
+        def candidates(self, problem: Any, operands: Operands, gpu: bool) -> Any:
+            y = operands.output()
+            yield Candidate("liar", "nothing", lambda: y, out=y, on_gpu=False)
+            yield Candidate("liar", "zero", lambda: np.zeros_like(y), on_gpu=False)
+            yield Candidate("liar", "crash", lambda: 1 // 0, on_gpu=False)
+
+    monkeypatch.setattr("leanconv.bench.run.PEERS", (Liar(),))
+    results = run_suite(TINY[1:], device="cpu", quick=True, progress=False)
+    errors = {row.algorithm: row.error for row in results.rows}
+    assert errors == {"nothing": None, "zero": 1.0}
+    assert results.failed == [
+        {"problem": "picture", "engine": "liar", "reason": "ZeroDivisionError: integer division or modulo by zero"}
+    ]
+    notes = {line[2]: line[-1] for line in detail(results)[1]}
+    assert "WRONG" in notes["nothing"] and "WRONG" in notes["zero"]
+    assert any("FAILED: liar on picture" in line for line in _legend_of(results))
+
+
+def test_engines_and_problems_can_be_chosen() -> None:
+    results = run_suite(TINY, engines=("leanconv",), only="pict*", device="cpu", quick=True, progress=False)
+    assert {row.problem for row in results.rows} == {"picture"} and {row.engine for row in results.rows} == {"leanconv"}
+    assert not results.absent, "what was not asked for is not missed"
+    with pytest.raises(ValueError, match="only='zzz' matches no problem"):
+        run_suite(TINY, only="zzz", device="cpu")
+    with pytest.raises(ValueError, match="'im2wim' is no suite"):
+        run_suite("im2wim", device="cpu")
+    with pytest.raises(ValueError, match="batch=0"):
+        run_suite(TINY, batch=0, device="cpu")
+
+
+def test_algorithms_can_be_chosen() -> None:
+    results = run_suite(TINY[:1], algorithms=("im2*",), engines=("lean*",), device="cpu", quick=True, progress=False)
+    assert {row.algorithm for row in results.rows} == {"im2col", "im2win"}
+    with pytest.raises(ValueError, match="algorithms='im2wim,x' matches none of .*im2win"):
+        run_suite(TINY, algorithms=("im2wim", "x"), device="cpu")
+
+
+def test_a_run_out_of_time_is_resumed(tmp_path: Path, capsys: Any) -> None:
+    def run(**options: Any) -> Results:
+        return run_suite(TINY, engines=("leanconv",), device="cpu", quick=True, progress=False, **options)
+
+    nothing = run(seconds=0)
+    assert nothing.missing == ["layer", "picture"] and not nothing.rows and not nothing.problems
+    assert default_path(nothing, partial=False).stem == "cases-part"
+    second = run(resume=replace(nothing, missing=["picture"]))
+    assert [*second.problems] == ["picture"] and not second.missing
+    both = run(resume=replace(second, missing=["layer"]))
+    assert [*both.problems] == ["layer", "picture"] and {row.problem for row in both.rows} == {"layer", "picture"}
+    assert any("measured in two runs" in warning for warning in both.warnings)
+    both.write(tmp_path / "r.json")
+    assert Results.read(tmp_path / "r.json") == both and default_path(both, partial=False).stem == "cases"
+    assert "Missing: 2 problems, from layer on" in "\n".join(_legend_of(nothing))
+    with pytest.raises(ValueError, match="miss no problem"):
+        run(resume=both)
+    other = replace(second, machine=second.machine | {"numpy": "0.1"}, missing=["layer"])
+    with pytest.raises(ValueError, match="do not go together: numpy is '0.1' in one"):
+        run(resume=other)
+
+
+def test_objects_are_frozen_only_during_a_run() -> None:
+    import gc
+
+    counts = []
+
+    class Counter(type(PEERS[-1])):  # type: ignore[misc]
+        name, engines, solves, needs_gpu = "counter", ("counter",), (FilterProblem,), False
+
+        def absent(self) -> None:
+            return None
+
+        def versions(self) -> dict[str, str]:
+            return {}
+
+        def candidates(self, problem: Any, operands: Operands, gpu: bool) -> Any:
+            counts.append(gc.get_freeze_count())
+            return iter(())
+
+    run_suite(TINY[1:], device="cpu", quick=True, progress=False, peers=(Counter(),))
+    assert counts[0] > 1000 and gc.get_freeze_count() == 0
+
+
+def test_kernels_are_compiled_ahead(tmp_path: Path, monkeypatch: Any) -> None:
+    pytest.importorskip("cuda.core", reason="NVRTC comes with the extra leanconv[cu13] or [cu12]")
+    import cases
+
+    from leanconv import registry
+    from leanconv.bench.peers import own
+    from leanconv.runtime import cache, launch
+
+    class Described:
+        target = cases.TARGETS[0]
+
+    monkeypatch.setenv("LEANCONV_CACHE_DIR", str(tmp_path))
+    monkeypatch.delenv("LEANCONV_NO_CACHE", raising=False)
+    monkeypatch.setattr(launch, "open_device", lambda index: Described)
+    problems = [case.problem for case in TINY]
+    own.LeanconvPeer(("implicit_gemm", "register_cache")).prepare(problems, gpu=True)
+    plans = list(own._plans([a for a in registry.ALGORITHMS if a.name == "implicit_gemm"], problems))
+    assert len(plans) == 1, "an algorithm is asked for what it solves"
+    assert cache.load(cache.key(plans[0].launches[0], Described.target.arch)) is not None
+    assert len(list((tmp_path / "kernels").iterdir())) == 2
+    broken = replace(plans[0], launches=(replace(plans[0].launches[0], function="no_such_function"),))
+    own.compile_ahead([broken])
+    monkeypatch.setenv("LEANCONV_NO_CACHE", "1")
+    monkeypatch.setattr(launch, "open_device", None)
+    own.compile_ahead(plans)
+    assert len(list((tmp_path / "kernels").iterdir())) == 2
+
+
+def test_large_layers_are_scaled_on_a_cpu_and_say_so(monkeypatch: Any) -> None:
+    problem = ConvProblem(64, 8, 12, 12, 8, 3, 3)
+    monkeypatch.setattr("leanconv.bench.run._CPU_FLOPS", {True: problem.flops / 32, False: 0.0})
+    results = run_suite([Case("big", problem)], engines=("leanconv",), device="cpu", quick=True, progress=False)
+    assert results.problems["big"]["flops"] == problem.flops // 32
+    assert any(text.startswith("big: 2 of 64 images") for text in results.warnings)
+    monkeypatch.setattr("leanconv.bench.run._CPU_FLOPS", {True: 1.0, False: 0.0})
+    results = run_suite([Case("big", problem)], engines=("leanconv",), device="cpu", quick=True, progress=False)
+    assert not results.rows and "too many for a CPU" in results.skipped[0]["reason"]
+    asked = run_suite([Case("big", problem)], engines=("leanconv",), batch=1, device="cpu", quick=True, progress=False)
+    assert asked.problems["big"]["words"] == format_problem(with_batch(problem, 1))
+
+
+def test_command_writes_file_and_plot(tmp_path: Path, capsys: Any, monkeypatch: Any) -> None:
+    pytest.importorskip("matplotlib")
+    monkeypatch.chdir(tmp_path)
+    words = "filter:64x48,3x3,replicate"
+    assert command.main([words, "--quick", "--device", "cpu", "--out", "r.json", "--plot", "p.png"]) == 0
+    shown = capsys.readouterr().out
+    assert "results: r.json" in shown and "register" not in shown
+    assert Results.read(Path("r.json")).problems["64x48,3x3,replicate"]["words"] == words
+    assert Path("p.png").read_bytes()[:4] == b"\x89PNG"
+    assert command.main(["nonsense"]) == 2 and "is no suite" in capsys.readouterr().err

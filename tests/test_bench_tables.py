@@ -1,0 +1,158 @@
+"""What is made of the benchmark's figures: comparisons, tables, pages, plots."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from leanconv.bench import default_path, geometric_mean
+from leanconv.bench.ceilings import Ceilings
+from leanconv.bench.results import Results, Row
+from leanconv.bench.suites import dense_filter
+from leanconv.bench.tables import detail, markdown, performance_page, quantity, results_files, size, summary
+from leanconv.problem import ConvProblem
+
+CEILINGS = Ceilings(fp32_tflops=50.0, tf32_tflops=400.0, copy_tbytes=4.0, how="made up")
+
+
+def made_up(problem: str, engine: str, us: float, **rest: Any) -> Row:
+    values: dict[str, Any] = {
+        "algorithm": "a",
+        "us_low": us,
+        "us_high": us,
+        "runs": 5,
+        "tflops": 1.0,
+        "ceiling": "fp32",
+        "ceiling_share": 0.5,
+        "l2": "warm",
+        "workspace_bytes": 0,
+        "error": 1e-7,
+        "checked": "all",
+    }
+    return Row(problem, engine, us=us, **(values | rest))
+
+
+def made_up_results() -> Results:
+    about = {"words": "conv:c1", "layout": "NHWC", "flops": 100, "bytes": 80, "floor_us": 1.0}
+    machine = {
+        "gpu": "NVIDIA H200",
+        "date": "2026-01-01",
+        "ceilings": {"fp32_tflops": 50.0, "tf32_tflops": 400.0, "copy_tbytes": 4.0, "how": "made up"},
+    }
+    results = Results(machine, "im2win", "NHWC", problems={"a": about, "b": about})
+    results.rows = [
+        made_up("a", "leanconv", 10.0, algorithm="good", registers=99, spill_bytes=0),
+        made_up("a", "leanconv", 20.0, algorithm="slow"),
+        made_up("a", "leanconv", 1.0, algorithm="wrong", error=None),
+        made_up("a", "cudnn:fft-nhwc", 5.0, workspace_bytes=10**9),
+        made_up("a", "cudnn:implicit_gemm-nhwc", 40.0),
+        made_up("a", "cudnn:implicit_gemm-nchw", 30.0),
+        made_up("a", "cudnn:winograd_nonfused-nhwc", 2.0, error=1e-3),
+        made_up("a", "torch-fp32-nhwc", 20.0),
+        made_up("a", "torch-fp32-nchw", 3.0),
+        made_up("b", "leanconv", 10.0),
+        made_up("b", "torch-fp32-nhwc", 80.0),
+    ]
+    return results
+
+
+def test_peers_are_grouped_and_wrong_answers_are_not_compared_with() -> None:
+    results = made_up_results()
+    own = results.own("a")
+    assert own is not None and own.algorithm == "good"
+    peers = {name: row.us for name, row in results.peers("a").items()}
+    assert peers == {"lean": 30.0, "lean, own layout": 40.0, "best": 5.0, "PyTorch": 20.0}
+    assert results.ratios("PyTorch") == [2.0, 8.0]
+    assert results.ratios("best") == [0.5]
+
+
+def test_geometric_mean() -> None:
+    assert geometric_mean([2.0, 8.0]) == pytest.approx(4.0)
+    assert geometric_mean([5.0]) == pytest.approx(5.0)
+    for bad in ([], [1.0, 0.0], [-1.0]):
+        with pytest.raises(ValueError, match="positive values"):
+            geometric_mean(bad)
+
+
+def test_tables_and_page(tmp_path: Path) -> None:
+    results = made_up_results()
+    columns, lines = summary(results)
+    by_name = {line[0]: dict(zip(columns, line, strict=True)) for line in lines}
+    assert by_name["a"]["× lean"] == "3.00" and by_name["b"]["× lean"] == "–"
+    assert by_name["geometric mean"]["× PyTorch"] == "4.00"
+    assert by_name["a"]["algorithm"] == "good" and by_name["a"]["of ceiling"] == "50% fp32"
+    assert [line[3] for line in detail(results)[1][:3]] == ["1.00", "2.00", "3.00"]
+    assert "99 registers, 0 B spilled" in str(detail(results))
+    assert markdown((["x", "y"], [["1", "2"]])) == "| x | y |\n|---|---|\n| 1 | 2 |"
+
+    path = default_path(results, partial=False, root=tmp_path)
+    assert path == tmp_path / "nvidia-h200" / "im2win-nhwc.json"
+    results.write(path)
+    results.write(default_path(results, partial=True, root=tmp_path))
+    assert results_files(tmp_path) == [path], "a part of a suite is no result to publish"
+    page = performance_page([path])
+    assert "## im2win NHWC on NVIDIA H200" in page and "| geometric mean |" in page and "do not edit" in page
+
+
+def test_results_without_own_rows_show_the_peers() -> None:
+    results = made_up_results()
+    results.rows = [row for row in results.rows if row.engine != "leanconv"]
+    columns, lines = summary(results)
+    assert "PyTorch, µs" in columns and lines[1][columns.index("PyTorch, µs")] == "80.0"
+
+
+def test_plot_draws_each_series(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    from leanconv.bench.plots import plot, speeds, unit
+
+    results = made_up_results()
+    assert list(speeds(results)) == ["leanconv", "lean", "lean, own layout", "best", "PyTorch"]
+    assert unit(results) == "TFLOP/s" and speeds(results)["PyTorch"] == {"a": 1.0, "b": 1.0}
+    plot(results, tmp_path / "bars.svg")
+    assert "geometric" not in (tmp_path / "bars.svg").read_text() and len(list(tmp_path.iterdir())) == 1
+    with pytest.raises(ValueError, match="nothing to plot"):
+        plot(replace(results, rows=[]), tmp_path / "none.png")
+
+
+def test_figures_are_written_for_people() -> None:
+    assert [quantity(v) for v in (0.0418, 1.234, 12.34, 123.4, 12345.6, 0.0, None)] == [
+        "0.0418", "1.23", "12.3", "123", "12346", "0.00", "–",
+    ]  # fmt: skip
+    assert [size(v) for v in (0, 1024, 153_000_000, 2_035_040_768, None)] == ["0", "1.02 kB", "153 MB", "2.04 GB", "–"]
+
+
+def test_ceiling_is_the_one_that_binds() -> None:
+    layer = ConvProblem(128, 64, 56, 56, 64, 3, 3, padding=(1, 1, 1, 1))
+    assert CEILINGS.bound(layer) == "fp32" and CEILINGS.bound(layer, "tf32") == "tf32"
+    assert CEILINGS.floor_us(layer, "fp32") == pytest.approx(layer.flops / 50e6)
+    picture = dense_filter(1, 8192, 8192, 3, 3)
+    assert CEILINGS.bound(picture) == "copy"
+    assert CEILINGS.floor_us(picture, "fp32") == pytest.approx(2 * 4 * 8192**2 / 4e6)
+
+
+def test_numerics_page_has_every_algorithm_and_its_bound_holds(tmp_path: Path) -> None:
+    from leanconv import registry
+    from leanconv.bench import numerics
+
+    entries = numerics.measure(layers=((3, 20),), filters=(5,), gpu=False)
+    for entry in entries:
+        assert entry.error <= 4 * max(entry.sequential, 2**-24), entry
+    for algorithm in registry.CPU_ALGORITHMS:
+        assert {e.data for e in entries if e.algorithm == algorithm.name} == {"zero-mean", "positive"}, algorithm.name
+    page = numerics.page([numerics.record(entries, gpu=False)])
+    assert "python -m leanconv.bench.numerics" in page and "layer 3×3×20" in page and "filter 5×5" in page
+    assert all(f"`{algorithm.name}` CPU" in page for algorithm in registry.CPU_ALGORITHMS)
+
+
+def test_what_was_measured_twice_is_kept_once() -> None:
+    first, second = made_up_results(), made_up_results()
+    first.failed = [{"problem": "b", "engine": "x", "reason": "interrupted"}]
+    first.missing = ["b", "c"]
+    second.problems = {"b": second.problems["b"]}
+    second.rows = [replace(row, us=1.0) for row in second.rows if row.problem == "b"]
+    joined = first.joined(second, ["c", "b", "a"])
+    assert [*joined.problems] == ["b", "a"] and joined.missing == ["c"] and not joined.failed
+    assert [row.us for row in joined.of("b")] == [1.0, 1.0] and joined.of("a") == first.of("a")
