@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from leanconv.winograd import WIDTHS, Matrices, matrices, segments
+from leanconv.winograd import LEAST_PRODUCTS, POINTS, WIDTHS, Matrices, matrices, segments, states
 
 #: n and r of the eleven kernels Γα(n, r).
 ELEVEN = [(alpha + 1 - r, r) for alpha, widths in WIDTHS.items() for r in widths]
@@ -62,14 +62,51 @@ def test_transforms_give_the_sums_exactly_and_states_come_in_pairs(n: int, r: in
         assert all(made.at[i][two] == (-1) ** i * made.at[i][one] for i in range(n))
 
 
-POINTS = st.fractions(-5, 5, max_denominator=7)
+@pytest.mark.parametrize("r", range(1, 10))
+@pytest.mark.parametrize("n", range(1, 11))
+def test_winograd_matrices_are_exact(n: int, r: int) -> None:
+    if n + r - 2 > len(POINTS):
+        pytest.skip("more states than points")
+    made = matrices(n, r)
+    assert (len(made.at), len(made.g), len(made.bt)) == (n, made.alpha, made.alpha) and made.alpha == n + r - 1
+    # The bilinear identity: output i, filter tap k and datum d meet exactly where d = i + k.
+    for i in range(n):
+        for k in range(r):
+            for d in range(made.alpha):
+                total = sum(made.at[i][j] * made.g[j][k] * made.bt[j][d] for j in range(made.alpha))
+                assert total == Fraction(d == i + k)
+
+
+def test_winograd_matrices_take_points_and_refuse_bad_ones() -> None:
+    with pytest.raises(ValueError, match="needs 3 distinct points"):
+        matrices(2, 3, [0, 1, 1])
+    with pytest.raises(ValueError, match="needs 3 distinct points"):
+        matrices(2, 3, [0, 1])
+    with pytest.raises(ValueError, match="n=0"):
+        matrices(0, 3)
+    with pytest.raises(ValueError, match="give points="):
+        matrices(20, 3)
+    made = matrices(2, 3, [0, Fraction(1, 3), -5])
+    rng = np.random.default_rng(0)
+    data, taps = rng.random(4), rng.random(3)
+    at, g, bt = made.arrays()
+    np.testing.assert_allclose(at @ ((g @ taps) * (bt @ data)), np.correlate(data, taps, "valid"), rtol=1e-12)
+    assert made.arrays(np.float32)[1].dtype == np.float32
+    # 8 states: input and output transforms are exact in binary.
+    at, _, bt = matrices(6, 3).arrays(np.float32)
+    exact = matrices(6, 3)
+    assert [[Fraction(float(v)) for v in row] for row in bt] == [list(row) for row in exact.bt]
+    assert [[Fraction(float(v)) for v in row] for row in at] == [list(row) for row in exact.at]
+
+
+NUMBERS = st.fractions(-5, 5, max_denominator=7)
 
 
 @settings(max_examples=60, deadline=None)
 @given(st.integers(1, 7), st.integers(1, 7), st.data())
 def test_any_distinct_points_give_the_sums_exactly(n: int, r: int, draw: st.DataObject) -> None:
     count = n + r - 2
-    points = draw.draw(st.lists(POINTS, min_size=count, max_size=count, unique=True))
+    points = draw.draw(st.lists(NUMBERS, min_size=count, max_size=count, unique=True))
     numbers = draw.draw(
         st.lists(st.fractions(-9, 9, max_denominator=9), min_size=n + 2 * r - 1, max_size=n + 2 * r - 1)
     )
@@ -129,3 +166,14 @@ def test_segments_refuse_what_makes_no_sense() -> None:
         segments(8, 0)
     with pytest.raises(ValueError, match="6 is not one of 4, 8, 16"):
         segments(8, 3, (8, 6))
+
+
+def test_states_that_a_precision_allows() -> None:
+    assert states(3, LEAST_PRODUCTS, "fp32") == (8, 4) and states(3, LEAST_PRODUCTS - 1, "fp32") == (4,)
+    assert states(5, LEAST_PRODUCTS, "fp32") == (8,) and states(5, LEAST_PRODUCTS - 1, "fp32") == ()
+    assert states(7, 1000, "fp32") == (8,) and states(8, 1000, "fp32") == states(9, 1000, "fp32") == ()
+    for precision in ("relaxed", "tf32"):
+        assert [states(width, 1, precision) for width in (1, 2, 6, 7, 8, 9, 10)] == [
+            (), (8, 4), (8,), (16, 8), (16,), (16,), ()
+        ]  # fmt: skip
+    assert states(3, 1000, "ieee") == ()

@@ -1,6 +1,8 @@
-"""1-D Winograd along the row, as in Im2col-Winograd (2024): any filter height, filters 2 to 7 wide, 8 states."""
+"""1-D Winograd along the row, as in Im2col-Winograd (2024): any filter height, widths 2 to 9, 4, 8 or 16 states."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import numpy as np
 
@@ -8,20 +10,19 @@ from leanconv.algorithms.base import CpuAlgorithm, ceil_div
 from leanconv.problem import ITEM_BYTES, ConvProblem
 from leanconv.reference.blocks import Block, PaddedInput, blocks, finish, output_like, product_cost, shared_limits
 from leanconv.reference.im2col import Im2col
-from leanconv.winograd import matrices
-
-ALPHA = 8
-#: Fewest products in a sum. Measured on zero-mean data, the error is 2.3 to 3.3 times that of the plain sum at 64
-#: products (4 is allowed), less beyond, and 4 to 8 times below 10: the transforms round as often for short sums.
-LEAST_PRODUCTS = 64
+from leanconv.winograd import LEAST_PRODUCTS, WIDTHS, Matrices, matrices, states
 
 
 class Winograd1d(CpuAlgorithm):
-    """Γ8(n, S) with n = 9 − S: a tile of n outputs of a row costs 8 multiplications for each filter row and channel.
+    """Γα(n, S), n = α + 1 − S: a tile of n outputs of a row costs α multiplications for each filter row and channel.
 
     The sum over filter rows and channels is made in the Winograd domain, then transformed back once:
     ``y = Aᵀ · sum over c, r of (G w[c, r]) ⊙ (Bᵀ x[c, row + r])``. The input is transformed once for all filter rows:
     the tiles of one state lie row after row, so filter row r finds its matrix r rows further on, without a copy.
+
+    α is the cheapest that the precision allows. The last tile of a row may reach beyond its end, into columns that are
+    thrown away: cutting rows into segments of different α, as the paper does, gained nothing here on layers of 7 to 56
+    columns, since products get smaller and each segment is copied and transformed for itself.
     """
 
     name = "winograd1d"
@@ -31,80 +32,100 @@ class Winograd1d(CpuAlgorithm):
 
     def why_not(self, problem: ConvProblem) -> list[str]:
         reasons = shared_limits(problem)
-        if not 2 <= problem.s <= ALPHA - 1:
-            reasons.append(f"filters are {problem.s} wide, and 8 states serve widths 2 to 7")
+        widest = max(width for widths in WIDTHS.values() for width in widths)
+        if not 2 <= problem.s <= widest:
+            reasons.append(f"filters are {problem.s} wide, and the transforms serve widths 2 to {widest}")
+        elif problem.precision == "fp32" and problem.s not in WIDTHS[8]:
+            reasons.append(f"filters are {problem.s} wide: 16 states serve them, in precision 'relaxed'")
+        elif problem.precision != "ieee" and not _states(problem):
+            products = _products(problem)
+            reasons.append(f"an output sums {products} products; tier 'fp32' is kept from {LEAST_PRODUCTS} on")
         if problem.stride != (1, 1):
             reasons.append(f"stride {problem.stride[0]},{problem.stride[1]} is not 1,1")
         if problem.dilation[1] != 1:
             reasons.append(f"dilation {problem.dilation[1]} along the row is not 1")
-        products = problem.group_c * problem.r * problem.s
-        if problem.precision == "fp32" and products < LEAST_PRODUCTS:
-            reasons.append(f"an output sums {products} products; tier 'fp32' is kept from {LEAST_PRODUCTS} on")
         return reasons
 
     def cost(self, problem: ConvProblem) -> float:
-        n = ALPHA + 1 - problem.s
-        tiles = problem.n * problem.p * ceil_div(problem.q, n)
-        products = 2 * tiles * ALPHA * problem.k * problem.group_c * problem.r
-        idle = product_cost(problem) / max(1, problem.flops) * max(1.0, 16 / max(1, problem.group_c))
-        moved = tiles * ALPHA * (2.5 * problem.c + (problem.r + 1.5) * problem.k)
-        filters = ALPHA * problem.k * problem.group_c * problem.r
-        return products * idle + 80 * moved + 400 * filters
+        return min(_cost(problem, alpha) for alpha in _states(problem))
 
     def run(self, problem: ConvProblem, *arrays: np.ndarray, **scalars: float) -> np.ndarray:
         x, w, bias = arrays
-        y = output_like(problem, x)
-        if y.size == 0:
-            return y
-        n = ALPHA + 1 - problem.s
-        at, g, bt = (m.astype(x.dtype) for m in matrices(n, problem.s).arrays())
-        width = ceil_div(problem.q, n) * n + problem.s - 1
-        padded = PaddedInput(problem, x, width)
-        pixel_bytes = ceil_div(ALPHA, n) * (2 * problem.c + 3 * problem.k) * ITEM_BYTES[problem.dtype]
-        with np.errstate(invalid="ignore", over="ignore"):
-            filters = transform_filters(problem, w)
-            for block in blocks(problem, pixel_bytes, budget=8 << 20):
-                if problem.layout == "NCHW":
-                    tiles = _tiles_nchw(problem, padded.load(block), filters, bt, at)
-                else:
-                    tiles = _tiles_nhwc(problem, padded.load(block), filters, bt, at)
-                # An Inf, a NaN or a huge number would spread from its pixel over the tile: then do without transforms.
-                if not np.isfinite(tiles.sum()):
-                    return Im2col().run(problem, x, w, bias)
-                _store(problem, block, tiles, bias, y)
+        return convolve(problem, min(_states(problem), key=lambda alpha: _cost(problem, alpha)), x, w, bias)
+
+
+def _products(problem: ConvProblem) -> int:
+    """Products that one output sums."""
+    return problem.group_c * problem.r * problem.s
+
+
+def _states(problem: ConvProblem) -> tuple[int, ...]:
+    return states(problem.s, _products(problem), problem.precision)
+
+
+def _cost(problem: ConvProblem, alpha: int) -> float:
+    tiles = problem.n * problem.p * ceil_div(problem.q, alpha + 1 - problem.s)
+    products = 2 * tiles * alpha * problem.k * problem.group_c * problem.r
+    idle = product_cost(problem) / max(1, problem.flops) * max(1.0, 16 / max(1, problem.group_c))
+    moved = tiles * alpha * (2.5 * problem.c + (problem.r + 1.5) * problem.k)
+    filters = alpha * problem.k * problem.group_c * problem.r
+    return products * idle + 80 * moved + 400 * filters
+
+
+def convolve(problem: ConvProblem, alpha: int, x: np.ndarray, w: np.ndarray, bias: np.ndarray | None) -> np.ndarray:
+    """``problem`` by Γα(α + 1 − S, S); stride and dilation along the row are 1."""
+    y = output_like(problem, x)
+    if y.size == 0:
         return y
+    made = matrices(alpha + 1 - problem.s, problem.s)
+    at, _, bt = (m.astype(x.dtype) for m in made.arrays())
+    padded = PaddedInput(problem, x, ceil_div(problem.q, made.n) * made.n + problem.s - 1)
+    pixel_bytes = ceil_div(alpha, made.n) * (2 * problem.c + 3 * problem.k) * ITEM_BYTES[problem.dtype]
+    fallback: Any = Im2col()
+    with np.errstate(invalid="ignore", over="ignore"):
+        filters = transform_filters(problem, w, made)
+        for block in blocks(problem, pixel_bytes, budget=8 << 20):
+            if problem.layout == "NCHW":
+                tiles = _tiles_nchw(problem, padded.load(block), filters, bt, at)
+            else:
+                tiles = _tiles_nhwc(problem, padded.load(block), filters, bt, at)
+            # An Inf, a NaN or a huge number would spread from its pixel over the tile: then do without transforms.
+            if not np.isfinite(tiles.sum()):
+                return fallback.run(problem, x, w, bias)
+            _store(problem, block, tiles, bias, y)
+    return y
 
 
-def transform_filters(problem: ConvProblem, w: np.ndarray) -> np.ndarray:
-    """G applied to every filter row and rounded once.
+def transform_filters(problem: ConvProblem, w: np.ndarray, made: Matrices) -> np.ndarray:
+    """``made.g`` applied to every filter row and rounded once.
 
     Shape (R, α, groups, K/groups, C/groups) for NCHW, (R, α, groups, C/groups, K/groups) for NHWC.
     """
-    _, g, _ = matrices(ALPHA + 1 - problem.s, problem.s).arrays()
+    _, g, _ = made.arrays()
     shape = (problem.groups, problem.group_k)
     if problem.layout == "NCHW":
         rows = w.reshape(*shape, problem.group_c, problem.r, problem.s).transpose(4, 3, 0, 1, 2)
     else:
         rows = w.reshape(*shape, problem.r, problem.s, problem.group_c).transpose(3, 2, 0, 4, 1)
-    states: np.ndarray = np.matmul(g, rows.reshape(problem.s, -1).astype(np.float64)).astype(w.dtype)
-    return np.swapaxes(states.reshape(ALPHA, *rows.shape[1:]), 0, 1)
+    transformed: np.ndarray = np.matmul(g, rows.reshape(problem.s, -1).astype(np.float64)).astype(w.dtype)
+    return np.swapaxes(transformed.reshape(made.alpha, *rows.shape[1:]), 0, 1)
 
 
 def _tiles_nchw(
     problem: ConvProblem, padded: np.ndarray, filters: np.ndarray, bt: np.ndarray, at: np.ndarray
 ) -> np.ndarray:
     """Output tiles (n, K, images, rows of the padded image, tiles of a row); the last rows of an image are void."""
-    n, groups = at.shape[0], problem.groups
+    (n, alpha), groups = at.shape, problem.groups
     c, images, height, width = padded.shape
     across = (width - problem.s + 1) // n
-    data = np.empty((ALPHA, c, images * height * across), padded.dtype)
-    for a in range(ALPHA):
+    data = np.empty((alpha, c, images * height * across), padded.dtype)
+    for a in range(alpha):
         data[a].reshape(c, images, height, across)[...] = padded[..., a : a + (across - 1) * n + 1 : n]
-    data = np.matmul(bt, data.reshape(ALPHA, -1)).reshape(ALPHA, groups, problem.group_c, -1)
+    data = np.matmul(bt, data.reshape(alpha, -1)).reshape(alpha, groups, problem.group_c, -1)
     # All images of the block are one tall image: R − 1 void rows at each seam are cheaper than small products.
     reach = (problem.r - 1) * problem.dilation[0] * across
     count = data.shape[3] - reach
-    total = np.empty((ALPHA, groups, problem.group_k, count), padded.dtype)
+    total = np.empty((alpha, groups, problem.group_k, count), padded.dtype)
     product = np.empty_like(total) if problem.r > 1 else total
     for r in range(problem.r):
         first = r * problem.dilation[0] * across
@@ -114,7 +135,7 @@ def _tiles_nchw(
     tiles = np.empty((n, problem.k, images * height * across), padded.dtype)
     void = tiles[:, :, count:]
     void[...] = 0
-    tiles[:, :, :count] = np.matmul(at, total.reshape(ALPHA, -1)).reshape(n, problem.k, count)
+    tiles[:, :, :count] = np.matmul(at, total.reshape(alpha, -1)).reshape(n, problem.k, count)
     return tiles.reshape(n, problem.k, images, height, across)
 
 
@@ -122,16 +143,16 @@ def _tiles_nhwc(
     problem: ConvProblem, padded: np.ndarray, filters: np.ndarray, bt: np.ndarray, at: np.ndarray
 ) -> np.ndarray:
     """Output tiles (n, images, rows of the padded image, tiles of a row, K); the last rows of an image are void."""
-    n, groups = at.shape[0], problem.groups
+    (n, alpha), groups = at.shape, problem.groups
     images, height, width, c = padded.shape
     across = (width - problem.s + 1) // n
-    data = np.empty((ALPHA, images, height, across, c), padded.dtype)
-    for a in range(ALPHA):
+    data = np.empty((alpha, images, height, across, c), padded.dtype)
+    for a in range(alpha):
         data[a] = padded[:, :, a : a + (across - 1) * n + 1 : n]
-    data = np.matmul(bt, data.reshape(ALPHA, -1)).reshape(ALPHA, -1, groups, problem.group_c).swapaxes(1, 2)
+    data = np.matmul(bt, data.reshape(alpha, -1)).reshape(alpha, -1, groups, problem.group_c).swapaxes(1, 2)
     reach = (problem.r - 1) * problem.dilation[0] * across
     count = data.shape[2] - reach
-    total = np.empty((ALPHA, count, groups, problem.group_k), padded.dtype)
+    total = np.empty((alpha, count, groups, problem.group_k), padded.dtype)
     product = np.empty_like(total) if problem.r > 1 else total
     for r in range(problem.r):
         first = r * problem.dilation[0] * across
@@ -141,7 +162,7 @@ def _tiles_nhwc(
             total += product
     tiles = np.empty((n, images * height * across, problem.k), padded.dtype)
     tiles[:, count:] = 0
-    tiles[:, :count] = np.matmul(at, total.reshape(ALPHA, -1)).reshape(n, count, problem.k)
+    tiles[:, :count] = np.matmul(at, total.reshape(alpha, -1)).reshape(n, count, problem.k)
     return tiles.reshape(n, images, height, across, problem.k)
 
 
