@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from leanconv import api, calls, registry
+from leanconv import api, calls, describe, registry
 from leanconv.algorithms.base import GpuAlgorithm, Plan, Target
 from leanconv.problem import ITEM_BYTES, ConvProblem, FilterProblem, Problem
 from leanconv.runtime import arrays, launch
@@ -263,7 +263,7 @@ def fake_cupy(monkeypatch: pytest.MonkeyPatch, host_device: HostDevice) -> Any:
     monkeypatch.setitem(sys.modules, "cupy", module)
     monkeypatch.setattr(arrays, "_libraries", {})
     monkeypatch.setattr(arrays, "_by_type", {np.ndarray: arrays.NUMPY})
-    monkeypatch.setattr(api, "_kernels", {})
+    monkeypatch.setattr(describe, "_kernels", {})
     return module
 
 

@@ -10,7 +10,7 @@ import pytest
 from conftest import HostDevice, oracle_conv, oracle_filter, relative_error
 
 import leanconv
-from leanconv import ConvProblem, FilterProblem, api, conv2d, filter2d, registry
+from leanconv import ConvProblem, FilterProblem, conv2d, describe, filter2d, registry
 from leanconv.problem import BORDERS
 
 torch = pytest.importorskip("torch")
@@ -272,7 +272,7 @@ def test_a_numpy_kernel_is_followed_when_its_content_changes(rng: np.random.Gene
         kernel[0, 0] = weight
         assert leanconv.explain(image, kernel).chosen == "register_cache"
         assert (filter2d(image, kernel).host == weight).all()
-    assert len(api._kernels) == 2
+    assert len(describe._kernels) == 2
 
 
 class OtherLibrary:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from conftest import HostDevice, oracle_conv, relative_error
 
-from leanconv import ConvProblem, NoAlgorithmError, api, calls, conv2d, explain, registry
+from leanconv import ConvProblem, NoAlgorithmError, api, calls, conv2d, describe, explain, registry
 from leanconv.algorithms.base import Target
 from leanconv.algorithms.im2win import Im2win, tensor_elements
 from leanconv.bench import Case, run_suite
@@ -106,7 +106,7 @@ def test_an_empty_setting_is_none(given: Any, monkeypatch: pytest.MonkeyPatch) -
 def test_values_that_are_no_limit(
     value: Any, kind: type[Exception], text: str, device: Any, given: Any, host_device: HostDevice
 ) -> None:
-    for call in (conv2d, explain, api.describe_conv2d):
+    for call in (conv2d, explain, describe.conv2d):
         with pytest.raises(kind, match=f"^workspace_limit={text}"):
             call(*given, device=device, workspace_limit=value)
     with pytest.raises(kind, match=f"^workspace_limit={text}"):
@@ -115,7 +115,7 @@ def test_values_that_are_no_limit(
 
 
 def test_numpys_integers_are_limits(given: Any) -> None:
-    assert api.describe_conv2d(*given, workspace_limit=np.int64(5)).workspace_limit == 5
+    assert describe.conv2d(*given, workspace_limit=np.int64(5)).workspace_limit == 5
 
 
 # What is permitted and refused
@@ -231,7 +231,7 @@ def test_arrays_that_are_carried_keep_their_limit(given: Any) -> None:
 def test_on_a_gpu_memory_and_graphs() -> None:
     torch = pytest.importorskip("torch")
     x, w = torch.randn(8, 16, 32, 32, device="cuda"), torch.randn(16, 16, 3, 3, device="cuda")
-    needed = Im2win().workspace_bytes(api.describe_conv2d(x, w, padding=1).problem)
+    needed = Im2win().workspace_bytes(describe.conv2d(x, w, padding=1).problem)
     expected = conv2d(x, w, padding=1)
     for name, extra in (("auto", 0), ("im2win", needed)):
         y = conv2d(x, w, padding=1, algorithm=name)
@@ -335,10 +335,10 @@ def test_explain_tells_of_what_is_ready_under_its_limit(host_device: HostDevice,
 
 
 def test_describe(given: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert api.describe_conv2d(*given).workspace_limit is None
+    assert describe.conv2d(*given).workspace_limit is None
     monkeypatch.setenv(NAME, "1kB")
-    assert api.describe_conv2d(*given).workspace_limit == 1000
-    assert api.describe_conv2d(*given, workspace_limit=4).workspace_limit == 4
+    assert describe.conv2d(*given).workspace_limit == 1000
+    assert describe.conv2d(*given, workspace_limit=4).workspace_limit == 4
 
 
 def run_cli(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:

@@ -1,8 +1,9 @@
 """Convolution on NVIDIA GPUs without the workspace, for neural-network layers and for images."""
 
 from leanconv import ndimage
-from leanconv.api import conv2d, filter2d
+from leanconv.api import conv1d, conv2d, conv2d_input, filter2d
 from leanconv.explanation import algorithms, explain
+from leanconv.prepared import PreparedWeights, prepare_weights
 from leanconv.problem import ConvProblem, FilterProblem
 from leanconv.registry import NoAlgorithmError
 from leanconv.runtime.compile import CompileError
@@ -18,9 +19,13 @@ __all__ = [
     "FilterProblem",
     "NoAlgorithmError",
     "OutOfMemoryError",
+    "PreparedWeights",
     "algorithms",
+    "conv1d",
     "conv2d",
+    "conv2d_input",
     "explain",
     "filter2d",
     "ndimage",
+    "prepare_weights",
 ]

@@ -6,17 +6,18 @@ ready call the next time.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import numpy as np
 
-from leanconv import arguments, calls, registry
-from leanconv.problem import ITEM_BYTES, ConvProblem, FilterProblem
-from leanconv.runtime.arrays import Arrays, NumpyArrays, TorchArrays, arrays_of, carry, give_back, row_pitched
+from leanconv import arguments, calls, describe, registry
+from leanconv.describe import Described
+from leanconv.prepared import PreparedCall, PreparedWeights, UnpreparedCall, work_of
+from leanconv.problem import ConvProblem
+from leanconv.runtime.arrays import TorchArrays, arrays_of, give_back
 from leanconv.runtime.env import raw_workspace_limit
-from leanconv.runtime.launch import ALIGNMENT, device_index
 
 Array = TypeVar("Array")
 
@@ -24,27 +25,6 @@ _conv_calls: dict[Any, calls.Call] = {}
 _filter_calls: dict[Any, calls.Call] = {}
 #: more different calls than this in one process, and the look-up starts over
 _MAX_CALLS = 8192
-
-
-@dataclass(frozen=True)
-class Described:
-    """A call as far as its arrays and arguments decide it."""
-
-    arrays: Arrays
-    problem: ConvProblem | FilterProblem
-    #: GPU that runs it; None for the CPU
-    device: int | None
-    #: where the arrays lie; differs from ``device`` only for NumPy arrays
-    home: int | None
-    algorithm: str
-    shape: tuple[int, ...]
-    channels_last: bool = False
-    #: which of x, w and bias cannot be read as they lie
-    copies: tuple[bool, bool, bool] = (False, False, False)
-    out_direct: bool = True
-    #: bytes, as given by the caller or the environment; None for neither
-    workspace_limit: int | None = None
-    names: tuple[str, str] = ("x", "w")
 
 
 def conv2d(
@@ -70,7 +50,7 @@ def conv2d(
 
     Args:
         x: float32 array (n, c, h, w) of NumPy, CuPy, PyTorch, or of any library with DLPack. The CPU takes float64 too.
-        w: filters (k, c / groups, r, s), of the same library, dtype and device.
+        w: filters (k, c / groups, r, s), of the same library, dtype and device; or what `prepare_weights` made of them.
         bias: (k,) or None.
         stride: pixels between outputs, for both axes or (vertical, horizontal).
         padding: zeros around the image, in pixels: one number, (vertical, horizontal), (top, bottom, left, right),
@@ -84,8 +64,9 @@ def conv2d(
         activation: None or ``"relu"``.
         out: array for the result; must not share memory with the inputs.
         device: ``"cuda"`` or ``"cuda:1"`` runs NumPy arrays on that GPU and waits for the result.
-        workspace_limit: bytes of GPU scratch memory that the algorithm may take, from the allocator of x's library.
-            None: what LEANCONV_WORKSPACE_LIMIT says, else 0 for ``"auto"``, and as much as it needs for one by name.
+        workspace_limit: bytes of GPU memory that the algorithm may take besides x, w, bias and y, from the allocator
+            of x's library: for scratch, and for what it prepares of the filters. None: what LEANCONV_WORKSPACE_LIMIT
+            says, else no scratch but prepared filters for ``"auto"``, and as much as it needs for one by name.
 
     Returns:
         y of shape (n, k, p, q), of x's library, computed on the caller's current stream; ``out`` if given.
@@ -96,8 +77,8 @@ def conv2d(
 
     PyTorch's CPU tensors go to PyTorch's own convolution. On the GPU no gradient is computed, and a tensor that
     requires one is refused. The first call of a shape compiles; later ones neither allocate anything but the result
-    and the workspace nor wait, and may be captured in a CUDA graph (of CuPy's, only without a workspace: CuPy's pool
-    keeps none for a graph).
+    and the memory that ``workspace_limit`` is about nor wait, and may be captured in a CUDA graph (of CuPy's, only
+    where there is no such memory: CuPy's pool keeps none for a graph).
 
     >>> import numpy as np
     >>> x, w = np.ones((1, 1, 4, 4), np.float32), np.ones((1, 1, 3, 3), np.float32)
@@ -120,16 +101,15 @@ def conv2d(
         except (TypeError, AttributeError, RuntimeError):
             key = None  # arrays of several libraries, or a list; the slow path sorts it out
     if call is None:
-        if any(arrays_of(array) is None for array in (x, w, *(() if bias is None else (bias,)))):
-            if out is not None:
-                raise TypeError("out is taken for arrays of NumPy, CuPy and PyTorch only")
+        if _foreign(x, w, bias):
+            _refuse_out(out)
             result = conv2d(
-                *_carried_operands(x, w, bias), stride, padding, dilation, groups,
+                *_carried("x", x, w, bias), stride, padding, dilation, groups,
                 layout=layout, algorithm=algorithm, precision=precision, activation=activation, device=device,
                 workspace_limit=workspace_limit,
             )  # fmt: skip
             return give_back(result, x)
-        described = describe_conv2d(
+        described = describe.conv2d(
             x, w, bias, stride, padding, dilation, groups, layout=layout, algorithm=algorithm, precision=precision,
             activation=activation, out=out, device=device, workspace_limit=workspace_limit,
         )  # fmt: skip
@@ -137,6 +117,105 @@ def conv2d(
         if key is not None:
             _remember(_conv_calls, key, call)
     return call(x, w, bias, out)
+
+
+def conv1d(
+    x: Array,
+    w: Any,
+    bias: Any = None,
+    stride: int | Sequence[int] = 1,
+    padding: arguments.Padding = 0,
+    dilation: int | Sequence[int] = 1,
+    groups: int = 1,
+    *,
+    layout: str | None = None,
+    algorithm: str = "auto",
+    precision: str = "fp32",
+    activation: str | None = None,
+    out: Any = None,
+    device: str | None = None,
+    workspace_limit: int | None = None,
+) -> Array:
+    """Convolve a batch of signals with a bank of filters, as ``torch.nn.functional.conv1d`` does.
+
+    ``y[n,k,q] = activation(bias[k] + sum over c,s of w[k,c,s] * x[n,c, q*stride - left + s*dilation])``
+
+    Args:
+        x: float32 array (n, c, w) of NumPy, CuPy, PyTorch, or of any library with DLPack. The CPU takes float64 too.
+        w: filters (k, c / groups, s), of the same library, dtype and device; or what `prepare_weights` made of them.
+        bias: (k,) or None.
+        stride: samples between outputs.
+        padding: zeros around the signal: one number, (left, right), ``"valid"`` or ``"same"``, as in `conv2d`.
+        dilation: samples between filter taps.
+        groups: c and k are cut into this many parts that do not see each other.
+        layout: ``"NWC"``: x is (n, w, c), w (k, s, c / groups) and y (n, q, k). PyTorch tensors keep their logical
+            shapes; for them it is the order in memory, by default that of x.
+        algorithm, precision, activation, out, device, workspace_limit: as in `conv2d`.
+
+    Returns:
+        y of shape (n, k, q), of x's library, computed on the caller's current stream; ``out`` if given.
+
+    Raises:
+        As `conv2d`, which computes this as images of one row: without copies, by the same algorithms.
+
+    >>> import numpy as np
+    >>> x, w = np.arange(5, dtype=np.float32).reshape(1, 1, 5), np.ones((1, 1, 3), np.float32)
+    >>> conv1d(x, w, padding=(2, 0))[0, 0].tolist()
+    [0.0, 1.0, 3.0, 6.0, 9.0]
+    """
+    return _layer(
+        describe.conv1d, "x", x, w, bias, out, workspace_limit, stride=stride, padding=padding, dilation=dilation,
+        groups=groups, layout=layout, algorithm=algorithm, precision=precision, activation=activation, device=device,
+    )  # fmt: skip
+
+
+def conv2d_input(
+    grad: Array,
+    w: Any,
+    input_shape: Sequence[int],
+    stride: int | Sequence[int] = 1,
+    padding: arguments.Padding = 0,
+    dilation: int | Sequence[int] = 1,
+    groups: int = 1,
+    *,
+    layout: str | None = None,
+    algorithm: str = "auto",
+    precision: str = "fp32",
+    out: Any = None,
+    device: str | None = None,
+    workspace_limit: int | None = None,
+) -> Array:
+    """Gradient of `conv2d` with respect to its input, as ``torch.nn.grad.conv2d_input`` computes it.
+
+    ``dx[n,c,i,j] = sum over k,r,s of w[k,c,r,s] * grad[n,k,p,q]`` where ``p*stride - top + r*dilation = i``, and so on:
+    the transposed convolution.
+
+    Args:
+        grad: gradient of conv2d's result, of that shape: (n, k, p, q); a float32 array of NumPy, CuPy, PyTorch, or of
+            any library with DLPack. The CPU takes float64 too.
+        w: the layer's filters (k, c / groups, r, s), not rotated; or what `prepare_weights` made of them.
+        input_shape: shape of conv2d's x, as that call had it: (n, c, h, w), or (n, h, w, c) with ``layout="NHWC"``.
+            PyTorch's is always (n, c, h, w).
+        stride, padding, dilation, groups: those of the layer, as in `conv2d`.
+        layout: as in `conv2d`; for PyTorch tensors by default the memory format of grad.
+        algorithm, precision, out, device, workspace_limit: as in `conv2d`.
+
+    Returns:
+        dx of shape ``input_shape``, of grad's library, computed on the caller's current stream; ``out`` if given.
+
+    Raises:
+        As `conv2d`; ValueError also where grad has not the shape that the layer's result has for ``input_shape``.
+
+    >>> import numpy as np
+    >>> grad, w = np.ones((1, 1, 1, 2), np.float32), np.arange(3, dtype=np.float32).reshape(1, 1, 1, 3)
+    >>> conv2d_input(grad, w, (1, 1, 1, 5), stride=(1, 2)).ravel().tolist()
+    [0.0, 1.0, 2.0, 1.0, 2.0]
+    """
+    return _layer(
+        describe.conv2d_input, "grad", grad, w, None, out, workspace_limit, input_shape=input_shape, stride=stride,
+        padding=padding, dilation=dilation, groups=groups, layout=layout, algorithm=algorithm, precision=precision,
+        device=device,
+    )  # fmt: skip
 
 
 def filter2d(
@@ -186,7 +265,7 @@ def filter2d(
     call = key = None
     if arrays is not None:
         if type(kernel) is np.ndarray:
-            kernel = _kernel_beside(image, kernel)
+            kernel = describe.kernel_beside(image, kernel)
         signature = arrays.signature
         try:
             key = (
@@ -198,15 +277,14 @@ def filter2d(
         except (TypeError, AttributeError, RuntimeError):
             key = None
     if call is None:
-        if any(arrays_of(array) is None for array in (image, kernel)):
-            if out is not None:
-                raise TypeError("out is taken for arrays of NumPy, CuPy and PyTorch only")
+        if _foreign(image, kernel):
+            _refuse_out(out)
             result = filter2d(
-                _carried(image, "image"), _carried(kernel, "kernel"), border=border, value=value, anchor=anchor,
-                delta=delta, device=device,
+                describe.carried(image, "image"), describe.carried(kernel, "kernel"), border=border, value=value,
+                anchor=anchor, delta=delta, device=device,
             )  # fmt: skip
             return give_back(result, image)
-        described = describe_filter2d(image, kernel, border=border, anchor=anchor, out=out, device=device)
+        described = describe.filter2d(image, kernel, border=border, anchor=anchor, out=out, device=device)
         call = _bind(described, image, kernel, None, out)
         if key is not None:
             _remember(_filter_calls, key, call)
@@ -218,201 +296,127 @@ def filter2d(
     return call(image, kernel, None, out, value, delta)
 
 
-def describe_conv2d(
+def _layer(
+    described_by: Callable[..., Described],
+    name: str,
     x: Any,
     w: Any,
-    bias: Any = None,
-    stride: Any = 1,
-    padding: Any = 0,
-    dilation: Any = 1,
-    groups: Any = 1,
-    *,
-    layout: str | None = None,
-    algorithm: str = "auto",
-    precision: str = "fp32",
-    activation: str | None = None,
-    out: Any = None,
-    device: str | None = None,
-    workspace_limit: int | None = None,
-) -> Described:
-    """Check the arguments of a `conv2d` call and say what it computes and where. Raises as `conv2d` does."""
-    x, w, bias = _carried_operands(x, w, bias)
-    arrays, home = _one_library({"x": x, "w": w, "bias": bias, "out": out})
-    if layout is not None:
-        arguments.one_of("layout", layout, arguments.LAYOUTS)
-    given = {name: arrays.dtype(array) for name, array in (("x", x), ("w", w), ("bias", bias)) if array is not None}
-    dtype = arguments.check_dtypes(given)
-    x_shape, w_shape = tuple(x.shape), tuple(w.shape)
-    keeps_logical_shape = isinstance(arrays, TorchArrays)
-    if keeps_logical_shape and layout is None and len(x_shape) == 4:
-        layout = "NHWC" if arrays.is_contiguous(x, True) and not arrays.is_contiguous(x) else "NCHW"
-    layout = layout or "NCHW"
-    if layout == "NHWC" and not keeps_logical_shape and len(x_shape) == len(w_shape) == 4:
-        x_shape, w_shape = (tuple(shape[i] for i in (0, 3, 1, 2)) for shape in (x_shape, w_shape))
-    problem = arguments.conv_problem(
-        x_shape, w_shape, None if bias is None else tuple(bias.shape), stride, padding, dilation, groups,
-        dtype=dtype, layout=layout, precision=precision, activation=activation,
-    )  # fmt: skip
-    shape = (problem.n, problem.k, problem.p, problem.q) if keeps_logical_shape else problem.y_shape
+    bias: Any,
+    out: Any,
+    workspace_limit: int | None,
+    **given: Any,
+) -> Any:
+    """A call of a layer: what `conv2d` does, which has it written out because each microsecond counts there.
+
+    ``name`` is that of ``x``; ``given`` are the arguments of ``described_by`` but for the arrays and the limit.
+    """
+    arrays = arrays_of(x)
+    call = key = None
+    if arrays is not None:
+        signature = arrays.signature
+        try:
+            key = (
+                described_by, type(x), signature(x), type(w), signature(w),
+                None if bias is None else (type(bias), signature(bias)),
+                None if out is None else (type(out), signature(out)),
+                raw_workspace_limit() if workspace_limit is None else workspace_limit, *given.values(),
+            )  # fmt: skip
+            call = _conv_calls.get(key)
+        except (TypeError, AttributeError, RuntimeError):
+            key = None
+    if call is None:
+        if _foreign(x, w, bias):
+            _refuse_out(out)
+            carried = _carried(name, x, w, bias)
+            return give_back(_layer(described_by, name, *carried, None, workspace_limit, **given), x)
+        more = given if bias is None else {"bias": bias, **given}
+        described = described_by(x, w, out=out, workspace_limit=workspace_limit, **more)
+        call = _bind(described, x, w, bias, out)
+        if key is not None:
+            _remember(_conv_calls, key, call)
+    return call(x, w, bias, out)
+
+
+def _foreign(x: Any, w: Any, bias: Any = None) -> bool:
+    """Whether an array has to be carried."""
+    w = w.array if isinstance(w, PreparedWeights) else w
+    return any(array is not None and arrays_of(array) is None for array in (x, w, bias))
+
+
+def _carried(name: str, x: Any, w: Any, bias: Any) -> tuple[Any, Any, Any]:
+    """The arrays of a layer as arrays of a library that is served; filters that keep their preparation stay so."""
+    array, plain, bias = describe.operands(name, x, w, bias)
+    return array, w if isinstance(w, PreparedWeights) else plain, bias
+
+
+def _refuse_out(out: Any) -> None:
     if out is not None:
-        calls.check_out(arrays, out, shape, dtype, home)
-    channels_last = keeps_logical_shape and layout == "NHWC"
-    return Described(
-        arrays=arrays,
-        problem=problem,
-        device=_place(arrays, home, device),
-        home=home,
-        algorithm=algorithm,
-        workspace_limit=arguments.workspace_limit(workspace_limit),
-        shape=shape,
-        channels_last=channels_last,
-        copies=(
-            not _readable(arrays, x, channels_last),
-            not _readable(arrays, w, channels_last),
-            bias is not None and not _readable(arrays, bias),
-        ),
-        out_direct=out is None or _readable(arrays, out, channels_last),
-    )
-
-
-def describe_filter2d(
-    image: Any, kernel: Any, *, border: Any = "reflect101", anchor: Any = None, out: Any = None, device: Any = None
-) -> Described:
-    """Check the arguments of a `filter2d` call and say what it computes and where. Raises as `filter2d` does."""
-    image, kernel = _carried(image, "image"), _carried(kernel, "kernel")
-    kernel = _kernel_beside(image, kernel)
-    names = {"image": image, "kernel": kernel}
-    arrays, home = _one_library({**names, "out": out})
-    dtype = arguments.check_dtypes({name: arrays.dtype(array) for name, array in names.items()})
-    shape = tuple(image.shape)
-    problem = arguments.filter_problem(shape, tuple(kernel.shape), border, anchor, dtype)
-    if out is not None:
-        calls.check_out(arrays, out, shape, dtype, home)
-    place = _place(arrays, home, device)
-    copy_image, out_direct = False, True
-    if home is not None:
-        pitched = _row_pitched(arrays, image, dtype)
-        copy_image = pitched is None
-        if pitched is not None:
-            problem = replace(problem, x_pitch=pitched[0], x_step=pitched[1])
-        if out is not None:
-            pitched = _row_pitched(arrays, out, dtype)
-            out_direct = pitched is not None
-            if pitched is not None:
-                problem = replace(problem, y_pitch=pitched[0], y_step=pitched[1])
-    return Described(
-        arrays=arrays,
-        problem=problem,
-        device=place,
-        home=home,
-        algorithm="auto",
-        shape=shape,
-        copies=(copy_image, not _readable(arrays, kernel), False),
-        out_direct=out_direct,
-        names=("image", "kernel"),
-    )
-
-
-def _one_library(given: dict[str, Any]) -> tuple[Arrays, int | None]:
-    """The library and device that all arrays share; None among them is skipped."""
-    found: list[tuple[str, Arrays, int | None, Any]] = []
-    for name, array in given.items():
-        if array is not None:
-            arrays = arrays_of(array)
-            if arrays is None:
-                raise TypeError(f"{name} is a {type(array).__qualname__}; it must be an array of the inputs' library")
-            found.append((name, arrays, arrays.device(array), array))
-    first, arrays, home, array = found[0]
-    for name, others, device, other in found[1:]:
-        if others is not arrays or device != home:
-            raise ValueError(
-                f"{first} is an array of {arrays.name} on {arrays.where(array)}, {name} one of {others.name} on "
-                f"{others.where(other)}; all arrays of a call must be of one library and on one device"
-            )
-    return arrays, home
-
-
-def _readable(arrays: Arrays, array: Any, channels_last: bool = False) -> bool:
-    """Whether a kernel can use the array as it lies."""
-    return arrays.is_contiguous(array, channels_last) and arrays.misalignment(array) % ALIGNMENT == 0
-
-
-def _row_pitched(arrays: Arrays, array: Any, dtype: str) -> tuple[int, int] | None:
-    """Row pitch and image step where a filter can use the array as it lies, else None."""
-    item = ITEM_BYTES[dtype]
-    if arrays.misalignment(array) % item or arrays.negated(array):
-        return None
-    return row_pitched(tuple(array.shape), arrays.strides(array), item)
-
-
-def _place(arrays: Arrays, home: int | None, device: Any) -> int | None:
-    """Number of the GPU that runs the call, None for the CPU."""
-    if device is None or (str(device) == "cpu" and home is None):
-        return home
-    index = None if str(device) == "cpu" else device_index(device)
-    if isinstance(arrays, NumpyArrays):
-        return index
-    if index != home and not (home is not None and str(device) == "cuda"):
-        where = "the CPU" if home is None else f"cuda:{home}"
-        raise ValueError(f"device={device!r}, but the arrays lie on {where}; move them there, or leave device out")
-    return home
+        raise TypeError("out is taken for arrays of NumPy, CuPy and PyTorch only")
 
 
 def _bind(described: Described, x: Any, w: Any, bias: Any, out: Any) -> calls.Call:
     """Choose, compile and load what a described call needs. The arrays stand for all that lie like them."""
-    arrays, problem, names = described.arrays, described.problem, described.names
+    if isinstance(w, PreparedWeights):
+        on_array = _bind(described, x, w.array, bias, out)
+        if isinstance(on_array, calls.GpuCall):
+            return _without_preparing(described, on_array, x, w.array, bias, out) or UnpreparedCall(on_array)
+        return UnpreparedCall(on_array)
+    arrays, problem = described.arrays, described.problem
     empty = calls.is_empty(problem)
     if described.device is not None:
         ready = None
         if empty:  # nothing to compile, but what nothing could run is refused all the same
             registry.choose(problem, described.algorithm, registry.ALGORITHMS, described.workspace_limit)
         else:
-            ready = calls.ready(problem, described.device, described.algorithm, described.workspace_limit)
+            ready = _ready(described)
         if described.home is None:
-            return calls.HostOnGpuCall(problem, ready, described.shape, names)
-        return calls.GpuCall(
-            arrays, described.device, problem, ready, described.shape, given=(x, w, bias, out), names=names,
-            channels_last=described.channels_last, copies=described.copies, out_direct=described.out_direct,
-        )  # fmt: skip
+            return calls.HostOnGpuCall(problem, ready, described.shape, described.names)
+        return _gpu_call(described, ready, (x, w, bias, out), described.copies)
     if isinstance(arrays, TorchArrays) and isinstance(problem, ConvProblem):
         calls.check_torch_algorithm(described.algorithm)
-        return calls.TorchCpuConv(arrays, problem)
+        return calls.TorchCpuConv(arrays, problem, described.shape, described.names)
     chosen = registry.choose(problem, described.algorithm, registry.CPU_ALGORITHMS, described.workspace_limit)
-    return calls.CpuCall(arrays, problem, None if empty else chosen, described.shape, names)
+    return calls.CpuCall(arrays, problem, None if empty else chosen, described.shape, described.names)
+
+
+def _ready(described: Described) -> calls.Ready:
+    assert described.device is not None
+    return calls.ready(described.problem, described.device, described.algorithm, described.workspace_limit)
+
+
+def _gpu_call(
+    described: Described, ready: calls.Ready | None, given: tuple[Any, Any, Any, Any], copies: tuple[bool, bool, bool]
+) -> calls.GpuCall:
+    assert described.device is not None
+    return calls.GpuCall(
+        described.arrays, described.device, described.problem, ready, described.shape, given=given,
+        names=described.names, channels_last=described.channels_last, copies=copies, out_direct=described.out_direct,
+    )  # fmt: skip
+
+
+def _without_preparing(
+    described: Described, whole: calls.GpuCall, x: Any, w: Any, bias: Any, out: Any
+) -> PreparedCall | None:
+    """A call that finds its filters prepared, where ``whole`` makes something of them; else None."""
+    if described.device is None or calls.is_empty(described.problem):
+        return None
+    ready, (copy_x, copy_w, copy_bias) = _ready(described), described.copies
+    work = work_of(ready.device, described.device, ready.plan, copy_w, described.channels_last)
+    if work is None:
+        return None
+    plan = replace(ready.plan, prepare=(), prepared_bytes=0)
+    rest = _gpu_call(
+        described, replace(ready, plan=plan, run=ready.device.executable(plan)),
+        # a copy is ours alone, so it cannot overlap out
+        (x, None if copy_w else w, bias, out), (copy_x, False, copy_bias),
+    )  # fmt: skip
+    return PreparedCall(described.arrays, work, whole, rest, described.arrays.requires_gradient(w))
 
 
 def _remember(known: dict[Any, calls.Call], key: Any, call: calls.Call) -> None:
     if len(known) >= _MAX_CALLS:
         known.clear()
     known[key] = call
-
-
-def _carried(array: Any, name: str) -> Any:
-    return array if arrays_of(array) is not None else carry(array, name)
-
-
-def _carried_operands(x: Any, w: Any, bias: Any) -> tuple[Any, Any, Any]:
-    return _carried(x, "x"), _carried(w, "w"), None if bias is None else _carried(bias, "bias")
-
-
-_kernels: dict[Any, Any] = {}
-#: NOTE: kept kernels are never dropped, since a captured graph may read them; so their number is bounded
-_MAX_KERNELS = 256
-
-
-def _kernel_beside(image: Any, kernel: Any) -> Any:
-    """A NumPy kernel where the image lies; any other as it is."""
-    arrays = arrays_of(image)
-    if arrays is None or isinstance(arrays, NumpyArrays) or type(kernel) is not np.ndarray:
-        return kernel
-    device = arrays.device(image)
-    key = (arrays.name, device, kernel.shape, kernel.dtype, kernel.tobytes())
-    found = _kernels.get(key)
-    if found is None:
-        found = arrays.from_numpy(calls.plain(kernel), device)
-        if len(_kernels) < _MAX_KERNELS:
-            _kernels[key] = found
-    return found
 
 
 def forget() -> None:

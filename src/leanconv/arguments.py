@@ -1,4 +1,4 @@
-"""What a caller may write, made into problems: every rule on the arguments of conv2d and filter2d that no algorithm
+"""What a caller may write, made into problems: every rule on the arguments of the public functions that no algorithm
 decides. Works on shapes and names only; arrays are not touched here.
 
 Raises ValueError (a value breaks a rule) or TypeError (a thing of the wrong kind), naming argument, value and rule.
@@ -16,7 +16,9 @@ from leanconv.runtime import env
 
 Padding = int | Sequence[int] | str
 
+#: channels first, channels last
 LAYOUTS = ("NCHW", "NHWC")
+LAYOUTS_1D = ("NCW", "NWC")
 ACTIVATIONS = (None, "relu")
 
 #: Names of the borders in SciPy's ndimage and in OpenCV (with or without ``cv2.``). SciPy's ``reflect``, ``constant``
@@ -68,6 +70,24 @@ def pair(name: str, value: Any, least: int) -> tuple[int, int]:
         return integer(name, value[0], least), integer(name, value[1], least)
     number = integer(name, value, least)
     return number, number
+
+
+def single(name: str, value: Any, least: int) -> int:
+    """An int, or a tuple of one."""
+    if isinstance(value, (tuple, list)):
+        if len(value) != 1:
+            raise ValueError(f"{name}={value!r} must be an integer: there is one axis")
+        value = value[0]
+    return integer(name, value, least)
+
+
+def sizes(name: str, value: Any, count: int) -> tuple[int, ...]:
+    """A shape of ``count`` axes, as ints."""
+    if not isinstance(value, (tuple, list)):
+        raise TypeError(f"{name}={value!r} is no shape; give {count} integers")
+    if len(value) != count:
+        raise ValueError(f"{name}={tuple(value)} has {len(value)} dimensions; it must have {count}")
+    return tuple(integer(name, length, 0) for length in value)
 
 
 def four_sides(
@@ -129,11 +149,13 @@ def conv_problem(
     layout: str,
     precision: str,
     activation: str | None,
+    name: str = "x",
 ) -> ConvProblem:
-    """The problem of a convolution; ``x_shape`` is (n, c, h, w) and ``w_shape`` (k, c / groups, r, s)."""
-    for name, shape in (("x", x_shape), ("w", w_shape)):
-        if len(shape) != 4:
-            raise ValueError(f"{name} has {len(shape)} dimensions, shape {tuple(shape)}; it must have 4")
+    """The problem of a convolution; ``x_shape`` is (n, c, h, w) and ``w_shape`` (k, c / groups, r, s).
+
+    Messages call ``x_shape`` by ``name``.
+    """
+    check_axes({name: x_shape, "w": w_shape}, 4)
     one_of("precision", precision, PRECISIONS)
     one_of("activation", activation, ACTIVATIONS)
     groups = integer("groups", groups, 1)
@@ -141,7 +163,7 @@ def conv_problem(
     n, c, h, w = x_shape
     k, group_c, r, s = w_shape
     if min(c, h, w) < 1:
-        raise ValueError(f"x has shape {tuple(x_shape)}; only its batch may be empty")
+        raise ValueError(f"{name} has shape {tuple(x_shape)}; only its batch may be empty")
     if min(w_shape) < 1:
         raise ValueError(f"w has shape {tuple(w_shape)}; it must not be empty")
     if c % groups:
@@ -150,7 +172,7 @@ def conv_problem(
         raise ValueError(f"out_channels={k} is not divisible by groups={groups}")
     if group_c != c // groups:
         raise ValueError(
-            f"w has {group_c} channels, but x has in_channels={c} and groups={groups}: "
+            f"w has {group_c} channels, but {name} has in_channels={c} and groups={groups}: "
             f"each filter must have {c // groups}"
         )
     if bias_shape is not None and tuple(bias_shape) != (k,):
@@ -169,6 +191,41 @@ def conv_problem(
             f"{h + top + bottom}x{w + left + right}"
         )
     return problem
+
+
+def check_axes(shapes: dict[str, Sequence[int]], axes: int) -> None:
+    """Raise ValueError unless all named shapes have that many axes."""
+    for name, shape in shapes.items():
+        if len(shape) != axes:
+            raise ValueError(f"{name} has {len(shape)} dimensions, shape {tuple(shape)}; it must have {axes}")
+
+
+def conv1d_problem(
+    x_shape: Sequence[int],
+    w_shape: Sequence[int],
+    bias_shape: Sequence[int] | None,
+    stride: Any,
+    padding: Any,
+    dilation: Any,
+    groups: Any,
+    **options: Any,
+) -> ConvProblem:
+    """The problem of a convolution along one axis, as images of one row; ``x_shape`` is (n, c, w).
+
+    ``padding`` is a number, (left, right) or a word; everything else is as in `conv_problem`.
+    """
+    check_axes({"x": x_shape, "w": w_shape}, 3)
+    if isinstance(padding, (tuple, list)):
+        if len(padding) not in (1, 2):
+            raise ValueError(f"padding={padding!r} must be an integer, (left, right), 'same' or 'valid'")
+        padding = (0, 0, padding[0], padding[-1])
+    elif not isinstance(padding, str):
+        padding = (0, padding)
+    (n, c, w), (k, group_c, s) = x_shape, w_shape
+    return conv_problem(
+        (n, c, 1, w), (k, group_c, 1, s), bias_shape, (1, single("stride", stride, 1)), padding,
+        (1, single("dilation", dilation, 1)), groups, **options,
+    )  # fmt: skip
 
 
 def border_name(border: Any) -> str:
@@ -236,6 +293,8 @@ def check_problem(problem: Problem) -> None:
     """Raise what a call with the arguments of ``problem`` would; a caller may have written it by hand."""
     if isinstance(problem, ConvProblem):
         one_of("layout", problem.layout, LAYOUTS)
+        if problem.op == "dgrad" and (problem.bias or problem.activation):
+            raise ValueError("op='dgrad', the gradient of a layer's input, has no bias and no activation")
         integer("groups", problem.groups, 1)
         conv_problem(
             (problem.n, problem.c, problem.h, problem.w), (problem.k, problem.group_c, problem.r, problem.s), None,

@@ -255,7 +255,9 @@ class CpuCall:
         if self._algorithm is None:
             result = np.empty(self._shape, problem.dtype)
         elif isinstance(problem, ConvProblem):
-            result = self._algorithm.run(problem, plain(x), plain(w), None if bias is None else plain(bias))
+            operands = plain(x).reshape(problem.x_shape), plain(w).reshape(problem.w_shape)
+            result = self._algorithm.run(problem, *operands, None if bias is None else plain(bias))
+            result = result.reshape(self._shape)
         else:
             image = self._to_numpy(x).reshape(problem.batch, problem.h, problem.w)
             result = self._algorithm.run(problem, image, self._to_numpy(w), value=value, delta=delta)
@@ -272,32 +274,54 @@ class CpuCall:
         return plain(array.detach().resolve_neg().numpy())
 
 
+def torch_function(problem: ConvProblem) -> str:
+    """PyTorch's own function for a layer."""
+    return "torch.nn.grad.conv2d_input" if problem.op == "dgrad" else "torch.nn.functional.conv2d"
+
+
 class TorchCpuConv:
     """PyTorch's CPU tensors: PyTorch's own convolution, gradients included."""
 
-    def __init__(self, arrays: Arrays, problem: ConvProblem) -> None:
-        self._arrays, self._problem = arrays, problem
+    def __init__(self, arrays: Arrays, problem: ConvProblem, shape: Shape, names: tuple[str, str]) -> None:
+        self._arrays, self._problem, self._shape, self._names = arrays, problem, shape, names
 
     def __call__(self, x: Any, w: Any, bias: Any, out: Any, value: float = 0, delta: float = 0) -> Any:
         """See Call."""
         import torch
-        from torch.nn import functional
 
         problem = self._problem
         if out is not None:
-            inputs = (("x", x), ("w", w), ("bias", bias))
+            inputs = ((self._names[0], x), (self._names[1], w), ("bias", bias))
             check_overlap(self._arrays, ITEM_BYTES[problem.dtype], out, inputs)
+        if len(self._shape) == 3:  # a signal is an image of one row
+            x, w = x.unsqueeze(2), w.unsqueeze(2)
         memory_format = torch.channels_last if problem.layout == "NHWC" else torch.contiguous_format
+        x = x.contiguous(memory_format=memory_format)
+        y = self._input_gradient(x, w) if problem.op == "dgrad" else self._forward(x, w, bias)
+        y = y.contiguous(memory_format=memory_format)
+        y = y.squeeze(2) if len(self._shape) == 3 else y
+        return y if out is None else out.copy_(y)
+
+    def _forward(self, x: Any, w: Any, bias: Any) -> Any:
+        from torch.nn import functional
+
+        problem = self._problem
         top, bottom, left, right = problem.padding
         padding = (top, left)
-        x = x.contiguous(memory_format=memory_format)
         if (top, left) != (bottom, right):
             x, padding = functional.pad(x, (left, right, top, bottom)), (0, 0)
         y = functional.conv2d(x, w, bias, problem.stride, padding, problem.dilation, problem.groups)
-        y = functional.relu(y) if problem.activation == "relu" else y
-        if out is None:
-            return y.contiguous(memory_format=memory_format)
-        return out.copy_(y)
+        return functional.relu(y) if problem.activation == "relu" else y
+
+    def _input_gradient(self, grad: Any, w: Any) -> Any:
+        from torch.nn.grad import conv2d_input
+
+        problem = self._problem
+        top, bottom, left, right = problem.padding
+        # of the padded input, whose middle is wanted: PyTorch pads both ends alike
+        shape = (problem.n, problem.c, top + problem.h + bottom, left + problem.w + right)
+        dx = conv2d_input(shape, w, grad, problem.stride, 0, problem.dilation, problem.groups)
+        return dx[:, :, top : top + problem.h, left : left + problem.w]
 
 
 def plain(array: np.ndarray) -> np.ndarray:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from leanconv import api, calls, registry
+from leanconv import calls, describe, registry
 from leanconv.algorithms.base import Algorithm
 from leanconv.arguments import check_problem, workspace_limit
 from leanconv.problem import ConvProblem, FilterProblem, Problem
@@ -85,10 +85,11 @@ def algorithms() -> list[AlgorithmInfo]:
 
 
 def explain(first: Any, second: Any = None, /, *arguments: Any, **options: Any) -> Explanation:
-    """Say what `conv2d` or `filter2d` would run for these arguments, and why not the others. Runs nothing.
+    """Say what a call would run for these arguments, and why not the others. Runs nothing.
 
-    Give the arguments of the call (a 2-D second array means filter2d), or a ConvProblem or FilterProblem with, if
-    wanted, ``device="cuda"`` (the CPU is the default), ``algorithm=`` and ``workspace_limit=``. Registers and spills
+    Give the arguments of the call: a second array of 2 axes means `filter2d`, two arrays of 3 `conv1d`, the keyword
+    ``input_shape=`` `conv2d_input`, and anything else `conv2d`. Or give a ConvProblem or FilterProblem with, if wanted,
+    ``device="cuda"`` (the CPU is the default), ``algorithm=`` and ``workspace_limit=``. Registers and spills
     are told for what this process has compiled already, or with ``compile=True``.
 
     Raises ValueError and TypeError as the call itself would; that nothing fits is told, not raised.
@@ -104,12 +105,15 @@ def explain(first: Any, second: Any = None, /, *arguments: Any, **options: Any) 
         check_problem(first)
         index = None if device is None or str(device) == "cpu" else device_index(device)
         return _on_gpu(first, index, name, limit, compile_now) if index is not None else _on_cpu(first, name, limit)
-    if getattr(second, "ndim", None) == 2:
+    axes = getattr(first, "ndim", None), getattr(second, "ndim", None)
+    if axes[1] == 2:
         options.pop("value", None)
         options.pop("delta", None)
-        described = api.describe_filter2d(first, second, *arguments, **options)
+        described = describe.filter2d(first, second, *arguments, **options)
+    elif "input_shape" in options:
+        described = describe.conv2d_input(first, second, options.pop("input_shape"), *arguments, **options)
     else:
-        described = api.describe_conv2d(first, second, *arguments, **options)
+        described = (describe.conv1d if axes == (3, 3) else describe.conv2d)(first, second, *arguments, **options)
     if described.device is not None:
         return _on_gpu(
             described.problem, described.device, described.algorithm, described.workspace_limit, compile_now
@@ -117,7 +121,7 @@ def explain(first: Any, second: Any = None, /, *arguments: Any, **options: Any) 
     if isinstance(described.arrays, TorchArrays) and isinstance(described.problem, ConvProblem):
         calls.check_torch_algorithm(described.algorithm)
         return Explanation(
-            described.problem, "PyTorch on the CPU", "torch.nn.functional.conv2d",
+            described.problem, "PyTorch on the CPU", calls.torch_function(described.problem),
             "PyTorch's CPU tensors are computed by PyTorch itself",
         )  # fmt: skip
     return _on_cpu(described.problem, described.algorithm, described.workspace_limit)

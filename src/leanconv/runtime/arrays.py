@@ -24,8 +24,8 @@ Shape = tuple[int, ...]
 class Arrays(ABC):
     """What the rest of the package asks of an array library. ``device`` is a GPU's number, or None for the CPU.
 
-    Shapes are logical: what the library shows. ``channels_last`` asks for the memory order N, H, W, C of an array
-    whose logical order is N, C, H, W; only PyTorch has such arrays.
+    Shapes are logical: what the library shows. ``channels_last`` asks for the memory order N, H, W, C (or N, W, C) of
+    an array whose logical order is N, C, H, W (or N, C, W); only PyTorch has such arrays.
     """
 
     name: ClassVar[str]
@@ -56,7 +56,6 @@ class Arrays(ABC):
 
     def refuse_gradient(self, array: Any) -> None:
         """Raise ValueError where using the array's address would lose a gradient now."""
-        return None
 
     def maker(self, shape: Shape, dtype: str, device: int | None, channels_last: bool = False) -> Callable[[], Any]:
         """What `empty` does for these arguments, with nothing left to look up."""
@@ -97,6 +96,9 @@ class Arrays(ABC):
     @abstractmethod
     def stream(self, device: int) -> int:
         """Raw handle of the caller's current stream on a GPU."""
+
+    def in_use(self, array: Any, device: int) -> None:
+        """Tell the allocator that the current stream works with an array that was made on another one."""
 
     @abstractmethod
     def from_numpy(self, array: np.ndarray, device: int | None) -> Any:
@@ -306,14 +308,18 @@ class TorchArrays(Arrays):
 
     def empty(self, shape: Shape, dtype: str, device: int | None, channels_last: bool = False) -> Any:
         """See Arrays."""
-        return self._torch.empty(
-            shape, dtype=self._dtypes[dtype], device=self._device(device), memory_format=self._formats[channels_last]
-        )
+        return self.maker(shape, dtype, device, channels_last)()
 
     def maker(self, shape: Shape, dtype: str, device: int | None, channels_last: bool = False) -> Callable[[], Any]:
         """See Arrays."""
-        options = {"memory_format": self._torch.channels_last} if channels_last else {}
-        return partial(self._torch.empty, shape, dtype=self._dtypes[dtype], device=self._device(device), **options)
+        options: dict[str, Any] = {"dtype": self._dtypes[dtype], "device": self._device(device)}
+        if channels_last and len(shape) == 3:  # PyTorch has a word for four axes only
+            n, c, w = shape
+            options["stride"] = (w * c, 1, c)
+            return partial(self._torch.empty_strided, shape, **options)
+        if channels_last:
+            options["memory_format"] = self._torch.channels_last
+        return partial(self._torch.empty, shape, **options)
 
     def fast_stream(self, device: int) -> Callable[[], int]:
         """See Arrays."""
@@ -327,6 +333,8 @@ class TorchArrays(Arrays):
 
     def is_contiguous(self, array: Any, channels_last: bool = False) -> bool:
         """See Arrays."""
+        if channels_last and array.dim() == 3:
+            array, channels_last = array.transpose(1, 2), False
         return bool(array.is_contiguous(memory_format=self._formats[channels_last])) and not array.is_neg()
 
     def negated(self, array: Any) -> bool:
@@ -335,7 +343,14 @@ class TorchArrays(Arrays):
 
     def copy(self, array: Any, channels_last: bool = False) -> Any:
         """See Arrays."""
-        return array.detach().resolve_neg().clone(memory_format=self._formats[channels_last])
+        array = array.detach().resolve_neg()
+        if channels_last and array.dim() == 3:
+            return array.transpose(1, 2).clone(memory_format=self._torch.contiguous_format).transpose(1, 2)
+        return array.clone(memory_format=self._formats[channels_last])
+
+    def in_use(self, array: Any, device: int) -> None:
+        """See Arrays."""
+        array.record_stream(self._torch.cuda.current_stream(device))
 
     def assign(self, target: Any, source: Any) -> None:
         """See Arrays."""

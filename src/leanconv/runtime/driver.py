@@ -1,4 +1,4 @@
-"""The CUDA driver, as far as leanconv needs it: twenty calls of libcuda through ctypes.
+"""The CUDA driver, as far as leanconv needs it: some twenty calls of libcuda through ctypes.
 
 Why not cuda.core or cuda.bindings here: importing them takes 160 ms and 60 ms (this takes 2 ms), more than the whole
 budget of a first call from a warm disk cache, which takes 3 ms on an H200. Their launches are no cheaper to speak of:
@@ -41,6 +41,8 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "cuMemcpyHtoD_v2": (c_uint64, c_void_p, c_size_t),
     "cuMemcpyDtoH_v2": (c_void_p, c_uint64, c_size_t),
     "cuLaunchKernel": (c_void_p, *(c_uint,) * 7, c_void_p, c_void_p, c_void_p),
+    "cuStreamIsCapturing": (c_void_p, POINTER(c_int)),
+    "cuStreamSynchronize": (c_void_p,),
     "cuGetErrorName": (c_int, POINTER(c_char_p)),
     "cuGetErrorString": (c_int, POINTER(c_char_p)),
 }

@@ -50,6 +50,12 @@ class Device(Protocol):
     def compiled(self, plan: Plan) -> list[Compiled]:
         """Machine code of ``plan.every_launch``, with the compiler's figures."""
 
+    def capturing(self, stream: int) -> bool:
+        """Whether work on a stream is being captured in a CUDA graph instead of run."""
+
+    def wait(self, stream: int) -> None:
+        """Wait until a stream has done all its work."""
+
     def allocate(self, nbytes: int) -> int:
         """Pointer to new memory, aligned to ALIGNMENT. Raises OutOfMemoryError naming the bytes."""
 
@@ -284,6 +290,16 @@ class CudaDevice:
         size = f"{launch.grid} blocks of {launch.block} threads, {launch.shared_bytes} bytes of shared memory"
         self._driver.fail(code, f"launching {launch.symbol} ({size})")
 
+    def capturing(self, stream: int) -> bool:
+        """See Device."""
+        status = c_int()
+        self._check("cuStreamIsCapturing", stream, byref(status))
+        return bool(status.value)
+
+    def wait(self, stream: int) -> None:
+        """See Device."""
+        self._check("cuStreamSynchronize", stream)
+
     def allocate(self, nbytes: int) -> int:
         """Device memory, aligned to 256 bytes."""
         pointer = ctypes.c_uint64()
@@ -298,17 +314,17 @@ class CudaDevice:
 
     def free(self, pointer: int) -> None:
         """Give memory of `allocate` back."""
-        self._copy("cuMemFree_v2", pointer)
+        self._check("cuMemFree_v2", pointer)
 
     def upload(self, pointer: int, array: np.ndarray) -> None:
         """Copy ``array``, which is contiguous, to the device."""
-        self._copy("cuMemcpyHtoD_v2", pointer, array.ctypes.data, array.nbytes)
+        self._check("cuMemcpyHtoD_v2", pointer, array.ctypes.data, array.nbytes)
 
     def download(self, array: np.ndarray, pointer: int) -> None:
         """Copy to ``array``, which is contiguous, once the default stream has finished."""
-        self._copy("cuMemcpyDtoH_v2", array.ctypes.data, pointer, array.nbytes)
+        self._check("cuMemcpyDtoH_v2", array.ctypes.data, pointer, array.nbytes)
 
-    def _copy(self, name: str, *arguments: Any) -> None:
+    def _check(self, name: str, *arguments: Any) -> None:
         entered = self._enter()
         try:
             self._driver.check(name, *arguments)
