@@ -13,6 +13,8 @@ from typing import Any
 
 from leanconv.bench.ablation import BASELINE, FULL, STUDIES, study_of
 from leanconv.bench.comparisons import MEMORY_PEERS, variant
+from leanconv.bench.families import families as by_family
+from leanconv.bench.families import title
 from leanconv.bench.plots import blank, save
 from leanconv.bench.results import TABLE_BYTES, Results, Row, right
 from leanconv.bench.tables import quantity, size
@@ -45,6 +47,17 @@ _CUDNN = {
     "fft_tiling": _Style("cuDNN FFT tiling", "#74c9ad"),
     "winograd": _Style("cuDNN Winograd", "#8a4f7d"),
     "winograd_nonfused": _Style("cuDNN Winograd non-fused", "#cc79a7"),
+}
+#: The lines of the families' figure.
+_FAMILY_OWN = {
+    "winograd2d": _Style("winograd2d", "#cc79a7"),
+    "winograd1d": _Style("winograd1d", "#d55e00"),
+    "implicit_gemm": _Style("implicit_gemm", "#009e73"),
+}
+_FAMILY_PEERS = {
+    "lean": _Style("cuDNN without workspace", "#56b4e9"),
+    "best": _Style("cuDNN's fastest", "#08519c"),
+    "PyTorch": _Style("PyTorch", "#8c8c8c"),
 }
 _VARIANTS = ("#d55e00", "#56b4e9", "#009e73", "#cc79a7")
 _BASELINES = ("#8c8c8c", "#222222")
@@ -94,6 +107,56 @@ def speed(results: Results, path: Path) -> None:
         )  # fmt: skip
     _legend(figure, axes[0], list(series), colours, hatch="needs a workspace")
     _title(figure, results, "operations of the direct convolution per second, whatever is computed")
+    save(figure, path, _DPI)
+
+
+def family_rows(results: Results, problems: Sequence[str]) -> dict[str, list[Row | None]]:
+    """The lines of a panel of the families' figure: ours, then the peers; without those that have no row."""
+    own = [name for name in results.own_algorithms() if name in _FAMILY_OWN]
+    lines: dict[str, list[Row | None]] = {}
+    for name in own:
+        lines[name] = [results.own(problem, [name]) for problem in problems]
+    for name, style in _FAMILY_PEERS.items():
+        lines[style.label] = [results.peers(problem).get(name) for problem in problems]
+    return {label: rows for label, rows in lines.items() if any(rows)}
+
+
+def families(results: Results, path: Path) -> None:
+    """Draw TFLOP/s problem by problem, a panel for each family. Raises ValueError without rows."""
+    panels = {
+        name: problems
+        for name, problems in by_family(results).items()
+        if all(problem.startswith(f"{name}-") for problem in problems)
+    }
+    drawn = {name: family_rows(results, problems) for name, problems in panels.items()}
+    drawn = {name: lines for name, lines in drawn.items() if lines}
+    _refuse_empty(drawn)
+    styles = {**_FAMILY_OWN, **{style.label: style for style in _FAMILY_PEERS.values()}}
+    columns = min(3, len(drawn))
+    figure = blank((3.9 * columns, 2.9 * -(-len(drawn) // columns) + 0.8))
+    axes = figure.subplots(-(-len(drawn) // columns), columns, squeeze=False).ravel()
+    for axis in axes[len(drawn) :]:
+        axis.set_axis_off()
+    for axis, (name, lines) in zip(axes, drawn.items(), strict=False):
+        for label, rows in lines.items():
+            heights = [row.tflops if row else float("nan") for row in rows]
+            axis.plot(heights, color=styles[label].colour, marker="o", markersize=3, linewidth=1.4, label=label)
+        axis.axhline(results.machine["ceilings"]["fp32_tflops"], color=_INK, linewidth=0.8, linestyle=(0, (4, 3)))
+        shapes = [problem.partition("-")[2] for problem in panels[name]]
+        axis.set_xticks(range(len(shapes)), shapes, fontsize=6, rotation=35, ha="right", color=_INK)
+        axis.set_ylim(bottom=0)
+        axis.tick_params(axis="y", labelsize=7, colors=_INK)
+        axis.grid(axis="y", color=_GRID, linewidth=0.6)
+        axis.set_title(title(name), loc="left", fontsize=9, color=_INK)
+        for side in ("top", "right"):
+            axis.spines[side].set_visible(False)
+    labels = dict.fromkeys(label for lines in drawn.values() for label in lines)
+    handles = [line for axis in axes for line in axis.get_lines() if line.get_label() in labels]
+    unique = {line.get_label(): line for line in handles}
+    figure.legend(
+        [unique[label] for label in labels], [*labels], loc="outside lower left", ncols=5, fontsize=8.5, frameon=False
+    )
+    _title(figure, results, "TFLOP/s of the direct convolution's operations; dashed: cuBLAS")
     save(figure, path, _DPI)
 
 

@@ -21,7 +21,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from leanconv.bench import comparisons, figures
+from leanconv.bench import comparisons, families, figures
 from leanconv.bench.results import Results, write_whole
 from leanconv.bench.tables import STANDINGS_CELL, Table, markdown, standings
 
@@ -47,16 +47,36 @@ def _ablation(results: Results, settings: dict[str, list[str]]) -> tuple[str, Ta
     return f"{algorithm}, {comparisons.ABLATION_CELL}.", comparisons.ablation(results, algorithm)
 
 
+def _families(results: Results, settings: dict[str, list[str]]) -> tuple[str, Table]:
+    (algorithm,) = settings["algorithm"]
+    meanings = "; ".join(f"{group.name}: {group.meaning}" for group in families.PEERS)
+    return f"× is {families.RATIO_CELL}. {meanings}.", families.family_table(results, algorithm)
+
+
+def _engines(results: Results, settings: dict[str, list[str]]) -> tuple[str, Table]:
+    (algorithm,) = settings["algorithm"]
+    words = f"How many times faster {algorithm} is: {families.RATIO_CELL}."
+    return words, families.engine_table(results, algorithm)
+
+
+def _targets(results: Results, settings: dict[str, list[str]]) -> tuple[str, Table]:
+    return "The time of the filters' transform is part of every figure.", families.target_table(results)
+
+
 _TABLES: dict[str, Callable[[Results, dict[str, list[str]]], tuple[str, Table]]] = {
     "standings": _standings,
     "speeds": _speeds,
     "memory": _memory,
     "ablation": _ablation,
+    "families": _families,
+    "engines": _engines,
+    "targets": _targets,
 }
 #: What draws a figure, and what a reader who sees no picture is told.
 _FIGURES: dict[str, tuple[Callable[[Results, Path], None], str]] = {
     "speed-figure": (figures.speed, "Bars: TFLOP/s of each algorithm on each layer"),
     "memory-figure": (figures.memory, "Bars: memory of each algorithm on each layer, as a multiple of its tensors"),
+    "families-figure": (figures.families, "Lines: TFLOP/s on every problem of each family"),
     "ablation-figure": (figures.ablation, "Bars: TFLOP/s with all techniques, and without each of them"),
 }
 

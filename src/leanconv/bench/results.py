@@ -128,14 +128,13 @@ class Results:
 
     def peers(self, problem: str) -> dict[str, Row]:
         """The fastest row of each group of peers that has one."""
+        found = {group.name: self.peer(problem, group) for group in GROUPS}
+        return {name: row for name, row in found.items() if row}
+
+    def peer(self, problem: str, group: Group) -> Row | None:
+        """The fastest row of a group of peers that is right."""
         layout = self.problems[problem].get("layout")
-        rows = [row for row in self.of(problem) if right(row)]
-        found: dict[str, Row] = {}
-        for group in GROUPS:
-            best = _fastest(row for row in rows if group.holds(row, layout))
-            if best:
-                found[group.name] = best
-        return found
+        return _fastest(row for row in self.of(problem) if right(row) and group.holds(row, layout))
 
     def groups(self) -> list[str]:
         """Names of the groups that have a row, in the order of GROUPS."""

@@ -43,6 +43,12 @@ def _error(row: Row) -> str:
     return "NaN or Inf" if row.error is None else f"{row.error:.1e}"
 
 
+def _memory(row: Row) -> str:
+    """Bytes of workspace, and of prepared filters where there are any."""
+    filters = f" + {size(row.prepared_bytes)}" if row.prepared_bytes else ""
+    return size(row.workspace_bytes) + filters
+
+
 def _share(row: Row) -> str:
     return f"{100 * row.ceiling_share:.0f}% {row.ceiling}"
 
@@ -68,7 +74,7 @@ def summary(results: Results) -> Table:
         if row is None:
             lines.append([problem, "–", *[""] * (len(columns) - 2)])
             continue
-        figures = [quantity(row.us), quantity(row.tflops), _share(row), size(row.workspace_bytes), _error(row)]
+        figures = [quantity(row.us), quantity(row.tflops), _share(row), _memory(row), _error(row)]
         ratios = [f"{peers[name].us / row.us:.2f}" if name in peers else "–" for name in groups]
         lines.append([problem, row.algorithm, *figures, *ratios])
     means = [results.ratios(name) for name in groups]
@@ -103,7 +109,7 @@ def detail(results: Results) -> Table:
     for problem in results.problems:
         for row in sorted(results.of(problem), key=lambda row: row.us):
             quartiles = f"{quantity(row.us_low)}–{quantity(row.us_high)}"
-            figures = [quantity(row.us), quartiles, quantity(row.tflops), _share(row), size(row.workspace_bytes)]
+            figures = [quantity(row.us), quartiles, quantity(row.tflops), _share(row), _memory(row)]
             note = ", ".join(filter(None, [row.variant, row.note]))
             if row.registers is not None:
                 note = ", ".join(filter(None, [f"{row.registers} registers, {row.spill_bytes} B spilled", note]))
@@ -142,6 +148,11 @@ def show(results: Results, full: bool | None = None) -> None:
     if full if full is not None else len(results.problems) <= 3:
         put("every engine", detail(results), 3)
     put(_title(results), summary(results), 2)
+    from leanconv.bench.families import TARGETS, family_table, target_table
+
+    if results.suite in TARGETS and TARGETS[results.suite][0] in results.own_algorithms():
+        put("families", family_table(results, TARGETS[results.suite][0]), 1)
+        put("targets", target_table(results), 1)
     if results.own_algorithms() and len(results.problems) > 1:
         put(f"over all problems: {STANDINGS_CELL}", standings(results), 1)
     for line in _legend(results):
@@ -166,6 +177,10 @@ def _legend(results: Results) -> list[str]:
     meanings = [f"{group.name}: {group.meaning}" for group in GROUPS if group.name in present]
     if meanings:
         lines.append("× is the peer's time over leanconv's. " + "; ".join(meanings) + ".")
+    if any(row.prepared_bytes for row in results.rows):
+        lines.append(
+            "Workspace + is of filters that each call transforms anew, or once where they are prepared before."
+        )
     lines += [f"Absent: {name} – {reason}." for name, reason in results.absent.items()]
     lines += [f"Warning: {text}." for text in results.warnings]
     if results.missing:

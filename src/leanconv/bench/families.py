@@ -1,0 +1,198 @@
+"""Suites whose problems come in families (Γ8(6,3), conv3, …): how each family stands, and the targets that were set.
+
+The family of a problem is its name up to the first dash: ``g8(6,3)-64x128x128x64`` is one of ``g8(6,3)``, and of
+``g8``, all problems with 8 states.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Literal
+
+from leanconv.bench.results import GROUPS, Group, Results, Row, geometric_mean
+from leanconv.bench.suites import parse_problem
+from leanconv.bench.tables import Table, quantity, size
+from leanconv.problem import ConvProblem
+
+#: What a ratio in these tables says.
+RATIO_CELL = "the geometric mean of the peer's time over ours, the least and the largest in brackets"
+#: Peers of the table of families: those of the targets, PyTorch in either layout, and our own matrix product.
+_SHARED = {group.name: group for group in GROUPS}
+PEERS = (
+    _SHARED["lean"],
+    _SHARED["best"],
+    Group("PyTorch NHWC", "PyTorch, strict FP32, channels last", "torch-fp32-nhwc"),
+    Group("PyTorch NCHW", "PyTorch, strict FP32, channels first", "torch-fp32-nchw"),
+    _SHARED["TF32"],
+)
+#: The engine of calls that were given prepared filters.
+PREPARED = "leanconv:prepared"
+
+
+@dataclass(frozen=True)
+class Target:
+    """What an algorithm was to reach on the problems whose names match ``only``, with at least ``q`` outputs in a row.
+
+    ``what``: a ratio to the fastest cuDNN algorithm without workspace, as geometric mean or on every problem, or the
+    direct convolution's TFLOP/s on every problem.
+    """
+
+    only: tuple[str, ...]
+    what: Literal["mean ratio", "ratio", "TFLOP/s"]
+    least: float
+    q: int = 0
+
+    @property
+    def words(self) -> str:
+        """The target, as a table says it."""
+        names = ", ".join(title(pattern.rstrip("*-")) or "all" for pattern in self.only)
+        rows = f", rows of {self.q} outputs and more" if self.q else ""
+        kind = {
+            "mean ratio": "geometric mean of the ratio to cuDNN without workspace",
+            "ratio": "each ratio to cuDNN without workspace",
+            "TFLOP/s": "TFLOP/s of each",
+        }[self.what]
+        return f"{names}{rows}: {kind}"
+
+
+#: By suite: the algorithm, and its targets.
+TARGETS = {
+    "winograd1d": (
+        "winograd1d",
+        (
+            Target(("g8*",), "mean ratio", 1.8),
+            Target(("g16*",), "mean ratio", 2.5),
+            Target(("*",), "ratio", 1.0),
+            Target(("g8(6,3)-*",), "TFLOP/s", 75, q=32),
+            Target(("g8(4,5)-*", "g8(5,4)-*"), "TFLOP/s", 85),
+            Target(("g16(8,9)-*", "g16(9,8)-*"), "TFLOP/s", 120),
+        ),
+    ),
+    "opencnn": (
+        "winograd2d",
+        (
+            Target(("*",), "ratio", 1.5),
+            Target(("*",), "mean ratio", 1.8),
+            Target(("conv3-n128", "conv4-n128"), "TFLOP/s", 65),
+        ),
+    ),
+}
+
+
+def title(family: str) -> str:
+    """A family as people write it: ``Γ8(6,3)`` for ``g8(6,3)``."""
+    return f"Γ{family[1:]}" if family[:1] == "g" and family[1:2].isdigit() else family
+
+
+def families(results: Results) -> dict[str, list[str]]:
+    """Problems by family, in the order of the suite; then by number of states where names tell it; then all."""
+    found: dict[str, list[str]] = {}
+    for problem in results.problems:
+        found.setdefault(problem.partition("-")[0], []).append(problem)
+    for problem in results.problems:
+        states, bracket, _ = problem.partition("(")
+        if bracket:
+            found.setdefault(states, []).append(problem)
+    return found | {"all": list(results.problems)}
+
+
+def prepared(results: Results, problem: str, algorithm: str) -> Row | None:
+    """The row of calls that were given prepared filters."""
+    rows = (row for row in results.of(problem) if row.engine == PREPARED and row.algorithm == algorithm)
+    return next(rows, None)
+
+
+def _ratios(results: Results, problems: Sequence[str], algorithm: str, group: Group) -> list[float]:
+    pairs = ((results.own(problem, [algorithm]), results.peer(problem, group)) for problem in problems)
+    return [peer.us / own.us for own, peer in pairs if own and peer]
+
+
+def _spread(values: Sequence[float], of: int) -> str:
+    """Geometric mean, least and largest, and how many there are where that is less than ``of``."""
+    if not values:
+        return "–"
+    some = f", {len(values)} of {of}" if len(values) < of else ""
+    return f"{geometric_mean(values):.2f} ({min(values):.2f}–{max(values):.2f}){some}"
+
+
+def family_table(results: Results, algorithm: str) -> Table:
+    """A line for each family, for all of as many states, and for all: speed, ratios to PEERS, the largest error.
+
+    "preparation" is the part of the time that the transform of the filters takes, on average, and at most in brackets.
+    """
+    ours = [name for name in results.own_algorithms() if name != algorithm]
+    columns = ["problems", "count", "TFLOP/s", "preparation", *(f"× {group.name}" for group in PEERS)]
+    columns += [*(f"× {name}" for name in ours), "largest error"]
+    lines = []
+    for family, problems in families(results).items():
+        rows = {problem: row for problem in problems if (row := results.own(problem, [algorithm]))}
+        if not rows:
+            continue
+        speeds = [row.tflops for row in rows.values()]
+        given = {problem: prepared(results, problem, algorithm) for problem in rows}
+        shares = [100 * (1 - other.us / rows[problem].us) for problem, other in given.items() if other]
+        ratios = [_spread(_ratios(results, problems, algorithm, group), len(problems)) for group in PEERS]
+        for name in ours:
+            others = {problem: results.own(problem, [name]) for problem in rows}
+            found = [other.us / rows[problem].us for problem, other in others.items() if other]
+            ratios.append(_spread(found, len(problems)))
+        preparation = f"{sum(shares) / len(shares):.1f}% ({max(shares):.1f}%)" if shares else "–"
+        speed = f"{quantity(min(speeds))}–{quantity(max(speeds))}"
+        error = max(row.error or 0.0 for row in rows.values())
+        lines.append([title(family), str(len(rows)), speed, preparation, *ratios, f"{error:.1e}"])
+    return columns, lines
+
+
+def engine_table(results: Results, algorithm: str) -> Table:
+    """A line for each engine of cuDNN and PyTorch by its name: how many times faster ``algorithm`` is.
+
+    Columns are the numbers of states, or the families where there are none.
+    """
+    groups = {name: found for name, found in families(results).items() if name != "all"}
+    wide = {name: found for name, found in groups.items() if any(other.startswith(f"{name}(") for other in groups)}
+    groups = (wide or groups) | {"all": list(results.problems)}
+    engines = dict.fromkeys(row.engine for row in results.rows if row.engine.startswith(("cudnn:", "torch-")))
+    lines = []
+    for engine in engines:
+        rows = [row for row in results.rows if row.engine == engine]
+        group = Group(engine, "", engine)
+        cells = [_spread(_ratios(results, found, algorithm, group), len(found)) for found in groups.values()]
+        if set(cells) != {"–"}:
+            workspace = max((row.workspace_bytes or 0 for row in rows), default=0)
+            lines.append([engine, size(workspace), *cells])
+    return ["engine", "most workspace", *(title(name) for name in groups)], lines
+
+
+def target_table(results: Results) -> Table:
+    """The targets of the suite, what was measured, and whether that reaches them. KeyError for a suite without."""
+    algorithm, targets = TARGETS[results.suite]
+    lines = []
+    for target in targets:
+        chosen = [name for name in results.problems if _wanted(target, results, name)]
+        if target.what == "TFLOP/s":
+            rows = [results.own(name, [algorithm]) for name in chosen]
+            values = [row.tflops for row in rows if row]
+        else:
+            values = _ratios(results, chosen, algorithm, _SHARED["lean"])
+        lines.append([target.words, f"≥ {target.least:g}", *_verdict(target, values, chosen)])
+    return ["target", "asked", "measured", "met"], lines
+
+
+def _wanted(target: Target, results: Results, name: str) -> bool:
+    problem = parse_problem(results.problems[name]["words"])
+    wide = isinstance(problem, ConvProblem) and problem.q >= target.q
+    return wide and any(fnmatchcase(name, pattern) for pattern in target.only)
+
+
+def _verdict(target: Target, values: Sequence[float], chosen: Collection[str]) -> tuple[str, str]:
+    """What was measured, and whether it is enough; not where a problem is missing."""
+    if len(values) < len(chosen) or not values:
+        return f"{len(values)} of {len(chosen)} measured", "no"
+    if target.what == "mean ratio":
+        mean = geometric_mean(values)
+        return f"{mean:.2f}", "yes" if mean >= target.least else "no"
+    reached = sum(value >= target.least for value in values)
+    words = f"{quantity(min(values))} to {quantity(max(values))}; {reached} of {len(values)} reach it"
+    return words, "yes" if reached == len(values) else "no"
