@@ -51,10 +51,16 @@ def rng() -> np.random.Generator:
 
 
 def oracle_conv(problem: ConvProblem, x: np.ndarray, w: np.ndarray, bias: np.ndarray | None) -> np.ndarray:
-    """Float64 convolution by the definition, one filter tap at a time; shares no code with the package's engines."""
+    """Float64 convolution by the definition, one filter tap at a time; shares no code with the package's engines.
+
+    For dgrad each element of x, a gradient, goes back to where the forward layer has read from.
+    """
     if problem.layout == "NHWC":
         x, w = x.transpose(0, 3, 1, 2), w.transpose(0, 3, 1, 2)
     top, bottom, left, right = problem.padding
+    if problem.op == "dgrad":
+        y = _scatter(problem, x.astype(np.float64), w)[:, :, top : top + problem.h, left : left + problem.w]
+        return y.transpose(0, 2, 3, 1) if problem.layout == "NHWC" else y
     padded = np.pad(x.astype(np.float64), ((0, 0), (0, 0), (top, bottom), (left, right)))
     y = np.zeros((problem.n, problem.k, problem.p, problem.q))
     for k in range(problem.k):
@@ -73,6 +79,22 @@ def oracle_conv(problem: ConvProblem, x: np.ndarray, w: np.ndarray, bias: np.nda
     if problem.activation == "relu":
         y = np.where(np.isnan(y), y, np.maximum(y, 0))
     return y.transpose(0, 2, 3, 1) if problem.layout == "NHWC" else y
+
+
+def _scatter(problem: ConvProblem, grad: np.ndarray, w: np.ndarray) -> np.ndarray:
+    top, bottom, left, right = problem.padding
+    padded = np.zeros((problem.n, problem.c, top + problem.h + bottom, left + problem.w + right))
+    for k in range(problem.k):
+        first = k // problem.group_k * problem.group_c
+        for c in range(problem.group_c):
+            for r in range(problem.r):
+                for s in range(problem.s):
+                    i, j = r * problem.dilation[0], s * problem.dilation[1]
+                    padded[
+                        :, first + c, i : i + (problem.p - 1) * problem.stride[0] + 1 : problem.stride[0],
+                        j : j + (problem.q - 1) * problem.stride[1] + 1 : problem.stride[1],
+                    ] += grad[:, k] * float(w[k, c, r, s])  # fmt: skip
+    return padded
 
 
 _PAD_MODES = {"replicate": "edge", "reflect": "symmetric", "reflect101": "reflect", "wrap": "wrap"}
@@ -117,7 +139,11 @@ def _dense(shape: Sequence[int]) -> list[int]:
 
 
 class HostDevice:
-    """Plays a GPU whose memory is the host's and whose kernels are the oracles above; all but the kernels is real."""
+    """Plays a GPU whose memory is the host's and whose kernels are the oracles above; all but the kernels is real.
+
+    What a plan prepares is a copy of its filters, and the launches that find something prepared read no others.
+    ``launches`` has the stream and the values of each run; ``prepared`` counts those that prepared.
+    """
 
     name = "stand-in"
     target = Target("sm_90a", 132)
@@ -126,19 +152,40 @@ class HostDevice:
         self.problems = problems
         self.memory: dict[int, Any] = {}
         self.launches: list[tuple[int, tuple[float, ...]]] = []
-        self.executables = 0
+        self.executables = self.prepared = 0
+        self.waited: list[int] = []
+        #: streams that capture a graph
+        self.captures: set[int] = set()
+
+    def capturing(self, stream: int) -> bool:
+        return stream in self.captures
+
+    def wait(self, stream: int) -> None:
+        assert stream not in self.captures, "a stream that captures cannot be waited for"
+        self.waited.append(stream)
 
     def compiled(self, plan: Plan) -> list[Compiled]:
         return [Compiled(b"", each.symbol, self.target.arch, 96, 0, 0) for each in plan.every_launch]
 
     def executable(self, plan: Plan) -> launch.Executable:
-        problem = self.problems[plan]
+        # a plan may be run in two parts: what prepares, and the rest
+        made = next(m for m in self.problems if plan.every_launch in (m.every_launch, m.launches, m.prepare))
+        problem = self.problems[made]
+        prepares = bool(made.prepare) and plan.every_launch != made.launches
+        computes = plan.every_launch != made.prepare
         self.executables += 1
 
         def run(stream: int, values: Sequence[float]) -> None:
             self.launches.append((stream, tuple(values)))
             given = dict(zip(launch.BOUND_NAMES, values, strict=True))
             if isinstance(problem, ConvProblem):
+                if prepares:
+                    self.prepared += 1
+                    ctypes.memmove(int(given["prepared"]), int(given["w"]), 4 * int(np.prod(problem.w_shape)))
+                if not computes:
+                    return
+                if made.prepare:
+                    given["w"] = given["prepared"]
                 x, w, y = (
                     at_address(int(given[name]), shape, _dense(shape), problem.dtype)
                     for name, shape in (("x", problem.x_shape), ("w", problem.w_shape), ("y", problem.y_shape))

@@ -17,8 +17,9 @@ import pytest
 from leanconv import ConvProblem, CudaError, FilterProblem, conv2d, filter2d, registry
 from leanconv.algorithms.base import Argument, Launch, Plan, Target
 from leanconv.runtime import cache, env, launch
-from leanconv.runtime.arrays import NUMPY, overlaps, row_pitched, share_memory
+from leanconv.runtime.arrays import NUMPY
 from leanconv.runtime.compile import KERNELS, Compiled
+from leanconv.runtime.memory import overlaps, row_pitched, share_memory
 
 TARGET = Target("sm_90a", 132, 227 * 1024, 228 * 1024)
 

@@ -17,8 +17,9 @@ from leanconv import registry
 from leanconv.algorithms.base import Config, CpuAlgorithm, GpuAlgorithm, Plan
 from leanconv.problem import ITEM_BYTES, ConvProblem, FilterProblem, Problem
 from leanconv.runtime import launch
-from leanconv.runtime.arrays import NUMPY, Arrays, NumpyArrays, Shape, overlaps, share_memory
+from leanconv.runtime.arrays import NUMPY, Arrays, NumpyArrays, Shape
 from leanconv.runtime.launch import ALIGNMENT, Device, Executable
+from leanconv.runtime.memory import overlaps, share_memory
 
 
 class Call(Protocol):

@@ -13,8 +13,9 @@ import numpy as np
 from leanconv import arguments, calls
 from leanconv.prepared import PreparedWeights
 from leanconv.problem import ITEM_BYTES, ConvProblem, FilterProblem
-from leanconv.runtime.arrays import Arrays, NumpyArrays, Shape, TorchArrays, arrays_of, carry, row_pitched
+from leanconv.runtime.arrays import Arrays, NumpyArrays, Shape, TorchArrays, arrays_of, carry
 from leanconv.runtime.launch import ALIGNMENT, device_index
+from leanconv.runtime.memory import row_pitched
 
 
 @dataclass(frozen=True)

@@ -56,6 +56,7 @@ class Arrays(ABC):
 
     def refuse_gradient(self, array: Any) -> None:
         """Raise ValueError where using the array's address would lose a gradient now."""
+        return None
 
     def maker(self, shape: Shape, dtype: str, device: int | None, channels_last: bool = False) -> Callable[[], Any]:
         """What `empty` does for these arguments, with nothing left to look up."""
@@ -99,6 +100,7 @@ class Arrays(ABC):
 
     def in_use(self, array: Any, device: int) -> None:
         """Tell the allocator that the current stream works with an array that was made on another one."""
+        return None
 
     @abstractmethod
     def from_numpy(self, array: np.ndarray, device: int | None) -> Any:
@@ -441,59 +443,3 @@ def give_back(result: Any, like: Any) -> Any:
         if make is not None:
             return make(result)
     return result
-
-
-def overlaps(a: tuple[int, int], b: tuple[int, int]) -> bool:
-    """Whether two ranges of addresses [low, high) meet."""
-    return a[0] < b[1] and b[0] < a[1]
-
-
-class _Addresses:
-    """An array for NumPy to reason about, of memory that it never touches."""
-
-    def __init__(self, place: tuple[int, Shape, Shape], itemsize: int) -> None:
-        pointer, shape, strides = place
-        self.__array_interface__ = {
-            "version": 3, "typestr": f"|V{itemsize}", "data": (pointer, False), "shape": tuple(shape),
-            "strides": tuple(strides),
-        }  # fmt: skip
-
-
-def share_memory(a: tuple[int, Shape, Shape], b: tuple[int, Shape, Shape], itemsize: int) -> bool:
-    """Whether any element of two arrays, each a pointer, shape and strides in bytes, is the same memory.
-
-    Ranges of addresses may meet where arrays do not: two crops of one image, side by side. True where it is too hard.
-    """
-    shares: Any = np.shares_memory  # its type stub knows two of the numbers that max_work may be
-    try:
-        return bool(shares(*(np.asarray(_Addresses(each, itemsize)) for each in (a, b)), max_work=100_000))
-    except RuntimeError:  # NumPy's TooHardError, whose place has moved between releases
-        return True
-
-
-def row_pitched(shape: Shape, strides: Shape, itemsize: int) -> tuple[int, int] | None:
-    """Row pitch and image step, in elements, of images (…, H, W) that a filter can read in place; None where it cannot.
-
-    That takes neighbours in a row side by side, rows that do not overlap, and leading axes that are one axis in steps.
-    """
-    *batch, h, w = shape
-    *steps, pitch, item = strides
-    if any(stride % itemsize or stride < 0 for stride in strides) or (w > 1 and item != itemsize):
-        return None
-    pitch = pitch // itemsize if h > 1 else w
-    if pitch < w:
-        return None
-    step = h * pitch
-    expected = 0
-    for length, stride in zip(reversed(batch), reversed(steps), strict=True):
-        if length == 1:
-            continue
-        stride //= itemsize
-        if not expected:
-            if stride < (h - 1) * pitch + w:
-                return None
-            step = expected = stride
-        elif stride != expected:
-            return None
-        expected *= length
-    return pitch, step

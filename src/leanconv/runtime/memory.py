@@ -1,0 +1,68 @@
+"""Which bytes arrays cover: whether two of them meet, and whether rows lie so that a kernel can read them in place.
+
+Strides are in bytes, as NumPy has them. No memory is touched.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from leanconv.runtime.arrays import Shape
+
+
+def overlaps(a: tuple[int, int], b: tuple[int, int]) -> bool:
+    """Whether two ranges of addresses [low, high) meet."""
+    return a[0] < b[1] and b[0] < a[1]
+
+
+class _Addresses:
+    """An array for NumPy to reason about, of memory that it never touches."""
+
+    def __init__(self, place: tuple[int, Shape, Shape], itemsize: int) -> None:
+        pointer, shape, strides = place
+        self.__array_interface__ = {
+            "version": 3, "typestr": f"|V{itemsize}", "data": (pointer, False), "shape": tuple(shape),
+            "strides": tuple(strides),
+        }  # fmt: skip
+
+
+def share_memory(a: tuple[int, Shape, Shape], b: tuple[int, Shape, Shape], itemsize: int) -> bool:
+    """Whether any element of two arrays, each a pointer, shape and strides in bytes, is the same memory.
+
+    Ranges of addresses may meet where arrays do not: two crops of one image, side by side. True where it is too hard.
+    """
+    shares: Any = np.shares_memory  # its type stub knows two of the numbers that max_work may be
+    try:
+        return bool(shares(*(np.asarray(_Addresses(each, itemsize)) for each in (a, b)), max_work=100_000))
+    except RuntimeError:  # NumPy's TooHardError, whose place has moved between releases
+        return True
+
+
+def row_pitched(shape: Shape, strides: Shape, itemsize: int) -> tuple[int, int] | None:
+    """Row pitch and image step, in elements, of images (…, H, W) that a filter can read in place; None where it cannot.
+
+    That takes neighbours in a row side by side, rows that do not overlap, and leading axes that are one axis in steps.
+    """
+    *batch, h, w = shape
+    *steps, pitch, item = strides
+    if any(stride % itemsize or stride < 0 for stride in strides) or (w > 1 and item != itemsize):
+        return None
+    pitch = pitch // itemsize if h > 1 else w
+    if pitch < w:
+        return None
+    step = h * pitch
+    expected = 0
+    for length, stride in zip(reversed(batch), reversed(steps), strict=True):
+        if length == 1:
+            continue
+        stride //= itemsize
+        if not expected:
+            if stride < (h - 1) * pitch + w:
+                return None
+            step = expected = stride
+        elif stride != expected:
+            return None
+        expected *= length
+    return pitch, step
