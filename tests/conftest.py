@@ -169,7 +169,8 @@ class HostDevice:
 
     def executable(self, plan: Plan) -> launch.Executable:
         # a plan may be run in two parts: what prepares, and the rest
-        made = next(m for m in self.problems if plan.every_launch in (m.every_launch, m.launches, m.prepare))
+        parts = (made for made in self.problems if plan.launches in (made.launches, made.prepare))
+        made = plan if plan in self.problems else next(parts)
         problem = self.problems[made]
         prepares = bool(made.prepare) and plan.every_launch != made.launches
         computes = plan.every_launch != made.prepare
