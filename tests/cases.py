@@ -95,6 +95,54 @@ def _conv_cases() -> list[Case]:
     return found  # fmt: skip
 
 
+def _gradient_cases() -> list[Case]:
+    """Layers whose input's gradient is asked for: no bias, no activation."""
+    found = []
+
+    def add(name: str, *shape: int, thorough: bool = False, **rest: Any) -> None:
+        for layout in ("NCHW", "NHWC"):
+            problem = ConvProblem(*shape, layout=layout, op="dgrad", **rest)
+            found.append(Case(f"gradient-{name}-{layout.lower()}", problem, thorough))
+
+    same = {"padding": (1, 1, 1, 1)}
+    #                n  c   h   w   k   r  s
+    add("plain", 2, 16, 12, 16, 8, 3, 3, thorough=True, **same)
+    add("odd", 3, 7, 13, 11, 5, 3, 3, **same)
+    add("tails", 2, 35, 8, 9, 19, 3, 2, padding=(1, 0, 2, 1))
+    add("long-reduction", 1, 12, 5, 8, 90, 3, 3, thorough=True, **same)
+    add("one-by-one", 2, 21, 9, 7, 13, 1, 1)
+    add("single-pixel", 1, 1, 1, 1, 1, 1, 1)
+    add("single-output", 1, 5, 3, 3, 37, 3, 3)
+    add("empty-batch", 0, 6, 9, 9, 4, 3, 3, **same)
+    add("one-row", 3, 5, 1, 70, 4, 1, 3, padding=(0, 0, 1, 1))
+    add("big-filter", 1, 3, 24, 25, 2, 17, 18, padding=(8, 3, 2, 9))
+    add("filter-over-image", 2, 5, 4, 3, 3, 7, 6, padding=(4, 3, 3, 4))
+    # Windows of the gradient begin inside the image where the layer pads by more than its filter reaches.
+    add("padding-over-filter", 2, 4, 7, 9, 6, 2, 3, padding=(4, 2, 3, 5))
+    add("padding-over-filter-one-side", 1, 4, 8, 8, 8, 1, 3, padding=(3, 0, 0, 4))
+    add("dilation", 2, 6, 15, 14, 4, 3, 3, dilation=(2, 3), padding=(2, 1, 2, 0))
+    add("groups", 2, 9, 9, 10, 6, 3, 3, groups=3, **same)
+    add("depthwise", 2, 7, 9, 12, 7, 3, 3, groups=7, **same)
+    # Strides: rows and columns fall into phases, with as many taps or with one more or less.
+    add("stride", 2, 18, 14, 15, 9, 3, 3, stride=(2, 2), thorough=True, **same)
+    add("stride-equal-phases", 2, 8, 12, 16, 6, 4, 4, stride=(2, 2), **same)
+    add("stride-rows", 2, 8, 12, 16, 8, 5, 3, stride=(2, 1), **same)
+    add("stride-uneven", 2, 8, 17, 14, 3, 3, 2, stride=(1, 3), padding=(0, 1, 1, 0))
+    add("stride-unread-rows", 2, 5, 18, 19, 4, 3, 3, stride=(4, 3))
+    add("stride-over-filter", 2, 5, 19, 23, 4, 2, 3, stride=(5, 4), padding=(0, 0, 3, 2))
+    add("stride-patches", 1, 3, 16, 16, 20, 4, 4, stride=(4, 4))
+    add("stride-one-by-one", 2, 9, 9, 8, 6, 1, 1, stride=(2, 3), padding=(1, 1, 0, 0))
+    add("stride-over-image", 1, 4, 3, 2, 3, 2, 2, stride=(7, 5), padding=(2, 3, 0, 4))
+    add("stride-padding-only", 1, 2, 1, 1, 3, 1, 1, stride=(4, 4), padding=(1, 3, 1, 3))
+    add("stride-shares-dilation", 2, 4, 20, 22, 5, 3, 4, stride=(4, 6), dilation=(6, 4), padding=(3, 2, 1, 4))
+    add("stride-is-dilation", 1, 4, 15, 13, 4, 3, 3, stride=(3, 2), dilation=(3, 4), padding=(1, 0, 2, 2))
+    add("stride-eleven", 1, 6, 31, 30, 5, 11, 11, stride=(4, 4), padding=(2, 2, 2, 2))
+    add("stride-groups", 2, 16, 8, 11, 24, 3, 3, stride=(2, 3), groups=2, **same)
+    add("everything", 2, 14, 16, 13, 10, 3, 4, stride=(2, 3), padding=(3, 1, 0, 4), dilation=(3, 2), groups=2)
+    add("precision-ieee", 1, 5, 9, 9, 6, 3, 3, stride=(2, 1), precision="ieee", **same)
+    return found
+
+
 def filter_problem(
     batch: int,
     h: int,
@@ -162,7 +210,8 @@ def _filter_cases() -> list[Case]:
 
 CONV_CASES = tuple(_conv_cases())
 FILTER_CASES = tuple(_filter_cases())
-CASES = CONV_CASES + FILTER_CASES
+GRADIENT_CASES = tuple(_gradient_cases())
+CASES = CONV_CASES + GRADIENT_CASES + FILTER_CASES
 
 #: Problems that no algorithm solves, each with a word that the refusal must contain.
 REFUSED = (
@@ -191,7 +240,7 @@ def draw(rng: np.random.Generator, shape: tuple[int, ...], kind: str, dtype: str
 
 
 def draw_conv(problem: ConvProblem, kind: str, seed: int = 0) -> dict[str, np.ndarray | None]:
-    """x, w, bias (None where the problem has none) in the problem's layout."""
+    """x, w, bias (None where the problem has none) in the problem's layout; of a gradient x is that of the output."""
     rng = np.random.default_rng(seed)
     arrays: dict[str, np.ndarray | None] = {
         "x": draw(rng, problem.x_shape, kind, problem.dtype),

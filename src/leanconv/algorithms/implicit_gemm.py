@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from math import lcm
 
-from leanconv.algorithms.base import GpuAlgorithm, Plan, Target, conv_constants
+from leanconv.algorithms import input_gradient
+from leanconv.algorithms.base import Constants, GpuAlgorithm, Launch, Plan, Target, has_wide_tensors
+from leanconv.algorithms.input_gradient import Part
 from leanconv.algorithms.tiles import (
+    OutputView,
     TileConfig,
     conv_arguments,
-    forward_limits,
-    order,
+    cost,
+    layer_limits,
     tile_launch,
     tiles,
     view_constants,
@@ -19,18 +23,71 @@ from leanconv.algorithms.tiles import (
 from leanconv.problem import ConvProblem
 
 
-def shared_bytes(problem: ConvProblem, config: TileConfig) -> int:
-    """Shared memory of a block: the stages of both operands, and in NCHW the table of filter taps."""
+def shared_bytes(problem: ConvProblem, config: TileConfig, constants: Constants | None = None) -> int:
+    """Shared memory of a block: the stages of both operands, and in NCHW the table of filter taps.
+
+    ``constants`` are the kernel's, where its outputs do not lie side by side.
+    """
     table = 0
     if problem.layout == "NCHW" and max(problem.r, problem.s) <= 16:
-        constants = dict(conv_constants(problem))
-        entry = (8 if constants["wide"] else 4) + (4 if constants["padded"] else 0)
+        known = dict(constants or view_constants(problem))
+        entry = (8 if known["wide"] else 4) + (4 if known["padded"] else 0)
         table = entry * lcm(problem.r * problem.s, config.tile_reduction)
     return config.shared_bytes(config.tile_reduction * (config.tile_pixels + 4), table)
 
 
+def _parts(problem: ConvProblem) -> list[Part]:
+    """The convolutions that one call computes: one, or those that make a gradient."""
+    if problem.op == "dgrad":
+        return input_gradient.parts(problem)
+    return [Part(problem, OutputView(problem.p, problem.q))]
+
+
+def _configs(parts: list[Part], wide: bool, target: Target) -> list[TileConfig]:
+    """The configurations that all parts can have, the one of least cost first."""
+    reduction = min(part.reduction for part in parts)
+    known = [(part, view_constants(part.problem, part.view, wide)) for part in parts]
+    choices = []
+    for config, speed in with_splits(parts[0].problem, tiles(parts[0].problem, wide=wide), reduction, target):
+        if all(shared_bytes(part.problem, config, c) <= target.shared_per_block for part, c in known):
+            time = sum(
+                cost(part.problem, part.pixels * part.phases, part.reduction, config, speed, target) for part in parts
+            )
+            choices.append((time, config))
+    return [config for _, config in sorted(choices, key=lambda pair: pair[0])]
+
+
+def _launch(part: Part, config: TileConfig, wide: bool, filters: str) -> Launch:
+    constants = view_constants(part.problem, part.view, wide)
+    shared = shared_bytes(part.problem, config, constants)
+    arguments = conv_arguments(part.problem, filters=filters)
+    name = ImplicitGemm.name
+    return tile_launch(name, constants, config, part.problem, part.pixels, shared, arguments, part.phases)
+
+
+def segment_launch(problem: ConvProblem, first_q: int, count: int, target: Target, first_weight: int = 0) -> Launch:
+    """The launch that computes columns ``first_q`` to ``first_q + count`` of the output, and writes no others.
+
+    ``problem`` is the whole layer. Of a gradient, which must be of unit stride, these are columns of the gradient of
+    the input, and the filters those that `input_gradient.filter_launch` writes from element ``first_weight`` of the
+    prepared filters on.
+    """
+    whole = problem.as_forward() if problem.op == "dgrad" else problem
+    top, bottom, left, _ = whole.padding
+    left -= first_q * whole.stride[1]
+    right = (count - 1) * whole.stride[1] + (whole.s - 1) * whole.dilation[1] + 1 - whole.w - left
+    segment = replace(whole, padding=(top, bottom, left, right))
+    part = Part(segment, OutputView(whole.p, whole.q, first_q=first_q, first_weight=first_weight))
+    wide = has_wide_tensors(problem)
+    config = _configs([part], wide, target)[0]
+    return _launch(part, config, wide, "prepared" if problem.op == "dgrad" else "w")
+
+
 class ImplicitGemm(GpuAlgorithm):
-    """Direct convolution, FP32 FMAs, no workspace; every shape."""
+    """Direct convolution and its input's gradient, FP32 FMAs, no workspace; every shape.
+
+    For the gradient the filters are rearranged first, which is a preparation.
+    """
 
     name = "implicit_gemm"
     paper = "S. Lu et al., im2win (2023), Algorithm 1; S. Chetlur et al., cuDNN (2014)"
@@ -39,17 +96,30 @@ class ImplicitGemm(GpuAlgorithm):
 
     def why_not(self, problem: ConvProblem) -> list[str]:
         """See GpuAlgorithm."""
-        return forward_limits(problem)
+        reasons = layer_limits(problem)
+        if problem.op not in ("fprop", "dgrad"):
+            reasons.insert(0, f"op={problem.op!r} is neither the forward pass nor the gradient of the input")
+        return reasons
+
+    def prepared_bytes(self, problem: ConvProblem) -> int:
+        """See Algorithm."""
+        return input_gradient.prepared_bytes(problem) if problem.op == "dgrad" else 0
 
     def configs(self, problem: ConvProblem, target: Target) -> Iterator[TileConfig]:
         """See GpuAlgorithm."""
-        reduction = problem.group_c * problem.r * problem.s
-        speeds = with_splits(problem, tiles(problem), reduction, target)
-        fitting = [(c, v) for c, v in speeds if shared_bytes(problem, c) <= target.shared_per_block]
-        yield from order(problem, problem.n * problem.p * problem.q, reduction, fitting, target)
+        parts = _parts(problem)
+        # A layer whose windows see nothing but padding has a gradient of zeros, and nothing to tune.
+        yield from _configs(parts, has_wide_tensors(problem), target) if parts else [TileConfig()]
 
     def plan(self, problem: ConvProblem, config: TileConfig, target: Target) -> Plan:
         """See GpuAlgorithm."""
-        pixels, shared = problem.n * problem.p * problem.q, shared_bytes(problem, config)
-        constants, arguments = view_constants(problem), conv_arguments(problem)
-        return Plan((tile_launch(self.name, constants, config, problem, pixels, shared, arguments),))
+        wide = has_wide_tensors(problem)
+        if problem.op == "fprop":
+            return Plan((_launch(_parts(problem)[0], config, wide, "w"),))
+        launches = [_launch(part, config, wide, "prepared") for part in _parts(problem)]
+        zeros = input_gradient.zero_launch(problem)
+        return Plan(
+            (*([zeros] if zeros else []), *launches),
+            prepare=(input_gradient.filter_launch(problem),) if launches else (),
+            prepared_bytes=self.prepared_bytes(problem),
+        )

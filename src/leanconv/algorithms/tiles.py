@@ -134,10 +134,14 @@ def order(problem: ConvProblem, pixels: int, reduction: int, speeds: Speeds, tar
 
 
 def forward_limits(problem: ConvProblem) -> list[str]:
-    """Why the kernels of this family cannot run ``problem``."""
+    """Why the kernels of this family cannot run ``problem``; they compute the forward pass."""
+    reasons = [] if problem.op == "fprop" else [f"op={problem.op!r} is not the forward pass"]
+    return reasons + layer_limits(problem)
+
+
+def layer_limits(problem: ConvProblem) -> list[str]:
+    """Why the kernels of this family cannot work on the layer of ``problem``, in whichever direction."""
     reasons = []
-    if problem.op != "fprop":
-        reasons.append(f"op={problem.op!r} is not the forward pass")
     if problem.dtype != "float32":
         reasons.append(f"dtype={problem.dtype!r} is not float32")
     # Indices below one image of one channel are of 32 bits, whatever the tensors' sizes.
@@ -179,6 +183,14 @@ class OutputView:
     phase_step: tuple[int, int] = (1, 1)
     first_weight: int = 0
 
+    def phase(self, row: int, column: int) -> tuple[tuple[int, int], tuple[int, int]]:
+        """Whole steps by which phase (row, column) moves its windows, and the row and column where it begins."""
+        if self.phases == (1, 1):
+            return (0, 0), (self.first_p, self.first_q)
+        down, first_p = divmod(self.first_p + row * self.phase_step[0], self.step_p)
+        right, first_q = divmod(self.first_q + column * self.phase_step[1], self.step_q)
+        return (down, right), (first_p, first_q)
+
 
 def view_constants(problem: ConvProblem, view: OutputView | None = None, wide: bool = False) -> Constants:
     """The ``Problem`` struct of a tiled kernel: `conv_constants`, and where the outputs lie; None for side by side.
@@ -191,14 +203,11 @@ def view_constants(problem: ConvProblem, view: OutputView | None = None, wide: b
     if problem.layout == "NCHW" and (view.out_h, view.out_w) != (problem.p, problem.q):
         columns = (problem.q, view.first_q, view.out_w)
         constants["vector_store"] = view.step_q == 1 and all(number % 4 == 0 for number in columns)
-    for i in range(view.phases[0] * view.phases[1]):
-        numbers = (i // view.phases[1], i % view.phases[1])
-        begin = zip((view.first_p, view.first_q), numbers, view.phase_step, (view.step_p, view.step_q), strict=True)
-        down, right = ((first + number * apart) // step for first, number, apart, step in begin)
-        top, bottom, left, rest = problem.padding
-        if view.phases != (1, 1):
-            moved = replace(problem, padding=(top + down, bottom - down, left + right, rest - right))
-            constants["padded"] = constants["padded"] or dict(conv_constants(moved))["padded"]
+    # Of all phases the last has its windows moved furthest.
+    (down, right), _ = view.phase(view.phases[0] - 1, view.phases[1] - 1)
+    top, bottom, left, rest = problem.padding
+    last = replace(problem, padding=(top + down, bottom - down, left + right, rest - right))
+    constants["padded"] = constants["padded"] or dict(conv_constants(last))["padded"]
     return (
         *constants.items(),
         ("out_h", view.out_h),
@@ -215,11 +224,11 @@ def view_constants(problem: ConvProblem, view: OutputView | None = None, wide: b
     )
 
 
-def conv_arguments(problem: ConvProblem, source: str = "x") -> tuple[Argument, ...]:
-    """The arguments of a forward kernel that reads its pixels from ``source``."""
+def conv_arguments(problem: ConvProblem, source: str = "x", filters: str = "w") -> tuple[Argument, ...]:
+    """The arguments of a forward kernel that reads its pixels from ``source`` and its filters from ``filters``."""
     return (
         Argument("const float*", source),
-        Argument("const float*", "w"),
+        Argument("const float*", filters),
         Argument("const float*", "bias"),
         Argument("float*", "y"),
         Argument("long long", "batch", problem.n),
@@ -234,9 +243,11 @@ def tile_launch(
     pixels: int,
     shared_bytes: int,
     arguments: tuple[Argument, ...],
+    phases: int = 1,
 ) -> Launch:
-    """The launch of the tiled kernel ``name``, which numbers ``pixels`` output pixels."""
+    """The launch of the tiled kernel ``name``, which numbers ``pixels`` output pixels of each of its phases."""
     tiles = ceil_div(convolution.group_k, config.tile_k) * convolution.groups * ceil_div(pixels, config.tile_pixels)
+    tiles *= phases
     return Launch(
         header=f"{name}.cuh",
         function=f"leanconv::{name}",

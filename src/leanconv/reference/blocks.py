@@ -79,9 +79,10 @@ class PaddedInput:
         else:
             padded = target = self.buffer[:size].reshape(block.images, rows, self.width, problem.c)
         first_row = block.top * problem.stride[0] - problem.padding[0]
-        top, left = max(0, -first_row), problem.padding[2]
+        # Where padding is negative the first columns of the image are left out.
+        top, left, skipped = max(0, -first_row), max(0, problem.padding[2]), max(0, -problem.padding[2])
         bottom = min(rows, problem.h - first_row)
-        right = min(self.width, left + problem.w)
+        right = min(self.width, left + problem.w - skipped)
         if top >= bottom or left >= right:
             padded[...] = 0
             return padded
@@ -89,7 +90,7 @@ class PaddedInput:
         target[:, bottom:] = 0
         target[:, top:bottom, :left] = 0
         target[:, top:bottom, right:] = 0
-        inside = source[:, first_row + top : first_row + bottom, : right - left]
+        inside = source[:, first_row + top : first_row + bottom, skipped : skipped + right - left]
         if problem.layout == "NCHW":
             # NOTE: NumPy copies in the memory order of the target only if both sides are given in that order.
             padded[:, :, top:bottom, left:right] = inside.transpose(3, 0, 1, 2)
@@ -113,11 +114,11 @@ def finish(problem: ConvProblem, y: np.ndarray, bias: np.ndarray | None, channel
         np.maximum(y, 0, out=y)
 
 
-def shared_limits(problem: ConvProblem) -> list[str]:
-    """What no algorithm of the CPU engine can do."""
+def shared_limits(problem: ConvProblem, ops: tuple[str, ...] = ("fprop",)) -> list[str]:
+    """What an algorithm of the CPU engine that computes ``ops`` cannot do."""
     reasons = []
-    if problem.op != "fprop":
-        reasons.append(f"on the CPU only op 'fprop' is there, not {problem.op!r}")
+    if problem.op not in ops:
+        reasons.append(f"on the CPU it computes op {' and '.join(map(repr, ops))}, not {problem.op!r}")
     if problem.dtype not in ("float32", "float64"):
         reasons.append(f"it computes float32 and float64, not {problem.dtype}")
     return reasons

@@ -20,7 +20,12 @@ TF32_BOUND = 2e-3
 
 
 def conv2d(problem: ConvProblem, x: np.ndarray, w: np.ndarray, bias: np.ndarray | None = None) -> np.ndarray:
-    """Direct convolution in float64; arrays are in the layout of ``problem``, and so is the float64 result."""
+    """Direct convolution, or its input's gradient, in float64.
+
+    Arrays are those of ``problem``'s operation in its layout, and so is the float64 result.
+    """
+    if problem.op == "dgrad":
+        return _input_gradient(problem, x, w, np.dtype(np.float64), problem.group_k)
     _check_fprop(problem)
     x64, w64 = _nchw(problem, x).astype(np.float64), _nchw(problem, w).astype(np.float64)
     y = np.zeros((problem.n, problem.groups, problem.group_k, problem.p, problem.q))
@@ -40,8 +45,11 @@ def sequential_float32(
 ) -> np.ndarray:
     """The plainest float32 convolution: products summed one after another in the order c, r, s, each rounded.
 
-    It is the yardstick of tier ``"fp32"``, not a way to compute: C·R·S passes over the whole output.
+    It is the yardstick of tier ``"fp32"``, not a way to compute: C·R·S passes over the whole output. A gradient sums in
+    the order k, r, s.
     """
+    if problem.op == "dgrad":
+        return _input_gradient(problem, x, w, np.dtype(np.float32), 1)
     _check_fprop(problem)
     x32, w32 = _nchw(problem, x).astype(np.float32), _nchw(problem, w).astype(np.float32)
     y = np.zeros((problem.n, problem.groups, problem.group_k, problem.p, problem.q), np.float32)
@@ -54,6 +62,29 @@ def sequential_float32(
                         tap = w32[:, c, r, s].reshape(problem.groups, problem.group_k, 1, 1)
                         y[n] += tap * _seen(problem, image[c :: problem.group_c], r, s)[:, None]
         return _finish(problem, y.reshape(problem.n, problem.k, problem.p, problem.q), bias)
+
+
+def _input_gradient(
+    problem: ConvProblem, grad: np.ndarray, w: np.ndarray, dtype: np.dtype, filters_at_once: int
+) -> np.ndarray:
+    """What each output passes back to the pixels that its window saw, added up in place, some filters at a time."""
+    grad, w = _nchw(problem, grad).astype(dtype), _nchw(problem, w).astype(dtype)
+    grouped = w.reshape(problem.groups, problem.group_k, problem.group_c, problem.r, problem.s)
+    image = np.zeros((problem.c, problem.h, problem.w), dtype)
+    result = np.zeros((problem.n, *image.shape), dtype)
+    top, _, left, _ = problem.padding
+    with np.errstate(invalid="ignore", over="ignore"):
+        for n in range(problem.n):
+            padded = _padded(problem, image)
+            passed = grad[n].reshape(problem.groups, problem.group_k, -1)
+            for k in range(0, problem.group_k, filters_at_once):
+                some = slice(k, k + filters_at_once)
+                for r in range(problem.r):
+                    for s in range(problem.s):
+                        seen = _seen(problem, padded, r, s)
+                        seen += (grouped[:, some, :, r, s].transpose(0, 2, 1) @ passed[:, some]).reshape(seen.shape)
+            result[n] = padded[:, top : top + problem.h, left : left + problem.w]
+    return result if problem.layout == "NCHW" else np.ascontiguousarray(result.transpose(0, 2, 3, 1))
 
 
 def filter2d(
@@ -138,19 +169,26 @@ def sequential_error(
     """Relative error of ``sequential_float32`` on this data.
 
     Where the layer has more than ``most_products`` multiplications it is estimated on its first images and on evenly
-    spaced filters of every group.
+    spaced filters of every group; a gradient on evenly spaced channels of its result.
     """
     products = problem.flops // 2
-    images, filters = problem.n, problem.group_k
+    backward = problem.op == "dgrad"
+    most, summed = (problem.group_c, problem.group_k) if backward else (problem.group_k, problem.group_c)
+    images, channels = problem.n, most
     if products > most_products:
-        per_filter = problem.groups * problem.p * problem.q * problem.group_c * problem.r * problem.s
-        images = max(1, min(images, most_products // max(1, per_filter * min(filters, 4))))
-        filters = max(1, min(filters, most_products // max(1, per_filter * images)))
-    if (images, filters) != (problem.n, problem.group_k):
-        picked = np.arange(filters) * problem.group_k // filters
-        index = (np.arange(problem.groups)[:, None] * problem.group_k + picked).ravel()
-        problem = replace(problem, n=images, k=len(index))
-        x, w, bias = x[:images], w[index], None if bias is None else bias[index]
+        per_channel = problem.groups * problem.p * problem.q * summed * problem.r * problem.s
+        images = max(1, min(images, most_products // max(1, per_channel * min(channels, 4))))
+        channels = max(1, min(channels, most_products // max(1, per_channel * images)))
+    if (images, channels) != (problem.n, most):
+        picked = np.arange(channels) * most // channels
+        x = x[:images]
+        if backward:
+            w = np.take(w, picked, axis=1 if problem.layout == "NCHW" else 3)
+            problem = replace(problem, n=images, c=channels * problem.groups)
+        else:
+            index = (np.arange(problem.groups)[:, None] * most + picked).ravel()
+            w, bias = w[index], None if bias is None else bias[index]
+            problem = replace(problem, n=images, k=len(index))
     return relative_error(sequential_float32(problem, x, w, bias), conv2d(problem, x, w, bias))
 
 
@@ -185,7 +223,7 @@ def filter_error_bound(
 
 def _check_fprop(problem: ConvProblem) -> None:
     if problem.op != "fprop":
-        raise ValueError(f"op={problem.op!r}: the oracle computes 'fprop'")
+        raise ValueError(f"op={problem.op!r}: the oracle computes 'fprop' and 'dgrad'")
 
 
 def _nchw(problem: ConvProblem, array: np.ndarray) -> np.ndarray:

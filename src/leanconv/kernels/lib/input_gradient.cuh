@@ -1,0 +1,100 @@
+// What goes with the convolutions that make the gradient of a layer's input (algorithms/input_gradient.py): their filters,
+// and zeros for the pixels that no filter tap falls on. Bytes: the filters read and written once, where each element
+// takes part in N * P * Q FMAs; those pixels written once.
+#pragma once
+
+#include <lib/index.cuh>
+#include <lib/ptx.cuh>
+
+namespace leanconv {
+
+// How the taps of one axis are dealt to phases: tap t belongs to phase t % apart, whose taps count from the last one,
+// because the gradient runs through the filter backwards. Phases with one tap more come first.
+template <int taps, int apart>
+struct TapPhases {
+    static constexpr int more = taps % apart, fewer_taps = taps / apart;
+    int of_each;  // taps of each phase that is like this tap's
+    int before;   // taps of all phases with more
+    int all;      // taps of all phases like this one
+    int phase;    // number among those
+    int phases;   // how many they are
+    int position;
+    __device__ __forceinline__ explicit TapPhases(int tap) {
+        const int number = tap % apart;
+        const bool first = number < more;
+        of_each = first ? fewer_taps + 1 : fewer_taps;
+        before = first ? 0 : more * (fewer_taps + 1);
+        phase = first ? number : number - more;
+        phases = first ? more : apart - more;
+        all = phases * of_each;
+        position = of_each - 1 - tap / apart;
+    }
+};
+
+// Writes the filters of all convolutions: for each its phases, for each phase one filter an input channel, in the order
+// in which forward filters lie in memory. A block turns a square of filters and their elements around in shared memory,
+// so that reads are adjacent in both layouts, and writes in NHWC.
+template <class Problem, class Tuning>
+__device__ __forceinline__ void gradient_filters(const float* __restrict__ w, float* __restrict__ prepared) {
+    constexpr int taps = Problem::r * Problem::s, size = Problem::group_c * taps;
+    constexpr int side = Tuning::side, rows = Tuning::threads / side, pitch = side + 1;
+    constexpr int tiles_k = ceil_div(Problem::group_k, side), tiles_e = ceil_div(size, side);
+    constexpr int64 of_tap = static_cast<int64>(Problem::groups) * Problem::group_c * Problem::group_k;
+    static_assert(Tuning::threads % side == 0 && side % rows == 0, "a pass covers whole rows of a square");
+    static_assert(size < 1 << 29, "the elements of a filter are counted in an int");
+
+    float* const square = reinterpret_cast<float*>(shared_memory());
+    const int lane = threadIdx.x % side, row = threadIdx.x / side;
+    const int first_e = blockIdx.x % tiles_e * side, first_k = blockIdx.x / tiles_e % tiles_k * side;
+    const int group = blockIdx.x / tiles_e / tiles_k;
+#pragma unroll
+    for (int i = 0; i < side; i += rows) {
+        const int k = first_k + row + i, element = first_e + lane;
+        if (k < Problem::group_k && element < size)
+            square[(row + i) * pitch + lane] = w[(static_cast<int64>(group) * Problem::group_k + k) * size + element];
+    }
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < side; i += rows) {
+        const int k = first_k + lane, element = first_e + row + i;
+        if (k >= Problem::group_k || element >= size) continue;
+        const int c = Problem::nhwc ? element % Problem::group_c : element / taps;
+        const int tap = Problem::nhwc ? element / Problem::group_c : element % taps;
+        const TapPhases<Problem::r, Problem::apart_h> down(tap / Problem::s);
+        const TapPhases<Problem::s, Problem::apart_w> right(tap % Problem::s);
+        const int here = down.of_each * right.of_each, at_tap = down.position * right.of_each + right.position;
+        const int before = down.before * Problem::s + down.all * right.before +
+                           (down.phase * right.phases + right.phase) * here;
+        const int64 filter = static_cast<int64>(group) * Problem::group_c + c;
+        const int64 at = Problem::nhwc ? (filter * here + at_tap) * Problem::group_k + k
+                                       : (filter * Problem::group_k + k) * here + at_tap;
+        prepared[Problem::first_weight + before * of_tap + at] = square[lane * pitch + row + i];
+    }
+}
+
+// Whether some tap of the filter falls on an output when it is laid over pixel `at` of an axis. `inverse` is that of
+// dilation / gcd modulo stride / gcd.
+template <int taps, int stride, int dilation, int pad, int inverse>
+__device__ __forceinline__ bool is_met(int at) {
+    constexpr int common = gcd(stride, dilation), apart = stride / common;
+    const int rest = static_cast<int>((static_cast<int64>(at) + pad) % stride);
+    return rest % common == 0 && static_cast<int64>(rest / common) * inverse % apart < taps;
+}
+
+// Writes zeros to the pixels that no convolution writes; a thread an element.
+template <class Problem, class Tuning>
+__device__ __forceinline__ void gradient_zeros(float* __restrict__ y, long long batch) {
+    constexpr int image = Problem::h * Problem::w;
+    const int64 at = static_cast<int64>(blockIdx.x) * Tuning::threads + threadIdx.x;
+    if (at >= batch * Problem::c * image) return;
+    const Offset<Problem> element = static_cast<Offset<Problem>>(at);
+    const int pixel = static_cast<int>((Problem::nhwc ? element / Problem::c : element) % image);
+    const bool met =
+        is_met<Problem::r, Problem::stride_h, Problem::dilation_h, Problem::pad_top, Problem::inverse_h>(
+            pixel / Problem::w) &&
+        is_met<Problem::s, Problem::stride_w, Problem::dilation_w, Problem::pad_left, Problem::inverse_w>(
+            pixel % Problem::w);
+    if (!met) y[at] = 0.0f;
+}
+
+}  // namespace leanconv
