@@ -382,9 +382,7 @@ class EmulatedDevice:
 
         def run(stream: int, values: Any) -> None:
             given = dict(zip(launch.BOUND_NAMES, values, strict=True))
-            arrays = {
-                name: self.memory.get(int(v)) if name in ("x", "w", "bias", "y") else v for name, v in given.items()
-            }
+            arrays = {name: v if name in ("value", "delta") else self.memory.get(int(v)) for name, v in given.items()}
             emulator.run_plan(plan, arrays)
 
         return run
