@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import json
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,13 @@ from leanconv.bench.families import (
     target_table,
     title,
 )
+from leanconv.bench.numerics import Entry
 from leanconv.bench.results import Results, Row
 from leanconv.bench.suites import format_problem
 from leanconv.problem import ConvProblem
+from leanconv.winograd import POINTS, WIDTHS
+
+ROOT = Path(__file__).resolve().parent.parent
 
 MACHINE = {
     "gpu": "NVIDIA H200",
@@ -162,6 +167,34 @@ def test_figure_has_a_panel_for_each_family(tmp_path: Path) -> None:
     assert (tmp_path / "g.png").read_bytes()[:4] == b"\x89PNG"
     with pytest.raises(ValueError, match="nothing to draw"):
         figures.families(replace(results, rows=[]), tmp_path / "none.png")
+
+
+def test_the_page_has_the_points_of_the_transforms() -> None:
+    text = (ROOT / "docs" / "algorithms" / "im2col-winograd.md").read_text(encoding="utf-8")
+    for alpha, widths in WIDTHS.items():
+        pairs = " ".join(f"±{point}" for point in POINTS[1 : alpha - 1 : 2])
+        kernels = " ".join(f"({alpha + 1 - width},{width})" for width in widths)
+        assert f"| {alpha} | 0 {pairs} ∞ |" in text and f"| {alpha} | {kernels} |" in text
+
+
+def test_errors_are_those_of_the_gpus_record(tmp_path: Path) -> None:
+    def entry(algorithm: str, where: str, data: str, error: float) -> Entry:
+        return Entry(algorithm, "fp32", where, "layer 3×3×64", 576, data, error, 4e-7)
+
+    entries = [entry("winograd1d", "GPU", "zero-mean", 5e-7), entry("winograd1d", "CPU", "zero-mean", 9e-7)]
+    entries += [entry("im2win", "GPU", "zero-mean", 3e-7), entry("cudnn:fft-nchw", "GPU", "in [1, 2]", 2e-7)]
+    record = {"machine": "NVIDIA H200", "date": "2026-01-02T03:04:05", "git_revision": "0123456789abcdef"}
+    folder, page = tmp_path / "nvidia-h200", tmp_path / "page.md"
+    block = "<!-- made: errors numerics algorithms=winograd1d,cudnn:* -->\n"
+    page.write_text(f"{block}<!-- /made -->\n")
+    assert pages.main([str(tmp_path), "--results", str(tmp_path)]) == 0 and "Not measured yet" in page.read_text()
+    folder.mkdir()
+    (folder / "numerics.json").write_text(json.dumps(record | {"entries": [asdict(entry) for entry in entries]}))
+    assert pages.main([str(tmp_path), "--results", str(tmp_path)]) == 0
+    text = page.read_text()
+    assert "NVIDIA H200, 2026-01-02, revision 0123456789ab. Data: zero-mean." in text and "Data: in [1, 2]." in text
+    assert "| `winograd1d` GPU | fp32 | 5.0e-07 (1.25×) |" in text and "| `cudnn:fft-nchw` GPU |" in text
+    assert "im2win" not in text and "9.0e-07" not in text
 
 
 def test_blocks_of_families(tmp_path: Path) -> None:

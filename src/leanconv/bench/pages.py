@@ -8,20 +8,24 @@ A document holds blocks such as::
     <!-- /made -->
 
 The words after ``made:`` are what to make, the results file it is made of (``im2win``, ``im2win-nhwc``,
-``im2win-ablation``), and settings. The command writes what belongs between the two lines, for each GPU that has such a
-file; figures go to ``docs/pictures/<gpu>-<file>-<what>.png``. Nothing outside the blocks changes.
+``im2win-ablation``, and ``numerics`` for ``errors``), and settings. The command writes what belongs between the two
+lines, for each GPU that has such a file; figures go to ``docs/pictures/<gpu>-<file>-<what>.png``. Nothing outside the
+blocks changes.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import re
 import sys
 from collections.abc import Callable, Sequence
+from fnmatch import fnmatchcase
 from pathlib import Path
+from typing import Any
 
-from leanconv.bench import comparisons, families, figures
+from leanconv.bench import comparisons, families, figures, numerics
 from leanconv.bench.results import Results, write_whole
 from leanconv.bench.tables import STANDINGS_CELL, Table, markdown, standings
 
@@ -99,9 +103,11 @@ def fill(text: str, page: Path, results: Path, pictures: Path, draw: bool = True
 
 def _make(words: str, page: Path, results: Path, pictures: Path, draw: bool) -> str:
     what, stem, *rest = words.split()
-    if what not in _TABLES and what not in _FIGURES:
-        raise ValueError(f"{what!r} is none of {', '.join((*_TABLES, *_FIGURES))}")
+    if what not in (*_TABLES, *_FIGURES, "errors"):
+        raise ValueError(f"{what!r} is none of {', '.join((*_TABLES, *_FIGURES, 'errors'))}")
     settings = {name: value.split(",") for name, _, value in (word.partition("=") for word in rest)}
+    if what == "errors":
+        return _errors([*sorted(results.glob(f"*/{stem}.json"))], settings["algorithms"])
     parts = []
     for path in sorted(results.glob(f"*/{stem}.json")):
         found = Results.read(path)
@@ -120,11 +126,26 @@ def _make(words: str, page: Path, results: Path, pictures: Path, draw: bool) -> 
     return "\n\n".join(parts) if parts else f"Not measured yet: `{_command(stem)}` on a GPU makes these figures."
 
 
+def _errors(paths: Sequence[Path], patterns: Sequence[str]) -> str:
+    """Tables of the errors of some algorithms, for each GPU and kind of data that has been measured."""
+    parts = []
+    for path in paths:
+        record = json.loads(path.read_text(encoding="utf-8"))
+        entries = [numerics.Entry(**entry) for entry in record["entries"]]
+        chosen = [e for e in entries if e.where == "GPU" and any(fnmatchcase(e.algorithm, p) for p in patterns)]
+        for data in dict.fromkeys(entry.data for entry in chosen):
+            parts.append(f"{_origin(record['machine'], record)} Data: {data}.\n\n{numerics.table(chosen, data)}")
+    return "\n\n".join(parts) if parts else "Not measured yet: `python -m leanconv.bench.numerics` on a GPU."
+
+
 def _measured(results: Results) -> str:
-    machine = results.machine
-    revision = (machine.get("git_revision") or "unknown")[:12]
-    dirty = " with changes" if machine.get("git_dirty") else ""
-    return f"{machine['gpu']}, {machine['date'][:10]}, revision {revision}{dirty}."
+    return _origin(results.machine["gpu"], results.machine)
+
+
+def _origin(gpu: str, record: dict[str, Any]) -> str:
+    revision = (record.get("git_revision") or "unknown")[:12]
+    dirty = " with changes" if record.get("git_dirty") else ""
+    return f"{gpu}, {record['date'][:10]}, revision {revision}{dirty}."
 
 
 def _command(stem: str) -> str:
