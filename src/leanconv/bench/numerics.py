@@ -20,18 +20,25 @@ from typing import Any
 
 import numpy as np
 
-from leanconv.algorithms.base import Algorithm, CpuAlgorithm, GpuAlgorithm
+from leanconv.algorithms.base import Algorithm, CpuAlgorithm, GpuAlgorithm, Plan, ceil_div
 from leanconv.bench import machine
+from leanconv.bench.operands import Operands
 from leanconv.bench.results import write_whole
 from leanconv.bench.suites import dense_filter
 from leanconv.bench.tables import markdown
 from leanconv.problem import ConvProblem, Problem
-from leanconv.reference import oracle
+from leanconv.reference import oracle, winograd1d
+from leanconv.winograd import WIDTHS
 
 #: Filter size and input channels of the layers; their product is the length of a reduction.
 LAYERS = ((3, 3), (3, 64), (3, 256), (3, 1024), (5, 128), (7, 64), (9, 64))
 FILTERS = (3, 7, 15, 32)
 DATA = ("zero-mean", "positive")
+#: The kernels Γα(α + 1 − r, r) of Im2col-Winograd as (α, r); the least and the most channels of its Table 3, and its
+#: data beside zero-mean ones.
+KERNELS = tuple((alpha, width) for alpha, widths in WIDTHS.items() for width in widths)
+CHANNELS = (64, 512)
+KERNEL_DATA = ("zero-mean", "in [1, 2]")
 
 
 @dataclass(frozen=True)
@@ -54,9 +61,20 @@ def layer(size: int, channels: int) -> ConvProblem:
     return ConvProblem(n=2, c=channels, h=16, w=16, k=32, r=size, s=size, padding=(pad,) * 4)
 
 
+def kernel_layer(alpha: int, width: int, channels: int) -> ConvProblem:
+    """A layer with ``width``² filters whose output rows are whole tiles of Γα(α + 1 − width, width)."""
+    n = alpha + 1 - width
+    # Tiles of 8 states must not fit into rows that are for 4.
+    q = n * (2 if alpha == 4 else ceil_div(16, n))
+    precision = "relaxed" if alpha == 16 else "fp32"
+    return ConvProblem(1, channels, 15 + width, q + width - 1, 32, width, width, layout="NHWC", precision=precision)
+
+
 def _random(shape: tuple[int, ...], data: str, random: np.random.Generator) -> np.ndarray:
     if data == "positive":
         return random.random(shape, np.float32)
+    if data == "in [1, 2]":
+        return 1 + random.random(shape, np.float32)
     return random.standard_normal(shape, np.float32)
 
 
@@ -70,7 +88,7 @@ def _runners(problem: Problem, gpu: bool) -> Iterator[tuple[Algorithm, str, Call
         if isinstance(algorithm, CpuAlgorithm):
             yield algorithm, "CPU", _on_cpu(algorithm, problem)
         elif isinstance(algorithm, GpuAlgorithm):
-            yield algorithm, "GPU", _on_gpu(algorithm, _in_tier(problem, algorithm))
+            yield algorithm, "GPU", _on_gpu(_plan(algorithm, _in_tier(problem, algorithm)), problem)
 
 
 def _in_tier(problem: Problem, algorithm: Algorithm) -> Problem:
@@ -86,17 +104,22 @@ def _on_cpu(algorithm: CpuAlgorithm, problem: Problem) -> Callable[..., Any]:
     return lambda x, w: algorithm.run(problem, x, w)
 
 
-def _on_gpu(algorithm: GpuAlgorithm, problem: Problem) -> Callable[..., Any]:
+def _plan(algorithm: GpuAlgorithm, problem: Problem) -> Plan:
+    """What a call runs on this machine's GPU."""
     from leanconv.calls import choose_config
-    from leanconv.runtime.launch import open_device, run_plan
+    from leanconv.runtime.launch import open_device
 
     device = open_device(0)
-    plan = algorithm.plan(problem, choose_config(algorithm, problem, device), device.target)
+    return algorithm.plan(problem, choose_config(algorithm, problem, device), device.target)
+
+
+def _on_gpu(plan: Plan, problem: Problem) -> Callable[..., Any]:
+    from leanconv.runtime.launch import open_device, run_plan
 
     def run(x: np.ndarray, w: np.ndarray) -> np.ndarray:
         shape = problem.y_shape if isinstance(problem, ConvProblem) else x.shape
         y = np.full(shape, np.nan, np.float32)
-        run_plan(device, plan, {"x": x, "w": w, "y": y}, value=0.0, delta=0.0)
+        run_plan(open_device(0), plan, {"x": x, "w": w, "y": y}, value=0.0, delta=0.0)
         return y
 
     return run
@@ -129,13 +152,114 @@ def measure(
                 sequential = oracle.filter_error_bound(problem, x, w) / 4
                 name, reduction = f"filter {problem.kh}×{problem.kw}", problem.kh * problem.kw
             for algorithm, where, run in _runners(problem, gpu):
-                error = oracle.relative_error(run(x, w), answer)
-                if not np.isfinite(error):
-                    raise RuntimeError(f"{algorithm.name} on {problem}, {data} data, returns NaN or infinity")
+                error = _error(run(x, w), answer, algorithm.name, problem, data)
                 found.append(
                     Entry(algorithm.name, algorithm.tier, where, name, reduction, data, error, float(sequential))
                 )
     return found
+
+
+def _error(y: np.ndarray, answer: np.ndarray, algorithm: str, problem: Problem, data: str) -> float:
+    error = oracle.relative_error(y, answer)
+    if not np.isfinite(error):
+        raise RuntimeError(f"{algorithm} on {problem}, {data} data, returns NaN or infinity")
+    return error
+
+
+def measure_kernels(
+    kernels: Sequence[tuple[int, int]] = KERNELS, channels: Sequence[int] = CHANNELS, gpu: bool | None = None
+) -> list[Entry]:
+    """Errors of the kernels of Im2col-Winograd, and on a GPU of implicit_gemm and cuDNN on the same data.
+
+    Raises RuntimeError naming the algorithm when one returns NaN or infinity.
+    """
+    gpu = _gpu_here() if gpu is None else gpu
+    random = np.random.default_rng(0)
+    found = []
+    for alpha, width in kernels:
+        for c in channels:
+            problem = kernel_layer(alpha, width, c)
+            for data in KERNEL_DATA:
+                x, w = _random(problem.x_shape, data, random), _random(problem.w_shape, data, random)
+                answer = oracle.conv2d(problem, x, w)
+                sequential = float(oracle.sequential_error(problem, x, w, most_products=30_000_000))
+                name, reduction = f"Γ{alpha}({alpha + 1 - width},{width}), {c} channels", width * width * c
+                for algorithm, tier, where, y in _kernel_outputs(problem, alpha, x, w, gpu):
+                    error = _error(y, answer, algorithm, problem, data)
+                    found.append(Entry(algorithm, tier, where, name, reduction, data, error, sequential))
+    return found
+
+
+def _kernel_outputs(
+    problem: ConvProblem, alpha: int, x: np.ndarray, w: np.ndarray, gpu: bool
+) -> Iterator[tuple[str, str, str, np.ndarray]]:
+    """Algorithm, tier, place and output of everything that computes the problem of a kernel."""
+    tier = problem.precision
+    yield "winograd1d", tier, "CPU", winograd1d.convolve(problem, alpha, x, w, None)
+    if gpu:
+        for algorithm in _kernel_algorithms(problem):
+            plan = _plan(algorithm, problem)
+            # What another kernel of the family computes shall not stand under the name of this one.
+            if {dict(launch.problem).get("states", alpha) for launch in plan.launches} == {alpha}:
+                own = tier if algorithm.name == "winograd1d" else algorithm.tier
+                yield algorithm.name, own, "GPU", _on_gpu(plan, problem)(x, w)
+        for engine, y in _cudnn_outputs(problem, x, w):
+            yield engine, "", "GPU", y
+
+
+def _kernel_algorithms(problem: ConvProblem) -> list[GpuAlgorithm]:
+    from leanconv import registry
+
+    named = [a for a in registry.ALGORITHMS if a.name in ("winograd1d", "implicit_gemm")]
+    return [algorithm for algorithm in named if not algorithm.reasons(problem)]
+
+
+class _Given(Operands):
+    """Arrays of an NHWC layer as the peers take them."""
+
+    def __init__(self, problem: ConvProblem, x: np.ndarray, w: np.ndarray) -> None:
+        import torch
+
+        self.problem, self.gpu, self.bias = problem, True, None
+        self._layouts = {"NHWC": (torch.from_numpy(x).cuda(), torch.from_numpy(w).cuda())}
+        x, w = (np.ascontiguousarray(array.transpose(0, 3, 1, 2)) for array in (x, w))
+        self._layouts["NCHW"] = (torch.from_numpy(x).cuda(), torch.from_numpy(w).cuda())
+
+
+def _cudnn_outputs(problem: ConvProblem, x: np.ndarray, w: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
+    """Every algorithm of cuDNN that computes the problem, by its name, and its output in NHWC."""
+    from leanconv.bench.peers.base import Candidate
+    from leanconv.bench.peers.cudnn import CudnnError, CudnnPeer
+
+    peer = CudnnPeer()
+    if peer.absent():
+        return
+    for candidate in peer.candidates(problem, _Given(problem, x, w), gpu=True):
+        if isinstance(candidate, Candidate):
+            try:
+                y = candidate.call().cpu().numpy()
+            except CudnnError:  # it says only now that it does not take the problem
+                continue
+            yield candidate.engine, y if candidate.layout == "NHWC" else y.transpose(0, 2, 3, 1)
+
+
+def compile_kernels() -> None:
+    """Compile on every core what `measure` and `measure_kernels` run on the GPU."""
+    from leanconv import registry
+    from leanconv.bench.peers.own import compile_ahead
+
+    plans = []
+    problems: list[Problem] = [layer(*entry) for entry in LAYERS]
+    problems += [dense_filter(1, 96, 128, size, size) for size in FILTERS]
+    for problem in problems:
+        for algorithm in registry.ALGORITHMS:
+            if isinstance(problem, algorithm.solves) and not algorithm.reasons(_in_tier(problem, algorithm)):
+                plans.append(_plan(algorithm, _in_tier(problem, algorithm)))
+    for alpha, width in KERNELS:
+        for c in CHANNELS:
+            case = kernel_layer(alpha, width, c)
+            plans += [_plan(algorithm, case) for algorithm in _kernel_algorithms(case)]
+    compile_ahead(plans)
 
 
 def _gpu_here() -> bool:
@@ -164,6 +288,22 @@ def table(entries: Sequence[Entry], data: str) -> str:
     return markdown((["algorithm", "tier", *problems], lines))
 
 
+def kernel_table(entries: Sequence[Entry]) -> str:
+    """A Markdown table: a line for each kernel of Im2col-Winograd, a column for each way to compute its layer."""
+    columns = list(dict.fromkeys((entry.algorithm, entry.where) for entry in entries))
+    lines = []
+    for problem in dict.fromkeys(entry.problem for entry in entries):
+        own = {(e.algorithm, e.where): e for e in entries if e.problem == problem}
+        sequential = next(iter(own.values())).sequential
+        cells = []
+        for column in columns:
+            found = own.get(column)
+            cells.append(f"{found.error:.1e} ({found.error / sequential:.2f}×)" if found else "–")
+        lines.append([problem, f"{sequential:.1e}", *cells])
+    heads = [f"`{name}` {where}" for name, where in columns]
+    return markdown((["layer", "sequential float32 sum", *heads], lines))
+
+
 def page(records: Sequence[dict[str, Any]]) -> str:
     """docs/numerics.md: what is written by hand, then the tables of each machine's record."""
     parts = [resources.files("leanconv.bench").joinpath("numerics_head.md").read_text(encoding="utf-8").strip()]
@@ -178,6 +318,10 @@ def page(records: Sequence[dict[str, Any]]) -> str:
                 chosen = [entry for entry in entries if entry.problem.startswith(kind)]
                 if chosen:
                     parts += [f"### {kind.capitalize()}s, {data} data", table(chosen, data)]
+        for data in KERNEL_DATA:
+            chosen = [entry for entry in entries if entry.problem.startswith("Γ") and entry.data == data]
+            if chosen:
+                parts += [f"### Kernels of Im2col-Winograd, {data} data", kernel_table(chosen)]
     return "\n\n".join(parts) + "\n"
 
 
@@ -207,7 +351,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if not options.only_page:
         gpu = _gpu_here()
-        found = record(measure(gpu=gpu), gpu)
+        if gpu:
+            compile_kernels()
+        found = record([*measure(gpu=gpu), *measure_kernels(gpu=gpu)], gpu)
         if options.revision:
             found["git_revision"] = options.revision
         path = options.results / machine.slug({"gpu": found["machine"] if gpu else None}) / "numerics.json"

@@ -1,0 +1,73 @@
+"""The errors of the kernels of Im2col-Winograd, as docs/numerics.md publishes them."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from leanconv.algorithms.winograd1d import Winograd1d
+from leanconv.bench import numerics
+from leanconv.reference import oracle
+from leanconv.winograd import segments
+from tests.conftest import HostDevice
+
+GOAL = 3e-5
+
+
+@pytest.mark.parametrize(("alpha", "width"), numerics.KERNELS)
+def test_layers_of_kernels_need_no_other_kernel(alpha: int, width: int) -> None:
+    problem = numerics.kernel_layer(alpha, width, 64)
+    assert (problem.p, problem.k, problem.c, problem.r) == (16, 32, 64, width)
+    cut = segments(problem.q, width, (16, 8, 4) if alpha == 16 else (8, 4))
+    assert [segment.alpha for segment in cut] == [alpha]
+
+
+def test_errors_of_kernels_keep_their_tier_and_stand_on_the_page() -> None:
+    entries = numerics.measure_kernels(channels=(32,), gpu=False)
+    assert len(entries) == len(numerics.KERNELS) * len(numerics.KERNEL_DATA)
+    for entry in entries:
+        assert entry.error <= (GOAL if entry.tier == "relaxed" else 4 * entry.sequential), entry
+        assert (entry.tier == "relaxed") == entry.problem.startswith("Γ16")
+    page = numerics.page([numerics.record(entries, gpu=False)])
+    for data in numerics.KERNEL_DATA:
+        assert f"### Kernels of Im2col-Winograd, {data} data" in page
+    assert page.count("| Γ8(6,3), 32 channels |") == page.count("| Γ16(8,9), 32 channels |") == 2
+    assert "### Layers" not in page.split("## Measured")[1]
+
+
+def test_on_a_gpu_the_plain_kernel_stands_beside(host_device: HostDevice) -> None:
+    entries = numerics.measure_kernels(kernels=((8, 3), (16, 9)), channels=(4,), gpu=True)
+    ours = {(e.algorithm, e.tier) for e in entries if e.where == "GPU" and e.problem.startswith("Γ16")}
+    assert ("implicit_gemm", "ieee") in ours
+    table = numerics.kernel_table([e for e in entries if e.data == "zero-mean"])
+    assert "`winograd1d` CPU" in table and "`implicit_gemm` GPU" in table and "Γ16(8,9), 4 channels" in table
+
+
+def test_another_kernel_of_the_family_stands_under_its_own_name_only(
+    host_device: HostDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(numerics, "_kernel_algorithms", lambda problem: [Winograd1d()])
+    monkeypatch.setattr(
+        numerics, "_on_gpu", lambda plan, problem: lambda x, w: oracle.conv2d(problem, x, w).astype(np.float32)
+    )
+    rows_of_8 = numerics.kernel_layer(8, 3, 4)
+    monkeypatch.setattr(numerics, "kernel_layer", lambda *_: rows_of_8)
+    found = {alpha: numerics.measure_kernels(((alpha, 3),), (4,), gpu=True) for alpha in (4, 8)}
+    assert {e.where for e in found[4]} == {"CPU"} and {e.where for e in found[8]} == {"CPU", "GPU"}
+
+
+def test_the_command_makes_the_page_from_records(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    entries = numerics.measure_kernels(kernels=((4, 2),), channels=(4,), gpu=False)
+    record = tmp_path / "results" / "some-gpu" / "numerics.json"
+    record.parent.mkdir(parents=True)
+    known = {"machine": "Some GPU", "date": "today", "numpy": "2", "git_revision": "abc", "git_dirty": False}
+    record.write_text(json.dumps({**known, "entries": [asdict(entry) for entry in entries]}), encoding="utf-8")
+    out = tmp_path / "numerics.md"
+    assert numerics.main(["--only-page", "--results", str(tmp_path / "results"), "-o", str(out)]) == 0
+    text = out.read_text(encoding="utf-8")
+    assert "## Measured on Some GPU" in text and "Γ4(3,2), 4 channels" in text
+    assert "1 machines" in capsys.readouterr().out
