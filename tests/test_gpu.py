@@ -15,9 +15,23 @@ import numpy as np
 import pytest
 from conftest import oracle_conv, oracle_filter, relative_error
 from test_api import BASE, CALLS, TOLERANCE, conv_arrays
+from test_conv1d import CALLS as SIGNAL_CALLS
+from test_conv1d import draw as draw_signals
+from test_conv1d import expect as expect_signals
+from test_conv2d_input import CALLS as GRADIENT_CALLS
 
 import leanconv
-from leanconv import ConvProblem, FilterProblem, conv2d, explain, filter2d, registry
+from leanconv import (
+    ConvProblem,
+    FilterProblem,
+    conv1d,
+    conv2d,
+    conv2d_input,
+    explain,
+    filter2d,
+    prepare_weights,
+    registry,
+)
 from leanconv.problem import BORDERS
 
 torch = pytest.importorskip("torch")
@@ -63,6 +77,55 @@ def test_conv2d(
         assert y.is_contiguous(memory_format=torch.channels_last) == (layout == "NHWC")
         y = (y.permute(0, 2, 3, 1) if layout == "NHWC" else y).cpu().numpy()
     assert relative_error(y, expected) < TOLERANCE
+
+
+@pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
+@pytest.mark.parametrize("library", ["torch", "cupy", "numpy"])
+@pytest.mark.parametrize(
+    "arguments, problem", GRADIENT_CALLS, ids=lambda value: str(value) if isinstance(value, dict) else ""
+)
+def test_conv2d_input(
+    arguments: dict[str, Any], problem: ConvProblem, library: str, layout: Any, rng: np.random.Generator
+) -> None:
+    problem = replace(problem, layout=layout)
+    grad, w, _ = conv_arrays(rng, problem)
+    expected, shape = oracle_conv(problem, grad, w, None), problem.y_shape
+    if library == "numpy":
+        y = conv2d_input(grad, w, shape, layout=layout, device="cuda", **arguments)
+    elif library == "cupy":
+        y = conv2d_input(to_cupy(grad), to_cupy(w), shape, layout=layout, **arguments).get()
+    else:
+        given = [torch.from_numpy(a).cuda() for a in (grad, w)]
+        if layout == "NHWC":
+            given = [a.permute(0, 3, 1, 2) for a in given]
+        for weights in (given[1], prepare_weights(given[1])):
+            for _ in range(2):
+                poison(shape)
+                y = conv2d_input(given[0], weights, (problem.n, problem.c, problem.h, problem.w), **arguments)
+                assert y.is_contiguous(memory_format=torch.channels_last) == (layout == "NHWC")
+                found = (y.permute(0, 2, 3, 1) if layout == "NHWC" else y).cpu().numpy()
+                assert relative_error(found, expected) < TOLERANCE
+        return
+    assert relative_error(y, expected) < TOLERANCE
+
+
+@pytest.mark.parametrize("layout", ["NCW", "NWC"])
+@pytest.mark.parametrize(
+    "arguments, problem", SIGNAL_CALLS, ids=lambda value: str(value) if isinstance(value, dict) else ""
+)
+def test_conv1d(arguments: dict[str, Any], problem: ConvProblem, layout: str, rng: np.random.Generator) -> None:
+    x, w, bias = draw_signals(rng, problem)
+    expected = expect_signals(problem, x, w, bias)
+    given = torch.from_numpy(x).cuda()
+    if layout == "NWC":
+        given = given.transpose(1, 2).contiguous().transpose(1, 2)
+    filters, added = torch.from_numpy(w).cuda(), None if bias is None else torch.from_numpy(bias).cuda()
+    for weights in (filters, prepare_weights(filters)):
+        for _ in range(2):
+            poison(expected.shape)
+            y = conv1d(given, weights, added, **arguments)
+            assert (y if layout == "NCW" else y.transpose(1, 2)).is_contiguous()
+            assert relative_error(y.cpu().numpy(), expected) < TOLERANCE
 
 
 @pytest.mark.parametrize("border", BORDERS)
@@ -163,6 +226,115 @@ def test_a_graph_replays_on_new_data() -> None:
         assert torch.equal(z, filter2d(image, kernel))
 
 
+def gradient_of_a_layer() -> tuple[Any, Any, Any]:
+    """A gradient, filters, and the call whose preparation rearranges them."""
+    grad, w = torch.randn(4, 64, 40, 40, device="cuda"), torch.randn(64, 48, 3, 3, device="cuda")
+
+    def call(weights: Any) -> Any:
+        return conv2d_input(grad, weights, (4, 48, 40, 40), padding=1, algorithm="implicit_gemm")
+
+    return grad, w, call
+
+
+def test_what_one_stream_prepares_every_stream_reads() -> None:
+    _, w, call = gradient_of_a_layer()
+    expected = call(w)
+    streams = [torch.cuda.Stream() for _ in range(3)]
+    for _ in range(10):
+        weights = prepare_weights(w)
+        torch.cuda.synchronize()
+        with torch.cuda.stream(streams[0]):
+            torch.cuda._sleep(2_000_000)  # holds the preparation back
+            first = call(weights)
+        results = [first]
+        for stream in streams[1:]:
+            with torch.cuda.stream(stream):
+                results.append(call(weights))
+        # freed while they still read it: what takes the memory next must not write there
+        weights.refresh()
+        for _ in range(4):
+            with torch.cuda.stream(streams[0]):
+                torch.full((64 * 48 * 9,), torch.nan, device="cuda")
+        torch.cuda.synchronize()
+        assert all(torch.equal(y, expected) for y in results)
+
+
+def test_threads_prepare_once() -> None:
+    _, w, call = gradient_of_a_layer()
+    expected, weights, results = call(w), prepare_weights(w), []
+
+    def work() -> None:
+        with torch.cuda.stream(torch.cuda.Stream()):
+            y = call(weights)
+            torch.cuda.current_stream().synchronize()
+            results.append(y)
+
+    threads = [threading.Thread(target=work) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(results) == 8 and all(torch.equal(y, expected) for y in results)
+    assert (
+        weights.nbytes
+        == explain(
+            ConvProblem(4, 48, 40, 40, 64, 3, 3, padding=(1, 1, 1, 1), op="dgrad"),
+            device="cuda",
+            algorithm="implicit_gemm",
+        ).prepared_bytes
+    )
+
+
+@pytest.mark.parametrize("kept", [False, True])
+def test_a_graph_with_prepared_filters(kept: bool) -> None:
+    grad, w, call = gradient_of_a_layer()
+    weights = prepare_weights(w)
+    call(weights if kept else w)  # compiled either way
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):  # refuses to wait
+        y = call(weights)
+    assert (weights.nbytes > 0) is kept
+    for _ in range(3):
+        grad.normal_()
+        # what would be written over, if memory of the graph went back to everybody's pool
+        others = [torch.full_like(w, 7.0) for _ in range(4)]
+        graph.replay()
+        assert torch.equal(y, call(w))
+        assert all(bool((other == 7).all()) for other in others)
+    before = y.clone()
+    w.mul_(2)
+    graph.replay()
+    assert torch.equal(y, before if kept else call(w)), "what is kept stays, what is not is prepared by the replay"
+
+
+def test_a_call_that_finds_its_filters_prepared_allocates_the_output_and_nothing_else() -> None:
+    _, w, call = gradient_of_a_layer()
+    weights = prepare_weights(w)
+    call(weights)
+
+    def allocations() -> int:
+        return int(torch.cuda.memory_stats()["allocation.all.allocated"])
+
+    for given, each in ((weights, 1), (w, 2)):
+        before = allocations()
+        kept = [call(given) for _ in range(10)]
+        assert allocations() - before == 10 * each
+        del kept
+
+
+def test_filters_in_another_memory_order_are_copied_once() -> None:
+    x = torch.randn(2, 8, 20, 20, device="cuda").to(memory_format=torch.channels_last)
+    w = torch.randn(8, 8, 3, 3, device="cuda")
+    weights, expected = prepare_weights(w), conv2d(x, w)
+    for _ in range(3):
+        assert torch.equal(conv2d(x, weights), expected)
+    assert weights.nbytes >= w.nbytes
+    w.requires_grad_()
+    with pytest.raises(ValueError, match=r"requires a gradient.*torch\.no_grad\(\)"):
+        conv2d(x, weights)
+
+
 def test_a_warm_call_allocates_the_output_and_nothing_else() -> None:
     x, w = torch.randn(2, 8, 20, 20, device="cuda"), torch.randn(8, 8, 3, 3, device="cuda")
     conv2d(x, w)
@@ -196,9 +368,13 @@ def test_host_overhead(record_property: Any, capsys: Any) -> None:
     out = conv2d(x, w, bias, padding=1)
     image, kernel = torch.randn(32, 32).cuda(), torch.randn(3, 3).cuda()
     numpy_kernel = kernel.cpu().numpy()
+    weights, signal, taps = prepare_weights(w), torch.randn(1, 4, 64).cuda(), torch.randn(8, 4, 3).cuda()
     calls = {
         "conv2d": lambda: conv2d(x, w, bias, padding=1),
         "conv2d out=": lambda: conv2d(x, w, bias, padding=1, out=out),
+        "conv2d prepared": lambda: conv2d(x, weights, bias, padding=1),
+        "conv2d_input prepared": lambda: conv2d_input(out, weights, (1, 4, 8, 8), padding=1),
+        "conv1d": lambda: conv1d(signal, taps, padding=1),
         "filter2d": lambda: filter2d(image, kernel),
         "filter2d, NumPy kernel": lambda: filter2d(image, numpy_kernel),
         "torch conv2d": lambda: torch.nn.functional.conv2d(x, w, bias, padding=1),

@@ -207,22 +207,27 @@ def test_an_empty_batch_prepares_nothing(device: HostDevice, fake_cupy: Any, giv
 # Streams, graphs, threads, failures
 
 
+@pytest.mark.parametrize("copied", [False, True])
 def test_every_stream_reads_what_one_has_made(
-    device: HostDevice, fake_cupy: Any, given: Any, monkeypatch: pytest.MonkeyPatch
+    copied: bool, device: HostDevice, fake_cupy: Any, given: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     x, w = map(fake_cupy.asarray, given)
+    if copied:
+        w = fake_cupy.asarray(given[1][..., ::-1].copy())[..., ::-1]
     told: list[Any] = []
     monkeypatch.setattr(type(arrays_of(x)), "in_use", lambda self, array, index: told.append((array, index)))
     prepared = prepare_weights(w)
     stream = fake_cupy.cuda.get_current_stream()
-    for handle, times in ((STREAM, 0), (7, 2), (STREAM, 2), (7, 2), (9, 4)):
+    for handle, streams in ((STREAM, 0), (7, 1), (STREAM, 1), (7, 1), (9, 2)):
         stream.ptr = handle
         assert right(run(x, prepared), *given)
         assert device.launches[-1][0] == handle
-        # the allocator has to know of w and of what is kept, once for each stream
-        assert len(told) == times
+        # the allocator has to know of all that is kept, once for each stream
+        assert len(told) == streams * (2 if copied else 1)
     assert device.prepared == 1 and device.waited == [STREAM]
-    assert {array.data.ptr for array, _ in told} == {w.data.ptr, device.launches[-1][1][5]}
+    values = device.launches[-1][1]
+    assert {array.data.ptr for array, _ in told} == ({values[1], values[5]} if copied else {values[5]})
+    assert {index for _, index in told} == {0}
 
 
 def test_a_graph_prepares_for_itself_unless_something_is_kept(device: HostDevice, fake_cupy: Any, given: Any) -> None:

@@ -76,7 +76,8 @@ class PreparedWeights:
                 if found is None:
                     found = self._kept[work] = self._make(work, arrays, stream)
         if stream not in found.streams:
-            for array in (found.w, found.prepared):
+            # what is ours; the caller sees to w, as in any call
+            for array in (found.w if work.copy else None, found.prepared):
                 if array is not None:
                     arrays.in_use(array, work.index)
             found.streams.add(stream)
@@ -189,7 +190,7 @@ def work_of(device: launch.Device, index: int, plan: Plan, copy: bool, channels_
     with _works_lock:
         found = _works.get(key)
         if found is None:
-            alone = Plan(plan.prepare, prepared_bytes=plan.prepared_bytes)
+            alone = Plan(plan.prepare, prepared_bytes=plan.prepared_bytes if plan.prepare else 0)
             run = device.executable(alone) if plan.prepare else None
             found = _works[key] = Work(device, index, alone, run, copy, channels_last)
     return found
