@@ -106,6 +106,16 @@ def test_a_run_has_a_row_for_each_variant(problem: ConvProblem, monkeypatch: pyt
     assert "prefetch=False" in off.note and "vector_loads=True" in off.note
 
 
+@pytest.mark.parametrize("study", STUDIES.values(), ids=[*STUDIES])
+def test_switches_are_fields_of_the_configurations(study: Study) -> None:
+    problem = ConvProblem(8, 64, 56, 56, 64, 3, 3, padding=(1, 1, 1, 1), layout="NHWC")
+    found = taken_apart(problem, study)
+    assert [v.name for v in found][: len(study.baselines)] == [BASELINE] * len(study.baselines)
+    assert {v.algorithm.name for v in found} == {*study.baselines, *study.algorithms}
+    for variant in found:
+        assert all(getattr(variant.config, key) == v for key, v in study.switches.get(variant.name, {}).items())
+
+
 def test_a_switch_takes_the_nearest_legal_configuration() -> None:
     """Where an algorithm has such configurations, the rest of the numbers may have to follow."""
     problem = next(case.problem for case in load_suite("im2win") if case.name == "conv9")

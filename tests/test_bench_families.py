@@ -178,23 +178,27 @@ def test_the_page_has_the_points_of_the_transforms() -> None:
 
 
 def test_errors_are_those_of_the_gpus_record(tmp_path: Path) -> None:
-    def entry(algorithm: str, where: str, data: str, error: float) -> Entry:
-        return Entry(algorithm, "fp32", where, "layer 3×3×64", 576, data, error, 4e-7)
+    def entry(algorithm: str, where: str, data: str, error: float, problem: str = "Γ8(6,3), 64 channels") -> Any:
+        return asdict(Entry(algorithm, "fp32", where, problem, 576, data, error, 4e-7))
 
-    entries = [entry("winograd1d", "GPU", "zero-mean", 5e-7), entry("winograd1d", "CPU", "zero-mean", 9e-7)]
+    entries = [entry("winograd1d", "CPU", "zero-mean", 9e-7), entry("winograd1d", "GPU", "zero-mean", 5e-7)]
     entries += [entry("im2win", "GPU", "zero-mean", 3e-7), entry("cudnn:fft-nchw", "GPU", "in [1, 2]", 2e-7)]
+    entries += [entry("winograd1d", "GPU", "zero-mean", 7e-7, "layer 3×3×64")]
     record = {"machine": "NVIDIA H200", "date": "2026-01-02T03:04:05", "git_revision": "0123456789abcdef"}
     folder, page = tmp_path / "nvidia-h200", tmp_path / "page.md"
     block = "<!-- made: errors numerics algorithms=winograd1d,cudnn:* -->\n"
     page.write_text(f"{block}<!-- /made -->\n")
     assert pages.main([str(tmp_path), "--results", str(tmp_path)]) == 0 and "Not measured yet" in page.read_text()
     folder.mkdir()
-    (folder / "numerics.json").write_text(json.dumps(record | {"entries": [asdict(entry) for entry in entries]}))
+    (folder / "numerics.json").write_text(json.dumps(record | {"entries": entries}))
     assert pages.main([str(tmp_path), "--results", str(tmp_path)]) == 0
     text = page.read_text()
     assert "NVIDIA H200, 2026-01-02, revision 0123456789ab. Data: zero-mean." in text and "Data: in [1, 2]." in text
-    assert "| `winograd1d` GPU | fp32 | 5.0e-07 (1.25×) |" in text and "| `cudnn:fft-nchw` GPU |" in text
-    assert "im2win" not in text and "9.0e-07" not in text
+    assert "| Γ8(6,3), 64 channels | 4.0e-07 | 5.0e-07 (1.25×) |" in text and "`cudnn:fft-nchw` GPU" in text
+    assert not any(words in text for words in ("im2win", "9.0e-07", "7.0e-07", "CPU"))
+    (folder / "numerics.json").write_text(json.dumps(record | {"entries": entries[:1]}))
+    assert pages.main([str(tmp_path), "--results", str(tmp_path)]) == 0
+    assert "`winograd1d` CPU" in page.read_text(), "what NumPy does, where no GPU has been measured"
 
 
 def test_blocks_of_families(tmp_path: Path) -> None:

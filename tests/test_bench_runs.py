@@ -206,6 +206,43 @@ def test_kernels_are_compiled_ahead(tmp_path: Path, monkeypatch: Any) -> None:
     assert len(list((tmp_path / "kernels").iterdir())) == 2
 
 
+def test_filters_prepared_before_are_a_candidate_of_their_own(monkeypatch: Any) -> None:
+    from types import SimpleNamespace
+
+    import cases
+
+    from leanconv import calls, registry
+    from leanconv.bench.peers import own
+
+    problem = TINY[0].problem
+    (algorithm,) = (a for a in registry.ALGORITHMS if a.name == "implicit_gemm")
+    plain = algorithm.plan(problem, next(iter(algorithm.configs(problem, cases.TARGETS[0]))), cases.TARGETS[0])
+    preparing = replace(plain, prepare=plain.launches, prepared_bytes=640)
+    code = SimpleNamespace(registers=40, spill_bytes=3)
+    for plan, expected in ((plain, [("leanconv", False, 0)]), (preparing, [
+        ("leanconv", False, 640), ("leanconv:prepared", True, 640),
+    ])):  # fmt: skip
+        device = SimpleNamespace(compiled=lambda plan: [code] * len(plan.every_launch))
+        found = SimpleNamespace(plan=plan, device=device)
+        monkeypatch.setattr(calls, "ready", lambda *arguments, found=found: found)
+        monkeypatch.setattr(own, "_call", lambda *arguments, prepared=False: prepared)
+        candidates = list(own._on_gpu(algorithm, problem, Operands(problem, gpu=False)))
+        assert [(c.engine, c.call, c.prepared_bytes) for c in candidates] == expected  # type: ignore[comparison-overlap]
+        assert all(c.spill_bytes == 3 * len(plan.every_launch) and c.workspace_bytes == 0 for c in candidates)
+
+
+@pytest.mark.gpu
+def test_prepared_filters_give_the_same_answer_on_the_gpu() -> None:
+    pytest.importorskip("torch")
+    for layout in ("NCHW", "NHWC"):
+        case = Case("layer", ConvProblem(2, 40, 12, 12, 8, 3, 3, padding=(1, 1, 1, 1), layout=layout))  # type: ignore[arg-type]
+        results = run_suite([case], engines=("leanconv*",), algorithms=("winograd1d",), quick=True, progress=False)
+        assert [row.engine for row in results.rows] == ["leanconv", "leanconv:prepared"] and not results.failed
+        assert all(row.error is not None and row.error < 3e-6 and row.prepared_bytes > 0 for row in results.rows)
+        own = results.own("layer")
+        assert own is not None and own.engine == "leanconv", "its time holds the transform of the filters"
+
+
 def test_large_layers_are_scaled_on_a_cpu_and_say_so(monkeypatch: Any) -> None:
     problem = ConvProblem(64, 8, 12, 12, 8, 3, 3)
     monkeypatch.setattr("leanconv.bench.run._CPU_FLOPS", {True: problem.flops / 32, False: 0.0})

@@ -127,15 +127,18 @@ def _make(words: str, page: Path, results: Path, pictures: Path, draw: bool) -> 
 
 
 def _errors(paths: Sequence[Path], patterns: Sequence[str]) -> str:
-    """Tables of the errors of some algorithms, for each GPU and kind of data that has been measured."""
+    """Tables of the errors of the kernels of Im2col-Winograd and some peers, for each machine and kind of data."""
     parts = []
     for path in paths:
         record = json.loads(path.read_text(encoding="utf-8"))
-        entries = [numerics.Entry(**entry) for entry in record["entries"]]
-        chosen = [e for e in entries if e.where == "GPU" and any(fnmatchcase(e.algorithm, p) for p in patterns)]
+        entries = [numerics.Entry(**entry) for entry in record["entries"] if entry["problem"].startswith("Γ")]
+        # a GPU's record has the NumPy engine's errors too, which stand in the CPU's own
+        on_gpu = [entry for entry in entries if entry.where == "GPU"]
+        chosen = [e for e in on_gpu or entries if any(fnmatchcase(e.algorithm, pattern) for pattern in patterns)]
         for data in dict.fromkeys(entry.data for entry in chosen):
-            parts.append(f"{_origin(record['machine'], record)} Data: {data}.\n\n{numerics.table(chosen, data)}")
-    return "\n\n".join(parts) if parts else "Not measured yet: `python -m leanconv.bench.numerics` on a GPU."
+            table = numerics.kernel_table([entry for entry in chosen if entry.data == data])
+            parts.append(f"{_origin(record['machine'], record)} Data: {data}.\n\n{table}")
+    return "\n\n".join(parts) if parts else "Not measured yet: `python -m leanconv.bench.numerics` makes these figures."
 
 
 def _measured(results: Results) -> str:
