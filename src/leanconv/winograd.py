@@ -67,7 +67,11 @@ class Matrices:
 def matrices(n: int, r: int, points: Sequence[Fraction | int] | None = None) -> Matrices:
     """The matrices of F(n, r): n neighbouring outputs of an r-tap correlation from n + r − 1 multiplications.
 
-    ``y[i] = sum over k of filter[k] * data[i + k]``, i < n, equals ``at @ ((g @ filter) * (bt @ data))``.
+    ``y[i] = sum over k of filter[k] * data[i + k]``, i < n, equals ``at @ ((g @ filter) * (bt @ data))``. With the
+    points p[j], j < α − 1 = n + r − 2, and the polynomial f(x) = product over j of (x − p[j])::
+
+        at[i][j] = p[j]^i            g[j][k] = p[j]^k / f'(p[j])    bt[j][d] = coefficient of x^d in f(x) / (x − p[j])
+        at[i][α−1] = [i = n − 1]     g[α−1][k] = [k = r − 1]        bt[α−1][d] = coefficient of x^d in f(x)
 
     Args:
         n: outputs of a tile, at least 1.

@@ -197,12 +197,11 @@ def error_bound(problem: ConvProblem, x: np.ndarray, w: np.ndarray, bias: np.nda
 
     ``"ieee"`` and ``"fp32"``: four times that of a plain sequential float32 sum, and never less than four roundings;
     ``"relaxed"`` 1e-4; ``"tf32"`` 2e-3. The loose tiers never bound tighter than ``"fp32"`` does. For float64 problems
-    it is the fp32 bound scaled to the float64 unit roundoff.
+    it is the same, scaled to the float64 unit roundoff.
     """
     strict = 4 * max(FLOAT32_UNIT, sequential_error(problem, x, w, bias))
-    if problem.dtype == "float64":
-        return strict * 2.0**-29
-    return max(strict, {"relaxed": RELAXED_BOUND, "tf32": TF32_BOUND}.get(problem.precision, 0.0))
+    bound = max(strict, {"relaxed": RELAXED_BOUND, "tf32": TF32_BOUND}.get(problem.precision, 0.0))
+    return bound * 2.0**-29 if problem.dtype == "float64" else bound
 
 
 def filter_error_bound(
