@@ -131,6 +131,8 @@ def _gradient_cases() -> list[Case]:
     add("stride-unread-rows", 2, 5, 18, 19, 4, 3, 3, stride=(4, 3))
     add("stride-over-filter", 2, 5, 19, 23, 4, 2, 3, stride=(5, 4), padding=(0, 0, 3, 2))
     add("stride-patches", 1, 3, 16, 16, 20, 4, 4, stride=(4, 4))
+    add("stride-patches-odd", 1, 5, 15, 14, 4, 4, 4, stride=(4, 4), padding=(1, 1, 1, 2))
+    add("stride-sparse", 1, 3, 14, 17, 4, 2, 3, stride=(3, 5), dilation=(2, 3))
     add("stride-one-by-one", 2, 9, 9, 8, 6, 1, 1, stride=(2, 3), padding=(1, 1, 0, 0))
     add("stride-over-image", 1, 4, 3, 2, 3, 2, 2, stride=(7, 5), padding=(2, 3, 0, 4))
     add("stride-padding-only", 1, 2, 1, 1, 3, 1, 1, stride=(4, 4), padding=(1, 3, 1, 3))

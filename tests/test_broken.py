@@ -29,6 +29,8 @@ RACE = "a race: thread orders|misaligned|" + FENCE
 WRONG = "error .* exceeds|between the rows|" + FENCE
 GONE = "has left the kernel"
 
+PROBLEMS = {case.name: case.problem for case in CASES}
+
 
 @dataclass(frozen=True)
 class Break:
@@ -89,6 +91,40 @@ BREAKS = (
     gemm("filters past the end are stored", "if (k >= Problem::group_k) continue;", "",
          FENCE, "odd-nchw", "tails-nchw"),
     gemm("bias of another filter", "bias[filter]", "bias[k]", WRONG, "groups-nchw"),
+    gemm("a gradient's filters are not turned around", "position = of_each - 1 - tap / apart", "position = tap / apart",
+         WRONG, "gradient-plain-nchw"),
+    gemm("a gradient's filters are the first group's", "static_cast<int64>(group) * Problem::group_k + k) * size",
+         "k) * size", WRONG, "gradient-groups-nhwc"),
+    gemm("turned around without a barrier", "__syncthreads();\n#pragma unroll\n    for (int i = 0; i < side",
+         "#pragma unroll\n    for (int i = 0; i < side", RACE, "gradient-plain-nhwc"),
+    gemm("filters past the end are turned around", "if (k >= Problem::group_k || element >= size) continue;", "",
+         FENCE, "gradient-odd-nchw"),
+    gemm("filters past the end are read on the way", "if (k < Problem::group_k && element < size)", "",
+         FENCE, "gradient-odd-nchw"),
+    gemm("every part has the first one's filters", "w += first_weight +", "w +=", WRONG, "gradient-stride-nchw"),
+    gemm("every phase has the first one's filters",
+         "static_cast<int64>(phase.number) * Problem::k * Reduction<Problem>::size", "0",
+         WRONG, "gradient-stride-equal-phases-nhwc"),
+    gemm("phases with one tap more are not counted", "before = first ? 0 : more * (fewer_taps + 1)", "before = 0",
+         WRONG + "|" + RACE, "gradient-stride-nchw"),
+    gemm("a phase's windows are not moved", "pad_left += column / Problem::step_q, ", "",
+         WRONG, "gradient-stride-equal-phases-nchw"),
+    gemm("a phase begins where the first does", "first_p = row % Problem::step_p", "first_p = Problem::first_p",
+         WRONG + "|" + RACE, "gradient-stride-equal-phases-nchw"),
+    gemm("a phase's outputs side by side", "phase.first_q + at.q * Problem::step_q", "phase.first_q + at.q",
+         WRONG, "gradient-stride-nhwc"),
+    gemm("a phase stores past the last row", "row < Problem::out_h && column", "column",
+         FENCE, "gradient-stride-eleven-nchw"),
+    gemm("a phase stores past the last column", " && column < Problem::out_w", "", WRONG + "|" + RACE,
+         "gradient-stride-patches-odd-nhwc"),
+    gemm("a pixel outside every phase is left as it was", "if (!met) y[at] = 0.0f;", "",
+         WRONG, "gradient-stride-over-filter-nchw"),
+    gemm("pixels are counted from the padding's begin", "static_cast<int64>(at) + pad", "static_cast<int64>(at)",
+         WRONG, "gradient-stride-over-filter-nhwc"),
+    gemm("taps that a stride shared with the dilation leaves out", "rest % common == 0 && ", "",
+         WRONG, "gradient-stride-shares-dilation-nchw"),
+    gemm("steps of a dilated filter are not undone", "static_cast<int64>(rest / common) * inverse", "rest / common",
+         WRONG, "gradient-stride-sparse-nchw"),
     runs("a run one pixel short", "(Problem::s - 1) * Problem::dilation_w + 1;",
          "(Problem::s - 1) * Problem::dilation_w;",
          WRONG, "odd-nchw"),
@@ -194,9 +230,13 @@ BREAKS = (
 )  # fmt: skip
 
 
-def included(kernels: Path, header: str) -> list[Path]:
-    """The header and all that it includes."""
-    found, ahead = [], [kernels / header]
+def headers_of(broken: Break, kernels: Path) -> list[Path]:
+    """What the launches for the break's cases include."""
+    algorithm = next(a for a in ALGORITHMS if a.name == broken.algorithm)
+    problems = [PROBLEMS[name] for name in broken.cases]
+    plans = [algorithm.plan(problem, tuned(broken, algorithm, problem), TARGETS[0]) for problem in problems]
+    ahead = [kernels / launch.header for plan in plans for launch in plan.every_launch]
+    found: list[Path] = []
     while ahead:
         if (path := ahead.pop()) not in found:
             found.append(path)
@@ -209,10 +249,10 @@ def broken_kernels(broken: Break, folder: Path) -> Path:
     """A copy of the kernels with the patch applied."""
     copy = folder / "kernels"
     shutil.copytree(KERNELS, copy)
-    headers = {header: header.read_text() for header in included(copy, f"{broken.algorithm}.cuh")}
+    headers = {header: header.read_text() for header in headers_of(broken, copy)}
     found = sum(text.count(broken.text) for text in headers.values())
     assert found == broken.times, (
-        f"{broken.text!r} is in {broken.algorithm}'s headers {found} times, not {broken.times}: adapt the patch"
+        f"{broken.text!r} is in the headers of {broken.algorithm} {found} times, not {broken.times}: adapt the patch"
     )
     for header, text in headers.items():
         header.write_text(text.replace(broken.text, broken.by))
@@ -235,12 +275,11 @@ def tuned(broken: Break, algorithm: GpuAlgorithm, problem: Problem) -> Config:
 def test_broken_kernel_is_caught(broken, tmp_path):
     algorithm = next(a for a in ALGORITHMS if a.name == broken.algorithm)
     kernels = broken_kernels(broken, tmp_path)
-    problems = {case.name: case.problem for case in CASES}
 
     def check() -> None:
         for name in broken.cases:
             run = partial(emulator.run_plan, kernels=kernels)
-            proof.check(algorithm, problems[name], tuned(broken, algorithm, problems[name]), run=run)
+            proof.check(algorithm, PROBLEMS[name], tuned(broken, algorithm, PROBLEMS[name]), run=run)
 
     with pytest.raises((emulator.EmulatorError, proof.WrongAnswer), match=broken.how):
         check()

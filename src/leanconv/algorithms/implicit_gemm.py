@@ -119,7 +119,7 @@ class ImplicitGemm(GpuAlgorithm):
         launches = [_launch(part, config, wide, "prepared") for part in _parts(problem)]
         zeros = input_gradient.zero_launch(problem)
         return Plan(
-            (*([zeros] if zeros else []), *launches),
+            (*launches, *([zeros] if zeros else [])),
             prepare=(input_gradient.filter_launch(problem),) if launches else (),
             prepared_bytes=self.prepared_bytes(problem),
         )
