@@ -134,6 +134,17 @@ def test_a_switch_takes_the_nearest_legal_configuration() -> None:
     assert differing(off.config) == min(differing(config) for config in legal if config.tile_k == other.tile_k)
 
 
+def test_a_variant_too_large_for_a_block_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = HostDevice({})
+    monkeypatch.setattr(device, "target", replace(H200, shared_per_block=1000))
+    monkeypatch.setattr(launch, "open_device", lambda index: device)
+    study = Study(("im2win_fused",), (), {})
+    monkeypatch.setattr(HostAblation, "_variants", lambda self, problem, device: taken_apart(problem, study))
+    results = run_suite([Case("small", SMALL)], device="cpu", progress=False, peers=(HostAblation(study),))
+    (entry,) = results.skipped
+    assert entry["engine"] == "leanconv im2win_fused, full" and "bytes of shared memory" in entry["reason"]
+
+
 @pytest.mark.gpu
 def test_ablation_on_the_gpu() -> None:
     pytest.importorskip("torch")

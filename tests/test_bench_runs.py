@@ -200,6 +200,12 @@ def test_kernels_are_compiled_ahead(tmp_path: Path, monkeypatch: Any) -> None:
     assert len(list((tmp_path / "kernels").iterdir())) == 2
     broken = replace(plans[0], launches=(replace(plans[0].launches[0], function="no_such_function"),))
     own.compile_ahead([broken])
+
+    def refuse(*arguments: Any) -> Any:
+        raise AssertionError("no plan for this")
+
+    monkeypatch.setattr(type(registry.ALGORITHMS[0]), "plan", refuse)
+    assert list(own._plans(registry.ALGORITHMS[:1], problems)) == [], "what fails says so when it is timed"
     monkeypatch.setenv("LEANCONV_NO_CACHE", "1")
     monkeypatch.setattr(launch, "open_device", None)
     own.compile_ahead(plans)

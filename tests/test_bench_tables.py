@@ -93,6 +93,9 @@ def test_tables_and_page(tmp_path: Path) -> None:
     results.write(path)
     results.write(default_path(results, partial=True, root=tmp_path))
     assert results_files(tmp_path) == [path], "a part of a suite is no result to publish"
+    other = default_path(replace(results, suite="winograd1d", layout="NCHW"), partial=False, root=tmp_path)
+    results.write(other)
+    assert other.stem == "winograd1d-nchw" and results_files(tmp_path) == [path, other]
     page = performance_page([path])
     assert "## im2win NHWC on NVIDIA H200" in page and "| geometric mean |" in page and "do not edit" in page
 

