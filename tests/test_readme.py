@@ -54,7 +54,7 @@ def test_examples(block: str, request: pytest.FixtureRequest, capsys: pytest.Cap
 
 def test_there_is_an_example_for_each_thing() -> None:
     examples = "\n".join(blocks("python"))
-    for name in ("conv2d", "filter2d", "ndimage", "explain", "import torch", "import cupy", "import numpy"):
+    for name in ("conv2d", "conv1d", "conv2d_input", "prepare_weights", "filter2d", "ndimage", "explain", "import torch", "import cupy", "import numpy"):
         assert name in examples
     assert all(len(block.splitlines()) <= 15 for block in blocks("python"))
 

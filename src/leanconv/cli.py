@@ -14,7 +14,7 @@ import typer
 import leanconv
 from leanconv.runtime.driver import CudaError
 
-_LIMIT = "Bytes of GPU scratch memory that an algorithm may take, such as 0 or 64MiB."
+_LIMIT = "Bytes of GPU memory that an algorithm may take for scratch and prepared filters, such as 0 or 64MiB."
 
 app = typer.Typer(
     name="leanconv",

@@ -13,8 +13,9 @@ from typing import Any
 VARIABLES = {
     "LEANCONV_CACHE_DIR": "folder of the compiled kernels (default: $XDG_CACHE_HOME/leanconv or ~/.cache/leanconv)",
     "LEANCONV_NO_CACHE": "1: neither read nor write the folder of compiled kernels",
-    "LEANCONV_WORKSPACE_LIMIT": "bytes of GPU scratch memory that a layer may take, such as 0 or 64MiB, where a call "
-    "has no workspace_limit= (default: 0 for algorithm='auto', no limit for one called by name)",
+    "LEANCONV_WORKSPACE_LIMIT": "bytes of GPU memory that a layer may take for scratch and prepared filters, such as 0 "
+    "or 64MiB, where a call has no workspace_limit= (default: no scratch but prepared filters for algorithm='auto', no "
+    "limit for one called by name)",
 }
 
 _UNITS = {
