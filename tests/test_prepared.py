@@ -228,6 +228,10 @@ def test_every_stream_reads_what_one_has_made(
     values = device.launches[-1][1]
     assert {array.data.ptr for array, _ in told} == ({values[1], values[5]} if copied else {values[5]})
     assert {index for _, index in told} == {0}
+    # other work on the same copy, first on a stream that has not seen it
+    stream.ptr = 11
+    assert right(run(x, prepared, algorithm="implicit_gemm"), *given)
+    assert [array.data.ptr for array, _ in told[2 * (1 + copied) :]] == [values[1]] * copied
 
 
 def test_a_graph_prepares_for_itself_unless_something_is_kept(device: HostDevice, fake_cupy: Any, given: Any) -> None:

@@ -97,6 +97,8 @@ class PreparedWeights:
             w = self._copies.get(work.channels_last)
             if w is None:
                 w = arrays.copy(self.array, work.channels_last)
+            else:
+                arrays.in_use(w, work.index)  # it may have been made on another stream, for other work
         prepared, prepared_at = None, 0
         if work.run is not None:
             prepared = arrays.empty((-(-work.plan.prepared_bytes // 4),), "float32", work.index)
