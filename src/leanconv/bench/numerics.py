@@ -321,7 +321,8 @@ def page(records: Sequence[dict[str, Any]]) -> str:
         for data in KERNEL_DATA:
             chosen = [entry for entry in entries if entry.problem.startswith("Γ") and entry.data == data]
             if chosen:
-                parts += [f"### Kernels of Im2col-Winograd, {data} data", kernel_table(chosen)]
+                words = f"{data} data" if data in DATA else f"data {data}"
+                parts += [f"### Kernels of Im2col-Winograd, {words}", kernel_table(chosen)]
     return "\n\n".join(parts) + "\n"
 
 
