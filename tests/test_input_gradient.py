@@ -21,7 +21,6 @@ from leanconv.algorithms.base import Launch, Plan
 from leanconv.algorithms.implicit_gemm import segment_launch
 from leanconv.problem import ConvProblem
 from leanconv.reference import CPU_ALGORITHMS, oracle
-from leanconv.reference.input_gradient import rotated
 from leanconv.registry import ALGORITHMS, NoAlgorithmError, choose
 from leanconv.runtime.compile import compile_launch
 
@@ -243,8 +242,14 @@ def test_prepared_filters_are_those_of_the_forward_convolution():
             values = cases.draw_conv(problem, "zero-mean")
             values["prepared"] = np.full(values["w"].size, np.nan, np.float32)
             run(input_gradient.filter_launch(problem), values)
-            filters = values["prepared"].reshape(problem.as_forward().w_shape)
-            np.testing.assert_array_equal(filters, rotated(problem, values["w"]))
+            forward = problem.as_forward()
+            expected = np.empty(forward.w_shape, np.float32)
+            # as NCHW whatever the layout: w[k, c, r, s], of the gradient [c, k, r, s]
+            w, turned = (a if problem.layout == "NCHW" else a.transpose(0, 3, 1, 2) for a in (values["w"], expected))
+            for k, c in np.ndindex(problem.k, problem.group_c):
+                group = k // problem.group_k
+                turned[group * problem.group_c + c, k % problem.group_k] = w[k, c, ::-1, ::-1]
+            np.testing.assert_array_equal(values["prepared"].reshape(forward.w_shape), expected)
 
 
 @pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.arch)

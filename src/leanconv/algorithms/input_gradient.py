@@ -24,14 +24,10 @@ SIDE = 32
 
 @dataclass(frozen=True)
 class Part:
-    """One launch's share of the gradient: the convolution of its first phase, and where the outputs of all lie.
-
-    Phase (i, j) takes filter rows ``first_tap[0] + i``, and every m-th from there on, and such columns.
-    """
+    """One launch's share of the gradient: the convolution of its first phase, and where the outputs of all lie."""
 
     problem: ConvProblem
     view: OutputView
-    first_tap: tuple[int, int] = (0, 0)
 
     @property
     def phases(self) -> int:
@@ -53,10 +49,9 @@ class Part:
 class _Phases:
     """``count`` phases of one axis with equally many ``taps``.
 
-    ``begin`` is the first tap of the first phase, ``first`` its first pixel; ``outputs`` are those of the longest.
+    ``first`` is the first pixel of the first of them; ``outputs`` are those of the longest.
     """
 
-    begin: int
     count: int
     taps: int
     taps_before: int
@@ -81,7 +76,7 @@ def _along(extent: int, taps: int, stride: int, dilation: int, padding: int) -> 
             moved = (begin * dilation - padding) // stride
             reach = (of_each - 1) * (dilation // gcd(stride, dilation))
             before = 0 if begin == 0 else more * (taps // apart + 1)
-            yield _Phases(begin, count, of_each, before, places[0], reach + moved, outputs)
+            yield _Phases(count, of_each, before, places[0], reach + moved, outputs)
 
 
 def parts(problem: ConvProblem, first_weight: int = 0) -> list[Part]:
@@ -121,7 +116,7 @@ def parts(problem: ConvProblem, first_weight: int = 0) -> list[Part]:
                 phase_step=problem.dilation,
                 first_weight=first_weight + taps_before * problem.k * problem.group_c,
             )
-            found.append(Part(convolution, view, (rows.begin, columns.begin)))
+            found.append(Part(convolution, view))
     return found
 
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from leanconv.algorithms.base import CpuAlgorithm
-from leanconv.algorithms.input_gradient import parts
 from leanconv.problem import ITEM_BYTES, ConvProblem
 from leanconv.reference.blocks import Block, PaddedInput, blocks, finish, output_like, product_cost, shared_limits
-from leanconv.reference.input_gradient import input_gradient
+from leanconv.reference.col2im import col2im
 
 
 class Im2col(CpuAlgorithm):
@@ -23,15 +22,13 @@ class Im2col(CpuAlgorithm):
         return shared_limits(problem, ("fprop", "dgrad"))
 
     def cost(self, problem: ConvProblem) -> float:
-        if problem.op == "dgrad":
-            return sum(self.cost(part.problem) * part.phases for part in parts(problem))
         copied = 0 if _is_plain(problem) else problem.n * problem.p * problem.q * problem.c * problem.r * problem.s
         return product_cost(problem) + 80 * copied
 
     def run(self, problem: ConvProblem, *arrays: np.ndarray, **scalars: float) -> np.ndarray:
         x, w, bias = arrays
         if problem.op == "dgrad":
-            return input_gradient(problem, x, w, self)
+            return col2im(problem, x, w)
         y = output_like(problem, x)
         if y.size == 0:
             return y
