@@ -121,8 +121,8 @@ def parts(problem: ConvProblem, first_weight: int = 0) -> list[Part]:
 
 
 def prepared_bytes(problem: ConvProblem) -> int:
-    """Bytes of the rearranged filters: as many as the filters have."""
-    return 4 * problem.k * problem.group_c * problem.r * problem.s
+    """Bytes of the rearranged filters: as many as the filters have, none where all windows see nothing but padding."""
+    return 4 * problem.k * problem.group_c * problem.r * problem.s if parts(problem) else 0
 
 
 def filter_launch(problem: ConvProblem, first_weight: int = 0) -> Launch:
