@@ -23,23 +23,24 @@ from leanconv.winograd import WIDTHS, Rows, matrices
 
 @dataclass(frozen=True)
 class WinogradConfig(Config):
-    """A block computes lanes_k * thread_k filters x (32 / lanes_k) * thread_tiles tiles, a warp ``warp_states`` states.
+    """A warp computes ``lane_states`` states, each with a grid of lanes of thread_k filters x thread_tiles tiles.
 
-    The tiles are ``rows`` output rows of as many tiles each; ``run`` neighbouring tiles of a row share the pixels in
+    ``lanes_k`` lanes lie along the filters. The tiles are ``rows`` output rows of as many tiles each; ``run`` neighbouring tiles of a row share the pixels in
     which they overlap (the paper's ruse variant is 2). ``channels`` are multiplied in one step; ``stages`` steps are
-    in shared memory at once.
+    in shared memory at once. ``promoted``: the sums over one chunk of channels are added to long ones.
     """
 
     states: int = 8
     thread_k: int = 8
     thread_tiles: int = 8
     lanes_k: int = 8
-    warp_states: int = 1
+    lane_states: int = 1
     rows: int = 4
     run: int = 1
     channels: int = 8
     stages: int = 3
     min_blocks: int = 2
+    promoted: bool = False
 
     @property
     def tile_k(self) -> int:
@@ -49,7 +50,7 @@ class WinogradConfig(Config):
     @property
     def tiles(self) -> int:
         """Output tiles of a block."""
-        return 32 // self.lanes_k * self.thread_tiles
+        return 32 // self.lane_states // self.lanes_k * self.thread_tiles
 
     @property
     def columns(self) -> int:
@@ -59,7 +60,7 @@ class WinogradConfig(Config):
     @property
     def threads(self) -> int:
         """Threads of a block."""
-        return 32 * self.states // self.warp_states
+        return 32 * self.states // self.lane_states
 
 
 def ratios(rows: Rows) -> str:
@@ -72,7 +73,8 @@ def shared_bytes(config: WinogradConfig, taps: int, tile: tuple[int, int], out_w
     """Shared memory of a block; kernels/lib/winograd_tiles.cuh says what lies where."""
     states, channels = config.states, config.channels
     positions = (config.rows + taps - 1) * config.columns
-    per_step = 4 * ceil_div(ceil_div(positions, taps), 4)
+    at_once = max(4, config.threads // channels)
+    per_step = min(at_once * ceil_div(ceil_div(positions, taps), at_once), positions)
     run_pixels = tile[0] * ((config.run - 1) * out_w + tile[1])
     side_by_side = min(channels, 8)
     if nhwc:
@@ -81,7 +83,8 @@ def shared_bytes(config: WinogradConfig, taps: int, tile: tuple[int, int], out_w
     else:
         run_floats = 4 * ceil_div(channels * (run_pixels | 1), 4)
     stage = channels * states * config.tile_k + per_step // config.run * run_floats
-    channel = states * positions
+    plane = positions if config.lane_states == 1 else positions + (48 - positions % 32) % 32
+    channel = states * plane
     channel += (32 + 32 // side_by_side - channel % 32) % 32
     pitch, lines = (4 * config.lanes_k, config.tiles) if nhwc else (config.tiles, 4 * config.lanes_k)
     exchange = states * (lines * (pitch + 4) + 8)

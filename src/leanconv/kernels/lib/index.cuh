@@ -6,6 +6,7 @@ namespace leanconv {
 using int64 = long long;
 
 __host__ __device__ constexpr int ceil_div(int a, int b) { return (a + b - 1) / b; }
+__host__ __device__ constexpr int least(int a, int b) { return a < b ? a : b; }
 __host__ __device__ constexpr int gcd(int a, int b) { return b == 0 ? a : gcd(b, a % b); }
 
 template <bool condition, class A, class B> struct Select { using type = A; };

@@ -61,21 +61,18 @@ struct WinogradOutput {
 
     template <class Sums>
     __device__ __forceinline__ void put(const Sums& sums, int round) const {
+        float* const plane = exchange + tiles.state * Tiles::exchange_plane;
 #pragma unroll
-        for (int s = 0; s < Tuning::warp_states; ++s) {
-            float* const plane = exchange + (tiles.warp * Tuning::warp_states + s) * Tiles::exchange_plane;
+        for (int f = 0; f < Tuning::thread_tiles; f += 4) {
+            const int tile = f * Tiles::lanes_tiles + tiles.lane_tile * 4, k = tiles.lane_k * 4;
 #pragma unroll
-            for (int f = 0; f < Tuning::thread_tiles; f += 4) {
-                const int tile = f * Tiles::lanes_tiles + tiles.lane_tile * 4, k = tiles.lane_k * 4;
+            for (int i = 0; i < 4; ++i) {
+                float v[4];
 #pragma unroll
-                for (int i = 0; i < 4; ++i) {
-                    float v[4];
-#pragma unroll
-                    for (int j = 0; j < 4; ++j)
-                        v[j] = Problem::nhwc ? sums[s][4 * round + j][f + i] : sums[s][4 * round + i][f + j];
-                    store_vector(plane + (Problem::nhwc ? (tile + i) * Tiles::exchange_pitch + k
-                                                        : (k + i) * Tiles::exchange_pitch + tile), v);
-                }
+                for (int j = 0; j < 4; ++j)
+                    v[j] = Problem::nhwc ? sums[4 * round + j][f + i] : sums[4 * round + i][f + j];
+                store_vector(plane + (Problem::nhwc ? (tile + i) * Tiles::exchange_pitch + k
+                                                    : (k + i) * Tiles::exchange_pitch + tile), v);
             }
         }
     }

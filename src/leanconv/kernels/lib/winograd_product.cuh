@@ -16,14 +16,12 @@ struct WinogradProduct {
     using Column = WinogradColumn<Problem>;
     using B = Bytes<Problem>;
     static constexpr int stages = Tuning::stages, taps = Tiles::taps, channels = Tiles::channels;
-    static constexpr int states = Tiles::states, warp_states = Tuning::warp_states;
+    static constexpr int states = Tiles::states;
     // Steps are counted from the first transform: the products begin `taps` steps later.
     static constexpr int steps = (Tiles::chunks + 1) * taps;
-    static constexpr int depth = channels * warp_states;  // outer products of a warp in a step
     static_assert(stages >= 2, "one stage is computed on while others are under way");
-    static_assert(depth % 2 == 0 && depth >= 4, "fragments alternate between two register buffers across steps");
 
-    using Sums = float[warp_states][Tuning::thread_k][Tuning::thread_tiles];
+    using Sums = float[Tuning::thread_k][Tuning::thread_tiles];
 
     const Tiles& tiles;
     const Column* columns;  // table
@@ -40,8 +38,8 @@ struct WinogradProduct {
         u = prepared + Problem::prepared_offset +
             static_cast<int64>(group) * taps * Problem::padded_c * (states * Problem::padded_k) +
             tile_k * Tiles::tile_k;
-        filters_at = tiles.warp * warp_states * Tiles::tile_k + tiles.lane_k * 4;
-        tiles_at = tiles.warp * warp_states * Tiles::plane + tiles.lane_tile * 4;
+        filters_at = tiles.state * Tiles::tile_k + Tiles::swapped(tiles.state, tiles.lane_k * 4);
+        tiles_at = tiles.state * Tiles::plane + tiles.lane_tile * 4;
     }
 
     __device__ __forceinline__ float* stage(int step) { return ring + step % stages * Tiles::stage_floats; }
@@ -59,7 +57,10 @@ struct WinogradProduct {
         const int number = step - taps, tap = number % taps, c = number / taps * channels;
         const float* const from = u + static_cast<int64>(tap * Problem::padded_c + c) * (states * Problem::padded_k) +
             threadIdx.x / a_row * Problem::padded_k + threadIdx.x % a_row * 4;
-        float* const to = stage(step) + threadIdx.x * 4;
+        // A thread's rows are an even number apart: all of even states, or all of odd ones.
+        static_assert(Tiles::lane_states == 1 || Tiles::threads / a_row % 2 == 0, "see swapped()");
+        const int row = threadIdx.x / a_row, k = threadIdx.x % a_row * 4;
+        float* const to = stage(step) + row * Tiles::tile_k + Tiles::swapped(row, k);
 #pragma unroll
         for (int i = 0; i < ceil_div(pieces, Tiles::threads); ++i)
             if (pieces % Tiles::threads == 0 || threadIdx.x + i * Tiles::threads < pieces)
@@ -132,22 +133,45 @@ struct WinogradProduct {
         }
     }
 
-    // Outer product `i` of a step is that of channel i / warp_states and of the warp's state i % warp_states.
-    __device__ __forceinline__ void read(int step, int i) {
-        const int c = i / warp_states, s = i % warp_states, number = step - taps;
-        load_fragments<true, Tiles::lanes_k * 4>(a[i % 2],
-                                                 stage(step) + filters_at + (c * states + s) * Tiles::tile_k);
+    // Fragments of channel c.
+    __device__ __forceinline__ void read(int step, int c) {
+        const int number = step - taps;
+        const float* const filters = stage(step) + c * states * Tiles::tile_k;
+        if constexpr (Tiles::lane_states == 1) {
+            load_fragments<true, Tiles::lanes_k * 4>(a[c % 2], filters + filters_at);
+        } else {
+#pragma unroll
+            for (int f = 0; f < Tuning::thread_k; f += 4) {
+                constexpr int half = 16;
+                const int apart = f * Tiles::lanes_k;
+                float v[4];
+                load_vector(v, filters + (filters_at ^ (apart & half)) + (apart & ~half));
+#pragma unroll
+                for (int i = 0; i < 4; ++i) a[c % 2][f + i] = v[i];
+            }
+        }
         load_fragments<true, Tiles::lanes_tiles * 4>(
-            b[i % 2], chunk(number / taps) + tiles_at + number % taps * Tiles::columns + c * Tiles::channel_floats +
-                s * Tiles::plane);
+            b[c % 2], chunk(number / taps) + tiles_at + number % taps * Tiles::columns + c * Tiles::channel_floats);
     }
 
-    __device__ __forceinline__ void multiply(Sums& sums, int i) {
+    __device__ __forceinline__ void multiply(Sums& sums, int c) {
 #pragma unroll
         for (int k = 0; k < Tuning::thread_k; ++k)
 #pragma unroll
-            for (int t = 0; t < Tuning::thread_tiles; ++t)
-                sums[i % warp_states][k][t] = fmaf(a[i % 2][k], b[i % 2][t], sums[i % warp_states][k][t]);
+            for (int t = 0; t < Tuning::thread_tiles; ++t) sums[k][t] = fmaf(a[c % 2][k], b[c % 2][t], sums[k][t]);
+    }
+
+    // Long sums are made of short ones, as the error of a sum grows with its length. What an addition rounds away stays
+    // in the short sum. NOTE: the compiler keeps the order of these operations as long as fast-math is off.
+    __device__ __forceinline__ void promote(Sums& total, Sums& sums) {
+#pragma unroll
+        for (int k = 0; k < Tuning::thread_k; ++k)
+#pragma unroll
+            for (int t = 0; t < Tuning::thread_tiles; ++t) {
+                const float next = total[k][t] + sums[k][t];
+                sums[k][t] -= next - total[k][t];
+                total[k][t] = next;
+            }
     }
 
     __device__ __forceinline__ void arrive() {
@@ -157,7 +181,9 @@ struct WinogradProduct {
     }
 
     // The caller has put a barrier after the table of columns.
-    __device__ __forceinline__ void run(Sums& sums) {
+    __device__ __forceinline__ void run(Sums& total) {
+        Sums partial = {};
+        Sums& sums = Tuning::promoted ? partial : total;
 #pragma unroll 1
         for (int step = 0; step < stages - 1; ++step) {
             load(step);
@@ -175,21 +201,28 @@ struct WinogradProduct {
 #pragma unroll 1
         for (int step = taps; step < steps; ++step) {
 #pragma unroll
-            for (int i = 0; i < depth; ++i) {
-                if (i < depth - 1) {
-                    read(step, i + 1);
+            for (int c = 0; c < channels; ++c) {
+                if (c < channels - 1) {
+                    read(step, c + 1);
                 } else {
                     arrive();
                     if (step + 1 < steps) read(step + 1, 0);
                 }
-                if (i == 0) {
+                if (c == 0) {
                     // The stage of the step before this one is free: see arrive().
                     load(step + stages - 1);
                     cp_async_commit_group();
                 }
-                if (i == 1) transform(step);
-                multiply(sums, i);
+                if (c == 1) transform(step);
+                multiply(sums, c);
             }
+            if (Tuning::promoted && step % taps == taps - 1) promote(total, sums);
+        }
+        if constexpr (Tuning::promoted) {
+#pragma unroll
+            for (int k = 0; k < Tuning::thread_k; ++k)
+#pragma unroll
+                for (int t = 0; t < Tuning::thread_tiles; ++t) total[k][t] += sums[k][t];
         }
     }
 };

@@ -1,8 +1,8 @@
 // How a block of the fused Winograd kernels divides its work: filters, tiles of outputs, states, channels.
 //
-// A block computes tile_k filters x `tiles` output tiles in all states of the transform; a warp has one state (or a few,
-// one after another) and multiplies transformed filters with transformed tiles as an outer product. The tiles are `rows`
-// output rows of `columns` tiles each. An input row is needed by every output row whose filter reaches it, so its tiles
+// A block computes tile_k filters x `tiles` output tiles in all states of the transform; a warp has one state (or two,
+// a half of its lanes each) and multiplies transformed filters with transformed tiles as an outer product. The tiles are
+// `rows` output rows of `columns` tiles each. An input row is needed by every output row whose filter reaches it, so its tiles
 // are transformed once for all of them: rows + taps - 1 rows of transformed tiles ("positions") serve rows * taps.
 #pragma once
 
@@ -15,19 +15,21 @@ namespace leanconv {
 template <class Problem, class Tuning>
 struct WinogradTiles {
     static constexpr int states = Problem::states;
-    static constexpr int lanes_k = Tuning::lanes_k, lanes_tiles = 32 / lanes_k;
+    static constexpr int lane_states = Tuning::lane_states;
+    static constexpr int lanes_k = Tuning::lanes_k, lanes_tiles = 32 / lane_states / lanes_k;
     static constexpr int tile_k = lanes_k * Tuning::thread_k;
     static constexpr int tiles = lanes_tiles * Tuning::thread_tiles;
-    static constexpr int warps = states / Tuning::warp_states;
-    static constexpr int threads = 32 * warps;
+    static constexpr int threads = 32 * states / lane_states;
     static constexpr int rows = Tuning::rows, columns = tiles / rows;
     static constexpr int channels = Tuning::channels;
     static constexpr int chunks = ceil_div(Problem::group_c, channels);
 
-    // Transformed tiles of one channel, and the part of them that one filter row's step prepares.
+    // Transformed tiles of one channel, and the part of them that one filter row's step prepares: as many as keep all
+    // threads at work, so that the last steps of a chunk may have none.
     static constexpr int taps = Problem::taps;
     static constexpr int positions = (rows + taps - 1) * columns;
-    static constexpr int slice = ceil_div(ceil_div(positions, taps), 4) * 4;
+    static constexpr int at_once = threads < 4 * channels ? 4 : threads / channels;
+    static constexpr int slice = least(ceil_div(ceil_div(positions, taps), at_once) * at_once, positions);
 
     // `run` neighbouring tiles of a row share the pixels in which they overlap.
     static constexpr int run = Tuning::run;
@@ -43,7 +45,8 @@ struct WinogradTiles {
     static constexpr int run_pitch =
         Problem::nhwc ? run_pixels * channels + (32 + side_by_side * run - run_pixels * channels % 32) % 32
                       : ceil_div(channels * channel_pitch, 4) * 4;
-    static constexpr int plane = positions;
+    // Two states that a warp reads at once lie in different halves of the banks.
+    static constexpr int plane = lane_states == 1 ? positions : positions + (48 - positions % 32) % 32;
     static constexpr int channel_floats =
         states * plane + (32 + 32 / side_by_side - states * plane % 32) % 32;
 
@@ -56,22 +59,30 @@ struct WinogradTiles {
     static constexpr int exchange_pitch = (Problem::nhwc ? round_k : tiles) + 4;
     static constexpr int exchange_plane = (Problem::nhwc ? tiles : round_k) * exchange_pitch + 8;
 
-    static_assert(32 % lanes_k == 0, "the lanes of a warp form a lanes_k x (32 / lanes_k) grid");
+    static_assert(lane_states == 1 || lane_states == 2, "a warp has one state or two");
+    static_assert(32 / lane_states % lanes_k == 0, "the lanes of a state form a lanes_k x lanes_tiles grid");
+    static_assert(lane_states == 1 || tile_k % 32 == 0, "two states exchange the halves of their rows of filters");
     static_assert(Tuning::thread_k % 4 == 0 && Tuning::thread_tiles % 4 == 0, "fragments are read four at a time");
-    static_assert(states % Tuning::warp_states == 0, "every warp has as many states");
+    static_assert(states % lane_states == 0, "every warp has as many states");
     static_assert(tiles % rows == 0 && columns % 4 == 0, "fragments of four tiles do not straddle rows");
+    static_assert(slice % 4 == 0 && slice * taps >= positions, "steps prepare whole fragments, and all of them");
     static_assert(slice % run == 0 && columns % run == 0, "tiles that share pixels are of one row and one step");
     static_assert(channels % 4 == 0, "channels are copied four at a time");
 
-    int warp, lane_k, lane_tile;
+    int state, lane_k, lane_tile;
 
     // NOTE: the lowest lane bit goes to k, the next ones to tiles, as in lib/micro_kernel.cuh and for its reason.
     __device__ __forceinline__ WinogradTiles() {
-        const int lane = threadIdx.x % 32;
-        warp = threadIdx.x / 32;
+        constexpr int lanes = 32 / lane_states;
+        const int lane = threadIdx.x % lanes;
+        state = threadIdx.x / lanes;
         lane_k = lanes_k == 1 ? 0 : lane % 2 + lane / (2 * lanes_tiles) * 2;
         lane_tile = lanes_k == 1 ? lane : lane / 2 % lanes_tiles;
     }
+
+    // Where four filters lie in a row of transformed filters: of two states that a warp reads at once, the odd one has
+    // the halves of every 32 filters exchanged, so that the warp reads different banks.
+    static __device__ __forceinline__ int swapped(int state, int k) { return lane_states == 1 ? k : k ^ state % 2 * 16; }
 };
 
 // One column of a block's tiles: where its first tile reads and writes.

@@ -50,29 +50,68 @@ struct Matrix {
     }
 };
 
+// NOTE: rows and columns are template parameters and not loops, so that the front end computes every element: left to
+// the optimizer, the tables of ratios and their divisions stayed in the machine code.
+
+// sum plus the part of row i of M times x that takes columns j, j + step, ... but `skip`.
+template <class M, int i, int j, int step, int skip>
+__device__ __forceinline__ float row_plus(float sum, const float (&x)[M::columns]) {
+    if constexpr (j < M::columns) {
+        constexpr float m = M::at(i, j);
+        if constexpr (j != skip && m != 0.0f) sum = fmaf(m, x[j], sum);
+        return row_plus<M, i, j + step, step, skip>(sum, x);
+    } else {
+        return sum;
+    }
+}
+
 // The part of row i of M times x that takes columns first, first + step, ...
-template <class M>
-__device__ __forceinline__ float row_times(const float (&x)[M::columns], int i, int first, int step) {
-    const int start = M::start(i, first, step);
-    if (start < 0) return 0.0f;
-    float sum = M::at(i, start) * x[start];
-#pragma unroll
-    for (int j = first; j < M::columns; j += step)
-        if (j != start && M::at(i, j) != 0.0f) sum = fmaf(M::at(i, j), x[j], sum);
-    return sum;
+template <class M, int i, int first, int step>
+__device__ __forceinline__ float row_times(const float (&x)[M::columns]) {
+    constexpr int start = M::start(i, first, step);
+    if constexpr (start < 0) {
+        return 0.0f;
+    } else {
+        constexpr float m = M::at(i, start);
+        return row_plus<M, i, first, step, start>(m * x[start], x);
+    }
 }
 
 // y = M x for a matrix whose rows come in pairs: both rows of a pair take the same two sums.
-template <class M>
+template <class M, int i = 1>
 __device__ __forceinline__ void multiply_row_pairs(float (&y)[M::rows], const float (&x)[M::columns]) {
     static_assert(M::rows_in_pairs(), "the rows are of the points 0, opposite pairs, and infinity");
-    y[0] = row_times<M>(x, 0, 0, 1);
-    y[M::rows - 1] = row_times<M>(x, M::rows - 1, 0, 1);
-#pragma unroll
-    for (int i = 1; i + 2 < M::rows; i += 2) {
-        const float even = row_times<M>(x, i, 0, 2), odd = row_times<M>(x, i, 1, 2);
+    if constexpr (i + 2 < M::rows) {
+        const float even = row_times<M, i, 0, 2>(x), odd = row_times<M, i, 1, 2>(x);
         y[i] = even + odd;
         y[i + 1] = M::mirrored_row(i) > 0 ? even - odd : odd - even;
+        multiply_row_pairs<M, i + 2>(y, x);
+    } else {
+        y[0] = row_times<M, 0, 0, 1>(x);
+        y[i] = row_times<M, i, 0, 1>(x);
+    }
+}
+
+// Row i of M times x, given the sums and the differences of the pairs in `halves`.
+template <class M, int i, int j = 3>
+__device__ __forceinline__ float row_of_pairs(float sum, const float (&halves)[M::columns]) {
+    if constexpr (j + 2 < M::columns) {
+        constexpr float m = M::at(i, j);
+        return row_of_pairs<M, i, j + 2>(fmaf(m, halves[j + i % 2], sum), halves);
+    } else {
+        constexpr float first = M::at(i, 0), last = M::at(i, M::columns - 1);
+        if constexpr (first != 0.0f) sum = fmaf(first, halves[0], sum);
+        if constexpr (last != 0.0f) sum = fmaf(last, halves[M::columns - 1], sum);
+        return sum;
+    }
+}
+
+template <class M, int i = 0>
+__device__ __forceinline__ void multiply_halves(float (&y)[M::rows], const float (&halves)[M::columns]) {
+    if constexpr (i < M::rows) {
+        constexpr float m = M::at(i, 1);
+        y[i] = row_of_pairs<M, i>(m * halves[1 + i % 2], halves);
+        multiply_halves<M, i + 1>(y, halves);
     }
 }
 
@@ -88,14 +127,7 @@ __device__ __forceinline__ void multiply_column_pairs(float (&y)[M::rows], const
         halves[j] = x[j] + x[j + 1];
         halves[j + 1] = x[j] - x[j + 1];
     }
-#pragma unroll
-    for (int i = 0; i < M::rows; ++i) {
-        y[i] = M::at(i, 1) * halves[1 + i % 2];
-#pragma unroll
-        for (int j = 3; j + 2 < M::columns; j += 2) y[i] = fmaf(M::at(i, j), halves[j + i % 2], y[i]);
-        if (M::at(i, 0) != 0.0f) y[i] = fmaf(M::at(i, 0), halves[0], y[i]);
-        if (M::at(i, M::columns - 1) != 0.0f) y[i] = fmaf(M::at(i, M::columns - 1), halves[M::columns - 1], y[i]);
-    }
+    multiply_halves<M>(y, halves);
 }
 
 }  // namespace leanconv
