@@ -143,6 +143,8 @@ def test_what_was_not_measured_is_not_met() -> None:
     results.rows = [row for row in results.rows if row.problem != "g8(7,2)-32x128x128x128"]
     assert verdicts(results) == ["no", "yes", "no", "yes", "yes", "yes"]
     assert target_table(results)[1][0][2] == "59 of 60 measured"
+    part = replace(results, problems={n: about for n, about in results.problems.items() if n.startswith("g8(6,3)")})
+    assert len(target_table(part)[1]) == 3, "targets of other problems are no part of a part"
     with pytest.raises(KeyError):
         target_table(replace(results, suite="im2win"))
 
@@ -151,6 +153,8 @@ def test_a_run_shows_families_and_targets(capsys: Any) -> None:
     show(measured(), full=False)
     shown = capsys.readouterr().out
     assert "0 + 4.10 kB" in shown and "each call transforms anew" in shown
+    show(replace(measured(), machine=MACHINE | {"gpu": None, "cpu": "some", "cores": 2}), full=False)
+    assert "targets" not in capsys.readouterr().out, "they are a GPU's"
     assert "Γ16(8,9)" in shown and "geometric mean of the ratio to cuDNN without workspace" in shown
 
 

@@ -166,11 +166,16 @@ def engine_table(results: Results, algorithm: str) -> Table:
 
 
 def target_table(results: Results) -> Table:
-    """The targets of the suite, what was measured, and whether that reaches them. KeyError for a suite without."""
+    """The targets of the suite, what was measured, and whether that reaches them. KeyError for a suite without.
+
+    Targets of problems that are no part of the results are left out.
+    """
     algorithm, targets = TARGETS[results.suite]
     lines = []
     for target in targets:
         chosen = [name for name in results.problems if _wanted(target, results, name)]
+        if not chosen:
+            continue
         if target.what == "TFLOP/s":
             rows = [results.own(name, [algorithm]) for name in chosen]
             values = [row.tflops for row in rows if row]

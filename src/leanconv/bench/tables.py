@@ -150,7 +150,8 @@ def show(results: Results, full: bool | None = None) -> None:
     put(_title(results), summary(results), 2)
     from leanconv.bench.families import TARGETS, family_table, target_table
 
-    if results.suite in TARGETS and TARGETS[results.suite][0] in results.own_algorithms():
+    on_gpu = bool(results.machine.get("gpu"))
+    if on_gpu and results.suite in TARGETS and TARGETS[results.suite][0] in results.own_algorithms():
         put("families", family_table(results, TARGETS[results.suite][0]), 1)
         put("targets", target_table(results), 1)
     if results.own_algorithms() and len(results.problems) > 1:
