@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from functools import partial
+from math import gcd
 
 import cases
 import emulator
 import numpy as np
 import proof
 import pytest
-from cases import CASES, CONV_CASES, REFUSED, TARGETS
+from cases import CASES, CONV_CASES, GRADIENT_CASES, REFUSED, TARGETS
 
+from leanconv.algorithms.input_gradient import parts
 from leanconv.problem import ConvProblem, FilterProblem
 from leanconv.registry import ALGORITHMS, NoAlgorithmError, choose
 
@@ -102,6 +104,23 @@ def test_cases_cover_what_the_design_asks_for():
         assert any(p.r > p.h and p.s > p.w for p in these)
         assert any(len(set(p.padding)) > 2 for p in these)
         assert any(p.stride[0] != p.stride[1] and p.dilation[0] != p.dilation[1] and p.groups > 1 for p in these)
+
+
+def test_gradient_cases_cover_what_can_happen_to_a_pixel():
+    gradients = [c.problem for c in GRADIENT_CASES]
+    for layout in ("NCHW", "NHWC"):
+        these = [p for p in gradients if p.layout == layout]
+        assert {p.groups > 1 for p in these} == {p.n == 0 for p in these} == {True, False}
+        unit = [p.as_forward().padding for p in these if p.stride == (1, 1)]
+        assert any(min(padding) < 0 < max(padding) for padding in unit) and any(max(p) < 0 for p in unit)
+        strided = [p for p in these if p.stride != (1, 1)]
+        assert any(p.stride[0] > p.r and p.stride[1] > p.s for p in strided)
+        assert any(min(gcd(*pair) for pair in zip(p.stride, p.dilation, strict=True)) > 1 for p in strided)
+        # rows behind the last window, which no output reads
+        assert any((p.p - 1) * p.stride[0] - p.padding[0] + p.dilation[0] * (p.r - 1) < p.h - 1 for p in strided)
+        # one launch for many phases, and four for phases of four kinds
+        kinds = {(len(found), max(part.phases for part in found)) for p in strided if (found := parts(p))}
+        assert {count for count, _ in kinds} == {1, 2, 4} and any(phases > 1 for count, phases in kinds if count == 1)
 
 
 @pytest.mark.parametrize(("algorithm", "problem"), [pytest.param(a, p, id=f"{a.name}-{p}") for a, p in DECLINED])
