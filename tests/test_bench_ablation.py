@@ -305,6 +305,8 @@ def test_ablation_table(variants_measured: Results) -> None:
     assert found["registers"]["full"] == "100–168" and found["registers"]["no prefetch"] == "100"
     explicit = rows_of(comparisons.ablation(variants_measured, "im2win"))
     assert explicit["narrow"]["transform, µs"] == "5.00" and explicit["narrow"]["of the time"] == "20%"
+    fewer = replace(variants_measured, rows=[row for row in variants_measured.rows if row.variant != "no prefetch"])
+    assert list(rows_of(comparisons.ablation(fewer, "im2win_fused"))["narrow"])[3:5] == ["full", "no vector loads"]
     wrong = [replace(row, error=None) if row.variant == FULL else row for row in variants_measured.rows]
     assert rows_of(comparisons.ablation(replace(variants_measured, rows=wrong), "im2win"))["narrow"]["full"] == "–"
 

@@ -35,9 +35,15 @@ def ablation(results: Results, algorithm: str) -> Table:
     Where the transform has been timed, its share of the whole time stands beside the algorithm that needs it.
     """
     study = study_of(algorithm)
+    measured = {(row.algorithm, row.variant) for row in results.rows}
     keys = [*((name, BASELINE) for name in study.baselines), *((algorithm, name) for name in study.variants)]
+    keys = [key for key in keys if key in measured]
     explicit = algorithm == "im2win" and any("transform_us" in about for about in results.problems.values())
-    columns = ["problem", *study.baselines, *study.variants, *(["transform, µs", "of the time"] if explicit else [])]
+    columns = [
+        "problem",
+        *(name if kind == BASELINE else kind for name, kind in keys),
+        *(["transform, µs", "of the time"] if explicit else []),
+    ]
     lines = []
     shares: dict[tuple[str, str], list[float]] = {key: [] for key in keys}
     for problem, about in results.problems.items():

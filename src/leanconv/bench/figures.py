@@ -59,7 +59,7 @@ _FAMILY_PEERS = {
     "best": _Style("cuDNN's fastest", "#08519c"),
     "PyTorch": _Style("PyTorch", "#8c8c8c"),
 }
-_VARIANTS = ("#d55e00", "#56b4e9", "#009e73", "#cc79a7")
+_VARIANTS = ("#d55e00", "#56b4e9", "#009e73", "#cc79a7", "#f0e442")
 _BASELINES = ("#8c8c8c", "#222222")
 _TENSOR = STUDIES["im2win"].algorithms
 
@@ -202,7 +202,8 @@ def ablation(results: Results, path: Path) -> None:
     colours: dict[str, str] = {}
     for algorithm in dict.fromkeys(row.algorithm for row in results.rows if row.variant == FULL):
         study = study_of(algorithm)
-        keys = {name: (algorithm, name) for name in study.variants}
+        measured = {row.variant for row in results.rows if row.algorithm == algorithm}
+        keys = {name: (algorithm, name) for name in study.variants if name in measured}
         keys |= {name: (name, BASELINE) for name in study.baselines}
         colours |= dict(zip(study.variants, _VARIANTS, strict=False)) | dict(
             zip(study.baselines, _BASELINES, strict=False)
