@@ -135,6 +135,8 @@ def _gradient_cases() -> list[Case]:
     add("stride-sparse", 1, 3, 14, 17, 4, 2, 3, stride=(3, 5), dilation=(2, 3))
     add("stride-one-by-one", 2, 9, 9, 8, 6, 1, 1, stride=(2, 3), padding=(1, 1, 0, 0))
     add("stride-over-image", 1, 4, 3, 2, 3, 2, 2, stride=(7, 5), padding=(2, 3, 0, 4))
+    add("stride-one-pixel", 2, 4, 1, 1, 3, 4, 4, stride=(4, 4), padding=(3, 1, 2, 3))
+    add("stride-one-row", 2, 4, 1, 8, 6, 2, 3, stride=(2, 1), padding=(1, 1, 1, 1))
     add("stride-padding-only", 1, 2, 1, 1, 3, 1, 1, stride=(4, 4), padding=(1, 3, 1, 3))
     add("stride-shares-dilation", 2, 4, 20, 22, 5, 3, 4, stride=(4, 6), dilation=(6, 4), padding=(3, 2, 1, 4))
     add("stride-is-dilation", 1, 4, 15, 13, 4, 3, 3, stride=(3, 2), dilation=(3, 4), padding=(1, 0, 2, 2))

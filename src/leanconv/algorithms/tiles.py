@@ -200,7 +200,8 @@ def view_constants(problem: ConvProblem, view: OutputView | None = None, wide: b
     constants = dict(conv_constants(problem))
     view = view or OutputView(problem.p, problem.q)
     constants["wide"] = constants["wide"] or wide
-    if problem.layout == "NCHW" and (view.out_h, view.out_w) != (problem.p, problem.q):
+    whole = view.phases == (1, 1) and (view.out_h, view.out_w) == (problem.p, problem.q)
+    if problem.layout == "NCHW" and not whole:
         columns = (problem.q, view.first_q, view.out_w)
         constants["vector_store"] = view.step_q == 1 and all(number % 4 == 0 for number in columns)
     # Of all phases the last has its windows moved furthest.

@@ -20,7 +20,7 @@ namespace leanconv {
 template <class Problem>
 struct FragmentPixels {
     static constexpr int a_row = ceil_div(Problem::q, 4);
-    static_assert(Phase<Problem>::whole && Phase<Problem>::count == 1, "fragments are counted in whole rows");
+    static_assert(Phase<Problem>::whole, "fragments are counted in whole rows");
     Offset<Problem> count;
     __device__ __forceinline__ FragmentPixels(long long batch, const Phase<Problem>&)
         : count(static_cast<Offset<Problem>>(batch) * Problem::p * (a_row * 4)) {}

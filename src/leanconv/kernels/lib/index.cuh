@@ -6,7 +6,6 @@ namespace leanconv {
 using int64 = long long;
 
 __host__ __device__ constexpr int ceil_div(int a, int b) { return (a + b - 1) / b; }
-__host__ __device__ constexpr int least(int a, int b) { return a < b ? a : b; }
 __host__ __device__ constexpr int gcd(int a, int b) { return b == 0 ? a : gcd(b, a % b); }
 
 template <bool condition, class A, class B> struct Select { using type = A; };
@@ -44,7 +43,7 @@ struct Pixel {
 template <class Problem>
 struct Phase {
     static constexpr int count = Problem::phases_h * Problem::phases_w;
-    static constexpr bool whole = Problem::out_h == Problem::p && Problem::out_w == Problem::q;
+    static constexpr bool whole = count == 1 && Problem::out_h == Problem::p && Problem::out_w == Problem::q;
     int number, pad_top, pad_left, first_p, first_q;
 
     __device__ __forceinline__ explicit Phase(int number)
