@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from leanconv.bench import points
 from leanconv.reference.oracle import relative_error
-from leanconv.winograd import LEAST_PRODUCTS, POINTS, WIDTHS, Matrices, matrices, segments, states
+from leanconv.winograd import LEAST_PRODUCTS, POINTS, WIDTHS, Matrices, matrices, segments, states, why_no_states
 
 #: n and r of the eleven kernels Γα(n, r).
 ELEVEN = [(alpha + 1 - r, r) for alpha, widths in WIDTHS.items() for r in widths]
@@ -171,14 +171,32 @@ def test_segments_refuse_what_makes_no_sense() -> None:
 
 
 def test_states_that_a_precision_allows() -> None:
-    assert states(3, LEAST_PRODUCTS, "fp32") == (8, 4) and states(3, LEAST_PRODUCTS - 1, "fp32") == (4,)
-    assert states(5, LEAST_PRODUCTS, "fp32") == (8,) and states(5, LEAST_PRODUCTS - 1, "fp32") == ()
-    assert states(7, 1000, "fp32") == (8,) and states(8, 1000, "fp32") == states(9, 1000, "fp32") == ()
+    def of(width: int, products: int, precision: str, row: int = 56) -> tuple[int, ...]:
+        return states(width, products, row, precision)
+
+    assert of(3, LEAST_PRODUCTS, "fp32") == (8, 4) and of(3, LEAST_PRODUCTS - 1, "fp32") == (4,)
+    assert of(5, LEAST_PRODUCTS, "fp32") == (8,) and of(5, LEAST_PRODUCTS - 1, "fp32") == ()
+    assert of(5, 1000, "fp32", 5) == (8,) and of(5, 1000, "fp32", 4) == () and of(3, 1000, "fp32", 2) == (4,)
+    assert of(7, 1000, "fp32") == (8,) and of(8, 1000, "fp32") == of(9, 1000, "fp32") == ()
     for precision in ("relaxed", "tf32"):
-        assert [states(width, 1, precision) for width in (1, 2, 6, 7, 8, 9, 10)] == [
+        assert [of(width, 1, precision, 1) for width in (1, 2, 6, 7, 8, 9, 10)] == [
             (), (8, 4), (8,), (16, 8), (16,), (16,), ()
         ]  # fmt: skip
-    assert states(3, 1000, "ieee") == ()
+    assert of(3, 1000, "ieee") == ()
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ((10, 1000, 56, "relaxed"), "10 wide, and the transforms serve widths 2 to 9"),
+        ((9, 1000, 56, "fp32"), "16 states serve them, in precision 'relaxed'"),
+        ((5, 1000, 4, "fp32"), "rows of 4 pixels are narrower"),
+        ((5, 50, 56, "fp32"), "an output sums 50 products"),
+    ],
+)
+def test_why_there_are_no_states(given: tuple[int, int, int, str], words: str) -> None:
+    assert states(*given) == () and words in why_no_states(*given)[0]
+    assert why_no_states(3, 1000, 56, "fp32") == []
 
 
 # --- the choice of points -------------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from leanconv.algorithms.im2win_basic import Im2winBasic
 from leanconv.algorithms.im2win_fused import Im2winFused
 from leanconv.algorithms.implicit_gemm import ImplicitGemm
 from leanconv.algorithms.register_cache import RegisterCache
+from leanconv.algorithms.winograd1d import Winograd1d
 from leanconv.problem import Problem
 from leanconv.reference import CPU_ALGORITHMS as _CPU_ALGORITHMS
 
@@ -19,6 +20,7 @@ from leanconv.reference import CPU_ALGORITHMS as _CPU_ALGORITHMS
 ALGORITHMS: tuple[GpuAlgorithm, ...] = (
     Im2winFused(),
     ImplicitGemm(),
+    Winograd1d(),
     Im2win(),
     Im2winBasic(),
     Direct(),

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from leanconv.algorithms import implicit_gemm, input_gradient
 from leanconv.algorithms.base import (
     Argument,
     Config,
@@ -17,17 +18,20 @@ from leanconv.algorithms.base import (
     conv_constants,
     has_wide_tensors,
 )
+from leanconv.algorithms.tiles import layer_limits
 from leanconv.problem import ConvProblem
-from leanconv.winograd import WIDTHS, Rows, matrices
+from leanconv.winograd import Rows, matrices, segments, states, why_no_states
 
 
 @dataclass(frozen=True)
 class WinogradConfig(Config):
     """A warp computes ``lane_states`` states, each with a grid of lanes of thread_k filters x thread_tiles tiles.
 
-    ``lanes_k`` lanes lie along the filters. The tiles are ``rows`` output rows of as many tiles each; ``run`` neighbouring tiles of a row share the pixels in
-    which they overlap (the paper's ruse variant is 2). ``channels`` are multiplied in one step; ``stages`` steps are
-    in shared memory at once. ``promoted``: the sums over one chunk of channels are added to long ones.
+    ``lanes_k`` lanes lie along the filters. The tiles are ``rows`` output rows of as many tiles each; ``run``
+    neighbouring tiles of a row share the pixels in which they overlap (the paper's ruse variant is 2). ``channels`` are
+    multiplied in one step; ``stages`` steps are in shared memory at once. ``promoted``: the sums over one chunk of
+    channels are added to long ones. ``segments``: the rows are cut into whole tiles of this kernel, then of narrower
+    ones, then a rest for implicit GEMM; otherwise the last tile of a row is partly used.
     """
 
     states: int = 8
@@ -41,6 +45,7 @@ class WinogradConfig(Config):
     stages: int = 3
     min_blocks: int = 2
     promoted: bool = False
+    segments: bool = False
 
     @property
     def tile_k(self) -> int:
@@ -92,15 +97,51 @@ def shared_bytes(config: WinogradConfig, taps: int, tile: tuple[int, int], out_w
     return table + 4 * max(config.stages * stage + 2 * channels * channel, exchange)
 
 
+#: Filter rows that are in work together; higher filters are worked on in parts.
+MOST_TAPS = 12
+
+#: Configurations and the share of the FMA peak that each reaches in its main loop, measured on an H200. A tile of
+#: 64 x 64 outputs with 128 sums a thread is quickest; two blocks of half its size overlap their prologues and stores.
+SPEEDS: dict[int, tuple[tuple[WinogradConfig, float], ...]] = {
+    4: (
+        (WinogradConfig(4, thread_tiles=16, channels=16, stages=2, min_blocks=2), 0.69),
+        (WinogradConfig(4, channels=16, stages=2, min_blocks=4), 0.66),
+        (WinogradConfig(4, lanes_k=4, thread_tiles=16, channels=8, stages=2, min_blocks=2), 0.62),
+        (WinogradConfig(4, thread_k=4, lanes_k=4, channels=4, stages=2, min_blocks=4), 0.40),
+    ),
+    8: (
+        (WinogradConfig(8, thread_tiles=16, channels=16, stages=2, min_blocks=1), 0.66),
+        (WinogradConfig(8, thread_tiles=16, stages=4, min_blocks=1), 0.63),
+        (WinogradConfig(8, thread_k=16, channels=16, stages=2, min_blocks=1), 0.67),
+        (WinogradConfig(8, stages=2), 0.59),
+        (WinogradConfig(8, lanes_k=4, thread_tiles=16, stages=2, min_blocks=1), 0.60),
+        (WinogradConfig(8, thread_k=4, lanes_k=4, channels=4, stages=2, min_blocks=2), 0.38),
+    ),
+    16: (
+        (WinogradConfig(16, lane_states=2, lanes_k=4, stages=2, min_blocks=1, promoted=True), 0.50),
+        (WinogradConfig(16, lane_states=2, lanes_k=8, stages=2, min_blocks=1, promoted=True), 0.48),
+        (WinogradConfig(16, lane_states=2, lanes_k=4, channels=4, stages=2, min_blocks=1, promoted=True), 0.36),
+    ),
+}
+#: Floating point and memory instructions of one input transform.
+TRANSFORM = {4: 30, 8: 55, 16: 170}
+#: Clock cycles: of a block before its first product, of an output of the block (NHWC, NCHW), and between launches.
+PROLOGUE, STORE, LAUNCH = 4000, {"NHWC": 0.29, "NCHW": 0.75}, 6000
+
+
 def states_of(problem: ConvProblem) -> tuple[int, ...]:
-    """The numbers of states that serve the filters' width in the precision asked for, the widest tile first."""
-    allowed = (16, 8, 4) if problem.precision in ("relaxed", "tf32") else (8, 4)
-    return tuple(states for states in allowed if problem.s in WIDTHS[states])
+    """The numbers of states that serve the filters' width in the precision asked for, the widest tile first.
+
+    Γ8(7, 2) is left out of tier fp32: with one long sum its error is 3.8 to 4.4 times that of a sequential one.
+    """
+    forward = computed(problem)
+    kept = states(forward.s, forward.group_c * forward.r * forward.s, forward.w, forward.precision)
+    return tuple(alpha for alpha in kept if not (problem.precision == "fp32" and alpha == 8 and problem.s == 2))
 
 
 @dataclass(frozen=True)
 class Part:
-    """A range of output columns that one kernel of the family computes, and where its filters lie, in floats."""
+    """Output columns that one launch computes, by implicit GEMM if ``states`` is 1; its filters begin at ``offset``."""
 
     states: int
     first: int
@@ -114,10 +155,19 @@ def padded(problem: ConvProblem) -> tuple[int, int]:
     return 16 * ceil_div(problem.group_c, 16), 32 if k <= 32 else 64 * ceil_div(k, 64)
 
 
-def filter_floats(problem: ConvProblem, states: int) -> int:
-    """Size of the transformed filters."""
-    c, k = padded(problem)
-    return problem.groups * problem.r * c * states * k
+def taps_of(problem: ConvProblem) -> tuple[int, int]:
+    """Filter rows that are in work together, and how many such parts a filter has."""
+    parts = ceil_div(problem.r, MOST_TAPS)
+    return ceil_div(problem.r, parts), parts
+
+
+def filter_floats(problem: ConvProblem, alpha: int) -> int:
+    """Size of the filters of ``problem`` in ``alpha`` states; 1 for those that implicit GEMM reads."""
+    if alpha == 1:
+        return input_gradient.prepared_bytes(problem) // 4 if problem.op == "dgrad" else 0
+    forward = computed(problem)
+    (c, k), (taps, parts) = padded(forward), taps_of(forward)
+    return forward.groups * taps * parts * c * alpha * k
 
 
 def computed(problem: ConvProblem) -> ConvProblem:
@@ -125,36 +175,101 @@ def computed(problem: ConvProblem) -> ConvProblem:
     return problem.as_forward() if problem.op == "dgrad" else problem
 
 
-def part_constants(problem: ConvProblem, part: Part, config: WinogradConfig) -> Constants:
-    """The ``Problem`` struct of the kernels of one part."""
+def parts_of(problem: ConvProblem, alpha: int, cut: bool) -> list[Part]:
+    """How the rows are cut for a kernel of ``alpha`` states: not at all, or as the paper does (section 5.5)."""
+    q, allowed = computed(problem).q, tuple(a for a in states_of(problem) if a <= alpha)
+    columns = [(s.alpha, s.first, s.columns) for s in segments(q, problem.s, allowed)] if cut else [(alpha, 0, q)]
+    found, offset = [], 0
+    for a, first, count in columns:
+        found.append(Part(a, first, count, offset))
+        offset += filter_floats(problem, a)
+    return found
+
+
+def _filter_constants(problem: ConvProblem, part: Part) -> Constants:
+    """The ``Problem`` struct of the launch that transforms filters: nothing that depends on the image."""
     forward = computed(problem)
-    n = part.states + 1 - forward.s
-    f = matrices(n, forward.s)
-    tiles = ceil_div(part.count, n)
-    c, k = padded(forward)
+    n, (c, k) = part.states + 1 - forward.s, padded(forward)
     return (
-        *conv_constants(forward),
+        ("r", forward.r),
+        ("s", forward.s),
+        ("groups", forward.groups),
+        ("group_c", forward.group_c),
+        ("group_k", forward.group_k),
+        ("nhwc", forward.layout == "NHWC"),
+        ("rotated", problem.op == "dgrad"),
         ("states", part.states),
-        ("taps", forward.r),
+        ("taps", taps_of(forward)[0]),
         ("tile_h", 1),
         ("tile_w", part.states),
         ("out_h", 1),
         ("out_w", n),
-        ("first_q", part.first),
-        ("last_q", part.first + part.count),
-        ("row_tiles", config.run * ceil_div(tiles, config.run)),
         ("padded_c", c),
         ("padded_k", k),
         ("prepared_offset", part.offset),
-        ("rotated", problem.op == "dgrad"),
+        ("g", ratios(matrices(n, forward.s).g)),
+    )
+
+
+def _constants(problem: ConvProblem, part: Part, config: WinogradConfig) -> Constants:
+    """The ``Problem`` struct of the main kernel."""
+    forward = computed(problem)
+    shared = dict(_filter_constants(problem, part))
+    f = matrices(part.states + 1 - forward.s, forward.s)
+    tiles = ceil_div(part.count, f.n)
+    known = {**dict(conv_constants(forward)), **shared}
+    del known["g"], known["rotated"]
+    return (
+        *known.items(),
+        ("first_q", part.first),
+        ("last_q", part.first + part.count),
+        ("row_tiles", config.run * ceil_div(tiles, config.run)),
         ("at", ratios(f.at)),
-        ("g", ratios(f.g)),
         ("bt", ratios(f.bt)),
     )
 
 
+def _shared_bytes(problem: ConvProblem, config: WinogradConfig) -> int:
+    forward = computed(problem)
+    n, nhwc = config.states + 1 - forward.s, forward.layout == "NHWC"
+    taps, _ = taps_of(forward)
+    return shared_bytes(config, taps, (1, config.states), n, nhwc, has_wide_tensors(forward))
+
+
+def _blocks(problem: ConvProblem, count: int, config: WinogradConfig) -> int:
+    """Blocks that compute ``count`` columns of the output."""
+    forward = computed(problem)
+    d, tiles = forward.dilation[0], ceil_div(count, config.states + 1 - forward.s)
+    row_groups = d * ceil_div(ceil_div(forward.p, d), config.rows)
+    columns = forward.n * row_groups * config.run * ceil_div(tiles, config.run)
+    return ceil_div(columns, config.columns) * ceil_div(forward.group_k, config.tile_k) * forward.groups
+
+
+def _cycles(problem: ConvProblem, count: int, config: WinogradConfig, speed: float, target: Target) -> float:
+    """Predicted clock cycles of the launch that computes ``count`` columns of the output.
+
+    The busiest multiprocessor sets the time. A block of it takes FMAs and transforms at ``speed``, and a fixed time
+    for its beginning and its outputs. On suite ``winograd1d`` this orders the configurations as measured but for
+    differences under 5 %.
+    """
+    forward = computed(problem)
+    (taps, parts), n = taps_of(forward), config.states + 1 - forward.s
+    products = ceil_div(forward.group_c, config.channels) * config.channels * taps * parts
+    positions = (config.rows + taps - 1) * config.columns
+    step = config.tile_k * config.tiles * config.states / 128 + positions / taps * TRANSFORM[config.states] / 128
+    outputs = config.tile_k * config.tiles * n
+    one = products * step / speed + (PROLOGUE + STORE[forward.layout] * outputs) / config.min_blocks
+    on_one = ceil_div(_blocks(problem, count, config), target.multiprocessors)
+    # A block that is alone where several fit runs at two thirds of their speed.
+    alone = min(on_one, config.min_blocks) < config.min_blocks or on_one % config.min_blocks != 0
+    return max(1, on_one) * one + (0.5 * one if alone else 0.0)
+
+
 class Winograd1d(GpuAlgorithm):
-    """Winograd along the rows, no workspace but transformed filters; unit stride, widths 2 to 9, any height."""
+    """Γα(n, S), n = α + 1 − S: Winograd along the rows, with no workspace but the transformed filters.
+
+    ``y = Aᵀ · sum over c, r of (G w[c, r]) ⊙ (Bᵀ x[c, row + r])`` for each tile of n outputs of a row.
+    """
 
     name = "winograd1d"
     paper = "Z. Zhang et al., Im2col-Winograd (ICPP 2024)"
@@ -163,67 +278,123 @@ class Winograd1d(GpuAlgorithm):
 
     def why_not(self, problem: ConvProblem) -> list[str]:
         """See GpuAlgorithm."""
-        return []
-
-    def configs(self, problem: ConvProblem, target: Target) -> Iterator[WinogradConfig]:
-        """See GpuAlgorithm."""
-        yield WinogradConfig(states=states_of(problem)[0])
+        reasons = layer_limits(problem)
+        if problem.op not in ("fprop", "dgrad"):
+            reasons.insert(0, f"op={problem.op!r} is neither the forward pass nor the gradient of the input")
+        if problem.stride != (1, 1):
+            reasons.append(f"stride {problem.stride[0]},{problem.stride[1]} is not 1,1")
+        if problem.dilation[1] != 1:
+            reasons.append(f"dilation {problem.dilation[1]} along the row is not 1")
+        if reasons:
+            return reasons
+        forward = computed(problem)
+        products = forward.group_c * forward.r * forward.s
+        return why_no_states(forward.s, products, forward.w, forward.precision)
 
     def prepared_bytes(self, problem: ConvProblem) -> int:
         """See Algorithm."""
-        return sum(4 * filter_floats(computed(problem), part.states) for part in self.parts(problem))
+        cuts = [parts_of(problem, alpha, cut) for alpha in states_of(problem) for cut in (False, True)]
+        return 4 * max(sum(filter_floats(problem, part.states) for part in cut) for cut in cuts)
 
-    def parts(self, problem: ConvProblem) -> tuple[Part, ...]:
-        """How the rows are cut."""
-        return (Part(states_of(problem)[0], 0, computed(problem).q, 0),)
+    def configs(self, problem: ConvProblem, target: Target) -> Iterator[WinogradConfig]:
+        """See GpuAlgorithm."""
+        yield from (config for _, config in self._timed(problem, target))
+
+    def cost(self, problem: ConvProblem) -> float:
+        """See Algorithm."""
+        return 1.0
+
+    def _timed(self, problem: ConvProblem, target: Target) -> list[tuple[float, WinogradConfig]]:
+        """The configurations with their predicted time in clock cycles, the quickest first."""
+        found = []
+        for alpha in states_of(problem):
+            whole, cut = parts_of(problem, alpha, False), parts_of(problem, alpha, True)
+            rest = 0.0
+            if len(cut) > 1:
+                rest = sum(self._part_cycles(problem, part, target) + LAUNCH for part in cut[1:])
+            for config, speed in self._kernels(problem, alpha, target):
+                found.append((_cycles(problem, whole[0].count, config, speed, target), config))
+                if len(cut) > 1 and cut[0].states == alpha:
+                    time = _cycles(problem, cut[0].count, config, speed, target) + rest
+                    found.append((time, replace(config, segments=True)))
+        return sorted(found, key=lambda pair: pair[0])
+
+    def _kernels(self, problem: ConvProblem, alpha: int, target: Target) -> Iterator[tuple[WinogradConfig, float]]:
+        """The configurations of one kernel, and their speeds."""
+        for config, speed in SPEEDS[alpha]:
+            for rows in (1, 2, 4, 8):
+                chosen = replace(config, rows=rows)
+                fits = _shared_bytes(problem, chosen) <= target.shared_per_block
+                whole = padded(computed(problem))[1] % chosen.tile_k == 0
+                if chosen.tiles % (4 * rows) == 0 and whole and fits:
+                    yield chosen, speed
+
+    def _best(self, problem: ConvProblem, part: Part, target: Target) -> tuple[float, WinogradConfig]:
+        """The configuration of a part that is not the first."""
+        timed = [
+            (_cycles(problem, part.count, config, speed, target), config)
+            for config, speed in self._kernels(problem, part.states, target)
+        ]
+        return min(timed, key=lambda pair: pair[0])
+
+    def _part_cycles(self, problem: ConvProblem, part: Part, target: Target) -> float:
+        if part.states > 1:
+            return self._best(problem, part, target)[0]
+        forward = computed(problem)
+        # As implicit GEMM runs: its part of the FMA peak, and whole tiles.
+        pixels = ceil_div(forward.n * forward.p * part.count, 64) * 64
+        products = pixels * forward.k * forward.group_c * forward.r * forward.s / 128 / 0.5
+        return products / min(target.multiprocessors, max(1, pixels * forward.k // 4096))
 
     def plan(self, problem: ConvProblem, config: WinogradConfig, target: Target) -> Plan:
         """See GpuAlgorithm."""
         prepare, launches = [], []
-        for part in self.parts(problem):
-            constants = part_constants(problem, part, config)
-            prepare.append(self._filters(problem, constants))
-            launches.append(self._product(problem, constants, config, target))
+        for part in parts_of(problem, config.states, config.segments):
+            if part.states == 1:
+                # The forward pass reads the filters as they are.
+                first_weight = part.offset if problem.op == "dgrad" else 0
+                if problem.op == "dgrad":
+                    prepare.append(input_gradient.filter_launch(problem, first_weight))
+                launches.append(implicit_gemm.segment_launch(problem, part.first, part.count, target, first_weight))
+                continue
+            chosen = config if part.states == config.states else self._best(problem, part, target)[1]
+            prepare.append(_filter_launch(problem, part))
+            launches.append(_launch(problem, part, chosen))
         return Plan(tuple(launches), prepare=tuple(prepare), prepared_bytes=self.prepared_bytes(problem))
 
-    def _filters(self, problem: ConvProblem, constants: Constants) -> Launch:
-        forward = computed(problem)
-        c, k = padded(forward)
-        threads, filters, channels = 256, 32, 8
-        rows = min(forward.r, max(1, 40 * 1024 // (4 * filters * channels * forward.s)))
-        weights = channels * rows * forward.s
-        return Launch(
-            header="winograd1d.cuh",
-            function="leanconv::winograd1d_filters",
-            problem=constants,
-            tuning=(("threads", threads), ("filters", filters), ("channels", channels), ("rows", rows)),
-            arguments=(Argument("const float*", "w"), Argument("float*", "prepared")),
-            grid=problem.groups * ceil_div(forward.r, rows) * (c // channels) * (k // filters),
-            block=threads,
-            shared_bytes=4 * filters * (weights | 1),
-        )
 
-    def _product(self, problem: ConvProblem, constants: Constants, config: WinogradConfig, target: Target) -> Launch:
-        forward, known = computed(problem), dict(constants)
-        d = forward.dilation[0]
-        row_groups = d * ceil_div(ceil_div(forward.p, d), config.rows)
-        columns = forward.n * row_groups * int(known["row_tiles"])
-        blocks = ceil_div(columns, config.columns) * ceil_div(forward.group_k, config.tile_k) * forward.groups
-        n, nhwc = int(known["out_w"]), forward.layout == "NHWC"
-        return Launch(
-            header="winograd1d.cuh",
-            function="leanconv::winograd1d",
-            problem=constants,
-            tuning=config.constants(),
-            arguments=(
-                Argument("const float*", "x"),
-                Argument("const float*", "prepared"),
-                Argument("const float*", "bias"),
-                Argument("float*", "y"),
-                Argument("long long", "batch", forward.n),
-            ),
-            grid=blocks,
-            block=config.threads,
-            shared_bytes=shared_bytes(config, forward.r, (1, config.states), n, nhwc, has_wide_tensors(forward)),
-            min_blocks=config.min_blocks,
-        )
+def _filter_launch(problem: ConvProblem, part: Part) -> Launch:
+    forward = computed(problem)
+    (c, k), (taps, parts) = padded(forward), taps_of(forward)
+    threads, filters, channels = 256, 32, 8
+    rows = min(taps, max(1, 40 * 1024 // (4 * filters * channels * forward.s)))
+    return Launch(
+        header="winograd1d.cuh",
+        function="leanconv::winograd1d_filters",
+        problem=_filter_constants(problem, part),
+        tuning=(("threads", threads), ("filters", filters), ("channels", channels), ("rows", rows)),
+        arguments=(Argument("const float*", "w"), Argument("float*", "prepared")),
+        grid=forward.groups * ceil_div(taps * parts, rows) * (c // channels) * (k // filters),
+        block=threads,
+        shared_bytes=4 * filters * (channels * rows * forward.s | 1),
+    )
+
+
+def _launch(problem: ConvProblem, part: Part, config: WinogradConfig) -> Launch:
+    return Launch(
+        header="winograd1d.cuh",
+        function="leanconv::winograd1d",
+        problem=_constants(problem, part, config),
+        tuning=config.constants(),
+        arguments=(
+            Argument("const float*", "x"),
+            Argument("const float*", "prepared"),
+            Argument("const float*", "bias"),
+            Argument("float*", "y"),
+            Argument("long long", "batch", problem.n),
+        ),
+        grid=_blocks(problem, part.count, config),
+        block=config.threads,
+        shared_bytes=_shared_bytes(problem, config),
+        min_blocks=config.min_blocks,
+    )

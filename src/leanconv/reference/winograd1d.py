@@ -10,7 +10,7 @@ from leanconv.algorithms.base import CpuAlgorithm, ceil_div
 from leanconv.problem import ITEM_BYTES, ConvProblem
 from leanconv.reference.blocks import Block, PaddedInput, blocks, finish, output_like, product_cost, shared_limits
 from leanconv.reference.im2col import Im2col
-from leanconv.winograd import LEAST_PRODUCTS, WIDTHS, Matrices, matrices, states
+from leanconv.winograd import Matrices, matrices, states, why_no_states
 
 
 class Winograd1d(CpuAlgorithm):
@@ -32,14 +32,7 @@ class Winograd1d(CpuAlgorithm):
 
     def why_not(self, problem: ConvProblem) -> list[str]:
         reasons = shared_limits(problem)
-        widest = max(width for widths in WIDTHS.values() for width in widths)
-        if not 2 <= problem.s <= widest:
-            reasons.append(f"filters are {problem.s} wide, and the transforms serve widths 2 to {widest}")
-        elif problem.precision == "fp32" and problem.s not in WIDTHS[8]:
-            reasons.append(f"filters are {problem.s} wide: 16 states serve them, in precision 'relaxed'")
-        elif problem.precision != "ieee" and not _states(problem):
-            products = _products(problem)
-            reasons.append(f"an output sums {products} products; tier 'fp32' is kept from {LEAST_PRODUCTS} on")
+        reasons += why_no_states(problem.s, _products(problem), problem.w, problem.precision)
         if problem.stride != (1, 1):
             reasons.append(f"stride {problem.stride[0]},{problem.stride[1]} is not 1,1")
         if problem.dilation[1] != 1:
@@ -60,7 +53,7 @@ def _products(problem: ConvProblem) -> int:
 
 
 def _states(problem: ConvProblem) -> tuple[int, ...]:
-    return states(problem.s, _products(problem), problem.precision)
+    return states(problem.s, _products(problem), problem.w, problem.precision)
 
 
 def _cost(problem: ConvProblem, alpha: int) -> float:

@@ -15,7 +15,9 @@ namespace leanconv {
 // memory, and transforms them with neighbouring lanes on neighbouring filters.
 template <class Problem, class Tuning, class Transform>
 __device__ __forceinline__ void winograd_filters(const float* w, float* prepared) {
-    constexpr int taps = Problem::taps, width = Problem::r * Problem::s / taps;  // weights of one transform
+    // Weights of one transform, and how many of them a filter has: its rows in 1-D, padded with rows of zeros.
+    constexpr int width = (Problem::tile_h - Problem::out_h + 1) * (Problem::tile_w - Problem::out_w + 1);
+    constexpr int taps = ceil_div(Problem::r * Problem::s / width, Problem::taps) * Problem::taps;
     constexpr int rows = Tuning::rows, filters = Tuning::filters, channels = Tuning::channels;
     constexpr int outer = Problem::rotated ? channels : filters, inner = Problem::rotated ? filters : channels;
     constexpr int group_outer = Problem::rotated ? Problem::group_c : Problem::group_k;

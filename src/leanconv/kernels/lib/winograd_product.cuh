@@ -17,8 +17,9 @@ struct WinogradProduct {
     using B = Bytes<Problem>;
     static constexpr int stages = Tuning::stages, taps = Tiles::taps, channels = Tiles::channels;
     static constexpr int states = Tiles::states;
-    // Steps are counted from the first transform: the products begin `taps` steps later.
-    static constexpr int steps = (Tiles::chunks + 1) * taps;
+    // Steps are counted from the first transform: the products begin `taps` steps later. High filters have all chunks
+    // of channels several times, each time with other rows.
+    static constexpr int steps = (Tiles::chunks * Tiles::tap_blocks + 1) * taps;
     static_assert(stages >= 2, "one stage is computed on while others are under way");
 
     using Sums = float[Tuning::thread_k][Tuning::thread_tiles];
@@ -36,7 +37,7 @@ struct WinogradProduct {
                                                const float* x, const float* prepared, int group, int tile_k)
         : tiles(tiles), columns(columns), ring(shared), transformed(shared + stages * Tiles::stage_floats), x(x) {
         u = prepared + Problem::prepared_offset +
-            static_cast<int64>(group) * taps * Problem::padded_c * (states * Problem::padded_k) +
+            static_cast<int64>(group) * (taps * Tiles::tap_blocks) * Problem::padded_c * (states * Problem::padded_k) +
             tile_k * Tiles::tile_k;
         filters_at = tiles.state * Tiles::tile_k + Tiles::swapped(tiles.state, tiles.lane_k * 4);
         tiles_at = tiles.state * Tiles::plane + tiles.lane_tile * 4;
@@ -54,7 +55,8 @@ struct WinogradProduct {
         constexpr int a_row = Tiles::tile_k / 4, pieces = Tiles::filter_floats / 4;  // of four floats
         static_assert(a_row >= Tiles::threads ? a_row % Tiles::threads == 0 : Tiles::threads % a_row == 0,
                       "a thread's pieces lie at a constant distance");
-        const int number = step - taps, tap = number % taps, c = number / taps * channels;
+        const int number = step - taps, block = number / taps / Tiles::chunks;
+        const int tap = block * taps + number % taps, c = number / taps % Tiles::chunks * channels;
         const float* const from = u + static_cast<int64>(tap * Problem::padded_c + c) * (states * Problem::padded_k) +
             threadIdx.x / a_row * Problem::padded_k + threadIdx.x % a_row * 4;
         // A thread's rows are an even number apart: all of even states, or all of odd ones.
@@ -72,7 +74,8 @@ struct WinogradProduct {
         constexpr int quads = channels / 4, elements = Tiles::runs * Tiles::run_pixels * quads;
         constexpr bool vector = Problem::nhwc && Problem::group_c % 4 == 0;
         constexpr int apart = Problem::nhwc ? 1 : Problem::h * Problem::w;  // channels, in memory
-        const int first_c = step / taps * channels, first = step % taps * Tiles::slice;
+        const int first_c = step / taps % Tiles::chunks * channels, first = step % taps * Tiles::slice;
+        const int first_row = step / taps / Tiles::chunks * taps;
         float* const raw = stage(step) + Tiles::filter_floats;
 #pragma unroll
         for (int i = 0; i < ceil_div(elements, Tiles::threads); ++i) {
@@ -83,7 +86,7 @@ struct WinogradProduct {
             const int run = Problem::nhwc ? e / quads / Tiles::run_pixels : e / Tiles::run_pixels % Tiles::runs;
             const int position = first + run * Tiles::run, c = first_c + quad * 4;
             const Column column = columns[position % Tiles::columns];
-            const int below = position / Tiles::columns * Problem::dilation_h + pixel / Tiles::run_width;
+            const int below = (first_row + position / Tiles::columns) * Problem::dilation_h + pixel / Tiles::run_width;
             const int aside = pixel % Tiles::run_width;
             const unsigned h = column.h + below, w = column.w + aside;
             const bool inside = position < Tiles::positions && h < Problem::h && w < Problem::w;

@@ -24,12 +24,15 @@ struct WinogradTiles {
     static constexpr int channels = Tuning::channels;
     static constexpr int chunks = ceil_div(Problem::group_c, channels);
 
-    // Transformed tiles of one channel, and the part of them that one filter row's step prepares: as many as keep all
-    // threads at work, so that the last steps of a chunk may have none.
+    // Filter rows that are in work together: all of them, or a part of high filters.
     static constexpr int taps = Problem::taps;
+    // Weights and number of the transforms of one filter and channel: its rows in 1-D, the whole of it in 2-D.
+    static constexpr int width = (Problem::tile_h - Problem::out_h + 1) * (Problem::tile_w - Problem::out_w + 1);
+    static constexpr int tap_blocks = ceil_div(Problem::r * Problem::s / width, taps);
+
+    // Transformed tiles of one channel, and the part of them that one filter row's step prepares.
     static constexpr int positions = (rows + taps - 1) * columns;
-    static constexpr int at_once = threads < 4 * channels ? 4 : threads / channels;
-    static constexpr int slice = least(ceil_div(ceil_div(positions, taps), at_once) * at_once, positions);
+    static constexpr int slice = ceil_div(ceil_div(positions, taps), 4) * 4;
 
     // `run` neighbouring tiles of a row share the pixels in which they overlap.
     static constexpr int run = Tuning::run;
@@ -65,7 +68,6 @@ struct WinogradTiles {
     static_assert(Tuning::thread_k % 4 == 0 && Tuning::thread_tiles % 4 == 0, "fragments are read four at a time");
     static_assert(states % lane_states == 0, "every warp has as many states");
     static_assert(tiles % rows == 0 && columns % 4 == 0, "fragments of four tiles do not straddle rows");
-    static_assert(slice % 4 == 0 && slice * taps >= positions, "steps prepare whole fragments, and all of them");
     static_assert(slice % run == 0 && columns % run == 0, "tiles that share pixels are of one row and one step");
     static_assert(channels % 4 == 0, "channels are copied four at a time");
 
