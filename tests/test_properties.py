@@ -40,20 +40,27 @@ def each(algorithms):
 
 @st.composite
 def conv_problems(draw, largest=300, most_channels=70, most_taps=12):
-    """Any layer with a non-empty output."""
+    """Any layer with a non-empty output; as often as not one that a Winograd algorithm takes."""
     groups = draw(st.integers(1, 4))
     pair = st.tuples(st.integers(1, 4), st.integers(1, 4))
+    r, s = draw(st.integers(1, most_taps)), draw(st.integers(1, most_taps))
+    stride, dilation = draw(pair), draw(pair)
+    kind = draw(st.sampled_from(["any", "any", "winograd1d", "winograd2d"]))
+    if kind == "winograd1d":
+        stride, dilation, s = (1, 1), (dilation[0], 1), draw(st.integers(2, 3))
+    if kind == "winograd2d":
+        stride, dilation, r, s = (1, 1), (1, 1), 3, 3
     problem = ConvProblem(
         n=draw(st.integers(1, 5)),
         c=groups * draw(st.integers(1, most_channels // groups)),
         h=draw(st.integers(1, largest)),
         w=draw(st.integers(1, largest)),
         k=groups * draw(st.integers(1, most_channels // groups)),
-        r=draw(st.integers(1, most_taps)),
-        s=draw(st.integers(1, most_taps)),
-        stride=draw(pair),
+        r=r,
+        s=s,
+        stride=stride,
         padding=tuple(draw(st.integers(0, 5)) for _ in range(4)),
-        dilation=draw(pair),
+        dilation=dilation,
         groups=groups,
         layout=draw(st.sampled_from(["NCHW", "NHWC"])),
         bias=draw(st.booleans()),

@@ -13,6 +13,7 @@ from leanconv.algorithms.im2win_fused import Im2winFused
 from leanconv.algorithms.implicit_gemm import ImplicitGemm
 from leanconv.algorithms.register_cache import RegisterCache
 from leanconv.algorithms.winograd1d import Winograd1d
+from leanconv.algorithms.winograd2d import Winograd2d
 from leanconv.problem import Problem
 from leanconv.reference import CPU_ALGORITHMS as _CPU_ALGORITHMS
 
@@ -23,6 +24,7 @@ ALGORITHMS: tuple[GpuAlgorithm, ...] = (
     Winograd1d(),
     Im2win(),
     Im2winBasic(),
+    Winograd2d(),
     Direct(),
     RegisterCache(),
 )

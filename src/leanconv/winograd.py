@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from leanconv.problem import ConvProblem
+
 #: Interpolation points in the order they are taken; infinity comes on top of them. A prefix gives the points of 4
 #: states (0, ±1), of 8 (and ±2, ±1/2) and of 16: there these have the least error of those measured by
 #: ``leanconv.bench.points``. They are binary fractions, and float32 holds all of ``at`` and ``bt`` exactly, where those
@@ -138,6 +140,27 @@ def why_no_states(width: int, products: int, row: int, precision: str) -> list[s
     if row < width:
         return [f"rows of {row} pixels are narrower than the filters; tier 'fp32' is kept from {width} on"]
     return [f"an output sums {products} products; tier 'fp32' is kept from {LEAST_PRODUCTS} on"]
+
+
+def outputs_2d(precision: str) -> tuple[int, ...]:
+    """The m, largest first, whose F(m × m, 3 × 3) keeps tier ``precision``.
+
+    >>> outputs_2d("fp32"), outputs_2d("relaxed")
+    ((2,), (4, 2))
+    """
+    return {"ieee": (), "fp32": (2,)}.get(precision, (4, 2))
+
+
+def why_not_2d(problem: ConvProblem) -> list[str]:
+    """Sentences that say why F(m × m, 3 × 3) cannot compute ``problem``; empty where it can."""
+    reasons = []
+    if (problem.r, problem.s) != (3, 3):
+        reasons.append(f"filters are {problem.r}x{problem.s}, not 3x3")
+    if problem.stride != (1, 1):
+        reasons.append(f"stride {problem.stride[0]},{problem.stride[1]} is not 1,1")
+    if problem.dilation != (1, 1):
+        reasons.append(f"dilation {problem.dilation[0]},{problem.dilation[1]} is not 1,1")
+    return reasons
 
 
 @dataclass(frozen=True)

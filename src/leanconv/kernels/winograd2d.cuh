@@ -48,8 +48,6 @@ template <class Problem>
 struct Transform2d {
     static constexpr int outputs = Problem::out_h * Problem::out_w;
     static_assert(Problem::r == 3 && Problem::s == 3 && Problem::taps == 1, "a filter is transformed as a whole");
-    static_assert(Problem::stride_h == 1 && Problem::stride_w == 1 && Problem::dilation_h == 1 &&
-                      Problem::dilation_w == 1, "the outputs of a tile see neighbouring pixels");
 
     static __device__ __forceinline__ void input(float (&state)[Problem::states], const float (&x)[Problem::states]) {
         multiply_both_sides<typename Problem::bt>(state, x);
@@ -65,6 +63,8 @@ struct Transform2d {
 template <class Problem, class Tuning>
 __device__ __forceinline__ void winograd2d(const float* __restrict__ x, const float* __restrict__ prepared,
                                            const float* __restrict__ bias, float* __restrict__ y, long long batch) {
+    static_assert(Problem::stride_h == 1 && Problem::stride_w == 1 && Problem::dilation_h == 1 &&
+                      Problem::dilation_w == 1, "the outputs of a tile see neighbouring pixels");
     winograd_convolution<Problem, Tuning, Transform2d<Problem>>(x, prepared, bias, y, batch);
 }
 

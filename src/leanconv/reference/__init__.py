@@ -8,11 +8,13 @@ from leanconv.reference.filter2d import Banded, Taps
 from leanconv.reference.im2col import Im2col
 from leanconv.reference.im2win import Im2win
 from leanconv.reference.winograd1d import Winograd1d
+from leanconv.reference.winograd2d import Winograd2d
 
 #: What runs on NumPy arrays; where several can, the one with the lowest ``cost`` is chosen, the first among equals.
 CPU_ALGORITHMS: tuple[CpuAlgorithm, ...] = (
     Im2col(),
     Winograd1d(),
+    Winograd2d(),
     Im2win(),
     Direct(),
     Banded(),
