@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from math import gcd
 
@@ -145,10 +146,21 @@ def test_what_nothing_solves_is_refused_by_every_algorithm_by_name(problem, word
             assert any(line.strip().startswith(f"{algorithm.name}:") and word in line for line in lines[1:])
 
 
-def test_auto_chooses_the_first_that_accepts():
+def test_auto_chooses_the_quickest_that_accepts():
     for case in CASES:
-        expected = next(a for a in ALGORITHMS if not a.reasons(case.problem))
-        assert choose(case.problem, "auto", ALGORITHMS) is expected
+        able = [a for a in ALGORITHMS if not a.reasons(case.problem, 0, count_prepared=False)]
+        costs = [a.cost(case.problem) for a in able]
+        assert choose(case.problem, "auto", ALGORITHMS) is able[costs.index(min(costs))]
+
+
+def test_auto_knows_when_transforms_pay():
+    layer = ConvProblem(128, 128, 28, 28, 128, 3, 3, padding=(1, 1, 1, 1))
+    assert choose(layer, "auto", ALGORITHMS).name.startswith("winograd")
+    assert choose(replace(layer, precision="ieee"), "auto", ALGORITHMS).name == "im2win_fused"
+    # one small image: the launch that prepares the filters would cost more than it saves
+    assert choose(replace(layer, n=1), "auto", ALGORITHMS).name == "im2win_fused"
+    # no memory at all, not even for prepared filters
+    assert choose(layer, "auto", ALGORITHMS, 0).name == "im2win_fused"
 
 
 @pytest.mark.parametrize("kind", cases.KINDS)

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-from leanconv.algorithms.base import Argument, Constants, GpuAlgorithm, Launch, Plan, Target, ceil_div
+from leanconv.algorithms.base import (
+    BYTES_A_CYCLE,
+    LAUNCH_CYCLES,
+    Argument,
+    Constants,
+    Launch,
+    Plan,
+    Target,
+    TimedAlgorithm,
+    by_time,
+    ceil_div,
+)
 from leanconv.algorithms.tiles import (
     TileConfig,
     conv_arguments,
+    cost,
     forward_limits,
-    order,
     tile_launch,
     tiles,
     view_constants,
@@ -63,7 +72,7 @@ def transform(problem: ConvProblem) -> Launch:
     )
 
 
-class Im2win(GpuAlgorithm):
+class Im2win(TimedAlgorithm):
     """The paper's Algorithm 3 behind its transform; every shape; the workspace is the im2win tensor."""
 
     name = "im2win"
@@ -79,12 +88,18 @@ class Im2win(GpuAlgorithm):
         """See Algorithm."""
         return 4 * tensor_elements(problem)
 
-    def configs(self, problem: ConvProblem, target: Target) -> Iterator[TileConfig]:
-        """See GpuAlgorithm."""
+    def timed(self, problem: ConvProblem, target: Target) -> list[tuple[float, TileConfig]]:
+        """See TimedAlgorithm."""
         reduction = problem.group_c * problem.r * problem.s
         wide = bool(dict(window_constants(problem))["wide"])
-        speeds = list(with_splits(problem, tiles(problem, along=True, wide=wide), reduction, target))
-        yield from order(problem, problem.n * problem.p * problem.q, reduction, speeds, target)
+        pixels = problem.n * problem.p * problem.q
+        # A launch of its own moves the input and the tensor.
+        elements = tensor_elements(problem) + problem.n * problem.c * problem.h * problem.w
+        before = LAUNCH_CYCLES + 4 * elements / BYTES_A_CYCLE
+        return by_time(
+            (before + cost(problem, pixels, reduction, config, speed, target), config)
+            for config, speed in with_splits(problem, tiles(problem, along=True, wide=wide), reduction, target)
+        )
 
     def plan(self, problem: ConvProblem, config: TileConfig, target: Target) -> Plan:
         """See GpuAlgorithm."""

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from math import gcd, lcm
 
 from leanconv.algorithms import implicit_gemm
-from leanconv.algorithms.base import GpuAlgorithm, Plan, Target, ceil_div, has_wide_tensors
+from leanconv.algorithms.base import Plan, Target, TimedAlgorithm, by_time, ceil_div, has_wide_tensors
 from leanconv.algorithms.im2win import PAPER
 from leanconv.algorithms.tiles import (
     TileConfig,
@@ -101,7 +100,7 @@ def _blocks(problem: ConvProblem, config: Im2winFusedConfig, heavy: bool) -> int
     return max(1, min(config.min_blocks, 65536 // (config.threads * min(needed, 255))))
 
 
-class Im2winFused(GpuAlgorithm):
+class Im2winFused(TimedAlgorithm):
     """Windows in shared memory, no workspace; every shape."""
 
     name = "im2win_fused"
@@ -113,8 +112,8 @@ class Im2winFused(GpuAlgorithm):
         """See GpuAlgorithm."""
         return forward_limits(problem)
 
-    def configs(self, problem: ConvProblem, target: Target) -> Iterator[Im2winFusedConfig]:
-        """See GpuAlgorithm."""
+    def timed(self, problem: ConvProblem, target: Target) -> list[tuple[float, Im2winFusedConfig]]:
+        """See TimedAlgorithm."""
         reduction = problem.group_c * problem.r * problem.s
         single = [(_without_runs(c), v) for c, v in tiles(problem)]
         choices = [
@@ -137,8 +136,7 @@ class Im2winFused(GpuAlgorithm):
                 (cost(problem, run_pixels(problem), reduction, config, speed, target), config)
                 for config, speed in with_splits(problem, runs, reduction, target)
             ]
-        fitting = [pair for pair in choices if shared_bytes(problem, pair[1]) <= target.shared_per_block]
-        yield from (config for _, config in sorted(fitting, key=lambda pair: pair[0]))
+        return by_time(pair for pair in choices if shared_bytes(problem, pair[1]) <= target.shared_per_block)
 
     def plan(self, problem: ConvProblem, config: Im2winFusedConfig, target: Target) -> Plan:
         """See GpuAlgorithm."""

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from math import lcm
 
 from leanconv.algorithms import input_gradient
-from leanconv.algorithms.base import Constants, GpuAlgorithm, Launch, Plan, Target, has_wide_tensors
+from leanconv.algorithms.base import Constants, Launch, Plan, Target, TimedAlgorithm, by_time, has_wide_tensors
 from leanconv.algorithms.input_gradient import Part
 from leanconv.algorithms.tiles import (
     OutputView,
@@ -43,8 +42,8 @@ def _parts(problem: ConvProblem) -> list[Part]:
     return [Part(problem, OutputView(problem.p, problem.q))]
 
 
-def _configs(parts: list[Part], wide: bool, target: Target) -> list[TileConfig]:
-    """The configurations that all parts can have, the one of least cost first."""
+def _timed(parts: list[Part], wide: bool, target: Target) -> list[tuple[float, TileConfig]]:
+    """The configurations that all parts can have, with their predicted time in clock cycles, the quickest first."""
     reduction = min(part.reduction for part in parts)
     known = [(part, view_constants(part.problem, part.view, wide)) for part in parts]
     choices = []
@@ -54,7 +53,7 @@ def _configs(parts: list[Part], wide: bool, target: Target) -> list[TileConfig]:
                 cost(part.problem, part.pixels * part.phases, part.reduction, config, speed, target) for part in parts
             )
             choices.append((time, config))
-    return [config for _, config in sorted(choices, key=lambda pair: pair[0])]
+    return by_time(choices)
 
 
 def _launch(part: Part, config: TileConfig, wide: bool, filters: str) -> Launch:
@@ -65,6 +64,21 @@ def _launch(part: Part, config: TileConfig, wide: bool, filters: str) -> Launch:
     return tile_launch(name, constants, config, part.problem, part.pixels, shared, arguments, part.phases)
 
 
+def _segment(problem: ConvProblem, first_q: int, count: int, first_weight: int = 0) -> Part:
+    """The convolution of some columns of the output of ``problem``, and where they lie."""
+    whole = problem.as_forward() if problem.op == "dgrad" else problem
+    top, bottom, left, _ = whole.padding
+    left -= first_q * whole.stride[1]
+    right = (count - 1) * whole.stride[1] + (whole.s - 1) * whole.dilation[1] + 1 - whole.w - left
+    segment = replace(whole, padding=(top, bottom, left, right))
+    return Part(segment, OutputView(whole.p, whole.q, first_q=first_q, first_weight=first_weight))
+
+
+def segment_cycles(problem: ConvProblem, first_q: int, count: int, target: Target) -> float:
+    """Predicted clock cycles of `segment_launch`."""
+    return _timed([_segment(problem, first_q, count)], has_wide_tensors(problem), target)[0][0]
+
+
 def segment_launch(problem: ConvProblem, first_q: int, count: int, target: Target, first_weight: int = 0) -> Launch:
     """The launch that computes columns ``first_q`` to ``first_q + count`` of the output, and writes no others.
 
@@ -72,18 +86,12 @@ def segment_launch(problem: ConvProblem, first_q: int, count: int, target: Targe
     the input, and the filters those that `input_gradient.filter_launch` writes from element ``first_weight`` of the
     prepared filters on.
     """
-    whole = problem.as_forward() if problem.op == "dgrad" else problem
-    top, bottom, left, _ = whole.padding
-    left -= first_q * whole.stride[1]
-    right = (count - 1) * whole.stride[1] + (whole.s - 1) * whole.dilation[1] + 1 - whole.w - left
-    segment = replace(whole, padding=(top, bottom, left, right))
-    part = Part(segment, OutputView(whole.p, whole.q, first_q=first_q, first_weight=first_weight))
-    wide = has_wide_tensors(problem)
-    config = _configs([part], wide, target)[0]
+    part, wide = _segment(problem, first_q, count, first_weight), has_wide_tensors(problem)
+    _, config = _timed([part], wide, target)[0]
     return _launch(part, config, wide, "prepared" if problem.op == "dgrad" else "w")
 
 
-class ImplicitGemm(GpuAlgorithm):
+class ImplicitGemm(TimedAlgorithm):
     """Direct convolution and its input's gradient, FP32 FMAs, no workspace; every shape.
 
     For the gradient the filters are rearranged first, which is a preparation.
@@ -105,11 +113,11 @@ class ImplicitGemm(GpuAlgorithm):
         """See Algorithm."""
         return input_gradient.prepared_bytes(problem) if problem.op == "dgrad" else 0
 
-    def configs(self, problem: ConvProblem, target: Target) -> Iterator[TileConfig]:
-        """See GpuAlgorithm."""
+    def timed(self, problem: ConvProblem, target: Target) -> list[tuple[float, TileConfig]]:
+        """See TimedAlgorithm."""
         parts = _parts(problem)
         # A layer whose windows see nothing but padding has a gradient of zeros, and nothing to tune.
-        yield from _configs(parts, has_wide_tensors(problem), target) if parts else [TileConfig()]
+        return _timed(parts, has_wide_tensors(problem), target) if parts else [(0.0, TileConfig())]
 
     def plan(self, problem: ConvProblem, config: TileConfig, target: Target) -> Plan:
         """See GpuAlgorithm."""

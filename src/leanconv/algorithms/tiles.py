@@ -62,6 +62,9 @@ C = TypeVar("C", bound="TileConfig")
 #: A configuration, and the share of the best tile's speed that it reaches when it fills the machine.
 Speeds = Iterable[tuple[TileConfig, float]]
 
+#: The share of a multiprocessor's 128 multiply-adds a cycle that the best tile reaches.
+BEST_SHARE = 0.70
+
 #: The shapes a tile can take, and the share of the best tile's speed that each reaches when it fills the machine
 #: (measured on an H200 with 3x3 layers of 64 channels and more; the best reaches 47 TFLOP/s).
 TILES: dict[str, tuple[tuple[TileConfig, float], ...]] = {
@@ -111,8 +114,8 @@ def tiles(problem: ConvProblem, along: bool = False, wide: bool = False) -> Iter
 
 
 def cost(problem: ConvProblem, pixels: int, reduction: int, config: TileConfig, speed: float, target: Target) -> float:
-    """Predicted time, in multiply-adds of the busiest multiprocessor at full speed, of ``pixels`` as the tiles count
-    them and ``reduction`` indices.
+    """Predicted time, in clock cycles of the busiest multiprocessor, of ``pixels`` as the tiles count them and
+    ``reduction`` indices.
 
     Tiles are computed whole, the busiest multiprocessor sets the time, few warps hide less latency, and starting and
     storing a tile costs as much as some twenty reduction indices. On suite ``im2win`` this orders the tiles as
@@ -124,13 +127,8 @@ def cost(problem: ConvProblem, pixels: int, reduction: int, config: TileConfig, 
     few, full = (blocks * config.threads // 32 for blocks in (min(on_one, config.min_blocks), config.min_blocks))
     speed *= few / (few + 1.2) * (full + 1.2) / full
     overhead = 20 if config.split == 1 else 40
-    return on_one * config.tile_k * config.tile_pixels * (steps * config.tile_reduction + overhead) / speed
-
-
-def order(problem: ConvProblem, pixels: int, reduction: int, speeds: Speeds, target: Target) -> Iterator[TileConfig]:
-    """The configurations, the one of least cost first."""
-    costs = [(cost(problem, pixels, reduction, config, speed, target), config) for config, speed in speeds]
-    yield from (config for _, config in sorted(costs, key=lambda pair: pair[0]))
+    products = on_one * config.tile_k * config.tile_pixels * (steps * config.tile_reduction + overhead)
+    return products / (128 * BEST_SHARE * speed)
 
 
 def forward_limits(problem: ConvProblem) -> list[str]:

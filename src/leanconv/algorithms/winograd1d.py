@@ -7,13 +7,16 @@ from dataclasses import dataclass, replace
 
 from leanconv.algorithms import implicit_gemm, input_gradient
 from leanconv.algorithms.base import (
+    BYTES_A_CYCLE,
+    LAUNCH_CYCLES,
     Argument,
     Config,
     Constants,
-    GpuAlgorithm,
     Launch,
     Plan,
     Target,
+    TimedAlgorithm,
+    by_time,
     ceil_div,
     conv_constants,
     has_wide_tensors,
@@ -105,28 +108,29 @@ MOST_TAPS = 12
 SPEEDS: dict[int, tuple[tuple[WinogradConfig, float], ...]] = {
     4: (
         (WinogradConfig(4, thread_tiles=16, channels=16, stages=2, min_blocks=2), 0.69),
-        (WinogradConfig(4, channels=16, stages=2, min_blocks=4), 0.66),
+        (WinogradConfig(4, channels=16, stages=2, min_blocks=4), 0.62),
         (WinogradConfig(4, lanes_k=4, thread_tiles=16, channels=8, stages=2, min_blocks=2), 0.62),
         (WinogradConfig(4, thread_k=4, lanes_k=4, channels=4, stages=2, min_blocks=4), 0.40),
     ),
     8: (
         (WinogradConfig(8, thread_tiles=16, channels=16, stages=2, min_blocks=1), 0.66),
         (WinogradConfig(8, thread_tiles=16, stages=4, min_blocks=1), 0.63),
-        (WinogradConfig(8, thread_k=16, channels=16, stages=2, min_blocks=1), 0.67),
+        (WinogradConfig(8, thread_k=16, channels=16, stages=2, min_blocks=1), 0.655),
         (WinogradConfig(8, stages=2), 0.59),
         (WinogradConfig(8, lanes_k=4, thread_tiles=16, stages=2, min_blocks=1), 0.60),
         (WinogradConfig(8, thread_k=4, lanes_k=4, channels=4, stages=2, min_blocks=2), 0.38),
     ),
     16: (
-        (WinogradConfig(16, lane_states=2, lanes_k=4, stages=2, min_blocks=1, promoted=True), 0.50),
-        (WinogradConfig(16, lane_states=2, lanes_k=8, stages=2, min_blocks=1, promoted=True), 0.48),
-        (WinogradConfig(16, lane_states=2, lanes_k=4, channels=4, stages=2, min_blocks=1, promoted=True), 0.36),
+        (WinogradConfig(16, 4, 16, 8, 2, stages=2, min_blocks=1, promoted=True), 0.51),
+        (WinogradConfig(16, 8, 8, 4, 2, stages=2, min_blocks=1, promoted=True), 0.50),
+        (WinogradConfig(16, 8, 8, 8, 2, stages=2, min_blocks=1, promoted=True), 0.48),
+        (WinogradConfig(16, 8, 8, 4, 2, channels=4, stages=2, min_blocks=1, promoted=True), 0.38),
     ),
 }
 #: Floating point and memory instructions of one input transform.
 TRANSFORM = {4: 30, 8: 55, 16: 170}
-#: Clock cycles: of a block before its first product, of an output of the block (NHWC, NCHW), and between launches.
-PROLOGUE, STORE, LAUNCH = 4000, {"NHWC": 0.29, "NCHW": 0.75}, 6000
+#: Clock cycles of a block before its first product, and of an output of the block.
+PROLOGUE, STORE = 4000, {"NHWC": 0.29, "NCHW": 0.75}
 
 
 def states_of(problem: ConvProblem) -> tuple[int, ...]:
@@ -257,6 +261,8 @@ def _cycles(problem: ConvProblem, count: int, config: WinogradConfig, speed: flo
     products = ceil_div(forward.group_c, config.channels) * config.channels * taps * parts
     positions = (config.rows + taps - 1) * config.columns
     step = config.tile_k * config.tiles * config.states / 128 + positions / taps * TRANSFORM[config.states] / 128
+    # Few rows a block share fewer transforms than were counted, eight share no more of short filters.
+    speed /= {1: 1.2, 2: 1.1, 4: 1.04 if config.states == 16 else 1.0, 8: 1.04 if taps < 5 else 1.0}[config.rows]
     outputs = config.tile_k * config.tiles * n
     one = products * step / speed + (PROLOGUE + STORE[forward.layout] * outputs) / config.min_blocks
     on_one = ceil_div(_blocks(problem, count, config), target.multiprocessors)
@@ -265,7 +271,14 @@ def _cycles(problem: ConvProblem, count: int, config: WinogradConfig, speed: flo
     return max(1, on_one) * one + (0.5 * one if alone else 0.0)
 
 
-class Winograd1d(GpuAlgorithm):
+def _prepare_cycles(problem: ConvProblem, part: Part) -> float:
+    """Predicted clock cycles of the launch that prepares the filters of a part: it moves them, little by little."""
+    floats = filter_floats(problem, part.states)
+    weights = problem.k * problem.group_c * problem.r * problem.s
+    return LAUNCH_CYCLES + 4 * (floats + weights) / BYTES_A_CYCLE if floats else 0.0
+
+
+class Winograd1d(TimedAlgorithm):
     """Γα(n, S), n = α + 1 − S: Winograd along the rows, with no workspace but the transformed filters.
 
     ``y = Aᵀ · sum over c, r of (G w[c, r]) ⊙ (Bᵀ x[c, row + r])`` for each tile of n outputs of a row.
@@ -296,28 +309,20 @@ class Winograd1d(GpuAlgorithm):
         cuts = [parts_of(problem, alpha, cut) for alpha in states_of(problem) for cut in (False, True)]
         return 4 * max(sum(filter_floats(problem, part.states) for part in cut) for cut in cuts)
 
-    def configs(self, problem: ConvProblem, target: Target) -> Iterator[WinogradConfig]:
-        """See GpuAlgorithm."""
-        yield from (config for _, config in self._timed(problem, target))
-
-    def cost(self, problem: ConvProblem) -> float:
-        """See Algorithm."""
-        return 1.0
-
-    def _timed(self, problem: ConvProblem, target: Target) -> list[tuple[float, WinogradConfig]]:
-        """The configurations with their predicted time in clock cycles, the quickest first."""
+    def timed(self, problem: ConvProblem, target: Target) -> list[tuple[float, WinogradConfig]]:
+        """See TimedAlgorithm."""
         found = []
         for alpha in states_of(problem):
-            whole, cut = parts_of(problem, alpha, False), parts_of(problem, alpha, True)
-            rest = 0.0
-            if len(cut) > 1:
-                rest = sum(self._part_cycles(problem, part, target) + LAUNCH for part in cut[1:])
-            for config, speed in self._kernels(problem, alpha, target):
-                found.append((_cycles(problem, whole[0].count, config, speed, target), config))
-                if len(cut) > 1 and cut[0].states == alpha:
-                    time = _cycles(problem, cut[0].count, config, speed, target) + rest
-                    found.append((time, replace(config, segments=True)))
-        return sorted(found, key=lambda pair: pair[0])
+            for cut in (False, True):
+                first, *others = parts_of(problem, alpha, cut)
+                if first.states != alpha or (cut and not others and first.count == computed(problem).q):
+                    continue  # the same as another one
+                rest = sum(self._part_cycles(problem, part, target) for part in others)
+                rest += sum(_prepare_cycles(problem, part) for part in (first, *others)) + LAUNCH_CYCLES * len(others)
+                for config, speed in self._kernels(problem, alpha, target):
+                    time = _cycles(problem, first.count, config, speed, target)
+                    found.append((time + rest, replace(config, segments=cut)))
+        return by_time(found)
 
     def _kernels(self, problem: ConvProblem, alpha: int, target: Target) -> Iterator[tuple[WinogradConfig, float]]:
         """The configurations of one kernel, and their speeds."""
@@ -340,11 +345,7 @@ class Winograd1d(GpuAlgorithm):
     def _part_cycles(self, problem: ConvProblem, part: Part, target: Target) -> float:
         if part.states > 1:
             return self._best(problem, part, target)[0]
-        forward = computed(problem)
-        # As implicit GEMM runs: its part of the FMA peak, and whole tiles.
-        pixels = ceil_div(forward.n * forward.p * part.count, 64) * 64
-        products = pixels * forward.k * forward.group_c * forward.r * forward.s / 128 / 0.5
-        return products / min(target.multiprocessors, max(1, pixels * forward.k // 4096))
+        return implicit_gemm.segment_cycles(problem, part.first, part.count, target)
 
     def plan(self, problem: ConvProblem, config: WinogradConfig, target: Target) -> Plan:
         """See GpuAlgorithm."""
