@@ -115,8 +115,9 @@ def states(width: int, products: int, row: int, precision: str) -> tuple[int, ..
     """The numbers of states α, largest first, whose kernels Γα(α + 1 − width, width) keep tier ``precision``.
 
     ``products`` is the number of products that an output sums, ``row`` the number of pixels in a row of the input. 16
-    states are for "relaxed" and "tf32"; in "ieee" there are no transforms. Rows narrower than the filter leave most of
-    a tile to padding: the outputs are small and the roundings are not, up to 5 times the sequential sum's for 8 states.
+    states are for "relaxed" and "tf32"; in "ieee" there are no transforms. Rows at most half as wide as the filter
+    leave most of a tile to padding: the outputs are small and the roundings are not, 4 to 5 times the sequential sum's
+    for 8 states.
 
     >>> states(3, 576, 56, "fp32"), states(7, 3136, 56, "relaxed"), states(3, 27, 56, "fp32")
     ((8, 4), (16, 8), (4,))
@@ -124,7 +125,7 @@ def states(width: int, products: int, row: int, precision: str) -> tuple[int, ..
     if precision == "ieee":
         return ()
     strict = precision == "fp32"
-    kept = {16: not strict, 8: not strict or (products >= LEAST_PRODUCTS and row >= width), 4: True}
+    kept = {16: not strict, 8: not strict or (products >= LEAST_PRODUCTS and 2 * row > width), 4: True}
     return tuple(alpha for alpha, keeps in kept.items() if keeps and width in WIDTHS[alpha])
 
 
@@ -137,8 +138,10 @@ def why_no_states(width: int, products: int, row: int, precision: str) -> list[s
         return [f"filters are {width} wide, and the transforms serve widths 2 to {widest}"]
     if width not in WIDTHS[8]:
         return [f"filters are {width} wide: 16 states serve them, in precision 'relaxed'"]
-    if row < width:
-        return [f"rows of {row} pixels are narrower than the filters; tier 'fp32' is kept from {width} on"]
+    if 2 * row <= width:
+        return [
+            f"rows of {row} pixels are at most half as wide as the filters; tier 'fp32' is kept where they are wider"
+        ]
     return [f"an output sums {products} products; tier 'fp32' is kept from {LEAST_PRODUCTS} on"]
 
 

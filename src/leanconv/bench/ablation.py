@@ -54,6 +54,19 @@ STUDIES = {
             "no micro-kernel": {"micro_kernel": False},
         },
     ),
+    # One output row to a block: input rows are transformed once for each filter row, as in the paper. Runs of two
+    # tiles are its variant ruse. A variant that is what a call has anyway is left out.
+    "winograd1d": Study(
+        ("winograd1d",),
+        ("implicit_gemm",),
+        {
+            "one row": {"rows": 1},
+            "runs of 2": {"run": 2},
+            "plain sums": {"promoted": False},
+            "segments": {"segments": True},
+            "whole rows": {"segments": False},
+        },
+    ),
 }
 
 
