@@ -147,6 +147,46 @@ def _gradient_cases() -> list[Case]:
     return found
 
 
+def _transform_cases() -> list[Case]:
+    """Layers for algorithms that transform tiles: widths, heights and rows that their kernels know one by one.
+
+    Sums of 96 products and more, as tier "fp32" asks of 8 states. Others meet the like of them elsewhere.
+    """
+    found = []
+
+    def add(name: str, *shape: int, thorough: bool = False, **rest: Any) -> None:
+        for layout in ("NCHW", "NHWC"):
+            problem = ConvProblem(*shape, layout=layout, **rest)
+            found.append(Case(f"transform-{name}-{layout.lower()}", problem, thorough))
+
+    # Rows of whole tiles, of narrower ones, and a rest: 3·4 + 1, 6·3 + 2 + 1, 5·2 + 4, 4·7 + 2, 3·3 + 2, 2·5 + 1.
+    #                      n  c   h   w   k   r  s
+    add("width-2", 2, 9, 7, 13, 5, 3, 2, bias=True, activation="relu", padding=(1, 1, 1, 0))
+    add("width-3", 1, 17, 6, 21, 40, 3, 3, thorough=True, bias=True, padding=(1, 1, 1, 1))
+    add("width-4", 1, 13, 7, 14, 35, 2, 4, bias=True, padding=(0, 1, 2, 1))
+    add("width-5-one-row", 3, 20, 1, 30, 70, 1, 5, bias=True, padding=(0, 0, 2, 2))
+    add("width-6", 1, 9, 8, 11, 33, 2, 6, padding=(1, 0, 3, 2))
+    add("width-7", 1, 14, 5, 11, 6, 1, 7, activation="relu", padding=(0, 0, 3, 3))
+    # 10 + 2 + 1, 9·2 + 2, 8·2 + 5
+    add("width-7-relaxed", 1, 9, 6, 13, 36, 3, 7, precision="relaxed", padding=(1, 1, 3, 3))
+    add("width-8", 1, 10, 5, 20, 70, 2, 8, precision="relaxed", bias=True, activation="relu", padding=(1, 0, 4, 3))
+    add("width-9", 2, 5, 4, 21, 9, 3, 9, thorough=True, precision="relaxed", bias=True, padding=(1, 1, 4, 4))
+    # Filters of more rows than are in work together, in parts of the same height: two whole ones, three with a gap.
+    add("high", 1, 3, 17, 9, 6, 14, 3, thorough=True, padding=(5, 6, 1, 1))
+    add("higher-dilated", 1, 2, 50, 8, 5, 25, 3, bias=True, padding=(3, 4, 1, 1), dilation=(2, 1))
+    add("dilated-twice", 2, 9, 11, 9, 8, 3, 4, padding=(2, 2, 1, 1), dilation=(2, 1))
+    add("dilated-thrice", 1, 7, 14, 10, 5, 3, 5, bias=True, padding=(3, 2, 2, 2), dilation=(3, 1))
+    add("groups", 2, 18, 7, 9, 10, 3, 5, groups=2, bias=True, padding=(1, 1, 2, 2))
+    add("short-row", 3, 7, 4, 5, 36, 3, 5)
+    gradient: dict[str, Any] = {"op": "dgrad"}
+    add("gradient-width-3", 1, 40, 6, 21, 18, 3, 3, thorough=True, padding=(1, 1, 1, 1), **gradient)
+    add("gradient-width-9", 1, 6, 5, 21, 9, 2, 9, precision="relaxed", padding=(0, 1, 3, 5), **gradient)
+    add("gradient-padding-over-filter", 2, 10, 7, 13, 14, 2, 4, padding=(3, 2, 4, 5), **gradient)
+    add("gradient-high-dilated", 1, 3, 20, 8, 4, 14, 3, padding=(7, 5, 0, 2), dilation=(2, 1), **gradient)
+    add("gradient-groups", 2, 10, 7, 9, 18, 3, 4, groups=2, padding=(1, 1, 2, 1), **gradient)
+    return found
+
+
 def filter_problem(
     batch: int,
     h: int,
@@ -215,6 +255,8 @@ def _filter_cases() -> list[Case]:
 CONV_CASES = tuple(_conv_cases())
 FILTER_CASES = tuple(_filter_cases())
 GRADIENT_CASES = tuple(_gradient_cases())
+#: Only for algorithms that transform, which are those of a tier above "ieee".
+TRANSFORM_CASES = tuple(_transform_cases())
 CASES = CONV_CASES + GRADIENT_CASES + FILTER_CASES
 
 #: Problems that no algorithm solves, each with a word that the refusal must contain.

@@ -16,7 +16,7 @@ from typing import Any
 import emulator
 import proof
 import pytest
-from cases import CASES, TARGETS
+from cases import CASES, TARGETS, TRANSFORM_CASES
 
 from leanconv.algorithms.base import Config, GpuAlgorithm
 from leanconv.problem import Problem
@@ -29,7 +29,7 @@ RACE = "a race: thread orders|misaligned|" + FENCE
 WRONG = "error .* exceeds|between the rows|" + FENCE
 GONE = "has left the kernel"
 
-PROBLEMS = {case.name: case.problem for case in CASES}
+PROBLEMS = {case.name: case.problem for case in (*CASES, *TRANSFORM_CASES)}
 
 
 @dataclass(frozen=True)
