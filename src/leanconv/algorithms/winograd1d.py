@@ -35,6 +35,10 @@ class WinogradConfig(Config):
     multiplied in one step; ``stages`` steps are in shared memory at once. ``promoted``: the sums over one chunk of
     channels are added to long ones. ``segments``: the rows are cut into whole tiles of this kernel, then of narrower
     ones, then a rest for implicit GEMM; otherwise the last tile of a row is partly used.
+
+    At the end sums are exchanged in shared memory, in stores of 128 bits if ``wide_exchange`` and of 64 bits otherwise,
+    in rows that ``padded_exchange`` moves to different banks. In NCHW, ``staged`` outputs are put in the order of the
+    memory there once more.
     """
 
     states: int = 8
@@ -49,6 +53,9 @@ class WinogradConfig(Config):
     min_blocks: int = 2
     promoted: bool = False
     segments: bool = False
+    staged: bool = True
+    wide_exchange: bool = True
+    padded_exchange: bool = True
 
     @property
     def tile_k(self) -> int:
@@ -95,7 +102,8 @@ def shared_bytes(config: WinogradConfig, taps: int, tile: tuple[int, int], out_w
     channel = states * plane
     channel += (32 + 32 // side_by_side - channel % 32) % 32
     pitch, lines = (4 * config.lanes_k, config.tiles) if nhwc else (config.tiles, 4 * config.lanes_k)
-    exchange = states * (lines * (pitch + 4) + 8)
+    padding = (4, 8) if config.padded_exchange else (0, 0)
+    exchange = states * (lines * (pitch + padding[0]) + padding[1])
     table = config.columns * (32 if wide else 16)
     return table + 4 * max(config.stages * stage + 2 * channels * channel, exchange)
 

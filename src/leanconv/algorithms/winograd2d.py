@@ -37,6 +37,7 @@ class Winograd2dConfig(WinogradConfig):
     channels: int = 8
     stages: int = 2
     min_blocks: int = 1
+    staged: bool = False
 
 
 #: Configurations, best guess first: 64 x 32 or 32 x 64 filters and tiles with 128 sums a thread, or with half as many.

@@ -53,8 +53,10 @@ struct WinogradOutput {
                 store_nhwc(round);
             } else {
                 transform_nchw(round);
-                __syncthreads();
-                store_nchw(round);
+                if constexpr (Tuning::staged) {
+                    __syncthreads();
+                    store_nchw(round);
+                }
             }
         }
     }
@@ -71,8 +73,14 @@ struct WinogradOutput {
 #pragma unroll
                 for (int j = 0; j < 4; ++j)
                     v[j] = Problem::nhwc ? sums[4 * round + j][f + i] : sums[4 * round + i][f + j];
-                store_vector(plane + (Problem::nhwc ? (tile + i) * Tiles::exchange_pitch + k
-                                                    : (k + i) * Tiles::exchange_pitch + tile), v);
+                float* const to = plane + (Problem::nhwc ? (tile + i) * Tiles::exchange_pitch + k
+                                                         : (k + i) * Tiles::exchange_pitch + tile);
+                if constexpr (Tuning::wide_exchange) {
+                    store_vector(to, v);
+                } else {
+                    store_wide(to, {v[0], v[1]});
+                    store_wide(to + 2, {v[2], v[3]});
+                }
             }
         }
     }
@@ -136,30 +144,74 @@ struct WinogradOutput {
         }
     }
 
-    // The outputs take the place of the sums they are made of.
+    // Neighbouring lanes take neighbouring tiles of a filter. Staged outputs take the place of the sums they are made of.
     __device__ __forceinline__ void transform_nchw(int round) const {
         constexpr int a_filter = Tiles::tiles / width, items = Tiles::round_k * a_filter;
         static_assert(outputs <= states, "the outputs of a tile fit where its sums were");
 #pragma unroll 1
         for (int e = threadIdx.x; e < items; e += Tiles::threads) {
-            const int in_round = e / a_filter, k = first_k + round * Tiles::round_k + in_round;
-            float* const at = exchange + in_round * Tiles::exchange_pitch + e % a_filter * width;
+            const int in_round = e / a_filter, tile = e % a_filter * width;
+            const int k = first_k + round * Tiles::round_k + in_round;
+            if (!Tuning::staged && k >= Problem::group_k) continue;
+            float* const at = exchange + in_round * Tiles::exchange_pitch + tile;
             float sums[width][states], result[width][outputs];
             load(sums, at);
             const float b = Problem::bias && k < Problem::group_k ? bias[group * Problem::group_k + k] : 0.0f;
 #pragma unroll
-            for (int j = 0; j < width; ++j) Transform::output(result[j], sums[j]);
+            for (int j = 0; j < width; ++j) {
+                Transform::output(result[j], sums[j]);
 #pragma unroll
-            for (int o = 0; o < outputs; ++o) {
-                float v[width];
+                for (int o = 0; o < outputs; ++o) result[j][o] = finish<Problem>(result[j][o], b);
+            }
+            if constexpr (!Tuning::staged) {
+                store_rows(result, k, tile);
+            } else {
 #pragma unroll
-                for (int j = 0; j < width; ++j) v[j] = finish<Problem>(result[j][o], b);
-                store_wide(at + o * Tiles::exchange_plane, v);
+                for (int o = 0; o < outputs; ++o) {
+                    float v[width];
+#pragma unroll
+                    for (int j = 0; j < width; ++j) v[j] = result[j][o];
+                    store_wide(at + o * Tiles::exchange_plane, v);
+                }
             }
         }
     }
 
-    // Neighbouring lanes store neighbouring outputs of a row.
+    // The outputs of `width` neighbouring tiles, row by row: in one piece where the tiles are of one row of tiles.
+    __device__ __forceinline__ void store_rows(const float (&result)[width][outputs], int k, int tile) const {
+        constexpr int joined = Problem::row_tiles % width == 0 ? width : 1, span = joined * Problem::out_w;
+        constexpr int shared_factor = gcd(gcd(Problem::q, Problem::first_q), gcd(Problem::last_q, span));
+        constexpr int piece = shared_factor % 4 == 0 ? 4 : shared_factor % 2 == 0 ? 2 : 1;
+        const bool vector = piece > 1 && reinterpret_cast<unsigned long long>(y) % (piece * 4) == 0;
+#pragma unroll
+        for (int first = 0; first < width; first += joined) {
+            const Column at = place(tile + first);
+            float* const to = y + at.y + static_cast<Offset<Problem>>(k) * (Problem::p * Problem::q);
+#pragma unroll
+            for (int below = 0; below < Problem::out_h; ++below) {
+#pragma unroll
+                for (int aside = 0; aside < span; aside += piece) {
+                    if (at.h + below >= Problem::p || at.w + aside >= Problem::last_q) continue;
+                    float v[piece];
+#pragma unroll
+                    for (int i = 0; i < piece; ++i)
+                        v[i] = result[first + (aside + i) / Problem::out_w]
+                                     [below * Problem::out_w + (aside + i) % Problem::out_w];
+                    if constexpr (piece > 1) {
+                        if (vector) {
+                            store_wide(to + below * Problem::q + aside, v);
+                            continue;
+                        }
+                    }
+#pragma unroll
+                    for (int i = 0; i < piece; ++i) to[below * Problem::q + aside + i] = v[i];
+                }
+            }
+        }
+    }
+
+    // Neighbouring lanes store neighbouring outputs of a row. For any width of a tile, and at the price of reading staged
+    // outputs one by one.
     __device__ __forceinline__ void store_nchw(int round) const {
         constexpr int a_row = Tiles::columns * Problem::out_w, a_filter = Tiles::tiles * outputs;
 #pragma unroll 4

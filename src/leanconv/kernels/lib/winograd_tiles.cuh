@@ -59,8 +59,9 @@ struct WinogradTiles {
 
     // The sums of a part of the filters, exchanged between the states.
     static constexpr int round_k = lanes_k * 4, rounds = Tuning::thread_k / 4;
-    static constexpr int exchange_pitch = (Problem::nhwc ? round_k : tiles) + 4;
-    static constexpr int exchange_plane = (Problem::nhwc ? tiles : round_k) * exchange_pitch + 8;
+    static constexpr int exchange_pitch = (Problem::nhwc ? round_k : tiles) + (Tuning::padded_exchange ? 4 : 0);
+    static constexpr int exchange_plane =
+        (Problem::nhwc ? tiles : round_k) * exchange_pitch + (Tuning::padded_exchange ? 8 : 0);
 
     static_assert(lane_states == 1 || lane_states == 2, "a warp has one state or two");
     static_assert(32 / lane_states % lanes_k == 0, "the lanes of a state form a lanes_k x lanes_tiles grid");
