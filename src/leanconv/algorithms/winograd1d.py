@@ -88,8 +88,7 @@ def shared_bytes(config: WinogradConfig, taps: int, tile: tuple[int, int], out_w
     """Shared memory of a block; kernels/lib/winograd_tiles.cuh says what lies where."""
     states, channels = config.states, config.channels
     positions = (config.rows + taps - 1) * config.columns
-    at_once = max(4, config.threads // channels)
-    per_step = min(at_once * ceil_div(ceil_div(positions, taps), at_once), positions)
+    runs = 4 * ceil_div(ceil_div(positions, taps), 4) // config.run
     run_pixels = tile[0] * ((config.run - 1) * out_w + tile[1])
     side_by_side = min(channels, 8)
     if nhwc:
@@ -97,15 +96,15 @@ def shared_bytes(config: WinogradConfig, taps: int, tile: tuple[int, int], out_w
         run_floats += (32 + side_by_side * config.run - run_floats % 32) % 32
     else:
         run_floats = 4 * ceil_div(channels * (run_pixels | 1), 4)
-    stage = channels * states * config.tile_k + per_step // config.run * run_floats
+    stage = channels * states * config.tile_k + runs * run_floats
     plane = positions if config.lane_states == 1 else positions + (48 - positions % 32) % 32
     channel = states * plane
     channel += (32 + 32 // side_by_side - channel % 32) % 32
     pitch, lines = (4 * config.lanes_k, config.tiles) if nhwc else (config.tiles, 4 * config.lanes_k)
     padding = (4, 8) if config.padded_exchange else (0, 0)
     exchange = states * (lines * (pitch + padding[0]) + padding[1])
-    table = config.columns * (32 if wide else 16)
-    return table + 4 * max(config.stages * stage + 2 * channels * channel, exchange)
+    tables = config.columns * (32 if wide else 16) + 2 * ceil_div(taps * runs * run_pixels, 2) * (16 if wide else 8)
+    return tables + 4 * max(config.stages * stage + 2 * channels * channel, exchange)
 
 
 #: Filter rows that are in work together; higher filters are worked on in parts.

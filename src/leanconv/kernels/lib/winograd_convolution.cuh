@@ -13,20 +13,25 @@ __device__ __forceinline__ void winograd_convolution(const float* x, const float
                                                      long long batch) {
     using Tiles = WinogradTiles<Problem, Tuning>;
     using Column = WinogradColumn<Problem>;
+    using Source = WinogradSource<Problem>;
     using Product = WinogradProduct<Problem, Tuning, Transform>;
     constexpr int tiles_k = ceil_div(Problem::group_k, Tiles::tile_k);
     const int tile_k = blockIdx.x % tiles_k, group = blockIdx.x / tiles_k % Problem::groups;
     const auto first = static_cast<Offset<Problem>>(blockIdx.x / tiles_k / Problem::groups) * Tiles::columns;
 
     Column* const columns = reinterpret_cast<Column*>(shared_memory());
-    float* const shared = reinterpret_cast<float*>(columns + Tiles::columns);
+    Source* const sources = reinterpret_cast<Source*>(columns + Tiles::columns);
+    float* const shared = reinterpret_cast<float*>(sources + (Tiles::sources + 1) / 2 * 2);
     for (int i = threadIdx.x; i < Tiles::columns; i += Tiles::threads)
         columns[i] = Column::template make<Tuning>(first + i, batch, group);
+    __syncthreads();
+    for (int i = threadIdx.x; i < Tiles::sources; i += Tiles::threads)
+        sources[i] = Source::template make<Tuning>(i, columns);
     const Tiles tiles;
-    __syncthreads();  // the table of columns
+    __syncthreads();
 
     typename Product::Sums sums = {};
-    Product(tiles, columns, shared, x, prepared, group, tile_k).run(sums);
+    Product(tiles, sources, shared, x, prepared, group, tile_k).run(sums);
     WinogradOutput<Problem, Tuning, Transform>{tiles, columns, shared, bias, y, tile_k * Tiles::tile_k, group}.run(sums);
 }
 

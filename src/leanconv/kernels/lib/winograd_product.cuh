@@ -13,7 +13,7 @@ namespace leanconv {
 template <class Problem, class Tuning, class Transform>
 struct WinogradProduct {
     using Tiles = WinogradTiles<Problem, Tuning>;
-    using Column = WinogradColumn<Problem>;
+    using Source = WinogradSource<Problem>;
     using B = Bytes<Problem>;
     static constexpr int stages = Tuning::stages, taps = Tiles::taps, channels = Tiles::channels;
     static constexpr int states = Tiles::states;
@@ -25,7 +25,7 @@ struct WinogradProduct {
     using Sums = float[Tuning::thread_k][Tuning::thread_tiles];
 
     const Tiles& tiles;
-    const Column* columns;  // table
+    const Source* sources;  // table
     float* ring;            // stages: filters, then raw pixels
     float* transformed;     // two chunks of tiles
     const float* x;
@@ -33,9 +33,9 @@ struct WinogradProduct {
     int filters_at, tiles_at;
     float a[2][Tuning::thread_k], b[2][Tuning::thread_tiles];
 
-    __device__ __forceinline__ WinogradProduct(const Tiles& tiles, const Column* columns, float* shared,
+    __device__ __forceinline__ WinogradProduct(const Tiles& tiles, const Source* sources, float* shared,
                                                const float* x, const float* prepared, int group, int tile_k)
-        : tiles(tiles), columns(columns), ring(shared), transformed(shared + stages * Tiles::stage_floats), x(x) {
+        : tiles(tiles), sources(sources), ring(shared), transformed(shared + stages * Tiles::stage_floats), x(x) {
         u = prepared + Problem::prepared_offset +
             static_cast<int64>(group) * (taps * Tiles::tap_blocks) * Problem::padded_c * (states * Problem::padded_k) +
             tile_k * Tiles::tile_k;
@@ -71,30 +71,27 @@ struct WinogradProduct {
 
     // The pixels of one slice of the positions of chunk step / taps. A thread copies four channels of one pixel.
     __device__ __forceinline__ void load_pixels(int step) {
-        constexpr int quads = channels / 4, elements = Tiles::runs * Tiles::run_pixels * quads;
+        constexpr int quads = channels / 4, pixels = Tiles::runs * Tiles::run_pixels, elements = pixels * quads;
         constexpr bool vector = Problem::nhwc && Problem::group_c % 4 == 0;
+        constexpr bool whole = Problem::group_c % channels == 0;
         constexpr int apart = Problem::nhwc ? 1 : Problem::h * Problem::w;  // channels, in memory
-        const int first_c = step / taps % Tiles::chunks * channels, first = step % taps * Tiles::slice;
-        const int first_row = step / taps / Tiles::chunks * taps;
+        const int first_c = step / taps % Tiles::chunks * channels;
+        const int below = step / taps / Tiles::chunks * taps * Problem::dilation_h;  // 0 but for high filters
+        const Source* const from = sources + step % taps * pixels;
         float* const raw = stage(step) + Tiles::filter_floats;
 #pragma unroll
         for (int i = 0; i < ceil_div(elements, Tiles::threads); ++i) {
             const int e = threadIdx.x + i * Tiles::threads;
             if (elements % Tiles::threads != 0 && e >= elements) break;
-            const int quad = Problem::nhwc ? e % quads : e / Tiles::run_pixels / Tiles::runs;
-            const int pixel = Problem::nhwc ? e / quads % Tiles::run_pixels : e % Tiles::run_pixels;
-            const int run = Problem::nhwc ? e / quads / Tiles::run_pixels : e / Tiles::run_pixels % Tiles::runs;
-            const int position = first + run * Tiles::run, c = first_c + quad * 4;
-            const Column column = columns[position % Tiles::columns];
-            const int below = (first_row + position / Tiles::columns) * Problem::dilation_h + pixel / Tiles::run_width;
-            const int aside = pixel % Tiles::run_width;
-            const unsigned h = column.h + below, w = column.w + aside;
-            const bool inside = position < Tiles::positions && h < Problem::h && w < Problem::w;
-            const B at = column.x + ((static_cast<B>(below) * Problem::w + aside) * (Problem::nhwc ? Problem::c : 1) +
+            const int quad = Problem::nhwc ? e % quads : e / pixels, number = Problem::nhwc ? e / quads : e % pixels;
+            const int run = number / Tiles::run_pixels, pixel = number % Tiles::run_pixels, c = first_c + quad * 4;
+            const Source source = from[number];
+            const bool inside = static_cast<unsigned>(source.h + below) < Problem::h;
+            const B at = source.x + (static_cast<B>(below) * Problem::w * (Problem::nhwc ? Problem::c : 1) +
                                      static_cast<B>(c) * apart) * 4;
             if constexpr (vector) {
                 cp_async_16(raw + run * Tiles::run_pitch + pixel * channels + quad * 4, at_byte(x, at),
-                            inside && c < Problem::group_c);
+                            inside && (whole || c < Problem::group_c));
             } else {
                 const int place = run * Tiles::run_pitch +
                     (Problem::nhwc ? pixel * channels + quad * 4 : quad * 4 * Tiles::channel_pitch + pixel);
@@ -102,7 +99,7 @@ struct WinogradProduct {
 #pragma unroll
                 for (int j = 0; j < 4; ++j)
                     cp_async_4(raw + place + j * next, at_byte(x, at) + static_cast<int64>(j) * apart,
-                               inside && c + j < Problem::group_c);
+                               inside && (whole || c + j < Problem::group_c));
             }
         }
     }
@@ -183,7 +180,7 @@ struct WinogradProduct {
         __syncthreads();
     }
 
-    // The caller has put a barrier after the table of columns.
+    // The caller has put a barrier after the table of sources.
     __device__ __forceinline__ void run(Sums& total) {
         Sums partial = {};
         Sums& sums = Tuning::promoted ? partial : total;

@@ -39,6 +39,7 @@ struct WinogradTiles {
     static constexpr int run_width = (run - 1) * Problem::out_w + Problem::tile_w;
     static constexpr int run_pixels = Problem::tile_h * run_width;
     static constexpr int runs = slice / run;
+    static constexpr int sources = taps * runs * run_pixels;
 
     // Raw pixels lie with the channels innermost where memory has them so, else with the pixels innermost. The lanes of
     // a warp transform `side_by_side` channels of 32 / side_by_side neighbouring tiles: the paddings let them read
@@ -124,6 +125,31 @@ struct alignas(16) WinogradColumn {
         }
         if (n >= batch || q >= Problem::last_q) c.h = absent;
         return c;
+    }
+};
+
+// Where one raw pixel comes from. Computing that anew in every step took a tenth of the main loop's instructions.
+template <class Problem>
+struct alignas(2 * sizeof(Bytes<Problem>)) WinogradSource {
+    Bytes<Problem> x;  // first channel of the group, in bytes
+    int h;             // far outside the image where the pixel does not exist
+
+    // Sources are numbered in the order in which steps copy them: pixel by pixel of every run of tiles.
+    template <class Tuning>
+    static __device__ __forceinline__ WinogradSource make(int number, const WinogradColumn<Problem>* columns) {
+        using Tiles = WinogradTiles<Problem, Tuning>;
+        using Column = WinogradColumn<Problem>;
+        const int position = number / Tiles::run_pixels * Tiles::run, pixel = number % Tiles::run_pixels;
+        const Column column = columns[position % Tiles::columns];
+        const int below = position / Tiles::columns * Problem::dilation_h + pixel / Tiles::run_width;
+        const int aside = pixel % Tiles::run_width;
+        const bool exists = position < Tiles::positions && column.h != Column::absent &&
+            static_cast<unsigned>(column.w + aside) < Problem::w;
+        WinogradSource source;
+        source.x = column.x +
+            (static_cast<Bytes<Problem>>(below) * Problem::w + aside) * (Problem::nhwc ? Problem::c : 1) * 4;
+        source.h = exists ? column.h + below : Column::absent;
+        return source;
     }
 };
 
