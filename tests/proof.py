@@ -27,7 +27,7 @@ POISON = {"float32": np.float32(np.nan), "int32": np.int32(-1431655766), "float6
 #: Configurations that are looked at in search of extremes.
 MOST_CONFIGS = 10000
 #: What a configuration may switch off to measure what it is worth; the result must stay the same.
-SWITCHES = ("prefetch", "vector_loads", "micro_kernel")
+SWITCHES = ("prefetch", "vector_loads", "micro_kernel", "wide_exchange", "padded_exchange", "staged")
 
 
 class WrongAnswer(AssertionError):

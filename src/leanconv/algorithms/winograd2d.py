@@ -48,6 +48,7 @@ CONFIGS = (
     Winograd2dConfig(channels=4, lanes_k=4),
     Winograd2dConfig(channels=4, stages=3, run=4),
     Winograd2dConfig(lane_states=1, thread_tiles=8),
+    Winograd2dConfig(staged=True),
     Winograd2dConfig(lanes_k=4, thread_tiles=8, channels=4, min_blocks=2),
 )
 
