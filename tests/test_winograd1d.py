@@ -1,0 +1,262 @@
+"""Im2col-Winograd, beyond what every algorithm is asked: each kernel and configuration, cuts, filters, tiers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import product
+from typing import Any
+
+import cases
+import emulator
+import numpy as np
+import proof
+import pytest
+from cases import TARGETS
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+
+from leanconv.algorithms.base import Plan, Target, ceil_div
+from leanconv.algorithms.winograd1d import MOST_TAPS, WinogradConfig, computed, padded, parts_of, states_of, taps_of
+from leanconv.problem import ConvProblem
+from leanconv.registry import ALGORITHMS
+from leanconv.winograd import LEAST_PRODUCTS, WIDTHS, matrices
+
+WINOGRAD = next(a for a in ALGORITHMS if a.name == "winograd1d")
+#: States and filter width of the eleven kernels.
+ELEVEN = [(alpha, width) for alpha, widths in WIDTHS.items() for width in widths]
+LAYOUTS = ("NHWC", "NCHW")
+each_kernel = pytest.mark.parametrize(("alpha", "width"), ELEVEN)
+each_layout = pytest.mark.parametrize("layout", LAYOUTS)
+
+
+def layer(alpha: int, width: int, layout: str = "NHWC", **rest: Any) -> ConvProblem:
+    """A small layer for Γalpha whose rows are two whole tiles and what is one output short of a third."""
+    n, r = alpha + 1 - width, rest.pop("r", 3)
+    channels = ceil_div(LEAST_PRODUCTS, r * width)
+    channels += channels % 4 == 0
+    q = 2 * n + max(1, n - 1)
+    problem = ConvProblem(
+        *(1, channels, 5, q, 37, r, width),
+        padding=((r - 1) // 2, r // 2, width // 2, (width - 1) // 2),
+        layout=layout,
+        precision="relaxed" if alpha == 16 or (alpha, width) == (8, 2) else "fp32",
+    )
+    return replace(problem, **rest)
+
+
+def gradient(alpha: int, width: int, layout: str = "NHWC", **rest: Any) -> ConvProblem:
+    """The gradient of a layer as above: the channels that it sums over are the layer's filters."""
+    forward = layer(alpha, width, layout, **rest)
+    return replace(forward, op="dgrad", c=forward.k, k=forward.c)
+
+
+def configs(problem: ConvProblem, alpha: int) -> list[WinogradConfig]:
+    """All configurations of the kernel of ``alpha`` states, on any GPU, the likeliest first."""
+    found = [config for target in TARGETS for config in WINOGRAD.configs(problem, target)]
+    return [config for config in dict.fromkeys(found) if config.states == alpha]
+
+
+def every_config() -> list[Any]:
+    """One layer for each number of states; configurations meet the layouts in turns."""
+    found = []
+    for alpha, width in ((4, 3), (8, 3), (16, 9)):
+        for i, config in enumerate(c for c in configs(layer(alpha, width), alpha) if not c.segments):
+            problem = layer(alpha, width, LAYOUTS[i % 2], bias=i % 3 == 0)
+            found.append(pytest.param(problem, config, id=f"{alpha}-{i}"))
+    return found
+
+
+@pytest.mark.parametrize(("problem", "config"), every_config())
+def test_every_configuration_is_right(problem: ConvProblem, config: WinogradConfig) -> None:
+    proof.check(WINOGRAD, problem, config, kinds=cases.KINDS[:1])
+
+
+@each_kernel
+@each_layout
+@pytest.mark.parametrize("segments", [False, True], ids=["whole", "cut"])
+@pytest.mark.parametrize("problem_of", [layer, gradient], ids=["forward", "gradient"])
+def test_every_kernel_is_right_whole_and_cut(problem_of, segments: bool, layout: str, alpha: int, width: int) -> None:
+    problem = problem_of(alpha, width, layout)
+    config = next(c for c in configs(problem, alpha) if c.segments == segments)
+    plan = WINOGRAD.plan(problem, config, TARGETS[0])
+    assert len(plan.launches) == len(parts_of(problem, alpha, segments)) and (len(plan.launches) > 1) == segments
+    proof.check(WINOGRAD, problem, config, kinds=cases.KINDS[:1])
+
+
+def test_long_sums_are_made_of_short_ones() -> None:
+    """16 states keep their tier by it; it takes as many registers again as the sums, which 8 states do without."""
+    for alpha, width in ELEVEN:
+        assert {config.promoted for config in configs(layer(alpha, width), alpha)} == {alpha == 16}
+
+
+@st.composite
+def drawn(draw: st.DrawFn) -> ConvProblem:
+    """Any layer of unit stride, or its gradient, that some kernel serves."""
+    groups, r, dilation = draw(st.integers(1, 2)), draw(st.integers(1, 14)), draw(st.integers(1, 3))
+    op = draw(st.sampled_from(("fprop", "dgrad")))
+    problem = ConvProblem(
+        *(draw(st.integers(1, 2)), groups * draw(st.integers(1, 19)), draw(st.integers(1, 20))),
+        *(draw(st.integers(9, 40)), groups * draw(st.integers(1, 70)), r, draw(st.integers(2, 9))),
+        padding=tuple(draw(st.integers(0, 9)) for _ in range(4)),
+        dilation=(dilation, 1),
+        groups=groups,
+        layout=draw(st.sampled_from(LAYOUTS)),
+        precision="relaxed",
+        bias=op == "fprop" and draw(st.booleans()),
+        op=op,
+    )
+    assume(problem.p > 0 and problem.q > 0 and not WINOGRAD.reasons(problem))
+    return problem
+
+
+@settings(
+    max_examples=25,
+    derandomize=True,
+    deadline=None,
+    database=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
+)
+@given(st.data())
+def test_drawn_layers_are_right(data: st.DataObject) -> None:
+    problem = data.draw(drawn())
+    config = data.draw(st.sampled_from(list(WINOGRAD.configs(problem, TARGETS[0]))))
+    proof.check(WINOGRAD, problem, config, kinds=cases.KINDS[1:])
+
+
+def prepared_by(problem: ConvProblem, config: WinogradConfig, w: np.ndarray) -> np.ndarray:
+    """What the preparing launches write; NaN where they write nothing."""
+    plan = WINOGRAD.plan(problem, config, TARGETS[0])
+    prepared = np.full(plan.prepared_bytes // 4, np.nan, np.float32)
+    emulator.run_plan(Plan(plan.prepare), {"w": w, "prepared": prepared})
+    return prepared
+
+
+@each_kernel
+@pytest.mark.parametrize("segments", [False, True], ids=["whole", "cut"])
+@pytest.mark.parametrize("problem_of", [layer, gradient], ids=["forward", "gradient"])
+def test_filters_are_prepared_alike_for_every_size_of_image(problem_of, segments: bool, alpha: int, width: int) -> None:
+    """Prepared once, filters serve images of all sizes whose rows are cut into the same kinds of tiles."""
+    problem = problem_of(alpha, width)
+    config = next(c for c in configs(problem, alpha) if c.segments == segments)
+    prepare = WINOGRAD.plan(problem, config, TARGETS[0]).prepare
+    assert prepare
+    larger = {"n": 3, "h": problem.h + 4, "w": problem.w + 3 * (alpha + 1 - width), "layout": problem.layout}
+    for target in TARGETS:
+        assert WINOGRAD.plan(replace(problem, **larger), config, target).prepare == prepare
+    assert WINOGRAD.plan(replace(problem, k=problem.k + 64, c=problem.c + 64), config, TARGETS[0]).prepare != prepare
+
+
+@pytest.mark.parametrize("problem", [layer(8, 3), layer(16, 7, "NCHW"), gradient(8, 4, "NCHW")], ids=str)
+def test_prepared_apart_is_the_same(problem: ConvProblem) -> None:
+    alpha = max(states_of(problem))
+    config = next(c for c in configs(problem, alpha) if c.segments)
+    plan = WINOGRAD.plan(problem, config, TARGETS[0])
+    values = cases.draw_conv(problem, "zero-mean")
+    together, apart = (np.full(problem.y_shape, np.nan, np.float32) for _ in range(2))
+    emulator.run_plan(plan, {**values, "y": together})
+    prepared = prepared_by(problem, config, values["w"])
+    emulator.run_plan(Plan(plan.launches), {**values, "y": apart, "prepared": prepared})
+    np.testing.assert_array_equal(apart, together)
+    assert np.isfinite(together).all()
+
+
+def transformed(problem: ConvProblem, w: np.ndarray, alpha: int) -> tuple[np.ndarray, np.ndarray]:
+    """Filters in ``alpha`` states, in float64 as [group][row][channel][state][filter] without padding; and their sums
+    of absolute values, which rounding errors are measured by."""
+    forward = computed(problem)
+    if problem.layout == "NHWC":
+        w = w.transpose(0, 3, 1, 2)
+    w = w.reshape(problem.groups, problem.group_k, problem.group_c, problem.r, problem.s).astype(np.float64)
+    if problem.op == "dgrad":
+        w = w.transpose(0, 2, 1, 3, 4)[..., ::-1, ::-1]
+    _, g, _ = matrices(alpha + 1 - forward.s, forward.s).arrays()
+    states, sizes = (np.einsum("gkcrs,as->grcak", a, m) for a, m in ((w, g), (abs(w), abs(g))))
+    return states, sizes
+
+
+HIGH = [{}, {"r": MOST_TAPS + 2}, {"r": 2 * MOST_TAPS + 1}, {"groups": 2, "c": 38, "k": 74}]
+
+
+@each_kernel
+@pytest.mark.parametrize("problem_of", [layer, gradient], ids=["forward", "gradient"])
+def test_filters_are_transformed_to_the_last_bits(problem_of, alpha: int, width: int) -> None:
+    number = ELEVEN.index((alpha, width))
+    problem = problem_of(alpha, width, LAYOUTS[number % 2], **HIGH[number % len(HIGH)])
+    w = cases.draw_conv(problem, "zero-mean")["w"]
+    config = next(c for c in configs(replace(problem, h=40), alpha) if not c.segments)
+    (c, k), (taps, parts), forward = padded(computed(problem)), taps_of(problem), computed(problem)
+    shape = (problem.groups, taps * parts, c, alpha, k)
+    prepared = prepared_by(replace(problem, h=40), config, w)
+    found = prepared[: np.prod(shape)].reshape(shape).astype(np.float64)
+    expected, sizes = transformed(problem, w, alpha)
+    inside = tuple(slice(extent) for extent in (problem.groups, forward.r, forward.group_c, alpha, forward.group_k))
+    assert expected.shape == found[inside].shape
+    # each number of g rounded once, each product and each sum
+    assert (abs(found[inside] - expected) <= (width + 2) * 2.0**-24 * sizes).all()
+    found[inside] = 0
+    assert not found.any()  # padding, and no NaN left
+    assert np.isnan(prepared[np.prod(shape) :]).all()
+
+
+#: Floats behind the last row of transformed tiles, or of exchanged sums, that keep rows on different banks.
+MOST_PADDING = 78
+
+
+@each_kernel
+@each_layout
+def test_shared_memory_is_what_the_kernel_uses(layout: str, alpha: int, width: int) -> None:
+    """All of it is needed, up to what pads a row; that it is enough the fences say whenever a kernel runs."""
+    problem = layer(alpha, width, layout, c=33)  # channels for two chunks of any configuration
+    plan = WINOGRAD.plan(problem, next(c for c in configs(problem, alpha) if not c.segments), TARGETS[0])
+    (launch,) = plan.launches
+    less = replace(plan, launches=(replace(launch, shared_bytes=launch.shared_bytes - 4 * MOST_PADDING - 16),))
+    values = cases.draw_conv(problem, "zero-mean")
+    y = np.full(problem.y_shape, np.nan, np.float32)
+    with pytest.raises(emulator.EmulatorError, match="use-after-poison|SEGV|overflow"):
+        emulator.run_plan(less, {**values, "y": y}, orders=("ascending",))
+
+
+@pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.arch)
+@pytest.mark.parametrize("precision", ["fp32", "relaxed"])
+@pytest.mark.parametrize("width", range(2, 10))
+def test_every_layer_that_is_accepted_fits_every_gpu(width: int, precision: str, target: Target) -> None:
+    tried = 0
+    for r, layout in product((1, 2, 3, 7, MOST_TAPS, MOST_TAPS + 1, 2 * MOST_TAPS + 1, 40), LAYOUTS):
+        for n, k in ((1, 5), (2**17, 130)):  # the latter with 64-bit offsets
+            forward = ConvProblem(n, 48, 50, 51, k, r, width, layout=layout, precision=precision)
+            for problem in (forward, replace(forward, op="dgrad")):
+                if WINOGRAD.reasons(problem):
+                    continue
+                found = list(WINOGRAD.configs(problem, target))
+                # the cut ones have launches of other kernels, too
+                for config in (found[0], found[-1], *[c for c in found if c.segments][:1]):
+                    plan = WINOGRAD.plan(problem, config, target)
+                    assert all(launch.shared_bytes <= target.shared_per_block for launch in plan.every_launch)
+                    assert plan.prepared_bytes == WINOGRAD.prepared_bytes(problem)
+                tried += 1
+    assert (tried > 40) == (width <= 7 or precision == "relaxed")
+
+
+def test_tiers() -> None:
+    def reasons(width: int, **rest: Any) -> str:
+        problem = replace(ConvProblem(1, 64, 30, 30, 8, 3, width), **rest)
+        return "; ".join(WINOGRAD.reasons(problem))
+
+    for width in range(2, 8):
+        problem = ConvProblem(1, 64, 30, 30, 8, 3, width)
+        assert not reasons(width) and 16 not in states_of(problem)
+        assert (8 in states_of(problem)) == (width > 2)  # the error of Γ8(7, 2) is near the tier's limit
+        assert reasons(width, precision="ieee")
+    assert "10 wide" in reasons(10, precision="relaxed") and "1 wide" in reasons(1)
+    for width in (8, 9):
+        assert "'relaxed'" in reasons(width) and f"{width} wide" in reasons(width)
+        for precision in ("relaxed", "tf32"):
+            assert not reasons(width, precision=precision)
+    assert states_of(ConvProblem(1, 64, 30, 30, 8, 3, 7, precision="relaxed")) == (16, 8)
+    assert 8 in states_of(ConvProblem(1, 64, 30, 30, 8, 3, 2, precision="relaxed"))
+    # Short sums: 5 · 3 · 5 and 7 · 3 · 5 products, of the forward pass and of the gradient.
+    for name, other in (("c", {}), ("k", {"op": "dgrad"})):
+        assert f"sums 75 products; tier 'fp32' is kept from {LEAST_PRODUCTS} on" in reasons(5, **{name: 5}, **other)
+        assert not reasons(5, **{name: 7}, **other) and not reasons(5, **{name: 5}, precision="relaxed", **other)
+    assert "stride 1,2" in reasons(3, stride=(1, 2)) and "dilation 2 along the row" in reasons(3, dilation=(1, 2))
+    assert not reasons(3, dilation=(2, 1)) and "wgrad" in reasons(3, op="wgrad")
