@@ -180,6 +180,9 @@ def _transform_cases() -> list[Case]:
     add("short-row", 3, 7, 4, 5, 36, 3, 5)
     gradient: dict[str, Any] = {"op": "dgrad"}
     add("gradient-width-3", 1, 40, 6, 21, 18, 3, 3, thorough=True, padding=(1, 1, 1, 1), **gradient)
+    add("tiles-of-images", 5, 9, 7, 7, 40, 3, 3, bias=True, padding=(1, 1, 1, 1))
+    add("tiles-relaxed", 3, 19, 7, 10, 37, 3, 3, thorough=True, precision="relaxed", bias=True, padding=(1, 0, 2, 1))
+    add("gradient-tiles-relaxed", 2, 6, 9, 7, 9, 3, 3, precision="relaxed", padding=(3, 1, 0, 2), **gradient)
     add("gradient-width-9", 1, 6, 5, 21, 9, 2, 9, precision="relaxed", padding=(0, 1, 3, 5), **gradient)
     add("gradient-padding-over-filter", 2, 10, 7, 13, 14, 2, 4, padding=(3, 2, 4, 5), **gradient)
     add("gradient-high-dilated", 1, 3, 20, 8, 4, 14, 3, padding=(7, 5, 0, 2), dilation=(2, 1), **gradient)

@@ -97,7 +97,8 @@ def shared_bytes(config: WinogradConfig, taps: int, tile: tuple[int, int], out_w
     else:
         run_floats = 4 * ceil_div(channels * (run_pixels | 1), 4)
     stage = channels * states * config.tile_k + runs * run_floats
-    plane = positions if config.lane_states == 1 else positions + (48 - positions % 32) % 32
+    apart = 32 // config.lane_states
+    plane = positions if config.lane_states == 1 else positions + (32 + apart - positions % 32) % 32
     channel = states * plane
     channel += (32 + 32 // side_by_side - channel % 32) % 32
     pitch, lines = (4 * config.lanes_k, config.tiles) if nhwc else (config.tiles, 4 * config.lanes_k)
@@ -268,14 +269,17 @@ def _cycles(problem: ConvProblem, count: int, config: WinogradConfig, speed: flo
     products = ceil_div(forward.group_c, config.channels) * config.channels * taps * parts
     positions = (config.rows + taps - 1) * config.columns
     step = config.tile_k * config.tiles * config.states / 128 + positions / taps * TRANSFORM[config.states] / 128
-    # Few rows a block share fewer transforms than were counted, eight share no more of short filters.
-    speed /= {1: 1.2, 2: 1.1, 4: 1.04 if config.states == 16 else 1.0, 8: 1.04 if taps < 5 else 1.0}[config.rows]
+    # Few rows share fewer transforms than were counted; many rows of few tiles gain less than was counted.
+    slower = {1: 1.2, 2: 1.1, 4: 1.04 if config.states == 16 else 1.0, 8: 1.04 if taps < 5 else 1.0}[config.rows]
+    if config.states == 8 and config.columns == 4:
+        slower *= 1.1
     outputs = config.tile_k * config.tiles * n
-    one = products * step / speed + (PROLOGUE + STORE[forward.layout] * outputs) / config.min_blocks
-    on_one = ceil_div(_blocks(problem, count, config), target.multiprocessors)
-    # A block that is alone where several fit runs at two thirds of their speed.
-    alone = min(on_one, config.min_blocks) < config.min_blocks or on_one % config.min_blocks != 0
-    return max(1, on_one) * one + (0.5 * one if alone else 0.0)
+    one = products * step / speed * slower + (PROLOGUE + STORE[forward.layout] * outputs) / config.min_blocks
+    on_one = max(1, ceil_div(_blocks(problem, count, config), target.multiprocessors))
+    # The last blocks are fewer than fit at once: few warps hide less latency.
+    last, warps = on_one % config.min_blocks, config.threads / 128
+    few, full = last * warps, config.min_blocks * warps
+    return one * (on_one - last) + (last * one * full / (full + 4) * (few + 4) / few if last else 0.0)
 
 
 def _prepare_cycles(problem: ConvProblem, part: Part) -> float:

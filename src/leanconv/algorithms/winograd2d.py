@@ -50,6 +50,10 @@ CONFIGS = (
     Winograd2dConfig(lane_states=1, thread_tiles=8),
     Winograd2dConfig(staged=True),
     Winograd2dConfig(lanes_k=4, thread_tiles=8, channels=4, min_blocks=2),
+    # F(4 x 4, 3 x 3) in 9 warps, which share the four schedulers unevenly. 128 sums a thread would take more registers
+    # than 9 warps have.
+    Winograd2dConfig(36, lanes_k=4, lane_states=4, thread_tiles=8),
+    Winograd2dConfig(36, lanes_k=4, lane_states=4, thread_tiles=8, channels=4),
 )
 
 
@@ -130,7 +134,8 @@ class Winograd2d(GpuAlgorithm):
         """See GpuAlgorithm."""
         _, k = padded(computed(problem))
         for config in CONFIGS:
-            if k % config.tile_k == 0 and _shared_bytes(problem, config) <= target.shared_per_block:
+            allowed = outputs_of(config) in outputs_2d(problem.precision)
+            if allowed and k % config.tile_k == 0 and _shared_bytes(problem, config) <= target.shared_per_block:
                 yield config
 
     def prepared_bytes(self, problem: ConvProblem) -> int:

@@ -1,7 +1,7 @@
 // How a block of the fused Winograd kernels divides its work: filters, tiles of outputs, states, channels.
 //
-// A block computes tile_k filters x `tiles` output tiles in all states of the transform; a warp has one state (or two,
-// a half of its lanes each) and multiplies transformed filters with transformed tiles as an outer product. The tiles are
+// A block computes tile_k filters x `tiles` output tiles in all states of the transform; a warp has one state (or two
+// or four, with a part of its lanes each) and multiplies transformed filters with transformed tiles as an outer product. The tiles are
 // `rows` output rows of `columns` tiles each. An input row is needed by every output row whose filter reaches it, so its tiles
 // are transformed once for all of them: rows + taps - 1 rows of transformed tiles ("positions") serve rows * taps.
 #pragma once
@@ -49,8 +49,9 @@ struct WinogradTiles {
     static constexpr int run_pitch =
         Problem::nhwc ? run_pixels * channels + (32 + side_by_side * run - run_pixels * channels % 32) % 32
                       : ceil_div(channels * channel_pitch, 4) * 4;
-    // Two states that a warp reads at once lie in different halves of the banks.
-    static constexpr int plane = lane_states == 1 ? positions : positions + (48 - positions % 32) % 32;
+    // States that a warp reads at once lie in different banks.
+    static constexpr int plane =
+        lane_states == 1 ? positions : positions + (32 + 32 / lane_states - positions % 32) % 32;
     static constexpr int channel_floats =
         states * plane + (32 + 32 / side_by_side - states * plane % 32) % 32;
 
@@ -64,9 +65,9 @@ struct WinogradTiles {
     static constexpr int exchange_plane =
         (Problem::nhwc ? tiles : round_k) * exchange_pitch + (Tuning::padded_exchange ? 8 : 0);
 
-    static_assert(lane_states == 1 || lane_states == 2, "a warp has one state or two");
+    static_assert(lane_states == 1 || lane_states == 2 || lane_states == 4, "a warp has one, two or four states");
     static_assert(32 / lane_states % lanes_k == 0, "the lanes of a state form a lanes_k x lanes_tiles grid");
-    static_assert(lane_states == 1 || tile_k % 32 == 0, "two states exchange the halves of their rows of filters");
+    static_assert(lane_states == 1 || tile_k % 32 == 0, "odd states exchange the halves of their rows of filters");
     static_assert(Tuning::thread_k % 4 == 0 && Tuning::thread_tiles % 4 == 0, "fragments are read four at a time");
     static_assert(states % lane_states == 0, "every warp has as many states");
     static_assert(tiles % rows == 0 && columns % 4 == 0, "fragments of four tiles do not straddle rows");
@@ -84,7 +85,7 @@ struct WinogradTiles {
         lane_tile = lanes_k == 1 ? lane : lane / 2 % lanes_tiles;
     }
 
-    // Where four filters lie in a row of transformed filters: of two states that a warp reads at once, the odd one has
+    // Where four filters lie in a row of transformed filters: of the states that a warp reads at once, the odd ones have
     // the halves of every 32 filters exchanged, so that the warp reads different banks.
     static __device__ __forceinline__ int swapped(int state, int k) { return lane_states == 1 ? k : k ^ state % 2 * 16; }
 };
