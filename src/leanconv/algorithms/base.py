@@ -37,7 +37,7 @@ NOMINAL = Target("sm_90a", 132, 227 * 1024, 228 * 1024)
 #: Bytes that its memory moves in a clock cycle: 4.2 TB/s measured, at 1.98 GHz.
 BYTES_A_CYCLE = 2100
 #: Clock cycles from the end of one launch to the work of the next, and for filling the machine.
-LAUNCH_CYCLES = 6000
+LAUNCH_CYCLES = 9000
 
 
 @dataclass(frozen=True)
