@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 
 from leanconv.algorithms.base import CpuAlgorithm
 from leanconv.problem import BORDERS, ConvProblem, FilterProblem
-from leanconv.reference import CPU_ALGORITHMS, blocks, oracle, winograd1d
+from leanconv.reference import CPU_ALGORITHMS, blocks, oracle, winograd1d, winograd2d
 from leanconv.reference.im2win import im2win, im2win_channels_last
 from leanconv.registry import choose
-from leanconv.winograd import LEAST_PRODUCTS, WIDTHS
+from leanconv.winograd import LEAST_PRODUCTS, WIDTHS, outputs_2d
 
 CONV = [a for a in CPU_ALGORITHMS if a.solves is ConvProblem]
 FILTERS = [a for a in CPU_ALGORITHMS if a.solves is FilterProblem]
@@ -261,6 +261,41 @@ def test_each_winograd_kernel_keeps_its_tier(alpha: int, s: int, layout: Any, po
     x, w, bias = arrays(wide, positive=positive)
     error = oracle.relative_error(winograd1d.convolve(wide, alpha, x, w, bias), oracle.conv2d(wide, x, w, bias))
     assert error <= bound * 2.0**-29
+
+
+@pytest.mark.parametrize("positive", [False, True], ids=["zero-mean", "positive"])
+@pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
+@pytest.mark.parametrize("m", [2, 4])
+@pytest.mark.parametrize("size", [(13, 15), (7, 7), (2, 40), (1, 1)], ids=str)
+def test_each_tile_of_2d_winograd_keeps_its_tier(m: int, layout: Any, positive: bool, size: tuple[int, int]) -> None:
+    problem = ConvProblem(
+        3, 10, *size, 14, 3, 3, padding=(1, 0, 2, 3) if size > (5, 5) else (1, 2, 1, 1), groups=2, layout=layout,
+        bias=True, precision="fp32" if m == 2 else "relaxed", activation="relu" if positive else None,
+    )  # fmt: skip
+    x, w, bias = arrays(problem, positive=positive)
+    assert m in outputs_2d(problem.precision)
+    error = oracle.relative_error(winograd2d.convolve(problem, m, x, w, bias), oracle.conv2d(problem, x, w, bias))
+    assert error <= min(oracle.error_bound(problem, x, w, bias), 3e-6)
+    wide = replace(problem, dtype="float64")
+    x, w, bias = arrays(wide, positive=positive)
+    error = oracle.relative_error(winograd2d.convolve(wide, m, x, w, bias), oracle.conv2d(wide, x, w, bias))
+    assert error <= oracle.error_bound(wide, x, w, bias)
+
+
+def test_2d_winograd_takes_larger_tiles_only_where_they_are_asked_for() -> None:
+    winograd = by_name("winograd2d")
+    layer = ConvProblem(2, 32, 28, 28, 32, 3, 3, padding=(1, 1, 1, 1))
+    x, w, _ = arrays(layer)
+    errors = [
+        oracle.relative_error(winograd.run(replace(layer, precision=precision), x, w, None), oracle.conv2d(layer, x, w))
+        for precision in ("fp32", "relaxed")
+    ]
+    assert errors[0] < 4e-7 < 8e-7 < errors[1] < 1e-5
+    for change, words in (
+        ({"r": 2}, "2x3"), ({"stride": (1, 2)}, "stride 1,2"), ({"dilation": (2, 1)}, "dilation 2,1"),
+        ({"precision": "ieee"}, "'ieee' was asked for"),
+    ):  # fmt: skip
+        assert words in " ".join(winograd.reasons(replace(layer, **change)))
 
 
 @pytest.mark.parametrize("s", range(2, 8))
