@@ -16,7 +16,8 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from leanconv.algorithms.base import Plan, Target, ceil_div
-from leanconv.algorithms.winograd1d import MOST_TAPS, WinogradConfig, computed, padded, parts_of, states_of, taps_of
+from leanconv.algorithms.winograd1d import MOST_TAPS, WinogradConfig, parts_of, states_of, taps_of
+from leanconv.algorithms.winograd_tiles import computed, padded
 from leanconv.problem import ConvProblem
 from leanconv.registry import ALGORITHMS
 from leanconv.winograd import LEAST_PRODUCTS, WIDTHS, matrices

@@ -2,111 +2,43 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from itertools import product
 
 from leanconv.algorithms import implicit_gemm, input_gradient
 from leanconv.algorithms.base import (
     BYTES_A_CYCLE,
     LAUNCH_CYCLES,
-    Argument,
-    Config,
-    Constants,
-    Launch,
     Plan,
     Target,
     TimedAlgorithm,
     by_time,
     ceil_div,
-    conv_constants,
-    has_wide_tensors,
 )
 from leanconv.algorithms.tiles import layer_limits
+from leanconv.algorithms.winograd_tiles import (
+    Transform,
+    WinogradTileConfig,
+    blocks,
+    computed,
+    filter_launch,
+    main_launch,
+    padded,
+    prepared_floats,
+    shared_bytes,
+)
 from leanconv.problem import ConvProblem
-from leanconv.winograd import Rows, matrices, segments, states, why_no_states
+from leanconv.winograd import matrices, segments, states, why_no_states
 
 
 @dataclass(frozen=True)
-class WinogradConfig(Config):
-    """A warp computes ``lane_states`` states, each with a grid of lanes of thread_k filters x thread_tiles tiles.
-
-    ``lanes_k`` lanes lie along the filters. The tiles are ``rows`` output rows of as many tiles each; ``run``
-    neighbouring tiles of a row share the pixels in which they overlap (the paper's ruse variant is 2). ``channels`` are
-    multiplied in one step; ``stages`` steps are in shared memory at once. ``promoted``: the sums over one chunk of
-    channels are added to long ones. ``segments``: the rows are cut into whole tiles of this kernel, then of narrower
-    ones, then a rest for implicit GEMM; otherwise the last tile of a row is partly used.
-
-    At the end sums are exchanged in shared memory, in stores of 128 bits if ``wide_exchange`` and of 64 bits otherwise,
-    in rows that ``padded_exchange`` moves to different banks. In NCHW, ``staged`` outputs are put in the order of the
-    memory there once more.
+class WinogradConfig(WinogradTileConfig):
+    """As WinogradTileConfig. ``segments``: the rows are cut into whole tiles of this kernel, then of narrower ones,
+    then a rest for implicit GEMM; otherwise the last tile of a row is partly used.
     """
 
-    states: int = 8
-    thread_k: int = 8
-    thread_tiles: int = 8
-    lanes_k: int = 8
-    lane_states: int = 1
-    rows: int = 4
-    run: int = 1
-    channels: int = 8
-    stages: int = 3
-    min_blocks: int = 2
-    promoted: bool = False
     segments: bool = False
-    staged: bool = True
-    wide_exchange: bool = True
-    padded_exchange: bool = True
-
-    @property
-    def tile_k(self) -> int:
-        """Filters of a block."""
-        return self.lanes_k * self.thread_k
-
-    @property
-    def tiles(self) -> int:
-        """Output tiles of a block."""
-        return 32 // self.lane_states // self.lanes_k * self.thread_tiles
-
-    @property
-    def columns(self) -> int:
-        """Tiles of one output row of a block."""
-        return self.tiles // self.rows
-
-    @property
-    def threads(self) -> int:
-        """Threads of a block."""
-        return 32 * self.states // self.lane_states
-
-
-def ratios(rows: Rows) -> str:
-    """A matrix as the kernels take it: a type whose parameters are numerators and denominators in turns."""
-    numbers = ", ".join(f"{v.numerator}, {v.denominator}" for row in rows for v in row)
-    return f"leanconv::Matrix<{len(rows)}, {len(rows[0])}, {numbers}>"
-
-
-def shared_bytes(config: WinogradConfig, taps: int, tile: tuple[int, int], out_w: int, nhwc: bool, wide: bool) -> int:
-    """Shared memory of a block; kernels/lib/winograd_tiles.cuh says what lies where."""
-    states, channels = config.states, config.channels
-    positions = (config.rows + taps - 1) * config.columns
-    runs = 4 * ceil_div(ceil_div(positions, taps), 4) // config.run
-    run_pixels = tile[0] * ((config.run - 1) * out_w + tile[1])
-    side_by_side = min(channels, 8)
-    if nhwc:
-        run_floats = run_pixels * channels
-        run_floats += (32 + side_by_side * config.run - run_floats % 32) % 32
-    else:
-        run_floats = 4 * ceil_div(channels * (run_pixels | 1), 4)
-    stage = channels * states * config.tile_k + runs * run_floats
-    apart = 32 // config.lane_states
-    plane = positions if config.lane_states == 1 else positions + (32 + apart - positions % 32) % 32
-    channel = states * plane
-    channel += (32 + 32 // side_by_side - channel % 32) % 32
-    pitch, lines = (4 * config.lanes_k, config.tiles) if nhwc else (config.tiles, 4 * config.lanes_k)
-    padding = (4, 8) if config.padded_exchange else (0, 0)
-    exchange = states * (lines * (pitch + padding[0]) + padding[1])
-    tables = config.columns * (32 if wide else 16) + 2 * ceil_div(taps * runs * run_pixels, 2) * (16 if wide else 8)
-    return tables + 4 * max(config.stages * stage + 2 * channels * channel, exchange)
 
 
 #: Filter rows that are in work together; higher filters are worked on in parts.
@@ -162,12 +94,6 @@ class Part:
     offset: int
 
 
-def padded(problem: ConvProblem) -> tuple[int, int]:
-    """Channels and filters of a group, as the transformed filters count them: whole tiles of any configuration."""
-    k = problem.group_k
-    return 16 * ceil_div(problem.group_c, 16), 32 if k <= 32 else 64 * ceil_div(k, 64)
-
-
 def taps_of(problem: ConvProblem) -> tuple[int, int]:
     """Filter rows that are in work together, and how many such parts a filter has."""
     parts = ceil_div(problem.r, MOST_TAPS)
@@ -178,14 +104,7 @@ def filter_floats(problem: ConvProblem, alpha: int) -> int:
     """Size of the filters of ``problem`` in ``alpha`` states; 1 for those that implicit GEMM reads."""
     if alpha == 1:
         return input_gradient.prepared_bytes(problem) // 4 if problem.op == "dgrad" else 0
-    forward = computed(problem)
-    (c, k), (taps, parts) = padded(forward), taps_of(forward)
-    return forward.groups * taps * parts * c * alpha * k
-
-
-def computed(problem: ConvProblem) -> ConvProblem:
-    """The forward convolution that is computed for ``problem``."""
-    return problem.as_forward() if problem.op == "dgrad" else problem
+    return prepared_floats(problem, transform_of(problem, Part(alpha, 0, 0, 0)))
 
 
 def parts_of(problem: ConvProblem, alpha: int, cut: bool) -> list[Part]:
@@ -199,67 +118,14 @@ def parts_of(problem: ConvProblem, alpha: int, cut: bool) -> list[Part]:
     return found
 
 
-def _filter_constants(problem: ConvProblem, part: Part) -> Constants:
-    """The ``Problem`` struct of the launch that transforms filters: nothing that depends on the image."""
-    forward = computed(problem)
-    n, (c, k) = part.states + 1 - forward.s, padded(forward)
-    return (
-        ("r", forward.r),
-        ("s", forward.s),
-        ("groups", forward.groups),
-        ("group_c", forward.group_c),
-        ("group_k", forward.group_k),
-        ("nhwc", forward.layout == "NHWC"),
-        ("rotated", problem.op == "dgrad"),
-        ("states", part.states),
-        ("taps", taps_of(forward)[0]),
-        ("tile_h", 1),
-        ("tile_w", part.states),
-        ("out_h", 1),
-        ("out_w", n),
-        ("padded_c", c),
-        ("padded_k", k),
-        ("prepared_offset", part.offset),
-        ("g", ratios(matrices(n, forward.s).g)),
-    )
+def transform_of(problem: ConvProblem, part: Part) -> Transform:
+    """What the kernel of a part of the row transforms."""
+    made = matrices(part.states + 1 - problem.s, problem.s)
+    return Transform(made, False, part.first, part.count, *taps_of(problem), part.offset)
 
 
-def _constants(problem: ConvProblem, part: Part, config: WinogradConfig) -> Constants:
-    """The ``Problem`` struct of the main kernel."""
-    forward = computed(problem)
-    shared = dict(_filter_constants(problem, part))
-    f = matrices(part.states + 1 - forward.s, forward.s)
-    tiles = ceil_div(part.count, f.n)
-    known = {**dict(conv_constants(forward)), **shared}
-    del known["g"], known["rotated"]
-    return (
-        *known.items(),
-        ("first_q", part.first),
-        ("last_q", part.first + part.count),
-        ("row_tiles", config.run * ceil_div(tiles, config.run)),
-        ("at", ratios(f.at)),
-        ("bt", ratios(f.bt)),
-    )
-
-
-def _shared_bytes(problem: ConvProblem, config: WinogradConfig) -> int:
-    forward = computed(problem)
-    n, nhwc = config.states + 1 - forward.s, forward.layout == "NHWC"
-    taps, _ = taps_of(forward)
-    return shared_bytes(config, taps, (1, config.states), n, nhwc, has_wide_tensors(forward))
-
-
-def _blocks(problem: ConvProblem, count: int, config: WinogradConfig) -> int:
-    """Blocks that compute ``count`` columns of the output."""
-    forward = computed(problem)
-    d, tiles = forward.dilation[0], ceil_div(count, config.states + 1 - forward.s)
-    row_groups = d * ceil_div(ceil_div(forward.p, d), config.rows)
-    columns = forward.n * row_groups * config.run * ceil_div(tiles, config.run)
-    return ceil_div(columns, config.columns) * ceil_div(forward.group_k, config.tile_k) * forward.groups
-
-
-def _cycles(problem: ConvProblem, count: int, config: WinogradConfig, speed: float, target: Target) -> float:
-    """Predicted clock cycles of the launch that computes ``count`` columns of the output.
+def _cycles(problem: ConvProblem, part: Part, config: WinogradConfig, speed: float, target: Target) -> float:
+    """Predicted clock cycles of the launch that computes a part of the columns.
 
     The busiest multiprocessor sets the time. A block of it takes FMAs and transforms at ``speed``, and a fixed time
     for its beginning and its outputs. On suite ``winograd1d`` this orders the configurations as measured but for
@@ -267,7 +133,7 @@ def _cycles(problem: ConvProblem, count: int, config: WinogradConfig, speed: flo
     """
     forward = computed(problem)
     (taps, parts), n = taps_of(forward), config.states + 1 - forward.s
-    products = ceil_div(forward.group_c, config.channels) * config.channels * taps * parts
+    indices = ceil_div(forward.group_c, config.channels) * config.channels * taps * parts
     positions = (config.rows + taps - 1) * config.columns
     step = config.tile_k * config.tiles * config.states / 128 + positions / taps * TRANSFORM[config.states] / 128
     # Few rows share fewer transforms than were counted; many rows of few tiles gain less than was counted.
@@ -275,8 +141,8 @@ def _cycles(problem: ConvProblem, count: int, config: WinogradConfig, speed: flo
     if config.states == 8 and config.columns == 4:
         slower *= 1.1
     outputs = config.tile_k * config.tiles * n
-    one = products * step / speed * slower + (PROLOGUE + STORE[forward.layout] * outputs) / config.min_blocks
-    on_one = max(1, ceil_div(_blocks(problem, count, config), target.multiprocessors))
+    one = indices * step / speed * slower + (PROLOGUE + STORE[forward.layout] * outputs) / config.min_blocks
+    on_one = max(1, ceil_div(blocks(problem, transform_of(problem, part), config), target.multiprocessors))
     # The last blocks are fewer than fit at once: few warps hide less latency.
     last, warps = on_one % config.min_blocks, config.threads / 128
     few, full = last * warps, config.min_blocks * warps
@@ -313,8 +179,7 @@ class Winograd1d(TimedAlgorithm):
         if reasons:
             return reasons
         forward = computed(problem)
-        products = forward.group_c * forward.r * forward.s
-        return why_no_states(forward.s, products, forward.w, forward.precision)
+        return why_no_states(forward.s, forward.group_c * forward.r * forward.s, forward.w, forward.precision)
 
     def prepared_bytes(self, problem: ConvProblem) -> int:
         """See Algorithm."""
@@ -331,22 +196,23 @@ class Winograd1d(TimedAlgorithm):
                     continue  # the same as another one
                 rest = sum(self._part_cycles(problem, part, target) for part in others)
                 rest += sum(_prepare_cycles(problem, part) for part in (first, *others)) + LAUNCH_CYCLES * len(others)
-                for config, speed in self._kernels(problem, alpha, target):
-                    time = _cycles(problem, first.count, config, speed, target)
+                for config, speed in self._kernels(problem, first, target):
+                    time = _cycles(problem, first, config, speed, target)
                     found.append((time + rest, replace(config, segments=cut)))
         return by_time(found)
 
-    def _kernels(self, problem: ConvProblem, alpha: int, target: Target) -> Iterator[tuple[WinogradConfig, float]]:
-        """The configurations of one kernel, and their speeds.
+    def _kernels(self, problem: ConvProblem, part: Part, target: Target) -> Iterator[tuple[WinogradConfig, float]]:
+        """The configurations of a part's kernel, and their speeds.
 
         The paper's rule for ruse is that neighbouring tiles share 0.4375 of their pixels. Here sharing gains nothing
         (measured: 0 to 4 % slower in NHWC), so it comes behind.
         """
-        shared = (problem.s - 1) / alpha >= 0.4375
-        for config, speed in SPEEDS[alpha]:
-            for rows, run in product((1, 2, 4, 8), (1, 2) if shared else (1,)):
+        shared = (problem.s - 1) / part.states >= 0.4375
+        transform = transform_of(problem, part)
+        for config, speed in SPEEDS[part.states]:
+            for rows, run in itertools.product((1, 2, 4, 8), (1, 2) if shared else (1,)):
                 chosen = replace(config, rows=rows, run=run)
-                fits = _shared_bytes(problem, chosen) <= target.shared_per_block
+                fits = shared_bytes(problem, transform, chosen) <= target.shared_per_block
                 whole = padded(computed(problem))[1] % chosen.tile_k == 0
                 if chosen.tiles % (4 * rows) == 0 and whole and fits:
                     yield chosen, speed if run == 1 else 0.97 * speed
@@ -354,8 +220,8 @@ class Winograd1d(TimedAlgorithm):
     def _best(self, problem: ConvProblem, part: Part, target: Target) -> tuple[float, WinogradConfig]:
         """The configuration of a part that is not the first."""
         timed = [
-            (_cycles(problem, part.count, config, speed, target), config)
-            for config, speed in self._kernels(problem, part.states, target)
+            (_cycles(problem, part, config, speed, target), config)
+            for config, speed in self._kernels(problem, part, target)
         ]
         return min(timed, key=lambda pair: pair[0])
 
@@ -376,43 +242,7 @@ class Winograd1d(TimedAlgorithm):
                 launches.append(implicit_gemm.segment_launch(problem, part.first, part.count, target, first_weight))
                 continue
             chosen = config if part.states == config.states else self._best(problem, part, target)[1]
-            prepare.append(_filter_launch(problem, part))
-            launches.append(_launch(problem, part, chosen))
+            transform = transform_of(problem, part)
+            prepare.append(filter_launch(self.name, problem, transform))
+            launches.append(main_launch(self.name, problem, transform, chosen))
         return Plan(tuple(launches), prepare=tuple(prepare), prepared_bytes=self.prepared_bytes(problem))
-
-
-def _filter_launch(problem: ConvProblem, part: Part) -> Launch:
-    forward = computed(problem)
-    (c, k), (taps, parts) = padded(forward), taps_of(forward)
-    threads, filters, channels = 256, 32, 8
-    rows = min(taps, max(1, 40 * 1024 // (4 * filters * channels * forward.s)))
-    return Launch(
-        header="winograd1d.cuh",
-        function="leanconv::winograd1d_filters",
-        problem=_filter_constants(problem, part),
-        tuning=(("threads", threads), ("filters", filters), ("channels", channels), ("rows", rows)),
-        arguments=(Argument("const float*", "w"), Argument("float*", "prepared")),
-        grid=forward.groups * ceil_div(taps * parts, rows) * (c // channels) * (k // filters),
-        block=threads,
-        shared_bytes=4 * filters * (channels * rows * forward.s | 1),
-    )
-
-
-def _launch(problem: ConvProblem, part: Part, config: WinogradConfig) -> Launch:
-    return Launch(
-        header="winograd1d.cuh",
-        function="leanconv::winograd1d",
-        problem=_constants(problem, part, config),
-        tuning=config.constants(),
-        arguments=(
-            Argument("const float*", "x"),
-            Argument("const float*", "prepared"),
-            Argument("const float*", "bias"),
-            Argument("float*", "y"),
-            Argument("long long", "batch", problem.n),
-        ),
-        grid=_blocks(problem, part.count, config),
-        block=config.threads,
-        shared_bytes=_shared_bytes(problem, config),
-        min_blocks=config.min_blocks,
-    )

@@ -6,26 +6,25 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from math import isqrt
 
-from leanconv.algorithms.base import (
-    Argument,
-    Constants,
-    GpuAlgorithm,
-    Launch,
-    Plan,
-    Target,
-    ceil_div,
-    conv_constants,
-    has_wide_tensors,
-)
+from leanconv.algorithms.base import GpuAlgorithm, Plan, Target
 from leanconv.algorithms.tiles import layer_limits
-from leanconv.algorithms.winograd1d import WinogradConfig, computed, padded, ratios, shared_bytes
+from leanconv.algorithms.winograd_tiles import (
+    Transform,
+    WinogradTileConfig,
+    computed,
+    filter_launch,
+    main_launch,
+    padded,
+    prepared_floats,
+    shared_bytes,
+)
 from leanconv.problem import ConvProblem
 from leanconv.winograd import matrices, outputs_2d, why_not_2d
 
 
 @dataclass(frozen=True)
-class Winograd2dConfig(WinogradConfig):
-    """As WinogradConfig; a block's tiles are numbered along rows, then over rows and images."""
+class Winograd2dConfig(WinogradTileConfig):
+    """As WinogradTileConfig; a block's tiles are numbered along rows, then over rows and images."""
 
     states: int = 16
     thread_k: int = 8
@@ -57,58 +56,14 @@ CONFIGS = (
 )
 
 
+def transform_of(problem: ConvProblem, m: int) -> Transform:
+    """F(m x m, 3 x 3) of the whole output."""
+    return Transform(matrices(m, 3), True, 0, computed(problem).q)
+
+
 def outputs_of(config: Winograd2dConfig) -> int:
     """Rows and columns of the outputs of a tile."""
     return isqrt(config.states) - 2
-
-
-def _filter_constants(problem: ConvProblem, config: Winograd2dConfig) -> Constants:
-    """The ``Problem`` struct of the launch that transforms filters: nothing that depends on the image."""
-    forward, m = computed(problem), outputs_of(config)
-    c, k = padded(forward)
-    return (
-        ("r", 3),
-        ("s", 3),
-        ("groups", forward.groups),
-        ("group_c", forward.group_c),
-        ("group_k", forward.group_k),
-        ("nhwc", forward.layout == "NHWC"),
-        ("rotated", problem.op == "dgrad"),
-        ("states", config.states),
-        ("taps", 1),
-        ("tile_h", m + 2),
-        ("tile_w", m + 2),
-        ("out_h", m),
-        ("out_w", m),
-        ("padded_c", c),
-        ("padded_k", k),
-        ("prepared_offset", 0),
-        ("g", ratios(matrices(m, 3).g)),
-    )
-
-
-def _constants(problem: ConvProblem, config: Winograd2dConfig) -> Constants:
-    """The ``Problem`` struct of the main kernel."""
-    forward, f = computed(problem), matrices(outputs_of(config), 3)
-    known = {**dict(conv_constants(forward)), **dict(_filter_constants(problem, config))}
-    del known["g"], known["rotated"]
-    return (
-        *known.items(),
-        ("first_q", 0),
-        ("last_q", forward.q),
-        ("row_tiles", _row_tiles(forward, config)),
-        ("at", ratios(f.at)),
-        ("bt", ratios(f.bt)),
-    )
-
-
-def _row_tiles(forward: ConvProblem, config: Winograd2dConfig) -> int:
-    return config.run * ceil_div(ceil_div(forward.q, outputs_of(config)), config.run)
-
-
-def _shared_bytes(problem: ConvProblem, config: Winograd2dConfig) -> int:
-    forward, m = computed(problem), outputs_of(config)
-    return shared_bytes(config, 1, (m + 2, m + 2), m, forward.layout == "NHWC", has_wide_tensors(forward))
 
 
 class Winograd2d(GpuAlgorithm):
@@ -134,56 +89,20 @@ class Winograd2d(GpuAlgorithm):
         """See GpuAlgorithm."""
         _, k = padded(computed(problem))
         for config in CONFIGS:
-            allowed = outputs_of(config) in outputs_2d(problem.precision)
-            if allowed and k % config.tile_k == 0 and _shared_bytes(problem, config) <= target.shared_per_block:
-                yield config
+            m = outputs_of(config)
+            if m in outputs_2d(problem.precision) and k % config.tile_k == 0:
+                if shared_bytes(problem, transform_of(problem, m), config) <= target.shared_per_block:
+                    yield config
 
     def prepared_bytes(self, problem: ConvProblem) -> int:
         """See Algorithm."""
-        c, k = padded(computed(problem))
-        return 4 * problem.groups * c * max((m + 2) ** 2 for m in outputs_2d(problem.precision)) * k
+        return 4 * max(prepared_floats(problem, transform_of(problem, m)) for m in outputs_2d(problem.precision))
 
     def plan(self, problem: ConvProblem, config: Winograd2dConfig, target: Target) -> Plan:
         """See GpuAlgorithm."""
+        transform = transform_of(problem, outputs_of(config))
         return Plan(
-            (_launch(problem, config),),
-            prepare=(_filter_launch(problem, config),),
+            (main_launch(self.name, problem, transform, config),),
+            prepare=(filter_launch(self.name, problem, transform),),
             prepared_bytes=self.prepared_bytes(problem),
         )
-
-
-def _filter_launch(problem: ConvProblem, config: Winograd2dConfig) -> Launch:
-    c, k = padded(computed(problem))
-    threads, filters, channels = 256, 32, 8
-    return Launch(
-        header="winograd2d.cuh",
-        function="leanconv::winograd2d_filters",
-        problem=_filter_constants(problem, config),
-        tuning=(("threads", threads), ("filters", filters), ("channels", channels), ("rows", 1)),
-        arguments=(Argument("const float*", "w"), Argument("float*", "prepared")),
-        grid=problem.groups * (c // channels) * (k // filters),
-        block=threads,
-        shared_bytes=4 * filters * (channels * 9 | 1),
-    )
-
-
-def _launch(problem: ConvProblem, config: Winograd2dConfig) -> Launch:
-    forward = computed(problem)
-    tiles = forward.n * ceil_div(forward.p, outputs_of(config)) * _row_tiles(forward, config)
-    return Launch(
-        header="winograd2d.cuh",
-        function="leanconv::winograd2d",
-        problem=_constants(problem, config),
-        tuning=config.constants(),
-        arguments=(
-            Argument("const float*", "x"),
-            Argument("const float*", "prepared"),
-            Argument("const float*", "bias"),
-            Argument("float*", "y"),
-            Argument("long long", "batch", forward.n),
-        ),
-        grid=ceil_div(tiles, config.tiles) * ceil_div(forward.group_k, config.tile_k) * forward.groups,
-        block=config.threads,
-        shared_bytes=_shared_bytes(problem, config),
-        min_blocks=config.min_blocks,
-    )

@@ -1,0 +1,235 @@
+"""What the fused Winograd kernels share on the host, as kernels/lib/winograd_*.cuh on the device."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from leanconv.algorithms.base import Argument, Config, Constants, Launch, ceil_div, conv_constants, has_wide_tensors
+from leanconv.problem import ConvProblem
+from leanconv.winograd import Matrices, Rows
+
+
+@dataclass(frozen=True)
+class WinogradTileConfig(Config):
+    """A warp computes ``lane_states`` states, each with a grid of lanes of thread_k filters x thread_tiles tiles.
+
+    ``lanes_k`` lanes lie along the filters. The tiles are ``rows`` output rows of as many tiles each; ``run``
+    neighbouring tiles of a row share the pixels in which they overlap (the ruse variant of "Im2col-Winograd" is 2).
+    ``channels`` are multiplied in one step; ``stages`` steps are in shared memory at once. ``promoted``: the sums over
+    one chunk of channels are added to long ones.
+
+    At the end sums are exchanged in shared memory, in stores of 128 bits if ``wide_exchange`` and of 64 bits otherwise,
+    in rows that ``padded_exchange`` moves to different banks. In NCHW, ``staged`` outputs are put in the order of the
+    memory there once more.
+    """
+
+    states: int = 8
+    thread_k: int = 8
+    thread_tiles: int = 8
+    lanes_k: int = 8
+    lane_states: int = 1
+    rows: int = 4
+    run: int = 1
+    channels: int = 8
+    stages: int = 3
+    min_blocks: int = 2
+    promoted: bool = False
+    staged: bool = True
+    wide_exchange: bool = True
+    padded_exchange: bool = True
+
+    @property
+    def tile_k(self) -> int:
+        """Filters of a block."""
+        return self.lanes_k * self.thread_k
+
+    @property
+    def tiles(self) -> int:
+        """Output tiles of a block."""
+        return 32 // self.lane_states // self.lanes_k * self.thread_tiles
+
+    @property
+    def columns(self) -> int:
+        """Tiles of one output row of a block; in 2-D all of them."""
+        return self.tiles // self.rows
+
+    @property
+    def threads(self) -> int:
+        """Threads of a block."""
+        return 32 * self.states // self.lane_states
+
+
+@dataclass(frozen=True)
+class Transform:
+    """What one kernel transforms: F(n, width) along the rows, or with ``square`` along rows and columns.
+
+    ``taps`` transforms of a filter are in work together, and it has ``parts`` times as many: in 1-D its rows, in 2-D
+    one. The kernel computes columns ``first`` to ``first + count`` of the output, and its filters begin at ``offset``,
+    in floats.
+    """
+
+    made: Matrices
+    square: bool
+    first: int
+    count: int
+    taps: int = 1
+    parts: int = 1
+    offset: int = 0
+
+    @property
+    def states(self) -> int:
+        """States of a tile."""
+        return self.tile[0] * self.tile[1]
+
+    @property
+    def tile(self) -> tuple[int, int]:
+        """Rows and columns of pixels of a tile."""
+        return (self.made.alpha if self.square else 1, self.made.alpha)
+
+    @property
+    def out(self) -> tuple[int, int]:
+        """Rows and columns of outputs of a tile."""
+        return (self.made.n if self.square else 1, self.made.n)
+
+    @property
+    def weights(self) -> int:
+        """Weights that one transform reads."""
+        return self.made.r * (self.made.r if self.square else 1)
+
+    def row_tiles(self, config: WinogradTileConfig) -> int:
+        """Tiles of a row of outputs: whole runs."""
+        return config.run * ceil_div(ceil_div(self.count, self.made.n), config.run)
+
+
+def computed(problem: ConvProblem) -> ConvProblem:
+    """The forward convolution that is computed for ``problem``."""
+    return problem.as_forward() if problem.op == "dgrad" else problem
+
+
+def padded(problem: ConvProblem) -> tuple[int, int]:
+    """Channels and filters of a group, as the transformed filters count them: whole tiles of any configuration."""
+    k = problem.group_k
+    return 16 * ceil_div(problem.group_c, 16), 32 if k <= 32 else 64 * ceil_div(k, 64)
+
+
+def prepared_floats(problem: ConvProblem, transform: Transform) -> int:
+    """Size of the transformed filters."""
+    c, k = padded(computed(problem))
+    return problem.groups * transform.taps * transform.parts * c * transform.states * k
+
+
+def _ratios(rows: Rows) -> str:
+    """A matrix as the kernels take it: a type whose parameters are numerators and denominators in turns."""
+    numbers = ", ".join(f"{v.numerator}, {v.denominator}" for row in rows for v in row)
+    return f"leanconv::Matrix<{len(rows)}, {len(rows[0])}, {numbers}>"
+
+
+def _filter_constants(problem: ConvProblem, transform: Transform) -> Constants:
+    """The ``Problem`` struct of the launch that transforms filters: nothing that depends on the image."""
+    forward = computed(problem)
+    c, k = padded(forward)
+    return (
+        ("r", forward.r),
+        ("s", forward.s),
+        ("groups", forward.groups),
+        ("group_c", forward.group_c),
+        ("group_k", forward.group_k),
+        ("nhwc", forward.layout == "NHWC"),
+        ("rotated", problem.op == "dgrad"),
+        ("states", transform.states),
+        ("taps", transform.taps),
+        ("tile_h", transform.tile[0]),
+        ("tile_w", transform.tile[1]),
+        ("out_h", transform.out[0]),
+        ("out_w", transform.out[1]),
+        ("padded_c", c),
+        ("padded_k", k),
+        ("prepared_offset", transform.offset),
+        ("g", _ratios(transform.made.g)),
+    )
+
+
+def _constants(problem: ConvProblem, transform: Transform, config: WinogradTileConfig) -> Constants:
+    """The ``Problem`` struct of the main kernel."""
+    known = {**dict(conv_constants(computed(problem))), **dict(_filter_constants(problem, transform))}
+    del known["g"], known["rotated"]
+    return (
+        *known.items(),
+        ("first_q", transform.first),
+        ("last_q", transform.first + transform.count),
+        ("row_tiles", transform.row_tiles(config)),
+        ("at", _ratios(transform.made.at)),
+        ("bt", _ratios(transform.made.bt)),
+    )
+
+
+def shared_bytes(problem: ConvProblem, transform: Transform, config: WinogradTileConfig) -> int:
+    """Shared memory of a block; kernels/lib/winograd_tiles.cuh says what lies where."""
+    wide, nhwc = has_wide_tensors(computed(problem)), problem.layout == "NHWC"
+    states, channels, taps = config.states, config.channels, transform.taps
+    positions = (config.rows + taps - 1) * config.columns
+    runs = 4 * ceil_div(ceil_div(positions, taps), 4) // config.run
+    run_pixels = transform.tile[0] * ((config.run - 1) * transform.made.n + transform.made.alpha)
+    side_by_side = min(channels, 8)
+    if nhwc:
+        run_floats = run_pixels * channels
+        run_floats += (32 + side_by_side * config.run - run_floats % 32) % 32
+    else:
+        run_floats = 4 * ceil_div(channels * (run_pixels | 1), 4)
+    stage = channels * states * config.tile_k + runs * run_floats
+    apart = 32 // config.lane_states
+    plane = positions if config.lane_states == 1 else positions + (32 + apart - positions % 32) % 32
+    channel = states * plane
+    channel += (32 + 32 // side_by_side - channel % 32) % 32
+    pitch, lines = (4 * config.lanes_k, config.tiles) if nhwc else (config.tiles, 4 * config.lanes_k)
+    padding = (4, 8) if config.padded_exchange else (0, 0)
+    exchange = states * (lines * (pitch + padding[0]) + padding[1])
+    tables = config.columns * (32 if wide else 16) + 2 * ceil_div(taps * runs * run_pixels, 2) * (16 if wide else 8)
+    return tables + 4 * max(config.stages * stage + 2 * channels * channel, exchange)
+
+
+def blocks(problem: ConvProblem, transform: Transform, config: WinogradTileConfig) -> int:
+    """Blocks of the main kernel."""
+    forward = computed(problem)
+    d = forward.dilation[0]
+    row_groups = d * ceil_div(ceil_div(forward.p, d), config.rows * transform.out[0])
+    columns = forward.n * row_groups * transform.row_tiles(config)
+    return ceil_div(columns, config.columns) * ceil_div(forward.group_k, config.tile_k) * forward.groups
+
+
+def filter_launch(name: str, problem: ConvProblem, transform: Transform) -> Launch:
+    """The launch that transforms the filters for algorithm ``name``."""
+    (c, k), transforms = padded(computed(problem)), transform.taps * transform.parts
+    threads, filters, channels = 256, 32, 8
+    rows = min(transform.taps, max(1, 40 * 1024 // (4 * filters * channels * transform.weights)))
+    return Launch(
+        header=f"{name}.cuh",
+        function=f"leanconv::{name}_filters",
+        problem=_filter_constants(problem, transform),
+        tuning=(("threads", threads), ("filters", filters), ("channels", channels), ("rows", rows)),
+        arguments=(Argument("const float*", "w"), Argument("float*", "prepared")),
+        grid=problem.groups * ceil_div(transforms, rows) * (c // channels) * (k // filters),
+        block=threads,
+        shared_bytes=4 * filters * (channels * rows * transform.weights | 1),
+    )
+
+
+def main_launch(name: str, problem: ConvProblem, transform: Transform, config: WinogradTileConfig) -> Launch:
+    """The launch that convolves, with filters transformed by `filter_launch`."""
+    return Launch(
+        header=f"{name}.cuh",
+        function=f"leanconv::{name}",
+        problem=_constants(problem, transform, config),
+        tuning=config.constants(),
+        arguments=(
+            Argument("const float*", "x"),
+            Argument("const float*", "prepared"),
+            Argument("const float*", "bias"),
+            Argument("float*", "y"),
+            Argument("long long", "batch", problem.n),
+        ),
+        grid=blocks(problem, transform, config),
+        block=config.threads,
+        shared_bytes=shared_bytes(problem, transform, config),
+        min_blocks=config.min_blocks,
+    )
