@@ -84,7 +84,8 @@ struct WinogradProduct {
             const int e = threadIdx.x + i * Tiles::threads;
             if (elements % Tiles::threads != 0 && e >= elements) break;
             const int quad = Problem::nhwc ? e % quads : e / pixels, number = Problem::nhwc ? e / quads : e % pixels;
-            const int run = number / Tiles::run_pixels, pixel = number % Tiles::run_pixels, c = first_c + quad * 4;
+            const int run = Tiles::run_of(number / Tiles::run_pixels), pixel = number % Tiles::run_pixels;
+            const int c = first_c + quad * 4;
             const Source source = from[number];
             const bool inside = static_cast<unsigned>(source.h + below) < Problem::h;
             const B at = source.x + (static_cast<B>(below) * Problem::w * (Problem::nhwc ? Problem::c : 1) +

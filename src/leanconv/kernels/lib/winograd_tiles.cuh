@@ -49,6 +49,15 @@ struct WinogradTiles {
     static constexpr int run_pitch =
         Problem::nhwc ? run_pixels * channels + (32 + side_by_side * run - run_pixels * channels % 32) % 32
                       : ceil_div(channels * channel_pitch, 4) * 4;
+    // The order in which runs are copied. Of half as many pixels as a warp has lanes, NCHW, two are copied at once: two
+    // that lie in different halves of the banks.
+    static constexpr int far = run_pixels == 16 && run_pitch % 32 != 0 && 16 % (run_pitch % 32) == 0 && !Problem::nhwc
+                                   ? 16 / (run_pitch % 32) : 1;
+    static __device__ __forceinline__ constexpr int run_of(int number) {
+        return far == 1 || runs % (2 * far) != 0
+                   ? number : number / (2 * far) * (2 * far) + number / 2 % far + number % 2 * far;
+    }
+
     // States that a warp reads at once lie in different banks.
     static constexpr int plane =
         lane_states == 1 ? positions : positions + (32 + 32 / lane_states - positions % 32) % 32;
@@ -140,7 +149,8 @@ struct alignas(2 * sizeof(Bytes<Problem>)) WinogradSource {
     static __device__ __forceinline__ WinogradSource make(int number, const WinogradColumn<Problem>* columns) {
         using Tiles = WinogradTiles<Problem, Tuning>;
         using Column = WinogradColumn<Problem>;
-        const int position = number / Tiles::run_pixels * Tiles::run, pixel = number % Tiles::run_pixels;
+        const int part = number / Tiles::run_pixels / Tiles::runs, pixel = number % Tiles::run_pixels;
+        const int position = part * Tiles::slice + Tiles::run_of(number / Tiles::run_pixels % Tiles::runs) * Tiles::run;
         const Column column = columns[position % Tiles::columns];
         const int below = position / Tiles::columns * Problem::dilation_h + pixel / Tiles::run_width;
         const int aside = pixel % Tiles::run_width;
