@@ -19,6 +19,7 @@ from leanconv.algorithms.base import Plan, Target, ceil_div
 from leanconv.algorithms.winograd1d import MOST_TAPS, WinogradConfig, parts_of, states_of, taps_of
 from leanconv.algorithms.winograd_tiles import computed, padded
 from leanconv.problem import ConvProblem
+from leanconv.reference import oracle
 from leanconv.registry import ALGORITHMS
 from leanconv.winograd import LEAST_PRODUCTS, WIDTHS, matrices
 
@@ -88,6 +89,14 @@ def test_long_sums_are_made_of_short_ones() -> None:
     """16 states keep their tier by it; it takes as many registers again as the sums, which 8 states do without."""
     for alpha, width in ELEVEN:
         assert {config.promoted for config in configs(layer(alpha, width), alpha)} == {alpha == 16}
+    problem = replace(layer(16, 7), c=128)
+    values, errors = cases.draw_conv(problem, "positive"), {}
+    for promoted in (True, False):
+        config = replace(next(iter(configs(problem, 16))), promoted=promoted)
+        y = np.full(problem.y_shape, np.nan, np.float32)
+        emulator.run_plan(WINOGRAD.plan(problem, config, TARGETS[0]), {**values, "y": y}, orders=("ascending",))
+        errors[promoted] = oracle.relative_error(y, oracle.conv2d(problem, values["x"], values["w"]))
+    assert 3 * errors[True] < errors[False]
 
 
 @st.composite
