@@ -79,8 +79,8 @@ struct WinogradOutput {
 #pragma unroll
                 for (int j = 0; j < 4; ++j)
                     v[j] = Problem::nhwc ? sums[4 * round + j][f + i] : sums[4 * round + i][f + j];
-                float* const to = plane + (Problem::nhwc ? (tile + i) * Tiles::exchange_pitch + k
-                                                         : (k + i) * Tiles::exchange_pitch + tile);
+                float* const to = plane + (Problem::nhwc ? Tiles::exchange_at(tile + i, k)
+                                                         : Tiles::exchange_at(k + i, tile));
                 if constexpr (Tuning::wide_exchange) {
                     store_vector(to, v);
                 } else {
@@ -122,7 +122,7 @@ struct WinogradOutput {
             const Column at = place(tile);
             if (k >= Problem::group_k || at.h >= Problem::p) continue;
             float sums[width][states], result[width][outputs];
-            load(sums, exchange + tile * Tiles::exchange_pitch + in_round);
+            load(sums, exchange + Tiles::exchange_at(tile, in_round));
 #pragma unroll
             for (int j = 0; j < width; ++j) {
                 Transform::output(result[j], sums[j]);
@@ -159,7 +159,7 @@ struct WinogradOutput {
             const int in_round = e / a_filter, tile = e % a_filter * width;
             const int k = first_k + round * Tiles::round_k + in_round;
             if (!Tuning::staged && k >= Problem::group_k) continue;
-            float* const at = exchange + in_round * Tiles::exchange_pitch + tile;
+            float* const at = exchange + Tiles::exchange_at(in_round, tile);
             float sums[width][states], result[width][outputs];
             load(sums, at);
             const float b = Problem::bias && k < Problem::group_k ? bias[group * Problem::group_k + k] : 0.0f;
@@ -230,7 +230,7 @@ struct WinogradOutput {
             if (k >= Problem::group_k || at.h + below >= Problem::p || at.w + aside >= Problem::last_q) continue;
             y[at.y + static_cast<Offset<Problem>>(k) * (Problem::p * Problem::q) + below * Problem::q + aside] =
                 exchange[(below * Problem::out_w + aside) * Tiles::exchange_plane +
-                         in_round * Tiles::exchange_pitch + tile];
+                         Tiles::exchange_at(in_round, tile)];
         }
     }
 };

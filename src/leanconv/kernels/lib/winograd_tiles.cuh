@@ -73,6 +73,14 @@ struct WinogradTiles {
     static constexpr int exchange_pitch = (Problem::nhwc ? round_k : tiles) + (Tuning::padded_exchange ? 4 : 0);
     static constexpr int exchange_plane =
         (Problem::nhwc ? tiles : round_k) * exchange_pitch + (Tuning::padded_exchange ? 8 : 0);
+    // Where column `column` of a row lies, which is a tile of a filter in NCHW, a filter of a tile in NHWC. Eight lanes
+    // store at once, in rows 4, 8 and 12 below the first one's: the padding leads half of them to other banks, exchanged
+    // columns the rest.
+    static __device__ __forceinline__ constexpr int exchange_at(int row, int column) {
+        constexpr bool deep = Problem::nhwc ? lanes_tiles >= 4 : lanes_tiles == 2;
+        constexpr bool exchanged = Tuning::padded_exchange && deep && (Problem::nhwc ? round_k : tiles) % 16 == 0;
+        return row * exchange_pitch + (exchanged ? column ^ row / 8 % 2 * 8 : column);
+    }
 
     static_assert(lane_states == 1 || lane_states == 2 || lane_states == 4, "a warp has one, two or four states");
     static_assert(32 / lane_states % lanes_k == 0, "the lanes of a state form a lanes_k x lanes_tiles grid");
