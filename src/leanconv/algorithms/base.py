@@ -157,7 +157,7 @@ class Algorithm(ABC):
         """A guess at its time on ``problem``, in a unit that the algorithms of one engine share.
 
         On a GPU that is clock cycles of `NOMINAL`. ``auto`` takes the lowest, and the earlier one in the registry among
-        equals; 0 leaves it to that order.
+        equals.
         """
         return 0.0
 
@@ -172,6 +172,10 @@ class GpuAlgorithm(Algorithm):
     @abstractmethod
     def plan(self, problem: Any, config: Any, target: Target) -> Plan:
         """The launches that compute ``problem`` with ``config``."""
+
+    def cost(self, problem: Any) -> float:
+        """See Algorithm. One that predicts no time is left for where nothing else fits, and for calls by name."""
+        return float("inf")
 
 
 C = TypeVar("C", bound=Config)
@@ -213,6 +217,13 @@ class CpuAlgorithm(Algorithm):
 def ceil_div(a: int, b: int) -> int:
     """The smallest integer not below a / b."""
     return -(-a // b)
+
+
+def products(problem: ConvProblem) -> int:
+    """Most products that an output of a forward convolution sums: of pixels, not of padding."""
+    rows = min(problem.r, ceil_div(problem.h, problem.dilation[0]))
+    columns = min(problem.s, ceil_div(problem.w, problem.dilation[1]))
+    return problem.group_c * rows * columns
 
 
 def has_wide_tensors(problem: ConvProblem) -> bool:

@@ -29,10 +29,6 @@ class Direct(GpuAlgorithm):
         """See GpuAlgorithm."""
         return forward_limits(problem)
 
-    def cost(self, problem: ConvProblem) -> float:
-        """See Algorithm: kept to compare with, never the first choice."""
-        return float("inf")
-
     def configs(self, problem: ConvProblem, target: Target) -> Iterator[DirectConfig]:
         """See GpuAlgorithm."""
         yield DirectConfig()

@@ -23,10 +23,6 @@ class Im2winBasic(GpuAlgorithm):
         """See GpuAlgorithm."""
         return tensor_limits(problem)
 
-    def cost(self, problem: ConvProblem) -> float:
-        """See Algorithm: kept to compare with, never the first choice."""
-        return float("inf")
-
     def workspace_bytes(self, problem: ConvProblem) -> int:
         """See Algorithm."""
         return 4 * tensor_elements(problem)

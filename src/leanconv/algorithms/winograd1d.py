@@ -7,26 +7,18 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from leanconv.algorithms import implicit_gemm, input_gradient
-from leanconv.algorithms.base import (
-    BYTES_A_CYCLE,
-    LAUNCH_CYCLES,
-    Plan,
-    Target,
-    TimedAlgorithm,
-    by_time,
-    ceil_div,
-)
+from leanconv.algorithms.base import LAUNCH_CYCLES, Plan, Target, TimedAlgorithm, by_time, ceil_div, products
 from leanconv.algorithms.tiles import layer_limits
 from leanconv.algorithms.winograd_tiles import (
     Transform,
     WinogradTileConfig,
-    blocks,
     computed,
     filter_launch,
+    fitted,
+    main_cycles,
     main_launch,
-    padded,
+    prepare_cycles,
     prepared_floats,
-    shared_bytes,
 )
 from leanconv.problem import ConvProblem
 from leanconv.winograd import matrices, segments, states, why_no_states
@@ -68,10 +60,8 @@ SPEEDS: dict[int, tuple[tuple[WinogradConfig, float], ...]] = {
         (WinogradConfig(16, 8, 8, 4, 2, channels=4, stages=2, min_blocks=1, promoted=True), 0.38),
     ),
 }
-#: Floating point and memory instructions of one input transform.
-TRANSFORM = {4: 30, 8: 55, 16: 170}
-#: Clock cycles of a block before its first product, and of an output of the block.
-PROLOGUE, STORE = 4000, {"NHWC": 0.29, "NCHW": 0.75}
+#: Clock cycles of a block for each of its outputs.
+STORE = {"NHWC": 0.29, "NCHW": 0.75}
 
 
 def states_of(problem: ConvProblem) -> tuple[int, ...]:
@@ -80,7 +70,7 @@ def states_of(problem: ConvProblem) -> tuple[int, ...]:
     Γ8(7, 2) is left out of tier fp32: with one long sum its error is 3.8 to 4.4 times that of a sequential one.
     """
     forward = computed(problem)
-    kept = states(forward.s, forward.group_c * forward.r * forward.s, forward.w, forward.precision)
+    kept = states(forward.s, products(forward), forward.w, forward.precision)
     return tuple(alpha for alpha in kept if not (problem.precision == "fp32" and alpha == 8 and problem.s == 2))
 
 
@@ -125,35 +115,22 @@ def transform_of(problem: ConvProblem, part: Part) -> Transform:
 
 
 def _cycles(problem: ConvProblem, part: Part, config: WinogradConfig, speed: float, target: Target) -> float:
-    """Predicted clock cycles of the launch that computes a part of the columns.
-
-    The busiest multiprocessor sets the time. A block of it takes FMAs and transforms at ``speed``, and a fixed time
-    for its beginning and its outputs. On suite ``winograd1d`` this orders the configurations as measured but for
-    differences under 5 %.
-    """
-    forward = computed(problem)
-    (taps, parts), n = taps_of(forward), config.states + 1 - forward.s
-    indices = ceil_div(forward.group_c, config.channels) * config.channels * taps * parts
-    positions = (config.rows + taps - 1) * config.columns
-    step = config.tile_k * config.tiles * config.states / 128 + positions / taps * TRANSFORM[config.states] / 128
+    """Predicted clock cycles of the launch that computes a part of the columns."""
+    transform = transform_of(problem, part)
     # Few rows share fewer transforms than were counted; many rows of few tiles gain less than was counted.
-    slower = {1: 1.2, 2: 1.1, 4: 1.04 if config.states == 16 else 1.0, 8: 1.04 if taps < 5 else 1.0}[config.rows]
-    if config.states == 8 and config.columns == 4:
-        slower *= 1.1
-    outputs = config.tile_k * config.tiles * n
-    one = indices * step / speed * slower + (PROLOGUE + STORE[forward.layout] * outputs) / config.min_blocks
-    on_one = max(1, ceil_div(blocks(problem, transform_of(problem, part), config), target.multiprocessors))
-    # The last blocks are fewer than fit at once: few warps hide less latency.
-    last, warps = on_one % config.min_blocks, config.threads / 128
-    few, full = last * warps, config.min_blocks * warps
-    return one * (on_one - last) + (last * one * full / (full + 4) * (few + 4) / few if last else 0.0)
+    speed /= {1: 1.2, 2: 1.1, 4: 1.04 if part.states == 16 else 1.0, 8: 1.04 if transform.taps < 5 else 1.0}[
+        config.rows
+    ]
+    if part.states == 8 and config.columns == 4:
+        speed /= 1.1
+    return main_cycles(problem, transform, config, speed, STORE[problem.layout], target)
 
 
 def _prepare_cycles(problem: ConvProblem, part: Part) -> float:
-    """Predicted clock cycles of the launch that prepares the filters of a part: it moves them, little by little."""
-    floats = filter_floats(problem, part.states)
-    weights = problem.k * problem.group_c * problem.r * problem.s
-    return LAUNCH_CYCLES + 4 * (floats + weights) / BYTES_A_CYCLE if floats else 0.0
+    """Predicted clock cycles of what prepares the filters of a part."""
+    if part.states > 1:
+        return prepare_cycles(problem, transform_of(problem, part))
+    return LAUNCH_CYCLES if problem.op == "dgrad" else 0.0
 
 
 class Winograd1d(TimedAlgorithm):
@@ -179,7 +156,7 @@ class Winograd1d(TimedAlgorithm):
         if reasons:
             return reasons
         forward = computed(problem)
-        return why_no_states(forward.s, forward.group_c * forward.r * forward.s, forward.w, forward.precision)
+        return why_no_states(forward.s, products(forward), forward.w, forward.precision)
 
     def prepared_bytes(self, problem: ConvProblem) -> int:
         """See Algorithm."""
@@ -211,11 +188,10 @@ class Winograd1d(TimedAlgorithm):
         transform = transform_of(problem, part)
         for config, speed in SPEEDS[part.states]:
             for rows, run in itertools.product((1, 2, 4, 8), (1, 2) if shared else (1,)):
-                chosen = replace(config, rows=rows, run=run)
-                fits = shared_bytes(problem, transform, chosen) <= target.shared_per_block
-                whole = padded(computed(problem))[1] % chosen.tile_k == 0
-                if chosen.tiles % (4 * rows) == 0 and whole and fits:
-                    yield chosen, speed if run == 1 else 0.97 * speed
+                if config.tiles % (4 * rows) == 0:
+                    chosen = fitted(problem, transform, replace(config, rows=rows, run=run), target)
+                    if chosen is not None:
+                        yield chosen, speed if run == 1 else 0.97 * speed
 
     def _best(self, problem: ConvProblem, part: Part, target: Target) -> tuple[float, WinogradConfig]:
         """The configuration of a part that is not the first."""

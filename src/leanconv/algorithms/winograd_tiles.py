@@ -2,11 +2,28 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TypeVar
 
-from leanconv.algorithms.base import Argument, Config, Constants, Launch, ceil_div, conv_constants, has_wide_tensors
+from leanconv.algorithms.base import (
+    BYTES_A_CYCLE,
+    LAUNCH_CYCLES,
+    Argument,
+    Config,
+    Constants,
+    Launch,
+    Target,
+    ceil_div,
+    conv_constants,
+    has_wide_tensors,
+)
 from leanconv.problem import ConvProblem
 from leanconv.winograd import Matrices, Rows
+
+#: Instructions of one input transform, by whether it is of a square and by its states.
+INSTRUCTIONS = {(False, 4): 30, (False, 8): 55, (False, 16): 170, (True, 16): 75, (True, 36): 250}
+#: Clock cycles of a block before its first product.
+PROLOGUE = 4000
 
 
 @dataclass(frozen=True)
@@ -195,6 +212,48 @@ def blocks(problem: ConvProblem, transform: Transform, config: WinogradTileConfi
     row_groups = d * ceil_div(ceil_div(forward.p, d), config.rows * transform.out[0])
     columns = forward.n * row_groups * transform.row_tiles(config)
     return ceil_div(columns, config.columns) * ceil_div(forward.group_k, config.tile_k) * forward.groups
+
+
+W = TypeVar("W", bound=WinogradTileConfig)
+
+
+def fitted(problem: ConvProblem, transform: Transform, config: W, target: Target) -> W | None:
+    """The configuration with as many blocks at once as shared memory has room for; None where it cannot run."""
+    needed = shared_bytes(problem, transform, config)
+    if needed > target.shared_per_block or padded(computed(problem))[1] % config.tile_k:
+        return None
+    # The system takes a KiB of each block.
+    at_once = target.shared_per_multiprocessor // (needed + 1024)
+    return replace(config, min_blocks=max(1, min(config.min_blocks, at_once)))
+
+
+def main_cycles(
+    problem: ConvProblem, transform: Transform, config: WinogradTileConfig, speed: float, store: float, target: Target
+) -> float:
+    """Predicted clock cycles of `main_launch`.
+
+    The busiest multiprocessor sets the time. A block of it takes multiply-adds and transforms at ``speed``, a share of
+    the FMA peak, and a fixed time for its beginning and its outputs, ``store`` cycles each. On suites ``winograd1d``
+    and ``opencnn`` this orders the configurations as measured but for differences under 5 %.
+    """
+    forward, out = computed(problem), transform.out[0] * transform.out[1]
+    channels = ceil_div(forward.group_c, config.channels) * config.channels
+    positions = (config.rows + transform.taps - 1) * config.columns
+    transforms = positions / transform.taps * INSTRUCTIONS[transform.square, transform.states]
+    work = config.tile_k * config.tiles * config.states + transforms
+    products = channels * transform.taps * transform.parts * work / 128 / speed
+    one = products + (PROLOGUE + store * config.tile_k * config.tiles * out) / config.min_blocks
+    on_one = max(1, ceil_div(blocks(problem, transform, config), target.multiprocessors))
+    # The last blocks may be fewer than fit at once: few warps hide less latency.
+    last, warps = on_one % config.min_blocks, config.threads / 128
+    few, full = last * warps, config.min_blocks * warps
+    return one * (on_one - last) + (last * one * full / (full + 4) * (few + 4) / few if last else 0.0)
+
+
+def prepare_cycles(problem: ConvProblem, transform: Transform) -> float:
+    """Predicted clock cycles of `filter_launch`, and until the next launch."""
+    weights = problem.k * problem.group_c * problem.r * problem.s
+    return LAUNCH_CYCLES + 4 * (prepared_floats(problem, transform) + weights) / BYTES_A_CYCLE
 
 
 def filter_launch(name: str, problem: ConvProblem, transform: Transform) -> Launch:

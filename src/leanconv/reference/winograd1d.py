@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from leanconv.algorithms.base import CpuAlgorithm, ceil_div
+from leanconv.algorithms.base import CpuAlgorithm, ceil_div, products
 from leanconv.problem import ITEM_BYTES, ConvProblem
 from leanconv.reference.blocks import Block, PaddedInput, blocks, finish, output_like, product_cost, shared_limits
 from leanconv.reference.im2col import Im2col
@@ -32,7 +32,7 @@ class Winograd1d(CpuAlgorithm):
 
     def why_not(self, problem: ConvProblem) -> list[str]:
         reasons = shared_limits(problem)
-        reasons += why_no_states(problem.s, _products(problem), problem.w, problem.precision)
+        reasons += why_no_states(problem.s, products(problem), problem.w, problem.precision)
         if problem.stride != (1, 1):
             reasons.append(f"stride {problem.stride[0]},{problem.stride[1]} is not 1,1")
         if problem.dilation[1] != 1:
@@ -47,13 +47,8 @@ class Winograd1d(CpuAlgorithm):
         return convolve(problem, min(_states(problem), key=lambda alpha: _cost(problem, alpha)), x, w, bias)
 
 
-def _products(problem: ConvProblem) -> int:
-    """Products that one output sums."""
-    return problem.group_c * problem.r * problem.s
-
-
 def _states(problem: ConvProblem) -> tuple[int, ...]:
-    return states(problem.s, _products(problem), problem.w, problem.precision)
+    return states(problem.s, products(problem), problem.w, problem.precision)
 
 
 def _cost(problem: ConvProblem, alpha: int) -> float:
