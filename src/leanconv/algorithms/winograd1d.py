@@ -173,11 +173,12 @@ class Winograd1d(TimedAlgorithm):
                     continue  # the same as another one
                 rest = sum(self._part_cycles(problem, part, target) for part in others)
                 rest += sum(_prepare_cycles(problem, part) for part in (first, *others))
+                rest += LAUNCH_CYCLES * len(others)
                 # Measured: a cut row loses more to its short launches than the busiest multiprocessor shows.
-                rest += 2 * LAUNCH_CYCLES * len(others)
+                loss = 1.03 if cut else 1.0
                 for config, speed in self._kernels(problem, first, target):
                     time = _cycles(problem, first, config, speed, target)
-                    found.append((time + rest, replace(config, segments=cut)))
+                    found.append((loss * (time + rest), replace(config, segments=cut)))
         return by_time(found)
 
     def _kernels(self, problem: ConvProblem, part: Part, target: Target) -> Iterator[tuple[WinogradConfig, float]]:
