@@ -81,6 +81,28 @@ def test_variants_compile_without_spills_to_different_code(name: str) -> None:
     assert len(code) == 2 + len(ABLATED) * len(VARIANTS)
 
 
+@pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
+def test_output_stages_of_winograd2d_differ_by_their_switch_alone(layout: str) -> None:
+    pytest.importorskip("cuda.core", reason="NVRTC comes with the extra leanconv[cu13] or [cu12]")
+    from leanconv.runtime.compile import compile_launch
+
+    study = STUDIES["opencnn"]
+    for case in load_suite("opencnn", layout)[:4]:
+        problem = case.problem
+        assert isinstance(problem, ConvProblem)
+        (_, full, *variants) = taken_apart(problem, study)
+        # Which of the two is full is the algorithm's choice.
+        left_out = "staged" if getattr(full.config, "staged", None) else "direct stores"
+        assert [v.name for v in variants] == [name for name in study.switches if name != left_out], case.name
+        for variant in (full, *variants):
+            if variant is not full:
+                assert variant.config == replace(full.config, **study.switches[variant.name]), variant
+            (main,) = variant.algorithm.plan(problem, variant.config, H200).launches
+            assert main.shared_bytes <= H200.shared_per_block and main.block <= 1024, variant
+            if case.name in ("conv2-n32", "conv5-n32"):
+                assert compile_launch(main, H200.arch).spill_bytes == 0, variant
+
+
 class HostAblation(AblationPeer):
     """The variants on a device that plays a GPU on the host."""
 

@@ -30,12 +30,14 @@ BASELINE, FULL = "baseline", "full"
 class Study:
     """Which algorithms are taken apart, what is switched off in them, and what they are compared with.
 
-    ``switches`` holds for each variant the fields of the configuration that it sets, and to what.
+    ``switches`` holds for each variant the fields of the configuration that it sets, and to what. With ``alone`` they
+    are all that differs; otherwise other fields follow to a configuration that the algorithm has.
     """
 
     algorithms: tuple[str, ...]
     baselines: tuple[str, ...]
     switches: dict[str, dict[str, Any]] = field(hash=False)
+    alone: bool = False
 
     @property
     def variants(self) -> tuple[str, ...]:
@@ -67,6 +69,20 @@ STUDIES = {
             "whole rows": {"segments": False},
         },
     ),
+    # The layouts of the output stage, which its paper compares; in NCHW a call has one of the first two anyway. Runs
+    # are of the raw pixels. A list of configurations that are good as they are would not hold these.
+    "opencnn": Study(
+        ("winograd2d",),
+        ("implicit_gemm",),
+        {
+            "staged": {"staged": True},
+            "direct stores": {"staged": False},
+            "64-bit exchange": {"wide_exchange": False},
+            "unpadded exchange": {"padded_exchange": False},
+            "runs of 4": {"run": 4},
+        },
+        alone=True,
+    ),
 }
 
 
@@ -93,8 +109,8 @@ def variants(
 ) -> Iterator[Variant]:
     """The baselines, then each ablated algorithm with the configuration that ``choose`` gives, whole and switched off.
 
-    All but the switch stays as it is where such a configuration is legal. A variant that the whole configuration is
-    already, and an algorithm that cannot run the problem, are left out.
+    All but the switch stays as it is where such a configuration is legal, and always in a study that is ``alone``. A
+    variant that the whole configuration is already, and an algorithm that cannot run the problem, are left out.
     """
     for name in (*study.baselines, *study.algorithms):
         algorithm = _algorithm(name)
@@ -106,16 +122,16 @@ def variants(
             continue
         yield Variant(algorithm, FULL, config)
         for variant, values in study.switches.items():
-            off = _switched(algorithm, problem, target, config, values)
+            wanted = replace(config, **values)
+            off = wanted if study.alone else _nearest(algorithm, problem, target, wanted, values)
             if off != config:
                 yield Variant(algorithm, variant, off)
 
 
-def _switched(
-    algorithm: GpuAlgorithm, problem: ConvProblem, target: Target, config: Config, values: dict[str, Any]
+def _nearest(
+    algorithm: GpuAlgorithm, problem: ConvProblem, target: Target, wanted: Config, values: dict[str, Any]
 ) -> Config:
-    """``config`` with ``values``: the nearest of the algorithm's own configurations, or one that no call would run."""
-    wanted = replace(config, **values)
+    """The algorithm's own configuration with ``values`` nearest to ``wanted``; if there is none, ``wanted`` itself."""
 
     def differing(other: Config) -> int:
         return sum(getattr(other, entry.name) != getattr(wanted, entry.name) for entry in fields(wanted))
