@@ -380,6 +380,19 @@ def test_figures_show_what_was_measured(suite: Results, variants_measured: Resul
     assert len(list(tmp_path.iterdir())) == 3
 
 
+@pytest.mark.parametrize("study", STUDIES.values(), ids=[*STUDIES])
+def test_every_variant_has_a_colour(study: Study, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    from leanconv.bench import figures
+
+    results, (algorithm, *_) = empty(), study.algorithms
+    results.rows = [made_up("narrow", "leanconv", name, 2, variant=BASELINE) for name in study.baselines]
+    results.rows += [made_up("narrow", "leanconv", algorithm, 9, variant=name) for name in study.variants]
+    figures.ablation(results, tmp_path / "a.svg")
+    shown = (tmp_path / "a.svg").read_text()
+    assert all(f"<!-- {name} -->" in shown for name in (*study.baselines, *study.variants))
+
+
 # blocks of documents
 
 PAGE = """# A page
