@@ -352,15 +352,20 @@ def test_a_warm_call_allocates_the_output_and_nothing_else() -> None:
 
 
 def host_us(call: Any) -> float:
-    """Median host time of a call in microseconds, the GPU kept from falling behind."""
-    samples = []
-    for i in range(3000):
-        if i % 100 == 0:
-            torch.cuda.synchronize()
-        begin = time.perf_counter_ns()
-        call()
-        samples.append((time.perf_counter_ns() - begin) / 1e3)
-    return statistics.median(samples)
+    """Host time of a call in microseconds, the GPU kept from falling behind: the least of some medians, for the cores
+    are others' too.
+    """
+    medians = []
+    for _ in range(6):
+        samples = []
+        for i in range(500):
+            if i % 100 == 0:
+                torch.cuda.synchronize()
+            begin = time.perf_counter_ns()
+            call()
+            samples.append((time.perf_counter_ns() - begin) / 1e3)
+        medians.append(statistics.median(samples))
+    return min(medians)
 
 
 def test_host_overhead(record_property: Any, capsys: Any) -> None:
