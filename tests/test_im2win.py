@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from itertools import product
 from typing import Any
 
@@ -23,6 +23,8 @@ from leanconv.runtime import compile as compiler
 FUSED = next(a for a in ALGORITHMS if a.name == "im2win_fused")
 TILED = ("implicit_gemm", "im2win", "im2win_fused")
 TENSORS = [c for c in CONV_CASES if c.problem.n]
+#: Those of all switches that its configurations have.
+SWITCHES = [name for name in proof.SWITCHES if name in {field.name for field in fields(im2win_fused.RUN_TILES[0][0])}]
 
 
 def tensor_of(problem: ConvProblem, x: np.ndarray) -> np.ndarray:
@@ -107,7 +109,7 @@ def _runs() -> list[Runs]:
             bias=i % 4 < 2,
             activation="relu" if i % 3 == 0 else None,
         )
-        off = (None, *proof.SWITCHES)[i % 4] if i % 3 else None
+        off = (None, *SWITCHES)[i % 4] if i % 3 else None
         found.append(Runs(problem, i, (1, 2, 4, 8)[i // 3 % 4], off, i % 5 == 4))
     wide_filter = ConvProblem(1, 5, 4, 40, 6, 2, 13, padding=(1, 0, 4, 3))
     found += [Runs(wide_filter, 0, 1, None, False), Runs(replace(wide_filter, w=41), 1, 2, None, False)]
@@ -152,7 +154,7 @@ def test_runs_are_of_every_kind():
         assert {p.bias for p in these} == {True, False} and {p.activation for p in these} == {None, "relu"}
     for whole in (True, False):
         these = [r for r in RUNS if (r.problem.w % 4 == 0) == whole and not r.wide]
-        assert {r.config.split for r in these} == {1, 2, 4, 8} and {r.off for r in these} == {None, *proof.SWITCHES}
+        assert {r.config.split for r in these} == {1, 2, 4, 8} and {r.off for r in these} == {None, *SWITCHES}
     configs = [r.config for r in RUNS]
     assert {c.thread_pixels for c in configs} == {8, 12} and any(r.wide and r.problem.w % 4 == 0 for r in RUNS)
     # Registers hold two runs where these are short, else one.

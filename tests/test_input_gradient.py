@@ -191,7 +191,7 @@ def test_what_computes_no_gradients_says_so(algorithm):
 @pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
 def test_windows_that_begin_inside_the_image_right_on_emulator(algorithm, layout):
     """Padding is negative where a gradient is written as a forward convolution."""
-    layer = ConvProblem(2, 6, 9, 12, 4, 2, 3, padding=(3, 2, 3, 5), layout=layout, op="dgrad")
+    layer = ConvProblem(2, 6, 9, 12, 4, 3, 3, padding=(4, 3, 3, 5), layout=layout, op="dgrad")
     problem = layer.as_forward()
     assert problem.padding == (-2, -1, -1, -3)
     proof.check(algorithm, problem, kinds=cases.KINDS[:1])

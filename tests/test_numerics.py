@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
@@ -54,9 +54,10 @@ def test_another_kernel_of_the_family_stands_under_its_own_name_only(
     monkeypatch.setattr(
         numerics, "_on_gpu", lambda plan, problem: lambda x, w: oracle.conv2d(problem, x, w).astype(np.float32)
     )
-    rows_of_8 = numerics.kernel_layer(8, 3, 4)
+    # images enough for 8 states to be the best guess
+    rows_of_8 = replace(numerics.kernel_layer(8, 3, 16), n=64)
     monkeypatch.setattr(numerics, "kernel_layer", lambda *_: rows_of_8)
-    found = {alpha: numerics.measure_kernels(((alpha, 3),), (4,), gpu=True) for alpha in (4, 8)}
+    found = {alpha: numerics.measure_kernels(((alpha, 3),), (16,), gpu=True) for alpha in (4, 8)}
     assert {e.where for e in found[4]} == {"CPU"} and {e.where for e in found[8]} == {"CPU", "GPU"}
 
 
