@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -54,11 +54,21 @@ def test_another_kernel_of_the_family_stands_under_its_own_name_only(
     monkeypatch.setattr(
         numerics, "_on_gpu", lambda plan, problem: lambda x, w: oracle.conv2d(problem, x, w).astype(np.float32)
     )
-    # images enough for 8 states to be the best guess
-    rows_of_8 = replace(numerics.kernel_layer(8, 3, 16), n=64)
-    monkeypatch.setattr(numerics, "kernel_layer", lambda *_: rows_of_8)
-    found = {alpha: numerics.measure_kernels(((alpha, 3),), (16,), gpu=True) for alpha in (4, 8)}
-    assert {e.where for e in found[4]} == {"CPU"} and {e.where for e in found[8]} == {"CPU", "GPU"}
+    layers = {8: numerics.kernel_layer(8, 3, 16), 2: numerics.kernel_layer(8, 2, 64)}
+    seen = []
+    monkeypatch.setattr(
+        Winograd1d, "plan", lambda self, problem, config, target, plan=Winograd1d.plan: (
+            seen.append(config.states), plan(self, problem, config, target)
+        )[1],
+    )  # fmt: skip
+    monkeypatch.setattr(numerics, "kernel_layer", lambda alpha, *_: layers[8])
+    for alpha in (4, 8):
+        found = numerics.measure_kernels(((alpha, 3),), (16,), gpu=True)
+        assert {e.where for e in found} == {"CPU", "GPU"} and set(seen) == {alpha}
+        seen.clear()
+    # 8 states do not serve filters 2 wide in this tier, and 4 states shall not stand for them
+    monkeypatch.setattr(numerics, "kernel_layer", lambda *_: layers[2])
+    assert {e.where for e in numerics.measure_kernels(((8, 2),), (64,), gpu=True)} == {"CPU"} and not seen
 
 
 def test_the_command_makes_the_page_from_records(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -113,6 +113,21 @@ def _plan(algorithm: GpuAlgorithm, problem: Problem) -> Plan:
     return algorithm.plan(problem, choose_config(algorithm, problem, device), device.target)
 
 
+def _kernel_plan(algorithm: GpuAlgorithm, problem: ConvProblem, alpha: int) -> Plan | None:
+    """What computes the problem on this machine's GPU with ``alpha`` states, if it is a matter of states at all.
+
+    None where the algorithm has no such kernel in the tier of the problem.
+    """
+    from leanconv.runtime.launch import open_device
+
+    target = open_device(0).target
+    for config in algorithm.configs(problem, target):
+        tuning = dict(config.constants())
+        if tuning.get("states", alpha) == alpha and not tuning.get("segments"):
+            return algorithm.plan(problem, config, target)
+    return None
+
+
 def _on_gpu(plan: Plan, problem: Problem) -> Callable[..., Any]:
     from leanconv.runtime.launch import open_device, run_plan
 
@@ -198,9 +213,8 @@ def _kernel_outputs(
     yield "winograd1d", tier, "CPU", winograd1d.convolve(problem, alpha, x, w, None)
     if gpu:
         for algorithm in _kernel_algorithms(problem):
-            plan = _plan(algorithm, problem)
-            # What another kernel of the family computes shall not stand under the name of this one.
-            if {dict(launch.problem).get("states", alpha) for launch in plan.launches} == {alpha}:
+            plan = _kernel_plan(algorithm, problem, alpha)
+            if plan is not None:
                 own = tier if algorithm.name == "winograd1d" else algorithm.tier
                 yield algorithm.name, own, "GPU", _on_gpu(plan, problem)(x, w)
         for engine, y in _cudnn_outputs(problem, x, w):
@@ -258,7 +272,8 @@ def compile_kernels() -> None:
     for alpha, width in KERNELS:
         for c in CHANNELS:
             case = kernel_layer(alpha, width, c)
-            plans += [_plan(algorithm, case) for algorithm in _kernel_algorithms(case)]
+            found = [_kernel_plan(algorithm, case, alpha) for algorithm in _kernel_algorithms(case)]
+            plans += [plan for plan in found if plan is not None]
     compile_ahead(plans)
 
 
