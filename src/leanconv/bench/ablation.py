@@ -6,7 +6,7 @@ Beside the variants stand the kernels that the idea starts from.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -31,7 +31,7 @@ class Study:
     """Which algorithms are taken apart, what is switched off in them, and what they are compared with.
 
     ``switches`` holds for each variant the fields of the configuration that it sets, and to what. With ``alone`` they
-    are all that differs; otherwise other fields follow to a configuration that the algorithm has.
+    are all that differs; otherwise other fields follow to the best configuration that the algorithm has with them.
     """
 
     algorithms: tuple[str, ...]
@@ -123,21 +123,20 @@ def variants(
         yield Variant(algorithm, FULL, config)
         for variant, values in study.switches.items():
             wanted = replace(config, **values)
-            off = wanted if study.alone else _nearest(algorithm, problem, target, wanted, values)
+            off = wanted if study.alone else _legal(algorithm, problem, target, wanted, values)
             if off != config:
                 yield Variant(algorithm, variant, off)
 
 
-def _nearest(
+def _legal(
     algorithm: GpuAlgorithm, problem: ConvProblem, target: Target, wanted: Config, values: dict[str, Any]
 ) -> Config:
-    """The algorithm's own configuration with ``values`` nearest to ``wanted``; if there is none, ``wanted`` itself."""
-
-    def differing(other: Config) -> int:
-        return sum(getattr(other, entry.name) != getattr(wanted, entry.name) for entry in fields(wanted))
-
-    legal = (c for c in algorithm.configs(problem, target) if all(getattr(c, key) == v for key, v in values.items()))
-    return min(legal, key=differing, default=wanted)
+    """``wanted`` if it is legal, else the algorithm's best guess with ``values`` that has as many states, if it counts
+    them; if there is none, ``wanted`` all the same.
+    """
+    same = {key: value for key, value in wanted.constants() if key in values or key == "states"}
+    legal = [c for c in algorithm.configs(problem, target) if all(getattr(c, key) == v for key, v in same.items())]
+    return wanted if wanted in legal or not legal else legal[0]
 
 
 def _algorithm(name: str) -> GpuAlgorithm:
