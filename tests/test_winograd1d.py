@@ -127,7 +127,7 @@ def drawn(draw: st.DrawFn) -> ConvProblem:
 
 
 @settings(
-    max_examples=25,
+    max_examples=10,
     derandomize=True,
     deadline=None,
     database=None,
@@ -220,10 +220,9 @@ MOST_PADDING = 78
 
 
 @each_kernel
-@each_layout
-def test_shared_memory_is_what_the_kernel_uses(layout: str, alpha: int, width: int) -> None:
+def test_shared_memory_is_what_the_kernel_uses(alpha: int, width: int) -> None:
     """All of it is needed, up to what pads a row; that it is enough the fences say whenever a kernel runs."""
-    problem = layer(alpha, width, layout, c=33)  # channels for two chunks of any configuration
+    problem = layer(alpha, width, LAYOUTS[width % 2], c=33)  # channels for two chunks of any configuration
     plan = WINOGRAD.plan(problem, next(c for c in configs(problem, alpha) if not c.segments), TARGETS[0])
     (launch,) = plan.launches
     less = replace(plan, launches=(replace(launch, shared_bytes=launch.shared_bytes - 4 * MOST_PADDING - 16),))
