@@ -113,7 +113,7 @@ def extremes():
                 yield pytest.param(*found.values, target, id=f"{found.id}-{target.arch}")
 
 
-@pytest.mark.parametrize(("algorithm", "problem", "target"), extremes())
+@pytest.mark.parametrize(("algorithm", "problem", "target"), list(extremes()))
 def test_extreme_configs_compile(algorithm, problem, target):
     for config in proof.extreme_configs(algorithm, problem, target):
         compile_plan(algorithm, problem, config, target)

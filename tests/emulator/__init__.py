@@ -36,7 +36,7 @@ from leanconv.runtime import compile as compiler
 
 HERE = Path(__file__).resolve().parent
 ORDERS = ("ascending", "descending", "shuffled")
-# Most programs run once or twice: -Og compiles a quarter faster than -O1 and runs a sixth slower.
+# Most programs run once or twice: -Og compiles a quarter faster than -O1 and runs a fifth slower.
 FLAGS = (
     *(
         "-std=c++17",
