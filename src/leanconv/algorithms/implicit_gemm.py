@@ -13,7 +13,7 @@ from leanconv.algorithms.tiles import (
     TileConfig,
     conv_arguments,
     cost,
-    layer_limits,
+    gradient_limits,
     tile_launch,
     tiles,
     view_constants,
@@ -104,10 +104,7 @@ class ImplicitGemm(TimedAlgorithm):
 
     def why_not(self, problem: ConvProblem) -> list[str]:
         """See GpuAlgorithm."""
-        reasons = layer_limits(problem)
-        if problem.op not in ("fprop", "dgrad"):
-            reasons.insert(0, f"op={problem.op!r} is neither the forward pass nor the gradient of the input")
-        return reasons
+        return gradient_limits(problem)
 
     def prepared_bytes(self, problem: ConvProblem) -> int:
         """See Algorithm."""

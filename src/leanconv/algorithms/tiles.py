@@ -137,6 +137,13 @@ def forward_limits(problem: ConvProblem) -> list[str]:
     return reasons + layer_limits(problem)
 
 
+def gradient_limits(problem: ConvProblem) -> list[str]:
+    """Why kernels that compute the forward pass and the input's gradient cannot run ``problem``."""
+    known = problem.op in ("fprop", "dgrad")
+    reasons = [] if known else [f"op={problem.op!r} is neither the forward pass nor the gradient of the input"]
+    return reasons + layer_limits(problem)
+
+
 def layer_limits(problem: ConvProblem) -> list[str]:
     """Why the kernels of this family cannot work on the layer of ``problem``, in whichever direction."""
     reasons = []

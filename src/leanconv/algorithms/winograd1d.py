@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from leanconv.algorithms import implicit_gemm, input_gradient
 from leanconv.algorithms.base import LAUNCH_CYCLES, Plan, Target, TimedAlgorithm, by_time, ceil_div, products
-from leanconv.algorithms.tiles import layer_limits
+from leanconv.algorithms.tiles import gradient_limits
 from leanconv.algorithms.winograd_tiles import (
     Transform,
     WinogradTileConfig,
@@ -146,9 +146,7 @@ class Winograd1d(TimedAlgorithm):
 
     def why_not(self, problem: ConvProblem) -> list[str]:
         """See GpuAlgorithm."""
-        reasons = layer_limits(problem)
-        if problem.op not in ("fprop", "dgrad"):
-            reasons.insert(0, f"op={problem.op!r} is neither the forward pass nor the gradient of the input")
+        reasons = gradient_limits(problem)
         if problem.stride != (1, 1):
             reasons.append(f"stride {problem.stride[0]},{problem.stride[1]} is not 1,1")
         if problem.dilation[1] != 1:
