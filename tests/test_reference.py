@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import scipy.ndimage
+from cpu_engine import arrays, by_name
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -30,19 +31,6 @@ SCIPY_MODES = {
     "reflect101": "mirror",
     "wrap": "wrap",
 }
-
-
-def by_name(name: str) -> CpuAlgorithm:
-    return next(a for a in CPU_ALGORITHMS if a.name == name)
-
-
-def arrays(
-    problem: ConvProblem, seed: int = 0, positive: bool = False
-) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
-    rng = np.random.default_rng(seed)
-    draw = rng.random if positive else rng.standard_normal
-    x, w = (draw(shape).astype(problem.dtype) for shape in (problem.x_shape, problem.w_shape))
-    return x, w, draw(problem.k).astype(problem.dtype) if problem.bias else None
 
 
 def torch_conv2d(problem: ConvProblem, x: np.ndarray, w: np.ndarray, bias: np.ndarray | None) -> np.ndarray:

@@ -5,27 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
+from cpu_engine import arrays, by_name
 
 from leanconv.problem import ConvProblem
 from leanconv.reference import CPU_ALGORITHMS, oracle, winograd1d, winograd2d
 from leanconv.registry import choose
 from leanconv.winograd import LEAST_PRODUCTS, WIDTHS, outputs_2d
-
-
-def by_name(name: str) -> Any:
-    return next(a for a in CPU_ALGORITHMS if a.name == name)
-
-
-def arrays(
-    problem: ConvProblem, seed: int = 0, positive: bool = False
-) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
-    rng = np.random.default_rng(seed)
-    draw = rng.random if positive else rng.standard_normal
-    x, w = (draw(shape).astype(problem.dtype) for shape in (problem.x_shape, problem.w_shape))
-    return x, w, draw(problem.k).astype(problem.dtype) if problem.bias else None
-
 
 ELEVEN = [(alpha, s) for alpha, widths in WIDTHS.items() for s in widths]
 

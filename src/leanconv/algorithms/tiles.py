@@ -59,9 +59,6 @@ class TileConfig(Config):
 
 C = TypeVar("C", bound="TileConfig")
 
-#: A configuration, and the share of the best tile's speed that it reaches when it fills the machine.
-Speeds = Iterable[tuple[TileConfig, float]]
-
 #: The share of a multiprocessor's 128 multiply-adds a cycle that the best tile reaches.
 BEST_SHARE = 0.70
 

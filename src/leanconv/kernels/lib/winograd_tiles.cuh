@@ -1,9 +1,10 @@
 // How a block of the fused Winograd kernels divides its work: filters, tiles of outputs, states, channels.
 //
 // A block computes tile_k filters x `tiles` output tiles in all states of the transform; a warp has one state (or two
-// or four, with a part of its lanes each) and multiplies transformed filters with transformed tiles as an outer product. The tiles are
-// `rows` output rows of `columns` tiles each. An input row is needed by every output row whose filter reaches it, so its tiles
-// are transformed once for all of them: rows + taps - 1 rows of transformed tiles ("positions") serve rows * taps.
+// or four, with a part of its lanes each) and multiplies transformed filters with transformed tiles as an outer
+// product. The tiles are `rows` output rows of `columns` tiles each. An input row is needed by every output row whose
+// filter reaches it, so its tiles are transformed once for all of them: rows + taps - 1 rows of transformed tiles
+// ("positions") serve rows * taps.
 #pragma once
 
 #include <lib/index.cuh>
@@ -136,7 +137,8 @@ struct alignas(16) WinogradColumn {
         if constexpr (Problem::nhwc) {
             c.x = (image * (Problem::h * Problem::w) +
                    (static_cast<Bytes<Problem>>(c.h) * Problem::w + c.w) * Problem::c + group * Problem::group_c) * 4;
-            c.y = first * (Problem::p * Problem::q) + (p * Problem::q + q) * Problem::k + group * Problem::group_k;
+            c.y = first * (Problem::p * Problem::q) + static_cast<Offset<Problem>>(p * Problem::q + q) * Problem::k +
+                group * Problem::group_k;
         } else {
             c.x = ((image + group * Problem::group_c) * (Problem::h * Problem::w) + c.h * Problem::w + c.w) * 4;
             c.y = (first + group * Problem::group_k) * (Problem::p * Problem::q) + p * Problem::q + q;
