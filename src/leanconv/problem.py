@@ -7,7 +7,8 @@ from functools import cached_property
 from typing import Literal
 
 Op = Literal["fprop", "dgrad", "wgrad"]
-Layout = Literal["NCHW", "NHWC"]
+#: The order of the axes in memory, slowest first.
+Layout = Literal["NCHW", "NHWC", "CHWN"]
 Activation = Literal["relu"] | None
 
 #: Precision tiers, strictest first. An algorithm may serve its own tier and every looser one.
@@ -21,6 +22,15 @@ BORDERS = ("constant", "replicate", "reflect", "reflect101", "wrap")
 ITEM_BYTES = {"float32": 4, "int32": 4, "float64": 8}
 
 
+def lay_out(layout: Layout, first: int, channels: int, height: int, width: int) -> tuple[int, int, int, int]:
+    """The shape, as it lies in memory, of ``first`` images, or filters, of so many channels, rows and columns."""
+    if layout == "NHWC":
+        return first, height, width, channels
+    if layout == "CHWN":
+        return channels, height, width, first
+    return first, channels, height, width
+
+
 @dataclass(frozen=True)
 class ConvProblem:
     """One convolution layer (cross-correlation, as in every deep-learning framework).
@@ -28,7 +38,8 @@ class ConvProblem:
     ``y[n,k,p,q] = bias[k] + sum over c,r,s of w[k,c,r,s] * x[n, c, p*stride - top + r*dilation, ...]``
 
     Layout ``NCHW`` means x is N·C·H·W, w is K·(C/groups)·R·S and y is N·K·P·Q; ``NHWC`` means x is N·H·W·C,
-    w is K·R·S·(C/groups) and y is N·P·Q·K. All of them are contiguous.
+    w is K·R·S·(C/groups) and y is N·P·Q·K; ``CHWN`` means x is C·H·W·N, w is (C/groups)·R·S·K and y is K·P·Q·N. All
+    of them are contiguous.
 
     Operation ``dgrad`` is the gradient of that with respect to its input. All numbers are those of the forward layer;
     the arrays are x, the gradient of the layer's output (of the shape of its y), w, and y, the gradient of its input
@@ -85,8 +96,7 @@ class ConvProblem:
     @property
     def w_shape(self) -> tuple[int, int, int, int]:
         """Shape of the filter array as it lies in memory."""
-        g = self.group_c
-        return (self.k, g, self.r, self.s) if self.layout == "NCHW" else (self.k, self.r, self.s, g)
+        return lay_out(self.layout, self.k, self.group_c, self.r, self.s)
 
     @property
     def y_shape(self) -> tuple[int, int, int, int]:
@@ -95,11 +105,11 @@ class ConvProblem:
 
     @property
     def _layer_input(self) -> tuple[int, int, int, int]:
-        return (self.n, self.c, self.h, self.w) if self.layout == "NCHW" else (self.n, self.h, self.w, self.c)
+        return lay_out(self.layout, self.n, self.c, self.h, self.w)
 
     @property
     def _layer_output(self) -> tuple[int, int, int, int]:
-        return (self.n, self.k, self.p, self.q) if self.layout == "NCHW" else (self.n, self.p, self.q, self.k)
+        return lay_out(self.layout, self.n, self.k, self.p, self.q)
 
     def as_forward(self) -> ConvProblem:
         """The forward convolution that computes this gradient of a layer of unit stride.

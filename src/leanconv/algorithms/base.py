@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, fields
+from math import gcd
 from typing import Any, ClassVar, TypeVar
 
 from leanconv.problem import PRECISIONS, ConvProblem, FilterProblem, Problem
@@ -238,14 +239,14 @@ def conv_constants(problem: ConvProblem) -> Constants:
 
     ``padded``: some window leaves the image; with negative padding the first one begins inside it. ``wide``: offsets in
     bytes need more than 32 bits. ``vector_store``: four outputs adjacent in memory, counted from the start of an image
-    (NCHW) or a pixel's filter group (NHWC), never straddle its end.
+    (NCHW), a pixel's filter group (NHWC) or a pixel's images (CHWN), never straddle its end. In CHWN that is all that is
+    compiled in of the batch, and holds for the input too.
     """
     p, q = problem.p, problem.q
     top, _, left, _ = problem.padding
     last_row = (p - 1) * problem.stride[0] - top + (problem.r - 1) * problem.dilation[0]
     last_column = (q - 1) * problem.stride[1] - left + (problem.s - 1) * problem.dilation[1]
-    nhwc = problem.layout == "NHWC"
-    vector = problem.k % 4 == 0 and problem.group_k % 4 == 0 if nhwc else p * q % 4 == 0
+    innermost = {"NCHW": p * q, "NHWC": gcd(problem.k, problem.group_k), "CHWN": problem.n}
     return (
         *((name, getattr(problem, name)) for name in ("c", "h", "w", "k", "r", "s", "p", "q", "groups")),
         ("group_c", problem.group_c),
@@ -257,9 +258,10 @@ def conv_constants(problem: ConvProblem) -> Constants:
         ("dilation_h", problem.dilation[0]),
         ("dilation_w", problem.dilation[1]),
         ("padded", top > 0 or left > 0 or last_row >= problem.h or last_column >= problem.w),
-        ("nhwc", nhwc),
+        ("nhwc", problem.layout == "NHWC"),
+        ("chwn", problem.layout == "CHWN"),
         ("bias", problem.bias),
         ("relu", problem.activation == "relu"),
         ("wide", has_wide_tensors(problem)),
-        ("vector_store", vector),
+        ("vector_store", innermost[problem.layout] % 4 == 0),
     )
