@@ -239,8 +239,8 @@ def conv_constants(problem: ConvProblem) -> Constants:
 
     ``padded``: some window leaves the image; with negative padding the first one begins inside it. ``wide``: offsets in
     bytes need more than 32 bits. ``vector_store``: four outputs adjacent in memory, counted from the start of an image
-    (NCHW), a pixel's filter group (NHWC) or a pixel's images (CHWN), never straddle its end. In CHWN that is all that is
-    compiled in of the batch, and holds for the input too.
+    (NCHW), a pixel's filter group (NHWC) or a pixel's images (CHWN), never straddle its end. In CHWN that is all that
+    is compiled in of the batch, and holds for the input too.
     """
     p, q = problem.p, problem.q
     top, _, left, _ = problem.padding
