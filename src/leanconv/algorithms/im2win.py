@@ -19,6 +19,7 @@ from leanconv.algorithms.tiles import (
     conv_arguments,
     cost,
     forward_limits,
+    images_outermost,
     tile_launch,
     tiles,
     view_constants,
@@ -49,9 +50,10 @@ def window_constants(problem: ConvProblem) -> Constants:
 def tensor_limits(problem: ConvProblem) -> list[str]:
     """Why the kernels over the im2win tensor cannot run ``problem``."""
     row = columns(problem) * problem.r * (problem.c if problem.layout == "NHWC" else 1)
+    reasons = forward_limits(problem) + images_outermost(problem)
     if row < 2**30:
-        return forward_limits(problem)
-    return [*forward_limits(problem), f"an output row takes {row} elements of the tensor, and 2**30 are too many"]
+        return reasons
+    return [*reasons, f"an output row takes {row} elements of the tensor, and 2**30 are too many"]
 
 
 def transform(problem: ConvProblem) -> Launch:

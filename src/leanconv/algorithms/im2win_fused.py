@@ -13,6 +13,7 @@ from leanconv.algorithms.tiles import (
     conv_arguments,
     cost,
     forward_limits,
+    images_outermost,
     tile_launch,
     tiles,
     view_constants,
@@ -110,7 +111,7 @@ class Im2winFused(TimedAlgorithm):
 
     def why_not(self, problem: ConvProblem) -> list[str]:
         """See GpuAlgorithm."""
-        return forward_limits(problem)
+        return forward_limits(problem) + images_outermost(problem)
 
     def timed(self, problem: ConvProblem, target: Target) -> list[tuple[float, Im2winFusedConfig]]:
         """See TimedAlgorithm."""

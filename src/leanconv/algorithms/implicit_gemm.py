@@ -14,6 +14,7 @@ from leanconv.algorithms.tiles import (
     conv_arguments,
     cost,
     gradient_limits,
+    images_outermost,
     tile_launch,
     tiles,
     view_constants,
@@ -104,7 +105,7 @@ class ImplicitGemm(TimedAlgorithm):
 
     def why_not(self, problem: ConvProblem) -> list[str]:
         """See GpuAlgorithm."""
-        return gradient_limits(problem)
+        return gradient_limits(problem) + images_outermost(problem)
 
     def prepared_bytes(self, problem: ConvProblem) -> int:
         """See Algorithm."""

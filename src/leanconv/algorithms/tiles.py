@@ -141,6 +141,12 @@ def gradient_limits(problem: ConvProblem) -> list[str]:
     return reasons + layer_limits(problem)
 
 
+def images_outermost(problem: ConvProblem) -> list[str]:
+    """Why kernels that know no layout but those with the images outermost cannot run ``problem``."""
+    inner = problem.layout not in ("NCHW", "NHWC")
+    return [f"layout={problem.layout!r} is neither 'NCHW' nor 'NHWC'"] if inner else []
+
+
 def layer_limits(problem: ConvProblem) -> list[str]:
     """Why the kernels of this family cannot work on the layer of ``problem``, in whichever direction."""
     reasons = []

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from leanconv.algorithms import implicit_gemm, input_gradient
 from leanconv.algorithms.base import LAUNCH_CYCLES, Plan, Target, TimedAlgorithm, by_time, ceil_div, products
-from leanconv.algorithms.tiles import gradient_limits
+from leanconv.algorithms.tiles import gradient_limits, images_outermost
 from leanconv.algorithms.winograd_tiles import (
     Transform,
     WinogradTileConfig,
@@ -146,7 +146,7 @@ class Winograd1d(TimedAlgorithm):
 
     def why_not(self, problem: ConvProblem) -> list[str]:
         """See GpuAlgorithm."""
-        reasons = gradient_limits(problem)
+        reasons = gradient_limits(problem) + images_outermost(problem)
         if problem.stride != (1, 1):
             reasons.append(f"stride {problem.stride[0]},{problem.stride[1]} is not 1,1")
         if problem.dilation[1] != 1:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from math import isqrt
 
 from leanconv.algorithms.base import Plan, Target, TimedAlgorithm, by_time
-from leanconv.algorithms.tiles import gradient_limits
+from leanconv.algorithms.tiles import gradient_limits, images_outermost
 from leanconv.algorithms.winograd_tiles import (
     Transform,
     WinogradTileConfig,
@@ -78,7 +78,7 @@ class Winograd2d(TimedAlgorithm):
 
     def why_not(self, problem: ConvProblem) -> list[str]:
         """See GpuAlgorithm."""
-        return gradient_limits(problem) + why_not_2d(problem)
+        return gradient_limits(problem) + images_outermost(problem) + why_not_2d(problem)
 
     def timed(self, problem: ConvProblem, target: Target) -> list[tuple[float, Winograd2dConfig]]:
         """See TimedAlgorithm."""

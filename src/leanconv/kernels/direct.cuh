@@ -10,15 +10,18 @@
 
 namespace leanconv {
 
-// Neighbouring threads compute neighbouring pixels of one filter in NCHW, neighbouring filters of one pixel in NHWC.
+// Neighbouring threads compute neighbouring pixels of one filter in NCHW, neighbouring filters of one pixel in NHWC, one
+// pixel of neighbouring images in CHWN.
 template <class Problem, class Tuning>
 __device__ __forceinline__ void direct(const float* __restrict__ x, const float* __restrict__ w,
                                        const float* __restrict__ bias, float* __restrict__ y, long long batch) {
     constexpr int image = Problem::p * Problem::q;
     const int64 at = static_cast<int64>(blockIdx.x) * blockDim.x + threadIdx.x;
     if (at >= batch * Problem::k * image) return;
-    const int64 n = at / (static_cast<int64>(Problem::k) * image);
-    const auto in_image = static_cast<Offset<Problem>>(at - n * Problem::k * image);
+    const auto number = static_cast<Offset<Problem>>(at), images = static_cast<Offset<Problem>>(batch);
+    const int64 n = Problem::chwn ? number % images : at / (static_cast<int64>(Problem::k) * image);
+    const Offset<Problem> in_image =
+        Problem::chwn ? number / images : static_cast<Offset<Problem>>(at - n * Problem::k * image);
     const int k = static_cast<int>(Problem::nhwc ? in_image % Problem::k : in_image / image);
     const int pq = static_cast<int>(Problem::nhwc ? in_image / Problem::k : in_image % image);
     const int p = pq / Problem::q, q = pq % Problem::q, first_c = k / Problem::group_k * Problem::group_c;
@@ -33,9 +36,13 @@ __device__ __forceinline__ void direct(const float* __restrict__ x, const float*
                 const int tap = r * Problem::s + s;
                 const float pixel = Problem::nhwc
                     ? x[((n * Problem::h + i) * Problem::w + j) * Problem::c + first_c + c]
+                : Problem::chwn
+                    ? x[((static_cast<int64>(first_c + c) * Problem::h + i) * Problem::w + j) * batch + n]
                     : x[((n * Problem::c + first_c + c) * Problem::h + i) * Problem::w + j];
                 const float weight = Problem::nhwc
                     ? w[(static_cast<int64>(k) * Problem::r * Problem::s + tap) * Problem::group_c + c]
+                : Problem::chwn
+                    ? w[(static_cast<int64>(c) * (Problem::r * Problem::s) + tap) * Problem::k + k]
                     : w[(static_cast<int64>(k) * Problem::group_c + c) * (Problem::r * Problem::s) + tap];
                 sum = fmaf(weight, pixel, sum);
             }
