@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from leanconv.algorithms.base import CpuAlgorithm
-from leanconv.problem import BORDERS, ConvProblem, FilterProblem
+from leanconv.problem import BORDERS, ConvProblem, FilterProblem, Layout
 from leanconv.reference import CPU_ALGORITHMS, blocks, oracle
 from leanconv.reference.im2win import im2win, im2win_channels_last
 from leanconv.registry import choose
@@ -37,19 +37,21 @@ def torch_conv2d(problem: ConvProblem, x: np.ndarray, w: np.ndarray, bias: np.nd
     """PyTorch's convolution of the same arrays, in float64."""
     torch = pytest.importorskip("torch")
     x64, w64 = (torch.from_numpy(a.astype(np.float64)) for a in (x, w))
-    if problem.layout == "NHWC":
-        x64, w64 = x64.permute(0, 3, 1, 2), w64.permute(0, 3, 1, 2)
+    if problem.layout != "NCHW":
+        to_nchw = (0, 3, 1, 2) if problem.layout == "NHWC" else (3, 0, 1, 2)
+        x64, w64 = x64.permute(to_nchw), w64.permute(to_nchw)
     top, bottom, left, right = problem.padding
     x64 = torch.nn.functional.pad(x64, (left, right, top, bottom))
     bias64 = None if bias is None else torch.from_numpy(bias.astype(np.float64))
     y = torch.nn.functional.conv2d(x64, w64, bias64, problem.stride, 0, problem.dilation, problem.groups)
     y = y.relu() if problem.activation == "relu" else y
-    result: np.ndarray = (y.permute(0, 2, 3, 1) if problem.layout == "NHWC" else y).numpy()
+    from_nchw = {"NCHW": (0, 1, 2, 3), "NHWC": (0, 2, 3, 1), "CHWN": (1, 2, 3, 0)}
+    result: np.ndarray = y.permute(from_nchw[problem.layout]).numpy()
     return result
 
 
 @st.composite
-def conv_problems(draw: st.DrawFn) -> ConvProblem:
+def conv_problems(draw: st.DrawFn, layouts: tuple[Layout, ...] = ("NCHW", "NHWC")) -> ConvProblem:
     def size(low: int, high: int) -> int:
         return draw(st.integers(low, high))
 
@@ -65,7 +67,7 @@ def conv_problems(draw: st.DrawFn) -> ConvProblem:
     return ConvProblem(
         n=size(0, 3), c=c, h=h, w=w, k=k, r=r, s=s, stride=stride, padding=(top, bottom, left, right),
         dilation=dilation, groups=groups, dtype=draw(st.sampled_from(("float32", "float32", "float64"))),
-        layout=draw(st.sampled_from(("NCHW", "NHWC"))), bias=draw(st.booleans()),
+        layout=draw(st.sampled_from(layouts)), bias=draw(st.booleans()),
         activation=draw(st.sampled_from((None, "relu"))),
         precision="relaxed" if s > 6 and draw(st.booleans()) else "fp32",
     )  # fmt: skip
@@ -95,7 +97,7 @@ def scipy_filter(problem: FilterProblem, x: np.ndarray, kernel: np.ndarray, valu
 
 
 @settings(max_examples=120, deadline=None)
-@given(conv_problems(), st.integers(0, 2**16))
+@given(conv_problems(("NCHW", "NHWC", "CHWN")), st.integers(0, 2**16))
 def test_the_oracle_agrees_with_pytorch(problem: ConvProblem, seed: int) -> None:
     x, w, bias = arrays(problem, seed)
     got = oracle.conv2d(problem, x, w, bias)
@@ -153,6 +155,25 @@ def test_sequential_sum_is_made_in_order_and_rounded_at_each_step() -> None:
     nhwc = replace(problem, layout="NHWC")
     again = oracle.sequential_float32(nhwc, np.ascontiguousarray(x.transpose(0, 2, 3, 1)), np.ones((1, 2, 2, 2)))
     assert again.item() == total
+
+
+@pytest.mark.parametrize("op", ["fprop", "dgrad"])
+@pytest.mark.parametrize("layout", ["NHWC", "CHWN"])
+def test_the_oracle_computes_the_same_numbers_in_every_layout(layout: Any, op: Any) -> None:
+    order = {"NHWC": (0, 2, 3, 1), "CHWN": (1, 2, 3, 0)}[layout]
+    problem = ConvProblem(3, 4, 7, 6, 6, 3, 2, (2, 1), (1, 0, 2, 1), (1, 2), groups=2, bias=op == "fprop", op=op)
+    x, w, bias = arrays(problem)
+    other = replace(problem, layout=layout)
+    moved = [np.ascontiguousarray(array.transpose(order)) for array in (x, w)]
+    for function in (oracle.conv2d, oracle.sequential_float32):
+        expected = function(problem, x, w, bias)
+        got = function(other, *moved, bias)
+        assert got.shape == other.y_shape and got.flags.c_contiguous and got.dtype == expected.dtype
+        np.testing.assert_array_equal(got, expected.transpose(order))
+    # on every image and channel, on some channels of one image, on one channel of it
+    for most in (10**9, problem.flops // 9, 1):
+        estimate = oracle.sequential_error(problem, x, w, bias, most)
+        assert oracle.sequential_error(other, *moved, bias, most) == pytest.approx(estimate, rel=1e-12)
 
 
 def test_relative_error() -> None:

@@ -10,13 +10,15 @@ from dataclasses import replace
 
 import numpy as np
 
-from leanconv.problem import ConvProblem, FilterProblem
+from leanconv.problem import ConvProblem, FilterProblem, Layout
 
 #: Unit roundoff of float32: the largest relative error of one rounding.
 FLOAT32_UNIT = 2.0**-24
 #: Errors that the two loose tiers allow. TF32 keeps 10 bits of the operands; about 3e-4 is what it shows in practice.
 RELAXED_BOUND = 1e-4
 TF32_BOUND = 2e-3
+#: Where the axes N, C, H, W (of filters K, C, R, S) are among those of an array.
+_AXES: dict[Layout, tuple[int, int, int, int]] = {"NCHW": (0, 1, 2, 3), "NHWC": (0, 3, 1, 2), "CHWN": (3, 0, 1, 2)}
 
 
 def conv2d(problem: ConvProblem, x: np.ndarray, w: np.ndarray, bias: np.ndarray | None = None) -> np.ndarray:
@@ -27,7 +29,7 @@ def conv2d(problem: ConvProblem, x: np.ndarray, w: np.ndarray, bias: np.ndarray 
     if problem.op == "dgrad":
         return _input_gradient(problem, x, w, np.dtype(np.float64), problem.group_k)
     _check_fprop(problem)
-    x64, w64 = _nchw(problem, x).astype(np.float64), _nchw(problem, w).astype(np.float64)
+    x64, w64 = _nchw(problem, x, np.dtype(np.float64)), _nchw(problem, w, np.dtype(np.float64))
     y = np.zeros((problem.n, problem.groups, problem.group_k, problem.p, problem.q))
     with np.errstate(invalid="ignore", over="ignore"):
         for n in range(problem.n):
@@ -51,7 +53,7 @@ def sequential_float32(
     if problem.op == "dgrad":
         return _input_gradient(problem, x, w, np.dtype(np.float32), 1)
     _check_fprop(problem)
-    x32, w32 = _nchw(problem, x).astype(np.float32), _nchw(problem, w).astype(np.float32)
+    x32, w32 = _nchw(problem, x, np.dtype(np.float32)), _nchw(problem, w, np.dtype(np.float32))
     y = np.zeros((problem.n, problem.groups, problem.group_k, problem.p, problem.q), np.float32)
     with np.errstate(invalid="ignore", over="ignore"):
         for n in range(problem.n):
@@ -68,7 +70,7 @@ def _input_gradient(
     problem: ConvProblem, grad: np.ndarray, w: np.ndarray, dtype: np.dtype, filters_at_once: int
 ) -> np.ndarray:
     """What each output passes back to the pixels that its window saw, added up in place, some filters at a time."""
-    grad, w = _nchw(problem, grad).astype(dtype), _nchw(problem, w).astype(dtype)
+    grad, w = _nchw(problem, grad, dtype), _nchw(problem, w, dtype)
     grouped = w.reshape(problem.groups, problem.group_k, problem.group_c, problem.r, problem.s)
     image = np.zeros((problem.c, problem.h, problem.w), dtype)
     result = np.zeros((problem.n, *image.shape), dtype)
@@ -84,7 +86,7 @@ def _input_gradient(
                         seen = _seen(problem, padded, r, s)
                         seen += (grouped[:, some, :, r, s].transpose(0, 2, 1) @ passed[:, some]).reshape(seen.shape)
             result[n] = padded[:, top : top + problem.h, left : left + problem.w]
-    return result if problem.layout == "NCHW" else np.ascontiguousarray(result.transpose(0, 2, 3, 1))
+    return _in_layout(problem, result)
 
 
 def filter2d(
@@ -181,13 +183,14 @@ def sequential_error(
         channels = max(1, min(channels, most_products // max(1, per_channel * images)))
     if (images, channels) != (problem.n, most):
         picked = np.arange(channels) * most // channels
-        x = x[:images]
+        first_axis, channel_axis, _, _ = _AXES[problem.layout]
+        x = np.take(x, np.arange(images), axis=first_axis)
         if backward:
-            w = np.take(w, picked, axis=1 if problem.layout == "NCHW" else 3)
+            w = np.take(w, picked, axis=channel_axis)
             problem = replace(problem, n=images, c=channels * problem.groups)
         else:
             index = (np.arange(problem.groups)[:, None] * most + picked).ravel()
-            w, bias = w[index], None if bias is None else bias[index]
+            w, bias = np.take(w, index, axis=first_axis), None if bias is None else bias[index]
             problem = replace(problem, n=images, k=len(index))
     return relative_error(sequential_float32(problem, x, w, bias), conv2d(problem, x, w, bias))
 
@@ -225,8 +228,14 @@ def _check_fprop(problem: ConvProblem) -> None:
         raise ValueError(f"op={problem.op!r}: the oracle computes 'fprop' and 'dgrad'")
 
 
-def _nchw(problem: ConvProblem, array: np.ndarray) -> np.ndarray:
-    return array if problem.layout == "NCHW" else array.transpose(0, 3, 1, 2)
+def _nchw(problem: ConvProblem, array: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """A copy of an array of ``problem`` that lies as NCHW."""
+    return array.transpose(_AXES[problem.layout]).astype(dtype, order="C")
+
+
+def _in_layout(problem: ConvProblem, array: np.ndarray) -> np.ndarray:
+    """What lies as NCHW, as it lies in the layout of ``problem``."""
+    return np.ascontiguousarray(array.transpose(np.argsort(_AXES[problem.layout])))
 
 
 def _padded(problem: ConvProblem, image: np.ndarray) -> np.ndarray:
@@ -250,4 +259,4 @@ def _finish(problem: ConvProblem, y: np.ndarray, bias: np.ndarray | None) -> np.
         y = y + bias.astype(y.dtype)[:, None, None]
     if problem.activation == "relu":
         y = np.maximum(y, 0)
-    return y if problem.layout == "NCHW" else np.ascontiguousarray(y.transpose(0, 2, 3, 1))
+    return _in_layout(problem, y)
