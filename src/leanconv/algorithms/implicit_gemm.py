@@ -14,7 +14,6 @@ from leanconv.algorithms.tiles import (
     conv_arguments,
     cost,
     gradient_limits,
-    images_outermost,
     tile_launch,
     tiles,
     view_constants,
@@ -24,12 +23,12 @@ from leanconv.problem import ConvProblem
 
 
 def shared_bytes(problem: ConvProblem, config: TileConfig, constants: Constants | None = None) -> int:
-    """Shared memory of a block: the stages of both operands, and in NCHW the table of filter taps.
+    """Shared memory of a block: the stages of both operands, and but in NHWC the table of filter taps.
 
     ``constants`` are the kernel's, where its outputs do not lie side by side.
     """
     table = 0
-    if problem.layout == "NCHW" and max(problem.r, problem.s) <= 16:
+    if problem.layout != "NHWC" and max(problem.r, problem.s) <= 16:
         known = dict(constants or view_constants(problem))
         entry = (8 if known["wide"] else 4) + (4 if known["padded"] else 0)
         table = entry * lcm(problem.r * problem.s, config.tile_reduction)
@@ -105,7 +104,7 @@ class ImplicitGemm(TimedAlgorithm):
 
     def why_not(self, problem: ConvProblem) -> list[str]:
         """See GpuAlgorithm."""
-        return gradient_limits(problem) + images_outermost(problem)
+        return gradient_limits(problem)
 
     def prepared_bytes(self, problem: ConvProblem) -> int:
         """See Algorithm."""

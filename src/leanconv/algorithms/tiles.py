@@ -92,6 +92,19 @@ TILES: dict[str, tuple[tuple[TileConfig, float], ...]] = {
         (TileConfig(16, 256, 8, thread_k=4, min_blocks=3), 0.60),
         (TileConfig(4, 256, 4, thread_k=4, thread_pixels=4, lanes_k=1, min_blocks=4), 0.30),
     ),
+    "CHWN": (
+        (TileConfig(128, 96, 8, thread_pixels=12, min_blocks=3), 1.00),
+        (TileConfig(96, 128, 8, thread_k=12, min_blocks=2), 0.99),
+        (TileConfig(64, 128, 16, stages=3, min_blocks=3), 0.97),
+        (TileConfig(128, 64, 8, min_blocks=4), 0.95),
+        (TileConfig(64, 64, 16, stages=3, min_blocks=4), 0.94),
+        (TileConfig(64, 128, 8, min_blocks=3), 0.90),
+        (TileConfig(32, 256, 8, min_blocks=2), 0.83),
+        (TileConfig(32, 64, 8, thread_k=4, min_blocks=6), 0.70),
+        (TileConfig(32, 32, 8, thread_k=4, thread_pixels=4, min_blocks=6), 0.60),
+        (TileConfig(16, 256, 8, thread_k=4, min_blocks=3), 0.60),
+        (TileConfig(4, 256, 8, thread_k=4, thread_pixels=4, lanes_k=1, min_blocks=4), 0.30),
+    ),
 }
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from leanconv.algorithms import implicit_gemm, input_gradient
 from leanconv.algorithms.base import LAUNCH_CYCLES, Plan, Target, TimedAlgorithm, by_time, ceil_div, products
-from leanconv.algorithms.tiles import gradient_limits, images_outermost
+from leanconv.algorithms.tiles import gradient_limits
 from leanconv.algorithms.winograd_tiles import (
     Transform,
     WinogradTileConfig,
@@ -61,7 +61,7 @@ SPEEDS: dict[int, tuple[tuple[WinogradConfig, float], ...]] = {
     ),
 }
 #: Clock cycles of a block for each of its outputs.
-STORE = {"NHWC": 0.29, "NCHW": 0.75}
+STORE = {"NHWC": 0.29, "NCHW": 0.75, "CHWN": 0.29}
 
 
 def states_of(problem: ConvProblem) -> tuple[int, ...]:
@@ -146,7 +146,7 @@ class Winograd1d(TimedAlgorithm):
 
     def why_not(self, problem: ConvProblem) -> list[str]:
         """See GpuAlgorithm."""
-        reasons = gradient_limits(problem) + images_outermost(problem)
+        reasons = gradient_limits(problem)
         if problem.stride != (1, 1):
             reasons.append(f"stride {problem.stride[0]},{problem.stride[1]} is not 1,1")
         if problem.dilation[1] != 1:

@@ -152,6 +152,7 @@ def _filter_constants(problem: ConvProblem, transform: Transform) -> Constants:
         ("group_c", forward.group_c),
         ("group_k", forward.group_k),
         ("nhwc", forward.layout == "NHWC"),
+        ("chwn", forward.layout == "CHWN"),
         ("rotated", problem.op == "dgrad"),
         ("states", transform.states),
         ("taps", transform.taps),
@@ -182,7 +183,7 @@ def _constants(problem: ConvProblem, transform: Transform, config: WinogradTileC
 
 def shared_bytes(problem: ConvProblem, transform: Transform, config: WinogradTileConfig) -> int:
     """Shared memory of a block; kernels/lib/winograd_tiles.cuh says what lies where."""
-    wide, nhwc = has_wide_tensors(computed(problem)), problem.layout == "NHWC"
+    wide, nhwc, chwn = has_wide_tensors(computed(problem)), problem.layout == "NHWC", problem.layout == "CHWN"
     states, channels, taps = config.states, config.channels, transform.taps
     positions = (config.rows + taps - 1) * config.columns
     runs = 4 * ceil_div(ceil_div(positions, taps), 4) // config.run
@@ -190,10 +191,13 @@ def shared_bytes(problem: ConvProblem, transform: Transform, config: WinogradTil
     side_by_side = min(channels, 8)
     if nhwc:
         run_floats = run_pixels * channels
-        run_floats += (32 + side_by_side * config.run - run_floats % 32) % 32
+        raw = runs * (run_floats + (32 + side_by_side * config.run - run_floats % 32) % 32)
+    elif chwn:
+        channel_floats = run_pixels * runs
+        raw = channels * (channel_floats + (32 + 32 // side_by_side - channel_floats % 32) % 32)
     else:
-        run_floats = 4 * ceil_div(channels * (run_pixels | 1), 4)
-    stage = channels * states * config.tile_k + runs * run_floats
+        raw = runs * 4 * ceil_div(channels * (run_pixels | 1), 4)
+    stage = channels * states * config.tile_k + raw
     apart = 32 // config.lane_states
     plane = positions if config.lane_states == 1 else positions + (32 + apart - positions % 32) % 32
     channel = states * plane
@@ -201,7 +205,8 @@ def shared_bytes(problem: ConvProblem, transform: Transform, config: WinogradTil
     pitch, lines = (4 * config.lanes_k, config.tiles) if nhwc else (config.tiles, 4 * config.lanes_k)
     padding = (4, 8) if config.padded_exchange else (0, 0)
     exchange = states * (lines * (pitch + padding[0]) + padding[1])
-    tables = config.columns * (32 if wide else 16) + 2 * ceil_div(taps * runs * run_pixels, 2) * (16 if wide else 8)
+    sources = taps * runs * run_pixels // (4 if chwn and problem.n % 4 == 0 else 1)
+    tables = config.columns * (32 if wide else 16) + 2 * ceil_div(sources, 2) * (16 if wide else 8)
     return tables + 4 * max(config.stages * stage + 2 * channels * channel, exchange)
 
 
@@ -219,6 +224,9 @@ W = TypeVar("W", bound=WinogradTileConfig)
 
 def fitted(problem: ConvProblem, transform: Transform, config: W, target: Target) -> W | None:
     """The configuration with as many blocks at once as shared memory has room for; None where it cannot run."""
+    # Neighbouring tiles of CHWN are of neighbouring images, and share no pixels.
+    if config.run > 1 and problem.layout == "CHWN":
+        return None
     needed = shared_bytes(problem, transform, config)
     if needed > target.shared_per_block or padded(computed(problem))[1] % config.tile_k:
         return None

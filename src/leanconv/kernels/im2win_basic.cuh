@@ -21,7 +21,7 @@ __device__ __forceinline__ void im2win_basic(const float* __restrict__ workspace
     const auto in_image = static_cast<Offset<Problem>>(at - n * Problem::k * image);
     const int k = static_cast<int>(Problem::nhwc ? in_image % Problem::k : in_image / image);
     const int pq = static_cast<int>(Problem::nhwc ? in_image / Problem::k : in_image % image);
-    const Pixel<Problem> pixel(static_cast<Offset<Problem>>(n * image + pq));
+    const Pixel<Problem> pixel(static_cast<Offset<Problem>>(n * image + pq), batch);
 
     using Windows = WindowTensor<Problem>;
     const float* const window = at_byte(workspace, Windows::first(pixel, Window<Problem>(), k / Problem::group_k));

@@ -16,9 +16,10 @@ template <class Problem, class Tuning>
 __device__ __forceinline__ void implicit_gemm(const float* __restrict__ x, const float* __restrict__ w,
                                               const float* __restrict__ bias, float* __restrict__ y, long long batch) {
     constexpr bool dealt = !Problem::vector_store, nhwc = Problem::nhwc;
-    using Filters = FilterLoader<Problem, Tuning, nhwc && dealt>;
+    using Filters = typename Select<Problem::chwn, FilterLoaderAcross<Problem, Tuning>,
+                                    FilterLoader<Problem, Tuning, nhwc && dealt>>::type;
     using Pixels = typename Select<nhwc, PixelLoaderAlong<Problem, Tuning, false, ImageNHWC<Problem>>,
-                                   PixelLoaderNCHW<Problem, Tuning, dealt>>::type;
+                                   PixelLoaderAcross<Problem, Tuning, dealt>>::type;
     tiled_convolution<Problem, Tuning, dealt, !dealt, Filters, Pixels, FlatPixels<Problem>>(x, w, bias, y, batch);
 }
 

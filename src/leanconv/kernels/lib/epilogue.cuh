@@ -26,48 +26,59 @@ __device__ __forceinline__ void store_four(float* to, const float (&v)[4], int s
     }
 }
 
-// Where an output pixel lies, counted in elements of an NCHW tensor's first filter, in pixels of an NHWC tensor; and how
-// many of four from there on are adjacent outputs that exist.
+// Where an output pixel lies, counted in elements of the first filter of an NCHW or CHWN tensor, in pixels of an NHWC
+// tensor; and how many of four from there on are adjacent outputs that exist.
 struct Place {
     int64 offset;
     int count;
 };
 
-// Pixels numbered in n-p-q order.
+// Pixels numbered as they lie in memory.
 template <class Problem>
 struct FlatPixels {
     using P = Phase<Problem>;
     P phase;
+    long long batch;
     Offset<Problem> count;
 
     __device__ __forceinline__ FlatPixels(long long batch, const P& phase)
-        : phase(phase), count(static_cast<Offset<Problem>>(batch) * (Problem::p * Problem::q)) {}
+        : phase(phase), batch(batch), count(static_cast<Offset<Problem>>(batch) * (Problem::p * Problem::q)) {}
+
+    // NOTE: pixels past the end repeat the last one, or four of them; what is computed from them is never stored.
+    __device__ __forceinline__ Pixel<Problem> pixel(Offset<Problem> number) const {
+        return Pixel<Problem>(number < count ? number : count - (images_in_fours<Problem> ? 4 : 1), batch);
+    }
 
     __device__ __forceinline__ Place place(Offset<Problem> pixel) const {
         constexpr int image = Problem::out_h * Problem::out_w;
-        if constexpr (P::whole) {
+        if constexpr (P::whole && Problem::chwn) {
+            return {pixel, pixel < count ? 4 : 0};
+        } else if constexpr (P::whole) {
             const Offset<Problem> n = pixel / image;
             return {static_cast<int64>(n) * Problem::k * image + (pixel - n * image), pixel < count ? 4 : 0};
         } else {
-            const Pixel<Problem> at(pixel);
+            const Pixel<Problem> at(pixel, batch);
             const int row = phase.first_p + at.p * Problem::step_p, column = phase.first_q + at.q * Problem::step_q;
             const bool inside = P::count == 1 || (row < Problem::out_h && column < Problem::out_w);
             const int64 in_image = static_cast<int64>(row) * Problem::out_w + column;
-            return {static_cast<int64>(at.n) * (Problem::nhwc ? 1 : Problem::k) * image + in_image,
-                    pixel < count && inside ? 4 : 0};
+            const int64 offset = Problem::chwn
+                ? in_image * batch + at.n
+                : static_cast<int64>(at.n) * (Problem::nhwc ? 1 : Problem::k) * image + in_image;
+            return {offset, pixel < count && inside ? 4 : 0};
         }
     }
 };
 
 // A thread's part of the tile; first_k and first_pixel say where the block's tile begins, `row` and `column` which part
-// of the thread's tile acc is. `dealt` says how fragments lie along the contiguous output axis (pixels in NCHW, filters
-// in NHWC); `aligned` that four outputs of a fragment are adjacent and aligned if the tensor is.
+// of the thread's tile acc is. `dealt` says how fragments lie along the contiguous output axis (filters in NHWC, pixels
+// otherwise); `aligned` that four outputs of a fragment are adjacent and aligned if the tensor is.
 template <class Problem, class Tuning, bool dealt, bool aligned, class Pixels, int rows, int columns>
 __device__ __forceinline__ void store_tile(const float (&acc)[rows][columns], int row, int column,
                                            const Tiling<Tuning>& tiling, const float* bias, float* y,
                                            const Pixels& pixels, Offset<Problem> first_pixel, int group, int first_k) {
     constexpr int lanes_k = Tiling<Tuning>::lanes_k, lanes_pixels = Tiling<Tuning>::lanes_pixels;
-    constexpr int image = Problem::out_h * Problem::out_w;
+    int64 image = Problem::out_h * Problem::out_w;
+    if constexpr (Problem::chwn) image *= pixels.batch;
     const bool vector = aligned && reinterpret_cast<unsigned long long>(y) % 16 == 0;
 
     if constexpr (!Problem::nhwc) {
@@ -87,7 +98,7 @@ __device__ __forceinline__ void store_tile(const float (&acc)[rows][columns], in
                 float v[4];
 #pragma unroll
                 for (int j = 0; j < 4; ++j) v[j] = finish<Problem>(acc[i][4 * f + j], b);
-                float* const to = y + static_cast<int64>(filter) * image;
+                float* const to = y + filter * image;
                 if constexpr (!dealt) {
                     store_four(to + place[0].offset, v, 1, place[0].count, vector);
                 } else {
@@ -128,7 +139,7 @@ __device__ __forceinline__ void store_tile(const float (&acc)[rows][columns], in
 }
 
 // The sums of the Tuning::split blocks of a cluster, added in the order of their ranks: each block gets its share of
-// every thread's tile, rows of it in NCHW and columns in NHWC, so that its stores stay whole. `shared` takes the tile.
+// every thread's tile, columns of it in NHWC and rows otherwise, so that its stores stay whole. `shared` takes the tile.
 template <class Problem, class Tuning>
 struct Share {
     static constexpr int rows = Problem::nhwc ? Tuning::thread_k : Tuning::thread_k / Tuning::split;

@@ -21,14 +21,38 @@ __device__ __forceinline__ const T* at_byte(const T* base, B bytes) {
     return reinterpret_cast<const T*>(reinterpret_cast<const char*>(base) + bytes);
 }
 
-// An output position (n, p, q) from its number in n-p-q order.
+// How far apart neighbours lie in a tensor of `channels` channels of `pixels` pixels, in elements: pixels of a row,
+// channels of a pixel, images. Constants after inlining, but in CHWN, where the batch is a factor of most of them.
+template <class Problem, int channels, int pixels, class T>
+struct Strides {
+    T pixel, channel, image;
+    __device__ __forceinline__ explicit Strides(long long batch)
+        : pixel(Problem::nhwc ? channels : Problem::chwn ? static_cast<T>(batch) : 1),
+          channel(Problem::nhwc ? 1 : Problem::chwn ? static_cast<T>(batch) * pixels : pixels),
+          image(Problem::chwn ? 1 : static_cast<T>(channels) * pixels) {}
+};
+template <class Problem>
+using InputStrides = Strides<Problem, Problem::c, Problem::h * Problem::w, Bytes<Problem>>;
+template <class Problem>
+using OutputStrides = Strides<Problem, Problem::k, Problem::p * Problem::q, Offset<Problem>>;
+
+// CHWN: four neighbouring images are one copy, or one store, of 128 bits.
+template <class Problem> constexpr bool images_in_fours = Problem::chwn && Problem::vector_store;
+
+// An output position (n, p, q) from its number in the order of a tensor of one channel: n-p-q, in CHWN p-q-n.
 template <class Problem>
 struct Pixel {
     Offset<Problem> n;
     int p, q;
-    __device__ __forceinline__ explicit Pixel(Offset<Problem> number) {
-        n = number / (Problem::p * Problem::q);
-        const int rest = static_cast<int>(number - n * (Problem::p * Problem::q));
+    __device__ __forceinline__ Pixel(Offset<Problem> number, long long batch) {
+        int rest;
+        if constexpr (Problem::chwn) {
+            rest = static_cast<int>(number / static_cast<Offset<Problem>>(batch));
+            n = number - rest * static_cast<Offset<Problem>>(batch);
+        } else {
+            n = number / (Problem::p * Problem::q);
+            rest = static_cast<int>(number - n * (Problem::p * Problem::q));
+        }
         p = rest / Problem::q;
         q = rest % Problem::q;
     }

@@ -1,7 +1,7 @@
 // Tile loaders: they bring one reduction step of filters or of im2col pixels into shared memory, element by element
 // with cp.async, forming the im2col matrix on the way. Shared rows run along filters or pixels; one row per reduction
-// index. Reduction order: (c, r, s) for NCHW, (r, s, c) for NHWC, which is the order of the filters in memory; over the
-// im2win tensor (c, s, r) and (s, r, c), its window order.
+// index. Reduction order: (c, r, s) for NCHW and CHWN, (r, s, c) for NHWC, which is the order of the filters in memory;
+// over the im2win tensor (c, s, r) and (s, r, c), its window order.
 #pragma once
 
 #include <lib/index.cuh>
@@ -107,6 +107,11 @@ __device__ __forceinline__ int filter_element(int index) {
     return Problem::nhwc ? natural * Problem::group_c + index % Problem::group_c : index - tap + natural;
 }
 
+// Floats from one reduction index of a tile of filters to the next in shared memory. The padding makes the rows that a
+// warp writes at once fall into different banks, as far as they can.
+template <class Tuning>
+constexpr int filter_pitch = Tuning::tile_k + (gcd(Tuning::tile_reduction, 16) == 4 ? 8 : 4);
+
 // Filters lie along the reduction: `columns` neighbouring lanes read adjacent floats and scatter them over rows.
 // NOTE: sixteen columns read twice as fast as eight, and a warp's whole run of twelve or twenty is slower than four:
 // either the reads touch more lines or the writes meet in the banks (47 against 44 TFLOP/s on an H200).
@@ -117,8 +122,7 @@ struct FilterLoader {
     static constexpr int columns = gcd(depth, 16);
     static constexpr int per_pass = threads / columns;
     static constexpr int passes = ceil_div(Tuning::tile_k, per_pass);
-    // The padding makes the rows that a warp writes at once fall into different banks, as far as they can.
-    static constexpr int pitch = Tuning::tile_k + (columns == 4 ? 8 : 4);
+    static constexpr int pitch = filter_pitch<Tuning>;
     static constexpr int stage_floats = depth * pitch;
     // Whole tiles of filters lie at a constant stride; otherwise the last ones repeat.
     static constexpr bool regular = Problem::group_k % Tuning::tile_k == 0 && !dealt;
@@ -166,19 +170,69 @@ struct FilterLoader {
     }
 };
 
-// NCHW: a lane keeps its pixel and walks down the reduction, so the lanes of a warp read neighbouring pixels and share
-// the reduction index. What an index means (offset in the image, filter row and column) repeats every `period` indices
-// but for whole channels: a table in shared memory replaces the arithmetic.
+// CHWN: a row of the filter matrix, one reduction index of all filters, is one run in memory. A thread copies four
+// filters, or one where groups of four would straddle the end of a group, of some rows.
+template <class Problem, class Tuning>
+struct FilterLoaderAcross {
+    static constexpr int threads = Tiling<Tuning>::threads;
+    static constexpr int depth = Tuning::tile_reduction;
+    static constexpr int pitch = filter_pitch<Tuning>;
+    static constexpr int stage_floats = depth * pitch;
+    static constexpr int at_once = Problem::k % 4 == 0 && Problem::group_k % 4 == 0 ? 4 : 1;
+    static constexpr int columns = gcd(Tuning::tile_k / at_once, threads);  // threads side by side on a row
+    static constexpr int pieces = Tuning::tile_k / at_once / columns;       // of a thread on a row
+    static constexpr int per_pass = threads / columns;                      // rows
+    using B = Bytes<Problem>;
+
+    const float* w;
+    B offset;  // of this thread's first filter in its first row of the next step, in bytes
+    int column, row, first_k, next;
+
+    // Starts at reduction step `first_step`.
+    __device__ __forceinline__ FilterLoaderAcross(const float* filters, int group, int tile, int first_step)
+        : w(filters), column(threadIdx.x % columns * at_once), row(threadIdx.x / columns),
+          first_k(tile * Tuning::tile_k), next(first_step * depth) {
+        offset = (static_cast<B>(next + row) * Problem::k + group * Problem::group_k + first_k + column) * 4;
+    }
+
+    // Bring the next reduction step into `stage`. Filters past the end are zeros, and never stored.
+    __device__ __forceinline__ void load(float* stage) {
+        constexpr int size = Reduction<Problem>::size;
+#pragma unroll
+        for (int i = 0; i < depth; i += per_pass) {
+            if (depth % per_pass != 0 && row + i >= depth) break;
+#pragma unroll
+            for (int j = 0; j < pieces; ++j) {
+                const int k = column + j * columns * at_once;
+                const bool exists = (size % depth == 0 || next + row + i < size) &&
+                    (Problem::group_k % Tuning::tile_k == 0 || first_k + k < Problem::group_k);
+                const float* const from =
+                    at_byte(w, offset) + static_cast<int64>(i) * Problem::k + j * columns * at_once;
+                if constexpr (at_once == 4) cp_async_16(stage + (row + i) * pitch + k, from, exists);
+                else cp_async_4(stage + (row + i) * pitch + k, from, exists);
+            }
+        }
+        offset += static_cast<B>(depth) * Problem::k * 4;
+        next += depth;
+    }
+};
+
+// NCHW and CHWN: a lane keeps its pixel and walks down the reduction, so the lanes of a warp read neighbouring pixels
+// and share the reduction index; in CHWN it may keep four, of neighbouring images. What an index means (offset in the
+// image, filter row and column) repeats every `period` indices but for whole channels: a table in shared memory replaces
+// the arithmetic.
 template <class Problem, class Tuning, bool dealt>
-struct PixelLoaderNCHW {
+struct PixelLoaderAcross {
     static constexpr int threads = Tiling<Tuning>::threads;
     static constexpr int depth = Tuning::tile_reduction;
     static constexpr int tile = Tuning::tile_pixels;
     using Rows = PixelRows<Tuning>;
-    static constexpr int columns = gcd(tile, threads);             // threads side by side on a row
-    static constexpr int pixels = tile / columns;                  // of a thread
+    static constexpr int at_once = images_in_fours<Problem> ? 4 : 1;
+    static constexpr int columns = gcd(tile / at_once, threads);   // threads side by side on a row
+    static constexpr int pixels = tile / at_once / columns;        // of a thread, or fours of them
     static constexpr int rows = depth / (threads / columns);       // of a thread, adjacent
-    static_assert(columns % 32 == 0, "the lanes of a warp read adjacent pixels");
+    static_assert(columns % 32 == 0 || at_once == 4, "the lanes of a warp read adjacent pixels");
+    static_assert(at_once == 1 || !dealt, "four pixels that are copied at once stay together");
     static_assert(depth % (threads / columns) == 0, "every thread has its share of the rows");
 
     static constexpr int steps = ceil_div(Reduction<Problem>::size, depth);
@@ -192,6 +246,7 @@ struct PixelLoaderNCHW {
     static constexpr int table_bytes = tabled ? period * entry_bytes : 0;
 
     const float* image;
+    InputStrides<Problem> strides;
     B offset[pixels];
     Window<Problem> window[pixels];
     B* offsets;        // table: of a tap in the image, in bytes
@@ -204,26 +259,26 @@ struct PixelLoaderNCHW {
 
     static __device__ __forceinline__ int tap_r(int index) { return index % taps / Problem::s; }
     static __device__ __forceinline__ int tap_s(int index) { return index % Problem::s; }
-    static __device__ __forceinline__ B decode(int index) {
-        return (static_cast<B>(index / taps) * (Problem::h * Problem::w) +
-                tap_r(index) * Problem::dilation_h * Problem::w + tap_s(index) * Problem::dilation_w) * 4;
+    __device__ __forceinline__ B decode(int index) const {
+        const int pixel = tap_r(index) * Problem::dilation_h * Problem::w + tap_s(index) * Problem::dilation_w;
+        return (static_cast<B>(index / taps) * strides.channel + pixel * strides.pixel) * 4;
     }
 
     // `scratch` takes the table; the caller puts a barrier between construction and the first fetch.
     template <class Places>
-    __device__ __forceinline__ PixelLoaderNCHW(const float* x, const Places& places, Offset<Problem> first, int group,
-                                               void* scratch, int first_step)
-        : image(x), offsets(static_cast<B*>(scratch)), bits(reinterpret_cast<unsigned*>(offsets + period)),
-          row(threadIdx.x / columns * rows), next(first_step * depth), tap(next % period) {
+    __device__ __forceinline__ PixelLoaderAcross(const float* x, const Places& places, Offset<Problem> first, int group,
+                                                 void* scratch, int first_step)
+        : image(x), strides(places.batch), offsets(static_cast<B*>(scratch)),
+          bits(reinterpret_cast<unsigned*>(offsets + period)), row(threadIdx.x / columns * rows),
+          next(first_step * depth), tap(next % period) {
+        const int first_channel = group * Problem::group_c + next / period * period_channels;
 #pragma unroll
         for (int j = 0; j < pixels; ++j) {
-            const int at = threadIdx.x % columns + j * columns;
-            // NOTE: pixels past the end repeat the last one; what is computed from them is never stored.
-            const Pixel<Problem> pixel(first + at < places.count ? first + at : places.count - 1);
+            const int at = (threadIdx.x % columns + j * columns) * at_once;
+            const Pixel<Problem> pixel = places.pixel(first + at);
             window[j] = Window<Problem>(pixel.p, pixel.q, places.phase);
-            offset[j] = (((static_cast<B>(pixel.n) * Problem::c + group * Problem::group_c) * Problem::h +
-                          window[j].h) * Problem::w + window[j].w) * 4;
-            offset[j] += static_cast<B>(next / period * period_channels) * Problem::h * Problem::w * 4;
+            offset[j] = (static_cast<B>(pixel.n) * strides.image + first_channel * strides.channel +
+                         (static_cast<B>(window[j].h) * Problem::w + window[j].w) * strides.pixel) * 4;
             slot[j] = slot_of<Tiling<Tuning>::lanes_pixels, dealt>(at);
         }
         if constexpr (tabled)
@@ -252,16 +307,20 @@ struct PixelLoaderNCHW {
             const bool real = size % depth == 0 || next + row + i < size;
             const int r = tap_r(tap + row + i), s = tap_s(tap + row + i);
 #pragma unroll
-            for (int j = 0; j < pixels; ++j)
-                cp_async_4(stage + (row + i) * Rows::pitch + slot[j], at_byte(image, offset[j] + tap_offset[i]),
-                           real && window[j].holds(r, s, tap_bits[i]));
+            for (int j = 0; j < pixels; ++j) {
+                float* const to = stage + (row + i) * Rows::pitch + slot[j];
+                const float* const from = at_byte(image, offset[j] + tap_offset[i]);
+                const bool inside = real && window[j].holds(r, s, tap_bits[i]);
+                if constexpr (at_once == 4) cp_async_16(to, from, inside);
+                else cp_async_4(to, from, inside);
+            }
         }
         next += depth;
         tap += depth;
         if (tap == period) {
             tap = 0;
 #pragma unroll
-            for (int j = 0; j < pixels; ++j) offset[j] += static_cast<B>(period_channels) * Problem::h * Problem::w * 4;
+            for (int j = 0; j < pixels; ++j) offset[j] += period_channels * strides.channel * 4;
         }
     }
 };
@@ -312,8 +371,7 @@ struct PixelLoaderAlong {
 #pragma unroll
         for (int j = 0; j < pixels; ++j) {
             const int at = position_of<Tiling<Tuning>::lanes_pixels, dealt>(slot + j * per_pass);
-            // NOTE: pixels past the end repeat the last one; what is computed from them is never stored.
-            const Pixel<Problem> pixel(first + at < places.count ? first + at : places.count - 1);
+            const Pixel<Problem> pixel = places.pixel(first + at);
             window[j] = Window<Problem>(pixel.p, pixel.q, places.phase);
             offset[j] = Image::first(pixel, window[j], group);
         }

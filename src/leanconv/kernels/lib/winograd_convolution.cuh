@@ -26,13 +26,15 @@ __device__ __forceinline__ void winograd_convolution(const float* x, const float
         columns[i] = Column::template make<Tuning>(first + i, batch, group);
     __syncthreads();
     for (int i = threadIdx.x; i < Tiles::sources; i += Tiles::threads)
-        sources[i] = Source::template make<Tuning>(i, columns);
+        sources[i] = Source::template make<Tuning>(i, columns, batch);
     const Tiles tiles;
     __syncthreads();
 
     typename Product::Sums sums = {};
-    Product(tiles, sources, shared, x, prepared, group, tile_k).run(sums);
-    WinogradOutput<Problem, Tuning, Transform>{tiles, columns, shared, bias, y, tile_k * Tiles::tile_k, group}.run(sums);
+    Product(tiles, sources, shared, x, batch, prepared, group, tile_k).run(sums);
+    const OutputStrides<Problem> strides(batch);
+    WinogradOutput<Problem, Tuning, Transform>{tiles,   columns, shared, bias, y, tile_k * Tiles::tile_k, group,
+                                               strides}.run(sums);
 }
 
 }  // namespace leanconv

@@ -36,13 +36,16 @@ __device__ __forceinline__ void winograd_filters(const float* w, float* prepared
 
     float* const tile = reinterpret_cast<float*>(shared_memory());
     for (int e = threadIdx.x; e < outer * inner * weights; e += Tuning::threads) {
-        const int o = e / (inner * weights), in = e % (inner * weights);
+        const int o = Problem::chwn ? e % outer : e / (inner * weights);
+        const int in = Problem::chwn ? e / outer : e % (inner * weights);
         const int weight = Problem::nhwc ? in / inner : in % weights, i = Problem::nhwc ? in % inner : in / weights;
         const int at = first_weight + weight;
         const bool exists = first_outer + o < group_outer && first_inner + i < group_inner && at >= 0 && at < all;
         const int64 filter = static_cast<int64>(group) * group_outer + first_outer + o;
-        const int64 from = Problem::nhwc ? (filter * all + at) * group_inner + first_inner + i
-                                         : (filter * group_inner + first_inner + i) * all + at;
+        const int64 from =
+            Problem::nhwc   ? (filter * all + at) * group_inner + first_inner + i
+            : Problem::chwn ? (static_cast<int64>(first_inner + i) * all + at) * (Problem::groups * group_outer) + filter
+                            : (filter * group_inner + first_inner + i) * all + at;
         const int k = Problem::rotated ? i : o, c = Problem::rotated ? o : i;
         const int place = Problem::rotated ? weights - 1 - weight : weight;
         tile[k * pitch + c * weights + place] = exists ? w[from] : 0.0f;

@@ -47,6 +47,9 @@ struct WinogradOutput {
     float* y;
     int first_k;  // of the block, in its group
     int group;
+    OutputStrides<Problem> strides;
+    // In CHWN neighbouring tiles are adjacent in memory as they are.
+    static constexpr bool staged = Tuning::staged && !Problem::nhwc && !Problem::chwn;
 
     template <class Sums>
     __device__ __forceinline__ void run(const Sums& sums) const {
@@ -58,8 +61,8 @@ struct WinogradOutput {
             if constexpr (Problem::nhwc) {
                 store_nhwc(round);
             } else {
-                transform_nchw(round);
-                if constexpr (Tuning::staged) {
+                transform_tiles(round);
+                if constexpr (staged) {
                     __syncthreads();
                     store_nchw(round);
                 }
@@ -95,7 +98,7 @@ struct WinogradOutput {
     __device__ __forceinline__ Column place(int tile) const {
         Column column = columns[tile % Tiles::columns];
         const int below = tile / Tiles::columns * Problem::dilation_h;
-        column.y += static_cast<Offset<Problem>>(below) * Problem::q * (Problem::nhwc ? Problem::k : 1);
+        column.y += static_cast<Offset<Problem>>(below) * Problem::q * strides.pixel;
         column.h = column.h == Column::absent ? Problem::p : column.h + Problem::pad_top + below;  // now p
         column.w += Problem::pad_left;                                                             // now q
         return column;
@@ -150,15 +153,16 @@ struct WinogradOutput {
         }
     }
 
-    // Neighbouring lanes take neighbouring tiles of a filter. Staged outputs take the place of the sums they are made of.
-    __device__ __forceinline__ void transform_nchw(int round) const {
+    // NCHW and CHWN: neighbouring lanes take neighbouring tiles of a filter. Staged outputs take the place of the sums
+    // they are made of.
+    __device__ __forceinline__ void transform_tiles(int round) const {
         constexpr int a_filter = Tiles::tiles / width, items = Tiles::round_k * a_filter;
         static_assert(outputs <= states, "the outputs of a tile fit where its sums were");
 #pragma unroll 1
         for (int e = threadIdx.x; e < items; e += Tiles::threads) {
             const int in_round = e / a_filter, tile = e % a_filter * width;
             const int k = first_k + round * Tiles::round_k + in_round;
-            if (!Tuning::staged && k >= Problem::group_k) continue;
+            if (!staged && k >= Problem::group_k) continue;
             float* const at = exchange + Tiles::exchange_at(in_round, tile);
             float sums[width][states], result[width][outputs];
             load(sums, at);
@@ -169,7 +173,9 @@ struct WinogradOutput {
 #pragma unroll
                 for (int o = 0; o < outputs; ++o) result[j][o] = finish<Problem>(result[j][o], b);
             }
-            if constexpr (!Tuning::staged) {
+            if constexpr (Problem::chwn) {
+                store_images(result, k, tile);
+            } else if constexpr (!staged) {
                 store_rows(result, k, tile);
             } else {
 #pragma unroll
@@ -212,6 +218,36 @@ struct WinogradOutput {
 #pragma unroll
                     for (int i = 0; i < piece; ++i) to[below * Problem::q + aside + i] = v[i];
                 }
+            }
+        }
+    }
+
+    // The outputs of `width` neighbouring tiles, which are neighbouring images where images come in fours.
+    __device__ __forceinline__ void store_images(const float (&result)[width][outputs], int k, int tile) const {
+        const bool vector = images_in_fours<Problem> && reinterpret_cast<unsigned long long>(y) % 16 == 0;
+        const Offset<Problem> filter = k * strides.channel;
+        Column at[images_in_fours<Problem> ? 1 : width];
+#pragma unroll
+        for (int j = 0; j < (images_in_fours<Problem> ? 1 : width); ++j) at[j] = place(tile + j);
+#pragma unroll
+        for (int o = 0; o < outputs; ++o) {
+            const int below = o / Problem::out_w, aside = o % Problem::out_w;
+            const Offset<Problem> pixel = filter + (below * Problem::q + aside) * strides.pixel;
+            float v[width];
+#pragma unroll
+            for (int j = 0; j < width; ++j) v[j] = result[j][o];
+            if constexpr (images_in_fours<Problem>) {
+                if (at[0].h + below >= Problem::p || at[0].w + aside >= Problem::last_q) continue;
+                if (vector) {
+                    store_wide(y + at[0].y + pixel, v);
+                    continue;
+                }
+            }
+#pragma unroll
+            for (int j = 0; j < width; ++j) {
+                const Column& tile_at = at[images_in_fours<Problem> ? 0 : j];
+                if (tile_at.h + below >= Problem::p || tile_at.w + aside >= Problem::last_q) continue;
+                y[tile_at.y + pixel + (images_in_fours<Problem> ? j : 0)] = v[j];
             }
         }
     }

@@ -29,13 +29,15 @@ struct WinogradProduct {
     float* ring;            // stages: filters, then raw pixels
     float* transformed;     // two chunks of tiles
     const float* x;
+    InputStrides<Problem> strides;
     const float* u;         // transformed filters: [r][c][state][k] of this group and block
     int filters_at, tiles_at;
     float a[2][Tuning::thread_k], b[2][Tuning::thread_tiles];
 
-    __device__ __forceinline__ WinogradProduct(const Tiles& tiles, const Source* sources, float* shared,
-                                               const float* x, const float* prepared, int group, int tile_k)
-        : tiles(tiles), sources(sources), ring(shared), transformed(shared + stages * Tiles::stage_floats), x(x) {
+    __device__ __forceinline__ WinogradProduct(const Tiles& tiles, const Source* sources, float* shared, const float* x,
+                                               long long batch, const float* prepared, int group, int tile_k)
+        : tiles(tiles), sources(sources), ring(shared), transformed(shared + stages * Tiles::stage_floats), x(x),
+          strides(batch) {
         u = prepared + Problem::prepared_offset +
             static_cast<int64>(group) * (taps * Tiles::tap_blocks) * Problem::padded_c * (states * Problem::padded_k) +
             tile_k * Tiles::tile_k;
@@ -69,12 +71,12 @@ struct WinogradProduct {
                 cp_async_16(to + i * Tiles::threads * 4, from + i * (Tiles::threads / a_row) * Problem::padded_k, true);
     }
 
-    // The pixels of one slice of the positions of chunk step / taps. A thread copies four channels of one pixel.
+    // The pixels of one slice of the positions of chunk step / taps. A thread copies four channels of one pixel, in
+    // CHWN of that pixel of four images if it can.
     __device__ __forceinline__ void load_pixels(int step) {
-        constexpr int quads = channels / 4, pixels = Tiles::runs * Tiles::run_pixels, elements = pixels * quads;
+        constexpr int quads = channels / 4, pixels = Tiles::step_sources, elements = pixels * quads;
         constexpr bool vector = Problem::nhwc && Problem::group_c % 4 == 0;
         constexpr bool whole = Problem::group_c % channels == 0;
-        constexpr int apart = Problem::nhwc ? 1 : Problem::h * Problem::w;  // channels, in memory
         const int first_c = step / taps % Tiles::chunks * channels;
         const int below = step / taps / Tiles::chunks * taps * Problem::dilation_h;  // 0 but for high filters
         const Source* const from = sources + step % taps * pixels;
@@ -84,23 +86,23 @@ struct WinogradProduct {
             const int e = threadIdx.x + i * Tiles::threads;
             if (elements % Tiles::threads != 0 && e >= elements) break;
             const int quad = Problem::nhwc ? e % quads : e / pixels, number = Problem::nhwc ? e / quads : e % pixels;
-            const int run = Tiles::run_of(number / Tiles::run_pixels), pixel = number % Tiles::run_pixels;
             const int c = first_c + quad * 4;
             const Source source = from[number];
             const bool inside = static_cast<unsigned>(source.h + below) < Problem::h;
-            const B at = source.x + (static_cast<B>(below) * Problem::w * (Problem::nhwc ? Problem::c : 1) +
-                                     static_cast<B>(c) * apart) * 4;
+            const B at = source.x + (static_cast<B>(below) * Problem::w * strides.pixel +
+                                     static_cast<B>(c) * strides.channel) * 4;
+            float* const to = raw + Tiles::source_run(number) * Tiles::run_pitch +
+                Tiles::source_pixel(number) * Tiles::pixel_pitch + quad * 4 * Tiles::channel_pitch;
             if constexpr (vector) {
-                cp_async_16(raw + run * Tiles::run_pitch + pixel * channels + quad * 4, at_byte(x, at),
-                            inside && (whole || c < Problem::group_c));
+                cp_async_16(to, at_byte(x, at), inside && (whole || c < Problem::group_c));
             } else {
-                const int place = run * Tiles::run_pitch +
-                    (Problem::nhwc ? pixel * channels + quad * 4 : quad * 4 * Tiles::channel_pitch + pixel);
-                constexpr int next = Problem::nhwc ? 1 : Tiles::channel_pitch;
 #pragma unroll
-                for (int j = 0; j < 4; ++j)
-                    cp_async_4(raw + place + j * next, at_byte(x, at) + static_cast<int64>(j) * apart,
-                               inside && (whole || c + j < Problem::group_c));
+                for (int j = 0; j < 4; ++j) {
+                    const bool exists = inside && (whole || c + j < Problem::group_c);
+                    const float* const pixel = at_byte(x, at) + static_cast<int64>(j) * strides.channel;
+                    if constexpr (Tiles::at_once == 4) cp_async_16(to + j * Tiles::channel_pitch, pixel, exists);
+                    else cp_async_4(to + j * Tiles::channel_pitch, pixel, exists);
+                }
             }
         }
     }
@@ -120,13 +122,12 @@ struct WinogradProduct {
             const int position = first + local;
             if (Tiles::slice * taps != Tiles::positions && position >= Tiles::positions) continue;
             const float* const from = raw + local / Tiles::run * Tiles::run_pitch +
-                local % Tiles::run * Problem::out_w * (Problem::nhwc ? channels : 1) +
-                (Problem::nhwc ? c : c * Tiles::channel_pitch);
+                local % Tiles::run * Problem::out_w * Tiles::pixel_pitch + c * Tiles::channel_pitch;
             float pixel[states], state[states];
 #pragma unroll
             for (int s = 0; s < states; ++s) {
                 const int at = s / Problem::tile_w * Tiles::run_width + s % Problem::tile_w;
-                pixel[s] = from[at * (Problem::nhwc ? channels : 1)];
+                pixel[s] = from[at * Tiles::pixel_pitch];
             }
             Transform::input(state, pixel);
 #pragma unroll

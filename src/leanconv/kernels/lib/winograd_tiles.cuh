@@ -40,33 +40,49 @@ struct WinogradTiles {
     static constexpr int run_width = (run - 1) * Problem::out_w + Problem::tile_w;
     static constexpr int run_pixels = Problem::tile_h * run_width;
     static constexpr int runs = slice / run;
-    static constexpr int sources = taps * runs * run_pixels;
+    // In CHWN neighbouring tiles are those of neighbouring images: four may have one source.
+    static constexpr int at_once = images_in_fours<Problem> ? 4 : 1;
+    static constexpr int step_sources = runs / at_once * run_pixels, sources = taps * step_sources;
 
-    // Raw pixels lie with the channels innermost where memory has them so, else with the pixels innermost. The lanes of
-    // a warp transform `side_by_side` channels of 32 / side_by_side neighbouring tiles: the paddings let them read
-    // pixels from, and write states to, 32 different banks.
-    static constexpr int side_by_side = channels < 8 ? channels : 8;
-    static constexpr int channel_pitch = run_pixels | 1;  // NCHW
+    // Raw pixels lie with the channels innermost where memory has them so, else with the pixels of a tile innermost, in
+    // CHWN with the tiles innermost. The lanes of a warp transform `side_by_side` channels of 32 / side_by_side
+    // neighbouring tiles: the paddings let them read pixels from, and write states to, 32 different banks.
+    static constexpr int side_by_side = channels < 8 ? channels : 8, neighbours = 32 / side_by_side;
+    static constexpr int pixel_pitch = Problem::nhwc ? channels : Problem::chwn ? slice : 1;
+    static constexpr int channel_pitch =
+        Problem::nhwc   ? 1
+        : Problem::chwn ? run_pixels * slice + (32 + neighbours - run_pixels * slice % 32) % 32
+                        : run_pixels | 1;
     static constexpr int run_pitch =
-        Problem::nhwc ? run_pixels * channels + (32 + side_by_side * run - run_pixels * channels % 32) % 32
-                      : ceil_div(channels * channel_pitch, 4) * 4;
+        Problem::nhwc   ? run_pixels * channels + (32 + side_by_side * run - run_pixels * channels % 32) % 32
+        : Problem::chwn ? 1
+                        : ceil_div(channels * channel_pitch, 4) * 4;
+    static constexpr int raw_floats = Problem::chwn ? channels * channel_pitch : runs * run_pitch;
     // The order in which runs are copied. Of half as many pixels as a warp has lanes, NCHW, two are copied at once: two
     // that lie in different halves of the banks.
-    static constexpr int far = run_pixels == 16 && run_pitch % 32 != 0 && 16 % (run_pitch % 32) == 0 && !Problem::nhwc
-                                   ? 16 / (run_pitch % 32) : 1;
+    static constexpr int far =
+        run_pixels == 16 && run_pitch % 32 != 0 && 16 % (run_pitch % 32) == 0 && !Problem::nhwc && !Problem::chwn
+            ? 16 / (run_pitch % 32) : 1;
     static __device__ __forceinline__ constexpr int run_of(int number) {
         return far == 1 || runs % (2 * far) != 0
                    ? number : number / (2 * far) * (2 * far) + number / 2 % far + number % 2 * far;
+    }
+    // The run, and the pixel in it, of a step's source: pixel by pixel of every run, in CHWN tile by tile of every pixel.
+    static __device__ __forceinline__ constexpr int source_run(int number) {
+        return Problem::chwn ? number % (runs / at_once) * at_once : run_of(number / run_pixels);
+    }
+    static __device__ __forceinline__ constexpr int source_pixel(int number) {
+        return Problem::chwn ? number / (runs / at_once) : number % run_pixels;
     }
 
     // States that a warp reads at once lie in different banks.
     static constexpr int plane =
         lane_states == 1 ? positions : positions + (32 + 32 / lane_states - positions % 32) % 32;
     static constexpr int channel_floats =
-        states * plane + (32 + 32 / side_by_side - states * plane % 32) % 32;
+        states * plane + (32 + neighbours - states * plane % 32) % 32;
 
     static constexpr int filter_floats = channels * states * tile_k;
-    static constexpr int stage_floats = filter_floats + runs * run_pitch;
+    static constexpr int stage_floats = filter_floats + raw_floats;
     static constexpr int tile_floats = channels * channel_floats;  // of a chunk of channels; there are two
 
     // The sums of a part of the filters, exchanged between the states.
@@ -90,6 +106,7 @@ struct WinogradTiles {
     static_assert(states % lane_states == 0, "every warp has as many states");
     static_assert(tiles % rows == 0 && columns % 4 == 0, "fragments of four tiles do not straddle rows");
     static_assert(slice % run == 0 && columns % run == 0, "tiles that share pixels are of one row and one step");
+    static_assert(run == 1 || !Problem::chwn, "neighbouring tiles are of neighbouring images, which share no pixels");
     static_assert(channels % 4 == 0, "channels are copied four at a time");
 
     int state, lane_k, lane_tile;
@@ -117,33 +134,30 @@ struct alignas(16) WinogradColumn {
 
     static constexpr int absent = -(1 << 30);
 
-    // Columns are numbered along the tiles of a row, then over groups of rows, then over images. A group of rows are
-    // Tuning::rows output rows, dilation_h apart.
+    // Columns are numbered along the tiles of a row, then over groups of rows, then over images; in CHWN over images
+    // first. A group of rows are Tuning::rows output rows, dilation_h apart.
     template <class Tuning>
     static __device__ __forceinline__ WinogradColumn make(Offset<Problem> number, long long batch, int group) {
         constexpr int row_groups = ceil_div(ceil_div(Problem::p, Problem::dilation_h), Tuning::rows * Problem::out_h) *
             Problem::dilation_h;
-        const Offset<Problem> line = number / Problem::row_tiles, n = line / row_groups;
-        const int at = static_cast<int>(number - line * Problem::row_tiles);
-        const int row_group = static_cast<int>(line - n * row_groups);
+        const Offset<Problem> of_image = Problem::chwn ? number / static_cast<Offset<Problem>>(batch) : number;
+        const Offset<Problem> line = of_image / Problem::row_tiles, beyond = line / row_groups;
+        const Offset<Problem> n = Problem::chwn ? number - of_image * static_cast<Offset<Problem>>(batch) : beyond;
+        const int at = static_cast<int>(of_image - line * Problem::row_tiles);
+        const int row_group = static_cast<int>(line - beyond * row_groups);
         const int p = row_group % Problem::dilation_h +
             row_group / Problem::dilation_h * (Tuning::rows * Problem::out_h * Problem::dilation_h);
         const int q = Problem::first_q + at * Problem::out_w;
         WinogradColumn c;
         c.h = p - Problem::pad_top;
         c.w = q - Problem::pad_left;
-        const auto image = static_cast<Bytes<Problem>>(n) * Problem::c;
-        const auto first = static_cast<Offset<Problem>>(n) * Problem::k;
-        if constexpr (Problem::nhwc) {
-            c.x = (image * (Problem::h * Problem::w) +
-                   (static_cast<Bytes<Problem>>(c.h) * Problem::w + c.w) * Problem::c + group * Problem::group_c) * 4;
-            c.y = first * (Problem::p * Problem::q) + static_cast<Offset<Problem>>(p * Problem::q + q) * Problem::k +
-                group * Problem::group_k;
-        } else {
-            c.x = ((image + group * Problem::group_c) * (Problem::h * Problem::w) + c.h * Problem::w + c.w) * 4;
-            c.y = (first + group * Problem::group_k) * (Problem::p * Problem::q) + p * Problem::q + q;
-        }
-        if (n >= batch || q >= Problem::last_q) c.h = absent;
+        const InputStrides<Problem> in(batch);
+        const OutputStrides<Problem> out(batch);
+        c.x = (static_cast<Bytes<Problem>>(n) * in.image + group * Problem::group_c * in.channel +
+               (static_cast<Bytes<Problem>>(c.h) * Problem::w + c.w) * in.pixel) * 4;
+        c.y = n * out.image + group * Problem::group_k * out.channel +
+            static_cast<Offset<Problem>>(p * Problem::q + q) * out.pixel;
+        if ((Problem::chwn ? beyond > 0 : n >= batch) || q >= Problem::last_q) c.h = absent;
         return c;
     }
 };
@@ -154,13 +168,15 @@ struct alignas(2 * sizeof(Bytes<Problem>)) WinogradSource {
     Bytes<Problem> x;  // first channel of the group, in bytes
     int h;             // far outside the image where the pixel does not exist
 
-    // Sources are numbered in the order in which steps copy them: pixel by pixel of every run of tiles.
+    // Sources are numbered in the order in which steps copy them.
     template <class Tuning>
-    static __device__ __forceinline__ WinogradSource make(int number, const WinogradColumn<Problem>* columns) {
+    static __device__ __forceinline__ WinogradSource make(int number, const WinogradColumn<Problem>* columns,
+                                                          long long batch) {
         using Tiles = WinogradTiles<Problem, Tuning>;
         using Column = WinogradColumn<Problem>;
-        const int part = number / Tiles::run_pixels / Tiles::runs, pixel = number % Tiles::run_pixels;
-        const int position = part * Tiles::slice + Tiles::run_of(number / Tiles::run_pixels % Tiles::runs) * Tiles::run;
+        const int part = number / Tiles::step_sources, in_step = number % Tiles::step_sources;
+        const int position = part * Tiles::slice + Tiles::source_run(in_step) * Tiles::run;
+        const int pixel = Tiles::source_pixel(in_step);
         const Column column = columns[position % Tiles::columns];
         const int below = position / Tiles::columns * Problem::dilation_h + pixel / Tiles::run_width;
         const int aside = pixel % Tiles::run_width;
@@ -168,7 +184,7 @@ struct alignas(2 * sizeof(Bytes<Problem>)) WinogradSource {
             static_cast<unsigned>(column.w + aside) < Problem::w;
         WinogradSource source;
         source.x = column.x +
-            (static_cast<Bytes<Problem>>(below) * Problem::w + aside) * (Problem::nhwc ? Problem::c : 1) * 4;
+            (static_cast<Bytes<Problem>>(below) * Problem::w + aside) * InputStrides<Problem>(batch).pixel * 4;
         source.h = exists ? column.h + below : Column::absent;
         return source;
     }
