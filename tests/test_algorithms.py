@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from functools import partial
 from math import gcd
@@ -11,7 +12,7 @@ import emulator
 import numpy as np
 import proof
 import pytest
-from cases import CASES, CONV_CASES, GRADIENT_CASES, REFUSED, TARGETS, TRANSFORM_CASES
+from cases import CASES, CONV_CASES, GRADIENT_CASES, LAYOUTS, REFUSED, TARGETS, TRANSFORM_CASES
 
 from leanconv.algorithms.input_gradient import parts
 from leanconv.problem import ConvProblem, FilterProblem
@@ -20,27 +21,27 @@ from leanconv.registry import ALGORITHMS, NoAlgorithmError, choose
 MET = [(a, c) for a in ALGORITHMS for c in (*CASES, *(() if a.tier == "ieee" else TRANSFORM_CASES))]
 ACCEPTED = [(a, c) for a, c in MET if not a.reasons(c.problem)]
 THOROUGH = [(a, c) for a, c in ACCEPTED if c.thorough]
-#: Cases come in pairs, one for each layout. Im2col-Winograd, whose kernels meet both in its own cases and tests, takes
-#: one of each pair of the others, by turns.
-ON_EMULATOR = [
-    (a, c) for a, c in ACCEPTED if a.name != "winograd1d" or c in TRANSFORM_CASES or CASES.index(c) % 4 in (0, 3)
-]
+#: Im2col-Winograd, whose kernels meet all layouts in its own cases and tests, takes each layer of the others in one.
+ON_EMULATOR = [(a, c) for a, c in ACCEPTED if a.name != "winograd1d" or c in TRANSFORM_CASES or c.in_turn]
 #: Algorithms that transform have thorough layers of their own; what those vary is not the others' loaders.
 VARIED = [(a, c) for a, c in THOROUGH if a.tier == "ieee" or c in TRANSFORM_CASES]
 DECLINED = [(a, c.problem) for a, c in MET if a.reasons(c.problem)]
 
 
 def _extremes():
-    """Every third of a layer's extreme configurations, taken in turns, so that each runs on a third of the layers.
+    """Every third of a layer's extreme configurations, taken in turns, so that each runs on a third of the layers of an
+    algorithm in each layout.
 
     Without the best guess, which runs on all cases. All of them where they are few, or split the reduction.
     """
-    for number, (algorithm, case) in enumerate(VARIED):
+    layers = Counter()
+    for algorithm, case in VARIED:
+        of_its_kind = algorithm.name, getattr(case.problem, "layout", None)
+        layers[of_its_kind] += 1
         configs = list(proof.extreme_configs(algorithm, case.problem, TARGETS[0]))
         for i, config in enumerate(configs[1:], 1):
-            # cases come in pairs, one for each layout
             few = isinstance(case.problem, FilterProblem) or getattr(config, "split", 1) > 1
-            if few or (number // 2 + i) % 3 == 0:
+            if few or (layers[of_its_kind] + i) % 3 == 0:
                 yield pytest.param(algorithm, case, config, id=f"{algorithm.name}-{case.name}-{i}")
 
 
@@ -106,7 +107,7 @@ def test_every_case_is_accepted_by_some_algorithm():
 
 def test_cases_cover_what_the_design_asks_for():
     convs = [c.problem for c in CONV_CASES]
-    for layout in ("NCHW", "NHWC"):
+    for layout in LAYOUTS:
         these = [p for p in convs if p.layout == layout]
         assert {p.groups > 1 for p in these} == {p.bias for p in these} == {True, False}
         assert any(p.n == 0 for p in these) and any(p.p * p.q == 1 for p in these)
