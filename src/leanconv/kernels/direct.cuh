@@ -10,8 +10,8 @@
 
 namespace leanconv {
 
-// Neighbouring threads compute neighbouring pixels of one filter in NCHW, neighbouring filters of one pixel in NHWC, one
-// pixel of neighbouring images in CHWN.
+// Neighbouring threads compute neighbouring pixels of one filter in NCHW, neighbouring filters of one pixel in NHWC,
+// one pixel of neighbouring images in CHWN.
 template <class Problem, class Tuning>
 __device__ __forceinline__ void direct(const float* __restrict__ x, const float* __restrict__ w,
                                        const float* __restrict__ bias, float* __restrict__ y, long long batch) {

@@ -1,5 +1,5 @@
-// What goes with the convolutions that make the gradient of a layer's input (algorithms/input_gradient.py): their filters,
-// and zeros for the pixels that no filter tap falls on. Bytes: the filters read and written once, where each element
+// What goes with the convolutions that make the gradient of a layer's input (algorithms/input_gradient.py): their
+// filters, and zeros for the pixels that no filter tap falls on. Bytes: the filters read and written once, where each element
 // takes part in N * P * Q FMAs; those pixels written once.
 #pragma once
 
@@ -33,13 +33,16 @@ struct TapPhases {
 
 // Writes the filters of all convolutions: for each its phases, for each phase one filter an input channel, in the order
 // in which forward filters lie in memory. A block turns a square of filters and their elements around in shared memory,
-// so that reads are adjacent in both layouts, and writes in NHWC.
+// so that reads are adjacent in every layout, and writes in NHWC and CHWN. Elements are those of w, but in CHWN, where
+// neighbouring filters are adjacent in it and neighbouring channels in what is written, counted as in NHWC.
 template <class Problem, class Tuning>
 __device__ __forceinline__ void gradient_filters(const float* __restrict__ w, float* __restrict__ prepared) {
     constexpr int taps = Problem::r * Problem::s, size = Problem::group_c * taps;
     constexpr int side = Tuning::side, rows = Tuning::threads / side, pitch = side + 1;
     constexpr int tiles_k = ceil_div(Problem::group_k, side), tiles_e = ceil_div(size, side);
-    constexpr int64 of_tap = static_cast<int64>(Problem::groups) * Problem::group_c * Problem::group_k;
+    constexpr int64 filters = static_cast<int64>(Problem::groups) * Problem::group_k;
+    constexpr int64 channels = static_cast<int64>(Problem::groups) * Problem::group_c;
+    constexpr bool channels_inside = Problem::nhwc || Problem::chwn;
     static_assert(Tuning::threads % side == 0 && side % rows == 0, "a pass covers whole rows of a square");
     static_assert(size < 1 << 29, "the elements of a filter are counted in an int");
 
@@ -49,26 +52,29 @@ __device__ __forceinline__ void gradient_filters(const float* __restrict__ w, fl
     const int group = blockIdx.x / tiles_e / tiles_k;
 #pragma unroll
     for (int i = 0; i < side; i += rows) {
-        const int k = first_k + row + i, element = first_e + lane;
-        if (k < Problem::group_k && element < size)
-            square[(row + i) * pitch + lane] = w[(static_cast<int64>(group) * Problem::group_k + k) * size + element];
+        const int k = first_k + (Problem::chwn ? lane : row + i), element = first_e + (Problem::chwn ? row + i : lane);
+        const int64 filter = static_cast<int64>(group) * Problem::group_k + k;
+        const int in_chwn = element % Problem::group_c * taps + element / Problem::group_c;
+        const int64 at = Problem::chwn ? in_chwn * filters + filter : filter * size + element;
+        if (k < Problem::group_k && element < size) square[(row + i) * pitch + lane] = w[at];
     }
     __syncthreads();
 #pragma unroll
     for (int i = 0; i < side; i += rows) {
-        const int k = first_k + lane, element = first_e + row + i;
+        const int k = first_k + (Problem::chwn ? row + i : lane), element = first_e + (Problem::chwn ? lane : row + i);
         if (k >= Problem::group_k || element >= size) continue;
-        const int c = Problem::nhwc ? element % Problem::group_c : element / taps;
-        const int tap = Problem::nhwc ? element / Problem::group_c : element % taps;
+        const int c = channels_inside ? element % Problem::group_c : element / taps;
+        const int tap = channels_inside ? element / Problem::group_c : element % taps;
         const TapPhases<Problem::r, Problem::apart_h> down(tap / Problem::s);
         const TapPhases<Problem::s, Problem::apart_w> right(tap % Problem::s);
         const int here = down.of_each * right.of_each, at_tap = down.position * right.of_each + right.position;
         const int before = down.before * Problem::s + down.all * right.before +
                            (down.phase * right.phases + right.phase) * here;
-        const int64 filter = static_cast<int64>(group) * Problem::group_c + c;
-        const int64 at = Problem::nhwc ? (filter * here + at_tap) * Problem::group_k + k
-                                       : (filter * Problem::group_k + k) * here + at_tap;
-        prepared[Problem::first_weight + before * of_tap + at] = square[lane * pitch + row + i];
+        const int64 channel = static_cast<int64>(group) * Problem::group_c + c;
+        const int64 at = Problem::nhwc   ? (channel * here + at_tap) * Problem::group_k + k
+                         : Problem::chwn ? (static_cast<int64>(k) * here + at_tap) * channels + channel
+                                         : (channel * Problem::group_k + k) * here + at_tap;
+        prepared[Problem::first_weight + before * channels * Problem::group_k + at] = square[lane * pitch + row + i];
     }
 }
 
@@ -88,7 +94,9 @@ __device__ __forceinline__ void gradient_zeros(float* __restrict__ y, long long 
     const int64 at = static_cast<int64>(blockIdx.x) * Tuning::threads + threadIdx.x;
     if (at >= batch * Problem::c * image) return;
     const Offset<Problem> element = static_cast<Offset<Problem>>(at);
-    const int pixel = static_cast<int>((Problem::nhwc ? element / Problem::c : element) % image);
+    const auto images = static_cast<Offset<Problem>>(batch);
+    const Offset<Problem> line = Problem::nhwc ? element / Problem::c : Problem::chwn ? element / images : element;
+    const int pixel = static_cast<int>(line % image);
     const bool met =
         is_met<Problem::r, Problem::stride_h, Problem::dilation_h, Problem::pad_top, Problem::inverse_h>(
             pixel / Problem::w) &&
