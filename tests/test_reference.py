@@ -22,6 +22,7 @@ from leanconv.reference import CPU_ALGORITHMS, blocks, oracle
 from leanconv.reference.im2win import im2win, im2win_channels_last
 from leanconv.registry import choose
 
+LAYOUTS: tuple[Layout, ...] = ("NCHW", "NHWC", "CHWN")
 CONV = [a for a in CPU_ALGORITHMS if a.solves is ConvProblem]
 FILTERS = [a for a in CPU_ALGORITHMS if a.solves is FilterProblem]
 SCIPY_MODES = {
@@ -51,7 +52,7 @@ def torch_conv2d(problem: ConvProblem, x: np.ndarray, w: np.ndarray, bias: np.nd
 
 
 @st.composite
-def conv_problems(draw: st.DrawFn, layouts: tuple[Layout, ...] = ("NCHW", "NHWC")) -> ConvProblem:
+def conv_problems(draw: st.DrawFn) -> ConvProblem:
     def size(low: int, high: int) -> int:
         return draw(st.integers(low, high))
 
@@ -67,7 +68,7 @@ def conv_problems(draw: st.DrawFn, layouts: tuple[Layout, ...] = ("NCHW", "NHWC"
     return ConvProblem(
         n=size(0, 3), c=c, h=h, w=w, k=k, r=r, s=s, stride=stride, padding=(top, bottom, left, right),
         dilation=dilation, groups=groups, dtype=draw(st.sampled_from(("float32", "float32", "float64"))),
-        layout=draw(st.sampled_from(layouts)), bias=draw(st.booleans()),
+        layout=draw(st.sampled_from(LAYOUTS)), bias=draw(st.booleans()),
         activation=draw(st.sampled_from((None, "relu"))),
         precision="relaxed" if s > 6 and draw(st.booleans()) else "fp32",
     )  # fmt: skip
@@ -97,7 +98,7 @@ def scipy_filter(problem: FilterProblem, x: np.ndarray, kernel: np.ndarray, valu
 
 
 @settings(max_examples=120, deadline=None)
-@given(conv_problems(("NCHW", "NHWC", "CHWN")), st.integers(0, 2**16))
+@given(conv_problems(), st.integers(0, 2**16))
 def test_the_oracle_agrees_with_pytorch(problem: ConvProblem, seed: int) -> None:
     x, w, bias = arrays(problem, seed)
     got = oracle.conv2d(problem, x, w, bias)
@@ -229,7 +230,7 @@ def test_every_algorithm_keeps_its_tier(problem: ConvProblem, seed: int, positiv
 
 
 @pytest.mark.parametrize("positive", [False, True], ids=["zero-mean", "positive"])
-@pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
+@pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("algorithm", CONV, ids=lambda a: a.name)
 def test_layers_larger_than_a_block(algorithm: CpuAlgorithm, layout: Any, positive: bool) -> None:
     for problem in (
@@ -331,6 +332,13 @@ def test_auto_obeys_the_precision_and_picks_the_cheap_one() -> None:
     assert choose(replace(layer, r=1, s=1), "auto", CPU_ALGORITHMS).name == "im2col"
     assert choose(replace(layer, stride=(2, 2)), "auto", CPU_ALGORITHMS).tier == "ieee"
     assert choose(replace(layer, groups=128, layout="NHWC"), "auto", CPU_ALGORITHMS).name == "direct"
+    for problem in (layer, replace(layer, stride=(2, 2)), replace(layer, groups=128), replace(layer, op="dgrad")):
+        # computed in NCHW, and chosen so
+        images_last = replace(problem, layout="CHWN")
+        assert [a.reasons(images_last) for a in CONV] == [a.reasons(problem) for a in CONV]
+        assert choose(images_last, "auto", CPU_ALGORITHMS) is choose(problem, "auto", CPU_ALGORITHMS)
+        able = [a for a in CONV if not a.reasons(problem)]
+        assert [a.cost(images_last) for a in able] == [a.cost(problem) for a in able]
     image = FilterProblem(1, 512, 512, 5, 5, (2, 2))
     assert choose(image, "auto", CPU_ALGORITHMS).name == "banded"
     assert choose(replace(image, dtype="int32"), "auto", CPU_ALGORITHMS).name == "taps"

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from leanconv.algorithms.base import CpuAlgorithm
 from leanconv.problem import ITEM_BYTES, ConvProblem
 from leanconv.reference.blocks import PaddedInput, blocks, finish, output_like, product_cost, shared_limits
 from leanconv.reference.im2col import windows
+from leanconv.reference.layers import LayerAlgorithm
 
 
-class Direct(CpuAlgorithm):
+class Direct(LayerAlgorithm):
     """One small product per filter tap and block, summed in place: the leanest of the CPU engine.
 
     Where a filter sees one channel (depthwise layers) the product is elementwise, which matrix products serve badly.
@@ -19,19 +19,17 @@ class Direct(CpuAlgorithm):
     name = "direct"
     paper = "the definition of convolution"
     tier = "ieee"
-    solves = ConvProblem
 
     def why_not(self, problem: ConvProblem) -> list[str]:
         return shared_limits(problem)
 
-    def cost(self, problem: ConvProblem) -> float:
+    def compute_cost(self, problem: ConvProblem) -> float:
         taps = problem.n * problem.p * problem.q * problem.r * problem.s
         if problem.group_c == 1:
             return (125.0 if problem.layout == "NCHW" else 80.0) * taps * problem.k
         return product_cost(problem) + taps * (80 * problem.c + 120 * problem.k)
 
-    def run(self, problem: ConvProblem, *arrays: np.ndarray, **scalars: float) -> np.ndarray:
-        x, w, bias = arrays
+    def compute(self, problem: ConvProblem, x: np.ndarray, w: np.ndarray, bias: np.ndarray | None) -> np.ndarray:
         y = output_like(problem, x)
         if y.size == 0:
             return y

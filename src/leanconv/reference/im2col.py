@@ -4,29 +4,27 @@ from __future__ import annotations
 
 import numpy as np
 
-from leanconv.algorithms.base import CpuAlgorithm
 from leanconv.problem import ITEM_BYTES, ConvProblem
 from leanconv.reference.blocks import Block, PaddedInput, blocks, finish, output_like, product_cost, shared_limits
 from leanconv.reference.col2im import col2im
+from leanconv.reference.layers import LayerAlgorithm
 
 
-class Im2col(CpuAlgorithm):
+class Im2col(LayerAlgorithm):
     """Columns are made for one cache-sized block of the output at a time, never for the whole layer."""
 
     name = "im2col"
     paper = "K. Chellapilla et al., High Performance Convolutional Neural Networks for Document Processing (2006)"
     tier = "ieee"
-    solves = ConvProblem
 
     def why_not(self, problem: ConvProblem) -> list[str]:
         return shared_limits(problem, ("fprop", "dgrad"))
 
-    def cost(self, problem: ConvProblem) -> float:
+    def compute_cost(self, problem: ConvProblem) -> float:
         copied = 0 if _is_plain(problem) else problem.n * problem.p * problem.q * problem.c * problem.r * problem.s
         return product_cost(problem) + 80 * copied
 
-    def run(self, problem: ConvProblem, *arrays: np.ndarray, **scalars: float) -> np.ndarray:
-        x, w, bias = arrays
+    def compute(self, problem: ConvProblem, x: np.ndarray, w: np.ndarray, bias: np.ndarray | None) -> np.ndarray:
         if problem.op == "dgrad":
             return col2im(problem, x, w)
         y = output_like(problem, x)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from leanconv.algorithms.base import CpuAlgorithm, ceil_div
+from leanconv.algorithms.base import ceil_div
 from leanconv.problem import ITEM_BYTES, ConvProblem
 from leanconv.reference.blocks import PaddedInput, blocks, finish, output_like, product_cost, shared_limits
+from leanconv.reference.layers import LayerAlgorithm
 
 
 def im2win(x: np.ndarray, r: int, p: int, stride: int = 1, dilation: int = 1) -> np.ndarray:
@@ -34,7 +35,7 @@ def im2win_channels_last(x: np.ndarray, r: int, p: int, stride: int = 1, dilatio
     return out.reshape(n, p, width * r * c)
 
 
-class Im2win(CpuAlgorithm):
+class Im2win(LayerAlgorithm):
     """Matrix products on the im2win tensor of one cache-sized block at a time.
 
     In NHWC without groups the windows are never copied: S·R·C neighbours in memory are a row of the matrix. In NCHW a
@@ -44,7 +45,6 @@ class Im2win(CpuAlgorithm):
     name = "im2win"
     paper = "S. Lu et al., Im2win: An Efficient Convolution Paradigm on GPU (2023)"
     tier = "ieee"
-    solves = ConvProblem
 
     def why_not(self, problem: ConvProblem) -> list[str]:
         reasons = shared_limits(problem)
@@ -52,7 +52,7 @@ class Im2win(CpuAlgorithm):
             reasons.append(f"dilation {problem.dilation[1]} along the row breaks a window into pieces")
         return reasons
 
-    def cost(self, problem: ConvProblem) -> float:
+    def compute_cost(self, problem: ConvProblem) -> float:
         pixels = problem.n * problem.p * problem.q
         if problem.layout == "NHWC" and problem.groups == 1:
             # Short runs of channels copy slowly.
@@ -60,8 +60,7 @@ class Im2win(CpuAlgorithm):
             return product_cost(problem) * 1.05 + 160 * copied
         return product_cost(problem) + 160 * pixels * problem.c * problem.r * (problem.stride[1] + problem.s)
 
-    def run(self, problem: ConvProblem, *arrays: np.ndarray, **scalars: float) -> np.ndarray:
-        x, w, bias = arrays
+    def compute(self, problem: ConvProblem, x: np.ndarray, w: np.ndarray, bias: np.ndarray | None) -> np.ndarray:
         y = output_like(problem, x)
         if y.size:
             with np.errstate(invalid="ignore", over="ignore"):

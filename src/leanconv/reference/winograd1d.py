@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
-from leanconv.algorithms.base import CpuAlgorithm, ceil_div, products
+from leanconv.algorithms.base import ceil_div, products
 from leanconv.problem import ITEM_BYTES, ConvProblem
 from leanconv.reference.blocks import Block, PaddedInput, blocks, finish, output_like, product_cost, shared_limits
 from leanconv.reference.im2col import Im2col
+from leanconv.reference.layers import LayerAlgorithm
 from leanconv.winograd import Matrices, matrices, states, why_no_states
 
 
-class Winograd1d(CpuAlgorithm):
+class Winograd1d(LayerAlgorithm):
     """Γα(n, S), n = α + 1 − S: a tile of n outputs of a row costs α multiplications for each filter row and channel.
 
     The sum over filter rows and channels is made in the Winograd domain, then transformed back once:
@@ -28,7 +27,6 @@ class Winograd1d(CpuAlgorithm):
     name = "winograd1d"
     paper = "Z. Zhang et al., Im2col-Winograd (ICPP 2024)"
     tier = "fp32"
-    solves = ConvProblem
 
     def why_not(self, problem: ConvProblem) -> list[str]:
         reasons = shared_limits(problem)
@@ -39,11 +37,10 @@ class Winograd1d(CpuAlgorithm):
             reasons.append(f"dilation {problem.dilation[1]} along the row is not 1")
         return reasons
 
-    def cost(self, problem: ConvProblem) -> float:
+    def compute_cost(self, problem: ConvProblem) -> float:
         return min(_cost(problem, alpha) for alpha in _states(problem))
 
-    def run(self, problem: ConvProblem, *arrays: np.ndarray, **scalars: float) -> np.ndarray:
-        x, w, bias = arrays
+    def compute(self, problem: ConvProblem, x: np.ndarray, w: np.ndarray, bias: np.ndarray | None) -> np.ndarray:
         return convolve(problem, min(_states(problem), key=lambda alpha: _cost(problem, alpha)), x, w, bias)
 
 
@@ -69,7 +66,6 @@ def convolve(problem: ConvProblem, alpha: int, x: np.ndarray, w: np.ndarray, bia
     at, _, bt = (m.astype(x.dtype) for m in made.arrays())
     padded = PaddedInput(problem, x, ceil_div(problem.q, made.n) * made.n + problem.s - 1)
     pixel_bytes = ceil_div(alpha, made.n) * (2 * problem.c + 3 * problem.k) * ITEM_BYTES[problem.dtype]
-    fallback: Any = Im2col()
     with np.errstate(invalid="ignore", over="ignore"):
         filters = transform_filters(problem, w, made)
         for block in blocks(problem, pixel_bytes, budget=8 << 20):
@@ -79,7 +75,7 @@ def convolve(problem: ConvProblem, alpha: int, x: np.ndarray, w: np.ndarray, bia
                 tiles = _tiles_nhwc(problem, padded.load(block), filters, bt, at)
             # An Inf, a NaN or a huge number would spread from its pixel over the tile: then do without transforms.
             if not np.isfinite(tiles.sum()):
-                return fallback.run(problem, x, w, bias)
+                return Im2col().compute(problem, x, w, bias)
             _store(problem, block, tiles, bias, y)
     return y
 

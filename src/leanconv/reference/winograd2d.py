@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
-from leanconv.algorithms.base import CpuAlgorithm, ceil_div
+from leanconv.algorithms.base import ceil_div
 from leanconv.problem import ITEM_BYTES, ConvProblem
 from leanconv.reference.blocks import Block, PaddedInput, blocks, finish, output_like, product_cost, shared_limits
 from leanconv.reference.im2col import Im2col
+from leanconv.reference.layers import LayerAlgorithm
 from leanconv.winograd import Matrices, matrices, outputs_2d, why_not_2d
 
 
-class Winograd2d(CpuAlgorithm):
+class Winograd2d(LayerAlgorithm):
     """F(m × m, 3 × 3): a tile of m × m outputs costs (m + 2)² multiplications for each channel and filter.
 
     ``y = Aᵀ · (sum over c of (G w[c] Gᵀ) ⊙ (Bᵀ x[c] B)) · A``: as many matrix products as a tile has states, each of
@@ -23,16 +22,14 @@ class Winograd2d(CpuAlgorithm):
     name = "winograd2d"
     paper = "R. L. Castro et al., openCNN (2021)"
     tier = "fp32"
-    solves = ConvProblem
 
     def why_not(self, problem: ConvProblem) -> list[str]:
         return shared_limits(problem) + why_not_2d(problem)
 
-    def cost(self, problem: ConvProblem) -> float:
+    def compute_cost(self, problem: ConvProblem) -> float:
         return min(_cost(problem, m) for m in outputs_2d(problem.precision))
 
-    def run(self, problem: ConvProblem, *arrays: np.ndarray, **scalars: float) -> np.ndarray:
-        x, w, bias = arrays
+    def compute(self, problem: ConvProblem, x: np.ndarray, w: np.ndarray, bias: np.ndarray | None) -> np.ndarray:
         return convolve(problem, min(outputs_2d(problem.precision), key=lambda m: _cost(problem, m)), x, w, bias)
 
 
@@ -56,7 +53,6 @@ def convolve(problem: ConvProblem, m: int, x: np.ndarray, w: np.ndarray, bias: n
     across = ceil_div(problem.q, m)
     padded = PaddedInput(problem, x, across * m + 2)
     pixel_bytes = ceil_div(made.alpha**2, m * m) * 3 * (problem.c + problem.k) * ITEM_BYTES[problem.dtype]
-    fallback: Any = Im2col()
     multiply = _multiply_nchw if problem.layout == "NCHW" else _multiply_nhwc
     with np.errstate(invalid="ignore", over="ignore"):
         filters = transform_filters(problem, w, made)
@@ -67,7 +63,7 @@ def convolve(problem: ConvProblem, m: int, x: np.ndarray, w: np.ndarray, bias: n
             tiles = both_sides(at, sums)
             # An Inf, a NaN or a huge number would spread from its pixel over the tile: then do without transforms.
             if not np.isfinite(tiles.sum()):
-                return fallback.run(problem, x, w, bias)
+                return Im2col().compute(problem, x, w, bias)
             _store(problem, block, tiles, bias, y)
     return y
 

@@ -1,0 +1,42 @@
+"""What the CPU engine's algorithms of layers share: two layouts that they compute in, a third that is transposed."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import replace
+
+import numpy as np
+
+from leanconv.algorithms.base import CpuAlgorithm
+from leanconv.problem import ConvProblem
+
+
+class LayerAlgorithm(CpuAlgorithm):
+    """An algorithm for layers. It computes in NCHW and NHWC; a layer in CHWN is transposed to NCHW, and back.
+
+    With the images innermost neither the rows nor the channels of an image lie together, and matrix products, which do
+    the arithmetic here, want one of the two.
+    """
+
+    solves = ConvProblem
+
+    @abstractmethod
+    def compute(self, problem: ConvProblem, x: np.ndarray, w: np.ndarray, bias: np.ndarray | None) -> np.ndarray:
+        """The result, a new contiguous array, of a problem in NCHW or NHWC."""
+
+    @abstractmethod
+    def compute_cost(self, problem: ConvProblem) -> float:
+        """A guess at the time that `compute` takes, in the unit of `blocks.product_cost`."""
+
+    def cost(self, problem: ConvProblem) -> float:
+        """See Algorithm. Transposing takes every algorithm the same time, and is left out."""
+        return self.compute_cost(replace(problem, layout="NCHW") if problem.layout == "CHWN" else problem)
+
+    def run(self, problem: ConvProblem, *arrays: np.ndarray, **scalars: float) -> np.ndarray:
+        """See CpuAlgorithm."""
+        x, w, bias = arrays
+        if problem.layout != "CHWN":
+            return self.compute(problem, x, w, bias)
+        x, w = (np.ascontiguousarray(array.transpose(3, 0, 1, 2)) for array in (x, w))
+        y = self.compute(replace(problem, layout="NCHW"), x, w, bias)
+        return np.ascontiguousarray(y.transpose(1, 2, 3, 0))
