@@ -55,12 +55,13 @@ def oracle_conv(problem: ConvProblem, x: np.ndarray, w: np.ndarray, bias: np.nda
 
     For dgrad each element of x, a gradient, goes back to where the forward layer has read from.
     """
-    if problem.layout == "NHWC":
-        x, w = x.transpose(0, 3, 1, 2), w.transpose(0, 3, 1, 2)
+    to_nchw = {"NCHW": (0, 1, 2, 3), "NHWC": (0, 3, 1, 2), "CHWN": (3, 0, 1, 2)}[problem.layout]
+    from_nchw = {"NCHW": (0, 1, 2, 3), "NHWC": (0, 2, 3, 1), "CHWN": (1, 2, 3, 0)}[problem.layout]
+    x, w = x.transpose(to_nchw), w.transpose(to_nchw)
     top, bottom, left, right = problem.padding
     if problem.op == "dgrad":
         y = _scatter(problem, x.astype(np.float64), w)[:, :, top : top + problem.h, left : left + problem.w]
-        return y.transpose(0, 2, 3, 1) if problem.layout == "NHWC" else y
+        return y.transpose(from_nchw)
     padded = np.pad(x.astype(np.float64), ((0, 0), (0, 0), (top, bottom), (left, right)))
     y = np.zeros((problem.n, problem.k, problem.p, problem.q))
     for k in range(problem.k):
@@ -78,7 +79,7 @@ def oracle_conv(problem: ConvProblem, x: np.ndarray, w: np.ndarray, bias: np.nda
         y += bias.astype(np.float64)[:, None, None]
     if problem.activation == "relu":
         y = np.where(np.isnan(y), y, np.maximum(y, 0))
-    return y.transpose(0, 2, 3, 1) if problem.layout == "NHWC" else y
+    return y.transpose(from_nchw)
 
 
 def _scatter(problem: ConvProblem, grad: np.ndarray, w: np.ndarray) -> np.ndarray:
