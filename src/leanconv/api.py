@@ -390,7 +390,7 @@ def _gpu_call(
     assert described.device is not None
     return calls.GpuCall(
         described.arrays, described.device, described.problem, ready, described.shape, given=given,
-        names=described.names, channels_last=described.channels_last, copies=copies, out_direct=described.out_direct,
+        names=described.names, order=described.order, copies=copies, out_direct=described.out_direct,
     )  # fmt: skip
 
 
@@ -401,7 +401,7 @@ def _without_preparing(
     if described.device is None or calls.is_empty(described.problem):
         return None
     ready, (copy_x, copy_w, copy_bias) = _ready(described), described.copies
-    work = work_of(ready.device, described.device, ready.plan, copy_w, described.channels_last)
+    work = work_of(ready.device, described.device, ready.plan, copy_w, described.order)
     if work is None:
         return None
     plan = replace(ready.plan, prepare=(), prepared_bytes=0)

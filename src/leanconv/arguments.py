@@ -11,14 +11,15 @@ import operator
 from collections.abc import Sequence
 from typing import Any
 
-from leanconv.problem import BORDERS, ITEM_BYTES, PRECISIONS, ConvProblem, FilterProblem, Problem
+from leanconv.problem import BORDERS, ITEM_BYTES, PRECISIONS, ConvProblem, FilterProblem, Layout, Problem
 from leanconv.runtime import env
 
 Padding = int | Sequence[int] | str
 
-#: channels first, channels last
-LAYOUTS = ("NCHW", "NHWC")
-LAYOUTS_1D = ("NCW", "NWC")
+#: Names of the axes in the order of memory, slowest first. Of filters N is the filter, C its channels.
+LAYOUTS: tuple[Layout, ...] = ("NCHW", "NHWC", "CHWN")
+#: The same of signals, the layouts of images of one row.
+LAYOUTS_1D = ("NCW", "NWC", "CWN")
 ACTIVATIONS = (None, "relu")
 
 #: Names of the borders in SciPy's ndimage and in OpenCV (with or without ``cv2.``). SciPy's ``reflect``, ``constant``
@@ -146,7 +147,7 @@ def conv_problem(
     groups: Any,
     *,
     dtype: str,
-    layout: str,
+    layout: Layout,
     precision: str,
     activation: str | None,
     name: str = "x",
@@ -180,7 +181,7 @@ def conv_problem(
     sides = four_sides(padding, (r, s), stride, dilation)
     problem = ConvProblem(
         n=n, c=c, h=h, w=w, k=k, r=r, s=s, stride=stride, padding=sides, dilation=dilation, groups=groups, dtype=dtype,
-        layout="NHWC" if layout == "NHWC" else "NCHW", precision=precision, bias=bias_shape is not None,
+        layout=layout, precision=precision, bias=bias_shape is not None,
         activation="relu" if activation == "relu" else None,
     )  # fmt: skip
     if problem.p < 1 or problem.q < 1:

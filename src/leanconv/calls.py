@@ -17,7 +17,7 @@ from leanconv import registry
 from leanconv.algorithms.base import Config, CpuAlgorithm, GpuAlgorithm, Plan
 from leanconv.problem import ITEM_BYTES, ConvProblem, FilterProblem, Problem
 from leanconv.runtime import launch
-from leanconv.runtime.arrays import NUMPY, Arrays, NumpyArrays, Shape
+from leanconv.runtime.arrays import NUMPY, Arrays, MemoryOrder, NumpyArrays, Shape
 from leanconv.runtime.launch import ALIGNMENT, Device, Executable
 from leanconv.runtime.memory import overlaps, share_memory
 
@@ -134,17 +134,18 @@ class GpuCall:
         *,
         given: tuple[Any, Any, Any, Any],
         names: tuple[str, str],
-        channels_last: bool,
+        order: MemoryOrder,
         copies: tuple[bool, bool, bool],
         out_direct: bool,
     ) -> None:
         """``ready`` is None for an empty result; ``copies`` says which of x, w and bias do not lie as needed.
 
+        ``order`` is that of x, w and the result in memory.
         ``given`` are x, w, bias and out of a call, or None; those of every later call lie alike.
         """
-        self._arrays, self._names, self._channels_last = arrays, names, channels_last
+        self._arrays, self._names, self._order = arrays, names, order
         self._pointer, self._stream = arrays.fast_pointer(), arrays.fast_stream(device)
-        self._make = arrays.maker(tuple(shape), problem.dtype, device, channels_last)
+        self._make = arrays.maker(tuple(shape), problem.dtype, device, order)
         self._itemsize = ITEM_BYTES[problem.dtype]
         self._copies, self._copy_any, self._out_direct = copies, any(copies), out_direct
         self._gradients = any(array is not None and arrays.requires_gradient(array) for array in given)
@@ -198,8 +199,8 @@ class GpuCall:
     def _copy(self, x: Any, w: Any, bias: Any) -> tuple[Any, Any, Any]:
         copy_x, copy_w, copy_bias = self._copies
         return (
-            self._arrays.copy(x, self._channels_last) if copy_x else x,
-            self._arrays.copy(w, self._channels_last) if copy_w else w,
+            self._arrays.copy(x, self._order) if copy_x else x,
+            self._arrays.copy(w, self._order) if copy_w else w,
             self._arrays.copy(bias) if copy_bias else bias,
         )
 
@@ -299,7 +300,10 @@ class TorchCpuConv:
         memory_format = torch.channels_last if problem.layout == "NHWC" else torch.contiguous_format
         x = x.contiguous(memory_format=memory_format)
         y = self._input_gradient(x, w) if problem.op == "dgrad" else self._forward(x, w, bias)
-        y = y.contiguous(memory_format=memory_format)
+        if problem.layout == "CHWN":  # PyTorch has no word for it
+            y = y.permute(1, 2, 3, 0).contiguous().permute(3, 0, 1, 2)
+        else:
+            y = y.contiguous(memory_format=memory_format)
         y = y.squeeze(2) if len(self._shape) == 3 else y
         return y if out is None else out.copy_(y)
 

@@ -5,6 +5,7 @@ One function for each public one, of the same name and arguments. Nothing is com
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,7 +14,7 @@ import numpy as np
 from leanconv import arguments, calls
 from leanconv.prepared import PreparedWeights
 from leanconv.problem import ITEM_BYTES, ConvProblem, FilterProblem
-from leanconv.runtime.arrays import Arrays, NumpyArrays, Shape, TorchArrays, arrays_of, carry
+from leanconv.runtime.arrays import Arrays, MemoryOrder, NumpyArrays, Shape, TorchArrays, arrays_of, carry
 from leanconv.runtime.launch import ALIGNMENT, device_index
 from leanconv.runtime.memory import row_pitched
 
@@ -31,7 +32,8 @@ class Described:
     algorithm: str
     #: of the result, as the library shows it
     shape: Shape
-    channels_last: bool = False
+    #: of x, w and the result in memory, where it is not the one that the library shows
+    order: MemoryOrder = None
     #: which of x, w and bias cannot be read as they lie
     copies: tuple[bool, bool, bool] = (False, False, False)
     out_direct: bool = True
@@ -170,8 +172,8 @@ def filter2d(
 class _Layer:
     """What the calls of a layer have in common: library, place, dtype, layout, and how shapes are read in it."""
 
-    def __init__(self, given: dict[str, Any], out: Any, layout: str | None, layouts: tuple[str, str]) -> None:
-        """``given`` are the input by its name, ``w`` and perhaps ``bias``; ``layouts`` names channels first and last.
+    def __init__(self, given: dict[str, Any], out: Any, layout: str | None, layouts: Sequence[str]) -> None:
+        """``given`` are the input by its name, ``w`` and perhaps ``bias``; ``layouts`` are `arguments.LAYOUTS`, or 1-D.
 
         An array of another library has been carried before.
         """
@@ -180,17 +182,23 @@ class _Layer:
             arguments.one_of("layout", layout, layouts)
         dtypes = {name: self.arrays.dtype(array) for name, array in given.items() if array is not None}
         self.dtype = arguments.check_dtypes(dtypes)
-        self._given, self._out, self._axes = given, out, len(layouts[0])
-        #: PyTorch shows N, C, ... whatever the order in memory; by default that of the input
+        channels_first, channels_last = layouts[:2]
+        self._given, self._out, self._axes = given, out, len(channels_first)
+        #: PyTorch shows N, C, ... whatever the order in memory; by default that of the input, if it is one of the two
+        #: that PyTorch itself has a name for
         self._keeps_shape = isinstance(self.arrays, TorchArrays)
         first = next(iter(given.values()))
-        if layout is None and self._keeps_shape and len(first.shape) == self._axes:
-            last = self.arrays.is_contiguous(first, True) and not self.arrays.is_contiguous(first)
-        else:
-            last = layout == layouts[1]
-        self._last = last
+        if layout is None:
+            layout = channels_first
+            if self._keeps_shape and len(first.shape) == self._axes and not self.arrays.is_contiguous(first):
+                last = self.arrays.is_contiguous(first, _axes(channels_first, channels_last))
+                layout = channels_last if last else channels_first
+        #: the shown axes of the logical ones, and the other way round
+        self._to_shown, self._to_logical = _axes(channels_first, layout), _axes(layout, channels_first)
+        #: in memory, of what is not shown as it lies
+        self._order = self._to_shown if self._keeps_shape and layout != channels_first else None
         #: of the problem, in which a row is an image too
-        self.layout = "NHWC" if last else "NCHW"
+        self.layout = arguments.LAYOUTS[layouts.index(layout)]
 
     def logical(self, array: Any) -> Shape:
         """An array's shape in the order N, C, ..."""
@@ -198,13 +206,13 @@ class _Layer:
 
     def logical_shape(self, shape: Shape) -> Shape:
         """A shape as the library shows it in the order N, C, ..."""
-        if self._keeps_shape or not self._last or len(shape) != self._axes:
+        if self._keeps_shape or len(shape) != self._axes:
             return shape
-        return (shape[0], shape[-1], *shape[1:-1])
+        return tuple(shape[axis] for axis in self._to_logical)
 
     def shown(self, shape: Shape) -> Shape:
         """A shape N, C, ... as the library shows it."""
-        return shape if self._keeps_shape or not self._last else (shape[0], *shape[2:], shape[1])
+        return shape if self._keeps_shape else tuple(shape[axis] for axis in self._to_shown)
 
     def described(
         self, problem: ConvProblem, shape: Shape, device: Any, algorithm: str, workspace_limit: int | None
@@ -213,7 +221,6 @@ class _Layer:
         arrays, out = self.arrays, self._out
         if out is not None:
             calls.check_out(arrays, out, shape, problem.dtype, self.home)
-        channels_last = self._keeps_shape and self._last
         (name, first), w, bias = next(iter(self._given.items())), self._given["w"], self._given.get("bias")
         return Described(
             arrays=arrays,
@@ -223,15 +230,20 @@ class _Layer:
             algorithm=algorithm,
             workspace_limit=arguments.workspace_limit(workspace_limit),
             shape=shape,
-            channels_last=channels_last,
+            order=self._order,
             copies=(
-                not _readable(arrays, first, channels_last),
-                not _readable(arrays, w, channels_last),
+                not _readable(arrays, first, self._order),
+                not _readable(arrays, w, self._order),
                 bias is not None and not _readable(arrays, bias),
             ),
-            out_direct=out is None or _readable(arrays, out, channels_last),
+            out_direct=out is None or _readable(arrays, out, self._order),
             names=(name, "w"),
         )
+
+
+def _axes(have: str, want: str) -> tuple[int, ...]:
+    """Where the axes named by ``want`` are among those named by ``have``."""
+    return tuple(have.index(axis) for axis in want)
 
 
 def one_library(given: dict[str, Any]) -> tuple[Arrays, int | None]:
@@ -264,9 +276,9 @@ def operands(name: str, x: Any, w: Any, bias: Any) -> tuple[Any, Any, Any]:
     return carried(x, name), carried(w, "w"), None if bias is None else carried(bias, "bias")
 
 
-def _readable(arrays: Arrays, array: Any, channels_last: bool = False) -> bool:
+def _readable(arrays: Arrays, array: Any, order: MemoryOrder = None) -> bool:
     """Whether a kernel can use the array as it lies."""
-    return arrays.is_contiguous(array, channels_last) and arrays.misalignment(array) % ALIGNMENT == 0
+    return arrays.is_contiguous(array, order) and arrays.misalignment(array) % ALIGNMENT == 0
 
 
 def _row_pitched(arrays: Arrays, array: Any, dtype: str) -> tuple[int, int] | None:

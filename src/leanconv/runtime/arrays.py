@@ -19,13 +19,16 @@ from typing import Any, ClassVar
 import numpy as np
 
 Shape = tuple[int, ...]
+#: The axes of an array as its library shows them, in the order in which they lie in memory, slowest first; None where
+#: that is the order in which they are shown.
+MemoryOrder = tuple[int, ...] | None
 
 
 class Arrays(ABC):
     """What the rest of the package asks of an array library. ``device`` is a GPU's number, or None for the CPU.
 
-    Shapes are logical: what the library shows. ``channels_last`` asks for the memory order N, H, W, C (or N, W, C) of
-    an array whose logical order is N, C, H, W (or N, C, W); only PyTorch has such arrays.
+    Shapes are what the library shows. ``order`` asks for another order in memory: (0, 2, 3, 1) for one that is shown as
+    N, C, H, W and lies as N, H, W, C. Only PyTorch is asked: what the others show is how it lies.
     """
 
     name: ClassVar[str]
@@ -58,9 +61,9 @@ class Arrays(ABC):
         """Raise ValueError where using the array's address would lose a gradient now."""
         return None
 
-    def maker(self, shape: Shape, dtype: str, device: int | None, channels_last: bool = False) -> Callable[[], Any]:
+    def maker(self, shape: Shape, dtype: str, device: int | None, order: MemoryOrder = None) -> Callable[[], Any]:
         """What `empty` does for these arguments, with nothing left to look up."""
-        return partial(self.empty, shape, dtype, device, channels_last)
+        return partial(self.empty, shape, dtype, device, order)
 
     def fast_pointer(self) -> Callable[[Any], int]:
         """`pointer`, the cheapest way to call it."""
@@ -79,15 +82,15 @@ class Arrays(ABC):
         return False
 
     @abstractmethod
-    def empty(self, shape: Shape, dtype: str, device: int | None, channels_last: bool = False) -> Any:
+    def empty(self, shape: Shape, dtype: str, device: int | None, order: MemoryOrder = None) -> Any:
         """A new array with undefined contents."""
 
     @abstractmethod
-    def is_contiguous(self, array: Any, channels_last: bool = False) -> bool:
+    def is_contiguous(self, array: Any, order: MemoryOrder = None) -> bool:
         """Whether the elements lie without gaps in the order asked for."""
 
     @abstractmethod
-    def copy(self, array: Any, channels_last: bool = False) -> Any:
+    def copy(self, array: Any, order: MemoryOrder = None) -> Any:
         """A new contiguous array with the same elements, on the current stream; aligned as new memory is."""
 
     @abstractmethod
@@ -150,15 +153,15 @@ class NumpyArrays(Arrays):
         """See Arrays."""
         return int(array.ctypes.data)
 
-    def empty(self, shape: Shape, dtype: str, device: int | None, channels_last: bool = False) -> np.ndarray:
+    def empty(self, shape: Shape, dtype: str, device: int | None, order: MemoryOrder = None) -> np.ndarray:
         """See Arrays."""
         return np.empty(shape, dtype)
 
-    def is_contiguous(self, array: np.ndarray, channels_last: bool = False) -> bool:
+    def is_contiguous(self, array: np.ndarray, order: MemoryOrder = None) -> bool:
         """Also whether it is aligned and in the machine's byte order."""
         return array.flags.c_contiguous and array.flags.aligned and array.dtype.isnative
 
-    def copy(self, array: np.ndarray, channels_last: bool = False) -> np.ndarray:
+    def copy(self, array: np.ndarray, order: MemoryOrder = None) -> np.ndarray:
         """See Arrays."""
         return np.array(array, dtype=array.dtype.newbyteorder("="), order="C")
 
@@ -215,18 +218,18 @@ class CupyArrays(Arrays):
         """See Arrays."""
         return attrgetter("data.ptr")
 
-    def empty(self, shape: Shape, dtype: str, device: int | None, channels_last: bool = False) -> Any:
+    def empty(self, shape: Shape, dtype: str, device: int | None, order: MemoryOrder = None) -> Any:
         """See Arrays."""
         if self._current_device() == device:
             return self._cupy.empty(shape, dtype)
         with self._device(device):
             return self._cupy.empty(shape, dtype)
 
-    def is_contiguous(self, array: Any, channels_last: bool = False) -> bool:
+    def is_contiguous(self, array: Any, order: MemoryOrder = None) -> bool:
         """See Arrays."""
         return bool(array.flags.c_contiguous)
 
-    def copy(self, array: Any, channels_last: bool = False) -> Any:
+    def copy(self, array: Any, order: MemoryOrder = None) -> Any:
         """See Arrays."""
         with self._device(array.data.device_id):
             return array.copy(order="C")
@@ -261,7 +264,6 @@ class TorchArrays(Arrays):
         torch = self._torch
         self._dtypes = {name: getattr(torch, name) for name in ("float32", "float64", "int32")}
         self._devices: dict[int | None, Any] = {None: torch.device("cpu")}
-        self._formats = (torch.contiguous_format, torch.channels_last)
         # the raw handle costs 0.1 µs, the Stream object 2 µs; PyTorch's own compiler calls the same function
         self._raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None)
 
@@ -308,20 +310,20 @@ class TorchArrays(Arrays):
                 "call it under torch.no_grad(), or pass tensor.detach()"
             )
 
-    def empty(self, shape: Shape, dtype: str, device: int | None, channels_last: bool = False) -> Any:
+    def empty(self, shape: Shape, dtype: str, device: int | None, order: MemoryOrder = None) -> Any:
         """See Arrays."""
-        return self.maker(shape, dtype, device, channels_last)()
+        return self.maker(shape, dtype, device, order)()
 
-    def maker(self, shape: Shape, dtype: str, device: int | None, channels_last: bool = False) -> Callable[[], Any]:
+    def maker(self, shape: Shape, dtype: str, device: int | None, order: MemoryOrder = None) -> Callable[[], Any]:
         """See Arrays."""
         options: dict[str, Any] = {"dtype": self._dtypes[dtype], "device": self._device(device)}
-        if channels_last and len(shape) == 3:  # PyTorch has a word for four axes only
-            n, c, w = shape
-            options["stride"] = (w * c, 1, c)
-            return partial(self._torch.empty_strided, shape, **options)
-        if channels_last:
-            options["memory_format"] = self._torch.channels_last
-        return partial(self._torch.empty, shape, **options)
+        if order is None:
+            return partial(self._torch.empty, shape, **options)
+        strides, distance = [0] * len(shape), 1
+        for axis in reversed(order):
+            strides[axis] = distance
+            distance *= max(1, shape[axis])
+        return partial(self._torch.empty_strided, shape, tuple(strides), **options)
 
     def fast_stream(self, device: int) -> Callable[[], int]:
         """See Arrays."""
@@ -333,22 +335,23 @@ class TorchArrays(Arrays):
             found = self._devices[index] = self._torch.device("cuda", index)
         return found
 
-    def is_contiguous(self, array: Any, channels_last: bool = False) -> bool:
+    def is_contiguous(self, array: Any, order: MemoryOrder = None) -> bool:
         """See Arrays."""
-        if channels_last and array.dim() == 3:
-            array, channels_last = array.transpose(1, 2), False
-        return bool(array.is_contiguous(memory_format=self._formats[channels_last])) and not array.is_neg()
+        if order is not None:
+            array = array.permute(order)
+        return bool(array.is_contiguous()) and not array.is_neg()
 
     def negated(self, array: Any) -> bool:
         """See Arrays."""
         return bool(array.is_neg())
 
-    def copy(self, array: Any, channels_last: bool = False) -> Any:
+    def copy(self, array: Any, order: MemoryOrder = None) -> Any:
         """See Arrays."""
         array = array.detach().resolve_neg()
-        if channels_last and array.dim() == 3:
-            return array.transpose(1, 2).clone(memory_format=self._torch.contiguous_format).transpose(1, 2)
-        return array.clone(memory_format=self._formats[channels_last])
+        if order is None:
+            return array.clone(memory_format=self._torch.contiguous_format)
+        copied = array.permute(order).clone(memory_format=self._torch.contiguous_format)
+        return copied.permute(shown_axes(order))
 
     def in_use(self, array: Any, device: int) -> None:
         """See Arrays."""
@@ -370,6 +373,11 @@ class TorchArrays(Arrays):
         if device is not None:
             self._torch.cuda.current_stream(device).synchronize()
         return copied
+
+
+def shown_axes(order: tuple[int, ...]) -> tuple[int, ...]:
+    """The permutation that leads from the axes as they lie back to those that are shown: the inverse of ``order``."""
+    return tuple(order.index(axis) for axis in range(len(order)))
 
 
 NUMPY = NumpyArrays()
