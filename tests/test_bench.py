@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from leanconv.bench import load_suite, parse_problem, suite_names
-from leanconv.bench.operands import Check, Operands, poison
-from leanconv.bench.suites import Case, dense_filter, format_problem
+from leanconv.bench.operands import Check, Operands, as_nchw, in_order, poison
+from leanconv.bench.suites import LAYOUTS, Case, dense_filter, format_problem
 from leanconv.problem import ConvProblem, FilterProblem
 from leanconv.timing import summarise, time_cpu
 
@@ -99,8 +99,10 @@ def test_suite_problems_have_the_papers_shapes() -> None:
     conv1 = load_suite("im2win")[0].problem
     assert isinstance(conv1, ConvProblem)
     assert (conv1.x_shape, conv1.w_shape, conv1.y_shape) == ((128, 3, 227, 227), (96, 3, 11, 11), (128, 96, 55, 55))
-    moved = load_suite("im2win", "NHWC")[0].problem
-    assert isinstance(moved, ConvProblem) and moved == replace(conv1, layout="NHWC")
+    for layout in LAYOUTS:
+        moved = load_suite("im2win", layout)[0].problem
+        assert moved == replace(conv1, layout=layout)  # type: ignore[arg-type]
+    assert isinstance(moved, ConvProblem) and moved.x_shape == (3, 227, 227, 128)
     padded = load_suite("opencnn")[0].problem
     assert isinstance(padded, ConvProblem)
     assert padded.padding == (1, 1, 1, 1) and padded.y_shape == (32, 64, 56, 56)
@@ -113,13 +115,23 @@ def test_suite_problems_have_the_papers_shapes() -> None:
     assert (first.h, first.kh, first.border, first.anchor, first.x_pitch) == (1024, 2, "constant", (1, 1), 1024)
 
 
-def test_unknown_suite_and_layout_are_named() -> None:
+def test_suites_are_asked_in_another_tier() -> None:
+    for name in ("opencnn", "winograd1d"):
+        for own, asked in zip(load_suite(name), load_suite(name, precision="relaxed"), strict=True):
+            assert asked == Case(own.name, replace(own.problem, precision="relaxed"))  # type: ignore[arg-type]
+    assert load_suite("opencnn", precision="fp32") == load_suite("opencnn")
+
+
+def test_unknown_suite_layout_and_precision_are_named() -> None:
     with pytest.raises(ValueError, match="im2wim.*im2win"):
         load_suite("im2wim")
-    with pytest.raises(ValueError, match="layout='CHWN'"):
-        load_suite("im2win", "CHWN")
-    with pytest.raises(ValueError, match="does not apply"):
-        load_suite("filters", "NHWC")
+    with pytest.raises(ValueError, match="layout='HWCN' is not known; choose one of NCHW, NHWC, CHWN"):
+        load_suite("im2win", "HWCN")
+    with pytest.raises(ValueError, match="precision='fp16' is not known; choose one of ieee, fp32, relaxed, tf32"):
+        load_suite("im2win", precision="fp16")
+    for setting in ({"layout": "NHWC"}, {"precision": "relaxed"}):
+        with pytest.raises(ValueError, match="does not apply"):
+            load_suite("filters", **setting)
 
 
 @pytest.mark.parametrize(
@@ -128,6 +140,7 @@ def test_unknown_suite_and_layout_are_named() -> None:
         ConvProblem(128, 64, 56, 56, 64, 3, 3, padding=(1, 1, 1, 1), layout="NHWC"),
         ConvProblem(1, 8, 9, 30, 4, 1, 5, (2, 1), (0, 1, 2, 3), (1, 3), 4, bias=True, activation="relu"),
         ConvProblem(2, 8, 9, 30, 4, 1, 5, padding=(0, 0, 2, 2), precision="tf32"),
+        ConvProblem(4, 8, 9, 30, 4, 3, 3, layout="CHWN", precision="relaxed"),
         dense_filter(1, 8192, 4096, 7, 5),
         dense_filter(3, 10, 11, 4, 5, "wrap", "int32", (0, 4)),
         *(case.problem for name in COUNTS for case in load_suite(name)[::13]),
@@ -179,7 +192,7 @@ def test_check_finds_errors_and_holes() -> None:
 
     for case in TINY:
         operands = Operands(case.problem, gpu=False)
-        layout = "NCHW" if isinstance(case.problem, ConvProblem) else ""
+        layout = case.problem.layout if isinstance(case.problem, ConvProblem) else None
         y = operands.output(layout)
         assert np.isnan(Check(operands).error(y, layout)), "an output nobody wrote"
         if isinstance(case.problem, ConvProblem):
@@ -192,20 +205,39 @@ def test_check_finds_errors_and_holes() -> None:
         assert Check(operands).error(y, layout) == pytest.approx(0.01, rel=1e-3)
 
 
-@pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
-def test_check_on_parts_of_the_output_agrees_with_the_whole(monkeypatch: Any, layout: str) -> None:
+def test_arrays_are_brought_into_a_layout_and_back() -> None:
+    layer = ConvProblem(5, 3, 6, 7, 4, 2, 3)
+    operands = Operands(layer, gpu=False)
+    for layout in LAYOUTS:
+        there = replace(layer, layout=layout)  # type: ignore[arg-type]
+        for array, plain, shape in (
+            (operands.x(there.layout), operands.x("NCHW"), there.x_shape),
+            (operands.w(there.layout), operands.w("NCHW"), there.w_shape),
+        ):
+            assert array.shape == shape and array.flags.c_contiguous
+            assert np.array_equal(as_nchw(array, there.layout), plain)
+        assert operands.output(there.layout).shape == there.y_shape
+    assert np.array_equal(operands.x("CHWN")[2, 4, 1], operands.x("NCHW")[:, 2, 4, 1])
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_check_on_parts_of_the_output_agrees_with_the_whole(monkeypatch: Any, layout: Any) -> None:
     from leanconv.bench import operands as module
     from leanconv.reference import oracle
 
-    problem = ConvProblem(5, 3, 40, 9, 4, 5, 3, (2, 1), (2, 1, 1, 0), layout=layout, bias=True)  # type: ignore[arg-type]
+    problem = ConvProblem(5, 3, 40, 9, 4, 5, 3, (2, 1), (2, 1, 1, 0), layout=layout, bias=True)
     operands = Operands(problem, gpu=False)
-    y = oracle.conv2d(problem, operands.x(layout), operands.w(layout), operands.bias)
+    plain = replace(problem, layout="NCHW")
+    y = np.ascontiguousarray(
+        in_order(oracle.conv2d(plain, operands.x("NCHW"), operands.w("NCHW"), operands.bias), layout)
+    )
+    assert y.shape == problem.y_shape
     for part, words in ((0.6, "3 of 5 images"), (0.1, "1 of 5 images, 9 of 20 rows")):
         monkeypatch.setattr(module, "_CPU_LIMITS", (problem.flops * part, 1e9))
         check = Check(operands)
         assert check.checked == words
         assert check.error(y, layout) < 1e-12
-        poison(y[0 if part > 0.5 else check._blocks[0].images[0]])
+        poison(as_nchw(y, layout)[0 if part > 0.5 else check._blocks[0].images[0]])
         assert np.isnan(check.error(y, layout)) or part > 0.5 and 0 not in check._blocks[0].images
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,10 +13,10 @@ import pytest
 
 from leanconv.bench import __main__ as command
 from leanconv.bench import default_path, run_suite
-from leanconv.bench.operands import Operands
-from leanconv.bench.peers import PEERS, Candidate
+from leanconv.bench.operands import Check, Operands
+from leanconv.bench.peers import PEERS, Candidate, LeanconvPeer
 from leanconv.bench.results import ROW_KEYS, Results
-from leanconv.bench.suites import Case, dense_filter, format_problem, with_batch
+from leanconv.bench.suites import LAYOUTS, Case, dense_filter, format_problem, parse_problem, with_batch
 from leanconv.bench.tables import detail
 from leanconv.problem import ConvProblem, FilterProblem
 
@@ -113,6 +114,103 @@ def test_wrong_and_failing_engines_show(monkeypatch: Any) -> None:
     notes = {line[2]: line[-1] for line in detail(results)[1]}
     assert "WRONG" in notes["nothing"] and "WRONG" in notes["zero"]
     assert any("FAILED: liar on picture" in line for line in _legend_of(results))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_pytorch_on_the_cpu_runs_in_a_layout_that_it_has(layout: Any) -> None:
+    pytest.importorskip("torch")
+    case = Case("layer", ConvProblem(3, 4, 9, 10, 6, 3, 3, padding=(1, 0, 2, 1), layout=layout, activation="relu"))
+    results = run_suite([case], engines=("torch-cpu",), device="cpu", quick=True, progress=False)
+    (row,) = results.rows
+    assert row.error is not None and row.error < 1e-6 and not results.failed
+    assert row.note.endswith("threads, NCHW" if layout == "CHWN" else "threads")
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_the_unrolled_image_is_that_of_the_layout(layout: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = pytest.importorskip("torch")
+    from leanconv.bench.peers.torch_peer import Im2colPeer
+
+    problem = ConvProblem(3, 4, 9, 10, 6, 3, 2, (2, 1), (1, 0, 2, 1), (1, 2), layout=layout)
+    operands = Operands(problem, gpu=False)
+    check = Check(operands)
+
+    class Tensors(Operands):
+        def x(self, layout: Any) -> Any:
+            return torch.from_numpy(operands.x(layout))
+
+        def w(self, layout: Any) -> Any:
+            return torch.from_numpy(operands.w(layout))
+
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (10**9, 10**9))
+    (candidate,) = Im2colPeer().candidates(problem, Tensors(problem, gpu=False), gpu=False)
+    assert isinstance(candidate, Candidate) and candidate.layout == layout
+    y = candidate.call()
+    assert y.shape == problem.y_shape and check.error(y.numpy(), candidate.layout) < 1e-6
+
+
+def test_tensors_of_our_own_calls_have_the_shape_of_nchw(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = pytest.importorskip("torch")
+    import leanconv
+    from leanconv.bench.peers import own
+
+    seen: list[dict[str, Any]] = []
+    monkeypatch.setattr(leanconv, "conv2d", lambda x, w, *rest, **named: seen.append({"x": x, "w": w} | named))
+    (algorithm, *_) = (a for a in LeanconvPeer()._algorithms(gpu=True) if a.name == "implicit_gemm")
+    for layout, order in (("NCHW", (0, 1, 2, 3)), ("NHWC", (0, 2, 3, 1)), ("CHWN", (1, 2, 3, 0))):
+        problem = ConvProblem(3, 4, 9, 10, 6, 3, 3, padding=(1, 1, 1, 1), layout=layout)  # type: ignore[arg-type]
+        held = Operands(problem, gpu=False)
+        there = SimpleNamespace(
+            gpu=True,
+            bias=None,
+            x=lambda layout, held=held: torch.from_numpy(held.x(layout)),
+            w=lambda layout, held=held: torch.from_numpy(held.w(layout)),
+        )
+        y = torch.empty(problem.y_shape)
+        assert own._call(problem, there, algorithm, y)() is y  # type: ignore[arg-type]
+        call = seen.pop()
+        assert call["layout"] == layout
+        for array, plain in ((call["x"], held.x("NCHW")), (call["w"], held.w("NCHW"))):
+            assert array.permute(order).is_contiguous() and np.array_equal(array.numpy(), plain)
+        assert call["out"].shape == (3, 6, 9, 10) and call["out"].permute(order).is_contiguous()
+
+
+def test_a_suite_in_another_layout_and_tier_says_so(tmp_path: Path, capsys: Any) -> None:
+    words = ["opencnn", "--only", "conv5-n32", "--batch", "1", "--quick", "--device", "cpu", "--engines", "torch-cpu"]
+    pytest.importorskip("torch")
+    for options, layout, tier, title in (
+        (["--layout", "CHWN"], "CHWN", None, "opencnn CHWN on"),
+        (["--precision", "relaxed"], "NCHW", "relaxed", "opencnn NCHW relaxed on"),
+        (["--precision", "fp32"], "NCHW", None, "opencnn NCHW on"),
+    ):
+        path = tmp_path / "r.json"
+        assert command.main([*words, *options, "--out", str(path)]) == 0
+        found = Results.read(path)
+        assert (found.layout, found.precision) == (layout, tier) and title in capsys.readouterr().out
+        (row,) = found.rows
+        assert row.error is not None and row.error < 1e-6
+        (about,) = found.problems.values()
+        problem = parse_problem(about["words"])
+        assert isinstance(problem, ConvProblem)
+        assert (problem.layout, problem.precision) == (layout, tier or "fp32")
+
+
+def test_layout_and_tier_of_a_problem_are_its_own() -> None:
+    for setting in ({"layout": "CHWN"}, {"precision": "relaxed"}):
+        (given,) = setting.values()
+        with pytest.raises(ValueError, match=f"is for suites; write it into the problem, as in conv:.*,{given}"):
+            run_suite("conv:c4,h9,k6,r3", **setting)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="precision='relaxed' is for suites"):
+        run_suite(TINY, precision="relaxed", device="cpu")
+
+
+def test_a_problem_in_words_is_resumed() -> None:
+    nothing = run_suite("conv:c4,h9,k6,r3,CHWN", device="cpu", quick=True, seconds=0, progress=False)
+    assert nothing.missing and nothing.layout == "CHWN"
+    found = run_suite(
+        "conv:c4,h9,k6,r3,CHWN", device="cpu", quick=True, engines=("torch-cpu",), resume=nothing, progress=False
+    )
+    assert [*found.problems] == nothing.missing and not found.missing
 
 
 def test_engines_and_problems_can_be_chosen() -> None:
@@ -213,34 +311,34 @@ def test_kernels_are_compiled_ahead(tmp_path: Path, monkeypatch: Any) -> None:
 
 
 def test_filters_prepared_before_are_a_candidate_of_their_own(monkeypatch: Any) -> None:
-    from types import SimpleNamespace
-
     import cases
 
     from leanconv import calls, registry
+    from leanconv.algorithms.winograd2d import Winograd2dConfig
     from leanconv.bench.peers import own
 
     problem = TINY[0].problem
     (algorithm,) = (a for a in registry.ALGORITHMS if a.name == "implicit_gemm")
     plain = algorithm.plan(problem, next(iter(algorithm.configs(problem, cases.TARGETS[0]))), cases.TARGETS[0])
     preparing = replace(plain, prepare=plain.launches, prepared_bytes=640)
-    code = SimpleNamespace(registers=40, spill_bytes=3)
+    code, config = SimpleNamespace(registers=40, spill_bytes=3), Winograd2dConfig(states=36)
     for plan, expected in ((plain, [("leanconv", False, 0)]), (preparing, [
         ("leanconv", False, 640), ("leanconv:prepared", True, 640),
     ])):  # fmt: skip
         device = SimpleNamespace(compiled=lambda plan: [code] * len(plan.every_launch))
-        found = SimpleNamespace(plan=plan, device=device)
+        found = SimpleNamespace(plan=plan, device=device, config=config)
         monkeypatch.setattr(calls, "ready", lambda *arguments, found=found: found)
         monkeypatch.setattr(own, "_call", lambda *arguments, prepared=False: prepared)
         candidates = list(own._on_gpu(algorithm, problem, Operands(problem, gpu=False)))
         assert [(c.engine, c.call, c.prepared_bytes) for c in candidates] == expected  # type: ignore[comparison-overlap]
         assert all(c.spill_bytes == 3 * len(plan.every_launch) and c.workspace_bytes == 0 for c in candidates)
+        assert [c.note for c in candidates] == ["states=36", "states=36, filters prepared before"][: len(expected)]
 
 
 @pytest.mark.gpu
 def test_prepared_filters_give_the_same_answer_on_the_gpu() -> None:
     pytest.importorskip("torch")
-    for layout in ("NCHW", "NHWC"):
+    for layout in LAYOUTS:
         case = Case("layer", ConvProblem(2, 40, 12, 12, 8, 3, 3, padding=(1, 1, 1, 1), layout=layout))  # type: ignore[arg-type]
         results = run_suite([case], engines=("leanconv*",), algorithms=("winograd1d",), quick=True, progress=False)
         assert [row.engine for row in results.rows] == ["leanconv", "leanconv:prepared"] and not results.failed

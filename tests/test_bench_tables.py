@@ -10,9 +10,9 @@ import pytest
 
 from leanconv.bench import default_path, geometric_mean
 from leanconv.bench.ceilings import Ceilings
-from leanconv.bench.results import Results, Row
+from leanconv.bench.results import GROUPS, Results, Row
 from leanconv.bench.suites import dense_filter
-from leanconv.bench.tables import detail, markdown, performance_page, quantity, results_files, size, summary
+from leanconv.bench.tables import _legend, detail, markdown, performance_page, quantity, results_files, size, summary
 from leanconv.problem import ConvProblem
 
 CEILINGS = Ceilings(fp32_tflops=50.0, tf32_tflops=400.0, copy_tbytes=4.0, how="made up")
@@ -69,6 +69,25 @@ def test_peers_are_grouped_and_wrong_answers_are_not_compared_with() -> None:
     assert results.ratios("best") == [0.5]
 
 
+def in_chwn(results: Results) -> Results:
+    about = {name: entry | {"layout": "CHWN"} for name, entry in results.problems.items()}
+    return replace(results, layout="CHWN", problems=about)
+
+
+def test_peers_without_the_layout_are_compared_with_in_their_own() -> None:
+    results = in_chwn(made_up_results())
+    peers = {name: row.us for name, row in results.peers("a").items()}
+    assert peers == {"lean": 30.0, "best": 5.0, "PyTorch": 3.0}, "the faster of PyTorch's layouts, none in our own"
+    legend = "\n".join(_legend(results))
+    assert "cuDNN and PyTorch have no layout CHWN: they ran on the same numbers in NCHW and NHWC" in legend
+    assert "PyTorch in the faster of its layouts" in legend and "in the problem's layout" not in legend
+    other = "\n".join(_legend(made_up_results()))
+    assert "PyTorch in the problem's layout" in other and "have no layout" not in other
+    for group in GROUPS:
+        named = group.says("CHWN") != group.meaning
+        assert named == (group.instead is not None) and group.says("NHWC") == group.says(None) == group.meaning
+
+
 def test_geometric_mean() -> None:
     assert geometric_mean([2.0, 8.0]) == pytest.approx(4.0)
     assert geometric_mean([5.0]) == pytest.approx(5.0)
@@ -96,6 +115,20 @@ def test_tables_and_page(tmp_path: Path) -> None:
     other = default_path(replace(results, suite="winograd1d", layout="NCHW"), partial=False, root=tmp_path)
     results.write(other)
     assert other.stem == "winograd1d-nchw" and results_files(tmp_path) == [path, other]
+    relaxed = replace(results, suite="opencnn", layout="NCHW", precision="relaxed")
+    named = {
+        default_path(found, partial=False, root=tmp_path, ablation=ablation).stem
+        for found in (relaxed, in_chwn(relaxed), replace(in_chwn(relaxed), precision=None))
+        for ablation in (False, True)
+    }
+    assert named == {
+        "opencnn-relaxed", "opencnn-relaxed-ablation", "opencnn-chwn-relaxed", "opencnn-chwn-relaxed-ablation",
+        "opencnn-chwn", "opencnn-chwn-ablation",
+    }  # fmt: skip
+    further = default_path(in_chwn(relaxed), partial=False, root=tmp_path)
+    in_chwn(relaxed).write(further)
+    assert results_files(tmp_path) == [path, further, other] and Results.read(further).precision == "relaxed"
+    assert "## opencnn CHWN relaxed on NVIDIA H200" in performance_page([further])
     page = performance_page([path])
     assert "## im2win NHWC on NVIDIA H200" in page and "| geometric mean |" in page and "do not edit" in page
 
@@ -158,4 +191,8 @@ def test_what_was_measured_twice_is_kept_once() -> None:
     second.rows = [replace(row, us=1.0) for row in second.rows if row.problem == "b"]
     joined = first.joined(second, ["c", "b", "a"])
     assert [*joined.problems] == ["b", "a"] and joined.missing == ["c"] and not joined.failed
+    with pytest.raises(ValueError, match="do not go together: precision is None in one, 'relaxed' in the other"):
+        first.joined(replace(second, precision="relaxed"), ["a"])
+    both = [replace(results, precision="relaxed") for results in (first, second)]
+    assert both[0].joined(both[1], ["a", "b"]).precision == "relaxed"
     assert [row.us for row in joined.of("b")] == [1.0, 1.0] and joined.of("a") == first.of("a")

@@ -12,6 +12,8 @@ from leanconv.bench.ablation import run_ablation
 from leanconv.bench.figures import ablation as draw_ablation
 from leanconv.bench.plots import plot
 from leanconv.bench.results import Results
+from leanconv.bench.suites import LAYOUTS
+from leanconv.problem import PRECISIONS
 from leanconv.runtime.env import parse_bytes
 
 
@@ -19,7 +21,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run, print, write; 1 when something of leanconv's own failed, 2 for a mistake in the command."""
     parser = argparse.ArgumentParser(prog="python -m leanconv.bench", description="Measure leanconv and its peers.")
     parser.add_argument("what", metavar="SUITE|PROBLEM", help=f"{', '.join(suite_names())}, or conv:… or filter:…")
-    parser.add_argument("--layout", choices=("NCHW", "NHWC"), help="memory layout, for suites of layers")
+    parser.add_argument("--layout", choices=LAYOUTS, help="memory layout, for suites of layers")
+    parser.add_argument("--precision", choices=PRECISIONS, help="tier, for suites of layers; peers stay as they are")
     parser.add_argument("--engines", default="", help="patterns between commas, such as leanconv,torch-*,cudnn:*")
     parser.add_argument("--algorithms", default="", help="patterns of leanconv's own; default: those of the suite")
     parser.add_argument("--only", help="pattern of problem names")
@@ -42,6 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         results = (run_ablation if options.ablation else run_suite)(
             options.what,
             layout=options.layout,
+            precision=options.precision,
             engines=engines,
             only=options.only,
             batch=options.batch,

@@ -16,7 +16,7 @@ from leanconv.bench.comparisons import MEMORY_PEERS, variant
 from leanconv.bench.families import families as by_family
 from leanconv.bench.families import title
 from leanconv.bench.plots import blank, save
-from leanconv.bench.results import TABLE_BYTES, Results, Row, right
+from leanconv.bench.results import TABLE_BYTES, Group, Results, Row, right
 from leanconv.bench.tables import quantity, size
 
 _DPI = 160
@@ -72,16 +72,15 @@ def speed_rows(results: Results) -> dict[str, dict[str, Row]]:
         if row is not None and right(row):
             found.setdefault(style.label, {})[problem] = row
 
-    for problem, about in results.problems.items():
+    for problem in results.problems:
         peers = results.peers(problem)
-        layout = str(about.get("layout") or "").lower()
-        engines = {row.engine: row for row in results.of(problem) if row.engine.startswith("cudnn:")}
         for name, style in _OWN.items():
             put(style, problem, results.own(problem, [name]))
         for name, style in _GROUPS.items():
             put(style, problem, peers.get(name))
         for name, style in _CUDNN.items():
-            put(style, problem, engines.get(f"cudnn:{name}-{layout}"))
+            group = Group(name, "", f"cudnn:{name}-{{layout}}", instead=(f"cudnn:{name}-*", ""))
+            put(style, problem, results.peer(problem, group))
     order = [style.label for style in (*_OWN.values(), *_GROUPS.values(), *_CUDNN.values())]
     return {label: found[label] for label in order if label in found}
 
@@ -298,5 +297,4 @@ def _legend(
 
 def _title(figure: Any, results: Results, words: str) -> None:
     where = results.machine.get("gpu") or results.machine.get("cpu")
-    name = " ".join(filter(None, (results.suite, results.layout)))
-    figure.suptitle(f"{name} on {where}: {words}", fontsize=9.5, x=0.01, ha="left", color=_INK)
+    figure.suptitle(f"{results.title} on {where}: {words}", fontsize=9.5, x=0.01, ha="left", color=_INK)

@@ -13,13 +13,28 @@ from typing import Any
 
 import numpy as np
 
-from leanconv.problem import ConvProblem, FilterProblem, Problem
+from leanconv.problem import ConvProblem, FilterProblem, Layout, Problem, lay_out
 from leanconv.reference import oracle
 from leanconv.reference.oracle import border_indices
 
 #: Float64 operations and elements that the reference of one problem may take.
 _GPU_LIMITS = (3e11, 2e8)
 _CPU_LIMITS = (4e8, 2e7)
+
+
+def in_order(array: Any, layout: Layout) -> Any:
+    """A view of an array of (images, channels, rows, columns), NumPy's or PyTorch's, with its axes as in ``layout``."""
+    return _with_axes(array, lay_out(layout, 0, 1, 2, 3))
+
+
+def as_nchw(array: Any, layout: Layout) -> Any:
+    """A view, the other way round: of an array that lies as ``layout``, as (images, channels, rows, columns)."""
+    order = lay_out(layout, 0, 1, 2, 3)
+    return _with_axes(array, tuple(order.index(axis) for axis in range(4)))
+
+
+def _with_axes(array: Any, order: tuple[int, ...]) -> Any:
+    return array.transpose(order) if isinstance(array, np.ndarray) else array.permute(order)
 
 
 class Operands:
@@ -58,32 +73,26 @@ class Operands:
             return random.integers(-99, 100, shape, dtype=np.int32)
         return random.standard_normal(shape, np.float32) * np.float32(scale)
 
-    def _layout(self, layout: str) -> tuple[Any, Any]:
+    def _layout(self, layout: Layout) -> tuple[Any, Any]:
         if layout not in self._layouts:
-            order = (0, 2, 3, 1)
-            x, w = self._layouts["NCHW"]
-            if self.gpu:
-                self._layouts[layout] = (x.permute(order).contiguous(), w.permute(order).contiguous())
-            else:
-                self._layouts[layout] = (
-                    np.ascontiguousarray(x.transpose(order)),
-                    np.ascontiguousarray(w.transpose(order)),
-                )
+            x, w = (in_order(array, layout) for array in self._layouts["NCHW"])
+            moved = (x.contiguous(), w.contiguous()) if self.gpu else (np.ascontiguousarray(x), np.ascontiguousarray(w))
+            self._layouts[layout] = moved
         return self._layouts[layout]
 
-    def x(self, layout: str) -> Any:
+    def x(self, layout: Layout) -> Any:
         """A layer's input, contiguous in ``layout``."""
         return self._layout(layout)[0]
 
-    def w(self, layout: str) -> Any:
+    def w(self, layout: Layout) -> Any:
         """A layer's filters, contiguous in ``layout``."""
         return self._layout(layout)[1]
 
-    def output(self, layout: str = "") -> Any:
+    def output(self, layout: Layout | None = None) -> Any:
         """A new output array full of NaN (of a number no answer reaches, for integers)."""
         problem = self.problem
         if isinstance(problem, ConvProblem):
-            shape: tuple[int, ...] = replace(problem, layout=layout).y_shape  # type: ignore[arg-type]
+            shape: tuple[int, ...] = replace(problem, layout=layout or problem.layout).y_shape
         else:
             shape = (problem.batch, problem.h, problem.w)
         if self.gpu:
@@ -131,17 +140,16 @@ class Check:
         reference = _conv_block if isinstance(self._operands.problem, ConvProblem) else _filter_block
         return [reference(self._operands, block) for block in self._blocks]
 
-    def error(self, y: Any, layout: str = "", frame: int = 0) -> float:
+    def error(self, y: Any, layout: Layout | None = None, frame: int = 0) -> float:
         """Relative Frobenius error of an output, ``‖y - reference‖ / ‖reference‖``; NaN where it holds a NaN.
 
-        ``frame`` pixels along the edges of a filtered image are left out.
+        A layer's output lies as ``layout``. ``frame`` pixels along the edges of a filtered image are left out.
         """
         difference = size = 0.0
+        y = y if layout is None else as_nchw(y, layout)
         height, width = y.shape[-2:]
         for block, answer in zip(self._blocks, self._answers, strict=True):
             part = y[block.images]
-            if layout == "NHWC":
-                part = part.permute(0, 3, 1, 2) if self._operands.gpu else part.transpose(0, 3, 1, 2)
             part = part[..., block.begin : block.end, :]
             if frame:
                 rows = slice(max(frame - block.begin, 0), min(height - frame, block.end) - block.begin)

@@ -8,9 +8,9 @@ A document holds blocks such as::
     <!-- /made -->
 
 The words after ``made:`` are what to make, the results file it is made of (``im2win``, ``im2win-nhwc``,
-``im2win-ablation``, and ``numerics`` for ``errors``), and settings. The command writes what belongs between the two
-lines, for each GPU that has such a file; figures go to ``docs/pictures/<gpu>-<file>-<what>.png``. Nothing outside the
-blocks changes.
+``opencnn-relaxed``, ``im2win-ablation``, and ``numerics`` for ``errors``), and settings. The command writes what
+belongs between the two lines, for each GPU that has such a file; figures go to
+``docs/pictures/<gpu>-<file>-<what>.png``. Nothing outside the blocks changes.
 """
 
 from __future__ import annotations
@@ -27,7 +27,9 @@ from typing import Any
 
 from leanconv.bench import comparisons, families, figures, numerics
 from leanconv.bench.results import Results, write_whole
+from leanconv.bench.suites import LAYOUTS
 from leanconv.bench.tables import STANDINGS_CELL, Table, markdown, standings
+from leanconv.problem import PRECISIONS
 
 _BLOCK = re.compile(r"(<!-- made: ([^\n]*?) -->\n)(.*?)(<!-- /made -->)", re.DOTALL)
 
@@ -53,7 +55,7 @@ def _ablation(results: Results, settings: dict[str, list[str]]) -> tuple[str, Ta
 
 def _families(results: Results, settings: dict[str, list[str]]) -> tuple[str, Table]:
     (algorithm,) = settings["algorithm"]
-    meanings = "; ".join(f"{group.name}: {group.meaning}" for group in families.PEERS)
+    meanings = "; ".join(f"{group.name}: {group.says(results.layout)}" for group in families.PEERS)
     return f"× is {families.RATIO_CELL}. {meanings}.", families.family_table(results, algorithm)
 
 
@@ -152,9 +154,13 @@ def _origin(gpu: str, record: dict[str, Any]) -> str:
 
 
 def _command(stem: str) -> str:
-    suite = stem.removesuffix("-ablation").removesuffix("-nhwc").removesuffix("-nchw")
-    layout = next((f" --layout {name}" for name in ("NHWC", "NCHW") if f"-{name.lower()}" in stem), "")
-    return f"leanconv bench {suite}{layout}{' --ablation' if stem.endswith('-ablation') else ''}"
+    """The command whose results `default_path` puts into a file of this name."""
+    suite, options = stem.removesuffix("-ablation"), " --ablation" if stem.endswith("-ablation") else ""
+    for setting, values in (("precision", PRECISIONS), ("layout", LAYOUTS)):
+        for value in values:
+            if suite.endswith(f"-{value.lower()}"):
+                suite, options = suite.removesuffix(f"-{value.lower()}"), f" --{setting} {value}{options}"
+    return f"leanconv bench {suite}{options}"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -36,7 +36,7 @@ def plot(results: Results, path: Path) -> None:
         axis.margins(x=0.01)
     axes[0].legend(fontsize=8, ncols=len(series), loc="lower left", bbox_to_anchor=(0, 1), frameon=False)
     where = results.machine.get("gpu") or results.machine.get("cpu")
-    figure.suptitle(" ".join(filter(None, (results.suite, results.layout, "on", where))), fontsize=10)
+    figure.suptitle(f"{results.title} on {where}", fontsize=10)
     save(figure, path)
 
 

@@ -12,6 +12,8 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
+#: The layouts that cuDNN and PyTorch have.
+PEER_LAYOUTS = ("NCHW", "NHWC")
 #: A peer whose error is larger computes something else, and is not compared with. TF32 has its own engines.
 _WRONG = 1e-4
 
@@ -62,6 +64,13 @@ class Results:
     warnings: list[str] = field(default_factory=list)
     #: problems that the run did not come to
     missing: list[str] = field(default_factory=list)
+    #: the tier that was asked for instead of the suite's own
+    precision: str | None = None
+
+    @property
+    def title(self) -> str:
+        """Suite, layout and tier, as headings have them."""
+        return " ".join(filter(None, (self.suite, self.layout, self.precision)))
 
     def write(self, path: Path) -> None:
         """Write the file; it appears whole or not at all."""
@@ -78,11 +87,11 @@ class Results:
             raise ValueError(f"{path} is not a results file of leanconv bench: {error}") from error
 
     def refuse_other(self, other: Results) -> None:
-        """Raise ValueError unless ``other`` was measured as this was: suite, layout, GPU, versions, revision."""
+        """Raise ValueError unless ``other`` was measured as this was: suite, layout, tier, GPU, versions, revision."""
         free = ("date", "ceilings", *(("cpu", "cores", "memory_bytes") if self.machine.get("gpu") else ()))
         keys = [key for key in {**self.machine, **other.machine} if key not in free]
         differing = [(key, self.machine.get(key), other.machine.get(key)) for key in keys]
-        differing += [(key, getattr(self, key), getattr(other, key)) for key in ("suite", "layout")]
+        differing += [(key, getattr(self, key), getattr(other, key)) for key in ("suite", "layout", "precision")]
         for key, mine, its in differing:
             if mine != its:
                 raise ValueError(f"two runs do not go together: {key} is {mine!r} in one, {its!r} in the other")
@@ -111,6 +120,7 @@ class Results:
             failed=kept(self.failed) + other.failed,
             warnings=list(dict.fromkeys([*self.warnings, *other.warnings, both])),
             missing=[name for name in self.missing if name not in found or name in other.missing],
+            precision=self.precision,
         )
 
     def of(self, problem: str) -> list[Row]:
@@ -160,20 +170,32 @@ def right(row: Row) -> bool:
 class Group:
     """Peers that are compared with as one, by the fastest of them.
 
-    ``engine`` is a pattern of engine names, ``{layout}`` in it the problem's layout.
+    ``engine`` is a pattern of engine names, ``{layout}`` in it the problem's layout. In a layout that no peer has, none
+    of PEER_LAYOUTS, ``instead`` is pattern and meaning; a group that names the layout and has no such has no row there.
     """
 
     name: str
     meaning: str
     engine: str
     most_workspace: int | None = None
+    instead: tuple[str, str] | None = None
+
+    def says(self, layout: str | None) -> str:
+        """What the group means for problems in a layout."""
+        return self.instead[1] if self.instead and _foreign(layout) else self.meaning
 
     def holds(self, row: Row, layout: str | None) -> bool:
         """Whether a row belongs to the group."""
-        pattern = self.engine.replace("{layout}", (layout or "").lower())
+        pattern = self.instead[0] if self.instead and _foreign(layout) else self.engine
+        pattern = pattern.replace("{layout}", (layout or "").lower())
         if self.most_workspace is not None and not (row.workspace_bytes or 0) <= self.most_workspace:
             return False
         return fnmatchcase(row.engine, pattern)
+
+
+def _foreign(layout: str | None) -> bool:
+    """Whether a layer's layout is one that peers do not have."""
+    return layout is not None and layout not in PEER_LAYOUTS
 
 
 #: cuDNN's implicit_precomp_gemm keeps a table of a few kB and otherwise needs nothing; it counts as lean.
@@ -185,8 +207,18 @@ GROUPS = (
     ),
     Group("lean, own layout", "the same among those in the problem's layout", "cudnn:*-{layout}", TABLE_BYTES),
     Group("best", "the fastest of all cuDNN algorithms, whatever its workspace and layout", "cudnn:*"),
-    Group("PyTorch", "PyTorch in the problem's layout, strict FP32 with cudnn.benchmark on", "torch-fp32-{layout}"),
-    Group("TF32", "PyTorch in the problem's layout with TF32, wrong by about 3e-4", "torch-tf32-{layout}"),
+    Group(
+        "PyTorch",
+        "PyTorch in the problem's layout, strict FP32 with cudnn.benchmark on",
+        "torch-fp32-{layout}",
+        instead=("torch-fp32-*", "PyTorch in the faster of its layouts, strict FP32 with cudnn.benchmark on"),
+    ),
+    Group(
+        "TF32",
+        "PyTorch in the problem's layout with TF32, wrong by about 3e-4",
+        "torch-tf32-{layout}",
+        instead=("torch-tf32-*", "PyTorch with TF32 in the faster of its layouts, wrong by about 3e-4"),
+    ),
     Group("im2col", "im2col and cuBLAS", "im2col+cublas"),
     Group("torch", "PyTorch's conv2d with one channel", "torch"),
     Group("NPP", "NPP, the border written out beforehand and not timed", "npp"),

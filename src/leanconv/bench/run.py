@@ -79,6 +79,7 @@ def run_suite(
     what: str | Sequence[Case],
     *,
     layout: str | None = None,
+    precision: str | None = None,
     engines: Sequence[str] = (),
     only: str | None = None,
     batch: int | None = None,
@@ -94,10 +95,11 @@ def run_suite(
 ) -> Results:
     """Measure a suite, a problem in words (see leanconv.bench.suites), or given cases.
 
-    ``layout`` overrides the suite's; ``engines`` are patterns such as ``"leanconv"``, ``"cudnn:*"``; ``only`` is a
-    pattern that problem names must match; ``batch`` replaces the number of images; ``quick`` spends a quarter of the
-    time on each figure; ``device`` is None (the GPU where there is one), ``"cuda"`` or ``"cpu"``; ``revision`` is what
-    to record where the package does not lie in a git checkout; ``peers`` are who takes part, by default all of PEERS.
+    ``layout`` and ``precision`` override a suite's (peers run in the layouts that they have, and in any precision as
+    in float32); ``engines`` are patterns such as ``"leanconv"``, ``"cudnn:*"``; ``only`` is a pattern that problem
+    names must match; ``batch`` replaces the number of images; ``quick`` spends a quarter of the time on each figure;
+    ``device`` is None (the GPU where there is one), ``"cuda"`` or ``"cpu"``; ``revision`` is what to record where the
+    package does not lie in a git checkout; ``peers`` are who takes part, by default all of PEERS.
 
     ``algorithms`` are patterns of leanconv's own algorithms; by default those that the suite is about
     (``suites.SUITE_ALGORITHMS``), or all. After ``seconds`` of wall-clock time no further problem is begun; the
@@ -106,12 +108,13 @@ def run_suite(
 
     An interrupt ends the run and keeps what has been measured, with a warning in the result. On a CPU, layers too
     large to wait for run on fewer images, which the result's warnings say. Raises ValueError for an unknown suite,
-    layout or device, for a problem that cannot be read, when nothing matches, and for a ``resume`` that misses nothing
-    or comes from another machine, revision or suite. ``workspace_limit`` (bytes, by default that of
+    layout, precision or device, for a problem that cannot be read, when nothing matches, and for a ``resume`` that
+    misses nothing or comes from another machine, revision or suite. ``workspace_limit`` (bytes, by default that of
     LEANCONV_WORKSPACE_LIMIT) leaves out leanconv's algorithms that need more; peers take what they need.
     """
     begin = time.perf_counter()
-    cases, suite, layout = _cases(what, layout)
+    cases, suite, layout, precision = _cases(what, layout, precision)
+    order = [case.name for case in cases]
     if only is not None:
         cases = tuple(case for case in cases if fnmatchcase(case.name, only))
     if not cases:
@@ -139,7 +142,8 @@ def run_suite(
     absent: dict[str, str] = {}
     versions: dict[str, str] = {}
     present = _present(run, cases, peers, absent, versions)
-    results = Results(machine.describe(gpu, run.ceilings, versions, revision), suite, layout, absent=absent)
+    about = machine.describe(gpu, run.ceilings, versions, revision)
+    results = Results(about, suite, layout, absent=absent, precision=precision)
     if resume is not None:
         resume.refuse_other(results)
     if not gpu and device != "cpu":
@@ -161,7 +165,7 @@ def run_suite(
             results.warnings.append(f"interrupted at {left[0].name}: what follows is missing")
     results.missing = [case.name for case in left]
     if resume is not None:
-        results = resume.joined(results, [case.name for case in _cases(what, layout)[0]])
+        results = resume.joined(results, order)
     if not results.rows:
         results.warnings.append("nothing was measured: no engine that was asked for could run")
     return results
@@ -178,19 +182,26 @@ def _settled_objects() -> Iterator[None]:
         gc.unfreeze()
 
 
-def _cases(what: str | Sequence[Case], layout: str | None) -> tuple[tuple[Case, ...], str, str | None]:
+def _cases(
+    what: str | Sequence[Case], layout: str | None, precision: str | None
+) -> tuple[tuple[Case, ...], str, str | None, str | None]:
+    """The cases; then suite, layout, and the precision where it is not the suite's own."""
     if not isinstance(what, str):
-        return tuple(what), "cases", layout
+        if precision is not None:
+            raise ValueError(f"precision={precision!r} is for suites; given cases have their own")
+        return tuple(what), "cases", layout, None
     if ":" in what:
         problem = parse_problem(what)
-        if layout is not None:
-            raise ValueError(f"layout={layout!r} is for suites; write it into the problem, as in {what},{layout}")
+        for setting, given in (("layout", layout), ("precision", precision)):
+            if given is not None:
+                raise ValueError(f"{setting}={given!r} is for suites; write it into the problem, as in {what},{given}")
         found = problem.layout if isinstance(problem, ConvProblem) else None
-        return (Case(what.partition(":")[2], problem),), "problem", found
+        return (Case(what.partition(":")[2], problem),), "problem", found, None
     if what not in suite_names():
         names = ", ".join(suite_names())
         raise ValueError(f"{what!r} is no suite ({names}), and a problem starts with 'conv:' or 'filter:'")
-    return load_suite(what, layout), what, layout or suite_layout(what)
+    cases = load_suite(what, layout, precision)
+    return cases, what, layout or suite_layout(what), precision if cases != load_suite(what, layout) else None
 
 
 def _present(
@@ -377,13 +388,14 @@ def _progress(total: int, wanted: bool) -> Iterator[Any]:
 def default_path(
     results: Results, partial: bool, root: Path = Path("benchmarks/results"), ablation: bool = False
 ) -> Path:
-    """Where a run belongs: ``<gpu>/<suite>[-nhwc][-ablation].json``, ``-part`` added for less than a whole suite.
+    """Where a run belongs: ``<gpu>/<suite>[-nhwc][-relaxed][-ablation].json``, layout and tier where not the suite's.
 
-    It is less with ``partial``, and where the run did not come to every problem.
+    ``-part`` is added for less than a whole suite: with ``partial``, or where the run did not come to every problem.
     """
     own = suite_layout(results.suite) if results.suite in suite_names() else None
     name = results.suite
     if own and results.layout != own:
         name += f"-{(results.layout or '').lower()}"
+    name += f"-{results.precision}" if results.precision else ""
     name += "-ablation" if ablation else ""
     return root / machine.slug(results.machine) / f"{name}{'-part' if partial or results.missing else ''}.json"

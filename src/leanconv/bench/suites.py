@@ -9,8 +9,8 @@ A problem in words is ``conv:`` or ``filter:`` and a list of settings between co
 
 For ``conv``: ``n c h w k r s`` are the paper letters (n is 1, w is h and s is r where they are left out). ``stride``,
 ``dil`` and ``pad`` take one number, two as ``rows x columns``, and ``pad`` four as ``top x bottom x left x right``.
-Then ``groups``, and the words ``NCHW``, ``NHWC``, a precision (``ieee``, ``fp32``, ``relaxed``, ``tf32``), ``bias``
-and ``relu``.
+Then ``groups``, and the words ``NCHW``, ``NHWC``, ``CHWN``, a precision (``ieee``, ``fp32``, ``relaxed``, ``tf32``),
+``bias`` and ``relu``.
 For ``filter``: the image's height x width and the filter's height x width, in this order; ``batch``; ``anchor`` as
 row x column; then a border (``constant``, ``replicate``, ``reflect``, ``reflect101``, ``wrap``) and a data type.
 """
@@ -22,9 +22,9 @@ import re
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib import resources
-from typing import Any
+from typing import Any, get_args
 
-from leanconv.problem import BORDERS, PRECISIONS, ConvProblem, FilterProblem, Problem
+from leanconv.problem import BORDERS, PRECISIONS, ConvProblem, FilterProblem, Layout, Problem
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,8 @@ class Case:
     problem: Problem
 
 
+#: The layouts that layers are measured in.
+LAYOUTS: tuple[str, ...] = get_args(Layout)
 #: leanconv's algorithms, as patterns of names, that a suite measures where no others are asked for: what it is about,
 #: and what that has to beat. Kernels that an idea is compared with (one thread, one output) take 20 times their time.
 SUITE_ALGORITHMS = {
@@ -63,24 +65,30 @@ def suite_layout(name: str) -> str | None:
     return layout
 
 
-def load_suite(name: str, layout: str | None = None) -> tuple[Case, ...]:
-    """The cases of a suite, in its own layout or in ``layout``. Raises ValueError for an unknown suite or layout."""
+def load_suite(name: str, layout: str | None = None, precision: str | None = None) -> tuple[Case, ...]:
+    """The cases of a suite, in its own layout and precision or in ``layout`` and ``precision``.
+
+    Raises ValueError for an unknown suite, layout or precision, and for one of the two where a suite has no layers.
+    """
     if name not in _shipped():
         raise ValueError(f"suite={name!r} is not known; choose one of {', '.join(suite_names())}")
     suite = _shipped()[name]
     if suite["op"] == "filter2d":
-        if layout is not None:
-            raise ValueError(f"layout={layout!r} does not apply: suite {name!r} filters single-channel images")
+        for setting, given in (("layout", layout), ("precision", precision)):
+            if given is not None:
+                raise ValueError(f"{setting}={given!r} does not apply: suite {name!r} filters single-channel images")
         return tuple(Case(entry["name"], _filter_problem(entry, suite)) for entry in suite["problems"])
     chosen = layout or suite["layout"]
-    if chosen not in ("NCHW", "NHWC"):
-        raise ValueError(f"layout={chosen!r} is not known; choose 'NCHW' or 'NHWC'")
-    return tuple(Case(entry["name"], _conv_problem(entry, suite, chosen)) for entry in suite["problems"])
+    for setting, value, known in (("layout", chosen, LAYOUTS), ("precision", precision or "fp32", PRECISIONS)):
+        if value not in known:
+            raise ValueError(f"{setting}={value!r} is not known; choose one of {', '.join(known)}")
+    return tuple(Case(entry["name"], _conv_problem(entry, suite, chosen, precision)) for entry in suite["problems"])
 
 
-def _conv_problem(entry: dict[str, Any], suite: dict[str, Any], layout: Any) -> ConvProblem:
+def _conv_problem(entry: dict[str, Any], suite: dict[str, Any], layout: Any, precision: str | None) -> ConvProblem:
     pad_h, pad_w = entry["padding"]
     states = entry.get("gamma", [0])[0]
+    own = "relaxed" if states >= _RELAXED_STATES else "fp32"
     return ConvProblem(
         **{letter: entry[letter] for letter in "nchwkrs"},
         stride=(entry["stride"], entry["stride"]),
@@ -88,7 +96,7 @@ def _conv_problem(entry: dict[str, Any], suite: dict[str, Any], layout: Any) -> 
         dtype=suite["dtype"],
         layout=layout,
         op=suite["op"],
-        precision="relaxed" if states >= _RELAXED_STATES else "fp32",
+        precision=precision or own,
     )
 
 
@@ -170,7 +178,7 @@ def _parse_conv(text: str, tokens: list[str]) -> ConvProblem:
     pairs: dict[str, Any] = {}
     settings: dict[str, Any] = {}
     words: dict[str, tuple[str, Any]] = {"bias": ("bias", True), "relu": ("activation", "relu")}
-    words |= {layout: ("layout", layout) for layout in ("NCHW", "NHWC")}
+    words |= {layout: ("layout", layout) for layout in LAYOUTS}
     words |= {precision: ("precision", precision) for precision in PRECISIONS}
     for token in tokens:
         if token in words:

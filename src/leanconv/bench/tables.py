@@ -12,8 +12,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from leanconv.bench.results import GROUPS, Results, Row, geometric_mean, right, write_whole
-from leanconv.bench.suites import suite_names
+from leanconv.bench.results import GROUPS, PEER_LAYOUTS, Results, Row, geometric_mean, right, write_whole
+from leanconv.bench.suites import LAYOUTS, suite_names
+from leanconv.problem import PRECISIONS
 
 Table = tuple[list[str], list[list[str]]]
 
@@ -163,7 +164,7 @@ def show(results: Results, full: bool | None = None) -> None:
 def _title(results: Results) -> str:
     machine = results.machine
     where = machine.get("gpu") or f"{machine.get('cpu')}, {machine.get('cores')} cores"
-    return f"{results.suite} {results.layout or ''} on {where}".replace("  ", " ")
+    return f"{results.title} on {where}"
 
 
 def _legend(results: Results) -> list[str]:
@@ -175,9 +176,14 @@ def _legend(results: Results) -> list[str]:
         f"copy {quantity(ceilings['copy_tbytes'])} TB/s ({ceilings['how']})."
     ]
     present = results.groups()
-    meanings = [f"{group.name}: {group.meaning}" for group in GROUPS if group.name in present]
+    meanings = [f"{group.name}: {group.says(results.layout)}" for group in GROUPS if group.name in present]
     if meanings:
         lines.append("× is the peer's time over leanconv's. " + "; ".join(meanings) + ".")
+    if results.layout not in (None, *PEER_LAYOUTS):
+        lines.append(
+            f"cuDNN and PyTorch have no layout {results.layout}: they ran on the same numbers in "
+            f"{' and '.join(PEER_LAYOUTS)}, and none is compared with in the problem's own."
+        )
     if any(row.prepared_bytes for row in results.rows):
         lines.append(
             "Workspace + is of filters that each call transforms anew, or once where they are prepared before."
@@ -248,7 +254,9 @@ def results_files(root: Path) -> list[Path]:
     """The whole-suite results files below a folder, or the file itself."""
     if root.is_file():
         return [root]
-    names = {f"{name}{layout}" for name in suite_names() for layout in ("", "-nhwc", "-nchw")}
+    layouts = ["", *(f"-{layout.lower()}" for layout in LAYOUTS)]
+    tiers = ["", *(f"-{precision}" for precision in PRECISIONS)]
+    names = {name + layout + tier for name in suite_names() for layout in layouts for tier in tiers}
     return sorted(path for path in root.glob("*/*.json") if path.stem in names)
 
 

@@ -9,24 +9,25 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 from leanconv.bench.operands import Operands
-from leanconv.problem import Problem
+from leanconv.problem import Layout, Problem
 
 
 @dataclass(frozen=True)
 class Candidate:
     """One way to compute a problem, ready to run.
 
-    ``call`` returns the output, in ``layout`` for a layer. ``out`` is the array it writes where it writes always the
-    same one. ``workspace_bytes`` counts memory besides inputs and output; None is unknown, ``"measure"`` lets the
-    benchmark read it from PyTorch's allocator. ``frame`` pixels at an image's edges are known to be wrong and stay out
-    of its error. ``scope`` wraps all calls: it sets and restores a library's switches. ``variant`` says which of
-    several ways to run the algorithm this is, in an ablation. ``prepared_bytes`` is what it makes of the filters alone.
+    ``call`` returns the output, which lies as ``layout`` (None for images). ``out`` is the array it writes where it
+    writes always the same one. ``workspace_bytes`` counts memory besides inputs and output; None is unknown,
+    ``"measure"`` lets the benchmark read it from PyTorch's allocator. ``frame`` pixels at an image's edges are known to
+    be wrong and stay out of its error. ``scope`` wraps all calls: it sets and restores a library's switches.
+    ``variant`` says which of several ways to run the algorithm this is, in an ablation. ``prepared_bytes`` is what it
+    makes of the filters alone.
     """
 
     engine: str
     algorithm: str
     call: Callable[[], Any]
-    layout: str = ""
+    layout: Layout | None = None
     workspace_bytes: int | None | Literal["measure"] = 0
     arithmetic: Literal["fp32", "tf32"] = "fp32"
     out: Any = None

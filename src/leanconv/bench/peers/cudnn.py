@@ -10,7 +10,7 @@ from typing import Any
 
 from leanconv.bench.operands import Operands
 from leanconv.bench.peers.base import Candidate, Peer, Unable, missing_cuda_torch
-from leanconv.problem import ConvProblem, Problem
+from leanconv.problem import ConvProblem, Layout, Problem
 
 #: cudnnConvolutionFwdAlgo_t, in its order.
 ALGORITHMS = (
@@ -23,7 +23,8 @@ ALGORITHMS = (
     "winograd",
     "winograd_nonfused",
 )
-_NCHW, _NHWC = 0, 1
+#: cudnnTensorFormat_t of the layouts that it has.
+LAYOUTS: dict[Layout, int] = {"NCHW": 0, "NHWC": 1}
 _FLOAT = 0
 _CROSS_CORRELATION = 1
 _FMA_MATH = 3
@@ -65,12 +66,12 @@ def _do(function: str, *arguments: Any) -> None:
 class _Layer:
     """Handle and descriptors of one problem in one layout."""
 
-    def __init__(self, problem: ConvProblem, layout: str) -> None:
+    def __init__(self, problem: ConvProblem, layout: Layout) -> None:
         self.handle, self.x, self.w, self.y, self.convolution = (c_void_p() for _ in range(5))
         _do("cudnnCreate", byref(self.handle))
         for kind, name in (("Tensor", "x"), ("Filter", "w"), ("Tensor", "y"), ("Convolution", "convolution")):
             _do(f"cudnnCreate{kind}Descriptor", byref(getattr(self, name)))
-        code = _NCHW if layout == "NCHW" else _NHWC
+        code = LAYOUTS[layout]
         n, c, h, w, k, p, q = problem.n, problem.c, problem.h, problem.w, problem.k, problem.p, problem.q
         _do("cudnnSetTensor4dDescriptor", self.x, code, _FLOAT, n, c, h, w)
         _do("cudnnSetFilter4dDescriptor", self.w, _FLOAT, code, k, problem.group_c, problem.r, problem.s)
@@ -131,7 +132,7 @@ class CudnnPeer(Peer):
         if (top, left) != (bottom, right) or problem.bias or problem.activation:
             yield Unable("cudnn", "called for plain layers with even padding: no bias, no activation")
             return
-        for layout in ("NCHW", "NHWC"):
+        for layout in LAYOUTS:
             layer = _Layer(problem, layout)
             try:
                 for number in range(len(ALGORITHMS)):
@@ -139,7 +140,9 @@ class CudnnPeer(Peer):
             finally:
                 layer.close()
 
-    def _candidate(self, layer: _Layer, number: int, operands: Operands, layout: str) -> Iterator[Candidate | Unable]:
+    def _candidate(
+        self, layer: _Layer, number: int, operands: Operands, layout: Layout
+    ) -> Iterator[Candidate | Unable]:
         import torch
 
         engine = f"cudnn:{ALGORITHMS[number]}-{layout.lower()}"

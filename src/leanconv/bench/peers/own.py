@@ -11,7 +11,7 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from leanconv.algorithms.base import Algorithm, CpuAlgorithm, GpuAlgorithm, Launch, Plan
-from leanconv.bench.operands import Operands
+from leanconv.bench.operands import Operands, as_nchw
 from leanconv.bench.peers.base import Candidate, Peer, Unable
 from leanconv.problem import ConvProblem, FilterProblem, Problem
 
@@ -62,7 +62,7 @@ class LeanconvPeer(Peer):
             if isinstance(algorithm, GpuAlgorithm):
                 yield from _on_gpu(algorithm, problem, operands)
             else:
-                layout = getattr(problem, "layout", "")
+                layout = getattr(problem, "layout", None)
                 call = _call(problem, operands, algorithm, operands.output(layout))
                 yield Candidate("leanconv", algorithm.name, call, layout, None, on_gpu=False, note="CPU")
 
@@ -107,7 +107,7 @@ def _on_gpu(algorithm: GpuAlgorithm, problem: Problem, operands: Operands) -> It
 
     call = ready(problem, 0, algorithm.name)
     compiled = call.device.compiled(call.plan)
-    layout = getattr(problem, "layout", "")
+    layout = getattr(problem, "layout", None)
     y = operands.output(layout)
     candidate = Candidate(
         "leanconv",
@@ -118,12 +118,15 @@ def _on_gpu(algorithm: GpuAlgorithm, problem: Problem, operands: Operands) -> It
         out=y,
         registers=max(code.registers for code in compiled),
         spill_bytes=sum(code.spill_bytes for code in compiled),
+        # of the kernels of several transforms, the one that a call takes
+        note=", ".join(f"{name}={value}" for name, value in call.config.constants() if name == "states"),
         prepared_bytes=call.plan.prepared_bytes,
     )
     yield candidate
     if call.plan.prepare:
         given = _call(problem, operands, algorithm, y, prepared=True)
-        yield replace(candidate, engine="leanconv:prepared", call=given, note="filters prepared before")
+        note = ", ".join(filter(None, (candidate.note, "filters prepared before")))
+        yield replace(candidate, engine="leanconv:prepared", call=given, note=note)
 
 
 def _call(problem: Problem, operands: Operands, algorithm: Algorithm, y: Any, prepared: bool = False) -> Any:
@@ -132,9 +135,9 @@ def _call(problem: Problem, operands: Operands, algorithm: Algorithm, y: Any, pr
 
     if isinstance(problem, ConvProblem):
         x, w, out = operands.x(problem.layout), operands.w(problem.layout), y
-        if operands.gpu and problem.layout == "NHWC":
-            # PyTorch tensors have the shape of NCHW whatever their memory format
-            x, w, out = (array.permute(0, 3, 1, 2) for array in (x, w, y))
+        if operands.gpu:
+            # PyTorch tensors have the shape of NCHW whatever the order in memory
+            x, w, out = (as_nchw(array, problem.layout) for array in (x, w, y))
         if prepared:
             w = leanconv.prepare_weights(w)
 

@@ -6,10 +6,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from leanconv.bench.operands import Operands
+from leanconv.bench.operands import Operands, as_nchw, in_order
 from leanconv.bench.peers.base import Candidate, Peer, Unable, missing_cuda_torch, missing_module
-from leanconv.problem import ConvProblem, FilterProblem, Problem
+from leanconv.problem import ConvProblem, FilterProblem, Layout, Problem
 
+#: The orders in memory that PyTorch's convolution computes in; another would be copied into one of them in each call.
+LAYOUTS: tuple[Layout, ...] = ("NCHW", "NHWC")
 _PAD_MODES = {"replicate": "replicate", "reflect101": "reflect", "wrap": "circular"}
 
 
@@ -27,22 +29,20 @@ def arithmetic(tf32: bool, benchmark: bool = True) -> Iterator[None]:
         cudnn.allow_tf32, cudnn.benchmark, matmul.allow_tf32 = before
 
 
-def _layer(problem: ConvProblem, x: Any, w: Any, bias: Any, layout: str) -> Callable[[], Any]:
+def _layer(problem: ConvProblem, x: Any, w: Any, bias: Any, layout: Layout) -> Callable[[], Any]:
     """F.conv2d on tensors that lie in memory as ``layout``; the output is handed back as it lies."""
     import torch
     from torch.nn.functional import conv2d, pad
 
     top, bottom, left, right = problem.padding
     even = top == bottom and left == right
-    if layout == "NHWC":
-        x, w = x.permute(0, 3, 1, 2), w.permute(0, 3, 1, 2)
+    x, w = as_nchw(x, layout), as_nchw(w, layout)
     inside = (top, left) if even else (0, 0)
 
     def call() -> Any:
         image = x if even else pad(x, (left, right, top, bottom))
         y = conv2d(image, w, bias, problem.stride, inside, problem.dilation, problem.groups)
-        y = torch.relu_(y) if problem.activation == "relu" else y
-        return y.permute(0, 2, 3, 1) if layout == "NHWC" else y
+        return in_order(torch.relu_(y) if problem.activation == "relu" else y, layout)
 
     return call
 
@@ -92,7 +92,7 @@ class TorchPeer(Peer):
                 yield Candidate("torch", "conv2d", call, workspace_bytes="measure", scope=strict, note="strict FP32")
             return
         for precision, tf32 in (("fp32", False), ("tf32", True)):
-            for layout in ("NCHW", "NHWC"):
+            for layout in LAYOUTS:
                 yield Candidate(
                     f"torch-{precision}-{layout.lower()}",
                     "conv2d",
@@ -105,7 +105,7 @@ class TorchPeer(Peer):
 
 
 class TorchCpuPeer(Peer):
-    """F.conv2d on the CPU, in the problem's own memory format."""
+    """F.conv2d on the CPU, in the problem's own memory format, or in NCHW where PyTorch has none such."""
 
     name = "torch-cpu"
     engines = ("torch-cpu",)
@@ -124,11 +124,12 @@ class TorchCpuPeer(Peer):
         import torch
 
         note = f"{torch.get_num_threads()} threads"
-        layout = ""
+        layout: Layout | None = None
         if isinstance(problem, FilterProblem):
             call = _filter(problem, torch.from_numpy(operands.image), torch.from_numpy(operands.kernel))
         else:
-            layout = problem.layout
+            layout = problem.layout if problem.layout in LAYOUTS else "NCHW"
+            note += "" if layout == problem.layout else f", {layout}"
             bias = None if operands.bias is None else torch.from_numpy(operands.bias)
             x, w = torch.from_numpy(operands.x(layout)), torch.from_numpy(operands.w(layout))
             call = _layer(problem, x, w, bias, layout)
@@ -162,7 +163,7 @@ class Im2colPeer(Peer):
         if columns > 0.7 * free:
             yield Unable(self.name, f"the unrolled image needs {columns} bytes and {free} are free")
             return
-        call = _unfold(problem, operands) if problem.layout == "NCHW" else _windows(problem, operands)
+        call = {"NCHW": _unfold, "NHWC": _windows, "CHWN": _planes}[problem.layout](problem, operands)
         yield Candidate(
             self.name,
             "unfold, bmm" if problem.layout == "NCHW" else "strided copy, mm",
@@ -203,5 +204,25 @@ def _windows(problem: ConvProblem, operands: Operands) -> Callable[[], Any]:
         strides = (n, step_h * h, step_w * column, dil_h * h, dil_w * column, 1)
         columns = image.as_strided(shape, strides).reshape(-1, problem.r * problem.s * problem.c)
         return torch.mm(columns, w).unflatten(0, (problem.n, problem.p, problem.q))
+
+    return call
+
+
+def _planes(problem: ConvProblem, operands: Operands) -> Callable[[], Any]:
+    """With the images innermost the unrolled image is one matrix, whose rows are made of whole runs of images."""
+    import torch
+    from torch.nn.functional import pad
+
+    x, w = operands.x("CHWN"), operands.w("CHWN").flatten(0, 2).t()
+    top, bottom, left, right = problem.padding
+    (step_h, step_w), (dil_h, dil_w) = problem.stride, problem.dilation
+    shape = (problem.c, problem.r, problem.s, problem.p, problem.q, problem.n)
+
+    def call() -> Any:
+        image = pad(x, (0, 0, left, right, top, bottom)) if any(problem.padding) else x
+        c, h, column, _ = image.stride()
+        strides = (c, dil_h * h, dil_w * column, step_h * h, step_w * column, 1)
+        columns = image.as_strided(shape, strides).reshape(problem.c * problem.r * problem.s, -1)
+        return torch.mm(w, columns).unflatten(1, (problem.p, problem.q, problem.n))
 
     return call
