@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 from math import gcd
 from typing import Any, ClassVar, TypeVar
 
-from leanconv.problem import PRECISIONS, ConvProblem, FilterProblem, Problem
+from leanconv.problem import PRECISIONS, ConvProblem, FilterProblem, Layout, Problem
 
 #: Compile-time numbers of a kernel, in order: int and bool become ``static constexpr``, str becomes a type alias.
 Constants = tuple[tuple[str, int | bool | str], ...]
@@ -232,6 +232,11 @@ def has_wide_tensors(problem: ConvProblem) -> bool:
     weights = problem.k * problem.group_c * problem.r * problem.s
     x, y = problem.n * problem.c * problem.h * problem.w, problem.n * problem.k * problem.p * problem.q
     return max(x, y, weights) >= 2**30
+
+
+def copied_as(problem: ConvProblem) -> Layout:
+    """The layout whose measured speeds hold: images that do not come in fours are copied as the pixels of NCHW are."""
+    return "NCHW" if problem.layout == "CHWN" and problem.n % 4 else problem.layout
 
 
 def conv_constants(problem: ConvProblem) -> Constants:
