@@ -18,7 +18,7 @@ from leanconv.bench import __main__ as command
 from leanconv.bench import comparisons, default_path, load_suite, pages, run_ablation, run_suite
 from leanconv.bench.ablation import BASELINE, FULL, STUDIES, AblationPeer, Study, Variant, variants
 from leanconv.bench.results import Results, Row
-from leanconv.bench.suites import Case, format_problem
+from leanconv.bench.suites import LAYOUTS, Case, format_problem
 from leanconv.bench.tables import performance_page, results_files, show, standings
 from leanconv.problem import ConvProblem
 from leanconv.runtime import launch
@@ -81,7 +81,7 @@ def test_variants_compile_without_spills_to_different_code(name: str) -> None:
     assert len(code) == 2 + len(ABLATED) * len(VARIANTS)
 
 
-@pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
+@pytest.mark.parametrize("layout", LAYOUTS)
 def test_output_stages_of_winograd2d_differ_by_their_switch_alone(layout: str) -> None:
     pytest.importorskip("cuda.core", reason="NVRTC comes with the extra leanconv[cu13] or [cu12]")
     from leanconv.runtime.compile import compile_launch
@@ -92,8 +92,10 @@ def test_output_stages_of_winograd2d_differ_by_their_switch_alone(layout: str) -
         assert isinstance(problem, ConvProblem)
         (_, full, *variants) = taken_apart(problem, study)
         # Which of the two is full is the algorithm's choice.
-        left_out = "staged" if getattr(full.config, "staged", None) else "direct stores"
-        assert [v.name for v in variants] == [name for name in study.switches if name != left_out], case.name
+        left_out = {"staged" if getattr(full.config, "staged", None) else "direct stores"}
+        left_out |= {name for name, known in study.layouts.items() if layout not in known}
+        assert [v.name for v in variants] == [name for name in study.switches if name not in left_out], case.name
+        assert len(variants) == {"NCHW": 4, "NHWC": 3, "CHWN": 2}[layout]
         for variant in (full, *variants):
             if variant is not full:
                 assert variant.config == replace(full.config, **study.switches[variant.name]), variant
@@ -160,6 +162,18 @@ def test_a_switch_keeps_the_states() -> None:
     problem = ConvProblem(8, 64, 48, 48, 64, 3, 3, padding=(1, 1, 1, 1), layout="NHWC")
     *_, full, off = taken_apart(problem, Study(("winograd1d",), (), {"runs of 2": {"run": 2}}))
     assert full.name == FULL and off.config == replace(full.config, run=2)
+
+
+def test_an_algorithm_that_cannot_run_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = replace(SMALL, layout="CHWN")
+    device = HostDevice({v.algorithm.plan(problem, v.config, H200): problem for v in taken_apart(problem)})
+    monkeypatch.setattr(device, "target", H200)
+    monkeypatch.setattr(launch, "open_device", lambda index: device)
+    case = Case("small", problem)
+    results = run_suite([case], device="cpu", quick=True, progress=False, peers=(HostAblation(IM2WIN),))
+    assert [(row.algorithm, row.variant) for row in results.rows] == [("direct", BASELINE)] and not results.failed
+    assert [entry["engine"] for entry in results.skipped] == [f"leanconv {name}" for name in ABLATED]
+    assert all("layout='CHWN'" in entry["reason"] for entry in results.skipped)
 
 
 def test_a_variant_too_large_for_a_block_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -367,6 +381,11 @@ def test_figures_show_what_was_measured(suite: Results, variants_measured: Resul
         "im2win_fused", "im2win", "implicit_gemm", "im2col + cuBLAS", "cuDNN implicit GEMM", "cuDNN FFT tiling",
     ], "in the order of the legend, without the wrong answer"  # fmt: skip
     assert rows["im2win"]["wide"].tflops == 30 and set(rows["cuDNN FFT tiling"]) == {"narrow"}
+    there = replace(suite, problems={name: about | {"layout": "CHWN"} for name, about in suite.problems.items()})
+    there.rows = [*suite.rows, made_up("narrow", "cudnn:fft_tiling-nhwc", "fft_tiling", 90, 10**6)]
+    assert figures.speed_rows(there)["cuDNN FFT tiling"]["narrow"].tflops == 90, (
+        "the fastest, where none is of the layout"
+    )
     factors = figures.memory_factors(suite)
     assert factors["im2win"] == {"narrow": 0.5, "wide": 0.6} and factors["im2win_fused"]["wide"] == 0
     assert factors["cuDNN's fastest"] == {"narrow": 1000.0, "wide": 0.0}

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from leanconv.bench import default_path, geometric_mean
+from leanconv.bench import default_path, geometric_mean, pages
 from leanconv.bench.ceilings import Ceilings
 from leanconv.bench.results import GROUPS, Results, Row
-from leanconv.bench.suites import dense_filter
+from leanconv.bench.suites import LAYOUTS, dense_filter, suite_layout
 from leanconv.bench.tables import _legend, detail, markdown, performance_page, quantity, results_files, size, summary
 from leanconv.problem import ConvProblem
 
@@ -131,6 +131,27 @@ def test_tables_and_page(tmp_path: Path) -> None:
     assert "## opencnn CHWN relaxed on NVIDIA H200" in performance_page([further])
     page = performance_page([path])
     assert "## im2win NHWC on NVIDIA H200" in page and "| geometric mean |" in page and "do not edit" in page
+
+
+@pytest.mark.parametrize("layout", [None, *LAYOUTS])
+@pytest.mark.parametrize("precision", [None, "relaxed"])
+@pytest.mark.parametrize("suite_name", ["opencnn", "general-direct"])
+def test_a_block_without_figures_tells_the_command_that_makes_them(
+    layout: str | None, precision: str | None, suite_name: str, tmp_path: Path
+) -> None:
+    for is_ablation in (False, True):
+        results = replace(
+            made_up_results(), suite=suite_name, layout=layout or suite_layout(suite_name), precision=precision
+        )
+        stem = default_path(results, False, tmp_path, ablation=is_ablation).stem
+        told = pages._command(stem).split()
+        own = layout in (None, suite_layout(suite_name))
+        assert told[:3] == ["leanconv", "bench", suite_name]
+        assert told[3:] == [
+            *([] if own else ["--layout", layout]),
+            *(["--precision", precision] if precision else []),
+            *(["--ablation"] if is_ablation else []),
+        ]
 
 
 def test_results_without_own_rows_show_the_peers() -> None:

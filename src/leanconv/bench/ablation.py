@@ -20,7 +20,7 @@ from leanconv.bench.peers.own import compile_ahead
 from leanconv.bench.results import Results
 from leanconv.bench.run import run_suite
 from leanconv.bench.suites import Case, parse_problem, suite_layout, suite_names
-from leanconv.problem import ConvProblem, Problem
+from leanconv.problem import ConvProblem, Layout, Problem
 from leanconv.timing import time_gpu
 
 BASELINE, FULL = "baseline", "full"
@@ -32,12 +32,14 @@ class Study:
 
     ``switches`` holds for each variant the fields of the configuration that it sets, and to what. With ``alone`` they
     are all that differs; otherwise other fields follow to the best configuration that the algorithm has with them.
+    ``layouts`` are those that a variant differs in, for variants that do not in all.
     """
 
     algorithms: tuple[str, ...]
     baselines: tuple[str, ...]
     switches: dict[str, dict[str, Any]] = field(hash=False)
     alone: bool = False
+    layouts: dict[str, tuple[Layout, ...]] = field(default_factory=dict, hash=False)
 
     @property
     def variants(self) -> tuple[str, ...]:
@@ -68,9 +70,11 @@ STUDIES = {
             "segments": {"segments": True},
             "whole rows": {"segments": False},
         },
+        layouts={"runs of 2": ("NCHW", "NHWC")},
     ),
-    # The layouts of the output stage, which its paper compares; in NCHW a call has one of the first two anyway. Runs
-    # are of the raw pixels. A list of configurations that are good as they are would not hold these.
+    # The layouts of the output stage, which its paper compares; in NCHW a call has one of the first two anyway, and in
+    # the others outputs lie side by side as they are. Runs are of the raw pixels; neighbouring tiles of CHWN are of
+    # different images and have none in common. A list of configurations that are good as they are would not hold these.
     "opencnn": Study(
         ("winograd2d",),
         ("implicit_gemm",),
@@ -82,6 +86,7 @@ STUDIES = {
             "runs of 4": {"run": 4},
         },
         alone=True,
+        layouts={"staged": ("NCHW",), "direct stores": ("NCHW",), "runs of 4": ("NCHW", "NHWC")},
     ),
 }
 
@@ -110,7 +115,8 @@ def variants(
     """The baselines, then each ablated algorithm with the configuration that ``choose`` gives, whole and switched off.
 
     All but the switch stays as it is where such a configuration is legal, and always in a study that is ``alone``. A
-    variant that the whole configuration is already, and an algorithm that cannot run the problem, are left out.
+    variant that the whole configuration is already, one that is for other layouts, and an algorithm that cannot run the
+    problem, are left out.
     """
     for name in (*study.baselines, *study.algorithms):
         algorithm = _algorithm(name)
@@ -122,6 +128,8 @@ def variants(
             continue
         yield Variant(algorithm, FULL, config)
         for variant, values in study.switches.items():
+            if problem.layout not in study.layouts.get(variant, (problem.layout,)):
+                continue
             wanted = replace(config, **values)
             off = wanted if study.alone else _legal(algorithm, problem, target, wanted, values)
             if off != config:
@@ -185,6 +193,9 @@ class AblationPeer(Peer):
 
         assert isinstance(problem, ConvProblem)
         device = open_device(0)
+        for name in self._study.algorithms:
+            if reasons := _algorithm(name).reasons(problem):
+                yield Unable(f"leanconv {name}", "; ".join(reasons))
         for variant in self._variants(problem, device):
             engine = f"leanconv {variant.algorithm.name}, {variant.name}"
             plan = variant.algorithm.plan(problem, variant.config, device.target)
@@ -287,7 +298,8 @@ def run_ablation(
     )  # fmt: skip
     for about in results.problems.values():
         problem = parse_problem(about["words"])
-        if isinstance(problem, ConvProblem) and "im2win" in study.algorithms and "transform_us" not in about:
+        wanted = "im2win" in study.algorithms and "transform_us" not in about
+        if wanted and isinstance(problem, ConvProblem) and not _algorithm("im2win").reasons(problem):
             about |= _time_transform(problem, 0.03 if quick else 0.12)
     return results
 
