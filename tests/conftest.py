@@ -316,6 +316,20 @@ def fake_cupy(monkeypatch: pytest.MonkeyPatch, host_device: HostDevice) -> Any:
     return module
 
 
+@pytest.fixture
+def torch_on_device(monkeypatch: pytest.MonkeyPatch, host_device: HostDevice) -> HostDevice:
+    """PyTorch's CPU tensors lie on the `host_device`: what PyTorch is asked about a GPU is answered for it."""
+    torch = pytest.importorskip("torch")
+    monkeypatch.setattr(arrays, "_libraries", {})
+    monkeypatch.setattr(arrays, "_by_type", {np.ndarray: arrays.NUMPY})
+    monkeypatch.setattr(arrays.TorchArrays, "device", lambda self, array: 0)
+    monkeypatch.setattr(arrays.TorchArrays, "_device", lambda self, index: torch.device("cpu"))
+    monkeypatch.setattr(arrays.TorchArrays, "stream", lambda self, index: 0x51)
+    monkeypatch.setattr(arrays.TorchArrays, "fast_stream", lambda self, index: lambda: 0x51)
+    monkeypatch.setattr(arrays.TorchArrays, "in_use", lambda self, array, index: None)
+    return host_device
+
+
 __all__ = ["HostDevice", "calls", "oracle_conv", "oracle_filter", "relative_error"]
 
 

@@ -10,18 +10,35 @@ import pytest
 from conftest import HostDevice, oracle_conv, oracle_filter, relative_error
 
 import leanconv
-from leanconv import ConvProblem, FilterProblem, conv2d, describe, filter2d, registry
-from leanconv.problem import BORDERS
+from leanconv import ConvProblem, FilterProblem, conv2d, describe, filter2d, prepare_weights, registry
+from leanconv.problem import BORDERS, Layout
 
 torch = pytest.importorskip("torch")
 
 #: Float32 sums of this size differ from float64 by less.
 TOLERANCE = 2e-6
+LAYOUTS: tuple[Layout, ...] = ("NCHW", "NHWC", "CHWN")
+#: the axes N, C, H, W of an array that lies as a layout, and the other way round
+TO_NCHW = {"NCHW": (0, 1, 2, 3), "NHWC": (0, 3, 1, 2), "CHWN": (3, 0, 1, 2)}
+FROM_NCHW = {"NCHW": (0, 1, 2, 3), "NHWC": (0, 2, 3, 1), "CHWN": (1, 2, 3, 0)}
 
 
 def conv_arrays(rng: np.random.Generator, problem: ConvProblem) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
     x, w = (rng.standard_normal(shape).astype(problem.dtype) for shape in (problem.x_shape, problem.w_shape))
     return x, w, rng.standard_normal(problem.k).astype(problem.dtype) if problem.bias else None
+
+
+def as_tensors(layout: Layout, *arrays: np.ndarray | None) -> list[Any]:
+    """Arrays that lie as ``layout``, as PyTorch shows them: N, C, H, W."""
+    tensors = [None if array is None else torch.from_numpy(array) for array in arrays]
+    return [each if each is None or each.dim() != 4 else each.permute(TO_NCHW[layout]) for each in tensors]
+
+
+def in_memory(layout: Layout, tensor: Any) -> Any:
+    """The view of a tensor that shows it as it lies; it must have no gaps."""
+    lying = tensor.permute(FROM_NCHW[layout])
+    assert lying.is_contiguous(), f"strides {tensor.stride()} are not those of {layout}"
+    return lying.cpu().numpy()
 
 
 BASE = ConvProblem(n=2, c=4, h=9, w=7, k=6, r=3, s=2)
@@ -41,7 +58,7 @@ CALLS: list[tuple[dict[str, Any], ConvProblem]] = [
 ]
 
 
-@pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
+@pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("arguments, problem", CALLS, ids=lambda value: str(value) if isinstance(value, dict) else "")
 def test_numpy_agrees_with_the_definition(
     arguments: dict[str, Any], problem: ConvProblem, layout: Any, rng: np.random.Generator
@@ -53,7 +70,7 @@ def test_numpy_agrees_with_the_definition(
     assert relative_error(y, oracle_conv(problem, x, w, bias)) < TOLERANCE
 
 
-@pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
+@pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("arguments, problem", CALLS, ids=lambda value: str(value) if isinstance(value, dict) else "")
 def test_the_gpu_road_is_handed_the_same_problem(
     arguments: dict[str, Any], problem: ConvProblem, layout: Any, rng: np.random.Generator, host_device: HostDevice
@@ -67,18 +84,69 @@ def test_the_gpu_road_is_handed_the_same_problem(
 
 
 @pytest.mark.parametrize("arguments, problem", CALLS, ids=lambda value: str(value) if isinstance(value, dict) else "")
-@pytest.mark.parametrize("channels_last", [False, True])
+@pytest.mark.parametrize("layout", LAYOUTS)
 def test_pytorch_cpu_tensors(
-    arguments: dict[str, Any], problem: ConvProblem, channels_last: bool, rng: np.random.Generator
+    arguments: dict[str, Any], problem: ConvProblem, layout: Layout, rng: np.random.Generator
 ) -> None:
+    problem = replace(problem, layout=layout)
     x, w, bias = conv_arrays(rng, problem)
-    given = torch.from_numpy(x)
-    if channels_last:
-        given = given.to(memory_format=torch.channels_last)
-    y = conv2d(given, torch.from_numpy(w), None if bias is None else torch.from_numpy(bias), **arguments)
+    given = as_tensors(layout, x, w, bias)
+    expected = oracle_conv(problem, x, w, bias)
+    y = conv2d(*given, layout=layout, **arguments)
     assert y.shape == (problem.n, problem.k, problem.p, problem.q)
-    assert y.is_contiguous(memory_format=torch.channels_last) == channels_last
-    assert relative_error(y.numpy(), oracle_conv(problem, x, w, bias)) < TOLERANCE
+    assert relative_error(in_memory(layout, y), expected) < TOLERANCE
+    # by default the order of x, if it is one that PyTorch has a word for
+    by_default = conv2d(*given, **arguments)
+    torch.testing.assert_close(by_default, y)
+    in_memory("NHWC" if layout == "NHWC" else "NCHW", by_default)
+
+
+@pytest.mark.parametrize("arguments, problem", CALLS, ids=lambda value: str(value) if isinstance(value, dict) else "")
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_pytorch_tensors_on_a_gpu_are_read_as_they_lie(
+    arguments: dict[str, Any], problem: ConvProblem, layout: Layout, rng: np.random.Generator,
+    torch_on_device: HostDevice,
+) -> None:  # fmt: skip
+    problem = replace(problem, layout=layout)
+    x, w, bias = conv_arrays(rng, problem)
+    expected = oracle_conv(problem, x, w, bias)
+    given = as_tensors(layout, x, w, bias)
+    (out,) = as_tensors(layout, np.full(problem.y_shape, np.nan, np.float32))
+    for filters in (given[1], prepare_weights(given[1])):
+        for into in (None, out):
+            y = conv2d(given[0], filters, given[2], layout=layout, out=into, **arguments)
+            assert y.shape == (problem.n, problem.k, problem.p, problem.q) and (into is None or y is into)
+            assert relative_error(in_memory(layout, y), expected) < TOLERANCE
+            x_at, _, _, y_at, *_ = torch_on_device.launches[-1][1]
+            assert (x_at, y_at) == (given[0].data_ptr(), y.data_ptr()), "neither copied before nor after"
+            out.fill_(torch.nan)
+    assert set(torch_on_device.problems.values()) == {problem}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("given_as", LAYOUTS)
+def test_pytorch_tensors_of_another_order_are_copied(
+    layout: Layout, given_as: Layout, rng: np.random.Generator, torch_on_device: HostDevice
+) -> None:
+    problem = replace(BASE, layout=layout, padding=(1, 1, 1, 1), bias=True)
+    x, w, bias = conv_arrays(rng, replace(problem, layout=given_as))
+    tensors = as_tensors(given_as, x, w, bias)
+    moved = (tensor.numpy().transpose(FROM_NCHW[layout]) for tensor in tensors[:2])
+    expected = oracle_conv(problem, *moved, bias)
+    weights = prepare_weights(tensors[1])
+    for filters in (tensors[1], weights, weights):
+        y = conv2d(tensors[0], filters, tensors[2], padding=1, layout=layout)
+        assert relative_error(in_memory(layout, y), expected) < TOLERANCE
+    out = torch.full((*y.shape, 2), torch.nan)[..., 0]
+    assert conv2d(tensors[0], weights, tensors[2], padding=1, layout=layout, out=out) is out
+    assert torch.equal(out, y)
+    x_at, w_at, *_ = torch_on_device.launches[-1][1]
+    assert (x_at == tensors[0].data_ptr()) == (layout == given_as)
+    assert (weights.nbytes >= w.nbytes) == (layout != given_as), "the copy of the filters is kept"
+    assert set(torch_on_device.problems.values()) == {problem}
+    # asked for nothing, a tensor's own order chooses between the two that PyTorch has words for
+    conv2d(*tensors, padding=1)
+    assert list(torch_on_device.problems.values())[-1].layout == ("NHWC" if given_as == "NHWC" else "NCHW")
 
 
 def test_pytorch_cpu_keeps_gradients() -> None:

@@ -166,7 +166,9 @@ X, W = np.ones((2, 4, 9), np.float32), np.ones((6, 4, 3), np.float32)
     [
         ({"x": X[None]}, ValueError, ("x has 4 dimensions, shape (1, 2, 4, 9); it must have 3",)),
         ({"w": W[0]}, ValueError, ("w has 2 dimensions, shape (4, 3); it must have 3",)),
-        ({"layout": "NCHW"}, ValueError, ("layout='NCHW' is not known; choose one of 'NCW', 'NWC'",)),
+        ({"layout": "NCHW"}, ValueError, ("layout='NCHW' is not known; choose one of 'NCW', 'NWC', 'CWN'",)),
+        ({"layout": "CHWN"}, ValueError, ("layout='CHWN' is not known; choose one of 'NCW', 'NWC', 'CWN'",)),
+        ({"layout": "CWN"}, ValueError, ("w has 6 channels, but x has in_channels=2 and groups=1",)),
         ({"layout": "NWC"}, ValueError, ("w has 3 channels, but x has in_channels=9 and groups=1",)),
         ({"stride": (1, 2)}, ValueError, ("stride=(1, 2) must be an integer: there is one axis",)),
         ({"stride": 0}, ValueError, ("stride=0 is below 1",)),

@@ -57,8 +57,11 @@ def conv2d(
             ``"valid"`` (none) or ``"same"`` (output as large as the input; stride 1; an odd pixel goes to the end).
         dilation: pixels between filter taps, like ``stride``.
         groups: c and k are cut into this many parts that do not see each other.
-        layout: ``"NHWC"``: x is (n, h, w, c), w (k, r, s, c / groups) and y (n, p, q, k). PyTorch tensors keep their
-            logical shapes; for them it is the memory format, by default that of x (channels_last is NHWC).
+        layout: ``"NHWC"``: x is (n, h, w, c), w (k, r, s, c / groups) and y (n, p, q, k). ``"CHWN"``: x is
+            (c, h, w, n), w (c / groups, r, s, k) and y (k, p, q, n); with the images innermost it is for large batches,
+            best of a multiple of four. PyTorch tensors keep their logical shapes; for them it is the order in memory,
+            by default that of x if that is one of the first two (channels_last is NHWC). A tensor that lies as CHWN is
+            one whose ``permute(1, 2, 3, 0)`` is contiguous: read in place if ``layout`` says so, and y lies alike.
         algorithm: ``"auto"`` or a name from `algorithms`.
         precision: ``"ieee"``, ``"fp32"``, ``"relaxed"`` or ``"tf32"``; the result is never less precise than this.
         activation: None or ``"relu"``.
@@ -148,8 +151,9 @@ def conv1d(
         padding: zeros around the signal: one number, (left, right), ``"valid"`` or ``"same"``, as in `conv2d`.
         dilation: samples between filter taps.
         groups: c and k are cut into this many parts that do not see each other.
-        layout: ``"NWC"``: x is (n, w, c), w (k, s, c / groups) and y (n, q, k). PyTorch tensors keep their logical
-            shapes; for them it is the order in memory, by default that of x.
+        layout: ``"NWC"``: x is (n, w, c), w (k, s, c / groups) and y (n, q, k). ``"CWN"``: x is (c, w, n), w
+            (c / groups, s, k) and y (k, q, n). PyTorch tensors keep their logical shapes; for them it is the order in
+            memory, by default that of x if that is NCW or NWC. All else as in `conv2d`.
         algorithm, precision, activation, out, device, workspace_limit: as in `conv2d`.
 
     Returns:
@@ -194,10 +198,10 @@ def conv2d_input(
         grad: gradient of conv2d's result, of that shape: (n, k, p, q); a float32 array of NumPy, CuPy, PyTorch, or of
             any library with DLPack. The CPU takes float64 too.
         w: the layer's filters (k, c / groups, r, s), not rotated; or what `prepare_weights` made of them.
-        input_shape: shape of conv2d's x, as that call had it: (n, c, h, w), or (n, h, w, c) with ``layout="NHWC"``.
-            PyTorch's is always (n, c, h, w).
+        input_shape: shape of conv2d's x, as that call had it: (n, c, h, w), (n, h, w, c) with ``layout="NHWC"``, or
+            (c, h, w, n) with ``"CHWN"``. PyTorch's is always (n, c, h, w).
         stride, padding, dilation, groups: those of the layer, as in `conv2d`.
-        layout: as in `conv2d`; for PyTorch tensors by default the memory format of grad.
+        layout: as in `conv2d`, of grad, w and dx; for PyTorch tensors by default that of grad, as there that of x.
         algorithm, precision, out, device, workspace_limit: as in `conv2d`.
 
     Returns:

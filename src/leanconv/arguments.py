@@ -164,9 +164,11 @@ def conv_problem(
     n, c, h, w = x_shape
     k, group_c, r, s = w_shape
     if min(c, h, w) < 1:
-        raise ValueError(f"{name} has shape {tuple(x_shape)}; only its batch may be empty")
+        raise ValueError(
+            f"{name} has {n} images of {c} channels, {h} rows and {w} columns; only its batch may be empty"
+        )
     if min(w_shape) < 1:
-        raise ValueError(f"w has shape {tuple(w_shape)}; it must not be empty")
+        raise ValueError(f"w has {k} filters of {group_c} channels, {r} rows and {s} columns; it must not be empty")
     if c % groups:
         raise ValueError(f"in_channels={c} is not divisible by groups={groups}")
     if k % groups:

@@ -34,6 +34,7 @@ class Layout(str, Enum):
 
     NCHW = "NCHW"
     NHWC = "NHWC"
+    CHWN = "CHWN"
 
 
 class Action(str, Enum):
