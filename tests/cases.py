@@ -40,7 +40,7 @@ class Case:
 #: every kernel takes a second to build.
 USUAL: tuple[Layout, ...] = ("NCHW", "NHWC")
 INNERMOST: tuple[Layout, ...] = ("CHWN",)
-LAYOUTS = USUAL + INNERMOST
+ALL = USUAL + INNERMOST
 
 
 class Layers:
@@ -72,39 +72,39 @@ def _conv_cases() -> list[Case]:
     add = layers.add
     same = {"padding": (1, 1, 1, 1)}
     #                n  c   h   w   k   r  s
-    add("plain", 2, 8, 12, 16, 16, 3, 3, layouts=LAYOUTS, thorough=USUAL, **same)
-    add("odd", 3, 5, 13, 11, 7, 3, 3, layouts=LAYOUTS, thorough=LAYOUTS, bias=True, activation="relu", **same)
-    add("tails", 2, 19, 8, 9, 133, 3, 3, layouts=LAYOUTS, thorough=USUAL, bias=True, padding=(1, 0, 2, 1))
+    add("plain", 2, 8, 12, 16, 16, 3, 3, layouts=ALL, thorough=USUAL, **same)
+    add("odd", 3, 5, 13, 11, 7, 3, 3, layouts=ALL, thorough=ALL, bias=True, activation="relu", **same)
+    add("tails", 2, 19, 8, 9, 133, 3, 3, layouts=ALL, thorough=USUAL, bias=True, padding=(1, 0, 2, 1))
     add("whole-tiles", 2, 16, 8, 16, 128, 1, 1, thorough=USUAL)
-    add("long-reduction", 1, 90, 5, 8, 12, 3, 3, layouts=LAYOUTS, thorough=USUAL, bias=True, activation="relu", **same)
+    add("long-reduction", 1, 90, 5, 8, 12, 3, 3, layouts=ALL, thorough=USUAL, bias=True, activation="relu", **same)
     add("one-by-one", 2, 13, 9, 7, 21, 1, 1, bias=True)
-    add("one-by-one-strided", 2, 6, 9, 8, 9, 1, 1, layouts=LAYOUTS, stride=(2, 3), padding=(1, 1, 0, 0))
-    add("single-pixel", 1, 1, 1, 1, 1, 1, 1, layouts=LAYOUTS)
+    add("one-by-one-strided", 2, 6, 9, 8, 9, 1, 1, layouts=ALL, stride=(2, 3), padding=(1, 1, 0, 0))
+    add("single-pixel", 1, 1, 1, 1, 1, 1, 1, layouts=ALL)
     add("single-output", 1, 37, 3, 3, 5, 3, 3, bias=True)
     add("single-pixel-padded", 2, 3, 1, 1, 4, 3, 3, activation="relu", **same)
     add("one-channel", 2, 1, 15, 18, 6, 5, 5, padding=(2, 2, 2, 2))
     add("one-filter", 2, 6, 15, 18, 1, 3, 3)
-    add("empty-batch", 0, 4, 9, 9, 6, 3, 3, layouts=LAYOUTS, **same)
-    add("one-row", 3, 4, 1, 70, 5, 1, 3, layouts=LAYOUTS, padding=(0, 0, 1, 1))
+    add("empty-batch", 0, 4, 9, 9, 6, 3, 3, layouts=ALL, **same)
+    add("one-row", 3, 4, 1, 70, 5, 1, 3, layouts=ALL, padding=(0, 0, 1, 1))
     add("one-column", 3, 4, 70, 1, 5, 3, 1, padding=(1, 1, 0, 0))
     add("even-filter", 2, 4, 10, 13, 6, 2, 4, padding=(1, 0, 1, 2))
     add("wide-filter", 1, 3, 6, 41, 4, 1, 19, padding=(0, 0, 9, 9))
     add("tall-filter", 1, 3, 41, 6, 4, 19, 1, padding=(9, 9, 0, 0))
-    add("big-filter", 1, 2, 24, 25, 3, 17, 18, layouts=LAYOUTS, padding=(8, 3, 2, 9))
+    add("big-filter", 1, 2, 24, 25, 3, 17, 18, layouts=ALL, padding=(8, 3, 2, 9))
     add("eleven", 1, 3, 31, 30, 10, 11, 11, stride=(4, 4), padding=(2, 2, 2, 2))
-    add("filter-over-image", 2, 3, 4, 3, 5, 7, 6, layouts=LAYOUTS, padding=(4, 3, 3, 4))
+    add("filter-over-image", 2, 3, 4, 3, 5, 7, 6, layouts=ALL, padding=(4, 3, 3, 4))
     add("all-padding-corner", 1, 2, 3, 3, 3, 2, 2, padding=(3, 3, 3, 3))
-    add("stride", 2, 5, 14, 15, 9, 3, 3, layouts=LAYOUTS, stride=(2, 2), **same)
+    add("stride", 2, 5, 14, 15, 9, 3, 3, layouts=ALL, stride=(2, 2), **same)
     add("stride-uneven", 2, 3, 17, 14, 8, 3, 2, stride=(1, 3), padding=(0, 1, 1, 0))
     add("stride-over-filter", 2, 4, 19, 23, 5, 2, 3, stride=(5, 4))
     add("padding-top-left", 1, 3, 8, 9, 4, 3, 3, padding=(2, 0, 1, 0))
     add("padding-bottom-right", 1, 3, 8, 9, 4, 3, 3, padding=(0, 2, 0, 1))
     add("dilation", 2, 4, 15, 14, 6, 3, 3, dilation=(2, 2), padding=(2, 2, 2, 2))
-    add("dilation-uneven", 1, 4, 18, 19, 6, 3, 2, layouts=LAYOUTS, dilation=(1, 5), stride=(2, 1), padding=(1, 3, 4, 2))
-    add("groups", 2, 6, 9, 10, 9, 3, 3, layouts=LAYOUTS, groups=3, bias=True, **same)
+    add("dilation-uneven", 1, 4, 18, 19, 6, 3, 2, layouts=ALL, dilation=(1, 5), stride=(2, 1), padding=(1, 3, 4, 2))
+    add("groups", 2, 6, 9, 10, 9, 3, 3, layouts=ALL, groups=3, bias=True, **same)
     add("groups-vector", 2, 16, 8, 8, 24, 3, 3, groups=2, thorough=USUAL, activation="relu", **same)
     add("depthwise", 2, 7, 9, 12, 7, 3, 3, groups=7, bias=True, **same)
-    add("depthwise-multiplier", 1, 5, 9, 8, 15, 5, 3, layouts=LAYOUTS, groups=5, stride=(2, 2), padding=(2, 2, 1, 1))
+    add("depthwise-multiplier", 1, 5, 9, 8, 15, 5, 3, layouts=ALL, groups=5, stride=(2, 2), padding=(2, 2, 1, 1))
     add(
         "everything",
         2,
@@ -120,9 +120,9 @@ def _conv_cases() -> list[Case]:
         groups=2,
         bias=True,
         activation="relu",
-        layouts=LAYOUTS,
+        layouts=ALL,
     )
-    add("precision-ieee", 1, 6, 9, 9, 5, 3, 3, layouts=LAYOUTS, precision="ieee", **same)
+    add("precision-ieee", 1, 6, 9, 9, 5, 3, 3, layouts=ALL, precision="ieee", **same)
     # Four images, and eight, are adjacent where images are innermost.
     add("images-4", 4, 6, 5, 7, 9, 3, 2, layouts=INNERMOST, bias=True, stride=(1, 2), **same)
     add("images-8", 8, 33, 3, 4, 20, 3, 3, layouts=INNERMOST, thorough=INNERMOST, bias=True, activation="relu", **same)
@@ -135,44 +135,73 @@ def _gradient_cases() -> list[Case]:
     add = layers.add
     same = {"padding": (1, 1, 1, 1)}
     #                n  c   h   w   k   r  s
-    add("plain", 2, 16, 12, 16, 8, 3, 3, thorough=USUAL, **same)
+    add("plain", 2, 16, 12, 16, 8, 3, 3, layouts=ALL, thorough=USUAL, **same)
     add("odd", 3, 7, 13, 11, 5, 3, 3, **same)
-    add("tails", 2, 35, 8, 9, 19, 3, 2, padding=(1, 0, 2, 1))
+    add("tails", 2, 35, 8, 9, 19, 3, 2, layouts=ALL, padding=(1, 0, 2, 1))
     add("long-reduction", 1, 12, 5, 8, 90, 3, 3, thorough=USUAL, **same)
     add("one-by-one", 2, 21, 9, 7, 13, 1, 1)
     add("single-pixel", 1, 1, 1, 1, 1, 1, 1)
     add("single-output", 1, 5, 3, 3, 37, 3, 3)
-    add("empty-batch", 0, 6, 9, 9, 4, 3, 3, **same)
-    add("one-row", 3, 5, 1, 70, 4, 1, 3, padding=(0, 0, 1, 1))
+    add("empty-batch", 0, 6, 9, 9, 4, 3, 3, layouts=ALL, **same)
+    add("one-row", 3, 5, 1, 70, 4, 1, 3, layouts=ALL, padding=(0, 0, 1, 1))
     add("big-filter", 1, 3, 24, 25, 2, 17, 18, padding=(8, 3, 2, 9))
     add("filter-over-image", 2, 5, 4, 3, 3, 7, 6, padding=(4, 3, 3, 4))
     # Windows of the gradient begin inside the image where the layer pads by more than its filter reaches.
-    add("padding-over-filter", 2, 4, 7, 9, 6, 2, 3, padding=(4, 2, 3, 5))
-    add("padding-over-filter-one-side", 1, 4, 8, 8, 8, 1, 3, padding=(3, 0, 0, 4))
+    add("padding-over-filter", 2, 4, 7, 9, 6, 2, 3, layouts=ALL, padding=(4, 2, 3, 5))
+    add("padding-over-filter-one-side", 1, 4, 8, 8, 8, 1, 3, layouts=ALL, padding=(3, 0, 0, 4))
     add("dilation", 2, 6, 15, 14, 4, 3, 3, dilation=(2, 3), padding=(2, 1, 2, 0))
-    add("groups", 2, 9, 9, 10, 6, 3, 3, groups=3, **same)
+    add("groups", 2, 9, 9, 10, 6, 3, 3, layouts=ALL, groups=3, **same)
     add("depthwise", 2, 7, 9, 12, 7, 3, 3, groups=7, **same)
     # Strides: rows and columns fall into phases, with as many taps or with one more or less.
-    add("stride", 2, 18, 14, 15, 9, 3, 3, stride=(2, 2), thorough=USUAL, **same)
-    add("stride-equal-phases", 2, 8, 12, 16, 6, 4, 4, stride=(2, 2), **same)
-    add("stride-rows", 2, 8, 12, 16, 8, 5, 3, stride=(2, 1), **same)
+    add("stride", 2, 18, 14, 15, 9, 3, 3, layouts=ALL, stride=(2, 2), thorough=ALL, **same)
+    add("stride-equal-phases", 2, 8, 12, 16, 6, 4, 4, layouts=ALL, stride=(2, 2), **same)
+    add("stride-rows", 2, 8, 12, 16, 8, 5, 3, layouts=ALL, stride=(2, 1), **same)
     add("stride-uneven", 2, 8, 17, 14, 3, 3, 2, stride=(1, 3), padding=(0, 1, 1, 0))
-    add("stride-unread-rows", 2, 5, 18, 19, 4, 3, 3, stride=(4, 3))
-    add("stride-over-filter", 2, 5, 19, 23, 4, 2, 3, stride=(5, 4), padding=(0, 0, 3, 2))
+    add("stride-unread-rows", 2, 5, 18, 19, 4, 3, 3, layouts=ALL, stride=(4, 3))
+    add("stride-over-filter", 2, 5, 19, 23, 4, 2, 3, layouts=ALL, stride=(5, 4), padding=(0, 0, 3, 2))
     add("stride-patches", 1, 3, 16, 16, 20, 4, 4, stride=(4, 4))
-    add("stride-patches-odd", 1, 5, 15, 14, 4, 4, 4, stride=(4, 4), padding=(1, 1, 1, 2))
+    add("stride-patches-odd", 1, 5, 15, 14, 4, 4, 4, layouts=ALL, stride=(4, 4), padding=(1, 1, 1, 2))
     add("stride-sparse", 1, 3, 14, 17, 4, 2, 3, stride=(3, 5), dilation=(2, 3))
     add("stride-one-by-one", 2, 9, 9, 8, 6, 1, 1, stride=(2, 3), padding=(1, 1, 0, 0))
     add("stride-over-image", 1, 4, 3, 2, 3, 2, 2, stride=(7, 5), padding=(2, 3, 0, 4))
     add("stride-one-pixel", 2, 4, 1, 1, 3, 4, 4, stride=(4, 4), padding=(3, 1, 2, 3))
     add("stride-one-row", 2, 4, 1, 8, 6, 2, 3, stride=(2, 1), padding=(1, 1, 1, 1))
     add("stride-padding-only", 1, 2, 1, 1, 3, 1, 1, stride=(4, 4), padding=(1, 3, 1, 3))
-    add("stride-shares-dilation", 2, 4, 20, 22, 5, 3, 4, stride=(4, 6), dilation=(6, 4), padding=(3, 2, 1, 4))
+    add(
+        "stride-shares-dilation",
+        2,
+        4,
+        20,
+        22,
+        5,
+        3,
+        4,
+        layouts=ALL,
+        stride=(4, 6),
+        dilation=(6, 4),
+        padding=(3, 2, 1, 4),
+    )
     add("stride-is-dilation", 1, 4, 15, 13, 4, 3, 3, stride=(3, 2), dilation=(3, 4), padding=(1, 0, 2, 2))
     add("stride-eleven", 1, 6, 31, 30, 5, 11, 11, stride=(4, 4), padding=(2, 2, 2, 2))
     add("stride-groups", 2, 16, 8, 11, 24, 3, 3, stride=(2, 3), groups=2, **same)
-    add("everything", 2, 14, 16, 13, 10, 3, 4, stride=(2, 3), padding=(3, 1, 0, 4), dilation=(3, 2), groups=2)
+    add(
+        "everything",
+        2,
+        14,
+        16,
+        13,
+        10,
+        3,
+        4,
+        layouts=ALL,
+        stride=(2, 3),
+        padding=(3, 1, 0, 4),
+        dilation=(3, 2),
+        groups=2,
+    )
     add("precision-ieee", 1, 5, 9, 9, 6, 3, 3, stride=(2, 1), precision="ieee", **same)
+    add("images-4", 4, 40, 5, 6, 35, 3, 3, layouts=INNERMOST, stride=(2, 1), **same)
+    add("images-8", 8, 9, 4, 5, 33, 3, 2, layouts=INNERMOST, thorough=INNERMOST, padding=(1, 1, 0, 1))
     return layers.cases
 
 
@@ -186,31 +215,36 @@ def _transform_cases() -> list[Case]:
     # Rows of whole tiles, of narrower ones, and a rest: 3·4 + 1, 6·3 + 2 + 1, 5·2 + 4, 4·7 + 2, 3·3 + 2, 2·5 + 1.
     #                      n  c   h   w   k   r  s
     add("width-2", 2, 9, 7, 13, 5, 3, 2, bias=True, activation="relu", padding=(1, 1, 1, 0))
-    add("width-3", 1, 17, 6, 21, 40, 3, 3, thorough=USUAL, bias=True, padding=(1, 1, 1, 1))
-    add("width-4", 1, 13, 7, 14, 35, 2, 4, bias=True, padding=(0, 1, 2, 1))
+    add("width-3", 1, 17, 6, 21, 40, 3, 3, layouts=ALL, thorough=USUAL, bias=True, padding=(1, 1, 1, 1))
+    add("width-4", 1, 13, 7, 14, 35, 2, 4, layouts=ALL, bias=True, padding=(0, 1, 2, 1))
     add("width-5-one-row", 3, 20, 1, 30, 70, 1, 5, bias=True, padding=(0, 0, 2, 2))
     add("width-6", 1, 9, 8, 11, 33, 2, 6, padding=(1, 0, 3, 2))
     add("width-7", 1, 14, 5, 11, 6, 1, 7, activation="relu", padding=(0, 0, 3, 3))
     # 10 + 2 + 1, 9·2 + 2, 8·2 + 5
-    add("width-7-relaxed", 1, 9, 6, 13, 36, 3, 7, precision="relaxed", padding=(1, 1, 3, 3))
+    add("width-7-relaxed", 1, 9, 6, 13, 36, 3, 7, layouts=ALL, precision="relaxed", padding=(1, 1, 3, 3))
     add("width-8", 1, 10, 5, 20, 70, 2, 8, precision="relaxed", bias=True, activation="relu", padding=(1, 0, 4, 3))
-    add("width-9", 2, 5, 4, 21, 9, 3, 9, thorough=USUAL, precision="relaxed", bias=True, padding=(1, 1, 4, 4))
+    add(
+        "width-9", 2, 5, 4, 21, 9, 3, 9, layouts=ALL, thorough=ALL, precision="relaxed", bias=True, padding=(1, 1, 4, 4)
+    )
     # Filters of more rows than are in work together, in parts of the same height: two whole ones, three with a gap.
-    add("high", 1, 3, 17, 9, 6, 14, 3, thorough=USUAL, padding=(5, 6, 1, 1))
+    add("high", 1, 3, 17, 9, 6, 14, 3, layouts=ALL, thorough=USUAL, padding=(5, 6, 1, 1))
     add("higher-dilated", 1, 2, 50, 8, 5, 25, 3, bias=True, padding=(3, 4, 1, 1), dilation=(2, 1))
     add("dilated-twice", 2, 9, 11, 9, 8, 3, 4, padding=(2, 2, 1, 1), dilation=(2, 1))
     add("dilated-thrice", 1, 7, 14, 10, 5, 3, 5, bias=True, padding=(3, 2, 2, 2), dilation=(3, 1))
-    add("groups", 2, 18, 7, 9, 10, 3, 5, groups=2, bias=True, padding=(1, 1, 2, 2))
+    add("groups", 2, 18, 7, 9, 10, 3, 5, layouts=ALL, groups=2, bias=True, padding=(1, 1, 2, 2))
     add("short-row", 3, 7, 4, 5, 36, 3, 5)
     gradient: dict[str, Any] = {"op": "dgrad"}
-    add("gradient-width-3", 1, 40, 6, 21, 18, 3, 3, thorough=USUAL, padding=(1, 1, 1, 1), **gradient)
+    add("gradient-width-3", 1, 40, 6, 21, 18, 3, 3, layouts=ALL, thorough=USUAL, padding=(1, 1, 1, 1), **gradient)
     add("tiles-of-images", 5, 9, 7, 7, 40, 3, 3, bias=True, padding=(1, 1, 1, 1))
     add("tiles-relaxed", 3, 19, 7, 10, 37, 3, 3, thorough=USUAL, precision="relaxed", bias=True, padding=(1, 0, 2, 1))
     add("gradient-tiles-relaxed", 2, 6, 9, 7, 9, 3, 3, precision="relaxed", padding=(3, 1, 0, 2), **gradient)
     add("gradient-width-9", 1, 6, 5, 21, 9, 2, 9, precision="relaxed", padding=(0, 1, 3, 5), **gradient)
-    add("gradient-padding-over-filter", 2, 10, 7, 13, 14, 2, 4, padding=(3, 2, 4, 5), **gradient)
+    add("gradient-padding-over-filter", 2, 10, 7, 13, 14, 2, 4, layouts=ALL, padding=(3, 2, 4, 5), **gradient)
     add("gradient-high-dilated", 1, 3, 20, 8, 4, 14, 3, padding=(7, 5, 0, 2), dilation=(2, 1), **gradient)
     add("gradient-groups", 2, 10, 7, 9, 18, 3, 4, groups=2, padding=(1, 1, 2, 1), **gradient)
+    add("images-4", 4, 11, 5, 9, 38, 3, 3, layouts=INNERMOST, bias=True, padding=(1, 1, 1, 1))
+    add("images-8", 8, 13, 3, 7, 36, 3, 3, layouts=INNERMOST, thorough=INNERMOST, precision="relaxed", bias=True)
+    add("gradient-images-8", 8, 37, 4, 5, 13, 3, 3, layouts=INNERMOST, padding=(1, 1, 1, 1), **gradient)
     return layers.cases
 
 

@@ -12,7 +12,7 @@ import emulator
 import numpy as np
 import proof
 import pytest
-from cases import CASES, CONV_CASES, GRADIENT_CASES, LAYOUTS, REFUSED, TARGETS, TRANSFORM_CASES
+from cases import ALL, CASES, CONV_CASES, GRADIENT_CASES, REFUSED, TARGETS, TRANSFORM_CASES
 
 from leanconv.algorithms.input_gradient import parts
 from leanconv.problem import ConvProblem, FilterProblem
@@ -107,7 +107,7 @@ def test_every_case_is_accepted_by_some_algorithm():
 
 def test_cases_cover_what_the_design_asks_for():
     convs = [c.problem for c in CONV_CASES]
-    for layout in LAYOUTS:
+    for layout in ALL:
         these = [p for p in convs if p.layout == layout]
         assert {p.groups > 1 for p in these} == {p.bias for p in these} == {True, False}
         assert any(p.n == 0 for p in these) and any(p.p * p.q == 1 for p in these)
@@ -118,7 +118,7 @@ def test_cases_cover_what_the_design_asks_for():
 
 def test_gradient_cases_cover_what_can_happen_to_a_pixel():
     gradients = [c.problem for c in GRADIENT_CASES]
-    for layout in ("NCHW", "NHWC"):
+    for layout in ALL:
         these = [p for p in gradients if p.layout == layout]
         assert {p.groups > 1 for p in these} == {p.n == 0 for p in these} == {True, False}
         unit = [p.as_forward().padding for p in these if p.stride == (1, 1)]

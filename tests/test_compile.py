@@ -28,7 +28,11 @@ USUAL = {
     "strided": ConvProblem(32, 128, 56, 56, 256, 3, 3, stride=(2, 2), padding=(1, 1, 1, 1)),
     "depthwise": ConvProblem(32, 96, 56, 56, 96, 3, 3, padding=(1, 1, 1, 1), groups=96),
 }
-USUAL |= {f"{name}-nhwc": replace(problem, layout="NHWC") for name, problem in USUAL.items()}
+USUAL |= {
+    f"{name}-{layout.lower()}": replace(problem, layout=layout)
+    for layout in ("NHWC", "CHWN")
+    for name, problem in tuple(USUAL.items())
+}
 USUAL |= {
     f"filter-{size}x{size}": filter_problem(1, 8192, 8192, size, size, border=BORDERS[size % len(BORDERS)])
     for size in (3, 5, 7, 9, 15, 20, 32)
@@ -75,7 +79,8 @@ def check_spills(algorithm, problem, config, target):
 
 
 def guesses():
-    """Every layer in both layouts for the GPU that the published figures are of; for the others in one, by turns."""
+    """Every layer in every layout for the GPU that the published figures are of; for the others in one of the two that
+    people use most, by turns."""
     for number, (algorithm, problem) in enumerate(entry.values for entry in ACCEPTED):
         for i, target in enumerate(TARGETS):
             layout = ("NCHW", "NHWC")[(number + i) % 2]

@@ -6,13 +6,15 @@ Kernels meet it in test_algorithms.py too, on the gradient cases.
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
+from math import gcd
 
 import cases
 import emulator
 import numpy as np
 import proof
 import pytest
-from cases import CONV_CASES, GRADIENT_CASES, TARGETS
+from cases import ALL, CONV_CASES, GRADIENT_CASES, TARGETS
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -34,7 +36,10 @@ USUAL = {
     "halved": ConvProblem(64, 128, 32, 32, 256, 4, 4, stride=(2, 2), padding=(1, 1, 1, 1), op="dgrad"),
     "patches": ConvProblem(64, 3, 224, 224, 768, 16, 16, stride=(16, 16), op="dgrad"),
 }
-USUAL |= {f"{name}-nhwc": replace(problem, layout="NHWC") for name, problem in USUAL.items()}
+LAYERS = tuple(USUAL)
+USUAL |= {f"{name}-{layout.lower()}": replace(USUAL[name], layout=layout) for layout in ALL[1:] for name in LAYERS}
+#: The axes of an array in each layout, as they lie in NCHW.
+AXES = {"NCHW": (0, 1, 2, 3), "NHWC": (0, 3, 1, 2), "CHWN": (3, 0, 1, 2)}
 
 
 @st.composite
@@ -50,7 +55,7 @@ def gradients(draw: st.DrawFn) -> ConvProblem:
     return ConvProblem(
         size(1, 2), groups * size(1, 3), h, w, groups * size(1, 3), r, s, stride=stride,
         padding=(top, bottom, left, right), dilation=dilation, groups=groups,
-        layout=draw(st.sampled_from(("NCHW", "NHWC"))), dtype="float64", op="dgrad",
+        layout=draw(st.sampled_from(ALL)), dtype="float64", op="dgrad",
     )  # fmt: skip
 
 
@@ -67,6 +72,7 @@ def test_shapes_bytes_and_text_are_those_of_the_operation():
     assert (gradient.flops, gradient.bytes) == (layer.flops, layer.bytes)
     assert str(gradient).startswith("dgrad NCHW") and str(layer) == str(gradient).replace("dgrad", "fprop")
     assert replace(gradient, layout="NHWC").y_shape == (2, 9, 8, 3)
+    assert replace(gradient, layout="CHWN").y_shape == (3, 9, 8, 2)
 
 
 @pytest.mark.parametrize("change", [{"op": "fprop"}, {"stride": (1, 2)}], ids=str)
@@ -94,16 +100,18 @@ def test_the_oracle_agrees_with_pytorch(case):
     torch = pytest.importorskip("torch")
     problem = case.problem
     grad, w = arrays(problem)
+
+    def nchw(array):
+        return torch.from_numpy(array.transpose(AXES[problem.layout]))
+
     # PyTorch pads evenly: the layer sees a padded image, whose frame's gradient is dropped.
     top, bottom, left, right = problem.padding
-    nchw = (lambda a: a) if problem.layout == "NCHW" else (lambda a: a.permute(0, 3, 1, 2))
     shape = (problem.n, problem.c, problem.h + top + bottom, problem.w + left + right)
     padded = torch.nn.grad.conv2d_input(
-        shape, *(nchw(torch.from_numpy(a)) for a in (w, grad)), problem.stride, 0, problem.dilation, problem.groups
+        shape, *(nchw(a) for a in (w, grad)), problem.stride, 0, problem.dilation, problem.groups
     )
-    expected = padded[:, :, top : top + problem.h, left : left + problem.w]
-    expected = expected if problem.layout == "NCHW" else expected.permute(0, 2, 3, 1)
-    assert oracle.relative_error(oracle.conv2d(problem, grad, w), expected.numpy()) < 1e-12
+    expected = padded[:, :, top : top + problem.h, left : left + problem.w].numpy()
+    assert oracle.relative_error(oracle.conv2d(problem, grad, w).transpose(AXES[problem.layout]), expected) < 1e-12
 
 
 @settings(max_examples=150, deadline=None)
@@ -160,7 +168,7 @@ def test_few_launches_serve_many_phases():
         assert plan.workspace_bytes == 0
         return len(plan.prepare), len(plan.launches)
 
-    assert {name: launches(name) for name in USUAL if not name.endswith("nhwc")} == {
+    assert {name: launches(name) for name in LAYERS} == {
         "deep": (1, 1),
         "strided": (1, 4),
         "strided-pointwise": (1, 2),  # three phases of four are zeros
@@ -187,12 +195,22 @@ def test_what_computes_no_gradients_says_so(algorithm):
     assert any("wgrad" in reason for reason in algorithm.reasons(wgrad))
 
 
-@pytest.mark.parametrize("algorithm", [a for a in ALGORITHMS if a.solves is ConvProblem], ids=lambda a: a.name)
-@pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
-def test_windows_that_begin_inside_the_image_right_on_emulator(algorithm, layout):
+def beginning_inside() -> list[ConvProblem]:
     """Padding is negative where a gradient is written as a forward convolution."""
-    layer = ConvProblem(2, 6, 9, 12, 4, 3, 3, padding=(4, 3, 3, 5), layout=layout, op="dgrad")
-    problem = layer.as_forward()
+    layer = ConvProblem(2, 6, 9, 12, 4, 3, 3, padding=(4, 3, 3, 5), op="dgrad")
+    return [replace(layer, layout=layout).as_forward() for layout in ALL]
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "problem"),
+    [
+        pytest.param(a, problem, id=f"{problem.layout}-{a.name}")
+        for problem in beginning_inside()
+        for a in ALGORITHMS
+        if a.solves is ConvProblem and not a.reasons(problem)
+    ],
+)
+def test_windows_that_begin_inside_the_image_right_on_emulator(algorithm, problem):
     assert problem.padding == (-2, -1, -1, -3)
     proof.check(algorithm, problem, kinds=cases.KINDS[:1])
 
@@ -215,7 +233,7 @@ def segmented(*names: str) -> list[cases.Case]:
     ids=lambda case: case.name,
 )
 def test_segments_of_rows_are_right_and_touch_nothing_else(case):
-    problem, first_weight = case.problem, 3 if case.problem.op == "dgrad" else 0
+    problem, first_weight = case.problem, 4 if case.problem.op == "dgrad" else 0
     values = cases.draw_conv(problem, "zero-mean")
     reference = oracle.conv2d(problem, values["x"], values["w"], values["bias"])
     bound = oracle.error_bound(problem, values["x"], values["w"], values["bias"])
@@ -224,7 +242,7 @@ def test_segments_of_rows_are_right_and_touch_nothing_else(case):
         run(input_gradient.filter_launch(problem, first_weight), values)
         assert np.isnan(values["prepared"][:first_weight]).all()
     values["y"] = np.full(problem.y_shape, np.nan, np.float32)
-    columns = values["y"] if problem.layout == "NHWC" else values["y"].transpose(0, 2, 3, 1)
+    columns = values["y"].transpose(AXES[problem.layout]).transpose(0, 2, 3, 1)
     width, half = columns.shape[2], columns.shape[2] // 8 * 4
     missing = np.ones(width, bool)
     for first, last in ((half, width - 1), (0, half), (width - 1, width)):
@@ -235,25 +253,40 @@ def test_segments_of_rows_are_right_and_touch_nothing_else(case):
     assert oracle.relative_error(values["y"], reference) <= bound
 
 
-def test_prepared_filters_are_those_of_the_forward_convolution():
-    for case in GRADIENT_CASES:
-        problem = case.problem
-        if problem.stride == (1, 1):
-            values = cases.draw_conv(problem, "zero-mean")
-            values["prepared"] = np.full(values["w"].size, np.nan, np.float32)
-            run(input_gradient.filter_launch(problem), values)
-            forward = problem.as_forward()
-            expected = np.empty(forward.w_shape, np.float32)
-            # as NCHW whatever the layout: w[k, c, r, s], of the gradient [c, k, r, s]
-            w, turned = (a if problem.layout == "NCHW" else a.transpose(0, 3, 1, 2) for a in (values["w"], expected))
-            for k, c in np.ndindex(problem.k, problem.group_c):
-                group = k // problem.group_k
-                turned[group * problem.group_c + c, k % problem.group_k] = w[k, c, ::-1, ::-1]
-            np.testing.assert_array_equal(values["prepared"].reshape(forward.w_shape), expected)
+def rearranged(problem: ConvProblem, w: np.ndarray) -> np.ndarray:
+    """The filters of every phase, one after the other, each as the forward convolution of that phase has them."""
+    taps = problem.r, problem.s
+    grouped = w.transpose(AXES[problem.layout]).reshape(problem.groups, problem.group_k, problem.group_c, *taps)
+    # w[c, k, r, s] as NCHW has it, where k counts in the group of c
+    exchanged = grouped.transpose(0, 2, 1, 3, 4).reshape(problem.c, problem.group_k, *taps)
+    down, right = (stride // gcd(stride, apart) for stride, apart in zip(problem.stride, problem.dilation, strict=True))
+    # those with one tap more first
+    kinds = [(range(n % step), range(n % step, step)) for n, step in zip(taps, (down, right), strict=True)]
+    found = []
+    for rows, columns in product(*kinds):
+        for i, j in product(rows, columns):
+            phase = exchanged[:, :, i::down, j::right][:, :, ::-1, ::-1]
+            found.append(phase.transpose(np.argsort(AXES[problem.layout])).ravel())
+    return np.concatenate(found)
 
 
-@pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.arch)
-@pytest.mark.parametrize("problem", [pytest.param(problem, id=name) for name, problem in USUAL.items()])
+@pytest.mark.parametrize("problem", [pytest.param(c.problem, id=c.name) for c in GRADIENT_CASES])
+def test_prepared_filters_are_those_of_the_forward_convolutions(problem):
+    values = cases.draw_conv(problem, "zero-mean")
+    values["prepared"] = np.full(values["w"].size, np.nan, np.float32)
+    run(input_gradient.filter_launch(problem), values)
+    np.testing.assert_array_equal(values["prepared"], rearranged(problem, values["w"]))
+
+
+@pytest.mark.parametrize(
+    ("problem", "target"),
+    [
+        # with images innermost for the GPU that the published figures are of
+        pytest.param(problem, target, id=f"{name}-{target.arch}")
+        for name, problem in USUAL.items()
+        for target in (TARGETS[:1] if problem.layout == "CHWN" else TARGETS)
+    ],
+)
 def test_gradients_compile_without_spills(problem, target):
     plan = GEMM.plan(problem, next(iter(GEMM.configs(problem, target))), target)
     for launch in plan.every_launch:

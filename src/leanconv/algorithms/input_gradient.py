@@ -82,7 +82,8 @@ def _along(extent: int, taps: int, stride: int, dilation: int, padding: int) -> 
 def parts(problem: ConvProblem, first_weight: int = 0) -> list[Part]:
     """The convolutions that make the gradient, in the order of falling numbers of taps.
 
-    Their filters are what `filter_launch` writes, from element ``first_weight`` of the prepared filters on.
+    Their filters are what `filter_launch` writes, from element ``first_weight`` of the prepared filters on, which is a
+    multiple of four: in CHWN four filters are copied at once.
     """
     (sh, sw), (dh, dw) = problem.stride, problem.dilation
     found = []
