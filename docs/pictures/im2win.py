@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
-import matplotlib
-from implicit_gemm import INK, LINE, PALE, box, text
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
+from drawing import ACCENT, INK, LINE, PALE, blank, box, save, target, text
 from matplotlib.patches import Rectangle
 
 #: One colour for each column of the input.
 COLUMNS = ("#fdd0a2", "#c6dbef", "#b7ddb0", "#f7c6dd", "#fff2a8", "#d6cdea")
-FIRST, SECOND = INK, "#d55e00"
+FIRST, SECOND = INK, ACCENT
 SIZE, HEIGHT = 3, 5
 OUTPUTS = len(COLUMNS) - SIZE + 1
 INDENT = 8.0
@@ -89,10 +85,7 @@ def fused(axis: Any, y: float) -> None:
 
 def main(path: Path) -> None:
     """Draw it."""
-    # the same bytes on every run
-    matplotlib.rcParams["svg.hashsalt"] = "leanconv"
-    figure = Figure(figsize=(10.5, 5.3), layout="constrained", facecolor="white")
-    FigureCanvasAgg(figure)
+    figure = blank(10.5, 5.3)
     axis = figure.subplots()
     image(axis)
     below = im2col(axis, 1)
@@ -101,10 +94,8 @@ def main(path: Path) -> None:
     axis.set_xlim(-0.3, INDENT + SIZE * len(COLUMNS) + 3)
     axis.set_ylim(below + 1.2 + SIZE * 1.15 + 0.2, -0.2)
     axis.set_aspect("equal")
-    axis.set_axis_off()
-    options: dict[str, Any] = {"metadata": {"Date": None}} if path.suffix == ".svg" else {"dpi": 110}
-    figure.savefig(path, **options)
+    save(figure, path)
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).with_name("im2win.svg"))
+    main(target(__file__, "im2win.svg"))

@@ -2,41 +2,24 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
-import matplotlib
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
-from matplotlib.patches import Rectangle
+from drawing import ACCENT, FILTERS, INK, LINE, OUTPUT, PALE, PIXELS, blank, box, save, target, text
 
 from leanconv.algorithms.tiles import TILES
 
-INK, PALE, LINE = "#222222", "#f3f3f3", "#8a8a8a"
-FILTERS, PIXELS, OUTPUT, THREAD = "#f2c57c", "#9ecae1", "#b7ddb0", "#d55e00"
 CONFIG = TILES["NCHW"][0][0]
-
-
-def box(
-    axis: Any, x: float, y: float, w: float, h: float, colour: str = PALE, edge: str = LINE, width: float = 0.8
-) -> None:
-    axis.add_patch(Rectangle((x, y), w, h, facecolor=colour, edgecolor=edge, linewidth=width))
-
-
-def text(axis: Any, x: float, y: float, words: str, size: float = 8, **rest: Any) -> None:
-    options = {"ha": "center", "va": "center", "color": INK, "fontsize": size} | rest
-    axis.text(x, y, words, **options)
 
 
 def product(axis: Any) -> None:
     """The three matrices, a block's tile, and the reduction step that lies in shared memory."""
     box(axis, 0, 0, 7, 8)
     box(axis, 0, 2.4, 7, 2, FILTERS)
-    box(axis, 2.6, 2.4, 1.1, 2, THREAD)
+    box(axis, 2.6, 2.4, 1.1, 2, ACCENT)
     box(axis, 8, 9, 14, 7)
     box(axis, 13, 9, 3, 7, PIXELS)
-    box(axis, 13, 12.3, 3, 1.1, THREAD)
+    box(axis, 13, 12.3, 3, 1.1, ACCENT)
     box(axis, 8, 0, 14, 8)
     box(axis, 13, 2.4, 3, 2, OUTPUT)
     text(axis, 3.5, -0.7, "filters:  K × C·R·S")
@@ -77,7 +60,7 @@ def tile(axis: Any) -> None:
                 for column in range(0, c.thread_pixels, 4):
                     x = lane_pixel * 4 + column * lanes_pixels
                     y = lane_k * 4 + row * c.lanes_k
-                    box(axis, x, y, 4, 4, THREAD if mine else OUTPUT, "#ffffff" if mine else LINE, 0.4)
+                    box(axis, x, y, 4, 4, ACCENT if mine else OUTPUT, "#ffffff" if mine else LINE, 0.4)
     text(axis, c.tile_pixels / 2, -4.5, f"{c.tile_pixels} pixels →", 7.5)
     text(axis, -5, c.tile_k / 2, f"{c.tile_k} filters →", 7.5, rotation=90)
     axis.set_xlim(-9, c.tile_pixels + 1)
@@ -107,21 +90,15 @@ def fragments(axis: Any) -> None:
 
 def main(path: Path) -> None:
     """Draw all three."""
-    # the same bytes on every run
-    matplotlib.rcParams["svg.hashsalt"] = "leanconv"
-    figure = Figure(figsize=(10.5, 7.4), layout="constrained", facecolor="white")
-    FigureCanvasAgg(figure)
+    figure = blank(10.5, 7.4)
     axes = figure.subplot_mosaic([["product", "tile"], ["fragments", "fragments"]], height_ratios=(5, 1.6))
     product(axes["product"])
     tile(axes["tile"])
     fragments(axes["fragments"])
-    for name, axis in axes.items():
-        axis.set_axis_off()
-        if name != "fragments":
-            axis.set_aspect("equal")
-    options: dict[str, Any] = {"metadata": {"Date": None}} if path.suffix == ".svg" else {"dpi": 110}
-    figure.savefig(path, **options)
+    for name in ("product", "tile"):
+        axes[name].set_aspect("equal")
+    save(figure, path)
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).with_name("implicit-gemm.svg"))
+    main(target(__file__, "implicit-gemm.svg"))

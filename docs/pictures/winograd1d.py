@@ -2,26 +2,16 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
-import matplotlib
-from implicit_gemm import INK, LINE, PALE, box, text
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
+from drawing import ACCENT, FILTERS, INK, LINE, OUTPUT, PALE, PIXELS, TILES, arrow, blank, box, save, target, text
 
 from leanconv.algorithms.winograd1d import WinogradConfig
 
-FILTERS, PIXELS, TILES, OUTPUT, ACCENT = "#f2c57c", "#9ecae1", "#c9b8e8", "#b7ddb0", "#d55e00"
 CONFIG = WinogradConfig()
 #: The kernel that is drawn, Γ8(6,3).
 STATES, N, WIDTH = 8, 6, 3
-
-
-def arrow(axis: Any, begin: tuple[float, float], end: tuple[float, float], colour: str = INK, bend: float = 0) -> None:
-    style = {"arrowstyle": "-|>", "color": colour, "linewidth": 1.1, "connectionstyle": f"arc3,rad={bend}"}
-    axis.annotate("", end, begin, arrowprops=style | {"shrinkA": 0, "shrinkB": 0})
 
 
 def cells(axis: Any, x: float, y: float, count: int, colour: str, words: str) -> None:
@@ -125,19 +115,13 @@ def flow(axis: Any) -> None:
 
 def main(path: Path) -> None:
     """Draw all three."""
-    # the same bytes on every run
-    matplotlib.rcParams["svg.hashsalt"] = "leanconv"
-    figure = Figure(figsize=(10.5, 7.0), layout="constrained", facecolor="white")
-    FigureCanvasAgg(figure)
+    figure = blank(10.5, 7.0)
     axes = figure.subplot_mosaic([["tile", "rows"], ["flow", "flow"]], height_ratios=(5, 2.6))
     tile(axes["tile"])
     rows(axes["rows"])
     flow(axes["flow"])
-    for axis in axes.values():
-        axis.set_axis_off()
-    options: dict[str, Any] = {"metadata": {"Date": None}} if path.suffix == ".svg" else {"dpi": 110}
-    figure.savefig(path, **options)
+    save(figure, path)
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).with_name("winograd1d.svg"))
+    main(target(__file__, "winograd1d.svg"))

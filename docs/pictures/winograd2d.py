@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
-import matplotlib
-from implicit_gemm import INK, LINE, PALE, box, text
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
-from winograd1d import ACCENT, FILTERS, OUTPUT, PIXELS, TILES, arrow
+from drawing import ACCENT, FILTERS, INK, LINE, OUTPUT, PALE, PIXELS, TILES, arrow, blank, box, save, target, text
 
 from leanconv.algorithms.winograd2d import Winograd2dConfig, outputs_of
 
@@ -144,19 +139,13 @@ def flow(axis: Any) -> None:
 
 def main(path: Path) -> None:
     """Draw all three."""
-    # the same bytes on every run
-    matplotlib.rcParams["svg.hashsalt"] = "leanconv"
-    figure = Figure(figsize=(11.0, 6.6), layout="constrained", facecolor="white")
-    FigureCanvasAgg(figure)
+    figure = blank(11.0, 6.6)
     axes = figure.subplot_mosaic([["tile", "states"], ["flow", "flow"]], height_ratios=(5, 2.6))
     tile(axes["tile"])
     states(axes["states"])
     flow(axes["flow"])
-    for axis in axes.values():
-        axis.set_axis_off()
-    options: dict[str, Any] = {"metadata": {"Date": None}} if path.suffix == ".svg" else {"dpi": 110}
-    figure.savefig(path, **options)
+    save(figure, path)
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).with_name("winograd2d.svg"))
+    main(target(__file__, "winograd2d.svg"))
