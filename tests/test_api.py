@@ -149,35 +149,39 @@ def test_pytorch_tensors_of_another_order_are_copied(
     assert list(torch_on_device.problems.values())[-1].layout == ("NHWC" if given_as == "NHWC" else "NCHW")
 
 
-def test_pytorch_cpu_keeps_gradients() -> None:
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_pytorch_cpu_keeps_gradients(layout: Layout) -> None:
     x, w = torch.ones(1, 1, 3, 3), torch.ones(1, 1, 2, 2, requires_grad=True)
-    conv2d(x, w).sum().backward()
+    conv2d(x, w, layout=layout).sum().backward()
     assert w.grad.tolist() == [[[[4.0, 4.0], [4.0, 4.0]]]]
 
 
-def test_float64_stays_float64_on_the_cpu(rng: np.random.Generator) -> None:
-    problem = replace(BASE, dtype="float64")
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_float64_stays_float64_on_the_cpu(layout: Layout, rng: np.random.Generator) -> None:
+    problem = replace(BASE, dtype="float64", layout=layout)
     x, w, _ = conv_arrays(rng, problem)
-    y = conv2d(x, w)
+    y = conv2d(x, w, layout=layout)
     assert y.dtype == np.float64
     assert relative_error(y, oracle_conv(problem, x, w, None)) < 1e-14
 
 
 @pytest.mark.parametrize("name", [a.name for a in leanconv.algorithms() if a.where == "CPU" and a.solves == "conv2d"])
-def test_every_cpu_algorithm_by_name(name: str, rng: np.random.Generator) -> None:
-    problem = ConvProblem(n=2, c=8, h=8, w=9, k=4, r=3, s=3)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_every_cpu_algorithm_by_name(name: str, layout: Layout, rng: np.random.Generator) -> None:
+    problem = ConvProblem(n=2, c=8, h=8, w=9, k=4, r=3, s=3, layout=layout)
     x, w, _ = conv_arrays(rng, problem)
-    assert relative_error(conv2d(x, w, algorithm=name), oracle_conv(problem, x, w, None)) < TOLERANCE
+    assert relative_error(conv2d(x, w, layout=layout, algorithm=name), oracle_conv(problem, x, w, None)) < TOLERANCE
 
 
+@pytest.mark.parametrize("layout", LAYOUTS)
 def test_cupy_arrays_run_in_place_on_the_callers_stream(
-    rng: np.random.Generator, fake_cupy: Any, host_device: HostDevice
+    layout: Layout, rng: np.random.Generator, fake_cupy: Any, host_device: HostDevice
 ) -> None:
-    problem = replace(BASE, bias=True, padding=(1, 1, 1, 1))
+    problem = replace(BASE, bias=True, padding=(1, 1, 1, 1), layout=layout)
     x, w, bias = conv_arrays(rng, problem)
     given = [fake_cupy.asarray(array) for array in (x, w, bias)]
-    y = conv2d(*given, padding=1)
-    assert type(y) is fake_cupy.ndarray
+    y = conv2d(*given, padding=1, layout=layout)
+    assert type(y) is fake_cupy.ndarray and list(host_device.problems.values()) == [problem]
     assert relative_error(y.host, oracle_conv(problem, x, w, bias)) < TOLERANCE
     stream, values = host_device.launches[0]
     assert stream == 0x51
@@ -241,22 +245,24 @@ def test_workspace_comes_from_the_callers_allocator(
     assert host_device.memory == {}
 
 
-def test_out_of_every_kind(rng: np.random.Generator, fake_cupy: Any) -> None:
-    x, w, _ = conv_arrays(rng, BASE)
-    expected = oracle_conv(BASE, x, w, None)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_out_of_every_kind(layout: Layout, rng: np.random.Generator, fake_cupy: Any) -> None:
+    problem = replace(BASE, layout=layout)
+    x, w, _ = conv_arrays(rng, problem)
+    expected = oracle_conv(problem, x, w, None)
     for device in (None, "cuda"):
-        out = np.full(BASE.y_shape, np.nan, np.float32)
-        assert conv2d(x, w, out=out, device=device) is out
+        out = np.full(problem.y_shape, np.nan, np.float32)
+        assert conv2d(x, w, layout=layout, out=out, device=device) is out
         assert relative_error(out, expected) < TOLERANCE
-        strided = np.full((*BASE.y_shape, 2), np.nan, np.float32)[..., 0]
-        assert conv2d(x, w, out=strided, device=device) is strided
+        strided = np.full((*problem.y_shape, 2), np.nan, np.float32)[..., 0]
+        assert conv2d(x, w, layout=layout, out=strided, device=device) is strided
         assert relative_error(strided, expected) < TOLERANCE
-    tensor = torch.full(BASE.y_shape, torch.nan)
-    assert conv2d(torch.from_numpy(x), torch.from_numpy(w), out=tensor) is tensor
-    assert relative_error(tensor.numpy(), expected) < TOLERANCE
-    whole = fake_cupy.empty((*BASE.y_shape, 2), np.float32)
-    for on_gpu in (fake_cupy.empty(BASE.y_shape, np.float32), whole[..., 1]):
-        assert conv2d(fake_cupy.asarray(x), fake_cupy.asarray(w), out=on_gpu) is on_gpu
+    tensor = torch.full((problem.n, problem.k, problem.p, problem.q), torch.nan)
+    assert conv2d(*as_tensors(layout, x, w), layout=layout, out=tensor) is tensor
+    assert relative_error(tensor.permute(FROM_NCHW[layout]).numpy(), expected) < TOLERANCE
+    whole = fake_cupy.empty((*problem.y_shape, 2), np.float32)
+    for on_gpu in (fake_cupy.empty(problem.y_shape, np.float32), whole[..., 1]):
+        assert conv2d(fake_cupy.asarray(x), fake_cupy.asarray(w), layout=layout, out=on_gpu) is on_gpu
         assert relative_error(on_gpu.host, expected) < TOLERANCE
     assert np.isnan(whole.host[..., 0]).all(), "written beside out"
 
@@ -363,12 +369,14 @@ class OtherLibrary:
         return OtherLibrary(array)
 
 
-def test_dlpack_arrays_come_back_as_their_own_kind(rng: np.random.Generator) -> None:
-    x, w, _ = conv_arrays(rng, BASE)
-    y = conv2d(OtherLibrary(x), OtherLibrary(w))
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_dlpack_arrays_come_back_as_their_own_kind(layout: Layout, rng: np.random.Generator) -> None:
+    problem = replace(BASE, layout=layout)
+    x, w, _ = conv_arrays(rng, problem)
+    y = conv2d(OtherLibrary(x), OtherLibrary(w), layout=layout)
     assert type(y) is OtherLibrary
-    assert relative_error(y.array, oracle_conv(BASE, x, w, None)) < TOLERANCE
-    assert leanconv.explain(OtherLibrary(x), OtherLibrary(w)).problem == BASE
+    assert relative_error(y.array, oracle_conv(problem, x, w, None)) < TOLERANCE
+    assert leanconv.explain(OtherLibrary(x), OtherLibrary(w), layout=layout).problem == problem
     y = filter2d(OtherLibrary(x), OtherLibrary(w[0, 0]))
     assert type(y) is OtherLibrary and y.array.shape == x.shape
 
@@ -392,6 +400,20 @@ def test_explain_names_the_choice_and_the_reasons(rng: np.random.Generator, host
     told = leanconv.explain(np.ones((40, 40), np.float32), np.ones((33, 3), np.float32), device="cuda")
     assert told.chosen is None and "33x3" in told.others["register_cache"][0]
     assert leanconv.explain(torch.from_numpy(x), torch.from_numpy(w)).chosen == "torch.nn.functional.conv2d"
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_explain_in_every_layout(layout: Layout, rng: np.random.Generator, host_device: HostDevice) -> None:
+    problem = replace(BASE, layout=layout)
+    x, w, _ = conv_arrays(rng, problem)
+    for device in (None, "cuda"):
+        told = leanconv.explain(x, w, layout=layout, device=device)
+        assert told.problem == problem and told.chosen and f"fprop {layout} float32 2x4x9x7" in str(told)
+    assert leanconv.explain(*as_tensors(layout, x, w), layout=layout).problem == problem
+    told = leanconv.explain(problem, device="cuda")
+    for name, reasons in told.others.items():
+        declined = any("CHWN" in reason for reason in reasons)
+        assert declined == (layout == "CHWN" and name.startswith("im2win")), (name, reasons)
 
 
 def test_explain_takes_a_problem(host_device: HostDevice) -> None:

@@ -262,6 +262,9 @@ def test_empty_batches(device: Any, host_device: HostDevice, fake_cupy: Any) -> 
     assert conv2d(fake_cupy.asarray(ones(0, 4, 6, 6)), fake_cupy.asarray(W)).shape == (0, 8, 4, 4)
     out = ones(0, 8, 4, 4)
     assert conv2d(ones(0, 4, 6, 6), W, out=out, device=device) is out
+    assert conv2d(ones(4, 6, 6, 0), ones(4, 3, 3, 8), layout="CHWN", device=device).shape == (8, 4, 4, 0)
+    y = conv2d(torch.ones(0, 4, 6, 6), torch.ones(8, 4, 3, 3), layout="CHWN")
+    assert y.shape == (0, 8, 4, 4)
     assert host_device.launches == []
     with says(ValueError, "in_channels=5"):
         conv2d(ones(0, 5, 6, 6), W, device=device)

@@ -10,10 +10,15 @@ import pytest
 from conftest import HostDevice, oracle_conv, relative_error, says
 
 from leanconv import ConvProblem, conv1d, explain, prepare_weights
+from leanconv.problem import Layout
 
 torch = pytest.importorskip("torch")
 
 TOLERANCE = 2e-6
+#: layouts of signals, those of the images of one row, and where the axes N, C, W lie
+LAYOUTS: dict[str, Layout] = {"NCW": "NCHW", "NWC": "NHWC", "CWN": "CHWN"}
+FROM_NCW = {"NCW": (0, 1, 2), "NWC": (0, 2, 1), "CWN": (1, 2, 0)}
+TO_NCW = {"NCW": (0, 1, 2), "NWC": (0, 2, 1), "CWN": (2, 0, 1)}
 BASE = ConvProblem(n=2, c=4, h=1, w=23, k=6, r=1, s=5)
 #: arguments as a caller writes them, and the problem they mean
 CALLS: list[tuple[dict[str, Any], ConvProblem]] = [
@@ -45,9 +50,14 @@ def expect(problem: ConvProblem, x: np.ndarray, w: np.ndarray, bias: np.ndarray 
     return (y.relu() if problem.activation else y).numpy()
 
 
-def last(array: np.ndarray) -> np.ndarray:
-    """Channels last."""
-    return np.ascontiguousarray(array.transpose(0, 2, 1))
+def lying(layout: str, array: np.ndarray) -> np.ndarray:
+    """An array N, C, W as one that lies as ``layout``."""
+    return np.ascontiguousarray(array.transpose(FROM_NCW[layout]))
+
+
+def as_tensor(layout: str, array: np.ndarray) -> Any:
+    """An array N, C, W as a tensor of that shape which lies as ``layout``."""
+    return torch.from_numpy(lying(layout, array)).permute(TO_NCW[layout])
 
 
 each_call = pytest.mark.parametrize(
@@ -56,7 +66,7 @@ each_call = pytest.mark.parametrize(
 
 
 @each_call
-@pytest.mark.parametrize("layout", ["NCW", "NWC"])
+@pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("device", [None, "cuda"])
 def test_numpy(
     arguments: Any, problem: ConvProblem, layout: str, device: Any, rng: np.random.Generator, host_device: HostDevice
@@ -64,30 +74,49 @@ def test_numpy(
     x, w, bias = draw(rng, problem)
     expected = expect(problem, x, w, bias)
     assert relative_error(oracle_conv(problem, x[:, :, None], w[:, :, None], bias)[:, :, 0], expected) < 1e-14
-    if layout == "NWC":
-        x, w, expected = last(x), last(w), last(expected)
+    x, w, expected = (lying(layout, array) for array in (x, w, expected))
     y = conv1d(x, w, bias, layout=layout, device=device, **arguments)
     assert y.shape == expected.shape and y.dtype == np.float32
     assert relative_error(y, expected) < TOLERANCE
-    wanted = replace(problem, layout="NHWC" if layout == "NWC" else "NCHW")
+    wanted = replace(problem, layout=LAYOUTS[layout])
     assert list(host_device.problems.values()) == ([wanted] if device else [])
     assert host_device.memory == {}
 
 
 @each_call
-@pytest.mark.parametrize("order", ["NCW", "NWC"])
+@pytest.mark.parametrize("order", LAYOUTS)
 def test_pytorch_cpu_tensors(arguments: Any, problem: ConvProblem, order: str, rng: np.random.Generator) -> None:
     x, w, bias = draw(rng, problem)
-    given = torch.from_numpy(x if order == "NCW" else last(x))
-    given = given if order == "NCW" else given.transpose(1, 2)
+    given = as_tensor(order, x)
     filters = torch.from_numpy(w), None if bias is None else torch.from_numpy(bias)
     y = conv1d(given, *filters, **arguments)
     assert relative_error(y.numpy(), expect(problem, x, w, bias)) < TOLERANCE
-    assert (y if order == "NCW" else y.transpose(1, 2)).is_contiguous(), "the result lies as x does"
-    other = "NWC" if order == "NCW" else "NCW"
-    z = conv1d(given, *filters, layout=other, **arguments)
-    assert relative_error(z.numpy(), expect(problem, x, w, bias)) < TOLERANCE
-    assert (z if other == "NCW" else z.transpose(1, 2)).is_contiguous(), "the layout that was asked for"
+    assert y.permute(FROM_NCW["NWC" if order == "NWC" else "NCW"]).is_contiguous(), "the result lies as x does"
+    for layout in LAYOUTS:
+        z = conv1d(given, *filters, layout=layout, **arguments)
+        assert relative_error(z.numpy(), expect(problem, x, w, bias)) < TOLERANCE
+        assert z.permute(FROM_NCW[layout]).is_contiguous(), "the layout that was asked for"
+
+
+@each_call
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_pytorch_tensors_on_a_gpu_are_read_as_they_lie(
+    arguments: Any, problem: ConvProblem, layout: str, rng: np.random.Generator, torch_on_device: HostDevice
+) -> None:
+    x, w, bias = draw(rng, problem)
+    expected = expect(problem, x, w, bias)
+    given, filters = as_tensor(layout, x), as_tensor(layout, w)
+    added = None if bias is None else torch.from_numpy(bias)
+    for weights in (filters, prepare_weights(filters), torch.from_numpy(w), prepare_weights(torch.from_numpy(w))):
+        for _ in range(2):
+            y = conv1d(given, weights, added, layout=layout, **arguments)
+            assert y.permute(FROM_NCW[layout]).is_contiguous()
+            assert relative_error(y.numpy(), expected) < TOLERANCE
+            x_at, _, _, y_at, *_ = torch_on_device.launches[-1][1]
+            assert (x_at, y_at) == (given.data_ptr(), y.data_ptr()), "neither copied before nor after"
+    copied = conv1d(torch.from_numpy(x), filters, added, layout=layout, **arguments)
+    assert torch.equal(copied, y) and copied.stride() == y.stride()
+    assert set(torch_on_device.problems.values()) == {replace(problem, layout=LAYOUTS[layout])}
 
 
 def test_pytorch_keeps_gradients() -> None:
@@ -97,14 +126,13 @@ def test_pytorch_keeps_gradients() -> None:
 
 
 @each_call
-@pytest.mark.parametrize("layout", ["NCW", "NWC"])
+@pytest.mark.parametrize("layout", LAYOUTS)
 def test_cupy_arrays_are_read_in_place(
     arguments: Any, problem: ConvProblem, layout: str, rng: np.random.Generator, fake_cupy: Any, host_device: HostDevice
 ) -> None:
     x, w, bias = draw(rng, problem)
     expected = expect(problem, x, w, bias)
-    if layout == "NWC":
-        x, w, expected = last(x), last(w), last(expected)
+    x, w, expected = (lying(layout, array) for array in (x, w, expected))
     given = [None if a is None else fake_cupy.asarray(a) for a in (x, w, bias)]
     conv1d(*given, layout=layout, **arguments)
     fake_cupy.allocations = 0
@@ -140,7 +168,11 @@ def test_float64_empty_batches_and_prepared_filters(rng: np.random.Generator) ->
     x, w, _ = draw(rng, replace(BASE, dtype="float64"))
     assert relative_error(conv1d(x, w), expect(BASE, x, w, None)) < 1e-14
     assert relative_error(conv1d(x, prepare_weights(w)), expect(BASE, x, w, None)) < 1e-14
+    for layout in ("NWC", "CWN"):
+        y = conv1d(lying(layout, x), lying(layout, w), layout=layout)
+        assert relative_error(y, lying(layout, expect(BASE, x, w, None))) < 1e-14
     assert conv1d(x[:0], w).shape == (0, 6, 19)
+    assert conv1d(lying("CWN", x[:0]), lying("CWN", w), layout="CWN").shape == (6, 19, 0)
     assert conv1d(torch.from_numpy(x[:0]), torch.from_numpy(w)).shape == (0, 6, 19)
 
 
@@ -152,8 +184,9 @@ def test_other_libraries(rng: np.random.Generator) -> None:
     problem = replace(BASE, bias=True)
     x, w, bias = draw(rng, problem)
     assert bias is not None
-    y = conv1d(Other(x), Other(w), Other(bias))
-    assert relative_error(np.asarray(y), expect(problem, x, w, bias)) < TOLERANCE
+    for layout in LAYOUTS:
+        y = conv1d(Other(lying(layout, x)), Other(lying(layout, w)), Other(bias), layout=layout)
+        assert relative_error(np.asarray(y), lying(layout, expect(problem, x, w, bias))) < TOLERANCE
     with says(TypeError, "out is taken for arrays of NumPy, CuPy and PyTorch only"):
         conv1d(Other(x), w, out=np.zeros(1))
 
@@ -195,3 +228,5 @@ def test_explain() -> None:
     told = explain(X, W, padding=(1, 0))
     assert told.problem == ConvProblem(2, 4, 1, 9, 6, 1, 3, padding=(0, 0, 1, 0)) and told.chosen
     assert explain(torch.ones(1, 4, 9), torch.ones(6, 4, 3)).where == "PyTorch on the CPU"
+    told = explain(lying("CWN", X), lying("CWN", W), layout="CWN")
+    assert told.problem == ConvProblem(2, 4, 1, 9, 6, 1, 3, layout="CHWN") and told.chosen

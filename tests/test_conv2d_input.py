@@ -8,9 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import HostDevice, oracle_conv, relative_error, says
+from test_api import FROM_NCHW, LAYOUTS, as_tensors, in_memory
 from test_runtime import EmulatedDevice
 
 from leanconv import ConvProblem, conv2d, conv2d_input, explain, prepare_weights
+from leanconv.problem import Layout, lay_out
 from leanconv.runtime import launch
 
 torch = pytest.importorskip("torch")
@@ -45,7 +47,7 @@ each_call = pytest.mark.parametrize(
 
 
 @each_call
-@pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
+@pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("device", [None, "cuda"])
 def test_numpy(
     arguments: Any, problem: ConvProblem, layout: Any, device: Any, rng: np.random.Generator, host_device: HostDevice
@@ -60,10 +62,8 @@ def test_numpy(
 
 
 @each_call
-@pytest.mark.parametrize("channels_last", [False, True])
-def test_pytorch_cpu_tensors(
-    arguments: Any, problem: ConvProblem, channels_last: bool, rng: np.random.Generator
-) -> None:
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_pytorch_cpu_tensors(arguments: Any, problem: ConvProblem, layout: Layout, rng: np.random.Generator) -> None:
     grad, w = draw(rng, problem)
     # what the gradient is, by differentiation
     x = torch.zeros(problem.y_shape, dtype=torch.float64, requires_grad=True)
@@ -75,11 +75,29 @@ def test_pytorch_cpu_tensors(
     y.backward(torch.from_numpy(grad).double())
     assert x.grad is not None
     assert relative_error(oracle_conv(problem, grad, w, None), x.grad.numpy()) < 1e-14
-    given = torch.from_numpy(grad)
-    given = given.to(memory_format=torch.channels_last) if channels_last else given
-    found = conv2d_input(given, torch.from_numpy(w), problem.y_shape, **arguments)
-    assert relative_error(found.numpy(), x.grad.numpy()) < TOLERANCE
-    assert found.is_contiguous(memory_format=torch.channels_last) == channels_last
+    (given,) = as_tensors(layout, np.ascontiguousarray(grad.transpose(FROM_NCHW[layout])))
+    for named, order in ((layout, layout), (None, "NHWC" if layout == "NHWC" else "NCHW")):
+        found = conv2d_input(given, torch.from_numpy(w), problem.y_shape, layout=named, **arguments)
+        assert relative_error(found.numpy(), x.grad.numpy()) < TOLERANCE
+        in_memory(order, found)
+
+
+@each_call
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_pytorch_tensors_on_a_gpu_are_read_as_they_lie(
+    arguments: Any, problem: ConvProblem, layout: Layout, rng: np.random.Generator, torch_on_device: HostDevice
+) -> None:
+    problem = replace(problem, layout=layout)
+    grad, w = draw(rng, problem)
+    expected, shape = oracle_conv(problem, grad, w, None), (problem.n, problem.c, problem.h, problem.w)
+    given, filters = as_tensors(layout, grad, w)
+    for weights in (filters, prepare_weights(filters), filters.contiguous(), prepare_weights(filters.contiguous())):
+        for _ in range(2):
+            found = conv2d_input(given, weights, shape, layout=layout, **arguments)
+            assert found.shape == shape and relative_error(in_memory(layout, found), expected) < TOLERANCE
+            x_at, _, _, y_at, *_ = torch_on_device.launches[-1][1]
+            assert (x_at, y_at) == (given.data_ptr(), found.data_ptr()), "neither copied before nor after"
+    assert set(torch_on_device.problems.values()) == {problem}
 
 
 def test_it_is_called_as_pytorchs() -> None:
@@ -90,9 +108,12 @@ def test_it_is_called_as_pytorchs() -> None:
 
 
 @each_call
+@pytest.mark.parametrize("layout", LAYOUTS)
 def test_cupy_arrays_are_read_in_place(
-    arguments: Any, problem: ConvProblem, rng: np.random.Generator, fake_cupy: Any, host_device: HostDevice
-) -> None:
+    arguments: Any, problem: ConvProblem, layout: Layout, rng: np.random.Generator, fake_cupy: Any,
+    host_device: HostDevice,
+) -> None:  # fmt: skip
+    problem, arguments = replace(problem, layout=layout), {"layout": layout, **arguments}
     grad, w = draw(rng, problem)
     given = fake_cupy.asarray(grad), fake_cupy.asarray(w)
     expected = oracle_conv(problem, grad, w, None)
@@ -105,34 +126,40 @@ def test_cupy_arrays_are_read_in_place(
     assert fake_cupy.copies == 0
 
 
+@pytest.mark.parametrize("layout", LAYOUTS)
 def test_prepared_filters_serve_both_directions(
-    rng: np.random.Generator, fake_cupy: Any, host_device: HostDevice
+    layout: Layout, rng: np.random.Generator, fake_cupy: Any, host_device: HostDevice
 ) -> None:
-    problem = replace(BASE, padding=(1, 1, 1, 1))
+    problem = replace(BASE, padding=(1, 1, 1, 1), layout=layout)
     grad, w = draw(rng, problem)
     forward = replace(problem, op="fprop")
     x = rng.standard_normal(forward.x_shape).astype(np.float32)
     weights = prepare_weights(fake_cupy.asarray(w))
     for _ in range(3):
-        dx = conv2d_input(fake_cupy.asarray(grad), weights, problem.y_shape, padding=1)
+        dx = conv2d_input(fake_cupy.asarray(grad), weights, problem.y_shape, padding=1, layout=layout)
         assert relative_error(dx.host, oracle_conv(problem, grad, w, None)) < TOLERANCE
-        y = conv2d(fake_cupy.asarray(x), weights, padding=1)
+        y = conv2d(fake_cupy.asarray(x), weights, padding=1, layout=layout)
         assert relative_error(y.host, oracle_conv(forward, x, w, None)) < TOLERANCE
     assert host_device.prepared <= 2, "at most one for each direction"
 
 
 @pytest.mark.parametrize(
     "arguments, layout",
-    [({"padding": 1}, "NCHW"), ({"padding": 1, "groups": 2}, "NHWC"), ({"stride": 2, "padding": (1, 0, 0, 1)}, "NHWC")],
+    [
+        ({"padding": 1}, "NCHW"),
+        ({"padding": 1, "groups": 2}, "NHWC"),
+        ({"stride": 2, "padding": (1, 0, 0, 1)}, "NHWC"),
+        ({"padding": (1, 2), "groups": 2}, "CHWN"),
+        ({"stride": (2, 1), "padding": 1}, "CHWN"),
+    ],
 )
 def test_the_kernels_on_the_emulated_gpu(
     arguments: Any, layout: Any, rng: np.random.Generator, host_device: HostDevice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     emulated = EmulatedDevice()
     monkeypatch.setattr(launch, "open_device", lambda index: emulated)
-    shape = (2, 4, 7, 9) if layout == "NCHW" else (2, 7, 9, 4)
-    groups = arguments.get("groups", 1)
-    w = rng.standard_normal((6, 4 // groups, 3, 3) if layout == "NCHW" else (6, 3, 3, 4 // groups), np.float32)
+    shape = lay_out(layout, 2, 4, 7, 9)
+    w = rng.standard_normal(lay_out(layout, 6, 4 // arguments.get("groups", 1), 3, 3), np.float32)
     grad = rng.standard_normal(conv2d(np.zeros(shape, np.float32), w, layout=layout, **arguments).shape, np.float32)
     y = conv2d_input(grad, w, shape, layout=layout, device="cuda", **arguments)
     expected = conv2d_input(grad.astype(np.float64), w.astype(np.float64), shape, layout=layout, **arguments)
@@ -202,6 +229,10 @@ def test_explain(host_device: HostDevice) -> None:
     assert told.problem == BASE and told.chosen and told.others
     assert explain(BASE, device="cuda").chosen == told.chosen
     assert explain(GRAD, W, input_shape=(2, 4, 9, 8)).chosen
+    images_last = [np.ascontiguousarray(array.transpose(1, 2, 3, 0)) for array in (GRAD, W)]
+    for device in (None, "cuda"):
+        told = explain(*images_last, input_shape=(4, 9, 8, 2), layout="CHWN", device=device)
+        assert told.problem == replace(BASE, layout="CHWN") and told.chosen
     told = explain(torch.from_numpy(GRAD), torch.from_numpy(W), input_shape=(2, 4, 9, 8))
     assert told.chosen == "torch.nn.grad.conv2d_input"
     with says(ValueError, "op='dgrad'", "no bias and no activation"):

@@ -14,8 +14,11 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import oracle_conv, oracle_filter, relative_error
-from test_api import BASE, CALLS, TOLERANCE, conv_arrays
+from test_api import BASE, CALLS, TOLERANCE, as_tensors, conv_arrays, in_memory
 from test_conv1d import CALLS as SIGNAL_CALLS
+from test_conv1d import FROM_NCW
+from test_conv1d import LAYOUTS as SIGNAL_LAYOUTS
+from test_conv1d import as_tensor as as_signals
 from test_conv1d import draw as draw_signals
 from test_conv1d import expect as expect_signals
 from test_conv2d_input import CALLS as GRADIENT_CALLS
@@ -49,18 +52,27 @@ def to_cupy(array: np.ndarray) -> Any:
     return pytest.importorskip("cupy", reason="CuPy is not installed").asarray(array)
 
 
+#: with images innermost, a batch that is no multiple of four, and one that is
+each_layout = pytest.mark.parametrize("layout, n", [("NCHW", 2), ("NHWC", 2), ("CHWN", 2), ("CHWN", 8)])
+
+
+def named(layout: str) -> str | None:
+    """What has to be said of a tensor's layout: only one that PyTorch has no word for."""
+    return layout if layout.endswith("N") else None
+
+
 def poison(shape: tuple[int, ...]) -> None:
     """Leave NaN where PyTorch's allocator will put the next result."""
     torch.full(shape, torch.nan, device="cuda")
 
 
-@pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
+@each_layout
 @pytest.mark.parametrize("library", ["torch", "cupy", "numpy"])
 @pytest.mark.parametrize("arguments, problem", CALLS, ids=lambda value: str(value) if isinstance(value, dict) else "")
 def test_conv2d(
-    arguments: dict[str, Any], problem: ConvProblem, library: str, layout: Any, rng: np.random.Generator
+    arguments: dict[str, Any], problem: ConvProblem, library: str, layout: Any, n: int, rng: np.random.Generator
 ) -> None:
-    problem = replace(problem, layout=layout)
+    problem = replace(problem, layout=layout, n=n)
     arrays = conv_arrays(rng, problem)
     expected = oracle_conv(problem, *arrays)
     if library == "numpy":
@@ -68,26 +80,21 @@ def test_conv2d(
     elif library == "cupy":
         y = conv2d(*(None if a is None else to_cupy(a) for a in arrays), layout=layout, **arguments).get()
     else:
-        x, w, bias = (None if a is None else torch.from_numpy(a).cuda() for a in arrays)
-        if layout == "NHWC":
-            # contiguous in N, H, W, C, shown as N, C, H, W: PyTorch's channels_last
-            x, w = x.permute(0, 3, 1, 2), w.permute(0, 3, 1, 2)
+        x, w, bias = (None if a is None else a.cuda() for a in as_tensors(layout, *arrays))
         poison(problem.y_shape)
-        y = conv2d(x, w, bias, **arguments)
-        assert y.is_contiguous(memory_format=torch.channels_last) == (layout == "NHWC")
-        y = (y.permute(0, 2, 3, 1) if layout == "NHWC" else y).cpu().numpy()
+        y = in_memory(layout, conv2d(x, w, bias, layout=named(layout), **arguments))
     assert relative_error(y, expected) < TOLERANCE
 
 
-@pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
+@each_layout
 @pytest.mark.parametrize("library", ["torch", "cupy", "numpy"])
 @pytest.mark.parametrize(
     "arguments, problem", GRADIENT_CALLS, ids=lambda value: str(value) if isinstance(value, dict) else ""
 )
 def test_conv2d_input(
-    arguments: dict[str, Any], problem: ConvProblem, library: str, layout: Any, rng: np.random.Generator
+    arguments: dict[str, Any], problem: ConvProblem, library: str, layout: Any, n: int, rng: np.random.Generator
 ) -> None:
-    problem = replace(problem, layout=layout)
+    problem = replace(problem, layout=layout, n=n)
     grad, w, _ = conv_arrays(rng, problem)
     expected, shape = oracle_conv(problem, grad, w, None), problem.y_shape
     if library == "numpy":
@@ -95,36 +102,31 @@ def test_conv2d_input(
     elif library == "cupy":
         y = conv2d_input(to_cupy(grad), to_cupy(w), shape, layout=layout, **arguments).get()
     else:
-        given = [torch.from_numpy(a).cuda() for a in (grad, w)]
-        if layout == "NHWC":
-            given = [a.permute(0, 3, 1, 2) for a in given]
+        given, named_layout = [a.cuda() for a in as_tensors(layout, grad, w)], named(layout)
+        logical = (problem.n, problem.c, problem.h, problem.w)
         for weights in (given[1], prepare_weights(given[1])):
             for _ in range(2):
                 poison(shape)
-                y = conv2d_input(given[0], weights, (problem.n, problem.c, problem.h, problem.w), **arguments)
-                assert y.is_contiguous(memory_format=torch.channels_last) == (layout == "NHWC")
-                found = (y.permute(0, 2, 3, 1) if layout == "NHWC" else y).cpu().numpy()
-                assert relative_error(found, expected) < TOLERANCE
+                y = conv2d_input(given[0], weights, logical, layout=named_layout, **arguments)
+                assert relative_error(in_memory(layout, y), expected) < TOLERANCE
         return
     assert relative_error(y, expected) < TOLERANCE
 
 
-@pytest.mark.parametrize("layout", ["NCW", "NWC"])
+@pytest.mark.parametrize("layout", SIGNAL_LAYOUTS)
 @pytest.mark.parametrize(
     "arguments, problem", SIGNAL_CALLS, ids=lambda value: str(value) if isinstance(value, dict) else ""
 )
 def test_conv1d(arguments: dict[str, Any], problem: ConvProblem, layout: str, rng: np.random.Generator) -> None:
     x, w, bias = draw_signals(rng, problem)
     expected = expect_signals(problem, x, w, bias)
-    given = torch.from_numpy(x).cuda()
-    if layout == "NWC":
-        given = given.transpose(1, 2).contiguous().transpose(1, 2)
+    given = as_signals(layout, x).cuda()
     filters, added = torch.from_numpy(w).cuda(), None if bias is None else torch.from_numpy(bias).cuda()
     for weights in (filters, prepare_weights(filters)):
         for _ in range(2):
             poison(expected.shape)
-            y = conv1d(given, weights, added, **arguments)
-            assert (y if layout == "NCW" else y.transpose(1, 2)).is_contiguous()
+            y = conv1d(given, weights, added, layout=named(layout), **arguments)
+            assert y.permute(FROM_NCW[layout]).is_contiguous()
             assert relative_error(y.cpu().numpy(), expected) < TOLERANCE
 
 

@@ -43,7 +43,7 @@ class Preparing(ImplicitGemm):
         return WORKSPACE
 
     def plan(self, problem: ConvProblem, config: Any, target: Target) -> Plan:
-        constants = (("k", problem.k), ("r", problem.r), ("nhwc", problem.layout == "NHWC"))
+        constants = (("k", problem.k), ("r", problem.r), ("layout", problem.layout))
         arguments = (Argument("const float*", "w"), Argument("float*", "prepared"))
         launch = Launch("p.cuh", "leanconv::p", constants, (), arguments, grid=1, block=32)
         made = _plan(self, problem, config, target)
@@ -142,15 +142,15 @@ def test_one_preparation_serves_all_calls(device: HostDevice, fake_cupy: Any, gi
 
 
 def test_other_launches_prepare_for_themselves(device: HostDevice, fake_cupy: Any, rng: np.random.Generator) -> None:
-    # a shape that both layouts can read
-    x, w = (rng.standard_normal(shape, np.float32) for shape in ((1, 4, 4, 4), (4, 4, 4, 4)))
+    # a shape that every layout can read
+    x, w = (rng.standard_normal((4, 4, 4, 4), np.float32) for _ in range(2))
     prepared = prepare_weights(fake_cupy.asarray(w))
     for calls in (1, 2):
-        for layout in ("NCHW", "NHWC"):
-            problem = ConvProblem(1, 4, 4, 4, 4, 4, 4, layout=layout)  # type: ignore[arg-type]
+        for layout in ("NCHW", "NHWC", "CHWN"):
+            problem = ConvProblem(4, 4, 4, 4, 4, 4, 4, layout=layout)  # type: ignore[arg-type]
             y = conv2d(fake_cupy.asarray(x), prepared, layout=layout, algorithm="preparing")
             assert right(y, x, w, problem)
-        assert device.prepared == 2 and prepared.nbytes == 2 * (4 * w.size + MORE), calls
+        assert device.prepared == 3 and prepared.nbytes == 3 * (4 * w.size + MORE), calls
 
 
 def test_refresh(device: HostDevice, fake_cupy: Any, given: Any) -> None:

@@ -55,7 +55,10 @@ def test_the_need_is_the_im2win_tensor() -> None:
 
 def test_plans_take_what_was_stated_and_the_cpu_engine_nothing() -> None:
     target = Target("sm_90a", 132)
-    some = [PROBLEM, replace(PROBLEM, layout="NHWC", groups=2, stride=(2, 1), bias=True), replace(PROBLEM, n=0)]
+    some = [
+        PROBLEM, replace(PROBLEM, layout="NHWC", groups=2, stride=(2, 1), bias=True), replace(PROBLEM, n=0),
+        replace(PROBLEM, layout="CHWN"),
+    ]  # fmt: skip
     with_one = set()
     for problem in some:
         for algorithm in registry.ALGORITHMS:
