@@ -16,8 +16,9 @@ import pytest
 
 from leanconv import ConvProblem, CudaError, FilterProblem, conv2d, filter2d, registry
 from leanconv.algorithms.base import Argument, Launch, Plan, Target
+from leanconv.problem import lay_out
 from leanconv.runtime import cache, env, launch
-from leanconv.runtime.arrays import NUMPY
+from leanconv.runtime.arrays import NUMPY, TorchArrays
 from leanconv.runtime.compile import KERNELS, Compiled
 from leanconv.runtime.memory import overlaps, row_pitched, share_memory
 
@@ -361,6 +362,30 @@ def test_memory_is_shared_where_an_element_is() -> None:
     assert share_memory(left, (at + 5 * 64, (6, 8), (-64, 4)), 4)
 
 
+@pytest.mark.parametrize(
+    "shape, order", [((2, 3, 4, 5), (0, 2, 3, 1)), ((2, 3, 4, 5), (1, 2, 3, 0)), ((2, 3, 4), (0, 2, 1)),
+                     ((2, 3, 4), (1, 2, 0)), ((2, 3, 1, 5), (1, 2, 3, 0)), ((0, 3, 4), (1, 2, 0)), ((2, 3, 4), None)],
+)  # fmt: skip
+def test_orders_in_memory_of_pytorchs_tensors(shape: tuple[int, ...], order: Any) -> None:
+    torch = pytest.importorskip("torch")
+    library, plain = TorchArrays(), torch.arange(float(np.prod(shape))).reshape(shape)
+    order_or_shown = order or tuple(range(len(shape)))
+    strides, distance = {}, 1
+    for axis in reversed(order_or_shown):
+        strides[axis], distance = distance, distance * max(1, shape[axis])
+    copied = library.copy(plain, order)
+    assert torch.equal(copied, plain) and library.is_contiguous(copied, order)
+    made = library.empty(shape, "float32", None, order)
+    assert made.shape == shape and made.dtype == torch.float32
+    assert made.stride() == tuple(strides[axis] for axis in range(len(shape)))
+    for tensor in (copied, made):
+        assert library.is_contiguous(tensor) == (order is None or 0 in shape), "not in the order that is shown"
+    # what PyTorch negates lazily must be copied, wherever it lies
+    negated = torch._neg_view(copied)
+    assert not library.is_contiguous(negated, order)
+    assert torch.equal(library.copy(negated, order), -plain)
+
+
 def test_importing_leanconv_needs_no_gpu_library() -> None:
     code = "import leanconv, sys; assert not {'torch', 'cupy', 'cuda.core', 'cuda.bindings'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
@@ -402,13 +427,14 @@ class EmulatedDevice:
         array[...] = self.memory[pointer].reshape(array.shape)
 
 
-def test_conv2d_on_the_emulated_gpu(host_device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("layout", ["NCHW", "NHWC", "CHWN"])
+def test_conv2d_on_the_emulated_gpu(layout: Any, host_device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     emulated = EmulatedDevice()
     monkeypatch.setattr(launch, "open_device", lambda index: emulated)
     rng = np.random.default_rng(5)
-    x, w = (rng.standard_normal(s).astype(np.float32) for s in ((2, 4, 7, 9), (6, 2, 3, 3)))
+    x, w = (rng.standard_normal(lay_out(layout, *s)).astype(np.float32) for s in ((2, 4, 7, 9), (6, 2, 3, 3)))
     bias = rng.standard_normal(6).astype(np.float32)
-    arguments: Any = dict(stride=(1, 2), padding=(1, 0, 2, 1), groups=2, activation="relu")
+    arguments: Any = dict(stride=(1, 2), padding=(1, 0, 2, 1), groups=2, activation="relu", layout=layout)
     y = conv2d(x, w, bias, device="cuda", **arguments)
     np.testing.assert_allclose(y, conv2d(x, w, bias, **arguments), rtol=1e-4, atol=1e-5)
     assert emulated.memory == {}

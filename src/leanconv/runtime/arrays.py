@@ -351,7 +351,7 @@ class TorchArrays(Arrays):
         if order is None:
             return array.clone(memory_format=self._torch.contiguous_format)
         copied = array.permute(order).clone(memory_format=self._torch.contiguous_format)
-        return copied.permute(shown_axes(order))
+        return copied.permute([order.index(axis) for axis in range(len(order))])
 
     def in_use(self, array: Any, device: int) -> None:
         """See Arrays."""
@@ -373,11 +373,6 @@ class TorchArrays(Arrays):
         if device is not None:
             self._torch.cuda.current_stream(device).synchronize()
         return copied
-
-
-def shown_axes(order: tuple[int, ...]) -> tuple[int, ...]:
-    """The permutation that leads from the axes as they lie back to those that are shown: the inverse of ``order``."""
-    return tuple(order.index(axis) for axis in range(len(order)))
 
 
 NUMPY = NumpyArrays()
