@@ -28,7 +28,7 @@ from typing import Any
 from leanconv.bench import comparisons, families, figures, numerics
 from leanconv.bench.results import Results, write_whole
 from leanconv.bench.suites import LAYOUTS
-from leanconv.bench.tables import STANDINGS_CELL, Table, markdown, standings
+from leanconv.bench.tables import STANDINGS_CELL, Table, about_layouts, markdown, standings
 from leanconv.problem import PRECISIONS
 
 _BLOCK = re.compile(r"(<!-- made: ([^\n]*?) -->\n)(.*?)(<!-- /made -->)", re.DOTALL)
@@ -117,7 +117,8 @@ def _make(words: str, page: Path, results: Path, pictures: Path, draw: bool) -> 
             continue
         if what in _TABLES:
             caption, table = _TABLES[what](found, settings)
-            parts.append(f"{_measured(found)} {caption}\n\n{markdown(table)}")
+            words = " ".join(filter(None, (_measured(found), about_layouts(found), caption)))
+            parts.append(f"{words}\n\n{markdown(table)}")
         else:
             function, words_for_it = _FIGURES[what]
             picture = pictures / f"{path.parent.name}-{stem}-{what.removesuffix('-figure')}.png"

@@ -167,6 +167,14 @@ def _title(results: Results) -> str:
     return f"{results.title} on {where}"
 
 
+def about_layouts(results: Results) -> str:
+    """A sentence where libraries do not have the layout of the results; empty where they do."""
+    if results.layout in (None, *PEER_LAYOUTS):
+        return ""
+    ran = " and ".join(PEER_LAYOUTS)
+    return f"cuDNN and PyTorch have no layout {results.layout}: they ran on the same numbers in {ran}."
+
+
 def _legend(results: Results) -> list[str]:
     """What the columns mean, and what is not in them."""
     ceilings = results.machine["ceilings"]
@@ -179,11 +187,8 @@ def _legend(results: Results) -> list[str]:
     meanings = [f"{group.name}: {group.says(results.layout)}" for group in GROUPS if group.name in present]
     if meanings:
         lines.append("× is the peer's time over leanconv's. " + "; ".join(meanings) + ".")
-    if results.layout not in (None, *PEER_LAYOUTS):
-        lines.append(
-            f"cuDNN and PyTorch have no layout {results.layout}: they ran on the same numbers in "
-            f"{' and '.join(PEER_LAYOUTS)}, and none is compared with in the problem's own."
-        )
+    if told := about_layouts(results):
+        lines.append(told)
     if any(row.prepared_bytes for row in results.rows):
         lines.append(
             "Workspace + is of filters that each call transforms anew, or once where they are prepared before."
@@ -237,7 +242,8 @@ Times are medians: of GPU time between CUDA events after a warm-up, the L2 cache
 work; of wall time on a CPU. They include every launch that a call needs. TFLOP/s count the direct convolution's
 operations, whatever an algorithm really computes. "of ceiling" is the least time that the machine's measured FP32 rate
 and copy bandwidth allow, over the time taken, with the ceiling that binds. Errors are relative Frobenius errors against
-float64 on zero-mean random data. Peers ran in the same run; every row of every engine is in the files."""
+float64 on zero-mean random data. Peers ran in the same run, cuDNN and PyTorch in NCHW and NHWC whatever the layout;
+every row of every engine is in the files."""
 
 
 def performance_page(paths: Sequence[Path]) -> str:
