@@ -26,20 +26,22 @@ from leanconv.winograd import LEAST_PRODUCTS, WIDTHS, matrices
 WINOGRAD = next(a for a in ALGORITHMS if a.name == "winograd1d")
 #: States and filter width of the eleven kernels.
 ELEVEN = [(alpha, width) for alpha, widths in WIDTHS.items() for width in widths]
-LAYOUTS = ("NHWC", "NCHW")
+LAYOUTS = ("NHWC", "NCHW", "CHWN")
 each_kernel = pytest.mark.parametrize(("alpha", "width"), ELEVEN)
-each_layout = pytest.mark.parametrize("layout", LAYOUTS)
 
 
 def layer(alpha: int, width: int, layout: str = "NHWC", **rest: Any) -> ConvProblem:
-    """A small layer for Γalpha whose rows are whole tiles, at least two, and what is one output short of one more."""
+    """A small layer for Γalpha whose rows are whole tiles, at least two, and what is one output short of one more.
+
+    Of one image, with images innermost of four: they are copied at once.
+    """
     n, r = alpha + 1 - width, rest.pop("r", 3)
     channels = ceil_div(LEAST_PRODUCTS, r * width)
     channels += channels % 4 == 0
     q = 2 * n + max(1, n - 1)
     q += n * ceil_div(max(0, width - q), n)  # rows no narrower than the filter
     problem = ConvProblem(
-        *(1, channels, 5, q, 37, r, width),
+        *(4 if layout == "CHWN" else 1, channels, 5, q, 37, r, width),
         padding=((r - 1) // 2, r // 2, width // 2, (width - 1) // 2),
         layout=layout,
         precision="relaxed" if alpha == 16 or (alpha, width) == (8, 2) else "fp32",
@@ -70,7 +72,9 @@ def every_config() -> list[Any]:
         different = list(dict.fromkeys(whole))
         alone, sharing = ([c for c in different if (c.run > 1) == shared] for shared in (False, True))
         for i, config in enumerate(alone + sharing[::3]):
-            problem = layer(alpha, width, LAYOUTS[i % 2], bias=i % 3 == 0)
+            # a configuration whose tiles share pixels serves two layouts
+            layouts = LAYOUTS[:2] if config.run > 1 else LAYOUTS
+            problem = layer(alpha, width, layouts[i % len(layouts)], bias=i % 4 == 0)
             found.append(pytest.param(problem, config, id=f"{alpha}-{i}"))
     return found
 
@@ -80,12 +84,22 @@ def test_every_configuration_is_right(problem: ConvProblem, config: WinogradConf
     proof.check(WINOGRAD, problem, config, kinds=cases.KINDS[:1])
 
 
-@each_kernel
-@each_layout
-@pytest.mark.parametrize("segments", [False, True], ids=["whole", "cut"])
-@pytest.mark.parametrize("problem_of", [layer, gradient], ids=["forward", "gradient"])
-def test_every_kernel_is_right_whole_and_cut(problem_of, segments: bool, layout: str, alpha: int, width: int) -> None:
-    problem = problem_of(alpha, width, layout)
+def whole_and_cut() -> list[Any]:
+    """Every kernel in every way; with images innermost in one way each, by turns, of three images or four."""
+    ways, found = list(product((layer, gradient), (False, True))), []
+    for number, (alpha, width) in enumerate(ELEVEN):
+        for i, (problem_of, segments) in enumerate(ways):
+            problems = [problem_of(alpha, width, layout) for layout in ("NHWC", "NCHW")]
+            if number % 4 == i:
+                problems.append(problem_of(alpha, width, "CHWN", n=3 + number // 4 % 2))
+            for problem in problems:
+                name = f"{problem.op}-{'cut' if segments else 'whole'}-{problem.layout}-{alpha}-{width}"
+                found.append(pytest.param(problem, segments, alpha, id=name))
+    return found
+
+
+@pytest.mark.parametrize(("problem", "segments", "alpha"), whole_and_cut())
+def test_every_kernel_is_right_whole_and_cut(problem: ConvProblem, segments: bool, alpha: int) -> None:
     config = next(c for c in configs(problem, alpha) if c.segments == segments)
     plan = WINOGRAD.plan(problem, config, TARGETS[0])
     assert len(plan.launches) == len(parts_of(problem, alpha, segments)) and (len(plan.launches) > 1) == segments
@@ -112,7 +126,7 @@ def drawn(draw: st.DrawFn) -> ConvProblem:
     groups, r, dilation = draw(st.integers(1, 2)), draw(st.integers(1, 14)), draw(st.integers(1, 3))
     op = draw(st.sampled_from(("fprop", "dgrad")))
     problem = ConvProblem(
-        *(draw(st.integers(1, 2)), groups * draw(st.integers(1, 19)), draw(st.integers(1, 20))),
+        *(draw(st.sampled_from((1, 2, 4))), groups * draw(st.integers(1, 19)), draw(st.integers(1, 20))),
         *(draw(st.integers(9, 40)), groups * draw(st.integers(1, 70)), r, draw(st.integers(2, 9))),
         padding=tuple(draw(st.integers(0, 9)) for _ in range(4)),
         dilation=(dilation, 1),
@@ -163,7 +177,7 @@ def test_filters_are_prepared_alike_for_every_size_of_image(problem_of, segments
     assert WINOGRAD.plan(replace(problem, k=problem.k + 64, c=problem.c + 64), config, TARGETS[0]).prepare != prepare
 
 
-@pytest.mark.parametrize("problem", [layer(8, 3), layer(16, 7, "NCHW"), gradient(8, 4, "NCHW")], ids=str)
+@pytest.mark.parametrize("problem", [layer(8, 3), layer(16, 7, "NCHW"), gradient(8, 4, "CHWN")], ids=str)
 def test_prepared_apart_is_the_same(problem: ConvProblem) -> None:
     alpha = max(states_of(problem))
     config = next(c for c in configs(problem, alpha) if c.segments)
@@ -181,8 +195,7 @@ def transformed(problem: ConvProblem, w: np.ndarray, alpha: int) -> tuple[np.nda
     """Filters in ``alpha`` states, in float64 as [group][row][channel][state][filter] without padding; and their sums
     of absolute values, which rounding errors are measured by."""
     forward = computed(problem)
-    if problem.layout == "NHWC":
-        w = w.transpose(0, 3, 1, 2)
+    w = w.transpose({"NCHW": (0, 1, 2, 3), "NHWC": (0, 3, 1, 2), "CHWN": (3, 0, 1, 2)}[problem.layout])
     w = w.reshape(problem.groups, problem.group_k, problem.group_c, problem.r, problem.s).astype(np.float64)
     if problem.op == "dgrad":
         w = w.transpose(0, 2, 1, 3, 4)[..., ::-1, ::-1]
@@ -198,7 +211,7 @@ HIGH = [{}, {"r": MOST_TAPS + 2}, {"r": 2 * MOST_TAPS + 1}, {"groups": 2, "c": 3
 @pytest.mark.parametrize("problem_of", [layer, gradient], ids=["forward", "gradient"])
 def test_filters_are_transformed_to_the_last_bits(problem_of, alpha: int, width: int) -> None:
     number = ELEVEN.index((alpha, width))
-    problem = problem_of(alpha, width, LAYOUTS[number % 2], **HIGH[number % len(HIGH)])
+    problem = problem_of(alpha, width, LAYOUTS[number % 3], **HIGH[number % len(HIGH)])
     w = cases.draw_conv(problem, "zero-mean")["w"]
     config = next(c for c in configs(replace(problem, h=40), alpha) if not c.segments)
     (c, k), (taps, parts), forward = padded(computed(problem)), taps_of(problem), computed(problem)
@@ -222,7 +235,7 @@ MOST_PADDING = 78
 @each_kernel
 def test_shared_memory_is_what_the_kernel_uses(alpha: int, width: int) -> None:
     """All of it is needed, up to what pads a row; that it is enough the fences say whenever a kernel runs."""
-    problem = layer(alpha, width, LAYOUTS[width % 2], c=33)  # channels for two chunks of any configuration
+    problem = layer(alpha, width, LAYOUTS[width % 3], c=33)  # channels for two chunks of any configuration
     plan = WINOGRAD.plan(problem, next(c for c in configs(problem, alpha) if not c.segments), TARGETS[0])
     (launch,) = plan.launches
     less = replace(plan, launches=(replace(launch, shared_bytes=launch.shared_bytes - 4 * MOST_PADDING - 16),))
