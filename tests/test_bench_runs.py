@@ -117,6 +117,19 @@ def test_wrong_and_failing_engines_show(monkeypatch: Any) -> None:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
+def test_own_algorithms_run_in_the_layout_of_the_problem(layout: Any) -> None:
+    from leanconv import registry
+
+    case = Case("layer", ConvProblem(3, 4, 9, 10, 6, 3, 3, padding=(1, 0, 2, 1), layout=layout, activation="relu"))
+    results = run_suite([case], engines=("leanconv",), device="cpu", quick=True, progress=False)
+    assert {row.algorithm for row in results.rows} == {
+        a.name for a in registry.CPU_ALGORITHMS if not a.reasons(case.problem)
+    }
+    assert len(results.rows) >= 3 and not results.failed
+    assert all(row.error is not None and row.error < 5e-6 for row in results.rows)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
 def test_pytorch_on_the_cpu_runs_in_a_layout_that_it_has(layout: Any) -> None:
     pytest.importorskip("torch")
     case = Case("layer", ConvProblem(3, 4, 9, 10, 6, 3, 3, padding=(1, 0, 2, 1), layout=layout, activation="relu"))

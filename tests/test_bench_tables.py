@@ -154,6 +154,15 @@ def test_a_block_without_figures_tells_the_command_that_makes_them(
         ]
 
 
+def test_blocks_of_another_layout_say_where_the_peers_ran(tmp_path: Path) -> None:
+    page, block = tmp_path / "page.md", "<!-- made: standings im2win{} -->\n<!-- /made -->\n"
+    for results in (made_up_results(), in_chwn(made_up_results())):
+        results.write(default_path(results, False, tmp_path))
+    told = "cuDNN and PyTorch have no layout CHWN: they ran on the same numbers in NCHW and NHWC. × is "
+    assert told in pages.fill(block.format("-chwn"), page, tmp_path, tmp_path)
+    assert "have no layout" not in pages.fill(block.format("-nhwc"), page, tmp_path, tmp_path)
+
+
 def test_results_without_own_rows_show_the_peers() -> None:
     results = made_up_results()
     results.rows = [row for row in results.rows if row.engine != "leanconv"]

@@ -34,4 +34,6 @@ def test_page_has_every_measured_table() -> None:
     blocks = [match[2].split()[:2] for match in _BLOCK.finditer(TEXT)]
     for what in ("targets", "families", "speeds", "engines", "families-figure"):
         assert [what, "opencnn"] in blocks
+    for what in ("families", "speeds"):
+        assert [what, "opencnn-chwn"] in blocks and [what, "opencnn-relaxed"] in blocks
     assert ["ablation", "opencnn-ablation"] in blocks and ["ablation-figure", "opencnn-ablation"] in blocks
