@@ -238,6 +238,8 @@ def test_explain(run: Any, no_gpu: None) -> None:
     assert code == 0 and "NumPy engine on the CPU" in out
     for name in ("im2col", "winograd1d", "im2win", "direct"):
         assert name in out
+    code, out, _ = run("explain", "conv:n8,c64,h56,k64,r3,pad1,CHWN", "--device", "cuda")
+    assert code == 0 and "fprop CHWN float32 8x64x56x56" in out and "not  im2win: layout='CHWN'" in out
     code, out, _ = run("explain", "filter:480x640,7x7", "--device", "cuda")
     assert code == 0 and "runs register_cache" in out and "no NVIDIA driver was found" in out
     code, out, _ = run("explain", "conv:c64,h56,k64,r3,stride2", "--algorithm", "winograd1d")
@@ -279,8 +281,9 @@ def test_bench(run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert Image.open("bars.png").size[0] > 300
     code, _, err = run("bench", "im2lose")
     assert code == MISTAKE and "no suite (im2win" in line_of(err)
-    code, _, err = run("bench", words, "--layout", "NHWC")
-    assert code == MISTAKE and "layout='NHWC' is for suites" in line_of(err)
+    for layout in ("NHWC", "CHWN"):
+        code, _, err = run("bench", words, "--layout", layout)
+        assert code == MISTAKE and f"layout='{layout}' is for suites" in line_of(err)
 
 
 def test_doctor_without_a_gpu(run: Any, no_gpu: None) -> None:
