@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import get_args
 
-from leanconv.algorithms.winograd2d import Winograd2dConfig
+from leanconv.algorithms.winograd2d import SPEEDS, Winograd2dConfig
 from leanconv.bench.pages import _BLOCK
+from leanconv.problem import Layout
 from leanconv.winograd import matrices
 
 TEXT = (Path(__file__).resolve().parent.parent / "docs" / "algorithms" / "opencnn.md").read_text(encoding="utf-8")
@@ -28,6 +30,14 @@ def test_block_is_that_of_the_default_configuration() -> None:
     assert narrow.tiles == config.tiles and f"the block {narrow.threads} threads" in " ".join(TEXT.split())
     wide = Winograd2dConfig(36, lanes_k=4, lane_states=4, thread_tiles=8)
     assert f"block {wide.tile_k} filters and {wide.tiles} tiles in {wide.threads // 32} warps" in TEXT
+
+
+def test_shares_of_the_layouts_are_those_of_the_fastest_blocks() -> None:
+    best = {layout: max(speeds.get(layout, 0) for _, speeds in SPEEDS) for layout in get_args(Layout)}
+    words = (
+        f"reached {best['CHWN']:.0%} of the multiply-adds that an H200 could issue in CHWN, {best['NHWC']:.0%} in NHWC"
+    )
+    assert f"{words} and {best['NCHW']:.0%} in NCHW".replace("%", " %") in " ".join(TEXT.split())
 
 
 def test_page_has_every_measured_table() -> None:
