@@ -407,13 +407,15 @@ def test_build_error_has_log_options_and_source():
         play("oops;", floats(1), poisoned(1))
     with pytest.raises(EmulatorBuildError, match="no_static_shared_memory"):
         play("__shared__ float tile[4];", floats(1), poisoned(1))
+    with pytest.raises(EmulatorBuildError, match="undefined symbol: .*nowhere"):
+        play("void nowhere(); if (n > 0) nowhere();", floats(1), poisoned(1))
 
 
 def test_programs_are_kept_and_a_half_built_one_never_appears(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     play(REVERSE, floats(64), poisoned(64))
     made = {f.name: f.stat().st_ino for f in cache_dir().iterdir()}
-    assert len(made) == 2 and sorted(name.split("-")[0] for name in made) == ["probe", "runtime"]
+    assert sorted(name.split("-")[0] for name in made) == ["headers", "headers", "probe", "runtime"]
     play(REVERSE, floats(64), poisoned(64))
     assert {f.name: f.stat().st_ino for f in cache_dir().iterdir()} == made
     with pytest.raises(EmulatorBuildError):

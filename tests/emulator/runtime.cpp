@@ -1,7 +1,7 @@
 // Plays a grid of thread blocks on the CPU, one cluster of blocks after the other (a cluster is one block unless the
-// launch says otherwise), each thread a fibre that runs until it meets a barrier. Linked with one emulated unit into a
-// small program that reads a request from stdin, answers on stdout, and ends with a report on stderr at the first thing
-// that the machine would not forgive.
+// launch says otherwise), each thread a fibre that runs until it meets a barrier. A program that is given one emulated
+// unit as a shared object, reads a request from stdin, answers on stdout, and ends with a report on stderr at the first
+// thing that the machine would not forgive.
 //
 // An order says which thread goes first and when cp.async copies land; both are free on the machine, so a kernel must
 // give the same bytes in every order:
@@ -13,6 +13,7 @@
 #include <emulator.h>
 #include <fibre_context.h>
 
+#include <dlfcn.h>
 #include <sanitizer/asan_interface.h>
 #include <sanitizer/common_interface_defs.h>
 #include <sys/mman.h>
@@ -29,9 +30,6 @@
 
 uint3 threadIdx, blockIdx;
 dim3 blockDim, gridDim;
-
-// Written next to the unit: unpacks the arguments and calls the kernel.
-extern "C" void emulator_call(void** arguments);
 
 namespace {
 
@@ -102,6 +100,7 @@ const void* scheduler_stack = nullptr;
 size_t scheduler_stack_bytes = 0;
 int current = -1, order = 0;
 int64_t grid = 0, block = 0, cluster = 1, shared_bytes = 0;
+void (*call)(void** arguments) = nullptr;  // written next to the unit: unpacks the arguments and calls the kernel
 void** kernel_arguments = nullptr;
 uint64_t random_state = 1;
 
@@ -178,7 +177,7 @@ __attribute__((no_sanitize_address)) void leave_fibre(bool for_good) {
 
 __attribute__((no_sanitize_address)) void fibre_main() {
     __sanitizer_finish_switch_fiber(nullptr, &scheduler_stack, &scheduler_stack_bytes);
-    emulator_call(kernel_arguments);
+    call(kernel_arguments);
     Fibre& self = fibres[current];
     self.state = finished;
     warps[current / 32].left |= 1u << current % 32;
@@ -526,7 +525,14 @@ void cp_async_wait_group(int pending) {
 
 }  // namespace emulator
 
-int main() {
+int main(int, char** argv) {
+    // Linked against nothing, so that linking it costs next to nothing; all that it calls must be found here and now.
+    void* unit = dlopen(argv[1], RTLD_NOW | RTLD_LOCAL);
+    call = unit ? reinterpret_cast<void (*)(void**)>(dlsym(unit, "emulator_call")) : nullptr;
+    if (!call) {
+        fprintf(stderr, "emulator: %s\n", dlerror());
+        _exit(85);
+    }
     const int answer = dup(1);  // what a kernel prints must not end up in the answer
     dup2(2, 1);
     __sanitizer_set_death_callback(say_what);
