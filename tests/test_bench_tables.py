@@ -79,7 +79,7 @@ def test_peers_without_the_layout_are_compared_with_in_their_own() -> None:
     peers = {name: row.us for name, row in results.peers("a").items()}
     assert peers == {"lean": 30.0, "best": 5.0, "PyTorch": 3.0}, "the faster of PyTorch's layouts, none in our own"
     legend = "\n".join(_legend(results))
-    assert "cuDNN and PyTorch have no layout CHWN: they ran on the same numbers in NCHW and NHWC" in legend
+    assert "cuDNN and PyTorch have no layout CHWN: they take the same numbers in NCHW and NHWC" in legend
     assert "PyTorch in the faster of its layouts" in legend and "in the problem's layout" not in legend
     other = "\n".join(_legend(made_up_results()))
     assert "PyTorch in the problem's layout" in other and "have no layout" not in other
@@ -158,7 +158,7 @@ def test_blocks_of_another_layout_say_where_the_peers_ran(tmp_path: Path) -> Non
     page, block = tmp_path / "page.md", "<!-- made: standings im2win{} -->\n<!-- /made -->\n"
     for results in (made_up_results(), in_chwn(made_up_results())):
         results.write(default_path(results, False, tmp_path))
-    told = "cuDNN and PyTorch have no layout CHWN: they ran on the same numbers in NCHW and NHWC. × is "
+    told = "cuDNN and PyTorch have no layout CHWN: they take the same numbers in NCHW and NHWC. × is "
     assert told in pages.fill(block.format("-chwn"), page, tmp_path, tmp_path)
     assert "have no layout" not in pages.fill(block.format("-nhwc"), page, tmp_path, tmp_path)
 

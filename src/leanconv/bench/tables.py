@@ -171,8 +171,8 @@ def about_layouts(results: Results) -> str:
     """A sentence where libraries do not have the layout of the results; empty where they do."""
     if results.layout in (None, *PEER_LAYOUTS):
         return ""
-    ran = " and ".join(PEER_LAYOUTS)
-    return f"cuDNN and PyTorch have no layout {results.layout}: they ran on the same numbers in {ran}."
+    theirs = " and ".join(PEER_LAYOUTS)
+    return f"cuDNN and PyTorch have no layout {results.layout}: they take the same numbers in {theirs}."
 
 
 def _legend(results: Results) -> list[str]:
