@@ -166,8 +166,8 @@ void land_some(Fibre& fibre) {
 }
 
 // NOTE: these two frames are still on the stack when the fibre ends for good; instrumented, they would leave it poisoned
-// for the next block.
-__attribute__((no_sanitize_address)) void leave_fibre(bool for_good) {
+// for the next block. This file is built without the sanitizers.
+void leave_fibre(bool for_good) {
     Fibre& self = fibres[current];
     void* fake_stack = nullptr;
     __sanitizer_start_switch_fiber(for_good ? nullptr : &fake_stack, scheduler_stack, scheduler_stack_bytes);
@@ -175,7 +175,7 @@ __attribute__((no_sanitize_address)) void leave_fibre(bool for_good) {
     __sanitizer_finish_switch_fiber(fake_stack, nullptr, nullptr);
 }
 
-__attribute__((no_sanitize_address)) void fibre_main() {
+void fibre_main() {
     __sanitizer_finish_switch_fiber(nullptr, &scheduler_stack, &scheduler_stack_bytes);
     call(kernel_arguments);
     Fibre& self = fibres[current];
