@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from emulator import EmulatorBuildError, EmulatorError, cache_dir, run_plan, run_source
+from emulator import EmulatorBuildError, EmulatorError, build, cache_dir, run_plan, run_source
 
 from leanconv.algorithms.base import Argument, Launch, Plan
 
@@ -421,3 +421,14 @@ def test_programs_are_kept_and_a_half_built_one_never_appears(monkeypatch, tmp_p
     with pytest.raises(EmulatorBuildError):
         play("oops;", floats(1), poisoned(1))
     assert {f.name for f in cache_dir().iterdir()} == set(made)
+
+
+def test_what_a_unit_includes_at_any_depth_builds_it_anew_and_nothing_else_does(tmp_path):
+    (tmp_path / "outer.cuh").write_text("#pragma once\n  #include <lib/inner.cuh>\n")
+    (tmp_path / "lib").mkdir()
+    unit = '#include <outer.cuh>\nextern "C" __global__ void probe(float* y) { y[threadIdx.x] = value; }\n'
+    built = []
+    for name, content in (("inner", "1"), ("other", "1"), ("inner", "2"), ("other", "2")):
+        (tmp_path / "lib" / f"{name}.cuh").write_text(f"constexpr float value = {content};")
+        built.append(build(unit, "probe", (Y,), tmp_path))
+    assert built[0] == built[1] != built[2] == built[3]

@@ -136,9 +136,17 @@ def _digest(*parts: str | bytes) -> str:
     return state.hexdigest()[:32]
 
 
-def _headers(folder: Path) -> bytes:
-    files = sorted(f for f in folder.rglob("*") if f.suffix in (".h", ".cuh", ".cpp"))
-    return b"\0".join(str(f.relative_to(folder)).encode() + b"\0" + f.read_bytes() for f in files)
+def _included(text: str, kernels: Path) -> bytes:
+    """Every header of the project that ``text`` reaches, so that an edit builds no unit that does not see it."""
+    found: dict[str, bytes] = {}
+    waiting = [text]
+    while waiting:
+        for name in re.findall(r"^\s*#\s*include <(.+)>", waiting.pop(), re.MULTILINE):
+            file = next((f for folder in (HERE / "include", kernels) if (f := folder / name).exists()), None)
+            if file is not None and name not in found:
+                found[name] = file.read_bytes()
+                waiting.append(found[name].decode())
+    return b"\0".join(name.encode() + b"\0" + found[name] for name in sorted(found))
 
 
 def _run_compiler(arguments: list[str], unit: str) -> None:
@@ -171,7 +179,8 @@ def _include_flags(kernels: Path) -> list[str]:
 def runtime() -> Path:
     """The program that plays units, built once."""
     source = HERE / "runtime.cpp"
-    key = _digest(source.read_bytes(), _headers(HERE / "include"), _compiler()[1], " ".join(RUNTIME_FLAGS))
+    text = source.read_text()
+    key = _digest(text, _included(text, HERE), _compiler()[1], " ".join(RUNTIME_FLAGS))
 
     def make(path: Path) -> None:
         made = path.with_suffix(".o")
@@ -183,7 +192,7 @@ def runtime() -> Path:
 
 def _precompiled(text: str, kernels: Path) -> list[str]:
     """Options that put ``text``, some includes, in front of a unit; parsed once, which is most of all parsing."""
-    key = _digest(text, _headers(kernels), _headers(HERE / "include"), _compiler()[1], " ".join(UNIT_FLAGS))
+    key = _digest(text, _included(text, kernels), _compiler()[1], " ".join(UNIT_FLAGS))
     # g++ takes this one where it cannot use the compiled one
     header = _publish(f"headers-{key}.h", lambda path: path.write_text(text))
 
@@ -200,16 +209,14 @@ def build(unit: str, symbol: str, arguments: Sequence[Argument], kernels: Path =
     entry = '__attribute__((visibility("default"))) void emulator_call(void** arguments)'
     stub = f'extern "C" {entry} {{ {symbol}({calls}); }}\n'
     text = f'#include <emulator.h>\n#line 1 "unit.cu"\n{unit}\n{stub}'
-    key = _digest(text, _headers(kernels), _headers(HERE / "include"), _compiler()[1], " ".join(UNIT_FLAGS))
+    key = _digest(text, _included(text, kernels), _compiler()[1], " ".join(UNIT_FLAGS))
 
     def make(path: Path) -> None:
         source = path.with_name("unit.cpp")
         source.write_text(text)
-        if kernels == compiler.KERNELS:
-            first = "".join(re.findall(r"\A#include <.*>\n", unit))
-            before = _precompiled(f"#include <emulator.h>\n{first}", kernels)
-        else:  # a folder of few units
-            before = _precompiled("#include <emulator.h>\n", HERE)
+        # other folders have few units
+        first = "".join(re.findall(r"\A#include <.*>\n", unit)) if kernels == compiler.KERNELS else ""
+        before = _precompiled(f"#include <emulator.h>\n{first}", kernels)
         _run_compiler(
             [*UNIT_FLAGS, *_include_flags(kernels), *before, "-shared", "-nostdlib", str(source), "-o", str(path)], text
         )
