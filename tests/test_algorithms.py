@@ -93,7 +93,7 @@ def gpu_target():
     return open_device(0).target
 
 
-@named([(a, c) for a, c in THOROUGH if c.name in ("odd-nchw", "odd-nhwc", "shape-7x7")])
+@named([(a, c) for a, c in THOROUGH if c.name in ("odd-nchw", "odd-nhwc", "odd-chwn", "shape-7x7")])
 def test_the_gpu_road_carries_every_argument(algorithm, case, host_device):
     """Where there is no GPU, what ``-m gpu`` does is at least done on a stand-in that computes by the definition."""
     proof.check(algorithm, case.problem, run=proof.run_on_gpu)
