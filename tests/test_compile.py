@@ -33,6 +33,8 @@ USUAL |= {
     for layout in ("NHWC", "CHWN")
     for name, problem in tuple(USUAL.items())
 }
+# Images that do not come in fours are copied one by one.
+USUAL["deep-chwn-odd"] = replace(USUAL["deep-chwn"], n=127)
 USUAL |= {
     f"filter-{size}x{size}": filter_problem(1, 8192, 8192, size, size, border=BORDERS[size % len(BORDERS)])
     for size in (3, 5, 7, 9, 15, 20, 32)
