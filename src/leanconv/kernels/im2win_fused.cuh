@@ -57,6 +57,7 @@ struct RunRows {
     static constexpr int stage_floats = R::stage_floats;
     static constexpr int lanes = Tiling<Tuning>::lanes_pixels;
     static constexpr int mine = Tuning::thread_pixels / 4;
+    static constexpr bool along_k = false;  // the order of a thread's products: see TileProduct
     static constexpr int buffers = R::chunks * Tuning::thread_pixels <= 24 ? 2 : 1;
 
     float x[buffers][mine][R::chunks * 4];

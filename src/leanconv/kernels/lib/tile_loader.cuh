@@ -39,6 +39,7 @@ struct PixelRows {
     static constexpr int pitch = Tuning::tile_pixels + 4;
     static constexpr int stage_floats = Tuning::tile_reduction * pitch;
     static constexpr int lanes = Tiling<Tuning>::lanes_pixels;
+    static constexpr bool along_k = true;  // the order of a thread's products: see TileProduct
 
     float x[2][Tuning::thread_pixels];
     int at;

@@ -56,11 +56,17 @@ struct TileProduct {
         if constexpr (Tuning::micro_kernel) x.read_late(stage_pixels(step), row);
     }
 
+    // NOTE: to and fro along the filters, or the pixels: an FMA at full rate keeps one operand of the FMA before, as the
+    // register file has two banks that give one operand a cycle each. Measured on an H200: 1 to 4 % of the time.
     __device__ __forceinline__ void multiply(float (&acc)[Tuning::thread_k][Tuning::thread_pixels], int step, int row) {
+        constexpr int outer = Rows::along_k ? Tuning::thread_pixels : Tuning::thread_k;
+        constexpr int inner = Rows::along_k ? Tuning::thread_k : Tuning::thread_pixels;
 #pragma unroll
-        for (int i = 0; i < Tuning::thread_k; ++i)
+        for (int o = 0; o < outer; ++o)
 #pragma unroll
-            for (int j = 0; j < Tuning::thread_pixels; ++j) {
+            for (int n = 0; n < inner; ++n) {
+                const int turned = o % 2 == 0 ? n : inner - 1 - n;
+                const int i = Rows::along_k ? turned : o, j = Rows::along_k ? o : turned;
                 if constexpr (Tuning::micro_kernel) {
                     acc[i][j] = fmaf(w[row % 2][i], x.value(row, j), acc[i][j]);
                 } else {

@@ -70,6 +70,8 @@ struct WinogradOutput {
         }
     }
 
+    // Neighbours change places in each pair. NOTE: a store of 128 bits takes four adjacent registers, as loads of
+    // fragments give them; in their own order sums would lie in the banks of the fragments they are made of.
     template <class Sums>
     __device__ __forceinline__ void put(const Sums& sums, int round) const {
         float* const plane = exchange + tiles.state * Tiles::exchange_plane;
@@ -81,7 +83,7 @@ struct WinogradOutput {
                 float v[4];
 #pragma unroll
                 for (int j = 0; j < 4; ++j)
-                    v[j] = Problem::nhwc ? sums[4 * round + j][f + i] : sums[4 * round + i][f + j];
+                    v[j] = Problem::nhwc ? sums[4 * round + (j ^ 1)][f + i] : sums[4 * round + i][f + (j ^ 1)];
                 float* const to = plane + (Problem::nhwc ? Tiles::exchange_at(tile + i, k)
                                                          : Tiles::exchange_at(k + i, tile));
                 if constexpr (Tuning::wide_exchange) {
@@ -110,7 +112,7 @@ struct WinogradOutput {
             float v[width];
             load_wide(v, from + s * Tiles::exchange_plane);
 #pragma unroll
-            for (int j = 0; j < width; ++j) sums[j][s] = v[j];
+            for (int j = 0; j < width; ++j) sums[j ^ 1][s] = v[j];  // see put()
         }
     }
 
