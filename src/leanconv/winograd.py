@@ -114,7 +114,7 @@ LEAST_PRODUCTS = 96
 def states(width: int, products: int, row: int, precision: str) -> tuple[int, ...]:
     """The numbers of states α, largest first, whose kernels Γα(α + 1 − width, width) keep tier ``precision``.
 
-    ``products`` is the number of products that an output sums, ``row`` the number of pixels in a row of the input. 16
+    ``products`` is the number of products that an output sums on average, ``row`` the number of pixels in a row of the input. 16
     states are for "relaxed" and "tf32"; in "ieee" there are no transforms. Rows at most half as wide as the filter
     leave most of a tile to padding: the outputs are small and the roundings are not, 4 to 5 times the sequential sum's
     for 8 states.
@@ -142,7 +142,7 @@ def why_no_states(width: int, products: int, row: int, precision: str) -> list[s
         return [
             f"rows of {row} pixels are at most half as wide as the filters; tier 'fp32' is kept where they are wider"
         ]
-    return [f"an output sums {products} products; tier 'fp32' is kept from {LEAST_PRODUCTS} on"]
+    return [f"an output sums {products} products on average; tier 'fp32' is kept from {LEAST_PRODUCTS} on"]
 
 
 def outputs_2d(precision: str) -> tuple[int, ...]:

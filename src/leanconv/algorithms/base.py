@@ -220,11 +220,21 @@ def ceil_div(a: int, b: int) -> int:
     return -(-a // b)
 
 
+def _seen(extent: int, taps: int, stride: int, dilation: int, before: int, outputs: int) -> int:
+    """Pixels, not padding, that all windows along an axis of ``extent`` pixels see together."""
+    total = 0
+    for begin in range(-before, taps * dilation - before, dilation):
+        first, last = max(0, ceil_div(-begin, stride)), min(outputs - 1, (extent - 1 - begin) // stride)
+        total += max(0, last - first + 1)
+    return total
+
+
 def products(problem: ConvProblem) -> int:
-    """Most products that an output of a forward convolution sums: of pixels, not of padding."""
-    rows = min(problem.r, ceil_div(problem.h, problem.dilation[0]))
-    columns = min(problem.s, ceil_div(problem.w, problem.dilation[1]))
-    return problem.group_c * rows * columns
+    """Products that an output of a forward convolution sums on average: of pixels, not of padding."""
+    (sh, sw), (dh, dw), (top, _, left, _) = problem.stride, problem.dilation, problem.padding
+    rows = _seen(problem.h, problem.r, sh, dh, top, problem.p)
+    columns = _seen(problem.w, problem.s, sw, dw, left, problem.q)
+    return problem.group_c * rows * columns // max(1, problem.p * problem.q)
 
 
 def has_wide_tensors(problem: ConvProblem) -> bool:
