@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from math import inf
 from typing import Any, TypeVar
 
 from leanconv import calls, describe, registry
@@ -155,7 +156,7 @@ def _others(
         reasons = tuple(registry.reasons(a, problem, name, limit))
         if not reasons:
             cost, best = a.cost(problem), chosen.cost(problem) if chosen else 0
-            slower = f", and is expected to take {cost / best:.1f} times as long" if best and cost > best else ""
+            slower = f", and is expected to take {cost / best:.1f} times as long" if best and best < cost < inf else ""
             # filter2d takes no algorithm=
             how = f"; algorithm={a.name!r} chooses it" if isinstance(problem, ConvProblem) else ""
             reasons = (f"it could{slower}{how}",)

@@ -33,6 +33,11 @@ class CompileError(RuntimeError):
     def __init__(self, log: str, options: str, source: str) -> None:
         numbered = "\n".join(f"{i:3d}  {line}" for i, line in enumerate(source.splitlines(), 1))
         super().__init__(f"{log.strip()}\n\noptions: {options}\n\nsource:\n{numbered}")
+        self._made_of = log, options, source
+
+    def __reduce__(self) -> tuple[type[CompileError], tuple[str, str, str]]:
+        """So that it comes back whole from a process that compiles for another one."""
+        return type(self), self._made_of
 
 
 def _struct(name: str, constants: Constants) -> str:
