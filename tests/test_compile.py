@@ -156,7 +156,7 @@ def test_a_kernel_that_does_not_compile_shows_log_options_and_numbered_source():
     assert 'identifier "undeclared_name" is undefined' in message
     assert "--gpu-architecture=sm_90a" in message and "--std=c++17" in message
     assert "  2    y[0] = undeclared_name;" in message
-    assert str(pickle.loads(pickle.dumps(failure.value))) == message, "a process that compiles for another raises it too"
+    assert str(pickle.loads(pickle.dumps(failure.value))) == message, "as from a process that compiles for others"
 
 
 def test_a_tuning_that_a_kernel_cannot_serve_is_refused_by_its_static_assert():
