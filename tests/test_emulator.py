@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from emulator import EmulatorBuildError, EmulatorError, build, cache_dir, run_plan, run_source
+from emulator import ORDERS, EmulatorBuildError, EmulatorError, build, cache_dir, run_plan, run_source
 
 from leanconv.algorithms.base import Argument, Launch, Plan
 
@@ -13,7 +13,7 @@ Y = Argument("float*", "y")
 N = Argument("int", "n")
 
 
-def play(body, x, y, *, block=64, grid=1, cluster=1, shared_floats=64, n=0):
+def play(body, x, y, *, block=64, grid=1, cluster=1, shared_floats=64, n=0, orders=ORDERS):
     dims = f"__cluster_dims__({cluster}, 1, 1) " if cluster > 1 else ""
     unit = (
         "#include <lib/ptx.cuh>\nusing namespace leanconv;\n"
@@ -24,7 +24,7 @@ def play(body, x, y, *, block=64, grid=1, cluster=1, shared_floats=64, n=0):
         f"{body}\n}}\n"
     )
     values = {"x": x, "y": y, "n": n}
-    how = {"grid": grid, "block": block, "cluster": cluster, "shared_bytes": 4 * shared_floats}
+    how = {"grid": grid, "block": block, "cluster": cluster, "shared_bytes": 4 * shared_floats, "orders": orders}
     run_source(unit, "probe", (X, Y, N), values, **how)
     return y
 

@@ -7,9 +7,9 @@
 ``plan`` is what ``Algorithm.plan`` returns; an argument without a fixed value is taken from ``arrays`` by its name
 (an array, a number, or None for a null pointer; ``workspace`` and ``prepared`` are made by themselves). Bytes outside
 an array are fenced: touching them raises EmulatorError with the sanitizer's report, as do a misaligned vector access,
-integer overflow, cp.async rules broken, threads that part at a barrier or shuffle. A block runs in three thread orders
-(see runtime.cpp), whose results must agree to the last bit, so that a missing barrier shows. Shared memory starts as
-NaN in each block.
+integer overflow, cp.async rules broken, threads that part at a barrier or shuffle, arrivals at a named barrier that do
+not come out even. A block runs in three thread orders (see runtime.cpp), whose results must agree to the last bit, so
+that a missing barrier shows. Shared memory starts as NaN in each block.
 The blocks of a cluster are alive at the same time; the other blocks are played one after the other.
 ``python -m pytest tests/test_emulator.py`` shows each check at work. ``run_source`` takes a unit as text.
 Built units are kept in $XDG_CACHE_HOME/leanconv-emulator (~/.cache), named by everything that went into them.
@@ -178,14 +178,15 @@ def _include_flags(kernels: Path) -> list[str]:
 
 def runtime() -> Path:
     """The program that plays units, built once."""
-    source = HERE / "runtime.cpp"
-    text = source.read_text()
-    key = _digest(text, _included(text, HERE), _compiler()[1], " ".join(RUNTIME_FLAGS))
+    sources = [HERE / name for name in ("runtime.cpp", "intrinsics.cpp")]
+    texts = [source.read_text() for source in sources]
+    key = _digest(*texts, _included("".join(texts), HERE), _compiler()[1], " ".join(RUNTIME_FLAGS))
 
     def make(path: Path) -> None:
-        made = path.with_suffix(".o")
-        _run_compiler([*RUNTIME_FLAGS, *_include_flags(HERE), "-c", str(source), "-o", str(made)], str(source))
-        _run_compiler(["-fsanitize=address,undefined", "-rdynamic", str(made), "-ldl", "-o", str(path)], str(source))
+        made = [str(path.with_name(f"{source.stem}.o")) for source in sources]
+        for source, target in zip(sources, made, strict=True):
+            _run_compiler([*RUNTIME_FLAGS, *_include_flags(HERE), "-c", str(source), "-o", target], str(source))
+        _run_compiler(["-fsanitize=address,undefined", "-rdynamic", *made, "-ldl", "-o", str(path)], "")
 
     return _publish(f"runtime-{key}", make)
 

@@ -62,6 +62,8 @@ enum WarpOperation { warp_sync, shuffle_index, shuffle_up, shuffle_down, shuffle
 
 [[noreturn]] void fail(Site site, const char* format, ...) __attribute__((format(printf, 2, 3)));
 void block_barrier(Site site);
+void named_barrier(bool waits, int number, int threads, Site site);
+void set_registers(bool up, int count, Site site);
 unsigned cluster_rank();
 void cluster_barrier(Site site);
 float cluster_load(const float* shared, unsigned rank, Site site);

@@ -13,7 +13,6 @@ struct Context {
 extern "C" void emulator_switch(void** save, void* load);
 asm(R"(
 .text
-.globl emulator_switch
 .type emulator_switch, @function
 emulator_switch:
     pushq %rbp

@@ -23,6 +23,26 @@ inline void cp_async_wait_group() {
     emulator::cp_async_wait_group(pending);
 }
 
+inline void barrier_sync(int number, int threads, EMULATOR_SITE) {
+    emulator::named_barrier(true, number, threads, site);
+}
+
+inline void barrier_arrive(int number, int threads, EMULATOR_SITE) {
+    emulator::named_barrier(false, number, threads, site);
+}
+
+template <int count>
+inline void set_registers_up(EMULATOR_SITE) {
+    static_assert(count >= 24 && count <= 256 && count % 8 == 0, "setmaxnreg takes multiples of 8 from 24 to 256");
+    emulator::set_registers(true, count, site);
+}
+
+template <int count>
+inline void set_registers_down(EMULATOR_SITE) {
+    static_assert(count >= 24 && count <= 256 && count % 8 == 0, "setmaxnreg takes multiples of 8 from 24 to 256");
+    emulator::set_registers(false, count, site);
+}
+
 inline unsigned cluster_rank() { return emulator::cluster_rank(); }
 
 inline void cluster_barrier(EMULATOR_SITE) { emulator::cluster_barrier(site); }
