@@ -28,6 +28,7 @@ FENCE = "use-after-poison|SEGV"
 RACE = "a race: thread orders|misaligned|" + FENCE
 WRONG = "error .* exceeds|between the rows|" + FENCE
 GONE = "has left the kernel"
+BARRIER = r"emulator: barrier \d"
 
 PROBLEMS = {case.name: case.problem for case in (*CASES, *TRANSFORM_CASES)}
 
@@ -227,17 +228,26 @@ BREAKS = (
     wino("no barrier after the table of sources", "const Tiles tiles;\n    __syncthreads();", "const Tiles tiles;",
          RACE + "|" + WRONG, "width-9-nhwc"),
     wino("no barrier between steps", "cp_async_wait_group<stages - 2>();\n        __syncthreads();",
-         "cp_async_wait_group<stages - 2>();", RACE + "|" + WRONG, "width-4-nchw", "width-9-nhwc"),
-    wino("waits for one group too few", "cp_async_wait_group<stages - 2>();", "cp_async_wait_group<stages - 1>();",
-         RACE, "width-4-nchw", "width-9-nhwc"),
-    wino("waits for one group of four too few", "cp_async_wait_group<stages - 2>();",
-         "cp_async_wait_group<stages - 1>();", RACE, "width-3-nhwc", states=8, stages=4),
-    wino("sums overwritten before they are read", "__syncthreads();  // the buffer has been read", "",
+         "cp_async_wait_group<stages - 2>();", RACE + "|" + WRONG, "width-4-nchw", "width-9-nhwc", producers=0),
+    wino("waits for one group too few", "cp_async_wait_group<stages - 2>();\n        __syncthreads();",
+         "cp_async_wait_group<stages - 1>();\n        __syncthreads();", RACE, "width-4-nchw", "width-9-nhwc",
+         producers=0),
+    wino("waits for one group of four too few", "cp_async_wait_group<stages - 2>();\n        __syncthreads();",
+         "cp_async_wait_group<stages - 1>();\n        __syncthreads();", RACE, "width-3-nhwc", states=8, stages=4),
+    wino("producers wait for one group too few", "cp_async_wait_group<stages - 2>();\n            barrier_arrive",
+         "cp_async_wait_group<stages - 1>();\n            barrier_arrive", RACE, "width-3-nchw", producers=4),
+    wino("producers wait for nobody", "if (step > taps) barrier_sync(empty(step - 1), Tiles::all_threads);", "",
+         BARRIER, "width-3-nchw", producers=4),
+    wino("nobody waits for producers", "if (step < steps - 1) barrier_sync(full(step + 1), Tiles::all_threads);", "",
+         BARRIER, "width-3-nchw", producers=4),
+    wino("steps take no turns at their barriers", "return 1 + step % 2;", "return 1;", BARRIER, "width-3-nchw",
+         producers=4),
+    wino("sums overwritten before they are read", "Tiles::barrier();  // the buffer has been read", "",
          RACE, "width-8-nhwc", thread_k=8),
-    wino("sums read before they are there", "put(sums, round);\n            __syncthreads();", "put(sums, round);",
+    wino("sums read before they are there", "put(sums, round);\n            Tiles::barrier();", "put(sums, round);",
          RACE, "width-4-nhwc"),
     wino("outputs read before they are there",
-         "if constexpr (staged) {\n                    __syncthreads();",
+         "if constexpr (staged) {\n                    Tiles::barrier();",
          "if constexpr (staged) {", RACE, "width-4-nchw", staged=True),
     wino("a tile's halo one column too wide", "(column.w + aside) < Problem::w", "(column.w + aside) <= Problem::w",
          WRONG, "width-4-nchw"),

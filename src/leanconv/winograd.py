@@ -114,10 +114,10 @@ LEAST_PRODUCTS = 96
 def states(width: int, products: int, row: int, precision: str) -> tuple[int, ...]:
     """The numbers of states α, largest first, whose kernels Γα(α + 1 − width, width) keep tier ``precision``.
 
-    ``products`` is the number of products that an output sums on average, ``row`` the number of pixels in a row of the input. 16
-    states are for "relaxed" and "tf32"; in "ieee" there are no transforms. Rows at most half as wide as the filter
-    leave most of a tile to padding: the outputs are small and the roundings are not, 4 to 5 times the sequential sum's
-    for 8 states.
+    ``products`` is the number of products that an output sums on average, ``row`` the number of pixels in a row of the
+    input. 16 states are for "relaxed" and "tf32"; in "ieee" there are no transforms. Rows at most half as wide as the
+    filter leave most of a tile to padding: the outputs are small and the roundings are not, 4 to 5 times the sequential
+    sum's for 8 states.
 
     >>> states(3, 576, 56, "fp32"), states(7, 3136, 56, "relaxed"), states(3, 27, 56, "fp32")
     ((8, 4), (16, 8), (4,))

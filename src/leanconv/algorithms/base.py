@@ -28,6 +28,11 @@ class Target:
     registers_per_multiprocessor: int = 65536
 
     @property
+    def register_pools(self) -> bool:
+        """Whether warps can pass registers to others: on the variants of architectures from 9.0 on (``sm_90a``)."""
+        return self.clusters and self.arch.endswith("a")
+
+    @property
     def clusters(self) -> bool:
         """Whether neighbouring blocks can share memory: thread block clusters, from compute capability 9.0 on."""
         return int("".join(filter(str.isdigit, self.arch))) >= 90

@@ -7,7 +7,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from leanconv.algorithms import implicit_gemm, input_gradient
-from leanconv.algorithms.base import LAUNCH_CYCLES, Plan, Target, TimedAlgorithm, by_time, ceil_div, products
+from leanconv.algorithms.base import (
+    LAUNCH_CYCLES,
+    Plan,
+    Target,
+    TimedAlgorithm,
+    by_time,
+    ceil_div,
+    copied_as,
+    products,
+)
 from leanconv.algorithms.tiles import gradient_limits
 from leanconv.algorithms.winograd_tiles import (
     Transform,
@@ -20,7 +29,7 @@ from leanconv.algorithms.winograd_tiles import (
     prepare_cycles,
     prepared_floats,
 )
-from leanconv.problem import ConvProblem
+from leanconv.problem import ConvProblem, Layout
 from leanconv.winograd import matrices, segments, states, why_no_states
 
 
@@ -36,28 +45,79 @@ class WinogradConfig(WinogradTileConfig):
 #: Filter rows that are in work together; higher filters are worked on in parts.
 MOST_TAPS = 12
 
-#: Configurations and the share of the FMA peak that each reaches in its main loop, measured on an H200. A tile of
-#: 64 x 64 outputs with 128 sums a thread is quickest; two blocks of half its size overlap their prologues and stores.
-SPEEDS: dict[int, tuple[tuple[WinogradConfig, float], ...]] = {
+#: Configurations and the share of the FMA peak that each reaches in its main loop, by layout, measured on an H200. A
+#: tile of 64 x 64 outputs with 128 sums a thread is quickest; two blocks of half its size overlap their prologues and
+#: stores. Producers gain where copies take many instructions, and most with 128 filters a tile.
+SPEEDS: dict[int, tuple[tuple[WinogradConfig, dict[Layout, float]], ...]] = {
     4: (
-        (WinogradConfig(4, thread_tiles=16, channels=16, stages=2, min_blocks=2), 0.69),
-        (WinogradConfig(4, channels=16, stages=2, min_blocks=4), 0.62),
-        (WinogradConfig(4, lanes_k=4, thread_tiles=16, channels=8, stages=2, min_blocks=2), 0.62),
-        (WinogradConfig(4, thread_k=4, lanes_k=4, channels=4, stages=2, min_blocks=4), 0.40),
+        (
+            WinogradConfig(4, thread_tiles=16, channels=16, stages=2, min_blocks=2),
+            {"NHWC": 0.64, "NCHW": 0.555, "CHWN": 0.635},
+        ),
+        (
+            WinogradConfig(4, channels=16, stages=2, min_blocks=4),
+            {"NHWC": 0.62, "NCHW": 0.545, "CHWN": 0.63},
+        ),
+        (
+            WinogradConfig(4, lanes_k=4, thread_tiles=16, channels=8, stages=2, min_blocks=2),
+            {"NHWC": 0.605, "NCHW": 0.515, "CHWN": 0.635},
+        ),
+        (
+            WinogradConfig(4, thread_k=4, lanes_k=4, channels=4, stages=2, min_blocks=4),
+            {"NHWC": 0.47, "NCHW": 0.395, "CHWN": 0.45},
+        ),
     ),
     8: (
-        (WinogradConfig(8, thread_tiles=16, channels=16, stages=2, min_blocks=1), 0.68),
-        (WinogradConfig(8, thread_tiles=16, stages=4, min_blocks=1), 0.66),
-        (WinogradConfig(8, thread_k=16, channels=16, stages=2, min_blocks=1), 0.675),
-        (WinogradConfig(8, stages=2), 0.62),
-        (WinogradConfig(8, lanes_k=4, thread_tiles=16, stages=2, min_blocks=1), 0.62),
-        (WinogradConfig(8, thread_k=4, lanes_k=4, channels=4, stages=2, min_blocks=2), 0.38),
+        (
+            WinogradConfig(8, thread_k=16, channels=16, stages=2, min_blocks=1, producers=4),
+            {"NHWC": 0.665, "NCHW": 0.70, "CHWN": 0.70},
+        ),
+        (
+            WinogradConfig(8, thread_tiles=16, channels=16, stages=2, min_blocks=1, producers=4),
+            {"NCHW": 0.63, "CHWN": 0.68},
+        ),
+        (
+            WinogradConfig(8, thread_tiles=16, channels=16, stages=2, min_blocks=1),
+            {"NHWC": 0.66, "NCHW": 0.625, "CHWN": 0.645},
+        ),
+        (
+            WinogradConfig(8, thread_tiles=16, stages=4, min_blocks=1),
+            {"NHWC": 0.655, "NCHW": 0.63, "CHWN": 0.65},
+        ),
+        (
+            WinogradConfig(8, thread_k=16, channels=16, stages=2, min_blocks=1),
+            {"NHWC": 0.655, "NCHW": 0.625, "CHWN": 0.635},
+        ),
+        (
+            WinogradConfig(8, stages=2),
+            {"NHWC": 0.62, "NCHW": 0.605, "CHWN": 0.605},
+        ),
+        (
+            WinogradConfig(8, lanes_k=4, thread_tiles=16, stages=2, min_blocks=1),
+            {"NHWC": 0.625, "NCHW": 0.585, "CHWN": 0.645},
+        ),
+        (
+            WinogradConfig(8, thread_k=4, lanes_k=4, channels=4, stages=2, min_blocks=2),
+            {"NHWC": 0.48, "NCHW": 0.42, "CHWN": 0.40},
+        ),
     ),
     16: (
-        (WinogradConfig(16, 4, 16, 8, 2, stages=2, min_blocks=1, promoted=True), 0.51),
-        (WinogradConfig(16, 8, 8, 4, 2, stages=2, min_blocks=1, promoted=True), 0.515),
-        (WinogradConfig(16, 8, 8, 8, 2, stages=2, min_blocks=1, promoted=True), 0.48),
-        (WinogradConfig(16, 8, 8, 4, 2, channels=4, stages=2, min_blocks=1, promoted=True), 0.38),
+        (
+            WinogradConfig(16, 4, 16, 8, 2, stages=2, min_blocks=1, promoted=True),
+            {"NHWC": 0.485, "NCHW": 0.455, "CHWN": 0.48},
+        ),
+        (
+            WinogradConfig(16, 8, 8, 4, 2, stages=2, min_blocks=1, promoted=True),
+            {"NHWC": 0.487, "NCHW": 0.467, "CHWN": 0.48},
+        ),
+        (
+            WinogradConfig(16, 8, 8, 8, 2, stages=2, min_blocks=1, promoted=True),
+            {"NHWC": 0.465, "NCHW": 0.44, "CHWN": 0.44},
+        ),
+        (
+            WinogradConfig(16, 8, 8, 4, 2, channels=4, stages=2, min_blocks=1, promoted=True),
+            {"NHWC": 0.355, "NCHW": 0.33, "CHWN": 0.31},
+        ),
     ),
 }
 #: Clock cycles of a block for each of its outputs.
@@ -187,7 +247,13 @@ class Winograd1d(TimedAlgorithm):
         """
         shared = (problem.s - 1) / part.states >= 0.4375
         transform = transform_of(problem, part)
-        for config, speed in SPEEDS[part.states]:
+        for config, speeds in SPEEDS[part.states]:
+            speed = speeds.get(copied_as(problem))
+            if speed is None:
+                continue
+            if (part.states, problem.s) == (8, 2):
+                # Seven outputs of four tiles, their states, and sums that wait, are more than two blocks have room for.
+                config = replace(config, min_blocks=1)
             for rows, run in itertools.product((1, 2, 4, 8), (1, 2) if shared else (1,)):
                 if config.tiles % (4 * rows) == 0:
                     chosen = fitted(problem, transform, replace(config, rows=rows, run=run), target)

@@ -33,7 +33,7 @@ class WinogradTileConfig(Config):
     ``lanes_k`` lanes lie along the filters. The tiles are ``rows`` output rows of as many tiles each; ``run``
     neighbouring tiles of a row share the pixels in which they overlap (the ruse variant of "Im2col-Winograd" is 2).
     ``channels`` are multiplied in one step; ``stages`` steps are in shared memory at once. ``promoted``: the sums over
-    one chunk of channels are added to long ones.
+    one chunk of channels are added to long ones. ``producers`` more warps copy and transform while the others multiply.
 
     At the end sums are exchanged in shared memory, in stores of 128 bits if ``wide_exchange`` and of 64 bits otherwise,
     in rows that ``padded_exchange`` moves to different banks. In NCHW, ``staged`` outputs are put in the order of the
@@ -51,6 +51,7 @@ class WinogradTileConfig(Config):
     stages: int = 3
     min_blocks: int = 2
     promoted: bool = False
+    producers: int = 0
     staged: bool = True
     wide_exchange: bool = True
     padded_exchange: bool = True
@@ -73,7 +74,7 @@ class WinogradTileConfig(Config):
     @property
     def threads(self) -> int:
         """Threads of a block."""
-        return 32 * self.states // self.lane_states
+        return 32 * (self.states // self.lane_states + self.producers)
 
 
 @dataclass(frozen=True)
@@ -224,6 +225,8 @@ W = TypeVar("W", bound=WinogradTileConfig)
 
 def fitted(problem: ConvProblem, transform: Transform, config: W, target: Target) -> W | None:
     """The configuration with as many blocks at once as shared memory has room for; None where it cannot run."""
+    if config.producers and not target.register_pools:
+        return None
     # Neighbouring tiles of CHWN are of neighbouring images, and share no pixels.
     if config.run > 1 and problem.layout == "CHWN":
         return None

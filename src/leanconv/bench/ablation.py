@@ -67,6 +67,7 @@ STUDIES = {
             "one row": {"rows": 1},
             "runs of 2": {"run": 2},
             "plain sums": {"promoted": False},
+            "no producers": {"producers": 0},
             "segments": {"segments": True},
             "whole rows": {"segments": False},
         },

@@ -59,7 +59,7 @@ _FAMILY_PEERS = {
     "best": _Style("cuDNN's fastest", "#08519c"),
     "PyTorch": _Style("PyTorch", "#8c8c8c"),
 }
-_VARIANTS = ("#d55e00", "#56b4e9", "#009e73", "#cc79a7", "#f0e442", "#0072b2")
+_VARIANTS = ("#d55e00", "#56b4e9", "#009e73", "#cc79a7", "#f0e442", "#0072b2", "#a6761d")
 _BASELINES = ("#8c8c8c", "#222222")
 _TENSOR = STUDIES["im2win"].algorithms
 

@@ -50,22 +50,26 @@ __device__ __forceinline__ void barrier_arrive(int number, int threads) {
     asm volatile("bar.arrive %0, %1;\n" :: "r"(number), "r"(threads) : "memory");
 }
 
-#if !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM90_ALL) || defined(__CUDA_ARCH_FEAT_SM100_ALL) || \
-    defined(__CUDA_ARCH_FEAT_SM120_ALL)
 // setmaxnreg: the registers of each thread of four neighbouring warps, which all execute it.
 // NOTE: only for an architecture by its full name: sm_90a has it, sm_90 and sm_120 do not.
+#if !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM90_ALL) || defined(__CUDA_ARCH_FEAT_SM100_ALL) || \
+    defined(__CUDA_ARCH_FEAT_SM120_ALL)
+constexpr bool register_pools = true;
+#else
+constexpr bool register_pools = false;
+#endif
 template <int count>
 __device__ __forceinline__ void set_registers_up() {
     static_assert(count >= 24 && count <= 256 && count % 8 == 0, "setmaxnreg takes multiples of 8 from 24 to 256");
+    static_assert(register_pools || count == 0, "setmaxnreg needs an architecture by its full name, such as sm_90a");
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;\n" :: "n"(count));
 }
-
 template <int count>
 __device__ __forceinline__ void set_registers_down() {
     static_assert(count >= 24 && count <= 256 && count % 8 == 0, "setmaxnreg takes multiples of 8 from 24 to 256");
+    static_assert(register_pools || count == 0, "setmaxnreg needs an architecture by its full name, such as sm_90a");
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;\n" :: "n"(count));
 }
-#endif
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
 // %cluster_ctarank: the number of this block in its cluster (Launch.cluster of the host half).

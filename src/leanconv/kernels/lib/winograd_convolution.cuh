@@ -22,16 +22,26 @@ __device__ __forceinline__ void winograd_convolution(const float* x, const float
     Column* const columns = reinterpret_cast<Column*>(shared_memory());
     Source* const sources = reinterpret_cast<Source*>(columns + Tiles::columns);
     float* const shared = reinterpret_cast<float*>(sources + (Tiles::sources + 1) / 2 * 2);
-    for (int i = threadIdx.x; i < Tiles::columns; i += Tiles::threads)
+    for (int i = threadIdx.x; i < Tiles::columns; i += Tiles::all_threads)
         columns[i] = Column::template make<Tuning>(first + i, batch, group);
     __syncthreads();
-    for (int i = threadIdx.x; i < Tiles::sources; i += Tiles::threads)
+    for (int i = threadIdx.x; i < Tiles::sources; i += Tiles::all_threads)
         sources[i] = Source::template make<Tuning>(i, columns, batch);
     const Tiles tiles;
     __syncthreads();
 
     typename Product::Sums sums = {};
-    Product(tiles, sources, shared, x, batch, prepared, group, tile_k).run(sums);
+    Product product(tiles, sources, shared, x, batch, prepared, group, tile_k);
+    product.begin();
+    if constexpr (Tuning::producers > 0) {
+        if (threadIdx.x >= Tiles::threads) {
+            set_registers_down<Tiles::producer_registers>();
+            product.produce();
+            return;
+        }
+        set_registers_up<Tiles::registers>();
+    }
+    product.run(sums);
     const OutputStrides<Problem> strides(batch);
     WinogradOutput<Problem, Tuning, Transform>{tiles,   columns, shared, bias, y, tile_k * Tiles::tile_k, group,
                                                strides}.run(sums);

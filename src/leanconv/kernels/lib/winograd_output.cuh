@@ -55,15 +55,15 @@ struct WinogradOutput {
     __device__ __forceinline__ void run(const Sums& sums) const {
 #pragma unroll
         for (int round = 0; round < Tiles::rounds; ++round) {
-            __syncthreads();  // the buffer has been read
+            Tiles::barrier();  // the buffer has been read
             put(sums, round);
-            __syncthreads();
+            Tiles::barrier();
             if constexpr (Problem::nhwc) {
                 store_nhwc(round);
             } else {
                 transform_tiles(round);
                 if constexpr (staged) {
-                    __syncthreads();
+                    Tiles::barrier();
                     store_nchw(round);
                 }
             }

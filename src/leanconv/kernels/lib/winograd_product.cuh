@@ -1,7 +1,8 @@
 // The main loop of the fused Winograd kernels. Step by step (a chunk of channels, a filter row) transformed filters and
 // raw pixels arrive in shared memory; warps transform raw pixels of the chunk to come into tiles, and multiply the tiles
 // of this chunk with the filters. Tiles are transformed from shared to shared memory one chunk ahead of their use, a
-// part of them in every step, so that transforms and products of different warps overlap.
+// part of them in every step, so that transforms and products of different warps overlap; or producers, warps of their
+// own, bring and transform them.
 #pragma once
 
 #include <lib/micro_kernel.cuh>
@@ -48,32 +49,37 @@ struct WinogradProduct {
     __device__ __forceinline__ float* stage(int step) { return ring + step % stages * Tiles::stage_floats; }
     __device__ __forceinline__ float* chunk(int number) { return transformed + number % 2 * Tiles::tile_floats; }
 
-    __device__ __forceinline__ void load(int step) {
-        if (step >= taps && step < steps) load_filters(step);
-        if (step < steps - taps) load_pixels(step);
+    // Copies and transforms are the work of `threads` threads, of which this one is number `thread`.
+    template <int threads>
+    __device__ __forceinline__ void load(int step, int thread) {
+        if (step >= taps && step < steps) load_filters<threads>(step, thread);
+        if (step < steps - taps) load_pixels<threads>(step, thread);
+        cp_async_commit_group();
     }
 
-    __device__ __forceinline__ void load_filters(int step) {
+    template <int threads>
+    __device__ __forceinline__ void load_filters(int step, int thread) {
         constexpr int a_row = Tiles::tile_k / 4, pieces = Tiles::filter_floats / 4;  // of four floats
-        static_assert(a_row >= Tiles::threads ? a_row % Tiles::threads == 0 : Tiles::threads % a_row == 0,
+        static_assert(a_row >= threads ? a_row % threads == 0 : threads % a_row == 0,
                       "a thread's pieces lie at a constant distance");
         const int number = step - taps, block = number / taps / Tiles::chunks;
         const int tap = block * taps + number % taps, c = number / taps % Tiles::chunks * channels;
         const float* const from = u + static_cast<int64>(tap * Problem::padded_c + c) * (states * Problem::padded_k) +
-            threadIdx.x / a_row * Problem::padded_k + threadIdx.x % a_row * 4;
+            thread / a_row * Problem::padded_k + thread % a_row * 4;
         // A thread's rows are an even number apart: all of even states, or all of odd ones.
-        static_assert(Tiles::lane_states == 1 || Tiles::threads / a_row % 2 == 0, "see swapped()");
-        const int row = threadIdx.x / a_row, k = threadIdx.x % a_row * 4;
+        static_assert(Tiles::lane_states == 1 || threads / a_row % 2 == 0, "see swapped()");
+        const int row = thread / a_row, k = thread % a_row * 4;
         float* const to = stage(step) + row * Tiles::tile_k + Tiles::swapped(row, k);
 #pragma unroll
-        for (int i = 0; i < ceil_div(pieces, Tiles::threads); ++i)
-            if (pieces % Tiles::threads == 0 || threadIdx.x + i * Tiles::threads < pieces)
-                cp_async_16(to + i * Tiles::threads * 4, from + i * (Tiles::threads / a_row) * Problem::padded_k, true);
+        for (int i = 0; i < ceil_div(pieces, threads); ++i)
+            if (pieces % threads == 0 || thread + i * threads < pieces)
+                cp_async_16(to + i * threads * 4, from + i * (threads / a_row) * Problem::padded_k, true);
     }
 
     // The pixels of one slice of the positions of chunk step / taps. A thread copies four channels of one pixel, in
     // CHWN of that pixel of four images if it can.
-    __device__ __forceinline__ void load_pixels(int step) {
+    template <int threads>
+    __device__ __forceinline__ void load_pixels(int step, int thread) {
         constexpr int quads = channels / 4, pixels = Tiles::step_sources, elements = pixels * quads;
         constexpr bool vector = Problem::nhwc && Problem::group_c % 4 == 0;
         constexpr bool whole = Problem::group_c % channels == 0;
@@ -82,9 +88,9 @@ struct WinogradProduct {
         const Source* const from = sources + step % taps * pixels;
         float* const raw = stage(step) + Tiles::filter_floats;
 #pragma unroll
-        for (int i = 0; i < ceil_div(elements, Tiles::threads); ++i) {
-            const int e = threadIdx.x + i * Tiles::threads;
-            if (elements % Tiles::threads != 0 && e >= elements) break;
+        for (int i = 0; i < ceil_div(elements, threads); ++i) {
+            const int e = thread + i * threads;
+            if (elements % threads != 0 && e >= elements) break;
             const int quad = Problem::nhwc ? e % quads : e / pixels, number = Problem::nhwc ? e / quads : e % pixels;
             const int c = first_c + quad * 4;
             const Source source = from[number];
@@ -108,16 +114,17 @@ struct WinogradProduct {
     }
 
     // Transform the slice that arrived with `step`: a thread makes all states of one tile of one channel.
-    __device__ __forceinline__ void transform(int step) {
+    template <int threads>
+    __device__ __forceinline__ void transform(int step, int thread) {
         constexpr int lanes = Tiles::side_by_side, items = Tiles::slice * channels;
         if (step >= steps - taps) return;
         const int first = step % taps * Tiles::slice;
         const float* const raw = stage(step) + Tiles::filter_floats;
         float* const to = chunk(step / taps);
 #pragma unroll
-        for (int i = 0; i < ceil_div(items, Tiles::threads); ++i) {
-            const int e = threadIdx.x + i * Tiles::threads;
-            if (items % Tiles::threads != 0 && e >= items) break;
+        for (int i = 0; i < ceil_div(items, threads); ++i) {
+            const int e = thread + i * threads;
+            if (items % threads != 0 && e >= items) break;
             const int local = e / lanes % Tiles::slice, c = e % lanes + e / (lanes * Tiles::slice) * lanes;
             const int position = first + local;
             if (Tiles::slice * taps != Tiles::positions && position >= Tiles::positions) continue;
@@ -192,23 +199,56 @@ struct WinogradProduct {
         __syncthreads();
     }
 
-    // The caller has put a barrier after the table of sources.
+    // The first chunk of tiles, by all threads. The caller has put a barrier after the table of sources.
+    __device__ __forceinline__ void begin() {
+        // No stage is in use yet: one step more is under way than in the loop.
+#pragma unroll 1
+        for (int step = 0; step < stages; ++step) load<Tiles::all_threads>(step, threadIdx.x);
+        cp_async_wait_group<stages - 1>();
+        __syncthreads();
+        transform<Tiles::all_threads>(0, threadIdx.x);
+#pragma unroll 1
+        for (int step = 1; step < taps; ++step) {
+            arrive();
+            load<Tiles::all_threads>(step + stages - 1, threadIdx.x);
+            transform<Tiles::all_threads>(step, threadIdx.x);
+        }
+        if constexpr (Tiles::producers > 0) cp_async_wait_group<0>();  // from here on producers wait for their own copies
+        arrive();
+    }
+
+    // Barriers between producers and the others: what a step reads is there; what it read may be overwritten. Two of
+    // each, in turns, as either side may be a step ahead.
+    static __device__ __forceinline__ int full(int step) { return 1 + step % 2; }
+    static __device__ __forceinline__ int empty(int step) { return 3 + step % 2; }
+
+    // What the producers do while the others multiply: in each step the copies of one to come, and the transforms.
+    __device__ __forceinline__ void produce() {
+        const int thread = threadIdx.x - Tiles::threads;
+#pragma unroll 1
+        for (int step = taps; step < steps - 1; ++step) {
+            if (step > taps) barrier_sync(empty(step - 1), Tiles::all_threads);
+            load<Tiles::producers>(step + stages - 1, thread);
+            transform<Tiles::producers>(step, thread);
+            cp_async_wait_group<stages - 2>();
+            barrier_arrive(full(step + 1), Tiles::all_threads);
+        }
+    }
+
+    // From step to the next one: all but the last row of its fragments have been multiplied.
+    __device__ __forceinline__ void turn(int step) {
+        if constexpr (Tiles::producers == 0) {
+            arrive();
+        } else {
+            if (step < steps - 2) barrier_arrive(empty(step), Tiles::all_threads);
+            if (step < steps - 1) barrier_sync(full(step + 1), Tiles::all_threads);
+        }
+    }
+
+    // Where there are no producers, loads and transforms lie between the products.
     __device__ __forceinline__ void run(Sums& total) {
         Sums partial = {};
         Sums& sums = Tuning::promoted ? partial : total;
-#pragma unroll 1
-        for (int step = 0; step < stages - 1; ++step) {
-            load(step);
-            cp_async_commit_group();
-        }
-#pragma unroll 1
-        for (int step = 0; step < taps; ++step) {
-            arrive();
-            load(step + stages - 1);
-            cp_async_commit_group();
-            transform(step);
-        }
-        arrive();
         read(taps, 0);
 #pragma unroll 1
         for (int step = taps; step < steps; ++step) {
@@ -217,15 +257,14 @@ struct WinogradProduct {
                 if (c < channels - 1) {
                     read(step, c + 1);
                 } else {
-                    arrive();
+                    turn(step);
                     if (step + 1 < steps) read(step + 1, 0);
                 }
-                if (c == 0) {
+                if constexpr (Tiles::producers == 0) {
                     // The stage of the step before this one is free: see arrive().
-                    load(step + stages - 1);
-                    cp_async_commit_group();
+                    if (c == 0) load<Tiles::threads>(step + stages - 1, threadIdx.x);
+                    if (c == 1) transform<Tiles::threads>(step, threadIdx.x);
                 }
-                if (c == 1) transform(step);
                 multiply(sums, c);
             }
             if (Tuning::promoted && step % taps == taps - 1) promote(total, sums);

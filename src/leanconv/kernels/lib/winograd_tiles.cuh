@@ -20,7 +20,14 @@ struct WinogradTiles {
     static constexpr int lanes_k = Tuning::lanes_k, lanes_tiles = 32 / lane_states / lanes_k;
     static constexpr int tile_k = lanes_k * Tuning::thread_k;
     static constexpr int tiles = lanes_tiles * Tuning::thread_tiles;
-    static constexpr int threads = 32 * states / lane_states;
+    static constexpr int threads = 32 * states / lane_states;  // that multiply
+    // Further warps may bring pixels and filters and transform while the others do nothing but multiply. All are launched
+    // with as many registers; then producers give up those that the others need for their sums.
+    static constexpr int producers = 32 * Tuning::producers, all_threads = threads + producers;
+    static constexpr int registers = 216, launched = 65536 / all_threads / 8 * 8;
+    static constexpr int producer_registers =
+        producers == 0 ? 0 : (launched * all_threads - registers * threads) / producers / 8 * 8;
+    static_assert(threads % 128 == 0 && producers % 128 == 0 || producers == 0, "four warps at once change registers");
     static constexpr int rows = Tuning::rows, columns = tiles / rows;
     static constexpr int channels = Tuning::channels;
     static constexpr int chunks = ceil_div(Problem::group_c, channels);
@@ -118,6 +125,12 @@ struct WinogradTiles {
         state = threadIdx.x / lanes;
         lane_k = lanes_k == 1 ? 0 : lane % 2 + lane / (2 * lanes_tiles) * 2;
         lane_tile = lanes_k == 1 ? lane : lane / 2 % lanes_tiles;
+    }
+
+    // Where the threads that multiply meet once the producers have left.
+    static __device__ __forceinline__ void barrier() {
+        if constexpr (producers == 0) __syncthreads();
+        else barrier_sync(0, threads);
     }
 
     // Where four filters lie in a row of transformed filters: of the states that a warp reads at once, the odd ones have
