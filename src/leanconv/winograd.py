@@ -89,15 +89,7 @@ def matrices(n: int, r: int, points: Sequence[Fraction | int] | None = None) -> 
     >>> [[int(v) for v in row] for row in matrices(2, 3).at]
     [[1, 1, 1, 0], [0, 1, -1, 1]]
     """
-    if n < 1 or r < 1:
-        raise ValueError(f"n={n} and r={r} must be at least 1")
-    needed = n + r - 2
-    if points is None and needed > len(POINTS):
-        raise ValueError(f"F({n},{r}) needs {needed} points and only {len(POINTS)} are known; give points=")
-    chosen = tuple(Fraction(p) for p in (POINTS[:needed] if points is None else points))
-    if len(chosen) != needed or len(set(chosen)) != needed:
-        raise ValueError(f"F({n},{r}) needs {needed} distinct points, not {[str(p) for p in chosen]}")
-    return _matrices(n, r, chosen)
+    return _matrices(n, r, None if points is None else tuple(points))
 
 
 #: Filter widths that Γα(α + 1 − width, width) serves, for each number of states α: the eleven kernels of the paper.
@@ -211,7 +203,15 @@ def segments(q: int, r: int, states: Sequence[int] = (8, 4)) -> list[Segment]:
 
 
 @lru_cache(maxsize=64)
-def _matrices(n: int, r: int, points: tuple[Fraction, ...]) -> Matrices:
+def _matrices(n: int, r: int, given: tuple[Fraction | int, ...] | None) -> Matrices:
+    if n < 1 or r < 1:
+        raise ValueError(f"n={n} and r={r} must be at least 1")
+    needed = n + r - 2
+    if given is None and needed > len(POINTS):
+        raise ValueError(f"F({n},{r}) needs {needed} points and only {len(POINTS)} are known; give points=")
+    points = tuple(Fraction(p) for p in (POINTS[:needed] if given is None else given))
+    if len(points) != needed or len(set(points)) != needed:
+        raise ValueError(f"F({n},{r}) needs {needed} distinct points, not {[str(p) for p in points]}")
     zero, one = Fraction(0), Fraction(1)
     # Evaluate the filter (g) and the transposed output (at) at every point; infinity picks the leading coefficient.
     powers = [[p**i for i in range(max(n, r))] for p in points]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import TypeVar
 
 from leanconv.algorithms.base import (
@@ -121,7 +122,13 @@ class Transform:
 
 def computed(problem: ConvProblem) -> ConvProblem:
     """The forward convolution that is computed for ``problem``."""
-    return problem.as_forward() if problem.op == "dgrad" else problem
+    return _as_forward(problem) if problem.op == "dgrad" else problem
+
+
+@lru_cache(maxsize=64)
+def _as_forward(problem: ConvProblem) -> ConvProblem:
+    """Kept, as predicting times asks for it a hundred times."""
+    return problem.as_forward()
 
 
 def padded(problem: ConvProblem) -> tuple[int, int]:
@@ -235,7 +242,8 @@ def fitted(problem: ConvProblem, transform: Transform, config: W, target: Target
         return None
     # The system takes a KiB of each block.
     at_once = target.shared_per_multiprocessor // (needed + 1024)
-    return replace(config, min_blocks=max(1, min(config.min_blocks, at_once)))
+    together = max(1, min(config.min_blocks, at_once))
+    return config if together == config.min_blocks else replace(config, min_blocks=together)
 
 
 def main_cycles(
