@@ -1,8 +1,8 @@
 // Direct convolution by its definition: one thread, one output, everything read from global memory. The baseline that
 // the im2win paper starts from, and the shortest statement of what the other kernels compute.
 //
-// Arithmetic per output: 2 * C/g * R * S flops for two loads an FMA, most of them from L1: 3 to 6 TFLOP/s in NCHW and
-// 0.3 to 2 in NHWC, of 67, on an H200 (suite im2win).
+// Arithmetic per output: 2 * C/g * R * S flops for two loads an FMA, most of them from L1: 3 to 6 TFLOP/s in NCHW, 0.3
+// to 2 in NHWC and 1.5 to 3 in CHWN, of 67, on an H200 (suite im2win).
 #pragma once
 
 #include <lib/epilogue.cuh>

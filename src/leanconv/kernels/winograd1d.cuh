@@ -4,8 +4,9 @@
 // times fewer for (6,3), 2.5 for (5,4) and (4,5), 4.5 for (9,8) and (8,9). Beside them, per filter row, channel and
 // tile: (rows + R - 1) / (rows * R) input transforms for each tile_k filters, of about 27 (alpha 8) or 120 (alpha 16)
 // operations. No workspace but the transformed filters, alpha / S times the filters' size.
-// Floor: FMA issue. A product loop of this kind reaches 46 TFLOP/s of 67 on an H200 (implicit GEMM): 2.25 times that
-// would be 103 effective TFLOP/s for (6,3). Measured: 76 to 87 for (6,3), up to 99 for (5,4), up to 131 for (8,9).
+// Floor: FMA issue. A product loop of this kind reaches 47 TFLOP/s of 67 on an H200 (implicit GEMM in NHWC): 2.25 times
+// that would be 106 effective TFLOP/s for (6,3). Measured in NHWC (suite winograd1d): 65 to 86 for (6,3), up to 101 for
+// (5,4), up to 132 for (8,9).
 #pragma once
 
 #include <lib/winograd_convolution.cuh>
