@@ -5,8 +5,8 @@
 // tile: (rows + R - 1) / (rows * R) input transforms for each tile_k filters, of about 27 (alpha 8) or 120 (alpha 16)
 // operations. No workspace but the transformed filters, alpha / S times the filters' size.
 // Floor: FMA issue. A product loop of this kind reaches 47 TFLOP/s of 67 on an H200 (implicit GEMM in NHWC): 2.25 times
-// that would be 106 effective TFLOP/s for (6,3). Measured in NHWC (suite winograd1d): 65 to 86 for (6,3), up to 101 for
-// (5,4), up to 132 for (8,9).
+// that would be 106 effective TFLOP/s for (6,3). Measured in NHWC (suite winograd1d): 68 to 90 for (6,3), up to 105 for
+// (5,4), up to 132 for (9,8) and (8,9).
 #pragma once
 
 #include <lib/winograd_convolution.cuh>
