@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import pickle
 from dataclasses import replace
+from functools import cache
 from itertools import product
 
 import proof
@@ -15,7 +16,7 @@ from cases import TARGETS, filter_problem
 
 from leanconv.problem import BORDERS, ConvProblem
 from leanconv.registry import ALGORITHMS
-from leanconv.runtime.compile import CompileError, compile_launch, compile_source
+from leanconv.runtime.compile import CompileError, compile_launch, compile_source, source
 from leanconv.winograd import WIDTHS
 
 pytest.importorskip("cuda.core", reason="NVRTC comes with the extra leanconv[cu13] or [cu12]")
@@ -53,10 +54,16 @@ ACCEPTED = [
 ]
 
 
+@cache
+def compiled(text, symbol, arch):
+    """Many launches are alike in this file: filters and tensors are prepared for many configurations in one way."""
+    return compile_source(text, symbol, arch)
+
+
 def compile_plan(algorithm, problem, config, target):
     """Compile every launch and hold the compiler's figures against what the launch asks of the machine."""
     plan = algorithm.plan(problem, config, target)
-    figures = [compile_launch(launch, target.arch) for launch in plan.every_launch]
+    figures = [compiled(source(launch), launch.symbol, target.arch) for launch in plan.every_launch]
     for launch, figure in zip(plan.every_launch, figures, strict=True):
         what = f"{algorithm.name} {config} on {target.arch}: {figure.registers} registers"
         assert len(figure.cubin) > 1000 and figure.cubin[:4] == b"\x7fELF", what
