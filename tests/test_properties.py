@@ -23,7 +23,7 @@ from leanconv.runtime.launch import BOUND_NAMES
 
 ARITHMETIC = settings(max_examples=200, derandomize=True, deadline=None, database=None)
 KERNEL = settings(
-    max_examples=14,
+    max_examples=10,
     derandomize=True,
     deadline=None,
     database=None,
