@@ -12,8 +12,10 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-#: The layouts that cuDNN and PyTorch have.
-PEER_LAYOUTS = ("NCHW", "NHWC")
+from leanconv.problem import Layout
+
+#: The layouts that cuDNN and PyTorch compute in; PyTorch would copy another into one of them in each call.
+PEER_LAYOUTS: tuple[Layout, ...] = ("NCHW", "NHWC")
 #: A peer whose error is larger computes something else, and is not compared with. TF32 has its own engines.
 _WRONG = 1e-4
 

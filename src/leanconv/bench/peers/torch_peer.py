@@ -8,10 +8,9 @@ from typing import Any
 
 from leanconv.bench.operands import Operands, as_nchw, in_order
 from leanconv.bench.peers.base import Candidate, Peer, Unable, missing_cuda_torch, missing_module
+from leanconv.bench.results import PEER_LAYOUTS
 from leanconv.problem import ConvProblem, FilterProblem, Layout, Problem
 
-#: The orders in memory that PyTorch's convolution computes in; another would be copied into one of them in each call.
-LAYOUTS: tuple[Layout, ...] = ("NCHW", "NHWC")
 _PAD_MODES = {"replicate": "replicate", "reflect101": "reflect", "wrap": "circular"}
 
 
@@ -92,7 +91,7 @@ class TorchPeer(Peer):
                 yield Candidate("torch", "conv2d", call, workspace_bytes="measure", scope=strict, note="strict FP32")
             return
         for precision, tf32 in (("fp32", False), ("tf32", True)):
-            for layout in LAYOUTS:
+            for layout in PEER_LAYOUTS:
                 yield Candidate(
                     f"torch-{precision}-{layout.lower()}",
                     "conv2d",
@@ -128,7 +127,7 @@ class TorchCpuPeer(Peer):
         if isinstance(problem, FilterProblem):
             call = _filter(problem, torch.from_numpy(operands.image), torch.from_numpy(operands.kernel))
         else:
-            layout = problem.layout if problem.layout in LAYOUTS else "NCHW"
+            layout = problem.layout if problem.layout in PEER_LAYOUTS else "NCHW"
             note += "" if layout == problem.layout else f", {layout}"
             bias = None if operands.bias is None else torch.from_numpy(operands.bias)
             x, w = torch.from_numpy(operands.x(layout)), torch.from_numpy(operands.w(layout))
