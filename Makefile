@@ -12,7 +12,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 .PHONY: demo test lint format types docs clean
 
 demo: $(VENV)/.demo
-	$(BIN)/python -m leanconv.demo
+	$(BIN)/python -m leanconv.cli.demo
 
 # One BLAS thread for each worker: two that wait for a core that others hold spin for seconds.
 test: export OMP_NUM_THREADS ?= 1

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from leanconv.algorithms.base import Target
+from leanconv.plan import Target
 from leanconv.problem import BORDERS, ConvProblem, FilterProblem, Layout, Problem
 
 KIB = 1024

@@ -12,10 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from leanconv import api, calls, describe, registry
-from leanconv.algorithms.base import GpuAlgorithm, Plan, Target
+from leanconv import api, arrays
+from leanconv.algorithms.base import GpuAlgorithm
+from leanconv.call import describe
+from leanconv.call import run as calls
+from leanconv.plan import Plan, Target
 from leanconv.problem import ITEM_BYTES, ConvProblem, FilterProblem, Problem
-from leanconv.runtime import arrays, launch
+from leanconv.runtime import launch
 from leanconv.runtime.compile import Compiled
 from leanconv.runtime.driver import CudaUnavailableError, driver
 
@@ -233,7 +236,7 @@ def host_device(monkeypatch: pytest.MonkeyPatch) -> Iterator[HostDevice]:
 
         return wrapper
 
-    for algorithm in registry.ALGORITHMS:
+    for algorithm in calls.ALGORITHMS:
         monkeypatch.setattr(type(algorithm), "plan", recording(type(algorithm).plan))
     monkeypatch.setattr(launch, "open_device", lambda index: device)
     api.forget()

@@ -15,7 +15,8 @@ import cases
 import emulator
 import numpy as np
 
-from leanconv.algorithms.base import Config, GpuAlgorithm, Plan, Target
+from leanconv.algorithms.base import Config, GpuAlgorithm
+from leanconv.plan import Plan, Target
 from leanconv.problem import ConvProblem, FilterProblem, Problem
 from leanconv.reference import oracle
 

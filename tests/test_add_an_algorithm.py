@@ -15,7 +15,8 @@ import proof
 import pytest
 from cases import CONV_CASES, TARGETS
 
-from leanconv import registry
+from leanconv.algorithms import ALGORITHMS
+from leanconv.call import choose as registry
 from leanconv.runtime.compile import KERNELS
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -53,7 +54,7 @@ def test_the_example_is_right(algorithm: Any, kernels: Path, name: str) -> None:
 def test_the_example_in_the_registry(algorithm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     listed = re.findall(r"^    (\w+)\(\),$", block("python", 1), re.MULTILINE)
     assert listed == [type(algorithm).__name__]
-    candidates = (*registry.ALGORITHMS, algorithm)
+    candidates = (*ALGORITHMS, algorithm)
     problem = CONV_CASES[0].problem
     assert problem.layout == "NCHW" and registry.choose(problem, "naive", candidates) is algorithm
     nhwc = next(case.problem for case in CONV_CASES if case.problem.layout == "NHWC")

@@ -14,10 +14,11 @@ import proof
 import pytest
 from cases import ALL, CASES, CONV_CASES, GRADIENT_CASES, REFUSED, TARGETS, TRANSFORM_CASES
 
+from leanconv.algorithms import ALGORITHMS
 from leanconv.algorithms.input_gradient import parts
 from leanconv.algorithms.register_cache import PartialSumsConfig
+from leanconv.call.choose import NoAlgorithmError, choose
 from leanconv.problem import ConvProblem, FilterProblem
-from leanconv.registry import ALGORITHMS, NoAlgorithmError, choose
 
 MET = [(a, c) for a in ALGORITHMS for c in (*CASES, *(() if a.tier == "ieee" else TRANSFORM_CASES))]
 ACCEPTED = [(a, c) for a, c in MET if not a.reasons(c.problem)]

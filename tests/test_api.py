@@ -10,7 +10,10 @@ import pytest
 from conftest import HostDevice, oracle_conv, oracle_filter, relative_error
 
 import leanconv
-from leanconv import ConvProblem, FilterProblem, conv2d, describe, filter2d, prepare_weights, registry
+from leanconv import ConvProblem, FilterProblem, conv2d, filter2d, prepare_weights
+from leanconv.algorithms import ALGORITHMS
+from leanconv.call import choose as registry
+from leanconv.call import describe
 from leanconv.problem import BORDERS, Layout
 
 torch = pytest.importorskip("torch")
@@ -226,7 +229,7 @@ def test_workspace_comes_from_the_callers_allocator(
 ) -> None:
     x, w, _ = conv_arrays(rng, BASE)
     given = fake_cupy.asarray(x), fake_cupy.asarray(w)
-    algorithm = next(a for a in leanconv.registry.ALGORITHMS if a.solves is ConvProblem)
+    algorithm = next(a for a in ALGORITHMS if a.solves is ConvProblem)
     plan = type(algorithm).plan
 
     def with_workspace(self: Any, problem: Any, config: Any, target: Any) -> Any:
@@ -389,7 +392,7 @@ def test_explain_names_the_choice_and_the_reasons(rng: np.random.Generator, host
     assert told.chosen in str(told) and "winograd1d" in str(told)
     assert leanconv.explain(x, w, precision="ieee", algorithm="direct").why == "it was asked for"
     told = leanconv.explain(x, w, stride=2, device="cuda")
-    first = registry.choose(told.problem, "auto", registry.ALGORITHMS).name
+    first = registry.choose(told.problem, "auto", ALGORITHMS).name
     assert told.chosen == first and "stand-in" in told.where and "tile_k" in told.config
     # it predicts no time
     assert told.others["direct"] == ("it could; algorithm='direct' chooses it",)

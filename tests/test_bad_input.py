@@ -9,15 +9,8 @@ import numpy as np
 import pytest
 from conftest import HostDevice, oracle_conv, relative_error, says
 
-from leanconv import (
-    ConvProblem,
-    FilterProblem,
-    NoAlgorithmError,
-    conv2d,
-    explain,
-    filter2d,
-)
-from leanconv.algorithms.base import Argument, Launch
+from leanconv import ConvProblem, FilterProblem, NoAlgorithmError, conv2d, explain, filter2d
+from leanconv.plan import Argument, Launch
 from leanconv.runtime import launch
 
 torch = pytest.importorskip("torch")

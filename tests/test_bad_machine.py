@@ -14,16 +14,10 @@ import numpy as np
 import pytest
 from conftest import says
 
-from leanconv import (
-    ConvProblem,
-    CudaError,
-    CudaUnavailableError,
-    OutOfMemoryError,
-    conv2d,
-    explain,
-    registry,
-)
-from leanconv.algorithms.base import Launch, Target
+from leanconv import ConvProblem, CudaError, CudaUnavailableError, OutOfMemoryError, conv2d, explain
+from leanconv.algorithms import ALGORITHMS
+from leanconv.call import choose as registry
+from leanconv.plan import Launch, Target
 from leanconv.runtime import cache, driver, launch
 from leanconv.runtime import compile as compiler
 
@@ -77,7 +71,7 @@ def test_no_driver(fresh_driver: pytest.MonkeyPatch) -> None:
         conv2d(X, W, device="cuda")
     told = explain(X, W, device="cuda")
     assert "no NVIDIA driver was found" in told.where
-    assert told.chosen == registry.choose(told.problem, "auto", registry.ALGORITHMS).name
+    assert told.chosen == registry.choose(told.problem, "auto", ALGORITHMS).name
     assert conv2d(X, W).max() == 36
 
 
@@ -127,7 +121,7 @@ def test_machine_code_that_the_driver_refuses(fresh_driver: pytest.MonkeyPatch) 
 
 @pytest.fixture
 def some_launch() -> Launch:
-    algorithm = next(a for a in registry.ALGORITHMS if a.name == "implicit_gemm")
+    algorithm = next(a for a in ALGORITHMS if a.name == "implicit_gemm")
     problem = ConvProblem(n=1, c=1, h=4, w=4, k=1, r=1, s=1)
     target = Target("sm_90a", 132)
     return algorithm.plan(problem, next(iter(algorithm.configs(problem, target))), target).launches[0]

@@ -12,7 +12,7 @@ from leanconv.bench import load_suite, parse_problem, suite_names
 from leanconv.bench.operands import Check, Operands, as_nchw, in_order, poison
 from leanconv.bench.suites import LAYOUTS, Case, dense_filter, format_problem
 from leanconv.problem import ConvProblem, FilterProblem
-from leanconv.timing import summarise, time_cpu
+from leanconv.runtime.timing import summarise, time_cpu
 
 COUNTS = {"im2win": 12, "opencnn": 16, "winograd1d": 90, "single-channel": 48, "general-direct": 36, "filters": 80}
 
@@ -73,7 +73,7 @@ def test_cpu_timer_takes_one_sample_of_a_call_that_outlasts_the_budget() -> None
 @pytest.mark.gpu
 def test_gpu_timer_agrees_with_the_bytes_moved() -> None:
     torch = pytest.importorskip("torch")
-    from leanconv.timing import time_gpu
+    from leanconv.runtime.timing import time_gpu
 
     source = torch.randn(1 << 26, device="cuda")
     target = torch.empty_like(source)

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from leanconv.algorithms import ALGORITHMS
 from leanconv.bench import __main__ as command
 from leanconv.bench import default_path, run_suite
 from leanconv.bench.operands import Check, Operands
@@ -19,6 +20,7 @@ from leanconv.bench.results import ROW_KEYS, Results
 from leanconv.bench.suites import LAYOUTS, Case, dense_filter, format_problem, parse_problem, with_batch
 from leanconv.bench.tables import detail
 from leanconv.problem import ConvProblem, FilterProblem
+from leanconv.reference import CPU_ALGORITHMS
 
 REQUIRED = {"problem", "engine", "algorithm", "us", "tflops", "ceiling_share", "workspace_bytes", "error"}
 
@@ -34,10 +36,9 @@ def tiny_run() -> Results:
 
 
 def test_run_measures_own_algorithms_and_peers(tiny_run: Results) -> None:
-    from leanconv import registry
 
     own = {row.algorithm for row in tiny_run.of("layer") if row.engine == "leanconv"}
-    assert own == {a.name for a in registry.CPU_ALGORITHMS if not a.reasons(TINY[0].problem)}
+    assert own == {a.name for a in CPU_ALGORITHMS if not a.reasons(TINY[0].problem)}
     assert len(own) >= 3
     assert not tiny_run.failed
     assert {row.engine for row in tiny_run.of("picture")} >= {"leanconv"}
@@ -118,13 +119,10 @@ def test_wrong_and_failing_engines_show(monkeypatch: Any) -> None:
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_own_algorithms_run_in_the_layout_of_the_problem(layout: Any) -> None:
-    from leanconv import registry
 
     case = Case("layer", ConvProblem(3, 4, 9, 10, 6, 3, 3, padding=(1, 0, 2, 1), layout=layout, activation="relu"))
     results = run_suite([case], engines=("leanconv",), device="cpu", quick=True, progress=False)
-    assert {row.algorithm for row in results.rows} == {
-        a.name for a in registry.CPU_ALGORITHMS if not a.reasons(case.problem)
-    }
+    assert {row.algorithm for row in results.rows} == {a.name for a in CPU_ALGORITHMS if not a.reasons(case.problem)}
     assert len(results.rows) >= 3 and not results.failed
     assert all(row.error is not None and row.error < 5e-6 for row in results.rows)
 
@@ -293,7 +291,6 @@ def test_kernels_are_compiled_ahead(tmp_path: Path, monkeypatch: Any) -> None:
     pytest.importorskip("cuda.core", reason="NVRTC comes with the extra leanconv[cu13] or [cu12]")
     import cases
 
-    from leanconv import registry
     from leanconv.bench.peers import own
     from leanconv.runtime import cache, launch
 
@@ -305,7 +302,7 @@ def test_kernels_are_compiled_ahead(tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setattr(launch, "open_device", lambda index: Described)
     problems = [case.problem for case in TINY]
     own.LeanconvPeer(("implicit_gemm", "register_cache")).prepare(problems, gpu=True)
-    plans = list(own._plans([a for a in registry.ALGORITHMS if a.name == "implicit_gemm"], problems))
+    plans = list(own._plans([a for a in ALGORITHMS if a.name == "implicit_gemm"], problems))
     assert len(plans) == 1, "an algorithm is asked for what it solves"
     assert cache.load(cache.key(plans[0].launches[0], Described.target.arch)) is not None
     assert len(list((tmp_path / "kernels").iterdir())) == 2
@@ -315,8 +312,8 @@ def test_kernels_are_compiled_ahead(tmp_path: Path, monkeypatch: Any) -> None:
     def refuse(*arguments: Any) -> Any:
         raise AssertionError("no plan for this")
 
-    monkeypatch.setattr(type(registry.ALGORITHMS[0]), "plan", refuse)
-    assert list(own._plans(registry.ALGORITHMS[:1], problems)) == [], "what fails says so when it is timed"
+    monkeypatch.setattr(type(ALGORITHMS[0]), "plan", refuse)
+    assert list(own._plans(ALGORITHMS[:1], problems)) == [], "what fails says so when it is timed"
     monkeypatch.setenv("LEANCONV_NO_CACHE", "1")
     monkeypatch.setattr(launch, "open_device", None)
     own.compile_ahead(plans)
@@ -326,12 +323,12 @@ def test_kernels_are_compiled_ahead(tmp_path: Path, monkeypatch: Any) -> None:
 def test_filters_prepared_before_are_a_candidate_of_their_own(monkeypatch: Any) -> None:
     import cases
 
-    from leanconv import calls, registry
     from leanconv.algorithms.winograd2d import Winograd2dConfig
     from leanconv.bench.peers import own
+    from leanconv.call import run as calls
 
     problem = TINY[0].problem
-    (algorithm,) = (a for a in registry.ALGORITHMS if a.name == "implicit_gemm")
+    (algorithm,) = (a for a in ALGORITHMS if a.name == "implicit_gemm")
     plain = algorithm.plan(problem, next(iter(algorithm.configs(problem, cases.TARGETS[0]))), cases.TARGETS[0])
     preparing = replace(plain, prepare=plain.launches, prepared_bytes=640)
     code, config = SimpleNamespace(registers=40, spill_bytes=3), Winograd2dConfig(states=36)

@@ -14,6 +14,7 @@ from leanconv.bench.results import GROUPS, Results, Row
 from leanconv.bench.suites import LAYOUTS, dense_filter, suite_layout
 from leanconv.bench.tables import _legend, detail, markdown, performance_page, quantity, results_files, size, summary
 from leanconv.problem import ConvProblem
+from leanconv.reference import CPU_ALGORITHMS
 
 CEILINGS = Ceilings(fp32_tflops=50.0, tf32_tflops=400.0, copy_tbytes=4.0, how="made up")
 
@@ -200,17 +201,16 @@ def test_ceiling_is_the_one_that_binds() -> None:
 
 
 def test_numerics_page_has_every_algorithm_and_its_bound_holds(tmp_path: Path) -> None:
-    from leanconv import registry
     from leanconv.bench import numerics
 
     entries = numerics.measure(layers=((3, 20),), filters=(5,), gpu=False)
     for entry in entries:
         assert entry.error <= 4 * max(entry.sequential, 2**-24), entry
-    for algorithm in registry.CPU_ALGORITHMS:
+    for algorithm in CPU_ALGORITHMS:
         assert {e.data for e in entries if e.algorithm == algorithm.name} == {"zero-mean", "positive"}, algorithm.name
     page = numerics.page([numerics.record(entries, gpu=False)])
     assert "python -m leanconv.bench.numerics" in page and "layer 3×3×20" in page and "filter 5×5" in page
-    assert all(f"`{algorithm.name}` CPU" in page for algorithm in registry.CPU_ALGORITHMS)
+    assert all(f"`{algorithm.name}` CPU" in page for algorithm in CPU_ALGORITHMS)
 
 
 def test_what_was_measured_twice_is_kept_once() -> None:

@@ -18,9 +18,9 @@ import proof
 import pytest
 from cases import CASES, TARGETS, TRANSFORM_CASES
 
+from leanconv.algorithms import ALGORITHMS
 from leanconv.algorithms.base import Config, GpuAlgorithm
 from leanconv.problem import Problem
-from leanconv.registry import ALGORITHMS
 from leanconv.runtime.compile import KERNELS
 
 #: How a break shows. Bad data may also be used as an address before it reaches the output.

@@ -10,8 +10,10 @@ import numpy as np
 import pytest
 
 import leanconv
-from leanconv import doctor, filters, images
-from leanconv.cli import FAILED, MISTAKE, main
+from leanconv import filters
+from leanconv.cli import doctor
+from leanconv.cli import pictures as images
+from leanconv.cli.main import FAILED, MISTAKE, main
 from leanconv.runtime import cache as store
 from leanconv.runtime import launch
 from leanconv.runtime.driver import CudaUnavailableError

@@ -14,8 +14,8 @@ import proof
 import pytest
 from cases import TARGETS, filter_problem
 
+from leanconv.algorithms import ALGORITHMS
 from leanconv.problem import BORDERS, ConvProblem
-from leanconv.registry import ALGORITHMS
 from leanconv.runtime.compile import CompileError, compile_launch, compile_source, source
 from leanconv.winograd import WIDTHS
 

@@ -12,9 +12,11 @@ import pytest
 pytest.importorskip("matplotlib", reason="the demo draws with matplotlib")
 Image = pytest.importorskip("PIL.Image", reason="the demo reads a photograph with Pillow")
 
-from leanconv import demo, registry  # noqa: E402 - after the skips
-from leanconv.demo_pictures import draw_layers, duration  # noqa: E402
-from leanconv.timing import Timing  # noqa: E402
+from leanconv.algorithms import ALGORITHMS  # noqa: E402
+from leanconv.cli import demo  # noqa: E402
+from leanconv.cli.demo_pictures import draw_layers, duration  # noqa: E402
+from leanconv.reference import CPU_ALGORITHMS  # noqa: E402
+from leanconv.runtime.timing import Timing  # noqa: E402
 
 
 @pytest.fixture(autouse=True)
@@ -26,7 +28,7 @@ def test_the_tour(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert demo.run(tmp_path / "pictures", quick=True)
     out = capsys.readouterr().out
     assert "results are right against float64" in out and "WRONG" not in out
-    for algorithm in registry.CPU_ALGORITHMS:
+    for algorithm in CPU_ALGORITHMS:
         assert algorithm.name in out or algorithm.name == "taps", algorithm.name
     for name in ("filters.png", "layers.png"):
         picture = np.array(Image.open(tmp_path / "pictures" / name).convert("L"))
@@ -39,7 +41,7 @@ def test_the_layers_are_sound() -> None:
     assert photo.shape == (3, 600, 512) and photo.min() >= 0 and 200 < photo.max() <= 255
     for name, problem in demo.LAYERS:
         assert problem.p == (problem.h - 1) // problem.stride[0] + 1, name
-        assert problem.n <= 4 and not registry.ALGORITHMS[0].reasons(problem)
+        assert problem.n <= 4 and not ALGORITHMS[0].reasons(problem)
 
 
 def test_a_wrong_result_is_told(
@@ -64,7 +66,7 @@ def test_on_a_gpu(host_device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     problem = replace(demo.LAYERS[-1][1], h=9, w=9)
     lines = demo.measure_layer("small", problem, photo, True, 0.01)
     assert {line.where for line in lines} == {"CPU", "GPU"} and all(line.right for line in lines)
-    able = [algorithm.name for algorithm in registry.ALGORITHMS if not algorithm.reasons(problem)]
+    able = [algorithm.name for algorithm in ALGORITHMS if not algorithm.reasons(problem)]
     on_gpu = [line for line in lines if line.where == "GPU"]
     assert [line.algorithm for line in on_gpu] == able and all(line.us == 5.0 for line in on_gpu)
     assert sum(line.chosen for line in on_gpu) == 1

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from emulator import ORDERS, EmulatorBuildError, EmulatorError, build, cache_dir, run_plan, run_source
 
-from leanconv.algorithms.base import Argument, Launch, Plan
+from leanconv.plan import Argument, Launch, Plan
 
 X = Argument("const float*", "x")
 Y = Argument("float*", "y")

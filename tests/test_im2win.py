@@ -13,11 +13,10 @@ import proof
 import pytest
 from cases import CONV_CASES, TARGETS
 
-from leanconv.algorithms import im2win_fused
+from leanconv.algorithms import ALGORITHMS, im2win_fused
 from leanconv.algorithms.im2win import columns, tensor_elements, transform
 from leanconv.problem import ConvProblem
 from leanconv.reference.im2win import im2win, im2win_channels_last
-from leanconv.registry import ALGORITHMS
 from leanconv.runtime import compile as compiler
 
 FUSED = next(a for a in ALGORITHMS if a.name == "im2win_fused")

@@ -18,12 +18,12 @@ from cases import ALL, CONV_CASES, GRADIENT_CASES, TARGETS
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from leanconv.algorithms import input_gradient
-from leanconv.algorithms.base import Launch, Plan
+from leanconv.algorithms import ALGORITHMS, input_gradient
 from leanconv.algorithms.implicit_gemm import segment_launch
+from leanconv.call.choose import NoAlgorithmError, choose
+from leanconv.plan import Launch, Plan
 from leanconv.problem import ConvProblem
 from leanconv.reference import CPU_ALGORITHMS, oracle
-from leanconv.registry import ALGORITHMS, NoAlgorithmError, choose
 from leanconv.runtime.compile import compile_launch
 
 IM2COL = next(a for a in CPU_ALGORITHMS if a.name == "im2col")

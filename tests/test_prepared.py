@@ -13,10 +13,14 @@ import numpy as np
 import pytest
 from conftest import HostDevice, oracle_conv, relative_error, says
 
-from leanconv import ConvProblem, NoAlgorithmError, PreparedWeights, conv1d, conv2d, explain, prepare_weights, registry
-from leanconv.algorithms.base import Argument, Launch, Plan, Target
+from leanconv import ConvProblem, NoAlgorithmError, PreparedWeights, api, conv1d, conv2d, explain, prepare_weights
+from leanconv.algorithms import ALGORITHMS
 from leanconv.algorithms.implicit_gemm import ImplicitGemm
-from leanconv.runtime.arrays import arrays_of
+from leanconv.arrays import arrays_of
+from leanconv.call import choose as registry
+from leanconv.call import explain as explaining
+from leanconv.call import run as calls_module
+from leanconv.plan import Argument, Launch, Plan, Target
 from leanconv.runtime.launch import ALIGNMENT
 
 PROBLEM = ConvProblem(n=2, c=4, h=9, w=7, k=6, r=3, s=2, padding=(1, 1, 1, 1))
@@ -55,7 +59,8 @@ def preparing(monkeypatch: pytest.MonkeyPatch) -> Iterator[Preparing]:
     """An algorithm of its own, in the registry before the stand-in for a GPU looks there."""
     algorithm = Preparing()
     monkeypatch.delenv("LEANCONV_WORKSPACE_LIMIT", raising=False)
-    monkeypatch.setattr(registry, "ALGORITHMS", (*registry.ALGORITHMS, algorithm))
+    for module in (api, calls_module, explaining):
+        monkeypatch.setattr(module, "ALGORITHMS", (*ALGORITHMS, algorithm))
     yield algorithm
 
 
@@ -368,8 +373,8 @@ def test_a_limit_that_is_given_counts_what_is_prepared(preparing: Preparing) -> 
         "it needs 36 bytes of workspace, and workspace_limit is 35"
     ]
     with says(NoAlgorithmError, f"preparing: {needs}50"):
-        registry.choose(PROBLEM, "preparing", registry.ALGORITHMS, 50)
-    assert registry.choose(PROBLEM, "preparing", registry.ALGORITHMS) is preparing
+        registry.choose(PROBLEM, "preparing", ALGORITHMS, 50)
+    assert registry.choose(PROBLEM, "preparing", ALGORITHMS) is preparing
 
 
 def test_auto_takes_what_is_prepared_but_no_workspace_unless_told(

@@ -16,8 +16,8 @@ from cases import GRADIENT_CASES, TARGETS, filter_problem
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
+from leanconv.algorithms import ALGORITHMS
 from leanconv.problem import BORDERS, ConvProblem, FilterProblem
-from leanconv.registry import ALGORITHMS
 from leanconv.runtime.compile import KERNELS, source
 from leanconv.runtime.launch import BOUND_NAMES
 

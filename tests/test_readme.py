@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 
 import leanconv
-from leanconv import arguments, filters
-from leanconv.cli import main
+from leanconv import filters
+from leanconv.algorithms import ALGORITHMS
+from leanconv.call import arguments
+from leanconv.cli.main import main
 from leanconv.problem import BORDERS
-from leanconv.registry import ALGORITHMS
 from leanconv.runtime import env
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -17,10 +17,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from leanconv.algorithms.base import CpuAlgorithm
+from leanconv.call.choose import choose
 from leanconv.problem import BORDERS, ConvProblem, FilterProblem, Layout
 from leanconv.reference import CPU_ALGORITHMS, blocks, oracle
 from leanconv.reference.im2win import im2win, im2win_channels_last
-from leanconv.registry import choose
 
 LAYOUTS: tuple[Layout, ...] = ("NCHW", "NHWC", "CHWN")
 CONV = [a for a in CPU_ALGORITHMS if a.solves is ConvProblem]

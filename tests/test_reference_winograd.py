@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from cpu_engine import arrays, by_name
 
+from leanconv.call.choose import choose
 from leanconv.problem import ConvProblem
 from leanconv.reference import CPU_ALGORITHMS, oracle, winograd1d, winograd2d
-from leanconv.registry import choose
 from leanconv.winograd import LEAST_PRODUCTS, WIDTHS, outputs_2d
 
 ELEVEN = [(alpha, s) for alpha, widths in WIDTHS.items() for s in widths]

@@ -14,19 +14,21 @@ from typing import Any
 import numpy as np
 import pytest
 
-from leanconv import ConvProblem, CudaError, FilterProblem, conv2d, filter2d, registry
-from leanconv.algorithms.base import Argument, Launch, Plan, Target
+from leanconv import ConvProblem, CudaError, FilterProblem, conv2d, filter2d
+from leanconv.algorithms import ALGORITHMS
+from leanconv.arrays import NUMPY, TorchArrays
+from leanconv.arrays.memory import overlaps, row_pitched, share_memory
+from leanconv.call import choose as registry
+from leanconv.plan import Argument, Launch, Plan, Target
 from leanconv.problem import lay_out
 from leanconv.runtime import cache, env, launch
-from leanconv.runtime.arrays import NUMPY, TorchArrays
 from leanconv.runtime.compile import KERNELS, Compiled
-from leanconv.runtime.memory import overlaps, row_pitched, share_memory
 
 TARGET = Target("sm_90a", 132, 227 * 1024, 228 * 1024)
 
 
 def first_launch(problem: ConvProblem | FilterProblem) -> Launch:
-    algorithm = registry.choose(problem, "auto", registry.ALGORITHMS)
+    algorithm = registry.choose(problem, "auto", ALGORITHMS)
     return algorithm.plan(problem, next(iter(algorithm.configs(problem, TARGET))), TARGET).launches[0]
 
 
@@ -298,7 +300,7 @@ def test_architecture_names() -> None:
 
 def test_run_plan_fills_y(host_device: Any) -> None:
     problem = ConvProblem(n=2, c=3, h=5, w=5, k=4, r=3, s=3, bias=True)
-    algorithm = registry.choose(problem, "auto", registry.ALGORITHMS)
+    algorithm = registry.choose(problem, "auto", ALGORITHMS)
     plan = algorithm.plan(problem, next(iter(algorithm.configs(problem, TARGET))), TARGET)
     rng = np.random.default_rng(0)
     arrays = {"x": rng.standard_normal(problem.x_shape), "w": rng.standard_normal(problem.w_shape), "bias": np.ones(4)}

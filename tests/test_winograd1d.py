@@ -15,12 +15,13 @@ from cases import TARGETS
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from leanconv.algorithms.base import Plan, Target, ceil_div, products
+from leanconv.algorithms import ALGORITHMS
+from leanconv.algorithms.base import ceil_div, products
 from leanconv.algorithms.winograd1d import MOST_TAPS, WinogradConfig, parts_of, states_of, taps_of
 from leanconv.algorithms.winograd_tiles import computed, padded
+from leanconv.plan import Plan, Target
 from leanconv.problem import ConvProblem
 from leanconv.reference import oracle
-from leanconv.registry import ALGORITHMS
 from leanconv.winograd import LEAST_PRODUCTS, WIDTHS, matrices
 
 WINOGRAD = next(a for a in ALGORITHMS if a.name == "winograd1d")

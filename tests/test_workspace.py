@@ -11,13 +11,17 @@ import numpy as np
 import pytest
 from conftest import HostDevice, oracle_conv, relative_error
 
-from leanconv import ConvProblem, NoAlgorithmError, api, calls, conv2d, describe, explain, registry
-from leanconv.algorithms.base import Target
+from leanconv import ConvProblem, NoAlgorithmError, api, conv2d, explain
+from leanconv.algorithms import ALGORITHMS
 from leanconv.algorithms.im2win import Im2win, tensor_elements
 from leanconv.bench import Case, run_suite
 from leanconv.bench.peers.base import Candidate
 from leanconv.bench.run import _Run
-from leanconv.cli import MISTAKE, main
+from leanconv.call import describe
+from leanconv.call import run as calls
+from leanconv.cli.main import MISTAKE, main
+from leanconv.plan import Target
+from leanconv.reference import CPU_ALGORITHMS
 from leanconv.runtime import env
 
 NAME = "LEANCONV_WORKSPACE_LIMIT"
@@ -61,7 +65,7 @@ def test_plans_take_what_was_stated_and_the_cpu_engine_nothing() -> None:
     ]  # fmt: skip
     with_one = set()
     for problem in some:
-        for algorithm in registry.ALGORITHMS:
+        for algorithm in ALGORITHMS:
             if algorithm.reasons(problem):
                 continue
             stated = algorithm.workspace_bytes(problem)
@@ -69,7 +73,7 @@ def test_plans_take_what_was_stated_and_the_cpu_engine_nothing() -> None:
                 with_one.add(algorithm.name)
             for config in algorithm.configs(problem, target):
                 assert algorithm.plan(problem, config, target).workspace_bytes == stated, (algorithm.name, config)
-        assert not any(a.workspace_bytes(problem) for a in registry.CPU_ALGORITHMS if a.solves is ConvProblem)
+        assert not any(a.workspace_bytes(problem) for a in CPU_ALGORITHMS if a.solves is ConvProblem)
     assert "im2win" in with_one and not with_one & {"im2win_fused", "implicit_gemm", "direct"}
 
 
@@ -140,7 +144,7 @@ def test_auto_takes_a_workspace_where_it_is_permitted_and_pays(
 ) -> None:
     x, w = map(fake_cupy.asarray, given)
     chosen = explain(x, w, padding=1).chosen
-    costs = {a.name: a.cost(PROBLEM) for a in registry.ALGORITHMS if a.solves is ConvProblem}
+    costs = {a.name: a.cost(PROBLEM) for a in ALGORITHMS if a.solves is ConvProblem}
     for cost, pays in ((max(costs.values()) + 1, False), (min(costs.values()) - 1, True)):
         monkeypatch.setattr(Im2win, "cost", lambda self, problem, cost=cost: cost)
         for limit, taken in ((None, False), (0, False), (NEEDED - 1, False), (NEEDED, pays), (2**40, pays)):

@@ -2,10 +2,10 @@
 
 from leanconv import ndimage
 from leanconv.api import conv1d, conv2d, conv2d_input, filter2d
-from leanconv.explanation import algorithms, explain
-from leanconv.prepared import PreparedWeights, prepare_weights
+from leanconv.call.choose import NoAlgorithmError
+from leanconv.call.explain import algorithms, explain
+from leanconv.call.weights import PreparedWeights, prepare_weights
 from leanconv.problem import ConvProblem, FilterProblem
-from leanconv.registry import NoAlgorithmError
 from leanconv.runtime.compile import CompileError
 from leanconv.runtime.driver import CudaError, CudaUnavailableError, OutOfMemoryError
 

@@ -12,11 +12,15 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from leanconv import arguments, calls, describe, registry
-from leanconv.describe import Described
-from leanconv.prepared import PreparedCall, PreparedWeights, UnpreparedCall, work_of
+from leanconv.algorithms import ALGORITHMS
+from leanconv.arrays import TorchArrays, arrays_of, give_back
+from leanconv.call import arguments, describe
+from leanconv.call import choose as registry
+from leanconv.call import run as calls
+from leanconv.call.describe import Described
+from leanconv.call.weights import PreparedCall, PreparedWeights, UnpreparedCall, work_of
 from leanconv.problem import ConvProblem
-from leanconv.runtime.arrays import TorchArrays, arrays_of, give_back
+from leanconv.reference import CPU_ALGORITHMS
 from leanconv.runtime.env import raw_workspace_limit
 
 Array = TypeVar("Array")
@@ -370,7 +374,7 @@ def _bind(described: Described, x: Any, w: Any, bias: Any, out: Any) -> calls.Ca
     if described.device is not None:
         ready = None
         if empty:  # nothing to compile, but what nothing could run is refused all the same
-            registry.choose(problem, described.algorithm, registry.ALGORITHMS, described.workspace_limit)
+            registry.choose(problem, described.algorithm, ALGORITHMS, described.workspace_limit)
         else:
             ready = _ready(described)
         if described.home is None:
@@ -379,7 +383,7 @@ def _bind(described: Described, x: Any, w: Any, bias: Any, out: Any) -> calls.Ca
     if isinstance(arrays, TorchArrays) and isinstance(problem, ConvProblem):
         calls.check_torch_algorithm(described.algorithm)
         return calls.TorchCpuConv(arrays, problem, described.shape, described.names)
-    chosen = registry.choose(problem, described.algorithm, registry.CPU_ALGORITHMS, described.workspace_limit)
+    chosen = registry.choose(problem, described.algorithm, CPU_ALGORITHMS, described.workspace_limit)
     return calls.CpuCall(arrays, problem, None if empty else chosen, described.shape, described.names)
 
 

@@ -17,9 +17,9 @@ from typing import Any
 
 import numpy as np
 
+from leanconv.arrays import NUMPY, arrays_of
 from leanconv.problem import FilterProblem
 from leanconv.reference.filter2d import Banded, Taps, line_indices
-from leanconv.runtime.arrays import NUMPY, arrays_of
 
 #: SciPy's names of the borders, and ours.
 MODES = {

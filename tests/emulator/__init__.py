@@ -32,7 +32,7 @@ from typing import Any
 
 import numpy as np
 
-from leanconv.algorithms.base import Argument, Launch, Plan
+from leanconv.plan import Argument, Launch, Plan
 from leanconv.runtime import compile as compiler
 
 HERE = Path(__file__).resolve().parent

@@ -1,1 +1,25 @@
-"""One file per algorithm: the host half of the kernel of the same name."""
+"""The algorithms that run on a GPU, in order of preference."""
+
+from __future__ import annotations
+
+from leanconv.algorithms.base import GpuAlgorithm
+from leanconv.algorithms.direct import Direct
+from leanconv.algorithms.im2win import Im2win
+from leanconv.algorithms.im2win_basic import Im2winBasic
+from leanconv.algorithms.im2win_fused import Im2winFused
+from leanconv.algorithms.implicit_gemm import ImplicitGemm
+from leanconv.algorithms.register_cache import RegisterCache
+from leanconv.algorithms.winograd1d import Winograd1d
+from leanconv.algorithms.winograd2d import Winograd2d
+
+#: What runs on a GPU. A new algorithm is one line here.
+ALGORITHMS: tuple[GpuAlgorithm, ...] = (
+    Im2winFused(),
+    ImplicitGemm(),
+    Winograd1d(),
+    Im2win(),
+    Im2winBasic(),
+    Winograd2d(),
+    Direct(),
+    RegisterCache(),
+)

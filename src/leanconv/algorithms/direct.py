@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from leanconv.algorithms.base import Config, GpuAlgorithm, Launch, Plan, Target, ceil_div, conv_constants
+from leanconv.algorithms.base import Config, GpuAlgorithm, ceil_div, conv_constants
 from leanconv.algorithms.tiles import conv_arguments, forward_limits
+from leanconv.plan import Launch, Plan, Target
 from leanconv.problem import ConvProblem
 
 

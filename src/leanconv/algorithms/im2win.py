@@ -2,18 +2,7 @@
 
 from __future__ import annotations
 
-from leanconv.algorithms.base import (
-    BYTES_A_CYCLE,
-    LAUNCH_CYCLES,
-    Argument,
-    Constants,
-    Launch,
-    Plan,
-    Target,
-    TimedAlgorithm,
-    by_time,
-    ceil_div,
-)
+from leanconv.algorithms.base import BYTES_A_CYCLE, LAUNCH_CYCLES, TimedAlgorithm, by_time, ceil_div
 from leanconv.algorithms.tiles import (
     TileConfig,
     conv_arguments,
@@ -25,6 +14,7 @@ from leanconv.algorithms.tiles import (
     view_constants,
     with_splits,
 )
+from leanconv.plan import Argument, Constants, Launch, Plan, Target
 from leanconv.problem import ConvProblem
 
 PAPER = "S. Lu et al., Im2win: An Efficient Convolution Paradigm on GPU (2023)"

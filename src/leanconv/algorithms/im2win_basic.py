@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from leanconv.algorithms.base import GpuAlgorithm, Launch, Plan, Target, ceil_div
+from leanconv.algorithms.base import GpuAlgorithm, ceil_div
 from leanconv.algorithms.direct import DirectConfig
 from leanconv.algorithms.im2win import PAPER, tensor_elements, tensor_limits, transform, window_constants
 from leanconv.algorithms.tiles import conv_arguments
+from leanconv.plan import Launch, Plan, Target
 from leanconv.problem import ConvProblem
 
 

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, replace
 from math import gcd, lcm
 
 from leanconv.algorithms import implicit_gemm
-from leanconv.algorithms.base import Plan, Target, TimedAlgorithm, by_time, ceil_div, has_wide_tensors
+from leanconv.algorithms.base import TimedAlgorithm, by_time, ceil_div, has_wide_tensors
 from leanconv.algorithms.im2win import PAPER
 from leanconv.algorithms.tiles import (
     TileConfig,
@@ -19,6 +19,7 @@ from leanconv.algorithms.tiles import (
     view_constants,
     with_splits,
 )
+from leanconv.plan import Plan, Target
 from leanconv.problem import ConvProblem
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 from math import lcm
 
 from leanconv.algorithms import input_gradient
-from leanconv.algorithms.base import Constants, Launch, Plan, Target, TimedAlgorithm, by_time, has_wide_tensors
+from leanconv.algorithms.base import TimedAlgorithm, by_time, has_wide_tensors
 from leanconv.algorithms.input_gradient import Part
 from leanconv.algorithms.tiles import (
     OutputView,
@@ -19,6 +19,7 @@ from leanconv.algorithms.tiles import (
     view_constants,
     with_splits,
 )
+from leanconv.plan import Constants, Launch, Plan, Target
 from leanconv.problem import ConvProblem
 
 

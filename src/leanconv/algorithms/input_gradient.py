@@ -13,8 +13,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from math import gcd
 
-from leanconv.algorithms.base import Argument, Launch, ceil_div, has_wide_tensors
+from leanconv.algorithms.base import ceil_div, has_wide_tensors
 from leanconv.algorithms.tiles import OutputView
+from leanconv.plan import Argument, Launch
 from leanconv.problem import ConvProblem
 
 #: Threads of a block in the launches that move data, and rows and columns of the filters that one block transposes.

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from leanconv.algorithms.base import Argument, Config, GpuAlgorithm, Launch, Plan, Target, ceil_div
+from leanconv.algorithms.base import Config, GpuAlgorithm, ceil_div
+from leanconv.plan import Argument, Launch, Plan, Target
 from leanconv.problem import FilterProblem
 
 #: Largest filter height and width.

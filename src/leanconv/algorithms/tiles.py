@@ -7,17 +7,8 @@ from dataclasses import dataclass, replace
 from math import gcd
 from typing import TypeVar
 
-from leanconv.algorithms.base import (
-    Argument,
-    Config,
-    Constants,
-    Launch,
-    Target,
-    ceil_div,
-    conv_constants,
-    copied_as,
-    has_wide_tensors,
-)
+from leanconv.algorithms.base import Config, ceil_div, conv_constants, copied_as, has_wide_tensors
+from leanconv.plan import Argument, Constants, Launch, Target
 from leanconv.problem import ConvProblem
 
 

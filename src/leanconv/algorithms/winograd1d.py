@@ -7,16 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from leanconv.algorithms import implicit_gemm, input_gradient
-from leanconv.algorithms.base import (
-    LAUNCH_CYCLES,
-    Plan,
-    Target,
-    TimedAlgorithm,
-    by_time,
-    ceil_div,
-    copied_as,
-    products,
-)
+from leanconv.algorithms.base import LAUNCH_CYCLES, TimedAlgorithm, by_time, ceil_div, copied_as, products
 from leanconv.algorithms.tiles import gradient_limits
 from leanconv.algorithms.winograd_tiles import (
     Transform,
@@ -29,6 +20,7 @@ from leanconv.algorithms.winograd_tiles import (
     prepare_cycles,
     prepared_floats,
 )
+from leanconv.plan import Plan, Target
 from leanconv.problem import ConvProblem, Layout
 from leanconv.winograd import matrices, segments, states, why_no_states
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import isqrt
 
-from leanconv.algorithms.base import Plan, Target, TimedAlgorithm, by_time, copied_as
+from leanconv.algorithms.base import TimedAlgorithm, by_time, copied_as
 from leanconv.algorithms.tiles import gradient_limits
 from leanconv.algorithms.winograd_tiles import (
     Transform,
@@ -18,6 +18,7 @@ from leanconv.algorithms.winograd_tiles import (
     prepare_cycles,
     prepared_floats,
 )
+from leanconv.plan import Plan, Target
 from leanconv.problem import ConvProblem, Layout
 from leanconv.winograd import matrices, outputs_2d, why_not_2d
 

@@ -6,18 +6,8 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TypeVar
 
-from leanconv.algorithms.base import (
-    BYTES_A_CYCLE,
-    LAUNCH_CYCLES,
-    Argument,
-    Config,
-    Constants,
-    Launch,
-    Target,
-    ceil_div,
-    conv_constants,
-    has_wide_tensors,
-)
+from leanconv.algorithms.base import BYTES_A_CYCLE, LAUNCH_CYCLES, Config, ceil_div, conv_constants, has_wide_tensors
+from leanconv.plan import Argument, Constants, Launch, Target
 from leanconv.problem import ConvProblem
 from leanconv.winograd import Matrices, Rows
 

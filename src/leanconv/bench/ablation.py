@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from leanconv.algorithms.base import Config, GpuAlgorithm, Plan, Target
+from leanconv.algorithms import ALGORITHMS
+from leanconv.algorithms.base import Config, GpuAlgorithm
 from leanconv.bench import machine
 from leanconv.bench.operands import Operands
 from leanconv.bench.peers.base import Candidate, Peer, Unable
@@ -20,8 +21,9 @@ from leanconv.bench.peers.own import compile_ahead
 from leanconv.bench.results import Results
 from leanconv.bench.run import run_suite
 from leanconv.bench.suites import Case, parse_problem, suite_layout, suite_names
+from leanconv.plan import Plan, Target
 from leanconv.problem import ConvProblem, Layout, Problem
-from leanconv.timing import time_gpu
+from leanconv.runtime.timing import time_gpu
 
 BASELINE, FULL = "baseline", "full"
 
@@ -149,9 +151,8 @@ def _legal(
 
 
 def _algorithm(name: str) -> GpuAlgorithm:
-    from leanconv import registry
 
-    return next(algorithm for algorithm in registry.ALGORITHMS if algorithm.name == name)
+    return next(algorithm for algorithm in ALGORITHMS if algorithm.name == name)
 
 
 class AblationPeer(Peer):
@@ -169,7 +170,7 @@ class AblationPeer(Peer):
         return None
 
     def _variants(self, problem: ConvProblem, device: Any) -> Iterator[Variant]:
-        from leanconv.calls import choose_config
+        from leanconv.call.run import choose_config
 
         return variants(
             self._study, problem, device.target, lambda algorithm: choose_config(algorithm, problem, device)
@@ -319,7 +320,7 @@ def _time_transform(problem: ConvProblem, budget_s: float) -> dict[str, Any]:
     """Time of im2win's first launch, and the fewest bytes it can move."""
     import torch
 
-    from leanconv.calls import choose_config
+    from leanconv.call.run import choose_config
     from leanconv.runtime.launch import open_device
 
     device = open_device(0)

@@ -8,7 +8,7 @@ from typing import Literal
 import numpy as np
 
 from leanconv.problem import Problem
-from leanconv.timing import time_cpu, time_gpu
+from leanconv.runtime.timing import time_cpu, time_gpu
 
 
 @dataclass(frozen=True)

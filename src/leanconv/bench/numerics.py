@@ -20,14 +20,16 @@ from typing import Any
 
 import numpy as np
 
-from leanconv.algorithms.base import Algorithm, CpuAlgorithm, GpuAlgorithm, Plan, ceil_div
+from leanconv.algorithms import ALGORITHMS
+from leanconv.algorithms.base import Algorithm, CpuAlgorithm, GpuAlgorithm, ceil_div
 from leanconv.bench import machine
 from leanconv.bench.operands import Operands
 from leanconv.bench.results import write_whole
 from leanconv.bench.suites import dense_filter
 from leanconv.bench.tables import markdown
+from leanconv.plan import Plan
 from leanconv.problem import ConvProblem, Problem
-from leanconv.reference import oracle, winograd1d
+from leanconv.reference import CPU_ALGORITHMS, oracle, winograd1d
 from leanconv.winograd import WIDTHS
 
 #: Filter size and input channels of the layers; their product is the length of a reduction.
@@ -80,9 +82,8 @@ def _random(shape: tuple[int, ...], data: str, random: np.random.Generator) -> n
 
 def _runners(problem: Problem, gpu: bool) -> Iterator[tuple[Algorithm, str, Callable[..., Any]]]:
     """Each algorithm that takes the problem in its own tier, and a function of (x, w) that runs it."""
-    from leanconv import registry
 
-    for algorithm in (*registry.CPU_ALGORITHMS, *(registry.ALGORITHMS if gpu else ())):
+    for algorithm in (*CPU_ALGORITHMS, *(ALGORITHMS if gpu else ())):
         if not isinstance(problem, algorithm.solves) or algorithm.reasons(_in_tier(problem, algorithm)):
             continue
         if isinstance(algorithm, CpuAlgorithm):
@@ -106,7 +107,7 @@ def _on_cpu(algorithm: CpuAlgorithm, problem: Problem) -> Callable[..., Any]:
 
 def _plan(algorithm: GpuAlgorithm, problem: Problem) -> Plan:
     """What a call runs on this machine's GPU."""
-    from leanconv.calls import choose_config
+    from leanconv.call.run import choose_config
     from leanconv.runtime.launch import open_device
 
     device = open_device(0)
@@ -222,9 +223,8 @@ def _kernel_outputs(
 
 
 def _kernel_algorithms(problem: ConvProblem) -> list[GpuAlgorithm]:
-    from leanconv import registry
 
-    named = [a for a in registry.ALGORITHMS if a.name in ("winograd1d", "implicit_gemm")]
+    named = [a for a in ALGORITHMS if a.name in ("winograd1d", "implicit_gemm")]
     return [algorithm for algorithm in named if not algorithm.reasons(problem)]
 
 
@@ -259,14 +259,13 @@ def _cudnn_outputs(problem: ConvProblem, x: np.ndarray, w: np.ndarray) -> Iterat
 
 def compile_kernels() -> None:
     """Compile on every core what `measure` and `measure_kernels` run on the GPU."""
-    from leanconv import registry
     from leanconv.bench.peers.own import compile_ahead
 
     plans = []
     problems: list[Problem] = [layer(*entry) for entry in LAYERS]
     problems += [dense_filter(1, 96, 128, size, size) for size in FILTERS]
     for problem in problems:
-        for algorithm in registry.ALGORITHMS:
+        for algorithm in ALGORITHMS:
             if isinstance(problem, algorithm.solves) and not algorithm.reasons(_in_tier(problem, algorithm)):
                 plans.append(_plan(algorithm, _in_tier(problem, algorithm)))
     for alpha, width in KERNELS:

@@ -13,7 +13,6 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from leanconv import arguments
 from leanconv.bench import machine
 from leanconv.bench.ceilings import Ceilings, measure_cpu, measure_gpu
 from leanconv.bench.operands import Check, Operands, poison
@@ -29,8 +28,9 @@ from leanconv.bench.suites import (
     suite_names,
     with_batch,
 )
+from leanconv.call import arguments
 from leanconv.problem import ConvProblem, FilterProblem, Problem
-from leanconv.timing import Timing, time_cpu, time_gpu
+from leanconv.runtime.timing import Timing, time_cpu, time_gpu
 
 #: Direct operations and bytes of one problem that are still pleasant to wait for without a GPU.
 _CPU_FLOPS = {False: 2e10, True: 2e9}

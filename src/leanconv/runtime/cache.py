@@ -18,7 +18,7 @@ import warnings
 from functools import cache
 from pathlib import Path
 
-from leanconv.algorithms.base import Launch
+from leanconv.plan import Launch
 from leanconv.runtime import compile as compiler
 from leanconv.runtime import env
 from leanconv.runtime.compile import KERNELS, Compiled, CompileError

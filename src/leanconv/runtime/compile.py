@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from leanconv.algorithms.base import Constants, Launch
+from leanconv.plan import Constants, Launch
 
 KERNELS = Path(__file__).resolve().parent.parent / "kernels"
 

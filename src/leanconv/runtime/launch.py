@@ -19,7 +19,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from leanconv.algorithms.base import Launch, Plan, Target
+from leanconv.plan import Launch, Plan, Target
 from leanconv.runtime import cache
 from leanconv.runtime.compile import Compiled
 from leanconv.runtime.driver import CudaError, CudaUnavailableError, OutOfMemoryError, driver

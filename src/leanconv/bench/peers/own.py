@@ -10,10 +10,13 @@ from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import Any
 
-from leanconv.algorithms.base import Algorithm, CpuAlgorithm, GpuAlgorithm, Launch, Plan
+from leanconv.algorithms import ALGORITHMS
+from leanconv.algorithms.base import Algorithm, CpuAlgorithm, GpuAlgorithm
 from leanconv.bench.operands import Operands, as_nchw
 from leanconv.bench.peers.base import Candidate, Peer, Unable
+from leanconv.plan import Launch, Plan
 from leanconv.problem import ConvProblem, FilterProblem, Problem
+from leanconv.reference import CPU_ALGORITHMS
 
 
 class LeanconvPeer(Peer):
@@ -36,9 +39,8 @@ class LeanconvPeer(Peer):
         return None
 
     def _algorithms(self, gpu: bool) -> list[Algorithm]:
-        from leanconv import registry
 
-        known: Sequence[Algorithm] = registry.ALGORITHMS if gpu else registry.CPU_ALGORITHMS
+        known: Sequence[Algorithm] = ALGORITHMS if gpu else CPU_ALGORITHMS
         chosen = [a for a in known if not self._patterns or any(fnmatchcase(a.name, p) for p in self._patterns)]
         if not chosen:
             names = ", ".join(algorithm.name for algorithm in known)
@@ -69,7 +71,7 @@ class LeanconvPeer(Peer):
 
 def _plans(algorithms: Sequence[Algorithm], problems: Sequence[Problem]) -> Iterator[Plan]:
     """What the algorithms run for the problems that they can do. One that fails to plan says so when it is timed."""
-    from leanconv.calls import choose_config
+    from leanconv.call.run import choose_config
     from leanconv.runtime.launch import open_device
 
     device = open_device(0)
@@ -103,7 +105,7 @@ def compile_ahead(plans: Iterable[Plan]) -> None:
 
 
 def _on_gpu(algorithm: GpuAlgorithm, problem: Problem, operands: Operands) -> Iterator[Candidate]:
-    from leanconv.calls import ready
+    from leanconv.call.run import ready
 
     call = ready(problem, 0, algorithm.name)
     compiled = call.device.compiled(call.plan)
@@ -131,7 +133,7 @@ def _on_gpu(algorithm: GpuAlgorithm, problem: Problem, operands: Operands) -> It
 
 def _call(problem: Problem, operands: Operands, algorithm: Algorithm, y: Any, prepared: bool = False) -> Any:
     import leanconv
-    from leanconv import registry
+    from leanconv.call import choose as registry
 
     if isinstance(problem, ConvProblem):
         x, w, out = operands.x(problem.layout), operands.w(problem.layout), y
@@ -163,5 +165,5 @@ def _call(problem: Problem, operands: Operands, algorithm: Algorithm, y: Any, pr
     if isinstance(algorithm, CpuAlgorithm):
         # filter2d chooses by itself and takes no name
         return lambda: algorithm.run(problem, image, kernel)
-    assert algorithm is registry.choose(problem, "auto", registry.ALGORITHMS), "filter2d runs another algorithm"
+    assert algorithm is registry.choose(problem, "auto", ALGORITHMS), "filter2d runs another algorithm"
     return lambda: leanconv.filter2d(image, kernel, border=problem.border, anchor=problem.anchor, out=y)

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from leanconv.runtime.arrays import Shape
+from leanconv.arrays.base import Shape
 
 
 def overlaps(a: tuple[int, int], b: tuple[int, int]) -> bool:

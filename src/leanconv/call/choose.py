@@ -5,32 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TypeVar
 
-from leanconv.algorithms.base import Algorithm, CpuAlgorithm, GpuAlgorithm
-from leanconv.algorithms.direct import Direct
-from leanconv.algorithms.im2win import Im2win
-from leanconv.algorithms.im2win_basic import Im2winBasic
-from leanconv.algorithms.im2win_fused import Im2winFused
-from leanconv.algorithms.implicit_gemm import ImplicitGemm
-from leanconv.algorithms.register_cache import RegisterCache
-from leanconv.algorithms.winograd1d import Winograd1d
-from leanconv.algorithms.winograd2d import Winograd2d
+from leanconv.algorithms.base import Algorithm
 from leanconv.problem import Problem
-from leanconv.reference import CPU_ALGORITHMS as _CPU_ALGORITHMS
-
-#: What runs on a GPU. A new algorithm is one line here.
-ALGORITHMS: tuple[GpuAlgorithm, ...] = (
-    Im2winFused(),
-    ImplicitGemm(),
-    Winograd1d(),
-    Im2win(),
-    Im2winBasic(),
-    Winograd2d(),
-    Direct(),
-    RegisterCache(),
-)
-
-#: What runs on NumPy arrays.
-CPU_ALGORITHMS: tuple[CpuAlgorithm, ...] = _CPU_ALGORITHMS
 
 A = TypeVar("A", bound=Algorithm)
 

@@ -16,9 +16,9 @@ import numpy as np
 
 import leanconv
 from leanconv import api
-from leanconv.algorithms.base import Target
+from leanconv.algorithms import ALGORITHMS
+from leanconv.plan import Target
 from leanconv.problem import ConvProblem
-from leanconv.registry import ALGORITHMS
 from leanconv.runtime import cache, env, launch
 from leanconv.runtime import compile as compiler
 from leanconv.runtime.driver import CudaUnavailableError, driver, version_text

@@ -11,12 +11,13 @@ from typing import Any
 
 import numpy as np
 
-from leanconv import arguments, calls
-from leanconv.prepared import PreparedWeights
+from leanconv.arrays import Arrays, MemoryOrder, NumpyArrays, Shape, TorchArrays, arrays_of, carry
+from leanconv.arrays.memory import row_pitched
+from leanconv.call import arguments
+from leanconv.call import run as calls
+from leanconv.call.weights import PreparedWeights
 from leanconv.problem import ITEM_BYTES, ConvProblem, FilterProblem
-from leanconv.runtime.arrays import Arrays, MemoryOrder, NumpyArrays, Shape, TorchArrays, arrays_of, carry
 from leanconv.runtime.launch import ALIGNMENT, device_index
-from leanconv.runtime.memory import row_pitched
 
 
 @dataclass(frozen=True)

@@ -7,12 +7,16 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import Any, TypeVar
 
-from leanconv import calls, describe, registry
+from leanconv.algorithms import ALGORITHMS
 from leanconv.algorithms.base import Algorithm
-from leanconv.arguments import check_problem, workspace_limit
+from leanconv.arrays import TorchArrays
+from leanconv.call import choose as registry
+from leanconv.call import describe
+from leanconv.call import run as calls
+from leanconv.call.arguments import check_problem, workspace_limit
 from leanconv.problem import ConvProblem, FilterProblem, Problem
+from leanconv.reference import CPU_ALGORITHMS
 from leanconv.runtime import launch
-from leanconv.runtime.arrays import TorchArrays
 from leanconv.runtime.driver import CudaUnavailableError
 from leanconv.runtime.launch import device_index
 
@@ -75,8 +79,8 @@ def algorithms() -> list[AlgorithmInfo]:
     >>> print(*algorithms(), sep="\\n")  # doctest: +SKIP
     """
     places: tuple[tuple[str, Sequence[Algorithm]], ...] = (
-        ("GPU", registry.ALGORITHMS),
-        ("CPU", registry.CPU_ALGORITHMS),
+        ("GPU", ALGORITHMS),
+        ("CPU", CPU_ALGORITHMS),
     )
     return [
         AlgorithmInfo(a.name, "conv2d" if a.solves is ConvProblem else "filter2d", where, a.tier, a.paper)
@@ -165,21 +169,21 @@ def _others(
 
 
 def _on_cpu(problem: Problem, name: str, limit: int | None) -> Explanation:
-    chosen, why = _choose(problem, name, registry.CPU_ALGORITHMS, limit)
+    chosen, why = _choose(problem, name, CPU_ALGORITHMS, limit)
     return Explanation(
         problem, "NumPy engine on the CPU", chosen.name if chosen else None, why,
         workspace_limit=registry.workspace_limit(name, limit),
-        others=_others(problem, name, chosen, registry.CPU_ALGORITHMS, limit),
+        others=_others(problem, name, chosen, CPU_ALGORITHMS, limit),
     )  # fmt: skip
 
 
 def _on_gpu(problem: Problem, index: int, name: str, limit: int | None, compile_now: bool) -> Explanation:
-    chosen, why = _choose(problem, name, registry.ALGORITHMS, limit)
+    chosen, why = _choose(problem, name, ALGORITHMS, limit)
     told: dict[str, Any] = {
         "workspace_limit": registry.workspace_limit(name, limit),
         "workspace_bytes": chosen.workspace_bytes(problem) if chosen else 0,
         "prepared_bytes": chosen.prepared_bytes(problem) if chosen else 0,
-        "others": _others(problem, name, chosen, registry.ALGORITHMS, limit),
+        "others": _others(problem, name, chosen, ALGORITHMS, limit),
     }
     try:
         device = launch.open_device(index)

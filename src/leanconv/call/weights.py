@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from leanconv import arguments
-from leanconv.algorithms.base import Plan
-from leanconv.calls import Call, GpuCall
+from leanconv.arrays import Arrays, MemoryOrder, arrays_of, carry
+from leanconv.call import arguments
+from leanconv.call.run import Call, GpuCall
+from leanconv.plan import Plan
 from leanconv.problem import ITEM_BYTES
 from leanconv.runtime import launch
-from leanconv.runtime.arrays import Arrays, MemoryOrder, arrays_of, carry
 
 
 class PreparedWeights:

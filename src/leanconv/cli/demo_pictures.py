@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from leanconv.images import whole
+from leanconv.cli.pictures import whole
 
 if TYPE_CHECKING:
-    from leanconv.demo import Measured
+    from leanconv.cli.demo import Measured
 
 #: A colour for each algorithm, in the order in which they appear; safe for colour-blind readers (Okabe and Ito).
 _COLOURS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#999999", "#000000")

@@ -74,7 +74,7 @@ def doctor() -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from leanconv import doctor as findings
+    from leanconv.cli import doctor as findings
 
     console = Console()
     if not console.is_terminal:
@@ -179,7 +179,8 @@ def filter_file(
 
     The result has the type of the input: 8 and 16 bits are rounded and clipped. Transparency is kept as it is.
     """
-    from leanconv import filters, images
+    from leanconv import filters
+    from leanconv.cli import pictures as images
 
     if kernel.endswith(".npy"):
         weights = images.read_array(Path(kernel))
@@ -251,7 +252,7 @@ def demo(
     quick: Annotated[bool, typer.Option("--quick", help="Fewer layers, rougher figures.")] = False,
 ) -> None:
     """Filter a photograph, run real layers with every algorithm that can run here, check all of it, draw pictures."""
-    from leanconv.demo import run
+    from leanconv.cli.demo import run
 
     if not run(out, quick=quick):
         raise typer.Exit(FAILED)

@@ -13,13 +13,15 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from leanconv import registry
-from leanconv.algorithms.base import Config, CpuAlgorithm, GpuAlgorithm, Plan
+from leanconv.algorithms import ALGORITHMS
+from leanconv.algorithms.base import Config, CpuAlgorithm, GpuAlgorithm
+from leanconv.arrays import NUMPY, Arrays, MemoryOrder, NumpyArrays, Shape
+from leanconv.arrays.memory import overlaps, share_memory
+from leanconv.call import choose as registry
+from leanconv.plan import Plan
 from leanconv.problem import ITEM_BYTES, ConvProblem, FilterProblem, Problem
 from leanconv.runtime import launch
-from leanconv.runtime.arrays import NUMPY, Arrays, MemoryOrder, NumpyArrays, Shape
 from leanconv.runtime.launch import ALIGNMENT, Device, Executable
-from leanconv.runtime.memory import overlaps, share_memory
 
 
 class Call(Protocol):
@@ -57,7 +59,7 @@ def ready(problem: Problem, device_index: int, algorithm: str, limit: int | None
         with _lock:
             found = _ready.get(key)
             if found is None:
-                chosen = registry.choose(problem, algorithm, registry.ALGORITHMS, limit)
+                chosen = registry.choose(problem, algorithm, ALGORITHMS, limit)
                 device = launch.open_device(device_index)
                 config = choose_config(chosen, problem, device)
                 plan = chosen.plan(problem, config, device.target)

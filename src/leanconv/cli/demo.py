@@ -19,13 +19,15 @@ from typing import Any
 
 import numpy as np
 
-from leanconv import api, filters, registry
+from leanconv import api, filters
+from leanconv.algorithms import ALGORITHMS
 from leanconv.bench.suites import dense_filter
+from leanconv.call import choose as registry
 from leanconv.problem import ConvProblem, FilterProblem, Problem
-from leanconv.reference import oracle
+from leanconv.reference import CPU_ALGORITHMS, oracle
 from leanconv.runtime import env, launch
 from leanconv.runtime.driver import CudaUnavailableError, driver
-from leanconv.timing import Timing, time_cpu, time_gpu
+from leanconv.runtime.timing import Timing, time_cpu, time_gpu
 
 #: What the picture shows of each filter: a title, the kernels whose results are combined, and what is added.
 SHOWN = (
@@ -112,7 +114,7 @@ def measure_layer(what: str, problem: ConvProblem, photo: np.ndarray, gpu: bool,
     found = []
     limit = env.workspace_limit()  # the calls below obey it too
     for where in ("CPU", "GPU") if gpu else ("CPU",):
-        candidates: Sequence[Any] = registry.ALGORITHMS if where == "GPU" else registry.CPU_ALGORITHMS
+        candidates: Sequence[Any] = ALGORITHMS if where == "GPU" else CPU_ALGORITHMS
         chosen = registry.choose(problem, "auto", candidates, limit)
         for algorithm in candidates:
             if algorithm.reasons(problem, limit):
@@ -153,10 +155,10 @@ def measure_filter(words: str, photo: np.ndarray, gpu: bool, budget_s: float) ->
         call = partial(api.filter2d, photo, kernel, device="cuda" if where == "GPU" else None)
         result = call()
         if where == "GPU":
-            chosen = registry.choose(problem, "auto", registry.ALGORITHMS).name
+            chosen = registry.choose(problem, "auto", ALGORITHMS).name
             us = _time_on_gpu(problem, "auto", {"x": photo, "w": kernel}, result, budget_s).median_us
         else:
-            chosen = registry.choose(problem, "auto", registry.CPU_ALGORITHMS).name
+            chosen = registry.choose(problem, "auto", CPU_ALGORITHMS).name
             us = time_cpu(call, budget_s=budget_s, warm_up=False).median_us
         error = oracle.relative_error(result, answer)
         what = f"{words}, {problem.batch}×{problem.h}×{problem.w}"
@@ -166,7 +168,7 @@ def measure_filter(words: str, photo: np.ndarray, gpu: bool, budget_s: float) ->
 
 def _time_on_gpu(problem: Problem, name: str, inputs: dict[str, np.ndarray], y: np.ndarray, budget_s: float) -> Timing:
     """GPU time of one call, the arrays lying there already."""
-    from leanconv.calls import ready
+    from leanconv.call.run import ready
 
     made = ready(problem, 0, name)
     pointers: dict[str, int] = {}
@@ -211,7 +213,7 @@ def run(folder: Path = Path("demo-output"), *, quick: bool = False) -> bool:
             by_layer += measure_layer(what, problem, photo, gpu is not None, budget_s)
     _print(console, "the photograph, filtered", by_filter)
     _print(console, "layers, each with every algorithm that can run it", by_layer)
-    from leanconv.demo_pictures import draw_filters, draw_layers
+    from leanconv.cli.demo_pictures import draw_filters, draw_layers
 
     pictures = [folder / "filters.png", folder / "layers.png"]
     draw_filters(photo, _composed(results), pictures[0])
@@ -245,7 +247,7 @@ def _composed(results: dict[str, np.ndarray]) -> list[tuple[str, np.ndarray]]:
 def _print(console: Any, title: str, lines: Iterable[Measured]) -> None:
     from rich.table import Table
 
-    from leanconv.demo_pictures import duration
+    from leanconv.cli.demo_pictures import duration
 
     table = Table(title=title, title_justify="left", caption="* is what a call runs by itself", caption_justify="left")
     for name in ("", "on", "algorithm"):

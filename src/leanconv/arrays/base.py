@@ -1,0 +1,120 @@
+"""What the package asks of an array library."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Hashable
+from functools import partial
+from typing import Any, ClassVar
+
+import numpy as np
+
+Shape = tuple[int, ...]
+#: The axes of an array as its library shows them, in the order in which they lie in memory, slowest first; None where
+#: that is the order in which they are shown.
+MemoryOrder = tuple[int, ...] | None
+
+
+class Arrays(ABC):
+    """What the rest of the package asks of an array library. ``device`` is a GPU's number, or None for the CPU.
+
+    Shapes are what the library shows. ``order`` asks for another order in memory: (0, 2, 3, 1) for one that is shown as
+    N, C, H, W and lies as N, H, W, C. Only PyTorch is asked: what the others show is how it lies.
+    """
+
+    name: ClassVar[str]
+
+    @abstractmethod
+    def signature(self, array: Any) -> Hashable:
+        """Shape, strides, dtype, device, alignment, and whether a gradient is required: the key of a warm call."""
+
+    @abstractmethod
+    def device(self, array: Any) -> int | None:
+        """Where it lies. Raises ValueError for a device that is neither the CPU nor a CUDA GPU."""
+
+    @abstractmethod
+    def dtype(self, array: Any) -> str:
+        """NumPy's name of the dtype; ``float32``."""
+
+    @abstractmethod
+    def strides(self, array: Any) -> Shape:
+        """Distances of neighbours, in bytes."""
+
+    @abstractmethod
+    def pointer(self, array: Any) -> int:
+        """Address of the first element."""
+
+    def requires_gradient(self, array: Any) -> bool:
+        """Whether using the array's address could lose a gradient."""
+        return False
+
+    def refuse_gradient(self, array: Any) -> None:
+        """Raise ValueError where using the array's address would lose a gradient now."""
+        return None
+
+    def maker(self, shape: Shape, dtype: str, device: int | None, order: MemoryOrder = None) -> Callable[[], Any]:
+        """What `empty` does for these arguments, with nothing left to look up."""
+        return partial(self.empty, shape, dtype, device, order)
+
+    def fast_pointer(self) -> Callable[[Any], int]:
+        """`pointer`, the cheapest way to call it."""
+        return self.pointer
+
+    def fast_stream(self, device: int) -> Callable[[], int]:
+        """`stream` for a device, the cheapest way to call it."""
+        return partial(self.stream, device)
+
+    def misalignment(self, array: Any) -> int:
+        """Bytes by which its first element lies past a multiple of 16."""
+        return self.pointer(array) % 16
+
+    def negated(self, array: Any) -> bool:
+        """Whether the library shows the opposite of what lies in memory: PyTorch's lazy negation of a view."""
+        return False
+
+    @abstractmethod
+    def empty(self, shape: Shape, dtype: str, device: int | None, order: MemoryOrder = None) -> Any:
+        """A new array with undefined contents."""
+
+    @abstractmethod
+    def is_contiguous(self, array: Any, order: MemoryOrder = None) -> bool:
+        """Whether the elements lie without gaps in the order asked for."""
+
+    @abstractmethod
+    def copy(self, array: Any, order: MemoryOrder = None) -> Any:
+        """A new contiguous array with the same elements, on the current stream; aligned as new memory is."""
+
+    @abstractmethod
+    def assign(self, target: Any, source: Any) -> None:
+        """Copy the elements of ``source`` into ``target``, on the current stream."""
+
+    @abstractmethod
+    def stream(self, device: int) -> int:
+        """Raw handle of the caller's current stream on a GPU."""
+
+    def in_use(self, array: Any, device: int) -> None:
+        """Tell the allocator that the current stream works with an array that was made on another one."""
+        return None
+
+    @abstractmethod
+    def from_numpy(self, array: np.ndarray, device: int | None) -> Any:
+        """A copy of a NumPy array on a device; finished when it returns."""
+
+    def writeable(self, array: Any) -> bool:
+        """Whether the library allows writing."""
+        return True
+
+    def extent(self, array: Any, itemsize: int) -> tuple[int, int]:
+        """Offsets in bytes, from the pointer, of the first byte that the array covers and of the one after its last."""
+        low = high = 0
+        for length, stride in zip(array.shape, self.strides(array), strict=True):
+            if length == 0:
+                return 0, 0
+            low += min(0, (length - 1) * stride)
+            high += max(0, (length - 1) * stride)
+        return low, high + itemsize
+
+    def where(self, array: Any) -> str:
+        """The device in words: ``the CPU`` or ``cuda:1``."""
+        index = self.device(array)
+        return "the CPU" if index is None else f"cuda:{index}"

@@ -1,0 +1,49 @@
+"""Arrays of other libraries, which come and go through DLPack."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from typing import Any
+
+import numpy as np
+
+#: DLPack's numbers of the kinds of device that are served: CPU, pinned memory; CUDA, CUDA managed memory
+_DLPACK_CPU, _DLPACK_CUDA = (1, 3), (2, 13)
+
+
+def carry(array: Any, argument: str) -> Any:
+    """An array of another library as one of NumPy, CuPy or PyTorch that shares its memory.
+
+    Raises TypeError for what is no array or where neither CuPy nor PyTorch is installed to carry a GPU array,
+    ValueError for one on another kind of device.
+    """
+    if not hasattr(array, "__dlpack__") or not hasattr(array, "__dlpack_device__"):
+        raise TypeError(
+            f"{argument} is a {type(array).__module__}.{type(array).__qualname__}; it must be an array of NumPy, CuPy, "
+            "PyTorch, or of a library with DLPack"
+        )
+    device = int(array.__dlpack_device__()[0])
+    if device in _DLPACK_CPU:
+        return np.from_dlpack(array)
+    if device not in _DLPACK_CUDA:
+        raise ValueError(f"{argument} lies on a device of DLPack kind {device}; only the CPU and CUDA GPUs are served")
+    # a library that is loaded already costs nothing; importing one takes a second
+    for module in sorted(("cupy", "torch"), key=lambda name: name not in sys.modules):
+        try:
+            return importlib.import_module(module).from_dlpack(array)
+        except ImportError:
+            continue
+    raise TypeError(
+        f"{argument} is a GPU array of {type(array).__module__}; CuPy or PyTorch must be installed to carry it "
+        "(pip install cupy-cuda13x, or torch)"
+    )
+
+
+def give_back(result: Any, like: Any) -> Any:
+    """A carried call's result as an array of ``like``'s library, sharing memory; else as it is."""
+    if hasattr(like, "__array_namespace__"):
+        make = getattr(like.__array_namespace__(), "from_dlpack", None)
+        if make is not None:
+            return make(result)
+    return result

@@ -1,0 +1,1 @@
+"""The command line: ``leanconv doctor | bench | filter | explain | cache | demo``."""
