@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import emulator
 import numpy as np
 import pytest
 from emulator import ORDERS, EmulatorBuildError, EmulatorError, build, cache_dir, run_plan, run_source
@@ -16,7 +17,8 @@ N = Argument("int", "n")
 def play(body, x, y, *, block=64, grid=1, cluster=1, shared_floats=64, n=0, orders=ORDERS):
     dims = f"__cluster_dims__({cluster}, 1, 1) " if cluster > 1 else ""
     unit = (
-        "#include <lib/ptx.cuh>\nusing namespace leanconv;\n"
+        f"{emulator.ALL_PTX}"
+        "using namespace leanconv;\n"
         f'extern "C" __global__ void {dims}__launch_bounds__(1024) '
         "probe(const float* __restrict__ x, float* y, int n) {\n"
         "  float* s = reinterpret_cast<float*>(shared_memory());\n"
@@ -252,7 +254,8 @@ def test_a_cluster_reduces_in_rank_order(size):
 
 def test_a_launch_says_how_large_its_clusters_are(tmp_path):
     (tmp_path / "swap.cuh").write_text(
-        "#include <lib/ptx.cuh>\nnamespace leanconv { "
+        f"{emulator.ALL_PTX}"
+        "namespace leanconv { "
         "template <typename P, typename T> void swap(const float* x, float* y) {"
         " float* s = reinterpret_cast<float*>(shared_memory()); const int t = threadIdx.x, i = blockIdx.x * 64 + t;"
         " s[t] = x[i]; cluster_barrier(); y[i] = cluster_load(s + t, T::blocks - 1 - cluster_rank());"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import emulator
 import numpy as np
 import pytest
 from emulator import EmulatorBuildError, EmulatorError
@@ -243,7 +244,8 @@ def test_a_count_of_registers_that_the_machine_does_not_have_is_refused(count):
 
 def unit(body):
     return (
-        "#include <lib/ptx.cuh>\nusing namespace leanconv;\n"
+        f"{emulator.ALL_PTX}"
+        "using namespace leanconv;\n"
         'extern "C" __global__ void __launch_bounds__(256) probe(const float* x, float* y, int n) {\n'
         "  float* s = reinterpret_cast<float*>(shared_memory());\n"
         f"  const int t = threadIdx.x, i = blockIdx.x * blockDim.x + t;\n{body}\n}}\n"

@@ -77,6 +77,10 @@ SCALARS = {
 }
 
 
+#: Every wrapper of a PTX instruction, for kernels that tests write.
+ALL_PTX = "".join(f"#include <lib/ptx/{path.name}>\n" for path in sorted((HERE / "include/lib/ptx").glob("*.cuh")))
+
+
 class EmulatorError(AssertionError):
     """The kernel did something that a GPU would not forgive; the message is the report."""
 

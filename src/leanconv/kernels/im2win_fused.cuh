@@ -12,6 +12,7 @@
 #pragma once
 
 #include <implicit_gemm.cuh>
+#include <lib/ptx/copy.cuh>
 #include <lib/tiled_convolution.cuh>
 
 namespace leanconv {

@@ -14,7 +14,8 @@
 
 #include <lib/image_rows.cuh>
 #include <lib/index.cuh>
-#include <lib/ptx.cuh>
+#include <lib/ptx/copy.cuh>
+#include <lib/ptx/shared.cuh>
 
 namespace leanconv {
 

@@ -4,7 +4,7 @@
 
 #include <lib/index.cuh>
 #include <lib/micro_kernel.cuh>
-#include <lib/ptx.cuh>
+#include <lib/ptx/cluster.cuh>
 
 namespace leanconv {
 

@@ -5,7 +5,7 @@
 
 #include <lib/border.cuh>
 #include <lib/index.cuh>
-#include <lib/ptx.cuh>
+#include <lib/ptx/copy.cuh>
 #include <lib/vector.cuh>
 
 namespace leanconv {

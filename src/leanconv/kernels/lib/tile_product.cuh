@@ -5,7 +5,7 @@
 
 #include <lib/index.cuh>
 #include <lib/micro_kernel.cuh>
-#include <lib/ptx.cuh>
+#include <lib/ptx/copy.cuh>
 
 namespace leanconv {
 

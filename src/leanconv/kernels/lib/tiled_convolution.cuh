@@ -2,6 +2,7 @@
 #pragma once
 
 #include <lib/epilogue.cuh>
+#include <lib/ptx/shared.cuh>
 #include <lib/tile_loader.cuh>
 #include <lib/tile_product.cuh>
 

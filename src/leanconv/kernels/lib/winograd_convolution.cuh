@@ -1,6 +1,8 @@
 // A block's work in the fused Winograd kernels: find its tiles, multiply, transform back, store.
 #pragma once
 
+#include <lib/ptx/registers.cuh>
+#include <lib/ptx/shared.cuh>
 #include <lib/winograd_output.cuh>
 #include <lib/winograd_product.cuh>
 

@@ -5,7 +5,7 @@
 #pragma once
 
 #include <lib/index.cuh>
-#include <lib/ptx.cuh>
+#include <lib/ptx/shared.cuh>
 
 namespace leanconv {
 

@@ -6,6 +6,8 @@
 #pragma once
 
 #include <lib/micro_kernel.cuh>
+#include <lib/ptx/barrier.cuh>
+#include <lib/ptx/copy.cuh>
 #include <lib/winograd_tiles.cuh>
 
 namespace leanconv {

@@ -8,7 +8,7 @@
 #pragma once
 
 #include <lib/index.cuh>
-#include <lib/ptx.cuh>
+#include <lib/ptx/barrier.cuh>
 #include <lib/vector.cuh>
 
 namespace leanconv {
