@@ -347,10 +347,10 @@ def draw(rng: np.random.Generator, shape: tuple[int, ...], kind: str, dtype: str
 
 
 def draw_conv(problem: ConvProblem, kind: str, seed: int = 0) -> dict[str, np.ndarray | None]:
-    """x, w, bias (None where the problem has none) in the problem's layout; of a gradient x is that of the output."""
+    """What the problem reads, by role and in its layout; the bias is None where it has none."""
     rng = np.random.default_rng(seed)
     arrays: dict[str, np.ndarray | None] = {
-        "x": draw(rng, problem.x_shape, kind, problem.dtype),
+        problem.operands[0].role: draw(rng, problem.x_shape, kind, problem.dtype),
         "w": draw(rng, problem.w_shape, kind, problem.dtype),
         "bias": draw(rng, (problem.k,), kind, problem.dtype) if problem.bias else None,
     }

@@ -14,8 +14,7 @@ import pytest
 
 from leanconv import api, arrays
 from leanconv.algorithms.base import GpuAlgorithm
-from leanconv.call import describe
-from leanconv.call import run as calls
+from leanconv.call import choose, weights
 from leanconv.plan import Plan, Target
 from leanconv.problem import ITEM_BYTES, ConvProblem, FilterProblem, Problem
 from leanconv.runtime import launch
@@ -146,7 +145,7 @@ class HostDevice:
     """Plays a GPU whose memory is the host's and whose kernels are the oracles above; all but the kernels is real.
 
     What a plan prepares is a copy of its filters, and the launches that find something prepared read no others.
-    ``launches`` has the stream and the values of each run; ``prepared`` counts those that prepared.
+    ``launches`` has the stream and the values of each run, by role; ``prepared`` counts those that prepared.
     """
 
     name = "stand-in"
@@ -155,7 +154,7 @@ class HostDevice:
     def __init__(self, problems: dict[Plan, Problem]) -> None:
         self.problems = problems
         self.memory: dict[int, Any] = {}
-        self.launches: list[tuple[int, tuple[float, ...]]] = []
+        self.launches: list[tuple[int, dict[str, float]]] = []
         self.executables = self.prepared = 0
         self.waited: list[int] = []
         #: streams that capture a graph
@@ -171,7 +170,7 @@ class HostDevice:
     def compiled(self, plan: Plan) -> list[Compiled]:
         return [Compiled(b"", each.symbol, self.target.arch, 96, 0, 0) for each in plan.every_launch]
 
-    def executable(self, plan: Plan) -> launch.Executable:
+    def executable(self, plan: Plan, roles: Sequence[str]) -> launch.Executable:
         # a plan may be run in two parts: what prepares, and the rest
         parts = (made for made in self.problems if plan.launches in (made.launches, made.prepare))
         made = plan if plan in self.problems else next(parts)
@@ -181,8 +180,8 @@ class HostDevice:
         self.executables += 1
 
         def run(stream: int, values: Sequence[float]) -> None:
-            self.launches.append((stream, tuple(values)))
-            given = dict(zip(launch.BOUND_NAMES, values, strict=True))
+            given = dict(zip(roles, values, strict=True))
+            self.launches.append((stream, dict(given)))
             if isinstance(problem, ConvProblem):
                 if prepares:
                     self.prepared += 1
@@ -191,11 +190,12 @@ class HostDevice:
                     return
                 if made.prepare:
                     given["w"] = given["prepared"]
-                x, w, y = (
-                    at_address(int(given[name]), shape, _dense(shape), problem.dtype)
-                    for name, shape in (("x", problem.x_shape), ("w", problem.w_shape), ("y", problem.y_shape))
-                )
-                bias = at_address(int(given["bias"]), (problem.k,), (1,), problem.dtype) if problem.bias else None
+                arrays = {
+                    each.role: at_address(int(given[each.role]), each.shape, _dense(each.shape), problem.dtype)
+                    for each in problem.operands
+                }
+                x, w, *_, y = arrays.values()
+                bias = arrays.get("bias")
                 y[...] = oracle_conv(problem, x, w, bias)
             else:
                 shape = (problem.batch, problem.h, problem.w)
@@ -236,7 +236,7 @@ def host_device(monkeypatch: pytest.MonkeyPatch) -> Iterator[HostDevice]:
 
         return wrapper
 
-    for algorithm in calls.ALGORITHMS:
+    for algorithm in choose.ALGORITHMS:
         monkeypatch.setattr(type(algorithm), "plan", recording(type(algorithm).plan))
     monkeypatch.setattr(launch, "open_device", lambda index: device)
     api.forget()
@@ -315,7 +315,7 @@ def fake_cupy(monkeypatch: pytest.MonkeyPatch, host_device: HostDevice) -> Any:
     monkeypatch.setitem(sys.modules, "cupy", module)
     monkeypatch.setattr(arrays, "_libraries", {})
     monkeypatch.setattr(arrays, "_by_type", {np.ndarray: arrays.NUMPY})
-    monkeypatch.setattr(describe, "_kernels", {})
+    monkeypatch.setattr(weights, "_kernels", {})
     return module
 
 
@@ -333,7 +333,7 @@ def torch_on_device(monkeypatch: pytest.MonkeyPatch, host_device: HostDevice) ->
     return host_device
 
 
-__all__ = ["HostDevice", "calls", "oracle_conv", "oracle_filter", "relative_error"]
+__all__ = ["HostDevice", "oracle_conv", "oracle_filter", "relative_error"]
 
 
 def says(kind: type[Exception], *parts: str) -> Any:

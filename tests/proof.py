@@ -42,25 +42,11 @@ def run_on_emulator(plan: Plan, values: dict[str, Any]) -> None:
 
 def run_on_gpu(plan: Plan, values: dict[str, Any]) -> None:
     """Run a plan on the first GPU. Outputs are uploaded too, so that their poison is there."""
-    from leanconv.runtime.launch import BOUND_NAMES, open_device
+    from leanconv.runtime.launch import open_device, run_on_host_arrays
 
-    device = open_device(0)
-    arrays = {name: v for name, v in values.items() if isinstance(v, np.ndarray)}
-    pointers: dict[str, int] = {}
-    try:
-        for name, array in arrays.items():
-            pointers[name] = device.allocate(array.nbytes)
-            device.upload(pointers[name], array)
-        for name, nbytes in (("workspace", plan.workspace_bytes), ("prepared", plan.prepared_bytes)):
-            if nbytes:
-                pointers[name] = device.allocate(nbytes)
-                device.upload(pointers[name], np.full(nbytes, 0xFF, np.uint8))
-        given = {**{name: v for name, v in values.items() if v is not None}, **pointers}
-        device.executable(plan)(0, [given.get(name, 0) for name in BOUND_NAMES])
-        device.download(arrays["y"], pointers["y"])
-    finally:
-        for pointer in pointers.values():
-            device.free(pointer)
+    scratch = {"workspace": plan.workspace_bytes, "prepared": plan.prepared_bytes}
+    poisoned = {role: np.full(nbytes, 0xFF, np.uint8) for role, nbytes in scratch.items() if nbytes}
+    run_on_host_arrays(open_device(0), plan, {"bias": None, **values, **poisoned})
 
 
 def extreme_configs(algorithm: GpuAlgorithm, problem: Problem, target: Target) -> Iterator[Config]:
@@ -124,11 +110,13 @@ def check(
 
 
 def _check_conv(problem: ConvProblem, plan: Plan, run: Runner, kind: str) -> None:
+    read, *_, written = problem.operands
     inputs = cases.draw_conv(problem, kind)
     y = np.full(problem.y_shape, POISON[problem.dtype], problem.dtype)
-    run(plan, {**inputs, "y": y})
-    reference = oracle.conv2d(problem, inputs["x"], inputs["w"], inputs["bias"])
-    _compare(y, reference, oracle.error_bound(problem, inputs["x"], inputs["w"], inputs["bias"]), f"{problem} {kind}")
+    run(plan, {**inputs, written.role: y})
+    given = inputs[read.role], inputs["w"], inputs["bias"]
+    reference = oracle.conv2d(problem, *given)
+    _compare(y, reference, oracle.error_bound(problem, *given), f"{problem} {kind}")
 
 
 def _check_filter(problem: FilterProblem, plan: Plan, run: Runner, kind: str) -> None:

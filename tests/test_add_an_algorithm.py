@@ -16,7 +16,7 @@ import pytest
 from cases import CONV_CASES, TARGETS
 
 from leanconv.algorithms import ALGORITHMS
-from leanconv.call import choose as registry
+from leanconv.call import choose
 from leanconv.runtime.compile import KERNELS
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -47,19 +47,19 @@ def kernels(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("name", CASES)
 def test_the_example_is_right(algorithm: Any, kernels: Path, name: str) -> None:
     problem = next(case.problem for case in CONV_CASES if case.name == name)
-    assert not algorithm.reasons(problem)
+    assert not algorithm.reasons(problem, TARGETS[0])
     proof.check(algorithm, problem, run=partial(emulator.run_plan, kernels=kernels))
 
 
 def test_the_example_in_the_registry(algorithm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     listed = re.findall(r"^    (\w+)\(\),$", block("python", 1), re.MULTILINE)
     assert listed == [type(algorithm).__name__]
-    candidates = (*ALGORITHMS, algorithm)
+    monkeypatch.setattr(choose, "ALGORITHMS", (*ALGORITHMS, algorithm))
     problem = CONV_CASES[0].problem
-    assert problem.layout == "NCHW" and registry.choose(problem, "naive", candidates) is algorithm
+    assert problem.layout == "NCHW" and choose.choose(problem, TARGETS[0], "naive").algorithm is algorithm
     nhwc = next(case.problem for case in CONV_CASES if case.problem.layout == "NHWC")
-    with pytest.raises(registry.NoAlgorithmError, match="naive: layout='NHWC' is not NCHW"):
-        registry.choose(nhwc, "naive", candidates)
+    with pytest.raises(choose.NoAlgorithmError, match="naive: layout='NHWC' is not NCHW"):
+        choose.choose(nhwc, TARGETS[0], "naive")
     assert [config.threads for config in algorithm.configs(problem, TARGETS[0])] == [256, 64]
 
 

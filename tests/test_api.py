@@ -12,8 +12,8 @@ from conftest import HostDevice, oracle_conv, oracle_filter, relative_error
 import leanconv
 from leanconv import ConvProblem, FilterProblem, conv2d, filter2d, prepare_weights
 from leanconv.algorithms import ALGORITHMS
-from leanconv.call import choose as registry
-from leanconv.call import describe
+from leanconv.call import weights
+from leanconv.call.choose import choose
 from leanconv.problem import BORDERS, Layout
 
 torch = pytest.importorskip("torch")
@@ -120,7 +120,7 @@ def test_pytorch_tensors_on_a_gpu_are_read_as_they_lie(
             y = conv2d(given[0], filters, given[2], layout=layout, out=into, **arguments)
             assert y.shape == (problem.n, problem.k, problem.p, problem.q) and (into is None or y is into)
             assert relative_error(in_memory(layout, y), expected) < TOLERANCE
-            x_at, _, _, y_at, *_ = torch_on_device.launches[-1][1]
+            x_at, _, _, y_at, *_ = torch_on_device.launches[-1][1].values()
             assert (x_at, y_at) == (given[0].data_ptr(), y.data_ptr()), "neither copied before nor after"
             out.fill_(torch.nan)
     assert set(torch_on_device.problems.values()) == {problem}
@@ -143,7 +143,7 @@ def test_pytorch_tensors_of_another_order_are_copied(
     out = torch.full((*y.shape, 2), torch.nan)[..., 0]
     assert conv2d(tensors[0], weights, tensors[2], padding=1, layout=layout, out=out) is out
     assert torch.equal(out, y)
-    x_at, w_at, *_ = torch_on_device.launches[-1][1]
+    x_at, w_at, *_ = torch_on_device.launches[-1][1].values()
     assert (x_at == tensors[0].data_ptr()) == (layout == given_as)
     assert (weights.nbytes >= w.nbytes) == (layout != given_as), "the copy of the filters is kept"
     assert set(torch_on_device.problems.values()) == {problem}
@@ -188,7 +188,7 @@ def test_cupy_arrays_run_in_place_on_the_callers_stream(
     assert relative_error(y.host, oracle_conv(problem, x, w, bias)) < TOLERANCE
     stream, values = host_device.launches[0]
     assert stream == 0x51
-    assert values == (*(array.data.ptr for array in given), y.data.ptr, 0, 0, 0, 0)
+    assert tuple(values.values()) == (*(array.data.ptr for array in given), y.data.ptr, 0, 0, 0, 0)
 
 
 def test_a_warm_call_allocates_only_the_output_and_makes_nothing_ready(
@@ -229,7 +229,7 @@ def test_workspace_comes_from_the_callers_allocator(
 ) -> None:
     x, w, _ = conv_arrays(rng, BASE)
     given = fake_cupy.asarray(x), fake_cupy.asarray(w)
-    algorithm = next(a for a in ALGORITHMS if a.solves is ConvProblem)
+    algorithm = next(a for a in ALGORITHMS if a.solves == "conv2d")
     plan = type(algorithm).plan
 
     def with_workspace(self: Any, problem: Any, config: Any, target: Any) -> Any:
@@ -241,7 +241,7 @@ def test_workspace_comes_from_the_callers_allocator(
     fake_cupy.allocations = 0
     y = conv2d(*given)
     assert fake_cupy.allocations == 2
-    assert host_device.launches[0][1][4] not in (0, y.data.ptr)
+    assert host_device.launches[0][1]["workspace"] not in (0, y.data.ptr)
     assert relative_error(y.host, oracle_conv(BASE, x, w, None)) < TOLERANCE
     # NumPy arrays bring their own, and give it back
     assert relative_error(conv2d(x, w, device="cuda"), oracle_conv(BASE, x, w, None)) < TOLERANCE
@@ -349,7 +349,7 @@ def test_a_numpy_kernel_is_followed_when_its_content_changes(rng: np.random.Gene
         kernel[0, 0] = weight
         assert leanconv.explain(image, kernel).chosen == "register_cache"
         assert (filter2d(image, kernel).host == weight).all()
-    assert len(describe._kernels) == 2
+    assert len(weights._kernels) == 2
 
 
 class OtherLibrary:
@@ -392,7 +392,7 @@ def test_explain_names_the_choice_and_the_reasons(rng: np.random.Generator, host
     assert told.chosen in str(told) and "winograd1d" in str(told)
     assert leanconv.explain(x, w, precision="ieee", algorithm="direct").why == "it was asked for"
     told = leanconv.explain(x, w, stride=2, device="cuda")
-    first = registry.choose(told.problem, "auto", ALGORITHMS).name
+    first = choose(told.problem, host_device.target).algorithm.name
     assert told.chosen == first and "stand-in" in told.where and "tile_k" in told.config
     # it predicts no time
     assert told.others["direct"] == ("it could; algorithm='direct' chooses it",)

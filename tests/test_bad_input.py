@@ -10,7 +10,7 @@ import pytest
 from conftest import HostDevice, oracle_conv, relative_error, says
 
 from leanconv import ConvProblem, FilterProblem, NoAlgorithmError, conv2d, explain, filter2d
-from leanconv.plan import Argument, Launch
+from leanconv.plan import Launch, Number
 from leanconv.runtime import launch
 
 torch = pytest.importorskip("torch")
@@ -319,7 +319,8 @@ def test_every_zero_is_a_number_of_the_images_dtype(zero: Any, host_device: Host
     for image, kernel in ((IMAGE, KERNEL), (IMAGE.astype(np.int32), KERNEL.astype(np.int32))):
         filter2d(image, kernel, border="constant", value=zero, delta=zero, device="cuda")
         _, values = host_device.launches[-1]
-        argument = Argument("int" if image.dtype == np.int32 else "float", "value")
+        roles = ("x", "w", "bias", "y", "value", "delta", "workspace", "prepared")
+        argument = Number("int" if image.dtype == np.int32 else "float", "value")
         made = Launch("f.cuh", "f", (), (), (argument, replace(argument, name="delta")), grid=1, block=32)
         # packs the numbers as a launch on a GPU does
-        launch.make_launcher(lambda *call: 0, pytest.fail, [(1, made)])(0, values)
+        launch.make_launcher(lambda *call: 0, pytest.fail, [(1, made)], roles)(0, tuple(values.values()))

@@ -16,7 +16,8 @@ from conftest import says
 
 from leanconv import ConvProblem, CudaError, CudaUnavailableError, OutOfMemoryError, conv2d, explain
 from leanconv.algorithms import ALGORITHMS
-from leanconv.call import choose as registry
+from leanconv.call.choose import choose
+from leanconv.call.explain import NOMINAL
 from leanconv.plan import Launch, Target
 from leanconv.runtime import cache, driver, launch
 from leanconv.runtime import compile as compiler
@@ -71,7 +72,7 @@ def test_no_driver(fresh_driver: pytest.MonkeyPatch) -> None:
         conv2d(X, W, device="cuda")
     told = explain(X, W, device="cuda")
     assert "no NVIDIA driver was found" in told.where
-    assert told.chosen == registry.choose(told.problem, "auto", ALGORITHMS).name
+    assert told.chosen == choose(told.problem, NOMINAL).algorithm.name
     assert conv2d(X, W).max() == 36
 
 

@@ -12,7 +12,6 @@ import cases
 import pytest
 from conftest import HostDevice
 
-from leanconv.algorithms import ALGORITHMS
 from leanconv.algorithms.base import Config, GpuAlgorithm
 from leanconv.bench import __main__ as command
 from leanconv.bench import comparisons, default_path, load_suite, pages, run_ablation, run_suite
@@ -20,7 +19,7 @@ from leanconv.bench.ablation import BASELINE, FULL, STUDIES, AblationPeer, Study
 from leanconv.bench.results import Results, Row
 from leanconv.bench.suites import LAYOUTS, Case, format_problem
 from leanconv.bench.tables import performance_page, results_files, show, standings
-from leanconv.call import choose as registry
+from leanconv.call.choose import choose
 from leanconv.problem import ConvProblem
 from leanconv.runtime import launch
 from leanconv.runtime.driver import CudaUnavailableError, driver
@@ -123,7 +122,7 @@ def test_a_run_has_a_row_for_each_variant(problem: ConvProblem, monkeypatch: pyt
     assert not results.failed and not results.skipped
     expected = [(v.algorithm.name, v.name) for v in taken_apart(problem)]
     assert [(row.algorithm, row.variant) for row in results.rows] == expected
-    tensor = registry.choose(problem, "im2win", ALGORITHMS).workspace_bytes(problem)
+    tensor = choose(problem, H200, "im2win").algorithm.workspace_bytes(problem)
     for row in results.rows:
         assert row.error is not None and row.error < 1e-6 and row.registers == 96, row
         assert row.workspace_bytes == (0 if row.algorithm in ("direct", "im2win_fused") else tensor)
@@ -145,7 +144,7 @@ def test_a_switch_takes_a_legal_configuration() -> None:
     """Where an algorithm has such configurations, the rest of the numbers may have to follow."""
     problem = next(case.problem for case in load_suite("im2win") if case.name == "conv9")
     assert isinstance(problem, ConvProblem)
-    legal = list(registry.choose(problem, "implicit_gemm", ALGORITHMS).configs(problem, H200))  # type: ignore[attr-defined]
+    legal = list(choose(problem, H200, "implicit_gemm").algorithm.configs(problem, H200))  # type: ignore[attr-defined]
     whole = legal[0]
     other = next(config for config in legal if config.tile_k != whole.tile_k)
     study = Study(("implicit_gemm",), ("direct",), {"tile": {"tile_k": other.tile_k}, "same": {"tile_k": whole.tile_k}})

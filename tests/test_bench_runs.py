@@ -38,7 +38,7 @@ def tiny_run() -> Results:
 def test_run_measures_own_algorithms_and_peers(tiny_run: Results) -> None:
 
     own = {row.algorithm for row in tiny_run.of("layer") if row.engine == "leanconv"}
-    assert own == {a.name for a in CPU_ALGORITHMS if not a.reasons(TINY[0].problem)}
+    assert own == {a.name for a in CPU_ALGORITHMS if not a.reasons(TINY[0].problem, None)}
     assert len(own) >= 3
     assert not tiny_run.failed
     assert {row.engine for row in tiny_run.of("picture")} >= {"leanconv"}
@@ -122,7 +122,9 @@ def test_own_algorithms_run_in_the_layout_of_the_problem(layout: Any) -> None:
 
     case = Case("layer", ConvProblem(3, 4, 9, 10, 6, 3, 3, padding=(1, 0, 2, 1), layout=layout, activation="relu"))
     results = run_suite([case], engines=("leanconv",), device="cpu", quick=True, progress=False)
-    assert {row.algorithm for row in results.rows} == {a.name for a in CPU_ALGORITHMS if not a.reasons(case.problem)}
+    assert {row.algorithm for row in results.rows} == {
+        a.name for a in CPU_ALGORITHMS if not a.reasons(case.problem, None)
+    }
     assert len(results.rows) >= 3 and not results.failed
     assert all(row.error is not None and row.error < 5e-6 for row in results.rows)
 
@@ -325,7 +327,7 @@ def test_filters_prepared_before_are_a_candidate_of_their_own(monkeypatch: Any) 
 
     from leanconv.algorithms.winograd2d import Winograd2dConfig
     from leanconv.bench.peers import own
-    from leanconv.call import run as calls
+    from leanconv.call import bind
 
     problem = TINY[0].problem
     (algorithm,) = (a for a in ALGORITHMS if a.name == "implicit_gemm")
@@ -336,8 +338,8 @@ def test_filters_prepared_before_are_a_candidate_of_their_own(monkeypatch: Any) 
         ("leanconv", False, 640), ("leanconv:prepared", True, 640),
     ])):  # fmt: skip
         device = SimpleNamespace(compiled=lambda plan: [code] * len(plan.every_launch))
-        found = SimpleNamespace(plan=plan, device=device, config=config)
-        monkeypatch.setattr(calls, "ready", lambda *arguments, found=found: found)
+        found = SimpleNamespace(plan=plan, device=device, choice=SimpleNamespace(config=config))
+        monkeypatch.setattr(bind, "load", lambda *arguments, found=found: found)
         monkeypatch.setattr(own, "_call", lambda *arguments, prepared=False: prepared)
         candidates = list(own._on_gpu(algorithm, problem, Operands(problem, gpu=False)))
         assert [(c.engine, c.call, c.prepared_bytes) for c in candidates] == expected  # type: ignore[comparison-overlap]

@@ -112,7 +112,7 @@ def test_pytorch_tensors_on_a_gpu_are_read_as_they_lie(
             y = conv1d(given, weights, added, layout=layout, **arguments)
             assert y.permute(FROM_NCW[layout]).is_contiguous()
             assert relative_error(y.numpy(), expected) < TOLERANCE
-            x_at, _, _, y_at, *_ = torch_on_device.launches[-1][1]
+            x_at, _, _, y_at, *_ = torch_on_device.launches[-1][1].values()
             assert (x_at, y_at) == (given.data_ptr(), y.data_ptr()), "neither copied before nor after"
     copied = conv1d(torch.from_numpy(x), filters, added, layout=layout, **arguments)
     assert torch.equal(copied, y) and copied.stride() == y.stride()
@@ -140,7 +140,7 @@ def test_cupy_arrays_are_read_in_place(
     assert y.shape == expected.shape and relative_error(y.host, expected) < TOLERANCE
     assert fake_cupy.allocations == 1 + bool(host_device.prepared) and fake_cupy.copies == 0
     assert host_device.executables == 1
-    assert host_device.launches[-1][1][0] == given[0].data.ptr
+    assert host_device.launches[-1][1]["x"] == given[0].data.ptr
     out = fake_cupy.asarray(np.full(expected.shape, np.nan, np.float32))
     assert conv1d(*given, layout=layout, out=out, **arguments) is out
     assert relative_error(out.host, expected) < TOLERANCE

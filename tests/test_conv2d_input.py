@@ -95,7 +95,7 @@ def test_pytorch_tensors_on_a_gpu_are_read_as_they_lie(
         for _ in range(2):
             found = conv2d_input(given, weights, shape, layout=layout, **arguments)
             assert found.shape == shape and relative_error(in_memory(layout, found), expected) < TOLERANCE
-            x_at, _, _, y_at, *_ = torch_on_device.launches[-1][1]
+            x_at, _, _, y_at, *_ = torch_on_device.launches[-1][1].values()
             assert (x_at, y_at) == (given.data_ptr(), found.data_ptr()), "neither copied before nor after"
     assert set(torch_on_device.problems.values()) == {problem}
 

@@ -12,6 +12,8 @@ import pytest
 pytest.importorskip("matplotlib", reason="the demo draws with matplotlib")
 Image = pytest.importorskip("PIL.Image", reason="the demo reads a photograph with Pillow")
 
+from cases import TARGETS  # noqa: E402
+
 from leanconv.algorithms import ALGORITHMS  # noqa: E402
 from leanconv.cli import demo  # noqa: E402
 from leanconv.cli.demo_pictures import draw_layers, duration  # noqa: E402
@@ -41,7 +43,7 @@ def test_the_layers_are_sound() -> None:
     assert photo.shape == (3, 600, 512) and photo.min() >= 0 and 200 < photo.max() <= 255
     for name, problem in demo.LAYERS:
         assert problem.p == (problem.h - 1) // problem.stride[0] + 1, name
-        assert problem.n <= 4 and not ALGORITHMS[0].reasons(problem)
+        assert problem.n <= 4 and not ALGORITHMS[0].reasons(problem, TARGETS[0])
 
 
 def test_a_wrong_result_is_told(
@@ -66,7 +68,7 @@ def test_on_a_gpu(host_device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     problem = replace(demo.LAYERS[-1][1], h=9, w=9)
     lines = demo.measure_layer("small", problem, photo, True, 0.01)
     assert {line.where for line in lines} == {"CPU", "GPU"} and all(line.right for line in lines)
-    able = [algorithm.name for algorithm in ALGORITHMS if not algorithm.reasons(problem)]
+    able = [algorithm.name for algorithm in ALGORITHMS if not algorithm.reasons(problem, TARGETS[0])]
     on_gpu = [line for line in lines if line.where == "GPU"]
     assert [line.algorithm for line in on_gpu] == able and all(line.us == 5.0 for line in on_gpu)
     assert sum(line.chosen for line in on_gpu) == 1

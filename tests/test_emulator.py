@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 from emulator import ORDERS, EmulatorBuildError, EmulatorError, build, cache_dir, run_plan, run_source
 
-from leanconv.plan import Argument, Launch, Plan
+from leanconv.plan import Launch, Number, Plan, Pointer
 
-X = Argument("const float*", "x")
-Y = Argument("float*", "y")
-N = Argument("int", "n")
+X = Pointer("x")
+Y = Pointer("y", written=True)
+N = Number("int", "n")
 
 
 def play(body, x, y, *, block=64, grid=1, cluster=1, shared_floats=64, n=0, orders=ORDERS):
@@ -382,8 +382,8 @@ def test_stacks_are_clean_for_the_next_block():
 
 def test_scalars_and_null_pointers_arrive():
     arguments = (
-        *(Argument("const float*", "bias"), Argument("float*", "y"), Argument("long long", "a", -(2**40))),
-        *(Argument("float", "b"), Argument("unsigned", "c", 2**32 - 1), Argument("bool", "d", 1)),
+        *(Pointer("bias"), Pointer("y", written=True), Number("long long", "a", -(2**40))),
+        *(Number("float", "b"), Number("unsigned", "c", 2**32 - 1), Number("bool", "d", 1)),
     )
     unit = (
         'extern "C" __global__ void probe(const float* bias, float* y, long long a, float b, unsigned c, bool d) {'

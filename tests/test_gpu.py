@@ -25,9 +25,9 @@ from test_conv2d_input import CALLS as GRADIENT_CALLS
 
 import leanconv
 from leanconv import ConvProblem, FilterProblem, conv1d, conv2d, conv2d_input, explain, filter2d, prepare_weights
-from leanconv.algorithms import ALGORITHMS
-from leanconv.call import choose as registry
+from leanconv.call.choose import choose
 from leanconv.problem import BORDERS
+from leanconv.runtime.launch import open_device
 
 torch = pytest.importorskip("torch")
 
@@ -440,7 +440,7 @@ def test_explain_tells_what_was_compiled() -> None:
     x, w = torch.randn(1, 4, 8, 8, device="cuda"), torch.randn(4, 4, 3, 3, device="cuda")
     conv2d(x, w)
     told = explain(x, w)
-    chosen = registry.choose(told.problem, "auto", ALGORITHMS).name
+    chosen = choose(told.problem, open_device(0).target).algorithm.name
     assert told.chosen == chosen and "registers" in told.kernels[0] and "sm_" in told.where
     told = explain(FilterProblem(1, 9, 9, 3, 3, (1, 1), "wrap", x_pitch=9, y_pitch=9), device="cuda", compile=True)
     assert told.chosen == "register_cache" and "0 bytes spilled" in told.kernels[0]

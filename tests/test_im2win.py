@@ -22,7 +22,7 @@ from leanconv.runtime import compile as compiler
 FUSED = next(a for a in ALGORITHMS if a.name == "im2win_fused")
 WITH_TENSOR = next(a for a in ALGORITHMS if a.name == "im2win")
 TILED = ("implicit_gemm", "im2win", "im2win_fused")
-TENSORS = [c for c in CONV_CASES if c.problem.n and not WITH_TENSOR.reasons(c.problem)]
+TENSORS = [c for c in CONV_CASES if c.problem.n and not WITH_TENSOR.reasons(c.problem, TARGETS[0])]
 #: Those of all switches that its configurations have.
 SWITCHES = [name for name in proof.SWITCHES if name in {field.name for field in fields(im2win_fused.RUN_TILES[0][0])}]
 
@@ -140,14 +140,14 @@ def test_runs_are_not_offered_where_rounded_rows_outgrow_their_numbers():
 
 def test_a_row_of_the_tensor_too_long_is_refused():
     long = ConvProblem(1, 2**10, 3, 2**19, 4, 3, 3, layout="NHWC")
-    refusing = {a.name for a in ALGORITHMS if a.solves is ConvProblem and a.why_not(long)}
+    refusing = {a.name for a in ALGORITHMS if a.solves == "conv2d" and a.why_not(long, TARGETS[0])}
     assert refusing == {"im2win", "im2win_basic"}
 
 
 @pytest.mark.parametrize("name", ["im2win", "im2win_basic", "im2win_fused"])
 def test_images_innermost_are_refused_by_name(name):
     algorithm = next(a for a in ALGORITHMS if a.name == name)
-    assert algorithm.why_not(ConvProblem(8, 16, 12, 12, 16, 3, 3, layout="CHWN")) == [
+    assert algorithm.why_not(ConvProblem(8, 16, 12, 12, 16, 3, 3, layout="CHWN"), TARGETS[0]) == [
         "layout='CHWN' is neither 'NCHW' nor 'NHWC'"
     ]
 
@@ -195,7 +195,7 @@ def test_no_configuration_has_more_pieces_than_the_kernel_has_bits_for():
 def test_reductions_are_split_only_where_blocks_form_clusters():
     for case in CONV_CASES:
         for algorithm in ALGORITHMS:
-            if algorithm.reasons(case.problem):
+            if algorithm.reasons(case.problem, TARGETS[0]):
                 continue
             for target in TARGETS:
                 clusters = {

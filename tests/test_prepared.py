@@ -11,16 +11,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+from cases import TARGETS
 from conftest import HostDevice, oracle_conv, relative_error, says
 
-from leanconv import ConvProblem, NoAlgorithmError, PreparedWeights, api, conv1d, conv2d, explain, prepare_weights
+from leanconv import ConvProblem, NoAlgorithmError, PreparedWeights, conv1d, conv2d, explain, prepare_weights
 from leanconv.algorithms import ALGORITHMS
 from leanconv.algorithms.implicit_gemm import ImplicitGemm
+from leanconv.algorithms.tiles import TileConfig
 from leanconv.arrays import arrays_of
-from leanconv.call import choose as registry
-from leanconv.call import explain as explaining
-from leanconv.call import run as calls_module
-from leanconv.plan import Argument, Launch, Plan, Target
+from leanconv.call import choose
+from leanconv.plan import Launch, Plan, Pointer, Target
 from leanconv.runtime.launch import ALIGNMENT
 
 PROBLEM = ConvProblem(n=2, c=4, h=9, w=7, k=6, r=3, s=2, padding=(1, 1, 1, 1))
@@ -48,7 +48,7 @@ class Preparing(ImplicitGemm):
 
     def plan(self, problem: ConvProblem, config: Any, target: Target) -> Plan:
         constants = (("k", problem.k), ("r", problem.r), ("layout", problem.layout))
-        arguments = (Argument("const float*", "w"), Argument("float*", "prepared"))
+        arguments = (Pointer("w"), Pointer("prepared", written=True))
         launch = Launch("p.cuh", "leanconv::p", constants, (), arguments, grid=1, block=32)
         made = _plan(self, problem, config, target)
         return replace(made, workspace_bytes=WORKSPACE, prepare=(launch,), prepared_bytes=self.prepared_bytes(problem))
@@ -59,8 +59,7 @@ def preparing(monkeypatch: pytest.MonkeyPatch) -> Iterator[Preparing]:
     """An algorithm of its own, in the registry before the stand-in for a GPU looks there."""
     algorithm = Preparing()
     monkeypatch.delenv("LEANCONV_WORKSPACE_LIMIT", raising=False)
-    for module in (api, calls_module, explaining):
-        monkeypatch.setattr(module, "ALGORITHMS", (*ALGORITHMS, algorithm))
+    monkeypatch.setattr(choose, "ALGORITHMS", (*ALGORITHMS, algorithm))
     yield algorithm
 
 
@@ -94,7 +93,9 @@ def test_each_call_prepares_in_one_allocation_with_its_workspace(
         fake_cupy.allocations = 0
         y = run(x, w)
         assert right(y, *given) and device.prepared == calls and fake_cupy.allocations == 2
-        *_, workspace, prepared, value, delta = device.launches[-1][1]
+        workspace, prepared, value, delta = (
+            device.launches[-1][1][role] for role in ("workspace", "prepared", "value", "delta")
+        )
         assert workspace and prepared >= workspace + WORKSPACE and prepared % ALIGNMENT == 0
     assert device.waited == []
     w.host[...] *= 2
@@ -109,7 +110,7 @@ def test_the_memory_of_a_preparation_lives_until_the_launch(
     monkeypatch.setattr(fake_cupy, "empty", lambda shape, dtype: made.append(empty(shape, dtype)) or made[-1])
     run(*map(fake_cupy.asarray, given))
     scratch = made[-1]
-    *_, workspace, prepared, _, _ = device.launches[-1][1]
+    workspace, prepared = (device.launches[-1][1][role] for role in ("workspace", "prepared"))
     assert workspace == scratch.data.ptr and prepared + PREPARED <= workspace + scratch.host.nbytes
 
 
@@ -134,7 +135,7 @@ def test_one_preparation_serves_all_calls(device: HostDevice, fake_cupy: Any, gi
         # what is kept once; the result and the workspace each time
         assert fake_cupy.allocations == 1 + 2 * calls and fake_cupy.copies == 0
     assert device.prepared == 1 and device.waited == [STREAM] and prepared.nbytes == PREPARED
-    kept = {values[5] for _, values in device.launches}
+    kept = {values["prepared"] for _, values in device.launches}
     assert len(kept) == 1 and 0 not in kept
     # another batch, stride and bias: other launches behind the same preparation
     more = np.concatenate([given[0], given[0]])
@@ -231,12 +232,14 @@ def test_every_stream_reads_what_one_has_made(
         assert len(told) == streams * (2 if copied else 1)
     assert device.prepared == 1 and device.waited == [STREAM]
     values = device.launches[-1][1]
-    assert {array.data.ptr for array, _ in told} == ({values[1], values[5]} if copied else {values[5]})
+    assert {array.data.ptr for array, _ in told} == (
+        {values["w"], values["prepared"]} if copied else {values["prepared"]}
+    )
     assert {index for _, index in told} == {0}
     # other work on the same copy, first on a stream that has not seen it
     stream.ptr = 11
     assert right(run(x, prepared, algorithm="implicit_gemm"), *given)
-    assert [array.data.ptr for array, _ in told[2 * (1 + copied) :]] == [values[1]] * copied
+    assert [array.data.ptr for array, _ in told[2 * (1 + copied) :]] == [values["w"]] * copied
 
 
 def test_a_graph_prepares_for_itself_unless_something_is_kept(device: HostDevice, fake_cupy: Any, given: Any) -> None:
@@ -366,21 +369,21 @@ def test_the_filters_of_a_signal(device: HostDevice, fake_cupy: Any, rng: np.ran
 
 def test_a_limit_that_is_given_counts_what_is_prepared(preparing: Preparing) -> None:
     needs = f"it needs {WORKSPACE} bytes of workspace and {PREPARED} of prepared filters, and workspace_limit is "
-    assert preparing.reasons(PROBLEM) == preparing.reasons(PROBLEM, WORKSPACE + PREPARED) == []
-    assert preparing.reasons(PROBLEM, WORKSPACE + PREPARED - 1) == [f"{needs}{WORKSPACE + PREPARED - 1}"]
-    assert preparing.reasons(PROBLEM, WORKSPACE, count_prepared=False) == []
-    assert preparing.reasons(PROBLEM, 35, count_prepared=False) == [
+    assert preparing.reasons(PROBLEM, TARGETS[0]) == preparing.reasons(PROBLEM, TARGETS[0], WORKSPACE + PREPARED) == []
+    assert preparing.reasons(PROBLEM, TARGETS[0], WORKSPACE + PREPARED - 1) == [f"{needs}{WORKSPACE + PREPARED - 1}"]
+    assert preparing.reasons(PROBLEM, TARGETS[0], WORKSPACE, count_prepared=False) == []
+    assert preparing.reasons(PROBLEM, TARGETS[0], 35, count_prepared=False) == [
         "it needs 36 bytes of workspace, and workspace_limit is 35"
     ]
     with says(NoAlgorithmError, f"preparing: {needs}50"):
-        registry.choose(PROBLEM, "preparing", ALGORITHMS, 50)
-    assert registry.choose(PROBLEM, "preparing", ALGORITHMS) is preparing
+        choose.choose(PROBLEM, TARGETS[0], "preparing", 50)
+    assert choose.choose(PROBLEM, TARGETS[0], "preparing").algorithm is preparing
 
 
 def test_auto_takes_what_is_prepared_but_no_workspace_unless_told(
     preparing: Preparing, device: HostDevice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Preparing, "cost", lambda self, problem: -1.0)
+    monkeypatch.setattr(Preparing, "best", lambda self, problem, target: (-1.0, TileConfig()))
 
     def chosen(**options: Any) -> bool:
         return explain(PROBLEM, device="cuda", **options).chosen == "preparing"
@@ -400,7 +403,7 @@ def test_auto_takes_what_is_prepared_but_no_workspace_unless_told(
 def test_a_limit_of_zero_and_none_are_different_calls(
     device: HostDevice, fake_cupy: Any, given: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Preparing, "cost", lambda self, problem: -1.0)
+    monkeypatch.setattr(Preparing, "best", lambda self, problem, target: (-1.0, TileConfig()))
     monkeypatch.setattr(Preparing, "workspace_bytes", lambda self, problem: 0)
     x, w = map(fake_cupy.asarray, given)
     for calls in (1, 2):

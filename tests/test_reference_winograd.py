@@ -10,7 +10,7 @@ from cpu_engine import arrays, by_name
 
 from leanconv.call.choose import choose
 from leanconv.problem import ConvProblem
-from leanconv.reference import CPU_ALGORITHMS, oracle, winograd1d, winograd2d
+from leanconv.reference import oracle, winograd1d, winograd2d
 from leanconv.winograd import LEAST_PRODUCTS, WIDTHS, outputs_2d
 
 ELEVEN = [(alpha, s) for alpha, widths in WIDTHS.items() for s in widths]
@@ -68,14 +68,14 @@ def test_2d_winograd_takes_larger_tiles_only_where_they_are_asked_for() -> None:
         ({"r": 2}, "2x3"), ({"stride": (1, 2)}, "stride 1,2"), ({"dilation": (2, 1)}, "dilation 2,1"),
         ({"precision": "ieee"}, "'ieee' was asked for"),
     ):  # fmt: skip
-        assert words in " ".join(winograd.reasons(replace(layer, **change)))
+        assert words in " ".join(winograd.reasons(replace(layer, **change), None))
 
 
 @pytest.mark.parametrize("s", range(2, 8))
 def test_winograd_keeps_the_tier_from_its_least_sum_on(s: int) -> None:
     winograd = by_name("winograd1d")
     problem = ConvProblem(2, -(-LEAST_PRODUCTS // s), 20, 50, 12, 1, s)
-    assert winograd.reasons(problem) == []
+    assert winograd.reasons(problem, None) == []
     few = replace(problem, c=1)
     for seed in range(3):
         for case, alpha in [(problem, 8)] + [(few, 4)] * (s in WIDTHS[4]):
@@ -83,17 +83,19 @@ def test_winograd_keeps_the_tier_from_its_least_sum_on(s: int) -> None:
             error = oracle.relative_error(winograd1d.convolve(case, alpha, x, w, None), oracle.conv2d(case, x, w))
             assert error <= oracle.error_bound(case, x, w)
     if s in WIDTHS[4]:  # 4 states serve the shortest sums
-        assert winograd.reasons(few) == []
+        assert winograd.reasons(few, None) == []
     else:
-        assert f"{s} products" in winograd.reasons(few)[0] and str(LEAST_PRODUCTS) in winograd.reasons(few)[0]
+        assert (
+            f"{s} products" in winograd.reasons(few, None)[0] and str(LEAST_PRODUCTS) in winograd.reasons(few, None)[0]
+        )
 
 
 def test_winograd_takes_16_states_only_where_they_are_asked_for() -> None:
     winograd = by_name("winograd1d")
     problem = ConvProblem(1, 64, 12, 40, 32, 9, 9, padding=(4, 4, 4, 4))
-    assert "relaxed" in winograd.reasons(problem)[0]
+    assert "relaxed" in winograd.reasons(problem, None)[0]
     relaxed = replace(problem, precision="relaxed")
-    assert winograd.reasons(relaxed) == [] and choose(relaxed, "auto", CPU_ALGORITHMS) is winograd
+    assert winograd.reasons(relaxed, None) == [] and choose(relaxed, None).algorithm is winograd
     # 7 wide filters can have either: the cheaper one is taken, and the error tells which.
     errors = []
     for precision in ("fp32", "relaxed"):
@@ -101,4 +103,4 @@ def test_winograd_takes_16_states_only_where_they_are_asked_for() -> None:
         x, w, _ = arrays(seven)
         errors.append(oracle.relative_error(winograd.run(seven, x, w, None), oracle.conv2d(seven, x, w)))
     assert errors[0] < 2e-6 < 5e-6 < errors[1] < 3e-5
-    assert "2 to 9" in winograd.reasons(replace(relaxed, s=10))[0]
+    assert "2 to 9" in winograd.reasons(replace(relaxed, s=10), None)[0]

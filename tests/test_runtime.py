@@ -8,6 +8,7 @@ import struct
 import subprocess
 import sys
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,10 @@ import numpy as np
 import pytest
 
 from leanconv import ConvProblem, CudaError, FilterProblem, conv2d, filter2d
-from leanconv.algorithms import ALGORITHMS
 from leanconv.arrays import NUMPY, TorchArrays
 from leanconv.arrays.memory import overlaps, row_pitched, share_memory
-from leanconv.call import choose as registry
-from leanconv.plan import Argument, Launch, Plan, Target
+from leanconv.call.choose import choose
+from leanconv.plan import Launch, Number, Plan, Pointer, Target
 from leanconv.problem import lay_out
 from leanconv.runtime import cache, env, launch
 from leanconv.runtime.compile import KERNELS, Compiled
@@ -28,8 +28,7 @@ TARGET = Target("sm_90a", 132, 227 * 1024, 228 * 1024)
 
 
 def first_launch(problem: ConvProblem | FilterProblem) -> Launch:
-    algorithm = registry.choose(problem, "auto", ALGORITHMS)
-    return algorithm.plan(problem, next(iter(algorithm.configs(problem, TARGET))), TARGET).launches[0]
+    return choose(problem, TARGET).plan(problem, TARGET).launches[0]
 
 
 CONV = ConvProblem(n=1, c=4, h=8, w=8, k=8, r=3, s=3)
@@ -200,11 +199,12 @@ class Launched:
         return 0
 
 
+ROLES = ("x", "w", "bias", "y", "workspace", "prepared", "value", "delta")
 ARGUMENTS = (
-    Argument("const float*", "x"), Argument("long long", "batch", 2**40 + 1), Argument("float*", "y"),
-    Argument("float", "value"), Argument("int", "rows", -3), Argument("float", "delta"),
-    Argument("const float*", "bias"),
-    Argument("double", "scale", 0.1), Argument("unsigned", "mask", 2**32 - 1), Argument("bool", "flag", 1),
+    Pointer("x"), Number("long long", "batch", 2**40 + 1), Pointer("y", written=True),
+    Number("float", "value"), Number("int", "rows", -3), Number("float", "delta"),
+    Pointer("bias"),
+    Number("double", "scale", 0.1), Number("unsigned", "mask", 2**32 - 1), Number("bool", "flag", 1),
 )  # fmt: skip
 
 
@@ -214,7 +214,7 @@ def a_launch(**more: Any) -> Launch:
 
 def test_arguments_reach_the_kernel_by_type_and_name() -> None:
     start = Launched("PqPfifPdI?")
-    run = launch.make_launcher(start, pytest.fail, [(0xF00, a_launch())])
+    run = launch.make_launcher(start, pytest.fail, [(0xF00, a_launch())], ROLES)
     run(5, (2**47 + 16, 1, 0, 2**46, 3, 5, 1.5, -0.25))
     run(6, (32, 1, 64, 48, 3, 5, float("inf"), 0))
     assert start.calls == [
@@ -225,8 +225,8 @@ def test_arguments_reach_the_kernel_by_type_and_name() -> None:
 
 def test_integer_scalars() -> None:
     start = Launched("ii")
-    made = Launch("f.cuh", "f", (), (), (Argument("int", "value"), Argument("int", "delta")), grid=1, block=32)
-    launch.make_launcher(start, pytest.fail, [(1, made)])(0, (0, 0, 0, 0, 0, 0, -(2**31), 7))
+    made = Launch("f.cuh", "f", (), (), (Number("int", "value"), Number("int", "delta")), grid=1, block=32)
+    launch.make_launcher(start, pytest.fail, [(1, made)], ROLES)(0, (0, 0, 0, 0, 0, 0, -(2**31), 7))
     assert start.calls[0][2] == (-(2**31), 7)
 
 
@@ -242,14 +242,14 @@ def test_a_launch_inside_a_launch_has_its_own_arguments() -> None:
             run(0, tuple(values))
         return start(*arguments)
 
-    run = launch.make_launcher(nested, pytest.fail, [(1, a_launch())])
+    run = launch.make_launcher(nested, pytest.fail, [(1, a_launch())], ROLES)
     run(0, tuple(values))
     assert [call[2][0] for call in start.calls if call] == [64, 48, 32, 16]
 
 
 def test_threads_do_not_mix_their_arguments() -> None:
     start = Launched("PqPfifPdI?")
-    run = launch.make_launcher(start, pytest.fail, [(1, a_launch())])
+    run = launch.make_launcher(start, pytest.fail, [(1, a_launch())], ROLES)
 
     def many(thread: int) -> None:
         for i in range(500):
@@ -269,14 +269,20 @@ def test_threads_do_not_mix_their_arguments() -> None:
 def test_a_failing_launch_is_told() -> None:
     codes: list[Any] = []
     made = a_launch()
-    launch.make_launcher(lambda *a: 719, lambda *told: codes.append(told), [(1, made)])(0, (0,) * 8)
+    launch.make_launcher(lambda *a: 719, lambda *told: codes.append(told), [(1, made)], ROLES)(0, (0,) * 8)
     assert codes == [(719, made)]
 
 
 def test_several_launches_share_the_values_of_a_call() -> None:
-    first = Launch("f.cuh", "f", (), (), (Argument("const float*", "x"), Argument("float*", "workspace")), 3, 64)
+    first = Launch("f.cuh", "f", (), (), (Pointer("x"), Pointer("workspace", written=True)), 3, 64)
     second = Launch(
-        "f.cuh", "g", (), (), (Argument("int", "n", 9), Argument("float*", "y"), Argument("float*", "workspace")), 4, 96
+        "f.cuh",
+        "g",
+        (),
+        (),
+        (Number("int", "n", 9), Pointer("y", written=True), Pointer("workspace", written=True)),
+        4,
+        96,
     )
     seen = []
     readers = {1: Launched("PP"), 2: Launched("iPP")}
@@ -285,7 +291,7 @@ def test_several_launches_share_the_values_of_a_call() -> None:
         seen.append(function.value)
         return readers[function.value](function, *rest)
 
-    run = launch.make_launcher(start, pytest.fail, [(1, first), (2, second)])
+    run = launch.make_launcher(start, pytest.fail, [(1, first), (2, second)], ROLES)
     run(0x51, (16, 0, 0, 32, 48, 64, 0, 0))
     assert seen == [1, 2]
     assert readers[1].calls == [((1, 3, 1, 1, 64, 1, 1, 0), 0x51, (16, 48))]
@@ -300,13 +306,12 @@ def test_architecture_names() -> None:
 
 def test_run_plan_fills_y(host_device: Any) -> None:
     problem = ConvProblem(n=2, c=3, h=5, w=5, k=4, r=3, s=3, bias=True)
-    algorithm = registry.choose(problem, "auto", ALGORITHMS)
-    plan = algorithm.plan(problem, next(iter(algorithm.configs(problem, TARGET))), TARGET)
+    plan = choose(problem, TARGET).plan(problem, TARGET)
     rng = np.random.default_rng(0)
     arrays = {"x": rng.standard_normal(problem.x_shape), "w": rng.standard_normal(problem.w_shape), "bias": np.ones(4)}
     given = {name: array.astype(np.float32) for name, array in arrays.items()}
     y = np.full(problem.y_shape, np.nan, np.float32)
-    launch.run_plan(host_device, plan, {**given, "y": y})
+    launch.run_on_host_arrays(host_device, plan, {**given, "y": y})
     np.testing.assert_allclose(y, conv2d(given["x"], given["w"], given["bias"]), rtol=1e-4, atol=1e-5)
     assert host_device.memory == {}
 
@@ -404,11 +409,11 @@ class EmulatedDevice:
     def __init__(self) -> None:
         self.memory: dict[int, np.ndarray] = {}
 
-    def executable(self, plan: Plan) -> launch.Executable:
+    def executable(self, plan: Plan, roles: Sequence[str]) -> launch.Executable:
         import emulator
 
         def run(stream: int, values: Any) -> None:
-            given = dict(zip(launch.BOUND_NAMES, values, strict=True))
+            given = dict(zip(roles, values, strict=True))
             arrays = {name: v if name in ("value", "delta") else self.memory.get(int(v)) for name, v in given.items()}
             emulator.run_plan(plan, arrays)
 
@@ -453,7 +458,8 @@ def test_the_first_error_is_told_and_what_can_be_freed_is(monkeypatch: pytest.Mo
 
     device, x = Faulting(), np.ones(4, np.float32)
     with pytest.raises(CudaError, match="an illegal address"):
-        launch.run_on_host_arrays(device, lambda stream, values: None, {"x": x}, x.copy())
+        plan = Plan((Launch("f.cuh", "f", (), (), (Pointer("x"), Pointer("y", written=True)), grid=1, block=32),))
+        launch.run_on_host_arrays(device, plan, {"x": x, "y": x.copy()}, run=lambda stream, values: None)
     assert device.memory == {}
 
 

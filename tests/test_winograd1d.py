@@ -140,7 +140,7 @@ def drawn(draw: st.DrawFn) -> ConvProblem:
         bias=op == "fprop" and draw(st.booleans()),
         op=op,
     )
-    assume(problem.p > 0 and problem.q > 0 and not WINOGRAD.reasons(problem))
+    assume(problem.p > 0 and problem.q > 0 and not WINOGRAD.reasons(problem, TARGETS[0]))
     return problem
 
 
@@ -258,7 +258,7 @@ def test_every_layer_that_is_accepted_fits_every_gpu(width: int, precision: str,
         for n, k in ((1, 5), (2**17, 130)):  # the latter with 64-bit offsets
             forward = ConvProblem(n, 48, 50, 51, k, r, width, layout=layout, precision=precision)
             for problem in (forward, replace(forward, op="dgrad")):
-                if WINOGRAD.reasons(problem):
+                if WINOGRAD.reasons(problem, TARGETS[0]):
                     continue
                 found = list(WINOGRAD.configs(problem, target))
                 # the cut ones have launches of other kernels, too
@@ -278,7 +278,7 @@ def test_every_layer_that_is_accepted_fits_every_gpu(width: int, precision: str,
 def test_tiers() -> None:
     def reasons(width: int, **rest: Any) -> str:
         problem = replace(ConvProblem(1, 64, 30, 30, 8, 3, width), **rest)
-        return "; ".join(WINOGRAD.reasons(problem))
+        return "; ".join(WINOGRAD.reasons(problem, TARGETS[0]))
 
     for width in range(2, 8):
         problem = ConvProblem(1, 64, 30, 30, 8, 3, width)

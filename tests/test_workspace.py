@@ -5,20 +5,23 @@ from __future__ import annotations
 import os
 import re
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
+from cases import TARGETS
 from conftest import HostDevice, oracle_conv, relative_error
 
 from leanconv import ConvProblem, NoAlgorithmError, api, conv2d, explain
 from leanconv.algorithms import ALGORITHMS
 from leanconv.algorithms.im2win import Im2win, tensor_elements
+from leanconv.algorithms.tiles import TileConfig
+from leanconv.api import describe_call
 from leanconv.bench import Case, run_suite
 from leanconv.bench.peers.base import Candidate
 from leanconv.bench.run import _Run
-from leanconv.call import describe
-from leanconv.call import run as calls
+from leanconv.call import bind
 from leanconv.cli.main import MISTAKE, main
 from leanconv.plan import Target
 from leanconv.reference import CPU_ALGORITHMS
@@ -43,7 +46,7 @@ def given(rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
 
 def last_workspace(device: HostDevice) -> int:
     """The workspace pointer of the last launch."""
-    return int(device.launches[-1][1][4])
+    return int(device.launches[-1][1]["workspace"])
 
 
 def refusal(limit: int) -> str:
@@ -66,14 +69,14 @@ def test_plans_take_what_was_stated_and_the_cpu_engine_nothing() -> None:
     with_one = set()
     for problem in some:
         for algorithm in ALGORITHMS:
-            if algorithm.reasons(problem):
+            if algorithm.reasons(problem, TARGETS[0]):
                 continue
             stated = algorithm.workspace_bytes(problem)
             if stated:
                 with_one.add(algorithm.name)
             for config in algorithm.configs(problem, target):
                 assert algorithm.plan(problem, config, target).workspace_bytes == stated, (algorithm.name, config)
-        assert not any(a.workspace_bytes(problem) for a in CPU_ALGORITHMS if a.solves is ConvProblem)
+        assert not any(a.workspace_bytes(problem) for a in CPU_ALGORITHMS if a.solves == "conv2d")
     assert "im2win" in with_one and not with_one & {"im2win_fused", "implicit_gemm", "direct"}
 
 
@@ -113,7 +116,7 @@ def test_an_empty_setting_is_none(given: Any, monkeypatch: pytest.MonkeyPatch) -
 def test_values_that_are_no_limit(
     value: Any, kind: type[Exception], text: str, device: Any, given: Any, host_device: HostDevice
 ) -> None:
-    for call in (conv2d, explain, describe.conv2d):
+    for call in (conv2d, explain, partial(describe_call, conv2d)):
         with pytest.raises(kind, match=f"^workspace_limit={text}"):
             call(*given, device=device, workspace_limit=value)
     with pytest.raises(kind, match=f"^workspace_limit={text}"):
@@ -122,7 +125,7 @@ def test_values_that_are_no_limit(
 
 
 def test_numpys_integers_are_limits(given: Any) -> None:
-    assert describe.conv2d(*given, workspace_limit=np.int64(5)).workspace_limit == 5
+    assert describe_call(conv2d, *given, workspace_limit=np.int64(5)).workspace_limit == 5
 
 
 # What is permitted and refused
@@ -144,9 +147,9 @@ def test_auto_takes_a_workspace_where_it_is_permitted_and_pays(
 ) -> None:
     x, w = map(fake_cupy.asarray, given)
     chosen = explain(x, w, padding=1).chosen
-    costs = {a.name: a.cost(PROBLEM) for a in ALGORITHMS if a.solves is ConvProblem}
+    costs = {a.name: a.best(PROBLEM, TARGETS[0])[0] for a in ALGORITHMS if a.solves == "conv2d"}
     for cost, pays in ((max(costs.values()) + 1, False), (min(costs.values()) - 1, True)):
-        monkeypatch.setattr(Im2win, "cost", lambda self, problem, cost=cost: cost)
+        monkeypatch.setattr(Im2win, "best", lambda self, problem, target, cost=cost: (cost, TileConfig()))
         for limit, taken in ((None, False), (0, False), (NEEDED - 1, False), (NEEDED, pays), (2**40, pays)):
             api.forget()
             told = explain(x, w, padding=1, workspace_limit=limit)
@@ -192,12 +195,12 @@ def test_the_workspace_lives_until_the_launch_and_is_as_large_as_needed(
     monkeypatch.setattr(fake_cupy, "empty", watched)
     executable = type(host_device).executable
 
-    def checking(self: HostDevice, plan: Any) -> Any:
-        run = executable(self, plan)
+    def checking(self: HostDevice, plan: Any, roles: Any) -> Any:
+        run = executable(self, plan, roles)
 
         def checked(stream: int, values: Any) -> None:
             _, (workspace, nbytes, pointer) = made[-2:]
-            assert workspace() is not None and nbytes >= NEEDED and values[4] == pointer
+            assert workspace() is not None and nbytes >= NEEDED and values[roles.index("workspace")] == pointer
             run(stream, values)
 
         return checked
@@ -238,7 +241,7 @@ def test_arrays_that_are_carried_keep_their_limit(given: Any) -> None:
 def test_on_a_gpu_memory_and_graphs() -> None:
     torch = pytest.importorskip("torch")
     x, w = torch.randn(8, 16, 32, 32, device="cuda"), torch.randn(16, 16, 3, 3, device="cuda")
-    needed = Im2win().workspace_bytes(describe.conv2d(x, w, padding=1).problem)
+    needed = Im2win().workspace_bytes(describe_call(conv2d, x, w, padding=1).problem)
     expected = conv2d(x, w, padding=1)
     for name, extra in (("auto", 0), ("im2win", needed)):
         y = conv2d(x, w, padding=1, algorithm=name)
@@ -288,7 +291,7 @@ def test_the_setting_is_obeyed_by_calls_that_are_warm(
         with pytest.raises(NoAlgorithmError, match=refusal(0)):
             call(workspace_limit=0)
     assert host_device.executables == 3, "one for each limit that permits it, made once"
-    monkeypatch.setattr(Im2win, "cost", lambda self, problem: -1.0)
+    monkeypatch.setattr(Im2win, "best", lambda self, problem, target: (-1.0, TileConfig()))
     conv2d(x, w, padding=1)
     assert last_workspace(host_device), "the setting holds for auto too"
     assert explain(x, w, padding=1).chosen == explain(PROBLEM, device="cuda").chosen == "im2win"
@@ -336,16 +339,16 @@ def test_explain_shows_bytes_and_limit(host_device: HostDevice) -> None:
 
 def test_explain_tells_of_what_is_ready_under_its_limit(host_device: HostDevice, given: Any) -> None:
     conv2d(*given, padding=1, algorithm="im2win", device="cuda", workspace_limit=8000)
-    assert calls.is_ready(PROBLEM, 0, "im2win", 8000) and not calls.is_ready(PROBLEM, 0, "im2win")
+    assert bind.is_loaded(PROBLEM, 0, "im2win", 8000) and not bind.is_loaded(PROBLEM, 0, "im2win")
     told = explain(*given, padding=1, algorithm="im2win", device="cuda", workspace_limit=8000)
     assert len(told.kernels) == 2
 
 
 def test_describe(given: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert describe.conv2d(*given).workspace_limit is None
+    assert describe_call(conv2d, *given).workspace_limit is None
     monkeypatch.setenv(NAME, "1kB")
-    assert describe.conv2d(*given).workspace_limit == 1000
-    assert describe.conv2d(*given, workspace_limit=4).workspace_limit == 4
+    assert describe_call(conv2d, *given).workspace_limit == 1000
+    assert describe_call(conv2d, *given, workspace_limit=4).workspace_limit == 4
 
 
 def run_cli(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:

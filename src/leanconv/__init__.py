@@ -1,9 +1,9 @@
 """Convolution on NVIDIA GPUs without the workspace, for neural-network layers and for images."""
 
 from leanconv import ndimage
-from leanconv.api import conv1d, conv2d, conv2d_input, filter2d
+from leanconv.api import conv1d, conv2d, conv2d_input, explain, filter2d
 from leanconv.call.choose import NoAlgorithmError
-from leanconv.call.explain import algorithms, explain
+from leanconv.call.explain import algorithms
 from leanconv.call.weights import PreparedWeights, prepare_weights
 from leanconv.problem import ConvProblem, FilterProblem
 from leanconv.runtime.compile import CompileError

@@ -1,32 +1,25 @@
-"""The public functions: check, describe, choose, run.
-
-Each call is described once: a dictionary keyed by the arrays' signatures and the other arguments leads straight to a
-ready call the next time.
-"""
+"""The public functions: find the ready call, or describe the call, bind it, and keep what that makes."""
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any, TypeVar
 
 import numpy as np
 
-from leanconv.algorithms import ALGORITHMS
-from leanconv.arrays import TorchArrays, arrays_of, give_back
-from leanconv.call import arguments, describe
-from leanconv.call import choose as registry
-from leanconv.call import run as calls
+from leanconv.arrays import arrays_of, gather, way_back
+from leanconv.call import arguments, bind, describe
 from leanconv.call.describe import Described
-from leanconv.call.weights import PreparedCall, PreparedWeights, UnpreparedCall, work_of
-from leanconv.problem import ConvProblem
-from leanconv.reference import CPU_ALGORITHMS
+from leanconv.call.explain import Explanation, explain_call, explain_problem
+from leanconv.call.run import Call
+from leanconv.call.weights import PreparedWeights, kernel_beside
+from leanconv.problem import is_problem
 from leanconv.runtime.env import raw_workspace_limit
 
 Array = TypeVar("Array")
 
-_conv_calls: dict[Any, calls.Call] = {}
-_filter_calls: dict[Any, calls.Call] = {}
+_calls: dict[Any, Call] = {}
 #: more different calls than this in one process, and the look-up starts over
 _MAX_CALLS = 8192
 
@@ -92,38 +85,8 @@ def conv2d(
     >>> conv2d(x, w, padding=1)[0, 0, 0].tolist()
     [4.0, 6.0, 6.0, 4.0]
     """
-    arrays = arrays_of(x)
-    call = key = None
-    if arrays is not None:
-        signature = arrays.signature
-        try:
-            key = (
-                type(x), signature(x), type(w), signature(w),
-                None if bias is None else (type(bias), signature(bias)),
-                None if out is None else (type(out), signature(out)),
-                stride, padding, dilation, groups, layout, algorithm, precision, activation, device,
-                raw_workspace_limit() if workspace_limit is None else workspace_limit,
-            )  # fmt: skip
-            call = _conv_calls.get(key)
-        except (TypeError, AttributeError, RuntimeError):
-            key = None  # arrays of several libraries, or a list; the slow path sorts it out
-    if call is None:
-        if _foreign(x, w, bias):
-            _refuse_out(out)
-            result = conv2d(
-                *_carried("x", x, w, bias), stride, padding, dilation, groups,
-                layout=layout, algorithm=algorithm, precision=precision, activation=activation, device=device,
-                workspace_limit=workspace_limit,
-            )  # fmt: skip
-            return give_back(result, x)
-        described = describe.conv2d(
-            x, w, bias, stride, padding, dilation, groups, layout=layout, algorithm=algorithm, precision=precision,
-            activation=activation, out=out, device=device, workspace_limit=workspace_limit,
-        )  # fmt: skip
-        call = _bind(described, x, w, bias, out)
-        if key is not None:
-            _remember(_conv_calls, key, call)
-    return call(x, w, bias, out)
+    options = (stride, padding, dilation, groups, layout, algorithm, precision, activation, device)
+    return _run(describe.conv2d, x, w, bias, out, workspace_limit, options)
 
 
 def conv1d(
@@ -171,10 +134,8 @@ def conv1d(
     >>> conv1d(x, w, padding=(2, 0))[0, 0].tolist()
     [0.0, 1.0, 3.0, 6.0, 9.0]
     """
-    return _layer(
-        describe.conv1d, "x", x, w, bias, out, workspace_limit, stride=stride, padding=padding, dilation=dilation,
-        groups=groups, layout=layout, algorithm=algorithm, precision=precision, activation=activation, device=device,
-    )  # fmt: skip
+    options = (stride, padding, dilation, groups, layout, algorithm, precision, activation, device)
+    return _run(describe.conv1d, x, w, bias, out, workspace_limit, options)
 
 
 def conv2d_input(
@@ -219,11 +180,9 @@ def conv2d_input(
     >>> conv2d_input(grad, w, (1, 1, 1, 5), stride=(1, 2)).ravel().tolist()
     [0.0, 1.0, 2.0, 1.0, 2.0]
     """
-    return _layer(
-        describe.conv2d_input, "grad", grad, w, None, out, workspace_limit, input_shape=input_shape, stride=stride,
-        padding=padding, dilation=dilation, groups=groups, layout=layout, algorithm=algorithm, precision=precision,
-        device=device,
-    )  # fmt: skip
+    shape = tuple(input_shape) if isinstance(input_shape, list) else input_shape
+    options = (shape, stride, padding, dilation, groups, layout, algorithm, precision, device)
+    return _run(describe.conv2d_input, grad, w, None, out, workspace_limit, options, "grad")
 
 
 def filter2d(
@@ -269,166 +228,107 @@ def filter2d(
     >>> filter2d(np.arange(4, dtype=np.float32)[None], np.ones((1, 3), np.float32), border="replicate").tolist()
     [[1.0, 3.0, 6.0, 8.0]]
     """
-    arrays = arrays_of(image)
-    call = key = None
-    if arrays is not None:
-        if type(kernel) is np.ndarray:
-            kernel = describe.kernel_beside(image, kernel)
-        signature = arrays.signature
-        try:
-            key = (
-                type(image), signature(image), type(kernel), signature(kernel),
-                None if out is None else (type(out), signature(out)),
-                border, anchor, device,
-            )  # fmt: skip
-            call = _filter_calls.get(key)
-        except (TypeError, AttributeError, RuntimeError):
-            key = None
-    if call is None:
-        if _foreign(image, kernel):
-            _refuse_out(out)
-            result = filter2d(
-                describe.carried(image, "image"), describe.carried(kernel, "kernel"), border=border, value=value,
-                anchor=anchor, delta=delta, device=device,
-            )  # fmt: skip
-            return give_back(result, image)
-        described = describe.filter2d(image, kernel, border=border, anchor=anchor, out=out, device=device)
-        call = _bind(described, image, kernel, None, out)
-        if key is not None:
-            _remember(_filter_calls, key, call)
+    if type(kernel) is np.ndarray:
+        kernel = kernel_beside(image, kernel)
     # NOTE: 0.0 and False are no int, and a launch packs the numbers of an int32 image as int32
+    numbers: tuple[Any, ...] = ()
     if type(value) is not int or type(delta) is not int or value or delta:
-        assert arrays is not None  # a carried image has returned above
-        dtype = arrays.dtype(image)
-        value, delta = arguments.scalar("value", value, dtype), arguments.scalar("delta", delta, dtype)
-    return call(image, kernel, None, out, value, delta)
+        numbers = value, delta
+    return _run(describe.filter2d, image, kernel, None, out, 0, (border, anchor, device), "image", numbers)
 
 
-def _layer(
-    described_by: Callable[..., Described],
-    name: str,
+def _run(
+    describes: Callable[..., Described],
     x: Any,
     w: Any,
     bias: Any,
     out: Any,
-    workspace_limit: int | None,
-    **given: Any,
+    workspace_limit: Any,
+    options: tuple[Any, ...],
+    name: str = "x",
+    numbers: tuple[Any, ...] = (),
 ) -> Any:
-    """A call of a layer: what `conv2d` does, which has it written out because each microsecond counts there.
+    """Run a call that ``describes`` describes: one whose like has run before is a look-up and a launch.
 
-    ``name`` is that of ``x``; ``given`` are the arguments of ``described_by`` but for the arrays and the limit.
+    ``numbers`` are value and delta of a filter, if they are not 0; ``name`` is what the caller calls x.
     """
-    arrays = arrays_of(x)
-    call = key = None
-    if arrays is not None:
-        signature = arrays.signature
-        try:
-            key = (
-                described_by, type(x), signature(x), type(w), signature(w),
-                None if bias is None else (type(bias), signature(bias)),
-                None if out is None else (type(out), signature(out)),
-                raw_workspace_limit() if workspace_limit is None else workspace_limit, *given.values(),
-            )  # fmt: skip
-            call = _conv_calls.get(key)
-        except (TypeError, AttributeError, RuntimeError):
-            key = None
+    arrays, back = arrays_of(x), None
+    if arrays is None:
+        back = way_back(x)
+        carried = gather(x, w.array if isinstance(w, PreparedWeights) else w, bias, out, (name, "w"))
+        arrays, x, bias = carried.arrays, carried.x, carried.bias
+        w = w if isinstance(w, PreparedWeights) else carried.w
+    signature = arrays.signature
+    try:
+        key = (
+            describes, type(x), signature(x), type(w), signature(w),
+            None if bias is None else (type(bias), signature(bias)),
+            None if out is None else (type(out), signature(out)),
+            raw_workspace_limit() if workspace_limit is None else workspace_limit, options,
+        )  # fmt: skip
+        call = _calls.get(key)
+    except (TypeError, AttributeError, RuntimeError):
+        call = key = None  # arrays of several libraries, or a list; describing sorts it out
     if call is None:
-        if _foreign(x, w, bias):
-            _refuse_out(out)
-            carried = _carried(name, x, w, bias)
-            return give_back(_layer(described_by, name, *carried, None, workspace_limit, **given), x)
-        more = given if bias is None else {"bias": bias, **given}
-        described = described_by(x, w, out=out, workspace_limit=workspace_limit, **more)
-        call = _bind(described, x, w, bias, out)
+        described = describes(x, w, bias, out, workspace_limit, *options)
+        call = bind.bind(described)
+        x, w, bias, out = described.given
         if key is not None:
-            _remember(_conv_calls, key, call)
-    return call(x, w, bias, out)
+            _remember(key, call)
+    if numbers:
+        numbers = tuple(map(arguments.scalar, ("value", "delta"), numbers, (arrays.dtype(x),) * 2))
+    result = call(x, w, bias, out, *numbers)
+    return result if back is None else back(result)
 
 
-def _foreign(x: Any, w: Any, bias: Any = None) -> bool:
-    """Whether an array has to be carried."""
-    w = w.array if isinstance(w, PreparedWeights) else w
-    return any(array is not None and arrays_of(array) is None for array in (x, w, bias))
+def explain(first: Any, second: Any = None, /, *arguments: Any, **options: Any) -> Explanation:
+    """Say what a call would run for these arguments, and why not the others. Runs nothing.
+
+    Give the arguments of the call: a second array of 2 axes means `filter2d`, two arrays of 3 `conv1d`, the keyword
+    ``input_shape=`` `conv2d_input`, and anything else `conv2d`. Or give a ConvProblem or FilterProblem with, if wanted,
+    ``device="cuda"`` (the CPU is the default), ``algorithm=`` and ``workspace_limit=``. Registers and spills are given
+    for what this process has compiled already, or with ``compile=True``. Where no GPU can be opened, the choice is that
+    of an H200.
+
+    Raises ValueError and TypeError as the call itself would; that nothing fits is an answer, not an error.
+
+    >>> from leanconv import ConvProblem
+    >>> print(explain(ConvProblem(1, 3, 8, 8, 4, 3, 3)))  # doctest: +SKIP
+    """
+    compile_now = bool(options.pop("compile", False))
+    if is_problem(first):
+        device, name = options.pop("device", None), options.pop("algorithm", "auto")
+        limit = options.pop("workspace_limit", None)
+        if options or arguments or second is not None:
+            raise TypeError("explain(problem) takes only device=, algorithm=, workspace_limit= and compile= besides it")
+        return explain_problem(first, device, name, limit, compile_now=compile_now)
+    axes = getattr(first, "ndim", None), getattr(second, "ndim", None)
+    function: Callable[..., Any] = conv1d if axes == (3, 3) else conv2d
+    if axes[1] == 2:
+        function = filter2d
+    elif "input_shape" in options:
+        function = conv2d_input
+    return explain_call(describe_call(function, first, second, *arguments, **options), compile_now=compile_now)
 
 
-def _carried(name: str, x: Any, w: Any, bias: Any) -> tuple[Any, Any, Any]:
-    """The arrays of a layer as arrays of a library that is served; filters that keep their preparation stay so."""
-    array, plain, bias = describe.operands(name, x, w, bias)
-    return array, w if isinstance(w, PreparedWeights) else plain, bias
+def describe_call(function: Callable[..., Any], /, *arguments: Any, **options: Any) -> Described:
+    """What a call of ``function``, a public one, with these arguments computes and where. Raises as the call does."""
+    call = inspect.signature(function).bind(*arguments, **options)
+    call.apply_defaults()
+    given = {"bias": None, "workspace_limit": None, **call.arguments}
+    for number in ("value", "delta"):
+        given.pop(number, None)
+    described: Described = getattr(describe, function.__name__)(**given)
+    return described
 
 
-def _refuse_out(out: Any) -> None:
-    if out is not None:
-        raise TypeError("out is taken for arrays of NumPy, CuPy and PyTorch only")
-
-
-def _bind(described: Described, x: Any, w: Any, bias: Any, out: Any) -> calls.Call:
-    """Choose, compile and load what a described call needs. The arrays stand for all that lie like them."""
-    if isinstance(w, PreparedWeights):
-        on_array = _bind(described, x, w.array, bias, out)
-        if isinstance(on_array, calls.GpuCall):
-            return _without_preparing(described, on_array, x, w.array, bias, out) or UnpreparedCall(on_array)
-        return UnpreparedCall(on_array)
-    arrays, problem = described.arrays, described.problem
-    empty = calls.is_empty(problem)
-    if described.device is not None:
-        ready = None
-        if empty:  # nothing to compile, but what nothing could run is refused all the same
-            registry.choose(problem, described.algorithm, ALGORITHMS, described.workspace_limit)
-        else:
-            ready = _ready(described)
-        if described.home is None:
-            return calls.HostOnGpuCall(problem, ready, described.shape, described.names)
-        return _gpu_call(described, ready, (x, w, bias, out), described.copies)
-    if isinstance(arrays, TorchArrays) and isinstance(problem, ConvProblem):
-        calls.check_torch_algorithm(described.algorithm)
-        return calls.TorchCpuConv(arrays, problem, described.shape, described.names)
-    chosen = registry.choose(problem, described.algorithm, CPU_ALGORITHMS, described.workspace_limit)
-    return calls.CpuCall(arrays, problem, None if empty else chosen, described.shape, described.names)
-
-
-def _ready(described: Described) -> calls.Ready:
-    assert described.device is not None
-    return calls.ready(described.problem, described.device, described.algorithm, described.workspace_limit)
-
-
-def _gpu_call(
-    described: Described, ready: calls.Ready | None, given: tuple[Any, Any, Any, Any], copies: tuple[bool, bool, bool]
-) -> calls.GpuCall:
-    assert described.device is not None
-    return calls.GpuCall(
-        described.arrays, described.device, described.problem, ready, described.shape, given=given,
-        names=described.names, order=described.order, copies=copies, out_direct=described.out_direct,
-    )  # fmt: skip
-
-
-def _without_preparing(
-    described: Described, whole: calls.GpuCall, x: Any, w: Any, bias: Any, out: Any
-) -> PreparedCall | None:
-    """A call that finds its filters prepared, where ``whole`` makes something of them; else None."""
-    if described.device is None or calls.is_empty(described.problem):
-        return None
-    ready, (copy_x, copy_w, copy_bias) = _ready(described), described.copies
-    work = work_of(ready.device, described.device, ready.plan, copy_w, described.order)
-    if work is None:
-        return None
-    plan = replace(ready.plan, prepare=(), prepared_bytes=0)
-    rest = _gpu_call(
-        described, replace(ready, plan=plan, run=ready.device.executable(plan)),
-        # a copy is ours alone, so it cannot overlap out
-        (x, None if copy_w else w, bias, out), (copy_x, False, copy_bias),
-    )  # fmt: skip
-    return PreparedCall(described.arrays, work, whole, rest, described.arrays.requires_gradient(w))
-
-
-def _remember(known: dict[Any, calls.Call], key: Any, call: calls.Call) -> None:
-    if len(known) >= _MAX_CALLS:
-        known.clear()
-    known[key] = call
+def _remember(key: Any, call: Call) -> None:
+    if len(_calls) >= _MAX_CALLS:
+        _calls.clear()
+    _calls[key] = call
 
 
 def forget() -> None:
     """Drop every ready call, so that the next one chooses anew. For tests, and after tuning."""
-    _conv_calls.clear()
-    _filter_calls.clear()
-    calls.forget()
+    _calls.clear()
+    bind.forget()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Literal
+from typing import ClassVar, Literal
 
 Op = Literal["fprop", "dgrad", "wgrad"]
 #: The order of the axes in memory, slowest first.
@@ -20,6 +20,15 @@ PRECISIONS = ("ieee", "fp32", "relaxed", "tf32")
 BORDERS = ("constant", "replicate", "reflect", "reflect101", "wrap")
 
 ITEM_BYTES = {"float32": 4, "int32": 4, "float64": 8}
+
+
+@dataclass(frozen=True)
+class Operand:
+    """An array that a problem reads or writes: its role, and its shape as it lies in memory."""
+
+    role: str
+    shape: tuple[int, ...]
+    written: bool = False
 
 
 def lay_out(layout: Layout, first: int, channels: int, height: int, width: int) -> tuple[int, int, int, int]:
@@ -42,10 +51,16 @@ class ConvProblem:
     of them are contiguous.
 
     Operation ``dgrad`` is the gradient of that with respect to its input. All numbers are those of the forward layer;
-    the arrays are x, the gradient of the layer's output (of the shape of its y), w, and y, the gradient of its input
-    (of the shape of its x). There is no bias and no activation:
-    ``y[n,c,h,w] = sum over k,r,s of w[k,c,r,s] * x[n,k,p,q]`` where ``p*stride - top + r*dilation = h``, as for q.
+    the arrays are dy, the gradient of the layer's output, w, and dx, the gradient of its input. There is no bias and no
+    activation: ``dx[n,c,h,w] = sum over k,r,s of w[k,c,r,s] * dy[n,k,p,q]`` where ``p*stride - top + r*dilation = h``,
+    as for q.
+
+    ``accumulate``: the result is added to what the output holds, before the activation.
     """
+
+    kind: ClassVar[str] = "conv2d"
+    #: numbers that are given at each call
+    scalars: ClassVar[tuple[str, ...]] = ()
 
     n: int
     c: int
@@ -65,6 +80,7 @@ class ConvProblem:
     bias: bool = False
     activation: Activation = None
     op: Op = "fprop"
+    accumulate: bool = False
 
     @cached_property
     def p(self) -> int:
@@ -87,6 +103,29 @@ class ConvProblem:
     def group_k(self) -> int:
         """Filters in one group."""
         return self.k // self.groups
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether the output has no elements."""
+        return self.n == 0
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of an element."""
+        return ITEM_BYTES[self.dtype]
+
+    @property
+    def images(self) -> int:
+        """The batch."""
+        return self.n
+
+    @property
+    def operands(self) -> tuple[Operand, ...]:
+        """What a kernel reads, then what it writes."""
+        read, written = ("dy", "dx") if self.op == "dgrad" else ("x", "y")
+        bias = (Operand("bias", (self.k,)),) if self.bias else ()
+        y = Operand(written, self.y_shape, written=True)
+        return (Operand(read, self.x_shape), Operand("w", self.w_shape), *bias, y)
 
     @property
     def x_shape(self) -> tuple[int, int, int, int]:
@@ -145,7 +184,8 @@ class ConvProblem:
         text = f"{self.op} {self.layout} {self.dtype} {self.n}x{self.c}x{self.h}x{self.w} k{self.k} {self.r}x{self.s}"
         text += f" stride {self.stride[0]},{self.stride[1]} padding {','.join(map(str, self.padding))}"
         text += f" dilation {self.dilation[0]},{self.dilation[1]} groups {self.groups} precision {self.precision}"
-        return text + (" bias" if self.bias else "") + (f" {self.activation}" if self.activation else "")
+        text += (" bias" if self.bias else "") + (f" {self.activation}" if self.activation else "")
+        return text + (" accumulate" if self.accumulate else "")
 
 
 @dataclass(frozen=True)
@@ -171,6 +211,46 @@ class FilterProblem:
     y_pitch: int = 0
     y_step: int = 0
 
+    kind: ClassVar[str] = "filter2d"
+    scalars: ClassVar[tuple[str, ...]] = ("value", "delta")
+    #: sums are in the direct order
+    precision: ClassVar[str] = "ieee"
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether the output has no elements."""
+        return self.batch * self.h * self.w == 0
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of an element."""
+        return ITEM_BYTES[self.dtype]
+
+    @property
+    def images(self) -> int:
+        """The batch."""
+        return self.batch
+
+    @property
+    def operands(self) -> tuple[Operand, ...]:
+        """What a kernel reads, then what it writes."""
+        return Operand("x", self.x_shape), Operand("w", self.w_shape), Operand("y", self.y_shape, written=True)
+
+    @property
+    def x_shape(self) -> tuple[int, int, int]:
+        """The images as (batch, rows, columns)."""
+        return self.batch, self.h, self.w
+
+    @property
+    def w_shape(self) -> tuple[int, int]:
+        """The filter."""
+        return self.kh, self.kw
+
+    @property
+    def y_shape(self) -> tuple[int, int, int]:
+        """The results, as large as the images."""
+        return self.x_shape
+
     @property
     def flops(self) -> int:
         """Operations, a multiply-add counted as two."""
@@ -189,3 +269,8 @@ class FilterProblem:
 
 
 Problem = ConvProblem | FilterProblem
+
+
+def is_problem(value: object) -> bool:
+    """Whether ``value`` describes something to compute."""
+    return isinstance(value, (ConvProblem, FilterProblem))

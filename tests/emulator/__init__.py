@@ -32,7 +32,7 @@ from typing import Any
 
 import numpy as np
 
-from leanconv.plan import Argument, Launch, Plan
+from leanconv.plan import Argument, Launch, Number, Plan, Pointer
 from leanconv.runtime import compile as compiler
 
 HERE = Path(__file__).resolve().parent
@@ -230,11 +230,11 @@ def build(unit: str, symbol: str, arguments: Sequence[Argument], kernels: Path =
 
 
 def _writable(argument: Argument) -> bool:
-    return "*" in argument.ctype and not argument.ctype.strip().startswith("const")
+    return isinstance(argument, Pointer) and argument.written
 
 
 def _bind(argument: Argument, values: Mapping[str, Any]) -> Any:
-    if argument.value is not None:
+    if isinstance(argument, Number) and argument.value is not None:
         return argument.value
     if argument.name not in values:
         raise KeyError(f"the kernel takes {argument.ctype} {argument.name}, which is not among {sorted(values)}")
@@ -242,7 +242,7 @@ def _bind(argument: Argument, values: Mapping[str, Any]) -> Any:
 
 
 def _pack(argument: Argument, value: Any, offset: int) -> bytes:
-    if "*" not in argument.ctype:
+    if isinstance(argument, Number):
         data = struct.pack("<" + SCALARS[argument.ctype.removeprefix("const ").strip()], value)
         return struct.pack("<qqq", 0, len(data), 0) + data
     if value is None:

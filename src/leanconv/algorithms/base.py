@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
+from functools import lru_cache
 from math import gcd
 from typing import Any, ClassVar, TypeVar
 
 from leanconv.plan import Constants, Plan, Target
-from leanconv.problem import PRECISIONS, ConvProblem, FilterProblem, Layout, Problem
+from leanconv.problem import PRECISIONS, ConvProblem, Layout, Problem
 
-#: The GPU that `Algorithm.cost` predicts times for: an H200.
-NOMINAL = Target("sm_90a", 132, 227 * 1024, 228 * 1024)
-#: Bytes that its memory moves in a clock cycle: 4.2 TB/s measured, at 1.98 GHz.
-BYTES_A_CYCLE = 2100
 #: Clock cycles from the end of one launch to the work of the next, and for filling the machine.
 LAUNCH_CYCLES = 9000
 
@@ -28,6 +25,15 @@ class Config:
         return tuple((field.name, getattr(self, field.name)) for field in fields(self))
 
 
+C = TypeVar("C", bound=Config)
+
+
+@lru_cache(maxsize=4096)
+def variant(config: C, **changes: Any) -> C:
+    """The configuration with some of its numbers changed; kept, as predicting times asks for the same ones again."""
+    return replace(config, **changes)
+
+
 class Algorithm(ABC):
     """What every algorithm states about itself, wherever it runs."""
 
@@ -36,34 +42,41 @@ class Algorithm(ABC):
     paper: ClassVar[str]
     #: the precision tier it keeps
     tier: ClassVar[str]
-    #: the kind of problem it solves
-    solves: ClassVar[type[ConvProblem] | type[FilterProblem]]
+    #: the kind of problem it solves: ``conv2d`` or ``filter2d``
+    solves: ClassVar[str]
 
     @abstractmethod
-    def why_not(self, problem: Any) -> list[str]:
-        """Sentences that say why it cannot run ``problem``; empty when it can. The one statement of its limits."""
+    def why_not(self, problem: Any, target: Any) -> list[str]:
+        """Sentences that say why it cannot run ``problem`` on ``target``; empty when it can.
+
+        This is the one statement of its limits. ``target`` is the GPU, or None for the CPU.
+        """
 
     def workspace_bytes(self, problem: Any) -> int:
         """Bytes of scratch memory it takes on ``problem``."""
         return 0
 
     def prepared_bytes(self, problem: Any) -> int:
-        """Bytes of what it makes of the filters alone, which may be kept between calls: no workspace."""
+        """Bytes of filters in the form that its kernels read, which may be kept between calls: no workspace."""
         return 0
 
     def reasons(
-        self, problem: Problem, workspace_limit: int | None = None, *, count_prepared: bool = True
+        self,
+        problem: Problem,
+        target: Target | None,
+        workspace_limit: int | None = None,
+        *,
+        count_prepared: bool = True,
     ) -> list[str]:
         """``why_not`` and the limits that all algorithms share: kind of problem, precision, bytes of memory.
 
         ``workspace_limit`` bytes hold for workspace and prepared filters together, or for the workspace alone.
         """
-        if not isinstance(problem, self.solves):
-            return [f"it solves {self.solves.__name__}, not {type(problem).__name__}"]
-        reasons = self.why_not(problem)
-        precision = getattr(problem, "precision", "ieee")
-        if PRECISIONS.index(self.tier) > PRECISIONS.index(precision):
-            reasons = [*reasons, f"it keeps precision {self.tier!r}, and {precision!r} was asked for"]
+        if problem.kind != self.solves:
+            return [f"it solves {self.solves}, not {problem.kind}"]
+        reasons = self.why_not(problem, target)
+        if PRECISIONS.index(self.tier) > PRECISIONS.index(problem.precision):
+            reasons = [*reasons, f"it keeps precision {self.tier!r}, and {problem.precision!r} was asked for"]
         if reasons or workspace_limit is None:
             return reasons
         workspace, prepared = self.workspace_bytes(problem), self.prepared_bytes(problem) if count_prepared else 0
@@ -72,13 +85,13 @@ class Algorithm(ABC):
             reasons = [f"it needs {workspace} bytes of workspace{filters}, and workspace_limit is {workspace_limit}"]
         return reasons
 
-    def cost(self, problem: Any) -> float:
-        """A guess at its time on ``problem``, in a unit that the algorithms of one engine share.
+    @abstractmethod
+    def best(self, problem: Any, target: Any) -> tuple[float, Config | None] | None:
+        """Its predicted time on ``problem`` and the configuration that has it; None where no configuration fits.
 
-        On a GPU that is clock cycles of `NOMINAL`. ``auto`` takes the lowest, and the earlier one in the registry among
-        equals.
+        Times of one place are in one unit: clock cycles on a GPU. ``auto`` takes the lowest, and the earlier one in the
+        list among equals. The CPU's algorithms have no configurations.
         """
-        return 0.0
 
 
 class GpuAlgorithm(Algorithm):
@@ -92,12 +105,10 @@ class GpuAlgorithm(Algorithm):
     def plan(self, problem: Any, config: Any, target: Target) -> Plan:
         """The launches that compute ``problem`` with ``config``."""
 
-    def cost(self, problem: Any) -> float:
-        """See Algorithm. One that predicts no time is left for where nothing else fits, and for calls by name."""
-        return float("inf")
-
-
-C = TypeVar("C", bound=Config)
+    def best(self, problem: Any, target: Target) -> tuple[float, Config] | None:
+        """One that predicts no time is left for where nothing else fits, and for calls by name."""
+        first = next(iter(self.configs(problem, target)), None)
+        return None if first is None else (float("inf"), first)
 
 
 def by_time(timed: Iterable[tuple[float, C]]) -> list[tuple[float, C]]:
@@ -113,23 +124,31 @@ class TimedAlgorithm(GpuAlgorithm):
         """The legal configurations on ``target`` with their predicted times in clock cycles, the quickest first."""
 
     def configs(self, problem: Any, target: Target) -> Iterator[Any]:
-        """See GpuAlgorithm."""
+        """In the order of their predicted times."""
         yield from (config for _, config in self.timed(problem, target))
 
-    def cost(self, problem: Any) -> float:
-        """See Algorithm."""
-        return self.timed(problem, NOMINAL)[0][0]
+    def best(self, problem: Any, target: Target) -> tuple[float, Any] | None:
+        """The quickest configuration by its predicted time."""
+        return next(iter(self.timed(problem, target)), None)
 
 
 class CpuAlgorithm(Algorithm):
     """An algorithm of the reference engine: plain NumPy, readable as the paper states it."""
 
+    def cost(self, problem: Any) -> float:
+        """A guess at its time on ``problem``, in a unit that the algorithms of this engine share."""
+        return 0.0
+
+    def best(self, problem: Any, target: None = None) -> tuple[float, None]:
+        """Its cost."""
+        return self.cost(problem), None
+
     @abstractmethod
-    def run(self, problem: Any, *arrays: Any, **scalars: float) -> Any:
+    def run(self, problem: Any, x: Any, w: Any, bias: Any = None, value: float = 0, delta: float = 0) -> Any:
         """Compute ``problem`` and return a new array.
 
-        For a ConvProblem: ``run(problem, x, w, bias_or_None)``; bias and activation are applied.
-        For a FilterProblem: ``run(problem, x, kernel, value=0, delta=0)`` with x of shape (batch, h, w).
+        A layer applies ``bias`` (or None) and activation; a filter, over x of shape (batch, h, w), takes ``value`` and
+        ``delta``.
         """
 
 
@@ -147,7 +166,7 @@ def _seen(extent: int, taps: int, stride: int, dilation: int, before: int, outpu
     return total
 
 
-def products(problem: ConvProblem) -> int:
+def mean_products(problem: ConvProblem) -> int:
     """Products that an output of a forward convolution sums on average: of pixels, not of padding."""
     (sh, sw), (dh, dw), (top, _, left, _) = problem.stride, problem.dilation, problem.padding
     rows = _seen(problem.h, problem.r, sh, dh, top, problem.p)
@@ -162,7 +181,7 @@ def has_wide_tensors(problem: ConvProblem) -> bool:
     return max(x, y, weights) >= 2**30
 
 
-def copied_as(problem: ConvProblem) -> Layout:
+def copy_layout(problem: ConvProblem) -> Layout:
     """The layout whose measured speeds hold: images that do not come in fours are copied as the pixels of NCHW are."""
     return "NCHW" if problem.layout == "CHWN" and problem.n % 4 else problem.layout
 
@@ -195,6 +214,7 @@ def conv_constants(problem: ConvProblem) -> Constants:
         ("chwn", problem.layout == "CHWN"),
         ("bias", problem.bias),
         ("relu", problem.activation == "relu"),
+        ("accumulate", problem.accumulate),
         ("wide", has_wide_tensors(problem)),
         ("vector_store", innermost[problem.layout] % 4 == 0),
     )

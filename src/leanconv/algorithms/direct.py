@@ -24,18 +24,15 @@ class Direct(GpuAlgorithm):
     name = "direct"
     paper = "the baseline of S. Lu et al., im2win (2023)"
     tier = "ieee"
-    solves = ConvProblem
+    solves = "conv2d"
 
-    def why_not(self, problem: ConvProblem) -> list[str]:
-        """See GpuAlgorithm."""
+    def why_not(self, problem: ConvProblem, target: Target) -> list[str]:
         return forward_limits(problem)
 
     def configs(self, problem: ConvProblem, target: Target) -> Iterator[DirectConfig]:
-        """See GpuAlgorithm."""
         yield DirectConfig()
 
     def plan(self, problem: ConvProblem, config: DirectConfig, target: Target) -> Plan:
-        """See GpuAlgorithm."""
         outputs = problem.n * problem.k * problem.p * problem.q
         launch = Launch(
             header="direct.cuh",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from leanconv.algorithms.base import BYTES_A_CYCLE, LAUNCH_CYCLES, TimedAlgorithm, by_time, ceil_div
+from leanconv.algorithms.base import LAUNCH_CYCLES, TimedAlgorithm, by_time, ceil_div
 from leanconv.algorithms.tiles import (
     TileConfig,
     conv_arguments,
@@ -14,7 +14,7 @@ from leanconv.algorithms.tiles import (
     view_constants,
     with_splits,
 )
-from leanconv.plan import Argument, Constants, Launch, Plan, Target
+from leanconv.plan import Constants, Launch, Number, Plan, Pointer, Target
 from leanconv.problem import ConvProblem
 
 PAPER = "S. Lu et al., Im2win: An Efficient Convolution Paradigm on GPU (2023)"
@@ -55,9 +55,9 @@ def transform(problem: ConvProblem) -> Launch:
         problem=window_constants(problem),
         tuning=(("threads", threads), ("elements", elements)),
         arguments=(
-            Argument("const float*", "x"),
-            Argument("float*", "workspace"),
-            Argument("long long", "batch", problem.n),
+            Pointer("x"),
+            Pointer("workspace", written=True),
+            Number("long long", "batch", problem.n),
         ),
         grid=ceil_div(tensor_elements(problem), elements * threads),
         block=threads,
@@ -70,31 +70,27 @@ class Im2win(TimedAlgorithm):
     name = "im2win"
     paper = PAPER
     tier = "ieee"
-    solves = ConvProblem
+    solves = "conv2d"
 
-    def why_not(self, problem: ConvProblem) -> list[str]:
-        """See GpuAlgorithm."""
+    def why_not(self, problem: ConvProblem, target: Target) -> list[str]:
         return tensor_limits(problem)
 
     def workspace_bytes(self, problem: ConvProblem) -> int:
-        """See Algorithm."""
         return 4 * tensor_elements(problem)
 
     def timed(self, problem: ConvProblem, target: Target) -> list[tuple[float, TileConfig]]:
-        """See TimedAlgorithm."""
         reduction = problem.group_c * problem.r * problem.s
         wide = bool(dict(window_constants(problem))["wide"])
         pixels = problem.n * problem.p * problem.q
         # A launch of its own moves the input and the tensor.
         elements = tensor_elements(problem) + problem.n * problem.c * problem.h * problem.w
-        before = LAUNCH_CYCLES + 4 * elements / BYTES_A_CYCLE
+        before = LAUNCH_CYCLES + 4 * elements / target.bytes_per_cycle
         return by_time(
             (before + cost(problem, pixels, reduction, config, speed, target), config)
             for config, speed in with_splits(problem, tiles(problem, along=True, wide=wide), reduction, target)
         )
 
     def plan(self, problem: ConvProblem, config: TileConfig, target: Target) -> Plan:
-        """See GpuAlgorithm."""
         shared = config.shared_bytes(config.tile_reduction * (config.tile_pixels + 4), 0)
         pixels = problem.n * problem.p * problem.q
         product = tile_launch(

@@ -18,22 +18,18 @@ class Im2winBasic(GpuAlgorithm):
     name = "im2win_basic"
     paper = PAPER
     tier = "ieee"
-    solves = ConvProblem
+    solves = "conv2d"
 
-    def why_not(self, problem: ConvProblem) -> list[str]:
-        """See GpuAlgorithm."""
+    def why_not(self, problem: ConvProblem, target: Target) -> list[str]:
         return tensor_limits(problem)
 
     def workspace_bytes(self, problem: ConvProblem) -> int:
-        """See Algorithm."""
         return 4 * tensor_elements(problem)
 
     def configs(self, problem: ConvProblem, target: Target) -> Iterator[DirectConfig]:
-        """See GpuAlgorithm."""
         yield DirectConfig()
 
     def plan(self, problem: ConvProblem, config: DirectConfig, target: Target) -> Plan:
-        """See GpuAlgorithm."""
         product = Launch(
             header="im2win_basic.cuh",
             function="leanconv::im2win_basic",

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
+from functools import lru_cache
 from math import gcd, lcm
 
 from leanconv.algorithms import implicit_gemm
-from leanconv.algorithms.base import TimedAlgorithm, by_time, ceil_div, has_wide_tensors
+from leanconv.algorithms.base import TimedAlgorithm, by_time, ceil_div, has_wide_tensors, variant
 from leanconv.algorithms.im2win import PAPER
 from leanconv.algorithms.tiles import (
     TileConfig,
@@ -88,6 +89,7 @@ def pieces(problem: ConvProblem, config: Im2winFusedConfig) -> int:
     return ceil_div(pairs, config.threads // gcd(config.tile_pixels // unit, config.threads))
 
 
+@lru_cache(maxsize=256)
 def _without_runs(config: TileConfig) -> Im2winFusedConfig:
     return Im2winFusedConfig(**asdict(config), runs=False)
 
@@ -108,14 +110,12 @@ class Im2winFused(TimedAlgorithm):
     name = "im2win_fused"
     paper = PAPER
     tier = "ieee"
-    solves = ConvProblem
+    solves = "conv2d"
 
-    def why_not(self, problem: ConvProblem) -> list[str]:
-        """See GpuAlgorithm."""
+    def why_not(self, problem: ConvProblem, target: Target) -> list[str]:
         return forward_limits(problem) + images_outermost(problem)
 
     def timed(self, problem: ConvProblem, target: Target) -> list[tuple[float, Im2winFusedConfig]]:
-        """See TimedAlgorithm."""
         reduction = problem.group_c * problem.r * problem.s
         single = [(_without_runs(c), v) for c, v in tiles(problem)]
         choices = [
@@ -130,7 +130,7 @@ class Im2winFused(TimedAlgorithm):
             slower = 1.0 if pays(problem) else 0.7
             depth = lines(problem) * problem.s
             runs = [
-                (replace(config, tile_reduction=depth, min_blocks=_blocks(problem, config, heavy)), slower * speed)
+                (variant(config, tile_reduction=depth, min_blocks=_blocks(problem, config, heavy)), slower * speed)
                 for config, speed in RUN_TILES
             ]
             runs = [pair for pair in runs if pieces(problem, pair[0]) <= MOST_PIECES]
@@ -141,7 +141,6 @@ class Im2winFused(TimedAlgorithm):
         return by_time(pair for pair in choices if shared_bytes(problem, pair[1]) <= target.shared_per_block)
 
     def plan(self, problem: ConvProblem, config: Im2winFusedConfig, target: Target) -> Plan:
-        """See GpuAlgorithm."""
         pixels = run_pixels(problem) if config.runs else problem.n * problem.p * problem.q
         launch = tile_launch(
             self.name,

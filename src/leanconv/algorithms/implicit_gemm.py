@@ -23,16 +23,21 @@ from leanconv.plan import Constants, Launch, Plan, Target
 from leanconv.problem import ConvProblem
 
 
+def table_bytes(problem: ConvProblem, config: TileConfig, constants: Constants) -> int:
+    """Shared memory of the table of filter taps, which kernels have but in NHWC; ``constants`` are the kernel's."""
+    if problem.layout == "NHWC" or max(problem.r, problem.s) > 16:
+        return 0
+    known = dict(constants)
+    entry = (8 if known["wide"] else 4) + (4 if known["padded"] else 0)
+    return entry * lcm(problem.r * problem.s, config.tile_reduction)
+
+
 def shared_bytes(problem: ConvProblem, config: TileConfig, constants: Constants | None = None) -> int:
-    """Shared memory of a block: the stages of both operands, and but in NHWC the table of filter taps.
+    """Shared memory of a block: the stages of both operands, and the table of filter taps.
 
     ``constants`` are the kernel's, where its outputs do not lie side by side.
     """
-    table = 0
-    if problem.layout != "NHWC" and max(problem.r, problem.s) <= 16:
-        known = dict(constants or view_constants(problem))
-        entry = (8 if known["wide"] else 4) + (4 if known["padded"] else 0)
-        table = entry * lcm(problem.r * problem.s, config.tile_reduction)
+    table = table_bytes(problem, config, constants or view_constants(problem))
     return config.shared_bytes(config.tile_reduction * (config.tile_pixels + 4), table)
 
 
@@ -57,10 +62,11 @@ def _timed(parts: list[Part], wide: bool, target: Target) -> list[tuple[float, T
     return by_time(choices)
 
 
-def _launch(part: Part, config: TileConfig, wide: bool, filters: str) -> Launch:
+def _launch(problem: ConvProblem, part: Part, config: TileConfig, wide: bool, filters: str) -> Launch:
+    """The launch that computes a part of ``problem``."""
     constants = view_constants(part.problem, part.view, wide)
     shared = shared_bytes(part.problem, config, constants)
-    arguments = conv_arguments(part.problem, filters=filters)
+    arguments = conv_arguments(problem, filters=filters)
     name = ImplicitGemm.name
     return tile_launch(name, constants, config, part.problem, part.pixels, shared, arguments, part.phases)
 
@@ -89,7 +95,7 @@ def segment_launch(problem: ConvProblem, first_q: int, count: int, target: Targe
     """
     part, wide = _segment(problem, first_q, count, first_weight), has_wide_tensors(problem)
     _, config = _timed([part], wide, target)[0]
-    return _launch(part, config, wide, "prepared" if problem.op == "dgrad" else "w")
+    return _launch(problem, part, config, wide, "prepared" if problem.op == "dgrad" else "w")
 
 
 class ImplicitGemm(TimedAlgorithm):
@@ -101,28 +107,24 @@ class ImplicitGemm(TimedAlgorithm):
     name = "implicit_gemm"
     paper = "S. Lu et al., im2win (2023), Algorithm 1; S. Chetlur et al., cuDNN (2014)"
     tier = "ieee"
-    solves = ConvProblem
+    solves = "conv2d"
 
-    def why_not(self, problem: ConvProblem) -> list[str]:
-        """See GpuAlgorithm."""
+    def why_not(self, problem: ConvProblem, target: Target) -> list[str]:
         return gradient_limits(problem)
 
     def prepared_bytes(self, problem: ConvProblem) -> int:
-        """See Algorithm."""
         return input_gradient.prepared_bytes(problem) if problem.op == "dgrad" else 0
 
     def timed(self, problem: ConvProblem, target: Target) -> list[tuple[float, TileConfig]]:
-        """See TimedAlgorithm."""
         parts = _parts(problem)
         # A layer whose windows see nothing but padding has a gradient of zeros, and nothing to tune.
         return _timed(parts, has_wide_tensors(problem), target) if parts else [(0.0, TileConfig())]
 
     def plan(self, problem: ConvProblem, config: TileConfig, target: Target) -> Plan:
-        """See GpuAlgorithm."""
         wide = has_wide_tensors(problem)
         if problem.op == "fprop":
-            return Plan((_launch(_parts(problem)[0], config, wide, "w"),))
-        launches = [_launch(part, config, wide, "prepared") for part in _parts(problem)]
+            return Plan((_launch(problem, _parts(problem)[0], config, wide, "w"),))
+        launches = [_launch(problem, part, config, wide, "prepared") for part in _parts(problem)]
         zeros = input_gradient.zero_launch(problem)
         return Plan(
             (*launches, *([zeros] if zeros else [])),

@@ -15,7 +15,7 @@ from math import gcd
 
 from leanconv.algorithms.base import ceil_div, has_wide_tensors
 from leanconv.algorithms.tiles import OutputView
-from leanconv.plan import Argument, Launch
+from leanconv.plan import Launch, Number, Pointer
 from leanconv.problem import ConvProblem
 
 #: Threads of a block in the launches that move data, and rows and columns of the filters that one block transposes.
@@ -146,7 +146,7 @@ def filter_launch(problem: ConvProblem, first_weight: int = 0) -> Launch:
             ("first_weight", first_weight),
         ),
         tuning=(("threads", THREADS), ("side", SIDE)),
-        arguments=(Argument("const float*", "w"), Argument("float*", "prepared")),
+        arguments=(Pointer("w"), Pointer("prepared", written=True)),
         grid=problem.groups * tiles,
         block=THREADS,
         shared_bytes=4 * SIDE * (SIDE + 1),
@@ -179,7 +179,7 @@ def zero_launch(problem: ConvProblem) -> Launch | None:
             ("wide", has_wide_tensors(problem)),
         ),
         tuning=(("threads", THREADS),),
-        arguments=(Argument("float*", "y"), Argument("long long", "batch", problem.n)),
+        arguments=(Pointer("dx", written=True), Number("long long", "batch", problem.n)),
         grid=ceil_div(problem.n * problem.c * problem.h * problem.w, THREADS),
         block=THREADS,
     )

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from leanconv.algorithms.base import Config, GpuAlgorithm, ceil_div
-from leanconv.plan import Argument, Launch, Plan, Target
+from leanconv.plan import Launch, Number, Plan, Pointer, Target
 from leanconv.problem import FilterProblem
 
 #: Largest filter height and width.
@@ -97,10 +97,9 @@ class RegisterCache(GpuAlgorithm):
     name = "register_cache"
     paper = "P. Chen et al., Pushing the Limits for 2D Convolution Computation on CUDA-enabled GPUs (2018)"
     tier = "ieee"
-    solves = FilterProblem
+    solves = "filter2d"
 
-    def why_not(self, problem: FilterProblem) -> list[str]:
-        """See GpuAlgorithm."""
+    def why_not(self, problem: FilterProblem, target: Target) -> list[str]:
         reasons = []
         if problem.dtype not in ELEMENT_TYPES:
             reasons.append(f"dtype={problem.dtype!r} is neither float32 nor int32")
@@ -117,7 +116,6 @@ class RegisterCache(GpuAlgorithm):
         return reasons
 
     def configs(self, problem: FilterProblem, target: Target) -> Iterator[RegisterCacheConfig | PartialSumsConfig]:
-        """See GpuAlgorithm."""
 
         def config(rows: int, columns: int, warps: int, measured: int = 0) -> RegisterCacheConfig:
             # as many blocks as registers allow, which keeps the compiler from reading windows too far ahead
@@ -143,7 +141,6 @@ class RegisterCache(GpuAlgorithm):
         yield PartialSumsConfig()
 
     def plan(self, problem: FilterProblem, config: RegisterCacheConfig | PartialSumsConfig, target: Target) -> Plan:
-        """See GpuAlgorithm."""
         if isinstance(config, PartialSumsConfig):
             function = "register_cache_partial_sums"
             strips = ceil_div(problem.w, 33 - problem.kw)
@@ -167,19 +164,19 @@ class RegisterCache(GpuAlgorithm):
             ),
             tuning=config.constants(),
             arguments=(
-                Argument(f"const {element}*", "x"),
-                Argument(f"const {element}*", "w"),
-                Argument(f"{element}*", "y"),
-                Argument(element, "value"),
-                Argument(element, "delta"),
-                Argument("int", "height", problem.h),
-                Argument("int", "width", problem.w),
-                Argument("long long", "x_pitch", problem.x_pitch),
-                Argument("long long", "x_step", problem.x_step),
-                Argument("long long", "y_pitch", problem.y_pitch),
-                Argument("long long", "y_step", problem.y_step),
-                Argument("int", "strips", strips),
-                Argument("int", "bands", bands),
+                Pointer("x", element),
+                Pointer("w", element),
+                Pointer("y", element, written=True),
+                Number(element, "value"),
+                Number(element, "delta"),
+                Number("int", "height", problem.h),
+                Number("int", "width", problem.w),
+                Number("long long", "x_pitch", problem.x_pitch),
+                Number("long long", "x_step", problem.x_step),
+                Number("long long", "y_pitch", problem.y_pitch),
+                Number("long long", "y_step", problem.y_step),
+                Number("int", "strips", strips),
+                Number("int", "bands", bands),
             ),
             grid=strips * bands * problem.batch,
             block=32 * config.warps,

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 from math import gcd
 from typing import TypeVar
 
-from leanconv.algorithms.base import Config, ceil_div, conv_constants, copied_as, has_wide_tensors
-from leanconv.plan import Argument, Constants, Launch, Target
+from leanconv.algorithms.base import Config, ceil_div, conv_constants, copy_layout, has_wide_tensors, variant
+from leanconv.plan import Argument, Constants, Launch, Number, Pointer, Target
 from leanconv.problem import ConvProblem
 
 
@@ -34,7 +35,7 @@ class TileConfig(Config):
     vector_loads: bool = True
     micro_kernel: bool = True
 
-    @property
+    @cached_property
     def threads(self) -> int:
         """Threads of a block."""
         warps_k = self.tile_k // (self.lanes_k * self.thread_k)
@@ -110,11 +111,11 @@ def tiles(problem: ConvProblem, along: bool = False, wide: bool = False) -> Iter
     # 64-bit offsets, and taps that are decoded element by element, take more registers beside the accumulators.
     heavy = wide or has_wide_tensors(problem) or max(problem.r, problem.s) > 16
     heavy |= problem.layout == "NHWC" and problem.group_c % 8 != 0 or along
-    for config, speed in TILES["NHWC" if along else copied_as(problem)]:
+    for config, speed in TILES["NHWC" if along else copy_layout(problem)]:
         if not heavy:
             yield config, speed
         elif config.threads < 256:
-            yield replace(config, min_blocks=max(1, config.min_blocks * 3 // 4)), speed
+            yield variant(config, min_blocks=max(1, config.min_blocks * 3 // 4)), speed
 
 
 def cost(problem: ConvProblem, pixels: int, reduction: int, config: TileConfig, speed: float, target: Target) -> float:
@@ -132,7 +133,7 @@ def cost(problem: ConvProblem, pixels: int, reduction: int, config: TileConfig, 
     speed *= few / (few + 1.2) * (full + 1.2) / full
     overhead = 20 if config.split == 1 else 40
     products = on_one * config.tile_k * config.tile_pixels * (steps * config.tile_reduction + overhead)
-    return products / (128 * BEST_SHARE * speed)
+    return products / (target.fma_lanes * BEST_SHARE * speed)
 
 
 def forward_limits(problem: ConvProblem) -> list[str]:
@@ -175,7 +176,7 @@ def with_splits(
         shared = config.thread_pixels if problem.layout == "NHWC" else config.thread_k
         for split in (2, 4, 8):
             if target.clusters and shared % split == 0 and reduction >= 8 * split * config.tile_reduction:
-                yield replace(config, split=split), speed
+                yield variant(config, split=split), speed
 
 
 @dataclass(frozen=True)
@@ -240,14 +241,18 @@ def view_constants(problem: ConvProblem, view: OutputView | None = None, wide: b
     )
 
 
-def conv_arguments(problem: ConvProblem, source: str = "x", filters: str = "w") -> tuple[Argument, ...]:
-    """The arguments of a forward kernel that reads its pixels from ``source`` and its filters from ``filters``."""
+def conv_arguments(problem: ConvProblem, source: str | None = None, filters: str = "w") -> tuple[Argument, ...]:
+    """The arguments of a kernel that computes ``problem``, its pixels in ``source``, its filters in ``filters``.
+
+    By default the pixels are those of the operand that ``problem`` reads.
+    """
+    read, *_, written = problem.operands
     return (
-        Argument("const float*", source),
-        Argument("const float*", filters),
-        Argument("const float*", "bias"),
-        Argument("float*", "y"),
-        Argument("long long", "batch", problem.n),
+        Pointer(source or read.role),
+        Pointer(filters),
+        Pointer("bias"),
+        Pointer(written.role, written=True),
+        Number("long long", "batch", problem.n),
     )
 
 

@@ -4,17 +4,25 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from leanconv.algorithms import implicit_gemm, input_gradient
-from leanconv.algorithms.base import LAUNCH_CYCLES, TimedAlgorithm, by_time, ceil_div, copied_as, products
+from leanconv.algorithms.base import (
+    LAUNCH_CYCLES,
+    TimedAlgorithm,
+    by_time,
+    ceil_div,
+    copy_layout,
+    mean_products,
+    variant,
+)
 from leanconv.algorithms.tiles import gradient_limits
 from leanconv.algorithms.winograd_tiles import (
     Transform,
     WinogradTileConfig,
-    computed,
     filter_launch,
     fitted,
+    forward_of,
     main_cycles,
     main_launch,
     prepare_cycles,
@@ -121,8 +129,8 @@ def states_of(problem: ConvProblem) -> tuple[int, ...]:
 
     Γ8(7, 2) is left out of tier fp32: with one long sum its error is 3.8 to 4.4 times that of a sequential one.
     """
-    forward = computed(problem)
-    kept = states(forward.s, products(forward), forward.w, forward.precision)
+    forward = forward_of(problem)
+    kept = states(forward.s, mean_products(forward), forward.w, forward.precision)
     return tuple(alpha for alpha in kept if not (problem.precision == "fp32" and alpha == 8 and problem.s == 2))
 
 
@@ -151,7 +159,7 @@ def filter_floats(problem: ConvProblem, alpha: int) -> int:
 
 def parts_of(problem: ConvProblem, alpha: int, cut: bool) -> list[Part]:
     """How the rows are cut for a kernel of ``alpha`` states: not at all, or as the paper does (section 5.5)."""
-    q, allowed = computed(problem).q, tuple(a for a in states_of(problem) if a <= alpha)
+    q, allowed = forward_of(problem).q, tuple(a for a in states_of(problem) if a <= alpha)
     columns = [(s.alpha, s.first, s.columns) for s in segments(q, problem.s, allowed)] if cut else [(alpha, 0, q)]
     found, offset = [], 0
     for a, first, count in columns:
@@ -181,10 +189,10 @@ def _cycles(problem: ConvProblem, part: Part, config: WinogradConfig, speed: flo
     return main_cycles(problem, transform, config, speed, STORE[problem.layout], target)
 
 
-def _prepare_cycles(problem: ConvProblem, part: Part) -> float:
+def _prepare_cycles(problem: ConvProblem, part: Part, target: Target) -> float:
     """Predicted clock cycles of what prepares the filters of a part."""
     if part.states > 1:
-        return prepare_cycles(problem, transform_of(problem, part))
+        return prepare_cycles(problem, transform_of(problem, part), target)
     return LAUNCH_CYCLES if problem.op == "dgrad" else 0.0
 
 
@@ -197,10 +205,9 @@ class Winograd1d(TimedAlgorithm):
     name = "winograd1d"
     paper = "Z. Zhang et al., Im2col-Winograd (ICPP 2024)"
     tier = "fp32"
-    solves = ConvProblem
+    solves = "conv2d"
 
-    def why_not(self, problem: ConvProblem) -> list[str]:
-        """See GpuAlgorithm."""
+    def why_not(self, problem: ConvProblem, target: Target) -> list[str]:
         reasons = gradient_limits(problem)
         if problem.stride != (1, 1):
             reasons.append(f"stride {problem.stride[0]},{problem.stride[1]} is not 1,1")
@@ -208,31 +215,29 @@ class Winograd1d(TimedAlgorithm):
             reasons.append(f"dilation {problem.dilation[1]} along the row is not 1")
         if reasons:
             return reasons
-        forward = computed(problem)
-        return why_no_states(forward.s, products(forward), forward.w, forward.precision)
+        forward = forward_of(problem)
+        return why_no_states(forward.s, mean_products(forward), forward.w, forward.precision)
 
     def prepared_bytes(self, problem: ConvProblem) -> int:
-        """See Algorithm."""
         cuts = [parts_of(problem, alpha, cut) for alpha in states_of(problem) for cut in (False, True)]
         return 4 * max(sum(filter_floats(problem, part.states) for part in cut) for cut in cuts)
 
     def timed(self, problem: ConvProblem, target: Target) -> list[tuple[float, WinogradConfig]]:
-        """See TimedAlgorithm."""
         found = []
         for alpha in states_of(problem):
             for cut in (False, True):
                 first, *others = parts_of(problem, alpha, cut)
-                if first.states != alpha or (cut and not others and first.count == computed(problem).q):
+                if first.states != alpha or (cut and not others and first.count == forward_of(problem).q):
                     continue  # the same as another one
                 rest = sum(self._part_cycles(problem, part, target) for part in others)
-                rest += sum(_prepare_cycles(problem, part) for part in (first, *others))
+                rest += sum(_prepare_cycles(problem, part, target) for part in (first, *others))
                 rest += LAUNCH_CYCLES * len(others)
                 # Measured: a cut row loses more to its short launches than the busiest multiprocessor shows.
                 loss = 1.03 if cut else 1.0
                 for config, speed in self._kernels(problem, first, target):
                     time = _cycles(problem, first, config, speed, target)
-                    found.append((loss * (time + rest), replace(config, segments=True) if cut else config))
-        return by_time(found)
+                    found.append((loss * (time + rest), variant(config, segments=True) if cut else config))
+        return by_time(pair for pair in found if pair[0] < float("inf"))
 
     def _kernels(self, problem: ConvProblem, part: Part, target: Target) -> Iterator[tuple[WinogradConfig, float]]:
         """The configurations of a part's kernel, and their speeds.
@@ -244,15 +249,15 @@ class Winograd1d(TimedAlgorithm):
         shared = (problem.s - 1) / part.states >= 0.4375
         transform = transform_of(problem, part)
         for config, speeds in SPEEDS[part.states]:
-            speed = speeds.get(copied_as(problem))
+            speed = speeds.get(copy_layout(problem))
             if speed is None:
                 continue
             if (part.states, problem.s) == (8, 2):
                 # Seven outputs of four tiles, their states, and sums that wait, are more than two blocks have room for.
-                config = replace(config, min_blocks=1)
+                config = variant(config, min_blocks=1)
             for rows, run in itertools.product((1, 2, 4, 8), (1, 2) if shared else (1,)):
                 if config.tiles % (4 * rows) == 0:
-                    chosen = fitted(problem, transform, replace(config, rows=rows, run=run), target)
+                    chosen = fitted(problem, transform, variant(config, rows=rows, run=run), target)
                     if chosen is not None:
                         yield chosen, speed if run == 1 else 0.97 * speed
 
@@ -262,7 +267,7 @@ class Winograd1d(TimedAlgorithm):
             (_cycles(problem, part, config, speed, target), config)
             for config, speed in self._kernels(problem, part, target)
         ]
-        return min(timed, key=lambda pair: pair[0])
+        return min(timed, key=lambda pair: pair[0], default=(float("inf"), WinogradConfig()))
 
     def _part_cycles(self, problem: ConvProblem, part: Part, target: Target) -> float:
         if part.states > 1:
@@ -271,7 +276,6 @@ class Winograd1d(TimedAlgorithm):
         return 1.2 * implicit_gemm.segment_cycles(problem, part.first, part.count, target)
 
     def plan(self, problem: ConvProblem, config: WinogradConfig, target: Target) -> Plan:
-        """See GpuAlgorithm."""
         prepare, launches = [], []
         for part in parts_of(problem, config.states, config.segments):
             if part.states == 1:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import isqrt
 
-from leanconv.algorithms.base import TimedAlgorithm, by_time, copied_as
+from leanconv.algorithms.base import TimedAlgorithm, by_time, copy_layout
 from leanconv.algorithms.tiles import gradient_limits
 from leanconv.algorithms.winograd_tiles import (
     Transform,
     WinogradTileConfig,
-    computed,
     filter_launch,
     fitted,
+    forward_of,
     main_cycles,
     main_launch,
     prepare_cycles,
@@ -71,7 +71,7 @@ STORE = {False: 0.29, True: 1.15}
 
 def transform_of(problem: ConvProblem, m: int) -> Transform:
     """F(m x m, 3 x 3) of the whole output."""
-    return Transform(matrices(m, 3), True, 0, computed(problem).q)
+    return Transform(matrices(m, 3), True, 0, forward_of(problem).q)
 
 
 def outputs_of(config: Winograd2dConfig) -> int:
@@ -85,17 +85,15 @@ class Winograd2d(TimedAlgorithm):
     name = "winograd2d"
     paper = "R. L. Castro et al., openCNN (2021)"
     tier = "fp32"
-    solves = ConvProblem
+    solves = "conv2d"
 
-    def why_not(self, problem: ConvProblem) -> list[str]:
-        """See GpuAlgorithm."""
+    def why_not(self, problem: ConvProblem, target: Target) -> list[str]:
         return gradient_limits(problem) + why_not_2d(problem)
 
     def timed(self, problem: ConvProblem, target: Target) -> list[tuple[float, Winograd2dConfig]]:
-        """See TimedAlgorithm."""
         found = []
         for config, speeds in SPEEDS:
-            m, speed = outputs_of(config), speeds.get(copied_as(problem))
+            m, speed = outputs_of(config), speeds.get(copy_layout(problem))
             if speed is None or m not in outputs_2d(problem.precision) or config.staged and problem.layout != "NCHW":
                 continue
             transform = transform_of(problem, m)
@@ -103,15 +101,13 @@ class Winograd2d(TimedAlgorithm):
             if chosen is not None:
                 store = STORE[chosen.staged]
                 time = main_cycles(problem, transform, chosen, speed, store, target)
-                found.append((time + prepare_cycles(problem, transform), chosen))
+                found.append((time + prepare_cycles(problem, transform, target), chosen))
         return by_time(found)
 
     def prepared_bytes(self, problem: ConvProblem) -> int:
-        """See Algorithm."""
         return 4 * max(prepared_floats(problem, transform_of(problem, m)) for m in outputs_2d(problem.precision))
 
     def plan(self, problem: ConvProblem, config: Winograd2dConfig, target: Target) -> Plan:
-        """See GpuAlgorithm."""
         transform = transform_of(problem, outputs_of(config))
         return Plan(
             (main_launch(self.name, problem, transform, config),),

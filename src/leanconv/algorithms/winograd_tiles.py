@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from functools import lru_cache
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
 from typing import TypeVar
 
-from leanconv.algorithms.base import BYTES_A_CYCLE, LAUNCH_CYCLES, Config, ceil_div, conv_constants, has_wide_tensors
-from leanconv.plan import Argument, Constants, Launch, Target
+from leanconv.algorithms.base import LAUNCH_CYCLES, Config, ceil_div, conv_constants, has_wide_tensors, variant
+from leanconv.algorithms.tiles import conv_arguments
+from leanconv.plan import Constants, Launch, Pointer, Target
 from leanconv.problem import ConvProblem
 from leanconv.winograd import Matrices, Rows
 
@@ -47,22 +48,22 @@ class WinogradTileConfig(Config):
     wide_exchange: bool = True
     padded_exchange: bool = True
 
-    @property
+    @cached_property
     def tile_k(self) -> int:
         """Filters of a block."""
         return self.lanes_k * self.thread_k
 
-    @property
+    @cached_property
     def tiles(self) -> int:
         """Output tiles of a block."""
         return 32 // self.lane_states // self.lanes_k * self.thread_tiles
 
-    @property
+    @cached_property
     def columns(self) -> int:
         """Tiles of one output row of a block; in 2-D all of them."""
         return self.tiles // self.rows
 
-    @property
+    @cached_property
     def threads(self) -> int:
         """Threads of a block."""
         return 32 * (self.states // self.lane_states + self.producers)
@@ -85,22 +86,22 @@ class Transform:
     parts: int = 1
     offset: int = 0
 
-    @property
+    @cached_property
     def states(self) -> int:
         """States of a tile."""
         return self.tile[0] * self.tile[1]
 
-    @property
+    @cached_property
     def tile(self) -> tuple[int, int]:
         """Rows and columns of pixels of a tile."""
         return (self.made.alpha if self.square else 1, self.made.alpha)
 
-    @property
+    @cached_property
     def out(self) -> tuple[int, int]:
         """Rows and columns of outputs of a tile."""
         return (self.made.n if self.square else 1, self.made.n)
 
-    @property
+    @cached_property
     def weights(self) -> int:
         """Weights that one transform reads."""
         return self.made.r * (self.made.r if self.square else 1)
@@ -110,7 +111,7 @@ class Transform:
         return config.run * ceil_div(ceil_div(self.count, self.made.n), config.run)
 
 
-def computed(problem: ConvProblem) -> ConvProblem:
+def forward_of(problem: ConvProblem) -> ConvProblem:
     """The forward convolution that is computed for ``problem``."""
     return _as_forward(problem) if problem.op == "dgrad" else problem
 
@@ -121,7 +122,7 @@ def _as_forward(problem: ConvProblem) -> ConvProblem:
     return problem.as_forward()
 
 
-def padded(problem: ConvProblem) -> tuple[int, int]:
+def padded_sizes(problem: ConvProblem) -> tuple[int, int]:
     """Channels and filters of a group, as the transformed filters count them: whole tiles of any configuration."""
     k = problem.group_k
     return 16 * ceil_div(problem.group_c, 16), 32 if k <= 32 else 64 * ceil_div(k, 64)
@@ -129,7 +130,7 @@ def padded(problem: ConvProblem) -> tuple[int, int]:
 
 def prepared_floats(problem: ConvProblem, transform: Transform) -> int:
     """Size of the transformed filters."""
-    c, k = padded(computed(problem))
+    c, k = padded_sizes(forward_of(problem))
     return problem.groups * transform.taps * transform.parts * c * transform.states * k
 
 
@@ -141,8 +142,8 @@ def _ratios(rows: Rows) -> str:
 
 def _filter_constants(problem: ConvProblem, transform: Transform) -> Constants:
     """The ``Problem`` struct of the launch that transforms filters: nothing that depends on the image."""
-    forward = computed(problem)
-    c, k = padded(forward)
+    forward = forward_of(problem)
+    c, k = padded_sizes(forward)
     return (
         ("r", forward.r),
         ("s", forward.s),
@@ -167,7 +168,7 @@ def _filter_constants(problem: ConvProblem, transform: Transform) -> Constants:
 
 def _constants(problem: ConvProblem, transform: Transform, config: WinogradTileConfig) -> Constants:
     """The ``Problem`` struct of the main kernel."""
-    known = {**dict(conv_constants(computed(problem))), **dict(_filter_constants(problem, transform))}
+    known = {**dict(conv_constants(forward_of(problem))), **dict(_filter_constants(problem, transform))}
     del known["g"], known["rotated"]
     return (
         *known.items(),
@@ -181,7 +182,7 @@ def _constants(problem: ConvProblem, transform: Transform, config: WinogradTileC
 
 def shared_bytes(problem: ConvProblem, transform: Transform, config: WinogradTileConfig) -> int:
     """Shared memory of a block; kernels/lib/winograd_tiles.cuh says what lies where."""
-    wide, nhwc, chwn = has_wide_tensors(computed(problem)), problem.layout == "NHWC", problem.layout == "CHWN"
+    wide, nhwc, chwn = has_wide_tensors(forward_of(problem)), problem.layout == "NHWC", problem.layout == "CHWN"
     states, channels, taps = config.states, config.channels, transform.taps
     positions = (config.rows + taps - 1) * config.columns
     runs = 4 * ceil_div(ceil_div(positions, taps), 4) // config.run
@@ -210,7 +211,7 @@ def shared_bytes(problem: ConvProblem, transform: Transform, config: WinogradTil
 
 def blocks(problem: ConvProblem, transform: Transform, config: WinogradTileConfig) -> int:
     """Blocks of the main kernel."""
-    forward = computed(problem)
+    forward = forward_of(problem)
     d = forward.dilation[0]
     row_groups = d * ceil_div(ceil_div(forward.p, d), config.rows * transform.out[0])
     columns = forward.n * row_groups * transform.row_tiles(config)
@@ -228,12 +229,12 @@ def fitted(problem: ConvProblem, transform: Transform, config: W, target: Target
     if config.run > 1 and problem.layout == "CHWN":
         return None
     needed = shared_bytes(problem, transform, config)
-    if needed > target.shared_per_block or padded(computed(problem))[1] % config.tile_k:
+    if needed > target.shared_per_block or padded_sizes(forward_of(problem))[1] % config.tile_k:
         return None
     # The system takes a KiB of each block.
     at_once = target.shared_per_multiprocessor // (needed + 1024)
     together = max(1, min(config.min_blocks, at_once))
-    return config if together == config.min_blocks else replace(config, min_blocks=together)
+    return config if together == config.min_blocks else variant(config, min_blocks=together)
 
 
 def main_cycles(
@@ -245,12 +246,12 @@ def main_cycles(
     the FMA peak, and a fixed time for its beginning and its outputs, ``store`` cycles each. On suites ``winograd1d``
     and ``opencnn`` this orders the configurations as measured but for differences under 5 %.
     """
-    forward, out = computed(problem), transform.out[0] * transform.out[1]
+    forward, out = forward_of(problem), transform.out[0] * transform.out[1]
     channels = ceil_div(forward.group_c, config.channels) * config.channels
     positions = (config.rows + transform.taps - 1) * config.columns
     transforms = positions / transform.taps * INSTRUCTIONS[transform.square, transform.states]
     work = config.tile_k * config.tiles * config.states + transforms
-    products = channels * transform.taps * transform.parts * work / 128 / speed
+    products = channels * transform.taps * transform.parts * work / target.fma_lanes / speed
     one = products + (PROLOGUE + store * config.tile_k * config.tiles * out) / config.min_blocks
     on_one = max(1, ceil_div(blocks(problem, transform, config), target.multiprocessors))
     # The last blocks may be fewer than fit at once: few warps hide less latency.
@@ -259,15 +260,15 @@ def main_cycles(
     return one * (on_one - last) + (last * one * full / (full + 4) * (few + 4) / few if last else 0.0)
 
 
-def prepare_cycles(problem: ConvProblem, transform: Transform) -> float:
+def prepare_cycles(problem: ConvProblem, transform: Transform, target: Target) -> float:
     """Predicted clock cycles of `filter_launch`, and until the next launch."""
     weights = problem.k * problem.group_c * problem.r * problem.s
-    return LAUNCH_CYCLES + 4 * (prepared_floats(problem, transform) + weights) / BYTES_A_CYCLE
+    return LAUNCH_CYCLES + 4 * (prepared_floats(problem, transform) + weights) / target.bytes_per_cycle
 
 
 def filter_launch(name: str, problem: ConvProblem, transform: Transform) -> Launch:
     """The launch that transforms the filters for algorithm ``name``."""
-    (c, k), transforms = padded(computed(problem)), transform.taps * transform.parts
+    (c, k), transforms = padded_sizes(forward_of(problem)), transform.taps * transform.parts
     threads, filters, channels = 256, 32, 8
     rows = min(transform.taps, max(1, 40 * 1024 // (4 * filters * channels * transform.weights)))
     return Launch(
@@ -275,7 +276,7 @@ def filter_launch(name: str, problem: ConvProblem, transform: Transform) -> Laun
         function=f"leanconv::{name}_filters",
         problem=_filter_constants(problem, transform),
         tuning=(("threads", threads), ("filters", filters), ("channels", channels), ("rows", rows)),
-        arguments=(Argument("const float*", "w"), Argument("float*", "prepared")),
+        arguments=(Pointer("w"), Pointer("prepared", written=True)),
         grid=problem.groups * ceil_div(transforms, rows) * (c // channels) * (k // filters),
         block=threads,
         shared_bytes=4 * filters * (channels * rows * transform.weights | 1),
@@ -289,13 +290,7 @@ def main_launch(name: str, problem: ConvProblem, transform: Transform, config: W
         function=f"leanconv::{name}",
         problem=_constants(problem, transform, config),
         tuning=config.constants(),
-        arguments=(
-            Argument("const float*", "x"),
-            Argument("const float*", "prepared"),
-            Argument("const float*", "bias"),
-            Argument("float*", "y"),
-            Argument("long long", "batch", problem.n),
-        ),
+        arguments=conv_arguments(problem, filters="prepared"),
         grid=blocks(problem, transform, config),
         block=config.threads,
         shared_bytes=shared_bytes(problem, transform, config),

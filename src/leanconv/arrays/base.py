@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
 
@@ -23,6 +24,12 @@ class Arrays(ABC):
     """
 
     name: ClassVar[str]
+    #: whether layers of arrays on the CPU are left to the library's own convolution
+    convolves: ClassVar[bool] = False
+    #: whether shapes stay logical (N, C, H, W) whatever the order in memory
+    keeps_shape: ClassVar[bool] = False
+    #: whether ``device=`` may name a GPU for arrays on the CPU
+    moves_to_gpu: ClassVar[bool] = False
 
     @abstractmethod
     def signature(self, array: Any) -> Hashable:
@@ -52,8 +59,8 @@ class Arrays(ABC):
         """Raise ValueError where using the array's address would lose a gradient now."""
         return None
 
-    def maker(self, shape: Shape, dtype: str, device: int | None, order: MemoryOrder = None) -> Callable[[], Any]:
-        """What `empty` does for these arguments, with nothing left to look up."""
+    def allocator(self, shape: Shape, dtype: str, device: int | None, order: MemoryOrder = None) -> Callable[[], Any]:
+        """Allocates what `empty` does for these arguments, with nothing left to look up."""
         return partial(self.empty, shape, dtype, device, order)
 
     def fast_pointer(self) -> Callable[[Any], int]:
@@ -100,6 +107,10 @@ class Arrays(ABC):
     def from_numpy(self, array: np.ndarray, device: int | None) -> Any:
         """A copy of a NumPy array on a device; finished when it returns."""
 
+    def to_numpy(self, array: Any) -> np.ndarray:
+        """An array on the CPU as one of NumPy, contiguous; without a copy where it can be."""
+        raise TypeError(f"arrays of {self.name} do not lie on the CPU")
+
     def writeable(self, array: Any) -> bool:
         """Whether the library allows writing."""
         return True
@@ -118,3 +129,24 @@ class Arrays(ABC):
         """The device in words: ``the CPU`` or ``cuda:1``."""
         index = self.device(array)
         return "the CPU" if index is None else f"cuda:{index}"
+
+
+@dataclass(frozen=True)
+class Operands:
+    """The arrays of a call, all of one library and on one device; None for what a call does not have."""
+
+    arrays: Arrays
+    #: a GPU's number, None for the CPU
+    device: int | None
+    x: Any
+    w: Any
+    bias: Any
+    out: Any
+    #: what the caller calls x and w
+    names: tuple[str, str]
+
+    @property
+    def inputs(self) -> dict[str, Any]:
+        """What is read, by the caller's names."""
+        given = {self.names[0]: self.x, self.names[1]: self.w, "bias": self.bias}
+        return {name: array for name, array in given.items() if array is not None}

@@ -24,48 +24,38 @@ class CupyArrays(Arrays):
         self._current_stream = self._cupy.cuda.get_current_stream
 
     def signature(self, array: Any) -> Hashable:
-        """See Arrays."""
         data = array.data
         return array.shape, array.strides, array.dtype, data.device_id, data.ptr & 15
 
     def device(self, array: Any) -> int:
-        """See Arrays."""
         return int(array.data.device_id)
 
     def dtype(self, array: Any) -> str:
-        """See Arrays."""
         return str(array.dtype.name)
 
     def strides(self, array: Any) -> Shape:
-        """See Arrays."""
         return tuple(array.strides)
 
     def pointer(self, array: Any) -> int:
-        """See Arrays."""
         return int(array.data.ptr)
 
     def fast_pointer(self) -> Callable[[Any], int]:
-        """See Arrays."""
         return attrgetter("data.ptr")
 
     def empty(self, shape: Shape, dtype: str, device: int | None, order: MemoryOrder = None) -> Any:
-        """See Arrays."""
         if self._current_device() == device:
             return self._cupy.empty(shape, dtype)
         with self._device(device):
             return self._cupy.empty(shape, dtype)
 
     def is_contiguous(self, array: Any, order: MemoryOrder = None) -> bool:
-        """See Arrays."""
         return bool(array.flags.c_contiguous)
 
     def copy(self, array: Any, order: MemoryOrder = None) -> Any:
-        """See Arrays."""
         with self._device(array.data.device_id):
             return array.copy(order="C")
 
     def assign(self, target: Any, source: Any) -> None:
-        """See Arrays."""
         with self._device(target.data.device_id):
             target[...] = source
 
@@ -77,7 +67,6 @@ class CupyArrays(Arrays):
             return int(self._current_stream().ptr)
 
     def from_numpy(self, array: np.ndarray, device: int | None) -> Any:
-        """See Arrays."""
         with self._device(device):
             copied = self._cupy.asarray(array)
             self._current_stream().synchronize()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -40,10 +41,10 @@ def carry(array: Any, argument: str) -> Any:
     )
 
 
-def give_back(result: Any, like: Any) -> Any:
-    """A carried call's result as an array of ``like``'s library, sharing memory; else as it is."""
-    if hasattr(like, "__array_namespace__"):
-        make = getattr(like.__array_namespace__(), "from_dlpack", None)
+def way_back(array: Any) -> Callable[[Any], Any]:
+    """What makes a carried call's result an array of the library of ``array``, sharing memory, where it can be."""
+    if hasattr(array, "__array_namespace__"):
+        make: Callable[[Any], Any] | None = getattr(array.__array_namespace__(), "from_dlpack", None)
         if make is not None:
-            return make(result)
-    return result
+            return make
+    return lambda result: result

@@ -13,28 +13,24 @@ class NumpyArrays(Arrays):
     """NumPy."""
 
     name = "NumPy"
+    moves_to_gpu = True
 
     def signature(self, array: np.ndarray) -> Hashable:
-        """See Arrays."""
         return array.shape, array.strides, array.dtype
 
     def device(self, array: np.ndarray) -> None:
-        """See Arrays."""
+        return None
 
     def dtype(self, array: np.ndarray) -> str:
-        """See Arrays."""
         return str(array.dtype.name)
 
     def strides(self, array: np.ndarray) -> Shape:
-        """See Arrays."""
         return array.strides
 
     def pointer(self, array: np.ndarray) -> int:
-        """See Arrays."""
         return int(array.ctypes.data)
 
     def empty(self, shape: Shape, dtype: str, device: int | None, order: MemoryOrder = None) -> np.ndarray:
-        """See Arrays."""
         return np.empty(shape, dtype)
 
     def is_contiguous(self, array: np.ndarray, order: MemoryOrder = None) -> bool:
@@ -42,11 +38,9 @@ class NumpyArrays(Arrays):
         return array.flags.c_contiguous and array.flags.aligned and array.dtype.isnative
 
     def copy(self, array: np.ndarray, order: MemoryOrder = None) -> np.ndarray:
-        """See Arrays."""
         return np.array(array, dtype=array.dtype.newbyteorder("="), order="C")
 
     def assign(self, target: np.ndarray, source: np.ndarray) -> None:
-        """See Arrays."""
         np.copyto(target, source)
 
     def stream(self, device: int) -> int:
@@ -54,12 +48,18 @@ class NumpyArrays(Arrays):
         return 0
 
     def from_numpy(self, array: np.ndarray, device: int | None) -> np.ndarray:
-        """See Arrays."""
         return array.copy()
 
     def writeable(self, array: np.ndarray) -> bool:
-        """See Arrays."""
         return bool(array.flags.writeable)
+
+    def to_numpy(self, array: np.ndarray) -> np.ndarray:
+        return plain(array)
 
 
 NUMPY = NumpyArrays()
+
+
+def plain(array: np.ndarray) -> np.ndarray:
+    """The array itself if it is contiguous, aligned and in native byte order, else such a copy."""
+    return array if NUMPY.is_contiguous(array) else NUMPY.copy(array)

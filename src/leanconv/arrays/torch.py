@@ -10,12 +10,15 @@ from typing import Any
 import numpy as np
 
 from leanconv.arrays.base import Arrays, MemoryOrder, Shape
+from leanconv.arrays.numpy import plain
 
 
 class TorchArrays(Arrays):
     """PyTorch."""
 
     name = "PyTorch"
+    convolves = True
+    keeps_shape = True
 
     def __init__(self) -> None:
         self._torch = importlib.import_module("torch")
@@ -26,12 +29,10 @@ class TorchArrays(Arrays):
         self._raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None)
 
     def signature(self, array: Any) -> Hashable:
-        """See Arrays."""
         place = array.is_cuda, array.get_device(), array.data_ptr() & 15
         return array.shape, array.stride(), array.dtype, place, array.requires_grad
 
     def device(self, array: Any) -> int | None:
-        """See Arrays."""
         if array.layout is not self._torch.strided:
             raise ValueError(f"a PyTorch tensor of layout {array.layout} was given; it must be dense (strided)")
         if array.device.type not in ("cpu", "cuda"):
@@ -39,29 +40,23 @@ class TorchArrays(Arrays):
         return None if array.device.type == "cpu" else int(array.device.index)
 
     def dtype(self, array: Any) -> str:
-        """See Arrays."""
         return str(array.dtype).removeprefix("torch.")
 
     def strides(self, array: Any) -> Shape:
-        """See Arrays."""
         size = array.element_size()
         return tuple(size * stride for stride in array.stride())
 
     def pointer(self, array: Any) -> int:
-        """See Arrays."""
         return int(array.data_ptr())
 
     def fast_pointer(self) -> Callable[[Any], int]:
-        """See Arrays."""
         pointer: Callable[[Any], int] = self._torch.Tensor.data_ptr
         return pointer
 
     def requires_gradient(self, array: Any) -> bool:
-        """See Arrays."""
         return bool(array.requires_grad)
 
     def refuse_gradient(self, array: Any) -> None:
-        """See Arrays."""
         if array.requires_grad and self._torch.is_grad_enabled():
             raise ValueError(
                 "a tensor that requires a gradient was given, and this function computes none: "
@@ -69,11 +64,9 @@ class TorchArrays(Arrays):
             )
 
     def empty(self, shape: Shape, dtype: str, device: int | None, order: MemoryOrder = None) -> Any:
-        """See Arrays."""
-        return self.maker(shape, dtype, device, order)()
+        return self.allocator(shape, dtype, device, order)()
 
-    def maker(self, shape: Shape, dtype: str, device: int | None, order: MemoryOrder = None) -> Callable[[], Any]:
-        """See Arrays."""
+    def allocator(self, shape: Shape, dtype: str, device: int | None, order: MemoryOrder = None) -> Callable[[], Any]:
         options: dict[str, Any] = {"dtype": self._dtypes[dtype], "device": self._device(device)}
         if order is None:
             return partial(self._torch.empty, shape, **options)
@@ -84,7 +77,6 @@ class TorchArrays(Arrays):
         return partial(self._torch.empty_strided, shape, tuple(strides), **options)
 
     def fast_stream(self, device: int) -> Callable[[], int]:
-        """See Arrays."""
         return partial(self.stream if self._raw_stream is None else self._raw_stream, device)
 
     def _device(self, index: int | None) -> Any:
@@ -94,17 +86,14 @@ class TorchArrays(Arrays):
         return found
 
     def is_contiguous(self, array: Any, order: MemoryOrder = None) -> bool:
-        """See Arrays."""
         if order is not None:
             array = array.permute(order)
         return bool(array.is_contiguous()) and not array.is_neg()
 
     def negated(self, array: Any) -> bool:
-        """See Arrays."""
         return bool(array.is_neg())
 
     def copy(self, array: Any, order: MemoryOrder = None) -> Any:
-        """See Arrays."""
         array = array.detach().resolve_neg()
         if order is None:
             return array.clone(memory_format=self._torch.contiguous_format)
@@ -112,22 +101,22 @@ class TorchArrays(Arrays):
         return copied.permute([order.index(axis) for axis in range(len(order))])
 
     def in_use(self, array: Any, device: int) -> None:
-        """See Arrays."""
         array.record_stream(self._torch.cuda.current_stream(device))
 
     def assign(self, target: Any, source: Any) -> None:
-        """See Arrays."""
         target.copy_(source)
 
     def stream(self, device: int) -> int:
-        """See Arrays."""
         if self._raw_stream is not None:
             return int(self._raw_stream(device))
         return int(self._torch.cuda.current_stream(device).cuda_stream)
 
     def from_numpy(self, array: np.ndarray, device: int | None) -> Any:
-        """See Arrays."""
         copied = self._torch.from_numpy(array.copy()).to(self._device(device))
         if device is not None:
             self._torch.cuda.current_stream(device).synchronize()
         return copied
+
+    def to_numpy(self, array: Any) -> np.ndarray:
+        self.refuse_gradient(array)
+        return plain(array.detach().resolve_neg().numpy())

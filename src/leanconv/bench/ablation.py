@@ -21,6 +21,7 @@ from leanconv.bench.peers.own import compile_ahead
 from leanconv.bench.results import Results
 from leanconv.bench.run import run_suite
 from leanconv.bench.suites import Case, parse_problem, suite_layout, suite_names
+from leanconv.call.run import roles_of
 from leanconv.plan import Plan, Target
 from leanconv.problem import ConvProblem, Layout, Problem
 from leanconv.runtime.timing import time_gpu
@@ -123,7 +124,7 @@ def variants(
     """
     for name in (*study.baselines, *study.algorithms):
         algorithm = _algorithm(name)
-        if algorithm.reasons(problem):
+        if algorithm.reasons(problem, target):
             continue
         config = choose(algorithm)
         if name in study.baselines:
@@ -170,11 +171,8 @@ class AblationPeer(Peer):
         return None
 
     def _variants(self, problem: ConvProblem, device: Any) -> Iterator[Variant]:
-        from leanconv.call.run import choose_config
-
-        return variants(
-            self._study, problem, device.target, lambda algorithm: choose_config(algorithm, problem, device)
-        )
+        target = device.target
+        return variants(self._study, problem, target, lambda algorithm: next(iter(algorithm.configs(problem, target))))
 
     def prepare(self, problems: Sequence[Problem], gpu: bool) -> None:
         """Compile all variants for all problems, on every core."""
@@ -196,7 +194,7 @@ class AblationPeer(Peer):
         assert isinstance(problem, ConvProblem)
         device = open_device(0)
         for name in self._study.algorithms:
-            if reasons := _algorithm(name).reasons(problem):
+            if reasons := _algorithm(name).reasons(problem, device.target):
                 yield Unable(f"leanconv {name}", "; ".join(reasons))
         for variant in self._variants(problem, device):
             engine = f"leanconv {variant.algorithm.name}, {variant.name}"
@@ -227,12 +225,12 @@ def _candidate(
     variant: Variant, plan: Plan, problem: ConvProblem, operands: Operands, gpu: bool, device: Any
 ) -> Candidate:
     compiled = device.compiled(plan)
-    run = device.executable(plan)
+    run = device.executable(plan, roles_of(problem))
     x, w, bias = operands.x(problem.layout), operands.w(problem.layout), operands.bias
     y = operands.output(problem.layout)
     workspace, prepared = (_scratch(count, operands.gpu) for count in (plan.workspace_bytes, plan.prepared_bytes))
-    arrays = (x, w, bias, y, workspace, prepared)
-    values = [*(0 if array is None else _pointer(array) for array in arrays), 0, 0]
+    arrays = (x, w, bias, y, None, None, workspace, prepared)
+    values = [0 if array is None else _pointer(array) for array in arrays]
 
     def call(held: tuple[Any, ...] = arrays) -> Any:
         run(0, values)
@@ -291,6 +289,8 @@ def run_ablation(
     usable, why = machine.gpu_usable()
     if not usable:
         raise ValueError(f"the ablation times kernels on a GPU, and there is none: {why}")
+    from leanconv.runtime.launch import open_device
+
     study = _study(what, algorithms)
     if isinstance(what, str) and (what.startswith("filter:") or what in suite_names() and not suite_layout(what)):
         raise ValueError(f"{what!r} has no layers: the ablation is of convolutions, not of image filters")
@@ -300,8 +300,9 @@ def run_ablation(
     )  # fmt: skip
     for about in results.problems.values():
         problem = parse_problem(about["words"])
+        assert isinstance(problem, ConvProblem)
         wanted = "im2win" in study.algorithms and "transform_us" not in about
-        if wanted and isinstance(problem, ConvProblem) and not _algorithm("im2win").reasons(problem):
+        if wanted and not _algorithm("im2win").reasons(problem, open_device(0).target):
             about |= _time_transform(problem, 0.03 if quick else 0.12)
     return results
 
@@ -320,15 +321,14 @@ def _time_transform(problem: ConvProblem, budget_s: float) -> dict[str, Any]:
     """Time of im2win's first launch, and the fewest bytes it can move."""
     import torch
 
-    from leanconv.call.run import choose_config
     from leanconv.runtime.launch import open_device
 
     device = open_device(0)
     algorithm = _algorithm("im2win")
-    plan = algorithm.plan(problem, choose_config(algorithm, problem, device), device.target)
-    run = device.executable(Plan(plan.launches[:1], plan.workspace_bytes))
+    plan = algorithm.plan(problem, next(iter(algorithm.configs(problem, device.target))), device.target)
+    run = device.executable(Plan(plan.launches[:1], plan.workspace_bytes), ("x", "workspace"))
     x = torch.randn(problem.x_shape, device="cuda")
     workspace = _scratch(plan.workspace_bytes, gpu=True)
-    values = (x.data_ptr(), 0, 0, 0, workspace.data_ptr(), 0, 0, 0)
+    values = (x.data_ptr(), workspace.data_ptr())
     us = time_gpu(lambda: run(0, values), budget_s=budget_s).median_us
     return {"transform_us": round(us, 3), "transform_bytes": 4 * x.numel() + plan.workspace_bytes}

@@ -27,7 +27,7 @@ from leanconv.bench.operands import Operands
 from leanconv.bench.results import write_whole
 from leanconv.bench.suites import dense_filter
 from leanconv.bench.tables import markdown
-from leanconv.plan import Plan
+from leanconv.plan import Plan, Target
 from leanconv.problem import ConvProblem, Problem
 from leanconv.reference import CPU_ALGORITHMS, oracle, winograd1d
 from leanconv.winograd import WIDTHS
@@ -84,7 +84,8 @@ def _runners(problem: Problem, gpu: bool) -> Iterator[tuple[Algorithm, str, Call
     """Each algorithm that takes the problem in its own tier, and a function of (x, w) that runs it."""
 
     for algorithm in (*CPU_ALGORITHMS, *(ALGORITHMS if gpu else ())):
-        if not isinstance(problem, algorithm.solves) or algorithm.reasons(_in_tier(problem, algorithm)):
+        target = None if isinstance(algorithm, CpuAlgorithm) else _target()
+        if algorithm.reasons(_in_tier(problem, algorithm), target):
             continue
         if isinstance(algorithm, CpuAlgorithm):
             yield algorithm, "CPU", _on_cpu(algorithm, problem)
@@ -99,6 +100,13 @@ def _in_tier(problem: Problem, algorithm: Algorithm) -> Problem:
     return problem
 
 
+def _target() -> Target:
+    """This machine's GPU."""
+    from leanconv.runtime.launch import open_device
+
+    return open_device(0).target
+
+
 def _on_cpu(algorithm: CpuAlgorithm, problem: Problem) -> Callable[..., Any]:
     if isinstance(problem, ConvProblem):
         return lambda x, w: algorithm.run(problem, x, w, None)
@@ -107,11 +115,8 @@ def _on_cpu(algorithm: CpuAlgorithm, problem: Problem) -> Callable[..., Any]:
 
 def _plan(algorithm: GpuAlgorithm, problem: Problem) -> Plan:
     """What a call runs on this machine's GPU."""
-    from leanconv.call.run import choose_config
-    from leanconv.runtime.launch import open_device
-
-    device = open_device(0)
-    return algorithm.plan(problem, choose_config(algorithm, problem, device), device.target)
+    target = _target()
+    return algorithm.plan(problem, next(iter(algorithm.configs(problem, target))), target)
 
 
 def _kernel_plan(algorithm: GpuAlgorithm, problem: ConvProblem, alpha: int) -> Plan | None:
@@ -130,12 +135,13 @@ def _kernel_plan(algorithm: GpuAlgorithm, problem: ConvProblem, alpha: int) -> P
 
 
 def _on_gpu(plan: Plan, problem: Problem) -> Callable[..., Any]:
-    from leanconv.runtime.launch import open_device, run_plan
+    from leanconv.runtime.launch import open_device, run_on_host_arrays
 
     def run(x: np.ndarray, w: np.ndarray) -> np.ndarray:
         shape = problem.y_shape if isinstance(problem, ConvProblem) else x.shape
         y = np.full(shape, np.nan, np.float32)
-        run_plan(open_device(0), plan, {"x": x, "w": w, "y": y}, value=0.0, delta=0.0)
+        values = {"x": x, "w": w, "bias": None, "y": y, **dict.fromkeys(problem.scalars, 0)}
+        run_on_host_arrays(open_device(0), plan, values)
         return y
 
     return run
@@ -225,7 +231,7 @@ def _kernel_outputs(
 def _kernel_algorithms(problem: ConvProblem) -> list[GpuAlgorithm]:
 
     named = [a for a in ALGORITHMS if a.name in ("winograd1d", "implicit_gemm")]
-    return [algorithm for algorithm in named if not algorithm.reasons(problem)]
+    return [algorithm for algorithm in named if not algorithm.reasons(problem, _target())]
 
 
 class _Given(Operands):
@@ -261,12 +267,12 @@ def compile_kernels() -> None:
     """Compile on every core what `measure` and `measure_kernels` run on the GPU."""
     from leanconv.bench.peers.own import compile_ahead
 
-    plans = []
+    plans, target = [], _target()
     problems: list[Problem] = [layer(*entry) for entry in LAYERS]
     problems += [dense_filter(1, 96, 128, size, size) for size in FILTERS]
     for problem in problems:
         for algorithm in ALGORITHMS:
-            if isinstance(problem, algorithm.solves) and not algorithm.reasons(_in_tier(problem, algorithm)):
+            if not algorithm.reasons(_in_tier(problem, algorithm), target):
                 plans.append(_plan(algorithm, _in_tier(problem, algorithm)))
     for alpha, width in KERNELS:
         for c in CHANNELS:

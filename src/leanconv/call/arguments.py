@@ -1,5 +1,4 @@
-"""What a caller may write, made into problems: every rule on the arguments of the public functions that no algorithm
-decides. Works on shapes and names only; arrays are not touched here.
+"""What a caller may write: the rules on single arguments of the public functions. Arrays are not touched here.
 
 Raises ValueError (a value breaks a rule) or TypeError (a thing of the wrong kind), naming argument, value and rule.
 """
@@ -11,7 +10,7 @@ import operator
 from collections.abc import Sequence
 from typing import Any
 
-from leanconv.problem import BORDERS, ITEM_BYTES, PRECISIONS, ConvProblem, FilterProblem, Layout, Problem
+from leanconv.problem import BORDERS, ITEM_BYTES, Layout
 from leanconv.runtime import env
 
 Padding = int | Sequence[int] | str
@@ -137,100 +136,6 @@ def check_dtypes(arrays: dict[str, str]) -> str:
     return dtype
 
 
-def conv_problem(
-    x_shape: Sequence[int],
-    w_shape: Sequence[int],
-    bias_shape: Sequence[int] | None,
-    stride: Any,
-    padding: Any,
-    dilation: Any,
-    groups: Any,
-    *,
-    dtype: str,
-    layout: Layout,
-    precision: str,
-    activation: str | None,
-    name: str = "x",
-) -> ConvProblem:
-    """The problem of a convolution; ``x_shape`` is (n, c, h, w) and ``w_shape`` (k, c / groups, r, s).
-
-    Messages call ``x_shape`` by ``name``.
-    """
-    check_axes({name: x_shape, "w": w_shape}, 4)
-    one_of("precision", precision, PRECISIONS)
-    one_of("activation", activation, ACTIVATIONS)
-    groups = integer("groups", groups, 1)
-    stride, dilation = pair("stride", stride, 1), pair("dilation", dilation, 1)
-    n, c, h, w = x_shape
-    k, group_c, r, s = w_shape
-    if min(c, h, w) < 1:
-        raise ValueError(
-            f"{name} has {n} images of {c} channels, {h} rows and {w} columns; only its batch may be empty"
-        )
-    if min(w_shape) < 1:
-        raise ValueError(f"w has {k} filters of {group_c} channels, {r} rows and {s} columns; it must not be empty")
-    if c % groups:
-        raise ValueError(f"in_channels={c} is not divisible by groups={groups}")
-    if k % groups:
-        raise ValueError(f"out_channels={k} is not divisible by groups={groups}")
-    if group_c != c // groups:
-        raise ValueError(
-            f"w has {group_c} channels, but {name} has in_channels={c} and groups={groups}: "
-            f"each filter must have {c // groups}"
-        )
-    if bias_shape is not None and tuple(bias_shape) != (k,):
-        raise ValueError(f"bias has shape {tuple(bias_shape)}; it must have shape ({k},), a number a filter")
-    sides = four_sides(padding, (r, s), stride, dilation)
-    problem = ConvProblem(
-        n=n, c=c, h=h, w=w, k=k, r=r, s=s, stride=stride, padding=sides, dilation=dilation, groups=groups, dtype=dtype,
-        layout=layout, precision=precision, bias=bias_shape is not None,
-        activation="relu" if activation == "relu" else None,
-    )  # fmt: skip
-    if problem.p < 1 or problem.q < 1:
-        top, bottom, left, right = sides
-        raise ValueError(
-            f"the output would be {max(problem.p, 0)}x{max(problem.q, 0)}: a {r}x{s} filter with dilation {dilation} "
-            f"covers {dilation[0] * (r - 1) + 1}x{dilation[1] * (s - 1) + 1} pixels, the padded input has "
-            f"{h + top + bottom}x{w + left + right}"
-        )
-    return problem
-
-
-def check_axes(shapes: dict[str, Sequence[int]], axes: int) -> None:
-    """Raise ValueError unless all named shapes have that many axes."""
-    for name, shape in shapes.items():
-        if len(shape) != axes:
-            raise ValueError(f"{name} has {len(shape)} dimensions, shape {tuple(shape)}; it must have {axes}")
-
-
-def conv1d_problem(
-    x_shape: Sequence[int],
-    w_shape: Sequence[int],
-    bias_shape: Sequence[int] | None,
-    stride: Any,
-    padding: Any,
-    dilation: Any,
-    groups: Any,
-    **options: Any,
-) -> ConvProblem:
-    """The problem of a convolution along one axis, as images of one row; ``x_shape`` is (n, c, w).
-
-    ``padding`` is a number, (left, right) or a word; everything else is as in `conv_problem`.
-    """
-    check_axes({"x": x_shape, "w": w_shape}, 3)
-    if isinstance(padding, (tuple, list)):
-        if len(padding) not in (1, 2):
-            raise ValueError(f"padding={padding!r} must be an integer, (left, right), 'same' or 'valid'")
-        padding = (0, 0, padding[0], padding[-1])
-    elif not isinstance(padding, str):
-        padding = (0, padding)
-    (n, c, w), (k, group_c, s) = x_shape, w_shape
-    return conv_problem(
-        (n, c, 1, w), (k, group_c, 1, s), bias_shape, (1, single("stride", stride, 1)), padding,
-        (1, single("dilation", dilation, 1)), groups, **options,
-    )  # fmt: skip
-
-
 def border_name(border: Any) -> str:
     """Our name of a border, given ours, SciPy's or OpenCV's."""
     if isinstance(border, str):
@@ -269,43 +174,3 @@ def scalar(name: str, value: Any, dtype: str) -> float | int:
     if not number.is_integer() or not -(2**31) <= number < 2**31:
         raise ValueError(f"{name}={value!r} is no int32, the dtype of the image")
     return int(number)
-
-
-def filter_problem(
-    image_shape: Sequence[int], kernel_shape: Sequence[int], border: Any, anchor: Any, dtype: str
-) -> FilterProblem:
-    """The problem of filtering contiguous images (…, h, w)."""
-    if len(image_shape) < 2:
-        raise ValueError(f"image has shape {tuple(image_shape)}; it must have 2 dimensions or more (..., h, w)")
-    if len(kernel_shape) != 2:
-        raise ValueError(f"kernel has {len(kernel_shape)} dimensions, shape {tuple(kernel_shape)}; it must have 2")
-    kh, kw = kernel_shape
-    if kh < 1 or kw < 1:
-        raise ValueError(f"kernel has shape {tuple(kernel_shape)}; it must not be empty")
-    *leading, h, w = image_shape
-    batch = 1
-    for length in leading:
-        batch *= length
-    return FilterProblem(
-        batch=batch, h=h, w=w, kh=kh, kw=kw, anchor=anchor_of(anchor, kh, kw), border=border_name(border), dtype=dtype,
-        x_pitch=w, x_step=h * w, y_pitch=w, y_step=h * w,
-    )  # fmt: skip
-
-
-def check_problem(problem: Problem) -> None:
-    """Raise what a call with the arguments of ``problem`` would; a caller may have written it by hand."""
-    if isinstance(problem, ConvProblem):
-        one_of("layout", problem.layout, LAYOUTS)
-        if problem.op == "dgrad" and (problem.bias or problem.activation):
-            raise ValueError("op='dgrad', the gradient of a layer's input, has no bias and no activation")
-        integer("groups", problem.groups, 1)
-        conv_problem(
-            (problem.n, problem.c, problem.h, problem.w), (problem.k, problem.group_c, problem.r, problem.s), None,
-            problem.stride, problem.padding, problem.dilation, problem.groups, dtype=problem.dtype,
-            layout=problem.layout, precision=problem.precision, activation=problem.activation,
-        )  # fmt: skip
-    else:
-        filter_problem(
-            (problem.batch, problem.h, problem.w), (problem.kh, problem.kw), problem.border, problem.anchor,
-            problem.dtype,
-        )  # fmt: skip

@@ -1,18 +1,44 @@
-"""The algorithms, in order of preference, and the choice among them."""
+"""The choice: which algorithm computes a problem on a GPU, or on the CPU, and with which configuration."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeVar
+from dataclasses import dataclass
+from math import inf
 
-from leanconv.algorithms.base import Algorithm
+from leanconv.algorithms import ALGORITHMS
+from leanconv.algorithms.base import Algorithm, Config, GpuAlgorithm
+from leanconv.plan import Plan, Target
 from leanconv.problem import Problem
-
-A = TypeVar("A", bound=Algorithm)
+from leanconv.reference import CPU_ALGORITHMS
 
 
 class NoAlgorithmError(ValueError):
     """Nothing fits the problem; the message gives each algorithm's reasons."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One algorithm before a problem: the reasons why it cannot run it; or its best configuration and predicted time.
+
+    ``cost`` is in clock cycles on a GPU, infinite where the algorithm predicts nothing. On the CPU there is no
+    configuration.
+    """
+
+    algorithm: Algorithm
+    reasons: tuple[str, ...]
+    config: Config | None = None
+    cost: float = inf
+
+    def plan(self, problem: Problem, target: Target) -> Plan:
+        """The launches of the best configuration."""
+        assert isinstance(self.algorithm, GpuAlgorithm) and self.config is not None
+        return self.algorithm.plan(problem, self.config, target)
+
+
+def algorithms_of(target: Target | None) -> Sequence[Algorithm]:
+    """The algorithms of a GPU, or of the CPU where ``target`` is None, in order of preference."""
+    return CPU_ALGORITHMS if target is None else ALGORITHMS
 
 
 def workspace_limit(name: str, given: int | None) -> int | None:
@@ -20,30 +46,58 @@ def workspace_limit(name: str, given: int | None) -> int | None:
     return 0 if given is None and name == "auto" else given
 
 
-def reasons(algorithm: Algorithm, problem: Problem, name: str, given: int | None) -> list[str]:
-    """Why ``algorithm`` is no answer to the choice of ``name`` under a limit of ``given`` bytes.
+def consider(
+    algorithm: Algorithm, problem: Problem, target: Target | None, name: str = "auto", limit: int | None = None
+) -> Candidate:
+    """What ``algorithm`` can do for the choice of ``name`` under a limit of so many bytes.
 
     Bytes that a caller gives hold for prepared filters too; the 0 of ``auto`` is for the workspace alone.
     """
-    return algorithm.reasons(problem, workspace_limit(name, given), count_prepared=given is not None)
+    bound = workspace_limit(name, limit)
+    reasons = algorithm.reasons(problem, target, bound, count_prepared=limit is not None)
+    best = None if reasons else algorithm.best(problem, target)
+    if best is not None:
+        return Candidate(algorithm, (), config=best[1], cost=best[0])
+    if not reasons and target is not None:
+        room = f"{target.shared_per_block} bytes of shared memory that a block has on {target.arch}"
+        reasons = [f"none of its configurations fits the {room}"]
+    return Candidate(algorithm, tuple(reasons))
 
 
-def choose(problem: Problem, name: str, candidates: Sequence[A], limit: int | None = None) -> A:
-    """The cheapest of ``candidates`` that can run ``problem``, the first among equals, or the one called ``name``.
+def survey(problem: Problem, target: Target | None, name: str, limit: int | None) -> tuple[Candidate, ...]:
+    """Every algorithm for this kind of problem, each with what it can do for the choice of ``name``.
 
-    None of them takes more memory than `reasons` allows for ``limit`` bytes.
+    Raises ValueError for an unknown name.
+    """
+    return tuple(consider(algorithm, problem, target, name, limit) for algorithm in _relevant(problem, target, name))
+
+
+def pick(candidates: Sequence[Candidate], name: str) -> Candidate | None:
+    """The one with the lowest predicted time that can, the first among equals, or the one called ``name``."""
+    able = [c for c in candidates if not c.reasons and name in ("auto", c.algorithm.name)]
+    return min(able, key=lambda candidate: candidate.cost, default=None)
+
+
+def choose(problem: Problem, target: Target | None, name: str = "auto", limit: int | None = None) -> Candidate:
+    """The algorithm with the lowest predicted time on ``target``, the first among equals, or the one called ``name``.
+
+    ``target`` is the GPU, or None for the CPU. Nothing is chosen that takes more memory than ``limit`` bytes; see
+    `consider`. Nothing is timed.
 
     Raises ValueError for an unknown name, NoAlgorithmError where nothing fits or the named one does not.
     """
-    relevant = [a for a in candidates if isinstance(problem, a.solves)]
-    if name != "auto":
-        relevant = [a for a in relevant if a.name == name]
-        if not relevant:
-            names = ", ".join(repr(a.name) for a in candidates if isinstance(problem, a.solves))
-            raise ValueError(f"algorithm={name!r} is not known here; choose 'auto' or one of {names}")
-    able = [a for a in relevant if not reasons(a, problem, name, limit)]
-    if able:
-        return min(able, key=lambda a: a.cost(problem))
-    lines = [f"no algorithm can run {problem}:"]
-    lines += [f"  {a.name}: {'; '.join(reasons(a, problem, name, limit))}" for a in relevant]
-    raise NoAlgorithmError("\n".join(lines))
+    relevant = [a for a in _relevant(problem, target, name) if name in ("auto", a.name)]
+    candidates = [consider(algorithm, problem, target, name, limit) for algorithm in relevant]
+    chosen = pick(candidates, name)
+    if chosen is not None:
+        return chosen
+    lines = [f"  {candidate.algorithm.name}: {'; '.join(candidate.reasons)}" for candidate in candidates]
+    raise NoAlgorithmError("\n".join([f"no algorithm can run {problem}:", *lines]))
+
+
+def _relevant(problem: Problem, target: Target | None, name: str) -> list[Algorithm]:
+    relevant = [algorithm for algorithm in algorithms_of(target) if algorithm.solves == problem.kind]
+    if name != "auto" and name not in (algorithm.name for algorithm in relevant):
+        names = ", ".join(repr(algorithm.name) for algorithm in relevant)
+        raise ValueError(f"algorithm={name!r} is not known here; choose 'auto' or one of {names}")
+    return relevant

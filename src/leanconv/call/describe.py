@@ -1,6 +1,7 @@
-"""Calls in the words of the package: every argument checked, the place found, the problem made.
+"""A call in the words of the package: its arguments checked, its place found, its problem made.
 
-One function for each public one, of the same name and arguments. Nothing is computed here.
+One function for each public one, whose arguments they take by their names. All raise as the call itself would. Nothing
+is computed here.
 """
 
 from __future__ import annotations
@@ -9,190 +10,143 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
-
-from leanconv.arrays import Arrays, MemoryOrder, NumpyArrays, Shape, TorchArrays, arrays_of, carry
+from leanconv.arrays import Arrays, MemoryOrder, Operands, Shape, gather
 from leanconv.arrays.memory import row_pitched
 from leanconv.call import arguments
-from leanconv.call import run as calls
-from leanconv.call.weights import PreparedWeights
-from leanconv.problem import ITEM_BYTES, ConvProblem, FilterProblem
+from leanconv.call.weights import PreparedWeights, kernel_beside
+from leanconv.problem import PRECISIONS, ConvProblem, FilterProblem, Layout, Problem
 from leanconv.runtime.launch import ALIGNMENT, device_index
 
 
 @dataclass(frozen=True)
 class Described:
-    """A call as far as its arrays and arguments decide it."""
+    """A call as far as its arrays and arguments decide it: what `bind` makes a ready call of."""
 
-    arrays: Arrays
-    problem: ConvProblem | FilterProblem
-    #: GPU that runs it; None for the CPU
+    problem: Problem
+    operands: Operands
+    #: GPU that runs it, None for the CPU; differs from where the operands lie only for NumPy arrays
     device: int | None
-    #: where the arrays lie; differs from ``device`` only for NumPy arrays
-    home: int | None
-    algorithm: str
     #: of the result, as the library shows it
     shape: Shape
+    #: what ``w`` was, where the caller gave prepared filters
+    weights: PreparedWeights | None = None
+    algorithm: str = "auto"
+    #: bytes, as given by the caller or the environment; None for neither
+    workspace_limit: int | None = None
     #: of x, w and the result in memory, where it is not the one that the library shows
     order: MemoryOrder = None
     #: which of x, w and bias cannot be read as they lie
     copies: tuple[bool, bool, bool] = (False, False, False)
+    #: whether the result can be written to ``out`` as it lies
     out_direct: bool = True
-    #: bytes, as given by the caller or the environment; None for neither
-    workspace_limit: int | None = None
-    names: tuple[str, str] = ("x", "w")
+
+    @property
+    def given(self) -> tuple[Any, Any, Any, Any]:
+        """x, w, bias and out as the ready call takes them."""
+        operands = self.operands
+        return operands.x, operands.w if self.weights is None else self.weights, operands.bias, operands.out
 
 
 def conv2d(
-    x: Any,
-    w: Any,
-    bias: Any = None,
-    stride: Any = 1,
-    padding: Any = 0,
-    dilation: Any = 1,
-    groups: Any = 1,
-    *,
-    layout: str | None = None,
-    algorithm: str = "auto",
-    precision: str = "fp32",
-    activation: str | None = None,
-    out: Any = None,
-    device: str | None = None,
-    workspace_limit: int | None = None,
-) -> Described:
-    """Say what a `leanconv.conv2d` call computes and where. Raises as the call does."""
-    x, w, bias = operands("x", x, w, bias)
-    layer = _Layer({"x": x, "w": w, "bias": bias}, out, layout, arguments.LAYOUTS)
-    problem = arguments.conv_problem(
-        layer.logical(x), layer.logical(w), None if bias is None else tuple(bias.shape), stride, padding, dilation,
-        groups, dtype=layer.dtype, layout=layer.layout, precision=precision, activation=activation,
+    x: Any, w: Any, bias: Any, out: Any, workspace_limit: Any, stride: Any, padding: Any, dilation: Any, groups: Any,
+    layout: Any, algorithm: Any, precision: Any, activation: Any, device: Any,
+) -> Described:  # fmt: skip
+    """Describe a call of `leanconv.conv2d`."""
+    layer = _Layer(x, w, bias, out, "x", layout, arguments.LAYOUTS)
+    problem = conv_problem(
+        *layer.logical_shapes, stride, padding, dilation, groups, dtype=layer.dtype, layout=layer.layout,
+        precision=precision, activation=activation,
     )  # fmt: skip
     shape = layer.shown((problem.n, problem.k, problem.p, problem.q))
     return layer.described(problem, shape, device, algorithm, workspace_limit)
 
 
 def conv1d(
-    x: Any,
-    w: Any,
-    bias: Any = None,
-    stride: Any = 1,
-    padding: Any = 0,
-    dilation: Any = 1,
-    groups: Any = 1,
-    *,
-    layout: str | None = None,
-    algorithm: str = "auto",
-    precision: str = "fp32",
-    activation: str | None = None,
-    out: Any = None,
-    device: str | None = None,
-    workspace_limit: int | None = None,
-) -> Described:
-    """Say what a `leanconv.conv1d` call computes and where: a layer of images of one row. Raises as the call does."""
-    x, w, bias = operands("x", x, w, bias)
-    layer = _Layer({"x": x, "w": w, "bias": bias}, out, layout, arguments.LAYOUTS_1D)
-    problem = arguments.conv1d_problem(
-        layer.logical(x), layer.logical(w), None if bias is None else tuple(bias.shape), stride, padding, dilation,
-        groups, dtype=layer.dtype, layout=layer.layout, precision=precision, activation=activation,
+    x: Any, w: Any, bias: Any, out: Any, workspace_limit: Any, stride: Any, padding: Any, dilation: Any, groups: Any,
+    layout: Any, algorithm: Any, precision: Any, activation: Any, device: Any,
+) -> Described:  # fmt: skip
+    """Describe a call of `leanconv.conv1d`: a layer of images of one row."""
+    layer = _Layer(x, w, bias, out, "x", layout, arguments.LAYOUTS_1D)
+    problem = conv1d_problem(
+        *layer.logical_shapes, stride, padding, dilation, groups, dtype=layer.dtype, layout=layer.layout,
+        precision=precision, activation=activation,
     )  # fmt: skip
     shape = layer.shown((problem.n, problem.k, problem.q))
     return layer.described(problem, shape, device, algorithm, workspace_limit)
 
 
 def conv2d_input(
-    grad: Any,
-    w: Any,
-    input_shape: Any,
-    stride: Any = 1,
-    padding: Any = 0,
-    dilation: Any = 1,
-    groups: Any = 1,
-    *,
-    layout: str | None = None,
-    algorithm: str = "auto",
-    precision: str = "fp32",
-    out: Any = None,
-    device: str | None = None,
-    workspace_limit: int | None = None,
-) -> Described:
-    """Say what a `leanconv.conv2d_input` call computes and where. Raises as the call does."""
-    grad, w, _ = operands("grad", grad, w, None)
-    layer = _Layer({"grad": grad, "w": w}, out, layout, arguments.LAYOUTS)
+    grad: Any, w: Any, bias: None, out: Any, workspace_limit: Any, input_shape: Any, stride: Any, padding: Any,
+    dilation: Any, groups: Any, layout: Any, algorithm: Any, precision: Any, device: Any,
+) -> Described:  # fmt: skip
+    """Describe a call of `leanconv.conv2d_input`."""
+    layer = _Layer(grad, w, bias, out, "grad", layout, arguments.LAYOUTS)
     input_shape = arguments.sizes("input_shape", input_shape, 4)
-    forward = arguments.conv_problem(
-        layer.logical_shape(input_shape), layer.logical(w), None, stride, padding, dilation, groups, dtype=layer.dtype,
+    grad_shape, w_shape, _ = layer.logical_shapes
+    forward = conv_problem(
+        layer.logical(input_shape), w_shape, None, stride, padding, dilation, groups, dtype=layer.dtype,
         layout=layer.layout, precision=precision, activation=None, name="input_shape",
     )  # fmt: skip
-    expected = layer.shown((forward.n, forward.k, forward.p, forward.q))
-    if tuple(grad.shape) != expected:
+    expected = (forward.n, forward.k, forward.p, forward.q)
+    if grad_shape != expected:
+        operands = layer.operands
         raise ValueError(
-            f"grad has shape {tuple(grad.shape)}, but the output has {expected} for input_shape={input_shape}, w of "
-            f"shape {tuple(w.shape)}, stride={stride!r}, padding={padding!r}, dilation={dilation!r} and groups={groups}"
+            f"grad has shape {tuple(operands.x.shape)}, but the output has {layer.shown(expected)} for "
+            f"input_shape={input_shape}, w of shape {tuple(operands.w.shape)}, stride={stride!r}, padding={padding!r}, "
+            f"dilation={dilation!r} and groups={groups}"
         )
     return layer.described(replace(forward, op="dgrad"), input_shape, device, algorithm, workspace_limit)
 
 
 def filter2d(
-    image: Any, kernel: Any, *, border: Any = "reflect101", anchor: Any = None, out: Any = None, device: Any = None
+    image: Any, kernel: Any, bias: None, out: Any, workspace_limit: Any, border: Any, anchor: Any, device: Any
 ) -> Described:
-    """Say what a `leanconv.filter2d` call computes and where. Raises as the call does."""
-    image, kernel = carried(image, "image"), carried(kernel, "kernel")
-    kernel = kernel_beside(image, kernel)
-    names = {"image": image, "kernel": kernel}
-    arrays, home = one_library({**names, "out": out})
-    dtype = arguments.check_dtypes({name: arrays.dtype(array) for name, array in names.items()})
-    shape = tuple(image.shape)
-    problem = arguments.filter_problem(shape, tuple(kernel.shape), border, anchor, dtype)
-    if out is not None:
-        calls.check_out(arrays, out, shape, dtype, home)
-    place = _place(arrays, home, device)
+    """Describe a call of `leanconv.filter2d`; its algorithms need no workspace, and ``bias`` is None."""
+    operands = gather(image, kernel_beside(image, kernel), bias, out, ("image", "kernel"))
+    arrays, home = operands.arrays, operands.device
+    dtype = arguments.check_dtypes({name: arrays.dtype(array) for name, array in operands.inputs.items()})
+    shape = tuple(operands.x.shape)
+    problem = filter_problem(shape, tuple(operands.w.shape), border, anchor, dtype)
+    check_out(operands, shape, dtype)
+    place = _place(operands, device)
     copy_image, out_direct = False, True
     if home is not None:
-        pitched = _row_pitched(arrays, image, dtype)
+        pitched = _row_pitched(arrays, operands.x, problem.itemsize)
         copy_image = pitched is None
         if pitched is not None:
             problem = replace(problem, x_pitch=pitched[0], x_step=pitched[1])
         if out is not None:
-            pitched = _row_pitched(arrays, out, dtype)
+            pitched = _row_pitched(arrays, out, problem.itemsize)
             out_direct = pitched is not None
             if pitched is not None:
                 problem = replace(problem, y_pitch=pitched[0], y_step=pitched[1])
-    return Described(
-        arrays=arrays,
-        problem=problem,
-        device=place,
-        home=home,
-        algorithm="auto",
-        shape=shape,
-        copies=(copy_image, not _readable(arrays, kernel), False),
-        out_direct=out_direct,
-        names=("image", "kernel"),
-    )
+    copies = (copy_image, not _readable(arrays, operands.w), False)
+    return Described(problem, operands, place, shape, copies=copies, out_direct=out_direct)
 
 
 class _Layer:
-    """What the calls of a layer have in common: library, place, dtype, layout, and how shapes are read in it."""
+    """What the calls of a layer have in common: operands, dtype, layout, and how shapes are read in it."""
 
-    def __init__(self, given: dict[str, Any], out: Any, layout: str | None, layouts: Sequence[str]) -> None:
-        """``given`` are the input by its name, ``w`` and perhaps ``bias``; ``layouts`` are `arguments.LAYOUTS`, or 1-D.
-
-        An array of another library has been carried before.
-        """
-        self.arrays, self.home = one_library({**given, "out": out})
+    def __init__(
+        self, x: Any, w: Any, bias: Any, out: Any, name: str, layout: str | None, layouts: Sequence[str]
+    ) -> None:
+        """``name`` is what the caller calls x; ``layouts`` are `arguments.LAYOUTS`, or those of signals."""
+        self.weights = w if isinstance(w, PreparedWeights) else None
+        self.operands = gather(x, w if self.weights is None else self.weights.array, bias, out, (name, "w"))
+        arrays, x = self.operands.arrays, self.operands.x
         if layout is not None:
             arguments.one_of("layout", layout, layouts)
-        dtypes = {name: self.arrays.dtype(array) for name, array in given.items() if array is not None}
-        self.dtype = arguments.check_dtypes(dtypes)
+        inputs = self.operands.inputs
+        self.dtype = arguments.check_dtypes({each: arrays.dtype(array) for each, array in inputs.items()})
         channels_first, channels_last = layouts[:2]
-        self._given, self._out, self._axes = given, out, len(channels_first)
+        self._axes = len(channels_first)
         #: PyTorch shows N, C, ... whatever the order in memory; by default that of the input, if it is one of the two
         #: that PyTorch itself has a name for
-        self._keeps_shape = isinstance(self.arrays, TorchArrays)
-        first = next(iter(given.values()))
+        self._keeps_shape = arrays.keeps_shape
         if layout is None:
             layout = channels_first
-            if self._keeps_shape and len(first.shape) == self._axes and not self.arrays.is_contiguous(first):
-                last = self.arrays.is_contiguous(first, _axes(channels_first, channels_last))
+            if self._keeps_shape and len(x.shape) == self._axes and not arrays.is_contiguous(x):
+                last = arrays.is_contiguous(x, _axes(channels_first, channels_last))
                 layout = channels_last if last else channels_first
         #: the shown axes of the logical ones, and the other way round
         self._to_shown, self._to_logical = _axes(channels_first, layout), _axes(layout, channels_first)
@@ -201,11 +155,14 @@ class _Layer:
         #: of the problem, in which a row is an image too
         self.layout = arguments.LAYOUTS[layouts.index(layout)]
 
-    def logical(self, array: Any) -> Shape:
-        """An array's shape in the order N, C, ..."""
-        return self.logical_shape(tuple(array.shape))
+    @property
+    def logical_shapes(self) -> tuple[Shape, Shape, Shape | None]:
+        """The shapes of x and w in the order N, C, ..., and that of the bias."""
+        bias = self.operands.bias
+        x, w = (self.logical(tuple(array.shape)) for array in (self.operands.x, self.operands.w))
+        return x, w, None if bias is None else tuple(bias.shape)
 
-    def logical_shape(self, shape: Shape) -> Shape:
+    def logical(self, shape: Shape) -> Shape:
         """A shape as the library shows it in the order N, C, ..."""
         if self._keeps_shape or len(shape) != self._axes:
             return shape
@@ -216,29 +173,27 @@ class _Layer:
         return shape if self._keeps_shape else tuple(shape[axis] for axis in self._to_shown)
 
     def described(
-        self, problem: ConvProblem, shape: Shape, device: Any, algorithm: str, workspace_limit: int | None
+        self, problem: ConvProblem, shape: Shape, device: Any, algorithm: str, workspace_limit: Any
     ) -> Described:
         """The call that computes ``problem``, with a result of ``shape``."""
-        arrays, out = self.arrays, self._out
-        if out is not None:
-            calls.check_out(arrays, out, shape, problem.dtype, self.home)
-        (name, first), w, bias = next(iter(self._given.items())), self._given["w"], self._given.get("bias")
+        operands, order = self.operands, self._order
+        arrays, bias, out = operands.arrays, operands.bias, operands.out
+        check_out(operands, shape, problem.dtype)
         return Described(
-            arrays=arrays,
-            problem=problem,
-            device=_place(arrays, self.home, device),
-            home=self.home,
+            problem,
+            operands,
+            _place(operands, device),
+            shape,
+            weights=self.weights,
             algorithm=algorithm,
             workspace_limit=arguments.workspace_limit(workspace_limit),
-            shape=shape,
-            order=self._order,
+            order=order,
             copies=(
-                not _readable(arrays, first, self._order),
-                not _readable(arrays, w, self._order),
+                not _readable(arrays, operands.x, order),
+                not _readable(arrays, operands.w, order),
                 bias is not None and not _readable(arrays, bias),
             ),
-            out_direct=out is None or _readable(arrays, out, self._order),
-            names=(name, "w"),
+            out_direct=out is None or _readable(arrays, out, order),
         )
 
 
@@ -247,34 +202,18 @@ def _axes(have: str, want: str) -> tuple[int, ...]:
     return tuple(have.index(axis) for axis in want)
 
 
-def one_library(given: dict[str, Any]) -> tuple[Arrays, int | None]:
-    """The library and device that all arrays share; None among them is skipped."""
-    found: list[tuple[str, Arrays, int | None, Any]] = []
-    for name, array in given.items():
-        if array is not None:
-            arrays = arrays_of(array)
-            if arrays is None:
-                raise TypeError(f"{name} is a {type(array).__qualname__}; it must be an array of the inputs' library")
-            found.append((name, arrays, arrays.device(array), array))
-    first, arrays, home, array = found[0]
-    for name, others, device, other in found[1:]:
-        if others is not arrays or device != home:
-            raise ValueError(
-                f"{first} is an array of {arrays.name} on {arrays.where(array)}, {name} one of {others.name} on "
-                f"{others.where(other)}; all arrays of a call must be of one library and on one device"
-            )
-    return arrays, home
-
-
-def carried(array: Any, name: str) -> Any:
-    """An array of a library that is served, or one that shares the memory of ``array``."""
-    return array if arrays_of(array) is not None else carry(array, name)
-
-
-def operands(name: str, x: Any, w: Any, bias: Any) -> tuple[Any, Any, Any]:
-    """The arrays of a layer, carried where need be; filters that keep their preparation as the array that they are."""
-    w = w.array if isinstance(w, PreparedWeights) else w
-    return carried(x, name), carried(w, "w"), None if bias is None else carried(bias, "bias")
+def check_out(operands: Operands, shape: Shape, dtype: str) -> None:
+    """Raise ValueError unless ``out``, where there is one, can take the result."""
+    arrays, out = operands.arrays, operands.out
+    if out is None:
+        return
+    if tuple(out.shape) != tuple(shape):
+        raise ValueError(f"out has shape {tuple(out.shape)}; the result has {tuple(shape)}")
+    if arrays.dtype(out) != dtype:
+        raise ValueError(f"out has dtype {arrays.dtype(out)}; the result has {dtype}")
+    repeats = any(length > 1 and stride == 0 for length, stride in zip(shape, arrays.strides(out), strict=True))
+    if repeats and 0 not in shape:
+        raise ValueError(f"out has strides {arrays.strides(out)}: several of its elements are the same memory")
 
 
 def _readable(arrays: Arrays, array: Any, order: MemoryOrder = None) -> bool:
@@ -282,20 +221,20 @@ def _readable(arrays: Arrays, array: Any, order: MemoryOrder = None) -> bool:
     return arrays.is_contiguous(array, order) and arrays.misalignment(array) % ALIGNMENT == 0
 
 
-def _row_pitched(arrays: Arrays, array: Any, dtype: str) -> tuple[int, int] | None:
+def _row_pitched(arrays: Arrays, array: Any, itemsize: int) -> tuple[int, int] | None:
     """Row pitch and image step where a filter can use the array as it lies, else None."""
-    item = ITEM_BYTES[dtype]
-    if arrays.misalignment(array) % item or arrays.negated(array):
+    if arrays.misalignment(array) % itemsize or arrays.negated(array):
         return None
-    return row_pitched(tuple(array.shape), arrays.strides(array), item)
+    return row_pitched(tuple(array.shape), arrays.strides(array), itemsize)
 
 
-def _place(arrays: Arrays, home: int | None, device: Any) -> int | None:
+def _place(operands: Operands, device: Any) -> int | None:
     """Number of the GPU that runs the call, None for the CPU."""
+    home = operands.device
     if device is None or (str(device) == "cpu" and home is None):
         return home
     index = None if str(device) == "cpu" else device_index(device)
-    if isinstance(arrays, NumpyArrays):
+    if operands.arrays.moves_to_gpu:
         return index
     if index != home and not (home is not None and str(device) == "cuda"):
         where = "the CPU" if home is None else f"cuda:{home}"
@@ -303,21 +242,133 @@ def _place(arrays: Arrays, home: int | None, device: Any) -> int | None:
     return home
 
 
-_kernels: dict[Any, Any] = {}
-#: NOTE: kept kernels are never dropped, since a captured graph may read them; so their number is bounded
-_MAX_KERNELS = 256
+def conv_problem(
+    x_shape: Sequence[int],
+    w_shape: Sequence[int],
+    bias_shape: Sequence[int] | None,
+    stride: Any,
+    padding: Any,
+    dilation: Any,
+    groups: Any,
+    *,
+    dtype: str,
+    layout: Layout,
+    precision: str,
+    activation: str | None,
+    name: str = "x",
+) -> ConvProblem:
+    """The problem of a convolution; ``x_shape`` is (n, c, h, w) and ``w_shape`` (k, c / groups, r, s).
+
+    Messages call ``x_shape`` by ``name``.
+    """
+    _check_axes({name: x_shape, "w": w_shape}, 4)
+    arguments.one_of("precision", precision, PRECISIONS)
+    arguments.one_of("activation", activation, arguments.ACTIVATIONS)
+    groups = arguments.integer("groups", groups, 1)
+    stride, dilation = arguments.pair("stride", stride, 1), arguments.pair("dilation", dilation, 1)
+    n, c, h, w = x_shape
+    k, group_c, r, s = w_shape
+    if min(c, h, w) < 1:
+        raise ValueError(
+            f"{name} has {n} images of {c} channels, {h} rows and {w} columns; only its batch may be empty"
+        )
+    if min(w_shape) < 1:
+        raise ValueError(f"w has {k} filters of {group_c} channels, {r} rows and {s} columns; it must not be empty")
+    if c % groups:
+        raise ValueError(f"in_channels={c} is not divisible by groups={groups}")
+    if k % groups:
+        raise ValueError(f"out_channels={k} is not divisible by groups={groups}")
+    if group_c != c // groups:
+        raise ValueError(
+            f"w has {group_c} channels, but {name} has in_channels={c} and groups={groups}: "
+            f"each filter must have {c // groups}"
+        )
+    if bias_shape is not None and tuple(bias_shape) != (k,):
+        raise ValueError(f"bias has shape {tuple(bias_shape)}; it must have shape ({k},), a number a filter")
+    sides = arguments.four_sides(padding, (r, s), stride, dilation)
+    problem = ConvProblem(
+        n=n, c=c, h=h, w=w, k=k, r=r, s=s, stride=stride, padding=sides, dilation=dilation, groups=groups, dtype=dtype,
+        layout=layout, precision=precision, bias=bias_shape is not None,
+        activation="relu" if activation == "relu" else None,
+    )  # fmt: skip
+    if problem.p < 1 or problem.q < 1:
+        top, bottom, left, right = sides
+        raise ValueError(
+            f"the output would be {max(problem.p, 0)}x{max(problem.q, 0)}: a {r}x{s} filter with dilation {dilation} "
+            f"covers {dilation[0] * (r - 1) + 1}x{dilation[1] * (s - 1) + 1} pixels, the padded input has "
+            f"{h + top + bottom}x{w + left + right}"
+        )
+    return problem
 
 
-def kernel_beside(image: Any, kernel: Any) -> Any:
-    """A NumPy kernel where the image lies; any other as it is."""
-    arrays = arrays_of(image)
-    if arrays is None or isinstance(arrays, NumpyArrays) or type(kernel) is not np.ndarray:
-        return kernel
-    device = arrays.device(image)
-    key = (arrays.name, device, kernel.shape, kernel.dtype, kernel.tobytes())
-    found = _kernels.get(key)
-    if found is None:
-        found = arrays.from_numpy(calls.plain(kernel), device)
-        if len(_kernels) < _MAX_KERNELS:
-            _kernels[key] = found
-    return found
+def _check_axes(shapes: dict[str, Sequence[int]], axes: int) -> None:
+    """Raise ValueError unless all named shapes have that many axes."""
+    for name, shape in shapes.items():
+        if len(shape) != axes:
+            raise ValueError(f"{name} has {len(shape)} dimensions, shape {tuple(shape)}; it must have {axes}")
+
+
+def conv1d_problem(
+    x_shape: Sequence[int],
+    w_shape: Sequence[int],
+    bias_shape: Sequence[int] | None,
+    stride: Any,
+    padding: Any,
+    dilation: Any,
+    groups: Any,
+    **options: Any,
+) -> ConvProblem:
+    """The problem of a convolution along one axis, as images of one row; ``x_shape`` is (n, c, w).
+
+    ``padding`` is a number, (left, right) or a word; everything else is as in `conv_problem`.
+    """
+    _check_axes({"x": x_shape, "w": w_shape}, 3)
+    if isinstance(padding, (tuple, list)):
+        if len(padding) not in (1, 2):
+            raise ValueError(f"padding={padding!r} must be an integer, (left, right), 'same' or 'valid'")
+        padding = (0, 0, padding[0], padding[-1])
+    elif not isinstance(padding, str):
+        padding = (0, padding)
+    (n, c, w), (k, group_c, s) = x_shape, w_shape
+    return conv_problem(
+        (n, c, 1, w), (k, group_c, 1, s), bias_shape, (1, arguments.single("stride", stride, 1)), padding,
+        (1, arguments.single("dilation", dilation, 1)), groups, **options,
+    )  # fmt: skip
+
+
+def filter_problem(
+    image_shape: Sequence[int], kernel_shape: Sequence[int], border: Any, anchor: Any, dtype: str
+) -> FilterProblem:
+    """The problem of filtering contiguous images (…, h, w)."""
+    if len(image_shape) < 2:
+        raise ValueError(f"image has shape {tuple(image_shape)}; it must have 2 dimensions or more (..., h, w)")
+    if len(kernel_shape) != 2:
+        raise ValueError(f"kernel has {len(kernel_shape)} dimensions, shape {tuple(kernel_shape)}; it must have 2")
+    kh, kw = kernel_shape
+    if kh < 1 or kw < 1:
+        raise ValueError(f"kernel has shape {tuple(kernel_shape)}; it must not be empty")
+    *leading, h, w = image_shape
+    batch = 1
+    for length in leading:
+        batch *= length
+    return FilterProblem(
+        batch=batch, h=h, w=w, kh=kh, kw=kw, anchor=arguments.anchor_of(anchor, kh, kw),
+        border=arguments.border_name(border), dtype=dtype, x_pitch=w, x_step=h * w, y_pitch=w, y_step=h * w,
+    )  # fmt: skip
+
+
+def check_problem(problem: Any) -> None:
+    """Raise what a call with the arguments of ``problem`` would; a caller may have written it by hand."""
+    if problem.kind == "filter2d":
+        image_shape = (problem.batch, problem.h, problem.w)
+        filter_problem(image_shape, problem.w_shape, problem.border, problem.anchor, problem.dtype)
+        return
+    arguments.one_of("layout", problem.layout, arguments.LAYOUTS)
+    if problem.op == "dgrad" and (problem.bias or problem.activation):
+        raise ValueError("op='dgrad', the gradient of a layer's input, has no bias and no activation")
+    arguments.integer("groups", problem.groups, 1)
+    conv_problem(
+        (problem.n, problem.c, problem.h, problem.w), (problem.k, problem.group_c, problem.r, problem.s), None,
+        problem.stride, problem.padding, problem.dilation, problem.groups, dtype=problem.dtype,
+        layout=problem.layout, precision=problem.precision, activation=problem.activation,
+    )  # fmt: skip

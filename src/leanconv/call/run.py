@@ -1,25 +1,27 @@
-"""Described calls made ready to run: one object for each place that a call can run at.
+"""Ready calls: one class for each place that a call can run at.
 
-A ready call holds all that shapes decide, so running it again is: take pointers, allocate the output, launch.
-Ready calls are found by what they were made for; see api.py.
+A ready call holds all that shapes decide, so running it again is: take pointers, allocate the output, launch. They are
+found by what they were made for; see api.py.
 """
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, Protocol
 
 import numpy as np
 
-from leanconv.algorithms import ALGORITHMS
-from leanconv.algorithms.base import Config, CpuAlgorithm, GpuAlgorithm
-from leanconv.arrays import NUMPY, Arrays, MemoryOrder, NumpyArrays, Shape
+from leanconv.algorithms.base import CpuAlgorithm
+from leanconv.arrays import Arrays
 from leanconv.arrays.memory import overlaps, share_memory
-from leanconv.call import choose as registry
+from leanconv.arrays.numpy import NUMPY, plain
+from leanconv.call.choose import Candidate
+from leanconv.call.describe import Described
+from leanconv.call.weights import preparation_of
 from leanconv.plan import Plan
-from leanconv.problem import ITEM_BYTES, ConvProblem, FilterProblem, Problem
+from leanconv.problem import ConvProblem, Problem
 from leanconv.runtime import launch
 from leanconv.runtime.launch import ALIGNMENT, Device, Executable
 
@@ -31,71 +33,34 @@ class Call(Protocol):
         """Run; returns ``out`` or a new array."""
 
 
-@dataclass(frozen=True)
-class Ready:
-    """What was chosen for a problem on a GPU, loaded there."""
+def roles_of(problem: Problem) -> tuple[str, ...]:
+    """The order in which ready calls give values to a plan: the operands, the numbers of filters, scratch memory."""
+    read, *_, written = problem.operands
+    return read.role, "w", "bias", written.role, "value", "delta", "workspace", "prepared"
 
-    algorithm: GpuAlgorithm
-    config: Config
+
+@dataclass(frozen=True)
+class Loaded:
+    """What was chosen for a problem on a GPU; its kernels are compiled and loaded when they are asked for."""
+
+    problem: Problem
+    choice: Candidate
     plan: Plan
     device: Device
-    run: Executable
 
+    @cached_property
+    def run(self) -> Executable:
+        """The whole plan; values in the order of `roles_of`."""
+        return self.device.executable(self.plan, roles_of(self.problem))
 
-_ready: dict[tuple[Problem, int, str, int | None], Ready] = {}
-_lock = threading.Lock()
+    @cached_property
+    def run_prepared(self) -> Executable:
+        """The plan without what prepares filters."""
+        return self.device.executable(replace(self.plan, prepare=(), prepared_bytes=0), roles_of(self.problem))
 
-
-def choose_config(algorithm: GpuAlgorithm, problem: Problem, device: Device) -> Config:
-    """The configuration that runs: the algorithm's best guess."""
-    return next(iter(algorithm.configs(problem, device.target)))
-
-
-def ready(problem: Problem, device_index: int, algorithm: str, limit: int | None = None) -> Ready:
-    """Choose, plan, compile and load; the next time it is a look-up. ``limit`` is that of `registry.choose`."""
-    key = (problem, device_index, algorithm, limit)
-    found = _ready.get(key)
-    if found is None:
-        with _lock:
-            found = _ready.get(key)
-            if found is None:
-                chosen = registry.choose(problem, algorithm, ALGORITHMS, limit)
-                device = launch.open_device(device_index)
-                config = choose_config(chosen, problem, device)
-                plan = chosen.plan(problem, config, device.target)
-                found = _ready[key] = Ready(chosen, config, plan, device, device.executable(plan))
-    return found
-
-
-def is_ready(problem: Problem, device_index: int, algorithm: str, limit: int | None = None) -> bool:
-    """Whether the problem has been compiled and loaded in this process."""
-    return (problem, device_index, algorithm, limit) in _ready
-
-
-def forget() -> None:
-    """Drop what has been made ready; for tests and after tuning. Graphs captured before stay valid."""
-    _ready.clear()
-
-
-def is_empty(problem: Problem) -> bool:
-    """Whether the output has no elements."""
-    if isinstance(problem, ConvProblem):
-        return problem.n == 0
-    return problem.batch * problem.h * problem.w == 0
-
-
-def check_out(arrays: Arrays, out: Any, shape: Shape, dtype: str, device: int | None) -> None:
-    """Raise ValueError unless ``out`` can take the result."""
-    if tuple(out.shape) != tuple(shape):
-        raise ValueError(f"out has shape {tuple(out.shape)}; the result has {tuple(shape)}")
-    if arrays.dtype(out) != dtype:
-        raise ValueError(f"out has dtype {arrays.dtype(out)}; the result has {dtype}")
-    if arrays.device(out) != device:
-        where = "the CPU" if device is None else f"cuda:{device}"
-        raise ValueError(f"out lies on {arrays.where(out)}; the result is made on {where}")
-    repeats = any(length > 1 and stride == 0 for length, stride in zip(shape, arrays.strides(out), strict=True))
-    if repeats and 0 not in shape:
-        raise ValueError(f"out has strides {arrays.strides(out)}: several of its elements are the same memory")
+    def prepares(self, described: Described) -> bool:
+        """Whether filters that keep their preparation save anything."""
+        return not self.problem.is_empty and (bool(self.plan.prepare) or described.copies[1])
 
 
 def check_overlap(arrays: Arrays, itemsize: int, out: Any, inputs: Sequence[tuple[str, Any]]) -> None:
@@ -114,57 +79,41 @@ def check_overlap(arrays: Arrays, itemsize: int, out: Any, inputs: Sequence[tupl
                 raise ValueError(f"out overlaps {name} in memory; the result must go elsewhere")
 
 
-def check_torch_algorithm(name: str) -> None:
-    """Raise ValueError unless ``name`` leaves a convolution of PyTorch's CPU tensors to PyTorch."""
-    if name != "auto":
-        raise ValueError(
-            f"algorithm={name!r}: PyTorch's CPU tensors are computed by PyTorch itself, "
-            "which takes algorithm='auto' only"
-        )
-
-
 class GpuCall:
     """On arrays that lie on a GPU: nothing is copied, but for inputs that no kernel could read as they lie."""
 
-    def __init__(
-        self,
-        arrays: Arrays,
-        device: int,
-        problem: Problem,
-        ready: Ready | None,
-        shape: Shape,
-        *,
-        given: tuple[Any, Any, Any, Any],
-        names: tuple[str, str],
-        order: MemoryOrder,
-        copies: tuple[bool, bool, bool],
-        out_direct: bool,
-    ) -> None:
-        """``ready`` is None for an empty result; ``copies`` says which of x, w and bias do not lie as needed.
+    def __init__(self, described: Described, loaded: Loaded, *, prepares: bool = True) -> None:
+        """Arrays of later calls lie like those of ``described``.
 
-        ``order`` is that of x, w and the result in memory.
-        ``given`` are x, w, bias and out of a call, or None; those of every later call lie alike.
+        Without ``prepares`` it is given prepared filters: it reads them as they lie, and they are ours alone, so that
+        they cannot overlap out.
         """
-        self._arrays, self._names, self._order = arrays, names, order
+        operands, problem, device = described.operands, described.problem, described.device
+        arrays = operands.arrays
+        assert device is not None
+        copy_x, copy_w, copy_bias = described.copies
+        w = operands.w if prepares or not copy_w else None
+        given = (operands.x, w, operands.bias, operands.out)
+        self._arrays, self._names, self._order = arrays, operands.names, described.order
         self._pointer, self._stream = arrays.fast_pointer(), arrays.fast_stream(device)
-        self._make = arrays.maker(tuple(shape), problem.dtype, device, order)
-        self._itemsize = ITEM_BYTES[problem.dtype]
-        self._copies, self._copy_any, self._out_direct = copies, any(copies), out_direct
+        self._allocate = arrays.allocator(described.shape, problem.dtype, device, described.order)
+        self._itemsize = problem.itemsize
+        self._copies = copy_x, copy_w and prepares, copy_bias
+        self._copy_any, self._out_direct = any(self._copies), described.out_direct
         self._gradients = any(array is not None and arrays.requires_gradient(array) for array in given)
         self._extents = tuple(None if array is None else arrays.extent(array, self._itemsize) for array in given)
         self._shapes = tuple(((), ()) if array is None else (array.shape, arrays.strides(array)) for array in given)
-        self._run = None if ready is None else ready.run
-        workspace = 0 if ready is None else ready.plan.workspace_bytes
-        prepared = 0 if ready is None else ready.plan.prepared_bytes
-        # one allocation for both: workspace first, then what is prepared
+        workspace, prepared = loaded.plan.workspace_bytes, loaded.plan.prepared_bytes if prepares else 0
+        # one allocation for both: workspace first, then the prepared filters
         self._prepared_offset = -(-workspace // ALIGNMENT) * ALIGNMENT if prepared else None
         scratch = (self._prepared_offset or workspace) + prepared
-        self._make_scratch = arrays.maker((-(-scratch // 4),), "float32", device) if scratch else None
+        self._allocate_scratch = arrays.allocator((-(-scratch // 4),), "float32", device) if scratch else None
+        self._run = None if problem.is_empty else loaded.run if prepares else loaded.run_prepared
 
     def __call__(
         self, x: Any, w: Any, bias: Any, out: Any, value: float = 0, delta: float = 0, prepared_at: int = 0
     ) -> Any:
-        """See Call. ``prepared_at`` is where a plan finds prepared what it does not prepare itself."""
+        """As `Call`. ``prepared_at`` is the address of filters that the plan does not prepare itself."""
         if self._gradients:
             for array in (x, w, bias, out):
                 if array is not None:
@@ -177,7 +126,7 @@ class GpuCall:
         if out is not None:
             self._refuse_overlap(pointer(out), ((self._names[0], x_at), (self._names[1], w_at), ("bias", bias_at)))
         if out is None or not self._out_direct:
-            y = self._make()
+            y = self._allocate()
         if self._run is not None:
             # NOTE: copies and scratch must stay bound to names until the launch; freed earlier, their memory could
             # be reused. Freed later it is safe, since the allocators follow the stream: what takes the memory next
@@ -187,12 +136,12 @@ class GpuCall:
                 x, w, bias = self._copy(x, w, bias)
                 x_at, w_at, bias_at = pointer(x), pointer(w), 0 if bias is None else pointer(bias)
             workspace_at = 0
-            if self._make_scratch is not None:
-                scratch = self._make_scratch()
+            if self._allocate_scratch is not None:
+                scratch = self._allocate_scratch()
                 workspace_at = pointer(scratch)
                 if self._prepared_offset is not None:
                     prepared_at = workspace_at + self._prepared_offset
-            self._run(self._stream(), (x_at, w_at, bias_at, pointer(y), workspace_at, prepared_at, value, delta))
+            self._run(self._stream(), (x_at, w_at, bias_at, pointer(y), value, delta, workspace_at, prepared_at))
         if out is None or y is out:
             return y
         self._arrays.assign(out, y)
@@ -216,23 +165,35 @@ class GpuCall:
                 raise ValueError(f"out overlaps {name} in memory; the result must go elsewhere")
 
 
-class HostOnGpuCall:
+class _HostCall:
+    """What calls on arrays in host memory have in common. They keep no array of the call that they were made for."""
+
+    def __init__(self, described: Described) -> None:
+        self._arrays, self._names = described.operands.arrays, described.operands.names
+        self._problem, self._shape = described.problem, described.shape
+
+    def _check_out(self, x: Any, w: Any, bias: Any, out: Any) -> None:
+        inputs = ((self._names[0], x), (self._names[1], w), ("bias", bias))
+        check_overlap(self._arrays, self._problem.itemsize, out, inputs)
+
+
+class HostOnGpuCall(_HostCall):
     """NumPy arrays on a GPU: copied there, run on the default stream, and copied back; it waits for all of it."""
 
-    def __init__(self, problem: Problem, ready: Ready | None, shape: Shape, names: tuple[str, str]) -> None:
-        self._problem, self._ready, self._shape, self._names = problem, ready, shape, names
+    def __init__(self, described: Described, loaded: Loaded) -> None:
+        super().__init__(described)
+        self._loaded = loaded
+        self._run = None if described.problem.is_empty else loaded.run
 
     def __call__(self, x: Any, w: Any, bias: Any, out: Any, value: float = 0, delta: float = 0) -> np.ndarray:
-        """See Call."""
         if out is not None:
-            inputs = ((self._names[0], x), (self._names[1], w), ("bias", bias))
-            check_overlap(NUMPY, ITEM_BYTES[self._problem.dtype], out, inputs)
+            self._check_out(x, w, bias, out)
         y = out if out is not None and NUMPY.is_contiguous(out) else np.empty(self._shape, self._problem.dtype)
-        if self._ready is not None:
-            operands = {"x": plain(x), "w": plain(w)} | ({} if bias is None else {"bias": plain(bias)})
+        if self._run is not None:
+            values = (plain(x), plain(w), None if bias is None else plain(bias), y, value, delta)
             launch.run_on_host_arrays(
-                self._ready.device, self._ready.run, operands, y, self._ready.plan.workspace_bytes,
-                {"value": value, "delta": delta}, self._ready.plan.prepared_bytes,
+                self._loaded.device, self._loaded.plan, dict(zip(roles_of(self._problem), values, strict=False)),
+                run=self._run, upload_outputs=False,
             )  # fmt: skip
         if out is None or y is out:
             return y
@@ -240,42 +201,62 @@ class HostOnGpuCall:
         return out
 
 
-class CpuCall:
+class CpuCall(_HostCall):
     """NumPy arrays, and filters on PyTorch's CPU tensors, on the reference engine."""
 
-    def __init__(
-        self, arrays: Arrays, problem: Problem, algorithm: CpuAlgorithm | None, shape: Shape, names: tuple[str, str]
-    ) -> None:
-        """``algorithm`` is None for an empty result."""
-        self._arrays, self._problem, self._algorithm, self._shape = arrays, problem, algorithm, shape
-        self._names = names
+    def __init__(self, described: Described, choice: Candidate) -> None:
+        super().__init__(described)
+        self._algorithm = choice.algorithm
 
     def __call__(self, x: Any, w: Any, bias: Any, out: Any, value: float = 0, delta: float = 0) -> Any:
-        """See Call."""
         arrays, problem = self._arrays, self._problem
         if out is not None:
-            inputs = ((self._names[0], x), (self._names[1], w), ("bias", bias))
-            check_overlap(arrays, ITEM_BYTES[problem.dtype], out, inputs)
-        if self._algorithm is None:
+            self._check_out(x, w, bias, out)
+        if problem.is_empty:
             result = np.empty(self._shape, problem.dtype)
-        elif isinstance(problem, ConvProblem):
-            operands = plain(x).reshape(problem.x_shape), plain(w).reshape(problem.w_shape)
-            result = self._algorithm.run(problem, *operands, None if bias is None else plain(bias))
-            result = result.reshape(self._shape)
         else:
-            image = self._to_numpy(x).reshape(problem.batch, problem.h, problem.w)
-            result = self._algorithm.run(problem, image, self._to_numpy(w), value=value, delta=delta)
+            assert isinstance(self._algorithm, CpuAlgorithm)
+            to_numpy = arrays.to_numpy
+            x, w = to_numpy(x).reshape(problem.x_shape), to_numpy(w).reshape(problem.w_shape)
+            result = self._algorithm.run(problem, x, w, None if bias is None else to_numpy(bias), value, delta)
             result = result.reshape(self._shape)
+        if arrays is not NUMPY:
+            result = arrays.from_numpy(result, None)
         if out is None:
-            return result if isinstance(arrays, NumpyArrays) else arrays.from_numpy(result, None)
-        arrays.assign(out, result if isinstance(arrays, NumpyArrays) else arrays.from_numpy(result, None))
+            return result
+        arrays.assign(out, result)
         return out
 
-    def _to_numpy(self, array: Any) -> np.ndarray:
-        if isinstance(self._arrays, NumpyArrays):
-            return plain(array)
-        self._arrays.refuse_gradient(array)
-        return plain(array.detach().resolve_neg().numpy())
+
+class PreparedCall:
+    """On arrays of a GPU with filters that keep their preparation: a plan's ``launches`` alone."""
+
+    def __init__(self, described: Described, loaded: Loaded) -> None:
+        assert described.device is not None
+        self._arrays = described.operands.arrays
+        self._gradient = self._arrays.requires_gradient(described.operands.w)
+        self._preparation = preparation_of(
+            loaded.device, described.device, loaded.plan, described.copies[1], described.order
+        )
+        self._whole, self._rest = GpuCall(described, loaded), GpuCall(described, loaded, prepares=False)
+
+    def __call__(self, x: Any, w: Any, bias: Any, out: Any, value: float = 0, delta: float = 0) -> Any:
+        if self._gradient:
+            self._arrays.refuse_gradient(w.array)
+        prepared = w.prepared_by(self._preparation, self._arrays)
+        if prepared is None:
+            return self._whole(x, w.array, bias, out)
+        return self._rest(x, prepared.w, bias, out, prepared_at=prepared.address)
+
+
+class UnpreparedCall:
+    """With filters that keep nothing for this call: on their array."""
+
+    def __init__(self, call: Call) -> None:
+        self._call = call
+
+    def __call__(self, x: Any, w: Any, bias: Any, out: Any, value: float = 0, delta: float = 0) -> Any:
+        return self._call(x, w.array, bias, out)
 
 
 def torch_function(problem: ConvProblem) -> str:
@@ -283,20 +264,26 @@ def torch_function(problem: ConvProblem) -> str:
     return "torch.nn.grad.conv2d_input" if problem.op == "dgrad" else "torch.nn.functional.conv2d"
 
 
-class TorchCpuConv:
+def check_torch_algorithm(name: str) -> None:
+    """Raise ValueError unless ``name`` leaves a convolution of PyTorch's CPU tensors to PyTorch."""
+    if name != "auto":
+        raise ValueError(
+            f"algorithm={name!r}: PyTorch's CPU tensors are computed by PyTorch itself, "
+            "which takes algorithm='auto' only"
+        )
+
+
+class TorchCpuConv(_HostCall):
     """PyTorch's CPU tensors: PyTorch's own convolution, gradients included."""
 
-    def __init__(self, arrays: Arrays, problem: ConvProblem, shape: Shape, names: tuple[str, str]) -> None:
-        self._arrays, self._problem, self._shape, self._names = arrays, problem, shape, names
+    _problem: ConvProblem
 
     def __call__(self, x: Any, w: Any, bias: Any, out: Any, value: float = 0, delta: float = 0) -> Any:
-        """See Call."""
         import torch
 
         problem = self._problem
         if out is not None:
-            inputs = ((self._names[0], x), (self._names[1], w), ("bias", bias))
-            check_overlap(self._arrays, ITEM_BYTES[problem.dtype], out, inputs)
+            self._check_out(x, w, bias, out)
         if len(self._shape) == 3:  # a signal is an image of one row
             x, w = x.unsqueeze(2), w.unsqueeze(2)
         memory_format = torch.channels_last if problem.layout == "NHWC" else torch.contiguous_format
@@ -329,13 +316,3 @@ class TorchCpuConv:
         shape = (problem.n, problem.c, top + problem.h + bottom, left + problem.w + right)
         dx = conv2d_input(shape, w, grad, problem.stride, 0, problem.dilation, problem.groups)
         return dx[:, :, top : top + problem.h, left : left + problem.w]
-
-
-def plain(array: np.ndarray) -> np.ndarray:
-    """The array itself if it is contiguous, aligned and in native byte order, else such a copy."""
-    return array if NUMPY.is_contiguous(array) else NUMPY.copy(array)
-
-
-def filter_shape(problem: FilterProblem) -> Shape:
-    """The image of a filter problem as one batch axis, rows and columns."""
-    return problem.batch, problem.h, problem.w

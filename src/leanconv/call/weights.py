@@ -1,4 +1,4 @@
-"""Filters that keep what algorithms make of them, so that only the first call makes it."""
+"""Prepared filters: what algorithms compute from the filters alone, kept so that only the first call computes it."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from leanconv.arrays import Arrays, MemoryOrder, arrays_of, carry
+from leanconv.arrays.numpy import NUMPY, plain
 from leanconv.call import arguments
-from leanconv.call.run import Call, GpuCall
 from leanconv.plan import Plan
 from leanconv.problem import ITEM_BYTES
 from leanconv.runtime import launch
@@ -26,10 +26,10 @@ class PreparedWeights:
     def __init__(self, array: Any) -> None:
         self.array = array
         self._lock = threading.RLock()
-        self._kept: dict[Work, Kept] = {}
+        self._prepared: dict[FilterPreparation, PreparedFilters] = {}
         self._copies: dict[MemoryOrder, Any] = {}
 
-    # what each warm call asks for its key; each takes 0.3 µs less than by __getattr__
+    # what each warm call asks for its key: 0.3 µs less each than by __getattr__
     shape, dtype = property(attrgetter("array.shape")), property(attrgetter("array.dtype"))
     strides, data = property(attrgetter("array.strides")), property(attrgetter("array.data"))
     stride, data_ptr = property(attrgetter("array.stride")), property(attrgetter("array.data_ptr"))
@@ -59,7 +59,7 @@ class PreparedWeights:
         for length in self.array.shape:
             copy *= length
         with self._lock:
-            return len(self._copies) * copy + sum(work.plan.prepared_bytes for work in self._kept)
+            return len(self._copies) * copy + sum(each.plan.prepared_bytes for each in self._prepared)
 
     def refresh(self) -> None:
         """Drop what is kept, after the numbers of ``array`` have changed; the next calls prepare them as they are.
@@ -67,48 +67,47 @@ class PreparedWeights:
         A CUDA graph that was captured with what was kept would read memory that is free again: capture it anew.
         """
         with self._lock:
-            self._kept, self._copies = {}, {}
+            self._prepared, self._copies = {}, {}
 
-    def kept(self, work: Work, arrays: Arrays) -> Kept | None:
-        """What ``work`` makes of the filters; None where it would have to be made while a CUDA graph is captured.
+    def prepared_by(self, preparation: FilterPreparation, arrays: Arrays) -> PreparedFilters | None:
+        """What ``preparation`` computes from the filters; None where a CUDA graph that is being captured would do it.
 
-        What is made is waited for before it is kept, so every stream may read it.
+        It is waited for before it is kept, so every stream may read it.
         """
-        found = self._kept.get(work)
-        stream = arrays.stream(work.index)
-        if found is None:
-            if work.device.capturing(stream):
+        prepared = self._prepared.get(preparation)
+        stream = arrays.stream(preparation.index)
+        if prepared is None:
+            if preparation.device.capturing(stream):
                 return None
             with self._lock:
-                found = self._kept.get(work)
-                if found is None:
-                    found = self._kept[work] = self._make(work, arrays, stream)
-        if stream not in found.streams:
+                prepared = self._prepared.get(preparation)
+                if prepared is None:
+                    prepared = self._prepared[preparation] = self._prepare(preparation, arrays, stream)
+        if stream not in prepared.streams:
             # what is ours; the caller sees to w, as in any call
-            for array in (found.w if work.copy else None, found.prepared):
+            for array in (prepared.w if preparation.copy else None, prepared.array):
                 if array is not None:
-                    arrays.in_use(array, work.index)
-            found.streams.add(stream)
-        return found
+                    arrays.in_use(array, preparation.index)
+            prepared.streams.add(stream)
+        return prepared
 
-    def _make(self, work: Work, arrays: Arrays, stream: int) -> Kept:
+    def _prepare(self, preparation: FilterPreparation, arrays: Arrays, stream: int) -> PreparedFilters:
         w = self.array
-        if work.copy:
-            w = self._copies.get(work.order)
+        if preparation.copy:
+            w = self._copies.get(preparation.order)
             if w is None:
-                w = arrays.copy(self.array, work.order)
+                w = arrays.copy(self.array, preparation.order)
             else:
-                arrays.in_use(w, work.index)  # it may have been made on another stream, for other work
-        prepared, prepared_at = None, 0
-        if work.run is not None:
-            prepared = arrays.empty((-(-work.plan.prepared_bytes // 4),), "float32", work.index)
-            prepared_at = arrays.pointer(prepared)
-            given = {"w": arrays.pointer(w), "prepared": prepared_at}
-            work.run(stream, [given.get(name, 0) for name in launch.BOUND_NAMES])
-        work.device.wait(stream)
-        if work.copy:
-            self._copies[work.order] = w
-        return Kept(w, prepared, prepared_at, {stream})
+                arrays.in_use(w, preparation.index)  # another preparation may have made it on another stream
+        array, address = None, 0
+        if preparation.run is not None:
+            array = arrays.empty((-(-preparation.plan.prepared_bytes // 4),), "float32", preparation.index)
+            address = arrays.pointer(array)
+            preparation.run(stream, (arrays.pointer(w), address))
+        preparation.device.wait(stream)
+        if preparation.copy:
+            self._copies[preparation.order] = w
+        return PreparedFilters(w, array, address, {stream})
 
 
 class _NumpyWeights(PreparedWeights):
@@ -163,8 +162,8 @@ def _library(array: Any) -> Arrays:
 
 
 @dataclass(frozen=True, eq=False)
-class Work:
-    """What must be made of filters before a plan's ``launches`` can run. The same work is the same object."""
+class FilterPreparation:
+    """What must be computed from filters before a plan's ``launches`` can run. The same one is the same object."""
 
     device: launch.Device
     index: int
@@ -177,58 +176,49 @@ class Work:
 
 
 @dataclass(frozen=True)
-class Kept:
-    """What was made of filters."""
+class PreparedFilters:
+    """What a preparation has computed."""
 
     #: the filters, as kernels can read them
     w: Any
-    prepared: Any
-    prepared_at: int
-    #: the allocator knows that they read it
+    #: the prepared filters and their address; None and 0 where a copy is all that was needed
+    array: Any
+    address: int
+    #: those whose reading the allocator knows of
     streams: set[int] = field(compare=False)
 
 
-_works: dict[Any, Work] = {}
-_works_lock = threading.Lock()
+_preparations: dict[Any, FilterPreparation] = {}
+_preparations_lock = threading.Lock()
 
 
-def work_of(device: launch.Device, index: int, plan: Plan, copy: bool, order: MemoryOrder) -> Work | None:
-    """What ``plan`` needs of its filters before its ``launches``, if anything."""
-    if not plan.prepare and not copy:
-        return None
+def preparation_of(device: launch.Device, index: int, plan: Plan, copy: bool, order: MemoryOrder) -> FilterPreparation:
+    """What ``plan`` needs of its filters before its ``launches``."""
     key = (device, plan.prepare, plan.prepared_bytes, copy, order)
-    with _works_lock:
-        found = _works.get(key)
-        if found is None:
+    with _preparations_lock:
+        preparation = _preparations.get(key)
+        if preparation is None:
             alone = Plan(plan.prepare, prepared_bytes=plan.prepared_bytes if plan.prepare else 0)
-            run = device.executable(alone) if plan.prepare else None
-            found = _works[key] = Work(device, index, alone, run, copy, order)
-    return found
+            run = device.executable(alone, ("w", "prepared")) if plan.prepare else None
+            preparation = _preparations[key] = FilterPreparation(device, index, alone, run, copy, order)
+    return preparation
 
 
-class PreparedCall:
-    """On arrays of a GPU with filters that keep their preparation: a plan's ``launches`` alone."""
-
-    def __init__(self, arrays: Arrays, work: Work, whole: GpuCall, rest: GpuCall, gradient: bool) -> None:
-        """``whole`` prepares too; ``rest`` does not. ``gradient`` says whether the filters require one."""
-        self._arrays, self._work, self._whole, self._rest, self._gradient = arrays, work, whole, rest, gradient
-
-    def __call__(self, x: Any, w: Any, bias: Any, out: Any, value: float = 0, delta: float = 0) -> Any:
-        """See Call."""
-        if self._gradient:
-            self._arrays.refuse_gradient(w.array)
-        kept = w.kept(self._work, self._arrays)
-        if kept is None:
-            return self._whole(x, w.array, bias, out)
-        return self._rest(x, kept.w, bias, out, prepared_at=kept.prepared_at)
+_kernels: dict[Any, Any] = {}
+#: NOTE: a kernel that is kept is never dropped, since a captured graph may read it; so their number is bounded
+_MAX_KERNELS = 256
 
 
-class UnpreparedCall:
-    """With filters that keep nothing for this call: on their array."""
-
-    def __init__(self, call: Call) -> None:
-        self._call = call
-
-    def __call__(self, x: Any, w: Any, bias: Any, out: Any, value: float = 0, delta: float = 0) -> Any:
-        """See Call."""
-        return self._call(x, w.array, bias, out)
+def kernel_beside(image: Any, kernel: Any) -> Any:
+    """A NumPy kernel of `filter2d` where the image lies, a copy that is kept for each content; any other as it is."""
+    arrays = arrays_of(image)
+    if arrays is None or arrays is NUMPY or type(kernel) is not np.ndarray:
+        return kernel
+    device = arrays.device(image)
+    key = (arrays.name, device, kernel.shape, kernel.dtype, kernel.tobytes())
+    copied = _kernels.get(key)
+    if copied is None:
+        copied = arrays.from_numpy(plain(kernel), device)
+        if len(_kernels) < _MAX_KERNELS:
+            _kernels[key] = copied
+    return copied

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -20,11 +20,10 @@ from typing import Any
 import numpy as np
 
 from leanconv import api, filters
-from leanconv.algorithms import ALGORITHMS
 from leanconv.bench.suites import dense_filter
-from leanconv.call import choose as registry
-from leanconv.problem import ConvProblem, FilterProblem, Problem
-from leanconv.reference import CPU_ALGORITHMS, oracle
+from leanconv.call.choose import algorithms_of, choose
+from leanconv.problem import ConvProblem, Problem
+from leanconv.reference import oracle
 from leanconv.runtime import env, launch
 from leanconv.runtime.driver import CudaUnavailableError, driver
 from leanconv.runtime.timing import Timing, time_cpu, time_gpu
@@ -114,10 +113,10 @@ def measure_layer(what: str, problem: ConvProblem, photo: np.ndarray, gpu: bool,
     found = []
     limit = env.workspace_limit()  # the calls below obey it too
     for where in ("CPU", "GPU") if gpu else ("CPU",):
-        candidates: Sequence[Any] = ALGORITHMS if where == "GPU" else CPU_ALGORITHMS
-        chosen = registry.choose(problem, "auto", candidates, limit)
-        for algorithm in candidates:
-            if algorithm.reasons(problem, limit):
+        target = launch.open_device(0).target if where == "GPU" else None
+        chosen = choose(problem, target, limit=limit).algorithm
+        for algorithm in algorithms_of(target):
+            if algorithm.reasons(problem, target, limit):
                 continue
             call = partial(
                 api.conv2d, x, w, bias, problem.stride, problem.padding, problem.dilation, problem.groups,
@@ -155,10 +154,10 @@ def measure_filter(words: str, photo: np.ndarray, gpu: bool, budget_s: float) ->
         call = partial(api.filter2d, photo, kernel, device="cuda" if where == "GPU" else None)
         result = call()
         if where == "GPU":
-            chosen = registry.choose(problem, "auto", ALGORITHMS).name
+            chosen = choose(problem, launch.open_device(0).target).algorithm.name
             us = _time_on_gpu(problem, "auto", {"x": photo, "w": kernel}, result, budget_s).median_us
         else:
-            chosen = registry.choose(problem, "auto", CPU_ALGORITHMS).name
+            chosen = choose(problem, None).algorithm.name
             us = time_cpu(call, budget_s=budget_s, warm_up=False).median_us
         error = oracle.relative_error(result, answer)
         what = f"{words}, {problem.batch}×{problem.h}×{problem.w}"
@@ -168,23 +167,12 @@ def measure_filter(words: str, photo: np.ndarray, gpu: bool, budget_s: float) ->
 
 def _time_on_gpu(problem: Problem, name: str, inputs: dict[str, np.ndarray], y: np.ndarray, budget_s: float) -> Timing:
     """GPU time of one call, the arrays lying there already."""
-    from leanconv.call.run import ready
+    from leanconv.call.bind import load
 
-    made = ready(problem, 0, name)
-    pointers: dict[str, int] = {}
-    try:
-        for key, array in inputs.items():
-            pointers[key] = made.device.allocate(array.nbytes)
-            made.device.upload(pointers[key], array)
-        pointers["y"] = made.device.allocate(y.nbytes)
-        for key, nbytes in (("workspace", made.plan.workspace_bytes), ("prepared", made.plan.prepared_bytes)):
-            if nbytes:
-                pointers[key] = made.device.allocate(nbytes)
-        values = [pointers.get(key, 0) for key in launch.BOUND_NAMES]
-        return time_gpu(lambda: made.run(0, values), cold=isinstance(problem, FilterProblem), budget_s=budget_s)
-    finally:
-        for pointer in pointers.values():
-            made.device.free(pointer)
+    loaded = load(problem, 0, name)
+    values = {"bias": None, **inputs, "y": y.copy(), **dict.fromkeys(problem.scalars, 0)}
+    with launch.resident(loaded.device, loaded.plan, values) as call:
+        return time_gpu(call, cold=problem.kind == "filter2d", budget_s=budget_s)
 
 
 def run(folder: Path = Path("demo-output"), *, quick: bool = False) -> bool:

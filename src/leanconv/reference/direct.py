@@ -20,7 +20,7 @@ class Direct(LayerAlgorithm):
     paper = "the definition of convolution"
     tier = "ieee"
 
-    def why_not(self, problem: ConvProblem) -> list[str]:
+    def why_not(self, problem: ConvProblem, target: None = None) -> list[str]:
         return shared_limits(problem)
 
     def compute_cost(self, problem: ConvProblem) -> float:

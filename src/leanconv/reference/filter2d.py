@@ -35,7 +35,7 @@ def line_indices(border: str, size: int, before: int, after: int) -> np.ndarray:
 class Banded(CpuAlgorithm):
     """A filter as a product with a banded matrix.
 
-    For a band of B output rows, ``y = Σ_v T_v · x[rows, columns + v]`` with ``T_v[i, i + u] = kernel[u, v]``: kw small
+    For a band of B output rows, ``y = Σ_v T_v · x[rows, columns + v]`` with ``T_v[i, i + u] = w[u, v]``: kw small
     banded (Toeplitz) matrices side by side, times the kw shifted copies of B + kh − 1 rows below one another. The zeros
     outside the band cost arithmetic, which BLAS does faster than NumPy can pass over the image kh·kw times.
     """
@@ -43,9 +43,9 @@ class Banded(CpuAlgorithm):
     name = "banded"
     paper = "correlation as a Toeplitz matrix product"
     tier = "ieee"
-    solves = FilterProblem
+    solves = "filter2d"
 
-    def why_not(self, problem: FilterProblem) -> list[str]:
+    def why_not(self, problem: FilterProblem, target: None = None) -> list[str]:
         if problem.dtype not in ("float32", "float64"):
             return [f"matrix products are made for float32 and float64, not {problem.dtype}"]
         return []
@@ -55,9 +55,15 @@ class Banded(CpuAlgorithm):
         stacked = problem.kw * (BAND_ROWS + problem.kh - 1)
         return pixels * stacked * (2.0 + 50.0 / BAND_ROWS)
 
-    def run(self, problem: FilterProblem, *arrays: np.ndarray, **scalars: float) -> np.ndarray:
-        x, kernel = arrays
-        value, delta = scalars.get("value", 0), scalars.get("delta", 0)
+    def run(
+        self,
+        problem: FilterProblem,
+        x: np.ndarray,
+        w: np.ndarray,
+        bias: None = None,
+        value: float = 0,
+        delta: float = 0,
+    ) -> np.ndarray:
         y = np.empty((problem.batch, problem.h, problem.w), x.dtype)
         if y.size == 0:
             return y
@@ -65,7 +71,7 @@ class Banded(CpuAlgorithm):
         rows = min(BAND_ROWS, problem.h)
         band = np.zeros((rows, kw, rows + kh - 1), x.dtype)
         for i in range(rows):
-            band[i, :, i : i + kh] = kernel.T
+            band[i, :, i : i + kh] = w.T
         widest = max(64, BAND_BYTES // (ITEM_BYTES[problem.dtype] * kw * (rows + kh - 1)))
         width = ceil_div(problem.w, ceil_div(problem.w, widest))
         buffer = np.empty(kw * (rows + kh - 1) * width, x.dtype)
@@ -82,7 +88,7 @@ class Banded(CpuAlgorithm):
                     np.matmul(matrix, stacked.reshape(kw * high, -1), out=part)
                 # A zero outside the band makes NaN of an Inf or a NaN that the filter does not reach.
                 if not np.isfinite(out.sum()):
-                    return Taps().run(problem, x, kernel, value=value, delta=delta)
+                    return Taps().run(problem, x, w, value=value, delta=delta)
                 if delta:
                     out += x.dtype.type(delta)
         return y
@@ -97,9 +103,9 @@ class Taps(CpuAlgorithm):
     name = "taps"
     paper = "the definition of correlation"
     tier = "ieee"
-    solves = FilterProblem
+    solves = "filter2d"
 
-    def why_not(self, problem: FilterProblem) -> list[str]:
+    def why_not(self, problem: FilterProblem, target: None = None) -> list[str]:
         if problem.dtype not in ITEM_BYTES:
             return [f"it computes {', '.join(ITEM_BYTES)}, not {problem.dtype}"]
         return []
@@ -107,9 +113,15 @@ class Taps(CpuAlgorithm):
     def cost(self, problem: FilterProblem) -> float:
         return 60.0 * problem.batch * problem.h * problem.w * problem.kh * problem.kw
 
-    def run(self, problem: FilterProblem, *arrays: np.ndarray, **scalars: float) -> np.ndarray:
-        x, kernel = arrays
-        value, delta = scalars.get("value", 0), scalars.get("delta", 0)
+    def run(
+        self,
+        problem: FilterProblem,
+        x: np.ndarray,
+        w: np.ndarray,
+        bias: None = None,
+        value: float = 0,
+        delta: float = 0,
+    ) -> np.ndarray:
         y = np.zeros((problem.batch, problem.h, problem.w), x.dtype)
         if y.size == 0:
             return y
@@ -122,7 +134,7 @@ class Taps(CpuAlgorithm):
                 for u in range(problem.kh):
                     for v in range(problem.kw):
                         seen = extended[u : u + out.shape[0], v : v + problem.w]
-                        np.multiply(seen, kernel[u, v], out=part)
+                        np.multiply(seen, w[u, v], out=part)
                         out += part
                 if delta:
                     out += x.dtype.type(delta)

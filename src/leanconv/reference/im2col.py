@@ -17,7 +17,7 @@ class Im2col(LayerAlgorithm):
     paper = "K. Chellapilla et al., High Performance Convolutional Neural Networks for Document Processing (2006)"
     tier = "ieee"
 
-    def why_not(self, problem: ConvProblem) -> list[str]:
+    def why_not(self, problem: ConvProblem, target: None = None) -> list[str]:
         return shared_limits(problem, ("fprop", "dgrad"))
 
     def compute_cost(self, problem: ConvProblem) -> float:

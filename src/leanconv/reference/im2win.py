@@ -46,7 +46,7 @@ class Im2win(LayerAlgorithm):
     paper = "S. Lu et al., Im2win: An Efficient Convolution Paradigm on GPU (2023)"
     tier = "ieee"
 
-    def why_not(self, problem: ConvProblem) -> list[str]:
+    def why_not(self, problem: ConvProblem, target: None = None) -> list[str]:
         reasons = shared_limits(problem)
         if problem.dilation[1] != 1 and problem.s > 1:
             reasons.append(f"dilation {problem.dilation[1]} along the row breaks a window into pieces")

@@ -18,7 +18,7 @@ class LayerAlgorithm(CpuAlgorithm):
     the arithmetic here, want one of the two.
     """
 
-    solves = ConvProblem
+    solves = "conv2d"
 
     @abstractmethod
     def compute(self, problem: ConvProblem, x: np.ndarray, w: np.ndarray, bias: np.ndarray | None) -> np.ndarray:
@@ -29,12 +29,18 @@ class LayerAlgorithm(CpuAlgorithm):
         """A guess at the time that `compute` takes, in the unit of `blocks.product_cost`."""
 
     def cost(self, problem: ConvProblem) -> float:
-        """See Algorithm. Transposing takes every algorithm the same time, and is left out."""
+        """That of `compute`: transposing takes every algorithm the same time."""
         return self.compute_cost(replace(problem, layout="NCHW") if problem.layout == "CHWN" else problem)
 
-    def run(self, problem: ConvProblem, *arrays: np.ndarray, **scalars: float) -> np.ndarray:
-        """See CpuAlgorithm."""
-        x, w, bias = arrays
+    def run(
+        self,
+        problem: ConvProblem,
+        x: np.ndarray,
+        w: np.ndarray,
+        bias: np.ndarray | None = None,
+        value: float = 0,
+        delta: float = 0,
+    ) -> np.ndarray:
         if problem.layout != "CHWN":
             return self.compute(problem, x, w, bias)
         x, w = (np.ascontiguousarray(array.transpose(3, 0, 1, 2)) for array in (x, w))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from leanconv.algorithms.base import ceil_div, products
+from leanconv.algorithms.base import ceil_div, mean_products
 from leanconv.problem import ITEM_BYTES, ConvProblem
 from leanconv.reference.blocks import Block, PaddedInput, blocks, finish, output_like, product_cost, shared_limits
 from leanconv.reference.im2col import Im2col
@@ -28,9 +28,9 @@ class Winograd1d(LayerAlgorithm):
     paper = "Z. Zhang et al., Im2col-Winograd (ICPP 2024)"
     tier = "fp32"
 
-    def why_not(self, problem: ConvProblem) -> list[str]:
+    def why_not(self, problem: ConvProblem, target: None = None) -> list[str]:
         reasons = shared_limits(problem)
-        reasons += why_no_states(problem.s, products(problem), problem.w, problem.precision)
+        reasons += why_no_states(problem.s, mean_products(problem), problem.w, problem.precision)
         if problem.stride != (1, 1):
             reasons.append(f"stride {problem.stride[0]},{problem.stride[1]} is not 1,1")
         if problem.dilation[1] != 1:
@@ -45,7 +45,7 @@ class Winograd1d(LayerAlgorithm):
 
 
 def _states(problem: ConvProblem) -> tuple[int, ...]:
-    return states(problem.s, products(problem), problem.w, problem.precision)
+    return states(problem.s, mean_products(problem), problem.w, problem.precision)
 
 
 def _cost(problem: ConvProblem, alpha: int) -> float:

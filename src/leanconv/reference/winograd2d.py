@@ -23,7 +23,7 @@ class Winograd2d(LayerAlgorithm):
     paper = "R. L. Castro et al., openCNN (2021)"
     tier = "fp32"
 
-    def why_not(self, problem: ConvProblem) -> list[str]:
+    def why_not(self, problem: ConvProblem, target: None = None) -> list[str]:
         return shared_limits(problem) + why_not_2d(problem)
 
     def compute_cost(self, problem: ConvProblem) -> float:

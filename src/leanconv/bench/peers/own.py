@@ -14,7 +14,7 @@ from leanconv.algorithms import ALGORITHMS
 from leanconv.algorithms.base import Algorithm, CpuAlgorithm, GpuAlgorithm
 from leanconv.bench.operands import Operands, as_nchw
 from leanconv.bench.peers.base import Candidate, Peer, Unable
-from leanconv.plan import Launch, Plan
+from leanconv.plan import Launch, Plan, Target
 from leanconv.problem import ConvProblem, FilterProblem, Problem
 from leanconv.reference import CPU_ALGORITHMS
 
@@ -55,9 +55,9 @@ class LeanconvPeer(Peer):
 
     def candidates(self, problem: Problem, operands: Operands, gpu: bool) -> Iterator[Candidate | Unable]:
         for algorithm in self._algorithms(gpu):
-            if not isinstance(problem, algorithm.solves):
+            if problem.kind != algorithm.solves:
                 continue
-            reasons = algorithm.reasons(problem)
+            reasons = algorithm.reasons(problem, _target(gpu))
             if reasons:
                 yield Unable(f"leanconv {algorithm.name}", "; ".join(reasons))
                 continue
@@ -69,17 +69,21 @@ class LeanconvPeer(Peer):
                 yield Candidate("leanconv", algorithm.name, call, layout, None, on_gpu=False, note="CPU")
 
 
-def _plans(algorithms: Sequence[Algorithm], problems: Sequence[Problem]) -> Iterator[Plan]:
-    """What the algorithms run for the problems that they can do. One that fails to plan says so when it is timed."""
-    from leanconv.call.run import choose_config
+def _target(gpu: bool) -> Target | None:
     from leanconv.runtime.launch import open_device
 
-    device = open_device(0)
+    return open_device(0).target if gpu else None
+
+
+def _plans(algorithms: Sequence[Algorithm], problems: Sequence[Problem]) -> Iterator[Plan]:
+    """What the algorithms run for the problems that they can do. One that fails to plan says so when it is timed."""
+    target = _target(gpu=True)
+    assert target is not None
     for algorithm in algorithms:
         for problem in problems:
-            if isinstance(algorithm, GpuAlgorithm) and not algorithm.reasons(problem):
+            if isinstance(algorithm, GpuAlgorithm) and not algorithm.reasons(problem, target):
                 with suppress(Exception):
-                    yield algorithm.plan(problem, choose_config(algorithm, problem, device), device.target)
+                    yield algorithm.plan(problem, next(iter(algorithm.configs(problem, target))), target)
 
 
 def compile_ahead(plans: Iterable[Plan]) -> None:
@@ -105,9 +109,10 @@ def compile_ahead(plans: Iterable[Plan]) -> None:
 
 
 def _on_gpu(algorithm: GpuAlgorithm, problem: Problem, operands: Operands) -> Iterator[Candidate]:
-    from leanconv.call.run import ready
+    from leanconv.call.bind import load
 
-    call = ready(problem, 0, algorithm.name)
+    call = load(problem, 0, algorithm.name)
+    assert call.choice.config is not None
     compiled = call.device.compiled(call.plan)
     layout = getattr(problem, "layout", None)
     y = operands.output(layout)
@@ -121,7 +126,7 @@ def _on_gpu(algorithm: GpuAlgorithm, problem: Problem, operands: Operands) -> It
         registers=max(code.registers for code in compiled),
         spill_bytes=sum(code.spill_bytes for code in compiled),
         # of the kernels of several transforms, the one that a call takes
-        note=", ".join(f"{name}={value}" for name, value in call.config.constants() if name == "states"),
+        note=", ".join(f"{name}={value}" for name, value in call.choice.config.constants() if name == "states"),
         prepared_bytes=call.plan.prepared_bytes,
     )
     yield candidate
@@ -133,7 +138,7 @@ def _on_gpu(algorithm: GpuAlgorithm, problem: Problem, operands: Operands) -> It
 
 def _call(problem: Problem, operands: Operands, algorithm: Algorithm, y: Any, prepared: bool = False) -> Any:
     import leanconv
-    from leanconv.call import choose as registry
+    from leanconv.call.choose import choose
 
     if isinstance(problem, ConvProblem):
         x, w, out = operands.x(problem.layout), operands.w(problem.layout), y
@@ -165,5 +170,5 @@ def _call(problem: Problem, operands: Operands, algorithm: Algorithm, y: Any, pr
     if isinstance(algorithm, CpuAlgorithm):
         # filter2d chooses by itself and takes no name
         return lambda: algorithm.run(problem, image, kernel)
-    assert algorithm is registry.choose(problem, "auto", ALGORITHMS), "filter2d runs another algorithm"
+    assert algorithm is choose(problem, _target(gpu=True)).algorithm, "filter2d runs another algorithm"
     return lambda: leanconv.filter2d(image, kernel, border=problem.border, anchor=problem.anchor, out=y)

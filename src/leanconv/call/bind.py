@@ -1,0 +1,74 @@
+"""From a described call to a ready one: choose, plan, and hand over to the class for the call's place."""
+
+from __future__ import annotations
+
+import threading
+
+from leanconv.call.choose import choose
+from leanconv.call.describe import Described
+from leanconv.call.run import (
+    Call,
+    CpuCall,
+    GpuCall,
+    HostOnGpuCall,
+    Loaded,
+    PreparedCall,
+    TorchCpuConv,
+    UnpreparedCall,
+    check_torch_algorithm,
+)
+from leanconv.problem import Problem
+from leanconv.runtime import launch
+
+_loaded: dict[tuple[Problem, int, str, int | None], Loaded] = {}
+_lock = threading.Lock()
+
+
+def bind(described: Described) -> Call:
+    """The ready call for arrays that lie like those of ``described``.
+
+    Raises NoAlgorithmError where nothing fits, CudaUnavailableError, CompileError.
+    """
+    if described.device is None:
+        call = _on_cpu(described)
+    else:
+        # nothing is compiled for an empty result, but what nothing could run is refused all the same
+        loaded = load(described.problem, described.device, described.algorithm, described.workspace_limit)
+        if described.operands.device is None:
+            call = HostOnGpuCall(described, loaded)
+        elif described.weights is not None and loaded.prepares(described):
+            return PreparedCall(described, loaded)
+        else:
+            call = GpuCall(described, loaded)
+    return call if described.weights is None else UnpreparedCall(call)
+
+
+def load(problem: Problem, device_index: int, algorithm: str = "auto", limit: int | None = None) -> Loaded:
+    """What is chosen for a problem on a GPU; the next time it is a look-up. ``limit`` is that of `choose`."""
+    key = (problem, device_index, algorithm, limit)
+    loaded = _loaded.get(key)
+    if loaded is None:
+        with _lock:
+            loaded = _loaded.get(key)
+            if loaded is None:
+                device = launch.open_device(device_index)
+                chosen = choose(problem, device.target, algorithm, limit)
+                loaded = _loaded[key] = Loaded(problem, chosen, chosen.plan(problem, device.target), device)
+    return loaded
+
+
+def is_loaded(problem: Problem, device_index: int, algorithm: str = "auto", limit: int | None = None) -> bool:
+    """Whether `load` is a look-up in this process."""
+    return (problem, device_index, algorithm, limit) in _loaded
+
+
+def forget() -> None:
+    """Drop what has been loaded; for tests and after tuning. Graphs captured before stay valid."""
+    _loaded.clear()
+
+
+def _on_cpu(described: Described) -> Call:
+    if described.problem.kind == "conv2d" and described.operands.arrays.convolves:
+        check_torch_algorithm(described.algorithm)
+        return TorchCpuConv(described)
+    return CpuCall(described, choose(described.problem, None, described.algorithm, described.workspace_limit))
