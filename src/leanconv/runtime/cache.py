@@ -12,7 +12,6 @@ import json
 import os
 import re
 import sys
-import tempfile
 import time
 import warnings
 from functools import cache
@@ -23,6 +22,7 @@ from leanconv.runtime import compile as compiler
 from leanconv.runtime import env
 from leanconv.runtime.compile import KERNELS, Compiled, CompileError
 from leanconv.runtime.driver import CudaUnavailableError
+from leanconv.runtime.files import whole
 
 SUFFIX = ".cubin"
 #: counts up when the file format changes
@@ -118,16 +118,11 @@ def store(name: str, compiled: Compiled) -> None:
         return
     record = {field: getattr(compiled, field) for field in _FIGURES}
     record["sha256"] = hashlib.sha256(compiled.cubin).hexdigest()
-    temporary = None
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(prefix=f".{name}.", dir=folder)
-        with os.fdopen(handle, "wb") as file:
-            file.write(compiled.cubin + b"\n" + json.dumps(record).encode())
-        os.replace(temporary, folder / f"{name}{SUFFIX}")
+        with whole(folder / f"{name}{SUFFIX}") as file:
+            file.write_bytes(compiled.cubin + b"\n" + json.dumps(record).encode())
     except OSError as error:
-        if temporary is not None:
-            Path(temporary).unlink(missing_ok=True)
         if str(folder) not in _warned:
             _warned.add(str(folder))
             warnings.warn(
@@ -159,8 +154,8 @@ def compiled(launch: Launch, arch: str) -> Compiled:
     return found
 
 
-#: What `store` calls its files, finished and not. NOTE: the folder is the user's to choose; nothing else in it is ours
-#: to count or remove.
+#: Names of `store`'s files, finished, and unfinished as `files.whole` names them. NOTE: the user chooses the folder, so
+#: nothing else in it is ours to count or remove.
 _FINISHED, _UNFINISHED = (re.compile(name) for name in (rf"[0-9a-f]{{64}}{re.escape(SUFFIX)}", r"\.[0-9a-f]{64}\..+"))
 #: An unfinished file this old, in seconds, was left by a process that died.
 _ABANDONED_S = 3600
@@ -188,8 +183,7 @@ def _entries() -> list[tuple[Path, int]]:
 
 def size() -> tuple[int, int]:
     """How many kernels are stored, and the bytes they take."""
-    entries = _entries()
-    return sum(path.suffix == SUFFIX for path, _ in entries), sum(size for _, size in entries)
+    return _totals(_entries())
 
 
 def clear() -> tuple[int, int]:
@@ -197,4 +191,9 @@ def clear() -> tuple[int, int]:
     entries = _entries()
     for path, _ in entries:
         path.unlink(missing_ok=True)
-    return sum(path.suffix == SUFFIX for path, _ in entries), sum(size for _, size in entries)
+    return _totals(entries)
+
+
+def _totals(entries: list[tuple[Path, int]]) -> tuple[int, int]:
+    """The number of finished kernels, and the bytes of all entries."""
+    return sum(_FINISHED.fullmatch(path.name) is not None for path, _ in entries), sum(size for _, size in entries)
