@@ -20,7 +20,7 @@ from leanconv.plan import Plan, Target
 from leanconv.problem import ITEM_BYTES, ConvProblem, FilterProblem, Problem
 from leanconv.runtime import launch
 from leanconv.runtime.compile import Compiled
-from leanconv.runtime.driver import CudaUnavailableError, driver
+from leanconv.runtime.probe import why_no_gpu
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -32,11 +32,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     marked = [item for item in items if "gpu" in item.keywords]
     if not marked:
         return
-    try:
-        driver()
-    except CudaUnavailableError as error:
+    if why := why_no_gpu():
         for item in marked:
-            item.add_marker(pytest.mark.skip(reason=f"no usable GPU: {error}"))
+            item.add_marker(pytest.mark.skip(reason=f"no usable GPU: {why}"))
 
 
 @pytest.fixture(autouse=True, scope="session")

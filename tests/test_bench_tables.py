@@ -8,13 +8,15 @@ from typing import Any
 
 import pytest
 
-from leanconv.bench import default_path, geometric_mean, pages
+from leanconv.bench import default_path, geometric_mean
 from leanconv.bench.ceilings import Ceilings
+from leanconv.bench.format import quantity, size
 from leanconv.bench.results import GROUPS, Results, Row
 from leanconv.bench.suites import LAYOUTS, dense_filter, suite_layout
-from leanconv.bench.tables import _legend, detail, markdown, performance_page, quantity, results_files, size, summary
+from leanconv.bench.tables import detail, legend, summary
 from leanconv.problem import ConvProblem
 from leanconv.reference import CPU_ALGORITHMS
+from report import markdown, numerics, pages, performance
 
 CEILINGS = Ceilings(fp32_tflops=50.0, tf32_tflops=400.0, copy_tbytes=4.0, how="made up")
 
@@ -79,10 +81,10 @@ def test_peers_without_the_layout_are_compared_with_in_their_own() -> None:
     results = in_chwn(made_up_results())
     peers = {name: row.us for name, row in results.peers("a").items()}
     assert peers == {"lean": 30.0, "best": 5.0, "PyTorch": 3.0}, "the faster of PyTorch's layouts, none in our own"
-    legend = "\n".join(_legend(results))
-    assert "cuDNN and PyTorch have no layout CHWN: they take the same numbers in NCHW and NHWC" in legend
-    assert "PyTorch in the faster of its layouts" in legend and "in the problem's layout" not in legend
-    other = "\n".join(_legend(made_up_results()))
+    notes = "\n".join(legend(results))
+    assert "cuDNN and PyTorch have no layout CHWN: they take the same numbers in NCHW and NHWC" in notes
+    assert "PyTorch in the faster of its layouts" in notes and "in the problem's layout" not in notes
+    other = "\n".join(legend(made_up_results()))
     assert "PyTorch in the problem's layout" in other and "have no layout" not in other
     for group in GROUPS:
         named = group.says("CHWN") != group.meaning
@@ -106,21 +108,21 @@ def test_tables_and_page(tmp_path: Path) -> None:
     assert by_name["a"]["algorithm"] == "good" and by_name["a"]["of ceiling"] == "50% fp32"
     assert [line[3] for line in detail(results)[1][:3]] == ["1.00", "2.00", "3.00"]
     assert "99 registers, 0 B spilled" in str(detail(results))
-    assert markdown((["x", "y"], [["1", "2"]])) == "| x | y |\n|---|---|\n| 1 | 2 |"
+    assert markdown.table((["x", "y"], [["1", "2"]])) == "| x | y |\n|---|---|\n| 1 | 2 |"
 
     path = default_path(results, partial=False, root=tmp_path)
     assert path == tmp_path / "nvidia-h200" / "im2win-nhwc.json"
     results.write(path)
     results.write(default_path(results, partial=True, root=tmp_path))
-    assert results_files(tmp_path) == [path], "a part of a suite is no result to publish"
+    assert performance.results_files(tmp_path) == [path], "a part of a suite is no result to publish"
     other = default_path(replace(results, suite="winograd1d", layout="NCHW"), partial=False, root=tmp_path)
     results.write(other)
-    assert other.stem == "winograd1d-nchw" and results_files(tmp_path) == [path, other]
+    assert other.stem == "winograd1d-nchw" and performance.results_files(tmp_path) == [path, other]
     relaxed = replace(results, suite="opencnn", layout="NCHW", precision="relaxed")
     named = {
-        default_path(found, partial=False, root=tmp_path, ablation=ablation).stem
+        default_path(found, partial=False, root=tmp_path, suffix=suffix).stem
         for found in (relaxed, in_chwn(relaxed), replace(in_chwn(relaxed), precision=None))
-        for ablation in (False, True)
+        for suffix in ("", "-ablation")
     }
     assert named == {
         "opencnn-relaxed", "opencnn-relaxed-ablation", "opencnn-chwn-relaxed", "opencnn-chwn-relaxed-ablation",
@@ -128,9 +130,11 @@ def test_tables_and_page(tmp_path: Path) -> None:
     }  # fmt: skip
     further = default_path(in_chwn(relaxed), partial=False, root=tmp_path)
     in_chwn(relaxed).write(further)
-    assert results_files(tmp_path) == [path, further, other] and Results.read(further).precision == "relaxed"
-    assert "## opencnn CHWN relaxed on NVIDIA H200" in performance_page([further])
-    page = performance_page([path])
+    assert (
+        performance.results_files(tmp_path) == [path, further, other] and Results.read(further).precision == "relaxed"
+    )
+    assert "## opencnn CHWN relaxed on NVIDIA H200" in performance.page([further])
+    page = performance.page([path])
     assert "## im2win NHWC on NVIDIA H200" in page and "| geometric mean |" in page and "do not edit" in page
 
 
@@ -144,14 +148,15 @@ def test_a_block_without_figures_tells_the_command_that_makes_them(
         results = replace(
             made_up_results(), suite=suite_name, layout=layout or suite_layout(suite_name), precision=precision
         )
-        stem = default_path(results, False, tmp_path, ablation=is_ablation).stem
+        stem = default_path(results, False, tmp_path, "-ablation" if is_ablation else "").stem
         told = pages._command(stem).split()
         own = layout in (None, suite_layout(suite_name))
-        assert told[:3] == ["leanconv", "bench", suite_name]
-        assert told[3:] == [
+        begin = ["python", "-m", "report", "ablation"] if is_ablation else ["leanconv", "bench"]
+        assert told == [
+            *begin,
+            suite_name,
             *([] if own else ["--layout", layout]),
             *(["--precision", precision] if precision else []),
-            *(["--ablation"] if is_ablation else []),
         ]
 
 
@@ -201,15 +206,13 @@ def test_ceiling_is_the_one_that_binds() -> None:
 
 
 def test_numerics_page_has_every_algorithm_and_its_bound_holds(tmp_path: Path) -> None:
-    from leanconv.bench import numerics
-
     entries = numerics.measure(layers=((3, 20),), filters=(5,), gpu=False)
     for entry in entries:
         assert entry.error <= 4 * max(entry.sequential, 2**-24), entry
     for algorithm in CPU_ALGORITHMS:
         assert {e.data for e in entries if e.algorithm == algorithm.name} == {"zero-mean", "positive"}, algorithm.name
     page = numerics.page([numerics.record(entries, gpu=False)])
-    assert "python -m leanconv.bench.numerics" in page and "layer 3×3×20" in page and "filter 5×5" in page
+    assert "python -m report numerics" in page and "layer 3×3×20" in page and "filter 5×5" in page
     assert all(f"`{algorithm.name}` CPU" in page for algorithm in CPU_ALGORITHMS)
 
 

@@ -13,7 +13,8 @@ import leanconv
 from leanconv import filters
 from leanconv.cli import doctor
 from leanconv.cli import pictures as images
-from leanconv.cli.main import FAILED, MISTAKE, main
+from leanconv.cli.command_line import FAILED, MISTAKE
+from leanconv.cli.main import main
 from leanconv.runtime import cache as store
 from leanconv.runtime import launch
 from leanconv.runtime.driver import CudaUnavailableError
@@ -42,8 +43,8 @@ def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
         raise CudaUnavailableError("no NVIDIA driver was found (a test)")
 
     monkeypatch.setattr(doctor, "driver", missing)
-    monkeypatch.setattr("leanconv.runtime.driver.driver", missing)
     monkeypatch.setattr(launch, "driver", missing)
+    monkeypatch.setattr(launch, "_devices", {})
 
 
 def line_of(error: str) -> str:

@@ -19,7 +19,8 @@ from leanconv.bench.peers.base import Candidate
 from leanconv.bench.run import _Run
 from leanconv.call import describe
 from leanconv.call import run as calls
-from leanconv.cli.main import MISTAKE, main
+from leanconv.cli.command_line import MISTAKE
+from leanconv.cli.main import main
 from leanconv.plan import Target
 from leanconv.reference import CPU_ALGORITHMS
 from leanconv.runtime import env

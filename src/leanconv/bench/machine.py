@@ -15,16 +15,18 @@ from typing import Any
 import numpy as np
 
 from leanconv.bench.ceilings import Ceilings
+from leanconv.runtime.probe import why_no_gpu
 
 
 def gpu_usable() -> tuple[bool, str]:
     """Whether the benchmark can use a GPU here, and the sentence that says why not."""
     from leanconv.bench.peers.base import missing_cuda_torch
 
-    missing = missing_cuda_torch()
-    if missing is None:
-        return True, ""
-    return False, f"no GPU is measured: the benchmark holds GPU arrays in PyTorch, and {missing}"
+    if missing := missing_cuda_torch():
+        return False, f"no GPU is measured: the benchmark holds GPU arrays in PyTorch, and {missing}"
+    if missing := why_no_gpu():
+        return False, f"no GPU is measured: {missing}"
+    return True, ""
 
 
 def revision() -> dict[str, Any]:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import tempfile
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from fnmatch import fnmatchcase
@@ -13,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from leanconv.problem import Layout
+from leanconv.runtime.files import write_text
 
 #: The layouts that cuDNN and PyTorch compute in; PyTorch would copy another into one of them in each call.
 PEER_LAYOUTS: tuple[Layout, ...] = ("NCHW", "NHWC")
@@ -74,9 +73,14 @@ class Results:
         """Suite, layout and tier, as headings have them."""
         return " ".join(filter(None, (self.suite, self.layout, self.precision)))
 
+    @property
+    def own_failed(self) -> bool:
+        """Whether something of leanconv's own failed."""
+        return any(entry["engine"].startswith("leanconv") for entry in self.failed)
+
     def write(self, path: Path) -> None:
         """Write the file; it appears whole or not at all."""
-        write_whole(path, json.dumps(asdict(self), indent=1, allow_nan=False) + "\n")
+        write_text(path, json.dumps(asdict(self), indent=1, allow_nan=False) + "\n")
 
     @classmethod
     def read(cls, path: Path) -> Results:
@@ -240,21 +244,6 @@ def geometric_mean(values: Sequence[float]) -> float:
     if not values or min(values) <= 0:
         raise ValueError(f"a geometric mean needs positive values, not {list(values)}")
     return math.exp(math.fsum(math.log(value) for value in values) / len(values))
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Write a text file beside its place, then rename it there."""
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-        os.chmod(name, 0o644)
-        os.replace(name, path)
-    except BaseException:
-        os.unlink(name)
-        raise
 
 
 #: The keys that a reader of a row may rely on.

@@ -22,6 +22,7 @@ from leanconv.problem import ConvProblem
 from leanconv.runtime import cache, env, launch
 from leanconv.runtime import compile as compiler
 from leanconv.runtime.driver import CudaUnavailableError, driver, version_text
+from leanconv.runtime.probe import why_no_gpu
 
 #: Packages worth a line, each with the distributions that may bring it.
 PACKAGES = (
@@ -140,14 +141,17 @@ def _run_foreign(to: Callable[[np.ndarray], Any], back: Callable[[Any], np.ndarr
 
 def _gpu() -> Finding:
     try:
-        found = driver()
-        devices = [launch.open_device(index) for index in range(found.device_count)]
-    except CudaUnavailableError as error:
-        return Finding("GPU", "absent", str(error))
+        if why := why_no_gpu():
+            return Finding("GPU", "absent", why)
+        names = "; ".join(why_no_gpu(index) or _about(index) for index in range(driver().device_count))
     except Exception as error:
         return Finding("GPU", "broken", f"{type(error).__name__}: {error}", "reinstall the NVIDIA driver")
-    names = "; ".join(f"{device.name} ({device.target.arch})" for device in devices)
-    return Finding("GPU", "ok", f"{names}; the driver serves CUDA {version_text(found.version)}")
+    return Finding("GPU", "ok", f"{names}; the driver serves CUDA {version_text(driver().version)}")
+
+
+def _about(index: int) -> str:
+    device = launch.open_device(index)
+    return f"{device.name} ({device.target.arch})"
 
 
 def _compiler(target: Target, needed: bool) -> Finding:

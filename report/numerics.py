@@ -1,20 +1,15 @@
-"""Errors of every algorithm against float64, as docs/numerics.md publishes them.
+"""docs/numerics.md: errors of every algorithm against float64.
 
-    python -m leanconv.bench.numerics
-
-measures every algorithm that this machine can run, writes benchmarks/results/<machine>/numerics.json, and makes
-docs/numerics.md anew from all such files.
+``python -m report numerics`` measures every algorithm that this machine can run, writes
+benchmarks/results/<machine>/numerics.json, and makes the page anew from all such files.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timezone
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +19,14 @@ from leanconv.algorithms import ALGORITHMS
 from leanconv.algorithms.base import Algorithm, CpuAlgorithm, GpuAlgorithm, ceil_div
 from leanconv.bench import machine
 from leanconv.bench.operands import Operands
-from leanconv.bench.results import write_whole
 from leanconv.bench.suites import dense_filter
-from leanconv.bench.tables import markdown
 from leanconv.plan import Plan
 from leanconv.problem import ConvProblem, Problem
 from leanconv.reference import CPU_ALGORITHMS, oracle, winograd1d
+from leanconv.runtime.files import write_text
+from leanconv.runtime.probe import why_no_gpu
 from leanconv.winograd import WIDTHS
+from report import markdown
 
 #: Filter size and input channels of the layers; their product is the length of a reduction.
 LAYERS = ((3, 3), (3, 64), (3, 256), (3, 1024), (5, 128), (7, 64), (9, 64))
@@ -82,7 +78,6 @@ def _random(shape: tuple[int, ...], data: str, random: np.random.Generator) -> n
 
 def _runners(problem: Problem, gpu: bool) -> Iterator[tuple[Algorithm, str, Callable[..., Any]]]:
     """Each algorithm that takes the problem in its own tier, and a function of (x, w) that runs it."""
-
     for algorithm in (*CPU_ALGORITHMS, *(ALGORITHMS if gpu else ())):
         if not isinstance(problem, algorithm.solves) or algorithm.reasons(_in_tier(problem, algorithm)):
             continue
@@ -148,9 +143,9 @@ def measure(
 
     Raises RuntimeError naming the algorithm when one returns NaN or infinity.
     """
-    gpu = _gpu_here() if gpu is None else gpu
+    gpu = why_no_gpu() is None if gpu is None else gpu
     random = np.random.default_rng(0)
-    found = []
+    entries = []
     problems: list[Problem] = [layer(*entry) for entry in layers]
     problems += [dense_filter(1, 96, 128, size, size) for size in filters]
     for problem in problems:
@@ -169,10 +164,10 @@ def measure(
                 name, reduction = f"filter {problem.kh}×{problem.kw}", problem.kh * problem.kw
             for algorithm, where, run in _runners(problem, gpu):
                 error = _error(run(x, w), answer, algorithm.name, problem, data)
-                found.append(
+                entries.append(
                     Entry(algorithm.name, algorithm.tier, where, name, reduction, data, error, float(sequential))
                 )
-    return found
+    return entries
 
 
 def _error(y: np.ndarray, answer: np.ndarray, algorithm: str, problem: Problem, data: str) -> float:
@@ -189,9 +184,9 @@ def measure_kernels(
 
     Raises RuntimeError naming the algorithm when one returns NaN or infinity.
     """
-    gpu = _gpu_here() if gpu is None else gpu
+    gpu = why_no_gpu() is None if gpu is None else gpu
     random = np.random.default_rng(0)
-    found = []
+    entries = []
     for alpha, width in kernels:
         for c in channels:
             problem = kernel_layer(alpha, width, c)
@@ -202,8 +197,8 @@ def measure_kernels(
                 name, reduction = f"Γ{alpha}({alpha + 1 - width},{width}), {c} channels", width * width * c
                 for algorithm, tier, where, y in _kernel_outputs(problem, alpha, x, w, gpu):
                     error = _error(y, answer, algorithm, problem, data)
-                    found.append(Entry(algorithm, tier, where, name, reduction, data, error, sequential))
-    return found
+                    entries.append(Entry(algorithm, tier, where, name, reduction, data, error, sequential))
+    return entries
 
 
 def _kernel_outputs(
@@ -223,7 +218,6 @@ def _kernel_outputs(
 
 
 def _kernel_algorithms(problem: ConvProblem) -> list[GpuAlgorithm]:
-
     named = [a for a in ALGORITHMS if a.name in ("winograd1d", "implicit_gemm")]
     return [algorithm for algorithm in named if not algorithm.reasons(problem)]
 
@@ -271,19 +265,9 @@ def compile_kernels() -> None:
     for alpha, width in KERNELS:
         for c in CHANNELS:
             case = kernel_layer(alpha, width, c)
-            found = [_kernel_plan(algorithm, case, alpha) for algorithm in _kernel_algorithms(case)]
-            plans += [plan for plan in found if plan is not None]
+            mains = [_kernel_plan(algorithm, case, alpha) for algorithm in _kernel_algorithms(case)]
+            plans += [plan for plan in mains if plan is not None]
     compile_ahead(plans)
-
-
-def _gpu_here() -> bool:
-    from leanconv.runtime.driver import CudaUnavailableError, driver
-
-    try:
-        driver()
-    except CudaUnavailableError:
-        return False
-    return True
 
 
 def table(entries: Sequence[Entry], data: str) -> str:
@@ -299,7 +283,7 @@ def table(entries: Sequence[Entry], data: str) -> str:
             for name in problems
         ]
         lines.append([f"`{algorithm}` {where}", tier, *cells])
-    return markdown((["algorithm", "tier", *problems], lines))
+    return markdown.table((["algorithm", "tier", *problems], lines))
 
 
 def kernel_table(entries: Sequence[Entry]) -> str:
@@ -311,22 +295,20 @@ def kernel_table(entries: Sequence[Entry]) -> str:
         sequential = next(iter(own.values())).sequential
         cells = []
         for column in columns:
-            found = own.get(column)
-            cells.append(f"{found.error:.1e} ({found.error / sequential:.2f}×)" if found else "–")
+            entry = own.get(column)
+            cells.append(f"{entry.error:.1e} ({entry.error / sequential:.2f}×)" if entry else "–")
         lines.append([problem, f"{sequential:.1e}", *cells])
     heads = [f"`{name}` {where}" for name, where in columns]
-    return markdown((["layer", "sequential float32 sum", *heads], lines))
+    return markdown.table((["layer", "sequential float32 sum", *heads], lines))
 
 
 def page(records: Sequence[dict[str, Any]]) -> str:
     """docs/numerics.md: what is written by hand, then the tables of each machine's record."""
-    parts = [resources.files("leanconv.bench").joinpath("numerics_head.md").read_text(encoding="utf-8").strip()]
+    parts = [Path(__file__).with_name("numerics_head.md").read_text(encoding="utf-8").strip()]
     for record in records:
         entries = [Entry(**entry) for entry in record["entries"]]
         parts.append(f"## Measured on {record['machine']}")
-        dirty = " with changes" if record.get("git_dirty") else ""
-        commit = record["git_revision"] or "unknown"
-        parts.append(f"{record['date']}, revision {commit}{dirty}, NumPy {record['numpy']}.")
+        parts.append(f"{record['date']}, {markdown.revision(record)}, NumPy {record['numpy']}.")
         for data in DATA:
             for kind in ("layer", "filter"):
                 chosen = [entry for entry in entries if entry.problem.startswith(kind)]
@@ -341,7 +323,7 @@ def page(records: Sequence[dict[str, Any]]) -> str:
 
 
 def record(entries: Sequence[Entry], gpu: bool) -> dict[str, Any]:
-    """What is kept of a measurement."""
+    """What the file of a measurement holds."""
     name = "the CPU"
     if gpu:
         from leanconv.runtime.launch import open_device
@@ -356,29 +338,24 @@ def record(entries: Sequence[Entry], gpu: bool) -> dict[str, Any]:
     }
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure, write the record, make the page."""
-    parser = argparse.ArgumentParser(description="Measure errors against float64 and make docs/numerics.md.")
-    parser.add_argument("--results", type=Path, default=Path("benchmarks/results"), help="folder of the records")
-    parser.add_argument("-o", "--out", type=Path, default=Path("docs/numerics.md"))
-    parser.add_argument("--revision", help="git revision to record where there is no checkout")
-    parser.add_argument("--only-page", action="store_true", help="measure nothing: make the page from the records")
-    options = parser.parse_args(arguments)
-    if not options.only_page:
-        gpu = _gpu_here()
-        if gpu:
-            compile_kernels()
-        found = record([*measure(gpu=gpu), *measure_kernels(gpu=gpu)], gpu)
-        if options.revision:
-            found["git_revision"] = options.revision
-        path = options.results / machine.slug({"gpu": found["machine"] if gpu else None}) / "numerics.json"
-        write_whole(path, json.dumps(found, indent=1) + "\n")
-        print(f"{path}: {len(found['entries'])} errors")
-    files = sorted(options.results.glob("*/numerics.json"))
-    write_whole(options.out, page([json.loads(path.read_text(encoding="utf-8")) for path in files]))
-    print(f"{options.out}: {len(files)} machines")
-    return 0
+def measure_machine(results: Path, revision: str | None = None) -> Path:
+    """Measure everything that this machine can run and write its record below ``results``; returns the file.
+
+    ``revision`` is what to record where there is no git checkout.
+    """
+    gpu = why_no_gpu() is None
+    if gpu:
+        compile_kernels()
+    measured = record([*measure(gpu=gpu), *measure_kernels(gpu=gpu)], gpu)
+    if revision:
+        measured["git_revision"] = revision
+    path = results / machine.slug({"gpu": measured["machine"] if gpu else None}) / "numerics.json"
+    write_text(path, json.dumps(measured, indent=1) + "\n")
+    return path
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+def write_page(results: Path, out: Path) -> int:
+    """Write the page from every record below ``results``; returns the number of records."""
+    files = sorted(results.glob("*/numerics.json"))
+    write_text(out, page([json.loads(path.read_text(encoding="utf-8")) for path in files]))
+    return len(files)

@@ -1,4 +1,4 @@
-"""The ablation, the paper's figures, and the blocks of documents that are made from results files."""
+"""The ablation, the figures of the im2win paper, and the blocks of the pages that are filled from results files."""
 
 from __future__ import annotations
 
@@ -14,16 +14,18 @@ from conftest import HostDevice
 
 from leanconv.algorithms import ALGORITHMS
 from leanconv.algorithms.base import Config, GpuAlgorithm
-from leanconv.bench import __main__ as command
-from leanconv.bench import comparisons, default_path, load_suite, pages, run_ablation, run_suite
-from leanconv.bench.ablation import BASELINE, FULL, STUDIES, AblationPeer, Study, Variant, variants
+from leanconv.bench import default_path, load_suite, run_suite, show
 from leanconv.bench.results import Results, Row
 from leanconv.bench.suites import LAYOUTS, Case, format_problem
-from leanconv.bench.tables import performance_page, results_files, show, standings
+from leanconv.bench.tables import standings
 from leanconv.call import choose as registry
 from leanconv.problem import ConvProblem
 from leanconv.runtime import launch
-from leanconv.runtime.driver import CudaUnavailableError, driver
+from leanconv.runtime.probe import why_no_gpu
+from report import ablation, comparisons, figures, pages, performance
+from report.__main__ import main
+from report.ablation import AblationPeer, Variant, run_ablation, variants
+from report.studies import BASELINE, FULL, STUDIES, Study
 
 ROOT = Path(__file__).resolve().parent.parent
 H200 = cases.TARGETS[0]
@@ -197,13 +199,7 @@ def test_ablation_on_the_gpu() -> None:
     assert results.problems["small"]["transform_us"] > 0
 
 
-def test_what_the_ablation_does_not_take_is_named(capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ValueError, match="engines=.* does not apply"):
-        run_ablation("im2win", engines=("leanconv",))
-    with pytest.raises(ValueError, match="workspace_limit=0 does not apply"):
-        run_ablation("im2win", workspace_limit=0)
-    with pytest.raises(ValueError, match="device='cpu' does not apply"):
-        run_ablation("im2win", device="cpu")
+def test_what_the_ablation_does_not_take_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("leanconv.bench.machine.gpu_usable", lambda: (True, ""))
     with pytest.raises(ValueError, match="'direct,im2c.*' has no ablation; these have: im2win_fused, im2win"):
         run_ablation("im2win", algorithms=("direct", "im2c*"))
@@ -212,19 +208,39 @@ def test_what_the_ablation_does_not_take_is_named(capsys: Any, monkeypatch: pyte
             run_ablation(what)
 
 
-def test_without_a_gpu_the_command_says_so(capsys: Any) -> None:
-    try:
-        driver()
-        pytest.skip("there is a GPU")
-    except CudaUnavailableError:
-        pass
-    assert command.main(["im2win", "--ablation"]) == command.main(["im2win", "--ablation", "--quick"]) == 2
-    assert capsys.readouterr().err.startswith("error: the ablation times kernels on a GPU, and there is none: ")
-    from leanconv.cli.main import main
-
+def report(*words: str) -> int:
+    """Run ``python -m report`` with these words; returns its exit code."""
     with pytest.raises(SystemExit) as stopped:
-        main(["bench", "im2win", "--ablation"])
-    assert stopped.value.code == 2 and "the ablation times kernels on a GPU" in capsys.readouterr().err
+        main(words)
+    return int(stopped.value.code or 0)
+
+
+@pytest.mark.skipif(not why_no_gpu(), reason="there is a GPU")
+def test_without_a_gpu_the_command_says_so(capsys: Any) -> None:
+    for words in ([], ["--quick"]):
+        assert report("ablation", "im2win", *words) == 2
+        assert capsys.readouterr().err.startswith("error: the ablation times kernels on a GPU, and there is none: ")
+
+
+def test_the_command_writes_file_and_figure(
+    variants_measured: Results, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    pytest.importorskip("matplotlib")
+    asked: dict[str, Any] = {}
+
+    def measured(what: str, **options: Any) -> Results:
+        asked.update(options, what=what)
+        return variants_measured
+
+    monkeypatch.setattr(ablation, "run_ablation", measured)
+    monkeypatch.chdir(tmp_path)
+    assert report("ablation", "im2win", "--layout", "NHWC", "--algorithms", "im2win,x*", "--plot", "bars.png") == 0
+    assert (asked["what"], asked["layout"], asked["algorithms"]) == ("im2win", "NHWC", ("im2win", "x*"))
+    (file,) = tmp_path.glob("benchmarks/results/nvidia-h200/*.json")
+    assert file.stem == "im2win-ablation-part" and Results.read(file) == variants_measured
+    assert Path("bars.png").read_bytes()[:4] == b"\x89PNG" and "no micro-kernel" in capsys.readouterr().out
+    variants_measured.failed.append({"problem": "a", "engine": "leanconv im2win", "reason": "it fell over"})
+    assert report("ablation", "im2win", "--out", "r.json") == 1 and Path("r.json").exists()
 
 
 # what is made of figures
@@ -355,12 +371,12 @@ def test_ablation_table(variants_measured: Results) -> None:
 
 
 def test_results_print_and_keep_their_variants(variants_measured: Results, tmp_path: Path, capsys: Any) -> None:
-    path = default_path(variants_measured, False, tmp_path, ablation=True)
+    path = default_path(variants_measured, False, tmp_path, "-ablation")
     assert path == tmp_path / "nvidia-h200" / "im2win-ablation.json"
     variants_measured.write(path)
     assert Results.read(path) == variants_measured
-    assert results_files(tmp_path) == [], "an ablation is no suite of docs/performance.md"
-    show(variants_measured)
+    assert performance.results_files(tmp_path) == [], "an ablation is no suite of docs/performance.md"
+    ablation.show(variants_measured)
     shown = capsys.readouterr().out
     assert "im2win_fused, TFLOP/s" in shown and "no micro-kernel" in shown and "transform" in shown
 
@@ -368,15 +384,13 @@ def test_results_print_and_keep_their_variants(variants_measured: Results, tmp_p
 def test_performance_page_has_the_standings(suite: Results, tmp_path: Path, capsys: Any) -> None:
     path = default_path(suite, False, tmp_path)
     suite.write(path)
-    assert "| best of all | 2 | 3.16 (2.00) |" in performance_page([path])
+    assert "| best of all | 2 | 3.16 (2.00) |" in performance.page([path])
     show(suite)
     assert "best of all" in capsys.readouterr().out
 
 
 def test_figures_show_what_was_measured(suite: Results, variants_measured: Results, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    from leanconv.bench import figures
-
     rows = figures.speed_rows(suite)
     assert list(rows) == [
         "im2win_fused", "im2win", "implicit_gemm", "im2col + cuBLAS", "cuDNN implicit GEMM", "cuDNN FFT tiling",
@@ -409,8 +423,6 @@ def test_figures_show_what_was_measured(suite: Results, variants_measured: Resul
 @pytest.mark.parametrize("study", STUDIES.values(), ids=[*STUDIES])
 def test_every_variant_has_a_colour(study: Study, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    from leanconv.bench import figures
-
     results, (algorithm, *_) = empty(), study.algorithms
     results.rows = [made_up("narrow", "leanconv", name, 2, variant=BASELINE) for name in study.baselines]
     results.rows += [made_up("narrow", "leanconv", algorithm, 9, variant=name) for name in study.variants]
@@ -445,8 +457,8 @@ def test_blocks_are_filled_and_nothing_else(suite: Results, variants_measured: R
     page.parent.mkdir(parents=True)
     page.write_text(PAGE)
     suite.write(default_path(suite, False, results))
-    variants_measured.write(default_path(variants_measured, False, results, ablation=True))
-    assert pages.main([str(docs), "--results", str(results)]) == 0
+    variants_measured.write(default_path(variants_measured, False, results, "-ablation"))
+    assert report("pages", "--docs", str(docs), "--results", str(results)) == 0
     text = page.read_text()
     assert "NVIDIA H200, 2026-01-02, revision 0123456789ab." in text and "old" not in text
     assert "| best of im2win, im2win_fused | 2 | 2.83 (2.00) |" in text
@@ -457,7 +469,7 @@ def test_blocks_are_filled_and_nothing_else(suite: Results, variants_measured: R
     outside = re.sub(r"(<!-- made[^\n]*\n).*?(<!-- /made)", r"\1\2", text, flags=re.DOTALL)
     assert outside == PAGE.replace("old\n", "")
     before = page.stat().st_mtime_ns
-    assert pages.main([str(docs), "--results", str(results)]) == 0
+    assert [*pages.fill_all(docs, results)] == []
     assert page.read_text() == text and page.stat().st_mtime_ns == before, "what is right stays as it is"
 
 
@@ -466,7 +478,7 @@ def test_blocks_that_are_not_understood_are_named(suite: Results, tmp_path: Path
     suite.write(default_path(suite, False, tmp_path))
     for block in ("poem im2win", "standings", "speeds im2win"):
         page.write_text(f"<!-- made: {block} -->\n<!-- /made -->\n")
-        assert pages.main([str(tmp_path), "--results", str(tmp_path)]) == 2
+        assert report("pages", "--docs", str(tmp_path), "--results", str(tmp_path)) == 2
         assert f"page.md: block '{block}'" in capsys.readouterr().err
 
 

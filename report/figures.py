@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from leanconv.bench.ablation import BASELINE, FULL, STUDIES, study_of
-from leanconv.bench.comparisons import MEMORY_PEERS, variant
 from leanconv.bench.families import families as by_family
 from leanconv.bench.families import title
+from leanconv.bench.format import quantity, size
 from leanconv.bench.plots import blank, save
 from leanconv.bench.results import TABLE_BYTES, Group, Results, Row, right
-from leanconv.bench.tables import quantity, size
+from report.comparisons import MEMORY_PEERS, variant
+from report.studies import BASELINE, FULL, STUDIES, study_of
 
 _DPI = 160
 _INK, _GRID = "#222222", "#d9d9d9"

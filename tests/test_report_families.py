@@ -9,22 +9,22 @@ from typing import Any
 
 import pytest
 
-from leanconv.bench import default_path, figures, load_suite, pages, show
+from leanconv.bench import default_path, load_suite, show
 from leanconv.bench.families import (
     PREPARED,
     TARGETS,
-    engine_table,
     families,
     family_table,
     prepared,
     target_table,
     title,
 )
-from leanconv.bench.numerics import Entry
 from leanconv.bench.results import Results, Row
 from leanconv.bench.suites import format_problem
 from leanconv.problem import ConvProblem
 from leanconv.winograd import POINTS, WIDTHS
+from report import comparisons, figures, pages
+from report.numerics import Entry
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -108,14 +108,14 @@ def test_engines_are_compared_with_by_name() -> None:
     results = measured()
     wrong = [replace(row, error=0.1) if row.engine == "cudnn:fft-nchw" else row for row in results.rows]
     some = [row for row in wrong if row.engine != "torch-fp32-nhwc" or row.problem.startswith("g8(7,2)")]
-    found = rows_of(engine_table(replace(results, rows=some), "winograd1d"))
+    found = rows_of(comparisons.engines(replace(results, rows=some), "winograd1d"))
     assert "cudnn:fft-nchw" not in found, "a wrong answer is no peer"
     assert found["cudnn:implicit_precomp_gemm-nhwc"] == {
         "engine": "cudnn:implicit_precomp_gemm-nhwc", "most workspace": "1.02 kB", "Γ8": "4.50 (4.50–4.50)",
         "Γ16": "6.50 (6.50–6.50)", "all": "5.09 (4.50–6.50)",
     }  # fmt: skip
     assert found["torch-fp32-nhwc"]["Γ8"] == "3.00 (3.00–3.00), 10 of 60" and found["torch-fp32-nhwc"]["Γ16"] == "–"
-    assert engine_table(measured("opencnn"), "winograd2d")[0][2:] == ["conv2", "conv3", "conv4", "conv5", "all"]
+    assert comparisons.engines(measured("opencnn"), "winograd2d")[0][2:] == ["conv2", "conv3", "conv4", "conv5", "all"]
 
 
 def verdicts(results: Results) -> list[str]:
@@ -192,16 +192,16 @@ def test_errors_are_those_of_the_gpus_record(tmp_path: Path) -> None:
     folder, page = tmp_path / "nvidia-h200", tmp_path / "page.md"
     block = "<!-- made: errors numerics algorithms=winograd1d,cudnn:* -->\n"
     page.write_text(f"{block}<!-- /made -->\n")
-    assert pages.main([str(tmp_path), "--results", str(tmp_path)]) == 0 and "Not measured yet" in page.read_text()
+    assert [*pages.fill_all(tmp_path, tmp_path)] == [page] and "Not measured yet" in page.read_text()
     folder.mkdir()
     (folder / "numerics.json").write_text(json.dumps(record | {"entries": entries}))
-    assert pages.main([str(tmp_path), "--results", str(tmp_path)]) == 0
+    assert [*pages.fill_all(tmp_path, tmp_path)] == [page]
     text = page.read_text()
     assert "NVIDIA H200, 2026-01-02, revision 0123456789ab. Data: zero-mean." in text and "Data: in [1, 2]." in text
     assert "| Γ8(6,3), 64 channels | 4.0e-07 | 5.0e-07 (1.25×) |" in text and "`cudnn:fft-nchw` GPU" in text
     assert not any(words in text for words in ("im2win", "9.0e-07", "7.0e-07", "CPU"))
     (folder / "numerics.json").write_text(json.dumps(record | {"entries": entries[:1]}))
-    assert pages.main([str(tmp_path), "--results", str(tmp_path)]) == 0
+    assert [*pages.fill_all(tmp_path, tmp_path)] == [page]
     assert "`winograd1d` CPU" in page.read_text(), "what NumPy does, where no GPU has been measured"
 
 
@@ -213,7 +213,7 @@ def test_blocks_of_families(tmp_path: Path) -> None:
     blocks += ("targets winograd1d", "families-figure winograd1d", "targets opencnn")
     page.write_text("".join(f"<!-- made: {block} -->\n<!-- /made -->\n" for block in blocks))
     results.write(default_path(results, False, tmp_path))
-    assert pages.main([str(page.parent), "--results", str(tmp_path)]) == 0
+    assert [*pages.fill_all(page.parent, tmp_path)] == [page]
     text = page.read_text()
     assert "| Γ8(6,3) | 10 | 90.0–90.0 | 20.0% (20.0%) |" in text and "| ≥ 2.5 | 3.25 | yes |" in text
     assert "| cudnn:fft-nchw | 100 MB |" in text and "Not measured yet: `leanconv bench opencnn` on a GPU" in text
