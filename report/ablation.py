@@ -17,13 +17,15 @@ from leanconv.algorithms.base import Config, GpuAlgorithm
 from leanconv.bench import machine, terminal
 from leanconv.bench.operands import Operands
 from leanconv.bench.peers.base import Candidate, Peer, Unable
-from leanconv.bench.peers.own import compile_ahead
+from leanconv.bench.peers.own import compile_ahead, config_of, plan_of
 from leanconv.bench.results import Results
 from leanconv.bench.run import run_suite
 from leanconv.bench.suites import Case, parse_problem, suite_layout, suite_names
 from leanconv.bench.tables import heading
 from leanconv.plan import Plan, Target
 from leanconv.problem import ConvProblem, Problem
+from leanconv.runtime import launch
+from leanconv.runtime.compile import CompileError
 from leanconv.runtime.timing import time_gpu
 from report.comparisons import ABLATION_CELL, ablation
 from report.studies import BASELINE, FULL, STUDIES, Study, study_of
@@ -95,18 +97,12 @@ class AblationPeer(Peer):
         return None
 
     def _variants(self, problem: ConvProblem, device: Any) -> Iterator[Variant]:
-        from leanconv.call.run import choose_config
-
-        return variants(
-            self._study, problem, device.target, lambda algorithm: choose_config(algorithm, problem, device)
-        )
+        return variants(self._study, problem, device.target, lambda algorithm: config_of(algorithm, problem))
 
     def prepare(self, problems: Sequence[Problem], gpu: bool) -> None:
         """Compile all variants for all problems, on every core."""
-        from leanconv.runtime.launch import open_device
-
         if gpu:
-            device = open_device(0)
+            device = launch.open_device(0)
             layers = [problem for problem in problems if isinstance(problem, ConvProblem)]
             compile_ahead(
                 v.algorithm.plan(layer, v.config, device.target)
@@ -115,11 +111,8 @@ class AblationPeer(Peer):
             )
 
     def candidates(self, problem: Problem, operands: Operands, gpu: bool) -> Iterator[Candidate | Unable]:
-        from leanconv.runtime.compile import CompileError
-        from leanconv.runtime.launch import open_device
-
         assert isinstance(problem, ConvProblem)
-        device = open_device(0)
+        device = launch.open_device(0)
         for name in self._study.algorithms:
             if reasons := _algorithm(name).reasons(problem):
                 yield Unable(f"leanconv {name}", "; ".join(reasons))
@@ -242,12 +235,8 @@ def _time_transform(problem: ConvProblem, budget_s: float) -> dict[str, Any]:
     """Time of im2win's first launch, and the fewest bytes it can move."""
     import torch
 
-    from leanconv.call.run import choose_config
-    from leanconv.runtime.launch import open_device
-
-    device = open_device(0)
-    algorithm = _algorithm("im2win")
-    plan = algorithm.plan(problem, choose_config(algorithm, problem, device), device.target)
+    device = launch.open_device(0)
+    plan = plan_of(_algorithm("im2win"), problem)
     run = device.executable(Plan(plan.launches[:1], plan.workspace_bytes))
     x = torch.randn(problem.x_shape, device="cuda")
     workspace = _scratch(plan.workspace_bytes, gpu=True)

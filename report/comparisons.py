@@ -60,7 +60,7 @@ def ablation(results: Results, algorithm: str) -> Table:
             line += [quantity(us), f"{100 * us / whole.us:.0f}%" if us and whole else "–"]
         lines.append(line)
     empty = ["", ""] if explicit else []
-    means = (f"{geometric_mean(found):.2f}" if found else "–" for found in shares.values())
+    means = (f"{geometric_mean(values):.2f}" if values else "–" for values in shares.values())
     lines.append(["of full, geometric mean", *means, *empty])
     registers = (_span([row.registers for row in results.rows if (row.algorithm, row.variant) == key]) for key in keys)
     lines.append(["registers", *registers, *empty])

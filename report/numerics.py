@@ -19,10 +19,14 @@ from leanconv.algorithms import ALGORITHMS
 from leanconv.algorithms.base import Algorithm, CpuAlgorithm, GpuAlgorithm, ceil_div
 from leanconv.bench import machine
 from leanconv.bench.operands import Operands
+from leanconv.bench.peers.base import Candidate
+from leanconv.bench.peers.cudnn import CudnnError, CudnnPeer
+from leanconv.bench.peers.own import compile_ahead, plan_of
 from leanconv.bench.suites import dense_filter
 from leanconv.plan import Plan
 from leanconv.problem import ConvProblem, Problem
 from leanconv.reference import CPU_ALGORITHMS, oracle, winograd1d
+from leanconv.runtime import launch
 from leanconv.runtime.files import write_text
 from leanconv.runtime.probe import why_no_gpu
 from leanconv.winograd import WIDTHS
@@ -84,7 +88,7 @@ def _runners(problem: Problem, gpu: bool) -> Iterator[tuple[Algorithm, str, Call
         if isinstance(algorithm, CpuAlgorithm):
             yield algorithm, "CPU", _on_cpu(algorithm, problem)
         elif isinstance(algorithm, GpuAlgorithm):
-            yield algorithm, "GPU", _on_gpu(_plan(algorithm, _in_tier(problem, algorithm)), problem)
+            yield algorithm, "GPU", _on_gpu(plan_of(algorithm, _in_tier(problem, algorithm)), problem)
 
 
 def _in_tier(problem: Problem, algorithm: Algorithm) -> Problem:
@@ -100,23 +104,12 @@ def _on_cpu(algorithm: CpuAlgorithm, problem: Problem) -> Callable[..., Any]:
     return lambda x, w: algorithm.run(problem, x, w)
 
 
-def _plan(algorithm: GpuAlgorithm, problem: Problem) -> Plan:
-    """What a call runs on this machine's GPU."""
-    from leanconv.call.run import choose_config
-    from leanconv.runtime.launch import open_device
-
-    device = open_device(0)
-    return algorithm.plan(problem, choose_config(algorithm, problem, device), device.target)
-
-
 def _kernel_plan(algorithm: GpuAlgorithm, problem: ConvProblem, alpha: int) -> Plan | None:
     """What computes the problem on this machine's GPU with ``alpha`` states, if it is a matter of states at all.
 
     None where the algorithm has no such kernel in the tier of the problem.
     """
-    from leanconv.runtime.launch import open_device
-
-    target = open_device(0).target
+    target = launch.open_device(0).target
     for config in algorithm.configs(problem, target):
         tuning = dict(config.constants())
         if tuning.get("states", alpha) == alpha and not tuning.get("segments"):
@@ -125,12 +118,10 @@ def _kernel_plan(algorithm: GpuAlgorithm, problem: ConvProblem, alpha: int) -> P
 
 
 def _on_gpu(plan: Plan, problem: Problem) -> Callable[..., Any]:
-    from leanconv.runtime.launch import open_device, run_plan
-
     def run(x: np.ndarray, w: np.ndarray) -> np.ndarray:
         shape = problem.y_shape if isinstance(problem, ConvProblem) else x.shape
         y = np.full(shape, np.nan, np.float32)
-        run_plan(open_device(0), plan, {"x": x, "w": w, "y": y}, value=0.0, delta=0.0)
+        launch.run_plan(launch.open_device(0), plan, {"x": x, "w": w, "y": y}, value=0.0, delta=0.0)
         return y
 
     return run
@@ -236,9 +227,6 @@ class _Given(Operands):
 
 def _cudnn_outputs(problem: ConvProblem, x: np.ndarray, w: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
     """Every algorithm of cuDNN that computes the problem, by its name, and its output in NHWC."""
-    from leanconv.bench.peers.base import Candidate
-    from leanconv.bench.peers.cudnn import CudnnError, CudnnPeer
-
     peer = CudnnPeer()
     if peer.absent():
         return
@@ -253,15 +241,13 @@ def _cudnn_outputs(problem: ConvProblem, x: np.ndarray, w: np.ndarray) -> Iterat
 
 def compile_kernels() -> None:
     """Compile on every core what `measure` and `measure_kernels` run on the GPU."""
-    from leanconv.bench.peers.own import compile_ahead
-
     plans = []
     problems: list[Problem] = [layer(*entry) for entry in LAYERS]
     problems += [dense_filter(1, 96, 128, size, size) for size in FILTERS]
     for problem in problems:
         for algorithm in ALGORITHMS:
             if isinstance(problem, algorithm.solves) and not algorithm.reasons(_in_tier(problem, algorithm)):
-                plans.append(_plan(algorithm, _in_tier(problem, algorithm)))
+                plans.append(plan_of(algorithm, _in_tier(problem, algorithm)))
     for alpha, width in KERNELS:
         for c in CHANNELS:
             case = kernel_layer(alpha, width, c)
@@ -326,9 +312,7 @@ def record(entries: Sequence[Entry], gpu: bool) -> dict[str, Any]:
     """What the file of a measurement holds."""
     name = "the CPU"
     if gpu:
-        from leanconv.runtime.launch import open_device
-
-        name = open_device(0).name
+        name = launch.open_device(0).name
     return {
         "machine": name,
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),

@@ -1,4 +1,4 @@
-"""What is made of the benchmark's figures: comparisons, tables, pages, plots."""
+"""Comparisons with the peers, tables, plots, and the ceilings that shares are of."""
 
 from __future__ import annotations
 
@@ -8,15 +8,13 @@ from typing import Any
 
 import pytest
 
-from leanconv.bench import default_path, geometric_mean
+from leanconv.bench import geometric_mean
 from leanconv.bench.ceilings import Ceilings
 from leanconv.bench.format import quantity, size
 from leanconv.bench.results import GROUPS, Results, Row
-from leanconv.bench.suites import LAYOUTS, dense_filter, suite_layout
+from leanconv.bench.suites import dense_filter
 from leanconv.bench.tables import detail, legend, summary
 from leanconv.problem import ConvProblem
-from leanconv.reference import CPU_ALGORITHMS
-from report import markdown, numerics, pages, performance
 
 CEILINGS = Ceilings(fp32_tflops=50.0, tf32_tflops=400.0, copy_tbytes=4.0, how="made up")
 
@@ -99,7 +97,7 @@ def test_geometric_mean() -> None:
             geometric_mean(bad)
 
 
-def test_tables_and_page(tmp_path: Path) -> None:
+def test_tables() -> None:
     results = made_up_results()
     columns, lines = summary(results)
     by_name = {line[0]: dict(zip(columns, line, strict=True)) for line in lines}
@@ -108,65 +106,6 @@ def test_tables_and_page(tmp_path: Path) -> None:
     assert by_name["a"]["algorithm"] == "good" and by_name["a"]["of ceiling"] == "50% fp32"
     assert [line[3] for line in detail(results)[1][:3]] == ["1.00", "2.00", "3.00"]
     assert "99 registers, 0 B spilled" in str(detail(results))
-    assert markdown.table((["x", "y"], [["1", "2"]])) == "| x | y |\n|---|---|\n| 1 | 2 |"
-
-    path = default_path(results, partial=False, root=tmp_path)
-    assert path == tmp_path / "nvidia-h200" / "im2win-nhwc.json"
-    results.write(path)
-    results.write(default_path(results, partial=True, root=tmp_path))
-    assert performance.results_files(tmp_path) == [path], "a part of a suite is no result to publish"
-    other = default_path(replace(results, suite="winograd1d", layout="NCHW"), partial=False, root=tmp_path)
-    results.write(other)
-    assert other.stem == "winograd1d-nchw" and performance.results_files(tmp_path) == [path, other]
-    relaxed = replace(results, suite="opencnn", layout="NCHW", precision="relaxed")
-    named = {
-        default_path(found, partial=False, root=tmp_path, suffix=suffix).stem
-        for found in (relaxed, in_chwn(relaxed), replace(in_chwn(relaxed), precision=None))
-        for suffix in ("", "-ablation")
-    }
-    assert named == {
-        "opencnn-relaxed", "opencnn-relaxed-ablation", "opencnn-chwn-relaxed", "opencnn-chwn-relaxed-ablation",
-        "opencnn-chwn", "opencnn-chwn-ablation",
-    }  # fmt: skip
-    further = default_path(in_chwn(relaxed), partial=False, root=tmp_path)
-    in_chwn(relaxed).write(further)
-    assert (
-        performance.results_files(tmp_path) == [path, further, other] and Results.read(further).precision == "relaxed"
-    )
-    assert "## opencnn CHWN relaxed on NVIDIA H200" in performance.page([further])
-    page = performance.page([path])
-    assert "## im2win NHWC on NVIDIA H200" in page and "| geometric mean |" in page and "do not edit" in page
-
-
-@pytest.mark.parametrize("layout", [None, *LAYOUTS])
-@pytest.mark.parametrize("precision", [None, "relaxed"])
-@pytest.mark.parametrize("suite_name", ["opencnn", "general-direct"])
-def test_a_block_without_figures_tells_the_command_that_makes_them(
-    layout: str | None, precision: str | None, suite_name: str, tmp_path: Path
-) -> None:
-    for is_ablation in (False, True):
-        results = replace(
-            made_up_results(), suite=suite_name, layout=layout or suite_layout(suite_name), precision=precision
-        )
-        stem = default_path(results, False, tmp_path, "-ablation" if is_ablation else "").stem
-        told = pages._command(stem).split()
-        own = layout in (None, suite_layout(suite_name))
-        begin = ["python", "-m", "report", "ablation"] if is_ablation else ["leanconv", "bench"]
-        assert told == [
-            *begin,
-            suite_name,
-            *([] if own else ["--layout", layout]),
-            *(["--precision", precision] if precision else []),
-        ]
-
-
-def test_blocks_of_another_layout_say_where_the_peers_ran(tmp_path: Path) -> None:
-    page, block = tmp_path / "page.md", "<!-- made: standings im2win{} -->\n<!-- /made -->\n"
-    for results in (made_up_results(), in_chwn(made_up_results())):
-        results.write(default_path(results, False, tmp_path))
-    told = "cuDNN and PyTorch have no layout CHWN: they take the same numbers in NCHW and NHWC. × is "
-    assert told in pages.fill(block.format("-chwn"), page, tmp_path, tmp_path)
-    assert "have no layout" not in pages.fill(block.format("-nhwc"), page, tmp_path, tmp_path)
 
 
 def test_results_without_own_rows_show_the_peers() -> None:
@@ -203,17 +142,6 @@ def test_ceiling_is_the_one_that_binds() -> None:
     picture = dense_filter(1, 8192, 8192, 3, 3)
     assert CEILINGS.bound(picture) == "copy"
     assert CEILINGS.floor_us(picture, "fp32") == pytest.approx(2 * 4 * 8192**2 / 4e6)
-
-
-def test_numerics_page_has_every_algorithm_and_its_bound_holds(tmp_path: Path) -> None:
-    entries = numerics.measure(layers=((3, 20),), filters=(5,), gpu=False)
-    for entry in entries:
-        assert entry.error <= 4 * max(entry.sequential, 2**-24), entry
-    for algorithm in CPU_ALGORITHMS:
-        assert {e.data for e in entries if e.algorithm == algorithm.name} == {"zero-mean", "positive"}, algorithm.name
-    page = numerics.page([numerics.record(entries, gpu=False)])
-    assert "python -m report numerics" in page and "layer 3×3×20" in page and "filter 5×5" in page
-    assert all(f"`{algorithm.name}` CPU" in page for algorithm in CPU_ALGORITHMS)
 
 
 def test_what_was_measured_twice_is_kept_once() -> None:

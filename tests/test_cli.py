@@ -319,7 +319,7 @@ def test_doctor_sees_wrong_values(run: Any, no_gpu: None, monkeypatch: pytest.Mo
 def test_doctor_advises(no_gpu: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("LEANCONV_CACHE_DIR", str(tmp_path / "file"))
-    monkeypatch.setattr(doctor, "_version", lambda name: None)
+    monkeypatch.setattr(doctor, "installed_version", lambda name: None)
     found = states()
     assert found["cache of kernels"].state == "broken" and "LEANCONV_CACHE_DIR" in found["cache of kernels"].advice
     assert "leanconv[torch]" in found["PyTorch tensors on the CPU"].advice

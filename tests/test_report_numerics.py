@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from leanconv.algorithms.winograd1d import Winograd1d
-from leanconv.reference import oracle
+from leanconv.reference import CPU_ALGORITHMS, oracle
 from leanconv.winograd import segments
 from report import numerics
 from report.__main__ import main
@@ -85,3 +85,14 @@ def test_the_command_makes_the_page_from_records(tmp_path: Path, capsys: pytest.
     text = out.read_text(encoding="utf-8")
     assert "## Measured on Some GPU" in text and "Γ4(3,2), 4 channels" in text
     assert "1 machines" in capsys.readouterr().out
+
+
+def test_numerics_page_has_every_algorithm_and_its_bound_holds() -> None:
+    entries = numerics.measure(layers=((3, 20),), filters=(5,), gpu=False)
+    for entry in entries:
+        assert entry.error <= 4 * max(entry.sequential, 2**-24), entry
+    for algorithm in CPU_ALGORITHMS:
+        assert {e.data for e in entries if e.algorithm == algorithm.name} == {"zero-mean", "positive"}, algorithm.name
+    page = numerics.page([numerics.record(entries, gpu=False)])
+    assert "python -m report numerics" in page and "layer 3×3×20" in page and "filter 5×5" in page
+    assert all(f"`{algorithm.name}` CPU" in page for algorithm in CPU_ALGORITHMS)

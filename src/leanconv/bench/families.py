@@ -88,14 +88,14 @@ def title(family: str) -> str:
 
 def families(results: Results) -> dict[str, list[str]]:
     """Problems by family, in the order of the suite; then by number of states where names tell it; then all."""
-    found: dict[str, list[str]] = {}
+    named: dict[str, list[str]] = {}
     for problem in results.problems:
-        found.setdefault(problem.partition("-")[0], []).append(problem)
+        named.setdefault(problem.partition("-")[0], []).append(problem)
     for problem in results.problems:
         states, bracket, _ = problem.partition("(")
         if bracket:
-            found.setdefault(states, []).append(problem)
-    return found | {"all": list(results.problems)}
+            named.setdefault(states, []).append(problem)
+    return named | {"all": list(results.problems)}
 
 
 def prepared(results: Results, problem: str, algorithm: str) -> Row | None:
@@ -137,8 +137,8 @@ def family_table(results: Results, algorithm: str) -> Table:
         cells = [spread(ratios(results, problems, algorithm, group), len(problems)) for group in PEERS]
         for name in ours:
             others = {problem: results.own(problem, [name]) for problem in rows}
-            found = [other.us / rows[problem].us for problem, other in others.items() if other]
-            cells.append(spread(found, len(problems)))
+            faster = [other.us / rows[problem].us for problem, other in others.items() if other]
+            cells.append(spread(faster, len(problems)))
         preparation = f"{sum(shares) / len(shares):.1f}% ({max(shares):.1f}%)" if shares else "–"
         speed = f"{quantity(min(speeds))}–{quantity(max(speeds))}"
         error = max(row.error or 0.0 for row in rows.values())

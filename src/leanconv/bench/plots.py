@@ -34,8 +34,7 @@ def plot(results: Results, path: Path) -> None:
         axis.set_ylabel(unit(results))
         axis.margins(x=0.01)
     axes[0].legend(fontsize=8, ncols=len(series), loc="lower left", bbox_to_anchor=(0, 1), frameon=False)
-    where = results.machine.get("gpu") or results.machine.get("cpu")
-    figure.suptitle(f"{results.title} on {where}", fontsize=10)
+    figure.suptitle(f"{results.title} on {results.place}", fontsize=10)
     save(figure, path)
 
 

@@ -1,4 +1,4 @@
-"""What a run of the benchmark found, as a file and as questions about it."""
+"""The results of a run of the benchmark: rows, the file of them, and comparisons with groups of peers."""
 
 from __future__ import annotations
 
@@ -74,6 +74,11 @@ class Results:
         return " ".join(filter(None, (self.suite, self.layout, self.precision)))
 
     @property
+    def place(self) -> str:
+        """The GPU, or the CPU where there was none."""
+        return str(self.machine.get("gpu") or self.machine.get("cpu"))
+
+    @property
     def own_failed(self) -> bool:
         """Whether something of leanconv's own failed."""
         return any(entry["engine"].startswith("leanconv") for entry in self.failed)
@@ -109,7 +114,7 @@ class Results:
         ValueError as refuse_other does.
         """
         self.refuse_other(other)
-        found = {**self.problems, **other.problems}
+        problems = {**self.problems, **other.problems}
 
         def kept(entries: list[dict[str, str]]) -> list[dict[str, str]]:
             return [entry for entry in entries if entry["problem"] not in other.problems]
@@ -119,13 +124,13 @@ class Results:
             self.machine,
             self.suite,
             self.layout,
-            problems={name: found[name] for name in order if name in found},
+            problems={name: problems[name] for name in order if name in problems},
             rows=[row for row in self.rows if row.problem not in other.problems] + other.rows,
             absent=self.absent | other.absent,
             skipped=kept(self.skipped) + other.skipped,
             failed=kept(self.failed) + other.failed,
             warnings=list(dict.fromkeys([*self.warnings, *other.warnings, both])),
-            missing=[name for name in self.missing if name not in found or name in other.missing],
+            missing=[name for name in self.missing if name not in problems or name in other.missing],
             precision=self.precision,
         )
 
@@ -144,8 +149,8 @@ class Results:
 
     def peers(self, problem: str) -> dict[str, Row]:
         """The fastest row of each group of peers that has one."""
-        found = {group.name: self.peer(problem, group) for group in GROUPS}
-        return {name: row for name, row in found.items() if row}
+        fastest = {group.name: self.peer(problem, group) for group in GROUPS}
+        return {name: row for name, row in fastest.items() if row}
 
     def peer(self, problem: str, group: Group) -> Row | None:
         """The fastest row of a group of peers that is right."""
@@ -159,12 +164,12 @@ class Results:
 
     def ratios(self, group: str, algorithms: Collection[str] | None = None) -> list[float]:
         """How many times faster leanconv, or the best of ``algorithms``, is than a group, where both ran."""
-        found = []
+        ratios = []
         for problem in self.problems:
             own, peer = self.own(problem, algorithms), self.peers(problem).get(group)
             if own and peer:
-                found.append(peer.us / own.us)
-        return found
+                ratios.append(peer.us / own.us)
+        return ratios
 
 
 def right(row: Row) -> bool:

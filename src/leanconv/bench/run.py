@@ -194,8 +194,8 @@ def _cases(
         for setting, given in (("layout", layout), ("precision", precision)):
             if given is not None:
                 raise ValueError(f"{setting}={given!r} is for suites; write it into the problem, as in {what},{given}")
-        found = problem.layout if isinstance(problem, ConvProblem) else None
-        return (Case(what.partition(":")[2], problem),), "problem", found, None
+        own = problem.layout if isinstance(problem, ConvProblem) else None
+        return (Case(what.partition(":")[2], problem),), "problem", own, None
     if what not in suite_names():
         names = ", ".join(suite_names())
         raise ValueError(f"{what!r} is no suite ({names}), and a problem starts with 'conv:' or 'filter:'")
@@ -208,7 +208,7 @@ def _present(
 ) -> list[Peer]:
     """The libraries that can take part; the others are named in ``absent``."""
     kinds = {type(case.problem) for case in cases}
-    found = []
+    present = []
     for peer in peers:
         if not kinds & set(peer.solves) or not any(run.wants(engine) for engine in peer.engines):
             continue
@@ -221,9 +221,9 @@ def _present(
         if reason:
             absent[peer.name] = reason
         else:
-            found.append(peer)
+            present.append(peer)
             versions.update(peer.versions())
-    return found
+    return present
 
 
 def _sized(case: Case, batch: int | None, run: _Run, results: Results) -> Problem | None:

@@ -50,7 +50,9 @@ def summary(results: Results) -> Table:
         ratios = [f"{peers[name].us / row.us:.2f}" if name in peers else "–" for name in groups]
         lines.append([problem, row.algorithm, *figures, *ratios])
     means = [results.ratios(name) for name in groups]
-    lines.append(["geometric mean", *[""] * 6, *(f"{geometric_mean(found):.2f}" if found else "–" for found in means)])
+    lines.append(
+        ["geometric mean", *[""] * 6, *(f"{geometric_mean(values):.2f}" if values else "–" for values in means)]
+    )
     return columns, lines
 
 
@@ -68,7 +70,7 @@ def standings(results: Results, together: Sequence[Sequence[str]] = ()) -> Table
     for name, algorithms in sets:
         count = sum(results.own(problem, algorithms) is not None for problem in results.problems)
         ratios = [results.ratios(group, algorithms) for group in groups]
-        cells = [f"{geometric_mean(found):.2f} ({min(found):.2f})" if found else "–" for found in ratios]
+        cells = [f"{geometric_mean(values):.2f} ({min(values):.2f})" if values else "–" for values in ratios]
         lines.append([name, str(count), *cells])
     return ["algorithm", "problems", *(f"× {group}" for group in groups)], lines
 
@@ -93,9 +95,8 @@ def detail(results: Results) -> Table:
 
 def heading(results: Results) -> str:
     """What was measured, and on which machine."""
-    machine = results.machine
-    where = machine.get("gpu") or f"{machine.get('cpu')}, {machine.get('cores')} cores"
-    return f"{results.title} on {where}"
+    cores = "" if results.machine.get("gpu") else f", {results.machine.get('cores')} cores"
+    return f"{results.title} on {results.place}{cores}"
 
 
 def about_layouts(results: Results) -> str:

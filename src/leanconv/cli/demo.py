@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from leanconv.bench.format import duration
+from leanconv.bench.format import duration, quantity
 from leanconv.bench.terminal import console
 from leanconv.cli.demo_measure import Measured, measure_filter, measure_layer
 from leanconv.problem import ConvProblem
@@ -123,11 +123,11 @@ def _command() -> str:
 
 def _composed(results: dict[str, np.ndarray]) -> list[tuple[str, np.ndarray]]:
     """Title and result of each shown filter, in the photograph's range; of several kernels it is the length."""
-    found = []
+    shown = []
     for title, used, add in SHOWN:
         planes = results[used[0]] if len(used) == 1 else np.sqrt(sum(results[words] ** 2 for words in used))
-        found.append((title, planes + np.float32(add)))
-    return found
+        shown.append((title, planes + np.float32(add)))
+    return shown
 
 
 def _print(out: Any, title: str, lines: Iterable[Measured]) -> None:
@@ -144,7 +144,7 @@ def _print(out: Any, title: str, lines: Iterable[Measured]) -> None:
             table.add_section()
         table.add_row(
             line.what if line.what != before else "", line.where, line.algorithm + (" *" if line.chosen else ""),
-            duration(line.us), f"{line.gflops:.1f}" if line.gflops < 100 else f"{line.gflops:.0f}",
+            duration(line.us), quantity(line.gflops),
             f"{line.error:.1e}", f"{line.bound:.1e}", "[green]right[/]" if line.right else "[bold red]WRONG[/]",
         )  # fmt: skip
         before = line.what

@@ -46,7 +46,7 @@ def measure_layer(what: str, problem: ConvProblem, photo: np.ndarray, gpu: bool,
     w = random.standard_normal(problem.w_shape, np.float32) * np.float32((2 / fan_in) ** 0.5)
     bias = random.standard_normal(problem.k, np.float32) * np.float32(0.1)
     answer, bound = oracle.conv2d(problem, x, w, bias), oracle.error_bound(problem, x, w, bias)
-    found = []
+    lines = []
     limit = env.workspace_limit()  # the calls below obey it too
     for where in ("CPU", "GPU") if gpu else ("CPU",):
         candidates: Sequence[Any] = ALGORITHMS if where == "GPU" else CPU_ALGORITHMS
@@ -65,8 +65,8 @@ def measure_layer(what: str, problem: ConvProblem, photo: np.ndarray, gpu: bool,
                 us = time_cpu(call, budget_s=budget_s, warm_up=False).median_us
             error = oracle.relative_error(y, answer)
             gflops = problem.flops / us * 1e-3
-            found.append(Measured(what, algorithm.name, where, algorithm is chosen, us, gflops, error, bound))
-    return found
+            lines.append(Measured(what, algorithm.name, where, algorithm is chosen, us, gflops, error, bound))
+    return lines
 
 
 def _input(problem: ConvProblem, photo: np.ndarray, random: np.random.Generator) -> np.ndarray:
@@ -84,7 +84,7 @@ def measure_filter(words: str, photo: np.ndarray, gpu: bool, budget_s: float) ->
     kernel = filters.from_words(words)
     problem = dense_filter(len(photo), *photo.shape[1:], *kernel.shape)
     answer, bound = oracle.filter2d(problem, photo, kernel), oracle.filter_error_bound(problem, photo, kernel)
-    found = []
+    lines = []
     result = photo
     for where in ("CPU", "GPU") if gpu else ("CPU",):
         call = partial(api.filter2d, photo, kernel, device="cuda" if where == "GPU" else None)
@@ -97,8 +97,8 @@ def measure_filter(words: str, photo: np.ndarray, gpu: bool, budget_s: float) ->
             us = time_cpu(call, budget_s=budget_s, warm_up=False).median_us
         error = oracle.relative_error(result, answer)
         what = f"{words}, {problem.batch}×{problem.h}×{problem.w}"
-        found.append(Measured(what, chosen, where, True, us, problem.flops / us * 1e-3, error, bound))
-    return result, found
+        lines.append(Measured(what, chosen, where, True, us, problem.flops / us * 1e-3, error, bound))
+    return result, lines
 
 
 def _time_on_gpu(problem: Problem, name: str, inputs: dict[str, np.ndarray], y: np.ndarray, budget_s: float) -> Timing:

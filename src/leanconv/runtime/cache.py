@@ -37,20 +37,20 @@ def _headers(name: str) -> dict[str, str]:
 
     Headers from elsewhere (CUDA's own) come with the compiler, whose version is part of the key.
     """
-    found: dict[str, str] = {}
+    checksums: dict[str, str] = {}
     todo = [name]
     while todo:
         header = todo.pop()
         path = KERNELS / header
-        if header in found or not path.is_file():
+        if header in checksums or not path.is_file():
             continue
         text = path.read_bytes()
-        found[header] = hashlib.sha256(text).hexdigest()
+        checksums[header] = hashlib.sha256(text).hexdigest()
         included = [match.decode() for match in _INCLUDE.findall(text)]
         # NVRTC looks below kernels/ for <...>, and beside the including file for "..."
         todo += included
         todo += [(Path(header).parent / other).as_posix() for other in included]
-    return found
+    return checksums
 
 
 @cache
@@ -139,10 +139,10 @@ def compiled(launch: Launch, arch: str) -> Compiled:
     Raises CompileError where NVRTC refuses the source, CudaUnavailableError where NVRTC is not installed.
     """
     name = key(launch, arch)
-    found = load(name)
-    if found is None:
+    code = load(name)
+    if code is None:
         try:
-            found = compiler.compile_launch(launch, arch)
+            code = compiler.compile_launch(launch, arch)
         except ImportError as error:
             raise _no_compiler(error) from error
         except CompileError as error:
@@ -150,8 +150,8 @@ def compiled(launch: Launch, arch: str) -> Compiled:
             if type(error.__cause__).__name__ == "DynamicLibNotFoundError":
                 raise _no_compiler(error.__cause__ or error) from error
             raise
-        store(name, found)
-    return found
+        store(name, code)
+    return code
 
 
 #: Names of `store`'s files, finished, and unfinished as `files.whole` names them. NOTE: the user chooses the folder, so
@@ -164,7 +164,7 @@ _ABANDONED_S = 3600
 def _entries() -> list[tuple[Path, int]]:
     """The store's files and their bytes, without what other processes are writing just now."""
     folder = env.cache_dir() / "kernels"
-    found = []
+    entries = []
     try:
         for path in folder.iterdir():
             finished = _FINISHED.fullmatch(path.name)
@@ -175,10 +175,10 @@ def _entries() -> list[tuple[Path, int]]:
             except FileNotFoundError:
                 continue
             if finished or time.time() - status.st_mtime > _ABANDONED_S:
-                found.append((path, status.st_size))
+                entries.append((path, status.st_size))
     except OSError:
         pass  # no folder, or none of ours
-    return found
+    return entries
 
 
 def size() -> tuple[int, int]:

@@ -1,0 +1,75 @@
+"""docs/performance.md, and the blocks that say which command is to be run."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from test_bench_tables import in_chwn, made_up_results
+
+from leanconv.bench import default_path
+from leanconv.bench.results import Results
+from leanconv.bench.suites import LAYOUTS, suite_layout
+from report import markdown, pages, performance
+
+
+def test_performance_page_is_of_whole_suites(tmp_path: Path) -> None:
+    results = made_up_results()
+    assert markdown.table((["x", "y"], [["1", "2"]])) == "| x | y |\n|---|---|\n| 1 | 2 |"
+    path = default_path(results, partial=False, root=tmp_path)
+    assert path == tmp_path / "nvidia-h200" / "im2win-nhwc.json"
+    results.write(path)
+    results.write(default_path(results, partial=True, root=tmp_path))
+    assert performance.results_files(tmp_path) == [path], "a part of a suite is no result to publish"
+    other = default_path(replace(results, suite="winograd1d", layout="NCHW"), partial=False, root=tmp_path)
+    results.write(other)
+    assert other.stem == "winograd1d-nchw" and performance.results_files(tmp_path) == [path, other]
+    relaxed = replace(results, suite="opencnn", layout="NCHW", precision="relaxed")
+    named = {
+        default_path(measured, partial=False, root=tmp_path, suffix=suffix).stem
+        for measured in (relaxed, in_chwn(relaxed), replace(in_chwn(relaxed), precision=None))
+        for suffix in ("", "-ablation")
+    }
+    assert named == {
+        "opencnn-relaxed", "opencnn-relaxed-ablation", "opencnn-chwn-relaxed", "opencnn-chwn-relaxed-ablation",
+        "opencnn-chwn", "opencnn-chwn-ablation",
+    }  # fmt: skip
+    further = default_path(in_chwn(relaxed), partial=False, root=tmp_path)
+    in_chwn(relaxed).write(further)
+    assert performance.results_files(tmp_path) == [path, further, other]
+    assert Results.read(further).precision == "relaxed"
+    assert "## opencnn CHWN relaxed on NVIDIA H200" in performance.page([further])
+    page = performance.page([path])
+    assert "## im2win NHWC on NVIDIA H200" in page and "| geometric mean |" in page and "do not edit" in page
+
+
+@pytest.mark.parametrize("layout", [None, *LAYOUTS])
+@pytest.mark.parametrize("precision", [None, "relaxed"])
+@pytest.mark.parametrize("suite_name", ["opencnn", "general-direct"])
+def test_a_block_without_figures_tells_the_command_that_makes_them(
+    layout: str | None, precision: str | None, suite_name: str, tmp_path: Path
+) -> None:
+    for is_ablation in (False, True):
+        results = replace(
+            made_up_results(), suite=suite_name, layout=layout or suite_layout(suite_name), precision=precision
+        )
+        stem = default_path(results, False, tmp_path, "-ablation" if is_ablation else "").stem
+        told = pages._command(stem).split()
+        own = layout in (None, suite_layout(suite_name))
+        begin = ["python", "-m", "report", "ablation"] if is_ablation else ["leanconv", "bench"]
+        assert told == [
+            *begin,
+            suite_name,
+            *([] if own else ["--layout", layout]),
+            *(["--precision", precision] if precision else []),
+        ]
+
+
+def test_blocks_of_another_layout_say_where_the_peers_ran(tmp_path: Path) -> None:
+    page, block = tmp_path / "page.md", "<!-- made: standings im2win{} -->\n<!-- /made -->\n"
+    for results in (made_up_results(), in_chwn(made_up_results())):
+        results.write(default_path(results, False, tmp_path))
+    told = "cuDNN and PyTorch have no layout CHWN: they take the same numbers in NCHW and NHWC. × is "
+    assert told in pages.fill(block.format("-chwn"), page, tmp_path, tmp_path)
+    assert "have no layout" not in pages.fill(block.format("-nhwc"), page, tmp_path, tmp_path)
