@@ -1,7 +1,8 @@
-"""docs/performance.md, and the blocks that say which command is to be run."""
+"""docs/performance.md, the blocks that name the command to run, and that there are such commands."""
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +13,9 @@ from leanconv.bench import default_path
 from leanconv.bench.results import Results
 from leanconv.bench.suites import LAYOUTS, suite_layout
 from report import markdown, pages, performance
+from report.__main__ import main
+
+ROOT = Path(__file__).resolve().parent.parent
 
 
 def test_performance_page_is_of_whole_suites(tmp_path: Path) -> None:
@@ -73,3 +77,27 @@ def test_blocks_of_another_layout_say_where_the_peers_ran(tmp_path: Path) -> Non
     told = "cuDNN and PyTorch have no layout CHWN: they take the same numbers in NCHW and NHWC. × is "
     assert told in pages.fill(block.format("-chwn"), page, tmp_path, tmp_path)
     assert "have no layout" not in pages.fill(block.format("-nhwc"), page, tmp_path, tmp_path)
+
+
+def test_every_command_that_is_named_exists() -> None:
+    texts = [ROOT / "Makefile", *(ROOT / "docs").glob("**/*.md"), *(ROOT / "report").glob("*.*")]
+    named = {word for path in texts for word in re.findall(r"-m report ([a-z]+)", path.read_text(encoding="utf-8"))}
+    assert named == {"numerics", "performance", "pictures", "pages", "points", "ablation"}
+    for word in named:
+        with pytest.raises(SystemExit) as stopped:
+            main([word, "--help"])
+        assert not stopped.value.code
+
+
+def test_pictures_are_drawn_in_the_same_bytes(tmp_path: Path) -> None:
+    """``make docs`` changes no picture that is as the code says."""
+    pytest.importorskip("matplotlib")
+    with pytest.raises(SystemExit) as stopped:
+        main(["pictures", "--docs", str(tmp_path)])
+    assert not stopped.value.code
+    drawn = sorted(tmp_path.glob("pictures/*.svg"))
+    assert [path.name for path in drawn] == sorted(path.name for path in (ROOT / "docs" / "pictures").glob("*.svg"))
+    from report.pictures import im2win
+
+    im2win.draw(tmp_path / "again.svg")
+    assert (tmp_path / "again.svg").read_bytes() == (tmp_path / "pictures" / "im2win.svg").read_bytes()
