@@ -8,22 +8,8 @@ from typing import Annotated
 
 import typer
 
-from leanconv.cli import command_line
-from leanconv.cli.command_line import (
-    FAILED,
-    Batch,
-    InLayout,
-    Only,
-    Out,
-    Plot,
-    Precision,
-    Quick,
-    Resume,
-    Revision,
-    Seconds,
-    What,
-    patterns,
-)
+from leanconv.cli import command_line, options
+from leanconv.cli.command_line import FAILED
 
 app = command_line.new_app("report", "Make the pages of docs/ from committed results; run the studies behind them.")
 
@@ -56,7 +42,7 @@ def performance(docs: Docs = DOCS, results: Records = RESULTS) -> None:
 def numerics(
     docs: Docs = DOCS,
     results: Records = RESULTS,
-    revision: Revision = None,
+    revision: options.Revision = None,
     only_page: Annotated[bool, typer.Option("--only-page", help="Measure nothing: write the page anew.")] = False,
 ) -> None:
     """Measure errors against float64 on this machine, and write docs/numerics.md from the records of all machines."""
@@ -96,20 +82,20 @@ def points(
 
 @app.command()
 def ablation(
-    what: What,
-    layout: InLayout = None,
-    precision: Precision = None,
-    only: Only = None,
+    what: options.What,
+    layout: options.Layout = None,
+    precision: options.Precision = None,
+    only: options.Only = None,
     algorithms: Annotated[
         str, typer.Option(help="Patterns of the algorithms to take apart; by default those that the suite is about.")
     ] = "",
-    batch: Batch = None,
-    quick: Quick = False,
-    seconds: Seconds = None,
-    resume: Resume = None,
-    out: Out = None,
-    plot: Plot = None,
-    revision: Revision = None,
+    batch: options.Batch = None,
+    quick: options.Quick = False,
+    seconds: options.Seconds = None,
+    resume: options.Resume = None,
+    out: options.Out = None,
+    plot: options.Plot = None,
+    revision: options.Revision = None,
 ) -> None:
     """Measure kernels with one technique off at a time, without peers: im2win, winograd1d, opencnn, or any layers."""
     from leanconv.bench import Results, default_path
@@ -117,8 +103,8 @@ def ablation(
     from report.ablation import run_ablation, show
 
     results = run_ablation(
-        what, layout=layout.value if layout else None, precision=precision, only=only, batch=batch, quick=quick,
-        revision=revision, algorithms=patterns(algorithms), seconds=seconds,
+        what, layout=layout, precision=precision, only=only, batch=batch, quick=quick,
+        revision=revision, algorithms=options.patterns(algorithms), seconds=seconds,
         resume=Results.read(resume) if resume else None,
     )  # fmt: skip
     path = out or default_path(results, bool(algorithms or only or batch or quick), suffix="-ablation")

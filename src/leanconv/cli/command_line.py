@@ -1,12 +1,9 @@
-"""What the command lines share: settings, exit codes, errors on one line, and the options of a measurement."""
+"""What the command lines share: settings, exit codes, errors on one line."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from enum import Enum
-from pathlib import Path
-from typing import Annotated
 
 import typer
 
@@ -14,38 +11,6 @@ from leanconv.runtime.driver import CudaError
 
 #: Exit codes: something of ours failed; the command or its files are at fault.
 FAILED, MISTAKE = 1, 2
-
-
-class Layout(str, Enum):
-    """Memory layouts."""
-
-    NCHW = "NCHW"
-    NHWC = "NHWC"
-    CHWN = "CHWN"
-
-
-What = Annotated[str, typer.Argument(metavar="SUITE|PROBLEM", help="A suite's name, or conv:… or filter:….")]
-InLayout = Annotated[Layout | None, typer.Option("--layout", help="Memory layout, for suites of layers.")]
-Precision = Annotated[
-    str | None,
-    typer.Option("--precision", help="Tier, for suites of layers: ieee, fp32, relaxed, tf32. Peers stay as they are."),
-]
-Only = Annotated[str | None, typer.Option("--only", help="Pattern of problem names, such as 'conv1*'.")]
-Batch = Annotated[int | None, typer.Option("--batch", help="Images, instead of the suite's number.")]
-Quick = Annotated[bool, typer.Option("--quick", help="Rougher figures in a quarter of the time.")]
-Seconds = Annotated[float | None, typer.Option("--seconds", help="Begin no further problem after this time.")]
-Resume = Annotated[
-    Path | None,
-    typer.Option("--resume", metavar="FILE", help="Results of a run whose missing problems to measure and add."),
-]
-Out = Annotated[Path | None, typer.Option("--out", help="Results file; by default below benchmarks/results.")]
-Plot = Annotated[Path | None, typer.Option("--plot", help="Also draw bars into this .png, .svg or .pdf.")]
-Revision = Annotated[str | None, typer.Option("--revision", help="Git revision to record where there is no checkout.")]
-
-
-def patterns(text: str) -> tuple[str, ...]:
-    """The patterns that an option lists between commas."""
-    return tuple(filter(None, text.split(",")))
 
 
 def new_app(name: str, description: str) -> typer.Typer:

@@ -11,22 +11,8 @@ import numpy as np
 import typer
 
 import leanconv
-from leanconv.cli import command_line
-from leanconv.cli.command_line import (
-    FAILED,
-    Batch,
-    InLayout,
-    Only,
-    Out,
-    Plot,
-    Precision,
-    Quick,
-    Resume,
-    Revision,
-    Seconds,
-    What,
-    patterns,
-)
+from leanconv.cli import command_line, options
+from leanconv.cli.command_line import FAILED
 from leanconv.images.borders import BORDERS
 
 _LIMIT = "Bytes of GPU memory that an algorithm may take for scratch and prepared filters, such as 0 or 64MiB."
@@ -96,23 +82,23 @@ def doctor() -> None:
 
 @app.command()
 def bench(
-    what: What,
-    layout: InLayout = None,
-    precision: Precision = None,
-    only: Only = None,
+    what: options.What,
+    layout: options.Layout = None,
+    precision: options.Precision = None,
+    only: options.Only = None,
     engines: Annotated[str, typer.Option(help="Patterns between commas, such as 'leanconv,torch-*,cudnn:*'.")] = "",
     algorithms: Annotated[
         str, typer.Option(help="Patterns of leanconv's own algorithms; by default those that the suite is about.")
     ] = "",
-    batch: Batch = None,
+    batch: options.Batch = None,
     device: Annotated[str | None, typer.Option(help="cuda or cpu; by default the GPU where there is one.")] = None,
-    quick: Quick = False,
-    seconds: Seconds = None,
-    resume: Resume = None,
+    quick: options.Quick = False,
+    seconds: options.Seconds = None,
+    resume: options.Resume = None,
     full: Annotated[bool, typer.Option("--full", help="Print every engine's row.")] = False,
-    out: Out = None,
-    plot: Plot = None,
-    revision: Revision = None,
+    out: options.Out = None,
+    plot: options.Plot = None,
+    revision: options.Revision = None,
     workspace_limit: Annotated[
         str | None, typer.Option(metavar="BYTES", help=_LIMIT + " leanconv's others are left out, peers are not.")
     ] = None,
@@ -125,9 +111,9 @@ def bench(
     from leanconv.bench import Results, default_path, plots, run_suite, show
 
     results = run_suite(
-        what, layout=layout.value if layout else None, precision=precision, engines=patterns(engines), only=only,
+        what, layout=layout, precision=precision, engines=options.patterns(engines), only=only,
         batch=batch, quick=quick, device=device, revision=revision, workspace_limit=_bytes(workspace_limit),
-        algorithms=patterns(algorithms), seconds=seconds, resume=Results.read(resume) if resume else None,
+        algorithms=options.patterns(algorithms), seconds=seconds, resume=Results.read(resume) if resume else None,
     )  # fmt: skip
     path = out or default_path(results, bool(engines or algorithms or only or batch or quick or workspace_limit))
     results.write(path)
