@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
+import made_up
 import pytest
 
 from leanconv.bench import geometric_mean
 from leanconv.bench.ceilings import Ceilings
 from leanconv.bench.format import quantity, size
-from leanconv.bench.results import GROUPS, Results, Row
+from leanconv.bench.results import GROUPS
 from leanconv.bench.suites import dense_filter
 from leanconv.bench.tables import detail, legend, summary
 from leanconv.problem import ConvProblem
@@ -19,49 +19,8 @@ from leanconv.problem import ConvProblem
 CEILINGS = Ceilings(fp32_tflops=50.0, tf32_tflops=400.0, copy_tbytes=4.0, how="made up")
 
 
-def made_up(problem: str, engine: str, us: float, **rest: Any) -> Row:
-    values: dict[str, Any] = {
-        "algorithm": "a",
-        "us_low": us,
-        "us_high": us,
-        "runs": 5,
-        "tflops": 1.0,
-        "ceiling": "fp32",
-        "ceiling_share": 0.5,
-        "l2": "warm",
-        "workspace_bytes": 0,
-        "error": 1e-7,
-        "checked": "all",
-    }
-    return Row(problem, engine, us=us, **(values | rest))
-
-
-def made_up_results() -> Results:
-    about = {"words": "conv:c1", "layout": "NHWC", "flops": 100, "bytes": 80, "floor_us": 1.0}
-    machine = {
-        "gpu": "NVIDIA H200",
-        "date": "2026-01-01",
-        "ceilings": {"fp32_tflops": 50.0, "tf32_tflops": 400.0, "copy_tbytes": 4.0, "how": "made up"},
-    }
-    results = Results(machine, "im2win", "NHWC", problems={"a": about, "b": about})
-    results.rows = [
-        made_up("a", "leanconv", 10.0, algorithm="good", registers=99, spill_bytes=0),
-        made_up("a", "leanconv", 20.0, algorithm="slow"),
-        made_up("a", "leanconv", 1.0, algorithm="wrong", error=None),
-        made_up("a", "cudnn:fft-nhwc", 5.0, workspace_bytes=10**9),
-        made_up("a", "cudnn:implicit_gemm-nhwc", 40.0),
-        made_up("a", "cudnn:implicit_gemm-nchw", 30.0),
-        made_up("a", "cudnn:winograd_nonfused-nhwc", 2.0, error=1e-3),
-        made_up("a", "torch-fp32-nhwc", 20.0),
-        made_up("a", "torch-fp32-nchw", 3.0),
-        made_up("b", "leanconv", 10.0),
-        made_up("b", "torch-fp32-nhwc", 80.0),
-    ]
-    return results
-
-
 def test_peers_are_grouped_and_wrong_answers_are_not_compared_with() -> None:
-    results = made_up_results()
+    results = made_up.in_nhwc()
     own = results.own("a")
     assert own is not None and own.algorithm == "good"
     peers = {name: row.us for name, row in results.peers("a").items()}
@@ -70,19 +29,14 @@ def test_peers_are_grouped_and_wrong_answers_are_not_compared_with() -> None:
     assert results.ratios("best") == [0.5]
 
 
-def in_chwn(results: Results) -> Results:
-    about = {name: entry | {"layout": "CHWN"} for name, entry in results.problems.items()}
-    return replace(results, layout="CHWN", problems=about)
-
-
 def test_peers_without_the_layout_are_compared_with_in_their_own() -> None:
-    results = in_chwn(made_up_results())
+    results = made_up.in_chwn(made_up.in_nhwc())
     peers = {name: row.us for name, row in results.peers("a").items()}
     assert peers == {"lean": 30.0, "best": 5.0, "PyTorch": 3.0}, "the faster of PyTorch's layouts, none in our own"
     notes = "\n".join(legend(results))
     assert "cuDNN and PyTorch have no layout CHWN: they take the same numbers in NCHW and NHWC" in notes
     assert "PyTorch in the faster of its layouts" in notes and "in the problem's layout" not in notes
-    other = "\n".join(legend(made_up_results()))
+    other = "\n".join(legend(made_up.in_nhwc()))
     assert "PyTorch in the problem's layout" in other and "have no layout" not in other
     for group in GROUPS:
         named = group.says("CHWN") != group.meaning
@@ -98,7 +52,7 @@ def test_geometric_mean() -> None:
 
 
 def test_tables() -> None:
-    results = made_up_results()
+    results = made_up.in_nhwc()
     columns, lines = summary(results)
     by_name = {line[0]: dict(zip(columns, line, strict=True)) for line in lines}
     assert by_name["a"]["× lean"] == "3.00" and by_name["b"]["× lean"] == "–"
@@ -109,7 +63,7 @@ def test_tables() -> None:
 
 
 def test_results_without_own_rows_show_the_peers() -> None:
-    results = made_up_results()
+    results = made_up.in_nhwc()
     results.rows = [row for row in results.rows if row.engine != "leanconv"]
     columns, lines = summary(results)
     assert "PyTorch, µs" in columns and lines[1][columns.index("PyTorch, µs")] == "80.0"
@@ -119,11 +73,16 @@ def test_plot_draws_each_series(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     from leanconv.bench.plots import plot, speeds, unit
 
-    results = made_up_results()
+    results = made_up.in_nhwc()
     assert list(speeds(results)) == ["leanconv", "lean", "lean, own layout", "best", "PyTorch"]
     assert unit(results) == "TFLOP/s" and speeds(results)["PyTorch"] == {"a": 1.0, "b": 1.0}
     plot(results, tmp_path / "bars.svg")
     assert "geometric" not in (tmp_path / "bars.svg").read_text() and len(list(tmp_path.iterdir())) == 1
+    plot(results, tmp_path / "deep" / "bars")
+    assert (tmp_path / "deep" / "bars").read_bytes()[:4] == b"\x89PNG"
+    with pytest.raises(ValueError, match="Format 'xyz' is not supported"):
+        plot(results, tmp_path / "deep" / "bars.xyz")
+    assert len(list((tmp_path / "deep").iterdir())) == 1
     with pytest.raises(ValueError, match="nothing to plot"):
         plot(replace(results, rows=[]), tmp_path / "none.png")
 
@@ -145,7 +104,7 @@ def test_ceiling_is_the_one_that_binds() -> None:
 
 
 def test_what_was_measured_twice_is_kept_once() -> None:
-    first, second = made_up_results(), made_up_results()
+    first, second = made_up.in_nhwc(), made_up.in_nhwc()
     first.failed = [{"problem": "b", "engine": "x", "reason": "interrupted"}]
     first.missing = ["b", "c"]
     second.problems = {"b": second.problems["b"]}

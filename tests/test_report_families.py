@@ -7,6 +7,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+import made_up
 import pytest
 
 from leanconv.bench import default_path, load_suite, show
@@ -28,12 +29,6 @@ from report.numerics import Entry
 
 ROOT = Path(__file__).resolve().parent.parent
 
-MACHINE = {
-    "gpu": "NVIDIA H200",
-    "date": "2026-01-02T03:04:05",
-    "git_revision": "0123456789abcdef",
-    "ceilings": {"fp32_tflops": 50.0, "tf32_tflops": 400.0, "copy_tbytes": 4.0, "how": "made up"},
-}
 #: TFLOP/s of a family's problems when nothing else is said: all targets are reached.
 SPEED = {"g8": 90.0, "g16": 130.0}
 
@@ -41,7 +36,7 @@ SPEED = {"g8": 90.0, "g16": 130.0}
 def measured(suite: str = "winograd1d", **slow: float) -> Results:
     """A run in which the fastest peer without workspace makes 40 TFLOP/s; ``slow`` gives problems other speeds."""
     algorithm, _ = TARGETS[suite]
-    results = Results(dict(MACHINE), suite, "NHWC" if suite == "winograd1d" else "NCHW")
+    results = Results(dict(made_up.MACHINE), suite, "NHWC" if suite == "winograd1d" else "NCHW")
     for case in load_suite(suite):
         problem = case.problem
         assert isinstance(problem, ConvProblem)
@@ -67,11 +62,6 @@ def measured(suite: str = "winograd1d", **slow: float) -> Results:
     return results
 
 
-def rows_of(table: tuple[list[str], list[list[str]]]) -> dict[str, dict[str, str]]:
-    columns, lines = table
-    return {line[0]: dict(zip(columns, line, strict=True)) for line in lines}
-
-
 def test_families_and_their_titles() -> None:
     found = families(measured())
     assert [title(name) for name in found][:2] == ["Γ8(7,2)", "Γ8(6,3)"] and [*found][-3:] == ["g8", "g16", "all"]
@@ -92,7 +82,7 @@ def test_prepared_filters_are_a_row_beside_and_never_the_algorithms_own_time() -
 
 
 def test_family_table() -> None:
-    found = rows_of(family_table(measured(**{"g8(6,3)-64x128x128x64": 45.0}), "winograd1d"))
+    found = made_up.rows_of(family_table(measured(**{"g8(6,3)-64x128x128x64": 45.0}), "winograd1d"))
     assert list(found)[-3:] == ["Γ8", "Γ16", "all"]
     assert found["Γ8(7,2)"] == {
         "problems": "Γ8(7,2)", "count": "10", "TFLOP/s": "90.0–90.0", "preparation": "20.0% (20.0%)",
@@ -108,7 +98,7 @@ def test_engines_are_compared_with_by_name() -> None:
     results = measured()
     wrong = [replace(row, error=0.1) if row.engine == "cudnn:fft-nchw" else row for row in results.rows]
     some = [row for row in wrong if row.engine != "torch-fp32-nhwc" or row.problem.startswith("g8(7,2)")]
-    found = rows_of(comparisons.engines(replace(results, rows=some), "winograd1d"))
+    found = made_up.rows_of(comparisons.engines(replace(results, rows=some), "winograd1d"))
     assert "cudnn:fft-nchw" not in found, "a wrong answer is no peer"
     assert found["cudnn:implicit_precomp_gemm-nhwc"] == {
         "engine": "cudnn:implicit_precomp_gemm-nhwc", "most workspace": "1.02 kB", "Γ8": "4.50 (4.50–4.50)",
@@ -125,7 +115,7 @@ def verdicts(results: Results) -> list[str]:
 def test_targets_are_met_or_not() -> None:
     assert verdicts(measured()) == ["yes"] * 6 and verdicts(measured("opencnn")) == ["yes"] * 3
     assert verdicts(measured(**{"g8(2,7)-64x8x8x512": 39.0})) == ["yes", "yes", "no", "yes", "yes", "yes"]
-    table = rows_of(target_table(measured(**{"g8(6,3)-64x128x128x64": 74.9})))
+    table = made_up.rows_of(target_table(measured(**{"g8(6,3)-64x128x128x64": 74.9})))
     assert table["Γ8(6,3), rows of 32 outputs and more: TFLOP/s of each"] == {
         "target": "Γ8(6,3), rows of 32 outputs and more: TFLOP/s of each", "asked": "≥ 75",
         "measured": "74.9 to 90.0; 4 of 5 reach it", "met": "no",
@@ -153,7 +143,7 @@ def test_a_run_shows_families_and_targets(capsys: Any) -> None:
     show(measured(), full=False)
     shown = capsys.readouterr().out
     assert "0 + 4.10 kB" in shown and "each call transforms anew" in shown
-    show(replace(measured(), machine=MACHINE | {"gpu": None, "cpu": "some", "cores": 2}), full=False)
+    show(replace(measured(), machine=made_up.MACHINE | {"gpu": None, "cpu": "some", "cores": 2}), full=False)
     assert "targets" not in capsys.readouterr().out, "they are a GPU's"
     assert "Γ16(8,9)" in shown and "geometric mean of the ratio to cuDNN without workspace" in shown
 

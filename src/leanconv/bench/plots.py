@@ -54,11 +54,11 @@ def blank(inches: tuple[float, float]) -> Any:
 
 
 def save(figure: Any, path: Path, dpi: int = 120, **options: Any) -> None:
-    """Write a figure in the format that the suffix of ``path`` names, and the folders that it lies in."""
+    """Write a figure in the format that the suffix of ``path`` names (PNG without one), and the folders it lies in."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     with whole(path) as file:
-        figure.savefig(file, dpi=dpi, **options)
+        figure.savefig(file, dpi=dpi, format=path.suffix[1:] or "png", **options)
 
 
 def unit(results: Results) -> str:
