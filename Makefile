@@ -32,10 +32,10 @@ types: $(VENV)/.test
 
 # The pages that are made from the committed figures. Without --only-page the errors are measured anew.
 docs: $(VENV)/.test
-	$(BIN)/python -m leanconv.bench.numerics --only-page
-	$(BIN)/python -m leanconv.bench.tables benchmarks/results -o docs/performance.md
-	for picture in docs/pictures/*.py; do $(BIN)/python $$picture || exit 1; done
-	$(BIN)/python -m leanconv.bench.pages docs --results benchmarks/results
+	$(BIN)/python -m report numerics --only-page
+	$(BIN)/python -m report performance
+	$(BIN)/python -m report pictures
+	$(BIN)/python -m report pages
 
 clean:
 	rm -rf $(VENV) build dist demo-output .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -21,6 +21,7 @@ from leanconv.call.explain import NOMINAL
 from leanconv.plan import Launch, Target
 from leanconv.runtime import cache, driver, launch
 from leanconv.runtime import compile as compiler
+from leanconv.runtime.probe import why_no_gpu
 
 X, W = np.ones((2, 4, 6, 6), np.float32), np.ones((8, 4, 3, 3), np.float32)
 
@@ -72,6 +73,7 @@ def test_no_driver(fresh_driver: pytest.MonkeyPatch) -> None:
         conv2d(X, W, device="cuda")
     told = explain(X, W, device="cuda")
     assert "no NVIDIA driver was found" in told.where
+    assert "no NVIDIA driver was found" in str(why_no_gpu())
     assert told.chosen == choose(told.problem, NOMINAL).algorithm.name
     assert conv2d(X, W).max() == 36
 
@@ -96,6 +98,7 @@ def test_a_device_that_is_not_there_and_memory_that_is_not(fresh_driver: pytest.
     fresh_driver.setattr(driver, "_open_library", FakeLibrary)
     with says(ValueError, "cuda:7 does not exist", "1 GPU"):
         conv2d(X, W, device="cuda:7")
+    assert why_no_gpu() is None
     with says(OutOfMemoryError, "12345 bytes"):
         launch.open_device(0).allocate(12345)
 
@@ -112,6 +115,7 @@ def test_a_gpu_that_is_too_old(fresh_driver: pytest.MonkeyPatch) -> None:
     with says(CudaUnavailableError, "compute capability 7.7", "8.0 (Ampere)"):
         conv2d(X, W, device="cuda")
     assert "compute capability 7.7" in explain(X, W, device="cuda").where
+    assert "compute capability 7.7" in str(why_no_gpu())
 
 
 def test_machine_code_that_the_driver_refuses(fresh_driver: pytest.MonkeyPatch) -> None:

@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 
 from leanconv.algorithms import ALGORITHMS
-from leanconv.bench import __main__ as command
 from leanconv.bench import default_path, run_suite
 from leanconv.bench.operands import Check, Operands
 from leanconv.bench.peers import PEERS, Candidate, LeanconvPeer
 from leanconv.bench.results import ROW_KEYS, Results
 from leanconv.bench.suites import LAYOUTS, Case, dense_filter, format_problem, parse_problem, with_batch
-from leanconv.bench.tables import detail
+from leanconv.bench.tables import detail, legend
+from leanconv.cli.main import main
 from leanconv.problem import ConvProblem, FilterProblem
 from leanconv.reference import CPU_ALGORITHMS
 
@@ -28,6 +28,13 @@ TINY = (
     Case("layer", ConvProblem(1, 4, 9, 10, 6, 3, 3, padding=(1, 1, 1, 1))),
     Case("picture", dense_filter(1, 40, 31, 5, 4, border="constant")),
 )
+
+
+def bench(*words: str) -> int:
+    """Run ``leanconv bench`` with these words; returns its exit code."""
+    with pytest.raises(SystemExit) as stopped:
+        main(["bench", *words])
+    return int(stopped.value.code or 0)
 
 
 @pytest.fixture(scope="module")
@@ -79,14 +86,8 @@ def test_absent_peers_are_named(monkeypatch: Any) -> None:
     results = run_suite(TINY, device="cpu", quick=True, progress=False)
     assert {row.engine for row in results.rows} == {"leanconv"}
     assert results.absent == {peer.name: f"no {peer.name} here" for peer in PEERS if peer.name != "leanconv"}
-    page = "\n".join(_legend_of(results))
+    page = "\n".join(legend(results))
     assert all(f"no {peer.name} here" in page for peer in PEERS if peer.name != "leanconv")
-
-
-def _legend_of(results: Results) -> list[str]:
-    from leanconv.bench.tables import _legend
-
-    return _legend(results)
 
 
 def test_wrong_and_failing_engines_show(monkeypatch: Any) -> None:
@@ -114,7 +115,7 @@ def test_wrong_and_failing_engines_show(monkeypatch: Any) -> None:
     ]
     notes = {line[2]: line[-1] for line in detail(results)[1]}
     assert "WRONG" in notes["nothing"] and "WRONG" in notes["zero"]
-    assert any("FAILED: liar on picture" in line for line in _legend_of(results))
+    assert any("FAILED: liar on picture" in line for line in legend(results))
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -197,7 +198,7 @@ def test_a_suite_in_another_layout_and_tier_says_so(tmp_path: Path, capsys: Any)
         (["--precision", "fp32"], "NCHW", None, "opencnn NCHW on"),
     ):
         path = tmp_path / "r.json"
-        assert command.main([*words, *options, "--out", str(path)]) == 0
+        assert bench(*words, *options, "--out", str(path)) == 0
         found = Results.read(path)
         assert (found.layout, found.precision) == (layout, tier) and title in capsys.readouterr().out
         (row,) = found.rows
@@ -259,7 +260,7 @@ def test_a_run_out_of_time_is_resumed(tmp_path: Path, capsys: Any) -> None:
     assert any("measured in two runs" in warning for warning in both.warnings)
     both.write(tmp_path / "r.json")
     assert Results.read(tmp_path / "r.json") == both and default_path(both, partial=False).stem == "cases"
-    assert "Missing: 2 problems, from layer on" in "\n".join(_legend_of(nothing))
+    assert "Missing: 2 problems, from layer on" in "\n".join(legend(nothing))
     with pytest.raises(ValueError, match="miss no problem"):
         run(resume=both)
     other = replace(second, machine=second.machine | {"numpy": "0.1"}, missing=["layer"])
@@ -376,9 +377,9 @@ def test_command_writes_file_and_plot(tmp_path: Path, capsys: Any, monkeypatch: 
     pytest.importorskip("matplotlib")
     monkeypatch.chdir(tmp_path)
     words = "filter:64x48,3x3,replicate"
-    assert command.main([words, "--quick", "--device", "cpu", "--out", "r.json", "--plot", "p.png"]) == 0
+    assert bench(words, "--quick", "--device", "cpu", "--out", "r.json", "--plot", "p.png") == 0
     shown = capsys.readouterr().out
     assert "results: r.json" in shown and "register" not in shown
     assert Results.read(Path("r.json")).problems["64x48,3x3,replicate"]["words"] == words
     assert Path("p.png").read_bytes()[:4] == b"\x89PNG"
-    assert command.main(["nonsense"]) == 2 and "is no suite" in capsys.readouterr().err
+    assert bench("nonsense") == 2 and "is no suite" in capsys.readouterr().err

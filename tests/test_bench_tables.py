@@ -1,67 +1,26 @@
-"""What is made of the benchmark's figures: comparisons, tables, pages, plots."""
+"""Comparisons with the peers, tables, plots, and the ceilings that shares are of."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
+import made_up
 import pytest
 
-from leanconv.bench import default_path, geometric_mean, pages
+from leanconv.bench import geometric_mean
 from leanconv.bench.ceilings import Ceilings
-from leanconv.bench.results import GROUPS, Results, Row
-from leanconv.bench.suites import LAYOUTS, dense_filter, suite_layout
-from leanconv.bench.tables import _legend, detail, markdown, performance_page, quantity, results_files, size, summary
+from leanconv.bench.format import quantity, size
+from leanconv.bench.results import GROUPS
+from leanconv.bench.suites import dense_filter
+from leanconv.bench.tables import detail, legend, summary
 from leanconv.problem import ConvProblem
-from leanconv.reference import CPU_ALGORITHMS
 
 CEILINGS = Ceilings(fp32_tflops=50.0, tf32_tflops=400.0, copy_tbytes=4.0, how="made up")
 
 
-def made_up(problem: str, engine: str, us: float, **rest: Any) -> Row:
-    values: dict[str, Any] = {
-        "algorithm": "a",
-        "us_low": us,
-        "us_high": us,
-        "runs": 5,
-        "tflops": 1.0,
-        "ceiling": "fp32",
-        "ceiling_share": 0.5,
-        "l2": "warm",
-        "workspace_bytes": 0,
-        "error": 1e-7,
-        "checked": "all",
-    }
-    return Row(problem, engine, us=us, **(values | rest))
-
-
-def made_up_results() -> Results:
-    about = {"words": "conv:c1", "layout": "NHWC", "flops": 100, "bytes": 80, "floor_us": 1.0}
-    machine = {
-        "gpu": "NVIDIA H200",
-        "date": "2026-01-01",
-        "ceilings": {"fp32_tflops": 50.0, "tf32_tflops": 400.0, "copy_tbytes": 4.0, "how": "made up"},
-    }
-    results = Results(machine, "im2win", "NHWC", problems={"a": about, "b": about})
-    results.rows = [
-        made_up("a", "leanconv", 10.0, algorithm="good", registers=99, spill_bytes=0),
-        made_up("a", "leanconv", 20.0, algorithm="slow"),
-        made_up("a", "leanconv", 1.0, algorithm="wrong", error=None),
-        made_up("a", "cudnn:fft-nhwc", 5.0, workspace_bytes=10**9),
-        made_up("a", "cudnn:implicit_gemm-nhwc", 40.0),
-        made_up("a", "cudnn:implicit_gemm-nchw", 30.0),
-        made_up("a", "cudnn:winograd_nonfused-nhwc", 2.0, error=1e-3),
-        made_up("a", "torch-fp32-nhwc", 20.0),
-        made_up("a", "torch-fp32-nchw", 3.0),
-        made_up("b", "leanconv", 10.0),
-        made_up("b", "torch-fp32-nhwc", 80.0),
-    ]
-    return results
-
-
 def test_peers_are_grouped_and_wrong_answers_are_not_compared_with() -> None:
-    results = made_up_results()
+    results = made_up.in_nhwc()
     own = results.own("a")
     assert own is not None and own.algorithm == "good"
     peers = {name: row.us for name, row in results.peers("a").items()}
@@ -70,19 +29,14 @@ def test_peers_are_grouped_and_wrong_answers_are_not_compared_with() -> None:
     assert results.ratios("best") == [0.5]
 
 
-def in_chwn(results: Results) -> Results:
-    about = {name: entry | {"layout": "CHWN"} for name, entry in results.problems.items()}
-    return replace(results, layout="CHWN", problems=about)
-
-
 def test_peers_without_the_layout_are_compared_with_in_their_own() -> None:
-    results = in_chwn(made_up_results())
+    results = made_up.in_chwn(made_up.in_nhwc())
     peers = {name: row.us for name, row in results.peers("a").items()}
     assert peers == {"lean": 30.0, "best": 5.0, "PyTorch": 3.0}, "the faster of PyTorch's layouts, none in our own"
-    legend = "\n".join(_legend(results))
-    assert "cuDNN and PyTorch have no layout CHWN: they take the same numbers in NCHW and NHWC" in legend
-    assert "PyTorch in the faster of its layouts" in legend and "in the problem's layout" not in legend
-    other = "\n".join(_legend(made_up_results()))
+    notes = "\n".join(legend(results))
+    assert "cuDNN and PyTorch have no layout CHWN: they take the same numbers in NCHW and NHWC" in notes
+    assert "PyTorch in the faster of its layouts" in notes and "in the problem's layout" not in notes
+    other = "\n".join(legend(made_up.in_nhwc()))
     assert "PyTorch in the problem's layout" in other and "have no layout" not in other
     for group in GROUPS:
         named = group.says("CHWN") != group.meaning
@@ -97,8 +51,8 @@ def test_geometric_mean() -> None:
             geometric_mean(bad)
 
 
-def test_tables_and_page(tmp_path: Path) -> None:
-    results = made_up_results()
+def test_tables() -> None:
+    results = made_up.in_nhwc()
     columns, lines = summary(results)
     by_name = {line[0]: dict(zip(columns, line, strict=True)) for line in lines}
     assert by_name["a"]["× lean"] == "3.00" and by_name["b"]["× lean"] == "–"
@@ -106,66 +60,10 @@ def test_tables_and_page(tmp_path: Path) -> None:
     assert by_name["a"]["algorithm"] == "good" and by_name["a"]["of ceiling"] == "50% fp32"
     assert [line[3] for line in detail(results)[1][:3]] == ["1.00", "2.00", "3.00"]
     assert "99 registers, 0 B spilled" in str(detail(results))
-    assert markdown((["x", "y"], [["1", "2"]])) == "| x | y |\n|---|---|\n| 1 | 2 |"
-
-    path = default_path(results, partial=False, root=tmp_path)
-    assert path == tmp_path / "nvidia-h200" / "im2win-nhwc.json"
-    results.write(path)
-    results.write(default_path(results, partial=True, root=tmp_path))
-    assert results_files(tmp_path) == [path], "a part of a suite is no result to publish"
-    other = default_path(replace(results, suite="winograd1d", layout="NCHW"), partial=False, root=tmp_path)
-    results.write(other)
-    assert other.stem == "winograd1d-nchw" and results_files(tmp_path) == [path, other]
-    relaxed = replace(results, suite="opencnn", layout="NCHW", precision="relaxed")
-    named = {
-        default_path(found, partial=False, root=tmp_path, ablation=ablation).stem
-        for found in (relaxed, in_chwn(relaxed), replace(in_chwn(relaxed), precision=None))
-        for ablation in (False, True)
-    }
-    assert named == {
-        "opencnn-relaxed", "opencnn-relaxed-ablation", "opencnn-chwn-relaxed", "opencnn-chwn-relaxed-ablation",
-        "opencnn-chwn", "opencnn-chwn-ablation",
-    }  # fmt: skip
-    further = default_path(in_chwn(relaxed), partial=False, root=tmp_path)
-    in_chwn(relaxed).write(further)
-    assert results_files(tmp_path) == [path, further, other] and Results.read(further).precision == "relaxed"
-    assert "## opencnn CHWN relaxed on NVIDIA H200" in performance_page([further])
-    page = performance_page([path])
-    assert "## im2win NHWC on NVIDIA H200" in page and "| geometric mean |" in page and "do not edit" in page
-
-
-@pytest.mark.parametrize("layout", [None, *LAYOUTS])
-@pytest.mark.parametrize("precision", [None, "relaxed"])
-@pytest.mark.parametrize("suite_name", ["opencnn", "general-direct"])
-def test_a_block_without_figures_tells_the_command_that_makes_them(
-    layout: str | None, precision: str | None, suite_name: str, tmp_path: Path
-) -> None:
-    for is_ablation in (False, True):
-        results = replace(
-            made_up_results(), suite=suite_name, layout=layout or suite_layout(suite_name), precision=precision
-        )
-        stem = default_path(results, False, tmp_path, ablation=is_ablation).stem
-        told = pages._command(stem).split()
-        own = layout in (None, suite_layout(suite_name))
-        assert told[:3] == ["leanconv", "bench", suite_name]
-        assert told[3:] == [
-            *([] if own else ["--layout", layout]),
-            *(["--precision", precision] if precision else []),
-            *(["--ablation"] if is_ablation else []),
-        ]
-
-
-def test_blocks_of_another_layout_say_where_the_peers_ran(tmp_path: Path) -> None:
-    page, block = tmp_path / "page.md", "<!-- made: standings im2win{} -->\n<!-- /made -->\n"
-    for results in (made_up_results(), in_chwn(made_up_results())):
-        results.write(default_path(results, False, tmp_path))
-    told = "cuDNN and PyTorch have no layout CHWN: they take the same numbers in NCHW and NHWC. × is "
-    assert told in pages.fill(block.format("-chwn"), page, tmp_path, tmp_path)
-    assert "have no layout" not in pages.fill(block.format("-nhwc"), page, tmp_path, tmp_path)
 
 
 def test_results_without_own_rows_show_the_peers() -> None:
-    results = made_up_results()
+    results = made_up.in_nhwc()
     results.rows = [row for row in results.rows if row.engine != "leanconv"]
     columns, lines = summary(results)
     assert "PyTorch, µs" in columns and lines[1][columns.index("PyTorch, µs")] == "80.0"
@@ -175,11 +73,16 @@ def test_plot_draws_each_series(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     from leanconv.bench.plots import plot, speeds, unit
 
-    results = made_up_results()
+    results = made_up.in_nhwc()
     assert list(speeds(results)) == ["leanconv", "lean", "lean, own layout", "best", "PyTorch"]
     assert unit(results) == "TFLOP/s" and speeds(results)["PyTorch"] == {"a": 1.0, "b": 1.0}
     plot(results, tmp_path / "bars.svg")
     assert "geometric" not in (tmp_path / "bars.svg").read_text() and len(list(tmp_path.iterdir())) == 1
+    plot(results, tmp_path / "deep" / "bars")
+    assert (tmp_path / "deep" / "bars").read_bytes()[:4] == b"\x89PNG"
+    with pytest.raises(ValueError, match="Format 'xyz' is not supported"):
+        plot(results, tmp_path / "deep" / "bars.xyz")
+    assert len(list((tmp_path / "deep").iterdir())) == 1
     with pytest.raises(ValueError, match="nothing to plot"):
         plot(replace(results, rows=[]), tmp_path / "none.png")
 
@@ -200,21 +103,8 @@ def test_ceiling_is_the_one_that_binds() -> None:
     assert CEILINGS.floor_us(picture, "fp32") == pytest.approx(2 * 4 * 8192**2 / 4e6)
 
 
-def test_numerics_page_has_every_algorithm_and_its_bound_holds(tmp_path: Path) -> None:
-    from leanconv.bench import numerics
-
-    entries = numerics.measure(layers=((3, 20),), filters=(5,), gpu=False)
-    for entry in entries:
-        assert entry.error <= 4 * max(entry.sequential, 2**-24), entry
-    for algorithm in CPU_ALGORITHMS:
-        assert {e.data for e in entries if e.algorithm == algorithm.name} == {"zero-mean", "positive"}, algorithm.name
-    page = numerics.page([numerics.record(entries, gpu=False)])
-    assert "python -m leanconv.bench.numerics" in page and "layer 3×3×20" in page and "filter 5×5" in page
-    assert all(f"`{algorithm.name}` CPU" in page for algorithm in CPU_ALGORITHMS)
-
-
 def test_what_was_measured_twice_is_kept_once() -> None:
-    first, second = made_up_results(), made_up_results()
+    first, second = made_up.in_nhwc(), made_up.in_nhwc()
     first.failed = [{"problem": "b", "engine": "x", "reason": "interrupted"}]
     first.missing = ["b", "c"]
     second.problems = {"b": second.problems["b"]}

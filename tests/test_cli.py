@@ -13,7 +13,8 @@ import leanconv
 from leanconv import filters
 from leanconv.cli import doctor
 from leanconv.cli import pictures as images
-from leanconv.cli.main import FAILED, MISTAKE, main
+from leanconv.cli.command_line import FAILED, MISTAKE
+from leanconv.cli.main import main
 from leanconv.runtime import cache as store
 from leanconv.runtime import launch
 from leanconv.runtime.driver import CudaUnavailableError
@@ -42,8 +43,8 @@ def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
         raise CudaUnavailableError("no NVIDIA driver was found (a test)")
 
     monkeypatch.setattr(doctor, "driver", missing)
-    monkeypatch.setattr("leanconv.runtime.driver.driver", missing)
     monkeypatch.setattr(launch, "driver", missing)
+    monkeypatch.setattr(launch, "_devices", {})
 
 
 def line_of(error: str) -> str:
@@ -318,7 +319,7 @@ def test_doctor_sees_wrong_values(run: Any, no_gpu: None, monkeypatch: pytest.Mo
 def test_doctor_advises(no_gpu: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("LEANCONV_CACHE_DIR", str(tmp_path / "file"))
-    monkeypatch.setattr(doctor, "_version", lambda name: None)
+    monkeypatch.setattr(doctor, "installed_version", lambda name: None)
     found = states()
     assert found["cache of kernels"].state == "broken" and "LEANCONV_CACHE_DIR" in found["cache of kernels"].advice
     assert "leanconv[torch]" in found["PyTorch tensors on the CPU"].advice

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import get_args
 
 from leanconv.algorithms.winograd2d import SPEEDS, Winograd2dConfig
-from leanconv.bench.pages import _BLOCK
 from leanconv.problem import Layout
 from leanconv.winograd import matrices
+from report.pages import _BLOCK
 
 TEXT = (Path(__file__).resolve().parent.parent / "docs" / "algorithms" / "opencnn.md").read_text(encoding="utf-8")
 

@@ -15,6 +15,7 @@ from leanconv import filters
 from leanconv.algorithms import ALGORITHMS
 from leanconv.call import arguments
 from leanconv.cli.main import main
+from leanconv.images.borders import ALIASES
 from leanconv.problem import BORDERS
 from leanconv.runtime import env
 
@@ -123,7 +124,7 @@ def test_borders() -> None:
     }
     for alias, border in named.items():
         assert arguments.border_name(alias) == border, alias
-    assert set(arguments.BORDER_ALIASES) <= set(named)
+    assert set(ALIASES) <= set(named)
 
 
 def test_the_borders_read_as_the_table_says() -> None:

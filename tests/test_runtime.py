@@ -117,7 +117,7 @@ def test_the_key_follows_every_included_header(monkeypatch: pytest.MonkeyPatch, 
     names = set(cache._headers(made.header))
     assert {made.header, "lib/ptx/copy.cuh"} < names
     for name in names:
-        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_bytes((KERNELS / name).read_bytes())
     base = cache.key(made, "sm_90a")
     try:

@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from leanconv.bench import points
 from leanconv.reference.oracle import relative_error
 from leanconv.winograd import LEAST_PRODUCTS, POINTS, WIDTHS, Matrices, matrices, segments, states, why_no_states
+from report import points
+from report.__main__ import main
 
 #: n and r of the eleven kernels Γα(n, r).
 ELEVEN = [(alpha + 1 - r, r) for alpha, widths in WIDTHS.items() for r in widths]
@@ -260,7 +261,12 @@ def test_scaling_rows_by_powers_of_two_changes_no_bit() -> None:
 
 
 def test_the_table_of_points(capsys: pytest.CaptureFixture[str]) -> None:
-    assert points.main(["--states", "4", "--best", "2"]) == 0
+    with pytest.raises(SystemExit) as stopped:
+        main(["points", "--states", "4", "--best", "2"])
     printed = capsys.readouterr().out
+    assert not stopped.value.code and printed.startswith("4 states, 64 channels, r × r filters\n")
     assert "| ±1 | default, paper | 1.29 | 0 |" in printed and printed.count("searched") >= 1
     assert "a sequential float32 sum" in printed and "rows scaled" in printed
+    with pytest.raises(SystemExit) as stopped:
+        main(["points", "--states", "5"])
+    assert stopped.value.code == 2 and "states=5 is not known; choose one of 4, 8, 16" in capsys.readouterr().err

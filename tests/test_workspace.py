@@ -22,7 +22,8 @@ from leanconv.bench import Case, run_suite
 from leanconv.bench.peers.base import Candidate
 from leanconv.bench.run import _Run
 from leanconv.call import bind
-from leanconv.cli.main import MISTAKE, main
+from leanconv.cli.command_line import MISTAKE
+from leanconv.cli.main import main
 from leanconv.plan import Target
 from leanconv.reference import CPU_ALGORITHMS
 from leanconv.runtime import env

@@ -208,7 +208,7 @@ def filter2d(
         border: what lies outside the image ``a b c d``: ``"constant"`` ``v|abcd|v``, ``"replicate"`` ``a|abcd|d``,
             ``"reflect"`` ``ba|abcd|dc``, ``"reflect101"`` ``cb|abcd|cb``, ``"wrap"`` ``cd|abcd|ab``. SciPy's names
             (``nearest``, ``mirror``, ``grid-mirror``, ``grid-wrap``, ``grid-constant``) and OpenCV's
-            (``BORDER_REFLECT_101``, ...) are taken too; see `arguments.BORDER_ALIASES`.
+            (``BORDER_REFLECT_101``, ...) are taken too; see `leanconv.images.borders`.
         value: the constant border's pixel.
         anchor: (row, column) of the kernel element that lies on the output pixel, by default (kh // 2, kw // 2).
         delta: added to every output pixel.

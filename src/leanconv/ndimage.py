@@ -18,20 +18,9 @@ from typing import Any
 import numpy as np
 
 from leanconv.arrays import NUMPY, arrays_of
+from leanconv.images.borders import SCIPY_NAMES
 from leanconv.problem import FilterProblem
 from leanconv.reference.filter2d import Banded, Taps, line_indices
-
-#: SciPy's names of the borders, and ours.
-MODES = {
-    "reflect": "reflect",
-    "grid-mirror": "reflect",
-    "constant": "constant",
-    "grid-constant": "constant",
-    "nearest": "replicate",
-    "mirror": "reflect101",
-    "wrap": "wrap",
-    "grid-wrap": "wrap",
-}
 
 #: SciPy leaves out taps that are not larger than this, so an Inf under such a tap does no harm.
 _LEAST_WEIGHT = np.finfo(np.float64).eps
@@ -97,9 +86,9 @@ def convolve(
 
 
 def _filter(x: Any, weights: Any, output: Any, mode: str, cval: float, origin: Any, axes: Any, *, flip: bool) -> Any:
-    if not isinstance(mode, str) or mode not in MODES:
-        raise ValueError(f"mode={mode!r} is not known; choose one of {', '.join(map(repr, MODES))}")
-    border = MODES[mode]
+    if not isinstance(mode, str) or mode not in SCIPY_NAMES:
+        raise ValueError(f"mode={mode!r} is not known; choose one of {', '.join(map(repr, SCIPY_NAMES))}")
+    border = SCIPY_NAMES[mode]
     library = arrays_of(x)
     foreign = hasattr(x, "__dlpack__") if library is None else library is not NUMPY
     if not foreign:

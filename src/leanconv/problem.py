@@ -6,6 +6,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import ClassVar, Literal
 
+from leanconv.images import borders
+
 Op = Literal["fprop", "dgrad", "wgrad"]
 #: The order of the axes in memory, slowest first.
 Layout = Literal["NCHW", "NHWC", "CHWN"]
@@ -14,10 +16,8 @@ Activation = Literal["relu"] | None
 #: Precision tiers, strictest first. An algorithm may serve its own tier and every looser one.
 PRECISIONS = ("ieee", "fp32", "relaxed", "tf32")
 
-#: How a filter reads pixels that lie outside the image, written for the image ``a b c d``.
-#: constant ``v|abcd|v``, replicate ``a|abcd|d``, reflect ``ba|abcd|dc``, reflect101 ``cb|abcd|cb``,
-#: wrap ``cd|abcd|ab``.
-BORDERS = ("constant", "replicate", "reflect", "reflect101", "wrap")
+#: Names of the borders of filters; `leanconv.images.borders` says what each reads.
+BORDERS = tuple(borders.BORDERS)
 
 ITEM_BYTES = {"float32": 4, "int32": 4, "float64": 8}
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from leanconv.algorithms.base import Config, GpuAlgorithm, ceil_div
+from leanconv.images.borders import BORDERS
 from leanconv.plan import Launch, Number, Plan, Pointer, Target
 from leanconv.problem import FilterProblem
 
@@ -14,13 +15,6 @@ LIMIT = 32
 #: Largest image extent: twice it is an int in the border maps.
 EXTENT = 2**30
 
-BORDER_TYPES = {
-    "constant": "leanconv::ConstantBorder",
-    "replicate": "leanconv::ReplicateBorder",
-    "reflect": "leanconv::ReflectBorder",
-    "reflect101": "leanconv::Reflect101Border",
-    "wrap": "leanconv::WrapBorder",
-}
 ELEMENT_TYPES = {"float32": "float", "int32": "int"}
 
 
@@ -111,8 +105,8 @@ class RegisterCache(GpuAlgorithm):
             reasons.append(f"the image is {problem.h}x{problem.w}, and the limit is {EXTENT} rows and columns")
         if problem.batch * ceil_div(problem.h, 4) * ceil_div(problem.w, 128) >= 2**31:
             reasons.append(f"{problem.batch} images of {problem.h}x{problem.w} may need more than 2**31 - 1 blocks")
-        if problem.border not in BORDER_TYPES:
-            reasons.append(f"border={problem.border!r} is none of {', '.join(BORDER_TYPES)}")
+        if problem.border not in BORDERS:
+            reasons.append(f"border={problem.border!r} is none of {', '.join(BORDERS)}")
         return reasons
 
     def configs(self, problem: FilterProblem, target: Target) -> Iterator[RegisterCacheConfig | PartialSumsConfig]:
@@ -156,7 +150,7 @@ class RegisterCache(GpuAlgorithm):
             function=f"leanconv::{function}",
             problem=(
                 ("element", element),
-                ("border", BORDER_TYPES[problem.border]),
+                ("border", BORDERS[problem.border].kernel),
                 ("r", problem.kh),
                 ("s", problem.kw),
                 ("anchor_y", problem.anchor[0]),

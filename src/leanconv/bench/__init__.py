@@ -1,10 +1,9 @@
-"""Suites of problems, the peers they are measured against, and what is made of the figures."""
+"""Suites of problems, the peers they are measured against, and tables of the results."""
 
-from leanconv.bench.ablation import run_ablation
 from leanconv.bench.results import GROUPS, Results, Row, geometric_mean
 from leanconv.bench.run import default_path, run_suite
 from leanconv.bench.suites import Case, format_problem, load_suite, parse_problem, suite_names
-from leanconv.bench.tables import show
+from leanconv.bench.terminal import show
 
 __all__ = [
     "GROUPS",
@@ -16,7 +15,6 @@ __all__ = [
     "geometric_mean",
     "load_suite",
     "parse_problem",
-    "run_ablation",
     "run_suite",
     "show",
     "suite_names",

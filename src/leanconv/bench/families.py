@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Literal
 
+from leanconv.bench.format import Table, quantity
 from leanconv.bench.results import GROUPS, Group, Results, Row, geometric_mean
 from leanconv.bench.suites import parse_problem
-from leanconv.bench.tables import Table, quantity, size
 from leanconv.problem import ConvProblem
 
 #: What a ratio in these tables says.
@@ -88,14 +88,14 @@ def title(family: str) -> str:
 
 def families(results: Results) -> dict[str, list[str]]:
     """Problems by family, in the order of the suite; then by number of states where names tell it; then all."""
-    found: dict[str, list[str]] = {}
+    named: dict[str, list[str]] = {}
     for problem in results.problems:
-        found.setdefault(problem.partition("-")[0], []).append(problem)
+        named.setdefault(problem.partition("-")[0], []).append(problem)
     for problem in results.problems:
         states, bracket, _ = problem.partition("(")
         if bracket:
-            found.setdefault(states, []).append(problem)
-    return found | {"all": list(results.problems)}
+            named.setdefault(states, []).append(problem)
+    return named | {"all": list(results.problems)}
 
 
 def prepared(results: Results, problem: str, algorithm: str) -> Row | None:
@@ -104,12 +104,13 @@ def prepared(results: Results, problem: str, algorithm: str) -> Row | None:
     return next(rows, None)
 
 
-def _ratios(results: Results, problems: Sequence[str], algorithm: str, group: Group) -> list[float]:
+def ratios(results: Results, problems: Sequence[str], algorithm: str, group: Group) -> list[float]:
+    """How many times faster an algorithm is than a group of peers, on each of the problems that both ran."""
     pairs = ((results.own(problem, [algorithm]), results.peer(problem, group)) for problem in problems)
     return [peer.us / own.us for own, peer in pairs if own and peer]
 
 
-def _spread(values: Sequence[float], of: int) -> str:
+def spread(values: Sequence[float], of: int) -> str:
     """Geometric mean, least and largest, and how many there are where that is less than ``of``."""
     if not values:
         return "–"
@@ -133,36 +134,16 @@ def family_table(results: Results, algorithm: str) -> Table:
         speeds = [row.tflops for row in rows.values()]
         given = {problem: prepared(results, problem, algorithm) for problem in rows}
         shares = [100 * (1 - other.us / rows[problem].us) for problem, other in given.items() if other]
-        ratios = [_spread(_ratios(results, problems, algorithm, group), len(problems)) for group in PEERS]
+        cells = [spread(ratios(results, problems, algorithm, group), len(problems)) for group in PEERS]
         for name in ours:
             others = {problem: results.own(problem, [name]) for problem in rows}
-            found = [other.us / rows[problem].us for problem, other in others.items() if other]
-            ratios.append(_spread(found, len(problems)))
+            faster = [other.us / rows[problem].us for problem, other in others.items() if other]
+            cells.append(spread(faster, len(problems)))
         preparation = f"{sum(shares) / len(shares):.1f}% ({max(shares):.1f}%)" if shares else "–"
         speed = f"{quantity(min(speeds))}–{quantity(max(speeds))}"
         error = max(row.error or 0.0 for row in rows.values())
-        lines.append([title(family), str(len(rows)), speed, preparation, *ratios, f"{error:.1e}"])
+        lines.append([title(family), str(len(rows)), speed, preparation, *cells, f"{error:.1e}"])
     return columns, lines
-
-
-def engine_table(results: Results, algorithm: str) -> Table:
-    """A line for each engine of cuDNN and PyTorch by its name: how many times faster ``algorithm`` is.
-
-    Columns are the numbers of states, or the families where there are none.
-    """
-    groups = {name: found for name, found in families(results).items() if name != "all"}
-    wide = {name: found for name, found in groups.items() if any(other.startswith(f"{name}(") for other in groups)}
-    groups = (wide or groups) | {"all": list(results.problems)}
-    engines = dict.fromkeys(row.engine for row in results.rows if row.engine.startswith(("cudnn:", "torch-")))
-    lines = []
-    for engine in engines:
-        rows = [row for row in results.rows if row.engine == engine]
-        group = Group(engine, "", engine)
-        cells = [_spread(_ratios(results, found, algorithm, group), len(found)) for found in groups.values()]
-        if set(cells) != {"–"}:
-            workspace = max((row.workspace_bytes or 0 for row in rows), default=0)
-            lines.append([engine, size(workspace), *cells])
-    return ["engine", "most workspace", *(title(name) for name in groups)], lines
 
 
 def target_table(results: Results) -> Table:
@@ -180,7 +161,7 @@ def target_table(results: Results) -> Table:
             rows = [results.own(name, [algorithm]) for name in chosen]
             values = [row.tflops for row in rows if row]
         else:
-            values = _ratios(results, chosen, algorithm, _SHARED["lean"])
+            values = ratios(results, chosen, algorithm, _SHARED["lean"])
         lines.append([target.words, f"≥ {target.least:g}", *_verdict(target, values, chosen)])
     return ["target", "asked", "measured", "met"], lines
 

@@ -15,16 +15,18 @@ from typing import Any
 import numpy as np
 
 from leanconv.bench.ceilings import Ceilings
+from leanconv.runtime.probe import why_no_gpu
 
 
 def gpu_usable() -> tuple[bool, str]:
     """Whether the benchmark can use a GPU here, and the sentence that says why not."""
     from leanconv.bench.peers.base import missing_cuda_torch
 
-    missing = missing_cuda_torch()
-    if missing is None:
-        return True, ""
-    return False, f"no GPU is measured: the benchmark holds GPU arrays in PyTorch, and {missing}"
+    if missing := missing_cuda_torch():
+        return False, f"no GPU is measured: the benchmark holds GPU arrays in PyTorch, and {missing}"
+    if missing := why_no_gpu():
+        return False, f"no GPU is measured: {missing}"
+    return True, ""
 
 
 def revision() -> dict[str, Any]:
@@ -52,7 +54,7 @@ def describe(gpu: bool, ceilings: Ceilings, versions: dict[str, str], given_revi
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "python": platform.python_version(),
         "numpy": np.__version__,
-        "leanconv": _version("leanconv") or "not installed (run from its source)",
+        "leanconv": installed_version("leanconv") or "not installed (run from its source)",
         **revision(),
         **versions,
         "ceilings": asdict(ceilings),
@@ -91,23 +93,24 @@ def _driver_version() -> str | None:
             text = subprocess.run(query, capture_output=True, text=True, check=True).stdout
         except (OSError, subprocess.CalledProcessError):
             return None
-    found = re.search(r"\b\d{3}\.\d+(\.\d+)?\b", text)
-    return found[0] if found else None
+    match = re.search(r"\b\d{3}\.\d+(\.\d+)?\b", text)
+    return match[0] if match else None
 
 
-def _version(package: str) -> str | None:
+def installed_version(distribution: str) -> str | None:
+    """The version of an installed distribution; None where it is not installed."""
     try:
-        return metadata.version(package)
+        return metadata.version(distribution)
     except metadata.PackageNotFoundError:
         return None
 
 
 def _cpu_name() -> str:
     try:
-        found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(encoding="utf-8"), re.MULTILINE)
+        match = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(encoding="utf-8"), re.MULTILINE)
     except OSError:
-        found = None
-    return found[1].strip() if found else platform.processor() or platform.machine()
+        match = None
+    return match[1].strip() if match else platform.processor() or platform.machine()
 
 
 def slug(record: dict[str, Any]) -> str:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
 from pathlib import Path
 from typing import Any
 
 from leanconv.bench.results import Results
+from leanconv.runtime.files import whole
 
 _PANEL = 16
 
@@ -35,13 +34,15 @@ def plot(results: Results, path: Path) -> None:
         axis.set_ylabel(unit(results))
         axis.margins(x=0.01)
     axes[0].legend(fontsize=8, ncols=len(series), loc="lower left", bbox_to_anchor=(0, 1), frameon=False)
-    where = results.machine.get("gpu") or results.machine.get("cpu")
-    figure.suptitle(f"{results.title} on {where}", fontsize=10)
+    figure.suptitle(f"{results.title} on {results.place}", fontsize=10)
     save(figure, path)
 
 
 def blank(inches: tuple[float, float]) -> Any:
-    """An empty figure. Raises ImportError with the command that installs matplotlib when it is missing."""
+    """An empty figure of this width and height.
+
+    Raises ImportError with the command that installs matplotlib when it is missing.
+    """
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
@@ -52,19 +53,12 @@ def blank(inches: tuple[float, float]) -> Any:
     return figure
 
 
-def save(figure: Any, path: Path, dpi: int = 120) -> None:
-    """Write a figure beside its place, then rename it there."""
+def save(figure: Any, path: Path, dpi: int = 120, **options: Any) -> None:
+    """Write a figure in the format that the suffix of ``path`` names (PNG without one), and the folders it lies in."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, suffix=path.suffix)
-    os.close(handle)
-    try:
-        figure.savefig(name, dpi=dpi)
-        os.chmod(name, 0o644)
-        os.replace(name, path)
-    except BaseException:
-        os.unlink(name)
-        raise
+    with whole(path) as file:
+        figure.savefig(file, dpi=dpi, format=path.suffix[1:] or "png", **options)
 
 
 def unit(results: Results) -> str:

@@ -1,11 +1,9 @@
-"""What a run of the benchmark found, as a file and as questions about it."""
+"""The results of a run of the benchmark: rows, the file of them, and comparisons with groups of peers."""
 
 from __future__ import annotations
 
 import json
 import math
-import os
-import tempfile
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from fnmatch import fnmatchcase
@@ -13,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from leanconv.problem import Layout
+from leanconv.runtime.files import write_text
 
 #: The layouts that cuDNN and PyTorch compute in; PyTorch would copy another into one of them in each call.
 PEER_LAYOUTS: tuple[Layout, ...] = ("NCHW", "NHWC")
@@ -74,9 +73,19 @@ class Results:
         """Suite, layout and tier, as headings have them."""
         return " ".join(filter(None, (self.suite, self.layout, self.precision)))
 
+    @property
+    def place(self) -> str:
+        """The GPU, or the CPU where there was none."""
+        return str(self.machine.get("gpu") or self.machine.get("cpu"))
+
+    @property
+    def own_failed(self) -> bool:
+        """Whether something of leanconv's own failed."""
+        return any(entry["engine"].startswith("leanconv") for entry in self.failed)
+
     def write(self, path: Path) -> None:
         """Write the file; it appears whole or not at all."""
-        write_whole(path, json.dumps(asdict(self), indent=1, allow_nan=False) + "\n")
+        write_text(path, json.dumps(asdict(self), indent=1, allow_nan=False) + "\n")
 
     @classmethod
     def read(cls, path: Path) -> Results:
@@ -105,7 +114,7 @@ class Results:
         ValueError as refuse_other does.
         """
         self.refuse_other(other)
-        found = {**self.problems, **other.problems}
+        problems = {**self.problems, **other.problems}
 
         def kept(entries: list[dict[str, str]]) -> list[dict[str, str]]:
             return [entry for entry in entries if entry["problem"] not in other.problems]
@@ -115,13 +124,13 @@ class Results:
             self.machine,
             self.suite,
             self.layout,
-            problems={name: found[name] for name in order if name in found},
+            problems={name: problems[name] for name in order if name in problems},
             rows=[row for row in self.rows if row.problem not in other.problems] + other.rows,
             absent=self.absent | other.absent,
             skipped=kept(self.skipped) + other.skipped,
             failed=kept(self.failed) + other.failed,
             warnings=list(dict.fromkeys([*self.warnings, *other.warnings, both])),
-            missing=[name for name in self.missing if name not in found or name in other.missing],
+            missing=[name for name in self.missing if name not in problems or name in other.missing],
             precision=self.precision,
         )
 
@@ -140,8 +149,8 @@ class Results:
 
     def peers(self, problem: str) -> dict[str, Row]:
         """The fastest row of each group of peers that has one."""
-        found = {group.name: self.peer(problem, group) for group in GROUPS}
-        return {name: row for name, row in found.items() if row}
+        fastest = {group.name: self.peer(problem, group) for group in GROUPS}
+        return {name: row for name, row in fastest.items() if row}
 
     def peer(self, problem: str, group: Group) -> Row | None:
         """The fastest row of a group of peers that is right."""
@@ -155,12 +164,12 @@ class Results:
 
     def ratios(self, group: str, algorithms: Collection[str] | None = None) -> list[float]:
         """How many times faster leanconv, or the best of ``algorithms``, is than a group, where both ran."""
-        found = []
+        ratios = []
         for problem in self.problems:
             own, peer = self.own(problem, algorithms), self.peers(problem).get(group)
             if own and peer:
-                found.append(peer.us / own.us)
-        return found
+                ratios.append(peer.us / own.us)
+        return ratios
 
 
 def right(row: Row) -> bool:
@@ -240,21 +249,6 @@ def geometric_mean(values: Sequence[float]) -> float:
     if not values or min(values) <= 0:
         raise ValueError(f"a geometric mean needs positive values, not {list(values)}")
     return math.exp(math.fsum(math.log(value) for value in values) / len(values))
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Write a text file beside its place, then rename it there."""
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-        os.chmod(name, 0o644)
-        os.replace(name, path)
-    except BaseException:
-        os.unlink(name)
-        raise
 
 
 #: The keys that a reader of a row may rely on.

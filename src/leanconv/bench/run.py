@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import gc
 import math
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
 
 from leanconv.bench import machine
 from leanconv.bench.ceilings import Ceilings, measure_cpu, measure_gpu
@@ -30,6 +28,7 @@ from leanconv.bench.suites import (
 )
 from leanconv.call import arguments
 from leanconv.problem import ConvProblem, FilterProblem, Problem
+from leanconv.runtime.progress import progress as progress_bar
 from leanconv.runtime.timing import Timing, time_cpu, time_gpu
 
 #: Direct operations and bytes of one problem that are still pleasant to wait for without a GPU.
@@ -148,7 +147,7 @@ def run_suite(
         resume.refuse_other(results)
     if not gpu and device != "cpu":
         results.warnings.append(why + "; these are CPU figures")
-    with _progress(len(cases), progress) as step, _settled_objects():
+    with progress_bar(len(cases), progress) as begin_step, _settled_objects():
         left = list(cases)
         try:
             sized = {case.name: _sized(case, batch, run, results) for case in cases}
@@ -156,7 +155,7 @@ def run_suite(
                 peer.prepare([problem for problem in sized.values() if problem is not None], gpu)
             while left and time.perf_counter() < run.until:
                 name = left[0].name
-                step(name)
+                begin_step(name)
                 problem = sized[name]
                 if problem is not None:
                     _measure(name, problem, run, present, results)
@@ -195,8 +194,8 @@ def _cases(
         for setting, given in (("layout", layout), ("precision", precision)):
             if given is not None:
                 raise ValueError(f"{setting}={given!r} is for suites; write it into the problem, as in {what},{given}")
-        found = problem.layout if isinstance(problem, ConvProblem) else None
-        return (Case(what.partition(":")[2], problem),), "problem", found, None
+        own = problem.layout if isinstance(problem, ConvProblem) else None
+        return (Case(what.partition(":")[2], problem),), "problem", own, None
     if what not in suite_names():
         names = ", ".join(suite_names())
         raise ValueError(f"{what!r} is no suite ({names}), and a problem starts with 'conv:' or 'filter:'")
@@ -209,7 +208,7 @@ def _present(
 ) -> list[Peer]:
     """The libraries that can take part; the others are named in ``absent``."""
     kinds = {type(case.problem) for case in cases}
-    found = []
+    present = []
     for peer in peers:
         if not kinds & set(peer.solves) or not any(run.wants(engine) for engine in peer.engines):
             continue
@@ -222,9 +221,9 @@ def _present(
         if reason:
             absent[peer.name] = reason
         else:
-            found.append(peer)
+            present.append(peer)
             versions.update(peer.versions())
-    return found
+    return present
 
 
 def _sized(case: Case, batch: int | None, run: _Run, results: Results) -> Problem | None:
@@ -363,32 +362,8 @@ def _release(gpu: bool) -> None:
         torch.cuda.empty_cache()
 
 
-@contextmanager
-def _progress(total: int, wanted: bool) -> Iterator[Any]:
-    """One bar on a terminal, nothing elsewhere."""
-    if not wanted or not sys.stderr.isatty():
-        yield lambda name: None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("starting", total=total)
-        started = False
-
-        def step(name: str) -> None:
-            nonlocal started
-            bar.update(task, advance=int(started), description=name)
-            started = True
-
-        yield step
-
-
-def default_path(
-    results: Results, partial: bool, root: Path = Path("benchmarks/results"), ablation: bool = False
-) -> Path:
-    """Where a run belongs: ``<gpu>/<suite>[-nhwc][-relaxed][-ablation].json``, layout and tier where not the suite's.
+def default_path(results: Results, partial: bool, root: Path = Path("benchmarks/results"), suffix: str = "") -> Path:
+    """Where a run belongs: ``<gpu>/<suite>[-nhwc][-relaxed][suffix].json``, layout and tier where not the suite's.
 
     ``-part`` is added for less than a whole suite: with ``partial``, or where the run did not come to every problem.
     """
@@ -397,5 +372,5 @@ def default_path(
     if own and results.layout != own:
         name += f"-{(results.layout or '').lower()}"
     name += f"-{results.precision}" if results.precision else ""
-    name += "-ablation" if ablation else ""
-    return root / machine.slug(results.machine) / f"{name}{'-part' if partial or results.missing else ''}.json"
+    part = "-part" if partial or results.missing else ""
+    return root / machine.slug(results.machine) / f"{name}{suffix}{part}.json"

@@ -10,7 +10,8 @@ import operator
 from collections.abc import Sequence
 from typing import Any
 
-from leanconv.problem import BORDERS, ITEM_BYTES, Layout
+from leanconv.images.borders import ALIASES, BORDERS
+from leanconv.problem import ITEM_BYTES, Layout
 from leanconv.runtime import env
 
 Padding = int | Sequence[int] | str
@@ -20,24 +21,6 @@ LAYOUTS: tuple[Layout, ...] = ("NCHW", "NHWC", "CHWN")
 #: The same of signals, the layouts of images of one row.
 LAYOUTS_1D = ("NCW", "NWC", "CWN")
 ACTIVATIONS = (None, "relu")
-
-#: Names of the borders in SciPy's ndimage and in OpenCV (with or without ``cv2.``). SciPy's ``reflect``, ``constant``
-#: and ``wrap`` are ours by the same name; its ``mirror`` is OpenCV's BORDER_REFLECT_101 and our reflect101.
-BORDER_ALIASES = {
-    "nearest": "replicate",
-    "mirror": "reflect101",
-    "grid-mirror": "reflect",
-    "grid-wrap": "wrap",
-    "grid-constant": "constant",
-    "BORDER_CONSTANT": "constant",
-    "BORDER_REPLICATE": "replicate",
-    "BORDER_REFLECT": "reflect",
-    "BORDER_REFLECT_101": "reflect101",
-    "BORDER_REFLECT101": "reflect101",
-    "BORDER_DEFAULT": "reflect101",
-    "BORDER_WRAP": "wrap",
-}
-
 
 _FLOAT32_MAX = float.fromhex("0x1.fffffep127")
 
@@ -140,10 +123,10 @@ def border_name(border: Any) -> str:
     """Our name of a border, given ours, SciPy's or OpenCV's."""
     if isinstance(border, str):
         name = border.removeprefix("cv2.")
-        name = BORDER_ALIASES.get(name, name)
+        name = ALIASES.get(name, name)
         if name in BORDERS:
             return name
-    known = ", ".join(map(repr, (*BORDERS, *BORDER_ALIASES)))
+    known = ", ".join(map(repr, (*BORDERS, *ALIASES)))
     raise ValueError(f"border={border!r} is not known; choose one of {known}")
 
 

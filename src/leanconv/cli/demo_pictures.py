@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from leanconv.cli.pictures import whole
-
-if TYPE_CHECKING:
-    from leanconv.cli.demo import Measured
+from leanconv.bench.format import duration
+from leanconv.bench.plots import blank, save
+from leanconv.cli.demo_measure import Measured
 
 #: A colour for each algorithm, in the order in which they appear; safe for colour-blind readers (Okabe and Ito).
 _COLOURS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#999999", "#000000")
@@ -23,14 +21,14 @@ def draw_filters(photo: np.ndarray, shown: Sequence[tuple[str, np.ndarray]], pat
     columns = 3
     rows = -(-(len(shown) + 1) // columns)
     height, width = photo.shape[1:]
-    figure = _figure(columns * 3.4, rows * (3.4 * height / width + 0.25))
+    figure = blank((columns * 3.4, rows * (3.4 * height / width + 0.25)))
     axes = figure.subplots(rows, columns, squeeze=False).ravel()
     for axis in axes:
         axis.set_axis_off()
     for axis, (title, planes) in zip(axes, [("the photograph", photo), *shown], strict=False):
         axis.imshow(np.clip(np.rint(planes), 0, 255).astype(np.uint8).transpose(1, 2, 0))
         axis.set_title(title, fontsize=11, color=_INK, pad=5)
-    _save(figure, path)
+    save(figure, path)
 
 
 def draw_layers(lines: Sequence[Measured], gpu: str | None, path: Path) -> None:
@@ -38,7 +36,7 @@ def draw_layers(lines: Sequence[Measured], gpu: str | None, path: Path) -> None:
     layers = list(dict.fromkeys(line.what for line in lines))
     series = list(dict.fromkeys((line.algorithm, line.where) for line in lines))
     colour = {key: _COLOURS[i % len(_COLOURS)] for i, key in enumerate(series)}
-    figure = _figure(12.5, 0.2 * len(lines) + 0.24 * len(layers) + 1.3)
+    figure = blank((12.5, 0.2 * len(lines) + 0.24 * len(layers) + 1.3))
     times, errors = figure.subplots(1, 2, sharey=True, width_ratios=(3, 2))
     at, middle = 0.0, []
     for layer in layers:
@@ -71,24 +69,4 @@ def draw_layers(lines: Sequence[Measured], gpu: str | None, path: Path) -> None:
 
     names = [Patch(color=colour[key], label=f"{key[0]}, {key[1]}") for key in series]
     figure.legend(handles=names, loc="outside upper center", ncols=min(5, len(names)), frameon=False, fontsize=9)
-    _save(figure, path)
-
-
-def duration(us: float) -> str:
-    """Microseconds as text of three digits."""
-    value, unit = (us, "µs") if us < 1e3 else (us / 1e3, "ms") if us < 1e6 else (us / 1e6, "s")
-    return f"{value:.{max(0, 2 - int(np.log10(max(value, 1))))}f} {unit}"
-
-
-def _figure(width: float, height: float) -> Any:
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(width, height), layout="constrained", facecolor="white")
-    FigureCanvasAgg(figure)
-    return figure
-
-
-def _save(figure: Any, path: Path) -> None:
-    with whole(path) as temporary:
-        figure.savefig(temporary, dpi=110)
+    save(figure, path)

@@ -9,7 +9,7 @@ import platform
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from importlib import import_module, metadata
+from importlib import import_module
 from typing import Any, Literal
 
 import numpy as np
@@ -17,11 +17,13 @@ import numpy as np
 import leanconv
 from leanconv import api
 from leanconv.algorithms import ALGORITHMS
+from leanconv.bench.machine import installed_version
 from leanconv.plan import Target
 from leanconv.problem import ConvProblem
 from leanconv.runtime import cache, env, launch
 from leanconv.runtime import compile as compiler
 from leanconv.runtime.driver import CudaUnavailableError, driver, version_text
+from leanconv.runtime.probe import why_no_gpu
 
 #: Packages worth a line, each with the distributions that may bring it.
 PACKAGES = (
@@ -53,15 +55,16 @@ class Finding:
 
 def installed() -> list[tuple[str, str]]:
     """Names and versions of what matters here; a dash for what is not installed."""
-    found = [
-        ("leanconv", leanconv.__version__ + ("" if _version("leanconv") else " (not installed: run from its source)")),
+    source = "" if installed_version("leanconv") else " (not installed: run from its source)"
+    lines = [
+        ("leanconv", leanconv.__version__ + source),
         ("Python", f"{platform.python_version()} on {platform.machine()}"),
         ("NumPy", np.__version__),
     ]
     for name, distributions in PACKAGES:
-        versions = [f"{v} ({d})" if len(distributions) > 1 else v for d in distributions if (v := _version(d))]
-        found.append((name, ", ".join(versions) or "–"))
-    return found
+        versions = [f"{v} ({d})" if len(distributions) > 1 else v for d in distributions if (v := installed_version(d))]
+        lines.append((name, ", ".join(versions) or "–"))
+    return lines
 
 
 def examine() -> Iterator[Finding]:
@@ -82,13 +85,6 @@ def examine() -> Iterator[Finding]:
     yield _cupy(usable and compiles.state == "ok")
     yield _store()
     yield _pictures()
-
-
-def _version(distribution: str) -> str | None:
-    try:
-        return metadata.version(distribution)
-    except metadata.PackageNotFoundError:
-        return None
 
 
 def _checked(name: str, run: Callable[[], None]) -> Finding:
@@ -140,14 +136,17 @@ def _run_foreign(to: Callable[[np.ndarray], Any], back: Callable[[Any], np.ndarr
 
 def _gpu() -> Finding:
     try:
-        found = driver()
-        devices = [launch.open_device(index) for index in range(found.device_count)]
-    except CudaUnavailableError as error:
-        return Finding("GPU", "absent", str(error))
+        if why := why_no_gpu():
+            return Finding("GPU", "absent", why)
+        names = "; ".join(why_no_gpu(index) or _about(index) for index in range(driver().device_count))
     except Exception as error:
         return Finding("GPU", "broken", f"{type(error).__name__}: {error}", "reinstall the NVIDIA driver")
-    names = "; ".join(f"{device.name} ({device.target.arch})" for device in devices)
-    return Finding("GPU", "ok", f"{names}; the driver serves CUDA {version_text(found.version)}")
+    return Finding("GPU", "ok", f"{names}; the driver serves CUDA {version_text(driver().version)}")
+
+
+def _about(index: int) -> str:
+    device = launch.open_device(index)
+    return f"{device.name} ({device.target.arch})"
 
 
 def _compiler(target: Target, needed: bool) -> Finding:
@@ -179,7 +178,7 @@ def _compiler(target: Target, needed: bool) -> Finding:
 
 def _torch_cpu() -> Finding:
     name = "PyTorch tensors on the CPU"
-    if _version("torch") is None:
+    if installed_version("torch") is None:
         return Finding(name, "absent", "PyTorch is not installed", "pip install 'leanconv[torch]', if you use it")
 
     def run() -> None:
@@ -192,7 +191,7 @@ def _torch_cpu() -> Finding:
 
 def _torch_cuda(usable: bool) -> Finding:
     name = "PyTorch tensors on the GPU"
-    if _version("torch") is None:
+    if installed_version("torch") is None:
         return Finding(name, "absent", "PyTorch is not installed", "pip install 'leanconv[torch]', if you use it")
     if not usable:
         return Finding(name, "absent", "they need the GPU and the compiler; see there")
@@ -244,7 +243,7 @@ def _store() -> Finding:
 
 def _pictures() -> Finding:
     name = "pictures and plots"
-    missing = [name for name in ("pillow", "matplotlib") if _version(name) is None]
+    missing = [name for name in ("pillow", "matplotlib") if installed_version(name) is None]
     if missing:
         text = f"{' and '.join(missing)} not installed: leanconv filter takes .npy files only, nothing is drawn"
         if missing == ["matplotlib"]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from enum import Enum
 from pathlib import Path
@@ -12,29 +11,14 @@ import numpy as np
 import typer
 
 import leanconv
-from leanconv.runtime.driver import CudaError
+from leanconv.cli import command_line, options
+from leanconv.cli.command_line import FAILED
+from leanconv.images.borders import BORDERS
 
 _LIMIT = "Bytes of GPU memory that an algorithm may take for scratch and prepared filters, such as 0 or 64MiB."
+_BORDERS = ", ".join(BORDERS)
 
-app = typer.Typer(
-    name="leanconv",
-    help="Convolution on NVIDIA GPUs without the workspace, and on NumPy without a GPU.",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-
-#: Exit codes: something of ours failed; the command or its files are at fault.
-FAILED, MISTAKE = 1, 2
-
-
-class Layout(str, Enum):
-    """Memory layouts."""
-
-    NCHW = "NCHW"
-    NHWC = "NHWC"
-    CHWN = "CHWN"
+app = command_line.new_app("leanconv", "Convolution on NVIDIA GPUs without the workspace, and on NumPy without a GPU.")
 
 
 class Action(str, Enum):
@@ -70,19 +54,17 @@ def _options(
 @app.command()
 def doctor() -> None:
     """Say what is installed, what works here, and what to do about what does not. Exits with 1 if any is broken."""
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
+    from leanconv.bench.terminal import console
     from leanconv.cli import doctor as findings
 
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=120)
+    out = console()
     table = Table(title="installed", title_justify="left", show_header=False)
     for name, version in findings.installed():
         table.add_row(name, Text(version))
-    console.print(table)
+    out.print(table)
     words = {"ok": ("yes", "green"), "absent": ("no", "yellow"), "broken": ("BROKEN", "bold red")}
     table = Table("what", "works", "", title="working", title_justify="left", show_lines=True)
     broken = False
@@ -93,37 +75,30 @@ def doctor() -> None:
             text.append(f"\n→ {finding.advice}", "bold")
         table.add_row(finding.name, Text(word, style), text)
         broken |= finding.state == "broken"
-    console.print(table)
+    out.print(table)
     if broken:
         raise typer.Exit(FAILED)
 
 
 @app.command()
 def bench(
-    what: Annotated[str, typer.Argument(metavar="SUITE|PROBLEM", help="A suite's name, or conv:… or filter:….")],
-    layout: Annotated[Layout | None, typer.Option(help="Memory layout, for suites of layers.")] = None,
-    precision: Annotated[
-        str | None, typer.Option(help="Tier, for suites of layers: ieee, fp32, relaxed, tf32. Peers stay as they are.")
-    ] = None,
-    only: Annotated[str | None, typer.Option(help="Pattern of problem names, such as 'conv1*'.")] = None,
+    what: options.What,
+    layout: options.Layout = None,
+    precision: options.Precision = None,
+    only: options.Only = None,
     engines: Annotated[str, typer.Option(help="Patterns between commas, such as 'leanconv,torch-*,cudnn:*'.")] = "",
     algorithms: Annotated[
         str, typer.Option(help="Patterns of leanconv's own algorithms; by default those that the suite is about.")
     ] = "",
-    batch: Annotated[int | None, typer.Option(help="Images, instead of the suite's number.")] = None,
+    batch: options.Batch = None,
     device: Annotated[str | None, typer.Option(help="cuda or cpu; by default the GPU where there is one.")] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="Rougher figures in a quarter of the time.")] = False,
-    ablation: Annotated[
-        bool, typer.Option("--ablation", help="im2win's kernels with one technique off at a time, and no peers.")
-    ] = False,
-    seconds: Annotated[float | None, typer.Option(help="Begin no further problem after this time.")] = None,
-    resume: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Results of a run whose missing problems to measure and add.")
-    ] = None,
+    quick: options.Quick = False,
+    seconds: options.Seconds = None,
+    resume: options.Resume = None,
     full: Annotated[bool, typer.Option("--full", help="Print every engine's row.")] = False,
-    out: Annotated[Path | None, typer.Option(help="Results file; by default below benchmarks/results.")] = None,
-    plot: Annotated[Path | None, typer.Option(help="Also draw bars into this .png, .svg or .pdf.")] = None,
-    revision: Annotated[str | None, typer.Option(help="Git revision to record where there is no checkout.")] = None,
+    out: options.Out = None,
+    plot: options.Plot = None,
+    revision: options.Revision = None,
     workspace_limit: Annotated[
         str | None, typer.Option(metavar="BYTES", help=_LIMIT + " leanconv's others are left out, peers are not.")
     ] = None,
@@ -133,23 +108,21 @@ def bench(
     Suites: im2win, opencnn, winograd1d, … (a wrong name lists them). A problem in words:
     conv:n8,c64,h56,k64,r3,pad1 or filter:2048x2048,7x7.
     """
-    from leanconv.bench import Results, default_path, figures, plots, run_ablation, run_suite, show
+    from leanconv.bench import Results, default_path, plots, run_suite, show
 
-    patterns, own = (tuple(filter(None, text.split(","))) for text in (engines, algorithms))
-    results = (run_ablation if ablation else run_suite)(
-        what, layout=layout.value if layout else None, precision=precision, engines=patterns, only=only, batch=batch,
-        quick=quick, device=device, revision=revision, workspace_limit=_bytes(workspace_limit), algorithms=own,
-        seconds=seconds, resume=Results.read(resume) if resume else None,
+    results = run_suite(
+        what, layout=layout, precision=precision, engines=options.patterns(engines), only=only,
+        batch=batch, quick=quick, device=device, revision=revision, workspace_limit=_bytes(workspace_limit),
+        algorithms=options.patterns(algorithms), seconds=seconds, resume=Results.read(resume) if resume else None,
     )  # fmt: skip
-    partial = bool(patterns or own or only or batch or quick or workspace_limit)
-    path = out or default_path(results, partial, ablation=ablation)
+    path = out or default_path(results, bool(engines or algorithms or only or batch or quick or workspace_limit))
     results.write(path)
     show(results, full or None)
     print(f"results: {path}")
     if plot:
-        (figures.ablation if ablation else plots.plot)(results, plot)
+        plots.plot(results, plot)
         print(f"plot: {plot}")
-    if any(entry["engine"].startswith("leanconv") for entry in results.failed):
+    if results.own_failed:
         raise typer.Exit(FAILED)
 
 
@@ -167,9 +140,7 @@ def filter_file(
             help="gaussian:SIZE[:SIGMA], box:SIZE, sobel-x, sobel-y, laplacian, sharpen, emboss, or FILE.npy.",
         ),
     ],
-    border: Annotated[
-        str, typer.Option(help="constant, replicate, reflect, reflect101 or wrap, or SciPy's or OpenCV's name.")
-    ] = "reflect101",
+    border: Annotated[str, typer.Option(help=f"One of {_BORDERS}, or SciPy's or OpenCV's name.")] = "reflect101",
     value: Annotated[float, typer.Option(help="The constant border's pixel.")] = 0,
     delta: Annotated[float, typer.Option(help="Added to every pixel; 128 shows both signs of a sobel.")] = 0,
     absolute: Annotated[bool, typer.Option("--absolute", help="Take absolute values, before adding delta.")] = False,
@@ -211,15 +182,11 @@ def explain(
 ) -> None:
     """Say which algorithm would run for a problem, why, and why not the others."""
     from leanconv.bench import parse_problem
-    from leanconv.runtime.driver import CudaUnavailableError, driver
+    from leanconv.runtime.probe import why_no_gpu
 
     parsed = parse_problem(problem)
     if device is None:
-        try:
-            driver()
-            device = "cuda"
-        except CudaUnavailableError:
-            device = "cpu"
+        device = "cpu" if why_no_gpu() else "cuda"
     limit = _bytes(workspace_limit)
     print(leanconv.explain(parsed, device=device, algorithm=algorithm, compile=compile, workspace_limit=limit))
 
@@ -260,21 +227,7 @@ def demo(
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and exit: 0, 1 where something of leanconv's own failed, 2 for a mistake in the command."""
-    try:
-        app(args=None if arguments is None else list(arguments), prog_name="leanconv")
-    except (CudaError, ImportError) as error:
-        _complain(error)
-        sys.exit(FAILED)
-    except (ValueError, TypeError, OSError) as error:
-        _complain(error)
-        sys.exit(MISTAKE)
-
-
-def _complain(error: Exception) -> None:
-    text = str(error)
-    if isinstance(error, OSError) and error.strerror and error.filename:
-        text = f"{error.filename}: {error.strerror}"
-    print(f"error: {text}", file=sys.stderr)
+    command_line.run(app, "leanconv", arguments)
 
 
 if __name__ == "__main__":

@@ -5,10 +5,6 @@ Pictures are read and written by Pillow, which is imported only for them.
 
 from __future__ import annotations
 
-import os
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from leanconv.api import filter2d
+from leanconv.runtime.files import whole
 
 #: Integers of at most 16 bits are exact in float32; they are filtered in it, then rounded and clipped to their range.
 _NARROW = ("uint8", "int8", "uint16", "int16")
@@ -144,20 +141,6 @@ def read_array(path: Path) -> np.ndarray:
     if not isinstance(array, np.ndarray):
         raise ValueError(f"{path} is not a .npy file but an archive of several arrays")
     return array
-
-
-@contextmanager
-def whole(path: Path) -> Iterator[Path]:
-    """A name beside ``path``, with the same suffix, to write to; it is renamed to ``path`` when all went well."""
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.stem}.", suffix=path.suffix)
-    os.close(handle)
-    try:
-        yield Path(name)
-        os.chmod(name, 0o644)
-        os.replace(name, path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
 
 
 def _pillow() -> Any:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from leanconv.algorithms.base import CpuAlgorithm, ceil_div
+from leanconv.images.borders import BORDERS
 from leanconv.problem import ITEM_BYTES, FilterProblem
 
 #: Rows of a band. A product of 16 rows does (15 + kh) / kh times the needed arithmetic, at the full speed of BLAS,
@@ -16,8 +17,6 @@ BAND_ROWS = 16
 BAND_BYTES = 2 << 20
 #: Bytes of a strip, its extension and the product, for the tap loop: they stay in the second-level cache
 TAP_BYTES = 256 << 10
-
-_PAD_MODES = {"replicate": "edge", "reflect": "symmetric", "reflect101": "reflect"}
 
 
 def line_indices(border: str, size: int, before: int, after: int) -> np.ndarray:
@@ -29,7 +28,7 @@ def line_indices(border: str, size: int, before: int, after: int) -> np.ndarray:
         return np.pad(np.arange(size), (before, after), constant_values=-1)
     if border == "wrap":
         return np.arange(-before, size + after) % size
-    return np.pad(np.arange(size), (before, after), mode=_PAD_MODES[border])  # type: ignore[call-overload]
+    return np.pad(np.arange(size), (before, after), mode=BORDERS[border].numpy)  # type: ignore[call-overload]
 
 
 class Banded(CpuAlgorithm):

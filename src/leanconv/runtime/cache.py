@@ -12,7 +12,6 @@ import json
 import os
 import re
 import sys
-import tempfile
 import time
 import warnings
 from functools import cache
@@ -23,6 +22,7 @@ from leanconv.runtime import compile as compiler
 from leanconv.runtime import env
 from leanconv.runtime.compile import KERNELS, Compiled, CompileError
 from leanconv.runtime.driver import CudaUnavailableError
+from leanconv.runtime.files import whole
 
 SUFFIX = ".cubin"
 #: counts up when the file format changes
@@ -37,20 +37,20 @@ def _headers(name: str) -> dict[str, str]:
 
     Headers from elsewhere (CUDA's own) come with the compiler, whose version is part of the key.
     """
-    found: dict[str, str] = {}
+    checksums: dict[str, str] = {}
     todo = [name]
     while todo:
         header = todo.pop()
         path = KERNELS / header
-        if header in found or not path.is_file():
+        if header in checksums or not path.is_file():
             continue
         text = path.read_bytes()
-        found[header] = hashlib.sha256(text).hexdigest()
+        checksums[header] = hashlib.sha256(text).hexdigest()
         included = [match.decode() for match in _INCLUDE.findall(text)]
         # NVRTC looks below kernels/ for <...>, and beside the including file for "..."
         todo += included
         todo += [(Path(header).parent / other).as_posix() for other in included]
-    return found
+    return checksums
 
 
 @cache
@@ -118,16 +118,11 @@ def store(name: str, compiled: Compiled) -> None:
         return
     record = {field: getattr(compiled, field) for field in _FIGURES}
     record["sha256"] = hashlib.sha256(compiled.cubin).hexdigest()
-    temporary = None
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(prefix=f".{name}.", dir=folder)
-        with os.fdopen(handle, "wb") as file:
-            file.write(compiled.cubin + b"\n" + json.dumps(record).encode())
-        os.replace(temporary, folder / f"{name}{SUFFIX}")
+        with whole(folder / f"{name}{SUFFIX}") as file:
+            file.write_bytes(compiled.cubin + b"\n" + json.dumps(record).encode())
     except OSError as error:
-        if temporary is not None:
-            Path(temporary).unlink(missing_ok=True)
         if str(folder) not in _warned:
             _warned.add(str(folder))
             warnings.warn(
@@ -144,10 +139,10 @@ def compiled(launch: Launch, arch: str) -> Compiled:
     Raises CompileError where NVRTC refuses the source, CudaUnavailableError where NVRTC is not installed.
     """
     name = key(launch, arch)
-    found = load(name)
-    if found is None:
+    code = load(name)
+    if code is None:
         try:
-            found = compiler.compile_launch(launch, arch)
+            code = compiler.compile_launch(launch, arch)
         except ImportError as error:
             raise _no_compiler(error) from error
         except CompileError as error:
@@ -155,12 +150,12 @@ def compiled(launch: Launch, arch: str) -> Compiled:
             if type(error.__cause__).__name__ == "DynamicLibNotFoundError":
                 raise _no_compiler(error.__cause__ or error) from error
             raise
-        store(name, found)
-    return found
+        store(name, code)
+    return code
 
 
-#: What `store` calls its files, finished and not. NOTE: the folder is the user's to choose; nothing else in it is ours
-#: to count or remove.
+#: Names of `store`'s files, finished, and unfinished as `files.whole` names them. NOTE: the user chooses the folder, so
+#: nothing else in it is ours to count or remove.
 _FINISHED, _UNFINISHED = (re.compile(name) for name in (rf"[0-9a-f]{{64}}{re.escape(SUFFIX)}", r"\.[0-9a-f]{64}\..+"))
 #: An unfinished file this old, in seconds, was left by a process that died.
 _ABANDONED_S = 3600
@@ -169,7 +164,7 @@ _ABANDONED_S = 3600
 def _entries() -> list[tuple[Path, int]]:
     """The store's files and their bytes, without what other processes are writing just now."""
     folder = env.cache_dir() / "kernels"
-    found = []
+    entries = []
     try:
         for path in folder.iterdir():
             finished = _FINISHED.fullmatch(path.name)
@@ -180,16 +175,15 @@ def _entries() -> list[tuple[Path, int]]:
             except FileNotFoundError:
                 continue
             if finished or time.time() - status.st_mtime > _ABANDONED_S:
-                found.append((path, status.st_size))
+                entries.append((path, status.st_size))
     except OSError:
         pass  # no folder, or none of ours
-    return found
+    return entries
 
 
 def size() -> tuple[int, int]:
     """How many kernels are stored, and the bytes they take."""
-    entries = _entries()
-    return sum(path.suffix == SUFFIX for path, _ in entries), sum(size for _, size in entries)
+    return _totals(_entries())
 
 
 def clear() -> tuple[int, int]:
@@ -197,4 +191,9 @@ def clear() -> tuple[int, int]:
     entries = _entries()
     for path, _ in entries:
         path.unlink(missing_ok=True)
-    return sum(path.suffix == SUFFIX for path, _ in entries), sum(size for _, size in entries)
+    return _totals(entries)
+
+
+def _totals(entries: list[tuple[Path, int]]) -> tuple[int, int]:
+    """The number of finished kernels, and the bytes of all entries."""
+    return sum(_FINISHED.fullmatch(path.name) is not None for path, _ in entries), sum(size for _, size in entries)

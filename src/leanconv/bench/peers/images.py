@@ -9,16 +9,9 @@ import numpy as np
 
 from leanconv.bench.operands import Operands
 from leanconv.bench.peers.base import Candidate, Peer, Unable, missing_module
+from leanconv.images.borders import BORDERS
 from leanconv.problem import FilterProblem, Problem
 
-#: SciPy's and CuPy's words for a border. Their 'wrap' is the same as 'grid-wrap' for filters.
-_SCIPY_MODES = {
-    "constant": "constant",
-    "replicate": "nearest",
-    "reflect": "reflect",
-    "reflect101": "mirror",
-    "wrap": "wrap",
-}
 #: Multiply-adds of a call that still takes a second or so.
 _SCIPY_LIMIT = 1e8
 _OPENCV_LIMIT = 3e10
@@ -67,7 +60,7 @@ class CupyPeer(Peer):
             x, out, origin = x[0], out[0], origin[1:]
         else:
             kernel = kernel[None]
-        mode = _SCIPY_MODES[problem.border]
+        mode = BORDERS[problem.border].scipy[0]
 
         def call() -> Any:
             correlate(x, kernel, output=out, mode=mode, origin=origin)
@@ -101,7 +94,7 @@ class ScipyPeer(Peer):
             return
         x, kernel = _host(operands.image), _host(operands.kernel)[None]
         y = np.empty_like(x)
-        mode, origin = _SCIPY_MODES[problem.border], _origin(problem)
+        mode, origin = BORDERS[problem.border].scipy[0], _origin(problem)
 
         def call() -> Any:
             correlate(x, kernel, output=y, mode=mode, origin=origin)
@@ -136,15 +129,9 @@ class OpencvPeer(Peer):
         if problem.flops / 2 > _OPENCV_LIMIT:
             yield Unable(self.name, _too_many(problem, _OPENCV_LIMIT))
             return
-        borders = {
-            "constant": cv2.BORDER_CONSTANT,
-            "replicate": cv2.BORDER_REPLICATE,
-            "reflect": cv2.BORDER_REFLECT,
-            "reflect101": cv2.BORDER_REFLECT_101,
-        }
         x, kernel = _host(operands.image)[0], _host(operands.kernel)
         y = np.empty_like(x)
-        anchor, border = (problem.anchor[1], problem.anchor[0]), borders[problem.border]
+        anchor, border = (problem.anchor[1], problem.anchor[0]), getattr(cv2, BORDERS[problem.border].opencv[0])
 
         def call() -> Any:
             cv2.filter2D(x, -1, kernel, dst=y, anchor=anchor, borderType=border)

@@ -10,13 +10,17 @@ from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import Any
 
+import leanconv
 from leanconv.algorithms import ALGORITHMS
-from leanconv.algorithms.base import Algorithm, CpuAlgorithm, GpuAlgorithm
+from leanconv.algorithms.base import Algorithm, Config, CpuAlgorithm, GpuAlgorithm
 from leanconv.bench.operands import Operands, as_nchw
 from leanconv.bench.peers.base import Candidate, Peer, Unable
+from leanconv.call import bind
+from leanconv.call.choose import choose
 from leanconv.plan import Launch, Plan, Target
 from leanconv.problem import ConvProblem, FilterProblem, Problem
 from leanconv.reference import CPU_ALGORITHMS
+from leanconv.runtime import cache, launch
 
 
 class LeanconvPeer(Peer):
@@ -39,7 +43,6 @@ class LeanconvPeer(Peer):
         return None
 
     def _algorithms(self, gpu: bool) -> list[Algorithm]:
-
         known: Sequence[Algorithm] = ALGORITHMS if gpu else CPU_ALGORITHMS
         chosen = [a for a in known if not self._patterns or any(fnmatchcase(a.name, p) for p in self._patterns)]
         if not chosen:
@@ -70,20 +73,27 @@ class LeanconvPeer(Peer):
 
 
 def _target(gpu: bool) -> Target | None:
-    from leanconv.runtime.launch import open_device
-
-    return open_device(0).target if gpu else None
+    return launch.open_device(0).target if gpu else None
 
 
 def _plans(algorithms: Sequence[Algorithm], problems: Sequence[Problem]) -> Iterator[Plan]:
     """What the algorithms run for the problems that they can do. One that fails to plan says so when it is timed."""
-    target = _target(gpu=True)
-    assert target is not None
+    target = launch.open_device(0).target
     for algorithm in algorithms:
         for problem in problems:
             if isinstance(algorithm, GpuAlgorithm) and not algorithm.reasons(problem, target):
                 with suppress(Exception):
-                    yield algorithm.plan(problem, next(iter(algorithm.configs(problem, target))), target)
+                    yield plan_of(algorithm, problem)
+
+
+def config_of(algorithm: GpuAlgorithm, problem: Problem) -> Config:
+    """The configuration that a call takes on the first GPU."""
+    return next(iter(algorithm.configs(problem, launch.open_device(0).target)))
+
+
+def plan_of(algorithm: GpuAlgorithm, problem: Problem) -> Plan:
+    """What a call runs on the first GPU."""
+    return algorithm.plan(problem, config_of(algorithm, problem), launch.open_device(0).target)
 
 
 def compile_ahead(plans: Iterable[Plan]) -> None:
@@ -91,17 +101,14 @@ def compile_ahead(plans: Iterable[Plan]) -> None:
 
     What does not compile is passed over here: whoever runs it hears why.
     """
-    from leanconv.runtime import cache
-    from leanconv.runtime.launch import open_device
-
     if cache.directory() is None:
         return
-    arch = open_device(0).target.arch
-    launches = {cache.key(launch, arch): launch for plan in plans for launch in plan.every_launch}
+    arch = launch.open_device(0).target.arch
+    launches = {cache.key(each, arch): each for plan in plans for each in plan.every_launch}
 
-    def work(launch: Launch) -> None:
+    def work(each: Launch) -> None:
         with suppress(Exception):
-            cache.compiled(launch, arch)
+            cache.compiled(each, arch)
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         for _ in pool.map(work, launches.values()):
@@ -109,9 +116,7 @@ def compile_ahead(plans: Iterable[Plan]) -> None:
 
 
 def _on_gpu(algorithm: GpuAlgorithm, problem: Problem, operands: Operands) -> Iterator[Candidate]:
-    from leanconv.call.bind import load
-
-    call = load(problem, 0, algorithm.name)
+    call = bind.load(problem, 0, algorithm.name)
     assert call.choice.config is not None
     compiled = call.device.compiled(call.plan)
     layout = getattr(problem, "layout", None)
@@ -137,9 +142,6 @@ def _on_gpu(algorithm: GpuAlgorithm, problem: Problem, operands: Operands) -> It
 
 
 def _call(problem: Problem, operands: Operands, algorithm: Algorithm, y: Any, prepared: bool = False) -> Any:
-    import leanconv
-    from leanconv.call.choose import choose
-
     if isinstance(problem, ConvProblem):
         x, w, out = operands.x(problem.layout), operands.w(problem.layout), y
         if operands.gpu:

@@ -9,9 +9,8 @@ from typing import Any
 from leanconv.bench.operands import Operands, as_nchw, in_order
 from leanconv.bench.peers.base import Candidate, Peer, Unable, missing_cuda_torch, missing_module
 from leanconv.bench.results import PEER_LAYOUTS
+from leanconv.images.borders import BORDERS
 from leanconv.problem import ConvProblem, FilterProblem, Layout, Problem
-
-_PAD_MODES = {"replicate": "replicate", "reflect101": "reflect", "wrap": "circular"}
 
 
 @contextmanager
@@ -59,7 +58,7 @@ def _filter(problem: FilterProblem, image: Any, kernel: Any) -> Callable[[], Any
         if sides[0] == sides[1] and sides[2] == sides[3]:
             return lambda: conv2d(x, w, padding=(y0, x0))[:, 0]
         return lambda: conv2d(pad(x, sides), w)[:, 0]
-    mode = _PAD_MODES.get(problem.border)
+    mode = BORDERS[problem.border].torch
     if mode is None:
         return f"PyTorch pads no border {problem.border!r}"
     return lambda: conv2d(pad(x, sides, mode=mode), w)[:, 0]

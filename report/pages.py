@@ -1,35 +1,34 @@
 """Tables and figures inside the documents, made from the committed results files.
 
-    python -m leanconv.bench.pages docs --results benchmarks/results
-
 A document holds blocks such as::
 
     <!-- made: standings im2win together=im2win,im2win_fused -->
     <!-- /made -->
 
 The words after ``made:`` are what to make, the results file it is made of (``im2win``, ``im2win-nhwc``,
-``opencnn-relaxed``, ``im2win-ablation``, and ``numerics`` for ``errors``), and settings. The command writes what
-belongs between the two lines, for each GPU that has such a file; figures go to
+``opencnn-relaxed``, ``im2win-ablation``, and ``numerics`` for ``errors``), and settings. ``python -m report pages``
+writes what belongs between the two lines, for each GPU that has such a file; figures go to
 ``docs/pictures/<gpu>-<file>-<what>.png``. Nothing outside the blocks changes.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import re
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from leanconv.bench import comparisons, families, figures, numerics
-from leanconv.bench.results import Results, write_whole
+from leanconv.bench import families
+from leanconv.bench.format import Table
+from leanconv.bench.results import Results
 from leanconv.bench.suites import LAYOUTS
-from leanconv.bench.tables import STANDINGS_CELL, Table, about_layouts, markdown, standings
+from leanconv.bench.tables import STANDINGS_CELL, about_layouts, standings
 from leanconv.problem import PRECISIONS
+from leanconv.runtime.files import write_text
+from report import comparisons, figures, markdown, numerics
 
 _BLOCK = re.compile(r"(<!-- made: ([^\n]*?) -->\n)(.*?)(<!-- /made -->)", re.DOTALL)
 
@@ -62,7 +61,7 @@ def _families(results: Results, settings: dict[str, list[str]]) -> tuple[str, Ta
 def _engines(results: Results, settings: dict[str, list[str]]) -> tuple[str, Table]:
     (algorithm,) = settings["algorithm"]
     words = f"How many times faster {algorithm} is: {families.RATIO_CELL}."
-    return words, families.engine_table(results, algorithm)
+    return words, comparisons.engines(results, algorithm)
 
 
 def _targets(results: Results, settings: dict[str, list[str]]) -> tuple[str, Table]:
@@ -112,20 +111,22 @@ def _make(words: str, page: Path, results: Path, pictures: Path, draw: bool) -> 
         return _errors([*sorted(results.glob(f"*/{stem}.json"))], settings["algorithms"])
     parts = []
     for path in sorted(results.glob(f"*/{stem}.json")):
-        found = Results.read(path)
-        if not found.machine.get("gpu") or not found.rows:
+        measured = Results.read(path)
+        if not measured.machine.get("gpu") or not measured.rows:
             continue
         if what in _TABLES:
-            caption, table = _TABLES[what](found, settings)
-            words = " ".join(filter(None, (_measured(found), about_layouts(found), caption)))
-            parts.append(f"{words}\n\n{markdown(table)}")
+            caption, table = _TABLES[what](measured, settings)
+            words = " ".join(
+                filter(None, (_origin(measured.machine["gpu"], measured.machine), about_layouts(measured), caption))
+            )
+            parts.append(f"{words}\n\n{markdown.table(table)}")
         else:
             function, words_for_it = _FIGURES[what]
             picture = pictures / f"{path.parent.name}-{stem}-{what.removesuffix('-figure')}.png"
             if draw:
-                function(found, picture)
+                function(measured, picture)
             link = Path(os.path.relpath(picture, page.parent)).as_posix()
-            parts.append(f"![{words_for_it}, on {found.machine['gpu']}]({link})")
+            parts.append(f"![{words_for_it}, on {measured.machine['gpu']}]({link})")
     return "\n\n".join(parts) if parts else f"Not measured yet: `{_command(stem)}` on a GPU makes these figures."
 
 
@@ -141,47 +142,28 @@ def _errors(paths: Sequence[Path], patterns: Sequence[str]) -> str:
         for data in dict.fromkeys(entry.data for entry in chosen):
             table = numerics.kernel_table([entry for entry in chosen if entry.data == data])
             parts.append(f"{_origin(record['machine'], record)} Data: {data}.\n\n{table}")
-    return "\n\n".join(parts) if parts else "Not measured yet: `python -m leanconv.bench.numerics` makes these figures."
-
-
-def _measured(results: Results) -> str:
-    return _origin(results.machine["gpu"], results.machine)
+    return "\n\n".join(parts) if parts else "Not measured yet: `python -m report numerics` makes these figures."
 
 
 def _origin(gpu: str, record: dict[str, Any]) -> str:
-    revision = (record.get("git_revision") or "unknown")[:12]
-    dirty = " with changes" if record.get("git_dirty") else ""
-    return f"{gpu}, {record['date'][:10]}, revision {revision}{dirty}."
+    return f"{gpu}, {record['date'][:10]}, {markdown.revision(record, digits=12)}."
 
 
 def _command(stem: str) -> str:
     """The command whose results `default_path` puts into a file of this name."""
-    suite, options = stem.removesuffix("-ablation"), " --ablation" if stem.endswith("-ablation") else ""
+    suite, options = stem.removesuffix("-ablation"), ""
     for setting, values in (("precision", PRECISIONS), ("layout", LAYOUTS)):
         for value in values:
             if suite.endswith(f"-{value.lower()}"):
                 suite, options = suite.removesuffix(f"-{value.lower()}"), f" --{setting} {value}{options}"
-    return f"leanconv bench {suite}{options}"
+    return f"{'python -m report ablation' if stem.endswith('-ablation') else 'leanconv bench'} {suite}{options}"
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Fill the blocks of every document below a folder; 2 for a block or a file that is not understood."""
-    parser = argparse.ArgumentParser(description="Fill the tables and figures of the documents from results files.")
-    parser.add_argument("docs", type=Path, nargs="?", default=Path("docs"))
-    parser.add_argument("--results", type=Path, default=Path("benchmarks/results"))
-    options = parser.parse_args(arguments)
-    for page in sorted(options.docs.glob("**/*.md")):
+def fill_all(docs: Path, results: Path) -> Iterator[Path]:
+    """Fill the blocks of every document below ``docs``; yields those that change. Raises ValueError as `fill` does."""
+    for page in sorted(docs.glob("**/*.md")):
         text = page.read_text(encoding="utf-8")
-        try:
-            made = fill(text, page, options.results, options.docs / "pictures")
-        except ValueError as error:
-            print(f"error: {error}", file=sys.stderr)
-            return 2
-        if made != text:
-            write_whole(page, made)
-            print(page)
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+        filled = fill(text, page, results, docs / "pictures")
+        if filled != text:
+            write_text(page, filled)
+            yield page

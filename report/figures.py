@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from leanconv.bench.ablation import BASELINE, FULL, STUDIES, study_of
-from leanconv.bench.comparisons import MEMORY_PEERS, variant
 from leanconv.bench.families import families as by_family
 from leanconv.bench.families import title
+from leanconv.bench.format import quantity, size
 from leanconv.bench.plots import blank, save
 from leanconv.bench.results import TABLE_BYTES, Group, Results, Row, right
-from leanconv.bench.tables import quantity, size
+from report.comparisons import MEMORY_PEERS, variant
+from report.studies import BASELINE, FULL, STUDIES, study_of
 
 _DPI = 160
 _INK, _GRID = "#222222", "#d9d9d9"
@@ -66,11 +66,11 @@ _TENSOR = STUDIES["im2win"].algorithms
 
 def speed_rows(results: Results) -> dict[str, dict[str, Row]]:
     """The bars of the speed figure: label, then problem. Wrong answers are not among them."""
-    found: dict[str, dict[str, Row]] = {}
+    rows: dict[str, dict[str, Row]] = {}
 
     def put(style: _Style, problem: str, row: Row | None) -> None:
         if row is not None and right(row):
-            found.setdefault(style.label, {})[problem] = row
+            rows.setdefault(style.label, {})[problem] = row
 
     for problem in results.problems:
         peers = results.peers(problem)
@@ -82,7 +82,7 @@ def speed_rows(results: Results) -> dict[str, dict[str, Row]]:
             group = Group(name, "", f"cudnn:{name}-{{layout}}", instead=(f"cudnn:{name}-*", ""))
             put(style, problem, results.peer(problem, group))
     order = [style.label for style in (*_OWN.values(), *_GROUPS.values(), *_CUDNN.values())]
-    return {label: found[label] for label in order if label in found}
+    return {label: rows[label] for label in order if label in rows}
 
 
 def speed(results: Results, path: Path) -> None:
@@ -161,15 +161,15 @@ def families(results: Results, path: Path) -> None:
 
 def memory_factors(results: Results) -> dict[str, dict[str, float]]:
     """The bars of the memory figure: label, then problem: workspace as a multiple of input, filters and output."""
-    found: dict[str, dict[str, float]] = {}
+    factors: dict[str, dict[str, float]] = {}
     for problem, about in results.problems.items():
         peers = results.peers(problem)
         rows = {name: results.own(problem, [name]) for name in _TENSOR}
         rows |= {MEMORY_PEERS[name]: peers.get(name) for name in MEMORY_PEERS}
         for label, row in rows.items():
             if row is not None and row.workspace_bytes is not None:
-                found.setdefault(label, {})[problem] = row.workspace_bytes / about["bytes"]
-    return {label: found[label] for label in (*_TENSOR, *MEMORY_PEERS.values()) if label in found}
+                factors.setdefault(label, {})[problem] = row.workspace_bytes / about["bytes"]
+    return {label: factors[label] for label in (*_TENSOR, *MEMORY_PEERS.values()) if label in factors}
 
 
 def memory(results: Results, path: Path) -> None:
@@ -209,7 +209,7 @@ def ablation(results: Results, path: Path) -> None:
         )
         rows = {label: [variant(results, problem, *key) for problem in problems] for label, key in keys.items()}
         if any(rows[FULL]):
-            drawn[algorithm] = {label: [row.tflops if row else None for row in found] for label, found in rows.items()}
+            drawn[algorithm] = {label: [row.tflops if row else None for row in own] for label, own in rows.items()}
     _refuse_empty(drawn)
     figure = blank((10.5, 2.7 * len(drawn) + 0.9))
     axes = figure.subplots(len(drawn), 1, squeeze=False, sharey=True)[:, 0]
@@ -296,5 +296,4 @@ def _legend(
 
 
 def _title(figure: Any, results: Results, words: str) -> None:
-    where = results.machine.get("gpu") or results.machine.get("cpu")
-    figure.suptitle(f"{results.title} on {where}: {words}", fontsize=9.5, x=0.01, ha="left", color=_INK)
+    figure.suptitle(f"{results.title} on {results.place}: {words}", fontsize=9.5, x=0.01, ha="left", color=_INK)

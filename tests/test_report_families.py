@@ -7,33 +7,28 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+import made_up
 import pytest
 
-from leanconv.bench import default_path, figures, load_suite, pages, show
+from leanconv.bench import default_path, load_suite, show
 from leanconv.bench.families import (
     PREPARED,
     TARGETS,
-    engine_table,
     families,
     family_table,
     prepared,
     target_table,
     title,
 )
-from leanconv.bench.numerics import Entry
 from leanconv.bench.results import Results, Row
 from leanconv.bench.suites import format_problem
 from leanconv.problem import ConvProblem
 from leanconv.winograd import POINTS, WIDTHS
+from report import comparisons, figures, pages
+from report.numerics import Entry
 
 ROOT = Path(__file__).resolve().parent.parent
 
-MACHINE = {
-    "gpu": "NVIDIA H200",
-    "date": "2026-01-02T03:04:05",
-    "git_revision": "0123456789abcdef",
-    "ceilings": {"fp32_tflops": 50.0, "tf32_tflops": 400.0, "copy_tbytes": 4.0, "how": "made up"},
-}
 #: TFLOP/s of a family's problems when nothing else is said: all targets are reached.
 SPEED = {"g8": 90.0, "g16": 130.0}
 
@@ -41,7 +36,7 @@ SPEED = {"g8": 90.0, "g16": 130.0}
 def measured(suite: str = "winograd1d", **slow: float) -> Results:
     """A run in which the fastest peer without workspace makes 40 TFLOP/s; ``slow`` gives problems other speeds."""
     algorithm, _ = TARGETS[suite]
-    results = Results(dict(MACHINE), suite, "NHWC" if suite == "winograd1d" else "NCHW")
+    results = Results(dict(made_up.MACHINE), suite, "NHWC" if suite == "winograd1d" else "NCHW")
     for case in load_suite(suite):
         problem = case.problem
         assert isinstance(problem, ConvProblem)
@@ -67,11 +62,6 @@ def measured(suite: str = "winograd1d", **slow: float) -> Results:
     return results
 
 
-def rows_of(table: tuple[list[str], list[list[str]]]) -> dict[str, dict[str, str]]:
-    columns, lines = table
-    return {line[0]: dict(zip(columns, line, strict=True)) for line in lines}
-
-
 def test_families_and_their_titles() -> None:
     found = families(measured())
     assert [title(name) for name in found][:2] == ["Γ8(7,2)", "Γ8(6,3)"] and [*found][-3:] == ["g8", "g16", "all"]
@@ -92,7 +82,7 @@ def test_prepared_filters_are_a_row_beside_and_never_the_algorithms_own_time() -
 
 
 def test_family_table() -> None:
-    found = rows_of(family_table(measured(**{"g8(6,3)-64x128x128x64": 45.0}), "winograd1d"))
+    found = made_up.rows_of(family_table(measured(**{"g8(6,3)-64x128x128x64": 45.0}), "winograd1d"))
     assert list(found)[-3:] == ["Γ8", "Γ16", "all"]
     assert found["Γ8(7,2)"] == {
         "problems": "Γ8(7,2)", "count": "10", "TFLOP/s": "90.0–90.0", "preparation": "20.0% (20.0%)",
@@ -108,14 +98,14 @@ def test_engines_are_compared_with_by_name() -> None:
     results = measured()
     wrong = [replace(row, error=0.1) if row.engine == "cudnn:fft-nchw" else row for row in results.rows]
     some = [row for row in wrong if row.engine != "torch-fp32-nhwc" or row.problem.startswith("g8(7,2)")]
-    found = rows_of(engine_table(replace(results, rows=some), "winograd1d"))
+    found = made_up.rows_of(comparisons.engines(replace(results, rows=some), "winograd1d"))
     assert "cudnn:fft-nchw" not in found, "a wrong answer is no peer"
     assert found["cudnn:implicit_precomp_gemm-nhwc"] == {
         "engine": "cudnn:implicit_precomp_gemm-nhwc", "most workspace": "1.02 kB", "Γ8": "4.50 (4.50–4.50)",
         "Γ16": "6.50 (6.50–6.50)", "all": "5.09 (4.50–6.50)",
     }  # fmt: skip
     assert found["torch-fp32-nhwc"]["Γ8"] == "3.00 (3.00–3.00), 10 of 60" and found["torch-fp32-nhwc"]["Γ16"] == "–"
-    assert engine_table(measured("opencnn"), "winograd2d")[0][2:] == ["conv2", "conv3", "conv4", "conv5", "all"]
+    assert comparisons.engines(measured("opencnn"), "winograd2d")[0][2:] == ["conv2", "conv3", "conv4", "conv5", "all"]
 
 
 def verdicts(results: Results) -> list[str]:
@@ -125,7 +115,7 @@ def verdicts(results: Results) -> list[str]:
 def test_targets_are_met_or_not() -> None:
     assert verdicts(measured()) == ["yes"] * 6 and verdicts(measured("opencnn")) == ["yes"] * 3
     assert verdicts(measured(**{"g8(2,7)-64x8x8x512": 39.0})) == ["yes", "yes", "no", "yes", "yes", "yes"]
-    table = rows_of(target_table(measured(**{"g8(6,3)-64x128x128x64": 74.9})))
+    table = made_up.rows_of(target_table(measured(**{"g8(6,3)-64x128x128x64": 74.9})))
     assert table["Γ8(6,3), rows of 32 outputs and more: TFLOP/s of each"] == {
         "target": "Γ8(6,3), rows of 32 outputs and more: TFLOP/s of each", "asked": "≥ 75",
         "measured": "74.9 to 90.0; 4 of 5 reach it", "met": "no",
@@ -153,7 +143,7 @@ def test_a_run_shows_families_and_targets(capsys: Any) -> None:
     show(measured(), full=False)
     shown = capsys.readouterr().out
     assert "0 + 4.10 kB" in shown and "each call transforms anew" in shown
-    show(replace(measured(), machine=MACHINE | {"gpu": None, "cpu": "some", "cores": 2}), full=False)
+    show(replace(measured(), machine=made_up.MACHINE | {"gpu": None, "cpu": "some", "cores": 2}), full=False)
     assert "targets" not in capsys.readouterr().out, "they are a GPU's"
     assert "Γ16(8,9)" in shown and "geometric mean of the ratio to cuDNN without workspace" in shown
 
@@ -192,16 +182,16 @@ def test_errors_are_those_of_the_gpus_record(tmp_path: Path) -> None:
     folder, page = tmp_path / "nvidia-h200", tmp_path / "page.md"
     block = "<!-- made: errors numerics algorithms=winograd1d,cudnn:* -->\n"
     page.write_text(f"{block}<!-- /made -->\n")
-    assert pages.main([str(tmp_path), "--results", str(tmp_path)]) == 0 and "Not measured yet" in page.read_text()
+    assert [*pages.fill_all(tmp_path, tmp_path)] == [page] and "Not measured yet" in page.read_text()
     folder.mkdir()
     (folder / "numerics.json").write_text(json.dumps(record | {"entries": entries}))
-    assert pages.main([str(tmp_path), "--results", str(tmp_path)]) == 0
+    assert [*pages.fill_all(tmp_path, tmp_path)] == [page]
     text = page.read_text()
     assert "NVIDIA H200, 2026-01-02, revision 0123456789ab. Data: zero-mean." in text and "Data: in [1, 2]." in text
     assert "| Γ8(6,3), 64 channels | 4.0e-07 | 5.0e-07 (1.25×) |" in text and "`cudnn:fft-nchw` GPU" in text
     assert not any(words in text for words in ("im2win", "9.0e-07", "7.0e-07", "CPU"))
     (folder / "numerics.json").write_text(json.dumps(record | {"entries": entries[:1]}))
-    assert pages.main([str(tmp_path), "--results", str(tmp_path)]) == 0
+    assert [*pages.fill_all(tmp_path, tmp_path)] == [page]
     assert "`winograd1d` CPU" in page.read_text(), "what NumPy does, where no GPU has been measured"
 
 
@@ -213,7 +203,7 @@ def test_blocks_of_families(tmp_path: Path) -> None:
     blocks += ("targets winograd1d", "families-figure winograd1d", "targets opencnn")
     page.write_text("".join(f"<!-- made: {block} -->\n<!-- /made -->\n" for block in blocks))
     results.write(default_path(results, False, tmp_path))
-    assert pages.main([str(page.parent), "--results", str(tmp_path)]) == 0
+    assert [*pages.fill_all(page.parent, tmp_path)] == [page]
     text = page.read_text()
     assert "| Γ8(6,3) | 10 | 90.0–90.0 | 20.0% (20.0%) |" in text and "| ≥ 2.5 | 3.25 | yes |" in text
     assert "| cudnn:fft-nchw | 100 MB |" in text and "Not measured yet: `leanconv bench opencnn` on a GPU" in text

@@ -1,20 +1,15 @@
-"""Errors of every algorithm against float64, as docs/numerics.md publishes them.
+"""docs/numerics.md: errors of every algorithm against float64.
 
-    python -m leanconv.bench.numerics
-
-measures every algorithm that this machine can run, writes benchmarks/results/<machine>/numerics.json, and makes
-docs/numerics.md anew from all such files.
+``python -m report numerics`` measures every algorithm that this machine can run, writes
+benchmarks/results/<machine>/numerics.json, and makes the page anew from all such files.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timezone
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +19,18 @@ from leanconv.algorithms import ALGORITHMS
 from leanconv.algorithms.base import Algorithm, CpuAlgorithm, GpuAlgorithm, ceil_div
 from leanconv.bench import machine
 from leanconv.bench.operands import Operands
-from leanconv.bench.results import write_whole
+from leanconv.bench.peers.base import Candidate
+from leanconv.bench.peers.cudnn import CudnnError, CudnnPeer
+from leanconv.bench.peers.own import compile_ahead, plan_of
 from leanconv.bench.suites import dense_filter
-from leanconv.bench.tables import markdown
 from leanconv.plan import Plan, Target
 from leanconv.problem import ConvProblem, Problem
 from leanconv.reference import CPU_ALGORITHMS, oracle, winograd1d
+from leanconv.runtime import launch
+from leanconv.runtime.files import write_text
+from leanconv.runtime.probe import why_no_gpu
 from leanconv.winograd import WIDTHS
+from report import markdown
 
 #: Filter size and input channels of the layers; their product is the length of a reduction.
 LAYERS = ((3, 3), (3, 64), (3, 256), (3, 1024), (5, 128), (7, 64), (9, 64))
@@ -82,7 +82,6 @@ def _random(shape: tuple[int, ...], data: str, random: np.random.Generator) -> n
 
 def _runners(problem: Problem, gpu: bool) -> Iterator[tuple[Algorithm, str, Callable[..., Any]]]:
     """Each algorithm that takes the problem in its own tier, and a function of (x, w) that runs it."""
-
     for algorithm in (*CPU_ALGORITHMS, *(ALGORITHMS if gpu else ())):
         target = None if isinstance(algorithm, CpuAlgorithm) else _target()
         if algorithm.reasons(_in_tier(problem, algorithm), target):
@@ -90,7 +89,7 @@ def _runners(problem: Problem, gpu: bool) -> Iterator[tuple[Algorithm, str, Call
         if isinstance(algorithm, CpuAlgorithm):
             yield algorithm, "CPU", _on_cpu(algorithm, problem)
         elif isinstance(algorithm, GpuAlgorithm):
-            yield algorithm, "GPU", _on_gpu(_plan(algorithm, _in_tier(problem, algorithm)), problem)
+            yield algorithm, "GPU", _on_gpu(plan_of(algorithm, _in_tier(problem, algorithm)), problem)
 
 
 def _in_tier(problem: Problem, algorithm: Algorithm) -> Problem:
@@ -113,20 +112,12 @@ def _on_cpu(algorithm: CpuAlgorithm, problem: Problem) -> Callable[..., Any]:
     return lambda x, w: algorithm.run(problem, x, w)
 
 
-def _plan(algorithm: GpuAlgorithm, problem: Problem) -> Plan:
-    """What a call runs on this machine's GPU."""
-    target = _target()
-    return algorithm.plan(problem, next(iter(algorithm.configs(problem, target))), target)
-
-
 def _kernel_plan(algorithm: GpuAlgorithm, problem: ConvProblem, alpha: int) -> Plan | None:
     """What computes the problem on this machine's GPU with ``alpha`` states, if it is a matter of states at all.
 
     None where the algorithm has no such kernel in the tier of the problem.
     """
-    from leanconv.runtime.launch import open_device
-
-    target = open_device(0).target
+    target = launch.open_device(0).target
     for config in algorithm.configs(problem, target):
         tuning = dict(config.constants())
         if tuning.get("states", alpha) == alpha and not tuning.get("segments"):
@@ -135,13 +126,10 @@ def _kernel_plan(algorithm: GpuAlgorithm, problem: ConvProblem, alpha: int) -> P
 
 
 def _on_gpu(plan: Plan, problem: Problem) -> Callable[..., Any]:
-    from leanconv.runtime.launch import open_device, run_on_host_arrays
-
     def run(x: np.ndarray, w: np.ndarray) -> np.ndarray:
-        shape = problem.y_shape if isinstance(problem, ConvProblem) else x.shape
-        y = np.full(shape, np.nan, np.float32)
+        y = np.full(problem.y_shape, np.nan, np.float32)
         values = {"x": x, "w": w, "bias": None, "y": y, **dict.fromkeys(problem.scalars, 0)}
-        run_on_host_arrays(open_device(0), plan, values)
+        launch.run_on_host_arrays(launch.open_device(0), plan, values)
         return y
 
     return run
@@ -154,9 +142,9 @@ def measure(
 
     Raises RuntimeError naming the algorithm when one returns NaN or infinity.
     """
-    gpu = _gpu_here() if gpu is None else gpu
+    gpu = why_no_gpu() is None if gpu is None else gpu
     random = np.random.default_rng(0)
-    found = []
+    entries = []
     problems: list[Problem] = [layer(*entry) for entry in layers]
     problems += [dense_filter(1, 96, 128, size, size) for size in filters]
     for problem in problems:
@@ -175,10 +163,10 @@ def measure(
                 name, reduction = f"filter {problem.kh}×{problem.kw}", problem.kh * problem.kw
             for algorithm, where, run in _runners(problem, gpu):
                 error = _error(run(x, w), answer, algorithm.name, problem, data)
-                found.append(
+                entries.append(
                     Entry(algorithm.name, algorithm.tier, where, name, reduction, data, error, float(sequential))
                 )
-    return found
+    return entries
 
 
 def _error(y: np.ndarray, answer: np.ndarray, algorithm: str, problem: Problem, data: str) -> float:
@@ -195,9 +183,9 @@ def measure_kernels(
 
     Raises RuntimeError naming the algorithm when one returns NaN or infinity.
     """
-    gpu = _gpu_here() if gpu is None else gpu
+    gpu = why_no_gpu() is None if gpu is None else gpu
     random = np.random.default_rng(0)
-    found = []
+    entries = []
     for alpha, width in kernels:
         for c in channels:
             problem = kernel_layer(alpha, width, c)
@@ -208,8 +196,8 @@ def measure_kernels(
                 name, reduction = f"Γ{alpha}({alpha + 1 - width},{width}), {c} channels", width * width * c
                 for algorithm, tier, where, y in _kernel_outputs(problem, alpha, x, w, gpu):
                     error = _error(y, answer, algorithm, problem, data)
-                    found.append(Entry(algorithm, tier, where, name, reduction, data, error, sequential))
-    return found
+                    entries.append(Entry(algorithm, tier, where, name, reduction, data, error, sequential))
+    return entries
 
 
 def _kernel_outputs(
@@ -229,7 +217,6 @@ def _kernel_outputs(
 
 
 def _kernel_algorithms(problem: ConvProblem) -> list[GpuAlgorithm]:
-
     named = [a for a in ALGORITHMS if a.name in ("winograd1d", "implicit_gemm")]
     return [algorithm for algorithm in named if not algorithm.reasons(problem, _target())]
 
@@ -248,9 +235,6 @@ class _Given(Operands):
 
 def _cudnn_outputs(problem: ConvProblem, x: np.ndarray, w: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
     """Every algorithm of cuDNN that computes the problem, by its name, and its output in NHWC."""
-    from leanconv.bench.peers.base import Candidate
-    from leanconv.bench.peers.cudnn import CudnnError, CudnnPeer
-
     peer = CudnnPeer()
     if peer.absent():
         return
@@ -265,31 +249,19 @@ def _cudnn_outputs(problem: ConvProblem, x: np.ndarray, w: np.ndarray) -> Iterat
 
 def compile_kernels() -> None:
     """Compile on every core what `measure` and `measure_kernels` run on the GPU."""
-    from leanconv.bench.peers.own import compile_ahead
-
     plans, target = [], _target()
     problems: list[Problem] = [layer(*entry) for entry in LAYERS]
     problems += [dense_filter(1, 96, 128, size, size) for size in FILTERS]
     for problem in problems:
         for algorithm in ALGORITHMS:
             if not algorithm.reasons(_in_tier(problem, algorithm), target):
-                plans.append(_plan(algorithm, _in_tier(problem, algorithm)))
+                plans.append(plan_of(algorithm, _in_tier(problem, algorithm)))
     for alpha, width in KERNELS:
         for c in CHANNELS:
             case = kernel_layer(alpha, width, c)
-            found = [_kernel_plan(algorithm, case, alpha) for algorithm in _kernel_algorithms(case)]
-            plans += [plan for plan in found if plan is not None]
+            mains = [_kernel_plan(algorithm, case, alpha) for algorithm in _kernel_algorithms(case)]
+            plans += [plan for plan in mains if plan is not None]
     compile_ahead(plans)
-
-
-def _gpu_here() -> bool:
-    from leanconv.runtime.driver import CudaUnavailableError, driver
-
-    try:
-        driver()
-    except CudaUnavailableError:
-        return False
-    return True
 
 
 def table(entries: Sequence[Entry], data: str) -> str:
@@ -305,7 +277,7 @@ def table(entries: Sequence[Entry], data: str) -> str:
             for name in problems
         ]
         lines.append([f"`{algorithm}` {where}", tier, *cells])
-    return markdown((["algorithm", "tier", *problems], lines))
+    return markdown.table((["algorithm", "tier", *problems], lines))
 
 
 def kernel_table(entries: Sequence[Entry]) -> str:
@@ -317,22 +289,20 @@ def kernel_table(entries: Sequence[Entry]) -> str:
         sequential = next(iter(own.values())).sequential
         cells = []
         for column in columns:
-            found = own.get(column)
-            cells.append(f"{found.error:.1e} ({found.error / sequential:.2f}×)" if found else "–")
+            entry = own.get(column)
+            cells.append(f"{entry.error:.1e} ({entry.error / sequential:.2f}×)" if entry else "–")
         lines.append([problem, f"{sequential:.1e}", *cells])
     heads = [f"`{name}` {where}" for name, where in columns]
-    return markdown((["layer", "sequential float32 sum", *heads], lines))
+    return markdown.table((["layer", "sequential float32 sum", *heads], lines))
 
 
 def page(records: Sequence[dict[str, Any]]) -> str:
     """docs/numerics.md: what is written by hand, then the tables of each machine's record."""
-    parts = [resources.files("leanconv.bench").joinpath("numerics_head.md").read_text(encoding="utf-8").strip()]
+    parts = [Path(__file__).with_name("numerics_head.md").read_text(encoding="utf-8").strip()]
     for record in records:
         entries = [Entry(**entry) for entry in record["entries"]]
         parts.append(f"## Measured on {record['machine']}")
-        dirty = " with changes" if record.get("git_dirty") else ""
-        commit = record["git_revision"] or "unknown"
-        parts.append(f"{record['date']}, revision {commit}{dirty}, NumPy {record['numpy']}.")
+        parts.append(f"{record['date']}, {markdown.revision(record)}, NumPy {record['numpy']}.")
         for data in DATA:
             for kind in ("layer", "filter"):
                 chosen = [entry for entry in entries if entry.problem.startswith(kind)]
@@ -347,12 +317,10 @@ def page(records: Sequence[dict[str, Any]]) -> str:
 
 
 def record(entries: Sequence[Entry], gpu: bool) -> dict[str, Any]:
-    """What is kept of a measurement."""
+    """What the file of a measurement holds."""
     name = "the CPU"
     if gpu:
-        from leanconv.runtime.launch import open_device
-
-        name = open_device(0).name
+        name = launch.open_device(0).name
     return {
         "machine": name,
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
@@ -362,29 +330,24 @@ def record(entries: Sequence[Entry], gpu: bool) -> dict[str, Any]:
     }
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure, write the record, make the page."""
-    parser = argparse.ArgumentParser(description="Measure errors against float64 and make docs/numerics.md.")
-    parser.add_argument("--results", type=Path, default=Path("benchmarks/results"), help="folder of the records")
-    parser.add_argument("-o", "--out", type=Path, default=Path("docs/numerics.md"))
-    parser.add_argument("--revision", help="git revision to record where there is no checkout")
-    parser.add_argument("--only-page", action="store_true", help="measure nothing: make the page from the records")
-    options = parser.parse_args(arguments)
-    if not options.only_page:
-        gpu = _gpu_here()
-        if gpu:
-            compile_kernels()
-        found = record([*measure(gpu=gpu), *measure_kernels(gpu=gpu)], gpu)
-        if options.revision:
-            found["git_revision"] = options.revision
-        path = options.results / machine.slug({"gpu": found["machine"] if gpu else None}) / "numerics.json"
-        write_whole(path, json.dumps(found, indent=1) + "\n")
-        print(f"{path}: {len(found['entries'])} errors")
-    files = sorted(options.results.glob("*/numerics.json"))
-    write_whole(options.out, page([json.loads(path.read_text(encoding="utf-8")) for path in files]))
-    print(f"{options.out}: {len(files)} machines")
-    return 0
+def measure_machine(results: Path, revision: str | None = None) -> Path:
+    """Measure everything that this machine can run and write its record below ``results``; returns the file.
+
+    ``revision`` is what to record where there is no git checkout.
+    """
+    gpu = why_no_gpu() is None
+    if gpu:
+        compile_kernels()
+    measured = record([*measure(gpu=gpu), *measure_kernels(gpu=gpu)], gpu)
+    if revision:
+        measured["git_revision"] = revision
+    path = results / machine.slug({"gpu": measured["machine"] if gpu else None}) / "numerics.json"
+    write_text(path, json.dumps(measured, indent=1) + "\n")
+    return path
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+def write_page(results: Path, out: Path) -> int:
+    """Write the page from every record below ``results``; returns the number of records."""
+    files = sorted(results.glob("*/numerics.json"))
+    write_text(out, page([json.loads(path.read_text(encoding="utf-8")) for path in files]))
+    return len(files)

@@ -1,13 +1,13 @@
-"""Draws winograd2d.svg beside this file: a tile, a block's states, and a block's way. `make docs` runs it."""
+"""winograd2d.svg: a tile, a block's states, and a block's way."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
-from drawing import ACCENT, FILTERS, INK, LINE, OUTPUT, PALE, PIXELS, TILES, arrow, blank, box, save, target, text
-
 from leanconv.algorithms.winograd2d import Winograd2dConfig, outputs_of
+from leanconv.bench.plots import blank
+from report.pictures.drawing import ACCENT, FILTERS, INK, LINE, OUTPUT, PALE, PIXELS, TILES, arrow, box, save, text
 
 CONFIG = Winograd2dConfig()
 #: The kernel that is drawn, F(2 x 2, 3 x 3): outputs, pixels and filter weights along one side of a tile.
@@ -137,15 +137,11 @@ def flow(axis: Any) -> None:
     axis.set_title("3  the way through a block (the last station as in NCHW)", fontsize=10, loc="left")
 
 
-def main(path: Path) -> None:
+def draw(path: Path) -> None:
     """Draw all three."""
-    figure = blank(11.0, 6.6)
+    figure = blank((11.0, 6.6))
     axes = figure.subplot_mosaic([["tile", "states"], ["flow", "flow"]], height_ratios=(5, 2.6))
     tile(axes["tile"])
     states(axes["states"])
     flow(axes["flow"])
     save(figure, path)
-
-
-if __name__ == "__main__":
-    main(target(__file__, "winograd2d.svg"))

@@ -1,13 +1,13 @@
-"""Draws implicit-gemm.svg beside this file, from the numbers of the fastest tile. `make docs` runs it."""
+"""implicit-gemm.svg: a block's tile and its fragments, from the numbers of the fastest tile."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
-from drawing import ACCENT, FILTERS, INK, LINE, OUTPUT, PALE, PIXELS, blank, box, save, target, text
-
 from leanconv.algorithms.tiles import TILES
+from leanconv.bench.plots import blank
+from report.pictures.drawing import ACCENT, FILTERS, INK, LINE, OUTPUT, PALE, PIXELS, box, save, text
 
 CONFIG = TILES["NCHW"][0][0]
 
@@ -88,9 +88,9 @@ def fragments(axis: Any) -> None:
     axis.set_title("3  how a fragment of four lies along the output's rows", fontsize=10, loc="left")
 
 
-def main(path: Path) -> None:
+def draw(path: Path) -> None:
     """Draw all three."""
-    figure = blank(10.5, 7.4)
+    figure = blank((10.5, 7.4))
     axes = figure.subplot_mosaic([["product", "tile"], ["fragments", "fragments"]], height_ratios=(5, 1.6))
     product(axes["product"])
     tile(axes["tile"])
@@ -98,7 +98,3 @@ def main(path: Path) -> None:
     for name in ("product", "tile"):
         axes[name].set_aspect("equal")
     save(figure, path)
-
-
-if __name__ == "__main__":
-    main(target(__file__, "implicit-gemm.svg"))

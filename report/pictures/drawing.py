@@ -1,15 +1,14 @@
-"""What the scripts of this folder draw with: colours, boxes, words, arrows, and files of the same bytes each time."""
+"""What the pictures of this package are drawn with: boxes, words, arrows, and files of the same bytes each time."""
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
 import matplotlib
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
+
+from leanconv.bench import plots
 
 INK, PALE, LINE, ACCENT = "#222222", "#f3f3f3", "#8a8a8a", "#d55e00"
 #: One colour for each kind of data in all pictures.
@@ -35,22 +34,9 @@ def arrow(axis: Any, begin: tuple[float, float], end: tuple[float, float], colou
     axis.annotate("", end, begin, arrowprops=style | {"shrinkA": 0, "shrinkB": 0})
 
 
-def blank(width: float, height: float) -> Any:
-    """An empty figure of so many inches."""
-    figure = Figure(figsize=(width, height), layout="constrained", facecolor="white")
-    FigureCanvasAgg(figure)
-    return figure
-
-
 def save(figure: Any, path: Path) -> None:
     """Write a figure without its axes, in the same bytes on every run."""
     for axis in figure.axes:
         axis.set_axis_off()
-    options: dict[str, Any] = {"metadata": {"Date": None}} if path.suffix == ".svg" else {"dpi": 110}
     with matplotlib.rc_context({"svg.hashsalt": "leanconv"}):
-        figure.savefig(path, **options)
-
-
-def target(script: str, name: str) -> Path:
-    """Where a script writes: the path on its command line, else ``name`` beside it."""
-    return Path(sys.argv[1]) if len(sys.argv) > 1 else Path(script).with_name(name)
+        plots.save(figure, path, metadata={"Date": None})

@@ -1,4 +1,4 @@
-"""Draws layouts.svg beside this file: what one copy of a warp takes from memory in each layout. `make docs` runs it."""
+"""layouts.svg: what one copy of a warp takes from memory in each layout."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from drawing import INK, LINE, PALE, blank, box, save, target, text
-
 from leanconv.algorithms.winograd2d import Winograd2dConfig, outputs_of
+from leanconv.bench.plots import blank
+from report.pictures.drawing import INK, LINE, PALE, box, save, text
 
 CONFIG = Winograd2dConfig()
 #: Pixels along one side of a tile, and raw pixels of a step, in all channels.
@@ -67,9 +67,9 @@ def panel(axis: Any, y: float, title: str, copies: Callable[[int], Copy], stretc
     return y + 1.45 * count + 3.0
 
 
-def main(path: Path) -> None:
+def draw(path: Path) -> None:
     """Draw all three."""
-    figure = blank(10.5, 5.6)
+    figure = blank((10.5, 5.6))
     axis = figure.subplots()
     thread = RAW // CONFIG.threads
     y = panel(
@@ -92,7 +92,3 @@ def main(path: Path) -> None:
     axis.set_xlim(-1.4, 53)
     axis.set_ylim(y, -1)
     save(figure, path)
-
-
-if __name__ == "__main__":
-    main(target(__file__, "layouts.svg"))

@@ -1,13 +1,13 @@
-"""Draws winograd1d.svg beside this file: a tile, the tiles of a block, and a block's way. `make docs` runs it."""
+"""winograd1d.svg: a tile, the tiles of a block, and a block's way."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
-from drawing import ACCENT, FILTERS, INK, LINE, OUTPUT, PALE, PIXELS, TILES, arrow, blank, box, save, target, text
-
 from leanconv.algorithms.winograd1d import WinogradConfig
+from leanconv.bench.plots import blank
+from report.pictures.drawing import ACCENT, FILTERS, INK, LINE, OUTPUT, PALE, PIXELS, TILES, arrow, box, save, text
 
 CONFIG = WinogradConfig()
 #: The kernel that is drawn, Γ8(6,3).
@@ -113,15 +113,11 @@ def flow(axis: Any) -> None:
     axis.set_title("3  the way through a block", fontsize=10, loc="left")
 
 
-def main(path: Path) -> None:
+def draw(path: Path) -> None:
     """Draw all three."""
-    figure = blank(10.5, 7.0)
+    figure = blank((10.5, 7.0))
     axes = figure.subplot_mosaic([["tile", "rows"], ["flow", "flow"]], height_ratios=(5, 2.6))
     tile(axes["tile"])
     rows(axes["rows"])
     flow(axes["flow"])
     save(figure, path)
-
-
-if __name__ == "__main__":
-    main(target(__file__, "winograd1d.svg"))

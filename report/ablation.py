@@ -6,7 +6,7 @@ Beside the variants stand the kernels that the idea starts from.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -14,94 +14,22 @@ import numpy as np
 
 from leanconv.algorithms import ALGORITHMS
 from leanconv.algorithms.base import Config, GpuAlgorithm
-from leanconv.bench import machine
+from leanconv.bench import machine, terminal
 from leanconv.bench.operands import Operands
 from leanconv.bench.peers.base import Candidate, Peer, Unable
-from leanconv.bench.peers.own import compile_ahead
+from leanconv.bench.peers.own import compile_ahead, config_of, plan_of
 from leanconv.bench.results import Results
 from leanconv.bench.run import run_suite
 from leanconv.bench.suites import Case, parse_problem, suite_layout, suite_names
+from leanconv.bench.tables import heading
 from leanconv.call.run import roles_of
 from leanconv.plan import Plan, Target
-from leanconv.problem import ConvProblem, Layout, Problem
+from leanconv.problem import ConvProblem, Problem
+from leanconv.runtime import launch
+from leanconv.runtime.compile import CompileError
 from leanconv.runtime.timing import time_gpu
-
-BASELINE, FULL = "baseline", "full"
-
-
-@dataclass(frozen=True)
-class Study:
-    """Which algorithms are taken apart, what is switched off in them, and what they are compared with.
-
-    ``switches`` holds for each variant the fields of the configuration that it sets, and to what. With ``alone`` they
-    are all that differs; otherwise other fields follow to the best configuration that the algorithm has with them.
-    ``layouts`` are those that a variant differs in, for variants that do not in all.
-    """
-
-    algorithms: tuple[str, ...]
-    baselines: tuple[str, ...]
-    switches: dict[str, dict[str, Any]] = field(hash=False)
-    alone: bool = False
-    layouts: dict[str, tuple[Layout, ...]] = field(default_factory=dict, hash=False)
-
-    @property
-    def variants(self) -> tuple[str, ...]:
-        """Every variant of an ablated algorithm, in the order of tables and figures."""
-        return (FULL, *self.switches)
-
-
-#: By the suite that they are run on; the first is for problems of any other suite.
-STUDIES = {
-    "im2win": Study(
-        ("im2win_fused", "im2win"),
-        ("direct", "im2win_basic"),
-        {
-            "no prefetch": {"prefetch": False},
-            "no vector loads": {"vector_loads": False},
-            "no micro-kernel": {"micro_kernel": False},
-        },
-    ),
-    # One output row to a block: input rows are transformed once for each filter row, as in the paper. Runs of two
-    # tiles are its variant ruse. A variant that is what a call has anyway is left out.
-    "winograd1d": Study(
-        ("winograd1d",),
-        ("implicit_gemm",),
-        {
-            "one row": {"rows": 1},
-            "runs of 2": {"run": 2},
-            "plain sums": {"promoted": False},
-            "no producers": {"producers": 0},
-            "segments": {"segments": True},
-            "whole rows": {"segments": False},
-        },
-        layouts={"runs of 2": ("NCHW", "NHWC")},
-    ),
-    # The layouts of the output stage, which its paper compares; in NCHW a call has one of the first two anyway, and in
-    # the others outputs lie side by side as they are. Runs are of the raw pixels; neighbouring tiles of CHWN are of
-    # different images and have none in common. A list of configurations that are good as they are would not hold these.
-    "opencnn": Study(
-        ("winograd2d",),
-        ("implicit_gemm",),
-        {
-            "staged": {"staged": True},
-            "direct stores": {"staged": False},
-            "64-bit exchange": {"wide_exchange": False},
-            "unpadded exchange": {"padded_exchange": False},
-            "runs of 4": {"run": 4},
-        },
-        alone=True,
-        layouts={"staged": ("NCHW",), "direct stores": ("NCHW",), "runs of 4": ("NCHW", "NHWC")},
-    ),
-}
-
-
-def study_of(algorithm: str) -> Study:
-    """The study that takes an algorithm apart. Raises ValueError where there is none."""
-    for study in STUDIES.values():
-        if algorithm in study.algorithms:
-            return study
-    names = ", ".join(name for study in STUDIES.values() for name in study.algorithms)
-    raise ValueError(f"algorithm={algorithm!r} has no ablation; these have: {names}")
+from report.comparisons import ABLATION_CELL, ablation
+from report.studies import BASELINE, FULL, STUDIES, Study, study_of
 
 
 @dataclass(frozen=True)
@@ -152,7 +80,6 @@ def _legal(
 
 
 def _algorithm(name: str) -> GpuAlgorithm:
-
     return next(algorithm for algorithm in ALGORITHMS if algorithm.name == name)
 
 
@@ -171,15 +98,12 @@ class AblationPeer(Peer):
         return None
 
     def _variants(self, problem: ConvProblem, device: Any) -> Iterator[Variant]:
-        target = device.target
-        return variants(self._study, problem, target, lambda algorithm: next(iter(algorithm.configs(problem, target))))
+        return variants(self._study, problem, device.target, lambda algorithm: config_of(algorithm, problem))
 
     def prepare(self, problems: Sequence[Problem], gpu: bool) -> None:
         """Compile all variants for all problems, on every core."""
-        from leanconv.runtime.launch import open_device
-
         if gpu:
-            device = open_device(0)
+            device = launch.open_device(0)
             layers = [problem for problem in problems if isinstance(problem, ConvProblem)]
             compile_ahead(
                 v.algorithm.plan(layer, v.config, device.target)
@@ -188,11 +112,8 @@ class AblationPeer(Peer):
             )
 
     def candidates(self, problem: Problem, operands: Operands, gpu: bool) -> Iterator[Candidate | Unable]:
-        from leanconv.runtime.compile import CompileError
-        from leanconv.runtime.launch import open_device
-
         assert isinstance(problem, ConvProblem)
-        device = open_device(0)
+        device = launch.open_device(0)
         for name in self._study.algorithms:
             if reasons := _algorithm(name).reasons(problem, device.target):
                 yield Unable(f"leanconv {name}", "; ".join(reasons))
@@ -257,35 +178,24 @@ def run_ablation(
     *,
     layout: str | None = None,
     precision: str | None = None,
-    engines: Sequence[str] = (),
     only: str | None = None,
     batch: int | None = None,
     quick: bool = False,
-    device: str | None = None,
     revision: str | None = None,
     progress: bool = True,
-    workspace_limit: int | None = None,
     algorithms: Sequence[str] = (),
     seconds: float | None = None,
     resume: Results | None = None,
 ) -> Results:
-    """Measure the variants on a suite of layers; arguments as of run_suite.
+    """Measure the variants on a suite of layers, on a GPU; arguments as of run_suite.
 
     The study is that of the suite in STUDIES, else the first; with ``algorithms``, patterns of names, the first that
     has such an algorithm, and none but those of its algorithms are taken apart.
 
     Every row's ``variant`` says which it is, its ``note`` the configuration; ``problems`` gains ``transform_us``, the
     time of im2win's transform alone, and ``transform_bytes``, what it reads and writes, where it is taken apart. Raises
-    ValueError without a GPU, for a suite of filters, for ``algorithms`` that no study has, for ``engines`` or a
-    ``workspace_limit`` (there is one engine, and its variants are given), and where run_suite does.
+    ValueError without a GPU, for a suite of filters, for ``algorithms`` that no study has, and where run_suite does.
     """
-    for name, given in (("engines", engines or None), ("workspace_limit", workspace_limit)):
-        if given is not None:
-            raise ValueError(
-                f"{name}={given!r} does not apply: the ablation runs variants of leanconv's kernels and nothing else"
-            )
-    if device == "cpu":
-        raise ValueError("device='cpu' does not apply: the ablation times kernels on a GPU")
     usable, why = machine.gpu_usable()
     if not usable:
         raise ValueError(f"the ablation times kernels on a GPU, and there is none: {why}")
@@ -307,6 +217,14 @@ def run_ablation(
     return results
 
 
+def show(results: Results) -> None:
+    """Print a table for each algorithm that was taken apart."""
+    out = terminal.console(200)
+    for algorithm in dict.fromkeys(row.algorithm for row in results.rows if row.variant == FULL):
+        terminal.put(out, f"{heading(results)}: {algorithm}, {ABLATION_CELL}", ablation(results, algorithm), 1)
+    terminal.put_legend(out, results)
+
+
 def _study(what: str | Sequence[Case], patterns: Sequence[str]) -> Study:
     if not patterns:
         return STUDIES.get(what if isinstance(what, str) else "", next(iter(STUDIES.values())))
@@ -321,11 +239,8 @@ def _time_transform(problem: ConvProblem, budget_s: float) -> dict[str, Any]:
     """Time of im2win's first launch, and the fewest bytes it can move."""
     import torch
 
-    from leanconv.runtime.launch import open_device
-
-    device = open_device(0)
-    algorithm = _algorithm("im2win")
-    plan = algorithm.plan(problem, next(iter(algorithm.configs(problem, device.target))), device.target)
+    device = launch.open_device(0)
+    plan = plan_of(_algorithm("im2win"), problem)
     run = device.executable(Plan(plan.launches[:1], plan.workspace_bytes), ("x", "workspace"))
     x = torch.randn(problem.x_shape, device="cuda")
     workspace = _scratch(plan.workspace_bytes, gpu=True)

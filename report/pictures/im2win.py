@@ -1,12 +1,14 @@
-"""Draws im2win.svg beside this file: what im2col and im2win store of the same rows. `make docs` runs it."""
+"""im2win.svg: what im2col and im2win store of the same rows."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
-from drawing import ACCENT, INK, LINE, PALE, blank, box, save, target, text
 from matplotlib.patches import Rectangle
+
+from leanconv.bench.plots import blank
+from report.pictures.drawing import ACCENT, INK, LINE, PALE, box, save, text
 
 #: One colour for each column of the input.
 COLUMNS = ("#fdd0a2", "#c6dbef", "#b7ddb0", "#f7c6dd", "#fff2a8", "#d6cdea")
@@ -83,9 +85,9 @@ def fused(axis: Any, y: float) -> None:
     text(axis, INDENT + 9.4, y + 1.6, words, 8, ha="left")
 
 
-def main(path: Path) -> None:
+def draw(path: Path) -> None:
     """Draw it."""
-    figure = blank(10.5, 5.3)
+    figure = blank((10.5, 5.3))
     axis = figure.subplots()
     image(axis)
     below = im2col(axis, 1)
@@ -95,7 +97,3 @@ def main(path: Path) -> None:
     axis.set_ylim(below + 1.2 + SIZE * 1.15 + 0.2, -0.2)
     axis.set_aspect("equal")
     save(figure, path)
-
-
-if __name__ == "__main__":
-    main(target(__file__, "im2win.svg"))

@@ -1,14 +1,15 @@
-"""What the papers' figures show, as tables: speeds and memory of each algorithm layer by layer, and the ablation."""
+"""Tables of the pages on algorithms: speeds and memory layer by layer, the ablation, and each engine of the peers."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from leanconv.bench.ablation import BASELINE, FULL, study_of
-from leanconv.bench.results import Results, Row, geometric_mean, right
+from leanconv.bench.families import families, ratios, spread, title
+from leanconv.bench.format import Table, quantity, size
+from leanconv.bench.results import Group, Results, Row, geometric_mean, right
 from leanconv.bench.suites import parse_problem
-from leanconv.bench.tables import Table, quantity, size
 from leanconv.problem import ConvProblem
+from report.studies import BASELINE, FULL, study_of
 
 #: What a cell of ablation() says.
 ABLATION_CELL = "TFLOP/s"
@@ -59,7 +60,7 @@ def ablation(results: Results, algorithm: str) -> Table:
             line += [quantity(us), f"{100 * us / whole.us:.0f}%" if us and whole else "–"]
         lines.append(line)
     empty = ["", ""] if explicit else []
-    means = (f"{geometric_mean(found):.2f}" if found else "–" for found in shares.values())
+    means = (f"{geometric_mean(values):.2f}" if values else "–" for values in shares.values())
     lines.append(["of full, geometric mean", *means, *empty])
     registers = (_span([row.registers for row in results.rows if (row.algorithm, row.variant) == key]) for key in keys)
     lines.append(["registers", *registers, *empty])
@@ -143,3 +144,23 @@ def _saved(results: Results, algorithm: str, group: str) -> float | None:
         if row and peer and row.workspace_bytes is not None and peer.workspace_bytes is not None:
             shares.append((about["bytes"] + row.workspace_bytes) / (about["bytes"] + peer.workspace_bytes))
     return 1 - sum(shares) / len(shares) if shares else None
+
+
+def engines(results: Results, algorithm: str) -> Table:
+    """A line for each engine of cuDNN and PyTorch by its name: how many times faster ``algorithm`` is.
+
+    Columns are the numbers of states, or the families where there are none.
+    """
+    groups = {name: names for name, names in families(results).items() if name != "all"}
+    wide = {name: names for name, names in groups.items() if any(other.startswith(f"{name}(") for other in groups)}
+    groups = (wide or groups) | {"all": list(results.problems)}
+    names_of_engines = dict.fromkeys(row.engine for row in results.rows if row.engine.startswith(("cudnn:", "torch-")))
+    lines = []
+    for engine in names_of_engines:
+        rows = [row for row in results.rows if row.engine == engine]
+        group = Group(engine, "", engine)
+        cells = [spread(ratios(results, names, algorithm, group), len(names)) for names in groups.values()]
+        if set(cells) != {"–"}:
+            workspace = max((row.workspace_bytes or 0 for row in rows), default=0)
+            lines.append([engine, size(workspace), *cells])
+    return ["engine", "most workspace", *(title(name) for name in groups)], lines

@@ -1,15 +1,12 @@
 """Which interpolation points round least: every set of them judged by a formula, the best and the known ones measured.
 
-    python -m leanconv.bench.points
-
-prints, for 4, 8 and 16 states, the errors of Γα(n, r) in a simulation of float32 arithmetic on the CPU.
+``python -m report points`` prints, for 4, 8 and 16 states, the errors of Γα(n, r) in a simulation of float32 arithmetic
+on the CPU.
 """
 
 from __future__ import annotations
 
-import argparse
 import math
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -17,9 +14,9 @@ from itertools import combinations
 
 import numpy as np
 
-from leanconv.bench.tables import markdown
 from leanconv.reference.oracle import relative_error
 from leanconv.winograd import POINTS, WIDTHS, Matrices, matrices
+from report import markdown
 
 #: What p is drawn from; the points are 0, ±p for some of these, and infinity, so that states come in pairs.
 CHOICE = tuple(
@@ -87,8 +84,8 @@ def search(alpha: int, count: int) -> list[Pairs]:
     """The ``count`` sets of p with the least growth."""
     sets = list(combinations(CHOICE, alpha // 2 - 1))
     values = np.array(sets, np.float64)
-    found = np.concatenate([growth(part, alpha) for part in np.array_split(values, -(-len(sets) // 8192))])
-    return [sets[i] for i in np.argsort(found, kind="stable")[:count]]
+    growths = np.concatenate([growth(part, alpha) for part in np.array_split(values, -(-len(sets) // 8192))])
+    return [sets[i] for i in np.argsort(growths, kind="stable")[:count]]
 
 
 def scaled(made: Matrices) -> Matrices:
@@ -220,19 +217,4 @@ def table(alpha: int, best: int) -> str:
                 ]
             )
     heads = [f"{data}, {how}" for data in DATA for how in ("one sum", f"sums of {PERIOD}")]
-    return markdown((["points besides 0 and ∞", "", "growth", "rounded", *heads], lines))
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Print the tables."""
-    parser = argparse.ArgumentParser(description="Measure interpolation points of 1-D Winograd in simulated float32.")
-    parser.add_argument("--states", type=int, choices=sorted(WIDTHS), nargs="+", default=sorted(WIDTHS))
-    parser.add_argument("--best", type=int, default=5, help="sets to measure besides the known ones")
-    options = parser.parse_args(arguments)
-    for alpha in options.states:
-        print(f"{alpha} states, {CHANNELS} channels, r × r filters\n\n{table(alpha, options.best)}\n")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    return markdown.table((["points besides 0 and ∞", "", "growth", "rounded", *heads], lines))

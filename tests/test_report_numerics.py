@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 
 from leanconv.algorithms.winograd1d import Winograd1d
-from leanconv.bench import numerics
-from leanconv.reference import oracle
+from leanconv.reference import CPU_ALGORITHMS, oracle
 from leanconv.winograd import segments
+from report import numerics
+from report.__main__ import main
 from tests.conftest import HostDevice
 
 GOAL = 3e-5
@@ -78,7 +79,20 @@ def test_the_command_makes_the_page_from_records(tmp_path: Path, capsys: pytest.
     known = {"machine": "Some GPU", "date": "today", "numpy": "2", "git_revision": "abc", "git_dirty": False}
     record.write_text(json.dumps({**known, "entries": [asdict(entry) for entry in entries]}), encoding="utf-8")
     out = tmp_path / "numerics.md"
-    assert numerics.main(["--only-page", "--results", str(tmp_path / "results"), "-o", str(out)]) == 0
+    with pytest.raises(SystemExit) as stopped:
+        main(["numerics", "--only-page", "--results", str(tmp_path / "results"), "--docs", str(tmp_path)])
+    assert not stopped.value.code
     text = out.read_text(encoding="utf-8")
     assert "## Measured on Some GPU" in text and "Γ4(3,2), 4 channels" in text
     assert "1 machines" in capsys.readouterr().out
+
+
+def test_numerics_page_has_every_algorithm_and_its_bound_holds() -> None:
+    entries = numerics.measure(layers=((3, 20),), filters=(5,), gpu=False)
+    for entry in entries:
+        assert entry.error <= 4 * max(entry.sequential, 2**-24), entry
+    for algorithm in CPU_ALGORITHMS:
+        assert {e.data for e in entries if e.algorithm == algorithm.name} == {"zero-mean", "positive"}, algorithm.name
+    page = numerics.page([numerics.record(entries, gpu=False)])
+    assert "python -m report numerics" in page and "layer 3×3×20" in page and "filter 5×5" in page
+    assert all(f"`{algorithm.name}` CPU" in page for algorithm in CPU_ALGORITHMS)

@@ -1,0 +1,35 @@
+"""The arguments and options that several commands have, those of a measurement."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, get_args
+
+import typer
+
+from leanconv import problem
+
+_LAYOUTS, _TIERS = ", ".join(get_args(problem.Layout)), ", ".join(problem.PRECISIONS)
+
+What = Annotated[str, typer.Argument(metavar="SUITE|PROBLEM", help="A suite's name, or conv:… or filter:….")]
+Layout = Annotated[str | None, typer.Option("--layout", help=f"Memory layout, for suites of layers: {_LAYOUTS}.")]
+Precision = Annotated[
+    str | None,
+    typer.Option("--precision", help=f"Tier, for suites of layers: {_TIERS}. Peers stay as they are."),
+]
+Only = Annotated[str | None, typer.Option("--only", help="Pattern of problem names, such as 'conv1*'.")]
+Batch = Annotated[int | None, typer.Option("--batch", help="Images, instead of the suite's number.")]
+Quick = Annotated[bool, typer.Option("--quick", help="Rougher figures in a quarter of the time.")]
+Seconds = Annotated[float | None, typer.Option("--seconds", help="Begin no further problem after this time.")]
+Resume = Annotated[
+    Path | None,
+    typer.Option("--resume", metavar="FILE", help="Results of a run whose missing problems to measure and add."),
+]
+Out = Annotated[Path | None, typer.Option("--out", help="Results file; by default below benchmarks/results.")]
+Plot = Annotated[Path | None, typer.Option("--plot", help="Also draw bars into this .png, .svg or .pdf.")]
+Revision = Annotated[str | None, typer.Option("--revision", help="Git revision to record where there is no checkout.")]
+
+
+def patterns(text: str) -> tuple[str, ...]:
+    """The patterns that an option lists between commas."""
+    return tuple(filter(None, text.split(",")))

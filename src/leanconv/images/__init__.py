@@ -1,0 +1,1 @@
+"""``filter2d`` and its relatives: image filters, and what they share."""

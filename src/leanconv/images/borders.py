@@ -1,0 +1,64 @@
+"""The borders of image filters: which pixels stand for those outside the image, and what every library calls them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Border:
+    """How a filter reads pixels that lie outside the image.
+
+    ``reads`` shows two pixels on either side of the image ``a b c d``; ``v`` is the value that the caller gives.
+    ``kernel`` is the C++ type in ``kernels/lib/border.cuh``, ``scipy`` and ``opencv`` are the names of the border in
+    ``scipy.ndimage`` and in OpenCV, the usual one first. ``numpy`` and ``torch`` are the modes of ``numpy.pad`` and
+    ``torch.nn.functional.pad``; ``torch`` is None where PyTorch has no such mode.
+    """
+
+    name: str
+    reads: str
+    kernel: str
+    scipy: tuple[str, ...]
+    opencv: tuple[str, ...]
+    numpy: str
+    torch: str | None
+
+
+#: Every border by its name.
+BORDERS = {
+    border.name: border
+    for border in (
+        Border(
+            "constant", "vv|abcd|vv", "leanconv::ConstantBorder", ("constant", "grid-constant"), ("BORDER_CONSTANT",),
+            "constant", "constant",
+        ),
+        Border(
+            "replicate", "aa|abcd|dd", "leanconv::ReplicateBorder", ("nearest",), ("BORDER_REPLICATE",),
+            "edge", "replicate",
+        ),
+        Border(
+            "reflect", "ba|abcd|dc", "leanconv::ReflectBorder", ("reflect", "grid-mirror"), ("BORDER_REFLECT",),
+            "symmetric", None,
+        ),
+        Border(
+            "reflect101", "cb|abcd|cb", "leanconv::Reflect101Border", ("mirror",),
+            ("BORDER_REFLECT_101", "BORDER_REFLECT101", "BORDER_DEFAULT"), "reflect", "reflect",
+        ),
+        # SciPy's 'wrap' and 'grid-wrap' are the same for filters, not for its interpolation.
+        Border(
+            "wrap", "cd|abcd|ab", "leanconv::WrapBorder", ("wrap", "grid-wrap"), ("BORDER_WRAP",),
+            "wrap", "circular",
+        ),
+    )
+}  # fmt: skip
+
+#: SciPy's names, and ours for each.
+SCIPY_NAMES = {theirs: border.name for border in BORDERS.values() for theirs in border.scipy}
+
+#: SciPy's and OpenCV's names where they are not ours, and ours for each.
+ALIASES = {
+    theirs: border.name
+    for border in BORDERS.values()
+    for theirs in (*border.scipy, *border.opencv)
+    if theirs != border.name
+}

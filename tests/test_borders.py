@@ -1,0 +1,85 @@
+"""The table of borders is what kernels, NumPy, SciPy, PyTorch and OpenCV do."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+
+import leanconv
+from leanconv.call import arguments
+from leanconv.images.borders import ALIASES, BORDERS, SCIPY_NAMES, Border
+from leanconv.problem import BORDERS as NAMES
+from leanconv.runtime.compile import KERNELS
+
+LINE = np.array([1, 2, 3, 4], np.float32)
+VALUE = 9
+each_border = pytest.mark.parametrize("border", BORDERS.values(), ids=[*BORDERS])
+
+
+def extended(border: Border) -> list[float]:
+    """The line with two pixels more on either side, as ``reads`` says."""
+    pixels = dict(zip("abcdv", (*LINE.tolist(), VALUE), strict=True))
+    return [pixels[letter] for letter in border.reads.replace("|", "")]
+
+
+def neighbours(y: Any, z: Any) -> list[float]:
+    """The extended line from what lies two pixels to the left and two to the right of each."""
+    return [*np.asarray(y).ravel().tolist()[:2], *LINE.tolist(), *np.asarray(z).ravel().tolist()[-2:]]
+
+
+LEFT, RIGHT = np.array([[1, 0, 0, 0, 0]], np.float32), np.array([[0, 0, 0, 0, 1]], np.float32)
+
+
+@each_border
+def test_filter2d_reads_what_the_table_says(border: Border) -> None:
+    for name in (border.name, *border.scipy, *border.opencv, *(f"cv2.{name}" for name in border.opencv)):
+        y, z = (leanconv.filter2d(LINE[None], kernel, border=name, value=VALUE) for kernel in (LEFT, RIGHT))
+        assert neighbours(y, z) == extended(border), name
+
+
+@each_border
+def test_numpy_pads_so(border: Border) -> None:
+    options = {"constant_values": VALUE} if border.name == "constant" else {}
+    assert np.pad(LINE, 2, mode=border.numpy, **options).tolist() == extended(border)  # type: ignore[call-overload]
+
+
+@each_border
+def test_pytorch_pads_so_where_it_can(border: Border) -> None:
+    torch = pytest.importorskip("torch")
+    if border.torch is None:
+        pytest.skip("PyTorch has no such mode")
+    value = VALUE if border.name == "constant" else None
+    y = torch.nn.functional.pad(torch.from_numpy(LINE)[None, None], (2, 2), border.torch, value)
+    assert y.flatten().tolist() == extended(border)
+
+
+@each_border
+def test_scipy_calls_them_so(border: Border) -> None:
+    ndimage = pytest.importorskip("scipy.ndimage")
+    for mode in border.scipy:
+        y, z = (ndimage.correlate(LINE[None], kernel, mode=mode, cval=VALUE) for kernel in (LEFT, RIGHT))
+        assert neighbours(y, z) == extended(border), mode
+        assert SCIPY_NAMES[mode] == border.name
+
+
+@each_border
+def test_opencv_calls_them_so(border: Border) -> None:
+    cv2 = pytest.importorskip("cv2")
+    for name in border.opencv:
+        y = cv2.copyMakeBorder(LINE[None], 0, 0, 2, 2, getattr(cv2, name), value=VALUE)
+        assert y.ravel().tolist() == extended(border), name
+
+
+def test_every_kernel_type_exists() -> None:
+    types = re.findall(r"^struct (\w+Border)\b", (KERNELS / "lib" / "border.cuh").read_text(encoding="utf-8"), re.M)
+    assert {border.kernel for border in BORDERS.values()} == {f"leanconv::{name}" for name in types}
+
+
+def test_names_are_told_apart() -> None:
+    assert (*BORDERS,) == NAMES and not set(ALIASES) & set(BORDERS)
+    names = [name for border in BORDERS.values() for name in (*border.scipy, *border.opencv)]
+    assert len(names) == len(set(names)), "two borders of one name"
+    assert all(arguments.border_name(alias) == name for alias, name in ALIASES.items())
