@@ -88,7 +88,7 @@ class AblationPeer(Peer):
 
     name = "leanconv"
     engines = ("leanconv",)
-    solves = (ConvProblem,)
+    solves = ("conv2d",)
     needs_gpu = True
 
     def __init__(self, study: Study) -> None:
@@ -104,7 +104,7 @@ class AblationPeer(Peer):
         """Compile all variants for all problems, on every core."""
         if gpu:
             device = launch.open_device(0)
-            layers = [problem for problem in problems if isinstance(problem, ConvProblem)]
+            layers = [problem for problem in problems if problem.kind == "conv2d"]
             compile_ahead(
                 v.algorithm.plan(layer, v.config, device.target)
                 for layer in layers
@@ -112,7 +112,7 @@ class AblationPeer(Peer):
             )
 
     def candidates(self, problem: Problem, operands: Operands, gpu: bool) -> Iterator[Candidate | Unable]:
-        assert isinstance(problem, ConvProblem)
+        assert problem.kind == "conv2d"
         device = launch.open_device(0)
         for name in self._study.algorithms:
             if reasons := _algorithm(name).reasons(problem, device.target):
@@ -210,7 +210,7 @@ def run_ablation(
     )  # fmt: skip
     for about in results.problems.values():
         problem = parse_problem(about["words"])
-        assert isinstance(problem, ConvProblem)
+        assert problem.kind == "conv2d"
         wanted = "im2win" in study.algorithms and "transform_us" not in about
         if wanted and not _algorithm("im2win").reasons(problem, open_device(0).target):
             about |= _time_transform(problem, 0.03 if quick else 0.12)

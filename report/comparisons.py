@@ -8,7 +8,6 @@ from leanconv.bench.families import families, ratios, spread, title
 from leanconv.bench.format import Table, quantity, size
 from leanconv.bench.results import Group, Results, Row, geometric_mean, right
 from leanconv.bench.suites import parse_problem
-from leanconv.problem import ConvProblem
 from report.studies import BASELINE, FULL, study_of
 
 #: What a cell of ablation() says.
@@ -110,7 +109,7 @@ def memory(results: Results, algorithm: str, fused: str) -> Table:
         rows = [results.own(problem, [name]) for name in (fused, algorithm)]
         share = _share(rows[1], peers.get("im2col"))
         parsed = parse_problem(about["words"])
-        if share is not None and isinstance(parsed, ConvProblem) and parsed.r == parsed.s == 3:
+        if share is not None and parsed.kind == "conv2d" and parsed.r == parsed.s == 3:
             small.append(share)
         cells = [size(row.workspace_bytes) if row else "–" for row in (*rows, *(peers.get(name) for name in groups))]
         percent = "–" if share is None else f"{100 * share:.0f}%"

@@ -94,7 +94,7 @@ def _runners(problem: Problem, gpu: bool) -> Iterator[tuple[Algorithm, str, Call
 
 def _in_tier(problem: Problem, algorithm: Algorithm) -> Problem:
     """The problem with the precision that the algorithm declares, so that the loose ones take part too."""
-    if isinstance(problem, ConvProblem):
+    if problem.kind == "conv2d":
         return replace(problem, precision=algorithm.tier)
     return problem
 
@@ -107,7 +107,7 @@ def _target() -> Target:
 
 
 def _on_cpu(algorithm: CpuAlgorithm, problem: Problem) -> Callable[..., Any]:
-    if isinstance(problem, ConvProblem):
+    if problem.kind == "conv2d":
         return lambda x, w: algorithm.run(problem, x, w, None)
     return lambda x, w: algorithm.run(problem, x, w)
 
@@ -149,7 +149,7 @@ def measure(
     problems += [dense_filter(1, 96, 128, size, size) for size in filters]
     for problem in problems:
         for data in DATA:
-            if isinstance(problem, ConvProblem):
+            if problem.kind == "conv2d":
                 x, w = _random(problem.x_shape, data, random), _random(problem.w_shape, data, random)
                 answer = oracle.conv2d(problem, x, w)
                 sequential = oracle.sequential_error(problem, x, w)

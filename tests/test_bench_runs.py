@@ -19,7 +19,7 @@ from leanconv.bench.results import ROW_KEYS, Results
 from leanconv.bench.suites import LAYOUTS, Case, dense_filter, format_problem, parse_problem, with_batch
 from leanconv.bench.tables import detail, legend
 from leanconv.cli.main import main
-from leanconv.problem import ConvProblem, FilterProblem
+from leanconv.problem import ConvProblem
 from leanconv.reference import CPU_ALGORITHMS
 
 REQUIRED = {"problem", "engine", "algorithm", "us", "tflops", "ceiling_share", "workspace_bytes", "error"}
@@ -92,7 +92,7 @@ def test_absent_peers_are_named(monkeypatch: Any) -> None:
 
 def test_wrong_and_failing_engines_show(monkeypatch: Any) -> None:
     class Liar(type(PEERS[-1])):  # type: ignore[misc]
-        name, engines, solves = "liar", ("liar",), (FilterProblem,)
+        name, engines, solves = "liar", ("liar",), ("filter2d",)
 
         def absent(self) -> None:
             return None
@@ -274,7 +274,7 @@ def test_objects_are_frozen_only_during_a_run() -> None:
     counts = []
 
     class Counter(type(PEERS[-1])):  # type: ignore[misc]
-        name, engines, solves, needs_gpu = "counter", ("counter",), (FilterProblem,), False
+        name, engines, solves, needs_gpu = "counter", ("counter",), ("filter2d",), False
 
         def absent(self) -> None:
             return None

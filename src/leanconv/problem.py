@@ -58,7 +58,7 @@ class ConvProblem:
     ``accumulate``: the result is added to what the output holds, before the activation.
     """
 
-    kind: ClassVar[str] = "conv2d"
+    kind: ClassVar[Literal["conv2d"]] = "conv2d"
     #: numbers that are given at each call
     scalars: ClassVar[tuple[str, ...]] = ()
 
@@ -211,7 +211,7 @@ class FilterProblem:
     y_pitch: int = 0
     y_step: int = 0
 
-    kind: ClassVar[str] = "filter2d"
+    kind: ClassVar[Literal["filter2d"]] = "filter2d"
     scalars: ClassVar[tuple[str, ...]] = ("value", "delta")
     #: sums are in the direct order
     precision: ClassVar[str] = "ieee"

@@ -14,7 +14,6 @@ from typing import Literal
 from leanconv.bench.format import Table, quantity
 from leanconv.bench.results import GROUPS, Group, Results, Row, geometric_mean
 from leanconv.bench.suites import parse_problem
-from leanconv.problem import ConvProblem
 
 #: What a ratio in these tables says.
 RATIO_CELL = "the geometric mean of the peer's time over ours, the least and the largest in brackets"
@@ -168,7 +167,7 @@ def target_table(results: Results) -> Table:
 
 def _wanted(target: Target, results: Results, name: str) -> bool:
     problem = parse_problem(results.problems[name]["words"])
-    wide = isinstance(problem, ConvProblem) and problem.q >= target.q
+    wide = problem.kind == "conv2d" and problem.q >= target.q
     return wide and any(fnmatchcase(name, pattern) for pattern in target.only)
 
 

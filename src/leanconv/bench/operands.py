@@ -48,7 +48,7 @@ class Operands:
         self.gpu = gpu
         self._seed = seed
         self._layouts: dict[str, tuple[Any, Any]] = {}
-        if isinstance(problem, ConvProblem):
+        if problem.kind == "conv2d":
             plain = replace(problem, layout="NCHW")
             scale = (plain.group_c * plain.r * plain.s) ** -0.5
             self._layouts["NCHW"] = (self._normal(plain.x_shape, 1.0), self._normal(plain.w_shape, scale))
@@ -91,7 +91,7 @@ class Operands:
     def output(self, layout: Layout | None = None) -> Any:
         """A new output array full of NaN (of a number no answer reaches, for integers)."""
         problem = self.problem
-        if isinstance(problem, ConvProblem):
+        if problem.kind == "conv2d":
             shape: tuple[int, ...] = replace(problem, layout=layout or problem.layout).y_shape
         else:
             shape = (problem.batch, problem.h, problem.w)
@@ -130,14 +130,14 @@ class Check:
     def checked(self) -> str:
         """What is compared, in words."""
         problem = self._operands.problem
-        images, rows = (problem.n, problem.p) if isinstance(problem, ConvProblem) else (problem.batch, problem.h)
+        images, rows = (problem.n, problem.p) if problem.kind == "conv2d" else (problem.batch, problem.h)
         some = f"{len(self._blocks[0].images)} of {images} images"
         taken = sum(block.end - block.begin for block in self._blocks)
         return some if taken == rows else f"{some}, {taken} of {rows} rows"
 
     @cached_property
     def _answers(self) -> list[Any]:
-        reference = _conv_block if isinstance(self._operands.problem, ConvProblem) else _filter_block
+        reference = _conv_block if self._operands.problem.kind == "conv2d" else _filter_block
         return [reference(self._operands, block) for block in self._blocks]
 
     def error(self, y: Any, layout: Layout | None = None, frame: int = 0) -> float:
@@ -162,7 +162,7 @@ class Check:
 
 def _blocks(problem: Problem, limits: tuple[float, float], seed: int) -> Iterator[_Block]:
     random = np.random.default_rng(seed)
-    if isinstance(problem, ConvProblem):
+    if problem.kind == "conv2d":
         count, rows = problem.n, problem.p
         elements = problem.c * problem.h * problem.w + problem.k * problem.p * problem.q
     else:
@@ -184,7 +184,7 @@ def _blocks(problem: Problem, limits: tuple[float, float], seed: int) -> Iterato
 def _conv_block(operands: Operands, block: _Block) -> Any:
     """A layer's answer on a block: the rows of the input it sees, as a smaller layer."""
     problem = operands.problem
-    assert isinstance(problem, ConvProblem)
+    assert problem.kind == "conv2d"
     top = problem.padding[0]
     first = block.begin * problem.stride[0] - top
     last = (block.end - 1) * problem.stride[0] - top + (problem.r - 1) * problem.dilation[0] + 1
@@ -237,7 +237,7 @@ def with_border(problem: FilterProblem, image: Any, rows: np.ndarray, columns: n
 def _filter_block(operands: Operands, block: _Block) -> Any:
     """A filter's answer on a block: the border written out as an index for each row and column, then shifted sums."""
     problem = operands.problem
-    assert isinstance(problem, FilterProblem)
+    assert problem.kind == "filter2d"
     (anchor_y, anchor_x), height = problem.anchor, block.end - block.begin
     rows = np.arange(block.begin, block.end + problem.kh - 1) - anchor_y
     columns = np.arange(problem.w + problem.kw - 1) - anchor_x

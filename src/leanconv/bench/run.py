@@ -27,7 +27,7 @@ from leanconv.bench.suites import (
     with_batch,
 )
 from leanconv.call import arguments
-from leanconv.problem import ConvProblem, FilterProblem, Problem
+from leanconv.problem import Problem
 from leanconv.runtime.progress import progress as progress_bar
 from leanconv.runtime.timing import Timing, time_cpu, time_gpu
 
@@ -194,7 +194,7 @@ def _cases(
         for setting, given in (("layout", layout), ("precision", precision)):
             if given is not None:
                 raise ValueError(f"{setting}={given!r} is for suites; write it into the problem, as in {what},{given}")
-        own = problem.layout if isinstance(problem, ConvProblem) else None
+        own = problem.layout if problem.kind == "conv2d" else None
         return (Case(what.partition(":")[2], problem),), "problem", own, None
     if what not in suite_names():
         names = ", ".join(suite_names())
@@ -207,7 +207,7 @@ def _present(
     run: _Run, cases: Sequence[Case], peers: Sequence[Peer], absent: dict[str, str], versions: dict[str, str]
 ) -> list[Peer]:
     """The libraries that can take part; the others are named in ``absent``."""
-    kinds = {type(case.problem) for case in cases}
+    kinds = {case.problem.kind for case in cases}
     present = []
     for peer in peers:
         if not kinds & set(peer.solves) or not any(run.wants(engine) for engine in peer.engines):
@@ -231,7 +231,7 @@ def _sized(case: Case, batch: int | None, run: _Run, results: Results) -> Proble
     problem = case.problem if batch is None else with_batch(case.problem, batch)
     if run.gpu:
         return problem
-    images = problem.n if isinstance(problem, ConvProblem) else problem.batch
+    images = problem.images
     most = min(_CPU_FLOPS[run.quick] / problem.flops, _CPU_BYTES[run.quick] / problem.bytes) * images
     if most >= images or batch is not None:
         return problem
@@ -256,7 +256,7 @@ def _measure(name: str, problem: Problem, run: _Run, peers: Sequence[Peer], resu
     operands = Operands(problem, run.gpu)
     check = Check(operands)
     for peer in peers:
-        if not isinstance(problem, peer.solves):
+        if problem.kind not in peer.solves:
             continue
         start = time.perf_counter()
         iterator = peer.candidates(problem, operands, run.gpu)
@@ -289,7 +289,7 @@ def _measure(name: str, problem: Problem, run: _Run, peers: Sequence[Peer], resu
 
 def _row(name: str, problem: Problem, candidate: Candidate, check: Check, operands: Operands, run: _Run) -> Row:
     bound = run.ceilings.bound(problem, candidate.arithmetic)
-    cold = candidate.on_gpu and (bound == "copy" or isinstance(problem, FilterProblem))
+    cold = candidate.on_gpu and (bound == "copy" or problem.kind == "filter2d")
     with candidate.scope():
         error = _checked(candidate, check, operands, run.gpu)
         timing = _time(candidate, cold, run)

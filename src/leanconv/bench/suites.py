@@ -137,7 +137,7 @@ def parse_problem(text: str) -> Problem:
 
 def format_problem(problem: Problem) -> str:
     """``problem`` in the words that parse_problem reads, defaults left out."""
-    if isinstance(problem, FilterProblem):
+    if problem.kind == "filter2d":
         return _format_filter(problem)
     words = [f"{letter}{getattr(problem, letter)}" for letter in "nchwkrs"]
     if problem.stride != (1, 1):
@@ -253,6 +253,6 @@ def _format_filter(problem: FilterProblem) -> str:
 
 def with_batch(problem: Problem, batch: int) -> Problem:
     """The same problem on another number of images."""
-    if isinstance(problem, ConvProblem):
+    if problem.kind == "conv2d":
         return replace(problem, n=batch)
     return replace(problem, batch=batch)

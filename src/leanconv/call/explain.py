@@ -13,7 +13,7 @@ from leanconv.call.choose import Candidate, pick, survey, workspace_limit
 from leanconv.call.describe import Described, check_problem
 from leanconv.call.run import check_torch_algorithm, torch_function
 from leanconv.plan import Target
-from leanconv.problem import ConvProblem, Problem
+from leanconv.problem import Problem
 from leanconv.reference import CPU_ALGORITHMS
 from leanconv.runtime import launch
 from leanconv.runtime.driver import CudaUnavailableError
@@ -103,7 +103,7 @@ def explain_call(described: Described, *, compile_now: bool = False) -> Explanat
     if described.device is not None:
         return _on_gpu(problem, described.device, name, limit, compile_now)
     if problem.kind == "conv2d" and described.operands.arrays.convolves:
-        assert isinstance(problem, ConvProblem)
+        assert problem.kind == "conv2d"
         check_torch_algorithm(name)
         why = "PyTorch's CPU tensors are computed by PyTorch itself"
         return Explanation(problem, "PyTorch on the CPU", torch_function(problem), why)

@@ -55,7 +55,7 @@ class Peer(ABC):
     name: ClassVar[str]
     #: the name its engines start with, for choosing engines; none of them is prepared when no name could match
     engines: ClassVar[tuple[str, ...]]
-    solves: ClassVar[tuple[type, ...]]
+    solves: ClassVar[tuple[str, ...]]
     needs_gpu: ClassVar[bool]
 
     @abstractmethod

@@ -110,7 +110,7 @@ class CudnnPeer(Peer):
 
     name = "cudnn"
     engines = tuple(f"cudnn:{name}-{layout}" for name in ALGORITHMS for layout in ("nchw", "nhwc"))
-    solves = (ConvProblem,)
+    solves = ("conv2d",)
     needs_gpu = True
 
     def absent(self) -> str | None:
@@ -127,7 +127,7 @@ class CudnnPeer(Peer):
         return {"cudnn": str(_library().cudnnGetVersion())}
 
     def candidates(self, problem: Problem, operands: Operands, gpu: bool) -> Iterator[Candidate | Unable]:
-        assert isinstance(problem, ConvProblem)
+        assert problem.kind == "conv2d"
         top, bottom, left, right = problem.padding
         if (top, left) != (bottom, right) or problem.bias or problem.activation:
             yield Unable("cudnn", "called for plain layers with even padding: no bias, no activation")

@@ -27,7 +27,7 @@ class CupyPeer(Peer):
 
     name = "cupy"
     engines = ("cupy",)
-    solves = (FilterProblem,)
+    solves = ("filter2d",)
     needs_gpu = True
 
     def absent(self) -> str | None:
@@ -51,7 +51,7 @@ class CupyPeer(Peer):
         import cupy
         from cupyx.scipy.ndimage import correlate
 
-        assert isinstance(problem, FilterProblem)
+        assert problem.kind == "filter2d"
         y = operands.output()
         single = problem.batch == 1
         x, kernel, out = (cupy.from_dlpack(array) for array in (operands.image, operands.kernel, y))
@@ -74,7 +74,7 @@ class ScipyPeer(Peer):
 
     name = "scipy"
     engines = ("scipy",)
-    solves = (FilterProblem,)
+    solves = ("filter2d",)
     needs_gpu = False
 
     def absent(self) -> str | None:
@@ -88,7 +88,7 @@ class ScipyPeer(Peer):
     def candidates(self, problem: Problem, operands: Operands, gpu: bool) -> Iterator[Candidate | Unable]:
         from scipy.ndimage import correlate
 
-        assert isinstance(problem, FilterProblem)
+        assert problem.kind == "filter2d"
         if problem.flops / 2 > _SCIPY_LIMIT:
             yield Unable(self.name, _too_many(problem, _SCIPY_LIMIT))
             return
@@ -108,7 +108,7 @@ class OpencvPeer(Peer):
 
     name = "opencv"
     engines = ("opencv",)
-    solves = (FilterProblem,)
+    solves = ("filter2d",)
     needs_gpu = False
 
     def absent(self) -> str | None:
@@ -122,7 +122,7 @@ class OpencvPeer(Peer):
     def candidates(self, problem: Problem, operands: Operands, gpu: bool) -> Iterator[Candidate | Unable]:
         import cv2
 
-        assert isinstance(problem, FilterProblem)
+        assert problem.kind == "filter2d"
         if problem.dtype != "float32" or problem.batch != 1 or problem.border == "wrap":
             yield Unable(self.name, "called for one float32 image and any border but wrap, which filter2D lacks")
             return

@@ -82,7 +82,7 @@ class NppPeer(Peer):
 
     name = "npp"
     engines = ("npp", "npp:border")
-    solves = (FilterProblem,)
+    solves = ("filter2d",)
     needs_gpu = True
 
     def absent(self) -> str | None:
@@ -96,7 +96,7 @@ class NppPeer(Peer):
         return None if hasattr(library, "nppiFilter_32f_C1R_Ctx") else "its libnppif lacks nppiFilter_32f_C1R_Ctx"
 
     def candidates(self, problem: Problem, operands: Operands, gpu: bool) -> Iterator[Candidate | Unable]:
-        assert isinstance(problem, FilterProblem)
+        assert problem.kind == "filter2d"
         if problem.dtype != "float32" or problem.batch != 1:
             yield Unable(self.name, "called for one float32 image")
             return

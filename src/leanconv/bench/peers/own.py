@@ -18,7 +18,7 @@ from leanconv.bench.peers.base import Candidate, Peer, Unable
 from leanconv.call import bind
 from leanconv.call.choose import choose
 from leanconv.plan import Launch, Plan, Target
-from leanconv.problem import ConvProblem, FilterProblem, Problem
+from leanconv.problem import Problem
 from leanconv.reference import CPU_ALGORITHMS
 from leanconv.runtime import cache, launch
 
@@ -32,7 +32,7 @@ class LeanconvPeer(Peer):
 
     name = "leanconv"
     engines = ("leanconv", "leanconv:prepared")
-    solves = (ConvProblem, FilterProblem)
+    solves = ("conv2d", "filter2d")
     needs_gpu = False
 
     def __init__(self, algorithms: Sequence[str] = ()) -> None:
@@ -142,7 +142,7 @@ def _on_gpu(algorithm: GpuAlgorithm, problem: Problem, operands: Operands) -> It
 
 
 def _call(problem: Problem, operands: Operands, algorithm: Algorithm, y: Any, prepared: bool = False) -> Any:
-    if isinstance(problem, ConvProblem):
+    if problem.kind == "conv2d":
         x, w, out = operands.x(problem.layout), operands.w(problem.layout), y
         if operands.gpu:
             # PyTorch tensors have the shape of NCHW whatever the order in memory

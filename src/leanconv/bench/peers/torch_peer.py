@@ -69,7 +69,7 @@ class TorchPeer(Peer):
 
     name = "torch"
     engines = ("torch", "torch-fp32-nchw", "torch-fp32-nhwc", "torch-tf32-nchw", "torch-tf32-nhwc")
-    solves = (ConvProblem, FilterProblem)
+    solves = ("conv2d", "filter2d")
     needs_gpu = True
 
     def absent(self) -> str | None:
@@ -81,7 +81,7 @@ class TorchPeer(Peer):
         return {"torch": torch.__version__, "cudnn": str(torch.backends.cudnn.version())}
 
     def candidates(self, problem: Problem, operands: Operands, gpu: bool) -> Iterator[Candidate | Unable]:
-        if isinstance(problem, FilterProblem):
+        if problem.kind == "filter2d":
             call = _filter(problem, operands.image, operands.kernel)
             if isinstance(call, str):
                 yield Unable("torch", call)
@@ -107,7 +107,7 @@ class TorchCpuPeer(Peer):
 
     name = "torch-cpu"
     engines = ("torch-cpu",)
-    solves = (ConvProblem, FilterProblem)
+    solves = ("conv2d", "filter2d")
     needs_gpu = False
 
     def absent(self) -> str | None:
@@ -123,7 +123,7 @@ class TorchCpuPeer(Peer):
 
         note = f"{torch.get_num_threads()} threads"
         layout: Layout | None = None
-        if isinstance(problem, FilterProblem):
+        if problem.kind == "filter2d":
             call = _filter(problem, torch.from_numpy(operands.image), torch.from_numpy(operands.kernel))
         else:
             layout = problem.layout if problem.layout in PEER_LAYOUTS else "NCHW"
@@ -143,7 +143,7 @@ class Im2colPeer(Peer):
 
     name = "im2col+cublas"
     engines = ("im2col+cublas",)
-    solves = (ConvProblem,)
+    solves = ("conv2d",)
     needs_gpu = True
 
     def absent(self) -> str | None:
@@ -152,7 +152,7 @@ class Im2colPeer(Peer):
     def candidates(self, problem: Problem, operands: Operands, gpu: bool) -> Iterator[Candidate | Unable]:
         import torch
 
-        assert isinstance(problem, ConvProblem)
+        assert problem.kind == "conv2d"
         if problem.groups != 1 or problem.bias or problem.activation:
             yield Unable(self.name, "written for plain layers: one group, no bias, no activation")
             return
