@@ -32,7 +32,7 @@ from typing import Any
 
 import numpy as np
 
-from leanconv.plan import Argument, Launch, Plan
+from leanconv.plan import MAP_ELEMENTS, Argument, Launch, Plan, TensorMap
 from leanconv.runtime import compile as compiler
 
 HERE = Path(__file__).resolve().parent
@@ -182,7 +182,7 @@ def _include_flags(kernels: Path) -> list[str]:
 
 def runtime() -> Path:
     """The program that plays units, built once."""
-    sources = [HERE / name for name in ("runtime.cpp", "intrinsics.cpp")]
+    sources = [HERE / f"{name}.cpp" for name in ("runtime", "intrinsics", "mbarrier", "bulk", "tensor")]
     texts = [source.read_text() for source in sources]
     key = _digest(*texts, _included("".join(texts), HERE), _compiler()[1], " ".join(RUNTIME_FLAGS))
 
@@ -229,8 +229,28 @@ def build(unit: str, symbol: str, arguments: Sequence[Argument], kernels: Path =
     return _publish(f"{symbol}-{key}.so", make)
 
 
-def _writable(argument: Argument) -> bool:
+def _writable(argument: Argument | TensorMap) -> bool:
     return "*" in argument.ctype and not argument.ctype.strip().startswith("const")
+
+
+def _described(arguments: Sequence[Argument | TensorMap]) -> list[Argument]:
+    """The arrays that the kernel only takes through tensor maps: the runtime gets them behind its arguments."""
+    maps = [a for a in arguments if isinstance(a, TensorMap)]
+    roles = dict.fromkeys(m.role for m in maps if not any(a.name == m.role for a in arguments))
+    written = {m.role for m in maps if m.written}
+    return [Argument("unsigned char*" if role in written else "const unsigned char*", role) for role in roles]
+
+
+def _pack_map(spec: TensorMap, array: int) -> bytes:
+    """A parameter that is a tensor map (MapSpec of async.h) of the parameter numbered ``array``."""
+    if reasons := spec.why_not():
+        raise ValueError(f"{spec.name} cannot be made: {'; '.join(reasons)}")
+    box = (spec.channels, spec.pixels) if spec.im2col else spec.box
+    numbers = (spec.strides, 4), (spec.shape, 5), (box, 5), (spec.lower, 3), (spec.upper, 3), (spec.steps, 5)
+    padded = [value for values, count in numbers for value in (*values, *(0,) * (count - len(values)))]
+    kind = spec.rank, MAP_ELEMENTS[spec.element], spec.swizzle, spec.im2col, spec.written
+    data = struct.pack("<8sQQ4Q5I5H3h3h5B5B20s", b"a tensor", 0, 0, *padded, *kind, spec.name.encode()[:19])
+    return struct.pack("<qqq", 4, len(data), array) + data
 
 
 def _bind(argument: Argument, values: Mapping[str, Any]) -> Any:
@@ -268,10 +288,16 @@ def execute(
 
     ``offsets`` moves an array that many bytes off its 256-byte alignment. Raises EmulatorError.
     """
-    bound = [_bind(a, values) for a in arguments]
+    passed = [*arguments, *_described(arguments)]
+    names = [a.name for a in passed]
+    bound = [None if isinstance(a, TensorMap) else _bind(a, values) for a in passed]
     request = struct.pack("<qqqqq", grid, block, cluster, shared_bytes, len(orders))
     request += struct.pack(f"<{len(orders)}q", *(ORDERS.index(o) for o in orders)) + struct.pack("<q", len(bound))
-    request += b"".join(_pack(a, v, (offsets or {}).get(a.name, 0)) for a, v in zip(arguments, bound, strict=True))
+    for a, v in zip(passed, bound, strict=True):
+        if isinstance(a, TensorMap):
+            request += _pack_map(a, names.index(a.role))
+        else:
+            request += _pack(a, v, (offsets or {}).get(a.name, 0))
     try:
         done = subprocess.run(
             [runtime(), unit], input=request, capture_output=True, env={**os.environ, **SANITIZER}, timeout=TIME_LIMIT_S
@@ -283,7 +309,7 @@ def execute(
         raise EmulatorBuildError(f"{unit.name} calls what the emulator does not have:\n{report}")
     if done.returncode:
         raise EmulatorError(f"{unit.name} ended with {done.returncode}:\n{report}")
-    written = [(a, v) for a, v in zip(arguments, bound, strict=True) if _writable(a) and v is not None]
+    written = [(a, v) for a, v in zip(passed, bound, strict=True) if _writable(a) and v is not None]
     size = sum(v.nbytes for _, v in written)
     results = [done.stdout[i * size : (i + 1) * size] for i in range(len(orders))]
     if len(done.stdout) != size * len(orders):
