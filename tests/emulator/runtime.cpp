@@ -305,6 +305,8 @@ bool play() {
 // nothing of that helps.
 bool wake() {
     const bool landed = land_next();
+    fruitless = landed ? 0 : fruitless + 1;
+    if (fruitless == most_fruitless) return false;
     bool looks = false;
     for (Block& b : blocks) {
         for (Fibre& fibre : b.fibres) {
@@ -313,8 +315,7 @@ bool wake() {
             looks = true;
         }
     }
-    fruitless = landed ? 0 : fruitless + 1;
-    return landed || (looks && fruitless < most_fruitless);
+    return landed || looks;
 }
 
 // The cluster that begins with block `first` of the grid.
