@@ -106,6 +106,11 @@ class TensorMap:
         return len(self.shape)
 
     @property
+    def element_bytes(self) -> int:
+        """Bytes of an element."""
+        return MAP_ELEMENTS[self.element]
+
+    @property
     def im2col(self) -> bool:
         """Whether copies walk over pixels instead of a box."""
         return not self.box
@@ -125,7 +130,7 @@ class TensorMap:
     @property
     def copy_bytes(self) -> int:
         """Bytes of shared memory that a copy fills, zeros included: what its barrier has to expect."""
-        return prod(self.extents) * MAP_ELEMENTS[self.element]
+        return prod(self.extents) * self.element_bytes
 
     def why_not(self) -> list[str]:
         """The driver's rules that the map breaks, and those of the project, as sentences; empty when it can be made."""
@@ -202,7 +207,7 @@ class TensorMap:
 
     def _why_not_shared(self) -> list[str]:
         reasons = []
-        row = self.extents[0] * MAP_ELEMENTS[self.element]
+        row = self.extents[0] * self.element_bytes
         if row % 16:
             reasons.append(f"{self.extents[0]} innermost elements of {self.element} are {row} bytes, no multiple of 16")
         if self.swizzle not in (0, 32, 64, 128):

@@ -5,11 +5,12 @@
     run_plan(plan, {"x": x, "w": w, "bias": bias, "y": y, "n": 2})   # fills y in place
 
 ``plan`` is what ``Algorithm.plan`` returns; an argument without a fixed value is taken from ``arrays`` by its name
-(an array, a number, or None for a null pointer; ``workspace`` and ``prepared`` are made by themselves). Bytes outside
-an array are fenced: touching them raises EmulatorError with the sanitizer's report, as do a misaligned vector access,
-integer overflow, cp.async rules broken, threads that part at a barrier or shuffle, arrivals at a named barrier that do
-not come out even. A block runs in three thread orders (see runtime.cpp), whose results must agree to the last bit, so
-that a missing barrier shows. Shared memory starts as NaN in each block.
+(an array, a number, or None for a null pointer; a tensor map by its role; ``workspace`` and ``prepared`` are made by
+themselves). Bytes outside an array are fenced: touching them raises EmulatorError with the sanitizer's report, as do
+a misaligned vector access, integer overflow, cp.async rules broken, threads that part at a barrier or shuffle, arrivals
+at a named barrier that do not come out even, mbarriers that are miscounted or waited for in the wrong phase, bulk copies
+that are used before a wait has seen them land. A block runs in three thread orders (see runtime.cpp), whose results must
+agree to the last bit, so that a missing barrier shows. Shared memory starts as NaN in each block.
 The blocks of a cluster are alive at the same time; the other blocks are played one after the other.
 ``python -m pytest tests/test_emulator.py`` shows each check at work. ``run_source`` takes a unit as text.
 Built units are kept in $XDG_CACHE_HOME/leanconv-emulator (~/.cache), named by everything that went into them.
@@ -32,7 +33,7 @@ from typing import Any
 
 import numpy as np
 
-from leanconv.plan import MAP_ELEMENTS, Argument, Launch, Plan, TensorMap
+from leanconv.plan import Argument, Launch, Plan, TensorMap
 from leanconv.runtime import compile as compiler
 
 HERE = Path(__file__).resolve().parent
@@ -248,7 +249,7 @@ def _pack_map(spec: TensorMap, array: int) -> bytes:
     box = (spec.channels, spec.pixels) if spec.im2col else spec.box
     numbers = (spec.strides, 4), (spec.shape, 5), (box, 5), (spec.lower, 3), (spec.upper, 3), (spec.steps, 5)
     padded = [value for values, count in numbers for value in (*values, *(0,) * (count - len(values)))]
-    kind = spec.rank, MAP_ELEMENTS[spec.element], spec.swizzle, spec.im2col, spec.written
+    kind = spec.rank, spec.element_bytes, spec.swizzle, spec.im2col, spec.written
     data = struct.pack("<8sQQ4Q5I5H3h3h5B5B20s", b"a tensor", 0, 0, *padded, *kind, spec.name.encode()[:19])
     return struct.pack("<qqq", 4, len(data), array) + data
 

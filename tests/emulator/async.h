@@ -59,9 +59,9 @@ struct Load : Transfer {
 };
 
 struct Store : Transfer {
-    std::vector<unsigned char> data;            // what it has read
-    bool read = false, written = false;         // what it has done
-    bool waited = false;                        // its thread knows that it has read
+    std::vector<unsigned char> data;     // what it has read
+    bool read = false, written = false;  // what it has done
+    bool waited = false;                 // its thread knows that it has read
 };
 
 // Of a block.
@@ -69,8 +69,11 @@ struct Async {
     std::map<size_t, Mbarrier> barriers;  // by their place in shared memory
     std::vector<Load> loads;              // that no wait has seen
     std::vector<Store> left;              // by threads that have left the kernel
+    int storing = 0;                      // copies out of shared memory that have not written
     std::vector<unsigned char> view;      // shared memory as copies see it: without what no fence has shown them
 };
+
+extern int64_t phases_completed;  // of all mbarriers
 
 constexpr int64_t most_bytes = (1 << 20) - 1;  // that a barrier counts
 
@@ -93,6 +96,8 @@ void leave_async(Fibre& fibre);               // the thread that has its turn ha
 void end_async();                             // all threads of the block have
 void issue_load(const Load& load, void* barrier, const char* what);
 void issue_store(const Store& store, const char* what);
+// What threads have written to this part of shared memory and no fence has shown to copies.
+void check_fenced(size_t at, size_t bytes, const char* what, Site site);
 size_t shared_range(const void* pointer, size_t bytes, size_t alignment, const char* what, Site site);
 
 // tensor.cpp: the pieces that a transfer moves, and those that lie outside the array are not among them

@@ -45,6 +45,8 @@ void give_way(size_t at, Site site) {
 
 namespace machine {
 
+int64_t phases_completed = 0;
+
 Mbarrier& barrier_at(const void* pointer, const char* what, Site site, size_t& at) {
     at = shared_range(pointer, width, width, what, site);
     const auto entry = own->async.barriers.find(at);
@@ -81,6 +83,7 @@ bool settle(Block& in, size_t at, Site site) {
                        base_name(fibre.site.file), fibre.site.line);
     }
     ++barrier.phase;
+    ++phases_completed;
     barrier.pending = barrier.count;
     return true;
 }

@@ -8,9 +8,9 @@
 //   0  ascending threads, copies land as late as allowed (a missing wait_group reads stale bytes)
 //   1  descending threads, copies land at once (a copy into a buffer that is still being read destroys it)
 //   2  threads shuffled anew each round, copies land at random moments
+// Bulk copies do the same (bulk.cpp); as late as allowed is when nobody can go on without them.
 // In 0 the first warp that can go on does, in 1 the last: between them, each warp is as far ahead of each other one as
 // barriers permit, and as far behind.
-// Bulk copies likewise (bulk.cpp).
 // The blocks of a cluster take their turns in the same order; in 0 and 1 each goes as far as it can before the next one
 // begins, so that one is done, or at its next cluster barrier, while another has not even started.
 #include <runtime.h>
@@ -73,7 +73,7 @@ size_t scheduler_stack_bytes = 0;
 void (*call)(void** arguments) = nullptr;  // written next to the unit: unpacks the arguments and calls the kernel
 void** kernel_arguments = nullptr;
 uint64_t random_state = 1;
-int64_t fruitless = 0;  // rounds in which threads did nothing but look whether an mbarrier is complete
+int64_t fruitless = 0;  // rounds in which threads did nothing but look at mbarriers, in vain
 constexpr int64_t most_fruitless = 10000;
 
 uint64_t draw() {  // xorshift64*
@@ -304,8 +304,10 @@ bool play() {
 // No thread can go on: lands a copy that may be waited for, and lets those who look at an mbarrier look again. False when
 // nothing of that helps.
 bool wake() {
+    static int64_t completed = 0;
     const bool landed = land_next();
-    fruitless = landed ? 0 : fruitless + 1;
+    fruitless = landed || completed != phases_completed ? 0 : fruitless + 1;
+    completed = phases_completed;
     if (fruitless == most_fruitless) return false;
     bool looks = false;
     for (Block& b : blocks) {

@@ -43,8 +43,8 @@ void walk_tiled(const Transfer& t, Piece piece, void* context) {
         bool inside = true;
         for (int axis = 1; axis < map.rank; ++axis) {
             const int64_t at = static_cast<int64_t>(t.coordinates[axis]) + index[axis] * map.traversal[axis];
-            inside &= at >= 0 && at < map.shape[axis];
-            start += at * static_cast<int64_t>(map.strides[axis - 1]);
+            inside = inside && at >= 0 && at < map.shape[axis];
+            if (inside) start += at * static_cast<int64_t>(map.strides[axis - 1]);
         }
         if (inside) walk_row(t, row, extent[0], start, piece, context);
         for (int axis = 1; axis < 5 && ++index[axis] == extent[axis]; ++axis) index[axis] = 0;
@@ -64,8 +64,8 @@ void walk_im2col(const Transfer& t, Piece piece, void* context) {
         bool inside = true;
         for (int axis = 1; axis < map.rank; ++axis) {
             const int64_t at = position[axis] + (axis < images ? t.offsets[axis - 1] : 0);
-            inside &= at >= 0 && at < map.shape[axis];
-            start += at * static_cast<int64_t>(map.strides[axis - 1]);
+            inside = inside && at >= 0 && at < map.shape[axis];
+            if (inside) start += at * static_cast<int64_t>(map.strides[axis - 1]);
         }
         if (inside) walk_row(t, static_cast<size_t>(pixel), channels, start, piece, context);
         // along w, then h, then d between the corners, then the next image

@@ -93,7 +93,7 @@ class Slot:
     def __init__(self, encoder: Encoder) -> None:
         self._encoder = encoder
         self._memory = aligned(BYTES, ALIGNMENT)
-        self._pointer = 0
+        self._pointer = -1
         self.address = ctypes.addressof(self._memory)
 
     def point_to(self, pointer: int) -> None:

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <lib/ptx/mbarrier.cuh>
+#include <lib/ptx/shared.cuh>
 
 namespace leanconv {
 

@@ -1,6 +1,8 @@
 // The CPU twin of kernels/lib/ptx/mbarrier.cuh: same names, same signatures, the rules of the PTX manual checked at each call.
 #pragma once
 
+#include <lib/ptx/shared.cuh>
+
 namespace leanconv {
 
 struct alignas(8) Mbarrier {
