@@ -312,7 +312,7 @@ def test_a_bulk_copy_out_of_shared_memory():
 
 def test_tensor_stores_leave_out_what_overhangs():
     data = floats(8 * 6 * 2)
-    for start, span in (((0, 0, 0), 0), ((5, -2, 1), 0), ((-3, 5, -1), 0), ((3, 2, 1), 32)):
+    for start, span in (((0, 0, 0), 0), ((5, 2, 1), 0), ((6, 5, 3), 0), ((40, 0, 0), 0), ((3, 2, 1), 32)):
         y = np.full((4, 9, 12), -1, np.float32)
         spec = map_of(y, (8, 6, 2), role="out", swizzle=span, written=True)
         body = STORE.replace("COPY", f"cp_async_bulk_tensor_global_shared(out_map, s, {', '.join(map(str, start))})")
@@ -325,10 +325,15 @@ def test_tensor_stores_leave_out_what_overhangs():
         text = unit(body.replace("WAIT", "cp_async_bulk_wait_group"), (spec,))
         how = {"block": 64, "shared_bytes": SHARED + 64}
         run_source(text, "probe", (spec, *ARGUMENTS), {**values, "out": y}, **how)
-        expected = np.full((4 + 20, 9 + 20, 12 + 20), -1, np.float32)
-        w, h, d = (c + 10 for c in start)
+        expected = np.full((4 + 4, 9 + 6, 12 + 40), -1, np.float32)
+        w, h, d = start
         expected[d : d + 2, h : h + 6, w : w + 8] = data.reshape(2, 6, 8)
-        np.testing.assert_array_equal(y, expected[10:-10, 10:-10, 10:-10])
+        np.testing.assert_array_equal(y, expected[:4, :9, :12])
+    text = text.replace("(out_map, s, 3, 2, 1)", "(out_map, s, 3, 2, -1)")
+    with pytest.raises(
+        EmulatorError, match="coordinate -1 of axis 2 is negative, which only copies into shared memory"
+    ):
+        run_source(text, "probe", (spec, *ARGUMENTS), {**values, "out": y}, **how)
 
 
 def store_body(body=BULK_STORE, wait="cp_async_bulk_wait_group", after=""):

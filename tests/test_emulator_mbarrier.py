@@ -96,6 +96,9 @@ OVERTAKEN = f"under way|completes before thread|{STUCK}"
         (RING.replace("(full + stage, parity)", "(full + stage, parity ^ 1)"), EARLY),
         (RING.replace("(full + stage, parity)", "(full + stage, 0)"), UNDER_WAY),
         (swapped(RING, "wait full", "read"), UNDER_WAY),
+        # one warp of the two, one lane of a warp
+        (RING.replace("/* wait full */", "if (t < 32 || (t < 64 && PRODUCER == 0))"), UNDER_WAY),
+        (RING.replace("/* wait full */", "if (t % 32 != 17)"), UNDER_WAY),
         (LOOKS.replace("while (!mbarrier_test_wait", "if (!mbarrier_test_wait"), UNDER_WAY),
         # the stage is free before it has been read: the next copy is under way
         (swapped(RING, "read", "say empty"), UNDER_WAY),

@@ -140,7 +140,12 @@ void land(Block& in, Load& load) {
     Target target{in, load};
     walk(load, put, &target);
     raw_copy(in.async.view.data() + load.at, in.shared + load.at, load.bytes);
-    in.async.barriers.at(load.barrier).bytes -= static_cast<int64_t>(load.bytes);
+    int64_t& expected = in.async.barriers.at(load.barrier).bytes;
+    expected -= static_cast<int64_t>(load.bytes);
+    if (expected < -most_bytes) {
+        emulator::fail(load.site, "mbarrier at shared byte %zu: %ld bytes have landed and were not expected; it counts to %ld",
+                       load.barrier, static_cast<long>(-expected), static_cast<long>(most_bytes));
+    }
 }
 
 void move_some(Block& in, bool (*now)()) {

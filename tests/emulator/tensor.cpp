@@ -146,6 +146,11 @@ void tensor_store(const void* map, const void* from, int rank, const int* coordi
     store.site = site;
     describe(store, from, map, rank, coordinates, nullptr, what);
     if (!store.map.written) fail(site, "%s: %s says that the kernel does not store through it", what, store.map.name);
+    for (int axis = 0; axis < rank; ++axis) {
+        if (coordinates[axis] >= 0) continue;
+        fail(site, "%s: coordinate %d of axis %d is negative, which only copies into shared memory take", what,
+             coordinates[axis], axis);
+    }
     issue_store(store, what);
 }
 

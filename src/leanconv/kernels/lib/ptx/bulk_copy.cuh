@@ -130,7 +130,7 @@ __device__ __forceinline__ void cp_async_bulk_tensor_im2col_shared_global(
 }
 
 // cp.async.bulk.tensor, shared -> global, in the open bulk group of this thread: the box of a tiled map; what lies
-// outside the array is not written.
+// outside the array is not written. NOTE: here coordinates are not negative.
 __device__ __forceinline__ void cp_async_bulk_tensor_global_shared(
     const TensorMap& map, const void* shared, int c0) {
     asm volatile("cp.async.bulk.tensor.1d.global.shared::cta.tile.bulk_group [%0, {%2}], [%1];\n"
