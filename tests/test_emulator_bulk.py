@@ -358,6 +358,11 @@ NOT_FENCED = "cp_async_bulk_global_shared: shared byte .* has been written by a 
         (store_body().replace("/* wait */", "s[5] = 7;"), "a race"),
         # what a copy writes is read when it has only read
         (store_body(wait=READ, after="if (t == 0) y[at[0]] = y[at[0]] + 1;"), "a race"),
+        # the same by a copy that brings the next bytes
+        (
+            MAKE + store_body().replace("/* wait */", "cp_async_bulk_shared_global(s + 60, x, 16, full);"),
+            "cp_async_bulk_shared_global: the copy at unit.cu:.* may still read shared bytes 240 to 256",
+        ),
         (store_body().replace("s, n)", "s, n + 8)"), "264 bytes are no positive multiple of 16"),
         (store_body().replace("s, n)", "s, 0)"), "0 bytes are no positive multiple of 16"),
         (store_body().replace("s, n)", "s + 2, n)"), "shared byte 8 is misaligned, no multiple of 16"),
@@ -412,6 +417,11 @@ COLUMNS = convolution_map(values_of((1, 8, 8, 8)), (3, 3), (1, 1), (1, 1), (1, 1
             TILED.replace("shared_global(s, x_map, full", "global_shared(x_map, s"),
             SQUARE,
             "x_map says that the kernel does not store through it",
+        ),
+        (
+            TILED.replace("/* copy */", "prefetch_tensormap(*reinterpret_cast<const TensorMap*>(y));"),
+            SQUARE,
+            "prefetch_tensormap: there is no tensor map here",
         ),
         (BULK.replace("n, full)", "n + 8, full)"), SQUARE, "136 bytes are no positive multiple of 16"),
         (BULK.replace("x + at[0]", "x + 2"), SQUARE, "global address .* is misaligned"),

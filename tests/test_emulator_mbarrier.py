@@ -21,7 +21,7 @@ if (t == 0) {
     /* fence */ fence_mbarrier_init();
 }
 /* meet */ __syncthreads();
-if (t / 32 == PRODUCER) {
+if (t / 32 == at[0]) {
     for (int k = 0; k < n && t % 32 == 0; ++k) {
         const int stage = k % 3, parity = k / 3 & 1;
         /* wait empty */ mbarrier_wait_parity(empty + stage, parity ^ 1);
@@ -50,7 +50,7 @@ def producer(request):
 def run_ring(body, producer, grid=2):
     x = words(128 * STEPS)
     y = np.zeros(96 * grid, np.int32)
-    return x, play(body.replace("PRODUCER", str(producer)), x, y, block=96, grid=grid, n=STEPS)
+    return x, play(body, x, y, at=(producer,), block=96, grid=grid, n=STEPS)
 
 
 def check_ring(body, producer):
@@ -97,8 +97,8 @@ OVERTAKEN = f"under way|completes before thread|{STUCK}"
         (RING.replace("(full + stage, parity)", "(full + stage, 0)"), UNDER_WAY),
         (swapped(RING, "wait full", "read"), UNDER_WAY),
         # one warp of the two, one lane of a warp
-        (RING.replace("/* wait full */", "if (t < 32 || (t < 64 && PRODUCER == 0))"), UNDER_WAY),
-        (RING.replace("/* wait full */", "if (t % 32 != 17)"), UNDER_WAY),
+        (RING.replace("/* wait full */", "if (t < 32 || (t < 64 && at[0] == 0))"), EARLY),
+        (RING.replace("/* wait full */", "if (t % 32 != 17)"), EARLY),
         (LOOKS.replace("while (!mbarrier_test_wait", "if (!mbarrier_test_wait"), UNDER_WAY),
         # the stage is free before it has been read: the next copy is under way
         (swapped(RING, "read", "say empty"), UNDER_WAY),
@@ -281,4 +281,4 @@ def test_rules_of_mbarriers(body, message):
 def test_the_compiler_takes_the_same_texts():
     for body in (RING, APART, LOOKS):
         for arch in ("sm_90a", "sm_100a", "sm_120") if body is RING else ("sm_90a",):
-            assert compile_source(unit(body.replace("PRODUCER", "0")), "probe", arch).cubin
+            assert compile_source(unit(body), "probe", arch).cubin

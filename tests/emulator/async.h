@@ -75,6 +75,7 @@ struct Async {
 
 extern int64_t phases_completed;  // of all mbarriers
 
+constexpr size_t barrier_bytes = 8;
 constexpr int64_t most_bytes = (1 << 20) - 1;  // that a barrier counts
 
 // Copies that must not meet the sanitizer.
@@ -96,7 +97,9 @@ void leave_async(Fibre& fibre);               // the thread that has its turn ha
 void end_async();                             // all threads of the block have
 void issue_load(const Load& load, void* barrier, const char* what);
 void issue_store(const Store& store, const char* what);
-// What threads have written to this part of shared memory and no fence has shown to copies.
+// This part of shared memory holds no mbarrier, no copy is under way to it, and none reads from it that `writes` spoil.
+void check_free(size_t at, size_t bytes, bool writes, const char* what, Site site);
+// Threads have written nothing to it that no fence has shown to copies.
 void check_fenced(size_t at, size_t bytes, const char* what, Site site);
 size_t shared_range(const void* pointer, size_t bytes, size_t alignment, const char* what, Site site);
 

@@ -61,30 +61,6 @@ void write(Store& store, Block& block) {
     walk(store, take, &store);
 }
 
-void check_free(const Transfer& transfer, bool writes, const char* what) {
-    const auto& async = own->async;
-    for (const auto& [at, barrier] : async.barriers) {
-        if (!overlap(transfer.at, transfer.bytes, at, sizeof(long))) continue;
-        emulator::fail(transfer.site, "%s: shared bytes %zu to %zu hold an mbarrier, made at %s:%d", what, transfer.at,
-                       transfer.at + transfer.bytes, base_name(barrier.site.file), barrier.site.line);
-    }
-    for (const Load& load : async.loads) {
-        if (!overlap(transfer.at, transfer.bytes, load.at, load.bytes)) continue;
-        emulator::fail(transfer.site, "%s: shared bytes %zu to %zu are under way: no wait has seen the copy at %s:%d land", what,
-                       transfer.at, transfer.at + transfer.bytes, base_name(load.site.file), load.site.line);
-    }
-    if (!writes) return;
-    for (const Fibre& fibre : own->fibres) {
-        for (const auto& group : fibre.stores) {
-            for (const Store& store : group) {
-                if (store.waited || !overlap(transfer.at, transfer.bytes, store.at, store.bytes)) continue;
-                emulator::fail(transfer.site, "%s: the copy at %s:%d may still read shared bytes %zu to %zu", what,
-                               base_name(store.site.file), store.site.line, transfer.at, transfer.at + transfer.bytes);
-            }
-        }
-    }
-}
-
 }  // namespace
 
 namespace machine {
@@ -115,6 +91,30 @@ size_t shared_range(const void* pointer, size_t bytes, size_t alignment, const c
         emulator::fail(site, "%s: shared byte %ld is misaligned, no multiple of %zu", what, at, alignment);
     }
     return static_cast<size_t>(at);
+}
+
+void check_free(size_t at, size_t bytes, bool writes, const char* what, Site site) {
+    const auto& async = own->async;
+    for (const auto& [start, barrier] : async.barriers) {
+        if (!overlap(at, bytes, start, barrier_bytes)) continue;
+        emulator::fail(site, "%s: shared bytes %zu to %zu hold an mbarrier, made at %s:%d", what, at, at + bytes,
+                       base_name(barrier.site.file), barrier.site.line);
+    }
+    for (const Load& load : async.loads) {
+        if (!overlap(at, bytes, load.at, load.bytes)) continue;
+        emulator::fail(site, "%s: shared bytes %zu to %zu are under way: no wait has seen the copy at %s:%d land", what, at,
+                       at + bytes, base_name(load.site.file), load.site.line);
+    }
+    if (!writes) return;
+    for (const Fibre& fibre : own->fibres) {
+        for (const auto& group : fibre.stores) {
+            for (const Store& store : group) {
+                if (store.waited || !overlap(at, bytes, store.at, store.bytes)) continue;
+                emulator::fail(site, "%s: the copy at %s:%d may still read shared bytes %zu to %zu", what,
+                               base_name(store.site.file), store.site.line, at, at + bytes);
+            }
+        }
+    }
 }
 
 // NOTE: it does not notice a write of what lay there already.
@@ -190,8 +190,8 @@ void leave_async(Fibre& self) {
     for (auto& group : self.stores) {
         for (Store& store : group) {
             if (!store.waited) {
-                emulator::fail(store.site, "thread %d leaves the kernel without having waited for its copy of shared bytes %zu to "
-                               "%zu to be read", current, store.at, store.at + store.bytes);
+                emulator::fail(store.site, "thread %d leaves the kernel without having waited for its copy of shared bytes %zu "
+                               "to %zu to be read", current, store.at, store.at + store.bytes);
             }
             own->async.left.push_back(store);
         }
@@ -222,7 +222,7 @@ void issue_load(const Load& given, void* pointer, const char* what) {
     }
     load.phase = barrier.phase;
     load.thread = current;
-    check_free(load, true, what);
+    check_free(load.at, load.bytes, true, what, load.site);
     check_fenced(load.at, load.bytes, what, load.site);
     Check check{load, what};
     walk(load, check_piece, &check);
@@ -238,7 +238,7 @@ void issue_load(const Load& given, void* pointer, const char* what) {
 void issue_store(const Store& given, const char* what) {
     Store store = given;
     store.thread = current;
-    check_free(store, false, what);
+    check_free(store.at, store.bytes, false, what, store.site);
     check_fenced(store.at, store.bytes, what, store.site);
     Check check{store, what};
     walk(store, check_piece, &check);

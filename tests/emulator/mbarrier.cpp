@@ -11,10 +11,8 @@ using namespace machine;
 
 namespace {
 
-constexpr size_t width = 8;
-
-void forbid(size_t at) { __asan_poison_memory_region(::shared + at, width); }
-void permit(size_t at) { __asan_unpoison_memory_region(::shared + at, width); }
+void forbid(size_t at) { __asan_poison_memory_region(::shared + at, barrier_bytes); }
+void permit(size_t at) { __asan_unpoison_memory_region(::shared + at, barrier_bytes); }
 
 bool complete(const Mbarrier& barrier, unsigned parity) { return ((barrier.phase & 1) ^ 1) == static_cast<int64_t>(parity); }
 
@@ -48,7 +46,7 @@ namespace machine {
 int64_t phases_completed = 0;
 
 Mbarrier& barrier_at(const void* pointer, const char* what, Site site, size_t& at) {
-    at = shared_range(pointer, width, width, what, site);
+    at = shared_range(pointer, barrier_bytes, barrier_bytes, what, site);
     const auto entry = own->async.barriers.find(at);
     if (entry == own->async.barriers.end()) {
         emulator::fail(site, "%s: no mbarrier has been initialised at shared byte %zu", what, at);
@@ -114,7 +112,7 @@ void say_async(const unsigned char* address) {
                     load.bytes, load.thread, base_name(load.site.file), load.site.line);
         }
         for (const auto& [start, barrier] : in.async.barriers) {
-            if (at < start || at >= start + width) continue;
+            if (at < start || at >= start + barrier_bytes) continue;
             fprintf(stderr, "emulator: it is an mbarrier, made at %s:%d\n", base_name(barrier.site.file), barrier.site.line);
         }
     }
@@ -125,7 +123,7 @@ void say_async(const unsigned char* address) {
 namespace emulator {
 
 void mbarrier_init(void* pointer, int count, Site site) {
-    const size_t at = shared_range(pointer, width, width, "mbarrier_init", site);
+    const size_t at = shared_range(pointer, barrier_bytes, barrier_bytes, "mbarrier_init", site);
     auto& async = own->async;
     if (const auto other = async.barriers.find(at); other != async.barriers.end()) {
         fail(site, "mbarrier_init: there is an mbarrier at shared byte %zu already, initialised at %s:%d", at,
@@ -133,7 +131,7 @@ void mbarrier_init(void* pointer, int count, Site site) {
     }
     if (count < 1 || count > most_bytes) fail(site, "mbarrier_init: count %d is not among 1 to %ld", count, most_bytes);
     for (const Load& load : async.loads) {
-        if (at + width <= load.at || load.at + load.bytes <= at) continue;
+        if (at + barrier_bytes <= load.at || load.at + load.bytes <= at) continue;
         fail(site, "mbarrier_init: the copy at %s:%d brings shared byte %zu", base_name(load.site.file), load.site.line, at);
     }
     async.barriers[at] = Mbarrier{site, current, count, count};
