@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from math import prod
 
 #: Compile-time numbers of a kernel, in order: int and bool become ``static constexpr``, str becomes a type alias.
 Constants = tuple[tuple[str, int | bool | str], ...]
@@ -83,7 +84,187 @@ class Number:
     value: int | float | None = None
 
 
-Argument = Pointer | Number
+#: Element types that a tensor map may have, with their bytes; the driver knows them by other names.
+MAP_ELEMENTS = {
+    "float32": 4, "float16": 2, "bfloat16": 2, "int8": 1, "uint8": 1, "int16": 2, "uint16": 2, "int32": 4, "uint32": 4,
+}  # fmt: skip
+#: Corners of an im2col map, smallest and largest, by the map's rank.
+MAP_CORNERS = {3: (-32768, 32767), 4: (-128, 127), 5: (-16, 15)}
+
+
+@dataclass(frozen=True)
+class TensorMap:
+    """One kernel parameter of 128 bytes: how bulk copies between shared memory and the array of ``role`` walk over it.
+
+    Axes are in the order of the driver and of a copy's coordinates: the innermost one first, (c, w, h, n) for NHWC.
+    ``strides`` are the bytes from one index to the next of all axes but the innermost, whose elements are neighbours.
+    What a copy reaches outside ``shape`` reads as zeros, and is not written.
+
+    A tiled map has a ``box``: the extents that a copy walks over. An im2col map has corners for its axes between the
+    innermost (channels) and the outermost (images): pixel positions go from ``lower`` to ``shape - 1 + upper``, in that
+    order of axes, w first, and on to the next image; a copy brings ``channels`` of ``pixels`` positions. For a
+    convolution with padding p, filter extent s and dilation d, lower = -p and upper = p - (s - 1) * d, and a copy's
+    offset is the filter's position times d.
+
+    ``traversal`` is the step along each axis, 1 where it is left out: a box takes every so manyth element; it is the
+    stride of a convolution. ``swizzle`` is the span in bytes within which a copy permutes units of 16 bytes of shared
+    memory, 0 for none. ``promotion`` is how many bytes L2 fetches at once, 0 for what is asked. ``written`` says that
+    the kernel stores through the map. ``suffix`` tells maps of one role apart.
+    """
+
+    role: str
+    element: str
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    box: tuple[int, ...] = ()
+    lower: tuple[int, ...] = ()
+    upper: tuple[int, ...] = ()
+    channels: int = 0
+    pixels: int = 0
+    traversal: tuple[int, ...] = ()
+    swizzle: int = 0
+    promotion: int = 0
+    written: bool = False
+    suffix: str = "map"
+
+    @property
+    def name(self) -> str:
+        """The parameter's name: ``x_map``."""
+        return f"{self.role}_{self.suffix}"
+
+    @property
+    def ctype(self) -> str:
+        """The parameter's C++ type (lib/ptx/bulk_copy.cuh)."""
+        return "const __grid_constant__ leanconv::TensorMap"
+
+    @property
+    def rank(self) -> int:
+        """How many axes it has."""
+        return len(self.shape)
+
+    @property
+    def element_bytes(self) -> int:
+        """Bytes of an element."""
+        return MAP_ELEMENTS[self.element]
+
+    @property
+    def im2col(self) -> bool:
+        """Whether copies walk over pixels instead of a box."""
+        return not self.box
+
+    @property
+    def steps(self) -> tuple[int, ...]:
+        """``traversal``, with the ones that it leaves out."""
+        return self.traversal or (1,) * self.rank
+
+    @property
+    def extents(self) -> tuple[int, ...]:
+        """Elements that a copy puts into shared memory, along each axis, the innermost first; (channels, pixels)."""
+        if self.im2col:
+            return self.channels, self.pixels
+        return tuple(-(-extent // step) for extent, step in zip(self.box, self.steps, strict=True))
+
+    @property
+    def copy_bytes(self) -> int:
+        """Bytes of shared memory that a copy fills, zeros included: what its barrier has to expect."""
+        return prod(self.extents) * self.element_bytes
+
+    def why_not(self) -> list[str]:
+        """The driver's rules that the map breaks, and those of the project, as sentences; empty when it can be made."""
+        if self.element not in MAP_ELEMENTS:
+            return [f"element={self.element!r} is not among {', '.join(MAP_ELEMENTS)}"]
+        reasons = self._why_not_axes()
+        if not reasons:
+            reasons = self._why_not_im2col() if self.im2col else self._why_not_tiled()
+        if not reasons:
+            reasons = self._why_not_shared()
+        if self.promotion not in (0, 64, 128, 256):
+            reasons.append(f"promotion={self.promotion} is none of 0, 64, 128 and 256 bytes")
+        return reasons
+
+    def _why_not_axes(self) -> list[str]:
+        least = 3 if self.im2col else 1
+        if not least <= self.rank <= 5:
+            mode = "an im2col map" if self.im2col else "a tiled map"
+            return [f"shape={self.shape} has {self.rank} axes; {mode} has {least} to 5"]
+        reasons = []
+        if len(self.strides) != self.rank - 1:
+            reasons.append(f"strides={self.strides} are not those of all axes of shape={self.shape} but the innermost")
+        if self.traversal and len(self.traversal) != self.rank:
+            reasons.append(f"traversal={self.traversal} has not one step for each axis of shape={self.shape}")
+        if not all(1 <= size <= 2**31 for size in self.shape):
+            reasons.append(f"shape={self.shape} has an extent that is not within 1 and 2^31")
+        if not all(0 < stride < 2**40 and stride % 16 == 0 for stride in self.strides):
+            reasons.append(f"strides={self.strides} are not all multiples of 16 bytes, positive and below 2^40")
+        if not all(1 <= step <= 8 for step in self.traversal):
+            reasons.append(f"traversal={self.traversal} has a step that is not within 1 and 8")
+        if self.steps[0] != 1:
+            reasons.append(
+                f"traversal={self.traversal}: the machine ignores the step of the innermost axis; it must be 1"
+            )
+        return reasons
+
+    def _why_not_tiled(self) -> list[str]:
+        reasons = []
+        if len(self.box) != self.rank:
+            return [f"box={self.box} has not one extent for each axis of shape={self.shape}"]
+        if not all(1 <= extent <= 256 for extent in self.box):
+            reasons.append(f"box={self.box} has an extent that is not within 1 and 256")
+        for name, value in (
+            ("lower", self.lower),
+            ("upper", self.upper),
+            ("channels", self.channels),
+            ("pixels", self.pixels),
+        ):
+            if value:
+                reasons.append(f"{name}={value} is for im2col maps; this one has box={self.box}")
+        return reasons
+
+    def _why_not_im2col(self) -> list[str]:
+        reasons = []
+        least, most = MAP_CORNERS[self.rank]
+        for name, corner in (("lower", self.lower), ("upper", self.upper)):
+            if len(corner) != self.rank - 2:
+                reasons.append(f"{name}={corner} has not one number for each of the {self.rank - 2} axes of pixels")
+            elif not all(least <= value <= most for value in corner):
+                reasons.append(f"{name}={corner} is not within {least} and {most}, for a map of {self.rank} axes")
+        if not reasons:
+            axes = zip(self.shape[1:-1], self.lower, self.upper, strict=True)
+            if not all(size + high - low >= 1 for size, low, high in axes):
+                reasons.append(f"lower={self.lower} and upper={self.upper} leave no pixel of shape={self.shape}")
+        if not 1 <= self.channels <= 256:
+            reasons.append(f"channels={self.channels} is not within 1 and 256")
+        if not 1 <= self.pixels <= 1024:
+            reasons.append(f"pixels={self.pixels} is not within 1 and 1024")
+        if self.steps[-1] != 1:
+            reasons.append(f"traversal={self.traversal}: the step from image to image must be 1")
+        if self.written:
+            reasons.append("written=True: stores through an im2col map are not wrapped")
+        return reasons
+
+    def _why_not_shared(self) -> list[str]:
+        reasons = []
+        row = self.extents[0] * self.element_bytes
+        if row % 16:
+            reasons.append(f"{self.extents[0]} innermost elements of {self.element} are {row} bytes, no multiple of 16")
+        if self.swizzle not in (0, 32, 64, 128):
+            reasons.append(f"swizzle={self.swizzle} is none of 0, 32, 64 and 128 bytes")
+        elif self.swizzle and row != self.swizzle:
+            # the driver takes narrower rows too, and documents no layout for them
+            reasons.append(f"swizzle={self.swizzle} needs rows of as many bytes, and the innermost elements have {row}")
+        if self.copy_bytes >= 2**20:
+            reasons.append(f"a copy has {self.copy_bytes} bytes, and a barrier can expect {2**20 - 1}")
+        return reasons
+
+
+Argument = Pointer | Number | TensorMap
+
+
+def role_of(argument: Argument) -> str | None:
+    """What is given for it at each call, by role or name; None for a number that the plan fixes."""
+    if isinstance(argument, Number):
+        return argument.name if argument.value is None else None
+    return argument.role
 
 
 @dataclass(frozen=True)
@@ -135,11 +316,11 @@ class Plan:
     def roles(self) -> tuple[str, ...]:
         """What is given at each call, in the order of its first use: pointers by role, numbers by name."""
         each = (a for launch in self.every_launch for a in launch.arguments)
-        return tuple(dict.fromkeys(a.name for a in each if isinstance(a, Pointer) or a.value is None))
+        return tuple(dict.fromkeys(role for a in each if (role := role_of(a)) is not None))
 
     @property
     def outputs(self) -> tuple[str, ...]:
         """The operands that it writes."""
         each = (a for launch in self.every_launch for a in launch.arguments)
-        written = dict.fromkeys(a.name for a in each if isinstance(a, Pointer) and a.written)
+        written = dict.fromkeys(a.role for a in each if not isinstance(a, Number) and a.written)
         return tuple(role for role in written if role not in ("workspace", "prepared"))

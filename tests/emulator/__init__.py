@@ -5,11 +5,12 @@
     run_plan(plan, {"x": x, "w": w, "bias": bias, "y": y, "n": 2})   # fills y in place
 
 ``plan`` is what ``Algorithm.plan`` returns; an argument without a fixed value is taken from ``arrays`` by its name
-(an array, a number, or None for a null pointer; ``workspace`` and ``prepared`` are made by themselves). Bytes outside
-an array are fenced: touching them raises EmulatorError with the sanitizer's report, as do a misaligned vector access,
-integer overflow, cp.async rules broken, threads that part at a barrier or shuffle, arrivals at a named barrier that do
-not come out even. A block runs in three thread orders (see runtime.cpp), whose results must agree to the last bit, so
-that a missing barrier shows. Shared memory starts as NaN in each block.
+(an array, a number, or None for a null pointer; a tensor map by its role; ``workspace`` and ``prepared`` are made by
+themselves). Bytes outside an array are fenced: touching them raises EmulatorError with the sanitizer's report, as do
+a misaligned vector access, integer overflow, cp.async rules broken, threads that part at a barrier or shuffle, arrivals
+at a named barrier that do not come out even, mbarriers that are miscounted or waited for in the wrong phase, bulk
+copies that are used before a wait has seen them land. A block runs in three thread orders (see runtime.cpp), whose
+results must agree to the last bit, so that a missing barrier shows. Shared memory starts as NaN in each block.
 The blocks of a cluster are alive at the same time; the other blocks are played one after the other.
 ``python -m pytest tests/test_emulator.py`` shows each check at work. ``run_source`` takes a unit as text.
 Built units are kept in $XDG_CACHE_HOME/leanconv-emulator (~/.cache), named by everything that went into them.
@@ -32,7 +33,7 @@ from typing import Any
 
 import numpy as np
 
-from leanconv.plan import Argument, Launch, Number, Plan, Pointer
+from leanconv.plan import Argument, Launch, Number, Plan, Pointer, TensorMap
 from leanconv.runtime import compile as compiler
 
 HERE = Path(__file__).resolve().parent
@@ -182,7 +183,7 @@ def _include_flags(kernels: Path) -> list[str]:
 
 def runtime() -> Path:
     """The program that plays units, built once."""
-    sources = [HERE / name for name in ("runtime.cpp", "intrinsics.cpp")]
+    sources = [HERE / f"{name}.cpp" for name in ("runtime", "intrinsics", "mbarrier", "bulk", "tensor")]
     texts = [source.read_text() for source in sources]
     key = _digest(*texts, _included("".join(texts), HERE), _compiler()[1], " ".join(RUNTIME_FLAGS))
 
@@ -233,6 +234,26 @@ def _writable(argument: Argument) -> bool:
     return isinstance(argument, Pointer) and argument.written
 
 
+def _described(arguments: Sequence[Argument]) -> list[Argument]:
+    """The arrays that the kernel only takes through tensor maps: the runtime gets them behind its arguments."""
+    maps = [a for a in arguments if isinstance(a, TensorMap)]
+    roles = dict.fromkeys(m.role for m in maps if not any(a.name == m.role for a in arguments))
+    written = {m.role for m in maps if m.written}
+    return [Pointer(role, "unsigned char", written=role in written) for role in roles]
+
+
+def _pack_map(spec: TensorMap, array: int) -> bytes:
+    """A parameter that is a tensor map (MapSpec of async.h) of the parameter numbered ``array``."""
+    if reasons := spec.why_not():
+        raise ValueError(f"{spec.name} cannot be made: {'; '.join(reasons)}")
+    box = (spec.channels, spec.pixels) if spec.im2col else spec.box
+    numbers = (spec.strides, 4), (spec.shape, 5), (box, 5), (spec.lower, 3), (spec.upper, 3), (spec.steps, 5)
+    padded = [value for values, count in numbers for value in (*values, *(0,) * (count - len(values)))]
+    kind = spec.rank, spec.element_bytes, spec.swizzle, spec.im2col, spec.written
+    data = struct.pack("<8sQQ4Q5I5H3h3h5B5B20s", b"a tensor", 0, 0, *padded, *kind, spec.name.encode()[:19])
+    return struct.pack("<qqq", 4, len(data), array) + data
+
+
 def _bind(argument: Argument, values: Mapping[str, Any]) -> Any:
     if isinstance(argument, Number) and argument.value is not None:
         return argument.value
@@ -268,10 +289,16 @@ def execute(
 
     ``offsets`` moves an array that many bytes off its 256-byte alignment. Raises EmulatorError.
     """
-    bound = [_bind(a, values) for a in arguments]
+    passed = [*arguments, *_described(arguments)]
+    names = [a.name for a in passed]
+    bound = [None if isinstance(a, TensorMap) else _bind(a, values) for a in passed]
     request = struct.pack("<qqqqq", grid, block, cluster, shared_bytes, len(orders))
     request += struct.pack(f"<{len(orders)}q", *(ORDERS.index(o) for o in orders)) + struct.pack("<q", len(bound))
-    request += b"".join(_pack(a, v, (offsets or {}).get(a.name, 0)) for a, v in zip(arguments, bound, strict=True))
+    for a, v in zip(passed, bound, strict=True):
+        if isinstance(a, TensorMap):
+            request += _pack_map(a, names.index(a.role))
+        else:
+            request += _pack(a, v, (offsets or {}).get(a.name, 0))
     try:
         done = subprocess.run(
             [runtime(), unit], input=request, capture_output=True, env={**os.environ, **SANITIZER}, timeout=TIME_LIMIT_S
@@ -283,7 +310,7 @@ def execute(
         raise EmulatorBuildError(f"{unit.name} calls what the emulator does not have:\n{report}")
     if done.returncode:
         raise EmulatorError(f"{unit.name} ended with {done.returncode}:\n{report}")
-    written = [(a, v) for a, v in zip(arguments, bound, strict=True) if _writable(a) and v is not None]
+    written = [(a, v) for a, v in zip(passed, bound, strict=True) if _writable(a) and v is not None]
     size = sum(v.nbytes for _, v in written)
     results = [done.stdout[i * size : (i + 1) * size] for i in range(len(orders))]
     if len(done.stdout) != size * len(orders):

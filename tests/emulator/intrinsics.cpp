@@ -130,6 +130,7 @@ void leave_kernel() {
     warp.left |= 1u << current % 32;
     ++own->finished;
     ++finished_in_cluster;
+    leave_async(self);
     check_none_missed(warp.barriers, self.barrier_calls);
     check_none_missed(own->pools[static_cast<size_t>(current / 128)], self.register_calls);
     if (own->finished < block) return;
@@ -138,6 +139,7 @@ void leave_kernel() {
         emulator::fail(barrier.first.site, "barrier %d: the block ends when %d of %d threads have arrived, thread %d first",
                        barrier.first.number, threads_at(barrier), barrier.first.threads, barrier.first.caller);
     }
+    end_async();
 }
 
 }  // namespace machine

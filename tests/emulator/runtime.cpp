@@ -8,6 +8,7 @@
 //   0  ascending threads, copies land as late as allowed (a missing wait_group reads stale bytes)
 //   1  descending threads, copies land at once (a copy into a buffer that is still being read destroys it)
 //   2  threads shuffled anew each round, copies land at random moments
+// Bulk copies do the same (bulk.cpp); as late as allowed is when nobody can go on without them.
 // In 0 the first warp that can go on does, in 1 the last: between them, each warp is as far ahead of each other one as
 // barriers permit, and as far behind.
 // The blocks of a cluster take their turns in the same order; in 0 and 1 each goes as far as it can before the next one
@@ -57,9 +58,10 @@ constexpr size_t fence_bytes = 1 << 20;
 const char* const order_names[] = {"ascending", "descending", "shuffled"};
 
 struct Parameter {
-    enum Kind : int64_t { scalar, constant, writable, null } kind;
+    enum Kind : int64_t { scalar, constant, writable, null, tensor_map } kind;
     size_t bytes;
     std::vector<unsigned char> initial;
+    size_t array = 0;  // of a tensor map: which parameter it describes
     unsigned char* memory = nullptr;
 };
 
@@ -71,6 +73,8 @@ size_t scheduler_stack_bytes = 0;
 void (*call)(void** arguments) = nullptr;  // written next to the unit: unpacks the arguments and calls the kernel
 void** kernel_arguments = nullptr;
 uint64_t random_state = 1;
+int64_t fruitless = 0;  // rounds in which threads did nothing but look at mbarriers, in vain
+constexpr int64_t most_fruitless = 10000;
 
 uint64_t draw() {  // xorshift64*
     random_state ^= random_state >> 12;
@@ -78,6 +82,8 @@ uint64_t draw() {  // xorshift64*
     random_state ^= random_state >> 27;
     return random_state * 0x2545F4914F6CDD1Dull;
 }
+
+bool draw_bit() { return draw() & 1; }
 
 void enter(unsigned rank) {
     here = rank;
@@ -137,6 +143,7 @@ void say_what() {
         for (unsigned r = 0; r < blocks.size(); ++r) {
             near("shared memory of block", number(r), blocks[r].shared, static_cast<size_t>(shared_bytes));
         }
+        say_async(address);
     }
     say_where();
 }
@@ -144,7 +151,7 @@ void say_what() {
 void land_some(Fibre& fibre) {
     for (auto& group : fibre.groups) {
         auto kept = std::partition(group.begin(), group.end(), [](const Copy&) { return draw() & 1; });
-        std::for_each(group.begin(), kept, land);
+        std::for_each(group.begin(), kept, [](const Copy& copy) { land(copy); });
         group.erase(group.begin(), kept);
     }
 }
@@ -158,6 +165,7 @@ void fibre_main() {
 
 void resume(int thread) {
     Fibre& fibre = fibres[thread];
+    if (order == 2) move_some(*own, draw_bit);
     current = thread;
     const unsigned x = static_cast<unsigned>(thread);
     threadIdx = make_uint3(x, 0, 0);
@@ -179,7 +187,8 @@ void resume(int thread) {
         const Fibre& f = blocks[static_cast<size_t>(rank)].fibres[static_cast<size_t>(thread)];
         if (thread > 0) {  // one line for each run of threads in the same place
             const Fibre& b = (&f)[-1];
-            const bool alike = f.state != at_named_barrier || b.call.number == f.call.number;
+            const bool alike = (f.state != at_named_barrier || b.call.number == f.call.number) &&
+                               (f.state != at_mbarrier || b.mbarrier == f.mbarrier);
             if (b.state == f.state && (f.state == finished || (b.site.line == f.site.line && alike))) continue;
         }
         ++shown;
@@ -192,6 +201,8 @@ void resume(int thread) {
         fprintf(stderr, ": waits in ");
         if (f.state == at_warp_operation) fprintf(stderr, "%s with mask %08x", warp_names[f.operation], f.mask);
         else if (f.state == at_named_barrier) fprintf(stderr, "%s", Name(f.call).text);
+        else if (f.state == at_mbarrier) fprintf(stderr, "mbarrier_wait_parity(byte %ld, %u)", f.mbarrier, f.parity);
+        else if (f.state == polling) fprintf(stderr, "mbarrier_test_wait_parity");
         else fprintf(stderr, f.state == at_block_barrier ? "__syncthreads" : "cluster_barrier");
         fprintf(stderr, " at %s:%d\n", base_name(f.site.file), f.site.line);
     }
@@ -203,13 +214,14 @@ void resume(int thread) {
                     32 * __builtin_popcount(b.arrived), b.first.threads);
         }
     }
+    say_barriers();
     die();
 }
 
-// Memory of exactly `bytes` bytes, 256-byte aligned plus `offset`, between two fences that no access may touch.
-unsigned char* fenced(size_t bytes, size_t offset) {
-    const size_t body = (bytes + offset + 255) / 256 * 256;
-    auto* base = static_cast<unsigned char*>(aligned_alloc(256, 2 * fence_bytes + body));
+// Memory of exactly `bytes` bytes, aligned plus `offset`, between two fences that no access may touch.
+unsigned char* fenced(size_t bytes, size_t offset, size_t alignment = 256) {
+    const size_t body = (bytes + offset + alignment - 1) / alignment * alignment;
+    auto* base = static_cast<unsigned char*>(aligned_alloc(alignment, 2 * fence_bytes + body));
     if (!base) {
         fprintf(stderr, "emulator: out of memory: %zu bytes\n", bytes);
         die();
@@ -220,6 +232,21 @@ unsigned char* fenced(size_t bytes, size_t offset) {
     return start;
 }
 
+// A tensor map as a kernel takes it: by value, with its array's place in it.
+void place(Parameter& p) {
+    MapSpec map;
+    memcpy(&map, p.initial.data(), sizeof map);
+    const Parameter& array = parameters[p.array];
+    map.pointer = array.memory;
+    map.bytes = array.bytes;
+    if (!map.pointer || reinterpret_cast<uintptr_t>(map.pointer) % 16) {
+        fprintf(stderr, "emulator: %s: its array is null, or not aligned to 16 bytes\n", map.name);
+        die();
+    }
+    p.memory = static_cast<unsigned char*>(aligned_alloc(64, sizeof map));
+    memcpy(p.memory, &map, sizeof map);
+}
+
 template <typename Iterator>
 void shuffle(Iterator begin, Iterator end) {
     for (long i = end - begin - 1; i > 0; --i) {
@@ -228,6 +255,7 @@ void shuffle(Iterator begin, Iterator end) {
 }
 
 void start_block(Block& b) {
+    start_async(b);
     if (shared_bytes > 0) memset(b.shared, 0xff, static_cast<size_t>(shared_bytes));  // all ones is a NaN
     b.waiting = b.finished = 0;
     b.pools.assign(static_cast<size_t>(block + 127) / 128, {});
@@ -237,6 +265,8 @@ void start_block(Block& b) {
         fibre.state = running;
         fibre.barrier_calls = fibre.register_calls = 0;
         fibre.groups.assign(1, {});
+        fibre.stores.assign(1, {});
+        fibre.mbarrier = -1;
         make_context(fibre.context, fibre.stack, stack_bytes, fibre_main);
     }
     b.turns.resize(static_cast<size_t>(block));
@@ -271,6 +301,25 @@ bool play() {
     return progress;
 }
 
+// No thread can go on: lands a copy that may be waited for, and lets those who look at an mbarrier look again. False when
+// nothing of that helps.
+bool wake() {
+    static int64_t completed = 0;
+    const bool landed = land_next();
+    fruitless = landed || completed != phases_completed ? 0 : fruitless + 1;
+    completed = phases_completed;
+    if (fruitless == most_fruitless) return false;
+    bool looks = false;
+    for (Block& b : blocks) {
+        for (Fibre& fibre : b.fibres) {
+            if (fibre.state != polling) continue;
+            fibre.state = running;
+            looks = true;
+        }
+    }
+    return landed || looks;
+}
+
 // The cluster that begins with block `first` of the grid.
 void run_cluster(int64_t first) {
     blockIdx = make_uint3(static_cast<unsigned>(first), 0, 0);
@@ -289,7 +338,7 @@ void run_cluster(int64_t first) {
                 if (order == 2 && cluster > 1) break;
             }
         }
-        if (!progress) report_stuck();
+        if (!progress && !wake()) report_stuck();
     }
 }
 
@@ -307,6 +356,23 @@ int64_t read_number() {
 }
 
 }  // namespace
+
+namespace machine {
+
+void check_array(const unsigned char* pointer, size_t bytes, const char* what, Site site) {
+    for (size_t i = 0; i < parameters.size(); ++i) {
+        const Parameter& p = parameters[i];
+        if (p.kind == Parameter::tensor_map || !p.memory) continue;
+        const long at = pointer - p.memory;
+        if (at >= 0 && at + bytes <= p.bytes) return;
+        if (at < -static_cast<long>(fence_bytes) || at >= static_cast<long>(p.bytes + fence_bytes)) continue;
+        emulator::fail(site, "%s: takes bytes %ld to %ld of argument %zu, which has %zu bytes", what, at,
+                       at + static_cast<long>(bytes), i, p.bytes);
+    }
+    emulator::fail(site, "%s: global address %p lies in no argument", what, static_cast<const void*>(pointer));
+}
+
+}  // namespace machine
 
 int main(int, char** argv) {
     // Linked against nothing, so that linking it costs next to nothing; all that it calls must be found here and now.
@@ -335,9 +401,14 @@ int main(int, char** argv) {
         p.initial.resize(p.bytes);
         read_exactly(p.initial.data(), p.bytes);
         if (p.kind == Parameter::constant || p.kind == Parameter::writable) p.memory = fenced(p.bytes, offset);
+        if (p.kind == Parameter::tensor_map) p.array = offset;
     }
     for (auto& p : parameters) {
-        arguments.push_back(p.kind == Parameter::scalar ? static_cast<void*>(p.initial.data()) : &p.memory);
+        if (p.kind == Parameter::tensor_map) place(p);
+    }
+    for (auto& p : parameters) {
+        const bool by_value = p.kind == Parameter::scalar || p.kind == Parameter::tensor_map;
+        arguments.push_back(!by_value ? &p.memory : p.memory ? p.memory : static_cast<void*>(p.initial.data()));
     }
     kernel_arguments = arguments.data();
 
@@ -352,7 +423,7 @@ int main(int, char** argv) {
     }
     blocks.resize(static_cast<size_t>(cluster));
     for (auto& b : blocks) {
-        b.shared = fenced(static_cast<size_t>(shared_bytes), 0);
+        b.shared = fenced(static_cast<size_t>(shared_bytes), 0, 1024);
         b.fibres.resize(static_cast<size_t>(block));
         for (auto& fibre : b.fibres) {
             // one page below each stack stays unmapped to catch a stack that overflows
@@ -374,7 +445,7 @@ int main(int, char** argv) {
         order = o;
         random_state = 0x9E3779B97F4A7C15ull;
         for (auto& p : parameters) {
-            if (p.memory) memcpy(p.memory, p.initial.data(), p.bytes);
+            if (p.memory && p.kind != Parameter::tensor_map) memcpy(p.memory, p.initial.data(), p.bytes);
         }
         for (int64_t i = 0; i < grid; i += cluster) run_cluster(o == 1 ? grid - cluster - i : i);
         for (auto& p : parameters) {

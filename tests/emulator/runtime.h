@@ -1,6 +1,7 @@
-// The machine: what runtime.cpp plays and what a kernel's calls, in intrinsics.cpp, do to it.
+// The machine: what runtime.cpp plays and what a kernel's calls, in the other files, do to it.
 #pragma once
 
+#include <async.h>
 #include <emulator.h>
 #include <fibre_context.h>
 
@@ -49,7 +50,7 @@ struct Barrier {
     Call first{};
 };
 
-enum State { running, at_block_barrier, at_cluster_barrier, at_named_barrier, at_warp_operation, finished };
+enum State { running, at_block_barrier, at_cluster_barrier, at_named_barrier, at_warp_operation, at_mbarrier, polling, finished };
 
 struct Fibre {
     Context context;
@@ -67,6 +68,11 @@ struct Fibre {
     int64_t barrier_calls = 0, register_calls = 0;
     // cp.async groups, oldest first; the last one is open
     std::vector<std::vector<Copy>> groups{1};
+    // bulk groups, likewise
+    std::vector<std::vector<Store>> stores{1};
+    // the mbarrier that it waits for, by its place in shared memory, until it has its turn again; -1 for none
+    long mbarrier = -1;
+    unsigned parity = 0;
 };
 
 struct Warp {
@@ -86,6 +92,7 @@ struct Block {
     int waiting = 0, finished = 0;  // threads in __syncthreads, threads that have left the kernel
     int first_waiting = 0;          // the one that has waited longest in __syncthreads
     Barrier barriers[barrier_count];
+    Async async;
 };
 
 extern std::vector<Block> blocks;  // of the cluster that is being played, by rank

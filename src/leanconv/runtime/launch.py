@@ -20,10 +20,11 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from leanconv.plan import Launch, Number, Plan, Target
+from leanconv.plan import Launch, Number, Plan, Target, TensorMap, role_of
 from leanconv.runtime import cache
 from leanconv.runtime.compile import Compiled
 from leanconv.runtime.driver import CudaError, CudaUnavailableError, OutOfMemoryError, driver
+from leanconv.runtime.tensor_map import Encoder, Slot
 
 #: ``run(stream, values)`` starts a plan: a raw stream handle, and a value for each of the roles it was made for.
 Executable = Callable[[int, Sequence[int | float]], None]
@@ -121,29 +122,36 @@ def slot_type(ctype: str) -> Any:
 class ArgumentBlock:
     """The arguments of a plan's launches in memory.
 
-    A slot of 8 bytes for each role, then one for each number that the plan fixes; then for each kernel the addresses of
-    its parameters. The arguments of cuLaunchKernel are kept as ctypes objects, which saves their conversion at each
-    call.
+    A slot of 8 bytes for each role, then one for each number that the plan fixes; one of 128 bytes for each tensor map;
+    then for each kernel the addresses of its parameters. The arguments of cuLaunchKernel are kept as ctypes objects,
+    which saves their conversion at each call.
     """
 
-    def __init__(self, launches: Sequence[tuple[int, Launch]], roles: Sequence[str]) -> None:
+    def __init__(
+        self, launches: Sequence[tuple[int, Launch]], roles: Sequence[str], encoders: Mapping[TensorMap, Encoder]
+    ) -> None:
         each = [argument for _, launch in launches for argument in launch.arguments]
         fixed = [argument for argument in each if isinstance(argument, Number) and argument.value is not None]
         self.memory = (ctypes.c_uint64 * (len(roles) + len(fixed)))()
         base = ctypes.addressof(self.memory)
         self.stream = c_void_p()
+        #: which role's pointer each tensor map follows
+        self.maps: list[tuple[int, Slot]] = []
         self._addresses: list[Any] = []
         self.calls: list[tuple[Any, ...]] = []
         free = len(roles)
         for function, launch in launches:
             addresses = (c_void_p * max(len(launch.arguments), 1))()
             for i, argument in enumerate(launch.arguments):
-                if isinstance(argument, Number) and argument.value is not None:
+                role = role_of(argument)
+                if isinstance(argument, TensorMap):
+                    self.maps.append((roles.index(argument.role), Slot(encoders[argument])))
+                    addresses[i] = self.maps[-1][1].address
+                elif role is not None:
+                    addresses[i] = base + 8 * roles.index(role)
+                elif isinstance(argument, Number):
                     slot_type(argument.ctype).from_buffer(self.memory, 8 * free).value = argument.value
-                    slot, free = free, free + 1
-                else:
-                    slot = roles.index(argument.name)
-                addresses[i] = base + 8 * slot
+                    addresses[i], free = base + 8 * free, free + 1
             self._addresses.append(addresses)
             shape = (c_uint(number) for number in (launch.grid, 1, 1, launch.block, 1, 1, launch.shared_bytes))
             self.calls.append((c_void_p(function), *shape, self.stream, c_void_p(ctypes.addressof(addresses)), None))
@@ -174,15 +182,19 @@ def make_launcher(
     A block serves one call at a time. Blocks wait in a list whose pop and append are atomic, so threads and signal
     handlers that call in between get another one.
     """
-    blocks = [ArgumentBlock(launches, roles)]
+    arguments = [argument for _, launch in launches for argument in launch.arguments]
+    encoders = {argument: Encoder(argument) for argument in arguments if isinstance(argument, TensorMap)}
+    blocks = [ArgumentBlock(launches, roles, encoders)]
     pack_into = struct.Struct(value_format([launch for _, launch in launches], roles)).pack_into
 
     def run(stream: int, values: Sequence[int | float]) -> None:
         try:
             block = blocks.pop()
         except IndexError:
-            block = ArgumentBlock(launches, roles)
+            block = ArgumentBlock(launches, roles, encoders)
         pack_into(block.memory, 0, *values)
+        for place, tensor_map in block.maps:
+            tensor_map.point_to(int(values[place]))
         block.stream.value = stream
         for i, call in enumerate(block.calls):
             code = start(*call)

@@ -74,6 +74,22 @@ unsigned shared_address(const void* pointer, Site site);
 void cp_async(void* shared, const void* global, int bytes, bool valid, Site site);
 void cp_async_commit_group();
 void cp_async_wait_group(int pending);
+void mbarrier_init(void* barrier, int count, Site site);
+void mbarrier_inval(void* barrier, Site site);
+void fence_mbarrier_init();
+void mbarrier_expect_tx(void* barrier, unsigned bytes, Site site);
+void mbarrier_arrive(void* barrier, Site site);
+bool mbarrier_test_wait(void* barrier, unsigned parity, Site site);
+void mbarrier_wait(void* barrier, unsigned parity, Site site);
+void fence_proxy_async();
+void bulk_load(void* shared, const void* global, unsigned bytes, void* barrier, Site site);
+void bulk_store(void* global, const void* shared, unsigned bytes, Site site);
+void bulk_commit_group();
+void bulk_wait_group(int pending, bool only_read);
+void check_tensor_map(const void* map, Site site);
+void tensor_load(void* shared, const void* map, void* barrier, int rank, const int* coordinates,
+                 const unsigned short* offsets, Site site);  // offsets: of an im2col map
+void tensor_store(const void* map, const void* shared, int rank, const int* coordinates, Site site);
 
 template <typename T>
 inline T shuffle(WarpOperation operation, unsigned mask, T value, unsigned lane, int width, Site site) {

@@ -1,0 +1,103 @@
+"""Tensor maps: 128 bytes that the driver encodes for an array, made when its pointer is first seen, and kept.
+
+Encoding takes the host a microsecond or so and no wait, and needs neither the array nor the GPU: nothing is read.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+
+from leanconv.plan import TensorMap
+from leanconv.runtime.driver import driver
+
+#: bytes of a map, and what its address is a multiple of wherever the driver or a kernel reads it
+BYTES, ALIGNMENT = 128, 64
+
+#: numbers of the driver; it has no signed types below 32 bits, and copies bytes whatever they mean
+_ELEMENTS = {
+    "uint8": 0, "int8": 0, "uint16": 1, "int16": 1, "uint32": 2, "int32": 3, "float16": 6, "float32": 7, "bfloat16": 9,
+}  # fmt: skip
+_SWIZZLES = {0: 0, 32: 1, 64: 2, 128: 3}
+_PROMOTIONS = {0: 0, 64: 1, 128: 2, 256: 3}
+_NO_INTERLEAVE = 0
+_FILL_ZEROS = 0
+
+
+def aligned(nbytes: int, alignment: int) -> ctypes.Array[ctypes.c_char]:
+    """``nbytes`` of zeros at a multiple of ``alignment``."""
+    memory = ctypes.create_string_buffer(nbytes + alignment)
+    return (ctypes.c_char * nbytes).from_buffer(memory, -ctypes.addressof(memory) % alignment)
+
+
+def encode(spec: TensorMap, pointer: int) -> bytes:
+    """The map of the array at ``pointer``, encoded by the driver.
+
+    Raises ValueError naming each rule that ``spec`` or ``pointer`` breaks, CudaError where the driver refuses it.
+    """
+    reasons = spec.why_not()
+    if pointer % 16:
+        reasons.append(f"the array starts at {pointer:#x}, no multiple of 16 bytes")
+    if reasons:
+        raise ValueError(f"{spec.name} cannot be made: {'; '.join(reasons)}")
+    u32, u64, i32 = ctypes.c_uint32, ctypes.c_uint64, ctypes.c_int32
+    rank = spec.rank
+    made = aligned(BYTES, ALIGNMENT)
+    # a map of one axis has no strides, and the driver wants an address all the same
+    head = (made, _ELEMENTS[spec.element], rank, pointer, (u64 * rank)(*spec.shape), (u64 * rank)(*spec.strides))
+    tail = (_NO_INTERLEAVE, _SWIZZLES[spec.swizzle], _PROMOTIONS[spec.promotion], _FILL_ZEROS)
+    steps = (u32 * rank)(*spec.steps)
+    if spec.im2col:
+        lower, upper = ((i32 * (rank - 2))(*corner) for corner in (spec.lower, spec.upper))
+        driver().check("cuTensorMapEncodeIm2col", *head, lower, upper, spec.channels, spec.pixels, steps, *tail)
+    else:
+        driver().check("cuTensorMapEncodeTiled", *head, (u32 * rank)(*spec.box), steps, *tail)
+    return made.raw
+
+
+class Encoder:
+    """The maps of one ``spec`` by pointer: encoded when a pointer is first seen, the ``limit`` last used kept.
+
+    Any number of threads may call it at once.
+    """
+
+    def __init__(self, spec: TensorMap, limit: int = 64, encode: Callable[[TensorMap, int], bytes] = encode) -> None:
+        self.spec, self.limit, self._encode = spec, limit, encode
+        self._maps: OrderedDict[int, bytes] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def __call__(self, pointer: int) -> bytes:
+        """The map of the array at ``pointer``; raises what ``encode`` does."""
+        with self._lock:
+            encoded = self._maps.get(pointer)
+            if encoded is not None:
+                self._maps.move_to_end(pointer)
+                return encoded
+        encoded = self._encode(self.spec, pointer)
+        with self._lock:
+            self._maps[pointer] = encoded
+            while len(self._maps) > self.limit:
+                self._maps.popitem(last=False)
+        return encoded
+
+
+class Slot:
+    """128 bytes at a multiple of 64 that the address of a kernel parameter may point to.
+
+    ``point_to`` writes the map of another pointer into it, and does nothing while the pointer stays. As the rest of a
+    block of arguments it serves one call at a time.
+    """
+
+    def __init__(self, encoder: Encoder) -> None:
+        self._encoder = encoder
+        self._memory = aligned(BYTES, ALIGNMENT)
+        self._pointer = -1
+        self.address = ctypes.addressof(self._memory)
+
+    def point_to(self, pointer: int) -> None:
+        """Make it the map of the array at ``pointer``; raises what ``encode`` does, and then stays as it was."""
+        if pointer != self._pointer:
+            self._memory.raw = self._encoder(pointer)
+            self._pointer = pointer
