@@ -6,6 +6,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
+from leanconv.dtypes import item_bytes
+
 Op = Literal["fprop", "dgrad", "wgrad"]
 #: The order of the axes in memory, slowest first.
 Layout = Literal["NCHW", "NHWC", "CHWN"]
@@ -18,8 +20,6 @@ PRECISIONS = ("ieee", "fp32", "relaxed", "tf32")
 #: constant ``v|abcd|v``, replicate ``a|abcd|d``, reflect ``ba|abcd|dc``, reflect101 ``cb|abcd|cb``,
 #: wrap ``cd|abcd|ab``.
 BORDERS = ("constant", "replicate", "reflect", "reflect101", "wrap")
-
-ITEM_BYTES = {"float32": 4, "int32": 4, "float64": 8}
 
 
 def lay_out(layout: Layout, first: int, channels: int, height: int, width: int) -> tuple[int, int, int, int]:
@@ -139,7 +139,7 @@ class ConvProblem:
         """Fewest bytes to move: every input read once, every output written once."""
         elements = self.n * self.c * self.h * self.w + self.k * self.group_c * self.r * self.s
         elements += self.n * self.k * self.p * self.q + (self.k if self.bias else 0)
-        return elements * ITEM_BYTES[self.dtype]
+        return elements * item_bytes(self.dtype)
 
     def __str__(self) -> str:
         text = f"{self.op} {self.layout} {self.dtype} {self.n}x{self.c}x{self.h}x{self.w} k{self.k} {self.r}x{self.s}"
@@ -179,7 +179,7 @@ class FilterProblem:
     @property
     def bytes(self) -> int:
         """Fewest bytes to move: the image read once, the output written once."""
-        return 2 * self.batch * self.h * self.w * ITEM_BYTES[self.dtype]
+        return 2 * self.batch * self.h * self.w * item_bytes(self.dtype)
 
     def __str__(self) -> str:
         return (

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from leanconv.algorithms.base import Config, GpuAlgorithm, ceil_div
+from leanconv.dtypes import DTYPES, GPU_FILTERS, none_of
 from leanconv.plan import Argument, Launch, Plan, Target
 from leanconv.problem import FilterProblem
 
@@ -21,7 +22,6 @@ BORDER_TYPES = {
     "reflect101": "leanconv::Reflect101Border",
     "wrap": "leanconv::WrapBorder",
 }
-ELEMENT_TYPES = {"float32": "float", "int32": "int"}
 
 
 @dataclass(frozen=True)
@@ -101,9 +101,7 @@ class RegisterCache(GpuAlgorithm):
 
     def why_not(self, problem: FilterProblem) -> list[str]:
         """See GpuAlgorithm."""
-        reasons = []
-        if problem.dtype not in ELEMENT_TYPES:
-            reasons.append(f"dtype={problem.dtype!r} is neither float32 nor int32")
+        reasons = none_of(problem.dtype, GPU_FILTERS)
         if not (1 <= problem.kh <= LIMIT and 1 <= problem.kw <= LIMIT):
             reasons.append(f"the filter is {problem.kh}x{problem.kw}, and the limit is {LIMIT}x{LIMIT}")
         elif not (0 <= problem.anchor[0] < problem.kh and 0 <= problem.anchor[1] < problem.kw):
@@ -153,7 +151,7 @@ class RegisterCache(GpuAlgorithm):
             strips = ceil_div(problem.w, 32 * config.columns)
             shared = shared_bytes(problem, config)
         bands = ceil_div(problem.h, config.block_rows)
-        element = ELEMENT_TYPES[problem.dtype]
+        element = DTYPES[problem.dtype].ctype
         launch = Launch(
             header="register_cache.cuh",
             function=f"leanconv::{function}",

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import gcd
 from typing import TypeVar
 
 from leanconv.algorithms.base import Config, ceil_div, conv_constants, copied_as, has_wide_tensors
+from leanconv.dtypes import DTYPES, is_narrow, none_of
 from leanconv.plan import Argument, Constants, Launch, Target
 from leanconv.problem import ConvProblem
 
@@ -111,6 +112,9 @@ def tiles(problem: ConvProblem, along: bool = False, wide: bool = False) -> Iter
     heavy = wide or has_wide_tensors(problem) or max(problem.r, problem.s) > 16
     heavy |= problem.layout == "NHWC" and problem.group_c % 8 != 0 or along
     for config, speed in TILES["NHWC" if along else copied_as(problem)]:
+        if is_narrow(problem.dtype):
+            # Elements on their way through registers are there a step later, however many stages there are.
+            config = replace(config, stages=2)
         if not heavy:
             yield config, speed
         elif config.threads < 256:
@@ -135,17 +139,21 @@ def cost(problem: ConvProblem, pixels: int, reduction: int, config: TileConfig, 
     return products / (128 * BEST_SHARE * speed)
 
 
-def forward_limits(problem: ConvProblem) -> list[str]:
-    """Why the kernels of this family cannot run ``problem``; they compute the forward pass."""
+#: The element types of kernels that know no other.
+FLOAT32 = ("float32",)
+
+
+def forward_limits(problem: ConvProblem, taken: Sequence[str] = FLOAT32) -> list[str]:
+    """Why the kernels of this family cannot run ``problem``; they compute the forward pass of the types ``taken``."""
     reasons = [] if problem.op == "fprop" else [f"op={problem.op!r} is not the forward pass"]
-    return reasons + layer_limits(problem)
+    return reasons + layer_limits(problem, taken)
 
 
-def gradient_limits(problem: ConvProblem) -> list[str]:
+def gradient_limits(problem: ConvProblem, taken: Sequence[str] = FLOAT32) -> list[str]:
     """Why kernels that compute the forward pass and the input's gradient cannot run ``problem``."""
     known = problem.op in ("fprop", "dgrad")
     reasons = [] if known else [f"op={problem.op!r} is neither the forward pass nor the gradient of the input"]
-    return reasons + layer_limits(problem)
+    return reasons + layer_limits(problem, taken)
 
 
 def images_outermost(problem: ConvProblem) -> list[str]:
@@ -154,11 +162,9 @@ def images_outermost(problem: ConvProblem) -> list[str]:
     return [f"layout={problem.layout!r} is neither 'NCHW' nor 'NHWC'"] if inner else []
 
 
-def layer_limits(problem: ConvProblem) -> list[str]:
+def layer_limits(problem: ConvProblem, taken: Sequence[str] = FLOAT32) -> list[str]:
     """Why the kernels of this family cannot work on the layer of ``problem``, in whichever direction."""
-    reasons = []
-    if problem.dtype != "float32":
-        reasons.append(f"dtype={problem.dtype!r} is not float32")
+    reasons = none_of(problem.dtype, taken)
     # Indices below one image of one channel are of 32 bits, whatever the tensors' sizes.
     for what, h, w in (("input", problem.h, problem.w), ("output", problem.p, problem.q)):
         if h * w >= 2**31:
@@ -242,11 +248,12 @@ def view_constants(problem: ConvProblem, view: OutputView | None = None, wide: b
 
 def conv_arguments(problem: ConvProblem, source: str = "x", filters: str = "w") -> tuple[Argument, ...]:
     """The arguments of a forward kernel that reads its pixels from ``source`` and its filters from ``filters``."""
+    element = DTYPES[problem.dtype].ctype
     return (
-        Argument("const float*", source),
-        Argument("const float*", filters),
-        Argument("const float*", "bias"),
-        Argument("float*", "y"),
+        Argument(f"const {element}*", source),
+        Argument(f"const {element}*", filters),
+        Argument(f"const {element}*", "bias"),
+        Argument(f"{element}*", "y"),
         Argument("long long", "batch", problem.n),
     )
 

@@ -11,7 +11,8 @@ import operator
 from collections.abc import Sequence
 from typing import Any
 
-from leanconv.problem import BORDERS, ITEM_BYTES, PRECISIONS, ConvProblem, FilterProblem, Layout, Problem
+from leanconv import dtypes
+from leanconv.problem import BORDERS, PRECISIONS, ConvProblem, FilterProblem, Layout, Problem
 from leanconv.runtime import env
 
 Padding = int | Sequence[int] | str
@@ -124,12 +125,14 @@ def one_of(name: str, value: Any, known: Sequence[Any]) -> Any:
     return value
 
 
-def check_dtypes(arrays: dict[str, str]) -> str:
-    """The dtype that all named arrays share; it must be one that the package computes in at all."""
+def check_dtypes(arrays: dict[str, str], taken: Sequence[str] = dtypes.LAYERS) -> str:
+    """The dtype that all named arrays share; it must be one that layers take, or filters (`dtypes.FILTERS`)."""
     (first, dtype), *others = arrays.items()
-    if dtype not in ITEM_BYTES:
+    if dtype not in taken:
+        *most, last = (name for name in taken if name not in dtypes.CPU_ONLY)
         raise TypeError(
-            f"{first} has dtype {dtype}; supported are float32, float64 on the CPU only, and int32 for filters only"
+            f"{first} has dtype {dtype}; supported are {', '.join(most)} and {last}, and "
+            f"{' and '.join(dtypes.CPU_ONLY)} on the CPU only"
         )
     for name, other in others:
         if other != dtype:

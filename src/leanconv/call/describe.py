@@ -16,7 +16,8 @@ from leanconv.arrays.memory import row_pitched
 from leanconv.call import arguments
 from leanconv.call import run as calls
 from leanconv.call.weights import PreparedWeights
-from leanconv.problem import ITEM_BYTES, ConvProblem, FilterProblem
+from leanconv.dtypes import FILTERS, item_bytes
+from leanconv.problem import ConvProblem, FilterProblem
 from leanconv.runtime.launch import ALIGNMENT, device_index
 
 
@@ -140,7 +141,7 @@ def filter2d(
     kernel = kernel_beside(image, kernel)
     names = {"image": image, "kernel": kernel}
     arrays, home = one_library({**names, "out": out})
-    dtype = arguments.check_dtypes({name: arrays.dtype(array) for name, array in names.items()})
+    dtype = arguments.check_dtypes({name: arrays.dtype(array) for name, array in names.items()}, FILTERS)
     shape = tuple(image.shape)
     problem = arguments.filter_problem(shape, tuple(kernel.shape), border, anchor, dtype)
     if out is not None:
@@ -284,7 +285,7 @@ def _readable(arrays: Arrays, array: Any, order: MemoryOrder = None) -> bool:
 
 def _row_pitched(arrays: Arrays, array: Any, dtype: str) -> tuple[int, int] | None:
     """Row pitch and image step where a filter can use the array as it lies, else None."""
-    item = ITEM_BYTES[dtype]
+    item = item_bytes(dtype)
     if arrays.misalignment(array) % item or arrays.negated(array):
         return None
     return row_pitched(tuple(array.shape), arrays.strides(array), item)

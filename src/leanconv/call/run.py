@@ -18,8 +18,9 @@ from leanconv.algorithms.base import Config, CpuAlgorithm, GpuAlgorithm
 from leanconv.arrays import NUMPY, Arrays, MemoryOrder, NumpyArrays, Shape
 from leanconv.arrays.memory import overlaps, share_memory
 from leanconv.call import choose as registry
+from leanconv.dtypes import item_bytes
 from leanconv.plan import Plan
-from leanconv.problem import ITEM_BYTES, ConvProblem, FilterProblem, Problem
+from leanconv.problem import ConvProblem, FilterProblem, Problem
 from leanconv.runtime import launch
 from leanconv.runtime.launch import ALIGNMENT, Device, Executable
 
@@ -148,7 +149,7 @@ class GpuCall:
         self._arrays, self._names, self._order = arrays, names, order
         self._pointer, self._stream = arrays.fast_pointer(), arrays.fast_stream(device)
         self._make = arrays.maker(tuple(shape), problem.dtype, device, order)
-        self._itemsize = ITEM_BYTES[problem.dtype]
+        self._itemsize = item_bytes(problem.dtype)
         self._copies, self._copy_any, self._out_direct = copies, any(copies), out_direct
         self._gradients = any(array is not None and arrays.requires_gradient(array) for array in given)
         self._extents = tuple(None if array is None else arrays.extent(array, self._itemsize) for array in given)
@@ -226,7 +227,7 @@ class HostOnGpuCall:
         """See Call."""
         if out is not None:
             inputs = ((self._names[0], x), (self._names[1], w), ("bias", bias))
-            check_overlap(NUMPY, ITEM_BYTES[self._problem.dtype], out, inputs)
+            check_overlap(NUMPY, item_bytes(self._problem.dtype), out, inputs)
         y = out if out is not None and NUMPY.is_contiguous(out) else np.empty(self._shape, self._problem.dtype)
         if self._ready is not None:
             operands = {"x": plain(x), "w": plain(w)} | ({} if bias is None else {"bias": plain(bias)})
@@ -255,7 +256,7 @@ class CpuCall:
         arrays, problem = self._arrays, self._problem
         if out is not None:
             inputs = ((self._names[0], x), (self._names[1], w), ("bias", bias))
-            check_overlap(arrays, ITEM_BYTES[problem.dtype], out, inputs)
+            check_overlap(arrays, item_bytes(problem.dtype), out, inputs)
         if self._algorithm is None:
             result = np.empty(self._shape, problem.dtype)
         elif isinstance(problem, ConvProblem):
@@ -296,7 +297,7 @@ class TorchCpuConv:
         problem = self._problem
         if out is not None:
             inputs = ((self._names[0], x), (self._names[1], w), ("bias", bias))
-            check_overlap(self._arrays, ITEM_BYTES[problem.dtype], out, inputs)
+            check_overlap(self._arrays, item_bytes(problem.dtype), out, inputs)
         if len(self._shape) == 3:  # a signal is an image of one row
             x, w = x.unsqueeze(2), w.unsqueeze(2)
         memory_format = torch.channels_last if problem.layout == "NHWC" else torch.contiguous_format

@@ -10,16 +10,20 @@
 // output.
 #pragma once
 
+#include <lib/narrow_filters.cuh>
 #include <lib/tiled_convolution.cuh>
 
 namespace leanconv {
 
 template <class Problem, class Tuning>
-__device__ __forceinline__ void implicit_gemm(const float* __restrict__ x, const float* __restrict__ w,
-                                              const float* __restrict__ bias, float* __restrict__ y, long long batch) {
+__device__ __forceinline__ void implicit_gemm(const typename Problem::element* __restrict__ x,
+                                              const typename Problem::element* __restrict__ w,
+                                              const typename Problem::element* __restrict__ bias,
+                                              typename Problem::element* __restrict__ y, long long batch) {
     constexpr bool dealt = !Problem::vector_store, nhwc = Problem::nhwc;
-    using Filters = typename Select<Problem::chwn, FilterLoaderAcross<Problem, Tuning>,
-                                    FilterLoader<Problem, Tuning, nhwc && dealt>>::type;
+    using FiltersAlong = typename Select<narrow<Problem>, NarrowFilterLoader<Problem, Tuning, nhwc && dealt>,
+                                         FilterLoader<Problem, Tuning, nhwc && dealt>>::type;
+    using Filters = typename Select<Problem::chwn, FilterLoaderAcross<Problem, Tuning>, FiltersAlong>::type;
     using Pixels = typename Select<nhwc, PixelLoaderAlong<Problem, Tuning, false, ImageNHWC<Problem>>,
                                    PixelLoaderAcross<Problem, Tuning, dealt>>::type;
     tiled_convolution<Problem, Tuning, dealt, !dealt, Filters, Pixels, FlatPixels<Problem>>(x, w, bias, y, batch);
