@@ -118,7 +118,9 @@ struct TileProduct {
             for (int row = 0; row < depth; ++row) {
                 // Without registers in between, the stage is in use until its last row has been multiplied.
                 if constexpr (!Tuning::micro_kernel) multiply(acc, step, row);
-                if (held && row == store_row && step + stages - 1 < steps) store(step + stages - 1);
+                // Behind the last step these are old elements, for a stage that nobody reads: cheaper than a branch, which
+                // would keep the stores apart from the FMAs.
+                if (held && row == store_row) store(step + stages - 1);
                 if (row == depth - 1) {
                     // The next step has landed for everybody, and everybody has read the last of the one before.
                     cp_async_wait_group<stages - 2>();
@@ -132,6 +134,8 @@ struct TileProduct {
                     // The stage that the step before this one was computed on is free: see the barrier above.
                     if (step + stages - 1 < steps) load(step + stages - 1);
                     cp_async_commit_group();
+                    // NOTE: costs nothing, and keeps the loads here: the compiler put the FMAs of all rows before them.
+                    if constexpr (held) __syncwarp();
                 }
                 if constexpr (Tuning::micro_kernel) multiply(acc, step, row);
                 if (row == depth - 1) read_late(step + 1, 0);
