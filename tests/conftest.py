@@ -187,7 +187,8 @@ class HostDevice:
             if isinstance(problem, ConvProblem):
                 if prepares:
                     self.prepared += 1
-                    ctypes.memmove(int(given["prepared"]), int(given["w"]), 4 * int(np.prod(problem.w_shape)))
+                    nbytes = item_bytes(problem.dtype) * int(np.prod(problem.w_shape))
+                    ctypes.memmove(int(given["prepared"]), int(given["w"]), nbytes)
                 if not computes:
                     return
                 if made.prepare:

@@ -16,6 +16,7 @@ import emulator
 import numpy as np
 
 from leanconv.algorithms.base import Config, GpuAlgorithm
+from leanconv.dtypes import LAYERS
 from leanconv.plan import Plan, Target
 from leanconv.problem import ConvProblem, FilterProblem, Problem
 from leanconv.reference import oracle
@@ -24,7 +25,7 @@ from leanconv.reference import oracle
 Runner = Callable[[Plan, dict[str, Any]], None]
 
 #: What unwritten outputs hold. The integer is as unlikely a sum as any.
-POISON = {"float32": np.float32(np.nan), "int32": np.int32(-1431655766), "float64": np.nan}
+POISON = {"int32": np.int32(-1431655766), **dict.fromkeys(LAYERS, np.nan)}
 #: Configurations that are looked at in search of extremes.
 MOST_CONFIGS = 10000
 #: What a configuration may switch off to measure what it is worth; the result must stay the same.
@@ -165,7 +166,7 @@ def _compare(result: np.ndarray, reference: np.ndarray, bound: float, what: str)
     error = oracle.relative_error(result, reference)
     if error <= bound:
         return
-    off = ~np.isclose(result, reference, rtol=1e-3, atol=1e-4 * max(1.0, float(np.abs(reference).max(initial=0.0))))
+    off = ~np.isclose(result.astype(np.float64), reference, rtol=1e-3, atol=1e-4 * max(1.0, float(np.abs(reference).max(initial=0.0))))
     places = np.argwhere(off)
     shown = ", ".join(f"{tuple(map(int, p))}: {result[tuple(p)]} for {reference[tuple(p)]:.6g}" for p in places[:5])
     raise WrongAnswer(f"{what}: error {error:.3g} exceeds {bound:.3g}; {len(places)} of {result.size} far off; {shown}")

@@ -8,11 +8,13 @@ from dataclasses import replace
 import numpy as np
 
 from leanconv.algorithms.base import CpuAlgorithm
+from leanconv.dtypes import accumulator, is_narrow
 from leanconv.problem import ConvProblem
 
 
 class LayerAlgorithm(CpuAlgorithm):
     """An algorithm for layers. It computes in NCHW and NHWC; a layer in CHWN is transposed to NCHW, and back.
+    Float16 and bfloat16 are computed in float32, and the result is rounded once.
 
     With the images innermost neither the rows nor the channels of an image lie together, and matrix products, which do
     the arithmetic here, want one of the two.
@@ -35,6 +37,12 @@ class LayerAlgorithm(CpuAlgorithm):
     def run(self, problem: ConvProblem, *arrays: np.ndarray, **scalars: float) -> np.ndarray:
         """See CpuAlgorithm."""
         x, w, bias = arrays
+        if is_narrow(problem.dtype):
+            wide = accumulator(problem.dtype).name
+            widened = (None if array is None else array.astype(wide) for array in arrays)
+            y = self.run(replace(problem, dtype=wide), *widened)
+            with np.errstate(over="ignore"):  # to infinity, as on a GPU
+                return y.astype(x.dtype)
         if problem.layout != "CHWN":
             return self.compute(problem, x, w, bias)
         x, w = (np.ascontiguousarray(array.transpose(3, 0, 1, 2)) for array in (x, w))
