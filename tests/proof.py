@@ -166,7 +166,8 @@ def _compare(result: np.ndarray, reference: np.ndarray, bound: float, what: str)
     error = oracle.relative_error(result, reference)
     if error <= bound:
         return
-    off = ~np.isclose(result.astype(np.float64), reference, rtol=1e-3, atol=1e-4 * max(1.0, float(np.abs(reference).max(initial=0.0))))
+    least = 1e-4 * max(1.0, float(np.abs(reference).max(initial=0.0)))
+    off = ~np.isclose(result.astype(np.float64), reference, rtol=max(1e-3, 2 * bound), atol=least)
     places = np.argwhere(off)
     shown = ", ".join(f"{tuple(map(int, p))}: {result[tuple(p)]} for {reference[tuple(p)]:.6g}" for p in places[:5])
     raise WrongAnswer(f"{what}: error {error:.3g} exceeds {bound:.3g}; {len(places)} of {result.size} far off; {shown}")

@@ -137,7 +137,9 @@ def test_the_gpu_road_carries_every_argument(algorithm, case, host_device):
 
 
 def test_every_case_is_accepted_by_some_algorithm():
-    unsolved = [c.name for c in (*CASES, *NARROW_CASES, *TRANSFORM_CASES) if all(a.reasons(c.problem) for a in ALGORITHMS)]
+    unsolved = [
+        c.name for c in (*CASES, *NARROW_CASES, *TRANSFORM_CASES) if all(a.reasons(c.problem) for a in ALGORITHMS)
+    ]
     assert unsolved == []
 
 

@@ -70,5 +70,3 @@ def none_of(dtype: str, taken: Sequence[str]) -> list[str]:
     if len(taken) == 2:
         return [f"dtype={dtype!r} is neither {taken[0]} nor {taken[1]}"]
     return [f"dtype={dtype!r} is none of {', '.join(taken)}"]
-
-

@@ -103,6 +103,20 @@ TILES: dict[str, tuple[tuple[TileConfig, float], ...]] = {
 }
 
 
+#: What 16-bit elements, which pass registers on their way to shared memory, want otherwise than floats do in tiles of
+#: the same shape: registers by fewer blocks, or fewer elements on their way at a time. Nothing spills then.
+NARROW: dict[tuple[str, int, int], dict[str, int]] = {
+    ("NCHW", 96, 128): {"tile_reduction": 16, "min_blocks": 2},
+    ("NCHW", 128, 128): {"tile_reduction": 8},
+}
+
+
+def _narrow(config: TileConfig, layout: str) -> TileConfig:
+    """A tile as 16-bit elements take it. They are there a step later, however many stages there are: two are enough."""
+    changes = NARROW.get((layout, config.tile_k, config.tile_pixels), {})
+    return replace(config, stages=2, **changes)
+
+
 def tiles(problem: ConvProblem, along: bool = False, wide: bool = False) -> Iterator[tuple[TileConfig, float]]:
     """The tiles that ``problem`` can have without spilling registers, with their speeds.
 
@@ -113,8 +127,7 @@ def tiles(problem: ConvProblem, along: bool = False, wide: bool = False) -> Iter
     heavy |= problem.layout == "NHWC" and problem.group_c % 8 != 0 or along
     for config, speed in TILES["NHWC" if along else copied_as(problem)]:
         if is_narrow(problem.dtype):
-            # Elements on their way through registers are there a step later, however many stages there are.
-            config = replace(config, stages=2)
+            config = _narrow(config, copied_as(problem))
         if not heavy:
             yield config, speed
         elif config.threads < 256:

@@ -13,6 +13,7 @@ from leanconv.bench.figures import ablation as draw_ablation
 from leanconv.bench.plots import plot
 from leanconv.bench.results import Results
 from leanconv.bench.suites import LAYOUTS
+from leanconv.dtypes import LAYERS
 from leanconv.problem import PRECISIONS
 from leanconv.runtime.env import parse_bytes
 
@@ -23,6 +24,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("what", metavar="SUITE|PROBLEM", help=f"{', '.join(suite_names())}, or conv:… or filter:…")
     parser.add_argument("--layout", choices=LAYOUTS, help="memory layout, for suites of layers")
     parser.add_argument("--precision", choices=PRECISIONS, help="tier, for suites of layers; peers stay as they are")
+    parser.add_argument("--dtype", choices=LAYERS, help="element type, for suites of layers")
     parser.add_argument("--engines", default="", help="patterns between commas, such as leanconv,torch-*,cudnn:*")
     parser.add_argument("--algorithms", default="", help="patterns of leanconv's own; default: those of the suite")
     parser.add_argument("--only", help="pattern of problem names")
@@ -46,6 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             options.what,
             layout=options.layout,
             precision=options.precision,
+            dtype=options.dtype,
             engines=engines,
             only=options.only,
             batch=options.batch,

@@ -105,6 +105,9 @@ def bench(
     precision: Annotated[
         str | None, typer.Option(help="Tier, for suites of layers: ieee, fp32, relaxed, tf32. Peers stay as they are.")
     ] = None,
+    dtype: Annotated[
+        str | None, typer.Option(help="Element type, for suites of layers: float32, float16, bfloat16.")
+    ] = None,
     only: Annotated[str | None, typer.Option(help="Pattern of problem names, such as 'conv1*'.")] = None,
     engines: Annotated[str, typer.Option(help="Patterns between commas, such as 'leanconv,torch-*,cudnn:*'.")] = "",
     algorithms: Annotated[
@@ -137,9 +140,9 @@ def bench(
 
     patterns, own = (tuple(filter(None, text.split(","))) for text in (engines, algorithms))
     results = (run_ablation if ablation else run_suite)(
-        what, layout=layout.value if layout else None, precision=precision, engines=patterns, only=only, batch=batch,
-        quick=quick, device=device, revision=revision, workspace_limit=_bytes(workspace_limit), algorithms=own,
-        seconds=seconds, resume=Results.read(resume) if resume else None,
+        what, layout=layout.value if layout else None, precision=precision, dtype=dtype, engines=patterns, only=only,
+        batch=batch, quick=quick, device=device, revision=revision, workspace_limit=_bytes(workspace_limit),
+        algorithms=own, seconds=seconds, resume=Results.read(resume) if resume else None,
     )  # fmt: skip
     partial = bool(patterns or own or only or batch or quick or workspace_limit)
     path = out or default_path(results, partial, ablation=ablation)
