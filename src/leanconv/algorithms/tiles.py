@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import gcd
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from leanconv.algorithms.base import Config, ceil_div, conv_constants, copied_as, has_wide_tensors
 from leanconv.dtypes import DTYPES, is_narrow, none_of
@@ -105,7 +105,7 @@ TILES: dict[str, tuple[tuple[TileConfig, float], ...]] = {
 
 #: What 16-bit elements, which pass registers on their way to shared memory, want otherwise than floats do in tiles of
 #: the same shape: registers by fewer blocks, or fewer elements on their way at a time. Nothing spills then.
-NARROW: dict[tuple[str, int, int], dict[str, int]] = {
+NARROW: dict[tuple[str, int, int], dict[str, Any]] = {
     ("NCHW", 96, 128): {"tile_reduction": 16, "min_blocks": 2},
     ("NCHW", 128, 128): {"tile_reduction": 8},
 }
