@@ -272,6 +272,8 @@ def _narrow_cases() -> list[Case]:
     brain.add("gradient-stride", 2, 18, 14, 15, 9, 3, 3, layouts=ALL, stride=(2, 2), **same, **gradient)
     half.add("gradient-unread-rows", 2, 5, 18, 19, 4, 3, 3, stride=(4, 3), **gradient)
     brain.add("gradient-groups", 2, 8, 9, 10, 12, 3, 3, groups=2, **same, **gradient)
+    # Phases with three taps, of an odd number of weights, come before those with two, whose filters would lie in pairs.
+    brain.add("gradient-odd-phases", 1, 65, 14, 9, 3, 5, 1, stride=(2, 1), padding=(2, 2, 0, 0), **gradient)
     return half.cases + brain.cases
 
 

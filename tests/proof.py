@@ -16,7 +16,7 @@ import emulator
 import numpy as np
 
 from leanconv.algorithms.base import Config, GpuAlgorithm
-from leanconv.dtypes import LAYERS
+from leanconv.dtypes import DTYPES, LAYERS, is_narrow
 from leanconv.plan import Plan, Target
 from leanconv.problem import ConvProblem, FilterProblem, Problem
 from leanconv.reference import oracle
@@ -130,6 +130,17 @@ def _check_conv(problem: ConvProblem, plan: Plan, run: Runner, kind: str) -> Non
     run(plan, {**inputs, "y": y})
     reference = oracle.conv2d(problem, inputs["x"], inputs["w"], inputs["bias"])
     _compare(y, reference, oracle.error_bound(problem, inputs["x"], inputs["w"], inputs["bias"]), f"{problem} {kind}")
+    if is_narrow(problem.dtype):
+        _check_rounding(y, reference, DTYPES[problem.dtype].roundoff, f"{problem} {kind}")
+
+
+def _check_rounding(y: np.ndarray, reference: np.ndarray, roundoff: float, what: str) -> None:
+    """Each result must be the nearest number, but for the little that a float32 sum is off."""
+    summed = 64 * oracle.FLOAT32_UNIT * max(1.0, float(np.abs(reference).max(initial=0.0)))
+    excess = np.abs(y.astype(np.float64) - reference) - roundoff * np.abs(reference)
+    most = float(excess.max(initial=0.0))
+    if most > summed:
+        raise WrongAnswer(f"{what}: error of one element exceeds half a unit in the last place by {most:.3g}")
 
 
 def _check_filter(problem: FilterProblem, plan: Plan, run: Runner, kind: str) -> None:

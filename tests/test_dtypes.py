@@ -8,6 +8,7 @@ from typing import Any
 import emulator
 import ml_dtypes
 import numpy as np
+import proof
 import pytest
 from cases import ALL, TARGETS
 from conftest import HostDevice, oracle_conv, relative_error, says
@@ -258,6 +259,21 @@ def test_tiles_of_16_bits_have_two_stages_and_the_shapes_of_float32(layout: Any)
         assert (one.tile_k, one.tile_pixels, one.threads) == (other.tile_k, other.tile_pixels, other.threads)
     algorithm = next(a for a in ALGORITHMS if a.name == "implicit_gemm")
     assert {c.stages for c in algorithm.configs(replace(LAYER, layout=layout), TARGETS[0])} == {2}
+
+
+@pytest.mark.parametrize("layout", ALL)
+@pytest.mark.parametrize(
+    ("tile", "channels"), [((64, 64), 6), ((64, 64), 8), ((128, 96), 12), ((128, 128), 12)], ids=str
+)
+def test_large_tiles_load_pairs_and_fours(tile: tuple[int, int], channels: int, layout: Any) -> None:
+    problem = ConvProblem(4, channels, 6, 7, 132, 3, 3, padding=(1, 1, 1, 1), layout=layout, dtype="bfloat16")
+    algorithm = next(a for a in ALGORITHMS if a.name == "implicit_gemm")
+    configs = algorithm.configs(problem, TARGETS[0])
+    config = next((c for c in configs if (c.tile_k, c.tile_pixels, c.split) == (*tile, 1)), None)
+    if config is None:
+        assert (layout, tile) == ("NHWC", (128, 128))
+    else:
+        proof.check(algorithm, problem, config, kinds=("zero-mean",))
 
 
 def test_problems_and_suites_in_a_type() -> None:

@@ -108,6 +108,7 @@ TILES: dict[str, tuple[tuple[TileConfig, float], ...]] = {
 NARROW: dict[tuple[str, int, int], dict[str, Any]] = {
     ("NCHW", 96, 128): {"tile_reduction": 16, "min_blocks": 2},
     ("NCHW", 128, 128): {"tile_reduction": 8},
+    ("CHWN", 128, 64): {"min_blocks": 3},
 }
 
 

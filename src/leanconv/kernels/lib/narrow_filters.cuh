@@ -17,10 +17,13 @@ struct NarrowFilterLoader {
     static constexpr int pitch = filter_pitch<Tuning>;
     static constexpr int stage_floats = depth * pitch;
     static constexpr int fours = Tuning::tile_k / 4;
+    // Whether most threads have something to load, or half of the warps, four by four: as many for each scheduler.
+    template <int count>
+    static constexpr bool occupies = count * 4 >= threads * 3 || (count % 128 == 0 && count * 2 >= threads);
     template <int count>
     static constexpr bool serves = size % count == 0 && Problem::first_weight % count == 0 && depth % count == 0 &&
-                                   fours * (depth / count) * 4 >= threads * 3;
-    // As many as lie aligned in every filter and leave most threads something to load.
+                                   occupies<fours * depth / count>;
+    // As many as lie aligned in every filter.
     static constexpr int at_once = serves<4> ? 4 : serves<2> ? 2 : 1;
     static constexpr int columns = depth / at_once;    // threads along the reduction
     static constexpr int pieces = fours * columns;     // of at_once x 4 elements

@@ -407,7 +407,7 @@ struct PixelLoaderAlong {
     static constexpr int tile = Tuning::tile_pixels;
     using Rows = PixelRows<Tuning>;
     template <int count>
-    static constexpr bool serves = narrow<Problem> && Image::run % count == 0 && Problem::c % count == 0 &&
+    static constexpr bool serves = narrow<Problem> && Image::run % count == 0 &&
                                    depth % count == 0 && tile % (threads * count / depth) == 0;
     // Of 16-bit elements as many as lie aligned in every run and leave no thread without a pixel.
     static constexpr int at_once = serves<4> ? 4 : serves<2> ? 2 : 1;
