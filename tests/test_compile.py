@@ -38,10 +38,10 @@ USUAL |= {
 # Elements of 16 bits: one of the types for each layer, for the kernels differ in one conversion.
 USUAL |= {
     f"{name}-{dtype}{last}": replace(USUAL[name + last], dtype=dtype)
-    for name, dtype in (("deep", "float16"), ("wide-image", "bfloat16"), ("strided", "float16"))
+    for name, dtype in (("deep", "float16"), ("strided", "bfloat16"))
     for last in ("", "-nhwc", "-chwn")
 }
-USUAL["gradient-bfloat16"] = replace(USUAL["strided-float16"], dtype="bfloat16", op="dgrad")
+USUAL["gradient-float16"] = replace(USUAL["strided-bfloat16"], dtype="float16", op="dgrad")
 # Images that do not come in fours are copied one by one.
 USUAL["deep-chwn-odd"] = replace(USUAL["deep-chwn"], n=127)
 USUAL |= {
@@ -113,11 +113,11 @@ def test_best_guess_compiles_without_spills(algorithm, problem, target):
 
 @pytest.mark.parametrize("layout", ["NCHW", "NHWC", "CHWN"])
 def test_no_tile_spills_elements_of_16_bits(layout):
-    """Padded layers ask most of the registers; what is chosen for one layer or another is every tile."""
+    """Padded layers ask most of the registers. Tiles whose threads may have 168 of them or fewer."""
     algorithm = next(a for a in ALGORITHMS if a.name == "implicit_gemm")
     problem = replace(USUAL["deep-float16"], layout=layout)
     for config in algorithm.configs(problem, TARGETS[0]):
-        if config.split == 1 and config.thread_k * config.thread_pixels >= 64:
+        if config.split == 1 and config.tile_k >= 64 and config.threads * config.min_blocks >= 384:
             check_spills(algorithm, problem, config, TARGETS[0])
 
 

@@ -3,7 +3,7 @@
 // loader's business (its Rows); all algorithms of the im2col family share this loop.
 //
 // Floats are copied past the registers, and a copy may take some steps. Elements of 16 bits are loaded into registers
-// early in a step, and converted and put into shared memory near its end: the FMAs in between, 6 or 14 rows of them,
+// early in a step, and converted and put into shared memory near its end: the FMAs in between, 4 to 12 rows of them,
 // hide the latency of the loads, so two stages are enough.
 #pragma once
 
