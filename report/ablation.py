@@ -178,6 +178,7 @@ def run_ablation(
     *,
     layout: str | None = None,
     precision: str | None = None,
+    dtype: str | None = None,
     only: str | None = None,
     batch: int | None = None,
     quick: bool = False,
@@ -205,8 +206,8 @@ def run_ablation(
     if isinstance(what, str) and (what.startswith("filter:") or what in suite_names() and not suite_layout(what)):
         raise ValueError(f"{what!r} has no layers: the ablation is of convolutions, not of image filters")
     results = run_suite(
-        what, layout=layout, precision=precision, only=only, batch=batch, quick=quick, device="cuda", revision=revision,
-        progress=progress, seconds=seconds, resume=resume, peers=(AblationPeer(study),),
+        what, layout=layout, precision=precision, dtype=dtype, only=only, batch=batch, quick=quick, device="cuda",
+        revision=revision, progress=progress, seconds=seconds, resume=resume, peers=(AblationPeer(study),),
     )  # fmt: skip
     for about in results.problems.values():
         problem = parse_problem(about["words"])

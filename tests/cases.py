@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
+import ml_dtypes  # noqa: F401 - so that NumPy knows bfloat16
 import numpy as np
 
 from leanconv.plan import Target
@@ -248,6 +249,34 @@ def _transform_cases() -> list[Case]:
     return layers.cases
 
 
+def _narrow_cases() -> list[Case]:
+    """Layers of 16-bit elements: what differs is how these are loaded, by fours, in pairs or one by one, and stored."""
+    half, brain = Layers("float16-", dtype="float16"), Layers("bfloat16-", dtype="bfloat16")
+    same = {"padding": (1, 1, 1, 1)}
+    both: dict[str, Any] = {"bias": True, "activation": "relu"}
+    #                       n  c   h   w   k   r  s
+    half.add("odd", 3, 5, 13, 11, 7, 3, 3, layouts=ALL, thorough=ALL, **both, **same)
+    brain.add("tails", 2, 19, 8, 9, 133, 3, 3, layouts=ALL, bias=True, padding=(1, 0, 2, 1))
+    half.add("pairs", 2, 6, 9, 8, 20, 3, 3, layouts=ALL, activation="relu", stride=(2, 1), **same)
+    brain.add("fours", 2, 16, 8, 16, 128, 3, 3, thorough=USUAL, bias=True, **same)
+    half.add("groups", 2, 6, 9, 10, 9, 3, 3, layouts=ALL, groups=3, bias=True, **same)
+    brain.add("groups-pairs", 2, 12, 8, 8, 24, 3, 2, groups=2, **both, **same)
+    half.add("long-reduction", 1, 90, 5, 8, 12, 3, 3, layouts=ALL, thorough=USUAL, **same)
+    brain.add("few-filters", 2, 6, 15, 18, 3, 3, 3, layouts=ALL, dilation=(2, 1), padding=(2, 2, 1, 1))
+    half.add("big-filter", 1, 2, 24, 25, 3, 17, 18, padding=(8, 3, 2, 9))
+    brain.add("images-4", 4, 6, 5, 7, 9, 3, 2, layouts=INNERMOST, bias=True, stride=(1, 2), **same)
+    half.add("images-8", 8, 33, 3, 4, 20, 3, 3, layouts=INNERMOST, thorough=INNERMOST, **both, **same)
+    brain.add("empty-batch", 0, 4, 9, 9, 6, 3, 3)
+    gradient: dict[str, Any] = {"op": "dgrad"}
+    half.add("gradient-tails", 2, 35, 8, 9, 19, 3, 2, layouts=ALL, padding=(1, 0, 2, 1), **gradient)
+    brain.add("gradient-stride", 2, 18, 14, 15, 9, 3, 3, layouts=ALL, stride=(2, 2), **same, **gradient)
+    half.add("gradient-unread-rows", 2, 5, 18, 19, 4, 3, 3, stride=(4, 3), **gradient)
+    brain.add("gradient-groups", 2, 8, 9, 10, 12, 3, 3, groups=2, **same, **gradient)
+    # Phases with three taps, of an odd number of weights, come before those with two, whose filters would lie in pairs.
+    brain.add("gradient-odd-phases", 1, 65, 14, 9, 3, 5, 1, stride=(2, 1), padding=(2, 2, 0, 0), **gradient)
+    return half.cases + brain.cases
+
+
 def filter_problem(
     batch: int,
     h: int,
@@ -318,6 +347,8 @@ FILTER_CASES = tuple(_filter_cases())
 GRADIENT_CASES = tuple(_gradient_cases())
 #: Only for algorithms that transform, which are those of a tier above "ieee".
 TRANSFORM_CASES = tuple(_transform_cases())
+#: Of 16-bit elements, forward and backward; met by the algorithms that take them.
+NARROW_CASES = tuple(_narrow_cases())
 CASES = CONV_CASES + GRADIENT_CASES + FILTER_CASES
 
 #: Problems that no algorithm solves, each with a word that the refusal must contain.

@@ -15,8 +15,9 @@ import pytest
 from leanconv import api, arrays
 from leanconv.algorithms.base import GpuAlgorithm
 from leanconv.call import choose, weights
+from leanconv.dtypes import item_bytes
 from leanconv.plan import Plan, Target
-from leanconv.problem import ITEM_BYTES, ConvProblem, FilterProblem, Problem
+from leanconv.problem import ConvProblem, FilterProblem, Problem
 from leanconv.runtime import launch
 from leanconv.runtime.compile import Compiled
 from leanconv.runtime.driver import CudaError
@@ -133,7 +134,7 @@ def at_address(
 ) -> np.ndarray:
     """Host memory as an array; strides are in elements."""
     assert pointer % alignment == 0, f"a kernel was given {pointer:#x}, which is not aligned"
-    item = ITEM_BYTES[dtype]
+    item = item_bytes(dtype)
     count = 1 + sum((length - 1) * stride for length, stride in zip(shape, strides, strict=True))
     flat = np.frombuffer((ctypes.c_byte * (count * item)).from_address(pointer), dtype)
     return np.lib.stride_tricks.as_strided(flat, shape, [stride * item for stride in strides])
@@ -187,7 +188,8 @@ class HostDevice:
             if isinstance(problem, ConvProblem):
                 if prepares:
                     self.prepared += 1
-                    ctypes.memmove(int(given["prepared"]), int(given["w"]), 4 * int(np.prod(problem.w_shape)))
+                    nbytes = item_bytes(problem.dtype) * int(np.prod(problem.w_shape))
+                    ctypes.memmove(int(given["prepared"]), int(given["w"]), nbytes)
                 if not computes:
                     return
                 if made.prepare:

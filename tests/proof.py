@@ -16,6 +16,7 @@ import emulator
 import numpy as np
 
 from leanconv.algorithms.base import Config, GpuAlgorithm
+from leanconv.dtypes import DTYPES, LAYERS, is_narrow
 from leanconv.plan import Plan, Target
 from leanconv.problem import ConvProblem, FilterProblem, Problem
 from leanconv.reference import oracle
@@ -24,7 +25,7 @@ from leanconv.reference import oracle
 Runner = Callable[[Plan, dict[str, Any]], None]
 
 #: What unwritten outputs hold. The integer is as unlikely a sum as any.
-POISON = {"float32": np.float32(np.nan), "int32": np.int32(-1431655766), "float64": np.nan}
+POISON = {"int32": np.int32(-1431655766), **dict.fromkeys(LAYERS, np.nan)}
 #: Configurations that are looked at in search of extremes.
 MOST_CONFIGS = 10000
 #: What a configuration may switch off to measure what it is worth; the result must stay the same.
@@ -117,6 +118,17 @@ def _check_conv(problem: ConvProblem, plan: Plan, run: Runner, kind: str) -> Non
     given = inputs[read.role], inputs["w"], inputs["bias"]
     reference = oracle.conv2d(problem, *given)
     _compare(y, reference, oracle.error_bound(problem, *given), f"{problem} {kind}")
+    if is_narrow(problem.dtype):
+        _check_rounding(y, reference, DTYPES[problem.dtype].roundoff, f"{problem} {kind}")
+
+
+def _check_rounding(y: np.ndarray, reference: np.ndarray, roundoff: float, what: str) -> None:
+    """Each result must be the nearest number, but for the little that a float32 sum is off."""
+    summed = 64 * oracle.FLOAT32_UNIT * max(1.0, float(np.abs(reference).max(initial=0.0)))
+    excess = np.abs(y.astype(np.float64) - reference) - roundoff * np.abs(reference)
+    most = float(excess.max(initial=0.0))
+    if most > summed:
+        raise WrongAnswer(f"{what}: error of one element exceeds half a unit in the last place by {most:.3g}")
 
 
 def _check_filter(problem: FilterProblem, plan: Plan, run: Runner, kind: str) -> None:
@@ -153,7 +165,8 @@ def _compare(result: np.ndarray, reference: np.ndarray, bound: float, what: str)
     error = oracle.relative_error(result, reference)
     if error <= bound:
         return
-    off = ~np.isclose(result, reference, rtol=1e-3, atol=1e-4 * max(1.0, float(np.abs(reference).max(initial=0.0))))
+    least = 1e-4 * max(1.0, float(np.abs(reference).max(initial=0.0)))
+    off = ~np.isclose(result.astype(np.float64), reference, rtol=max(1e-3, 2 * bound), atol=least)
     places = np.argwhere(off)
     shown = ", ".join(f"{tuple(map(int, p))}: {result[tuple(p)]} for {reference[tuple(p)]:.6g}" for p in places[:5])
     raise WrongAnswer(f"{what}: error {error:.3g} exceeds {bound:.3g}; {len(places)} of {result.size} far off; {shown}")

@@ -16,7 +16,7 @@ from typing import Any
 import emulator
 import proof
 import pytest
-from cases import CASES, TARGETS, TRANSFORM_CASES
+from cases import CASES, NARROW_CASES, TARGETS, TRANSFORM_CASES
 
 from leanconv.algorithms import ALGORITHMS
 from leanconv.algorithms.base import Config, GpuAlgorithm
@@ -30,7 +30,7 @@ WRONG = "error .* exceeds|between the rows|" + FENCE
 GONE = "has left the kernel"
 BARRIER = r"emulator: barrier \d"
 
-PROBLEMS = {case.name: case.problem for case in (*CASES, *TRANSFORM_CASES)}
+PROBLEMS = {case.name: case.problem for case in (*CASES, *NARROW_CASES, *TRANSFORM_CASES)}
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,35 @@ BREAKS = (
     gemm("halo one row too high", "row >= 0 && row < Problem::h", "row >= -1 && row < Problem::h",
          WRONG, "plain-nhwc", times=2),
     gemm("filters past the end are read", "if (k >= Problem::group_k) k = Problem::group_k - 1;", "",
-         FENCE, "tails-nchw", "odd-nchw"),
+         FENCE, "tails-nchw", "odd-nchw", times=2),
+    gemm("filters of 16 bits past the end are read",
+         "if (k >= Problem::group_k) k = Problem::group_k - 1;\n                    from = at_byte(w, offset +",
+         "from = at_byte(w, offset +", FENCE, "bfloat16-tails-nchw"),
+    gemm("pixels of 16 bits outside the image", "words[0] = valid ? from->bits : 0;", "words[0] = from->bits;",
+         WRONG, "float16-odd-nchw"),
+    gemm("pairs of 16 bits outside the image", "words[0] = valid ? *reinterpret_cast<const unsigned*>(from) : 0;",
+         "words[0] = *reinterpret_cast<const unsigned*>(from);", WRONG, "float16-pairs-nhwc"),
+    gemm("fours of 16 bits outside the image", "if (valid) v =", "v =", WRONG, "bfloat16-fours-nhwc"),
+    gemm("a pair's first element twice", "words[i / 2] >> i % 2 * 16", "words[i / 2]", WRONG, "float16-pairs-nhwc"),
+    Break("pairs of 16 bits where filters begin at odd elements", "implicit_gemm",
+          "Problem::first_weight % count == 0 && ", "", "misaligned", ("bfloat16-gradient-odd-phases-nchw",),
+          tuning=(("tile_k", 64), ("tile_pixels", 64))),
+    Break("filters of 16 bits turned around into one row", "implicit_gemm", "(row + e) * pitch + slot",
+          "row * pitch + slot", WRONG + "|" + RACE, ("bfloat16-fours-nchw",),
+          tuning=(("tile_k", 64), ("tile_pixels", 64))),
+    gemm("elements of 16 bits put where they are still read", "store(step + stages - 1);", "store(step);",
+         WRONG + "|" + RACE, "float16-odd-nchw"),
+    gemm("elements of 16 bits read before they are there",
+         "    __syncthreads();\n                    read(step + 1, 0);", "    read(step + 1, 0);", RACE,
+         "float16-odd-nchw", "bfloat16-fours-nhwc"),
+    gemm("first elements of 16 bits read before they are there", "    __syncthreads();\n        read(0, 0);",
+         "    read(0, 0);", RACE, "float16-odd-nchw", "bfloat16-fours-nhwc"),
+    gemm("results of 16 bits cut off", "return {cvt_rn_bf16_f32(value)};",
+         "return {static_cast<unsigned short>(__float_as_uint(value) >> 16)};", WRONG, "bfloat16-fours-nhwc"),
+    gemm("results of 16 bits rounded twice", "value += bias;",
+         "value = to_float(from_float<typename Problem::element>(value)) + bias;", WRONG, "bfloat16-tails-nchw"),
+    gemm("four results of 16 bits in the wrong order", "v[0].bits | v[1].bits << 16", "v[1].bits | v[0].bits << 16",
+         WRONG, "bfloat16-fours-nhwc"),
     gemm("pixels past the end are read", "number < count ? number : count - (images_in_fours<Problem> ? 4 : 1)",
          "number", FENCE, "tails-nchw", "odd-nchw"),
     gemm("ragged reduction unchecked", "size % depth == 0 || index < size", "true",
@@ -127,8 +155,9 @@ BREAKS = (
          FENCE, "gradient-stride-eleven-nchw"),
     gemm("a phase stores past the last column", " && column < Problem::out_w", "", WRONG + "|" + RACE,
          "gradient-stride-patches-odd-nhwc"),
-    gemm("a pixel outside every phase is left as it was", "if (!met) y[at] = 0.0f;", "",
-         WRONG, "gradient-stride-over-filter-nchw"),
+    gemm("a pixel outside every phase is left as it was",
+         "if (!met) y[at] = from_float<typename Problem::element>(0.0f);", "", WRONG,
+         "gradient-stride-over-filter-nchw"),
     gemm("pixels are counted from the padding's begin", "static_cast<int64>(at) + pad", "static_cast<int64>(at)",
          WRONG, "gradient-stride-over-filter-nhwc"),
     gemm("taps that a stride shared with the dilation leaves out", "rest % common == 0 && ", "",
@@ -321,6 +350,9 @@ BREAKS = (
           FENCE, ("odd-nchw",)),
     Break("halo one column too wide", "direct", "j >= Problem::w) continue", "j > Problem::w) continue",
           WRONG, ("plain-nchw",)),
+    Break("products summed in 16 bits", "direct", "sum = fmaf(to_float(weight), to_float(pixel), sum);",
+          "sum = to_float(from_float<typename Problem::element>(fmaf(to_float(weight), to_float(pixel), sum)));",
+          WRONG, ("bfloat16-tails-nchw",)),
     Break("the first group's channels for all", "direct", "first_c = k / Problem::group_k * Problem::group_c",
           "first_c = 0", WRONG, ("groups-nhwc",)),
     Break("the first image for all", "direct", "Problem::chwn ? number % images", "Problem::chwn ? 0 * images",

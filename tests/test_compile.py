@@ -35,6 +35,13 @@ USUAL |= {
     for layout in ("NHWC", "CHWN")
     for name, problem in tuple(USUAL.items())
 }
+# Elements of 16 bits: one of the types for each layer, for the kernels differ in one conversion.
+USUAL |= {
+    f"{name}-{dtype}{last}": replace(USUAL[name + last], dtype=dtype)
+    for name, dtype in (("deep", "float16"), ("strided", "bfloat16"))
+    for last in ("", "-nhwc", "-chwn")
+}
+USUAL["gradient-float16"] = replace(USUAL["strided-bfloat16"], dtype="float16", op="dgrad")
 # Images that do not come in fours are copied one by one.
 USUAL["deep-chwn-odd"] = replace(USUAL["deep-chwn"], n=127)
 USUAL |= {
@@ -102,6 +109,16 @@ def guesses():
 def test_best_guess_compiles_without_spills(algorithm, problem, target):
     config = next(iter(algorithm.configs(problem, target)))
     check_spills(algorithm, problem, config, target)
+
+
+@pytest.mark.parametrize("layout", ["NCHW", "NHWC", "CHWN"])
+def test_no_tile_spills_elements_of_16_bits(layout):
+    """Padded layers ask most of the registers. Tiles whose threads may have 168 of them or fewer."""
+    algorithm = next(a for a in ALGORITHMS if a.name == "implicit_gemm")
+    problem = replace(USUAL["deep-float16"], layout=layout)
+    for config in algorithm.configs(problem, TARGETS[0]):
+        if config.split == 1 and config.tile_k >= 64 and config.threads * config.min_blocks >= 384:
+            check_spills(algorithm, problem, config, TARGETS[0])
 
 
 def winograd_layers():

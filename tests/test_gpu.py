@@ -26,6 +26,7 @@ from test_conv2d_input import CALLS as GRADIENT_CALLS
 import leanconv
 from leanconv import ConvProblem, FilterProblem, conv1d, conv2d, conv2d_input, explain, filter2d, prepare_weights
 from leanconv.call.choose import choose
+from leanconv.dtypes import DTYPES
 from leanconv.problem import BORDERS
 from leanconv.runtime.launch import open_device
 
@@ -155,6 +156,35 @@ def test_crops_and_strange_arrays(rng: np.random.Generator) -> None:
         lambda a: torch.cat([torch.zeros(1).cuda(), torch.from_numpy(a).cuda().ravel()])[1:].view(a.shape),
     ):
         assert relative_error(conv2d(make(x), make(w)).cpu().numpy(), expected) < TOLERANCE
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@each_layout
+def test_elements_of_16_bits(layout: str, n: int, dtype: str) -> None:
+    def off(y: Any, expected: Any) -> float:
+        assert y.dtype == x.dtype and y.shape == expected.shape
+        return relative_error(y.double().cpu().numpy(), expected.cpu().numpy())
+
+    kind = getattr(torch, dtype)
+    x, w, bias = (torch.randn(shape, device="cuda").to(kind) for shape in ((n, 24, 17, 15), (44, 12, 3, 3), (44,)))
+    x = x.to(memory_format=torch.channels_last) if layout == "NHWC" else x
+    expected = torch.relu(torch.nn.functional.conv2d(x.double(), w.double(), bias.double(), 2, 1, groups=2))
+    poison(tuple(expected.shape))
+    y = conv2d(x, w, bias, 2, 1, groups=2, layout=named(layout), activation="relu")
+    assert off(y, expected) < DTYPES[dtype].roundoff
+    expected = torch.nn.grad.conv2d_input(x.shape, w.double(), y.double(), 2, 1, groups=2)
+    for filters in (w, prepare_weights(w)):
+        back = conv2d_input(y, filters, tuple(x.shape), 2, 1, groups=2, layout=named(layout))
+        assert off(back, expected) < DTYPES[dtype].roundoff
+
+
+def test_numpy_and_cupy_in_float16(rng: np.random.Generator) -> None:
+    x, w = (rng.standard_normal(shape).astype(np.float16) for shape in ((2, 5, 9, 8), (6, 5, 3, 3)))
+    y = conv2d(x, w, padding=1, device="cuda")
+    problem = ConvProblem(2, 5, 9, 8, 6, 3, 3, padding=(1, 1, 1, 1), dtype="float16")
+    assert y.dtype == np.float16 and relative_error(y, oracle_conv(problem, x, w, None)) < 2.0**-11
+    assert np.isposinf(conv2d(np.full_like(x, 6e4), np.ones_like(w), device="cuda")).all()
+    np.testing.assert_array_equal(conv2d(to_cupy(x), to_cupy(w), padding=1).get(), y)
 
 
 def test_nan_and_inf_propagate_as_in_pytorch() -> None:

@@ -124,10 +124,10 @@ def test_the_cpu_engine_agrees_with_the_oracle(problem):
 @pytest.mark.parametrize("case", GRADIENT_CASES, ids=lambda c: c.name)
 def test_the_cpu_engine_keeps_the_bound_of_the_tier(case):
     inputs = cases.draw_conv(case.problem, "positive")
-    result = choose(case.problem, "im2col", CPU_ALGORITHMS).run(case.problem, inputs["x"], inputs["w"], None)
+    result = choose(case.problem, None, "im2col").algorithm.run(case.problem, inputs["dy"], inputs["w"], None)
     assert result.dtype == np.float32
-    reference = oracle.conv2d(case.problem, inputs["x"], inputs["w"])
-    assert oracle.relative_error(result, reference) <= oracle.error_bound(case.problem, inputs["x"], inputs["w"])
+    reference = oracle.conv2d(case.problem, inputs["dy"], inputs["w"])
+    assert oracle.relative_error(result, reference) <= oracle.error_bound(case.problem, inputs["dy"], inputs["w"])
 
 
 @settings(max_examples=100, deadline=None)
@@ -180,10 +180,10 @@ def test_few_launches_serve_many_phases():
 def test_prepared_filters_are_no_workspace_and_count_where_a_limit_is_given():
     problem = GRADIENT_CASES[0].problem
     needed = GEMM.prepared_bytes(problem)
-    assert choose(problem, "implicit_gemm", ALGORITHMS) is GEMM
+    assert choose(problem, TARGETS[0], "implicit_gemm").algorithm is GEMM
     assert not GEMM.reasons(problem, TARGETS[0], needed)
     with pytest.raises(NoAlgorithmError, match=f"{needed} of prepared filters"):
-        choose(problem, "implicit_gemm", ALGORITHMS, needed - 1)
+        choose(problem, TARGETS[0], "implicit_gemm", needed - 1)
     assert GEMM.prepared_bytes(replace(problem, op="fprop")) == 0
 
 
@@ -236,15 +236,16 @@ def segmented(*names: str) -> list[cases.Case]:
 )
 def test_segments_of_rows_are_right_and_touch_nothing_else(case):
     problem, first_weight = case.problem, 4 if case.problem.op == "dgrad" else 0
+    read, *_, written = (operand.role for operand in problem.operands)
     values = cases.draw_conv(problem, "zero-mean")
-    reference = oracle.conv2d(problem, values["x"], values["w"], values["bias"])
-    bound = oracle.error_bound(problem, values["x"], values["w"], values["bias"])
+    reference = oracle.conv2d(problem, values[read], values["w"], values["bias"])
+    bound = oracle.error_bound(problem, values[read], values["w"], values["bias"])
     if problem.op == "dgrad":
         values["prepared"] = np.full(first_weight + values["w"].size, np.nan, np.float32)
         run(input_gradient.filter_launch(problem, first_weight), values)
         assert np.isnan(values["prepared"][:first_weight]).all()
-    values["y"] = np.full(problem.y_shape, np.nan, np.float32)
-    columns = values["y"].transpose(AXES[problem.layout]).transpose(0, 2, 3, 1)
+    values[written] = np.full(problem.y_shape, np.nan, np.float32)
+    columns = values[written].transpose(AXES[problem.layout]).transpose(0, 2, 3, 1)
     width, half = columns.shape[2], columns.shape[2] // 8 * 4
     missing = np.ones(width, bool)
     for first, last in ((half, width - 1), (0, half), (width - 1, width)):
@@ -252,7 +253,7 @@ def test_segments_of_rows_are_right_and_touch_nothing_else(case):
             run(segment_launch(problem, first, last - first, TARGETS[0], first_weight), values)
             missing[first:last] = False
             assert np.isnan(columns[:, :, missing]).all()
-    assert oracle.relative_error(values["y"], reference) <= bound
+    assert oracle.relative_error(values[written], reference) <= bound
 
 
 def rearranged(problem: ConvProblem, w: np.ndarray) -> np.ndarray:

@@ -46,7 +46,8 @@ def conv2d(
     ``y[n,k,p,q] = activation(bias[k] + sum over c,r,s of w[k,c,r,s] * x[n,c, p*stride - top + r*dilation, ...])``
 
     Args:
-        x: float32 array (n, c, h, w) of NumPy, CuPy, PyTorch, or of any library with DLPack. The CPU takes float64 too.
+        x: float32, float16 or bfloat16 array (n, c, h, w) of NumPy, CuPy, PyTorch, or of any library with DLPack. The
+            CPU takes float64 too. Sums are of float32, and a result of 16 bits is rounded once.
         w: filters (k, c / groups, r, s), of the same library, dtype and device; or what `prepare_weights` made of them.
         bias: (k,) or None.
         stride: pixels between outputs, for both axes or (vertical, horizontal).
@@ -111,7 +112,8 @@ def conv1d(
     ``y[n,k,q] = activation(bias[k] + sum over c,s of w[k,c,s] * x[n,c, q*stride - left + s*dilation])``
 
     Args:
-        x: float32 array (n, c, w) of NumPy, CuPy, PyTorch, or of any library with DLPack. The CPU takes float64 too.
+        x: float32, float16 or bfloat16 array (n, c, w) of NumPy, CuPy, PyTorch, or of any library with DLPack. The CPU
+            takes float64 too.
         w: filters (k, c / groups, s), of the same library, dtype and device; or what `prepare_weights` made of them.
         bias: (k,) or None.
         stride: samples between outputs.
@@ -160,8 +162,8 @@ def conv2d_input(
     the transposed convolution.
 
     Args:
-        grad: gradient of conv2d's result, of that shape: (n, k, p, q); a float32 array of NumPy, CuPy, PyTorch, or of
-            any library with DLPack. The CPU takes float64 too.
+        grad: gradient of conv2d's result, of that shape: (n, k, p, q); a float32, float16 or bfloat16 array of NumPy,
+            CuPy, PyTorch, or of any library with DLPack. The CPU takes float64 too.
         w: the layer's filters (k, c / groups, r, s), not rotated; or what `prepare_weights` made of them.
         input_shape: shape of conv2d's x, as that call had it: (n, c, h, w), (n, h, w, c) with ``layout="NHWC"``, or
             (c, h, w, n) with ``"CHWN"``. PyTorch's is always (n, c, h, w).

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import ClassVar, Literal
 
+from leanconv.dtypes import item_bytes
 from leanconv.images import borders
 
 Op = Literal["fprop", "dgrad", "wgrad"]
@@ -18,8 +19,6 @@ PRECISIONS = ("ieee", "fp32", "relaxed", "tf32")
 
 #: Names of the borders of filters; `leanconv.images.borders` says what each reads.
 BORDERS = tuple(borders.BORDERS)
-
-ITEM_BYTES = {"float32": 4, "int32": 4, "float64": 8}
 
 
 @dataclass(frozen=True)
@@ -112,7 +111,7 @@ class ConvProblem:
     @property
     def itemsize(self) -> int:
         """Bytes of an element."""
-        return ITEM_BYTES[self.dtype]
+        return item_bytes(self.dtype)
 
     @property
     def images(self) -> int:
@@ -178,7 +177,7 @@ class ConvProblem:
         """Fewest bytes to move: every input read once, every output written once."""
         elements = self.n * self.c * self.h * self.w + self.k * self.group_c * self.r * self.s
         elements += self.n * self.k * self.p * self.q + (self.k if self.bias else 0)
-        return elements * ITEM_BYTES[self.dtype]
+        return elements * item_bytes(self.dtype)
 
     def __str__(self) -> str:
         text = f"{self.op} {self.layout} {self.dtype} {self.n}x{self.c}x{self.h}x{self.w} k{self.k} {self.r}x{self.s}"
@@ -224,7 +223,7 @@ class FilterProblem:
     @property
     def itemsize(self) -> int:
         """Bytes of an element."""
-        return ITEM_BYTES[self.dtype]
+        return item_bytes(self.dtype)
 
     @property
     def images(self) -> int:
@@ -259,7 +258,7 @@ class FilterProblem:
     @property
     def bytes(self) -> int:
         """Fewest bytes to move: the image read once, the output written once."""
-        return 2 * self.batch * self.h * self.w * ITEM_BYTES[self.dtype]
+        return 2 * self.batch * self.h * self.w * item_bytes(self.dtype)
 
     def __str__(self) -> str:
         return (

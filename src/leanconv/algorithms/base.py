@@ -9,6 +9,7 @@ from functools import lru_cache
 from math import gcd
 from typing import Any, ClassVar, TypeVar
 
+from leanconv.dtypes import DTYPES, accumulator, item_bytes
 from leanconv.plan import Constants, Plan, Target
 from leanconv.problem import PRECISIONS, ConvProblem, Layout, Problem
 
@@ -175,10 +176,11 @@ def mean_products(problem: ConvProblem) -> int:
 
 
 def has_wide_tensors(problem: ConvProblem) -> bool:
-    """Whether the largest of the tensors takes more bytes than 32 bits count."""
+    """Whether the largest of the tensors takes more bytes than 32 bits count, or nearly 2**31 elements and more."""
     weights = problem.k * problem.group_c * problem.r * problem.s
     x, y = problem.n * problem.c * problem.h * problem.w, problem.n * problem.k * problem.p * problem.q
-    return max(x, y, weights) >= 2**30
+    # an int counts pixels and elements, those of the last tile included
+    return max(x, y, weights) >= min(2**32 // item_bytes(problem.dtype), 2**31 - 2**16)
 
 
 def copy_layout(problem: ConvProblem) -> Layout:
@@ -189,6 +191,7 @@ def copy_layout(problem: ConvProblem) -> Layout:
 def conv_constants(problem: ConvProblem) -> Constants:
     """The ``Problem`` struct of a convolution kernel: everything but the batch, which stays an argument.
 
+    ``element`` is the C++ type of x, w, bias and y, ``sum`` the one that products are summed in.
     ``padded``: some window leaves the image; with negative padding the first one begins inside it. ``wide``: offsets in
     bytes need more than 32 bits. ``vector_store``: four outputs adjacent in memory, counted from the start of an image
     (NCHW), a pixel's filter group (NHWC) or a pixel's images (CHWN), never straddle its end. In CHWN that is all that
@@ -200,6 +203,8 @@ def conv_constants(problem: ConvProblem) -> Constants:
     last_column = (q - 1) * problem.stride[1] - left + (problem.s - 1) * problem.dilation[1]
     innermost = {"NCHW": p * q, "NHWC": gcd(problem.k, problem.group_k), "CHWN": problem.n}
     return (
+        ("element", DTYPES[problem.dtype].ctype),
+        ("sum", accumulator(problem.dtype).ctype),
         *((name, getattr(problem, name)) for name in ("c", "h", "w", "k", "r", "s", "p", "q", "groups")),
         ("group_c", problem.group_c),
         ("group_k", problem.group_k),

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from leanconv.algorithms.base import Config, GpuAlgorithm, ceil_div, conv_constants
 from leanconv.algorithms.tiles import conv_arguments, forward_limits
+from leanconv.dtypes import GPU_LAYERS
 from leanconv.plan import Launch, Plan, Target
 from leanconv.problem import ConvProblem
 
@@ -19,7 +20,7 @@ class DirectConfig(Config):
 
 
 class Direct(GpuAlgorithm):
-    """One thread, one output, everything from global memory; every shape, no workspace, slow."""
+    """One thread, one output, everything from global memory; every shape and element type, no workspace, slow."""
 
     name = "direct"
     paper = "the baseline of S. Lu et al., im2win (2023)"
@@ -27,7 +28,7 @@ class Direct(GpuAlgorithm):
     solves = "conv2d"
 
     def why_not(self, problem: ConvProblem, target: Target) -> list[str]:
-        return forward_limits(problem)
+        return forward_limits(problem, GPU_LAYERS)
 
     def configs(self, problem: ConvProblem, target: Target) -> Iterator[DirectConfig]:
         yield DirectConfig()

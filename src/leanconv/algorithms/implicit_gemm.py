@@ -19,6 +19,7 @@ from leanconv.algorithms.tiles import (
     view_constants,
     with_splits,
 )
+from leanconv.dtypes import GPU_LAYERS
 from leanconv.plan import Constants, Launch, Plan, Target
 from leanconv.problem import ConvProblem
 
@@ -99,7 +100,7 @@ def segment_launch(problem: ConvProblem, first_q: int, count: int, target: Targe
 
 
 class ImplicitGemm(TimedAlgorithm):
-    """Direct convolution and its input's gradient, FP32 FMAs, no workspace; every shape.
+    """Direct convolution and its input's gradient, FP32 FMAs, no workspace; every shape and element type.
 
     For the gradient the filters are rearranged first, which is a preparation.
     """
@@ -110,7 +111,7 @@ class ImplicitGemm(TimedAlgorithm):
     solves = "conv2d"
 
     def why_not(self, problem: ConvProblem, target: Target) -> list[str]:
-        return gradient_limits(problem)
+        return gradient_limits(problem, GPU_LAYERS)
 
     def prepared_bytes(self, problem: ConvProblem) -> int:
         return input_gradient.prepared_bytes(problem) if problem.op == "dgrad" else 0

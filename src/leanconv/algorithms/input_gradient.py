@@ -15,6 +15,7 @@ from math import gcd
 
 from leanconv.algorithms.base import ceil_div, has_wide_tensors
 from leanconv.algorithms.tiles import OutputView
+from leanconv.dtypes import DTYPES, item_bytes
 from leanconv.plan import Launch, Number, Pointer
 from leanconv.problem import ConvProblem
 
@@ -124,16 +125,19 @@ def parts(problem: ConvProblem, first_weight: int = 0) -> list[Part]:
 
 def prepared_bytes(problem: ConvProblem) -> int:
     """Bytes of the rearranged filters: as many as the filters have, none where all windows see nothing but padding."""
-    return 4 * problem.k * problem.group_c * problem.r * problem.s if parts(problem) else 0
+    weights = problem.k * problem.group_c * problem.r * problem.s
+    return item_bytes(problem.dtype) * weights if parts(problem) else 0
 
 
 def filter_launch(problem: ConvProblem, first_weight: int = 0) -> Launch:
     """The launch that rearranges the filters for `parts`, from element ``first_weight`` of the prepared ones on."""
     tiles = ceil_div(problem.group_k, SIDE) * ceil_div(problem.group_c * problem.r * problem.s, SIDE)
+    element = DTYPES[problem.dtype].ctype
     return Launch(
         header="lib/input_gradient.cuh",
         function="leanconv::gradient_filters",
         problem=(
+            ("element", element),
             ("groups", problem.groups),
             ("group_c", problem.group_c),
             ("group_k", problem.group_k),
@@ -146,10 +150,10 @@ def filter_launch(problem: ConvProblem, first_weight: int = 0) -> Launch:
             ("first_weight", first_weight),
         ),
         tuning=(("threads", THREADS), ("side", SIDE)),
-        arguments=(Pointer("w"), Pointer("prepared", written=True)),
+        arguments=(Pointer("w", element), Pointer("prepared", element, written=True)),
         grid=problem.groups * tiles,
         block=THREADS,
-        shared_bytes=4 * SIDE * (SIDE + 1),
+        shared_bytes=item_bytes(problem.dtype) * SIDE * (SIDE + 1),
     )
 
 
@@ -161,10 +165,12 @@ def zero_launch(problem: ConvProblem) -> Launch | None:
     inverses = [
         pow(dilation // gcd(stride, dilation), -1, stride // gcd(stride, dilation)) for _, stride, dilation in axes
     ]
+    element = DTYPES[problem.dtype].ctype
     return Launch(
         header="lib/input_gradient.cuh",
         function="leanconv::gradient_zeros",
         problem=(
+            ("element", element),
             *((name, getattr(problem, name)) for name in ("c", "h", "w", "r", "s")),
             ("stride_h", problem.stride[0]),
             ("stride_w", problem.stride[1]),
@@ -179,7 +185,7 @@ def zero_launch(problem: ConvProblem) -> Launch | None:
             ("wide", has_wide_tensors(problem)),
         ),
         tuning=(("threads", THREADS),),
-        arguments=(Pointer("dx", written=True), Number("long long", "batch", problem.n)),
+        arguments=(Pointer("dx", element, written=True), Number("long long", "batch", problem.n)),
         grid=ceil_div(problem.n * problem.c * problem.h * problem.w, THREADS),
         block=THREADS,
     )

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from leanconv.algorithms.base import Config, GpuAlgorithm, ceil_div
+from leanconv.dtypes import DTYPES, GPU_FILTERS, none_of
 from leanconv.images.borders import BORDERS
 from leanconv.plan import Launch, Number, Plan, Pointer, Target
 from leanconv.problem import FilterProblem
@@ -14,8 +15,6 @@ from leanconv.problem import FilterProblem
 LIMIT = 32
 #: Largest image extent: twice it is an int in the border maps.
 EXTENT = 2**30
-
-ELEMENT_TYPES = {"float32": "float", "int32": "int"}
 
 
 @dataclass(frozen=True)
@@ -94,9 +93,7 @@ class RegisterCache(GpuAlgorithm):
     solves = "filter2d"
 
     def why_not(self, problem: FilterProblem, target: Target) -> list[str]:
-        reasons = []
-        if problem.dtype not in ELEMENT_TYPES:
-            reasons.append(f"dtype={problem.dtype!r} is neither float32 nor int32")
+        reasons = none_of(problem.dtype, GPU_FILTERS)
         if not (1 <= problem.kh <= LIMIT and 1 <= problem.kw <= LIMIT):
             reasons.append(f"the filter is {problem.kh}x{problem.kw}, and the limit is {LIMIT}x{LIMIT}")
         elif not (0 <= problem.anchor[0] < problem.kh and 0 <= problem.anchor[1] < problem.kw):
@@ -144,7 +141,7 @@ class RegisterCache(GpuAlgorithm):
             strips = ceil_div(problem.w, 32 * config.columns)
             shared = shared_bytes(problem, config)
         bands = ceil_div(problem.h, config.block_rows)
-        element = ELEMENT_TYPES[problem.dtype]
+        element = DTYPES[problem.dtype].ctype
         launch = Launch(
             header="register_cache.cuh",
             function=f"leanconv::{function}",

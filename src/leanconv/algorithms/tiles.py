@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import gcd
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from leanconv.algorithms.base import Config, ceil_div, conv_constants, copy_layout, has_wide_tensors, variant
+from leanconv.dtypes import DTYPES, is_narrow, none_of
 from leanconv.plan import Argument, Constants, Launch, Number, Pointer, Target
 from leanconv.problem import ConvProblem
 
@@ -103,6 +104,21 @@ TILES: dict[str, tuple[tuple[TileConfig, float], ...]] = {
 }
 
 
+#: What 16-bit elements, which pass registers on their way to shared memory, want otherwise than floats do in tiles of
+#: the same shape: registers by fewer blocks, or fewer elements on their way at a time. Nothing spills then.
+NARROW: dict[tuple[str, int, int], dict[str, Any]] = {
+    ("NCHW", 96, 128): {"tile_reduction": 16, "min_blocks": 2},
+    ("NCHW", 128, 128): {"tile_reduction": 8},
+    ("CHWN", 128, 64): {"min_blocks": 3},
+}
+
+
+def _narrow(config: TileConfig, layout: str) -> TileConfig:
+    """A tile as 16-bit elements take it. They are there a step later, however many stages there are: two are enough."""
+    changes = NARROW.get((layout, config.tile_k, config.tile_pixels), {})
+    return replace(config, stages=2, **changes)
+
+
 def tiles(problem: ConvProblem, along: bool = False, wide: bool = False) -> Iterator[tuple[TileConfig, float]]:
     """The tiles that ``problem`` can have without spilling registers, with their speeds.
 
@@ -112,6 +128,8 @@ def tiles(problem: ConvProblem, along: bool = False, wide: bool = False) -> Iter
     heavy = wide or has_wide_tensors(problem) or max(problem.r, problem.s) > 16
     heavy |= problem.layout == "NHWC" and problem.group_c % 8 != 0 or along
     for config, speed in TILES["NHWC" if along else copy_layout(problem)]:
+        if is_narrow(problem.dtype):
+            config = _narrow(config, copy_layout(problem))
         if not heavy:
             yield config, speed
         elif config.threads < 256:
@@ -136,17 +154,21 @@ def cost(problem: ConvProblem, pixels: int, reduction: int, config: TileConfig, 
     return products / (target.fma_lanes * BEST_SHARE * speed)
 
 
-def forward_limits(problem: ConvProblem) -> list[str]:
-    """Why the kernels of this family cannot run ``problem``; they compute the forward pass."""
+#: The element types of kernels that know no other.
+FLOAT32 = ("float32",)
+
+
+def forward_limits(problem: ConvProblem, taken: Sequence[str] = FLOAT32) -> list[str]:
+    """Why the kernels of this family cannot run ``problem``; they compute the forward pass of the types ``taken``."""
     reasons = [] if problem.op == "fprop" else [f"op={problem.op!r} is not the forward pass"]
-    return reasons + layer_limits(problem)
+    return reasons + layer_limits(problem, taken)
 
 
-def gradient_limits(problem: ConvProblem) -> list[str]:
+def gradient_limits(problem: ConvProblem, taken: Sequence[str] = FLOAT32) -> list[str]:
     """Why kernels that compute the forward pass and the input's gradient cannot run ``problem``."""
     known = problem.op in ("fprop", "dgrad")
     reasons = [] if known else [f"op={problem.op!r} is neither the forward pass nor the gradient of the input"]
-    return reasons + layer_limits(problem)
+    return reasons + layer_limits(problem, taken)
 
 
 def images_outermost(problem: ConvProblem) -> list[str]:
@@ -155,11 +177,9 @@ def images_outermost(problem: ConvProblem) -> list[str]:
     return [f"layout={problem.layout!r} is neither 'NCHW' nor 'NHWC'"] if inner else []
 
 
-def layer_limits(problem: ConvProblem) -> list[str]:
+def layer_limits(problem: ConvProblem, taken: Sequence[str] = FLOAT32) -> list[str]:
     """Why the kernels of this family cannot work on the layer of ``problem``, in whichever direction."""
-    reasons = []
-    if problem.dtype != "float32":
-        reasons.append(f"dtype={problem.dtype!r} is not float32")
+    reasons = none_of(problem.dtype, taken)
     # Indices below one image of one channel are of 32 bits, whatever the tensors' sizes.
     for what, h, w in (("input", problem.h, problem.w), ("output", problem.p, problem.q)):
         if h * w >= 2**31:
@@ -247,11 +267,12 @@ def conv_arguments(problem: ConvProblem, source: str | None = None, filters: str
     By default the pixels are those of the operand that ``problem`` reads.
     """
     read, *_, written = problem.operands
+    element = DTYPES[problem.dtype].ctype
     return (
-        Pointer(source or read.role),
-        Pointer(filters),
-        Pointer("bias"),
-        Pointer(written.role, written=True),
+        Pointer(source or read.role, element),
+        Pointer(filters, element),
+        Pointer("bias", element),
+        Pointer(written.role, element, written=True),
         Number("long long", "batch", problem.n),
     )
 

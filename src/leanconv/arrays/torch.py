@@ -11,6 +11,7 @@ import numpy as np
 
 from leanconv.arrays.base import Arrays, MemoryOrder, Shape
 from leanconv.arrays.numpy import plain
+from leanconv.dtypes import DTYPES
 
 
 class TorchArrays(Arrays):
@@ -23,7 +24,7 @@ class TorchArrays(Arrays):
     def __init__(self) -> None:
         self._torch = importlib.import_module("torch")
         torch = self._torch
-        self._dtypes = {name: getattr(torch, name) for name in ("float32", "float64", "int32")}
+        self._dtypes = {kind.name: getattr(torch, kind.torch) for kind in DTYPES.values()}
         self._devices: dict[int | None, Any] = {None: torch.device("cpu")}
         # the raw handle costs 0.1 µs, the Stream object 2 µs; PyTorch's own compiler calls the same function
         self._raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None)

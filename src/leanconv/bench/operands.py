@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from leanconv.dtypes import DTYPES
 from leanconv.problem import ConvProblem, FilterProblem, Layout, Problem, lay_out
 from leanconv.reference import oracle
 from leanconv.reference.oracle import border_indices
@@ -67,11 +68,12 @@ class Operands:
             generator = torch.Generator("cuda").manual_seed(self._seed)
             if integer:
                 return torch.randint(-99, 100, shape, generator=generator, device="cuda", dtype=torch.int32)
-            return torch.randn(shape, generator=generator, device="cuda").mul_(scale)
+            normal = torch.randn(shape, generator=generator, device="cuda").mul_(scale)
+            return normal.to(getattr(torch, DTYPES[self.problem.dtype].torch))
         random = np.random.default_rng(self._seed)
         if integer:
             return random.integers(-99, 100, shape, dtype=np.int32)
-        return random.standard_normal(shape, np.float32) * np.float32(scale)
+        return (random.standard_normal(shape, np.float32) * np.float32(scale)).astype(self.problem.dtype, copy=False)
 
     def _layout(self, layout: Layout) -> tuple[Any, Any]:
         if layout not in self._layouts:
@@ -98,7 +100,7 @@ class Operands:
         if self.gpu:
             import torch
 
-            y: Any = torch.empty(shape, dtype=getattr(torch, problem.dtype), device="cuda")
+            y: Any = torch.empty(shape, dtype=getattr(torch, DTYPES[problem.dtype].torch), device="cuda")
         else:
             y = np.empty(shape, problem.dtype)
         poison(y)

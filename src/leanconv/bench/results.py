@@ -10,6 +10,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
+from leanconv.dtypes import DTYPES, is_narrow
 from leanconv.problem import Layout
 from leanconv.runtime.files import write_text
 
@@ -26,6 +27,7 @@ class Row:
     ``ceiling_share`` is the time that ``ceiling`` allows, over the time taken: above 1 for algorithms that do less
     arithmetic than the direct one, or by another unit. ``error`` is relative to float64, on ``checked``; None says that
     the output held NaN or infinity. ``variant`` is empty but in an ablation, which runs an algorithm in several.
+    ``dtype`` is that of the arrays.
     """
 
     problem: str
@@ -48,6 +50,7 @@ class Row:
     variant: str = ""
     #: bytes of transformed filters, which depend on the filters only and can be kept for later calls
     prepared_bytes: int = 0
+    dtype: str = "float32"
 
 
 @dataclass
@@ -67,11 +70,13 @@ class Results:
     missing: list[str] = field(default_factory=list)
     #: the tier that was asked for instead of the suite's own
     precision: str | None = None
+    #: likewise the element type
+    dtype: str | None = None
 
     @property
     def title(self) -> str:
-        """Suite, layout and tier, as headings have them."""
-        return " ".join(filter(None, (self.suite, self.layout, self.precision)))
+        """Suite, layout, tier and element type, as headings have them."""
+        return " ".join(filter(None, (self.suite, self.layout, self.precision, self.dtype)))
 
     @property
     def place(self) -> str:
@@ -98,11 +103,13 @@ class Results:
             raise ValueError(f"{path} is not a results file of leanconv bench: {error}") from error
 
     def refuse_other(self, other: Results) -> None:
-        """Raise ValueError unless ``other`` was measured as this was: suite, layout, tier, GPU, versions, revision."""
+        """Raise ValueError unless ``other`` was measured as this was: suite and settings, GPU, versions, revision."""
         free = ("date", "ceilings", *(("cpu", "cores", "memory_bytes") if self.machine.get("gpu") else ()))
         keys = [key for key in {**self.machine, **other.machine} if key not in free]
         differing = [(key, self.machine.get(key), other.machine.get(key)) for key in keys]
-        differing += [(key, getattr(self, key), getattr(other, key)) for key in ("suite", "layout", "precision")]
+        differing += [
+            (key, getattr(self, key), getattr(other, key)) for key in ("suite", "layout", "precision", "dtype")
+        ]
         for key, mine, its in differing:
             if mine != its:
                 raise ValueError(f"two runs do not go together: {key} is {mine!r} in one, {its!r} in the other")
@@ -132,6 +139,7 @@ class Results:
             warnings=list(dict.fromkeys([*self.warnings, *other.warnings, both])),
             missing=[name for name in self.missing if name not in problems or name in other.missing],
             precision=self.precision,
+            dtype=self.dtype,
         )
 
     def of(self, problem: str) -> list[Row]:
@@ -173,8 +181,12 @@ class Results:
 
 
 def right(row: Row) -> bool:
-    """Whether a row's output is a float32-grade answer, or a TF32 one from an engine that says so."""
-    return row.error is not None and (row.error <= _WRONG or "tf32" in row.engine)
+    """Whether a row's output is a float32-grade answer, or a TF32 one from an engine that says so.
+
+    One of 16-bit elements may be off by their rounding besides.
+    """
+    most = _WRONG + DTYPES[row.dtype].roundoff if is_narrow(row.dtype) else _WRONG
+    return row.error is not None and (row.error <= most or "tf32" in row.engine)
 
 
 @dataclass(frozen=True)
@@ -229,6 +241,12 @@ GROUPS = (
         "PyTorch in the problem's layout with TF32, wrong by about 3e-4",
         "torch-tf32-{layout}",
         instead=("torch-tf32-*", "PyTorch with TF32 in the faster of its layouts, wrong by about 3e-4"),
+    ),
+    Group(
+        "PyTorch, 16 bits",
+        "PyTorch in the problem's layout and 16-bit type, on tensor cores, cudnn.benchmark on",
+        "torch-*float16-{layout}",
+        instead=("torch-*float16-*", "PyTorch in the faster of its layouts and the 16-bit type, on tensor cores"),
     ),
     Group("im2col", "im2col and cuBLAS", "im2col+cublas"),
     Group("torch", "PyTorch's conv2d with one channel", "torch"),

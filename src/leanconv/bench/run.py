@@ -27,6 +27,7 @@ from leanconv.bench.suites import (
     with_batch,
 )
 from leanconv.call import arguments
+from leanconv.dtypes import DTYPES
 from leanconv.problem import Problem
 from leanconv.runtime.progress import progress as progress_bar
 from leanconv.runtime.timing import Timing, time_cpu, time_gpu
@@ -79,6 +80,7 @@ def run_suite(
     *,
     layout: str | None = None,
     precision: str | None = None,
+    dtype: str | None = None,
     engines: Sequence[str] = (),
     only: str | None = None,
     batch: int | None = None,
@@ -94,11 +96,12 @@ def run_suite(
 ) -> Results:
     """Measure a suite, a problem in words (see leanconv.bench.suites), or given cases.
 
-    ``layout`` and ``precision`` override a suite's (peers run in the layouts that they have, and in any precision as
-    in float32); ``engines`` are patterns such as ``"leanconv"``, ``"cudnn:*"``; ``only`` is a pattern that problem
-    names must match; ``batch`` replaces the number of images; ``quick`` spends a quarter of the time on each figure;
-    ``device`` is None (the GPU where there is one), ``"cuda"`` or ``"cpu"``; ``revision`` is what to record where the
-    package does not lie in a git checkout; ``peers`` are who takes part, by default all of PEERS.
+    ``layout``, ``precision`` and ``dtype`` override a suite's (peers run in the layouts that they have, in any
+    precision as in float32, and in the type if they have it); ``engines`` are patterns such as ``"leanconv"``,
+    ``"cudnn:*"``; ``only`` is a pattern that problem names must match; ``batch`` replaces the number of images;
+    ``quick`` spends a quarter of the time on each figure; ``device`` is None (the GPU where there is one), ``"cuda"``
+    or ``"cpu"``; ``revision`` is what to record where the package does not lie in a git checkout; ``peers`` are who
+    takes part, by default all of PEERS.
 
     ``algorithms`` are patterns of leanconv's own algorithms; by default those that the suite is about
     (``suites.SUITE_ALGORITHMS``), or all. After ``seconds`` of wall-clock time no further problem is begun; the
@@ -107,12 +110,13 @@ def run_suite(
 
     An interrupt ends the run and keeps what has been measured, with a warning in the result. On a CPU, layers too
     large to wait for run on fewer images, which the result's warnings say. Raises ValueError for an unknown suite,
-    layout, precision or device, for a problem that cannot be read, when nothing matches, and for a ``resume`` that
-    misses nothing or comes from another machine, revision or suite. ``workspace_limit`` (bytes, by default that of
-    LEANCONV_WORKSPACE_LIMIT) leaves out leanconv's algorithms that need more; peers take what they need.
+    layout, precision, type or device, for a problem that cannot be read, when nothing matches, for bfloat16 without a
+    GPU, and for a ``resume`` that misses nothing or comes from another machine, revision or suite. ``workspace_limit``
+    (bytes, by default that of LEANCONV_WORKSPACE_LIMIT) leaves out leanconv's algorithms that need more; peers take
+    what they need.
     """
     begin = time.perf_counter()
-    cases, suite, layout, precision = _cases(what, layout, precision)
+    cases, suite, layout, precision = _cases(what, layout, precision, dtype)
     order = [case.name for case in cases]
     if only is not None:
         cases = tuple(case for case in cases if fnmatchcase(case.name, only))
@@ -130,6 +134,9 @@ def run_suite(
     if device == "cuda" and not usable:
         raise ValueError(why)
     gpu = usable and device != "cpu"
+    foreign = {case.problem.dtype for case in cases if DTYPES[case.problem.dtype].numpy is None}
+    if foreign and not gpu:
+        raise ValueError(f"dtype={foreign.pop()!r} is measured on a GPU only: NumPy has no such type")
     limit = arguments.workspace_limit(workspace_limit)
     ceilings = (measure_gpu if gpu else measure_cpu)(0.1 if quick else 0.3)
     run = _Run(gpu, quick, tuple(engines), ceilings, limit, begin + (math.inf if seconds is None else seconds))
@@ -142,7 +149,7 @@ def run_suite(
     versions: dict[str, str] = {}
     present = _present(run, cases, peers, absent, versions)
     about = machine.describe(gpu, run.ceilings, versions, revision)
-    results = Results(about, suite, layout, absent=absent, precision=precision)
+    results = Results(about, suite, layout, absent=absent, precision=precision, dtype=dtype)
     if resume is not None:
         resume.refuse_other(results)
     if not gpu and device != "cpu":
@@ -182,16 +189,17 @@ def _settled_objects() -> Iterator[None]:
 
 
 def _cases(
-    what: str | Sequence[Case], layout: str | None, precision: str | None
+    what: str | Sequence[Case], layout: str | None, precision: str | None, dtype: str | None
 ) -> tuple[tuple[Case, ...], str, str | None, str | None]:
     """The cases; then suite, layout, and the precision where it is not the suite's own."""
     if not isinstance(what, str):
-        if precision is not None:
-            raise ValueError(f"precision={precision!r} is for suites; given cases have their own")
+        for setting, given in (("precision", precision), ("dtype", dtype)):
+            if given is not None:
+                raise ValueError(f"{setting}={given!r} is for suites; given cases have their own")
         return tuple(what), "cases", layout, None
     if ":" in what:
         problem = parse_problem(what)
-        for setting, given in (("layout", layout), ("precision", precision)):
+        for setting, given in (("layout", layout), ("precision", precision), ("dtype", dtype)):
             if given is not None:
                 raise ValueError(f"{setting}={given!r} is for suites; write it into the problem, as in {what},{given}")
         own = problem.layout if problem.kind == "conv2d" else None
@@ -199,8 +207,9 @@ def _cases(
     if what not in suite_names():
         names = ", ".join(suite_names())
         raise ValueError(f"{what!r} is no suite ({names}), and a problem starts with 'conv:' or 'filter:'")
-    cases = load_suite(what, layout, precision)
-    return cases, what, layout or suite_layout(what), precision if cases != load_suite(what, layout) else None
+    cases = load_suite(what, layout, precision, dtype)
+    usual = load_suite(what, layout, dtype=dtype)
+    return cases, what, layout or suite_layout(what), precision if cases != usual else None
 
 
 def _present(
@@ -317,6 +326,7 @@ def _row(name: str, problem: Problem, candidate: Candidate, check: Check, operan
         note=candidate.note,
         variant=candidate.variant,
         prepared_bytes=candidate.prepared_bytes,
+        dtype=problem.dtype,
     )
 
 
@@ -363,7 +373,7 @@ def _release(gpu: bool) -> None:
 
 
 def default_path(results: Results, partial: bool, root: Path = Path("benchmarks/results"), suffix: str = "") -> Path:
-    """Where a run belongs: ``<gpu>/<suite>[-nhwc][-relaxed][suffix].json``, layout and tier where not the suite's.
+    """Where a run belongs: ``<gpu>/<suite>[-nhwc][-relaxed][-float16][suffix].json``, each where not the suite's.
 
     ``-part`` is added for less than a whole suite: with ``partial``, or where the run did not come to every problem.
     """
@@ -371,6 +381,6 @@ def default_path(results: Results, partial: bool, root: Path = Path("benchmarks/
     name = results.suite
     if own and results.layout != own:
         name += f"-{(results.layout or '').lower()}"
-    name += f"-{results.precision}" if results.precision else ""
+    name += "".join(f"-{setting}" for setting in (results.precision, results.dtype) if setting)
     part = "-part" if partial or results.missing else ""
     return root / machine.slug(results.machine) / f"{name}{suffix}{part}.json"

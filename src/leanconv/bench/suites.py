@@ -10,7 +10,7 @@ A problem in words is ``conv:`` or ``filter:`` and a list of settings between co
 For ``conv``: ``n c h w k r s`` are the paper letters (n is 1, w is h and s is r where they are left out). ``stride``,
 ``dil`` and ``pad`` take one number, two as ``rows x columns``, and ``pad`` four as ``top x bottom x left x right``.
 Then ``groups``, and the words ``NCHW``, ``NHWC``, ``CHWN``, a precision (``ieee``, ``fp32``, ``relaxed``, ``tf32``),
-``bias`` and ``relu``.
+``bias`` and ``relu``, and the element type (``float16``, ``bfloat16``).
 For ``filter``: the image's height x width and the filter's height x width, in this order; ``batch``; ``anchor`` as
 row x column; then a border (``constant``, ``replicate``, ``reflect``, ``reflect101``, ``wrap``) and a data type.
 """
@@ -24,6 +24,7 @@ from functools import cache
 from importlib import resources
 from typing import Any, get_args
 
+from leanconv.dtypes import FILTERS, LAYERS
 from leanconv.problem import BORDERS, PRECISIONS, ConvProblem, FilterProblem, Layout, Problem
 
 
@@ -65,23 +66,31 @@ def suite_layout(name: str) -> str | None:
     return layout
 
 
-def load_suite(name: str, layout: str | None = None, precision: str | None = None) -> tuple[Case, ...]:
-    """The cases of a suite, in its own layout and precision or in ``layout`` and ``precision``.
+def load_suite(
+    name: str, layout: str | None = None, precision: str | None = None, dtype: str | None = None
+) -> tuple[Case, ...]:
+    """The cases of a suite, in its own layout, precision and element type or in ``layout``, ``precision``, ``dtype``.
 
-    Raises ValueError for an unknown suite, layout or precision, and for one of the two where a suite has no layers.
+    Raises ValueError for an unknown suite, layout, precision or type, and for one of them where a suite has no layers.
     """
     if name not in _shipped():
         raise ValueError(f"suite={name!r} is not known; choose one of {', '.join(suite_names())}")
     suite = _shipped()[name]
     if suite["op"] == "filter2d":
-        for setting, given in (("layout", layout), ("precision", precision)):
+        for setting, given in (("layout", layout), ("precision", precision), ("dtype", dtype)):
             if given is not None:
                 raise ValueError(f"{setting}={given!r} does not apply: suite {name!r} filters single-channel images")
         return tuple(Case(entry["name"], _filter_problem(entry, suite)) for entry in suite["problems"])
     chosen = layout or suite["layout"]
-    for setting, value, known in (("layout", chosen, LAYOUTS), ("precision", precision or "fp32", PRECISIONS)):
+    settings: tuple[tuple[str, str, tuple[str, ...]], ...] = (
+        ("layout", chosen, LAYOUTS),
+        ("precision", precision or "fp32", PRECISIONS),
+        ("dtype", dtype or suite["dtype"], LAYERS),
+    )
+    for setting, value, known in settings:
         if value not in known:
             raise ValueError(f"{setting}={value!r} is not known; choose one of {', '.join(known)}")
+    suite = {**suite, "dtype": dtype or suite["dtype"]}
     return tuple(Case(entry["name"], _conv_problem(entry, suite, chosen, precision)) for entry in suite["problems"])
 
 
@@ -153,6 +162,8 @@ def format_problem(problem: Problem) -> str:
     words.append(problem.layout)
     if problem.precision != "fp32":
         words.append(problem.precision)
+    if problem.dtype != "float32":
+        words.append(problem.dtype)
     words += ["bias"] if problem.bias else []
     words += [problem.activation] if problem.activation else []
     return "conv:" + ",".join(words)
@@ -180,6 +191,7 @@ def _parse_conv(text: str, tokens: list[str]) -> ConvProblem:
     words: dict[str, tuple[str, Any]] = {"bias": ("bias", True), "relu": ("activation", "relu")}
     words |= {layout: ("layout", layout) for layout in LAYOUTS}
     words |= {precision: ("precision", precision) for precision in PRECISIONS}
+    words |= {dtype: ("dtype", dtype) for dtype in LAYERS}
     for token in tokens:
         if token in words:
             key, value = words[token]
@@ -216,7 +228,7 @@ def _parse_filter(text: str, tokens: list[str]) -> FilterProblem:
     for token in tokens:
         if token in BORDERS:
             border = token
-        elif token in ("float32", "int32"):
+        elif token in FILTERS:
             dtype = token
         else:
             word, numbers = _split(text, token, (1, 2))

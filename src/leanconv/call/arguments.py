@@ -10,8 +10,9 @@ import operator
 from collections.abc import Sequence
 from typing import Any
 
+from leanconv import dtypes
 from leanconv.images.borders import ALIASES, BORDERS
-from leanconv.problem import ITEM_BYTES, Layout
+from leanconv.problem import Layout
 from leanconv.runtime import env
 
 Padding = int | Sequence[int] | str
@@ -106,12 +107,14 @@ def one_of(name: str, value: Any, known: Sequence[Any]) -> Any:
     return value
 
 
-def check_dtypes(arrays: dict[str, str]) -> str:
-    """The dtype that all named arrays share; it must be one that the package computes in at all."""
+def check_dtypes(arrays: dict[str, str], taken: Sequence[str] = dtypes.LAYERS) -> str:
+    """The dtype that all named arrays share; it must be one that layers take, or filters (`dtypes.FILTERS`)."""
     (first, dtype), *others = arrays.items()
-    if dtype not in ITEM_BYTES:
+    if dtype not in taken:
+        *most, last = (name for name in taken if name not in dtypes.CPU_ONLY)
         raise TypeError(
-            f"{first} has dtype {dtype}; supported are float32, float64 on the CPU only, and int32 for filters only"
+            f"{first} has dtype {dtype}; supported are {', '.join(most)} and {last}, and "
+            f"{' and '.join(dtypes.CPU_ONLY)} on the CPU only"
         )
     for name, other in others:
         if other != dtype:

@@ -14,6 +14,7 @@ from leanconv.arrays import Arrays, MemoryOrder, Operands, Shape, gather
 from leanconv.arrays.memory import row_pitched
 from leanconv.call import arguments
 from leanconv.call.weights import PreparedWeights, kernel_beside
+from leanconv.dtypes import FILTERS
 from leanconv.problem import PRECISIONS, ConvProblem, FilterProblem, Layout, Problem
 from leanconv.runtime.launch import ALIGNMENT, device_index
 
@@ -104,7 +105,7 @@ def filter2d(
     """Describe a call of `leanconv.filter2d`; its algorithms need no workspace, and ``bias`` is None."""
     operands = gather(image, kernel_beside(image, kernel), bias, out, ("image", "kernel"))
     arrays, home = operands.arrays, operands.device
-    dtype = arguments.check_dtypes({name: arrays.dtype(array) for name, array in operands.inputs.items()})
+    dtype = arguments.check_dtypes({name: arrays.dtype(array) for name, array in operands.inputs.items()}, FILTERS)
     shape = tuple(operands.x.shape)
     problem = filter_problem(shape, tuple(operands.w.shape), border, anchor, dtype)
     check_out(operands, shape, dtype)

@@ -12,8 +12,8 @@ import numpy as np
 from leanconv.arrays import Arrays, MemoryOrder, arrays_of, carry
 from leanconv.arrays.numpy import NUMPY, plain
 from leanconv.call import arguments
+from leanconv.dtypes import item_bytes
 from leanconv.plan import Plan
-from leanconv.problem import ITEM_BYTES
 from leanconv.runtime import launch
 
 
@@ -55,7 +55,7 @@ class PreparedWeights:
     @property
     def nbytes(self) -> int:
         """Bytes of GPU memory that are kept beside ``array``."""
-        copy = ITEM_BYTES[_library(self.array).dtype(self.array)]
+        copy = item_bytes(_library(self.array).dtype(self.array))
         for length in self.array.shape:
             copy *= length
         with self._lock:

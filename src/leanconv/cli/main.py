@@ -85,6 +85,7 @@ def bench(
     what: options.What,
     layout: options.Layout = None,
     precision: options.Precision = None,
+    dtype: options.Dtype = None,
     only: options.Only = None,
     engines: Annotated[str, typer.Option(help="Patterns between commas, such as 'leanconv,torch-*,cudnn:*'.")] = "",
     algorithms: Annotated[
@@ -111,7 +112,7 @@ def bench(
     from leanconv.bench import Results, default_path, plots, run_suite, show
 
     results = run_suite(
-        what, layout=layout, precision=precision, engines=options.patterns(engines), only=only,
+        what, layout=layout, precision=precision, dtype=dtype, engines=options.patterns(engines), only=only,
         batch=batch, quick=quick, device=device, revision=revision, workspace_limit=_bytes(workspace_limit),
         algorithms=options.patterns(algorithms), seconds=seconds, resume=Results.read(resume) if resume else None,
     )  # fmt: skip

@@ -5,6 +5,7 @@
 // to 2 in NHWC and 1.5 to 3 in CHWN, of 67, on an H200 (suite im2win).
 #pragma once
 
+#include <lib/element.cuh>
 #include <lib/epilogue.cuh>
 #include <lib/index.cuh>
 
@@ -13,8 +14,10 @@ namespace leanconv {
 // Neighbouring threads compute neighbouring pixels of one filter in NCHW, neighbouring filters of one pixel in NHWC,
 // one pixel of neighbouring images in CHWN.
 template <class Problem, class Tuning>
-__device__ __forceinline__ void direct(const float* __restrict__ x, const float* __restrict__ w,
-                                       const float* __restrict__ bias, float* __restrict__ y, long long batch) {
+__device__ __forceinline__ void direct(const typename Problem::element* __restrict__ x,
+                                       const typename Problem::element* __restrict__ w,
+                                       const typename Problem::element* __restrict__ bias,
+                                       typename Problem::element* __restrict__ y, long long batch) {
     constexpr int image = Problem::p * Problem::q;
     const int64 at = static_cast<int64>(blockIdx.x) * blockDim.x + threadIdx.x;
     if (at >= batch * Problem::k * image) return;
@@ -26,7 +29,7 @@ __device__ __forceinline__ void direct(const float* __restrict__ x, const float*
     const int pq = static_cast<int>(Problem::nhwc ? in_image / Problem::k : in_image % image);
     const int p = pq / Problem::q, q = pq % Problem::q, first_c = k / Problem::group_k * Problem::group_c;
 
-    float sum = 0.0f;
+    typename Problem::sum sum = 0;
     for (int c = 0; c < Problem::group_c; ++c)
         for (int r = 0; r < Problem::r; ++r)
             for (int s = 0; s < Problem::s; ++s) {
@@ -34,19 +37,19 @@ __device__ __forceinline__ void direct(const float* __restrict__ x, const float*
                 const int j = q * Problem::stride_w - Problem::pad_left + s * Problem::dilation_w;
                 if (i < 0 || i >= Problem::h || j < 0 || j >= Problem::w) continue;
                 const int tap = r * Problem::s + s;
-                const float pixel = Problem::nhwc
+                const auto pixel = Problem::nhwc
                     ? x[((n * Problem::h + i) * Problem::w + j) * Problem::c + first_c + c]
                 : Problem::chwn
                     ? x[((static_cast<int64>(first_c + c) * Problem::h + i) * Problem::w + j) * batch + n]
                     : x[((n * Problem::c + first_c + c) * Problem::h + i) * Problem::w + j];
-                const float weight = Problem::nhwc
+                const auto weight = Problem::nhwc
                     ? w[(static_cast<int64>(k) * Problem::r * Problem::s + tap) * Problem::group_c + c]
                 : Problem::chwn
                     ? w[(static_cast<int64>(c) * (Problem::r * Problem::s) + tap) * Problem::k + k]
                     : w[(static_cast<int64>(k) * Problem::group_c + c) * (Problem::r * Problem::s) + tap];
-                sum = fmaf(weight, pixel, sum);
+                sum = fmaf(to_float(weight), to_float(pixel), sum);
             }
-    y[at] = finish<Problem>(sum, Problem::bias ? bias[k] : 0.0f);
+    y[at] = from_float<typename Problem::element>(finish<Problem>(sum, Problem::bias ? to_float(bias[k]) : 0.0f));
 }
 
 }  // namespace leanconv

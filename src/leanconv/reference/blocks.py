@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from leanconv.algorithms.base import ceil_div
+from leanconv.dtypes import LAYERS
 from leanconv.problem import ConvProblem
 
 #: Bytes of temporaries that a block may take, and the fewest output pixels that keep a matrix product efficient.
@@ -119,8 +120,8 @@ def shared_limits(problem: ConvProblem, ops: tuple[str, ...] = ("fprop",)) -> li
     reasons = []
     if problem.op not in ops:
         reasons.append(f"on the CPU it computes op {' and '.join(map(repr, ops))}, not {problem.op!r}")
-    if problem.dtype not in ("float32", "float64"):
-        reasons.append(f"it computes float32 and float64, not {problem.dtype}")
+    if problem.dtype not in LAYERS:
+        reasons.append(f"it computes {', '.join(LAYERS)}, not {problem.dtype}")
     return reasons
 
 

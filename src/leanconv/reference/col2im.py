@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from leanconv.problem import ITEM_BYTES, ConvProblem
+from leanconv.dtypes import item_bytes
+from leanconv.problem import ConvProblem
 from leanconv.reference.blocks import Block, blocks
 
 
@@ -23,7 +24,7 @@ def col2im(problem: ConvProblem, grad: np.ndarray, w: np.ndarray) -> np.ndarray:
     inside = (slice(None), slice(None), rows, columns) if nchw else (slice(None), rows, columns)
     extents = (problem.h + top + bottom, problem.w + left + right)
     shape = (problem.c, *extents) if nchw else (*extents, problem.c)
-    pixel_bytes = problem.c * problem.r * problem.s * ITEM_BYTES[problem.dtype]
+    pixel_bytes = problem.c * problem.r * problem.s * item_bytes(problem.dtype)
     passed_back = _passed_back_nchw if nchw else _passed_back_nhwc
     filters = w.reshape(problem.groups, problem.group_k, -1)
     padded = result

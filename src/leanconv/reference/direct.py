@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from leanconv.problem import ITEM_BYTES, ConvProblem
+from leanconv.dtypes import item_bytes
+from leanconv.problem import ConvProblem
 from leanconv.reference.blocks import PaddedInput, blocks, finish, output_like, product_cost, shared_limits
 from leanconv.reference.im2col import windows
 from leanconv.reference.layers import LayerAlgorithm
@@ -39,7 +40,7 @@ class Direct(LayerAlgorithm):
         filters = (w if first else w.transpose(0, 3, 1, 2)).reshape(groups, group_k, group_c, problem.r, problem.s)
         filters = np.ascontiguousarray(filters.transpose(3, 4, 0, 1, 2) if first else filters.transpose(3, 4, 0, 2, 1))
         padded = PaddedInput(problem, x)
-        pixel_bytes = (problem.c + 2 * problem.k) * ITEM_BYTES[problem.dtype]
+        pixel_bytes = (problem.c + 2 * problem.k) * item_bytes(problem.dtype)
         with np.errstate(invalid="ignore", over="ignore"):
             for block in blocks(problem, pixel_bytes, budget=1 << 20):
                 view = windows(problem, padded.load(block))

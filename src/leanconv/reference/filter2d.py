@@ -7,8 +7,9 @@ from collections.abc import Iterator
 import numpy as np
 
 from leanconv.algorithms.base import CpuAlgorithm, ceil_div
+from leanconv.dtypes import FILTERS, item_bytes
 from leanconv.images.borders import BORDERS
-from leanconv.problem import ITEM_BYTES, FilterProblem
+from leanconv.problem import FilterProblem
 
 #: Rows of a band. A product of 16 rows does (15 + kh) / kh times the needed arithmetic, at the full speed of BLAS,
 #: and reads 16 rows of vector width at a time; 32 rows were slower for filters up to 9×9, 8 for all.
@@ -71,7 +72,7 @@ class Banded(CpuAlgorithm):
         band = np.zeros((rows, kw, rows + kh - 1), x.dtype)
         for i in range(rows):
             band[i, :, i : i + kh] = w.T
-        widest = max(64, BAND_BYTES // (ITEM_BYTES[problem.dtype] * kw * (rows + kh - 1)))
+        widest = max(64, BAND_BYTES // (item_bytes(problem.dtype) * kw * (rows + kh - 1)))
         width = ceil_div(problem.w, ceil_div(problem.w, widest))
         buffer = np.empty(kw * (rows + kh - 1) * width, x.dtype)
         with np.errstate(invalid="ignore", over="ignore"):
@@ -105,8 +106,8 @@ class Taps(CpuAlgorithm):
     solves = "filter2d"
 
     def why_not(self, problem: FilterProblem, target: None = None) -> list[str]:
-        if problem.dtype not in ITEM_BYTES:
-            return [f"it computes {', '.join(ITEM_BYTES)}, not {problem.dtype}"]
+        if problem.dtype not in FILTERS:
+            return [f"it computes {', '.join(FILTERS)}, not {problem.dtype}"]
         return []
 
     def cost(self, problem: FilterProblem) -> float:
@@ -124,7 +125,7 @@ class Taps(CpuAlgorithm):
         y = np.zeros((problem.batch, problem.h, problem.w), x.dtype)
         if y.size == 0:
             return y
-        rows = max(4, TAP_BYTES // (3 * ITEM_BYTES[problem.dtype] * problem.w))
+        rows = max(4, TAP_BYTES // (3 * item_bytes(problem.dtype) * problem.w))
         product = np.empty((min(rows, problem.h), problem.w), x.dtype)
         with np.errstate(invalid="ignore", over="ignore"):
             for image, top, extended in extended_strips(problem, x, value, rows):

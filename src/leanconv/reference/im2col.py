@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from leanconv.problem import ITEM_BYTES, ConvProblem
+from leanconv.dtypes import item_bytes
+from leanconv.problem import ConvProblem
 from leanconv.reference.blocks import Block, PaddedInput, blocks, finish, output_like, product_cost, shared_limits
 from leanconv.reference.col2im import col2im
 from leanconv.reference.layers import LayerAlgorithm
@@ -33,7 +34,7 @@ class Im2col(LayerAlgorithm):
         product = _product_nchw if problem.layout == "NCHW" else _product_nhwc
         filters = _filters(problem, w)
         padded = PaddedInput(problem, x)
-        pixel_bytes = problem.c * problem.r * problem.s * ITEM_BYTES[problem.dtype]
+        pixel_bytes = problem.c * problem.r * problem.s * item_bytes(problem.dtype)
         columns = np.empty(0, x.dtype)
         with np.errstate(invalid="ignore", over="ignore"):
             for block in blocks(problem, pixel_bytes):

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from leanconv.algorithms.base import ceil_div
-from leanconv.problem import ITEM_BYTES, ConvProblem
+from leanconv.dtypes import item_bytes
+from leanconv.problem import ConvProblem
 from leanconv.reference.blocks import PaddedInput, blocks, finish, output_like, product_cost, shared_limits
 from leanconv.reference.layers import LayerAlgorithm
 
@@ -74,7 +75,7 @@ def _run_nchw(problem: ConvProblem, x: np.ndarray, w: np.ndarray, bias: np.ndarr
     filters = w.reshape(problem.groups, problem.group_k, problem.group_c, r, s).swapaxes(-1, -2)
     filters = filters.reshape(problem.groups, problem.group_k, -1)
     padded = PaddedInput(problem, x)
-    pixel_bytes = problem.c * r * (s + step) * ITEM_BYTES[problem.dtype]
+    pixel_bytes = problem.c * r * (s + step) * item_bytes(problem.dtype)
     for block in blocks(problem, pixel_bytes):
         image = padded.load(block).swapaxes(0, 1)
         win = im2win(image, r, block.rows, problem.stride[0], problem.dilation[0])
@@ -100,7 +101,7 @@ def _run_nhwc(problem: ConvProblem, x: np.ndarray, w: np.ndarray, bias: np.ndarr
     period = apart * step
     width = ceil_div((q - 1) * step + s, period) * period
     padded = PaddedInput(problem, x, width)
-    pixel_bytes = (c * r * step + problem.k) * ITEM_BYTES[problem.dtype]
+    pixel_bytes = (c * r * step + problem.k) * item_bytes(problem.dtype)
     for block in blocks(problem, pixel_bytes):
         win = im2win_channels_last(padded.load(block), r, block.rows, problem.stride[0], problem.dilation[0]).ravel()
         part = y[block.first : block.last, block.top : block.bottom]

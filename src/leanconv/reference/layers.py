@@ -8,11 +8,13 @@ from dataclasses import replace
 import numpy as np
 
 from leanconv.algorithms.base import CpuAlgorithm
+from leanconv.dtypes import accumulator, is_narrow
 from leanconv.problem import ConvProblem
 
 
 class LayerAlgorithm(CpuAlgorithm):
     """An algorithm for layers. It computes in NCHW and NHWC; a layer in CHWN is transposed to NCHW, and back.
+    Float16 and bfloat16 are computed in float32, and the result is rounded once.
 
     With the images innermost neither the rows nor the channels of an image lie together, and matrix products, which do
     the arithmetic here, want one of the two.
@@ -41,6 +43,16 @@ class LayerAlgorithm(CpuAlgorithm):
         value: float = 0,
         delta: float = 0,
     ) -> np.ndarray:
+        if is_narrow(problem.dtype):
+            wide = accumulator(problem.dtype).name
+            y = self.run(
+                replace(problem, dtype=wide),
+                x.astype(wide),
+                w.astype(wide),
+                None if bias is None else bias.astype(wide),
+            )
+            with np.errstate(over="ignore"):  # to infinity, as on a GPU
+                return y.astype(x.dtype)
         if problem.layout != "CHWN":
             return self.compute(problem, x, w, bias)
         x, w = (np.ascontiguousarray(array.transpose(3, 0, 1, 2)) for array in (x, w))

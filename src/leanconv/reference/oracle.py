@@ -10,10 +10,11 @@ from dataclasses import replace
 
 import numpy as np
 
+from leanconv.dtypes import DTYPES, is_narrow
 from leanconv.problem import ConvProblem, FilterProblem, Layout
 
 #: Unit roundoff of float32: the largest relative error of one rounding.
-FLOAT32_UNIT = 2.0**-24
+FLOAT32_UNIT = DTYPES["float32"].roundoff
 #: Errors that the two loose tiers allow. TF32 keeps 10 bits of the operands; about 3e-4 is what it shows in practice.
 RELAXED_BOUND = 1e-4
 TF32_BOUND = 2e-3
@@ -201,9 +202,16 @@ def error_bound(problem: ConvProblem, x: np.ndarray, w: np.ndarray, bias: np.nda
     ``"ieee"`` and ``"fp32"``: four times that of a plain sequential float32 sum, and never less than four roundings;
     ``"relaxed"`` 1e-4; ``"tf32"`` 2e-3. The loose tiers never bound tighter than ``"fp32"`` does. For float64 problems
     it is the same, scaled to the float64 unit roundoff.
+
+    Float16 and bfloat16 are summed in float32, and the sum is rounded once: each output is off by at most the type's
+    unit roundoff u (2⁻¹¹, 2⁻⁸) of itself, so all of them by u of the norm of what is rounded. The bound is that of
+    float32, b, and ``u * (1 + b)``. It holds while results are of the type's normal range: a float16 below 2⁻¹⁴ is off
+    by up to 2⁻²⁵ whatever its size, and one from 65520 on is infinite.
     """
     strict = 4 * max(FLOAT32_UNIT, sequential_error(problem, x, w, bias))
     bound = max(strict, {"relaxed": RELAXED_BOUND, "tf32": TF32_BOUND}.get(problem.precision, 0.0))
+    if is_narrow(problem.dtype):
+        return bound + DTYPES[problem.dtype].roundoff * (1 + bound)
     return bound * 2.0**-29 if problem.dtype == "float64" else bound
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from leanconv.algorithms.base import ceil_div, mean_products
-from leanconv.problem import ITEM_BYTES, ConvProblem
+from leanconv.dtypes import item_bytes
+from leanconv.problem import ConvProblem
 from leanconv.reference.blocks import Block, PaddedInput, blocks, finish, output_like, product_cost, shared_limits
 from leanconv.reference.im2col import Im2col
 from leanconv.reference.layers import LayerAlgorithm
@@ -65,7 +66,7 @@ def convolve(problem: ConvProblem, alpha: int, x: np.ndarray, w: np.ndarray, bia
     made = matrices(alpha + 1 - problem.s, problem.s)
     at, _, bt = (m.astype(x.dtype) for m in made.arrays())
     padded = PaddedInput(problem, x, ceil_div(problem.q, made.n) * made.n + problem.s - 1)
-    pixel_bytes = ceil_div(alpha, made.n) * (2 * problem.c + 3 * problem.k) * ITEM_BYTES[problem.dtype]
+    pixel_bytes = ceil_div(alpha, made.n) * (2 * problem.c + 3 * problem.k) * item_bytes(problem.dtype)
     with np.errstate(invalid="ignore", over="ignore"):
         filters = transform_filters(problem, w, made)
         for block in blocks(problem, pixel_bytes, budget=8 << 20):

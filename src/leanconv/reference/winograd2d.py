@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from leanconv.algorithms.base import ceil_div
-from leanconv.problem import ITEM_BYTES, ConvProblem
+from leanconv.dtypes import item_bytes
+from leanconv.problem import ConvProblem
 from leanconv.reference.blocks import Block, PaddedInput, blocks, finish, output_like, product_cost, shared_limits
 from leanconv.reference.im2col import Im2col
 from leanconv.reference.layers import LayerAlgorithm
@@ -52,7 +53,7 @@ def convolve(problem: ConvProblem, m: int, x: np.ndarray, w: np.ndarray, bias: n
     at, _, bt = (matrix.astype(x.dtype) for matrix in made.arrays())
     across = ceil_div(problem.q, m)
     padded = PaddedInput(problem, x, across * m + 2)
-    pixel_bytes = ceil_div(made.alpha**2, m * m) * 3 * (problem.c + problem.k) * ITEM_BYTES[problem.dtype]
+    pixel_bytes = ceil_div(made.alpha**2, m * m) * 3 * (problem.c + problem.k) * item_bytes(problem.dtype)
     multiply = _multiply_nchw if problem.layout == "NCHW" else _multiply_nhwc
     with np.errstate(invalid="ignore", over="ignore"):
         filters = transform_filters(problem, w, made)

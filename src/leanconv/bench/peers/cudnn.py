@@ -129,8 +129,8 @@ class CudnnPeer(Peer):
     def candidates(self, problem: Problem, operands: Operands, gpu: bool) -> Iterator[Candidate | Unable]:
         assert problem.kind == "conv2d"
         top, bottom, left, right = problem.padding
-        if (top, left) != (bottom, right) or problem.bias or problem.activation:
-            yield Unable("cudnn", "called for plain layers with even padding: no bias, no activation")
+        if (top, left) != (bottom, right) or problem.bias or problem.activation or problem.dtype != "float32":
+            yield Unable("cudnn", "called for plain float32 layers with even padding: no bias, no activation")
             return
         for layout in LAYOUTS:
             layer = _Layer(problem, layout)

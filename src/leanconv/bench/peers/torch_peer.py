@@ -9,6 +9,7 @@ from typing import Any
 from leanconv.bench.operands import Operands, as_nchw, in_order
 from leanconv.bench.peers.base import Candidate, Peer, Unable, missing_cuda_torch, missing_module
 from leanconv.bench.results import PEER_LAYOUTS
+from leanconv.dtypes import is_narrow
 from leanconv.images.borders import BORDERS
 from leanconv.problem import ConvProblem, FilterProblem, Layout, Problem
 
@@ -68,7 +69,9 @@ class TorchPeer(Peer):
     """F.conv2d on the GPU."""
 
     name = "torch"
-    engines = ("torch", "torch-fp32-nchw", "torch-fp32-nhwc", "torch-tf32-nchw", "torch-tf32-nhwc")
+    engines = ("torch",) + tuple(
+        f"torch-{kind}-{layout.lower()}" for kind in ("fp32", "tf32", "float16", "bfloat16") for layout in PEER_LAYOUTS
+    )
     solves = ("conv2d", "filter2d")
     needs_gpu = True
 
@@ -89,7 +92,9 @@ class TorchPeer(Peer):
                 strict = lambda: arithmetic(False)  # noqa: E731
                 yield Candidate("torch", "conv2d", call, workspace_bytes="measure", scope=strict, note="strict FP32")
             return
-        for precision, tf32 in (("fp32", False), ("tf32", True)):
+        # 16-bit elements go to the tensor cores, with float32 sums, whatever is said of TF32
+        kinds = ((problem.dtype, False),) if is_narrow(problem.dtype) else (("fp32", False), ("tf32", True))
+        for precision, tf32 in kinds:
             for layout in PEER_LAYOUTS:
                 yield Candidate(
                     f"torch-{precision}-{layout.lower()}",
@@ -153,8 +158,8 @@ class Im2colPeer(Peer):
         import torch
 
         assert problem.kind == "conv2d"
-        if problem.groups != 1 or problem.bias or problem.activation:
-            yield Unable(self.name, "written for plain layers: one group, no bias, no activation")
+        if problem.groups != 1 or problem.bias or problem.activation or problem.dtype != "float32":
+            yield Unable(self.name, "written for plain float32 layers: one group, no bias, no activation")
             return
         columns = 4 * problem.n * problem.c * problem.r * problem.s * problem.p * problem.q
         free = torch.cuda.mem_get_info()[0]

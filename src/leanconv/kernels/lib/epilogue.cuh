@@ -1,7 +1,8 @@
-// From accumulators to the output tensor: the sum over the blocks that shared a reduction, bias, activation, and stores
-// of 128 bits where rows allow them.
+// From accumulators to the output tensor: the sum over the blocks that shared a reduction, bias, activation, the one
+// rounding to the element type, and stores of four elements where rows allow them.
 #pragma once
 
+#include <lib/element.cuh>
 #include <lib/index.cuh>
 #include <lib/micro_kernel.cuh>
 #include <lib/ptx/cluster.cuh>
@@ -16,9 +17,18 @@ __device__ __forceinline__ float finish(float value, float bias) {
 }
 
 // Four values along the contiguous axis, `step` elements apart, of which those below `count` elements exist.
-__device__ __forceinline__ void store_four(float* to, const float (&v)[4], int step, int count, bool vector) {
+__device__ __forceinline__ void store_vector_of(float* to, const float (&v)[4]) {
+    *reinterpret_cast<float4*>(to) = make_float4(v[0], v[1], v[2], v[3]);
+}
+template <class T>
+__device__ __forceinline__ void store_vector_of(T* to, const T (&v)[4]) {
+    static_assert(sizeof(T) == 2, "four elements of 16 bits");
+    *reinterpret_cast<uint2*>(to) = make_uint2(v[0].bits | v[1].bits << 16, v[2].bits | v[3].bits << 16);
+}
+template <class T>
+__device__ __forceinline__ void store_four(T* to, const T (&v)[4], int step, int count, bool vector) {
     if (vector) {
-        if (count > 0) *reinterpret_cast<float4*>(to) = make_float4(v[0], v[1], v[2], v[3]);
+        if (count > 0) store_vector_of(to, v);
     } else {
 #pragma unroll
         for (int i = 0; i < 4; ++i)
@@ -74,12 +84,14 @@ struct FlatPixels {
 // otherwise); `aligned` that four outputs of a fragment are adjacent and aligned if the tensor is.
 template <class Problem, class Tuning, bool dealt, bool aligned, class Pixels, int rows, int columns>
 __device__ __forceinline__ void store_tile(const float (&acc)[rows][columns], int row, int column,
-                                           const Tiling<Tuning>& tiling, const float* bias, float* y,
-                                           const Pixels& pixels, Offset<Problem> first_pixel, int group, int first_k) {
+                                           const Tiling<Tuning>& tiling, const typename Problem::element* bias,
+                                           typename Problem::element* y, const Pixels& pixels,
+                                           Offset<Problem> first_pixel, int group, int first_k) {
+    using T = typename Problem::element;
     constexpr int lanes_k = Tiling<Tuning>::lanes_k, lanes_pixels = Tiling<Tuning>::lanes_pixels;
     int64 image = Problem::out_h * Problem::out_w;
     if constexpr (Problem::chwn) image *= pixels.batch;
-    const bool vector = aligned && reinterpret_cast<unsigned long long>(y) % 16 == 0;
+    const bool vector = aligned && reinterpret_cast<unsigned long long>(y) % (4 * item<Problem>) == 0;
 
     if constexpr (!Problem::nhwc) {
 #pragma unroll
@@ -94,11 +106,11 @@ __device__ __forceinline__ void store_tile(const float (&acc)[rows][columns], in
                 const int k = first_k + tiling.k + at_k;
                 if (k >= Problem::group_k) continue;
                 const int filter = group * Problem::group_k + k;
-                const float b = Problem::bias ? bias[filter] : 0.0f;
-                float v[4];
+                const float b = Problem::bias ? to_float(bias[filter]) : 0.0f;
+                T v[4];
 #pragma unroll
-                for (int j = 0; j < 4; ++j) v[j] = finish<Problem>(acc[i][4 * f + j], b);
-                float* const to = y + filter * image;
+                for (int j = 0; j < 4; ++j) v[j] = from_float<T>(finish<Problem>(acc[i][4 * f + j], b));
+                T* const to = y + filter * image;
                 if constexpr (!dealt) {
                     store_four(to + place[0].offset, v, 1, place[0].count, vector);
                 } else {
@@ -121,16 +133,17 @@ __device__ __forceinline__ void store_tile(const float (&acc)[rows][columns], in
                 if (place.count == 0) continue;
                 number = place.offset;
             }
-            float* to = y + number * Problem::k + group * Problem::group_k;
+            T* to = y + number * Problem::k + group * Problem::group_k;
 #pragma unroll
             for (int f = 0; f < rows / 4; ++f) {
                 const int k = first_k + tiling.k + position<lanes_k, dealt>(f, tiling.lane_k, 0);
-                float v[4];
+                T v[4];
 #pragma unroll
                 for (int i = 0; i < 4; ++i) {
                     const bool exists = k + i * step < Problem::group_k;
-                    const float b = Problem::bias && exists ? bias[group * Problem::group_k + k + i * step] : 0.0f;
-                    v[i] = finish<Problem>(acc[4 * f + i][j], b);
+                    const float b =
+                        Problem::bias && exists ? to_float(bias[group * Problem::group_k + k + i * step]) : 0.0f;
+                    v[i] = from_float<T>(finish<Problem>(acc[4 * f + i][j], b));
                 }
                 store_four(to + k, v, step, Problem::group_k - k, vector);
             }

@@ -36,7 +36,7 @@ using InputStrides = Strides<Problem, Problem::c, Problem::h * Problem::w, Bytes
 template <class Problem>
 using OutputStrides = Strides<Problem, Problem::k, Problem::p * Problem::q, Offset<Problem>>;
 
-// CHWN: four neighbouring images are one copy, or one store, of 128 bits.
+// CHWN: four neighbouring images are one copy, or one store.
 template <class Problem> constexpr bool images_in_fours = Problem::chwn && Problem::vector_store;
 
 // An output position (n, p, q) from its number in the order of a tensor of one channel: n-p-q, in CHWN p-q-n.

@@ -3,6 +3,7 @@
 // takes part in N * P * Q FMAs; those pixels written once.
 #pragma once
 
+#include <lib/element.cuh>
 #include <lib/index.cuh>
 #include <lib/ptx/shared.cuh>
 
@@ -36,7 +37,8 @@ struct TapPhases {
 // so that reads are adjacent in every layout, and writes in NHWC and CHWN. Elements are those of w, but in CHWN, where
 // neighbouring filters are adjacent in it and neighbouring channels in what is written, counted as in NHWC.
 template <class Problem, class Tuning>
-__device__ __forceinline__ void gradient_filters(const float* __restrict__ w, float* __restrict__ prepared) {
+__device__ __forceinline__ void gradient_filters(const typename Problem::element* __restrict__ w,
+                                                 typename Problem::element* __restrict__ prepared) {
     constexpr int taps = Problem::r * Problem::s, size = Problem::group_c * taps;
     constexpr int side = Tuning::side, rows = Tuning::threads / side, pitch = side + 1;
     constexpr int tiles_k = ceil_div(Problem::group_k, side), tiles_e = ceil_div(size, side);
@@ -46,7 +48,7 @@ __device__ __forceinline__ void gradient_filters(const float* __restrict__ w, fl
     static_assert(Tuning::threads % side == 0 && side % rows == 0, "a pass covers whole rows of a square");
     static_assert(size < 1 << 29, "the elements of a filter are counted in an int");
 
-    float* const square = reinterpret_cast<float*>(shared_memory());
+    auto* const square = reinterpret_cast<typename Problem::element*>(shared_memory());
     const int lane = threadIdx.x % side, row = threadIdx.x / side;
     const int first_e = blockIdx.x % tiles_e * side, first_k = blockIdx.x / tiles_e % tiles_k * side;
     const int group = blockIdx.x / tiles_e / tiles_k;
@@ -89,7 +91,7 @@ __device__ __forceinline__ bool is_met(int at) {
 
 // Writes zeros to the pixels that no convolution writes; a thread an element.
 template <class Problem, class Tuning>
-__device__ __forceinline__ void gradient_zeros(float* __restrict__ y, long long batch) {
+__device__ __forceinline__ void gradient_zeros(typename Problem::element* __restrict__ y, long long batch) {
     constexpr int image = Problem::h * Problem::w;
     const int64 at = static_cast<int64>(blockIdx.x) * Tuning::threads + threadIdx.x;
     if (at >= batch * Problem::c * image) return;
@@ -102,7 +104,7 @@ __device__ __forceinline__ void gradient_zeros(float* __restrict__ y, long long 
             pixel / Problem::w) &&
         is_met<Problem::s, Problem::stride_w, Problem::dilation_w, Problem::pad_left, Problem::inverse_w>(
             pixel % Problem::w);
-    if (!met) y[at] = 0.0f;
+    if (!met) y[at] = from_float<typename Problem::element>(0.0f);
 }
 
 }  // namespace leanconv

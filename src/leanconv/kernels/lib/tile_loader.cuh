@@ -2,11 +2,16 @@
 // with cp.async, forming the im2col matrix on the way. Shared rows run along filters or pixels; one row per reduction
 // index. Reduction order: (c, r, s) for NCHW and CHWN, (r, s, c) for NHWC, which is the order of the filters in memory;
 // over the im2win tensor (c, s, r) and (s, r, c), its window order.
+//
+// Shared memory holds floats. load() copies floats there; elements of 16 bits, less than cp.async moves, it brings into
+// registers, and store(), called later in the step, converts them and writes them: see TileProduct.
 #pragma once
 
+#include <lib/element.cuh>
 #include <lib/index.cuh>
 #include <lib/micro_kernel.cuh>
 #include <lib/ptx/copy.cuh>
+#include <lib/vector.cuh>
 
 namespace leanconv {
 
@@ -30,6 +35,27 @@ struct Reduction {
     static constexpr int taps = Problem::r * Problem::s;
     static constexpr int size = Problem::group_c * taps;
     static_assert(size < 1 << 29, "the bytes of one filter are counted in an int");
+};
+
+// The elements of 16 bits that a thread holds between load() and store(), `count` adjacent ones from one load; nothing
+// where elements are copied.
+template <class Problem, int count, int rows, int columns, bool held = narrow<Problem>>
+struct Held {};
+template <class Problem, int count, int rows, int columns>
+struct Held<Problem, count, rows, columns, true> {
+    Packed<typename Problem::element, count> elements[rows][columns];
+
+    // Elements that lie along a row of shared memory.
+    __device__ __forceinline__ void store(int i, int j, float* to) const {
+        const auto& from = elements[i][j];
+        if constexpr (count == 4) {
+            const float v[4] = {from.value(0), from.value(1), from.value(2), from.value(3)};
+            store_vector(to, v);
+        } else {
+            static_assert(count == 1, "four elements, or one");
+            *to = from.value(0);
+        }
+    }
 };
 
 // Pixels of the im2col matrix in shared memory: a row a reduction index, four floats of padding so that the rows that a
@@ -127,6 +153,7 @@ struct FilterLoader {
     static constexpr int stage_floats = depth * pitch;
     // Whole tiles of filters lie at a constant stride; otherwise the last ones repeat.
     static constexpr bool regular = Problem::group_k % Tuning::tile_k == 0 && !dealt;
+    static_assert(!narrow<Problem>, "NarrowFilterLoader loads elements of 16 bits");
     using B = Bytes<Problem>;
 
     const float* w;
@@ -139,8 +166,8 @@ struct FilterLoader {
         : w(filters), row(threadIdx.x % columns), slot(threadIdx.x / columns), first_k(tile * Tuning::tile_k),
           next(first_step * depth) {
         const int k = regular ? first_k + slot : 0;
-        offset = (static_cast<B>(group) * Problem::group_k + k) * Reduction<Problem>::size * 4;
-        if constexpr (!window_order) offset += (next + row) * 4;
+        offset = (static_cast<B>(group) * Problem::group_k + k) * Reduction<Problem>::size * item<Problem>;
+        if constexpr (!window_order) offset += (next + row) * item<Problem>;
     }
 
     // Bring the next reduction step into `stage`.
@@ -150,7 +177,8 @@ struct FilterLoader {
         for (int at = 0; at < depth; at += columns) {
             const int index = next + row + at;
             // A constant distance is best added to the pointer: the copy takes it as part of its address.
-            const B element = offset + (window_order ? filter_element<Problem, window_order>(index) * 4 : 0);
+            const B element =
+                offset + (window_order ? filter_element<Problem, window_order>(index) * item<Problem> : 0);
             constexpr int apart = window_order ? 0 : 1;
 #pragma unroll
             for (int i = 0; i < passes; ++i) {
@@ -161,12 +189,12 @@ struct FilterLoader {
                     // NOTE: filters past the end repeat the last one; what they compute is never stored.
                     int k = first_k + position_of<Tiling<Tuning>::lanes_k, dealt>(filter);
                     if (k >= Problem::group_k) k = Problem::group_k - 1;
-                    from = at_byte(w, element + static_cast<B>(k) * (size * 4)) + apart * at;
+                    from = at_byte(w, element + static_cast<B>(k) * (size * item<Problem>)) + apart * at;
                 }
                 cp_async_4(stage + (row + at) * pitch + filter, from, size % depth == 0 || index < size);
             }
         }
-        if constexpr (!window_order) offset += depth * 4;
+        if constexpr (!window_order) offset += depth * item<Problem>;
         next += depth;
     }
 };
@@ -183,17 +211,20 @@ struct FilterLoaderAcross {
     static constexpr int columns = gcd(Tuning::tile_k / at_once, threads);  // threads side by side on a row
     static constexpr int pieces = Tuning::tile_k / at_once / columns;       // of a thread on a row
     static constexpr int per_pass = threads / columns;                      // rows
+    using T = typename Problem::element;
     using B = Bytes<Problem>;
 
-    const float* w;
+    const T* w;
     B offset;  // of this thread's first filter in its first row of the next step, in bytes
     int column, row, first_k, next;
+    Held<Problem, at_once, ceil_div(depth, per_pass), pieces> held;
 
     // Starts at reduction step `first_step`.
-    __device__ __forceinline__ FilterLoaderAcross(const float* filters, int group, int tile, int first_step)
+    __device__ __forceinline__ FilterLoaderAcross(const T* filters, int group, int tile, int first_step)
         : w(filters), column(threadIdx.x % columns * at_once), row(threadIdx.x / columns),
           first_k(tile * Tuning::tile_k), next(first_step * depth) {
-        offset = (static_cast<B>(next + row) * Problem::k + group * Problem::group_k + first_k + column) * 4;
+        offset = (static_cast<B>(next + row) * Problem::k + group * Problem::group_k + first_k + column) *
+            item<Problem>;
     }
 
     // Bring the next reduction step into `stage`. Filters past the end are zeros, and never stored.
@@ -207,14 +238,26 @@ struct FilterLoaderAcross {
                 const int k = column + j * columns * at_once;
                 const bool exists = (size % depth == 0 || next + row + i < size) &&
                     (Problem::group_k % Tuning::tile_k == 0 || first_k + k < Problem::group_k);
-                const float* const from =
+                const T* const from =
                     at_byte(w, offset) + static_cast<int64>(i) * Problem::k + j * columns * at_once;
-                if constexpr (at_once == 4) cp_async_16(stage + (row + i) * pitch + k, from, exists);
+                if constexpr (narrow<Problem>) held.elements[i / per_pass][j].load(from, exists);
+                else if constexpr (at_once == 4) cp_async_16(stage + (row + i) * pitch + k, from, exists);
                 else cp_async_4(stage + (row + i) * pitch + k, from, exists);
             }
         }
-        offset += static_cast<B>(depth) * Problem::k * 4;
+        offset += static_cast<B>(depth) * Problem::k * item<Problem>;
         next += depth;
+    }
+
+    // Put what was brought into registers last into `stage`.
+    __device__ __forceinline__ void store(float* stage) const {
+#pragma unroll
+        for (int i = 0; i < depth; i += per_pass) {
+            if (depth % per_pass != 0 && row + i >= depth) break;
+#pragma unroll
+            for (int j = 0; j < pieces; ++j)
+                held.store(i / per_pass, j, stage + (row + i) * pitch + column + j * columns * at_once);
+        }
     }
 };
 
@@ -246,7 +289,8 @@ struct PixelLoaderAcross {
     static constexpr int entry_bytes = sizeof(B) + (Problem::padded ? 4 : 0);
     static constexpr int table_bytes = tabled ? period * entry_bytes : 0;
 
-    const float* image;
+    using T = typename Problem::element;
+    const T* image;
     InputStrides<Problem> strides;
     B offset[pixels];
     Window<Problem> window[pixels];
@@ -257,17 +301,18 @@ struct PixelLoaderAcross {
     int slot[pixels];
     int row;
     int next, tap;
+    Held<Problem, at_once, rows, pixels> held;
 
     static __device__ __forceinline__ int tap_r(int index) { return index % taps / Problem::s; }
     static __device__ __forceinline__ int tap_s(int index) { return index % Problem::s; }
     __device__ __forceinline__ B decode(int index) const {
         const int pixel = tap_r(index) * Problem::dilation_h * Problem::w + tap_s(index) * Problem::dilation_w;
-        return (static_cast<B>(index / taps) * strides.channel + pixel * strides.pixel) * 4;
+        return (static_cast<B>(index / taps) * strides.channel + pixel * strides.pixel) * item<Problem>;
     }
 
     // `scratch` takes the table; the caller puts a barrier between construction and the first fetch.
     template <class Places>
-    __device__ __forceinline__ PixelLoaderAcross(const float* x, const Places& places, Offset<Problem> first, int group,
+    __device__ __forceinline__ PixelLoaderAcross(const T* x, const Places& places, Offset<Problem> first, int group,
                                                  void* scratch, int first_step)
         : image(x), strides(places.batch), offsets(static_cast<B*>(scratch)),
           bits(reinterpret_cast<unsigned*>(offsets + period)), row(threadIdx.x / columns * rows),
@@ -279,7 +324,7 @@ struct PixelLoaderAcross {
             const Pixel<Problem> pixel = places.pixel(first + at);
             window[j] = Window<Problem>(pixel.p, pixel.q, places.phase);
             offset[j] = (static_cast<B>(pixel.n) * strides.image + first_channel * strides.channel +
-                         (static_cast<B>(window[j].h) * Problem::w + window[j].w) * strides.pixel) * 4;
+                         (static_cast<B>(window[j].h) * Problem::w + window[j].w) * strides.pixel) * item<Problem>;
             slot[j] = slot_of<Tiling<Tuning>::lanes_pixels, dealt>(at);
         }
         if constexpr (tabled)
@@ -310,9 +355,10 @@ struct PixelLoaderAcross {
 #pragma unroll
             for (int j = 0; j < pixels; ++j) {
                 float* const to = stage + (row + i) * Rows::pitch + slot[j];
-                const float* const from = at_byte(image, offset[j] + tap_offset[i]);
+                const T* const from = at_byte(image, offset[j] + tap_offset[i]);
                 const bool inside = real && window[j].holds(r, s, tap_bits[i]);
-                if constexpr (at_once == 4) cp_async_16(to, from, inside);
+                if constexpr (narrow<Problem>) held.elements[i][j].load(from, inside);
+                else if constexpr (at_once == 4) cp_async_16(to, from, inside);
                 else cp_async_4(to, from, inside);
             }
         }
@@ -321,8 +367,16 @@ struct PixelLoaderAcross {
         if (tap == period) {
             tap = 0;
 #pragma unroll
-            for (int j = 0; j < pixels; ++j) offset[j] += period_channels * strides.channel * 4;
+            for (int j = 0; j < pixels; ++j) offset[j] += period_channels * strides.channel * item<Problem>;
         }
+    }
+
+    // Put what was brought into registers last into `stage`.
+    __device__ __forceinline__ void store(float* stage) const {
+#pragma unroll
+        for (int i = 0; i < rows; ++i)
+#pragma unroll
+            for (int j = 0; j < pixels; ++j) held.store(i, j, stage + (row + i) * Rows::pitch + slot[j]);
     }
 };
 
@@ -335,12 +389,12 @@ struct ImageNHWC {
     static constexpr int run = Problem::group_c;  // reduction indices that share a tap
     static __device__ __forceinline__ B first(const Pixel<Problem>& pixel, const Window<Problem>& window, int group) {
         return (((static_cast<B>(pixel.n) * Problem::h + window.h) * Problem::w + window.w) * Problem::c +
-                group * Problem::group_c) * 4;
+                group * Problem::group_c) * item<Problem>;
     }
     static __device__ __forceinline__ B tap(int number, int in_run) {
         const int r = number / Problem::s, s = number % Problem::s;
         const B pixel = static_cast<B>(r) * Problem::dilation_h * Problem::w + s * Problem::dilation_w;
-        return (pixel * Problem::c + in_run) * 4;
+        return (pixel * Problem::c + in_run) * item<Problem>;
     }
 };
 
@@ -352,23 +406,31 @@ struct PixelLoaderAlong {
     static constexpr int depth = Tuning::tile_reduction;
     static constexpr int tile = Tuning::tile_pixels;
     using Rows = PixelRows<Tuning>;
-    static constexpr int per_pass = threads / depth;
+    template <int count>
+    static constexpr bool serves = narrow<Problem> && Image::run % count == 0 &&
+                                   depth % count == 0 && tile % (threads * count / depth) == 0;
+    // Of 16-bit elements as many as lie aligned in every run and leave no thread without a pixel.
+    static constexpr int at_once = serves<4> ? 4 : serves<2> ? 2 : 1;
+    static constexpr int columns = depth / at_once;  // threads along the reduction
+    static constexpr int per_pass = threads / columns;
     static constexpr int pixels = ceil_div(tile, per_pass);                // of a thread
     static constexpr int steps = ceil_div(Reduction<Problem>::size, depth);
     static constexpr int table_bytes = 0;
-    static_assert(threads % depth == 0, "a pass of the pixel loader covers whole pixels");
+    static_assert(threads % columns == 0, "a pass of the pixel loader covers whole pixels");
 
+    using T = typename Problem::element;
     using B = Bytes<Problem>;
-    const float* image;
+    const T* image;
     B offset[pixels];
     Window<Problem> window[pixels];
     int row, slot;
     int next;
+    Held<Problem, at_once, 1, pixels> held;
 
     template <class Places>
-    __device__ __forceinline__ PixelLoaderAlong(const float* x, const Places& places, Offset<Problem> first, int group,
+    __device__ __forceinline__ PixelLoaderAlong(const T* x, const Places& places, Offset<Problem> first, int group,
                                                 void*, int first_step)
-        : image(x), row(threadIdx.x % depth), slot(threadIdx.x / depth), next(first_step * depth) {
+        : image(x), row(threadIdx.x % columns * at_once), slot(threadIdx.x / columns), next(first_step * depth) {
 #pragma unroll
         for (int j = 0; j < pixels; ++j) {
             const int at = position_of<Tiling<Tuning>::lanes_pixels, dealt>(slot + j * per_pass);
@@ -399,10 +461,23 @@ struct PixelLoaderAlong {
         const B at_tap = Image::tap(tap, in_run);
 #pragma unroll
         for (int j = 0; j < pixels; ++j)
-            if (tile % per_pass == 0 || slot + j * per_pass < tile)
-                cp_async_4(stage + row * Rows::pitch + slot + j * per_pass, at_byte(image, offset[j] + at_tap),
-                           real && (!Image::checked || window[j].holds(r, s, bits)));
+            if (tile % per_pass == 0 || slot + j * per_pass < tile) {
+                const T* const from = at_byte(image, offset[j] + at_tap);
+                const bool inside = real && (!Image::checked || window[j].holds(r, s, bits));
+                if constexpr (narrow<Problem>) held.elements[0][j].load(from, inside);
+                else cp_async_4(stage + row * Rows::pitch + slot + j * per_pass, from, inside);
+            }
         next += depth;
+    }
+
+    // Put what was brought into registers last into `stage`.
+    __device__ __forceinline__ void store(float* stage) const {
+#pragma unroll
+        for (int j = 0; j < pixels; ++j)
+            if (tile % per_pass == 0 || slot + j * per_pass < tile)
+#pragma unroll
+                for (int e = 0; e < at_once; ++e)
+                    stage[(row + e) * Rows::pitch + slot + j * per_pass] = held.elements[0][j].value(e);
     }
 };
 

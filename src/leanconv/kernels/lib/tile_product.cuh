@@ -1,8 +1,13 @@
 // The main loop of a tiled product: filters and pixels arrive in shared memory some reduction steps ahead, and every
 // thread accumulates its part of the tile in registers. How pixels arrive, and how a thread holds them, is the pixel
 // loader's business (its Rows); all algorithms of the im2col family share this loop.
+//
+// Floats are copied past the registers, and a copy may take some steps. Elements of 16 bits are loaded into registers
+// early in a step, and converted and put into shared memory near its end: the FMAs in between, 4 to 12 rows of them,
+// hide the latency of the loads, so two stages are enough.
 #pragma once
 
+#include <lib/element.cuh>
 #include <lib/index.cuh>
 #include <lib/micro_kernel.cuh>
 #include <lib/ptx/copy.cuh>
@@ -20,6 +25,9 @@ struct TileProduct {
     static constexpr int depth = Tuning::tile_reduction;
     static constexpr int stages = Tuning::prefetch ? Tuning::stages : 1;
     static constexpr int stage_floats = Filters::stage_floats + Rows::stage_floats;
+    static constexpr bool held = narrow<Problem>;  // between load() and store(), in registers
+    static constexpr int store_row = depth > 4 ? depth - 2 : depth - 1;
+    static_assert(sizeof(typename Problem::sum) == 4, "operands are floats in shared memory, and so are sums");
     static_assert(depth % 2 == 0 && depth >= 4, "fragments alternate between two register buffers across steps");
     static_assert(stage_floats % 4 == 0 && Filters::stage_floats % 4 == 0,
                   "stages, and the table behind them, begin where loads and copies of 128 bits may");
@@ -41,6 +49,13 @@ struct TileProduct {
     __device__ __forceinline__ void load(int step) {
         filters.load(stage_k(step));
         pixels.load(stage_pixels(step));
+    }
+
+    __device__ __forceinline__ void store(int step) {
+        if constexpr (held) {
+            filters.store(stage_k(step));
+            pixels.store(stage_pixels(step));
+        }
     }
 
     __device__ __forceinline__ void read(int step, int row) {
@@ -89,6 +104,7 @@ struct TileProduct {
             if (step < steps) {
                 pixels.fetch();
                 load(step);
+                store(step);
             }
             cp_async_commit_group();
         }
@@ -102,6 +118,9 @@ struct TileProduct {
             for (int row = 0; row < depth; ++row) {
                 // Without registers in between, the stage is in use until its last row has been multiplied.
                 if constexpr (!Tuning::micro_kernel) multiply(acc, step, row);
+                // Behind the last step these are old elements, for a stage that nobody reads: cheaper than a branch, which
+                // would keep the stores apart from the FMAs.
+                if (held && row == store_row) store(step + stages - 1);
                 if (row == depth - 1) {
                     // The next step has landed for everybody, and everybody has read the last of the one before.
                     cp_async_wait_group<stages - 2>();
@@ -115,6 +134,8 @@ struct TileProduct {
                     // The stage that the step before this one was computed on is free: see the barrier above.
                     if (step + stages - 1 < steps) load(step + stages - 1);
                     cp_async_commit_group();
+                    // NOTE: costs nothing, and keeps the loads here: the compiler put the FMAs of all rows before them.
+                    if constexpr (held) __syncwarp();
                 }
                 if constexpr (Tuning::micro_kernel) multiply(acc, step, row);
                 if (row == depth - 1) read_late(step + 1, 0);
@@ -128,6 +149,7 @@ struct TileProduct {
         for (int step = 0; step < steps; ++step) {
             pixels.fetch();
             load(step);
+            store(step);
             cp_async_commit_group();
             cp_async_wait_group<0>();
             __syncthreads();

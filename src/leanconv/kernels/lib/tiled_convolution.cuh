@@ -13,8 +13,10 @@ namespace leanconv {
 // each a part of the reduction. `Places` numbers the pixels: its `count` of them, and where each lies. The filters begin
 // first_weight elements behind w, those of one phase after the other.
 template <class Problem, class Tuning, bool dealt, bool aligned, class Filters, class Pixels, class Places>
-__device__ __forceinline__ void tiled_convolution(const float* x, const float* w, const float* bias, float* y,
-                                                  long long batch) {
+__device__ __forceinline__ void tiled_convolution(const typename Problem::element* x,
+                                                  const typename Problem::element* w,
+                                                  const typename Problem::element* bias,
+                                                  typename Problem::element* y, long long batch) {
     using Product = TileProduct<Problem, Tuning, Filters, Pixels>;
     constexpr int tiles_k = ceil_div(Problem::group_k, Tuning::tile_k);
     constexpr int split = Tuning::split;
@@ -36,7 +38,7 @@ __device__ __forceinline__ void tiled_convolution(const float* x, const float* w
     Pixels pixels(x, places, first_pixel, group, shared + Product::stages * Product::stage_floats, first_step);
     __syncthreads();  // the pixel loader's table
 
-    float acc[Tuning::thread_k][Tuning::thread_pixels] = {};
+    typename Problem::sum acc[Tuning::thread_k][Tuning::thread_pixels] = {};
     Product(shared, filters, pixels, tiling).run(acc, last_step - first_step);
 
     if constexpr (split == 1) {

@@ -67,18 +67,18 @@ struct WindowTensor {
         const B at = static_cast<B>(pixel.q) * Problem::stride_w * Problem::r;
         const B n = static_cast<B>(pixel.n);
         const int c = group * Problem::group_c;
-        return Problem::nhwc ? ((n * Problem::p + pixel.p) * window_row<Problem> + at * Problem::c + c) * 4
-                             : (((n * Problem::c + c) * Problem::p + pixel.p) * window_row<Problem> + at) * 4;
+        return Problem::nhwc ? ((n * Problem::p + pixel.p) * window_row<Problem> + at * Problem::c + c) * item<Problem>
+                             : (((n * Problem::c + c) * Problem::p + pixel.p) * window_row<Problem> + at) * item<Problem>;
     }
     static __device__ __forceinline__ B tap(int number, int in_run) {
         if constexpr (Problem::nhwc) {
             const int column = number / Problem::r * Problem::dilation_w, u = number % Problem::r;
-            return ((static_cast<B>(column) * Problem::r + u) * Problem::c + in_run) * 4;
+            return ((static_cast<B>(column) * Problem::r + u) * Problem::c + in_run) * item<Problem>;
         } else if constexpr (Problem::dilation_w == 1) {
-            return (static_cast<B>(number) * Problem::p * window_row<Problem> + in_run) * 4;
+            return (static_cast<B>(number) * Problem::p * window_row<Problem> + in_run) * item<Problem>;
         } else {
             const int c = number / Problem::s, column = number % Problem::s * Problem::dilation_w;
-            return (static_cast<B>(c) * Problem::p * window_row<Problem> + column * Problem::r + in_run) * 4;
+            return (static_cast<B>(c) * Problem::p * window_row<Problem> + column * Problem::r + in_run) * item<Problem>;
         }
     }
 };

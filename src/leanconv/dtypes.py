@@ -1,0 +1,72 @@
+"""The element types: what each is called in C++, NumPy and PyTorch, how large it is, and what it is summed in."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class ElementType:
+    """One type of the elements of arrays.
+
+    ``ctype`` is its C++ type in kernels; ``accumulator`` the name of the type that products are summed in. ``numpy`` is
+    NumPy's name where NumPy has it by itself, ``torch`` PyTorch's. ``roundoff`` is the largest relative error of one
+    rounding to it; 0 for integers.
+    """
+
+    name: str
+    bytes: int
+    ctype: str
+    accumulator: str
+    numpy: str | None
+    torch: str
+    roundoff: float = 0.0
+
+
+#: NOTE: PyTorch names every one of them as we do; NumPy knows bfloat16 only once ml_dtypes has been imported.
+DTYPES = {
+    kind.name: kind
+    for kind in (
+        ElementType("float32", 4, "float", "float32", "float32", "float32", 2.0**-24),
+        ElementType("float64", 8, "double", "float64", "float64", "float64", 2.0**-53),
+        ElementType("float16", 2, "leanconv::float16", "float32", "float16", "float16", 2.0**-11),
+        ElementType("bfloat16", 2, "leanconv::bfloat16", "float32", None, "bfloat16", 2.0**-8),
+        ElementType("int32", 4, "int", "int32", "int32", "int32"),
+        ElementType("int16", 2, "short", "int32", "int16", "int16"),
+        ElementType("uint16", 2, "unsigned short", "int32", "uint16", "uint16"),
+        ElementType("int8", 1, "signed char", "int32", "int8", "int8"),
+        ElementType("uint8", 1, "unsigned char", "int32", "uint8", "uint8"),
+    )
+}
+
+#: What layers and filters take on a GPU, and on the CPU only.
+GPU_LAYERS, GPU_FILTERS = ("float32", "float16", "bfloat16"), ("float32", "int32")
+CPU_ONLY = ("float64",)
+LAYERS, FILTERS = GPU_LAYERS + CPU_ONLY, GPU_FILTERS + CPU_ONLY
+
+
+def item_bytes(dtype: str) -> int:
+    """Bytes of an element."""
+    return DTYPES[dtype].bytes
+
+
+def accumulator(dtype: str) -> ElementType:
+    """The type that products of elements are summed in."""
+    return DTYPES[DTYPES[dtype].accumulator]
+
+
+def is_narrow(dtype: str) -> bool:
+    """Whether elements are widened to be computed with, and results rounded to them once."""
+    return dtype in DTYPES and DTYPES[dtype].accumulator != dtype
+
+
+def none_of(dtype: str, taken: Sequence[str]) -> list[str]:
+    """A sentence where ``dtype`` is not among those that an algorithm takes."""
+    if dtype in taken:
+        return []
+    if len(taken) == 1:
+        return [f"dtype={dtype!r} is not {taken[0]}"]
+    if len(taken) == 2:
+        return [f"dtype={dtype!r} is neither {taken[0]} nor {taken[1]}"]
+    return [f"dtype={dtype!r} is none of {', '.join(taken)}"]

@@ -1,0 +1,56 @@
+// The elements of tensors and the way from them to float, in which kernels compute, and back.
+#pragma once
+
+#include <lib/ptx/convert.cuh>
+
+namespace leanconv {
+
+// Types of our own: NVRTC runs without the headers of the toolkit.
+struct float16 { unsigned short bits; };
+struct bfloat16 { unsigned short bits; };
+
+__device__ __forceinline__ float to_float(float value) { return value; }
+__device__ __forceinline__ float to_float(float16 value) { return cvt_f32_f16(value.bits); }
+__device__ __forceinline__ float to_float(bfloat16 value) {
+    return __uint_as_float(static_cast<unsigned>(value.bits) << 16);
+}
+
+// The one rounding of a result.
+template <class T>
+__device__ __forceinline__ T from_float(float value);
+template <> __device__ __forceinline__ float from_float<float>(float value) { return value; }
+template <> __device__ __forceinline__ float16 from_float<float16>(float value) { return {cvt_rn_f16_f32(value)}; }
+template <> __device__ __forceinline__ bfloat16 from_float<bfloat16>(float value) { return {cvt_rn_bf16_f32(value)}; }
+
+// Bytes of an element.
+// NOTE: an int, for what is multiplied with it shall stay of 32 bits.
+template <class Problem> constexpr int item = static_cast<int>(sizeof(typename Problem::element));
+
+// Elements of 16 bits pass registers, where they become floats, on their way to shared memory; floats are copied.
+template <class Problem> constexpr bool narrow = item<Problem> == 2;
+
+// `count` adjacent 16-bit elements as one load brings them: two in a register.
+template <class T, int count>
+struct Packed {
+    static_assert(sizeof(T) == 2, "elements of 16 bits");
+    unsigned words[(count + 1) / 2];
+
+    // `from` is aligned to all of them; zeros where it is not valid.
+    __device__ __forceinline__ void load(const T* from, bool valid) {
+        if constexpr (count == 4) {
+            uint2 v = make_uint2(0, 0);
+            if (valid) v = *reinterpret_cast<const uint2*>(from);
+            words[0] = v.x, words[1] = v.y;
+        } else if constexpr (count == 2) {
+            words[0] = valid ? *reinterpret_cast<const unsigned*>(from) : 0;
+        } else {
+            static_assert(count == 1, "one, two or four elements are loaded at once");
+            words[0] = valid ? from->bits : 0;
+        }
+    }
+    __device__ __forceinline__ float value(int i) const {
+        return to_float(T{static_cast<unsigned short>(words[i / 2] >> i % 2 * 16)});
+    }
+};
+
+}  // namespace leanconv

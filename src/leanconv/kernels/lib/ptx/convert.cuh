@@ -1,0 +1,29 @@
+// Conversions between float and the 16-bit floating-point types, as their bits: cvt.
+// NOTE: each header of lib/ptx/ wraps one kind of PTX instruction, a function an instruction, named after it. The CPU
+// emulator has a twin of each, found first on the include path; kernels therefore include them with angle brackets.
+#pragma once
+
+namespace leanconv {
+
+// cvt.f32.f16: exact, subnormals included.
+__device__ __forceinline__ float cvt_f32_f16(unsigned short bits) {
+    float value;
+    asm("cvt.f32.f16 %0, %1;\n" : "=f"(value) : "h"(bits));
+    return value;
+}
+
+// cvt.rn.f16.f32: to the nearest, of two the even one; from 65520 on to infinity.
+__device__ __forceinline__ unsigned short cvt_rn_f16_f32(float value) {
+    unsigned short bits;
+    asm("cvt.rn.f16.f32 %0, %1;\n" : "=h"(bits) : "f"(value));
+    return bits;
+}
+
+// cvt.rn.bf16.f32: to the nearest, of two the even one. The way back is a shift and needs no instruction of its own.
+__device__ __forceinline__ unsigned short cvt_rn_bf16_f32(float value) {
+    unsigned short bits;
+    asm("cvt.rn.bf16.f32 %0, %1;\n" : "=h"(bits) : "f"(value));
+    return bits;
+}
+
+}  // namespace leanconv
