@@ -127,6 +127,9 @@ def _conv_cases() -> list[Case]:
     # Four images, and eight, are adjacent where images are innermost.
     add("images-4", 4, 6, 5, 7, 9, 3, 2, layouts=INNERMOST, bias=True, stride=(1, 2), **same)
     add("images-8", 8, 33, 3, 4, 20, 3, 3, layouts=INNERMOST, thorough=INNERMOST, bias=True, activation="relu", **same)
+    # Results that are added to what the output holds, in vectors and one by one, and over a cluster.
+    add("accumulate", 2, 16, 6, 8, 16, 3, 3, layouts=ALL, thorough=ALL, accumulate=True, **same)
+    add("accumulate-odd", 2, 3, 5, 7, 9, 3, 2, layouts=ALL, accumulate=True, bias=True, activation="relu")
     return layers.cases
 
 
@@ -202,6 +205,8 @@ def _gradient_cases() -> list[Case]:
     )
     add("precision-ieee", 1, 5, 9, 9, 6, 3, 3, stride=(2, 1), precision="ieee", **same)
     add("images-4", 4, 40, 5, 6, 35, 3, 3, layouts=INNERMOST, stride=(2, 1), **same)
+    add("accumulate", 1, 7, 6, 8, 9, 3, 3, accumulate=True, **same)
+    add("accumulate-unread-rows", 2, 5, 11, 12, 4, 3, 3, layouts=ALL, accumulate=True, stride=(4, 3))
     add("images-8", 8, 9, 4, 5, 33, 3, 2, layouts=INNERMOST, thorough=INNERMOST, padding=(1, 1, 0, 1))
     return layers.cases
 
@@ -267,6 +272,7 @@ def _narrow_cases() -> list[Case]:
     brain.add("images-4", 4, 6, 5, 7, 9, 3, 2, layouts=INNERMOST, bias=True, stride=(1, 2), **same)
     half.add("images-8", 8, 33, 3, 4, 20, 3, 3, layouts=INNERMOST, thorough=INNERMOST, **both, **same)
     brain.add("empty-batch", 0, 4, 9, 9, 6, 3, 3)
+    half.add("accumulate", 2, 6, 9, 8, 20, 3, 3, layouts=ALL, accumulate=True, activation="relu", **same)
     gradient: dict[str, Any] = {"op": "dgrad"}
     half.add("gradient-tails", 2, 35, 8, 9, 19, 3, 2, layouts=ALL, padding=(1, 0, 2, 1), **gradient)
     brain.add("gradient-stride", 2, 18, 14, 15, 9, 3, 3, layouts=ALL, stride=(2, 2), **same, **gradient)

@@ -114,12 +114,28 @@ def _check_conv(problem: ConvProblem, plan: Plan, run: Runner, kind: str) -> Non
     read, *_, written = problem.operands
     inputs = cases.draw_conv(problem, kind)
     y = np.full(problem.y_shape, POISON[problem.dtype], problem.dtype)
-    run(plan, {**inputs, written.role: y})
     given = inputs[read.role], inputs["w"], inputs["bias"]
-    reference = oracle.conv2d(problem, *given)
-    _compare(y, reference, oracle.error_bound(problem, *given), f"{problem} {kind}")
+    if problem.accumulate:
+        y[...] = cases.draw(np.random.default_rng(1), problem.y_shape, kind, problem.dtype)
+    reference, bound = _expected(problem, y, *given)
+    run(plan, {**inputs, written.role: y})
+    _compare(y, reference, bound, f"{problem} {kind}")
     if is_narrow(problem.dtype):
         _check_rounding(y, reference, DTYPES[problem.dtype].roundoff, f"{problem} {kind}")
+
+
+def _expected(problem: ConvProblem, y: np.ndarray, *given: Any) -> tuple[np.ndarray, float]:
+    """The answer, and the error that it may have; ``y`` is what the output holds before."""
+    if not problem.accumulate:
+        return oracle.conv2d(problem, *given), oracle.error_bound(problem, *given)
+    stored = replace(problem, accumulate=False, activation=None)
+    result = oracle.conv2d(stored, *given)
+    reference = result + y.astype(np.float64)
+    # the bound of the sum alone, and one more rounding of float32
+    error = oracle.error_bound(stored, *given) * np.linalg.norm(result) + 2.0**-24 * np.linalg.norm(reference)
+    if problem.activation:
+        reference = np.maximum(reference, 0)
+    return reference, float(error / max(np.linalg.norm(reference), 1e-30))
 
 
 def _check_rounding(y: np.ndarray, reference: np.ndarray, roundoff: float, what: str) -> None:

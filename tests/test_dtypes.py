@@ -217,6 +217,18 @@ def test_tensors_of_pytorch_on_a_gpu(dtype: str, torch_on_device: HostDevice) ->
     assert torch.equal(last, y) and last.is_contiguous(memory_format=torch.channels_last)
 
 
+@pytest.mark.gpu
+def test_numpy_and_cupy_in_float16_on_a_real_one() -> None:
+    x, w, bias = draw(LAYER)
+    y = conv2d(x, w, bias, device="cuda", **SAME)
+    assert y.dtype == np.float16
+    check(LAYER, y, x, w, bias)
+    assert np.isposinf(conv2d(np.full_like(x, 6e4), np.ones_like(w), device="cuda")).all()
+    cupy = pytest.importorskip("cupy", reason="CuPy is not installed")
+    there = [cupy.asarray(array) for array in (x, w, bias)]
+    np.testing.assert_array_equal(conv2d(*there, **SAME).get(), y)
+
+
 # What is refused
 
 

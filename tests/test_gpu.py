@@ -178,15 +178,6 @@ def test_elements_of_16_bits(layout: str, n: int, dtype: str) -> None:
         assert off(back, expected) < DTYPES[dtype].roundoff
 
 
-def test_numpy_and_cupy_in_float16(rng: np.random.Generator) -> None:
-    x, w = (rng.standard_normal(shape).astype(np.float16) for shape in ((2, 5, 9, 8), (6, 5, 3, 3)))
-    y = conv2d(x, w, padding=1, device="cuda")
-    problem = ConvProblem(2, 5, 9, 8, 6, 3, 3, padding=(1, 1, 1, 1), dtype="float16")
-    assert y.dtype == np.float16 and relative_error(y, oracle_conv(problem, x, w, None)) < 2.0**-11
-    assert np.isposinf(conv2d(np.full_like(x, 6e4), np.ones_like(w), device="cuda")).all()
-    np.testing.assert_array_equal(conv2d(to_cupy(x), to_cupy(w), padding=1).get(), y)
-
-
 def test_nan_and_inf_propagate_as_in_pytorch() -> None:
     x, w = torch.randn(2, 5, 9, 9, device="cuda"), torch.randn(7, 5, 3, 3, device="cuda")
     x[0, 0, 2, 3], x[1, 1, 8, 8] = torch.nan, torch.inf

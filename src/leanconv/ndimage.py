@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from leanconv.arrays import NUMPY, arrays_of
+from leanconv.dtypes import GPU_FILTERS
 from leanconv.images.borders import SCIPY_NAMES
 from leanconv.problem import FilterProblem
 from leanconv.reference.filter2d import Banded, Taps, line_indices
@@ -247,10 +248,10 @@ def _on_device(x: Any, taps: np.ndarray, output: Any, border: str, cval: float, 
     from leanconv.api import filter2d
 
     dtype = str(x.dtype).rsplit(".", 1)[-1]
-    if x.ndim != 2 or dtype not in ("float32", "int32"):
+    if x.ndim != 2 or dtype not in GPU_FILTERS:
         raise TypeError(
             f"input has shape {tuple(x.shape)} and dtype {dtype}; arrays of other libraries than NumPy must be "
-            "two-dimensional float32 or int32"
+            f"two-dimensional {' or '.join(GPU_FILTERS)}"
         )
     out = None
     if output is not None:

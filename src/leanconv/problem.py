@@ -176,7 +176,9 @@ class ConvProblem:
     def bytes(self) -> int:
         """Fewest bytes to move: every input read once, every output written once."""
         elements = self.n * self.c * self.h * self.w + self.k * self.group_c * self.r * self.s
-        elements += self.n * self.k * self.p * self.q + (self.k if self.bias else 0)
+        elements += self.n * self.k * self.p * self.q * (2 if self.accumulate and self.op == "fprop" else 1)
+        elements += self.n * self.c * self.h * self.w if self.accumulate and self.op == "dgrad" else 0
+        elements += self.k if self.bias else 0
         return elements * item_bytes(self.dtype)
 
     def __str__(self) -> str:

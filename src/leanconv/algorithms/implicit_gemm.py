@@ -126,7 +126,8 @@ class ImplicitGemm(TimedAlgorithm):
         if problem.op == "fprop":
             return Plan((_launch(problem, _parts(problem)[0], config, wide, "w"),))
         launches = [_launch(problem, part, config, wide, "prepared") for part in _parts(problem)]
-        zeros = input_gradient.zero_launch(problem)
+        # pixels that no output reaches get zeros, or stay as they are where the result is added to them
+        zeros = None if problem.accumulate else input_gradient.zero_launch(problem)
         return Plan(
             (*launches, *([zeros] if zeros else [])),
             prepare=(input_gradient.filter_launch(problem),) if launches else (),

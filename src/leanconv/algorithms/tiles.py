@@ -177,6 +177,11 @@ def images_outermost(problem: ConvProblem) -> list[str]:
     return [f"layout={problem.layout!r} is neither 'NCHW' nor 'NHWC'"] if inner else []
 
 
+def overwrites(problem: ConvProblem) -> list[str]:
+    """Why kernels that only store their results cannot run ``problem``."""
+    return ["accumulate=True: its results are stored, not added to what the output holds"] if problem.accumulate else []
+
+
 def layer_limits(problem: ConvProblem, taken: Sequence[str] = FLOAT32) -> list[str]:
     """Why the kernels of this family cannot work on the layer of ``problem``, in whichever direction."""
     reasons = none_of(problem.dtype, taken)

@@ -16,7 +16,7 @@ from leanconv.algorithms.base import (
     mean_products,
     variant,
 )
-from leanconv.algorithms.tiles import gradient_limits
+from leanconv.algorithms.tiles import gradient_limits, overwrites
 from leanconv.algorithms.winograd_tiles import (
     Transform,
     WinogradTileConfig,
@@ -208,7 +208,7 @@ class Winograd1d(TimedAlgorithm):
     solves = "conv2d"
 
     def why_not(self, problem: ConvProblem, target: Target) -> list[str]:
-        reasons = gradient_limits(problem)
+        reasons = gradient_limits(problem) + overwrites(problem)
         if problem.stride != (1, 1):
             reasons.append(f"stride {problem.stride[0]},{problem.stride[1]} is not 1,1")
         if problem.dilation[1] != 1:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from math import isqrt
 
 from leanconv.algorithms.base import TimedAlgorithm, by_time, copy_layout
-from leanconv.algorithms.tiles import gradient_limits
+from leanconv.algorithms.tiles import gradient_limits, overwrites
 from leanconv.algorithms.winograd_tiles import (
     Transform,
     WinogradTileConfig,
@@ -88,7 +88,7 @@ class Winograd2d(TimedAlgorithm):
     solves = "conv2d"
 
     def why_not(self, problem: ConvProblem, target: Target) -> list[str]:
-        return gradient_limits(problem) + why_not_2d(problem)
+        return gradient_limits(problem) + overwrites(problem) + why_not_2d(problem)
 
     def timed(self, problem: ConvProblem, target: Target) -> list[tuple[float, Winograd2dConfig]]:
         found = []

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from leanconv.api import filter2d
+from leanconv.dtypes import FILTERS
 from leanconv.runtime.files import whole
 
 #: Integers of at most 16 bits are exact in float32; they are filtered in it, then rounded and clipped to their range.
@@ -45,10 +46,9 @@ def filtered(
     planes = picture.planes
     dtype = planes.dtype
     narrow = dtype.name in _NARROW
-    if not narrow and dtype.name not in ("float32", "float64", "int32"):
-        raise ValueError(
-            f"dtype {dtype} cannot be filtered; it must be {', '.join(_NARROW)}, int32, float32 or float64"
-        )
+    if not narrow and dtype.name not in FILTERS:
+        *most, last = FILTERS
+        raise ValueError(f"dtype {dtype} cannot be filtered; it must be {', '.join((*_NARROW, *most))} or {last}")
     work = planes.astype(np.float32) if narrow else planes.astype(dtype.newbyteorder("="), copy=False)
     weights = kernel.astype(work.dtype)
     if work.dtype == np.int32 and not np.array_equal(weights, kernel):

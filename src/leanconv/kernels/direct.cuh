@@ -49,7 +49,8 @@ __device__ __forceinline__ void direct(const typename Problem::element* __restri
                     : w[(static_cast<int64>(k) * Problem::group_c + c) * (Problem::r * Problem::s) + tap];
                 sum = fmaf(to_float(weight), to_float(pixel), sum);
             }
-    y[at] = from_float<typename Problem::element>(finish<Problem>(sum, Problem::bias ? to_float(bias[k]) : 0.0f));
+    const float b = Problem::bias ? to_float(bias[k]) : 0.0f;
+    y[at] = from_float<typename Problem::element>(finish<Problem>(sum, b, held_by<Problem>(y + at, true)));
 }
 
 }  // namespace leanconv

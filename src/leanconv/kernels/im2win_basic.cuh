@@ -32,7 +32,7 @@ __device__ __forceinline__ void im2win_basic(const float* __restrict__ workspace
         const float weight = filter[filter_element<Problem, true>(i)];
         sum = fmaf(weight, *at_byte(window, Windows::tap(i / Windows::run, i % Windows::run)), sum);
     }
-    y[at] = finish<Problem>(sum, Problem::bias ? bias[k] : 0.0f);
+    y[at] = finish<Problem>(sum, Problem::bias ? bias[k] : 0.0f, held_by<Problem>(y + at, true));
 }
 
 }  // namespace leanconv

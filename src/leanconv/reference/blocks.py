@@ -122,6 +122,8 @@ def shared_limits(problem: ConvProblem, ops: tuple[str, ...] = ("fprop",)) -> li
         reasons.append(f"on the CPU it computes op {' and '.join(map(repr, ops))}, not {problem.op!r}")
     if problem.dtype not in LAYERS:
         reasons.append(f"it computes {', '.join(LAYERS)}, not {problem.dtype}")
+    if problem.accumulate:
+        reasons.append("accumulate=True: on the CPU results are stored, not added to what the output holds")
     return reasons
 
 

@@ -9,11 +9,20 @@
 
 namespace leanconv {
 
+// A result before its rounding: bias and activation; `held` is what the output holds, where results are added to it.
 template <class Problem>
-__device__ __forceinline__ float finish(float value, float bias) {
+__device__ __forceinline__ float finish(float value, float bias, float held = 0.0f) {
     value += bias;
+    if constexpr (Problem::accumulate) value += held;
     // NOTE: written so that NaN stays NaN, as in PyTorch; fmaxf would turn it into zero.
     return Problem::relu ? (value < 0.0f ? 0.0f : value) : value;
+}
+
+// What the output holds at `at`, which is read only where it exists and results are added to it.
+template <class Problem, class T>
+__device__ __forceinline__ float held_by(const T* at, bool exists) {
+    if constexpr (Problem::accumulate) return exists ? to_float(*at) : 0.0f;
+    else return 0.0f;
 }
 
 // Four values along the contiguous axis, `step` elements apart, of which those below `count` elements exist.
@@ -107,10 +116,15 @@ __device__ __forceinline__ void store_tile(const float (&acc)[rows][columns], in
                 if (k >= Problem::group_k) continue;
                 const int filter = group * Problem::group_k + k;
                 const float b = Problem::bias ? to_float(bias[filter]) : 0.0f;
+                T* const to = y + filter * image;
                 T v[4];
 #pragma unroll
-                for (int j = 0; j < 4; ++j) v[j] = from_float<T>(finish<Problem>(acc[i][4 * f + j], b));
-                T* const to = y + filter * image;
+                for (int j = 0; j < 4; ++j) {
+                    const Place& at = place[dealt ? j : 0];
+                    const T* const output = to + at.offset + (dealt ? 0 : j);
+                    const float held = held_by<Problem>(output, dealt ? at.count > 0 : j < at.count);
+                    v[j] = from_float<T>(finish<Problem>(acc[i][4 * f + j], b, held));
+                }
                 if constexpr (!dealt) {
                     store_four(to + place[0].offset, v, 1, place[0].count, vector);
                 } else {
@@ -143,7 +157,7 @@ __device__ __forceinline__ void store_tile(const float (&acc)[rows][columns], in
                     const bool exists = k + i * step < Problem::group_k;
                     const float b =
                         Problem::bias && exists ? to_float(bias[group * Problem::group_k + k + i * step]) : 0.0f;
-                    v[i] = from_float<T>(finish<Problem>(acc[4 * f + i][j], b));
+                    v[i] = from_float<T>(finish<Problem>(acc[4 * f + i][j], b, held_by<Problem>(to + k + i * step, exists)));
                 }
                 store_four(to + k, v, step, Problem::group_k - k, vector);
             }
