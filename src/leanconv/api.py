@@ -261,9 +261,10 @@ def _run(
         arrays, x, bias = carried.arrays, carried.x, carried.bias
         w = w if isinstance(w, PreparedWeights) else carried.w
     signature = arrays.signature
+    filters = w.array if isinstance(w, PreparedWeights) else w
     try:
         key = (
-            describes, type(x), signature(x), type(w), signature(w),
+            describes, type(x), signature(x), type(w), type(filters), signature(filters),
             None if bias is None else (type(bias), signature(bias)),
             None if out is None else (type(out), signature(out)),
             raw_workspace_limit() if workspace_limit is None else workspace_limit, options,
@@ -278,8 +279,11 @@ def _run(
         if key is not None:
             _remember(key, call)
     if numbers:
-        numbers = tuple(map(arguments.scalar, ("value", "delta"), numbers, (arrays.dtype(x),) * 2))
-    result = call(x, w, bias, out, *numbers)
+        dtype = arrays.dtype(x)
+        value, delta = (arguments.scalar(n, v, dtype) for n, v in zip(("value", "delta"), numbers, strict=True))
+        result = call(x, w, bias, out, value, delta)
+    else:
+        result = call(x, w, bias, out)
     return result if back is None else back(result)
 
 

@@ -30,8 +30,7 @@ class TorchArrays(Arrays):
         self._raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None)
 
     def signature(self, array: Any) -> Hashable:
-        place = array.is_cuda, array.get_device(), array.data_ptr() & 15
-        return array.shape, array.stride(), array.dtype, place, array.requires_grad
+        return array.shape, array.stride(), array.dtype, array.device, array.data_ptr() & 15, array.requires_grad
 
     def device(self, array: Any) -> int | None:
         if array.layout is not self._torch.strided:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass, field
-from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -28,13 +27,6 @@ class PreparedWeights:
         self._lock = threading.RLock()
         self._prepared: dict[FilterPreparation, PreparedFilters] = {}
         self._copies: dict[MemoryOrder, Any] = {}
-
-    # what each warm call asks for its key: 0.3 µs less each than by __getattr__
-    shape, dtype = property(attrgetter("array.shape")), property(attrgetter("array.dtype"))
-    strides, data = property(attrgetter("array.strides")), property(attrgetter("array.data"))
-    stride, data_ptr = property(attrgetter("array.stride")), property(attrgetter("array.data_ptr"))
-    is_cuda, get_device = property(attrgetter("array.is_cuda")), property(attrgetter("array.get_device"))
-    requires_grad = property(attrgetter("array.requires_grad"))
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_") or name == "array":
@@ -110,11 +102,6 @@ class PreparedWeights:
         return PreparedFilters(w, array, address, {stream})
 
 
-class _NumpyWeights(PreparedWeights):
-    """NumPy's keep nothing. NOTE: a type of their own, for it is part of a warm call's key, and what NumPy asks of an
-    array for the rest of the key a CuPy array would answer alike."""
-
-
 def prepare_weights(w: Any) -> PreparedWeights:
     """Filters whose preparation is done once, for inference with weights that stay as they are.
 
@@ -152,7 +139,7 @@ def prepare_weights(w: Any) -> PreparedWeights:
     arguments.check_dtypes({"w": _library(w).dtype(w)})
     if len(w.shape) not in (3, 4):
         raise ValueError(f"w has {len(w.shape)} dimensions, shape {tuple(w.shape)}; it must have 4, or 3 for conv1d")
-    return _NumpyWeights(w) if isinstance(w, np.ndarray) else PreparedWeights(w)
+    return PreparedWeights(w)
 
 
 def _library(array: Any) -> Arrays:

@@ -196,10 +196,10 @@ def make_launcher(
         for place, tensor_map in block.maps:
             tensor_map.point_to(int(values[place]))
         block.stream.value = stream
-        for i, call in enumerate(block.calls):
+        for call in block.calls:
             code = start(*call)
             if code:
-                fail(code, launches[i][1])
+                fail(code, launches[block.calls.index(call)][1])
         blocks.append(block)
 
     return run
