@@ -16,9 +16,9 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from leanconv.algorithms import ALGORITHMS
-from leanconv.algorithms.base import ceil_div, products
+from leanconv.algorithms.base import ceil_div, mean_products
 from leanconv.algorithms.winograd1d import MOST_TAPS, WinogradConfig, parts_of, states_of, taps_of
-from leanconv.algorithms.winograd_tiles import computed, padded
+from leanconv.algorithms.winograd_tiles import forward_of, padded_sizes
 from leanconv.plan import Plan, Target
 from leanconv.problem import ConvProblem
 from leanconv.reference import oracle
@@ -45,7 +45,7 @@ def layer(alpha: int, width: int, layout: str = "NHWC", **rest: Any) -> ConvProb
         layout=layout,
         precision="relaxed" if alpha == 16 or (alpha, width) == (8, 2) else "fp32",
     )
-    enough = next(c for c in count(1) if c % 4 and products(replace(problem, c=c)) >= LEAST_PRODUCTS)
+    enough = next(c for c in count(1) if c % 4 and mean_products(replace(problem, c=c)) >= LEAST_PRODUCTS)
     problem = replace(problem, c=enough)
     return replace(problem, **rest)
 
@@ -198,7 +198,7 @@ def test_prepared_apart_is_the_same(problem: ConvProblem) -> None:
 def transformed(problem: ConvProblem, w: np.ndarray, alpha: int) -> tuple[np.ndarray, np.ndarray]:
     """Filters in ``alpha`` states, in float64 as [group][row][channel][state][filter] without padding; and their sums
     of absolute values, which rounding errors are measured by."""
-    forward = computed(problem)
+    forward = forward_of(problem)
     w = w.transpose({"NCHW": (0, 1, 2, 3), "NHWC": (0, 3, 1, 2), "CHWN": (3, 0, 1, 2)}[problem.layout])
     w = w.reshape(problem.groups, problem.group_k, problem.group_c, problem.r, problem.s).astype(np.float64)
     if problem.op == "dgrad":
@@ -218,7 +218,7 @@ def test_filters_are_transformed_to_the_last_bits(problem_of, alpha: int, width:
     problem = problem_of(alpha, width, LAYOUTS[number % 3], **HIGH[number % len(HIGH)])
     w = cases.draw_conv(problem, "zero-mean")["w"]
     config = next(c for c in configs(replace(problem, h=40), alpha) if not c.segments)
-    (c, k), (taps, parts), forward = padded(computed(problem)), taps_of(problem), computed(problem)
+    (c, k), (taps, parts), forward = padded_sizes(forward_of(problem)), taps_of(problem), forward_of(problem)
     shape = (problem.groups, taps * parts, c, alpha, k)
     prepared = prepared_by(replace(problem, h=40), config, w)
     found = prepared[: np.prod(shape)].reshape(shape).astype(np.float64)
@@ -294,7 +294,7 @@ def test_tiers() -> None:
     assert 8 in states_of(ConvProblem(1, 64, 30, 30, 8, 3, 2, precision="relaxed"))
     # Short sums: 5 · 3 · 5 and 9 · 3 · 5 products at most, of the forward pass and of the gradient.
     for name, other in (("c", {}), ("k", {"op": "dgrad"})):
-        few = products(computed(replace(ConvProblem(1, 64, 30, 30, 8, 3, 5), **{name: 5}, **other)))
+        few = mean_products(forward_of(replace(ConvProblem(1, 64, 30, 30, 8, 3, 5), **{name: 5}, **other)))
         assert few <= 75 and f"sums {few} products on average; tier 'fp32' is kept from {LEAST_PRODUCTS} on" in reasons(
             5, **{name: 5}, **other
         )
@@ -304,7 +304,7 @@ def test_tiers() -> None:
 
 
 FORWARD = [
-    pytest.param(computed(c.problem), id=c.name)
+    pytest.param(forward_of(c.problem), id=c.name)
     for c in (*cases.CONV_CASES, *cases.GRADIENT_CASES)
     if c.problem.op == "fprop" or c.problem.stride == (1, 1)
 ]
@@ -315,12 +315,12 @@ def test_products_are_counted_where_pixels_are(layer: ConvProblem) -> None:
     """The mean over all outputs, by the definition."""
     ones = replace(layer, n=1, c=1, k=1, groups=1, bias=False, activation=None, layout="NCHW", dtype="float64")
     seen = oracle.conv2d(ones, np.ones(ones.x_shape), np.ones(ones.w_shape))
-    assert products(layer) == layer.group_c * int(seen.sum()) // seen.size
+    assert mean_products(layer) == layer.group_c * int(seen.sum()) // seen.size
 
 
 def test_mostly_padded_layers_are_left_to_fewer_states() -> None:
     """Half of their taps see padding: the sums are short, whatever the filter."""
     padded_layer = ConvProblem(1, 17, 11, 2, 12, 3, 3, padding=(2, 4, 0, 4), op="dgrad")
-    assert products(computed(padded_layer)) < LEAST_PRODUCTS <= 12 * 9
+    assert mean_products(forward_of(padded_layer)) < LEAST_PRODUCTS <= 12 * 9
     assert states_of(padded_layer) == (4,)
     proof.check(WINOGRAD, padded_layer)

@@ -188,6 +188,14 @@ def copy_layout(problem: ConvProblem) -> Layout:
     return "NCHW" if problem.layout == "CHWN" and problem.n % 4 else problem.layout
 
 
+def leaves_image(problem: ConvProblem) -> bool:
+    """Whether some window sees padding."""
+    top, _, left, _ = problem.padding
+    last_row = (problem.p - 1) * problem.stride[0] - top + (problem.r - 1) * problem.dilation[0]
+    last_column = (problem.q - 1) * problem.stride[1] - left + (problem.s - 1) * problem.dilation[1]
+    return top > 0 or left > 0 or last_row >= problem.h or last_column >= problem.w
+
+
 def conv_constants(problem: ConvProblem) -> Constants:
     """The ``Problem`` struct of a convolution kernel: everything but the batch, which stays an argument.
 
@@ -199,8 +207,6 @@ def conv_constants(problem: ConvProblem) -> Constants:
     """
     p, q = problem.p, problem.q
     top, _, left, _ = problem.padding
-    last_row = (p - 1) * problem.stride[0] - top + (problem.r - 1) * problem.dilation[0]
-    last_column = (q - 1) * problem.stride[1] - left + (problem.s - 1) * problem.dilation[1]
     innermost = {"NCHW": p * q, "NHWC": gcd(problem.k, problem.group_k), "CHWN": problem.n}
     return (
         ("element", DTYPES[problem.dtype].ctype),
@@ -214,7 +220,7 @@ def conv_constants(problem: ConvProblem) -> Constants:
         ("pad_left", left),
         ("dilation_h", problem.dilation[0]),
         ("dilation_w", problem.dilation[1]),
-        ("padded", top > 0 or left > 0 or last_row >= problem.h or last_column >= problem.w),
+        ("padded", leaves_image(problem)),
         ("nhwc", problem.layout == "NHWC"),
         ("chwn", problem.layout == "CHWN"),
         ("bias", problem.bias),
