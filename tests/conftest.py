@@ -16,7 +16,7 @@ from leanconv import api, arrays
 from leanconv.algorithms.base import GpuAlgorithm
 from leanconv.call import choose, weights
 from leanconv.dtypes import item_bytes
-from leanconv.plan import Plan, Target
+from leanconv.plan import ALIGNMENT, Plan, Target
 from leanconv.problem import ConvProblem, FilterProblem, Problem
 from leanconv.runtime import launch
 from leanconv.runtime.compile import Compiled
@@ -130,7 +130,7 @@ def relative_error(got: np.ndarray, expected: np.ndarray) -> float:
 
 
 def at_address(
-    pointer: int, shape: Sequence[int], strides: Sequence[int], dtype: str, alignment: int = launch.ALIGNMENT
+    pointer: int, shape: Sequence[int], strides: Sequence[int], dtype: str, alignment: int = ALIGNMENT
 ) -> np.ndarray:
     """Host memory as an array; strides are in elements."""
     assert pointer % alignment == 0, f"a kernel was given {pointer:#x}, which is not aligned"

@@ -20,8 +20,7 @@ from leanconv.algorithms.implicit_gemm import ImplicitGemm
 from leanconv.algorithms.tiles import TileConfig
 from leanconv.arrays import arrays_of
 from leanconv.call import choose
-from leanconv.plan import Launch, Plan, Pointer, Target
-from leanconv.runtime.launch import ALIGNMENT
+from leanconv.plan import ALIGNMENT, Launch, Plan, Pointer, Target
 
 PROBLEM = ConvProblem(n=2, c=4, h=9, w=7, k=6, r=3, s=2, padding=(1, 1, 1, 1))
 WEIGHTS = 4 * 6 * 4 * 3 * 2

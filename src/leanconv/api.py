@@ -8,7 +8,8 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from leanconv.arrays import arrays_of, gather, way_back
+from leanconv.arrays import arrays_of, way_back
+from leanconv.arrays.operands import gather
 from leanconv.call import arguments, bind, describe
 from leanconv.call.describe import Described
 from leanconv.call.explain import Explanation, explain_call, explain_problem
@@ -257,9 +258,10 @@ def _run(
     arrays, back = arrays_of(x), None
     if arrays is None:
         back = way_back(x)
-        carried = gather(x, w.array if isinstance(w, PreparedWeights) else w, bias, out, (name, "w"))
-        arrays, x, bias = carried.arrays, carried.x, carried.bias
-        w = w if isinstance(w, PreparedWeights) else carried.w
+        filters = w.array if isinstance(w, PreparedWeights) else w
+        carried, arrays, _ = gather(x, filters, bias, out, (name, "w"))
+        x, bias = carried[name], carried.get("bias")
+        w = w if isinstance(w, PreparedWeights) else carried["w"]
     signature = arrays.signature
     filters = w.array if isinstance(w, PreparedWeights) else w
     try:

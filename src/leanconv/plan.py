@@ -10,6 +10,11 @@ from math import prod
 Constants = tuple[tuple[str, int | bool | str], ...]
 
 
+#: Kernels may assume that every array starts at a multiple of this many bytes (one 128-bit load). NOTE: all but the
+#: image and the result of a filter, which may be crops of larger ones and start at any element.
+ALIGNMENT = 16
+
+
 @dataclass(frozen=True)
 class Target:
     """The GPU a plan is made for: its capabilities, its sizes in bytes, and what its speed is predicted from.

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from leanconv.arrays.base import Arrays, MemoryOrder, Operands, Shape
+from leanconv.arrays.base import Arrays, MemoryOrder, Shape
 from leanconv.arrays.cupy import CupyArrays
 from leanconv.arrays.dlpack import carry, way_back
 from leanconv.arrays.numpy import NUMPY, NumpyArrays
@@ -50,49 +50,14 @@ def arrays_of(array: Any) -> Arrays | None:
     return _by_type[kind]
 
 
-def gather(x: Any, w: Any, bias: Any, out: Any, names: tuple[str, str]) -> Operands:
-    """The arrays of a call, those of other libraries carried.
-
-    Raises TypeError for what is no array, ValueError for arrays of several libraries or devices.
-    """
-    given = {names[0]: x, names[1]: w} | ({} if bias is None else {"bias": bias})
-    foreign = {name: carry(array, name) for name, array in given.items() if arrays_of(array) is None}
-    if foreign and out is not None:
-        raise TypeError("out is taken for arrays of NumPy, CuPy and PyTorch only")
-    given |= foreign
-    first = given[names[0]]
-    arrays = _library_of(first)
-    device = arrays.device(first)
-    for name, array in (*given.items(), ("out", out)):
-        if array is None:
-            continue
-        others = arrays_of(array)
-        if others is None:
-            raise TypeError(f"{name} is a {type(array).__qualname__}; it must be an array of the inputs' library")
-        if others is not arrays or others.device(array) != device:
-            raise ValueError(
-                f"{names[0]} is an array of {arrays.name} on {arrays.where(first)}, {name} one of {others.name} on "
-                f"{others.where(array)}; all arrays of a call must be of one library and on one device"
-            )
-    return Operands(arrays, device, given[names[0]], given[names[1]], given.get("bias"), out, names)
-
-
-def _library_of(array: Any) -> Arrays:
-    arrays = arrays_of(array)
-    assert arrays is not None  # an array of another library has been carried
-    return arrays
-
-
 __all__ = [
     "NUMPY",
     "Arrays",
     "MemoryOrder",
     "NumpyArrays",
-    "Operands",
     "Shape",
     "TorchArrays",
     "arrays_of",
     "carry",
-    "gather",
     "way_back",
 ]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
 
@@ -129,24 +128,3 @@ class Arrays(ABC):
         """The device in words: ``the CPU`` or ``cuda:1``."""
         index = self.device(array)
         return "the CPU" if index is None else f"cuda:{index}"
-
-
-@dataclass(frozen=True)
-class Operands:
-    """The arrays of a call, all of one library and on one device; None for what a call does not have."""
-
-    arrays: Arrays
-    #: a GPU's number, None for the CPU
-    device: int | None
-    x: Any
-    w: Any
-    bias: Any
-    out: Any
-    #: what the caller calls x and w
-    names: tuple[str, str]
-
-    @property
-    def inputs(self) -> dict[str, Any]:
-        """What is read, by the caller's names."""
-        given = {self.names[0]: self.x, self.names[1]: self.w, "bias": self.bias}
-        return {name: array for name, array in given.items() if array is not None}

@@ -10,7 +10,6 @@ import operator
 from collections.abc import Sequence
 from typing import Any
 
-from leanconv import dtypes
 from leanconv.images.borders import ALIASES, BORDERS
 from leanconv.problem import Layout
 from leanconv.runtime import env
@@ -105,21 +104,6 @@ def one_of(name: str, value: Any, known: Sequence[Any]) -> Any:
     if not any(value == item for item in known):
         raise ValueError(f"{name}={value!r} is not known; choose one of {', '.join(map(repr, known))}")
     return value
-
-
-def check_dtypes(arrays: dict[str, str], taken: Sequence[str] = dtypes.LAYERS) -> str:
-    """The dtype that all named arrays share; it must be one that layers take, or filters (`dtypes.FILTERS`)."""
-    (first, dtype), *others = arrays.items()
-    if dtype not in taken:
-        *most, last = (name for name in taken if name not in dtypes.CPU_ONLY)
-        raise TypeError(
-            f"{first} has dtype {dtype}; supported are {', '.join(most)} and {last}, and "
-            f"{' and '.join(dtypes.CPU_ONLY)} on the CPU only"
-        )
-    for name, other in others:
-        if other != dtype:
-            raise TypeError(f"{name} has dtype {other} and {first} {dtype}; they must be the same")
-    return dtype
 
 
 def border_name(border: Any) -> str:

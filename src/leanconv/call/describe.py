@@ -10,13 +10,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from leanconv.arrays import Arrays, MemoryOrder, Operands, Shape, gather
-from leanconv.arrays.memory import row_pitched
+from leanconv.arrays import Shape
+from leanconv.arrays.operands import AxisOrder, Operands, filter_operands, layer_operands
 from leanconv.call import arguments
 from leanconv.call.weights import PreparedWeights, kernel_beside
-from leanconv.dtypes import FILTERS
 from leanconv.problem import PRECISIONS, ConvProblem, FilterProblem, Layout, Problem
-from leanconv.runtime.launch import ALIGNMENT, device_index
+from leanconv.runtime.launch import device_index
 
 
 @dataclass(frozen=True)
@@ -34,12 +33,6 @@ class Described:
     algorithm: str = "auto"
     #: bytes, as given by the caller or the environment; None for neither
     workspace_limit: int | None = None
-    #: of x, w and the result in memory, where it is not the one that the library shows
-    order: MemoryOrder = None
-    #: which of x, w and bias cannot be read as they lie
-    copies: tuple[bool, bool, bool] = (False, False, False)
-    #: whether the result can be written to ``out`` as it lies
-    out_direct: bool = True
 
     @property
     def given(self) -> tuple[Any, Any, Any, Any]:
@@ -53,13 +46,13 @@ def conv2d(
     layout: Any, algorithm: Any, precision: Any, activation: Any, device: Any,
 ) -> Described:  # fmt: skip
     """Describe a call of `leanconv.conv2d`."""
-    layer = _Layer(x, w, bias, out, "x", layout, arguments.LAYOUTS)
+    operands, axes = layer_operands(x, _filters(w), bias, out, "x", layout, arguments.LAYOUTS)
     problem = conv_problem(
-        *layer.logical_shapes, stride, padding, dilation, groups, dtype=layer.dtype, layout=layer.layout,
+        *_shapes(operands, axes), stride, padding, dilation, groups, dtype=operands.dtype, layout=axes.layout,
         precision=precision, activation=activation,
     )  # fmt: skip
-    shape = layer.shown((problem.n, problem.k, problem.p, problem.q))
-    return layer.described(problem, shape, device, algorithm, workspace_limit)
+    shape = axes.shown((problem.n, problem.k, problem.p, problem.q))
+    return _layer(problem, operands, w, shape, device, algorithm, workspace_limit)
 
 
 def conv1d(
@@ -67,13 +60,13 @@ def conv1d(
     layout: Any, algorithm: Any, precision: Any, activation: Any, device: Any,
 ) -> Described:  # fmt: skip
     """Describe a call of `leanconv.conv1d`: a layer of images of one row."""
-    layer = _Layer(x, w, bias, out, "x", layout, arguments.LAYOUTS_1D)
+    operands, axes = layer_operands(x, _filters(w), bias, out, "x", layout, arguments.LAYOUTS_1D)
     problem = conv1d_problem(
-        *layer.logical_shapes, stride, padding, dilation, groups, dtype=layer.dtype, layout=layer.layout,
-        precision=precision, activation=activation,
+        *_shapes(operands, axes), stride, padding, dilation, groups, dtype=operands.dtype,
+        layout=arguments.LAYOUTS[arguments.LAYOUTS_1D.index(axes.layout)], precision=precision, activation=activation,
     )  # fmt: skip
-    shape = layer.shown((problem.n, problem.k, problem.q))
-    return layer.described(problem, shape, device, algorithm, workspace_limit)
+    shape = axes.shown((problem.n, problem.k, problem.q))
+    return _layer(problem, operands, w, shape, device, algorithm, workspace_limit)
 
 
 def conv2d_input(
@@ -81,152 +74,56 @@ def conv2d_input(
     dilation: Any, groups: Any, layout: Any, algorithm: Any, precision: Any, device: Any,
 ) -> Described:  # fmt: skip
     """Describe a call of `leanconv.conv2d_input`."""
-    layer = _Layer(grad, w, bias, out, "grad", layout, arguments.LAYOUTS)
+    operands, axes = layer_operands(grad, _filters(w), bias, out, "grad", layout, arguments.LAYOUTS)
     input_shape = arguments.sizes("input_shape", input_shape, 4)
-    grad_shape, w_shape, _ = layer.logical_shapes
+    grad_shape, w_shape, _ = _shapes(operands, axes)
     forward = conv_problem(
-        layer.logical(input_shape), w_shape, None, stride, padding, dilation, groups, dtype=layer.dtype,
-        layout=layer.layout, precision=precision, activation=None, name="input_shape",
+        axes.logical(input_shape), w_shape, None, stride, padding, dilation, groups, dtype=operands.dtype,
+        layout=axes.layout, precision=precision, activation=None, name="input_shape",
     )  # fmt: skip
     expected = (forward.n, forward.k, forward.p, forward.q)
     if grad_shape != expected:
-        operands = layer.operands
         raise ValueError(
-            f"grad has shape {tuple(operands.x.shape)}, but the output has {layer.shown(expected)} for "
+            f"grad has shape {tuple(operands.x.shape)}, but the output has {axes.shown(expected)} for "
             f"input_shape={input_shape}, w of shape {tuple(operands.w.shape)}, stride={stride!r}, padding={padding!r}, "
             f"dilation={dilation!r} and groups={groups}"
         )
-    return layer.described(replace(forward, op="dgrad"), input_shape, device, algorithm, workspace_limit)
+    return _layer(replace(forward, op="dgrad"), operands, w, input_shape, device, algorithm, workspace_limit)
 
 
 def filter2d(
     image: Any, kernel: Any, bias: None, out: Any, workspace_limit: Any, border: Any, anchor: Any, device: Any
 ) -> Described:
     """Describe a call of `leanconv.filter2d`; its algorithms need no workspace, and ``bias`` is None."""
-    operands = gather(image, kernel_beside(image, kernel), bias, out, ("image", "kernel"))
-    arrays, home = operands.arrays, operands.device
-    dtype = arguments.check_dtypes({name: arrays.dtype(array) for name, array in operands.inputs.items()}, FILTERS)
+    operands, x_pitch, y_pitch = filter_operands(image, kernel_beside(image, kernel), out)
     shape = tuple(operands.x.shape)
-    problem = filter_problem(shape, tuple(operands.w.shape), border, anchor, dtype)
-    check_out(operands, shape, dtype)
-    place = _place(operands, device)
-    copy_image, out_direct = False, True
-    if home is not None:
-        pitched = _row_pitched(arrays, operands.x, problem.itemsize)
-        copy_image = pitched is None
-        if pitched is not None:
-            problem = replace(problem, x_pitch=pitched[0], x_step=pitched[1])
-        if out is not None:
-            pitched = _row_pitched(arrays, out, problem.itemsize)
-            out_direct = pitched is not None
-            if pitched is not None:
-                problem = replace(problem, y_pitch=pitched[0], y_step=pitched[1])
-    copies = (copy_image, not _readable(arrays, operands.w), False)
-    return Described(problem, operands, place, shape, copies=copies, out_direct=out_direct)
+    problem = filter_problem(shape, tuple(operands.w.shape), border, anchor, operands.dtype)
+    operands.check_out(shape)
+    if x_pitch is not None:
+        problem = replace(problem, x_pitch=x_pitch[0], x_step=x_pitch[1])
+    if y_pitch is not None:
+        problem = replace(problem, y_pitch=y_pitch[0], y_step=y_pitch[1])
+    return Described(problem, operands, _place(operands, device), shape)
 
 
-class _Layer:
-    """What the calls of a layer have in common: operands, dtype, layout, and how shapes are read in it."""
-
-    def __init__(
-        self, x: Any, w: Any, bias: Any, out: Any, name: str, layout: str | None, layouts: Sequence[str]
-    ) -> None:
-        """``name`` is what the caller calls x; ``layouts`` are `arguments.LAYOUTS`, or those of signals."""
-        self.weights = w if isinstance(w, PreparedWeights) else None
-        self.operands = gather(x, w if self.weights is None else self.weights.array, bias, out, (name, "w"))
-        arrays, x = self.operands.arrays, self.operands.x
-        if layout is not None:
-            arguments.one_of("layout", layout, layouts)
-        inputs = self.operands.inputs
-        self.dtype = arguments.check_dtypes({each: arrays.dtype(array) for each, array in inputs.items()})
-        channels_first, channels_last = layouts[:2]
-        self._axes = len(channels_first)
-        #: PyTorch shows N, C, ... whatever the order in memory; by default that of the input, if it is one of the two
-        #: that PyTorch itself has a name for
-        self._keeps_shape = arrays.keeps_shape
-        if layout is None:
-            layout = channels_first
-            if self._keeps_shape and len(x.shape) == self._axes and not arrays.is_contiguous(x):
-                last = arrays.is_contiguous(x, _axes(channels_first, channels_last))
-                layout = channels_last if last else channels_first
-        #: the shown axes of the logical ones, and the other way round
-        self._to_shown, self._to_logical = _axes(channels_first, layout), _axes(layout, channels_first)
-        #: in memory, of what is not shown as it lies
-        self._order = self._to_shown if self._keeps_shape and layout != channels_first else None
-        #: of the problem, in which a row is an image too
-        self.layout = arguments.LAYOUTS[layouts.index(layout)]
-
-    @property
-    def logical_shapes(self) -> tuple[Shape, Shape, Shape | None]:
-        """The shapes of x and w in the order N, C, ..., and that of the bias."""
-        bias = self.operands.bias
-        x, w = (self.logical(tuple(array.shape)) for array in (self.operands.x, self.operands.w))
-        return x, w, None if bias is None else tuple(bias.shape)
-
-    def logical(self, shape: Shape) -> Shape:
-        """A shape as the library shows it in the order N, C, ..."""
-        if self._keeps_shape or len(shape) != self._axes:
-            return shape
-        return tuple(shape[axis] for axis in self._to_logical)
-
-    def shown(self, shape: Shape) -> Shape:
-        """A shape N, C, ... as the library shows it."""
-        return shape if self._keeps_shape else tuple(shape[axis] for axis in self._to_shown)
-
-    def described(
-        self, problem: ConvProblem, shape: Shape, device: Any, algorithm: str, workspace_limit: Any
-    ) -> Described:
-        """The call that computes ``problem``, with a result of ``shape``."""
-        operands, order = self.operands, self._order
-        arrays, bias, out = operands.arrays, operands.bias, operands.out
-        check_out(operands, shape, problem.dtype)
-        return Described(
-            problem,
-            operands,
-            _place(operands, device),
-            shape,
-            weights=self.weights,
-            algorithm=algorithm,
-            workspace_limit=arguments.workspace_limit(workspace_limit),
-            order=order,
-            copies=(
-                not _readable(arrays, operands.x, order),
-                not _readable(arrays, operands.w, order),
-                bias is not None and not _readable(arrays, bias),
-            ),
-            out_direct=out is None or _readable(arrays, out, order),
-        )
+def _filters(w: Any) -> Any:
+    """The array that prepared filters stand for."""
+    return w.array if isinstance(w, PreparedWeights) else w
 
 
-def _axes(have: str, want: str) -> tuple[int, ...]:
-    """Where the axes named by ``want`` are among those named by ``have``."""
-    return tuple(have.index(axis) for axis in want)
+def _shapes(operands: Operands, axes: AxisOrder) -> tuple[Shape, Shape, Shape | None]:
+    """The shapes of x and w in the order N, C, ..., and that of the bias."""
+    x, w = (axes.logical(tuple(array.shape)) for array in (operands.x, operands.w))
+    return x, w, None if operands.bias is None else tuple(operands.bias.shape)
 
 
-def check_out(operands: Operands, shape: Shape, dtype: str) -> None:
-    """Raise ValueError unless ``out``, where there is one, can take the result."""
-    arrays, out = operands.arrays, operands.out
-    if out is None:
-        return
-    if tuple(out.shape) != tuple(shape):
-        raise ValueError(f"out has shape {tuple(out.shape)}; the result has {tuple(shape)}")
-    if arrays.dtype(out) != dtype:
-        raise ValueError(f"out has dtype {arrays.dtype(out)}; the result has {dtype}")
-    repeats = any(length > 1 and stride == 0 for length, stride in zip(shape, arrays.strides(out), strict=True))
-    if repeats and 0 not in shape:
-        raise ValueError(f"out has strides {arrays.strides(out)}: several of its elements are the same memory")
-
-
-def _readable(arrays: Arrays, array: Any, order: MemoryOrder = None) -> bool:
-    """Whether a kernel can use the array as it lies."""
-    return arrays.is_contiguous(array, order) and arrays.misalignment(array) % ALIGNMENT == 0
-
-
-def _row_pitched(arrays: Arrays, array: Any, itemsize: int) -> tuple[int, int] | None:
-    """Row pitch and image step where a filter can use the array as it lies, else None."""
-    if arrays.misalignment(array) % itemsize or arrays.negated(array):
-        return None
-    return row_pitched(tuple(array.shape), arrays.strides(array), itemsize)
+def _layer(
+    problem: ConvProblem, operands: Operands, w: Any, shape: Shape, device: Any, algorithm: str, limit: Any
+) -> Described:
+    operands.check_out(shape)
+    weights = w if isinstance(w, PreparedWeights) else None
+    limit = arguments.workspace_limit(limit)
+    return Described(problem, operands, _place(operands, device), shape, weights, algorithm, limit)
 
 
 def _place(operands: Operands, device: Any) -> int | None:

@@ -20,10 +20,10 @@ from leanconv.arrays.numpy import NUMPY, plain
 from leanconv.call.choose import Candidate
 from leanconv.call.describe import Described
 from leanconv.call.weights import preparation_of
-from leanconv.plan import Plan
+from leanconv.plan import ALIGNMENT, Plan
 from leanconv.problem import ConvProblem, Problem
 from leanconv.runtime import launch
-from leanconv.runtime.launch import ALIGNMENT, Device, Executable
+from leanconv.runtime.launch import Device, Executable
 
 
 class Call(Protocol):
@@ -60,7 +60,7 @@ class Loaded:
 
     def prepares(self, described: Described) -> bool:
         """Whether filters that keep their preparation save anything."""
-        return not self.problem.is_empty and (bool(self.plan.prepare) or described.copies[1])
+        return not self.problem.is_empty and (bool(self.plan.prepare) or described.operands.copies[1])
 
 
 def check_overlap(arrays: Arrays, itemsize: int, out: Any, inputs: Sequence[tuple[str, Any]]) -> None:
@@ -91,15 +91,15 @@ class GpuCall:
         operands, problem, device = described.operands, described.problem, described.device
         arrays = operands.arrays
         assert device is not None
-        copy_x, copy_w, copy_bias = described.copies
+        copy_x, copy_w, copy_bias = described.operands.copies
         w = operands.w if prepares or not copy_w else None
         given = (operands.x, w, operands.bias, operands.out)
-        self._arrays, self._names, self._order = arrays, operands.names, described.order
+        self._arrays, self._names, self._order = arrays, operands.names, described.operands.order
         self._pointer, self._stream = arrays.fast_pointer(), arrays.fast_stream(device)
-        self._allocate = arrays.allocator(described.shape, problem.dtype, device, described.order)
+        self._allocate = arrays.allocator(described.shape, problem.dtype, device, described.operands.order)
         self._itemsize = problem.itemsize
         self._copies = copy_x, copy_w and prepares, copy_bias
-        self._copy_any, self._out_direct = any(self._copies), described.out_direct
+        self._copy_any, self._out_direct = any(self._copies), described.operands.out_direct
         self._gradients = any(array is not None and arrays.requires_gradient(array) for array in given)
         self._extents = tuple(None if array is None else arrays.extent(array, self._itemsize) for array in given)
         self._shapes = tuple(((), ()) if array is None else (array.shape, arrays.strides(array)) for array in given)
@@ -236,7 +236,7 @@ class PreparedCall:
         self._arrays = described.operands.arrays
         self._gradient = self._arrays.requires_gradient(described.operands.w)
         self._preparation = preparation_of(
-            loaded.device, described.device, loaded.plan, described.copies[1], described.order
+            loaded.device, described.device, loaded.plan, described.operands.copies[1], described.operands.order
         )
         self._whole, self._rest = GpuCall(described, loaded), GpuCall(described, loaded, prepares=False)
 

@@ -10,8 +10,8 @@ import numpy as np
 
 from leanconv.arrays import Arrays, MemoryOrder, arrays_of, carry
 from leanconv.arrays.numpy import NUMPY, plain
-from leanconv.call import arguments
-from leanconv.dtypes import item_bytes
+from leanconv.arrays.operands import check_dtypes
+from leanconv.dtypes import LAYERS, item_bytes
 from leanconv.plan import Plan
 from leanconv.runtime import launch
 
@@ -136,7 +136,7 @@ def prepare_weights(w: Any) -> PreparedWeights:
     if isinstance(w, PreparedWeights):
         return w
     w = w if arrays_of(w) is not None else carry(w, "w")
-    arguments.check_dtypes({"w": _library(w).dtype(w)})
+    check_dtypes({"w": _library(w).dtype(w)}, LAYERS)
     if len(w.shape) not in (3, 4):
         raise ValueError(f"w has {len(w.shape)} dimensions, shape {tuple(w.shape)}; it must have 4, or 3 for conv1d")
     return PreparedWeights(w)

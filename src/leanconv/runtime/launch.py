@@ -29,10 +29,6 @@ from leanconv.runtime.tensor_map import Encoder, Slot
 #: ``run(stream, values)`` starts a plan: a raw stream handle, and a value for each of the roles it was made for.
 Executable = Callable[[int, Sequence[int | float]], None]
 
-#: Kernels may assume that every array starts at a multiple of this many bytes (one 128-bit load). NOTE: all but the
-#: image and the result of a filter, which may be crops of larger ones and start at any element.
-ALIGNMENT = 16
-
 
 class Device(Protocol):
     """A GPU, or what stands in for one."""

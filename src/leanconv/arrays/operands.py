@@ -1,0 +1,185 @@
+"""The arrays of a call, resolved once: library, device, element type, layout, and which of them are read in place."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from leanconv import dtypes
+from leanconv.arrays import Arrays, MemoryOrder, Shape, arrays_of, carry
+from leanconv.arrays.memory import row_pitched
+from leanconv.plan import ALIGNMENT
+
+
+@dataclass(frozen=True)
+class Operands:
+    """The arrays of a call, all of one library and on one device; None for what a call does not have."""
+
+    arrays: Arrays
+    #: a GPU's number, None for the CPU
+    device: int | None
+    dtype: str
+    x: Any
+    w: Any
+    bias: Any
+    out: Any
+    #: what the caller calls x and w
+    names: tuple[str, str]
+    #: of x, w and the result in memory, where it is not the one that the library shows
+    order: MemoryOrder = None
+    #: which of x, w and bias cannot be read as they lie
+    copies: tuple[bool, bool, bool] = (False, False, False)
+    #: whether the result can be written to ``out`` as it lies
+    out_direct: bool = True
+
+    def check_out(self, shape: Shape) -> None:
+        """Raise ValueError unless ``out``, where there is one, can take a result of ``shape``."""
+        arrays, out = self.arrays, self.out
+        if out is None:
+            return
+        if tuple(out.shape) != tuple(shape):
+            raise ValueError(f"out has shape {tuple(out.shape)}; the result has {tuple(shape)}")
+        if arrays.dtype(out) != self.dtype:
+            raise ValueError(f"out has dtype {arrays.dtype(out)}; the result has {self.dtype}")
+        repeats = any(length > 1 and stride == 0 for length, stride in zip(shape, arrays.strides(out), strict=True))
+        if repeats and 0 not in shape:
+            raise ValueError(f"out has strides {arrays.strides(out)}: several of its elements are the same memory")
+
+
+@dataclass(frozen=True)
+class AxisOrder:
+    """How a library shows the shapes of layers: as they lie in memory or, as PyTorch does, as N, C, ... always."""
+
+    #: one of those of images, or of signals
+    layout: Any
+    keeps_shape: bool
+    #: the shown axes of the logical ones, and the other way round
+    to_shown: tuple[int, ...]
+    to_logical: tuple[int, ...]
+
+    def logical(self, shape: Shape) -> Shape:
+        """A shape as the library shows it in the order N, C, ..."""
+        if self.keeps_shape or len(shape) != len(self.to_logical):
+            return shape
+        return tuple(shape[axis] for axis in self.to_logical)
+
+    def shown(self, shape: Shape) -> Shape:
+        """A shape N, C, ... as the library shows it."""
+        return shape if self.keeps_shape else tuple(shape[axis] for axis in self.to_shown)
+
+
+def layer_operands(
+    x: Any, w: Any, bias: Any, out: Any, name: str, layout: str | None, layouts: Sequence[str]
+) -> tuple[Operands, AxisOrder]:
+    """The arrays of a layer, which the caller calls ``name`` and w. ``layouts`` are those of images, or of signals.
+
+    Without ``layout`` it is that of PyTorch's x if that is one of the first two, for which PyTorch has a name, and else
+    the first.
+
+    Raises:
+        TypeError: what is no array, or is of an element type that layers do not take.
+        ValueError: arrays of several libraries, devices or element types, or a layout that is not known.
+    """
+    given, arrays, device = gather(x, w, bias, out, (name, "w"))
+    dtype = check_dtypes({each: arrays.dtype(array) for each, array in given.items()}, dtypes.LAYERS)
+    channels_first, channels_last = layouts[:2]
+    keeps_shape, x = arrays.keeps_shape, given[name]
+    if layout is None:
+        layout = channels_first
+        if keeps_shape and len(x.shape) == len(channels_first) and not arrays.is_contiguous(x):
+            last = arrays.is_contiguous(x, _axes(channels_first, channels_last))
+            layout = channels_last if last else channels_first
+    elif layout not in layouts:
+        raise ValueError(f"layout={layout!r} is not known; choose one of {', '.join(map(repr, layouts))}")
+    axes = AxisOrder(layout, keeps_shape, _axes(channels_first, layout), _axes(layout, channels_first))
+    order = axes.to_shown if keeps_shape and layout != channels_first else None
+    w, bias = given["w"], given.get("bias")
+    copies = (
+        not _readable(arrays, x, order),
+        not _readable(arrays, w, order),
+        bias is not None and not _readable(arrays, bias),
+    )
+    direct = out is None or _readable(arrays, out, order)
+    return Operands(arrays, device, dtype, x, w, bias, out, (name, "w"), order, copies, direct), axes
+
+
+def filter_operands(
+    image: Any, kernel: Any, out: Any
+) -> tuple[Operands, tuple[int, int] | None, tuple[int, int] | None]:
+    """The arrays of `filter2d`; then row pitch and image step, in elements, of image and out.
+
+    They are None where an array does not lie so on a GPU that a filter can use it, where ``out`` is None, and on the
+    CPU. Raises as `layer_operands`.
+    """
+    given, arrays, device = gather(image, kernel, None, out, ("image", "kernel"))
+    dtype = check_dtypes({each: arrays.dtype(array) for each, array in given.items()}, dtypes.FILTERS)
+    image, kernel = given["image"], given["kernel"]
+    x_pitch = y_pitch = None
+    if device is not None:
+        x_pitch, y_pitch = (None if each is None else _pitch(arrays, each, dtype) for each in (image, out))
+    copies = (device is not None and x_pitch is None, not _readable(arrays, kernel), False)
+    direct = device is None or out is None or y_pitch is not None
+    operands = Operands(arrays, device, dtype, image, kernel, None, out, ("image", "kernel"), None, copies, direct)
+    return operands, x_pitch, y_pitch
+
+
+def gather(x: Any, w: Any, bias: Any, out: Any, names: tuple[str, str]) -> tuple[dict[str, Any], Arrays, int | None]:
+    """The inputs of a call by the caller's names, those of other libraries carried; their library, and their device.
+
+    Raises TypeError for what is no array, ValueError for arrays of several libraries or devices.
+    """
+    given = {names[0]: x, names[1]: w} | ({} if bias is None else {"bias": bias})
+    foreign = {name: carry(array, name) for name, array in given.items() if arrays_of(array) is None}
+    if foreign and out is not None:
+        raise TypeError("out is taken for arrays of NumPy, CuPy and PyTorch only")
+    given |= foreign
+    first = given[names[0]]
+    arrays = arrays_of(first)
+    assert arrays is not None  # an array of another library has been carried
+    device = arrays.device(first)
+    for name, array in (*given.items(), ("out", out)):
+        if array is None:
+            continue
+        others = arrays_of(array)
+        if others is None:
+            raise TypeError(f"{name} is a {type(array).__qualname__}; it must be an array of the inputs' library")
+        if others is not arrays or others.device(array) != device:
+            raise ValueError(
+                f"{names[0]} is an array of {arrays.name} on {arrays.where(first)}, {name} one of {others.name} on "
+                f"{others.where(array)}; all arrays of a call must be of one library and on one device"
+            )
+    return given, arrays, device
+
+
+def check_dtypes(named: dict[str, str], taken: Sequence[str]) -> str:
+    """The element type that all named arrays share. Raises TypeError unless it is the same, and one of those taken."""
+    (first, dtype), *others = named.items()
+    if dtype not in taken:
+        *most, last = (name for name in taken if name not in dtypes.CPU_ONLY)
+        raise TypeError(
+            f"{first} has dtype {dtype}; supported are {', '.join(most)} and {last}, and "
+            f"{' and '.join(dtypes.CPU_ONLY)} on the CPU only"
+        )
+    for name, other in others:
+        if other != dtype:
+            raise TypeError(f"{name} has dtype {other} and {first} {dtype}; they must be the same")
+    return dtype
+
+
+def _axes(have: str, want: str) -> tuple[int, ...]:
+    """Where the axes named by ``want`` are among those named by ``have``."""
+    return tuple(have.index(axis) for axis in want)
+
+
+def _readable(arrays: Arrays, array: Any, order: MemoryOrder = None) -> bool:
+    """Whether a kernel can use the array as it lies."""
+    return arrays.is_contiguous(array, order) and arrays.misalignment(array) % ALIGNMENT == 0
+
+
+def _pitch(arrays: Arrays, array: Any, dtype: str) -> tuple[int, int] | None:
+    """Row pitch and image step where a filter can use the array as it lies, else None."""
+    item = dtypes.item_bytes(dtype)
+    if arrays.misalignment(array) % item or arrays.negated(array):
+        return None
+    return row_pitched(tuple(array.shape), arrays.strides(array), item)
