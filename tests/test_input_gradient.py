@@ -121,7 +121,7 @@ def test_the_cpu_engine_agrees_with_the_oracle(problem):
     assert oracle.relative_error(IM2COL.run(problem, grad, w, None), oracle.conv2d(problem, grad, w)) < 1e-12
 
 
-@pytest.mark.parametrize("case", GRADIENT_CASES, ids=lambda c: c.name)
+@pytest.mark.parametrize("case", [c for c in GRADIENT_CASES if not c.problem.accumulate], ids=lambda c: c.name)
 def test_the_cpu_engine_keeps_the_bound_of_the_tier(case):
     inputs = cases.draw_conv(case.problem, "positive")
     result = choose(case.problem, None, "im2col").algorithm.run(case.problem, inputs["dy"], inputs["w"], None)
