@@ -74,7 +74,7 @@ def test_a_gpu_with_too_little_shared_memory_is_told_so() -> None:
 
 
 def test_a_new_shape_is_chosen_for_within_two_milliseconds() -> None:
-    """On an idle core 1.4 ms in the median; here other tests may run beside it."""
+    """On an idle core 1.2 ms in the median; here other tests may run beside it."""
     problems: list[Problem] = [replace(problem, n=problem.n + 4) for problem in LAYERS[::5]]
     choose(problems[0], TARGETS[0])
     took = []

@@ -196,6 +196,7 @@ def leaves_image(problem: ConvProblem) -> bool:
     return top > 0 or left > 0 or last_row >= problem.h or last_column >= problem.w
 
 
+@lru_cache(maxsize=64)
 def conv_constants(problem: ConvProblem) -> Constants:
     """The ``Problem`` struct of a convolution kernel: everything but the batch, which stays an argument.
 

@@ -7,7 +7,7 @@ from math import lcm
 
 from leanconv.algorithms import input_gradient
 from leanconv.algorithms.base import TimedAlgorithm, by_time, has_wide_tensors
-from leanconv.algorithms.input_gradient import Part
+from leanconv.algorithms.input_gradient import PartialConvolution
 from leanconv.algorithms.tiles import (
     OutputView,
     TileConfig,
@@ -42,14 +42,14 @@ def shared_bytes(problem: ConvProblem, config: TileConfig, constants: Constants 
     return config.shared_bytes(config.tile_reduction * (config.tile_pixels + 4), table)
 
 
-def _parts(problem: ConvProblem) -> list[Part]:
+def _parts(problem: ConvProblem) -> list[PartialConvolution]:
     """The convolutions that one call computes: one, or those that make a gradient."""
     if problem.op == "dgrad":
         return input_gradient.parts(problem)
-    return [Part(problem, OutputView(problem.p, problem.q))]
+    return [PartialConvolution(problem, OutputView(problem.p, problem.q))]
 
 
-def _timed(parts: list[Part], wide: bool, target: Target) -> list[tuple[float, TileConfig]]:
+def _timed(parts: list[PartialConvolution], wide: bool, target: Target) -> list[tuple[float, TileConfig]]:
     """The configurations that all parts can have, with their predicted time in clock cycles, the quickest first."""
     reduction = min(part.reduction for part in parts)
     known = [(part, view_constants(part.problem, part.view, wide)) for part in parts]
@@ -63,7 +63,7 @@ def _timed(parts: list[Part], wide: bool, target: Target) -> list[tuple[float, T
     return by_time(choices)
 
 
-def _launch(problem: ConvProblem, part: Part, config: TileConfig, wide: bool, filters: str) -> Launch:
+def _launch(problem: ConvProblem, part: PartialConvolution, config: TileConfig, wide: bool, filters: str) -> Launch:
     """The launch that computes a part of ``problem``."""
     constants = view_constants(part.problem, part.view, wide)
     shared = shared_bytes(part.problem, config, constants)
@@ -72,14 +72,14 @@ def _launch(problem: ConvProblem, part: Part, config: TileConfig, wide: bool, fi
     return tile_launch(name, constants, config, part.problem, part.pixels, shared, arguments, part.phases)
 
 
-def _segment(problem: ConvProblem, first_q: int, count: int, first_weight: int = 0) -> Part:
+def _segment(problem: ConvProblem, first_q: int, count: int, first_weight: int = 0) -> PartialConvolution:
     """The convolution of some columns of the output of ``problem``, and where they lie."""
     whole = problem.as_forward() if problem.op == "dgrad" else problem
     top, bottom, left, _ = whole.padding
     left -= first_q * whole.stride[1]
     right = (count - 1) * whole.stride[1] + (whole.s - 1) * whole.dilation[1] + 1 - whole.w - left
     segment = replace(whole, padding=(top, bottom, left, right))
-    return Part(segment, OutputView(whole.p, whole.q, first_q=first_q, first_weight=first_weight))
+    return PartialConvolution(segment, OutputView(whole.p, whole.q, first_q=first_q, first_weight=first_weight))
 
 
 def segment_cycles(problem: ConvProblem, first_q: int, count: int, target: Target) -> float:

@@ -25,7 +25,7 @@ SIDE = 32
 
 
 @dataclass(frozen=True)
-class Part:
+class PartialConvolution:
     """One launch's share of the gradient: the convolution of its first phase, and where the outputs of all lie."""
 
     problem: ConvProblem
@@ -81,7 +81,7 @@ def _along(extent: int, taps: int, stride: int, dilation: int, padding: int) -> 
             yield _Phases(count, of_each, before, places[0], reach + moved, outputs)
 
 
-def parts(problem: ConvProblem, first_weight: int = 0) -> list[Part]:
+def parts(problem: ConvProblem, first_weight: int = 0) -> list[PartialConvolution]:
     """The convolutions that make the gradient, in the order of falling numbers of taps.
 
     Their filters are what `filter_launch` writes, from element ``first_weight`` of the prepared filters on, which is a
@@ -119,7 +119,7 @@ def parts(problem: ConvProblem, first_weight: int = 0) -> list[Part]:
                 phase_step=problem.dilation,
                 first_weight=first_weight + taps_before * problem.k * problem.group_c,
             )
-            found.append(Part(convolution, view))
+            found.append(PartialConvolution(convolution, view))
     return found
 
 

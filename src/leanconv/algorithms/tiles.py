@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from math import gcd
 from typing import Any, TypeVar
 
@@ -250,6 +250,7 @@ class OutputView:
         return (down, right), (first_p, first_q)
 
 
+@lru_cache(maxsize=64)
 def view_constants(problem: ConvProblem, view: OutputView | None = None, wide: bool = False) -> Constants:
     """The ``Problem`` struct of a tiled kernel: `conv_constants`, and where the outputs lie; None for side by side.
 

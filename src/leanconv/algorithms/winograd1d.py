@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 
 from leanconv.algorithms import implicit_gemm, input_gradient
 from leanconv.algorithms.base import (
@@ -42,7 +43,7 @@ class WinogradConfig(WinogradTileConfig):
     segments: bool = False
 
 
-#: Filter rows that are in work together; higher filters are worked on in parts.
+#: Filter rows that are computed together; higher filters are worked on in parts.
 MOST_TAPS = 12
 
 #: Configurations and the share of the FMA peak that each reaches in its main loop, by layout, measured on an H200. A
@@ -135,7 +136,7 @@ def states_of(problem: ConvProblem) -> tuple[int, ...]:
 
 
 @dataclass(frozen=True)
-class Part:
+class ColumnRange:
     """Output columns that one launch computes, by implicit GEMM if ``states`` is 1; its filters begin at ``offset``."""
 
     states: int
@@ -145,7 +146,7 @@ class Part:
 
 
 def taps_of(problem: ConvProblem) -> tuple[int, int]:
-    """Filter rows that are in work together, and how many such parts a filter has."""
+    """Filter rows that are computed together, and how many such parts a filter has."""
     parts = ceil_div(problem.r, MOST_TAPS)
     return ceil_div(problem.r, parts), parts
 
@@ -154,34 +155,34 @@ def filter_floats(problem: ConvProblem, alpha: int) -> int:
     """Size of the filters of ``problem`` in ``alpha`` states; 1 for those that implicit GEMM reads."""
     if alpha == 1:
         return input_gradient.prepared_bytes(problem) // 4 if problem.op == "dgrad" else 0
-    return prepared_floats(problem, transform_of(problem, Part(alpha, 0, 0, 0)))
+    return prepared_floats(problem, transform_of(problem, ColumnRange(alpha, 0, 0, 0)))
 
 
-def parts_of(problem: ConvProblem, alpha: int, cut: bool) -> list[Part]:
+def parts_of(problem: ConvProblem, alpha: int, cut: bool) -> list[ColumnRange]:
     """How the rows are cut for a kernel of ``alpha`` states: not at all, or as the paper does (section 5.5)."""
     q, allowed = forward_of(problem).q, tuple(a for a in states_of(problem) if a <= alpha)
     columns = [(s.alpha, s.first, s.columns) for s in segments(q, problem.s, allowed)] if cut else [(alpha, 0, q)]
     found, offset = [], 0
     for a, first, count in columns:
-        found.append(Part(a, first, count, offset))
+        found.append(ColumnRange(a, first, count, offset))
         offset += filter_floats(problem, a)
     return found
 
 
-def transform_of(problem: ConvProblem, part: Part) -> Transform:
+def transform_of(problem: ConvProblem, part: ColumnRange) -> Transform:
     """What the kernel of a part of the row transforms."""
     made = matrices(part.states + 1 - problem.s, problem.s)
     return Transform(made, False, part.first, part.count, *taps_of(problem), part.offset)
 
 
-def _cycles(problem: ConvProblem, part: Part, config: WinogradConfig, speed: float, target: Target) -> float:
-    """Predicted clock cycles of the launch that computes a part of the columns."""
-    transform = transform_of(problem, part)
+def _cycles(problem: ConvProblem, transform: Transform, config: WinogradConfig, speed: float, target: Target) -> float:
+    """Predicted clock cycles of the launch that computes a range of columns."""
     # Few rows share fewer transforms than were counted; many rows of few tiles gain less than was counted.
-    speed /= {1: 1.2, 2: 1.1, 4: 1.04 if part.states == 16 else 1.0, 8: 1.04 if transform.taps < 5 else 1.0}[
-        config.rows
-    ]
-    if part.states == 8 and config.columns == 4:
+    if config.rows in (1, 2):
+        speed /= {1: 1.2, 2: 1.1}[config.rows]
+    elif (config.rows == 4 and config.states == 16) or (config.rows == 8 and transform.taps < 5):
+        speed /= 1.04
+    if config.states == 8 and config.columns == 4:
         speed /= 1.1
     if config.producers and problem.layout == "NHWC":
         # The fewer filter rows, the more tiles there are to transform in a step, and copies take little of it here.
@@ -189,7 +190,33 @@ def _cycles(problem: ConvProblem, part: Part, config: WinogradConfig, speed: flo
     return main_cycles(problem, transform, config, speed, STORE[problem.layout], target)
 
 
-def _prepare_cycles(problem: ConvProblem, part: Part, target: Target) -> float:
+@lru_cache(maxsize=64)
+def _fitting(problem: ConvProblem, alpha: int, target: Target) -> tuple[tuple[WinogradConfig, float], ...]:
+    """The configurations of a kernel of ``alpha`` states that fit the target, and their speeds.
+
+    The paper's rule for ruse is that neighbouring tiles share 0.4375 of their pixels. Here sharing gains little
+    (ablation of suite winograd1d: 5 % at most, 6 % lost on average, most where rows are rounded up to pairs), so it
+    comes behind.
+    """
+    shared = (problem.s - 1) / alpha >= 0.4375
+    transform = transform_of(problem, ColumnRange(alpha, 0, 0, 0))
+    fitting = []
+    for config, speeds in SPEEDS[alpha]:
+        speed = speeds.get(copy_layout(problem))
+        if speed is None:
+            continue
+        if (alpha, problem.s) == (8, 2):
+            # Seven outputs of four tiles, their states, and sums that wait, are more than two blocks have room for.
+            config = variant(config, min_blocks=1)
+        for rows, run in itertools.product((1, 2, 4, 8), (1, 2) if shared else (1,)):
+            if config.tiles % (4 * rows) == 0:
+                chosen = fitted(problem, transform, variant(config, rows=rows, run=run), target)
+                if chosen is not None:
+                    fitting.append((chosen, speed if run == 1 else 0.97 * speed))
+    return tuple(fitting)
+
+
+def _prepare_cycles(problem: ConvProblem, part: ColumnRange, target: Target) -> float:
     """Predicted clock cycles of what prepares the filters of a part."""
     if part.states > 1:
         return prepare_cycles(problem, transform_of(problem, part), target)
@@ -223,7 +250,7 @@ class Winograd1d(TimedAlgorithm):
         return 4 * max(sum(filter_floats(problem, part.states) for part in cut) for cut in cuts)
 
     def timed(self, problem: ConvProblem, target: Target) -> list[tuple[float, WinogradConfig]]:
-        found = []
+        timed = []
         for alpha in states_of(problem):
             for cut in (False, True):
                 first, *others = parts_of(problem, alpha, cut)
@@ -234,42 +261,25 @@ class Winograd1d(TimedAlgorithm):
                 rest += LAUNCH_CYCLES * len(others)
                 # Measured: a cut row loses more to its short launches than the busiest multiprocessor shows.
                 loss = 1.03 if cut else 1.0
-                for config, speed in self._kernels(problem, first, target):
-                    time = _cycles(problem, first, config, speed, target)
-                    found.append((loss * (time + rest), variant(config, segments=True) if cut else config))
-        return by_time(pair for pair in found if pair[0] < float("inf"))
+                for time, config in self._kernels(problem, first, target):
+                    timed.append((loss * (time + rest), variant(config, segments=True) if cut else config))
+        return by_time(pair for pair in timed if pair[0] < float("inf"))
 
-    def _kernels(self, problem: ConvProblem, part: Part, target: Target) -> Iterator[tuple[WinogradConfig, float]]:
-        """The configurations of a part's kernel, and their speeds.
-
-        The paper's rule for ruse is that neighbouring tiles share 0.4375 of their pixels. Here sharing gains little
-        (ablation of suite winograd1d: 5 % at most, 6 % lost on average, most where rows are rounded up to pairs), so it
-        comes behind.
-        """
-        shared = (problem.s - 1) / part.states >= 0.4375
+    def _kernels(
+        self, problem: ConvProblem, part: ColumnRange, target: Target
+    ) -> Iterator[tuple[float, WinogradConfig]]:
+        """The configurations of the kernel for a range of columns, with their predicted times."""
         transform = transform_of(problem, part)
-        for config, speeds in SPEEDS[part.states]:
-            speed = speeds.get(copy_layout(problem))
-            if speed is None:
-                continue
-            if (part.states, problem.s) == (8, 2):
-                # Seven outputs of four tiles, their states, and sums that wait, are more than two blocks have room for.
-                config = variant(config, min_blocks=1)
-            for rows, run in itertools.product((1, 2, 4, 8), (1, 2) if shared else (1,)):
-                if config.tiles % (4 * rows) == 0:
-                    chosen = fitted(problem, transform, variant(config, rows=rows, run=run), target)
-                    if chosen is not None:
-                        yield chosen, speed if run == 1 else 0.97 * speed
+        for config, speed in _fitting(problem, part.states, target):
+            yield _cycles(problem, transform, config, speed, target), config
 
-    def _best(self, problem: ConvProblem, part: Part, target: Target) -> tuple[float, WinogradConfig]:
+    def _best(self, problem: ConvProblem, part: ColumnRange, target: Target) -> tuple[float, WinogradConfig]:
         """The configuration of a part that is not the first."""
-        timed = [
-            (_cycles(problem, part, config, speed, target), config)
-            for config, speed in self._kernels(problem, part, target)
-        ]
-        return min(timed, key=lambda pair: pair[0], default=(float("inf"), WinogradConfig()))
+        return min(
+            self._kernels(problem, part, target), key=lambda pair: pair[0], default=(float("inf"), WinogradConfig())
+        )
 
-    def _part_cycles(self, problem: ConvProblem, part: Part, target: Target) -> float:
+    def _part_cycles(self, problem: ConvProblem, part: ColumnRange, target: Target) -> float:
         if part.states > 1:
             return self._best(problem, part, target)[0]
         # Measured: few columns of long sums take a fifth longer than whole layers do.

@@ -73,12 +73,12 @@ class WinogradTileConfig(Config):
 class Transform:
     """What one kernel transforms: F(n, width) along the rows, or with ``square`` along rows and columns.
 
-    ``taps`` transforms of a filter are in work together, and it has ``parts`` times as many: in 1-D its rows, in 2-D
+    ``taps`` transforms of a filter are computed together, and it has ``parts`` times as many: in 1-D its rows, in 2-D
     one. The kernel computes columns ``first`` to ``first + count`` of the output, and its filters begin at ``offset``,
     in floats.
     """
 
-    made: Matrices
+    matrices: Matrices
     square: bool
     first: int
     count: int
@@ -94,21 +94,21 @@ class Transform:
     @cached_property
     def tile(self) -> tuple[int, int]:
         """Rows and columns of pixels of a tile."""
-        return (self.made.alpha if self.square else 1, self.made.alpha)
+        return (self.matrices.alpha if self.square else 1, self.matrices.alpha)
 
     @cached_property
     def out(self) -> tuple[int, int]:
         """Rows and columns of outputs of a tile."""
-        return (self.made.n if self.square else 1, self.made.n)
+        return (self.matrices.n if self.square else 1, self.matrices.n)
 
     @cached_property
     def weights(self) -> int:
         """Weights that one transform reads."""
-        return self.made.r * (self.made.r if self.square else 1)
+        return self.matrices.r * (self.matrices.r if self.square else 1)
 
     def row_tiles(self, config: WinogradTileConfig) -> int:
         """Tiles of a row of outputs: whole runs."""
-        return config.run * ceil_div(ceil_div(self.count, self.made.n), config.run)
+        return config.run * ceil_div(ceil_div(self.count, self.matrices.n), config.run)
 
 
 def forward_of(problem: ConvProblem) -> ConvProblem:
@@ -162,7 +162,7 @@ def _filter_constants(problem: ConvProblem, transform: Transform) -> Constants:
         ("padded_c", c),
         ("padded_k", k),
         ("prepared_offset", transform.offset),
-        ("g", _ratios(transform.made.g)),
+        ("g", _ratios(transform.matrices.g)),
     )
 
 
@@ -175,8 +175,8 @@ def _constants(problem: ConvProblem, transform: Transform, config: WinogradTileC
         ("first_q", transform.first),
         ("last_q", transform.first + transform.count),
         ("row_tiles", transform.row_tiles(config)),
-        ("at", _ratios(transform.made.at)),
-        ("bt", _ratios(transform.made.bt)),
+        ("at", _ratios(transform.matrices.at)),
+        ("bt", _ratios(transform.matrices.bt)),
     )
 
 
@@ -186,7 +186,7 @@ def shared_bytes(problem: ConvProblem, transform: Transform, config: WinogradTil
     states, channels, taps = config.states, config.channels, transform.taps
     positions = (config.rows + taps - 1) * config.columns
     runs = 4 * ceil_div(ceil_div(positions, taps), 4) // config.run
-    run_pixels = transform.tile[0] * ((config.run - 1) * transform.made.n + transform.made.alpha)
+    run_pixels = transform.tile[0] * ((config.run - 1) * transform.matrices.n + transform.matrices.alpha)
     side_by_side = min(channels, 8)
     if nhwc:
         run_floats = run_pixels * channels

@@ -32,7 +32,7 @@ struct WinogradTiles {
     static constexpr int channels = Tuning::channels;
     static constexpr int chunks = ceil_div(Problem::group_c, channels);
 
-    // Filter rows that are in work together: all of them, or a part of high filters.
+    // Filter rows that are computed together: all of them, or a part of high filters.
     static constexpr int taps = Problem::taps;
     // Weights and number of the transforms of one filter and channel: its rows in 1-D, the whole of it in 2-D.
     static constexpr int width = (Problem::tile_h - Problem::out_h + 1) * (Problem::tile_w - Problem::out_w + 1);
