@@ -232,7 +232,7 @@ def _needs_workspace(row: Row | None) -> bool:
 
 
 def _panels(problems: Sequence[str], most: int) -> list[Sequence[str]]:
-    """Problems dealt evenly to the fewest rows of at most ``most``."""
+    """Problems spread evenly over the fewest rows of at most ``most``."""
     rows = -(-len(problems) // most)
     each = -(-len(problems) // rows)
     return [problems[i : i + each] for i in range(0, len(problems), each)]

@@ -74,7 +74,7 @@ def compile_plan(algorithm, problem, config, target):
     for launch, figure in zip(plan.every_launch, figures, strict=True):
         what = f"{algorithm.name} {config} on {target.arch}: {figure.registers} registers"
         assert len(figure.cubin) > 1000 and figure.cubin[:4] == b"\x7fELF", what
-        # registers are dealt to warps in portions of 256
+        # registers are allocated to warps in portions of 256
         per_warp = -(-figure.registers * 32 // 256) * 256
         assert 0 < figure.registers <= 255, what
         assert per_warp * (launch.block // 32) * launch.min_blocks <= target.registers_per_multiprocessor, what

@@ -26,8 +26,8 @@ def unit(body, maps=()):
         "using namespace leanconv;\n"
         'extern "C" __global__ void __launch_bounds__(1024) '
         f"probe({parameters}const int* __restrict__ x, int* y, const int* at, int n) {{\n"
-        f"  int* s = reinterpret_cast<int*>(shared_memory()); const int t = threadIdx.x, b = blockIdx.x; (void)b;\n"
-        f"  Mbarrier* full = reinterpret_cast<Mbarrier*>(shared_memory() + {SHARED}); (void)full; (void)s; (void)t;\n"
+        f"  int* s = reinterpret_cast<int*>(shared_memory_for_swizzles()); const int t = threadIdx.x, b = blockIdx.x; (void)b;\n"
+        f"  Mbarrier* full = reinterpret_cast<Mbarrier*>(shared_memory_for_swizzles() + {SHARED}); (void)full; (void)s; (void)t;\n"
         f"{body}\n}}\n"
     )
 
@@ -147,7 +147,7 @@ def test_swizzles_permute_units_of_16_bytes(span):
         check_tile(x, map_of(x, (span // x.itemsize, 32), swizzle=span), (-3, 12))
 
 
-def test_a_swizzle_follows_the_address_in_shared_memory():
+def test_a_swizzle_follows_the_address_in_shared_memory_for_swizzles():
     """A box that begins one row of 128 bytes behind a multiple of 1024 continues the pattern of the rows before it."""
     x = values_of((40, 32))
     spec = map_of(x, (32, 9), swizzle=128)
@@ -304,7 +304,7 @@ STORE = (
 BULK_STORE = STORE.replace("COPY", "cp_async_bulk_global_shared(y + at[0], s, n)")
 
 
-def test_a_bulk_copy_out_of_shared_memory():
+def test_a_bulk_copy_out_of_shared_memory_for_swizzles():
     for wait in ("cp_async_bulk_wait_group", "cp_async_bulk_wait_group_read"):
         y = play(BULK_STORE.replace("WAIT", wait), words(64), np.full(80, -1, np.int32), at=(8,), n=256)
         np.testing.assert_array_equal(y, np.concatenate([[-1] * 8, words(64), [-1] * 8]))

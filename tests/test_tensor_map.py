@@ -250,8 +250,8 @@ namespace leanconv {
 // Doubles a matrix, tile by tile: in through a map, out through another one.
 template <typename Problem, typename Tuning>
 __device__ __forceinline__ void doubled(const TensorMap& x_map, const TensorMap& y_map) {
-    float* tile = reinterpret_cast<float*>(shared_memory());
-    Mbarrier* full = reinterpret_cast<Mbarrier*>(shared_memory() + Tuning::bytes);
+    float* tile = reinterpret_cast<float*>(shared_memory_for_swizzles());
+    Mbarrier* full = reinterpret_cast<Mbarrier*>(shared_memory_for_swizzles() + Tuning::bytes);
     const int row = blockIdx.x * Tuning::rows;
     if (threadIdx.x == 0) {
         mbarrier_init(full, 1);

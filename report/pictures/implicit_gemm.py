@@ -70,12 +70,12 @@ def tile(axis: Any) -> None:
 
 
 def fragments(axis: Any) -> None:
-    """Which lane stores which of neighbouring outputs, with adjacent and with dealt fragments."""
+    """Which lane stores which of neighbouring outputs, with adjacent and with interleaved fragments."""
     lanes = 32 // CONFIG.lanes_k
     shades = ["#fdd0a2", "#9ecae1", "#c7e9c0", "#dadaeb", "#fcbba1", "#ccebc5", "#fed9a6", "#b3cde3"]
     rows = (
         (0, "adjacent: each lane stores 4 neighbours at once, in 128 bits", lambda i: i // 4),
-        (3.2, "dealt: 4 stores of one element, neighbouring lanes side by side", lambda i: i % lanes),
+        (3.2, "interleaved: 4 stores of one element, neighbouring lanes side by side", lambda i: i % lanes),
     )
     for y, words, owner in rows:
         text(axis, 0, y - 0.55, words, 8, ha="left")

@@ -16,11 +16,11 @@ namespace leanconv {
 template <class Problem, class Tuning>
 __device__ __forceinline__ void im2win(const float* __restrict__ workspace, const float* __restrict__ w,
                                        const float* __restrict__ bias, float* __restrict__ y, long long batch) {
-    constexpr bool dealt = !Problem::vector_store, nhwc = Problem::nhwc;
-    using Filters = FilterLoader<Problem, Tuning, nhwc && dealt, true>;
-    using Pixels = PixelLoaderAlong<Problem, Tuning, !nhwc && dealt, WindowTensor<Problem>>;
+    constexpr bool interleaved = !Problem::vector_store, nhwc = Problem::nhwc;
+    using Filters = FilterLoader<Problem, Tuning, nhwc && interleaved, true>;
+    using Pixels = PixelLoaderAlong<Problem, Tuning, !nhwc && interleaved, WindowTensor<Problem>>;
     using Places = FlatPixels<Problem>;
-    tiled_convolution<Problem, Tuning, dealt, !dealt, Filters, Pixels, Places>(workspace, w, bias, y, batch);
+    tiled_convolution<Problem, Tuning, interleaved, !interleaved, Filters, Pixels, Places>(workspace, w, bias, y, batch);
 }
 
 }  // namespace leanconv

@@ -25,13 +25,13 @@ __device__ __forceinline__ void implicit_gemm(const typename Problem::element* _
                                               const typename Problem::element* __restrict__ w,
                                               const typename Problem::element* __restrict__ bias,
                                               typename Problem::element* __restrict__ y, long long batch) {
-    constexpr bool dealt = !Problem::vector_store, nhwc = Problem::nhwc;
-    using FiltersAlong = typename Select<narrow<Problem>, NarrowFilterLoader<Problem, Tuning, nhwc && dealt>,
-                                         FilterLoader<Problem, Tuning, nhwc && dealt>>::type;
+    constexpr bool interleaved = !Problem::vector_store, nhwc = Problem::nhwc;
+    using FiltersAlong = typename Select<narrow<Problem>, NarrowFilterLoader<Problem, Tuning, nhwc && interleaved>,
+                                         FilterLoader<Problem, Tuning, nhwc && interleaved>>::type;
     using Filters = typename Select<Problem::chwn, FilterLoaderAcross<Problem, Tuning>, FiltersAlong>::type;
     using Pixels = typename Select<nhwc, PixelLoaderAlong<Problem, Tuning, false, ImageNHWC<Problem>>,
-                                   PixelLoaderAcross<Problem, Tuning, dealt>>::type;
-    tiled_convolution<Problem, Tuning, dealt, !dealt, Filters, Pixels, FlatPixels<Problem>>(x, w, bias, y, batch);
+                                   PixelLoaderAcross<Problem, Tuning, interleaved>>::type;
+    tiled_convolution<Problem, Tuning, interleaved, !interleaved, Filters, Pixels, FlatPixels<Problem>>(x, w, bias, y, batch);
 }
 
 }  // namespace leanconv

@@ -89,9 +89,9 @@ struct FlatPixels {
 };
 
 // A thread's part of the tile; first_k and first_pixel say where the block's tile begins, `row` and `column` which part
-// of the thread's tile acc is. `dealt` says how fragments lie along the contiguous output axis (filters in NHWC, pixels
+// of the thread's tile acc is. `interleaved` says how fragments lie along the contiguous output axis (filters in NHWC, pixels
 // otherwise); `aligned` that four outputs of a fragment are adjacent and aligned if the tensor is.
-template <class Problem, class Tuning, bool dealt, bool aligned, class Pixels, int rows, int columns>
+template <class Problem, class Tuning, bool interleaved, bool aligned, class Pixels, int rows, int columns>
 __device__ __forceinline__ void store_tile(const float (&acc)[rows][columns], int row, int column,
                                            const Tiling<Tuning>& tiling, const typename Problem::element* bias,
                                            typename Problem::element* y, const Pixels& pixels,
@@ -105,10 +105,10 @@ __device__ __forceinline__ void store_tile(const float (&acc)[rows][columns], in
     if constexpr (!Problem::nhwc) {
 #pragma unroll
         for (int f = 0; f < columns / 4; ++f) {
-            const int at = tiling.pixel + position<lanes_pixels, dealt>(f, tiling.lane_pixel, 0);
-            Place place[dealt ? 4 : 1];
+            const int at = tiling.pixel + position<lanes_pixels, interleaved>(f, tiling.lane_pixel, 0);
+            Place place[interleaved ? 4 : 1];
 #pragma unroll
-            for (int j = 0; j < (dealt ? 4 : 1); ++j) place[j] = pixels.place(first_pixel + at + j * lanes_pixels);
+            for (int j = 0; j < (interleaved ? 4 : 1); ++j) place[j] = pixels.place(first_pixel + at + j * lanes_pixels);
 #pragma unroll
             for (int i = 0; i < rows; ++i) {
                 const int at_k = position<lanes_k, false>((row + i) / 4, tiling.lane_k, (row + i) % 4);
@@ -120,12 +120,12 @@ __device__ __forceinline__ void store_tile(const float (&acc)[rows][columns], in
                 T v[4];
 #pragma unroll
                 for (int j = 0; j < 4; ++j) {
-                    const Place& at = place[dealt ? j : 0];
-                    const T* const output = to + at.offset + (dealt ? 0 : j);
-                    const float held = held_by<Problem>(output, dealt ? at.count > 0 : j < at.count);
+                    const Place& at = place[interleaved ? j : 0];
+                    const T* const output = to + at.offset + (interleaved ? 0 : j);
+                    const float held = held_by<Problem>(output, interleaved ? at.count > 0 : j < at.count);
                     v[j] = from_float<T>(finish<Problem>(acc[i][4 * f + j], b, held));
                 }
-                if constexpr (!dealt) {
+                if constexpr (!interleaved) {
                     store_four(to + place[0].offset, v, 1, place[0].count, vector);
                 } else {
 #pragma unroll
@@ -135,7 +135,7 @@ __device__ __forceinline__ void store_tile(const float (&acc)[rows][columns], in
             }
         }
     } else {
-        constexpr int step = dealt ? lanes_k : 1;
+        constexpr int step = interleaved ? lanes_k : 1;
 #pragma unroll
         for (int j = 0; j < columns; ++j) {
             const int at = position<lanes_pixels, false>((column + j) / 4, tiling.lane_pixel, (column + j) % 4);
@@ -150,7 +150,7 @@ __device__ __forceinline__ void store_tile(const float (&acc)[rows][columns], in
             T* to = y + number * Problem::k + group * Problem::group_k;
 #pragma unroll
             for (int f = 0; f < rows / 4; ++f) {
-                const int k = first_k + tiling.k + position<lanes_k, dealt>(f, tiling.lane_k, 0);
+                const int k = first_k + tiling.k + position<lanes_k, interleaved>(f, tiling.lane_k, 0);
                 T v[4];
 #pragma unroll
                 for (int i = 0; i < 4; ++i) {

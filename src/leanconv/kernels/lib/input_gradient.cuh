@@ -9,7 +9,7 @@
 
 namespace leanconv {
 
-// How the taps of one axis are dealt to phases: tap t belongs to phase t % apart, whose taps count from the last one,
+// How the taps of one axis are assigned to phases: tap t belongs to phase t % apart, whose taps count from the last one,
 // because the gradient runs through the filter backwards. Phases with one tap more come first.
 template <int taps, int apart>
 struct TapPhases {

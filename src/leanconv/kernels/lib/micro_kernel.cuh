@@ -8,26 +8,26 @@
 namespace leanconv {
 
 // Position in the tile of component i of a lane's fragment f, along one axis with `lanes` lanes.
-// Fragments of four are adjacent (one 128-bit store) or dealt out lane by lane, so that the lanes of one scalar store
+// Fragments of four are adjacent (one 128-bit store) or interleaved lane by lane, so that the lanes of one scalar store
 // write adjacent elements: the choice for a contiguous output axis whose rows are no multiple of four.
-template <int lanes, bool dealt>
+template <int lanes, bool interleaved>
 __device__ __forceinline__ int position(int f, int lane, int i) {
-    return f * lanes * 4 + (dealt ? i * lanes + lane : lane * 4 + i);
+    return f * lanes * 4 + (interleaved ? i * lanes + lane : lane * 4 + i);
 }
 
 // Where tile position p lies in a shared-memory row: fragments are always adjacent there. The inverse of position().
-template <int lanes, bool dealt>
+template <int lanes, bool interleaved>
 __device__ __forceinline__ int slot_of(int p) {
     constexpr int group = lanes * 4;
     const int in = p % group;
-    return dealt ? p - in + (in % lanes) * 4 + in / lanes : p;
+    return interleaved ? p - in + (in % lanes) * 4 + in / lanes : p;
 }
 
-template <int lanes, bool dealt>
+template <int lanes, bool interleaved>
 __device__ __forceinline__ int position_of(int slot) {
     constexpr int group = lanes * 4;
     const int in = slot % group;
-    return dealt ? slot - in + (in % 4) * lanes + in / 4 : slot;
+    return interleaved ? slot - in + (in % 4) * lanes + in / 4 : slot;
 }
 
 template <class Tuning>

@@ -8,7 +8,7 @@ namespace leanconv {
 
 // A thread brings `at_once` adjacent elements of four neighbouring filters into registers and turns them around there,
 // so that each row of shared memory takes four floats in one store.
-template <class Problem, class Tuning, bool dealt>
+template <class Problem, class Tuning, bool interleaved>
 struct NarrowFilterLoader {
     using T = typename Problem::element;
     static constexpr int threads = Tiling<Tuning>::threads;
@@ -34,7 +34,7 @@ struct NarrowFilterLoader {
     static constexpr int near = gcd(columns, 8 / at_once);
     static_assert(threads % 8 == 0 && threads / 8 % (columns / near) == 0, "a thread keeps its column in every pass");
     // Whole tiles of filters lie at a constant stride; otherwise the last ones repeat.
-    static constexpr bool regular = Problem::group_k % Tuning::tile_k == 0 && !dealt;
+    static constexpr bool regular = Problem::group_k % Tuning::tile_k == 0 && !interleaved;
     using B = Bytes<Problem>;
 
     const T* w;
@@ -68,7 +68,7 @@ struct NarrowFilterLoader {
                 const T* from = at_byte(w, offset) + static_cast<int64>(filter) * size;
                 if constexpr (!regular) {
                     // NOTE: filters past the end repeat the last one; what they compute is never stored.
-                    int k = first_k + position_of<Tiling<Tuning>::lanes_k, dealt>(slot + filter);
+                    int k = first_k + position_of<Tiling<Tuning>::lanes_k, interleaved>(slot + filter);
                     if (k >= Problem::group_k) k = Problem::group_k - 1;
                     from = at_byte(w, offset + static_cast<B>(k) * (size * item<Problem>));
                 }

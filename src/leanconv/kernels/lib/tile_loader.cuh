@@ -142,7 +142,7 @@ constexpr int filter_pitch = Tuning::tile_k + (gcd(Tuning::tile_reduction, 16) =
 // Filters lie along the reduction: `columns` neighbouring lanes read adjacent floats and scatter them over rows.
 // NOTE: sixteen columns read twice as fast as eight, and a warp's whole run of twelve or twenty is slower than four:
 // either the reads touch more lines or the writes meet in the banks (47 against 44 TFLOP/s on an H200).
-template <class Problem, class Tuning, bool dealt, bool window_order = false>
+template <class Problem, class Tuning, bool interleaved, bool window_order = false>
 struct FilterLoader {
     static constexpr int threads = Tiling<Tuning>::threads;
     static constexpr int depth = Tuning::tile_reduction;
@@ -152,7 +152,7 @@ struct FilterLoader {
     static constexpr int pitch = filter_pitch<Tuning>;
     static constexpr int stage_floats = depth * pitch;
     // Whole tiles of filters lie at a constant stride; otherwise the last ones repeat.
-    static constexpr bool regular = Problem::group_k % Tuning::tile_k == 0 && !dealt;
+    static constexpr bool regular = Problem::group_k % Tuning::tile_k == 0 && !interleaved;
     static_assert(!narrow<Problem>, "NarrowFilterLoader loads elements of 16 bits");
     using B = Bytes<Problem>;
 
@@ -187,7 +187,7 @@ struct FilterLoader {
                 const float* from = at_byte(w, element) + apart * at + static_cast<int64>(i) * per_pass * size;
                 if constexpr (!regular) {
                     // NOTE: filters past the end repeat the last one; what they compute is never stored.
-                    int k = first_k + position_of<Tiling<Tuning>::lanes_k, dealt>(filter);
+                    int k = first_k + position_of<Tiling<Tuning>::lanes_k, interleaved>(filter);
                     if (k >= Problem::group_k) k = Problem::group_k - 1;
                     from = at_byte(w, element + static_cast<B>(k) * (size * item<Problem>)) + apart * at;
                 }
@@ -265,7 +265,7 @@ struct FilterLoaderAcross {
 // and share the reduction index; in CHWN it may keep four, of neighbouring images. What an index means (offset in the
 // image, filter row and column) repeats every `period` indices but for whole channels: a table in shared memory replaces
 // the arithmetic.
-template <class Problem, class Tuning, bool dealt>
+template <class Problem, class Tuning, bool interleaved>
 struct PixelLoaderAcross {
     static constexpr int threads = Tiling<Tuning>::threads;
     static constexpr int depth = Tuning::tile_reduction;
@@ -276,7 +276,7 @@ struct PixelLoaderAcross {
     static constexpr int pixels = tile / at_once / columns;        // of a thread, or fours of them
     static constexpr int rows = depth / (threads / columns);       // of a thread, adjacent
     static_assert(columns % 32 == 0 || at_once == 4, "the lanes of a warp read adjacent pixels");
-    static_assert(at_once == 1 || !dealt, "four pixels that are copied at once stay together");
+    static_assert(at_once == 1 || !interleaved, "four pixels that are copied at once stay together");
     static_assert(depth % (threads / columns) == 0, "every thread has its share of the rows");
 
     static constexpr int steps = ceil_div(Reduction<Problem>::size, depth);
@@ -325,7 +325,7 @@ struct PixelLoaderAcross {
             window[j] = Window<Problem>(pixel.p, pixel.q, places.phase);
             offset[j] = (static_cast<B>(pixel.n) * strides.image + first_channel * strides.channel +
                          (static_cast<B>(window[j].h) * Problem::w + window[j].w) * strides.pixel) * item<Problem>;
-            slot[j] = slot_of<Tiling<Tuning>::lanes_pixels, dealt>(at);
+            slot[j] = slot_of<Tiling<Tuning>::lanes_pixels, interleaved>(at);
         }
         if constexpr (tabled)
             for (int i = threadIdx.x; i < period; i += threads) {
@@ -400,7 +400,7 @@ struct ImageNHWC {
 
 // Pixels whose elements lie along the reduction: a lane keeps its place in the reduction step and serves several
 // pixels, so that neighbouring lanes read adjacent bytes. One decoding of the reduction index serves all its pixels.
-template <class Problem, class Tuning, bool dealt, class Image>
+template <class Problem, class Tuning, bool interleaved, class Image>
 struct PixelLoaderAlong {
     static constexpr int threads = Tiling<Tuning>::threads;
     static constexpr int depth = Tuning::tile_reduction;
@@ -433,7 +433,7 @@ struct PixelLoaderAlong {
         : image(x), row(threadIdx.x % columns * at_once), slot(threadIdx.x / columns), next(first_step * depth) {
 #pragma unroll
         for (int j = 0; j < pixels; ++j) {
-            const int at = position_of<Tiling<Tuning>::lanes_pixels, dealt>(slot + j * per_pass);
+            const int at = position_of<Tiling<Tuning>::lanes_pixels, interleaved>(slot + j * per_pass);
             const Pixel<Problem> pixel = places.pixel(first + at);
             window[j] = Window<Problem>(pixel.p, pixel.q, places.phase);
             offset[j] = Image::first(pixel, window[j], group);

@@ -12,7 +12,7 @@ namespace leanconv {
 // phases: tiles that are computed together share their pixels. The Tuning::split blocks of a cluster compute one tile b,
 // each a part of the reduction. `Places` numbers the pixels: its `count` of them, and where each lies. The filters begin
 // first_weight elements behind w, those of one phase after the other.
-template <class Problem, class Tuning, bool dealt, bool aligned, class Filters, class Pixels, class Places>
+template <class Problem, class Tuning, bool interleaved, bool aligned, class Filters, class Pixels, class Places>
 __device__ __forceinline__ void tiled_convolution(const typename Problem::element* x,
                                                   const typename Problem::element* w,
                                                   const typename Problem::element* bias,
@@ -42,11 +42,11 @@ __device__ __forceinline__ void tiled_convolution(const typename Problem::elemen
     Product(shared, filters, pixels, tiling).run(acc, last_step - first_step);
 
     if constexpr (split == 1) {
-        store_tile<Problem, Tuning, dealt, aligned>(acc, 0, 0, tiling, bias, y, places, first_pixel, group,
+        store_tile<Problem, Tuning, interleaved, aligned>(acc, 0, 0, tiling, bias, y, places, first_pixel, group,
                                                     tile_k * Tuning::tile_k);
     } else {
         const Share<Problem, Tuning> share(acc, shared);
-        store_tile<Problem, Tuning, dealt, aligned>(share.sum, share.row, share.column, tiling, bias, y, places,
+        store_tile<Problem, Tuning, interleaved, aligned>(share.sum, share.row, share.column, tiling, bias, y, places,
                                                     first_pixel, group, tile_k * Tuning::tile_k);
     }
 }

@@ -5,6 +5,8 @@ namespace leanconv {
 
 inline unsigned char* shared_memory() { return emulator::shared_memory(); }
 
+inline unsigned char* shared_memory_for_swizzles() { return emulator::shared_memory(); }
+
 inline unsigned shared_address(const void* pointer, EMULATOR_SITE) { return emulator::shared_address(pointer, site); }
 
 }  // namespace leanconv
