@@ -26,8 +26,9 @@ def unit(body, maps=()):
         "using namespace leanconv;\n"
         'extern "C" __global__ void __launch_bounds__(1024) '
         f"probe({parameters}const int* __restrict__ x, int* y, const int* at, int n) {{\n"
-        f"  int* s = reinterpret_cast<int*>(shared_memory_for_swizzles()); const int t = threadIdx.x, b = blockIdx.x; (void)b;\n"
-        f"  Mbarrier* full = reinterpret_cast<Mbarrier*>(shared_memory_for_swizzles() + {SHARED}); (void)full; (void)s; (void)t;\n"
+        "  int* s = reinterpret_cast<int*>(shared_memory_for_swizzles());\n"
+        "  const int t = threadIdx.x, b = blockIdx.x; (void)b; (void)s; (void)t;\n"
+        f"  Mbarrier* full = reinterpret_cast<Mbarrier*>(shared_memory_for_swizzles() + {SHARED}); (void)full;\n"
         f"{body}\n}}\n"
     )
 

@@ -28,6 +28,10 @@ class TorchArrays(Arrays):
         self._devices: dict[int | None, Any] = {None: torch.device("cpu")}
         # the raw handle costs 0.1 µs, the Stream object 2 µs; PyTorch's own compiler calls the same function
         self._raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None)
+        # allocates on the current GPU in half the time of torch.empty; PyTorch's own compiler calls it too
+        guards = getattr(getattr(torch._C, "_dynamo", None), "guards", None)
+        self._current_device: Any = getattr(torch._C, "_cuda_getDevice", None)
+        self._quick_empty = getattr(guards, "_empty_strided_cuda", None) if self._current_device else None
 
     def signature(self, array: Any) -> Hashable:
         return array.shape, array.stride(), array.dtype, array.device, array.data_ptr() & 15, array.requires_grad
@@ -68,13 +72,29 @@ class TorchArrays(Arrays):
 
     def allocator(self, shape: Shape, dtype: str, device: int | None, order: MemoryOrder = None) -> Callable[[], Any]:
         options: dict[str, Any] = {"dtype": self._dtypes[dtype], "device": self._device(device)}
-        if order is None:
-            return partial(self._torch.empty, shape, **options)
         strides, distance = [0] * len(shape), 1
-        for axis in reversed(order):
+        for axis in reversed(order or range(len(shape))):
             strides[axis] = distance
             distance *= max(1, shape[axis])
-        return partial(self._torch.empty_strided, shape, tuple(strides), **options)
+        plain_way: Callable[[], Any] = partial(self._torch.empty, shape, **options)
+        if order is not None:
+            plain_way = partial(self._torch.empty_strided, shape, tuple(strides), **options)
+        if device is None or self._quick_empty is None:
+            return plain_way
+        quick, current_device = (
+            partial(self._quick_empty, shape, tuple(strides), options["dtype"]),
+            self._current_device,
+        )
+
+        def allocate() -> Any:
+            return quick() if current_device() == device else plain_way()
+
+        try:  # it is not PyTorch's public interface
+            made = allocate()
+            same = (made.shape, made.stride(), made.dtype, made.device) == (shape, tuple(strides), *options.values())
+        except Exception:
+            same = False
+        return allocate if same else plain_way
 
     def fast_stream(self, device: int) -> Callable[[], int]:
         return partial(self.stream if self._raw_stream is None else self._raw_stream, device)

@@ -252,6 +252,13 @@ class CudaDevice:
         self._driver.check("cuCtxPushCurrent_v2", self._context)
         return True
 
+    def _in_context(self, start: Executable, stream: int, values: Sequence[int | float]) -> None:
+        entered = self._enter()
+        try:
+            start(stream, values)
+        finally:
+            self._leave(entered)
+
     def _leave(self, entered: bool) -> None:
         if entered:
             self._driver.check("cuCtxPopCurrent_v2", byref(c_void_p()))
@@ -298,16 +305,18 @@ class CudaDevice:
         finally:
             self._leave(entered)
         start = make_launcher(self._driver.unconverted("cuLaunchKernel"), self._fail, loaded, roles)
-        enter, leave = self._enter, self._leave
+        cells, get_current, context, start_in = self._cells, self._get_current, self._context, self._in_context
 
         def run(stream: int, values: Sequence[int | float]) -> None:
-            if enter():
-                try:
-                    start(stream, values)
-                finally:
-                    leave(True)
-            else:
-                start(stream, values)
+            # what `_enter` does first, without calls of it: 0.2 µs of each launch
+            try:
+                current, address = cells.cell
+            except AttributeError:
+                return start_in(start, stream, values)
+            get_current(address)
+            if current.value == context:
+                return start(stream, values)
+            return start_in(start, stream, values)
 
         return run
 
