@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 from leanconv.bench.results import Results
 from leanconv.bench.suites import LAYOUTS, suite_names
 from leanconv.bench.tables import STANDINGS_CELL, heading, legend, standings, summary
+from leanconv.dtypes import GPU_LAYERS
 from leanconv.problem import PRECISIONS
 from report import markdown
 
@@ -62,5 +64,6 @@ def results_files(root: Path) -> list[Path]:
         return [root]
     layouts = ["", *(f"-{layout.lower()}" for layout in LAYOUTS)]
     tiers = ["", *(f"-{precision}" for precision in PRECISIONS)]
-    names = {name + layout + tier for name in suite_names() for layout in layouts for tier in tiers}
+    elements = ["", *(f"-{dtype}" for dtype in GPU_LAYERS)]
+    names = {"".join(parts) for parts in product(suite_names(), layouts, tiers, elements)}
     return sorted(path for path in root.glob("*/*.json") if path.stem in names)

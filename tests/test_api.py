@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import replace
 from typing import Any
 
@@ -12,6 +13,7 @@ from conftest import HostDevice, oracle_conv, oracle_filter, relative_error
 import leanconv
 from leanconv import ConvProblem, FilterProblem, conv2d, filter2d, prepare_weights
 from leanconv.algorithms import ALGORITHMS
+from leanconv.arrays import TorchArrays
 from leanconv.call import weights
 from leanconv.call.choose import choose
 from leanconv.problem import BORDERS, Layout
@@ -434,3 +436,28 @@ def test_algorithms_lists_every_one() -> None:
     names = {(line.name, line.where) for line in lines}
     assert {("implicit_gemm", "GPU"), ("register_cache", "GPU"), ("im2col", "CPU"), ("im2win", "CPU")} <= names
     assert all(line.paper and line.tier in leanconv.problem.PRECISIONS and line.name in str(line) for line in lines)
+
+
+@pytest.mark.parametrize("works", [True, False])
+def test_pytorchs_quick_allocation_is_tried_once_and_taken_only_on_the_current_gpu(
+    works: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch = pytest.importorskip("torch")
+    quick: list[Any] = []
+
+    def empty(shape: Any, strides: Any, dtype: Any) -> Any:
+        quick.append(shape)
+        return torch.empty_strided(shape, strides if works else (7,) * len(shape), dtype=dtype)
+
+    library = TorchArrays()
+    current = [0]
+    monkeypatch.setattr(library, "_quick_empty", empty)
+    monkeypatch.setattr(library, "_current_device", lambda: current[0])
+    monkeypatch.setattr(library, "_device", lambda index: torch.device("cpu"))
+    monkeypatch.setattr(torch.cuda, "device", lambda index: contextlib.nullcontext())
+    last, plain = library.allocator((2, 3, 4, 5), "float32", 0, (0, 2, 3, 1)), library.allocator((6, 7), "float16", 0)
+    assert len(quick) == 1
+    assert last().stride() == (60, 1, 15, 3) and last().shape == (2, 3, 4, 5) and plain().dtype == torch.float16
+    assert plain().stride() == (7, 1) and len(quick) == (5 if works else 1)
+    current[0] = 1
+    assert last().stride() == (60, 1, 15, 3) and len(quick) == (5 if works else 1)

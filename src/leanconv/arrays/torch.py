@@ -30,8 +30,9 @@ class TorchArrays(Arrays):
         self._raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None)
         # allocates on the current GPU in half the time of torch.empty; PyTorch's own compiler calls it too
         guards = getattr(getattr(torch._C, "_dynamo", None), "guards", None)
+        self._quick_devices: dict[int, bool] = {}
         self._current_device: Any = getattr(torch._C, "_cuda_getDevice", None)
-        self._quick_empty = getattr(guards, "_empty_strided_cuda", None) if self._current_device else None
+        self._quick_empty: Any = getattr(guards, "_empty_strided_cuda", None) if self._current_device else None
 
     def signature(self, array: Any) -> Hashable:
         return array.shape, array.stride(), array.dtype, array.device, array.data_ptr() & 15, array.requires_grad
@@ -79,22 +80,24 @@ class TorchArrays(Arrays):
         plain_way: Callable[[], Any] = partial(self._torch.empty, shape, **options)
         if order is not None:
             plain_way = partial(self._torch.empty_strided, shape, tuple(strides), **options)
-        if device is None or self._quick_empty is None:
+        if device is None or not self._allocates_quickly(device):
             return plain_way
-        quick, current_device = (
-            partial(self._quick_empty, shape, tuple(strides), options["dtype"]),
-            self._current_device,
-        )
+        quick: Callable[[], Any] = partial(self._quick_empty, shape, tuple(strides), options["dtype"])
+        current_device: Callable[[], int] = self._current_device
+        return lambda: quick() if current_device() == device else plain_way()
 
-        def allocate() -> Any:
-            return quick() if current_device() == device else plain_way()
-
-        try:  # it is not PyTorch's public interface
-            made = allocate()
-            same = (made.shape, made.stride(), made.dtype, made.device) == (shape, tuple(strides), *options.values())
-        except Exception:
-            same = False
-        return allocate if same else plain_way
+    def _allocates_quickly(self, device: int) -> bool:
+        """Whether `_quick_empty`, which is no public interface of PyTorch, does what it is taken for; tried once."""
+        if device not in self._quick_devices:
+            wanted = ((3, 2), (1, 3), self._torch.float16, self._device(device))
+            try:
+                with self._torch.cuda.device(device):
+                    trial = self._quick_empty(*wanted[:3])
+                works = (trial.shape, trial.stride(), trial.dtype, trial.device) == wanted
+            except Exception:
+                works = False
+            self._quick_devices[device] = works
+        return self._quick_devices[device]
 
     def fast_stream(self, device: int) -> Callable[[], int]:
         return partial(self.stream if self._raw_stream is None else self._raw_stream, device)
