@@ -14,16 +14,13 @@
 
 namespace leanconv {
 
-// Tuning::prefetch, vector_loads and micro_kernel switch off one at a time what makes the loop fast, to measure it:
-// without prefetch a step is loaded, waited for and computed on, and fragments are read when they are needed; without
-// vector_loads shared memory is read in 32-bit words; without micro_kernel every product reads both its operands from
-// shared memory instead of registers.
+// What makes this loop fast can be switched off one at a time, to measure it: lib/tile_product_ablation.cuh.
 template <class Problem, class Tuning, class Filters, class Pixels>
 struct TileProduct {
     using Tiles = Tiling<Tuning>;
     using Rows = typename Pixels::Rows;
     static constexpr int depth = Tuning::tile_reduction;
-    static constexpr int stages = Tuning::prefetch ? Tuning::stages : 1;
+    static constexpr int stages = Tuning::stages;
     static constexpr int stage_floats = Filters::stage_floats + Rows::stage_floats;
     static constexpr bool held = narrow<Problem>;  // between load() and store(), in registers
     static constexpr int store_row = depth > 4 ? depth - 2 : depth - 1;
@@ -31,7 +28,7 @@ struct TileProduct {
     static_assert(depth % 2 == 0 && depth >= 4, "fragments alternate between two register buffers across steps");
     static_assert(stage_floats % 4 == 0 && Filters::stage_floats % 4 == 0,
                   "stages, and the table behind them, begin where loads and copies of 128 bits may");
-    static_assert(!Tuning::prefetch || stages >= 2, "one stage is computed on while others are under way");
+    static_assert(stages >= 2, "one stage is computed on while others are under way");
 
     float* tiles;
     Filters& filters;
@@ -59,21 +56,19 @@ struct TileProduct {
     }
 
     __device__ __forceinline__ void read(int step, int row) {
-        if constexpr (Tuning::micro_kernel) {
-            load_fragments<Tuning::vector_loads, Tiles::lanes_k * 4>(w[row % 2],
-                                                                     stage_k(step) + row * Filters::pitch + at_k);
-            x.read(stage_pixels(step), row);
-        }
+        load_fragments<Tuning::vector_loads, Tiles::lanes_k * 4>(w[row % 2],
+                                                                 stage_k(step) + row * Filters::pitch + at_k);
+        x.read(stage_pixels(step), row);
     }
 
     // What has to wait until the row before has been multiplied, for want of registers.
     __device__ __forceinline__ void read_late(int step, int row) {
-        if constexpr (Tuning::micro_kernel) x.read_late(stage_pixels(step), row);
+        x.read_late(stage_pixels(step), row);
     }
 
     // NOTE: to and fro along the filters, or the pixels: an FMA at full rate keeps one operand of the FMA before, as the
     // register file has two banks that give one operand a cycle each. Measured on an H200: 1 to 4 % of the time.
-    __device__ __forceinline__ void multiply(float (&acc)[Tuning::thread_k][Tuning::thread_pixels], int step, int row) {
+    __device__ __forceinline__ void multiply(float (&acc)[Tuning::thread_k][Tuning::thread_pixels], int row) {
         constexpr int outer = Rows::along_k ? Tuning::thread_pixels : Tuning::thread_k;
         constexpr int inner = Rows::along_k ? Tuning::thread_k : Tuning::thread_pixels;
 #pragma unroll
@@ -82,23 +77,12 @@ struct TileProduct {
             for (int n = 0; n < inner; ++n) {
                 const int turned = o % 2 == 0 ? n : inner - 1 - n;
                 const int i = Rows::along_k ? turned : o, j = Rows::along_k ? o : turned;
-                if constexpr (Tuning::micro_kernel) {
-                    acc[i][j] = fmaf(w[row % 2][i], x.value(row, j), acc[i][j]);
-                } else {
-                    const volatile float* from = stage_k(step) + row * Filters::pitch + at_k;
-                    const volatile float* pixel = x.address(stage_pixels(step), row, j);
-                    acc[i][j] = fmaf(from[i / 4 * Tiles::lanes_k * 4 + i % 4], *pixel, acc[i][j]);
-                }
+                acc[i][j] = fmaf(w[row % 2][i], x.value(row, j), acc[i][j]);
             }
     }
 
     // Add `steps` reduction steps to acc. The caller has put a barrier after the loaders' construction.
     __device__ __forceinline__ void run(float (&acc)[Tuning::thread_k][Tuning::thread_pixels], int steps) {
-        if constexpr (Tuning::prefetch) pipelined(acc, steps);
-        else plain(acc, steps);
-    }
-
-    __device__ __forceinline__ void pipelined(float (&acc)[Tuning::thread_k][Tuning::thread_pixels], int steps) {
 #pragma unroll
         for (int step = 0; step < stages - 1; ++step) {
             if (step < steps) {
@@ -116,8 +100,6 @@ struct TileProduct {
         for (int step = 0; step < steps; ++step) {
 #pragma unroll
             for (int row = 0; row < depth; ++row) {
-                // Without registers in between, the stage is in use until its last row has been multiplied.
-                if constexpr (!Tuning::micro_kernel) multiply(acc, step, row);
                 // Behind the last step these are old elements, for a stage that nobody reads: cheaper than a branch, which
                 // would keep the stores apart from the FMAs.
                 if (held && row == store_row) store(step + stages - 1);
@@ -137,29 +119,10 @@ struct TileProduct {
                     // NOTE: costs nothing, and keeps the loads here: the compiler put the FMAs of all rows before them.
                     if constexpr (held) __syncwarp();
                 }
-                if constexpr (Tuning::micro_kernel) multiply(acc, step, row);
+                multiply(acc, row);
                 if (row == depth - 1) read_late(step + 1, 0);
                 else read_late(step, row + 1);
             }
-        }
-    }
-
-    __device__ __forceinline__ void plain(float (&acc)[Tuning::thread_k][Tuning::thread_pixels], int steps) {
-#pragma unroll 1
-        for (int step = 0; step < steps; ++step) {
-            pixels.fetch();
-            load(step);
-            store(step);
-            cp_async_commit_group();
-            cp_async_wait_group<0>();
-            __syncthreads();
-#pragma unroll
-            for (int row = 0; row < depth; ++row) {
-                read(step, row);
-                read_late(step, row);
-                multiply(acc, step, row);
-            }
-            __syncthreads();
         }
     }
 };

@@ -5,6 +5,7 @@
 #include <lib/ptx/shared.cuh>
 #include <lib/tile_loader.cuh>
 #include <lib/tile_product.cuh>
+#include <lib/tile_product_ablation.cuh>
 
 namespace leanconv {
 
@@ -17,7 +18,9 @@ __device__ __forceinline__ void tiled_convolution(const typename Problem::elemen
                                                   const typename Problem::element* w,
                                                   const typename Problem::element* bias,
                                                   typename Problem::element* y, long long batch) {
-    using Product = TileProduct<Problem, Tuning, Filters, Pixels>;
+    constexpr bool whole = Tuning::prefetch && Tuning::vector_loads && Tuning::micro_kernel;
+    using Product = typename Select<whole, TileProduct<Problem, Tuning, Filters, Pixels>,
+                                    TileProductAblation<Problem, Tuning, Filters, Pixels>>::type;
     constexpr int tiles_k = ceil_div(Problem::group_k, Tuning::tile_k);
     constexpr int split = Tuning::split;
 
