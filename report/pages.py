@@ -65,7 +65,7 @@ def _engines(results: Results, settings: dict[str, list[str]]) -> tuple[str, Tab
 
 
 def _targets(results: Results, settings: dict[str, list[str]]) -> tuple[str, Table]:
-    return "The time of the filters' transform is part of every figure.", families.target_table(results)
+    return "The time of the filters' transform is part of every figure.", families.goal_table(results)
 
 
 _TABLES: dict[str, Callable[[Results, dict[str, list[str]]], tuple[str, Table]]] = {

@@ -117,8 +117,8 @@ def states(width: int, products: int, row: int, precision: str) -> tuple[int, ..
     if precision == "ieee":
         return ()
     strict = precision == "fp32"
-    kept = {16: not strict, 8: not strict or (products >= LEAST_PRODUCTS and 2 * row > width), 4: True}
-    return tuple(alpha for alpha, keeps in kept.items() if keeps and width in WIDTHS[alpha])
+    serves = {16: not strict, 8: not strict or (products >= LEAST_PRODUCTS and 2 * row > width), 4: True}
+    return tuple(alpha for alpha, fits in serves.items() if fits and width in WIDTHS[alpha])
 
 
 def why_no_states(width: int, products: int, row: int, precision: str) -> list[str]:

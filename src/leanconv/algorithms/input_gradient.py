@@ -88,7 +88,7 @@ def parts(problem: ConvProblem, first_weight: int = 0) -> list[PartialConvolutio
     multiple of four: in CHWN four filters are copied at once.
     """
     (sh, sw), (dh, dw) = problem.stride, problem.dilation
-    found = []
+    convolutions = []
     for rows in _along(problem.h, problem.r, sh, dh, problem.padding[0]):
         for columns in _along(problem.w, problem.s, sw, dw, problem.padding[2]):
             dilation = (dh // gcd(sh, dh), dw // gcd(sw, dw))
@@ -119,8 +119,8 @@ def parts(problem: ConvProblem, first_weight: int = 0) -> list[PartialConvolutio
                 phase_step=problem.dilation,
                 first_weight=first_weight + taps_before * problem.k * problem.group_c,
             )
-            found.append(PartialConvolution(convolution, view))
-    return found
+            convolutions.append(PartialConvolution(convolution, view))
+    return convolutions
 
 
 def prepared_bytes(problem: ConvProblem) -> int:

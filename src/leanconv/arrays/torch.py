@@ -80,10 +80,10 @@ class TorchArrays(Arrays):
         return partial(self.stream if self._raw_stream is None else self._raw_stream, device)
 
     def _device(self, index: int | None) -> Any:
-        found = self._devices.get(index)
-        if found is None:
-            found = self._devices[index] = self._torch.device("cuda", index)
-        return found
+        device = self._devices.get(index)
+        if device is None:
+            device = self._devices[index] = self._torch.device("cuda", index)
+        return device
 
     def is_contiguous(self, array: Any, order: MemoryOrder = None) -> bool:
         if order is not None:

@@ -63,12 +63,12 @@ def convolve(problem: ConvProblem, alpha: int, x: np.ndarray, w: np.ndarray, bia
     y = output_like(problem, x)
     if y.size == 0:
         return y
-    made = matrices(alpha + 1 - problem.s, problem.s)
-    at, _, bt = (m.astype(x.dtype) for m in made.arrays())
-    padded = PaddedInput(problem, x, ceil_div(problem.q, made.n) * made.n + problem.s - 1)
-    pixel_bytes = ceil_div(alpha, made.n) * (2 * problem.c + 3 * problem.k) * item_bytes(problem.dtype)
+    transforms = matrices(alpha + 1 - problem.s, problem.s)
+    at, _, bt = (m.astype(x.dtype) for m in transforms.arrays())
+    padded = PaddedInput(problem, x, ceil_div(problem.q, transforms.n) * transforms.n + problem.s - 1)
+    pixel_bytes = ceil_div(alpha, transforms.n) * (2 * problem.c + 3 * problem.k) * item_bytes(problem.dtype)
     with np.errstate(invalid="ignore", over="ignore"):
-        filters = transform_filters(problem, w, made)
+        filters = transform_filters(problem, w, transforms)
         for block in blocks(problem, pixel_bytes, budget=8 << 20):
             if problem.layout == "NCHW":
                 tiles = _tiles_nchw(problem, padded.load(block), filters, bt, at)
@@ -81,19 +81,19 @@ def convolve(problem: ConvProblem, alpha: int, x: np.ndarray, w: np.ndarray, bia
     return y
 
 
-def transform_filters(problem: ConvProblem, w: np.ndarray, made: Matrices) -> np.ndarray:
-    """``made.g`` applied to every filter row and rounded once.
+def transform_filters(problem: ConvProblem, w: np.ndarray, transforms: Matrices) -> np.ndarray:
+    """``transforms.g`` applied to every filter row and rounded once.
 
     Shape (R, α, groups, K/groups, C/groups) for NCHW, (R, α, groups, C/groups, K/groups) for NHWC.
     """
-    _, g, _ = made.arrays()
+    _, g, _ = transforms.arrays()
     shape = (problem.groups, problem.group_k)
     if problem.layout == "NCHW":
         rows = w.reshape(*shape, problem.group_c, problem.r, problem.s).transpose(4, 3, 0, 1, 2)
     else:
         rows = w.reshape(*shape, problem.r, problem.s, problem.group_c).transpose(3, 2, 0, 4, 1)
     transformed: np.ndarray = np.matmul(g, rows.reshape(problem.s, -1).astype(np.float64)).astype(w.dtype)
-    return np.swapaxes(transformed.reshape(made.alpha, *rows.shape[1:]), 0, 1)
+    return np.swapaxes(transformed.reshape(transforms.alpha, *rows.shape[1:]), 0, 1)
 
 
 def _tiles_nchw(

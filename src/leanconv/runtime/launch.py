@@ -361,12 +361,12 @@ _devices_lock = threading.Lock()
 
 def open_device(index: int) -> Device:
     """GPU number ``index``. Raises CudaUnavailableError where there is none, ValueError for a number too large."""
-    found = _devices.get(index)
-    if found is None:
+    opened = _devices.get(index)
+    if opened is None:
         with _devices_lock:
-            found = _devices.get(index) or CudaDevice(index)
-            _devices[index] = found
-    return found
+            opened = _devices.get(index) or CudaDevice(index)
+            _devices[index] = opened
+    return opened
 
 
 def device_index(device: Any) -> int:
