@@ -19,9 +19,9 @@ EXTENT = 2**30
 
 @dataclass(frozen=True)
 class RegisterCacheConfig(Config):
-    """A block of ``warps``, one below the other; each makes ``rows`` rows of 32 * ``columns`` outputs.
+    """A block of ``warps``, one below the other; each computes ``rows`` rows of 32 * ``columns`` outputs.
 
-    ``min_blocks`` of them shall fit on a multiprocessor.
+    ``min_blocks`` blocks must fit on a multiprocessor.
     """
 
     rows: int = 4
@@ -37,7 +37,7 @@ class RegisterCacheConfig(Config):
 
 @dataclass(frozen=True)
 class PartialSumsConfig(Config):
-    """The published scheme: a warp makes ``rows`` rows of 33 - S outputs, one column a lane."""
+    """The published scheme: a warp computes ``rows`` rows of 33 - S outputs, one column a lane."""
 
     rows: int = 8
     warps: int = 8

@@ -126,7 +126,7 @@ STORE = {"NHWC": 0.29, "NCHW": 0.75, "CHWN": 0.29}
 
 
 def states_of(problem: ConvProblem) -> tuple[int, ...]:
-    """The numbers of states that serve the filters' width in the precision asked for, the widest tile first.
+    """The numbers of states that serve the filters' width in the requested precision, the widest tile first.
 
     Γ8(7, 2) is left out of tier fp32: with one long sum its error is 3.8 to 4.4 times that of a sequential one.
     """

@@ -1,4 +1,4 @@
-"""Arrays of other libraries, which come and go through DLPack."""
+"""Arrays of other libraries, exchanged through DLPack."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _DLPACK_CPU, _DLPACK_CUDA = (1, 3), (2, 13)
 def carry(array: Any, argument: str) -> Any:
     """An array of another library as one of NumPy, CuPy or PyTorch that shares its memory.
 
-    Raises TypeError for what is no array or where neither CuPy nor PyTorch is installed to carry a GPU array,
+    Raises TypeError where it is not an array, or where neither CuPy nor PyTorch is installed to carry a GPU array,
     ValueError for one on another kind of device.
     """
     if not hasattr(array, "__dlpack__") or not hasattr(array, "__dlpack_device__"):

@@ -18,7 +18,7 @@ from leanconv.reference import CPU_ALGORITHMS
 from leanconv.runtime import launch
 from leanconv.runtime.driver import CudaUnavailableError
 
-#: The GPU that is asked about where none can be opened: an H200.
+#: The GPU that `explain` assumes where none can be opened: an H200.
 NOMINAL = Target("sm_90a", 132, 227 * 1024, 228 * 1024)
 
 

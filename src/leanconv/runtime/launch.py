@@ -1,7 +1,7 @@
 """From a plan to running kernels: a device, machine code loaded on it, and launches on the caller's stream.
 
 The rest of the package sees a GPU only through `Device` and reaches it only through `open_device`, so a test that
-replaces that function runs everything above it on whatever executes plans (the emulator does).
+replaces that function can run everything above it on another executor of plans, such as the emulator.
 
 Threads: everything here may be called from any number of threads at once.
 """
@@ -39,8 +39,8 @@ class Device(Protocol):
     def executable(self, plan: Plan, roles: Sequence[str]) -> Executable:
         """The plan, what it prepares included, compiled and loaded.
 
-        Each run is given values in the order of ``roles``: addresses, 0 where there is none, and numbers. They include
-        all of ``plan.roles``, and may include others.
+        Each run takes values in the order of ``roles``: addresses, 0 where there is none, and numbers. ``roles``
+        include all of ``plan.roles``, and may include others.
         """
 
     def compiled(self, plan: Plan) -> list[Compiled]:
@@ -79,7 +79,7 @@ _ATTRIBUTES = {
 #: What copies reach of the memory's nominal speed (measured on an H200: 4.2 of 4.9 TB/s).
 _COPY_SHARE = 0.855
 _MAX_DYNAMIC_SHARED = 8
-#: shared memory that a kernel may use without asking the driver for more
+#: shared memory that a kernel may use without raising the driver's limit
 _SHARED_WITHOUT_ASKING = 48 * 1024
 _MAX_GRID = 2**31 - 1
 #: oldest major compute capability that runs the kernels: they copy to shared memory asynchronously
@@ -175,8 +175,8 @@ def make_launcher(
 ) -> Executable:
     """``run(stream, values)`` for loaded kernels: fill a block of arguments, call the driver's ``start`` for each.
 
-    A block serves one call at a time. Blocks wait in a list whose pop and append are atomic, so threads and signal
-    handlers that call in between get another one.
+    A block serves one call at a time. Free blocks are in a list whose pop and append are atomic, so threads and signal
+    handlers that call in between get another block.
     """
     arguments = [argument for _, launch in launches for argument in launch.arguments]
     encoders = {argument: Encoder(argument) for argument in arguments if isinstance(argument, TensorMap)}
@@ -202,7 +202,7 @@ def make_launcher(
 
 
 class CudaDevice:
-    """A GPU with its primary context, the one that PyTorch and CuPy use; what is current is left as it was found."""
+    """A GPU with its primary context, the one that PyTorch and CuPy use. Calls restore the context that was current."""
 
     def __init__(self, index: int) -> None:
         self._driver = driver()

@@ -1,6 +1,6 @@
 """Tensor maps: 128 bytes that the driver encodes for an array, made when its pointer is first seen, and kept.
 
-Encoding takes the host a microsecond or so and no wait, and needs neither the array nor the GPU: nothing is read.
+Encoding takes the host about a microsecond and does not wait. It reads neither the array nor the GPU.
 """
 
 from __future__ import annotations
