@@ -252,7 +252,7 @@ class OutputView:
 
 @lru_cache(maxsize=64)
 def view_constants(problem: ConvProblem, view: OutputView | None = None, wide: bool = False) -> Constants:
-    """The ``Problem`` struct of a tiled kernel: `conv_constants`, and ``view`` unless outputs are contiguous.
+    """The ``Problem`` struct of a tiled kernel: `conv_constants` and ``view`` (None: contiguous outputs).
 
     ``problem`` is the convolution of one phase, the first. ``wide``: offsets take 64 bits whatever its tensors.
     """

@@ -36,7 +36,7 @@ class TorchArrays(Arrays):
         if array.layout is not self._torch.strided:
             raise ValueError(f"a PyTorch tensor of layout {array.layout} was given; it must be dense (strided)")
         if array.device.type not in ("cpu", "cuda"):
-            raise ValueError(f"a PyTorch tensor on {array.device} was given; only the CPU and CUDA GPUs are served")
+            raise ValueError(f"a PyTorch tensor on {array.device} was given; only the CPU and CUDA GPUs are supported")
         return None if array.device.type == "cpu" else int(array.device.index)
 
     def dtype(self, array: Any) -> str:

@@ -32,7 +32,7 @@ PREPARED = "leanconv:prepared"
 
 @dataclass(frozen=True)
 class Goal:
-    """What an algorithm was to reach on the problems whose names match ``only``, with at least ``q`` outputs in a row.
+    """What an algorithm should reach on the problems whose names match ``only``, with at least ``q`` outputs in a row.
 
     ``what``: a ratio to the fastest cuDNN algorithm without workspace, as geometric mean or on every problem, or the
     direct convolution's TFLOP/s on every problem.
@@ -146,9 +146,9 @@ def family_table(results: Results, algorithm: str) -> Table:
 
 
 def goal_table(results: Results) -> Table:
-    """The goals of the suite, what was measured, and whether that reaches them. KeyError for a suite without.
+    """The goals of the suite, what was measured, and whether that reaches them. KeyError for a suite without goals.
 
-    Goals of problems that are no part of the results are left out.
+    Goals for problems that are not in the results are left out.
     """
     algorithm, goals = GOALS[results.suite]
     lines = []

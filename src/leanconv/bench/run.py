@@ -1,4 +1,4 @@
-"""Run problems through everything that can compute them here, and collect what it took."""
+"""Run problems with everything that can compute them here, and collect times, memory and errors."""
 
 from __future__ import annotations
 
@@ -100,8 +100,8 @@ def run_suite(
     precision as in float32, and in the type if they have it); ``engines`` are patterns such as ``"leanconv"``,
     ``"cudnn:*"``; ``only`` is a pattern that problem names must match; ``batch`` replaces the number of images;
     ``quick`` spends a quarter of the time on each figure; ``device`` is None (the GPU where there is one), ``"cuda"``
-    or ``"cpu"``; ``revision`` is what to record where the package does not lie in a git checkout; ``peers`` are who
-    takes part, by default all of PEERS.
+    or ``"cpu"``; ``revision`` is what to record where the package is not in a git checkout; ``peers`` are the libraries
+    to run, by default all of PEERS.
 
     ``algorithms`` are patterns of leanconv's own algorithms; by default those that the suite is about
     (``suites.SUITE_ALGORITHMS``), or all. After ``seconds`` of wall-clock time no further problem is begun; the
@@ -236,7 +236,7 @@ def _present(
 
 
 def _sized(case: Case, batch: int | None, run: _Run, results: Results) -> Problem | None:
-    """The case with the batch that was asked for, or on a CPU with one that can be waited for."""
+    """The case with the requested batch, or on a CPU with one small enough to wait for."""
     problem = case.problem if batch is None else with_batch(case.problem, batch)
     if run.gpu:
         return problem

@@ -100,7 +100,7 @@ def heading(results: Results) -> str:
 
 
 def about_layouts(results: Results) -> str:
-    """A sentence where libraries do not have the layout of the results; empty where they do."""
+    """A sentence for results in a layout that the libraries do not have; else empty."""
     if results.layout in (None, *PEER_LAYOUTS):
         return ""
     theirs = " and ".join(PEER_LAYOUTS)

@@ -16,9 +16,10 @@ from leanconv.winograd import Matrices, matrices, states, why_no_states
 class Winograd1d(LayerAlgorithm):
     """Γα(n, S), n = α + 1 − S: a tile of n outputs of a row costs α multiplications for each filter row and channel.
 
-    The sum over filter rows and channels is made in the Winograd domain, then transformed back once:
+    The sum over filter rows and channels is computed in the Winograd domain, then transformed back once:
     ``y = Aᵀ · sum over c, r of (G w[c, r]) ⊙ (Bᵀ x[c, row + r])``. The input is transformed once for all filter rows:
-    the tiles of one state lie row after row, so filter row r finds its matrix r rows further on, without a copy.
+    the tiles of one state are stored row after row, so the matrix for filter row r begins r rows further on, without a
+    copy.
 
     α is the cheapest that the precision allows. The last tile of a row may reach beyond its end, into columns that are
     thrown away: cutting rows into segments of different α, as the paper does, gained nothing here on layers of 7 to 56

@@ -89,11 +89,11 @@ class Driver:
             setattr(self, name, function)
         number = c_int()
         code = self.call("cuDriverGetVersion", byref(number))
-        #: CUDA version that the driver serves, 1000 * major + 10 * minor
+        #: CUDA version that the driver supports, 1000 * major + 10 * minor
         self.version = number.value
         if code != SUCCESS or self.version < MINIMUM_VERSION:
             raise CudaUnavailableError(
-                f"the NVIDIA driver is too old: it serves CUDA {version_text(self.version)}, and leanconv needs "
+                f"the NVIDIA driver is too old: it supports CUDA {version_text(self.version)}, and leanconv needs "
                 f"{version_text(MINIMUM_VERSION)} or newer; update the driver. {advice}."
             )
         code = self.call("cuInit", 0)
@@ -125,7 +125,7 @@ class Driver:
         message = f"{name} failed: {self.describe(code)}"
         if code in _REFUSED_IMAGE:
             message += (
-                f". The driver serves CUDA {version_text(self.version)}: if the compiler is newer, update the driver "
+                f". The driver supports CUDA {version_text(self.version)}: if the compiler is newer, update the driver "
                 "or install the matching extra, leanconv[cu12] or leanconv[cu13]"
             )
         raise (OutOfMemoryError if code == OUT_OF_MEMORY else CudaError)(message)
