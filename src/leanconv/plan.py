@@ -288,7 +288,7 @@ class Launch:
     grid: int
     block: int
     shared_bytes: int = 0
-    #: blocks that shall fit on a multiprocessor: bounds the registers a thread may take
+    #: blocks that must fit on a multiprocessor: bounds the registers of a thread
     min_blocks: int = 1
     #: neighbouring blocks that see each other's shared memory; ``grid`` is a multiple of it
     cluster: int = 1

@@ -133,7 +133,7 @@ class ConvProblem:
 
     @property
     def w_shape(self) -> tuple[int, int, int, int]:
-        """Shape of the filter array as it lies in memory."""
+        """Shape of the filter array, axes in memory order."""
         return lay_out(self.layout, self.k, self.group_c, self.r, self.s)
 
     @property

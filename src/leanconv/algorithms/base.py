@@ -77,7 +77,7 @@ class Algorithm(ABC):
             return [f"it solves {self.solves}, not {problem.kind}"]
         reasons = self.why_not(problem, target)
         if PRECISIONS.index(self.tier) > PRECISIONS.index(problem.precision):
-            reasons = [*reasons, f"it keeps precision {self.tier!r}, and {problem.precision!r} was asked for"]
+            reasons = [*reasons, f"it keeps precision {self.tier!r}, and {problem.precision!r} was requested"]
         if reasons or workspace_limit is None:
             return reasons
         workspace, prepared = self.workspace_bytes(problem), self.prepared_bytes(problem) if count_prepared else 0

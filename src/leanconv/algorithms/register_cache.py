@@ -127,7 +127,7 @@ class RegisterCache(GpuAlgorithm):
             if registers_needed(problem, shape[0], shape[1]) <= 200
         ]
         usable = [c for c in usable if shared_bytes(problem, c) <= target.shared_per_block]
-        # An image that gives fewer blocks than there are multiprocessors wants the smallest blocks.
+        # An image that gives fewer blocks than there are multiprocessors needs the smallest blocks.
         yield from sorted(usable, key=lambda c: -min(blocks(c), target.multiprocessors))
         yield PartialSumsConfig()
 

@@ -28,9 +28,9 @@ class Operands:
     names: tuple[str, str]
     #: of x, w and the result in memory, where it is not the one that the library shows
     order: MemoryOrder = None
-    #: which of x, w and bias cannot be read as they lie
+    #: which of x, w and bias cannot be read in place
     copies: tuple[bool, bool, bool] = (False, False, False)
-    #: whether the result can be written to ``out`` as it lies
+    #: whether the result can be written directly to ``out``
     out_direct: bool = True
 
     def check_out(self, shape: Shape) -> None:
@@ -168,12 +168,12 @@ def check_dtypes(named: dict[str, str], taken: Sequence[str]) -> str:
 
 
 def _axes(have: str, want: str) -> tuple[int, ...]:
-    """Where the axes named by ``want`` are among those named by ``have``."""
+    """The positions in ``have`` of the axes named by ``want``."""
     return tuple(have.index(axis) for axis in want)
 
 
 def _readable(arrays: Arrays, array: Any, order: MemoryOrder = None) -> bool:
-    """Whether a kernel can use the array as it lies."""
+    """Whether a kernel can use the array in place."""
     return arrays.is_contiguous(array, order) and arrays.misalignment(array) % ALIGNMENT == 0
 
 

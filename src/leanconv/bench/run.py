@@ -125,7 +125,7 @@ def run_suite(
     if resume is not None:
         cases = tuple(case for case in cases if case.name in resume.missing)
         if not cases:
-            raise ValueError(f"resume: the results miss no problem of {suite!r} that was asked for")
+            raise ValueError(f"resume: the results miss no problem of {suite!r} that was requested")
     if batch is not None and batch < 1:
         raise ValueError(f"batch={batch} must be at least 1")
     if device not in (None, "cuda", "cpu"):
@@ -173,7 +173,7 @@ def run_suite(
     if resume is not None:
         results = resume.joined(results, order)
     if not results.rows:
-        results.warnings.append("nothing was measured: no engine that was asked for could run")
+        results.warnings.append("nothing was measured: no requested engine could run")
     return results
 
 
@@ -284,7 +284,7 @@ def _measure(name: str, problem: Problem, run: _Run, peers: Sequence[Peer], resu
                 elif run.wants(candidate.engine):
                     results.rows.append(_row(name, problem, candidate, check, operands, run))
             except Exception as error:
-                # A library that fails on one problem shall not cost the figures of the others; it is named instead.
+                # A library that fails on one problem must not cost the figures of the others; it is listed instead.
                 engine = candidate.engine if candidate else peer.name
                 reason = f"{type(error).__name__}: {error}".strip()[:2000]
                 results.failed.append({"problem": name, "engine": engine, "reason": reason})

@@ -114,7 +114,7 @@ def _why(candidates: tuple[Candidate, ...], chosen: Candidate | None, name: str)
     if chosen is None:
         return "nothing can run it" if name == "auto" else f"algorithm={name!r} cannot run it"
     if name != "auto":
-        return "it was asked for"
+        return "it was requested"
     costs = [candidate.cost for candidate in candidates if not candidate.reasons]
     if len(costs) == 1:
         return "it is the only one that can"

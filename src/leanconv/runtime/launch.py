@@ -262,7 +262,7 @@ class CudaDevice:
 
     def _function(self, launch: Launch) -> int:
         name = cache.key(launch, self.target.arch)
-        # one at a time: NVRTC gains nothing from two, and a kernel shall be compiled once
+        # one at a time: NVRTC gains nothing from two, and no kernel must be compiled twice
         with self._lock:
             if name not in self._functions:
                 self._functions[name] = self._load(cache.compiled(launch, self.target.arch))

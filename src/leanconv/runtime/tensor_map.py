@@ -45,7 +45,7 @@ def encode(spec: TensorMap, pointer: int) -> bytes:
     u32, u64, i32 = ctypes.c_uint32, ctypes.c_uint64, ctypes.c_int32
     rank = spec.rank
     encoded = aligned(BYTES, ALIGNMENT)
-    # a map of one axis has no strides, and the driver wants an address all the same
+    # a map of one axis has no strides, but the driver requires an address for them
     head = (encoded, _ELEMENTS[spec.element], rank, pointer, (u64 * rank)(*spec.shape), (u64 * rank)(*spec.strides))
     tail = (_NO_INTERLEAVE, _SWIZZLES[spec.swizzle], _PROMOTIONS[spec.promotion], _FILL_ZEROS)
     steps = (u32 * rank)(*spec.steps)
