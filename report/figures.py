@@ -1,7 +1,7 @@
 """The figures of the im2win paper from results files: speed (its Figure 2), memory (3) and the ablation (4).
 
-Colours are told apart by eyes of every kind (the palette of Okabe and Ito, and lightness besides); what needs a
-workspace is hatched too.
+The colours are safe for colour-blind readers (the palette of Okabe and Ito, which also differs in lightness);
+algorithms that need a workspace are hatched too.
 """
 
 from __future__ import annotations

@@ -65,7 +65,7 @@ def _engines(results: Results, settings: dict[str, list[str]]) -> tuple[str, Tab
 
 
 def _targets(results: Results, settings: dict[str, list[str]]) -> tuple[str, Table]:
-    return "The time of the filters' transform is part of every figure.", families.target_table(results)
+    return "The time of the filters' transform is part of every figure.", families.goal_table(results)
 
 
 _TABLES: dict[str, Callable[[Results, dict[str, list[str]]], tuple[str, Table]]] = {
@@ -77,7 +77,7 @@ _TABLES: dict[str, Callable[[Results, dict[str, list[str]]], tuple[str, Table]]]
     "engines": _engines,
     "targets": _targets,
 }
-#: What draws a figure, and what a reader who sees no picture is told.
+#: The function that draws a figure, and the alternative text for readers who do not see it.
 _FIGURES: dict[str, tuple[Callable[[Results, Path], None], str]] = {
     "speed-figure": (figures.speed, "Bars: TFLOP/s of each algorithm on each layer"),
     "memory-figure": (figures.memory, "Bars: memory of each algorithm on each layer, as a multiple of its tensors"),

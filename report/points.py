@@ -88,7 +88,7 @@ def search(alpha: int, count: int) -> list[Pairs]:
     return [sets[i] for i in np.argsort(growths, kind="stable")[:count]]
 
 
-def scaled(made: Matrices) -> Matrices:
+def scaled(transforms: Matrices) -> Matrices:
     """The same transform with odd denominators moved from rows of ``bt`` and columns of ``at`` into rows of ``g``.
 
     Scales that are powers of two are exact, so they would change no bit of an answer.
@@ -98,17 +98,19 @@ def scaled(made: Matrices) -> Matrices:
         common = math.lcm(*(number.denominator for number in numbers))
         return common // (common & -common)
 
-    below = [odd(row) for row in made.bt]
-    above = [odd(column) for column in zip(*made.at, strict=True)]
-    at = tuple(tuple(v * a for v, a in zip(row, above, strict=True)) for row in made.at)
-    g = tuple(tuple(v / (a * b) for v in row) for row, a, b in zip(made.g, above, below, strict=True))
-    bt = tuple(tuple(v * b for v in row) for row, b in zip(made.bt, below, strict=True))
-    return Matrices(made.n, made.r, at, g, bt)
+    below = [odd(row) for row in transforms.bt]
+    above = [odd(column) for column in zip(*transforms.at, strict=True)]
+    at = tuple(tuple(v * a for v, a in zip(row, above, strict=True)) for row in transforms.at)
+    g = tuple(tuple(v / (a * b) for v in row) for row, a, b in zip(transforms.g, above, below, strict=True))
+    bt = tuple(tuple(v * b for v in row) for row, b in zip(transforms.bt, below, strict=True))
+    return Matrices(transforms.n, transforms.r, at, g, bt)
 
 
-def inexact(made: Matrices) -> int:
+def inexact(transforms: Matrices) -> int:
     """Numbers of ``at`` and ``bt`` that float32 does not hold."""
-    return sum(Fraction(float(np.float32(float(v)))) != v for m in (made.at, made.bt) for row in m for v in row)
+    return sum(
+        Fraction(float(np.float32(float(v)))) != v for m in (transforms.at, transforms.bt) for row in m for v in row
+    )
 
 
 def fma(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
@@ -124,18 +126,18 @@ def _chain(coefficients: np.ndarray, data: np.ndarray) -> np.ndarray:
     return total
 
 
-def simulate(made: Matrices, x: np.ndarray, w: np.ndarray, period: int | None = None) -> np.ndarray:
+def simulate(transforms: Matrices, x: np.ndarray, w: np.ndarray, period: int | None = None) -> np.ndarray:
     """Outputs (n, K, tiles) of data (α, C, tiles) and filters (r, C, K) in float32, as a kernel of FMAs computes them.
 
     Pairs of states share their even and odd terms. Filters are transformed in float64 and rounded once. With ``period``
     a sum over C is carried to a second one after so many steps: ``hi = T + M; M = M − (hi − T); T = hi``.
     """
-    at, g, bt = made.arrays(np.float32)
-    u = np.tensordot(made.arrays()[1], w.astype(np.float64), 1).astype(np.float32)
+    at, g, bt = transforms.arrays(np.float32)
+    u = np.tensordot(transforms.arrays()[1], w.astype(np.float64), 1).astype(np.float32)
     even, odd = (np.stack([_chain(row[i::2], x[i::2]) for row in bt]) for i in (0, 1))
     v = even + odd
     v[2:-1:2] = even[1:-1:2] - odd[1:-1:2]
-    running = np.zeros((made.alpha, w.shape[2], x.shape[2]), np.float32)
+    running = np.zeros((transforms.alpha, w.shape[2], x.shape[2]), np.float32)
     carried = np.zeros_like(running)
     for c in range(x.shape[1]):
         running = fma(u[:, c, :, None], v[:, c, None, :], running)
@@ -181,9 +183,9 @@ def measure(pairs: Pairs, layers: Sequence[Layer], period: int | None = None, sc
     """Relative Frobenius error of the points ±p, the geometric mean over ``layers``."""
     total = 0.0
     for case in layers:
-        made = matrices(case.n, case.r, spread(pairs))
-        made = scaled(made) if scale else made
-        total += math.log(relative_error(simulate(made, case.x, case.w, period), case.exact))
+        transforms = matrices(case.n, case.r, spread(pairs))
+        transforms = scaled(transforms) if scale else transforms
+        total += math.log(relative_error(simulate(transforms, case.x, case.w, period), case.exact))
     return math.exp(total / len(layers))
 
 
@@ -202,10 +204,10 @@ def table(alpha: int, best: int) -> str:
     plain = [math.exp(sum(math.log(case.sequential) for case in cases[data]) / len(cases[data])) for data in DATA]
     lines = [["a sequential float32 sum", "", "1", "", f"{plain[0]:.2e}", "", f"{plain[1]:.2e}", ""]]
     for pairs in listed:
-        made = [matrices(n, r, spread(pairs)) for n, r in shapes(alpha)]
-        rounded = sum(map(inexact, made))
+        transforms = [matrices(n, r, spread(pairs)) for n, r in shapes(alpha)]
+        rounded = sum(map(inexact, transforms))
         for scale in (False, True) if rounded else (False,):
-            left = sum(inexact(scaled(m)) for m in made) if scale else rounded
+            left = sum(inexact(scaled(m)) for m in transforms) if scale else rounded
             errors = [measure(pairs, cases[data], period, scale) for data in DATA for period in (None, PERIOD)]
             lines.append(
                 [

@@ -390,9 +390,9 @@ def test_explain_names_the_choice_and_the_reasons(rng: np.random.Generator, host
     x, w, _ = conv_arrays(rng, BASE)
     told = leanconv.explain(x, w, precision="ieee")
     assert told.chosen in {a.name for a in leanconv.algorithms() if a.where == "CPU"}
-    assert "'ieee' was asked for" in "".join(told.others["winograd1d"])
+    assert "'ieee' was requested" in "".join(told.others["winograd1d"])
     assert told.chosen in str(told) and "winograd1d" in str(told)
-    assert leanconv.explain(x, w, precision="ieee", algorithm="direct").why == "it was asked for"
+    assert leanconv.explain(x, w, precision="ieee", algorithm="direct").why == "it was requested"
     told = leanconv.explain(x, w, stride=2, device="cuda")
     first = choose(told.problem, host_device.target).algorithm.name
     assert told.chosen == first and "stand-in" in told.where and "tile_k" in told.config

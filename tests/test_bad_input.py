@@ -54,7 +54,7 @@ IMAGE, KERNEL = ones(6, 7), ones(3, 3)
         (dict(precision="fp16"), ValueError, ["precision='fp16'", "'ieee', 'fp32', 'relaxed', 'tf32'"]),
         (dict(activation="gelu"), ValueError, ["activation='gelu'", "'relu'"]),
         (dict(algorithm="cudnn"), ValueError, ["algorithm='cudnn'", "'im2col'"]),
-        (dict(algorithm="winograd1d", precision="ieee"), NoAlgorithmError, ["winograd1d: ", "'ieee' was asked for"]),
+        (dict(algorithm="winograd1d", precision="ieee"), NoAlgorithmError, ["winograd1d: ", "'ieee' was requested"]),
         (dict(device="tpu"), ValueError, ["device='tpu'", "'cuda'"]),
         (dict(x=ones(2, 4, 6, 6, dtype=np.int32)), TypeError, ["x has dtype int32", "float64 on the CPU only"]),
         (dict(x=ones(2, 4, 6, 6, dtype=np.float16)), TypeError, ["w has dtype float32 and x float16"]),

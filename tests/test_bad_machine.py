@@ -81,7 +81,7 @@ def test_no_driver(fresh_driver: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     "library, parts",
     [
-        (FakeLibrary(version=11080), ["too old", "serves CUDA 11.8", "12.0", "update the driver"]),
+        (FakeLibrary(version=11080), ["too old", "supports CUDA 11.8", "12.0", "update the driver"]),
         (FakeLibrary(missing=("cuMemAlloc_v2",)), ["too old", "cuMemAlloc_v2"]),
         (FakeLibrary(init=100), ["no usable GPU", "(100)"]),
         (FakeLibrary(devices=0), ["no usable GPU", "it lists no device"]),
@@ -120,7 +120,7 @@ def test_a_gpu_that_is_too_old(fresh_driver: pytest.MonkeyPatch) -> None:
 
 def test_machine_code_that_the_driver_refuses(fresh_driver: pytest.MonkeyPatch) -> None:
     fresh_driver.setattr(driver, "_open_library", lambda: FakeLibrary(version=12040))
-    with says(CudaError, "cuModuleLoadData", "serves CUDA 12.4", "leanconv[cu12]"):
+    with says(CudaError, "cuModuleLoadData", "supports CUDA 12.4", "leanconv[cu12]"):
         driver.driver().fail(222, "cuModuleLoadData")
 
 

@@ -303,7 +303,7 @@ def states() -> dict[str, doctor.Finding]:
 def test_doctor_with_a_gpu(host_device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "driver", lambda: type("Driver", (), {"device_count": 1, "version": 13000}))
     found = states()
-    assert found["GPU"].state == "ok" and "stand-in (sm_90a); the driver serves CUDA 13.0" in found["GPU"].text
+    assert found["GPU"].state == "ok" and "stand-in (sm_90a); the driver supports CUDA 13.0" in found["GPU"].text
     if found["compiling kernels"].state == "ok":
         assert found["NumPy arrays on the GPU"].state == "ok"
         assert len(host_device.launches) == 2

@@ -328,7 +328,7 @@ def test_auto_obeys_the_precision_and_picks_the_cheap_one() -> None:
     layer = ConvProblem(8, 128, 28, 28, 128, 3, 3, padding=(1, 1, 1, 1))
     assert choose(layer, None).algorithm.name == "winograd1d"
     assert choose(replace(layer, precision="ieee"), None).algorithm.name == "im2col"
-    assert "'ieee' was asked for" in by_name("winograd1d").reasons(replace(layer, precision="ieee"), None)[0]
+    assert "'ieee' was requested" in by_name("winograd1d").reasons(replace(layer, precision="ieee"), None)[0]
     assert choose(replace(layer, r=1, s=1), None).algorithm.name == "im2col"
     assert choose(replace(layer, stride=(2, 2)), None).algorithm.tier == "ieee"
     assert choose(replace(layer, groups=128, layout="NHWC"), None).algorithm.name == "direct"

@@ -66,7 +66,7 @@ def test_2d_winograd_takes_larger_tiles_only_where_they_are_asked_for() -> None:
     assert errors[0] < 4e-7 < 8e-7 < errors[1] < 1e-5
     for change, words in (
         ({"r": 2}, "2x3"), ({"stride": (1, 2)}, "stride 1,2"), ({"dilation": (2, 1)}, "dilation 2,1"),
-        ({"precision": "ieee"}, "'ieee' was asked for"),
+        ({"precision": "ieee"}, "'ieee' was requested"),
     ):  # fmt: skip
         assert words in " ".join(winograd.reasons(replace(layer, **change), None))
 

@@ -12,12 +12,12 @@ import pytest
 
 from leanconv.bench import default_path, load_suite, show
 from leanconv.bench.families import (
+    GOALS,
     PREPARED,
-    TARGETS,
     families,
     family_table,
+    goal_table,
     prepared,
-    target_table,
     title,
 )
 from leanconv.bench.results import Results, Row
@@ -35,7 +35,7 @@ SPEED = {"g8": 90.0, "g16": 130.0}
 
 def measured(suite: str = "winograd1d", **slow: float) -> Results:
     """A run in which the fastest peer without workspace makes 40 TFLOP/s; ``slow`` gives problems other speeds."""
-    algorithm, _ = TARGETS[suite]
+    algorithm, _ = GOALS[suite]
     results = Results(dict(made_up.MACHINE), suite, "NHWC" if suite == "winograd1d" else "NCHW")
     for case in load_suite(suite):
         problem = case.problem
@@ -109,13 +109,13 @@ def test_engines_are_compared_with_by_name() -> None:
 
 
 def verdicts(results: Results) -> list[str]:
-    return [line[-1] for line in target_table(results)[1]]
+    return [line[-1] for line in goal_table(results)[1]]
 
 
 def test_targets_are_met_or_not() -> None:
     assert verdicts(measured()) == ["yes"] * 6 and verdicts(measured("opencnn")) == ["yes"] * 3
     assert verdicts(measured(**{"g8(2,7)-64x8x8x512": 39.0})) == ["yes", "yes", "no", "yes", "yes", "yes"]
-    table = made_up.rows_of(target_table(measured(**{"g8(6,3)-64x128x128x64": 74.9})))
+    table = made_up.rows_of(goal_table(measured(**{"g8(6,3)-64x128x128x64": 74.9})))
     assert table["Γ8(6,3), rows of 32 outputs and more: TFLOP/s of each"] == {
         "target": "Γ8(6,3), rows of 32 outputs and more: TFLOP/s of each", "asked": "≥ 75",
         "measured": "74.9 to 90.0; 4 of 5 reach it", "met": "no",
@@ -132,11 +132,11 @@ def test_what_was_not_measured_is_not_met() -> None:
     results = measured()
     results.rows = [row for row in results.rows if row.problem != "g8(7,2)-32x128x128x128"]
     assert verdicts(results) == ["no", "yes", "no", "yes", "yes", "yes"]
-    assert target_table(results)[1][0][2] == "59 of 60 measured"
+    assert goal_table(results)[1][0][2] == "59 of 60 measured"
     part = replace(results, problems={n: about for n, about in results.problems.items() if n.startswith("g8(6,3)")})
-    assert len(target_table(part)[1]) == 3, "targets of other problems are no part of a part"
+    assert len(goal_table(part)[1]) == 3, "targets of other problems are no part of a part"
     with pytest.raises(KeyError):
-        target_table(replace(results, suite="im2win"))
+        goal_table(replace(results, suite="im2win"))
 
 
 def test_a_run_shows_families_and_targets(capsys: Any) -> None:

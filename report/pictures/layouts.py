@@ -54,10 +54,10 @@ def panel(axis: Any, y: float, title: str, copies: Callable[[int], Copy], stretc
     """Stretches of memory one below the other, in each the lanes that copy from it; returns where the next begins."""
     text(axis, 0, y, title, 9.5, ha="left", weight="bold")
     text(axis, 4.6, y, stretches, 8, ha="left")
-    made = [copies(lane) for lane in range(WARP)]
-    count = 1 + max(copy.stretch for copy in made)
+    lanes = [copies(lane) for lane in range(WARP)]
+    count = 1 + max(copy.stretch for copy in lanes)
     for stretch in range(count):
-        here = [copy for copy in made if copy.stretch == stretch]
+        here = [copy for copy in lanes if copy.stretch == stretch]
         top, end = y + 1.1 + 1.45 * stretch, max(copy.at + copy.count for copy in here)
         box(axis, -1.2, top + 0.3, end + 2.4, 0.6, PALE, "none")
         for copy in here:

@@ -1,4 +1,4 @@
-"""The public functions: find the ready call, or describe the call, bind it, and keep what that makes."""
+"""The public functions: find the ready call, or describe the call, bind it, and keep the ready call."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def conv2d(
 
     Args:
         x: float32, float16 or bfloat16 array (n, c, h, w) of NumPy, CuPy, PyTorch, or of any library with DLPack. The
-            CPU takes float64 too. Sums are of float32, and a result of 16 bits is rounded once.
+            CPU takes float64 too. 16-bit elements are summed in float32, and the result is rounded once.
         w: filters (k, c / groups, r, s), of the same library, dtype and device; or what `prepare_weights` made of them.
         bias: (k,) or None.
         stride: pixels between outputs, for both axes or (vertical, horizontal).
@@ -58,17 +58,17 @@ def conv2d(
         groups: c and k are cut into this many parts that do not see each other.
         layout: ``"NHWC"``: x is (n, h, w, c), w (k, r, s, c / groups) and y (n, p, q, k). ``"CHWN"``: x is
             (c, h, w, n), w (c / groups, r, s, k) and y (k, p, q, n); with the images innermost it is for large batches,
-            best of a multiple of four. PyTorch tensors keep their logical shapes; for them it is the order in memory,
-            by default that of x if that is one of the first two (channels_last is NHWC). A tensor that lies as CHWN is
-            one whose ``permute(1, 2, 3, 0)`` is contiguous: read in place if ``layout`` says so, and y lies alike.
+            best a multiple of four. PyTorch tensors keep their logical shapes; for them it is the order in memory, by
+            default that of x if that is NCHW or NHWC (channels_last). A tensor is in CHWN order if its
+            ``permute(1, 2, 3, 0)`` is contiguous: with ``layout="CHWN"`` it is read in place, and y has that order.
         algorithm: ``"auto"`` or a name from `algorithms`.
         precision: ``"ieee"``, ``"fp32"``, ``"relaxed"`` or ``"tf32"``; the result is never less precise than this.
         activation: None or ``"relu"``.
         out: array for the result; must not share memory with the inputs.
         device: ``"cuda"`` or ``"cuda:1"`` runs NumPy arrays on that GPU and waits for the result.
         workspace_limit: bytes of GPU memory that the algorithm may take besides x, w, bias and y, from the allocator
-            of x's library: for scratch, and for what it prepares of the filters. None: what LEANCONV_WORKSPACE_LIMIT
-            says, else no scratch but prepared filters for ``"auto"``, and as much as it needs for one by name.
+            of x's library: for scratch and for prepared filters. None: what LEANCONV_WORKSPACE_LIMIT says; without
+            that, ``"auto"`` takes prepared filters but no scratch, and an algorithm called by name takes what it needs.
 
     Returns:
         y of shape (n, k, p, q), of x's library, computed on the caller's current stream; ``out`` if given.
@@ -77,10 +77,10 @@ def conv2d(
         ValueError, TypeError: an argument breaks a rule, which the message names; NoAlgorithmError, a ValueError,
             where nothing fits. CudaUnavailableError: no driver, GPU or compiler.
 
-    PyTorch's CPU tensors go to PyTorch's own convolution. On the GPU no gradient is computed, and a tensor that
-    requires one is refused. The first call of a shape compiles; later ones neither allocate anything but the result
-    and the memory that ``workspace_limit`` is about nor wait, and may be captured in a CUDA graph (of CuPy's, only
-    where there is no such memory: CuPy's pool keeps none for a graph).
+    Calls with PyTorch's CPU tensors are forwarded to PyTorch's own convolution. On the GPU no gradient is computed, and
+    a tensor that requires one is refused. The first call with a shape compiles. Later ones do not wait, and allocate
+    only the result and the memory that ``workspace_limit`` limits; they may be captured in a CUDA graph (with CuPy,
+    only where there is no such memory: CuPy's pool keeps none for a graph).
 
     >>> import numpy as np
     >>> x, w = np.ones((1, 1, 4, 4), np.float32), np.ones((1, 1, 3, 3), np.float32)
@@ -176,7 +176,7 @@ def conv2d_input(
         dx of shape ``input_shape``, of grad's library, computed on the caller's current stream; ``out`` if given.
 
     Raises:
-        As `conv2d`; ValueError also where grad has not the shape that the layer's result has for ``input_shape``.
+        As `conv2d`; also ValueError where the shape of grad is not that of the layer's result for ``input_shape``.
 
     >>> import numpy as np
     >>> grad, w = np.ones((1, 1, 1, 2), np.float32), np.arange(3, dtype=np.float32).reshape(1, 1, 1, 3)
@@ -205,15 +205,15 @@ def filter2d(
 
     Args:
         image: array (..., height, width), float32 or int32 (the CPU takes float64 too); leading axes are a batch.
-            Rows may lie apart: a crop of a larger image is read in place.
+            Rows may be any distance apart: a crop of a larger image is read in place.
         kernel: array (kh, kw) of the same dtype, up to 32x32 on the GPU. With an image on the GPU it may be a NumPy
             array; a copy on the GPU is then kept for each content, for the first 256 of them.
         border: what lies outside the image ``a b c d``: ``"constant"`` ``v|abcd|v``, ``"replicate"`` ``a|abcd|d``,
             ``"reflect"`` ``ba|abcd|dc``, ``"reflect101"`` ``cb|abcd|cb``, ``"wrap"`` ``cd|abcd|ab``. SciPy's names
             (``nearest``, ``mirror``, ``grid-mirror``, ``grid-wrap``, ``grid-constant``) and OpenCV's
-            (``BORDER_REFLECT_101``, ...) are taken too; see `leanconv.images.borders`.
+            (``BORDER_REFLECT_101``, ...) are accepted too; see `leanconv.images.borders`.
         value: the constant border's pixel.
-        anchor: (row, column) of the kernel element that lies on the output pixel, by default (kh // 2, kw // 2).
+        anchor: (row, column) of the kernel element over the output pixel, by default (kh // 2, kw // 2).
         delta: added to every output pixel.
         out: array for the result; must not share memory with the inputs.
         device: ``"cuda"`` or ``"cuda:1"`` runs NumPy arrays on that GPU and waits for the result.
@@ -251,7 +251,7 @@ def _run(
     name: str = "x",
     numbers: tuple[Any, ...] = (),
 ) -> Any:
-    """Run a call that ``describes`` describes: one whose like has run before is a look-up and a launch.
+    """Run a call that ``describes`` describes: if an equal call has run before, this is a look-up and a launch.
 
     ``numbers`` are value and delta of a filter, if they are not 0; ``name`` is what the caller calls x.
     """
@@ -295,10 +295,10 @@ def explain(first: Any, second: Any = None, /, *arguments: Any, **options: Any) 
     Give the arguments of the call: a second array of 2 axes means `filter2d`, two arrays of 3 `conv1d`, the keyword
     ``input_shape=`` `conv2d_input`, and anything else `conv2d`. Or give a ConvProblem or FilterProblem with, if wanted,
     ``device="cuda"`` (the CPU is the default), ``algorithm=`` and ``workspace_limit=``. Registers and spills are given
-    for what this process has compiled already, or with ``compile=True``. Where no GPU can be opened, the choice is that
-    of an H200.
+    for what this process has compiled already, or with ``compile=True``. Where no GPU can be opened, the choice is the
+    one for an H200.
 
-    Raises ValueError and TypeError as the call itself would; that nothing fits is an answer, not an error.
+    Raises ValueError and TypeError as the call itself would, but not NoAlgorithmError: "nothing fits" is an answer.
 
     >>> from leanconv import ConvProblem
     >>> print(explain(ConvProblem(1, 3, 8, 8, 4, 3, 3)))  # doctest: +SKIP

@@ -57,7 +57,7 @@ def accumulator(dtype: str) -> ElementType:
 
 
 def is_narrow(dtype: str) -> bool:
-    """Whether elements are widened to be computed with, and results rounded to them once."""
+    """Whether elements are widened to float32 for the arithmetic, and results rounded once."""
     return dtype in DTYPES and DTYPES[dtype].accumulator != dtype
 
 

@@ -1,12 +1,12 @@
 """``correlate`` and ``convolve`` with the signature and the meaning of ``scipy.ndimage``.
 
-NumPy arrays, and whatever NumPy makes an array of, may have any number of dimensions and any real dtype that SciPy
-takes. They are computed in float64 and cast to the output's dtype, as SciPy does. For integer and boolean outputs the
-sum is made in SciPy's order too, each product and each sum rounded, so that truncation gives the same integers; for
+NumPy arrays, and everything that NumPy converts to an array, may have any number of dimensions and any real dtype that
+SciPy takes. They are computed in float64 and cast to the output's dtype, as SciPy does. For integer and boolean outputs
+the order of the sum is SciPy's too, each product and each sum rounded, so that truncation gives the same integers; for
 float outputs the order is free, which moves results by a few units of float64 roundoff.
 
-Arrays of other libraries (CuPy, PyTorch, DLPack) must be two-dimensional float32 or int32. They are computed where they
-lie by `leanconv.filter2d`, in their own dtype: float32 sums, int32 sums that wrap around.
+Arrays of other libraries (CuPy, PyTorch, DLPack) must be two-dimensional float32 or int32. `leanconv.filter2d` computes
+them on their device, in their own dtype: float32 sums, int32 sums that wrap around.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def correlate(
         input: array of any shape and real dtype; of another library than NumPy: (h, w), float32 or int32.
         weights: array with as many dimensions as ``axes``.
         output: None (a new array of the input's dtype), a dtype, or the array to fill.
-        mode: how the input goes on outside, for ``a b c d``: ``"reflect"`` (``grid-mirror``) ``ba|abcd|dc``,
+        mode: how the input continues outside, for ``a b c d``: ``"reflect"`` (``grid-mirror``) ``ba|abcd|dc``,
             ``"constant"`` (``grid-constant``) ``cval``, ``"nearest"`` ``aa|abcd|dd``, ``"mirror"`` ``cb|abcd|cb``,
             ``"wrap"`` (``grid-wrap``) ``cd|abcd|ab``.
         cval: what lies outside with mode ``"constant"``.
@@ -75,7 +75,7 @@ def convolve(
     *,
     axes: int | Sequence[int] | None = None,
 ) -> Any:
-    """Convolve an array with weights, as ``scipy.ndimage.convolve`` does: `correlate` with the weights turned around.
+    """Convolve an array with weights, as ``scipy.ndimage.convolve`` does: `correlate` with the weights flipped.
 
     ``out[i] = Σ_u weights[u] · input[i − u + weights.shape // 2 + origin]``. Arguments, result and errors are those of
     `correlate`.
@@ -224,7 +224,7 @@ def _taps_nd(x: np.ndarray, taps: np.ndarray, anchor: tuple[int, ...], border: s
 
 
 def _cast(values: np.ndarray, dtype: np.dtype) -> np.ndarray:
-    """Float64 to ``dtype`` as C does: towards zero for integers; what an integer cannot hold is undefined in C too."""
+    """Float64 to ``dtype`` as C does: towards zero for integers; values out of range are undefined, as in C."""
     with np.errstate(invalid="ignore", over="ignore"):
         if dtype.kind == "b":
             # SciPy stores a bool as a byte made from the truncated number: 0.5 is false.
@@ -233,7 +233,7 @@ def _cast(values: np.ndarray, dtype: np.dtype) -> np.ndarray:
 
 
 def _to_numpy(array: Any) -> np.ndarray:
-    """Weights as a NumPy array, wherever they lie. Those on a GPU are waited for and copied."""
+    """Weights as a NumPy array, from any device. Those on a GPU are copied, after a wait."""
     if isinstance(array, np.ndarray):
         return array
     if hasattr(array, "detach"):

@@ -17,7 +17,7 @@ ALIGNMENT = 16
 
 @dataclass(frozen=True)
 class Target:
-    """The GPU a plan is made for: its capabilities, its sizes in bytes, and what its speed is predicted from.
+    """The GPU a plan is made for: its capabilities, its sizes in bytes, and the figures from which speed is predicted.
 
     ``arch`` is the name the compiler takes (``sm_90a``).
     """
@@ -111,10 +111,10 @@ class TensorMap:
     convolution with padding p, filter extent s and dilation d, lower = -p and upper = p - (s - 1) * d, and a copy's
     offset is the filter's position times d.
 
-    ``traversal`` is the step along each axis, 1 where it is left out: a box takes every so manyth element; it is the
-    stride of a convolution. ``swizzle`` is the span in bytes within which a copy permutes units of 16 bytes of shared
-    memory, 0 for none. ``promotion`` is how many bytes L2 fetches at once, 0 for what is asked. ``written`` says that
-    the kernel stores through the map. ``suffix`` tells maps of one role apart.
+    ``traversal`` is the step along each axis, 1 where it is left out: a box takes only every ``traversal``-th element;
+    it is the stride of a convolution. ``swizzle`` is the span in bytes within which a copy permutes units of 16 bytes
+    of shared memory, 0 for none. ``promotion`` is how many bytes L2 fetches at once, 0 for what the copy reads.
+    ``written`` says that the kernel stores through the map. ``suffix`` distinguishes maps of one role.
     """
 
     role: str
@@ -175,7 +175,7 @@ class TensorMap:
         return prod(self.extents) * self.element_bytes
 
     def why_not(self) -> list[str]:
-        """The driver's rules that the map breaks, and those of the project, as sentences; empty when it can be made."""
+        """Sentences, one for each rule of the driver or of this project that the map breaks; empty if valid."""
         if self.element not in MAP_ELEMENTS:
             return [f"element={self.element!r} is not among {', '.join(MAP_ELEMENTS)}"]
         reasons = self._why_not_axes()
@@ -288,7 +288,7 @@ class Launch:
     grid: int
     block: int
     shared_bytes: int = 0
-    #: blocks that shall fit on a multiprocessor: bounds the registers a thread may take
+    #: blocks that must fit on a multiprocessor: bounds the registers of a thread
     min_blocks: int = 1
     #: neighbouring blocks that see each other's shared memory; ``grid`` is a multiple of it
     cluster: int = 1

@@ -23,7 +23,7 @@ BORDERS = tuple(borders.BORDERS)
 
 @dataclass(frozen=True)
 class Operand:
-    """An array that a problem reads or writes: its role, and its shape as it lies in memory."""
+    """An array that a problem reads or writes: its role, and its shape, axes in memory order."""
 
     role: str
     shape: tuple[int, ...]
@@ -31,7 +31,7 @@ class Operand:
 
 
 def lay_out(layout: Layout, first: int, channels: int, height: int, width: int) -> tuple[int, int, int, int]:
-    """The shape, as it lies in memory, of ``first`` images, or filters, of so many channels, rows and columns."""
+    """The shape, in memory order, of ``first`` images, or filters, of so many channels, rows and columns."""
     if layout == "NHWC":
         return first, height, width, channels
     if layout == "CHWN":
@@ -128,17 +128,17 @@ class ConvProblem:
 
     @property
     def x_shape(self) -> tuple[int, int, int, int]:
-        """Shape of the array that the operation reads beside the filters, as it lies in memory."""
+        """Shape, in memory order, of the array that the operation reads besides the filters."""
         return self._layer_output if self.op == "dgrad" else self._layer_input
 
     @property
     def w_shape(self) -> tuple[int, int, int, int]:
-        """Shape of the filter array as it lies in memory."""
+        """Shape of the filter array, axes in memory order."""
         return lay_out(self.layout, self.k, self.group_c, self.r, self.s)
 
     @property
     def y_shape(self) -> tuple[int, int, int, int]:
-        """Shape of the array that the operation writes, as it lies in memory."""
+        """Shape, in memory order, of the array that the operation writes."""
         return self._layer_input if self.op == "dgrad" else self._layer_output
 
     @property

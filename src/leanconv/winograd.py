@@ -1,4 +1,4 @@
-"""The matrices of 1-D Winograd (Cook-Toom) correlation, made exactly with fractions for any tile and filter width."""
+"""The matrices of 1-D Winograd (Cook-Toom) correlation, in exact fractions, for any tile and filter width."""
 
 from __future__ import annotations
 
@@ -117,8 +117,8 @@ def states(width: int, products: int, row: int, precision: str) -> tuple[int, ..
     if precision == "ieee":
         return ()
     strict = precision == "fp32"
-    kept = {16: not strict, 8: not strict or (products >= LEAST_PRODUCTS and 2 * row > width), 4: True}
-    return tuple(alpha for alpha, keeps in kept.items() if keeps and width in WIDTHS[alpha])
+    serves = {16: not strict, 8: not strict or (products >= LEAST_PRODUCTS and 2 * row > width), 4: True}
+    return tuple(alpha for alpha, fits in serves.items() if fits and width in WIDTHS[alpha])
 
 
 def why_no_states(width: int, products: int, row: int, precision: str) -> list[str]:
@@ -162,7 +162,7 @@ def why_not_2d(problem: ConvProblem) -> list[str]:
 class Segment:
     """Columns ``first`` to ``first + n·tiles`` (excluded) of an output row, computed by Γalpha(n, alpha + 1 − n).
 
-    ``alpha`` = ``n`` = 1 marks columns that no transform serves: each is a plain sum, which a matrix product computes.
+    ``alpha`` = ``n`` = 1 marks columns without a transform: each is a plain sum, which a matrix product computes.
     """
 
     alpha: int

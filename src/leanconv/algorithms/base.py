@@ -31,7 +31,7 @@ C = TypeVar("C", bound=Config)
 
 @lru_cache(maxsize=4096)
 def variant(config: C, **changes: Any) -> C:
-    """The configuration with some of its numbers changed; kept, as predicting times asks for the same ones again."""
+    """The configuration with some of its numbers changed; cached, since predicting times needs the same ones again."""
     return replace(config, **changes)
 
 
@@ -50,7 +50,7 @@ class Algorithm(ABC):
     def why_not(self, problem: Any, target: Any) -> list[str]:
         """Sentences that say why it cannot run ``problem`` on ``target``; empty when it can.
 
-        This is the one statement of its limits. ``target`` is the GPU, or None for the CPU.
+        The limits are stated here only. ``target`` is the GPU, or None for the CPU.
         """
 
     def workspace_bytes(self, problem: Any) -> int:
@@ -58,7 +58,7 @@ class Algorithm(ABC):
         return 0
 
     def prepared_bytes(self, problem: Any) -> int:
-        """Bytes of filters in the form that its kernels read, which may be kept between calls: no workspace."""
+        """Bytes of prepared filters, which may be kept between calls; not counted as workspace."""
         return 0
 
     def reasons(
@@ -71,13 +71,13 @@ class Algorithm(ABC):
     ) -> list[str]:
         """``why_not`` and the limits that all algorithms share: kind of problem, precision, bytes of memory.
 
-        ``workspace_limit`` bytes hold for workspace and prepared filters together, or for the workspace alone.
+        ``workspace_limit`` (bytes) limits workspace and prepared filters together, or the workspace alone.
         """
         if problem.kind != self.solves:
             return [f"it solves {self.solves}, not {problem.kind}"]
         reasons = self.why_not(problem, target)
         if PRECISIONS.index(self.tier) > PRECISIONS.index(problem.precision):
-            reasons = [*reasons, f"it keeps precision {self.tier!r}, and {problem.precision!r} was asked for"]
+            reasons = [*reasons, f"it keeps precision {self.tier!r}, and {problem.precision!r} was requested"]
         if reasons or workspace_limit is None:
             return reasons
         workspace, prepared = self.workspace_bytes(problem), self.prepared_bytes(problem) if count_prepared else 0
@@ -88,10 +88,10 @@ class Algorithm(ABC):
 
     @abstractmethod
     def best(self, problem: Any, target: Any) -> tuple[float, Config | None] | None:
-        """Its predicted time on ``problem`` and the configuration that has it; None where no configuration fits.
+        """The least predicted time on ``problem`` and its configuration; None where no configuration fits.
 
-        Times of one place are in one unit: clock cycles on a GPU. ``auto`` takes the lowest, and the earlier one in the
-        list among equals. The CPU's algorithms have no configurations.
+        All times for one device are in one unit: clock cycles on a GPU. ``auto`` takes the lowest, and among equals the
+        earlier in the list. The CPU's algorithms have no configurations.
         """
 
 
@@ -100,14 +100,14 @@ class GpuAlgorithm(Algorithm):
 
     @abstractmethod
     def configs(self, problem: Any, target: Target) -> Iterator[Config]:
-        """The legal configurations on ``target``, best guess first."""
+        """The valid configurations on ``target``, best guess first."""
 
     @abstractmethod
     def plan(self, problem: Any, config: Any, target: Target) -> Plan:
         """The launches that compute ``problem`` with ``config``."""
 
     def best(self, problem: Any, target: Target) -> tuple[float, Config] | None:
-        """One that predicts no time is left for where nothing else fits, and for calls by name."""
+        """An algorithm that predicts no time is chosen only where nothing else fits, or by name."""
         first = next(iter(self.configs(problem, target)), None)
         return None if first is None else (float("inf"), first)
 
@@ -122,7 +122,7 @@ class TimedAlgorithm(GpuAlgorithm):
 
     @abstractmethod
     def timed(self, problem: Any, target: Target) -> list[tuple[float, Any]]:
-        """The legal configurations on ``target`` with their predicted times in clock cycles, the quickest first."""
+        """The valid configurations on ``target`` with their predicted times in clock cycles, the quickest first."""
 
     def configs(self, problem: Any, target: Target) -> Iterator[Any]:
         """In the order of their predicted times."""
@@ -203,8 +203,8 @@ def conv_constants(problem: ConvProblem) -> Constants:
     ``element`` is the C++ type of x, w, bias and y, ``sum`` the one that products are summed in.
     ``padded``: some window leaves the image; with negative padding the first one begins inside it. ``wide``: offsets in
     bytes need more than 32 bits. ``vector_store``: four outputs adjacent in memory, counted from the start of an image
-    (NCHW), a pixel's filter group (NHWC) or a pixel's images (CHWN), never straddle its end. In CHWN that is all that
-    is compiled in of the batch, and holds for the input too.
+    (NCHW), a pixel's filter group (NHWC) or a pixel's images (CHWN), never straddle its end. In CHWN this is the only
+    constant that depends on the batch, and it applies to the input too.
     """
     p, q = problem.p, problem.q
     top, _, left, _ = problem.padding

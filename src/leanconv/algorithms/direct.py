@@ -1,4 +1,4 @@
-"""Direct convolution by its definition, one thread an output: the baseline the other kernels are measured from."""
+"""Direct convolution by its definition, one thread an output: the baseline for the other kernels."""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ def _launch(problem: ConvProblem, part: PartialConvolution, config: TileConfig, 
 
 
 def _segment(problem: ConvProblem, first_q: int, count: int, first_weight: int = 0) -> PartialConvolution:
-    """The convolution of some columns of the output of ``problem``, and where they lie."""
+    """The convolution of some columns of the output of ``problem``, and their place in it."""
     whole = problem.as_forward() if problem.op == "dgrad" else problem
     top, bottom, left, _ = whole.padding
     left -= first_q * whole.stride[1]
@@ -90,8 +90,8 @@ def segment_cycles(problem: ConvProblem, first_q: int, count: int, target: Targe
 def segment_launch(problem: ConvProblem, first_q: int, count: int, target: Target, first_weight: int = 0) -> Launch:
     """The launch that computes columns ``first_q`` to ``first_q + count`` of the output, and writes no others.
 
-    ``problem`` is the whole layer. Of a gradient, which must be of unit stride, these are columns of the gradient of
-    the input, and the filters those that `input_gradient.filter_launch` writes from element ``first_weight`` of the
+    ``problem`` is the whole layer. For a gradient, which must have unit stride, they are columns of the gradient of the
+    input, and the filters are those that `input_gradient.filter_launch` writes, from element ``first_weight`` of the
     prepared filters on.
     """
     part, wide = _segment(problem, first_q, count, first_weight), has_wide_tensors(problem)
@@ -102,7 +102,7 @@ def segment_launch(problem: ConvProblem, first_q: int, count: int, target: Targe
 class ImplicitGemm(TimedAlgorithm):
     """Direct convolution and its input's gradient, FP32 FMAs, no workspace; every shape and element type.
 
-    For the gradient the filters are rearranged first, which is a preparation.
+    For the gradient the filters are rearranged first (`Plan.prepare`).
     """
 
     name = "implicit_gemm"

@@ -1,10 +1,10 @@
 """The gradient of a layer's input as forward convolutions of unit stride, and the launches that go with them.
 
 With ``m = stride / gcd(stride, dilation)`` a row of the input meets filter row r only together with rows r + m, r + 2m,
-...: so the rows fall into phases, and what one phase needs is a convolution over the gradient of the output with those
-filter rows alone, of unit stride and dilation ``dilation / gcd``; columns likewise. Every product of the forward layer
-is made once, in one of the phases. Phases have either ``ceil(r / m)`` or ``floor(r / m)`` rows, so that at most four
-launches serve all of them. What no filter row meets gets zeros from a launch of its own.
+...: so the rows fall into phases, and each phase is a convolution over the gradient of the output with those filter
+rows alone, of unit stride and dilation ``dilation / gcd``; columns likewise. Every product of the forward layer is
+computed once, in one of the phases. Phases have either ``ceil(r / m)`` or ``floor(r / m)`` rows, so that at most four
+launches compute all of them. A separate launch writes zeros where no filter row meets.
 """
 
 from __future__ import annotations
@@ -82,13 +82,13 @@ def _along(extent: int, taps: int, stride: int, dilation: int, padding: int) -> 
 
 
 def parts(problem: ConvProblem, first_weight: int = 0) -> list[PartialConvolution]:
-    """The convolutions that make the gradient, in the order of falling numbers of taps.
+    """The convolutions that compute the gradient, those with the most taps first.
 
     Their filters are what `filter_launch` writes, from element ``first_weight`` of the prepared filters on, which is a
     multiple of four: in CHWN four filters are copied at once.
     """
     (sh, sw), (dh, dw) = problem.stride, problem.dilation
-    found = []
+    convolutions = []
     for rows in _along(problem.h, problem.r, sh, dh, problem.padding[0]):
         for columns in _along(problem.w, problem.s, sw, dw, problem.padding[2]):
             dilation = (dh // gcd(sh, dh), dw // gcd(sw, dw))
@@ -119,12 +119,12 @@ def parts(problem: ConvProblem, first_weight: int = 0) -> list[PartialConvolutio
                 phase_step=problem.dilation,
                 first_weight=first_weight + taps_before * problem.k * problem.group_c,
             )
-            found.append(PartialConvolution(convolution, view))
-    return found
+            convolutions.append(PartialConvolution(convolution, view))
+    return convolutions
 
 
 def prepared_bytes(problem: ConvProblem) -> int:
-    """Bytes of the rearranged filters: as many as the filters have, none where all windows see nothing but padding."""
+    """Bytes of the rearranged filters: as many as the filters have, none where all windows see only padding."""
     weights = problem.k * problem.group_c * problem.r * problem.s
     return item_bytes(problem.dtype) * weights if parts(problem) else 0
 

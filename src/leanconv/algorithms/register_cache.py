@@ -19,9 +19,9 @@ EXTENT = 2**30
 
 @dataclass(frozen=True)
 class RegisterCacheConfig(Config):
-    """A block of ``warps``, one below the other; each makes ``rows`` rows of 32 * ``columns`` outputs.
+    """A block of ``warps``, one below the other; each computes ``rows`` rows of 32 * ``columns`` outputs.
 
-    ``min_blocks`` of them shall fit on a multiprocessor.
+    ``min_blocks`` blocks must fit on a multiprocessor.
     """
 
     rows: int = 4
@@ -37,7 +37,7 @@ class RegisterCacheConfig(Config):
 
 @dataclass(frozen=True)
 class PartialSumsConfig(Config):
-    """The published scheme: a warp makes ``rows`` rows of 33 - S outputs, one column a lane."""
+    """The published scheme: a warp computes ``rows`` rows of 33 - S outputs, one column a lane."""
 
     rows: int = 8
     warps: int = 8
@@ -127,7 +127,7 @@ class RegisterCache(GpuAlgorithm):
             if registers_needed(problem, shape[0], shape[1]) <= 200
         ]
         usable = [c for c in usable if shared_bytes(problem, c) <= target.shared_per_block]
-        # An image that gives fewer blocks than there are multiprocessors wants the smallest blocks.
+        # An image that gives fewer blocks than there are multiprocessors needs the smallest blocks.
         yield from sorted(usable, key=lambda c: -min(blocks(c), target.multiprocessors))
         yield PartialSumsConfig()
 

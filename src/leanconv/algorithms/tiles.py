@@ -129,7 +129,7 @@ NARROW: dict[tuple[str, int, int, bool], dict[str, Any]] = {
 
 
 def _narrow(config: TileConfig, layout: str, padded: bool) -> TileConfig:
-    """A tile as 16-bit elements take it. They are there a step later, however many stages there are: two are enough."""
+    """The variant of a tile for 16-bit elements. Only one step is in flight at a time, so two stages are enough."""
     changes = NARROW.get((layout, config.tile_k, config.tile_pixels, padded), {})
     if config.tile_reduction == 8 and config.tile_k == 64:
         changes = {}  # the shallow one of two tiles of this shape has its blocks already
@@ -189,7 +189,7 @@ def gradient_limits(problem: ConvProblem, taken: Sequence[str] = FLOAT32) -> lis
 
 
 def images_outermost(problem: ConvProblem) -> list[str]:
-    """Why kernels that know no layout but those with the images outermost cannot run ``problem``."""
+    """Why kernels that support only layouts with the images outermost cannot run ``problem``."""
     inner = problem.layout not in ("NCHW", "NHWC")
     return [f"layout={problem.layout!r} is neither 'NCHW' nor 'NHWC'"] if inner else []
 
@@ -223,8 +223,8 @@ def with_splits(
 
 @dataclass(frozen=True)
 class OutputView:
-    """Where the outputs of a launch lie: rows ``first_p + step_p * i`` and columns ``first_q + step_q * j`` of images
-    of ``out_h`` x ``out_w``, and from which element on the launch finds its filters.
+    """The places of a launch's outputs: rows ``first_p + step_p * i`` and columns ``first_q + step_q * j`` of images of
+    ``out_h`` x ``out_w``, and from which element on the launch finds its filters.
 
     With more than one of ``phases`` the launch serves so many such parts in each direction, their filters one after the
     other. Phase i begins ``phase_step * i`` rows (columns) behind the first, of which whole steps move the windows;
@@ -252,7 +252,7 @@ class OutputView:
 
 @lru_cache(maxsize=64)
 def view_constants(problem: ConvProblem, view: OutputView | None = None, wide: bool = False) -> Constants:
-    """The ``Problem`` struct of a tiled kernel: `conv_constants`, and where the outputs lie; None for side by side.
+    """The ``Problem`` struct of a tiled kernel: `conv_constants` and ``view`` (None: contiguous outputs).
 
     ``problem`` is the convolution of one phase, the first. ``wide``: offsets take 64 bits whatever its tensors.
     """

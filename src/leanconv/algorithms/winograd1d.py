@@ -126,13 +126,13 @@ STORE = {"NHWC": 0.29, "NCHW": 0.75, "CHWN": 0.29}
 
 
 def states_of(problem: ConvProblem) -> tuple[int, ...]:
-    """The numbers of states that serve the filters' width in the precision asked for, the widest tile first.
+    """The numbers of states that serve the filters' width in the requested precision, the widest tile first.
 
     Γ8(7, 2) is left out of tier fp32: with one long sum its error is 3.8 to 4.4 times that of a sequential one.
     """
     forward = forward_of(problem)
-    kept = states(forward.s, mean_products(forward), forward.w, forward.precision)
-    return tuple(alpha for alpha in kept if not (problem.precision == "fp32" and alpha == 8 and problem.s == 2))
+    serving = states(forward.s, mean_products(forward), forward.w, forward.precision)
+    return tuple(alpha for alpha in serving if not (problem.precision == "fp32" and alpha == 8 and problem.s == 2))
 
 
 @dataclass(frozen=True)
@@ -162,17 +162,17 @@ def parts_of(problem: ConvProblem, alpha: int, cut: bool) -> list[ColumnRange]:
     """How the rows are cut for a kernel of ``alpha`` states: not at all, or as the paper does (section 5.5)."""
     q, allowed = forward_of(problem).q, tuple(a for a in states_of(problem) if a <= alpha)
     columns = [(s.alpha, s.first, s.columns) for s in segments(q, problem.s, allowed)] if cut else [(alpha, 0, q)]
-    found, offset = [], 0
+    ranges, offset = [], 0
     for a, first, count in columns:
-        found.append(ColumnRange(a, first, count, offset))
+        ranges.append(ColumnRange(a, first, count, offset))
         offset += filter_floats(problem, a)
-    return found
+    return ranges
 
 
 def transform_of(problem: ConvProblem, part: ColumnRange) -> Transform:
     """What the kernel of a part of the row transforms."""
-    made = matrices(part.states + 1 - problem.s, problem.s)
-    return Transform(made, False, part.first, part.count, *taps_of(problem), part.offset)
+    of_tile = matrices(part.states + 1 - problem.s, problem.s)
+    return Transform(of_tile, False, part.first, part.count, *taps_of(problem), part.offset)
 
 
 def _cycles(problem: ConvProblem, transform: Transform, config: WinogradConfig, speed: float, target: Target) -> float:

@@ -91,7 +91,7 @@ class Winograd2d(TimedAlgorithm):
         return gradient_limits(problem) + overwrites(problem) + why_not_2d(problem)
 
     def timed(self, problem: ConvProblem, target: Target) -> list[tuple[float, Winograd2dConfig]]:
-        found = []
+        configs = []
         for config, speeds in SPEEDS:
             m, speed = outputs_of(config), speeds.get(copy_layout(problem))
             if speed is None or m not in outputs_2d(problem.precision) or config.staged and problem.layout != "NCHW":
@@ -101,8 +101,8 @@ class Winograd2d(TimedAlgorithm):
             if chosen is not None:
                 store = STORE[chosen.staged]
                 time = main_cycles(problem, transform, chosen, speed, store, target)
-                found.append((time + prepare_cycles(problem, transform, target), chosen))
-        return by_time(found)
+                configs.append((time + prepare_cycles(problem, transform, target), chosen))
+        return by_time(configs)
 
     def prepared_bytes(self, problem: ConvProblem) -> int:
         return 4 * max(prepared_floats(problem, transform_of(problem, m)) for m in outputs_2d(problem.precision))

@@ -118,7 +118,7 @@ def forward_of(problem: ConvProblem) -> ConvProblem:
 
 @lru_cache(maxsize=64)
 def _as_forward(problem: ConvProblem) -> ConvProblem:
-    """Kept, as predicting times asks for it a hundred times."""
+    """Cached, since predicting times needs it a hundred times."""
     return problem.as_forward()
 
 

@@ -1,9 +1,9 @@
 """Whose array is it: NumPy, CuPy, PyTorch, or anything with DLPack, seen as pointer, shape, strides, dtype and device.
 
 One `Arrays` object stands for each library. Neither PyTorch nor CuPy is imported unless the caller's arrays are
-theirs. An array of another library is carried by CuPy or PyTorch, whichever is there, without a copy (on the CPU by
-NumPy), and the result goes back through the ``from_dlpack`` of the library's array-API namespace; a library without
-one gets the carrier's array, which speaks DLPack too.
+theirs. CuPy or PyTorch, whichever is installed, carries an array of another library without a copy (NumPy does on the
+CPU). The result goes back through the ``from_dlpack`` of the library's array-API namespace; a library without one gets
+the carrier's array, which supports DLPack too.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def _find(kind: type) -> Arrays | None:
 
 
 def arrays_of(array: Any) -> Arrays | None:
-    """The library that an array is of, or None where it has to be carried (see `carry`)."""
+    """The library of an array, or None where another library has to carry it (see `carry`)."""
     kind = type(array)
     if kind not in _by_type:
         _by_type[kind] = _find(kind)

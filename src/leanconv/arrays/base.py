@@ -1,4 +1,4 @@
-"""What the package asks of an array library."""
+"""The interface to an array library."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ MemoryOrder = tuple[int, ...] | None
 
 
 class Arrays(ABC):
-    """What the rest of the package asks of an array library. ``device`` is a GPU's number, or None for the CPU.
+    """All that the package needs of an array library. ``device`` is a GPU's number, or None for the CPU.
 
-    Shapes are what the library shows. ``order`` asks for another order in memory: (0, 2, 3, 1) for one that is shown as
-    N, C, H, W and lies as N, H, W, C. Only PyTorch is asked: what the others show is how it lies.
+    Shapes are those that the library shows. ``order`` is a permutation, for another order in memory: (0, 2, 3, 1) for
+    an array with shape N, C, H, W and memory order N, H, W, C. Only PyTorch needs it: in the other libraries the shape
+    is in memory order.
     """
 
     name: ClassVar[str]
@@ -36,7 +37,7 @@ class Arrays(ABC):
 
     @abstractmethod
     def device(self, array: Any) -> int | None:
-        """Where it lies. Raises ValueError for a device that is neither the CPU nor a CUDA GPU."""
+        """The array's device. Raises ValueError for one that is neither the CPU nor a CUDA GPU."""
 
     @abstractmethod
     def dtype(self, array: Any) -> str:
@@ -59,7 +60,7 @@ class Arrays(ABC):
         return None
 
     def allocator(self, shape: Shape, dtype: str, device: int | None, order: MemoryOrder = None) -> Callable[[], Any]:
-        """Allocates what `empty` does for these arguments, with nothing left to look up."""
+        """A function that allocates what `empty` does for these arguments, with nothing left to look up."""
         return partial(self.empty, shape, dtype, device, order)
 
     def fast_pointer(self) -> Callable[[Any], int]:
@@ -71,11 +72,11 @@ class Arrays(ABC):
         return partial(self.stream, device)
 
     def misalignment(self, array: Any) -> int:
-        """Bytes by which its first element lies past a multiple of 16."""
+        """The address of the first element modulo 16."""
         return self.pointer(array) % 16
 
     def negated(self, array: Any) -> bool:
-        """Whether the library shows the opposite of what lies in memory: PyTorch's lazy negation of a view."""
+        """Whether the values in memory have the opposite sign: PyTorch's lazy negation of a view."""
         return False
 
     @abstractmethod
@@ -84,7 +85,7 @@ class Arrays(ABC):
 
     @abstractmethod
     def is_contiguous(self, array: Any, order: MemoryOrder = None) -> bool:
-        """Whether the elements lie without gaps in the order asked for."""
+        """Whether the elements are contiguous in the requested order."""
 
     @abstractmethod
     def copy(self, array: Any, order: MemoryOrder = None) -> Any:
@@ -99,7 +100,7 @@ class Arrays(ABC):
         """Raw handle of the caller's current stream on a GPU."""
 
     def in_use(self, array: Any, device: int) -> None:
-        """Tell the allocator that the current stream works with an array that was made on another one."""
+        """Register the current stream with the allocator, as a user of an array from another stream."""
         return None
 
     @abstractmethod

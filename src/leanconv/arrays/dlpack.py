@@ -1,4 +1,4 @@
-"""Arrays of other libraries, which come and go through DLPack."""
+"""Arrays of other libraries, exchanged through DLPack."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any
 
 import numpy as np
 
-#: DLPack's numbers of the kinds of device that are served: CPU, pinned memory; CUDA, CUDA managed memory
+#: DLPack's numbers of the supported kinds of device: CPU, pinned memory; CUDA, CUDA managed memory
 _DLPACK_CPU, _DLPACK_CUDA = (1, 3), (2, 13)
 
 
 def carry(array: Any, argument: str) -> Any:
     """An array of another library as one of NumPy, CuPy or PyTorch that shares its memory.
 
-    Raises TypeError for what is no array or where neither CuPy nor PyTorch is installed to carry a GPU array,
+    Raises TypeError where it is not an array, or where neither CuPy nor PyTorch is installed to carry a GPU array,
     ValueError for one on another kind of device.
     """
     if not hasattr(array, "__dlpack__") or not hasattr(array, "__dlpack_device__"):
@@ -28,7 +28,9 @@ def carry(array: Any, argument: str) -> Any:
     if device in _DLPACK_CPU:
         return np.from_dlpack(array)
     if device not in _DLPACK_CUDA:
-        raise ValueError(f"{argument} lies on a device of DLPack kind {device}; only the CPU and CUDA GPUs are served")
+        raise ValueError(
+            f"{argument} lies on a device of DLPack kind {device}; only the CPU and CUDA GPUs are supported"
+        )
     # a library that is loaded already costs nothing; importing one takes a second
     for module in sorted(("cupy", "torch"), key=lambda name: name not in sys.modules):
         try:

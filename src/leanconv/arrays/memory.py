@@ -1,4 +1,4 @@
-"""Which bytes arrays cover: whether two of them meet, and whether rows lie so that a kernel can read them in place.
+"""Which bytes arrays cover: whether two of them overlap, and whether a kernel can read the rows in place.
 
 Strides are in bytes, as NumPy has them. No memory is touched.
 """
@@ -31,7 +31,8 @@ class _Addresses:
 def share_memory(a: tuple[int, Shape, Shape], b: tuple[int, Shape, Shape], itemsize: int) -> bool:
     """Whether any element of two arrays, each a pointer, shape and strides in bytes, is the same memory.
 
-    Ranges of addresses may meet where arrays do not: two crops of one image, side by side. True where it is too hard.
+    Address ranges may overlap where arrays do not: two crops of one image, side by side. True where the answer is too
+    costly to find.
     """
     shares: Any = np.shares_memory  # its type stub knows two of the numbers that max_work may be
     try:
@@ -43,7 +44,7 @@ def share_memory(a: tuple[int, Shape, Shape], b: tuple[int, Shape, Shape], items
 def row_pitched(shape: Shape, strides: Shape, itemsize: int) -> tuple[int, int] | None:
     """Row pitch and image step, in elements, of images (…, H, W) that a filter can read in place; None where it cannot.
 
-    That takes neighbours in a row side by side, rows that do not overlap, and leading axes that are one axis in steps.
+    That requires rows that are contiguous and do not overlap, and leading axes that can be merged into one.
     """
     *batch, h, w = shape
     *steps, pitch, item = strides

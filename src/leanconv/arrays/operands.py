@@ -28,9 +28,9 @@ class Operands:
     names: tuple[str, str]
     #: of x, w and the result in memory, where it is not the one that the library shows
     order: MemoryOrder = None
-    #: which of x, w and bias cannot be read as they lie
+    #: which of x, w and bias cannot be read in place
     copies: tuple[bool, bool, bool] = (False, False, False)
-    #: whether the result can be written to ``out`` as it lies
+    #: whether the result can be written directly to ``out``
     out_direct: bool = True
 
     def check_out(self, shape: Shape) -> None:
@@ -49,7 +49,7 @@ class Operands:
 
 @dataclass(frozen=True)
 class AxisOrder:
-    """How a library shows the shapes of layers: as they lie in memory or, as PyTorch does, as N, C, ... always."""
+    """How a library shows the shapes of layers: in memory order or, as PyTorch does, always as N, C, ..."""
 
     #: one of those of images, or of signals
     layout: Any
@@ -74,11 +74,11 @@ def layer_operands(
 ) -> tuple[Operands, AxisOrder]:
     """The arrays of a layer, which the caller calls ``name`` and w. ``layouts`` are those of images, or of signals.
 
-    Without ``layout`` it is that of PyTorch's x if that is one of the first two, for which PyTorch has a name, and else
-    the first.
+    Without ``layout``, it is the layout of PyTorch's x if that is one of the first two, for which PyTorch has a name;
+    otherwise the first.
 
     Raises:
-        TypeError: what is no array, or is of an element type that layers do not take.
+        TypeError: something is not an array, or has an element type that layers do not take.
         ValueError: arrays of several libraries, devices or element types, or a layout that is not known.
     """
     given, arrays, device = gather(x, w, bias, out, (name, "w"))
@@ -109,8 +109,8 @@ def filter_operands(
 ) -> tuple[Operands, tuple[int, int] | None, tuple[int, int] | None]:
     """The arrays of `filter2d`; then row pitch and image step, in elements, of image and out.
 
-    They are None where an array does not lie so on a GPU that a filter can use it, where ``out`` is None, and on the
-    CPU. Raises as `layer_operands`.
+    They are None where a filter cannot use the array in place on a GPU, where ``out`` is None, and on the CPU. Raises
+    as `layer_operands`.
     """
     given, arrays, device = gather(image, kernel, None, out, ("image", "kernel"))
     dtype = check_dtypes({each: arrays.dtype(array) for each, array in given.items()}, dtypes.FILTERS)
@@ -127,7 +127,7 @@ def filter_operands(
 def gather(x: Any, w: Any, bias: Any, out: Any, names: tuple[str, str]) -> tuple[dict[str, Any], Arrays, int | None]:
     """The inputs of a call by the caller's names, those of other libraries carried; their library, and their device.
 
-    Raises TypeError for what is no array, ValueError for arrays of several libraries or devices.
+    Raises TypeError for anything but an array, ValueError for arrays of several libraries or devices.
     """
     given = {names[0]: x, names[1]: w} | ({} if bias is None else {"bias": bias})
     foreign = {name: carry(array, name) for name, array in given.items() if arrays_of(array) is None}
@@ -168,17 +168,17 @@ def check_dtypes(named: dict[str, str], taken: Sequence[str]) -> str:
 
 
 def _axes(have: str, want: str) -> tuple[int, ...]:
-    """Where the axes named by ``want`` are among those named by ``have``."""
+    """The positions in ``have`` of the axes named by ``want``."""
     return tuple(have.index(axis) for axis in want)
 
 
 def _readable(arrays: Arrays, array: Any, order: MemoryOrder = None) -> bool:
-    """Whether a kernel can use the array as it lies."""
+    """Whether a kernel can use the array in place."""
     return arrays.is_contiguous(array, order) and arrays.misalignment(array) % ALIGNMENT == 0
 
 
 def _pitch(arrays: Arrays, array: Any, dtype: str) -> tuple[int, int] | None:
-    """Row pitch and image step where a filter can use the array as it lies, else None."""
+    """Row pitch and image step where a filter can use the array in place, else None."""
     item = dtypes.item_bytes(dtype)
     if arrays.misalignment(array) % item or arrays.negated(array):
         return None

@@ -41,7 +41,7 @@ class TorchArrays(Arrays):
         if array.layout is not self._torch.strided:
             raise ValueError(f"a PyTorch tensor of layout {array.layout} was given; it must be dense (strided)")
         if array.device.type not in ("cpu", "cuda"):
-            raise ValueError(f"a PyTorch tensor on {array.device} was given; only the CPU and CUDA GPUs are served")
+            raise ValueError(f"a PyTorch tensor on {array.device} was given; only the CPU and CUDA GPUs are supported")
         return None if array.device.type == "cpu" else int(array.device.index)
 
     def dtype(self, array: Any) -> str:
@@ -103,10 +103,10 @@ class TorchArrays(Arrays):
         return partial(self.stream if self._raw_stream is None else self._raw_stream, device)
 
     def _device(self, index: int | None) -> Any:
-        found = self._devices.get(index)
-        if found is None:
-            found = self._devices[index] = self._torch.device("cuda", index)
-        return found
+        device = self._devices.get(index)
+        if device is None:
+            device = self._devices[index] = self._torch.device("cuda", index)
+        return device
 
     def is_contiguous(self, array: Any, order: MemoryOrder = None) -> bool:
         if order is not None:

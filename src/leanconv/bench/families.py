@@ -1,4 +1,4 @@
-"""Suites whose problems come in families (Γ8(6,3), conv3, …): how each family stands, and the targets that were set.
+"""Suites whose problems come in families (Γ8(6,3), conv3, …): how each one stands, and the speed goals that were set.
 
 The family of a problem is its name up to the first dash: ``g8(6,3)-64x128x128x64`` is one of ``g8(6,3)``, and of
 ``g8``, all problems with 8 states.
@@ -17,7 +17,7 @@ from leanconv.bench.suites import parse_problem
 
 #: What a ratio in these tables says.
 RATIO_CELL = "the geometric mean of the peer's time over ours, the least and the largest in brackets"
-#: Peers of the table of families: those of the targets, PyTorch in either layout, and our own matrix product.
+#: Peers of the table of families: those of the goals, PyTorch in either layout, and our own matrix product.
 _SHARED = {group.name: group for group in GROUPS}
 PEERS = (
     _SHARED["lean"],
@@ -31,8 +31,8 @@ PREPARED = "leanconv:prepared"
 
 
 @dataclass(frozen=True)
-class Target:
-    """What an algorithm was to reach on the problems whose names match ``only``, with at least ``q`` outputs in a row.
+class Goal:
+    """What an algorithm should reach on the problems whose names match ``only``, with at least ``q`` outputs in a row.
 
     ``what``: a ratio to the fastest cuDNN algorithm without workspace, as geometric mean or on every problem, or the
     direct convolution's TFLOP/s on every problem.
@@ -45,7 +45,7 @@ class Target:
 
     @property
     def words(self) -> str:
-        """The target, as a table says it."""
+        """The goal, as a table says it."""
         names = ", ".join(title(pattern.rstrip("*-")) or "all" for pattern in self.only)
         rows = f", rows of {self.q} outputs and more" if self.q else ""
         kind = {
@@ -56,25 +56,25 @@ class Target:
         return f"{names}{rows}: {kind}"
 
 
-#: By suite: the algorithm, and its targets.
-TARGETS = {
+#: By suite: the algorithm, and its goals.
+GOALS = {
     "winograd1d": (
         "winograd1d",
         (
-            Target(("g8*",), "mean ratio", 1.8),
-            Target(("g16*",), "mean ratio", 2.5),
-            Target(("*",), "ratio", 1.0),
-            Target(("g8(6,3)-*",), "TFLOP/s", 75, q=32),
-            Target(("g8(4,5)-*", "g8(5,4)-*"), "TFLOP/s", 85),
-            Target(("g16(8,9)-*", "g16(9,8)-*"), "TFLOP/s", 120),
+            Goal(("g8*",), "mean ratio", 1.8),
+            Goal(("g16*",), "mean ratio", 2.5),
+            Goal(("*",), "ratio", 1.0),
+            Goal(("g8(6,3)-*",), "TFLOP/s", 75, q=32),
+            Goal(("g8(4,5)-*", "g8(5,4)-*"), "TFLOP/s", 85),
+            Goal(("g16(8,9)-*", "g16(9,8)-*"), "TFLOP/s", 120),
         ),
     ),
     "opencnn": (
         "winograd2d",
         (
-            Target(("*",), "ratio", 1.5),
-            Target(("*",), "mean ratio", 1.8),
-            Target(("conv3-n128", "conv4-n128"), "TFLOP/s", 65),
+            Goal(("*",), "ratio", 1.5),
+            Goal(("*",), "mean ratio", 1.8),
+            Goal(("conv3-n128", "conv4-n128"), "TFLOP/s", 65),
         ),
     ),
 }
@@ -86,7 +86,7 @@ def title(family: str) -> str:
 
 
 def families(results: Results) -> dict[str, list[str]]:
-    """Problems by family, in the order of the suite; then by number of states where names tell it; then all."""
+    """Problems by family, in the order of the suite; then by number of states where names say it; then all."""
     named: dict[str, list[str]] = {}
     for problem in results.problems:
         named.setdefault(problem.partition("-")[0], []).append(problem)
@@ -145,39 +145,39 @@ def family_table(results: Results, algorithm: str) -> Table:
     return columns, lines
 
 
-def target_table(results: Results) -> Table:
-    """The targets of the suite, what was measured, and whether that reaches them. KeyError for a suite without.
+def goal_table(results: Results) -> Table:
+    """The goals of the suite, what was measured, and whether that reaches them. KeyError for a suite without goals.
 
-    Targets of problems that are no part of the results are left out.
+    Goals for problems that are not in the results are left out.
     """
-    algorithm, targets = TARGETS[results.suite]
+    algorithm, goals = GOALS[results.suite]
     lines = []
-    for target in targets:
-        chosen = [name for name in results.problems if _wanted(target, results, name)]
+    for goal in goals:
+        chosen = [name for name in results.problems if _wanted(goal, results, name)]
         if not chosen:
             continue
-        if target.what == "TFLOP/s":
+        if goal.what == "TFLOP/s":
             rows = [results.own(name, [algorithm]) for name in chosen]
             values = [row.tflops for row in rows if row]
         else:
             values = ratios(results, chosen, algorithm, _SHARED["lean"])
-        lines.append([target.words, f"≥ {target.least:g}", *_verdict(target, values, chosen)])
+        lines.append([goal.words, f"≥ {goal.least:g}", *_verdict(goal, values, chosen)])
     return ["target", "asked", "measured", "met"], lines
 
 
-def _wanted(target: Target, results: Results, name: str) -> bool:
+def _wanted(goal: Goal, results: Results, name: str) -> bool:
     problem = parse_problem(results.problems[name]["words"])
-    wide = problem.kind == "conv2d" and problem.q >= target.q
-    return wide and any(fnmatchcase(name, pattern) for pattern in target.only)
+    wide = problem.kind == "conv2d" and problem.q >= goal.q
+    return wide and any(fnmatchcase(name, pattern) for pattern in goal.only)
 
 
-def _verdict(target: Target, values: Sequence[float], chosen: Collection[str]) -> tuple[str, str]:
+def _verdict(goal: Goal, values: Sequence[float], chosen: Collection[str]) -> tuple[str, str]:
     """What was measured, and whether it is enough; not where a problem is missing."""
     if len(values) < len(chosen) or not values:
         return f"{len(values)} of {len(chosen)} measured", "no"
-    if target.what == "mean ratio":
+    if goal.what == "mean ratio":
         mean = geometric_mean(values)
-        return f"{mean:.2f}", "yes" if mean >= target.least else "no"
-    reached = sum(value >= target.least for value in values)
+        return f"{mean:.2f}", "yes" if mean >= goal.least else "no"
+    reached = sum(value >= goal.least for value in values)
     words = f"{quantity(min(values))} to {quantity(max(values))}; {reached} of {len(values)} reach it"
     return words, "yes" if reached == len(values) else "no"

@@ -30,7 +30,7 @@ def gpu_usable() -> tuple[bool, str]:
 
 
 def revision() -> dict[str, Any]:
-    """The git commit of the checkout that this package lies in, and whether files differ from it."""
+    """The git commit of the checkout that contains this package, and whether files differ from it."""
     here = Path(__file__).resolve().parent
 
     def git(*arguments: str) -> str:

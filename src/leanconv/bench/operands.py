@@ -29,7 +29,7 @@ def in_order(array: Any, layout: Layout) -> Any:
 
 
 def as_nchw(array: Any, layout: Layout) -> Any:
-    """A view, the other way round: of an array that lies as ``layout``, as (images, channels, rows, columns)."""
+    """The inverse: an array in ``layout``, viewed as (images, channels, rows, columns)."""
     order = lay_out(layout, 0, 1, 2, 3)
     return _with_axes(array, tuple(order.index(axis) for axis in range(4)))
 
@@ -41,7 +41,7 @@ def _with_axes(array: Any, order: tuple[int, ...]) -> Any:
 class Operands:
     """Zero-mean random inputs: NumPy arrays, or PyTorch tensors on the current GPU with ``gpu``.
 
-    A layer's input and filters are made once and copied into a layout when it is first asked for.
+    A layer's input and filters are made once, and copied into a layout when it is first needed.
     """
 
     def __init__(self, problem: Problem, gpu: bool, seed: int = 0) -> None:
@@ -108,7 +108,7 @@ class Operands:
 
 
 def poison(y: Any) -> None:
-    """Fill an array so that an element nobody writes shows in the error."""
+    """Fill an array so that an element that is never written shows in the error."""
     y[...] = float("nan") if "float" in str(y.dtype) else -(2**31)
 
 
@@ -145,7 +145,7 @@ class Check:
     def error(self, y: Any, layout: Layout | None = None, frame: int = 0) -> float:
         """Relative Frobenius error of an output, ``‖y - reference‖ / ‖reference‖``; NaN where it holds a NaN.
 
-        A layer's output lies as ``layout``. ``frame`` pixels along the edges of a filtered image are left out.
+        A layer's output is in ``layout``. ``frame`` pixels along the edges of a filtered image are left out.
         """
         difference = size = 0.0
         y = y if layout is None else as_nchw(y, layout)

@@ -68,7 +68,7 @@ class Results:
     warnings: list[str] = field(default_factory=list)
     #: problems that the run did not come to
     missing: list[str] = field(default_factory=list)
-    #: the tier that was asked for instead of the suite's own
+    #: the requested tier, where it is not the suite's own
     precision: str | None = None
     #: likewise the element type
     dtype: str | None = None
@@ -191,7 +191,7 @@ def right(row: Row) -> bool:
 
 @dataclass(frozen=True)
 class Group:
-    """Peers that are compared with as one, by the fastest of them.
+    """Peers that count as one in comparisons: the fastest of them.
 
     ``engine`` is a pattern of engine names, ``{layout}`` in it the problem's layout. In a layout that no peer has, none
     of PEER_LAYOUTS, ``instead`` is pattern and meaning; a group that names the layout and has no such has no row there.

@@ -1,4 +1,4 @@
-"""Run problems through everything that can compute them here, and collect what it took."""
+"""Run problems with everything that can compute them here, and collect times, memory and errors."""
 
 from __future__ import annotations
 
@@ -100,8 +100,8 @@ def run_suite(
     precision as in float32, and in the type if they have it); ``engines`` are patterns such as ``"leanconv"``,
     ``"cudnn:*"``; ``only`` is a pattern that problem names must match; ``batch`` replaces the number of images;
     ``quick`` spends a quarter of the time on each figure; ``device`` is None (the GPU where there is one), ``"cuda"``
-    or ``"cpu"``; ``revision`` is what to record where the package does not lie in a git checkout; ``peers`` are who
-    takes part, by default all of PEERS.
+    or ``"cpu"``; ``revision`` is what to record where the package is not in a git checkout; ``peers`` are the libraries
+    to run, by default all of PEERS.
 
     ``algorithms`` are patterns of leanconv's own algorithms; by default those that the suite is about
     (``suites.SUITE_ALGORITHMS``), or all. After ``seconds`` of wall-clock time no further problem is begun; the
@@ -125,7 +125,7 @@ def run_suite(
     if resume is not None:
         cases = tuple(case for case in cases if case.name in resume.missing)
         if not cases:
-            raise ValueError(f"resume: the results miss no problem of {suite!r} that was asked for")
+            raise ValueError(f"resume: the results miss no problem of {suite!r} that was requested")
     if batch is not None and batch < 1:
         raise ValueError(f"batch={batch} must be at least 1")
     if device not in (None, "cuda", "cpu"):
@@ -173,7 +173,7 @@ def run_suite(
     if resume is not None:
         results = resume.joined(results, order)
     if not results.rows:
-        results.warnings.append("nothing was measured: no engine that was asked for could run")
+        results.warnings.append("nothing was measured: no requested engine could run")
     return results
 
 
@@ -236,7 +236,7 @@ def _present(
 
 
 def _sized(case: Case, batch: int | None, run: _Run, results: Results) -> Problem | None:
-    """The case with the batch that was asked for, or on a CPU with one that can be waited for."""
+    """The case with the requested batch, or on a CPU with one small enough to wait for."""
     problem = case.problem if batch is None else with_batch(case.problem, batch)
     if run.gpu:
         return problem
@@ -284,7 +284,7 @@ def _measure(name: str, problem: Problem, run: _Run, peers: Sequence[Peer], resu
                 elif run.wants(candidate.engine):
                     results.rows.append(_row(name, problem, candidate, check, operands, run))
             except Exception as error:
-                # A library that fails on one problem shall not cost the figures of the others; it is named instead.
+                # A library that fails on one problem must not cost the figures of the others; it is listed instead.
                 engine = candidate.engine if candidate else peer.name
                 reason = f"{type(error).__name__}: {error}".strip()[:2000]
                 results.failed.append({"problem": name, "engine": engine, "reason": reason})

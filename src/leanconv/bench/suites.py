@@ -38,13 +38,13 @@ class Case:
 
 #: The layouts that layers are measured in.
 LAYOUTS: tuple[str, ...] = get_args(Layout)
-#: leanconv's algorithms, as patterns of names, that a suite measures where no others are asked for: what it is about,
-#: and what that has to beat. Kernels that an idea is compared with (one thread, one output) take 20 times their time.
+#: leanconv's algorithms, as patterns of names, that a suite measures by default: what it is about, and what that has to
+#: beat. Kernels that an idea is compared with (one thread, one output) take 20 times their time.
 SUITE_ALGORITHMS = {
     "winograd1d": ("winograd1d", "implicit_gemm"),
     "opencnn": ("winograd*", "implicit_gemm"),
 }
-#: Transforms with this many states and more round too much for tier fp32: such problems are asked in tier relaxed.
+#: Transforms with this many states and more round too much for tier fp32: such problems run in tier relaxed.
 _RELAXED_STATES = 16
 
 
@@ -124,7 +124,7 @@ def dense_filter(
     dtype: str = "float32",
     anchor: tuple[int, int] | None = None,
 ) -> FilterProblem:
-    """A FilterProblem on images without gaps between rows, anchored at the filter's centre unless told otherwise."""
+    """A FilterProblem on images without gaps between rows, anchored at the filter's centre by default."""
     anchor = anchor or (kh // 2, kw // 2)
     return FilterProblem(batch, h, w, kh, kw, anchor, border, dtype, x_pitch=w, x_step=h * w, y_pitch=w, y_step=h * w)
 

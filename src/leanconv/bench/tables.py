@@ -100,7 +100,7 @@ def heading(results: Results) -> str:
 
 
 def about_layouts(results: Results) -> str:
-    """A sentence where libraries do not have the layout of the results; empty where they do."""
+    """A sentence for results in a layout that the libraries do not have; else empty."""
     if results.layout in (None, *PEER_LAYOUTS):
         return ""
     theirs = " and ".join(PEER_LAYOUTS)
@@ -119,8 +119,8 @@ def legend(results: Results) -> list[str]:
     meanings = [f"{group.name}: {group.says(results.layout)}" for group in GROUPS if group.name in present]
     if meanings:
         lines.append("× is the peer's time over leanconv's. " + "; ".join(meanings) + ".")
-    if told := about_layouts(results):
-        lines.append(told)
+    if note := about_layouts(results):
+        lines.append(note)
     if any(row.prepared_bytes for row in results.rows):
         lines.append(
             "Workspace + is of filters that each call transforms anew, or once where they are prepared before."

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from leanconv.bench.families import TARGETS, family_table, target_table
+from leanconv.bench.families import GOALS, family_table, goal_table
 from leanconv.bench.format import Table
 from leanconv.bench.results import Results
 from leanconv.bench.tables import STANDINGS_CELL, detail, heading, legend, standings, summary
@@ -43,9 +43,9 @@ def show(results: Results, full: bool | None = None) -> None:
         put(out, "every engine", detail(results), 3)
     put(out, heading(results), summary(results), 2)
     on_gpu = bool(results.machine.get("gpu"))
-    if on_gpu and results.suite in TARGETS and TARGETS[results.suite][0] in results.own_algorithms():
-        put(out, "families", family_table(results, TARGETS[results.suite][0]), 1)
-        put(out, "targets", target_table(results), 1)
+    if on_gpu and results.suite in GOALS and GOALS[results.suite][0] in results.own_algorithms():
+        put(out, "families", family_table(results, GOALS[results.suite][0]), 1)
+        put(out, "targets", goal_table(results), 1)
     if results.own_algorithms() and len(results.problems) > 1:
         put(out, f"over all problems: {STANDINGS_CELL}", standings(results), 1)
     put_legend(out, results)

@@ -1,4 +1,4 @@
-"""From a described call to a ready one: choose, plan, and hand over to the class for the call's place."""
+"""From a described call to a ready one: choose, plan, and make an object of the class for the call's device."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _lock = threading.Lock()
 
 
 def bind(described: Described) -> Call:
-    """The ready call for arrays that lie like those of ``described``.
+    """The ready call for arrays of the same shape, memory order and device as those of ``described``.
 
     Raises NoAlgorithmError where nothing fits, CudaUnavailableError, CompileError.
     """
@@ -44,7 +44,7 @@ def bind(described: Described) -> Call:
 
 
 def load(problem: Problem, device_index: int, algorithm: str = "auto", limit: int | None = None) -> Loaded:
-    """What is chosen for a problem on a GPU; the next time it is a look-up. ``limit`` is that of `choose`."""
+    """What is chosen for a problem on a GPU; from the second time on, a look-up. ``limit`` is that of `choose`."""
     key = (problem, device_index, algorithm, limit)
     loaded = _loaded.get(key)
     if loaded is None:

@@ -19,7 +19,7 @@ class NoAlgorithmError(ValueError):
 
 @dataclass(frozen=True)
 class Candidate:
-    """One algorithm before a problem: the reasons why it cannot run it; or its best configuration and predicted time.
+    """One algorithm for one problem: the reasons why it cannot run it; or its best configuration and predicted time.
 
     ``cost`` is in clock cycles on a GPU, infinite where the algorithm predicts nothing. On the CPU there is no
     configuration.
@@ -42,16 +42,16 @@ def algorithms_of(target: Target | None) -> Sequence[Algorithm]:
 
 
 def workspace_limit(name: str, given: int | None) -> int | None:
-    """Bytes of workspace that hold for a choice: those given, else 0 for ``auto`` and None, no limit, for a name."""
+    """The limit that applies to a choice: the given one, else 0 for ``auto`` and None, no limit, for a name."""
     return 0 if given is None and name == "auto" else given
 
 
 def consider(
     algorithm: Algorithm, problem: Problem, target: Target | None, name: str = "auto", limit: int | None = None
 ) -> Candidate:
-    """What ``algorithm`` can do for the choice of ``name`` under a limit of so many bytes.
+    """What ``algorithm`` can do for the choice of ``name`` under a limit in bytes.
 
-    Bytes that a caller gives hold for prepared filters too; the 0 of ``auto`` is for the workspace alone.
+    A limit that the caller gives counts prepared filters too; the 0 of ``auto`` counts the workspace alone.
     """
     bound = workspace_limit(name, limit)
     reasons = algorithm.reasons(problem, target, bound, count_prepared=limit is not None)
@@ -81,8 +81,8 @@ def pick(candidates: Sequence[Candidate], name: str) -> Candidate | None:
 def choose(problem: Problem, target: Target | None, name: str = "auto", limit: int | None = None) -> Candidate:
     """The algorithm with the lowest predicted time on ``target``, the first among equals, or the one called ``name``.
 
-    ``target`` is the GPU, or None for the CPU. Nothing is chosen that takes more memory than ``limit`` bytes; see
-    `consider`. Nothing is timed.
+    ``target`` is the GPU, or None for the CPU. The choice takes no more memory than ``limit`` bytes; see `consider`.
+    Nothing is timed.
 
     Raises ValueError for an unknown name, NoAlgorithmError where nothing fits or the named one does not.
     """

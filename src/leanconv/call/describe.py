@@ -1,7 +1,7 @@
-"""A call in the words of the package: its arguments checked, its place found, its problem made.
+"""Describe a call: validate its arguments, find the device that runs it, make its problem.
 
-One function for each public one, whose arguments they take by their names. All raise as the call itself would. Nothing
-is computed here.
+There is one function for each public one, with the same arguments. All raise as the call itself would. Nothing is
+computed here.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from leanconv.runtime.launch import device_index
 
 @dataclass(frozen=True)
 class Described:
-    """A call as far as its arrays and arguments decide it: what `bind` makes a ready call of."""
+    """All that a call's arrays and arguments determine: `bind` makes a ready call from it."""
 
     problem: Problem
     operands: Operands

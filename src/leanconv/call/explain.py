@@ -18,7 +18,7 @@ from leanconv.reference import CPU_ALGORITHMS
 from leanconv.runtime import launch
 from leanconv.runtime.driver import CudaUnavailableError
 
-#: The GPU that is asked about where none can be opened: an H200.
+#: The GPU that `explain` assumes where none can be opened: an H200.
 NOMINAL = Target("sm_90a", 132, 227 * 1024, 228 * 1024)
 
 
@@ -114,7 +114,7 @@ def _why(candidates: tuple[Candidate, ...], chosen: Candidate | None, name: str)
     if chosen is None:
         return "nothing can run it" if name == "auto" else f"algorithm={name!r} cannot run it"
     if name != "auto":
-        return "it was asked for"
+        return "it was requested"
     costs = [candidate.cost for candidate in candidates if not candidate.reasons]
     if len(costs) == 1:
         return "it is the only one that can"

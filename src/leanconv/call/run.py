@@ -1,7 +1,7 @@
-"""Ready calls: one class for each place that a call can run at.
+"""Ready calls: one class for each place where a call can run.
 
-A ready call holds all that shapes decide, so running it again is: take pointers, allocate the output, launch. They are
-found by what they were made for; see api.py.
+A ready call holds all that the shapes determine. To run it again is to take the pointers, allocate the output and
+launch. api.py finds ready calls by the arrays' signatures and the arguments.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def roles_of(problem: Problem) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Loaded:
-    """What was chosen for a problem on a GPU; its kernels are compiled and loaded when they are asked for."""
+    """What was chosen for a problem on a GPU; its kernels are compiled and loaded on first use."""
 
     problem: Problem
     choice: Candidate
@@ -80,13 +80,13 @@ def check_overlap(arrays: Arrays, itemsize: int, out: Any, inputs: Sequence[tupl
 
 
 class GpuCall:
-    """On arrays that lie on a GPU: nothing is copied, but for inputs that no kernel could read as they lie."""
+    """On arrays on a GPU: nothing is copied, except inputs that no kernel can read in place."""
 
     def __init__(self, described: Described, loaded: Loaded, *, prepares: bool = True) -> None:
-        """Arrays of later calls lie like those of ``described``.
+        """Arrays of later calls have the same shapes, memory order and device as those of ``described``.
 
-        Without ``prepares`` it is given prepared filters: it reads them as they lie, and they are ours alone, so that
-        they cannot overlap out.
+        Without ``prepares`` the caller passes prepared filters: they are read in place, and they belong to leanconv
+        alone, so they cannot overlap out.
         """
         operands, problem, device = described.operands, described.problem, described.device
         arrays = operands.arrays
@@ -166,7 +166,7 @@ class GpuCall:
 
 
 class _HostCall:
-    """What calls on arrays in host memory have in common. They keep no array of the call that they were made for."""
+    """What calls on arrays in host memory have in common. They keep no array of the first call."""
 
     def __init__(self, described: Described) -> None:
         self._arrays, self._names = described.operands.arrays, described.operands.names
@@ -178,7 +178,7 @@ class _HostCall:
 
 
 class HostOnGpuCall(_HostCall):
-    """NumPy arrays on a GPU: copied there, run on the default stream, and copied back; it waits for all of it."""
+    """NumPy arrays on a GPU: copied there, run on the default stream, and copied back. The call waits for it."""
 
     def __init__(self, described: Described, loaded: Loaded) -> None:
         super().__init__(described)
@@ -250,7 +250,7 @@ class PreparedCall:
 
 
 class UnpreparedCall:
-    """With filters that keep nothing for this call: on their array."""
+    """With `PreparedWeights` that keep nothing for this call: it runs on their array."""
 
     def __init__(self, call: Call) -> None:
         self._call = call

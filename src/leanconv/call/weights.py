@@ -17,9 +17,9 @@ from leanconv.runtime import launch
 
 
 class PreparedWeights:
-    """Filters that stand for ``array`` in `conv2d`, `conv2d_input` and `conv1d`; made by `prepare_weights`.
+    """Filters to pass in place of ``array`` to `conv2d`, `conv2d_input` and `conv1d`; made by `prepare_weights`.
 
-    What else is asked of them (``shape``, ``dtype``, ...) is asked of ``array``. May be used on any stream and thread.
+    All other attributes (``shape``, ``dtype``, ...) are those of ``array``. May be used on any stream and thread.
     """
 
     def __init__(self, array: Any) -> None:
@@ -54,9 +54,9 @@ class PreparedWeights:
             return len(self._copies) * copy + sum(each.plan.prepared_bytes for each in self._prepared)
 
     def refresh(self) -> None:
-        """Drop what is kept, after the numbers of ``array`` have changed; the next calls prepare them as they are.
+        """Drop what is kept, after the values of ``array`` have changed; the next calls prepare the new values.
 
-        A CUDA graph that was captured with what was kept would read memory that is free again: capture it anew.
+        A CUDA graph that reads what was kept would then read freed memory: capture it again.
         """
         with self._lock:
             self._prepared, self._copies = {}, {}
@@ -64,7 +64,7 @@ class PreparedWeights:
     def prepared_by(self, preparation: FilterPreparation, arrays: Arrays) -> PreparedFilters | None:
         """What ``preparation`` computes from the filters; None where a CUDA graph that is being captured would do it.
 
-        It is waited for before it is kept, so every stream may read it.
+        The call waits for it before keeping it, so every stream may read it.
         """
         prepared = self._prepared.get(preparation)
         stream = arrays.stream(preparation.index)
@@ -103,27 +103,27 @@ class PreparedWeights:
 
 
 def prepare_weights(w: Any) -> PreparedWeights:
-    """Filters whose preparation is done once, for inference with weights that stay as they are.
+    """Filters that are prepared once, for inference with weights that do not change.
 
-    Some algorithms make something of the filters before they convolve: `winograd1d` transforms them. A call does that
-    each time. Given the result of this function in place of ``w``, the first call does it and later ones do not.
+    Some algorithms transform or rearrange the filters before they convolve, in each call: `winograd1d`, for example.
+    With the result of this function in place of ``w``, only the first call does so.
 
     Args:
         w: filters as `conv2d`, `conv2d_input` and `conv1d` take them, on a GPU. They are not copied, and must not
             change without `PreparedWeights.refresh`.
 
     Returns:
-        PreparedWeights, which any number of calls take as their ``w``, of any layer, algorithm, layout and batch. What
-        they keep comes from the allocator of w's library; ``nbytes`` tells how much. A copy that calls would need each
-        time, of filters in another memory order, is kept as well.
+        PreparedWeights, which any number of calls take as their ``w``, of any layer, algorithm, layout and batch. The
+        memory that they keep comes from the allocator of w's library; ``nbytes`` is its size. If calls would copy the
+        filters to another memory order each time, that copy is kept as well.
 
     Raises:
         ValueError, TypeError: ``w`` cannot be the filters of any layer.
 
-    The call that prepares waits for the GPU. While a CUDA graph is captured nothing is kept: the graph prepares at
-    each replay, unless a call before has prepared already; then it reads what is kept, so keep the PreparedWeights as
-    long as the graph. CuPy's pool does not know who reads its memory: drop them when all streams have finished. NumPy
-    arrays, and PyTorch's on the CPU, keep nothing.
+    The call that prepares waits for the GPU. During the capture of a CUDA graph nothing is kept: the graph prepares at
+    each replay, unless an earlier call has prepared already. Then it reads what is kept, so keep the PreparedWeights as
+    long as the graph. CuPy's pool does not track which streams read its memory: drop them when all streams have
+    finished. NumPy arrays, and PyTorch's on the CPU, keep nothing.
 
     >>> import numpy as np
     >>> from leanconv import conv2d, prepare_weights
@@ -157,7 +157,7 @@ class FilterPreparation:
     #: the launches that prepare, alone
     plan: Plan
     run: launch.Executable | None
-    #: whether the filters cannot be read as they lie, and if so, in which memory order they are copied
+    #: whether the filters must be copied because no kernel can read them in place, and the memory order of the copy
     copy: bool
     order: MemoryOrder
 
@@ -171,7 +171,7 @@ class PreparedFilters:
     #: the prepared filters and their address; None and 0 where a copy is all that was needed
     array: Any
     address: int
-    #: those whose reading the allocator knows of
+    #: streams that are registered with the allocator as readers
     streams: set[int] = field(compare=False)
 
 
@@ -197,7 +197,7 @@ _MAX_KERNELS = 256
 
 
 def kernel_beside(image: Any, kernel: Any) -> Any:
-    """A NumPy kernel of `filter2d` where the image lies, a copy that is kept for each content; any other as it is."""
+    """A NumPy kernel of `filter2d` on the image's device: one copy is kept for each content. Any other as it is."""
     arrays = arrays_of(image)
     if arrays is None or arrays is NUMPY or type(kernel) is not np.ndarray:
         return kernel

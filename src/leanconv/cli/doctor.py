@@ -1,6 +1,6 @@
 """What is installed, what works, and what to do about the rest: the findings that ``leanconv doctor`` prints.
 
-Nothing is believed: each claim that something works comes from running a small problem and checking the values.
+It assumes nothing: each claim that something works comes from running a small problem and checking the values.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def examine() -> Iterator[Finding]:
 
 
 def _checked(name: str, run: Callable[[], None]) -> Finding:
-    """Run something that should work; whatever it raises is what is broken."""
+    """Run something that should work; an exception becomes the finding "broken"."""
     try:
         run()
     except Exception as error:
@@ -141,7 +141,7 @@ def _gpu() -> Finding:
         names = "; ".join(why_no_gpu(index) or _about(index) for index in range(driver().device_count))
     except Exception as error:
         return Finding("GPU", "broken", f"{type(error).__name__}: {error}", "reinstall the NVIDIA driver")
-    return Finding("GPU", "ok", f"{names}; the driver serves CUDA {version_text(driver().version)}")
+    return Finding("GPU", "ok", f"{names}; the driver supports CUDA {version_text(driver().version)}")
 
 
 def _about(index: int) -> str:
@@ -203,7 +203,7 @@ def _torch_cuda(usable: bool) -> Finding:
 
     torch = import_module("torch")
     if not torch.cuda.is_available():
-        advice = "install a CUDA build of PyTorch that your driver serves, from pytorch.org"
+        advice = "install a CUDA build of PyTorch that your driver supports, from pytorch.org"
         return Finding(name, "absent", f"PyTorch {torch.__version__} sees no GPU", advice)
     return _checked(name, run)
 

@@ -178,7 +178,7 @@ def explain(
         str | None, typer.Option(help="cuda, cuda:N or cpu; by default the GPU, if there is one.")
     ] = None,
     algorithm: Annotated[str, typer.Option(help="An algorithm's name, to hear whether it can.")] = "auto",
-    compile: Annotated[bool, typer.Option("--compile", help="Compile the kernels and tell their registers.")] = False,
+    compile: Annotated[bool, typer.Option("--compile", help="Compile the kernels and print their registers.")] = False,
     workspace_limit: Annotated[str | None, typer.Option(metavar="BYTES", help=_LIMIT)] = None,
 ) -> None:
     """Say which algorithm would run for a problem, why, and why not the others."""

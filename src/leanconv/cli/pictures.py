@@ -66,8 +66,8 @@ def read(path: Path) -> Picture:
     """A picture, or the array in a .npy file, which must be (…, height, width).
 
     Grey pictures give one plane of 8 or 16 bits, colour ones three of 8 bits (palettes and CMYK become RGB); pictures
-    of 32-bit numbers keep them. Raises ValueError for what is not understood, OSError for what cannot be read,
-    ImportError where Pillow is missing.
+    of 32-bit numbers keep them. Raises ValueError for an unknown format, OSError for an unreadable file, ImportError
+    where Pillow is missing.
     """
     if path.suffix == ".npy":
         array = read_array(path)

@@ -1,7 +1,7 @@
 """col2im, the adjoint of im2col: the gradient of a layer's input as one matrix product and additions.
 
-Filters times the gradient of the output make what each window passes back to its pixels, as columns; where windows
-overlap it is added up.
+Filters times the gradient of the output give, as columns, what each window passes back to its pixels; where windows
+overlap, these are added.
 """
 
 from __future__ import annotations

@@ -97,7 +97,7 @@ class Banded(CpuAlgorithm):
 class Taps(CpuAlgorithm):
     """One multiply-add pass for each filter tap, in row order, over strips that stay in the cache.
 
-    Every sum is made in the order of the filter's taps and every step is rounded, so results repeat bit for bit.
+    Every sum is in the order of the filter's taps and every step is rounded, so results repeat bit for bit.
     """
 
     name = "taps"

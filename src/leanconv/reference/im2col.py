@@ -12,7 +12,7 @@ from leanconv.reference.layers import LayerAlgorithm
 
 
 class Im2col(LayerAlgorithm):
-    """Columns are made for one cache-sized block of the output at a time, never for the whole layer."""
+    """Columns are built for one cache-sized block of the output at a time, never for the whole layer."""
 
     name = "im2col"
     paper = "K. Chellapilla et al., High Performance Convolutional Neural Networks for Document Processing (2006)"

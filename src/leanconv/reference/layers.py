@@ -16,8 +16,8 @@ class LayerAlgorithm(CpuAlgorithm):
     """An algorithm for layers. It computes in NCHW and NHWC; a layer in CHWN is transposed to NCHW, and back.
     Float16 and bfloat16 are computed in float32, and the result is rounded once.
 
-    With the images innermost neither the rows nor the channels of an image lie together, and matrix products, which do
-    the arithmetic here, want one of the two.
+    With the images innermost neither the rows nor the channels of an image are contiguous, and the matrix products that
+    do the arithmetic here need one of the two.
     """
 
     solves = "conv2d"

@@ -237,12 +237,12 @@ def _check_fprop(problem: ConvProblem) -> None:
 
 
 def _nchw(problem: ConvProblem, array: np.ndarray, dtype: np.dtype) -> np.ndarray:
-    """A copy of an array of ``problem`` that lies as NCHW."""
+    """A copy, in NCHW, of an array of ``problem``."""
     return array.transpose(_AXES[problem.layout]).astype(dtype, order="C")
 
 
 def _in_layout(problem: ConvProblem, array: np.ndarray) -> np.ndarray:
-    """What lies as NCHW, as it lies in the layout of ``problem``."""
+    """An array in NCHW, transposed to the layout of ``problem``."""
     return np.ascontiguousarray(array.transpose(np.argsort(_AXES[problem.layout])))
 
 

@@ -16,9 +16,10 @@ from leanconv.winograd import Matrices, matrices, states, why_no_states
 class Winograd1d(LayerAlgorithm):
     """Γα(n, S), n = α + 1 − S: a tile of n outputs of a row costs α multiplications for each filter row and channel.
 
-    The sum over filter rows and channels is made in the Winograd domain, then transformed back once:
+    The sum over filter rows and channels is computed in the Winograd domain, then transformed back once:
     ``y = Aᵀ · sum over c, r of (G w[c, r]) ⊙ (Bᵀ x[c, row + r])``. The input is transformed once for all filter rows:
-    the tiles of one state lie row after row, so filter row r finds its matrix r rows further on, without a copy.
+    the tiles of one state are stored row after row, so the matrix for filter row r begins r rows further on, without a
+    copy.
 
     α is the cheapest that the precision allows. The last tile of a row may reach beyond its end, into columns that are
     thrown away: cutting rows into segments of different α, as the paper does, gained nothing here on layers of 7 to 56
@@ -63,12 +64,12 @@ def convolve(problem: ConvProblem, alpha: int, x: np.ndarray, w: np.ndarray, bia
     y = output_like(problem, x)
     if y.size == 0:
         return y
-    made = matrices(alpha + 1 - problem.s, problem.s)
-    at, _, bt = (m.astype(x.dtype) for m in made.arrays())
-    padded = PaddedInput(problem, x, ceil_div(problem.q, made.n) * made.n + problem.s - 1)
-    pixel_bytes = ceil_div(alpha, made.n) * (2 * problem.c + 3 * problem.k) * item_bytes(problem.dtype)
+    transforms = matrices(alpha + 1 - problem.s, problem.s)
+    at, _, bt = (m.astype(x.dtype) for m in transforms.arrays())
+    padded = PaddedInput(problem, x, ceil_div(problem.q, transforms.n) * transforms.n + problem.s - 1)
+    pixel_bytes = ceil_div(alpha, transforms.n) * (2 * problem.c + 3 * problem.k) * item_bytes(problem.dtype)
     with np.errstate(invalid="ignore", over="ignore"):
-        filters = transform_filters(problem, w, made)
+        filters = transform_filters(problem, w, transforms)
         for block in blocks(problem, pixel_bytes, budget=8 << 20):
             if problem.layout == "NCHW":
                 tiles = _tiles_nchw(problem, padded.load(block), filters, bt, at)
@@ -81,19 +82,19 @@ def convolve(problem: ConvProblem, alpha: int, x: np.ndarray, w: np.ndarray, bia
     return y
 
 
-def transform_filters(problem: ConvProblem, w: np.ndarray, made: Matrices) -> np.ndarray:
-    """``made.g`` applied to every filter row and rounded once.
+def transform_filters(problem: ConvProblem, w: np.ndarray, transforms: Matrices) -> np.ndarray:
+    """``transforms.g`` applied to every filter row and rounded once.
 
     Shape (R, α, groups, K/groups, C/groups) for NCHW, (R, α, groups, C/groups, K/groups) for NHWC.
     """
-    _, g, _ = made.arrays()
+    _, g, _ = transforms.arrays()
     shape = (problem.groups, problem.group_k)
     if problem.layout == "NCHW":
         rows = w.reshape(*shape, problem.group_c, problem.r, problem.s).transpose(4, 3, 0, 1, 2)
     else:
         rows = w.reshape(*shape, problem.r, problem.s, problem.group_c).transpose(3, 2, 0, 4, 1)
     transformed: np.ndarray = np.matmul(g, rows.reshape(problem.s, -1).astype(np.float64)).astype(w.dtype)
-    return np.swapaxes(transformed.reshape(made.alpha, *rows.shape[1:]), 0, 1)
+    return np.swapaxes(transformed.reshape(transforms.alpha, *rows.shape[1:]), 0, 1)
 
 
 def _tiles_nchw(

@@ -49,18 +49,18 @@ def convolve(problem: ConvProblem, m: int, x: np.ndarray, w: np.ndarray, bias: n
     y = output_like(problem, x)
     if y.size == 0:
         return y
-    made = matrices(m, 3)
-    at, _, bt = (matrix.astype(x.dtype) for matrix in made.arrays())
+    transforms = matrices(m, 3)
+    at, _, bt = (matrix.astype(x.dtype) for matrix in transforms.arrays())
     across = ceil_div(problem.q, m)
     padded = PaddedInput(problem, x, across * m + 2)
-    pixel_bytes = ceil_div(made.alpha**2, m * m) * 3 * (problem.c + problem.k) * item_bytes(problem.dtype)
+    pixel_bytes = ceil_div(transforms.alpha**2, m * m) * 3 * (problem.c + problem.k) * item_bytes(problem.dtype)
     multiply = _multiply_nchw if problem.layout == "NCHW" else _multiply_nhwc
     with np.errstate(invalid="ignore", over="ignore"):
-        filters = transform_filters(problem, w, made)
+        filters = transform_filters(problem, w, transforms)
         for block in blocks(problem, pixel_bytes, budget=8 << 20):
             down = ceil_div(block.rows, m)
             data = padded.load(Block(block.first, block.last, block.top, block.top + down * m))
-            sums = multiply(problem, filters, both_sides(bt, _tiles(problem, data, made, down, across)))
+            sums = multiply(problem, filters, both_sides(bt, _tiles(problem, data, transforms, down, across)))
             tiles = both_sides(at, sums)
             # An Inf, a NaN or a huge number would spread from its pixel over the tile: then do without transforms.
             if not np.isfinite(tiles.sum()):
@@ -76,12 +76,12 @@ def both_sides(matrix: np.ndarray, data: np.ndarray) -> np.ndarray:
     return np.matmul(matrix, half.reshape(columns, -1)).reshape(rows, rows, *data.shape[2:])
 
 
-def transform_filters(problem: ConvProblem, w: np.ndarray, made: Matrices) -> np.ndarray:
-    """``made.g`` applied to both sides of every filter and rounded once.
+def transform_filters(problem: ConvProblem, w: np.ndarray, transforms: Matrices) -> np.ndarray:
+    """``transforms.g`` applied to both sides of every filter and rounded once.
 
     Shape (α, α, groups, K/groups, C/groups) for NCHW, (α, α, groups, C/groups, K/groups) for NHWC.
     """
-    _, g, _ = made.arrays()
+    _, g, _ = transforms.arrays()
     if problem.layout == "NCHW":
         taps = w.reshape(problem.groups, problem.group_k, problem.group_c, 3, 3).transpose(3, 4, 0, 1, 2)
     else:
@@ -89,9 +89,9 @@ def transform_filters(problem: ConvProblem, w: np.ndarray, made: Matrices) -> np
     return both_sides(g, np.ascontiguousarray(taps, np.float64)).astype(w.dtype)
 
 
-def _tiles(problem: ConvProblem, padded: np.ndarray, made: Matrices, down: int, across: int) -> np.ndarray:
+def _tiles(problem: ConvProblem, padded: np.ndarray, transforms: Matrices, down: int, across: int) -> np.ndarray:
     """Input tiles (α, α, C, tiles) for NCHW, (α, α, tiles, C) for NHWC."""
-    m, alpha = made.n, made.alpha
+    m, alpha = transforms.n, transforms.alpha
     nchw = problem.layout == "NCHW"
     images = padded.shape[1 if nchw else 0]
     shape = (problem.c, images, down, across) if nchw else (images, down, across, problem.c)

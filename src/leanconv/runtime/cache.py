@@ -1,8 +1,8 @@
-"""The only disk store: compiled kernels, one file each, named by a hash of all that decides the machine code.
+"""The only disk store: compiled kernels, one file each, named by a hash of all that determines the machine code.
 
 A file is the cubin (so that cuobjdump reads it) and, as its last line, a JSON record with the compiler's figures and
-the cubin's checksum. Files appear whole: written beside their place, then renamed, so any number of processes may
-race. What does not check out counts as absent and is written anew.
+the cubin's checksum. Files appear whole: they are written under a temporary name, then renamed, so any number of
+processes may race. A file that fails its checks counts as absent and is written again.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ def _headers(name: str) -> dict[str, str]:
 def compiler_version() -> str:
     """Version of the NVRTC that would compile; raises CudaUnavailableError where there is none.
 
-    Read from the names in site-packages, which takes 1 ms; asking NVRTC itself loads 100 MB and takes 60 ms, so that
-    is only done for one that did not come as a wheel.
+    Read from the names in site-packages, which takes 1 ms; NVRTC's own query loads 100 MB and takes 60 ms, so it serves
+    only an NVRTC that did not come as a wheel.
     """
     for folder in sys.path:
         try:
@@ -89,7 +89,7 @@ def key(launch: Launch, arch: str) -> str:
 
 
 def directory() -> Path | None:
-    """Where the kernels lie, or None when the store is switched off."""
+    """The folder of the kernels, or None when the store is switched off."""
     return None if env.cache_disabled() else env.cache_dir() / "kernels"
 
 

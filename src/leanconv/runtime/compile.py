@@ -68,8 +68,8 @@ def source(launch: Launch) -> str:
 
 
 def _figure(pattern: str, log: str) -> int:
-    found = re.search(pattern, log)
-    return int(found.group(1)) if found else 0
+    match = re.search(pattern, log)
+    return int(match.group(1)) if match else 0
 
 
 def compile_source(text: str, symbol: str, arch: str) -> Compiled:

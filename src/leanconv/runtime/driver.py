@@ -1,9 +1,9 @@
 """The CUDA driver, as far as leanconv needs it: some twenty calls of libcuda through ctypes.
 
 Why not cuda.core or cuda.bindings here: importing them takes 160 ms and 60 ms (this takes 2 ms), more than the whole
-budget of a first call from a warm disk cache, which takes 3 ms on an H200. Their launches are no cheaper to speak of:
-4.2 µs of host time with cuda.core, 4.3 with cuda.bindings, 4.8 with a prepared ctypes call, most of it the driver's
-own. Compiling, where 0.2 s do not matter, goes through cuda.core.
+budget of a first call from a warm disk cache, which takes 3 ms on an H200. Their launches are hardly cheaper: 4.2 µs of
+host time with cuda.core, 4.3 with cuda.bindings, 4.8 with a prepared ctypes call, most of it the driver's own.
+Compiling, where 0.2 s do not matter, goes through cuda.core.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class CudaUnavailableError(CudaError):
 
 
 class OutOfMemoryError(CudaError, MemoryError):
-    """The GPU has too little free memory; the message names the bytes asked for."""
+    """The GPU has too little free memory; the message gives the number of bytes."""
 
 
 def _open_library() -> ctypes.CDLL:
@@ -89,11 +89,11 @@ class Driver:
             setattr(self, name, function)
         number = c_int()
         code = self.call("cuDriverGetVersion", byref(number))
-        #: CUDA version that the driver serves, 1000 * major + 10 * minor
+        #: CUDA version that the driver supports, 1000 * major + 10 * minor
         self.version = number.value
         if code != SUCCESS or self.version < MINIMUM_VERSION:
             raise CudaUnavailableError(
-                f"the NVIDIA driver is too old: it serves CUDA {version_text(self.version)}, and leanconv needs "
+                f"the NVIDIA driver is too old: it supports CUDA {version_text(self.version)}, and leanconv needs "
                 f"{version_text(MINIMUM_VERSION)} or newer; update the driver. {advice}."
             )
         code = self.call("cuInit", 0)
@@ -106,7 +106,7 @@ class Driver:
         self.device_count = count.value
 
     def unconverted(self, name: str) -> Any:
-        """A function that takes ctypes objects only, as they are: half a microsecond less for each call."""
+        """The function, for ctypes objects only, without conversion: saves half a microsecond for each call."""
         pointer = ctypes.cast(getattr(self, name), c_void_p).value or 0
         return ctypes.CFUNCTYPE(c_int)(pointer)
 
@@ -121,11 +121,11 @@ class Driver:
             self.fail(code, name)
 
     def fail(self, code: int, name: str) -> None:
-        """Raise what error ``code`` of function ``name`` means."""
+        """Raise the exception for error ``code`` of function ``name``."""
         message = f"{name} failed: {self.describe(code)}"
         if code in _REFUSED_IMAGE:
             message += (
-                f". The driver serves CUDA {version_text(self.version)}: if the compiler is newer, update the driver "
+                f". The driver supports CUDA {version_text(self.version)}: if the compiler is newer, update the driver "
                 "or install the matching extra, leanconv[cu12] or leanconv[cu13]"
             )
         raise (OutOfMemoryError if code == OUT_OF_MEMORY else CudaError)(message)

@@ -1,7 +1,7 @@
 """From a plan to running kernels: a device, machine code loaded on it, and launches on the caller's stream.
 
 The rest of the package sees a GPU only through `Device` and reaches it only through `open_device`, so a test that
-replaces that function runs everything above it on whatever executes plans (the emulator does).
+replaces that function can run everything above it on another executor of plans, such as the emulator.
 
 Threads: everything here may be called from any number of threads at once.
 """
@@ -39,8 +39,8 @@ class Device(Protocol):
     def executable(self, plan: Plan, roles: Sequence[str]) -> Executable:
         """The plan, what it prepares included, compiled and loaded.
 
-        Each run is given values in the order of ``roles``: addresses, 0 where there is none, and numbers. They include
-        all of ``plan.roles``, and may include others.
+        Each run takes values in the order of ``roles``: addresses, 0 where there is none, and numbers. ``roles``
+        include all of ``plan.roles``, and may include others.
         """
 
     def compiled(self, plan: Plan) -> list[Compiled]:
@@ -79,7 +79,7 @@ _ATTRIBUTES = {
 #: What copies reach of the memory's nominal speed (measured on an H200: 4.2 of 4.9 TB/s).
 _COPY_SHARE = 0.855
 _MAX_DYNAMIC_SHARED = 8
-#: shared memory that a kernel may use without asking the driver for more
+#: shared memory that a kernel may use without raising the driver's limit
 _SHARED_WITHOUT_ASKING = 48 * 1024
 _MAX_GRID = 2**31 - 1
 #: oldest major compute capability that runs the kernels: they copy to shared memory asynchronously
@@ -175,8 +175,8 @@ def make_launcher(
 ) -> Executable:
     """``run(stream, values)`` for loaded kernels: fill a block of arguments, call the driver's ``start`` for each.
 
-    A block serves one call at a time. Blocks wait in a list whose pop and append are atomic, so threads and signal
-    handlers that call in between get another one.
+    A block serves one call at a time. Free blocks are in a list whose pop and append are atomic, so threads and signal
+    handlers that call in between get another block.
     """
     arguments = [argument for _, launch in launches for argument in launch.arguments]
     encoders = {argument: Encoder(argument) for argument in arguments if isinstance(argument, TensorMap)}
@@ -202,7 +202,7 @@ def make_launcher(
 
 
 class CudaDevice:
-    """A GPU with its primary context, the one that PyTorch and CuPy use; what is current is left as it was found."""
+    """A GPU with its primary context, the one that PyTorch and CuPy use. Calls restore the context that was current."""
 
     def __init__(self, index: int) -> None:
         self._driver = driver()
@@ -269,7 +269,7 @@ class CudaDevice:
 
     def _function(self, launch: Launch) -> int:
         name = cache.key(launch, self.target.arch)
-        # one at a time: NVRTC gains nothing from two, and a kernel shall be compiled once
+        # one at a time: NVRTC gains nothing from two, and no kernel must be compiled twice
         with self._lock:
             if name not in self._functions:
                 self._functions[name] = self._load(cache.compiled(launch, self.target.arch))
@@ -370,12 +370,12 @@ _devices_lock = threading.Lock()
 
 def open_device(index: int) -> Device:
     """GPU number ``index``. Raises CudaUnavailableError where there is none, ValueError for a number too large."""
-    found = _devices.get(index)
-    if found is None:
+    opened = _devices.get(index)
+    if opened is None:
         with _devices_lock:
-            found = _devices.get(index) or CudaDevice(index)
-            _devices[index] = found
-    return found
+            opened = _devices.get(index) or CudaDevice(index)
+            _devices[index] = opened
+    return opened
 
 
 def device_index(device: Any) -> int:

@@ -1,4 +1,4 @@
-"""The only question whether there is a GPU to compute on."""
+"""The only check whether there is a usable GPU."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Tensor maps: 128 bytes that the driver encodes for an array, made when its pointer is first seen, and kept.
 
-Encoding takes the host a microsecond or so and no wait, and needs neither the array nor the GPU: nothing is read.
+Encoding takes the host about a microsecond and does not wait. It reads neither the array nor the GPU.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ def encode(spec: TensorMap, pointer: int) -> bytes:
         raise ValueError(f"{spec.name} cannot be made: {'; '.join(reasons)}")
     u32, u64, i32 = ctypes.c_uint32, ctypes.c_uint64, ctypes.c_int32
     rank = spec.rank
-    made = aligned(BYTES, ALIGNMENT)
-    # a map of one axis has no strides, and the driver wants an address all the same
-    head = (made, _ELEMENTS[spec.element], rank, pointer, (u64 * rank)(*spec.shape), (u64 * rank)(*spec.strides))
+    encoded = aligned(BYTES, ALIGNMENT)
+    # a map of one axis has no strides, but the driver requires an address for them
+    head = (encoded, _ELEMENTS[spec.element], rank, pointer, (u64 * rank)(*spec.shape), (u64 * rank)(*spec.strides))
     tail = (_NO_INTERLEAVE, _SWIZZLES[spec.swizzle], _PROMOTIONS[spec.promotion], _FILL_ZEROS)
     steps = (u32 * rank)(*spec.steps)
     if spec.im2col:
@@ -54,7 +54,7 @@ def encode(spec: TensorMap, pointer: int) -> bytes:
         driver().check("cuTensorMapEncodeIm2col", *head, lower, upper, spec.channels, spec.pixels, steps, *tail)
     else:
         driver().check("cuTensorMapEncodeTiled", *head, (u32 * rank)(*spec.box), steps, *tail)
-    return made.raw
+    return encoded.raw
 
 
 class Encoder:

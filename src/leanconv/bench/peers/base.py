@@ -1,4 +1,4 @@
-"""What the benchmark asks of anything it times."""
+"""The interface of everything that the benchmark times."""
 
 from __future__ import annotations
 
@@ -16,12 +16,11 @@ from leanconv.problem import Layout, Problem
 class Candidate:
     """One way to compute a problem, ready to run.
 
-    ``call`` returns the output, which lies as ``layout`` (None for images). ``out`` is the array it writes where it
-    writes always the same one. ``workspace_bytes`` counts memory besides inputs and output; None is unknown,
-    ``"measure"`` lets the benchmark read it from PyTorch's allocator. ``frame`` pixels at an image's edges are known to
-    be wrong and stay out of its error. ``scope`` wraps all calls: it sets and restores a library's switches.
-    ``variant`` says which of several ways to run the algorithm this is, in an ablation. ``prepared_bytes`` is what it
-    makes of the filters alone.
+    ``call`` returns the output, in ``layout`` (None for images). ``out`` is its output array, where that is always the
+    same one. ``workspace_bytes`` counts memory besides inputs and output; None is unknown, ``"measure"`` lets the
+    benchmark read it from PyTorch's allocator. ``frame`` pixels at an image's edges are known to be wrong and stay out
+    of its error. ``scope`` wraps all calls: it sets and restores a library's switches. ``variant`` names the variant of
+    the algorithm, in an ablation. ``prepared_bytes`` is the size of its prepared filters.
     """
 
     engine: str
@@ -67,7 +66,7 @@ class Peer(ABC):
 
     @abstractmethod
     def candidates(self, problem: Problem, operands: Operands, gpu: bool) -> Iterator[Candidate | Unable]:
-        """What can run ``problem``. Memory of a candidate is released when the iterator is advanced."""
+        """Every candidate for ``problem``. Its memory is released when the iterator advances."""
 
     def versions(self) -> dict[str, str]:
         """Versions worth recording, by name; empty where absent."""

@@ -83,7 +83,7 @@ class _Layer:
         _do("cudnnSetConvolutionMathType", self.convolution, _FMA_MATH)
 
     def workspace(self, algorithm: int) -> int:
-        """Bytes that an algorithm asks for. Raises CudnnError where it does not do this problem."""
+        """Bytes of workspace that an algorithm needs. Raises CudnnError where it does not support this problem."""
         size = c_size_t()
         descriptors = (self.handle, self.x, self.w, self.convolution, self.y)
         _do("cudnnGetConvolutionForwardWorkspaceSize", *descriptors, algorithm, byref(size))

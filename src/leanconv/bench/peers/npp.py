@@ -153,7 +153,7 @@ class NppPeer(Peer):
 
 
 def _flipped(problem: FilterProblem, operands: Operands) -> tuple[Any, _Point]:
-    """NPP convolves where this project correlates: the filter turned by 180 degrees, and its anchor with it."""
+    """NPP convolves, this project correlates: the filter rotated by 180 degrees, and its anchor with it."""
     kernel = operands.kernel.flip(0, 1).contiguous()
     return kernel, _Point(problem.kw - 1 - problem.anchor[1], problem.kh - 1 - problem.anchor[0])
 

@@ -29,7 +29,7 @@ def arithmetic(tf32: bool, benchmark: bool = True) -> Iterator[None]:
 
 
 def _layer(problem: ConvProblem, x: Any, w: Any, bias: Any, layout: Layout) -> Callable[[], Any]:
-    """F.conv2d on tensors that lie in memory as ``layout``; the output is handed back as it lies."""
+    """F.conv2d on tensors whose memory order is ``layout``; the output is returned in that order."""
     import torch
     from torch.nn.functional import conv2d, pad
 
