@@ -31,7 +31,7 @@ def on_emulator(algorithm, case):
     Im2col-Winograd's kernels meet all layouts in its own cases and tests. im2win and its basic kernel share their
     tensor and how it is made, so of each layer they share the layouts. The filters of gradients are looked at in every
     layout by test_input_gradient.py, and their pixels are loaded as those of the forward pass are. `direct` loads and
-    stores 16-bit elements in one way. A GPU plays all.
+    stores 16-bit elements in one way; in implicit_gemm they meet every layout in the thorough layers. A GPU plays all.
     """
     if algorithm.name == "winograd1d":
         return case in TRANSFORM_CASES or case.in_turn
@@ -39,7 +39,7 @@ def on_emulator(algorithm, case):
         return case.thorough or case.in_turn == (algorithm.name == "im2win_basic")
     if algorithm.name == "direct" and case in NARROW_CASES:
         return case.in_turn
-    if algorithm.name == "implicit_gemm" and case.problem.op == "dgrad":
+    if algorithm.name == "implicit_gemm" and (case.problem.op == "dgrad" or case in NARROW_CASES):
         return case.thorough or case.in_turn
     return True
 
@@ -51,10 +51,10 @@ DECLINED = [(a, c.problem) for a, c in MET if a.reasons(c.problem, TARGETS[0])]
 
 
 def _extremes():
-    """Every fourth of a layer's extreme configurations, taken in turns, so that each runs on a fourth of the layers of
-    an algorithm in each layout.
+    """Every fourth of a layer's extreme configurations, and every second of those that split the reduction, taken in
+    turns, so that each runs on a fourth or on half of the layers of an algorithm in each layout.
 
-    Without the best guess, which runs on all cases. All of them where they are few, or split the reduction.
+    Without the best guess, which runs on all cases. All of them for image filters, where they are few. A GPU plays all.
     """
     layers = Counter()
     for algorithm, case in VARIED:
@@ -62,8 +62,8 @@ def _extremes():
         layers[of_its_kind] += 1
         configs = list(proof.extreme_configs(algorithm, case.problem, TARGETS[0]))
         for i, config in enumerate(configs[1:], 1):
-            few = isinstance(case.problem, FilterProblem) or getattr(config, "split", 1) > 1
-            if few or (layers[of_its_kind] + i) % 4 == 0:
+            turns = 1 if isinstance(case.problem, FilterProblem) else 2 if getattr(config, "split", 1) > 1 else 4
+            if (layers[of_its_kind] + i) % turns == 0:
                 yield pytest.param(
                     algorithm, _narrowed(case.problem, config), config, id=f"{algorithm.name}-{case.name}-{i}"
                 )
