@@ -51,8 +51,8 @@ DECLINED = [(a, c.problem) for a, c in MET if a.reasons(c.problem, TARGETS[0])]
 
 
 def _extremes():
-    """Every fourth of a layer's extreme configurations, and every second of those that split the reduction, taken in
-    turns, so that each runs on a fourth or on half of the layers of an algorithm in each layout.
+    """Every fourth of a layer's extreme configurations, taken in turns, so that each runs on a fourth of the layers of
+    an algorithm in each layout.
 
     Without the best guess, which runs on all cases. All of them for image filters, where they are few. A GPU plays all.
     """
@@ -62,8 +62,7 @@ def _extremes():
         layers[of_its_kind] += 1
         configs = list(proof.extreme_configs(algorithm, case.problem, TARGETS[0]))
         for i, config in enumerate(configs[1:], 1):
-            turns = 1 if isinstance(case.problem, FilterProblem) else 2 if getattr(config, "split", 1) > 1 else 4
-            if (layers[of_its_kind] + i) % turns == 0:
+            if isinstance(case.problem, FilterProblem) or (layers[of_its_kind] + i) % 4 == 0:
                 yield pytest.param(
                     algorithm, _narrowed(case.problem, config), config, id=f"{algorithm.name}-{case.name}-{i}"
                 )
