@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import os
+import subprocess
+import sys
 import threading
 import time
 from dataclasses import replace
@@ -185,6 +187,27 @@ def test_different_kernels_compile_at_the_same_time_and_equal_ones_once(store: A
         thread.join()
     assert store["compiled"] == 4 and store["most"] == 4
     assert time.perf_counter() - begun < 4 * 0.2
+
+
+THREADS = """
+import threading
+from leanconv.runtime.compile import compile_source
+ready, done = threading.Barrier(8), []
+def work(i):
+    ready.wait()
+    done.append(compile_source(f'extern "C" __global__ void f(int* y) {{ y[0] = {i}; }}', "f", "sm_90a").registers)
+threads = [threading.Thread(target=work, args=(i,)) for i in range(8)]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+assert len(done) == 8, done
+"""
+
+
+def test_the_compiler_may_be_met_first_by_many_threads() -> None:
+    """cuda.core is imported where a kernel is compiled: by eight threads at once, half of it would be missing."""
+    pytest.importorskip("cuda.core", reason="NVRTC comes with the extra leanconv[cu13] or [cu12]")
+    done = subprocess.run([sys.executable, "-c", THREADS], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
 
 
 def test_a_kernel_that_failed_is_tried_again(monkeypatch: pytest.MonkeyPatch, store: Any) -> None:
