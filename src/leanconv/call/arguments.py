@@ -129,18 +129,27 @@ def anchor_of(anchor: Any, kh: int, kw: int) -> tuple[int, int]:
     return y, x
 
 
-def scalar(name: str, value: Any, dtype: str) -> float | int:
-    """``value`` or ``delta`` as a number that ``dtype`` can hold."""
+def number(name: str, value: Any) -> float:
+    """``value`` as a float, infinite where it is beyond float64; text is no number."""
     try:
-        number = float(value)
+        if isinstance(value, (str, bytes, bytearray)):
+            raise TypeError
+        return float(value)
     except (TypeError, ValueError):
         raise TypeError(f"{name}={value!r} is not a number") from None
     except OverflowError:
-        raise ValueError(f"{name}={value!r} is beyond {dtype}, the dtype of the image") from None
-    if dtype == "float32" and _FLOAT32_MAX < abs(number) < math.inf:
+        return math.inf if value > 0 else -math.inf
+
+
+def scalar(name: str, value: Any, dtype: str) -> float | int:
+    """``value`` or ``delta`` as a number that ``dtype`` can hold."""
+    given = number(name, value)
+    if math.isinf(given) and given != value:
+        raise ValueError(f"{name}={value!r} is beyond {dtype}, the dtype of the image")
+    if dtype == "float32" and _FLOAT32_MAX < abs(given) < math.inf:
         raise ValueError(f"{name}={value!r} is beyond float32, the dtype of the image")
     if dtype != "int32":
-        return number
-    if not number.is_integer() or not -(2**31) <= number < 2**31:
+        return given
+    if not given.is_integer() or not -(2**31) <= given < 2**31:
         raise ValueError(f"{name}={value!r} is no int32, the dtype of the image")
-    return int(number)
+    return int(given)
