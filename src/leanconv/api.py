@@ -292,8 +292,8 @@ def _run(
 def explain(first: Any, second: Any = None, /, *arguments: Any, **options: Any) -> Explanation:
     """Say what a call would run for these arguments, and why not the others. Runs nothing.
 
-    Give the arguments of the call: a second array of 2 axes means `filter2d`, two arrays of 3 `conv1d`, the keyword
-    ``input_shape=`` `conv2d_input`, and anything else `conv2d`. Or give a ConvProblem or FilterProblem with, if wanted,
+    Give the arguments of the call: a second array of 2 axes means `filter2d`, one of 3 beside a first of 2 or 3
+    `conv1d`, the keyword ``input_shape=`` `conv2d_input`, and anything else `conv2d`. Or give a ConvProblem or FilterProblem with, if wanted,
     ``device="cuda"`` (the CPU is the default), ``algorithm=`` and ``workspace_limit=``. Registers and spills are given
     for what this process has compiled already, or with ``compile=True``. Where no GPU can be opened, the choice is the
     one for an H200.
@@ -311,7 +311,7 @@ def explain(first: Any, second: Any = None, /, *arguments: Any, **options: Any) 
             raise TypeError("explain(problem) takes only device=, algorithm=, workspace_limit= and compile= besides it")
         return explain_problem(first, device, name, limit, compile_now=compile_now)
     axes = getattr(first, "ndim", None), getattr(second, "ndim", None)
-    function: Callable[..., Any] = conv1d if axes == (3, 3) else conv2d
+    function: Callable[..., Any] = conv1d if axes in ((2, 3), (3, 3)) else conv2d
     if axes[1] == 2:
         function = filter2d
     elif "input_shape" in options:
