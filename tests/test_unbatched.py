@@ -17,7 +17,7 @@ torch = pytest.importorskip("torch")
 
 @dataclass(frozen=True)
 class Layer:
-    """A function, shapes of its arguments without a batch, channels first, and those of layouts of images or signals."""
+    """A function, the shapes of its arrays without a batch, channels first, and the layouts of images or signals."""
 
     function: Callable[..., Any]
     x: tuple[int, ...]

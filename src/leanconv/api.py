@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import marshal
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -23,6 +24,8 @@ Array = TypeVar("Array")
 _calls: dict[Any, Call] = {}
 #: more different calls than this in one process, and the look-up starts over
 _MAX_CALLS = 8192
+#: the last version of the format in which equal values of equal types have equal bytes
+_MARSHAL_VERSION = 2
 
 
 def conv2d(
@@ -87,8 +90,8 @@ def conv2d(
     >>> conv2d(x, w, padding=1)[0, 0, 0].tolist()
     [4.0, 6.0, 6.0, 4.0]
     """
-    options = (stride, padding, dilation, groups, layout, algorithm, precision, activation, device)
-    return _run(describe.conv2d, x, w, bias, out, workspace_limit, options)
+    words = (layout, algorithm, precision, activation, device)
+    return _run(describe.conv2d, x, w, bias, out, workspace_limit, (stride, padding, dilation, groups), words)
 
 
 def conv1d(
@@ -137,8 +140,8 @@ def conv1d(
     >>> conv1d(x, w, padding=(2, 0))[0, 0].tolist()
     [0.0, 1.0, 3.0, 6.0, 9.0]
     """
-    options = (stride, padding, dilation, groups, layout, algorithm, precision, activation, device)
-    return _run(describe.conv1d, x, w, bias, out, workspace_limit, options)
+    words = (layout, algorithm, precision, activation, device)
+    return _run(describe.conv1d, x, w, bias, out, workspace_limit, (stride, padding, dilation, groups), words)
 
 
 def conv2d_input(
@@ -183,9 +186,10 @@ def conv2d_input(
     >>> conv2d_input(grad, w, (1, 1, 1, 5), stride=(1, 2)).ravel().tolist()
     [0.0, 1.0, 2.0, 1.0, 2.0]
     """
-    shape = tuple(input_shape) if isinstance(input_shape, list) else input_shape
-    options = (shape, stride, padding, dilation, groups, layout, algorithm, precision, device)
-    return _run(describe.conv2d_input, grad, w, None, out, workspace_limit, options, "grad")
+    # PyTorch's shapes are tuples of a type of their own
+    shape = tuple(input_shape) if isinstance(input_shape, (tuple, list)) else input_shape
+    counts, words = (shape, stride, padding, dilation, groups), (layout, algorithm, precision, device)
+    return _run(describe.conv2d_input, grad, w, None, out, workspace_limit, counts, words, "grad")
 
 
 def filter2d(
@@ -237,7 +241,7 @@ def filter2d(
     numbers: tuple[Any, ...] = ()
     if type(value) is not int or type(delta) is not int or value or delta:
         numbers = value, delta
-    return _run(describe.filter2d, image, kernel, None, out, 0, (border, anchor, device), "image", numbers)
+    return _run(describe.filter2d, image, kernel, None, out, 0, (border, anchor), (device,), "image", numbers)
 
 
 def _run(
@@ -247,12 +251,14 @@ def _run(
     bias: Any,
     out: Any,
     workspace_limit: Any,
-    options: tuple[Any, ...],
+    counts: tuple[Any, ...],
+    words: tuple[Any, ...],
     name: str = "x",
     numbers: tuple[Any, ...] = (),
 ) -> Any:
     """Run a call that ``describes`` describes: if an equal call has run before, this is a look-up and a launch.
 
+    ``counts``, then ``words``, are the options of the call: counts may be numbers, which the key tells apart by type.
     ``numbers`` are value and delta of a filter, if they are not 0; ``name`` is what the caller calls x.
     """
     arrays, back = arrays_of(x), None
@@ -269,13 +275,20 @@ def _run(
             describes, type(x), signature(x), type(w), type(filters), signature(filters),
             None if bias is None else (type(bias), signature(bias)),
             None if out is None else (type(out), signature(out)),
-            raw_workspace_limit() if workspace_limit is None else workspace_limit, options,
+            raw_workspace_limit() if workspace_limit is None else None, words,
+            # NOTE: 1, True and 1.0 are equal, and only one of them is a stride; as bytes they differ (0.06 µs)
+            marshal.dumps((workspace_limit, counts), _MARSHAL_VERSION),
         )  # fmt: skip
         call = _calls.get(key)
-    except (TypeError, AttributeError, RuntimeError):
-        call = key = None  # arrays of several libraries, or a list; describing sorts it out
+    except (TypeError, AttributeError, RuntimeError, ValueError):
+        call = key = None  # arrays of several libraries, or an option of a strange type; describing sorts it out
     if call is None:
-        described = describes(x, w, bias, out, workspace_limit, *options)
+        given = workspace_limit, counts
+        plain = arguments.plain(given)
+        if plain is not given:  # NumPy's integers, lists: the ready call is kept for what they mean
+            result = _run(describes, x, w, bias, out, *plain, words, name, numbers)
+            return result if back is None else back(result)
+        described = describes(x, w, bias, out, workspace_limit, *counts, *words)
         call = bind.bind(described)
         x, w, bias, out = described.given
         if key is not None:
@@ -292,11 +305,11 @@ def _run(
 def explain(first: Any, second: Any = None, /, *arguments: Any, **options: Any) -> Explanation:
     """Say what a call would run for these arguments, and why not the others. Runs nothing.
 
-    Give the arguments of the call: a second array of 2 axes means `filter2d`, one of 3 beside a first of 2 or 3
-    `conv1d`, the keyword ``input_shape=`` `conv2d_input`, and anything else `conv2d`. Or give a ConvProblem or FilterProblem with, if wanted,
-    ``device="cuda"`` (the CPU is the default), ``algorithm=`` and ``workspace_limit=``. Registers and spills are given
-    for what this process has compiled already, or with ``compile=True``. Where no GPU can be opened, the choice is the
-    one for an H200.
+    Give the arguments of the call: a second array of 2 axes means `filter2d`, one of 3 after one of 2 or 3 `conv1d`, the
+    keyword ``input_shape=`` `conv2d_input`, and anything else `conv2d`. Or give a ConvProblem or FilterProblem with, if
+    wanted, ``device="cuda"`` (the CPU is the default), ``algorithm=`` and ``workspace_limit=``. Registers and spills
+    are given for what this process has compiled already, or with ``compile=True``. Where no GPU can be opened, the
+    choice is the one for an H200.
 
     Raises ValueError and TypeError as the call itself would, but not NoAlgorithmError: "nothing fits" is an answer.
 

@@ -22,6 +22,7 @@ LAYOUTS: tuple[Layout, ...] = ("NCHW", "NHWC", "CHWN")
 LAYOUTS_1D = ("NCW", "NWC", "CWN")
 ACTIVATIONS = (None, "relu")
 
+_PLAIN = (int, str, bool, float, type(None))
 #: The largest stride, padding, ...: kernels count them in 32 bits.
 MOST = 2**31 - 1
 _FLOAT32_MAX = float.fromhex("0x1.fffffep127")
@@ -40,6 +41,24 @@ def integer(name: str, value: Any, least: int, most: float = MOST) -> int:
     if index > most:
         raise ValueError(f"{name}={value!r} is above {most}")
     return index
+
+
+def plain(value: Any) -> Any:
+    """An option in Python's own types: integers of other kinds as int, text as str, lists as tuples; all else as it is.
+
+    It is ``value`` itself where nothing changes.
+    """
+    if type(value) in _PLAIN:
+        return value
+    if isinstance(value, (tuple, list)):
+        parts = tuple(map(plain, value))
+        return value if type(value) is tuple and all(map(operator.is_, parts, value)) else parts
+    if isinstance(value, str):
+        return str.__str__(value)
+    try:
+        return operator.index(value)
+    except TypeError:
+        return value
 
 
 def workspace_limit(value: Any) -> int | None:
