@@ -22,6 +22,7 @@ def ones(*shape: int, dtype: Any = np.float32) -> np.ndarray:
 
 X, W = ones(2, 4, 6, 6), ones(8, 4, 3, 3)
 IMAGE, KERNEL = ones(6, 7), ones(3, 3)
+CONV, FILTER = ConvProblem(1, 3, 8, 8, 4, 3, 3), FilterProblem(1, 8, 8, 3, 3, (1, 1))
 
 
 @pytest.mark.parametrize(
@@ -156,8 +157,17 @@ def test_filter2d_refuses(
         (ConvProblem(1, 3, 8, 8, 4, 3, 3, groups=2), ["in_channels=3", "groups=2"]),
         (ConvProblem(1, 3, 8, 8, 4, 3, 3, groups=0), ["groups=0 is below 1"]),
         (ConvProblem(1, 3, 8, 8, 4, 3, 3, precision="fp16"), ["precision='fp16'", "'ieee'"]),
+        (ConvProblem(-1, 3, 8, 8, 4, 3, 3), ["n=-1 is below 0"]),
+        (ConvProblem(1, 3, -8, 8, 4, 3, 3), ["h=-8 is below 0"]),
+        (ConvProblem(1, 3, 8, 8, 4, 3, 3, stride=(0, 1)), ["stride=0 is below 1"]),
+        (ConvProblem(1, 3, 8, 8, 4, 3, 3, stride=(2**63, 1)), ["stride=9223372036854775808 is above"]),
+        (ConvProblem(1, 3, 8, 8, 4, 3, 3, padding=(0, 0, 0, 2**31)), ["padding=2147483648 is above"]),
+        (ConvProblem(1, 3, 8, 8, 4, 3, 3, op="sgrad"), ["op='sgrad'", "'fprop', 'dgrad', 'wgrad'"]),
         (FilterProblem(1, 8, 8, 3, 3, (5, 5)), ["anchor=(5, 5)", "3x3"]),
+        (FilterProblem(1, 8, 8, 3, 3, (-1, -1)), ["anchor=-1 is below 0"]),
+        (FilterProblem(-1, 8, 8, 3, 3, (1, 1)), ["batch=-1 is below 0"]),
         (FilterProblem(1, 8, 8, 3, 3, (1, 1), border="edge"), ["border='edge'"]),
+        (FilterProblem(1, 8, 8, 3, 3, (1, 1), border="mirror"), ["border='mirror'", "'reflect101'"]),
     ],
     ids=str,
 )
@@ -165,6 +175,47 @@ def test_filter2d_refuses(
 def test_explain_refuses_a_problem_that_no_call_can_have(problem: Any, parts: list[str], device: Any) -> None:
     with says(ValueError, *parts):
         explain(problem, device=device)
+
+
+@pytest.mark.parametrize("problem", [CONV, FILTER], ids=str)
+@pytest.mark.parametrize("dtype", ["floaty", "int8", 3])
+def test_explain_refuses_a_dtype_that_no_call_can_have(problem: Any, dtype: Any) -> None:
+    with says(TypeError, f"the problem has dtype {dtype}; supported are float32"):
+        explain(replace(problem, dtype=dtype))
+
+
+@pytest.mark.parametrize("name", ["n", "c", "h", "w", "k", "r", "s", "groups"])
+def test_sizes_of_a_problem_are_integers(name: str) -> None:
+    for value in (float("nan"), 2.0, True, None, "2"):
+        with says(TypeError, f"{name}={value!r} is not an integer"):
+            replace(CONV, **{name: value})
+    small = replace(CONV, **{name: np.uint8(2)})
+    assert small == replace(CONV, **{name: 2}) and type(getattr(small, name)) is int
+
+
+def test_the_arithmetic_of_narrow_integers_does_not_overflow() -> None:
+    sizes = [200, 3, 200, 200, 4, 3, 3]
+    narrow = ConvProblem(*map(np.uint8, sizes), stride=(np.int8(1), 1), padding=[np.uint8(100)] * 4)
+    plain = ConvProblem(*sizes, padding=(100,) * 4)
+    assert narrow == plain and hash(narrow) == hash(plain) and narrow.flops == plain.flops > 2**31
+    assert FilterProblem(*map(np.uint8, (9, 200, 200, 3, 3)), anchor=[1, np.int16(1)]).flops == 2 * 9 * 200 * 200 * 9
+
+
+@pytest.mark.parametrize("name, count", [("stride", 2), ("padding", 4), ("dilation", 2)])
+def test_a_problem_has_so_many_of_each(name: str, count: int) -> None:
+    with says(TypeError, f"{name}=1 must be a tuple of {count} integers"):
+        replace(CONV, **{name: 1})
+    with says(ValueError, f"{name}=(1, 1, 1) must have {count} integers"):
+        replace(CONV, **{name: (1, 1, 1)})
+    with says(TypeError, f"{name}=1.0 is not an integer"):
+        replace(CONV, **{name: (1.0,) * count})
+    with says(TypeError, "anchor=None must be a tuple of 2 integers"):
+        replace(FILTER, anchor=None)
+
+
+def test_explain_of_an_operation_without_an_algorithm() -> None:
+    for device in (None, "cuda"):
+        assert explain(replace(CONV, op="wgrad"), device=device).chosen is None
 
 
 def test_a_filter_larger_than_the_limit(host_device: HostDevice) -> None:

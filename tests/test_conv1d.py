@@ -212,8 +212,11 @@ X, W = np.ones((2, 4, 9), np.float32), np.ones((6, 4, 3), np.float32)
         ({"padding": "same", "stride": 2}, ValueError, ("padding='same' needs stride=1, got stride=2",)),
         ({"padding": "full"}, ValueError, ("padding='full' is not known",)),
         ({"padding": (2**31, 0)}, ValueError, ("padding=2147483648 is above",)),
-        ({"dilation": 9}, ValueError,
-         ("a filter of 3 taps with dilation 9 covers 19 samples, the padded input has 9",)),
+        (
+            {"dilation": 9},
+            ValueError,
+            ("a filter of 3 taps with dilation 9 covers 19 samples, the padded input has 9",),
+        ),
         ({"x": X[:, :, :0]}, ValueError, ("x has 2 signals of 4 channels and 0 samples; only its batch may be empty",)),
         ({"w": W[:, :, :0]}, ValueError, ("w has 6 filters of 4 channels and 0 taps; it must not be empty",)),
         ({"w": W[:, :, :0], "padding": "same"}, ValueError, ("w has 6 filters of 4 channels and 0 taps",)),

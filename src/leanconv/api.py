@@ -16,7 +16,7 @@ from leanconv.call.describe import Described
 from leanconv.call.explain import Explanation, explain_call, explain_problem
 from leanconv.call.run import Call
 from leanconv.call.weights import PreparedWeights, kernel_beside
-from leanconv.problem import is_problem
+from leanconv.problem import Activation, Layout, Precision, is_problem
 from leanconv.runtime.env import raw_workspace_limit
 
 Array = TypeVar("Array")
@@ -37,10 +37,10 @@ def conv2d(
     dilation: int | Sequence[int] = 1,
     groups: int = 1,
     *,
-    layout: str | None = None,
+    layout: Layout | None = None,
     algorithm: str = "auto",
-    precision: str = "fp32",
-    activation: str | None = None,
+    precision: Precision = "fp32",
+    activation: Activation = None,
     out: Any = None,
     device: str | None = None,
     workspace_limit: int | None = None,
@@ -103,10 +103,10 @@ def conv1d(
     dilation: int | Sequence[int] = 1,
     groups: int = 1,
     *,
-    layout: str | None = None,
+    layout: arguments.Layout1d | None = None,
     algorithm: str = "auto",
-    precision: str = "fp32",
-    activation: str | None = None,
+    precision: Precision = "fp32",
+    activation: Activation = None,
     out: Any = None,
     device: str | None = None,
     workspace_limit: int | None = None,
@@ -153,9 +153,9 @@ def conv2d_input(
     dilation: int | Sequence[int] = 1,
     groups: int = 1,
     *,
-    layout: str | None = None,
+    layout: Layout | None = None,
     algorithm: str = "auto",
-    precision: str = "fp32",
+    precision: Precision = "fp32",
     out: Any = None,
     device: str | None = None,
     workspace_limit: int | None = None,
@@ -196,7 +196,7 @@ def filter2d(
     image: Array,
     kernel: Any,
     *,
-    border: str = "reflect101",
+    border: arguments.Border = "reflect101",
     value: float = 0,
     anchor: Sequence[int] | None = None,
     delta: float = 0,
@@ -284,7 +284,7 @@ def _run(
         call = key = None  # arrays of several libraries, or an option of a strange type; describing sorts it out
     if call is None:
         given = workspace_limit, counts
-        plain = arguments.plain(given)
+        plain: tuple[Any, tuple[Any, ...]] = arguments.plain(given)
         if plain is not given:  # NumPy's integers, lists: the ready call is kept for what they mean
             result = _run(describes, x, w, bias, out, *plain, words, name, numbers)
             return result if back is None else back(result)
@@ -305,11 +305,11 @@ def _run(
 def explain(first: Any, second: Any = None, /, *arguments: Any, **options: Any) -> Explanation:
     """Say what a call would run for these arguments, and why not the others. Runs nothing.
 
-    Give the arguments of the call: a second array of 2 axes means `filter2d`, one of 3 after one of 2 or 3 `conv1d`, the
-    keyword ``input_shape=`` `conv2d_input`, and anything else `conv2d`. Or give a ConvProblem or FilterProblem with, if
-    wanted, ``device="cuda"`` (the CPU is the default), ``algorithm=`` and ``workspace_limit=``. Registers and spills
-    are given for what this process has compiled already, or with ``compile=True``. Where no GPU can be opened, the
-    choice is the one for an H200.
+    Give the arguments of the call: a second array of 2 axes means `filter2d`, one of 3 after one of 2 or 3 `conv1d`,
+    the keyword ``input_shape=`` `conv2d_input`, and anything else `conv2d`. Or give a ConvProblem or FilterProblem
+    with, if wanted, ``device="cuda"`` (the CPU is the default), ``algorithm=`` and ``workspace_limit=``. Registers and
+    spills are given for what this process has compiled already, or with ``compile=True``. Where no GPU can be opened,
+    the choice is the one for an H200.
 
     Raises ValueError and TypeError as the call itself would, but not NoAlgorithmError: "nothing fits" is an answer.
 

@@ -9,6 +9,7 @@ from typing import Any
 from leanconv import dtypes
 from leanconv.arrays import Arrays, MemoryOrder, Shape, arrays_of, carry
 from leanconv.arrays.memory import row_pitched
+from leanconv.dtypes import DtypeName
 from leanconv.plan import ALIGNMENT
 
 
@@ -19,7 +20,7 @@ class Operands:
     arrays: Arrays
     #: a GPU's number, None for the CPU
     device: int | None
-    dtype: str
+    dtype: DtypeName
     x: Any
     w: Any
     bias: Any
@@ -174,7 +175,7 @@ def gather(x: Any, w: Any, bias: Any, out: Any, names: tuple[str, str]) -> tuple
     return given, arrays, device
 
 
-def check_dtypes(named: dict[str, str], taken: Sequence[str]) -> str:
+def check_dtypes(named: dict[str, str], taken: Sequence[str]) -> DtypeName:
     """The element type that all named arrays share. Raises TypeError unless it is the same, and one of those taken."""
     (first, dtype), *others = named.items()
     if dtype not in taken:
@@ -186,7 +187,7 @@ def check_dtypes(named: dict[str, str], taken: Sequence[str]) -> str:
     for name, other in others:
         if other != dtype:
             raise TypeError(f"{name} has dtype {other} and {first} {dtype}; they must be the same")
-    return dtype
+    return dtypes.DTYPES[dtype].name
 
 
 def _axes(have: str, want: str) -> tuple[int, ...]:

@@ -8,19 +8,23 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal, TypeVar, get_args
 
-from leanconv.images.borders import ALIASES, BORDERS, OPENCV_NUMBERS, BorderName
-from leanconv.problem import Layout
+from leanconv.images.borders import ALIASES, BORDERS, OPENCV_NUMBERS, BorderName, OpencvName, ScipyMode
+from leanconv.problem import Activation, Layout
 from leanconv.runtime import env
 
-Padding = int | Sequence[int] | str
+Word = TypeVar("Word")
+Padding = int | Sequence[int] | Literal["same", "valid"]
+#: Our names of borders, SciPy's, OpenCV's, and OpenCV's numbers.
+Border = BorderName | ScipyMode | OpencvName | int
 
 #: Names of the axes in the order of memory, slowest first. Of filters N is the filter, C its channels.
-LAYOUTS: tuple[Layout, ...] = ("NCHW", "NHWC", "CHWN")
+LAYOUTS: tuple[Layout, ...] = get_args(Layout)
 #: The same of signals, the layouts of images of one row.
-LAYOUTS_1D = ("NCW", "NWC", "CWN")
-ACTIVATIONS = (None, "relu")
+Layout1d = Literal["NCW", "NWC", "CWN"]
+LAYOUTS_1D: tuple[Layout1d, ...] = get_args(Layout1d)
+ACTIVATIONS: tuple[Activation, ...] = (None, "relu")
 
 _PLAIN = (int, str, bool, float, type(None))
 #: The largest stride, padding, ...: kernels count them in 32 bits.
@@ -138,11 +142,12 @@ def _sides_of_word(word: str, window: int, dilation: int, stride: int | tuple[in
     return reach // 2, reach - reach // 2
 
 
-def one_of(name: str, value: Any, known: Sequence[Any]) -> Any:
-    """``value`` if it is among ``known``."""
-    if not any(value == item for item in known):
-        raise ValueError(f"{name}={value!r} is not known; choose one of {', '.join(map(repr, known))}")
-    return value
+def one_of(name: str, value: Any, known: Sequence[Word]) -> Word:
+    """The one among ``known`` that ``value`` is."""
+    for item in known:
+        if isinstance(value, type(item)) and value == item:
+            return item
+    raise ValueError(f"{name}={value!r} is not known; choose one of {', '.join(map(repr, known))}")
 
 
 def border_name(border: Any) -> BorderName:

@@ -16,6 +16,7 @@ from leanconv.arrays import Shape
 from leanconv.arrays.operands import AxisOrder, Operands, check_dtypes, filter_operands, layer_operands
 from leanconv.call import arguments
 from leanconv.call.weights import PreparedWeights, kernel_beside
+from leanconv.dtypes import DtypeName
 from leanconv.problem import BORDERS, PRECISIONS, ConvProblem, FilterProblem, Layout, Op, Problem
 from leanconv.runtime.launch import device_index
 
@@ -163,10 +164,10 @@ def conv_problem(
     dilation: Any,
     groups: Any,
     *,
-    dtype: str,
+    dtype: DtypeName,
     layout: Layout,
-    precision: str,
-    activation: str | None,
+    precision: Any,
+    activation: Any,
     name: str = "x",
     one_axis: bool = False,
 ) -> ConvProblem:
@@ -176,8 +177,8 @@ def conv_problem(
     """
     _check_axes(name, x_shape, 4)
     _check_filter_axes(w_shape, 4)
-    arguments.one_of("precision", precision, PRECISIONS)
-    arguments.one_of("activation", activation, arguments.ACTIVATIONS)
+    precision = arguments.one_of("precision", precision, PRECISIONS)
+    activation = arguments.one_of("activation", activation, arguments.ACTIVATIONS)
     groups = arguments.integer("groups", groups, 1)
     stride, dilation = arguments.pair("stride", stride, 1), arguments.pair("dilation", dilation, 1)
     n, c, h, w = (1, *x_shape)[-4:]
@@ -204,7 +205,7 @@ def conv_problem(
     problem = ConvProblem(
         n=n, c=c, h=h, w=w, k=k, r=r, s=s, stride=stride, padding=sides, dilation=dilation, groups=groups, dtype=dtype,
         layout=layout, precision=precision, bias=bias_shape is not None,
-        activation="relu" if activation == "relu" else None,
+        activation=activation,
     )  # fmt: skip
     if problem.p < 1 or problem.q < 1:
         top, bottom, left, right = sides
@@ -260,7 +261,7 @@ def conv1d_problem(
 
 
 def filter_problem(
-    image_shape: Sequence[int], kernel_shape: Sequence[int], border: Any, anchor: Any, dtype: str
+    image_shape: Sequence[int], kernel_shape: Sequence[int], border: Any, anchor: Any, dtype: DtypeName
 ) -> FilterProblem:
     """The problem of filtering contiguous images (…, h, w)."""
     if len(image_shape) < 2:

@@ -8,9 +8,7 @@ from typing import Literal
 #: Our names.
 BorderName = Literal["constant", "replicate", "reflect", "reflect101", "wrap"]
 #: SciPy's modes.
-ScipyMode = Literal[
-    "constant", "grid-constant", "nearest", "reflect", "grid-mirror", "mirror", "wrap", "grid-wrap"
-]
+ScipyMode = Literal["constant", "grid-constant", "nearest", "reflect", "grid-mirror", "mirror", "wrap", "grid-wrap"]
 #: OpenCV's names; its numbers are taken as well.
 OpencvName = Literal[
     "BORDER_CONSTANT", "BORDER_REPLICATE", "BORDER_REFLECT", "BORDER_REFLECT_101", "BORDER_REFLECT101",
