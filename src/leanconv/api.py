@@ -50,8 +50,9 @@ def conv2d(
     ``y[n,k,p,q] = activation(bias[k] + sum over c,r,s of w[k,c,r,s] * x[n,c, p*stride - top + r*dilation, ...])``
 
     Args:
-        x: float32, float16 or bfloat16 array (n, c, h, w) of NumPy, CuPy, PyTorch, or of any library with DLPack. The
-            CPU takes float64 too. 16-bit elements are summed in float32, and the result is rounded once.
+        x: float32, float16 or bfloat16 array (n, c, h, w) of NumPy, CuPy, PyTorch, or of any library with DLPack; or
+            one image (c, h, w), for a result (k, p, q). The CPU takes float64 too. 16-bit elements are summed in
+            float32, and the result is rounded once.
         w: filters (k, c / groups, r, s), of the same library, dtype and device; or what `prepare_weights` made of them.
         bias: (k,) or None.
         stride: pixels between outputs, for both axes or (vertical, horizontal).
@@ -61,11 +62,15 @@ def conv2d(
         groups: c and k are cut into this many parts that do not see each other.
         layout: ``"NHWC"``: x is (n, h, w, c), w (k, r, s, c / groups) and y (n, p, q, k). ``"CHWN"``: x is
             (c, h, w, n), w (c / groups, r, s, k) and y (k, p, q, n); with the images innermost it is for large batches,
-            best a multiple of four. PyTorch tensors keep their logical shapes; for them it is the order in memory, by
+            best a multiple of four. Without a batch there is no n in these: x is (h, w, c) or, with ``"CHWN"``,
+            (c, h, w). PyTorch tensors keep their logical shapes; for them it is the order in memory, by
             default that of x if that is NCHW or NHWC (channels_last). A tensor is in CHWN order if its
             ``permute(1, 2, 3, 0)`` is contiguous: with ``layout="CHWN"`` it is read in place, and y has that order.
         algorithm: ``"auto"`` or a name from `algorithms`.
-        precision: ``"ieee"``, ``"fp32"``, ``"relaxed"`` or ``"tf32"``; the result is never less precise than this.
+        precision: ``"ieee"``, ``"fp32"``, ``"relaxed"`` or ``"tf32"``; the result is never less precise than this. All
+            but the first bound errors in norm, over the whole result: the transforms of Winograd's algorithms round
+            relative to the largest pixel nearby, so beside a pixel of 1e6 among zeros some outputs that should be 0 are
+            not. With ``"ieee"`` they are: sums of products alone, in float32.
         activation: None or ``"relu"``.
         out: array for the result; must not share memory with the inputs.
         device: ``"cuda"`` or ``"cuda:1"`` runs NumPy arrays on that GPU and waits for the result.
@@ -116,8 +121,8 @@ def conv1d(
     ``y[n,k,q] = activation(bias[k] + sum over c,s of w[k,c,s] * x[n,c, q*stride - left + s*dilation])``
 
     Args:
-        x: float32, float16 or bfloat16 array (n, c, w) of NumPy, CuPy, PyTorch, or of any library with DLPack. The CPU
-            takes float64 too.
+        x: float32, float16 or bfloat16 array (n, c, w) of NumPy, CuPy, PyTorch, or of any library with DLPack; or one
+            signal (c, w), for a result (k, q). The CPU takes float64 too.
         w: filters (k, c / groups, s), of the same library, dtype and device; or what `prepare_weights` made of them.
         bias: (k,) or None.
         stride: samples between outputs.
@@ -125,8 +130,9 @@ def conv1d(
         dilation: samples between filter taps.
         groups: c and k are cut into this many parts that do not see each other.
         layout: ``"NWC"``: x is (n, w, c), w (k, s, c / groups) and y (n, q, k). ``"CWN"``: x is (c, w, n), w
-            (c / groups, s, k) and y (k, q, n). PyTorch tensors keep their logical shapes; for them it is the order in
-            memory, by default that of x if that is NCW or NWC. All else as in `conv2d`.
+            (c / groups, s, k) and y (k, q, n). Without a batch there is no n in these. PyTorch tensors keep their
+            logical shapes; for them it is the order in memory, by default that of x if that is NCW or NWC. All else as
+            in `conv2d`.
         algorithm, precision, activation, out, device, workspace_limit: as in `conv2d`.
 
     Returns:
@@ -166,11 +172,11 @@ def conv2d_input(
     the transposed convolution.
 
     Args:
-        grad: gradient of conv2d's result, of that shape: (n, k, p, q); a float32, float16 or bfloat16 array of NumPy,
-            CuPy, PyTorch, or of any library with DLPack. The CPU takes float64 too.
+        grad: gradient of conv2d's result, of that shape: (n, k, p, q), or (k, p, q); a float32, float16 or bfloat16
+            array of NumPy, CuPy, PyTorch, or of any library with DLPack. The CPU takes float64 too.
         w: the layer's filters (k, c / groups, r, s), not rotated; or what `prepare_weights` made of them.
         input_shape: shape of conv2d's x, as that call had it: (n, c, h, w), (n, h, w, c) with ``layout="NHWC"``, or
-            (c, h, w, n) with ``"CHWN"``. PyTorch's is always (n, c, h, w).
+            (c, h, w, n) with ``"CHWN"``. PyTorch's is always (n, c, h, w). Without n where grad has none.
         stride, padding, dilation, groups: those of the layer, as in `conv2d`.
         layout: as in `conv2d`, of grad, w and dx; for PyTorch tensors by default that of grad, as there that of x.
         algorithm, precision, out, device, workspace_limit: as in `conv2d`.
@@ -215,9 +221,11 @@ def filter2d(
         border: what lies outside the image ``a b c d``: ``"constant"`` ``v|abcd|v``, ``"replicate"`` ``a|abcd|d``,
             ``"reflect"`` ``ba|abcd|dc``, ``"reflect101"`` ``cb|abcd|cb``, ``"wrap"`` ``cd|abcd|ab``. SciPy's names
             (``nearest``, ``mirror``, ``grid-mirror``, ``grid-wrap``, ``grid-constant``) and OpenCV's
-            (``BORDER_REFLECT_101``, ...) are accepted too; see `leanconv.images.borders`.
+            (``BORDER_REFLECT_101``, ...; also its numbers, as ``cv2.BORDER_REFLECT_101`` is one) are accepted too; see
+            `leanconv.images.borders`.
         value: the constant border's pixel.
-        anchor: (row, column) of the kernel element over the output pixel, by default (kh // 2, kw // 2).
+        anchor: (row, column) of the kernel element over the output pixel, by default (kh // 2, kw // 2); -1 means
+            that middle, as in OpenCV, which writes (column, row).
         delta: added to every output pixel.
         out: array for the result; must not share memory with the inputs.
         device: ``"cuda"`` or ``"cuda:1"`` runs NumPy arrays on that GPU and waits for the result.
@@ -285,7 +293,7 @@ def _run(
     if call is None:
         given = workspace_limit, counts
         plain: tuple[Any, tuple[Any, ...]] = arguments.plain(given)
-        if plain is not given:  # NumPy's integers, lists: the ready call is kept for what they mean
+        if plain is not given:  # NumPy's integers and the like: the ready call is kept for what they mean
             result = _run(describes, x, w, bias, out, *plain, words, name, numbers)
             return result if back is None else back(result)
         described = describes(x, w, bias, out, workspace_limit, *counts, *words)

@@ -48,15 +48,16 @@ def integer(name: str, value: Any, least: int, most: float = MOST) -> int:
 
 
 def plain(value: Any) -> Any:
-    """An option in Python's own types: integers of other kinds as int, text as str, lists as tuples; all else as it is.
+    """An option in Python's own types: integers of other kinds as int, text as str, also in tuples; all else as it is.
 
     It is ``value`` itself where nothing changes.
     """
     if type(value) in _PLAIN:
         return value
     if isinstance(value, (tuple, list)):
-        parts = tuple(map(plain, value))
-        return value if type(value) is tuple and all(map(operator.is_, parts, value)) else parts
+        kind = list if isinstance(value, list) else tuple
+        parts = kind(map(plain, value))
+        return value if type(value) is kind and all(map(operator.is_, parts, value)) else parts
     if isinstance(value, str):
         return str.__str__(value)
     try:
