@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import inspect
-import marshal
 from collections.abc import Callable, Sequence
+from marshal import dumps
 from typing import Any, TypeVar
 
 import numpy as np
@@ -63,14 +63,14 @@ def conv2d(
         layout: ``"NHWC"``: x is (n, h, w, c), w (k, r, s, c / groups) and y (n, p, q, k). ``"CHWN"``: x is
             (c, h, w, n), w (c / groups, r, s, k) and y (k, p, q, n); with the images innermost it is for large batches,
             best a multiple of four. Without a batch there is no n in these: x is (h, w, c) or, with ``"CHWN"``,
-            (c, h, w). PyTorch tensors keep their logical shapes; for them it is the order in memory, by
-            default that of x if that is NCHW or NHWC (channels_last). A tensor is in CHWN order if its
-            ``permute(1, 2, 3, 0)`` is contiguous: with ``layout="CHWN"`` it is read in place, and y has that order.
+            (c, h, w). PyTorch tensors keep their logical shapes; for them it is the order in memory, by default that of
+            x if that is NCHW or NHWC (channels_last). A tensor is in CHWN order if its ``permute(1, 2, 3, 0)`` is
+            contiguous: with ``layout="CHWN"`` it is read in place, and y has that order.
         algorithm: ``"auto"`` or a name from `algorithms`.
         precision: ``"ieee"``, ``"fp32"``, ``"relaxed"`` or ``"tf32"``; the result is never less precise than this. All
-            but the first bound errors in norm, over the whole result: the transforms of Winograd's algorithms round
-            relative to the largest pixel nearby, so beside a pixel of 1e6 among zeros some outputs that should be 0 are
-            not. With ``"ieee"`` they are: sums of products alone, in float32.
+            but the first bound errors in norm, over the whole result: Winograd's transforms round relative to the
+            largest pixel nearby, so beside a pixel of 1e6 among zeros they return numbers such as 44 where the answer
+            is 0. With ``"ieee"``, which only sums products, it is 0.
         activation: None or ``"relu"``.
         out: array for the result; must not share memory with the inputs.
         device: ``"cuda"`` or ``"cuda:1"`` runs NumPy arrays on that GPU and waits for the result.
@@ -283,18 +283,17 @@ def _run(
             describes, type(x), signature(x), type(w), type(filters), signature(filters),
             None if bias is None else (type(bias), signature(bias)),
             None if out is None else (type(out), signature(out)),
-            raw_workspace_limit() if workspace_limit is None else None, words,
-            # NOTE: 1, True and 1.0 are equal, and only one of them is a stride; as bytes they differ (0.06 µs)
-            marshal.dumps((workspace_limit, counts), _MARSHAL_VERSION),
+            raw_workspace_limit() if workspace_limit is None else (workspace_limit, type(workspace_limit)), words,
+            # NOTE: 1, True and 1.0 are equal, and only one of them is a stride; as bytes they differ
+            dumps(counts, _MARSHAL_VERSION),
         )  # fmt: skip
         call = _calls.get(key)
     except (TypeError, AttributeError, RuntimeError, ValueError):
         call = key = None  # arrays of several libraries, or an option of a strange type; describing sorts it out
     if call is None:
-        given = workspace_limit, counts
-        plain: tuple[Any, tuple[Any, ...]] = arguments.plain(given)
-        if plain is not given:  # NumPy's integers and the like: the ready call is kept for what they mean
-            result = _run(describes, x, w, bias, out, *plain, words, name, numbers)
+        plain = arguments.plain(counts)
+        if plain is not counts:  # NumPy's integers and the like: the ready call is kept for what they mean
+            result = _run(describes, x, w, bias, out, workspace_limit, plain, words, name, numbers)
             return result if back is None else back(result)
         described = describes(x, w, bias, out, workspace_limit, *counts, *words)
         call = bind.bind(described)
