@@ -13,6 +13,7 @@ from conftest import HostDevice, says
 
 from leanconv import api, conv1d, conv2d, conv2d_input, filter2d
 from leanconv.call import describe
+from leanconv.runtime.recent import Recent
 
 torch = pytest.importorskip("torch")
 
@@ -84,7 +85,7 @@ def test_a_limit_in_words_is_for_the_environment_alone(monkeypatch: pytest.Monke
 )  # fmt: skip
 def test_integers_of_other_kinds_are_described_once(options: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     described = []
-    monkeypatch.setattr(api, "_calls", {})
+    monkeypatch.setattr(api, "_calls", Recent(8))
     actual = describe.conv2d
     monkeypatch.setattr(describe, "conv2d", lambda *given: described.append(given) or actual(*given))
     results = [conv2d(X, W, **options) for _ in range(3)]

@@ -2,6 +2,7 @@
 
 from leanconv import filters, ndimage
 from leanconv.api import conv1d, conv2d, conv2d_input, explain, filter2d
+from leanconv.call.ahead import Compilation, compile
 from leanconv.call.choose import NoAlgorithmError
 from leanconv.call.explain import algorithms
 from leanconv.call.weights import PreparedWeights, prepare_weights
@@ -12,6 +13,7 @@ from leanconv.runtime.driver import CudaError, CudaUnavailableError, OutOfMemory
 __version__ = "0.1.0"
 
 __all__ = [
+    "Compilation",
     "CompileError",
     "ConvProblem",
     "CudaError",
@@ -21,6 +23,7 @@ __all__ = [
     "OutOfMemoryError",
     "PreparedWeights",
     "algorithms",
+    "compile",
     "conv1d",
     "conv2d",
     "conv2d_input",

@@ -18,12 +18,12 @@ from leanconv.call.run import Call
 from leanconv.call.weights import PreparedWeights, kernel_beside
 from leanconv.problem import Activation, Layout, Precision, is_problem
 from leanconv.runtime.env import raw_workspace_limit
+from leanconv.runtime.recent import Recent
 
 Array = TypeVar("Array")
 
-_calls: dict[Any, Call] = {}
-#: more different calls than this in one process, and the look-up starts over
-_MAX_CALLS = 8192
+#: Ready calls; a network has some 50. A ready call takes 6 kB, and its kernels some 100 kB of GPU memory.
+_calls: Recent[Any, Call] = Recent(1024)
 #: the last version of the format in which equal values of equal types have equal bytes
 _MARSHAL_VERSION = 2
 
@@ -290,6 +290,8 @@ def _run(
         call = _calls.get(key)
     except (TypeError, AttributeError, RuntimeError, ValueError):
         call = key = None  # arrays of several libraries, or an option of a strange type; describing sorts it out
+    if call is None and key is not None:
+        call = _calls.recall(key)
     if call is None:
         plain = arguments.plain(counts)
         if plain is not counts:  # NumPy's integers and the like: the ready call is kept for what they mean
@@ -299,7 +301,7 @@ def _run(
         call = bind.bind(described)
         x, w, bias, out = described.given
         if key is not None:
-            _remember(key, call)
+            _calls.keep(key, call)
     if numbers:
         dtype = arrays.dtype(x)
         value, delta = (arguments.scalar(n, v, dtype) for n, v in zip(("value", "delta"), numbers, strict=True))
@@ -348,12 +350,6 @@ def describe_call(function: Callable[..., Any], /, *arguments: Any, **options: A
         given.pop(number, None)
     described: Described = getattr(describe, function.__name__)(**given)
     return described
-
-
-def _remember(key: Any, call: Call) -> None:
-    if len(_calls) >= _MAX_CALLS:
-        _calls.clear()
-    _calls[key] = call
 
 
 def forget() -> None:

@@ -7,8 +7,7 @@ launch. api.py finds ready calls by the arrays' signatures and the arguments.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -47,16 +46,25 @@ class Loaded:
     choice: Candidate
     plan: Plan
     device: Device
+    _made: dict[str, Executable] = field(default_factory=dict, init=False, compare=False, repr=False)
 
-    @cached_property
+    @property
     def run(self) -> Executable:
         """The whole plan; values in the order of `roles_of`."""
-        return self.device.executable(self.plan, roles_of(self.problem))
+        return self._executable("run", self.plan)
 
-    @cached_property
+    @property
     def run_prepared(self) -> Executable:
         """The plan without what prepares filters."""
-        return self.device.executable(replace(self.plan, prepare=(), prepared_bytes=0), roles_of(self.problem))
+        return self._executable("run_prepared", replace(self.plan, prepare=(), prepared_bytes=0))
+
+    def _executable(self, name: str, plan: Plan) -> Executable:
+        # NOTE: functools.cached_property holds one lock for all objects until Python 3.12: calls of different shapes
+        # would compile one after the other
+        made = self._made.get(name)
+        if made is None:
+            made = self._made[name] = self.device.executable(plan, roles_of(self.problem))
+        return made
 
     def prepares(self, described: Described) -> bool:
         """Whether filters that keep their preparation save anything."""
