@@ -1,6 +1,6 @@
 """Convolution on NVIDIA GPUs without the workspace, for neural-network layers and for images."""
 
-from leanconv import ndimage
+from leanconv import filters, ndimage
 from leanconv.api import conv1d, conv2d, conv2d_input, explain, filter2d
 from leanconv.call.ahead import Compilation, compile
 from leanconv.call.choose import NoAlgorithmError
@@ -29,6 +29,7 @@ __all__ = [
     "conv2d_input",
     "explain",
     "filter2d",
+    "filters",
     "ndimage",
     "prepare_weights",
 ]
