@@ -63,6 +63,8 @@ def conv2d(
             ``permute(1, 2, 3, 0)`` is contiguous: with ``layout="CHWN"`` it is read in place, and y has that order.
         algorithm: ``"auto"`` or a name from `algorithms`.
         precision: ``"ieee"``, ``"fp32"``, ``"relaxed"`` or ``"tf32"``; the result is never less precise than this.
+            It bounds the norm of all errors: by Winograd's algorithms a huge pixel leaves some on outputs beside those
+            that see it, and ``"ieee"`` takes none of them.
         activation: None or ``"relu"``.
         out: array for the result; must not share memory with the inputs.
         device: ``"cuda"`` or ``"cuda:1"`` runs NumPy arrays on that GPU and waits for the result.
