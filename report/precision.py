@@ -187,7 +187,10 @@ def every_kernel() -> Iterator[Kernel]:
 
 @dataclass(frozen=True)
 class Entry:
-    """The largest errors of a kernel on a layer and a kind of data, by the sequential sum's and in `absolute_error`."""
+    """The largest errors of a kernel on a layer and a kind of data, by the sequential sum's and in `absolute_error`.
+
+    All numbers have four digits.
+    """
 
     kernel: str
     where: str
@@ -223,8 +226,8 @@ def measure(
                     largest[where] = factor, absolute
             bounds = kernel.bound(), kernel.bound(worst=True)
             for where, tier, _ in kernel.ways:
-                factor, absolute = map(float, largest[where])
-                entries.append(Entry(kernel.name, where, tier, layer, kind, factor, absolute, *bounds))
+                numbers = (float(f"{number:.4g}") for number in (*largest[where], *bounds))
+                entries.append(Entry(kernel.name, where, tier, layer, kind, *numbers))
     return entries
 
 

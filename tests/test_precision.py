@@ -64,7 +64,7 @@ def test_the_published_errors_keep_their_bounds() -> None:
     assert {(entry.kernel, entry.where, entry.tier) for entry in entries} == published
     bounds = {(k.name, f"{k.problem.r}×{k.problem.s}×{k.problem.c}"): k.bound() for k in precision.every_kernel()}
     for entry in entries:
-        assert entry.bound == pytest.approx(bounds[entry.kernel, entry.layer]), entry
+        assert entry.bound == pytest.approx(bounds[entry.kernel, entry.layer], rel=1e-3), entry
     assert {entry.data for entry in entries} == {*KINDS, precision.ONE_WAY}
     page = (RECORD.parents[3] / "docs" / "numerics.md").read_text(encoding="utf-8")
     assert precision.section(json.loads(RECORD.read_text(encoding="utf-8"))) in page

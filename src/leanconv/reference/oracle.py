@@ -198,7 +198,7 @@ def sequential_error(
 
 
 def error_bound(problem: ConvProblem, x: np.ndarray, w: np.ndarray, bias: np.ndarray | None = None) -> float:
-    """The relative error that the precision tier of ``problem`` allows on this data.
+    """The relative error that the precision tier of ``problem`` allows on this data, if they are dense and random.
 
     ``"ieee"`` and ``"fp32"``: four times that of a plain sequential float32 sum, and never less than four roundings;
     ``"relaxed"`` 1e-4; ``"tf32"`` 2e-3. The loose tiers never bound tighter than ``"fp32"`` does. For float64 problems
@@ -208,6 +208,8 @@ def error_bound(problem: ConvProblem, x: np.ndarray, w: np.ndarray, bias: np.nda
     unit roundoff u (2⁻¹¹, 2⁻⁸) of itself, so all of them by u of the norm of what is rounded. The bound is that of
     float32, b, and ``u * (1 + b)``. It holds while results are of the type's normal range: a float16 below 2⁻¹⁴ is off
     by up to 2⁻²⁵ whatever its size, and one from 65520 on is infinite.
+
+    Of sparse data the sequential sum may be nearly exact: on data of every kind `tier_bound` holds.
     """
     strict = 4 * max(FLOAT32_UNIT, sequential_error(problem, x, w, bias))
     bound = max(strict, {"relaxed": RELAXED_BOUND, "tf32": TF32_BOUND}.get(problem.precision, 0.0))
