@@ -137,6 +137,10 @@ def gather(x: Any, w: Any, bias: Any, out: Any, names: tuple[str, str]) -> tuple
     first = given[names[0]]
     arrays = arrays_of(first)
     assert arrays is not None  # an array of another library has been carried
+    for name, array in (*given.items(), ("out", out)):
+        own = arrays_of(array)
+        if own is not None:
+            own.refuse_without_memory(array, name)
     device = arrays.device(first)
     for name, array in (*given.items(), ("out", out)):
         if array is None:

@@ -19,7 +19,7 @@ from leanconv.arrays.memory import overlaps, share_memory
 from leanconv.arrays.numpy import NUMPY, plain
 from leanconv.call.choose import Candidate
 from leanconv.call.describe import Described
-from leanconv.call.weights import preparation_of
+from leanconv.call.weights import preparation_of, refuse_null
 from leanconv.plan import ALIGNMENT, Plan
 from leanconv.problem import ConvProblem, Problem
 from leanconv.runtime import launch
@@ -141,7 +141,12 @@ class GpuCall:
                 workspace_at = pointer(scratch)
                 if self._prepared_offset is not None:
                     prepared_at = workspace_at + self._prepared_offset
-            self._run(self._stream(), (x_at, w_at, bias_at, pointer(y), value, delta, workspace_at, prepared_at))
+                if not workspace_at:
+                    refuse_null(self._arrays)
+            y_at = pointer(y)
+            if not (x_at and w_at and y_at):
+                refuse_null(self._arrays)
+            self._run(self._stream(), (x_at, w_at, bias_at, y_at, value, delta, workspace_at, prepared_at))
         if out is None or y is out:
             return y
         self._arrays.assign(out, y)
