@@ -41,6 +41,22 @@ def share_memory(a: tuple[int, Shape, Shape], b: tuple[int, Shape, Shape], items
         return True
 
 
+def lies_channels_last(shape: Shape, strides: Shape) -> bool:
+    """Whether an array of axes N, C, ... lies channels last, judged as PyTorch does: by its strides alone.
+
+    So strides decide where axes of length 1 make an array contiguous in both orders, and a slice keeps the order of
+    what it was cut from. An array whose strides tell nothing, (N, 1, 1, 1), lies channels first.
+    """
+    if 0 in shape or strides[1] == 0:
+        return False
+    least = 0
+    for axis in (1, *range(len(shape) - 1, 1, -1)):
+        if strides[axis] < least:
+            return False
+        least = strides[axis] * shape[axis]
+    return strides[0] >= least and least > strides[1]
+
+
 def row_pitched(shape: Shape, strides: Shape, itemsize: int) -> tuple[int, int] | None:
     """Row pitch and image step, in elements, of images (…, H, W) that a filter can read in place; None where it cannot.
 

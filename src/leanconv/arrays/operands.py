@@ -8,7 +8,7 @@ from typing import Any
 
 from leanconv import dtypes
 from leanconv.arrays import Arrays, MemoryOrder, Shape, arrays_of, carry
-from leanconv.arrays.memory import row_pitched
+from leanconv.arrays.memory import lies_channels_last, row_pitched
 from leanconv.plan import ALIGNMENT
 
 
@@ -74,8 +74,8 @@ def layer_operands(
 ) -> tuple[Operands, AxisOrder]:
     """The arrays of a layer, which the caller calls ``name`` and w. ``layouts`` are those of images, or of signals.
 
-    Without ``layout``, it is the layout of PyTorch's x if that is one of the first two, for which PyTorch has a name;
-    otherwise the first.
+    Without ``layout``, it is the second where PyTorch's x lies channels last, as PyTorch decides it; otherwise the
+    first.
 
     Raises:
         TypeError: something is not an array, or has an element type that layers do not take.
@@ -87,8 +87,8 @@ def layer_operands(
     keeps_shape, x = arrays.keeps_shape, given[name]
     if layout is None:
         layout = channels_first
-        if keeps_shape and len(x.shape) == len(channels_first) and not arrays.is_contiguous(x):
-            last = arrays.is_contiguous(x, _axes(channels_first, channels_last))
+        if keeps_shape and len(x.shape) == len(channels_first):
+            last = lies_channels_last(x.shape, arrays.strides(x))
             layout = channels_last if last else channels_first
     elif layout not in layouts:
         raise ValueError(f"layout={layout!r} is not known; choose one of {', '.join(map(repr, layouts))}")

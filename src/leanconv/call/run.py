@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from leanconv.algorithms.base import CpuAlgorithm
-from leanconv.arrays import Arrays
+from leanconv.arrays import Arrays, MemoryOrder
 from leanconv.arrays.memory import overlaps, share_memory
 from leanconv.arrays.numpy import NUMPY, plain
 from leanconv.call.choose import Candidate
@@ -278,28 +278,47 @@ def check_torch_algorithm(name: str) -> None:
         )
 
 
+def in_order(tensor: Any, order: MemoryOrder = None) -> Any:
+    """A tensor of PyTorch contiguous in a memory order, axes of length 1 included; gradients pass."""
+    if order is None:
+        if tensor.is_contiguous() and 1 not in tensor.shape:
+            return tensor
+        order = tuple(range(tensor.ndim))
+    moved = tensor.permute(order)
+    # the strides of `contiguous` would be any for an axis of length 1
+    return moved.reshape(-1).view(moved.shape).permute([order.index(axis) for axis in range(len(order))])
+
+
 class TorchCpuConv(_HostCall):
-    """PyTorch's CPU tensors: PyTorch's own convolution, gradients included."""
+    """PyTorch's CPU tensors: PyTorch's own convolution, gradients included.
+
+    NOTE: it gets channels_last for large images only; otherwise NCHW, and the result is brought to its memory order.
+    For some narrow images in channels_last PyTorch 2.13 (oneDNN) has wrong numbers or a segmentation fault: found with
+    up to 7 columns for filters of up to 5, 12 for a filter of 15, none of 24,000 layers with more than 15. It also
+    takes the strides of axes of length 1 for a sign of channels_last.
+    """
 
     _problem: ConvProblem
 
-    def __call__(self, x: Any, w: Any, bias: Any, out: Any, value: float = 0, delta: float = 0) -> Any:
-        import torch
+    def __init__(self, described: Described) -> None:
+        super().__init__(described)
+        self._order = described.operands.order
+        problem = self._problem
+        covered = problem.dilation[0] * (problem.r - 1) + 1, problem.dilation[1] * (problem.s - 1) + 1
+        least = max(16, 4 * max(covered))
+        large = min(problem.h, problem.w, problem.p, problem.q) >= least
+        self._channels_last = large and problem.layout == "NHWC"
 
+    def __call__(self, x: Any, w: Any, bias: Any, out: Any, value: float = 0, delta: float = 0) -> Any:
         problem = self._problem
         if out is not None:
             self._check_out(x, w, bias, out)
         if len(self._shape) == 3:  # a signal is an image of one row
             x, w = x.unsqueeze(2), w.unsqueeze(2)
-        memory_format = torch.channels_last if problem.layout == "NHWC" else torch.contiguous_format
-        x = x.contiguous(memory_format=memory_format)
+        x, w = (in_order(x, self._order), w) if self._channels_last else (in_order(x), in_order(w))
         y = self._input_gradient(x, w) if problem.op == "dgrad" else self._forward(x, w, bias)
-        if problem.layout == "CHWN":  # PyTorch has no word for it
-            y = y.permute(1, 2, 3, 0).contiguous().permute(3, 0, 1, 2)
-        else:
-            y = y.contiguous(memory_format=memory_format)
         y = y.squeeze(2) if len(self._shape) == 3 else y
-        return y if out is None else out.copy_(y)
+        return in_order(y, self._order) if out is None else out.copy_(y)
 
     def _forward(self, x: Any, w: Any, bias: Any) -> Any:
         from torch.nn import functional
