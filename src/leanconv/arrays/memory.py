@@ -17,6 +17,10 @@ def overlaps(a: tuple[int, int], b: tuple[int, int]) -> bool:
     return a[0] < b[1] and b[0] < a[1]
 
 
+#: an address to reason about, of no array
+_ANYWHERE = 1 << 20
+
+
 class _Addresses:
     """An array for NumPy to reason about, of memory that it never touches."""
 
@@ -39,6 +43,28 @@ def share_memory(a: tuple[int, Shape, Shape], b: tuple[int, Shape, Shape], items
         return bool(shares(*(np.asarray(_Addresses(each, itemsize)) for each in (a, b)), max_work=100_000))
     except RuntimeError:  # NumPy's TooHardError, whose place has moved between releases
         return True
+
+
+def overlaps_itself(shape: Shape, strides: Shape, itemsize: int) -> bool:
+    """Whether any two elements of an array share memory. True where the answer is too costly to find."""
+    axes = sorted((abs(stride), length) for length, stride in zip(shape, strides, strict=True) if length > 1)
+    if 0 in shape:
+        return False
+    covered = itemsize
+    for stride, length in axes:
+        if stride < covered:
+            break
+        covered += (length - 1) * stride
+    else:
+        return False  # each step leads out of all that the shorter ones reach
+    # Two elements that differ first in an axis are as far apart as one at its start and one behind.
+    while axes:
+        stride, length = axes.pop()
+        others = tuple(length for _, length in axes), tuple(stride for stride, _ in axes)
+        start, behind = (_ANYWHERE, *others), (_ANYWHERE + stride, (length - 1, *others[0]), (stride, *others[1]))
+        if share_memory(start, behind, itemsize):
+            return True
+    return False
 
 
 def lies_channels_last(shape: Shape, strides: Shape) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 
 from leanconv import dtypes
 from leanconv.arrays import Arrays, MemoryOrder, Shape, arrays_of, carry
-from leanconv.arrays.memory import lies_channels_last, row_pitched
+from leanconv.arrays.memory import lies_channels_last, overlaps_itself, row_pitched
 from leanconv.plan import ALIGNMENT
 
 
@@ -42,9 +42,11 @@ class Operands:
             raise ValueError(f"out has shape {tuple(out.shape)}; the result has {tuple(shape)}")
         if arrays.dtype(out) != self.dtype:
             raise ValueError(f"out has dtype {arrays.dtype(out)}; the result has {self.dtype}")
-        repeats = any(length > 1 and stride == 0 for length, stride in zip(shape, arrays.strides(out), strict=True))
-        if repeats and 0 not in shape:
-            raise ValueError(f"out has strides {arrays.strides(out)}: several of its elements are the same memory")
+        if overlaps_itself(shape, arrays.strides(out), dtypes.item_bytes(self.dtype)):
+            raise ValueError(
+                f"out has shape {tuple(shape)} and strides {arrays.strides(out)} in bytes: several of its elements "
+                "share memory; give each its own"
+            )
 
 
 @dataclass(frozen=True)
