@@ -69,8 +69,8 @@ class _Numbers:
         """Change the numbers from ``expected`` to ``wanted``. One that somebody else has set is left."""
         for library, now, then in zip(self.libraries, expected, wanted, strict=True):
             if now != then and library.num_threads == now:
-                # NOTE: threadpoolctl 3.8 lets only the first thread set OpenBLAS' number, until that control is cleared;
-                # but here any thread may be the last to leave
+                # NOTE: threadpoolctl 3.8 lets only the first thread set OpenBLAS' number, until that control is
+                # cleared; but here any thread may be the last to leave
                 clear = getattr(library, "clear_controlling_thread", None)
                 if clear is not None:
                     clear(force=True)
