@@ -294,8 +294,8 @@ class TorchCpuConv(_HostCall):
 
     NOTE: it gets channels_last for large images only; otherwise NCHW, and the result is brought to its memory order.
     For some narrow images in channels_last PyTorch 2.13 (oneDNN) has wrong numbers or a segmentation fault: found with
-    up to 7 columns for filters of up to 5, 12 for a filter of 15, none of 24,000 layers with more than 15. It also
-    takes the strides of axes of length 1 for a sign of channels_last.
+    up to 5 columns for filters of up to 5, with 12 for a filter of 15, in none of 26,000 layers with 16 or more. It
+    also takes the strides of axes of length 1 for a sign of channels_last.
     """
 
     _problem: ConvProblem
