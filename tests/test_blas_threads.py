@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from threadpoolctl import ThreadpoolController
 
 from leanconv import conv2d, filter2d, ndimage
 from leanconv.reference import blas, direct, im2col
 from leanconv.reference import filter2d as filters
-from leanconv.reference.blas import ONE_THREAD, OneThread, one_thread, usable_cores
+from leanconv.reference.blas import ONE_THREAD, OneThread, numpys_libraries, one_thread
+from leanconv.runtime.threads import cores
 
 X, W = np.ones((1, 8, 20, 20), np.float32), np.ones((8, 8, 3, 3), np.float32)
 IMAGE, KERNEL = np.ones((60, 80), np.float32), np.ones((5, 5), np.float32)
@@ -24,7 +24,7 @@ IMAGE, KERNEL = np.ones((60, 80), np.float32), np.ones((5, 5), np.float32)
 @pytest.fixture
 def threads() -> Iterator[Any]:
     """NumPy's BLAS, which takes three threads."""
-    found = ThreadpoolController().select(user_api="blas").lib_controllers
+    found = numpys_libraries()
     if not found:
         pytest.skip("NumPy's BLAS has no number of threads")
     before = [library.num_threads for library in found]
@@ -125,7 +125,7 @@ def test_large_products_take_the_cores_that_may_be_used(threads: Any, monkeypatc
     numbers = seen_by(monkeypatch, np, "matmul", threads)
     small, large = np.ones((4, 8), np.float32), np.ones((4, 64, 8), np.float32)
     monkeypatch.setattr(blas, "LEAST_WORK", 2 * 64 * 8 * 8)
-    monkeypatch.setattr(blas, "usable_cores", lambda: 2)
+    monkeypatch.setattr(blas, "cores", lambda: 2)
     limit = OneThread()
     result = limit.matmul(large, np.ones((8, 8), np.float32))
     assert (result == 8).all() and numbers == [3], "outside a call nothing is changed"
@@ -211,14 +211,14 @@ def test_tiny_calls_are_spared_the_change() -> None:
 
 
 def test_cores_that_may_be_used(tmp_path: Path) -> None:
-    every = usable_cores(tmp_path)
+    every = cores(tmp_path)
     assert every >= 1
     for quota, expected in ("max 100000", every), ("50000 100000", 1), ("150000 100000", min(2, every)), ("", every):
         (tmp_path / "cpu.max").write_text(quota + "\n")
-        assert usable_cores(tmp_path) == expected
+        assert cores(tmp_path) == expected
     (tmp_path / "cpu.max").unlink()
     (tmp_path / "cpu").mkdir()
     (tmp_path / "cpu" / "cpu.cfs_period_us").write_text("100000\n")
     for quota, expected in ("-1", every), ("100000", 1):
         (tmp_path / "cpu" / "cpu.cfs_quota_us").write_text(quota + "\n")
-        assert usable_cores(tmp_path) == expected
+        assert cores(tmp_path) == expected

@@ -19,8 +19,8 @@ class DirectConfig(Config):
     threads: int = 256
 
 
-#: Cycles of a multiprocessor for an output, for each of its taps, and for each pair of them, in each layout (measured on
-#: an H200 with 15 depthwise layers of 3x3 to 7x7: within 1.2 but for images of 7x7). In NHWC neighbouring threads read
+#: Cycles of a multiprocessor for an output, for each of its taps, and for each pair of them, by layout (measured on an
+#: H200 with 15 depthwise layers of 3x3 to 7x7: within 1.2 but for images of 7x7). In NHWC neighbouring threads read
 #: their filters R * S elements apart, so that more taps need more lines of the L1.
 CYCLES = {"NCHW": (0.45, 0.067, 0.0), "NHWC": (0.0, 0.103, 0.0037), "CHWN": (1.5, 0.141, 0.0)}
 #: Groups with more channels or filters than this have not been measured: there tiles share what this kernel reads

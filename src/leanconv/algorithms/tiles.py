@@ -64,8 +64,8 @@ C = TypeVar("C", bound="TileConfig")
 #: The share of a multiprocessor's 128 multiply-adds a cycle that the best tile reaches.
 BEST_SHARE = 0.70
 
-#: Clusters of 4 and 8 blocks that do not fit into the first round crowd on few multiprocessors; by this share of a round
-#: they end later (measured on an H200 in CHWN, 28 layers: 1.37 times the time at 1.3 rounds, 1.1 at 2.7, 1.03 at 6).
+#: Clusters of 4 and 8 blocks that do not fit into the first round crowd on few multiprocessors, and end later by this
+#: share of a round (measured on an H200 in CHWN, 28 layers: 1.37 times the time at 1.3 rounds, 1.1 at 2.7, 1.03 at 6).
 LATE_CLUSTERS = 0.2
 
 #: The shapes a tile can take, and the share of the best tile's speed that each reaches when it fills the machine
@@ -116,8 +116,8 @@ TILES: dict[str, tuple[tuple[TileConfig, float], ...]] = {
 }
 
 
-#: How much the speed of the tile of 4 filters differs where a group has fewer than four channels, as in depthwise layers
-#: (measured on an H200 with 15 of them). In NHWC such channels are copied one by one.
+#: How much the speed of the tile of 4 filters differs where a group has fewer than four channels (measured on an H200
+#: with 15 depthwise layers). In NHWC such channels are copied one by one.
 FEW_CHANNELS = {"NCHW": 1.5, "NHWC": 0.3, "CHWN": 2.3}
 
 #: What 16-bit elements, which pass registers on their way to shared memory, want otherwise than floats do in tiles of

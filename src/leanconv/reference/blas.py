@@ -6,15 +6,15 @@ wait for each other, so where a core is busy with something else a product takes
 
 from __future__ import annotations
 
-import math
 import os
 import threading
 from contextlib import AbstractContextManager, nullcontext
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from threadpoolctl import ThreadpoolController
+
+from leanconv.runtime.threads import cores
 
 #: Multiply-adds, counted as two operations, from which a product takes several threads. Measured on two cores that
 #: other processes used too (load 3.5), milliseconds in the mean with one thread and with two: 1e6 operations 0.02 and
@@ -27,19 +27,11 @@ LEAST_WORK = 1_000_000_000
 TINY_WORK = 2 * 9216
 
 
-def usable_cores(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
-    """Cores that this process may use: its affinity and, in a container, the quota of its control group."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    try:
-        if (cgroup / "cpu.max").exists():
-            quota, period = (cgroup / "cpu.max").read_text().split()
-        else:
-            quota, period = ((cgroup / "cpu" / f"cpu.cfs_{name}_us").read_text() for name in ("quota", "period"))
-        if quota != "max" and float(quota) > 0:
-            cores = min(cores, math.ceil(float(quota) / float(period)))
-    except (OSError, ValueError, ZeroDivisionError):
-        pass  # no control group, or one that does not tell
-    return max(1, cores)
+def numpys_libraries() -> list[Any]:
+    """The BLAS that NumPy calls, as threadpoolctl sees it; every BLAS of the process where that cannot be told."""
+    libraries = ThreadpoolController().select(user_api="blas").lib_controllers
+    # a wheel brings its own, beside those of SciPy and PyTorch
+    return [each for each in libraries if "numpy" in str(getattr(each, "filepath", ""))] or libraries
 
 
 class _Numbers:
@@ -96,9 +88,9 @@ class OneThread:
 
     def _find(self) -> _Numbers:
         """The search for libraries takes milliseconds, once."""
-        libraries = ThreadpoolController().select(user_api="blas").lib_controllers
+        libraries = numpys_libraries()
         own = [each for each in libraries if each.internal_api == "openblas" and each.threading_layer == "openmp"]
-        self._own, self._cores = own, usable_cores()
+        self._own, self._cores = own, cores()
         self._shared = _Numbers([each for each in libraries if each not in own])
         return self._shared
 
