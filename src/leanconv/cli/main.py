@@ -200,8 +200,11 @@ def cache(
     from leanconv.runtime import cache as store
     from leanconv.runtime import env
 
-    folder = env.cache_dir() / "kernels"
+    base = env.cache_dir()
+    folder = "no folder, as this user has no home; set LEANCONV_CACHE_DIR" if base is None else base / "kernels"
     if action is Action.path:
+        if base is None:
+            raise ValueError(f"kernels are kept in {folder}")
         print(folder)
         return
     count, total = store.clear() if action is Action.clear else store.size()
