@@ -343,3 +343,25 @@ __all__ = ["HostDevice", "oracle_conv", "oracle_filter", "relative_error"]
 def says(kind: type[Exception], *parts: str) -> Any:
     """pytest.raises, with every part in the message, in order."""
     return pytest.raises(kind, match="(?s)" + ".*".join(map(re.escape, parts)))
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Any:
+    """``run("cache", "path")`` gives exit code, standard output, standard error."""
+    from leanconv.cli.main import main
+
+    monkeypatch.setenv("COLUMNS", "120")
+
+    def run(*arguments: object) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as stopped:
+            main([str(argument) for argument in arguments])
+        captured = capsys.readouterr()
+        return int(stopped.value.code or 0), captured.out, captured.err
+
+    return run
+
+
+def line_of(error: str) -> str:
+    """The one line that a mistake is told in."""
+    assert error.startswith("error: ") and error.count("\n") == 1 and "Traceback" not in error, error
+    return error.strip()

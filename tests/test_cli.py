@@ -8,33 +8,19 @@ from typing import Any
 
 import numpy as np
 import pytest
+from conftest import line_of
 
 import leanconv
 from leanconv import filters
 from leanconv.cli import doctor
 from leanconv.cli import pictures as images
 from leanconv.cli.command_line import FAILED, MISTAKE
-from leanconv.cli.main import main
 from leanconv.runtime import cache as store
 from leanconv.runtime import launch
 from leanconv.runtime.driver import CudaUnavailableError
 
 Image = pytest.importorskip("PIL.Image", reason="pictures need Pillow")
 ndimage = pytest.importorskip("scipy.ndimage")
-
-
-@pytest.fixture
-def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Any:
-    """``run("cache", "path")`` gives exit code, standard output, standard error."""
-    monkeypatch.setenv("COLUMNS", "120")
-
-    def run(*arguments: object) -> tuple[int, str, str]:
-        with pytest.raises(SystemExit) as stopped:
-            main([str(argument) for argument in arguments])
-        captured = capsys.readouterr()
-        return int(stopped.value.code or 0), captured.out, captured.err
-
-    return run
 
 
 @pytest.fixture
@@ -45,12 +31,6 @@ def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "driver", missing)
     monkeypatch.setattr(launch, "driver", missing)
     monkeypatch.setattr(launch, "_devices", {})
-
-
-def line_of(error: str) -> str:
-    """The one line that a mistake is told in."""
-    assert error.startswith("error: ") and error.count("\n") == 1 and "Traceback" not in error, error
-    return error.strip()
 
 
 # The small kernels
