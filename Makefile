@@ -1,6 +1,6 @@
 # make demo    a tour: a photograph filtered, real layers run and checked, pictures in demo-output/
-# make test    every test that this machine can run (on a GPU too, where there is one)
-# Both make .venv first. CUDA=cu12 takes the wheels for drivers below CUDA 13.
+# make test    every kind of test that this machine can run (on a GPU too, where there is one)
+# They make .venv first. CUDA=cu12 takes the wheels for drivers below CUDA 13.
 
 PYTHON ?= python3
 CUDA ?= cu13
@@ -9,14 +9,18 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 
-.PHONY: demo test lint format types docs clean
+.PHONY: demo test test-all lint format types docs clean
 
 demo: $(VENV)/.demo
 	$(BIN)/python -m leanconv.cli.demo
 
 # One BLAS thread for each worker: two that wait for a core that others hold spin for seconds.
-test: export OMP_NUM_THREADS ?= 1
+test test-all: export OMP_NUM_THREADS ?= 1
 test: $(VENV)/.test
+	$(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal -m "not exhaustive" $(TESTS)
+
+# Also every variant in every layout on every case, and every architecture: some 40 minutes on two cores.
+test-all: $(VENV)/.test
 	$(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal $(TESTS)
 
 lint: $(VENV)/.test

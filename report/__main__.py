@@ -54,6 +54,14 @@ def numerics(
     print(f"{docs / 'numerics.md'}: {count} machines")
 
 
+@app.command("first-calls")
+def first_calls(results: Records = RESULTS, revision: options.Revision = None) -> None:
+    """Measure how long the first run of a network waits for its kernels, on this machine's GPU."""
+    from report.first_calls import measure
+
+    print(measure(results, revision))
+
+
 @app.command()
 def pictures(docs: Docs = DOCS) -> None:
     """Draw the pictures of the algorithms' pages into docs/pictures."""

@@ -24,7 +24,7 @@ from leanconv.bench.peers.cudnn import CudnnError, CudnnPeer
 from leanconv.bench.peers.own import compile_ahead, plan_of
 from leanconv.bench.suites import dense_filter
 from leanconv.plan import Plan, Target
-from leanconv.problem import ConvProblem, Problem
+from leanconv.problem import ConvProblem, Precision, Problem
 from leanconv.reference import CPU_ALGORITHMS, oracle, winograd1d
 from leanconv.runtime import launch
 from leanconv.runtime.files import write_text
@@ -68,7 +68,7 @@ def kernel_layer(alpha: int, width: int, channels: int) -> ConvProblem:
     n = alpha + 1 - width
     # Tiles of 8 states must not fit into rows that are for 4.
     q = n * (2 if alpha == 4 else ceil_div(16, n))
-    precision = "relaxed" if alpha == 16 else "fp32"
+    precision: Precision = "relaxed" if alpha == 16 else "fp32"
     return ConvProblem(1, channels, 15 + width, q + width - 1, 32, width, width, layout="NHWC", precision=precision)
 
 

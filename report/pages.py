@@ -6,8 +6,8 @@ A document holds blocks such as::
     <!-- /made -->
 
 The words after ``made:`` are what to make, the results file it is made of (``im2win``, ``im2win-nhwc``,
-``opencnn-relaxed``, ``im2win-ablation``, and ``numerics`` for ``errors``), and settings. ``python -m report pages``
-writes what belongs between the two lines, for each GPU that has such a file; figures go to
+``opencnn-relaxed``, ``im2win-ablation``; ``numerics`` for ``errors``, ``first-calls`` for ``waits``), and settings.
+``python -m report pages`` writes what belongs between the two lines, for each GPU that has such a file; figures go to
 ``docs/pictures/<gpu>-<file>-<what>.png``. Nothing outside the blocks changes.
 """
 
@@ -28,7 +28,7 @@ from leanconv.bench.suites import LAYOUTS
 from leanconv.bench.tables import STANDINGS_CELL, about_layouts, standings
 from leanconv.problem import PRECISIONS
 from leanconv.runtime.files import write_text
-from report import comparisons, figures, markdown, numerics
+from report import comparisons, figures, first_calls, markdown, numerics
 
 _BLOCK = re.compile(r"(<!-- made: ([^\n]*?) -->\n)(.*?)(<!-- /made -->)", re.DOTALL)
 
@@ -104,11 +104,14 @@ def fill(text: str, page: Path, results: Path, pictures: Path, draw: bool = True
 
 def _make(words: str, page: Path, results: Path, pictures: Path, draw: bool) -> str:
     what, stem, *rest = words.split()
-    if what not in (*_TABLES, *_FIGURES, "errors"):
-        raise ValueError(f"{what!r} is none of {', '.join((*_TABLES, *_FIGURES, 'errors'))}")
+    known = (*_TABLES, *_FIGURES, "errors", "waits")
+    if what not in known:
+        raise ValueError(f"{what!r} is none of {', '.join(known)}")
     settings = {name: value.split(",") for name, _, value in (word.partition("=") for word in rest)}
     if what == "errors":
         return _errors([*sorted(results.glob(f"*/{stem}.json"))], settings["algorithms"])
+    if what == "waits":
+        return first_calls.section(sorted(results.glob(f"*/{stem}.json")))
     parts = []
     for path in sorted(results.glob(f"*/{stem}.json")):
         measured = Results.read(path)

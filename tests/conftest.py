@@ -27,6 +27,7 @@ from leanconv.runtime.probe import why_no_gpu
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "gpu: needs an NVIDIA GPU; skipped, with the reason, where there is none")
     config.addinivalue_line("markers", "slow: compares speed, so it wants the machine to itself")
+    config.addinivalue_line("markers", "exhaustive: one more of many that are alike; `make test-all` runs it")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

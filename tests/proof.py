@@ -58,7 +58,7 @@ def extreme_configs(algorithm: GpuAlgorithm, problem: Problem, target: Target) -
     """
     kinds: dict[Any, list[Config]] = {}
     for config in islice(algorithm.configs(problem, target), MOST_CONFIGS):
-        kinds.setdefault((type(config), *_decisions(config)), []).append(config)
+        kinds.setdefault((type(config), *decisions(config)), []).append(config)
     chosen: list[Config] = []
     for alike in kinds.values():
         few = _cover(alike)
@@ -68,7 +68,8 @@ def extreme_configs(algorithm: GpuAlgorithm, problem: Problem, target: Target) -
     yield from dict.fromkeys(chosen)
 
 
-def _decisions(config: Config) -> list[tuple[str, Any]]:
+def decisions(config: Config) -> list[tuple[str, Any]]:
+    """What a configuration answers to questions of yes or no, and the types that it names."""
     return [
         (name, value) for name, value in config.constants() if not isinstance(value, int) or isinstance(value, bool)
     ]

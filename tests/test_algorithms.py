@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import defaultdict
 from dataclasses import replace
 from functools import partial
 from math import gcd
@@ -12,6 +12,7 @@ import emulator
 import numpy as np
 import proof
 import pytest
+import selection
 from cases import ALL, CASES, CONV_CASES, GRADIENT_CASES, NARROW_CASES, REFUSED, TARGETS, TRANSFORM_CASES
 
 from leanconv.algorithms import ALGORITHMS
@@ -25,47 +26,52 @@ ACCEPTED = [(a, c) for a, c in MET if not a.reasons(c.problem, TARGETS[0])]
 THOROUGH = [(a, c) for a, c in ACCEPTED if c.thorough]
 
 
-def on_emulator(algorithm, case):
-    """Whether the emulator plays a case, which costs a build; where other tests have the rest, layouts come by turns.
-
-    Im2col-Winograd's kernels meet all layouts in its own cases and tests. im2win and its basic kernel share their
-    tensor and how it is made, so of each layer they share the layouts. The filters of gradients are looked at in every
-    layout by test_input_gradient.py, and their pixels are loaded as those of the forward pass are. `direct` loads and
-    stores 16-bit elements in one way; in implicit_gemm they meet every layout in the thorough layers. A GPU plays all.
-    """
-    if algorithm.name == "winograd1d":
-        return case in TRANSFORM_CASES or case.in_turn
-    if algorithm.name in ("im2win", "im2win_basic"):
-        return case.thorough or case.in_turn == (algorithm.name == "im2win_basic")
-    if algorithm.name == "direct" and case in NARROW_CASES:
-        return case.in_turn
-    if algorithm.name == "implicit_gemm" and (case.problem.op == "dgrad" or case in NARROW_CASES):
-        return case.thorough or case.in_turn
-    return True
-
-
-ON_EMULATOR = [(a, c) for a, c in ACCEPTED if on_emulator(a, c)]
 #: Algorithms that transform have thorough layers of their own; what those vary is not the others' loaders.
 VARIED = [(a, c) for a, c in THOROUGH if a.tier == "ieee" or c in TRANSFORM_CASES]
 DECLINED = [(a, c.problem) for a, c in MET if a.reasons(c.problem, TARGETS[0])]
 
 
 def _extremes():
-    """Every fourth of a layer's extreme configurations, taken in turns, so that each runs on a fourth of the layers of
-    an algorithm in each layout.
-
-    Without the best guess, which runs on all cases. All of them for image filters, where they are few. A GPU plays all.
-    """
-    layers = Counter()
+    """The extreme configurations of each thorough layer, without the best guess, which runs on all cases."""
+    found = []
     for algorithm, case in VARIED:
-        of_its_kind = algorithm.name, getattr(case.problem, "layout", None)
-        layers[of_its_kind] += 1
         configs = list(proof.extreme_configs(algorithm, case.problem, TARGETS[0]))
         for i, config in enumerate(configs[1:], 1):
-            if isinstance(case.problem, FilterProblem) or (layers[of_its_kind] + i) % 4 == 0:
-                yield pytest.param(
-                    algorithm, _narrowed(case.problem, config), config, id=f"{algorithm.name}-{case.name}-{i}"
-                )
+            found.append((algorithm, case, config, f"{algorithm.name}-{case.name}-{i}"))
+    return found
+
+
+def _kind(algorithm, config):
+    return algorithm.name, type(config), *proof.decisions(config)
+
+
+def extremes():
+    """In ``make test`` as few as have the least and the largest value of every number, each kind in each layout.
+
+    All of an image filter, which are few.
+    """
+    found = _extremes()
+    layers = [each for each in found if isinstance(each[1].problem, ConvProblem)]
+    values = defaultdict(set)
+    for algorithm, _, config, _ in layers:
+        for name, value in config.constants():
+            values[(*_kind(algorithm, config), name)].add(value)
+
+    def differs(each):
+        algorithm, case, config, _ = each
+        kind = _kind(algorithm, config)
+        yield *kind, case.problem.layout
+        for name, value in config.constants():
+            known = values[(*kind, name)]
+            if name == "split" or value in (min(known), max(known)):
+                yield *kind, name, value
+
+    def param(each):
+        algorithm, case, config, name = each
+        return (algorithm, _narrowed(case.problem, config), config), name
+
+    images = [each for each in found if isinstance(each[1].problem, FilterProblem)]
+    return selection.marked(found, selection.cover(layers, differs) + images, param)
 
 
 def _narrowed(problem, config):
@@ -80,18 +86,27 @@ def _narrowed(problem, config):
     return problem
 
 
-def named(pairs):
-    return pytest.mark.parametrize(
-        ("algorithm", "case"), [pytest.param(a, c, id=f"{a.name}-{c.name}") for a, c in pairs]
-    )
+def named(pairs, chosen=None):
+    """A parameter for each pair; those that are not ``chosen`` are exhaustive."""
+    params = selection.marked(pairs, pairs if chosen is None else chosen, lambda p: (p, f"{p[0].name}-{p[1].name}"))
+    return pytest.mark.parametrize(("algorithm", "case"), params)
 
 
-@named(ON_EMULATOR)
+def covering():
+    """For each algorithm as few cases as have every layer once, and in each layout all that loaders depend on."""
+    for algorithm in ALGORITHMS:
+        mine = [(a, c) for a, c in ACCEPTED if a is algorithm]
+        yield from selection.cover(mine, lambda pair: selection.traits(pair[1]))
+
+
+@named(ACCEPTED, covering())
 def test_right_on_emulator(algorithm, case):
-    proof.check(algorithm, case.problem)
+    # two kinds of data where the layer is thorough; elsewhere by turns, for indices are at stake, and not sums
+    turn = len(case.name) % len(cases.KINDS)
+    proof.check(algorithm, case.problem, kinds=cases.KINDS if case.thorough else cases.KINDS[turn : turn + 1])
 
 
-@pytest.mark.parametrize(("algorithm", "problem", "config"), list(_extremes()))
+@pytest.mark.parametrize(("algorithm", "problem", "config"), extremes())
 def test_extreme_configs_right_on_emulator(algorithm, problem, config):
     # one kind of data: the tuning changes indices, not arithmetic
     proof.check(algorithm, problem, config, kinds=cases.KINDS[:1])

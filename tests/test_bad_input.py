@@ -22,12 +22,15 @@ def ones(*shape: int, dtype: Any = np.float32) -> np.ndarray:
 
 X, W = ones(2, 4, 6, 6), ones(8, 4, 3, 3)
 IMAGE, KERNEL = ones(6, 7), ones(3, 3)
+CONV, FILTER = ConvProblem(1, 3, 8, 8, 4, 3, 3), FilterProblem(1, 8, 8, 3, 3, (1, 1))
 
 
 @pytest.mark.parametrize(
     "arguments, kind, parts",
     [
-        (dict(x=ones(2, 4, 6)), ValueError, ["x has 3 dimensions", "(2, 4, 6)"]),
+        (dict(x=ones(4, 6)), ValueError, ["x has 2 dimensions, shape (4, 6); it must have 4, or 3 without a batch"]),
+        (dict(x=ones(1, 2, 4, 6, 6)), ValueError, ["x has 5 dimensions, shape (1, 2, 4, 6, 6)"]),
+        (dict(x=ones(2, 4, 6)), ValueError, ["w has 4 channels, but x has in_channels=2"]),
         (dict(w=ones(4, 3, 3)), ValueError, ["w has 3 dimensions"]),
         (dict(w=ones(8, 3, 3, 3)), ValueError, ["w has 3 channels", "in_channels=4", "groups=1"]),
         (dict(groups=3), ValueError, ["in_channels=4 is not divisible by groups=3"]),
@@ -38,6 +41,11 @@ IMAGE, KERNEL = ones(6, 7), ones(3, 3)
         (dict(stride=(1, 2, 3)), ValueError, ["stride=(1, 2, 3)", "or two"]),
         (dict(stride=1.5), TypeError, ["stride=1.5 is not an integer"]),
         (dict(stride=True), TypeError, ["stride=True"]),
+        (dict(stride=2**63), ValueError, ["stride=9223372036854775808 is above 2147483647"]),
+        (dict(padding=2**31), ValueError, ["padding=2147483648 is above 2147483647"]),
+        (dict(padding=(0, 1, 2**80, 0)), ValueError, [f"padding={2**80} is above 2147483647"]),
+        (dict(dilation=2**31), ValueError, ["dilation=2147483648 is above"]),
+        (dict(groups=2**64), ValueError, ["groups=18446744073709551616 is above"]),
         (dict(dilation=-1), ValueError, ["dilation=-1"]),
         (dict(padding=-1), ValueError, ["padding=-1 is below 0"]),
         (dict(padding=(1, 2, 3)), ValueError, ["padding=(1, 2, 3)", "(top, bottom, left, right)"]),
@@ -74,7 +82,11 @@ IMAGE, KERNEL = ones(6, 7), ones(3, 3)
          ["bias has shape (4,)", "(8,)"]),
         (dict(x=ones(4, 6, 6, 2), w=ones(4, 3, 3, 8), layout="CHWN", out=ones(2, 8, 4, 4)), ValueError,
          ["out has shape (2, 8, 4, 4); the result has (8, 4, 4, 2)"]),
-        (dict(x=ones(4, 6, 6), w=ones(4, 3, 3, 8), layout="CHWN"), ValueError, ["x has 3 dimensions"]),
+        (dict(x=ones(6, 6), w=ones(4, 3, 3, 8), layout="CHWN"), ValueError, ["x has 2 dimensions"]),
+        (dict(x=ones(4, 6, 6), w=ones(4, 3, 3, 8), layout="CHWN", out=ones(8, 4, 4, 1)), ValueError,
+         ["out has shape (8, 4, 4, 1); the result has (8, 4, 4)"]),
+        (dict(x=torch.ones(4, 6), w=torch.ones(8, 4, 3, 3), layout="NHWC"), ValueError, ["x has 2 dimensions"]),
+        (dict(x=torch.ones(2, 4, 6, 6), w=torch.ones(4, 3, 3), layout="NHWC"), ValueError, ["w has 3 dimensions"]),
         (dict(w=torch.ones(8, 4, 3, 3)), ValueError, ["x is an array of NumPy", "w one of PyTorch"]),
         (dict(x=torch.ones(2, 4, 6, 6)), ValueError, ["x is an array of PyTorch", "w one of NumPy"]),
     ],
@@ -107,12 +119,16 @@ def test_conv2d_refuses(
         (dict(kernel=ones(3, 3, dtype=np.float64)), TypeError, ["kernel has dtype float64", "image float32"]),
         (dict(image=ones(6, 7, dtype=np.uint8), kernel=ones(3, 3, dtype=np.uint8)), TypeError, ["dtype uint8"]),
         (dict(border="edge"), ValueError, ["border='edge'", "'replicate'", "'mirror'", "'BORDER_REFLECT_101'"]),
-        (dict(border=4), ValueError, ["border=4"]),
+        (dict(border=5), ValueError, ["border=5", "OpenCV's numbers 0, 1, 2, 3, 4"]),
+        (dict(border=True), ValueError, ["border=True"]),
+        (dict(border=4.0), ValueError, ["border=4.0"]),
         (dict(anchor=(3, 0)), ValueError, ["anchor=(3, 0)", "3x3"]),
-        (dict(anchor=(-1, 0)), ValueError, ["anchor=-1 is below 0"]),
+        (dict(anchor=(-2, 0)), ValueError, ["anchor=-2 is below -1"]),
+        (dict(anchor=(True, 0)), TypeError, ["anchor=True is not an integer"]),
         (dict(anchor=1), ValueError, ["anchor=1", "(row, column)"]),
         (dict(image=None), TypeError, ["image is a builtins.NoneType"]),
         (dict(kernel=None), TypeError, ["kernel is a builtins.NoneType"]),
+        (dict(value="1"), TypeError, ["value='1' is not a number"]),
         (dict(value="red"), TypeError, ["value='red' is not a number"]),
         (dict(value=np.zeros(2)), TypeError, ["value=array([0., 0.]) is not a number"]),
         (dict(value=1e39), ValueError, ["value=1e+39 is beyond float32"]),
@@ -141,8 +157,17 @@ def test_filter2d_refuses(
         (ConvProblem(1, 3, 8, 8, 4, 3, 3, groups=2), ["in_channels=3", "groups=2"]),
         (ConvProblem(1, 3, 8, 8, 4, 3, 3, groups=0), ["groups=0 is below 1"]),
         (ConvProblem(1, 3, 8, 8, 4, 3, 3, precision="fp16"), ["precision='fp16'", "'ieee'"]),
+        (ConvProblem(-1, 3, 8, 8, 4, 3, 3), ["n=-1 is below 0"]),
+        (ConvProblem(1, 3, -8, 8, 4, 3, 3), ["h=-8 is below 0"]),
+        (ConvProblem(1, 3, 8, 8, 4, 3, 3, stride=(0, 1)), ["stride=0 is below 1"]),
+        (ConvProblem(1, 3, 8, 8, 4, 3, 3, stride=(2**63, 1)), ["stride=9223372036854775808 is above"]),
+        (ConvProblem(1, 3, 8, 8, 4, 3, 3, padding=(0, 0, 0, 2**31)), ["padding=2147483648 is above"]),
+        (ConvProblem(1, 3, 8, 8, 4, 3, 3, op="sgrad"), ["op='sgrad'", "'fprop', 'dgrad', 'wgrad'"]),
         (FilterProblem(1, 8, 8, 3, 3, (5, 5)), ["anchor=(5, 5)", "3x3"]),
+        (FilterProblem(1, 8, 8, 3, 3, (-1, -1)), ["anchor=-1 is below 0"]),
+        (FilterProblem(-1, 8, 8, 3, 3, (1, 1)), ["batch=-1 is below 0"]),
         (FilterProblem(1, 8, 8, 3, 3, (1, 1), border="edge"), ["border='edge'"]),
+        (FilterProblem(1, 8, 8, 3, 3, (1, 1), border="mirror"), ["border='mirror'", "'reflect101'"]),
     ],
     ids=str,
 )
@@ -150,6 +175,47 @@ def test_filter2d_refuses(
 def test_explain_refuses_a_problem_that_no_call_can_have(problem: Any, parts: list[str], device: Any) -> None:
     with says(ValueError, *parts):
         explain(problem, device=device)
+
+
+@pytest.mark.parametrize("problem", [CONV, FILTER], ids=str)
+@pytest.mark.parametrize("dtype", ["floaty", "int8", 3])
+def test_explain_refuses_a_dtype_that_no_call_can_have(problem: Any, dtype: Any) -> None:
+    with says(TypeError, f"the problem has dtype {dtype}; supported are float32"):
+        explain(replace(problem, dtype=dtype))
+
+
+@pytest.mark.parametrize("name", ["n", "c", "h", "w", "k", "r", "s", "groups"])
+def test_sizes_of_a_problem_are_integers(name: str) -> None:
+    for value in (float("nan"), 2.0, True, None, "2"):
+        with says(TypeError, f"{name}={value!r} is not an integer"):
+            replace(CONV, **{name: value})
+    small = replace(CONV, **{name: np.uint8(2)})
+    assert small == replace(CONV, **{name: 2}) and type(getattr(small, name)) is int
+
+
+def test_the_arithmetic_of_narrow_integers_does_not_overflow() -> None:
+    sizes = [200, 3, 200, 200, 4, 3, 3]
+    narrow = ConvProblem(*map(np.uint8, sizes), stride=(np.int8(1), 1), padding=[np.uint8(100)] * 4)
+    plain = ConvProblem(*sizes, padding=(100,) * 4)
+    assert narrow == plain and hash(narrow) == hash(plain) and narrow.flops == plain.flops > 2**31
+    assert FilterProblem(*map(np.uint8, (9, 200, 200, 3, 3)), anchor=[1, np.int16(1)]).flops == 2 * 9 * 200 * 200 * 9
+
+
+@pytest.mark.parametrize("name, count", [("stride", 2), ("padding", 4), ("dilation", 2)])
+def test_a_problem_has_so_many_of_each(name: str, count: int) -> None:
+    with says(TypeError, f"{name}=1 must be a tuple of {count} integers"):
+        replace(CONV, **{name: 1})
+    with says(ValueError, f"{name}=(1, 1, 1) must have {count} integers"):
+        replace(CONV, **{name: (1, 1, 1)})
+    with says(TypeError, f"{name}=1.0 is not an integer"):
+        replace(CONV, **{name: (1.0,) * count})
+    with says(TypeError, "anchor=None must be a tuple of 2 integers"):
+        replace(FILTER, anchor=None)
+
+
+def test_explain_of_an_operation_without_an_algorithm() -> None:
+    for device in (None, "cuda"):
+        assert explain(replace(CONV, op="wgrad"), device=device).chosen is None
 
 
 def test_a_filter_larger_than_the_limit(host_device: HostDevice) -> None:

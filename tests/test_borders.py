@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
 
 import leanconv
 from leanconv.call import arguments
-from leanconv.images.borders import ALIASES, BORDERS, SCIPY_NAMES, Border
+from leanconv.images.borders import (
+    ALIASES,
+    BORDERS,
+    OPENCV_NUMBERS,
+    SCIPY_NAMES,
+    Border,
+    BorderName,
+    OpencvName,
+    ScipyMode,
+)
 from leanconv.problem import BORDERS as NAMES
 from leanconv.runtime.compile import KERNELS
 
@@ -71,6 +80,35 @@ def test_opencv_calls_them_so(border: Border) -> None:
     for name in border.opencv:
         y = cv2.copyMakeBorder(LINE[None], 0, 0, 2, 2, getattr(cv2, name), value=VALUE)
         assert y.ravel().tolist() == extended(border), name
+
+
+@each_border
+def test_opencvs_numbers(border: Border) -> None:
+    for number in (border.number, np.int32(border.number)):
+        y, z = (leanconv.filter2d(LINE[None], kernel, border=number, value=VALUE) for kernel in (LEFT, RIGHT))
+        assert neighbours(y, z) == extended(border)
+    cv2 = pytest.importorskip("cv2")
+    assert {getattr(cv2, name) for name in border.opencv} == {border.number}
+
+
+@pytest.mark.parametrize("kh, kw", [(3, 3), (2, 4), (1, 5)])
+def test_minus_one_is_the_middle_as_opencvs_anchor(kh: int, kw: int) -> None:
+    image = np.arange(42, dtype=np.float32).reshape(6, 7)
+    kernel = np.arange(1, 1 + kh * kw, dtype=np.float32).reshape(kh, kw)
+    middle = leanconv.filter2d(image, kernel)
+    assert np.array_equal(leanconv.filter2d(image, kernel, anchor=(-1, -1)), middle)
+    below = leanconv.filter2d(image, kernel, anchor=(-1, 0))
+    assert np.array_equal(below, leanconv.filter2d(image, kernel, anchor=(kh // 2, 0)))
+    cv2 = pytest.importorskip("cv2")
+    assert np.allclose(middle, cv2.filter2D(image, -1, kernel, anchor=(-1, -1)))
+    assert np.allclose(below, cv2.filter2D(image, -1, kernel, anchor=(0, -1)))
+
+
+def test_the_types_of_arguments_have_the_tables_words() -> None:
+    assert get_args(BorderName) == NAMES
+    assert {*get_args(ScipyMode)} == {*SCIPY_NAMES}
+    assert {*get_args(OpencvName)} == {name for border in BORDERS.values() for name in border.opencv}
+    assert sorted(OPENCV_NUMBERS) == [0, 1, 2, 3, 4]
 
 
 def test_every_kernel_type_exists() -> None:

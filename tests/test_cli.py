@@ -36,13 +36,6 @@ def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 # The small kernels
 
 
-def test_gaussian_is_opencv_s() -> None:
-    # cv2.getGaussianKernel(5, 0), documented: sigma = 0.3 * ((5 - 1) * 0.5 - 1) + 0.8 = 1.1
-    line = np.exp(-(np.array([-2, -1, 0, 1, 2]) ** 2) / (2 * 1.1**2))
-    line /= line.sum()
-    assert np.allclose(filters.gaussian(5), np.outer(line, line), atol=1e-7)
-
-
 @pytest.mark.parametrize("size, sigma", [(1, None), (2, None), (7, 0.4), (8, 3.0), (31, 1e-3), (32, 1e-3), (9, 1e6)])
 def test_gaussian_is_a_mean(size: int, sigma: float | None) -> None:
     kernel = filters.gaussian(size, sigma)

@@ -12,6 +12,7 @@ from itertools import product
 
 import proof
 import pytest
+import selection
 from cases import TARGETS, filter_problem
 
 from leanconv.algorithms import ALGORITHMS
@@ -61,6 +62,9 @@ ACCEPTED = [
 ]
 
 
+EXHAUSTIVE = pytest.mark.exhaustive
+
+
 @cache
 def compiled(text, symbol, arch):
     """Many launches are alike in this file: filters and tensors are prepared for many configurations in one way."""
@@ -96,22 +100,27 @@ def check_spills(algorithm, problem, config, target):
 
 
 def guesses():
-    """Every layer in every layout for the GPU that the published figures are of; for the others in one of the two that
-    people use most, by turns."""
-    for number, (algorithm, problem) in enumerate(entry.values for entry in ACCEPTED):
-        for i, target in enumerate(TARGETS):
-            layout = ("NCHW", "NHWC")[(number + i) % 2]
-            if target.arch == "sm_90a" or getattr(problem, "layout", layout) == layout:
-                yield pytest.param(algorithm, problem, target, id=f"{ACCEPTED[number].id}-{target.arch}")
+    """Every layer for every GPU; in ``make test`` every layer of an algorithm once, every layout, type and GPU."""
+    found = [(*entry.values, target, f"{entry.id}-{target.arch}") for entry in ACCEPTED for target in TARGETS]
+
+    def differs(each):
+        algorithm, problem, target, name = each
+        layout = getattr(problem, "layout", "")
+        # the layer without its layout
+        yield name.removesuffix(f"-{target.arch}").removesuffix(f"-{layout.lower()}")
+        yield algorithm.name, target.arch
+        yield algorithm.name, layout, problem.dtype
+
+    return selection.marked(found, selection.cover(found, differs), lambda each: (each[:3], each[3]))
 
 
-@pytest.mark.parametrize(("algorithm", "problem", "target"), list(guesses()))
+@pytest.mark.parametrize(("algorithm", "problem", "target"), guesses())
 def test_best_guess_compiles_without_spills(algorithm, problem, target):
     config = next(iter(algorithm.configs(problem, target)))
     check_spills(algorithm, problem, config, target)
 
 
-@pytest.mark.parametrize("layout", ["NCHW", "NHWC", "CHWN"])
+@pytest.mark.parametrize("layout", ["NHWC", *(pytest.param(name, marks=EXHAUSTIVE) for name in ("NCHW", "CHWN"))])
 def test_no_tile_spills_elements_of_16_bits(layout):
     """Padded layers ask most of the registers. Tiles whose threads may have 168 of them or fewer."""
     algorithm = next(a for a in ALGORITHMS if a.name == "implicit_gemm")
@@ -122,20 +131,19 @@ def test_no_tile_spills_elements_of_16_bits(layout):
 
 
 def winograd_layers():
-    """A layer for each of the eleven kernels of Im2col-Winograd, as large as those of its suite.
+    """A layer for each of the eleven kernels of Im2col-Winograd, as large as those of its suite, for every GPU.
 
-    In both layouts for the GPU that the published figures are of; for the others in one of them, by turns.
+    In ``make test`` each kernel once, each layout for each GPU.
     """
     found = []
     for alpha, widths in WIDTHS.items():
-        for width, layout in product(widths, ("NHWC", "NCHW")):
+        for width, layout, target in product(widths, ("NHWC", "NCHW"), TARGETS):
             precision = "relaxed" if alpha == 16 or (alpha, width) == (8, 2) else "fp32"
             padding = (width // 2, (width - 1) // 2) * 2
             layer = ConvProblem(128, 64, 48, 48, 64, width, width, padding=padding, layout=layout, precision=precision)
-            for i, target in enumerate(TARGETS):
-                if i == 0 or (i + width) % 2 == (layout == "NCHW"):
-                    found.append(pytest.param(alpha, layer, target, id=f"{alpha}-{width}-{layout}-{target.arch}"))
-    return found
+            found.append((alpha, layer, target, f"{alpha}-{width}-{layout}-{target.arch}"))
+    chosen = selection.cover(found, lambda each: ((each[0], each[1].s), (each[1].layout, each[2].arch)))
+    return selection.marked(found, chosen, lambda each: (each[:3], each[3]))
 
 
 @pytest.mark.parametrize(("alpha", "problem", "target"), winograd_layers())
@@ -153,6 +161,7 @@ def extremes():
                 yield pytest.param(*found.values, target, id=f"{found.id}-{target.arch}")
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(("algorithm", "problem", "target"), list(extremes()))
 def test_extreme_configs_compile(algorithm, problem, target):
     for config in proof.extreme_configs(algorithm, problem, target):

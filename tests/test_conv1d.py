@@ -197,7 +197,7 @@ X, W = np.ones((2, 4, 9), np.float32), np.ones((6, 4, 3), np.float32)
 @pytest.mark.parametrize(
     "change, kind, parts",
     [
-        ({"x": X[None]}, ValueError, ("x has 4 dimensions, shape (1, 2, 4, 9); it must have 3",)),
+        ({"x": X[None]}, ValueError, ("x has 4 dimensions, shape (1, 2, 4, 9); it must have 3, or 2 without a batch",)),
         ({"w": W[0]}, ValueError, ("w has 2 dimensions, shape (4, 3); it must have 3",)),
         ({"layout": "NCHW"}, ValueError, ("layout='NCHW' is not known; choose one of 'NCW', 'NWC', 'CWN'",)),
         ({"layout": "CHWN"}, ValueError, ("layout='CHWN' is not known; choose one of 'NCW', 'NWC', 'CWN'",)),
@@ -209,8 +209,17 @@ X, W = np.ones((2, 4, 9), np.float32), np.ones((6, 4, 3), np.float32)
         ({"padding": (1, 2, 3)}, ValueError, ("padding=(1, 2, 3) must be an integer, (left, right), 'same' or",)),
         ({"padding": -1}, ValueError, ("padding=-1 is below 0",)),
         ({"padding": (0, -1)}, ValueError, ("padding=-1 is below 0",)),
-        ({"padding": "same", "stride": 2}, ValueError, ("padding='same' needs stride=1",)),
-        ({"dilation": 9}, ValueError, ("a 1x3 filter", "covers 1x19 pixels, the padded input has 1x9")),
+        ({"padding": "same", "stride": 2}, ValueError, ("padding='same' needs stride=1, got stride=2",)),
+        ({"padding": "full"}, ValueError, ("padding='full' is not known",)),
+        ({"padding": (2**31, 0)}, ValueError, ("padding=2147483648 is above",)),
+        (
+            {"dilation": 9},
+            ValueError,
+            ("a filter of 3 taps with dilation 9 covers 19 samples, the padded input has 9",),
+        ),
+        ({"x": X[:, :, :0]}, ValueError, ("x has 2 signals of 4 channels and 0 samples; only its batch may be empty",)),
+        ({"w": W[:, :, :0]}, ValueError, ("w has 6 filters of 4 channels and 0 taps; it must not be empty",)),
+        ({"w": W[:, :, :0], "padding": "same"}, ValueError, ("w has 6 filters of 4 channels and 0 taps",)),
         ({"bias": X[0, 0]}, ValueError, ("bias has shape (9,); it must have shape (6,)",)),
         ({"out": np.zeros((2, 6, 1, 7), np.float32)}, ValueError, ("out has shape (2, 6, 1, 7)", "(2, 6, 7)")),
         ({"w": torch.ones(6, 4, 3)}, ValueError, ("x is an array of NumPy", "w one of PyTorch")),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, get_args
 
 import emulator
 import ml_dtypes
@@ -19,7 +19,7 @@ from leanconv.algorithms.base import conv_constants, has_wide_tensors
 from leanconv.algorithms.tiles import TILES, tiles
 from leanconv.bench import run_suite
 from leanconv.bench.suites import format_problem, load_suite, parse_problem
-from leanconv.dtypes import DTYPES
+from leanconv.dtypes import DTYPES, DtypeName
 from leanconv.plan import Number, Pointer
 from leanconv.reference import CPU_ALGORITHMS, oracle
 
@@ -315,3 +315,7 @@ def test_the_benchmark_runs_in_float16_where_numpy_has_it() -> None:
         run_suite("im2win", dtype="bfloat16", **how)
     with pytest.raises(ValueError, match="dtype='float16' is for suites; write it into the problem"):
         run_suite("conv:c4,h9,k6,r3", dtype="float16", **how)
+
+
+def test_the_type_of_names_has_the_tables() -> None:
+    assert get_args(DtypeName) == tuple(DTYPES)

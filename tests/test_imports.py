@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import ast
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -81,3 +84,10 @@ def test_only_the_command_line_needs_the_benchmark() -> None:
         if not name.startswith(("leanconv.bench", "leanconv.cli", "report")):
             others = {other for other in imports(path, known) if other.startswith(("leanconv.bench", "leanconv.cli"))}
             assert not others, f"{name} imports {others}"
+
+
+def test_the_modules_that_a_user_names_come_with_the_package() -> None:
+    words = "import leanconv; print(leanconv.filters.box(1).tolist(), leanconv.ndimage.correlate([1], [2]).tolist())"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    told = subprocess.run([sys.executable, "-c", words], capture_output=True, text=True, env=environment, check=True)
+    assert told.stdout.split() == ["[[1.0]]", "[2]"]

@@ -14,6 +14,7 @@ import emulator
 import numpy as np
 import proof
 import pytest
+import selection
 from cases import ALL, CONV_CASES, GRADIENT_CASES, TARGETS
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -281,16 +282,18 @@ def test_prepared_filters_are_those_of_the_forward_convolutions(problem):
     np.testing.assert_array_equal(values["prepared"], rearranged(problem, values["w"]))
 
 
-@pytest.mark.parametrize(
-    ("problem", "target"),
-    [
-        # all layouts for the GPU that the published figures are of; for the others one of the two that people use most
-        pytest.param(problem, target, id=f"{name}-{target.arch}")
-        for number, (name, problem) in enumerate(USUAL.items())
-        for i, target in enumerate(TARGETS)
-        if i == 0 or problem.layout == ALL[(number % len(LAYERS) + i) % 2]
-    ],
-)
+def layers_to_compile():
+    """Every layer in every layout for every GPU; in ``make test`` every layer, and every layout for every GPU, once."""
+    found = [(problem, target, f"{name}-{target.arch}") for name, problem in USUAL.items() for target in TARGETS]
+
+    def differs(each):
+        problem, target, name = each
+        return replace(problem, layout="NCHW"), (problem.layout, target.arch)
+
+    return selection.marked(found, selection.cover(found, differs), lambda each: (each[:2], each[2]))
+
+
+@pytest.mark.parametrize(("problem", "target"), layers_to_compile())
 def test_gradients_compile_without_spills(problem, target):
     plan = GEMM.plan(problem, next(iter(GEMM.configs(problem, target))), target)
     for launch in plan.every_launch:

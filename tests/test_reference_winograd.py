@@ -5,12 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 from cpu_engine import arrays, by_name
 
+from leanconv import conv2d
 from leanconv.call.choose import choose
 from leanconv.problem import ConvProblem
-from leanconv.reference import oracle, winograd1d, winograd2d
+from leanconv.reference import CPU_ALGORITHMS, oracle, winograd1d, winograd2d
 from leanconv.winograd import LEAST_PRODUCTS, WIDTHS, outputs_2d
 
 ELEVEN = [(alpha, s) for alpha, widths in WIDTHS.items() for s in widths]
@@ -104,3 +106,21 @@ def test_winograd_takes_16_states_only_where_they_are_asked_for() -> None:
         errors.append(oracle.relative_error(winograd.run(seven, x, w, None), oracle.conv2d(seven, x, w)))
     assert errors[0] < 2e-6 < 5e-6 < errors[1] < 3e-5
     assert "2 to 9" in winograd.reasons(replace(relaxed, s=10), None)[0]
+
+
+def test_beside_a_bright_pixel_errors_are_bounded_in_norm_and_ieee_is_exact() -> None:
+    """What the README and conv2d say of one pixel of 1e6 among zeros."""
+    random = np.random.default_rng(0)
+    x, w = np.zeros((1, 16, 1, 48), np.float32), random.standard_normal((8, 16, 1, 7)).astype(np.float32)
+    x[0, 3, 0, 20] = 1e6
+    expected = conv2d(x.astype(np.float64), w.astype(np.float64), padding="same")
+    dark = expected == 0
+    assert dark.sum() == 8 * (48 - 7)
+    for name in [algorithm.name for algorithm in CPU_ALGORITHMS if algorithm.solves == "conv2d"]:
+        transforms = by_name(name).tier != "ieee"
+        if transforms and name != "winograd1d":
+            continue
+        precision: Any = "relaxed" if transforms else "ieee"
+        y = conv2d(x, w, padding="same", algorithm=name, precision=precision)
+        assert ((y[dark] == 0).all()) != transforms, name
+        assert np.linalg.norm(y - expected) < (1e-4 if transforms else 1e-6) * np.linalg.norm(expected), name

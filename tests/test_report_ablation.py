@@ -15,7 +15,7 @@ from conftest import HostDevice
 from leanconv.algorithms.base import Config, GpuAlgorithm
 from leanconv.bench import load_suite, run_suite
 from leanconv.bench.results import Results
-from leanconv.bench.suites import LAYOUTS, Case
+from leanconv.bench.suites import Case
 from leanconv.call.choose import choose
 from leanconv.problem import ConvProblem
 from leanconv.runtime import launch
@@ -67,7 +67,7 @@ def test_a_variant_differs_by_its_switch_and_fits_the_machine(layout: str) -> No
                 assert plan.launches[-1].grid == variant.algorithm.plan(problem, full, H200).launches[-1].grid
 
 
-@pytest.mark.parametrize("name", ["conv5", "conv9"])
+@pytest.mark.parametrize("name", ["conv9", pytest.param("conv5", marks=pytest.mark.exhaustive)])
 def test_variants_compile_without_spills_to_different_code(name: str) -> None:
     pytest.importorskip("cuda.core", reason="NVRTC comes with the extra leanconv[cu13] or [cu12]")
     from leanconv.runtime.compile import compile_launch
@@ -82,7 +82,9 @@ def test_variants_compile_without_spills_to_different_code(name: str) -> None:
     assert len(code) == 2 + len(ABLATED) * len(VARIANTS)
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(
+    "layout", ["NHWC", *(pytest.param(name, marks=pytest.mark.exhaustive) for name in ("NCHW", "CHWN"))]
+)
 def test_output_stages_of_winograd2d_differ_by_their_switch_alone(layout: str) -> None:
     pytest.importorskip("cuda.core", reason="NVRTC comes with the extra leanconv[cu13] or [cu12]")
     from leanconv.runtime.compile import compile_launch

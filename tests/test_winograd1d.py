@@ -11,6 +11,7 @@ import emulator
 import numpy as np
 import proof
 import pytest
+import selection
 from cases import TARGETS
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
@@ -65,19 +66,22 @@ def configs(problem: ConvProblem, alpha: int) -> list[WinogradConfig]:
 def every_config() -> list[Any]:
     """One layer for each number of states; configurations meet the layouts in turns.
 
-    How many blocks run at once is nothing to the emulator. Of those that share pixels every third is enough.
+    How many blocks run at once is nothing to the emulator. ``make test`` plays as few as have every number of every
+    configuration, and every layout.
     """
     found = []
     for alpha, width in ((4, 3), (8, 5), (16, 9)):
         whole = [replace(c, min_blocks=1) for c in configs(layer(alpha, width), alpha) if not c.segments]
-        different = list(dict.fromkeys(whole))
-        alone, sharing = ([c for c in different if (c.run > 1) == shared] for shared in (False, True))
-        for i, config in enumerate(alone + sharing[::3]):
+        for i, config in enumerate(dict.fromkeys(whole)):
             # a configuration whose tiles share pixels serves two layouts
             layouts = LAYOUTS[:2] if config.run > 1 else LAYOUTS
-            problem = layer(alpha, width, layouts[i % len(layouts)], bias=i % 4 == 0)
-            found.append(pytest.param(problem, config, id=f"{alpha}-{i}"))
-    return found
+            found.append((layer(alpha, width, layouts[i % len(layouts)], bias=i % 4 == 0), config, f"{alpha}-{i}"))
+
+    def differs(each: Any) -> Any:
+        problem, config, _ = each
+        return {(config.states, problem.layout), *((config.states, *constant) for constant in config.constants())}
+
+    return selection.marked(found, selection.cover(found, differs), lambda each: (each[:2], each[2]))
 
 
 @pytest.mark.parametrize(("problem", "config"), every_config())
@@ -86,20 +90,23 @@ def test_every_configuration_is_right(problem: ConvProblem, config: WinogradConf
 
 
 def whole_and_cut() -> list[Any]:
-    """Every kernel in every way, by turns in the two layouts that people use most, so that each meets each layout whole
-    and cut, forward and back; with images innermost in one way each, by turns, of three images or four.
+    """Every kernel in every way and layout, with images innermost of three images or four.
+
+    ``make test`` plays every kernel once, every number of states in every way, and every way in every layout.
     """
-    ways, found = list(product((layer, gradient), (False, True))), []
+    found = []
     for number, (alpha, width) in enumerate(ELEVEN):
-        for i, (problem_of, segments) in enumerate(ways):
-            layout = LAYOUTS[(number + i // 2 + i % 2) % 2]
-            problems = [problem_of(alpha, width, layout)]
-            if number % 4 == i:
-                problems.append(problem_of(alpha, width, "CHWN", n=3 + number // 4 % 2))
-            for problem in problems:
-                name = f"{problem.op}-{'cut' if segments else 'whole'}-{problem.layout}-{alpha}-{width}"
-                found.append(pytest.param(problem, segments, alpha, id=name))
-    return found
+        for problem_of, segments, layout in product((layer, gradient), (False, True), LAYOUTS):
+            images = {"n": 3 + number // 4 % 2} if layout == "CHWN" else {}
+            problem = problem_of(alpha, width, layout, **images)
+            name = f"{problem.op}-{'cut' if segments else 'whole'}-{problem.layout}-{alpha}-{width}"
+            found.append((problem, segments, alpha, name))
+
+    def differs(each: Any) -> Any:
+        problem, segments, alpha, _ = each
+        return (alpha, problem.s), (alpha, problem.op, segments), (problem.layout, problem.op, segments)
+
+    return selection.marked(found, selection.cover(found, differs), lambda each: (each[:3], each[3]))
 
 
 @pytest.mark.parametrize(("problem", "segments", "alpha"), whole_and_cut())
@@ -145,7 +152,7 @@ def drawn(draw: st.DrawFn) -> ConvProblem:
 
 
 @settings(
-    max_examples=10,
+    max_examples=6,
     derandomize=True,
     deadline=None,
     database=None,

@@ -1,7 +1,8 @@
 """Convolution on NVIDIA GPUs without the workspace, for neural-network layers and for images."""
 
-from leanconv import ndimage
+from leanconv import filters, ndimage
 from leanconv.api import conv1d, conv2d, conv2d_input, explain, filter2d
+from leanconv.call.ahead import Compilation, compile
 from leanconv.call.choose import NoAlgorithmError
 from leanconv.call.explain import algorithms
 from leanconv.call.weights import PreparedWeights, prepare_weights
@@ -12,6 +13,7 @@ from leanconv.runtime.driver import CudaError, CudaUnavailableError, OutOfMemory
 __version__ = "0.1.0"
 
 __all__ = [
+    "Compilation",
     "CompileError",
     "ConvProblem",
     "CudaError",
@@ -21,11 +23,13 @@ __all__ = [
     "OutOfMemoryError",
     "PreparedWeights",
     "algorithms",
+    "compile",
     "conv1d",
     "conv2d",
     "conv2d_input",
     "explain",
     "filter2d",
+    "filters",
     "ndimage",
     "prepare_weights",
 ]

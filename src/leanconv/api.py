@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
+from marshal import dumps
 from typing import Any, TypeVar
 
 import numpy as np
@@ -15,14 +16,16 @@ from leanconv.call.describe import Described
 from leanconv.call.explain import Explanation, explain_call, explain_problem
 from leanconv.call.run import Call
 from leanconv.call.weights import PreparedWeights, kernel_beside
-from leanconv.problem import is_problem
+from leanconv.problem import Activation, Layout, Precision, is_problem
 from leanconv.runtime.env import raw_workspace_limit
+from leanconv.runtime.recent import Recent
 
 Array = TypeVar("Array")
 
-_calls: dict[Any, Call] = {}
-#: more different calls than this in one process, and the look-up starts over
-_MAX_CALLS = 8192
+#: Ready calls; a network has some 50. A ready call takes 6 kB, and its kernels some 100 kB of GPU memory.
+_calls: Recent[Any, Call] = Recent(1024)
+#: the last version of the format in which equal values of equal types have equal bytes
+_MARSHAL_VERSION = 2
 
 
 def conv2d(
@@ -34,10 +37,10 @@ def conv2d(
     dilation: int | Sequence[int] = 1,
     groups: int = 1,
     *,
-    layout: str | None = None,
+    layout: Layout | None = None,
     algorithm: str = "auto",
-    precision: str = "fp32",
-    activation: str | None = None,
+    precision: Precision = "fp32",
+    activation: Activation = None,
     out: Any = None,
     device: str | None = None,
     workspace_limit: int | None = None,
@@ -47,8 +50,9 @@ def conv2d(
     ``y[n,k,p,q] = activation(bias[k] + sum over c,r,s of w[k,c,r,s] * x[n,c, p*stride - top + r*dilation, ...])``
 
     Args:
-        x: float32, float16 or bfloat16 array (n, c, h, w) of NumPy, CuPy, PyTorch, or of any library with DLPack. The
-            CPU takes float64 too. 16-bit elements are summed in float32, and the result is rounded once.
+        x: float32, float16 or bfloat16 array (n, c, h, w) of NumPy, CuPy, PyTorch, or of any library with DLPack; or
+            one image (c, h, w), for a result (k, p, q). The CPU takes float64 too. 16-bit elements are summed in
+            float32, and the result is rounded once.
         w: filters (k, c / groups, r, s), of the same library, dtype and device; or what `prepare_weights` made of them.
         bias: (k,) or None.
         stride: pixels between outputs, for both axes or (vertical, horizontal).
@@ -58,11 +62,15 @@ def conv2d(
         groups: c and k are cut into this many parts that do not see each other.
         layout: ``"NHWC"``: x is (n, h, w, c), w (k, r, s, c / groups) and y (n, p, q, k). ``"CHWN"``: x is
             (c, h, w, n), w (c / groups, r, s, k) and y (k, p, q, n); with the images innermost it is for large batches,
-            best a multiple of four. PyTorch tensors keep their logical shapes; for them it is the order in memory, by
-            default that of x if that is NCHW or NHWC (channels_last). A tensor is in CHWN order if its
-            ``permute(1, 2, 3, 0)`` is contiguous: with ``layout="CHWN"`` it is read in place, and y has that order.
+            best a multiple of four. Without a batch there is no n in these: x is (h, w, c) or, with ``"CHWN"``,
+            (c, h, w). PyTorch tensors keep their logical shapes; for them it is the order in memory, by default that of
+            x if that is NCHW or NHWC (channels_last). A tensor is in CHWN order if its ``permute(1, 2, 3, 0)`` is
+            contiguous: with ``layout="CHWN"`` it is read in place, and y has that order.
         algorithm: ``"auto"`` or a name from `algorithms`.
-        precision: ``"ieee"``, ``"fp32"``, ``"relaxed"`` or ``"tf32"``; the result is never less precise than this.
+        precision: ``"ieee"``, ``"fp32"``, ``"relaxed"`` or ``"tf32"``; the result is never less precise than this. All
+            but the first bound errors in norm, over the whole result: Winograd's transforms round relative to the
+            largest pixel nearby, so beside a pixel of 1e6 among zeros they return numbers such as 44 where the answer
+            is 0. With ``"ieee"``, which only sums products, it is 0.
         activation: None or ``"relu"``.
         out: array for the result; must not share memory with the inputs.
         device: ``"cuda"`` or ``"cuda:1"`` runs NumPy arrays on that GPU and waits for the result.
@@ -87,8 +95,8 @@ def conv2d(
     >>> conv2d(x, w, padding=1)[0, 0, 0].tolist()
     [4.0, 6.0, 6.0, 4.0]
     """
-    options = (stride, padding, dilation, groups, layout, algorithm, precision, activation, device)
-    return _run(describe.conv2d, x, w, bias, out, workspace_limit, options)
+    words = (layout, algorithm, precision, activation, device)
+    return _run(describe.conv2d, x, w, bias, out, workspace_limit, (stride, padding, dilation, groups), words)
 
 
 def conv1d(
@@ -100,10 +108,10 @@ def conv1d(
     dilation: int | Sequence[int] = 1,
     groups: int = 1,
     *,
-    layout: str | None = None,
+    layout: arguments.Layout1d | None = None,
     algorithm: str = "auto",
-    precision: str = "fp32",
-    activation: str | None = None,
+    precision: Precision = "fp32",
+    activation: Activation = None,
     out: Any = None,
     device: str | None = None,
     workspace_limit: int | None = None,
@@ -113,8 +121,8 @@ def conv1d(
     ``y[n,k,q] = activation(bias[k] + sum over c,s of w[k,c,s] * x[n,c, q*stride - left + s*dilation])``
 
     Args:
-        x: float32, float16 or bfloat16 array (n, c, w) of NumPy, CuPy, PyTorch, or of any library with DLPack. The CPU
-            takes float64 too.
+        x: float32, float16 or bfloat16 array (n, c, w) of NumPy, CuPy, PyTorch, or of any library with DLPack; or one
+            signal (c, w), for a result (k, q). The CPU takes float64 too.
         w: filters (k, c / groups, s), of the same library, dtype and device; or what `prepare_weights` made of them.
         bias: (k,) or None.
         stride: samples between outputs.
@@ -122,8 +130,9 @@ def conv1d(
         dilation: samples between filter taps.
         groups: c and k are cut into this many parts that do not see each other.
         layout: ``"NWC"``: x is (n, w, c), w (k, s, c / groups) and y (n, q, k). ``"CWN"``: x is (c, w, n), w
-            (c / groups, s, k) and y (k, q, n). PyTorch tensors keep their logical shapes; for them it is the order in
-            memory, by default that of x if that is NCW or NWC. All else as in `conv2d`.
+            (c / groups, s, k) and y (k, q, n). Without a batch there is no n in these. PyTorch tensors keep their
+            logical shapes; for them it is the order in memory, by default that of x if that is NCW or NWC. All else as
+            in `conv2d`.
         algorithm, precision, activation, out, device, workspace_limit: as in `conv2d`.
 
     Returns:
@@ -137,8 +146,8 @@ def conv1d(
     >>> conv1d(x, w, padding=(2, 0))[0, 0].tolist()
     [0.0, 1.0, 3.0, 6.0, 9.0]
     """
-    options = (stride, padding, dilation, groups, layout, algorithm, precision, activation, device)
-    return _run(describe.conv1d, x, w, bias, out, workspace_limit, options)
+    words = (layout, algorithm, precision, activation, device)
+    return _run(describe.conv1d, x, w, bias, out, workspace_limit, (stride, padding, dilation, groups), words)
 
 
 def conv2d_input(
@@ -150,9 +159,9 @@ def conv2d_input(
     dilation: int | Sequence[int] = 1,
     groups: int = 1,
     *,
-    layout: str | None = None,
+    layout: Layout | None = None,
     algorithm: str = "auto",
-    precision: str = "fp32",
+    precision: Precision = "fp32",
     out: Any = None,
     device: str | None = None,
     workspace_limit: int | None = None,
@@ -163,11 +172,11 @@ def conv2d_input(
     the transposed convolution.
 
     Args:
-        grad: gradient of conv2d's result, of that shape: (n, k, p, q); a float32, float16 or bfloat16 array of NumPy,
-            CuPy, PyTorch, or of any library with DLPack. The CPU takes float64 too.
+        grad: gradient of conv2d's result, of that shape: (n, k, p, q), or (k, p, q); a float32, float16 or bfloat16
+            array of NumPy, CuPy, PyTorch, or of any library with DLPack. The CPU takes float64 too.
         w: the layer's filters (k, c / groups, r, s), not rotated; or what `prepare_weights` made of them.
         input_shape: shape of conv2d's x, as that call had it: (n, c, h, w), (n, h, w, c) with ``layout="NHWC"``, or
-            (c, h, w, n) with ``"CHWN"``. PyTorch's is always (n, c, h, w).
+            (c, h, w, n) with ``"CHWN"``. PyTorch's is always (n, c, h, w). Without n where grad has none.
         stride, padding, dilation, groups: those of the layer, as in `conv2d`.
         layout: as in `conv2d`, of grad, w and dx; for PyTorch tensors by default that of grad, as there that of x.
         algorithm, precision, out, device, workspace_limit: as in `conv2d`.
@@ -183,16 +192,17 @@ def conv2d_input(
     >>> conv2d_input(grad, w, (1, 1, 1, 5), stride=(1, 2)).ravel().tolist()
     [0.0, 1.0, 2.0, 1.0, 2.0]
     """
-    shape = tuple(input_shape) if isinstance(input_shape, list) else input_shape
-    options = (shape, stride, padding, dilation, groups, layout, algorithm, precision, device)
-    return _run(describe.conv2d_input, grad, w, None, out, workspace_limit, options, "grad")
+    # PyTorch's shapes are tuples of a type of their own
+    shape = tuple(input_shape) if isinstance(input_shape, (tuple, list)) else input_shape
+    counts, words = (shape, stride, padding, dilation, groups), (layout, algorithm, precision, device)
+    return _run(describe.conv2d_input, grad, w, None, out, workspace_limit, counts, words, "grad")
 
 
 def filter2d(
     image: Array,
     kernel: Any,
     *,
-    border: str = "reflect101",
+    border: arguments.Border = "reflect101",
     value: float = 0,
     anchor: Sequence[int] | None = None,
     delta: float = 0,
@@ -212,9 +222,11 @@ def filter2d(
         border: what lies outside the image ``a b c d``: ``"constant"`` ``v|abcd|v``, ``"replicate"`` ``a|abcd|d``,
             ``"reflect"`` ``ba|abcd|dc``, ``"reflect101"`` ``cb|abcd|cb``, ``"wrap"`` ``cd|abcd|ab``. SciPy's names
             (``nearest``, ``mirror``, ``grid-mirror``, ``grid-wrap``, ``grid-constant``) and OpenCV's
-            (``BORDER_REFLECT_101``, ...) are accepted too; see `leanconv.images.borders`.
+            (``BORDER_REFLECT_101``, ...; also its numbers, as ``cv2.BORDER_REFLECT_101`` is one) are accepted too; see
+            `leanconv.images.borders`.
         value: the constant border's pixel.
-        anchor: (row, column) of the kernel element over the output pixel, by default (kh // 2, kw // 2).
+        anchor: (row, column) of the kernel element over the output pixel, by default (kh // 2, kw // 2); -1 means
+            that middle, as in OpenCV, which writes (column, row).
         delta: added to every output pixel.
         out: array for the result; must not share memory with the inputs.
         device: ``"cuda"`` or ``"cuda:1"`` runs NumPy arrays on that GPU and waits for the result.
@@ -238,7 +250,7 @@ def filter2d(
     numbers: tuple[Any, ...] = ()
     if type(value) is not int or type(delta) is not int or value or delta:
         numbers = value, delta
-    return _run(describe.filter2d, image, kernel, None, out, 0, (border, anchor, device), "image", numbers)
+    return _run(describe.filter2d, image, kernel, None, out, 0, (border, anchor), (device,), "image", numbers)
 
 
 def _run(
@@ -248,12 +260,14 @@ def _run(
     bias: Any,
     out: Any,
     workspace_limit: Any,
-    options: tuple[Any, ...],
+    counts: tuple[Any, ...],
+    words: tuple[Any, ...],
     name: str = "x",
     numbers: tuple[Any, ...] = (),
 ) -> Any:
     """Run a call that ``describes`` describes: if an equal call has run before, this is a look-up and a launch.
 
+    ``counts``, then ``words``, are the options of the call: counts may be numbers, which the key tells apart by type.
     ``numbers`` are value and delta of a filter, if they are not 0; ``name`` is what the caller calls x.
     """
     arrays, back = arrays_of(x), None
@@ -270,17 +284,25 @@ def _run(
             describes, type(x), signature(x), type(w), type(filters), signature(filters),
             None if bias is None else (type(bias), signature(bias)),
             None if out is None else (type(out), signature(out)),
-            raw_workspace_limit() if workspace_limit is None else workspace_limit, options,
+            raw_workspace_limit() if workspace_limit is None else (workspace_limit, type(workspace_limit)), words,
+            # NOTE: 1, True and 1.0 are equal, and only one of them is a stride; as bytes they differ
+            dumps(counts, _MARSHAL_VERSION),
         )  # fmt: skip
         call = _calls.get(key)
-    except (TypeError, AttributeError, RuntimeError):
-        call = key = None  # arrays of several libraries, or a list; describing sorts it out
+    except (TypeError, AttributeError, RuntimeError, ValueError):
+        call = key = None  # arrays of several libraries, or an option of a strange type; describing sorts it out
+    if call is None and key is not None:
+        call = _calls.recall(key)
     if call is None:
-        described = describes(x, w, bias, out, workspace_limit, *options)
+        plain = arguments.plain(counts)
+        if plain is not counts:  # NumPy's integers and the like: the ready call is kept for what they mean
+            result = _run(describes, x, w, bias, out, workspace_limit, plain, words, name, numbers)
+            return result if back is None else back(result)
+        described = describes(x, w, bias, out, workspace_limit, *counts, *words)
         call = bind.bind(described)
         x, w, bias, out = described.given
         if key is not None:
-            _remember(key, call)
+            _calls.keep(key, call)
     if numbers:
         dtype = arrays.dtype(x)
         value, delta = (arguments.scalar(n, v, dtype) for n, v in zip(("value", "delta"), numbers, strict=True))
@@ -293,11 +315,11 @@ def _run(
 def explain(first: Any, second: Any = None, /, *arguments: Any, **options: Any) -> Explanation:
     """Say what a call would run for these arguments, and why not the others. Runs nothing.
 
-    Give the arguments of the call: a second array of 2 axes means `filter2d`, two arrays of 3 `conv1d`, the keyword
-    ``input_shape=`` `conv2d_input`, and anything else `conv2d`. Or give a ConvProblem or FilterProblem with, if wanted,
-    ``device="cuda"`` (the CPU is the default), ``algorithm=`` and ``workspace_limit=``. Registers and spills are given
-    for what this process has compiled already, or with ``compile=True``. Where no GPU can be opened, the choice is the
-    one for an H200.
+    Give the arguments of the call: a second array of 2 axes means `filter2d`, one of 3 after one of 2 or 3 `conv1d`,
+    the keyword ``input_shape=`` `conv2d_input`, and anything else `conv2d`. Or give a ConvProblem or FilterProblem
+    with, if wanted, ``device="cuda"`` (the CPU is the default), ``algorithm=`` and ``workspace_limit=``. Registers and
+    spills are given for what this process has compiled already, or with ``compile=True``. Where no GPU can be opened,
+    the choice is the one for an H200.
 
     Raises ValueError and TypeError as the call itself would, but not NoAlgorithmError: "nothing fits" is an answer.
 
@@ -312,7 +334,7 @@ def explain(first: Any, second: Any = None, /, *arguments: Any, **options: Any) 
             raise TypeError("explain(problem) takes only device=, algorithm=, workspace_limit= and compile= besides it")
         return explain_problem(first, device, name, limit, compile_now=compile_now)
     axes = getattr(first, "ndim", None), getattr(second, "ndim", None)
-    function: Callable[..., Any] = conv1d if axes == (3, 3) else conv2d
+    function: Callable[..., Any] = conv1d if axes in ((2, 3), (3, 3)) else conv2d
     if axes[1] == 2:
         function = filter2d
     elif "input_shape" in options:
@@ -329,12 +351,6 @@ def describe_call(function: Callable[..., Any], /, *arguments: Any, **options: A
         given.pop(number, None)
     described: Described = getattr(describe, function.__name__)(**given)
     return described
-
-
-def _remember(key: Any, call: Call) -> None:
-    if len(_calls) >= _MAX_CALLS:
-        _calls.clear()
-    _calls[key] = call
 
 
 def forget() -> None:

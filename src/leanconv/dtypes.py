@@ -4,6 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
+
+DtypeName = Literal[
+    "float32", "float64", "float16", "bfloat16", "int32", "int16", "uint16", "int8", "uint8"
+]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -15,7 +20,7 @@ class ElementType:
     rounding to it; 0 for integers.
     """
 
-    name: str
+    name: DtypeName
     bytes: int
     ctype: str
     accumulator: str
@@ -25,7 +30,7 @@ class ElementType:
 
 
 #: NOTE: PyTorch names every one of them as we do; NumPy knows bfloat16 only once ml_dtypes has been imported.
-DTYPES = {
+DTYPES: dict[str, ElementType] = {
     kind.name: kind
     for kind in (
         ElementType("float32", 4, "float", "float32", "float32", "float32", 2.0**-24),

@@ -13,25 +13,50 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, Protocol, TypeVar, overload
 
 import numpy as np
+import numpy.typing as npt
 
 from leanconv.arrays import NUMPY, arrays_of
 from leanconv.dtypes import GPU_FILTERS
-from leanconv.images.borders import SCIPY_NAMES
+from leanconv.images.borders import SCIPY_NAMES, BorderName, ScipyMode
 from leanconv.problem import FilterProblem
 from leanconv.reference.filter2d import Banded, Taps, line_indices
+
+
+class _Exchanged(Protocol):
+    """An array of another library."""
+
+    def __dlpack__(self, *, stream: Any = None) -> Any: ...
+
+
+Foreign = TypeVar("Foreign", bound=_Exchanged)
 
 #: SciPy leaves out taps that are not larger than this, so an Inf under such a tap does no harm.
 _LEAST_WEIGHT = np.finfo(np.float64).eps
 
 
+@overload
+def correlate(
+    input: np.ndarray, weights: Any, output: Any = ..., mode: ScipyMode = ..., cval: float = ...,
+    origin: int | Sequence[int] = ..., *, axes: int | Sequence[int] | None = ...,
+) -> np.ndarray: ...  # fmt: skip
+@overload
+def correlate(
+    input: Foreign, weights: Any, output: Any = ..., mode: ScipyMode = ..., cval: float = ...,
+    origin: int | Sequence[int] = ..., *, axes: int | Sequence[int] | None = ...,
+) -> Foreign: ...  # fmt: skip
+@overload
+def correlate(
+    input: npt.ArrayLike, weights: Any, output: Any = ..., mode: ScipyMode = ..., cval: float = ...,
+    origin: int | Sequence[int] = ..., *, axes: int | Sequence[int] | None = ...,
+) -> np.ndarray: ...  # fmt: skip
 def correlate(
     input: Any,
     weights: Any,
     output: Any = None,
-    mode: str = "reflect",
+    mode: ScipyMode = "reflect",
     cval: float = 0.0,
     origin: int | Sequence[int] = 0,
     *,
@@ -65,11 +90,26 @@ def correlate(
     return _filter(input, weights, output, mode, cval, origin, axes, flip=False)
 
 
+@overload
+def convolve(
+    input: np.ndarray, weights: Any, output: Any = ..., mode: ScipyMode = ..., cval: float = ...,
+    origin: int | Sequence[int] = ..., *, axes: int | Sequence[int] | None = ...,
+) -> np.ndarray: ...  # fmt: skip
+@overload
+def convolve(
+    input: Foreign, weights: Any, output: Any = ..., mode: ScipyMode = ..., cval: float = ...,
+    origin: int | Sequence[int] = ..., *, axes: int | Sequence[int] | None = ...,
+) -> Foreign: ...  # fmt: skip
+@overload
+def convolve(
+    input: npt.ArrayLike, weights: Any, output: Any = ..., mode: ScipyMode = ..., cval: float = ...,
+    origin: int | Sequence[int] = ..., *, axes: int | Sequence[int] | None = ...,
+) -> np.ndarray: ...  # fmt: skip
 def convolve(
     input: Any,
     weights: Any,
     output: Any = None,
-    mode: str = "reflect",
+    mode: ScipyMode = "reflect",
     cval: float = 0.0,
     origin: int | Sequence[int] = 0,
     *,
@@ -170,7 +210,7 @@ def _output(x: np.ndarray, output: Any) -> np.ndarray:
 
 
 def _compute(
-    x: np.ndarray, taps: np.ndarray, anchor: tuple[int, ...], border: str, cval: float, dtype: np.dtype
+    x: np.ndarray, taps: np.ndarray, anchor: tuple[int, ...], border: BorderName, cval: float, dtype: np.dtype
 ) -> np.ndarray:
     """The filtered array in ``dtype``."""
     if x.size == 0:
@@ -186,7 +226,7 @@ def _compute(
 
 
 def _compute_images(
-    x: np.ndarray, kernel: np.ndarray, anchor: tuple[int, ...], border: str, cval: float, dtype: np.dtype
+    x: np.ndarray, kernel: np.ndarray, anchor: tuple[int, ...], border: BorderName, cval: float, dtype: np.dtype
 ) -> np.ndarray:
     batch, h, w = x.shape
     (kh, kw), (ay, ax) = kernel.shape, anchor
@@ -207,7 +247,7 @@ def _compute_images(
     return result
 
 
-def _taps_nd(x: np.ndarray, taps: np.ndarray, anchor: tuple[int, ...], border: str, cval: float) -> np.ndarray:
+def _taps_nd(x: np.ndarray, taps: np.ndarray, anchor: tuple[int, ...], border: BorderName, cval: float) -> np.ndarray:
     """Tap by tap in the order of the weights, leaving out those that are zero, for any number of dimensions."""
     extended = x
     for axis, (size, at) in enumerate(zip(taps.shape, anchor, strict=True)):
@@ -243,7 +283,7 @@ def _to_numpy(array: Any) -> np.ndarray:
     return np.asarray(array)
 
 
-def _on_device(x: Any, taps: np.ndarray, output: Any, border: str, cval: float, anchor: tuple[int, ...]) -> Any:
+def _on_device(x: Any, taps: np.ndarray, output: Any, border: BorderName, cval: float, anchor: tuple[int, ...]) -> Any:
     """Filter an array of another library with `leanconv.filter2d`."""
     from leanconv.api import filter2d
 

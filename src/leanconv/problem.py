@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import operator
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal, get_args
 
-from leanconv.dtypes import item_bytes
+from leanconv.dtypes import DtypeName, item_bytes
 from leanconv.images import borders
+from leanconv.images.borders import BorderName
 
 Op = Literal["fprop", "dgrad", "wgrad"]
 #: The order of the axes in memory, slowest first.
@@ -15,7 +17,8 @@ Layout = Literal["NCHW", "NHWC", "CHWN"]
 Activation = Literal["relu"] | None
 
 #: Precision tiers, strictest first. An algorithm may serve its own tier and every looser one.
-PRECISIONS = ("ieee", "fp32", "relaxed", "tf32")
+Precision = Literal["ieee", "fp32", "relaxed", "tf32"]
+PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 
 #: Names of the borders of filters; `leanconv.images.borders` says what each reads.
 BORDERS = tuple(borders.BORDERS)
@@ -28,6 +31,35 @@ class Operand:
     role: str
     shape: tuple[int, ...]
     written: bool = False
+
+
+def _whole(name: str, value: Any) -> int:
+    try:
+        if isinstance(value, bool):
+            raise TypeError
+        return operator.index(value)
+    except TypeError:
+        raise TypeError(f"{name}={value!r} is not an integer") from None
+
+
+def _make_plain(problem: Any, names: tuple[str, ...], groups: dict[str, int]) -> None:
+    """Make the named fields of a problem ints, and those of ``groups`` tuples of so many ints.
+
+    NumPy's integers become Python's, whose arithmetic does not overflow, and lists tuples, which have a hash.
+    """
+    for name in names:
+        value = getattr(problem, name)
+        if type(value) is not int:
+            object.__setattr__(problem, name, _whole(name, value))
+    for name, count in groups.items():
+        value = getattr(problem, name)
+        if type(value) is tuple and len(value) == count and all([type(each) is int for each in value]):
+            continue
+        if not isinstance(value, (tuple, list)):
+            raise TypeError(f"{name}={value!r} must be a tuple of {count} integers")
+        if len(value) != count:
+            raise ValueError(f"{name}={value!r} must have {count} integers")
+        object.__setattr__(problem, name, tuple(_whole(name, each) for each in value))
 
 
 def lay_out(layout: Layout, first: int, channels: int, height: int, width: int) -> tuple[int, int, int, int]:
@@ -55,6 +87,9 @@ class ConvProblem:
     as for q.
 
     ``accumulate``: the result is added to what the output holds, before the activation.
+
+    Raises TypeError for sizes that are not integers, and ValueError for a stride, padding or dilation that has not two,
+    four or two of them. Whether a layer can have these sizes, `leanconv.explain` says.
     """
 
     kind: ClassVar[Literal["conv2d"]] = "conv2d"
@@ -73,13 +108,16 @@ class ConvProblem:
     padding: tuple[int, int, int, int] = (0, 0, 0, 0)
     dilation: tuple[int, int] = (1, 1)
     groups: int = 1
-    dtype: str = "float32"
+    dtype: DtypeName = "float32"
     layout: Layout = "NCHW"
-    precision: str = "fp32"
+    precision: Precision = "fp32"
     bias: bool = False
     activation: Activation = None
     op: Op = "fprop"
     accumulate: bool = False
+
+    def __post_init__(self) -> None:
+        _make_plain(self, ("n", "c", "h", "w", "k", "r", "s", "groups"), {"stride": 2, "padding": 4, "dilation": 2})
 
     @cached_property
     def p(self) -> int:
@@ -197,6 +235,8 @@ class FilterProblem:
 
     ``batch`` images of ``h`` rows and ``w`` columns. Rows lie ``x_pitch`` (``y_pitch``) elements apart, images
     ``x_step`` (``y_step``) elements apart. ``delta`` and the constant-border value are arguments of the call.
+
+    Raises TypeError for sizes that are not integers, and ValueError for an anchor that has not two of them.
     """
 
     batch: int
@@ -205,8 +245,8 @@ class FilterProblem:
     kh: int
     kw: int
     anchor: tuple[int, int]
-    border: str = "reflect101"
-    dtype: str = "float32"
+    border: BorderName = "reflect101"
+    dtype: DtypeName = "float32"
     x_pitch: int = 0
     x_step: int = 0
     y_pitch: int = 0
@@ -215,7 +255,11 @@ class FilterProblem:
     kind: ClassVar[Literal["filter2d"]] = "filter2d"
     scalars: ClassVar[tuple[str, ...]] = ("value", "delta")
     #: sums are in the direct order
-    precision: ClassVar[str] = "ieee"
+    precision: ClassVar[Precision] = "ieee"
+
+    def __post_init__(self) -> None:
+        sizes = ("batch", "h", "w", "kh", "kw", "x_pitch", "x_step", "y_pitch", "y_step")
+        _make_plain(self, sizes, {"anchor": 2})
 
     @property
     def is_empty(self) -> bool:

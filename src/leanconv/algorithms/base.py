@@ -11,7 +11,7 @@ from typing import Any, ClassVar, TypeVar
 
 from leanconv.dtypes import DTYPES, accumulator, item_bytes
 from leanconv.plan import Constants, Plan, Target
-from leanconv.problem import PRECISIONS, ConvProblem, Layout, Problem
+from leanconv.problem import PRECISIONS, ConvProblem, Layout, Precision, Problem
 
 #: Clock cycles from the end of one launch to the work of the next, and for filling the machine.
 LAUNCH_CYCLES = 9000
@@ -42,7 +42,7 @@ class Algorithm(ABC):
     #: where the idea comes from, as a reader would cite it
     paper: ClassVar[str]
     #: the precision tier it keeps
-    tier: ClassVar[str]
+    tier: ClassVar[Precision]
     #: the kind of problem it solves: ``conv2d`` or ``filter2d``
     solves: ClassVar[str]
 

@@ -9,6 +9,7 @@ from typing import Any
 from leanconv import dtypes
 from leanconv.arrays import Arrays, MemoryOrder, Shape, arrays_of, carry
 from leanconv.arrays.memory import row_pitched
+from leanconv.dtypes import DtypeName
 from leanconv.plan import ALIGNMENT
 
 
@@ -19,15 +20,16 @@ class Operands:
     arrays: Arrays
     #: a GPU's number, None for the CPU
     device: int | None
-    dtype: str
+    dtype: DtypeName
     x: Any
     w: Any
     bias: Any
     out: Any
     #: what the caller calls x and w
     names: tuple[str, str]
-    #: of x, w and the result in memory, where it is not the one that the library shows
+    #: of x and the result in memory, and of w, where it is not the one that the library shows
     order: MemoryOrder = None
+    w_order: MemoryOrder = None
     #: which of x, w and bias cannot be read in place
     copies: tuple[bool, bool, bool] = (False, False, False)
     #: whether the result can be written directly to ``out``
@@ -49,24 +51,41 @@ class Operands:
 
 @dataclass(frozen=True)
 class AxisOrder:
-    """How a library shows the shapes of layers: in memory order or, as PyTorch does, always as N, C, ..."""
+    """How a library shows the shapes of layers: in memory order or, as PyTorch does, always as N, C, ...
+
+    Images without a batch have the same order, less N.
+    """
 
     #: one of those of images, or of signals
     layout: Any
+    #: the logical axes: that layout with the channels first
+    logical_layout: str
     keeps_shape: bool
-    #: the shown axes of the logical ones, and the other way round
-    to_shown: tuple[int, ...]
-    to_logical: tuple[int, ...]
+
+    def memory_order(self, axes: int) -> MemoryOrder:
+        """Of arrays with so many axes, where their library does not show it."""
+        if not self.keeps_shape or self.layout == self.logical_layout or not self._fits(axes):
+            return None
+        return _axes(*self._layouts(axes))
 
     def logical(self, shape: Shape) -> Shape:
         """A shape as the library shows it in the order N, C, ..."""
-        if self.keeps_shape or len(shape) != len(self.to_logical):
+        if self.keeps_shape or not self._fits(len(shape)):
             return shape
-        return tuple(shape[axis] for axis in self.to_logical)
+        logical, lying = self._layouts(len(shape))
+        return tuple(shape[axis] for axis in _axes(lying, logical))
 
     def shown(self, shape: Shape) -> Shape:
         """A shape N, C, ... as the library shows it."""
-        return shape if self.keeps_shape else tuple(shape[axis] for axis in self.to_shown)
+        return shape if self.keeps_shape else tuple(shape[axis] for axis in _axes(*self._layouts(len(shape))))
+
+    def _fits(self, axes: int) -> bool:
+        return axes in (len(self.layout), len(self.layout) - 1)
+
+    def _layouts(self, axes: int) -> tuple[str, str]:
+        """The names of the logical axes and of those in memory, with a batch or without."""
+        names = self.logical_layout, self.layout
+        return names if axes == len(self.layout) else (names[0].replace("N", ""), names[1].replace("N", ""))
 
 
 def layer_operands(
@@ -87,21 +106,23 @@ def layer_operands(
     keeps_shape, x = arrays.keeps_shape, given[name]
     if layout is None:
         layout = channels_first
-        if keeps_shape and len(x.shape) == len(channels_first) and not arrays.is_contiguous(x):
-            last = arrays.is_contiguous(x, _axes(channels_first, channels_last))
+        if keeps_shape and not arrays.is_contiguous(x):
+            order = AxisOrder(channels_last, channels_first, keeps_shape).memory_order(len(x.shape))
+            last = order is not None and arrays.is_contiguous(x, order)
             layout = channels_last if last else channels_first
     elif layout not in layouts:
         raise ValueError(f"layout={layout!r} is not known; choose one of {', '.join(map(repr, layouts))}")
-    axes = AxisOrder(layout, keeps_shape, _axes(channels_first, layout), _axes(layout, channels_first))
-    order = axes.to_shown if keeps_shape and layout != channels_first else None
+    axes = AxisOrder(layout, channels_first, keeps_shape)
+    order = axes.memory_order(len(x.shape))
     w, bias = given["w"], given.get("bias")
+    w_order = axes.memory_order(len(w.shape))
     copies = (
         not _readable(arrays, x, order),
-        not _readable(arrays, w, order),
+        not _readable(arrays, w, w_order),
         bias is not None and not _readable(arrays, bias),
     )
     direct = out is None or _readable(arrays, out, order)
-    return Operands(arrays, device, dtype, x, w, bias, out, (name, "w"), order, copies, direct), axes
+    return Operands(arrays, device, dtype, x, w, bias, out, (name, "w"), order, w_order, copies, direct), axes
 
 
 def filter_operands(
@@ -120,7 +141,9 @@ def filter_operands(
         x_pitch, y_pitch = (None if each is None else _pitch(arrays, each, dtype) for each in (image, out))
     copies = (device is not None and x_pitch is None, not _readable(arrays, kernel), False)
     direct = device is None or out is None or y_pitch is not None
-    operands = Operands(arrays, device, dtype, image, kernel, None, out, ("image", "kernel"), None, copies, direct)
+    operands = Operands(
+        arrays, device, dtype, image, kernel, None, out, ("image", "kernel"), copies=copies, out_direct=direct
+    )
     return operands, x_pitch, y_pitch
 
 
@@ -152,7 +175,7 @@ def gather(x: Any, w: Any, bias: Any, out: Any, names: tuple[str, str]) -> tuple
     return given, arrays, device
 
 
-def check_dtypes(named: dict[str, str], taken: Sequence[str]) -> str:
+def check_dtypes(named: dict[str, str], taken: Sequence[str]) -> DtypeName:
     """The element type that all named arrays share. Raises TypeError unless it is the same, and one of those taken."""
     (first, dtype), *others = named.items()
     if dtype not in taken:
@@ -164,7 +187,7 @@ def check_dtypes(named: dict[str, str], taken: Sequence[str]) -> str:
     for name, other in others:
         if other != dtype:
             raise TypeError(f"{name} has dtype {other} and {first} {dtype}; they must be the same")
-    return dtype
+    return dtypes.DTYPES[dtype].name
 
 
 def _axes(have: str, want: str) -> tuple[int, ...]:
@@ -174,6 +197,8 @@ def _axes(have: str, want: str) -> tuple[int, ...]:
 
 def _readable(arrays: Arrays, array: Any, order: MemoryOrder = None) -> bool:
     """Whether a kernel can use the array in place."""
+    if order is not None and len(order) != len(array.shape):
+        return False
     return arrays.is_contiguous(array, order) and arrays.misalignment(array) % ALIGNMENT == 0
 
 

@@ -1,8 +1,8 @@
 """Suites of problems, the peers they are measured against, and tables of the results."""
 
 from leanconv.bench.results import GROUPS, Results, Row, geometric_mean
-from leanconv.bench.run import default_path, run_suite
-from leanconv.bench.suites import Case, format_problem, load_suite, parse_problem, suite_names
+from leanconv.bench.run import cases_of, default_path, run_suite
+from leanconv.bench.suites import Case, format_problem, load_suite, parse_problem, suite_names, with_batch
 from leanconv.bench.terminal import show
 
 __all__ = [
@@ -10,6 +10,7 @@ __all__ = [
     "Case",
     "Results",
     "Row",
+    "cases_of",
     "default_path",
     "format_problem",
     "geometric_mean",
@@ -18,4 +19,5 @@ __all__ = [
     "run_suite",
     "show",
     "suite_names",
+    "with_batch",
 ]

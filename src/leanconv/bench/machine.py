@@ -49,7 +49,9 @@ def revision() -> dict[str, Any]:
         return {"git_revision": None, "git_dirty": None}
 
 
-def describe(gpu: bool, ceilings: Ceilings, versions: dict[str, str], given_revision: str | None) -> dict[str, Any]:
+def describe(
+    gpu: bool, ceilings: Ceilings | None, versions: dict[str, str], given_revision: str | None
+) -> dict[str, Any]:
     """The ``machine`` record of a results file."""
     record: dict[str, Any] = {
         "gpu": None,
@@ -61,8 +63,9 @@ def describe(gpu: bool, ceilings: Ceilings, versions: dict[str, str], given_revi
         "leanconv": installed_version("leanconv") or "not installed (run from its source)",
         **revision(),
         **versions,
-        "ceilings": asdict(ceilings),
     }
+    if ceilings:
+        record["ceilings"] = asdict(ceilings)
     if given_revision:
         record["git_revision"] = given_revision
     if gpu:

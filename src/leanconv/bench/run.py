@@ -116,7 +116,7 @@ def run_suite(
     more; peers take what they need.
     """
     begin = time.perf_counter()
-    cases, suite, layout, precision = _cases(what, layout, precision, dtype)
+    cases, suite, layout, precision = cases_of(what, layout, precision, dtype)
     order = [case.name for case in cases]
     if only is not None:
         cases = tuple(case for case in cases if fnmatchcase(case.name, only))
@@ -196,7 +196,7 @@ def _settled_objects() -> Iterator[None]:
         gc.unfreeze()
 
 
-def _cases(
+def cases_of(
     what: str | Sequence[Case], layout: str | None, precision: str | None, dtype: str | None
 ) -> tuple[tuple[Case, ...], str, str | None, str | None]:
     """The cases; then suite, layout, and the precision where it is not the suite's own."""

@@ -25,7 +25,7 @@ from importlib import resources
 from typing import Any, get_args
 
 from leanconv.dtypes import FILTERS, LAYERS
-from leanconv.problem import BORDERS, PRECISIONS, ConvProblem, FilterProblem, Layout, Problem
+from leanconv.problem import BORDERS, PRECISIONS, ConvProblem, FilterProblem, Layout, Precision, Problem
 
 
 @dataclass(frozen=True)
@@ -94,10 +94,10 @@ def load_suite(
     return tuple(Case(entry["name"], _conv_problem(entry, suite, chosen, precision)) for entry in suite["problems"])
 
 
-def _conv_problem(entry: dict[str, Any], suite: dict[str, Any], layout: Any, precision: str | None) -> ConvProblem:
+def _conv_problem(entry: dict[str, Any], suite: dict[str, Any], layout: Any, precision: Any) -> ConvProblem:
     pad_h, pad_w = entry["padding"]
     states = entry.get("gamma", [0])[0]
-    own = "relaxed" if states >= _RELAXED_STATES else "fp32"
+    own: Precision = "relaxed" if states >= _RELAXED_STATES else "fp32"
     return ConvProblem(
         **{letter: entry[letter] for letter in "nchwkrs"},
         stride=(entry["stride"], entry["stride"]),
@@ -120,8 +120,8 @@ def dense_filter(
     w: int,
     kh: int,
     kw: int,
-    border: str = "reflect101",
-    dtype: str = "float32",
+    border: Any = "reflect101",
+    dtype: Any = "float32",
     anchor: tuple[int, int] | None = None,
 ) -> FilterProblem:
     """A FilterProblem on images without gaps between rows, anchored at the filter's centre by default."""

@@ -8,39 +8,67 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal, TypeVar, get_args
 
-from leanconv.images.borders import ALIASES, BORDERS
-from leanconv.problem import Layout
+from leanconv.images.borders import ALIASES, BORDERS, OPENCV_NUMBERS, BorderName, OpencvName, ScipyMode
+from leanconv.problem import Activation, Layout
 from leanconv.runtime import env
 
-Padding = int | Sequence[int] | str
+Word = TypeVar("Word")
+Padding = int | Sequence[int] | Literal["same", "valid"]
+#: Our names of borders, SciPy's, OpenCV's, and OpenCV's numbers.
+Border = BorderName | ScipyMode | OpencvName | int
 
 #: Names of the axes in the order of memory, slowest first. Of filters N is the filter, C its channels.
-LAYOUTS: tuple[Layout, ...] = ("NCHW", "NHWC", "CHWN")
+LAYOUTS: tuple[Layout, ...] = get_args(Layout)
 #: The same of signals, the layouts of images of one row.
-LAYOUTS_1D = ("NCW", "NWC", "CWN")
-ACTIVATIONS = (None, "relu")
+Layout1d = Literal["NCW", "NWC", "CWN"]
+LAYOUTS_1D: tuple[Layout1d, ...] = get_args(Layout1d)
+ACTIVATIONS: tuple[Activation, ...] = (None, "relu")
 
+_PLAIN = (int, str, bool, float, type(None))
+#: The largest stride, padding, ...: kernels count them in 32 bits.
+MOST = 2**31 - 1
 _FLOAT32_MAX = float.fromhex("0x1.fffffep127")
 
 
-def integer(name: str, value: Any, least: int) -> int:
-    """``value`` as an int of at least ``least``; takes whatever is an integer by itself (NumPy's too), no floats."""
+def integer(name: str, value: Any, least: int, most: float = MOST) -> int:
+    """``value`` as an int from ``least`` to ``most``; takes what is an integer by itself (NumPy's too), no floats."""
     try:
-        number = operator.index(value)
+        index = operator.index(value)
     except TypeError:
         raise TypeError(f"{name}={value!r} is not an integer") from None
     if isinstance(value, bool):
         raise TypeError(f"{name}={value!r} is not an integer")
-    if number < least:
+    if index < least:
         raise ValueError(f"{name}={value!r} is below {least}")
-    return number
+    if index > most:
+        raise ValueError(f"{name}={value!r} is above {most}")
+    return index
+
+
+def plain(value: Any) -> Any:
+    """An option in Python's own types: integers of other kinds as int, text as str, also in tuples; all else as it is.
+
+    It is ``value`` itself where nothing changes.
+    """
+    if type(value) in _PLAIN:
+        return value
+    if isinstance(value, (tuple, list)):
+        kind = list if isinstance(value, list) else tuple
+        parts = kind(map(plain, value))
+        return value if type(value) is kind and all(map(operator.is_, parts, value)) else parts
+    if isinstance(value, str):
+        return str.__str__(value)
+    try:
+        return operator.index(value)
+    except TypeError:
+        return value
 
 
 def workspace_limit(value: Any) -> int | None:
     """The bytes of workspace that a caller allows: the argument, else LEANCONV_WORKSPACE_LIMIT; None for neither."""
-    return env.workspace_limit() if value is None else integer("workspace_limit", value, 0)
+    return env.workspace_limit() if value is None else integer("workspace_limit", value, 0, math.inf)
 
 
 def pair(name: str, value: Any, least: int) -> tuple[int, int]:
@@ -64,13 +92,11 @@ def single(name: str, value: Any, least: int) -> int:
     return integer(name, value, least)
 
 
-def sizes(name: str, value: Any, count: int) -> tuple[int, ...]:
-    """A shape of ``count`` axes, as ints."""
+def sizes(name: str, value: Any) -> tuple[int, ...]:
+    """A shape, as ints."""
     if not isinstance(value, (tuple, list)):
-        raise TypeError(f"{name}={value!r} is no shape; give {count} integers")
-    if len(value) != count:
-        raise ValueError(f"{name}={tuple(value)} has {len(value)} dimensions; it must have {count}")
-    return tuple(integer(name, length, 0) for length in value)
+        raise TypeError(f"{name}={value!r} is no shape; give a tuple of integers")
+    return tuple(integer(name, length, 0, math.inf) for length in value)
 
 
 def four_sides(
@@ -78,15 +104,10 @@ def four_sides(
 ) -> tuple[int, int, int, int]:
     """Padding as (top, bottom, left, right) for a filter of ``window`` rows and columns."""
     if isinstance(padding, str):
-        if padding == "valid":
-            return 0, 0, 0, 0
-        if padding != "same":
-            raise ValueError(f"padding={padding!r} is not known; choose 'same', 'valid' or numbers")
-        if stride != (1, 1):
-            raise ValueError(f"padding='same' needs stride=1, got stride={stride}")
-        vertical, horizontal = (d * (size - 1) for d, size in zip(dilation, window, strict=True))
-        # the odd one goes to the end, as in PyTorch
-        return vertical // 2, vertical - vertical // 2, horizontal // 2, horizontal - horizontal // 2
+        vertical, horizontal = (
+            _sides_of_word(padding, size, step, stride) for size, step in zip(window, dilation, strict=True)
+        )
+        return *vertical, *horizontal
     if isinstance(padding, (tuple, list)) and len(padding) == 4:
         top, bottom, left, right = (integer("padding", side, 0) for side in padding)
         return top, bottom, left, right
@@ -95,52 +116,88 @@ def four_sides(
             f"padding={padding!r} must be an integer, (vertical, horizontal), (top, bottom, left, right), "
             "'same' or 'valid'"
         )
-    vertical, horizontal = pair("padding", padding, 0)
-    return vertical, vertical, horizontal, horizontal
+    down, across = pair("padding", padding, 0)
+    return down, down, across, across
 
 
-def one_of(name: str, value: Any, known: Sequence[Any]) -> Any:
-    """``value`` if it is among ``known``."""
-    if not any(value == item for item in known):
-        raise ValueError(f"{name}={value!r} is not known; choose one of {', '.join(map(repr, known))}")
-    return value
+def two_sides(padding: Any, window: int, stride: int, dilation: int) -> tuple[int, int]:
+    """Padding as (left, right) for a filter of ``window`` taps along one axis."""
+    if isinstance(padding, str):
+        return _sides_of_word(padding, window, dilation, stride)
+    sides = padding if isinstance(padding, (tuple, list)) else (padding,)
+    if len(sides) not in (1, 2):
+        raise ValueError(f"padding={padding!r} must be an integer, (left, right), 'same' or 'valid'")
+    return integer("padding", sides[0], 0), integer("padding", sides[-1], 0)
 
 
-def border_name(border: Any) -> str:
-    """Our name of a border, given ours, SciPy's or OpenCV's."""
+def _sides_of_word(word: str, window: int, dilation: int, stride: int | tuple[int, int]) -> tuple[int, int]:
+    """Padding before and after along one axis, as a word says it. ``stride`` is that of all axes."""
+    if word == "valid":
+        return 0, 0
+    if word != "same":
+        raise ValueError(f"padding={word!r} is not known; choose 'same', 'valid' or numbers")
+    if stride not in (1, (1, 1)):
+        raise ValueError(f"padding='same' needs stride=1, got stride={stride}")
+    reach = dilation * max(0, window - 1)
+    # the odd one goes to the end, as in PyTorch
+    return reach // 2, reach - reach // 2
+
+
+def one_of(name: str, value: Any, known: Sequence[Word]) -> Word:
+    """The one among ``known`` that ``value`` is."""
+    for item in known:
+        if isinstance(value, type(item)) and value == item:
+            return item
+    raise ValueError(f"{name}={value!r} is not known; choose one of {', '.join(map(repr, known))}")
+
+
+def border_name(border: Any) -> BorderName:
+    """Our name of a border, given ours, SciPy's or OpenCV's, or OpenCV's number."""
     if isinstance(border, str):
-        name = border.removeprefix("cv2.")
-        name = ALIASES.get(name, name)
-        if name in BORDERS:
-            return name
+        word = border.removeprefix("cv2.")
+        word = ALIASES.get(word, word)
+        if word in BORDERS:
+            return BORDERS[word].name
+    elif not isinstance(border, bool) and hasattr(border, "__index__") and operator.index(border) in OPENCV_NUMBERS:
+        return OPENCV_NUMBERS[operator.index(border)]
     known = ", ".join(map(repr, (*BORDERS, *ALIASES)))
-    raise ValueError(f"border={border!r} is not known; choose one of {known}")
+    numbers = ", ".join(map(str, sorted(OPENCV_NUMBERS)))
+    raise ValueError(f"border={border!r} is not known; choose one of {known}, or of OpenCV's numbers {numbers}")
 
 
 def anchor_of(anchor: Any, kh: int, kw: int) -> tuple[int, int]:
-    """The kernel element that lies on the output pixel; the middle, or right and below of it, by default."""
+    """The kernel element that lies on the output pixel; the middle, or right and below of it, by default and for -1."""
     if anchor is None:
         return kh // 2, kw // 2
     if not isinstance(anchor, (tuple, list)) or len(anchor) != 2:
         raise ValueError(f"anchor={anchor!r} must be None or two integers (row, column)")
-    y, x = (integer("anchor", part, 0) for part in anchor)
+    y, x = (integer("anchor", part, -1) for part in anchor)
     if y >= kh or x >= kw:
         raise ValueError(f"anchor={anchor!r} lies outside the {kh}x{kw} kernel")
-    return y, x
+    return kh // 2 if y == -1 else y, kw // 2 if x == -1 else x
+
+
+def number(name: str, value: Any) -> float:
+    """``value`` as a float, infinite where it is beyond float64; text is no number."""
+    try:
+        if isinstance(value, (str, bytes, bytearray)):
+            raise TypeError
+        return float(value)
+    except (TypeError, ValueError):
+        raise TypeError(f"{name}={value!r} is not a number") from None
+    except OverflowError:
+        return math.inf if value > 0 else -math.inf
 
 
 def scalar(name: str, value: Any, dtype: str) -> float | int:
     """``value`` or ``delta`` as a number that ``dtype`` can hold."""
-    try:
-        number = float(value)
-    except (TypeError, ValueError):
-        raise TypeError(f"{name}={value!r} is not a number") from None
-    except OverflowError:
-        raise ValueError(f"{name}={value!r} is beyond {dtype}, the dtype of the image") from None
-    if dtype == "float32" and _FLOAT32_MAX < abs(number) < math.inf:
+    given = number(name, value)
+    if math.isinf(given) and given != value:
+        raise ValueError(f"{name}={value!r} is beyond {dtype}, the dtype of the image")
+    if dtype == "float32" and _FLOAT32_MAX < abs(given) < math.inf:
         raise ValueError(f"{name}={value!r} is beyond float32, the dtype of the image")
     if dtype != "int32":
-        return number
-    if not number.is_integer() or not -(2**31) <= number < 2**31:
+        return given
+    if not given.is_integer() or not -(2**31) <= given < 2**31:
         raise ValueError(f"{name}={value!r} is no int32, the dtype of the image")
-    return int(number)
+    return int(given)

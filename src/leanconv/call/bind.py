@@ -19,8 +19,10 @@ from leanconv.call.run import (
 )
 from leanconv.problem import Problem
 from leanconv.runtime import launch
+from leanconv.runtime.recent import Recent
 
-_loaded: dict[tuple[Problem, int, str, int | None], Loaded] = {}
+#: what was chosen for a problem, with its kernels; 8 kB each besides the kernels
+_loaded: Recent[tuple[Problem, int, str, int | None], Loaded] = Recent(1024)
 _lock = threading.Lock()
 
 
@@ -46,20 +48,21 @@ def bind(described: Described) -> Call:
 def load(problem: Problem, device_index: int, algorithm: str = "auto", limit: int | None = None) -> Loaded:
     """What is chosen for a problem on a GPU; from the second time on, a look-up. ``limit`` is that of `choose`."""
     key = (problem, device_index, algorithm, limit)
-    loaded = _loaded.get(key)
+    loaded = _loaded.recall(key)
     if loaded is None:
         with _lock:
-            loaded = _loaded.get(key)
+            loaded = _loaded.recall(key)
             if loaded is None:
                 device = launch.open_device(device_index)
                 chosen = choose(problem, device.target, algorithm, limit)
-                loaded = _loaded[key] = Loaded(problem, chosen, chosen.plan(problem, device.target), device)
+                loaded = Loaded(problem, chosen, chosen.plan(problem, device.target), device)
+                _loaded.keep(key, loaded)
     return loaded
 
 
 def is_loaded(problem: Problem, device_index: int, algorithm: str = "auto", limit: int | None = None) -> bool:
     """Whether `load` is a look-up in this process."""
-    return (problem, device_index, algorithm, limit) in _loaded
+    return _loaded.recall((problem, device_index, algorithm, limit)) is not None
 
 
 def forget() -> None:

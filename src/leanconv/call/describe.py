@@ -6,15 +6,18 @@ computed here.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, get_args
 
+from leanconv import dtypes
 from leanconv.arrays import Shape
-from leanconv.arrays.operands import AxisOrder, Operands, filter_operands, layer_operands
+from leanconv.arrays.operands import AxisOrder, Operands, check_dtypes, filter_operands, layer_operands
 from leanconv.call import arguments
 from leanconv.call.weights import PreparedWeights, kernel_beside
-from leanconv.problem import PRECISIONS, ConvProblem, FilterProblem, Layout, Problem
+from leanconv.dtypes import DtypeName
+from leanconv.problem import BORDERS, PRECISIONS, ConvProblem, FilterProblem, Layout, Op, Problem
 from leanconv.runtime.launch import device_index
 
 
@@ -51,7 +54,7 @@ def conv2d(
         *_shapes(operands, axes), stride, padding, dilation, groups, dtype=operands.dtype, layout=axes.layout,
         precision=precision, activation=activation,
     )  # fmt: skip
-    shape = axes.shown((problem.n, problem.k, problem.p, problem.q))
+    shape = axes.shown(_as_many((problem.n, problem.k, problem.p, problem.q), operands.x))
     return _layer(problem, operands, w, shape, device, algorithm, workspace_limit)
 
 
@@ -65,7 +68,7 @@ def conv1d(
         *_shapes(operands, axes), stride, padding, dilation, groups, dtype=operands.dtype,
         layout=arguments.LAYOUTS[arguments.LAYOUTS_1D.index(axes.layout)], precision=precision, activation=activation,
     )  # fmt: skip
-    shape = axes.shown((problem.n, problem.k, problem.q))
+    shape = axes.shown(_as_many((problem.n, problem.k, problem.q), operands.x))
     return _layer(problem, operands, w, shape, device, algorithm, workspace_limit)
 
 
@@ -75,13 +78,20 @@ def conv2d_input(
 ) -> Described:  # fmt: skip
     """Describe a call of `leanconv.conv2d_input`."""
     operands, axes = layer_operands(grad, _filters(w), bias, out, "grad", layout, arguments.LAYOUTS)
-    input_shape = arguments.sizes("input_shape", input_shape, 4)
     grad_shape, w_shape, _ = _shapes(operands, axes)
+    input_shape = arguments.sizes("input_shape", input_shape)
+    for name, shape in (("grad", grad_shape), ("input_shape", input_shape)):
+        _check_axes(name, shape, 4)
+    if len(grad_shape) != len(input_shape):
+        raise ValueError(
+            f"grad has shape {tuple(operands.x.shape)} and input_shape={input_shape}: "
+            "either both have a batch axis, or neither"
+        )
     forward = conv_problem(
         axes.logical(input_shape), w_shape, None, stride, padding, dilation, groups, dtype=operands.dtype,
         layout=axes.layout, precision=precision, activation=None, name="input_shape",
     )  # fmt: skip
-    expected = (forward.n, forward.k, forward.p, forward.q)
+    expected = _as_many((forward.n, forward.k, forward.p, forward.q), operands.x)
     if grad_shape != expected:
         raise ValueError(
             f"grad has shape {tuple(operands.x.shape)}, but the output has {axes.shown(expected)} for "
@@ -117,6 +127,11 @@ def _shapes(operands: Operands, axes: AxisOrder) -> tuple[Shape, Shape, Shape | 
     return x, w, None if operands.bias is None else tuple(operands.bias.shape)
 
 
+def _as_many(shape: Shape, x: Any) -> Shape:
+    """The shape of a result N, K, ... with as many axes as x: without the batch where x has none."""
+    return shape[-len(x.shape) :]
+
+
 def _layer(
     problem: ConvProblem, operands: Operands, w: Any, shape: Shape, device: Any, algorithm: str, limit: Any
 ) -> Described:
@@ -149,29 +164,32 @@ def conv_problem(
     dilation: Any,
     groups: Any,
     *,
-    dtype: str,
+    dtype: DtypeName,
     layout: Layout,
-    precision: str,
-    activation: str | None,
+    precision: Any,
+    activation: Any,
     name: str = "x",
+    one_axis: bool = False,
 ) -> ConvProblem:
-    """The problem of a convolution; ``x_shape`` is (n, c, h, w) and ``w_shape`` (k, c / groups, r, s).
+    """The problem of a convolution; ``x_shape`` is (n, c, h, w), or (c, h, w), and ``w_shape`` (k, c / groups, r, s).
 
-    Messages call ``x_shape`` by ``name``.
+    Messages call ``x_shape`` by ``name``, and speak of signals with ``one_axis``.
     """
-    _check_axes({name: x_shape, "w": w_shape}, 4)
-    arguments.one_of("precision", precision, PRECISIONS)
-    arguments.one_of("activation", activation, arguments.ACTIVATIONS)
+    _check_axes(name, x_shape, 4)
+    _check_filter_axes(w_shape, 4)
+    precision = arguments.one_of("precision", precision, PRECISIONS)
+    activation = arguments.one_of("activation", activation, arguments.ACTIVATIONS)
     groups = arguments.integer("groups", groups, 1)
     stride, dilation = arguments.pair("stride", stride, 1), arguments.pair("dilation", dilation, 1)
-    n, c, h, w = x_shape
+    n, c, h, w = (1, *x_shape)[-4:]
     k, group_c, r, s = w_shape
     if min(c, h, w) < 1:
-        raise ValueError(
-            f"{name} has {n} images of {c} channels, {h} rows and {w} columns; only its batch may be empty"
-        )
+        held = f"signals of {c} channels and {w} samples"
+        held = held if one_axis else f"images of {c} channels, {h} rows and {w} columns"
+        raise ValueError(f"{name} has {n} {held}; only its batch may be empty")
     if min(w_shape) < 1:
-        raise ValueError(f"w has {k} filters of {group_c} channels, {r} rows and {s} columns; it must not be empty")
+        held = f"{group_c} channels and {s} taps" if one_axis else f"{group_c} channels, {r} rows and {s} columns"
+        raise ValueError(f"w has {k} filters of {held}; it must not be empty")
     if c % groups:
         raise ValueError(f"in_channels={c} is not divisible by groups={groups}")
     if k % groups:
@@ -187,10 +205,15 @@ def conv_problem(
     problem = ConvProblem(
         n=n, c=c, h=h, w=w, k=k, r=r, s=s, stride=stride, padding=sides, dilation=dilation, groups=groups, dtype=dtype,
         layout=layout, precision=precision, bias=bias_shape is not None,
-        activation="relu" if activation == "relu" else None,
+        activation=activation,
     )  # fmt: skip
     if problem.p < 1 or problem.q < 1:
         top, bottom, left, right = sides
+        if one_axis:
+            raise ValueError(
+                f"the output would be empty: a filter of {s} taps with dilation {dilation[1]} covers "
+                f"{dilation[1] * (s - 1) + 1} samples, the padded input has {w + left + right}"
+            )
         raise ValueError(
             f"the output would be {max(problem.p, 0)}x{max(problem.q, 0)}: a {r}x{s} filter with dilation {dilation} "
             f"covers {dilation[0] * (r - 1) + 1}x{dilation[1] * (s - 1) + 1} pixels, the padded input has "
@@ -199,11 +222,18 @@ def conv_problem(
     return problem
 
 
-def _check_axes(shapes: dict[str, Sequence[int]], axes: int) -> None:
-    """Raise ValueError unless all named shapes have that many axes."""
-    for name, shape in shapes.items():
-        if len(shape) != axes:
-            raise ValueError(f"{name} has {len(shape)} dimensions, shape {tuple(shape)}; it must have {axes}")
+def _check_axes(name: str, shape: Sequence[int], axes: int) -> None:
+    """Raise ValueError unless images, or signals, have that many axes, or one less: no batch."""
+    if len(shape) not in (axes, axes - 1):
+        raise ValueError(
+            f"{name} has {len(shape)} dimensions, shape {tuple(shape)}; it must have {axes}, "
+            f"or {axes - 1} without a batch"
+        )
+
+
+def _check_filter_axes(shape: Sequence[int], axes: int) -> None:
+    if len(shape) != axes:
+        raise ValueError(f"w has {len(shape)} dimensions, shape {tuple(shape)}; it must have {axes}")
 
 
 def conv1d_problem(
@@ -216,26 +246,22 @@ def conv1d_problem(
     groups: Any,
     **options: Any,
 ) -> ConvProblem:
-    """The problem of a convolution along one axis, as images of one row; ``x_shape`` is (n, c, w).
+    """The problem of a convolution along one axis, as images of one row; ``x_shape`` is (n, c, w) or (c, w).
 
     ``padding`` is a number, (left, right) or a word; everything else is as in `conv_problem`.
     """
-    _check_axes({"x": x_shape, "w": w_shape}, 3)
-    if isinstance(padding, (tuple, list)):
-        if len(padding) not in (1, 2):
-            raise ValueError(f"padding={padding!r} must be an integer, (left, right), 'same' or 'valid'")
-        padding = (0, 0, padding[0], padding[-1])
-    elif not isinstance(padding, str):
-        padding = (0, padding)
-    (n, c, w), (k, group_c, s) = x_shape, w_shape
+    _check_axes("x", x_shape, 3)
+    _check_filter_axes(w_shape, 3)
+    (*batch, c, w), (k, group_c, s) = x_shape, w_shape
+    stride, dilation = arguments.single("stride", stride, 1), arguments.single("dilation", dilation, 1)
     return conv_problem(
-        (n, c, 1, w), (k, group_c, 1, s), bias_shape, (1, arguments.single("stride", stride, 1)), padding,
-        (1, arguments.single("dilation", dilation, 1)), groups, **options,
+        (*batch, c, 1, w), (k, group_c, 1, s), bias_shape, (1, stride),
+        (0, 0, *arguments.two_sides(padding, s, stride, dilation)), (1, dilation), groups, one_axis=True, **options,
     )  # fmt: skip
 
 
 def filter_problem(
-    image_shape: Sequence[int], kernel_shape: Sequence[int], border: Any, anchor: Any, dtype: str
+    image_shape: Sequence[int], kernel_shape: Sequence[int], border: Any, anchor: Any, dtype: DtypeName
 ) -> FilterProblem:
     """The problem of filtering contiguous images (…, h, w)."""
     if len(image_shape) < 2:
@@ -257,11 +283,20 @@ def filter_problem(
 
 def check_problem(problem: Any) -> None:
     """Raise what a call with the arguments of ``problem`` would; a caller may have written it by hand."""
+    sizes = ("batch", "h", "w", "kh", "kw") if problem.kind == "filter2d" else ("n", "c", "h", "w", "k", "r", "s")
+    for name in sizes:
+        arguments.integer(name, getattr(problem, name), 0, math.inf)
     if problem.kind == "filter2d":
+        check_dtypes({"the problem": problem.dtype}, dtypes.FILTERS)
+        arguments.one_of("border", problem.border, BORDERS)
+        for part in problem.anchor:
+            arguments.integer("anchor", part, 0)
         image_shape = (problem.batch, problem.h, problem.w)
         filter_problem(image_shape, problem.w_shape, problem.border, problem.anchor, problem.dtype)
         return
+    check_dtypes({"the problem": problem.dtype}, dtypes.LAYERS)
     arguments.one_of("layout", problem.layout, arguments.LAYOUTS)
+    arguments.one_of("op", problem.op, get_args(Op))
     if problem.op == "dgrad" and (problem.bias or problem.activation):
         raise ValueError("op='dgrad', the gradient of a layer's input, has no bias and no activation")
     arguments.integer("groups", problem.groups, 1)

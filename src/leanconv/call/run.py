@@ -7,8 +7,7 @@ launch. api.py finds ready calls by the arrays' signatures and the arguments.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -47,16 +46,25 @@ class Loaded:
     choice: Candidate
     plan: Plan
     device: Device
+    _made: dict[str, Executable] = field(default_factory=dict, init=False, compare=False, repr=False)
 
-    @cached_property
+    @property
     def run(self) -> Executable:
         """The whole plan; values in the order of `roles_of`."""
-        return self.device.executable(self.plan, roles_of(self.problem))
+        return self._executable("run", self.plan)
 
-    @cached_property
+    @property
     def run_prepared(self) -> Executable:
         """The plan without what prepares filters."""
-        return self.device.executable(replace(self.plan, prepare=(), prepared_bytes=0), roles_of(self.problem))
+        return self._executable("run_prepared", replace(self.plan, prepare=(), prepared_bytes=0))
+
+    def _executable(self, name: str, plan: Plan) -> Executable:
+        # NOTE: functools.cached_property holds one lock for all objects until Python 3.12: calls of different shapes
+        # would compile one after the other
+        made = self._made.get(name)
+        if made is None:
+            made = self._made[name] = self.device.executable(plan, roles_of(self.problem))
+        return made
 
     def prepares(self, described: Described) -> bool:
         """Whether filters that keep their preparation save anything."""
@@ -94,7 +102,8 @@ class GpuCall:
         copy_x, copy_w, copy_bias = described.operands.copies
         w = operands.w if prepares or not copy_w else None
         given = (operands.x, w, operands.bias, operands.out)
-        self._arrays, self._names, self._order = arrays, operands.names, described.operands.order
+        self._arrays, self._names = arrays, operands.names
+        self._order, self._w_order = operands.order, operands.w_order
         self._pointer, self._stream = arrays.fast_pointer(), arrays.fast_stream(device)
         self._allocate = arrays.allocator(described.shape, problem.dtype, device, described.operands.order)
         self._itemsize = problem.itemsize
@@ -151,7 +160,7 @@ class GpuCall:
         copy_x, copy_w, copy_bias = self._copies
         return (
             self._arrays.copy(x, self._order) if copy_x else x,
-            self._arrays.copy(w, self._order) if copy_w else w,
+            self._arrays.copy(w, self._w_order) if copy_w else w,
             self._arrays.copy(bias) if copy_bias else bias,
         )
 
@@ -236,7 +245,7 @@ class PreparedCall:
         self._arrays = described.operands.arrays
         self._gradient = self._arrays.requires_gradient(described.operands.w)
         self._preparation = preparation_of(
-            loaded.device, described.device, loaded.plan, described.operands.copies[1], described.operands.order
+            loaded.device, described.device, loaded.plan, described.operands.copies[1], described.operands.w_order
         )
         self._whole, self._rest = GpuCall(described, loaded), GpuCall(described, loaded, prepares=False)
 
@@ -284,8 +293,11 @@ class TorchCpuConv(_HostCall):
         problem = self._problem
         if out is not None:
             self._check_out(x, w, bias, out)
-        if len(self._shape) == 3:  # a signal is an image of one row
-            x, w = x.unsqueeze(2), w.unsqueeze(2)
+        signal, alone = w.dim() == 3, x.dim() == w.dim() - 1
+        if signal:  # an image of one row
+            x, w = x.unsqueeze(-2), w.unsqueeze(-2)
+        if alone:  # a batch of one
+            x = x.unsqueeze(0)
         memory_format = torch.channels_last if problem.layout == "NHWC" else torch.contiguous_format
         x = x.contiguous(memory_format=memory_format)
         y = self._input_gradient(x, w) if problem.op == "dgrad" else self._forward(x, w, bias)
@@ -293,7 +305,8 @@ class TorchCpuConv(_HostCall):
             y = y.permute(1, 2, 3, 0).contiguous().permute(3, 0, 1, 2)
         else:
             y = y.contiguous(memory_format=memory_format)
-        y = y.squeeze(2) if len(self._shape) == 3 else y
+        y = y.squeeze(2) if signal else y
+        y = y.squeeze(0) if alone else y
         return y if out is None else out.copy_(y)
 
     def _forward(self, x: Any, w: Any, bias: Any) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -175,19 +176,22 @@ class PreparedFilters:
     streams: set[int] = field(compare=False)
 
 
-_preparations: dict[Any, FilterPreparation] = {}
+#: NOTE: they live as long as a ready call or filters that were prepared refer to them
+_preparations: weakref.WeakValueDictionary[Any, FilterPreparation] = weakref.WeakValueDictionary()
 _preparations_lock = threading.Lock()
 
 
 def preparation_of(device: launch.Device, index: int, plan: Plan, copy: bool, order: MemoryOrder) -> FilterPreparation:
     """What ``plan`` needs of its filters before its ``launches``."""
     key = (device, plan.prepare, plan.prepared_bytes, copy, order)
-    with _preparations_lock:
-        preparation = _preparations.get(key)
-        if preparation is None:
-            alone = Plan(plan.prepare, prepared_bytes=plan.prepared_bytes if plan.prepare else 0)
-            run = device.executable(alone, ("w", "prepared")) if plan.prepare else None
-            preparation = _preparations[key] = FilterPreparation(device, index, alone, run, copy, order)
+    preparation = _preparations.get(key)
+    if preparation is None:
+        alone = Plan(plan.prepare, prepared_bytes=plan.prepared_bytes if plan.prepare else 0)
+        # outside the lock: it may compile
+        run = device.executable(alone, ("w", "prepared")) if plan.prepare else None
+        made = FilterPreparation(device, index, alone, run, copy, order)
+        with _preparations_lock:
+            preparation = _preparations.setdefault(key, made)
     return preparation
 
 

@@ -1,4 +1,4 @@
-"""The command line: ``leanconv doctor | bench | filter | explain | cache | demo``."""
+"""The command line: ``leanconv doctor | bench | filter | explain | compile | cache | demo``."""
 
 from __future__ import annotations
 
@@ -199,6 +199,28 @@ def explain(
         device = "cpu" if why_no_gpu() else "cuda"
     limit = _bytes(workspace_limit)
     print(leanconv.explain(parsed, device=device, algorithm=algorithm, compile=compile, workspace_limit=limit))
+
+
+@app.command("compile")
+def compile_kernels(
+    what: options.What,
+    layout: options.Layout = None,
+    precision: options.Precision = None,
+    dtype: options.Dtype = None,
+    batch: options.Batch = None,
+    device: Annotated[str, typer.Option(help="cuda or cuda:N.")] = "cuda",
+    algorithm: Annotated[
+        str, typer.Option(help="An algorithm's name; by default the one that a call chooses.")
+    ] = "auto",
+    workspace_limit: Annotated[str | None, typer.Option(metavar="BYTES", help=_LIMIT)] = None,
+) -> None:
+    """Compile the kernels of a suite or a problem on all cores, into the folder of compiled kernels."""
+    from leanconv.bench import cases_of, with_batch
+
+    cases, *_ = cases_of(what, layout, precision, dtype)
+    problems = [case.problem if batch is None else with_batch(case.problem, batch) for case in cases]
+    limit = _bytes(workspace_limit)
+    print(leanconv.compile(problems, device=device, algorithm=algorithm, workspace_limit=limit))
 
 
 @app.command()

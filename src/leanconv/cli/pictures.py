@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from leanconv.api import filter2d
+from leanconv.call.arguments import border_name
 from leanconv.dtypes import FILTERS
 from leanconv.runtime.files import whole
 
@@ -68,7 +69,8 @@ def filtered(
     weights = kernel.astype(work.dtype)
     if work.dtype == np.int32 and not np.array_equal(weights, kernel):
         raise ValueError("the image is int32 and the kernel has fractions; convert the image to float32 first")
-    result = filter2d(work, weights, border=border, value=value, delta=0 if absolute else delta, device=device)
+    shift = 0 if absolute else delta
+    result = filter2d(work, weights, border=border_name(border), value=value, delta=shift, device=device)
     if absolute:
         result = np.abs(result) + result.dtype.type(delta)
     if narrow:

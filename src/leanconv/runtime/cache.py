@@ -9,6 +9,7 @@ neither to this user nor to root.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import os
 import re
@@ -16,6 +17,7 @@ import stat
 import sys
 import time
 import warnings
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
@@ -96,6 +98,12 @@ def directory() -> Path | None:
     return None if base is None else base / "kernels"
 
 
+def is_stored(launch: Launch, arch: str) -> bool:
+    """Whether the store has a file for a launch."""
+    folder = directory()
+    return folder is not None and (folder / f"{key(launch, arch)}{SUFFIX}").is_file()
+
+
 def load(name: str) -> Compiled | None:
     """The entry called ``name``, or None where it is absent, unreadable, corrupt, or not to be trusted; see _read."""
     folder = directory()
@@ -129,6 +137,9 @@ def _read(path: Path) -> bytes:
 
 
 _warned: set[str] = set()
+#: counts what this process stores; the folder's size is looked at after the first kernel, and then after every so many
+_stores = itertools.count()
+_SHRINK_EVERY = 64
 
 
 def store(name: str, compiled: Compiled) -> None:
@@ -142,6 +153,8 @@ def store(name: str, compiled: Compiled) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         with whole(folder / f"{name}{SUFFIX}", follow=False) as file:
             file.write_bytes(compiled.cubin + b"\n" + json.dumps(record).encode())
+        if next(_stores) % _SHRINK_EVERY == 0:
+            shrink(env.cache_limit())
     except OSError as error:
         if str(folder) not in _warned:
             _warned.add(str(folder))
@@ -171,7 +184,16 @@ def compiled(launch: Launch, arch: str) -> Compiled:
                 raise _no_compiler(error.__cause__ or error) from error
             raise
         store(name, code)
+    else:
+        _mark_used(name)
     return code
+
+
+def _mark_used(name: str) -> None:
+    folder = directory()
+    if folder is not None:
+        with suppress(OSError):  # another user's folder, or a read-only one
+            os.utime(folder / f"{name}{SUFFIX}")
 
 
 #: Names of `store`'s files, finished, and unfinished as `files.whole` names them. NOTE: the user chooses the folder, so
@@ -212,6 +234,28 @@ def clear() -> tuple[int, int]:
     for path, _ in entries:
         path.unlink(missing_ok=True)
     return _totals(entries)
+
+
+def shrink(limit: int) -> int:
+    """If the kernels take more than ``limit`` bytes, remove those not used for longest, down to three quarters of it.
+
+    Returns the bytes removed. A process that has loaded a kernel does not need its file any more.
+    """
+    entries = _entries()
+    excess = sum(size for _, size in entries)
+    if excess <= limit:
+        return 0
+    removed, excess = 0, excess - limit * 3 // 4
+    used = []
+    for path, size in entries:
+        with suppress(FileNotFoundError):
+            used.append((path.stat().st_mtime_ns, path, size))
+    for _, path, size in sorted(used):
+        if removed >= excess:
+            break
+        path.unlink(missing_ok=True)
+        removed += size
+    return removed
 
 
 def _totals(entries: list[tuple[Path, int]]) -> tuple[int, int]:

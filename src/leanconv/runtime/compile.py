@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import re
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +14,9 @@ KERNELS = Path(__file__).resolve().parent.parent / "kernels"
 
 #: NVRTC options besides the architecture. No fast-math: float32 means float32, denormals included.
 OPTIONS = {"std": "c++17", "ptxas_options": ["-v"]}
+
+
+_importing = threading.Lock()
 
 
 @dataclass(frozen=True)
@@ -74,7 +78,9 @@ def _figure(pattern: str, log: str) -> int:
 
 def compile_source(text: str, symbol: str, arch: str) -> Compiled:
     """Compile one translation unit for ``arch``. Raises CompileError when the compiler refuses it."""
-    from cuda.core import Program, ProgramOptions
+    # NOTE: two threads that import cuda.core at the same time see half of it
+    with _importing:
+        from cuda.core import Program, ProgramOptions
 
     log = io.StringIO()
     options = f"--gpu-architecture={arch} --std={OPTIONS['std']} --include-path={KERNELS}"

@@ -43,6 +43,8 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "cuLaunchKernel": (c_void_p, *(c_uint,) * 7, c_void_p, c_void_p, c_void_p),
     "cuTensorMapEncodeTiled": (c_void_p, c_int, c_uint, *(c_void_p,) * 5, *(c_int,) * 4),
     "cuTensorMapEncodeIm2col": (c_void_p, c_int, c_uint, *(c_void_p,) * 5, c_uint, c_uint, c_void_p, *(c_int,) * 4),
+    "cuModuleUnload": (c_void_p,),
+    "cuThreadExchangeStreamCaptureMode": (POINTER(c_int),),
     "cuStreamIsCapturing": (c_void_p, POINTER(c_int)),
     "cuStreamSynchronize": (c_void_p,),
     "cuGetErrorName": (c_int, POINTER(c_char_p)),

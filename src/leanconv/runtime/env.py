@@ -14,6 +14,8 @@ from typing import Any
 VARIABLES = {
     "LEANCONV_CACHE_DIR": "folder of the compiled kernels (default: $XDG_CACHE_HOME/leanconv or ~/.cache/leanconv)",
     "LEANCONV_NO_CACHE": "1: neither read nor write the folder of compiled kernels",
+    "LEANCONV_CACHE_LIMIT": "bytes that the folder of compiled kernels may take, such as 256MiB (default: 1GiB); what "
+    "was not used for longest is removed",
     "LEANCONV_WORKSPACE_LIMIT": "bytes of GPU memory that a layer may take for scratch and prepared filters, such as 0 "
     "or 64MiB, where a call has no workspace_limit= (default: no scratch but prepared filters for algorithm='auto', no "
     "limit for one called by name)",
@@ -55,6 +57,11 @@ def _warn_of_no_home(folder: str, reason: str) -> None:
 def cache_disabled() -> bool:
     """Whether LEANCONV_NO_CACHE is set to anything but an empty string or 0."""
     return os.environ.get("LEANCONV_NO_CACHE", "0") not in ("", "0")
+
+
+def cache_limit() -> int:
+    """Bytes that the folder of compiled kernels may take. ValueError where LEANCONV_CACHE_LIMIT is no such number."""
+    return parse_bytes("LEANCONV_CACHE_LIMIT", os.environ.get("LEANCONV_CACHE_LIMIT") or "1GiB")
 
 
 def parse_bytes(name: str, text: str) -> int:

@@ -24,7 +24,9 @@ from leanconv.plan import Launch, Number, Plan, Target, TensorMap, role_of
 from leanconv.runtime import cache
 from leanconv.runtime.compile import Compiled
 from leanconv.runtime.driver import CudaError, CudaUnavailableError, OutOfMemoryError, driver
+from leanconv.runtime.kernels import Kernel, Kernels
 from leanconv.runtime.tensor_map import Encoder, Slot
+from leanconv.runtime.threads import side_by_side
 
 #: ``run(stream, values)`` starts a plan: a raw stream handle, and a value for each of the roles it was made for.
 Executable = Callable[[int, Sequence[int | float]], None]
@@ -45,6 +47,9 @@ class Device(Protocol):
 
     def compiled(self, plan: Plan) -> list[Compiled]:
         """Machine code of ``plan.every_launch``, with the compiler's figures."""
+
+    def load(self, launch: Launch) -> object:
+        """Compile and load one kernel, unless it is loaded; several threads may do so at the same time."""
 
     def capturing(self, stream: int) -> bool:
         """Whether work on a stream is being captured in a CUDA graph instead of run."""
@@ -78,9 +83,6 @@ _ATTRIBUTES = {
 }
 #: What copies reach of the memory's nominal speed (measured on an H200: 4.2 of 4.9 TB/s).
 _COPY_SHARE = 0.855
-_MAX_DYNAMIC_SHARED = 8
-#: shared memory that a kernel may use without raising the driver's limit
-_SHARED_WITHOUT_ASKING = 48 * 1024
 _MAX_GRID = 2**31 - 1
 #: oldest major compute capability that runs the kernels: they copy to shared memory asynchronously
 _OLDEST_MAJOR = 8
@@ -234,9 +236,7 @@ class CudaDevice:
         self._context = context.value
         self._get_current = self._driver.unconverted("cuCtxGetCurrent")
         self._cells = threading.local()
-        self._lock = threading.Lock()
-        self._functions: dict[str, int] = {}
-        self._shared: dict[int, int] = {}
+        self._kernels = Kernels(self._driver, self.target.arch)
 
     def _enter(self) -> bool:
         """Make the context current; returns whether it was not."""
@@ -267,47 +267,41 @@ class CudaDevice:
         """Machine code of each launch, from disk or from NVRTC."""
         return [cache.compiled(launch, self.target.arch) for launch in plan.every_launch]
 
-    def _function(self, launch: Launch) -> int:
-        name = cache.key(launch, self.target.arch)
-        # one at a time: NVRTC gains nothing from two, and no kernel must be compiled twice
-        with self._lock:
-            if name not in self._functions:
-                self._functions[name] = self._load(cache.compiled(launch, self.target.arch))
-            function = self._functions[name]
-            # only ever raised: an earlier plan may use the same function with more
-            if launch.shared_bytes > self._shared.get(function, _SHARED_WITHOUT_ASKING):
-                self._driver.check("cuFuncSetAttribute", function, _MAX_DYNAMIC_SHARED, launch.shared_bytes)
-                self._shared[function] = launch.shared_bytes
-        return function
-
-    def _load(self, code: Compiled) -> int:
-        module, function = c_void_p(), c_void_p()
+    def load(self, launch: Launch) -> Kernel:
+        entered = self._enter()
         try:
-            self._driver.check("cuModuleLoadData", byref(module), code.cubin)
-        except OutOfMemoryError as error:
-            raise OutOfMemoryError(f"no GPU memory for a kernel of {len(code.cubin)} bytes. {error}") from error
-        self._driver.check("cuModuleGetFunction", byref(function), module, code.symbol.encode())
-        assert function.value is not None
-        return function.value
+            return self._kernels.get(launch)
+        finally:
+            self._leave(entered)
 
     def executable(self, plan: Plan, roles: Sequence[str]) -> Executable:
         """The plan's kernels, loaded. Calling it neither allocates nor synchronises."""
         if missing := [role for role in plan.roles if role not in roles]:
             raise AssertionError(f"a kernel takes {', '.join(missing)}, and a call gives {', '.join(roles)}")
-        loaded = []
-        entered = self._enter()
-        try:
-            for launch in plan.every_launch:
-                if launch.grid > _MAX_GRID:
-                    raise AssertionError(f"{launch.symbol}: a grid of {launch.grid} blocks exceeds {_MAX_GRID}")
-                if launch.grid:
-                    loaded.append((self._function(launch), launch))
-        finally:
-            self._leave(entered)
+        needed = [launch for launch in plan.every_launch if launch.grid]
+        for launch in needed:
+            if launch.grid > _MAX_GRID:
+                raise AssertionError(f"{launch.symbol}: a grid of {launch.grid} blocks exceeds {_MAX_GRID}")
+        side_by_side([partial(self.load, launch) for launch in needed if not self._kernels.is_loaded(launch)])
+        kernels = [self.load(launch) for launch in needed]
+        loaded = [(kernel.function, launch) for kernel, launch in zip(kernels, needed, strict=True)]
         start = make_launcher(self._driver.unconverted("cuLaunchKernel"), self._fail, loaded, roles)
         cells, get_current, context, start_in = self._cells, self._get_current, self._context, self._in_context
+        captured, is_capturing = False, self._driver.unconverted("cuStreamIsCapturing")
+
+        def note_capture(stream: int) -> None:
+            """Keep the kernels for good once a graph has captured them; until then they go with this function."""
+            nonlocal captured
+            found = c_int()
+            is_capturing(c_void_p(stream), byref(found))
+            if found.value:
+                self._kernels.keep_for_graphs(kernels)
+                captured = True
 
         def run(stream: int, values: Sequence[int | float]) -> None:
+            # the default stream, 0, cannot be captured
+            if stream and not captured:
+                note_capture(stream)
             # what `_enter` does first, without calls of it: 0.2 µs of each launch
             try:
                 current, address = cells.cell

@@ -1,0 +1,98 @@
+"""docs/first-calls.md: how long the first run of a network waits for its kernels.
+
+``python -m report first-calls`` starts a process for each way and network, each with a disk cache of its own, and
+writes benchmarks/results/<machine>/first-calls.json.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from leanconv.bench import machine
+from leanconv.bench.format import Table
+from leanconv.runtime.files import write_text
+from report import markdown
+
+#: Suites of the layers of whole networks.
+NETWORKS = ("resnet-50", "inception-v3")
+#: Ways to come to a network's kernels, in the order of measuring, and what they are.
+WAYS = {
+    "one by one": "each layer's first call compiles its own, with an empty disk cache",
+    "side by side": "`leanconv.compile`, with an empty disk cache",
+    "from disk": "`leanconv.compile`, with the disk cache that the way before has filled",
+}
+#: NVRTC's own cache is switched off: what it finds there it does not compile.
+_COLD = {"CUDA_CACHE_DISABLE": "1"}
+
+_MEASURE = """
+import json, sys, time
+import leanconv
+from leanconv.bench.suites import load_suite
+from leanconv.runtime.launch import open_device
+layers = [case.problem for case in load_suite(sys.argv[1])]
+open_device(0)
+begun = time.perf_counter()
+if sys.argv[2] == "one by one":
+    each = [leanconv.compile([layer], progress=False) for layer in layers]
+    kernels, compiled = sum(one.kernels for one in each), sum(one.compiled for one in each)
+else:
+    made = leanconv.compile(layers, progress=False)
+    kernels, compiled = made.kernels, made.compiled
+seconds = time.perf_counter() - begun
+print(json.dumps({"layers": len(layers), "kernels": kernels, "compiled": compiled, "seconds": round(seconds, 3)}))
+"""
+
+
+def _measured(network: str, way: str, folder: str) -> dict[str, Any]:
+    environment = {**os.environ, **_COLD, "LEANCONV_CACHE_DIR": folder}
+    done = subprocess.run(
+        [sys.executable, "-c", _MEASURE, network, way], env=environment, capture_output=True, text=True
+    )
+    if done.returncode:
+        raise RuntimeError(f"{network}, {way}: {done.stderr.strip()}")
+    row: dict[str, Any] = {"network": network, "way": way, **json.loads(done.stdout.splitlines()[-1])}
+    return row
+
+
+def measure(results: Path, revision: str | None = None) -> Path:
+    """Measure on this machine's GPU; returns the results file. Raises RuntimeError where a process fails."""
+    rows = []
+    for network in NETWORKS:
+        with tempfile.TemporaryDirectory() as alone, tempfile.TemporaryDirectory() as shared:
+            for way in WAYS:
+                rows.append(_measured(network, way, alone if way == "one by one" else shared))
+                print("{network}, {way}: {seconds:.2f} s for {kernels} kernels".format(**rows[-1]))
+    about = machine.describe(True, None, {}, revision)
+    path = results / machine.slug(about) / "first-calls.json"
+    write_text(path, json.dumps({"machine": about, "rows": rows}, indent=1) + "\n")
+    return path
+
+
+def table(rows: Sequence[dict[str, Any]]) -> Table:
+    """Seconds by network and way."""
+    lines = []
+    for network in dict.fromkeys(row["network"] for row in rows):
+        ways = {row["way"]: row for row in rows if row["network"] == network}
+        some = next(iter(ways.values()))
+        seconds = [f"{ways[way]['seconds']:.2f} s" if way in ways else "–" for way in WAYS]
+        lines.append([network, str(some["layers"]), str(some["kernels"]), *seconds])
+    return ["network", "different layers", "kernels", *WAYS], lines
+
+
+def section(paths: Sequence[Path]) -> str:
+    """The tables of all machines, with what the columns mean."""
+    parts = []
+    for path in paths:
+        record = json.loads(path.read_text(encoding="utf-8"))
+        about = record["machine"]
+        origin = f"{about['gpu']}, {about['date'][:10]}, {markdown.revision(about, digits=12)}, {about['cores']} cores."
+        ways = "; ".join(f"{way}: {meaning}" for way, meaning in WAYS.items())
+        parts.append(f"{origin} {ways}.\n\n{markdown.table(table(record['rows']))}")
+    return "\n\n".join(parts) if parts else "Not measured yet: `python -m report first-calls` makes these figures."

@@ -1,0 +1,71 @@
+"""Which of many similar tests ``make test`` runs: as few as cover everything that differs. ``make test-all`` runs all.
+
+A test that is left out carries the marker ``exhaustive``. The number of those that run grows with what there is to
+cover (layers, layouts, configurations), and not with the product of all of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from typing import Any, TypeVar
+
+import pytest
+from cases import Case
+
+from leanconv.problem import ConvProblem
+
+Item = TypeVar("Item")
+
+
+def cover(items: Sequence[Item], traits: Callable[[Item], Iterable[Hashable]]) -> list[Item]:
+    """As few ``items`` as a greedy choice needs to have every trait that any of them has."""
+    has = [frozenset(traits(item)) for item in items]
+    missing = set[Hashable]().union(*has)
+    chosen: list[int] = []
+    while missing:
+        best = max(range(len(items)), key=lambda i: len(has[i] & missing))
+        chosen.append(best)
+        missing -= has[best]
+    return [items[i] for i in sorted(chosen)]
+
+
+def layer_name(case: Case) -> str:
+    """The name without the layout."""
+    layout = getattr(case.problem, "layout", None)
+    return case.name if layout is None else case.name.removesuffix(f"-{layout.lower()}")
+
+
+def traits(case: Case) -> Iterator[Hashable]:
+    """The layer, which has its own purpose, and in each layout and direction what kernels and loaders depend on."""
+    problem = case.problem
+    yield layer_name(case)
+    if not isinstance(problem, ConvProblem):
+        return
+    top, bottom, left, right = problem.padding
+    has = {
+        "any": True,
+        "thorough": case.thorough,
+        "groups": problem.groups > 1,
+        "depthwise": problem.groups == problem.c > 1,
+        "stride": problem.stride != (1, 1),
+        "dilation": problem.dilation != (1, 1),
+        "uneven padding": (top, left) != (bottom, right),
+        "bias": problem.bias,
+        "activation": problem.activation is not None,
+        "accumulate": problem.accumulate,
+        "empty": problem.is_empty,
+        "vectors": problem.group_c % 4 == 0 and problem.group_k % 4 == 0,
+    }
+    for name, present in has.items():
+        if present:
+            yield problem.layout, problem.op, problem.dtype, name
+
+
+def marked(items: Sequence[Item], chosen: Iterable[Item], param: Callable[[Item], Any]) -> list[Any]:
+    """A pytest parameter for each item; those that are not chosen are exhaustive."""
+    keep = list(chosen)
+    made = []
+    for item in items:
+        values, name = param(item)
+        made.append(pytest.param(*values, id=name, marks=() if item in keep else pytest.mark.exhaustive))
+    return made
