@@ -174,7 +174,7 @@ def test_no_nvrtc_library(some_launch: Launch, own_cache: Path, monkeypatch: pyt
 
 
 @pytest.fixture
-def counted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def counted(some_compiler: None, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """compile_launch replaced by one that is instant and noted, and needs no NVRTC."""
     calls: list[str] = []
 
@@ -183,7 +183,6 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         return compiler.Compiled(b"machine\ncode" * 100, made.symbol, arch, 40, 4, 8)
 
     monkeypatch.setattr(compiler, "compile_launch", instant)
-    monkeypatch.setattr(cache, "compiler_version", lambda: "nvrtc 13.0")
     return calls
 
 

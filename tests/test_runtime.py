@@ -96,12 +96,6 @@ def test_the_store_can_be_switched_off(own_cache: Path, monkeypatch: pytest.Monk
     assert cache.load("a" * 64) is None and not own_cache.exists()
 
 
-@pytest.fixture
-def some_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A version of NVRTC, which need not be installed: it is part of every key."""
-    monkeypatch.setattr(cache, "compiler_version", lambda: "nvrtc 13.0")
-
-
 def test_the_key_follows_all_that_decides_the_code(some_compiler: None, monkeypatch: pytest.MonkeyPatch) -> None:
     made = first_launch(CONV)
     base = cache.key(made, "sm_90a")
@@ -142,8 +136,7 @@ def test_the_key_follows_every_included_header(
         cache._headers.cache_clear()
 
 
-def test_a_real_kernel_goes_through_the_cache(own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("cuda.core", reason="NVRTC comes with the extra leanconv[cu13] or [cu12]")
+def test_a_real_kernel_goes_through_the_cache(nvrtc: None, own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = first_launch(FilterProblem(1, 8, 8, 3, 3, (1, 1), x_pitch=8, x_step=64, y_pitch=8, y_step=64))
     fresh = cache.compiled(made, "sm_90a")
     assert fresh.cubin.startswith(b"\x7fELF") and fresh.registers > 8 and fresh.symbol == made.symbol

@@ -303,8 +303,7 @@ def test_a_launch_takes_tensor_maps(tmp_path: Any) -> None:
     np.testing.assert_array_equal(y, 2 * x)
 
 
-def test_tensor_maps_stay_arguments() -> None:
-    pytest.importorskip("cuda.core", reason="NVRTC comes with the extra leanconv[cu13] or [cu12]")
+def test_tensor_maps_stay_arguments(nvrtc: None) -> None:
     launch, _ = doubling()
     text = source(launch).replace("#include <doubled.cuh>", KERNEL)
     for arch in ("sm_90a", "sm_100a", "sm_120"):
