@@ -63,6 +63,16 @@ def first_calls(results: Records = RESULTS, revision: options.Revision = None) -
 
 
 @app.command()
+def precision(docs: Docs = DOCS, results: Records = RESULTS, revision: options.Revision = None) -> None:
+    """Compute errors on sparse, scaled and other data with NumPy, without a GPU, and write docs/numerics.md anew."""
+    from report.numerics import write_page
+    from report.precision import measure_machine
+
+    print(measure_machine(results, revision))
+    write_page(results, docs / "numerics.md")
+
+
+@app.command()
 def pictures(docs: Docs = DOCS) -> None:
     """Draw the pictures of the algorithms' pages into docs/pictures."""
     from report.pictures import draw_all

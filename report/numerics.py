@@ -7,7 +7,7 @@ benchmarks/results/<machine>/numerics.json, and makes the page anew from all suc
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
@@ -30,7 +30,7 @@ from leanconv.runtime import launch
 from leanconv.runtime.files import write_text
 from leanconv.runtime.probe import why_no_gpu
 from leanconv.winograd import WIDTHS
-from report import markdown
+from report import markdown, precision
 
 #: Filter size and input channels of the layers; their product is the length of a reduction.
 LAYERS = ((3, 3), (3, 64), (3, 256), (3, 1024), (5, 128), (7, 64), (9, 64))
@@ -144,7 +144,7 @@ def measure(
     """
     gpu = why_no_gpu() is None if gpu is None else gpu
     random = np.random.default_rng(0)
-    entries = []
+    entries: list[Entry] = []
     problems: list[Problem] = [layer(*entry) for entry in layers]
     problems += [dense_filter(1, 96, 128, size, size) for size in filters]
     for problem in problems:
@@ -161,12 +161,24 @@ def measure(
                 # A quarter of the bound, which is four times what a sequential sum does.
                 sequential = oracle.filter_error_bound(problem, x, w) / 4
                 name, reduction = f"filter {problem.kh}×{problem.kw}", problem.kh * problem.kw
-            for algorithm, where, run in _runners(problem, gpu):
-                error = _error(run(x, w), answer, algorithm.name, problem, data)
-                entries.append(
-                    Entry(algorithm.name, algorithm.tier, where, name, reduction, data, error, float(sequential))
-                )
+            outputs = ((own.name, own.tier, where, run(x, w)) for own, where, run in _runners(problem, gpu))
+            entries += _entries(problem, name, reduction, data, answer, sequential, outputs)
     return entries
+
+
+def _entries(
+    problem: Problem,
+    name: str,
+    reduction: int,
+    data: str,
+    answer: np.ndarray,
+    sequential: float,
+    outputs: Iterable[tuple[str, str, str, np.ndarray]],
+) -> Iterator[Entry]:
+    """An entry for each of ``outputs``: algorithm, tier, place and result."""
+    for algorithm, tier, where, y in outputs:
+        error = _error(y, answer, algorithm, problem, data)
+        yield Entry(algorithm, tier, where, name, reduction, data, error, float(sequential))
 
 
 def _error(y: np.ndarray, answer: np.ndarray, algorithm: str, problem: Problem, data: str) -> float:
@@ -185,18 +197,17 @@ def measure_kernels(
     """
     gpu = why_no_gpu() is None if gpu is None else gpu
     random = np.random.default_rng(0)
-    entries = []
+    entries: list[Entry] = []
     for alpha, width in kernels:
         for c in channels:
             problem = kernel_layer(alpha, width, c)
             for data in KERNEL_DATA:
                 x, w = _random(problem.x_shape, data, random), _random(problem.w_shape, data, random)
                 answer = oracle.conv2d(problem, x, w)
-                sequential = float(oracle.sequential_error(problem, x, w, most_products=30_000_000))
+                sequential = oracle.sequential_error(problem, x, w, most_products=30_000_000)
                 name, reduction = f"Γ{alpha}({alpha + 1 - width},{width}), {c} channels", width * width * c
-                for algorithm, tier, where, y in _kernel_outputs(problem, alpha, x, w, gpu):
-                    error = _error(y, answer, algorithm, problem, data)
-                    entries.append(Entry(algorithm, tier, where, name, reduction, data, error, sequential))
+                outputs = _kernel_outputs(problem, alpha, x, w, gpu)
+                entries += _entries(problem, name, reduction, data, answer, sequential, outputs)
     return entries
 
 
@@ -296,9 +307,13 @@ def kernel_table(entries: Sequence[Entry]) -> str:
     return markdown.table((["layer", "sequential float32 sum", *heads], lines))
 
 
-def page(records: Sequence[dict[str, Any]]) -> str:
-    """docs/numerics.md: what is written by hand, then the tables of each machine's record."""
+def page(records: Sequence[dict[str, Any]], computed: Sequence[dict[str, Any]] = ()) -> str:
+    """docs/numerics.md: what is written by hand, then the tables of each record.
+
+    ``records`` are of machines, ``computed`` those of `report.precision`.
+    """
     parts = [Path(__file__).with_name("numerics_head.md").read_text(encoding="utf-8").strip()]
+    parts += [precision.section(record) for record in computed]
     for record in records:
         entries = [Entry(**entry) for entry in record["entries"]]
         parts.append(f"## Measured on {record['machine']}")
@@ -347,7 +362,10 @@ def measure_machine(results: Path, revision: str | None = None) -> Path:
 
 
 def write_page(results: Path, out: Path) -> int:
-    """Write the page from every record below ``results``; returns the number of records."""
-    files = sorted(results.glob("*/numerics.json"))
-    write_text(out, page([json.loads(path.read_text(encoding="utf-8")) for path in files]))
-    return len(files)
+    """Write the page from every record below ``results``; returns the number of machines' records."""
+    measured, computed = (
+        [json.loads(path.read_text(encoding="utf-8")) for path in sorted(results.glob(f"*/{name}.json"))]
+        for name in ("numerics", "precision")
+    )
+    write_text(out, page(measured, computed))
+    return len(measured)

@@ -17,6 +17,7 @@ import numpy as np
 from leanconv.reference.oracle import relative_error
 from leanconv.winograd import POINTS, WIDTHS, Matrices, matrices
 from report import markdown
+from report.kernels import fma
 
 #: What p is drawn from; the points are 0, ±p for some of these, and infinity, so that states come in pairs.
 CHOICE = tuple(
@@ -111,11 +112,6 @@ def inexact(transforms: Matrices) -> int:
     return sum(
         Fraction(float(np.float32(float(v)))) != v for m in (transforms.at, transforms.bt) for row in m for v in row
     )
-
-
-def fma(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
-    """``a * b + c`` rounded once to float32: a float64 holds the product exactly."""
-    return (np.multiply(a, b, dtype=np.float64) + c).astype(np.float32)
 
 
 def _chain(coefficients: np.ndarray, data: np.ndarray) -> np.ndarray:

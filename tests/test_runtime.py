@@ -17,7 +17,7 @@ import pytest
 
 from leanconv import ConvProblem, CudaError, FilterProblem, conv2d, filter2d
 from leanconv.arrays import NUMPY, TorchArrays
-from leanconv.arrays.memory import overlaps, row_pitched, share_memory
+from leanconv.arrays.memory import overlaps, overlaps_itself, row_pitched, share_memory
 from leanconv.call.choose import choose
 from leanconv.plan import Launch, Number, Plan, Pointer, Target
 from leanconv.problem import lay_out
@@ -368,6 +368,26 @@ def test_memory_is_shared_where_an_element_is() -> None:
     assert share_memory(left, (at + 5 * 64 + 28, (1,), (4,)), 4)
     assert not share_memory(left, (at + 5 * 64 + 32, (1,), (4,)), 4)
     assert share_memory(left, (at + 5 * 64, (6, 8), (-64, 4)), 4)
+
+
+def test_an_array_that_overlaps_itself() -> None:
+    for shape, strides, expected in [
+        ((2, 3), (4, 4), True), ((2, 3), (12, 4), False), ((2, 3), (0, 4), True), ((1, 3), (0, -4), False),
+        ((3, 2), (8, 12), False), ((4, 2), (8, 24), True), ((0, 3), (0, 0), False), ((2, 3), (-8, 4), True),
+        ((4,), (2,), True), ((), (), False), ((64, 64, 56, 56), (200704, 3136, 56, 1), True),
+    ]:  # fmt: skip
+        assert overlaps_itself(shape, strides, 4) == expected, (shape, strides)
+    numbers = np.random.default_rng(1)
+    found = set()
+    for _ in range(2000):
+        axes, itemsize = numbers.integers(1, 5), int(numbers.choice([2, 4]))
+        shape = tuple(map(int, numbers.integers(1, 5, axes)))
+        strides = tuple(map(int, numbers.integers(-10, 11, axes) * numbers.choice([1, 2, 4, 8, 24])))
+        places = sum(index * stride for index, stride in zip(np.indices(shape), strides, strict=True)).ravel()
+        expected = bool((np.diff(np.sort(places)) < itemsize).any())
+        assert overlaps_itself(shape, strides, itemsize) == expected, (shape, strides, itemsize)
+        found.add(expected)
+    assert found == {True, False}
 
 
 @pytest.mark.parametrize(

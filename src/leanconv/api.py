@@ -67,10 +67,9 @@ def conv2d(
             x if that is NCHW or NHWC (channels_last). A tensor is in CHWN order if its ``permute(1, 2, 3, 0)`` is
             contiguous: with ``layout="CHWN"`` it is read in place, and y has that order.
         algorithm: ``"auto"`` or a name from `algorithms`.
-        precision: ``"ieee"``, ``"fp32"``, ``"relaxed"`` or ``"tf32"``; the result is never less precise than this. All
-            but the first bound errors in norm, over the whole result: Winograd's transforms round relative to the
-            largest pixel nearby, so beside a pixel of 1e6 among zeros they return numbers such as 44 where the answer
-            is 0. With ``"ieee"``, which only sums products, it is 0.
+        precision: ``"ieee"``, ``"fp32"``, ``"relaxed"`` or ``"tf32"``; the result is never less precise than this.
+            Tiers bound the norm of all errors. Winograd's transforms round relative to the largest pixel nearby, so a
+            huge pixel among zeros leaves errors where the answer is 0; with ``"ieee"`` it is 0.
         activation: None or ``"relu"``.
         out: array for the result; must not share memory with the inputs.
         device: ``"cuda"`` or ``"cuda:1"`` runs NumPy arrays on that GPU and waits for the result.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
@@ -65,6 +65,34 @@ class Matrices:
         at, g, bt = (np.array([[float(v) for v in row] for row in m], dtype) for m in (self.at, self.g, self.bt))
         return at, g, bt
 
+    @cached_property
+    def worst_growth(self) -> float:
+        """How much roundings grow at most, whatever the data: ‖computed − y‖ ≤ roundings · u · growth · ‖|w| ∗ |x|‖.
+
+        ``|y error| ≤ |at| (|g| |filter|) ⊙ (|bt| |data|)``: product (k, d) of a weight and a pixel of the tile counts
+        ``m[i, k, d]`` towards output i. It is part of ``|w| ∗ |x|`` at place d − k, where windows beyond the row's ends
+        are places too. So the errors are at most a block Toeplitz matrix times ``|w| ∗ |x|``, whose norm, as nothing in
+        it is negative, is that of the sum of its blocks. In two directions the square of it.
+        """
+        m = np.einsum("ij,jk,jd->ikd", *(abs(matrix) for matrix in self.arrays()))
+        blocks = np.zeros((self.n, self.n))
+        for place in range(1 - self.r, self.alpha):
+            of_place = [m[:, k, place + k] for k in range(self.r) if 0 <= place + k < self.alpha]
+            blocks[:, place % self.n] += np.max(of_place, axis=0)
+        return float(np.linalg.norm(blocks, 2))
+
+    @cached_property
+    def lone_growth(self) -> float:
+        """How much roundings grow that are independent of each other, from the worst lone pixel and weight.
+
+        The root of the sum, over all outputs of the tiles that hold the pixel, of ``sum over j of
+        (at[i][j] · g[j][k] · bt[j][d])²``, for the worst weight k and place of the pixel; 1 for plain sums. In two
+        directions the square of it.
+        """
+        squares = np.einsum("ij,jk,jd->kd", *(matrix**2 for matrix in self.arrays()))
+        tiles = [squares[:, first :: self.n].sum(1) for first in range(min(self.n, self.alpha))]
+        return float(np.sqrt(np.max(tiles)))
+
 
 def matrices(n: int, r: int, points: Sequence[Fraction | int] | None = None) -> Matrices:
     """The matrices of F(n, r): n neighbouring outputs of an r-tap correlation from n + r − 1 multiplications.
@@ -96,11 +124,13 @@ def matrices(n: int, r: int, points: Sequence[Fraction | int] | None = None) -> 
 WIDTHS = {4: range(2, 4), 8: range(2, 8), 16: range(7, 10)}
 
 
-#: Fewest products of an output that 8 states may serve in tier "fp32", which allows four times the error of a plain
-#: sequential float32 sum. Measured on zero-mean data, n = 7 to 2: 3.4 to 2.8 times at 96 products and less beyond if
-#: sums begin anew every 32 steps; 4.1 to 3.1 at 64, 6 at 10, as the transforms round as often for short sums. 4 states
-#: stay within 1.5 times from one channel on.
-LEAST_PRODUCTS = 96
+#: Fewest products of an output that 8 states may serve in tier "fp32", as the transforms round as often for short sums.
+#: Measured by the error of a plain sequential float32 sum, n = 7 to 2: on zero-mean data, where the tier allows four
+#: times, 3.4 to 2.8 at 96 products and less beyond if sums begin anew every 32 steps, 4.1 to 3.1 at 64, 6 at 10; on
+#: pixels of which a ReLU leaves 10 %, where it allows eight, at most 7.0 from 128 on, for n = 6 to 2 on 40,000 random
+#: layers of a thousand outputs and more (CPU engine 7.6, n = 7 too), and 8.1 at 96. 4 states stay within 1.5 times from
+#: one channel on.
+LEAST_PRODUCTS = 128
 
 
 def states(width: int, products: int, row: int, precision: str) -> tuple[int, ...]:
@@ -135,6 +165,20 @@ def why_no_states(width: int, products: int, row: int, precision: str) -> list[s
             f"rows of {row} pixels are at most half as wide as the filters; tier 'fp32' is kept where they are wider"
         ]
     return [f"an output sums {products} products on average; tier 'fp32' is kept from {LEAST_PRODUCTS} on"]
+
+
+def transforms(width: int, height: int, precision: str) -> list[tuple[Matrices, bool]]:
+    """Every transform that may serve filters of ``height`` × ``width`` in tier ``precision``, and whether along both
+    directions.
+
+    >>> [(t.n, t.r, square) for t, square in transforms(3, 3, "fp32")]
+    [(6, 3, False), (2, 3, False), (2, 3, True)]
+    """
+    along_rows = [
+        (matrices(alpha + 1 - width, width), False) for alpha in states(width, LEAST_PRODUCTS, width, precision)
+    ]
+    square = outputs_2d(precision) if (height, width) == (3, 3) else ()
+    return along_rows + [(matrices(m, 3), True) for m in square]
 
 
 def outputs_2d(precision: str) -> tuple[int, ...]:

@@ -64,6 +64,10 @@ C = TypeVar("C", bound="TileConfig")
 #: The share of a multiprocessor's 128 multiply-adds a cycle that the best tile reaches.
 BEST_SHARE = 0.70
 
+#: Clusters of 4 and 8 blocks that do not fit into the first round crowd on few multiprocessors, and end later by this
+#: share of a round (measured on an H200 in CHWN, 28 layers: 1.37 times the time at 1.3 rounds, 1.1 at 2.7, 1.03 at 6).
+LATE_CLUSTERS = 0.2
+
 #: The shapes a tile can take, and the share of the best tile's speed that each reaches when it fills the machine
 #: (measured on an H200 with 3x3 layers of 64 channels and more; the best of NCHW and NHWC reaches 47 TFLOP/s). The last
 #: shapes of CHWN, and those of 4 and 32 filters, are set by those of NCHW.
@@ -112,6 +116,10 @@ TILES: dict[str, tuple[tuple[TileConfig, float], ...]] = {
 }
 
 
+#: How much the speed of the tile of 4 filters differs where a group has fewer than four channels (measured on an H200
+#: with 15 depthwise layers). In NHWC such channels are copied one by one.
+FEW_CHANNELS = {"NCHW": 1.5, "NHWC": 0.3, "CHWN": 2.3}
+
 #: What 16-bit elements, which pass registers on their way to shared memory, want otherwise than floats do in tiles of
 #: the same shape, by whether windows leave the image: as many blocks as registers allow without spills, and the depth
 #: that is quickest then (measured on an H200, suite im2win: a third block is worth 4 to 30 %).
@@ -144,7 +152,10 @@ def tiles(problem: ConvProblem, along: bool = False, wide: bool = False) -> Iter
     # 64-bit offsets, and taps that are decoded element by element, take more registers beside the accumulators.
     heavy = wide or has_wide_tensors(problem) or max(problem.r, problem.s) > 16
     heavy |= problem.layout == "NHWC" and problem.group_c % 8 != 0 or along
+    few = FEW_CHANNELS[problem.layout] if problem.group_c < 4 else 1.0
     for config, speed in TILES["NHWC" if along else copy_layout(problem)]:
+        if config.tile_k == 4:
+            speed *= few
         if is_narrow(problem.dtype):
             config = _narrow(config, copy_layout(problem), leaves_image(problem))
         if not heavy:
@@ -168,7 +179,11 @@ def cost(problem: ConvProblem, pixels: int, reduction: int, config: TileConfig, 
     speed *= few / (few + 1.2) * (full + 1.2) / full
     overhead = 20 if config.split == 1 else 40
     products = on_one * config.tile_k * config.tile_pixels * (steps * config.tile_reduction + overhead)
-    return products / (target.fma_lanes * BEST_SHARE * speed)
+    cycles = products / (target.fma_lanes * BEST_SHARE * speed)
+    rounds = tiles * config.split / (target.multiprocessors * config.min_blocks)
+    if config.split > 2 and rounds > 1:
+        cycles *= 1 + LATE_CLUSTERS / rounds
+    return cycles
 
 
 #: The element types of kernels that know no other.

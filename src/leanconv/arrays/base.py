@@ -33,7 +33,10 @@ class Arrays(ABC):
 
     @abstractmethod
     def signature(self, array: Any) -> Hashable:
-        """Shape, strides, dtype, device, alignment, and whether a gradient is required: the key of a warm call."""
+        """Shape, strides, dtype, device, alignment, and what else decides how values are read: the key of a warm call.
+
+        That of an array which `refuse_without_memory` refuses differs from that of any other, or raises.
+        """
 
     @abstractmethod
     def device(self, array: Any) -> int | None:
@@ -50,6 +53,10 @@ class Arrays(ABC):
     @abstractmethod
     def pointer(self, array: Any) -> int:
         """Address of the first element."""
+
+    def refuse_without_memory(self, array: Any, name: str) -> None:
+        """Raise TypeError where the caller's argument ``name`` only stands for values: it has no memory to read."""
+        return None
 
     def requires_gradient(self, array: Any) -> bool:
         """Whether using the array's address could lose a gradient."""

@@ -17,6 +17,10 @@ def overlaps(a: tuple[int, int], b: tuple[int, int]) -> bool:
     return a[0] < b[1] and b[0] < a[1]
 
 
+#: an address to reason about, of no array
+_ANYWHERE = 1 << 20
+
+
 class _Addresses:
     """An array for NumPy to reason about, of memory that it never touches."""
 
@@ -39,6 +43,49 @@ def share_memory(a: tuple[int, Shape, Shape], b: tuple[int, Shape, Shape], items
         return bool(shares(*(np.asarray(_Addresses(each, itemsize)) for each in (a, b)), max_work=100_000))
     except RuntimeError:  # NumPy's TooHardError, whose place has moved between releases
         return True
+
+
+def overlaps_itself(shape: Shape, strides: Shape, itemsize: int) -> bool:
+    """Whether any two elements of an array share memory. True where the answer is too costly to find."""
+    axes = sorted((abs(stride), length) for length, stride in zip(shape, strides, strict=True) if length > 1)
+    if 0 in shape:
+        return False
+    covered = itemsize
+    for stride, length in axes:
+        if stride < covered:
+            break
+        covered += (length - 1) * stride
+    else:
+        return False  # each step leads out of all that the shorter ones reach
+    # Two elements that differ first in an axis are as far apart as one at its start and one behind.
+    while axes:
+        stride, length = axes.pop()
+        others = tuple(length for _, length in axes), tuple(stride for stride, _ in axes)
+        start, behind = (_ANYWHERE, *others), (_ANYWHERE + stride, (length - 1, *others[0]), (stride, *others[1]))
+        if share_memory(start, behind, itemsize):
+            return True
+    return False
+
+
+def lies_channels_last(shape: Shape, strides: Shape, batch: bool = True) -> bool:
+    """Whether an array of axes N, C, ... lies channels last, judged as PyTorch does: by its strides alone.
+
+    Without ``batch`` the axes are C, ..., and the array is judged as one of a batch.
+
+    So strides decide where axes of length 1 make an array contiguous in both orders, and a slice keeps the order of
+    what it was cut from. An array whose strides tell nothing, (N, 1, 1, 1), lies channels first.
+    """
+    if not batch:
+        whole = max(1, *(abs(stride) * length for stride, length in zip(strides, shape, strict=True)))
+        shape, strides = (1, *shape), (whole, *strides)
+    if 0 in shape or strides[1] == 0:
+        return False
+    least = 0
+    for axis in (1, *range(len(shape) - 1, 1, -1)):
+        if strides[axis] < least:
+            return False
+        least = strides[axis] * shape[axis]
+    return strides[0] >= least and least > strides[1]
 
 
 def row_pitched(shape: Shape, strides: Shape, itemsize: int) -> tuple[int, int] | None:

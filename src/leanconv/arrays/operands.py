@@ -8,7 +8,7 @@ from typing import Any
 
 from leanconv import dtypes
 from leanconv.arrays import Arrays, MemoryOrder, Shape, arrays_of, carry
-from leanconv.arrays.memory import row_pitched
+from leanconv.arrays.memory import lies_channels_last, overlaps_itself, row_pitched
 from leanconv.dtypes import DtypeName
 from leanconv.plan import ALIGNMENT
 
@@ -44,9 +44,11 @@ class Operands:
             raise ValueError(f"out has shape {tuple(out.shape)}; the result has {tuple(shape)}")
         if arrays.dtype(out) != self.dtype:
             raise ValueError(f"out has dtype {arrays.dtype(out)}; the result has {self.dtype}")
-        repeats = any(length > 1 and stride == 0 for length, stride in zip(shape, arrays.strides(out), strict=True))
-        if repeats and 0 not in shape:
-            raise ValueError(f"out has strides {arrays.strides(out)}: several of its elements are the same memory")
+        if overlaps_itself(shape, arrays.strides(out), dtypes.item_bytes(self.dtype)):
+            raise ValueError(
+                f"out has shape {tuple(shape)} and strides {arrays.strides(out)} in bytes: several of its elements "
+                "share memory; give each its own"
+            )
 
 
 @dataclass(frozen=True)
@@ -93,8 +95,8 @@ def layer_operands(
 ) -> tuple[Operands, AxisOrder]:
     """The arrays of a layer, which the caller calls ``name`` and w. ``layouts`` are those of images, or of signals.
 
-    Without ``layout``, it is the layout of PyTorch's x if that is one of the first two, for which PyTorch has a name;
-    otherwise the first.
+    Without ``layout``, it is the second where PyTorch's x lies channels last, as PyTorch decides it; otherwise the
+    first.
 
     Raises:
         TypeError: something is not an array, or has an element type that layers do not take.
@@ -106,9 +108,8 @@ def layer_operands(
     keeps_shape, x = arrays.keeps_shape, given[name]
     if layout is None:
         layout = channels_first
-        if keeps_shape and not arrays.is_contiguous(x):
-            order = AxisOrder(channels_last, channels_first, keeps_shape).memory_order(len(x.shape))
-            last = order is not None and arrays.is_contiguous(x, order)
+        if keeps_shape and len(channels_first) - len(x.shape) in (0, 1):
+            last = lies_channels_last(tuple(x.shape), arrays.strides(x), batch=len(x.shape) == len(channels_first))
             layout = channels_last if last else channels_first
     elif layout not in layouts:
         raise ValueError(f"layout={layout!r} is not known; choose one of {', '.join(map(repr, layouts))}")
@@ -160,6 +161,10 @@ def gather(x: Any, w: Any, bias: Any, out: Any, names: tuple[str, str]) -> tuple
     first = given[names[0]]
     arrays = arrays_of(first)
     assert arrays is not None  # an array of another library has been carried
+    for name, array in (*given.items(), ("out", out)):
+        own = arrays_of(array)
+        if own is not None:
+            own.refuse_without_memory(array, name)
     device = arrays.device(first)
     for name, array in (*given.items(), ("out", out)):
         if array is None:

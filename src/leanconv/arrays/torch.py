@@ -35,7 +35,35 @@ class TorchArrays(Arrays):
         self._quick_empty: Any = getattr(guards, "_empty_strided_cuda", None) if self._current_device else None
 
     def signature(self, array: Any) -> Hashable:
-        return array.shape, array.stride(), array.dtype, array.device, array.data_ptr() & 15, array.requires_grad
+        """See Arrays. Of tensors that only stand for values `data_ptr` raises, or is 0: then the alignment is None."""
+        pointer = array.data_ptr()
+        return (
+            array.shape, array.stride(), array.dtype, array.device, pointer & 15 if pointer else None,
+            array.requires_grad, array.is_neg(),
+        )  # fmt: skip
+
+    def refuse_without_memory(self, array: Any, name: str) -> None:
+        torch, kind = self._torch, type(array)
+        if kind.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
+            what = f"a {kind.__name__}, whose class replaces PyTorch's operations (__torch_dispatch__)"
+            advice = "pass the plain tensor that it holds"
+            if kind.__name__ in ("FakeTensor", "FunctionalTensor"):
+                what = f"a {kind.__name__}: torch.compile and torch.export trace with it, and it holds no values"
+                advice = "keep the call out of what they trace (torch.compiler.disable)"
+        elif _has_memory(array) or array.layout is not torch.strided:
+            return
+        elif array.device.type == "meta":
+            what, advice = "a meta tensor, which has a shape and no values", "make it on the CPU or on a GPU"
+        elif torch._C._functorch.is_functorch_wrapped_tensor(array):
+            what, advice = "a tensor inside a transform of torch.func", "call this function outside the transform"
+            if torch._C._functorch.is_batchedtensor(array):
+                what = "a tensor inside torch.func.vmap"
+            elif torch._C._functorch.is_gradtrackingtensor(array):
+                what = "a tensor inside torch.func.grad, vjp or jvp"
+        else:
+            what = f"a tensor without memory of its own ({torch._C._dispatch_keys(array)})"
+            advice = "pass an ordinary tensor"
+        raise TypeError(f"{name} is {what}; leanconv reads a tensor's memory: {advice}")
 
     def device(self, array: Any) -> int | None:
         if array.layout is not self._torch.strided:
@@ -143,3 +171,10 @@ class TorchArrays(Arrays):
     def to_numpy(self, array: Any) -> np.ndarray:
         self.refuse_gradient(array)
         return plain(array.detach().resolve_neg().numpy())
+
+
+def _has_memory(array: Any) -> bool:
+    try:
+        return bool(array.data_ptr()) or not array.numel()
+    except RuntimeError:
+        return False

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import platform
 import re
 import subprocess
@@ -16,6 +15,7 @@ import numpy as np
 
 from leanconv.bench.ceilings import Ceilings
 from leanconv.runtime.probe import why_no_gpu
+from leanconv.runtime.threads import cores
 
 
 def gpu_usable() -> tuple[bool, str]:
@@ -56,7 +56,7 @@ def describe(
     record: dict[str, Any] = {
         "gpu": None,
         "cpu": _cpu_name(),
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "cores": cores(),
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "python": platform.python_version(),
         "numpy": np.__version__,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import weakref
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -96,6 +96,8 @@ class PreparedWeights:
         if preparation.run is not None:
             array = arrays.empty((-(-preparation.plan.prepared_bytes // 4),), "float32", preparation.index)
             address = arrays.pointer(array)
+            if not address:
+                refuse_null(arrays)
             preparation.run(stream, (arrays.pointer(w), address))
         preparation.device.wait(stream)
         if preparation.copy:
@@ -137,10 +139,20 @@ def prepare_weights(w: Any) -> PreparedWeights:
     if isinstance(w, PreparedWeights):
         return w
     w = w if arrays_of(w) is not None else carry(w, "w")
+    _library(w).refuse_without_memory(w, "w")
     check_dtypes({"w": _library(w).dtype(w)}, LAYERS)
     if len(w.shape) not in (3, 4):
         raise ValueError(f"w has {len(w.shape)} dimensions, shape {tuple(w.shape)}; it must have 4, or 3 for conv1d")
     return PreparedWeights(w)
+
+
+def refuse_null(arrays: Arrays) -> NoReturn:
+    """Raise TypeError for memory at address 0. What arrays' signatures admit has memory; what a call allocates or
+    copies obeys the mode that the caller has entered."""
+    raise TypeError(
+        f"{arrays.name} has allocated a tensor without memory: a mode is active in which it only traces, such as "
+        "FakeTensorMode; call this function outside it"
+    )
 
 
 def _library(array: Any) -> Arrays:
@@ -209,6 +221,7 @@ def kernel_beside(image: Any, kernel: Any) -> Any:
     key = (arrays.name, device, kernel.shape, kernel.dtype, kernel.tobytes())
     copied = _kernels.get(key)
     if copied is None:
+        arrays.refuse_without_memory(image, "image")
         copied = arrays.from_numpy(plain(kernel), device)
         if len(_kernels) < _MAX_KERNELS:
             _kernels[key] = copied

@@ -10,6 +10,7 @@ import numpy as np
 
 from leanconv.dtypes import item_bytes
 from leanconv.problem import ConvProblem
+from leanconv.reference.blas import matmul
 from leanconv.reference.blocks import Block, blocks
 
 
@@ -55,7 +56,7 @@ def _seen(problem: ConvProblem, block: Block, padded: np.ndarray, r: int, s: int
 def _passed_back_nchw(problem: ConvProblem, block: Block, grad: np.ndarray, filters: np.ndarray) -> np.ndarray:
     """What every tap passes back: (R, S, images, C, rows, Q)."""
     passed = grad[:, :, block.top : block.bottom].reshape(block.images, problem.groups, problem.group_k, -1)
-    columns = np.matmul(filters.transpose(0, 2, 1), passed)
+    columns = matmul(filters.transpose(0, 2, 1), passed)
     taps = columns.reshape(block.images, problem.c, problem.r, problem.s, block.rows, problem.q)
     return taps.transpose(2, 3, 0, 1, 4, 5)
 
@@ -63,7 +64,7 @@ def _passed_back_nchw(problem: ConvProblem, block: Block, grad: np.ndarray, filt
 def _passed_back_nhwc(problem: ConvProblem, block: Block, grad: np.ndarray, filters: np.ndarray) -> np.ndarray:
     """What every tap passes back: (R, S, images, rows, Q, C)."""
     passed = grad[:, block.top : block.bottom].reshape(-1, problem.groups, problem.group_k)
-    columns = np.matmul(passed.transpose(1, 0, 2), filters)
+    columns = matmul(passed.transpose(1, 0, 2), filters)
     outputs, taps = (block.images, block.rows, problem.q), (problem.r, problem.s)
     by_group = columns.reshape(problem.groups, *outputs, *taps, problem.group_c).transpose(4, 5, 1, 2, 3, 0, 6)
     return by_group.reshape(*taps, *outputs, problem.c)

@@ -6,6 +6,7 @@ import numpy as np
 
 from leanconv.dtypes import item_bytes
 from leanconv.problem import ConvProblem
+from leanconv.reference.blas import matmul
 from leanconv.reference.blocks import PaddedInput, blocks, finish, output_like, product_cost, shared_limits
 from leanconv.reference.im2col import windows
 from leanconv.reference.layers import LayerAlgorithm
@@ -70,7 +71,7 @@ def _multiply_nchw(tap: np.ndarray, seen: np.ndarray, product: np.ndarray, group
     if group_c == 1:
         np.multiply(tap[:, :, :, None, None], seen[:, None], out=product)
     else:
-        np.matmul(tap, seen.reshape(groups, group_c, -1), out=product.reshape(groups, group_k, -1))
+        matmul(tap, seen.reshape(groups, group_c, -1), out=product.reshape(groups, group_k, -1))
 
 
 def _multiply_nhwc(seen: np.ndarray, tap: np.ndarray, product: np.ndarray, group_c: int) -> None:
@@ -78,7 +79,7 @@ def _multiply_nhwc(seen: np.ndarray, tap: np.ndarray, product: np.ndarray, group
     groups, group_k = product.shape[3:]
     if group_c != 1:
         pixels = seen.reshape(-1, groups, group_c).swapaxes(0, 1)
-        np.matmul(pixels, tap, out=product.reshape(-1, groups, group_k).swapaxes(0, 1))
+        matmul(pixels, tap, out=product.reshape(-1, groups, group_k).swapaxes(0, 1))
     elif group_k == 1:
         np.multiply(seen, tap[:, 0, 0], out=product[..., 0])
     else:

@@ -10,6 +10,7 @@ from leanconv.algorithms.base import CpuAlgorithm, ceil_div
 from leanconv.dtypes import FILTERS, item_bytes
 from leanconv.images.borders import BORDERS
 from leanconv.problem import FilterProblem
+from leanconv.reference.blas import one_thread
 
 #: Rows of a band. A product of 16 rows does (15 + kh) / kh times the needed arithmetic, at the full speed of BLAS,
 #: and reads 16 rows of vector width at a time; 32 rows were slower for filters up to 9×9, 8 for all.
@@ -75,7 +76,7 @@ class Banded(CpuAlgorithm):
         widest = max(64, BAND_BYTES // (item_bytes(problem.dtype) * kw * (rows + kh - 1)))
         width = ceil_div(problem.w, ceil_div(problem.w, widest))
         buffer = np.empty(kw * (rows + kh - 1) * width, x.dtype)
-        with np.errstate(invalid="ignore", over="ignore"):
+        with one_thread(problem.flops), np.errstate(invalid="ignore", over="ignore"):
             for image, top, extended in extended_strips(problem, x, value, rows):
                 out = y[image, top : top + rows]
                 high = out.shape[0] + kh - 1

@@ -6,6 +6,7 @@ import numpy as np
 
 from leanconv.dtypes import item_bytes
 from leanconv.problem import ConvProblem
+from leanconv.reference.blas import matmul
 from leanconv.reference.blocks import Block, PaddedInput, blocks, finish, output_like, product_cost, shared_limits
 from leanconv.reference.col2im import col2im
 from leanconv.reference.layers import LayerAlgorithm
@@ -91,7 +92,7 @@ def _product_nchw(
         seen = rows.reshape(block.images, problem.groups, problem.group_c, pixels)
         into = y.reshape(problem.n, problem.groups, problem.group_k, -1)
         first = block.top * problem.q
-        np.matmul(filters, seen, out=into[block.first : block.last, :, :, first : first + pixels])
+        matmul(filters, seen, out=into[block.first : block.last, :, :, first : first + pixels])
     else:
         view = windows(problem, padded.load(block))
         np.copyto(columns.reshape(view.shape), view)
@@ -99,9 +100,9 @@ def _product_nchw(
         if block.images == 1:
             image = y[block.first].reshape(problem.groups, problem.group_k, -1)
             first = block.top * problem.q
-            np.matmul(filters, matrix, out=image[:, :, first : first + pixels])
+            matmul(filters, matrix, out=image[:, :, first : first + pixels])
         else:
-            product = np.matmul(filters, matrix).reshape(problem.k, block.images, block.rows, problem.q)
+            product = matmul(filters, matrix).reshape(problem.k, block.images, block.rows, problem.q)
             part[...] = product.transpose(1, 0, 2, 3)
     finish(problem, part, bias, 1)
 
@@ -121,7 +122,7 @@ def _product_nhwc(
     into = part.reshape(-1, problem.groups, problem.group_k)
     if _is_plain(problem):
         pixels = x[block.first : block.last, block.top : block.bottom].reshape(-1, problem.groups, problem.group_c)
-        np.matmul(pixels.transpose(1, 0, 2), filters, out=into.transpose(1, 0, 2))
+        matmul(pixels.transpose(1, 0, 2), filters, out=into.transpose(1, 0, 2))
     else:
         view = windows(problem, padded.load(block))
         view = view.reshape(*view.shape[:5], problem.groups, problem.group_c)
@@ -129,5 +130,5 @@ def _product_nhwc(
         view = view.transpose(5, 0, 1, 2, 3, 4, 6)
         np.copyto(columns.reshape(view.shape), view)
         matrix = columns.reshape(problem.groups, into.shape[0], -1)
-        np.matmul(matrix, filters, out=into.transpose(1, 0, 2))
+        matmul(matrix, filters, out=into.transpose(1, 0, 2))
     finish(problem, part, bias, 3)

@@ -7,6 +7,7 @@ import numpy as np
 from leanconv.algorithms.base import ceil_div
 from leanconv.dtypes import item_bytes
 from leanconv.problem import ConvProblem
+from leanconv.reference.blas import matmul
 from leanconv.reference.blocks import PaddedInput, blocks, finish, output_like, product_cost, shared_limits
 from leanconv.reference.layers import LayerAlgorithm
 
@@ -85,7 +86,7 @@ def _run_nchw(problem: ConvProblem, x: np.ndarray, w: np.ndarray, bias: np.ndarr
         runs = np.lib.stride_tricks.as_strided(
             win, (c, s * r, n, p, problem.q), (at[1], at[3], at[0], at[2], step * r * at[3]), writeable=False
         )
-        product = np.matmul(filters, runs.reshape(problem.groups, problem.group_c * s * r, -1))
+        product = matmul(filters, runs.reshape(problem.groups, problem.group_c * s * r, -1))
         part = y[block.first : block.last, :, block.top : block.bottom]
         part[...] = product.reshape(problem.k, n, p, problem.q).swapaxes(0, 1)
         finish(problem, part, bias, 1)
@@ -118,7 +119,7 @@ def _run_nhwc(problem: ConvProblem, x: np.ndarray, w: np.ndarray, bias: np.ndarr
                 writeable=False,
             )
             matrix = runs.reshape(groups, count, s * r * group_c)
-            np.matmul(matrix, filters, out=product[:count].swapaxes(0, 1))
+            matmul(matrix, filters, out=product[:count].swapaxes(0, 1))
             into = part[:, :, phase::apart]
             into[...] = product.reshape(block.images, block.rows, -1, problem.k)[:, :, : into.shape[2]]
         finish(problem, part, bias, 3)

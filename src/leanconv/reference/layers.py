@@ -10,6 +10,7 @@ import numpy as np
 from leanconv.algorithms.base import CpuAlgorithm
 from leanconv.dtypes import accumulator, is_narrow
 from leanconv.problem import ConvProblem
+from leanconv.reference.blas import one_thread
 
 
 class LayerAlgorithm(CpuAlgorithm):
@@ -54,7 +55,9 @@ class LayerAlgorithm(CpuAlgorithm):
             with np.errstate(over="ignore"):  # to infinity, as on a GPU
                 return y.astype(x.dtype)
         if problem.layout != "CHWN":
-            return self.compute(problem, x, w, bias)
+            with one_thread(problem.flops):
+                return self.compute(problem, x, w, bias)
         x, w = (np.ascontiguousarray(array.transpose(3, 0, 1, 2)) for array in (x, w))
-        y = self.compute(replace(problem, layout="NCHW"), x, w, bias)
+        with one_thread(problem.flops):
+            y = self.compute(replace(problem, layout="NCHW"), x, w, bias)
         return np.ascontiguousarray(y.transpose(1, 2, 3, 0))

@@ -10,8 +10,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from leanconv.dtypes import DTYPES, is_narrow
+from leanconv.dtypes import DTYPES, accumulator, is_narrow
 from leanconv.problem import ConvProblem, FilterProblem, Layout
+from leanconv.winograd import Matrices, transforms
 
 #: Unit roundoff of float32: the largest relative error of one rounding.
 FLOAT32_UNIT = DTYPES["float32"].roundoff
@@ -197,7 +198,7 @@ def sequential_error(
 
 
 def error_bound(problem: ConvProblem, x: np.ndarray, w: np.ndarray, bias: np.ndarray | None = None) -> float:
-    """The relative error that the precision tier of ``problem`` allows on this data.
+    """The relative error that the precision tier of ``problem`` allows on this data, if they are dense and random.
 
     ``"ieee"`` and ``"fp32"``: four times that of a plain sequential float32 sum, and never less than four roundings;
     ``"relaxed"`` 1e-4; ``"tf32"`` 2e-3. The loose tiers never bound tighter than ``"fp32"`` does. For float64 problems
@@ -207,12 +208,77 @@ def error_bound(problem: ConvProblem, x: np.ndarray, w: np.ndarray, bias: np.nda
     unit roundoff u (2⁻¹¹, 2⁻⁸) of itself, so all of them by u of the norm of what is rounded. The bound is that of
     float32, b, and ``u * (1 + b)``. It holds while results are of the type's normal range: a float16 below 2⁻¹⁴ is off
     by up to 2⁻²⁵ whatever its size, and one from 65520 on is infinite.
+
+    Of sparse data the sequential sum may be nearly exact: on data of every kind `tier_bound` holds.
     """
     strict = 4 * max(FLOAT32_UNIT, sequential_error(problem, x, w, bias))
     bound = max(strict, {"relaxed": RELAXED_BOUND, "tf32": TF32_BOUND}.get(problem.precision, 0.0))
     if is_narrow(problem.dtype):
         return bound + DTYPES[problem.dtype].roundoff * (1 + bound)
     return bound * 2.0**-29 if problem.dtype == "float64" else bound
+
+
+def magnitude(problem: ConvProblem, x: np.ndarray, w: np.ndarray, bias: np.ndarray | None = None) -> float:
+    """‖|w| ∗ |x|‖, the Frobenius norm that errors are measured by on data of any kind; with ‖|bias|‖ added to it.
+
+    It is taken over all windows that touch a pixel, those beyond the output too: an error at the edge of an image may
+    stem from a pixel that outputs see through other weights only. For a stride above 1 over the outputs.
+    """
+    plain = replace(problem, bias=False, activation=None, accumulate=False)
+    if problem.stride == (1, 1) and problem.op == "dgrad":
+        top, bottom, left, right = problem.padding
+        plain = replace(plain, h=problem.h + top + bottom, w=problem.w + left + right, padding=(0, 0, 0, 0))
+    elif problem.stride == (1, 1):
+        reach = np.repeat([(problem.r - 1) * problem.dilation[0], (problem.s - 1) * problem.dilation[1]], 2)
+        padding = tuple(int(pixels) for pixels in np.maximum(problem.padding, reach))
+        plain = replace(plain, padding=padding)  # type: ignore[arg-type]
+    result = float(np.linalg.norm(conv2d(plain, abs(x), abs(w)).ravel()))
+    if bias is not None:
+        result += float(np.sqrt(problem.n * problem.p * problem.q) * np.linalg.norm(bias.astype(np.float64)))
+    return result
+
+
+def absolute_error(
+    problem: ConvProblem, out: np.ndarray, x: np.ndarray, w: np.ndarray, bias: np.ndarray | None = None
+) -> float:
+    """‖out − exact‖ / ‖|w| ∗ |x|‖ in unit roundoffs of the type that is summed in: 2⁻²⁴, for float64 2⁻⁵³.
+
+    0 where the result is exact; NaN or infinite where ``out`` has a NaN or an Inf.
+    """
+    error = float(np.linalg.norm((out.astype(np.float64) - conv2d(problem, x, w, bias)).ravel()))
+    return error and error / (magnitude(problem, x, w, bias) * accumulator(problem.dtype).roundoff)
+
+
+def absolute_bound(
+    problem: ConvProblem, transform: Matrices | None = None, square: bool = False, worst: bool = False
+) -> float:
+    """The `absolute_error` that a plain sum, or Winograd by ``transform``, may have on data of any kind.
+
+    With K the roundings between an operand and an output (the terms of a sum, and what transforms, bias and promotion
+    add), it is ``transform.lone_growth · √K``: roundings are as likely up as down, and grow as from a lone pixel. The
+    data that break it make all sums round the same way, as one constant times another does. ``worst`` gives what no
+    data exceed: ``transform.worst_growth · K``, by the usual bound of an error of K roundings. Growth is that of rows
+    and columns where ``square``, and 1 for plain sums. Results of 16 bits are rounded once more.
+    """
+    summed = problem.group_k if problem.op == "dgrad" else problem.group_c
+    unit = accumulator(problem.dtype).roundoff
+    once_more = DTYPES[problem.dtype].roundoff / unit if is_narrow(problem.dtype) else 0.0
+    if transform is None:
+        roundings, growth = summed * problem.r * problem.s + 2, 1.0
+    else:
+        ways = 2 if square else 1
+        # the filter's transform, the tile's and the sums' of at most r + 1, alpha and alpha
+        roundings = summed * (1 if square else problem.r) + ways * (2 * transform.alpha + transform.r + 1) + 6
+        growth = (transform.worst_growth if worst else transform.lone_growth) ** ways
+    if not worst:
+        return growth * float(np.sqrt(roundings)) + once_more
+    return growth * roundings / (1 - roundings * unit) + 1.01 * once_more
+
+
+def tier_bound(problem: ConvProblem, worst: bool = False) -> float:
+    """The largest `absolute_bound` of what may compute ``problem`` in its precision tier."""
+    served = transforms(problem.s, problem.r, problem.precision)
+    return max(absolute_bound(problem, *way, worst=worst) for way in [(None, False), *served])
 
 
 def filter_error_bound(

@@ -7,6 +7,7 @@ import numpy as np
 from leanconv.algorithms.base import ceil_div, mean_products
 from leanconv.dtypes import item_bytes
 from leanconv.problem import ConvProblem
+from leanconv.reference.blas import matmul
 from leanconv.reference.blocks import Block, PaddedInput, blocks, finish, output_like, product_cost, shared_limits
 from leanconv.reference.im2col import Im2col
 from leanconv.reference.layers import LayerAlgorithm
@@ -93,7 +94,7 @@ def transform_filters(problem: ConvProblem, w: np.ndarray, transforms: Matrices)
         rows = w.reshape(*shape, problem.group_c, problem.r, problem.s).transpose(4, 3, 0, 1, 2)
     else:
         rows = w.reshape(*shape, problem.r, problem.s, problem.group_c).transpose(3, 2, 0, 4, 1)
-    transformed: np.ndarray = np.matmul(g, rows.reshape(problem.s, -1).astype(np.float64)).astype(w.dtype)
+    transformed: np.ndarray = matmul(g, rows.reshape(problem.s, -1).astype(np.float64)).astype(w.dtype)
     return np.swapaxes(transformed.reshape(transforms.alpha, *rows.shape[1:]), 0, 1)
 
 
@@ -107,7 +108,7 @@ def _tiles_nchw(
     data = np.empty((alpha, c, images * height * across), padded.dtype)
     for a in range(alpha):
         data[a].reshape(c, images, height, across)[...] = padded[..., a : a + (across - 1) * n + 1 : n]
-    data = np.matmul(bt, data.reshape(alpha, -1)).reshape(alpha, groups, problem.group_c, -1)
+    data = matmul(bt, data.reshape(alpha, -1)).reshape(alpha, groups, problem.group_c, -1)
     # All images of the block are one tall image: R − 1 void rows at each seam are cheaper than small products.
     reach = (problem.r - 1) * problem.dilation[0] * across
     count = data.shape[3] - reach
@@ -115,13 +116,13 @@ def _tiles_nchw(
     product = np.empty_like(total) if problem.r > 1 else total
     for r in range(problem.r):
         first = r * problem.dilation[0] * across
-        np.matmul(filters[r], data[..., first : first + count], out=product if r else total)
+        matmul(filters[r], data[..., first : first + count], out=product if r else total)
         if r:
             total += product
     tiles = np.empty((n, problem.k, images * height * across), padded.dtype)
     void = tiles[:, :, count:]
     void[...] = 0
-    tiles[:, :, :count] = np.matmul(at, total.reshape(alpha, -1)).reshape(n, problem.k, count)
+    tiles[:, :, :count] = matmul(at, total.reshape(alpha, -1)).reshape(n, problem.k, count)
     return tiles.reshape(n, problem.k, images, height, across)
 
 
@@ -135,7 +136,7 @@ def _tiles_nhwc(
     data = np.empty((alpha, images, height, across, c), padded.dtype)
     for a in range(alpha):
         data[a] = padded[:, :, a : a + (across - 1) * n + 1 : n]
-    data = np.matmul(bt, data.reshape(alpha, -1)).reshape(alpha, -1, groups, problem.group_c).swapaxes(1, 2)
+    data = matmul(bt, data.reshape(alpha, -1)).reshape(alpha, -1, groups, problem.group_c).swapaxes(1, 2)
     reach = (problem.r - 1) * problem.dilation[0] * across
     count = data.shape[2] - reach
     total = np.empty((alpha, count, groups, problem.group_k), padded.dtype)
@@ -143,12 +144,12 @@ def _tiles_nhwc(
     for r in range(problem.r):
         first = r * problem.dilation[0] * across
         into = product if r else total
-        np.matmul(data[:, :, first : first + count], filters[r], out=into.swapaxes(1, 2))
+        matmul(data[:, :, first : first + count], filters[r], out=into.swapaxes(1, 2))
         if r:
             total += product
     tiles = np.empty((n, images * height * across, problem.k), padded.dtype)
     tiles[:, count:] = 0
-    tiles[:, :count] = np.matmul(at, total.reshape(alpha, -1)).reshape(n, count, problem.k)
+    tiles[:, :count] = matmul(at, total.reshape(alpha, -1)).reshape(n, count, problem.k)
     return tiles.reshape(n, images, height, across, problem.k)
 
 

@@ -7,6 +7,7 @@ import numpy as np
 from leanconv.algorithms.base import ceil_div
 from leanconv.dtypes import item_bytes
 from leanconv.problem import ConvProblem
+from leanconv.reference.blas import matmul
 from leanconv.reference.blocks import Block, PaddedInput, blocks, finish, output_like, product_cost, shared_limits
 from leanconv.reference.im2col import Im2col
 from leanconv.reference.layers import LayerAlgorithm
@@ -72,8 +73,8 @@ def convolve(problem: ConvProblem, m: int, x: np.ndarray, w: np.ndarray, bias: n
 def both_sides(matrix: np.ndarray, data: np.ndarray) -> np.ndarray:
     """``matrix @ data @ matrixᵀ`` over the first two axes of ``data``, for each element of the others."""
     rows, columns = matrix.shape
-    half = np.matmul(matrix, data.reshape(columns, columns, -1))
-    return np.matmul(matrix, half.reshape(columns, -1)).reshape(rows, rows, *data.shape[2:])
+    half = matmul(matrix, data.reshape(columns, columns, -1))
+    return matmul(matrix, half.reshape(columns, -1)).reshape(rows, rows, *data.shape[2:])
 
 
 def transform_filters(problem: ConvProblem, w: np.ndarray, transforms: Matrices) -> np.ndarray:
@@ -108,7 +109,7 @@ def _multiply_nchw(problem: ConvProblem, filters: np.ndarray, data: np.ndarray) 
     """Sums over the channels (α, α, K, tiles)."""
     alpha = data.shape[0]
     grouped = data.reshape(alpha, alpha, problem.groups, problem.group_c, -1)
-    return np.matmul(filters, grouped).reshape(alpha, alpha, problem.k, -1)
+    return matmul(filters, grouped).reshape(alpha, alpha, problem.k, -1)
 
 
 def _multiply_nhwc(problem: ConvProblem, filters: np.ndarray, data: np.ndarray) -> np.ndarray:
@@ -116,7 +117,7 @@ def _multiply_nhwc(problem: ConvProblem, filters: np.ndarray, data: np.ndarray) 
     alpha, _, tiles, _ = data.shape
     grouped = data.reshape(alpha, alpha, tiles, problem.groups, problem.group_c).swapaxes(2, 3)
     sums = np.empty((alpha, alpha, tiles, problem.groups, problem.group_k), data.dtype)
-    np.matmul(grouped, filters, out=sums.swapaxes(2, 3))
+    matmul(grouped, filters, out=sums.swapaxes(2, 3))
     return sums.reshape(alpha, alpha, tiles, problem.k)
 
 

@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from pathlib import Path
 
 
-def cores() -> int:
-    """The cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+def cores(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
+    """Cores that this process may use: its affinity and, in a container, the quota of its control group."""
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    try:
+        if (cgroup / "cpu.max").exists():
+            quota, period = (cgroup / "cpu.max").read_text().split()
+        else:
+            quota, period = ((cgroup / "cpu" / f"cpu.cfs_{name}_us").read_text() for name in ("quota", "period"))
+        if quota != "max" and float(quota) > 0:
+            usable = min(usable, math.ceil(float(quota) / float(period)))
+    except (OSError, ValueError, ZeroDivisionError):
+        pass  # no control group, or one that does not tell
+    return max(1, usable)
 
 
 def side_by_side(work: Sequence[Callable[[], object]], done: Callable[[], object] = lambda: None) -> None:

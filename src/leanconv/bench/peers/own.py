@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from fnmatch import fnmatchcase
+from functools import partial
 from typing import Any
 
 import leanconv
@@ -21,6 +20,7 @@ from leanconv.plan import Launch, Plan, Target
 from leanconv.problem import Problem
 from leanconv.reference import CPU_ALGORITHMS
 from leanconv.runtime import cache, launch
+from leanconv.runtime.threads import side_by_side
 
 
 class LeanconvPeer(Peer):
@@ -110,9 +110,7 @@ def compile_ahead(plans: Iterable[Plan]) -> None:
         with suppress(Exception):
             cache.compiled(each, arch)
 
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        for _ in pool.map(work, launches.values()):
-            pass
+    side_by_side([partial(work, each) for each in launches.values()])
 
 
 def _on_gpu(algorithm: GpuAlgorithm, problem: Problem, operands: Operands) -> Iterator[Candidate]:
