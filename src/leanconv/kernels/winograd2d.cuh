@@ -5,7 +5,7 @@
 // instead of 144, 4 times fewer. Beside them, per channel and tile, for each tile_k filters: an input transform of 32
 // (m = 2) or about 150 (m = 4) operations. No workspace but the transformed filters, 16/9 or 4 times the filters' size.
 // Floor: FMA issue. Such a product loop reaches 47 TFLOP/s of 67 on an H200 (implicit GEMM in NCHW), 52 in CHWN:
-// 2.25 times that would be 106 effective TFLOP/s, or 118. Measured (suite opencnn): 51 to 71, in CHWN 56 to 80.
+// 2.25 times that would be 106 effective TFLOP/s, or 118. Measured (suite opencnn): 51 to 70, in CHWN 55 to 78.
 #pragma once
 
 #include <lib/winograd_convolution.cuh>
