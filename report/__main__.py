@@ -116,10 +116,12 @@ def ablation(
     revision: options.Revision = None,
 ) -> None:
     """Measure kernels with one technique off at a time, without peers: im2win, winograd1d, opencnn, or any layers."""
-    from leanconv.bench import Results, default_path
+    from leanconv.bench import Results, default_path, plots
     from report import figures
     from report.ablation import run_ablation, show
 
+    if plot:
+        plots.refuse_format(plot)
     results = run_ablation(
         what, layout=layout, precision=precision, only=only, batch=batch, quick=quick,
         revision=revision, algorithms=options.patterns(algorithms), seconds=seconds,

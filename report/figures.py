@@ -36,6 +36,8 @@ _OWN = {
     "im2win_fused": _Style("im2win_fused", "#d55e00"),
     "im2win": _Style("im2win", "#e69f00"),
     "implicit_gemm": _Style("implicit_gemm", "#f0e442"),
+    "winograd1d": _Style("winograd1d", "#9e0142"),
+    "winograd2d": _Style("winograd2d", "#f6a5b5"),
     "direct": _Style("direct", "#7a3b00"),
 }
 _GROUPS = {"PyTorch": _Style("PyTorch", "#222222"), "im2col": _Style("im2col + cuBLAS", "#8c8c8c")}
@@ -85,18 +87,27 @@ def speed_rows(results: Results) -> dict[str, dict[str, Row]]:
     return {label: rows[label] for label in order if label in rows}
 
 
+def best_own(series: dict[str, dict[str, Row]], problem: str) -> str | None:
+    """The label of leanconv's fastest algorithm on a problem, among the bars of the speed figure."""
+    own = [style.label for style in _OWN.values() if problem in series.get(style.label, {})]
+    return min(own, key=lambda label: series[label][problem].us, default=None)
+
+
 def speed(results: Results, path: Path) -> None:
-    """Draw TFLOP/s of each algorithm, ours and the peers', layer by layer. Raises ValueError without rows."""
+    """Draw TFLOP/s of each algorithm, ours and the peers', layer by layer. Raises ValueError without rows.
+
+    The name of our fastest stands over its bar.
+    """
     series = speed_rows(results)
     _refuse_empty(series)
     colours = {style.label: style.colour for style in (*_OWN.values(), *_GROUPS.values(), *_CUDNN.values())}
     panels = _panels(list(results.problems), 6)
-    figure = blank((10.5, 2.7 * len(panels) + 1.1))
+    figure = blank((10.5, 2.7 * len(panels) + 1.3))
     axes = figure.subplots(len(panels), 1, squeeze=False, sharey=True)[:, 0]
     for axis, panel in zip(axes, panels, strict=True):
         heights = {label: [rows[p].tflops if p in rows else None for p in panel] for label, rows in series.items()}
         hatched = {label: [_needs_workspace(rows.get(p)) for p in panel] for label, rows in series.items()}
-        _bars(axis, panel, heights, colours, hatched)
+        _bars(axis, panel, heights, colours, hatched, named=[best_own(series, p) for p in panel])
         ceiling = results.machine["ceilings"]["fp32_tflops"]
         axis.axhline(ceiling, color=_INK, linewidth=0.8, linestyle=(0, (4, 3)), zorder=1)
         axis.set_ylabel("TFLOP/s")
@@ -245,8 +256,12 @@ def _bars(
     colours: dict[str, str],
     hatched: dict[str, list[bool]] | None = None,
     pale_below: float = 0.0,
+    named: Sequence[str | None] = (),
 ) -> None:
-    """Groups of bars; in a group only the series that have a value, side by side around its middle."""
+    """Groups of bars; in a group only the series that have a value, side by side around its middle.
+
+    ``named`` has a series for each group whose name stands over its bar.
+    """
     most = max(sum(values[i] is not None for values in heights.values()) for i in range(len(names)))
     width = min(0.86 / max(most, 1), 0.22)
     for i in range(len(names)):
@@ -254,12 +269,18 @@ def _bars(
         for number, (label, height) in enumerate(present):
             hatch = "/////" if hatched and hatched[label][i] else None
             place = i + (number - (len(present) - 1) / 2) * width
-            dark = colours[label] in ("#222222", "#08519c", "#7a3b00")
+            dark = colours[label] in ("#222222", "#08519c", "#7a3b00", "#9e0142")
             edge = "#ffffff" if dark else _INK
             axis.bar(
                 place, height, width * 0.92, color=colours[label], edgecolor=edge, linewidth=0.0 if dark else 0.35,
                 hatch=hatch, zorder=2,
             )  # fmt: skip
+            if named and named[i] == label:
+                axis.annotate(
+                    label, (place, height), xytext=(0, 3), textcoords="offset points", rotation=90, ha="center",
+                    va="bottom", fontsize=7, color=_INK, zorder=4,
+                    bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.5},
+                )  # fmt: skip
             if pale_below:
                 axis.bar(place, pale_below, width * 0.92, color="#ffffff", alpha=0.72, linewidth=0, zorder=3)
     axis.set_xticks(range(len(names)), names, fontsize=8.5, color=_INK)

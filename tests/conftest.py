@@ -18,7 +18,7 @@ from leanconv.call import choose, weights
 from leanconv.dtypes import item_bytes
 from leanconv.plan import ALIGNMENT, Plan, Target
 from leanconv.problem import ConvProblem, FilterProblem, Problem
-from leanconv.runtime import launch
+from leanconv.runtime import cache, launch
 from leanconv.runtime.compile import Compiled
 from leanconv.runtime.driver import CudaError
 from leanconv.runtime.probe import why_no_gpu
@@ -54,6 +54,18 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 @pytest.fixture
 def rng() -> np.random.Generator:
     return np.random.default_rng(20240607)
+
+
+@pytest.fixture
+def nvrtc() -> None:
+    """NVRTC as it is installed; without it, a test that compiles is skipped."""
+    pytest.importorskip("cuda.core", reason="NVRTC comes with the extra leanconv[cu13] or [cu12]")
+
+
+@pytest.fixture
+def some_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A version of NVRTC, which need not be installed: it is part of the key of every kernel."""
+    monkeypatch.setattr(cache, "compiler_version", lambda: "nvrtc 13.0")
 
 
 def oracle_conv(problem: ConvProblem, x: np.ndarray, w: np.ndarray, bias: np.ndarray | None) -> np.ndarray:
@@ -344,3 +356,25 @@ __all__ = ["HostDevice", "oracle_conv", "oracle_filter", "relative_error"]
 def says(kind: type[Exception], *parts: str) -> Any:
     """pytest.raises, with every part in the message, in order."""
     return pytest.raises(kind, match="(?s)" + ".*".join(map(re.escape, parts)))
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Any:
+    """``run("cache", "path")`` gives exit code, standard output, standard error."""
+    from leanconv.cli.main import main
+
+    monkeypatch.setenv("COLUMNS", "120")
+
+    def run(*arguments: object) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as stopped:
+            main([str(argument) for argument in arguments])
+        captured = capsys.readouterr()
+        return int(stopped.value.code or 0), captured.out, captured.err
+
+    return run
+
+
+def line_of(error: str) -> str:
+    """The one line that a mistake is told in."""
+    assert error.startswith("error: ") and error.count("\n") == 1 and "Traceback" not in error, error
+    return error.strip()

@@ -158,8 +158,9 @@ def test_no_nvrtc_library(some_launch: Launch, own_cache: Path, monkeypatch: pyt
     def refuse(*arguments: Any) -> Any:
         raise compiler.CompileError("", "", "") from DynamicLibNotFoundError('Failure finding "libnvrtc.so"')
 
-    monkeypatch.setattr(compiler, "compile_launch", refuse)
-    with says(CudaUnavailableError, "NVRTC", "leanconv[cu13]", "libnvrtc.so"):
+    with monkeypatch.context() as patch, says(CudaUnavailableError, "NVRTC", "leanconv[cu13]", "libnvrtc.so"):
+        patch.setattr(compiler, "compile_launch", refuse)
+        patch.setattr(cache, "compiler_version", lambda: "nvrtc 13.0")
         cache.compiled(some_launch, "sm_90a")
     monkeypatch.setattr(cache.sys, "path", [])
     monkeypatch.setattr(builtins, "__import__", lambda *a, **k: refuse())
@@ -173,8 +174,8 @@ def test_no_nvrtc_library(some_launch: Launch, own_cache: Path, monkeypatch: pyt
 
 
 @pytest.fixture
-def counted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """compile_launch replaced by one that is instant and noted."""
+def counted(some_compiler: None, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """compile_launch replaced by one that is instant and noted, and needs no NVRTC."""
     calls: list[str] = []
 
     def instant(made: Launch, arch: str) -> compiler.Compiled:

@@ -8,33 +8,19 @@ from typing import Any
 
 import numpy as np
 import pytest
+from conftest import line_of
 
 import leanconv
 from leanconv import filters
 from leanconv.cli import doctor
 from leanconv.cli import pictures as images
 from leanconv.cli.command_line import FAILED, MISTAKE
-from leanconv.cli.main import main
 from leanconv.runtime import cache as store
 from leanconv.runtime import launch
 from leanconv.runtime.driver import CudaUnavailableError
 
 Image = pytest.importorskip("PIL.Image", reason="pictures need Pillow")
 ndimage = pytest.importorskip("scipy.ndimage")
-
-
-@pytest.fixture
-def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Any:
-    """``run("cache", "path")`` gives exit code, standard output, standard error."""
-    monkeypatch.setenv("COLUMNS", "120")
-
-    def run(*arguments: object) -> tuple[int, str, str]:
-        with pytest.raises(SystemExit) as stopped:
-            main([str(argument) for argument in arguments])
-        captured = capsys.readouterr()
-        return int(stopped.value.code or 0), captured.out, captured.err
-
-    return run
 
 
 @pytest.fixture
@@ -45,12 +31,6 @@ def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "driver", missing)
     monkeypatch.setattr(launch, "driver", missing)
     monkeypatch.setattr(launch, "_devices", {})
-
-
-def line_of(error: str) -> str:
-    """The one line that a mistake is told in."""
-    assert error.startswith("error: ") and error.count("\n") == 1 and "Traceback" not in error, error
-    return error.strip()
 
 
 # The small kernels
@@ -280,6 +260,47 @@ def test_bench(run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     for layout in ("NHWC", "CHWN"):
         code, _, err = run("bench", words, "--layout", layout)
         assert code == MISTAKE and f"layout='{layout}' is for suites" in line_of(err)
+
+
+def test_bench_refuses_before_it_measures(run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("matplotlib")
+    monkeypatch.chdir(tmp_path)
+    words = "conv:c4,h12,k6,r3,pad1"
+    with monkeypatch.context() as patch:
+        patch.setattr("leanconv.bench.run._measure", lambda *arguments: pytest.fail("it measured"))
+        for extra, message in (
+            (("--plot", "o.xyz"), "o.xyz: the suffix '.xyz' names no format that can be drawn; choose one of "),
+            (("--engines", "nothing"), "engines='nothing' matches none of leanconv, "),
+            (("--engines", "leanconv,typo*"), "engines='typo*' matches none of leanconv, "),
+        ):
+            code, out, err = run("bench", words, "--quick", "--device", "cpu", *extra)
+            assert code == MISTAKE and message in line_of(err) and not [*tmp_path.iterdir()], out
+    code, out, _ = run("bench", words, "--device", "cpu", "--engines", "npp", "--plot", "o.png")
+    assert code == FAILED and "nothing was measured" in out and not Path("o.png").exists()
+
+
+def test_bench_keeps_the_parts_of_earlier_runs(run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    options = ("--quick", "--device", "cpu", "--engines", "leanconv", "--algorithms", "direct")
+    problems = ("conv:c4,h12,k6,r3", "conv:c4,h12,k7,r3", "filter:9x9,3x3")
+    for words in problems[:2]:
+        assert run("bench", words, *options)[0] == 0
+    assert run("bench", problems[2], "--quick", "--device", "cpu", "--engines", "leanconv")[0] == 0
+    kept = [*Path("benchmarks/results/cpu").iterdir()]
+    seen = {about["words"] for path in kept for about in json.loads(path.read_text())["problems"].values()}
+    assert len(kept) == 3 and {path.stem for path in kept} == {"problem-part", "problem-part-2", "problem-part-3"}
+    assert len(seen) == 3
+
+
+def test_only_a_whole_suite_is_replaced(tmp_path: Path) -> None:
+    from leanconv.bench import Results, default_path
+
+    whole = Results({"gpu": None}, "im2win", "NCHW")
+    for partial, names in ((False, ["im2win", "im2win"]), (True, ["im2win-part", "im2win-part-2", "im2win-part-3"])):
+        for name in names:
+            path = default_path(whole, partial, tmp_path)
+            assert path.stem == name
+            whole.write(path)
 
 
 def test_doctor_without_a_gpu(run: Any, no_gpu: None) -> None:

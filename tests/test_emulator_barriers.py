@@ -252,7 +252,7 @@ def unit(body):
     )
 
 
-def test_the_compiler_takes_the_same_text():
+def test_the_compiler_takes_the_same_text(nvrtc):
     for arch in ("sm_80", "sm_90a", "sm_100a", "sm_120"):
         assert compile_source(unit(PIPELINE.replace("PRODUCER", "0")), "probe", arch).cubin
     for arch in ("sm_90a", "sm_100a"):

@@ -473,7 +473,7 @@ def test_a_map_needs_an_aligned_array_that_is_there():
         play(TILED, x, words(32), maps=(TensorMap("x", "float32", (6, 8), (24,), box=(4, 2)),), n=128)
 
 
-def test_the_compiler_takes_the_same_texts():
+def test_the_compiler_takes_the_same_texts(nvrtc):
     rank3 = TensorMap("x", "float32", (8, 4, 2), (32, 128), box=(8, 2, 2))
     bodies = [loader(rank) for rank in range(1, 6)] + [im2col_loader(rank) for rank in (3, 4, 5)] + [BULK]
     for arch in ("sm_90a", "sm_100a", "sm_120"):

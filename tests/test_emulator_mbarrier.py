@@ -278,7 +278,7 @@ def test_rules_of_mbarriers(body, message):
         play(body, words(64), np.zeros(64, np.int32))
 
 
-def test_the_compiler_takes_the_same_texts():
+def test_the_compiler_takes_the_same_texts(nvrtc):
     for body in (RING, APART, LOOKS):
         for arch in ("sm_90a", "sm_100a", "sm_120") if body is RING else ("sm_90a",):
             assert compile_source(unit(body), "probe", arch).cubin

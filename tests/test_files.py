@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import os
 import stat
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,8 @@ import pytest
 
 from leanconv.runtime import cache
 from leanconv.runtime.files import whole, write_text
+
+ROOT = Path(__file__).resolve().parent.parent
 
 
 def mode(path: Path) -> int:
@@ -67,6 +71,25 @@ def test_what_is_no_file_is_written_to_and_stays(tmp_path: Path) -> None:
         assert os.read(reader, 100) == b"through" and stat.S_ISFIFO(pipe.stat().st_mode)
     finally:
         os.close(reader)
+
+
+def test_standard_output_is_written_to_where_it_is_a_pipe() -> None:
+    code = "from leanconv.runtime.files import write_text; write_text('/dev/stdout', 'through')"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
+    assert (done.returncode, done.stdout) == (0, "through"), done.stderr
+
+
+def test_without_follow_what_has_the_name_makes_way(tmp_path: Path) -> None:
+    """Nobody can make the store write elsewhere, or wait, by putting a symlink or a pipe into its folder."""
+    precious, path = tmp_path / "precious", tmp_path / "file"
+    precious.write_text("old")
+    for plant in (lambda: path.symlink_to(precious), lambda: os.mkfifo(path), lambda: path.write_text("older")):
+        plant()
+        with whole(path, follow=False) as file:
+            file.write_text("new")
+        assert path.read_text() == "new" and not path.is_symlink() and precious.read_text() == "old"
+        path.unlink()
 
 
 @pytest.mark.parametrize("failure", [ValueError("no"), KeyboardInterrupt(), OSError(errno.ENOSPC, "disk full")])

@@ -242,7 +242,7 @@ def test_the_first_error_ends_work_side_by_side() -> None:
 # Compile before the first call
 
 
-def test_compile_makes_first_calls_warm(host_device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compile_makes_first_calls_warm(some_compiler: None, host_device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     loaded: list[Launch] = []
     monkeypatch.setattr(host_device, "load", loaded.append, raising=False)
     monkeypatch.setattr(cache, "is_stored", lambda each, arch: each.symbol != "implicit_gemm")
@@ -254,7 +254,9 @@ def test_compile_makes_first_calls_warm(host_device: Any, monkeypatch: pytest.Mo
     assert all(bind.is_loaded(problem, 0) for problem in LAYERS) and not bind.is_loaded(replace(LAYERS[0], n=3), 0)
 
 
-def test_compile_takes_the_algorithm_that_the_calls_name(host_device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compile_takes_the_algorithm_that_the_calls_name(
+    some_compiler: None, host_device: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     loaded: list[Launch] = []
     monkeypatch.setattr(host_device, "load", loaded.append, raising=False)
     leanconv.compile(LAYERS[:1], algorithm="direct", progress=False)

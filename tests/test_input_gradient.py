@@ -294,7 +294,7 @@ def layers_to_compile():
 
 
 @pytest.mark.parametrize(("problem", "target"), layers_to_compile())
-def test_gradients_compile_without_spills(problem, target):
+def test_gradients_compile_without_spills(nvrtc, problem, target):
     plan = GEMM.plan(problem, next(iter(GEMM.configs(problem, target))), target)
     for launch in plan.every_launch:
         figure = compile_launch(launch, target.arch)

@@ -13,6 +13,7 @@ import pytest
 import leanconv
 from leanconv import filters
 from leanconv.algorithms import ALGORITHMS
+from leanconv.bench.results import Results, geometric_mean
 from leanconv.call import arguments
 from leanconv.cli.main import main
 from leanconv.images.borders import ALIASES
@@ -142,6 +143,32 @@ def test_the_borders_read_as_the_table_says() -> None:
 def test_kernels_of_the_command_line() -> None:
     for word in filters.WORDS:
         assert f"`{word}`" in README, word
+
+
+def test_figures_are_those_of_the_committed_results() -> None:
+    """The text beside the headline chart, from the files that the chart is drawn from."""
+    folder = ROOT / "benchmarks" / "results" / "nvidia-h200"
+    layers = [Results.read(folder / f"im2win{layout}.json") for layout in ("", "-nhwc", "-chwn")]
+    filtered = Results.read(folder / "filters.json")
+    text = " ".join(README.partition("## Speed and precision, measured")[2].split())
+
+    def means(group: str) -> list[float]:
+        return [geometric_mean(results.ratios(group)) for results in layers]
+
+    lean, torch, tf32 = means("lean"), means("PyTorch"), means("TF32")
+    won = [layers[0].own(problem) for problem in layers[0].problems]
+    transformed = sum(row is not None and row.algorithm in ("winograd1d", "winograd2d") for row in won)
+    for words in (
+        f"runs {lean[0]:.2f} times as fast (NHWC: {lean[1]:.2f} times, CHWN: {lean[2]:.2f} times) as cuDNN's fastest",
+        f"the least ratio is {min(ratio for results in layers for ratio in results.ratios('lean')):.2f}.",
+        f"On {transformed} of the layers the fastest is `winograd1d` or `winograd2d`.",
+        f"{len(filtered.problems)} image filters run {geometric_mean(filtered.ratios('NPP')):.1f} times as fast as NPP",
+        f"and {geometric_mean(filtered.ratios('CuPy')):.1f} times as fast as CuPy.",
+        f"up to {1 / min(layers[0].ratios('best')):.1f} times as fast as leanconv on these layers",
+        f"the mean is {torch[0]:.2f} times (NHWC: {torch[1]:.2f} times, CHWN: {torch[2]:.2f} times).",
+        f"is {1 / max(tf32):.1f} to {1 / min(tf32):.1f} times as fast.",
+    ):
+        assert words in text, words
 
 
 def links() -> list[Any]:

@@ -15,6 +15,8 @@ from leanconv.bench.tables import standings
 from report import ablation, comparisons, figures, performance
 from report.studies import BASELINE, FULL, STUDIES, Study
 
+ROOT = Path(__file__).resolve().parent.parent
+
 
 def test_standings_are_geometric_means_and_the_least() -> None:
     suite = made_up.suite()
@@ -117,6 +119,7 @@ def test_figures_show_what_was_measured(tmp_path: Path) -> None:
         "im2win_fused", "im2win", "implicit_gemm", "im2col + cuBLAS", "cuDNN implicit GEMM", "cuDNN FFT tiling",
     ], "in the order of the legend, without the wrong answer"  # fmt: skip
     assert rows["im2win"]["wide"].tflops == 30 and set(rows["cuDNN FFT tiling"]) == {"narrow"}
+    assert [figures.best_own(rows, problem) for problem in suite.problems] == ["implicit_gemm", "im2win"]
     there = replace(suite, problems={name: about | {"layout": "CHWN"} for name, about in suite.problems.items()})
     there.rows = [*suite.rows, made_up.row("narrow", "cudnn:fft_tiling-nhwc", "fft_tiling", 90, 10**6)]
     assert figures.speed_rows(there)["cuDNN FFT tiling"]["narrow"].tflops == 90, (
@@ -139,6 +142,22 @@ def test_figures_show_what_was_measured(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="nothing to draw"):
         figures.ablation(suite, tmp_path / "none.png")
     assert len(list(tmp_path.iterdir())) == 3
+
+
+def test_the_speed_figure_leaves_out_no_algorithm_that_wins(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    for path in (ROOT / "benchmarks" / "results").glob("*/im2win*.json"):
+        results = Results.read(path)
+        rows = figures.speed_rows(results) if results.machine.get("gpu") else {}
+        for problem in results.problems if rows else ():
+            fastest = results.own(problem)
+            assert fastest and figures.best_own(rows, problem) == fastest.algorithm, (path.name, problem)
+    suite = made_up.suite()
+    suite.rows.append(made_up.row("wide", "leanconv", "winograd2d", 99))
+    figures.speed(suite, tmp_path / "a.svg")
+    shown = (tmp_path / "a.svg").read_text()
+    # once in the legend and once over its bar; im2win, which no longer wins, only in the legend
+    assert [shown.count(f"<!-- {name} -->") for name in ("winograd2d", "implicit_gemm", "im2win")] == [2, 2, 1]
 
 
 @pytest.mark.parametrize("study", STUDIES.values(), ids=[*STUDIES])

@@ -96,7 +96,7 @@ def test_the_store_can_be_switched_off(own_cache: Path, monkeypatch: pytest.Monk
     assert cache.load("a" * 64) is None and not own_cache.exists()
 
 
-def test_the_key_follows_all_that_decides_the_code(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_key_follows_all_that_decides_the_code(some_compiler: None, monkeypatch: pytest.MonkeyPatch) -> None:
     made = first_launch(CONV)
     base = cache.key(made, "sm_90a")
     assert cache.key(first_launch(CONV), "sm_90a") == base
@@ -111,7 +111,9 @@ def test_the_key_follows_all_that_decides_the_code(monkeypatch: pytest.MonkeyPat
     assert cache.key(made, "sm_90a") == base
 
 
-def test_the_key_follows_every_included_header(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_key_follows_every_included_header(
+    some_compiler: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     made = first_launch(CONV)
     cache._headers.cache_clear()
     names = set(cache._headers(made.header))
@@ -134,8 +136,7 @@ def test_the_key_follows_every_included_header(monkeypatch: pytest.MonkeyPatch, 
         cache._headers.cache_clear()
 
 
-def test_a_real_kernel_goes_through_the_cache(own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("cuda.core")
+def test_a_real_kernel_goes_through_the_cache(nvrtc: None, own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = first_launch(FilterProblem(1, 8, 8, 3, 3, (1, 1), x_pitch=8, x_step=64, y_pitch=8, y_step=64))
     fresh = cache.compiled(made, "sm_90a")
     assert fresh.cubin.startswith(b"\x7fELF") and fresh.registers > 8 and fresh.symbol == made.symbol

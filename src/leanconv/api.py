@@ -213,7 +213,8 @@ def filter2d(
     ``y[i,j] = delta + sum over u,v of kernel[u,v] * image[i + u - anchor_y, j + v - anchor_x]``
 
     Args:
-        image: array (..., height, width), float32 or int32 (the CPU takes float64 too); leading axes are a batch.
+        image: array (..., height, width), float32 or int32 (the CPU takes float64 too); leading axes are a batch. A
+            picture with its channels last, (height, width, 3), is not told apart: move them first, as by np.moveaxis.
             Rows may be any distance apart: a crop of a larger image is read in place.
         kernel: array (kh, kw) of the same dtype, up to 32x32 on the GPU. With an image on the GPU it may be a NumPy
             array; a copy on the GPU is then kept for each content, for the first 256 of them.

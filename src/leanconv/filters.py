@@ -108,6 +108,8 @@ _FIXED: dict[str, Callable[[], np.ndarray]] = {
 
 #: How each kernel is written on a command line.
 WORDS = ("gaussian:SIZE[:SIGMA]", "box:SIZE", *_FIXED)
+#: The largest SIZE: more would be a slip of the finger, and gigabytes.
+_MOST = 4096
 
 
 def from_words(text: str) -> np.ndarray:
@@ -128,5 +130,7 @@ def from_words(text: str) -> np.ndarray:
             size, sigma = int(numbers[0]), (float(numbers[1]) if len(numbers) == 2 else None)
         except ValueError:
             raise ValueError(f"kernel={text!r}: what follows {name!r} must be numbers") from None
+        if size > _MOST:
+            raise ValueError(f"kernel={text!r}: the size must be at most {_MOST} pixels")
         return box(size) if name == "box" else gaussian(size, sigma)
     raise ValueError(f"kernel={text!r} is not known; choose one of {', '.join(WORDS)}, or a file FILE.npy")

@@ -20,12 +20,16 @@ from leanconv.runtime.threads import cores
 
 def gpu_usable() -> tuple[bool, str]:
     """Whether the benchmark can use a GPU here, and the sentence that says why not."""
-    from leanconv.bench.peers.base import missing_cuda_torch
+    from leanconv.bench.peers.base import missing_cuda_torch, missing_module
 
     if missing := missing_cuda_torch():
-        return False, f"no GPU is measured: the benchmark holds GPU arrays in PyTorch, and {missing}"
+        advice = ": pip install 'leanconv[torch]'" if missing_module("torch") else ""
+        return False, f"no GPU is measured: the benchmark holds GPU arrays in PyTorch, and {missing}{advice}"
     if missing := why_no_gpu():
         return False, f"no GPU is measured: {missing}"
+    if missing := missing_module("cuda.core"):
+        advice = "pip install 'leanconv[cu13]' (or 'leanconv[cu12]' for a driver below CUDA 13)"
+        return False, f"no GPU is measured: kernels are compiled with cuda-core, and {missing}: {advice}"
     return True, ""
 
 

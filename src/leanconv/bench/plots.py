@@ -53,12 +53,27 @@ def blank(inches: tuple[float, float]) -> Any:
     return figure
 
 
+def refuse_format(path: Path) -> None:
+    """Raise ValueError where matplotlib cannot write the format that the suffix of ``path`` names.
+
+    To be asked before hours of measuring. Raises ImportError as `blank` does.
+    """
+    known = blank((1, 1)).canvas.get_supported_filetypes()
+    if _format(path) not in known:
+        names = ", ".join(f".{name}" for name in known)
+        raise ValueError(f"{path}: the suffix {path.suffix!r} names no format that can be drawn; choose one of {names}")
+
+
+def _format(path: Path) -> str:
+    return path.suffix[1:].lower() or "png"
+
+
 def save(figure: Any, path: Path, dpi: int = 120, **options: Any) -> None:
     """Write a figure in the format that the suffix of ``path`` names (PNG without one), and the folders it lies in."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     with whole(path) as file:
-        figure.savefig(file, dpi=dpi, format=path.suffix[1:] or "png", **options)
+        figure.savefig(file, dpi=dpi, format=_format(path), **options)
 
 
 def unit(results: Results) -> str:

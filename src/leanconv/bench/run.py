@@ -110,10 +110,10 @@ def run_suite(
 
     An interrupt ends the run and keeps what has been measured, with a warning in the result. On a CPU, layers too
     large to wait for run on fewer images, which the result's warnings say. Raises ValueError for an unknown suite,
-    layout, precision, type or device, for a problem that cannot be read, when nothing matches, for bfloat16 without a
-    GPU, and for a ``resume`` that misses nothing or comes from another machine, revision or suite. ``workspace_limit``
-    (bytes, by default that of LEANCONV_WORKSPACE_LIMIT) leaves out leanconv's algorithms that need more; peers take
-    what they need.
+    layout, precision, type or device, for a problem that cannot be read, when a pattern matches nothing, for bfloat16
+    without a GPU, and for a ``resume`` that misses nothing or comes from another machine, revision or suite.
+    ``workspace_limit`` (bytes, by default that of LEANCONV_WORKSPACE_LIMIT) leaves out leanconv's algorithms that need
+    more; peers take what they need.
     """
     begin = time.perf_counter()
     cases, suite, layout, precision = cases_of(what, layout, precision, dtype)
@@ -144,6 +144,7 @@ def run_suite(
         # the kernels that a suite leaves out would take most of its time on a GPU
         own = LeanconvPeer(tuple(algorithms) or (SUITE_ALGORITHMS.get(suite, ()) if gpu else ()))
         peers = tuple(own if isinstance(peer, LeanconvPeer) else peer for peer in PEERS)
+    _refuse_unknown(engines, peers)
 
     absent: dict[str, str] = {}
     versions: dict[str, str] = {}
@@ -175,6 +176,13 @@ def run_suite(
     if not results.rows:
         results.warnings.append("nothing was measured: no requested engine could run")
     return results
+
+
+def _refuse_unknown(engines: Sequence[str], peers: Sequence[Peer]) -> None:
+    known = [engine for peer in peers for engine in peer.engines]
+    for pattern in engines:
+        if not any(fnmatchcase(engine, pattern) for engine in known):
+            raise ValueError(f"engines={pattern!r} matches none of {', '.join(known)}")
 
 
 @contextmanager
@@ -376,11 +384,17 @@ def default_path(results: Results, partial: bool, root: Path = Path("benchmarks/
     """Where a run belongs: ``<gpu>/<suite>[-nhwc][-relaxed][-float16][suffix].json``, each where not the suite's.
 
     ``-part`` is added for less than a whole suite: with ``partial``, or where the run did not come to every problem.
+    Only the file of a whole suite is meant to be replaced; any other gets a number where there is one of its name.
     """
-    own = suite_layout(results.suite) if results.suite in suite_names() else None
+    named = results.suite in suite_names()
+    own = suite_layout(results.suite) if named else None
     name = results.suite
     if own and results.layout != own:
         name += f"-{(results.layout or '').lower()}"
     name += "".join(f"-{setting}" for setting in (results.precision, results.dtype) if setting)
     part = "-part" if partial or results.missing else ""
-    return root / machine.slug(results.machine) / f"{name}{suffix}{part}.json"
+    folder, stem = root / machine.slug(results.machine), f"{name}{suffix}{part}"
+    path, number = folder / f"{stem}.json", 2
+    while (part or not named) and path.exists():
+        path, number = folder / f"{stem}-{number}.json", number + 1
+    return path

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import typer
 
+from leanconv.runtime.compile import CompileError
 from leanconv.runtime.driver import CudaError
 
 #: Exit codes: something of ours failed; the command or its files are at fault.
@@ -32,10 +33,10 @@ def run(app: typer.Typer, name: str, arguments: Sequence[str] | None = None) -> 
     """
     try:
         app(args=None if arguments is None else list(arguments), prog_name=name)
-    except (CudaError, ImportError) as error:
+    except (CudaError, CompileError, ImportError, MemoryError) as error:
         _complain(error)
         sys.exit(FAILED)
-    except (ValueError, TypeError, OSError) as error:
+    except (ValueError, TypeError, OverflowError, OSError) as error:
         _complain(error)
         sys.exit(MISTAKE)
 
@@ -44,4 +45,6 @@ def _complain(error: Exception) -> None:
     text = str(error)
     if isinstance(error, OSError) and error.strerror and error.filename:
         text = f"{error.filename}: {error.strerror}"
+    if isinstance(error, MemoryError):
+        text = f"memory is not enough: {error}" if text else "memory is not enough"
     print(f"error: {text}", file=sys.stderr)

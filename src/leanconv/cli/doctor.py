@@ -227,7 +227,10 @@ def _store() -> Finding:
     name = "cache of kernels"
     if env.cache_disabled():
         return Finding(name, "absent", "LEANCONV_NO_CACHE switches it off: every process compiles its kernels again")
-    folder = env.cache_dir() / "kernels"
+    folder = cache.directory()
+    if folder is None:
+        text = "this user has no home folder to keep it in: every process compiles its kernels again"
+        return Finding(name, "absent", text, "set LEANCONV_CACHE_DIR to a writable folder")
     try:
         folder.mkdir(parents=True, exist_ok=True)
         probe = folder / f".doctor.{time.time_ns()}"

@@ -7,7 +7,6 @@ from enum import Enum
 from pathlib import Path
 from typing import Annotated
 
-import numpy as np
 import typer
 
 import leanconv
@@ -111,6 +110,8 @@ def bench(
     """
     from leanconv.bench import Results, default_path, plots, run_suite, show
 
+    if plot:
+        plots.refuse_format(plot)
     results = run_suite(
         what, layout=layout, precision=precision, dtype=dtype, engines=options.patterns(engines), only=only,
         batch=batch, quick=quick, device=device, revision=revision, workspace_limit=_bytes(workspace_limit),
@@ -120,17 +121,21 @@ def bench(
     results.write(path)
     show(results, full or None)
     print(f"results: {path}")
-    if plot:
+    if plot and results.rows:
         plots.plot(results, plot)
         print(f"plot: {plot}")
-    if results.own_failed:
+    if results.own_failed or not results.rows:
         raise typer.Exit(FAILED)
 
 
 @app.command("filter")
 def filter_file(
     source: Annotated[
-        Path, typer.Argument(metavar="IN", help="A picture, or a .npy file of shape (…, height, width).")
+        Path,
+        typer.Argument(
+            metavar="IN",
+            help="A picture, or a .npy file of shape (…, height, width) or (height, width, 3 or 4), channels last.",
+        ),
     ],
     target: Annotated[Path, typer.Argument(metavar="OUT", help="The suffix names the format; .npy for numbers.")],
     kernel: Annotated[
@@ -150,6 +155,10 @@ def filter_file(
     """Filter a picture, channel by channel, or an array.
 
     The result has the type of the input: 8 and 16 bits are rounded and clipped. Transparency is kept as it is.
+
+    An array of 3 axes, the last of length 3 or 4, is a picture with its channels last, a fourth being transparency; the
+    result has the same axes. Any other array is filtered along its last two axes. A picture that is written to a .npy
+    file has its channels first, transparency after them.
     """
     from leanconv import filters
     from leanconv.cli import pictures as images
@@ -165,7 +174,7 @@ def filter_file(
         picture, weights, border=border, value=value, delta=delta, absolute=absolute, device=device
     )  # fmt: skip
     images.write(target, done)
-    shape = "x".join(map(str, np.shape(done.planes)))
+    shape = "x".join(map(str, done.array().shape))
     print(f"{target}: {shape} {done.planes.dtype}")
 
 
@@ -222,8 +231,11 @@ def cache(
     from leanconv.runtime import cache as store
     from leanconv.runtime import env
 
-    folder = env.cache_dir() / "kernels"
+    base = env.cache_dir()
+    folder = "no folder, as this user has no home; set LEANCONV_CACHE_DIR" if base is None else base / "kernels"
     if action is Action.path:
+        if base is None:
+            raise ValueError(f"kernels are kept in {folder}")
         print(folder)
         return
     count, total = store.clear() if action is Action.clear else store.size()

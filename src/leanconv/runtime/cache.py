@@ -2,7 +2,8 @@
 
 A file is the cubin (so that cuobjdump reads it) and, as its last line, a JSON record with the compiler's figures and
 the cubin's checksum. Files appear whole: they are written under a temporary name, then renamed, so any number of
-processes may race. A file that fails its checks counts as absent and is written again.
+processes may race. A file that fails its checks counts as absent and is written again; so does one that belongs
+neither to this user nor to root.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import itertools
 import json
 import os
 import re
+import stat
 import sys
 import time
 import warnings
@@ -91,8 +93,9 @@ def key(launch: Launch, arch: str) -> str:
 
 
 def directory() -> Path | None:
-    """The folder of the kernels, or None when the store is switched off."""
-    return None if env.cache_disabled() else env.cache_dir() / "kernels"
+    """The folder of the kernels, or None when the store is switched off or the user has no home."""
+    base = None if env.cache_disabled() else env.cache_dir()
+    return None if base is None else base / "kernels"
 
 
 def is_stored(launch: Launch, arch: str) -> bool:
@@ -102,18 +105,35 @@ def is_stored(launch: Launch, arch: str) -> bool:
 
 
 def load(name: str) -> Compiled | None:
-    """The entry called ``name``, or None where it is absent, unreadable or corrupt."""
+    """The entry called ``name``, or None where it is absent, unreadable, corrupt, or not to be trusted; see _read."""
     folder = directory()
     if folder is None:
         return None
     try:
-        cubin, _, record = (folder / f"{name}{SUFFIX}").read_bytes().rpartition(b"\n")
+        cubin, _, record = _read(folder / f"{name}{SUFFIX}").rpartition(b"\n")
         figures = json.loads(record)
         if figures.pop("sha256") != hashlib.sha256(cubin).hexdigest():
             return None
         return Compiled(cubin=cubin, **figures)
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return None
+
+
+def _read(path: Path) -> bytes:
+    """The content of a regular file that belongs to this user or to root.
+
+    Raises OSError for any other. Its machine code would run with this user's rights, and anybody can put a file into a
+    folder that everybody may write to. A symlink is refused too: it could stand for another kernel of ours.
+    """
+    # NOTE: without O_NONBLOCK a FIFO is waited for at opening. What is checked is what is open, not what has the name.
+    flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOFOLLOW", 0)
+    with open(os.open(path, flags), "rb") as file:
+        status = os.fstat(file.fileno())
+        if not stat.S_ISREG(status.st_mode):
+            raise OSError(f"{path} is no regular file")
+        if hasattr(os, "geteuid") and status.st_uid not in (os.geteuid(), 0):
+            raise PermissionError(f"{path} belongs to user {status.st_uid}, neither this user nor root")
+        return file.read()
 
 
 _warned: set[str] = set()
@@ -131,7 +151,7 @@ def store(name: str, compiled: Compiled) -> None:
     record["sha256"] = hashlib.sha256(compiled.cubin).hexdigest()
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with whole(folder / f"{name}{SUFFIX}") as file:
+        with whole(folder / f"{name}{SUFFIX}", follow=False) as file:
             file.write_bytes(compiled.cubin + b"\n" + json.dumps(record).encode())
         if next(_stores) % _SHRINK_EVERY == 0:
             shrink(env.cache_limit())
@@ -185,10 +205,10 @@ _ABANDONED_S = 3600
 
 def _entries() -> list[tuple[Path, int]]:
     """The store's files and their bytes, without what other processes are writing just now."""
-    folder = env.cache_dir() / "kernels"
+    base = env.cache_dir()
     entries = []
     try:
-        for path in folder.iterdir():
+        for path in (base / "kernels").iterdir() if base else ():
             finished = _FINISHED.fullmatch(path.name)
             if not finished and not _UNFINISHED.fullmatch(path.name):
                 continue

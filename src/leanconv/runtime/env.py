@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import re
+import warnings
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -26,13 +27,31 @@ _UNITS = {
 }  # fmt: skip
 
 
-def cache_dir() -> Path:
-    """The folder that LEANCONV_CACHE_DIR names, else the user's cache folder."""
+def cache_dir() -> Path | None:
+    """The folder that LEANCONV_CACHE_DIR names, else the user's cache folder.
+
+    None, with a warning at the first time, where the user has no home: neither HOME nor an entry in the list of users.
+    """
+    # NOTE: platformdirs gives a folder called "~" below the current one there
     named = os.environ.get("LEANCONV_CACHE_DIR")
-    if named:
-        return Path(named).expanduser()
     base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "leanconv"
+    try:
+        if named:
+            return Path(named).expanduser()
+        return (Path(base) if base else Path.home() / ".cache") / "leanconv"
+    except RuntimeError as error:
+        _warn_of_no_home(named or "~/.cache", str(error))
+        return None
+
+
+@cache
+def _warn_of_no_home(folder: str, reason: str) -> None:
+    warnings.warn(
+        f"compiled kernels cannot be kept: {folder} is in a home folder, and this user has none ({reason}); every "
+        "process compiles them again. Set LEANCONV_CACHE_DIR to a writable folder.",
+        RuntimeWarning,
+        stacklevel=3,
+    )
 
 
 def cache_disabled() -> bool:

@@ -11,13 +11,14 @@ from pathlib import Path
 
 
 @contextmanager
-def whole(path: Path | str) -> Iterator[Path]:
+def whole(path: Path | str, follow: bool = True) -> Iterator[Path]:
     """A new empty file beside ``path`` to write to; it takes the place of ``path`` when the block ends without error.
 
     Where ``path`` is a symlink, the file that it points to is replaced. A replaced file keeps its mode; a new one gets
     the mode that the umask leaves. The name of the new file is ``.<stem>.<random><suffix>``: libraries read the format
     of a picture from the suffix. What is no regular file, such as ``/dev/stdout``, cannot be replaced and is written to
-    directly.
+    directly. Without ``follow`` whatever has the name, a symlink or a pipe too, makes way for the new file: for folders
+    where others may plant them.
 
     If the block raises, the new file is removed and ``path`` stays as it was. An OSError about the new file names
     ``path``.
@@ -25,14 +26,17 @@ def whole(path: Path | str) -> Iterator[Path]:
     >>> with whole("/dev/null") as file:
     ...     _ = file.write_text("nothing")
     """
-    target = Path(os.path.realpath(path))
+    target = Path(os.path.realpath(path) if follow else path)
     try:
-        mode: int | None = target.stat().st_mode
+        # NOTE: of the path as it was given: /dev/stdout is real, what realpath makes of it where it is a pipe is not
+        mode: int | None = os.stat(path, follow_symlinks=follow).st_mode
     except OSError:
         mode = None  # there is no such file, or opening one beside it says what is wrong
     if mode is not None and not stat.S_ISREG(mode):
-        yield target
-        return
+        if follow:
+            yield Path(path)
+            return
+        mode = None
     # A long stem is cut: the whole name may have 255 bytes.
     beside = target.with_name(f".{target.stem[:64]}.{secrets.token_hex(4)}{target.suffix}")
     try:
