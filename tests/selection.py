@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import pytest
 from cases import Case
 
+from leanconv.dtypes import is_narrow
 from leanconv.problem import ConvProblem
 
 Item = TypeVar("Item")
@@ -36,29 +37,34 @@ def layer_name(case: Case) -> str:
 
 
 def traits(case: Case) -> Iterator[Hashable]:
-    """The layer, which has its own purpose, and in each layout and direction what kernels and loaders depend on."""
+    """The layer, which has its own purpose; in each layout and direction what kernels and loaders depend on; of 16-bit
+    elements what differs in loading and storing them."""
     problem = case.problem
     yield layer_name(case)
     if not isinstance(problem, ConvProblem):
         return
+    yield problem.op, problem.dtype
     top, bottom, left, right = problem.padding
-    has = {
+    stored = {
         "any": True,
+        "bias": problem.bias,
+        "accumulate": problem.accumulate,
+        "vectors": problem.group_c % 4 == 0 and problem.group_k % 4 == 0,
+    }
+    has = stored | {
         "thorough": case.thorough,
         "groups": problem.groups > 1,
         "depthwise": problem.groups == problem.c > 1,
         "stride": problem.stride != (1, 1),
         "dilation": problem.dilation != (1, 1),
         "uneven padding": (top, left) != (bottom, right),
-        "bias": problem.bias,
         "activation": problem.activation is not None,
-        "accumulate": problem.accumulate,
         "empty": problem.is_empty,
-        "vectors": problem.group_c % 4 == 0 and problem.group_k % 4 == 0,
     }
-    for name, present in has.items():
+    narrow = is_narrow(problem.dtype)
+    for name, present in (stored if narrow else has).items():
         if present:
-            yield problem.layout, problem.op, problem.dtype, name
+            yield problem.layout, narrow or problem.op, name
 
 
 def marked(items: Sequence[Item], chosen: Iterable[Item], param: Callable[[Item], Any]) -> list[Any]:

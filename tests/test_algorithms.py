@@ -41,12 +41,8 @@ def _extremes():
     return found
 
 
-def _kind(algorithm, config):
-    return algorithm.name, type(config), *proof.decisions(config)
-
-
 def extremes():
-    """In ``make test`` as few as have the least and the largest value of every number, each kind in each layout.
+    """In ``make test`` as few as have the least and the largest of every number, every kind, each type in each layout.
 
     All of an image filter, which are few.
     """
@@ -55,12 +51,13 @@ def extremes():
     values = defaultdict(set)
     for algorithm, _, config, _ in layers:
         for name, value in config.constants():
-            values[(*_kind(algorithm, config), name)].add(value)
+            values[algorithm.name, type(config), name].add(value)
 
     def differs(each):
         algorithm, case, config, _ = each
-        kind = _kind(algorithm, config)
+        kind = algorithm.name, type(config)
         yield *kind, case.problem.layout
+        yield *kind, *proof.decisions(config)
         for name, value in config.constants():
             known = values[(*kind, name)]
             if name == "split" or value in (min(known), max(known)):
