@@ -10,8 +10,9 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import pytest
-from cases import Case
+from cases import TRANSFORM_CASES, Case
 
+from leanconv.algorithms.base import GpuAlgorithm
 from leanconv.dtypes import is_narrow
 from leanconv.problem import ConvProblem
 
@@ -36,11 +37,15 @@ def layer_name(case: Case) -> str:
     return case.name if layout is None else case.name.removesuffix(f"-{layout.lower()}")
 
 
-def traits(case: Case) -> Iterator[Hashable]:
+def traits(algorithm: GpuAlgorithm, case: Case) -> Iterator[Hashable]:
     """The layer, which has its own purpose; in each layout and direction what kernels and loaders depend on; of 16-bit
-    elements what differs in loading and storing them."""
+    elements what differs in loading and storing them.
+
+    Algorithms that transform have layers of their own: from the others they need no more than the latter.
+    """
     problem = case.problem
-    yield layer_name(case)
+    if algorithm.tier == "ieee" or case in TRANSFORM_CASES:
+        yield layer_name(case)
     if not isinstance(problem, ConvProblem):
         return
     yield problem.op, problem.dtype

@@ -93,7 +93,7 @@ def covering():
     """For each algorithm as few cases as have every layer once, and in each layout all that loaders depend on."""
     for algorithm in ALGORITHMS:
         mine = [(a, c) for a, c in ACCEPTED if a is algorithm]
-        yield from selection.cover(mine, lambda pair: selection.traits(pair[1]))
+        yield from selection.cover(mine, lambda pair: selection.traits(*pair))
 
 
 @named(ACCEPTED, covering())
@@ -109,7 +109,13 @@ def test_extreme_configs_right_on_emulator(algorithm, problem, config):
     proof.check(algorithm, problem, config, kinds=cases.KINDS[:1])
 
 
-@named([(a, c) for a, c in VARIED if isinstance(c.problem, ConvProblem) and c.in_turn])
+WIDE = [(a, c) for a, c in VARIED if isinstance(c.problem, ConvProblem) and c.in_turn]
+
+
+@named(
+    WIDE,
+    selection.cover(WIDE, lambda pair: [(pair[0].name, pair[1].problem.layout), (pair[0].name, pair[1].problem.op)]),
+)
 def test_wide_offsets_right_on_emulator(algorithm, case):
     """Tensors too large for 32-bit offsets select other code; the emulator runs that code on a small batch."""
     config = next(iter(algorithm.configs(case.problem, TARGETS[0])))

@@ -100,14 +100,14 @@ def check_spills(algorithm, problem, config, target):
 
 
 def guesses():
-    """Every layer for every GPU; in ``make test`` every layer of an algorithm once, every layout, type and GPU."""
+    """Every layer for every GPU; in ``make test`` every layer once, every algorithm in every layout, for every GPU."""
     found = [(*entry.values, target, f"{entry.id}-{target.arch}") for entry in ACCEPTED for target in TARGETS]
 
     def differs(each):
         algorithm, problem, target, name = each
         layout = getattr(problem, "layout", "")
         # the layer without its layout
-        yield name.removesuffix(f"-{target.arch}").removesuffix(f"-{layout.lower()}")
+        yield name.removeprefix(f"{algorithm.name}-").removesuffix(f"-{target.arch}").removesuffix(f"-{layout.lower()}")
         yield algorithm.name, target.arch
         yield algorithm.name, layout, problem.dtype
 

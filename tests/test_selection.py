@@ -34,7 +34,7 @@ def test_every_kernel_is_executed():
     assert {path.name for path in KERNELS.glob("*.cuh")} <= launched
 
     def met(pairs):
-        return {(a.name, trait) for a, case in pairs for trait in selection.traits(case)}
+        return {(a.name, trait) for a, case in pairs for trait in selection.traits(a, case)}
 
     assert met(chosen) == met(ACCEPTED)
 

@@ -257,9 +257,14 @@ def test_shared_memory_is_what_the_kernel_uses(alpha: int, width: int) -> None:
         emulator.run_plan(less, {**values, "y": y}, orders=("ascending",))
 
 
-@pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.arch)
-@pytest.mark.parametrize("precision", ["fp32", "relaxed"])
-@pytest.mark.parametrize("width", range(2, 10))
+def widths_and_gpus() -> list[Any]:
+    """In ``make test`` each width once, each precision for each GPU."""
+    found = list(product(range(2, 10), ("fp32", "relaxed"), TARGETS))
+    chosen = selection.cover(found, lambda each: (each[0], each[1:]))
+    return selection.marked(found, chosen, lambda each: (each, f"{each[0]}-{each[1]}-{each[2].arch}"))
+
+
+@pytest.mark.parametrize(("width", "precision", "target"), widths_and_gpus())
 def test_every_layer_that_is_accepted_fits_every_gpu(width: int, precision: str, target: Target) -> None:
     tried = 0
     for r, layout in product((1, 2, 3, 7, MOST_TAPS, MOST_TAPS + 1, 2 * MOST_TAPS + 1, 40), LAYOUTS):
