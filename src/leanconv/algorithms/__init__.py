@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from leanconv.algorithms.base import GpuAlgorithm
+from leanconv.algorithms.depthwise import Depthwise
 from leanconv.algorithms.direct import Direct
 from leanconv.algorithms.im2win import Im2win
 from leanconv.algorithms.im2win_basic import Im2winBasic
@@ -20,6 +21,7 @@ ALGORITHMS: tuple[GpuAlgorithm, ...] = (
     Im2win(),
     Im2winBasic(),
     Winograd2d(),
+    Depthwise(),
     Direct(),
     RegisterCache(),
 )

@@ -43,6 +43,7 @@ LAYOUTS: tuple[str, ...] = get_args(Layout)
 SUITE_ALGORITHMS = {
     "winograd1d": ("winograd1d", "implicit_gemm"),
     "opencnn": ("winograd*", "implicit_gemm"),
+    "depthwise": ("depthwise", "direct"),
 }
 #: Transforms with this many states and more round too much for tier fp32: such problems run in tier relaxed.
 _RELAXED_STATES = 16
@@ -102,6 +103,7 @@ def _conv_problem(entry: dict[str, Any], suite: dict[str, Any], layout: Any, pre
         **{letter: entry[letter] for letter in "nchwkrs"},
         stride=(entry["stride"], entry["stride"]),
         padding=(pad_h, pad_h, pad_w, pad_w),
+        groups=entry.get("groups", 1),
         dtype=suite["dtype"],
         layout=layout,
         op=suite["op"],
