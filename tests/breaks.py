@@ -396,7 +396,7 @@ BREAKS = (
           "int map(int, int) { return 0; }", WRONG, "border-constant"),
     cache("filter shifted by one weight", "* ring[(turn + p) % depth][k + e + c]",
           "* ring[(turn + p) % depth][k + e + c - (e > 0)]", WRONG, "border-constant"),
-    deep("no barrier after the filters", "__syncthreads();\n        if (k >= Problem::k", "if (k >= Problem::k",
+    deep("no barrier after the filters", "__syncthreads();\n        // blocks have", "// blocks have",
          RACE + "|" + WRONG, "depthwise-nhwc"),
     deep("columns outside the image are read", "inside && exists ?", "inside ?",
          WRONG, "depthwise-nchw", "depthwise-nhwc"),

@@ -34,6 +34,15 @@ CONV_ALGORITHMS = [a for a in ALGORITHMS if a.solves == "conv2d"]
 FILTER_ALGORITHMS = [a for a in ALGORITHMS if a.solves == "filter2d"]
 
 
+def suited(algorithm, problem):
+    """The problem; of an algorithm that takes one channel a group a depthwise one."""
+    if algorithm.name != "depthwise":
+        return problem
+    return replace(
+        problem, groups=problem.c, k=problem.c, layout="NCHW" if problem.layout == "CHWN" else problem.layout
+    )
+
+
 def each(algorithms):
     return pytest.mark.parametrize("algorithm", algorithms, ids=lambda a: a.name)
 
@@ -183,6 +192,7 @@ def test_batch_is_not_compiled_in(algorithm, problem):
 
     In CHWN there are two: one where all vectors of four adjacent images are whole, one for every other batch.
     """
+    problem = suited(algorithm, problem)
     assume(not algorithm.reasons(problem, TARGETS[0]))
     config = next(iter(algorithm.configs(problem, TARGETS[0])))
     batch = problem.n + 3
@@ -197,6 +207,7 @@ def test_batch_is_not_compiled_in(algorithm, problem):
 @KERNEL
 @given(problem=conv_problems(largest=14, most_channels=24, most_taps=4))
 def test_drawn_convolutions_are_right(algorithm, problem):
+    problem = suited(algorithm, problem)
     assume(not algorithm.reasons(problem, TARGETS[0]))
     proof.check(algorithm, problem, kinds=cases.KINDS[:1])
 
@@ -205,6 +216,7 @@ def test_drawn_convolutions_are_right(algorithm, problem):
 @KERNEL
 @given(problem=gradients(largest=14, most_channels=24, most_taps=4))
 def test_drawn_gradients_are_right(algorithm, problem):
+    problem = suited(algorithm, problem)
     assume(not algorithm.reasons(problem, TARGETS[0]))
     proof.check(algorithm, problem, kinds=cases.KINDS[:1])
 

@@ -51,8 +51,19 @@ def window(problem: ConvProblem, columns: int) -> int:
 
 
 def registers_needed(problem: ConvProblem, columns: int) -> int:
-    """Registers that a thread needs: the filter, sums, two windows, and about 24 for addresses."""
-    return problem.r * problem.s + live_rows(problem) * columns + 2 * window(problem, columns) + 24
+    """Registers that a thread needs: the filter, sums, windows, and about 30 for addresses."""
+    windows = (1 + problem.stride[0]) * window(problem, columns)
+    return problem.r * problem.s + live_rows(problem) * columns + windows + 30
+
+
+def blocks_that_fit(registers: int, threads: int, target: Target) -> int:
+    """Blocks that a multiprocessor holds: registers come in portions of 8 a thread, warps in fours."""
+
+    def fits(blocks: int) -> bool:
+        warps = ceil_div(blocks * threads // 32, 4) * 4
+        return warps <= 48 and ceil_div(registers, 8) * 8 * 32 * warps <= target.registers_per_multiprocessor
+
+    return max((blocks for blocks in range(1, 49) if fits(blocks)), default=1)
 
 
 def channel_tile(problem: ConvProblem) -> int:
@@ -101,13 +112,10 @@ class Depthwise(TimedAlgorithm):
         forward = _forward(problem)
         channels = channel_tile(forward) if problem.layout == "NHWC" else 1
         found = {}
+        threads = ceil_div(channels * max(1, THREADS // channels), 32) * 32
         for columns in self._usable(forward):
+            fitting = blocks_that_fit(registers_needed(forward, columns), threads, target)
             for rows in sorted({min(rows, forward.p) for rows in ROWS}):
-                threads = channels * max(1, THREADS // channels)
-                # registers are allocated to pairs of warps, in portions of 8 a thread
-                warps = ceil_div(threads, 64) * 2
-                need = ceil_div(registers_needed(forward, columns), 8) * 8 * 32 * warps
-                fitting = max(1, min(target.registers_per_multiprocessor // need, 48 // warps))
                 ring = live_rows(forward) <= MOST_TURNS
                 config = DepthwiseConfig(columns, rows, ring, channels, threads, fitting)
                 found[config] = _cycles(forward, config, target)

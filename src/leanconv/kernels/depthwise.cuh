@@ -129,7 +129,8 @@ __device__ __forceinline__ void depthwise(const typename Problem::element* __res
         for (int i = threadIdx.x; i < wanted; i += Tuning::threads)
             filters[i / taps * Shape::pitch + i % taps] = to_float(from[i]);
         __syncthreads();
-        if (k >= Problem::k || n >= batch) return;
+        // blocks have whole warps, of which some threads may be left over
+        if (k >= Problem::k || n >= batch || threadIdx.x / Tuning::channels >= in_block) return;
         const float* const mine = filters + threadIdx.x % Tuning::channels * Shape::pitch;
 #pragma unroll
         for (int i = 0; i < taps; ++i) filter[i] = mine[Problem::reversed ? taps - 1 - i : i];
