@@ -19,7 +19,7 @@ test test-all: export OMP_NUM_THREADS ?= 1
 test: $(VENV)/.test
 	$(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal -m "not exhaustive" $(TESTS)
 
-# Also every variant in every layout on every case, and every architecture: some 40 minutes on two cores.
+# Also every variant in every layout on every case, and every architecture: some 15 minutes on two cores.
 test-all: $(VENV)/.test
 	$(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal $(TESTS)
 

@@ -267,12 +267,17 @@ def test_compile_takes_the_algorithm_that_the_calls_name(
 
 @pytest.mark.parametrize(
     ("given", "message"),
-    [([3], "3 is a int; compile takes ConvProblem and FilterProblem"), ([None], "compile takes ConvProblem")],
+    [
+        ([LAYERS[0], 3], r"problems\[1\] is of type int; it must be a ConvProblem or a FilterProblem"),
+        ([None], r"problems\[0\] is of type NoneType"),
+        (LAYERS[0], r"problems is of type ConvProblem; give a list: leanconv.compile\(\[problem\]\)"),
+        ("resnet-50", "Suites are for the command line: leanconv compile resnet-50"),
+    ],
 )
 def test_what_is_no_problem_is_refused(given: Any, message: str, host_device: Any) -> None:
     with pytest.raises(TypeError, match=message):
         leanconv.compile(given)
-    with pytest.raises(ValueError, match="device='cpu'"):
+    with pytest.raises(ValueError, match="device='cpu': kernels are compiled for GPUs only; give 'cuda' or 'cuda:N'"):
         leanconv.compile(LAYERS, device="cpu")
 
 

@@ -175,11 +175,23 @@ def _numbers(values: tuple[int, ...]) -> str:
     return str(values[0]) if len(set(values)) == 1 else "x".join(map(str, values))
 
 
+#: What a problem in words may hold, for those who wrote something else.
+_CONV_WORDS = (
+    "n, c, h, w, k, r, s, stride, pad, dil and groups with numbers, a layout, a precision, an element type, bias, relu"
+)
+_FILTER_WORDS = "image and filter as HEIGHTxWIDTH, batch and anchor with numbers, a border, an element type"
+
+
+def _not_understood(text: str, token: str) -> ValueError:
+    known = _CONV_WORDS if text.startswith("conv") else _FILTER_WORDS
+    return ValueError(f"problem={text!r}: {token!r} is not understood; known are {known}")
+
+
 def _split(text: str, token: str, counts: tuple[int, ...]) -> tuple[str, tuple[int, ...]]:
     """A setting such as ``stride2x1`` as its word and its numbers."""
     match = re.fullmatch(r"([a-z]*)(\d+(?:x\d+)*)", token)
     if not match:
-        raise ValueError(f"problem={text!r}: {token!r} is not understood")
+        raise _not_understood(text, token)
     values = tuple(int(part) for part in match[2].split("x"))
     if len(values) not in counts:
         raise ValueError(f"problem={text!r}: {token!r} must have {' or '.join(map(str, counts))} numbers")
@@ -208,7 +220,7 @@ def _parse_conv(text: str, tokens: list[str]) -> ConvProblem:
             up, side = numbers[0], numbers[-1]
             settings["padding"] = numbers if len(numbers) == 4 else (up, up, side, side)
         else:
-            raise ValueError(f"problem={text!r}: {token!r} is not understood")
+            raise _not_understood(text, token)
     sizes.setdefault("w", sizes.get("h", 0))
     sizes.setdefault("s", sizes.get("r", 0))
     missing = [letter for letter in "chkr" if letter not in sizes]
@@ -241,7 +253,7 @@ def _parse_filter(text: str, tokens: list[str]) -> FilterProblem:
             elif word == "anchor" and len(numbers) == 2:
                 anchor = (numbers[0], numbers[1])
             else:
-                raise ValueError(f"problem={text!r}: {token!r} is not understood")
+                raise _not_understood(text, token)
     if len(shapes) != 2:
         raise ValueError(f"problem={text!r}: it must give the image as HxW and the filter as HxW, in this order")
     (h, w), (kh, kw) = shapes

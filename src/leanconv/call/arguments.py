@@ -170,7 +170,7 @@ def anchor_of(anchor: Any, kh: int, kw: int) -> tuple[int, int]:
     if anchor is None:
         return kh // 2, kw // 2
     if not isinstance(anchor, (tuple, list)) or len(anchor) != 2:
-        raise ValueError(f"anchor={anchor!r} must be None or two integers (row, column)")
+        raise ValueError(f"anchor={anchor!r} must be None or (row, column), with -1 for the middle")
     y, x = (integer("anchor", part, -1) for part in anchor)
     if y >= kh or x >= kw:
         raise ValueError(f"anchor={anchor!r} lies outside the {kh}x{kw} kernel")

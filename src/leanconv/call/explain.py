@@ -157,7 +157,7 @@ def _on_gpu(problem: Problem, index: int, name: str, limit: int | None, compile_
         target, where = device.target, f"cuda:{index} ({device.name}, {device.target.arch})"
     except CudaUnavailableError as error:
         device, target = None, NOMINAL
-        where = f"cuda:{index}, which cannot be used: {error}"
+        where = f"an H200, assumed, for cuda:{index} cannot be used: {error}"
     candidates = survey(problem, target, name, limit)
     chosen = pick(candidates, name)
     explanation = Explanation(
