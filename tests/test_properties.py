@@ -24,7 +24,7 @@ from leanconv.runtime.compile import KERNELS, source
 
 ARITHMETIC = settings(max_examples=200, derandomize=True, deadline=None, database=None)
 KERNEL = settings(
-    max_examples=6,
+    max_examples=5,
     derandomize=True,
     deadline=None,
     database=None,
