@@ -413,7 +413,7 @@ def test_host_overhead(record_property: Any, capsys: Any) -> None:
         took = {name: host_us(call) for name, call in calls.items()}
     with capsys.disabled():
         print("\nhost µs of a warm call: " + ", ".join(f"{name} {us:.1f}" for name, us in took.items()))
-    # Cores of one kind of machine differ by 1.8 between two leases, and PyTorch's own call with them: 12 of 20 µs.
+    # Cores of one kind of machine differ by 1.8, and PyTorch's own call with them: 12 of 20 µs.
     slowest = max(us for name, us in took.items() if "torch" not in name)
     assert slowest < 0.75 * took["torch conv2d"], took
 
