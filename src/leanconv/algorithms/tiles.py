@@ -119,7 +119,7 @@ TILES: dict[str, tuple[tuple[TileConfig, float], ...]] = {
 
 #: How much the speed of the tile of 4 filters differs where a group has fewer than four channels (measured on an H200
 #: with 15 depthwise layers). In NHWC such channels are copied one by one.
-FEW_CHANNELS = {"NCHW": 1.5, "NHWC": 0.3, "CHWN": 2.3}
+FEW_CHANNELS_SPEED = {"NCHW": 1.5, "NHWC": 0.3, "CHWN": 2.3}
 
 #: What 16-bit elements, which pass registers on their way to shared memory, want otherwise than floats do in tiles of
 #: the same shape, by whether windows leave the image: as many blocks as registers allow without spills, and the depth
@@ -153,7 +153,7 @@ def tiles(problem: ConvProblem, along: bool = False, wide: bool = False) -> Iter
     # 64-bit offsets, and taps that are decoded element by element, take more registers beside the accumulators.
     heavy = wide or has_wide_tensors(problem) or max(problem.r, problem.s) > 16
     heavy |= problem.layout == "NHWC" and problem.group_c % 8 != 0 or along
-    few = FEW_CHANNELS[problem.layout] if problem.group_c < 4 and problem.group_k <= 4 else 1.0
+    few = FEW_CHANNELS_SPEED[problem.layout] if problem.group_c < 4 and problem.group_k <= 4 else 1.0
     for config, speed in TILES["NHWC" if along else copy_layout(problem)]:
         if config.tile_k == 4:
             speed *= few

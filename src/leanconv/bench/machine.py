@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from leanconv.bench.ceilings import Ceilings
+from leanconv.runtime.cache import INSTALL_COMPILER
 from leanconv.runtime.probe import why_no_gpu
 from leanconv.runtime.threads import cores
 
@@ -28,8 +29,7 @@ def gpu_usable() -> tuple[bool, str]:
     if missing := why_no_gpu():
         return False, f"no GPU is measured: {missing}"
     if missing := missing_module("cuda.core"):
-        advice = "pip install 'leanconv[cu13]' (or 'leanconv[cu12]' for a driver below CUDA 13)"
-        return False, f"no GPU is measured: kernels are compiled with cuda-core, and {missing}: {advice}"
+        return False, f"no GPU is measured: kernels are compiled with cuda-core, and {missing}: {INSTALL_COMPILER}"
     return True, ""
 
 

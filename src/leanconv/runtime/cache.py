@@ -32,6 +32,8 @@ SUFFIX = ".cubin"
 #: counts up when the file format changes
 _FORMAT = 1
 _FIGURES = ("symbol", "arch", "registers", "spill_bytes", "stack_bytes")
+#: What to do where the compiler is not installed.
+INSTALL_COMPILER = "pip install 'leanconv[cu13]' (or 'leanconv[cu12]' for a driver below CUDA 13)"
 _INCLUDE = re.compile(rb"^\s*#\s*include\s*[<\"]([^>\"]+)[>\"]", re.MULTILINE)
 
 
@@ -81,8 +83,7 @@ def compiler_version() -> str:
 
 def _no_compiler(error: BaseException) -> CudaUnavailableError:
     return CudaUnavailableError(
-        "the CUDA compiler NVRTC, or cuda-core that drives it, is not installed: "
-        f"pip install 'leanconv[cu13]' (or 'leanconv[cu12]' for a driver below CUDA 13). {error}"
+        f"the CUDA compiler NVRTC, or cuda-core that drives it, is not installed: {INSTALL_COMPILER}. {error}"
     )
 
 

@@ -6,21 +6,20 @@ import math
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import suppress
 from pathlib import Path
 
 
 def cores(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
     """Cores that this process may use: its affinity and, in a container, the quota of its control group."""
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    try:
+    with suppress(OSError, ValueError, ZeroDivisionError):  # no control group, or one that does not tell
         if (cgroup / "cpu.max").exists():
             quota, period = (cgroup / "cpu.max").read_text().split()
         else:
             quota, period = ((cgroup / "cpu" / f"cpu.cfs_{name}_us").read_text() for name in ("quota", "period"))
         if quota != "max" and float(quota) > 0:
             usable = min(usable, math.ceil(float(quota) / float(period)))
-    except (OSError, ValueError, ZeroDivisionError):
-        pass  # no control group, or one that does not tell
     return max(1, usable)
 
 
