@@ -12,7 +12,15 @@ import selection
 from cases import TARGETS
 
 from leanconv.algorithms import ALGORITHMS
-from leanconv.algorithms.depthwise import COLUMNS, channel_tile, live_rows, registers_needed, window
+from leanconv.algorithms.depthwise import (
+    COLUMNS,
+    DepthwiseConfig,
+    channel_tile,
+    live_rows,
+    registers_needed,
+    seen_rows,
+    window,
+)
 from leanconv.problem import ConvProblem
 
 DEPTHWISE = next(a for a in ALGORITHMS if a.name == "depthwise")
@@ -60,12 +68,16 @@ def first_of_each_width() -> list[Any]:
     for turn, (name, problem) in enumerate(EVERY):
         of_width = {}
         for config in DEPTHWISE.configs(problem, TARGETS[0]):
-            of_width.setdefault(config.columns, config)
-        widths = sorted(of_width)
-        for columns, config in sorted(of_width.items()):
-            # rows few enough that a small image has several bands
-            config = replace(config, rows=min(config.rows, 3 + turn % 4))
-            found.append((problem, config, f"{name}-{columns}", columns == widths[turn // 2 % len(widths)]))
+            if config.rows > 1:
+                of_width.setdefault((config.whole, config.columns), config)
+        for whole in (False, True):
+            widths = sorted(columns for kind, columns in of_width if kind == whole)
+            for columns in widths:
+                # rows few enough that a small image has several bands
+                config = of_width[whole, columns]
+                config = replace(config, rows=min(config.rows, 3 + turn % 4))
+                what = f"{name}-{columns}" + ("-whole" if whole else "")
+                found.append((problem, config, what, columns == widths[turn // 2 % len(widths)]))
     chosen = [each for each in found if each[3]]
     return selection.marked(found, chosen, lambda each: (each[:2], each[2]))
 
@@ -73,14 +85,6 @@ def first_of_each_width() -> list[Any]:
 @pytest.mark.parametrize(("problem", "config"), first_of_each_width())
 def test_every_layer_is_right(problem: ConvProblem, config: Any) -> None:
     proof.check(DEPTHWISE, problem, config, kinds=cases.KINDS[:1])
-
-
-@pytest.mark.parametrize("name", ["same-nchw", "stride-five-nhwc", "dilation-nhwc"])
-def test_sums_that_move_give_what_the_ring_gives(name: str) -> None:
-    problem = dict(EVERY)[name]
-    config = next(iter(DEPTHWISE.configs(problem, TARGETS[0])))
-    for ring in (False, True):
-        proof.check(DEPTHWISE, problem, replace(config, ring=ring, rows=5), kinds=cases.KINDS[:1])
 
 
 def test_what_it_computes_and_what_not() -> None:
@@ -102,6 +106,10 @@ def test_shapes_of_threads() -> None:
     assert live_rows(LAYERS["same"]) == 3 and live_rows(LAYERS["stride-five"]) == 3
     assert live_rows(LAYERS["dilation"]) == 5 and live_rows(LAYERS["dilated-stride"]) == 4
     assert window(LAYERS["same"], 8) == 10 and window(LAYERS["stride-five"], 4) == 11
+    for name, whole, walked in (("same", 4, 4), ("stride-five", 7, 8), ("dilated-stride", 9, 10)):
+        for is_whole, rows in ((True, whole), (False, walked)):
+            config = DepthwiseConfig(4, 2, is_whole, 1, 256, 1)
+            assert seen_rows(LAYERS[name], config) == rows
     tiles = {k: channel_tile(layer(k, 4, 4, 3, 3)) for k in (5, 96, 144, 256, 264, 320, 384, 768, 1152, 1000)}
     assert tiles == {5: 5, 96: 96, 144: 144, 256: 256, 264: 256, 320: 160, 384: 192, 768: 256, 1152: 192, 1000: 256}
     for _, problem in EVERY:
@@ -111,4 +119,4 @@ def test_shapes_of_threads() -> None:
             for config in found:
                 assert config.threads % 32 == 0 and config.channels <= config.threads <= 256
                 assert config.columns in COLUMNS[problem.layout]
-                assert registers_needed(problem, config.columns) <= 200
+                assert registers_needed(problem, config) <= 200

@@ -23,6 +23,8 @@ class DirectConfig(Config):
 #: H200 with 15 depthwise layers of 3x3 to 7x7: within 1.2 but for images of 7x7). In NHWC neighbouring threads read
 #: their filters R * S elements apart, so that more taps need more lines of the L1.
 CYCLES = {"NCHW": (0.45, 0.067, 0.0), "NHWC": (0.0, 0.103, 0.0037), "CHWN": (1.5, 0.141, 0.0)}
+#: Layers with strides read more than they write: then the time is this much more than that of the memory.
+SLOWER_THAN_MEMORY = 1.4
 #: Groups with more channels or filters than this have not been measured: there tiles share what this kernel reads
 #: again and again.
 FEW_CHANNELS = 4
@@ -48,8 +50,8 @@ class Direct(TimedAlgorithm):
         fixed, each, pair = CYCLES[problem.layout]
         taps = problem.group_c * problem.r * problem.s
         outputs = problem.n * problem.k * problem.p * problem.q
-        cycles = outputs * (fixed + each * taps + pair * taps * taps) / target.multiprocessors
-        return [(cycles * 128 / target.fma_lanes, DirectConfig())]
+        cycles = outputs * (fixed + each * taps + pair * taps * taps) / target.multiprocessors * 128 / target.fma_lanes
+        return [(max(cycles, SLOWER_THAN_MEMORY * problem.bytes / target.bytes_per_cycle), DirectConfig())]
 
     def plan(self, problem: ConvProblem, config: DirectConfig, target: Target) -> Plan:
         outputs = problem.n * problem.k * problem.p * problem.q
