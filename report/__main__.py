@@ -63,6 +63,14 @@ def first_calls(results: Records = RESULTS, revision: options.Revision = None) -
 
 
 @app.command()
+def networks(results: Records = RESULTS, revision: options.Revision = None) -> None:
+    """Measure whole networks of torchvision on this machine's GPU, with leanconv's convolutions and PyTorch's."""
+    from report.networks import measure
+
+    print(measure(results, revision))
+
+
+@app.command()
 def precision(docs: Docs = DOCS, results: Records = RESULTS, revision: options.Revision = None) -> None:
     """Compute errors on sparse, scaled and other data with NumPy, without a GPU, and write docs/numerics.md anew."""
     from report.numerics import write_page

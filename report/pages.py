@@ -6,7 +6,8 @@ A document holds blocks such as::
     <!-- /made -->
 
 The words after ``made:`` are what to make, the results file it is made of (``im2win``, ``im2win-nhwc``,
-``opencnn-relaxed``, ``im2win-ablation``; ``numerics`` for ``errors``, ``first-calls`` for ``waits``), and settings.
+``opencnn-relaxed``, ``im2win-ablation``; ``numerics`` for ``errors``, ``first-calls`` for ``waits``,
+``networks`` for ``networks``), and settings.
 ``python -m report pages`` writes what belongs between the two lines, for each GPU that has such a file; figures go to
 ``docs/pictures/<gpu>-<file>-<what>.png``. Nothing outside the blocks changes.
 """
@@ -28,7 +29,7 @@ from leanconv.bench.suites import LAYOUTS
 from leanconv.bench.tables import STANDINGS_CELL, about_layouts, standings
 from leanconv.problem import PRECISIONS
 from leanconv.runtime.files import write_text
-from report import comparisons, figures, first_calls, markdown, numerics
+from report import comparisons, figures, first_calls, markdown, networks, numerics
 
 _BLOCK = re.compile(r"(<!-- made: ([^\n]*?) -->\n)(.*?)(<!-- /made -->)", re.DOTALL)
 
@@ -84,6 +85,8 @@ _FIGURES: dict[str, tuple[Callable[[Results, Path], None], str]] = {
     "families-figure": (figures.families, "Lines: TFLOP/s on every problem of each family"),
     "ablation-figure": (figures.ablation, "Bars: TFLOP/s with all techniques, and without each of them"),
 }
+#: Results with rows of their own kind.
+_SECTIONS: dict[str, Callable[[Sequence[Path]], str]] = {"waits": first_calls.section, "networks": networks.section}
 
 
 def fill(text: str, page: Path, results: Path, pictures: Path, draw: bool = True) -> str:
@@ -104,14 +107,14 @@ def fill(text: str, page: Path, results: Path, pictures: Path, draw: bool = True
 
 def _make(words: str, page: Path, results: Path, pictures: Path, draw: bool) -> str:
     what, stem, *rest = words.split()
-    known = (*_TABLES, *_FIGURES, "errors", "waits")
+    known = (*_TABLES, *_FIGURES, "errors", *_SECTIONS)
     if what not in known:
         raise ValueError(f"{what!r} is none of {', '.join(known)}")
     settings = {name: value.split(",") for name, _, value in (word.partition("=") for word in rest)}
     if what == "errors":
         return _errors([*sorted(results.glob(f"*/{stem}.json"))], settings["algorithms"])
-    if what == "waits":
-        return first_calls.section(sorted(results.glob(f"*/{stem}.json")))
+    if what in _SECTIONS:
+        return _SECTIONS[what](sorted(results.glob(f"*/{stem}.json")))
     parts = []
     for path in sorted(results.glob(f"*/{stem}.json")):
         measured = Results.read(path)

@@ -1,0 +1,169 @@
+"""docs/networks.md: whole networks whose convolutions leanconv computes, beside PyTorch in strict FP32.
+
+``python -m report networks`` needs a GPU, PyTorch and torchvision, and writes
+benchmarks/results/<machine>/networks.json: a row for each network and engine.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from leanconv.bench import machine
+from leanconv.bench.format import Table
+from leanconv.problem import ConvProblem, Layout
+from leanconv.runtime.files import write_text
+from report import markdown
+
+#: torchvision's names, and images of 224 x 224 in a batch.
+NETWORKS = {
+    "mobilenet_v2": 64,
+    "mobilenet_v3_large": 64,
+    "efficientnet_b0": 32,
+    "convnext_tiny": 32,
+    "resnet50": 64,
+    "vgg16": 64,
+}
+LAYOUTS: tuple[Layout, ...] = ("NCHW", "NHWC")
+#: Who computes the convolutions, by the name of the engine without its layout.
+ENGINES = {"torch-fp32": "PyTorch, strict FP32", "leanconv": "leanconv"}
+
+
+def _convolutions(model: Any) -> list[Any]:
+    import torch
+
+    return [module for module in model.modules() if type(module) is torch.nn.Conv2d]
+
+
+@contextmanager
+def our_convolutions(model: Any) -> Iterator[None]:
+    """While this lasts, leanconv computes the ``Conv2d`` modules of ``model``; all else stays PyTorch's."""
+    import leanconv
+
+    def forward(module: Any, x: Any) -> Any:
+        about = (module.stride, module.padding, module.dilation, module.groups)
+        return leanconv.conv2d(x, module.weight, module.bias, *about)
+
+    modules = _convolutions(model)
+    for module in modules:
+        module.forward = partial(forward, module)
+    try:
+        yield
+    finally:
+        for module in modules:
+            del module.forward
+
+
+def layers(model: Any, x: Any, layout: Layout) -> list[ConvProblem]:
+    """The convolutions of a forward pass of ``model``, each shape once."""
+    found: dict[ConvProblem, None] = {}
+
+    def note(module: Any, inputs: tuple[Any, ...], _: Any) -> None:
+        (n, c, h, w), (k, _, r, s) = inputs[0].shape, module.weight.shape
+        (ph, pw), bias = module.padding, module.bias is not None
+        problem = ConvProblem(
+            n, c, h, w, k, r, s, module.stride, (ph, ph, pw, pw), module.dilation, module.groups,
+            layout=layout, bias=bias,
+        )  # fmt: skip
+        found.setdefault(problem)
+
+    hooks = [module.register_forward_hook(note) for module in _convolutions(model)]
+    try:
+        model(x)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return list(found)
+
+
+def _row(network: str, engine: str, model: Any, x: Any, exact: Any) -> dict[str, Any]:
+    import torch
+
+    from leanconv.runtime.timing import time_gpu
+
+    model(x)
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    error = float((model(x).double() - exact).norm() / exact.norm())
+    peak = torch.cuda.max_memory_allocated() - before
+    timing = time_gpu(partial(model, x), stream=torch.cuda.current_stream().cuda_stream, budget_s=0.5)
+    return {
+        "network": network, "engine": engine, "batch": len(x), "us": round(timing.median_us, 1),
+        "us_low": round(timing.low, 1), "us_high": round(timing.high, 1), "runs": timing.runs,
+        "error": error, "peak_bytes": peak,
+    }  # fmt: skip
+
+
+def measure_network(network: str, batch: int) -> Iterator[dict[str, Any]]:
+    """Rows of one network with random weights: the time of a forward pass, its error against float64, its memory."""
+    import torch
+    import torchvision
+
+    import leanconv
+
+    torch.manual_seed(0)
+    model = torchvision.models.get_model(network, weights=None).eval().cuda()
+    x = torch.randn(batch, 3, 224, 224, device="cuda")
+    with torch.inference_mode():
+        exact = copy.deepcopy(model).double()(x.double())
+        for layout in LAYOUTS:
+            order = torch.channels_last if layout == "NHWC" else torch.contiguous_format
+            model, x = model.to(memory_format=order), x.contiguous(memory_format=order)
+            yield _row(network, f"torch-fp32-{layout.lower()}", model, x, exact)
+            leanconv.compile(layers(model, x, layout), progress=False)
+            with our_convolutions(model):
+                yield _row(network, f"leanconv-{layout.lower()}", model, x, exact)
+
+
+def measure(results: Path, revision: str | None = None, networks: Sequence[str] = tuple(NETWORKS)) -> Path:
+    """Measure on this machine's GPU; returns the results file."""
+    import torch
+    import torchvision
+
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    torch.backends.cudnn.benchmark = True
+    rows = []
+    for network in networks:
+        for row in measure_network(network, NETWORKS[network]):
+            rows.append(row)
+            print("{network} {engine}: {us:.0f} µs, error {error:.1e}".format(**row), flush=True)
+    versions = {"torch": torch.__version__, "torchvision": torchvision.__version__}
+    about = machine.describe(True, None, versions, revision)
+    path = results / machine.slug(about) / "networks.json"
+    write_text(path, json.dumps({"machine": about, "rows": rows}, indent=1) + "\n")
+    return path
+
+
+def table(rows: Sequence[dict[str, Any]]) -> Table:
+    """Milliseconds by network and engine, the ratio of the better layouts, and the errors in them."""
+    engines = [f"{engine}-{layout.lower()}" for engine in ENGINES for layout in LAYOUTS]
+    lines = []
+    for network in dict.fromkeys(row["network"] for row in rows):
+        of = {row["engine"]: row for row in rows if row["network"] == network}
+        cells = [f"{of[engine]['us'] / 1000:.2f}" if engine in of else "–" for engine in engines]
+        best = []
+        for engine in ENGINES:
+            best.append(min((row for name, row in of.items() if name.startswith(engine)), key=lambda row: row["us"]))
+        theirs, ours = best
+        errors = f"{ours['error']:.1e} / {theirs['error']:.1e}"
+        lines.append([network, str(ours["batch"]), *cells, f"{theirs['us'] / ours['us']:.2f}", errors])
+    titles = [f"{name}, {layout}" for name in ENGINES.values() for layout in LAYOUTS]
+    return ["network", "batch", *titles, "×", "error: ours / PyTorch's"], lines
+
+
+def section(paths: Sequence[Path]) -> str:
+    """The tables of all machines."""
+    parts = []
+    for path in paths:
+        record = json.loads(path.read_text(encoding="utf-8"))
+        about = record["machine"]
+        origin = f"{about['gpu']}, {about['date'][:10]}, {markdown.revision(about, digits=12)}."
+        meaning = "Milliseconds of a forward pass. × is PyTorch's time over leanconv's, each in its better layout."
+        parts.append(f"{origin} {meaning}\n\n{markdown.table(table(record['rows']))}")
+    return "\n\n".join(parts) if parts else "Not measured yet: `python -m report networks` makes these figures."
