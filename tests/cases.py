@@ -283,6 +283,26 @@ def _narrow_cases() -> list[Case]:
     return half.cases + brain.cases
 
 
+def _integer_cases() -> list[Case]:
+    """Layers of 8-bit integers, whose answers are exact: filters in words of four channels and others."""
+    signed, unsigned = Layers("int8-", dtype="int8"), Layers("uint8-", dtype="uint8")
+    same = {"padding": (1, 1, 1, 1)}
+    both: dict[str, Any] = {"bias": True, "activation": "relu"}
+    last: tuple[Layout, ...] = ("NHWC",)
+    #                          n  c   h   w   k   r  s
+    signed.add("odd", 3, 5, 13, 11, 7, 3, 3, layouts=ALL, **both, **same)
+    unsigned.add("tails", 2, 20, 8, 9, 133, 3, 3, layouts=ALL, bias=True, padding=(1, 0, 2, 1))
+    signed.add("words", 2, 16, 8, 16, 128, 3, 3, thorough=last, bias=True, **same)
+    signed.add("groups", 2, 24, 9, 10, 12, 3, 3, layouts=ALL, groups=3, **both, **same)
+    unsigned.add("stride", 2, 8, 14, 15, 20, 3, 2, stride=(2, 1), dilation=(1, 2), activation="relu", **same)
+    signed.add("bias", 1, 4, 6, 7, 5, 1, 1, bias=True)
+    signed.add("long-reduction", 1, 360, 5, 8, 12, 3, 3, layouts=last, thorough=last, **both, **same)
+    unsigned.add("big-filter", 1, 4, 24, 25, 3, 17, 18, layouts=last, padding=(8, 3, 2, 9))
+    signed.add("accumulate", 2, 8, 9, 8, 20, 3, 3, layouts=ALL, accumulate=True, activation="relu", **same)
+    signed.add("empty-batch", 0, 4, 9, 9, 6, 3, 3)
+    return signed.cases + unsigned.cases
+
+
 def filter_problem(
     batch: int,
     h: int,
@@ -353,8 +373,8 @@ FILTER_CASES = tuple(_filter_cases())
 GRADIENT_CASES = tuple(_gradient_cases())
 #: Only for algorithms that transform, which are those of a tier above "ieee".
 TRANSFORM_CASES = tuple(_transform_cases())
-#: Of 16-bit elements, forward and backward; met by the algorithms that take them.
-NARROW_CASES = tuple(_narrow_cases())
+#: Of 16-bit elements, forward and backward, and of 8-bit integers; met by the algorithms that take them.
+NARROW_CASES = tuple(_narrow_cases() + _integer_cases())
 CASES = CONV_CASES + GRADIENT_CASES + FILTER_CASES
 
 #: Problems that no algorithm solves, each with a word that the refusal must contain.
@@ -375,7 +395,16 @@ KINDS = ("zero-mean", "positive")
 
 
 def draw(rng: np.random.Generator, shape: tuple[int, ...], kind: str, dtype: str = "float32") -> np.ndarray:
-    """Random data; int32 draws span the whole range, so that sums wrap around."""
+    """Random data; int32 draws span the whole range, so that sums wrap around.
+
+    Integers of 8 bits are all values that they have, or (``positive``) the one of largest size: signs are alike, and
+    sums as large as they can be.
+    """
+    if dtype in ("int8", "uint8"):
+        limits = np.iinfo(dtype)
+        if kind == "positive":
+            return np.full(shape, limits.max if limits.min == 0 else limits.min, dtype)
+        return rng.integers(limits.min, limits.max, shape, dtype, endpoint=True)
     if dtype == "int32":
         low = -(2**31) if kind == "zero-mean" else 0
         return rng.integers(low, 2**31, shape, np.int32)
@@ -386,11 +415,11 @@ def draw(rng: np.random.Generator, shape: tuple[int, ...], kind: str, dtype: str
 def draw_conv(problem: ConvProblem, kind: str, seed: int = 0) -> dict[str, np.ndarray | None]:
     """What the problem reads, by role and in its layout; the bias is None where it has none."""
     rng = np.random.default_rng(seed)
-    arrays: dict[str, np.ndarray | None] = {
-        problem.operands[0].role: draw(rng, problem.x_shape, kind, problem.dtype),
-        "w": draw(rng, problem.w_shape, kind, problem.dtype),
-        "bias": draw(rng, (problem.k,), kind, problem.dtype) if problem.bias else None,
-    }
+    arrays: dict[str, np.ndarray | None] = {"bias": None}
+    for operand in problem.operands[:-1]:
+        array = draw(rng, operand.shape, kind, operand.dtype)
+        # the bias of a layer of integers is beyond 16 bits, and with it no result of the tests beyond 32
+        arrays[operand.role] = array >> 1 if operand.dtype == "int32" else array
     return arrays
 
 

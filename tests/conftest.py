@@ -208,7 +208,7 @@ class HostDevice:
                 if made.prepare:
                     given["w"] = given["prepared"]
                 arrays = {
-                    each.role: at_address(int(given[each.role]), each.shape, _dense(each.shape), problem.dtype)
+                    each.role: at_address(int(given[each.role]), each.shape, _dense(each.shape), each.dtype)
                     for each in problem.operands
                 }
                 x, w, *_, y = arrays.values()

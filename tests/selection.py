@@ -13,7 +13,7 @@ import pytest
 from cases import TRANSFORM_CASES, Case
 
 from leanconv.algorithms.base import GpuAlgorithm
-from leanconv.dtypes import is_narrow
+from leanconv.dtypes import is_integer, is_narrow
 from leanconv.problem import ConvProblem
 
 Item = TypeVar("Item")
@@ -66,7 +66,7 @@ def traits(algorithm: GpuAlgorithm, case: Case) -> Iterator[Hashable]:
         "activation": problem.activation is not None,
         "empty": problem.is_empty,
     }
-    narrow = is_narrow(problem.dtype)
+    narrow = "integers" if is_integer(problem.dtype) else is_narrow(problem.dtype)
     for name, present in (stored if narrow else has).items():
         if present:
             yield problem.layout, narrow or problem.op, name

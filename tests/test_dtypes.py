@@ -51,7 +51,10 @@ def test_the_table_says_what_the_libraries_do() -> None:
         assert (kind.numpy is None) == (np.dtype(name).type.__module__ == "ml_dtypes")
         floating = getattr(torch, kind.torch).is_floating_point
         assert kind.roundoff == (float(torch.finfo(getattr(torch, name)).eps) / 2 if floating else 0)
-    assert {name for name in DTYPES if dtypes.is_narrow(name)} == {*NARROW, "int16", "uint16", "int8", "uint8"}
+    assert {name for name in DTYPES if dtypes.is_narrow(name)} == set(NARROW)
+    assert {name for name in DTYPES if dtypes.weights_of(name) != name or dtypes.result_of(name) != name} == {
+        *dtypes.INTEGER_LAYERS
+    }
 
 
 def test_kernels_are_told_the_types_of_elements_and_sums() -> None:
@@ -242,7 +245,10 @@ def test_mixed_types_and_outputs_of_another_are_refused_by_name() -> None:
         conv2d(x, w, np.ones(10, np.float32))
     with says(ValueError, "out has dtype float32; the result has float16"):
         conv2d(x, w, padding=1, out=np.empty(LAYER.y_shape, np.float32))
-    with says(TypeError, "x has dtype int16; supported are float32, float16 and bfloat16, and float64 on the CPU only"):
+    with says(
+        TypeError,
+        "x has dtype int16; supported are float32, float16, bfloat16, int8 and uint8, and float64 on the CPU only",
+    ):
         conv2d(x.astype(np.int16), w.astype(np.int16))
     with says(TypeError, "image has dtype float16; supported are float32 and int32, and float64 on the CPU only"):
         filter2d(x[0, 0], w[0, 0])
@@ -292,14 +298,15 @@ def test_large_tiles_load_pairs_and_fours(tile: tuple[int, int], channels: int, 
 def test_problems_and_suites_in_a_type() -> None:
     for words in ("conv:n2,c3,h9,w8,k4,r3,s3,NHWC,float16,bias", "conv:n1,c3,h9,w9,k4,r1,s1,NCHW,relaxed,bfloat16"):
         assert format_problem(parse_problem(words)) == words and parse_problem(words).dtype in words
-    with pytest.raises(ValueError, match="'int8' is not understood"):
-        parse_problem("conv:c3,h9,k4,r3,int8")
+    assert parse_problem("conv:c3,h9,k4,r3,int8").dtype == "int8"
+    with pytest.raises(ValueError, match="'int16' is not understood"):
+        parse_problem("conv:c3,h9,k4,r3,int16")
     own, asked = load_suite("im2win"), load_suite("im2win", dtype="bfloat16")
     assert asked == tuple(replace(case, problem=replace(case.problem, dtype="bfloat16")) for case in own)
     with pytest.raises(
-        ValueError, match="dtype='int8' is not known; choose one of float32, float16, bfloat16, float64"
+        ValueError, match="dtype='int16' is not known; choose one of float32, float16, bfloat16, int8, uint8, float64"
     ):
-        load_suite("im2win", dtype="int8")
+        load_suite("im2win", dtype="int16")
     with pytest.raises(ValueError, match="dtype='float16' does not apply: suite 'filters'"):
         load_suite("filters", dtype="float16")
 

@@ -52,7 +52,9 @@ def conv2d(
     Args:
         x: float32, float16 or bfloat16 array (n, c, h, w) of NumPy, CuPy, PyTorch, or of any library with DLPack; or
             one image (c, h, w), for a result (k, p, q). The CPU takes float64 too. 16-bit elements are summed in
-            float32, and the result is rounded once.
+            float32, and the result is rounded once. Or int8 or uint8, with int8 filters, int32 bias and an int32
+            result: integers are exact. A filter whose sum could leave int32 is refused, 131072 products of int8 and
+            65794 of uint8; a sum with its bias wraps around.
         w: filters (k, c / groups, r, s), of the same library, dtype and device; or what `prepare_weights` made of them.
         bias: (k,) or None.
         stride: pixels between outputs, for both axes or (vertical, horizontal).
@@ -69,7 +71,8 @@ def conv2d(
         algorithm: ``"auto"`` or a name from `algorithms`.
         precision: ``"ieee"``, ``"fp32"``, ``"relaxed"`` or ``"tf32"``; the result is never less precise than this.
             Tiers bound the norm of all errors. Winograd's transforms round relative to the largest pixel nearby, so a
-            huge pixel among zeros leaves errors where the answer is 0; with ``"ieee"`` it is 0.
+            huge pixel among zeros leaves errors where the answer is 0; with ``"ieee"`` it is 0. Layers of integers
+            are exact in each.
         activation: None or ``"relu"``.
         out: array for the result; must not share memory with the inputs.
         device: ``"cuda"`` or ``"cuda:1"`` runs NumPy arrays on that GPU and waits for the result.
@@ -84,10 +87,11 @@ def conv2d(
         ValueError, TypeError: an argument breaks a rule, which the message names; NoAlgorithmError, a ValueError,
             where nothing fits. CudaUnavailableError: no driver, GPU or compiler.
 
-    Calls with PyTorch's CPU tensors are forwarded to PyTorch's own convolution. On the GPU no gradient is computed, and
-    a tensor that requires one is refused. The first call with a shape compiles. Later ones do not wait, and allocate
-    only the result and the memory that ``workspace_limit`` limits; they may be captured in a CUDA graph (with CuPy,
-    only where there is no such memory: CuPy's pool keeps none for a graph).
+    Calls with PyTorch's CPU tensors are forwarded to PyTorch's own convolution, but for integers, which it does not
+    take: those run on the NumPy engine. On the GPU no gradient is computed, and a tensor that requires one is refused.
+    The first call with a shape compiles. Later ones do not wait, and allocate only the result and the memory that
+    ``workspace_limit`` limits; they may be captured in a CUDA graph (with CuPy, only where there is no such memory:
+    CuPy's pool keeps none for a graph).
 
     >>> import numpy as np
     >>> x, w = np.ones((1, 1, 4, 4), np.float32), np.ones((1, 1, 3, 3), np.float32)

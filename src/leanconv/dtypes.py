@@ -17,7 +17,9 @@ class ElementType:
 
     ``ctype`` is its C++ type in kernels; ``accumulator`` the name of the type that products are summed in. ``numpy`` is
     NumPy's name where NumPy has it by itself, ``torch`` PyTorch's. ``roundoff`` is the largest relative error of one
-    rounding to it; 0 for integers.
+    rounding to it; 0 for integers. ``weights`` and ``result`` are the types that a layer with pixels of this type has
+    of its filters, and of its bias and output; None where they are the same. ``most`` is the largest absolute value of
+    an integer of 8 bits.
     """
 
     name: DtypeName
@@ -27,6 +29,9 @@ class ElementType:
     numpy: str | None
     torch: str
     roundoff: float = 0.0
+    weights: DtypeName | None = None
+    result: DtypeName | None = None
+    most: int = 0
 
 
 #: NOTE: PyTorch names every one of them as we do; NumPy knows bfloat16 only once ml_dtypes has been imported.
@@ -40,15 +45,18 @@ DTYPES: dict[str, ElementType] = {
         ElementType("int32", 4, "int", "int32", "int32", "int32"),
         ElementType("int16", 2, "short", "int32", "int16", "int16"),
         ElementType("uint16", 2, "unsigned short", "int32", "uint16", "uint16"),
-        ElementType("int8", 1, "signed char", "int32", "int8", "int8"),
-        ElementType("uint8", 1, "unsigned char", "int32", "uint8", "uint8"),
+        ElementType("int8", 1, "signed char", "int32", "int8", "int8", weights="int8", result="int32", most=128),
+        ElementType("uint8", 1, "unsigned char", "int32", "uint8", "uint8", weights="int8", result="int32", most=255),
     )
 }
 
-#: What layers and filters take on a GPU, and on the CPU only.
+#: What layers and filters take on a GPU, and on the CPU only. Layers of integers have exact sums, and no gradients.
 GPU_LAYERS, GPU_FILTERS = ("float32", "float16", "bfloat16"), ("float32", "int32")
+INTEGER_LAYERS = ("int8", "uint8")
 CPU_ONLY = ("float64",)
-LAYERS, FILTERS = GPU_LAYERS + CPU_ONLY, GPU_FILTERS + CPU_ONLY
+LAYERS, FILTERS = GPU_LAYERS + INTEGER_LAYERS + CPU_ONLY, GPU_FILTERS + CPU_ONLY
+#: What the filters of layers may be.
+WEIGHTS = tuple(name for name in LAYERS if DTYPES[name].weights in (None, name))
 
 
 def item_bytes(dtype: str) -> int:
@@ -63,7 +71,32 @@ def accumulator(dtype: str) -> ElementType:
 
 def is_narrow(dtype: str) -> bool:
     """Whether elements are widened to float32 for the arithmetic, and results rounded once."""
-    return dtype in DTYPES and DTYPES[dtype].accumulator != dtype
+    return dtype in DTYPES and DTYPES[dtype].accumulator == "float32" != dtype
+
+
+def is_integer(dtype: str) -> bool:
+    """Whether sums are integers, and exact."""
+    return dtype in DTYPES and DTYPES[dtype].roundoff == 0
+
+
+def weights_of(dtype: DtypeName) -> DtypeName:
+    """The type of the filters of a layer with pixels of this type."""
+    return DTYPES[dtype].weights or dtype if dtype in DTYPES else dtype
+
+
+def result_of(dtype: DtypeName) -> DtypeName:
+    """The type of the bias and the output of a layer with pixels of this type."""
+    return DTYPES[dtype].result or dtype if dtype in DTYPES else dtype
+
+
+def largest_product(dtype: DtypeName) -> int:
+    """The largest absolute value of a product of a pixel of 8 bits and a filter's weight."""
+    return DTYPES[dtype].most * DTYPES[weights_of(dtype)].most
+
+
+def most_products(dtype: DtypeName) -> int:
+    """How many products of pixels of 8 bits and weights int32 can sum, whatever their values."""
+    return (2**31 - 1) // largest_product(dtype)
 
 
 def none_of(dtype: str, taken: Sequence[str]) -> list[str]:

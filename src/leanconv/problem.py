@@ -5,9 +5,10 @@ from __future__ import annotations
 import operator
 from dataclasses import dataclass, replace
 from functools import cached_property
+from math import prod
 from typing import Any, ClassVar, Literal, get_args
 
-from leanconv.dtypes import DtypeName, item_bytes
+from leanconv.dtypes import DtypeName, item_bytes, result_of, weights_of
 from leanconv.images import borders
 from leanconv.images.borders import BorderName
 
@@ -26,10 +27,11 @@ BORDERS = tuple(borders.BORDERS)
 
 @dataclass(frozen=True)
 class Operand:
-    """An array that a problem reads or writes: its role, and its shape, axes in memory order."""
+    """An array that a problem reads or writes: its role, its shape, axes in memory order, its element type."""
 
     role: str
     shape: tuple[int, ...]
+    dtype: DtypeName
     written: bool = False
 
 
@@ -87,6 +89,9 @@ class ConvProblem:
     as for q.
 
     ``accumulate``: the result is added to what the output holds, before the activation.
+
+    ``dtype`` is the type of x. Floating-point layers have it in all arrays. With int8 or uint8, w is int8, bias and y
+    are int32, sums are exact in every precision, and there is no gradient.
 
     Raises TypeError for sizes that are not integers, and ValueError for a stride, padding or dilation that has not two,
     four or two of them. Whether a layer can have these sizes, `leanconv.explain` says.
@@ -160,9 +165,10 @@ class ConvProblem:
     def operands(self) -> tuple[Operand, ...]:
         """What a kernel reads, then what it writes."""
         read, written = ("dy", "dx") if self.op == "dgrad" else ("x", "y")
-        bias = (Operand("bias", (self.k,)),) if self.bias else ()
-        y = Operand(written, self.y_shape, written=True)
-        return (Operand(read, self.x_shape), Operand("w", self.w_shape), *bias, y)
+        weights, result = weights_of(self.dtype), result_of(self.dtype)
+        bias = (Operand("bias", (self.k,), result),) if self.bias else ()
+        y = Operand(written, self.y_shape, result, written=True)
+        return (Operand(read, self.x_shape, self.dtype), Operand("w", self.w_shape, weights), *bias, y)
 
     @property
     def x_shape(self) -> tuple[int, int, int, int]:
@@ -213,11 +219,8 @@ class ConvProblem:
     @property
     def bytes(self) -> int:
         """Fewest bytes to move: every input read once, every output written once."""
-        elements = self.n * self.c * self.h * self.w + self.k * self.group_c * self.r * self.s
-        elements += self.n * self.k * self.p * self.q * (2 if self.accumulate and self.op == "fprop" else 1)
-        elements += self.n * self.c * self.h * self.w if self.accumulate and self.op == "dgrad" else 0
-        elements += self.k if self.bias else 0
-        return elements * item_bytes(self.dtype)
+        twice = 2 if self.accumulate else 1
+        return sum(prod(o.shape) * item_bytes(o.dtype) * (twice if o.written else 1) for o in self.operands)
 
     def __str__(self) -> str:
         text = f"{self.op} {self.layout} {self.dtype} {self.n}x{self.c}x{self.h}x{self.w} k{self.k} {self.r}x{self.s}"
@@ -279,7 +282,8 @@ class FilterProblem:
     @property
     def operands(self) -> tuple[Operand, ...]:
         """What a kernel reads, then what it writes."""
-        return Operand("x", self.x_shape), Operand("w", self.w_shape), Operand("y", self.y_shape, written=True)
+        x, w = Operand("x", self.x_shape, self.dtype), Operand("w", self.w_shape, self.dtype)
+        return x, w, Operand("y", self.y_shape, self.dtype, written=True)
 
     @property
     def x_shape(self) -> tuple[int, int, int]:

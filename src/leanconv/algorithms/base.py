@@ -9,7 +9,7 @@ from functools import lru_cache
 from math import gcd
 from typing import Any, ClassVar, TypeVar
 
-from leanconv.dtypes import DTYPES, accumulator, item_bytes
+from leanconv.dtypes import DTYPES, accumulator, item_bytes, result_of, weights_of
 from leanconv.plan import Constants, Plan, Target
 from leanconv.problem import PRECISIONS, ConvProblem, Layout, Precision, Problem
 
@@ -200,7 +200,8 @@ def leaves_image(problem: ConvProblem) -> bool:
 def conv_constants(problem: ConvProblem) -> Constants:
     """The ``Problem`` struct of a convolution kernel: everything but the batch, which stays an argument.
 
-    ``element`` is the C++ type of x, w, bias and y, ``sum`` the one that products are summed in.
+    ``element`` is the C++ type of x, ``filter`` that of w, ``result`` that of bias and y, ``sum`` the one that products
+    are summed in.
     ``padded``: some window leaves the image; with negative padding the first one begins inside it. ``wide``: offsets in
     bytes need more than 32 bits. ``vector_store``: four outputs adjacent in memory, counted from the start of an image
     (NCHW), a pixel's filter group (NHWC) or a pixel's images (CHWN), never straddle its end. In CHWN this is the only
@@ -211,6 +212,8 @@ def conv_constants(problem: ConvProblem) -> Constants:
     innermost = {"NCHW": p * q, "NHWC": gcd(problem.k, problem.group_k), "CHWN": problem.n}
     return (
         ("element", DTYPES[problem.dtype].ctype),
+        ("filter", DTYPES[weights_of(problem.dtype)].ctype),
+        ("result", DTYPES[result_of(problem.dtype)].ctype),
         ("sum", accumulator(problem.dtype).ctype),
         *((name, getattr(problem, name)) for name in ("c", "h", "w", "k", "r", "s", "p", "q", "groups")),
         ("group_c", problem.group_c),

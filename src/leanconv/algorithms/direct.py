@@ -7,7 +7,7 @@ from math import inf
 
 from leanconv.algorithms.base import Config, TimedAlgorithm, ceil_div, conv_constants
 from leanconv.algorithms.tiles import conv_arguments, forward_limits
-from leanconv.dtypes import GPU_LAYERS
+from leanconv.dtypes import GPU_LAYERS, INTEGER_LAYERS
 from leanconv.plan import Launch, Plan, Target
 from leanconv.problem import ConvProblem
 
@@ -42,7 +42,7 @@ class Direct(TimedAlgorithm):
     solves = "conv2d"
 
     def why_not(self, problem: ConvProblem, target: Target) -> list[str]:
-        return forward_limits(problem, GPU_LAYERS)
+        return forward_limits(problem, (*GPU_LAYERS, *INTEGER_LAYERS))
 
     def timed(self, problem: ConvProblem, target: Target) -> list[tuple[float, DirectConfig]]:
         if max(problem.group_c, problem.group_k) > FEW_CHANNELS:

@@ -304,13 +304,13 @@ def conv_arguments(problem: ConvProblem, source: str | None = None, filters: str
 
     By default the pixels are those of the operand that ``problem`` reads.
     """
-    read, *_, written = problem.operands
-    element = DTYPES[problem.dtype].ctype
+    read, w, *_, written = problem.operands
+    element, weight, result = (DTYPES[operand.dtype].ctype for operand in (read, w, written))
     return (
         Pointer(source or read.role, element),
-        Pointer(filters, element),
-        Pointer("bias", element),
-        Pointer(written.role, element, written=True),
+        Pointer(filters, weight),
+        Pointer("bias", result),
+        Pointer(written.role, result, written=True),
         Number("long long", "batch", problem.n),
     )
 

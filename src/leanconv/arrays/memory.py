@@ -32,15 +32,20 @@ class _Addresses:
         }  # fmt: skip
 
 
-def share_memory(a: tuple[int, Shape, Shape], b: tuple[int, Shape, Shape], itemsize: int) -> bool:
-    """Whether any element of two arrays, each a pointer, shape and strides in bytes, is the same memory.
+def share_memory(
+    a: tuple[int, Shape, Shape], b: tuple[int, Shape, Shape], itemsize: int, other: int | None = None
+) -> bool:
+    """Whether any elements of two arrays, each a pointer, shape and strides in bytes, share a byte.
+
+    Elements of ``a`` have ``itemsize`` bytes, those of ``b`` as many, or ``other``.
 
     Address ranges may overlap where arrays do not: two crops of one image, side by side. True where the answer is too
     costly to find.
     """
     shares: Any = np.shares_memory  # its type stub knows two of the numbers that max_work may be
     try:
-        return bool(shares(*(np.asarray(_Addresses(each, itemsize)) for each in (a, b)), max_work=100_000))
+        arrays = (np.asarray(_Addresses(*each)) for each in ((a, itemsize), (b, other or itemsize)))
+        return bool(shares(*arrays, max_work=100_000))
     except RuntimeError:  # NumPy's TooHardError, whose place has moved between releases
         return True
 

@@ -20,6 +20,7 @@ class Operands:
     arrays: Arrays
     #: a GPU's number, None for the CPU
     device: int | None
+    #: of x
     dtype: DtypeName
     x: Any
     w: Any
@@ -35,6 +36,11 @@ class Operands:
     #: whether the result can be written directly to ``out``
     out_direct: bool = True
 
+    @property
+    def result(self) -> DtypeName:
+        """The element type of the result."""
+        return dtypes.result_of(self.dtype)
+
     def check_out(self, shape: Shape) -> None:
         """Raise ValueError unless ``out``, where there is one, can take a result of ``shape``."""
         arrays, out = self.arrays, self.out
@@ -42,9 +48,9 @@ class Operands:
             return
         if tuple(out.shape) != tuple(shape):
             raise ValueError(f"out has shape {tuple(out.shape)}; the result has {tuple(shape)}")
-        if arrays.dtype(out) != self.dtype:
-            raise ValueError(f"out has dtype {arrays.dtype(out)}; the result has {self.dtype}")
-        if overlaps_itself(shape, arrays.strides(out), dtypes.item_bytes(self.dtype)):
+        if arrays.dtype(out) != self.result:
+            raise ValueError(f"out has dtype {arrays.dtype(out)}; the result has {self.result}")
+        if overlaps_itself(shape, arrays.strides(out), dtypes.item_bytes(self.result)):
             raise ValueError(
                 f"out has shape {tuple(shape)} and strides {arrays.strides(out)} in bytes: several of its elements "
                 "share memory; give each its own"
@@ -181,7 +187,8 @@ def gather(x: Any, w: Any, bias: Any, out: Any, names: tuple[str, str]) -> tuple
 
 
 def check_dtypes(named: dict[str, str], taken: Sequence[str]) -> DtypeName:
-    """The element type that all named arrays share. Raises TypeError unless it is the same, and one of those taken."""
+    """The element type of the first of the named arrays. Raises TypeError unless it is one of those taken, and the
+    others' are those that go with it: the same, or what the table of types says of layers of integers."""
     (first, dtype), *others = named.items()
     if dtype not in taken:
         *most, last = (name for name in taken if name not in dtypes.CPU_ONLY)
@@ -189,10 +196,13 @@ def check_dtypes(named: dict[str, str], taken: Sequence[str]) -> DtypeName:
             f"{first} has dtype {dtype}; supported are {', '.join(most)} and {last}, and "
             f"{' and '.join(dtypes.CPU_ONLY)} on the CPU only"
         )
+    found = dtypes.DTYPES[dtype].name
     for name, other in others:
-        if other != dtype:
-            raise TypeError(f"{name} has dtype {other} and {first} {dtype}; they must be the same")
-    return dtypes.DTYPES[dtype].name
+        wanted = dtypes.result_of(found) if name == "bias" else dtypes.weights_of(found)
+        if other != wanted:
+            rule = "they must be the same" if wanted == dtype else f"with {dtype} it must be {wanted}"
+            raise TypeError(f"{name} has dtype {other} and {first} {dtype}; {rule}")
+    return found
 
 
 def _axes(have: str, want: str) -> tuple[int, ...]:

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from leanconv.dtypes import DTYPES
-from leanconv.problem import ConvProblem, FilterProblem, Layout, Problem, lay_out
+from leanconv.dtypes import DTYPES, is_integer
+from leanconv.problem import ConvProblem, FilterProblem, Layout, Operand, Problem, lay_out
 from leanconv.reference import oracle
 from leanconv.reference.oracle import border_indices
 
@@ -52,28 +52,30 @@ class Operands:
         if problem.kind == "conv2d":
             plain = replace(problem, layout="NCHW")
             scale = (plain.group_c * plain.r * plain.s) ** -0.5
-            self._layouts["NCHW"] = (self._normal(plain.x_shape, 1.0), self._normal(plain.w_shape, scale))
-            self.bias = self._normal((plain.k,), 1.0) if plain.bias else None
+            x, w, *rest = plain.operands
+            self._layouts["NCHW"] = (self._normal(x, 1.0), self._normal(w, scale))
+            self.bias = self._normal(rest[0], 1.0) if plain.bias else None
         else:
-            shape = (problem.batch, problem.h, problem.w)
-            self.image = self._normal(shape, 1.0)
-            self.kernel = self._normal((problem.kh, problem.kw), (problem.kh * problem.kw) ** -0.5)
+            x, w, _ = problem.operands
+            self.image = self._normal(x, 1.0)
+            self.kernel = self._normal(w, (problem.kh * problem.kw) ** -0.5)
 
-    def _normal(self, shape: tuple[int, ...], scale: float) -> Any:
+    def _normal(self, operand: Operand, scale: float) -> Any:
+        """Normally distributed numbers; integers of 8 bits are all that there are, those of 32 of two digits."""
         self._seed += 1
-        integer = self.problem.dtype == "int32"
+        shape, dtype = operand.shape, operand.dtype
+        low, high = (0, 255) if dtype == "uint8" else (-128, 127) if dtype == "int8" else (-99, 99)
         if self.gpu:
             import torch
 
-            generator = torch.Generator("cuda").manual_seed(self._seed)
-            if integer:
-                return torch.randint(-99, 100, shape, generator=generator, device="cuda", dtype=torch.int32)
-            normal = torch.randn(shape, generator=generator, device="cuda").mul_(scale)
-            return normal.to(getattr(torch, DTYPES[self.problem.dtype].torch))
+            generator, kind = torch.Generator("cuda").manual_seed(self._seed), getattr(torch, DTYPES[dtype].torch)
+            if is_integer(dtype):
+                return torch.randint(low, high + 1, shape, generator=generator, device="cuda", dtype=kind)
+            return torch.randn(shape, generator=generator, device="cuda").mul_(scale).to(kind)
         random = np.random.default_rng(self._seed)
-        if integer:
-            return random.integers(-99, 100, shape, dtype=np.int32)
-        return (random.standard_normal(shape, np.float32) * np.float32(scale)).astype(self.problem.dtype, copy=False)
+        if is_integer(dtype):
+            return random.integers(low, high, shape, dtype, endpoint=True)
+        return (random.standard_normal(shape, np.float32) * np.float32(scale)).astype(dtype, copy=False)
 
     def _layout(self, layout: Layout) -> tuple[Any, Any]:
         if layout not in self._layouts:
@@ -94,15 +96,14 @@ class Operands:
         """A new output array full of NaN (of a number no answer reaches, for integers)."""
         problem = self.problem
         if problem.kind == "conv2d":
-            shape: tuple[int, ...] = replace(problem, layout=layout or problem.layout).y_shape
-        else:
-            shape = (problem.batch, problem.h, problem.w)
+            problem = replace(problem, layout=layout or problem.layout)
+        shape, dtype = problem.operands[-1].shape, problem.operands[-1].dtype
         if self.gpu:
             import torch
 
-            y: Any = torch.empty(shape, dtype=getattr(torch, DTYPES[problem.dtype].torch), device="cuda")
+            y: Any = torch.empty(shape, dtype=getattr(torch, DTYPES[dtype].torch), device="cuda")
         else:
-            y = np.empty(shape, problem.dtype)
+            y = np.empty(shape, dtype)
         poison(y)
         return y
 

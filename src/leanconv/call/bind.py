@@ -16,6 +16,7 @@ from leanconv.call.run import (
     TorchCpuConv,
     UnpreparedCall,
     check_torch_algorithm,
+    left_to_the_library,
 )
 from leanconv.problem import Problem
 from leanconv.runtime import launch
@@ -71,7 +72,7 @@ def forget() -> None:
 
 
 def _on_cpu(described: Described) -> Call:
-    if described.problem.kind == "conv2d" and described.operands.arrays.convolves:
+    if left_to_the_library(described):
         check_torch_algorithm(described.algorithm)
         return TorchCpuConv(described)
     return CpuCall(described, choose(described.problem, None, described.algorithm, described.workspace_limit))

@@ -78,6 +78,7 @@ def conv2d_input(
 ) -> Described:  # fmt: skip
     """Describe a call of `leanconv.conv2d_input`."""
     operands, axes = layer_operands(grad, _filters(w), bias, out, "grad", layout, arguments.LAYOUTS)
+    _check_gradient("grad", operands.dtype)
     grad_shape, w_shape, _ = _shapes(operands, axes)
     input_shape = arguments.sizes("input_shape", input_shape)
     for name, shape in (("grad", grad_shape), ("input_shape", input_shape)):
@@ -114,6 +115,12 @@ def filter2d(
     if y_pitch is not None:
         problem = replace(problem, y_pitch=y_pitch[0], y_step=y_pitch[1])
     return Described(problem, operands, _place(operands, device), shape)
+
+
+def _check_gradient(name: str, dtype: DtypeName) -> None:
+    """Raise TypeError unless layers of this type have gradients."""
+    if dtypes.is_integer(dtype):
+        raise TypeError(f"{name} has dtype {dtype}; gradients are of floating-point layers")
 
 
 def _filters(w: Any) -> Any:
@@ -201,6 +208,11 @@ def conv_problem(
         )
     if bias_shape is not None and tuple(bias_shape) != (k,):
         raise ValueError(f"bias has shape {tuple(bias_shape)}; it must have shape ({k},), a number a filter")
+    if dtypes.is_integer(dtype) and group_c * r * s > dtypes.most_products(dtype):
+        raise ValueError(
+            f"a filter of {group_c} channels of {r}x{s} has {group_c * r * s} products: their sum could overflow "
+            f"int32; {dtype} by {dtypes.weights_of(dtype)} takes at most {dtypes.most_products(dtype)}"
+        )
     sides = arguments.four_sides(padding, (r, s), stride, dilation)
     problem = ConvProblem(
         n=n, c=c, h=h, w=w, k=k, r=r, s=s, stride=stride, padding=sides, dilation=dilation, groups=groups, dtype=dtype,
@@ -297,6 +309,8 @@ def check_problem(problem: Any) -> None:
     check_dtypes({"the problem": problem.dtype}, dtypes.LAYERS)
     arguments.one_of("layout", problem.layout, arguments.LAYOUTS)
     arguments.one_of("op", problem.op, get_args(Op))
+    if problem.op != "fprop":
+        _check_gradient("the problem", problem.dtype)
     if problem.op == "dgrad" and (problem.bias or problem.activation):
         raise ValueError("op='dgrad', the gradient of a layer's input, has no bias and no activation")
     arguments.integer("groups", problem.groups, 1)

@@ -11,7 +11,7 @@ from leanconv.call import arguments
 from leanconv.call.bind import is_loaded
 from leanconv.call.choose import Candidate, pick, survey, workspace_limit
 from leanconv.call.describe import Described, check_problem
-from leanconv.call.run import check_torch_algorithm, torch_function
+from leanconv.call.run import check_torch_algorithm, left_to_the_library, torch_function
 from leanconv.plan import Target
 from leanconv.problem import Problem
 from leanconv.reference import CPU_ALGORITHMS
@@ -102,7 +102,7 @@ def explain_call(described: Described, *, compile_now: bool = False) -> Explanat
     problem, name, limit = described.problem, described.algorithm, described.workspace_limit
     if described.device is not None:
         return _on_gpu(problem, described.device, name, limit, compile_now)
-    if problem.kind == "conv2d" and described.operands.arrays.convolves:
+    if left_to_the_library(described):
         assert problem.kind == "conv2d"
         check_torch_algorithm(name)
         why = "PyTorch's CPU tensors are computed by PyTorch itself"

@@ -13,12 +13,13 @@ from typing import Any, Protocol
 import numpy as np
 
 from leanconv.algorithms.base import CpuAlgorithm
-from leanconv.arrays import Arrays, MemoryOrder
+from leanconv.arrays import Arrays, MemoryOrder, Shape
 from leanconv.arrays.memory import overlaps, share_memory
 from leanconv.arrays.numpy import NUMPY, plain
 from leanconv.call.choose import Candidate
 from leanconv.call.describe import Described
 from leanconv.call.weights import preparation_of, refuse_null
+from leanconv.dtypes import is_integer, item_bytes
 from leanconv.plan import ALIGNMENT, Plan
 from leanconv.problem import ConvProblem, Problem
 from leanconv.runtime import launch
@@ -71,19 +72,21 @@ class Loaded:
         return not self.problem.is_empty and (bool(self.plan.prepare) or described.operands.copies[1])
 
 
-def check_overlap(arrays: Arrays, itemsize: int, out: Any, inputs: Sequence[tuple[str, Any]]) -> None:
+def check_overlap(arrays: Arrays, out: Any, inputs: Sequence[tuple[str, Any]]) -> None:
     """Raise ValueError where ``out`` cannot be written, or shares memory with an input."""
+    itemsize = item_bytes(arrays.dtype(out))
     if not arrays.writeable(out):
         raise ValueError("out is read-only")
     low, high = arrays.extent(out, itemsize)
     start = arrays.pointer(out)
     for name, array in inputs:
         if array is not None:
-            a, b = arrays.extent(array, itemsize)
+            item = item_bytes(arrays.dtype(array))
+            a, b = arrays.extent(array, item)
             at = arrays.pointer(array)
             near = low < high and a < b and overlaps((start + low, start + high), (at + a, at + b))
             shapes = (start, out.shape, arrays.strides(out)), (at, array.shape, arrays.strides(array))
-            if near and share_memory(*shapes, itemsize):
+            if near and share_memory(*shapes, itemsize, item):
                 raise ValueError(f"out overlaps {name} in memory; the result must go elsewhere")
 
 
@@ -105,12 +108,15 @@ class GpuCall:
         self._arrays, self._names = arrays, operands.names
         self._order, self._w_order = operands.order, operands.w_order
         self._pointer, self._stream = arrays.fast_pointer(), arrays.fast_stream(device)
-        self._allocate = arrays.allocator(described.shape, problem.dtype, device, described.operands.order)
-        self._itemsize = problem.itemsize
+        self._allocate = arrays.allocator(described.shape, operands.result, device, described.operands.order)
         self._copies = copy_x, copy_w and prepares, copy_bias
         self._copy_any, self._out_direct = any(self._copies), described.operands.out_direct
         self._gradients = any(array is not None and arrays.requires_gradient(array) for array in given)
-        self._extents = tuple(None if array is None else arrays.extent(array, self._itemsize) for array in given)
+        self._items = tuple(0 if array is None else item_bytes(arrays.dtype(array)) for array in given)
+        self._extents = tuple(
+            None if array is None else arrays.extent(array, item)
+            for array, item in zip(given, self._items, strict=True)
+        )
         self._shapes = tuple(((), ()) if array is None else (array.shape, arrays.strides(array)) for array in given)
         workspace, prepared = loaded.plan.workspace_bytes, loaded.plan.prepared_bytes if prepares else 0
         # one allocation for both: workspace first, then the prepared filters
@@ -172,10 +178,10 @@ class GpuCall:
     def _refuse_overlap(self, out_at: int, inputs: Sequence[tuple[str, int]]) -> None:
         low, high = self._extents[3] or (0, 0)
         low, high = low + out_at, high + out_at
-        # the fourth extent and shape are those of out
-        for (name, at), extent, shape in zip(inputs, self._extents, self._shapes, strict=False):
+        # the fourth of each are those of out
+        for (name, at), extent, shape, item in zip(inputs, self._extents, self._shapes, self._items, strict=False):
             near = extent is not None and low < at + extent[1] and at + extent[0] < high and self._run is not None
-            if near and share_memory((out_at, *self._shapes[3]), (at, *shape), self._itemsize):
+            if near and share_memory((out_at, *self._shapes[3]), (at, *shape), self._items[3], item):
                 raise ValueError(f"out overlaps {name} in memory; the result must go elsewhere")
 
 
@@ -184,11 +190,11 @@ class _HostCall:
 
     def __init__(self, described: Described) -> None:
         self._arrays, self._names = described.operands.arrays, described.operands.names
-        self._problem, self._shape = described.problem, described.shape
+        self._problem, self._shape, self._result = described.problem, described.shape, described.operands.result
 
     def _check_out(self, x: Any, w: Any, bias: Any, out: Any) -> None:
         inputs = ((self._names[0], x), (self._names[1], w), ("bias", bias))
-        check_overlap(self._arrays, self._problem.itemsize, out, inputs)
+        check_overlap(self._arrays, out, inputs)
 
 
 class HostOnGpuCall(_HostCall):
@@ -202,7 +208,7 @@ class HostOnGpuCall(_HostCall):
     def __call__(self, x: Any, w: Any, bias: Any, out: Any, value: float = 0, delta: float = 0) -> np.ndarray:
         if out is not None:
             self._check_out(x, w, bias, out)
-        y = out if out is not None and NUMPY.is_contiguous(out) else np.empty(self._shape, self._problem.dtype)
+        y = out if out is not None and NUMPY.is_contiguous(out) else np.empty(self._shape, self._result)
         if self._run is not None:
             values = (plain(x), plain(w), None if bias is None else plain(bias), y, value, delta)
             launch.run_on_host_arrays(
@@ -215,27 +221,42 @@ class HostOnGpuCall(_HostCall):
         return out
 
 
+def in_memory(array: np.ndarray, order: MemoryOrder) -> np.ndarray:
+    """An array with its axes in a memory order."""
+    return array if order is None else np.ascontiguousarray(array.transpose(order))
+
+
+def as_shown(array: np.ndarray, shape: Shape, order: MemoryOrder) -> np.ndarray:
+    """An array whose axes are in a memory order, as one of ``shape``."""
+    if order is None:
+        return array.reshape(shape)
+    return array.reshape([shape[axis] for axis in order]).transpose([order.index(i) for i in range(len(order))])
+
+
 class CpuCall(_HostCall):
-    """NumPy arrays, and filters on PyTorch's CPU tensors, on the reference engine."""
+    """NumPy arrays, and filters and layers of integers on PyTorch's CPU tensors, on the reference engine."""
 
     def __init__(self, described: Described, choice: Candidate) -> None:
         super().__init__(described)
         self._algorithm = choice.algorithm
+        self._order, self._w_order = described.operands.order, described.operands.w_order
 
     def __call__(self, x: Any, w: Any, bias: Any, out: Any, value: float = 0, delta: float = 0) -> Any:
         arrays, problem = self._arrays, self._problem
         if out is not None:
             self._check_out(x, w, bias, out)
         if problem.is_empty:
-            result = np.empty(self._shape, problem.dtype)
+            result = np.empty(self._shape, self._result)
         else:
             assert isinstance(self._algorithm, CpuAlgorithm)
             to_numpy = arrays.to_numpy
-            x, w = to_numpy(x).reshape(problem.x_shape), to_numpy(w).reshape(problem.w_shape)
+            x, w = in_memory(to_numpy(x), self._order), in_memory(to_numpy(w), self._w_order)
+            x, w = x.reshape(problem.x_shape), w.reshape(problem.w_shape)
             result = self._algorithm.run(problem, x, w, None if bias is None else to_numpy(bias), value, delta)
-            result = result.reshape(self._shape)
+            result = as_shown(result, self._shape, self._order)
         if arrays is not NUMPY:
             result = arrays.from_numpy(result, None)
+            result = result if self._order is None else arrays.copy(result, self._order)
         if out is None:
             return result
         arrays.assign(out, result)
@@ -271,6 +292,12 @@ class UnpreparedCall:
 
     def __call__(self, x: Any, w: Any, bias: Any, out: Any, value: float = 0, delta: float = 0) -> Any:
         return self._call(x, w.array, bias, out)
+
+
+def left_to_the_library(described: Described) -> bool:
+    """Whether a call on the CPU is the array library's own convolution: PyTorch has none of integers."""
+    problem = described.problem
+    return problem.kind == "conv2d" and described.operands.arrays.convolves and not is_integer(problem.dtype)
 
 
 def torch_function(problem: ConvProblem) -> str:

@@ -12,7 +12,7 @@ import numpy as np
 from leanconv.arrays import Arrays, MemoryOrder, arrays_of, carry
 from leanconv.arrays.numpy import NUMPY, plain
 from leanconv.arrays.operands import check_dtypes
-from leanconv.dtypes import LAYERS, item_bytes
+from leanconv.dtypes import WEIGHTS, item_bytes
 from leanconv.plan import Plan
 from leanconv.runtime import launch
 
@@ -140,7 +140,7 @@ def prepare_weights(w: Any) -> PreparedWeights:
         return w
     w = w if arrays_of(w) is not None else carry(w, "w")
     _library(w).refuse_without_memory(w, "w")
-    check_dtypes({"w": _library(w).dtype(w)}, LAYERS)
+    check_dtypes({"w": _library(w).dtype(w)}, WEIGHTS)
     if len(w.shape) not in (3, 4):
         raise ValueError(f"w has {len(w.shape)} dimensions, shape {tuple(w.shape)}; it must have 4, or 3 for conv1d")
     return PreparedWeights(w)

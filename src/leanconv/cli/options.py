@@ -8,7 +8,7 @@ from typing import Annotated, get_args
 import typer
 
 from leanconv import problem
-from leanconv.dtypes import GPU_LAYERS
+from leanconv.dtypes import GPU_LAYERS, INTEGER_LAYERS
 
 _LAYOUTS, _TIERS = ", ".join(get_args(problem.Layout)), ", ".join(problem.PRECISIONS)
 
@@ -19,7 +19,8 @@ Precision = Annotated[
     typer.Option("--precision", help=f"Tier, for suites of layers: {_TIERS}. Peers stay as they are."),
 ]
 Dtype = Annotated[
-    str | None, typer.Option("--dtype", help=f"Element type, for suites of layers: {', '.join(GPU_LAYERS)}.")
+    str | None,
+    typer.Option("--dtype", help=f"Element type, for suites of layers: {', '.join((*GPU_LAYERS, *INTEGER_LAYERS))}."),
 ]
 Only = Annotated[str | None, typer.Option("--only", help="Pattern of problem names, such as 'conv1*'.")]
 Batch = Annotated[int | None, typer.Option("--batch", help="Images, instead of the suite's number.")]

@@ -15,9 +15,9 @@ namespace leanconv {
 // one pixel of neighbouring images in CHWN.
 template <class Problem, class Tuning>
 __device__ __forceinline__ void direct(const typename Problem::element* __restrict__ x,
-                                       const typename Problem::element* __restrict__ w,
-                                       const typename Problem::element* __restrict__ bias,
-                                       typename Problem::element* __restrict__ y, long long batch) {
+                                       const typename Problem::filter* __restrict__ w,
+                                       const typename Problem::result* __restrict__ bias,
+                                       typename Problem::result* __restrict__ y, long long batch) {
     constexpr int image = Problem::p * Problem::q;
     const int64 at = static_cast<int64>(blockIdx.x) * blockDim.x + threadIdx.x;
     if (at >= batch * Problem::k * image) return;
@@ -47,10 +47,10 @@ __device__ __forceinline__ void direct(const typename Problem::element* __restri
                 : Problem::chwn
                     ? w[(static_cast<int64>(c) * (Problem::r * Problem::s) + tap) * Problem::k + k]
                     : w[(static_cast<int64>(k) * Problem::group_c + c) * (Problem::r * Problem::s) + tap];
-                sum = fmaf(to_float(weight), to_float(pixel), sum);
+                sum = multiply_add(to_sum(weight), to_sum(pixel), sum);
             }
-    const float b = Problem::bias ? to_float(bias[k]) : 0.0f;
-    y[at] = from_float<typename Problem::element>(finish<Problem>(sum, b, held_by<Problem>(y + at, true)));
+    const typename Problem::sum b = Problem::bias ? to_sum(bias[k]) : 0;
+    y[at] = from_sum<typename Problem::result>(finish<Problem>(sum, b, held_by<Problem>(y + at, true)));
 }
 
 }  // namespace leanconv

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from leanconv.algorithms.base import ceil_div
-from leanconv.dtypes import LAYERS
+from leanconv.dtypes import LAYERS, is_integer
 from leanconv.problem import ConvProblem
 
 #: Bytes of temporaries that a block may take, and the fewest output pixels that keep a matrix product efficient.
@@ -115,13 +115,15 @@ def finish(problem: ConvProblem, y: np.ndarray, bias: np.ndarray | None, channel
         np.maximum(y, 0, out=y)
 
 
-def shared_limits(problem: ConvProblem, ops: tuple[str, ...] = ("fprop",)) -> list[str]:
-    """What an algorithm of the CPU engine that computes ``ops`` cannot do."""
+def shared_limits(problem: ConvProblem, ops: tuple[str, ...] = ("fprop",), transforms: bool = False) -> list[str]:
+    """What an algorithm of the CPU engine that computes ``ops`` cannot do. ``transforms``: it transforms tiles."""
     reasons = []
     if problem.op not in ops:
         reasons.append(f"on the CPU it computes op {' and '.join(map(repr, ops))}, not {problem.op!r}")
     if problem.dtype not in LAYERS:
         reasons.append(f"it computes {', '.join(LAYERS)}, not {problem.dtype}")
+    if transforms and is_integer(problem.dtype):
+        reasons.append(f"its transforms are made for fractions, and sums of {problem.dtype} are exact")
     if problem.accumulate:
         reasons.append("accumulate=True: on the CPU results are stored, not added to what the output holds")
     return reasons

@@ -8,14 +8,17 @@ from dataclasses import replace
 import numpy as np
 
 from leanconv.algorithms.base import CpuAlgorithm
-from leanconv.dtypes import accumulator, is_narrow
+from leanconv.dtypes import DtypeName, accumulator, is_integer, is_narrow, largest_product
 from leanconv.problem import ConvProblem
 from leanconv.reference.blas import one_thread
+from leanconv.reference.blocks import finish
 
 
 class LayerAlgorithm(CpuAlgorithm):
     """An algorithm for layers. It computes in NCHW and NHWC; a layer in CHWN is transposed to NCHW, and back.
-    Float16 and bfloat16 are computed in float32, and the result is rounded once.
+    Float16 and bfloat16 are computed in float32, and the result is rounded once. Integers of 8 bits are computed in
+    float32 where no sum can pass 2**24, else in float64: both are exact there, and have BLAS. Bias and activation
+    follow in int32, where a sum with its bias wraps around as on a GPU.
 
     With the images innermost neither the rows nor the channels of an image are contiguous, and the matrix products that
     do the arithmetic here need one of the two.
@@ -44,6 +47,8 @@ class LayerAlgorithm(CpuAlgorithm):
         value: float = 0,
         delta: float = 0,
     ) -> np.ndarray:
+        if is_integer(problem.dtype):
+            return self._of_integers(problem, x, w, bias)
         if is_narrow(problem.dtype):
             wide = accumulator(problem.dtype).name
             y = self.run(
@@ -61,3 +66,11 @@ class LayerAlgorithm(CpuAlgorithm):
         with one_thread(problem.flops):
             y = self.compute(replace(problem, layout="NCHW"), x, w, bias)
         return np.ascontiguousarray(y.transpose(1, 2, 3, 0))
+
+    def _of_integers(self, problem: ConvProblem, x: np.ndarray, w: np.ndarray, bias: np.ndarray | None) -> np.ndarray:
+        products = problem.group_c * problem.r * problem.s
+        wide: DtypeName = "float32" if products * largest_product(problem.dtype) <= 2**24 else "float64"
+        sums = replace(problem, dtype=wide, bias=False, activation=None)
+        y = self.run(sums, x.astype(wide), w.astype(wide)).astype(np.int32)
+        finish(problem, y, bias, problem.layout.index("C"))
+        return y

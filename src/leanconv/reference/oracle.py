@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from leanconv.dtypes import DTYPES, accumulator, is_narrow
+from leanconv.dtypes import DTYPES, accumulator, is_integer, is_narrow
 from leanconv.problem import ConvProblem, FilterProblem, Layout
 from leanconv.winograd import Matrices, transforms
 
@@ -207,10 +207,12 @@ def error_bound(problem: ConvProblem, x: np.ndarray, w: np.ndarray, bias: np.nda
     Float16 and bfloat16 are summed in float32, and the sum is rounded once: each output is off by at most the type's
     unit roundoff u (2⁻¹¹, 2⁻⁸) of itself, so all of them by u of the norm of what is rounded. The bound is that of
     float32, b, and ``u * (1 + b)``. It holds while results are of the type's normal range: a float16 below 2⁻¹⁴ is off
-    by up to 2⁻²⁵ whatever its size, and one from 65520 on is infinite.
+    by up to 2⁻²⁵ whatever its size, and one from 65520 on is infinite. Integers are exact in every tier: 0.
 
     Of sparse data the sequential sum may be nearly exact: on data of every kind `tier_bound` holds.
     """
+    if is_integer(problem.dtype):
+        return 0.0
     strict = 4 * max(FLOAT32_UNIT, sequential_error(problem, x, w, bias))
     bound = max(strict, {"relaxed": RELAXED_BOUND, "tf32": TF32_BOUND}.get(problem.precision, 0.0))
     if is_narrow(problem.dtype):

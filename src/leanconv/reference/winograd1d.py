@@ -32,7 +32,7 @@ class Winograd1d(LayerAlgorithm):
     tier = "fp32"
 
     def why_not(self, problem: ConvProblem, target: None = None) -> list[str]:
-        reasons = shared_limits(problem)
+        reasons = shared_limits(problem, transforms=True)
         reasons += why_no_states(problem.s, mean_products(problem), problem.w, problem.precision)
         if problem.stride != (1, 1):
             reasons.append(f"stride {problem.stride[0]},{problem.stride[1]} is not 1,1")

@@ -26,7 +26,7 @@ class Winograd2d(LayerAlgorithm):
     tier = "fp32"
 
     def why_not(self, problem: ConvProblem, target: None = None) -> list[str]:
-        return shared_limits(problem) + why_not_2d(problem)
+        return shared_limits(problem, transforms=True) + why_not_2d(problem)
 
     def compute_cost(self, problem: ConvProblem) -> float:
         return min(_cost(problem, m) for m in outputs_2d(problem.precision))

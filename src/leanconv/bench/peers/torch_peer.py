@@ -9,7 +9,7 @@ from typing import Any
 from leanconv.bench.operands import Operands, as_nchw, in_order
 from leanconv.bench.peers.base import Candidate, Peer, Unable, missing_cuda_torch, missing_module
 from leanconv.bench.results import PEER_LAYOUTS
-from leanconv.dtypes import is_narrow
+from leanconv.dtypes import is_integer, is_narrow
 from leanconv.images.borders import BORDERS
 from leanconv.problem import ConvProblem, FilterProblem, Layout, Problem
 
@@ -92,6 +92,9 @@ class TorchPeer(Peer):
                 strict = lambda: arithmetic(False)  # noqa: E731
                 yield Candidate("torch", "conv2d", call, workspace_bytes="measure", scope=strict, note="strict FP32")
             return
+        if is_integer(problem.dtype):
+            yield Unable("torch", f"PyTorch's convolution does not take {problem.dtype}")
+            return
         # 16-bit elements go to the tensor cores, with float32 sums, whatever is said of TF32
         kinds = ((problem.dtype, False),) if is_narrow(problem.dtype) else (("fp32", False), ("tf32", True))
         for precision, tf32 in kinds:
@@ -130,6 +133,8 @@ class TorchCpuPeer(Peer):
         layout: Layout | None = None
         if problem.kind == "filter2d":
             call = _filter(problem, torch.from_numpy(operands.image), torch.from_numpy(operands.kernel))
+        elif is_integer(problem.dtype):
+            call = f"PyTorch's convolution does not take {problem.dtype}"
         else:
             layout = problem.layout if problem.layout in PEER_LAYOUTS else "NCHW"
             note += "" if layout == problem.layout else f", {layout}"

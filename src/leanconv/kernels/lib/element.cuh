@@ -1,4 +1,4 @@
-// The elements of tensors and the way from them to float, in which kernels compute, and back.
+// The elements of tensors and the way from them to float, or int, in which kernels compute, and back.
 #pragma once
 
 #include <lib/ptx/convert.cuh>
@@ -15,12 +15,40 @@ __device__ __forceinline__ float to_float(bfloat16 value) {
     return __uint_as_float(static_cast<unsigned>(value.bits) << 16);
 }
 
+// Integers of 8 bits are summed in int, which is exact: the host refuses filters whose sums could leave it.
+template <class T> constexpr bool integer = false;
+template <> constexpr bool integer<signed char> = true;
+template <> constexpr bool integer<unsigned char> = true;
+template <> constexpr bool integer<int> = true;
+
+// An element as products and sums have it.
+template <class T>
+__device__ __forceinline__ auto to_sum(T value) {
+    if constexpr (integer<T>) return static_cast<int>(value);
+    else return to_float(value);
+}
+
+__device__ __forceinline__ float multiply_add(float a, float b, float sum) { return fmaf(a, b, sum); }
+__device__ __forceinline__ int multiply_add(int a, int b, int sum) { return a * b + sum; }
+
+__device__ __forceinline__ float add(float a, float b) { return a + b; }
+// A bias is any int: what leaves 32 bits wraps around.
+__device__ __forceinline__ int add(int a, int b) {
+    return static_cast<int>(static_cast<unsigned>(a) + static_cast<unsigned>(b));
+}
+
 // The one rounding of a result.
 template <class T>
 __device__ __forceinline__ T from_float(float value);
 template <> __device__ __forceinline__ float from_float<float>(float value) { return value; }
 template <> __device__ __forceinline__ float16 from_float<float16>(float value) { return {cvt_rn_f16_f32(value)}; }
 template <> __device__ __forceinline__ bfloat16 from_float<bfloat16>(float value) { return {cvt_rn_bf16_f32(value)}; }
+
+template <class T, class Sum>
+__device__ __forceinline__ T from_sum(Sum value) {
+    if constexpr (integer<T>) return value;
+    else return from_float<T>(value);
+}
 
 // Bytes of an element.
 // NOTE: an int, for what is multiplied with it shall stay of 32 bits.

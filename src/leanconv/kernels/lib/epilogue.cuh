@@ -10,24 +10,28 @@
 namespace leanconv {
 
 // A result before its rounding: bias and activation; `held` is what the output holds, where results are added to it.
-template <class Problem>
-__device__ __forceinline__ float finish(float value, float bias, float held = 0.0f) {
-    value += bias;
-    if constexpr (Problem::accumulate) value += held;
+template <class Problem, class Sum>
+__device__ __forceinline__ Sum finish(Sum value, Sum bias, Sum held = 0) {
+    value = add(value, bias);
+    if constexpr (Problem::accumulate) value = add(value, held);
     // NOTE: written so that NaN stays NaN, as in PyTorch; fmaxf would turn it into zero.
-    return Problem::relu ? (value < 0.0f ? 0.0f : value) : value;
+    return Problem::relu ? (value < 0 ? 0 : value) : value;
 }
 
 // What the output holds at `at`, which is read only where it exists and results are added to it.
 template <class Problem, class T>
-__device__ __forceinline__ float held_by(const T* at, bool exists) {
-    if constexpr (Problem::accumulate) return exists ? to_float(*at) : 0.0f;
-    else return 0.0f;
+__device__ __forceinline__ auto held_by(const T* at, bool exists) {
+    using Sum = decltype(to_sum(*at));
+    if constexpr (Problem::accumulate) return exists ? to_sum(*at) : Sum(0);
+    else return Sum(0);
 }
 
 // Four values along the contiguous axis, `step` elements apart, of which those below `count` elements exist.
 __device__ __forceinline__ void store_vector_of(float* to, const float (&v)[4]) {
     *reinterpret_cast<float4*>(to) = make_float4(v[0], v[1], v[2], v[3]);
+}
+__device__ __forceinline__ void store_vector_of(int* to, const int (&v)[4]) {
+    *reinterpret_cast<int4*>(to) = make_int4(v[0], v[1], v[2], v[3]);
 }
 template <class T>
 __device__ __forceinline__ void store_vector_of(T* to, const T (&v)[4]) {
@@ -92,15 +96,16 @@ struct FlatPixels {
 // of the thread's tile acc is. `interleaved` says how fragments lie along the contiguous output axis (filters in NHWC, pixels
 // otherwise); `aligned` that four outputs of a fragment are adjacent and aligned if the tensor is.
 template <class Problem, class Tuning, bool interleaved, bool aligned, class Pixels, int rows, int columns>
-__device__ __forceinline__ void store_tile(const float (&acc)[rows][columns], int row, int column,
-                                           const Tiling<Tuning>& tiling, const typename Problem::element* bias,
-                                           typename Problem::element* y, const Pixels& pixels,
+__device__ __forceinline__ void store_tile(const typename Problem::sum (&acc)[rows][columns], int row, int column,
+                                           const Tiling<Tuning>& tiling, const typename Problem::result* bias,
+                                           typename Problem::result* y, const Pixels& pixels,
                                            Offset<Problem> first_pixel, int group, int first_k) {
-    using T = typename Problem::element;
+    using T = typename Problem::result;
+    using Sum = typename Problem::sum;
     constexpr int lanes_k = Tiling<Tuning>::lanes_k, lanes_pixels = Tiling<Tuning>::lanes_pixels;
     int64 image = Problem::out_h * Problem::out_w;
     if constexpr (Problem::chwn) image *= pixels.batch;
-    const bool vector = aligned && reinterpret_cast<unsigned long long>(y) % (4 * item<Problem>) == 0;
+    const bool vector = aligned && reinterpret_cast<unsigned long long>(y) % (4 * sizeof(T)) == 0;
 
     if constexpr (!Problem::nhwc) {
 #pragma unroll
@@ -115,15 +120,15 @@ __device__ __forceinline__ void store_tile(const float (&acc)[rows][columns], in
                 const int k = first_k + tiling.k + at_k;
                 if (k >= Problem::group_k) continue;
                 const int filter = group * Problem::group_k + k;
-                const float b = Problem::bias ? to_float(bias[filter]) : 0.0f;
+                const Sum b = Problem::bias ? to_sum(bias[filter]) : Sum(0);
                 T* const to = y + filter * image;
                 T v[4];
 #pragma unroll
                 for (int j = 0; j < 4; ++j) {
                     const Place& at = place[interleaved ? j : 0];
                     const T* const output = to + at.offset + (interleaved ? 0 : j);
-                    const float held = held_by<Problem>(output, interleaved ? at.count > 0 : j < at.count);
-                    v[j] = from_float<T>(finish<Problem>(acc[i][4 * f + j], b, held));
+                    const Sum held = held_by<Problem>(output, interleaved ? at.count > 0 : j < at.count);
+                    v[j] = from_sum<T>(finish<Problem>(acc[i][4 * f + j], b, held));
                 }
                 if constexpr (!interleaved) {
                     store_four(to + place[0].offset, v, 1, place[0].count, vector);
@@ -155,9 +160,9 @@ __device__ __forceinline__ void store_tile(const float (&acc)[rows][columns], in
 #pragma unroll
                 for (int i = 0; i < 4; ++i) {
                     const bool exists = k + i * step < Problem::group_k;
-                    const float b =
-                        Problem::bias && exists ? to_float(bias[group * Problem::group_k + k + i * step]) : 0.0f;
-                    v[i] = from_float<T>(finish<Problem>(acc[4 * f + i][j], b, held_by<Problem>(to + k + i * step, exists)));
+                    const Sum b =
+                        Problem::bias && exists ? to_sum(bias[group * Problem::group_k + k + i * step]) : Sum(0);
+                    v[i] = from_sum<T>(finish<Problem>(acc[4 * f + i][j], b, held_by<Problem>(to + k + i * step, exists)));
                 }
                 store_four(to + k, v, step, Problem::group_k - k, vector);
             }
@@ -173,13 +178,21 @@ struct Share {
     static constexpr int columns = Problem::nhwc ? Tuning::thread_pixels / Tuning::split : Tuning::thread_pixels;
     static_assert((Problem::nhwc ? Tuning::thread_pixels : Tuning::thread_k) % Tuning::split == 0,
                   "the blocks of a cluster share a thread's tile evenly");
-    float sum[rows][columns];
+    using Sum = typename Problem::sum;
+    static_assert(sizeof(Sum) == 4, "sums pass between blocks as words");
+    Sum sum[rows][columns];
     int row, column;
 
-    __device__ __forceinline__ Share(const float (&acc)[Tuning::thread_k][Tuning::thread_pixels], float* shared) {
+    static __device__ __forceinline__ Sum load(const Sum* from, int rank) {
+        const float word = cluster_load(reinterpret_cast<const float*>(from), rank);
+        if constexpr (integer<Sum>) return __float_as_int(word);
+        else return word;
+    }
+
+    __device__ __forceinline__ Share(const Sum (&acc)[Tuning::thread_k][Tuning::thread_pixels], float* shared) {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
         constexpr int threads = Tiling<Tuning>::threads;
-        float* const mine = shared + threadIdx.x;
+        Sum* const mine = reinterpret_cast<Sum*>(shared) + threadIdx.x;
         __syncthreads();  // the stages have been read
 #pragma unroll
         for (int i = 0; i < Tuning::thread_k; ++i)
@@ -193,10 +206,10 @@ struct Share {
         for (int i = 0; i < rows; ++i)
 #pragma unroll
             for (int j = 0; j < columns; ++j) {
-                const float* at = mine + ((row + i) * Tuning::thread_pixels + column + j) * threads;
-                sum[i][j] = cluster_load(at, 0);
+                const Sum* at = mine + ((row + i) * Tuning::thread_pixels + column + j) * threads;
+                sum[i][j] = load(at, 0);
 #pragma unroll
-                for (int other = 1; other < Tuning::split; ++other) sum[i][j] += cluster_load(at, other);
+                for (int other = 1; other < Tuning::split; ++other) sum[i][j] += load(at, other);
             }
         cluster_barrier();
 #else
