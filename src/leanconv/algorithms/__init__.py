@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from leanconv.algorithms.base import GpuAlgorithm
 from leanconv.algorithms.depthwise import Depthwise
+from leanconv.algorithms.depthwise_wide import DepthwiseWide
 from leanconv.algorithms.direct import Direct
 from leanconv.algorithms.im2win import Im2win
 from leanconv.algorithms.im2win_basic import Im2winBasic
@@ -22,6 +23,7 @@ ALGORITHMS: tuple[GpuAlgorithm, ...] = (
     Im2winBasic(),
     Winograd2d(),
     Depthwise(),
+    DepthwiseWide(),
     Direct(),
     RegisterCache(),
 )

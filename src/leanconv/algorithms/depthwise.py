@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from leanconv.algorithms.base import Config, TimedAlgorithm, by_time, ceil_div, conv_constants
@@ -102,6 +102,25 @@ def blocks_that_fit(registers: int, threads: int, target: Target) -> int:
     return max((blocks for blocks in range(1, 33) if fits(blocks)), default=1)
 
 
+def one_channel_limits(problem: ConvProblem, taken: Sequence[str]) -> list[str]:
+    """Why kernels for one channel a group cannot run ``problem``, forward or by reversed filters."""
+    reasons = [*gradient_limits(problem, taken), *images_outermost(problem)]
+    if problem.group_c != 1:
+        reasons.append(f"groups={problem.groups} of {problem.c} channels: a group has more than one channel")
+    elif problem.op == "dgrad" and (problem.stride != (1, 1) or problem.group_k != 1):
+        reasons.append(
+            f"op='dgrad' with stride={problem.stride} and {problem.group_k} filters a channel: it computes the "
+            "gradient of layers of unit stride with one filter a channel"
+        )
+    return reasons
+
+
+def as_convolution(problem: ConvProblem) -> ConvProblem:
+    """The convolution that computes the problem; of a gradient with the filters reversed."""
+    unit = problem.op == "dgrad" and problem.stride == (1, 1)
+    return replace(problem.as_forward(), accumulate=problem.accumulate) if unit else problem
+
+
 def channel_tile(problem: ConvProblem) -> int:
     """Filters of a block in NHWC: all, or as many as make whole tiles of whole warps where that is possible."""
     if problem.k <= THREADS:
@@ -124,17 +143,10 @@ class Depthwise(TimedAlgorithm):
     solves = "conv2d"
 
     def why_not(self, problem: ConvProblem, target: Target) -> list[str]:
-        reasons = [*gradient_limits(problem, GPU_LAYERS), *images_outermost(problem)]
-        if problem.group_c != 1:
-            reasons.append(f"groups={problem.groups} of {problem.c} channels: a group has more than one channel")
-        elif problem.op == "dgrad" and (problem.stride != (1, 1) or problem.group_k != 1):
-            reasons.append(
-                f"op='dgrad' with stride={problem.stride} and {problem.group_k} filters a channel: it computes the "
-                "gradient of layers of unit stride with one filter a channel"
-            )
+        reasons = one_channel_limits(problem, GPU_LAYERS)
         if problem.r * problem.s > MOST_TAPS:
             reasons.append(f"the filter has {problem.r}x{problem.s} taps, and a thread keeps {MOST_TAPS} at most")
-        elif not reasons and not any(_candidates(_forward(problem), target)):
+        elif not reasons and not any(_candidates(as_convolution(problem), target)):
             reasons.append(
                 f"a filter of {problem.r}x{problem.s} with dilation={problem.dilation} reaches {live_rows(problem)} "
                 "rows, too many for the registers of a thread"
@@ -142,11 +154,11 @@ class Depthwise(TimedAlgorithm):
         return reasons
 
     def timed(self, problem: ConvProblem, target: Target) -> list[tuple[float, DepthwiseConfig]]:
-        forward = _forward(problem)
+        forward = as_convolution(problem)
         return by_time((_cycles(forward, config, target), config) for config in _candidates(forward, target))
 
     def plan(self, problem: ConvProblem, config: DepthwiseConfig, target: Target) -> Plan:
-        forward = _forward(problem)
+        forward = as_convolution(problem)
         constants = (*conv_constants(forward), ("reversed", problem.op == "dgrad"))
         shared = 4 * config.channels * (problem.r * problem.s | 1) if problem.layout == "NHWC" else 0
         launch = Launch(
@@ -161,12 +173,6 @@ class Depthwise(TimedAlgorithm):
             min_blocks=config.min_blocks,
         )
         return Plan((launch,))
-
-
-def _forward(problem: ConvProblem) -> ConvProblem:
-    """The convolution that computes the problem; of a gradient with the filters reversed."""
-    unit = problem.op == "dgrad" and problem.stride == (1, 1)
-    return replace(problem.as_forward(), accumulate=problem.accumulate) if unit else problem
 
 
 def _candidates(problem: ConvProblem, target: Target) -> Iterator[DepthwiseConfig]:
