@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from leanconv.algorithms.base import GpuAlgorithm
 from leanconv.algorithms.depthwise import Depthwise
+from leanconv.algorithms.depthwise_row import DepthwiseRow
 from leanconv.algorithms.depthwise_wide import DepthwiseWide
 from leanconv.algorithms.direct import Direct
 from leanconv.algorithms.im2win import Im2win
@@ -24,6 +25,7 @@ ALGORITHMS: tuple[GpuAlgorithm, ...] = (
     Winograd2d(),
     Depthwise(),
     DepthwiseWide(),
+    DepthwiseRow(),
     Direct(),
     RegisterCache(),
 )

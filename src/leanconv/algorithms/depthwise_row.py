@@ -1,0 +1,105 @@
+"""Depthwise convolution with short filters of one row: all loads of a thread are under way at the same time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from leanconv.algorithms.base import Config, TimedAlgorithm, by_time, ceil_div, conv_constants
+from leanconv.algorithms.depthwise import as_convolution, one_channel_limits
+from leanconv.algorithms.tiles import conv_arguments
+from leanconv.dtypes import GPU_LAYERS, item_bytes
+from leanconv.plan import Launch, Plan, Target
+from leanconv.problem import ConvProblem
+
+#: Loads of four pixels for four outputs, at most, and for all outputs of a thread: four registers each.
+MOST_LOADS, MOST_AT_ONCE = 8, 16
+#: Fours of outputs that a thread computes, and threads of a block.
+FOURS, THREADS = (4, 2, 1), (256, 128, 64)
+
+
+@dataclass(frozen=True)
+class RowConfig(Config):
+    """A thread computes ``fours`` times four adjacent outputs, a block of ``threads`` a part of a row."""
+
+    fours: int
+    threads: int
+
+
+def loads_of_four(problem: ConvProblem) -> int:
+    """Loads of four pixels that four adjacent outputs need."""
+    return (-problem.padding[2] % 4 + 3 + (problem.s - 1) * problem.dilation[1]) // 4 + 1
+
+
+class DepthwiseRow(TimedAlgorithm):
+    """Filters of one row and few taps, from registers; FP32 FMAs in direct order, no workspace. Forward and, for layers
+    of unit stride, the gradient of the input."""
+
+    name = "depthwise_row"
+    paper = (
+        "X. Chen et al., Optimizing Memory Efficiency for Convolution Kernels on Kepler GPUs (2017), for one channel"
+    )
+    tier = "ieee"
+    solves = "conv2d"
+
+    def why_not(self, problem: ConvProblem, target: Target) -> list[str]:
+        reasons = one_channel_limits(problem, GPU_LAYERS)
+        if reasons:
+            return reasons
+        forward = as_convolution(problem)
+        if problem.layout != "NCHW":
+            reasons.append(f"layout={problem.layout!r} is not 'NCHW': the pixels of a row are not neighbours")
+        if forward.r != 1 or forward.stride != (1, 1):
+            reasons.append(
+                f"a filter of {forward.r}x{forward.s} with stride={forward.stride}: it computes filters of one row at "
+                "unit stride"
+            )
+        if forward.w % 4 or forward.q % 4:
+            reasons.append(f"rows of {forward.w} pixels and {forward.q} outputs are not both multiples of four")
+        if loads_of_four(forward) > MOST_LOADS:
+            reasons.append(
+                f"four outputs see {forward.s} taps with dilation={forward.dilation[1]}, which is "
+                f"{loads_of_four(forward)} loads of four pixels, and a thread has registers for {MOST_LOADS}"
+            )
+        return reasons
+
+    def timed(self, problem: ConvProblem, target: Target) -> list[tuple[float, RowConfig]]:
+        forward = as_convolution(problem)
+        loads = loads_of_four(forward)
+        configs = [
+            RowConfig(fours, threads)
+            for threads in THREADS
+            for fours in FOURS
+            if fours == 1 or (fours * loads <= MOST_AT_ONCE and 2 * fours * threads * 4 < 3 * forward.q + 4 * threads)
+        ]
+        return by_time((_cycles(forward, config, target), config) for config in configs)
+
+    def plan(self, problem: ConvProblem, config: RowConfig, target: Target) -> Plan:
+        forward = as_convolution(problem)
+        launch = Launch(
+            header="depthwise_row.cuh",
+            function="leanconv::depthwise_row",
+            problem=(*conv_constants(forward), ("reversed", problem.op == "dgrad")),
+            tuning=config.constants(),
+            arguments=conv_arguments(problem),
+            grid=_blocks(forward, config),
+            block=config.threads,
+        )
+        return Plan((launch,))
+
+
+def _blocks(problem: ConvProblem, config: RowConfig) -> int:
+    return problem.n * problem.k * problem.p * ceil_div(problem.q, 4 * config.fours * config.threads)
+
+
+def _cycles(problem: ConvProblem, config: RowConfig, target: Target) -> float:
+    """Predicted time in clock cycles: that of the memory, or of instructions and of loads from the L1."""
+    loads = loads_of_four(problem)
+    warps = _blocks(problem, config) * config.threads / 32 / target.multiprocessors
+    instructions = config.fours * (4 * problem.s + 3 * loads + 12) + problem.s + 40
+    issue = warps * instructions * 32 / target.fma_lanes
+    waves = warps * (4 * config.fours * (loads + 1) + problem.s)
+    outputs = problem.n * problem.k * problem.p * problem.q
+    pixels = problem.n * problem.c * problem.h * problem.w
+    memory = item_bytes(problem.dtype) * (pixels + outputs) / target.bytes_per_cycle
+    busy = max(issue / 0.7, waves)
+    return max(busy, 1.1 * memory) + 0.15 * min(busy, memory) + 2000
