@@ -19,6 +19,7 @@ COUNTS = {
     # what differs among the layers of whole networks
     **{"resnet-50": 23, "inception-v3": 43},
     "depthwise": 34,
+    "depthwise-wide": 30,
 }
 
 TINY = (

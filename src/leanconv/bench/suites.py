@@ -43,7 +43,8 @@ LAYOUTS: tuple[str, ...] = get_args(Layout)
 SUITE_ALGORITHMS = {
     "winograd1d": ("winograd1d", "implicit_gemm"),
     "opencnn": ("winograd*", "implicit_gemm"),
-    "depthwise": ("depthwise", "direct"),
+    "depthwise": ("depthwise*", "direct"),
+    "depthwise-wide": ("depthwise*",),
 }
 #: Transforms with this many states and more round too much for tier fp32: such problems run in tier relaxed.
 _RELAXED_STATES = 16
@@ -96,13 +97,14 @@ def load_suite(
 
 
 def _conv_problem(entry: dict[str, Any], suite: dict[str, Any], layout: Any, precision: Any) -> ConvProblem:
-    pad_h, pad_w = entry["padding"]
+    padding = entry["padding"]
     states = entry.get("gamma", [0])[0]
     own: Precision = "relaxed" if states >= _RELAXED_STATES else "fp32"
     return ConvProblem(
         **{letter: entry[letter] for letter in "nchwkrs"},
         stride=(entry["stride"], entry["stride"]),
-        padding=(pad_h, pad_h, pad_w, pad_w),
+        # rows and columns, or all four sides
+        padding=(padding[0], padding[0], padding[1], padding[1]) if len(padding) == 2 else tuple(padding),
         groups=entry.get("groups", 1),
         dtype=suite["dtype"],
         layout=layout,
