@@ -56,6 +56,14 @@ def deep(name: str, text: str, by: str, how: str, *cases: str, times: int = 1, *
     return Break(name, "depthwise", text, by, how, cases, times, tuple(tuning.items()))
 
 
+def wide(name: str, text: str, by: str, how: str, *cases: str, times: int = 1, **tuning: Any) -> Break:
+    return Break(name, "depthwise_wide", text, by, how, cases, times, tuple(tuning.items()))
+
+
+def along(name: str, text: str, by: str, how: str, *cases: str, times: int = 1) -> Break:
+    return Break(name, "depthwise_row", text, by, how, cases, times)
+
+
 def flat(name: str, text: str, by: str, how: str, *cases: str, times: int = 1, **tuning: Any) -> Break:
     return Break(name, "winograd2d", text, by, how, cases, times, tuple(tuning.items()))
 
@@ -432,4 +440,53 @@ BREAKS = (
          WRONG, "depthwise-nchw", whole=False),
     deep("a window begins with its fours", "column + v", "column + v + Shape::lead", "misaligned",
          "depthwise-nchw", times=2),
+    wide("no barrier after the tile", "cp_async_wait_group<0>();\n    __syncthreads();", "cp_async_wait_group<0>();",
+         RACE + "|" + WRONG, "depthwise-nchw", "depthwise-nhwc"),
+    wide("never waits for the tile", "cp_async_wait_group<0>();", "", RACE + "|" + WRONG, "depthwise-nchw"),
+    wide("results lie where the tile is still read", "__syncthreads();  // the tile has been read", "",
+         RACE + "|" + WRONG, "depthwise-nchw", "depthwise-nhwc"),
+    wide("results are stored before they are there", "__syncthreads();\n    store_results", "store_results",
+         RACE + "|" + WRONG, "depthwise-nchw", "depthwise-nhwc"),
+    wide("columns outside the image are copied", "static_cast<unsigned>(j) < static_cast<unsigned>(Problem::w)", "true",
+         WRONG, "depthwise-nchw", "depthwise-wide-nhwc", fixed=False),
+    wide("columns outside the image are summed", "at >= 0 && at < Problem::w", "at >= -4 && at < Problem::w + 4",
+         WRONG, "depthwise-nchw", "depthwise-nhwc", fixed=True),
+    wide("rows below the image are copied", " || i >= Problem::h) continue;", ") continue;",
+         FENCE, "gradient-depthwise-nchw", "depthwise-nhwc", groups=1, rows=1),
+    wide("rows above the image are summed", "low = i >= 0 ? 0 : ceil_div(-i, Problem::dilation_h)", "low = 0",
+         RACE + "|" + WRONG, "depthwise-nchw", "depthwise-nhwc"),
+    wide("rows below the image are summed", "min(Problem::h, first.h + Tuning::tile_h) - i",
+         "first.h + Tuning::tile_h + 1 - i", RACE + "|" + WRONG, "depthwise-nchw", "depthwise-nhwc"),
+    wide("planes past the end are copied", "if (k >= Problem::k || n >= batch || i >= Problem::h) continue;",
+         "if (i >= Problem::h) continue;", FENCE, "depthwise-nchw", "depthwise-nhwc", images=8),
+    wide("planes past the end are stored",
+         "if (k >= Problem::k || n >= batch || p >= Problem::p || q >= Problem::q) continue;",
+         "if (p >= Problem::p || q >= Problem::q) continue;", FENCE, "depthwise-nchw", "depthwise-nhwc", filters=8),
+    wide("every filter has a channel of its own", "k / Problem::group_k", "k",
+         WRONG, "depthwise-multiplier-nchw", "depthwise-multiplier-nhwc"),
+    wide("the gradient takes the filter as it is", "Problem::reversed ? taps - 1 - i % taps : i % taps", "i % taps",
+         WRONG, "gradient-depthwise-nchw", "gradient-depthwise-nhwc"),
+    wide("windows begin where the tile does", "Problem::stride_w - Problem::pad_left : lead;",
+         "Problem::stride_w - Problem::pad_left : 0;", WRONG, "depthwise-nchw", fixed=False),
+    wide("the first segment is left out", "first_segment = j + reach >= 0 ? 0", "first_segment = j + reach >= 0 ? 1",
+         WRONG, "depthwise-wide-nchw", "depthwise-wide-nhwc"),
+    wide("the rest of a row lies one segment off", "filter + Tile::segments * Tile::segment, row", "filter, row",
+         WRONG, "depthwise-wide-nchw"),
+    wide("rows of outputs share rows of taps", "filter - m * Tile::tap_pitch + s", "filter + s",
+         WRONG, "depthwise-nchw", "depthwise-nhwc", rows=2),
+    wide("further rows take a row of taps that is not there",
+         "if (checked && static_cast<unsigned>(row - m) >= static_cast<unsigned>(Problem::r)) continue;", "",
+         RACE + "|" + WRONG, "depthwise-nchw", "depthwise-nhwc", rows=2),
+    wide("the window forgets the stride", "first + q * stride + (s + t)", "first + q + (s + t)",
+         WRONG, "depthwise-multiplier-nchw"),
+    along("samples past the end of the row are read",
+          "if (inside && static_cast<unsigned>(at) < static_cast<unsigned>(Problem::w)) load_pixels", "load_pixels",
+          WRONG, "depthwise-row-nchw", "gradient-depthwise-row-nchw"),
+    along("windows begin at fours", "Shape::lead + e + s", "e + s", WRONG, "depthwise-row-nchw"),
+    along("outputs past the end of the row are stored", "if (q >= Problem::q) return;", "", WRONG, "depthwise-row-nchw"),
+    along("every filter has a channel of its own", "k / Problem::group_k", "k", WRONG, "depthwise-row-nchw"),
+    along("the gradient takes the filter as it is", "Problem::reversed ? taps - 1 - s : s", "s",
+          WRONG, "gradient-depthwise-row-nchw"),
+    along("a block for each row of the image, not of its outputs", "row / Problem::p % Problem::k", "row % Problem::k",
+          WRONG, "gradient-depthwise-row-nchw"),
 )  # fmt: skip

@@ -106,6 +106,8 @@ def _conv_cases() -> list[Case]:
     add("groups-vector", 2, 16, 8, 8, 24, 3, 3, groups=2, thorough=USUAL, activation="relu", **same)
     add("depthwise", 2, 7, 9, 12, 7, 3, 3, groups=7, bias=True, **same)
     add("depthwise-multiplier", 1, 5, 9, 8, 15, 5, 3, layouts=ALL, groups=5, stride=(2, 2), padding=(2, 2, 1, 1))
+    add("depthwise-wide", 2, 3, 6, 44, 3, 3, 40, groups=3, bias=True, padding=(1, 1, 20, 19))
+    add("depthwise-row", 2, 3, 1, 72, 6, 1, 4, groups=3, activation="relu", padding=(0, 0, 3, 0))
     add(
         "everything",
         2,
@@ -156,6 +158,7 @@ def _gradient_cases() -> list[Case]:
     add("dilation", 2, 6, 15, 14, 4, 3, 3, dilation=(2, 3), padding=(2, 1, 2, 0))
     add("groups", 2, 9, 9, 10, 6, 3, 3, layouts=ALL, groups=3, **same)
     add("depthwise", 2, 7, 9, 12, 7, 3, 3, groups=7, **same)
+    add("depthwise-row", 2, 5, 3, 44, 5, 1, 7, groups=5, padding=(0, 0, 5, 1))
     # Strides: rows and columns fall into phases, with as many taps or with one more or less.
     add("stride", 2, 18, 14, 15, 9, 3, 3, layouts=ALL, stride=(2, 2), thorough=ALL, **same)
     add("stride-equal-phases", 2, 8, 12, 16, 6, 4, 4, layouts=ALL, stride=(2, 2), **same)

@@ -105,49 +105,50 @@ __device__ __forceinline__ void add_products(float (&sum)[Tuning::rows][Tuning::
     }
 }
 
-template <bool answer>
-struct Choice {
-    static constexpr bool value = answer;
-};
+// A row of taps in all its segments that see pixels, from first_segment up to last_segment, and the rest.
+template <class Problem, class Tuning, int strip, bool checked>
+__device__ __forceinline__ void add_row(float (&sum)[Tuning::rows][Tuning::columns], const float* pixels,
+                                        const float* filter, int row, int first_segment, int last_segment) {
+    using Tile = WideTile<Problem, Tuning>;
+    if constexpr (Tile::segments > 0) {
+#pragma unroll 1
+        for (int i = first_segment; i < last_segment; ++i)
+            add_products<Problem, Tuning, strip, Tile::segment, checked>(
+                sum, pixels + i * Tile::segment_pixels, filter + i * Tile::segment, row);
+    }
+    add_products<Problem, Tuning, strip, Tile::rest, checked>(
+        sum, pixels + Tile::segments * Tile::segment_pixels, filter + Tile::segments * Tile::segment, row);
+}
 
 // The sums of a thread whose strip is `mine`: rows low ... high of the filter, counted from the thread's first row of
-// outputs; of each row all segments that see pixels, from first_segment up to last_segment, and the rest.
+// outputs.
 template <class Problem, class Tuning, int strip = 0>
 __device__ __forceinline__ void add_rows(float (&sum)[Tuning::rows][Tuning::columns], int mine, const float* pixels,
                                          const float* filter, int low, int high, int first_segment, int last_segment) {
     using Tile = WideTile<Problem, Tuning>;
+    constexpr int below = Problem::dilation_h * Tuning::row_pitch;
     if constexpr (Tuning::fixed && strip + 1 < Tuning::strips) {
         if (mine != strip) {
             add_rows<Problem, Tuning, strip + 1>(sum, mine, pixels, filter, low, high, first_segment, last_segment);
             return;
         }
     }
-    pixels += low * Problem::dilation_h * Tuning::row_pitch;
+    pixels += low * below;
     filter += low * Tile::tap_pitch;
     int row = low;
-    const auto next_row = [&](auto check) {
-        constexpr bool checked = decltype(check)::value;
-        if constexpr (Tile::segments > 0) {
-#pragma unroll 1
-            for (int i = first_segment; i < last_segment; ++i)
-                add_products<Problem, Tuning, strip, Tile::segment, checked>(
-                    sum, pixels + i * Tile::segment_pixels, filter + i * Tile::segment, row);
-        }
-        add_products<Problem, Tuning, strip, Tile::rest, checked>(
-            sum, pixels + Tile::segments * Tile::segment_pixels, filter + Tile::segments * Tile::segment, row);
-        pixels += Problem::dilation_h * Tuning::row_pitch;
-        filter += Tile::tap_pitch;
-        ++row;
-    };
+    // for the first and the last rows of pixels some of the rows of taps do not exist
     if constexpr (Tuning::rows > 1) {
 #pragma unroll 1
-        while (row < min(high, Tuning::rows - 1)) next_row(Choice<true>());
+        for (; row < min(high, Tuning::rows - 1); ++row, pixels += below, filter += Tile::tap_pitch)
+            add_row<Problem, Tuning, strip, true>(sum, pixels, filter, row, first_segment, last_segment);
     }
 #pragma unroll 1
-    while (row < min(high, Problem::r)) next_row(Choice<false>());
+    for (; row < min(high, Problem::r); ++row, pixels += below, filter += Tile::tap_pitch)
+        add_row<Problem, Tuning, strip, false>(sum, pixels, filter, row, first_segment, last_segment);
     if constexpr (Tuning::rows > 1) {
 #pragma unroll 1
-        while (row < high) next_row(Choice<true>());
+        for (; row < high; ++row, pixels += below, filter += Tile::tap_pitch)
+            add_row<Problem, Tuning, strip, true>(sum, pixels, filter, row, first_segment, last_segment);
     }
 }
 
