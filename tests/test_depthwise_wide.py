@@ -55,9 +55,9 @@ LAYERS = {
 EVERY = [(f"{name}-{layout.lower()}", replace(p, layout=layout)) for name, p in LAYERS.items() for layout in LAYOUTS]
 
 
-def kind(config: WideConfig) -> Any:
+def kind(problem: ConvProblem, config: WideConfig) -> Any:
     """What the kernel's code and the places in shared memory depend on."""
-    return config.fixed, config.rows, min(config.planes, 8)
+    return config.fixed, min(config.planes, 8), config.filters > 1, config.rows == problem.p
 
 
 def one_of_each_kind() -> list[Any]:
@@ -66,14 +66,16 @@ def one_of_each_kind() -> list[Any]:
     for name, problem in EVERY:
         of_kind: dict[Any, WideConfig] = {}
         for config in WIDE.configs(problem, TARGETS[0]):
-            of_kind.setdefault(kind(config), config)
-        label = "{}-{}-{}rows-{}".format
-        found += [(problem, c, label(name, "fixed" if f else "free", r, n)) for (f, r, n), c in of_kind.items()]
+            of_kind.setdefault(kind(problem, config), config)
+        label = "{}-{}-{}-{}-{}-{}".format
+        for c in of_kind.values():
+            numbers = (c.columns, c.rows, c.images, c.filters)
+            found.append((problem, c, label(name, "fixed" if c.fixed else "free", *numbers)))
 
     def traits(each: Any) -> Iterator[Any]:
         problem, config, name = each
         yield name.partition(f"-{problem.layout.lower()}")[0], config.fixed
-        yield problem.layout, kind(config)
+        yield problem.layout, kind(problem, config)
 
     return selection.marked(found, selection.cover(found, traits), lambda each: (each[:2], each[2]))
 
@@ -103,17 +105,18 @@ def test_what_it_computes_and_what_not() -> None:
 
 def fours_read(problem: ConvProblem, config: WideConfig) -> Iterator[list[int]]:
     """For every eight lanes that read at once: where their first window begins in shared memory, in fours."""
-    lanes = config.planes * config.groups * config.strips
+    lanes = config.planes * config.rows * config.strips
     for first in range(0, lanes, 8):
         found = []
         for thread in range(first, min(first + 8, lanes)):
             plane, rest = thread % config.planes, thread // config.planes
-            strip, group = divmod(rest, config.groups) if config.fixed else (rest % config.strips, rest // config.strips)
-            if config.fixed and strip != (first // config.planes) // config.groups:
+            row, strip = (rest // config.strips, rest % config.strips)
+            if config.fixed:
+                strip, row = divmod(rest, config.rows)
+            if config.fixed and strip != (first // config.planes) // config.rows:
                 continue  # another strip's code reads at another time
-            row = group * config.rows * problem.stride[0] * config.row_pitch
             column = 0 if config.fixed else strip * config.columns * problem.stride[1]
-            found.append((plane * config.plane_pitch + row + column) // 4)
+            found.append((plane * config.plane_pitch + row * problem.stride[0] * config.row_pitch + column) // 4)
         yield found
 
 
@@ -124,8 +127,6 @@ def usual() -> list[ConvProblem]:
 def test_loads_of_four_pixels_meet_no_conflict() -> None:
     for problem in [*usual(), *(p for _, p in EVERY if p.op == "fprop" and p.stride == (1, 1))]:
         for config in WIDE.configs(problem, TARGETS[0]):
-            if config.planes < 8 and config.rows > 1:
-                continue  # rows two or four apart: two lanes, or four, share banks
             for fours in fours_read(problem, config):
                 assert len({at % 8 for at in fours}) == len(set(fours)), (str(problem), config)
 
@@ -158,6 +159,6 @@ def test_configurations_fit_the_machine() -> None:
             found = list(WIDE.configs(problem, target))
             assert found and len(set(found)) == len(found)
             for config in found:
-                assert config.threads % 32 == 0 and config.planes * config.groups * config.strips <= config.threads <= 512
+                assert config.threads % 32 == 0 and config.planes * config.rows * config.strips <= config.threads <= 512
                 assert shared_bytes(forward, config) <= target.shared_per_block
                 assert config.row_pitch % 4 == config.plane_pitch % 4 == 0

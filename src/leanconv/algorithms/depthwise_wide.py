@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from leanconv.algorithms.base import Config, TimedAlgorithm, by_time, ceil_div, conv_constants
@@ -19,9 +19,11 @@ COLUMNS = (28, 20, 12, 4)
 MOST_COLUMNS = 32
 #: Planes of a block; eight lanes read at once.
 PLANES = (32, 16, 8, 4, 2, 1)
-#: Registers that a thread may need, and threads of a block.
+#: Registers that a thread may have, and threads of a block.
 MOST_REGISTERS = 160
-THREADS = (64, 512)
+LEAST_THREADS, MOST_THREADS = 64, 512
+#: Blocks of a multiprocessor, on every architecture.
+MOST_BLOCKS = 24
 #: Rows of taps up to this length are code without a loop; longer ones are cut into segments, but where there is code
 #: for each strip, of which there is then less than this many multiply-adds.
 MOST_TAPS, SEGMENT, MOST_CODE = 36, 32, 2400
@@ -29,17 +31,16 @@ MOST_TAPS, SEGMENT, MOST_CODE = 36, 32, 2400
 
 @dataclass(frozen=True)
 class WideConfig(Config):
-    """A thread computes ``rows`` rows of ``columns`` outputs; a block ``groups`` times so many rows of ``strips`` times
-    so many columns, of ``images`` images and ``filters`` filters.
+    """A thread computes ``columns`` outputs of a row; a block ``rows`` rows of ``strips`` times so many, of ``images``
+    images and ``filters`` filters.
 
     ``fixed``: each strip of the row has code of its own. In shared memory a plane has ``tile_h`` rows of the image,
     ``row_pitch`` floats apart; planes are ``plane_pitch`` floats apart.
     """
 
     columns: int
-    rows: int
     strips: int
-    groups: int
+    rows: int
     images: int
     filters: int
     fixed: bool
@@ -56,7 +57,7 @@ class WideConfig(Config):
 
 
 def odd_fours(floats: int) -> int:
-    """The smallest number that is an odd multiple of four and not below ``floats``."""
+    """The smallest odd multiple of four that is not below ``floats``."""
     return 4 * (ceil_div(floats, 4) | 1)
 
 
@@ -86,9 +87,10 @@ def pitches(problem: ConvProblem, config: WideConfig) -> tuple[int, int]:
     modulo eight: planes a share of 8 / planes apart, times an odd number, and what follows an odd number.
     """
     row = ceil_div(row_width(problem, config.strips * config.columns, config.fixed), 4)
-    step = config.rows * problem.stride[0]
-    if step % 2:
-        wanted = 1 if config.fixed else config.strips * config.columns // 4 * problem.stride[1] * step
+    stride = problem.stride[0]
+    if stride % 2:
+        # the distance of a row's first strip from the last one's successor; odd numbers are their own inverses
+        wanted = 1 if config.fixed else config.strips * config.columns // 4 * problem.stride[1] * stride
         row += (wanted - row) % (2 if config.fixed else 8)
     share = max(1, 8 // config.planes)
     plane = config.tile_h * row
@@ -104,13 +106,15 @@ def shared_bytes(problem: ConvProblem, config: WideConfig) -> int:
     """Shared memory of a block: planes and filters, then results."""
     tile = config.planes * config.plane_pitch + config.filters * filter_floats(problem)
     row = 4 * ceil_div(config.strips * config.columns, 4)
-    return 4 * max(tile, config.planes * odd_fours(config.groups * config.rows * row))
+    return 4 * max(tile, config.planes * odd_fours(config.rows * row))
 
 
-def registers_needed(problem: ConvProblem, columns: int, rows: int) -> int:
-    """Registers that a thread needs: sums, the window of four taps and what is loaded ahead, taps, addresses."""
-    window = (columns - 1) * problem.stride[1] + 4 * problem.dilation[1]
-    return rows * columns + window + 8 + 4 * rows + 26
+def registers_needed(problem: ConvProblem, columns: int, fixed: bool) -> int:
+    """Registers that a thread needs so that none are spilled: sums, the window of four taps, taps, addresses."""
+    window = (columns - 1) * problem.stride[1] + 3 * problem.dilation[1] + 1
+    if fixed:
+        return max(56, columns + window + (13 if problem.s > 16 else 14))
+    return max(56, columns + window + (22 if problem.s <= MOST_TAPS else 29))
 
 
 class DepthwiseWide(TimedAlgorithm):
@@ -129,12 +133,12 @@ class DepthwiseWide(TimedAlgorithm):
         if reasons:
             return reasons
         forward = as_convolution(problem)
-        if registers_needed(forward, COLUMNS[-1], 1) > MOST_REGISTERS:
+        if registers_needed(forward, COLUMNS[-1], False) > MOST_REGISTERS:
             reasons.append(
                 f"stride={problem.stride} and dilation={problem.dilation} spread the {problem.s} taps of a row over "
                 "more pixels than a thread has registers for"
             )
-        least = shared_bytes(forward, _config(forward, COLUMNS[-1], 1, 1, 1, 1, 1, False))
+        least = shared_bytes(forward, _config(forward, COLUMNS[-1], 1, 1, 1, 1, False))
         if least > target.shared_per_block:
             reasons.append(
                 f"a filter of {problem.r}x{problem.s} and the pixels under it take {least} bytes of shared memory, and "
@@ -165,23 +169,22 @@ class DepthwiseWide(TimedAlgorithm):
         return Plan((launch,))
 
 
-@lru_cache(maxsize=4096)
 def _config(
-    problem: ConvProblem, columns: int, rows: int, strips: int, groups: int, images: int, filters: int, fixed: bool
+    problem: ConvProblem, columns: int, strips: int, rows: int, images: int, filters: int, fixed: bool
 ) -> WideConfig:
-    threads = ceil_div(images * filters * strips * groups, 32) * 32
-    seen = tile_rows(problem, groups * rows)
-    config = WideConfig(columns, rows, strips, groups, images, filters, fixed, seen, 0, 0, threads, 1)
-    row, plane = pitches(problem, config)
-    return WideConfig(columns, rows, strips, groups, images, filters, fixed, seen, row, plane, threads, 1)
+    threads = ceil_div(images * filters * strips * rows, 32) * 32
+    seen = tile_rows(problem, rows)
+    config = WideConfig(columns, strips, rows, images, filters, fixed, seen, 0, 0, threads, 1)
+    row_pitch, plane_pitch = pitches(problem, config)
+    return replace(config, row_pitch=row_pitch, plane_pitch=plane_pitch)
 
 
 def _resident(problem: ConvProblem, config: WideConfig, target: Target) -> int:
     """Blocks that a multiprocessor holds."""
-    registers = registers_needed(problem, config.columns, config.rows)
+    registers = registers_needed(problem, config.columns, config.fixed)
     # a block takes a kilobyte besides its own
     by_shared = target.shared_per_multiprocessor // (shared_bytes(problem, config) + 1024)
-    return max(1, min(by_shared, blocks_that_fit(registers, config.threads, target)))
+    return max(1, min(by_shared, blocks_that_fit(registers, config.threads, target), MOST_BLOCKS))
 
 
 def _shapes(problem: ConvProblem) -> Iterator[tuple[bool, int, int]]:
@@ -197,86 +200,89 @@ def _shapes(problem: ConvProblem) -> Iterator[tuple[bool, int, int]]:
 
 def _split(problem: ConvProblem, planes: int) -> tuple[int, int]:
     """Images and filters of so many planes: in NHWC eight filters, which are neighbours, else images of one filter."""
-    first, second = (problem.k, problem.n) if problem.layout == "NHWC" else (problem.n, problem.k)
-    most = 8 if problem.layout == "NHWC" else planes
-    one = 1
-    while one < min(most, planes, first):
-        one *= 2
-    other = planes // one if planes > one and second > 1 else 1
-    return (other, one) if problem.layout == "NHWC" else (one, other)
+    nhwc = problem.layout == "NHWC"
+    extent, most = (problem.k, min(planes, 8)) if nhwc else (problem.n, planes)
+    first = 1
+    while first < min(most, extent):
+        first *= 2
+    return (planes // first, first) if nhwc else (first, planes // first)
+
+
+def _tiles(problem: ConvProblem, planes: int, strips: int) -> Iterator[tuple[int, int]]:
+    """Strips and rows of a block's tile: the whole plane, or the largest part with few threads enough, and half of it."""
+    lanes = planes * strips
+    if lanes > MOST_THREADS:
+        for threads in (256, MOST_THREADS):
+            yield max(1, threads // planes), 1
+        return
+    parts = ceil_div(problem.p, MOST_THREADS // lanes)
+    for cut in (parts, 2 * parts):
+        rows = ceil_div(problem.p, cut)
+        if lanes * rows >= LEAST_THREADS or cut == parts:
+            yield strips, rows
 
 
 def _candidates(problem: ConvProblem, target: Target) -> Iterator[WideConfig]:
-    least, most = THREADS
-    tall = problem.stride[0] == problem.dilation[0] == 1
+    usable = [planes for planes in PLANES if planes <= 2 * problem.n * problem.k] or [1]
     for fixed, columns, all_strips in _shapes(problem):
-        for rows in (1, 2, 4) if tall and problem.p > 1 else (1,):
-            if registers_needed(problem, columns, rows) > MOST_REGISTERS or (rows > 1 and problem.s > 16):
-                continue
-            all_groups = ceil_div(problem.p, rows)
-            for planes in PLANES:
-                images, filters = _split(problem, planes)
-                if images * filters != planes and planes > 1:
+        if registers_needed(problem, columns, fixed) > MOST_REGISTERS:
+            continue
+        for planes in usable:
+            images, filters = _split(problem, planes)
+            for strips, rows in _tiles(problem, planes, all_strips):
+                if fixed and strips < all_strips:
                     continue
-                whole = [planes * all_strips * ceil_div(all_groups, split) for split in (1, 2, 4, 8, 16, 32, 64)]
-                strips, groups = all_strips, [ceil_div(n, planes * all_strips) for n in whole if least <= n <= most]
-                if not groups and whole[0] < least:
-                    groups = [all_groups]
-                elif not groups:
-                    # rows of more strips than a block has threads
-                    groups = [1]
-                    strips = min(all_strips, max(1, (256 if planes < 8 else most) // planes))
-                for number in groups[:3]:
-                    if fixed and strips < all_strips:
-                        continue
-                    config = _config(problem, columns, rows, strips, number, images, filters, fixed)
-                    if shared_bytes(problem, config) <= target.shared_per_block:
-                        yield _with_blocks(config, _resident(problem, config, target))
-    yield _with_blocks(_config(problem, COLUMNS[-1], 1, 1, 1, 1, 1, False), 1)
-
-
-def _with_blocks(config: WideConfig, blocks: int) -> WideConfig:
-    return WideConfig(*(value for _, value in config.constants()[:-1]), blocks)  # type: ignore[arg-type]
+                config = _config(problem, columns, strips, rows, images, filters, fixed)
+                if shared_bytes(problem, config) <= target.shared_per_block:
+                    yield replace(config, min_blocks=_resident(problem, config, target))
+    yield _config(problem, COLUMNS[-1], 1, 1, 1, 1, False)
 
 
 def _blocks(problem: ConvProblem, config: WideConfig) -> int:
-    tiles = ceil_div(problem.p, config.groups * config.rows) * ceil_div(problem.q, config.strips * config.columns)
+    tiles = ceil_div(problem.p, config.rows) * ceil_div(problem.q, config.strips * config.columns)
     return tiles * ceil_div(problem.k, config.filters) * ceil_div(problem.n, config.images)
 
 
 def _cycles(problem: ConvProblem, config: WideConfig, target: Target) -> float:
-    """Predicted time in clock cycles."""
+    """Predicted time in clock cycles: that of the memory, or of the busiest multiprocessor.
+
+    A row of taps takes the time of its instructions or of its loads from shared memory, but not less than a warp
+    alone; few warps hide less latency. Blocks take time to begin, and to copy pixels and results.
+    """
     stride, dilation = problem.stride[1], problem.dilation[1]
-    taps, columns = problem.s, config.columns
-    products = columns * taps
-    if config.fixed:
-        products = _products(problem.w, taps, stride, dilation, problem.padding[2], problem.q) // config.strips
+    taps, columns, planes = problem.s, config.columns, config.planes
+    products: float = columns * taps
     segments = 1 if config.fixed or taps <= MOST_TAPS else ceil_div(taps, SEGMENT)
-    fours = segments * ((columns - 1) * stride + (taps // segments - 1) * dilation + 8) / 4
+    fours = segments * ((columns - 1) * stride + (taps / segments - 1) * dilation + 8) / 4
     if config.fixed:
+        products = _products(problem.w, taps, stride, dilation, problem.padding[2], problem.q) / config.strips
         fours = min(fours, problem.w / 4 + 1)
-    filters = config.rows * ceil_div(taps, 4)
-    instructions = config.rows * products + fours + filters + 10 + 6 * segments
-    conflicts = 1 if config.planes >= 8 or columns // 4 * stride % 2 or config.fixed else 2
-    waves = 4 * fours * conflicts + filters * (1 if config.filters == 1 else 4)
-    seen = _products(problem.h, problem.r, problem.stride[0], problem.dilation[0], problem.padding[0], problem.p)
-    steps = seen / problem.p + config.rows - 1
+    filters = ceil_div(taps, 4)
+    instructions = products + fours + filters + 31 + 6 * (segments - 1)
+    conflicts = 1 if config.fixed or planes >= 8 or columns // 4 * stride % 2 else 2
+    waves = 2 * fours * conflicts + filters * (2.7 if config.filters == 1 else 8)
+    steps = _products(problem.h, problem.r, problem.stride[0], problem.dilation[0], problem.padding[0], problem.p)
+    steps = steps / problem.p
     warps = config.threads // 32
 
-    item = item_bytes(problem.dtype)
-    outputs = problem.n * problem.k * problem.p * problem.q
-    copied = config.planes * config.tile_h * config.row_pitch
-    copies = copied / config.threads * (4 if problem.layout == "NCHW" and problem.w % 4 == 0 else 14)
+    vectors = problem.layout == "NCHW" and problem.w % 4 == 0
+    copied = planes * (config.tile_h * config.row_pitch + config.rows * config.strips * columns) / 32
+    copies = copied * (7 if vectors else 20)
+    if problem.layout == "NHWC":
+        # memory comes in sectors of eight floats
+        copies *= max(1, 8 // config.filters)
 
     def cycles(blocks: int) -> float:
-        step = max(ceil_div(blocks * warps, 4) * instructions * 128 / target.fma_lanes, blocks * warps * waves)
-        return steps * max(step, instructions + 60) + 2000 + copies * blocks * warps / 4
+        busy = blocks * warps
+        issue = ceil_div(busy, 4) * instructions * 128 / target.fma_lanes * (1 + 2.6 / busy)
+        return steps * max(issue, busy * waves, instructions + 270) + copies * blocks
 
-    resident = config.min_blocks
-    rounds, rest = divmod(ceil_div(max(1, _blocks(problem, config)), target.multiprocessors), resident)
-    busy = rounds * cycles(resident) + (cycles(rest) if rest else 0)
-    memory = item * (problem.n * problem.c * problem.h * problem.w + outputs) / target.bytes_per_cycle
-    return 1.2 * (max(busy, memory) + 0.15 * min(busy, memory))
+    rounds, rest = divmod(ceil_div(max(1, _blocks(problem, config)), target.multiprocessors), config.min_blocks)
+    busy = rounds * cycles(config.min_blocks) + (cycles(rest) if rest else 0)
+    outputs = problem.n * problem.k * problem.p * problem.q
+    pixels = problem.n * problem.c * problem.h * problem.w
+    memory = item_bytes(problem.dtype) * (pixels + outputs) / target.bytes_per_cycle
+    return max(busy, memory) + 0.15 * min(busy, memory)
 
 
 @lru_cache(maxsize=256)

@@ -11,7 +11,7 @@
 
 #include <lib/epilogue.cuh>
 #include <lib/index.cuh>
-#include <lib/vector.cuh>
+#include <lib/load_floats.cuh>
 
 namespace leanconv {
 
@@ -27,18 +27,6 @@ struct RowShape {
     static_assert(Problem::r == 1 && Problem::stride_h == 1 && Problem::stride_w == 1, "one row of taps, every pixel");
     static_assert(Problem::w % 4 == 0 && Problem::q % 4 == 0, "pixels and results come in aligned fours");
 };
-
-template <class T>
-__device__ __forceinline__ void load_pixels(float (&v)[4], const T* from) {
-    if constexpr (sizeof(T) == 4) {
-        load_vector(v, from);
-    } else {
-        Packed<T, 4> four;
-        four.load(from, true);
-#pragma unroll
-        for (int i = 0; i < 4; ++i) v[i] = four.value(i);
-    }
-}
 
 template <class Problem, class Tuning>
 __device__ __forceinline__ void depthwise_row(const typename Problem::element* __restrict__ x,
@@ -64,9 +52,7 @@ __device__ __forceinline__ void depthwise_row(const typename Problem::element* _
 #pragma unroll
         for (int v = 0; v < loads; ++v) {
             const int at = first + u * Tuning::threads * 4 - Problem::pad_left - Shape::lead + 4 * v;
-#pragma unroll
-            for (int e = 0; e < 4; ++e) pixel[u][v][e] = 0.0f;
-            if (inside && static_cast<unsigned>(at) < static_cast<unsigned>(Problem::w)) load_pixels(pixel[u][v], from + at);
+            load_floats(pixel[u][v], from + at, inside && static_cast<unsigned>(at) < static_cast<unsigned>(Problem::w));
         }
     float tap[taps];
 #pragma unroll

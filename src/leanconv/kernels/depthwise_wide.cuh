@@ -4,7 +4,7 @@
 // H200; a 31x31 filter takes 961 FMAs an output. So what counts is how few other instructions there are.
 //
 // A block computes tile_p x tile_q outputs of some planes (an image and a filter each), whose pixels and filters lie in
-// shared memory as floats. A thread owns `columns` adjacent outputs of `rows` rows and goes through the rows of the filter:
+// shared memory as floats. A thread owns `columns` adjacent outputs of a row and goes through the rows of the filter:
 //
 //     columns + S - 1 pixels of the image's row, by four    (31 taps, 28 columns: 15 loads, of 4 cycles each)
 //     S taps of the filter's row, by four                   (8 loads, of one cycle where the lanes' filter is the same)
@@ -19,9 +19,9 @@
 
 #include <lib/epilogue.cuh>
 #include <lib/index.cuh>
+#include <lib/load_floats.cuh>
 #include <lib/ptx/copy.cuh>
 #include <lib/ptx/shared.cuh>
-#include <lib/vector.cuh>
 
 namespace leanconv {
 
@@ -29,7 +29,7 @@ namespace leanconv {
 template <class Problem, class Tuning>
 struct WideTile {
     static constexpr int columns = Tuning::columns, planes = Tuning::images * Tuning::filters;
-    static constexpr int tile_p = Tuning::groups * Tuning::rows, tile_q = Tuning::strips * columns;
+    static constexpr int tile_p = Tuning::rows, tile_q = Tuning::strips * columns;
     static constexpr int tiles_p = ceil_div(Problem::p, tile_p), tiles_q = ceil_div(Problem::q, tile_q);
 
     // A row of taps is summed whole, or in segments. Rows and filters are odd numbers of fours apart.
@@ -54,8 +54,6 @@ struct WideTile {
     static_assert(!Tuning::fixed || tiles_q == 1, "code for each strip knows its place in the row");
     static_assert(Tuning::fixed || columns % 4 == 0, "strips begin at multiples of four pixels");
     static_assert(Tuning::strips == 1 || columns % 4 == 0, "results of a strip begin at multiples of four");
-    static_assert(Tuning::rows == 1 || (Problem::stride_h == 1 && Problem::dilation_h == 1),
-                  "neighbouring rows of outputs share rows of pixels");
     static_assert(Tuning::row_pitch % 4 == 0 && Tuning::plane_pitch % 4 == 0 && Tuning::row_pitch >= width,
                   "rows are read by fours");
     static_assert(Tuning::plane_pitch >= Tuning::tile_h * Tuning::row_pitch, "a plane holds its rows");
@@ -68,11 +66,9 @@ struct WideTile {
     static __host__ __device__ constexpr bool holds(int at) { return !Tuning::fixed || (at >= 0 && at < Problem::w); }
 };
 
-// Adds the products of `taps` taps of a filter's row, and of the rows before it for further rows of outputs. `pixels` and
-// `filter` are where the segment begins; `row` of the filter is checked where some of the rows do not exist.
-template <class Problem, class Tuning, int strip, int taps, bool checked>
-__device__ __forceinline__ void add_products(float (&sum)[Tuning::rows][Tuning::columns], const float* pixels,
-                                             const float* filter, int row) {
+// Adds the products of `taps` taps of a filter's row; `pixels` and `filter` are where the segment begins.
+template <class Problem, class Tuning, int strip, int taps>
+__device__ __forceinline__ void add_products(float (&sum)[Tuning::columns], const float* pixels, const float* filter) {
     using Tile = WideTile<Problem, Tuning>;
     constexpr int columns = Tuning::columns, stride = Problem::stride_w, dilation = Problem::dilation_w;
     constexpr int first = Tile::first(strip), begin = first >= 0 ? first / 4 * 4 : (first - 3) / 4 * 4;
@@ -88,67 +84,43 @@ __device__ __forceinline__ void add_products(float (&sum)[Tuning::rows][Tuning::
             if (v > before && v <= (reach + (s + 3) * dilation) / 4 && Tile::holds(begin + 4 * v))
                 load_vector(window[v], pixels + begin + 4 * v);
         }
+        float tap[4];
+        load_vector(tap, filter + s);
 #pragma unroll
-        for (int m = 0; m < Tuning::rows; ++m) {
-            if (checked && static_cast<unsigned>(row - m) >= static_cast<unsigned>(Problem::r)) continue;
-            float tap[4];
-            load_vector(tap, filter - m * Tile::tap_pitch + s);
+        for (int t = 0; t < 4; ++t)
 #pragma unroll
-            for (int t = 0; t < 4; ++t)
-#pragma unroll
-                for (int q = 0; q < columns; ++q) {
-                    const int at = first + q * stride + (s + t) * dilation;
-                    if (s + t < taps && Tile::holds(at))
-                        sum[m][q] = fmaf(tap[t], window[(at - begin) / 4][(at - begin) % 4], sum[m][q]);
-                }
-        }
+            for (int q = 0; q < columns; ++q) {
+                const int at = first + q * stride + (s + t) * dilation;
+                if (s + t < taps && Tile::holds(at))
+                    sum[q] = fmaf(tap[t], window[(at - begin) / 4][(at - begin) % 4], sum[q]);
+            }
     }
 }
 
-// A row of taps in all its segments that see pixels, from first_segment up to last_segment, and the rest.
-template <class Problem, class Tuning, int strip, bool checked>
-__device__ __forceinline__ void add_row(float (&sum)[Tuning::rows][Tuning::columns], const float* pixels,
-                                        const float* filter, int row, int first_segment, int last_segment) {
-    using Tile = WideTile<Problem, Tuning>;
-    if constexpr (Tile::segments > 0) {
-#pragma unroll 1
-        for (int i = first_segment; i < last_segment; ++i)
-            add_products<Problem, Tuning, strip, Tile::segment, checked>(
-                sum, pixels + i * Tile::segment_pixels, filter + i * Tile::segment, row);
-    }
-    add_products<Problem, Tuning, strip, Tile::rest, checked>(
-        sum, pixels + Tile::segments * Tile::segment_pixels, filter + Tile::segments * Tile::segment, row);
-}
-
-// The sums of a thread whose strip is `mine`: rows low ... high of the filter, counted from the thread's first row of
-// outputs.
+// The sums of a thread whose strip is `mine`: rows low ... high of the filter, and of each row the segments that see
+// pixels, from first_segment up to last_segment, and the rest.
 template <class Problem, class Tuning, int strip = 0>
-__device__ __forceinline__ void add_rows(float (&sum)[Tuning::rows][Tuning::columns], int mine, const float* pixels,
+__device__ __forceinline__ void add_rows(float (&sum)[Tuning::columns], int mine, const float* pixels,
                                          const float* filter, int low, int high, int first_segment, int last_segment) {
     using Tile = WideTile<Problem, Tuning>;
-    constexpr int below = Problem::dilation_h * Tuning::row_pitch;
     if constexpr (Tuning::fixed && strip + 1 < Tuning::strips) {
         if (mine != strip) {
             add_rows<Problem, Tuning, strip + 1>(sum, mine, pixels, filter, low, high, first_segment, last_segment);
             return;
         }
     }
-    pixels += low * below;
-    filter += low * Tile::tap_pitch;
-    int row = low;
-    // for the first and the last rows of pixels some of the rows of taps do not exist
-    if constexpr (Tuning::rows > 1) {
 #pragma unroll 1
-        for (; row < min(high, Tuning::rows - 1); ++row, pixels += below, filter += Tile::tap_pitch)
-            add_row<Problem, Tuning, strip, true>(sum, pixels, filter, row, first_segment, last_segment);
-    }
+    for (int row = low; row < high; ++row) {
+        const float* const from = pixels + row * (Problem::dilation_h * Tuning::row_pitch);
+        const float* const taps = filter + row * Tile::tap_pitch;
+        if constexpr (Tile::segments > 0) {
 #pragma unroll 1
-    for (; row < min(high, Problem::r); ++row, pixels += below, filter += Tile::tap_pitch)
-        add_row<Problem, Tuning, strip, false>(sum, pixels, filter, row, first_segment, last_segment);
-    if constexpr (Tuning::rows > 1) {
-#pragma unroll 1
-        for (; row < high; ++row, pixels += below, filter += Tile::tap_pitch)
-            add_row<Problem, Tuning, strip, true>(sum, pixels, filter, row, first_segment, last_segment);
+            for (int i = first_segment; i < last_segment; ++i)
+                add_products<Problem, Tuning, strip, Tile::segment>(sum, from + i * Tile::segment_pixels,
+                                                                    taps + i * Tile::segment);
+        }
+        add_products<Problem, Tuning, strip, Tile::rest>(sum, from + Tile::segments * Tile::segment_pixels,
+                                                         taps + Tile::segments * Tile::segment);
     }
 }
 
@@ -158,39 +130,71 @@ struct WidePlace {
     int64 n;
 };
 
+// Item number `number` of the block's planes, each of rows x width pixels: `unit` columns of a row, or filters of a pixel.
+// Neighbouring items are neighbours in memory.
+template <class Problem, class Tuning, int rows, int width, int unit>
+struct WideItem {
+    static constexpr int across = Problem::nhwc ? Tuning::filters / unit : ceil_div(width, unit);
+    static constexpr int count = across * rows * Tuning::images * (Problem::nhwc ? width : Tuning::filters);
+    int filter, image, row, column;
+
+    __device__ __forceinline__ explicit WideItem(int number) {
+        const int rest = number / across;
+        if constexpr (Problem::nhwc) {
+            filter = number % across * unit, column = rest % width;
+            row = rest / width % rows, image = rest / (width * rows);
+        } else {
+            column = number % across * unit, row = rest % rows;
+            image = rest / rows % Tuning::images, filter = rest / (rows * Tuning::images);
+        }
+    }
+    // Its plane, in the order of threads: images of a filter are neighbours.
+    __device__ __forceinline__ int plane() const { return filter * Tuning::images + image; }
+};
+
 // The pixels of the tile, widened to floats; zeros in columns outside the image.
 template <class Problem, class Tuning>
 __device__ __forceinline__ void copy_tile(float* tile, const typename Problem::element* x, const WidePlace& first,
                                           long long batch) {
     using Tile = WideTile<Problem, Tuning>;
     using T = typename Problem::element;
-    constexpr bool vectors = !Problem::nhwc && Problem::w % 4 == 0;
-    constexpr int unit = vectors ? 4 : 1, units = ceil_div(Tile::width, unit);
+    constexpr bool of_channel = Problem::nhwc && Problem::group_k == 1 && Problem::c % 4 == 0 && Tuning::filters % 4 == 0;
+    constexpr bool of_row = !Problem::nhwc && Problem::w % 4 == 0, copied = of_row && !narrow<Problem>;
+    constexpr int unit = of_channel || of_row ? 4 : 1;
+    // loads that a thread has under way where pixels pass registers
+    constexpr int at_once = copied ? 1 : 4;
+    using Item = WideItem<Problem, Tuning, Tuning::tile_h, Tile::width, unit>;
 #pragma unroll 1
-    for (int item = threadIdx.x; item < Tile::planes * Tuning::tile_h * units; item += Tuning::threads) {
-        // lanes are neighbours in memory: filters of a pixel, or columns
-        const int f = Problem::nhwc ? item % Tuning::filters : item / (units * Tuning::tile_h * Tuning::images);
-        const int rest = Problem::nhwc ? item / Tuning::filters : item;
-        const int column = rest % units * unit, row = rest / units % Tuning::tile_h;
-        const int image = rest / (units * Tuning::tile_h) % Tuning::images;
-        const int k = first.k + f, i = first.h + row, j = first.w + column;
-        const int64 n = first.n + image;
-        if (k >= Problem::k || n >= batch || i >= Problem::h) continue;
-        const bool inside = static_cast<unsigned>(j) < static_cast<unsigned>(Problem::w);
-        const int c = k / Problem::group_k;
-        const T* const from = !inside ? x
-            : Problem::nhwc           ? x + ((n * Problem::h + i) * Problem::w + j) * Problem::c + c
-                                      : x + ((n * Problem::c + c) * Problem::h + i) * Problem::w + j;
-        float* const to = tile + (f * Tuning::images + image) * Tuning::plane_pitch + row * Tuning::row_pitch + column;
-        if constexpr (narrow<Problem>) {
-            Packed<T, unit> pixels;
-            pixels.load(from, inside);
+    for (int number = threadIdx.x; number < Item::count; number += at_once * Tuning::threads) {
+        float pixels[at_once][unit];
+        int to[at_once];
 #pragma unroll
-            for (int e = 0; e < unit; ++e) to[e] = pixels.value(e);
-        } else if constexpr (vectors) {
-            cp_async_16(to, from, inside);
-        } else {
-            cp_async_4(to, from, inside);
+        for (int b = 0; b < at_once; ++b) {
+            const Item item(number + b * Tuning::threads);
+            const int k = first.k + item.filter, i = first.h + item.row, j = first.w + item.column;
+            const int64 n = first.n + item.image;
+            const bool exists = number + b * Tuning::threads < Item::count && k < Problem::k && n < batch && i < Problem::h;
+            const bool inside = exists && static_cast<unsigned>(j) < static_cast<unsigned>(Problem::w);
+            const int c = k / Problem::group_k, pixel = i * Problem::w + j;
+            const T* const from = !inside ? x
+                : Problem::nhwc           ? x + (n * (Problem::h * Problem::w) + pixel) * Problem::c + c
+                                          : x + (n * Problem::c + c) * (Problem::h * Problem::w) + pixel;
+            to[b] = item.plane() * Tuning::plane_pitch + item.row * Tuning::row_pitch + item.column;
+            if constexpr (copied) {
+                if (exists) cp_async_16(tile + to[b], from, inside);
+            } else {
+                load_floats(pixels[b], from, inside);
+                if (!exists) to[b] = -1;
+            }
+        }
+        if constexpr (!copied) {
+#pragma unroll
+            for (int b = 0; b < at_once; ++b) {
+                if (to[b] < 0) continue;
+#pragma unroll
+                for (int e = 0; e < unit; ++e)
+                    tile[to[b] + e * (Problem::nhwc ? Tuning::images * Tuning::plane_pitch : 1)] = pixels[b][e];
+            }
         }
     }
     cp_async_commit_group();
@@ -202,32 +206,28 @@ __device__ __forceinline__ void store_results(const float* stage, const typename
                                               typename Problem::element* y, const WidePlace& first, long long batch) {
     using Tile = WideTile<Problem, Tuning>;
     using T = typename Problem::element;
-    constexpr bool vectors = !Problem::nhwc && Problem::q % 4 == 0;
-    constexpr int width = Tile::tile_q < Problem::q ? Tile::tile_q : Problem::q;
-    constexpr int unit = vectors ? 4 : 1, units = ceil_div(width, unit);
-#pragma unroll 1
-    for (int item = threadIdx.x; item < Tile::planes * Tile::tile_p * units; item += Tuning::threads) {
-        const int f = Problem::nhwc ? item % Tuning::filters : item / (units * Tile::tile_p * Tuning::images);
-        const int rest = Problem::nhwc ? item / Tuning::filters : item;
-        const int column = rest % units * unit, row = rest / units % Tile::tile_p;
-        const int image = rest / (units * Tile::tile_p) % Tuning::images;
-        const int k = first.k + f, p = first.p + row, q = first.q + column;
-        const int64 n = first.n + image;
+    constexpr bool vectors = Problem::nhwc ? Problem::k % 4 == 0 && Tuning::filters % 4 == 0 : Problem::q % 4 == 0;
+    constexpr int unit = vectors ? 4 : 1;
+    using Item = WideItem<Problem, Tuning, Tile::tile_p, (Tile::tile_q < Problem::q ? Tile::tile_q : Problem::q), unit>;
+#pragma unroll 2
+    for (int number = threadIdx.x; number < Item::count; number += Tuning::threads) {
+        const Item item(number);
+        const int k = first.k + item.filter, p = first.p + item.row, q = first.q + item.column;
+        const int64 n = first.n + item.image;
         if (k >= Problem::k || n >= batch || p >= Problem::p || q >= Problem::q) continue;
-        const float* const from = stage + (f * Tuning::images + image) * Tile::stage_plane + row * Tile::stage_row + column;
-        T* const to = Problem::nhwc ? y + ((n * Problem::p + p) * Problem::q + q) * Problem::k + k
-                                    : y + ((n * Problem::k + k) * Problem::p + p) * Problem::q + q;
-        const float b = Problem::bias ? to_float(bias[k]) : 0.0f;
-        if constexpr (vectors) {
-            float sum[4];
-            load_vector(sum, from);
-            T v[4];
+        const float* const from = stage + item.plane() * Tile::stage_plane + item.row * Tile::stage_row + item.column;
+        const int pixel = p * Problem::q + q;
+        T* const to = Problem::nhwc ? y + (n * (Problem::p * Problem::q) + pixel) * Problem::k + k
+                                    : y + (n * Problem::k + k) * (Problem::p * Problem::q) + pixel;
+        T v[unit];
 #pragma unroll
-            for (int e = 0; e < 4; ++e) v[e] = from_float<T>(finish<Problem>(sum[e], b, held_by<Problem>(to + e, true)));
-            store_vector_of(to, v);
-        } else {
-            *to = from_float<T>(finish<Problem>(*from, b, held_by<Problem>(to, true)));
+        for (int e = 0; e < unit; ++e) {
+            const float sum = from[e * (Problem::nhwc ? Tuning::images * Tile::stage_plane : 1)];
+            const float b = Problem::bias ? to_float(bias[Problem::nhwc ? k + e : k]) : 0.0f;
+            v[e] = from_float<T>(finish<Problem>(sum, b, held_by<Problem>(to + e, true)));
         }
+        if constexpr (vectors) store_vector_of(to, v);
+        else *to = v[0];
     }
 }
 
@@ -265,44 +265,40 @@ __device__ __forceinline__ void depthwise_wide(const typename Problem::element* 
 
     // Neighbouring lanes are neighbouring planes, then strips, then rows. Strips with code of their own come last.
     const int plane = threadIdx.x % Tile::planes, rest = threadIdx.x / Tile::planes;
-    const int strip = Tuning::fixed ? rest / Tuning::groups : rest % Tuning::strips;
-    const int group = Tuning::fixed ? rest % Tuning::groups : rest / Tuning::strips;
-    const int local_p = group * Tuning::rows, local_q = strip * columns;
-    const bool works = rest < Tuning::groups * Tuning::strips && first.p + local_p < Problem::p &&
-        first.q + local_q < Problem::q && first.k + plane / Tuning::images < Problem::k &&
-        first.n + plane % Tuning::images < batch;
+    const int strip = Tuning::fixed ? rest / Tuning::rows : rest % Tuning::strips;
+    const int row = Tuning::fixed ? rest % Tuning::rows : rest / Tuning::strips;
+    const int p = first.p + row, q = first.q + strip * columns;
+    const bool works = rest < Tuning::rows * Tuning::strips && p < Problem::p && q < Problem::q &&
+        first.k + plane / Tuning::images < Problem::k && first.n + plane % Tuning::images < batch;
 
-    float sum[Tuning::rows][columns] = {};
+    float sum[columns] = {};
     if (works) {
-        // rows of the filter that lie inside the image, and in the tile
-        const int i = (first.p + local_p) * Problem::stride_h - Problem::pad_top;
-        const int below = min(Problem::h, first.h + Tuning::tile_h) - i;
+        // rows of the filter that lie inside the image
+        const int i = p * Problem::stride_h - Problem::pad_top;
         const int low = i >= 0 ? 0 : ceil_div(-i, Problem::dilation_h);
-        const int high = below <= 0 ? 0 : min(Problem::r + Tuning::rows - 1, ceil_div(below, Problem::dilation_h));
+        const int high = i >= Problem::h ? 0 : min(Problem::r, ceil_div(Problem::h - i, Problem::dilation_h));
         // segments of which some pixel lies inside the image
-        const int j = (first.q + local_q) * Problem::stride_w - Problem::pad_left;
+        const int j = q * Problem::stride_w - Problem::pad_left;
         constexpr int step = Tile::segment_pixels;
         constexpr int reach = (columns - 1) * Problem::stride_w + (Tile::segment - 1) * Problem::dilation_w;
         const int first_segment = j + reach >= 0 ? 0 : ceil_div(-j - reach, step);
         const int last_segment = j >= Problem::w ? 0 : min(Tile::segments, ceil_div(Problem::w - j, step));
         const float* const pixels = tile + plane * Tuning::plane_pitch + (i - first.h) * Tuning::row_pitch +
-            (Tuning::fixed ? 0 : local_q * Problem::stride_w);
+            (Tuning::fixed ? 0 : strip * columns * Problem::stride_w);
         add_rows<Problem, Tuning>(sum, strip, pixels, filters + plane / Tuning::images * Tile::filter_pitch, low, high,
                                   first_segment, last_segment);
     }
     __syncthreads();  // the tile has been read
     float* const stage = tile;
     if (works) {
-        float* const to = stage + plane * Tile::stage_plane + local_p * Tile::stage_row + local_q;
+        float* const to = stage + plane * Tile::stage_plane + row * Tile::stage_row + strip * columns;
 #pragma unroll
-        for (int m = 0; m < Tuning::rows; ++m)
+        for (int q = 0; q < columns; q += 4) {
+            float v[4];
 #pragma unroll
-            for (int q = 0; q < columns; q += 4) {
-                float v[4];
-#pragma unroll
-                for (int e = 0; e < 4; ++e) v[e] = q + e < columns ? sum[m][q + e] : 0.0f;
-                store_vector(to + m * Tile::stage_row + q, v);
-            }
+            for (int e = 0; e < 4; ++e) v[e] = q + e < columns ? sum[q + e] : 0.0f;
+            store_vector(to + q, v);
+        }
     }
     __syncthreads();
     store_results<Problem, Tuning>(stage, bias, y, first, batch);
