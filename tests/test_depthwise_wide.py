@@ -1,4 +1,4 @@
-"""Depthwise convolution with large filters: layers that its tiles tell apart, banks of shared memory, and its limits."""
+"""Depthwise convolution with large filters: layers that its tiles tell apart, banks of shared memory, limits."""
 
 from __future__ import annotations
 

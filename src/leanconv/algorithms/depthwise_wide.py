@@ -148,10 +148,8 @@ class DepthwiseWide(TimedAlgorithm):
 
     def timed(self, problem: ConvProblem, target: Target) -> list[tuple[float, WideConfig]]:
         forward = as_convolution(problem)
-        found = {}
-        for config in _candidates(forward, target):
-            found.setdefault(config, _cycles(forward, config, target))
-        return by_time((cycles, config) for config, cycles in found.items())
+        found = dict.fromkeys(_candidates(forward, target))
+        return by_time((_cycles(forward, config, target), config) for config in found)
 
     def plan(self, problem: ConvProblem, config: WideConfig, target: Target) -> Plan:
         forward = as_convolution(problem)
@@ -209,7 +207,8 @@ def _split(problem: ConvProblem, planes: int) -> tuple[int, int]:
 
 
 def _tiles(problem: ConvProblem, planes: int, strips: int) -> Iterator[tuple[int, int]]:
-    """Strips and rows of a block's tile: the whole plane, or the largest part with few threads enough, and half of it."""
+    """Strips and rows of a block's tile: the whole plane or the largest part that a block's threads are enough for, and
+    half of it."""
     lanes = planes * strips
     if lanes > MOST_THREADS:
         for threads in (256, MOST_THREADS):
@@ -261,8 +260,8 @@ def _cycles(problem: ConvProblem, config: WideConfig, target: Target) -> float:
     instructions = products + fours + filters + 31 + 6 * (segments - 1)
     conflicts = 1 if config.fixed or planes >= 8 or columns // 4 * stride % 2 else 2
     waves = 2 * fours * conflicts + filters * (2.7 if config.filters == 1 else 8)
-    steps = _products(problem.h, problem.r, problem.stride[0], problem.dilation[0], problem.padding[0], problem.p)
-    steps = steps / problem.p
+    rows = _products(problem.h, problem.r, problem.stride[0], problem.dilation[0], problem.padding[0], problem.p)
+    steps = rows / problem.p
     warps = config.threads // 32
 
     vectors = problem.layout == "NCHW" and problem.w % 4 == 0
