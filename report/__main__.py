@@ -62,6 +62,14 @@ def first_calls(results: Records = RESULTS, revision: options.Revision = None) -
     print(measure(results, revision))
 
 
+@app.command("bank-width")
+def bank_width(results: Records = RESULTS, revision: options.Revision = None) -> None:
+    """Measure what reading shared memory in units of a bank's width is worth for each element type, on a GPU."""
+    from report.bank_width import measure
+
+    print(measure(results, revision))
+
+
 @app.command()
 def networks(results: Records = RESULTS, revision: options.Revision = None) -> None:
     """Measure whole networks of torchvision on this machine's GPU, with leanconv's convolutions and PyTorch's."""

@@ -7,7 +7,7 @@ A document holds blocks such as::
 
 The words after ``made:`` are what to make, the results file it is made of (``im2win``, ``im2win-nhwc``,
 ``opencnn-relaxed``, ``im2win-ablation``; ``numerics`` for ``errors``, ``first-calls`` for ``waits``,
-``networks`` for ``networks``), and settings.
+``networks`` for ``networks``, ``bank-width`` for ``banks``), and settings.
 ``python -m report pages`` writes what belongs between the two lines, for each GPU that has such a file; figures go to
 ``docs/pictures/<gpu>-<file>-<what>.png``. Nothing outside the blocks changes.
 """
@@ -29,7 +29,7 @@ from leanconv.bench.suites import LAYOUTS
 from leanconv.bench.tables import STANDINGS_CELL, about_layouts, standings
 from leanconv.problem import PRECISIONS
 from leanconv.runtime.files import write_text
-from report import comparisons, figures, first_calls, markdown, networks, numerics
+from report import bank_width, comparisons, figures, first_calls, markdown, networks, numerics
 
 _BLOCK = re.compile(r"(<!-- made: ([^\n]*?) -->\n)(.*?)(<!-- /made -->)", re.DOTALL)
 
@@ -107,12 +107,14 @@ def fill(text: str, page: Path, results: Path, pictures: Path, draw: bool = True
 
 def _make(words: str, page: Path, results: Path, pictures: Path, draw: bool) -> str:
     what, stem, *rest = words.split()
-    known = (*_TABLES, *_FIGURES, "errors", *_SECTIONS)
+    known = (*_TABLES, *_FIGURES, "errors", "banks", *_SECTIONS)
     if what not in known:
         raise ValueError(f"{what!r} is none of {', '.join(known)}")
     settings = {name: value.split(",") for name, _, value in (word.partition("=") for word in rest)}
     if what == "errors":
         return _errors([*sorted(results.glob(f"*/{stem}.json"))], settings["algorithms"])
+    if what == "banks":
+        return _banks(sorted(results.glob(f"*/{stem}.json")), page, pictures, draw)
     if what in _SECTIONS:
         return _SECTIONS[what](sorted(results.glob(f"*/{stem}.json")))
     parts = []
@@ -134,6 +136,18 @@ def _make(words: str, page: Path, results: Path, pictures: Path, draw: bool) -> 
             link = Path(os.path.relpath(picture, page.parent)).as_posix()
             parts.append(f"![{words_for_it}, on {measured.machine['gpu']}]({link})")
     return "\n\n".join(parts) if parts else f"Not measured yet: `{_command(stem)}` on a GPU makes these figures."
+
+
+def _banks(paths: Sequence[Path], page: Path, pictures: Path, draw: bool) -> str:
+    """The picture of each machine, then the tables of all."""
+    parts = []
+    for path in paths:
+        picture = pictures / f"{path.parent.name}-bank-width.png"
+        if draw:
+            bank_width.draw(path, picture)
+        link = Path(os.path.relpath(picture, page.parent)).as_posix()
+        parts.append(f"![Lines: the speed by n over that of n = 1, for each type and filter]({link})")
+    return "\n\n".join([*parts, bank_width.section(paths)])
 
 
 def _errors(paths: Sequence[Path], patterns: Sequence[str]) -> str:

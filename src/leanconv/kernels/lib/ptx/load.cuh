@@ -1,0 +1,36 @@
+// Loads from shared memory exactly as they are written, which the compiler would join or split: ld.shared.
+// NOTE: each header of lib/ptx/ wraps one kind of PTX instruction, a function an instruction, named after it. The CPU
+// emulator has a twin of each, found first on the include path; kernels therefore include them with angle brackets.
+#pragma once
+
+#include <lib/ptx/shared.cuh>
+
+namespace leanconv {
+
+// ld.shared.u8, .u16, .u32: an element at a multiple of its size, with zeros above it.
+__device__ __forceinline__ unsigned ld_shared_u8(const void* shared) {
+    unsigned value;
+    asm volatile("ld.shared.u8 %0, [%1];\n" : "=r"(value) : "r"(shared_address(shared)) : "memory");
+    return value;
+}
+__device__ __forceinline__ unsigned ld_shared_u16(const void* shared) {
+    unsigned short value;
+    asm volatile("ld.shared.u16 %0, [%1];\n" : "=h"(value) : "r"(shared_address(shared)) : "memory");
+    return value;
+}
+__device__ __forceinline__ unsigned ld_shared_u32(const void* shared) {
+    unsigned value;
+    asm volatile("ld.shared.u32 %0, [%1];\n" : "=r"(value) : "r"(shared_address(shared)) : "memory");
+    return value;
+}
+
+// ld.shared.v2.u32, .v4.u32: two and four words, at a multiple of 8 and 16 bytes.
+__device__ __forceinline__ void ld_shared_v2_u32(unsigned (&to)[2], const void* shared) {
+    asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];\n" : "=r"(to[0]), "=r"(to[1]) : "r"(shared_address(shared)) : "memory");
+}
+__device__ __forceinline__ void ld_shared_v4_u32(unsigned (&to)[4], const void* shared) {
+    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];\n"
+                 : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3]) : "r"(shared_address(shared)) : "memory");
+}
+
+}  // namespace leanconv

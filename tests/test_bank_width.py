@@ -1,0 +1,85 @@
+"""The study of the bank width: its kernel on the emulator, every way in every type; its tables."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import emulator
+import ml_dtypes  # noqa: F401  (NumPy's bfloat16)
+import numpy as np
+import pytest
+
+from leanconv.dtypes import DTYPES
+from leanconv.plan import Plan
+from report import bank_width as study
+
+EVERY = [(d, e, config) for d in study.DTYPES_TAKEN for e in study.FILTERS for config in study.configs(d)]
+#: Every way in every type, the extents by turns.
+SOME = [
+    (dtype, study.FILTERS[(turn + way) % 3], config)
+    for turn, dtype in enumerate(study.DTYPES_TAKEN)
+    for way, config in enumerate(study.configs(dtype))
+]
+
+
+def filtered(dtype: str, extent: int, config: Any, height: int = 13, **how: Any) -> tuple[np.ndarray, np.ndarray]:
+    """The kernel's result and the right one, on two strips and three bands, the last of them lower."""
+    small = replace(config, tile=64, rows=5)
+    rng, shape = np.random.default_rng(1), (height, 128)
+    integer = dtype == "uint8"
+    x = rng.integers(0, 256, shape, np.uint8) if integer else rng.uniform(-1, 1, shape).astype(dtype)
+    w = study.draw_filter(dtype, extent)
+    y = np.full(x.shape, 77, x.dtype)
+    plan = Plan((study.study_launch(dtype, extent, small, height, 128),))
+    emulator.run_plan(plan, {"x": x, "w": w, "y": y}, **how)
+    return y, study.expected(x, w)
+
+
+def right(dtype: str, y: np.ndarray, wanted: np.ndarray) -> bool:
+    most = 0.0 if dtype == "uint8" else 4 * DTYPES[dtype].roundoff
+    return bool(np.abs(y.astype(np.float64) - wanted).max() <= most)
+
+
+@pytest.mark.parametrize(("dtype", "extent", "config"), SOME, ids=lambda v: str(getattr(v, "name", v)))
+def test_every_way_is_right(dtype: str, extent: int, config: Any) -> None:
+    y, wanted = filtered(dtype, extent, config)
+    assert right(dtype, y, wanted)
+
+
+def test_every_way_is_among_those_that_are_tried() -> None:
+    assert {(d, config) for d, _, config in SOME} == {(d, config) for d, _, config in EVERY}
+    assert {(d, e) for d, e, _ in SOME} == {(d, e) for d, e, _ in EVERY}
+
+
+def test_words_of_four_products() -> None:
+    """Every pair of bytes, of either sign, and sums that wrap around."""
+    from leanconv.plan import Pointer
+
+    unit = (
+        "#include <lib/ptx/dot.cuh>\n"
+        'extern "C" __global__ void dots(const int* a, const int* b, int* y) {\n'
+        "  const int i = blockIdx.x * blockDim.x + threadIdx.x;\n"
+        "  y[2 * i] = leanconv::dp4a_s32_s32(a[i], b[i], i);\n"
+        "  y[2 * i + 1] = leanconv::dp4a_u32_s32(static_cast<unsigned>(a[i]), b[i], 2147483647);\n}\n"
+    )
+    rng = np.random.default_rng(0)
+    a, b = (rng.integers(-128, 128, (64, 4)).astype(np.int8) for _ in range(2))
+    a[:2], b[:2] = -128, (-128, -128, 127, 127)
+    y = np.zeros((64, 2), np.int32)
+    arguments = (Pointer("a", "int"), Pointer("b", "int"), Pointer("y", "int", written=True))
+    values = {"a": a.view(np.int32).ravel(), "b": b.view(np.int32).ravel(), "y": y}
+    emulator.run_source(unit, "dots", arguments, values, grid=2, block=32)
+    wide = b.astype(np.int64)
+    np.testing.assert_array_equal(y[:, 0], (a.astype(np.int64) * wide).sum(1) + np.arange(64))
+    unsigned = (a.view(np.uint8).astype(np.int64) * wide).sum(1) + 2147483647
+    np.testing.assert_array_equal(y[:, 1], unsigned.astype(np.int32))
+
+
+def test_the_model_counts_accesses() -> None:
+    one, four = study.BankConfig(1, 1, False), study.BankConfig(4, 4, False)
+    assert study.accesses(3, one) == 9 and study.accesses(3, four) == 3 * 2 / 4
+    assert study.accesses(5, study.BankConfig(2, 2, True)) == 3 / 2
+    assert [study.matched(d) for d in study.DTYPES_TAKEN] == [1, 2, 2, 4]
+    with pytest.raises(ValueError, match="width=100 is not a multiple of tile=512"):
+        study.study_launch("uint8", 3, one, 10, 100)
