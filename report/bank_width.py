@@ -146,10 +146,10 @@ def measure(results: Path, revision: str | None = None, sizes: Sequence[int] = S
             if size == min(sizes):
                 run(0, values)
                 _check(y, x, taps, f"{dtype} {extent}x{extent} {config}", torch)
-            us = time_gpu(lambda run=run, values=values: run(0, values), cold=False, budget_s=budget_s).median_us
+            us = time_gpu(partial(run, 0, values), budget_s=budget_s).median_us
             about = {"name": config.name, "registers": compiled.registers, "spill_bytes": compiled.spill_bytes}
             rows.append({"dtype": dtype, "extent": extent, "size": size, **asdict(config), **about, "us": round(us, 3)})
-    record = {"machine": machine.describe(True, None, {}, revision), "rows": rows}
+    record: dict[str, Any] = {"machine": machine.describe(True, None, {}, revision), "rows": rows}
     path = results / machine.slug(record["machine"]) / "bank-width.json"
     write_text(path, json.dumps(record, indent=1) + "\n")
     return path

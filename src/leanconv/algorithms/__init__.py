@@ -7,6 +7,7 @@ from leanconv.algorithms.depthwise import Depthwise
 from leanconv.algorithms.depthwise_row import DepthwiseRow
 from leanconv.algorithms.depthwise_wide import DepthwiseWide
 from leanconv.algorithms.direct import Direct
+from leanconv.algorithms.direct_dp4a import DirectDp4a
 from leanconv.algorithms.im2win import Im2win
 from leanconv.algorithms.im2win_basic import Im2winBasic
 from leanconv.algorithms.im2win_fused import Im2winFused
@@ -26,6 +27,7 @@ ALGORITHMS: tuple[GpuAlgorithm, ...] = (
     Depthwise(),
     DepthwiseWide(),
     DepthwiseRow(),
+    DirectDp4a(),
     Direct(),
     RegisterCache(),
 )

@@ -2,12 +2,18 @@
 #pragma once
 
 #include <lib/ptx/convert.cuh>
+#include <lib/ptx/dot.cuh>
 
 namespace leanconv {
 
 // Types of our own: NVRTC runs without the headers of the toolkit.
 struct float16 { unsigned short bits; };
 struct bfloat16 { unsigned short bits; };
+
+// Four adjacent integers of 8 bits as one word, the width of a bank: an element of a convolution of a fourth of the
+// channels, whose product is the sum of four.
+struct int8x4 { unsigned bits; };
+struct uint8x4 { unsigned bits; };
 
 __device__ __forceinline__ float to_float(float value) { return value; }
 __device__ __forceinline__ float to_float(float16 value) { return cvt_f32_f16(value.bits); }
@@ -30,6 +36,8 @@ __device__ __forceinline__ auto to_sum(T value) {
 
 __device__ __forceinline__ float multiply_add(float a, float b, float sum) { return fmaf(a, b, sum); }
 __device__ __forceinline__ int multiply_add(int a, int b, int sum) { return a * b + sum; }
+__device__ __forceinline__ int multiply_add(int8x4 a, int8x4 b, int sum) { return dp4a_s32_s32(b.bits, a.bits, sum); }
+__device__ __forceinline__ int multiply_add(int8x4 a, uint8x4 b, int sum) { return dp4a_u32_s32(b.bits, a.bits, sum); }
 
 __device__ __forceinline__ float add(float a, float b) { return a + b; }
 // A bias is any int: what leaves 32 bits wraps around.

@@ -153,16 +153,17 @@ struct FilterLoader {
     static constexpr int stage_floats = depth * pitch;
     // Whole tiles of filters lie at a constant stride; otherwise the last ones repeat.
     static constexpr bool regular = Problem::group_k % Tuning::tile_k == 0 && !interleaved;
-    static_assert(!narrow<Problem>, "NarrowFilterLoader loads elements of 16 bits");
+    static_assert(sizeof(typename Problem::filter) == 4, "NarrowFilterLoader loads elements of 16 bits");
+    using T = typename Problem::filter;
     using B = Bytes<Problem>;
 
-    const float* w;
+    const T* w;
     B offset;  // of this thread's first filter where they are regular, of the group's otherwise; in bytes
     int row, slot;
     int first_k, next;
 
     // Starts at reduction step `first_step`.
-    __device__ __forceinline__ FilterLoader(const float* filters, int group, int tile, int first_step)
+    __device__ __forceinline__ FilterLoader(const T* filters, int group, int tile, int first_step)
         : w(filters), row(threadIdx.x % columns), slot(threadIdx.x / columns), first_k(tile * Tuning::tile_k),
           next(first_step * depth) {
         const int k = regular ? first_k + slot : 0;
@@ -184,7 +185,7 @@ struct FilterLoader {
             for (int i = 0; i < passes; ++i) {
                 const int filter = slot + i * per_pass;
                 if (Tuning::tile_k % per_pass != 0 && filter >= Tuning::tile_k) continue;
-                const float* from = at_byte(w, element) + apart * at + static_cast<int64>(i) * per_pass * size;
+                const T* from = at_byte(w, element) + apart * at + static_cast<int64>(i) * per_pass * size;
                 if constexpr (!regular) {
                     // NOTE: filters past the end repeat the last one; what they compute is never stored.
                     int k = first_k + position_of<Tiling<Tuning>::lanes_k, interleaved>(filter);

@@ -2,6 +2,8 @@
 // thread accumulates its part of the tile in registers. How pixels arrive, and how a thread holds them, is the pixel
 // loader's business (its Rows); all algorithms of the im2col family share this loop.
 //
+// Words of four integers of 8 bits travel as floats do, and are what they are only where they are multiplied.
+//
 // Floats are copied past the registers, and a copy may take some steps. Elements of 16 bits are loaded into registers
 // early in a step, and converted and put into shared memory near its end: the FMAs in between, 4 to 12 rows of them,
 // hide the latency of the loads, so two stages are enough.
@@ -14,6 +16,17 @@
 
 namespace leanconv {
 
+// A weight times a pixel, as shared memory has them, added to `sum`.
+template <class Problem>
+__device__ __forceinline__ typename Problem::sum product_add(float w, float x, typename Problem::sum sum) {
+    if constexpr (integer<typename Problem::sum>) {
+        const typename Problem::filter weights{__float_as_uint(w)};
+        return multiply_add(weights, typename Problem::element{__float_as_uint(x)}, sum);
+    } else {
+        return multiply_add(w, x, sum);
+    }
+}
+
 // What makes this loop fast can be switched off one at a time, to measure it: lib/tile_product_ablation.cuh.
 template <class Problem, class Tuning, class Filters, class Pixels>
 struct TileProduct {
@@ -24,7 +37,8 @@ struct TileProduct {
     static constexpr int stage_floats = Filters::stage_floats + Rows::stage_floats;
     static constexpr bool held = narrow<Problem>;  // between load() and store(), in registers
     static constexpr int store_row = depth > 4 ? depth - 2 : depth - 1;
-    static_assert(sizeof(typename Problem::sum) == 4, "operands are floats in shared memory, and so are sums");
+    using Sum = typename Problem::sum;
+    static_assert(sizeof(Sum) == 4, "operands are floats in shared memory, or words that pass as such, and so are sums");
     static_assert(depth % 2 == 0 && depth >= 4, "fragments alternate between two register buffers across steps");
     static_assert(stage_floats % 4 == 0 && Filters::stage_floats % 4 == 0,
                   "stages, and the table behind them, begin where loads and copies of 128 bits may");
@@ -68,7 +82,7 @@ struct TileProduct {
 
     // NOTE: to and fro along the filters, or the pixels: an FMA at full rate keeps one operand of the FMA before, as the
     // register file has two banks that give one operand a cycle each. Measured on an H200: 1 to 4 % of the time.
-    __device__ __forceinline__ void multiply(float (&acc)[Tuning::thread_k][Tuning::thread_pixels], int row) {
+    __device__ __forceinline__ void multiply(Sum (&acc)[Tuning::thread_k][Tuning::thread_pixels], int row) {
         constexpr int outer = Rows::along_k ? Tuning::thread_pixels : Tuning::thread_k;
         constexpr int inner = Rows::along_k ? Tuning::thread_k : Tuning::thread_pixels;
 #pragma unroll
@@ -77,12 +91,12 @@ struct TileProduct {
             for (int n = 0; n < inner; ++n) {
                 const int turned = o % 2 == 0 ? n : inner - 1 - n;
                 const int i = Rows::along_k ? turned : o, j = Rows::along_k ? o : turned;
-                acc[i][j] = fmaf(w[row % 2][i], x.value(row, j), acc[i][j]);
+                acc[i][j] = product_add<Problem>(w[row % 2][i], x.value(row, j), acc[i][j]);
             }
     }
 
     // Add `steps` reduction steps to acc. The caller has put a barrier after the loaders' construction.
-    __device__ __forceinline__ void run(float (&acc)[Tuning::thread_k][Tuning::thread_pixels], int steps) {
+    __device__ __forceinline__ void run(Sum (&acc)[Tuning::thread_k][Tuning::thread_pixels], int steps) {
 #pragma unroll
         for (int step = 0; step < stages - 1; ++step) {
             if (step < steps) {

@@ -15,10 +15,11 @@ template <class Problem, class Tuning, class Filters, class Pixels>
 struct TileProductAblation : TileProduct<Problem, Tuning, Filters, Pixels> {
     using Whole = TileProduct<Problem, Tuning, Filters, Pixels>;
     using Whole::Whole;
+    using Sum = typename Whole::Sum;
     static constexpr int depth = Whole::depth;
     static constexpr int stages = Tuning::prefetch ? Tuning::stages : 1;
 
-    __device__ __forceinline__ void multiply(float (&acc)[Tuning::thread_k][Tuning::thread_pixels], int step, int row) {
+    __device__ __forceinline__ void multiply(Sum (&acc)[Tuning::thread_k][Tuning::thread_pixels], int step, int row) {
         if constexpr (Tuning::micro_kernel) {
             Whole::multiply(acc, row);
         } else {
@@ -29,19 +30,19 @@ struct TileProductAblation : TileProduct<Problem, Tuning, Filters, Pixels> {
 #pragma unroll
                 for (int j = 0; j < Tuning::thread_pixels; ++j) {
                     const volatile float* pixel = this->x.address(this->stage_pixels(step), row, j);
-                    acc[i][j] = fmaf(from[i / 4 * lanes * 4 + i % 4], *pixel, acc[i][j]);
+                    acc[i][j] = product_add<Problem>(from[i / 4 * lanes * 4 + i % 4], *pixel, acc[i][j]);
                 }
         }
     }
 
-    __device__ __forceinline__ void run(float (&acc)[Tuning::thread_k][Tuning::thread_pixels], int steps) {
+    __device__ __forceinline__ void run(Sum (&acc)[Tuning::thread_k][Tuning::thread_pixels], int steps) {
         if constexpr (!Tuning::prefetch) plain(acc, steps);
         else if constexpr (!Tuning::micro_kernel) from_shared(acc, steps);
         else Whole::run(acc, steps);
     }
 
     // One stage, stage 0 at every step.
-    __device__ __forceinline__ void plain(float (&acc)[Tuning::thread_k][Tuning::thread_pixels], int steps) {
+    __device__ __forceinline__ void plain(Sum (&acc)[Tuning::thread_k][Tuning::thread_pixels], int steps) {
 #pragma unroll 1
         for (int step = 0; step < steps; ++step) {
             this->pixels.fetch();
@@ -63,7 +64,7 @@ struct TileProductAblation : TileProduct<Problem, Tuning, Filters, Pixels> {
     }
 
     // Without registers in between, a stage is in use until its last row has been multiplied.
-    __device__ __forceinline__ void from_shared(float (&acc)[Tuning::thread_k][Tuning::thread_pixels], int steps) {
+    __device__ __forceinline__ void from_shared(Sum (&acc)[Tuning::thread_k][Tuning::thread_pixels], int steps) {
 #pragma unroll
         for (int step = 0; step < stages - 1; ++step) {
             if (step < steps) {

@@ -15,9 +15,9 @@ namespace leanconv {
 // first_weight elements behind w, those of one phase after the other.
 template <class Problem, class Tuning, bool interleaved, bool aligned, class Filters, class Pixels, class Places>
 __device__ __forceinline__ void tiled_convolution(const typename Problem::element* x,
-                                                  const typename Problem::element* w,
-                                                  const typename Problem::element* bias,
-                                                  typename Problem::element* y, long long batch) {
+                                                  const typename Problem::filter* w,
+                                                  const typename Problem::result* bias,
+                                                  typename Problem::result* y, long long batch) {
     constexpr bool whole = Tuning::prefetch && Tuning::vector_loads && Tuning::micro_kernel;
     using Product = typename Select<whole, TileProduct<Problem, Tuning, Filters, Pixels>,
                                     TileProductAblation<Problem, Tuning, Filters, Pixels>>::type;

@@ -1,0 +1,23 @@
+// Convolution of 8-bit integers with channels last: implicit GEMM on words of four neighbouring channels, the width of a
+// bank, whose product is one dp4a (the bank-width model of Chen et al. 2017 with n = 4). Sums are exact, in 32 bits.
+//
+// Arithmetic per output: 2 * C/g * R * S operations by C/g * R * S / 4 dp4a. Seen as words, this is the float32 kernel on
+// a fourth of the channels: the same loaders, the same tile, the same loop, dp4a in place of the FMA.
+#pragma once
+
+#include <lib/tiled_convolution.cuh>
+
+namespace leanconv {
+
+template <class Problem, class Tuning>
+__device__ __forceinline__ void direct_dp4a(const typename Problem::element* __restrict__ x,
+                                            const typename Problem::filter* __restrict__ w,
+                                            const typename Problem::result* __restrict__ bias,
+                                            typename Problem::result* __restrict__ y, long long batch) {
+    static_assert(Problem::nhwc, "four neighbouring channels are a word");
+    constexpr bool interleaved = !Problem::vector_store;
+    tiled_convolution<Problem, Tuning, interleaved, !interleaved, FilterLoader<Problem, Tuning, interleaved>,
+                      PixelLoaderAlong<Problem, Tuning, false, ImageNHWC<Problem>>, FlatPixels<Problem>>(x, w, bias, y, batch);
+}
+
+}  // namespace leanconv
