@@ -62,6 +62,8 @@ def wide(name: str, text: str, by: str, how: str, *cases: str, times: int = 1, *
 
 def along(name: str, text: str, by: str, how: str, *cases: str, times: int = 1) -> Break:
     return Break(name, "depthwise_row", text, by, how, cases, times)
+def word(name: str, text: str, by: str, how: str, *cases: str, times: int = 1, **tuning: Any) -> Break:
+    return Break(name, "direct_dp4a", text, by, how, cases, times, tuple(tuning.items()))
 
 
 def flat(name: str, text: str, by: str, how: str, *cases: str, times: int = 1, **tuning: Any) -> Break:
@@ -359,6 +361,19 @@ BREAKS = (
     Break("a pixel's neighbour is another image", "direct", "* batch + n]", "+ n]", WRONG, ("plain-chwn",)),
     Break("adjacent filters of one group", "direct", "* Problem::k + k]", "* Problem::group_k + k]",
           WRONG, ("groups-chwn",)),
+    word("unsigned pixels multiplied as signed ones", "return dp4a_u32_s32(b.bits, a.bits, sum);",
+         "return dp4a_s32_s32(b.bits, a.bits, sum);", WRONG, "uint8-tails-nhwc"),
+    word("words as floats", "return multiply_add(weights, typename Problem::element{__float_as_uint(x)}, sum);",
+         "return multiply_add(weights, typename Problem::element{static_cast<unsigned>(x)}, sum);",
+         WRONG, "int8-words-nhwc"),
+    word("halo one column too wide", "column < Problem::w", "column <= Problem::w", WRONG, "int8-words-nhwc", times=2),
+    word("filters of words past the end are read", "if (k >= Problem::group_k) k = Problem::group_k - 1;", "",
+         FENCE, "uint8-tails-nhwc", "int8-groups-nhwc"),
+    word("sums of a cluster read as floats", "return __float_as_int(word);", "return static_cast<int>(word);",
+         WRONG + "|signed integer overflow", "int8-long-reduction-nhwc", split=2),
+    word("the bias of another group", "bias[group * Problem::group_k + k + i * step]", "bias[k + i * step]",
+         WRONG, "int8-groups-nhwc"),
+    word("what the output holds is forgotten", "value = add(value, held);", "", WRONG, "int8-accumulate-nhwc"),
     flat("four images at once where the last are fewer", "Problem::chwn && Problem::vector_store", "Problem::chwn",
          "misaligned", "odd-chwn"),
     flat("channels follow a pixel of one image", "static_cast<int64>(j) * strides.channel", "static_cast<int64>(j)",

@@ -45,6 +45,12 @@ USUAL |= {
     for name, dtype in (("deep", "float16"), ("strided", "bfloat16"))
     for last in ("", "-nhwc", "-chwn")
 }
+USUAL |= {
+    "deep-int8": replace(USUAL["deep"], dtype="int8"),
+    "deep-int8-nhwc": replace(USUAL["deep-nhwc"], dtype="int8"),
+    "strided-uint8-nhwc": replace(USUAL["strided-nhwc"], dtype="uint8"),
+    "pointwise-uint8-chwn": replace(USUAL["pointwise-chwn"], dtype="uint8"),
+}
 USUAL["gradient-float16"] = replace(USUAL["strided-bfloat16"], dtype="float16", op="dgrad")
 # Images that do not come in fours are copied one by one.
 USUAL["deep-chwn-odd"] = replace(USUAL["deep-chwn"], n=127)

@@ -18,6 +18,7 @@ from leanconv.problem import PRECISIONS
 from leanconv.reference import CPU_ALGORITHMS, oracle
 
 TYPES = ("int8", "uint8")
+DIRECT, WORDS = (next(a for a in ALGORITHMS if a.name == name) for name in ("direct", "direct_dp4a"))
 LAYER = ConvProblem(2, 8, 9, 10, 6, 3, 3, padding=(1, 1, 1, 1), bias=True, activation="relu", dtype="int8")
 SAME: dict[str, Any] = {"padding": 1, "activation": "relu"}
 #: As many products as int32 can sum, whatever the values.
@@ -107,8 +108,7 @@ def test_a_bias_wraps_around() -> None:
     assert conv2d(x, w, most).item() == -(2**31) + 99
     problem = ConvProblem(1, 1, 1, 1, 1, 1, 1, bias=True, dtype="int8")
     y = np.zeros((1, 1, 1, 1), np.int32)
-    direct = next(a for a in ALGORITHMS if a.name == "direct")
-    plan = direct.plan(problem, next(iter(direct.configs(problem, TARGETS[0]))), TARGETS[0])
+    plan = DIRECT.plan(problem, next(iter(DIRECT.configs(problem, TARGETS[0]))), TARGETS[0])
     proof.run_on_emulator(plan, {"x": x, "w": w, "bias": most, "y": y})
     assert y.item() == -(2**31) + 99
 
@@ -231,9 +231,50 @@ def test_types_that_do_not_go_together() -> None:
 
 def test_algorithms_that_know_no_integers_say_so() -> None:
     for algorithm in ALGORITHMS:
-        if algorithm.solves == "conv2d" and algorithm.name != "direct":
-            why = "; ".join(algorithm.reasons(LAYER, TARGETS[0]))
-            assert "dtype='int8' is" in why or "layout='NCHW'" in why, algorithm.name
+        if algorithm.solves == "conv2d" and algorithm.name not in ("direct", "direct_dp4a"):
+            assert "dtype='int8' is" in "; ".join(algorithm.reasons(LAYER, TARGETS[0])), algorithm.name
+
+
+# Words of four channels
+
+
+def test_what_words_are_made_for() -> None:
+    def why(problem: ConvProblem) -> str:
+        return "; ".join(WORDS.reasons(problem, TARGETS[0]))
+
+    last = replace(LAYER, layout="NHWC")
+    assert not why(last) and not why(replace(last, dtype="uint8", groups=2))
+    assert "layout='NCHW' is not NHWC, where neighbouring channels are one word" in why(LAYER)
+    assert "a filter has 6 channels, and words are made of 4" in why(replace(last, c=6))
+    assert "a filter has 2 channels" in why(replace(last, groups=4, k=8))
+    assert "dtype='float16' is neither int8 nor uint8" in why(replace(last, dtype="float16"))
+    assert explain(last, device="cuda").chosen == "direct_dp4a"
+    assert explain(LAYER, device="cuda").chosen == explain(replace(last, c=6), device="cuda").chosen == "direct"
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+def test_kernels_are_exact_at_the_bound_of_sums(dtype: Any) -> None:
+    """As many products of the largest size as int32 can sum, and as many words of them as fit."""
+    for algorithm, channels in ((DIRECT, MOST[dtype]), (WORDS, MOST[dtype] // 4 * 4)):
+        problem = ConvProblem(1, channels, 1, 1, 2, 1, 1, layout="NHWC", dtype=dtype)
+        x = np.full(problem.x_shape, 255 if dtype == "uint8" else -128, dtype)
+        w = np.full(problem.w_shape, -128, np.int8)
+        w[1] = 127
+        y = np.zeros(problem.y_shape, np.int32)
+        config = next(iter(algorithm.configs(problem, TARGETS[0])))
+        proof.run_on_emulator(algorithm.plan(problem, config, TARGETS[0]), {"x": x, "w": w, "bias": None, "y": y})
+        np.testing.assert_array_equal(y.ravel(), [int(x.flat[0]) * sign * channels for sign in (-128, 127)])
+
+
+def test_words_have_the_offsets_of_their_bytes() -> None:
+    """Offsets of 32 bits reach as many bytes of words as they do of integers."""
+    for n, wide in ((1, False), (2**31 // (64 * 64 * 64) + 1, True)):
+        problem = ConvProblem(n, 64, 64, 64, 8, 1, 1, layout="NHWC", dtype="int8")
+        config = next(iter(WORDS.configs(problem, TARGETS[0])))
+        (launch,) = WORDS.plan(problem, config, TARGETS[0]).launches
+        constants = dict(launch.problem)
+        assert (constants["wide"], constants["c"], constants["group_c"]) == (wide, 16, 16)
+        assert constants["element"] == constants["filter"] == "leanconv::int8x4" and constants["result"] == "int"
 
 
 def test_the_benchmark_counts_no_error() -> None:

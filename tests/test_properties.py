@@ -35,7 +35,10 @@ FILTER_ALGORITHMS = [a for a in ALGORITHMS if a.solves == "filter2d"]
 
 
 def suited(algorithm, problem):
-    """The problem; of an algorithm that takes one channel a group a depthwise one."""
+    """The problem; of an algorithm that takes one channel a group a depthwise one, of one of integers one of int8."""
+    if algorithm.name == "direct_dp4a":
+        c, k = 4 * problem.c, problem.k
+        return replace(problem, c=c, k=k, layout="NHWC", dtype="int8", op="fprop")
     if algorithm.name != "depthwise":
         return problem
     return replace(
