@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import json
+from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
 import emulator
@@ -11,8 +13,9 @@ import numpy as np
 import pytest
 
 from leanconv.dtypes import DTYPES
-from leanconv.plan import Plan
+from leanconv.plan import Plan, Pointer
 from report import bank_width as study
+from report import pages
 
 EVERY = [(d, e, config) for d in study.DTYPES_TAKEN for e in study.FILTERS for config in study.configs(d)]
 #: Every way in every type, the extents by turns.
@@ -54,8 +57,6 @@ def test_every_way_is_among_those_that_are_tried() -> None:
 
 def test_words_of_four_products() -> None:
     """Every pair of bytes, of either sign, and sums that wrap around."""
-    from leanconv.plan import Pointer
-
     unit = (
         "#include <lib/ptx/dot.cuh>\n"
         'extern "C" __global__ void dots(const int* a, const int* b, int* y) {\n'
@@ -83,3 +84,29 @@ def test_the_model_counts_accesses() -> None:
     assert [study.matched(d) for d in study.DTYPES_TAKEN] == [1, 2, 2, 4]
     with pytest.raises(ValueError, match="width=100 is not a multiple of tile=512"):
         study.study_launch("uint8", 3, one, 10, 100)
+
+
+def a_file(folder: Path) -> Path:
+    """Results in which n neighbours take a fourth less time than one, dp4a half, and small images nothing more."""
+    rows = []
+    for dtype, extent, config in EVERY:
+        for size in (2048, 8192):
+            us = (50 if config.dot else 100 if config.unit == 1 else 75) * (size / 2048) ** 2
+            about = {"name": config.name, "registers": 40, "spill_bytes": 0, "us": us}
+            rows.append({"dtype": dtype, "extent": extent, "size": size, **asdict(config), **about})
+    path = folder / "nvidia-x" / "bank-width.json"
+    path.parent.mkdir()
+    about = {"gpu": "NVIDIA X", "date": "2026-11-22T00:00:00", "git_revision": "abc"}
+    path.write_text(json.dumps({"machine": about, "rows": rows}))
+    return path
+
+
+def test_the_page_has_a_line_for_each_type_and_filter(tmp_path: Path) -> None:
+    path, page = a_file(tmp_path), tmp_path / "page.md"
+    text = pages.fill("<!-- made: banks bank-width -->\n<!-- /made -->", page, tmp_path, tmp_path / "pictures")
+    assert "NVIDIA X, 2026-11-22, revision abc. Gigapixels a second on an image of 8192² pixels." in text
+    assert text.count("| uint8, 5×5 | 4 | 42 | 56 | 56 |") == 2 and text.count("| – | 42 | 56 | 84 |") == 6
+    assert text.count("| float32, 3×3 | 1 | 42 | 56 | 56 | – |") == 2
+    assert (tmp_path / "pictures" / "nvidia-x-bank-width.png").stat().st_size > 10000
+    assert "](pictures/nvidia-x-bank-width.png)" in text and study.read(path)
+    assert "python -m report bank-width" in study.section([])
