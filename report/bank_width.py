@@ -33,6 +33,10 @@ FILTERS = (3, 5, 7)
 SIZES = (2048, 4096, 8192)
 #: Bytes of a bank of shared memory.
 BANK_BYTES = 4
+#: Threads of a block that compute; a warp more brings the pixels right of its strip.
+THREADS = 256
+#: Blocks that registers must leave room for: without a bound the compiler gives some ways twice as many as others.
+BLOCKS = {False: 2, True: 1}
 #: Whether windows stay in registers, in words.
 KEPT = {False: "windows read again for each row", True: "windows kept in registers"}
 COLOURS = {"float32": "#222222", "float16": "#0072b2", "bfloat16": "#56b4e9", "uint8": "#d55e00"}
@@ -43,15 +47,20 @@ class BankConfig(Config):
     """A thread computes ``pixels`` adjacent outputs, and reads shared memory ``unit`` elements at a time.
 
     ``kept``: the window stays in registers, and only its new row is read. ``dot``: four integers of 8 bits are
-    multiplied as one word. A block makes strips of ``tile`` columns, ``rows`` high.
+    multiplied as one word. A block makes a strip of ``tile`` columns, ``rows`` high; studies compare blocks of as many
+    threads.
     """
 
     pixels: int
     unit: int
     kept: bool
     dot: bool = False
-    tile: int = 512
-    rows: int = 32
+    tile: int = 0
+    rows: int = 64
+
+    def __post_init__(self) -> None:
+        if not self.tile:
+            object.__setattr__(self, "tile", THREADS * self.pixels)
 
     @property
     def name(self) -> str:
@@ -94,8 +103,9 @@ def study_launch(dtype: str, extent: int, config: BankConfig, height: int, width
             Number("int", "width", width),
         ),
         grid=width // config.tile * ceil_div(height, config.rows),
-        block=config.tile // config.pixels,
-        shared_bytes=slots * (config.tile + 16) * item_bytes(dtype),
+        block=config.tile // config.pixels + 32,
+        shared_bytes=slots * (config.tile + 32 * config.pixels) * item_bytes(dtype),
+        min_blocks=BLOCKS[config.kept],
     )
 
 

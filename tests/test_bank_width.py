@@ -28,7 +28,7 @@ SOME = [
 
 def filtered(dtype: str, extent: int, config: Any, height: int = 13, **how: Any) -> tuple[np.ndarray, np.ndarray]:
     """The kernel's result and the right one, on two strips and three bands, the last of them lower."""
-    small = replace(config, tile=64, rows=5)
+    small = replace(config, tile=32 * config.pixels, rows=5)
     rng, shape = np.random.default_rng(1), (height, 128)
     integer = dtype == "uint8"
     x = rng.integers(0, 256, shape, np.uint8) if integer else rng.uniform(-1, 1, shape).astype(dtype)
@@ -82,7 +82,7 @@ def test_the_model_counts_accesses() -> None:
     assert study.accesses(3, one) == 9 and study.accesses(3, four) == 3 * 2 / 4
     assert study.accesses(5, study.BankConfig(2, 2, True)) == 3 / 2
     assert [study.matched(d) for d in study.DTYPES_TAKEN] == [1, 2, 2, 4]
-    with pytest.raises(ValueError, match="width=100 is not a multiple of tile=512"):
+    with pytest.raises(ValueError, match="width=100 is not a multiple of tile=256"):
         study.study_launch("uint8", 3, one, 10, 100)
 
 

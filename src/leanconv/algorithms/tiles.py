@@ -165,13 +165,21 @@ def tiles(problem: ConvProblem, along: bool = False, wide: bool = False) -> Iter
             yield variant(config, min_blocks=max(1, config.min_blocks * 3 // 4)), speed
 
 
-def cost(problem: ConvProblem, pixels: int, reduction: int, config: TileConfig, speed: float, target: Target) -> float:
+def cost(
+    problem: ConvProblem,
+    pixels: int,
+    reduction: int,
+    config: TileConfig,
+    speed: float,
+    target: Target,
+    overheads: tuple[int, int] = (20, 40),
+) -> float:
     """Predicted time, in clock cycles of the busiest multiprocessor, of ``pixels`` as the tiles count them and
     ``reduction`` indices.
 
     Tiles are computed whole, the busiest multiprocessor sets the time, few warps hide less latency, and starting and
-    storing a tile costs as much as some twenty reduction indices. On suite ``im2win`` this orders the tiles as
-    measured but for differences under 5 %.
+    storing a tile costs as much as some twenty reduction indices (``overheads``, without and with a split). On suite
+    ``im2win`` this orders the tiles as measured but for differences under 5 %.
     """
     tiles = ceil_div(problem.group_k, config.tile_k) * problem.groups * ceil_div(pixels, config.tile_pixels)
     mean = tiles * config.split / target.multiprocessors
@@ -181,7 +189,7 @@ def cost(problem: ConvProblem, pixels: int, reduction: int, config: TileConfig, 
     steps = ceil_div(ceil_div(reduction, config.tile_reduction), config.split)
     few, full = (blocks * config.threads // 32 for blocks in (min(on_one, config.min_blocks), config.min_blocks))
     speed *= few / (few + 1.2) * (full + 1.2) / full
-    overhead = 20 if config.split == 1 else 40
+    overhead = overheads[config.split > 1]
     products = on_one * config.tile_k * config.tile_pixels * (steps * config.tile_reduction + overhead)
     return products / (target.fma_lanes * BEST_SHARE * speed)
 

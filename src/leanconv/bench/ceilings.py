@@ -7,6 +7,7 @@ from typing import Literal
 
 import numpy as np
 
+from leanconv.dtypes import is_integer
 from leanconv.problem import Problem
 from leanconv.runtime.timing import time_cpu, time_gpu
 
@@ -21,7 +22,9 @@ class Ceilings:
     how: str
 
     def floor_us(self, problem: Problem, arithmetic: str) -> float:
-        """The least time a problem can take: by its direct arithmetic or by its bytes, whichever is longer."""
+        """The least time a problem can take: by its direct arithmetic or by its bytes, whichever is longer. Of layers
+        of integers, whose arithmetic has no ceiling measured here, by their bytes.
+        """
         return max(self._arithmetic_us(problem, arithmetic), self._bytes_us(problem))
 
     def bound(self, problem: Problem, arithmetic: str = "fp32") -> Literal["fp32", "tf32", "copy"]:
@@ -31,6 +34,8 @@ class Ceilings:
         return "tf32" if arithmetic == "tf32" else "fp32"
 
     def _arithmetic_us(self, problem: Problem, arithmetic: str) -> float:
+        if problem.kind == "conv2d" and is_integer(problem.dtype):
+            return 0.0
         rate = self.tf32_tflops if arithmetic == "tf32" and self.tf32_tflops else self.fp32_tflops
         return problem.flops / rate * 1e-6
 

@@ -2,7 +2,7 @@
 // number of elements that a thread reads from shared memory at once as a parameter. For a study; no call runs it.
 //
 // A block walks down a strip of `tile` columns. Each row of the image is stored to shared memory once, a row ahead, and
-// its threads read windows of s + pixels - 1 elements of it, `unit` at a time. With `kept` a window of r rows stays in
+// threads read windows of s + pixels - 1 elements of it, `unit` at a time. With `kept` a window of r rows stays in
 // registers, as in the paper, and a thread reads a row once; without, it reads all r rows again for each row of outputs,
 // and shared memory is the bound. With `dot` four 8-bit pixels are one word for arithmetic too.
 //
@@ -154,6 +154,10 @@ __device__ __forceinline__ T from_total(int sum) {
 }
 
 // y[i,j] = sum of w[u,v] * x[i + u, j + v], where what lies below the image or right of it is zero.
+//
+// The threads of the last warp bring the pixels right of the strip, and compute nothing. A row is in registers for as
+// many rows of outputs as the loop is unrolled for before it is stored to shared memory: one row alone would leave the
+// time to the latency of memory.
 template <class Problem, class Tuning>
 __device__ __forceinline__ void bank_width(const typename Problem::element* __restrict__ x,
                                            const typename Problem::sum* __restrict__ w,
@@ -162,11 +166,11 @@ __device__ __forceinline__ void bank_width(const typename Problem::element* __re
     using Sum = typename Problem::sum;
     using Piece = Unit<T, Tuning::pixels>;
     constexpr int pixels = Tuning::pixels, threads = Tuning::tile / pixels;
-    constexpr int rows = Problem::r, pitch = Tuning::tile + 16;
+    constexpr int rows = Problem::r, pitch = Tuning::tile + 32 * pixels;
     constexpr int halo = ceil_div(Problem::s - 1, pixels);   // pieces right of the strip
     constexpr int period = Tuning::kept ? rows : rows + 1;   // of what is unrolled
-    static_assert(Tuning::tile % pixels == 0 && halo <= threads, "a thread brings a piece, and a few of the halo");
-    static_assert(Problem::s + pixels - 1 + Tuning::unit <= 16, "windows end within the padding of a row");
+    static_assert(threads % 32 == 0 && halo <= 32, "whole warps compute, and one brings the halo");
+    static_assert(Problem::s + pixels - 1 + Tuning::unit <= 32 * pixels, "windows end within a row of shared memory");
     static_assert(pixels % Tuning::unit == 0, "a thread's window begins with a unit");
 
     T* const shared = reinterpret_cast<T*>(shared_memory());
@@ -174,38 +178,34 @@ __device__ __forceinline__ void bank_width(const typename Problem::element* __re
     const int first_column = static_cast<int>(blockIdx.x) % strips * Tuning::tile;
     const int first_row = static_cast<int>(blockIdx.x) / strips * Tuning::rows;
     const int outputs = height - first_row < Tuning::rows ? height - first_row : Tuning::rows;
-    const bool fringe = threadIdx.x < halo, fringe_inside = first_column + Tuning::tile + at < width;
+    const int all_rows = outputs + rows - 1;
+    const bool computes = threadIdx.x < threads;
+    const bool brings = threadIdx.x < threads + halo && first_column + at < width;
     const Taps<Problem, Tuning::dot> taps(w);
 
-    Piece own, beside;
-    const auto fetch = [&](int row) {
-        own.clear(), beside.clear();
-        if (first_row + row < height) {
-            const T* const from = x + static_cast<int64>(first_row + row) * width + first_column + at;
-            own.load(from);
-            if (fringe && fringe_inside) beside.load(from + Tuning::tile);
-        }
-    };
-    const auto put = [&](int slot) {
-        T* const to = shared + slot * pitch + at;
-        own.store(to);
-        if (fringe) beside.store(to + Tuning::tile);
+    Piece ahead[period];
+    const auto fetch = [&](Piece& piece, int row) {
+        piece.clear();
+        if (brings && row < all_rows && first_row + row < height)
+            piece.load(x + static_cast<int64>(first_row + row) * width + first_column + at);
     };
     const auto slot_of_row = [](int row, int turn) { return Tuning::kept ? row % 2 : turn % (rows + 1); };
 
     WindowRow<Problem, Tuning, Tuning::dot> window[Tuning::kept ? rows : 1];
-    fetch(0);
-    put(0);
-    fetch(1);
+#pragma unroll
+    for (int row = 0; row < period; ++row) fetch(ahead[row], row);
+    ahead[0].store(shared + at);
+    fetch(ahead[0], period);
 #pragma unroll 1
-    for (int first = 0; first < outputs + rows - 1; first += period) {
+    for (int first = 0; first < all_rows; first += period) {
 #pragma unroll
         for (int turn = 0; turn < period; ++turn) {
             const int row = first + turn;
-            if (row >= outputs + rows - 1) break;
+            if (row >= all_rows) break;
             __syncthreads();  // this row is there for all, and the one whose place the next one takes has been read
-            put(slot_of_row(row + 1, turn + 1));
-            fetch(row + 2);
+            ahead[(turn + 1) % period].store(shared + slot_of_row(row + 1, turn + 1) * pitch + at);
+            fetch(ahead[(turn + 1) % period], row + 1 + period);
+            if (!computes) continue;
             if constexpr (Tuning::kept) window[turn].read(shared + slot_of_row(row, turn) * pitch + at);
             if (row < rows - 1) continue;
             Sum sum[pixels] = {};
