@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import pytest
 
 from leanconv.dtypes import DTYPES
 from leanconv.plan import Plan, Pointer
+from leanconv.runtime.compile import KERNELS
 from report import bank_width as study
 from report import pages
 
@@ -53,6 +55,31 @@ def test_every_way_is_right(dtype: str, extent: int, config: Any) -> None:
 def test_every_way_is_among_those_that_are_tried() -> None:
     assert {(d, config) for d, _, config in SOME} == {(d, config) for d, _, config in EVERY}
     assert {(d, e) for d, e, _ in SOME} == {(d, e) for d, e, _ in EVERY}
+
+
+@pytest.mark.parametrize(
+    ("text", "by", "kept"),
+    [
+        ("__syncthreads();  // this row", "// this row", False),
+        ("threadIdx.x < threads + halo &&", "threadIdx.x < threads &&", True),
+        ("(turn + 1 + r) % rows", "(turn + r) % rows", True),
+        ("row < all_rows && first_row + row < height", "row < all_rows", False),
+        ("turn % (rows + 1)", "turn % rows", False),
+    ],
+    ids=["barrier", "halo", "window", "height", "slots"],
+)
+def test_kernels_broken_on_purpose_are_caught(text: str, by: str, kept: bool, tmp_path: Path) -> None:
+    kernels = tmp_path / "kernels"
+    shutil.copytree(KERNELS, kernels)
+    header = kernels / "studies" / "bank_width.cuh"
+    source = header.read_text()
+    assert source.count(text) == 1, "adapt the patch"
+    header.write_text(source.replace(text, by))
+    try:
+        y, wanted = filtered("float16", 3, study.BankConfig(2, 2, kept), kernels=kernels)
+    except emulator.EmulatorError:
+        return
+    assert not right("float16", y, wanted)
 
 
 def test_words_of_four_products() -> None:
