@@ -125,7 +125,7 @@ def conv1d(
 
     Args:
         x: float32, float16 or bfloat16 array (n, c, w) of NumPy, CuPy, PyTorch, or of any library with DLPack; or one
-            signal (c, w), for a result (k, q). The CPU takes float64 too.
+            signal (c, w), for a result (k, q). The CPU takes float64 too. Or int8 or uint8, as in `conv2d`.
         w: filters (k, c / groups, s), of the same library, dtype and device; or what `prepare_weights` made of them.
         bias: (k,) or None.
         stride: samples between outputs.
