@@ -217,15 +217,35 @@ def speeds(rows: Sequence[dict[str, Any]], kept: bool) -> Table:
     return ["", "matched n", *ways], lines
 
 
+def gains(rows: Sequence[dict[str, Any]], kept: bool) -> Table:
+    """How many times as fast the matched n is, by type and filter on the largest image: as n = 1, as the same pixels
+    read one by one, and with words as operands as n = 1.
+    """
+    size, lines = max(row["size"] for row in rows), []
+    for dtype in dict.fromkeys(row["dtype"] for row in rows):
+        n = matched(dtype)
+        for extent in sorted({row["extent"] for row in rows}):
+            us = {way: found[size] for way, found in times(rows, dtype, extent, kept).items()}
+            ratios = [(way, us["n=1"] / us[way]) for way in ("n=2", "n=4")]
+            alone = us[f"{n} pixels by 1"] / us[f"n={n}"] if n > 1 else None
+            dot = us["n=1"] / us["n=4, dp4a"] if "n=4, dp4a" in us else None
+            cells = [f"**{ratio:.2f}**" if way == f"n={n}" else f"{ratio:.2f}" for way, ratio in ratios]
+            cells += ["–" if ratio is None else f"{ratio:.2f}" for ratio in (alone, dot)]
+            lines.append([f"{dtype}, {extent}×{extent}", *cells])
+    heads = ["n = 2 over n = 1", "n = 4 over n = 1", "matched n over its pixels one by one", "n = 4 by dp4a over n = 1"]
+    return ["", *heads], lines
+
+
 def section(paths: Sequence[Path]) -> str:
     """The tables of all machines."""
     parts = []
     for path in paths:
         about, rows = json.loads(path.read_text(encoding="utf-8"))["machine"], read(path)
         origin = f"{about['gpu']}, {about['date'][:10]}, {markdown.revision(about, digits=12)}."
-        parts.append(f"{origin} Gigapixels a second on an image of {max(row['size'] for row in rows)}² pixels.")
+        parts.append(f"{origin} An image of {max(row['size'] for row in rows)}² pixels; the matched n in bold.")
+        parts += [f"Speed, {words}:\n\n{markdown.table(gains(rows, kept))}" for kept, words in KEPT.items()]
         for kept, words in KEPT.items():
-            parts.append(f"{words.capitalize()}:\n\n{markdown.table(speeds(rows, kept))}")
+            parts.append(f"Gigapixels a second, {words}:\n\n{markdown.table(speeds(rows, kept))}")
     return "\n\n".join(parts) if parts else "Not measured yet: `python -m report bank-width` makes these figures."
 
 

@@ -131,7 +131,10 @@ def a_file(folder: Path) -> Path:
 def test_the_page_has_a_line_for_each_type_and_filter(tmp_path: Path) -> None:
     path, page = a_file(tmp_path), tmp_path / "page.md"
     text = pages.fill("<!-- made: banks bank-width -->\n<!-- /made -->", page, tmp_path, tmp_path / "pictures")
-    assert "NVIDIA X, 2026-11-22, revision abc. Gigapixels a second on an image of 8192² pixels." in text
+    assert "NVIDIA X, 2026-11-22, revision abc. An image of 8192² pixels; the matched n in bold." in text
+    assert text.count("| uint8, 7×7 | 1.33 | **1.33** | 1.33 | 2.00 |") == 2
+    assert text.count("| float16, 3×3 | **1.33** | 1.33 | 1.33 | – |") == 2
+    assert text.count("| float32, 5×5 | 1.33 | 1.33 | – | – |") == 2
     assert text.count("| uint8, 5×5 | 4 | 42 | 56 | 56 |") == 2 and text.count("| – | 42 | 56 | 84 |") == 6
     assert text.count("| float32, 3×3 | 1 | 42 | 56 | 56 | – |") == 2
     assert (tmp_path / "pictures" / "nvidia-x-bank-width.png").stat().st_size > 10000
