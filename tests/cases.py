@@ -299,6 +299,10 @@ def _integer_cases() -> list[Case]:
     signed.add("groups", 2, 24, 9, 10, 12, 3, 3, layouts=ALL, groups=3, **both, **same)
     unsigned.add("stride", 2, 8, 14, 15, 20, 3, 2, stride=(2, 1), dilation=(1, 2), activation="relu", **same)
     signed.add("bias", 1, 4, 6, 7, 5, 1, 1, bias=True)
+    # words that begin at odd bytes, at even ones, and in groups; with a last word of one, two and three channels
+    unsigned.add("three", 2, 3, 17, 18, 20, 7, 7, layouts=last, thorough=last, stride=(2, 2), padding=(3, 3, 3, 3))
+    unsigned.add("pairs", 2, 12, 9, 8, 10, 3, 3, layouts=last, thorough=last, groups=2, **both, **same)
+    signed.add("loose", 1, 39, 7, 8, 33, 3, 2, layouts=last, groups=3, padding=(1, 1, 0, 1))
     signed.add("long-reduction", 1, 360, 5, 8, 12, 3, 3, layouts=last, thorough=last, **both, **same)
     unsigned.add("big-filter", 1, 4, 24, 25, 3, 17, 18, layouts=last, padding=(8, 3, 2, 9))
     signed.add("accumulate", 2, 8, 9, 8, 20, 3, 3, layouts=ALL, accumulate=True, activation="relu", **same)

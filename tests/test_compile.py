@@ -49,6 +49,8 @@ USUAL |= {
     "deep-int8": replace(USUAL["deep"], dtype="int8"),
     "deep-int8-nhwc": replace(USUAL["deep-nhwc"], dtype="int8"),
     "strided-uint8-nhwc": replace(USUAL["strided-nhwc"], dtype="uint8"),
+    "first-uint8-nhwc": replace(USUAL["first-nhwc"], dtype="uint8"),
+    "loose-int8-nhwc": ConvProblem(32, 99, 56, 56, 200, 3, 3, padding=(1, 1, 1, 1), layout="NHWC", dtype="int8"),
     "pointwise-uint8-chwn": replace(USUAL["pointwise-chwn"], dtype="uint8"),
 }
 USUAL["gradient-float16"] = replace(USUAL["strided-bfloat16"], dtype="float16", op="dgrad")

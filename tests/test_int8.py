@@ -245,11 +245,11 @@ def test_what_words_are_made_for() -> None:
     last = replace(LAYER, layout="NHWC")
     assert not why(last) and not why(replace(last, dtype="uint8", groups=2))
     assert "layout='NCHW' is not NHWC, where neighbouring channels are one word" in why(LAYER)
-    assert "a filter has 6 channels, and words are made of 4" in why(replace(last, c=6))
-    assert "a filter has 2 channels" in why(replace(last, groups=4, k=8))
+    assert not why(replace(last, c=6)) and not why(replace(last, groups=4, k=8))
     assert "dtype='float16' is neither int8 nor uint8" in why(replace(last, dtype="float16"))
     assert explain(last, device="cuda").chosen == "direct_dp4a"
-    assert explain(LAYER, device="cuda").chosen == explain(replace(last, c=6), device="cuda").chosen == "direct"
+    assert explain(LAYER, device="cuda").chosen == "direct"
+    assert explain(replace(last, c=3, k=64), device="cuda").chosen == "direct_dp4a"
 
 
 @pytest.mark.parametrize("dtype", TYPES)
@@ -264,6 +264,17 @@ def test_kernels_are_exact_at_the_bound_of_sums(dtype: Any) -> None:
         config = next(iter(algorithm.configs(problem, TARGETS[0])))
         proof.run_on_emulator(algorithm.plan(problem, config, TARGETS[0]), {"x": x, "w": w, "bias": None, "y": y})
         np.testing.assert_array_equal(y.ravel(), [int(x.flat[0]) * sign * channels for sign in (-128, 127)])
+
+
+def test_loose_words_are_those_of_channels_that_do_not_come_in_fours() -> None:
+    for c, groups, words, kind in ((8, 1, 2, ""), (6, 1, 2, "loose_"), (3, 1, 1, "loose_"), (12, 2, 4, "loose_")):
+        problem = replace(LAYER, layout="NHWC", c=c, groups=groups, k=8, dtype="uint8")
+        config = next(iter(WORDS.configs(problem, TARGETS[0])))
+        constants = dict(WORDS.plan(problem, config, TARGETS[0]).launches[0].problem)
+        assert constants["c"] == words and constants["group_c"] == words // groups
+        assert (constants["channel_bytes"], constants["group_bytes"]) == (c, c // groups)
+        assert constants["element"] == f"leanconv::{kind}uint8x4" and constants["filter"] == f"leanconv::{kind}int8x4"
+        assert (config.stages == 2) == bool(kind)
 
 
 def test_words_have_the_offsets_of_their_bytes() -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
-from leanconv.algorithms.base import TimedAlgorithm, by_time, ceil_div, has_wide_tensors
+from leanconv.algorithms.base import TimedAlgorithm, by_time, ceil_div, has_wide_tensors, variant
 from leanconv.algorithms.tiles import (
     BEST_SHARE,
     TileConfig,
@@ -16,14 +17,12 @@ from leanconv.algorithms.tiles import (
     view_constants,
     with_splits,
 )
-from leanconv.dtypes import INTEGER_LAYERS
+from leanconv.dtypes import INTEGER_LAYERS, weights_of
 from leanconv.plan import Constants, Launch, Plan, Pointer, Target
 from leanconv.problem import ConvProblem
 
 #: Integers in a word, which is as wide as a bank of shared memory.
 WORD = 4
-#: The C++ types of words.
-WORDS = {"int8": "leanconv::int8x4", "uint8": "leanconv::uint8x4"}
 #: dp4a that a multiprocessor starts in a cycle (measured on an H200: 132 TOP/s from registers, 63 a cycle), and the
 #: share of them that the best tile reaches in the model.
 DP4A_LANES, DP4A_SHARE = 64, 0.84
@@ -37,19 +36,27 @@ SPEEDS = {
 }  # fmt: skip
 #: Of the speed where a deep step holds words of several taps, each of which is decoded by itself.
 MANY_TAPS = 0.8
+#: The deepest step of loose words, whose bytes are in registers while a step is multiplied.
+LOOSE_DEPTH = 8
 #: What starting and storing a tile costs, in words of the reduction, without and with a split.
 OVERHEADS = (8, 15)
 
 
 def in_words(problem: ConvProblem) -> ConvProblem:
-    """The convolution that the kernel computes: a fourth of the channels, each element a word."""
-    return replace(problem, c=problem.c // WORD)
+    """The convolution that the kernel computes: a fourth of each group's channels, rounded up; each element a word."""
+    return replace(problem, c=problem.groups * ceil_div(problem.group_c, WORD))
+
+
+def word_type(problem: ConvProblem, dtype: str) -> str:
+    """The C++ type of words of a type; loose ones begin anywhere, and end a tap with zeros."""
+    return f"leanconv::{'loose_' if problem.group_c % WORD else ''}{dtype}x4"
 
 
 def word_constants(problem: ConvProblem) -> Constants:
-    """The kernel's ``Problem``: that of words, whose types are those of four integers."""
+    """The kernel's ``Problem``: that of words, whose types are those of four integers, and the bytes of a pixel."""
     constants = dict(view_constants(in_words(problem), wide=has_wide_tensors(problem)))
-    return tuple((constants | {"element": WORDS[problem.dtype], "filter": WORDS["int8"]}).items())
+    constants |= {"element": word_type(problem, problem.dtype), "filter": word_type(problem, weights_of(problem.dtype))}
+    return (*constants.items(), ("channel_bytes", problem.c), ("group_bytes", problem.group_c))
 
 
 def even_warps(words: ConvProblem, pixels: int, config: TileConfig, target: Target) -> float:
@@ -89,8 +96,6 @@ class DirectDp4a(TimedAlgorithm):
         reasons = forward_limits(problem, INTEGER_LAYERS)
         if problem.layout != "NHWC":
             reasons.append(f"layout={problem.layout!r} is not NHWC, where neighbouring channels are one word")
-        if problem.group_c % WORD:
-            reasons.append(f"a filter has {problem.group_c} channels, and words are made of {WORD}")
         return reasons
 
     def timed(self, problem: ConvProblem, target: Target) -> list[tuple[float, TileConfig]]:
@@ -98,9 +103,19 @@ class DirectDp4a(TimedAlgorithm):
         reduction = words.group_c * words.r * words.s
         return by_time(
             (cycles(words, config, target), config)
-            for config, _ in with_splits(words, tiles(words, wide=wide), reduction, target)
+            for config, _ in with_splits(words, self._tiles(problem, wide), reduction, target)
             if shared_bytes(config) <= target.shared_per_block
         )
+
+    def _tiles(self, problem: ConvProblem, wide: bool) -> Iterator[tuple[TileConfig, float]]:
+        words = in_words(problem)
+        if problem.group_c % WORD == 0:
+            yield from tiles(words, wide=wide)
+            return
+        for config, speed in tiles(words, wide=True):
+            if config.tile_reduction <= LOOSE_DEPTH:
+                # what passes registers is under way for one step only
+                yield variant(config, stages=2), speed
 
     def plan(self, problem: ConvProblem, config: TileConfig, target: Target) -> Plan:
         return Plan((self._launch(problem, config),))
@@ -108,7 +123,8 @@ class DirectDp4a(TimedAlgorithm):
     def _launch(self, problem: ConvProblem, config: TileConfig) -> Launch:
         x, w, *rest = conv_arguments(problem)
         assert isinstance(x, Pointer) and isinstance(w, Pointer)
-        words = replace(x, element=WORDS[problem.dtype]), replace(w, element=WORDS["int8"])
+        constants = dict(word_constants(problem))
+        words = (replace(p, element=str(constants[name])) for p, name in ((x, "element"), (w, "filter")))
         return tile_launch(
             self.name, word_constants(problem), config, in_words(problem), problem.n * problem.p * problem.q,
             shared_bytes(config), (*words, *rest),

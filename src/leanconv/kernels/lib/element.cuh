@@ -1,6 +1,7 @@
 // The elements of tensors and the way from them to float, or int, in which kernels compute, and back.
 #pragma once
 
+#include <lib/index.cuh>
 #include <lib/ptx/convert.cuh>
 #include <lib/ptx/dot.cuh>
 
@@ -14,6 +15,12 @@ struct bfloat16 { unsigned short bits; };
 // channels, whose product is the sum of four.
 struct int8x4 { unsigned bits; };
 struct uint8x4 { unsigned bits; };
+// The same where four does not divide a filter's channels: words are not aligned, and a tap's last one is not full.
+struct loose_int8x4 : int8x4 {};
+struct loose_uint8x4 : uint8x4 {};
+template <class T> constexpr bool loose = false;
+template <> constexpr bool loose<loose_int8x4> = true;
+template <> constexpr bool loose<loose_uint8x4> = true;
 
 __device__ __forceinline__ float to_float(float value) { return value; }
 __device__ __forceinline__ float to_float(float16 value) { return cvt_f32_f16(value.bits); }
@@ -64,6 +71,32 @@ template <class Problem> constexpr int item = static_cast<int>(sizeof(typename P
 
 // Elements of 16 bits pass registers, where they become floats, on their way to shared memory; floats are copied.
 template <class Problem> constexpr bool narrow = item<Problem> == 2;
+
+// What passes registers, rather than being copied.
+template <class Problem> constexpr bool through_registers = narrow<Problem> || loose<typename Problem::element>;
+
+// A loose word as it is loaded: in as large pieces as lie aligned, without what is no channel of its tap.
+template <class Problem>
+struct LooseWord {
+    static constexpr int piece_bytes = gcd(gcd(Problem::channel_bytes, Problem::group_bytes), 2);
+    unsigned pieces[4 / piece_bytes];
+
+    // Word number `in_tap` of a tap; zeros where it is not valid.
+    __device__ __forceinline__ void load(const void* from, bool valid, int in_tap) {
+        using Piece = typename Select<piece_bytes == 2, unsigned short, unsigned char>::type;
+#pragma unroll
+        for (int i = 0; i < 4 / piece_bytes; ++i) {
+            const bool exists = valid && 4 * in_tap + i * piece_bytes < Problem::group_bytes;
+            pieces[i] = exists ? static_cast<const Piece*>(from)[i] : 0;
+        }
+    }
+    __device__ __forceinline__ float value(int = 0) const {
+        unsigned word = 0;
+#pragma unroll
+        for (int i = 0; i < 4 / piece_bytes; ++i) word |= pieces[i] << i * piece_bytes * 8;
+        return __uint_as_float(word);
+    }
+};
 
 // `count` adjacent 16-bit elements as one load brings them: two in a register.
 template <class T, int count>

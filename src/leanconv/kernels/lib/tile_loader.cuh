@@ -82,6 +82,12 @@ struct PixelRows {
     }
 };
 
+// Loose words that a thread holds.
+template <class Problem, int rows, int columns>
+struct LooseHeld {
+    LooseWord<Problem> elements[rows][columns];
+};
+
 // Which filter rows and columns of a window lie inside the image, as bits: row r is bit 16 + r, column s is bit s.
 template <class Problem>
 __device__ __forceinline__ unsigned inside_bits(int h, int w) {
@@ -426,7 +432,8 @@ struct PixelLoaderAlong {
     Window<Problem> window[pixels];
     int row, slot;
     int next;
-    Held<Problem, at_once, 1, pixels> held;
+    static constexpr bool loose_words = loose<T>;
+    typename Select<loose_words, LooseHeld<Problem, 1, pixels>, Held<Problem, at_once, 1, pixels>>::type held;
 
     template <class Places>
     __device__ __forceinline__ PixelLoaderAlong(const T* x, const Places& places, Offset<Problem> first, int group,
@@ -466,6 +473,7 @@ struct PixelLoaderAlong {
                 const T* const from = at_byte(image, offset[j] + at_tap);
                 const bool inside = real && (!Image::checked || window[j].holds(r, s, bits));
                 if constexpr (narrow<Problem>) held.elements[0][j].load(from, inside);
+                else if constexpr (loose_words) held.elements[0][j].load(from, inside, in_run);
                 else cp_async_4(stage + row * Rows::pitch + slot + j * per_pass, from, inside);
             }
         next += depth;

@@ -35,7 +35,7 @@ struct TileProduct {
     static constexpr int depth = Tuning::tile_reduction;
     static constexpr int stages = Tuning::stages;
     static constexpr int stage_floats = Filters::stage_floats + Rows::stage_floats;
-    static constexpr bool held = narrow<Problem>;  // between load() and store(), in registers
+    static constexpr bool held = through_registers<Problem>;  // between load() and store(), in registers
     static constexpr int store_row = depth > 4 ? depth - 2 : depth - 1;
     using Sum = typename Problem::sum;
     static_assert(sizeof(Sum) == 4, "operands are floats in shared memory, or words that pass as such, and so are sums");
