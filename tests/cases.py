@@ -191,6 +191,8 @@ def _gradient_cases() -> list[Case]:
     add("stride-is-dilation", 1, 4, 15, 13, 4, 3, 3, stride=(3, 2), dilation=(3, 4), padding=(1, 0, 2, 2))
     add("stride-eleven", 1, 6, 31, 30, 5, 11, 11, stride=(4, 4), padding=(2, 2, 2, 2))
     add("stride-groups", 2, 16, 8, 11, 24, 3, 3, stride=(2, 3), groups=2, **same)
+    add("stride-depthwise", 2, 9, 14, 15, 9, 3, 3, stride=(2, 2), groups=9, thorough=USUAL, **same)
+    add("depthwise-multiplier", 2, 5, 9, 11, 15, 3, 5, stride=(1, 2), groups=5, padding=(1, 2, 0, 3))
     add(
         "everything",
         2,
@@ -211,6 +213,33 @@ def _gradient_cases() -> list[Case]:
     add("accumulate", 1, 7, 6, 8, 9, 3, 3, accumulate=True, **same)
     add("accumulate-unread-rows", 2, 5, 11, 12, 4, 3, 3, layouts=ALL, accumulate=True, stride=(4, 3))
     add("images-8", 8, 9, 4, 5, 33, 3, 2, layouts=INNERMOST, thorough=INNERMOST, padding=(1, 1, 0, 1))
+    return layers.cases
+
+
+def _weight_cases() -> list[Case]:
+    """Layers whose filters' gradient is asked for: no bias, no activation."""
+    layers = Layers("weight-", op="wgrad")
+    add = layers.add
+    same = {"padding": (1, 1, 1, 1)}
+    #                n  c   h   w   k   r  s
+    add("plain", 2, 4, 9, 12, 8, 3, 3, layouts=ALL, thorough=USUAL, **same)
+    add("odd", 3, 5, 7, 9, 7, 3, 2, layouts=ALL, padding=(1, 0, 2, 1))
+    add("one-by-one", 2, 13, 5, 6, 11, 1, 1)
+    add("single-pixel", 1, 1, 1, 1, 1, 1, 1, layouts=ALL)
+    add("empty-batch", 0, 4, 9, 9, 6, 3, 3, layouts=ALL, **same)
+    add("one-row", 3, 4, 1, 40, 5, 1, 3, padding=(0, 0, 1, 1))
+    add("filter-over-image", 2, 3, 4, 3, 5, 7, 6, padding=(4, 3, 3, 4))
+    add("padding-over-filter", 2, 4, 7, 9, 6, 2, 3, padding=(4, 2, 3, 5))
+    add("stride", 2, 5, 14, 15, 6, 3, 3, layouts=ALL, stride=(2, 2), **same)
+    add("stride-over-filter", 2, 4, 19, 23, 5, 2, 3, stride=(5, 4))
+    add("dilation", 2, 4, 15, 14, 6, 3, 3, dilation=(2, 3), padding=(2, 1, 2, 0))
+    add("groups", 2, 6, 9, 10, 9, 3, 3, layouts=ALL, groups=3, **same)
+    add("depthwise", 2, 7, 9, 12, 7, 3, 3, groups=7, thorough=USUAL, **same)
+    add("depthwise-stride", 2, 9, 13, 16, 9, 5, 3, groups=9, stride=(2, 3), padding=(2, 1, 0, 2))
+    add("depthwise-multiplier", 1, 5, 9, 8, 15, 5, 3, layouts=ALL, groups=5, stride=(2, 2), padding=(2, 2, 1, 1))
+    add("depthwise-dilation", 2, 3, 17, 15, 3, 3, 3, groups=3, dilation=(3, 2), padding=(3, 2, 1, 2))
+    add("accumulate", 2, 6, 6, 8, 6, 3, 3, layouts=ALL, groups=6, accumulate=True, **same)
+    add("precision-ieee", 1, 6, 9, 9, 5, 3, 3, layouts=ALL, precision="ieee", **same)
     return layers.cases
 
 
@@ -281,6 +310,9 @@ def _narrow_cases() -> list[Case]:
     brain.add("gradient-stride", 2, 18, 14, 15, 9, 3, 3, layouts=ALL, stride=(2, 2), **same, **gradient)
     half.add("gradient-unread-rows", 2, 5, 18, 19, 4, 3, 3, stride=(4, 3), **gradient)
     brain.add("gradient-groups", 2, 8, 9, 10, 12, 3, 3, groups=2, **same, **gradient)
+    weight: dict[str, Any] = {"op": "wgrad"}
+    half.add("weight-depthwise", 2, 6, 9, 12, 6, 3, 3, groups=6, **same, **weight)
+    brain.add("weight-groups", 2, 6, 7, 8, 4, 3, 2, layouts=ALL, groups=2, stride=(2, 1), **same, **weight)
     # Phases with three taps, of an odd number of weights, come before those with two, whose filters would lie in pairs.
     brain.add("gradient-odd-phases", 1, 65, 14, 9, 3, 5, 1, stride=(2, 1), padding=(2, 2, 0, 0), **gradient)
     return half.cases + brain.cases
@@ -378,11 +410,12 @@ def _filter_cases() -> list[Case]:
 CONV_CASES = tuple(_conv_cases())
 FILTER_CASES = tuple(_filter_cases())
 GRADIENT_CASES = tuple(_gradient_cases())
+WEIGHT_CASES = tuple(_weight_cases())
 #: Only for algorithms that transform, which are those of a tier above "ieee".
 TRANSFORM_CASES = tuple(_transform_cases())
 #: Of 16-bit elements, forward and backward, and of 8-bit integers; met by the algorithms that take them.
 NARROW_CASES = tuple(_narrow_cases() + _integer_cases())
-CASES = CONV_CASES + GRADIENT_CASES + FILTER_CASES
+CASES = CONV_CASES + GRADIENT_CASES + WEIGHT_CASES + FILTER_CASES
 
 #: Problems that no algorithm solves, each with a word that the refusal must contain.
 REFUSED = (

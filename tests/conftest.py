@@ -71,7 +71,8 @@ def some_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
 def oracle_conv(problem: ConvProblem, x: np.ndarray, w: np.ndarray, bias: np.ndarray | None) -> np.ndarray:
     """Float64 convolution by the definition, one filter tap at a time; shares no code with the package's engines.
 
-    For dgrad each element of x, a gradient, goes back to where the forward layer has read from.
+    For dgrad each element of x, a gradient, goes back to where the forward layer has read from; for wgrad ``w`` is the
+    gradient of the output.
     """
     to_nchw = {"NCHW": (0, 1, 2, 3), "NHWC": (0, 3, 1, 2), "CHWN": (3, 0, 1, 2)}[problem.layout]
     from_nchw = {"NCHW": (0, 1, 2, 3), "NHWC": (0, 2, 3, 1), "CHWN": (1, 2, 3, 0)}[problem.layout]
@@ -81,6 +82,8 @@ def oracle_conv(problem: ConvProblem, x: np.ndarray, w: np.ndarray, bias: np.nda
         y = _scatter(problem, x.astype(np.float64), w)[:, :, top : top + problem.h, left : left + problem.w]
         return y.transpose(from_nchw)
     padded = np.pad(x.astype(np.float64), ((0, 0), (0, 0), (top, bottom), (left, right)))
+    if problem.op == "wgrad":
+        return _correlate(problem, padded, w.astype(np.float64)).transpose(from_nchw)
     y = np.zeros((problem.n, problem.k, problem.p, problem.q))
     for k in range(problem.k):
         first = k // problem.group_k * problem.group_c
@@ -114,6 +117,20 @@ def _scatter(problem: ConvProblem, grad: np.ndarray, w: np.ndarray) -> np.ndarra
                         j : j + (problem.q - 1) * problem.stride[1] + 1 : problem.stride[1],
                     ] += grad[:, k] * float(w[k, c, r, s])  # fmt: skip
     return padded
+
+
+def _correlate(problem: ConvProblem, padded: np.ndarray, grad: np.ndarray) -> np.ndarray:
+    """For each weight the products of what it saw and of the gradients of the outputs."""
+    dw = np.zeros((problem.k, problem.group_c, problem.r, problem.s))
+    for k in range(problem.k):
+        for c in range(problem.group_c):
+            image = padded[:, k // problem.group_k * problem.group_c + c]
+            for r in range(problem.r):
+                for s in range(problem.s):
+                    rows = r * problem.dilation[0] + problem.stride[0] * np.arange(problem.p)
+                    columns = s * problem.dilation[1] + problem.stride[1] * np.arange(problem.q)
+                    dw[k, c, r, s] = (image[:, rows[:, None], columns] * grad[:, k]).sum()
+    return dw
 
 
 _PAD_MODES = {"replicate": "edge", "reflect": "symmetric", "reflect101": "reflect", "wrap": "wrap"}
@@ -283,8 +300,8 @@ def _make_cupy() -> types.ModuleType:
         def __getitem__(self, index: Any) -> ndarray:
             return ndarray(self.host[index], self.data.device_id)
 
-        def __setitem__(self, index: Any, value: ndarray) -> None:
-            self.host[index] = value.host
+        def __setitem__(self, index: Any, value: Any) -> None:
+            self.host[index] = getattr(value, "host", value)
 
         def copy(self, order: str = "C") -> ndarray:
             module.copies += 1  # type: ignore[attr-defined]

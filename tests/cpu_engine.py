@@ -20,5 +20,5 @@ def arrays(
     """Random x, w and bias of a problem, zero-mean or in [0, 1)."""
     rng = np.random.default_rng(seed)
     draw = rng.random if positive else rng.standard_normal
-    x, w = (draw(shape).astype(problem.dtype) for shape in (problem.x_shape, problem.w_shape))
+    x, w = (draw(each.shape).astype(problem.dtype) for each in problem.operands[:2])
     return x, w, draw(problem.k).astype(problem.dtype) if problem.bias else None

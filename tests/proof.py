@@ -112,10 +112,10 @@ def check(
 
 
 def _check_conv(problem: ConvProblem, plan: Plan, run: Runner, kind: str) -> None:
-    read, *_, written = problem.operands
+    first, second, *_, written = problem.operands
     inputs = cases.draw_conv(problem, kind)
     y = np.full(problem.y_shape, POISON[written.dtype], written.dtype)
-    given = inputs[read.role], inputs["w"], inputs["bias"]
+    given = inputs[first.role], inputs[second.role], inputs["bias"]
     if problem.accumulate:
         y[...] = cases.draw(np.random.default_rng(1), problem.y_shape, kind, written.dtype)
         if is_integer(problem.dtype):

@@ -214,8 +214,9 @@ def test_a_problem_has_so_many_of_each(name: str, count: int) -> None:
 
 
 def test_explain_of_an_operation_without_an_algorithm() -> None:
-    for device in (None, "cuda"):
-        assert explain(replace(CONV, op="wgrad"), device=device).chosen is None
+    told = explain(replace(CONV, op="wgrad", dtype="float64"), device="cuda")
+    assert told.chosen is None and "float64" in told.others["direct_weight"][0]
+    assert explain(replace(CONV, op="wgrad", accumulate=True)).chosen is None
 
 
 def test_a_filter_larger_than_the_limit(host_device: HostDevice) -> None:

@@ -247,6 +247,35 @@ def test_check_on_parts_of_the_output_agrees_with_the_whole(monkeypatch: Any, la
         assert np.isnan(check.error(y, layout)) or part > 0.5 and 0 not in check._blocks[0].images
 
 
+@pytest.mark.parametrize("op", ["dgrad", "wgrad"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("library", ["numpy", "torch"])
+def test_gradients_are_checked_on_parts_too(monkeypatch: Any, op: Any, layout: Any, library: str) -> None:
+    from leanconv.bench import operands as module
+    from leanconv.reference import oracle
+
+    problem = ConvProblem(5, 6, 12, 9, 12, 3, 2, (2, 1), (2, 1, 1, 0), (1, 2), groups=3, layout=layout, op=op)
+    operands = Operands(problem, gpu=False)
+    plain = replace(problem, layout="NCHW")
+    first, second = (array.astype(np.float64) for array in (operands.x("NCHW"), operands.w("NCHW")))
+    assert (first.shape, second.shape) == tuple(each.shape for each in plain.operands[:2])
+    y: Any = np.ascontiguousarray(in_order(oracle.conv2d(plain, first, second), layout))
+    assert y.shape == operands.output(layout).shape == problem.y_shape
+    if library == "torch":  # what is computed of tensors on a GPU
+        torch = pytest.importorskip("torch")
+        y, operands.gpu = torch.from_numpy(y), True
+        operands._layouts = {"NCHW": tuple(map(torch.from_numpy, (operands.x("NCHW"), operands.w("NCHW"))))}
+    count, things = (5, "images") if op == "dgrad" else (12, "filters")
+    for part, taken in ((2.0, count), (0.5, count // 2), (0.01, 1)):
+        for limits in ("_CPU_LIMITS", "_GPU_LIMITS"):
+            monkeypatch.setattr(module, limits, (problem.flops * part, 1e9))
+        check = Check(operands)
+        assert check.checked == f"{taken} of {count} {things}"
+        assert check.error(y, layout) < 1e-12
+    poison(as_nchw(y, layout)[int(check._blocks[0].images[0])])
+    assert np.isnan(check.error(y, layout))
+
+
 @pytest.mark.parametrize("border", ["constant", "replicate", "reflect", "reflect101", "wrap"])
 def test_check_of_filters_on_bands_agrees_with_the_oracle(monkeypatch: Any, border: str) -> None:
     from leanconv.bench import operands as module
@@ -264,3 +293,38 @@ def test_check_of_filters_on_bands_agrees_with_the_oracle(monkeypatch: Any, bord
     assert check.error(y, frame=1) < 1e-12, "an edge that is left out"
     y[check._blocks[0].images[0], 58, 1] += 1
     assert check.error(y, frame=1) > 1e-3 > 1e-12 > check.error(y, frame=2)
+
+
+def test_a_suite_in_another_operation() -> None:
+    forward = load_suite("depthwise")
+    for op in ("dgrad", "wgrad"):
+        cases = load_suite("depthwise", op=op)
+        assert [replace(case.problem, op="fprop") for case in cases] == [case.problem for case in forward]  # type: ignore[type-var]
+        words = [format_problem(case.problem) for case in cases]
+        assert all(text.endswith(f",{op}") for text in words)
+        assert [parse_problem(text) for text in words] == [case.problem for case in cases]
+    assert load_suite("depthwise", op="fprop") == forward
+    with pytest.raises(ValueError, match="op='grad' is not known; choose one of fprop, dgrad, wgrad"):
+        load_suite("depthwise", op="grad")
+    with pytest.raises(ValueError, match="op='wgrad' does not apply: suite 'filters'"):
+        load_suite("filters", op="wgrad")
+
+
+@pytest.mark.parametrize("op", ["dgrad", "wgrad"])
+def test_a_run_of_gradients(op: Any) -> None:
+    pytest.importorskip("torch")
+    from leanconv.bench import run_suite
+    from leanconv.bench.run import default_path
+
+    results = run_suite("depthwise", op=op, only="*960x7x7*", batch=1, device="cpu", quick=True, progress=False)
+    assert results.op == op and results.title == f"depthwise NHWC {op}" and not results.failed
+    assert default_path(results, False).name == f"depthwise-{op}.json"
+    engines = {(row.engine, row.algorithm) for row in results.rows}
+    assert {("leanconv", "im2col"), ("torch-cpu", "convolution_backward")} <= engines
+    assert all(row.error is not None and row.error < 2e-6 for row in results.rows)
+    uneven = f"conv:n2,c4,h9,k4,r3,pad0x1x2x0,groups2,NHWC,{op}"
+    results = run_suite(uneven, device="cpu", quick=True, progress=False)
+    assert {row.engine for row in results.rows} == {"leanconv", "torch-cpu"} and not results.failed
+    assert all(row.error is not None and row.error < 2e-6 for row in results.rows)
+    with pytest.raises(ValueError, match="write it into the problem"):
+        run_suite(uneven, op=op, device="cpu")

@@ -54,6 +54,12 @@ USUAL |= {
     "pointwise-uint8-chwn": replace(USUAL["pointwise-chwn"], dtype="uint8"),
 }
 USUAL["gradient-float16"] = replace(USUAL["strided-bfloat16"], dtype="float16", op="dgrad")
+# Gradients of depthwise layers, small filters and large ones.
+DEEP = ConvProblem(32, 96, 56, 56, 96, 7, 7, padding=(3, 3, 3, 3), groups=96)
+for layout in ("NCHW", "NHWC"):
+    for op, layer in (("wgrad", USUAL["depthwise"]), ("wgrad", DEEP), ("dgrad", replace(DEEP, stride=(2, 2)))):
+        name = f"depthwise-{op}-{layer.r}x{layer.s}-{layout.lower()}"
+        USUAL[name] = replace(layer, op=op, layout=layout)
 # Images that do not come in fours are copied one by one.
 USUAL["deep-chwn-odd"] = replace(USUAL["deep-chwn"], n=127)
 USUAL |= {

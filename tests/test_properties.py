@@ -35,15 +35,17 @@ FILTER_ALGORITHMS = [a for a in ALGORITHMS if a.solves == "filter2d"]
 
 
 def suited(algorithm, problem):
-    """The problem; of an algorithm that takes one channel a group a depthwise one, of one of integers one of int8."""
-    if algorithm.name == "direct_dp4a":
+    """The problem as the algorithm takes it: depthwise, of integers, or the gradient that is all that it computes."""
+    name = algorithm.name
+    if name == "direct_dp4a":
         c, k = 4 * problem.c, problem.k
         return replace(problem, c=c, k=k, layout="NHWC", dtype="int8", op="fprop")
-    if algorithm.name != "depthwise":
-        return problem
-    return replace(
-        problem, groups=problem.c, k=problem.c, layout="NCHW" if problem.layout == "CHWN" else problem.layout
-    )
+    if name.startswith("depthwise"):
+        filters = 1 if name == "depthwise" else 1 + problem.k % 3
+        layout = "NCHW" if problem.layout == "CHWN" else problem.layout
+        problem = replace(problem, groups=problem.c, k=filters * problem.c, layout=layout)
+    gradient = {"depthwise_input": "dgrad"}.get(name, "wgrad" if "_weight" in name else None)
+    return replace(problem, op=gradient, bias=False, activation=None) if gradient else problem
 
 
 def each(algorithms):
@@ -85,6 +87,16 @@ def conv_problems(draw, largest=300, most_channels=70, most_taps=12):
 def gradients(**limits):
     """The gradient of the input of any layer."""
     return conv_problems(**limits).map(lambda problem: replace(problem, op="dgrad", bias=False, activation=None))
+
+
+def weight_gradients(**limits):
+    """The gradient of the filters of any layer; every other one is depthwise."""
+
+    def gradient(problem, depthwise):
+        change = {"groups": problem.c, "k": problem.c * (1 + problem.k % 3)} if depthwise else {}
+        return replace(problem, op="wgrad", bias=False, activation=None, **change)
+
+    return st.builds(gradient, conv_problems(**limits), st.booleans())
 
 
 @st.composite
@@ -154,7 +166,9 @@ def check_plan(algorithm, problem, target):
             assert 0 <= launch.shared_bytes <= target.shared_per_block
             assert (KERNELS / launch.header).is_file() and launch.symbol.isidentifier()
             bound = {a.name for a in launch.arguments if isinstance(a, Pointer) or a.value is None}
-            assert {"y", "dx", "workspace", "prepared"} & bound and bound <= set(plan.roles) <= set(roles_of(problem))
+            assert {"y", "dx", "dw", "workspace", "prepared"} & bound and bound <= set(plan.roles) <= set(
+                roles_of(problem)
+            )
             assert ("workspace" not in bound) or plan.workspace_bytes > 0
             assert ("prepared" not in bound) or plan.prepared_bytes > 0
             assert (launch not in plan.prepare) or bound == {"w", "prepared"}
@@ -177,6 +191,13 @@ def test_conv_plans_are_sound(algorithm, problem, target):
 @ARITHMETIC
 @given(problem=gradients(), target=st.sampled_from(TARGETS))
 def test_gradient_plans_are_sound(algorithm, problem, target):
+    check_plan(algorithm, problem, target)
+
+
+@each(CONV_ALGORITHMS)
+@ARITHMETIC
+@given(problem=weight_gradients(), target=st.sampled_from(TARGETS))
+def test_plans_of_gradients_of_filters_are_sound(algorithm, problem, target):
     check_plan(algorithm, problem, target)
 
 

@@ -198,7 +198,55 @@ def conv2d_input(
     # PyTorch's shapes are tuples of a type of their own
     shape = tuple(input_shape) if isinstance(input_shape, (tuple, list)) else input_shape
     counts, words = (shape, stride, padding, dilation, groups), (layout, algorithm, precision, device)
-    return _run(describe.conv2d_input, grad, w, None, out, workspace_limit, counts, words, "grad")
+    return _run(describe.conv2d_input, grad, w, None, out, workspace_limit, counts, words, ("grad", "w"))
+
+
+def conv2d_weight(
+    x: Array,
+    grad: Any,
+    weight_shape: Sequence[int],
+    stride: int | Sequence[int] = 1,
+    padding: arguments.Padding = 0,
+    dilation: int | Sequence[int] = 1,
+    groups: int = 1,
+    *,
+    layout: Layout | None = None,
+    algorithm: str = "auto",
+    precision: Precision = "fp32",
+    out: Any = None,
+    device: str | None = None,
+    workspace_limit: int | None = None,
+) -> Array:
+    """Gradient of `conv2d` with respect to its filters, as ``torch.nn.grad.conv2d_weight`` computes it.
+
+    ``dw[k,c,r,s] = sum over n,p,q of grad[n,k,p,q] * x[n,c, p*stride - top + r*dilation, ...]``
+
+    Args:
+        x: conv2d's x, as that call had it: (n, c, h, w), or (c, h, w); a float32, float16 or bfloat16 array of NumPy,
+            CuPy, PyTorch, or of any library with DLPack. The CPU takes float64 too.
+        grad: gradient of conv2d's result, of that shape, library, dtype and device.
+        weight_shape: shape of conv2d's w: (k, c / groups, r, s), (k, r, s, c / groups) with ``layout="NHWC"``, or
+            (c / groups, r, s, k) with ``"CHWN"``. PyTorch's is always (k, c / groups, r, s).
+        stride, padding, dilation, groups: those of the layer, as in `conv2d`.
+        layout: as in `conv2d`, of x, grad and dw; for PyTorch tensors by default that of x.
+        algorithm, precision, out, device, workspace_limit: as in `conv2d`.
+
+    Returns:
+        dw of shape ``weight_shape``, of x's library, computed on the caller's current stream; ``out`` if given. Sums
+        are taken in a fixed order: equal calls on one GPU give equal bits.
+
+    Raises:
+        As `conv2d`; also ValueError where the shape of grad is not that of the layer's result for ``weight_shape``.
+
+    >>> import numpy as np
+    >>> x, grad = np.arange(5, dtype=np.float32).reshape(1, 1, 1, 5), np.ones((1, 1, 1, 2), np.float32)
+    >>> conv2d_weight(x, grad, (1, 1, 1, 3), stride=(1, 2)).ravel().tolist()
+    [2.0, 4.0, 6.0]
+    """
+    # PyTorch's shapes are tuples of a type of their own
+    shape = tuple(weight_shape) if isinstance(weight_shape, (tuple, list)) else weight_shape
+    counts, words = (shape, stride, padding, dilation, groups), (layout, algorithm, precision, device)
+    return _run(describe.conv2d_weight, x, grad, None, out, workspace_limit, counts, words, ("x", "grad"))
 
 
 def filter2d(
@@ -253,7 +301,7 @@ def filter2d(
     numbers: tuple[Any, ...] = ()
     if type(value) is not int or type(delta) is not int or value or delta:
         numbers = value, delta
-    return _run(describe.filter2d, image, kernel, None, out, 0, (border, anchor), (device,), "image", numbers)
+    return _run(describe.filter2d, image, kernel, None, out, 0, (border, anchor), (device,), ("image", "w"), numbers)
 
 
 def _run(
@@ -265,21 +313,21 @@ def _run(
     workspace_limit: Any,
     counts: tuple[Any, ...],
     words: tuple[Any, ...],
-    name: str = "x",
+    names: tuple[str, str] = ("x", "w"),
     numbers: tuple[Any, ...] = (),
 ) -> Any:
     """Run a call that ``describes`` describes: if an equal call has run before, this is a look-up and a launch.
 
     ``counts``, then ``words``, are the options of the call: counts may be numbers, which the key tells apart by type.
-    ``numbers`` are value and delta of a filter, if they are not 0; ``name`` is what the caller calls x.
+    ``numbers`` are value and delta of a filter, if they are not 0; ``names`` are what the caller calls x and w.
     """
     arrays, back = arrays_of(x), None
     if arrays is None:
         back = way_back(x)
         filters = w.array if isinstance(w, PreparedWeights) else w
-        carried, arrays, _ = gather(x, filters, bias, out, (name, "w"))
-        x, bias = carried[name], carried.get("bias")
-        w = w if isinstance(w, PreparedWeights) else carried["w"]
+        carried, arrays, _ = gather(x, filters, bias, out, names)
+        x, bias = carried[names[0]], carried.get("bias")
+        w = w if isinstance(w, PreparedWeights) else carried[names[1]]
     signature = arrays.signature
     filters = w.array if isinstance(w, PreparedWeights) else w
     try:
@@ -299,7 +347,7 @@ def _run(
     if call is None:
         plain = arguments.plain(counts)
         if plain is not counts:  # NumPy's integers and the like: the ready call is kept for what they mean
-            result = _run(describes, x, w, bias, out, workspace_limit, plain, words, name, numbers)
+            result = _run(describes, x, w, bias, out, workspace_limit, plain, words, names, numbers)
             return result if back is None else back(result)
         described = describes(x, w, bias, out, workspace_limit, *counts, *words)
         call = bind.bind(described)
@@ -319,10 +367,10 @@ def explain(first: Any, second: Any = None, /, *arguments: Any, **options: Any) 
     """Say what a call would run for these arguments, and why not the others. Runs nothing.
 
     Give the arguments of the call: a second array of 2 axes means `filter2d`, one of 3 after one of 2 or 3 `conv1d`,
-    the keyword ``input_shape=`` `conv2d_input`, and anything else `conv2d`. Or give a ConvProblem or FilterProblem
-    with, if wanted, ``device="cuda"`` (the CPU is the default), ``algorithm=`` and ``workspace_limit=``. Registers and
-    spills are given for what this process has compiled already, or with ``compile=True``. Where no GPU can be opened,
-    the choice is the one for an H200.
+    the keyword ``input_shape=`` `conv2d_input`, ``weight_shape=`` `conv2d_weight`, and anything else `conv2d`. Or give
+    a ConvProblem or FilterProblem with, if wanted, ``device="cuda"`` (the CPU is the default), ``algorithm=`` and
+    ``workspace_limit=``. Registers and spills are given for what this process has compiled already, or with
+    ``compile=True``. Where no GPU can be opened, the choice is the one for an H200.
 
     Raises ValueError and TypeError as the call itself would, but not NoAlgorithmError: "nothing fits" is an answer.
 
@@ -342,6 +390,8 @@ def explain(first: Any, second: Any = None, /, *arguments: Any, **options: Any) 
         function = filter2d
     elif "input_shape" in options:
         function = conv2d_input
+    elif "weight_shape" in options:
+        function = conv2d_weight
     return explain_call(describe_call(function, first, second, *arguments, **options), compile_now=compile_now)
 
 

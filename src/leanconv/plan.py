@@ -60,8 +60,8 @@ class Target:
 class Pointer:
     """A kernel parameter: the address of the operand, or the scratch memory, that has this ``role``.
 
-    Operands have the roles of `Problem.operands` (``x``, ``w``, ``bias``, ``y``, ``dy``, ``dx``); ``workspace`` and
-    ``prepared`` are a plan's own memory. ``element`` is the C++ type pointed to.
+    Operands have the roles of `Problem.operands` (``x``, ``w``, ``bias``, ``y``, ``dy``, ``dx``, ``dw``); ``workspace``
+    and ``prepared`` are a plan's own memory. ``element`` is the C++ type pointed to.
     """
 
     role: str

@@ -88,6 +88,10 @@ class ConvProblem:
     activation: ``dx[n,c,h,w] = sum over k,r,s of w[k,c,r,s] * dy[n,k,p,q]`` where ``p*stride - top + r*dilation = h``,
     as for q.
 
+    Operation ``wgrad`` is the gradient with respect to the filters, again by the numbers of the forward layer: the
+    arrays are x, dy, and dw, which has the shape of w. There is no bias and no activation:
+    ``dw[k,c,r,s] = sum over n,p,q of dy[n,k,p,q] * x[n, c, p*stride - top + r*dilation, ...]``.
+
     ``accumulate``: the result is added to what the output holds, before the activation.
 
     ``dtype`` is the type of x. Floating-point layers have it in all arrays. With int8 or uint8, w is int8, bias and y
@@ -148,7 +152,7 @@ class ConvProblem:
 
     @property
     def is_empty(self) -> bool:
-        """Whether the output has no elements."""
+        """Whether there is nothing to compute: the output has no elements or, of filters, is zero."""
         return self.n == 0
 
     @property
@@ -163,26 +167,29 @@ class ConvProblem:
 
     @property
     def operands(self) -> tuple[Operand, ...]:
-        """What a kernel reads, then what it writes."""
-        read, written = ("dy", "dx") if self.op == "dgrad" else ("x", "y")
+        """What a kernel reads, two arrays and perhaps a bias, then what it writes."""
+        first, second, written = {"dgrad": ("dy", "w", "dx"), "wgrad": ("x", "dy", "dw")}.get(self.op, ("x", "w", "y"))
         weights, result = weights_of(self.dtype), result_of(self.dtype)
         bias = (Operand("bias", (self.k,), result),) if self.bias else ()
+        beside = self._layer_output if self.op == "wgrad" else self.w_shape
         y = Operand(written, self.y_shape, result, written=True)
-        return (Operand(read, self.x_shape, self.dtype), Operand("w", self.w_shape, weights), *bias, y)
+        return (Operand(first, self.x_shape, self.dtype), Operand(second, beside, weights), *bias, y)
 
     @property
     def x_shape(self) -> tuple[int, int, int, int]:
-        """Shape, in memory order, of the array that the operation reads besides the filters."""
+        """Shape, in memory order, of the first array that the operation reads: x, or dy for the input's gradient."""
         return self._layer_output if self.op == "dgrad" else self._layer_input
 
     @property
     def w_shape(self) -> tuple[int, int, int, int]:
-        """Shape of the filter array, axes in memory order."""
+        """Shape of the layer's filters, axes in memory order."""
         return lay_out(self.layout, self.k, self.group_c, self.r, self.s)
 
     @property
     def y_shape(self) -> tuple[int, int, int, int]:
         """Shape, in memory order, of the array that the operation writes."""
+        if self.op == "wgrad":
+            return self.w_shape
         return self._layer_input if self.op == "dgrad" else self._layer_output
 
     @property
@@ -221,6 +228,13 @@ class ConvProblem:
         """Fewest bytes to move: every input read once, every output written once."""
         twice = 2 if self.accumulate else 1
         return sum(prod(o.shape) * item_bytes(o.dtype) * (twice if o.written else 1) for o in self.operands)
+
+    @property
+    def terms(self) -> int:
+        """Products that an element of the result sums, padding included."""
+        if self.op == "wgrad":
+            return self.n * self.p * self.q
+        return (self.group_k if self.op == "dgrad" else self.group_c) * self.r * self.s
 
     def __str__(self) -> str:
         text = f"{self.op} {self.layout} {self.dtype} {self.n}x{self.c}x{self.h}x{self.w} k{self.k} {self.r}x{self.s}"

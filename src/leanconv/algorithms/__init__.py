@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from leanconv.algorithms.base import GpuAlgorithm
 from leanconv.algorithms.depthwise import Depthwise
+from leanconv.algorithms.depthwise_input import DepthwiseInput
 from leanconv.algorithms.depthwise_row import DepthwiseRow
+from leanconv.algorithms.depthwise_weight import DepthwiseWeight
+from leanconv.algorithms.depthwise_weight_parts import DepthwiseWeightParts
 from leanconv.algorithms.depthwise_wide import DepthwiseWide
 from leanconv.algorithms.direct import Direct
 from leanconv.algorithms.direct_dp4a import DirectDp4a
+from leanconv.algorithms.direct_weight import DirectWeight
 from leanconv.algorithms.im2win import Im2win
 from leanconv.algorithms.im2win_basic import Im2winBasic
 from leanconv.algorithms.im2win_fused import Im2winFused
@@ -28,6 +32,10 @@ ALGORITHMS: tuple[GpuAlgorithm, ...] = (
     DepthwiseWide(),
     DepthwiseRow(),
     DirectDp4a(),
+    DepthwiseInput(),
+    DepthwiseWeight(),
+    DepthwiseWeightParts(),
     Direct(),
+    DirectWeight(),
     RegisterCache(),
 )

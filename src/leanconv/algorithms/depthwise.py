@@ -121,12 +121,12 @@ def as_convolution(problem: ConvProblem) -> ConvProblem:
     return replace(problem.as_forward(), accumulate=problem.accumulate) if unit else problem
 
 
-def channel_tile(problem: ConvProblem) -> int:
-    """Filters of a block in NHWC: all, or as many as make whole tiles of whole warps where that is possible."""
-    if problem.k <= THREADS:
-        return problem.k
+def channel_tile(count: int) -> int:
+    """Channels of a block in NHWC: all, or as many as make whole tiles of whole warps where that is possible."""
+    if count <= THREADS:
+        return count
     for size in range(THREADS, 31, -32):
-        if problem.k % size == 0:
+        if count % size == 0:
             return size
     return THREADS
 
@@ -176,7 +176,7 @@ class Depthwise(TimedAlgorithm):
 
 
 def _candidates(problem: ConvProblem, target: Target) -> Iterator[DepthwiseConfig]:
-    channels = channel_tile(problem) if problem.layout == "NHWC" else 1
+    channels = channel_tile(problem.k) if problem.layout == "NHWC" else 1
     threads = ceil_div(channels * max(1, THREADS // channels), 32) * 32
     for whole, rows_of in ((True, WHOLE_ROWS), (False, WALKED_ROWS)):
         for columns in COLUMNS[problem.layout]:

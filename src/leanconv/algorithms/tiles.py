@@ -211,6 +211,18 @@ def gradient_limits(problem: ConvProblem, taken: Sequence[str] = FLOAT32) -> lis
     return reasons + layer_limits(problem, taken)
 
 
+def input_limits(problem: ConvProblem, taken: Sequence[str] = FLOAT32) -> list[str]:
+    """Why kernels that compute the gradient of the input alone cannot run ``problem``."""
+    reasons = [] if problem.op == "dgrad" else [f"op={problem.op!r} is not the gradient of the input"]
+    return reasons + layer_limits(problem, taken)
+
+
+def weight_limits(problem: ConvProblem, taken: Sequence[str] = FLOAT32) -> list[str]:
+    """Why kernels that compute the gradient of the filters cannot run ``problem``."""
+    reasons = [] if problem.op == "wgrad" else [f"op={problem.op!r} is not the gradient of the filters"]
+    return reasons + layer_limits(problem, taken)
+
+
 def images_outermost(problem: ConvProblem) -> list[str]:
     """Why kernels that support only layouts with the images outermost cannot run ``problem``."""
     inner = problem.layout not in ("NCHW", "NHWC")
@@ -321,6 +333,13 @@ def conv_arguments(problem: ConvProblem, source: str | None = None, filters: str
         Pointer(written.role, result, written=True),
         Number("long long", "batch", problem.n),
     )
+
+
+def gradient_arguments(problem: ConvProblem) -> tuple[Argument, ...]:
+    """The arguments of a kernel that computes a gradient, and takes no bias: the operands and the batch."""
+    element = DTYPES[problem.dtype].ctype
+    operands = (Pointer(each.role, element, each.written) for each in problem.operands)
+    return (*operands, Number("long long", "batch", problem.n))
 
 
 def tile_launch(

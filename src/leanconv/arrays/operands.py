@@ -28,9 +28,10 @@ class Operands:
     out: Any
     #: what the caller calls x and w
     names: tuple[str, str]
-    #: of x and the result in memory, and of w, where it is not the one that the library shows
+    #: in memory of x, w and the result, where it is not the one that the library shows
     order: MemoryOrder = None
     w_order: MemoryOrder = None
+    out_order: MemoryOrder = None
     #: which of x, w and bias cannot be read in place
     copies: tuple[bool, bool, bool] = (False, False, False)
     #: whether the result can be written directly to ``out``
@@ -97,10 +98,18 @@ class AxisOrder:
 
 
 def layer_operands(
-    x: Any, w: Any, bias: Any, out: Any, name: str, layout: str | None, layouts: Sequence[str]
+    x: Any,
+    w: Any,
+    bias: Any,
+    out: Any,
+    names: tuple[str, str],
+    layout: str | None,
+    layouts: Sequence[str],
+    out_axes: int | None = None,
 ) -> tuple[Operands, AxisOrder]:
-    """The arrays of a layer, which the caller calls ``name`` and w. ``layouts`` are those of images, or of signals.
+    """The two arrays of a layer, by the caller's ``names``, and what goes with them.
 
+    ``layouts`` are those of images, or of signals. The result has ``out_axes`` axes, by default as many as x.
     Without ``layout``, it is the second where PyTorch's x lies channels last, as PyTorch decides it; otherwise the
     first.
 
@@ -108,10 +117,10 @@ def layer_operands(
         TypeError: something is not an array, or has an element type that layers do not take.
         ValueError: arrays of several libraries, devices or element types, or a layout that is not known.
     """
-    given, arrays, device = gather(x, w, bias, out, (name, "w"))
+    given, arrays, device = gather(x, w, bias, out, names)
     dtype = check_dtypes({each: arrays.dtype(array) for each, array in given.items()}, dtypes.LAYERS)
     channels_first, channels_last = layouts[:2]
-    keeps_shape, x = arrays.keeps_shape, given[name]
+    keeps_shape, x = arrays.keeps_shape, given[names[0]]
     if layout is None:
         layout = channels_first
         if keeps_shape and len(channels_first) - len(x.shape) in (0, 1):
@@ -121,15 +130,16 @@ def layer_operands(
         raise ValueError(f"layout={layout!r} is not known; choose one of {', '.join(map(repr, layouts))}")
     axes = AxisOrder(layout, channels_first, keeps_shape)
     order = axes.memory_order(len(x.shape))
-    w, bias = given["w"], given.get("bias")
+    w, bias = given[names[1]], given.get("bias")
     w_order = axes.memory_order(len(w.shape))
     copies = (
         not _readable(arrays, x, order),
         not _readable(arrays, w, w_order),
         bias is not None and not _readable(arrays, bias),
     )
-    direct = out is None or _readable(arrays, out, order)
-    return Operands(arrays, device, dtype, x, w, bias, out, (name, "w"), order, w_order, copies, direct), axes
+    out_order = axes.memory_order(out_axes or len(x.shape))
+    direct = out is None or _readable(arrays, out, out_order)
+    return Operands(arrays, device, dtype, x, w, bias, out, names, order, w_order, out_order, copies, direct), axes
 
 
 def filter_operands(

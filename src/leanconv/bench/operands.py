@@ -41,7 +41,7 @@ def _with_axes(array: Any, order: tuple[int, ...]) -> Any:
 class Operands:
     """Zero-mean random inputs: NumPy arrays, or PyTorch tensors on the current GPU with ``gpu``.
 
-    A layer's input and filters are made once, and copied into a layout when it is first needed.
+    The two arrays that a layer reads are made once, and copied into a layout when it is first needed.
     """
 
     def __init__(self, problem: Problem, gpu: bool, seed: int = 0) -> None:
@@ -51,9 +51,8 @@ class Operands:
         self._layouts: dict[str, tuple[Any, Any]] = {}
         if problem.kind == "conv2d":
             plain = replace(problem, layout="NCHW")
-            scale = (plain.group_c * plain.r * plain.s) ** -0.5
-            x, w, *rest = plain.operands
-            self._layouts["NCHW"] = (self._normal(x, 1.0), self._normal(w, scale))
+            first, second, *rest = plain.operands
+            self._layouts["NCHW"] = (self._normal(first, 1.0), self._normal(second, max(1, plain.terms) ** -0.5))
             self.bias = self._normal(rest[0], 1.0) if plain.bias else None
         else:
             x, w, _ = problem.operands
@@ -85,11 +84,11 @@ class Operands:
         return self._layouts[layout]
 
     def x(self, layout: Layout) -> Any:
-        """A layer's input, contiguous in ``layout``."""
+        """What a layer reads first, contiguous in ``layout``: its input, or the gradient of its output (dgrad)."""
         return self._layout(layout)[0]
 
     def w(self, layout: Layout) -> Any:
-        """A layer's filters, contiguous in ``layout``."""
+        """What a layer reads besides, contiguous in ``layout``: its filters, or the gradient of its output (wgrad)."""
         return self._layout(layout)[1]
 
     def output(self, layout: Layout | None = None) -> Any:
@@ -115,7 +114,10 @@ def poison(y: Any) -> None:
 
 @dataclass(frozen=True)
 class _Block:
-    """A part of the output: all channels and columns of rows ``begin`` to ``end`` of some images."""
+    """A part of the output: all channels and columns of rows ``begin`` to ``end`` of some images.
+
+    Of the gradient of filters: some filters, whole.
+    """
 
     images: Any
     begin: int
@@ -133,14 +135,18 @@ class Check:
     def checked(self) -> str:
         """What is compared, in words."""
         problem = self._operands.problem
-        images, rows = (problem.n, problem.p) if problem.kind == "conv2d" else (problem.batch, problem.h)
-        some = f"{len(self._blocks[0].images)} of {images} images"
+        images, rows = _extents(problem)
+        what = "filters" if problem.kind == "conv2d" and problem.op == "wgrad" else "images"
+        some = f"{len(self._blocks[0].images)} of {images} {what}"
         taken = sum(block.end - block.begin for block in self._blocks)
         return some if taken == rows else f"{some}, {taken} of {rows} rows"
 
     @cached_property
     def _answers(self) -> list[Any]:
-        reference = _conv_block if self._operands.problem.kind == "conv2d" else _filter_block
+        problem = self._operands.problem
+        reference = _filter_block
+        if problem.kind == "conv2d":
+            reference = {"dgrad": _input_gradient, "wgrad": _filter_gradient}.get(problem.op, _conv_block)
         return [reference(self._operands, block) for block in self._blocks]
 
     def error(self, y: Any, layout: Layout | None = None, frame: int = 0) -> float:
@@ -163,19 +169,29 @@ class Check:
         return float(np.sqrt(difference / size)) if size else float(np.sqrt(difference))
 
 
+def _extents(problem: Problem) -> tuple[int, int]:
+    """Images (of the gradient of filters: filters) of the output, and their rows."""
+    if problem.kind == "filter2d":
+        return problem.batch, problem.h
+    return {"dgrad": (problem.n, problem.h), "wgrad": (problem.k, problem.r)}.get(problem.op, (problem.n, problem.p))
+
+
 def _blocks(problem: Problem, limits: tuple[float, float], seed: int) -> Iterator[_Block]:
     random = np.random.default_rng(seed)
-    if problem.kind == "conv2d":
-        count, rows = problem.n, problem.p
+    count, rows = _extents(problem)
+    if problem.kind == "conv2d" and problem.op == "wgrad":
+        # a filter's gradient takes its channels of all images
+        elements = problem.n * (problem.group_c * problem.h * problem.w + problem.p * problem.q)
+    elif problem.kind == "conv2d":
         elements = problem.c * problem.h * problem.w + problem.k * problem.p * problem.q
     else:
-        count, rows = problem.batch, problem.h
         elements = 2 * problem.h * problem.w
     flops = problem.flops / count
     fit = min(limits[0] / flops, limits[1] / elements)
     images = np.sort(random.permutation(count)[: max(1, min(count, int(fit)))])
     band = int(rows * fit / 3)
-    if fit >= 1 or 3 * band >= rows:
+    gradient = problem.kind == "conv2d" and problem.op != "fprop"
+    if fit >= 1 or 3 * band >= rows or gradient:
         yield _Block(images, 0, rows)
         return
     band = max(1, band)
@@ -214,17 +230,65 @@ def _conv_torch(problem: ConvProblem, x: Any, w: Any, bias: Any) -> Any:
     padded = torch.nn.functional.pad(x, (left, right, top, bottom))
     padded = padded.unflatten(1, (problem.groups, problem.group_c))
     w = w.unflatten(0, (problem.groups, problem.group_k))
-    (step_h, step_w), (dil_h, dil_w) = problem.stride, problem.dilation
     y: Any = 0.0
-    for r in range(problem.r):
-        for s in range(problem.s):
-            rows = slice(r * dil_h, r * dil_h + (problem.p - 1) * step_h + 1, step_h)
-            columns = slice(s * dil_w, s * dil_w + (problem.q - 1) * step_w + 1, step_w)
-            y = y + torch.einsum("ngcpq,gkc->ngkpq", padded[..., rows, columns], w[..., r, s])
+    for r, s, seen in _taps(problem):
+        y = y + torch.einsum("ngcpq,gkc->ngkpq", padded[seen], w[..., r, s])
     y = y.flatten(1, 2)
     if bias is not None:
         y = y + bias.double()[:, None, None]
     return torch.relu(y) if problem.activation == "relu" else y
+
+
+def _input_gradient(operands: Operands, block: _Block) -> Any:
+    """The gradient of some images: what each output passes back to the pixels that its window saw."""
+    problem = operands.problem
+    assert problem.kind == "conv2d"
+    part = replace(problem, n=len(block.images), layout="NCHW", accumulate=False)
+    grad, w = operands.x("NCHW")[block.images], operands.w("NCHW")
+    if not operands.gpu:
+        return oracle.conv2d(part, grad, w)
+    import torch
+
+    top, bottom, left, right = part.padding
+    shape = (part.n, part.groups, part.group_c, part.h + top + bottom, part.w + left + right)
+    padded = torch.zeros(shape, dtype=torch.float64, device=grad.device)
+    grad = grad.double().unflatten(1, (part.groups, part.group_k))
+    w = w.double().unflatten(0, (part.groups, part.group_k))
+    for r, s, seen in _taps(part):
+        padded[seen] += torch.einsum("ngkpq,gkc->ngcpq", grad, w[..., r, s])
+    return padded.flatten(1, 2)[:, :, top : top + part.h, left : left + part.w]
+
+
+def _filter_gradient(operands: Operands, block: _Block) -> Any:
+    """The gradient of some filters: for each tap the products of what it saw and the gradients of the outputs."""
+    problem = operands.problem
+    assert problem.kind == "conv2d"
+    own = block.images // problem.group_k * problem.group_c
+    channels = (own[:, None] + np.arange(problem.group_c)).ravel()
+    count = len(block.images)
+    part = replace(problem, c=len(channels), k=count, groups=count, layout="NCHW", accumulate=False)
+    x, grad = operands.x("NCHW")[:, channels], operands.w("NCHW")[:, block.images]
+    if not operands.gpu:
+        return oracle.conv2d(part, x, grad)
+    import torch
+
+    top, bottom, left, right = part.padding
+    padded = torch.nn.functional.pad(x.double(), (left, right, top, bottom)).unflatten(1, (count, part.group_c))
+    grad = grad.double()
+    result = torch.zeros((count, part.group_c, part.r, part.s), dtype=torch.float64, device=grad.device)
+    for r, s, seen in _taps(part):
+        result[:, :, r, s] = torch.einsum("nkpq,nkcpq->kc", grad, padded[seen])
+    return result
+
+
+def _taps(problem: ConvProblem) -> Iterator[tuple[int, int, Any]]:
+    """Each tap, and an index of what its windows see in padded images: (n, groups, channels, rows, columns)."""
+    (step_h, step_w), (dil_h, dil_w) = problem.stride, problem.dilation
+    for r in range(problem.r):
+        for s in range(problem.s):
+            rows = slice(r * dil_h, r * dil_h + (problem.p - 1) * step_h + 1, step_h)
+            columns = slice(s * dil_w, s * dil_w + (problem.q - 1) * step_w + 1, step_w)
+            yield r, s, (..., rows, columns)
 
 
 def with_border(problem: FilterProblem, image: Any, rows: np.ndarray, columns: np.ndarray) -> Any:

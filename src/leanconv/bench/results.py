@@ -70,13 +70,14 @@ class Results:
     missing: list[str] = field(default_factory=list)
     #: the requested tier, where it is not the suite's own
     precision: str | None = None
-    #: likewise the element type
+    #: likewise the element type and the operation
     dtype: str | None = None
+    op: str | None = None
 
     @property
     def title(self) -> str:
-        """Suite, layout, tier and element type, as headings have them."""
-        return " ".join(filter(None, (self.suite, self.layout, self.precision, self.dtype)))
+        """Suite, layout, tier, element type and operation, as headings have them."""
+        return " ".join(filter(None, (self.suite, self.layout, self.precision, self.dtype, self.op)))
 
     @property
     def place(self) -> str:
@@ -108,7 +109,7 @@ class Results:
         keys = [key for key in {**self.machine, **other.machine} if key not in free]
         differing = [(key, self.machine.get(key), other.machine.get(key)) for key in keys]
         differing += [
-            (key, getattr(self, key), getattr(other, key)) for key in ("suite", "layout", "precision", "dtype")
+            (key, getattr(self, key), getattr(other, key)) for key in ("suite", "layout", "precision", "dtype", "op")
         ]
         for key, mine, its in differing:
             if mine != its:
@@ -140,6 +141,7 @@ class Results:
             missing=[name for name in self.missing if name not in problems or name in other.missing],
             precision=self.precision,
             dtype=self.dtype,
+            op=self.op,
         )
 
     def of(self, problem: str) -> list[Row]:

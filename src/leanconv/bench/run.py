@@ -81,6 +81,7 @@ def run_suite(
     layout: str | None = None,
     precision: str | None = None,
     dtype: str | None = None,
+    op: str | None = None,
     engines: Sequence[str] = (),
     only: str | None = None,
     batch: int | None = None,
@@ -96,12 +97,12 @@ def run_suite(
 ) -> Results:
     """Measure a suite, a problem in words (see leanconv.bench.suites), or given cases.
 
-    ``layout``, ``precision`` and ``dtype`` override a suite's (peers run in the layouts that they have, in any
-    precision as in float32, and in the type if they have it); ``engines`` are patterns such as ``"leanconv"``,
-    ``"cudnn:*"``; ``only`` is a pattern that problem names must match; ``batch`` replaces the number of images;
-    ``quick`` spends a quarter of the time on each figure; ``device`` is None (the GPU where there is one), ``"cuda"``
-    or ``"cpu"``; ``revision`` is what to record where the package is not in a git checkout; ``peers`` are the libraries
-    to run, by default all of PEERS.
+    ``layout``, ``precision``, ``dtype`` and ``op`` (``"dgrad"``, ``"wgrad"``: gradients of the layers) override a
+    suite's (peers run in the layouts that they have, in any precision as in float32, and in the type if they have it);
+    ``engines`` are patterns such as ``"leanconv"``, ``"cudnn:*"``; ``only`` is a pattern that problem names must match;
+    ``batch`` replaces the number of images; ``quick`` spends a quarter of the time on each figure; ``device`` is None
+    (the GPU where there is one), ``"cuda"`` or ``"cpu"``; ``revision`` is what to record where the package is not in a
+    git checkout; ``peers`` are the libraries to run, by default all of PEERS.
 
     ``algorithms`` are patterns of leanconv's own algorithms; by default those that the suite is about
     (``suites.SUITE_ALGORITHMS``), or all. After ``seconds`` of wall-clock time no further problem is begun; the
@@ -116,7 +117,7 @@ def run_suite(
     more; peers take what they need.
     """
     begin = time.perf_counter()
-    cases, suite, layout, precision = cases_of(what, layout, precision, dtype)
+    cases, suite, layout, precision = cases_of(what, layout, precision, dtype, op)
     order = [case.name for case in cases]
     if only is not None:
         cases = tuple(case for case in cases if fnmatchcase(case.name, only))
@@ -150,7 +151,7 @@ def run_suite(
     versions: dict[str, str] = {}
     present = _present(run, cases, peers, absent, versions)
     about = machine.describe(gpu, run.ceilings, versions, revision)
-    results = Results(about, suite, layout, absent=absent, precision=precision, dtype=dtype)
+    results = Results(about, suite, layout, absent=absent, precision=precision, dtype=dtype, op=op)
     if resume is not None:
         resume.refuse_other(results)
     if not gpu and device != "cpu":
@@ -197,17 +198,21 @@ def _settled_objects() -> Iterator[None]:
 
 
 def cases_of(
-    what: str | Sequence[Case], layout: str | None, precision: str | None, dtype: str | None
+    what: str | Sequence[Case],
+    layout: str | None,
+    precision: str | None,
+    dtype: str | None,
+    op: str | None = None,
 ) -> tuple[tuple[Case, ...], str, str | None, str | None]:
     """The cases; then suite, layout, and the precision where it is not the suite's own."""
     if not isinstance(what, str):
-        for setting, given in (("precision", precision), ("dtype", dtype)):
+        for setting, given in (("precision", precision), ("dtype", dtype), ("op", op)):
             if given is not None:
                 raise ValueError(f"{setting}={given!r} is for suites; given cases have their own")
         return tuple(what), "cases", layout, None
     if ":" in what:
         problem = parse_problem(what)
-        for setting, given in (("layout", layout), ("precision", precision), ("dtype", dtype)):
+        for setting, given in (("layout", layout), ("precision", precision), ("dtype", dtype), ("op", op)):
             if given is not None:
                 raise ValueError(f"{setting}={given!r} is for suites; write it into the problem, as in {what},{given}")
         own = problem.layout if problem.kind == "conv2d" else None
@@ -215,8 +220,8 @@ def cases_of(
     if what not in suite_names():
         names = ", ".join(suite_names())
         raise ValueError(f"{what!r} is no suite ({names}), and a problem starts with 'conv:' or 'filter:'")
-    cases = load_suite(what, layout, precision, dtype)
-    usual = load_suite(what, layout, dtype=dtype)
+    cases = load_suite(what, layout, precision, dtype, op)
+    usual = load_suite(what, layout, dtype=dtype, op=op)
     return cases, what, layout or suite_layout(what), precision if cases != usual else None
 
 
@@ -381,7 +386,9 @@ def _release(gpu: bool) -> None:
 
 
 def default_path(results: Results, partial: bool, root: Path = Path("benchmarks/results"), suffix: str = "") -> Path:
-    """Where a run belongs: ``<gpu>/<suite>[-nhwc][-relaxed][-float16][suffix].json``, each where not the suite's.
+    """Where a run belongs: ``<gpu>/<suite>[-nhwc][-relaxed][-float16][-wgrad][suffix].json``.
+
+    Layout, tier, type and operation are named where they are not the suite's.
 
     ``-part`` is added for less than a whole suite: with ``partial``, or where the run did not come to every problem.
     Only the file of a whole suite is meant to be replaced; any other gets a number where there is one of its name.
@@ -391,7 +398,7 @@ def default_path(results: Results, partial: bool, root: Path = Path("benchmarks/
     name = results.suite
     if own and results.layout != own:
         name += f"-{(results.layout or '').lower()}"
-    name += "".join(f"-{setting}" for setting in (results.precision, results.dtype) if setting)
+    name += "".join(f"-{setting}" for setting in (results.precision, results.dtype, results.op) if setting)
     part = "-part" if partial or results.missing else ""
     folder, stem = root / machine.slug(results.machine), f"{name}{suffix}{part}"
     path, number = folder / f"{stem}.json", 2

@@ -10,7 +10,8 @@ A problem in words is ``conv:`` or ``filter:`` and a list of settings between co
 For ``conv``: ``n c h w k r s`` are the paper letters (n is 1, w is h and s is r where they are left out). ``stride``,
 ``dil`` and ``pad`` take one number, two as ``rows x columns``, and ``pad`` four as ``top x bottom x left x right``.
 Then ``groups``, and the words ``NCHW``, ``NHWC``, ``CHWN``, a precision (``ieee``, ``fp32``, ``relaxed``, ``tf32``),
-``bias`` and ``relu``, and the element type (``float16``, ``bfloat16``).
+``bias`` and ``relu``, the element type (``float16``, ``bfloat16``), and the operation where it is not the forward pass:
+``dgrad``, the gradient of the input, or ``wgrad``, that of the filters.
 For ``filter``: the image's height x width and the filter's height x width, in this order; ``batch``; ``anchor`` as
 row x column; then a border (``constant``, ``replicate``, ``reflect``, ``reflect101``, ``wrap``) and a data type.
 """
@@ -25,7 +26,7 @@ from importlib import resources
 from typing import Any, get_args
 
 from leanconv.dtypes import FILTERS, LAYERS
-from leanconv.problem import BORDERS, PRECISIONS, ConvProblem, FilterProblem, Layout, Precision, Problem
+from leanconv.problem import BORDERS, PRECISIONS, ConvProblem, FilterProblem, Layout, Op, Precision, Problem
 
 
 @dataclass(frozen=True)
@@ -69,17 +70,22 @@ def suite_layout(name: str) -> str | None:
 
 
 def load_suite(
-    name: str, layout: str | None = None, precision: str | None = None, dtype: str | None = None
+    name: str,
+    layout: str | None = None,
+    precision: str | None = None,
+    dtype: str | None = None,
+    op: str | None = None,
 ) -> tuple[Case, ...]:
-    """The cases of a suite, in its own layout, precision and element type or in ``layout``, ``precision``, ``dtype``.
+    """The cases of a suite, in its own layout, precision, element type and operation, or in those given.
 
-    Raises ValueError for an unknown suite, layout, precision or type, and for one of them where a suite has no layers.
+    Raises ValueError for an unknown suite, layout, precision, type or operation, and for one of them where a suite has
+    no layers.
     """
     if name not in _shipped():
         raise ValueError(f"suite={name!r} is not known; choose one of {', '.join(suite_names())}")
     suite = _shipped()[name]
     if suite["op"] == "filter2d":
-        for setting, given in (("layout", layout), ("precision", precision), ("dtype", dtype)):
+        for setting, given in (("layout", layout), ("precision", precision), ("dtype", dtype), ("op", op)):
             if given is not None:
                 raise ValueError(f"{setting}={given!r} does not apply: suite {name!r} filters single-channel images")
         return tuple(Case(entry["name"], _filter_problem(entry, suite)) for entry in suite["problems"])
@@ -88,11 +94,12 @@ def load_suite(
         ("layout", chosen, LAYOUTS),
         ("precision", precision or "fp32", PRECISIONS),
         ("dtype", dtype or suite["dtype"], LAYERS),
+        ("op", op or suite["op"], get_args(Op)),
     )
     for setting, value, known in settings:
         if value not in known:
             raise ValueError(f"{setting}={value!r} is not known; choose one of {', '.join(known)}")
-    suite = {**suite, "dtype": dtype or suite["dtype"]}
+    suite = {**suite, "dtype": dtype or suite["dtype"], "op": op or suite["op"]}
     return tuple(Case(entry["name"], _conv_problem(entry, suite, chosen, precision)) for entry in suite["problems"])
 
 
@@ -170,6 +177,7 @@ def format_problem(problem: Problem) -> str:
         words.append(problem.dtype)
     words += ["bias"] if problem.bias else []
     words += [problem.activation] if problem.activation else []
+    words += [problem.op] if problem.op != "fprop" else []
     return "conv:" + ",".join(words)
 
 
@@ -179,7 +187,8 @@ def _numbers(values: tuple[int, ...]) -> str:
 
 #: What a problem in words may hold, for those who wrote something else.
 _CONV_WORDS = (
-    "n, c, h, w, k, r, s, stride, pad, dil and groups with numbers, a layout, a precision, an element type, bias, relu"
+    "n, c, h, w, k, r, s, stride, pad, dil and groups with numbers, a layout, a precision, an element type, bias, "
+    "relu, dgrad or wgrad"
 )
 _FILTER_WORDS = "image and filter as HEIGHTxWIDTH, batch and anchor with numbers, a border, an element type"
 
@@ -208,6 +217,7 @@ def _parse_conv(text: str, tokens: list[str]) -> ConvProblem:
     words |= {layout: ("layout", layout) for layout in LAYOUTS}
     words |= {precision: ("precision", precision) for precision in PRECISIONS}
     words |= {dtype: ("dtype", dtype) for dtype in LAYERS}
+    words |= {op: ("op", op) for op in get_args(Op)}
     for token in tokens:
         if token in words:
             key, value = words[token]

@@ -49,7 +49,7 @@ def conv2d(
     layout: Any, algorithm: Any, precision: Any, activation: Any, device: Any,
 ) -> Described:  # fmt: skip
     """Describe a call of `leanconv.conv2d`."""
-    operands, axes = layer_operands(x, _filters(w), bias, out, "x", layout, arguments.LAYOUTS)
+    operands, axes = layer_operands(x, _filters(w), bias, out, ("x", "w"), layout, arguments.LAYOUTS)
     problem = conv_problem(
         *_shapes(operands, axes), stride, padding, dilation, groups, dtype=operands.dtype, layout=axes.layout,
         precision=precision, activation=activation,
@@ -63,7 +63,7 @@ def conv1d(
     layout: Any, algorithm: Any, precision: Any, activation: Any, device: Any,
 ) -> Described:  # fmt: skip
     """Describe a call of `leanconv.conv1d`: a layer of images of one row."""
-    operands, axes = layer_operands(x, _filters(w), bias, out, "x", layout, arguments.LAYOUTS_1D)
+    operands, axes = layer_operands(x, _filters(w), bias, out, ("x", "w"), layout, arguments.LAYOUTS_1D)
     problem = conv1d_problem(
         *_shapes(operands, axes), stride, padding, dilation, groups, dtype=operands.dtype,
         layout=arguments.LAYOUTS[arguments.LAYOUTS_1D.index(axes.layout)], precision=precision, activation=activation,
@@ -77,7 +77,7 @@ def conv2d_input(
     dilation: Any, groups: Any, layout: Any, algorithm: Any, precision: Any, device: Any,
 ) -> Described:  # fmt: skip
     """Describe a call of `leanconv.conv2d_input`."""
-    operands, axes = layer_operands(grad, _filters(w), bias, out, "grad", layout, arguments.LAYOUTS)
+    operands, axes = layer_operands(grad, _filters(w), bias, out, ("grad", "w"), layout, arguments.LAYOUTS)
     _check_gradient("grad", operands.dtype)
     grad_shape, w_shape, _ = _shapes(operands, axes)
     input_shape = arguments.sizes("input_shape", input_shape)
@@ -100,6 +100,36 @@ def conv2d_input(
             f"dilation={dilation!r} and groups={groups}"
         )
     return _layer(replace(forward, op="dgrad"), operands, w, input_shape, device, algorithm, workspace_limit)
+
+
+def conv2d_weight(
+    x: Any, grad: Any, bias: None, out: Any, workspace_limit: Any, weight_shape: Any, stride: Any, padding: Any,
+    dilation: Any, groups: Any, layout: Any, algorithm: Any, precision: Any, device: Any,
+) -> Described:  # fmt: skip
+    """Describe a call of `leanconv.conv2d_weight`."""
+    operands, axes = layer_operands(x, grad, bias, out, ("x", "grad"), layout, arguments.LAYOUTS, out_axes=4)
+    _check_gradient("x", operands.dtype)
+    x_shape, grad_shape, _ = _shapes(operands, axes)
+    weight_shape = arguments.sizes("weight_shape", weight_shape)
+    for name, shape in (("x", x_shape), ("grad", grad_shape)):
+        _check_axes(name, shape, 4)
+    if len(x_shape) != len(grad_shape):
+        raise ValueError(
+            f"x has shape {tuple(operands.x.shape)} and grad {tuple(operands.w.shape)}: "
+            "either both have a batch axis, or neither"
+        )
+    forward = conv_problem(
+        x_shape, axes.logical(weight_shape), None, stride, padding, dilation, groups, dtype=operands.dtype,
+        layout=axes.layout, precision=precision, activation=None, filters="weight_shape",
+    )  # fmt: skip
+    expected = _as_many((forward.n, forward.k, forward.p, forward.q), operands.x)
+    if grad_shape != expected:
+        raise ValueError(
+            f"grad has shape {tuple(operands.w.shape)}, but the output has {axes.shown(expected)} for "
+            f"x of shape {tuple(operands.x.shape)}, weight_shape={weight_shape}, stride={stride!r}, "
+            f"padding={padding!r}, dilation={dilation!r} and groups={groups}"
+        )
+    return _layer(replace(forward, op="wgrad"), operands, grad, weight_shape, device, algorithm, workspace_limit)
 
 
 def filter2d(
@@ -176,14 +206,15 @@ def conv_problem(
     precision: Any,
     activation: Any,
     name: str = "x",
+    filters: str = "w",
     one_axis: bool = False,
 ) -> ConvProblem:
     """The problem of a convolution; ``x_shape`` is (n, c, h, w), or (c, h, w), and ``w_shape`` (k, c / groups, r, s).
 
-    Messages call ``x_shape`` by ``name``, and speak of signals with ``one_axis``.
+    Messages call ``x_shape`` by ``name`` and ``w_shape`` by ``filters``, and speak of signals with ``one_axis``.
     """
     _check_axes(name, x_shape, 4)
-    _check_filter_axes(w_shape, 4)
+    _check_filter_axes(w_shape, 4, filters)
     precision = arguments.one_of("precision", precision, PRECISIONS)
     activation = arguments.one_of("activation", activation, arguments.ACTIVATIONS)
     groups = arguments.integer("groups", groups, 1)
@@ -196,14 +227,14 @@ def conv_problem(
         raise ValueError(f"{name} has {n} {held}; only its batch may be empty")
     if min(w_shape) < 1:
         held = f"{group_c} channels and {s} taps" if one_axis else f"{group_c} channels, {r} rows and {s} columns"
-        raise ValueError(f"w has {k} filters of {held}; it must not be empty")
+        raise ValueError(f"{filters} has {k} filters of {held}; it must not be empty")
     if c % groups:
         raise ValueError(f"in_channels={c} is not divisible by groups={groups}")
     if k % groups:
         raise ValueError(f"out_channels={k} is not divisible by groups={groups}")
     if group_c != c // groups:
         raise ValueError(
-            f"w has {group_c} channels, but {name} has in_channels={c} and groups={groups}: "
+            f"{filters} has {group_c} channels, but {name} has in_channels={c} and groups={groups}: "
             f"each filter must have {c // groups}"
         )
     if bias_shape is not None and tuple(bias_shape) != (k,):
@@ -243,9 +274,9 @@ def _check_axes(name: str, shape: Sequence[int], axes: int) -> None:
         )
 
 
-def _check_filter_axes(shape: Sequence[int], axes: int) -> None:
+def _check_filter_axes(shape: Sequence[int], axes: int, name: str = "w") -> None:
     if len(shape) != axes:
-        raise ValueError(f"w has {len(shape)} dimensions, shape {tuple(shape)}; it must have {axes}")
+        raise ValueError(f"{name} has {len(shape)} dimensions, shape {tuple(shape)}; it must have {axes}")
 
 
 def conv1d_problem(
@@ -311,8 +342,9 @@ def check_problem(problem: Any) -> None:
     arguments.one_of("op", problem.op, get_args(Op))
     if problem.op != "fprop":
         _check_gradient("the problem", problem.dtype)
-    if problem.op == "dgrad" and (problem.bias or problem.activation):
-        raise ValueError("op='dgrad', the gradient of a layer's input, has no bias and no activation")
+    gradient_of = {"dgrad": "input", "wgrad": "filters"}.get(problem.op)
+    if gradient_of and (problem.bias or problem.activation):
+        raise ValueError(f"op={problem.op!r}, the gradient of a layer's {gradient_of}, has no bias and no activation")
     arguments.integer("groups", problem.groups, 1)
     conv_problem(
         (problem.n, problem.c, problem.h, problem.w), (problem.k, problem.group_c, problem.r, problem.s), None,

@@ -35,8 +35,8 @@ class Call(Protocol):
 
 def roles_of(problem: Problem) -> tuple[str, ...]:
     """The order in which ready calls give values to a plan: the operands, the numbers of filters, scratch memory."""
-    read, *_, written = problem.operands
-    return read.role, "w", "bias", written.role, "value", "delta", "workspace", "prepared"
+    first, second, *_, written = problem.operands
+    return first.role, second.role, "bias", written.role, "value", "delta", "workspace", "prepared"
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ class GpuCall:
         self._arrays, self._names = arrays, operands.names
         self._order, self._w_order = operands.order, operands.w_order
         self._pointer, self._stream = arrays.fast_pointer(), arrays.fast_stream(device)
-        self._allocate = arrays.allocator(described.shape, operands.result, device, described.operands.order)
+        self._allocate = arrays.allocator(described.shape, operands.result, device, operands.out_order)
         self._copies = copy_x, copy_w and prepares, copy_bias
         self._copy_any, self._out_direct = any(self._copies), described.operands.out_direct
         self._gradients = any(array is not None and arrays.requires_gradient(array) for array in given)
@@ -162,6 +162,8 @@ class GpuCall:
             if not (x_at and w_at and y_at):
                 refuse_null(self._arrays)
             self._run(self._stream(), (x_at, w_at, bias_at, y_at, value, delta, workspace_at, prepared_at))
+        else:
+            y[...] = 0  # it is empty, or the gradient of filters that have seen no image
         if out is None or y is out:
             return y
         self._arrays.assign(out, y)
@@ -209,7 +211,9 @@ class HostOnGpuCall(_HostCall):
         if out is not None:
             self._check_out(x, w, bias, out)
         y = out if out is not None and NUMPY.is_contiguous(out) else np.empty(self._shape, self._result)
-        if self._run is not None:
+        if self._run is None:
+            y[...] = 0  # as in `GpuCall`
+        else:
             values = (plain(x), plain(w), None if bias is None else plain(bias), y, value, delta)
             launch.run_on_host_arrays(
                 self._loaded.device, self._loaded.plan, dict(zip(roles_of(self._problem), values, strict=False)),
@@ -239,24 +243,26 @@ class CpuCall(_HostCall):
     def __init__(self, described: Described, choice: Candidate) -> None:
         super().__init__(described)
         self._algorithm = choice.algorithm
-        self._order, self._w_order = described.operands.order, described.operands.w_order
+        operands = described.operands
+        self._order, self._w_order, self._out_order = operands.order, operands.w_order, operands.out_order
 
     def __call__(self, x: Any, w: Any, bias: Any, out: Any, value: float = 0, delta: float = 0) -> Any:
         arrays, problem = self._arrays, self._problem
         if out is not None:
             self._check_out(x, w, bias, out)
         if problem.is_empty:
-            result = np.empty(self._shape, self._result)
+            result = np.zeros(self._shape, self._result)  # as in `GpuCall`
         else:
             assert isinstance(self._algorithm, CpuAlgorithm)
             to_numpy = arrays.to_numpy
+            first, second, *_ = problem.operands
             x, w = in_memory(to_numpy(x), self._order), in_memory(to_numpy(w), self._w_order)
-            x, w = x.reshape(problem.x_shape), w.reshape(problem.w_shape)
+            x, w = x.reshape(first.shape), w.reshape(second.shape)
             result = self._algorithm.run(problem, x, w, None if bias is None else to_numpy(bias), value, delta)
-            result = as_shown(result, self._shape, self._order)
+            result = as_shown(result, self._shape, self._out_order)
         if arrays is not NUMPY:
             result = arrays.from_numpy(result, None)
-            result = result if self._order is None else arrays.copy(result, self._order)
+            result = result if self._out_order is None else arrays.copy(result, self._out_order)
         if out is None:
             return result
         arrays.assign(out, result)
@@ -302,7 +308,8 @@ def left_to_the_library(described: Described) -> bool:
 
 def torch_function(problem: ConvProblem) -> str:
     """PyTorch's own function for a layer."""
-    return "torch.nn.grad.conv2d_input" if problem.op == "dgrad" else "torch.nn.functional.conv2d"
+    gradients = {"dgrad": "torch.nn.grad.conv2d_input", "wgrad": "torch.nn.grad.conv2d_weight"}
+    return gradients.get(problem.op, "torch.nn.functional.conv2d")
 
 
 def check_torch_algorithm(name: str) -> None:
@@ -331,24 +338,28 @@ class TorchCpuConv(_HostCall):
     NOTE: it gets channels_last for large images only; otherwise NCHW, and the result is brought to its memory order.
     For some narrow images in channels_last PyTorch 2.13 (oneDNN) has wrong numbers or a segmentation fault: found with
     up to 5 columns for filters of up to 5, with 12 for a filter of 15, in none of 26,000 layers with 16 or more. It
-    also takes the strides of axes of length 1 for a sign of channels_last.
+    also takes the strides of axes of length 1 for a sign of channels_last. The gradient of the filters is always
+    computed in NCHW.
     """
 
     _problem: ConvProblem
 
     def __init__(self, described: Described) -> None:
         super().__init__(described)
-        self._order = described.operands.order
+        self._order = described.operands.out_order
         problem = self._problem
         covered = problem.dilation[0] * (problem.r - 1) + 1, problem.dilation[1] * (problem.s - 1) + 1
         least = max(16, 4 * max(covered))
         large = min(problem.h, problem.w, problem.p, problem.q) >= least
-        self._channels_last = large and problem.layout == "NHWC"
+        self._channels_last = large and problem.layout == "NHWC" and problem.op != "wgrad"
 
     def __call__(self, x: Any, w: Any, bias: Any, out: Any, value: float = 0, delta: float = 0) -> Any:
         problem = self._problem
         if out is not None:
             self._check_out(x, w, bias, out)
+        if problem.op == "wgrad":
+            dw = in_order(self._filter_gradient(x, w), self._order)
+            return dw if out is None else out.copy_(dw)
         signal, alone = w.dim() == 3, x.dim() == w.dim() - 1
         if signal:  # an image of one row
             x, w = x.unsqueeze(-2), w.unsqueeze(-2)
@@ -380,3 +391,16 @@ class TorchCpuConv(_HostCall):
         shape = (problem.n, problem.c, top + problem.h + bottom, left + problem.w + right)
         dx = conv2d_input(shape, w, grad, problem.stride, 0, problem.dilation, problem.groups)
         return dx[:, :, top : top + problem.h, left : left + problem.w]
+
+    def _filter_gradient(self, x: Any, grad: Any) -> Any:
+        from torch.nn.functional import pad
+        from torch.nn.grad import conv2d_weight
+
+        problem = self._problem
+        top, bottom, left, right = problem.padding
+        x, grad = (in_order(each if each.dim() == 4 else each.unsqueeze(0)) for each in (x, grad))
+        padding = (top, left)
+        if (top, left) != (bottom, right):
+            x, padding = pad(x, (left, right, top, bottom)), (0, 0)
+        shape = (problem.k, problem.group_c, problem.r, problem.s)
+        return conv2d_weight(x, shape, grad, problem.stride, padding, problem.dilation, problem.groups)

@@ -85,6 +85,7 @@ def bench(
     layout: options.Layout = None,
     precision: options.Precision = None,
     dtype: options.Dtype = None,
+    op: options.Operation = None,
     only: options.Only = None,
     engines: Annotated[str, typer.Option(help="Patterns between commas, such as 'leanconv,torch-*,cudnn:*'.")] = "",
     algorithms: Annotated[
@@ -113,8 +114,8 @@ def bench(
     if plot:
         plots.refuse_format(plot)
     results = run_suite(
-        what, layout=layout, precision=precision, dtype=dtype, engines=options.patterns(engines), only=only,
-        batch=batch, quick=quick, device=device, revision=revision, workspace_limit=_bytes(workspace_limit),
+        what, layout=layout, precision=precision, dtype=dtype, op=op, engines=options.patterns(engines),
+        only=only, batch=batch, quick=quick, device=device, revision=revision, workspace_limit=_bytes(workspace_limit),
         algorithms=options.patterns(algorithms), seconds=seconds, resume=Results.read(resume) if resume else None,
     )  # fmt: skip
     path = out or default_path(results, bool(engines or algorithms or only or batch or quick or workspace_limit))
@@ -207,6 +208,7 @@ def compile_kernels(
     layout: options.Layout = None,
     precision: options.Precision = None,
     dtype: options.Dtype = None,
+    op: options.Operation = None,
     batch: options.Batch = None,
     device: Annotated[str, typer.Option(help="cuda or cuda:N.")] = "cuda",
     algorithm: Annotated[
@@ -217,7 +219,7 @@ def compile_kernels(
     """Compile the kernels of a suite or a problem on all cores, into the folder of compiled kernels."""
     from leanconv.bench import cases_of, with_batch
 
-    cases, *_ = cases_of(what, layout, precision, dtype)
+    cases, *_ = cases_of(what, layout, precision, dtype, op)
     problems = [case.problem if batch is None else with_batch(case.problem, batch) for case in cases]
     limit = _bytes(workspace_limit)
     print(leanconv.compile(problems, device=device, algorithm=algorithm, workspace_limit=limit))

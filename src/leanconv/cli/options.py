@@ -22,6 +22,9 @@ Dtype = Annotated[
     str | None,
     typer.Option("--dtype", help=f"Element type, for suites of layers: {', '.join((*GPU_LAYERS, *INTEGER_LAYERS))}."),
 ]
+Operation = Annotated[
+    str | None, typer.Option("--op", help="Operation, for suites of layers: fprop, dgrad (of the input) or wgrad.")
+]
 Only = Annotated[str | None, typer.Option("--only", help="Pattern of problem names, such as 'conv1*'.")]
 Batch = Annotated[int | None, typer.Option("--batch", help="Images, instead of the suite's number.")]
 Quick = Annotated[bool, typer.Option("--quick", help="Rougher figures in a quarter of the time.")]

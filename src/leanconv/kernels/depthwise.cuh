@@ -14,41 +14,21 @@
 // stride 2 1.13 and 1.24 times; 96 x 56 x 56 with 7x7 filters 1.6 and 1.9 times, at 33 and 27 TFLOP/s.
 #pragma once
 
+#include <lib/depthwise_window.cuh>
 #include <lib/epilogue.cuh>
 #include <lib/index.cuh>
 #include <lib/ptx/shared.cuh>
 
 namespace leanconv {
 
-// What a thread keeps, and how far its windows reach.
+// What a thread keeps besides the window of its strip.
 template <class Problem, class Tuning>
-struct DepthwiseShape {
-    static constexpr int columns = Tuning::columns;
-    // pixels of a window, and rows of outputs that are summed at the same time
-    static constexpr int window = (columns - 1) * Problem::stride_w + (Problem::s - 1) * Problem::dilation_w + 1;
-    static constexpr int span = (Problem::r - 1) * Problem::dilation_h / Problem::stride_h;
-    static constexpr int taps = Problem::r * Problem::s;
+struct DepthwiseShape : DepthwiseWindow<Problem, Tuning::columns> {
     // A walking thread sums two rows of outputs a step, while the next two rows of the image are under way.
     static constexpr int turns = 2, ahead = 2;
     // filters in shared memory: an odd pitch, so that the lanes of a warp meet different banks
-    static constexpr int pitch = taps | 1;
-    static constexpr int strips = ceil_div(Problem::q, columns), bands = ceil_div(Problem::p, Tuning::rows);
-    // Some window of a strip leaves the image, or the last strip is not whole.
-    static constexpr bool checked = Problem::padded || Problem::q % columns != 0;
-    // Rows of NCHW whose strips begin in aligned fours: what lies between multiples of four comes in one load. Pixel
-    // `at` of a window is element `lead + at` of its fours.
-    static constexpr bool vectors = !Problem::nhwc && columns * Problem::stride_w % 4 == 0 && Problem::w % 4 == 0;
-    static constexpr int lead = (4 - Problem::pad_left % 4) % 4;
-    static constexpr bool vector_stores = !Problem::nhwc && columns % 4 == 0 && Problem::q % 4 == 0;
-
-    // Whether some output reads pixel `at` of the window, and how many do so of the four from there on.
-    __host__ __device__ static constexpr bool read(int at) {
-        for (int s = 0; s < Problem::s; ++s) {
-            const int from = at - s * Problem::dilation_w;
-            if (from >= 0 && from % Problem::stride_w == 0 && from / Problem::stride_w < columns) return true;
-        }
-        return false;
-    }
+    static constexpr int pitch = Problem::r * Problem::s | 1;
+    static constexpr int bands = ceil_div(Problem::p, Tuning::rows);
     // Whether some output of a band reads its input row `at`, of so many.
     static constexpr int height = (Tuning::rows - 1) * Problem::stride_h + (Problem::r - 1) * Problem::dilation_h + 1;
     __host__ __device__ static constexpr bool read_row(int at) {
@@ -58,50 +38,7 @@ struct DepthwiseShape {
         }
         return false;
     }
-    __host__ __device__ static constexpr int read_of_four(int at) {
-        return read(at) + read(at + 1) + read(at + 2) + read(at + 3);
-    }
 };
-
-// Four adjacent elements, aligned to all of them.
-__device__ __forceinline__ void load_four(float (&v)[4], const float* from) {
-    const float4 four = *reinterpret_cast<const float4*>(from);
-    v[0] = four.x, v[1] = four.y, v[2] = four.z, v[3] = four.w;
-}
-template <class T>
-__device__ __forceinline__ void load_four(float (&v)[4], const T* from) {
-    Packed<T, 4> four;
-    four.load(from, true);
-#pragma unroll
-    for (int i = 0; i < 4; ++i) v[i] = four.value(i);
-}
-
-// The pixels of a window whose first column is `column`, of an image row that begins at `row`; zeros outside, and
-// everywhere unless the row is `inside` the image.
-template <class Problem, class Tuning, class Shape = DepthwiseShape<Problem, Tuning>>
-__device__ __forceinline__ void load_window(float (&window)[Shape::window], const typename Problem::element* row,
-                                            int column, bool inside) {
-    constexpr int pixel = Problem::nhwc ? Problem::c : 1;
-#pragma unroll
-    for (int v = -Shape::lead; v < Shape::window; v += 4) {
-        if (Shape::vectors && Shape::read_of_four(v) > 1) {
-            float four[4] = {};
-            if (inside && (!Shape::checked || static_cast<unsigned>(column + v) < static_cast<unsigned>(Problem::w)))
-                load_four(four, row + column + v);
-#pragma unroll
-            for (int i = 0; i < 4; ++i)
-                if (Shape::read(v + i)) window[v + i] = four[i];
-            continue;
-        }
-#pragma unroll
-        for (int k = v; k < v + 4; ++k) {
-            if (!Shape::read(k)) continue;
-            const bool exists =
-                !Shape::checked || static_cast<unsigned>(column + k) < static_cast<unsigned>(Problem::w);
-            window[k] = inside && exists ? to_float(row[(column + k) * pixel]) : 0.0f;
-        }
-    }
-}
 
 template <class Problem, class Tuning>
 __device__ __forceinline__ void depthwise(const typename Problem::element* __restrict__ x,
@@ -146,7 +83,7 @@ __device__ __forceinline__ void depthwise(const typename Problem::element* __res
     const auto load = [&](float(&to)[Shape::window], int at) {
         const int i = first_i + at;
         const bool inside = exists && static_cast<unsigned>(i) < static_cast<unsigned>(Problem::h);
-        load_window<Problem, Tuning>(to, image + static_cast<int64>(i) * row_step, column, inside);
+        load_window<Shape>(to, image + static_cast<int64>(i) * row_step, column, inside);
     };
     // The first rows are under way while filters arrive: those of a few windows in turn, or all that the band sees.
     constexpr int windows = Tuning::whole ? Shape::height : Shape::ahead + 1;

@@ -100,6 +100,23 @@ class PaddedInput:
         return padded
 
 
+def windows(problem: ConvProblem, padded: np.ndarray) -> np.ndarray:
+    """Every window of ``padded`` as a view: (C, R, S, images, P, Q) for NCHW, (images, P, Q, R, S, C) for NHWC."""
+    at = padded.strides
+    (sh, sw), (dh, dw) = problem.stride, problem.dilation
+    if problem.layout == "NCHW":
+        channels, images, height, width = padded.shape
+        strides = (at[0], dh * at[2], dw * at[3], at[1], sh * at[2], sw * at[3])
+    else:
+        images, height, width, channels = padded.shape
+        strides = (at[0], sh * at[1], sw * at[2], dh * at[1], dw * at[2], at[3])
+    rows = (height - (problem.r - 1) * dh - 1) // sh + 1
+    columns = (width - (problem.s - 1) * dw - 1) // sw + 1
+    taps, outputs = (problem.r, problem.s), (images, rows, columns)
+    shape = (channels, *taps, *outputs) if problem.layout == "NCHW" else (*outputs, *taps, channels)
+    return np.lib.stride_tricks.as_strided(padded, shape, strides, writeable=False)
+
+
 def output_like(problem: ConvProblem, x: np.ndarray) -> np.ndarray:
     """A new, uninitialised output array of ``problem``."""
     return np.empty(problem.y_shape, x.dtype)

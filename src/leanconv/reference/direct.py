@@ -7,8 +7,7 @@ import numpy as np
 from leanconv.dtypes import item_bytes
 from leanconv.problem import ConvProblem
 from leanconv.reference.blas import matmul
-from leanconv.reference.blocks import PaddedInput, blocks, finish, output_like, product_cost, shared_limits
-from leanconv.reference.im2col import windows
+from leanconv.reference.blocks import PaddedInput, blocks, finish, output_like, product_cost, shared_limits, windows
 from leanconv.reference.layers import LayerAlgorithm
 
 

@@ -7,8 +7,18 @@ import numpy as np
 from leanconv.dtypes import item_bytes
 from leanconv.problem import ConvProblem
 from leanconv.reference.blas import matmul
-from leanconv.reference.blocks import Block, PaddedInput, blocks, finish, output_like, product_cost, shared_limits
+from leanconv.reference.blocks import (
+    Block,
+    PaddedInput,
+    blocks,
+    finish,
+    output_like,
+    product_cost,
+    shared_limits,
+    windows,
+)
 from leanconv.reference.col2im import col2im
+from leanconv.reference.filter_gradient import filter_gradient
 from leanconv.reference.layers import LayerAlgorithm
 
 
@@ -20,7 +30,7 @@ class Im2col(LayerAlgorithm):
     tier = "ieee"
 
     def why_not(self, problem: ConvProblem, target: None = None) -> list[str]:
-        return shared_limits(problem, ("fprop", "dgrad"))
+        return shared_limits(problem, ("fprop", "dgrad", "wgrad"))
 
     def compute_cost(self, problem: ConvProblem) -> float:
         copied = 0 if _is_plain(problem) else problem.n * problem.p * problem.q * problem.c * problem.r * problem.s
@@ -29,6 +39,8 @@ class Im2col(LayerAlgorithm):
     def compute(self, problem: ConvProblem, x: np.ndarray, w: np.ndarray, bias: np.ndarray | None) -> np.ndarray:
         if problem.op == "dgrad":
             return col2im(problem, x, w)
+        if problem.op == "wgrad":
+            return filter_gradient(problem, x, w)
         y = output_like(problem, x)
         if y.size == 0:
             return y
@@ -56,23 +68,6 @@ def _filters(problem: ConvProblem, w: np.ndarray) -> np.ndarray:
     """The filters as matrices: (groups, K/groups, C/groups·R·S) for NCHW, (groups, R·S·C/groups, K/groups) for NHWC."""
     rows = w.reshape(problem.groups, problem.group_k, problem.group_c * problem.r * problem.s)
     return rows if problem.layout == "NCHW" else np.ascontiguousarray(rows.transpose(0, 2, 1))
-
-
-def windows(problem: ConvProblem, padded: np.ndarray) -> np.ndarray:
-    """Every window of ``padded`` as a view: (C, R, S, images, P, Q) for NCHW, (images, P, Q, R, S, C) for NHWC."""
-    at = padded.strides
-    (sh, sw), (dh, dw) = problem.stride, problem.dilation
-    if problem.layout == "NCHW":
-        channels, images, height, width = padded.shape
-        strides = (at[0], dh * at[2], dw * at[3], at[1], sh * at[2], sw * at[3])
-    else:
-        images, height, width, channels = padded.shape
-        strides = (at[0], sh * at[1], sw * at[2], dh * at[1], dw * at[2], at[3])
-    rows = (height - (problem.r - 1) * dh - 1) // sh + 1
-    columns = (width - (problem.s - 1) * dw - 1) // sw + 1
-    taps, outputs = (problem.r, problem.s), (images, rows, columns)
-    shape = (channels, *taps, *outputs) if problem.layout == "NCHW" else (*outputs, *taps, channels)
-    return np.lib.stride_tricks.as_strided(padded, shape, strides, writeable=False)
 
 
 def _product_nchw(

@@ -24,13 +24,14 @@ _AXES: dict[Layout, tuple[int, int, int, int]] = {"NCHW": (0, 1, 2, 3), "NHWC": 
 
 
 def conv2d(problem: ConvProblem, x: np.ndarray, w: np.ndarray, bias: np.ndarray | None = None) -> np.ndarray:
-    """Direct convolution, or its input's gradient, in float64.
+    """Direct convolution, or a gradient of it, in float64.
 
-    Arrays are those of ``problem``'s operation in its layout, and so is the float64 result.
+    ``x`` and ``w`` are the two arrays that ``problem``'s operation reads, in its layout, and so is the float64 result.
     """
     if problem.op == "dgrad":
         return _input_gradient(problem, x, w, np.dtype(np.float64), problem.group_k)
-    _check_fprop(problem)
+    if problem.op == "wgrad":
+        return _filter_gradient(problem, x, w)
     x64, w64 = _nchw(problem, x, np.dtype(np.float64)), _nchw(problem, w, np.dtype(np.float64))
     y = np.zeros((problem.n, problem.groups, problem.group_k, problem.p, problem.q))
     with np.errstate(invalid="ignore", over="ignore"):
@@ -50,11 +51,12 @@ def sequential_float32(
     """The plainest float32 convolution: products summed one after another in the order c, r, s, each rounded.
 
     It is the yardstick of tier ``"fp32"``, not a way to compute: C·R·S passes over the whole output. A gradient sums in
-    the order k, r, s.
+    the order k, r, s, that of the filters in the order n, p, q.
     """
     if problem.op == "dgrad":
         return _input_gradient(problem, x, w, np.dtype(np.float32), 1)
-    _check_fprop(problem)
+    if problem.op == "wgrad":
+        return _sequential_filter_gradient(problem, x, w)
     x32, w32 = _nchw(problem, x, np.dtype(np.float32)), _nchw(problem, w, np.dtype(np.float32))
     y = np.zeros((problem.n, problem.groups, problem.group_k, problem.p, problem.q), np.float32)
     with np.errstate(invalid="ignore", over="ignore"):
@@ -89,6 +91,39 @@ def _input_gradient(
                         seen += (grouped[:, some, :, r, s].transpose(0, 2, 1) @ passed[:, some]).reshape(seen.shape)
             result[n] = padded[:, top : top + problem.h, left : left + problem.w]
     return _in_layout(problem, result)
+
+
+def _filter_gradient(problem: ConvProblem, x: np.ndarray, grad: np.ndarray) -> np.ndarray:
+    """What all outputs pass back to each weight: for every tap a product of what it saw and the outputs' gradients."""
+    x, grad = _nchw(problem, x, np.dtype(np.float64)), _nchw(problem, grad, np.dtype(np.float64))
+    result = np.zeros((problem.groups, problem.group_k, problem.group_c, problem.r, problem.s))
+    with np.errstate(invalid="ignore", over="ignore"):
+        for n in range(problem.n):
+            image = _padded(problem, x[n])
+            passed = grad[n].reshape(problem.groups, problem.group_k, -1)
+            for r in range(problem.r):
+                for s in range(problem.s):
+                    seen = _seen(problem, image, r, s).reshape(problem.groups, problem.group_c, -1)
+                    result[..., r, s] += passed @ seen.transpose(0, 2, 1)
+    return _in_layout(problem, result.reshape(problem.k, problem.group_c, problem.r, problem.s))
+
+
+def _sequential_filter_gradient(problem: ConvProblem, x: np.ndarray, grad: np.ndarray) -> np.ndarray:
+    """Each weight's sum over images, rows and columns in this order, one product after the other."""
+    x, grad = _nchw(problem, x, np.dtype(np.float32)), _nchw(problem, grad, np.dtype(np.float32))
+    result = np.zeros((problem.groups, problem.group_k, problem.group_c, problem.r, problem.s), np.float32)
+    with np.errstate(invalid="ignore", over="ignore"):
+        for n in range(problem.n):
+            image = _padded(problem, x[n])
+            passed = grad[n].reshape(problem.groups, problem.group_k, -1)
+            for r in range(problem.r):
+                for s in range(problem.s):
+                    seen = _seen(problem, image, r, s).reshape(problem.groups, problem.group_c, -1)
+                    for k in range(problem.group_k):
+                        before = result[:, k, :, r, s, None]
+                        products = passed[:, k, None] * seen
+                        result[:, k, :, r, s] = np.cumsum(np.concatenate([before, products], -1), -1)[..., -1]
+    return _in_layout(problem, result.reshape(problem.k, problem.group_c, problem.r, problem.s))
 
 
 def filter2d(
@@ -173,9 +208,12 @@ def sequential_error(
     """Relative error of ``sequential_float32`` on this data.
 
     Where the layer has more than ``most_products`` multiplications it is estimated on its first images and on evenly
-    spaced filters of every group; a gradient on evenly spaced channels of its result.
+    spaced filters of every group; the gradient of the input on evenly spaced channels of its result, that of the
+    filters on evenly spaced groups.
     """
     products = problem.flops // 2
+    if problem.op == "wgrad":
+        return _sequential_error_of_filters(problem, x, w, most_products)
     backward = problem.op == "dgrad"
     most, summed = (problem.group_c, problem.group_k) if backward else (problem.group_k, problem.group_c)
     images, channels = problem.n, most
@@ -195,6 +233,23 @@ def sequential_error(
             w, bias = np.take(w, index, axis=first_axis), None if bias is None else bias[index]
             problem = replace(problem, n=images, k=len(index))
     return relative_error(sequential_float32(problem, x, w, bias), conv2d(problem, x, w, bias))
+
+
+def _sequential_error_of_filters(problem: ConvProblem, x: np.ndarray, grad: np.ndarray, most_products: int) -> float:
+    """`sequential_error` of the gradient of the filters: of fewer images, whose sums are shorter, only at last."""
+    each = problem.flops // 2 // problem.groups
+    groups = max(1, min(problem.groups, most_products // max(1, each)))
+    images = max(1, min(problem.n, most_products * problem.n // max(1, each * groups)))
+    first_axis, channel_axis, _, _ = _AXES[problem.layout]
+
+    def part(array: np.ndarray, channels: int) -> np.ndarray:
+        index = (np.arange(groups) * problem.groups // groups)[:, None] * channels + np.arange(channels)
+        return np.take(np.take(array, np.arange(images), axis=first_axis), index.ravel(), axis=channel_axis)
+
+    if (groups, images) != (problem.groups, problem.n) and problem.n:
+        x, grad = part(x, problem.group_c), part(grad, problem.group_k)
+        problem = replace(problem, n=images, c=groups * problem.group_c, k=groups * problem.group_k, groups=groups)
+    return relative_error(sequential_float32(problem, x, grad), conv2d(problem, x, grad))
 
 
 def error_bound(problem: ConvProblem, x: np.ndarray, w: np.ndarray, bias: np.ndarray | None = None) -> float:
@@ -224,13 +279,14 @@ def magnitude(problem: ConvProblem, x: np.ndarray, w: np.ndarray, bias: np.ndarr
     """‖|w| ∗ |x|‖, the Frobenius norm that errors are measured by on data of any kind; with ‖|bias|‖ added to it.
 
     It is taken over all windows that touch a pixel, those beyond the output too: an error at the edge of an image may
-    stem from a pixel that outputs see through other weights only. For a stride above 1 over the outputs.
+    stem from a pixel that outputs see through other weights only. For a stride above 1, and of filters, over the
+    result.
     """
     plain = replace(problem, bias=False, activation=None, accumulate=False)
     if problem.stride == (1, 1) and problem.op == "dgrad":
         top, bottom, left, right = problem.padding
         plain = replace(plain, h=problem.h + top + bottom, w=problem.w + left + right, padding=(0, 0, 0, 0))
-    elif problem.stride == (1, 1):
+    elif problem.stride == (1, 1) and problem.op == "fprop":
         reach = np.repeat([(problem.r - 1) * problem.dilation[0], (problem.s - 1) * problem.dilation[1]], 2)
         padding = tuple(int(pixels) for pixels in np.maximum(problem.padding, reach))
         plain = replace(plain, padding=padding)  # type: ignore[arg-type]
@@ -262,14 +318,14 @@ def absolute_bound(
     data exceed: ``transform.worst_growth · K``, by the usual bound of an error of K roundings. Growth is that of rows
     and columns where ``square``, and 1 for plain sums. Results of 16 bits are rounded once more.
     """
-    summed = problem.group_k if problem.op == "dgrad" else problem.group_c
     unit = accumulator(problem.dtype).roundoff
     once_more = DTYPES[problem.dtype].roundoff / unit if is_narrow(problem.dtype) else 0.0
     if transform is None:
-        roundings, growth = summed * problem.r * problem.s + 2, 1.0
+        roundings, growth = problem.terms + 2, 1.0
     else:
         ways = 2 if square else 1
         # the filter's transform, the tile's and the sums' of at most r + 1, alpha and alpha
+        summed = problem.terms // (problem.r * problem.s)
         roundings = summed * (1 if square else problem.r) + ways * (2 * transform.alpha + transform.r + 1) + 6
         growth = (transform.worst_growth if worst else transform.lone_growth) ** ways
     if not worst:
@@ -279,8 +335,11 @@ def absolute_bound(
 
 def tier_bound(problem: ConvProblem, worst: bool = False) -> float:
     """The largest `absolute_bound` of what may compute ``problem`` in its precision tier."""
+    plain = absolute_bound(problem, worst=worst)
+    if problem.op == "wgrad":
+        return plain
     served = transforms(problem.s, problem.r, problem.precision)
-    return max(absolute_bound(problem, *way, worst=worst) for way in [(None, False), *served])
+    return max([plain, *(absolute_bound(problem, *way, worst=worst) for way in served)])
 
 
 def filter_error_bound(
@@ -297,11 +356,6 @@ def filter_error_bound(
     plain = _filter2d(cut, part, kernel, value, delta, np.dtype(np.float32))
     strict = 4 * max(FLOAT32_UNIT, relative_error(plain, filter2d(cut, part, kernel, value, delta)))
     return strict * 2.0**-29 if problem.dtype == "float64" else strict
-
-
-def _check_fprop(problem: ConvProblem) -> None:
-    if problem.op != "fprop":
-        raise ValueError(f"op={problem.op!r}: the oracle computes 'fprop' and 'dgrad'")
 
 
 def _nchw(problem: ConvProblem, array: np.ndarray, dtype: np.dtype) -> np.ndarray:

@@ -128,6 +128,9 @@ class CudnnPeer(Peer):
 
     def candidates(self, problem: Problem, operands: Operands, gpu: bool) -> Iterator[Candidate | Unable]:
         assert problem.kind == "conv2d"
+        if problem.op != "fprop":
+            yield Unable("cudnn", f"called for the forward pass only, not for op={problem.op!r}")
+            return
         top, bottom, left, right = problem.padding
         if (top, left) != (bottom, right) or problem.bias or problem.activation or problem.dtype != "float32":
             yield Unable("cudnn", "called for plain float32 layers with even padding: no bias, no activation")

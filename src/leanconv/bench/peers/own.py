@@ -148,21 +148,18 @@ def _call(problem: Problem, operands: Operands, algorithm: Algorithm, y: Any, pr
         if prepared:
             w = leanconv.prepare_weights(w)
 
+        layer = (problem.stride, problem.padding, problem.dilation, problem.groups)
+        how: Any = {
+            "layout": problem.layout, "algorithm": algorithm.name, "precision": problem.precision, "out": out,
+        }  # fmt: skip
+        gradients = {"dgrad": leanconv.conv2d_input, "wgrad": leanconv.conv2d_weight}
+        shape = tuple(out.shape)
+
         def call() -> Any:
-            leanconv.conv2d(
-                x,
-                w,
-                operands.bias,
-                problem.stride,
-                problem.padding,
-                problem.dilation,
-                problem.groups,
-                layout=problem.layout,
-                algorithm=algorithm.name,
-                precision=problem.precision,
-                activation=problem.activation,
-                out=out,
-            )
+            if problem.op == "fprop":
+                leanconv.conv2d(x, w, operands.bias, *layer, activation=problem.activation, **how)
+            else:
+                gradients[problem.op](x, w, shape, *layer, **how)
             return y
 
         return call

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 from leanconv.bench.operands import Operands, as_nchw, in_order
@@ -29,19 +30,44 @@ def arithmetic(tf32: bool, benchmark: bool = True) -> Iterator[None]:
 
 
 def _layer(problem: ConvProblem, x: Any, w: Any, bias: Any, layout: Layout) -> Callable[[], Any]:
-    """F.conv2d on tensors whose memory order is ``layout``; the output is returned in that order."""
+    """F.conv2d, or a gradient of it, on tensors whose memory order is ``layout``, and so is the output's."""
     import torch
     from torch.nn.functional import conv2d, pad
 
     top, bottom, left, right = problem.padding
     even = top == bottom and left == right
     x, w = as_nchw(x, layout), as_nchw(w, layout)
+    if problem.op != "fprop":
+        return _gradient(problem, x, w, layout)
     inside = (top, left) if even else (0, 0)
 
     def call() -> Any:
         image = x if even else pad(x, (left, right, top, bottom))
         y = conv2d(image, w, bias, problem.stride, inside, problem.dilation, problem.groups)
         return in_order(torch.relu_(y) if problem.activation == "relu" else y, layout)
+
+    return call
+
+
+def _gradient(problem: ConvProblem, x: Any, w: Any, layout: Layout) -> Callable[[], Any]:
+    """PyTorch's backward pass, of which one result is asked for; ``x`` and ``w`` are what the operation reads."""
+    import torch
+
+    absent = torch.empty(replace(problem, layout=layout).y_shape, dtype=x.dtype, device=x.device)
+    absent = as_nchw(absent, layout)
+    grad, x, w = (x, absent, w) if problem.op == "dgrad" else (w, x, absent)
+    wanted = (problem.op == "dgrad", problem.op == "wgrad", False)
+    top, bottom, left, right = problem.padding
+    even = (top, left) == (bottom, right)
+    layer = (problem.stride, (top, left) if even else (0, 0), problem.dilation, False, (0, 0), problem.groups)
+    if not even:
+        x = torch.nn.functional.pad(x, (left, right, top, bottom))
+
+    def call() -> Any:
+        dx, dw, _ = torch.ops.aten.convolution_backward(grad, x, w, None, *layer, wanted)
+        if problem.op == "wgrad":
+            return in_order(dw, layout)
+        return in_order(dx if even else dx[:, :, top : top + problem.h, left : left + problem.w], layout)
 
     return call
 
@@ -101,7 +127,7 @@ class TorchPeer(Peer):
             for layout in PEER_LAYOUTS:
                 yield Candidate(
                     f"torch-{precision}-{layout.lower()}",
-                    "conv2d",
+                    "conv2d" if problem.op == "fprop" else "convolution_backward",
                     _layer(problem, operands.x(layout), operands.w(layout), operands.bias, layout),
                     layout,
                     workspace_bytes="measure",
@@ -145,7 +171,9 @@ class TorchCpuPeer(Peer):
             yield Unable("torch-cpu", call)
             return
         run = call
-        yield Candidate("torch-cpu", "conv2d", lambda: run().numpy(), layout, None, on_gpu=False, note=note)
+        backward = problem.kind == "conv2d" and problem.op != "fprop"
+        name = "convolution_backward" if backward else "conv2d"
+        yield Candidate("torch-cpu", name, lambda: run().numpy(), layout, None, on_gpu=False, note=note)
 
 
 class Im2colPeer(Peer):
@@ -163,8 +191,11 @@ class Im2colPeer(Peer):
         import torch
 
         assert problem.kind == "conv2d"
-        if problem.groups != 1 or problem.bias or problem.activation or problem.dtype != "float32":
-            yield Unable(self.name, "written for plain float32 layers: one group, no bias, no activation")
+        if problem.op != "fprop" or problem.groups != 1 or problem.bias or problem.activation:
+            yield Unable(self.name, "written for the forward pass of one group, without bias and activation")
+            return
+        if problem.dtype != "float32":
+            yield Unable(self.name, "written for float32 layers")
             return
         columns = 4 * problem.n * problem.c * problem.r * problem.s * problem.p * problem.q
         free = torch.cuda.mem_get_info()[0]
