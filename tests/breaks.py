@@ -425,7 +425,7 @@ BREAKS = (
           RACE, "border-constant"),
     cache("input rows not waited for", "cp_async_wait_group<0>();\n    __syncthreads();\n\n", "__syncthreads();\n\n",
           RACE, "border-constant"),
-    cache("outputs staged over rows still in use", "__syncthreads();  // the input rows have been read", "//",
+    cache("outputs staged over rows still in use", "__syncthreads();  // the input rows have been read", ";  //",
           RACE, "shape-7x7", "border-wrap-large"),
     cache("outputs staged without a barrier", "__syncwarp();", "", RACE, "border-constant", times=2),
     cache("inside test forgets the right halo", "j + Base::width + Base::right <= plane.width", "true",

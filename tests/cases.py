@@ -297,6 +297,7 @@ def _narrow_cases() -> list[Case]:
     half.add("pairs", 2, 6, 9, 8, 20, 3, 3, layouts=ALL, activation="relu", stride=(2, 1), **same)
     brain.add("fours", 2, 16, 8, 16, 128, 3, 3, thorough=USUAL, bias=True, **same)
     half.add("groups", 2, 6, 9, 10, 9, 3, 3, layouts=ALL, groups=3, bias=True, **same)
+    half.add("several-filters", 2, 3, 5, 94, 12, 3, 3, groups=3, bias=True, **same)
     brain.add("groups-pairs", 2, 12, 8, 8, 24, 3, 2, groups=2, **both, **same)
     half.add("long-reduction", 1, 90, 5, 8, 12, 3, 3, layouts=ALL, thorough=USUAL, **same)
     brain.add("few-filters", 2, 6, 15, 18, 3, 3, 3, layouts=ALL, dilation=(2, 1), padding=(2, 2, 1, 1))
@@ -403,6 +404,11 @@ def _filter_cases() -> list[Case]:
         add(f"anchor-{anchor[0]}-{anchor[1]}", 1, 22, 280, 5, 7, anchor=anchor, thorough=anchor == (0, 6))
     add("anchor-corner-32", 1, 40, 330, 32, 32, anchor=(31, 0), border="wrap")
     add("anchor-other-corner-32", 1, 40, 330, 32, 32, anchor=(0, 31), border="reflect")
+    # Several filters: all in a block; in parts of 4, 4 and 2; a rest of the last part; rows that are staged.
+    add("filters", 2, 21, 260, 5, 5, filters=7, thorough=True)
+    add("filters-odd-rows", 1, 18, 133, 3, 4, filters=3, y_gap=1, rows_between=1, border="constant")
+    add("filters-in-parts", 1, 9, 132, 32, 32, filters=10, border="reflect")
+    add("filters-in-parts-int32", 2, 6, 35, 31, 32, filters=9, dtype="int32", border="wrap")
     add("int32-32x32", 1, 39, 300, 32, 32, dtype="int32", border="wrap", thorough=True)
     return found
 
@@ -464,11 +470,11 @@ def draw_conv(problem: ConvProblem, kind: str, seed: int = 0) -> dict[str, np.nd
 
 
 def draw_filter(problem: FilterProblem, kind: str, seed: int = 0) -> tuple[dict[str, np.ndarray], dict[str, float]]:
-    """Dense images ``x`` (batch, h, w) and ``w`` (kh, kw), and the scalars ``value`` and ``delta``."""
+    """Dense images ``x`` (batch, h, w) and ``w`` (kh, kw), or several, and the scalars ``value`` and ``delta``."""
     rng = np.random.default_rng(seed)
     arrays = {
         "x": draw(rng, (problem.batch, problem.h, problem.w), kind, problem.dtype),
-        "w": draw(rng, (problem.kh, problem.kw), kind, problem.dtype),
+        "w": draw(rng, problem.w_shape, kind, problem.dtype),
     }
     scalars = {"value": 3, "delta": -7} if problem.dtype == "int32" else {"value": 1.25, "delta": -0.5}
     return arrays, scalars

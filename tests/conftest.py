@@ -139,7 +139,10 @@ _PAD_MODES = {"replicate": "edge", "reflect": "symmetric", "reflect101": "reflec
 def oracle_filter(
     problem: FilterProblem, x: np.ndarray, kernel: np.ndarray, value: float = 0, delta: float = 0
 ) -> np.ndarray:
-    """Float64 correlation of images (batch, h, w) by the definition, borders made by numpy.pad."""
+    """Float64 correlation of images (batch, h, w) by the definition, borders made by numpy.pad; of several kernels
+    (f, kh, kw) as (batch, f, h, w)."""
+    if kernel.ndim == 3:
+        return np.stack([oracle_filter(problem, x, each, value, delta) for each in kernel], axis=1)
     (ay, ax), kh, kw = problem.anchor, problem.kh, problem.kw
     widths = ((0, 0), (ay, kh - 1 - ay), (ax, kw - 1 - ax))
     image = x.astype(np.float64)
@@ -234,9 +237,10 @@ class HostDevice:
             else:
                 shape = (problem.batch, problem.h, problem.w)
                 x = at_address(int(given["x"]), shape, (problem.x_step, problem.x_pitch, 1), problem.dtype, 4)
-                y = at_address(int(given["y"]), shape, (problem.y_step, problem.y_pitch, 1), problem.dtype, 4)
-                kernel = at_address(int(given["w"]), (problem.kh, problem.kw), (problem.kw, 1), problem.dtype)
-                y[...] = oracle_filter(problem, x, kernel, given["value"], given["delta"])
+                results = (problem.batch * problem.filters, problem.h, problem.w)
+                y = at_address(int(given["y"]), results, (problem.y_step, problem.y_pitch, 1), problem.dtype, 4)
+                kernel = at_address(int(given["w"]), problem.w_shape, _dense(problem.w_shape), problem.dtype)
+                y[...] = oracle_filter(problem, x, kernel, given["value"], given["delta"]).reshape(results)
 
         return run
 

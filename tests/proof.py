@@ -153,16 +153,16 @@ def _check_rounding(y: np.ndarray, reference: np.ndarray, roundoff: float, what:
 def _check_filter(problem: FilterProblem, plan: Plan, run: Runner, kind: str) -> None:
     inputs, scalars = cases.draw_filter(problem, kind)
     poison = POISON[problem.dtype]
-    x, images = _strided(problem, problem.x_pitch, problem.x_step, poison)
-    y, result = _strided(problem, problem.y_pitch, problem.y_step, poison)
+    x, images = _strided(problem, problem.batch, problem.x_pitch, problem.x_step, poison)
+    y, result = _strided(problem, problem.batch * problem.filters, problem.y_pitch, problem.y_step, poison)
     images[...] = inputs["x"]
     run(plan, {"x": x, "w": inputs["w"], "y": y, **scalars})
-    reference = oracle.filter2d(problem, inputs["x"], inputs["w"], **scalars)
+    reference = oracle.filter2d(problem, inputs["x"], inputs["w"], **scalars).reshape(result.shape)
     bound = oracle.filter_error_bound(problem, inputs["x"], inputs["w"], **scalars)
     if problem.dtype == "float32" and 0 < result.size < 16:
         # Of a few outputs the sequential sum's own error says little; the worst case of any order of summation does.
         sizes = {name: abs(value) for name, value in scalars.items()}
-        most = oracle.filter2d(problem, abs(inputs["x"]), abs(inputs["w"]), **sizes)
+        most = oracle.filter2d(problem, abs(inputs["x"]), abs(inputs["w"]), **sizes).reshape(result.shape)
         terms = problem.kh * problem.kw + 1
         bound = max(bound, float(terms * 2.0**-24 * np.linalg.norm(most) / np.linalg.norm(reference)))
     _compare(result, reference, bound, f"{problem} {kind}")
@@ -171,12 +171,12 @@ def _check_filter(problem: FilterProblem, plan: Plan, run: Runner, kind: str) ->
         raise WrongAnswer(f"{problem} {kind}: the kernel wrote between the rows of the output")
 
 
-def _strided(problem: FilterProblem, pitch: int, step: int, fill: Any) -> tuple[np.ndarray, np.ndarray]:
-    """A buffer that ends with its last pixel, filled, and the images in it as a view (batch, h, w)."""
-    size = (problem.batch - 1) * step + (problem.h - 1) * pitch + problem.w if problem.batch else 0
+def _strided(problem: FilterProblem, images: int, pitch: int, step: int, fill: Any) -> tuple[np.ndarray, np.ndarray]:
+    """A buffer that ends with its last pixel, filled, and the images in it as a view (images, h, w)."""
+    size = (images - 1) * step + (problem.h - 1) * pitch + problem.w if images else 0
     buffer = np.full(size, fill, problem.dtype)
     item = buffer.itemsize
-    shape = (problem.batch, problem.h, problem.w)
+    shape = (images, problem.h, problem.w)
     return buffer, np.lib.stride_tricks.as_strided(buffer, shape, (step * item, pitch * item, item))
 
 

@@ -114,8 +114,12 @@ def test_conv2d_refuses(
     "arguments, kind, parts",
     [
         (dict(image=ones(5)), ValueError, ["image has shape (5,)"]),
-        (dict(kernel=ones(1, 3, 3)), ValueError, ["kernel has 3 dimensions"]),
+        (dict(kernel=ones(3)), ValueError, ["kernel has 1 dimensions", "2, or 3 for several kernels (f, kh, kw)"]),
+        (dict(kernel=ones(1, 1, 3, 3)), ValueError, ["kernel has 4 dimensions, shape (1, 1, 3, 3)"]),
         (dict(kernel=ones(0, 3)), ValueError, ["kernel has shape (0, 3)"]),
+        (dict(kernel=ones(0, 3, 3)), ValueError, ["kernel has shape (0, 3, 3); it must not be empty"]),
+        (dict(kernel=ones(4, 3, 3), out=ones(6, 7)), ValueError, ["out has shape (6, 7)", "the result has (4, 6, 7)"]),
+        (dict(kernel=ones(4, 33, 3)), ValueError, ["33x3", "the limit is 32x32"]),
         (dict(kernel=ones(3, 3, dtype=np.float64)), TypeError, ["kernel has dtype float64", "image float32"]),
         (dict(image=ones(6, 7, dtype=np.uint8), kernel=ones(3, 3, dtype=np.uint8)), TypeError, ["dtype uint8"]),
         (dict(border="edge"), ValueError, ["border='edge'", "'replicate'", "'mirror'", "'BORDER_REFLECT_101'"]),

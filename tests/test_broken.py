@@ -18,7 +18,9 @@ import emulator
 import proof
 import pytest
 import selection
-from breaks import BREAKS, RACE, Break, gemm
+from breaks import BREAKS as MOST
+from breaks import RACE, Break, gemm
+from breaks_single_channel import SEVERAL_FILTERS
 from cases import CASES, NARROW_CASES, TARGETS, TRANSFORM_CASES
 
 from leanconv.algorithms import ALGORITHMS
@@ -26,6 +28,7 @@ from leanconv.algorithms.base import Config, GpuAlgorithm
 from leanconv.problem import Problem
 from leanconv.runtime.compile import KERNELS
 
+BREAKS = (*MOST, *SEVERAL_FILTERS)
 PROBLEMS = {case.name: case.problem for case in (*CASES, *NARROW_CASES, *TRANSFORM_CASES)}
 
 

@@ -63,6 +63,11 @@ for layout in ("NCHW", "NHWC"):
 # Images that do not come in fours are copied one by one.
 USUAL["deep-chwn-odd"] = replace(USUAL["deep-chwn"], n=127)
 USUAL |= {
+    f"single-channel{last}": ConvProblem(1, 1, 1026, 1026, 32, 5, 5, layout=layout)
+    for last, layout in (("", "NCHW"), ("-nhwc", "NHWC"))
+}
+USUAL["filter-several"] = filter_problem(1, 4096, 4096, 5, 5, filters=8)
+USUAL |= {
     f"filter-{size}x{size}": filter_problem(1, 8192, 8192, size, size, border=BORDERS[size % len(BORDERS)])
     for size in (3, 5, 7, 9, 15, 20, 32)
 }

@@ -146,7 +146,7 @@ def test_a_row_of_the_tensor_too_long_is_refused():
     refusing = {a.name for a in ALGORITHMS if a.solves == "conv2d" and a.why_not(long, TARGETS[0])}
     # some have one channel a group, and one integers
     others = {name for name in refusing if not name.startswith("depthwise")}
-    assert others == {"im2win", "im2win_basic", "direct_dp4a"}
+    assert others == {"im2win", "im2win_basic", "single_channel", "direct_dp4a"}
 
 
 @pytest.mark.parametrize("name", ["im2win", "im2win_basic", "im2win_fused"])

@@ -40,7 +40,7 @@ def suited(algorithm, problem):
     if name == "direct_dp4a":
         c, k = 4 * problem.c, problem.k
         return replace(problem, c=c, k=k, layout="NHWC", dtype="int8", op="fprop")
-    if name.startswith("depthwise"):
+    if name.startswith("depthwise") or name == "single_channel":
         filters = 1 if name == "depthwise" else 1 + problem.k % 3
         layout = "NCHW" if problem.layout == "CHWN" else problem.layout
         problem = replace(problem, groups=problem.c, k=filters * problem.c, layout=layout)

@@ -260,16 +260,18 @@ def filter2d(
     out: Any = None,
     device: str | None = None,
 ) -> Array:
-    """Correlate images with one small kernel, as ``cv2.filter2D`` does; the result is as large as the image.
+    """Correlate images with a small kernel, as ``cv2.filter2D`` does, or with several at once.
 
-    ``y[i,j] = delta + sum over u,v of kernel[u,v] * image[i + u - anchor_y, j + v - anchor_x]``
+    ``y[i,j] = delta + sum over u,v of kernel[u,v] * image[i + u - anchor_y, j + v - anchor_x]``: as large as the image.
+    Several kernels take one pass over the image, and each gives a result of its own.
 
     Args:
         image: array (..., height, width), float32 or int32 (the CPU takes float64 too); leading axes are a batch. A
             picture with its channels last, (height, width, 3), is not told apart: move them first, as by np.moveaxis.
             Rows may be any distance apart: a crop of a larger image is read in place.
-        kernel: array (kh, kw) of the same dtype, up to 32x32 on the GPU. With an image on the GPU it may be a NumPy
-            array; a copy on the GPU is then kept for each content, for the first 256 of them.
+        kernel: array (kh, kw) of the same dtype, up to 32x32 on the GPU, or (f, kh, kw): f kernels of one size. With an
+            image on the GPU it may be a NumPy array; a copy on the GPU is then kept for each content, for the first
+            256 of them.
         border: what lies outside the image ``a b c d``: ``"constant"`` ``v|abcd|v``, ``"replicate"`` ``a|abcd|d``,
             ``"reflect"`` ``ba|abcd|dc``, ``"reflect101"`` ``cb|abcd|cb``, ``"wrap"`` ``cd|abcd|ab``. SciPy's names
             (``nearest``, ``mirror``, ``grid-mirror``, ``grid-wrap``, ``grid-constant``) and OpenCV's
@@ -283,7 +285,8 @@ def filter2d(
         device: ``"cuda"`` or ``"cuda:1"`` runs NumPy arrays on that GPU and waits for the result.
 
     Returns:
-        Array of the image's shape, dtype and library, computed on the caller's current stream; ``out`` if given.
+        Array of the image's shape, dtype and library, computed on the caller's current stream; ``out`` if given. With
+        a kernel of three axes its shape is (..., f, height, width), also for f = 1.
 
     Raises:
         ValueError, TypeError: an argument breaks a rule, which the message names. CudaUnavailableError: see `conv2d`.
@@ -294,6 +297,9 @@ def filter2d(
     >>> import numpy as np
     >>> filter2d(np.arange(4, dtype=np.float32)[None], np.ones((1, 3), np.float32), border="replicate").tolist()
     [[1.0, 3.0, 6.0, 8.0]]
+    >>> kernels = np.array([[[1, 0, 0]], [[0, 0, 1]]], np.float32)  # the pixel before, the pixel after
+    >>> filter2d(np.arange(4, dtype=np.float32)[None], kernels, border="wrap").tolist()
+    [[[3.0, 0.0, 1.0, 2.0]], [[1.0, 2.0, 3.0, 0.0]]]
     """
     if type(kernel) is np.ndarray:
         kernel = kernel_beside(image, kernel)
@@ -366,10 +372,11 @@ def _run(
 def explain(first: Any, second: Any = None, /, *arguments: Any, **options: Any) -> Explanation:
     """Say what a call would run for these arguments, and why not the others. Runs nothing.
 
-    Give the arguments of the call: a second array of 2 axes means `filter2d`, one of 3 after one of 2 or 3 `conv1d`,
-    the keyword ``input_shape=`` `conv2d_input`, ``weight_shape=`` `conv2d_weight`, and anything else `conv2d`. Or give
-    a ConvProblem or FilterProblem with, if wanted, ``device="cuda"`` (the CPU is the default), ``algorithm=`` and
-    ``workspace_limit=``. Registers and spills are given for what this process has compiled already, or with
+    Give the arguments of the call: a second array of 2 axes, or a keyword that only `filter2d` has, means `filter2d`;
+    one of 3 axes after one of 2 or 3 `conv1d`, the keyword ``input_shape=`` `conv2d_input`, ``weight_shape=``
+    `conv2d_weight`, and anything else `conv2d`. Or give a ConvProblem or FilterProblem with, if wanted,
+    ``device="cuda"`` (the CPU is the default), ``algorithm=`` and ``workspace_limit=``. Registers and spills are given
+    for what this process has compiled already, or with
     ``compile=True``. Where no GPU can be opened, the choice is the one for an H200.
 
     Raises ValueError and TypeError as the call itself would, but not NoAlgorithmError: "nothing fits" is an answer.
@@ -386,7 +393,7 @@ def explain(first: Any, second: Any = None, /, *arguments: Any, **options: Any) 
         return explain_problem(first, device, name, limit, compile_now=compile_now)
     axes = getattr(first, "ndim", None), getattr(second, "ndim", None)
     function: Callable[..., Any] = conv1d if axes in ((2, 3), (3, 3)) else conv2d
-    if axes[1] == 2:
+    if axes[1] == 2 or options.keys() & {"border", "anchor", "value", "delta"}:
         function = filter2d
     elif "input_shape" in options:
         function = conv2d_input

@@ -246,12 +246,13 @@ class ConvProblem:
 
 @dataclass(frozen=True)
 class FilterProblem:
-    """One correlation of single-channel images with one small filter; the output is as large as the image.
+    """One correlation of single-channel images with small filters of one size; each output is as large as the image.
 
-    ``y[i,j] = delta + sum over u,v of kernel[u,v] * x[i + u - anchor_y, j + v - anchor_x]``
+    ``y[f,i,j] = delta + sum over u,v of kernel[f,u,v] * x[i + u - anchor_y, j + v - anchor_x]``
 
-    ``batch`` images of ``h`` rows and ``w`` columns. Rows lie ``x_pitch`` (``y_pitch``) elements apart, images
-    ``x_step`` (``y_step``) elements apart. ``delta`` and the constant-border value are arguments of the call.
+    ``batch`` images of ``h`` rows and ``w`` columns, for each of them ``filters`` results. Rows lie ``x_pitch``
+    (``y_pitch``) elements apart, images ``x_step`` and results ``y_step`` elements apart. ``delta`` and the
+    constant-border value are arguments of the call.
 
     Raises TypeError for sizes that are not integers, and ValueError for an anchor that has not two of them.
     """
@@ -268,6 +269,7 @@ class FilterProblem:
     x_step: int = 0
     y_pitch: int = 0
     y_step: int = 0
+    filters: int = 1
 
     kind: ClassVar[Literal["filter2d"]] = "filter2d"
     scalars: ClassVar[tuple[str, ...]] = ("value", "delta")
@@ -275,7 +277,7 @@ class FilterProblem:
     precision: ClassVar[Precision] = "ieee"
 
     def __post_init__(self) -> None:
-        sizes = ("batch", "h", "w", "kh", "kw", "x_pitch", "x_step", "y_pitch", "y_step")
+        sizes = ("batch", "h", "w", "kh", "kw", "x_pitch", "x_step", "y_pitch", "y_step", "filters")
         _make_plain(self, sizes, {"anchor": 2})
 
     @property
@@ -305,28 +307,29 @@ class FilterProblem:
         return self.batch, self.h, self.w
 
     @property
-    def w_shape(self) -> tuple[int, int]:
-        """The filter."""
-        return self.kh, self.kw
+    def w_shape(self) -> tuple[int, ...]:
+        """The filter; with several of them (filters, rows, columns)."""
+        return (self.kh, self.kw) if self.filters == 1 else (self.filters, self.kh, self.kw)
 
     @property
-    def y_shape(self) -> tuple[int, int, int]:
-        """The results, as large as the images."""
-        return self.x_shape
+    def y_shape(self) -> tuple[int, ...]:
+        """The results, as large as the images; with several filters (batch, filters, rows, columns)."""
+        return self.x_shape if self.filters == 1 else (self.batch, self.filters, self.h, self.w)
 
     @property
     def flops(self) -> int:
         """Operations, a multiply-add counted as two."""
-        return 2 * self.batch * self.h * self.w * self.kh * self.kw
+        return 2 * self.batch * self.filters * self.h * self.w * self.kh * self.kw
 
     @property
     def bytes(self) -> int:
-        """Fewest bytes to move: the image read once, the output written once."""
-        return 2 * self.batch * self.h * self.w * item_bytes(self.dtype)
+        """Fewest bytes to move: the image read once, every output written once."""
+        return (1 + self.filters) * self.batch * self.h * self.w * item_bytes(self.dtype)
 
     def __str__(self) -> str:
         return (
-            f"filter2d {self.dtype} {self.batch}x{self.h}x{self.w} filter {self.kh}x{self.kw} "
+            f"filter2d {self.dtype} {self.batch}x{self.h}x{self.w} "
+            f"{f'{self.filters} filters' if self.filters > 1 else 'filter'} {self.kh}x{self.kw} "
             f"anchor {self.anchor[0]},{self.anchor[1]} border {self.border}"
         )
 

@@ -17,6 +17,7 @@ from leanconv.algorithms.im2win_basic import Im2winBasic
 from leanconv.algorithms.im2win_fused import Im2winFused
 from leanconv.algorithms.implicit_gemm import ImplicitGemm
 from leanconv.algorithms.register_cache import RegisterCache
+from leanconv.algorithms.single_channel import SingleChannel
 from leanconv.algorithms.winograd1d import Winograd1d
 from leanconv.algorithms.winograd2d import Winograd2d
 
@@ -35,6 +36,7 @@ ALGORITHMS: tuple[GpuAlgorithm, ...] = (
     DepthwiseInput(),
     DepthwiseWeight(),
     DepthwiseWeightParts(),
+    SingleChannel(),
     Direct(),
     DirectWeight(),
     RegisterCache(),

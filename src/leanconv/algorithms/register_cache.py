@@ -13,6 +13,8 @@ from leanconv.problem import FilterProblem
 
 #: Largest filter height and width.
 LIMIT = 32
+#: Bytes of filters in a block's shared memory; of more filters each block takes a part.
+FILTER_BYTES = 16 * 1024
 #: Largest image extent: twice it is an int in the border maps.
 EXTENT = 2**30
 
@@ -73,10 +75,22 @@ def row_bytes(problem: FilterProblem, columns: int) -> int:
     return 4 * 32 * ceil_div(left + 32 * columns + right, 32)
 
 
+def weight_bytes(problem: FilterProblem) -> int:
+    """Shared memory of a filter, its rows padded to whole vectors."""
+    return 4 * problem.kh * ceil_div(problem.kw, 4) * 4
+
+
+def filters_in_block(problem: FilterProblem) -> int:
+    """Filters that a block applies to its rows: all, or parts of about the same size."""
+    most = max(1, FILTER_BYTES // weight_bytes(problem))
+    return ceil_div(problem.filters, ceil_div(problem.filters, most))
+
+
 def shared_bytes(problem: FilterProblem, config: RegisterCacheConfig) -> int:
-    """Shared memory of a block: its input rows, and the filter with rows of whole vectors."""
-    weights = 4 * problem.kh * ceil_div(problem.kw, 4) * 4
-    return (config.block_rows + problem.kh - 1) * row_bytes(problem, config.columns) + weights
+    """Shared memory of a block: its input rows, the filters, and with several of these a row of outputs a warp."""
+    filters, row = filters_in_block(problem), row_bytes(problem, config.columns)
+    rows, weights = config.block_rows + problem.kh - 1, filters * weight_bytes(problem)
+    return rows * row + weights if filters == 1 else (rows + ceil_div(weights, row) + config.warps) * row
 
 
 def registers_needed(problem: FilterProblem, rows: int, columns: int) -> int:
@@ -100,8 +114,13 @@ class RegisterCache(GpuAlgorithm):
             reasons.append(f"anchor={problem.anchor} lies outside the {problem.kh}x{problem.kw} filter")
         if max(problem.h, problem.w) > EXTENT:
             reasons.append(f"the image is {problem.h}x{problem.w}, and the limit is {EXTENT} rows and columns")
-        if problem.batch * ceil_div(problem.h, 4) * ceil_div(problem.w, 128) >= 2**31:
-            reasons.append(f"{problem.batch} images of {problem.h}x{problem.w} may need more than 2**31 - 1 blocks")
+        if not reasons:
+            blocks = problem.batch * ceil_div(problem.h, 4) * ceil_div(problem.w, 128)
+            if blocks * ceil_div(problem.filters, filters_in_block(problem)) >= 2**31:
+                filters = f" with {problem.filters} filters" if problem.filters > 1 else ""
+                reasons.append(
+                    f"{problem.batch} images of {problem.h}x{problem.w}{filters} may need more than 2**31 - 1 blocks"
+                )
         if problem.border not in BORDERS:
             reasons.append(f"border={problem.border!r} is none of {', '.join(BORDERS)}")
         return reasons
@@ -129,7 +148,8 @@ class RegisterCache(GpuAlgorithm):
         usable = [c for c in usable if shared_bytes(problem, c) <= target.shared_per_block]
         # An image that gives fewer blocks than there are multiprocessors needs the smallest blocks.
         yield from sorted(usable, key=lambda c: -min(blocks(c), target.multiprocessors))
-        yield PartialSumsConfig()
+        if problem.filters == 1:
+            yield PartialSumsConfig()
 
     def plan(self, problem: FilterProblem, config: RegisterCacheConfig | PartialSumsConfig, target: Target) -> Plan:
         if isinstance(config, PartialSumsConfig):
@@ -141,6 +161,7 @@ class RegisterCache(GpuAlgorithm):
             strips = ceil_div(problem.w, 32 * config.columns)
             shared = shared_bytes(problem, config)
         bands = ceil_div(problem.h, config.block_rows)
+        filters = filters_in_block(problem)
         element = DTYPES[problem.dtype].ctype
         launch = Launch(
             header="register_cache.cuh",
@@ -152,6 +173,8 @@ class RegisterCache(GpuAlgorithm):
                 ("s", problem.kw),
                 ("anchor_y", problem.anchor[0]),
                 ("anchor_x", problem.anchor[1]),
+                ("filters", filters),
+                ("all_filters", problem.filters),
             ),
             tuning=config.constants(),
             arguments=(
@@ -169,7 +192,7 @@ class RegisterCache(GpuAlgorithm):
                 Number("int", "strips", strips),
                 Number("int", "bands", bands),
             ),
-            grid=strips * bands * problem.batch,
+            grid=strips * bands * problem.batch * ceil_div(problem.filters, filters),
             block=32 * config.warps,
             shared_bytes=shared,
             min_blocks=config.min_blocks,

@@ -46,6 +46,7 @@ SUITE_ALGORITHMS = {
     "opencnn": ("winograd*", "implicit_gemm"),
     "depthwise": ("depthwise*", "direct"),
     "depthwise-wide": ("depthwise*",),
+    "single-channel": ("single_channel", "depthwise", "direct"),
 }
 #: Transforms with this many states and more round too much for tier fp32: such problems run in tier relaxed.
 _RELAXED_STATES = 16

@@ -137,8 +137,9 @@ def filter2d(
 ) -> Described:
     """Describe a call of `leanconv.filter2d`; its algorithms need no workspace, and ``bias`` is None."""
     operands, x_pitch, y_pitch = filter_operands(image, kernel_beside(image, kernel), out)
-    shape = tuple(operands.x.shape)
-    problem = filter_problem(shape, tuple(operands.w.shape), border, anchor, operands.dtype)
+    shape, w_shape = tuple(operands.x.shape), tuple(operands.w.shape)
+    problem = filter_problem(shape, w_shape, border, anchor, operands.dtype)
+    shape = (*shape[:-2], *w_shape[:-2], *shape[-2:])
     operands.check_out(shape)
     if x_pitch is not None:
         problem = replace(problem, x_pitch=x_pitch[0], x_step=x_pitch[1])
@@ -306,13 +307,16 @@ def conv1d_problem(
 def filter_problem(
     image_shape: Sequence[int], kernel_shape: Sequence[int], border: Any, anchor: Any, dtype: DtypeName
 ) -> FilterProblem:
-    """The problem of filtering contiguous images (…, h, w)."""
+    """The problem of filtering contiguous images (…, h, w) with a kernel (kh, kw), or with several (f, kh, kw)."""
     if len(image_shape) < 2:
         raise ValueError(f"image has shape {tuple(image_shape)}; it must have 2 dimensions or more (..., h, w)")
-    if len(kernel_shape) != 2:
-        raise ValueError(f"kernel has {len(kernel_shape)} dimensions, shape {tuple(kernel_shape)}; it must have 2")
-    kh, kw = kernel_shape
-    if kh < 1 or kw < 1:
+    if len(kernel_shape) not in (2, 3):
+        raise ValueError(
+            f"kernel has {len(kernel_shape)} dimensions, shape {tuple(kernel_shape)}; it must have 2, "
+            "or 3 for several kernels (f, kh, kw)"
+        )
+    filters, kh, kw = (1, *kernel_shape)[-3:]
+    if min(kernel_shape) < 1:
         raise ValueError(f"kernel has shape {tuple(kernel_shape)}; it must not be empty")
     *leading, h, w = image_shape
     batch = 1
@@ -321,6 +325,7 @@ def filter_problem(
     return FilterProblem(
         batch=batch, h=h, w=w, kh=kh, kw=kw, anchor=arguments.anchor_of(anchor, kh, kw),
         border=arguments.border_name(border), dtype=dtype, x_pitch=w, x_step=h * w, y_pitch=w, y_step=h * w,
+        filters=filters,
     )  # fmt: skip
 
 
@@ -330,6 +335,7 @@ def check_problem(problem: Any) -> None:
     for name in sizes:
         arguments.integer(name, getattr(problem, name), 0, math.inf)
     if problem.kind == "filter2d":
+        arguments.integer("filters", problem.filters, 1)
         check_dtypes({"the problem": problem.dtype}, dtypes.FILTERS)
         arguments.one_of("border", problem.border, BORDERS)
         for part in problem.anchor:

@@ -25,8 +25,9 @@ __device__ __forceinline__ int warp_number() {
     return __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / 32, 0);
 }
 
-// A block's warps lie one below the other and share the input rows, which come into shared memory once.
-// Block b computes strip b % strips of band (b / strips) % bands of image b / strips / bands.
+// A block's warps lie one below the other and share the input rows, which come into shared memory once, for as many of
+// the image's filters as `filters`. Block b computes strip b % strips of band (b / strips) % bands of image
+// b / strips / bands; where not all filters fit into shared memory, b counts blocks of their parts.
 template <class Problem, class Tuning>
 __device__ __forceinline__ void register_cache(const typename Problem::element* x, const typename Problem::element* w,
                                                typename Problem::element* y, typename Problem::element value,
@@ -37,14 +38,22 @@ __device__ __forceinline__ void register_cache(const typename Problem::element* 
     constexpr int r = Problem::r, s = Problem::s, rows = Tuning::rows, columns = Tuning::columns;
     constexpr int depth = rows + 1;  // windows in registers: those in use and the one that comes next
     constexpr int weight_pitch = round_up(s, 4), block_rows = rows * Tuning::warps, inputs = block_rows + r - 1;
+    constexpr int parts = ceil_div(Problem::all_filters, Problem::filters);
+    // The first row of shared memory where warps put together rows of outputs: with several filters the input rows stay
+    // in use, and each warp has a row of its own behind the filters.
+    constexpr int staging = Problem::filters > 1 ? inputs + ceil_div(Problem::filters * r * weight_pitch, Rows::row) : 0;
     static_assert(0 <= Problem::anchor_y && Problem::anchor_y < r, "the anchor lies inside the filter");
 
     const int warp = warp_number(), lane = threadIdx.x % 32;
-    const int rest = blockIdx.x / strips, image = rest / bands;
-    const int top = rest % bands * block_rows, i = top + warp * rows, j = (blockIdx.x % strips) * Rows::width;
-    const Plane<T> plane{reinterpret_cast<const T*>(x) + image * x_step, reinterpret_cast<T*>(y) + image * y_step,
-                         height, width, x_pitch, y_pitch, static_cast<T>(value)};
-    // Shared memory: the input rows, then the filter, its rows padded to whole vectors.
+    const unsigned block = blockIdx.x / parts;
+    const int first_filter = blockIdx.x % parts * Problem::filters;
+    const int filters = parts == 1 ? Problem::filters : min(Problem::filters, Problem::all_filters - first_filter);
+    const int rest = block / strips, image = rest / bands;
+    const int top = rest % bands * block_rows, i = top + warp * rows, j = (block % strips) * Rows::width;
+    Plane<T> plane{reinterpret_cast<const T*>(x) + image * x_step,
+                   reinterpret_cast<T*>(y) + (static_cast<int64>(image) * Problem::all_filters + first_filter) * y_step,
+                   height, width, x_pitch, y_pitch, static_cast<T>(value)};
+    // Shared memory: the input rows, then the filters, their rows padded to whole vectors, then `staging`.
     T* const image_rows = reinterpret_cast<T*>(shared_memory());
     T* const weights = image_rows + inputs * Rows::row;
     {
@@ -63,56 +72,62 @@ __device__ __forceinline__ void register_cache(const typename Problem::element* 
         cp_async_commit_group();
     }
 #pragma unroll 1
-    for (int k = threadIdx.x; k < r * weight_pitch; k += 32 * Tuning::warps) {
+    for (int k = threadIdx.x; k < filters * r * weight_pitch; k += 32 * Tuning::warps) {
         const int column = k % weight_pitch;
-        weights[k] = column < s ? reinterpret_cast<const T*>(w)[k / weight_pitch * s + column] : T(0);
+        const int from = first_filter * r * s + k / weight_pitch * s + column;
+        weights[k] = column < s ? reinterpret_cast<const T*>(w)[from] : T(0);
     }
     cp_async_wait_group<0>();
     __syncthreads();
 
-    T acc[rows][columns] = {};
-    T ring[depth][Rows::window];
     const T* const mine = image_rows + warp * rows * Rows::row;
-#pragma unroll
-    for (int n = 0; n < rows; ++n) Rows::read_window(ring[n], mine + n * Rows::row, lane);
-    // One filter row, for all outputs of the lane; its first input row is in ring position `turn`.
-    const auto step = [&](int filter_row, int turn) {
-        if (filter_row < r - 1)
-            Rows::read_window(ring[(turn + rows) % depth], mine + (filter_row + rows) * Rows::row, lane);
-#pragma unroll
-        for (int k = 0; k < s; k += 4) {
-            T four[4];
-            load_vector(four, weights + filter_row * weight_pitch + k);
-#pragma unroll
-            for (int e = 0; e < 4; ++e) {
-                if (k + e >= s) continue;
-#pragma unroll
-                for (int p = 0; p < rows; ++p)
-#pragma unroll
-                    for (int c = 0; c < columns; ++c) acc[p][c] += four[e] * ring[(turn + p) % depth][k + e + c];
-            }
-        }
-    };
-    // Whole turns of the ring as a loop, so that the code stays within the instruction cache; the rest unrolled.
-    constexpr int looped = (r - 1) / depth * depth;
+    // One filter after the other, for all outputs of the lane.
 #pragma unroll 1
-    for (int filter_row = 0; filter_row < looped; filter_row += depth) {
+    for (int filter = 0; filter < filters; ++filter, plane.y += y_step) {
+        const T* const taps = weights + filter * r * weight_pitch;
+        T acc[rows][columns] = {};
+        T ring[depth][Rows::window];
 #pragma unroll
-        for (int turn = 0; turn < depth; ++turn) step(filter_row + turn, turn);
-    }
+        for (int n = 0; n < rows; ++n) Rows::read_window(ring[n], mine + n * Rows::row, lane);
+        // One row of it; the row's first input row is in ring position `turn`.
+        const auto step = [&](int filter_row, int turn) {
+            if (filter_row < r - 1)
+                Rows::read_window(ring[(turn + rows) % depth], mine + (filter_row + rows) * Rows::row, lane);
 #pragma unroll
-    for (int turn = 0; turn < r - looped; ++turn) step(looped + turn, turn);
+            for (int k = 0; k < s; k += 4) {
+                T four[4];
+                load_vector(four, taps + filter_row * weight_pitch + k);
+#pragma unroll
+                for (int e = 0; e < 4; ++e) {
+                    if (k + e >= s) continue;
+#pragma unroll
+                    for (int p = 0; p < rows; ++p)
+#pragma unroll
+                        for (int c = 0; c < columns; ++c) acc[p][c] += four[e] * ring[(turn + p) % depth][k + e + c];
+                }
+            }
+        };
+        // Whole turns of the ring as a loop, so that the code stays within the instruction cache; the rest unrolled.
+        constexpr int looped = (r - 1) / depth * depth;
+#pragma unroll 1
+        for (int filter_row = 0; filter_row < looped; filter_row += depth) {
+#pragma unroll
+            for (int turn = 0; turn < depth; ++turn) step(filter_row + turn, turn);
+        }
+#pragma unroll
+        for (int turn = 0; turn < r - looped; ++turn) step(looped + turn, turn);
 
-    __syncthreads();  // the input rows have been read: the writer may use their place
-    const RowWriter<T, columns> writer(plane, i, j, lane, static_cast<T>(delta), image_rows + warp * Rows::row);
-    if (writer.vectors && i + rows <= height) {
-        T* to = writer.vector_of(0);
+        if constexpr (Problem::filters == 1) __syncthreads();  // the input rows have been read and become `staging`
+        const RowWriter<T, columns> writer(plane, i, j, lane, static_cast<T>(delta), image_rows + (staging + warp) * Rows::row);
+        if (writer.vectors && i + rows <= height) {
+            T* to = writer.vector_of(0);
 #pragma unroll
-        for (int p = 0; p < rows; ++p, to += y_pitch) writer.store_vectors(to, acc[p]);
-    } else {
+            for (int p = 0; p < rows; ++p, to += y_pitch) writer.store_vectors(to, acc[p]);
+        } else {
 #pragma unroll
-        for (int p = 0; p < rows; ++p)
-            if (i + p < height) writer.store(acc[p], p);
+            for (int p = 0; p < rows; ++p)
+                if (i + p < height) writer.store(acc[p], p);
+        }
     }
 }
 

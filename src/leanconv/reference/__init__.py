@@ -7,6 +7,7 @@ from leanconv.reference.direct import Direct
 from leanconv.reference.filter2d import Banded, Taps
 from leanconv.reference.im2col import Im2col
 from leanconv.reference.im2win import Im2win
+from leanconv.reference.single_channel import SingleChannel
 from leanconv.reference.winograd1d import Winograd1d
 from leanconv.reference.winograd2d import Winograd2d
 
@@ -17,6 +18,7 @@ CPU_ALGORITHMS: tuple[CpuAlgorithm, ...] = (
     Winograd2d(),
     Im2win(),
     Direct(),
+    SingleChannel(),
     Banded(),
     Taps(),
 )

@@ -38,7 +38,8 @@ class Banded(CpuAlgorithm):
 
     For a band of B output rows, ``y = Σ_v T_v · x[rows, columns + v]`` with ``T_v[i, i + u] = w[u, v]``: kw small
     banded (Toeplitz) matrices side by side, times the kw shifted copies of B + kh − 1 rows below one another. The zeros
-    outside the band cost arithmetic, which BLAS does faster than NumPy can pass over the image kh·kw times.
+    outside the band cost arithmetic, which BLAS does faster than NumPy can pass over the image kh·kw times. All filters
+    take their product with the same stacked copies.
     """
 
     name = "banded"
@@ -54,7 +55,7 @@ class Banded(CpuAlgorithm):
     def cost(self, problem: FilterProblem) -> float:
         pixels = problem.batch * problem.h * problem.w
         stacked = problem.kw * (BAND_ROWS + problem.kh - 1)
-        return pixels * stacked * (2.0 + 50.0 / BAND_ROWS)
+        return pixels * stacked * (2.0 * problem.filters + 50.0 / BAND_ROWS)
 
     def run(
         self,
@@ -65,38 +66,40 @@ class Banded(CpuAlgorithm):
         value: float = 0,
         delta: float = 0,
     ) -> np.ndarray:
-        y = np.empty((problem.batch, problem.h, problem.w), x.dtype)
+        y = np.empty((problem.batch, problem.filters, problem.h, problem.w), x.dtype)
         if y.size == 0:
-            return y
+            return y.reshape(problem.y_shape)
         kh, kw = problem.kh, problem.kw
         rows = min(BAND_ROWS, problem.h)
-        band = np.zeros((rows, kw, rows + kh - 1), x.dtype)
+        bands = np.zeros((problem.filters, rows, kw, rows + kh - 1), x.dtype)
         for i in range(rows):
-            band[i, :, i : i + kh] = w.T
+            bands[:, i, :, i : i + kh] = w.reshape(-1, kh, kw).transpose(0, 2, 1)
         widest = max(64, BAND_BYTES // (item_bytes(problem.dtype) * kw * (rows + kh - 1)))
         width = ceil_div(problem.w, ceil_div(problem.w, widest))
         buffer = np.empty(kw * (rows + kh - 1) * width, x.dtype)
         with one_thread(problem.flops), np.errstate(invalid="ignore", over="ignore"):
             for image, top, extended in extended_strips(problem, x, value, rows):
-                out = y[image, top : top + rows]
-                high = out.shape[0] + kh - 1
-                matrix = band[: out.shape[0], :, :high].reshape(out.shape[0], kw * high)
+                out = y[image, :, top : top + rows]
+                count = out.shape[1]
+                high = count + kh - 1
+                matrices = bands[:, :count, :, :high].reshape(-1, count, kw * high)
                 for left in range(0, problem.w, width):
-                    part = out[:, left : left + width]
-                    stacked = buffer[: kw * high * part.shape[1]].reshape(kw, high, part.shape[1])
+                    part = out[:, :, left : left + width]
+                    stacked = buffer[: kw * high * part.shape[2]].reshape(kw, high, part.shape[2])
                     for v in range(kw):
-                        stacked[v] = extended[:, left + v : left + v + part.shape[1]]
-                    np.matmul(matrix, stacked.reshape(kw * high, -1), out=part)
+                        stacked[v] = extended[:, left + v : left + v + part.shape[2]]
+                    for matrix, result in zip(matrices, part, strict=True):
+                        np.matmul(matrix, stacked.reshape(kw * high, -1), out=result)
                 # A zero outside the band makes NaN of an Inf or a NaN that the filter does not reach.
                 if not np.isfinite(out.sum()):
                     return Taps().run(problem, x, w, value=value, delta=delta)
                 if delta:
                     out += x.dtype.type(delta)
-        return y
+        return y.reshape(problem.y_shape)
 
 
 class Taps(CpuAlgorithm):
-    """One multiply-add pass for each filter tap, in row order, over strips that stay in the cache.
+    """One multiply-add pass for each tap of each filter, in row order, over strips that stay in the cache.
 
     Every sum is in the order of the filter's taps and every step is rounded, so results repeat bit for bit.
     """
@@ -112,7 +115,7 @@ class Taps(CpuAlgorithm):
         return []
 
     def cost(self, problem: FilterProblem) -> float:
-        return 60.0 * problem.batch * problem.h * problem.w * problem.kh * problem.kw
+        return 60.0 * problem.batch * problem.filters * problem.h * problem.w * problem.kh * problem.kw
 
     def run(
         self,
@@ -123,23 +126,23 @@ class Taps(CpuAlgorithm):
         value: float = 0,
         delta: float = 0,
     ) -> np.ndarray:
-        y = np.zeros((problem.batch, problem.h, problem.w), x.dtype)
+        y = np.zeros((problem.batch, problem.filters, problem.h, problem.w), x.dtype)
         if y.size == 0:
-            return y
+            return y.reshape(problem.y_shape)
         rows = max(4, TAP_BYTES // (3 * item_bytes(problem.dtype) * problem.w))
         product = np.empty((min(rows, problem.h), problem.w), x.dtype)
         with np.errstate(invalid="ignore", over="ignore"):
             for image, top, extended in extended_strips(problem, x, value, rows):
-                out = y[image, top : top + rows]
-                part = product[: out.shape[0]]
-                for u in range(problem.kh):
-                    for v in range(problem.kw):
-                        seen = extended[u : u + out.shape[0], v : v + problem.w]
-                        np.multiply(seen, w[u, v], out=part)
-                        out += part
-                if delta:
-                    out += x.dtype.type(delta)
-        return y
+                part = product[: extended.shape[0] - problem.kh + 1]
+                for out, taps in zip(y[image, :, top : top + rows], w.reshape(-1, problem.kh, problem.kw), strict=True):
+                    for u in range(problem.kh):
+                        for v in range(problem.kw):
+                            seen = extended[u : u + out.shape[0], v : v + problem.w]
+                            np.multiply(seen, taps[u, v], out=part)
+                            out += part
+                    if delta:
+                        out += x.dtype.type(delta)
+        return y.reshape(problem.y_shape)
 
 
 def extended_strips(

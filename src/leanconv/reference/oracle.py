@@ -129,7 +129,7 @@ def _sequential_filter_gradient(problem: ConvProblem, x: np.ndarray, grad: np.nd
 def filter2d(
     problem: FilterProblem, x: np.ndarray, kernel: np.ndarray, value: float = 0, delta: float = 0
 ) -> np.ndarray:
-    """Correlation of images (batch, h, w) with one filter: float64, or int32 that wraps around for int32 problems.
+    """Correlation of images (batch, h, w) with the filters: float64, or int32 that wraps around for int32 problems.
 
     Every border is taken by exact index arithmetic, so a filter may be larger than the image.
     """
@@ -142,6 +142,10 @@ def filter2d(
 def _filter2d(
     problem: FilterProblem, x: np.ndarray, kernel: np.ndarray, value: float, delta: float, dtype: np.dtype
 ) -> np.ndarray:
+    if problem.filters > 1:
+        single = replace(problem, filters=1)
+        results = [_filter2d(single, x, each, value, delta, dtype) for each in kernel]
+        return np.stack(results, axis=1)
     y = np.zeros((problem.batch, problem.h, problem.w), dtype)
     if y.size == 0:
         return y

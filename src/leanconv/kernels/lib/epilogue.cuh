@@ -12,7 +12,7 @@ namespace leanconv {
 // A result before its rounding: bias and activation; `held` is what the output holds, where results are added to it.
 template <class Problem, class Sum>
 __device__ __forceinline__ Sum finish(Sum value, Sum bias, Sum held = 0) {
-    value = add(value, bias);
+    if constexpr (Problem::bias) value = add(value, bias);
     if constexpr (Problem::accumulate) value = add(value, held);
     // NOTE: written so that NaN stays NaN, as in PyTorch; fmaxf would turn it into zero.
     return Problem::relu ? (value < 0 ? 0 : value) : value;
