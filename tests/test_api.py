@@ -173,9 +173,12 @@ def test_float64_stays_float64_on_the_cpu(layout: Layout, rng: np.random.Generat
 @pytest.mark.parametrize("name", [a.name for a in leanconv.algorithms() if a.where == "CPU" and a.solves == "conv2d"])
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_every_cpu_algorithm_by_name(name: str, layout: Layout, rng: np.random.Generator) -> None:
-    problem = ConvProblem(n=2, c=8, h=8, w=9, k=4, r=3, s=3, layout=layout)
+    problem = ConvProblem(n=2, c=8, h=8, w=9, k=16, r=3, s=3, layout=layout)
+    if name == "single_channel":
+        problem = replace(problem, groups=8)
     x, w, _ = conv_arrays(rng, problem)
-    assert relative_error(conv2d(x, w, layout=layout, algorithm=name), oracle_conv(problem, x, w, None)) < TOLERANCE
+    y = conv2d(x, w, groups=problem.groups, layout=layout, algorithm=name)
+    assert relative_error(y, oracle_conv(problem, x, w, None)) < TOLERANCE
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

@@ -63,7 +63,7 @@ for layout in ("NCHW", "NHWC"):
 # Images that do not come in fours are copied one by one.
 USUAL["deep-chwn-odd"] = replace(USUAL["deep-chwn"], n=127)
 USUAL |= {
-    f"single-channel{last}": ConvProblem(1, 1, 1026, 1026, 32, 5, 5, layout=layout)
+    f"single-channel{last}": ConvProblem(1, 1, 1024, 1024, 32, 3, 3, layout=layout)
     for last, layout in (("", "NCHW"), ("-nhwc", "NHWC"))
 }
 USUAL["filter-several"] = filter_problem(1, 4096, 4096, 5, 5, filters=8)

@@ -13,7 +13,9 @@ from cases import TARGETS
 
 from leanconv.algorithms import ALGORITHMS
 from leanconv.algorithms.single_channel import SHARED_BYTES, SingleChannelConfig, as_planes, registers_needed, window
+from leanconv.plan import Target
 from leanconv.problem import ConvProblem
+from leanconv.runtime.compile import compile_launch
 
 SINGLE = next(a for a in ALGORITHMS if a.name == "single_channel")
 LAYOUTS = ("NCHW", "NHWC")
@@ -156,8 +158,38 @@ def test_rows_of_outputs_are_stored_in_vectors_as_wide_as_they_stay_aligned() ->
     assert units == {16: {4}, 18: {2}, 17: {1}}
 
 
-def test_wide_images_keep_all_filters_of_a_block_and_small_ones_spread_them() -> None:
-    large, small = layer(4096, 4096, 32, 3, 3, n=1), layer(64, 64, 64, 3, 3, n=1)
-    chosen = [SINGLE.best(problem, TARGETS[0])[1] for problem in (large, small)]
-    assert chosen[0].turns == 32 and chosen[0].rows > chosen[0].at_once
-    assert chosen[1].turns < 64
+def test_what_is_chosen_for_large_and_small_images() -> None:
+    """Whole sectors where rows of outputs end within one and leave the L2; filters in parts where blocks are few."""
+
+    def chosen(size: int, filters: int, taps: int) -> SingleChannelConfig:
+        config: SingleChannelConfig = SINGLE.best(layer(size, size, filters, taps, taps, n=1), TARGETS[0])[1]
+        return config
+
+    assert chosen(4096, 32, 3).whole_sectors and chosen(4095, 32, 3).whole_sectors
+    # rows of 4096 and of 4092 outputs; one filter; an image in the L2
+    for config in (chosen(4096, 32, 1), chosen(4096, 32, 5), chosen(4096, 1, 3), chosen(512, 16, 3)):
+        assert not config.whole_sectors
+    assert chosen(512, 32, 5).turns == 32 and chosen(64, 64, 3).turns == 16
+
+
+#: First layers and multipliers as people use them, and images larger than the L2.
+LARGE = {
+    "five": layer(4096, 4096, 32, 5, 5, n=1),
+    "seven": layer(128, 1024, 32, 7, 7, n=16, padding=(3, 3, 3, 3)),
+    "nine": layer(1024, 1024, 16, 9, 9, n=1, padding=(4, 4, 4, 4)),
+    "one-filter": layer(4096, 4096, 1, 5, 5, n=1),
+    "odd": layer(4095, 4095, 16, 3, 3, n=1),
+    "strided": layer(128, 1024, 32, 7, 7, n=16, padding=(3, 3, 3, 3), stride=(2, 2)),
+    "multiplier": layer(56, 56, 2, 3, 3, n=32, c=96, **SAME),
+    "bfloat16": layer(4096, 4096, 16, 3, 3, n=1, dtype="bfloat16"),
+}
+
+
+@pytest.mark.parametrize("target", [pytest.param(target, id=target.arch) for target in TARGETS])
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("name", LARGE)
+def test_compiles_without_spills(name: str, layout: Any, target: Target, nvrtc: None) -> None:
+    problem = replace(LARGE[name], layout=layout)
+    config = next(iter(SINGLE.configs(problem, target)))
+    figure = compile_launch(SINGLE.plan(problem, config, target).launches[0], target.arch)
+    assert figure.spill_bytes == figure.stack_bytes == 0, config

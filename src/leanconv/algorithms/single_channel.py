@@ -73,11 +73,11 @@ def window(problem: ConvProblem, unit: int, at_once: int) -> Window:
 
 
 def registers_needed(problem: ConvProblem, config: SingleChannelConfig) -> int:
-    """Registers that a thread needs: windows, sums, weights, and about 20 for addresses."""
+    """Registers that a thread needs: windows, of which a part is moved or loaded, sums, weights, and addresses."""
     seen = window(problem, config.unit, config.at_once)
     pixels = seen.width * (seen.height + (seen.fresh if config.prefetch else 0))
-    weights = problem.r * problem.s * config.filters if config.held else 8
-    return pixels + config.unit * config.at_once * config.filters + weights + 20
+    weights = problem.r * problem.s * config.filters if config.held else 6 + 2 * config.filters
+    return pixels + pixels // 6 + config.unit * config.at_once * config.filters + weights + 20
 
 
 def as_planes(problem: ConvProblem) -> ConvProblem:
