@@ -62,6 +62,8 @@ def wide(name: str, text: str, by: str, how: str, *cases: str, times: int = 1, *
 
 def along(name: str, text: str, by: str, how: str, *cases: str, times: int = 1) -> Break:
     return Break(name, "depthwise_row", text, by, how, cases, times)
+
+
 def word(name: str, text: str, by: str, how: str, *cases: str, times: int = 1, **tuning: Any) -> Break:
     return Break(name, "direct_dp4a", text, by, how, cases, times, tuple(tuning.items()))
 def dw(name: str, text: str, by: str, how: str, *cases: str, times: int = 1, **tuning: Any) -> Break:

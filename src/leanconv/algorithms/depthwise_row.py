@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from leanconv.algorithms.base import Config, TimedAlgorithm, by_time, ceil_div, conv_constants
-from leanconv.algorithms.depthwise import as_convolution, one_channel_limits
+from leanconv.algorithms.depthwise import as_convolution, bytes_moved, one_channel_limits
 from leanconv.algorithms.tiles import conv_arguments
-from leanconv.dtypes import GPU_LAYERS, item_bytes
+from leanconv.dtypes import GPU_LAYERS
 from leanconv.plan import Launch, Plan, Target
 from leanconv.problem import ConvProblem
 
@@ -106,8 +106,6 @@ def _cycles(problem: ConvProblem, config: RowConfig, target: Target) -> float:
     issue = warps * (config.fours * (4 * problem.s + 3 * loads + 12) + problem.s + 40) * 32 / target.fma_lanes
     waves = warps * (4 * config.fours * (loads + 1) + problem.s)
     busy = max(issue / 0.7, waves)
-    outputs = problem.n * problem.k * problem.p * problem.q
-    pixels = problem.n * problem.c * problem.h * problem.w
-    memory = MEMORY * item_bytes(problem.dtype) * (pixels + outputs) / target.bytes_per_cycle
+    memory = MEMORY * bytes_moved(problem) / target.bytes_per_cycle
     longest = max(busy, memory, BLOCK_CYCLES * blocks)
     return longest + 0.1 * min(busy, memory)
