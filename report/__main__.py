@@ -78,6 +78,18 @@ def networks(results: Records = RESULTS, revision: options.Revision = None) -> N
     print(measure(results, revision))
 
 
+@app.command("design-space")
+def design_space(
+    results: Records = RESULTS,
+    each: Annotated[int, typer.Option("--each", help="Configurations to time for each size of filters.", min=1)] = 60,
+    revision: options.Revision = None,
+) -> None:
+    """Time configurations of direct_tiled, a sample of all that fit this machine's GPU."""
+    from report.design_space import measure
+
+    print(measure(results, each, revision))
+
+
 @app.command()
 def precision(docs: Docs = DOCS, results: Records = RESULTS, revision: options.Revision = None) -> None:
     """Compute errors on sparse, scaled and other data with NumPy, without a GPU, and write docs/numerics.md anew."""

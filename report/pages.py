@@ -6,8 +6,8 @@ A document holds blocks such as::
     <!-- /made -->
 
 The words after ``made:`` are what to make, the results file it is made of (``im2win``, ``im2win-nhwc``,
-``opencnn-relaxed``, ``im2win-ablation``; ``numerics`` for ``errors``, ``first-calls`` for ``waits``,
-``networks`` for ``networks``, ``bank-width`` for ``banks``), and settings.
+``opencnn-relaxed``, ``im2win-ablation``; ``numerics`` for ``errors``, ``first-calls`` for ``waits``, ``networks`` for
+``networks``, ``bank-width`` for ``banks``, ``design-space`` for ``configurations`` and ``landscape``), and settings.
 ``python -m report pages`` writes what belongs between the two lines, for each GPU that has such a file; figures go to
 ``docs/pictures/<gpu>-<file>-<what>.png``. Nothing outside the blocks changes.
 """
@@ -29,7 +29,7 @@ from leanconv.bench.suites import LAYOUTS
 from leanconv.bench.tables import STANDINGS_CELL, about_layouts, standings
 from leanconv.problem import PRECISIONS
 from leanconv.runtime.files import write_text
-from report import bank_width, comparisons, figures, first_calls, markdown, networks, numerics
+from report import bank_width, comparisons, design_space, figures, first_calls, markdown, networks, numerics
 
 _BLOCK = re.compile(r"(<!-- made: ([^\n]*?) -->\n)(.*?)(<!-- /made -->)", re.DOTALL)
 
@@ -86,7 +86,11 @@ _FIGURES: dict[str, tuple[Callable[[Results, Path], None], str]] = {
     "ablation-figure": (figures.ablation, "Bars: TFLOP/s with all techniques, and without each of them"),
 }
 #: Results with rows of their own kind.
-_SECTIONS: dict[str, Callable[[Sequence[Path]], str]] = {"waits": first_calls.section, "networks": networks.section}
+_SECTIONS: dict[str, Callable[[Sequence[Path]], str]] = {
+    "waits": first_calls.section,
+    "networks": networks.section,
+    "configurations": design_space.section,
+}
 
 
 def fill(text: str, page: Path, results: Path, pictures: Path, draw: bool = True) -> str:
@@ -107,7 +111,7 @@ def fill(text: str, page: Path, results: Path, pictures: Path, draw: bool = True
 
 def _make(words: str, page: Path, results: Path, pictures: Path, draw: bool) -> str:
     what, stem, *rest = words.split()
-    known = (*_TABLES, *_FIGURES, "errors", "banks", *_SECTIONS)
+    known = (*_TABLES, *_FIGURES, "errors", "banks", "landscape", *_SECTIONS)
     if what not in known:
         raise ValueError(f"{what!r} is none of {', '.join(known)}")
     settings = {name: value.split(",") for name, _, value in (word.partition("=") for word in rest)}
@@ -115,6 +119,8 @@ def _make(words: str, page: Path, results: Path, pictures: Path, draw: bool) -> 
         return _errors([*sorted(results.glob(f"*/{stem}.json"))], settings["algorithms"])
     if what == "banks":
         return _banks(sorted(results.glob(f"*/{stem}.json")), page, pictures, draw)
+    if what == "landscape":
+        return _landscape(sorted(results.glob(f"*/{stem}.json")), page, pictures, draw)
     if what in _SECTIONS:
         return _SECTIONS[what](sorted(results.glob(f"*/{stem}.json")))
     parts = []
@@ -163,6 +169,20 @@ def _errors(paths: Sequence[Path], patterns: Sequence[str]) -> str:
             table = numerics.kernel_table([entry for entry in chosen if entry.data == data])
             parts.append(f"{_origin(record['machine'], record)} Data: {data}.\n\n{table}")
     return "\n\n".join(parts) if parts else "Not measured yet: `python -m report numerics` makes these figures."
+
+
+def _landscape(paths: Sequence[Path], page: Path, pictures: Path, draw: bool) -> str:
+    """The picture of the explored configurations, for each machine."""
+    parts = []
+    for path in paths:
+        record = json.loads(path.read_text(encoding="utf-8"))
+        picture = pictures / f"{path.parent.name}-{path.stem}.png"
+        if draw:
+            design_space.draw(record, picture)
+        link = Path(os.path.relpath(picture, page.parent)).as_posix()
+        words = "Points: TFLOP/s of each configuration over FMAs a cycle of loads from shared memory"
+        parts.append(f"![{words}, on {record['machine']['gpu']}]({link})")
+    return "\n\n".join(parts) if parts else "Not measured yet: `python -m report design-space` makes this figure."
 
 
 def _origin(gpu: str, record: dict[str, Any]) -> str:

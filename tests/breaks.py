@@ -66,6 +66,8 @@ def along(name: str, text: str, by: str, how: str, *cases: str, times: int = 1) 
 
 def word(name: str, text: str, by: str, how: str, *cases: str, times: int = 1, **tuning: Any) -> Break:
     return Break(name, "direct_dp4a", text, by, how, cases, times, tuple(tuning.items()))
+
+
 def dw(name: str, text: str, by: str, how: str, *cases: str, times: int = 1, **tuning: Any) -> Break:
     names = tuple(f"weight-{case}" for case in cases)
     return Break(name, "depthwise_weight", text, by, how, names, times, tuple(tuning.items()))
@@ -78,6 +80,10 @@ def parts(name: str, text: str, by: str, how: str, *cases: str) -> Break:
 def dx(name: str, text: str, by: str, how: str, *cases: str, times: int = 1, **tuning: Any) -> Break:
     names = tuple(f"gradient-{case}" for case in cases)
     return Break(name, "depthwise_input", text, by, how, names, times, tuple(tuning.items()))
+
+
+def tiled(name: str, text: str, by: str, how: str, *cases: str, times: int = 1, **tuning: Any) -> Break:
+    return Break(name, "direct_tiled", text, by, how, cases, times, tuple(tuning.items()))
 
 
 def flat(name: str, text: str, by: str, how: str, *cases: str, times: int = 1, **tuning: Any) -> Break:
@@ -580,4 +586,31 @@ BREAKS = (
           WRONG, ("weight-odd-nhwc",)),
     Break("the first image for all", "direct_weight", "const int64 n = out.n;", "const int64 n = 0 * out.n;",
           WRONG, ("weight-plain-chwn",)),
+    deep("the window stays where it is", "window[k] = next[k];", "window[k] = window[k];", WRONG, "depthwise-nchw"),
+    tiled("no barrier before a step", "__syncthreads();\n            if (step", "if (step", RACE, "tails-nchw"),
+    tiled("waits for one group too few", "cp_async_wait_group<stages - 2>();", "cp_async_wait_group<stages - 1>();",
+          RACE, "tails-nchw", "plain-nhwc"),
+    tiled("columns outside the image are read",
+          "static_cast<unsigned>(j + at_column) < static_cast<unsigned>(Problem::w)", "true", WRONG, "plain-nhwc"),
+    tiled("rows outside the image are read", "static_cast<unsigned>(i + at_row) < static_cast<unsigned>(Problem::h)",
+          "true", WRONG, "plain-nchw"),
+    tiled("copies of four begin at the window", "q * Problem::stride_w - Problem::pad_left - Tile::shift",
+          "q * Problem::stride_w - Problem::pad_left", WRONG + "|misaligned|aligned", "plain-nchw"),
+    tiled("channels past the end are multiplied", "whole || next + c + first_c < Problem::group_c", "true",
+          WRONG, "tails-nchw", "odd-nchw", tile_c=4),
+    tiled("the gradient takes the filters as they are", "Problem::reversed ? taps - 1 - tap : tap", "tap",
+          WRONG, "gradient-plain-nchw", "gradient-plain-nhwc"),
+    tiled("neighbouring windows forget the stride", "i % Problem::stride_h * phase_rows + i / Problem::stride_h", "i",
+          WRONG, "stride-nchw", "stride-nhwc"),
+    tiled("every tap takes the run's first pixels", "tap.at + j", "j", WRONG, "plain-nhwc"),
+    tiled("the pixels of the segment before", "x[segment % buffers][tap.at", "x[(segment + 1) % buffers][tap.at",
+          WRONG, "plain-nhwc"),
+    tiled("the filters of the tap before", "w[number % 2][k], x", "w[(number + 1) % 2][k], x", WRONG, "plain-nchw"),
+    tiled("pixels past the end of a row are stored", " || column >= Problem::q", "", WRONG + "|" + RACE, "odd-nchw"),
+    tiled("filters past the end are stored", "filter >= Problem::group_k || line", "line", FENCE, "odd-nchw"),
+    tiled("sums are turned around without a barrier", "__syncwarp();", "", RACE + "|" + WRONG, "odd-nchw", times=2),
+    tiled("the tile below has the rows of this one", "i += Tuning::tile_h * Problem::stride_h;", "",
+          WRONG, "one-channel-nchw", walk=4),
+    tiled("the tile below begins at the second step", "- Tile::chunks * tile_c * channel", "", WRONG,
+          "one-channel-nchw", walk=4),
 )  # fmt: skip

@@ -422,7 +422,9 @@ def test_explain_in_every_layout(layout: Layout, rng: np.random.Generator, host_
     told = leanconv.explain(problem, device="cuda")
     for name, reasons in told.others.items():
         declined = any("CHWN" in reason for reason in reasons)
-        declines = layout == "CHWN" and name.startswith(("im2win", "depthwise", "single", "direct_dp4a"))
+        declines = layout == "CHWN" and name.startswith(
+            ("im2win", "depthwise", "single", "direct_dp4a", "direct_tiled")
+        )
         assert declined == declines, (name, reasons)
 
 

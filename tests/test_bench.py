@@ -20,6 +20,7 @@ COUNTS = {
     **{"resnet-50": 23, "inception-v3": 43},
     "depthwise": 34,
     "depthwise-wide": 30,
+    "first-layers": 18,
 }
 
 TINY = (

@@ -47,6 +47,8 @@ SUITE_ALGORITHMS = {
     "depthwise": ("depthwise*", "direct"),
     "depthwise-wide": ("depthwise*",),
     "single-channel": ("single_channel", "depthwise", "direct"),
+    "general-direct": ("direct_tiled", "im2win_fused", "implicit_gemm", "winograd*"),
+    "first-layers": ("direct_tiled", "im2win_fused", "implicit_gemm"),
 }
 #: Transforms with this many states and more round too much for tier fp32: such problems run in tier relaxed.
 _RELAXED_STATES = 16

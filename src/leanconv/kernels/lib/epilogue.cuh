@@ -38,6 +38,25 @@ __device__ __forceinline__ void store_vector_of(T* to, const T (&v)[4]) {
     static_assert(sizeof(T) == 2, "four elements of 16 bits");
     *reinterpret_cast<uint2*>(to) = make_uint2(v[0].bits | v[1].bits << 16, v[2].bits | v[3].bits << 16);
 }
+
+// One value, or two or four adjacent ones, aligned to all of them.
+template <class T>
+__device__ __forceinline__ void store_unit(T* to, const T (&v)[1]) {
+    *to = v[0];
+}
+__device__ __forceinline__ void store_unit(float* to, const float (&v)[2]) {
+    *reinterpret_cast<float2*>(to) = make_float2(v[0], v[1]);
+}
+template <class T>
+__device__ __forceinline__ void store_unit(T* to, const T (&v)[2]) {
+    static_assert(sizeof(T) == 2, "two elements of 16 bits");
+    *reinterpret_cast<unsigned*>(to) = v[0].bits | v[1].bits << 16;
+}
+template <class T>
+__device__ __forceinline__ void store_unit(T* to, const T (&v)[4]) {
+    store_vector_of(to, v);
+}
+
 template <class T>
 __device__ __forceinline__ void store_four(T* to, const T (&v)[4], int step, int count, bool vector) {
     if (vector) {
