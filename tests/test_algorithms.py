@@ -256,6 +256,8 @@ def test_wrong_results_are_noticed(kind):
 
     for algorithm in ALGORITHMS:
         problem = conv if algorithm.solves == "conv2d" else image
+        if algorithm.reasons(problem, TARGETS[0]):
+            continue
         proof.check(algorithm, problem, run=answer(lambda y: None), kinds=(kind,))
         for spoil in (nudge, forget, gap) if problem is image else (nudge, forget):
             with pytest.raises(proof.WrongAnswer):
