@@ -11,8 +11,8 @@ from leanconv.algorithms.depthwise_weight_parts import DepthwiseWeightParts
 from leanconv.algorithms.depthwise_wide import DepthwiseWide
 from leanconv.algorithms.direct import Direct
 from leanconv.algorithms.direct_dp4a import DirectDp4a
-from leanconv.algorithms.direct_weight import DirectWeight
 from leanconv.algorithms.direct_tiled import DirectTiled
+from leanconv.algorithms.direct_weight import DirectWeight
 from leanconv.algorithms.im2win import Im2win
 from leanconv.algorithms.im2win_basic import Im2winBasic
 from leanconv.algorithms.im2win_fused import Im2winFused
