@@ -30,6 +30,7 @@ USUAL = {
     "pointwise": ConvProblem(32, 256, 14, 14, 1024, 1, 1),
     "strided": ConvProblem(32, 128, 56, 56, 256, 3, 3, stride=(2, 2), padding=(1, 1, 1, 1)),
     "depthwise": ConvProblem(32, 96, 56, 56, 96, 3, 3, padding=(1, 1, 1, 1), groups=96),
+    "squeeze": ConvProblem(32, 96, 1, 1, 4, 1, 1, bias=True),
     "depthwise-large": ConvProblem(32, 96, 56, 56, 96, 31, 31, padding=(15, 15, 15, 15), groups=96),
     "depthwise-signal": ConvProblem(4, 768, 1, 2048, 768, 1, 128, padding=(0, 0, 127, 0), groups=768),
     "depthwise-causal": ConvProblem(4, 768, 1, 2048, 768, 1, 4, padding=(0, 0, 3, 0), groups=768),

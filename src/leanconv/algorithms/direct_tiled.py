@@ -217,6 +217,8 @@ def block(
     registers = registers_needed(forward, thread_k, thread_pixels, vector)
     if found is None or threads > 512 or registers > 255:
         return None
+    if forward.layout == "NHWC" and tile_c > threads:  # a thread copies one channel of a pixel
+        return None
     lines = straight_lines(tile_c * forward.r, forward.s * thread_k * thread_pixels)
     config = DirectTiledConfig(
         tile_k, tile_w, tile_h, tile_c, thread_k, thread_pixels, *found, lines, walk, stages, 1, vector

@@ -52,7 +52,7 @@ struct DirectImageLoader {
     static constexpr int at_once = passes <= 8 ? passes : 4;
     // NHWC: the channels of a pixel are adjacent, and so are the lanes that copy them. A thread keeps its channel and its
     // columns and walks down the rows.
-    static constexpr int pixels_beside = threads / tile_c;
+    static constexpr int pixels_beside = Problem::nhwc ? threads / tile_c : threads;
     static constexpr int columns_beside = pixels_beside < Tile::columns ? pixels_beside : Tile::columns;
     static constexpr int rows_beside = pixels_beside / columns_beside;
     static constexpr int rows_at_once = Tile::rows <= 16 * rows_beside ? 16 : 8;
