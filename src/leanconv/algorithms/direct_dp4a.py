@@ -36,7 +36,8 @@ SPEEDS = {
 }  # fmt: skip
 #: Of the speed where a deep step holds words of several taps, each of which is decoded by itself.
 MANY_TAPS = 0.8
-#: The deepest step of loose words, whose bytes are in registers while a step is multiplied.
+#: The deepest step of loose words, whose bytes are in registers while a step is multiplied. Their speeds have not been
+#: measured: the model takes them for those of whole words.
 LOOSE_DEPTH = 8
 #: What starting and storing a tile costs, in words of the reduction, without and with a split.
 OVERHEADS = (8, 15)
