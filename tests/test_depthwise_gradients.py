@@ -90,14 +90,6 @@ def test_sums_that_move_give_what_the_ring_gives(name: str) -> None:
         proof.check(INPUT, problem, replace(config, ring=ring, rows=5), kinds=cases.KINDS[:1])
 
 
-@pytest.mark.parametrize("name", ["same-nchw", "seven-nhwc", "stride-fours-nhwc", "dilation-nhwc"])
-def test_any_number_of_windows(name: str) -> None:
-    problem = replace(dict(EVERY)[name], op="wgrad")
-    config = next(iter(WEIGHT.configs(problem, TARGETS[0])))
-    for windows, ahead in ((2, 0), (3, 0), (3, 4)):
-        proof.check(WEIGHT, problem, replace(config, windows=windows, ahead=ahead, rows=5), kinds=cases.KINDS[:1])
-
-
 def test_sums_do_not_depend_on_the_blocks_that_share_them() -> None:
     """As far as float32 goes: with whole numbers every order of summation gives the same bits."""
     problem = replace(LAYERS["same"], op="wgrad", layout="NHWC")
