@@ -64,8 +64,8 @@ def sums(problem: ConvProblem, columns: int) -> int:
 
 
 def registers_needed(problem: ConvProblem, columns: int) -> int:
-    """Registers that a thread needs: one filter, sums, two windows, and about 40 for addresses."""
-    return problem.r * problem.s + sums(problem, columns) + 2 * window(problem, columns) + 40
+    """Registers that a thread needs: one filter, sums, two windows, and about 45 for addresses."""
+    return problem.r * problem.s + sums(problem, columns) + 2 * window(problem, columns) + 45
 
 
 class DepthwiseInput(TimedAlgorithm):
