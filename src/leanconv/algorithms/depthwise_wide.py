@@ -28,9 +28,10 @@ MOST_BLOCKS = 24
 #: for each strip, of which there is then less than this many multiply-adds.
 MOST_TAPS, SEGMENT, MOST_CODE = 36, 32, 2400
 #: The cost model, fitted to 1075 measurements on an H200, of 38 layers in two layouts. Cycles of a multiprocessor to
-#: copy 32 floats in, or results out, in fours along rows or otherwise; warps that hide half of the latency, by which few
-#: of them take longer; cycles that a warp alone waits in a row of taps; the share of the lesser of memory and arithmetic
-#: that adds to the greater. The first choice is 6 % behind the best in the mean.
+#: copy 32 floats in, or results out, in fours along rows or otherwise (measured when others were copied one by one);
+#: warps that hide half of the latency, by which few of them take longer; cycles that a warp alone waits in a row of
+#: taps; the share of the lesser of memory and arithmetic that adds to the greater. The first choice is 6 % behind the
+#: best in the mean.
 COPY_CYCLES, SCATTER_CYCLES, FEW_WARPS, ALONE_CYCLES, LESSER = 6, 21, 4.6, 124, 0.42
 
 
