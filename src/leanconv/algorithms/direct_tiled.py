@@ -263,25 +263,20 @@ def design_space(problem: ConvProblem, target: Target) -> Iterator[DirectTiledCo
 CANDIDATES = (
     ((16, 8, 4), (4, 4)),
     ((16, 16, 8), (4, 8)),
-    ((16, 32, 4), (8, 8)),
     ((16, 32, 8), (8, 4)),
-    ((16, 64, 4), (8, 8)),
     ((32, 8, 8), (4, 8)),
     ((32, 16, 4), (8, 4)),
     ((32, 16, 8), (8, 4)),
     ((32, 16, 8), (8, 8)),
     ((32, 28, 8), (8, 4)),
-    ((32, 32, 4), (8, 8)),
     ((32, 32, 8), (8, 4)),
     ((32, 32, 8), (8, 8)),
     ((32, 16, 16), (8, 8)),
     ((32, 64, 4), (8, 8)),
-    ((32, 128, 2), (8, 8)),
     ((64, 8, 8), (8, 8)),
     ((64, 16, 8), (8, 8)),
-    ((64, 32, 4), (8, 8)),
+    ((64, 32, 4), (8, 4)),
     ((64, 32, 4), (16, 4)),
-    ((64, 64, 2), (8, 8)),
     ((64, 32, 8), (8, 8)),
     ((64, 16, 16), (8, 8)),
     ((96, 8, 8), (8, 4)),
@@ -305,7 +300,7 @@ def channels(problem: ConvProblem) -> tuple[int, ...]:
     forward = forward_of(problem)
     taps = forward.r * forward.s
     most = max(1, 160 // taps)
-    if forward.group_c <= most:
+    if forward.group_c <= min(4, most):
         return (forward.group_c,)
     least = 1
     while least * taps < 16:
@@ -331,7 +326,9 @@ def _candidates(problem: ConvProblem, target: Target) -> Iterator[DirectTiledCon
             resident = tile_c == forward.group_c
             rows = ceil_div(forward.p, tile[2])
             for walk in (1, *(n for n in (2, 4) if resident and rows >= n)):
-                config = block(problem, target, tile, thread, tile_c, walk)
+                # of strides, short runs alone leave registers for pixels that stay together
+                vector = forward.stride[1] == 1 or thread[1] == 4
+                config = block(problem, target, tile, thread, tile_c, walk, vector=vector)
                 if config is not None:
                     yield config
     for tile, thread, tile_c in (*PAPERS_BEST, (*CANDIDATES[0], 1)):
