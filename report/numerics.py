@@ -33,7 +33,7 @@ from leanconv.winograd import WIDTHS
 from report import markdown, precision
 
 #: Filter size and input channels of the layers; their product is the length of a reduction.
-LAYERS = ((3, 3), (3, 64), (3, 256), (3, 1024), (5, 128), (7, 64), (9, 64))
+LAYERS = ((3, 1), (7, 1), (3, 3), (3, 64), (3, 256), (3, 1024), (5, 128), (7, 64), (9, 64))
 FILTERS = (3, 7, 15, 32)
 DATA = ("zero-mean", "positive")
 #: The kernels Γα(α + 1 − r, r) of Im2col-Winograd as (α, r); the least and the most channels of its Table 3, and its

@@ -516,7 +516,6 @@ BREAKS = (
           WRONG, "gradient-depthwise-row-nchw"),
     along("a block for each row of the image, not of its outputs", "row / Problem::p % Problem::k", "row % Problem::k",
           WRONG, "gradient-depthwise-row-nchw"),
-    deep("the window stays where it is", "window[k] = next[k];", "window[k] = window[k];", WRONG, "depthwise-nchw"),
     tiled("no barrier before a step", "__syncthreads();\n            if (step", "if (step", RACE, "tails-nchw"),
     tiled("waits for one group too few", "cp_async_wait_group<stages - 2>();", "cp_async_wait_group<stages - 1>();",
           RACE, "tails-nchw", "plain-nhwc"),

@@ -44,6 +44,10 @@ def suited(algorithm, problem):
         filters = 1 if name == "depthwise" else 1 + problem.k % 3
         layout = "NCHW" if problem.layout == "CHWN" else problem.layout
         problem = replace(problem, groups=problem.c, k=filters * problem.c, layout=layout)
+    if name == "depthwise_row":
+        w, s, dilation = 4 * problem.w, min(problem.s, 5), (1, min(problem.dilation[1], 2))
+        problem = replace(problem, layout="NCHW", r=1, s=s, w=w, stride=(1, 1), dilation=dilation)
+        return replace(problem, padding=(0, 0, dilation[1] * (s - 1), 0))
     gradient = {"depthwise_input": "dgrad"}.get(name, "wgrad" if "_weight" in name else None)
     return replace(problem, op=gradient, bias=False, activation=None) if gradient else problem
 
