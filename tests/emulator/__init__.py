@@ -185,7 +185,7 @@ def _include_flags(kernels: Path) -> list[str]:
 
 def runtime() -> Path:
     """The program that plays units, built once."""
-    sources = [HERE / f"{name}.cpp" for name in ("runtime", "intrinsics", "mbarrier", "bulk", "tensor")]
+    sources = [HERE / f"{name}.cpp" for name in ("runtime", "intrinsics", "mbarrier", "bulk", "tensor", "wgmma", "mma")]
     texts = [source.read_text() for source in sources]
     key = _digest(*texts, _included("".join(texts), HERE), _compiler()[1], " ".join(RUNTIME_FLAGS))
 

@@ -106,6 +106,7 @@ void check_free(size_t at, size_t bytes, bool writes, const char* what, Site sit
                        at + bytes, base_name(load.site.file), load.site.line);
     }
     if (!writes) return;
+    check_no_product_reads(at, bytes, what, site);
     for (const Fibre& fibre : own->fibres) {
         for (const auto& group : fibre.stores) {
             for (const Store& store : group) {

@@ -91,7 +91,7 @@ bool arrive(const Call& call) {
 namespace machine {
 
 const char* const warp_names[] = {"__syncwarp", "__shfl_sync", "__shfl_up_sync", "__shfl_down_sync", "__shfl_xor_sync",
-                                  "__ballot_sync"};
+                                  "__ballot_sync", "ldmatrix", "mma"};
 
 Name::Name(const Call& call) {
     const char* const formats[] = {"barrier_sync(%d, %d)", "barrier_arrive(%d, %d)", "set_registers_up<%d>()",
@@ -131,6 +131,7 @@ void leave_kernel() {
     ++own->finished;
     ++finished_in_cluster;
     leave_async(self);
+    leave_products(self);
     check_none_missed(warp.barriers, self.barrier_calls);
     check_none_missed(own->pools[static_cast<size_t>(current / 128)], self.register_calls);
     if (own->finished < block) return;
@@ -283,6 +284,8 @@ unsigned long long warp_exchange(WarpOperation operation, unsigned mask, unsigne
     warp.waiting |= 1u << lane;
     if ((warp.waiting & mask) == mask) {
         warp.waiting &= ~mask;
+        if (operation == load_matrices) give_matrices(first);
+        if (operation == multiply) multiply_matrices(first);
         unsigned votes = 0;
         for (int i = 0; i < 32; ++i) {
             if (mask >> i & 1) votes |= static_cast<unsigned>(fibres[first + i].posted != 0) << i;
@@ -331,6 +334,7 @@ void cp_async(void* to, const void* from, int bytes, bool valid, Site site) {
     }
     if (reinterpret_cast<uintptr_t>(s) & alignment) fail(site, "cp_async_%d: shared byte %ld is misaligned", bytes, offset);
     if (reinterpret_cast<uintptr_t>(from) & alignment) fail(site, "cp_async_%d: global address %p is misaligned", bytes, from);
+    check_no_product_reads(static_cast<size_t>(offset), static_cast<size_t>(bytes), "cp_async", site);
     Copy copy{s, bytes, {}};
     if (valid) memcpy(copy.data, from, static_cast<size_t>(bytes));
     if (order == 1) land(copy);

@@ -144,6 +144,7 @@ void say_what() {
             near("shared memory of block", number(r), blocks[r].shared, static_cast<size_t>(shared_bytes));
         }
         say_async(address);
+        say_products(address);
     }
     say_where();
 }
@@ -203,6 +204,7 @@ void resume(int thread) {
         else if (f.state == at_named_barrier) fprintf(stderr, "%s", Name(f.call).text);
         else if (f.state == at_mbarrier) fprintf(stderr, "mbarrier_wait_parity(byte %ld, %u)", f.mbarrier, f.parity);
         else if (f.state == polling) fprintf(stderr, "mbarrier_test_wait_parity");
+        else if (f.state == at_products) fprintf(stderr, "wgmma_wait_group");
         else fprintf(stderr, f.state == at_block_barrier ? "__syncthreads" : "cluster_barrier");
         fprintf(stderr, " at %s:%d\n", base_name(f.site.file), f.site.line);
     }
@@ -260,6 +262,7 @@ void start_block(Block& b) {
     b.waiting = b.finished = 0;
     b.pools.assign(static_cast<size_t>(block + 127) / 128, {});
     b.warps.assign(static_cast<size_t>(block + 31) / 32, {});
+    b.warpgroups.assign(static_cast<size_t>(block + 127) / 128, {});
     for (int thread = 0; thread < block; ++thread) b.warps[static_cast<size_t>(thread / 32)].exists |= 1u << thread % 32;
     for (auto& fibre : b.fibres) {
         fibre.state = running;
@@ -267,6 +270,7 @@ void start_block(Block& b) {
         fibre.groups.assign(1, {});
         fibre.stores.assign(1, {});
         fibre.mbarrier = -1;
+        fibre.products = {};
         make_context(fibre.context, fibre.stack, stack_bytes, fibre_main);
     }
     b.turns.resize(static_cast<size_t>(block));

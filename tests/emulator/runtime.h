@@ -4,6 +4,7 @@
 #include <async.h>
 #include <emulator.h>
 #include <fibre_context.h>
+#include <products.h>
 
 #include <cstdint>
 #include <cstring>
@@ -50,7 +51,7 @@ struct Barrier {
     Call first{};
 };
 
-enum State { running, at_block_barrier, at_cluster_barrier, at_named_barrier, at_warp_operation, at_mbarrier, polling, finished };
+enum State { running, at_block_barrier, at_cluster_barrier, at_named_barrier, at_warp_operation, at_mbarrier, polling, at_products, finished };
 
 struct Fibre {
     Context context;
@@ -73,6 +74,7 @@ struct Fibre {
     // the mbarrier that it waits for, by its place in shared memory, until it has its turn again; -1 for none
     long mbarrier = -1;
     unsigned parity = 0;
+    ThreadProducts products;
 };
 
 struct Warp {
@@ -87,6 +89,7 @@ struct Block {
     std::vector<Fibre> fibres;
     std::vector<Warp> warps;
     std::vector<Group> pools;  // of registers: four neighbouring warps each
+    std::vector<Warpgroup> warpgroups;
     std::vector<int> turns;    // threads in the order in which they go
     unsigned char* shared = nullptr;
     int waiting = 0, finished = 0;  // threads in __syncthreads, threads that have left the kernel

@@ -58,7 +58,7 @@ struct Site {
 };
 #define EMULATOR_SITE emulator::Site site = {__builtin_FILE(), __builtin_LINE()}
 
-enum WarpOperation { warp_sync, shuffle_index, shuffle_up, shuffle_down, shuffle_xor, ballot };
+enum WarpOperation { warp_sync, shuffle_index, shuffle_up, shuffle_down, shuffle_xor, ballot, load_matrices, multiply };
 
 [[noreturn]] void fail(Site site, const char* format, ...) __attribute__((format(printf, 2, 3)));
 void block_barrier(Site site);
@@ -90,6 +90,26 @@ void check_tensor_map(const void* map, Site site);
 void tensor_load(void* shared, const void* map, void* barrier, int rank, const int* coordinates,
                  const unsigned short* offsets, Site site);  // offsets: of an im2col map
 void tensor_store(const void* map, const void* shared, int rank, const int* coordinates, Site site);
+
+// Registers of a thread that a kernel names at a fence or a wait.
+struct Registers {
+    const void* at;
+    unsigned long long bytes;
+};
+template <typename... Arrays>
+struct Named {
+    Registers list[sizeof...(Arrays) + 1];
+    explicit Named(Arrays&... arrays) : list{{&arrays, sizeof arrays}..., {nullptr, 0}} {}
+};
+void wgmma_fence(const Registers* named, Site site);  // up to one without bytes
+// `a` is null where its descriptor counts.
+void wgmma(bool bfloat16, float* sums, int count, const unsigned* a, unsigned long long a_descriptor,
+           unsigned long long b_descriptor, bool add, Site site);
+void wgmma_commit_group();
+void wgmma_wait_group(int pending, const Registers* named, Site site);
+void check_matrix(const void* start, int leading, int stride, int swizzle, Site site);
+void ldmatrix(unsigned* to, int count, const void* row, bool transposed, Site site);
+void mma(bool bfloat16, float* sums, const unsigned* a, const unsigned* b, Site site);
 
 template <typename T>
 inline T shuffle(WarpOperation operation, unsigned mask, T value, unsigned lane, int width, Site site) {

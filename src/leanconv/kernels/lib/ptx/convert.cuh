@@ -26,4 +26,17 @@ __device__ __forceinline__ unsigned short cvt_rn_bf16_f32(float value) {
     return bits;
 }
 
+// cvt.rn.f16x2.f32 and cvt.rn.bf16x2.f32: two at once, rounded as above, the first in the lower half as it lies in memory.
+// NOTE: the instruction names them the other way round.
+__device__ __forceinline__ unsigned cvt_rn_f16x2_f32(float first, float second) {
+    unsigned bits;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;\n" : "=r"(bits) : "f"(second), "f"(first));
+    return bits;
+}
+__device__ __forceinline__ unsigned cvt_rn_bf16x2_f32(float first, float second) {
+    unsigned bits;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;\n" : "=r"(bits) : "f"(second), "f"(first));
+    return bits;
+}
+
 }  // namespace leanconv

@@ -35,4 +35,12 @@ inline unsigned short cvt_rn_bf16_f32(float value) {
     return static_cast<unsigned short>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 }
 
+inline unsigned cvt_rn_f16x2_f32(float first, float second) {
+    return cvt_rn_f16_f32(first) | static_cast<unsigned>(cvt_rn_f16_f32(second)) << 16;
+}
+
+inline unsigned cvt_rn_bf16x2_f32(float first, float second) {
+    return cvt_rn_bf16_f32(first) | static_cast<unsigned>(cvt_rn_bf16_f32(second)) << 16;
+}
+
 }  // namespace leanconv

@@ -1,0 +1,150 @@
+// Products of matrices by the tensor cores while the threads go on: wgmma, of sm_90a alone.
+// NOTE: each header of lib/ptx/ wraps one kind of PTX instruction, a function an instruction, named after it. The CPU
+// emulator has a twin of each, found first on the include path; kernels therefore include them with angle brackets.
+//
+// A warpgroup is four neighbouring warps. One instruction adds to 64 rows of n sums the products of A, 64 x 16, and B,
+// 16 x n. Warp w has rows 16 w to 16 w + 15; its lane with group g = lane / 4 and pair t = lane % 4 holds
+//   sums[4 j + i]: row g, or g + 8 from i = 2 on; column 8 j + 2 t, or one more where i is odd
+//   a[i]: two neighbours, the lower half first: row g, or g + 8 where i is odd; columns 2 t and 2 t + 1, from i = 2 on 8 more
+// The order of calls:
+//   wgmma_fence(sums, a);           what the threads wrote to these registers comes before the products
+//   wgmma_f16(sums, a, b, true);    any number of them
+//   wgmma_commit_group();
+//   wgmma_wait_group<0>(sums, a);   they belong to the threads again
+// NOTE: sums and fragments that registers hold are named at the fence and at the wait that ends their use: otherwise the
+// compiler moves their other uses between the two, or has each product waited for. Those that products in flight still
+// use are not named. Operands that threads stored to shared memory need a fence_proxy_async() and a barrier before.
+#pragma once
+
+#include <lib/ptx/shared.cuh>
+
+namespace leanconv {
+
+// An operand in shared memory, its 16 reduction elements next to each other in each row (K-major): start / 16 in bits 0
+// to 13, leading / 16 from bit 16, stride / 16 from bit 32 on, the kind of swizzle from bit 62 on.
+struct MatrixDescriptor {
+    unsigned long long bits;
+
+    // The same `bytes` further: 32 for the next 16 reduction elements of rows that are swizzled.
+    __device__ __forceinline__ MatrixDescriptor operator+(int bytes) const {
+        return {bits + static_cast<unsigned long long>(bytes / 16)};
+    }
+};
+
+// All numbers are bytes and multiples of 16.
+// With a swizzle of 32, 64 or 128, as tensor copies make it, rows have so many bytes, eight of them are one pattern, and
+// `stride` lies between patterns; `leading` is not read. Without, 8 rows of 16 bytes lie behind each other, `leading`
+// before the other 16 bytes of the same rows and `stride` before the next 8 rows.
+// NOTE: a swizzled operand begins where the pattern does, at a multiple of 256, 512 or 1024 bytes, or inside the first
+// row of it.
+__device__ __forceinline__ MatrixDescriptor matrix_descriptor(const void* start, int leading, int stride, int swizzle) {
+    const unsigned kind = swizzle == 128 ? 1 : swizzle == 64 ? 2 : swizzle == 32 ? 3 : 0;
+    const unsigned low = (shared_address(start) & 0x3ffff) >> 4 | static_cast<unsigned>(leading >> 4) << 16;
+    const unsigned high = static_cast<unsigned>(stride >> 4) | kind << 30;
+    return {static_cast<unsigned long long>(high) << 32 | low};
+}
+
+#if !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
+// Registers as the compiler has to see them where others than the threads read or write them: as if changed here.
+__device__ __forceinline__ void hold_registers() {}
+__device__ __forceinline__ void hold_registers(float& value) { asm volatile("" : "+f"(value)); }
+__device__ __forceinline__ void hold_registers(unsigned& value) { asm volatile("" : "+r"(value)); }
+template <class T, int count>
+__device__ __forceinline__ void hold_registers(T (&values)[count]) {
+#pragma unroll
+    for (int i = 0; i < count; ++i) hold_registers(values[i]);
+}
+
+// wgmma.fence: what the threads of the warpgroup did to these registers comes before the products that follow.
+template <class... Registers>
+__device__ __forceinline__ void wgmma_fence(Registers&... registers) {
+    (hold_registers(registers), ...);
+    asm volatile("wgmma.fence.sync.aligned;\n" ::: "memory");
+}
+
+// wgmma.commit_group: closes the group of products issued so far.
+__device__ __forceinline__ void wgmma_commit_group() {
+    asm volatile("wgmma.commit_group.sync.aligned;\n" ::: "memory");
+}
+
+// wgmma.wait_group: waits until at most `pending` of the latest groups are under way. The registers are those that the
+// groups waited for have used and no later one uses.
+template <int pending, class... Registers>
+__device__ __forceinline__ void wgmma_wait_group(Registers&... registers) {
+    static_assert(pending >= 0 && pending < 8, "wgmma.wait_group takes 0 to 7");
+    asm volatile("wgmma.wait_group.sync.aligned %0;\n" :: "n"(pending) : "memory");
+    (hold_registers(registers), ...);
+}
+
+// wgmma.mma_async.sync.aligned.m64nNk16: sums = a b, plus what sums held if `add`. N is twice the number of sums. A comes
+// from registers or from shared memory, of float16 (wgmma_f16) or bfloat16 (wgmma_bf16) as B; sums are float.
+// NOTE: the tensor core rounds its running sum toward zero. The error of long sums of one sign grows with their length:
+// add partial sums of some 64 reduction elements in ordinary registers where float32's accuracy is meant.
+#define LEANCONV_TEN(tens) \
+    "%" #tens "0, %" #tens "1, %" #tens "2, %" #tens "3, %" #tens "4, %" #tens "5, %" #tens "6, %" #tens "7, %" #tens "8, %" #tens "9"
+#define LEANCONV_NAMES_16 LEANCONV_TEN() ", %10, %11, %12, %13, %14, %15"
+#define LEANCONV_NAMES_30 LEANCONV_TEN() ", " LEANCONV_TEN(1) ", " LEANCONV_TEN(2)
+#define LEANCONV_NAMES_60 LEANCONV_NAMES_30 ", " LEANCONV_TEN(3) ", " LEANCONV_TEN(4) ", " LEANCONV_TEN(5)
+#define LEANCONV_NAMES_90 LEANCONV_NAMES_60 ", " LEANCONV_TEN(6) ", " LEANCONV_TEN(7) ", " LEANCONV_TEN(8)
+#define LEANCONV_NAMES_32 LEANCONV_NAMES_30 ", %30, %31"
+#define LEANCONV_NAMES_48 LEANCONV_NAMES_30 ", " LEANCONV_TEN(3) ", %40, %41, %42, %43, %44, %45, %46, %47"
+#define LEANCONV_NAMES_64 LEANCONV_NAMES_60 ", %60, %61, %62, %63"
+#define LEANCONV_NAMES_96 LEANCONV_NAMES_90 ", %90, %91, %92, %93, %94, %95"
+#define LEANCONV_NAMES_128 \
+    LEANCONV_NAMES_90 ", " LEANCONV_TEN(9) ", " LEANCONV_TEN(10) ", " LEANCONV_TEN(11) \
+    ", %120, %121, %122, %123, %124, %125, %126, %127"
+#define LEANCONV_FOUR(i) "+f"(sums[i]), "+f"(sums[i + 1]), "+f"(sums[i + 2]), "+f"(sums[i + 3])
+#define LEANCONV_SUMS_16(i) LEANCONV_FOUR(i), LEANCONV_FOUR(i + 4), LEANCONV_FOUR(i + 8), LEANCONV_FOUR(i + 12)
+#define LEANCONV_SUMS_32(i) LEANCONV_SUMS_16(i), LEANCONV_SUMS_16(i + 16)
+#define LEANCONV_SUMS_48(i) LEANCONV_SUMS_32(i), LEANCONV_SUMS_16(i + 32)
+#define LEANCONV_SUMS_64(i) LEANCONV_SUMS_32(i), LEANCONV_SUMS_32(i + 32)
+#define LEANCONV_SUMS_96(i) LEANCONV_SUMS_64(i), LEANCONV_SUMS_32(i + 64)
+#define LEANCONV_SUMS_128(i) LEANCONV_SUMS_64(i), LEANCONV_SUMS_64(i + 64)
+
+// o0 to o5: the numbers of the operands that follow the sums.
+#define LEANCONV_WGMMA(type, n, count, o0, o1, o2, o3, o4, o5) \
+    __device__ __forceinline__ void wgmma_##type(float (&sums)[count], const unsigned (&a)[4], MatrixDescriptor b, bool add) { \
+        asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #o5 ", 0;\n" \
+                     "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." #type "." #type " {" LEANCONV_NAMES_##count "}, " \
+                     "{%" #o0 ", %" #o1 ", %" #o2 ", %" #o3 "}, %" #o4 ", p, 1, 1, 0;\n}\n" \
+                     : LEANCONV_SUMS_##count(0) \
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b.bits), "r"(static_cast<int>(add))); \
+    } \
+    __device__ __forceinline__ void wgmma_##type(float (&sums)[count], MatrixDescriptor a, MatrixDescriptor b, bool add) { \
+        asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #o2 ", 0;\n" \
+                     "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." #type "." #type " {" LEANCONV_NAMES_##count "}, " \
+                     "%" #o0 ", %" #o1 ", p, 1, 1, 0, 0;\n}\n" \
+                     : LEANCONV_SUMS_##count(0) \
+                     : "l"(a.bits), "l"(b.bits), "r"(static_cast<int>(add))); \
+    }
+#define LEANCONV_WGMMAS(n, count, ...) \
+    LEANCONV_WGMMA(f16, n, count, __VA_ARGS__) \
+    LEANCONV_WGMMA(bf16, n, count, __VA_ARGS__)
+LEANCONV_WGMMAS(32, 16, 16, 17, 18, 19, 20, 21)
+LEANCONV_WGMMAS(64, 32, 32, 33, 34, 35, 36, 37)
+LEANCONV_WGMMAS(96, 48, 48, 49, 50, 51, 52, 53)
+LEANCONV_WGMMAS(128, 64, 64, 65, 66, 67, 68, 69)
+LEANCONV_WGMMAS(192, 96, 96, 97, 98, 99, 100, 101)
+LEANCONV_WGMMAS(256, 128, 128, 129, 130, 131, 132, 133)
+#undef LEANCONV_WGMMAS
+#undef LEANCONV_WGMMA
+#undef LEANCONV_SUMS_128
+#undef LEANCONV_SUMS_96
+#undef LEANCONV_SUMS_64
+#undef LEANCONV_SUMS_48
+#undef LEANCONV_SUMS_32
+#undef LEANCONV_SUMS_16
+#undef LEANCONV_FOUR
+#undef LEANCONV_NAMES_128
+#undef LEANCONV_NAMES_96
+#undef LEANCONV_NAMES_64
+#undef LEANCONV_NAMES_48
+#undef LEANCONV_NAMES_32
+#undef LEANCONV_NAMES_90
+#undef LEANCONV_NAMES_60
+#undef LEANCONV_NAMES_30
+#undef LEANCONV_NAMES_16
+#undef LEANCONV_TEN
+#endif
+
+}  // namespace leanconv

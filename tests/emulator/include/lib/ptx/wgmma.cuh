@@ -1,0 +1,79 @@
+// The CPU twin of kernels/lib/ptx/wgmma.cuh: same names, same signatures, the rules of the PTX manual checked at each call.
+#pragma once
+
+#include <lib/ptx/shared.cuh>
+
+namespace leanconv {
+
+struct MatrixDescriptor {
+    unsigned long long bits;
+    MatrixDescriptor operator+(int bytes) const { return {bits + static_cast<unsigned long long>(bytes / 16)}; }
+};
+
+inline MatrixDescriptor matrix_descriptor(const void* start, int leading, int stride, int swizzle, EMULATOR_SITE) {
+    emulator::check_matrix(start, leading, stride, swizzle, site);
+    const unsigned kind = swizzle == 128 ? 1 : swizzle == 64 ? 2 : swizzle == 32 ? 3 : 0;
+    const unsigned low = emulator::shared_address(start, site) >> 4 | static_cast<unsigned>(leading >> 4) << 16;
+    return {static_cast<unsigned long long>(static_cast<unsigned>(stride >> 4) | kind << 30) << 32 | low};
+}
+
+// NOTE: as many overloads as kernels need: no argument may follow a pack, and the line does.
+inline void wgmma_fence(EMULATOR_SITE) { emulator::wgmma_fence(emulator::Named<>().list, site); }
+template <class A>
+inline void wgmma_fence(A& a, EMULATOR_SITE) { emulator::wgmma_fence(emulator::Named<A>(a).list, site); }
+template <class A, class B>
+inline void wgmma_fence(A& a, B& b, EMULATOR_SITE) { emulator::wgmma_fence(emulator::Named<A, B>(a, b).list, site); }
+template <class A, class B, class C>
+inline void wgmma_fence(A& a, B& b, C& c, EMULATOR_SITE) {
+    emulator::wgmma_fence(emulator::Named<A, B, C>(a, b, c).list, site);
+}
+
+inline void wgmma_commit_group() { emulator::wgmma_commit_group(); }
+
+template <int pending>
+inline void wgmma_wait_group(EMULATOR_SITE) {
+    static_assert(pending >= 0 && pending < 8, "wgmma.wait_group takes 0 to 7");
+    emulator::wgmma_wait_group(pending, emulator::Named<>().list, site);
+}
+template <int pending, class A>
+inline void wgmma_wait_group(A& a, EMULATOR_SITE) {
+    static_assert(pending >= 0 && pending < 8, "wgmma.wait_group takes 0 to 7");
+    emulator::wgmma_wait_group(pending, emulator::Named<A>(a).list, site);
+}
+template <int pending, class A, class B>
+inline void wgmma_wait_group(A& a, B& b, EMULATOR_SITE) {
+    static_assert(pending >= 0 && pending < 8, "wgmma.wait_group takes 0 to 7");
+    emulator::wgmma_wait_group(pending, emulator::Named<A, B>(a, b).list, site);
+}
+template <int pending, class A, class B, class C>
+inline void wgmma_wait_group(A& a, B& b, C& c, EMULATOR_SITE) {
+    static_assert(pending >= 0 && pending < 8, "wgmma.wait_group takes 0 to 7");
+    emulator::wgmma_wait_group(pending, emulator::Named<A, B, C>(a, b, c).list, site);
+}
+
+constexpr bool is_count_of_sums(int count) {
+    return count == 16 || count == 32 || count == 48 || count == 64 || count == 96 || count == 128;
+}
+
+template <int count>
+inline void wgmma_f16(float (&sums)[count], const unsigned (&a)[4], MatrixDescriptor b, bool add, EMULATOR_SITE) {
+    static_assert(is_count_of_sums(count), "wgmma of 32, 64, 96, 128, 192 or 256 columns");
+    emulator::wgmma(false, sums, count, a, 0, b.bits, add, site);
+}
+template <int count>
+inline void wgmma_f16(float (&sums)[count], MatrixDescriptor a, MatrixDescriptor b, bool add, EMULATOR_SITE) {
+    static_assert(is_count_of_sums(count), "wgmma of 32, 64, 96, 128, 192 or 256 columns");
+    emulator::wgmma(false, sums, count, nullptr, a.bits, b.bits, add, site);
+}
+template <int count>
+inline void wgmma_bf16(float (&sums)[count], const unsigned (&a)[4], MatrixDescriptor b, bool add, EMULATOR_SITE) {
+    static_assert(is_count_of_sums(count), "wgmma of 32, 64, 96, 128, 192 or 256 columns");
+    emulator::wgmma(true, sums, count, a, 0, b.bits, add, site);
+}
+template <int count>
+inline void wgmma_bf16(float (&sums)[count], MatrixDescriptor a, MatrixDescriptor b, bool add, EMULATOR_SITE) {
+    static_assert(is_count_of_sums(count), "wgmma of 32, 64, 96, 128, 192 or 256 columns");
+    emulator::wgmma(true, sums, count, nullptr, a.bits, b.bits, add, site);
+}
+
+}  // namespace leanconv

@@ -1,0 +1,136 @@
+// The arithmetic of the tensor cores, and the instructions of a warp: ldmatrix, mma.sync.
+//
+// The model of a sum. Products are exact. The products and the sum so far are aligned to the largest of them and cut off,
+// toward zero, at so many bits below float32's last bit of that one as `guard` says; they are added exactly, and the result
+// is cut off to float32, toward zero. wgmma adds 16 products at once with two such bits; mma.sync, as on sm_80, eight and
+// eight with one. Subnormals are kept; what is too large becomes infinity; each NaN is 7fffffff.
+#include <runtime.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+using namespace machine;
+
+namespace {
+
+constexpr int float_digits = 23;
+constexpr unsigned not_a_number = 0x7fffffff;
+
+struct Fragments {
+    float* sums;
+    const unsigned *a, *b;
+    bool bfloat16;
+};
+
+struct Matrices {
+    unsigned* to;
+    int count;
+    const unsigned char* row;
+    bool transposed;
+    Site site;
+};
+
+template <class T>
+T& posted(int thread) { return *reinterpret_cast<T*>(fibres[thread].posted); }
+
+float toward_zero(double value) {
+    const auto near = static_cast<float>(value);
+    return std::isfinite(near) && std::fabs(static_cast<double>(near)) > std::fabs(value) ? std::nextafterf(near, 0.0f) : near;
+}
+
+float add_products(float sum, const double* a, const double* b, int count, int guard) {
+    double terms[depth + 1], largest = std::fabs(static_cast<double>(sum));
+    bool finite = std::isfinite(sum);
+    terms[count] = sum;
+    for (int i = 0; i < count; ++i) {
+        terms[i] = a[i] * b[i];
+        finite = finite && std::isfinite(terms[i]);
+        largest = std::fmax(largest, std::fabs(terms[i]));
+    }
+    if (!finite) {
+        double plain = 0;
+        for (int i = 0; i <= count; ++i) plain += terms[i];
+        return std::isnan(plain) ? emulator::bit_cast<float>(not_a_number) : static_cast<float>(plain);
+    }
+    if (largest == 0) return 0;
+    uint64_t bits;
+    memcpy(&bits, &largest, sizeof bits);
+    // largest is at least 2^exponent; float32's own last bit has no less than 2^-149
+    const int exponent = std::max(static_cast<int>(bits >> 52) - 1023, -126);
+    const double unit = std::ldexp(1.0, exponent - float_digits - guard), inverse = std::ldexp(1.0, float_digits + guard - exponent);
+    int64_t total = 0;
+    for (int i = 0; i <= count; ++i) total += static_cast<int64_t>(terms[i] * inverse);
+    return toward_zero(static_cast<double>(total) * unit);
+}
+
+}  // namespace
+
+namespace machine {
+
+double widen(unsigned short bits, bool bfloat16) {
+    const int digits = bfloat16 ? 7 : 10, bias = bfloat16 ? 127 : 15, top = bfloat16 ? 255 : 31;
+    const int exponent = bits >> digits & top, rest = bits & ((1 << digits) - 1);
+    double size = exponent ? std::ldexp(rest + (1 << digits), exponent - bias - digits) : std::ldexp(rest, 1 - bias - digits);
+    if (exponent == top) size = rest ? NAN : INFINITY;
+    return bits >> 15 ? -size : size;
+}
+
+float dot(float sum, const double* a, const double* b, Core core) {
+    if (core == Core::whole) return add_products(sum, a, b, depth, 2);
+    return add_products(add_products(sum, a, b, depth / 2, 1), a + depth / 2, b + depth / 2, depth / 2, 1);
+}
+
+void give_matrices(int first) {
+    for (int lane = 0; lane < 32; ++lane) {
+        const auto& mine = posted<Matrices>(first + lane);
+        for (int m = 0; m < mine.count; ++m) {
+            unsigned short pair[2];
+            for (int i = 0; i < 2; ++i) {
+                const int row = mine.transposed ? lane % 4 * 2 + i : lane / 4, column = mine.transposed ? lane / 4 : lane % 4 * 2 + i;
+                memcpy(&pair[i], posted<Matrices>(first + 8 * m + row).row + 2 * column, sizeof pair[i]);
+            }
+            mine.to[m] = pair[0] | static_cast<unsigned>(pair[1]) << 16;
+        }
+    }
+}
+
+void multiply_matrices(int first) {
+    double a[16][depth], b[8][depth];
+    for (int lane = 0; lane < 32; ++lane) {
+        const auto& mine = posted<Fragments>(first + lane);
+        const int group = lane / 4, pair = lane % 4;
+        for (int i = 0; i < 8; ++i) {
+            const int column = 2 * pair + i % 2 + i / 4 * 8;
+            a[group + i / 2 % 2 * 8][column] = widen(static_cast<unsigned short>(mine.a[i / 2] >> i % 2 * 16), mine.bfloat16);
+        }
+        for (int i = 0; i < 4; ++i) {
+            const int k = 2 * pair + i % 2 + i / 2 * 8;
+            b[group][k] = widen(static_cast<unsigned short>(mine.b[i / 2] >> i % 2 * 16), mine.bfloat16);
+        }
+    }
+    for (int lane = 0; lane < 32; ++lane) {
+        const auto& mine = posted<Fragments>(first + lane);
+        for (int i = 0; i < 4; ++i) {
+            mine.sums[i] = dot(mine.sums[i], a[lane / 4 + i / 2 * 8], b[lane % 4 * 2 + i % 2], Core::halves);
+        }
+    }
+}
+
+}  // namespace machine
+
+namespace emulator {
+
+void ldmatrix(unsigned* to, int count, const void* row, bool transposed, Site site) {
+    if (current % 32 < 8 * count) check_free(shared_range(row, 16, 16, "ldmatrix", site), 16, false, "ldmatrix", site);
+    Matrices mine{to, count, static_cast<const unsigned char*>(row), transposed, site};
+    warp_exchange(load_matrices, ~0u, reinterpret_cast<uintptr_t>(&mine), 0, 32, site);
+}
+
+void mma(bool bfloat16, float* sums, const unsigned* a, const unsigned* b, Site site) {
+    Fragments mine{sums, a, b, bfloat16};
+    warp_exchange(multiply, ~0u, reinterpret_cast<uintptr_t>(&mine), 0, 32, site);
+}
+
+}  // namespace emulator
