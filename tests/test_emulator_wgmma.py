@@ -222,7 +222,9 @@ def test_infinities_and_subnormals():
     a[0, 0], a[1, 0], a[2, 0], a[2, 1], a[3, 0], a[4, :] = np.inf, np.nan, np.inf, -np.inf, 2.0**-24, 60000
     b[0, :2], b[1, :], b[2, 0] = 1, 60000, 2.0**-24
     body = filled(STAGE + REGISTERS, 64, 128, 64)
-    y = gathered(play(body, fragments(a.view(np.uint16)), laid_out(b.view(np.uint16), 128)[0], np.zeros(4096, np.float32)), 64)
+    y = gathered(
+        play(body, fragments(a.view(np.uint16)), laid_out(b.view(np.uint16), 128)[0], np.zeros(4096, np.float32)), 64
+    )
     with np.errstate(invalid="ignore"):
         expected = a.astype(np.float32) @ b.astype(np.float32).T
     np.testing.assert_allclose(y[:5, :3], expected[:5, :3], rtol=1e-6)
@@ -268,7 +270,7 @@ def changed(old, new):
         (dropped("wait"), TOO_EARLY),
         (dropped("commit"), TOO_EARLY + "|names sums of the wgmma at unit.cu:.*, which is still under way"),
         (changed("wgmma_wait_group<0>(sums, a)", "wgmma_wait_group<1>()"), TOO_EARLY),
-        (dropped("wait", "read"), "wgmma: thread .* leaves the kernel without having waited for it\n  at unit.cu:"),
+        (lambda body: without(body.replace("i < 32; ++i)", "i < 32; ++i);"), "wait", "read"), "wgmma: thread .* leaves the kernel without having waited for it\n  at unit.cu:"),
         (changed("group<0>(sums, a)", "group<0>(a)"), "does not name sums of the wgmma at unit.cu:.*, which is complete"),
         (changed("group<0>(sums, a)", "group<0>(sums)"), "does not name fragments of A of the wgmma at unit.cu"),
         # operands
@@ -289,10 +291,145 @@ def changed(old, new):
         (changed("1024, 128)", "1024, 48)"), "swizzle 48 is none of 0, 32, 64 and 128"),
         (changed("1024, 128)", "1000, 128)"), "stride 1000 is no multiple of 16"),
         (changed("(s, 0, 1024, 128)", "(s, 8, 1024, 0)"), "leading 8 is no multiple of 16"),
-        (changed("(s, 0, 1024, 128)", "(s + 63488, 0, 1024, 128)"), "row 16 of B takes shared bytes .* of 65600"),
+        (changed("(s, 0, 1024, 128)", "(s + 63488, 0, 1024, 128)"), "row 17 of B takes shared bytes .* of 65600"),
         (changed("b + k * 32", "MatrixDescriptor{b.bits | 1ull << 49}"), "has bits that it must not have"),
     ],
 )  # fmt: skip
 def test_rules(edit, message):
     with pytest.raises(EmulatorError, match=message):
         multiply(edit=edit)
+
+
+def test_sums_in_flight_keep_their_shape():
+    edit = before("commit", "wgmma_f16(reinterpret_cast<float (&)[16]>(sums), a[0], b, true);")
+    with pytest.raises(
+        EmulatorError, match="its sums are sums of the wgmma at unit.cu:.*, which is under way and has another shape"
+    ):
+        multiply(edit=edit)
+
+
+def test_a_warpgroup_is_whole():
+    body = "float sums[32] = {}; wgmma_fence(sums); wgmma_f16(sums, matrix_descriptor(s, 0, 1024, 128), {0}, true);"
+    with pytest.raises(EmulatorError, match="wgmma: thread .* is in none of four whole neighbouring warps"):
+        play(body, np.zeros(4, np.int32), np.zeros(4, np.int32), np.zeros(4, np.float32), block=96)
+
+
+def test_a_number_of_columns_that_is_not_wrapped_is_refused():
+    with pytest.raises(EmulatorBuildError, match="32, 64, 96, 128, 192 or 256 columns"):
+        play(
+            "float sums[40] = {}; wgmma_f16(sums, MatrixDescriptor{}, MatrixDescriptor{}, true);",
+            *[np.zeros(4, np.float32)] * 3,
+        )
+
+
+#: One thread brings stages of B; two warpgroups multiply them by their own A, one block of 64 elements behind, into two
+#: partial sums in turn, which they add up themselves. One arrival of each frees a stage.
+PIPELINE = """
+Mbarrier* empty = full + 3;
+if (t == 0) {
+    for (int k = 0; k < 3; ++k) {
+        mbarrier_init(full + k, 1);
+        mbarrier_init(empty + k, 2);
+    }
+    fence_mbarrier_init();
+}
+__syncthreads();
+if (t >= 256) {
+    set_registers_down<24>();
+    for (int k = 0; k < n && t == 256; ++k) {
+        const int stage = k % 3;
+        /* wait empty */ mbarrier_wait_parity(empty + stage, (k / 3 & 1) ^ 1);
+        mbarrier_arrive_expect_tx(full + stage, 4096);
+        /* copy */ cp_async_bulk_shared_global(s + stage * 4096, w + k * 1024, 4096, full + stage);
+    }
+} else {
+    set_registers_up<240>();
+    const int group = t / 128, thread = t % 128;
+    float partial[2][16], total[16] = {};
+    unsigned a[2][4][4];
+    for (int k = 0; k <= n; ++k) {
+        const int now = k % 2, stage = k % 3, last = (k + 2) % 3;
+        if (k < n) {
+            for (int i = 0; i < 16; ++i)
+                a[now][i / 4][i % 4] = x[(((group * n + k) * 4 + i / 4) * 128 + thread) * 4 + i % 4];
+            /* wait full */ mbarrier_wait_parity(full + stage, k / 3 & 1);
+            const MatrixDescriptor b = matrix_descriptor(s + stage * 4096, 0, 1024, 128);
+            /* fence */ wgmma_fence(partial[now], a[now]);
+            for (int i = 0; i < 4; ++i) wgmma_f16(partial[now], a[now][i], b + 32 * i, i > 0);
+            /* commit */ wgmma_commit_group();
+            /* early */
+            if (k == 0) continue;
+            /* wait */ wgmma_wait_group<1>(partial[now ^ 1], a[now ^ 1]);
+        } else {
+            /* wait for all */ wgmma_wait_group<0>(partial[now ^ 1], a[now ^ 1]);
+        }
+        for (int i = 0; i < 16; ++i) total[i] += partial[now ^ 1][i];
+        /* say empty */ if (thread == 0) mbarrier_arrive(empty + last);
+    }
+    for (int i = 0; i < 16; ++i) y[t * 16 + i] = total[i];
+}
+"""
+STEPS = 8
+
+
+def run_pipeline(body):
+    k = 64 * STEPS
+    (a, a_values), (b, b_values) = operand(128, k), operand(32, k, seed=1)
+    stages = np.concatenate([laid_out(b[:, i : i + 64], 128)[0] for i in range(0, k, 64)])
+    given = np.concatenate([fragments(a[:64]), fragments(a[64:])])
+    y = play(body, given, stages, np.zeros(128 * 32, np.float32), n=STEPS, block=384).reshape(2, -1)
+    return np.concatenate([gathered(y[0], 32), gathered(y[1], 32)]), a_values @ b_values.T
+
+
+def test_a_pipeline_of_copies_and_products():
+    y, expected = run_pipeline(PIPELINE)
+    assert np.linalg.norm(y - expected) < 3e-7 * np.linalg.norm(expected)
+
+
+@pytest.mark.parametrize(
+    ("edit", "message"),
+    [
+        # the stage is free when its products have been issued, not made
+        (
+            lambda body: before("early", "if (thread == 0) mbarrier_arrive(empty + stage);")(without(body, "say empty")),
+            "cp_async_bulk_shared_global: the wgmma at unit.cu:.* may still read shared bytes .*: nobody has waited",
+        ),
+        (changed("empty + last", "empty + stage"), "may still read|under way|arrives in phase|stuck"),
+        (dropped("wait full"), "operand B: shared bytes .* are under way|may still read shared bytes"),
+        (changed("(full + stage, k / 3 & 1)", "(full + stage, 0)"), "operand B: .* under way|stuck|completes before"),
+        (changed("group<1>(partial[now ^ 1], a[now ^ 1])", "group<2>()"), TOO_EARLY),
+        (changed("group<1>(partial[now ^ 1], a[now ^ 1])", "group<1>(partial, a[now ^ 1])"), "names sums of the wgmma .* still under way"),
+        (changed("group<0>(partial[now ^ 1], a[now ^ 1])", "group<1>()"), TOO_EARLY),
+        (changed("now = k % 2", "now = 0"), TOO_EARLY),
+        (changed("a[2][4][4]", "a[1][4][4]"), "overflow|out of bounds"),
+        # with one set of fragments, the next is loaded while the last is still read
+        (lambda body: body.replace("a[now]", "a[0]").replace("a[now ^ 1]", "a[0]"), TOO_EARLY),
+        (dropped("commit"), "does not name|names sums|under way|" + TOO_EARLY),
+        (changed("up<240>", "up<248>"), "set_registers_up<248>.*: the block asks for 520 registers .* 504"),
+    ],
+)  # fmt: skip
+def test_a_broken_pipeline_is_reported(edit, message):
+    with pytest.raises(EmulatorError, match=message):
+        run_pipeline(edit(PIPELINE))
+
+
+def test_the_compiler_takes_the_same_texts(nvrtc):
+    for n, swizzle, kind in (
+        (32, 64, "bf16"),
+        (64, 0, "f16"),
+        (96, 32, "bf16"),
+        (128, 128, "f16"),
+        (192, 128, "bf16"),
+        (256, 128, "f16"),
+    ):
+        for body in (REGISTERS, SHARED_A):
+            made = compile_source(
+                unit(filled(STAGE + body, n, swizzle, swizzle // 2 or 32, kind).replace("384", "128")),
+                "probe",
+                "sm_90a",
+            )
+            assert made.registers > n // 2 or made.spill_bytes, (n, made)
+    assert compile_source(unit(PIPELINE), "probe", "sm_90a").spill_bytes == 0
+    for arch in ("sm_80", "sm_100a", "sm_120"):
+        with pytest.raises(CompileError, match="wgmma_fence"):
+            compile_source(unit(PIPELINE), "probe", arch)

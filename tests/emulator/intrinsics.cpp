@@ -4,6 +4,7 @@
 
 #include <sanitizer/common_interface_defs.h>
 
+#include <algorithm>
 #include <cstdarg>
 #include <cstdio>
 #include <cstring>
@@ -44,6 +45,22 @@ bool join(Group& group, int64_t& made, const Call& call, int first, int count) {
     group.open.erase(group.open.begin());
     ++group.closed;
     return true;
+}
+
+// setmaxnreg shares out what the block was launched with: the same number for all threads, a multiple of 8. Whoever asks
+// for more waits for ever. NOTE: as if the launch bounds let one block have the whole multiprocessor.
+void check_registers_suffice() {
+    const int launched = static_cast<int>(std::min<int64_t>(65536 / block / 8 * 8, 256));
+    int asked = 0;
+    const Call* most = nullptr;
+    for (const Pool& pool : own->pools) {
+        asked += pool.registers ? pool.registers : launched;
+        if (pool.registers && (!most || pool.registers > most->number)) most = &pool.last;
+    }
+    const int there = launched * static_cast<int>(own->pools.size());
+    if (!most || asked <= there) return;
+    emulator::fail(most->site, "%s: the block asks for %d registers in its %zu groups of four warps and was launched with %d, "
+                   "%d for each", Name(*most).text, asked, own->pools.size(), there, launched);
 }
 
 // Looks whether the thread that leaves the kernel has made every call that another one of the group has.
@@ -140,6 +157,7 @@ void leave_kernel() {
         emulator::fail(barrier.first.site, "barrier %d: the block ends when %d of %d threads have arrived, thread %d first",
                        barrier.first.number, threads_at(barrier), barrier.first.threads, barrier.first.caller);
     }
+    check_registers_suffice();
     end_async();
 }
 
@@ -211,7 +229,10 @@ void set_registers(bool up, int count, Site site) {
     if ((pool + 1) * 128 > block) {
         fail(site, "%s: thread %d is in none of four whole neighbouring warps", Name(call).text, current);
     }
-    join(own->pools[static_cast<size_t>(pool)], fibres[current].register_calls, call, pool * 128, 128);
+    Pool& own_pool = own->pools[static_cast<size_t>(pool)];
+    join(own_pool, fibres[current].register_calls, call, pool * 128, 128);
+    own_pool.registers = count;
+    own_pool.last = call;
 }
 
 unsigned cluster_rank() { return here; }

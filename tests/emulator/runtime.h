@@ -45,6 +45,12 @@ struct Group {
     int64_t closed = 0;  // calls that all have made
 };
 
+// Four neighbouring warps: their calls of setmaxnreg, and what the last one set.
+struct Pool : Group {
+    int registers = 0;
+    Call last{};
+};
+
 // A named barrier. It starts anew when as many threads have arrived as the first of them said.
 struct Barrier {
     unsigned arrived = 0, waiting = 0;  // warps
@@ -88,7 +94,7 @@ constexpr int barrier_count = 16;
 struct Block {
     std::vector<Fibre> fibres;
     std::vector<Warp> warps;
-    std::vector<Group> pools;  // of registers: four neighbouring warps each
+    std::vector<Pool> pools;  // of registers
     std::vector<Warpgroup> warpgroups;
     std::vector<int> turns;    // threads in the order in which they go
     unsigned char* shared = nullptr;
