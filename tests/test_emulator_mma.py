@@ -6,7 +6,7 @@ import emulator
 import numpy as np
 import pytest
 from emulator import EmulatorError, run_source
-from test_emulator_wgmma import halves, operand, rounded
+from test_emulator_wgmma import operand, rounded
 
 from leanconv.plan import Number, Pointer
 from leanconv.runtime.compile import compile_source
@@ -106,13 +106,21 @@ def test_products(kind, transposed):
     ("old", "new", "message"),
     [
         ("/* meet */ __syncthreads();", "", "a race"),
-        ("k * 32 + lane / 16 * 16", "k * 32 + lane / 16 * 8", "ldmatrix: shared byte .* is misaligned, no multiple of 16[^$]*at unit.cu:"),
+        (
+            "k * 32 + lane / 16 * 16",
+            "k * 32 + lane / 16 * 8",
+            "ldmatrix: shared byte .* is misaligned, no multiple of 16[^$]*at unit.cu:",
+        ),
         ("a_rows + lane", "a_rows + 32768 + lane", "ldmatrix: takes shared bytes .* of 32768"),
         ("/* multiply */", "if (lane != 7)", "warp divergence|stuck"),
         ("/* load a */", "if (lane < 16)", "warp divergence|stuck"),
-        ("mma_KIND(sums[j], a, b);", "if (lane < 16)\nmma_KIND(sums[j], a, b);\nelse\nmma_KIND(sums[j], a, b);", "warp divergence"),
+        (
+            "mma_KIND(sums[j], a, b);",
+            "if (lane < 16)\nmma_KIND(sums[j], a, b);\nelse\nmma_KIND(sums[j], a, b);",
+            "warp divergence",
+        ),
     ],
-)  # fmt: skip
+)
 def test_rules(old, new, message):
     assert old in PRODUCT
     with pytest.raises(EmulatorError, match=message):

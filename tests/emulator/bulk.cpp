@@ -107,6 +107,7 @@ void check_free(size_t at, size_t bytes, bool writes, const char* what, Site sit
     }
     if (!writes) return;
     check_no_product_reads(at, bytes, what, site);
+    check_loads_used(at, bytes, what, site);
     for (const Fibre& fibre : own->fibres) {
         for (const auto& group : fibre.stores) {
             for (const Store& store : group) {

@@ -29,11 +29,18 @@ struct Matrices {
     int count;
     const unsigned char* row;
     bool transposed;
-    Site site;
 };
 
 template <class T>
 T& posted(int thread) { return *reinterpret_cast<T*>(fibres[thread].posted); }
+
+// A load of 16 bytes, which may take its time until something uses the value. NOTE: any product that the thread makes
+// counts as the use of all that it has loaded.
+void load(const void* from, const char* what, Site site) {
+    const size_t at = shared_range(from, 16, 16, what, site);
+    check_free(at, 16, false, what, site);
+    fibres[current].products.loaded.push_back({at, site});
+}
 
 float toward_zero(double value) {
     const auto near = static_cast<float>(value);
@@ -82,6 +89,17 @@ float dot(float sum, const double* a, const double* b, Core core) {
     return add_products(add_products(sum, a, b, depth / 2, 1), a + depth / 2, b + depth / 2, depth / 2, 1);
 }
 
+void check_loads_used(size_t at, size_t bytes, const char* what, Site site) {
+    for (const Fibre& fibre : own->fibres) {
+        for (const Loaded& loaded : fibre.products.loaded) {
+            if (loaded.at >= at + bytes || at >= loaded.at + 16) continue;
+            emulator::fail(site, "%s: what thread %ld loads at %s:%d from shared bytes %zu to %zu may not have come: no product has "
+                           "used it", what, static_cast<long>(&fibre - own->fibres.data()), base_name(loaded.site.file),
+                           loaded.site.line, loaded.at, loaded.at + 16);
+        }
+    }
+}
+
 void give_matrices(int first) {
     for (int lane = 0; lane < 32; ++lane) {
         const auto& mine = posted<Matrices>(first + lane);
@@ -122,13 +140,19 @@ void multiply_matrices(int first) {
 
 namespace emulator {
 
+void ld_shared_v4(void* to, const void* from, Site site) {
+    load(from, "ld_shared_v4", site);
+    memcpy(to, from, 16);
+}
+
 void ldmatrix(unsigned* to, int count, const void* row, bool transposed, Site site) {
-    if (current % 32 < 8 * count) check_free(shared_range(row, 16, 16, "ldmatrix", site), 16, false, "ldmatrix", site);
-    Matrices mine{to, count, static_cast<const unsigned char*>(row), transposed, site};
+    if (current % 32 < 8 * count) load(row, "ldmatrix", site);
+    Matrices mine{to, count, static_cast<const unsigned char*>(row), transposed};
     warp_exchange(load_matrices, ~0u, reinterpret_cast<uintptr_t>(&mine), 0, 32, site);
 }
 
 void mma(bool bfloat16, float* sums, const unsigned* a, const unsigned* b, Site site) {
+    fibres[current].products.loaded.clear();
     Fragments mine{sums, a, b, bfloat16};
     warp_exchange(multiply, ~0u, reinterpret_cast<uintptr_t>(&mine), 0, 32, site);
 }

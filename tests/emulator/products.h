@@ -10,6 +10,7 @@
 
 namespace machine {
 
+using emulator::Matrix;
 using emulator::Registers;
 using emulator::Site;
 
@@ -24,12 +25,12 @@ struct Product {
     int caller;  // the first thread
     int made;    // by how many threads
     bool bfloat16, add;
-    int count;                                    // sums of a thread
-    bool a_in_registers;                          // else by its descriptor
-    uint64_t a_descriptor, b_descriptor;
+    int count;            // sums of a thread
+    bool a_in_registers;  // else a_matrix counts
+    Matrix a_matrix, b_matrix;
     float* sums[group_threads];
     unsigned a[group_threads][4];                 // what the registers held
-    std::vector<size_t> a_units, b_units;         // where in shared memory units of 16 bytes lie, two for each row
+    std::vector<size_t> a_units, b_units;         // where in shared memory units of 16 bytes lie
     std::vector<unsigned char> a_bytes, b_bytes;  // what they held when the first thread made the call
     bool computed = false;
     bool waited = false;  // a thread knows that it is complete
@@ -54,12 +55,19 @@ struct InFlight {
     Site site;
 };
 
+// What a thread has loaded and nothing has used.
+struct Loaded {
+    size_t at;
+    Site site;
+};
+
 // Of a thread.
 struct ThreadProducts {
     int64_t made = 0, waited = 0, wanted = 0;
     std::vector<int64_t> groups;  // that have not been waited for: how many products were made before each one's end
     std::vector<Handed> handed;
     std::vector<InFlight> in_flight;
+    std::vector<Loaded> loaded;  // units of 16 bytes
 };
 
 // wgmma.cpp
@@ -69,6 +77,8 @@ void say_products(const unsigned char* address);  // what keeps the sanitizer fr
 void check_no_product_reads(size_t at, size_t bytes, const char* what, Site site);
 
 // mma.cpp
+// No thread has loaded from here what nothing has used: the values may come after the copy.
+void check_loads_used(size_t at, size_t bytes, const char* what, Site site);
 enum class Core { whole, halves };  // how many of 16 products are summed at once: all, eight
 float dot(float sum, const double* a, const double* b, Core core);
 double widen(unsigned short bits, bool bfloat16);

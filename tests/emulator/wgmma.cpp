@@ -35,37 +35,52 @@ Warpgroup& group_of(int thread) { return own->warpgroups[static_cast<size_t>(thr
 
 Product& product(Warpgroup& group, int64_t index) { return group.products[static_cast<size_t>(index - group.closed)]; }
 
-// Where the units of a matrix of `rows` rows lie: the two of row 0, those of row 1, and so on.
-std::vector<size_t> units_of(uint64_t bits, int rows, const char* name, Site site) {
+// Where the units of 16 bytes of a matrix of so many lines lie: two for each line; or, transposed, one for every 8 lines
+// of each reduction element.
+std::vector<size_t> units_of(const Matrix& matrix, int lines, const char* name, Site site) {
+    const uint64_t bits = matrix.descriptor;
     const auto field = [bits](int first) { return static_cast<size_t>(bits >> first & 0x3fff) << 4; };
     const size_t start = field(0), leading = field(16), stride = field(32);
-    const size_t spans[] = {0, 128, 64, 32}, span = spans[bits >> 62];
-    if (bits & 0x3ffec000c000c000ull) {
+    const size_t spans[] = {0, 128, 64, 32}, span = spans[bits >> 62], pattern = 8 * span;
+    if (bits & 0x3fffc000c000c000ull) {
         emulator::fail(site, "wgmma: the descriptor of %s, %016llx, has bits that it must not have; is it one of "
                        "matrix_descriptor()?", name, static_cast<unsigned long long>(bits));
     }
-    if (span && start % (8 * span) >= span) {
-        emulator::fail(site, "wgmma: %s begins at shared byte %zu, in row %zu of a pattern of its %zu-byte swizzle; patterns "
-                       "begin at multiples of %zu", name, start, start % (8 * span) / span, span, 8 * span);
+    if (span && start % pattern >= (matrix.transposed ? 1 : span)) {
+        emulator::fail(site, "wgmma: %s begins at shared byte %zu, byte %zu of a pattern of its %zu-byte swizzle; patterns begin "
+                       "at multiples of %zu", name, start, start % pattern, span, pattern);
     }
     if (span && start % span + 32 > span) {
         emulator::fail(site, "wgmma: %s begins at shared byte %zu, and 32 bytes from there leave the row of %zu", name, start, span);
     }
-    if (span && stride % (8 * span)) {
+    if (span && stride % pattern) {
         emulator::fail(site, "wgmma: %s has a stride of %zu bytes, no multiple of the %zu of a pattern of its %zu-byte swizzle",
-                       name, stride, 8 * span, span);
+                       name, stride, pattern, span);
+    }
+    if (span && matrix.transposed && leading % pattern) {
+        emulator::fail(site, "wgmma: %s has a leading offset of %zu bytes, no multiple of the %zu of a pattern of its %zu-byte "
+                       "swizzle", name, leading, pattern, span);
     }
     std::vector<size_t> units;
-    for (int row = 0; row < rows; ++row) {
-        for (size_t half = 0; half < 2; ++half) {
-            const auto r = static_cast<size_t>(row);
-            size_t at = start + r / 8 * stride + r % 8 * (span ? span : 16) + half * (span ? 16 : leading);
-            if (span) at ^= at >> 3 & (span - 1) & ~size_t{15};
-            if (at + 16 > static_cast<size_t>(shared_bytes)) {
-                emulator::fail(site, "wgmma: row %d of %s takes shared bytes %zu to %zu of %ld", row, name, at, at + 16,
-                               static_cast<long>(shared_bytes));
-            }
-            units.push_back(at);
+    const auto add = [&](size_t at) {
+        if (span) at ^= at >> 3 & (span - 1) & ~size_t{15};
+        if (at + 16 > static_cast<size_t>(shared_bytes)) {
+            emulator::fail(site, "wgmma: %s takes shared bytes %zu to %zu of %ld", name, at, at + 16, static_cast<long>(shared_bytes));
+        }
+        units.push_back(at);
+    };
+    const auto count = static_cast<size_t>(lines);
+    if (!matrix.transposed) {
+        for (size_t line = 0; line < count; ++line) {
+            const size_t at = start + line / 8 * stride + line % 8 * (span ? span : 16);
+            for (size_t half = 0; half < 2; ++half) add(at + half * (span ? 16 : leading));
+        }
+        return units;
+    }
+    for (size_t k = 0; k < depth; ++k) {
+        for (size_t line = 0; line < count; line += 8) {
+            if (span) add(start + 2 * line / span * leading + k / 8 * stride + k % 8 * span + 2 * line % span);
+            else add(start + line / 8 * stride + k / 8 * leading + k % 8 * 16);
         }
     }
     return units;
@@ -77,9 +92,9 @@ std::vector<unsigned char> read_units(const std::vector<size_t>& units) {
     return bytes;
 }
 
-void take_operand(uint64_t bits, int rows, const char* name, std::vector<size_t>& units, std::vector<unsigned char>& bytes,
-                  Site site) {
-    units = units_of(bits, rows, name, site);
+void take_operand(const Matrix& matrix, int lines, const char* name, std::vector<size_t>& units,
+                  std::vector<unsigned char>& bytes, Site site) {
+    units = units_of(matrix, lines, name, site);
     char what[32];
     snprintf(what, sizeof what, "wgmma, operand %s", name);
     for (const size_t at : units) {
@@ -99,18 +114,21 @@ void check_unchanged(const Product& p, const std::vector<size_t>& units, const s
     }
 }
 
-void widen_rows(const std::vector<unsigned char>& bytes, bool bfloat16, std::vector<double>& to) {
-    to.resize(bytes.size() / 2);
+// To (line, reduction element).
+std::vector<double> widen_lines(const std::vector<unsigned char>& bytes, bool bfloat16, bool transposed) {
+    std::vector<double> to(bytes.size() / 2);
+    const size_t lines = to.size() / depth;
     for (size_t i = 0; i < to.size(); ++i) {
         unsigned short bits;
         memcpy(&bits, bytes.data() + 2 * i, sizeof bits);
-        to[i] = widen(bits, bfloat16);
+        to[transposed ? i % lines * depth + i / lines : i] = widen(bits, bfloat16);
     }
+    return to;
 }
 
 void compute(Product& p) {
     p.computed = true;
-    std::vector<double> a(group_rows * depth), b;
+    std::vector<double> a(group_rows * depth);
     if (p.a_in_registers) {
         for (int thread = 0; thread < group_threads; ++thread) {
             const int row = thread / 32 * 16 + thread % 32 / 4, column = thread % 4 * 2;
@@ -121,9 +139,9 @@ void compute(Product& p) {
             }
         }
     } else {
-        widen_rows(p.a_bytes, p.bfloat16, a);
+        a = widen_lines(p.a_bytes, p.bfloat16, p.a_matrix.transposed);
     }
-    widen_rows(p.b_bytes, p.bfloat16, b);
+    const std::vector<double> b = widen_lines(p.b_bytes, p.bfloat16, p.b_matrix.transposed);
     for (int thread = 0; thread < group_threads; ++thread) {
         for (int i = 0; i < p.count; ++i) {
             const int row = thread / 32 * 16 + thread % 32 / 4 + i % 4 / 2 * 8, column = i / 4 * 8 + thread % 4 * 2 + i % 2;
@@ -146,14 +164,16 @@ void finish(Warpgroup& group, int64_t end, Site wait) {
     }
 }
 
+bool different(const Matrix& a, const Matrix& b) { return a.descriptor != b.descriptor || a.transposed != b.transposed; }
+
 void check_alike(const Product& p, const Product& mine, Site site) {
     const bool same_site = p.site.line == site.line && !strcmp(p.site.file, site.file);
     const char* differ = nullptr;
     if (!same_site || p.count != mine.count || p.bfloat16 != mine.bfloat16 || p.a_in_registers != mine.a_in_registers) {
         differ = "make different calls";
-    } else if (p.b_descriptor != mine.b_descriptor) {
+    } else if (different(p.b_matrix, mine.b_matrix)) {
         differ = "have different descriptors of B";
-    } else if (p.a_descriptor != mine.a_descriptor) {
+    } else if (different(p.a_matrix, mine.a_matrix)) {
         differ = "have different descriptors of A";
     } else if (p.add != mine.add) {
         differ = "disagree whether to add";
@@ -243,8 +263,8 @@ void say_products(const unsigned char* address) {
 
 namespace emulator {
 
-void check_matrix(const void* start, int leading, int stride, int swizzle, Site site) {
-    shared_range(start, 16, 16, "matrix_descriptor", site);
+unsigned long long matrix_descriptor(const void* start, int leading, int stride, int swizzle, Site site) {
+    const size_t at = shared_range(start, 16, 16, "matrix_descriptor", site);
     if (leading % 16 || leading < 0 || leading > 0x3fff0) {
         fail(site, "matrix_descriptor: leading %d is no multiple of 16 from 0 to %d", leading, 0x3fff0);
     }
@@ -254,6 +274,8 @@ void check_matrix(const void* start, int leading, int stride, int swizzle, Site 
     if (swizzle != 0 && swizzle != 32 && swizzle != 64 && swizzle != 128) {
         fail(site, "matrix_descriptor: swizzle %d is none of 0, 32, 64 and 128", swizzle);
     }
+    const unsigned long long kind = swizzle == 128 ? 1 : swizzle == 64 ? 2 : swizzle == 32 ? 3 : 0;
+    return kind << 62 | static_cast<unsigned long long>(stride / 16) << 32 | static_cast<unsigned>(leading / 16) << 16 | at / 16;
 }
 
 void wgmma_fence(const Registers* named, Site site) {
@@ -272,8 +294,7 @@ void wgmma_fence(const Registers* named, Site site) {
     }
 }
 
-void wgmma(bool bfloat16, float* sums, int count, const unsigned* a, unsigned long long a_descriptor,
-           unsigned long long b_descriptor, bool add, Site site) {
+void wgmma(bool bfloat16, float* sums, int count, const unsigned* a, Matrix a_matrix, Matrix b_matrix, bool add, Site site) {
     const int first = current / group_threads * group_threads, place = current - first;
     if (first + group_threads > block) {
         fail(site, "wgmma: thread %d is in none of four whole neighbouring warps", current);
@@ -283,6 +304,7 @@ void wgmma(bool bfloat16, float* sums, int count, const unsigned* a, unsigned lo
     check_registers(self, accumulators, true, site);
     if (a) check_registers(self, fragments, false, site);
 
+    self.products.loaded.clear();
     Warpgroup& group = group_of(current);
     const int64_t index = self.products.made++;
     Product mine{};
@@ -292,15 +314,15 @@ void wgmma(bool bfloat16, float* sums, int count, const unsigned* a, unsigned lo
     mine.add = add;
     mine.count = count;
     mine.a_in_registers = a != nullptr;
-    mine.a_descriptor = a_descriptor;
-    mine.b_descriptor = b_descriptor;
+    mine.a_matrix = a_matrix;
+    mine.b_matrix = b_matrix;
     if (index == group.closed + static_cast<int64_t>(group.products.size())) {
         for (int thread = first; thread < first + group_threads; ++thread) {
             if (fibres[thread].state != finished) continue;
             fail(site, "warp divergence: thread %d is in wgmma, thread %d of its warpgroup has left the kernel", current, thread);
         }
-        if (!a) take_operand(a_descriptor, group_rows, "A", mine.a_units, mine.a_bytes, site);
-        take_operand(b_descriptor, 2 * count, "B", mine.b_units, mine.b_bytes, site);
+        if (!a) take_operand(a_matrix, group_rows, "A", mine.a_units, mine.a_bytes, site);
+        take_operand(b_matrix, 2 * count, "B", mine.b_units, mine.b_bytes, site);
         group.products.push_back(mine);
     }
     Product& p = product(group, index);

@@ -102,12 +102,17 @@ struct Named {
     explicit Named(Arrays&... arrays) : list{{&arrays, sizeof arrays}..., {nullptr, 0}} {}
 };
 void wgmma_fence(const Registers* named, Site site);  // up to one without bytes
-// `a` is null where its descriptor counts.
-void wgmma(bool bfloat16, float* sums, int count, const unsigned* a, unsigned long long a_descriptor,
-           unsigned long long b_descriptor, bool add, Site site);
+// An operand in shared memory.
+struct Matrix {
+    unsigned long long descriptor;
+    int transposed;
+};
+// `a` is null where `a_matrix` counts.
+void wgmma(bool bfloat16, float* sums, int count, const unsigned* a, Matrix a_matrix, Matrix b_matrix, bool add, Site site);
 void wgmma_commit_group();
 void wgmma_wait_group(int pending, const Registers* named, Site site);
-void check_matrix(const void* start, int leading, int stride, int swizzle, Site site);
+unsigned long long matrix_descriptor(const void* start, int leading, int stride, int swizzle, Site site);
+void ld_shared_v4(void* to, const void* from, Site site);
 void ldmatrix(unsigned* to, int count, const void* row, bool transposed, Site site);
 void mma(bool bfloat16, float* sums, const unsigned* a, const unsigned* b, Site site);
 

@@ -22,4 +22,17 @@ __device__ __forceinline__ unsigned shared_address(const void* pointer) {
     return static_cast<unsigned>(__cvta_generic_to_shared(pointer));
 }
 
+// ld.shared.v4: four neighbours, from a multiple of 16 bytes.
+// NOTE: for stages that the next bulk copy overwrites. An arrival that declares the stage free does not wait for the loads
+// before it, and the compiler moves their first use behind it, past any empty asm: the values came from the next stage in
+// one run of some. Arrive after the wgmma or mma that the values go into. The emulator reports copies that are issued before.
+__device__ __forceinline__ void ld_shared_v4(float (&to)[4], const float* from) {
+    asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];\n"
+                 : "=f"(to[0]), "=f"(to[1]), "=f"(to[2]), "=f"(to[3]) : "r"(shared_address(from)) : "memory");
+}
+__device__ __forceinline__ void ld_shared_v4(unsigned (&to)[4], const unsigned* from) {
+    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];\n"
+                 : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3]) : "r"(shared_address(from)) : "memory");
+}
+
 }  // namespace leanconv

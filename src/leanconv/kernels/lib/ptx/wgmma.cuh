@@ -20,28 +20,44 @@
 
 namespace leanconv {
 
-// An operand in shared memory, its 16 reduction elements next to each other in each row (K-major): start / 16 in bits 0
-// to 13, leading / 16 from bit 16, stride / 16 from bit 32 on, the kind of swizzle from bit 62 on.
-struct MatrixDescriptor {
+// An operand in shared memory: start / 16 in bits 0 to 13, leading / 16 from bit 16, stride / 16 from bit 32 on, the kind of
+// swizzle from bit 62 on. Of both operands a line is one row of A or one column of B.
+// transposed 0: the 16 reduction elements of a line lie next to each other (K-major)
+// transposed 1: lines do, each reduction element is a row of shared memory (MN-major)
+template <int transposed>
+struct Descriptor {
     unsigned long long bits;
 
-    // The same `bytes` further: 32 for the next 16 reduction elements of rows that are swizzled.
-    __device__ __forceinline__ MatrixDescriptor operator+(int bytes) const {
+    // The same `bytes` further: where swizzled, the next 16 reduction elements are 32 bytes further, transposed two strides.
+    __device__ __forceinline__ Descriptor operator+(int bytes) const {
         return {bits + static_cast<unsigned long long>(bytes / 16)};
     }
 };
+using MatrixDescriptor = Descriptor<0>;
+using TransposedDescriptor = Descriptor<1>;
 
-// All numbers are bytes and multiples of 16.
-// With a swizzle of 32, 64 or 128, as tensor copies make it, rows have so many bytes, eight of them are one pattern, and
-// `stride` lies between patterns; `leading` is not read. Without, 8 rows of 16 bytes lie behind each other, `leading`
-// before the other 16 bytes of the same rows and `stride` before the next 8 rows.
-// NOTE: a swizzled operand begins where the pattern does, at a multiple of 256, 512 or 1024 bytes, or inside the first
-// row of it.
-__device__ __forceinline__ MatrixDescriptor matrix_descriptor(const void* start, int leading, int stride, int swizzle) {
+// All numbers are bytes and multiples of 16. Swizzles are 32, 64 or 128 as tensor copies make them, or 0.
+// With a swizzle, rows have so many bytes, and eight of them are one pattern:
+//   K-major: a row is a line, `stride` lies between every 8 lines, `leading` is not read
+//   MN-major: a row is one reduction element of as many lines as fit, `leading` lies between so many lines, `stride` between
+//   every 8 reduction elements
+// Without, 8 rows of 16 bytes lie behind each other, of 8 lines or (MN-major) of 8 reduction elements:
+//   `leading` lies between every 8 reduction elements, `stride` between every 8 lines
+// NOTE: a swizzled operand begins where the pattern does, at a multiple of 256, 512 or 1024 bytes, or, K-major, inside the
+// first row of it.
+template <int transposed>
+__device__ __forceinline__ Descriptor<transposed> make_descriptor(const void* start, int leading, int stride, int swizzle) {
     const unsigned kind = swizzle == 128 ? 1 : swizzle == 64 ? 2 : swizzle == 32 ? 3 : 0;
     const unsigned low = (shared_address(start) & 0x3ffff) >> 4 | static_cast<unsigned>(leading >> 4) << 16;
     const unsigned high = static_cast<unsigned>(stride >> 4) | kind << 30;
     return {static_cast<unsigned long long>(high) << 32 | low};
+}
+__device__ __forceinline__ MatrixDescriptor matrix_descriptor(const void* start, int leading, int stride, int swizzle) {
+    return make_descriptor<0>(start, leading, stride, swizzle);
+}
+__device__ __forceinline__ TransposedDescriptor transposed_descriptor(const void* start, int leading, int stride,
+                                                                      int swizzle) {
+    return make_descriptor<1>(start, leading, stride, swizzle);
 }
 
 #if !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
@@ -101,31 +117,36 @@ __device__ __forceinline__ void wgmma_wait_group(Registers&... registers) {
 #define LEANCONV_SUMS_96(i) LEANCONV_SUMS_64(i), LEANCONV_SUMS_32(i + 64)
 #define LEANCONV_SUMS_128(i) LEANCONV_SUMS_64(i), LEANCONV_SUMS_64(i + 64)
 
-// o0 to o5: the numbers of the operands that follow the sums.
-#define LEANCONV_WGMMA(type, n, count, o0, o1, o2, o3, o4, o5) \
-    __device__ __forceinline__ void wgmma_##type(float (&sums)[count], const unsigned (&a)[4], MatrixDescriptor b, bool add) { \
+// o0 to o6: the numbers of the operands that follow the sums.
+#define LEANCONV_WGMMA(type, n, count, o0, o1, o2, o3, o4, o5, o6) \
+    template <int transposed> \
+    __device__ __forceinline__ void wgmma_##type(float (&sums)[count], const unsigned (&a)[4], Descriptor<transposed> b, \
+                                                 bool add) { \
         asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #o5 ", 0;\n" \
                      "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." #type "." #type " {" LEANCONV_NAMES_##count "}, " \
-                     "{%" #o0 ", %" #o1 ", %" #o2 ", %" #o3 "}, %" #o4 ", p, 1, 1, 0;\n}\n" \
+                     "{%" #o0 ", %" #o1 ", %" #o2 ", %" #o3 "}, %" #o4 ", p, 1, 1, %" #o6 ";\n}\n" \
                      : LEANCONV_SUMS_##count(0) \
-                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b.bits), "r"(static_cast<int>(add))); \
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b.bits), "r"(static_cast<int>(add)), \
+                       "n"(transposed)); \
     } \
-    __device__ __forceinline__ void wgmma_##type(float (&sums)[count], MatrixDescriptor a, MatrixDescriptor b, bool add) { \
+    template <int a_transposed, int b_transposed> \
+    __device__ __forceinline__ void wgmma_##type(float (&sums)[count], Descriptor<a_transposed> a, \
+                                                 Descriptor<b_transposed> b, bool add) { \
         asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #o2 ", 0;\n" \
                      "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." #type "." #type " {" LEANCONV_NAMES_##count "}, " \
-                     "%" #o0 ", %" #o1 ", p, 1, 1, 0, 0;\n}\n" \
+                     "%" #o0 ", %" #o1 ", p, 1, 1, %" #o3 ", %" #o4 ";\n}\n" \
                      : LEANCONV_SUMS_##count(0) \
-                     : "l"(a.bits), "l"(b.bits), "r"(static_cast<int>(add))); \
+                     : "l"(a.bits), "l"(b.bits), "r"(static_cast<int>(add)), "n"(a_transposed), "n"(b_transposed)); \
     }
 #define LEANCONV_WGMMAS(n, count, ...) \
     LEANCONV_WGMMA(f16, n, count, __VA_ARGS__) \
     LEANCONV_WGMMA(bf16, n, count, __VA_ARGS__)
-LEANCONV_WGMMAS(32, 16, 16, 17, 18, 19, 20, 21)
-LEANCONV_WGMMAS(64, 32, 32, 33, 34, 35, 36, 37)
-LEANCONV_WGMMAS(96, 48, 48, 49, 50, 51, 52, 53)
-LEANCONV_WGMMAS(128, 64, 64, 65, 66, 67, 68, 69)
-LEANCONV_WGMMAS(192, 96, 96, 97, 98, 99, 100, 101)
-LEANCONV_WGMMAS(256, 128, 128, 129, 130, 131, 132, 133)
+LEANCONV_WGMMAS(32, 16, 16, 17, 18, 19, 20, 21, 22)
+LEANCONV_WGMMAS(64, 32, 32, 33, 34, 35, 36, 37, 38)
+LEANCONV_WGMMAS(96, 48, 48, 49, 50, 51, 52, 53, 54)
+LEANCONV_WGMMAS(128, 64, 64, 65, 66, 67, 68, 69, 70)
+LEANCONV_WGMMAS(192, 96, 96, 97, 98, 99, 100, 101, 102)
+LEANCONV_WGMMAS(256, 128, 128, 129, 130, 131, 132, 133, 134)
 #undef LEANCONV_WGMMAS
 #undef LEANCONV_WGMMA
 #undef LEANCONV_SUMS_128

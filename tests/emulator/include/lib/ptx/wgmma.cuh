@@ -5,16 +5,19 @@
 
 namespace leanconv {
 
-struct MatrixDescriptor {
+template <int transposed>
+struct Descriptor {
     unsigned long long bits;
-    MatrixDescriptor operator+(int bytes) const { return {bits + static_cast<unsigned long long>(bytes / 16)}; }
+    Descriptor operator+(int bytes) const { return {bits + static_cast<unsigned long long>(bytes / 16)}; }
 };
+using MatrixDescriptor = Descriptor<0>;
+using TransposedDescriptor = Descriptor<1>;
 
 inline MatrixDescriptor matrix_descriptor(const void* start, int leading, int stride, int swizzle, EMULATOR_SITE) {
-    emulator::check_matrix(start, leading, stride, swizzle, site);
-    const unsigned kind = swizzle == 128 ? 1 : swizzle == 64 ? 2 : swizzle == 32 ? 3 : 0;
-    const unsigned low = emulator::shared_address(start, site) >> 4 | static_cast<unsigned>(leading >> 4) << 16;
-    return {static_cast<unsigned long long>(static_cast<unsigned>(stride >> 4) | kind << 30) << 32 | low};
+    return {emulator::matrix_descriptor(start, leading, stride, swizzle, site)};
+}
+inline TransposedDescriptor transposed_descriptor(const void* start, int leading, int stride, int swizzle, EMULATOR_SITE) {
+    return {emulator::matrix_descriptor(start, leading, stride, swizzle, site)};
 }
 
 // NOTE: as many overloads as kernels need: no argument may follow a pack, and the line does.
@@ -55,25 +58,27 @@ constexpr bool is_count_of_sums(int count) {
     return count == 16 || count == 32 || count == 48 || count == 64 || count == 96 || count == 128;
 }
 
-template <int count>
-inline void wgmma_f16(float (&sums)[count], const unsigned (&a)[4], MatrixDescriptor b, bool add, EMULATOR_SITE) {
+template <int count, int transposed>
+inline void wgmma_f16(float (&sums)[count], const unsigned (&a)[4], Descriptor<transposed> b, bool add, EMULATOR_SITE) {
     static_assert(is_count_of_sums(count), "wgmma of 32, 64, 96, 128, 192 or 256 columns");
-    emulator::wgmma(false, sums, count, a, 0, b.bits, add, site);
+    emulator::wgmma(false, sums, count, a, {}, {b.bits, transposed}, add, site);
 }
-template <int count>
-inline void wgmma_f16(float (&sums)[count], MatrixDescriptor a, MatrixDescriptor b, bool add, EMULATOR_SITE) {
+template <int count, int a_transposed, int b_transposed>
+inline void wgmma_f16(float (&sums)[count], Descriptor<a_transposed> a, Descriptor<b_transposed> b, bool add,
+                      EMULATOR_SITE) {
     static_assert(is_count_of_sums(count), "wgmma of 32, 64, 96, 128, 192 or 256 columns");
-    emulator::wgmma(false, sums, count, nullptr, a.bits, b.bits, add, site);
+    emulator::wgmma(false, sums, count, nullptr, {a.bits, a_transposed}, {b.bits, b_transposed}, add, site);
 }
-template <int count>
-inline void wgmma_bf16(float (&sums)[count], const unsigned (&a)[4], MatrixDescriptor b, bool add, EMULATOR_SITE) {
+template <int count, int transposed>
+inline void wgmma_bf16(float (&sums)[count], const unsigned (&a)[4], Descriptor<transposed> b, bool add, EMULATOR_SITE) {
     static_assert(is_count_of_sums(count), "wgmma of 32, 64, 96, 128, 192 or 256 columns");
-    emulator::wgmma(true, sums, count, a, 0, b.bits, add, site);
+    emulator::wgmma(true, sums, count, a, {}, {b.bits, transposed}, add, site);
 }
-template <int count>
-inline void wgmma_bf16(float (&sums)[count], MatrixDescriptor a, MatrixDescriptor b, bool add, EMULATOR_SITE) {
+template <int count, int a_transposed, int b_transposed>
+inline void wgmma_bf16(float (&sums)[count], Descriptor<a_transposed> a, Descriptor<b_transposed> b, bool add,
+                      EMULATOR_SITE) {
     static_assert(is_count_of_sums(count), "wgmma of 32, 64, 96, 128, 192 or 256 columns");
-    emulator::wgmma(true, sums, count, nullptr, a.bits, b.bits, add, site);
+    emulator::wgmma(true, sums, count, nullptr, {a.bits, a_transposed}, {b.bits, b_transposed}, add, site);
 }
 
 }  // namespace leanconv
