@@ -126,6 +126,25 @@ def test_a_number_of_columns_that_is_not_wrapped_is_refused():
         )
 
 
+def test_fragments_that_were_handed_over_stay_so_when_others_come_back():
+    """One fence for four blocks, of which the first comes back before the last is multiplied."""
+
+    def edit(body):
+        head, tail = body.split("for (int k = 0; k < 4; ++k)\n    /* multiply */")
+        rest = tail[tail.index("/* commit */") :]
+        steps = "wgmma_f16(sums, a[0], b, false);\nwgmma_commit_group();\n"
+        steps += "wgmma_f16(sums, a[1], b + 32, true);\nwgmma_commit_group();\n/* one */ wgmma_wait_group<1>(a[0]);\n"
+        steps += "wgmma_f16(sums, a[2], b + 64, true); wgmma_f16(sums, a[3], b + 96, true);\n"
+        return head + steps + rest.replace("<0>(sums, a)", "<0>(sums, a[1], a[2], a[3])")
+
+    y, expected = multiply(edit=edit)
+    assert np.linalg.norm(y - expected) < 1e-6 * np.linalg.norm(expected)
+    with pytest.raises(EmulatorError, match="no wgmma_fence.. names its fragments of A"):
+        multiply(edit=lambda body: edit(body).replace("a[2], b + 64", "a[0], b + 64"))
+    with pytest.raises(EmulatorError, match="does not name fragments of A of the wgmma at unit.cu"):
+        multiply(edit=lambda body: edit(body).replace("<1>(a[0])", "<1>()"))
+
+
 #: One thread brings stages of B; two warpgroups multiply them by their own A, one block of 64 elements behind, into two
 #: partial sums in turn, which they add up themselves. One arrival of each frees a stage.
 PIPELINE = """

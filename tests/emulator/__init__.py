@@ -9,7 +9,8 @@
 themselves). Bytes outside an array are fenced: touching them raises EmulatorError with the sanitizer's report, as do
 a misaligned vector access, integer overflow, cp.async rules broken, threads that part at a barrier or shuffle, arrivals
 at a named barrier that do not come out even, mbarriers that are miscounted or waited for in the wrong phase, bulk
-copies that are used before a wait has seen them land. A block runs in three thread orders (see runtime.cpp), whose
+copies that are used before a wait has seen them land, products of the tensor cores whose registers or operands are
+touched before they have been waited for. A block runs in three thread orders (see runtime.cpp), whose
 results must agree to the last bit, so that a missing barrier shows. Shared memory starts as NaN in each block.
 The blocks of a cluster are alive at the same time; the other blocks are played one after the other.
 ``python -m pytest tests/test_emulator.py`` shows each check at work. ``run_source`` takes a unit as text.

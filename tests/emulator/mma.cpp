@@ -1,15 +1,16 @@
 // The arithmetic of the tensor cores, and the instructions of a warp: ldmatrix, mma.sync.
 //
-// The model of a sum. Products are exact. The products and the sum so far are aligned to the largest of them and cut off,
-// toward zero, at so many bits below float32's last bit of that one as `guard` says; they are added exactly, and the result
-// is cut off to float32, toward zero. wgmma adds 16 products at once with two such bits; mma.sync, as on sm_80, eight and
-// eight with one. Subnormals are kept; what is too large becomes infinity; each NaN is 7fffffff.
+// The model of a sum. Products are exact. The products and the sum so far are aligned to the largest of them and cut
+// off, toward zero, at so many bits below float32's last bit of that one as `guard` says; they are added exactly, and
+// the result is cut off to float32, toward zero. wgmma adds 16 products at once with two such bits; mma.sync, as on
+// sm_80, eight and eight with one. Subnormals are kept; what is too large becomes infinity; each NaN is 7fffffff.
 #include <runtime.h>
 
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <utility>
 
 using namespace machine;
 
@@ -44,7 +45,8 @@ void load(const void* from, const char* what, Site site) {
 
 float toward_zero(double value) {
     const auto near = static_cast<float>(value);
-    return std::isfinite(near) && std::fabs(static_cast<double>(near)) > std::fabs(value) ? std::nextafterf(near, 0.0f) : near;
+    const bool beyond = std::isfinite(near) && std::fabs(static_cast<double>(near)) > std::fabs(value);
+    return beyond ? std::nextafterf(near, 0.0f) : near;
 }
 
 float add_products(float sum, const double* a, const double* b, int count, int guard) {
@@ -66,10 +68,11 @@ float add_products(float sum, const double* a, const double* b, int count, int g
     memcpy(&bits, &largest, sizeof bits);
     // largest is at least 2^exponent; float32's own last bit has no less than 2^-149
     const int exponent = std::max(static_cast<int>(bits >> 52) - 1023, -126);
-    const double unit = std::ldexp(1.0, exponent - float_digits - guard), inverse = std::ldexp(1.0, float_digits + guard - exponent);
+    const int last = exponent - float_digits - guard;
+    const double inverse = std::ldexp(1.0, -last);
     int64_t total = 0;
     for (int i = 0; i <= count; ++i) total += static_cast<int64_t>(terms[i] * inverse);
-    return toward_zero(static_cast<double>(total) * unit);
+    return toward_zero(static_cast<double>(total) * std::ldexp(1.0, last));
 }
 
 }  // namespace
@@ -79,7 +82,8 @@ namespace machine {
 double widen(unsigned short bits, bool bfloat16) {
     const int digits = bfloat16 ? 7 : 10, bias = bfloat16 ? 127 : 15, top = bfloat16 ? 255 : 31;
     const int exponent = bits >> digits & top, rest = bits & ((1 << digits) - 1);
-    double size = exponent ? std::ldexp(rest + (1 << digits), exponent - bias - digits) : std::ldexp(rest, 1 - bias - digits);
+    const int whole = exponent ? rest + (1 << digits) : rest;
+    double size = std::ldexp(whole, std::max(exponent, 1) - bias - digits);
     if (exponent == top) size = rest ? NAN : INFINITY;
     return bits >> 15 ? -size : size;
 }
@@ -93,9 +97,9 @@ void check_loads_used(size_t at, size_t bytes, const char* what, Site site) {
     for (const Fibre& fibre : own->fibres) {
         for (const Loaded& loaded : fibre.products.loaded) {
             if (loaded.at >= at + bytes || at >= loaded.at + 16) continue;
-            emulator::fail(site, "%s: what thread %ld loads at %s:%d from shared bytes %zu to %zu may not have come: no product has "
-                           "used it", what, static_cast<long>(&fibre - own->fibres.data()), base_name(loaded.site.file),
-                           loaded.site.line, loaded.at, loaded.at + 16);
+            emulator::fail(site, "%s: what thread %ld loads at %s:%d from shared bytes %zu to %zu may not have come: no product "
+                           "has used it", what, static_cast<long>(&fibre - own->fibres.data()),
+                           base_name(loaded.site.file), loaded.site.line, loaded.at, loaded.at + 16);
         }
     }
 }
@@ -106,7 +110,8 @@ void give_matrices(int first) {
         for (int m = 0; m < mine.count; ++m) {
             unsigned short pair[2];
             for (int i = 0; i < 2; ++i) {
-                const int row = mine.transposed ? lane % 4 * 2 + i : lane / 4, column = mine.transposed ? lane / 4 : lane % 4 * 2 + i;
+                int row = lane / 4, column = lane % 4 * 2 + i;
+                if (mine.transposed) std::swap(row, column);
                 memcpy(&pair[i], posted<Matrices>(first + 8 * m + row).row + 2 * column, sizeof pair[i]);
             }
             mine.to[m] = pair[0] | static_cast<unsigned>(pair[1]) << 16;

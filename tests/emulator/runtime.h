@@ -57,7 +57,10 @@ struct Barrier {
     Call first{};
 };
 
-enum State { running, at_block_barrier, at_cluster_barrier, at_named_barrier, at_warp_operation, at_mbarrier, polling, at_products, finished };
+enum State {
+    running, at_block_barrier, at_cluster_barrier, at_named_barrier, at_warp_operation, at_mbarrier, polling, at_products,
+    finished
+};
 
 struct Fibre {
     Context context;

@@ -1,11 +1,11 @@
-// Products that the tensor cores make while the threads go on: wgmma. Each call is held against the rules of the PTX manual
-// and those of the project. In order 1 a product is computed when its last thread has issued it, in 0 when the first one
-// waits for it, in 2 at one of the two.
+// Products that the tensor cores make while the threads go on: wgmma. Each call is held against the rules of the PTX
+// manual and those of the project. In order 1 a product is computed when its last thread has issued it, in 0 when the
+// first one waits for it, in 2 at one of the two.
 //
-// From the call to the wait the sanitizer forbids the registers, which on the CPU are arrays of the thread. Operands in
-// shared memory are compared with what they were when the first thread made the call.
+// From the call to the wait the sanitizer forbids the registers, which here are arrays of the thread. Operands in shared
+// memory are compared, at the first wait, with what they were when the first thread made the call.
 //
-// Not enforced: that a thread writes to a register what it holds already, between fence and call; likewise for operands.
+// Not noticed: a thread that writes what lies there already, to a register between fence and call or to an operand.
 #include <runtime.h>
 
 #include <sanitizer/asan_interface.h>
@@ -51,7 +51,8 @@ std::vector<size_t> units_of(const Matrix& matrix, int lines, const char* name, 
                        "at multiples of %zu", name, start, start % pattern, span, pattern);
     }
     if (span && start % span + 32 > span) {
-        emulator::fail(site, "wgmma: %s begins at shared byte %zu, and 32 bytes from there leave the row of %zu", name, start, span);
+        emulator::fail(site, "wgmma: %s begins at shared byte %zu, and 32 bytes from there leave the row of %zu", name, start,
+                       span);
     }
     if (span && stride % pattern) {
         emulator::fail(site, "wgmma: %s has a stride of %zu bytes, no multiple of the %zu of a pattern of its %zu-byte swizzle",
@@ -65,7 +66,8 @@ std::vector<size_t> units_of(const Matrix& matrix, int lines, const char* name, 
     const auto add = [&](size_t at) {
         if (span) at ^= at >> 3 & (span - 1) & ~size_t{15};
         if (at + 16 > static_cast<size_t>(shared_bytes)) {
-            emulator::fail(site, "wgmma: %s takes shared bytes %zu to %zu of %ld", name, at, at + 16, static_cast<long>(shared_bytes));
+            emulator::fail(site, "wgmma: %s takes shared bytes %zu to %zu of %ld", name, at, at + 16,
+                           static_cast<long>(shared_bytes));
         }
         units.push_back(at);
     };
@@ -144,7 +146,8 @@ void compute(Product& p) {
     const std::vector<double> b = widen_lines(p.b_bytes, p.bfloat16, p.b_matrix.transposed);
     for (int thread = 0; thread < group_threads; ++thread) {
         for (int i = 0; i < p.count; ++i) {
-            const int row = thread / 32 * 16 + thread % 32 / 4 + i % 4 / 2 * 8, column = i / 4 * 8 + thread % 4 * 2 + i % 2;
+            const int row = thread / 32 * 16 + thread % 32 / 4 + i % 4 / 2 * 8;
+            const int column = i / 4 * 8 + thread % 4 * 2 + i % 2;
             float& sum = p.sums[thread][i];
             sum = dot(p.add ? sum : 0.0f, &a[static_cast<size_t>(row * depth)], &b[static_cast<size_t>(column * depth)],
                       Core::whole);
@@ -164,7 +167,9 @@ void finish(Warpgroup& group, int64_t end, Site wait) {
     }
 }
 
-bool different(const Matrix& a, const Matrix& b) { return a.descriptor != b.descriptor || a.transposed != b.transposed; }
+bool different(const Matrix& a, const Matrix& b) {
+    return a.descriptor != b.descriptor || a.transposed != b.transposed;
+}
 
 void check_alike(const Product& p, const Product& mine, Site site) {
     const bool same_site = p.site.line == site.line && !strcmp(p.site.file, site.file);
@@ -204,6 +209,27 @@ void check_registers(const Fibre& self, const Registers& r, bool sums, Site site
     emulator::fail(site, "wgmma: no wgmma_fence() names its %s since they were the thread's own", kind(sums));
 }
 
+// These registers are no longer handed over.
+void take_back(ThreadProducts& mine, const Registers& r) {
+    std::vector<Handed> left;
+    for (const Handed& h : mine.handed) {
+        const long from = std::max(start_of(r) - start_of(h.registers), 0L), size = static_cast<long>(h.registers.bytes);
+        const long to = std::min(start_of(r) - start_of(h.registers) + static_cast<long>(r.bytes), size);
+        const auto keep = [&](long first, long end) {
+            if (first >= end) return;
+            left.push_back({{start_of(h.registers) + first, static_cast<size_t>(end - first)},
+                            {h.value.begin() + first, h.value.begin() + end}});
+        };
+        if (from >= to) {
+            left.push_back(h);
+        } else {
+            keep(0, from);
+            keep(to, size);
+        }
+    }
+    mine.handed = left;
+}
+
 void forbid(Fibre& self, const InFlight& registers) {
     self.products.in_flight.push_back(registers);
     __asan_poison_memory_region(registers.registers.at, registers.registers.bytes);
@@ -240,7 +266,8 @@ void leave_products(Fibre& self) {
     ThreadProducts& mine = self.products;
     Warpgroup& group = group_of(current);
     if (mine.waited < mine.made) {
-        emulator::fail(product(group, mine.waited).site, "wgmma: thread %d leaves the kernel without having waited for it", current);
+        emulator::fail(product(group, mine.waited).site, "wgmma: thread %d leaves the kernel without having waited for it",
+                       current);
     }
     if (mine.made < group.closed + static_cast<int64_t>(group.products.size())) {
         const Product& p = product(group, mine.made);
@@ -286,11 +313,8 @@ void wgmma_fence(const Registers* named, Site site) {
             fail(site, "wgmma_fence: names %s of the wgmma at %s:%d, which is under way", kind(r.sums), base_name(r.site.file),
                  r.site.line);
         }
-        auto& handed = mine.handed;
-        handed.erase(std::remove_if(handed.begin(), handed.end(),
-                                    [&](const Handed& h) { return overlap(h.registers, *named); }),
-                     handed.end());
-        handed.push_back({*named, {start_of(*named), start_of(*named) + named->bytes}});
+        take_back(mine, *named);
+        mine.handed.push_back({*named, {start_of(*named), start_of(*named) + named->bytes}});
     }
 }
 
@@ -391,10 +415,7 @@ void wgmma_wait_group(int pending, const Registers* named, Site site) {
             fail(site, "wgmma_wait_group: does not name %s of the wgmma at %s:%d, which is complete; the compiler may use them "
                  "before the wait", kind(r.sums), base_name(r.site.file), r.site.line);
         }
-        auto& handed = mine.handed;
-        handed.erase(std::remove_if(handed.begin(), handed.end(),
-                                    [&](const Handed& h) { return !used && overlap(h.registers, r.registers); }),
-                     handed.end());
+        if (!used) take_back(mine, r.registers);
     }
 }
 

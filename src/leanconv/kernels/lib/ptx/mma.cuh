@@ -2,7 +2,8 @@
 // NOTE: each header of lib/ptx/ wraps one kind of PTX instruction, a function an instruction, named after it. The CPU
 // emulator has a twin of each, found first on the include path; kernels therefore include them with angle brackets.
 //
-// Fragments, for the lane with group g = lane / 4 and pair t = lane % 4; registers hold two neighbours, the lower half first:
+// Fragments, for the lane with group g = lane / 4 and pair t = lane % 4; a register holds two neighbours, the lower half
+// first:
 //   a[i]: row g, or g + 8 where i is odd; columns 2 t and 2 t + 1, from i = 2 on 8 more       (16 x 16)
 //   b[i]: reduction elements 2 t and 2 t + 1, for i = 1 8 more; column g                       (16 x 8)
 //   sums[i]: row g, or g + 8 from i = 2 on; column 2 t, or one more where i is odd             (16 x 8)

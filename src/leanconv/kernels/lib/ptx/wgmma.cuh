@@ -1,11 +1,12 @@
-// Products of matrices by the tensor cores while the threads go on: wgmma, of sm_90a alone.
+// Products of matrices by the tensor cores while the threads go on: wgmma, on sm_90a alone.
 // NOTE: each header of lib/ptx/ wraps one kind of PTX instruction, a function an instruction, named after it. The CPU
 // emulator has a twin of each, found first on the include path; kernels therefore include them with angle brackets.
 //
 // A warpgroup is four neighbouring warps. One instruction adds to 64 rows of n sums the products of A, 64 x 16, and B,
 // 16 x n. Warp w has rows 16 w to 16 w + 15; its lane with group g = lane / 4 and pair t = lane % 4 holds
 //   sums[4 j + i]: row g, or g + 8 from i = 2 on; column 8 j + 2 t, or one more where i is odd
-//   a[i]: two neighbours, the lower half first: row g, or g + 8 where i is odd; columns 2 t and 2 t + 1, from i = 2 on 8 more
+//   a[i]: two neighbours, the lower half first: row g, or g + 8 where i is odd; columns 2 t and 2 t + 1, from i = 2 on 8
+//   more
 // The order of calls:
 //   wgmma_fence(sums, a);           what the threads wrote to these registers comes before the products
 //   wgmma_f16(sums, a, b, true);    any number of them
@@ -20,8 +21,8 @@
 
 namespace leanconv {
 
-// An operand in shared memory: start / 16 in bits 0 to 13, leading / 16 from bit 16, stride / 16 from bit 32 on, the kind of
-// swizzle from bit 62 on. Of both operands a line is one row of A or one column of B.
+// An operand in shared memory: start / 16 in bits 0 to 13, leading / 16 from bit 16, stride / 16 from bit 32 on, the kind
+// of swizzle from bit 62 on. A line is one row of A or one column of B.
 // transposed 0: the 16 reduction elements of a line lie next to each other (K-major)
 // transposed 1: lines do, each reduction element is a row of shared memory (MN-major)
 template <int transposed>
@@ -97,7 +98,8 @@ __device__ __forceinline__ void wgmma_wait_group(Registers&... registers) {
 // NOTE: the tensor core rounds its running sum toward zero. The error of long sums of one sign grows with their length:
 // add partial sums of some 64 reduction elements in ordinary registers where float32's accuracy is meant.
 #define LEANCONV_TEN(tens) \
-    "%" #tens "0, %" #tens "1, %" #tens "2, %" #tens "3, %" #tens "4, %" #tens "5, %" #tens "6, %" #tens "7, %" #tens "8, %" #tens "9"
+    "%" #tens "0, %" #tens "1, %" #tens "2, %" #tens "3, %" #tens "4, " \
+    "%" #tens "5, %" #tens "6, %" #tens "7, %" #tens "8, %" #tens "9"
 #define LEANCONV_NAMES_16 LEANCONV_TEN() ", %10, %11, %12, %13, %14, %15"
 #define LEANCONV_NAMES_30 LEANCONV_TEN() ", " LEANCONV_TEN(1) ", " LEANCONV_TEN(2)
 #define LEANCONV_NAMES_60 LEANCONV_NAMES_30 ", " LEANCONV_TEN(3) ", " LEANCONV_TEN(4) ", " LEANCONV_TEN(5)

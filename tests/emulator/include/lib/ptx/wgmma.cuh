@@ -31,6 +31,11 @@ inline void wgmma_fence(A& a, B& b, C& c, EMULATOR_SITE) {
     emulator::wgmma_fence(emulator::Named<A, B, C>(a, b, c).list, site);
 }
 
+template <class A, class B, class C, class D>
+inline void wgmma_fence(A& a, B& b, C& c, D& d, EMULATOR_SITE) {
+    emulator::wgmma_fence(emulator::Named<A, B, C, D>(a, b, c, d).list, site);
+}
+
 inline void wgmma_commit_group() { emulator::wgmma_commit_group(); }
 
 template <int pending>
@@ -52,6 +57,12 @@ template <int pending, class A, class B, class C>
 inline void wgmma_wait_group(A& a, B& b, C& c, EMULATOR_SITE) {
     static_assert(pending >= 0 && pending < 8, "wgmma.wait_group takes 0 to 7");
     emulator::wgmma_wait_group(pending, emulator::Named<A, B, C>(a, b, c).list, site);
+}
+
+template <int pending, class A, class B, class C, class D>
+inline void wgmma_wait_group(A& a, B& b, C& c, D& d, EMULATOR_SITE) {
+    static_assert(pending >= 0 && pending < 8, "wgmma.wait_group takes 0 to 7");
+    emulator::wgmma_wait_group(pending, emulator::Named<A, B, C, D>(a, b, c, d).list, site);
 }
 
 constexpr bool is_count_of_sums(int count) {
