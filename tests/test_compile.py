@@ -99,6 +99,7 @@ def compile_plan(algorithm, problem, config, target):
     plan = algorithm.plan(problem, config, target)
     figures = [compiled(source(launch), launch.symbol, target.arch) for launch in plan.every_launch]
     for launch, figure in zip(plan.every_launch, figures, strict=True):
+        assert not figure.advice, figure.advice
         what = f"{algorithm.name} {config} on {target.arch}: {figure.registers} registers"
         assert len(figure.cubin) > 1000 and figure.cubin[:4] == b"\x7fELF", what
         # registers are allocated to warps in portions of 256

@@ -145,8 +145,8 @@ def test_fragments_that_were_handed_over_stay_so_when_others_come_back():
         multiply(edit=lambda body: edit(body).replace("<1>(a[0])", "<1>()"))
 
 
-#: One thread brings stages of B; two warpgroups multiply them by their own A, one block of 64 elements behind, into two
-#: partial sums in turn, which they add up themselves. One arrival of each frees a stage.
+#: One thread brings stages of B; two warpgroups multiply them by their own A into two partial sums in turn, one under
+#: way while the other is added up. One arrival of each frees a stage.
 PIPELINE = """
 Mbarrier* empty = full + 3;
 if (t == 0) {
@@ -168,26 +168,36 @@ if (t >= 256) {
 } else {
     set_registers_up<240>();
     const int group = t / 128, thread = t % 128;
-    float partial[2][16], total[16] = {};
-    unsigned a[2][4][4];
-    for (int k = 0; k <= n; ++k) {
-        const int now = k % 2, stage = k % 3, last = (k + 2) % 3;
-        if (k < n) {
-            for (int i = 0; i < 16; ++i)
-                a[now][i / 4][i % 4] = x[(((group * n + k) * 4 + i / 4) * 128 + thread) * 4 + i % 4];
-            /* wait full */ mbarrier_wait_parity(full + stage, k / 3 & 1);
-            const MatrixDescriptor b = matrix_descriptor(s + stage * 4096, 0, 1024, 128);
-            /* fence */ wgmma_fence(partial[now], a[now]);
-            for (int i = 0; i < 4; ++i) wgmma_f16(partial[now], a[now][i], b + 32 * i, i > 0);
-            /* commit */ wgmma_commit_group();
-            /* early */
-            if (k == 0) continue;
-            /* wait */ wgmma_wait_group<1>(partial[now ^ 1], a[now ^ 1]);
-        } else {
-            /* wait for all */ wgmma_wait_group<0>(partial[now ^ 1], a[now ^ 1]);
-        }
-        for (int i = 0; i < 16; ++i) total[i] += partial[now ^ 1][i];
-        /* say empty */ if (thread == 0) mbarrier_arrive(empty + last);
+    float even[16], odd[16], total[16] = {};
+    unsigned first[4][4], second[4][4];
+    const auto multiply = [&](int k, float (&sums)[16], unsigned (&a)[4][4]) {
+        for (int i = 0; i < 16; ++i)
+            /* fragments */ a[i / 4][i % 4] = x[(((group * n + k) * 4 + i / 4) * 128 + thread) * 4 + i % 4];
+        const int stage = k % 3;
+        /* wait full */ mbarrier_wait_parity(full + stage, k / 3 & 1);
+        const MatrixDescriptor b = matrix_descriptor(s + stage * 4096, 0, 1024, 128);
+        /* fence */ wgmma_fence(sums, a);
+        for (int i = 0; i < 4; ++i) wgmma_f16(sums, a[i], b + 32 * i, i > 0);
+        /* commit */ wgmma_commit_group();
+        /* early */
+    };
+    const auto add = [&](int k, float (&sums)[16]) {
+        for (int i = 0; i < 16; ++i) total[i] += sums[i];
+        /* say empty */ if (thread == 0) mbarrier_arrive(empty + k % 3);
+    };
+    for (int k = 0; k < n; k += 4) {
+        multiply(k, even, first);
+        multiply(k + 1, odd, second);
+        wgmma_wait_group<1>(even, first);
+        add(k, even);
+        multiply(k + 2, even, first);
+        wgmma_wait_group<1>(odd, second);
+        add(k + 1, odd);
+        multiply(k + 3, odd, second);
+        wgmma_wait_group<1>(even, first);
+        add(k + 2, even);
+        wgmma_wait_group<0>(odd, second);
+        add(k + 3, odd);
     }
     for (int i = 0; i < 16; ++i) y[t * 16 + i] = total[i];
 }
@@ -219,19 +229,21 @@ def test_a_pipeline_of_copies_and_products():
             ),
             "cp_async_bulk_shared_global: the wgmma at unit.cu:.* may still read shared bytes .*: nobody has waited",
         ),
-        (changed("empty + last", "empty + stage"), "may still read|under way|arrives in phase|stuck"),
+        (
+            changed("empty + k % 3);\n    };", "empty + (k + 1) % 3);\n    };"),
+            "may still read|under way|arrives in phase|stuck",
+        ),
         (dropped("wait full"), "operand B: shared bytes .* are under way|may still read shared bytes"),
         (changed("(full + stage, k / 3 & 1)", "(full + stage, 0)"), "operand B: .* under way|stuck|completes before"),
-        (changed("group<1>(partial[now ^ 1], a[now ^ 1])", "group<2>()"), TOO_EARLY),
+        (changed("group<1>(even, first)", "group<2>()"), TOO_EARLY),
+        (changed("group<1>(even, first)", "group<1>(even, odd, first)"), "names sums of the wgmma .* still under way"),
+        (changed("group<0>(odd, second)", "group<1>()"), TOO_EARLY),
+        # one set of sums, or of fragments, for what is under way and what comes next
         (
-            changed("group<1>(partial[now ^ 1], a[now ^ 1])", "group<1>(partial, a[now ^ 1])"),
-            "names sums of the wgmma .* still under way",
+            changed("multiply(k + 1, odd, second)", "multiply(k + 1, even, second)"),
+            "names sums of the wgmma .*, which is under way",
         ),
-        (changed("group<0>(partial[now ^ 1], a[now ^ 1])", "group<1>()"), TOO_EARLY),
-        (changed("now = k % 2", "now = 0"), TOO_EARLY),
-        (changed("a[2][4][4]", "a[1][4][4]"), "overflow|out of bounds"),
-        # with one set of fragments, the next is loaded while the last is still read
-        (lambda body: body.replace("a[now]", "a[0]").replace("a[now ^ 1]", "a[0]"), TOO_EARLY),
+        (changed("multiply(k + 1, odd, second)", "multiply(k + 1, odd, first)"), TOO_EARLY),
         (dropped("commit"), "does not name|names sums|under way|" + TOO_EARLY),
         (changed("up<240>", "up<248>"), "set_registers_up<248>.*: the block asks for 520 registers .* 504"),
     ],
@@ -295,7 +307,17 @@ def test_a_stage_is_free_when_products_have_used_what_was_loaded():
 
 def test_the_compiler_takes_the_same_texts_for_one_architecture(nvrtc):
     for body in (PIPELINE, FRAGMENTS):
-        assert compile_source(unit(body), "probe", "sm_90a").spill_bytes == 0
+        made = compile_source(unit(body).replace("bounds__(384)", "bounds__(384, 1)"), "probe", "sm_90a")
+        assert made.spill_bytes == made.stack_bytes == 0
+        assert not made.advice
     for arch in ("sm_80", "sm_100a", "sm_120"):
         with pytest.raises(CompileError, match="wgmma_fence"):
             compile_source(unit(PIPELINE), "probe", arch)
+
+
+def test_products_that_wait_for_each_other_are_advised_of(nvrtc):
+    body = "float sums[32] = {};\nunsigned a[4] = {1, 2, 3, 4};\nwgmma_fence(sums, a);\n"
+    body += "for (int k = 0; k < n; ++k) wgmma_f16(sums, a, MatrixDescriptor{1}, true), sums[3] += 1;\n"
+    body += "wgmma_commit_group();\nwgmma_wait_group<0>(sums, a);\ny[t] = sums[3];"
+    (advice,) = compile_source(unit(body), "probe", "sm_90a").advice
+    assert "wgmma.mma_async instructions are serialized" in advice

@@ -29,6 +29,8 @@ class Compiled:
     registers: int
     spill_bytes: int
     stack_bytes: int
+    #: sentences of the compiler on what it could not do: products that wait for each other, registers not passed on
+    advice: tuple[str, ...] = ()
 
 
 class CompileError(RuntimeError):
@@ -71,6 +73,10 @@ def source(launch: Launch) -> str:
     )
 
 
+#: In lines of ptxas that no figure replaces.
+_ADVICE = r"Potential Performance Loss|setmaxnreg"
+
+
 def _figure(pattern: str, log: str) -> int:
     match = re.search(pattern, log)
     return int(match.group(1)) if match else 0
@@ -97,6 +103,7 @@ def compile_source(text: str, symbol: str, arch: str) -> Compiled:
         registers=_figure(r"Used (\d+) registers", report),
         spill_bytes=_figure(r"(\d+) bytes spill stores", report),
         stack_bytes=_figure(r"(\d+) bytes stack frame", report),
+        advice=tuple(line.strip() for line in report.splitlines() if re.search(_ADVICE, line)),
     )
 
 

@@ -14,7 +14,11 @@
 //   wgmma_wait_group<0>(sums, a);   they belong to the threads again
 // NOTE: sums and fragments that registers hold are named at the fence and at the wait that ends their use: otherwise the
 // compiler moves their other uses between the two, or has each product waited for. Those that products in flight still
-// use are not named. Operands that threads stored to shared memory need a fence_proxy_async() and a barrier before.
+// use are not named.
+// NOTE: sums that are under way at the end of a loop's body may be added to in the next round, but not read: the compiler
+// has each product waited for then, and says so (Compiled.advice). Wait for all before the end of the body; the other
+// warpgroup uses the tensor core meanwhile.
+// NOTE: operands that threads stored to shared memory need a fence_proxy_async() and a barrier before.
 #pragma once
 
 #include <lib/ptx/shared.cuh>
