@@ -20,6 +20,7 @@ import pytest
 import selection
 from breaks import BREAKS as MOST
 from breaks import RACE, Break, gemm
+from breaks_depthwise import DEPTHWISE
 from breaks_gradients import GRADIENTS
 from breaks_single_channel import SEVERAL_FILTERS
 from cases import CASES, NARROW_CASES, TARGETS, TRANSFORM_CASES
@@ -29,7 +30,7 @@ from leanconv.algorithms.base import Config, GpuAlgorithm
 from leanconv.problem import Problem
 from leanconv.runtime.compile import KERNELS
 
-BREAKS = (*MOST, *GRADIENTS, *SEVERAL_FILTERS)
+BREAKS = (*MOST, *DEPTHWISE, *GRADIENTS, *SEVERAL_FILTERS)
 PROBLEMS = {case.name: case.problem for case in (*CASES, *NARROW_CASES, *TRANSFORM_CASES)}
 
 

@@ -35,6 +35,10 @@ MOST_TAPS, SEGMENT, MOST_CODE = 36, 32, 2400
 COPY_CYCLES, SCATTER_CYCLES, FEW_WARPS, ALONE_CYCLES, LESSER = 6, 21, 4.6, 124, 0.42
 
 
+#: Rows of outputs above which padding is not counted when a time is predicted.
+TALL = 256
+
+
 @dataclass(frozen=True)
 class WideConfig(Config):
     """A thread computes ``columns`` outputs of a row; a block ``rows`` rows of ``strips`` times so many, of ``images``
@@ -75,7 +79,11 @@ def tile_rows(problem: ConvProblem, rows: int) -> int:
         last = (min(first + rows, problem.p) - 1) * stride - top + (problem.r - 1) * dilation
         return min(last, problem.h - 1) - max(first * stride - top, 0) + 1
 
-    return max(1, *(seen(first) for first in range(0, problem.p, rows)), 1)
+    # the first band, the last, and where bands begin to see the whole of their pixels and no longer do so
+    ends = (top, problem.h - 1 + top - (problem.r - 1) * dilation - (rows - 1) * stride)
+    near = {at // stride // rows * rows + more for at in ends for more in (-rows, 0, rows)}
+    last = (problem.p - 1) // rows * rows
+    return max(1, *(seen(first) for first in {0, last, *near} if 0 <= first <= last))
 
 
 def row_width(problem: ConvProblem, columns: int, fixed: bool) -> int:
@@ -308,7 +316,12 @@ def _row_of_taps(problem: ConvProblem, config: WideConfig) -> tuple[float, float
 
 @lru_cache(maxsize=1024)
 def _steps(problem: ConvProblem, rows: int, neighbours: int) -> float:
-    """Rows of taps that a warp goes through on average: as many as any of its ``neighbours`` rows of outputs has."""
+    """Rows of taps that a warp goes through on average: as many as any of its ``neighbours`` rows of outputs has.
+
+    Of tall images all: few of their rows are near padding.
+    """
+    if problem.p > TALL:
+        return problem.r
     (stride, _), (dilation, _), top = problem.stride, problem.dilation, problem.padding[0]
     seen = []
     for p in range(problem.p):
