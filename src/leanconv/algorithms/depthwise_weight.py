@@ -28,6 +28,10 @@ THREADS = (128, 256, 512)
 #: adds to the greater, and how much more where one block is alone on a multiprocessor.
 ISSUE, BESIDE, LINE, LATENCY, START, MEMORY, LESSER, ALONE = 0.55, 23, 0.56, 960, 4700, 1.48, 0.32, 0.22
 
+#: How much longer blocks of 128 threads take in NHWC, where clusters are few, on images larger than 14 x 14, than the
+#: model says (measured on an H200, seven layers: 1.3 to 1.8 times blocks of 256).
+SMALL_BLOCKS, SMALL_IMAGE = 1.5, 200
+
 
 @dataclass(frozen=True)
 class DepthwiseWeightConfig(Config):
@@ -78,7 +82,11 @@ class DepthwiseWeight(TimedAlgorithm):
     def timed(self, problem: ConvProblem, target: Target) -> list[tuple[float, DepthwiseWeightConfig]]:
         channels = CHANNELS if problem.layout == "NHWC" else (1,)
         found = shapes(problem, target, channels, range(1, 9) if target.clusters else (1,))
-        return by_time((predicted_cycles(problem, config, target), config) for config in found)
+        slower = SMALL_BLOCKS if problem.layout == "NHWC" and problem.p * problem.q > SMALL_IMAGE else 1.0
+        return by_time(
+            (predicted_cycles(problem, config, target) * (slower if config.threads == THREADS[0] else 1.0), config)
+            for config in found
+        )
 
     def plan(self, problem: ConvProblem, config: DepthwiseWeightConfig, target: Target) -> Plan:
         launch = Launch(
