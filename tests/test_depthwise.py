@@ -77,7 +77,14 @@ def first_of_each_width() -> list[Any]:
                 config = of_width[whole, columns]
                 config = replace(config, rows=min(config.rows, 3 + turn % 4))
                 what = f"{name}-{columns}" + ("-whole" if whole else "")
-                found.append((problem, config, what, columns == widths[turn // 2 % len(widths)]))
+                found.append(
+                    (
+                        problem,
+                        config,
+                        what,
+                        whole == (turn // 2 % 2 == 0) and columns == widths[turn // 2 % len(widths)],
+                    )
+                )
     chosen = [each for each in found if each[3]]
     return selection.marked(found, chosen, lambda each: (each[:2], each[2]))
 

@@ -255,7 +255,7 @@ def test_what_words_are_made_for() -> None:
     assert explain(replace(last, c=3, k=64), device="cuda").chosen == "direct_dp4a"
 
 
-@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("dtype", [pytest.param("int8", marks=pytest.mark.exhaustive), "uint8"])
 def test_kernels_are_exact_at_the_bound_of_sums(dtype: Any) -> None:
     """As many products of the largest size as int32 can sum, and as many words of them as fit."""
     for algorithm, channels in ((DIRECT, MOST[dtype]), (WORDS, MOST[dtype] // 4 * 4)):

@@ -22,7 +22,7 @@ from leanconv.plan import Pointer
 from leanconv.problem import BORDERS, ConvProblem
 from leanconv.runtime.compile import KERNELS, source
 
-ARITHMETIC = settings(max_examples=200, derandomize=True, deadline=None, database=None)
+ARITHMETIC = settings(max_examples=80, derandomize=True, deadline=None, database=None)
 KERNEL = settings(
     max_examples=5,
     derandomize=True,
