@@ -11,6 +11,7 @@ from leanconv.dtypes import GPU_LAYERS, item_bytes
 from leanconv.plan import Launch, Plan, Target
 from leanconv.problem import ConvProblem
 
+PAPER = "X. Chen et al., Optimizing Memory Efficiency for Convolution Kernels on Kepler GPUs (2017), for one channel"
 #: Most taps of a filter, which a thread keeps in registers, and most registers that a thread may need.
 MOST_TAPS = 81
 MOST_REGISTERS = 200
@@ -102,12 +103,17 @@ def blocks_that_fit(registers: int, threads: int, target: Target) -> int:
     return max((blocks for blocks in range(1, 33) if fits(blocks)), default=1)
 
 
+def one_channel(problem: ConvProblem) -> list[str]:
+    """Why kernels for one channel a group cannot run ``problem``."""
+    several = problem.group_c != 1
+    return [f"groups={problem.groups} of {problem.c} channels: a group has more than one channel"] if several else []
+
+
 def one_channel_limits(problem: ConvProblem, taken: Sequence[str]) -> list[str]:
-    """Why kernels for one channel a group cannot run ``problem``, forward or by reversed filters."""
-    reasons = [*gradient_limits(problem, taken), *images_outermost(problem)]
-    if problem.group_c != 1:
-        reasons.append(f"groups={problem.groups} of {problem.c} channels: a group has more than one channel")
-    elif problem.op == "dgrad" and (problem.stride != (1, 1) or problem.group_k != 1):
+    """Why kernels for one channel a group cannot run ``problem`` as a forward convolution, of a gradient with reversed
+    filters."""
+    reasons = [*gradient_limits(problem, taken), *images_outermost(problem), *one_channel(problem)]
+    if problem.group_c == 1 and problem.op == "dgrad" and (problem.stride != (1, 1) or problem.group_k != 1):
         reasons.append(
             f"op='dgrad' with stride={problem.stride} and {problem.group_k} filters a channel: it computes the "
             "gradient of layers of unit stride with one filter a channel"
@@ -136,9 +142,7 @@ class Depthwise(TimedAlgorithm):
     of unit stride, the gradient of the input."""
 
     name = "depthwise"
-    paper = (
-        "X. Chen et al., Optimizing Memory Efficiency for Convolution Kernels on Kepler GPUs (2017), for one channel"
-    )
+    paper = PAPER
     tier = "ieee"
     solves = "conv2d"
 

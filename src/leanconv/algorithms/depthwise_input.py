@@ -8,10 +8,12 @@ from leanconv.algorithms.base import Config, TimedAlgorithm, by_time, ceil_div, 
 from leanconv.algorithms.depthwise import (
     MOST_REGISTERS,
     MOST_TAPS,
+    PAPER,
     THREADS,
     blocks_that_fit,
     channel_tile,
     live_rows,
+    one_channel,
 )
 from leanconv.algorithms.tiles import gradient_arguments, images_outermost, input_limits
 from leanconv.dtypes import GPU_LAYERS
@@ -73,16 +75,12 @@ class DepthwiseInput(TimedAlgorithm):
     channel."""
 
     name = "depthwise_input"
-    paper = (
-        "X. Chen et al., Optimizing Memory Efficiency for Convolution Kernels on Kepler GPUs (2017), for one channel"
-    )
+    paper = PAPER
     tier = "ieee"
     solves = "conv2d"
 
     def why_not(self, problem: ConvProblem, target: Target) -> list[str]:
-        reasons = [*input_limits(problem, GPU_LAYERS), *images_outermost(problem)]
-        if problem.group_c != 1:
-            reasons.append(f"groups={problem.groups} of {problem.c} channels: a group has more than one channel")
+        reasons = [*input_limits(problem, GPU_LAYERS), *images_outermost(problem), *one_channel(problem)]
         if problem.r * problem.s > MOST_TAPS:
             reasons.append(f"the filter has {problem.r}x{problem.s} taps, and a thread keeps {MOST_TAPS} at most")
         elif not reasons and not _usable(problem):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from leanconv.algorithms.base import Config, TimedAlgorithm, by_time, ceil_div, conv_constants
-from leanconv.algorithms.depthwise import as_convolution, bytes_moved, one_channel_limits
+from leanconv.algorithms.depthwise import PAPER, as_convolution, bytes_moved, one_channel_limits
 from leanconv.algorithms.tiles import conv_arguments
 from leanconv.dtypes import GPU_LAYERS
 from leanconv.plan import Launch, Plan, Target
@@ -39,9 +39,7 @@ class DepthwiseRow(TimedAlgorithm):
     of unit stride, the gradient of the input."""
 
     name = "depthwise_row"
-    paper = (
-        "X. Chen et al., Optimizing Memory Efficiency for Convolution Kernels on Kepler GPUs (2017), for one channel"
-    )
+    paper = PAPER
     tier = "ieee"
     solves = "conv2d"
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import product
 
 from leanconv.algorithms.base import Config, TimedAlgorithm, by_time, ceil_div, conv_constants
-from leanconv.algorithms.depthwise import MOST_TAPS, blocks_that_fit, live_rows, window
+from leanconv.algorithms.depthwise import MOST_TAPS, PAPER, blocks_that_fit, live_rows, one_channel, window
 from leanconv.algorithms.tiles import gradient_arguments, images_outermost, weight_limits
 from leanconv.dtypes import GPU_LAYERS
 from leanconv.plan import Launch, Number, Plan, Target
@@ -60,16 +60,12 @@ class DepthwiseWeight(TimedAlgorithm):
     fixed order, no atomics, no workspace."""
 
     name = "depthwise_weight"
-    paper = (
-        "X. Chen et al., Optimizing Memory Efficiency for Convolution Kernels on Kepler GPUs (2017), for one channel"
-    )
+    paper = PAPER
     tier = "ieee"
     solves = "conv2d"
 
     def why_not(self, problem: ConvProblem, target: Target) -> list[str]:
-        reasons = [*weight_limits(problem, GPU_LAYERS), *images_outermost(problem)]
-        if problem.group_c != 1:
-            reasons.append(f"groups={problem.groups} of {problem.c} channels: a group has more than one channel")
+        reasons = [*weight_limits(problem, GPU_LAYERS), *images_outermost(problem), *one_channel(problem)]
         if problem.r * problem.s > MOST_TAPS:
             reasons.append(f"the filter has {problem.r}x{problem.s} taps, and a thread keeps {MOST_TAPS} at most")
         elif not reasons and not _usable(problem):

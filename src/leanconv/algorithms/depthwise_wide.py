@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from leanconv.algorithms.base import Config, TimedAlgorithm, by_time, ceil_div, conv_constants
-from leanconv.algorithms.depthwise import as_convolution, blocks_that_fit, one_channel_limits
+from leanconv.algorithms.depthwise import PAPER, as_convolution, blocks_that_fit, one_channel_limits
 from leanconv.algorithms.tiles import conv_arguments
 from leanconv.dtypes import GPU_LAYERS, item_bytes
 from leanconv.plan import Launch, Plan, Target
@@ -136,9 +136,7 @@ class DepthwiseWide(TimedAlgorithm):
     stride, the gradient of the input."""
 
     name = "depthwise_wide"
-    paper = (
-        "X. Chen et al., Optimizing Memory Efficiency for Convolution Kernels on Kepler GPUs (2017), for one channel"
-    )
+    paper = PAPER
     tier = "ieee"
     solves = "conv2d"
 

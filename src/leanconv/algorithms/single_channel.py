@@ -8,7 +8,7 @@ from itertools import product
 from math import gcd, log2
 
 from leanconv.algorithms.base import Config, TimedAlgorithm, by_time, ceil_div, conv_constants
-from leanconv.algorithms.depthwise import blocks_that_fit
+from leanconv.algorithms.depthwise import blocks_that_fit, one_channel
 from leanconv.algorithms.tiles import conv_arguments, forward_limits, images_outermost
 from leanconv.dtypes import GPU_LAYERS, item_bytes
 from leanconv.plan import Launch, Plan, Target
@@ -96,10 +96,8 @@ class SingleChannel(TimedAlgorithm):
     solves = "conv2d"
 
     def why_not(self, problem: ConvProblem, target: Target) -> list[str]:
-        reasons = [*forward_limits(problem, GPU_LAYERS), *images_outermost(problem)]
-        if problem.group_c != 1:
-            reasons.append(f"groups={problem.groups} of {problem.c} channels: a group has more than one channel")
-        elif problem.group_k == 1 and problem.groups > 1:
+        reasons = [*forward_limits(problem, GPU_LAYERS), *images_outermost(problem), *one_channel(problem)]
+        if problem.group_c == 1 and problem.group_k == 1 and problem.groups > 1:
             reasons.append(f"{problem.c} channels with one filter each: it computes several filters a channel")
         if problem.r * problem.s > MOST_TAPS:
             reasons.append(f"the filter has {problem.r}x{problem.s} taps, and its code is unrolled for {MOST_TAPS}")

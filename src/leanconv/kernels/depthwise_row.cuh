@@ -11,7 +11,7 @@
 
 #include <lib/epilogue.cuh>
 #include <lib/index.cuh>
-#include <lib/load_floats.cuh>
+#include <lib/adjacent.cuh>
 
 namespace leanconv {
 
@@ -52,7 +52,7 @@ __device__ __forceinline__ void depthwise_row(const typename Problem::element* _
 #pragma unroll
         for (int v = 0; v < loads; ++v) {
             const int at = first + u * Tuning::threads * 4 - Problem::pad_left - Shape::lead + 4 * v;
-            load_floats(pixel[u][v], from + at, inside && static_cast<unsigned>(at) < static_cast<unsigned>(Problem::w));
+            load_adjacent(pixel[u][v], from + at, inside && static_cast<unsigned>(at) < static_cast<unsigned>(Problem::w));
         }
     float tap[taps];
 #pragma unroll

@@ -29,7 +29,7 @@ __device__ __forceinline__ void load_strip(float (&strip)[Window::columns], cons
 #pragma unroll
         for (int q = 0; q < Window::columns; q += 4) {
             float four[4] = {};
-            if (exists && first_q + q < Problem::q) load_four(four, row + first_q + q);
+            if (exists && first_q + q < Problem::q) load_adjacent(four, row + first_q + q);
 #pragma unroll
             for (int i = 0; i < 4; ++i) strip[q + i] = four[i];
         }

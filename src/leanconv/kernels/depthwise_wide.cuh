@@ -22,7 +22,7 @@
 
 #include <lib/epilogue.cuh>
 #include <lib/index.cuh>
-#include <lib/load_floats.cuh>
+#include <lib/adjacent.cuh>
 #include <lib/ptx/copy.cuh>
 #include <lib/ptx/shared.cuh>
 
@@ -186,7 +186,7 @@ __device__ __forceinline__ void copy_tile(float* tile, const typename Problem::e
             if constexpr (copied) {
                 if (exists) cp_async_16(tile + to[b], from, inside);
             } else {
-                load_floats(pixels[b], from, inside);
+                load_adjacent(pixels[b], from, inside);
                 if (!exists) to[b] = -1;
             }
         }

@@ -1,4 +1,4 @@
-// One, two or four adjacent elements, aligned to all of them, as one load or store.
+// One, two or four adjacent elements, aligned to all of them, as one load or store; loads widen them to floats.
 #pragma once
 
 #include <lib/element.cuh>
@@ -7,9 +7,13 @@
 
 namespace leanconv {
 
+// Zeros where it is not valid.
 template <int count>
-__device__ __forceinline__ void load_adjacent(float (&v)[count], const float* from) {
+__device__ __forceinline__ void load_adjacent(float (&v)[count], const float* from, bool valid = true) {
     static_assert(count == 1 || count == 2 || count == 4, "one, two or four elements are loaded at once");
+#pragma unroll
+    for (int i = 0; i < count; ++i) v[i] = 0.0f;
+    if (!valid) return;
     if constexpr (count == 4) {
         load_vector(v, from);
     } else if constexpr (count == 2) {
@@ -20,9 +24,9 @@ __device__ __forceinline__ void load_adjacent(float (&v)[count], const float* fr
     }
 }
 template <int count, class T>
-__device__ __forceinline__ void load_adjacent(float (&v)[count], const T* from) {
+__device__ __forceinline__ void load_adjacent(float (&v)[count], const T* from, bool valid = true) {
     Packed<T, count> packed;
-    packed.load(from, true);
+    packed.load(from, valid);
 #pragma unroll
     for (int i = 0; i < count; ++i) v[i] = packed.value(i);
 }

@@ -1,7 +1,7 @@
 // Rows of one channel that a thread walks down: what a strip of outputs sees of an input row, and how it is loaded.
 #pragma once
 
-#include <lib/element.cuh>
+#include <lib/adjacent.cuh>
 #include <lib/index.cuh>
 #include <lib/ptx/prefetch.cuh>
 
@@ -35,19 +35,6 @@ struct DepthwiseWindow {
     }
 };
 
-// Four adjacent elements, aligned to all of them.
-__device__ __forceinline__ void load_four(float (&v)[4], const float* from) {
-    const float4 four = *reinterpret_cast<const float4*>(from);
-    v[0] = four.x, v[1] = four.y, v[2] = four.z, v[3] = four.w;
-}
-template <class T>
-__device__ __forceinline__ void load_four(float (&v)[4], const T* from) {
-    Packed<T, 4> four;
-    four.load(from, true);
-#pragma unroll
-    for (int i = 0; i < 4; ++i) v[i] = four.value(i);
-}
-
 // The pixels of a window whose first column is `column`, of an image row that begins at `row`; zeros outside, and
 // everywhere unless the row is `inside` the image.
 template <class Window, class T>
@@ -59,7 +46,7 @@ __device__ __forceinline__ void load_window(float (&window)[Window::window], con
             float four[4] = {};
             const bool exists =
                 !Window::checked || static_cast<unsigned>(column + v) < static_cast<unsigned>(Window::row_pixels);
-            if (inside && exists) load_four(four, row + column + v);
+            if (inside && exists) load_adjacent(four, row + column + v);
 #pragma unroll
             for (int i = 0; i < 4; ++i)
                 if (Window::read(v + i)) window[v + i] = four[i];
