@@ -51,6 +51,11 @@ class Target:
         return self.capability >= 90
 
     @property
+    def warpgroup_products(self) -> bool:
+        """Whether warpgroups multiply matrices asynchronously (wgmma): on ``sm_90a`` alone."""
+        return self.register_pools and self.capability == 90
+
+    @property
     def fma_lanes(self) -> int:
         """Float32 multiply-adds that a multiprocessor starts in a clock cycle."""
         return 64 if self.capability == 80 else 128

@@ -190,15 +190,20 @@ void check_alike(const Product& p, const Product& mine, Site site) {
 
 // Registers that a product takes: handed over by a fence and as they were, or sums that the one before adds to.
 void check_registers(const Fibre& self, const Registers& r, bool sums, Site site) {
+    bool guarded = false;  // a fragment that a product in flight takes too: nobody can have written to it
     for (const InFlight& other : self.products.in_flight) {
         if (!overlap(other.registers, r)) continue;
         const bool same = other.registers.at == r.at && other.registers.bytes == r.bytes;
         if (sums && other.sums && same) return;
-        if (!sums && !other.sums && same) continue;
+        if (!sums && !other.sums && same) {
+            guarded = true;
+            continue;
+        }
         emulator::fail(site, "wgmma: its %s are %s of the wgmma at %s:%d, which is under way%s", kind(sums), kind(other.sums),
                        base_name(other.site.file), other.site.line,
                        sums && other.sums ? " and has another shape" : "");
     }
+    if (guarded) return;
     for (const Handed& handed : self.products.handed) {
         if (!inside(r, handed.registers)) continue;
         const long offset = start_of(r) - start_of(handed.registers);
@@ -352,7 +357,10 @@ void wgmma(bool bfloat16, float* sums, int count, const unsigned* a, Matrix a_ma
     Product& p = product(group, index);
     check_alike(p, mine, site);
     p.sums[place] = sums;
-    if (a) memcpy(p.a[place], a, sizeof p.a[place]);
+    if (a) {
+        __asan_unpoison_memory_region(a, fragments.bytes);  // until forbid() below: another product may have it too
+        memcpy(p.a[place], a, sizeof p.a[place]);
+    }
     forbid(self, {index, accumulators, true, site});
     if (a) forbid(self, {index, fragments, false, site});
     if (++p.made < group_threads) return;

@@ -19,6 +19,7 @@ from leanconv.algorithms.im2win_fused import Im2winFused
 from leanconv.algorithms.implicit_gemm import ImplicitGemm
 from leanconv.algorithms.register_cache import RegisterCache
 from leanconv.algorithms.single_channel import SingleChannel
+from leanconv.algorithms.tensor_gemm import TensorGemm
 from leanconv.algorithms.winograd1d import Winograd1d
 from leanconv.algorithms.winograd2d import Winograd2d
 
@@ -26,6 +27,7 @@ from leanconv.algorithms.winograd2d import Winograd2d
 ALGORITHMS: tuple[GpuAlgorithm, ...] = (
     Im2winFused(),
     ImplicitGemm(),
+    TensorGemm(),
     Winograd1d(),
     Im2win(),
     Im2winBasic(),

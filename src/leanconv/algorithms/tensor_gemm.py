@@ -1,0 +1,350 @@
+"""Implicit GEMM on tensor cores, in the accuracy of float32 or of TF32."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+from leanconv.algorithms import input_gradient
+from leanconv.algorithms.base import LAUNCH_CYCLES, Config, TimedAlgorithm, by_time, ceil_div, has_wide_tensors
+from leanconv.algorithms.input_gradient import PartialConvolution
+from leanconv.algorithms.tiles import OutputView, conv_arguments, gradient_limits, view_constants
+from leanconv.dtypes import DTYPES
+from leanconv.plan import Argument, Constants, Launch, Plan, Pointer, Target, TensorMap
+from leanconv.problem import ConvProblem
+
+#: Reduction elements of a stage (``split_depth`` of the kernel), and channels that a bulk copy brings.
+DEPTH, ROW = 64, 32
+#: Filters that a block of the first preparing launch looks at.
+PART = 32
+#: Threads of the launches that prepare filters.
+THREADS = 256
+#: Channels of a group whose factors a preparing block can keep.
+MOST_CHANNELS = 8192
+#: Channels of a group below which tensor cores would multiply zeros most of the time.
+LEAST_CHANNELS = 16
+
+
+@dataclass(frozen=True)
+class TensorConfig(Config):
+    """A tile has 64 pixels for each of ``warpgroups`` consumers, and ``chunks`` x ``chunk`` filters, of which a product
+    takes ``chunk``.
+
+    ``products`` of float16 make one of float32: 3, or 1 in tier tf32. ``partials`` partial sums are under way at once.
+    ``rows``: bulk copies bring pixels in rows of channels; otherwise lanes copy columns of pixels. ``piece`` channels of
+    one tap lie together in the reduction. ``pixel_stages`` and ``filter_stages`` are the lengths of the rings. A cluster
+    of ``split`` blocks shares a reduction.
+    """
+
+    warpgroups: int
+    chunk: int
+    chunks: int
+    products: int
+    partials: int
+    rows: bool
+    piece: int
+    pixel_stages: int
+    filter_stages: int
+    consumer_registers: int
+    producer_registers: int
+    split: int = 1
+
+    @property
+    def threads(self) -> int:
+        """Threads of a block: the consumers, and one warpgroup of producers."""
+        return 128 * (self.warpgroups + 1)
+
+    @property
+    def pixels(self) -> int:
+        """Output pixels of a tile."""
+        return 64 * self.warpgroups
+
+    @property
+    def filters(self) -> int:
+        """Filters of a tile."""
+        return self.chunk * self.chunks
+
+    @property
+    def filter_stage_bytes(self) -> int:
+        """Bytes of a stage of filters: ``chunk`` of them, both halves if there are three products."""
+        return self.chunk * DEPTH * 2 * (2 if self.products == 3 else 1)
+
+    @property
+    def pixel_stage_bytes(self) -> int:
+        """Bytes of a stage of pixels, in rows or in columns that are four floats longer than the tile."""
+        return DEPTH * 4 * (self.pixels if self.rows else self.pixels + 4)
+
+    @property
+    def shared_bytes(self) -> int:
+        """Shared memory of a block: both rings, and two barriers a stage."""
+        barriers = 16 * (self.pixel_stages + self.filter_stages)
+        return self.pixel_stages * self.pixel_stage_bytes + self.filter_stages * self.filter_stage_bytes + barriers
+
+
+#: Tiles and the TFLOP/s that each reaches on a large layer.
+TILES: dict[tuple[int, int, int, int], float] = {
+    (2, 64, 4, 2): 215,
+    (2, 64, 3, 2): 205,
+    (3, 64, 2, 1): 200,
+    (2, 64, 2, 2): 185,
+    (4, 64, 1, 1): 160,
+    (2, 64, 1, 1): 140,
+}
+#: Registers of a consumer's and of a producer's thread, by the number of consumers and whether pixels come in rows.
+REGISTERS = {
+    (2, True): (240, 24), (3, True): (160, 24), (4, True): (112, 24),
+    (2, False): (232, 40), (3, False): (160, 32), (4, False): (112, 32),
+}  # fmt: skip
+#: Flops that a multiprocessor of an H200 computes in a cycle at 1 TFLOP/s of the whole GPU.
+FLOPS_PER_CYCLE = 1e12 / 132 / 1.98e9
+#: Cycles of a tile beside its stages: the first copies, and the stores that nothing overlaps.
+TILE_CYCLES = 3000
+#: Both stages of the ring that a config gets: as many as fit, pixels first.
+MOST_STAGES = (3, 8)
+
+
+def _parts(problem: ConvProblem) -> list[PartialConvolution]:
+    """The convolutions that one call computes, each with a launch of its own: one, or those that make a gradient."""
+    if problem.op != "dgrad":
+        return [PartialConvolution(problem, OutputView(problem.p, problem.q))]
+    return [single for part in input_gradient.parts(problem) for single in _phases(part)]
+
+
+def _phases(part: PartialConvolution) -> Iterator[PartialConvolution]:
+    """The phases of ``part`` one by one: a tensor map knows but one padding."""
+    view, whole = part.view, part.problem
+    weights = whole.k * whole.group_c * whole.r * whole.s
+    for number in range(part.phases):
+        (down, right), (first_p, first_q) = view.phase(*divmod(number, view.phases[1]))
+        p, q = ceil_div(view.out_h - first_p, view.step_p), ceil_div(view.out_w - first_q, view.step_q)
+        if p <= 0 or q <= 0:
+            continue
+        top, left = whole.padding[0] + down, whole.padding[2] + right
+        bottom = p - 1 + (whole.r - 1) * whole.dilation[0] + 1 - whole.h - top
+        rest = q - 1 + (whole.s - 1) * whole.dilation[1] + 1 - whole.w - left
+        yield PartialConvolution(
+            replace(whole, padding=(top, bottom, left, rest)),
+            replace(
+                view,
+                first_p=first_p,
+                first_q=first_q,
+                phases=(1, 1),
+                first_weight=view.first_weight + number * weights,
+            ),
+        )
+
+
+def pixel_map(problem: ConvProblem, pixels: int) -> TensorMap:
+    """How bulk copies walk over the pixels of a forward convolution in NHWC: 32 channels of as many as a tile has."""
+    top, bottom, left, right = problem.padding
+    upper_h = bottom - (problem.r - 1) * problem.dilation[0]
+    upper_w = right - (problem.s - 1) * problem.dilation[1]
+    row = 4 * problem.c
+    return TensorMap(
+        role=problem.operands[0].role,
+        element="float32",
+        shape=(problem.c, problem.w, problem.h, problem.n),
+        strides=(row, row * problem.w, row * problem.w * problem.h),
+        lower=(-left, -top),
+        upper=(upper_w, upper_h),
+        channels=ROW,
+        pixels=pixels,
+        traversal=(1, problem.stride[1], problem.stride[0], 1),
+        swizzle=128,
+    )
+
+
+def _in_rows(problem: ConvProblem) -> bool:
+    """Whether bulk copies can bring the pixels of a forward convolution."""
+    whole_rows = problem.c % 4 == 0 and (problem.groups == 1 or problem.group_c % ROW == 0)
+    reach = max((problem.r - 1) * problem.dilation[0], (problem.s - 1) * problem.dilation[1])
+    if problem.layout != "NHWC" or not whole_rows or reach > 255 or problem.group_c < ROW // 2 or problem.n < 1:
+        return False
+    return not pixel_map(problem, 64).why_not()
+
+
+def _piece(channels: int) -> int:
+    """Channels of a tap that lie together in columns: as many as leave the fewest zeros."""
+    return min((32, 16, 8, 4, 2, 1), key=lambda piece: (ceil_div(channels, piece) * piece, -piece))
+
+
+@lru_cache(maxsize=256)
+def _config(tile: tuple[int, int, int, int], rows: bool, piece: int, products: int, split: int = 1) -> TensorConfig:
+    """The configuration of a tile, with rings as long as shared memory allows."""
+    warpgroups, chunk, chunks, partials = tile
+    config = TensorConfig(
+        warpgroups, chunk, chunks, products, partials, rows, piece, 1, 1, *REGISTERS[warpgroups, rows], split
+    )
+    room = 227 * 1024
+    for stages in range(MOST_STAGES[0], 1, -1):
+        left = room - stages * config.pixel_stage_bytes - 16 * (stages + MOST_STAGES[1])
+        filters = min(MOST_STAGES[1], left // config.filter_stage_bytes)
+        if filters >= min(4, 2 * chunks) or stages == 2:
+            break
+    return replace(config, pixel_stages=stages, filter_stages=filters)
+
+
+def stages_of(problem: ConvProblem, piece: int) -> int:
+    """Stages of the whole reduction."""
+    return ceil_div(problem.r * problem.s * ceil_div(problem.group_c, piece), DEPTH // piece)
+
+
+def prepared_floats(problem: ConvProblem, config: TensorConfig) -> tuple[int, int]:
+    """Floats of prepared filters: those before the fragments, and all (``TensorFilters`` of lib/tensor_filters.cuh)."""
+    tiles, stages = ceil_div(problem.group_k, config.filters), stages_of(problem, config.piece)
+    scales, factors = problem.groups * tiles * config.filters, problem.groups * stages * DEPTH
+    parts = 4 * ceil_div(ceil_div(problem.group_k, PART) * problem.groups * problem.group_c, 4)
+    head = 4 + 4 * ceil_div(problem.groups, 4) + scales + factors + parts
+    fragments = problem.groups * tiles * stages * config.chunks * config.filter_stage_bytes // 4
+    return head, head + fragments
+
+
+def _filter_constants(problem: ConvProblem, first_prepared: int, first_weight: int) -> Constants:
+    """What the filters alone determine."""
+    return (
+        ("filter", DTYPES[problem.dtype].ctype),
+        *((name, getattr(problem, name)) for name in ("k", "r", "s", "groups", "group_c", "group_k")),
+        ("nhwc", problem.layout == "NHWC"),
+        ("chwn", problem.layout == "CHWN"),
+        ("first_prepared", first_prepared),
+        ("first_weight", first_weight),
+    )
+
+
+def filter_launches(
+    problem: ConvProblem, config: TensorConfig, first_prepared: int, first_weight: int | None
+) -> tuple[Launch, Launch]:
+    """The launches that split the filters of a forward convolution: ``w``, or what lies at ``first_weight`` of the
+    prepared ones."""
+    written = Pointer("prepared", written=True)
+    arguments = (written,) if first_weight is not None else (Pointer("w", DTYPES[problem.dtype].ctype), written)
+    names = ("largest_channels", "tensor_filters")
+    if first_weight is not None:
+        names = ("largest_rearranged_channels", "rearranged_tensor_filters")
+    constants = _filter_constants(problem, first_prepared, first_weight or 0)
+    known = ("chunk", "chunks", "products", "rows", "piece")
+    tuning = (("threads", THREADS), *((name, getattr(config, name)) for name in known))
+    tiles = ceil_div(problem.group_k, config.filters)
+    largest = problem.groups * ceil_div(problem.group_k, PART) * ceil_div(problem.group_c, THREADS // 32)
+    return tuple(
+        Launch("lib/tensor_filters.cuh", f"leanconv::{name}", constants, tuning, arguments, grid, THREADS, shared)
+        for name, grid, shared in (
+            (names[0], largest, 0),
+            (names[1], problem.groups * tiles * config.filters, 4 * (32 + problem.group_c)),
+        )
+    )  # type: ignore[return-value]
+
+
+def _tiles(part: PartialConvolution, config: TensorConfig) -> int:
+    """Tiles of a launch."""
+    problem = part.problem
+    return ceil_div(part.pixels, config.pixels) * ceil_div(problem.group_k, config.filters) * problem.groups
+
+
+class TensorGemm(TimedAlgorithm):
+    """Direct convolution and its input's gradient on tensor cores, each float32 split into two float16.
+
+    ``x w ≈ hi·hi + hi·lo + lo·hi`` in float16, summed in float32; in tier tf32 ``hi·hi`` alone.
+    """
+
+    name = "tensor_gemm"
+    paper = "S. Markidis et al., NVIDIA tensor core programmability (2018); S. Chetlur et al., cuDNN (2014)"
+    tier = "fp32"
+    solves = "conv2d"
+
+    def why_not(self, problem: ConvProblem, target: Target) -> list[str]:
+        reasons = gradient_limits(problem)
+        if not target.warpgroup_products:
+            reasons.append(f"{target.arch} has no products of warpgroups (wgmma), which only sm_90a has")
+        least = min(problem.group_c, problem.group_k)
+        if problem.groups > 1 and least < LEAST_CHANNELS:
+            reasons.append(f"groups={problem.groups} leaves {least} channels in a group, fewer than {LEAST_CHANNELS}")
+        read = problem.group_k if problem.op == "dgrad" else problem.group_c
+        if read > MOST_CHANNELS:
+            reasons.append(f"a filter has {read} channels, more than {MOST_CHANNELS}")
+        return reasons
+
+    def prepared_bytes(self, problem: ConvProblem) -> int:
+        return max((self._prepared(problem, config) for config in self._candidates(problem)), default=0)
+
+    def _prepared(self, problem: ConvProblem, config: TensorConfig) -> int:
+        split = sum(prepared_floats(part.problem, _of_part(part, config))[1] for part in _parts(problem))
+        return 4 * (self._first(problem) + split)
+
+    def _first(self, problem: ConvProblem) -> int:
+        """Floats of prepared filters before those that are split: rearranged ones, for a gradient."""
+        return ceil_div(input_gradient.prepared_bytes(problem), 16) * 4 if problem.op == "dgrad" else 0
+
+    def _candidates(self, problem: ConvProblem) -> list[TensorConfig]:
+        parts = _parts(problem)
+        if not parts:
+            return []
+        rows = all(_in_rows(part.problem) for part in parts)
+        products = 1 if problem.precision == "tf32" else 3
+        piece = ROW if rows else _piece(parts[0].problem.group_c)
+        return [_config(tile, rows, piece, products) for tile in TILES]
+
+    def timed(self, problem: ConvProblem, target: Target) -> list[tuple[float, TensorConfig]]:
+        parts = _parts(problem)
+        if not parts:
+            # A layer whose windows see nothing but padding has a gradient of zeros, and nothing to tune.
+            return [(0.0, _config(next(iter(TILES)), False, 1, 3))]
+        return by_time((self._cycles(problem, parts, config, target), config) for config in self._candidates(problem))
+
+    def _cycles(
+        self, problem: ConvProblem, parts: list[PartialConvolution], config: TensorConfig, target: Target
+    ) -> float:
+        speed = TILES[config.warpgroups, config.chunk, config.chunks, config.partials] * FLOPS_PER_CYCLE
+        if config.products == 1:
+            speed *= 2
+        time = 0.0
+        for part in parts:
+            of_tile = stages_of(part.problem, config.piece) * 2 * config.pixels * config.filters * DEPTH / speed
+            rounds = ceil_div(_tiles(part, config), target.multiprocessors)
+            time += rounds * of_tile + TILE_CYCLES * min(2, rounds) + LAUNCH_CYCLES
+        memory = problem.bytes / target.bytes_per_cycle
+        return max(time, memory) + 2 * LAUNCH_CYCLES
+
+    def plan(self, problem: ConvProblem, config: TensorConfig, target: Target) -> Plan:
+        prepare, launches = [], []
+        gradient, wide = problem.op == "dgrad", has_wide_tensors(problem)
+        parts, first = _parts(problem), self._first(problem)
+        if gradient and parts:
+            prepare.append(input_gradient.filter_launch(problem))
+        for part in parts:
+            own = _of_part(part, config)
+            prepare += filter_launches(part.problem, own, first, part.view.first_weight if gradient else None)
+            launches.append(_main_launch(problem, part, own, first, wide, target))
+            first += prepared_floats(part.problem, own)[1]
+        zeros = input_gradient.zero_launch(problem) if gradient and not problem.accumulate else None
+        return Plan(
+            (*launches, *([zeros] if zeros else [])), prepare=tuple(prepare), prepared_bytes=self.prepared_bytes(problem)
+        )
+
+
+def _of_part(part: PartialConvolution, config: TensorConfig) -> TensorConfig:
+    """The configuration as a part of the gradient has it; all parts have the same channels."""
+    return config
+
+
+def _main_launch(
+    problem: ConvProblem, part: PartialConvolution, config: TensorConfig, first: int, wide: bool, target: Target
+) -> Launch:
+    """The launch that computes a part of ``problem`` with prepared filters from float ``first`` on."""
+    x, _, *rest = conv_arguments(problem)
+    source: Argument = x
+    if config.rows:
+        source = replace(pixel_map(part.problem, config.pixels), role=problem.operands[0].role)
+    tiles = _tiles(part, config)
+    return Launch(
+        header="tensor_gemm.cuh",
+        function="leanconv::tensor_gemm",
+        problem=(*view_constants(part.problem, part.view, wide), ("first_prepared", first)),
+        tuning=config.constants(),
+        arguments=(source, Pointer("prepared"), *rest),
+        grid=tiles * config.split if config.split > 1 else min(tiles, target.multiprocessors),
+        block=config.threads,
+        shared_bytes=config.shared_bytes,
+        cluster=config.split,
+    )

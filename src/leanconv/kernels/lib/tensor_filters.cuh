@@ -1,0 +1,195 @@
+// Filters as the tensor-core kernels read them: split into halves of 16 bits (lib/tensor_split.cuh), in stages of 64
+// reduction elements that one bulk copy brings, in the order and swizzle of wgmma's operand B.
+//
+// The reduction is cut into pieces of `piece` channels of one tap; 64 / piece of them are a stage, channels change fastest.
+// Prepared filters, in floats from first_prepared on:
+//   SplitHeader | flags [groups] | scales [groups][tiles * filters] | factors [groups][stages * 64] | parts | fragments
+//   flags: whether the factors of this group's channels are not all one
+//   scales: what the sums of a filter are multiplied by at the end
+//   factors: what pixels are multiplied by, in the order of the reduction
+//   parts: the largest finite magnitude of each channel in 32 filters, which the first launch leaves to the second
+//   fragments [groups][tiles][stages][chunks]: 64 elements of `chunk` filters, hi and, with three products, lo behind it
+#pragma once
+
+#include <lib/element.cuh>
+#include <lib/index.cuh>
+#include <lib/ptx/shared.cuh>
+#include <lib/tensor_split.cuh>
+
+namespace leanconv {
+
+template <class Problem, class Tuning>
+struct TensorFilters {
+    static constexpr int taps = Problem::r * Problem::s;
+    static constexpr int piece = Tuning::piece, pieces = split_depth / piece, of_tap = ceil_div(Problem::group_c, piece);
+    static_assert(split_depth % piece == 0, "a stage has whole pieces");
+    static constexpr int stages = ceil_div(taps * of_tap, pieces);
+    static constexpr int chunk = Tuning::chunk, chunks = Tuning::chunks, filters = chunk * chunks;
+    static_assert(chunk % 16 == 0, "filters are permuted in sixteens");
+    static constexpr int tiles = ceil_div(Problem::group_k, filters);
+    static constexpr int halves = Tuning::products == 3 ? 2 : 1;
+    static constexpr int half_bytes = chunk * split_depth * 2, stage_bytes = halves * half_bytes;
+
+    static constexpr int channels = Problem::groups * Problem::group_c;
+    static constexpr int filters_of_part = 32, parts = ceil_div(Problem::group_k, filters_of_part);
+    // NOTE: in floats, and multiples of four, which is what bulk copies and vector loads take.
+    static constexpr int flags_at = 4, scales_at = flags_at + ceil_div(Problem::groups, 4) * 4;
+    static constexpr int factors_at = scales_at + Problem::groups * tiles * filters;
+    static constexpr int parts_at = factors_at + Problem::groups * stages * split_depth;
+    static constexpr int fragments_at = parts_at + ceil_div(parts * channels, 4) * 4;
+
+    // Where element c, tap of filter k lies in a tensor of filters.
+    static __device__ __forceinline__ int64 source(int group, int k, int c, int tap) {
+        const int64 filter = static_cast<int64>(group) * Problem::group_k + k;
+        if constexpr (Problem::chwn) return (static_cast<int64>(c) * taps + tap) * Problem::k + filter;
+        return Problem::nhwc ? (filter * taps + tap) * Problem::group_c + c : (filter * Problem::group_c + c) * taps + tap;
+    }
+    static __device__ __forceinline__ int64 fragment(int group, int tile, int stage, int chunk_of_tile) {
+        return ((static_cast<int64>(group * tiles + tile) * stages + stage) * chunks + chunk_of_tile) * stage_bytes;
+    }
+};
+
+// Magnitudes of finite numbers; what is not finite says nothing about the scale of its neighbours.
+__device__ __forceinline__ float finite_magnitude(float value) {
+    const float magnitude = fabsf(value);
+    return magnitude <= 3.402823466e38f ? magnitude : 0.0f;
+}
+
+// The largest of all threads' values; `shared` takes one for each warp, and is free again after the next barrier.
+template <int threads>
+__device__ __forceinline__ float largest_of_block(float value, float* shared) {
+#pragma unroll
+    for (int lanes = 16; lanes > 0; lanes /= 2) value = fmaxf(value, __shfl_xor_sync(0xffffffffu, value, lanes));
+    __syncthreads();
+    if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = value;
+    __syncthreads();
+    value = shared[0];
+#pragma unroll
+    for (int i = 1; i < threads / 32; ++i) value = fmaxf(value, shared[i]);
+    return value;
+}
+
+// First launch: a warp finds the largest magnitude of one channel in 32 filters.
+template <class Problem, class Tuning>
+__device__ __forceinline__ void largest_channels(const typename Problem::filter* w, float* prepared) {
+    using F = TensorFilters<Problem, Tuning>;
+    constexpr int channels = Tuning::threads / 32, of_group = ceil_div(Problem::group_c, channels);
+    const int c = blockIdx.x % of_group * channels + threadIdx.x / 32, rest = blockIdx.x / of_group;
+    const int part = rest % F::parts, group = rest / F::parts;
+    if (c >= Problem::group_c) return;
+    float largest = 0;
+#pragma unroll 8
+    for (int i = threadIdx.x % 32; i < F::filters_of_part * F::taps; i += 32) {
+        const int k = part * F::filters_of_part + (Problem::chwn ? i % F::filters_of_part : i / F::taps);
+        const int tap = Problem::chwn ? i / F::filters_of_part : i % F::taps;
+        if (k < Problem::group_k)
+            largest = fmaxf(largest, finite_magnitude(to_float(w[F::source(group, k, c, tap)])));
+    }
+#pragma unroll
+    for (int lanes = 16; lanes > 0; lanes /= 2) largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, lanes));
+    if (threadIdx.x % 32 == 0)
+        prepared[Problem::first_prepared + F::parts_at + part * F::channels + group * Problem::group_c + c] = largest;
+}
+
+// Second launch: a block writes one filter, those that fill up the last tile as zeros.
+template <class Problem, class Tuning>
+__device__ __forceinline__ void tensor_filters(const typename Problem::filter* w, float* prepared_filters) {
+    using F = TensorFilters<Problem, Tuning>;
+    // Channels whose largest filter element is 2^-12 of the greatest need no factor: the pair has bits enough.
+    constexpr unsigned spread = 12;
+    float* const prepared = prepared_filters + Problem::first_prepared;
+    float* const of_warp = reinterpret_cast<float*>(shared_memory());
+    float* const inverse = of_warp + 32;  // of each channel's factor
+    const int padded = blockIdx.x % (F::tiles * F::filters), group = blockIdx.x / (F::tiles * F::filters);
+
+    // All blocks find the same header.
+    float greatest = 0, of_group = 0, least = 3.402823466e38f;
+    for (int c = threadIdx.x; c < F::channels; c += Tuning::threads) {
+        float largest = 0;
+        for (int part = 0; part < F::parts; ++part)
+            largest = fmaxf(largest, prepared[F::parts_at + part * F::channels + c]);
+        greatest = fmaxf(greatest, largest);
+        if (c / Problem::group_c == group) {
+            inverse[c % Problem::group_c] = largest;
+            of_group = fmaxf(of_group, largest);
+            if (largest > 0) least = fminf(least, largest);
+        }
+    }
+    greatest = largest_of_block<Tuning::threads>(greatest, of_warp);
+    of_group = largest_of_block<Tuning::threads>(of_group, of_warp);
+    least = -largest_of_block<Tuning::threads>(-least, of_warp);
+    const unsigned top = biased_exponent(of_group);
+    const bool scaled = of_group > 0 && top - biased_exponent(least) > spread;
+    __syncthreads();
+    for (int c = threadIdx.x; c < Problem::group_c; c += Tuning::threads) {
+        const unsigned apart = inverse[c] > 0 && scaled ? top - biased_exponent(inverse[c]) : 0;
+        inverse[c] = power_of_two(127 + (apart < 126 ? apart : 126));
+    }
+    __syncthreads();
+
+    float largest = 0;
+    if (padded < Problem::group_k) {
+        for (int i = threadIdx.x; i < F::taps * Problem::group_c; i += Tuning::threads) {
+            const int c = Problem::nhwc ? i % Problem::group_c : i / F::taps;
+            const int tap = Problem::nhwc ? i / Problem::group_c : i % F::taps;
+            largest = fmaxf(largest, finite_magnitude(to_float(w[F::source(group, padded, c, tap)])) * inverse[c]);
+        }
+    }
+    largest = largest_of_block<Tuning::threads>(largest, of_warp);
+    // The scale of the greatest filter is the one that all sums keep until the end.
+    const unsigned least_up = min(253u, 268 - biased_exponent(greatest));
+    unsigned up = largest > 0 ? 268 - biased_exponent(largest) : least_up;
+    up = min(max(up, least_up), min(253u, least_up + 126));
+    if (threadIdx.x == 0) {
+        prepared[F::scales_at + group * F::tiles * F::filters + padded] = power_of_two(127 + least_up - up);
+        if (padded == 0) reinterpret_cast<unsigned*>(prepared)[F::flags_at + group] = scaled;
+        if (blockIdx.x == 0) {
+            SplitHeader* const header = reinterpret_cast<SplitHeader*>(prepared);
+            header->down = power_of_two(254 - least_up);
+            header->most = min(253u, 403 - least_up);
+        }
+    }
+
+    const int tile = padded / F::filters, of_tile = padded % F::filters, of_chunk = of_tile % F::chunk;
+    const int row = of_chunk / 16 * 16 + place_of(of_chunk % 16);
+    unsigned char* const fragments = reinterpret_cast<unsigned char*>(prepared + F::fragments_at);
+    for (int i = threadIdx.x; i < F::stages * 8; i += Tuning::threads) {
+        const int stage = i / 8, unit = i % 8;
+        unsigned high[4], low[4];
+#pragma unroll
+        for (int pair = 0; pair < 4; ++pair) {
+            float value[2];
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                const int place = unit % 2 * 8 + pair * 2 + half;
+                const int element = unit / 2 * 16 + (Tuning::rows ? element_at(place) : place);
+                const int number = stage * F::pieces + element / F::piece, tap = number / F::of_tap;
+                const int c = number % F::of_tap * F::piece + element % F::piece;
+                const bool meant = tap < F::taps && c < Problem::group_c, exists = meant && padded < Problem::group_k;
+                value[half] = exists ? to_float(w[F::source(group, padded, c, tap)]) * inverse[c] : 0.0f;
+                if (padded == 0)
+                    prepared[F::factors_at + (group * F::stages + stage) * split_depth + element] =
+                        meant ? 1.0f / inverse[c] : 1.0f;
+            }
+            high[pair] = split_high(value[0], value[1], power_of_two(up));
+            low[pair] = split_low(value[0], value[1], power_of_two(up), high[pair]);
+        }
+        unsigned char* const to = fragments + F::fragment(group, tile, stage, of_tile / F::chunk) + row * 128 +
+                                  (unit ^ row % 8) * 16;
+        *reinterpret_cast<uint4*>(to) = make_uint4(high[0], high[1], high[2], high[3]);
+        if constexpr (F::halves == 2)
+            *reinterpret_cast<uint4*>(to + F::half_bytes) = make_uint4(low[0], low[1], low[2], low[3]);
+    }
+}
+
+// The same of filters that another launch has rearranged within the prepared ones, from element first_weight on.
+template <class Problem, class Tuning>
+__device__ __forceinline__ void largest_rearranged_channels(float* prepared) {
+    largest_channels<Problem, Tuning>(prepared + Problem::first_weight, prepared);
+}
+template <class Problem, class Tuning>
+__device__ __forceinline__ void rearranged_tensor_filters(float* prepared) {
+    tensor_filters<Problem, Tuning>(prepared + Problem::first_weight, prepared);
+}
+
+}  // namespace leanconv
