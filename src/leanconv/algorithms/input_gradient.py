@@ -37,6 +37,11 @@ class PartialConvolution:
         return self.view.phases[0] * self.view.phases[1]
 
     @property
+    def whole(self) -> bool:
+        """Whether its outputs are all of the image, in order."""
+        return self.phases == 1 and (self.view.out_h, self.view.out_w) == (self.problem.p, self.problem.q)
+
+    @property
     def pixels(self) -> int:
         """Output pixels of one phase, as the kernel numbers them."""
         return self.problem.n * self.problem.p * self.problem.q

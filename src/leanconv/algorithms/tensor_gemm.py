@@ -16,6 +16,8 @@ from leanconv.problem import ConvProblem
 
 #: Reduction elements of a stage (``split_depth`` of the kernel), and channels that a bulk copy brings.
 DEPTH, ROW = 64, 32
+#: Flat pixels that a copy brings; each image of NCHW is rounded up to so many.
+GRANULE = 32
 #: Filters that a block of the first preparing launch looks at.
 PART = 32
 #: Threads of the launches that prepare filters.
@@ -32,8 +34,8 @@ class TensorConfig(Config):
     takes ``chunk``.
 
     ``products`` of float16 make one of float32: 3, or 1 in tier tf32. ``partials`` partial sums are under way at once.
-    ``rows``: bulk copies bring pixels in rows of channels; otherwise lanes copy columns of pixels. ``piece`` channels of
-    one tap lie together in the reduction. ``pixel_stages`` and ``filter_stages`` are the lengths of the rings. A cluster
+    ``rows``: bulk copies bring pixels in rows of channels, and where they are ``flat`` in columns of pixels; otherwise lanes
+    copy columns. ``piece`` channels of one tap lie together in the reduction. ``turns``: consumers multiply in turn. ``pixel_stages`` and ``filter_stages`` are the lengths of the rings. A cluster
     of ``split`` blocks shares a reduction.
     """
 
@@ -43,7 +45,9 @@ class TensorConfig(Config):
     products: int
     partials: int
     rows: bool
+    flat: bool
     piece: int
+    turns: bool
     pixel_stages: int
     filter_stages: int
     consumer_registers: int
@@ -72,8 +76,8 @@ class TensorConfig(Config):
 
     @property
     def pixel_stage_bytes(self) -> int:
-        """Bytes of a stage of pixels, in rows or in columns that are four floats longer than the tile."""
-        return DEPTH * 4 * (self.pixels if self.rows else self.pixels + 4)
+        """Bytes of a stage of pixels: where lanes copy them, columns are four floats longer than the tile."""
+        return DEPTH * 4 * (self.pixels if self.rows or self.flat else self.pixels + 4)
 
     @property
     def shared_bytes(self) -> int:
@@ -91,7 +95,7 @@ TILES: dict[tuple[int, int, int, int], float] = {
     (4, 64, 1, 1): 160,
     (2, 64, 1, 1): 140,
 }
-#: Registers of a consumer's and of a producer's thread, by the number of consumers and whether pixels come in rows.
+#: Registers of a consumer's and of a producer's thread, by the number of consumers and whether tensor maps bring pixels.
 REGISTERS = {
     (2, True): (240, 24), (3, True): (160, 24), (4, True): (112, 24),
     (2, False): (232, 40), (3, False): (160, 32), (4, False): (112, 32),
@@ -164,23 +168,49 @@ def _in_rows(problem: ConvProblem) -> bool:
     return not pixel_map(problem, 64).why_not()
 
 
+def _is_flat(problem: ConvProblem) -> bool:
+    """Whether an output pixel sees the input pixel of its own number, moved by a shift that the tap determines."""
+    same = (problem.p, problem.q) == (problem.h, problem.w) and problem.stride == (1, 1)
+    whole = problem.groups == 1 or problem.group_c % ROW == 0
+    if problem.layout == "NHWC" or not same or not whole or problem.group_c < ROW // 2 or problem.n < 1:
+        return False
+    return not flat_map(problem).why_not()
+
+
+def flat_map(problem: ConvProblem) -> TensorMap:
+    """How bulk copies walk over the pixels of a forward convolution in NCHW or CHWN: 32 of them in 32 channels."""
+    pixels, images = problem.h * problem.w, problem.n
+    if problem.layout == "CHWN":
+        pixels, images = pixels * images, 1
+    return TensorMap(
+        role=problem.operands[0].role,
+        element="float32",
+        shape=(pixels, problem.c, images),
+        strides=(4 * pixels, 4 * pixels * problem.c),
+        box=(GRANULE, ROW, 1),
+        swizzle=128,
+    )
+
+
 def _piece(channels: int) -> int:
     """Channels of a tap that lie together in columns: as many as leave the fewest zeros."""
     return min((32, 16, 8, 4, 2, 1), key=lambda piece: (ceil_div(channels, piece) * piece, -piece))
 
 
 @lru_cache(maxsize=256)
-def _config(tile: tuple[int, int, int, int], rows: bool, piece: int, products: int, split: int = 1) -> TensorConfig:
+def _config(
+    tile: tuple[int, int, int, int], rows: bool, flat: bool, piece: int, products: int, split: int = 1
+) -> TensorConfig:
     """The configuration of a tile, with rings as long as shared memory allows."""
     warpgroups, chunk, chunks, partials = tile
     config = TensorConfig(
-        warpgroups, chunk, chunks, products, partials, rows, piece, 1, 1, *REGISTERS[warpgroups, rows], split
+        warpgroups, chunk, chunks, products, partials, rows, flat, piece, True, 1, 1, *REGISTERS[warpgroups, rows or flat], split
     )
     room = 227 * 1024
     for stages in range(MOST_STAGES[0], 1, -1):
         left = room - stages * config.pixel_stage_bytes - 16 * (stages + MOST_STAGES[1])
         filters = min(MOST_STAGES[1], left // config.filter_stage_bytes)
-        if filters >= min(4, 2 * chunks) or stages == 2:
+        if filters >= max(chunks, min(4, 2 * chunks)) or stages == 2:
             break
     return replace(config, pixel_stages=stages, filter_stages=filters)
 
@@ -239,7 +269,10 @@ def filter_launches(
 def _tiles(part: PartialConvolution, config: TensorConfig) -> int:
     """Tiles of a launch."""
     problem = part.problem
-    return ceil_div(part.pixels, config.pixels) * ceil_div(problem.group_k, config.filters) * problem.groups
+    pixels = part.pixels
+    if config.flat and problem.layout == "NCHW":
+        pixels = problem.n * ceil_div(problem.p * problem.q, GRANULE) * GRANULE
+    return ceil_div(pixels, config.pixels) * ceil_div(problem.group_k, config.filters) * problem.groups
 
 
 class TensorGemm(TimedAlgorithm):
@@ -280,16 +313,19 @@ class TensorGemm(TimedAlgorithm):
         parts = _parts(problem)
         if not parts:
             return []
-        rows = all(_in_rows(part.problem) for part in parts)
         products = 1 if problem.precision == "tf32" else 3
-        piece = ROW if rows else _piece(parts[0].problem.group_c)
-        return [_config(tile, rows, piece, products) for tile in TILES]
+        if all(_in_rows(part.problem) for part in parts):
+            return [_config(tile, True, False, ROW, products) for tile in TILES]
+        ways = [(False, _piece(parts[0].problem.group_c))]
+        if len(parts) == 1 and parts[0].whole and _is_flat(parts[0].problem):
+            ways.insert(0, (True, ROW))
+        return [_config(tile, False, flat, piece, products) for flat, piece in ways for tile in TILES]
 
     def timed(self, problem: ConvProblem, target: Target) -> list[tuple[float, TensorConfig]]:
         parts = _parts(problem)
         if not parts:
             # A layer whose windows see nothing but padding has a gradient of zeros, and nothing to tune.
-            return [(0.0, _config(next(iter(TILES)), False, 1, 3))]
+            return [(0.0, _config(next(iter(TILES)), False, False, 1, 3))]
         return by_time((self._cycles(problem, parts, config, target), config) for config in self._candidates(problem))
 
     def _cycles(
@@ -334,8 +370,9 @@ def _main_launch(
     """The launch that computes a part of ``problem`` with prepared filters from float ``first`` on."""
     x, _, *rest = conv_arguments(problem)
     source: Argument = x
-    if config.rows:
-        source = replace(pixel_map(part.problem, config.pixels), role=problem.operands[0].role)
+    if config.rows or config.flat:
+        encoded = flat_map(part.problem) if config.flat else pixel_map(part.problem, config.pixels)
+        source = replace(encoded, role=problem.operands[0].role)
     tiles = _tiles(part, config)
     return Launch(
         header="tensor_gemm.cuh",

@@ -25,39 +25,83 @@
 
 namespace leanconv {
 
+// The two pixels of a thread where taps may see beyond the sides of the image that flat copies do not know.
+template <class Problem, class Tuning>
+struct SeenTaps {
+    static constexpr bool any = Tuning::flat && Problem::padded;
+    int p[any ? 2 : 1], q[any ? 2 : 1];
+
+    __device__ __forceinline__ SeenTaps(const TensorTiles<Problem, Tuning>& tiles, Offset<Problem> tile, int row) {
+        if constexpr (any) {
+#pragma unroll
+            for (int i = 0; i < 2; ++i) {
+                tiles.numbers.position(tiles.first_pixel(tile) + row + 8 * i, p[i], q[i]);
+                p[i] -= Problem::pad_top, q[i] -= Problem::pad_left;
+            }
+        }
+    }
+    // Whether piece `number` of the reduction lies inside the image for pixel i.
+    __device__ __forceinline__ bool inside(int i, int number) const {
+        const int tap = number / TensorFilters<Problem, Tuning>::of_tap;
+        return static_cast<unsigned>(p[i] + tap / Problem::s * Problem::dilation_h) < Problem::h &&
+               static_cast<unsigned>(q[i] + tap % Problem::s * Problem::dilation_w) < Problem::w;
+    }
+};
+
 // Operand A of one stage: two rows of a thread, four sixteens of reduction elements.
-template <class Tuning>
+template <class Problem, class Tuning>
 struct PixelFragments {
+    using Rings = TensorRings<Problem, Tuning>;
     static constexpr bool exact = Tuning::products == 3;
     unsigned high[4][4], low[exact ? 4 : 1][4];
     float down[2];  // what the products of the two rows are multiplied by
 
-    template <class Rings>
-    __device__ __forceinline__ void load(const unsigned char* stage, const float* factors, bool scaled, int row, int t,
-                                         const SplitHeader& header) {
+    // Element j of the four of a sixteen, which the host permuted where they are neighbours in shared memory.
+    static __device__ __forceinline__ int element(int t, int j) { return Tuning::rows ? 4 * t + j : 2 * t + j % 2 + j / 2 * 8; }
+
+    static __device__ __forceinline__ void load_four(float (&four)[4], const unsigned char* stage, int row, int t, int sixteen) {
+        const unsigned char* const half = stage + sixteen / 2 * Rings::half_bytes;
+        if constexpr (Tuning::rows) {
+            const int unit = (sixteen % 2 * 4 + t) ^ row % 8;
+            ld_shared_v4(four, reinterpret_cast<const float*>(half + row * 128 + unit * 16));
+            return;
+        }
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+            const int channel = element(t, j);
+            if constexpr (Tuning::flat) {
+                const unsigned char* const line = half + row / 32 * 4096 + (sixteen % 2 * 16 + channel) * 128;
+                four[j] = __uint_as_float(ld_shared_u32(line + (row % 32 / 4 ^ channel % 8) * 16 + row % 4 * 4));
+            } else {
+                const float* const column = reinterpret_cast<const float*>(stage) + row;
+                four[j] = __uint_as_float(ld_shared_u32(column + (sixteen * 16 + channel) * Rings::pitch));
+            }
+        }
+    }
+
+    __device__ __forceinline__ void load(const unsigned char* shared, const float* factors, bool scaled, int row, int t,
+                                         const SplitHeader& header, const SeenTaps<Problem, Tuning>& seen, int stage) {
         float x[2][16];
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
 #pragma unroll
-            for (int sixteen = 0; sixteen < 4; ++sixteen) {
-                float (&four)[4] = reinterpret_cast<float (&)[4]>(x[i][4 * sixteen]);
-                if constexpr (Tuning::rows) {
-                    const unsigned char* half = stage + sixteen / 2 * Rings::half_bytes + (row + 8 * i) * 128;
-                    const int unit = (sixteen % 2 * 4 + t) ^ row % 8;
-                    ld_shared_v4(four, reinterpret_cast<const float*>(half + unit * 16));
-                } else {
-                    const float* column = reinterpret_cast<const float*>(stage) + row + 8 * i;
+            for (int sixteen = 0; sixteen < 4; ++sixteen)
+                load_four(reinterpret_cast<float (&)[4]>(x[i][4 * sixteen]), shared, row + 8 * i, t, sixteen);
+        }
+        if constexpr (SeenTaps<Problem, Tuning>::any) {
 #pragma unroll
-                    for (int j = 0; j < 4; ++j)
-                        four[j] = __uint_as_float(
-                            ld_shared_u32(column + (sixteen * 16 + 2 * t + j % 2 + j / 2 * 8) * Rings::pitch));
+            for (int i = 0; i < 2; ++i)
+#pragma unroll
+                for (int half = 0; half < 2; ++half) {
+                    const bool inside = seen.inside(i, 2 * stage + half);
+#pragma unroll
+                    for (int j = 0; j < 8; ++j) x[i][8 * half + j] = inside ? x[i][8 * half + j] : 0.0f;
                 }
-            }
         }
         if (scaled) {
 #pragma unroll
             for (int j = 0; j < 16; ++j) {
-                const float factor = factors[j / 4 * 16 + (Tuning::rows ? 4 * t + j % 4 : 2 * t + j % 2 + j % 4 / 2 * 8)];
+                const float factor = factors[j / 4 * 16 + element(t, j % 4)];
                 x[0][j] *= factor, x[1][j] *= factor;
             }
         }
@@ -81,21 +125,30 @@ struct PixelFragments {
     }
 };
 
-// The products of one stage and one chunk of filters, the small ones first.
-template <class Tuning, int count>
-__device__ __forceinline__ void multiply(float (&partial)[count], const PixelFragments<Tuning>& pixels,
-                                         const unsigned char* filters) {
-    constexpr int half_bytes = Tuning::chunk * split_depth * 2;
+// The products of one stage and one chunk of filters, in two parts: first the small ones of the low halves.
+template <class Problem, class Tuning, int count>
+__device__ __forceinline__ void begin_products(float (&partial)[count], const PixelFragments<Problem, Tuning>& pixels,
+                                               const unsigned char* filters) {
     const MatrixDescriptor high = matrix_descriptor(filters, 0, 1024, 128);
-    if constexpr (Tuning::products == 3) {
-        const MatrixDescriptor low = matrix_descriptor(filters + half_bytes, 0, 1024, 128);
+    if constexpr (Tuning::products == 1) {
 #pragma unroll
-        for (int i = 0; i < 4; ++i) wgmma_f16(partial, pixels.high[i], low + 32 * i, i > 0);
+        for (int i = 0; i < 4; ++i) wgmma_f16(partial, pixels.high[i], high + 32 * i, i > 0);
+    } else {
+        const MatrixDescriptor low = matrix_descriptor(filters + Tuning::chunk * split_depth * 2, 0, 1024, 128);
 #pragma unroll
-        for (int i = 0; i < 4; ++i) wgmma_f16(partial, pixels.low[i], high + 32 * i, true);
+        for (int i = 0; i < 4; ++i) wgmma_f16(partial, pixels.low[i], high + 32 * i, i > 0);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) wgmma_f16(partial, pixels.high[i], low + 32 * i, true);
     }
+}
+template <class Problem, class Tuning, int count>
+__device__ __forceinline__ void end_products(float (&partial)[count], const PixelFragments<Problem, Tuning>& pixels,
+                                             const unsigned char* filters) {
+    if constexpr (Tuning::products == 3) {
+        const MatrixDescriptor high = matrix_descriptor(filters, 0, 1024, 128);
 #pragma unroll
-    for (int i = 0; i < 4; ++i) wgmma_f16(partial, pixels.high[i], high + 32 * i, Tuning::products == 3 || i > 0);
+        for (int i = 0; i < 4; ++i) wgmma_f16(partial, pixels.high[i], high + 32 * i, true);
+    }
 }
 
 template <int count>
@@ -103,6 +156,30 @@ __device__ __forceinline__ void promote(float (&sums)[count], const float (&part
 #pragma unroll
     for (int i = 0; i < count; ++i) sums[i] = fmaf(partial[i], down[i / 2 % 2], sums[i]);
 }
+
+// The consumers take turns with the tensor cores, a stage at a time: while one multiplies, the others convert. Without, they
+// finish together and convert together, and the tensor cores wait.
+template <class Tuning>
+struct Turns {
+    int warpgroup;
+    static constexpr bool taken = Tuning::turns && Tuning::warpgroups > 1;
+
+    // The first one's first turn is given by the last one.
+    __device__ __forceinline__ explicit Turns(int warpgroup) : warpgroup(warpgroup) {
+        if constexpr (taken)
+            if (warpgroup == Tuning::warpgroups - 1) barrier_arrive(1, 256);
+    }
+    __device__ __forceinline__ void wait() const {
+        if constexpr (taken) barrier_sync(1 + warpgroup, 256);
+    }
+    // NOTE: nobody waits for the turn after the very last.
+    __device__ __forceinline__ void pass(bool last) const {
+        if constexpr (taken) {
+            const int next = warpgroup + 1 < Tuning::warpgroups ? warpgroup + 1 : 0;
+            if (next != 0 || !last) barrier_arrive(1 + next, 256);
+        }
+    }
+};
 
 // One warpgroup's products of all tiles of the block.
 template <class Problem, class Tuning>
@@ -113,7 +190,8 @@ __device__ __forceinline__ void consume(const float* prepared_filters, const flo
     using F = TensorFilters<Problem, Tuning>;
     constexpr int count = Tuning::chunk / 2, partials = Tuning::partials;
     static_assert(partials == 1 || partials == 2, "one partial sum, or two in turn");
-    static_assert(Tuning::filter_stages >= partials, "each partial sum under way holds a stage of filters");
+    static_assert(Tuning::filter_stages >= (Tuning::turns ? F::chunks : partials),
+                  "a warpgroup multiplies with so many stages of filters before the others free one");
     const float* const prepared = prepared_filters + Problem::first_prepared;
     const SplitHeader header = *reinterpret_cast<const SplitHeader*>(prepared);
     const int thread = threadIdx.x % 128, warp = thread / 32, lane = thread % 32, t = lane % 4;
@@ -121,10 +199,12 @@ __device__ __forceinline__ void consume(const float* prepared_filters, const flo
     const StageRange<Problem, Tuning> range;
     RingPlace<Tuning::pixel_stages> pixel_place;
     RingPlace<Tuning::filter_stages> filter_place, done_place;
+    const Turns<Tuning> turns(warpgroup);
     for (Offset<Problem> tile = first_tile; tile < tiles.count(); tile += step) {
         const int group = tiles.group(tile);
         const bool scaled = reinterpret_cast<const unsigned*>(prepared)[F::flags_at + group] != 0;
         const float* factors = prepared + F::factors_at + group * F::stages * split_depth;
+        const SeenTaps<Problem, Tuning> seen(tiles, tile, row);
         float sums[F::chunks][count];
 #pragma unroll
         for (int chunk = 0; chunk < F::chunks; ++chunk)
@@ -132,18 +212,29 @@ __device__ __forceinline__ void consume(const float* prepared_filters, const flo
             for (int i = 0; i < count; ++i) sums[chunk][i] = 0.0f;
 
         for (int stage = range.first; stage < range.end; ++stage) {
-            PixelFragments<Tuning> pixels;
+            PixelFragments<Problem, Tuning> pixels;
             mbarrier_wait_parity(rings.pixels_full(pixel_place.stage), pixel_place.parity);
-            pixels.template load<TensorRings<Problem, Tuning>>(rings.pixel_stage(pixel_place.stage),
-                                                               factors + stage * split_depth, scaled, row, t, header);
+            pixels.load(rings.pixel_stage(pixel_place.stage), factors + stage * split_depth, scaled, row, t, header, seen,
+                        stage);
             float partial[partials][count];
 #pragma unroll
             for (int chunk = 0; chunk < F::chunks; ++chunk) {
                 float (&now)[count] = partial[chunk % partials];
+                if (chunk == 0) turns.wait();
                 mbarrier_wait_parity(rings.filters_full(filter_place.stage), filter_place.parity);
+                const unsigned char* const filters = rings.filter_stage(filter_place.stage);
                 if (chunk == 0 || partials == 1) wgmma_fence(now, pixels.high, pixels.low);
                 else wgmma_fence(now);
-                multiply(now, pixels, rings.filter_stage(filter_place.stage));
+                begin_products(now, pixels, filters);
+                if (partials == 2 && chunk > 0) {
+                    // The sums of the chunk before are added while these products are under way.
+                    wgmma_commit_group();
+                    wgmma_wait_group<1>(partial[(chunk - 1) % 2]);
+                    if (lane == 0) mbarrier_arrive(rings.filters_free(done_place.stage));
+                    done_place.advance();
+                    promote(sums[chunk - 1], partial[(chunk - 1) % 2], pixels.down);
+                }
+                end_products(now, pixels, filters);
                 wgmma_commit_group();
                 filter_place.advance();
                 if (chunk == 0) {
@@ -152,21 +243,13 @@ __device__ __forceinline__ void consume(const float* prepared_filters, const flo
                     if (lane == 0) mbarrier_arrive(rings.pixels_free(pixel_place.stage));
                     pixel_place.advance();
                 }
-                if (chunk >= partials - 1) {
-                    const int ready = chunk - (partials - 1);
-                    if constexpr (partials == 1) wgmma_wait_group<0>(partial[0], pixels.high, pixels.low);
-                    else wgmma_wait_group<1>(partial[ready % 2]);
+                if (chunk == F::chunks - 1) turns.pass(stage == range.end - 1 && tile + step >= tiles.count());
+                if (partials == 1 || chunk == F::chunks - 1) {
+                    wgmma_wait_group<0>(now, pixels.high, pixels.low);
                     if (lane == 0) mbarrier_arrive(rings.filters_free(done_place.stage));
                     done_place.advance();
-                    promote(sums[ready], partial[ready % partials], pixels.down);
+                    promote(sums[chunk], now, pixels.down);
                 }
-            }
-            if constexpr (partials == 2) {
-                constexpr int last = F::chunks - 1;
-                wgmma_wait_group<0>(partial[last % 2], pixels.high, pixels.low);
-                if (lane == 0) mbarrier_arrive(rings.filters_free(done_place.stage));
-                done_place.advance();
-                promote(sums[last], partial[last % 2], pixels.down);
             }
         }
         store_sums<Problem, Tuning>(sums, prepared, bias, y, batch, tiles, tile, row, t);

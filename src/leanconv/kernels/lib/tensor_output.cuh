@@ -2,7 +2,7 @@
 #pragma once
 
 #include <lib/epilogue.cuh>
-#include <lib/tensor_pixels.cuh>
+#include <lib/tensor_rings.cuh>
 
 namespace leanconv {
 
@@ -12,19 +12,14 @@ __device__ __forceinline__ void store_sums(const float (&sums)[chunks][count], c
                                            float* y, long long batch, const TensorTiles<Problem, Tuning>& tiles,
                                            Offset<Problem> tile, int row, int t) {
     using F = TensorFilters<Problem, Tuning>;
-    const FlatPixels<Problem> pixels(batch, Phase<Problem>(0));
     int64 image = Problem::out_h * Problem::out_w;
     if constexpr (Problem::chwn) image *= batch;
     const int group = tiles.group(tile), of_tile = tiles.filters(tile) * F::filters;
     const float* const scales = prepared + F::scales_at + (group * F::tiles + tiles.filters(tile)) * F::filters;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-        const Offset<Problem> number = tiles.first_pixel(tile) + row + 8 * half;
-        if (number >= pixels.count) continue;
-        const Place place = pixels.place(number);
+        const Place place = tiles.numbers.place(tiles.first_pixel(tile) + row + 8 * half);
         if (place.count == 0) continue;
-        int64 pixel = place.offset;
-        if constexpr (Problem::nhwc && Phase<Problem>::whole) pixel = number;
 #pragma unroll
         for (int chunk = 0; chunk < chunks; ++chunk)
 #pragma unroll
@@ -35,7 +30,7 @@ __device__ __forceinline__ void store_sums(const float (&sums)[chunks][count], c
                 const float v[4] = {part[0] * scale.x, part[1] * scale.y, part[4] * scale.z, part[5] * scale.w};
                 const int filter = group * Problem::group_k + in_group;
                 float result[4];
-                float* const to = y + (Problem::nhwc ? pixel * Problem::k + filter : filter * image + pixel);
+                float* const to = y + (Problem::nhwc ? place.offset * Problem::k + filter : filter * image + place.offset);
                 const int64 step = Problem::nhwc ? 1 : image;
 #pragma unroll
                 for (int i = 0; i < 4; ++i) {

@@ -3,91 +3,22 @@
 //
 //   rows: a bulk copy in im2col mode brings 32 channels of all pixels, 128 bytes a pixel, swizzled; two are a stage. For
 //     NHWC whose pixels have whole rows of 16 bytes.
+//   flat: boxes of 32 pixels and 32 channels, 128 bytes a channel, swizzled: for NCHW and CHWN whose output is as large as
+//     the input, at unit stride. Then output pixel i sees input pixel i + shift, for each tap another shift. What a window
+//     sees beyond the sides of the image are pixels of other rows; consumers take zeros instead.
 //   columns: each lane of the producers copies one pixel, element by element, with cp.async. Neighbouring lanes have
 //     neighbouring pixels, so that NCHW and CHWN are read in whole lines; nothing is transposed, as the consumers read
 //     columns as well. A column is `pitch` floats long: 4 more than the tile has pixels, so that loads meet each bank once.
 #pragma once
 
-#include <lib/epilogue.cuh>
 #include <lib/index.cuh>
 #include <lib/ptx/bulk_copy.cuh>
 #include <lib/ptx/copy.cuh>
 #include <lib/ptx/load.cuh>
 #include <lib/ptx/mbarrier.cuh>
-#include <lib/tensor_filters.cuh>
+#include <lib/tensor_rings.cuh>
 
 namespace leanconv {
-
-// A place in a ring of stages, and the parity of the barriers' phase there.
-template <int stages>
-struct RingPlace {
-    int stage = 0;
-    unsigned parity = 0;
-    __device__ __forceinline__ void advance() {
-        if (++stage == stages) stage = 0, parity ^= 1;
-    }
-};
-
-// The tiles of the output: filters change fastest, so that blocks that run side by side read the same pixels.
-template <class Problem, class Tuning>
-struct TensorTiles {
-    using F = TensorFilters<Problem, Tuning>;
-    static constexpr int pixels = 64 * Tuning::warpgroups;
-    Offset<Problem> of_pixels;
-    __device__ __forceinline__ explicit TensorTiles(long long batch)
-        : of_pixels(static_cast<Offset<Problem>>((batch * (Problem::p * Problem::q) + pixels - 1) / pixels)) {}
-    __device__ __forceinline__ Offset<Problem> count() const { return of_pixels * (F::tiles * Problem::groups); }
-    static __device__ __forceinline__ int filters(Offset<Problem> tile) { return static_cast<int>(tile % F::tiles); }
-    __device__ __forceinline__ int group(Offset<Problem> tile) const {
-        return Problem::groups == 1 ? 0 : static_cast<int>(tile / F::tiles / of_pixels);
-    }
-    __device__ __forceinline__ Offset<Problem> first_pixel(Offset<Problem> tile) const {
-        const Offset<Problem> number = tile / F::tiles;
-        return (Problem::groups == 1 ? number : number % of_pixels) * pixels;
-    }
-};
-
-// Shared memory: the ring of pixels, the ring of filters, and the barriers of both.
-template <class Problem, class Tuning>
-struct TensorRings {
-    using F = TensorFilters<Problem, Tuning>;
-    static constexpr int pixels = TensorTiles<Problem, Tuning>::pixels, pitch = pixels + 4;
-    static constexpr int half_bytes = pixels * 128;  // 32 channels, in rows
-    static constexpr int pixel_bytes = Tuning::rows ? 2 * half_bytes : split_depth * pitch * 4;
-    static_assert(pixel_bytes % 1024 == 0 && F::stage_bytes % 1024 == 0, "stages begin where swizzle patterns do");
-    static constexpr int bytes = Tuning::pixel_stages * pixel_bytes + Tuning::filter_stages * F::stage_bytes;
-    static constexpr int shared_bytes = bytes + 2 * (Tuning::pixel_stages + Tuning::filter_stages) * 8;
-    static constexpr int producer_warps = 4, consumer_warps = 4 * Tuning::warpgroups;
-    unsigned char* base;
-
-    __device__ __forceinline__ TensorRings() : base(shared_memory_for_swizzles()) {}
-    __device__ __forceinline__ unsigned char* pixel_stage(int stage) const { return base + stage * pixel_bytes; }
-    __device__ __forceinline__ unsigned char* filter_stage(int stage) const {
-        return base + Tuning::pixel_stages * pixel_bytes + stage * F::stage_bytes;
-    }
-    __device__ __forceinline__ Mbarrier* pixels_full(int stage) const {
-        return reinterpret_cast<Mbarrier*>(base + bytes) + stage;
-    }
-    __device__ __forceinline__ Mbarrier* pixels_free(int stage) const { return pixels_full(Tuning::pixel_stages) + stage; }
-    __device__ __forceinline__ Mbarrier* filters_full(int stage) const {
-        return pixels_free(Tuning::pixel_stages) + stage;
-    }
-    __device__ __forceinline__ Mbarrier* filters_free(int stage) const {
-        return filters_full(Tuning::filter_stages) + stage;
-    }
-    // By one thread, before a barrier of the block. A warp declares a stage free when its own products are done.
-    __device__ __forceinline__ void init() const {
-        for (int i = 0; i < Tuning::pixel_stages; ++i) {
-            mbarrier_init(pixels_full(i), Tuning::rows ? 1 : producer_warps);
-            mbarrier_init(pixels_free(i), consumer_warps);
-        }
-        for (int i = 0; i < Tuning::filter_stages; ++i) {
-            mbarrier_init(filters_full(i), 1);
-            mbarrier_init(filters_free(i), consumer_warps);
-        }
-        fence_mbarrier_init();
-    }
-};
 
 // One thread's copies of prepared filters, a chunk at a time, tile after tile.
 template <class Problem, class Tuning>
@@ -115,20 +46,58 @@ struct FilterCopies {
     }
 };
 
-// Stages of one block: all of a reduction, or its share where the blocks of a cluster split it.
+// One thread's copies of pixels in rows. A stage is two pieces of 32 channels.
 template <class Problem, class Tuning>
-struct StageRange {
-    static constexpr int all = TensorFilters<Problem, Tuning>::stages, share = ceil_div(all, Tuning::split);
-    int first, end;
-    __device__ __forceinline__ StageRange() : first(0), end(all) {
-        if constexpr (Tuning::split > 1) {
-            first = static_cast<int>(cluster_rank()) * share;
-            end = first + share < all ? first + share : all;
-        }
+struct RowCopies {
+    using F = TensorFilters<Problem, Tuning>;
+    using Rings = TensorRings<Problem, Tuning>;
+    int n, h, w, first_c;
+
+    __device__ __forceinline__ RowCopies(const TensorTiles<Problem, Tuning>& tiles, Offset<Problem> tile, long long batch)
+        : first_c(tiles.group(tile) * Problem::group_c) {
+        const Pixel<Problem> from(tiles.first_pixel(tile), batch);
+        n = static_cast<int>(from.n);
+        h = from.p * Problem::stride_h - Problem::pad_top;
+        w = from.q * Problem::stride_w - Problem::pad_left;
+    }
+    __device__ __forceinline__ void half(unsigned char* to, const TensorMap& x, Mbarrier* full, int tap, int c) const {
+        cp_async_bulk_tensor_im2col_shared_global(
+            to, x, full, first_c + c, w, h, n, static_cast<unsigned short>(tap % Problem::s * Problem::dilation_w),
+            static_cast<unsigned short>(tap / Problem::s * Problem::dilation_h));
     }
 };
 
-// The producers of pixels in rows: thread 0 copies pixels, thread 32 filters.
+// And of flat ones: a box for each 32 pixels of the tile.
+template <class Problem, class Tuning>
+struct FlatCopies {
+    using Rings = TensorRings<Problem, Tuning>;
+    using Numbers = TensorPixels<Problem, Tuning>;
+    static constexpr int granules = Rings::pixels / Numbers::granule;
+    static_assert(Problem::stride_h == 1 && Problem::stride_w == 1 && Problem::h == Problem::p && Problem::w == Problem::q,
+                  "flat pixels move by the same shift all over the image");
+    int n[granules], pixel[granules], first_c, apart;
+
+    __device__ __forceinline__ FlatCopies(const TensorTiles<Problem, Tuning>& tiles, Offset<Problem> tile, long long batch)
+        : first_c(tiles.group(tile) * Problem::group_c), apart(Problem::chwn ? static_cast<int>(batch) : 1) {
+#pragma unroll
+        for (int i = 0; i < granules; ++i) {
+            const Offset<Problem> number = tiles.first_pixel(tile) + i * Numbers::granule;
+            n[i] = Problem::chwn ? 0 : static_cast<int>(number / Numbers::of_image);
+            pixel[i] = static_cast<int>(Problem::chwn ? number : number % Numbers::of_image);
+        }
+    }
+    __device__ __forceinline__ void half(unsigned char* to, const TensorMap& x, Mbarrier* full, int tap, int c) const {
+        const int down = tap / Problem::s * Problem::dilation_h - Problem::pad_top;
+        const int right = tap % Problem::s * Problem::dilation_w - Problem::pad_left;
+        const int shift = (down * Problem::w + right) * apart;
+#pragma unroll
+        for (int i = 0; i < granules; ++i)
+            cp_async_bulk_tensor_shared_global(to + i * (Rings::half_bytes / granules), x, full, pixel[i] + shift,
+                                               first_c + c, n[i]);
+    }
+};
+
+// The producers of pixels by tensor maps: thread 0 copies pixels, thread 32 filters.
 template <class Problem, class Tuning>
 __device__ __forceinline__ void produce(const TensorMap& x, const float* prepared, long long batch,
                                         const TensorTiles<Problem, Tuning>& tiles,
@@ -136,26 +105,22 @@ __device__ __forceinline__ void produce(const TensorMap& x, const float* prepare
                                         Offset<Problem> step) {
     using F = TensorFilters<Problem, Tuning>;
     using Rings = TensorRings<Problem, Tuning>;
+    using Copies = typename Select<Tuning::flat, FlatCopies<Problem, Tuning>, RowCopies<Problem, Tuning>>::type;
     static_assert(F::piece == 32, "a copy brings the 32 channels of a piece");
     const StageRange<Problem, Tuning> range;
     if (thread == 0) {
         RingPlace<Tuning::pixel_stages> place;
         for (Offset<Problem> tile = first_tile; tile < tiles.count(); tile += step) {
-            const Pixel<Problem> from(tiles.first_pixel(tile), batch);
-            const int w = from.q * Problem::stride_w - Problem::pad_left, n = static_cast<int>(from.n);
-            const int h = from.p * Problem::stride_h - Problem::pad_top, first_c = tiles.group(tile) * Problem::group_c;
+            const Copies copies(tiles, tile, batch);
             for (int stage = range.first; stage < range.end; ++stage) {
                 mbarrier_wait_parity(rings.pixels_free(place.stage), place.parity ^ 1);
                 mbarrier_arrive_expect_tx(rings.pixels_full(place.stage), Rings::pixel_bytes);
 #pragma unroll
                 for (int half = 0; half < 2; ++half) {
-                    // NOTE: past the last tap filters are zero; any pixels that are numbers do, and the first are.
+                    // NOTE: past the last tap filters are zero; any pixels that are numbers do, and those of tap 0 are.
                     const int number = 2 * stage + half, tap = number / F::of_tap < F::taps ? number / F::of_tap : 0;
-                    const int c = first_c + number % F::of_tap * 32;
-                    cp_async_bulk_tensor_im2col_shared_global(
-                        rings.pixel_stage(place.stage) + half * Rings::half_bytes, x, rings.pixels_full(place.stage), c, w,
-                        h, n, static_cast<unsigned short>(tap % Problem::s * Problem::dilation_w),
-                        static_cast<unsigned short>(tap / Problem::s * Problem::dilation_h));
+                    copies.half(rings.pixel_stage(place.stage) + half * Rings::half_bytes, x,
+                                rings.pixels_full(place.stage), tap, number % F::of_tap * F::piece);
                 }
                 place.advance();
             }

@@ -1,0 +1,134 @@
+// The tiles of the tensor-core kernels, and the rings of stages between their producers and consumers.
+#pragma once
+
+#include <lib/epilogue.cuh>
+#include <lib/index.cuh>
+#include <lib/ptx/cluster.cuh>
+#include <lib/ptx/mbarrier.cuh>
+#include <lib/ptx/shared.cuh>
+#include <lib/tensor_filters.cuh>
+
+namespace leanconv {
+
+// A place in a ring of stages, and the parity of the barriers' phase there.
+template <int stages>
+struct RingPlace {
+    int stage = 0;
+    unsigned parity = 0;
+    __device__ __forceinline__ void advance() {
+        if (++stage == stages) stage = 0, parity ^= 1;
+    }
+};
+
+// How output pixels are numbered: as they lie in memory, and flat pixels of NCHW with each image rounded up to 32.
+template <class Problem, class Tuning>
+struct TensorPixels {
+    static constexpr int image = Problem::p * Problem::q, granule = 32;
+    static constexpr bool rounded = Tuning::flat && !Problem::chwn;
+    static constexpr int of_image = rounded ? ceil_div(image, granule) * granule : image;
+    static_assert(!Tuning::flat || Phase<Problem>::whole, "flat pixels are those of whole images");
+    long long batch;
+
+    __device__ __forceinline__ Offset<Problem> count() const { return static_cast<Offset<Problem>>(batch) * of_image; }
+    // The place of a number's output, whose count is 0 where there is none.
+    __device__ __forceinline__ Place place(Offset<Problem> number) const {
+        if constexpr (rounded) {
+            const Offset<Problem> n = number / of_image;
+            const int in_image = static_cast<int>(number - n * of_image);
+            return {static_cast<int64>(n) * Problem::k * image + in_image, number < count() && in_image < image};
+        } else {
+            const FlatPixels<Problem> pixels(batch, Phase<Problem>(0));
+            if (number >= pixels.count) return {0, 0};
+            if constexpr (Problem::nhwc && Phase<Problem>::whole) return {number, 1};
+            return pixels.place(number);
+        }
+    }
+    // Its row and column, 0 where there is none: those of any pixel do.
+    __device__ __forceinline__ void position(Offset<Problem> number, int& p, int& q) const {
+        if constexpr (rounded) {
+            const int in_image = static_cast<int>(number % of_image);
+            p = in_image / Problem::q, q = in_image % Problem::q;
+        } else {
+            const Pixel<Problem> pixel(number < count() ? number : 0, batch);
+            p = pixel.p, q = pixel.q;
+        }
+    }
+};
+
+// The tiles of the output: filters change fastest, so that blocks that run side by side read the same pixels.
+template <class Problem, class Tuning>
+struct TensorTiles {
+    using F = TensorFilters<Problem, Tuning>;
+    static constexpr int pixels = 64 * Tuning::warpgroups;
+    TensorPixels<Problem, Tuning> numbers;
+    Offset<Problem> of_pixels;
+    __device__ __forceinline__ explicit TensorTiles(long long batch)
+        : numbers{batch}, of_pixels((numbers.count() + (pixels - 1)) / pixels) {}
+    __device__ __forceinline__ Offset<Problem> count() const { return of_pixels * (F::tiles * Problem::groups); }
+    static __device__ __forceinline__ int filters(Offset<Problem> tile) { return static_cast<int>(tile % F::tiles); }
+    __device__ __forceinline__ int group(Offset<Problem> tile) const {
+        return Problem::groups == 1 ? 0 : static_cast<int>(tile / F::tiles / of_pixels);
+    }
+    __device__ __forceinline__ Offset<Problem> first_pixel(Offset<Problem> tile) const {
+        const Offset<Problem> number = tile / F::tiles;
+        return (Problem::groups == 1 ? number : number % of_pixels) * pixels;
+    }
+};
+
+// Shared memory: the ring of pixels, the ring of filters, and the barriers of both.
+template <class Problem, class Tuning>
+struct TensorRings {
+    using F = TensorFilters<Problem, Tuning>;
+    static constexpr int pixels = TensorTiles<Problem, Tuning>::pixels, pitch = pixels + 4;
+    static constexpr int half_bytes = pixels * 128;  // 32 channels, as tensor copies bring them
+    static constexpr bool by_maps = Tuning::rows || Tuning::flat;
+    static constexpr int pixel_bytes = by_maps ? 2 * half_bytes : split_depth * pitch * 4;
+    static_assert(pixel_bytes % 1024 == 0 && F::stage_bytes % 1024 == 0, "stages begin where swizzle patterns do");
+    static constexpr int bytes = Tuning::pixel_stages * pixel_bytes + Tuning::filter_stages * F::stage_bytes;
+    static constexpr int shared_bytes = bytes + 2 * (Tuning::pixel_stages + Tuning::filter_stages) * 8;
+    static constexpr int producer_warps = 4, consumer_warps = 4 * Tuning::warpgroups;
+    unsigned char* base;
+
+    __device__ __forceinline__ TensorRings() : base(shared_memory_for_swizzles()) {}
+    __device__ __forceinline__ unsigned char* pixel_stage(int stage) const { return base + stage * pixel_bytes; }
+    __device__ __forceinline__ unsigned char* filter_stage(int stage) const {
+        return base + Tuning::pixel_stages * pixel_bytes + stage * F::stage_bytes;
+    }
+    __device__ __forceinline__ Mbarrier* pixels_full(int stage) const {
+        return reinterpret_cast<Mbarrier*>(base + bytes) + stage;
+    }
+    __device__ __forceinline__ Mbarrier* pixels_free(int stage) const { return pixels_full(Tuning::pixel_stages) + stage; }
+    __device__ __forceinline__ Mbarrier* filters_full(int stage) const {
+        return pixels_free(Tuning::pixel_stages) + stage;
+    }
+    __device__ __forceinline__ Mbarrier* filters_free(int stage) const {
+        return filters_full(Tuning::filter_stages) + stage;
+    }
+    // By one thread, before a barrier of the block. A warp declares a stage free when its own products are done.
+    __device__ __forceinline__ void init() const {
+        for (int i = 0; i < Tuning::pixel_stages; ++i) {
+            mbarrier_init(pixels_full(i), by_maps ? 1 : producer_warps);
+            mbarrier_init(pixels_free(i), consumer_warps);
+        }
+        for (int i = 0; i < Tuning::filter_stages; ++i) {
+            mbarrier_init(filters_full(i), 1);
+            mbarrier_init(filters_free(i), consumer_warps);
+        }
+        fence_mbarrier_init();
+    }
+};
+
+// Stages of one block: all of a reduction, or its share where the blocks of a cluster split it.
+template <class Problem, class Tuning>
+struct StageRange {
+    static constexpr int all = TensorFilters<Problem, Tuning>::stages, share = ceil_div(all, Tuning::split);
+    int first, end;
+    __device__ __forceinline__ StageRange() : first(0), end(all) {
+        if constexpr (Tuning::split > 1) {
+            first = static_cast<int>(cluster_rank()) * share;
+            end = first + share < all ? first + share : all;
+        }
+    }
+};
+
+}  // namespace leanconv
