@@ -99,6 +99,12 @@ void describe(Transfer& t, const void* shared_pointer, const void* map_pointer, 
         t.bytes *= static_cast<size_t>((map.box[axis] + step - 1) / step);
     }
     t.at = shared_range(shared_pointer, t.bytes, 128, what, t.site);
+    // NOTE: undocumented; an H200 raises an illegal instruction.
+    const int64_t first = coordinates[0] * static_cast<int64_t>(map.element_bytes);
+    if (first % 16) {
+        emulator::fail(t.site, "%s: coordinate %d of axis 0 is %ld bytes from the start of %s, no multiple of 16", what,
+                       coordinates[0], static_cast<long>(first), map.name);
+    }
     for (int axis = 0; axis < rank; ++axis) t.coordinates[axis] = coordinates[axis];
     if (!map.im2col) return;
     const int most = rank == 3 ? 65535 : rank == 4 ? 255 : 31;

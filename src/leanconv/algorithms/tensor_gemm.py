@@ -76,8 +76,10 @@ class TensorConfig(Config):
 
     @property
     def pixel_stage_bytes(self) -> int:
-        """Bytes of a stage of pixels: where lanes copy them, columns are four floats longer than the tile."""
-        return DEPTH * 4 * (self.pixels if self.rows or self.flat else self.pixels + 4)
+        """Bytes of a stage of pixels: columns are four floats longer than the tile, flat ones than 32 pixels."""
+        if self.flat:
+            return DEPTH * 4 * self.pixels // GRANULE * (GRANULE + 4)
+        return DEPTH * 4 * (self.pixels if self.rows else self.pixels + 4)
 
     @property
     def shared_bytes(self) -> int:
@@ -178,7 +180,8 @@ def _is_flat(problem: ConvProblem) -> bool:
 
 
 def flat_map(problem: ConvProblem) -> TensorMap:
-    """How bulk copies walk over the pixels of a forward convolution in NCHW or CHWN: 32 of them in 32 channels."""
+    """How bulk copies walk over the pixels of a forward convolution in NCHW or CHWN: 32 channels of 36 pixels,
+    of which 32 are used."""
     pixels, images = problem.h * problem.w, problem.n
     if problem.layout == "CHWN":
         pixels, images = pixels * images, 1
@@ -187,8 +190,7 @@ def flat_map(problem: ConvProblem) -> TensorMap:
         element="float32",
         shape=(pixels, problem.c, images),
         strides=(4 * pixels, 4 * pixels * problem.c),
-        box=(GRANULE, ROW, 1),
-        swizzle=128,
+        box=(GRANULE + 4, ROW, 1),
     )
 
 

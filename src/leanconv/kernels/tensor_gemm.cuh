@@ -29,9 +29,10 @@ namespace leanconv {
 template <class Problem, class Tuning>
 struct SeenTaps {
     static constexpr bool any = Tuning::flat && Problem::padded;
-    int p[any ? 2 : 1], q[any ? 2 : 1];
+    int p[any ? 2 : 1], q[any ? 2 : 1], apart;
 
-    __device__ __forceinline__ SeenTaps(const TensorTiles<Problem, Tuning>& tiles, Offset<Problem> tile, int row) {
+    __device__ __forceinline__ SeenTaps(const TensorTiles<Problem, Tuning>& tiles, Offset<Problem> tile, int row)
+        : apart(Problem::chwn ? static_cast<int>(tiles.numbers.batch) : 1) {
         if constexpr (any) {
 #pragma unroll
             for (int i = 0; i < 2; ++i) {
@@ -39,6 +40,10 @@ struct SeenTaps {
                 p[i] -= Problem::pad_top, q[i] -= Problem::pad_left;
             }
         }
+    }
+    // Where in its box of flat pixels the 32 of piece `number` begin.
+    __device__ __forceinline__ int first(int number) const {
+        return Tuning::flat ? flat_shift<Problem>(number / TensorFilters<Problem, Tuning>::of_tap, apart) & 3 : 0;
     }
     // Whether piece `number` of the reduction lies inside the image for pixel i.
     __device__ __forceinline__ bool inside(int i, int number) const {
@@ -59,7 +64,8 @@ struct PixelFragments {
     // Element j of the four of a sixteen, which the host permuted where they are neighbours in shared memory.
     static __device__ __forceinline__ int element(int t, int j) { return Tuning::rows ? 4 * t + j : 2 * t + j % 2 + j / 2 * 8; }
 
-    static __device__ __forceinline__ void load_four(float (&four)[4], const unsigned char* stage, int row, int t, int sixteen) {
+    static __device__ __forceinline__ void load_four(float (&four)[4], const unsigned char* stage, int row, int t, int sixteen,
+                                                     int first) {
         const unsigned char* const half = stage + sixteen / 2 * Rings::half_bytes;
         if constexpr (Tuning::rows) {
             const int unit = (sixteen % 2 * 4 + t) ^ row % 8;
@@ -70,8 +76,9 @@ struct PixelFragments {
         for (int j = 0; j < 4; ++j) {
             const int channel = element(t, j);
             if constexpr (Tuning::flat) {
-                const unsigned char* const line = half + row / 32 * 4096 + (sixteen % 2 * 16 + channel) * 128;
-                four[j] = __uint_as_float(ld_shared_u32(line + (row % 32 / 4 ^ channel % 8) * 16 + row % 4 * 4));
+                const unsigned char* const granule = half + row / 32 * Rings::granule_bytes;
+                const float* const column = reinterpret_cast<const float*>(granule) + row % 32 + first;
+                four[j] = __uint_as_float(ld_shared_u32(column + (sixteen % 2 * 16 + channel) * Rings::flat_pitch));
             } else {
                 const float* const column = reinterpret_cast<const float*>(stage) + row;
                 four[j] = __uint_as_float(ld_shared_u32(column + (sixteen * 16 + channel) * Rings::pitch));
@@ -83,10 +90,12 @@ struct PixelFragments {
                                          const SplitHeader& header, const SeenTaps<Problem, Tuning>& seen, int stage) {
         float x[2][16];
 #pragma unroll
-        for (int i = 0; i < 2; ++i) {
+        for (int half = 0; half < 2; ++half) {
+            const int first = seen.first(2 * stage + half);
 #pragma unroll
-            for (int sixteen = 0; sixteen < 4; ++sixteen)
-                load_four(reinterpret_cast<float (&)[4]>(x[i][4 * sixteen]), shared, row + 8 * i, t, sixteen);
+            for (int i = 0; i < 4; ++i)
+                load_four(reinterpret_cast<float (&)[4]>(x[i % 2][8 * half + i / 2 * 4]), shared, row + i % 2 * 8, t,
+                          2 * half + i / 2, first);
         }
         if constexpr (SeenTaps<Problem, Tuning>::any) {
 #pragma unroll

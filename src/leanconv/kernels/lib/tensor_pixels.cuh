@@ -3,9 +3,10 @@
 //
 //   rows: a bulk copy in im2col mode brings 32 channels of all pixels, 128 bytes a pixel, swizzled; two are a stage. For
 //     NHWC whose pixels have whole rows of 16 bytes.
-//   flat: boxes of 32 pixels and 32 channels, 128 bytes a channel, swizzled: for NCHW and CHWN whose output is as large as
-//     the input, at unit stride. Then output pixel i sees input pixel i + shift, for each tap another shift. What a window
-//     sees beyond the sides of the image are pixels of other rows; consumers take zeros instead.
+//   flat: boxes of 36 pixels and 32 channels: for NCHW and CHWN whose output is as large as the input, at unit stride. Then
+//     output pixel i sees input pixel i + shift, for each tap another shift. A box begins at a multiple of 16 bytes, so that
+//     32 pixels lie anywhere in 36; loads of columns of 36 floats meet each bank once. What a window sees beyond the sides
+//     of the image are pixels of other rows; consumers take zeros instead.
 //   columns: each lane of the producers copies one pixel, element by element, with cp.async. Neighbouring lanes have
 //     neighbouring pixels, so that NCHW and CHWN are read in whole lines; nothing is transposed, as the consumers read
 //     columns as well. A column is `pitch` floats long: 4 more than the tile has pixels, so that loads meet each bank once.
@@ -87,13 +88,10 @@ struct FlatCopies {
         }
     }
     __device__ __forceinline__ void half(unsigned char* to, const TensorMap& x, Mbarrier* full, int tap, int c) const {
-        const int down = tap / Problem::s * Problem::dilation_h - Problem::pad_top;
-        const int right = tap % Problem::s * Problem::dilation_w - Problem::pad_left;
-        const int shift = (down * Problem::w + right) * apart;
+        const int shift = flat_shift<Problem>(tap, apart) & ~3;
 #pragma unroll
         for (int i = 0; i < granules; ++i)
-            cp_async_bulk_tensor_shared_global(to + i * (Rings::half_bytes / granules), x, full, pixel[i] + shift,
-                                               first_c + c, n[i]);
+            cp_async_bulk_tensor_shared_global(to + i * Rings::granule_bytes, x, full, pixel[i] + shift, first_c + c, n[i]);
     }
 };
 

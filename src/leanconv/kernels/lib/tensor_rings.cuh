@@ -55,6 +55,15 @@ struct TensorPixels {
     }
 };
 
+// How far from an output pixel's number that of the pixel lies which a tap sees, where both images are of one size; `apart`
+// is the distance of neighbours.
+template <class Problem>
+__device__ __forceinline__ int flat_shift(int tap, int apart) {
+    const int down = tap / Problem::s * Problem::dilation_h - Problem::pad_top;
+    const int right = tap % Problem::s * Problem::dilation_w - Problem::pad_left;
+    return (down * Problem::w + right) * apart;
+}
+
 // The tiles of the output: filters change fastest, so that blocks that run side by side read the same pixels.
 template <class Problem, class Tuning>
 struct TensorTiles {
@@ -80,8 +89,10 @@ template <class Problem, class Tuning>
 struct TensorRings {
     using F = TensorFilters<Problem, Tuning>;
     static constexpr int pixels = TensorTiles<Problem, Tuning>::pixels, pitch = pixels + 4;
-    static constexpr int half_bytes = pixels * 128;  // 32 channels, as tensor copies bring them
     static constexpr bool by_maps = Tuning::rows || Tuning::flat;
+    // Flat columns, and the 32 of them that a copy brings; 32 channels of the tile.
+    static constexpr int flat_pitch = TensorPixels<Problem, Tuning>::granule + 4, granule_bytes = flat_pitch * 32 * 4;
+    static constexpr int half_bytes = Tuning::flat ? pixels / 32 * granule_bytes : pixels * 128;
     static constexpr int pixel_bytes = by_maps ? 2 * half_bytes : split_depth * pitch * 4;
     static_assert(pixel_bytes % 1024 == 0 && F::stage_bytes % 1024 == 0, "stages begin where swizzle patterns do");
     static constexpr int bytes = Tuning::pixel_stages * pixel_bytes + Tuning::filter_stages * F::stage_bytes;

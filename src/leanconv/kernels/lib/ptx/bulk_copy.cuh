@@ -63,6 +63,8 @@ __device__ __forceinline__ void cp_async_bulk_wait_group_read() {
 
 // cp.async.bulk.tensor, global -> shared: the box of a tiled map that begins at (c0, c1, ...), innermost axis first, in
 // elements; coordinates may lie outside the array, where zeros are read. All bytes of the box count for `barrier`.
+// NOTE: the innermost coordinate is a multiple of 16 bytes, inside and outside. No manual says so; an H200 calls anything
+// else an illegal instruction.
 // NOTE: `shared` is a multiple of 128. With a swizzle, units of 16 bytes trade places by the bits of their own address
 // in shared memory: bit 4 ^= bit 7 for 32 bytes, bits 4-5 ^= bits 7-8 for 64, bits 4-6 ^= bits 7-9 for 128. So the
 // pattern begins anew at multiples of 256, 512 and 1024 bytes; a stage that shall begin with it begins there.
