@@ -86,6 +86,17 @@ struct PixelFragments {
         }
     }
 
+    // Something of every fragment.
+    __device__ __forceinline__ unsigned all() const {
+        unsigned bits = 0;
+#pragma unroll
+        for (int i = 0; i < 16; ++i) {
+            bits ^= high[i / 4][i % 4];
+            if constexpr (exact) bits ^= low[i / 4][i % 4];
+        }
+        return bits;
+    }
+
     __device__ __forceinline__ void load(const unsigned char* shared, const float* factors, bool scaled, int row, int t,
                                          const SplitHeader& header, const SeenTaps<Problem, Tuning>& seen, int stage) {
         float x[2][16];
@@ -178,8 +189,10 @@ struct Turns {
         if constexpr (taken)
             if (warpgroup == Tuning::warpgroups - 1) barrier_arrive(1, 256);
     }
-    __device__ __forceinline__ void wait() const {
-        if constexpr (taken) barrier_sync(1 + warpgroup, 256);
+    // NOTE: after the conversion, or nothing would overlap it (zero_after says how that can fail).
+    template <class Fragments>
+    __device__ __forceinline__ void wait(const Fragments& pixels) const {
+        if constexpr (taken) barrier_sync(1 + warpgroup + zero_after(pixels.all()), 256);
     }
     // NOTE: nobody waits for the turn after the very last.
     __device__ __forceinline__ void pass(bool last) const {
@@ -229,8 +242,8 @@ __device__ __forceinline__ void consume(const float* prepared_filters, const flo
 #pragma unroll
             for (int chunk = 0; chunk < F::chunks; ++chunk) {
                 float (&now)[count] = partial[chunk % partials];
-                if (chunk == 0) turns.wait();
                 mbarrier_wait_parity(rings.filters_full(filter_place.stage), filter_place.parity);
+                if (chunk == 0) turns.wait(pixels);
                 const unsigned char* const filters = rings.filter_stage(filter_place.stage);
                 if (chunk == 0 || partials == 1) wgmma_fence(now, pixels.high, pixels.low);
                 else wgmma_fence(now);

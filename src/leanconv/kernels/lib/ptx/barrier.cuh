@@ -15,4 +15,12 @@ __device__ __forceinline__ void barrier_arrive(int number, int threads) {
     asm volatile("bar.arrive %0, %1;\n" :: "r"(number), "r"(threads) : "memory");
 }
 
+// Zero, which no compiler knows: a barrier whose number it is part of cannot come before `value` is there.
+// NOTE: ptxas moves a barrier up past arithmetic in registers, also past an empty asm that names them and past a loop.
+__device__ __forceinline__ int zero_after(unsigned value) {
+    int zero;
+    asm("{\n.reg .b32 bits;\npopc.b32 bits, %1;\nshr.u32 %0, bits, 6;\n}\n" : "=r"(zero) : "r"(value));
+    return zero;
+}
+
 }  // namespace leanconv
