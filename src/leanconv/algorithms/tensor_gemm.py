@@ -96,6 +96,8 @@ TILES: dict[tuple[int, int, int, int], float] = {
     (2, 64, 2, 2): 185,
     (4, 64, 1, 1): 160,
     (2, 64, 1, 1): 140,
+    (2, 128, 2, 1): 200,
+    (2, 128, 1, 1): 180,
 }
 #: Registers of a consumer's and of a producer's thread, by the number of consumers and whether tensor maps bring pixels.
 REGISTERS = {
