@@ -7,7 +7,15 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from leanconv.algorithms import input_gradient
-from leanconv.algorithms.base import LAUNCH_CYCLES, Config, TimedAlgorithm, by_time, ceil_div, has_wide_tensors
+from leanconv.algorithms.base import (
+    LAUNCH_CYCLES,
+    Config,
+    TimedAlgorithm,
+    by_time,
+    ceil_div,
+    has_wide_tensors,
+    variant,
+)
 from leanconv.algorithms.input_gradient import PartialConvolution
 from leanconv.algorithms.tiles import OutputView, conv_arguments, gradient_limits, view_constants
 from leanconv.dtypes import DTYPES
@@ -34,9 +42,10 @@ class TensorConfig(Config):
     takes ``chunk``.
 
     ``products`` of float16 make one of float32: 3, or 1 in tier tf32. ``partials`` partial sums are under way at once.
-    ``rows``: bulk copies bring pixels in rows of channels, and where they are ``flat`` in columns of pixels; otherwise lanes
-    copy columns. ``piece`` channels of one tap lie together in the reduction. ``turns``: consumers multiply in turn. ``pixel_stages`` and ``filter_stages`` are the lengths of the rings. A cluster
-    of ``split`` blocks shares a reduction.
+    ``rows``: bulk copies bring pixels in rows of channels, and where they are ``flat`` in columns of pixels; otherwise
+    lanes copy columns. ``piece`` channels of one tap lie together in the reduction. ``turns``: consumers multiply in
+    turn. ``pixel_stages`` and ``filter_stages`` are the lengths of the rings. A cluster of ``split`` blocks shares a
+    reduction.
     """
 
     warpgroups: int
@@ -82,34 +91,43 @@ class TensorConfig(Config):
         return DEPTH * 4 * (self.pixels if self.rows else self.pixels + 4)
 
     @property
+    def ring_bytes(self) -> int:
+        """Bytes of both rings."""
+        return self.pixel_stages * self.pixel_stage_bytes + self.filter_stages * self.filter_stage_bytes
+
+    @property
     def shared_bytes(self) -> int:
         """Shared memory of a block: both rings, and two barriers a stage."""
-        barriers = 16 * (self.pixel_stages + self.filter_stages)
-        return self.pixel_stages * self.pixel_stage_bytes + self.filter_stages * self.filter_stage_bytes + barriers
+        return self.ring_bytes + 16 * (self.pixel_stages + self.filter_stages)
 
 
-#: Tiles and the TFLOP/s that each reaches on a large layer.
-TILES: dict[tuple[int, int, int, int], float] = {
-    (2, 64, 4, 2): 215,
-    (2, 64, 3, 2): 205,
-    (3, 64, 2, 1): 200,
-    (2, 64, 2, 2): 185,
-    (4, 64, 1, 1): 160,
-    (2, 64, 1, 1): 140,
-    (2, 128, 2, 1): 200,
-    (2, 128, 1, 1): 180,
+#: A tile: warpgroups, filters of a product, such chunks, partial sums.
+Tile = tuple[int, int, int, int]
+#: Whether consumers take turns with each tile, and the TFLOP/s that it reaches on large layers (burst, H200), by how
+#: pixels come: in rows, flat, in columns.
+TILES: dict[Tile, tuple[bool, dict[str, float]]] = {
+    (2, 64, 4, 2): (True, {"rows": 237, "flat": 214, "columns": 196}),
+    (2, 128, 2, 1): (True, {"rows": 236, "flat": 216, "columns": 154}),
+    (2, 64, 3, 2): (True, {"rows": 205, "flat": 190, "columns": 175}),
+    (3, 64, 2, 1): (False, {"rows": 213, "flat": 182, "columns": 118}),
+    (2, 64, 2, 2): (True, {"rows": 193, "flat": 170, "columns": 163}),
+    (2, 128, 1, 1): (False, {"rows": 200, "flat": 175, "columns": 160}),
+    (4, 64, 1, 1): (False, {"rows": 168, "flat": 118, "columns": 73}),
+    (2, 64, 1, 1): (True, {"rows": 150, "flat": 120, "columns": 118}),
 }
-#: Registers of a consumer's and of a producer's thread, by the number of consumers and whether tensor maps bring pixels.
+#: Registers of a consumer's and a producer's thread, by the number of consumers and whether tensor maps bring pixels.
 REGISTERS = {
     (2, True): (240, 24), (3, True): (160, 24), (4, True): (112, 24),
     (2, False): (232, 40), (3, False): (160, 32), (4, False): (112, 32),
 }  # fmt: skip
 #: Flops that a multiprocessor of an H200 computes in a cycle at 1 TFLOP/s of the whole GPU.
 FLOPS_PER_CYCLE = 1e12 / 132 / 1.98e9
-#: Cycles of a tile beside its stages: the first copies, and the stores that nothing overlaps.
-TILE_CYCLES = 3000
-#: Both stages of the ring that a config gets: as many as fit, pixels first.
+#: Cycles of a tile beside its stages, before the first of a launch, and of the sum over the blocks of a cluster.
+TILE_CYCLES, FIRST_CYCLES, SPLIT_CYCLES = 1500, 6000, 6000
+#: Stages that the rings of pixels and of filters have at most.
 MOST_STAGES = (3, 8)
+#: Blocks of a cluster that share a reduction.
+SPLITS = (2, 4, 8)
 
 
 def _parts(problem: ConvProblem) -> list[PartialConvolution]:
@@ -202,14 +220,12 @@ def _piece(channels: int) -> int:
 
 
 @lru_cache(maxsize=256)
-def _config(
-    tile: tuple[int, int, int, int], rows: bool, flat: bool, piece: int, products: int, split: int = 1
-) -> TensorConfig:
+def _config(tile: Tile, rows: bool, flat: bool, piece: int, products: int, split: int = 1) -> TensorConfig:
     """The configuration of a tile, with rings as long as shared memory allows."""
     warpgroups, chunk, chunks, partials = tile
-    config = TensorConfig(
-        warpgroups, chunk, chunks, products, partials, rows, flat, piece, True, 1, 1, *REGISTERS[warpgroups, rows or flat], split
-    )
+    ways = (rows, flat, piece, TILES[tile][0])
+    registers = REGISTERS[warpgroups, rows or flat]
+    config = TensorConfig(warpgroups, chunk, chunks, products, partials, *ways, 1, 1, *registers, split)
     room = 227 * 1024
     for stages in range(MOST_STAGES[0], 1, -1):
         left = room - stages * config.pixel_stage_bytes - 16 * (stages + MOST_STAGES[1])
@@ -217,6 +233,18 @@ def _config(
         if filters >= max(chunks, min(4, 2 * chunks)) or stages == 2:
             break
     return replace(config, pixel_stages=stages, filter_stages=filters)
+
+
+def _with_splits(config: TensorConfig, parts: list[PartialConvolution], target: Target) -> Iterator[TensorConfig]:
+    """The configuration, and where its tiles leave multiprocessors idle, with the reduction split over a cluster."""
+    yield config
+    tiles = max(_tiles(part, config) for part in parts)
+    stages = min(stages_of(part.problem, config.piece) for part in parts)
+    for split in SPLITS:
+        each = ceil_div(stages, split)
+        fits = config.filters // 16 % split == 0 and config.filters * config.pixels * 4 <= config.ring_bytes
+        if fits and tiles * split <= target.multiprocessors and each >= 2 and each * (split - 1) < stages:
+            yield variant(config, split=split)
 
 
 def stages_of(problem: ConvProblem, piece: int) -> int:
@@ -306,7 +334,7 @@ class TensorGemm(TimedAlgorithm):
         return max((self._prepared(problem, config) for config in self._candidates(problem)), default=0)
 
     def _prepared(self, problem: ConvProblem, config: TensorConfig) -> int:
-        split = sum(prepared_floats(part.problem, _of_part(part, config))[1] for part in _parts(problem))
+        split = sum(prepared_floats(part.problem, config)[1] for part in _parts(problem))
         return 4 * (self._first(problem) + split)
 
     def _first(self, problem: ConvProblem) -> int:
@@ -330,21 +358,26 @@ class TensorGemm(TimedAlgorithm):
         if not parts:
             # A layer whose windows see nothing but padding has a gradient of zeros, and nothing to tune.
             return [(0.0, _config(next(iter(TILES)), False, False, 1, 3))]
-        return by_time((self._cycles(problem, parts, config, target), config) for config in self._candidates(problem))
+        return by_time(
+            (self._cycles(problem, parts, config, target), config)
+            for whole in self._candidates(problem)
+            for config in _with_splits(whole, parts, target)
+        )
 
     def _cycles(
         self, problem: ConvProblem, parts: list[PartialConvolution], config: TensorConfig, target: Target
     ) -> float:
-        speed = TILES[config.warpgroups, config.chunk, config.chunks, config.partials] * FLOPS_PER_CYCLE
-        if config.products == 1:
-            speed *= 2
+        way = "rows" if config.rows else "flat" if config.flat else "columns"
+        tile = config.warpgroups, config.chunk, config.chunks, config.partials
+        speed = TILES[tile][1][way] * FLOPS_PER_CYCLE * (1.9 if config.products == 1 else 1)
         time = 0.0
         for part in parts:
-            of_tile = stages_of(part.problem, config.piece) * 2 * config.pixels * config.filters * DEPTH / speed
-            rounds = ceil_div(_tiles(part, config), target.multiprocessors)
-            time += rounds * of_tile + TILE_CYCLES * min(2, rounds) + LAUNCH_CYCLES
+            stages = ceil_div(stages_of(part.problem, config.piece), config.split)
+            rounds = ceil_div(_tiles(part, config) * config.split, target.multiprocessors)
+            each = stages * 2 * config.pixels * config.filters * DEPTH / speed
+            time += rounds * (each + TILE_CYCLES) + FIRST_CYCLES + (SPLIT_CYCLES if config.split > 1 else 0)
         memory = problem.bytes / target.bytes_per_cycle
-        return max(time, memory) + 2 * LAUNCH_CYCLES
+        return max(time, memory) + 3 * LAUNCH_CYCLES
 
     def plan(self, problem: ConvProblem, config: TensorConfig, target: Target) -> Plan:
         prepare, launches = [], []
@@ -353,19 +386,15 @@ class TensorGemm(TimedAlgorithm):
         if gradient and parts:
             prepare.append(input_gradient.filter_launch(problem))
         for part in parts:
-            own = _of_part(part, config)
-            prepare += filter_launches(part.problem, own, first, part.view.first_weight if gradient else None)
-            launches.append(_main_launch(problem, part, own, first, wide, target))
-            first += prepared_floats(part.problem, own)[1]
+            prepare += filter_launches(part.problem, config, first, part.view.first_weight if gradient else None)
+            launches.append(_main_launch(problem, part, config, first, wide, target))
+            first += prepared_floats(part.problem, config)[1]
         zeros = input_gradient.zero_launch(problem) if gradient and not problem.accumulate else None
         return Plan(
-            (*launches, *([zeros] if zeros else [])), prepare=tuple(prepare), prepared_bytes=self.prepared_bytes(problem)
+            (*launches, *([zeros] if zeros else [])),
+            prepare=tuple(prepare),
+            prepared_bytes=self.prepared_bytes(problem),
         )
-
-
-def _of_part(part: PartialConvolution, config: TensorConfig) -> TensorConfig:
-    """The configuration as a part of the gradient has it; all parts have the same channels."""
-    return config
 
 
 def _main_launch(

@@ -14,7 +14,8 @@
 //   4. adds the partial sum, times the row's inverse scale, to its float32 sums: 2^-24 rounding, where the tensor core cuts
 // 128 pixels x 256 filters: 128 sums, two partial sums of 32 and 32 of fragments, of 240 registers. Per stage the tensor core
 // works 3072 cycles, and the four schedulers issue some 620 for steps 1, 2 and 4 of both warpgroups.
-// Blocks stay: a block computes tile after tile, so that the stores of one and the copies of the next overlap.
+// Blocks stay: a block computes tile after tile, so that the stores of one and the copies of the next overlap. Where there are
+// few tiles, a cluster of `split` blocks shares a tile's reduction instead, and each block stores its share of the filters.
 #pragma once
 
 #include <lib/ptx/barrier.cuh>
@@ -274,7 +275,22 @@ __device__ __forceinline__ void consume(const float* prepared_filters, const flo
                 }
             }
         }
-        store_sums<Problem, Tuning>(sums, prepared, bias, y, batch, tiles, tile, row, t);
+        const auto& all = in_sixteens(sums);
+        constexpr int sixteens = F::filters / 16;
+        if constexpr (Tuning::split == 1) {
+            store_sums<Problem, Tuning>(all, 0, prepared, bias, y, batch, tiles, tile, row, t);
+        } else {
+            float* const mine = reinterpret_cast<float*>(rings.base);
+            const int at = threadIdx.x;
+            barrier_sync(15, 128 * Tuning::warpgroups);  // the stages of this block have been read
+#pragma unroll
+            for (int i = 0; i < sixteens * 8; ++i) mine[i * 128 * Tuning::warpgroups + at] = all[i / 8][i % 8];
+            meet_in_cluster();
+            SharedSums<Problem, Tuning, sixteens> share;
+            share.gather(mine, at);
+            meet_in_cluster();
+            store_sums<Problem, Tuning>(share.sums, share.first, prepared, bias, y, batch, tiles, tile, row, t);
+        }
     }
 }
 
@@ -288,9 +304,18 @@ __device__ __forceinline__ void tensor_gemm(const Source& x, const float* prepar
     __syncthreads();
     const int warpgroup = threadIdx.x / 128;
     const Offset<Problem> first = blockIdx.x / Tuning::split, step = gridDim.x / Tuning::split;
+    static_assert(Tuning::split == 1 || !Tuning::turns || StageRange<Problem, Tuning>::share * (Tuning::split - 1) <
+                                                              StageRange<Problem, Tuning>::all,
+                  "each block of a cluster has stages");
     if (warpgroup == Tuning::warpgroups) {
         set_registers_down<Tuning::producer_registers>();
         produce<Problem, Tuning>(x, prepared, batch, tiles, rings, threadIdx.x % 128, first, step);
+        if constexpr (Tuning::split > 1) {
+            // NOTE: the warps of lanes that copied alone meet again before the barriers that all threads take part in.
+            __syncwarp();
+            meet_in_cluster();
+            meet_in_cluster();
+        }
     } else {
         set_registers_up<Tuning::consumer_registers>();
         consume<Problem, Tuning>(prepared, bias, y, batch, tiles, rings, warpgroup, first, step);

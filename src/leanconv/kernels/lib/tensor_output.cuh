@@ -1,45 +1,43 @@
-// From the sums of a warpgroup's rows to the output tensor: the filters' scales, bias, activation, and stores.
+// From the sums of a warpgroup's rows to the output tensor: the sum over the blocks that shared a reduction, the filters'
+// scales, bias, activation, and stores.
 #pragma once
 
 #include <lib/epilogue.cuh>
+#include <lib/ptx/cluster.cuh>
 #include <lib/tensor_rings.cuh>
 
 namespace leanconv {
 
-// Two pixels of a thread, `row` and 8 behind it, and of each sixteen filters the four from 4t on.
-template <class Problem, class Tuning, int chunks, int count>
-__device__ __forceinline__ void store_sums(const float (&sums)[chunks][count], const float* prepared, const float* bias,
-                                           float* y, long long batch, const TensorTiles<Problem, Tuning>& tiles,
-                                           Offset<Problem> tile, int row, int t) {
+// Stores two pixels of a thread, `row` and 8 behind it. Of each sixteen filters from `first` on it has the four from 4t on:
+// sums[i][0, 1, 4, 5] of the first pixel, [2, 3, 6, 7] of the second.
+template <class Problem, class Tuning, int sixteens>
+__device__ __forceinline__ void store_sums(const float (&sums)[sixteens][8], int first, const float* prepared,
+                                           const float* bias, float* y, long long batch,
+                                           const TensorTiles<Problem, Tuning>& tiles, Offset<Problem> tile, int row, int t) {
     using F = TensorFilters<Problem, Tuning>;
-    constexpr int sixteens = count / 8;
     int64 image = Problem::out_h * Problem::out_w;
     if constexpr (Problem::chwn) image *= batch;
-    const int group = tiles.group(tile), first_k = tiles.filters(tile) * F::filters + 4 * t;
+    const int group = tiles.group(tile), first_k = tiles.filters(tile) * F::filters + 16 * first + 4 * t;
     const float* const scales = prepared + F::scales_at + group * F::tiles * F::filters + first_k;
     // NOTE: all loads come before the first store, which they could not pass: y might be where the scales are.
-    float4 scale[chunks][sixteens];
+    float4 scale[sixteens];
 #pragma unroll
-    for (int i = 0; i < chunks * sixteens; ++i)
-        scale[i / sixteens][i % sixteens] =
-            *reinterpret_cast<const float4*>(scales + i / sixteens * F::chunk + i % sixteens * 16);
+    for (int i = 0; i < sixteens; ++i) scale[i] = *reinterpret_cast<const float4*>(scales + 16 * i);
     const Place places[2] = {tiles.numbers.place(tiles.first_pixel(tile) + row),
                              tiles.numbers.place(tiles.first_pixel(tile) + row + 8)};
 #pragma unroll
-    for (int i = 0; i < chunks * sixteens; ++i) {
-        const int in_group = first_k + i / sixteens * F::chunk + i % sixteens * 16;
-        const int filter = group * Problem::group_k + in_group;
+    for (int i = 0; i < sixteens; ++i) {
+        const int in_group = first_k + 16 * i, filter = group * Problem::group_k + in_group;
         float b[4] = {};
         if constexpr (Problem::bias) {
 #pragma unroll
             for (int j = 0; j < 4; ++j) b[j] = in_group + j < Problem::group_k ? bias[filter + j] : 0.0f;
         }
-        const float4 by = scale[i / sixteens][i % sixteens];
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
             if (places[half].count == 0) continue;
-            const float* const part = sums[i / sixteens] + i % sixteens * 8 + 2 * half;
-            const float v[4] = {part[0] * by.x, part[1] * by.y, part[4] * by.z, part[5] * by.w};
+            const float* const part = sums[i] + 2 * half;
+            const float v[4] = {part[0] * scale[i].x, part[1] * scale[i].y, part[4] * scale[i].z, part[5] * scale[i].w};
             const int64 at = places[half].offset, step = Problem::nhwc ? 1 : image;
             float* const to = y + (Problem::nhwc ? at * Problem::k + filter : filter * image + at);
             float result[4];
@@ -56,5 +54,39 @@ __device__ __forceinline__ void store_sums(const float (&sums)[chunks][count], c
         }
     }
 }
+
+// Where the blocks of a cluster meet: consumers and producers come to it on ways of their own.
+__device__ __forceinline__ void meet_in_cluster() { cluster_barrier(); }
+
+// The sums of a thread as sixteens of filters, in order.
+template <int chunks, int count>
+__device__ __forceinline__ const float (&in_sixteens(const float (&sums)[chunks][count]))[chunks * count / 8][8] {
+    return reinterpret_cast<const float (&)[chunks * count / 8][8]>(sums);
+}
+
+// The sixteens of a thread's tile that this block of a cluster stores, summed over its blocks in the order of their ranks.
+// The rings, which nobody needs any more, take the sums of all consumers.
+template <class Problem, class Tuning, int all>
+struct SharedSums {
+    static_assert(all % Tuning::split == 0, "the blocks of a cluster share a thread's filters evenly");
+    static constexpr int sixteens = all / Tuning::split, threads = 128 * Tuning::warpgroups;
+    static_assert(all * 8 * threads * 4 <= TensorRings<Problem, Tuning>::bytes, "the rings take the sums of a tile");
+    float sums[sixteens][8];
+    int first;
+
+    // Between two barriers of the cluster, at which all threads of its blocks meet.
+    __device__ __forceinline__ void gather(const float* mine, int thread) {
+        first = static_cast<int>(cluster_rank()) * sixteens;
+#pragma unroll
+        for (int i = 0; i < sixteens; ++i)
+#pragma unroll
+            for (int j = 0; j < 8; ++j) {
+                const float* const at = mine + ((first + i) * 8 + j) * threads + thread;
+                sums[i][j] = cluster_load(at, 0);
+#pragma unroll
+                for (int other = 1; other < Tuning::split; ++other) sums[i][j] += cluster_load(at, other);
+            }
+    }
+};
 
 }  // namespace leanconv
