@@ -23,15 +23,16 @@ from breaks import RACE, Break, gemm
 from breaks_depthwise import DEPTHWISE
 from breaks_gradients import GRADIENTS
 from breaks_single_channel import SEVERAL_FILTERS
-from cases import CASES, NARROW_CASES, TARGETS, TRANSFORM_CASES
+from breaks_tensor import TENSOR
+from cases import CASES, NARROW_CASES, TARGETS, TENSOR_CASES, TRANSFORM_CASES
 
 from leanconv.algorithms import ALGORITHMS
 from leanconv.algorithms.base import Config, GpuAlgorithm
 from leanconv.problem import Problem
 from leanconv.runtime.compile import KERNELS
 
-BREAKS = (*MOST, *DEPTHWISE, *GRADIENTS, *SEVERAL_FILTERS)
-PROBLEMS = {case.name: case.problem for case in (*CASES, *NARROW_CASES, *TRANSFORM_CASES)}
+BREAKS = (*MOST, *DEPTHWISE, *GRADIENTS, *SEVERAL_FILTERS, *TENSOR)
+PROBLEMS = {case.name: case.problem for case in (*CASES, *NARROW_CASES, *TENSOR_CASES, *TRANSFORM_CASES)}
 
 
 def headers_of(broken: Break, kernels: Path) -> list[Path]:

@@ -42,8 +42,8 @@ LAYOUTS: tuple[str, ...] = get_args(Layout)
 #: leanconv's algorithms, as patterns of names, that a suite measures by default: what it is about, and what that has to
 #: beat. Kernels that an idea is compared with (one thread, one output) take 20 times their time.
 SUITE_ALGORITHMS = {
-    "winograd1d": ("winograd1d", "implicit_gemm"),
-    "opencnn": ("winograd*", "implicit_gemm"),
+    "winograd1d": ("winograd1d", "implicit_gemm", "tensor_*"),
+    "opencnn": ("winograd*", "implicit_gemm", "tensor_*"),
     "depthwise": ("depthwise*", "direct"),
     "depthwise-wide": ("depthwise*",),
     "single-channel": ("single_channel", "depthwise", "direct"),

@@ -1,0 +1,185 @@
+"""Convolution on tensor cores: its loaders and tiles, what is kept on data of every range, and limits."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import emulator
+import numpy as np
+import proof
+import pytest
+import selection
+from cases import TARGETS, TENSOR_CASES, Case
+
+from leanconv.algorithms import ALGORITHMS
+from leanconv.algorithms.tensor_gemm import DEPTH, TensorConfig, prepared_floats
+from leanconv.problem import ConvProblem
+from leanconv.reference import oracle
+
+TENSOR_GEMM = next(a for a in ALGORITHMS if a.name == "tensor_gemm")
+HOPPER = TARGETS[0]
+
+
+def _ways(case: Case) -> list[TensorConfig]:
+    """A configuration of each kind: with one and two chunks of filters, each way that pixels come, and a split."""
+    configs = list(TENSOR_GEMM.configs(case.problem, HOPPER))
+    kinds: dict[Any, TensorConfig] = {}
+    for config in configs:
+        if config.filters <= 128:
+            split = min(config.split, 2)
+            kinds.setdefault((config.flat, config.partials, config.chunks > 1, split), config)
+    return list(kinds.values())
+
+
+def _every() -> list[Any]:
+    """All layers in all ways; ``make test`` plays each layer once in each layout."""
+    found, chosen = [], []
+    for turn, case in enumerate(TENSOR_CASES):
+        ways = _ways(case)
+        for i, config in enumerate(ways):
+            kind = "rows" if config.rows else "flat" if config.flat else "columns"
+            name = f"{case.name}-{kind}-{config.chunks}x{config.chunk}-p{config.partials}-split{config.split}"
+            found.append((case, config, name))
+            chosen += [found[-1]] if i == turn % len(ways) else []
+    return selection.marked(found, chosen, lambda each: (each[:2], each[2]))
+
+
+@pytest.mark.parametrize(("case", "config"), _every())
+def test_every_way_of_reading_pixels(case: Case, config: TensorConfig) -> None:
+    proof.check(TENSOR_GEMM, case.problem, config)
+
+
+@pytest.mark.parametrize("warpgroups", [3, 4])
+@pytest.mark.parametrize("layout", ["NHWC", "NCHW"])
+def test_tiles_of_more_warpgroups(warpgroups: int, layout: str) -> None:
+    problem = ConvProblem(2, 32, 10, 12, 64, 3, 3, padding=(1, 1, 1, 1), layout=layout)  # type: ignore[arg-type]
+    config = next(c for c in TENSOR_GEMM.configs(problem, HOPPER) if c.warpgroups == warpgroups)
+    proof.check(TENSOR_GEMM, problem, config)
+
+
+#: 64 x 3 x 3 products an output.
+LAYER = ConvProblem(1, 64, 6, 8, 64, 3, 3, padding=(1, 1, 1, 1), layout="NHWC")
+RANGES = (
+    "normal", "positive", "log-normal", "outlier", "channels-apart", "filters-apart", "tiny", "huge", "denormal",
+    "zeros",
+)  # fmt: skip
+
+
+def drawn(kind: str, problem: ConvProblem = LAYER) -> tuple[np.ndarray, np.ndarray]:
+    """Pixels and filters in NHWC; in channels-apart those of a channel are scaled by opposite powers of ten."""
+    random = np.random.default_rng(5)
+    x, w = random.standard_normal(problem.x_shape), random.standard_normal(problem.w_shape)
+    if kind == "positive":
+        x, w = abs(x), abs(w)
+    elif kind == "log-normal":
+        x = np.exp(4 * x)
+    elif kind == "outlier":
+        x[0, 3, 4, 5] = 1e8
+    elif kind == "channels-apart":
+        scales = np.power(10.0, random.uniform(-6, 6, problem.c))
+        x, w = x * scales, w / scales
+    elif kind == "filters-apart":
+        w *= np.power(10.0, random.uniform(-9, 9, problem.k)).reshape(-1, 1, 1, 1)
+    elif kind == "tiny":
+        x = x * 1e-38
+    elif kind == "huge":
+        x, w = x * 1e34, w * 1e3
+    elif kind == "denormal":
+        x = np.round(x * 1000) * 2.0**-149
+    elif kind == "zeros":
+        x[0, 2:5] = 0
+        w[7] = 0
+        w[:, 1, 1] = 0
+    return x.astype(np.float32), w.astype(np.float32)
+
+
+def played(x: np.ndarray, w: np.ndarray, problem: ConvProblem = LAYER) -> np.ndarray:
+    """What the kernel computes."""
+    config = next(c for c in TENSOR_GEMM.configs(problem, HOPPER) if (c.filters, c.split) == (64, 1))
+    y = np.full(problem.y_shape, np.nan, np.float32)
+    plan = TENSOR_GEMM.plan(problem, config, HOPPER)
+    emulator.run_plan(plan, {"x": x, "w": w, "bias": None, "y": y}, orders=("ascending",))
+    return y
+
+
+@pytest.mark.parametrize("kind", RANGES)
+def test_errors_on_data_of_every_range(kind: str) -> None:
+    """At most twice what a sequential float32 sum loses; on normal data less than it loses."""
+    x, w = drawn(kind)
+    reference = oracle.conv2d(LAYER, x, w)
+    error = np.linalg.norm(played(x, w) - reference)
+    yardstick = np.linalg.norm(oracle.sequential_float32(LAYER, x, w) - reference)
+    assert error <= (1 if kind == "normal" else 2) * yardstick, f"{error / yardstick:.2f} times a sequential sum"
+
+
+def test_what_is_no_number_reaches_just_the_outputs_that_see_it() -> None:
+    x, w = drawn("normal")
+    x[0, 0, 0, 3], x[0, 5, 7, 60] = np.inf, np.nan
+    seen = np.zeros((1, 6, 8), bool)
+    seen[0, :2, :2] = seen[0, 4:, 6:] = True
+    y = played(x, w)
+    np.testing.assert_array_equal(np.isfinite(y), ~np.broadcast_to(seen[..., None], y.shape))
+
+
+def test_filters_that_are_no_numbers_leave_the_others_alone() -> None:
+    x, w = drawn("normal")
+    reference = played(x, w)
+    w[3, 1, 2, 7], w[40, 0, 0, 0] = np.inf, np.nan
+    y = played(x, w)
+    others = [k for k in range(64) if k not in (3, 40)]
+    assert not np.isfinite(y[..., [3, 40]]).any()
+    np.testing.assert_array_equal(y[..., others], reference[..., others])
+
+
+def test_one_product_keeps_eleven_bits() -> None:
+    problem = replace(LAYER, precision="tf32")
+    x, w = drawn("normal", problem)
+    reference = oracle.conv2d(problem, x, w)
+    error = np.linalg.norm(played(x, w, problem) - reference) / np.linalg.norm(reference)
+    assert 1e-4 < error < 5e-4
+
+
+def test_the_order_of_the_batch_does_not_matter() -> None:
+    problem = replace(LAYER, n=3)
+    x, w = drawn("normal", problem)
+    y = played(x, w, problem)
+    np.testing.assert_array_equal(played(x[::-1].copy(), w, problem), y[::-1])
+
+
+def test_limits_name_the_rule() -> None:
+    small = ConvProblem(1, 24, 8, 8, 24, 3, 3, groups=3)
+    assert "groups=3 leaves 8 channels in a group, fewer than 16" in TENSOR_GEMM.why_not(small, HOPPER)
+    many = ConvProblem(1, 9000, 8, 8, 8, 1, 1)
+    assert "a filter has 9000 channels, more than 8192" in TENSOR_GEMM.why_not(many, HOPPER)
+    for target in TARGETS[1:]:
+        assert any(target.arch in reason for reason in TENSOR_GEMM.why_not(LAYER, target))
+    exact = replace(LAYER, precision="ieee")
+    assert any("'fp32'" in reason for reason in TENSOR_GEMM.reasons(exact, HOPPER))
+
+
+def test_prepared_filters_have_room_for_all_that_is_written() -> None:
+    """The host's figure is the device's: the fragments begin and end where `prepared_floats` says."""
+    for case in TENSOR_CASES:
+        for config in TENSOR_GEMM.configs(case.problem, HOPPER):
+            plan = TENSOR_GEMM.plan(case.problem, config, HOPPER)
+            assert plan.prepared_bytes == TENSOR_GEMM.prepared_bytes(case.problem)
+            if case.problem.op == "fprop":
+                head, every = prepared_floats(case.problem, config)
+                assert head % 4 == 0 and 4 * every <= plan.prepared_bytes
+
+
+def test_rings_fit_and_hold_what_is_under_way() -> None:
+    for case in TENSOR_CASES:
+        for config in TENSOR_GEMM.configs(case.problem, HOPPER):
+            assert config.shared_bytes <= HOPPER.shared_per_block
+            assert config.pixel_stages >= 2 and config.filter_stages >= max(config.partials, config.chunks)
+            assert DEPTH % config.piece == 0
+
+
+def test_small_outputs_split_the_reduction() -> None:
+    """Seven by seven pixels of one image are one tile for each 64 filters or more: clusters share them."""
+    problem = ConvProblem(1, 512, 7, 7, 512, 3, 3, padding=(1, 1, 1, 1), layout="NHWC")
+    assert next(iter(TENSOR_GEMM.configs(problem, HOPPER))).split > 1
+    large = replace(problem, n=128)
+    assert next(iter(TENSOR_GEMM.configs(large, HOPPER))).split == 1
