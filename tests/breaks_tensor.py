@@ -31,6 +31,8 @@ TENSOR = (
         "                end_products(now, pixels, filters);",
         RULE,
         "same-nhwc",
+        filter_stages=2,
+        pixel_stages=2,
     ),
     tensor(
         "filters are copied a phase too early",
@@ -71,15 +73,7 @@ TENSOR = (
         "odd-nchw",
         flat=False,
     ),
-    tensor(
-        "a quarter of the row determines its scale",
-        "            largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, 1));\n",
-        "",
-        WRONG,
-        "same-nhwc",
-    ),
     tensor("both rows are scaled back as the first", "down[i / 2 % 2]", "down[0]", WRONG, "same-nhwc"),
-    tensor("filters are scaled back as the greatest", "part[0] * scale[i].x", "part[0]", WRONG, "same-nhwc"),
     tensor(
         "low halves of filters are those of the high ones",
         "matrix_descriptor(filters + Tuning::chunk * split_depth * 2, 0, 1024, 128)",
@@ -174,7 +168,14 @@ TENSOR = (
         WRONG,
         "same-nhwc",
     ),
-    tensor("sums of the first block alone", "other < Tuning::split", "other < 1", WRONG, "same-nhwc", split=2),
+    tensor(
+        "sums of the first block alone",
+        "sums[i][j] += cluster_load(at, other)",
+        "sums[i][j] += 0",
+        WRONG,
+        "same-nhwc",
+        split=2,
+    ),
     tensor(
         "a block leaves before others have read its sums",
         "            share.gather(mine, at);\n            meet_in_cluster();",

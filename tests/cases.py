@@ -487,7 +487,7 @@ def _tensor_cases() -> list[Case]:
     layers.add("same", 2, 40, 6, 8, 72, 3, 3, layouts=ALL, bias=True, activation="relu", **pad)
     layers.add("odd", 2, 36, 7, 7, 64, 3, 3, layouts=ALL, **pad)
     layers.add("stride", 2, 48, 9, 9, 70, 3, 3, layouts=USUAL, stride=(2, 1), padding=(1, 0, 1, 2), bias=True)
-    layers.add("dilation", 1, 33, 11, 9, 40, 3, 2, layouts=USUAL, dilation=(2, 3), padding=(2, 2, 2, 1))
+    layers.add("dilation", 1, 36, 11, 9, 40, 3, 2, layouts=USUAL, dilation=(2, 3), padding=(2, 2, 2, 1))
     layers.add("one-by-one", 3, 80, 5, 4, 48, 1, 1, layouts=ALL)
     layers.add("groups", 2, 64, 6, 8, 96, 3, 3, layouts=USUAL, groups=2, **pad)
     layers.add("small-groups", 1, 60, 6, 5, 60, 3, 3, layouts=USUAL, groups=3, **pad)
