@@ -124,6 +124,8 @@ REGISTERS = {
 FLOPS_PER_CYCLE = 1e12 / 132 / 1.98e9
 #: Cycles of a tile beside its stages, before the first of a launch, and of the sum over the blocks of a cluster.
 TILE_CYCLES, FIRST_CYCLES, SPLIT_CYCLES = 1500, 6000, 6000
+#: Cycles of the four producing warps for each reduction element, and for each piece, of 128 pixels in columns.
+COPY_CYCLES, PIECE_CYCLES = 32, 60
 #: Stages that the rings of pixels and of filters have at most.
 MOST_STAGES = (3, 8)
 #: Blocks of a cluster that share a reduction.
@@ -214,9 +216,17 @@ def flat_map(problem: ConvProblem) -> TensorMap:
     )
 
 
-def _piece(channels: int) -> int:
-    """Channels of a tap that lie together in columns: as many as leave the fewest zeros."""
-    return min((32, 16, 8, 4, 2, 1), key=lambda piece: (ceil_div(channels, piece) * piece, -piece))
+def _producer_cycles(config: TensorConfig) -> float:
+    """Cycles that copying a stage of columns takes; they go on beside the products."""
+    return (COPY_CYCLES * DEPTH + PIECE_CYCLES * DEPTH / config.piece) * config.pixels / 128
+
+
+def _piece(problem: ConvProblem) -> int:
+    """Channels of a tap that lie together in columns: few zeros, and few taps to find for the lanes that copy."""
+    return min(
+        (32, 16, 8, 4, 2, 1),
+        key=lambda piece: stages_of(problem, piece) * (COPY_CYCLES + PIECE_CYCLES / piece),
+    )
 
 
 @lru_cache(maxsize=256)
@@ -348,7 +358,7 @@ class TensorGemm(TimedAlgorithm):
         products = 1 if problem.precision == "tf32" else 3
         if all(_in_rows(part.problem) for part in parts):
             return [_config(tile, True, False, ROW, products) for tile in TILES]
-        ways = [(False, _piece(parts[0].problem.group_c))]
+        ways = [(False, _piece(parts[0].problem))]
         if len(parts) == 1 and parts[0].whole and _is_flat(parts[0].problem):
             ways.insert(0, (True, ROW))
         return [_config(tile, False, flat, piece, products) for flat, piece in ways for tile in TILES]
@@ -375,6 +385,8 @@ class TensorGemm(TimedAlgorithm):
             stages = ceil_div(stages_of(part.problem, config.piece), config.split)
             rounds = ceil_div(_tiles(part, config) * config.split, target.multiprocessors)
             each = stages * 2 * config.pixels * config.filters * DEPTH / speed
+            if way == "columns":
+                each = max(each, stages * _producer_cycles(config))
             time += rounds * (each + TILE_CYCLES) + FIRST_CYCLES + (SPLIT_CYCLES if config.split > 1 else 0)
         memory = problem.bytes / target.bytes_per_cycle
         return max(time, memory) + 3 * LAUNCH_CYCLES

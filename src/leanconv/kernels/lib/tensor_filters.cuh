@@ -106,6 +106,7 @@ __device__ __forceinline__ void tensor_filters(const typename Problem::filter* w
     float greatest = 0, of_group = 0, least = 3.402823466e38f;
     for (int c = threadIdx.x; c < F::channels; c += Tuning::threads) {
         float largest = 0;
+#pragma unroll 8
         for (int part = 0; part < F::parts; ++part)
             largest = fmaxf(largest, prepared[F::parts_at + part * F::channels + c]);
         greatest = fmaxf(greatest, largest);
@@ -129,6 +130,7 @@ __device__ __forceinline__ void tensor_filters(const typename Problem::filter* w
 
     float largest = 0;
     if (padded < Problem::group_k) {
+#pragma unroll 8
         for (int i = threadIdx.x; i < F::taps * Problem::group_c; i += Tuning::threads) {
             const int c = Problem::nhwc ? i % Problem::group_c : i / F::taps;
             const int tap = Problem::nhwc ? i / Problem::group_c : i % F::taps;
@@ -153,26 +155,34 @@ __device__ __forceinline__ void tensor_filters(const typename Problem::filter* w
     const int tile = padded / F::filters, of_tile = padded % F::filters, of_chunk = of_tile % F::chunk;
     const int row = of_chunk / 16 * 16 + place_of(of_chunk % 16);
     unsigned char* const fragments = reinterpret_cast<unsigned char*>(prepared + F::fragments_at);
+#pragma unroll 2
     for (int i = threadIdx.x; i < F::stages * 8; i += Tuning::threads) {
         const int stage = i / 8, unit = i % 8;
+        float value[8], factor[8];
+#pragma unroll
+        for (int j = 0; j < 8; ++j) {
+            const int place = unit % 2 * 8 + j;
+            const int element = unit / 2 * 16 + (Tuning::rows ? element_at(place) : place);
+            const int number = stage * F::pieces + element / F::piece, tap = number / F::of_tap;
+            const int c = number % F::of_tap * F::piece + element % F::piece;
+            const bool meant = tap < F::taps && c < Problem::group_c;
+            factor[j] = meant ? inverse[c] : 1.0f;
+            value[j] = meant && padded < Problem::group_k ? to_float(w[F::source(group, padded, c, tap)]) : 0.0f;
+        }
+        if (padded == 0) {
+#pragma unroll
+            for (int j = 0; j < 8; ++j) {
+                const int place = unit % 2 * 8 + j;
+                const int element = unit / 2 * 16 + (Tuning::rows ? element_at(place) : place);
+                prepared[F::factors_at + (group * F::stages + stage) * split_depth + element] = 1.0f / factor[j];
+            }
+        }
         unsigned high[4], low[4];
 #pragma unroll
         for (int pair = 0; pair < 4; ++pair) {
-            float value[2];
-#pragma unroll
-            for (int half = 0; half < 2; ++half) {
-                const int place = unit % 2 * 8 + pair * 2 + half;
-                const int element = unit / 2 * 16 + (Tuning::rows ? element_at(place) : place);
-                const int number = stage * F::pieces + element / F::piece, tap = number / F::of_tap;
-                const int c = number % F::of_tap * F::piece + element % F::piece;
-                const bool meant = tap < F::taps && c < Problem::group_c, exists = meant && padded < Problem::group_k;
-                value[half] = exists ? to_float(w[F::source(group, padded, c, tap)]) * inverse[c] : 0.0f;
-                if (padded == 0)
-                    prepared[F::factors_at + (group * F::stages + stage) * split_depth + element] =
-                        meant ? 1.0f / inverse[c] : 1.0f;
-            }
-            high[pair] = split_high(value[0], value[1], power_of_two(up));
-            low[pair] = split_low(value[0], value[1], power_of_two(up), high[pair]);
+            const float a = value[2 * pair] * factor[2 * pair], b = value[2 * pair + 1] * factor[2 * pair + 1];
+            high[pair] = split_high(a, b, power_of_two(up));
+            low[pair] = split_low(a, b, power_of_two(up), high[pair]);
         }
         unsigned char* const to = fragments + F::fragment(group, tile, stage, of_tile / F::chunk) + row * 128 +
                                   (unit ^ row % 8) * 16;
