@@ -7,12 +7,14 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from math import gcd
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar
 
 from leanconv.dtypes import DTYPES, accumulator, item_bytes, result_of, weights_of
 from leanconv.plan import Constants, Plan, Target
 from leanconv.problem import PRECISIONS, ConvProblem, Layout, Precision, Problem
 
+#: What a GPU multiplies with: FP32 cores, or tensor cores, in three products or one of float16 for one of float32.
+Arithmetic = Literal["fp32", "tf32", "fp16x3", "fp16"]
 #: Clock cycles from the end of one launch to the work of the next, and for filling the machine.
 LAUNCH_CYCLES = 9000
 
@@ -52,6 +54,10 @@ class Algorithm(ABC):
 
         The limits are stated here only. ``target`` is the GPU, or None for the CPU.
         """
+
+    def arithmetic(self, problem: Any) -> Arithmetic:
+        """What it multiplies with: the ceiling that its speed is compared with."""
+        return "fp32"
 
     def workspace_bytes(self, problem: Any) -> int:
         """Bytes of scratch memory it takes on ``problem``."""

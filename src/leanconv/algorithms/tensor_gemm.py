@@ -9,6 +9,7 @@ from functools import lru_cache
 from leanconv.algorithms import input_gradient
 from leanconv.algorithms.base import (
     LAUNCH_CYCLES,
+    Arithmetic,
     Config,
     TimedAlgorithm,
     by_time,
@@ -324,7 +325,7 @@ class TensorGemm(TimedAlgorithm):
     """
 
     name = "tensor_gemm"
-    paper = "S. Markidis et al., NVIDIA tensor core programmability (2018); S. Chetlur et al., cuDNN (2014)"
+    paper = "S. Markidis et al., NVIDIA Tensor Core Programmability, Performance & Precision (2018)"
     tier = "fp32"
     solves = "conv2d"
 
@@ -339,6 +340,9 @@ class TensorGemm(TimedAlgorithm):
         if read > MOST_CHANNELS:
             reasons.append(f"a filter has {read} channels, more than {MOST_CHANNELS}")
         return reasons
+
+    def arithmetic(self, problem: ConvProblem) -> Arithmetic:
+        return "fp16" if problem.precision == "tf32" else "fp16x3"
 
     def prepared_bytes(self, problem: ConvProblem) -> int:
         return max((self._prepared(problem, config) for config in self._candidates(problem)), default=0)

@@ -7,6 +7,7 @@ from typing import Literal
 
 import numpy as np
 
+from leanconv.algorithms.base import Arithmetic
 from leanconv.dtypes import is_integer
 from leanconv.problem import Problem
 from leanconv.runtime.timing import time_cpu, time_gpu
@@ -20,31 +21,33 @@ class Ceilings:
     tf32_tflops: float | None
     copy_tbytes: float
     how: str
+    fp16_tflops: float | None = None
 
-    def floor_us(self, problem: Problem, arithmetic: str) -> float:
+    def floor_us(self, problem: Problem, arithmetic: Arithmetic) -> float:
         """The least time a problem can take: by its direct arithmetic or by its bytes, whichever is longer. Of layers
         of integers, whose arithmetic has no ceiling measured here, by their bytes.
         """
         return max(self._arithmetic_us(problem, arithmetic), self._bytes_us(problem))
 
-    def bound(self, problem: Problem, arithmetic: str = "fp32") -> Literal["fp32", "tf32", "copy"]:
+    def bound(self, problem: Problem, arithmetic: Arithmetic = "fp32") -> Arithmetic | Literal["copy"]:
         """Which ceiling that is."""
         if self._bytes_us(problem) >= self._arithmetic_us(problem, arithmetic):
             return "copy"
-        return "tf32" if arithmetic == "tf32" else "fp32"
+        return arithmetic
 
-    def _arithmetic_us(self, problem: Problem, arithmetic: str) -> float:
+    def _arithmetic_us(self, problem: Problem, arithmetic: Arithmetic) -> float:
         if problem.kind == "conv2d" and is_integer(problem.dtype):
             return 0.0
-        rate = self.tf32_tflops if arithmetic == "tf32" and self.tf32_tflops else self.fp32_tflops
-        return problem.flops / rate * 1e-6
+        products = 3 if arithmetic == "fp16x3" else 1
+        rates = {"tf32": self.tf32_tflops, "fp16": self.fp16_tflops, "fp16x3": self.fp16_tflops}
+        return products * problem.flops / (rates.get(arithmetic) or products * self.fp32_tflops) * 1e-6
 
     def _bytes_us(self, problem: Problem) -> float:
         return problem.bytes / self.copy_tbytes * 1e-6
 
 
 def measure_gpu(budget_s: float = 0.3) -> Ceilings:
-    """cuBLAS on 8192×8192×8192 random matrices without and with TF32, and a device copy of 1 GiB."""
+    """cuBLAS on 8192×8192×8192 random matrices without and with TF32 and in float16, and a device copy of 1 GiB."""
     import torch
 
     from leanconv.bench.peers.torch_peer import arithmetic
@@ -57,12 +60,14 @@ def measure_gpu(budget_s: float = 0.3) -> Ceilings:
         with arithmetic(tf32):
             us = time_gpu(lambda: torch.mm(a, b, out=y), budget_s=budget_s).median_us
         rates.append(2 * size**3 / us * 1e-6)
+    a, b, y = a.half(), b.half(), y.half()
+    rates.append(2 * size**3 / time_gpu(lambda: torch.mm(a, b, out=y), budget_s=budget_s).median_us * 1e-6)
     elements = 1 << 28
     source = torch.randn(elements, device="cuda")
     target = torch.empty_like(source)
     us = time_gpu(lambda: target.copy_(source), cold=True, budget_s=budget_s).median_us
-    how = "cuBLAS 8192³ in FP32 and TF32; device copy of 1 GiB, bytes read plus written"
-    return Ceilings(rates[0], rates[1], 8 * elements / us * 1e-6, how)
+    how = "cuBLAS 8192³ in FP32, TF32 and FP16; device copy of 1 GiB, bytes read plus written"
+    return Ceilings(rates[0], rates[1], 8 * elements / us * 1e-6, how, rates[2])
 
 
 def measure_cpu(budget_s: float = 0.3) -> Ceilings:

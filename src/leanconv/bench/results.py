@@ -51,6 +51,8 @@ class Row:
     #: bytes of transformed filters, which depend on the filters only and can be kept for later calls
     prepared_bytes: int = 0
     dtype: str = "float32"
+    #: of leanconv, where it was asked for: the mean of calls back to back on a card that has been at work for a while
+    us_sustained: float | None = None
 
 
 @dataclass

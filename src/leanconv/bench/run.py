@@ -30,7 +30,7 @@ from leanconv.call import arguments
 from leanconv.dtypes import DTYPES
 from leanconv.problem import Problem
 from leanconv.runtime.progress import progress as progress_bar
-from leanconv.runtime.timing import Timing, time_cpu, time_gpu
+from leanconv.runtime.timing import Timing, time_cpu, time_gpu, time_gpu_sustained
 
 #: Direct operations and bytes of one problem that are still pleasant to wait for without a GPU.
 _CPU_FLOPS = {False: 2e10, True: 2e9}
@@ -49,6 +49,8 @@ class _Run:
     workspace_limit: int | None = None
     #: wall-clock time, in seconds of time.perf_counter, after which no further problem is begun
     until: float = math.inf
+    #: whether leanconv's speed on a busy card is measured, too
+    sustained: bool = False
 
     def wants(self, engine: str) -> bool:
         return not self.engines or any(fnmatchcase(engine, pattern) for pattern in self.engines)
@@ -86,6 +88,7 @@ def run_suite(
     only: str | None = None,
     batch: int | None = None,
     quick: bool = False,
+    sustained: bool = False,
     device: str | None = None,
     revision: str | None = None,
     workspace_limit: int | None = None,
@@ -100,7 +103,8 @@ def run_suite(
     ``layout``, ``precision``, ``dtype`` and ``op`` (``"dgrad"``, ``"wgrad"``: gradients of the layers) override a
     suite's (peers run in the layouts that they have, in any precision as in float32, and in the type if they have it);
     ``engines`` are patterns such as ``"leanconv"``, ``"cudnn:*"``; ``only`` is a pattern that problem names must match;
-    ``batch`` replaces the number of images; ``quick`` spends a quarter of the time on each figure; ``device`` is None
+    ``batch`` replaces the number of images; ``quick`` spends a quarter of the time on each figure, ``sustained``
+    measures leanconv on a busy card, too; ``device`` is None
     (the GPU where there is one), ``"cuda"`` or ``"cpu"``; ``revision`` is what to record where the package is not in a
     git checkout; ``peers`` are the libraries to run, by default all of PEERS.
 
@@ -140,7 +144,9 @@ def run_suite(
         raise ValueError(f"dtype={foreign.pop()!r} is measured on a GPU only: NumPy has no such type")
     limit = arguments.workspace_limit(workspace_limit)
     ceilings = (measure_gpu if gpu else measure_cpu)(0.1 if quick else 0.3)
-    run = _Run(gpu, quick, tuple(engines), ceilings, limit, begin + (math.inf if seconds is None else seconds))
+    run = _Run(
+        gpu, quick, tuple(engines), ceilings, limit, begin + (math.inf if seconds is None else seconds), sustained
+    )
     if peers is None:
         # the kernels that a suite leaves out would take most of its time on a GPU
         own = LeanconvPeer(tuple(algorithms) or (SUITE_ALGORITHMS.get(suite, ()) if gpu else ()))
@@ -315,6 +321,9 @@ def _row(name: str, problem: Problem, candidate: Candidate, check: Check, operan
     with candidate.scope():
         error = _checked(candidate, check, operands, run.gpu)
         timing = _time(candidate, cold, run)
+        busy = None
+        if run.sustained and candidate.on_gpu and candidate.engine.startswith("leanconv"):
+            busy = round(time_gpu_sustained(candidate.call), 3)
         workspace = candidate.workspace_bytes
         if workspace == "measure":
             workspace = _extra_bytes(candidate)
@@ -340,6 +349,7 @@ def _row(name: str, problem: Problem, candidate: Candidate, check: Check, operan
         variant=candidate.variant,
         prepared_bytes=candidate.prepared_bytes,
         dtype=problem.dtype,
+        us_sustained=busy,
     )
 
 

@@ -25,6 +25,13 @@ def _share(row: Row) -> str:
     return f"{100 * row.ceiling_share:.0f}% {row.ceiling}"
 
 
+def _sustained(results: Results, row: Row) -> str:
+    if row.us_sustained is None:
+        return ""
+    rate = results.problems[row.problem]["flops"] / row.us_sustained * 1e-6
+    return f"sustained {quantity(rate)} TFLOP/s"
+
+
 def summary(results: Results) -> Table:
     """A line for each problem: leanconv's fastest algorithm, and how many times faster it is than each group of peers.
 
@@ -84,7 +91,7 @@ def detail(results: Results) -> Table:
         for row in sorted(results.of(problem), key=lambda row: row.us):
             quartiles = f"{quantity(row.us_low)}–{quantity(row.us_high)}"
             figures = [quantity(row.us), quartiles, quantity(row.tflops), _share(row), _memory(row)]
-            note = ", ".join(filter(None, [row.variant, row.note]))
+            note = ", ".join(filter(None, [row.variant, row.note, _sustained(results, row)]))
             if row.registers is not None:
                 note = ", ".join(filter(None, [f"{row.registers} registers, {row.spill_bytes} B spilled", note]))
             if not right(row):
@@ -111,6 +118,8 @@ def legend(results: Results) -> list[str]:
     """What the columns mean, and what is not in them."""
     ceilings = results.machine["ceilings"]
     tf32 = f", TF32 {quantity(ceilings['tf32_tflops'])} TFLOP/s" if ceilings["tf32_tflops"] else ""
+    if ceilings.get("fp16_tflops"):
+        tf32 += f", FP16 {quantity(ceilings['fp16_tflops'])} TFLOP/s"
     lines = [
         f"Ceilings in this run: FP32 {quantity(ceilings['fp32_tflops'])} TFLOP/s{tf32}, "
         f"copy {quantity(ceilings['copy_tbytes'])} TB/s ({ceilings['how']})."

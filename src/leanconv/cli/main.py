@@ -94,6 +94,9 @@ def bench(
     batch: options.Batch = None,
     device: Annotated[str | None, typer.Option(help="cuda or cpu; by default the GPU where there is one.")] = None,
     quick: options.Quick = False,
+    sustained: Annotated[
+        bool, typer.Option("--sustained", help="Also measure leanconv on a card that has been at work for a while.")
+    ] = False,
     seconds: options.Seconds = None,
     resume: options.Resume = None,
     full: Annotated[bool, typer.Option("--full", help="Print every engine's row.")] = False,
@@ -115,7 +118,7 @@ def bench(
         plots.refuse_format(plot)
     results = run_suite(
         what, layout=layout, precision=precision, dtype=dtype, op=op, engines=options.patterns(engines),
-        only=only, batch=batch, quick=quick, device=device, revision=revision, workspace_limit=_bytes(workspace_limit),
+        only=only, batch=batch, quick=quick, sustained=sustained, device=device, revision=revision, workspace_limit=_bytes(workspace_limit),
         algorithms=options.patterns(algorithms), seconds=seconds, resume=Results.read(resume) if resume else None,
     )  # fmt: skip
     path = out or default_path(results, bool(engines or algorithms or only or batch or quick or workspace_limit))

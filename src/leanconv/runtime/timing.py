@@ -113,6 +113,19 @@ def time_gpu(
     return summarise(samples)
 
 
+def time_gpu_sustained(call: Callable[[], Any], *, stream: int = 0, warm_s: float = 0.2, run_s: float = 0.15) -> float:
+    """Microseconds of one call, the mean of ``run_s`` seconds of calls back to back, after ``warm_s`` seconds of them.
+
+    Tensor cores at work bring a card to its limit of power within some tens of milliseconds; then its clocks drop.
+    """
+    gpu = _Gpu(stream)
+    call()
+    _, each_us = _estimate(gpu, call)
+    _repeat(call, max(1, round(warm_s * 1e6 / each_us)))
+    count = max(1, round(run_s * 1e6 / each_us))
+    return gpu.elapsed(lambda: _repeat(call, count)) / count
+
+
 def _repeat(call: Callable[[], Any], count: int) -> None:
     for _ in range(count):
         call()

@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
+from leanconv.algorithms.base import Arithmetic
 from leanconv.bench.operands import Operands
 from leanconv.problem import Layout, Problem
 
@@ -28,7 +29,7 @@ class Candidate:
     call: Callable[[], Any]
     layout: Layout | None = None
     workspace_bytes: int | None | Literal["measure"] = 0
-    arithmetic: Literal["fp32", "tf32"] = "fp32"
+    arithmetic: Arithmetic = "fp32"
     out: Any = None
     on_gpu: bool = True
     registers: int | None = None

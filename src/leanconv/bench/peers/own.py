@@ -125,6 +125,7 @@ def _on_gpu(algorithm: GpuAlgorithm, problem: Problem, operands: Operands) -> It
         _call(problem, operands, algorithm, y),
         layout,
         call.plan.workspace_bytes,
+        arithmetic=algorithm.arithmetic(problem),
         out=y,
         registers=max(code.registers for code in compiled),
         spill_bytes=sum(code.spill_bytes for code in compiled),
