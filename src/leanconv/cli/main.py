@@ -118,7 +118,8 @@ def bench(
         plots.refuse_format(plot)
     results = run_suite(
         what, layout=layout, precision=precision, dtype=dtype, op=op, engines=options.patterns(engines),
-        only=only, batch=batch, quick=quick, sustained=sustained, device=device, revision=revision, workspace_limit=_bytes(workspace_limit),
+        only=only, batch=batch, quick=quick, sustained=sustained, device=device, revision=revision,
+        workspace_limit=_bytes(workspace_limit),
         algorithms=options.patterns(algorithms), seconds=seconds, resume=Results.read(resume) if resume else None,
     )  # fmt: skip
     path = out or default_path(results, bool(engines or algorithms or only or batch or quick or workspace_limit))
