@@ -32,7 +32,7 @@ class DepthwiseWeightParts(DepthwiseWeight):
     def timed(self, problem: ConvProblem, target: Target) -> list[tuple[float, DepthwiseWeightConfig]]:
         found = {}
         tiles, most = ceil_div(problem.k, _channels(problem)), _parts(problem)
-        for shape in shapes(problem, target, (_channels(problem),), (1,)):
+        for shape in shapes(problem, target, (_channels(problem),)):
             split = max(2, min(most, target.multiprocessors * shape.min_blocks // tiles))
             config = replace(shape, split=split)
             found[config] = predicted_cycles(problem, config, target, cluster=False) + LAUNCH_CYCLES
