@@ -163,16 +163,16 @@ def measure(results: Path, revision: str | None = None, networks: Sequence[str] 
 
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     torch.backends.cudnn.benchmark = True
+    versions = {"torch": torch.__version__, "torchvision": torchvision.__version__}
+    about = machine.describe(True, None, versions, revision)
+    path = results / machine.slug(about) / "networks.json"
     rows = []
     for network in networks:
         for row in measure_network(network, NETWORKS[network]):
             rows.append(row)
             text = "{network} {engine}: {us:.0f} µs, convolutions {convolutions_us:.0f}, eager {eager_us:.0f}"
             print(text.format(**row), f"error {row['error']:.1e}", flush=True)
-    versions = {"torch": torch.__version__, "torchvision": torchvision.__version__}
-    about = machine.describe(True, None, versions, revision)
-    path = results / machine.slug(about) / "networks.json"
-    write_text(path, json.dumps({"machine": about, "rows": rows}, indent=1) + "\n")
+        write_text(path, json.dumps({"machine": about, "rows": rows}, indent=1) + "\n")
     return path
 
 

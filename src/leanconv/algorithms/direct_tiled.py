@@ -284,6 +284,9 @@ CANDIDATES = (
 )
 #: The paper's best blocks and threads, with channels of a step, for filters of 3x3, 5x5 and 7x7: always worth a try.
 PAPERS_BEST = (((64, 32, 4), (4, 16), 2), ((32, 32, 8), (8, 8), 1), ((32, 64, 4), (8, 8), 1))
+#: The best block of 60 for 7x7 filters (`report design-space` on an H200; those for 3x3 and 5x5 are in the lists above):
+#: worth a try where as many taps share a run of pixels.
+BEST_OF_WIDE, WIDE = ((32, 16, 16), (4, 16), 2), 7
 #: Candidates whose cost is predicted, those that compute least beside the output first.
 MOST_CANDIDATES = 10
 
@@ -331,7 +334,8 @@ def _candidates(problem: ConvProblem, target: Target) -> Iterator[DirectTiledCon
                 config = block(problem, target, tile, thread, tile_c, walk, vector=vector)
                 if config is not None:
                     yield config
-    for tile, thread, tile_c in (*PAPERS_BEST, (*CANDIDATES[0], 1)):
+    wide = (BEST_OF_WIDE,) if forward.s >= WIDE else ()
+    for tile, thread, tile_c in (*PAPERS_BEST, *wide, (*CANDIDATES[0], 1)):
         config = block(problem, target, tile, thread, tile_c)
         if config is not None:
             yield config
