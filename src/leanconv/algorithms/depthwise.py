@@ -95,12 +95,8 @@ def registers_needed(problem: ConvProblem, config: DepthwiseConfig) -> int:
 
 def blocks_that_fit(registers: int, threads: int, target: Target) -> int:
     """Blocks that a multiprocessor holds: registers come in portions of 8 a thread, warps in fours."""
-
-    def fits(blocks: int) -> bool:
-        warps = ceil_div(blocks * threads // 32, 4) * 4
-        return warps <= 64 and ceil_div(registers, 8) * 8 * 32 * warps <= target.registers_per_multiprocessor
-
-    return max((blocks for blocks in range(1, 33) if fits(blocks)), default=1)
+    warps = min(64, target.registers_per_multiprocessor // (ceil_div(registers, 8) * 8 * 32)) // 4 * 4
+    return max(1, min(32, (32 * warps + 31) // threads))
 
 
 def one_channel(problem: ConvProblem) -> list[str]:
