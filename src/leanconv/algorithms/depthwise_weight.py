@@ -20,7 +20,7 @@ ROWS = (14, 28, 56, 112)
 TURNS, MOST_REGISTERS = 2, 200
 #: Filters of a block in NHWC: 8 floats are a sector of memory, the least that is read at once.
 CHANNELS = (8, 16, 32)
-THREADS = (128, 256, 512)
+THREADS = (128, 256, 384, 512)
 #: A cluster of blocks lies within one of the GPU's processing clusters, each of so many multiprocessors or more. The
 #: share of its places that is counted on: where clusters filled all of an H200, some waited (1.4 times the time).
 PROCESSING_CLUSTER, PLACES = 16, 0.94
@@ -35,19 +35,19 @@ class Speed:
     ``issue``: the share of the peak at which instructions are issued. ``beside``: those of a row besides its
     arithmetic. ``latency``: cycles from the load of a row to its use. ``start``: cycles before the first row and after
     the last. ``narrow``: how much longer memory takes for each tile that shares a line of 32 floats with the first.
+    ``line``: cycles for a line of the L1.
     """
 
     issue: float
     beside: float
     latency: float
     start: float
-    narrow: float = 0.0
+    narrow: float
+    line: float
 
 
-#: Fitted on an H200. NHWC: 474 configurations of 12 layers with and without workspace; the mean error of those within
-#: half of the best is 14 %, the first choice is 4 % behind the best in the mean, 32 % at worst. NCHW: 333 of 11 layers,
-#: when a turn took one row; 20 %, 10 % and 25 %.
-SPEED = {"NHWC": Speed(0.94, 150, 1300, 6300, narrow=0.135), "NCHW": Speed(1.0, 49, 630, 8200)}
+#: Fitted on an H200. FIGURES
+SPEED = {"NHWC": Speed(0.94, 150, 1300, 6300, 0.135, 0), "NCHW": Speed(0.97, 54, 630, 11100, 0, 0.42)}
 
 
 @dataclass(frozen=True)
@@ -96,8 +96,8 @@ class DepthwiseWeight(TimedAlgorithm):
         channels = CHANNELS if problem.layout == "NHWC" else (1,)
         found = []
         for shape in shapes(problem, target, channels):
-            tiles = ceil_div(problem.k, shape.channels)
-            config = replace(shape, split=most_that_share(tiles, shape.min_blocks, target))
+            most = most_that_share(ceil_div(problem.k, shape.channels), shape.min_blocks, target)
+            config = shared_by(problem, shape, most)
             found.append((predicted_cycles(problem, config, target), config))
         return by_time(found)
 
@@ -125,6 +125,17 @@ def shapes(problem: ConvProblem, target: Target, channels: Iterable[int]) -> Ite
             yield DepthwiseWeightConfig(columns, rows, filters, threads, 1, fitting)
 
 
+def shared_by(problem: ConvProblem, shape: DepthwiseWeightConfig, most: int) -> DepthwiseWeightConfig:
+    """``shape`` with the walks dealt out to at most so many blocks: to no more than make the longest share shorter."""
+    walks, workers = max(1, _walks(problem, shape)), shape.threads // shape.channels
+    return replace(shape, split=ceil_div(walks, ceil_div(walks, most * workers) * workers))
+
+
+def _walks(problem: ConvProblem, config: DepthwiseWeightConfig) -> int:
+    """Strips of all images."""
+    return problem.n * ceil_div(problem.q, config.columns) * ceil_div(problem.p, config.rows)
+
+
 def _usable(problem: ConvProblem) -> list[int]:
     return [c for c in COLUMNS[problem.layout] if registers_needed(problem, c) <= MOST_REGISTERS]
 
@@ -149,8 +160,7 @@ def predicted_cycles(
     ``cluster``: the blocks that share a filter are scheduled together.
     """
     speed, nchw, columns = SPEED[problem.layout], problem.layout == "NCHW", config.columns
-    walks = problem.n * ceil_div(problem.q, columns) * ceil_div(problem.p, config.rows)
-    each = ceil_div(walks, config.split * (config.threads // config.channels))
+    each = ceil_div(_walks(problem, config), config.split * (config.threads // config.channels))
     steps = each * (min(config.rows, problem.p) + live_rows(problem) - 1)
     loads, strip = window(problem, columns), columns
     if nchw and problem.w % 4 == 0 and columns * problem.stride[1] % 4 == 0:
@@ -160,7 +170,11 @@ def predicted_cycles(
     accesses = loads * problem.stride[0] + strip
     moved = (live_rows(problem) - 1) * columns / TURNS
     instructions = problem.r * problem.s * columns + 2 * accesses + moved + speed.beside
-    work = config.threads * instructions / (target.fma_lanes * speed.issue)
+    # Lines that the lanes of an access meet in NCHW, where they are strips of several rows.
+    strips = ceil_div(problem.q, columns)
+    lines = min(32.0, max(1, 32 / strips) * (0.5 + min(32, strips) * columns * 4 * problem.stride[1] / 128))
+    lanes = max(instructions / (target.fma_lanes * speed.issue), speed.line * accesses * lines / 32)
+    work = config.threads * lanes
 
     def resident(blocks: int) -> float:
         return steps * max(blocks * work, speed.latency) + speed.start if blocks else 0.0

@@ -11,6 +11,7 @@ from leanconv.algorithms.depthwise_weight import (
     DepthwiseWeightConfig,
     predicted_cycles,
     shapes,
+    shared_by,
 )
 from leanconv.algorithms.tiles import gradient_arguments
 from leanconv.plan import Launch, Number, Plan, Pointer, Target
@@ -33,8 +34,9 @@ class DepthwiseWeightParts(DepthwiseWeight):
         found = {}
         tiles, most = ceil_div(problem.k, _channels(problem)), _parts(problem)
         for shape in shapes(problem, target, (_channels(problem),)):
-            split = max(2, min(most, target.multiprocessors * shape.min_blocks // tiles))
-            config = replace(shape, split=split)
+            busy = max(2, min(most, target.multiprocessors * shape.min_blocks // tiles))
+            config = shared_by(problem, shape, busy)
+            config = replace(config, split=max(2, config.split))
             found[config] = predicted_cycles(problem, config, target, cluster=False) + LAUNCH_CYCLES
         return by_time((cycles, config) for config, cycles in found.items())
 
