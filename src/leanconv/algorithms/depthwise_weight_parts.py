@@ -19,6 +19,8 @@ from leanconv.problem import ConvProblem
 
 #: Blocks that keep a large GPU busy, four on each multiprocessor: at most so many are launched.
 BLOCKS = 528
+#: Threads of a block of the second launch.
+SUM_THREADS = 512
 
 
 class DepthwiseWeightParts(DepthwiseWeight):
@@ -62,10 +64,11 @@ class DepthwiseWeightParts(DepthwiseWeight):
             header=header,
             function="leanconv::depthwise_weight_sum",
             problem=constants,
-            tuning=tuning,
+            tuning=(*tuning, ("sum_threads", SUM_THREADS)),
             arguments=(Pointer("workspace"), dw),
-            grid=ceil_div(weights, config.threads),
-            block=config.threads,
+            grid=ceil_div(weights, 32),
+            block=SUM_THREADS,
+            shared_bytes=4 * SUM_THREADS,
         )
         return Plan((sums, added), workspace_bytes=self.workspace_bytes(problem))
 
