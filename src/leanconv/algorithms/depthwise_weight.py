@@ -20,8 +20,6 @@ ROWS = (14, 28, 56, 112)
 TURNS, MOST_REGISTERS = 2, 200
 #: Filters of a block in NHWC: 8 floats are a sector of memory, the least that is read at once.
 CHANNELS = (8, 16, 32)
-#: And where blocks of 8 would leave multiprocessors idle: half sectors.
-FEW_CHANNELS = 4
 THREADS = (128, 256, 384, 512)
 #: A cluster of blocks lies within one of the GPU's processing clusters, each of so many multiprocessors or more. The
 #: share of its places that is counted on: where clusters filled all of an H200, some waited (1.4 times the time).
@@ -95,8 +93,9 @@ class DepthwiseWeight(TimedAlgorithm):
         return reasons
 
     def timed(self, problem: ConvProblem, target: Target) -> list[tuple[float, DepthwiseWeightConfig]]:
+        channels = CHANNELS if problem.layout == "NHWC" else (1,)
         found = []
-        for shape in shapes(problem, target, _channels(problem, target)):
+        for shape in shapes(problem, target, channels):
             most = most_that_share(ceil_div(problem.k, shape.channels), shape.min_blocks, target)
             config = shared_by(problem, shape, most)
             found.append((predicted_cycles(problem, config, target), config))
@@ -124,14 +123,6 @@ def shapes(problem: ConvProblem, target: Target, channels: Iterable[int]) -> Ite
         fitting = blocks_that_fit(registers_needed(problem, columns), threads, target)
         for rows, filters in product(sorted({min(rows, problem.p) for rows in ROWS}), channels):
             yield DepthwiseWeightConfig(columns, rows, filters, threads, 1, fitting)
-
-
-def _channels(problem: ConvProblem, target: Target) -> tuple[int, ...]:
-    """Filters that a block may have."""
-    if problem.layout != "NHWC":
-        return (1,)
-    few = ceil_div(problem.k, CHANNELS[0]) * MOST_IN_CLUSTER < target.multiprocessors
-    return (FEW_CHANNELS, *CHANNELS) if few else CHANNELS
 
 
 def shared_by(problem: ConvProblem, shape: DepthwiseWeightConfig, most: int) -> DepthwiseWeightConfig:
