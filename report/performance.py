@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from leanconv.bench.results import Results
 from leanconv.bench.suites import LAYOUTS, suite_names
 from leanconv.bench.tables import STANDINGS_CELL, heading, legend, standings, summary
 from leanconv.dtypes import GPU_LAYERS
-from leanconv.problem import PRECISIONS
+from leanconv.problem import PRECISIONS, Op
 from report import markdown
 
 
@@ -65,5 +65,6 @@ def results_files(root: Path) -> list[Path]:
     layouts = ["", *(f"-{layout.lower()}" for layout in LAYOUTS)]
     tiers = ["", *(f"-{precision}" for precision in PRECISIONS)]
     elements = ["", *(f"-{dtype}" for dtype in GPU_LAYERS)]
-    names = {"".join(parts) for parts in product(suite_names(), layouts, tiers, elements)}
+    operations = ["", *(f"-{op}" for op in get_args(Op))]
+    names = {"".join(parts) for parts in product(suite_names(), layouts, tiers, elements, operations)}
     return sorted(path for path in root.glob("*/*.json") if path.stem in names)

@@ -113,6 +113,9 @@ def compile_plan(algorithm, problem, config, target):
 #: Most bytes that kernels of Winograd's spill. Two blocks of 64 sums a thread fill 128 registers to the last; the
 #: compiler for sm_100a allots a few otherwise, which has not been measured on such a GPU.
 WINOGRAD_SPILLS = {"sm_80": 0, "sm_90a": 0, "sm_100a": 48, "sm_120": 0}
+#: And depthwise_weight's with 512 threads, which have 128 registers each: 222 µs with 248 bytes spilled, where 256
+#: threads, which spill nothing, take 266 (96 x 56 x 56 with 7x7 filters on an H200).
+MANY_THREADS, MANY_THREADS_SPILL = 512, 280
 
 
 #: And of tensor_gemm. A consumer's 232 registers hold 128 sums, 64 partial sums and 32 fragments beside its addresses:
@@ -123,6 +126,8 @@ TENSOR_SPILLS = 48
 def check_spills(algorithm, problem, config, target):
     most = WINOGRAD_SPILLS[target.arch] if algorithm.name.startswith("winograd") else 0
     most = TENSOR_SPILLS if algorithm.name == "tensor_gemm" else most
+    if algorithm.name.startswith("depthwise_weight") and config.threads == MANY_THREADS:
+        most = MANY_THREADS_SPILL
     for figure in compile_plan(algorithm, problem, config, target):
         assert max(figure.spill_bytes, figure.stack_bytes) <= most, (
             f"{config} on {target.arch} spills {figure.spill_bytes} bytes, with {figure.stack_bytes} of stack"

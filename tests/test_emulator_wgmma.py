@@ -218,12 +218,19 @@ def test_operands_may_lie_across(a_across, b_across, swizzle, n, k, kind):
 # The rounding
 
 
+def leading(values):
+    """The powers of two in them."""
+    mantissa, exponent = np.frexp(np.abs(values))
+    return np.ldexp(np.ceil(mantissa), exponent - 1)
+
+
 def rounded(a, b, block=16, guard=2, sum=0.0):
     """Rows of a times rows of b as the tensor core adds them up, its model once more in NumPy."""
-    total = np.full(len(a), sum)
+    total, one = np.full(len(a), sum), np.ones(len(a))
     for k in range(0, a.shape[1], block):
-        terms = np.concatenate([total[:, None], a[:, k : k + block] * b[:, k : k + block]], axis=1)
-        exponent = np.frexp(np.abs(terms).max(axis=1))[1] - 1
+        factors = [np.concatenate([first[:, None], x[:, k : k + block]], axis=1) for first, x in ((total, a), (one, b))]
+        terms = factors[0] * factors[1]
+        exponent = np.frexp((leading(factors[0]) * leading(factors[1])).max(axis=1))[1] - 1
         unit = 2.0 ** (exponent - 23 - guard)
         exact = np.trunc(terms / unit[:, None]).sum(axis=1) * unit
         near = exact.astype(np.float32)

@@ -28,13 +28,22 @@ def small() -> Any:
 
 def test_the_layers_of_a_network_are_found_each_shape_once() -> None:
     model, x = small(), torch.randn(2, 3, 17, 9)
-    assert networks.layers(model, x, "NHWC") == [
+    assert networks.layers(networks.calls_of(model, x), "NHWC") == [
         ConvProblem(2, 3, 17, 9, 8, 3, 3, (2, 2), (1, 1, 1, 1), layout="NHWC", bias=True),
         ConvProblem(2, 8, 9, 5, 8, 3, 3, padding=(1, 1, 0, 0), groups=8, layout="NHWC"),
         ConvProblem(2, 8, 9, 3, 8, 3, 3, padding=(1, 1, 0, 0), groups=8, layout="NHWC"),
         ConvProblem(2, 8, 9, 1, 4, 1, 1, layout="NHWC", bias=True),
     ]
     assert not any(module._forward_hooks for module in model)
+
+
+def test_each_call_is_found_with_what_it_is_given() -> None:
+    model, x = small(), torch.randn(2, 3, 17, 9)
+    with torch.inference_mode():
+        calls = networks.calls_of(model, x)
+        assert [module for module, _ in calls] == [model[0], model[2], model[3], model[4]]
+        assert torch.equal(calls[1][1], model[:2](x))
+        assert torch.equal(calls[3][0](calls[3][1]), model(x))
 
 
 def test_our_convolutions_take_over_and_go_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -58,7 +67,8 @@ def test_our_convolutions_take_over_and_go_again(monkeypatch: pytest.MonkeyPatch
 
 
 def row(engine: str, us: float, error: float) -> dict[str, Any]:
-    return {"network": "net", "engine": engine, "batch": 4, "us": us, "error": error}
+    times = {"us": us, "eager_us": 2 * us, "convolutions_us": us / 2}
+    return {"network": "net", "engine": engine, "batch": 4, **times, "error": error}
 
 
 def test_a_network_is_a_line_and_the_better_layouts_are_compared(tmp_path: Path) -> None:
@@ -68,5 +78,5 @@ def test_a_network_is_a_line_and_the_better_layouts_are_compared(tmp_path: Path)
     (tmp_path / "nvidia-x" / "networks.json").write_text(json.dumps({"machine": about, "rows": rows}))
     page = fill("<!-- made: networks networks -->\n<!-- /made -->", tmp_path / "page.md", tmp_path, tmp_path)
     assert "NVIDIA X, 2026-11-22, revision abc. Milliseconds" in page
-    assert "| net | 4 | 3.00 | 4.00 | – | 1.50 | 2.00 | 1.0e-07 / 2.0e-07 |" in page
+    assert "| net | 4 | 3.00 | 4.00 | – | 1.50 | 2.00 | 1.50 / 0.75 | 6.00 / 3.00 | 2.0e-07 / 1.0e-07 |" in page
     assert "python -m report networks" in networks.section([])

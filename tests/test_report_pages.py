@@ -43,6 +43,9 @@ def test_performance_page_is_of_whole_suites(tmp_path: Path) -> None:
     further = default_path(made_up.in_chwn(relaxed), partial=False, root=tmp_path)
     made_up.in_chwn(relaxed).write(further)
     assert performance.results_files(tmp_path) == [path, further, other]
+    gradient = default_path(replace(results, op="wgrad"), partial=False, root=tmp_path)
+    replace(results, op="wgrad").write(gradient)
+    assert gradient.stem == "im2win-nhwc-wgrad" and gradient in performance.results_files(tmp_path)
     assert Results.read(further).precision == "relaxed"
     assert "## opencnn CHWN relaxed on NVIDIA H200" in performance.page([further])
     page = performance.page([path])

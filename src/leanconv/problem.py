@@ -223,7 +223,7 @@ class ConvProblem:
         """
         return 2 * self.n * self.k * self.p * self.q * self.group_c * self.r * self.s
 
-    @property
+    @cached_property
     def bytes(self) -> int:
         """Fewest bytes to move: every input read once, every output written once."""
         twice = 2 if self.accumulate else 1

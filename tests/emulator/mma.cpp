@@ -1,9 +1,11 @@
 // The arithmetic of the tensor cores, and the instructions of a warp: ldmatrix, mma.sync.
 //
-// The model of a sum. Products are exact. The products and the sum so far are aligned to the largest of them and cut
-// off, toward zero, at so many bits below float32's last bit of that one as `guard` says; they are added exactly, and
-// the result is cut off to float32, toward zero. wgmma adds 16 products at once with two such bits; mma.sync, as on
-// sm_80, eight and eight with one. Subnormals are kept; what is too large becomes infinity; each NaN is 7fffffff.
+// The model of a sum. Products are exact. The products and the sum so far are aligned to the largest exponent and cut
+// off, toward zero, at so many bits below float32's last bit there as `guard` says; they are added exactly, and the
+// result is cut off to float32, toward zero. A product's exponent is the sum of its factors', though the product may be
+// twice as large. wgmma adds 16 products at once with two such bits: equal to an H200 in each of 128 sums of 2,304 and
+// 9,216 products (2 differ if products are normalised first). mma.sync, as on sm_80, adds eight and eight with one.
+// Subnormals are kept; what is too large becomes infinity; each NaN is 7fffffff.
 #include <runtime.h>
 
 #include <algorithm>
@@ -46,6 +48,11 @@ void load(const void* from, const char* what, Site site) {
 
 double power_of_two(int exponent) { return emulator::bit_cast<double>(static_cast<uint64_t>(exponent + 1023) << 52); }
 
+// The power of two in it.
+double leading(double value) {
+    return emulator::bit_cast<double>(emulator::bit_cast<uint64_t>(value) & 0x7ff0'0000'0000'0000);
+}
+
 float toward_zero(double value) {
     const auto near = static_cast<float>(value);
     const bool beyond = std::fabs(near) <= FLT_MAX && std::fabs(static_cast<double>(near)) > std::fabs(value);
@@ -54,17 +61,17 @@ float toward_zero(double value) {
 
 // NOTE: most of the time of a kernel that multiplies; it calls nothing in its loops.
 float add_products(float sum, const double* a, const double* b, int count, int guard) {
-    double terms[depth + 1], largest = std::fabs(static_cast<double>(sum)), plain = sum;
+    double terms[depth + 1], largest = leading(sum), plain = sum;
     terms[count] = sum;
     for (int i = 0; i < count; ++i) {
-        const double term = a[i] * b[i], size = std::fabs(term);
+        const double term = a[i] * b[i], size = leading(a[i]) * leading(b[i]);
         terms[i] = term;
         plain += term;
         largest = size > largest ? size : largest;
     }
     if (!std::isfinite(plain)) return std::isnan(plain) ? emulator::bit_cast<float>(not_a_number) : static_cast<float>(plain);
     if (largest == 0) return 0;
-    // largest is at least 2^exponent; float32's own last bit has no less than 2^-149
+    // largest is 2^exponent; float32's own last bit has no less than 2^-149
     const int exponent = std::max(static_cast<int>(emulator::bit_cast<uint64_t>(largest) >> 52) - 1023, -126);
     const int last = exponent - float_digits - guard;
     const double inverse = power_of_two(-last);

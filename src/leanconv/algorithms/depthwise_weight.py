@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 
 from leanconv.algorithms.base import Config, TimedAlgorithm, by_time, ceil_div, conv_constants
@@ -20,17 +20,37 @@ ROWS = (14, 28, 56, 112)
 TURNS, MOST_REGISTERS = 2, 200
 #: Filters of a block in NHWC: 8 floats are a sector of memory, the least that is read at once.
 CHANNELS = (8, 16, 32)
-THREADS = (128, 256, 512)
-#: Figures of the cost model, fitted to 500 configurations of 11 layers in two layouts (H200, when a turn took one row;
-#: the first choice is 10 % behind the best in the mean, 50 % at worst): the share of the peak at which instructions are
-#: issued, those of a row beside its arithmetic; cycles for a line of the L1, from the load of a row to its use, and
-#: before the first row and after the last; what memory takes relative to what it should, how much of the lesser of both
-#: adds to the greater, and how much more where one block is alone on a multiprocessor.
-ISSUE, BESIDE, LINE, LATENCY, START, MEMORY, LESSER, ALONE = 0.55, 23, 0.56, 960, 4700, 1.48, 0.32, 0.22
+THREADS = (128, 256, 384, 512)
+#: A cluster of blocks lies within one of the GPU's processing clusters, each of so many multiprocessors or more. The
+#: share of its places that is counted on: where clusters filled all of an H200, some waited (1.4 times the time).
+PROCESSING_CLUSTER, PLACES = 16, 0.94
+#: Blocks of a cluster on any GPU that has them.
+MOST_IN_CLUSTER = 8
 
-#: How much longer blocks of 128 threads take in NHWC, where clusters are few, on images larger than 14 x 14, than the
-#: model says (measured on an H200, seven layers: 1.3 to 1.8 times blocks of 256).
-SMALL_BLOCKS, SMALL_IMAGE = 1.5, 200
+
+@dataclass(frozen=True)
+class Speed:
+    """Figures of the cost model.
+
+    ``issue``: the share of the peak at which instructions are issued. ``beside``: those of a row besides its
+    arithmetic. ``latency``: cycles from the load of a row to its use. ``start``: cycles before the first row and after
+    the last. ``narrow``: how much longer memory takes for each tile that shares a line of 32 floats with the first.
+    ``line``: cycles for a line of the L1.
+    """
+
+    issue: float
+    beside: float
+    latency: float
+    start: float
+    narrow: float
+    line: float
+
+
+#: Fitted on an H200: in NHWC to 474 configurations of 12 layers, in NCHW to 89 of 34 layers, with 333 of a kernel whose
+#: turns took one row. Among 401 of the first choices for 34 layers, measured afterwards, the mean error of those within
+#: half of the best is 12 % (NHWC) and 17 % (NCHW); the first is 2.4 and 1.6 % behind the best in the mean, 22 and 13 %
+#: at worst.
+SPEED = {"NHWC": Speed(0.94, 150, 1300, 6300, 0.135, 0), "NCHW": Speed(0.97, 54, 630, 11100, 0, 0.42)}
 
 
 @dataclass(frozen=True)
@@ -77,12 +97,12 @@ class DepthwiseWeight(TimedAlgorithm):
 
     def timed(self, problem: ConvProblem, target: Target) -> list[tuple[float, DepthwiseWeightConfig]]:
         channels = CHANNELS if problem.layout == "NHWC" else (1,)
-        found = shapes(problem, target, channels, range(1, 9) if target.clusters else (1,))
-        slower = SMALL_BLOCKS if problem.layout == "NHWC" and problem.p * problem.q > SMALL_IMAGE else 1.0
-        return by_time(
-            (predicted_cycles(problem, config, target) * (slower if config.threads == THREADS[0] else 1.0), config)
-            for config in found
-        )
+        found = []
+        for shape in shapes(problem, target, channels):
+            most = most_that_share(ceil_div(problem.k, shape.channels), shape.min_blocks, target)
+            config = shared_by(problem, shape, most)
+            found.append((predicted_cycles(problem, config, target), config))
+        return by_time(found)
 
     def plan(self, problem: ConvProblem, config: DepthwiseWeightConfig, target: Target) -> Plan:
         launch = Launch(
@@ -100,30 +120,50 @@ class DepthwiseWeight(TimedAlgorithm):
         return Plan((launch,))
 
 
-def shapes(
-    problem: ConvProblem, target: Target, channels: Iterable[int], splits: Iterable[int]
-) -> Iterator[DepthwiseWeightConfig]:
-    """The configurations for blocks of so many filters, of which so many share the walks."""
+def shapes(problem: ConvProblem, target: Target, channels: Iterable[int]) -> Iterator[DepthwiseWeightConfig]:
+    """The configurations for blocks of so many filters, each block with its own."""
     for columns, threads in product(_usable(problem), THREADS):
         fitting = blocks_that_fit(registers_needed(problem, columns), threads, target)
-        for rows, filters, split in product(sorted({min(rows, problem.p) for rows in ROWS}), channels, splits):
-            yield DepthwiseWeightConfig(columns, rows, filters, threads, split, fitting)
+        for rows, filters in product(sorted({min(rows, problem.p) for rows in ROWS}), channels):
+            yield DepthwiseWeightConfig(columns, rows, filters, threads, 1, fitting)
+
+
+def shared_by(problem: ConvProblem, shape: DepthwiseWeightConfig, most: int) -> DepthwiseWeightConfig:
+    """``shape`` with the walks dealt out to at most so many blocks: to no more than make the longest share shorter."""
+    walks, workers = max(1, _walks(problem, shape)), shape.threads // shape.channels
+    return replace(shape, split=ceil_div(walks, ceil_div(walks, most * workers) * workers))
+
+
+def _walks(problem: ConvProblem, config: DepthwiseWeightConfig) -> int:
+    """Strips of all images."""
+    return problem.n * ceil_div(problem.q, config.columns) * ceil_div(problem.p, config.rows)
 
 
 def _usable(problem: ConvProblem) -> list[int]:
     return [c for c in COLUMNS[problem.layout] if registers_needed(problem, c) <= MOST_REGISTERS]
 
 
+def clusters_at_once(split: int, fitting: int, target: Target) -> int:
+    """Clusters of ``split`` blocks that run at the same time, where a multiprocessor holds ``fitting`` blocks."""
+    places = max(1, target.multiprocessors // PROCESSING_CLUSTER) * (PROCESSING_CLUSTER * fitting // split)
+    return max(1, int(PLACES * places))
+
+
+def most_that_share(tiles: int, fitting: int, target: Target) -> int:
+    """Most blocks of a cluster for which those of all ``tiles`` run at the same time: by the model always best."""
+    most = MOST_IN_CLUSTER if target.clusters else 1
+    return next((split for split in range(most, 1, -1) if tiles <= clusters_at_once(split, fitting, target)), 1)
+
+
 def predicted_cycles(
     problem: ConvProblem, config: DepthwiseWeightConfig, target: Target, *, cluster: bool = True
 ) -> float:
-    """Predicted time in clock cycles: that of the memory, or of the busiest multiprocessor's instructions and lines.
+    """Predicted time in clock cycles: that of the busiest multiprocessor, and that of the memory.
 
     ``cluster``: the blocks that share a filter are scheduled together.
     """
-    nchw, columns = problem.layout == "NCHW", config.columns
-    walks = problem.n * ceil_div(problem.q, columns) * ceil_div(problem.p, config.rows)
-    each = ceil_div(walks, config.split * (config.threads // config.channels))
+    speed, nchw, columns = SPEED[problem.layout], problem.layout == "NCHW", config.columns
+    each = ceil_div(_walks(problem, config), config.split * (config.threads // config.channels))
     steps = each * (min(config.rows, problem.p) + live_rows(problem) - 1)
     loads, strip = window(problem, columns), columns
     if nchw and problem.w % 4 == 0 and columns * problem.stride[1] % 4 == 0:
@@ -132,27 +172,22 @@ def predicted_cycles(
         strip = ceil_div(columns, 4)
     accesses = loads * problem.stride[0] + strip
     moved = (live_rows(problem) - 1) * columns / TURNS
-    instructions = problem.r * problem.s * columns + 2 * accesses + moved + BESIDE
-    # Lines of the L1 that the lanes of an access meet: in NCHW those of several rows, in NHWC those of several pixels.
-    if nchw:
-        strips = ceil_div(problem.q, columns)
-        lines = max(1, 32 / strips) * (0.5 + min(32, strips) * columns * 4 * problem.stride[1] / 128)
-    else:
-        lines = 32 / config.channels
-    warps = config.threads / 32
-    work = warps * max(instructions * 32 / (target.fma_lanes * ISSUE), LINE * accesses * min(32, lines))
+    instructions = problem.r * problem.s * columns + 2 * accesses + moved + speed.beside
+    # Lines that the lanes of an access meet in NCHW, where they are strips of several rows.
+    strips = ceil_div(problem.q, columns)
+    lines = min(32.0, max(1, 32 / strips) * (0.5 + min(32, strips) * columns * 4 * problem.stride[1] / 128))
+    lanes = max(instructions / (target.fma_lanes * speed.issue), speed.line * accesses * lines / 32)
+    work = config.threads * lanes
 
     def resident(blocks: int) -> float:
-        return steps * max(blocks * work, LATENCY) + START if blocks else 0.0
+        return steps * max(blocks * work, speed.latency) + speed.start if blocks else 0.0
 
     tiles, fitting = ceil_div(problem.k, config.channels), config.min_blocks
     if cluster and config.split > 1:
-        # a cluster lies within one of the processing clusters of the GPU, each of 16 multiprocessors or more
-        at_once = max(1, target.multiprocessors // 16) * max(1, 16 * fitting // config.split)
-        rounds, rest = divmod(tiles, at_once)
+        rounds, rest = divmod(tiles, clusters_at_once(config.split, fitting, target))
         rest = min(fitting, ceil_div(rest * config.split, target.multiprocessors))
     else:
         rounds, rest = divmod(ceil_div(tiles * config.split, target.multiprocessors), fitting)
-    busy = rounds * resident(fitting) + resident(rest)
-    memory = MEMORY * problem.bytes / target.bytes_per_cycle
-    return max(busy, memory) + (LESSER + ALONE / fitting) * min(busy, memory)
+    narrow = 1 + speed.narrow * (CHANNELS[-1] / config.channels - 1)
+    memory = narrow * problem.bytes / target.bytes_per_cycle
+    return rounds * resident(fitting) + resident(rest) + memory

@@ -11,6 +11,7 @@ from leanconv.algorithms.depthwise_weight import (
     DepthwiseWeightConfig,
     predicted_cycles,
     shapes,
+    shared_by,
 )
 from leanconv.algorithms.tiles import gradient_arguments
 from leanconv.plan import Launch, Number, Plan, Pointer, Target
@@ -18,6 +19,8 @@ from leanconv.problem import ConvProblem
 
 #: Blocks that keep a large GPU busy, four on each multiprocessor: at most so many are launched.
 BLOCKS = 528
+#: Threads of a block of the second launch.
+SUM_THREADS = 512
 
 
 class DepthwiseWeightParts(DepthwiseWeight):
@@ -32,9 +35,10 @@ class DepthwiseWeightParts(DepthwiseWeight):
     def timed(self, problem: ConvProblem, target: Target) -> list[tuple[float, DepthwiseWeightConfig]]:
         found = {}
         tiles, most = ceil_div(problem.k, _channels(problem)), _parts(problem)
-        for shape in shapes(problem, target, (_channels(problem),), (1,)):
-            split = max(2, min(most, target.multiprocessors * shape.min_blocks // tiles))
-            config = replace(shape, split=split)
+        for shape in shapes(problem, target, (_channels(problem),)):
+            busy = max(2, min(most, target.multiprocessors * shape.min_blocks // tiles))
+            config = shared_by(problem, shape, busy)
+            config = replace(config, split=max(2, config.split))
             found[config] = predicted_cycles(problem, config, target, cluster=False) + LAUNCH_CYCLES
         return by_time((cycles, config) for config, cycles in found.items())
 
@@ -60,10 +64,11 @@ class DepthwiseWeightParts(DepthwiseWeight):
             header=header,
             function="leanconv::depthwise_weight_sum",
             problem=constants,
-            tuning=tuning,
+            tuning=(*tuning, ("sum_threads", SUM_THREADS)),
             arguments=(Pointer("workspace"), dw),
-            grid=ceil_div(weights, config.threads),
-            block=config.threads,
+            grid=ceil_div(weights, 32),
+            block=SUM_THREADS,
+            shared_bytes=4 * SUM_THREADS,
         )
         return Plan((sums, added), workspace_bytes=self.workspace_bytes(problem))
 

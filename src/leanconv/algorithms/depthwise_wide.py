@@ -94,20 +94,21 @@ def row_width(problem: ConvProblem, columns: int, fixed: bool) -> int:
     return lead + (columns - 1) * problem.stride[1] + (problem.s - 1) * problem.dilation[1] + 1
 
 
-def pitches(problem: ConvProblem, config: WideConfig) -> tuple[int, int]:
-    """Distances of rows and planes, in floats, with which loads of four pixels by eight lanes meet no conflict.
+def pitches(problem: ConvProblem, columns: int, tile_h: int, planes: int, fixed: bool) -> tuple[int, int]:
+    """Distances of rows and planes, in floats, with which loads of four pixels by eight lanes meet no conflict; for a
+    tile of ``columns`` outputs of a row.
 
     Lanes are numbered along planes, then along strips, then rows; with ``fixed`` along planes, then rows. In fours, and
     modulo eight: planes a share of 8 / planes apart, times an odd number, and what follows an odd number.
     """
-    row = ceil_div(row_width(problem, config.strips * config.columns, config.fixed), 4)
+    row = ceil_div(row_width(problem, columns, fixed), 4)
     stride = problem.stride[0]
     if stride % 2:
         # the distance of a row's first strip from the last one's successor; odd numbers are their own inverses
-        wanted = 1 if config.fixed else config.strips * config.columns // 4 * problem.stride[1] * stride
-        row += (wanted - row) % (2 if config.fixed else 8)
-    share = max(1, 8 // config.planes)
-    plane = config.tile_h * row
+        wanted = 1 if fixed else columns // 4 * problem.stride[1] * stride
+        row += (wanted - row) % (2 if fixed else 8)
+    share = max(1, 8 // planes)
+    plane = tile_h * row
     return 4 * row, 4 * (plane + (share - plane) % (2 * share))
 
 
@@ -182,11 +183,9 @@ class DepthwiseWide(TimedAlgorithm):
 def _config(
     problem: ConvProblem, columns: int, strips: int, rows: int, images: int, filters: int, fixed: bool
 ) -> WideConfig:
-    threads = ceil_div(images * filters * strips * rows, 32) * 32
-    seen = tile_rows(problem, rows)
-    config = WideConfig(columns, strips, rows, images, filters, fixed, seen, 0, 0, threads, 1)
-    row_pitch, plane_pitch = pitches(problem, config)
-    return replace(config, row_pitch=row_pitch, plane_pitch=plane_pitch)
+    threads, tile_h = ceil_div(images * filters * strips * rows, 32) * 32, tile_rows(problem, rows)
+    distances = pitches(problem, strips * columns, tile_h, images * filters, fixed)
+    return WideConfig(columns, strips, rows, images, filters, fixed, tile_h, *distances, threads, 1)
 
 
 def _resident(problem: ConvProblem, config: WideConfig, target: Target) -> int:
@@ -320,18 +319,25 @@ def _steps(problem: ConvProblem, rows: int, neighbours: int) -> float:
     """
     if problem.p > TALL:
         return problem.r
-    (stride, _), (dilation, _), top = problem.stride, problem.dilation, problem.padding[0]
-    seen = []
-    for p in range(problem.p):
-        i = p * stride - top
-        first = 0 if i >= 0 else ceil_div(-i, dilation)
-        seen.append(max(0, min(problem.r, ceil_div(problem.h - i, dilation)) - first))
+    seen = _seen(problem)
     most = [
         max(seen[at : min(at + neighbours, first + rows)])
         for first in range(0, problem.p, rows)
         for at in range(first, min(first + rows, problem.p), neighbours)
     ]
     return sum(most) / len(most)
+
+
+@lru_cache(maxsize=64)
+def _seen(problem: ConvProblem) -> tuple[int, ...]:
+    """Rows of taps of each row of outputs that meet the image."""
+    (stride, _), (dilation, _), top = problem.stride, problem.dilation, problem.padding[0]
+    seen = []
+    for p in range(problem.p):
+        i = p * stride - top
+        first = 0 if i >= 0 else ceil_div(-i, dilation)
+        seen.append(max(0, min(problem.r, ceil_div(problem.h - i, dilation)) - first))
+    return tuple(seen)
 
 
 @lru_cache(maxsize=256)

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import product
+from operator import itemgetter
 from typing import NamedTuple
 
 from leanconv.algorithms.base import Config, TimedAlgorithm, by_time, ceil_div, conv_constants, has_wide_tensors
@@ -284,8 +285,14 @@ CANDIDATES = (
 )
 #: The paper's best blocks and threads, with channels of a step, for filters of 3x3, 5x5 and 7x7: always worth a try.
 PAPERS_BEST = (((64, 32, 4), (4, 16), 2), ((32, 32, 8), (8, 8), 1), ((32, 64, 4), (8, 8), 1))
-#: Candidates whose cost is predicted, those that compute least beside the output first.
-MOST_CANDIDATES = 10
+#: The best block of 60 for 7x7 filters (`report design-space` on an H200; those for 3x3 and 5x5 are above): worth a try
+#: where as many taps share a run of pixels.
+BEST_OF_WIDE, WIDE = ((32, 16, 16), (4, 16), 2), 7
+#: Candidates whose cost is predicted, those that compute least beside the output first, and how many times as much as
+#: the first they may compute.
+MOST_CANDIDATES, MOST_WASTE = 10, 2
+#: Filters of a channel below which other kernels are far ahead (twice and more on all suites), and one block is tried.
+FEW_FILTERS = 4
 
 
 @lru_cache(maxsize=64)
@@ -320,7 +327,10 @@ def _candidates(problem: ConvProblem, target: Target) -> Iterator[DirectTiledCon
         return computed * ceil_div(forward.p, tile_h) * tile_h / (forward.group_k * forward.q * forward.p)
 
     known = channels(problem)
-    kept = sorted(CANDIDATES[1:], key=waste)[:MOST_CANDIDATES]
+    wasted = sorted(((waste(candidate), candidate) for candidate in CANDIDATES[1:]), key=itemgetter(0))
+    depthwise = forward.group_c == 1 and forward.group_k < FEW_FILTERS
+    least, most = wasted[0][0], 1 if depthwise else MOST_CANDIDATES
+    kept = [candidate for share, candidate in wasted[:most] if share <= MOST_WASTE * least]
     for tile, thread in (*kept, CANDIDATES[0]):
         for tile_c in known:
             resident = tile_c == forward.group_c
@@ -331,7 +341,8 @@ def _candidates(problem: ConvProblem, target: Target) -> Iterator[DirectTiledCon
                 config = block(problem, target, tile, thread, tile_c, walk, vector=vector)
                 if config is not None:
                     yield config
-    for tile, thread, tile_c in (*PAPERS_BEST, (*CANDIDATES[0], 1)):
+    wide = (BEST_OF_WIDE,) if forward.s >= WIDE else ()
+    for tile, thread, tile_c in (*PAPERS_BEST, *wide, (*CANDIDATES[0], 1)):
         config = block(problem, target, tile, thread, tile_c)
         if config is not None:
             yield config

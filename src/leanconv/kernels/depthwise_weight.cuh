@@ -2,8 +2,8 @@
 //
 // Arithmetic per output pixel: 2 * R * S flops for 8 bytes, one pixel of x and one of dy. At 4.2 TB/s and 67 TFLOP/s the
 // reading bounds filters up to about 8x8, and FMA issue larger ones. So small filters should take the time of reading
-// both tensors once. Measured on an H200 (128 images) when a turn of the loop took one row: 256 x 56 x 56 with 3x3 filters
-// 1.2 (NCHW) and 1.5 times that (1.2 by depthwise_weight_parts), 96 x 56 x 56 with 7x7 filters 2.3 and 3.0 (2.3) times.
+// both tensors once. Measured on an H200 (128 images): 256 x 56 x 56 with 3x3 filters 1.28 (NCHW) and 1.46 times that (NHWC;
+// 1.07 by depthwise_weight_parts), 96 x 56 x 56 with 7x7 filters 3.5 (2.8) and 3.2 (2.3) times.
 //
 // A thread owns a filter: R * S sums. It walks down strips of `columns` columns of one channel, `rows` rows of dy each.
 // The rows of dy that a row of x meets stay in registers: each row of x in its window, (columns - 1) * stride + S pixels, is
