@@ -23,7 +23,8 @@ struct Transform1d {
     static __device__ __forceinline__ void output(float (&y)[Problem::out_w], const float (&sum)[Problem::states]) {
         multiply_column_pairs<typename Problem::at>(y, sum);
     }
-    static __device__ __forceinline__ void filter(float (&state)[Problem::states], const float (&w)[Problem::s]) {
+    static constexpr int width = Problem::tile_w - Problem::out_w + 1;  // of a filter row, or of a piece of it
+    static __device__ __forceinline__ void filter(float (&state)[Problem::states], const float (&w)[width]) {
         multiply_row_pairs<typename Problem::g>(state, w);
     }
 };
