@@ -124,11 +124,6 @@ def matrices(n: int, r: int, points: Sequence[Fraction | int] | None = None) -> 
 WIDTHS = {4: range(2, 4), 8: range(2, 8), 16: range(7, 10)}
 
 
-#: Widths of the pieces that filter rows of LEAST_IN_PIECES columns and more are cut into, by the number of states.
-PIECES = {8: range(3, 6)}
-#: Narrower rows take fewer products whole: 5 by (4,5) 2 for an output, in two pieces of 3 by (6,3) 2.67.
-LEAST_IN_PIECES = 6
-
 #: Fewest products of an output that 8 states may serve in tier "fp32", as the transforms round as often for short sums.
 #: Measured by the error of a plain sequential float32 sum, n = 7 to 2: on zero-mean data, where the tier allows four
 #: times, 3.4 to 2.8 at 96 products and less beyond if sums begin anew every 32 steps, 4.1 to 3.1 at 64, 6 at 10; on
@@ -136,6 +131,14 @@ LEAST_IN_PIECES = 6
 #: layers of a thousand outputs and more (CPU engine 7.6, n = 7 too), and 8.1 at 96. 4 states stay within 1.5 times from
 #: one channel on.
 LEAST_PRODUCTS = 128
+
+#: Number of states and width of the pieces that filter rows of LEAST_IN_PIECES columns and more are cut into, and the
+#: fewest pixels of a row that tier "fp32" lets them serve. Measured as above, on layers of 128 products: on rows of as
+#: many pixels and more at most 3.4, 3.6 and 3.5 times the sequential sum's error on zero-mean data, 6.5, 6.3 and 7.0
+#: after a ReLU; pieces of 3 on rows of 8 pixels 4.4.
+PIECES = {(8, 3): 16, (8, 4): 8, (8, 5): 8}
+#: Narrower rows take fewer products whole: 5 by (4,5) 2 for an output, in two pieces of 3 by (6,3) 2.67.
+LEAST_IN_PIECES = 6
 
 
 def states(width: int, products: int, row: int, precision: str) -> tuple[int, ...]:
@@ -168,13 +171,11 @@ def kernels(width: int, products: int, row: int, precision: str) -> tuple[tuple[
     (((8, 3), (4, 3)), ((8, 3), (8, 4), (8, 5)))
     """
     whole = tuple((alpha, width) for alpha in states(width, products, row, precision))
-    if width < LEAST_IN_PIECES:
+    if width < LEAST_IN_PIECES or precision == "ieee":
         return whole
+    strict = precision == "fp32"
     return whole + tuple(
-        (alpha, piece)
-        for alpha, pieces in PIECES.items()
-        for piece in pieces
-        if alpha in states(piece, products, row, precision)
+        pair for pair, least in PIECES.items() if not strict or (products >= LEAST_PRODUCTS and row >= least)
     )
 
 
@@ -187,6 +188,9 @@ def why_no_kernels(width: int, products: int, row: int, precision: str) -> list[
         return [f"filters are {width} wide, and the transforms serve widths from {narrowest} on"]
     if products < LEAST_PRODUCTS:
         return [f"an output sums {products} products on average; tier 'fp32' is kept from {LEAST_PRODUCTS} on"]
+    if width >= LEAST_IN_PIECES:
+        least = min(PIECES.values())
+        return [f"filters are {width} wide and rows of {row} pixels; tier 'fp32' is kept by their pieces from {least} on"]
     return [f"rows of {row} pixels are at most half as wide as the filters; tier 'fp32' is kept where they are wider"]
 
 
@@ -199,7 +203,7 @@ def transforms(width: int, height: int, precision: str) -> list[tuple[Matrices, 
     """
     along_rows = [
         (matrices(alpha + 1 - piece, piece), False)
-        for alpha, piece in kernels(width, LEAST_PRODUCTS, width, precision)
+        for alpha, piece in kernels(width, LEAST_PRODUCTS, max(width, *PIECES.values()), precision)
     ]
     square = outputs_2d(precision) if (height, width) == (3, 3) else ()
     return along_rows + [(matrices(m, 3), True) for m in square]
