@@ -409,7 +409,7 @@ def test_tiers() -> None:
     assert (8, 2) in served(2, precision="relaxed")
     # Groups of few channels would be padded to sixteen.
     for op in ("fprop", "dgrad"):
-        assert f"for groups of {LEAST_CHANNELS} channels and more, and groups have 4" in reasons(
+        assert f"pieces are for groups of {LEAST_CHANNELS} channels and more, and groups have 4" in reasons(
             9, groups=2, c=8, k=8, r=9, op=op
         )
         assert served(7, groups=2, c=8, k=8, r=9, op=op) == ((8, 7),)

@@ -190,7 +190,9 @@ def why_no_kernels(width: int, products: int, row: int, precision: str) -> list[
         return [f"an output sums {products} products on average; tier 'fp32' is kept from {LEAST_PRODUCTS} on"]
     if width >= LEAST_IN_PIECES:
         least = min(PIECES.values())
-        return [f"filters are {width} wide and rows of {row} pixels; tier 'fp32' is kept by their pieces from {least} on"]
+        return [
+            f"filters are {width} wide and rows of {row} pixels; tier 'fp32' is kept by their pieces from {least} on"
+        ]
     return [f"rows of {row} pixels are at most half as wide as the filters; tier 'fp32' is kept where they are wider"]
 
 

@@ -286,10 +286,8 @@ class Winograd1d(TimedAlgorithm):
         forward = forward_of(problem)
         reasons = why_no_kernels(forward.s, mean_products(forward), forward.w, forward.precision)
         if not reasons and not kernels_of(problem) and has_small_groups(forward):
-            reasons = [
-                f"filters are {forward.s} wide, which is for groups of {LEAST_CHANNELS} channels and more, and groups have "
-                f"{forward.group_c}"
-            ]
+            channels = f"{LEAST_CHANNELS} channels and more, and groups have {forward.group_c}"
+            reasons = [f"filters are {forward.s} wide: their pieces are for groups of {channels}"]
         return reasons
 
     def prepared_bytes(self, problem: ConvProblem) -> int:

@@ -329,8 +329,10 @@ def absolute_bound(
         roundings, growth = problem.terms + 2, 1.0
     else:
         ways = 2 if square else 1
+        summed = problem.terms // (problem.r * problem.s)
+        if not square:
+            summed *= problem.r * ceil_div(problem.s, transform.r)
         # the filter's transform, the tile's and the sums' of at most r + 1, alpha and alpha
-        summed = problem.terms // (problem.r * problem.s) * (1 if square else problem.r * ceil_div(problem.s, transform.r))
         roundings = summed + ways * (2 * transform.alpha + transform.r + 1) + 6
         growth = (transform.worst_growth if worst else transform.lone_growth) ** ways
     if not worst:

@@ -25,9 +25,9 @@ class Winograd1d(LayerAlgorithm):
     A row of filters may be cut into pieces of a few columns: a piece is one more filter row to sum over, whose pixels
     begin further right, and which are transformed anew.
 
-    α, and the pieces' width, are the cheapest that the precision allows. The last tile of a row may reach beyond its end, into columns that are
-    thrown away: cutting rows into segments of different α, as the paper does, gained nothing here on layers of 7 to 56
-    columns, since products get smaller and each segment is copied and transformed for itself.
+    α, and the pieces' width, are the cheapest that the precision allows. The last tile of a row may reach beyond its
+    end, into columns that are thrown away: cutting rows into segments of different α, as the paper does, gained nothing
+    here on layers of 7 to 56 columns, since products get smaller and each segment is copied and transformed for itself.
     """
 
     name = "winograd1d"
