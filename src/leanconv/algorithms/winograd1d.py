@@ -48,7 +48,7 @@ class WinogradConfig(WinogradTileConfig):
 #: Groups of fewer channels are not served in pieces: filters are padded to 16 channels and 32 filters of each group.
 LEAST_CHANNELS = 8
 #: Filter rows that are computed together; higher filters are worked on in parts, of at least LEAST_TAPS rows.
-LEAST_TAPS, MOST_TAPS = 6, 12
+LEAST_TAPS, MOST_TAPS = 5, 12
 
 #: Configurations and the share of the FMA peak that each reaches in its main loop, by layout, measured on an H200. A
 #: tile of 64 x 64 outputs with 128 sums a thread is quickest; two blocks of half its size overlap their prologues and
@@ -220,7 +220,10 @@ def _cycles(problem: ConvProblem, transform: Transform, config: WinogradConfig, 
         speed /= {1: 1.2, 2: 1.1}[config.rows]
     elif (config.rows == 4 and config.states == 16) or (config.rows == 8 and transform.taps < 5):
         speed /= 1.04
-    if config.states == 8 and config.columns == 4:
+    if config.producers and transform.taps > 6:
+        # Measured for 7 to 11 filter rows: few columns cost producers nothing, and 64 filters do not either.
+        speed *= 1.06 if config.tile_k == 64 else 1.0
+    elif config.states == 8 and config.columns == 4:
         speed /= 1.1
     if config.producers and problem.layout == "NHWC":
         # The fewer filter rows, the more tiles there are to transform in a step, and copies take little of it here.
@@ -252,7 +255,9 @@ def _fitting(problem: ConvProblem, alpha: int, piece: int, target: Target) -> tu
             if config.tiles % (4 * rows) == 0:
                 chosen = fitted(problem, transform, variant(config, rows=rows, run=run), target)
                 if chosen is not None:
-                    fitting.append((chosen, speed if run == 1 else 0.97 * speed))
+                    # Measured: where memory leaves room for one block of the two, it hides less latency.
+                    alone = alpha == 8 and chosen.min_blocks == 1 < config.min_blocks
+                    fitting.append((chosen, speed * (0.97 if run == 2 else 1.0) / (1.06 if alone else 1.0)))
     return tuple(fitting)
 
 
