@@ -271,7 +271,7 @@ def _transform_cases() -> list[Case]:
     add("pieces-groups", 2, 32, 5, 18, 10, 1, 13, layouts=ALL, groups=2, padding=(0, 0, 6, 6))
     # Filters of more rows than are in work together, in parts of the same height: two whole ones, three with a gap.
     add("high", 1, 5, 17, 9, 6, 14, 3, layouts=ALL, thorough=USUAL, padding=(5, 6, 1, 1))
-    add("higher-dilated", 1, 2, 50, 8, 5, 25, 3, bias=True, padding=(3, 4, 1, 1), dilation=(2, 1))
+    add("higher-dilated", 1, 2, 50, 8, 5, 26, 3, bias=True, padding=(3, 4, 1, 1), dilation=(2, 1))
     add("dilated-twice", 2, 14, 11, 9, 8, 3, 4, padding=(2, 2, 1, 1), dilation=(2, 1))
     add("dilated-thrice", 1, 13, 14, 10, 5, 3, 5, bias=True, padding=(3, 2, 2, 2), dilation=(3, 1))
     add("groups", 2, 26, 7, 9, 10, 3, 5, layouts=ALL, groups=2, bias=True, padding=(1, 1, 2, 2))

@@ -166,7 +166,7 @@ def test_pieces_of_wide_filters_are_right(problem: ConvProblem, config: Winograd
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_pieces_of_high_filters_and_of_groups_are_right(layout: str) -> None:
     """Parts of rows and pieces of columns; groups; 64-bit offsets."""
-    high, config = wide(9, 5, layout, r=MOST_TAPS + 3, h=9)
+    high, config = wide(9, 5, layout, r=MOST_TAPS + 1, h=9)
     assert taps_of(high)[1] == 2
     proof.check(WINOGRAD, high, config, kinds=cases.KINDS[:1])
     groups, config = wide(8, 4, layout, groups=2, c=2 * LEAST_CHANNELS, k=66, bias=True, activation="relu")
@@ -313,7 +313,7 @@ def transformed(
     return states, sizes
 
 
-HIGH = [{}, {"r": MOST_TAPS + 2}, {"r": 2 * MOST_TAPS + 1}, {"groups": 2, "c": 38, "k": 74}]
+HIGH = [{}, {"r": MOST_TAPS + 2}, {"r": 2 * MOST_TAPS + 2}, {"groups": 2, "c": 38, "k": 74}]
 
 
 @each_kernel
