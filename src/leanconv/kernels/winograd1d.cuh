@@ -7,8 +7,8 @@
 // operations. No workspace but the transformed filters, alpha / S times the filters' size.
 // Floor: FMA issue. A product loop of this kind reaches 47 TFLOP/s of 67 on an H200 (implicit GEMM in NHWC): 2.25 times
 // that would be 106 effective TFLOP/s for (6,3). Measured in NHWC (suite winograd1d): 68 to 90 for (6,3), up to 105 for
-// (5,4), up to 132 for (9,8) and (8,9). In pieces, 2.1 to 2.5 times fewer products: 63 to 105 for 8 and 9 columns, 65 to 93
-// for 31 x 31, where implicit GEMM has 39 to 47 and 32 to 43.
+// (5,4), up to 132 for (9,8) and (8,9). In pieces, 2.1 to 2.5 times fewer products: 63 to 105 for 8 and 9 columns, 65 to
+// 93 for 31 x 31, where implicit GEMM has 39 to 47 and 32 to 43.
 #pragma once
 
 #include <lib/winograd_convolution.cuh>
