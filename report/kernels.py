@@ -4,6 +4,8 @@ with the kernels on the emulator. It is slow, and made to measure errors where t
 
 from __future__ import annotations
 
+from itertools import product
+
 import numpy as np
 
 from leanconv.algorithms.base import ceil_div
@@ -36,31 +38,35 @@ def winograd(
 ) -> np.ndarray:
     """A layer by `winograd1d` or `winograd2d` with the tiles of ``transform``, ``channels`` multiplied in a step.
 
-    Forward layers in NCHW without groups, dilation and bias. Sums run over blocks of filter rows, steps of channels,
-    filter rows, channels; if ``promoted``, those of a step's channels and its filter rows are added to long ones.
+    Forward layers in NCHW without groups, dilation and bias. Sums run over blocks of filter rows, the pieces of a row,
+    steps of channels, filter rows, channels; if ``promoted``, those of a step's channels and its filter rows are added
+    to long ones.
     """
     matrices, (out_h, out_w), (tile_h, tile_w) = transform.matrices, transform.out, transform.tile
     at, g, bt = matrices.arrays(np.float32)
     down, across = ceil_div(problem.p, out_h), ceil_div(problem.q, out_w)
-    padded = _padded(problem, x, down * out_h - problem.p, across * out_w - problem.q)
+    filled = transform.pieces * matrices.r - problem.s  # columns of zeros of the last piece
+    padded = _padded(problem, x, down * out_h - problem.p, across * out_w - problem.q + filled)
+    weights = np.moveaxis(np.pad(w, ((0, 0), (0, 0), (0, 0), (0, filled))), (2, 3), (0, 1))  # [r][s][k][c]
     rows = range(0, padded.shape[2] - tile_h + 1, out_h)
-    pixels = np.stack(
-        [
-            np.stack([padded[:, :, i : rows[-1] + i + 1 : out_h, j::out_w][..., :across] for j in range(tile_w)])
-            for i in range(tile_h)
-        ]
-    )  # [row of the tile][column][image][channel][row of tiles][tile]
-    weights = np.moveaxis(w, (2, 3), (0, 1))  # [r][s][k][c]
-    if transform.square:
-        states, filters = both_sides(bt, pixels), both_sides(g, weights)[:, :, None]
-    else:
-        states, filters = row_pairs(bt, pixels[0])[None], row_pairs(g, np.moveaxis(weights, 1, 0))[None]
-    # [state][image][channel][row of tiles][tile], [state][filter row][k][c]
-    states = states.reshape(-1, *states.shape[2:])
-    filters = filters.reshape(len(states), -1, problem.k, problem.c)
-    total = np.zeros((len(states), problem.k, problem.n, down, across), np.float32)
+    made = []  # for each piece [state][image][channel][row of tiles][tile], [state][filter row][k][c]
+    for right in range(0, transform.pieces * matrices.r, matrices.r):
+        seen, taps = padded[..., right:], weights[:, right : right + matrices.r]
+        pixels = np.stack(
+            [
+                np.stack([seen[:, :, i : rows[-1] + i + 1 : out_h, j::out_w][..., :across] for j in range(tile_w)])
+                for i in range(tile_h)
+            ]
+        )  # [row of the tile][column][image][channel][row of tiles][tile]
+        if transform.square:
+            states, filters = both_sides(bt, pixels), both_sides(g, taps)[:, :, None]
+        else:
+            states, filters = row_pairs(bt, pixels[0])[None], row_pairs(g, np.moveaxis(taps, 1, 0))[None]
+        states = states.reshape(-1, *states.shape[2:])
+        made.append((states, filters.reshape(len(states), -1, problem.k, problem.c)))
+    total = np.zeros((tile_h * tile_w, problem.k, problem.n, down, across), np.float32)
     short = np.zeros_like(total)
-    for first_r in range(0, transform.taps * transform.parts, transform.taps):
+    for first_r, (states, filters) in product(range(0, transform.taps * transform.parts, transform.taps), made):
         for first_c in range(0, problem.c, channels):
             for r in range(first_r, min(filters.shape[1], first_r + transform.taps)):
                 for c in range(first_c, min(problem.c, first_c + channels)):

@@ -120,7 +120,7 @@ def _kernel_plan(algorithm: GpuAlgorithm, problem: ConvProblem, alpha: int) -> P
     target = launch.open_device(0).target
     for config in algorithm.configs(problem, target):
         tuning = dict(config.constants())
-        if tuning.get("states", alpha) == alpha and not tuning.get("segments"):
+        if tuning.get("states", alpha) == alpha and not (tuning.get("segments") or tuning.get("piece")):
             return algorithm.plan(problem, config, target)
     return None
 

@@ -25,7 +25,8 @@ from leanconv.bench import machine
 from leanconv.problem import ConvProblem
 from leanconv.reference import CPU_ALGORITHMS, oracle, winograd1d, winograd2d
 from leanconv.runtime.files import write_text
-from leanconv.winograd import LEAST_PRODUCTS, WIDTHS, Matrices, matrices, outputs_2d, states
+from leanconv.winograd import LEAST_PRODUCTS, PIECES, WIDTHS, Matrices, matrices, outputs_2d
+from leanconv.winograd import kernels as winograd_kernels
 from report import kernels, markdown
 
 #: Data of `draw` that bounds are held to, and those that break a bound for roundings that go up as likely as down.
@@ -34,6 +35,8 @@ KINDS = (
     "log-normal", "outlier", "channel-scaled",
 )  # fmt: skip
 ONE_WAY = "constant"
+#: Widths of filters that are cut into pieces, and the pieces' width.
+WIDE = ((9, 3), (8, 4), (31, 4), (9, 5))
 #: Draws of each kind; the largest error of them counts.
 SEEDS = 3
 
@@ -116,31 +119,34 @@ def statement(
     return kernels.winograd(problem, tiles, config.channels, config.promoted, x, w)
 
 
-def rows_kernel(alpha: int, width: int, height: int, channels: int | None = None) -> Kernel:
-    """Γalpha(alpha + 1 − width, width) on a small layer of whole tiles, as large as its input; by default with as few
-    channels as tier fp32 lets 8 states serve.
+def rows_kernel(alpha: int, width: int, height: int, channels: int | None = None, piece: int = 0) -> Kernel:
+    """Γalpha(alpha + 1 − width, width), or of pieces of the filter rows, on a small layer of whole tiles, as large as
+    its input; by default with as few channels as tier fp32 lets 8 states serve.
     """
-    n = alpha + 1 - width
+    n = alpha + 1 - (piece or width)
     padding = ((height - 1) // 2, height // 2, (width - 1) // 2, width // 2)
-    problem = ConvProblem(1, 1, 12, n * ceil_div(14, n), 8, height, width, padding=padding)
+    row = n * ceil_div(max(PIECES.values()) if piece else 14, n)
+    problem = ConvProblem(1, 1, 12, row, 8, height, width, padding=padding)
     enough = (c for c in count(1) if mean_products(replace(problem, c=c)) >= LEAST_PRODUCTS)
     problem = replace(problem, c=channels or next(enough))
-    tiles = gpu_winograd1d.transform_of(problem, gpu_winograd1d.ColumnRange(alpha, 0, problem.q, 0))
+    pair = alpha, piece or width
+    tiles = gpu_winograd1d.transform_of(problem, gpu_winograd1d.ColumnRange(*pair, 0, problem.q))
     config = gpu_winograd1d.SPEEDS[alpha][0][0]
     in_tier = {
-        "GPU": gpu_winograd1d.states_of(problem),
-        "CPU": states(width, mean_products(problem), problem.w, "fp32"),
+        "GPU": gpu_winograd1d.kernels_of(problem),
+        "CPU": winograd_kernels(width, mean_products(problem), problem.w, "fp32"),
     }
-    tiers = {where: "fp32" if alpha in found else "relaxed" for where, found in in_tier.items()}
+    tiers = {where: "fp32" if pair in found else "relaxed" for where, found in in_tier.items()}
     ways: tuple[Way, ...] = (
         (
             "GPU",
             tiers["GPU"],
             partial(statement, problem, tiles, config),
         ),
-        ("CPU", tiers["CPU"], lambda x, w: winograd1d.convolve(problem, alpha, x, w, None)),
+        ("CPU", tiers["CPU"], lambda x, w: winograd1d.convolve(problem, alpha, x, w, None, piece)),
     )
-    return Kernel(f"Γ{alpha}({n},{width})", problem, tiles, ways)
+    name = f"Γ{alpha}({n},{pair[1]})" + (f" in {ceil_div(width, piece)} pieces" if piece else "")
+    return Kernel(name, problem, tiles, ways)
 
 
 def square_kernel(m: int, channels: int) -> Kernel:
@@ -183,6 +189,10 @@ def every_kernel() -> Iterator[Kernel]:
             yield rows_kernel(alpha, width, width)
             yield rows_kernel(alpha, width, 3, 64)
             yield rows_kernel(alpha, width, width, 64)
+    for width, piece in WIDE:
+        yield rows_kernel(8, width, 1, piece=piece)
+        yield rows_kernel(8, width, 9, piece=piece)
+        yield rows_kernel(8, width, 3, 64, piece=piece)
 
 
 @dataclass(frozen=True)

@@ -264,9 +264,14 @@ def _transform_cases() -> list[Case]:
     add(
         "width-9", 2, 5, 4, 21, 9, 3, 9, layouts=ALL, thorough=ALL, precision="relaxed", bias=True, padding=(1, 1, 4, 4)
     )
+    # Rows of filters that are cut into pieces, of images that are no wider and wider, in parts of rows too.
+    add("pieces-8", 2, 9, 4, 17, 40, 3, 8, layouts=ALL, bias=True, activation="relu", padding=(1, 1, 4, 3))
+    add("pieces-9", 1, 11, 5, 19, 37, 2, 9, layouts=ALL, thorough=USUAL, bias=True, padding=(1, 0, 4, 4))
+    add("pieces-high", 1, 3, 18, 16, 9, 14, 11, padding=(5, 6, 5, 5))
+    add("pieces-groups", 2, 32, 5, 18, 10, 1, 13, layouts=ALL, groups=2, padding=(0, 0, 6, 6))
     # Filters of more rows than are in work together, in parts of the same height: two whole ones, three with a gap.
     add("high", 1, 5, 17, 9, 6, 14, 3, layouts=ALL, thorough=USUAL, padding=(5, 6, 1, 1))
-    add("higher-dilated", 1, 2, 50, 8, 5, 25, 3, bias=True, padding=(3, 4, 1, 1), dilation=(2, 1))
+    add("higher-dilated", 1, 2, 50, 8, 5, 26, 3, bias=True, padding=(3, 4, 1, 1), dilation=(2, 1))
     add("dilated-twice", 2, 14, 11, 9, 8, 3, 4, padding=(2, 2, 1, 1), dilation=(2, 1))
     add("dilated-thrice", 1, 13, 14, 10, 5, 3, 5, bias=True, padding=(3, 2, 2, 2), dilation=(3, 1))
     add("groups", 2, 26, 7, 9, 10, 3, 5, layouts=ALL, groups=2, bias=True, padding=(1, 1, 2, 2))
@@ -276,6 +281,7 @@ def _transform_cases() -> list[Case]:
     add("tiles-of-images", 5, 9, 7, 7, 40, 3, 3, bias=True, padding=(1, 1, 1, 1))
     add("tiles-relaxed", 3, 19, 7, 10, 37, 3, 3, thorough=USUAL, precision="relaxed", bias=True, padding=(1, 0, 2, 1))
     add("gradient-tiles-relaxed", 2, 6, 9, 7, 9, 3, 3, precision="relaxed", padding=(3, 1, 0, 2), **gradient)
+    add("gradient-pieces-13", 2, 9, 6, 18, 10, 2, 13, layouts=ALL, padding=(1, 0, 6, 7), **gradient)
     add("gradient-width-9", 1, 6, 5, 21, 9, 2, 9, precision="relaxed", padding=(0, 1, 3, 5), **gradient)
     add("gradient-padding-over-filter", 2, 10, 7, 13, 18, 2, 4, layouts=ALL, padding=(3, 2, 4, 5), **gradient)
     add("gradient-high-dilated", 1, 3, 20, 8, 4, 14, 3, padding=(7, 5, 0, 2), dilation=(2, 1), **gradient)

@@ -29,6 +29,7 @@ KINDS = precision.KINDS
 RECORD = Path(__file__).parents[1] / "benchmarks" / "results" / "cpu" / "precision.json"
 ELEVEN = [(alpha, width) for alpha, widths in WIDTHS.items() for width in widths]
 ROWS = [precision.rows_kernel(alpha, width, 3) for alpha, width in ELEVEN]
+WIDE = [precision.rows_kernel(8, width, 3, piece=piece) for width, piece in precision.WIDE]
 SQUARES = [precision.square_kernel(m, 11) for m in (2, 4)]
 PLAIN = precision.plain_kernels(3, 11)
 #: Of tier fp32 the most a kernel may err on data of a network: times the sequential float32 sum's.
@@ -48,7 +49,7 @@ def kept(entry: precision.Entry) -> None:
         assert entry.factor <= {"zero-mean": 4, "positive": 4, "ReLU 90 %": OF_A_NETWORK}.get(entry.data, np.inf), entry
 
 
-@named([*ROWS, *SQUARES, *PLAIN])
+@named([*ROWS, *WIDE, *SQUARES, *PLAIN])
 def test_every_kernel_keeps_its_bound_on_data_of_every_kind(kernel: precision.Kernel) -> None:
     entries = precision.measure([kernel], seeds=1)
     assert len(entries) == len(kernel.ways) * (len(KINDS) + 1)
@@ -70,7 +71,7 @@ def test_the_published_errors_keep_their_bounds() -> None:
     assert precision.section(json.loads(RECORD.read_text(encoding="utf-8"))) in page
 
 
-@named([ROWS[ELEVEN.index(kernel)] for kernel in ((4, 3), (8, 7), (16, 8))] + SQUARES[:1] + PLAIN[:1])
+@named([ROWS[ELEVEN.index(kernel)] for kernel in ((4, 3), (8, 7), (16, 8))] + WIDE[:2] + SQUARES[:1] + PLAIN[:1])
 def test_the_statement_of_a_kernel_has_all_its_bits(kernel: precision.Kernel) -> None:
     """So what holds for the one, on data of any kind, holds for the other."""
     name = "direct" if not kernel.tiles else "winograd2d" if kernel.tiles.square else "winograd1d"
@@ -79,7 +80,11 @@ def test_the_statement_of_a_kernel_has_all_its_bits(kernel: precision.Kernel) ->
     config = next(
         config
         for config in algorithm.configs(problem, TARGETS[0])
-        if not kernel.tiles or config.states == kernel.tiles.states and not getattr(config, "segments", False)
+        if not kernel.tiles
+        or config.states == kernel.tiles.states
+        and not getattr(config, "segments", False)
+        and (kernel.tiles.pieces == 1) == (not getattr(config, "piece", 0))
+        and getattr(config, "piece", 0) in (0, kernel.tiles.matrices.r)
     )
     plan = algorithm.plan(problem, config, TARGETS[0])
     for kind in ("outlier", "ReLU 90 %"):

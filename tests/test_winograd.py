@@ -10,7 +10,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from leanconv.reference.oracle import relative_error
-from leanconv.winograd import LEAST_PRODUCTS, POINTS, WIDTHS, Matrices, matrices, segments, states, why_no_states
+from leanconv.winograd import (
+    LEAST_PRODUCTS,
+    POINTS,
+    WIDTHS,
+    Matrices,
+    kernels,
+    matrices,
+    segments,
+    states,
+    transforms,
+    why_no_kernels,
+)
 from report import points
 from report.__main__ import main
 
@@ -186,15 +197,30 @@ def test_states_that_a_precision_allows() -> None:
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ((10, 1000, 56, "relaxed"), "10 wide, and the transforms serve widths 2 to 9"),
-        ((9, 1000, 56, "fp32"), "16 states serve them, in precision 'relaxed'"),
+        ((1, 1000, 56, "relaxed"), "1 wide, and the transforms serve widths from 2 on"),
         ((5, 1000, 2, "fp32"), "rows of 2 pixels are at most half"),
         ((5, 50, 56, "fp32"), "an output sums 50 products"),
+        ((9, 1000, 7, "fp32"), "9 wide and rows of 7 pixels; tier 'fp32' is kept by their pieces from 8 on"),
+        ((31, 50, 56, "fp32"), "an output sums 50 products"),
     ],
 )
-def test_why_there_are_no_states(given: tuple[int, int, int, str], words: str) -> None:
-    assert states(*given) == () and words in why_no_states(*given)[0]
-    assert why_no_states(3, 1000, 56, "fp32") == []
+def test_why_there_are_no_kernels(given: tuple[int, int, int, str], words: str) -> None:
+    assert kernels(*given) == () and words in why_no_kernels(*given)[0]
+    assert why_no_kernels(3, 1000, 56, "fp32") == why_no_kernels(9, 1000, 8, "fp32") == []
+
+
+def test_kernels_that_a_precision_allows() -> None:
+    """The whole row first, then pieces, of rows that are not served better whole."""
+    assert kernels(5, 1000, 56, "fp32") == ((8, 5),) and kernels(1, 1000, 56, "relaxed") == ()
+    pieces = ((8, 3), (8, 4), (8, 5))
+    assert kernels(6, 1000, 56, "fp32") == ((8, 6), *pieces) and kernels(7, 1000, 56, "fp32") == ((8, 7), *pieces)
+    assert kernels(7, 1000, 4, "fp32") == ((8, 7),) and kernels(7, 1000, 3, "fp32") == ()
+    for width in (8, 9, 31, 51, 1000):
+        assert kernels(width, LEAST_PRODUCTS, 16, "fp32") == pieces
+        assert kernels(width, LEAST_PRODUCTS, 8, "fp32") == kernels(width, LEAST_PRODUCTS, 15, "fp32") == pieces[1:]
+        assert kernels(width, LEAST_PRODUCTS - 1, 56, "fp32") == kernels(width, 1000, 56, "ieee") == ()
+    assert kernels(9, 1, 1, "relaxed") == ((16, 9), *pieces) and kernels(10, 1, 1, "tf32") == pieces
+    assert [(t.n, t.r) for t, _ in transforms(31, 31, "fp32")] == [(6, 3), (5, 4), (4, 5)]
 
 
 # --- the choice of points -------------------------------------------------------------------------------------------

@@ -18,7 +18,15 @@ from hypothesis import strategies as st
 
 from leanconv.algorithms import ALGORITHMS
 from leanconv.algorithms.base import ceil_div, mean_products
-from leanconv.algorithms.winograd1d import MOST_TAPS, WinogradConfig, parts_of, states_of, taps_of
+from leanconv.algorithms.winograd1d import (
+    LEAST_CHANNELS,
+    MOST_TAPS,
+    WinogradConfig,
+    kernel_of,
+    kernels_of,
+    parts_of,
+    taps_of,
+)
 from leanconv.algorithms.winograd_tiles import forward_of, padded_sizes
 from leanconv.plan import Plan, Target
 from leanconv.problem import ConvProblem
@@ -28,6 +36,8 @@ from leanconv.winograd import LEAST_PRODUCTS, WIDTHS, matrices
 WINOGRAD = next(a for a in ALGORITHMS if a.name == "winograd1d")
 #: States and filter width of the eleven kernels.
 ELEVEN = [(alpha, width) for alpha, widths in WIDTHS.items() for width in widths]
+#: Widths of filters whose rows are cut into pieces, and the pieces' width: the last one filled up with zeros, or whole.
+WIDE = [(7, 4), (8, 4), (8, 3), (9, 5), (9, 3), (11, 4), (13, 5), (15, 5), (31, 4)]
 LAYOUTS = ("NHWC", "NCHW", "CHWN")
 each_kernel = pytest.mark.parametrize(("alpha", "width"), ELEVEN)
 
@@ -60,7 +70,22 @@ def gradient(alpha: int, width: int, layout: str = "NHWC", **rest: Any) -> ConvP
 def configs(problem: ConvProblem, alpha: int) -> list[WinogradConfig]:
     """All configurations of the kernel of ``alpha`` states, on any GPU, the likeliest first."""
     found = [config for target in TARGETS for config in WINOGRAD.configs(problem, target)]
-    return [config for config in dict.fromkeys(found) if config.states == alpha]
+    return [config for config in dict.fromkeys(found) if kernel_of(problem, config) == (alpha, problem.s)]
+
+
+def wide(width: int, piece: int, layout: str = "NHWC", **rest: Any) -> tuple[ConvProblem, WinogradConfig]:
+    """A small layer of wide filters, of rows that are no whole tiles, and the likeliest configuration of pieces."""
+    r, q = rest.pop("r", 3), max(2 * (9 - piece) + 1, 17)
+    padding = ((r - 1) // 2, r // 2, width // 2, (width - 1) // 2)
+    images = 4 if layout == "CHWN" else 2
+    op, rest = rest.pop("op", "fprop"), {"n": images, "c": 0, **rest}
+    problem = replace(ConvProblem(1, 1, 4, q, 37, r, width, padding=padding, layout=layout), **rest)
+    channels = (c for c in count(1) if c % 4 and mean_products(replace(problem, c=c)) >= LEAST_PRODUCTS)
+    problem = replace(problem, c=problem.c or next(channels))
+    if op == "dgrad":
+        problem = replace(problem, op=op, c=problem.k, k=problem.c)
+        problem = replace(problem, k=next(c for c in count(1) if (8, piece) in kernels_of(replace(problem, k=c))))
+    return problem, next(c for c in WINOGRAD.configs(problem, TARGETS[0]) if c.piece == piece)
 
 
 def every_config() -> list[Any]:
@@ -113,8 +138,76 @@ def whole_and_cut() -> list[Any]:
 def test_every_kernel_is_right_whole_and_cut(problem: ConvProblem, segments: bool, alpha: int) -> None:
     config = next(c for c in configs(problem, alpha) if c.segments == segments)
     plan = WINOGRAD.plan(problem, config, TARGETS[0])
-    assert len(plan.launches) == len(parts_of(problem, alpha, segments)) and (len(plan.launches) > 1) == segments
+    parts = parts_of(problem, alpha, problem.s, segments)
+    assert len(plan.launches) == len(parts) and (len(plan.launches) > 1) == segments
     proof.check(WINOGRAD, problem, config, kinds=cases.KINDS[:1])
+
+
+def pieces() -> list[Any]:
+    """``make test`` plays every width once, every width of pieces and every layout in both directions."""
+    found = []
+    for (width, piece), op, layout in product(WIDE, ("fprop", "dgrad"), LAYOUTS):
+        images = {"n": 3} if layout == "CHWN" and width % 2 else {}
+        problem, config = wide(width, piece, layout, op=op, bias=op == "fprop", dilation=(1 + width % 2, 1), **images)
+        found.append((problem, config, f"{op}-{layout}-{width}-{piece}"))
+
+    def differs(each: Any) -> Any:
+        problem, config, _ = each
+        return (problem.s,), (config.piece, problem.op), (problem.layout, problem.op)
+
+    return selection.marked(found, selection.cover(found, differs), lambda each: (each[:2], each[2]))
+
+
+@pytest.mark.parametrize(("problem", "config"), pieces())
+def test_pieces_of_wide_filters_are_right(problem: ConvProblem, config: WinogradConfig) -> None:
+    proof.check(WINOGRAD, problem, config, kinds=cases.KINDS[:1])
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_pieces_of_high_filters_and_of_groups_are_right(layout: str) -> None:
+    """Parts of rows and pieces of columns; groups; 64-bit offsets."""
+    high, config = wide(9, 5, layout, r=MOST_TAPS + 1, h=9)
+    assert taps_of(high)[1] == 2
+    proof.check(WINOGRAD, high, config, kinds=cases.KINDS[:1])
+    groups, config = wide(8, 4, layout, groups=2, c=2 * LEAST_CHANNELS, k=66, bias=True, activation="relu")
+    proof.check(WINOGRAD, groups, config, kinds=cases.KINDS[:1])
+    one_row, config = wide(31, 4, layout, r=1, h=1, w=40)
+    change = lambda plan: proof.wide_offsets(WINOGRAD, one_row, config, TARGETS[0])  # noqa: E731
+    proof.check(WINOGRAD, one_row, config, kinds=cases.KINDS[:1], change=change)
+
+
+@pytest.mark.parametrize("producers", [0, 4])
+def test_every_configuration_of_pieces_shares_its_work_as_those_of_whole_rows(producers: int) -> None:
+    """Warps that copy, and tiles that share pixels, see the pieces' columns too."""
+    problem, _ = wide(15, 5, "NCHW", r=2, c=19)
+    found = [c for c in WINOGRAD.configs(problem, TARGETS[0]) if c.piece == 5 and c.producers == producers]
+    for config in (found[0], next(c for c in found if c.run == 2)):
+        proof.check(WINOGRAD, problem, config, kinds=cases.KINDS[:1])
+
+
+@pytest.mark.parametrize(("width", "piece"), WIDE)
+def test_filters_in_pieces_are_transformed_to_the_last_bits(width: int, piece: int) -> None:
+    """In the order of rows, then of pieces; rows and columns beyond the filter are zeros. For images of all sizes."""
+    r = (3, MOST_TAPS + 1)[width % 2]
+    problem, config = wide(width, piece, LAYOUTS[width % 3], r=r, h=20, op=("fprop", "dgrad")[width // 2 % 2])
+    w = cases.draw_conv(problem, "zero-mean")["w"]
+    assert w is not None
+    (c, k), (taps, parts), forward = padded_sizes(forward_of(problem)), taps_of(problem), forward_of(problem)
+    number = ceil_div(width, piece)
+    shape = (1, taps * parts, number, c, 8, k)
+    prepared = prepared_by(problem, config, w)
+    found = prepared[: np.prod(shape)].reshape(shape).astype(np.float64)
+    assert np.isnan(prepared[np.prod(shape) :]).all()
+    for j in range(number):
+        columns = slice(j * piece, min(width, (j + 1) * piece))
+        expected, sizes = transformed(problem, w, 8, columns, piece)
+        inside = (slice(1), slice(r), j, slice(forward.group_c), slice(8), slice(forward.group_k))
+        assert (abs(found[inside] - expected) <= (piece + 2) * 2.0**-24 * sizes).all()
+        found[inside] = 0
+    assert not found.any()
+    larger = replace(problem, n=3 * problem.n, h=problem.h + 4, w=problem.w + 30)
+    prepare = WINOGRAD.plan(problem, config, TARGETS[0]).prepare
+    assert WINOGRAD.plan(larger, config, TARGETS[0]).prepare == prepare
 
 
 def test_long_sums_are_made_of_short_ones() -> None:
@@ -138,7 +231,7 @@ def drawn(draw: st.DrawFn) -> ConvProblem:
     op = draw(st.sampled_from(("fprop", "dgrad")))
     problem = ConvProblem(
         *(draw(st.sampled_from((1, 2, 4))), groups * draw(st.integers(1, 19)), draw(st.integers(1, 20))),
-        *(draw(st.integers(9, 40)), groups * draw(st.integers(1, 70)), r, draw(st.integers(2, 9))),
+        *(draw(st.integers(9, 40)), groups * draw(st.integers(1, 70)), r, draw(st.integers(2, 14))),
         padding=tuple(draw(st.integers(0, 9)) for _ in range(4)),
         dilation=(dilation, 1),
         groups=groups,
@@ -190,7 +283,7 @@ def test_filters_are_prepared_alike_for_every_size_of_image(problem_of, segments
 
 @pytest.mark.parametrize("problem", [layer(8, 3), layer(16, 7, "NCHW"), gradient(8, 4, "CHWN")], ids=str)
 def test_prepared_apart_is_the_same(problem: ConvProblem) -> None:
-    alpha = max(states_of(problem))
+    alpha = max(states for states, _ in kernels_of(problem))
     config = next(c for c in configs(problem, alpha) if c.segments)
     plan = WINOGRAD.plan(problem, config, TARGETS[0])
     values = cases.draw_conv(problem, "zero-mean")
@@ -203,20 +296,24 @@ def test_prepared_apart_is_the_same(problem: ConvProblem) -> None:
     assert np.isfinite(together).all()
 
 
-def transformed(problem: ConvProblem, w: np.ndarray, alpha: int) -> tuple[np.ndarray, np.ndarray]:
+def transformed(
+    problem: ConvProblem, w: np.ndarray, alpha: int, columns: slice = slice(None), piece: int = 0
+) -> tuple[np.ndarray, np.ndarray]:
     """Filters in ``alpha`` states, in float64 as [group][row][channel][state][filter] without padding; and their sums
-    of absolute values, which rounding errors are measured by."""
+    of absolute values, which rounding errors are measured by. Of ``columns`` of the rows, as pieces ``piece`` wide."""
     forward = forward_of(problem)
     w = w.transpose({"NCHW": (0, 1, 2, 3), "NHWC": (0, 3, 1, 2), "CHWN": (3, 0, 1, 2)}[problem.layout])
     w = w.reshape(problem.groups, problem.group_k, problem.group_c, problem.r, problem.s).astype(np.float64)
     if problem.op == "dgrad":
         w = w.transpose(0, 2, 1, 3, 4)[..., ::-1, ::-1]
-    _, g, _ = matrices(alpha + 1 - forward.s, forward.s).arrays()
+    w, width = w[..., columns], piece or forward.s
+    w = np.pad(w, ((0, 0),) * 4 + ((0, width - w.shape[-1]),))
+    _, g, _ = matrices(alpha + 1 - width, width).arrays()
     states, sizes = (np.einsum("gkcrs,as->grcak", a, m) for a, m in ((w, g), (abs(w), abs(g))))
     return states, sizes
 
 
-HIGH = [{}, {"r": MOST_TAPS + 2}, {"r": 2 * MOST_TAPS + 1}, {"groups": 2, "c": 38, "k": 74}]
+HIGH = [{}, {"r": MOST_TAPS + 2}, {"r": 2 * MOST_TAPS + 2}, {"groups": 2, "c": 38, "k": 74}]
 
 
 @each_kernel
@@ -259,7 +356,7 @@ def test_shared_memory_is_what_the_kernel_uses(alpha: int, width: int) -> None:
 
 def widths_and_gpus() -> list[Any]:
     """In ``make test`` each width once, each precision for each GPU."""
-    found = list(product(range(2, 10), ("fp32", "relaxed"), TARGETS))
+    found = list(product((*range(2, 10), 13, 31), ("fp32", "relaxed"), TARGETS))
     chosen = selection.cover(found, lambda each: (each[0], each[1:]))
     return selection.marked(found, chosen, lambda each: (each, f"{each[0]}-{each[1]}-{each[2].arch}"))
 
@@ -285,29 +382,41 @@ def test_every_layer_that_is_accepted_fits_every_gpu(width: int, precision: str,
                             assert launch.min_blocks == 1 or together <= target.shared_per_multiprocessor
                     assert plan.prepared_bytes == WINOGRAD.prepared_bytes(problem)
                 tried += 1
-    assert (tried > 40) == (width <= 7 or precision == "relaxed")
+    assert tried > 40
 
 
 def test_tiers() -> None:
     def reasons(width: int, **rest: Any) -> str:
-        problem = replace(ConvProblem(1, 64, 30, 30, 8, 3, width), **rest)
+        problem = replace(ConvProblem(1, 64, 30, 40, 8, 3, width), **rest)
         return "; ".join(WINOGRAD.reasons(problem, TARGETS[0]))
 
+    def served(width: int, **rest: Any) -> tuple[tuple[int, int], ...]:
+        return kernels_of(replace(ConvProblem(1, 64, 30, 40, 8, 3, width), **rest))
+
+    pieces = ((8, 3), (8, 4), (8, 5))
     for width in range(2, 8):
-        problem = ConvProblem(1, 64, 30, 30, 8, 3, width)
-        assert not reasons(width) and 16 not in states_of(problem)
-        assert (8 in states_of(problem)) == (width > 2)  # the error of Γ8(7, 2) is near the tier's limit
-        assert reasons(width, precision="ieee")
-    assert "10 wide" in reasons(10, precision="relaxed") and "1 wide" in reasons(1)
-    for width in (8, 9):
-        assert "'relaxed'" in reasons(width) and f"{width} wide" in reasons(width)
+        assert not reasons(width) and reasons(width, precision="ieee")
+        assert ((8, width) in served(width)) == (width > 2)  # the error of Γ8(7, 2) is near the tier's limit
+        assert not any(alpha == 16 for alpha, _ in served(width))
+        assert (served(width)[-3:] == pieces) == (width >= 6)
+    assert "1 wide" in reasons(1)
+    for width in (8, 9, 10, 31):
+        assert served(width) == pieces and not reasons(width) and reasons(width, precision="ieee")
         for precision in ("relaxed", "tf32"):
             assert not reasons(width, precision=precision)
-    assert states_of(ConvProblem(1, 64, 30, 30, 8, 3, 7, precision="relaxed")) == (16, 8)
-    assert 8 in states_of(ConvProblem(1, 64, 30, 30, 8, 3, 2, precision="relaxed"))
+    assert served(7, precision="relaxed") == ((16, 7), (8, 7), *pieces)
+    assert served(9, precision="relaxed") == ((16, 9), *pieces)
+    assert (8, 2) in served(2, precision="relaxed")
+    # Groups of few channels would be padded to sixteen.
+    for op in ("fprop", "dgrad"):
+        assert f"pieces are for groups of {LEAST_CHANNELS} channels and more, and groups have 4" in reasons(
+            9, groups=2, c=8, k=8, r=9, op=op
+        )
+        assert served(7, groups=2, c=8, k=8, r=9, op=op) == ((8, 7),)
+        assert not reasons(9, groups=2, c=16, k=16, op=op)
     # Short sums: 5 · 3 · 5 and 11 · 3 · 5 products at most, of the forward pass and of the gradient.
     for name, other in (("c", {}), ("k", {"op": "dgrad"})):
-        few = mean_products(forward_of(replace(ConvProblem(1, 64, 30, 30, 8, 3, 5), **{name: 5}, **other)))
+        few = mean_products(forward_of(replace(ConvProblem(1, 64, 30, 40, 8, 3, 5), **{name: 5}, **other)))
         assert few <= 75 and f"sums {few} products on average; tier 'fp32' is kept from {LEAST_PRODUCTS} on" in reasons(
             5, **{name: 5}, **other
         )
@@ -335,5 +444,5 @@ def test_mostly_padded_layers_are_left_to_fewer_states() -> None:
     """Half of their taps see padding: the sums are short, whatever the filter."""
     padded_layer = ConvProblem(1, 17, 11, 2, 15, 3, 3, padding=(2, 4, 0, 4), op="dgrad")
     assert mean_products(forward_of(padded_layer)) < LEAST_PRODUCTS <= 15 * 9
-    assert states_of(padded_layer) == (4,)
+    assert kernels_of(padded_layer) == ((4, 3),)
     proof.check(WINOGRAD, padded_layer)

@@ -132,6 +132,14 @@ WIDTHS = {4: range(2, 4), 8: range(2, 8), 16: range(7, 10)}
 #: one channel on.
 LEAST_PRODUCTS = 128
 
+#: Number of states and width of the pieces that filter rows of LEAST_IN_PIECES columns and more are cut into, and the
+#: fewest pixels of a row that tier "fp32" lets them serve. Measured as above, on layers of 128 products: on rows of as
+#: many pixels and more at most 3.4, 3.6 and 3.5 times the sequential sum's error on zero-mean data, 6.5, 6.3 and 7.0
+#: after a ReLU; pieces of 3 on rows of 8 pixels 4.4.
+PIECES = {(8, 3): 16, (8, 4): 8, (8, 5): 8}
+#: Narrower rows take fewer products whole: 5 by (4,5) 2 for an output, in two pieces of 3 by (6,3) 2.67.
+LEAST_IN_PIECES = 6
+
 
 def states(width: int, products: int, row: int, precision: str) -> tuple[int, ...]:
     """The numbers of states α, largest first, whose kernels Γα(α + 1 − width, width) keep tier ``precision``.
@@ -151,20 +159,41 @@ def states(width: int, products: int, row: int, precision: str) -> tuple[int, ..
     return tuple(alpha for alpha, fits in serves.items() if fits and width in WIDTHS[alpha])
 
 
-def why_no_states(width: int, products: int, row: int, precision: str) -> list[str]:
-    """Sentences that say why `states` finds none; empty where it finds some."""
-    if precision == "ieee" or states(width, products, row, precision):
+def kernels(width: int, products: int, row: int, precision: str) -> tuple[tuple[int, int], ...]:
+    """The pairs of a number of states and a width of pieces that serve filters ``width`` wide, as `states` has it.
+
+    The whole row comes first where `states` serves it. A row of any width is a sum of pieces of ``piece`` columns, each
+    one more filter row whose pixels begin further right, so ``y[q] = sum over j, s of w[j·piece + s] x[q + j·piece +
+    s]``; the last one is filled up with zeros. All pieces are summed before the transform back, so errors are those
+    of Γα(α + 1 − piece, piece).
+
+    >>> kernels(3, 576, 56, "fp32"), kernels(9, 5184, 56, "fp32")
+    (((8, 3), (4, 3)), ((8, 3), (8, 4), (8, 5)))
+    """
+    whole = tuple((alpha, width) for alpha in states(width, products, row, precision))
+    if width < LEAST_IN_PIECES or precision == "ieee":
+        return whole
+    strict = precision == "fp32"
+    return whole + tuple(
+        pair for pair, least in PIECES.items() if not strict or (products >= LEAST_PRODUCTS and row >= least)
+    )
+
+
+def why_no_kernels(width: int, products: int, row: int, precision: str) -> list[str]:
+    """Sentences that say why `kernels` finds none; empty where it finds some."""
+    if precision == "ieee" or kernels(width, products, row, precision):
         return []
-    if not any(width in widths for widths in WIDTHS.values()):
-        widest = max(width for widths in WIDTHS.values() for width in widths)
-        return [f"filters are {width} wide, and the transforms serve widths 2 to {widest}"]
-    if width not in WIDTHS[8]:
-        return [f"filters are {width} wide: 16 states serve them, in precision 'relaxed'"]
-    if 2 * row <= width:
+    narrowest = min(min(widths) for widths in WIDTHS.values())
+    if width < narrowest:
+        return [f"filters are {width} wide, and the transforms serve widths from {narrowest} on"]
+    if products < LEAST_PRODUCTS:
+        return [f"an output sums {products} products on average; tier 'fp32' is kept from {LEAST_PRODUCTS} on"]
+    if width >= LEAST_IN_PIECES:
+        least = min(PIECES.values())
         return [
-            f"rows of {row} pixels are at most half as wide as the filters; tier 'fp32' is kept where they are wider"
+            f"filters are {width} wide and rows of {row} pixels; tier 'fp32' is kept by their pieces from {least} on"
         ]
-    return [f"an output sums {products} products on average; tier 'fp32' is kept from {LEAST_PRODUCTS} on"]
+    return [f"rows of {row} pixels are at most half as wide as the filters; tier 'fp32' is kept where they are wider"]
 
 
 def transforms(width: int, height: int, precision: str) -> list[tuple[Matrices, bool]]:
@@ -175,7 +204,8 @@ def transforms(width: int, height: int, precision: str) -> list[tuple[Matrices, 
     [(6, 3, False), (2, 3, False), (2, 3, True)]
     """
     along_rows = [
-        (matrices(alpha + 1 - width, width), False) for alpha in states(width, LEAST_PRODUCTS, width, precision)
+        (matrices(alpha + 1 - piece, piece), False)
+        for alpha, piece in kernels(width, LEAST_PRODUCTS, max(width, *PIECES.values()), precision)
     ]
     square = outputs_2d(precision) if (height, width) == (3, 3) else ()
     return along_rows + [(matrices(m, 3), True) for m in square]

@@ -1,4 +1,4 @@
-"""Im2col-Winograd: one-dimensional Winograd along the rows in one kernel, for filters 2 to 9 wide."""
+"""Im2col-Winograd: one-dimensional Winograd along the rows in one kernel, for filters from 2 columns on."""
 
 from __future__ import annotations
 
@@ -31,20 +31,24 @@ from leanconv.algorithms.winograd_tiles import (
 )
 from leanconv.plan import Plan, Target
 from leanconv.problem import ConvProblem, Layout
-from leanconv.winograd import matrices, segments, states, why_no_states
+from leanconv.winograd import kernels, matrices, segments, why_no_kernels
 
 
 @dataclass(frozen=True)
 class WinogradConfig(WinogradTileConfig):
     """As WinogradTileConfig. ``segments``: the rows are cut into whole tiles of this kernel, then of narrower ones,
-    then a rest for implicit GEMM; otherwise the last tile of a row is partly used.
+    then a rest for implicit GEMM; otherwise the last tile of a row is partly used. ``piece``: filter rows are cut into
+    pieces of as many columns (0: they are not).
     """
 
     segments: bool = False
+    piece: int = 0
 
 
-#: Filter rows that are computed together; higher filters are worked on in parts.
-MOST_TAPS = 12
+#: Groups of fewer channels are not served in pieces: filters are padded to 16 channels and 32 filters of each group.
+LEAST_CHANNELS = 8
+#: Filter rows that are computed together; higher filters are worked on in parts, of at least LEAST_TAPS rows.
+LEAST_TAPS, MOST_TAPS = 5, 12
 
 #: Configurations and the share of the FMA peak that each reaches in its main loop, by layout, measured on an H200. A
 #: tile of 64 x 64 outputs with 128 sums a thread is quickest; two blocks of half its size overlap their prologues and
@@ -125,54 +129,88 @@ SPEEDS: dict[int, tuple[tuple[WinogradConfig, dict[Layout, float]], ...]] = {
 STORE = {"NHWC": 0.29, "NCHW": 0.75, "CHWN": 0.29}
 
 
-def states_of(problem: ConvProblem) -> tuple[int, ...]:
-    """The numbers of states that serve the filters' width in the requested precision, the widest tile first.
+def kernels_of(problem: ConvProblem) -> tuple[tuple[int, int], ...]:
+    """Numbers of states and widths of pieces that serve the filters in the requested precision, whole rows first.
 
     Γ8(7, 2) is left out of tier fp32: with one long sum its error is 3.8 to 4.4 times that of a sequential one.
     """
     forward = forward_of(problem)
-    serving = states(forward.s, mean_products(forward), forward.w, forward.precision)
-    return tuple(alpha for alpha in serving if not (problem.precision == "fp32" and alpha == 8 and problem.s == 2))
+    serving = kernels(forward.s, mean_products(forward), forward.w, forward.precision)
+    if problem.precision == "fp32":
+        serving = tuple(pair for pair in serving if pair != (8, 2))
+    if has_small_groups(forward):
+        serving = tuple((alpha, piece) for alpha, piece in serving if piece == forward.s)
+    return serving
+
+
+def has_small_groups(forward: ConvProblem) -> bool:
+    """Whether there are several groups, of too few channels for pieces."""
+    return forward.groups > 1 and forward.group_c < LEAST_CHANNELS
+
+
+def kernel_of(problem: ConvProblem, config: WinogradConfig) -> tuple[int, int]:
+    """The pair of a configuration, as in `kernels_of`."""
+    return config.states, config.piece or problem.s
 
 
 @dataclass(frozen=True)
 class ColumnRange:
-    """Output columns that one launch computes, by implicit GEMM if ``states`` is 1; its filters begin at ``offset``."""
+    """Output columns that one launch computes, by implicit GEMM if ``states`` is 1; its filters begin at ``offset``.
+
+    Rows of filters are cut into pieces of ``piece`` columns, which may be one.
+    """
 
     states: int
+    piece: int
     first: int
     count: int
-    offset: int
+    offset: int = 0
 
 
 def taps_of(problem: ConvProblem) -> tuple[int, int]:
-    """Filter rows that are computed together, and how many such parts a filter has."""
-    parts = ceil_div(problem.r, MOST_TAPS)
-    return ceil_div(problem.r, parts), parts
+    """Filter rows that are computed together, and how many such parts a filter has: as few rows of zeros in the last
+    part as can be, then as few parts.
+    """
+    if problem.r <= MOST_TAPS:
+        return problem.r, 1
+    taps = min(range(MOST_TAPS, LEAST_TAPS - 1, -1), key=lambda taps: taps * ceil_div(problem.r, taps))
+    return taps, ceil_div(problem.r, taps)
 
 
-def filter_floats(problem: ConvProblem, alpha: int) -> int:
+def filter_floats(problem: ConvProblem, alpha: int, piece: int) -> int:
     """Size of the filters of ``problem`` in ``alpha`` states; 1 for those that implicit GEMM reads."""
     if alpha == 1:
         return input_gradient.prepared_bytes(problem) // 4 if problem.op == "dgrad" else 0
-    return prepared_floats(problem, transform_of(problem, ColumnRange(alpha, 0, 0, 0)))
+    return prepared_floats(problem, transform_of(problem, ColumnRange(alpha, piece, 0, 0)))
 
 
-def parts_of(problem: ConvProblem, alpha: int, cut: bool) -> list[ColumnRange]:
-    """How the rows are cut for a kernel of ``alpha`` states: not at all, or as the paper does (section 5.5)."""
-    q, allowed = forward_of(problem).q, tuple(a for a in states_of(problem) if a <= alpha)
-    columns = [(s.alpha, s.first, s.columns) for s in segments(q, problem.s, allowed)] if cut else [(alpha, 0, q)]
+def parts_of(problem: ConvProblem, alpha: int, piece: int, cut: bool) -> list[ColumnRange]:
+    """How the rows are cut for a kernel of ``alpha`` states: not at all, or as the paper does (section 5.5).
+
+    A kernel of pieces takes whole rows.
+    """
+    q = forward_of(problem).q
+    if not cut:
+        return [ColumnRange(alpha, piece, 0, q)]
+    allowed = tuple(a for a, width in kernels_of(problem) if a <= alpha and width == problem.s)
     ranges, offset = [], 0
-    for a, first, count in columns:
-        ranges.append(ColumnRange(a, first, count, offset))
-        offset += filter_floats(problem, a)
+    for segment in segments(q, problem.s, allowed):
+        ranges.append(ColumnRange(segment.alpha, problem.s, segment.first, segment.columns, offset))
+        offset += filter_floats(problem, segment.alpha, problem.s)
     return ranges
+
+
+def cuts_of(problem: ConvProblem, piece: int) -> tuple[bool, ...]:
+    """Whether the rows of outputs may be cut for a kernel, and be whole."""
+    return (False, True) if piece == problem.s else (False,)
 
 
 def transform_of(problem: ConvProblem, part: ColumnRange) -> Transform:
     """What the kernel of a part of the row transforms."""
-    of_tile = matrices(part.states + 1 - problem.s, problem.s)
-    return Transform(of_tile, False, part.first, part.count, *taps_of(problem), part.offset)
+    of_tile = matrices(part.states + 1 - part.piece, part.piece)
+    taps, parts = taps_of(problem)
+    pieces = ceil_div(problem.s, part.piece)
+    return Transform(of_tile, False, part.first, part.count, taps, parts, part.offset, pieces)
 
 
 def _cycles(problem: ConvProblem, transform: Transform, config: WinogradConfig, speed: float, target: Target) -> float:
@@ -182,7 +220,10 @@ def _cycles(problem: ConvProblem, transform: Transform, config: WinogradConfig, 
         speed /= {1: 1.2, 2: 1.1}[config.rows]
     elif (config.rows == 4 and config.states == 16) or (config.rows == 8 and transform.taps < 5):
         speed /= 1.04
-    if config.states == 8 and config.columns == 4:
+    if config.producers and transform.taps > 6:
+        # Measured for 7 to 11 filter rows: few columns cost producers nothing, and 64 filters do not either.
+        speed *= 1.06 if config.tile_k == 64 else 1.0
+    elif config.states == 8 and config.columns == 4:
         speed /= 1.1
     if config.producers and problem.layout == "NHWC":
         # The fewer filter rows, the more tiles there are to transform in a step, and copies take little of it here.
@@ -191,28 +232,32 @@ def _cycles(problem: ConvProblem, transform: Transform, config: WinogradConfig, 
 
 
 @lru_cache(maxsize=64)
-def _fitting(problem: ConvProblem, alpha: int, target: Target) -> tuple[tuple[WinogradConfig, float], ...]:
+def _fitting(problem: ConvProblem, alpha: int, piece: int, target: Target) -> tuple[tuple[WinogradConfig, float], ...]:
     """The configurations of a kernel of ``alpha`` states that fit the target, and their speeds.
 
     The paper's rule for ruse is that neighbouring tiles share 0.4375 of their pixels. Here sharing gains little
     (ablation of suite winograd1d: 5 % at most, 6 % lost on average, most where rows are rounded up to pairs), so it
     comes behind.
     """
-    shared = (problem.s - 1) / alpha >= 0.4375
-    transform = transform_of(problem, ColumnRange(alpha, 0, 0, 0))
+    shared = (piece - 1) / alpha >= 0.4375
+    transform = transform_of(problem, ColumnRange(alpha, piece, 0, 0))
     fitting = []
     for config, speeds in SPEEDS[alpha]:
         speed = speeds.get(copy_layout(problem))
         if speed is None:
             continue
-        if (alpha, problem.s) == (8, 2):
+        if (alpha, piece) == (8, 2):
             # Seven outputs of four tiles, their states, and sums that wait, are more than two blocks have room for.
             config = variant(config, min_blocks=1)
+        if piece < problem.s:
+            config = variant(config, piece=piece)
         for rows, run in itertools.product((1, 2, 4, 8), (1, 2) if shared else (1,)):
             if config.tiles % (4 * rows) == 0:
                 chosen = fitted(problem, transform, variant(config, rows=rows, run=run), target)
                 if chosen is not None:
-                    fitting.append((chosen, speed if run == 1 else 0.97 * speed))
+                    # Measured: where memory leaves room for one block of the two, it hides less latency.
+                    alone = alpha == 8 and chosen.min_blocks == 1 < config.min_blocks
+                    fitting.append((chosen, speed * (0.97 if run == 2 else 1.0) / (1.06 if alone else 1.0)))
     return tuple(fitting)
 
 
@@ -226,7 +271,8 @@ def _prepare_cycles(problem: ConvProblem, part: ColumnRange, target: Target) -> 
 class Winograd1d(TimedAlgorithm):
     """Γα(n, S), n = α + 1 − S: Winograd along the rows, with no workspace but the transformed filters.
 
-    ``y = Aᵀ · sum over c, r of (G w[c, r]) ⊙ (Bᵀ x[c, row + r])`` for each tile of n outputs of a row.
+    ``y = Aᵀ · sum over c, r of (G w[c, r]) ⊙ (Bᵀ x[c, row + r])`` for each tile of n outputs of a row. Wide filters are
+    cut into pieces: each piece of a filter row is one more row to sum over, whose pixels begin further right.
     """
 
     name = "winograd1d"
@@ -243,17 +289,21 @@ class Winograd1d(TimedAlgorithm):
         if reasons:
             return reasons
         forward = forward_of(problem)
-        return why_no_states(forward.s, mean_products(forward), forward.w, forward.precision)
+        reasons = why_no_kernels(forward.s, mean_products(forward), forward.w, forward.precision)
+        if not reasons and not kernels_of(problem) and has_small_groups(forward):
+            channels = f"{LEAST_CHANNELS} channels and more, and groups have {forward.group_c}"
+            reasons = [f"filters are {forward.s} wide: their pieces are for groups of {channels}"]
+        return reasons
 
     def prepared_bytes(self, problem: ConvProblem) -> int:
-        cuts = [parts_of(problem, alpha, cut) for alpha in states_of(problem) for cut in (False, True)]
-        return 4 * max(sum(filter_floats(problem, part.states) for part in cut) for cut in cuts)
+        cuts = [parts_of(problem, *pair, cut) for pair in kernels_of(problem) for cut in cuts_of(problem, pair[1])]
+        return 4 * max(sum(filter_floats(problem, part.states, part.piece) for part in cut) for cut in cuts)
 
     def timed(self, problem: ConvProblem, target: Target) -> list[tuple[float, WinogradConfig]]:
         timed = []
-        for alpha in states_of(problem):
-            for cut in (False, True):
-                first, *others = parts_of(problem, alpha, cut)
+        for alpha, piece in kernels_of(problem):
+            for cut in cuts_of(problem, piece):
+                first, *others = parts_of(problem, alpha, piece, cut)
                 if first.states != alpha or (cut and not others and first.count == forward_of(problem).q):
                     continue  # the same as another one
                 rest = sum(self._part_cycles(problem, part, target) for part in others)
@@ -270,7 +320,7 @@ class Winograd1d(TimedAlgorithm):
     ) -> Iterator[tuple[float, WinogradConfig]]:
         """The configurations of the kernel for a range of columns, with their predicted times."""
         transform = transform_of(problem, part)
-        for config, speed in _fitting(problem, part.states, target):
+        for config, speed in _fitting(problem, part.states, part.piece, target):
             yield _cycles(problem, transform, config, speed, target), config
 
     def _best(self, problem: ConvProblem, part: ColumnRange, target: Target) -> tuple[float, WinogradConfig]:
@@ -287,7 +337,7 @@ class Winograd1d(TimedAlgorithm):
 
     def plan(self, problem: ConvProblem, config: WinogradConfig, target: Target) -> Plan:
         prepare, launches = [], []
-        for part in parts_of(problem, config.states, config.segments):
+        for part in parts_of(problem, *kernel_of(problem, config), config.segments):
             if part.states == 1:
                 # The forward pass reads the filters as they are.
                 first_weight = part.offset if problem.op == "dgrad" else 0

@@ -74,8 +74,8 @@ class Transform:
     """What one kernel transforms: F(n, width) along the rows, or with ``square`` along rows and columns.
 
     ``taps`` transforms of a filter are computed together, and it has ``parts`` times as many: in 1-D its rows, in 2-D
-    one. The kernel computes columns ``first`` to ``first + count`` of the output, and its filters begin at ``offset``,
-    in floats.
+    one; and ``pieces`` times as many where its rows are cut into pieces. The kernel computes columns ``first`` to
+    ``first + count`` of the output, and its filters begin at ``offset``, in floats.
     """
 
     matrices: Matrices
@@ -85,6 +85,7 @@ class Transform:
     taps: int = 1
     parts: int = 1
     offset: int = 0
+    pieces: int = 1
 
     @cached_property
     def states(self) -> int:
@@ -100,6 +101,11 @@ class Transform:
     def out(self) -> tuple[int, int]:
         """Rows and columns of outputs of a tile."""
         return (self.matrices.n if self.square else 1, self.matrices.n)
+
+    @cached_property
+    def of_filter(self) -> int:
+        """Transforms of one filter and channel, those of the rows of zeros that fill the last part among them."""
+        return self.taps * self.parts * self.pieces
 
     @cached_property
     def weights(self) -> int:
@@ -131,7 +137,7 @@ def padded_sizes(problem: ConvProblem) -> tuple[int, int]:
 def prepared_floats(problem: ConvProblem, transform: Transform) -> int:
     """Size of the transformed filters."""
     c, k = padded_sizes(forward_of(problem))
-    return problem.groups * transform.taps * transform.parts * c * transform.states * k
+    return problem.groups * transform.of_filter * c * transform.states * k
 
 
 def _ratios(rows: Rows) -> str:
@@ -205,7 +211,8 @@ def shared_bytes(problem: ConvProblem, transform: Transform, config: WinogradTil
     padding = (4, 8) if config.padded_exchange else (0, 0)
     exchange = states * (lines * (pitch + padding[0]) + padding[1])
     sources = taps * runs * run_pixels // (4 if chwn and problem.n % 4 == 0 else 1)
-    tables = config.columns * (32 if wide else 16) + 2 * ceil_div(sources, 2) * (16 if wide else 8)
+    source = 16 if wide or transform.pieces > 1 else 8
+    tables = config.columns * (32 if wide else 16) + 2 * ceil_div(sources, 2) * source
     return tables + 4 * max(config.stages * stage + 2 * channels * channel, exchange)
 
 
@@ -251,7 +258,7 @@ def main_cycles(
     positions = (config.rows + transform.taps - 1) * config.columns
     transforms = positions / transform.taps * INSTRUCTIONS[transform.square, transform.states]
     work = config.tile_k * config.tiles * config.states + transforms
-    products = channels * transform.taps * transform.parts * work / target.fma_lanes / speed
+    products = channels * transform.of_filter * work / target.fma_lanes / speed
     one = products + (PROLOGUE + store * config.tile_k * config.tiles * out) / config.min_blocks
     on_one = max(1, ceil_div(blocks(problem, transform, config), target.multiprocessors))
     # The last blocks may be fewer than fit at once: few warps hide less latency.
@@ -268,16 +275,16 @@ def prepare_cycles(problem: ConvProblem, transform: Transform, target: Target) -
 
 def filter_launch(name: str, problem: ConvProblem, transform: Transform) -> Launch:
     """The launch that transforms the filters for algorithm ``name``."""
-    (c, k), transforms = padded_sizes(forward_of(problem)), transform.taps * transform.parts
+    c, k = padded_sizes(forward_of(problem))
     threads, filters, channels = 256, 32, 8
-    rows = min(transform.taps, max(1, 40 * 1024 // (4 * filters * channels * transform.weights)))
+    rows = min(transform.taps * transform.pieces, max(1, 40 * 1024 // (4 * filters * channels * transform.weights)))
     return Launch(
         header=f"{name}.cuh",
         function=f"leanconv::{name}_filters",
         problem=_filter_constants(problem, transform),
         tuning=(("threads", threads), ("filters", filters), ("channels", channels), ("rows", rows)),
         arguments=(Pointer("w"), Pointer("prepared", written=True)),
-        grid=problem.groups * ceil_div(transforms, rows) * (c // channels) * (k // filters),
+        grid=problem.groups * ceil_div(transform.of_filter, rows) * (c // channels) * (k // filters),
         block=threads,
         shared_bytes=4 * filters * (channels * rows * transform.weights | 1),
     )

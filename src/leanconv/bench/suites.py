@@ -43,6 +43,7 @@ LAYOUTS: tuple[str, ...] = get_args(Layout)
 #: beat. Kernels that an idea is compared with (one thread, one output) take 20 times their time.
 SUITE_ALGORITHMS = {
     "winograd1d": ("winograd1d", "implicit_gemm", "tensor_*"),
+    "wide-filters": ("winograd1d", "implicit_gemm", "tensor_*"),
     "opencnn": ("winograd*", "implicit_gemm", "tensor_*"),
     "depthwise": ("depthwise*", "direct"),
     "depthwise-wide": ("depthwise*",),

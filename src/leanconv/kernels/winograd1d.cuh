@@ -1,4 +1,5 @@
-// Im2col-Winograd, gamma_alpha(n, r): one-dimensional Winograd along the rows, fused into one kernel. Any filter height.
+// Im2col-Winograd, gamma_alpha(n, r): one-dimensional Winograd along the rows, fused into one kernel. Any filter height,
+// and any width: wide rows are cut into pieces of r columns, each one more filter row whose pixels begin further right.
 //
 // A tile of n outputs of a row takes alpha = n + S - 1 products for each filter row and channel instead of n * S: 2.25
 // times fewer for (6,3), 2.5 for (5,4) and (4,5), 4.5 for (9,8) and (8,9). Beside them, per filter row, channel and
@@ -6,7 +7,8 @@
 // operations. No workspace but the transformed filters, alpha / S times the filters' size.
 // Floor: FMA issue. A product loop of this kind reaches 47 TFLOP/s of 67 on an H200 (implicit GEMM in NHWC): 2.25 times
 // that would be 106 effective TFLOP/s for (6,3). Measured in NHWC (suite winograd1d): 68 to 90 for (6,3), up to 105 for
-// (5,4), up to 132 for (9,8) and (8,9).
+// (5,4), up to 132 for (9,8) and (8,9). In pieces, 2.1 to 2.5 times fewer products: 63 to 105 for 8 and 9 columns, 65 to
+// 93 for 31 x 31, where implicit GEMM has 39 to 47 and 32 to 43.
 #pragma once
 
 #include <lib/winograd_convolution.cuh>
@@ -23,7 +25,8 @@ struct Transform1d {
     static __device__ __forceinline__ void output(float (&y)[Problem::out_w], const float (&sum)[Problem::states]) {
         multiply_column_pairs<typename Problem::at>(y, sum);
     }
-    static __device__ __forceinline__ void filter(float (&state)[Problem::states], const float (&w)[Problem::s]) {
+    static constexpr int width = Problem::tile_w - Problem::out_w + 1;  // of a filter row, or of a piece of it
+    static __device__ __forceinline__ void filter(float (&state)[Problem::states], const float (&w)[width]) {
         multiply_row_pairs<typename Problem::g>(state, w);
     }
 };

@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from leanconv.algorithms.base import ceil_div
 from leanconv.dtypes import DTYPES, accumulator, is_integer, is_narrow
 from leanconv.problem import ConvProblem, FilterProblem, Layout
 from leanconv.winograd import Matrices, transforms
@@ -328,9 +329,11 @@ def absolute_bound(
         roundings, growth = problem.terms + 2, 1.0
     else:
         ways = 2 if square else 1
-        # the filter's transform, the tile's and the sums' of at most r + 1, alpha and alpha
         summed = problem.terms // (problem.r * problem.s)
-        roundings = summed * (1 if square else problem.r) + ways * (2 * transform.alpha + transform.r + 1) + 6
+        if not square:
+            summed *= problem.r * ceil_div(problem.s, transform.r)
+        # the filter's transform, the tile's and the sums' of at most r + 1, alpha and alpha
+        roundings = summed + ways * (2 * transform.alpha + transform.r + 1) + 6
         growth = (transform.worst_growth if worst else transform.lone_growth) ** ways
     if not worst:
         return growth * float(np.sqrt(roundings)) + once_more

@@ -1,4 +1,4 @@
-"""1-D Winograd along the row, as in Im2col-Winograd (2024): any filter height, widths 2 to 9, 4, 8 or 16 states."""
+"""1-D Winograd along the row, as in Im2col-Winograd (2024): filters of any height and from 2 columns on."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from leanconv.reference.blas import matmul
 from leanconv.reference.blocks import Block, PaddedInput, blocks, finish, output_like, product_cost, shared_limits
 from leanconv.reference.im2col import Im2col
 from leanconv.reference.layers import LayerAlgorithm
-from leanconv.winograd import Matrices, matrices, states, why_no_states
+from leanconv.winograd import Matrices, kernels, matrices, why_no_kernels
 
 
 class Winograd1d(LayerAlgorithm):
@@ -22,9 +22,12 @@ class Winograd1d(LayerAlgorithm):
     the tiles of one state are stored row after row, so the matrix for filter row r begins r rows further on, without a
     copy.
 
-    α is the cheapest that the precision allows. The last tile of a row may reach beyond its end, into columns that are
-    thrown away: cutting rows into segments of different α, as the paper does, gained nothing here on layers of 7 to 56
-    columns, since products get smaller and each segment is copied and transformed for itself.
+    A row of filters may be cut into pieces of a few columns: a piece is one more filter row to sum over, whose pixels
+    begin further right, and which are transformed anew.
+
+    α, and the pieces' width, are the cheapest that the precision allows. The last tile of a row may reach beyond its
+    end, into columns that are thrown away: cutting rows into segments of different α, as the paper does, gained nothing
+    here on layers of 7 to 56 columns, since products get smaller and each segment is copied and transformed for itself.
     """
 
     name = "winograd1d"
@@ -33,7 +36,7 @@ class Winograd1d(LayerAlgorithm):
 
     def why_not(self, problem: ConvProblem, target: None = None) -> list[str]:
         reasons = shared_limits(problem, transforms=True)
-        reasons += why_no_states(problem.s, mean_products(problem), problem.w, problem.precision)
+        reasons += why_no_kernels(problem.s, mean_products(problem), problem.w, problem.precision)
         if problem.stride != (1, 1):
             reasons.append(f"stride {problem.stride[0]},{problem.stride[1]} is not 1,1")
         if problem.dilation[1] != 1:
@@ -41,33 +44,40 @@ class Winograd1d(LayerAlgorithm):
         return reasons
 
     def compute_cost(self, problem: ConvProblem) -> float:
-        return min(_cost(problem, alpha) for alpha in _states(problem))
+        return min(_cost(problem, *pair) for pair in _kernels(problem))
 
     def compute(self, problem: ConvProblem, x: np.ndarray, w: np.ndarray, bias: np.ndarray | None) -> np.ndarray:
-        return convolve(problem, min(_states(problem), key=lambda alpha: _cost(problem, alpha)), x, w, bias)
+        alpha, piece = min(_kernels(problem), key=lambda pair: _cost(problem, *pair))
+        return convolve(problem, alpha, x, w, bias, piece)
 
 
-def _states(problem: ConvProblem) -> tuple[int, ...]:
-    return states(problem.s, mean_products(problem), problem.w, problem.precision)
+def _kernels(problem: ConvProblem) -> tuple[tuple[int, int], ...]:
+    return kernels(problem.s, mean_products(problem), problem.w, problem.precision)
 
 
-def _cost(problem: ConvProblem, alpha: int) -> float:
-    tiles = problem.n * problem.p * ceil_div(problem.q, alpha + 1 - problem.s)
-    products = 2 * tiles * alpha * problem.k * problem.group_c * problem.r
+def _cost(problem: ConvProblem, alpha: int, piece: int) -> float:
+    tiles, pieces = problem.n * problem.p * ceil_div(problem.q, alpha + 1 - piece), ceil_div(problem.s, piece)
+    products = 2 * tiles * alpha * problem.k * problem.group_c * problem.r * pieces
     idle = product_cost(problem) / max(1, problem.flops) * max(1.0, 16 / max(1, problem.group_c))
-    moved = tiles * alpha * (2.5 * problem.c + (problem.r + 1.5) * problem.k)
-    filters = alpha * problem.k * problem.group_c * problem.r
+    moved = tiles * alpha * (2.5 * problem.c * pieces + (problem.r * pieces + 1.5) * problem.k)
+    filters = alpha * problem.k * problem.group_c * problem.r * pieces
     return products * idle + 80 * moved + 400 * filters
 
 
-def convolve(problem: ConvProblem, alpha: int, x: np.ndarray, w: np.ndarray, bias: np.ndarray | None) -> np.ndarray:
-    """``problem`` by Γα(α + 1 − S, S); stride and dilation along the row are 1."""
+def convolve(
+    problem: ConvProblem, alpha: int, x: np.ndarray, w: np.ndarray, bias: np.ndarray | None, piece: int = 0
+) -> np.ndarray:
+    """``problem`` by Γα(α + 1 − S, S), or by Γα(α + 1 − piece, piece) of pieces of the filter rows; stride and dilation
+    along the row are 1.
+    """
+    width = piece or problem.s
+    count = ceil_div(problem.s, width)
     y = output_like(problem, x)
     if y.size == 0:
         return y
-    transforms = matrices(alpha + 1 - problem.s, problem.s)
+    transforms = matrices(alpha + 1 - width, width)
     at, _, bt = (m.astype(x.dtype) for m in transforms.arrays())
-    padded = PaddedInput(problem, x, ceil_div(problem.q, transforms.n) * transforms.n + problem.s - 1)
+    padded = PaddedInput(problem, x, ceil_div(problem.q, transforms.n) * transforms.n + count * width - 1)
     pixel_bytes = ceil_div(alpha, transforms.n) * (2 * problem.c + 3 * problem.k) * item_bytes(problem.dtype)
     with np.errstate(invalid="ignore", over="ignore"):
         filters = transform_filters(problem, w, transforms)
@@ -84,41 +94,47 @@ def convolve(problem: ConvProblem, alpha: int, x: np.ndarray, w: np.ndarray, bia
 
 
 def transform_filters(problem: ConvProblem, w: np.ndarray, transforms: Matrices) -> np.ndarray:
-    """``transforms.g`` applied to every filter row and rounded once.
+    """``transforms.g`` applied to every piece of every filter row, the last one filled up with zeros, and rounded once.
 
-    Shape (R, α, groups, K/groups, C/groups) for NCHW, (R, α, groups, C/groups, K/groups) for NHWC.
+    Shape (pieces, R, α, groups, K/groups, C/groups) for NCHW, (pieces, R, α, groups, C/groups, K/groups) for NHWC.
     """
     _, g, _ = transforms.arrays()
-    shape = (problem.groups, problem.group_k)
+    shape, width = (problem.groups, problem.group_k), transforms.r
     if problem.layout == "NCHW":
         rows = w.reshape(*shape, problem.group_c, problem.r, problem.s).transpose(4, 3, 0, 1, 2)
     else:
         rows = w.reshape(*shape, problem.r, problem.s, problem.group_c).transpose(3, 2, 0, 4, 1)
-    transformed: np.ndarray = matmul(g, rows.reshape(problem.s, -1).astype(np.float64)).astype(w.dtype)
-    return np.swapaxes(transformed.reshape(transforms.alpha, *rows.shape[1:]), 0, 1)
+    count = ceil_div(problem.s, width)
+    pieces = np.zeros((count * width, *rows.shape[1:]))
+    pieces[: problem.s] = rows
+    transformed: np.ndarray = matmul(g, pieces.reshape(count, width, -1)).astype(w.dtype)
+    return transformed.reshape(count, transforms.alpha, *rows.shape[1:]).swapaxes(1, 2)
 
 
 def _tiles_nchw(
     problem: ConvProblem, padded: np.ndarray, filters: np.ndarray, bt: np.ndarray, at: np.ndarray
 ) -> np.ndarray:
     """Output tiles (n, K, images, rows of the padded image, tiles of a row); the last rows of an image are void."""
-    (n, alpha), groups = at.shape, problem.groups
+    (n, alpha), groups, pieces = at.shape, problem.groups, len(filters)
     c, images, height, width = padded.shape
-    across = (width - problem.s + 1) // n
-    data = np.empty((alpha, c, images * height * across), padded.dtype)
-    for a in range(alpha):
-        data[a].reshape(c, images, height, across)[...] = padded[..., a : a + (across - 1) * n + 1 : n]
-    data = matmul(bt, data.reshape(alpha, -1)).reshape(alpha, groups, problem.group_c, -1)
+    piece = alpha + 1 - n
+    across = (width + 1 - pieces * piece) // n
     # All images of the block are one tall image: R − 1 void rows at each seam are cheaper than small products.
-    reach = (problem.r - 1) * problem.dilation[0] * across
-    count = data.shape[3] - reach
+    dilated = problem.dilation[0] * across
+    count = images * height * across - (problem.r - 1) * dilated
+    data = np.empty((alpha, c, images * height * across), padded.dtype)
     total = np.empty((alpha, groups, problem.group_k, count), padded.dtype)
-    product = np.empty_like(total) if problem.r > 1 else total
-    for r in range(problem.r):
-        first = r * problem.dilation[0] * across
-        matmul(filters[r], data[..., first : first + count], out=product if r else total)
-        if r:
-            total += product
+    product = np.empty_like(total) if problem.r * pieces > 1 else total
+    for j in range(pieces):
+        for a in range(alpha):
+            first = j * piece + a
+            data[a].reshape(c, images, height, across)[...] = padded[..., first : first + (across - 1) * n + 1 : n]
+        states = matmul(bt, data.reshape(alpha, -1)).reshape(alpha, groups, problem.group_c, -1)
+        for r in range(problem.r):
+            into = product if j or r else total
+            matmul(filters[j, r], states[..., r * dilated : r * dilated + count], out=into)
+            if j or r:
+                total += product
     tiles = np.empty((n, problem.k, images * height * across), padded.dtype)
     void = tiles[:, :, count:]
     void[...] = 0
@@ -130,23 +146,25 @@ def _tiles_nhwc(
     problem: ConvProblem, padded: np.ndarray, filters: np.ndarray, bt: np.ndarray, at: np.ndarray
 ) -> np.ndarray:
     """Output tiles (n, images, rows of the padded image, tiles of a row, K); the last rows of an image are void."""
-    (n, alpha), groups = at.shape, problem.groups
+    (n, alpha), groups, pieces = at.shape, problem.groups, len(filters)
     images, height, width, c = padded.shape
-    across = (width - problem.s + 1) // n
+    piece = alpha + 1 - n
+    across = (width + 1 - pieces * piece) // n
+    dilated = problem.dilation[0] * across
+    count = images * height * across - (problem.r - 1) * dilated
     data = np.empty((alpha, images, height, across, c), padded.dtype)
-    for a in range(alpha):
-        data[a] = padded[:, :, a : a + (across - 1) * n + 1 : n]
-    data = matmul(bt, data.reshape(alpha, -1)).reshape(alpha, -1, groups, problem.group_c).swapaxes(1, 2)
-    reach = (problem.r - 1) * problem.dilation[0] * across
-    count = data.shape[2] - reach
     total = np.empty((alpha, count, groups, problem.group_k), padded.dtype)
-    product = np.empty_like(total) if problem.r > 1 else total
-    for r in range(problem.r):
-        first = r * problem.dilation[0] * across
-        into = product if r else total
-        matmul(data[:, :, first : first + count], filters[r], out=into.swapaxes(1, 2))
-        if r:
-            total += product
+    product = np.empty_like(total) if problem.r * pieces > 1 else total
+    for j in range(pieces):
+        for a in range(alpha):
+            first = j * piece + a
+            data[a] = padded[:, :, first : first + (across - 1) * n + 1 : n]
+        states = matmul(bt, data.reshape(alpha, -1)).reshape(alpha, -1, groups, problem.group_c).swapaxes(1, 2)
+        for r in range(problem.r):
+            into = product if j or r else total
+            matmul(states[:, :, r * dilated : r * dilated + count], filters[j, r], out=into.swapaxes(1, 2))
+            if j or r:
+                total += product
     tiles = np.empty((n, images * height * across, problem.k), padded.dtype)
     tiles[:, count:] = 0
     tiles[:, :count] = matmul(at, total.reshape(alpha, -1)).reshape(n, count, problem.k)

@@ -130,7 +130,9 @@ def _on_gpu(algorithm: GpuAlgorithm, problem: Problem, operands: Operands) -> It
         registers=max(code.registers for code in compiled),
         spill_bytes=sum(code.spill_bytes for code in compiled),
         # of the kernels of several transforms, the one that a call takes
-        note=", ".join(f"{name}={value}" for name, value in call.choice.config.constants() if name == "states"),
+        note=", ".join(
+            f"{name}={value}" for name, value in call.choice.config.constants() if name in ("states", "piece") and value
+        ),
         prepared_bytes=call.plan.prepared_bytes,
     )
     yield candidate

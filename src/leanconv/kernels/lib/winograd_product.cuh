@@ -21,7 +21,7 @@ struct WinogradProduct {
     static constexpr int stages = Tuning::stages, taps = Tiles::taps, channels = Tiles::channels;
     static constexpr int states = Tiles::states;
     // Steps are counted from the first transform: the products begin `taps` steps later. High filters have all chunks
-    // of channels several times, each time with other rows.
+    // of channels several times, each time with other rows; wide ones, each time with other columns.
     static constexpr int steps = (Tiles::chunks * Tiles::tap_blocks + 1) * taps;
     static_assert(stages >= 2, "one stage is computed on while others are under way");
 
@@ -33,7 +33,7 @@ struct WinogradProduct {
     float* transformed;     // two chunks of tiles
     const float* x;
     InputStrides<Problem> strides;
-    const float* u;         // transformed filters: [r][c][state][k] of this group and block
+    const float* u;         // transformed filters: [r][piece][c][state][k] of this group and block
     int filters_at, tiles_at;
     float a[2][Tuning::thread_k], b[2][Tuning::thread_tiles];
 
@@ -65,13 +65,14 @@ struct WinogradProduct {
         static_assert(a_row >= threads ? a_row % threads == 0 : threads % a_row == 0,
                       "a thread's pieces lie at a constant distance");
         const int number = step - taps, block = number / taps / Tiles::chunks;
-        const int tap = block * taps + number % taps, c = number / taps % Tiles::chunks * channels;
+        const int row = block / Tiles::pieces * taps + number % taps, c = number / taps % Tiles::chunks * channels;
+        const int tap = row * Tiles::pieces + block % Tiles::pieces;
         const float* const from = u + static_cast<int64>(tap * Problem::padded_c + c) * (states * Problem::padded_k) +
             thread / a_row * Problem::padded_k + thread % a_row * 4;
         // A thread's rows are an even number apart: all of even states, or all of odd ones.
         static_assert(Tiles::lane_states == 1 || threads / a_row % 2 == 0, "see swapped()");
-        const int row = thread / a_row, k = thread % a_row * 4;
-        float* const to = stage(step) + row * Tiles::tile_k + Tiles::swapped(row, k);
+        const int state = thread / a_row, k = thread % a_row * 4;
+        float* const to = stage(step) + state * Tiles::tile_k + Tiles::swapped(state, k);
 #pragma unroll
         for (int i = 0; i < ceil_div(pieces, threads); ++i)
             if (pieces % threads == 0 || thread + i * threads < pieces)
@@ -86,7 +87,9 @@ struct WinogradProduct {
         constexpr bool vector = Problem::nhwc && Problem::group_c % 4 == 0;
         constexpr bool whole = Problem::group_c % channels == 0;
         const int first_c = step / taps % Tiles::chunks * channels;
-        const int below = step / taps / Tiles::chunks * taps * Problem::dilation_h;  // 0 but for high filters
+        // 0 but for high filters, and for wide ones
+        const int below = step / taps / (Tiles::chunks * Tiles::pieces) * taps * Problem::dilation_h;
+        const int right = step / taps / Tiles::chunks % Tiles::pieces * WinogradPieces<Problem>::width;
         const Source* const from = sources + step % taps * pixels;
         float* const raw = stage(step) + Tiles::filter_floats;
 #pragma unroll
@@ -96,8 +99,8 @@ struct WinogradProduct {
             const int quad = Problem::nhwc ? e % quads : e / pixels, number = Problem::nhwc ? e / quads : e % pixels;
             const int c = first_c + quad * 4;
             const Source source = from[number];
-            const bool inside = static_cast<unsigned>(source.h + below) < Problem::h;
-            const B at = source.x + (static_cast<B>(below) * Problem::w * strides.pixel +
+            const bool inside = source.place.inside(below, right);
+            const B at = source.x + ((static_cast<B>(below) * Problem::w + right) * strides.pixel +
                                      static_cast<B>(c) * strides.channel) * 4;
             float* const to = raw + Tiles::source_run(number) * Tiles::run_pitch +
                 Tiles::source_pixel(number) * Tiles::pixel_pitch + quad * 4 * Tiles::channel_pitch;

@@ -13,6 +13,18 @@
 
 namespace leanconv {
 
+// What of a filter and channel is transformed: `rows` times `count` pieces of height x width weights. In 2-D that is one
+// piece, in 1-D a filter row each, or what a wide one is cut into: then piece j of row r is one more row to sum over,
+// whose pixels begin j * width further right. Rows are filled up with zeros to whole blocks of taps, the last piece to
+// its width.
+template <class Problem>
+struct WinogradPieces {
+    static constexpr int height = Problem::tile_h - Problem::out_h + 1, width = Problem::tile_w - Problem::out_w + 1;
+    static constexpr int rows = ceil_div(Problem::r / height, Problem::taps) * Problem::taps;
+    static constexpr int count = ceil_div(Problem::s, width);
+    static_assert(Problem::r % height == 0, "several rows are transformed as a whole or not at all");
+};
+
 template <class Problem, class Tuning>
 struct WinogradTiles {
     static constexpr int states = Problem::states;
@@ -34,9 +46,8 @@ struct WinogradTiles {
 
     // Filter rows that are computed together: all of them, or a part of high filters.
     static constexpr int taps = Problem::taps;
-    // Weights and number of the transforms of one filter and channel: its rows in 1-D, the whole of it in 2-D.
-    static constexpr int width = (Problem::tile_h - Problem::out_h + 1) * (Problem::tile_w - Problem::out_w + 1);
-    static constexpr int tap_blocks = ceil_div(Problem::r * Problem::s / width, taps);
+    static constexpr int row_blocks = WinogradPieces<Problem>::rows / taps, pieces = WinogradPieces<Problem>::count;
+    static constexpr int tap_blocks = row_blocks * pieces;
 
     // Transformed tiles of one channel, and the part of them that one filter row's step prepares.
     static constexpr int positions = (rows + taps - 1) * columns;
@@ -175,11 +186,36 @@ struct alignas(16) WinogradColumn {
     }
 };
 
+// Row and column of a raw pixel; far outside the image where it does not exist. Columns are known from the start unless
+// filter rows are cut into pieces, which see other columns one after the other.
+template <class Problem, bool in_pieces = (WinogradPieces<Problem>::count > 1)>
+struct WinogradPlace {
+    int h;
+
+    static __device__ __forceinline__ WinogradPlace make(int h, int w, bool exists) {
+        return {exists && static_cast<unsigned>(w) < Problem::w ? h : WinogradColumn<Problem>::absent};
+    }
+    __device__ __forceinline__ bool inside(int below, int) const {
+        return static_cast<unsigned>(h + below) < Problem::h;
+    }
+};
+template <class Problem>
+struct WinogradPlace<Problem, true> {
+    int h, w;
+
+    static __device__ __forceinline__ WinogradPlace make(int h, int w, bool exists) {
+        return {exists ? h : WinogradColumn<Problem>::absent, w};
+    }
+    __device__ __forceinline__ bool inside(int below, int aside) const {
+        return static_cast<unsigned>(h + below) < Problem::h && static_cast<unsigned>(w + aside) < Problem::w;
+    }
+};
+
 // Where one raw pixel comes from. Computing that anew in every step took a tenth of the main loop's instructions.
 template <class Problem>
-struct alignas(2 * sizeof(Bytes<Problem>)) WinogradSource {
+struct alignas(WinogradPieces<Problem>::count > 1 ? 16 : 2 * sizeof(Bytes<Problem>)) WinogradSource {
     Bytes<Problem> x;  // first channel of the group, in bytes
-    int h;             // far outside the image where the pixel does not exist
+    WinogradPlace<Problem> place;
 
     // Sources are numbered in the order in which steps copy them.
     template <class Tuning>
@@ -193,12 +229,11 @@ struct alignas(2 * sizeof(Bytes<Problem>)) WinogradSource {
         const Column column = columns[position % Tiles::columns];
         const int below = position / Tiles::columns * Problem::dilation_h + pixel / Tiles::run_width;
         const int aside = pixel % Tiles::run_width;
-        const bool exists = position < Tiles::positions && column.h != Column::absent &&
-            static_cast<unsigned>(column.w + aside) < Problem::w;
+        const bool exists = position < Tiles::positions && column.h != Column::absent;
         WinogradSource source;
         source.x = column.x +
             (static_cast<Bytes<Problem>>(below) * Problem::w + aside) * InputStrides<Problem>(batch).pixel * 4;
-        source.h = exists ? column.h + below : Column::absent;
+        source.place = WinogradPlace<Problem>::make(column.h + below, column.w + aside, exists);
         return source;
     }
 };
