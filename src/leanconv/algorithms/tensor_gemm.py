@@ -27,8 +27,6 @@ from leanconv.problem import ConvProblem
 DEPTH, ROW = 64, 32
 #: Flat pixels that a copy brings; each image of NCHW is rounded up to so many.
 GRANULE = 32
-#: Filters that a block of the first preparing launch looks at.
-PART = 32
 #: Threads of the launches that prepare filters.
 THREADS = 256
 #: Channels of a group whose factors a preparing block can keep.
@@ -263,11 +261,19 @@ def stages_of(problem: ConvProblem, piece: int) -> int:
     return ceil_div(problem.r * problem.s * ceil_div(problem.group_c, piece), DEPTH // piece)
 
 
+def _filters_of_part(problem: ConvProblem) -> int:
+    """Filters that a warp of the first preparing launch looks at (``TensorFilters`` of lib/tensor_filters.cuh)."""
+    taps = problem.r * problem.s
+    if problem.groups * problem.group_c >= 64 or taps <= 16:
+        return 32
+    return 512 // taps if taps <= 128 else 4
+
+
 def prepared_floats(problem: ConvProblem, config: TensorConfig) -> tuple[int, int]:
     """Floats of prepared filters: those before the fragments, and all (``TensorFilters`` of lib/tensor_filters.cuh)."""
     tiles, stages = ceil_div(problem.group_k, config.filters), stages_of(problem, config.piece)
     scales, factors = problem.groups * tiles * config.filters, problem.groups * stages * DEPTH
-    parts = 4 * ceil_div(ceil_div(problem.group_k, PART) * problem.groups * problem.group_c, 4)
+    parts = 4 * ceil_div(ceil_div(problem.group_k, _filters_of_part(problem)) * problem.groups * problem.group_c, 4)
     head = 4 + 4 * ceil_div(problem.groups, 4) + scales + factors + parts
     fragments = problem.groups * tiles * stages * config.chunks * config.filter_stage_bytes // 4
     return head, head + fragments
@@ -299,14 +305,16 @@ def filter_launches(
     known = ("chunk", "chunks", "products", "rows", "piece")
     tuning = (("threads", THREADS), *((name, getattr(config, name)) for name in known))
     tiles = ceil_div(problem.group_k, config.filters)
-    largest = problem.groups * ceil_div(problem.group_k, PART) * ceil_div(problem.group_c, THREADS // 32)
-    return tuple(
-        Launch("lib/tensor_filters.cuh", f"leanconv::{name}", constants, tuning, arguments, grid, THREADS, shared)
-        for name, grid, shared in (
-            (names[0], largest, 0),
-            (names[1], problem.groups * tiles * config.filters, 4 * (32 + problem.group_c)),
-        )
-    )  # type: ignore[return-value]
+    largest = (
+        problem.groups * ceil_div(problem.group_k, _filters_of_part(problem)) * ceil_div(problem.group_c, THREADS // 32)
+    )
+    header, split = "lib/tensor_filters.cuh", 4 * (32 + problem.group_c)
+    rows = problem.groups * tiles * config.filters
+    # registers for four blocks: few filters are one wave, and its blocks wait for memory most of the time
+    return (
+        Launch(header, f"leanconv::{names[0]}", constants, tuning, arguments, largest, THREADS),
+        Launch(header, f"leanconv::{names[1]}", constants, tuning, arguments, rows, THREADS, split, min_blocks=4),
+    )
 
 
 def _tiles(part: PartialConvolution, config: TensorConfig) -> int:

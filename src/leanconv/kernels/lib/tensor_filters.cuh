@@ -7,7 +7,7 @@
 //   flags: whether the factors of this group's channels are not all one
 //   scales: what the sums of a filter are multiplied by at the end
 //   factors: what pixels are multiplied by, in the order of the reduction
-//   parts: the largest finite magnitude of each channel in 32 filters, which the first launch leaves to the second
+//   parts: the largest finite magnitude of each channel in some filters, which the first launch leaves to the second
 //   fragments [groups][tiles][stages][chunks]: 64 elements of `chunk` filters, hi and, with three products, lo behind it
 #pragma once
 
@@ -31,7 +31,9 @@ struct TensorFilters {
     static constexpr int half_bytes = chunk * split_depth * 2, stage_bytes = halves * half_bytes;
 
     static constexpr int channels = Problem::groups * Problem::group_c;
-    static constexpr int filters_of_part = 32, parts = ceil_div(Problem::group_k, filters_of_part);
+    // Layers of few channels and large filters, which few warps would read, are cut into smaller parts.
+    static constexpr int filters_of_part = channels >= 64 || taps <= 16 ? 32 : taps <= 128 ? 512 / taps : 4;
+    static constexpr int parts = ceil_div(Problem::group_k, filters_of_part);
     // NOTE: in floats, and multiples of four, which is what bulk copies and vector loads take.
     static constexpr int flags_at = 4, scales_at = flags_at + ceil_div(Problem::groups, 4) * 4;
     static constexpr int factors_at = scales_at + Problem::groups * tiles * filters;
@@ -69,7 +71,7 @@ __device__ __forceinline__ float largest_of_block(float value, float* shared) {
     return value;
 }
 
-// First launch: a warp finds the largest magnitude of one channel in 32 filters.
+// First launch: a warp finds the largest magnitude of one channel in filters_of_part filters.
 template <class Problem, class Tuning>
 __device__ __forceinline__ void largest_channels(const typename Problem::filter* w, float* prepared) {
     using F = TensorFilters<Problem, Tuning>;
@@ -78,12 +80,17 @@ __device__ __forceinline__ void largest_channels(const typename Problem::filter*
     const int part = rest % F::parts, group = rest / F::parts;
     if (c >= Problem::group_c) return;
     float largest = 0;
-#pragma unroll 8
-    for (int i = threadIdx.x % 32; i < F::filters_of_part * F::taps; i += 32) {
-        const int k = part * F::filters_of_part + (Problem::chwn ? i % F::filters_of_part : i / F::taps);
-        const int tap = Problem::chwn ? i / F::filters_of_part : i % F::taps;
-        if (k < Problem::group_k)
-            largest = fmaxf(largest, finite_magnitude(to_float(w[F::source(group, k, c, tap)])));
+    // NOTE: past the end the last element is read again, so that no load waits for the condition of another.
+    constexpr int all = F::filters_of_part * F::taps, at_once = 8;
+    for (int first = threadIdx.x % 32; first < all; first += 32 * at_once) {
+#pragma unroll
+        for (int j = 0; j < at_once; ++j) {
+            const int i = min(first + 32 * j, all - 1);
+            const int k = part * F::filters_of_part + (Problem::chwn ? i % F::filters_of_part : i / F::taps);
+            const int tap = Problem::chwn ? i / F::filters_of_part : i % F::taps;
+            const float value = to_float(w[F::source(group, min(k, Problem::group_k - 1), c, tap)]);
+            largest = fmaxf(largest, finite_magnitude(value));
+        }
     }
 #pragma unroll
     for (int lanes = 16; lanes > 0; lanes /= 2) largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, lanes));
