@@ -16,6 +16,7 @@ from leanconv.call.choose import choose
 from leanconv.dtypes import DTYPES
 from leanconv.problem import ConvProblem
 from leanconv.reference import oracle
+from leanconv.runtime.compile import compile_launch
 
 NARROW = next(a for a in ALGORITHMS if a.name == "tensor_gemm_narrow")
 COPIED = [case for case in NARROW_CASES if "-copies" in case.name and not NARROW.reasons(case.problem, TARGETS[0])]
@@ -102,6 +103,21 @@ def test_limits_are_named(changes, reason):
     assert not NARROW.reasons(LAYER, TARGETS[0])
     reasons = NARROW.reasons(replace(LAYER, **changes), TARGETS[0])
     assert any(reason in each for each in reasons), reasons
+
+
+@pytest.mark.parametrize("way", ["bias", "accumulate", "split"])
+def test_tiles_compile_without_spills(way):
+    """Both operands in flight, no product waits for another, and the registers of all threads fit."""
+    pytest.importorskip("cuda.core", reason="NVRTC comes with the extra leanconv[cu13] or [cu12]")
+    problem = {
+        "bias": LAYER,
+        "accumulate": replace(LAYER, accumulate=True, c=24, k=133, dtype="bfloat16"),
+        "split": replace(LAYER, n=1, h=7, w=7),
+    }[way]
+    for config in NARROW.configs(problem, TARGETS[0]):
+        if (config.split > 1) == (way == "split"):
+            figure = compile_launch(NARROW.plan(problem, config, TARGETS[0]).launches[0], "sm_90a")
+            assert (figure.spill_bytes, figure.stack_bytes, figure.advice) == (0, 0, ()), config
 
 
 @pytest.mark.parametrize("target", TARGETS[1:], ids=lambda target: target.arch)
