@@ -105,7 +105,9 @@ def test_limits_are_named(changes, reason):
     assert any(reason in each for each in reasons), reasons
 
 
-@pytest.mark.parametrize("way", ["bias", "accumulate", "split"])
+@pytest.mark.parametrize(
+    "way", ["bias", *(pytest.param(way, marks=pytest.mark.exhaustive) for way in ("accumulate", "split"))]
+)
 def test_tiles_compile_without_spills(way):
     """Both operands in flight, no product waits for another, and the registers of all threads fit."""
     pytest.importorskip("cuda.core", reason="NVRTC comes with the extra leanconv[cu13] or [cu12]")
