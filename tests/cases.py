@@ -320,6 +320,21 @@ def _narrow_cases() -> list[Case]:
     weight: dict[str, Any] = {"op": "wgrad"}
     half.add("weight-depthwise", 2, 6, 9, 12, 6, 3, 3, groups=6, **same, **weight)
     brain.add("weight-groups", 2, 6, 7, 8, 4, 3, 2, layouts=ALL, groups=2, stride=(2, 1), **same, **weight)
+    # Whole rows of 16 bytes, which tensor copies bring: 16, 32 or 64 channels long; groups.
+    last: tuple[Layout, ...] = ("NHWC",)
+    half.add("copies", 2, 24, 9, 11, 133, 3, 3, layouts=last, padding=(1, 0, 2, 1), **both)
+    brain.add("copies-more", 2, 72, 7, 9, 40, 3, 3, layouts=last, **same)
+    half.add("copies-long", 1, 192, 5, 6, 72, 3, 3, layouts=last, bias=True, **same)
+    half.add("copies-one-by-one", 3, 80, 5, 4, 264, 1, 1, layouts=last, bias=True)
+    half.add("copies-groups", 2, 64, 6, 8, 96, 3, 3, layouts=last, groups=2, bias=True, **same)
+    brain.add(
+        "copies-stride", 2, 32, 14, 15, 40, 3, 3, layouts=last, stride=(2, 3), dilation=(2, 1), padding=(2, 1, 0, 2)
+    )
+    half.add("copies-accumulate", 1, 8, 8, 9, 20, 3, 3, layouts=last, accumulate=True, activation="relu", **same)
+    half.add("gradient-copies", 2, 40, 6, 8, 64, 3, 3, layouts=last, **same, **gradient)
+    brain.add("gradient-copies-stride", 2, 21, 9, 8, 40, 3, 3, layouts=last, stride=(2, 3), **same, **gradient)
+    half.add("gradient-copies-groups", 2, 32, 9, 8, 64, 4, 3, layouts=last, groups=2, stride=(2, 2), **same, **gradient)
+    half.add("gradient-copies-zeros", 2, 24, 9, 8, 16, 1, 1, layouts=last, stride=(3, 2), **gradient)
     # Phases with three taps, of an odd number of weights, come before those with two, whose filters would lie in pairs.
     brain.add("gradient-odd-phases", 1, 65, 14, 9, 3, 5, 1, stride=(2, 1), padding=(2, 2, 0, 0), **gradient)
     return half.cases + brain.cases

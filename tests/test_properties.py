@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from leanconv.algorithms import ALGORITHMS
 from leanconv.call.run import roles_of
-from leanconv.plan import Pointer
+from leanconv.plan import role_of
 from leanconv.problem import BORDERS, ConvProblem
 from leanconv.runtime.compile import KERNELS, source
 
@@ -40,6 +40,10 @@ def suited(algorithm, problem):
     if name == "direct_dp4a":
         c, k = 4 * problem.c, problem.k
         return replace(problem, c=c, k=k, layout="NHWC", dtype="int8", op="fprop")
+    if name == "tensor_gemm_narrow":
+        rows = 8 if problem.groups == 1 else 16
+        dtype = "float16" if problem.n % 2 else "bfloat16"
+        return replace(problem, c=rows * problem.c, layout="NHWC", dtype=dtype)
     if name.startswith("depthwise") or name == "single_channel":
         filters = 1 if name == "depthwise" else 1 + problem.k % 3
         layout = "NCHW" if problem.layout == "CHWN" else problem.layout
@@ -169,18 +173,18 @@ def check_plan(algorithm, problem, target):
             assert launch.min_blocks >= 1 and launch.min_blocks * launch.block <= 2048
             assert 0 <= launch.shared_bytes <= target.shared_per_block
             assert (KERNELS / launch.header).is_file() and launch.symbol.isidentifier()
-            bound = {a.name for a in launch.arguments if isinstance(a, Pointer) or a.value is None}
+            bound = {role for a in launch.arguments if (role := role_of(a)) is not None}
             assert {"y", "dx", "dw", "workspace", "prepared"} & bound and bound <= set(plan.roles) <= set(
                 roles_of(problem)
             )
             assert ("workspace" not in bound) or plan.workspace_bytes > 0
             assert ("prepared" not in bound) or plan.prepared_bytes > 0
-            assert (launch not in plan.prepare) or bound == {"w", "prepared"}
+            assert (launch not in plan.prepare) or {"prepared"} <= bound <= {"w", "prepared"}
             for constants in (launch.problem, launch.tuning):
                 names = [name for name, _ in constants]
                 assert len(set(names)) == len(names) and all(name.isidentifier() for name in names)
         # What reads filters computes, and with this configuration; other launches move data, in their own way.
-        computing = [launch for launch in plan.launches if {"w", "prepared"} & {a.name for a in launch.arguments}]
+        computing = [launch for launch in plan.launches if {"w", "prepared"} & {role_of(a) for a in launch.arguments}]
         assert config.constants() in [launch.tuning for launch in computing] or not computing
 
 

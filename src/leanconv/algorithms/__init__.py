@@ -20,6 +20,7 @@ from leanconv.algorithms.implicit_gemm import ImplicitGemm
 from leanconv.algorithms.register_cache import RegisterCache
 from leanconv.algorithms.single_channel import SingleChannel
 from leanconv.algorithms.tensor_gemm import TensorGemm
+from leanconv.algorithms.tensor_gemm_narrow import TensorGemmNarrow
 from leanconv.algorithms.winograd1d import Winograd1d
 from leanconv.algorithms.winograd2d import Winograd2d
 
@@ -28,6 +29,7 @@ ALGORITHMS: tuple[GpuAlgorithm, ...] = (
     Im2winFused(),
     ImplicitGemm(),
     TensorGemm(),
+    TensorGemmNarrow(),
     Winograd1d(),
     Im2win(),
     Im2winBasic(),

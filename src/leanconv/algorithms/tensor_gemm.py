@@ -19,7 +19,7 @@ from leanconv.algorithms.base import (
 )
 from leanconv.algorithms.input_gradient import PartialConvolution
 from leanconv.algorithms.tiles import OutputView, conv_arguments, gradient_limits, view_constants
-from leanconv.dtypes import DTYPES
+from leanconv.dtypes import DTYPES, item_bytes
 from leanconv.plan import Argument, Constants, Launch, Plan, Pointer, Target, TensorMap
 from leanconv.problem import ConvProblem
 
@@ -131,7 +131,7 @@ MOST_STAGES = (3, 8)
 SPLITS = (2, 4, 8)
 
 
-def _parts(problem: ConvProblem) -> list[PartialConvolution]:
+def single_parts(problem: ConvProblem) -> list[PartialConvolution]:
     """The convolutions that one call computes, each with a launch of its own: one, or those that make a gradient."""
     if problem.op != "dgrad":
         return [PartialConvolution(problem, OutputView(problem.p, problem.q))]
@@ -162,23 +162,24 @@ def _phases(part: PartialConvolution) -> Iterator[PartialConvolution]:
         )
 
 
-def pixel_map(problem: ConvProblem, pixels: int) -> TensorMap:
-    """How bulk copies walk over the pixels of a forward convolution in NHWC: 32 channels of as many as a tile has."""
+def pixel_map(problem: ConvProblem, pixels: int, channels: int = ROW) -> TensorMap:
+    """How bulk copies walk over the pixels of a forward convolution in NHWC: ``channels`` of as many as a tile has."""
     top, bottom, left, right = problem.padding
     upper_h = bottom - (problem.r - 1) * problem.dilation[0]
     upper_w = right - (problem.s - 1) * problem.dilation[1]
-    row = 4 * problem.c
+    item = item_bytes(problem.dtype)
+    row = item * problem.c
     return TensorMap(
         role=problem.operands[0].role,
-        element="float32",
+        element=problem.dtype,
         shape=(problem.c, problem.w, problem.h, problem.n),
         strides=(row, row * problem.w, row * problem.w * problem.h),
         lower=(-left, -top),
         upper=(upper_w, upper_h),
-        channels=ROW,
+        channels=channels,
         pixels=pixels,
         traversal=(1, problem.stride[1], problem.stride[0], 1),
-        swizzle=128,
+        swizzle=item * channels,
     )
 
 
@@ -356,7 +357,7 @@ class TensorGemm(TimedAlgorithm):
         return max((self._prepared(problem, config) for config in self._candidates(problem)), default=0)
 
     def _prepared(self, problem: ConvProblem, config: TensorConfig) -> int:
-        split = sum(prepared_floats(part.problem, config)[1] for part in _parts(problem))
+        split = sum(prepared_floats(part.problem, config)[1] for part in single_parts(problem))
         return 4 * (self._first(problem) + split)
 
     def _first(self, problem: ConvProblem) -> int:
@@ -364,7 +365,7 @@ class TensorGemm(TimedAlgorithm):
         return ceil_div(input_gradient.prepared_bytes(problem), 16) * 4 if problem.op == "dgrad" else 0
 
     def _candidates(self, problem: ConvProblem) -> list[TensorConfig]:
-        parts = _parts(problem)
+        parts = single_parts(problem)
         if not parts:
             return []
         products = 1 if problem.precision == "tf32" else 3
@@ -376,7 +377,7 @@ class TensorGemm(TimedAlgorithm):
         return [_config(tile, False, flat, piece, products) for flat, piece in ways for tile in TILES]
 
     def timed(self, problem: ConvProblem, target: Target) -> list[tuple[float, TensorConfig]]:
-        parts = _parts(problem)
+        parts = single_parts(problem)
         if not parts:
             # A layer whose windows see nothing but padding has a gradient of zeros, and nothing to tune.
             return [(0.0, _config(next(iter(TILES)), False, False, 1, 3))]
@@ -406,7 +407,7 @@ class TensorGemm(TimedAlgorithm):
     def plan(self, problem: ConvProblem, config: TensorConfig, target: Target) -> Plan:
         prepare, launches = [], []
         gradient, wide = problem.op == "dgrad", has_wide_tensors(problem)
-        parts, first = _parts(problem), self._first(problem)
+        parts, first = single_parts(problem), self._first(problem)
         if gradient and parts:
             prepare.append(input_gradient.filter_launch(problem))
         for part in parts:
