@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import Literal
 
 from leanconv.algorithms import input_gradient
 from leanconv.algorithms.base import (
@@ -100,11 +101,13 @@ class TensorConfig(Config):
         return self.ring_bytes + 16 * (self.pixel_stages + self.filter_stages)
 
 
+#: How pixels come into shared memory.
+Way = Literal["rows", "flat", "columns"]
 #: A tile: warpgroups, filters of a product, such chunks, partial sums.
 Tile = tuple[int, int, int, int]
 #: Whether consumers take turns with each tile, and the TFLOP/s that it reaches on large layers (burst, H200), by how
 #: pixels come: in rows, flat, in columns.
-TILES: dict[Tile, tuple[bool, dict[str, float]]] = {
+TILES: dict[Tile, tuple[bool, dict[Way, float]]] = {
     (2, 64, 4, 2): (True, {"rows": 237, "flat": 214, "columns": 196}),
     (2, 128, 2, 1): (True, {"rows": 236, "flat": 216, "columns": 154}),
     (2, 64, 3, 2): (True, {"rows": 205, "flat": 190, "columns": 175}),
@@ -125,6 +128,8 @@ FLOPS_PER_CYCLE = 1e12 / 132 / 1.98e9
 TILE_CYCLES, FIRST_CYCLES, SPLIT_CYCLES = 1500, 6000, 6000
 #: Cycles of the four producing warps for each reduction element, and for each piece, of 128 pixels in columns.
 COPY_CYCLES, PIECE_CYCLES = 32, 60
+#: Bytes of shared memory of a block on a Hopper GPU.
+SHARED = 227 * 1024
 #: Stages that the rings of pixels and of filters have at most.
 MOST_STAGES = (3, 8)
 #: Blocks of a cluster that share a reduction.
@@ -230,19 +235,20 @@ def _piece(problem: ConvProblem) -> int:
 
 
 @lru_cache(maxsize=256)
-def _config(tile: Tile, rows: bool, flat: bool, piece: int, products: int, split: int = 1) -> TensorConfig:
-    """The configuration of a tile, with rings as long as shared memory allows."""
+def _config(tile: Tile, way: Way, piece: int, products: int, shared: int) -> TensorConfig | None:
+    """The configuration of a tile, with rings as long as ``shared`` bytes allow; None where they are too short."""
     warpgroups, chunk, chunks, partials = tile
-    ways = (rows, flat, piece, TILES[tile][0])
+    rows, flat = way == "rows", way == "flat"
     registers = REGISTERS[warpgroups, rows or flat]
-    config = TensorConfig(warpgroups, chunk, chunks, products, partials, *ways, 1, 1, *registers, split)
-    room = 227 * 1024
+    shape = (warpgroups, chunk, chunks, products, partials)
+    config = TensorConfig(*shape, rows, flat, piece, TILES[tile][0], 1, 1, *registers)
+    least = max(chunks, partials)
     for stages in range(MOST_STAGES[0], 1, -1):
-        left = room - stages * config.pixel_stage_bytes - 16 * (stages + MOST_STAGES[1])
+        left = shared - stages * config.pixel_stage_bytes - 16 * (stages + MOST_STAGES[1])
         filters = min(MOST_STAGES[1], left // config.filter_stage_bytes)
-        if filters >= max(chunks, min(4, 2 * chunks)) or stages == 2:
-            break
-    return replace(config, pixel_stages=stages, filter_stages=filters)
+        if filters >= max(least, min(4, 2 * chunks)) or (stages == 2 and filters >= least):
+            return replace(config, pixel_stages=stages, filter_stages=filters)
+    return None
 
 
 def _with_splits(config: TensorConfig, parts: list[PartialConvolution], target: Target) -> Iterator[TensorConfig]:
@@ -364,33 +370,35 @@ class TensorGemm(TimedAlgorithm):
         """Floats of prepared filters before those that are split: rearranged ones, for a gradient."""
         return ceil_div(input_gradient.prepared_bytes(problem), 16) * 4 if problem.op == "dgrad" else 0
 
-    def _candidates(self, problem: ConvProblem) -> list[TensorConfig]:
+    def _candidates(self, problem: ConvProblem, shared: int = SHARED) -> list[TensorConfig]:
         parts = single_parts(problem)
         if not parts:
             return []
         products = 1 if problem.precision == "tf32" else 3
+        ways: list[tuple[Way, int]] = [("columns", _piece(parts[0].problem))]
         if all(_in_rows(part.problem) for part in parts):
-            return [_config(tile, True, False, ROW, products) for tile in TILES]
-        ways = [(False, _piece(parts[0].problem))]
-        if len(parts) == 1 and parts[0].whole and _is_flat(parts[0].problem):
-            ways.insert(0, (True, ROW))
-        return [_config(tile, False, flat, piece, products) for flat, piece in ways for tile in TILES]
+            ways = [("rows", ROW)]
+        elif len(parts) == 1 and parts[0].whole and _is_flat(parts[0].problem):
+            ways.insert(0, ("flat", ROW))
+        found = (_config(tile, way, piece, products, shared) for way, piece in ways for tile in TILES)
+        return [config for config in found if config]
 
     def timed(self, problem: ConvProblem, target: Target) -> list[tuple[float, TensorConfig]]:
         parts = single_parts(problem)
         if not parts:
             # A layer whose windows see nothing but padding has a gradient of zeros, and nothing to tune.
-            return [(0.0, _config(next(iter(TILES)), False, False, 1, 3))]
+            config = _config(next(iter(TILES)), "columns", 1, 3, target.shared_per_block)
+            return [(0.0, config)] if config else []
         return by_time(
             (self._cycles(problem, parts, config, target), config)
-            for whole in self._candidates(problem)
+            for whole in self._candidates(problem, target.shared_per_block)
             for config in _with_splits(whole, parts, target)
         )
 
     def _cycles(
         self, problem: ConvProblem, parts: list[PartialConvolution], config: TensorConfig, target: Target
     ) -> float:
-        way = "rows" if config.rows else "flat" if config.flat else "columns"
+        way: Way = "rows" if config.rows else "flat" if config.flat else "columns"
         tile = config.warpgroups, config.chunk, config.chunks, config.partials
         speed = TILES[tile][1][way] * FLOPS_PER_CYCLE * (1.9 if config.products == 1 else 1)
         time = 0.0
