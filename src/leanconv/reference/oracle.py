@@ -341,8 +341,11 @@ def absolute_bound(
 
 
 def tier_bound(problem: ConvProblem, worst: bool = False) -> float:
-    """The largest `absolute_bound` of what may compute ``problem`` in its precision tier."""
-    plain = absolute_bound(problem, worst=worst)
+    """The largest `absolute_bound` of what may compute ``problem`` in its precision tier.
+
+    Tier ``"tf32"`` rounds both operands to 11 bits: 2⁻¹¹ of each product for either, which is 2¹³ units.
+    """
+    plain = absolute_bound(problem, worst=worst) + (2 * 2.0**13 if problem.precision == "tf32" else 0.0)
     if problem.op == "wgrad":
         return plain
     served = transforms(problem.s, problem.r, problem.precision)
