@@ -150,6 +150,7 @@ def test_figures_are_those_of_the_committed_results() -> None:
     folder = ROOT / "benchmarks" / "results" / "nvidia-h200"
     layers = [Results.read(folder / f"im2win{layout}.json") for layout in ("", "-nhwc", "-chwn")]
     filtered = Results.read(folder / "filters.json")
+    rows, columns = (Results.read(folder / f"opencnn-{layout}-tensor.json") for layout in ("nhwc", "nchw"))
     text = " ".join(README.partition("## Speed and precision, measured")[2].split())
 
     def means(group: str) -> list[float]:
@@ -158,7 +159,12 @@ def test_figures_are_those_of_the_committed_results() -> None:
     lean, torch, tf32 = means("lean"), means("PyTorch"), means("TF32")
     won = [layers[0].own(problem) for problem in layers[0].problems]
     transformed = sum(row is not None and row.algorithm in ("winograd1d", "winograd2d") for row in won)
+    best, strict = ([geometric_mean(r.ratios(group)) for r in (rows, columns)] for group in ("best", "PyTorch"))
     for words in (
+        f"NHWC) {best[0]:.2f} times as fast as the fastest of all cuDNN algorithms",
+        f"and {strict[0]:.1f} times as fast as PyTorch in strict FP32",
+        f"(geometric means; NCHW: {best[1]:.2f} and {strict[1]:.1f} times).",
+        f"is {1 / geometric_mean(rows.ratios('TF32')):.1f} times as fast in NHWC.",
         f"runs {lean[0]:.2f} times as fast (NHWC: {lean[1]:.2f} times, CHWN: {lean[2]:.2f} times) as cuDNN's fastest",
         f"the least ratio is {min(ratio for results in layers for ratio in results.ratios('lean')):.2f}.",
         f"On {transformed} of the layers the fastest is `winograd1d` or `winograd2d`.",
