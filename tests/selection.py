@@ -41,10 +41,12 @@ def traits(algorithm: GpuAlgorithm, case: Case) -> Iterator[Hashable]:
     """The layer, which has its own purpose; in each layout and direction what kernels and loaders depend on; of 16-bit
     elements what differs in loading and storing them.
 
-    Algorithms that transform have layers of their own: from the others they need no more than the latter.
+    Algorithms that transform have layers of their own, and so have tensor cores: from the others they need no more than
+    the latter.
     """
     problem = case.problem
-    if algorithm.tier == "ieee" or case in TRANSFORM_CASES:
+    transforms = algorithm.name.startswith("winograd")
+    if algorithm.tier == "ieee" or (transforms and case in TRANSFORM_CASES):
         yield layer_name(case)
     if not isinstance(problem, ConvProblem):
         return

@@ -110,11 +110,11 @@ def values_of(shape, dtype=np.float32):
 @pytest.mark.parametrize(
     ("shape", "box", "starts"),
     [
-        ((100,), (32,), [(0,), (13,), (-5,), (90,), (-40,), (2**31 - 40,)]),
-        ((9, 20), (8, 4), [(0, 0), (3, 2), (-3, -2), (17, 7), (4, 100)]),
-        ((5, 7, 12), (4, 3, 2), [(0, 0, 0), (-1, 5, 4), (9, -2, -1)]),
-        ((3, 4, 5, 8), (8, 2, 3, 2), [(0, 0, 0, 0), (-2, 4, -1, 2), (6, -1, 2, -1)]),
-        ((2, 3, 4, 5, 4), (4, 3, 2, 2, 2), [(0, 0, 0, 0, 0), (1, -1, 3, 2, 1), (-1, 4, -1, -1, -1)]),
+        ((100,), (32,), [(0,), (12,), (-4,), (88,), (-40,), (2**31 - 40,)]),
+        ((9, 20), (8, 4), [(0, 0), (4, 2), (-4, -2), (16, 7), (4, 100)]),
+        ((5, 7, 12), (4, 3, 2), [(0, 0, 0), (4, 5, 4), (8, -2, -1)]),
+        ((3, 4, 5, 8), (8, 2, 3, 2), [(0, 0, 0, 0), (-4, 4, -1, 2), (4, -1, 2, -1)]),
+        ((2, 3, 4, 5, 4), (4, 3, 2, 2, 2), [(0, 0, 0, 0, 0), (0, -1, 3, 2, 1), (0, 4, -1, -1, -1)]),
     ],
 )
 def test_tiled_boxes_overhang_with_zeros(shape, box, starts):
@@ -126,16 +126,25 @@ def test_tiled_boxes_overhang_with_zeros(shape, box, starts):
 @pytest.mark.parametrize("dtype", ["int8", "float16", "uint16", "int32"])
 def test_elements_of_each_size(dtype):
     x = values_of((6, 64), np.dtype(dtype))
-    check_tile(x, map_of(x, (16 // x.itemsize, 4)), (-3, 4))
+    check_tile(x, map_of(x, (32 // x.itemsize, 4)), (-16 // x.itemsize, 4))
     if dtype == "uint16":
-        check_tile(x, map_of(x, (8, 4), "bfloat16"), (61, -1))
+        check_tile(x, map_of(x, (16, 4), "bfloat16"), (56, -1))
+
+
+@pytest.mark.parametrize(("dtype", "first"), [("float32", 2), ("float16", -4), ("uint8", 8)])
+def test_a_copy_begins_at_a_multiple_of_16_bytes(dtype, first):
+    x = values_of((6, 64), np.dtype(dtype))
+    with pytest.raises(
+        EmulatorError, match=f"coordinate {first} of axis 0 is {first * x.itemsize} bytes from the start"
+    ):
+        check_tile(x, map_of(x, (32 // x.itemsize, 4)), (first, 0))
 
 
 def test_rows_may_lie_apart_and_end_where_no_unit_does():
     x = values_of((5, 6, 16))
     spec = TensorMap("x", "float32", (11, 6, 5), (64, 384), box=(8, 3, 2))
     n = spec.copy_bytes
-    for start in ((0, 0, 0), (5, 4, 4), (-2, -1, 0)):
+    for start in ((0, 0, 0), (8, 4, 4), (-4, -1, 0)):
         y = play(loader(3), x, np.full(n // 4, -1, np.int32), maps=(spec,), at=start, n=n)
         np.testing.assert_array_equal(y.view(np.float32), tile(x[:, :, :11], spec, start).reshape(-1))
 
@@ -145,7 +154,7 @@ def test_swizzles_permute_units_of_16_bytes(span):
     x = values_of((40, 80))
     for dtype in (np.float32, np.uint8):
         x = x.astype(dtype)
-        check_tile(x, map_of(x, (span // x.itemsize, 32), swizzle=span), (-3, 12))
+        check_tile(x, map_of(x, (span // x.itemsize, 32), swizzle=span), (-16 // x.itemsize, 12))
 
 
 def test_a_swizzle_follows_the_address_in_shared_memory_for_swizzles():
@@ -165,7 +174,7 @@ def test_steps_of_a_box_take_every_so_manyth_element():
     for box, steps in (((4, 6, 5), (1, 2, 3)), ((8, 7, 1), (1, 3, 8))):
         spec = map_of(x, box, traversal=steps)
         assert spec.extents[1:] == tuple(-(-b // s) for b, s in zip(box[1:], steps[1:], strict=True))
-        for start in ((0, 0, 0), (2, -3, 1), (-1, 7, 8)):
+        for start in ((0, 0, 0), (4, -3, 1), (-4, 7, 8)):
             check_tile(x, spec, start)
 
 
@@ -174,12 +183,12 @@ def test_several_maps_of_one_array_and_prefetches():
     maps = (map_of(x, (8, 2)), map_of(x, (4, 4), suffix="tall"))
     copies = (
         "prefetch_tensormap(x_map); prefetch_tensormap(x_tall);\n"
-        "cp_async_bulk_tensor_shared_global(s, x_map, full, 1, 2);\n"
-        "cp_async_bulk_tensor_shared_global(s + 32, x_tall, full, 3, 4);\n"
+        "cp_async_bulk_tensor_shared_global(s, x_map, full, 4, 2);\n"
+        "cp_async_bulk_tensor_shared_global(s + 32, x_tall, full, 8, 4);\n"
         "cp_async_bulk_shared_global(s + 16, x, 64, full)"
     )
     y = play(LOAD.replace("COPY", copies), x, words(48), maps=maps, n=192).view(np.float32)
-    tiles = tile(x, maps[0], (1, 2)), x[0], tile(x, maps[1], (3, 4))
+    tiles = tile(x, maps[0], (4, 2)), x[0], tile(x, maps[1], (8, 4))
     np.testing.assert_array_equal(y, np.concatenate([t.reshape(-1) for t in tiles]))
 
 
@@ -266,7 +275,7 @@ def test_im2col_walks_as_a_convolution_does(shape, convolution):
         (total - 3, last),
     ):
         check_columns(x, convolution, 8, 24, first, 0, position)
-    check_columns(x, convolution, 4, 8, 2, 6, last)  # channels beyond the last one are zeros
+    check_columns(x, convolution, 8, 8, 2, 4, last)  # channels beyond the last one are zeros
 
 
 def test_im2col_swizzles_and_takes_halves():
@@ -313,7 +322,7 @@ def test_a_bulk_copy_out_of_shared_memory_for_swizzles():
 
 def test_tensor_stores_leave_out_what_overhangs():
     data = floats(8 * 6 * 2)
-    for start, span in (((0, 0, 0), 0), ((5, 2, 1), 0), ((6, 5, 3), 0), ((40, 0, 0), 0), ((3, 2, 1), 32)):
+    for start, span in (((0, 0, 0), 0), ((4, 2, 1), 0), ((8, 5, 3), 0), ((40, 0, 0), 0), ((4, 2, 1), 32)):
         y = np.full((4, 9, 12), -1, np.float32)
         spec = map_of(y, (8, 6, 2), role="out", swizzle=span, written=True)
         body = STORE.replace("COPY", f"cp_async_bulk_tensor_global_shared(out_map, s, {', '.join(map(str, start))})")
@@ -330,7 +339,7 @@ def test_tensor_stores_leave_out_what_overhangs():
         w, h, d = start
         expected[d : d + 2, h : h + 6, w : w + 8] = data.reshape(2, 6, 8)
         np.testing.assert_array_equal(y, expected[:4, :9, :12])
-    text = text.replace("(out_map, s, 3, 2, 1)", "(out_map, s, 3, 2, -1)")
+    text = text.replace("(out_map, s, 4, 2, 1)", "(out_map, s, 4, 2, -1)")
     with pytest.raises(
         EmulatorError, match="coordinate -1 of axis 2 is negative, which only copies into shared memory"
     ):
