@@ -56,6 +56,20 @@ class Target:
         return self.register_pools and self.capability == 90
 
     @property
+    def warp_products(self) -> bool:
+        """Whether the tensor cores multiply float16 and bfloat16, 16 x 8 x 16, for a warp (mma.sync): from 8.0 on."""
+        return self.capability >= 80
+
+    @property
+    def tensor_flops(self) -> int:
+        """Dense float16 flops, summed in float32, that the tensor cores of a multiprocessor compute in a clock cycle.
+
+        As documented for data centres and workstations. NOTE: consumer cards of 8.6, 8.9 and 12.0 compute half as many,
+        which their capability does not tell.
+        """
+        return {80: 2048, 90: 4096, 100: 8192, 103: 8192}.get(self.capability, 1024)
+
+    @property
     def fma_lanes(self) -> int:
         """Float32 multiply-adds that a multiprocessor starts in a clock cycle."""
         return 64 if self.capability == 80 else 128

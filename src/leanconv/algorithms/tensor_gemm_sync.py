@@ -1,0 +1,189 @@
+"""Implicit GEMM on tensor cores by products of single warps: the accuracy of float32 or of TF32, from sm_80 on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+from leanconv.algorithms import input_gradient
+from leanconv.algorithms.base import LAUNCH_CYCLES, Config, TimedAlgorithm, by_time, ceil_div, has_wide_tensors
+from leanconv.algorithms.input_gradient import PartialConvolution
+from leanconv.algorithms.tensor_gemm import (
+    DEPTH,
+    LEAST_CHANNELS,
+    MOST_CHANNELS,
+    _parts,
+    filter_launches,
+    prepared_floats,
+    stages_of,
+)
+from leanconv.algorithms.tiles import conv_arguments, gradient_limits, view_constants
+from leanconv.plan import Launch, Plan, Pointer, Target
+from leanconv.problem import ConvProblem
+
+
+@dataclass(frozen=True)
+class WarpConfig(Config):
+    """A tile has 32 pixels for each of ``warps``, and ``chunks`` x ``chunk`` filters; ``filter_stages`` chunks are in
+    shared memory at once.
+
+    ``products`` of float16 make one of float32: 3, or 1 in tier tf32. ``rows``: lanes copy four channels of a pixel at
+    once, otherwise one. ``piece`` channels of one tap lie together in the reduction.
+    """
+
+    warps: int
+    chunk: int
+    chunks: int
+    products: int
+    rows: bool
+    piece: int
+    filter_stages: int
+    min_blocks: int
+
+    @property
+    def threads(self) -> int:
+        """Threads of a block."""
+        return 32 * self.warps
+
+    @property
+    def pixels(self) -> int:
+        """Output pixels of a tile."""
+        return 32 * self.warps
+
+    @property
+    def filters(self) -> int:
+        """Filters of a tile."""
+        return self.chunk * self.chunks
+
+    @property
+    def filter_stage_bytes(self) -> int:
+        """Bytes of a stage of filters: ``chunk`` of them, both halves if there are three products."""
+        return self.chunk * DEPTH * 2 * (2 if self.products == 3 else 1)
+
+    @property
+    def shared_bytes(self) -> int:
+        """Shared memory of a block: a stage of pixels, and the ring of filters."""
+        return self.pixels * DEPTH * 4 + self.filter_stages * self.filter_stage_bytes
+
+
+#: A tile: warps, filters of a chunk, chunks, chunks in shared memory, blocks on a multiprocessor; and the share of the
+#: tensor cores' flops that it reaches on large layers.
+TILES: dict[tuple[int, int, int, int, int], float] = {
+    (4, 32, 4, 2, 2): 0.50,
+    (4, 32, 3, 2, 2): 0.48,
+    (4, 32, 2, 2, 2): 0.45,
+    (4, 32, 1, 2, 2): 0.35,
+}
+
+
+def _piece(channels: int, rows: bool) -> int:
+    """Channels of a tap that lie together: as many as leave few zeros; small pieces cost addresses."""
+    pieces = (32, 16, 8, 4) if rows else (32, 16, 8, 4, 2, 1)
+    return min(pieces, key=lambda piece: ceil_div(channels, piece) * (piece + 1))
+
+
+@lru_cache(maxsize=256)
+def _config(tile: tuple[int, int, int, int, int], rows: bool, piece: int, products: int) -> WarpConfig:
+    warps, chunk, chunks, stages, blocks = tile
+    return WarpConfig(warps, chunk, chunks, products, rows, piece, stages, blocks)
+
+
+class TensorGemmSync(TimedAlgorithm):
+    """Direct convolution and its input's gradient on tensor cores, each float32 split into two float16, by ``mma.sync``.
+
+    ``x w ≈ hi·hi + hi·lo + lo·hi`` in float16, summed in float32; in tier tf32 ``hi·hi`` alone.
+    """
+
+    name = "tensor_gemm_sync"
+    paper = "S. Markidis et al., NVIDIA tensor core programmability (2018); S. Chetlur et al., cuDNN (2014)"
+    tier = "fp32"
+    solves = "conv2d"
+
+    def why_not(self, problem: ConvProblem, target: Target) -> list[str]:
+        reasons = gradient_limits(problem)
+        if not target.warp_products:
+            reasons.append(f"{target.arch} is older than sm_80, whose tensor cores multiply 16 x 8 x 16 float16")
+        least = min(problem.group_c, problem.group_k)
+        if problem.groups > 1 and least < LEAST_CHANNELS:
+            reasons.append(f"groups={problem.groups} leaves {least} channels in a group, fewer than {LEAST_CHANNELS}")
+        read = problem.group_k if problem.op == "dgrad" else problem.group_c
+        if read > MOST_CHANNELS:
+            reasons.append(f"a filter has {read} channels, more than {MOST_CHANNELS}")
+        return reasons
+
+    def prepared_bytes(self, problem: ConvProblem) -> int:
+        return max((self._prepared(problem, config) for config in self._candidates(problem)), default=0)
+
+    def _prepared(self, problem: ConvProblem, config: WarpConfig) -> int:
+        split = sum(prepared_floats(part.problem, config)[1] for part in _parts(problem))
+        return 4 * (self._first(problem) + split)
+
+    def _first(self, problem: ConvProblem) -> int:
+        """Floats of prepared filters before those that are split: rearranged ones, for a gradient."""
+        return ceil_div(input_gradient.prepared_bytes(problem), 16) * 4 if problem.op == "dgrad" else 0
+
+    def _candidates(self, problem: ConvProblem) -> list[WarpConfig]:
+        parts = _parts(problem)
+        if not parts:
+            return []
+        products = 1 if problem.precision == "tf32" else 3
+        channels = parts[0].problem.group_c
+        rows = problem.layout == "NHWC" and channels % 4 == 0
+        return [_config(tile, rows, _piece(channels, rows), products) for tile in TILES]
+
+    def timed(self, problem: ConvProblem, target: Target) -> list[tuple[float, WarpConfig]]:
+        parts = _parts(problem)
+        if not parts:
+            # A layer whose windows see nothing but padding has a gradient of zeros, and nothing to tune.
+            return [(0.0, _config(next(iter(TILES)), False, 1, 3))]
+        return by_time((self._cycles(problem, parts, config, target), config) for config in self._candidates(problem))
+
+    def _cycles(
+        self, problem: ConvProblem, parts: list[PartialConvolution], config: WarpConfig, target: Target
+    ) -> float:
+        tile = config.warps, config.chunk, config.chunks, config.filter_stages, config.min_blocks
+        speed = TILES[tile] * target.tensor_flops / config.products
+        time = 0.0
+        for part in parts:
+            rounds = ceil_div(_tiles(part, config), target.multiprocessors)
+            time += rounds * stages_of(part.problem, config.piece) * 2 * config.pixels * config.filters * DEPTH / speed
+        return max(time, problem.bytes / target.bytes_per_cycle) + 3 * LAUNCH_CYCLES
+
+    def plan(self, problem: ConvProblem, config: WarpConfig, target: Target) -> Plan:
+        prepare, launches = [], []
+        gradient, wide = problem.op == "dgrad", has_wide_tensors(problem)
+        parts, first = _parts(problem), self._first(problem)
+        if gradient and parts:
+            prepare.append(input_gradient.filter_launch(problem))
+        for part in parts:
+            prepare += filter_launches(part.problem, config, first, part.view.first_weight if gradient else None)
+            launches.append(_main_launch(problem, part, config, first, wide))
+            first += prepared_floats(part.problem, config)[1]
+        zeros = input_gradient.zero_launch(problem) if gradient and not problem.accumulate else None
+        return Plan(
+            (*launches, *([zeros] if zeros else [])),
+            prepare=tuple(prepare),
+            prepared_bytes=self.prepared_bytes(problem),
+        )
+
+
+def _tiles(part: PartialConvolution, config: WarpConfig) -> int:
+    """Tiles of a launch."""
+    filters = ceil_div(part.problem.group_k, config.filters) * part.problem.groups
+    return ceil_div(part.pixels, config.pixels) * filters
+
+
+def _main_launch(problem: ConvProblem, part: PartialConvolution, config: WarpConfig, first: int, wide: bool) -> Launch:
+    """The launch that computes a part of ``problem`` with prepared filters from float ``first`` on."""
+    x, _, *rest = conv_arguments(problem)
+    return Launch(
+        header="tensor_gemm_sync.cuh",
+        function="leanconv::tensor_gemm_sync",
+        problem=(*view_constants(part.problem, part.view, wide), ("first_prepared", first)),
+        tuning=config.constants(),
+        arguments=(x, Pointer("prepared"), *rest),
+        grid=_tiles(part, config),
+        block=config.threads,
+        shared_bytes=config.shared_bytes,
+        min_blocks=config.min_blocks,
+    )
