@@ -38,6 +38,7 @@ class WarpConfig(Config):
     rows: bool
     piece: int
     filter_stages: int
+    step: int
     min_blocks: int
 
     @property
@@ -68,11 +69,11 @@ class WarpConfig(Config):
 
 #: A tile: warps, filters of a chunk, chunks, chunks in shared memory, blocks on a multiprocessor; and the share of the
 #: tensor cores' flops that it reaches on large layers.
-TILES: dict[tuple[int, int, int, int, int], float] = {
-    (4, 32, 4, 2, 2): 0.50,
-    (4, 32, 3, 2, 2): 0.48,
-    (4, 32, 2, 2, 2): 0.45,
-    (4, 32, 1, 2, 2): 0.35,
+TILES: dict[tuple[int, int, int, int, int, int], float] = {
+    (4, 32, 4, 2, 16, 2): 0.50,
+    (4, 32, 3, 2, 16, 2): 0.48,
+    (4, 32, 2, 2, 16, 2): 0.45,
+    (4, 32, 1, 2, 16, 2): 0.35,
 }
 
 
@@ -83,9 +84,9 @@ def _piece(channels: int, rows: bool) -> int:
 
 
 @lru_cache(maxsize=256)
-def _config(tile: tuple[int, int, int, int, int], rows: bool, piece: int, products: int) -> WarpConfig:
-    warps, chunk, chunks, stages, blocks = tile
-    return WarpConfig(warps, chunk, chunks, products, rows, piece, stages, blocks)
+def _config(tile: tuple[int, int, int, int, int, int], rows: bool, piece: int, products: int) -> WarpConfig:
+    warps, chunk, chunks, stages, step, blocks = tile
+    return WarpConfig(warps, chunk, chunks, products, rows, piece, stages, step, blocks)
 
 
 class TensorGemmSync(TimedAlgorithm):
@@ -141,7 +142,7 @@ class TensorGemmSync(TimedAlgorithm):
     def _cycles(
         self, problem: ConvProblem, parts: list[PartialConvolution], config: WarpConfig, target: Target
     ) -> float:
-        tile = config.warps, config.chunk, config.chunks, config.filter_stages, config.min_blocks
+        tile = config.warps, config.chunk, config.chunks, config.filter_stages, config.step, config.min_blocks
         speed = TILES[tile] * target.tensor_flops / config.products
         time = 0.0
         for part in parts:

@@ -75,38 +75,44 @@ __device__ __forceinline__ void load_filters(unsigned (&to)[4][2], const unsigne
     }
 }
 
-// The products of one stage with 16 filters, added to the sums of 2 x 16 pixels.
-template <class Problem, class Tuning>
-__device__ __forceinline__ void multiply(float (&first)[8], float (&second)[8],
+// The products of one stage with `step` filters from the sixteen `first` on, added to the sums of 2 x 16 pixels.
+template <class Problem, class Tuning, int sixteens>
+__device__ __forceinline__ void multiply(float (&sums)[2][sixteens][8], int first,
                                          const WarpFragments<Problem, Tuning> (&pixels)[2], const unsigned char* filters,
                                          int lane) {
     using F = TensorFilters<Problem, Tuning>;
-    unsigned high[2][4][2];
-    float partial[2][2][4] = {};
+    constexpr int eights = Tuning::step / 8;
+    unsigned high[eights][4][2];
+    float partial[2][eights][4] = {};
 #pragma unroll
-    for (int n = 0; n < 2; ++n) load_filters(high[n], filters + n * 1024, lane);
+    for (int n = 0; n < eights; ++n) load_filters(high[n], filters + n * 1024, lane);
     if constexpr (Tuning::products == 3) {
 #pragma unroll
         for (int i = 0; i < 4; ++i)
 #pragma unroll
-            for (int j = 0; j < 4; ++j) mma_f16(partial[j / 2][j % 2], pixels[j / 2].low[i], high[j % 2][i]);
-        unsigned low[2][4][2];
+            for (int j = 0; j < 2 * eights; ++j)
+                mma_f16(partial[j % 2][j / 2], pixels[j % 2].low[i], high[j / 2][i]);
+        unsigned low[eights][4][2];
 #pragma unroll
-        for (int n = 0; n < 2; ++n) load_filters(low[n], filters + F::half_bytes + n * 1024, lane);
+        for (int n = 0; n < eights; ++n) load_filters(low[n], filters + F::half_bytes + n * 1024, lane);
 #pragma unroll
         for (int i = 0; i < 4; ++i)
 #pragma unroll
-            for (int j = 0; j < 4; ++j) mma_f16(partial[j / 2][j % 2], pixels[j / 2].high[i], low[j % 2][i]);
+            for (int j = 0; j < 2 * eights; ++j)
+                mma_f16(partial[j % 2][j / 2], pixels[j % 2].high[i], low[j / 2][i]);
     }
 #pragma unroll
     for (int i = 0; i < 4; ++i)
 #pragma unroll
-        for (int j = 0; j < 4; ++j) mma_f16(partial[j / 2][j % 2], pixels[j / 2].high[i], high[j % 2][i]);
+        for (int j = 0; j < 2 * eights; ++j)
+            mma_f16(partial[j % 2][j / 2], pixels[j % 2].high[i], high[j / 2][i]);
 #pragma unroll
-    for (int i = 0; i < 8; ++i) {
-        first[i] = fmaf(partial[0][i / 4][i % 4], pixels[0].down[i / 2 % 2], first[i]);
-        second[i] = fmaf(partial[1][i / 4][i % 4], pixels[1].down[i / 2 % 2], second[i]);
-    }
+    for (int j = 0; j < 2; ++j)
+#pragma unroll
+        for (int i = 0; i < 4 * eights; ++i) {
+            float& sum = sums[j][first + i / 8][i % 8];
+            sum = fmaf(partial[j][i / 4][i % 4], pixels[j].down[i / 2 % 2], sum);
+        }
 }
 
 template <class Problem, class Given>
@@ -116,7 +122,7 @@ __device__ __forceinline__ void tensor_gemm_sync(const float* x, const float* pr
     using F = TensorFilters<Problem, Tuning>;
     using Pixels = WarpPixels<Problem, Tuning>;
     using Ring = FilterRing<Problem, Tuning>;
-    constexpr int sixteens = F::filters / 16, of_chunk = F::chunk / 16;
+    constexpr int sixteens = F::filters / 16, steps = F::chunk / Tuning::step;
     const TensorTiles<Problem, Tuning> tiles(batch);
     static_assert(TensorTiles<Problem, Tuning>::pixels == Tuning::warps * Pixels::pixels, "a warp has 32 pixels of the tile");
     const Offset<Problem> tile = blockIdx.x;
@@ -154,10 +160,9 @@ __device__ __forceinline__ void tensor_gemm_sync(const float* x, const float* pr
             __syncthreads();
             ring.copy_next();
 #pragma unroll
-            for (int i = 0; i < of_chunk; ++i) {
-                const int sixteen = chunk * of_chunk + i;
-                multiply<Problem, Tuning>(sums[0][sixteen], sums[1][sixteen], fragments, ring.current() + i * 2048, lane);
-            }
+            for (int i = 0; i < steps; ++i)
+                multiply<Problem, Tuning>(sums, (chunk * steps + i) * (Tuning::step / 16), fragments,
+                                          ring.current() + i * Tuning::step * 128, lane);
             ring.advance();
         }
     }
