@@ -143,20 +143,7 @@ struct WarpFragments {
 #pragma unroll
                 for (int j = 0; j < 16; ++j) x[j / 4][j % 4] *= factors[j / 4 * 16 + fragment_element<Tuning>(t, j % 4)];
             }
-            float largest = fabsf(x[0][0]);
-#pragma unroll
-            for (int j = 1; j < 16; ++j) largest = fmaxf(largest, fabsf(x[j / 4][j % 4]));
-            largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, 1));
-            largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, 2));
-            const RowScale scale(largest, header);
-            down[i] = scale.down;
-#pragma unroll
-            for (int j = 0; j < 8; ++j) {
-                const float a = x[j / 2][j % 2 * 2], b = x[j / 2][j % 2 * 2 + 1];
-                unsigned& packed = high[j / 2][j % 2 * 2 + i];
-                packed = split_high(a, b, scale.up);
-                if constexpr (exact) low[j / 2][j % 2 * 2 + i] = split_low(a, b, scale.up, packed);
-            }
+            down[i] = split_row<exact>(high, low, i, x, header);
         }
     }
 };
