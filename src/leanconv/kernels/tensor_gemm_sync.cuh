@@ -16,6 +16,7 @@
 // Shared memory gives 4 bytes a product of m16n8k16 and lane: 512 bytes in 8 cycles on sm_80, of 1024.
 #pragma once
 
+#include <lib/ptx/barrier.cuh>
 #include <lib/ptx/copy.cuh>
 #include <lib/ptx/mma.cuh>
 #include <lib/ptx/shared.cuh>
@@ -59,7 +60,10 @@ struct FilterRing {
     }
     // NOTE: the slot before the current one is free: all threads have met since they multiplied with it.
     __device__ __forceinline__ void copy_next() { copy(slot == 0 ? stages - 1 : slot - 1); }
-    __device__ __forceinline__ const unsigned char* current() const { return shared + slot * F::stage_bytes; }
+    // NOTE: the zero as in tensor_warp_pixels.cuh, for the addresses of fragments.
+    __device__ __forceinline__ const unsigned char* current() const {
+        return shared + slot * F::stage_bytes + zero_after(copied);
+    }
     __device__ __forceinline__ void advance() { slot = slot + 1 == stages ? 0 : slot + 1; }
 };
 
@@ -159,10 +163,11 @@ __device__ __forceinline__ void tensor_gemm_sync(const float* x, const float* pr
             else cp_async_wait_group<Ring::stages - 2>();
             __syncthreads();
             ring.copy_next();
+            const unsigned char* const filters = ring.current();
 #pragma unroll
             for (int i = 0; i < steps; ++i)
                 multiply<Problem, Tuning>(sums, (chunk * steps + i) * (Tuning::step / 16), fragments,
-                                          ring.current() + i * Tuning::step * 128, lane);
+                                          filters + i * Tuning::step * 128, lane);
             ring.advance();
         }
     }

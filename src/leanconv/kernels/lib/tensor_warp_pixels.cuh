@@ -9,6 +9,7 @@
 #pragma once
 
 #include <lib/index.cuh>
+#include <lib/ptx/barrier.cuh>
 #include <lib/ptx/copy.cuh>
 #include <lib/tensor_filters.cuh>
 #include <lib/tensor_rings.cuh>
@@ -59,11 +60,12 @@ struct WarpPixels {
         return inside ? offset + (moved + channel) * 4 : nowhere;
     }
 
+    // NOTE: the zero is in the way of compilers that keep the addresses of all copies in registers, and then have too few.
     __device__ __forceinline__ void copy_rows(int stage) const {
         constexpr int units = F::piece / 4, of_half = 8 / units;  // copies of a piece, pieces of 32 elements
         static_assert(F::piece % 4 == 0 && F::piece <= 32, "a piece has whole units of 16 bytes");
         const int mine = lane % 8 / units, unit = lane % units;
-        unsigned char* const to = shared + lane / 8 * 256 + (lane % 8 ^ lane / 8 % 2 * 4) * 16;
+        unsigned char* const to = shared + zero_after(stage) + lane / 8 * 256 + (lane % 8 ^ lane / 8 % 2 * 4) * 16;
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
             const int first = stage * F::pieces + half * of_half;
@@ -87,6 +89,7 @@ struct WarpPixels {
 
     __device__ __forceinline__ void copy_columns(int stage) const {
         const int64 channel = static_cast<int64>(stride.channel) * 4;
+        unsigned char* const to = shared + zero_after(stage);
 #pragma unroll
         for (int i = 0; i < F::pieces; ++i) {
             const int number = stage * F::pieces + i, c = number % F::of_tap * F::piece;
@@ -96,13 +99,10 @@ struct WarpPixels {
             for (int j = 0; j < F::piece; ++j) {
                 const int element = i * F::piece + j;
                 const bool exists = Problem::group_c % F::piece == 0 || c + j < Problem::group_c;
-                cp_async_4(column(element, lane), from + j * channel, place != nowhere && exists);
+                cp_async_4(to + element * 128 + (lane ^ element / 2 % 4 * 8) * 4, from + j * channel,
+                           place != nowhere && exists);
             }
         }
-    }
-
-    __device__ __forceinline__ unsigned char* column(int element, int pixel) const {
-        return shared + element * 128 + (pixel ^ element / 2 % 4 * 8) * 4;
     }
 
     __device__ __forceinline__ void copy(int stage) const {
@@ -117,9 +117,10 @@ struct WarpPixels {
             const float4 v = *reinterpret_cast<const float4*>(shared + row * 256 + sixteen / 2 * 128 + unit * 16);
             four[0] = v.x, four[1] = v.y, four[2] = v.z, four[3] = v.w;
         } else {
+            const unsigned char* const column = shared + t * 256 + (row ^ t * 8) * 4;
 #pragma unroll
             for (int j = 0; j < 4; ++j)
-                four[j] = *reinterpret_cast<const float*>(column(sixteen * 16 + fragment_element<Tuning>(t, j), row));
+                four[j] = *reinterpret_cast<const float*>(column + (sixteen * 16 + fragment_element<Tuning>(0, j)) * 128);
         }
     }
 };
