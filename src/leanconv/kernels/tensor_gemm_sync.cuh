@@ -67,16 +67,13 @@ struct FilterRing {
     __device__ __forceinline__ void advance() { slot = slot + 1 == stages ? 0 : slot + 1; }
 };
 
-// Operand B of 8 filters and 64 reduction elements: two registers for each sixteen. The order in memory is that of wgmma:
-// rows of 128 bytes, whose units of 16 bytes row i has permuted by i % 8.
-__device__ __forceinline__ void load_filters(unsigned (&to)[4][2], const unsigned char* rows, int lane) {
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-        unsigned four[4];
-        ldmatrix(four, rows + lane % 8 * 128 + ((4 * half + lane / 8) ^ lane % 8) * 16);
-        to[2 * half][0] = four[0], to[2 * half][1] = four[1];
-        to[2 * half + 1][0] = four[2], to[2 * half + 1][1] = four[3];
-    }
+// Operand B of 8 filters and half of 64 reduction elements: two registers for each sixteen. The order in memory is that of
+// wgmma: rows of 128 bytes, whose units of 16 bytes row i has permuted by i % 8.
+__device__ __forceinline__ void load_filters(unsigned (&to)[2][2], const unsigned char* rows, int half, int lane) {
+    unsigned four[4];
+    ldmatrix(four, rows + lane % 8 * 128 + ((4 * half + lane / 8) ^ lane % 8) * 16);
+    to[0][0] = four[0], to[0][1] = four[1];
+    to[1][0] = four[2], to[1][1] = four[3];
 }
 
 // The products of one stage with `step` filters from the sixteen `first` on, added to the sums of 2 x 16 pixels.
@@ -86,30 +83,35 @@ __device__ __forceinline__ void multiply(float (&sums)[2][sixteens][8], int firs
                                          int lane) {
     using F = TensorFilters<Problem, Tuning>;
     constexpr int eights = Tuning::step / 8;
-    unsigned high[eights][4][2];
+    unsigned high[2][eights][2][2];
     float partial[2][eights][4] = {};
 #pragma unroll
-    for (int n = 0; n < eights; ++n) load_filters(high[n], filters + n * 1024, lane);
+    for (int half = 0; half < 2; ++half)
+#pragma unroll
+        for (int n = 0; n < eights; ++n) load_filters(high[half][n], filters + n * 1024, half, lane);
     if constexpr (Tuning::products == 3) {
 #pragma unroll
         for (int i = 0; i < 4; ++i)
 #pragma unroll
             for (int j = 0; j < 2 * eights; ++j)
-                mma_f16(partial[j % 2][j / 2], pixels[j % 2].low[i], high[j / 2][i]);
-        unsigned low[eights][4][2];
+                mma_f16(partial[j % 2][j / 2], pixels[j % 2].low[i], high[i / 2][j / 2][i % 2]);
 #pragma unroll
-        for (int n = 0; n < eights; ++n) load_filters(low[n], filters + F::half_bytes + n * 1024, lane);
+        for (int half = 0; half < 2; ++half) {
+            unsigned low[eights][2][2];
 #pragma unroll
-        for (int i = 0; i < 4; ++i)
+            for (int n = 0; n < eights; ++n) load_filters(low[n], filters + F::half_bytes + n * 1024, half, lane);
 #pragma unroll
-            for (int j = 0; j < 2 * eights; ++j)
-                mma_f16(partial[j % 2][j / 2], pixels[j % 2].high[i], low[j / 2][i]);
+            for (int i = 0; i < 2; ++i)
+#pragma unroll
+                for (int j = 0; j < 2 * eights; ++j)
+                    mma_f16(partial[j % 2][j / 2], pixels[j % 2].high[2 * half + i], low[j / 2][i]);
+        }
     }
 #pragma unroll
     for (int i = 0; i < 4; ++i)
 #pragma unroll
         for (int j = 0; j < 2 * eights; ++j)
-            mma_f16(partial[j % 2][j / 2], pixels[j % 2].high[i], high[j / 2][i]);
+            mma_f16(partial[j % 2][j / 2], pixels[j % 2].high[i], high[i / 2][j / 2][i % 2]);
 #pragma unroll
     for (int j = 0; j < 2; ++j)
 #pragma unroll
