@@ -113,13 +113,30 @@ def test_wgmma_is_preferred_where_it_runs() -> None:
 
 
 def test_tiles_fit_every_gpu() -> None:
-    """Shared memory, and as many blocks on a multiprocessor as registers are shared out for."""
+    """Two warps for each of the four schedulers, so that one converts while the other multiplies."""
     for case in TENSOR_CASES:
         for target in TARGETS:
             for config in TENSOR_GEMM_SYNC.configs(case.problem, target):
                 assert config.shared_bytes <= target.shared_per_block
-                assert config.min_blocks * (config.shared_bytes + 1024) <= target.shared_per_multiprocessor
-                assert DEPTH % config.piece == 0
+                fit = min(config.min_blocks, target.shared_per_multiprocessor // (config.shared_bytes + 1024))
+                assert fit * config.warps >= 8
+                assert DEPTH % config.piece == 0 and config.chunk % config.step == 0
+
+
+def test_the_speed_of_tensor_cores_decides() -> None:
+    """Against the float32 cores: consumer cards sum at half speed, which three products do not make up for."""
+    layer = ConvProblem(32, 256, 56, 56, 256, 3, 3, padding=(1, 1, 1, 1), layout="NHWC")
+    plain = next(a for a in ALGORITHMS if a.name == "implicit_gemm")
+
+    def faster(problem: ConvProblem, target: Target) -> bool:
+        return bool(TENSOR_GEMM_SYNC.best(problem, target)[0] < plain.best(problem, target)[0])  # type: ignore[index]
+
+    one = replace(layer, precision="tf32")
+    for arch in ("sm_80", "sm_86", "sm_89", "sm_120"):
+        assert faster(layer, Target(arch, 84)) and faster(one, Target(arch, 84))
+    for arch in ("sm_86", "sm_89", "sm_120"):
+        assert not faster(layer, Target(arch, 84, consumer=True))
+        assert faster(one, Target(arch, 84, consumer=True))
 
 
 def test_prepared_filters_have_room_for_all_that_is_written() -> None:

@@ -29,6 +29,8 @@ class Target:
     registers_per_multiprocessor: int = 65536
     #: that memory moves in a clock cycle; an H200's 4.2 TB/s measured, at 1.98 GHz, are 2100
     bytes_per_cycle: int = 2100
+    #: a GeForce, whose tensor cores sum in float32 at half speed
+    consumer: bool = False
 
     @cached_property
     def capability(self) -> int:
@@ -64,10 +66,10 @@ class Target:
     def tensor_flops(self) -> int:
         """Dense float16 flops, summed in float32, that the tensor cores of a multiprocessor compute in a clock cycle.
 
-        As documented for data centres and workstations. NOTE: consumer cards of 8.6, 8.9 and 12.0 compute half as many,
-        which their capability does not tell.
+        As documented: consumer cards have half as many as others of their capability.
         """
-        return {80: 2048, 90: 4096, 100: 8192, 103: 8192}.get(self.capability, 1024)
+        flops = {80: 2048, 90: 4096, 100: 8192, 103: 8192}.get(self.capability, 1024)
+        return flops // 2 if self.consumer else flops
 
     @property
     def fma_lanes(self) -> int:

@@ -27,7 +27,7 @@ class WarpConfig(Config):
     """A tile has 32 pixels for each of ``warps``, and ``chunks`` x ``chunk`` filters; ``filter_stages`` chunks are in
     shared memory at once.
 
-    ``products`` of float16 make one of float32: 3, or 1 in tier tf32. ``rows``: lanes copy four channels of a pixel at
+    ``step`` filters share a partial sum. ``products`` of float16 make one of float32: 3, or 1 in tier tf32. ``rows``: lanes copy four channels of a pixel at
     once, otherwise one. ``piece`` channels of one tap lie together in the reduction.
     """
 
@@ -67,14 +67,32 @@ class WarpConfig(Config):
         return self.pixels * DEPTH * 4 + self.filter_stages * self.filter_stage_bytes
 
 
-#: A tile: warps, filters of a chunk, chunks, chunks in shared memory, blocks on a multiprocessor; and the share of the
-#: tensor cores' flops that it reaches on large layers.
-TILES: dict[tuple[int, int, int, int, int, int], float] = {
-    (4, 32, 4, 2, 16, 2): 0.50,
-    (4, 32, 3, 2, 16, 2): 0.48,
-    (4, 32, 2, 2, 16, 2): 0.45,
-    (4, 32, 1, 2, 16, 2): 0.35,
-}
+#: A tile: warps, filters of a chunk, chunks, chunks in shared memory, filters of a partial sum, and for how many blocks on
+#: a multiprocessor registers are shared out.
+Tile = tuple[int, int, int, int, int, int]
+TILES: tuple[Tile, ...] = (
+    (8, 64, 2, 2, 16, 1),
+    (4, 32, 4, 2, 16, 2),
+    (4, 32, 3, 2, 16, 2),
+    (4, 32, 2, 2, 32, 2),
+    (4, 32, 1, 2, 32, 3),
+)
+#: Where registers are short in tier tf32: the tile of 96 filters spills four bytes.
+NOT_IN_TF32 = TILES[2]
+
+#: Times on an H200 at 1.98 GHz, as fitted to six layers: cycles of a multiprocessor that copying and converting a pixel of 64
+#: reduction elements takes, in rows and in columns, and adding the partial sum of one filter.
+PIXEL_CYCLES, SUM_CYCLES = {True: 6.6, False: 10.7}, 0.03
+#: The most float16 flops in a cycle that products of warps reached there, and the share of slower tensor cores that is
+#: assumed elsewhere.
+MOST_FLOPS, SHARE = 1800, 0.9
+#: Cycles of an output beside the reduction: first copies and stores.
+OUTPUT_CYCLES = 0.3
+#: Speed that a block alone on a multiprocessor is assumed to have, of that of all that fit.
+ALONE = 0.65
+#: Predicted times are multiplied by this where `TensorGemm` runs, which is twice as fast on each layer measured: what is
+#: not measured shall not be chosen before it.
+BEHIND = 1.5
 
 
 def _piece(channels: int, rows: bool) -> int:
@@ -84,7 +102,8 @@ def _piece(channels: int, rows: bool) -> int:
 
 
 @lru_cache(maxsize=256)
-def _config(tile: tuple[int, int, int, int, int, int], rows: bool, piece: int, products: int) -> WarpConfig:
+def _config(tile: Tile, rows: bool, piece: int, products: int) -> WarpConfig:
+    """The configuration of a tile."""
     warps, chunk, chunks, stages, step, blocks = tile
     return WarpConfig(warps, chunk, chunks, products, rows, piece, stages, step, blocks)
 
@@ -130,25 +149,32 @@ class TensorGemmSync(TimedAlgorithm):
         products = 1 if problem.precision == "tf32" else 3
         channels = parts[0].problem.group_c
         rows = problem.layout == "NHWC" and channels % 4 == 0
-        return [_config(tile, rows, _piece(channels, rows), products) for tile in TILES]
+        piece = _piece(channels, rows)
+        return [_config(tile, rows, piece, products) for tile in TILES if products == 3 or tile != NOT_IN_TF32]
 
     def timed(self, problem: ConvProblem, target: Target) -> list[tuple[float, WarpConfig]]:
         parts = _parts(problem)
         if not parts:
             # A layer whose windows see nothing but padding has a gradient of zeros, and nothing to tune.
-            return [(0.0, _config(next(iter(TILES)), False, 1, 3))]
+            return [(0.0, _config(TILES[0], False, 1, 3))]
         return by_time((self._cycles(problem, parts, config, target), config) for config in self._candidates(problem))
 
     def _cycles(
         self, problem: ConvProblem, parts: list[PartialConvolution], config: WarpConfig, target: Target
     ) -> float:
-        tile = config.warps, config.chunk, config.chunks, config.filter_stages, config.step, config.min_blocks
-        speed = TILES[tile] * target.tensor_flops / config.products
+        flops = min(MOST_FLOPS, SHARE * target.tensor_flops)
+        pixel = PIXEL_CYCLES[config.rows] + SUM_CYCLES * config.filters
+        pixel += config.products * config.filters * 2 * DEPTH / flops
+        # each block takes a KiB more than it asks for
+        fit = min(config.min_blocks, target.shared_per_multiprocessor // (config.shared_bytes + 1024))
         time = 0.0
         for part in parts:
-            rounds = ceil_div(_tiles(part, config), target.multiprocessors)
-            time += rounds * stages_of(part.problem, config.piece) * 2 * config.pixels * config.filters * DEPTH / speed
-        return max(time, problem.bytes / target.bytes_per_cycle) + 3 * LAUNCH_CYCLES
+            of_tile = config.pixels * (stages_of(part.problem, config.piece) * pixel + OUTPUT_CYCLES * config.filters)
+            full, rest = divmod(_tiles(part, config), target.multiprocessors * fit)
+            busiest = ceil_div(rest, target.multiprocessors)
+            time += (full * fit + (max(busiest, ALONE * fit) if rest else 0)) * of_tile + LAUNCH_CYCLES
+        time = max(time, problem.bytes / target.bytes_per_cycle) + 2 * LAUNCH_CYCLES
+        return time * BEHIND if target.warpgroup_products else time
 
     def plan(self, problem: ConvProblem, config: WarpConfig, target: Target) -> Plan:
         prepare, launches = [], []
