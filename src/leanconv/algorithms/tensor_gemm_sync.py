@@ -157,7 +157,8 @@ class TensorGemmSync(TimedAlgorithm):
         if not parts:
             # A layer whose windows see nothing but padding has a gradient of zeros, and nothing to tune.
             return [(0.0, _config(TILES[0], False, 1, 3))]
-        return by_time((self._cycles(problem, parts, config, target), config) for config in self._candidates(problem))
+        fitting = (config for config in self._candidates(problem) if config.shared_bytes <= target.shared_per_block)
+        return by_time((self._cycles(problem, parts, config, target), config) for config in fitting)
 
     def _cycles(
         self, problem: ConvProblem, parts: list[PartialConvolution], config: WarpConfig, target: Target
@@ -166,7 +167,7 @@ class TensorGemmSync(TimedAlgorithm):
         pixel = PIXEL_CYCLES[config.rows] + SUM_CYCLES * config.filters
         pixel += config.products * config.filters * 2 * DEPTH / flops
         # each block takes a KiB more than it asks for
-        fit = min(config.min_blocks, target.shared_per_multiprocessor // (config.shared_bytes + 1024))
+        fit = max(1, min(config.min_blocks, target.shared_per_multiprocessor // (config.shared_bytes + 1024)))
         time = 0.0
         for part in parts:
             of_tile = config.pixels * (stages_of(part.problem, config.piece) * pixel + OUTPUT_CYCLES * config.filters)
