@@ -24,7 +24,8 @@ TENSOR_SYNC = (
     sync(
         "a stage of pixels is copied before it has been read",
         "        WarpFragments<Problem, Tuning> fragments[2];",
-        "        if (stage + 1 < F::stages) pixels.copy(stage + 1);\n        WarpFragments<Problem, Tuning> fragments[2];",
+        "        if (stage + 1 < F::stages) pixels.copy(stage + 1);\n"
+        "        WarpFragments<Problem, Tuning> fragments[2];",
         RACE + "|" + WRONG,
         "same-nhwc",
     ),
@@ -87,13 +88,36 @@ TENSOR_SYNC = (
         WRONG,
         "same-nchw",
     ),
-    sync("taps of a dilated row are neighbours", ", right = tap % Problem::s * Problem::dilation_w", ", right = tap % Problem::s",
-         WRONG, "dilation-nchw", "dilation-nhwc"),
-    sync("the second group has the first one's pixels", "static_cast<int64>(group) * Problem::group_c * stride.channel", "0",
-         WRONG, "groups-nhwc"),
-    sync("both rows are scaled back as the first", "pixels[j].down[i / 2 % 2]", "pixels[j].down[0]", WRONG, "same-nhwc"),
-    sync("low halves of filters are those of the high ones", "filters + F::half_bytes + n * 1024", "filters + n * 1024",
-         WRONG, "same-nhwc"),
-    sync("units of filters are in order", "((4 * half + lane / 8) ^ lane % 8) * 16", "(4 * half + lane / 8) * 16",
-         WRONG, "same-nhwc"),
-)  # fmt: skip
+    sync(
+        "taps of a dilated row are neighbours",
+        ", right = tap % Problem::s * Problem::dilation_w",
+        ", right = tap % Problem::s",
+        WRONG,
+        "dilation-nchw",
+        "dilation-nhwc",
+    ),
+    sync(
+        "the second group has the first one's pixels",
+        "static_cast<int64>(group) * Problem::group_c * stride.channel",
+        "0",
+        WRONG,
+        "groups-nhwc",
+    ),
+    sync(
+        "both rows are scaled back as the first", "pixels[j].down[i / 2 % 2]", "pixels[j].down[0]", WRONG, "same-nhwc"
+    ),
+    sync(
+        "low halves of filters are those of the high ones",
+        "filters + F::half_bytes + n * 1024",
+        "filters + n * 1024",
+        WRONG,
+        "same-nhwc",
+    ),
+    sync(
+        "units of filters are in order",
+        "((4 * half + lane / 8) ^ lane % 8) * 16",
+        "(4 * half + lane / 8) * 16",
+        WRONG,
+        "same-nhwc",
+    ),
+)

@@ -12,9 +12,9 @@ from leanconv.algorithms.tensor_gemm import (
     DEPTH,
     LEAST_CHANNELS,
     MOST_CHANNELS,
-    _parts,
     filter_launches,
     prepared_floats,
+    single_parts,
     stages_of,
 )
 from leanconv.algorithms.tiles import conv_arguments, gradient_limits, view_constants
@@ -25,9 +25,9 @@ from leanconv.problem import ConvProblem
 @dataclass(frozen=True)
 class WarpConfig(Config):
     """A tile has 32 pixels for each of ``warps``, and ``chunks`` x ``chunk`` filters; ``filter_stages`` chunks are in
-    shared memory at once.
+    shared memory at once, and ``step`` filters are multiplied with at once.
 
-    ``step`` filters share a partial sum. ``products`` of float16 make one of float32: 3, or 1 in tier tf32. ``rows``: lanes copy four channels of a pixel at
+    ``products`` of float16 make one of float32: 3, or 1 in tier tf32. ``rows``: lanes copy four channels of a pixel at
     once, otherwise one. ``piece`` channels of one tap lie together in the reduction.
     """
 
@@ -67,8 +67,8 @@ class WarpConfig(Config):
         return self.pixels * DEPTH * 4 + self.filter_stages * self.filter_stage_bytes
 
 
-#: A tile: warps, filters of a chunk, chunks, chunks in shared memory, filters of a partial sum, and for how many blocks on
-#: a multiprocessor registers are shared out.
+#: A tile: warps, filters of a chunk, chunks, chunks in shared memory, filters of a partial sum, and the blocks on a
+#: multiprocessor for which registers are shared out.
 Tile = tuple[int, int, int, int, int, int]
 TILES: tuple[Tile, ...] = (
     (8, 64, 2, 2, 16, 1),
@@ -80,7 +80,7 @@ TILES: tuple[Tile, ...] = (
 #: Where registers are short in tier tf32: the tile of 96 filters spills four bytes.
 NOT_IN_TF32 = TILES[2]
 
-#: Times on an H200 at 1.98 GHz, as fitted to six layers: cycles of a multiprocessor that copying and converting a pixel of 64
+#: As fitted to six layers on an H200, at 1.98 GHz: cycles of a multiprocessor that copying and converting a pixel of 64
 #: reduction elements takes, in rows and in columns, and adding the partial sum of one filter.
 PIXEL_CYCLES, SUM_CYCLES = {True: 6.6, False: 10.7}, 0.03
 #: The most float16 flops in a cycle that products of warps reached there, and the share of slower tensor cores that is
@@ -90,8 +90,8 @@ MOST_FLOPS, SHARE = 1800, 0.9
 OUTPUT_CYCLES = 0.3
 #: Speed that a block alone on a multiprocessor is assumed to have, of that of all that fit.
 ALONE = 0.65
-#: Predicted times are multiplied by this where `TensorGemm` runs, which is twice as fast on each layer measured: what is
-#: not measured shall not be chosen before it.
+#: Predicted times are multiplied by this where `TensorGemm` runs. That is twice as fast on the large layers measured;
+#: what is not measured shall not be chosen before it.
 BEHIND = 1.5
 
 
@@ -109,7 +109,7 @@ def _config(tile: Tile, rows: bool, piece: int, products: int) -> WarpConfig:
 
 
 class TensorGemmSync(TimedAlgorithm):
-    """Direct convolution and its input's gradient on tensor cores, each float32 split into two float16, by ``mma.sync``.
+    """Direct convolution and its input's gradient on tensor cores by ``mma.sync``, each float32 split into two float16.
 
     ``x w ≈ hi·hi + hi·lo + lo·hi`` in float16, summed in float32; in tier tf32 ``hi·hi`` alone.
     """
@@ -135,7 +135,7 @@ class TensorGemmSync(TimedAlgorithm):
         return max((self._prepared(problem, config) for config in self._candidates(problem)), default=0)
 
     def _prepared(self, problem: ConvProblem, config: WarpConfig) -> int:
-        split = sum(prepared_floats(part.problem, config)[1] for part in _parts(problem))
+        split = sum(prepared_floats(part.problem, config)[1] for part in single_parts(problem))
         return 4 * (self._first(problem) + split)
 
     def _first(self, problem: ConvProblem) -> int:
@@ -143,7 +143,7 @@ class TensorGemmSync(TimedAlgorithm):
         return ceil_div(input_gradient.prepared_bytes(problem), 16) * 4 if problem.op == "dgrad" else 0
 
     def _candidates(self, problem: ConvProblem) -> list[WarpConfig]:
-        parts = _parts(problem)
+        parts = single_parts(problem)
         if not parts:
             return []
         products = 1 if problem.precision == "tf32" else 3
@@ -153,7 +153,7 @@ class TensorGemmSync(TimedAlgorithm):
         return [_config(tile, rows, piece, products) for tile in TILES if products == 3 or tile != NOT_IN_TF32]
 
     def timed(self, problem: ConvProblem, target: Target) -> list[tuple[float, WarpConfig]]:
-        parts = _parts(problem)
+        parts = single_parts(problem)
         if not parts:
             # A layer whose windows see nothing but padding has a gradient of zeros, and nothing to tune.
             return [(0.0, _config(TILES[0], False, 1, 3))]
@@ -180,7 +180,7 @@ class TensorGemmSync(TimedAlgorithm):
     def plan(self, problem: ConvProblem, config: WarpConfig, target: Target) -> Plan:
         prepare, launches = [], []
         gradient, wide = problem.op == "dgrad", has_wide_tensors(problem)
-        parts, first = _parts(problem), self._first(problem)
+        parts, first = single_parts(problem), self._first(problem)
         if gradient and parts:
             prepare.append(input_gradient.filter_launch(problem))
         for part in parts:
