@@ -172,6 +172,22 @@ def test_no_tile_spills_elements_of_16_bits(layout):
             check_spills(algorithm, problem, config, TARGETS[0])
 
 
+@pytest.mark.parametrize("target", [*TARGETS, replace(TARGETS[3], arch="sm_89")], ids=lambda target: target.arch)
+@pytest.mark.parametrize(
+    ("layout", "precision"),
+    [
+        ("NHWC", "fp32"),
+        *(pytest.param(*each, marks=EXHAUSTIVE) for each in (("NCHW", "fp32"), ("CHWN", "fp32"), ("NHWC", "tf32"))),
+    ],
+)
+def test_no_tile_of_warp_products_spills(layout, precision, target):
+    """Sums, fragments of pixels and filters fill the registers to the last on each GPU."""
+    algorithm = next(a for a in ALGORITHMS if a.name == "tensor_gemm_sync")
+    problem = replace(USUAL["deep"], layout=layout, precision=precision)
+    for config in algorithm.configs(problem, target):
+        check_spills(algorithm, problem, config, target)
+
+
 def winograd_layers():
     """A layer for each of the eleven kernels of Im2col-Winograd, as large as those of its suite, for every GPU.
 
