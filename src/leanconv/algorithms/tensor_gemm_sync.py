@@ -75,7 +75,7 @@ TILES: tuple[Tile, ...] = (
     (4, 32, 4, 2, 16, 2),
     (4, 32, 3, 2, 16, 2),
     (4, 32, 2, 2, 32, 2),
-    (4, 32, 1, 2, 32, 3),
+    (4, 32, 1, 2, 16, 3),
 )
 #: Where registers are short in tier tf32: the tile of 96 filters spills four bytes.
 NOT_IN_TF32 = TILES[2]

@@ -136,7 +136,6 @@ __device__ __forceinline__ void tensor_gemm_sync(const float* x, const float* pr
     const float* const prepared = prepared_filters + Problem::first_prepared;
     const SplitHeader header = *reinterpret_cast<const SplitHeader*>(prepared);
     const bool scaled = reinterpret_cast<const unsigned*>(prepared)[F::flags_at + group] != 0;
-    const float* factors = prepared + F::factors_at + group * F::stages * split_depth;
     unsigned char* const shared = shared_memory();
     const Pixels pixels(x, batch, tiles.first_pixel(tile) + threadIdx.x, group, lane, shared + warp * Pixels::bytes);
     Ring ring{shared + Tuning::warps * Pixels::bytes, reinterpret_cast<const unsigned char*>(prepared + F::fragments_at) +
@@ -149,9 +148,10 @@ __device__ __forceinline__ void tensor_gemm_sync(const float* x, const float* pr
 #pragma unroll
     for (int i = 0; i < Ring::stages - 1; ++i) ring.copy(i);
 #pragma unroll 1
-    for (int stage = 0; stage < F::stages; ++stage, factors += split_depth) {
+    for (int stage = 0; stage < F::stages; ++stage) {
         cp_async_wait_group<(F::chunks < Ring::stages - 1 ? F::chunks : Ring::stages - 1)>();
         __syncwarp();
+        const float* const factors = prepared + F::factors_at + (group * F::stages + stage) * split_depth;
         WarpFragments<Problem, Tuning> fragments[2];
 #pragma unroll
         for (int i = 0; i < 2; ++i) fragments[i].load(pixels, 16 * i + row, t, scaled, factors, header);
