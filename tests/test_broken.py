@@ -25,6 +25,7 @@ from breaks_gradients import GRADIENTS
 from breaks_single_channel import SEVERAL_FILTERS
 from breaks_tensor import TENSOR
 from breaks_tensor_narrow import TENSOR_NARROW
+from breaks_tensor_sync import TENSOR_SYNC
 from cases import CASES, NARROW_CASES, TARGETS, TENSOR_CASES, TRANSFORM_CASES
 
 from leanconv.algorithms import ALGORITHMS
@@ -32,7 +33,7 @@ from leanconv.algorithms.base import Config, GpuAlgorithm
 from leanconv.problem import Problem
 from leanconv.runtime.compile import KERNELS
 
-BREAKS = (*MOST, *DEPTHWISE, *GRADIENTS, *SEVERAL_FILTERS, *TENSOR, *TENSOR_NARROW)
+BREAKS = (*MOST, *DEPTHWISE, *GRADIENTS, *SEVERAL_FILTERS, *TENSOR, *TENSOR_NARROW, *TENSOR_SYNC)
 PROBLEMS = {case.name: case.problem for case in (*CASES, *NARROW_CASES, *TENSOR_CASES, *TRANSFORM_CASES)}
 
 

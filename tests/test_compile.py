@@ -172,6 +172,27 @@ def test_no_tile_spills_elements_of_16_bits(layout):
             check_spills(algorithm, problem, config, TARGETS[0])
 
 
+#: Most bytes that a tile of `tensor_gemm_sync` spills, in columns: sums and fragments fill 255 registers to the last.
+WARP_SPILLS = 8
+
+
+@pytest.mark.parametrize("target", [*TARGETS, replace(TARGETS[3], arch="sm_89")], ids=lambda target: target.arch)
+@pytest.mark.parametrize(
+    ("layout", "precision"),
+    [
+        ("NHWC", "fp32"),
+        *(pytest.param(*each, marks=EXHAUSTIVE) for each in (("NCHW", "fp32"), ("CHWN", "fp32"), ("NHWC", "tf32"))),
+    ],
+)
+def test_tiles_of_warp_products_do_not_spill(layout, precision, target):
+    algorithm = next(a for a in ALGORITHMS if a.name == "tensor_gemm_sync")
+    problem = replace(USUAL["deep"], layout=layout, precision=precision)
+    for config in algorithm.configs(problem, target):
+        most = 0 if layout == "NHWC" else WARP_SPILLS
+        for figure in compile_plan(algorithm, problem, config, target):
+            assert max(figure.spill_bytes, figure.stack_bytes) <= most, f"{config} spills {figure.spill_bytes} bytes"
+
+
 def winograd_layers():
     """A layer for each of the eleven kernels of Im2col-Winograd, as large as those of its suite, for every GPU.
 

@@ -29,6 +29,8 @@ class Target:
     registers_per_multiprocessor: int = 65536
     #: that memory moves in a clock cycle; an H200's 4.2 TB/s measured, at 1.98 GHz, are 2100
     bytes_per_cycle: int = 2100
+    #: a GeForce, whose tensor cores sum in float32 at half speed
+    consumer: bool = False
 
     @cached_property
     def capability(self) -> int:
@@ -54,6 +56,20 @@ class Target:
     def warpgroup_products(self) -> bool:
         """Whether warpgroups multiply matrices asynchronously (wgmma): on ``sm_90a`` alone."""
         return self.register_pools and self.capability == 90
+
+    @property
+    def warp_products(self) -> bool:
+        """Whether the tensor cores multiply float16 and bfloat16, 16 x 8 x 16, for a warp (mma.sync): from 8.0 on."""
+        return self.capability >= 80
+
+    @property
+    def tensor_flops(self) -> int:
+        """Dense float16 flops, summed in float32, that the tensor cores of a multiprocessor compute in a clock cycle.
+
+        As documented: consumer cards have half as many as others of their capability.
+        """
+        flops = {80: 2048, 90: 4096, 100: 8192, 103: 8192}.get(self.capability, 1024)
+        return flops // 2 if self.consumer else flops
 
     @property
     def fma_lanes(self) -> int:

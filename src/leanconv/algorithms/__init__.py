@@ -21,6 +21,7 @@ from leanconv.algorithms.register_cache import RegisterCache
 from leanconv.algorithms.single_channel import SingleChannel
 from leanconv.algorithms.tensor_gemm import TensorGemm
 from leanconv.algorithms.tensor_gemm_narrow import TensorGemmNarrow
+from leanconv.algorithms.tensor_gemm_sync import TensorGemmSync
 from leanconv.algorithms.winograd1d import Winograd1d
 from leanconv.algorithms.winograd2d import Winograd2d
 
@@ -30,6 +31,7 @@ ALGORITHMS: tuple[GpuAlgorithm, ...] = (
     ImplicitGemm(),
     TensorGemm(),
     TensorGemmNarrow(),
+    TensorGemmSync(),
     Winograd1d(),
     Im2win(),
     Im2winBasic(),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Literal
+from typing import Literal, Protocol
 
 from leanconv.algorithms import input_gradient
 from leanconv.algorithms.base import (
@@ -99,6 +99,26 @@ class TensorConfig(Config):
     def shared_bytes(self) -> int:
         """Shared memory of a block: both rings, and two barriers a stage."""
         return self.ring_bytes + 16 * (self.pixel_stages + self.filter_stages)
+
+
+class FilterOrder(Protocol):
+    """What of a configuration prepared filters depend on, as in `TensorConfig`."""
+
+    @property
+    def piece(self) -> int:
+        """Channels of one tap that lie together in the reduction."""
+
+    @property
+    def chunks(self) -> int:
+        """Chunks of filters of a tile."""
+
+    @property
+    def filters(self) -> int:
+        """Filters of a tile."""
+
+    @property
+    def filter_stage_bytes(self) -> int:
+        """Bytes of a stage of a chunk."""
 
 
 #: How pixels come into shared memory.
@@ -276,7 +296,7 @@ def _filters_of_part(problem: ConvProblem) -> int:
     return 512 // taps if taps <= 128 else 4
 
 
-def prepared_floats(problem: ConvProblem, config: TensorConfig) -> tuple[int, int]:
+def prepared_floats(problem: ConvProblem, config: FilterOrder) -> tuple[int, int]:
     """Floats of prepared filters: those before the fragments, and all (``TensorFilters`` of lib/tensor_filters.cuh)."""
     tiles, stages = ceil_div(problem.group_k, config.filters), stages_of(problem, config.piece)
     scales, factors = problem.groups * tiles * config.filters, problem.groups * stages * DEPTH
@@ -299,7 +319,7 @@ def _filter_constants(problem: ConvProblem, first_prepared: int, first_weight: i
 
 
 def filter_launches(
-    problem: ConvProblem, config: TensorConfig, first_prepared: int, first_weight: int | None
+    problem: ConvProblem, config: FilterOrder, first_prepared: int, first_weight: int | None
 ) -> tuple[Launch, Launch]:
     """The launches that split the filters of a forward convolution: ``w``, or what lies at ``first_weight`` of the
     prepared ones."""

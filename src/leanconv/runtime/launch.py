@@ -230,7 +230,8 @@ class CudaDevice:
         if clock and memory_clock:  # 0 where the driver does not say
             # two transfers in a clock cycle of the memory
             number["bytes_per_cycle"] = 100 * round(_COPY_SHARE * 2 * memory_clock * bus / 8 / clock / 100)
-        self.target = Target(arch=arch_name(number.pop("major"), number.pop("minor")), **number)
+        arch = arch_name(number.pop("major"), number.pop("minor"))
+        self.target = Target(arch=arch, **number, consumer="GeForce" in self.name)
         context = c_void_p()
         self._driver.check("cuDevicePrimaryCtxRetain", byref(context), handle)
         self._context = context.value

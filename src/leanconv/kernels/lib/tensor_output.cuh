@@ -55,6 +55,7 @@ __device__ __forceinline__ void store_sums(const float (&sums)[sixteens][8], int
     }
 }
 
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900  // clusters of blocks
 // Where the blocks of a cluster meet: consumers and producers come to it on ways of their own.
 __device__ __forceinline__ void meet_in_cluster() { cluster_barrier(); }
 
@@ -88,5 +89,6 @@ struct SharedSums {
             }
     }
 };
+#endif
 
 }  // namespace leanconv
