@@ -3,8 +3,8 @@
 //
 // The arithmetic is that of tensor_gemm.cuh: each float32 is the sum of two float16 (lib/tensor_split.cuh), a product three
 // products, so that 2 · 3 flops of float16 make 2 of float32. Of dense float16 a multiprocessor computes in a cycle
-//   2048 flops (sm_80), 1024 (sm_86, sm_89, sm_120), 4096 (sm_90, of which mma.sync reaches about 60 %)
-// which bounds float32-grade products to 683, 341 and 820 flops a cycle; FMAs reach 128 or 256.
+//   2048 flops (sm_80), 1024 (sm_86, sm_89, sm_120; a GeForce half of it), 4096 (sm_90, where this loop gets 1800)
+// which bounds float32-grade products to 683, 341, 171 and 600 flops a cycle; FMAs to 128 (sm_80) or 256.
 //
 // A warp computes 32 pixels and all filters of the tile: each pixel is converted by one warp. Per 64 reduction elements it
 //   1. loads its 64 values a lane, finds the largest of each row (2 shuffles), scales and splits them: 64 registers
