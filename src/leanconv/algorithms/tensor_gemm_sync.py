@@ -185,8 +185,7 @@ class TensorGemmSync(TimedAlgorithm):
             prepare.append(input_gradient.filter_launch(problem))
         for part in parts:
             split = filter_launches(part.problem, config, first, part.view.first_weight if gradient else None)
-            # registers for four blocks, or three, are too few for what the compiler for sm_100a and sm_120 makes of 96
-            # filters
+            # with registers for three blocks or four, tiles of 96 filters spill on sm_100a and sm_120
             prepare += [replace(launch, min_blocks=min(launch.min_blocks, 2)) for launch in split]
             launches.append(_main_launch(problem, part, config, first, wide))
             first += prepared_floats(part.problem, config)[1]
