@@ -121,8 +121,8 @@ TENSOR = (
     ),
     tensor(
         "pixels beside the image are those of other rows",
-        "inside ? x[i][8 * half + j] : 0.0f",
-        "x[i][8 * half + j]",
+        "inside ? value : 0.0f",
+        "value",
         WRONG,
         "same-nchw",
         flat=True,

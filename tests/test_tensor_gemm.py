@@ -128,12 +128,12 @@ def test_errors_on_data_of_every_range(kind: str) -> None:
 @pytest.mark.parametrize(
     ("kind", "text", "by"),
     [
-        ("normal", "            largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, 1));\n", ""),
-        ("normal", "down[i] = scale.down", "down[i] = scale.down * 1.000001f"),
+        ("normal", "    largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, 1));\n", ""),
+        ("normal", "return scale.down;", "return scale.down * 1.000001f;"),
         ("filters-apart", "part[0] * scale[i].x", "part[0]"),
         ("filters-apart", "up = min(max(up, least_up), min(253u, least_up + 126));", "up = least_up;"),
         ("channels-apart", "top - biased_exponent(least) > spread", "false"),
-        ("channels-apart", "x[0][j] *= factor, x[1][j] *= factor;", "x[0][j] *= factor;"),
+        ("channels-apart", "*= factor, x[1][j / 4][j % 4] *= factor;", "*= factor;"),
         ("tiny", "min(253u, 403 - least_up)", "140u"),
     ],
 )

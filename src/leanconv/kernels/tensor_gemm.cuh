@@ -102,14 +102,13 @@ struct PixelFragments {
 
     __device__ __forceinline__ void load(const unsigned char* shared, const float* factors, bool scaled, int row, int t,
                                          const SplitHeader& header, const SeenTaps<Problem, Tuning>& seen, int stage) {
-        float x[2][16];
+        float x[2][4][4];
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
             const int first = seen.first(2 * stage + half);
 #pragma unroll
             for (int i = 0; i < 4; ++i)
-                load_four(reinterpret_cast<float (&)[4]>(x[i % 2][8 * half + i / 2 * 4]), shared, row + i % 2 * 8, t,
-                          2 * half + i / 2, first);
+                load_four(x[i % 2][2 * half + i / 2], shared, row + i % 2 * 8, t, 2 * half + i / 2, first);
         }
         if constexpr (SeenTaps<Problem, Tuning>::any) {
 #pragma unroll
@@ -118,33 +117,21 @@ struct PixelFragments {
                 for (int half = 0; half < 2; ++half) {
                     const bool inside = seen.inside(i, 2 * stage + half);
 #pragma unroll
-                    for (int j = 0; j < 8; ++j) x[i][8 * half + j] = inside ? x[i][8 * half + j] : 0.0f;
+                    for (int j = 0; j < 8; ++j) {
+                        float& value = x[i][2 * half + j / 4][j % 4];
+                        value = inside ? value : 0.0f;
+                    }
                 }
         }
         if (scaled) {
 #pragma unroll
             for (int j = 0; j < 16; ++j) {
                 const float factor = factors[j / 4 * 16 + element(t, j % 4)];
-                x[0][j] *= factor, x[1][j] *= factor;
+                x[0][j / 4][j % 4] *= factor, x[1][j / 4][j % 4] *= factor;
             }
         }
 #pragma unroll
-        for (int i = 0; i < 2; ++i) {
-            float largest = fabsf(x[i][0]);
-#pragma unroll
-            for (int j = 1; j < 16; ++j) largest = fmaxf(largest, fabsf(x[i][j]));
-            largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, 1));
-            largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, 2));
-            const RowScale scale(largest, header);
-            down[i] = scale.down;
-#pragma unroll
-            for (int j = 0; j < 8; ++j) {
-                const float a = x[i][2 * j], b = x[i][2 * j + 1];
-                unsigned& packed = high[j / 2][j % 2 * 2 + i];
-                packed = split_high(a, b, scale.up);
-                if constexpr (exact) low[j / 2][j % 2 * 2 + i] = split_low(a, b, scale.up, packed);
-            }
-        }
+        for (int i = 0; i < 2; ++i) down[i] = split_row<exact>(high, low, i, x[i], header);
     }
 };
 
