@@ -51,6 +51,9 @@ def traits(algorithm: GpuAlgorithm, case: Case) -> Iterator[Hashable]:
     if not isinstance(problem, ConvProblem):
         return
     yield problem.op, problem.dtype
+    if algorithm.name.startswith("tensor_gemm"):
+        yield problem.layout, problem.op
+        return
     top, bottom, left, right = problem.padding
     stored = {
         "any": True,
