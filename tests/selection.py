@@ -41,12 +41,13 @@ def traits(algorithm: GpuAlgorithm, case: Case) -> Iterator[Hashable]:
     """The layer, which has its own purpose; in each layout and direction what kernels and loaders depend on; of 16-bit
     elements what differs in loading and storing them.
 
-    Algorithms that transform have layers of their own, and so have tensor cores: from the others they need no more than
-    the latter.
+    Algorithms that transform have layers of their own, and so have direct_tiled and tensor cores; the definition needs
+    none. From the others they need no more than the latter.
     """
     problem = case.problem
     transforms = algorithm.name.startswith("winograd")
-    if algorithm.tier == "ieee" or (transforms and case in TRANSFORM_CASES):
+    plain = algorithm.tier == "ieee" and algorithm.name not in ("direct_tiled", "direct")
+    if plain or (transforms and case in TRANSFORM_CASES):
         yield layer_name(case)
     if not isinstance(problem, ConvProblem):
         return

@@ -176,7 +176,13 @@ def test_no_tile_spills_elements_of_16_bits(layout):
 WARP_SPILLS = 8
 
 
-@pytest.mark.parametrize("target", [*TARGETS, replace(TARGETS[3], arch="sm_89")], ids=lambda target: target.arch)
+@pytest.mark.parametrize(
+    "target",
+    [
+        pytest.param(target, id=target.arch, marks=() if target.arch in ("sm_80", "sm_120") else EXHAUSTIVE)
+        for target in (*TARGETS, replace(TARGETS[3], arch="sm_89"))
+    ],
+)
 @pytest.mark.parametrize(
     ("layout", "precision"),
     [
