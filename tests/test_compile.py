@@ -151,7 +151,8 @@ def guesses():
         # the layer without its layout
         yield name.removeprefix(f"{algorithm.name}-").removesuffix(f"-{target.arch}").removesuffix(f"-{layout.lower()}")
         yield algorithm.name, target.arch
-        yield algorithm.name, layout, problem.dtype
+        yield algorithm.name, layout
+        yield algorithm.name, problem.dtype
 
     return selection.marked(found, selection.cover(found, differs), lambda each: (each[:3], each[3]))
 
