@@ -41,12 +41,12 @@ def traits(algorithm: GpuAlgorithm, case: Case) -> Iterator[Hashable]:
     """The layer, which has its own purpose; in each layout and direction what kernels and loaders depend on; of 16-bit
     elements what differs in loading and storing them.
 
-    Algorithms that transform have layers of their own, and so have direct_tiled and tensor cores; the definition needs
+    Algorithms that transform have layers of their own, and so have direct_tiled and tensor cores; the slowest ones need
     none. From the others they need no more than the latter.
     """
     problem = case.problem
     transforms = algorithm.name.startswith("winograd")
-    plain = algorithm.tier == "ieee" and algorithm.name not in ("direct_tiled", "direct")
+    plain = algorithm.tier == "ieee" and algorithm.name not in ("direct_tiled", "direct", "im2win_basic")
     if plain or (transforms and case in TRANSFORM_CASES):
         yield layer_name(case)
     if not isinstance(problem, ConvProblem):
