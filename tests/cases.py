@@ -499,28 +499,3 @@ def draw_filter(problem: FilterProblem, kind: str, seed: int = 0) -> tuple[dict[
     }
     scalars = {"value": 3, "delta": -7} if problem.dtype == "int32" else {"value": 1.25, "delta": -0.5}
     return arrays, scalars
-
-
-def _tensor_cases() -> list[Case]:
-    """Layers that the loaders of the tensor-core kernels tell apart."""
-    layers = Layers("tensor-", precision="fp32")
-    pad = {"padding": (1, 1, 1, 1)}
-    layers.add("same", 2, 40, 6, 8, 72, 3, 3, layouts=ALL, bias=True, activation="relu", **pad)
-    layers.add("odd", 2, 36, 7, 7, 64, 3, 3, layouts=ALL, **pad)
-    layers.add("stride", 2, 48, 9, 9, 70, 3, 3, layouts=USUAL, stride=(2, 1), padding=(1, 0, 1, 2), bias=True)
-    layers.add("dilation", 1, 36, 11, 9, 40, 3, 2, layouts=USUAL, dilation=(2, 3), padding=(2, 2, 2, 1))
-    layers.add("one-by-one", 3, 80, 5, 4, 48, 1, 1, layouts=ALL)
-    layers.add("groups", 2, 64, 6, 8, 96, 3, 3, layouts=USUAL, groups=2, **pad)
-    layers.add("small-groups", 1, 60, 6, 5, 60, 3, 3, layouts=USUAL, groups=3, **pad)
-    layers.add("few-channels", 2, 3, 13, 12, 64, 7, 7, layouts=USUAL, stride=(2, 2), padding=(3, 3, 3, 3))
-    layers.add("accumulate", 1, 32, 8, 8, 64, 3, 3, layouts=USUAL, accumulate=True, **pad)
-    layers.add("gradient", 2, 40, 6, 8, 64, 3, 3, layouts=ALL, op="dgrad", **pad)
-    layers.add("gradient-stride", 2, 40, 8, 7, 64, 4, 3, layouts=USUAL, op="dgrad", stride=(2, 2), padding=(1, 1, 1, 0))
-    layers.add("gradient-zeros", 1, 32, 9, 9, 64, 1, 1, layouts=USUAL, op="dgrad", stride=(2, 2))
-    one = Layers("tensor-", precision="tf32")
-    one.add("one-product", 2, 40, 6, 8, 72, 3, 3, layouts=USUAL, **pad)
-    return layers.cases + one.cases
-
-
-#: What the tensor-core kernels are proven on besides the cases of all.
-TENSOR_CASES = _tensor_cases()

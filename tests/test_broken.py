@@ -26,7 +26,8 @@ from breaks_single_channel import SEVERAL_FILTERS
 from breaks_tensor import TENSOR
 from breaks_tensor_narrow import TENSOR_NARROW
 from breaks_tensor_sync import TENSOR_SYNC
-from cases import CASES, NARROW_CASES, TARGETS, TENSOR_CASES, TRANSFORM_CASES
+from cases import CASES, NARROW_CASES, TARGETS, TRANSFORM_CASES
+from cases_tensor import TENSOR_CASES
 
 from leanconv.algorithms import ALGORITHMS
 from leanconv.algorithms.base import Config, GpuAlgorithm

@@ -46,9 +46,9 @@ def on_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def wgmma() -> None:
-    arch = open_device(0).target.arch
-    if arch != "sm_90a":
-        pytest.skip(f"{arch} has no wgmma")
+    target = open_device(0).target
+    if not target.warpgroup_products:
+        pytest.skip(f"{target.arch} has no wgmma")
 
 
 @pytest.mark.parametrize("from_shared", [False, True])

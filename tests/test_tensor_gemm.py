@@ -12,10 +12,12 @@ import numpy as np
 import proof
 import pytest
 import selection
-from cases import KINDS, TARGETS, TENSOR_CASES, Case
+from cases import KINDS, TARGETS, Case
+from cases_tensor import LAYER, RANGES, TENSOR_CASES, drawn, in_sequential_sums, with_no_numbers
 
 from leanconv.algorithms import ALGORITHMS
-from leanconv.algorithms.tensor_gemm import DEPTH, TensorConfig, prepared_floats
+from leanconv.algorithms.tensor_filters import DEPTH, prepared_floats
+from leanconv.algorithms.tensor_gemm import TensorConfig
 from leanconv.problem import ConvProblem
 from leanconv.reference import oracle
 from leanconv.runtime.compile import KERNELS
@@ -61,42 +63,6 @@ def test_tiles_of_more_warpgroups(warpgroups: int, layout: str) -> None:
     proof.check(TENSOR_GEMM, problem, config, kinds=KINDS[:1])
 
 
-#: 64 x 3 x 3 products an output.
-LAYER = ConvProblem(1, 64, 6, 8, 64, 3, 3, padding=(1, 1, 1, 1), layout="NHWC")
-RANGES = (
-    "normal", "positive", "log-normal", "outlier", "channels-apart", "filters-apart", "tiny", "huge", "denormal",
-    "zeros",
-)  # fmt: skip
-
-
-def drawn(kind: str, problem: ConvProblem = LAYER) -> tuple[np.ndarray, np.ndarray]:
-    """Pixels and filters in NHWC; in channels-apart those of a channel are scaled by opposite powers of ten."""
-    random = np.random.default_rng(5)
-    x, w = random.standard_normal(problem.x_shape), random.standard_normal(problem.w_shape)
-    if kind == "positive":
-        x, w = abs(x), abs(w)
-    elif kind == "log-normal":
-        x = np.exp(4 * x)
-    elif kind == "outlier":
-        x[0, 3, 4, 5] = 1e8
-    elif kind == "channels-apart":
-        scales = np.power(10.0, random.uniform(-6, 6, problem.c))
-        x, w = x * scales, w / scales
-    elif kind == "filters-apart":
-        w *= np.power(10.0, random.uniform(-9, 9, problem.k)).reshape(-1, 1, 1, 1)
-    elif kind == "tiny":
-        x = x * 1e-38
-    elif kind == "huge":
-        x, w = x * 1e34, w * 1e2
-    elif kind == "denormal":
-        x = np.round(x * 1000) * 2.0**-149
-    elif kind == "zeros":
-        x[0, 2:5] = 0
-        w[7] = 0
-        w[:, 1, 1] = 0
-    return x.astype(np.float32), w.astype(np.float32)
-
-
 def played(x: np.ndarray, w: np.ndarray, problem: ConvProblem = LAYER, kernels: Path = KERNELS) -> np.ndarray:
     """What the kernel computes."""
     config = next(c for c in TENSOR_GEMM.configs(problem, HOPPER) if (c.filters, c.split) == (64, 1))
@@ -107,16 +73,9 @@ def played(x: np.ndarray, w: np.ndarray, problem: ConvProblem = LAYER, kernels: 
 
 
 def lost(kind: str, kernels: Path = KERNELS) -> float:
-    """The kernel's error in units of that of a sequential float32 sum, of the filter where it is largest."""
+    """The kernel's error on data of this kind, as `in_sequential_sums` counts it."""
     x, w = drawn(kind)
-    reference = oracle.conv2d(LAYER, x, w)
-
-    def errors(y: np.ndarray) -> np.ndarray:
-        return np.asarray(np.linalg.norm((y - reference).reshape(-1, LAYER.k), axis=0))
-
-    error, yardstick = errors(played(x, w, kernels=kernels)), errors(oracle.sequential_float32(LAYER, x, w))
-    assert not error[yardstick == 0].any()
-    return float((error[yardstick > 0] / yardstick[yardstick > 0]).max())
+    return in_sequential_sums(played(x, w, kernels=kernels), x, w)
 
 
 @pytest.mark.parametrize("kind", RANGES)
@@ -158,12 +117,8 @@ def test_an_outlier_leaves_its_neighbours_alone() -> None:
 
 
 def test_what_is_no_number_reaches_just_the_outputs_that_see_it() -> None:
-    x, w = drawn("normal")
-    x[0, 0, 0, 3], x[0, 5, 7, 60] = np.inf, np.nan
-    seen = np.zeros((1, 6, 8), bool)
-    seen[0, :2, :2] = seen[0, 4:, 6:] = True
-    y = played(x, w)
-    np.testing.assert_array_equal(np.isfinite(y), ~np.broadcast_to(seen[..., None], y.shape))
+    x, w, unseen = with_no_numbers()
+    np.testing.assert_array_equal(np.isfinite(played(x, w)), unseen)
 
 
 def test_filters_that_are_no_numbers_leave_the_others_alone() -> None:
@@ -179,9 +134,7 @@ def test_filters_that_are_no_numbers_leave_the_others_alone() -> None:
 def test_one_product_keeps_eleven_bits() -> None:
     problem = replace(LAYER, precision="tf32")
     x, w = drawn("normal", problem)
-    reference = oracle.conv2d(problem, x, w)
-    error = np.linalg.norm(played(x, w, problem) - reference) / np.linalg.norm(reference)
-    assert 1e-4 < error < 5e-4
+    assert 1e-4 < oracle.relative_error(played(x, w, problem), oracle.conv2d(problem, x, w)) < 5e-4
 
 
 def test_the_order_of_the_batch_does_not_matter() -> None:
@@ -200,6 +153,16 @@ def test_limits_name_the_rule() -> None:
         assert any(target.arch in reason for reason in TENSOR_GEMM.why_not(LAYER, target))
     exact = replace(LAYER, precision="ieee")
     assert any("'fp32'" in reason for reason in TENSOR_GEMM.reasons(exact, HOPPER))
+
+
+def test_speeds_are_compared_with_what_multiplies() -> None:
+    """Shares of a ceiling are those of tensor cores, a third of it where three products are one."""
+    for algorithm in ALGORITHMS:
+        of_tensor_cores = algorithm.name.startswith("tensor_gemm")
+        narrow = algorithm.name == "tensor_gemm_narrow"
+        assert algorithm.arithmetic(LAYER) == ("fp16" if narrow else "fp16x3" if of_tensor_cores else "fp32")
+        one_product = algorithm.arithmetic(replace(LAYER, precision="tf32"))
+        assert one_product == ("fp16" if of_tensor_cores else "fp32")
 
 
 def test_prepared_filters_have_room_for_all_that_is_written() -> None:

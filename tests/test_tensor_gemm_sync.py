@@ -10,16 +10,17 @@ import numpy as np
 import proof
 import pytest
 import selection
-from cases import TARGETS, TENSOR_CASES, Case
-from test_tensor_gemm import LAYER, RANGES, TENSOR_GEMM, drawn
+from cases import TARGETS, Case
+from cases_tensor import LAYER, RANGES, TENSOR_CASES, drawn, in_sequential_sums, with_no_numbers
 
 from leanconv.algorithms import ALGORITHMS
-from leanconv.algorithms.tensor_gemm import DEPTH, prepared_floats
+from leanconv.algorithms.tensor_filters import DEPTH, prepared_floats
 from leanconv.algorithms.tensor_gemm_sync import WarpConfig
 from leanconv.plan import Target
 from leanconv.problem import ConvProblem, Layout
 from leanconv.reference import oracle
 
+TENSOR_GEMM = next(a for a in ALGORITHMS if a.name == "tensor_gemm")
 TENSOR_GEMM_SYNC = next(a for a in ALGORITHMS if a.name == "tensor_gemm_sync")
 #: GPUs that have no wgmma, and the one that has: with 163, 227 and 99 KiB of shared memory.
 AMPERE, BLACKWELL, WORKSTATION, HOPPER = (
@@ -59,35 +60,23 @@ def played(x: np.ndarray, w: np.ndarray, problem: ConvProblem = LAYER) -> np.nda
 def test_errors_on_data_of_every_range(kind: str, layout: Layout) -> None:
     """Of each filter at most twice what a sequential float32 sum loses; on normal data less than it loses."""
     x, w = drawn(kind)
-    reference = oracle.conv2d(LAYER, x, w)
     if layout == "NHWC":
         y = played(x, w)
     else:
         turned = (np.ascontiguousarray(each.transpose(0, 3, 1, 2)) for each in (x, w))
         y = played(*turned, replace(LAYER, layout=layout)).transpose(0, 2, 3, 1)
-
-    def errors(y: np.ndarray) -> np.ndarray:
-        return np.asarray(np.linalg.norm((y - reference).reshape(-1, LAYER.k), axis=0))
-
-    error, yardstick = errors(y), errors(oracle.sequential_float32(LAYER, x, w))
-    assert not error[yardstick == 0].any()
-    assert (error <= (1 if kind == "normal" else 2) * yardstick).all()
+    assert in_sequential_sums(y, x, w) <= (1 if kind == "normal" else 2)
 
 
 def test_what_is_no_number_reaches_just_the_outputs_that_see_it() -> None:
-    x, w = drawn("normal")
-    x[0, 0, 0, 3], x[0, 5, 7, 60] = np.inf, np.nan
-    seen = np.zeros((1, 6, 8), bool)
-    seen[0, :2, :2] = seen[0, 4:, 6:] = True
-    np.testing.assert_array_equal(np.isfinite(played(x, w)), ~np.broadcast_to(seen[..., None], (1, 6, 8, LAYER.k)))
+    x, w, unseen = with_no_numbers()
+    np.testing.assert_array_equal(np.isfinite(played(x, w)), unseen)
 
 
 def test_one_product_keeps_eleven_bits() -> None:
     problem = replace(LAYER, precision="tf32")
     x, w = drawn("normal", problem)
-    reference = oracle.conv2d(problem, x, w)
-    error = np.linalg.norm(played(x, w, problem) - reference) / np.linalg.norm(reference)
-    assert 1e-4 < error < 5e-4
+    assert 1e-4 < oracle.relative_error(played(x, w, problem), oracle.conv2d(problem, x, w)) < 5e-4
 
 
 def test_limits_name_the_rule() -> None:

@@ -128,6 +128,37 @@ def parts(problem: ConvProblem, first_weight: int = 0) -> list[PartialConvolutio
     return convolutions
 
 
+def single_parts(problem: ConvProblem) -> list[PartialConvolution]:
+    """The convolutions that one call computes, each with a launch of its own: one, or those that make a gradient."""
+    if problem.op != "dgrad":
+        return [PartialConvolution(problem, OutputView(problem.p, problem.q))]
+    return [single for part in parts(problem) for single in _phases(part)]
+
+
+def _phases(part: PartialConvolution) -> Iterator[PartialConvolution]:
+    """The phases of ``part`` one by one: a tensor map knows but one padding."""
+    view, whole = part.view, part.problem
+    weights = whole.k * whole.group_c * whole.r * whole.s
+    for number in range(part.phases):
+        (down, right), (first_p, first_q) = view.phase(*divmod(number, view.phases[1]))
+        p, q = ceil_div(view.out_h - first_p, view.step_p), ceil_div(view.out_w - first_q, view.step_q)
+        if p <= 0 or q <= 0:
+            continue
+        top, left = whole.padding[0] + down, whole.padding[2] + right
+        bottom = p - 1 + (whole.r - 1) * whole.dilation[0] + 1 - whole.h - top
+        rest = q - 1 + (whole.s - 1) * whole.dilation[1] + 1 - whole.w - left
+        yield PartialConvolution(
+            replace(whole, padding=(top, bottom, left, rest)),
+            replace(
+                view,
+                first_p=first_p,
+                first_q=first_q,
+                phases=(1, 1),
+                first_weight=view.first_weight + number * weights,
+            ),
+        )
+
+
 def prepared_bytes(problem: ConvProblem) -> int:
     """Bytes of the rearranged filters: as many as the filters have, none where all windows see only padding."""
     weights = problem.k * problem.group_c * problem.r * problem.s

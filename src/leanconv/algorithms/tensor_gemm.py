@@ -5,39 +5,24 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Literal, Protocol
+from typing import Literal
 
-from leanconv.algorithms import input_gradient
-from leanconv.algorithms.base import (
-    LAUNCH_CYCLES,
-    Arithmetic,
-    Config,
-    TimedAlgorithm,
-    by_time,
-    ceil_div,
-    has_wide_tensors,
-    variant,
-)
-from leanconv.algorithms.input_gradient import PartialConvolution
-from leanconv.algorithms.tiles import OutputView, conv_arguments, gradient_limits, view_constants
-from leanconv.dtypes import DTYPES, item_bytes
-from leanconv.plan import Argument, Constants, Launch, Plan, Pointer, Target, TensorMap
+from leanconv.algorithms.base import LAUNCH_CYCLES, Config, by_time, ceil_div, has_wide_tensors, variant
+from leanconv.algorithms.input_gradient import PartialConvolution, single_parts
+from leanconv.algorithms.tensor_filters import DEPTH, SplitFilters, SplitGemm, stages_of
+from leanconv.algorithms.tiles import conv_arguments, view_constants
+from leanconv.dtypes import item_bytes
+from leanconv.plan import Argument, Launch, Pointer, Target, TensorMap
 from leanconv.problem import ConvProblem
 
-#: Reduction elements of a stage (``split_depth`` of the kernel), and channels that a bulk copy brings.
-DEPTH, ROW = 64, 32
+#: Channels that a bulk copy brings.
+ROW = 32
 #: Flat pixels that a copy brings; each image of NCHW is rounded up to so many.
 GRANULE = 32
-#: Threads of the launches that prepare filters.
-THREADS = 256
-#: Channels of a group whose factors a preparing block can keep.
-MOST_CHANNELS = 8192
-#: Channels of a group below which tensor cores would multiply zeros most of the time.
-LEAST_CHANNELS = 16
 
 
 @dataclass(frozen=True)
-class TensorConfig(Config):
+class TensorConfig(Config, SplitFilters):
     """A tile has 64 pixels for each of ``warpgroups`` consumers, and ``chunks`` x ``chunk`` filters, of which a product
     takes ``chunk``.
 
@@ -74,16 +59,6 @@ class TensorConfig(Config):
         return 64 * self.warpgroups
 
     @property
-    def filters(self) -> int:
-        """Filters of a tile."""
-        return self.chunk * self.chunks
-
-    @property
-    def filter_stage_bytes(self) -> int:
-        """Bytes of a stage of filters: ``chunk`` of them, both halves if there are three products."""
-        return self.chunk * DEPTH * 2 * (2 if self.products == 3 else 1)
-
-    @property
     def pixel_stage_bytes(self) -> int:
         """Bytes of a stage of pixels: columns are four floats longer than the tile, flat ones than 32 pixels."""
         if self.flat:
@@ -99,26 +74,6 @@ class TensorConfig(Config):
     def shared_bytes(self) -> int:
         """Shared memory of a block: both rings, and two barriers a stage."""
         return self.ring_bytes + 16 * (self.pixel_stages + self.filter_stages)
-
-
-class FilterOrder(Protocol):
-    """What of a configuration prepared filters depend on, as in `TensorConfig`."""
-
-    @property
-    def piece(self) -> int:
-        """Channels of one tap that lie together in the reduction."""
-
-    @property
-    def chunks(self) -> int:
-        """Chunks of filters of a tile."""
-
-    @property
-    def filters(self) -> int:
-        """Filters of a tile."""
-
-    @property
-    def filter_stage_bytes(self) -> int:
-        """Bytes of a stage of a chunk."""
 
 
 #: How pixels come into shared memory.
@@ -154,37 +109,6 @@ SHARED = 227 * 1024
 MOST_STAGES = (3, 8)
 #: Blocks of a cluster that share a reduction.
 SPLITS = (2, 4, 8)
-
-
-def single_parts(problem: ConvProblem) -> list[PartialConvolution]:
-    """The convolutions that one call computes, each with a launch of its own: one, or those that make a gradient."""
-    if problem.op != "dgrad":
-        return [PartialConvolution(problem, OutputView(problem.p, problem.q))]
-    return [single for part in input_gradient.parts(problem) for single in _phases(part)]
-
-
-def _phases(part: PartialConvolution) -> Iterator[PartialConvolution]:
-    """The phases of ``part`` one by one: a tensor map knows but one padding."""
-    view, whole = part.view, part.problem
-    weights = whole.k * whole.group_c * whole.r * whole.s
-    for number in range(part.phases):
-        (down, right), (first_p, first_q) = view.phase(*divmod(number, view.phases[1]))
-        p, q = ceil_div(view.out_h - first_p, view.step_p), ceil_div(view.out_w - first_q, view.step_q)
-        if p <= 0 or q <= 0:
-            continue
-        top, left = whole.padding[0] + down, whole.padding[2] + right
-        bottom = p - 1 + (whole.r - 1) * whole.dilation[0] + 1 - whole.h - top
-        rest = q - 1 + (whole.s - 1) * whole.dilation[1] + 1 - whole.w - left
-        yield PartialConvolution(
-            replace(whole, padding=(top, bottom, left, rest)),
-            replace(
-                view,
-                first_p=first_p,
-                first_q=first_q,
-                phases=(1, 1),
-                first_weight=view.first_weight + number * weights,
-            ),
-        )
 
 
 def pixel_map(problem: ConvProblem, pixels: int, channels: int = ROW) -> TensorMap:
@@ -241,6 +165,13 @@ def flat_map(problem: ConvProblem) -> TensorMap:
     )
 
 
+def wgmma_limits(target: Target) -> list[str]:
+    """Why kernels that multiply by wgmma cannot run on ``target``."""
+    if target.warpgroup_products:
+        return []
+    return [f"{target.arch} has no products of warpgroups (wgmma), which only sm_90a has"]
+
+
 def _producer_cycles(config: TensorConfig) -> float:
     """Cycles that copying a stage of columns takes; they go on beside the products."""
     return (COPY_CYCLES * DEPTH + PIECE_CYCLES * DEPTH / config.piece) * config.pixels / 128
@@ -271,77 +202,24 @@ def _config(tile: Tile, way: Way, piece: int, products: int, shared: int) -> Ten
     return None
 
 
+def splits_of(tiles: int, stages: int, target: Target) -> Iterator[int]:
+    """In how many shares the blocks of a cluster may do a reduction, where ``tiles`` leave multiprocessors idle: each
+    block has stages, two at least but the last."""
+    for split in SPLITS:
+        each = ceil_div(stages, split)
+        if tiles * split <= target.multiprocessors and each >= 2 and each * (split - 1) < stages:
+            yield split
+
+
 def _with_splits(config: TensorConfig, parts: list[PartialConvolution], target: Target) -> Iterator[TensorConfig]:
-    """The configuration, and where its tiles leave multiprocessors idle, with the reduction split over a cluster."""
+    """The configuration, and with the reduction split over a cluster where the rings take the sums of a tile."""
     yield config
     tiles = max(_tiles(part, config) for part in parts)
     stages = min(stages_of(part.problem, config.piece) for part in parts)
-    for split in SPLITS:
-        each = ceil_div(stages, split)
-        fits = config.filters // 16 % split == 0 and config.filters * config.pixels * 4 <= config.ring_bytes
-        if fits and tiles * split <= target.multiprocessors and each >= 2 and each * (split - 1) < stages:
-            yield variant(config, split=split)
-
-
-def stages_of(problem: ConvProblem, piece: int) -> int:
-    """Stages of the whole reduction."""
-    return ceil_div(problem.r * problem.s * ceil_div(problem.group_c, piece), DEPTH // piece)
-
-
-def _filters_of_part(problem: ConvProblem) -> int:
-    """Filters that a warp of the first preparing launch looks at (``TensorFilters`` of lib/tensor_filters.cuh)."""
-    taps = problem.r * problem.s
-    if problem.groups * problem.group_c >= 64 or taps <= 16:
-        return 32
-    return 512 // taps if taps <= 128 else 4
-
-
-def prepared_floats(problem: ConvProblem, config: FilterOrder) -> tuple[int, int]:
-    """Floats of prepared filters: those before the fragments, and all (``TensorFilters`` of lib/tensor_filters.cuh)."""
-    tiles, stages = ceil_div(problem.group_k, config.filters), stages_of(problem, config.piece)
-    scales, factors = problem.groups * tiles * config.filters, problem.groups * stages * DEPTH
-    parts = 4 * ceil_div(ceil_div(problem.group_k, _filters_of_part(problem)) * problem.groups * problem.group_c, 4)
-    head = 4 + 4 * ceil_div(problem.groups, 4) + scales + factors + parts
-    fragments = problem.groups * tiles * stages * config.chunks * config.filter_stage_bytes // 4
-    return head, head + fragments
-
-
-def _filter_constants(problem: ConvProblem, first_prepared: int, first_weight: int) -> Constants:
-    """What the filters alone determine."""
-    return (
-        ("filter", DTYPES[problem.dtype].ctype),
-        *((name, getattr(problem, name)) for name in ("k", "r", "s", "groups", "group_c", "group_k")),
-        ("nhwc", problem.layout == "NHWC"),
-        ("chwn", problem.layout == "CHWN"),
-        ("first_prepared", first_prepared),
-        ("first_weight", first_weight),
-    )
-
-
-def filter_launches(
-    problem: ConvProblem, config: FilterOrder, first_prepared: int, first_weight: int | None
-) -> tuple[Launch, Launch]:
-    """The launches that split the filters of a forward convolution: ``w``, or what lies at ``first_weight`` of the
-    prepared ones."""
-    written = Pointer("prepared", written=True)
-    arguments = (written,) if first_weight is not None else (Pointer("w", DTYPES[problem.dtype].ctype), written)
-    names = ("largest_channels", "tensor_filters")
-    if first_weight is not None:
-        names = ("largest_rearranged_channels", "rearranged_tensor_filters")
-    constants = _filter_constants(problem, first_prepared, first_weight or 0)
-    known = ("chunk", "chunks", "products", "rows", "piece")
-    tuning = (("threads", THREADS), *((name, getattr(config, name)) for name in known))
-    tiles = ceil_div(problem.group_k, config.filters)
-    largest = (
-        problem.groups * ceil_div(problem.group_k, _filters_of_part(problem)) * ceil_div(problem.group_c, THREADS // 32)
-    )
-    header, split = "lib/tensor_filters.cuh", 4 * (32 + problem.group_c)
-    rows = problem.groups * tiles * config.filters
-    # registers for four blocks: few filters are one wave, and its blocks wait for memory most of the time
-    return (
-        Launch(header, f"leanconv::{names[0]}", constants, tuning, arguments, largest, THREADS),
-        Launch(header, f"leanconv::{names[1]}", constants, tuning, arguments, rows, THREADS, split, min_blocks=4),
-    )
+    if config.filters * config.pixels * 4 <= config.ring_bytes:
+        for split in splits_of(tiles, stages, target):
+            if config.filters // 16 % split == 0:
+                yield variant(config, split=split)
 
 
 def _tiles(part: PartialConvolution, config: TensorConfig) -> int:
@@ -353,44 +231,18 @@ def _tiles(part: PartialConvolution, config: TensorConfig) -> int:
     return ceil_div(pixels, config.pixels) * ceil_div(problem.group_k, config.filters) * problem.groups
 
 
-class TensorGemm(TimedAlgorithm):
+class TensorGemm(SplitGemm[TensorConfig]):
     """Direct convolution and its input's gradient on tensor cores, each float32 split into two float16.
 
     ``x w ≈ hi·hi + hi·lo + lo·hi`` in float16, summed in float32; in tier tf32 ``hi·hi`` alone.
     """
 
     name = "tensor_gemm"
-    paper = "S. Markidis et al., NVIDIA Tensor Core Programmability, Performance & Precision (2018)"
-    tier = "fp32"
-    solves = "conv2d"
 
-    def why_not(self, problem: ConvProblem, target: Target) -> list[str]:
-        reasons = gradient_limits(problem)
-        if not target.warpgroup_products:
-            reasons.append(f"{target.arch} has no products of warpgroups (wgmma), which only sm_90a has")
-        least = min(problem.group_c, problem.group_k)
-        if problem.groups > 1 and least < LEAST_CHANNELS:
-            reasons.append(f"groups={problem.groups} leaves {least} channels in a group, fewer than {LEAST_CHANNELS}")
-        read = problem.group_k if problem.op == "dgrad" else problem.group_c
-        if read > MOST_CHANNELS:
-            reasons.append(f"a filter has {read} channels, more than {MOST_CHANNELS}")
-        return reasons
+    def target_limits(self, target: Target) -> list[str]:
+        return wgmma_limits(target)
 
-    def arithmetic(self, problem: ConvProblem) -> Arithmetic:
-        return "fp16" if problem.precision == "tf32" else "fp16x3"
-
-    def prepared_bytes(self, problem: ConvProblem) -> int:
-        return max((self._prepared(problem, config) for config in self._candidates(problem)), default=0)
-
-    def _prepared(self, problem: ConvProblem, config: TensorConfig) -> int:
-        split = sum(prepared_floats(part.problem, config)[1] for part in single_parts(problem))
-        return 4 * (self._first(problem) + split)
-
-    def _first(self, problem: ConvProblem) -> int:
-        """Floats of prepared filters before those that are split: rearranged ones, for a gradient."""
-        return ceil_div(input_gradient.prepared_bytes(problem), 16) * 4 if problem.op == "dgrad" else 0
-
-    def _candidates(self, problem: ConvProblem, shared: int = SHARED) -> list[TensorConfig]:
+    def candidates(self, problem: ConvProblem, shared: int = SHARED) -> list[TensorConfig]:
         parts = single_parts(problem)
         if not parts:
             return []
@@ -411,7 +263,7 @@ class TensorGemm(TimedAlgorithm):
             return [(0.0, config)] if config else []
         return by_time(
             (self._cycles(problem, parts, config, target), config)
-            for whole in self._candidates(problem, target.shared_per_block)
+            for whole in self.candidates(problem, target.shared_per_block)
             for config in _with_splits(whole, parts, target)
         )
 
@@ -432,42 +284,23 @@ class TensorGemm(TimedAlgorithm):
         memory = problem.bytes / target.bytes_per_cycle
         return max(time, memory) + 3 * LAUNCH_CYCLES
 
-    def plan(self, problem: ConvProblem, config: TensorConfig, target: Target) -> Plan:
-        prepare, launches = [], []
-        gradient, wide = problem.op == "dgrad", has_wide_tensors(problem)
-        parts, first = single_parts(problem), self._first(problem)
-        if gradient and parts:
-            prepare.append(input_gradient.filter_launch(problem))
-        for part in parts:
-            prepare += filter_launches(part.problem, config, first, part.view.first_weight if gradient else None)
-            launches.append(_main_launch(problem, part, config, first, wide, target))
-            first += prepared_floats(part.problem, config)[1]
-        zeros = input_gradient.zero_launch(problem) if gradient and not problem.accumulate else None
-        return Plan(
-            (*launches, *([zeros] if zeros else [])),
-            prepare=tuple(prepare),
-            prepared_bytes=self.prepared_bytes(problem),
+    def main_launch(
+        self, problem: ConvProblem, part: PartialConvolution, config: TensorConfig, first: int, target: Target
+    ) -> Launch:
+        x, _, *rest = conv_arguments(problem)
+        source: Argument = x
+        if config.rows or config.flat:
+            encoded = flat_map(part.problem) if config.flat else pixel_map(part.problem, config.pixels)
+            source = replace(encoded, role=problem.operands[0].role)
+        tiles = _tiles(part, config)
+        return Launch(
+            header="tensor_gemm.cuh",
+            function="leanconv::tensor_gemm",
+            problem=(*view_constants(part.problem, part.view, has_wide_tensors(problem)), ("first_prepared", first)),
+            tuning=config.constants(),
+            arguments=(source, Pointer("prepared"), *rest),
+            grid=tiles * config.split if config.split > 1 else min(tiles, target.multiprocessors),
+            block=config.threads,
+            shared_bytes=config.shared_bytes,
+            cluster=config.split,
         )
-
-
-def _main_launch(
-    problem: ConvProblem, part: PartialConvolution, config: TensorConfig, first: int, wide: bool, target: Target
-) -> Launch:
-    """The launch that computes a part of ``problem`` with prepared filters from float ``first`` on."""
-    x, _, *rest = conv_arguments(problem)
-    source: Argument = x
-    if config.rows or config.flat:
-        encoded = flat_map(part.problem) if config.flat else pixel_map(part.problem, config.pixels)
-        source = replace(encoded, role=problem.operands[0].role)
-    tiles = _tiles(part, config)
-    return Launch(
-        header="tensor_gemm.cuh",
-        function="leanconv::tensor_gemm",
-        problem=(*view_constants(part.problem, part.view, wide), ("first_prepared", first)),
-        tuning=config.constants(),
-        arguments=(source, Pointer("prepared"), *rest),
-        grid=tiles * config.split if config.split > 1 else min(tiles, target.multiprocessors),
-        block=config.threads,
-        shared_bytes=config.shared_bytes,
-        cluster=config.split,
-    )

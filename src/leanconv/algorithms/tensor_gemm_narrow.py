@@ -9,6 +9,7 @@ from functools import lru_cache
 from leanconv.algorithms import input_gradient
 from leanconv.algorithms.base import (
     LAUNCH_CYCLES,
+    Arithmetic,
     Config,
     TimedAlgorithm,
     by_time,
@@ -16,8 +17,8 @@ from leanconv.algorithms.base import (
     has_wide_tensors,
     variant,
 )
-from leanconv.algorithms.input_gradient import PartialConvolution
-from leanconv.algorithms.tensor_gemm import FLOPS_PER_CYCLE, REGISTERS, SPLITS, pixel_map, single_parts
+from leanconv.algorithms.input_gradient import PartialConvolution, single_parts
+from leanconv.algorithms.tensor_gemm import FLOPS_PER_CYCLE, REGISTERS, pixel_map, splits_of, wgmma_limits
 from leanconv.algorithms.tiles import conv_arguments, gradient_limits, view_constants
 from leanconv.dtypes import item_bytes
 from leanconv.plan import Launch, Plan, Target, TensorMap
@@ -136,16 +137,14 @@ def _config(tile: Tile, piece: int, copies: tuple[int, ...], room: int) -> Narro
 
 
 def _with_splits(config: NarrowConfig, parts: list[PartialConvolution], target: Target) -> Iterator[NarrowConfig]:
-    """The configuration, and where its tiles leave multiprocessors idle, with the reduction split over a cluster."""
+    """The configuration, and with the reduction split over a cluster where the ring takes the sums of a tile."""
     yield config
     tiles = max(_tiles(part, config) for part in parts)
     stages = min(_stages(part.problem, config) for part in parts)
-    for split in SPLITS:
-        each = ceil_div(stages, split)
-        fits = config.filters % (32 * split) == 0 and 4 * config.pixels * config.filters <= config.ring_bytes
-        fits = fits and config.sums // split <= MOST_SHARE
-        if fits and tiles * split <= target.multiprocessors and each >= 2 and each * (split - 1) < stages:
-            yield variant(config, split=split)
+    if 4 * config.pixels * config.filters <= config.ring_bytes:
+        for split in splits_of(tiles, stages, target):
+            if config.filters % (32 * split) == 0 and config.sums // split <= MOST_SHARE:
+                yield variant(config, split=split)
 
 
 def _stages(problem: ConvProblem, config: NarrowConfig) -> int:
@@ -194,9 +193,7 @@ class TensorGemmNarrow(TimedAlgorithm):
     solves = "conv2d"
 
     def why_not(self, problem: ConvProblem, target: Target) -> list[str]:
-        reasons = gradient_limits(problem, ("float16", "bfloat16"))
-        if not target.warpgroup_products:
-            reasons.append(f"{target.arch} has no products of warpgroups (wgmma), which only sm_90a has")
+        reasons = [*gradient_limits(problem, ("float16", "bfloat16")), *wgmma_limits(target)]
         if problem.layout != "NHWC":
             reasons.append(f"layout={problem.layout!r} is not NHWC: tensor copies bring whole rows of channels")
         if problem.n < 1:
@@ -216,6 +213,9 @@ class TensorGemmNarrow(TimedAlgorithm):
             if broken := pixel_map(part, 64, piece).why_not():
                 return [f"no tensor map describes the pixels: {broken[0]}"]
         return []
+
+    def arithmetic(self, problem: ConvProblem) -> Arithmetic:
+        return "fp16"
 
     def prepared_bytes(self, problem: ConvProblem) -> int:
         return input_gradient.prepared_bytes(problem) if problem.op == "dgrad" else 0

@@ -2,28 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 
-from leanconv.algorithms import input_gradient
-from leanconv.algorithms.base import LAUNCH_CYCLES, Config, TimedAlgorithm, by_time, ceil_div, has_wide_tensors
-from leanconv.algorithms.input_gradient import PartialConvolution
-from leanconv.algorithms.tensor_gemm import (
-    DEPTH,
-    LEAST_CHANNELS,
-    MOST_CHANNELS,
-    filter_launches,
-    prepared_floats,
-    single_parts,
-    stages_of,
-)
-from leanconv.algorithms.tiles import conv_arguments, gradient_limits, view_constants
-from leanconv.plan import Launch, Plan, Pointer, Target
+from leanconv.algorithms.base import LAUNCH_CYCLES, Config, by_time, ceil_div, has_wide_tensors
+from leanconv.algorithms.input_gradient import PartialConvolution, single_parts
+from leanconv.algorithms.tensor_filters import DEPTH, SplitFilters, SplitGemm, stages_of
+from leanconv.algorithms.tiles import conv_arguments, view_constants
+from leanconv.plan import Launch, Pointer, Target
 from leanconv.problem import ConvProblem
 
 
 @dataclass(frozen=True)
-class WarpConfig(Config):
+class WarpConfig(Config, SplitFilters):
     """A tile has 32 pixels for each of ``warps``, and ``chunks`` x ``chunk`` filters; ``filter_stages`` chunks are in
     shared memory at once, and ``step`` filters are multiplied with at once.
 
@@ -50,16 +41,6 @@ class WarpConfig(Config):
     def pixels(self) -> int:
         """Output pixels of a tile."""
         return 32 * self.warps
-
-    @property
-    def filters(self) -> int:
-        """Filters of a tile."""
-        return self.chunk * self.chunks
-
-    @property
-    def filter_stage_bytes(self) -> int:
-        """Bytes of a stage of filters: ``chunk`` of them, both halves if there are three products."""
-        return self.chunk * DEPTH * 2 * (2 if self.products == 3 else 1)
 
     @property
     def shared_bytes(self) -> int:
@@ -108,41 +89,22 @@ def _config(tile: Tile, rows: bool, piece: int, products: int) -> WarpConfig:
     return WarpConfig(warps, chunk, chunks, products, rows, piece, stages, step, blocks)
 
 
-class TensorGemmSync(TimedAlgorithm):
+class TensorGemmSync(SplitGemm[WarpConfig]):
     """Direct convolution and its input's gradient on tensor cores by ``mma.sync``, each float32 split into two float16.
 
     ``x w ≈ hi·hi + hi·lo + lo·hi`` in float16, summed in float32; in tier tf32 ``hi·hi`` alone.
     """
 
     name = "tensor_gemm_sync"
-    paper = "S. Markidis et al., NVIDIA tensor core programmability (2018); S. Chetlur et al., cuDNN (2014)"
-    tier = "fp32"
-    solves = "conv2d"
+    # with registers for three blocks or four, tiles of 96 filters spill on sm_100a and sm_120
+    preparing_blocks = (1, 2)
 
-    def why_not(self, problem: ConvProblem, target: Target) -> list[str]:
-        reasons = gradient_limits(problem)
-        if not target.warp_products:
-            reasons.append(f"{target.arch} is older than sm_80, whose tensor cores multiply 16 x 8 x 16 float16")
-        least = min(problem.group_c, problem.group_k)
-        if problem.groups > 1 and least < LEAST_CHANNELS:
-            reasons.append(f"groups={problem.groups} leaves {least} channels in a group, fewer than {LEAST_CHANNELS}")
-        read = problem.group_k if problem.op == "dgrad" else problem.group_c
-        if read > MOST_CHANNELS:
-            reasons.append(f"a filter has {read} channels, more than {MOST_CHANNELS}")
-        return reasons
+    def target_limits(self, target: Target) -> list[str]:
+        if target.warp_products:
+            return []
+        return [f"{target.arch} is older than sm_80, whose tensor cores multiply 16 x 8 x 16 float16"]
 
-    def prepared_bytes(self, problem: ConvProblem) -> int:
-        return max((self._prepared(problem, config) for config in self._candidates(problem)), default=0)
-
-    def _prepared(self, problem: ConvProblem, config: WarpConfig) -> int:
-        split = sum(prepared_floats(part.problem, config)[1] for part in single_parts(problem))
-        return 4 * (self._first(problem) + split)
-
-    def _first(self, problem: ConvProblem) -> int:
-        """Floats of prepared filters before those that are split: rearranged ones, for a gradient."""
-        return ceil_div(input_gradient.prepared_bytes(problem), 16) * 4 if problem.op == "dgrad" else 0
-
-    def _candidates(self, problem: ConvProblem) -> list[WarpConfig]:
+    def candidates(self, problem: ConvProblem) -> list[WarpConfig]:
         parts = single_parts(problem)
         if not parts:
             return []
@@ -157,7 +119,7 @@ class TensorGemmSync(TimedAlgorithm):
         if not parts:
             # A layer whose windows see nothing but padding has a gradient of zeros, and nothing to tune.
             return [(0.0, _config(TILES[0], False, 1, 3))]
-        fitting = (config for config in self._candidates(problem) if config.shared_bytes <= target.shared_per_block)
+        fitting = (config for config in self.candidates(problem) if config.shared_bytes <= target.shared_per_block)
         return by_time((self._cycles(problem, parts, config, target), config) for config in fitting)
 
     def _cycles(
@@ -177,23 +139,20 @@ class TensorGemmSync(TimedAlgorithm):
         time = max(time, problem.bytes / target.bytes_per_cycle) + 2 * LAUNCH_CYCLES
         return time * BEHIND if target.warpgroup_products else time
 
-    def plan(self, problem: ConvProblem, config: WarpConfig, target: Target) -> Plan:
-        prepare, launches = [], []
-        gradient, wide = problem.op == "dgrad", has_wide_tensors(problem)
-        parts, first = single_parts(problem), self._first(problem)
-        if gradient and parts:
-            prepare.append(input_gradient.filter_launch(problem))
-        for part in parts:
-            split = filter_launches(part.problem, config, first, part.view.first_weight if gradient else None)
-            # with registers for three blocks or four, tiles of 96 filters spill on sm_100a and sm_120
-            prepare += [replace(launch, min_blocks=min(launch.min_blocks, 2)) for launch in split]
-            launches.append(_main_launch(problem, part, config, first, wide))
-            first += prepared_floats(part.problem, config)[1]
-        zeros = input_gradient.zero_launch(problem) if gradient and not problem.accumulate else None
-        return Plan(
-            (*launches, *([zeros] if zeros else [])),
-            prepare=tuple(prepare),
-            prepared_bytes=self.prepared_bytes(problem),
+    def main_launch(
+        self, problem: ConvProblem, part: PartialConvolution, config: WarpConfig, first: int, target: Target
+    ) -> Launch:
+        x, _, *rest = conv_arguments(problem)
+        return Launch(
+            header="tensor_gemm_sync.cuh",
+            function="leanconv::tensor_gemm_sync",
+            problem=(*view_constants(part.problem, part.view, has_wide_tensors(problem)), ("first_prepared", first)),
+            tuning=config.constants(),
+            arguments=(x, Pointer("prepared"), *rest),
+            grid=_tiles(part, config),
+            block=config.threads,
+            shared_bytes=config.shared_bytes,
+            min_blocks=config.min_blocks,
         )
 
 
@@ -201,19 +160,3 @@ def _tiles(part: PartialConvolution, config: WarpConfig) -> int:
     """Tiles of a launch."""
     filters = ceil_div(part.problem.group_k, config.filters) * part.problem.groups
     return ceil_div(part.pixels, config.pixels) * filters
-
-
-def _main_launch(problem: ConvProblem, part: PartialConvolution, config: WarpConfig, first: int, wide: bool) -> Launch:
-    """The launch that computes a part of ``problem`` with prepared filters from float ``first`` on."""
-    x, _, *rest = conv_arguments(problem)
-    return Launch(
-        header="tensor_gemm_sync.cuh",
-        function="leanconv::tensor_gemm_sync",
-        problem=(*view_constants(part.problem, part.view, wide), ("first_prepared", first)),
-        tuning=config.constants(),
-        arguments=(x, Pointer("prepared"), *rest),
-        grid=_tiles(part, config),
-        block=config.threads,
-        shared_bytes=config.shared_bytes,
-        min_blocks=config.min_blocks,
-    )

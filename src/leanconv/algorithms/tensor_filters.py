@@ -1,0 +1,180 @@
+"""What kernels share that split float32 into two float16 for tensor cores: prepared filters, and the plan of a call.
+
+The host half of kernels/lib/tensor_filters.cuh and tensor_split.cuh.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import ClassVar, Generic, TypeVar
+
+from leanconv.algorithms import input_gradient
+from leanconv.algorithms.base import Arithmetic, TimedAlgorithm, ceil_div
+from leanconv.algorithms.input_gradient import PartialConvolution, single_parts
+from leanconv.algorithms.tiles import gradient_limits
+from leanconv.dtypes import DTYPES
+from leanconv.plan import Constants, Launch, Plan, Pointer, Target
+from leanconv.problem import ConvProblem
+
+#: Reduction elements of a stage (``split_depth`` of the kernels).
+DEPTH = 64
+#: Threads of the launches that prepare filters.
+THREADS = 256
+#: Channels of a group whose factors a preparing block can keep.
+MOST_CHANNELS = 8192
+#: Channels of a group below which tensor cores would multiply zeros most of the time.
+LEAST_CHANNELS = 16
+
+
+class SplitFilters:
+    """What of a configuration the prepared filters depend on: tiles of ``chunks`` x ``chunk`` filters, ``products`` of
+    float16 for one of float32, ``piece`` channels of one tap side by side, and whether pixels come in ``rows``."""
+
+    chunk: int
+    chunks: int
+    products: int
+    piece: int
+    rows: bool
+
+    @property
+    def filters(self) -> int:
+        """Filters of a tile."""
+        return self.chunk * self.chunks
+
+    @property
+    def filter_stage_bytes(self) -> int:
+        """Bytes of a stage of filters: ``chunk`` of them, both halves if there are three products."""
+        return self.chunk * DEPTH * 2 * (2 if self.products == 3 else 1)
+
+
+def stages_of(problem: ConvProblem, piece: int) -> int:
+    """Stages of the whole reduction."""
+    return ceil_div(problem.r * problem.s * ceil_div(problem.group_c, piece), DEPTH // piece)
+
+
+def _filters_of_part(problem: ConvProblem) -> int:
+    """Filters that a warp of the first preparing launch looks at (``TensorFilters`` of lib/tensor_filters.cuh)."""
+    taps = problem.r * problem.s
+    if problem.groups * problem.group_c >= 64 or taps <= 16:
+        return 32
+    return 512 // taps if taps <= 128 else 4
+
+
+def prepared_floats(problem: ConvProblem, config: SplitFilters) -> tuple[int, int]:
+    """Floats of prepared filters: those before the fragments, and all (``TensorFilters`` of lib/tensor_filters.cuh)."""
+    tiles, stages = ceil_div(problem.group_k, config.filters), stages_of(problem, config.piece)
+    scales, factors = problem.groups * tiles * config.filters, problem.groups * stages * DEPTH
+    parts = 4 * ceil_div(ceil_div(problem.group_k, _filters_of_part(problem)) * problem.groups * problem.group_c, 4)
+    head = 4 + 4 * ceil_div(problem.groups, 4) + scales + factors + parts
+    fragments = problem.groups * tiles * stages * config.chunks * config.filter_stage_bytes // 4
+    return head, head + fragments
+
+
+def _filter_constants(problem: ConvProblem, first_prepared: int, first_weight: int) -> Constants:
+    """What the filters alone determine."""
+    return (
+        ("filter", DTYPES[problem.dtype].ctype),
+        *((name, getattr(problem, name)) for name in ("k", "r", "s", "groups", "group_c", "group_k")),
+        ("nhwc", problem.layout == "NHWC"),
+        ("chwn", problem.layout == "CHWN"),
+        ("first_prepared", first_prepared),
+        ("first_weight", first_weight),
+    )
+
+
+def filter_launches(
+    problem: ConvProblem, config: SplitFilters, first_prepared: int, first_weight: int | None, blocks: tuple[int, int]
+) -> tuple[Launch, Launch]:
+    """The launches that split the filters of a forward convolution: ``w``, or what lies at ``first_weight`` of the
+    prepared ones. ``blocks`` of each must fit on a multiprocessor."""
+    written = Pointer("prepared", written=True)
+    arguments = (written,) if first_weight is not None else (Pointer("w", DTYPES[problem.dtype].ctype), written)
+    names = ("largest_channels", "tensor_filters")
+    if first_weight is not None:
+        names = ("largest_rearranged_channels", "rearranged_tensor_filters")
+    constants = _filter_constants(problem, first_prepared, first_weight or 0)
+    known = ("chunk", "chunks", "products", "rows", "piece")
+    tuning = (("threads", THREADS), *((name, getattr(config, name)) for name in known))
+    tiles = ceil_div(problem.group_k, config.filters)
+    largest = (
+        problem.groups * ceil_div(problem.group_k, _filters_of_part(problem)) * ceil_div(problem.group_c, THREADS // 32)
+    )
+    header, split = "lib/tensor_filters.cuh", 4 * (32 + problem.group_c)
+    rows = problem.groups * tiles * config.filters
+    return (
+        Launch(header, f"leanconv::{names[0]}", constants, tuning, arguments, largest, THREADS, min_blocks=blocks[0]),
+        Launch(
+            header, f"leanconv::{names[1]}", constants, tuning, arguments, rows, THREADS, split, min_blocks=blocks[1]
+        ),
+    )
+
+
+C = TypeVar("C", bound=SplitFilters)
+
+
+class SplitGemm(TimedAlgorithm, Generic[C]):
+    """Direct convolution and its input's gradient with split filters: each part of a gradient has its own."""
+
+    paper = "S. Markidis et al., NVIDIA Tensor Core Programmability, Performance & Precision (2018)"
+    tier = "fp32"
+    solves = "conv2d"
+    #: Blocks on a multiprocessor for which registers of the two preparing launches are shared out. Few filters are one
+    #: wave of the second, whose blocks wait for memory most of the time.
+    preparing_blocks: ClassVar[tuple[int, int]] = (1, 4)
+
+    @abstractmethod
+    def target_limits(self, target: Target) -> list[str]:
+        """Why its kernel cannot run on ``target``."""
+
+    @abstractmethod
+    def candidates(self, problem: ConvProblem) -> list[C]:
+        """Configurations, one for each tile."""
+
+    @abstractmethod
+    def main_launch(
+        self, problem: ConvProblem, part: PartialConvolution, config: C, first: int, target: Target
+    ) -> Launch:
+        """The launch that computes a part of ``problem`` with prepared filters from float ``first`` on."""
+
+    def why_not(self, problem: ConvProblem, target: Target) -> list[str]:
+        reasons = [*gradient_limits(problem), *self.target_limits(target)]
+        least = min(problem.group_c, problem.group_k)
+        if problem.groups > 1 and least < LEAST_CHANNELS:
+            reasons.append(f"groups={problem.groups} leaves {least} channels in a group, fewer than {LEAST_CHANNELS}")
+        read = problem.group_k if problem.op == "dgrad" else problem.group_c
+        if read > MOST_CHANNELS:
+            reasons.append(f"a filter has {read} channels, more than {MOST_CHANNELS}")
+        return reasons
+
+    def arithmetic(self, problem: ConvProblem) -> Arithmetic:
+        return "fp16" if problem.precision == "tf32" else "fp16x3"
+
+    def prepared_bytes(self, problem: ConvProblem) -> int:
+        first, parts = _first(problem), single_parts(problem)
+        each = (
+            first + sum(prepared_floats(part.problem, config)[1] for part in parts)
+            for config in self.candidates(problem)
+        )
+        return 4 * max(each, default=0)
+
+    def plan(self, problem: ConvProblem, config: C, target: Target) -> Plan:
+        prepare, launches = [], []
+        gradient, parts, first = problem.op == "dgrad", single_parts(problem), _first(problem)
+        if gradient and parts:
+            prepare.append(input_gradient.filter_launch(problem))
+        for part in parts:
+            source = part.view.first_weight if gradient else None
+            prepare += filter_launches(part.problem, config, first, source, self.preparing_blocks)
+            launches.append(self.main_launch(problem, part, config, first, target))
+            first += prepared_floats(part.problem, config)[1]
+        zeros = input_gradient.zero_launch(problem) if gradient and not problem.accumulate else None
+        return Plan(
+            (*launches, *([zeros] if zeros else [])),
+            prepare=tuple(prepare),
+            prepared_bytes=self.prepared_bytes(problem),
+        )
+
+
+def _first(problem: ConvProblem) -> int:
+    """Floats of prepared filters before those that are split: rearranged ones, for a gradient."""
+    return ceil_div(input_gradient.prepared_bytes(problem), 16) * 4 if problem.op == "dgrad" else 0

@@ -1,0 +1,89 @@
+"""What the kernels that split float32 for tensor cores are proven on: layers of their own, and data of every range."""
+
+from __future__ import annotations
+
+import numpy as np
+from cases import ALL, USUAL, Case, Layers
+
+from leanconv.problem import ConvProblem
+from leanconv.reference import oracle
+
+
+def _tensor_cases() -> list[Case]:
+    """Layers that the loaders of the tensor-core kernels tell apart."""
+    layers = Layers("tensor-", precision="fp32")
+    pad = {"padding": (1, 1, 1, 1)}
+    layers.add("same", 2, 40, 6, 8, 72, 3, 3, layouts=ALL, bias=True, activation="relu", **pad)
+    layers.add("odd", 2, 36, 7, 7, 64, 3, 3, layouts=ALL, **pad)
+    layers.add("stride", 2, 48, 9, 9, 70, 3, 3, layouts=USUAL, stride=(2, 1), padding=(1, 0, 1, 2), bias=True)
+    layers.add("dilation", 1, 36, 11, 9, 40, 3, 2, layouts=USUAL, dilation=(2, 3), padding=(2, 2, 2, 1))
+    layers.add("one-by-one", 3, 80, 5, 4, 48, 1, 1, layouts=ALL)
+    layers.add("groups", 2, 64, 6, 8, 96, 3, 3, layouts=USUAL, groups=2, **pad)
+    layers.add("small-groups", 1, 60, 6, 5, 60, 3, 3, layouts=USUAL, groups=3, **pad)
+    layers.add("few-channels", 2, 3, 13, 12, 64, 7, 7, layouts=USUAL, stride=(2, 2), padding=(3, 3, 3, 3))
+    layers.add("accumulate", 1, 32, 8, 8, 64, 3, 3, layouts=USUAL, accumulate=True, **pad)
+    layers.add("gradient", 2, 40, 6, 8, 64, 3, 3, layouts=ALL, op="dgrad", **pad)
+    layers.add("gradient-stride", 2, 40, 8, 7, 64, 4, 3, layouts=USUAL, op="dgrad", stride=(2, 2), padding=(1, 1, 1, 0))
+    layers.add("gradient-zeros", 1, 32, 9, 9, 64, 1, 1, layouts=USUAL, op="dgrad", stride=(2, 2))
+    one = Layers("tensor-", precision="tf32")
+    one.add("one-product", 2, 40, 6, 8, 72, 3, 3, layouts=USUAL, **pad)
+    return layers.cases + one.cases
+
+
+TENSOR_CASES = _tensor_cases()
+
+#: 64 x 3 x 3 products an output.
+LAYER = ConvProblem(1, 64, 6, 8, 64, 3, 3, padding=(1, 1, 1, 1), layout="NHWC")
+RANGES = (
+    "normal", "positive", "log-normal", "outlier", "channels-apart", "filters-apart", "tiny", "huge", "denormal",
+    "zeros",
+)  # fmt: skip
+
+
+def drawn(kind: str, problem: ConvProblem = LAYER) -> tuple[np.ndarray, np.ndarray]:
+    """Pixels and filters in NHWC; in channels-apart those of a channel are scaled by opposite powers of ten."""
+    random = np.random.default_rng(5)
+    x, w = random.standard_normal(problem.x_shape), random.standard_normal(problem.w_shape)
+    if kind == "positive":
+        x, w = abs(x), abs(w)
+    elif kind == "log-normal":
+        x = np.exp(4 * x)
+    elif kind == "outlier":
+        x[0, 3, 4, 5] = 1e8
+    elif kind == "channels-apart":
+        scales = np.power(10.0, random.uniform(-6, 6, problem.c))
+        x, w = x * scales, w / scales
+    elif kind == "filters-apart":
+        w *= np.power(10.0, random.uniform(-9, 9, problem.k)).reshape(-1, 1, 1, 1)
+    elif kind == "tiny":
+        x = x * 1e-38
+    elif kind == "huge":
+        x, w = x * 1e34, w * 1e2
+    elif kind == "denormal":
+        x = np.round(x * 1000) * 2.0**-149
+    elif kind == "zeros":
+        x[0, 2:5] = 0
+        w[7] = 0
+        w[:, 1, 1] = 0
+    return x.astype(np.float32), w.astype(np.float32)
+
+
+def in_sequential_sums(y: np.ndarray, x: np.ndarray, w: np.ndarray) -> float:
+    """The error of ``y`` in units of that of a sequential float32 sum, of the filter where it is largest."""
+    reference = oracle.conv2d(LAYER, x, w)
+
+    def errors(y: np.ndarray) -> np.ndarray:
+        return np.asarray(np.linalg.norm((y - reference).reshape(-1, LAYER.k), axis=0))
+
+    error, yardstick = errors(y), errors(oracle.sequential_float32(LAYER, x, w))
+    assert not error[yardstick == 0].any()
+    return float((error[yardstick > 0] / yardstick[yardstick > 0]).max())
+
+
+def with_no_numbers() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Pixels with an infinity and a NaN, filters, and which outputs see neither."""
+    x, w = drawn("normal")
+    x[0, 0, 0, 3], x[0, 5, 7, 60] = np.inf, np.nan
+    unseen = np.ones(LAYER.y_shape, bool)
+    unseen[0, :2, :2] = unseen[0, 4:, 6:] = False
+    return x, w, unseen
