@@ -293,9 +293,6 @@ __device__ __forceinline__ void tensor_gemm(const Source& x, const float* prepar
     __syncthreads();
     const int warpgroup = threadIdx.x / 128;
     const Offset<Problem> first = blockIdx.x / Tuning::split, step = gridDim.x / Tuning::split;
-    static_assert(Tuning::split == 1 || !Tuning::turns || StageRange<Problem, Tuning>::share * (Tuning::split - 1) <
-                                                              StageRange<Problem, Tuning>::all,
-                  "each block of a cluster has stages");
     if (warpgroup == Tuning::warpgroups) {
         set_registers_down<Tuning::producer_registers>();
         produce<Problem, Tuning>(x, prepared, batch, tiles, rings, threadIdx.x % 128, first, step);

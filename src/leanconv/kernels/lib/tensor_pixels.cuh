@@ -195,8 +195,7 @@ __device__ __forceinline__ void produce(const float* x, const float* prepared, l
     Offset<Problem> tile = first_tile, filter_tile = first_tile;
     int stage = range.first, filter_stage = range.first, previous = 0;
     bool begun = false;
-    if (tile < tiles.count() && range.first < range.end) pixels.begin(x, tiles.first_pixel(tile), tiles.group(tile), thread, batch);
-    if (range.first >= range.end) return;
+    if (tile < tiles.count()) pixels.begin(x, tiles.first_pixel(tile), tiles.group(tile), thread, batch);
     while (tile < tiles.count()) {
         mbarrier_wait_parity(rings.pixels_free(place.stage), place.parity ^ 1);
         pixels.stage(reinterpret_cast<float*>(rings.pixel_stage(place.stage)), stage, thread);

@@ -133,6 +133,7 @@ struct TensorRings {
 template <class Problem, class Tuning>
 struct StageRange {
     static constexpr int all = TensorFilters<Problem, Tuning>::stages, share = ceil_div(all, Tuning::split);
+    static_assert(share * (Tuning::split - 1) < all, "each block of a cluster has stages");
     int first, end;
     __device__ __forceinline__ StageRange() : first(0), end(all) {
         if constexpr (Tuning::split > 1) {
