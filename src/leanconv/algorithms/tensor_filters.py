@@ -20,6 +20,8 @@ from leanconv.problem import ConvProblem
 DEPTH = 64
 #: Threads of the launches that prepare filters.
 THREADS = 256
+#: Elements of a filter that a preparing block keeps in shared memory (``copied_elements`` of the kernels).
+COPIED_ELEMENTS = 8192
 #: Channels of a group whose factors a preparing block can keep.
 MOST_CHANNELS = 8192
 #: Channels of a group below which tensor cores would multiply zeros most of the time.
@@ -96,16 +98,26 @@ def filter_launches(
     known = ("chunk", "chunks", "products", "rows", "piece")
     tuning = (("threads", THREADS), *((name, getattr(config, name)) for name in known))
     tiles = ceil_div(problem.group_k, config.filters)
-    largest = (
-        problem.groups * ceil_div(problem.group_k, _filters_of_part(problem)) * ceil_div(problem.group_c, THREADS // 32)
-    )
-    header, split = "lib/tensor_filters.cuh", 4 * (32 + problem.group_c)
+    nhwc = problem.layout == "NHWC"
+    channels = ceil_div(problem.group_c, 32 if nhwc else THREADS // 32)
+    largest = problem.groups * ceil_div(problem.group_k, _filters_of_part(problem)) * channels
+    elements = problem.r * problem.s * problem.group_c
+    copied = elements if elements <= COPIED_ELEMENTS else 0
+    header, split = "lib/tensor_filters.cuh", 4 * (32 + problem.group_c + copied)
     rows = problem.groups * tiles * config.filters
     return (
-        Launch(header, f"leanconv::{names[0]}", constants, tuning, arguments, largest, THREADS, min_blocks=blocks[0]),
         Launch(
-            header, f"leanconv::{names[1]}", constants, tuning, arguments, rows, THREADS, split, min_blocks=blocks[1]
+            header,
+            f"leanconv::{names[0]}",
+            constants,
+            tuning,
+            arguments,
+            largest,
+            THREADS,
+            4 * THREADS if nhwc else 0,
+            blocks[0],
         ),
+        Launch(header, f"leanconv::{names[1]}", constants, tuning, arguments, rows, THREADS, split, blocks[1]),
     )
 
 

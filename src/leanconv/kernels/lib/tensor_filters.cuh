@@ -13,6 +13,7 @@
 
 #include <lib/element.cuh>
 #include <lib/index.cuh>
+#include <lib/ptx/copy.cuh>
 #include <lib/ptx/shared.cuh>
 #include <lib/tensor_split.cuh>
 
@@ -34,6 +35,7 @@ struct TensorFilters {
     // Layers of few channels and large filters, which few warps would read, are cut into smaller parts.
     static constexpr int filters_of_part = channels >= 64 || taps <= 16 ? 32 : taps <= 128 ? 512 / taps : 4;
     static constexpr int parts = ceil_div(Problem::group_k, filters_of_part);
+    static constexpr int copied_elements = 8192;  // of a filter that a preparing block keeps in shared memory
     // NOTE: in floats, and multiples of four, which is what bulk copies and vector loads take.
     static constexpr int flags_at = 4, scales_at = flags_at + ceil_div(Problem::groups, 4) * 4;
     static constexpr int factors_at = scales_at + Problem::groups * tiles * filters;
@@ -71,32 +73,76 @@ __device__ __forceinline__ float largest_of_block(float value, float* shared) {
     return value;
 }
 
-// First launch: a warp finds the largest magnitude of one channel in filters_of_part filters.
+// First launch: the largest magnitude of each channel in filters_of_part filters. In NHWC a lane has a channel, and the warps
+// of a block share the filters; otherwise a warp has a channel.
 template <class Problem, class Tuning>
 __device__ __forceinline__ void largest_channels(const typename Problem::filter* w, float* prepared) {
     using F = TensorFilters<Problem, Tuning>;
-    constexpr int channels = Tuning::threads / 32, of_group = ceil_div(Problem::group_c, channels);
-    const int c = blockIdx.x % of_group * channels + threadIdx.x / 32, rest = blockIdx.x / of_group;
+    constexpr int warps = Tuning::threads / 32, channels = Problem::nhwc ? 32 : warps;
+    constexpr int of_group = ceil_div(Problem::group_c, channels);
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const int c = blockIdx.x % of_group * channels + (Problem::nhwc ? lane : warp), rest = blockIdx.x / of_group;
     const int part = rest % F::parts, group = rest / F::parts;
-    if (c >= Problem::group_c) return;
+    if (!Problem::nhwc && c >= Problem::group_c) return;
     float largest = 0;
     // NOTE: past the end the last element is read again, so that no load waits for the condition of another.
-    constexpr int all = F::filters_of_part * F::taps, at_once = 8;
-    for (int first = threadIdx.x % 32; first < all; first += 32 * at_once) {
+    constexpr int all = F::filters_of_part * F::taps, at_once = Problem::nhwc ? 12 : 8, step = Problem::nhwc ? warps : 32;
+    for (int first = Problem::nhwc ? warp : lane; first < all; first += step * at_once) {
 #pragma unroll
         for (int j = 0; j < at_once; ++j) {
-            const int i = min(first + 32 * j, all - 1);
+            const int i = min(first + step * j, all - 1);
             const int k = part * F::filters_of_part + (Problem::chwn ? i % F::filters_of_part : i / F::taps);
             const int tap = Problem::chwn ? i / F::filters_of_part : i % F::taps;
-            const float value = to_float(w[F::source(group, min(k, Problem::group_k - 1), c, tap)]);
+            const float value =
+                to_float(w[F::source(group, min(k, Problem::group_k - 1), min(c, Problem::group_c - 1), tap)]);
             largest = fmaxf(largest, finite_magnitude(value));
         }
     }
+    float* const to = prepared + Problem::first_prepared + F::parts_at + part * F::channels + group * Problem::group_c + c;
+    if constexpr (Problem::nhwc) {
+        float* const of_warps = reinterpret_cast<float*>(shared_memory());
+        of_warps[threadIdx.x] = largest;
+        __syncthreads();
+        if (warp > 0 || c >= Problem::group_c) return;
 #pragma unroll
-    for (int lanes = 16; lanes > 0; lanes /= 2) largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, lanes));
-    if (threadIdx.x % 32 == 0)
-        prepared[Problem::first_prepared + F::parts_at + part * F::channels + group * Problem::group_c + c] = largest;
+        for (int i = 1; i < warps; ++i) largest = fmaxf(largest, of_warps[32 * i + lane]);
+        *to = largest;
+    } else {
+#pragma unroll
+        for (int lanes = 16; lanes > 0; lanes /= 2)
+            largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, lanes));
+        if (lane == 0) *to = largest;
+    }
 }
+
+// One filter in shared memory, where it is small enough; otherwise its elements are read where they are.
+template <class Problem, class Tuning>
+struct FilterElements {
+    using F = TensorFilters<Problem, Tuning>;
+    static constexpr int count = F::taps * Problem::group_c;
+    static constexpr bool copied = count <= F::copied_elements;
+    const float* w;
+    float* copy;
+    int group, k;
+
+    static __device__ __forceinline__ int at(int c, int tap) {
+        return Problem::nhwc ? tap * Problem::group_c + c : c * F::taps + tap;
+    }
+    __device__ __forceinline__ void begin() const {
+        if constexpr (copied) {
+            for (int i = threadIdx.x; i < count; i += Tuning::threads) {
+                const int c = Problem::nhwc ? i % Problem::group_c : i / F::taps;
+                const int tap = Problem::nhwc ? i / Problem::group_c : i % F::taps;
+                cp_async_4(copy + i, w + F::source(group, min(k, Problem::group_k - 1), c, tap), k < Problem::group_k);
+            }
+        }
+        cp_async_commit_group();
+    }
+    __device__ __forceinline__ float operator()(int c, int tap) const {
+        if constexpr (copied) return copy[at(c, tap)];
+        else return k < Problem::group_k ? w[F::source(group, k, c, tap)] : 0.0f;
+    }
+};
 
 // Second launch: a block writes one filter, those that fill up the last tile as zeros.
 template <class Problem, class Tuning>
@@ -108,12 +154,14 @@ __device__ __forceinline__ void tensor_filters(const typename Problem::filter* w
     float* const of_warp = reinterpret_cast<float*>(shared_memory());
     float* const inverse = of_warp + 32;  // of each channel's factor
     const int padded = blockIdx.x % (F::tiles * F::filters), group = blockIdx.x / (F::tiles * F::filters);
+    const FilterElements<Problem, Tuning> filter{w, inverse + Problem::group_c, group, padded};
+    filter.begin();
 
     // All blocks find the same header.
     float greatest = 0, of_group = 0, least = 3.402823466e38f;
     for (int c = threadIdx.x; c < F::channels; c += Tuning::threads) {
         float largest = 0;
-#pragma unroll 8
+#pragma unroll 16
         for (int part = 0; part < F::parts; ++part)
             largest = fmaxf(largest, prepared[F::parts_at + part * F::channels + c]);
         greatest = fmaxf(greatest, largest);
@@ -128,6 +176,7 @@ __device__ __forceinline__ void tensor_filters(const typename Problem::filter* w
     least = -largest_of_block<Tuning::threads>(-least, of_warp);
     const unsigned top = biased_exponent(of_group);
     const bool scaled = of_group > 0 && top - biased_exponent(least) > spread;
+    cp_async_wait_group<0>();
     __syncthreads();
     for (int c = threadIdx.x; c < Problem::group_c; c += Tuning::threads) {
         const unsigned apart = inverse[c] > 0 && scaled ? top - biased_exponent(inverse[c]) : 0;
@@ -136,13 +185,11 @@ __device__ __forceinline__ void tensor_filters(const typename Problem::filter* w
     __syncthreads();
 
     float largest = 0;
-    if (padded < Problem::group_k) {
 #pragma unroll 8
-        for (int i = threadIdx.x; i < F::taps * Problem::group_c; i += Tuning::threads) {
-            const int c = Problem::nhwc ? i % Problem::group_c : i / F::taps;
-            const int tap = Problem::nhwc ? i / Problem::group_c : i % F::taps;
-            largest = fmaxf(largest, finite_magnitude(to_float(w[F::source(group, padded, c, tap)])) * inverse[c]);
-        }
+    for (int i = threadIdx.x; i < filter.count; i += Tuning::threads) {
+        const int c = Problem::nhwc ? i % Problem::group_c : i / F::taps;
+        const int tap = Problem::nhwc ? i / Problem::group_c : i % F::taps;
+        largest = fmaxf(largest, finite_magnitude(filter(c, tap)) * inverse[c]);
     }
     largest = largest_of_block<Tuning::threads>(largest, of_warp);
     // The scale of the greatest filter is the one that all sums keep until the end.
@@ -174,7 +221,7 @@ __device__ __forceinline__ void tensor_filters(const typename Problem::filter* w
             const int c = number % F::of_tap * F::piece + element % F::piece;
             const bool meant = tap < F::taps && c < Problem::group_c;
             factor[j] = meant ? inverse[c] : 1.0f;
-            value[j] = meant && padded < Problem::group_k ? to_float(w[F::source(group, padded, c, tap)]) : 0.0f;
+            value[j] = meant ? filter(c, tap) : 0.0f;
         }
         if (padded == 0) {
 #pragma unroll
