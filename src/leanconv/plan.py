@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
 
@@ -313,11 +314,22 @@ class Launch:
     min_blocks: int = 1
     #: neighbouring blocks that see each other's shared memory; ``grid`` is a multiple of it
     cluster: int = 1
+    #: its blocks may be started while the launch before it still runs; they wait for its end before they do anything
+    early: bool = False
+    #: lets an early launch behind it start as soon as all its own blocks run
+    opens: bool = False
 
     @property
     def symbol(self) -> str:
         """Name of the entry point in the cubin."""
         return self.function.rsplit("::", 1)[-1]
+
+
+def in_chain(launches: Iterable[Launch]) -> tuple[Launch, ...]:
+    """The launches such that each is started early (programmatic dependent launch): saves the time between them."""
+    chain = tuple(launches)
+    last = len(chain) - 1
+    return tuple(replace(launch, early=i > 0, opens=i < last) for i, launch in enumerate(chain))
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from leanconv.algorithms.base import Arithmetic, TimedAlgorithm, ceil_div
 from leanconv.algorithms.input_gradient import PartialConvolution, single_parts
 from leanconv.algorithms.tiles import gradient_limits
 from leanconv.dtypes import DTYPES
-from leanconv.plan import Constants, Launch, Plan, Pointer, Target
+from leanconv.plan import Constants, Launch, Plan, Pointer, Target, in_chain
 from leanconv.problem import ConvProblem
 
 #: Reduction elements of a stage (``split_depth`` of the kernels).
@@ -180,9 +180,10 @@ class SplitGemm(TimedAlgorithm, Generic[C]):
             launches.append(self.main_launch(problem, part, config, first, target))
             first += prepared_floats(part.problem, config)[1]
         zeros = input_gradient.zero_launch(problem) if gradient and not problem.accumulate else None
+        chain = in_chain((*prepare, *launches, *([zeros] if zeros else [])))
         return Plan(
-            (*launches, *([zeros] if zeros else [])),
-            prepare=tuple(prepare),
+            chain[len(prepare) :],
+            prepare=chain[: len(prepare)],
             prepared_bytes=self.prepared_bytes(problem),
         )
 

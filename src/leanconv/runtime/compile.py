@@ -64,12 +64,17 @@ def source(launch: Launch) -> str:
     parameters = ", ".join(f"{a.ctype} {a.name}" for a in launch.arguments)
     names = ", ".join(a.name for a in launch.arguments)
     cluster = f"__cluster_dims__({launch.cluster}, 1, 1) " if launch.cluster > 1 else ""
+    # NOTE: an early launch waits before it reads anything: what it reads may not have been written.
+    controls = ("wait",) * launch.early + ("launch_dependents",) * launch.opens
+    chain = "".join(f'asm volatile("griddepcontrol.{control};" ::: "memory"); ' for control in controls)
+    if chain:
+        chain = f"\n#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900\n{chain}\n#endif\n"
     return (
         f"#include <{launch.header}>\n"
         f"{_struct('Problem', launch.problem)}\n"
         f"{_struct('Tuning', launch.tuning)}\n"
         f'extern "C" __global__ void {cluster}__launch_bounds__({launch.block}, {launch.min_blocks}) '
-        f"{launch.symbol}({parameters}) {{ {launch.function}<Problem, Tuning>({names}); }}\n"
+        f"{launch.symbol}({parameters}) {{ {chain}{launch.function}<Problem, Tuning>({names}); }}\n"
     )
 
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from ctypes import byref, c_int, c_uint, c_void_p
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
@@ -117,6 +117,31 @@ def slot_type(ctype: str) -> Any:
     return _SLOT_TYPES[plain]
 
 
+class _Attribute(ctypes.Structure):
+    """CUlaunchAttribute: its number, and a value of 64 bytes, of which an int is used."""
+
+    _fields_: ClassVar = [("number", c_int), ("padding", c_int), ("value", c_int), ("rest", c_int * 15)]
+
+
+class _Config(ctypes.Structure):
+    """CUlaunchConfig."""
+
+    _fields_: ClassVar = [
+        ("grid", c_uint * 3),
+        ("block", c_uint * 3),
+        ("shared_bytes", c_uint),
+        ("stream", c_void_p),
+        ("attributes", c_void_p),
+        ("attribute_count", c_uint),
+    ]
+
+
+#: The oldest driver interface whose graphs keep early starts (CUDA 12.4).
+_EARLY_VERSION = 12040
+#: CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION: blocks may start before the launch before has ended.
+_EARLY = _Attribute(6, 0, 1)
+
+
 class ArgumentBlock:
     """The arguments of a plan's launches in memory.
 
@@ -126,17 +151,24 @@ class ArgumentBlock:
     """
 
     def __init__(
-        self, launches: Sequence[tuple[int, Launch]], roles: Sequence[str], encoders: Mapping[TensorMap, Encoder]
+        self,
+        launches: Sequence[tuple[int, Launch]],
+        roles: Sequence[str],
+        encoders: Mapping[TensorMap, Encoder],
+        early: bool,
     ) -> None:
         each = [argument for _, launch in launches for argument in launch.arguments]
         fixed = [argument for argument in each if isinstance(argument, Number) and argument.value is not None]
         self.memory = (ctypes.c_uint64 * (len(roles) + len(fixed)))()
         base = ctypes.addressof(self.memory)
         self.stream = c_void_p()
+        #: of launches that start early, which have a structure of their own
+        self.configs: list[_Config] = []
         #: which role's pointer each tensor map follows
         self.maps: list[tuple[int, Slot]] = []
         self._addresses: list[Any] = []
-        self.calls: list[tuple[Any, ...]] = []
+        #: whether a launch starts early, and the arguments of cuLaunchKernelEx or cuLaunchKernel
+        self.calls: list[tuple[bool, tuple[Any, ...]]] = []
         free = len(roles)
         for function, launch in launches:
             addresses = (c_void_p * max(len(launch.arguments), 1))()
@@ -151,8 +183,15 @@ class ArgumentBlock:
                     slot_type(argument.ctype).from_buffer(self.memory, 8 * free).value = argument.value
                     addresses[i], free = base + 8 * free, free + 1
             self._addresses.append(addresses)
-            shape = (c_uint(number) for number in (launch.grid, 1, 1, launch.block, 1, 1, launch.shared_bytes))
-            self.calls.append((c_void_p(function), *shape, self.stream, c_void_p(ctypes.addressof(addresses)), None))
+            parameters = c_void_p(ctypes.addressof(addresses))
+            sizes = (launch.grid, 1, 1), (launch.block, 1, 1), launch.shared_bytes
+            if early and launch.early:
+                self.configs.append(_Config(*sizes, None, ctypes.addressof(_EARLY), 1))
+                config = c_void_p(ctypes.addressof(self.configs[-1]))
+                self.calls.append((True, (config, c_void_p(function), parameters, None)))
+            else:
+                shape = (c_uint(number) for number in (*sizes[0], *sizes[1], sizes[2]))
+                self.calls.append((False, (c_void_p(function), *shape, self.stream, parameters, None)))
 
 
 def value_format(launches: Sequence[Launch], roles: Sequence[str]) -> str:
@@ -174,28 +213,35 @@ def make_launcher(
     fail: Callable[[int, Launch], None],
     launches: Sequence[tuple[int, Launch]],
     roles: Sequence[str],
+    start_early: Callable[..., int] | None = None,
 ) -> Executable:
     """``run(stream, values)`` for loaded kernels: fill a block of arguments, call the driver's ``start`` for each.
+
+    ``start_early`` is cuLaunchKernelEx, for launches that start early; without it these start like the others.
 
     A block serves one call at a time. Free blocks are in a list whose pop and append are atomic, so threads and signal
     handlers that call in between get another block.
     """
     arguments = [argument for _, launch in launches for argument in launch.arguments]
     encoders = {argument: Encoder(argument) for argument in arguments if isinstance(argument, TensorMap)}
-    blocks = [ArgumentBlock(launches, roles, encoders)]
+    early = start_early is not None
+    blocks = [ArgumentBlock(launches, roles, encoders, early)]
+    starts = (start, start_early or start)
     pack_into = struct.Struct(value_format([launch for _, launch in launches], roles)).pack_into
 
     def run(stream: int, values: Sequence[int | float]) -> None:
         try:
             block = blocks.pop()
         except IndexError:
-            block = ArgumentBlock(launches, roles, encoders)
+            block = ArgumentBlock(launches, roles, encoders, early)
         pack_into(block.memory, 0, *values)
         for place, tensor_map in block.maps:
             tensor_map.point_to(int(values[place]))
         block.stream.value = stream
+        for config in block.configs:
+            config.stream = stream
         for call in block.calls:
-            code = start(*call)
+            code = starts[call[0]](*call[1])
             if code:
                 fail(code, launches[block.calls.index(call)][1])
         blocks.append(block)
@@ -286,7 +332,10 @@ class CudaDevice:
         side_by_side([partial(self.load, launch) for launch in needed if not self._kernels.is_loaded(launch)])
         kernels = [self.load(launch) for launch in needed]
         loaded = [(kernel.function, launch) for kernel, launch in zip(kernels, needed, strict=True)]
-        start = make_launcher(self._driver.unconverted("cuLaunchKernel"), self._fail, loaded, roles)
+        start_early = None
+        if self.target.clusters and self._driver.version >= _EARLY_VERSION:
+            start_early = self._driver.unconverted("cuLaunchKernelEx")
+        start = make_launcher(self._driver.unconverted("cuLaunchKernel"), self._fail, loaded, roles, start_early)
         cells, get_current, context, start_in = self._cells, self._get_current, self._context, self._in_context
         captured, is_capturing = False, self._driver.unconverted("cuStreamIsCapturing")
 
