@@ -214,12 +214,31 @@ def splits_of(tiles: int, stages: int, target: Target) -> Iterator[int]:
 def _with_splits(config: TensorConfig, parts: list[PartialConvolution], target: Target) -> Iterator[TensorConfig]:
     """The configuration, and with the reduction split over a cluster where the rings take the sums of a tile."""
     yield config
-    tiles = max(_tiles(part, config) for part in parts)
     stages = min(stages_of(part.problem, config.piece) for part in parts)
-    if config.filters * config.pixels * 4 <= config.ring_bytes:
-        for split in splits_of(tiles, stages, target):
-            if config.filters // 16 % split == 0:
-                yield variant(config, split=split)
+    if config.filters * config.pixels * 4 > config.ring_bytes:
+        return
+    for split in SPLITS:
+        each = ceil_div(stages, split)
+        shared = all(0 < _rounds(_tiles(part, config), split, target)[1] for part in parts)
+        if shared and each >= 2 and each * (split - 1) < stages and config.filters // 16 % split == 0:
+            yield variant(config, split=split)
+
+
+def _rounds(tiles: int, split: int, target: Target) -> tuple[int, int]:
+    """Tiles that each block has, and those that are left for the clusters to share; 0 where these are too many."""
+    # NOTE: a GPU's processing clusters of 16 or 18 multiprocessors leave some to no cluster of four or eight
+    unit = 2 if split == 2 else 8
+    blocks = max(unit, target.multiprocessors // unit * unit)
+    whole, left = divmod(tiles, blocks)
+    return whole, left if left * split <= blocks else 0
+
+
+def _grid(tiles: int, split: int, target: Target) -> int:
+    """Blocks of a launch."""
+    if split == 1:
+        return min(tiles, target.multiprocessors)
+    whole, left = _rounds(tiles, split, target)
+    return (tiles - left) // whole if whole else left * split
 
 
 def _tiles(part: PartialConvolution, config: TensorConfig) -> int:
@@ -275,12 +294,17 @@ class TensorGemm(SplitGemm[TensorConfig]):
         speed = TILES[tile][1][way] * FLOPS_PER_CYCLE * (1.9 if config.products == 1 else 1)
         time = 0.0
         for part in parts:
-            stages = ceil_div(stages_of(part.problem, config.piece), config.split)
-            rounds = ceil_div(_tiles(part, config) * config.split, target.multiprocessors)
-            each = stages * 2 * config.pixels * config.filters * DEPTH / speed
+            stages = stages_of(part.problem, config.piece)
+            of_stage = 2 * config.pixels * config.filters * DEPTH / speed
             if way == "columns":
-                each = max(each, stages * _producer_cycles(config))
-            time += rounds * (each + TILE_CYCLES) + FIRST_CYCLES + (SPLIT_CYCLES if config.split > 1 else 0)
+                of_stage = max(of_stage, _producer_cycles(config))
+            tiles = _tiles(part, config)
+            if config.split == 1:
+                rounds = ceil_div(tiles, target.multiprocessors)
+            else:
+                rounds = _rounds(tiles, config.split, target)[0]
+                time += ceil_div(stages, config.split) * of_stage + TILE_CYCLES + SPLIT_CYCLES
+            time += rounds * (stages * of_stage + TILE_CYCLES) + FIRST_CYCLES
         memory = problem.bytes / target.bytes_per_cycle
         return max(time, memory) + 3 * LAUNCH_CYCLES
 
@@ -299,7 +323,7 @@ class TensorGemm(SplitGemm[TensorConfig]):
             problem=(*view_constants(part.problem, part.view, has_wide_tensors(problem)), ("first_prepared", first)),
             tuning=config.constants(),
             arguments=(source, Pointer("prepared"), *rest),
-            grid=tiles * config.split if config.split > 1 else min(tiles, target.multiprocessors),
+            grid=_grid(tiles, config.split, target),
             block=config.threads,
             shared_bytes=config.shared_bytes,
             cluster=config.split,

@@ -16,8 +16,9 @@
 //   4. adds the partial sum, times the row's inverse scale, to its float32 sums: 2^-24 rounding, where the tensor core cuts
 // 128 pixels x 256 filters: 128 sums, two partial sums of 32 and 32 of fragments, of 240 registers. Per stage the tensor core
 // works 3072 cycles, and the four schedulers issue some 620 for steps 1, 2 and 4 of both warpgroups.
-// Blocks stay: a block computes tile after tile, so that the stores of one and the copies of the next overlap. Where there are
-// few tiles, a cluster of `split` blocks shares a tile's reduction instead, and each block stores its share of the filters.
+// Blocks stay: a block computes tile after tile, so that the stores of one and the copies of the next overlap. The tiles that
+// are left when all blocks have had equally many, or all where there are few, are shared: the `split` blocks of a cluster
+// share such a tile's reduction, and each block stores its share of the filters.
 #pragma once
 
 #include <lib/ptx/barrier.cuh>
@@ -197,8 +198,7 @@ struct Turns {
 template <class Problem, class Tuning>
 __device__ __forceinline__ void consume(const float* prepared_filters, const float* bias, float* y, long long batch,
                                         const TensorTiles<Problem, Tuning>& tiles,
-                                        const TensorRings<Problem, Tuning>& rings, int warpgroup,
-                                        Offset<Problem> first_tile, Offset<Problem> step) {
+                                        const TensorRings<Problem, Tuning>& rings, int warpgroup) {
     using F = TensorFilters<Problem, Tuning>;
     constexpr int count = Tuning::chunk / 2, partials = Tuning::partials;
     static_assert(partials == 1 || partials == 2, "one partial sum, or two in turn");
@@ -208,11 +208,11 @@ __device__ __forceinline__ void consume(const float* prepared_filters, const flo
     const SplitHeader header = *reinterpret_cast<const SplitHeader*>(prepared);
     const int thread = threadIdx.x % 128, warp = thread / 32, lane = thread % 32, t = lane % 4;
     const int row = warpgroup * 64 + warp * 16 + spread_row(lane / 4);
-    const StageRange<Problem, Tuning> range;
     RingPlace<Tuning::pixel_stages> pixel_place;
     RingPlace<Tuning::filter_stages> filter_place, done_place;
     const Turns<Tuning> turns(warpgroup);
-    for (Offset<Problem> tile = first_tile; tile < tiles.count(); tile += step) {
+    for (TileWalk<Problem, Tuning> walk(tiles); walk.valid(); walk.advance()) {
+        const Offset<Problem> tile = walk.tile;
         const int group = tiles.group(tile);
         const bool scaled = reinterpret_cast<const unsigned*>(prepared)[F::flags_at + group] != 0;
         const float* factors = prepared + F::factors_at + group * F::stages * split_depth;
@@ -223,7 +223,7 @@ __device__ __forceinline__ void consume(const float* prepared_filters, const flo
 #pragma unroll
             for (int i = 0; i < count; ++i) sums[chunk][i] = 0.0f;
 
-        for (int stage = range.first; stage < range.end; ++stage) {
+        for (int stage = walk.first; stage < walk.end; ++stage) {
             PixelFragments<Problem, Tuning> pixels;
             mbarrier_wait_parity(rings.pixels_full(pixel_place.stage), pixel_place.parity);
             pixels.load(rings.pixel_stage(pixel_place.stage), factors + stage * split_depth, scaled, row, t, header, seen,
@@ -255,7 +255,7 @@ __device__ __forceinline__ void consume(const float* prepared_filters, const flo
                     if (lane == 0) mbarrier_arrive(rings.pixels_free(pixel_place.stage));
                     pixel_place.advance();
                 }
-                if (chunk == F::chunks - 1) turns.pass(stage == range.end - 1 && tile + step >= tiles.count());
+                if (chunk == F::chunks - 1) turns.pass(stage == walk.end - 1 && walk.is_last());
                 if (partials == 1 || chunk == F::chunks - 1) {
                     wgmma_wait_group<0>(now, pixels.high, pixels.low);
                     if (lane == 0) mbarrier_arrive(rings.filters_free(done_place.stage));
@@ -266,9 +266,9 @@ __device__ __forceinline__ void consume(const float* prepared_filters, const flo
         }
         const auto& all = in_sixteens(sums);
         constexpr int sixteens = F::filters / 16;
-        if constexpr (Tuning::split == 1) {
+        if (!walk.together) {
             store_sums<Problem, Tuning>(all, 0, prepared, bias, y, batch, tiles, tile, row, t);
-        } else {
+        } else if constexpr (Tuning::split > 1) {
             float* const mine = reinterpret_cast<float*>(rings.base);
             const int at = threadIdx.x;
             barrier_sync(15, 128 * Tuning::warpgroups);  // the stages of this block have been read
@@ -292,19 +292,17 @@ __device__ __forceinline__ void tensor_gemm(const Source& x, const float* prepar
     if (threadIdx.x == 0) rings.init();
     __syncthreads();
     const int warpgroup = threadIdx.x / 128;
-    const Offset<Problem> first = blockIdx.x / Tuning::split, step = gridDim.x / Tuning::split;
     if (warpgroup == Tuning::warpgroups) {
         set_registers_down<Tuning::producer_registers>();
-        produce<Problem, Tuning>(x, prepared, batch, tiles, rings, threadIdx.x % 128, first, step);
-        if constexpr (Tuning::split > 1) {
+        produce<Problem, Tuning>(x, prepared, batch, tiles, rings, threadIdx.x % 128);
+        if (TileWalk<Problem, Tuning>(tiles).meets()) {
             // NOTE: the warps of lanes that copied alone meet again before the barriers that all threads take part in.
             __syncwarp();
-            meet_in_cluster();
-            meet_in_cluster();
+            if constexpr (Tuning::split > 1) meet_in_cluster(), meet_in_cluster();
         }
     } else {
         set_registers_up<Tuning::consumer_registers>();
-        consume<Problem, Tuning>(prepared, bias, y, batch, tiles, rings, warpgroup, first, step);
+        consume<Problem, Tuning>(prepared, bias, y, batch, tiles, rings, warpgroup);
     }
 }
 

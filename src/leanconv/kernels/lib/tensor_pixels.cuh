@@ -99,18 +99,17 @@ struct FlatCopies {
 template <class Problem, class Tuning>
 __device__ __forceinline__ void produce(const TensorMap& x, const float* prepared, long long batch,
                                         const TensorTiles<Problem, Tuning>& tiles,
-                                        const TensorRings<Problem, Tuning>& rings, int thread, Offset<Problem> first_tile,
-                                        Offset<Problem> step) {
+                                        const TensorRings<Problem, Tuning>& rings, int thread) {
     using F = TensorFilters<Problem, Tuning>;
     using Rings = TensorRings<Problem, Tuning>;
     using Copies = typename Select<Tuning::flat, FlatCopies<Problem, Tuning>, RowCopies<Problem, Tuning>>::type;
     static_assert(F::piece == 32, "a copy brings the 32 channels of a piece");
-    const StageRange<Problem, Tuning> range;
+    TileWalk<Problem, Tuning> walk(tiles);
     if (thread == 0) {
         RingPlace<Tuning::pixel_stages> place;
-        for (Offset<Problem> tile = first_tile; tile < tiles.count(); tile += step) {
-            const Copies copies(tiles, tile, batch);
-            for (int stage = range.first; stage < range.end; ++stage) {
+        for (; walk.valid(); walk.advance()) {
+            const Copies copies(tiles, walk.tile, batch);
+            for (int stage = walk.first; stage < walk.end; ++stage) {
                 mbarrier_wait_parity(rings.pixels_free(place.stage), place.parity ^ 1);
                 mbarrier_arrive_expect_tx(rings.pixels_full(place.stage), Rings::pixel_bytes);
 #pragma unroll
@@ -125,8 +124,8 @@ __device__ __forceinline__ void produce(const TensorMap& x, const float* prepare
         }
     } else if (thread == 32) {
         FilterCopies<Problem, Tuning> filters(prepared, tiles, rings);
-        for (Offset<Problem> tile = first_tile; tile < tiles.count(); tile += step)
-            for (int stage = range.first; stage < range.end; ++stage) filters.stage(tile, stage);
+        for (; walk.valid(); walk.advance())
+            for (int stage = walk.first; stage < walk.end; ++stage) filters.stage(walk.tile, stage);
     }
 }
 
@@ -186,17 +185,15 @@ struct ColumnCopies {
 template <class Problem, class Tuning>
 __device__ __forceinline__ void produce(const float* x, const float* prepared, long long batch,
                                         const TensorTiles<Problem, Tuning>& tiles,
-                                        const TensorRings<Problem, Tuning>& rings, int thread, Offset<Problem> first_tile,
-                                        Offset<Problem> step) {
-    const StageRange<Problem, Tuning> range;
+                                        const TensorRings<Problem, Tuning>& rings, int thread) {
     RingPlace<Tuning::pixel_stages> place;
     FilterCopies<Problem, Tuning> filters(prepared, tiles, rings);
     ColumnCopies<Problem, Tuning> pixels(batch);
-    Offset<Problem> tile = first_tile, filter_tile = first_tile;
-    int stage = range.first, filter_stage = range.first, previous = 0;
+    TileWalk<Problem, Tuning> walk(tiles), behind = walk;
+    int stage = walk.first, filter_stage = walk.first, previous = 0;
     bool begun = false;
-    if (tile < tiles.count()) pixels.begin(x, tiles.first_pixel(tile), tiles.group(tile), thread, batch);
-    while (tile < tiles.count()) {
+    if (walk.valid()) pixels.begin(x, tiles.first_pixel(walk.tile), tiles.group(walk.tile), thread, batch);
+    while (walk.valid()) {
         mbarrier_wait_parity(rings.pixels_free(place.stage), place.parity ^ 1);
         pixels.stage(reinterpret_cast<float*>(rings.pixel_stage(place.stage)), stage, thread);
         cp_async_commit_group();
@@ -204,22 +201,26 @@ __device__ __forceinline__ void produce(const float* x, const float* prepared, l
             cp_async_wait_group<1>();
             __syncwarp();
             if (thread % 32 == 0) mbarrier_arrive(rings.pixels_full(previous));
-            if (thread == 0) filters.stage(filter_tile, filter_stage);
-            if (++filter_stage == range.end) filter_stage = range.first, filter_tile += step;
+            if (thread == 0) filters.stage(behind.tile, filter_stage);
+            if (++filter_stage == behind.end) {
+                behind.advance();
+                filter_stage = behind.first;
+            }
         }
         begun = true;
         previous = place.stage;
         place.advance();
-        if (++stage == range.end) {
-            stage = range.first, tile += step;
-            if (tile < tiles.count()) pixels.begin(x, tiles.first_pixel(tile), tiles.group(tile), thread, batch);
+        if (++stage == walk.end) {
+            walk.advance();
+            stage = walk.first;
+            if (walk.valid()) pixels.begin(x, tiles.first_pixel(walk.tile), tiles.group(walk.tile), thread, batch);
         }
     }
     if (begun) {
         cp_async_wait_group<0>();
         __syncwarp();
         if (thread % 32 == 0) mbarrier_arrive(rings.pixels_full(previous));
-        if (thread == 0) filters.stage(filter_tile, filter_stage);
+        if (thread == 0) filters.stage(behind.tile, filter_stage);
     }
 }
 

@@ -143,4 +143,46 @@ struct StageRange {
     }
 };
 
+// The tiles of one block: tile after tile. Where blocks work in clusters of `split`, those tiles that are left when each block
+// has had equally many are shared: each cluster has one of them at most, and each block a share of its stages.
+template <class Problem, class Tuning>
+struct TileWalk {
+    static constexpr int split = Tuning::split, all = TensorFilters<Problem, Tuning>::stages, share = ceil_div(all, split);
+    static_assert(share * (split - 1) < all, "each block of a cluster has stages");
+    const Offset<Problem> count, step, left;  // `left`: the first tile that is shared
+    Offset<Problem> tile;
+    int first, end;  // stages of the tile
+    bool together;
+
+    __device__ __forceinline__ explicit TileWalk(const TensorTiles<Problem, Tuning>& tiles)
+        : count(tiles.count()), step(gridDim.x), left(split > 1 ? count / step * step : count), tile(blockIdx.x), first(0),
+          end(all), together(false) {
+        if (split > 1 && tile >= left) meet();
+    }
+    __device__ __forceinline__ bool valid() const { return tile < count; }
+    // Whether the cluster shares a tile.
+    __device__ __forceinline__ bool meets() const { return split > 1 && left + blockIdx.x / split < count; }
+    __device__ __forceinline__ bool is_last() const {
+        return split == 1 ? tile + step >= count : together || (tile + step >= left && !meets());
+    }
+    __device__ __forceinline__ void advance() {
+        if constexpr (split == 1) {
+            tile += step;
+        } else if (together) {
+            tile = count;
+        } else {
+            tile += step;
+            if (tile >= left) meet();
+        }
+    }
+    __device__ __forceinline__ void meet() {
+        if constexpr (split > 1) {
+            together = true;
+            tile = left + blockIdx.x / split;
+            first = static_cast<int>(cluster_rank()) * share;
+            end = first + share < all ? first + share : all;
+        }
+    }
+};
+
 }  // namespace leanconv
