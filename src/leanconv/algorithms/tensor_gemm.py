@@ -225,12 +225,14 @@ def _with_splits(config: TensorConfig, parts: list[PartialConvolution], target: 
 
 
 def _rounds(tiles: int, split: int, target: Target) -> tuple[int, int]:
-    """Tiles that each block has, and those that are left for the clusters to share; 0 where these are too many."""
-    # NOTE: a GPU's processing clusters of 16 or 18 multiprocessors leave some to no cluster of four or eight
-    unit = 2 if split == 2 else 8
-    blocks = max(unit, target.multiprocessors // unit * unit)
+    """Tiles that each block has, and those that are left for the clusters to share; 0 where these are too many.
+
+    Clusters of four and eight are dealt unevenly: 32 clusters of four did not run at once on an H200's 132
+    multiprocessors, and took 1.5 times the predicted time. These share all tiles or none.
+    """
+    blocks = max(1, target.multiprocessors // split) * split
     whole, left = divmod(tiles, blocks)
-    return whole, left if left * split <= blocks else 0
+    return whole, left if left * split <= blocks and (split == 2 or not whole) else 0
 
 
 def _grid(tiles: int, split: int, target: Target) -> int:
