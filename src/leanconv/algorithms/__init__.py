@@ -22,6 +22,8 @@ from leanconv.algorithms.single_channel import SingleChannel
 from leanconv.algorithms.tensor_gemm import TensorGemm
 from leanconv.algorithms.tensor_gemm_narrow import TensorGemmNarrow
 from leanconv.algorithms.tensor_gemm_sync import TensorGemmSync
+from leanconv.algorithms.tensor_weight import TensorWeight
+from leanconv.algorithms.tensor_weight_parts import TensorWeightParts
 from leanconv.algorithms.winograd1d import Winograd1d
 from leanconv.algorithms.winograd2d import Winograd2d
 
@@ -43,6 +45,8 @@ ALGORITHMS: tuple[GpuAlgorithm, ...] = (
     DepthwiseInput(),
     DepthwiseWeight(),
     DepthwiseWeightParts(),
+    TensorWeight(),
+    TensorWeightParts(),
     SingleChannel(),
     DirectTiled(),
     Direct(),

@@ -1,0 +1,228 @@
+"""Gradient of the filters on tensor cores, in the accuracy of float32 or of TF32."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+
+from leanconv.algorithms.base import (
+    LAUNCH_CYCLES,
+    Arithmetic,
+    Config,
+    TimedAlgorithm,
+    by_time,
+    ceil_div,
+    conv_constants,
+    variant,
+)
+from leanconv.algorithms.tensor_filters import DEPTH, LEAST_CHANNELS, SplitGemm
+from leanconv.algorithms.tensor_gemm import FLOPS_PER_CYCLE, ROW, pixel_map, wgmma_limits
+from leanconv.algorithms.tiles import gradient_arguments, weight_limits
+from leanconv.plan import Launch, Plan, Pointer, Target, TensorMap
+from leanconv.problem import ConvProblem
+
+#: Filters of a chunk.
+CHUNK = 64
+
+
+@dataclass(frozen=True)
+class TensorWeightConfig(Config):
+    """A tile has 64 weights of a filter for each of ``warpgroups`` consumers, and ``chunks`` x 64 filters.
+
+    ``products`` of float16 make one of float32: 3, or 1 in tier tf32. ``partials`` partial sums are under way at once.
+    ``turns``: consumers multiply in turn. ``x_stages``, ``dy_stages`` and ``split_stages`` are the lengths of the rings
+    of x, of dy, and of dy converted. A cluster of ``split`` blocks shares a tile's pixels, and so do ``parts`` of them
+    whose sums a second launch adds.
+    """
+
+    warpgroups: int
+    chunks: int
+    products: int
+    partials: int
+    turns: bool
+    x_stages: int
+    dy_stages: int
+    split_stages: int
+    consumer_registers: int
+    converter_registers: int
+    producer_registers: int
+    split: int = 1
+    parts: int = 1
+
+    @property
+    def threads(self) -> int:
+        """Threads of a block: the consumers, a warpgroup that converts and one that copies."""
+        return 128 * (self.warpgroups + 2)
+
+    @property
+    def rows(self) -> int:
+        """Weights of a filter that a tile has."""
+        return 64 * self.warpgroups
+
+    @property
+    def filters(self) -> int:
+        """Filters of a tile."""
+        return CHUNK * self.chunks
+
+    @property
+    def ring_bytes(self) -> int:
+        """Bytes of the three rings, and of the scales of what is converted."""
+        return self.x_stages * 4 * DEPTH * self.rows + self.dy_stages * 4 * DEPTH * CHUNK + self.split_stages * (
+            2 * DEPTH * CHUNK * (2 if self.products == 3 else 1) + 320
+        )
+
+    @property
+    def shared_bytes(self) -> int:
+        """Shared memory of a block: the rings, and two barriers a stage."""
+        return self.ring_bytes + 16 * (self.x_stages + self.dy_stages + self.split_stages)
+
+
+#: A tile: warpgroups, chunks of filters, partial sums.
+Tile = tuple[int, int, int]
+#: Whether consumers take turns with each tile, and the TFLOP/s that it reaches on large layers.
+TILES: dict[Tile, tuple[bool, float]] = {
+    (2, 3, 1): (True, 160),
+    (2, 2, 2): (True, 150),
+    (3, 1, 1): (False, 120),
+    (2, 1, 1): (True, 100),
+}
+#: Registers of a thread that multiplies, converts or copies, by the tile's warpgroups and chunks.
+REGISTERS = {
+    (2, 3): (208, 72, 24),
+    (2, 2): (200, 88, 24),
+    (2, 1): (152, 152, 24),
+    (3, 1): (128, 72, 24),
+}  # fmt: skip
+#: Stages that the rings have at most, of x, of dy and of dy converted.
+MOST_STAGES = (3, 4, 8)
+#: Cycles of a block beside its stages, and of the sum over the blocks of a cluster.
+BLOCK_CYCLES, SPLIT_CYCLES = 7000, 4000
+SPLITS = (1, 2, 4, 8)
+
+
+def dy_map(problem: ConvProblem) -> TensorMap:
+    """How bulk copies walk over dy in NHWC: 32 filters of 64 pixels."""
+    return TensorMap(
+        role="dy",
+        element="float32",
+        shape=(problem.k, problem.n * problem.p * problem.q),
+        strides=(4 * problem.k,),
+        box=(ROW, DEPTH),
+        swizzle=4 * ROW,
+    )
+
+
+@lru_cache(maxsize=256)
+def _config(tile: Tile, products: int, shared: int) -> TensorWeightConfig | None:
+    """The configuration of a tile, with rings as long as ``shared`` bytes allow; None where they are too short."""
+    warpgroups, chunks, partials = tile
+    for stages in range(MOST_STAGES[0], 1, -1):
+        for dy_stages in (3, 2):
+            for split_stages in range(min(MOST_STAGES[2], 3 * chunks + 1), max(chunks, 2) - 1, -1):
+                config = TensorWeightConfig(
+                    warpgroups, chunks, products, partials, TILES[tile][0], stages, dy_stages, split_stages,
+                    *REGISTERS[warpgroups, chunks],
+                )  # fmt: skip
+                if config.shared_bytes <= shared and split_stages >= min(2 * chunks, 4):
+                    return config
+    return None
+
+
+class TensorWeight(TimedAlgorithm):
+    """The filters' gradient as a matrix product on tensor cores, each float32 split into two float16 on its way; sums
+    over the blocks of a cluster in fixed order, no atomics, no workspace.
+
+    ``x dy ≈ hi·hi + hi·lo + lo·hi`` in float16, summed in float32; in tier tf32 ``hi·hi`` alone.
+    """
+
+    name = "tensor_weight"
+    paper = SplitGemm.paper
+    tier = "fp32"
+    solves = "conv2d"
+
+    def why_not(self, problem: ConvProblem, target: Target) -> list[str]:
+        reasons = [*weight_limits(problem), *wgmma_limits(target)]
+        if problem.layout != "NHWC":
+            reasons.append(f"layout={problem.layout!r} is not 'NHWC'")
+        least = min(problem.group_c, problem.group_k)
+        if least < LEAST_CHANNELS:
+            reasons.append(f"groups={problem.groups} leaves {least} channels in a group, fewer than {LEAST_CHANNELS}")
+        elif problem.group_c % 4 or problem.group_k % 4:
+            reasons.append(
+                f"groups={problem.groups} of {problem.group_c} channels and {problem.group_k} filters: "
+                "bulk copies need both in fours"
+            )
+        reach = max((problem.r - 1) * problem.dilation[0], (problem.s - 1) * problem.dilation[1])
+        if reach > 255:
+            reasons.append(f"a window reaches {reach} pixels far, and a bulk copy 255")
+        if reasons or problem.is_empty:
+            return reasons
+        return [*pixel_map(problem, DEPTH).why_not(), *dy_map(problem).why_not()]
+
+    def arithmetic(self, problem: ConvProblem) -> Arithmetic:
+        return "fp16" if problem.precision == "tf32" else "fp16x3"
+
+    def timed(self, problem: ConvProblem, target: Target) -> list[tuple[float, TensorWeightConfig]]:
+        return by_time(
+            (predicted_cycles(problem, config, target), config)
+            for whole in _whole(problem, target)
+            for config in self.shared_by(problem, whole, target)
+        )
+
+    def shared_by(
+        self, problem: ConvProblem, whole: TensorWeightConfig, target: Target
+    ) -> Iterator[TensorWeightConfig]:
+        """The configuration, with tiles computed by one block each, and by clusters."""
+        for split in SPLITS:
+            sums = 4 * whole.filters * whole.rows
+            if split == 1 or (split <= stages_of(problem) and sums <= whole.ring_bytes):
+                yield variant(whole, split=split)
+
+    def plan(self, problem: ConvProblem, config: TensorWeightConfig, target: Target) -> Plan:
+        *_, dw, batch = gradient_arguments(problem)
+        return Plan((_launch(problem, config, self.name, dw, batch),))
+
+
+def _launch(problem: ConvProblem, config: TensorWeightConfig, name: str, *rest: Pointer) -> Launch:
+    return Launch(
+        header=f"{name}.cuh",
+        function=f"leanconv::{name}",
+        problem=conv_constants(problem),
+        tuning=config.constants(),
+        arguments=(pixel_map(problem, DEPTH), dy_map(problem), *rest),
+        grid=tiles_of(problem, config) * config.split * config.parts,
+        block=config.threads,
+        shared_bytes=config.shared_bytes,
+        cluster=config.split,
+    )
+
+
+def _whole(problem: ConvProblem, target: Target) -> Iterator[TensorWeightConfig]:
+    products = 1 if problem.precision == "tf32" else 3
+    for tile in TILES:
+        config = _config(tile, products, target.shared_per_block)
+        if config:
+            yield config
+
+
+def stages_of(problem: ConvProblem) -> int:
+    """Stages of all pixels."""
+    return ceil_div(problem.n * problem.p * problem.q, DEPTH)
+
+
+def tiles_of(problem: ConvProblem, config: TensorWeightConfig) -> int:
+    """Tiles of the gradient."""
+    pieces = problem.r * problem.s * ceil_div(problem.group_c, ROW)
+    return ceil_div(pieces * ROW, config.rows) * ceil_div(problem.group_k, config.filters) * problem.groups
+
+
+def predicted_cycles(problem: ConvProblem, config: TensorWeightConfig, target: Target) -> float:
+    """Predicted time in clock cycles, of the first launch."""
+    tile = config.warpgroups, config.chunks, config.partials
+    speed = TILES[tile][1] * FLOPS_PER_CYCLE * (1.6 if config.products == 1 else 1)
+    stages = ceil_div(stages_of(problem), config.split * config.parts)
+    each = stages * 2 * config.rows * config.filters * DEPTH / speed + BLOCK_CYCLES
+    rounds = ceil_div(tiles_of(problem, config) * config.split * config.parts, target.multiprocessors)
+    memory = problem.bytes / target.bytes_per_cycle
+    return max(rounds * each + (SPLIT_CYCLES if config.split > 1 else 0), memory) + LAUNCH_CYCLES
