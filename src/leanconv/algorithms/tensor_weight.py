@@ -87,11 +87,12 @@ TILES: dict[Tile, tuple[bool, float]] = {
     (3, 1, 1): (False, 120),
     (2, 1, 1): (True, 100),
 }
-#: Registers of a thread that multiplies, converts or copies, by the tile's warpgroups and chunks.
+#: Registers of a thread that multiplies, converts or copies, by the tile's warpgroups and chunks. NOTE: threads that do
+#: not multiply give registers away, so they have fewer than at the launch, which are 65536 over the block's threads.
 REGISTERS = {
     (2, 3): (208, 72, 24),
     (2, 2): (200, 88, 24),
-    (2, 1): (152, 152, 24),
+    (2, 1): (192, 104, 24),
     (3, 1): (128, 72, 24),
 }  # fmt: skip
 #: Stages that the rings have at most, of x, of dy and of dy converted.

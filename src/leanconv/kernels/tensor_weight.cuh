@@ -212,6 +212,8 @@ __device__ __forceinline__ void sum_weights(float* dw, const WeightTiles<Problem
 template <class Problem, class Tuning>
 __device__ __forceinline__ void tensor_weight(const TensorMap& x, const TensorMap& dy, float* dw, long long batch) {
     using Tiles = WeightTiles<Problem, Tuning>;
+    static_assert(Tuning::converter_registers <= 65536 / (128 * (Tuning::warpgroups + 2)) / 8 * 8,
+                  "setmaxnreg.dec is no legal instruction for more registers than a thread has");
     const WeightRings<Problem, Tuning> rings;
     const int number = static_cast<int>(blockIdx.x) / Tuning::split, part = number / Tiles::count;
     const Tiles tile(number % Tiles::count);
