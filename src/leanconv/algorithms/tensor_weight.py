@@ -31,7 +31,9 @@ class TensorWeightConfig(Config):
     """A tile has 64 weights of a filter for each of ``warpgroups`` consumers, and ``chunks`` x 64 filters.
 
     ``products`` of float16 make one of float32: 3, or 1 in tier tf32. ``partials`` partial sums are under way at once.
-    ``turns``: consumers multiply in turn. ``x_stages``, ``dy_stages`` and ``split_stages`` are the lengths of the rings
+    ``turns``: consumers multiply in turn. ``x_rows`` and ``dy_rows``: bulk copies bring x, or dy, in rows of channels;
+    otherwise lanes copy them in columns of pixels. ``piece`` channels of one tap are neighbouring rows of the tile.
+    ``x_stages``, ``dy_stages`` and ``split_stages`` are the lengths of the rings
     of x, of dy, and of dy converted. A cluster of ``split`` blocks shares a tile's pixels, and so do ``parts`` of them
     whose sums a second launch adds.
     """
@@ -41,6 +43,9 @@ class TensorWeightConfig(Config):
     products: int
     partials: int
     turns: bool
+    x_rows: bool
+    dy_rows: bool
+    piece: int
     x_stages: int
     dy_stages: int
     split_stages: int
@@ -68,9 +73,10 @@ class TensorWeightConfig(Config):
     @property
     def ring_bytes(self) -> int:
         """Bytes of the three rings, and of the scales of what is converted."""
-        return self.x_stages * 4 * DEPTH * self.rows + self.dy_stages * 4 * DEPTH * CHUNK + self.split_stages * (
-            2 * DEPTH * CHUNK * (2 if self.products == 3 else 1) + 320
-        )
+        x = 4 * self.rows * (DEPTH if self.x_rows else DEPTH + 8)
+        dy = 4 * CHUNK * (DEPTH if self.dy_rows else DEPTH + 4)
+        split = 2 * DEPTH * CHUNK * (2 if self.products == 3 else 1) + 320
+        return self.x_stages * x + self.dy_stages * dy + self.split_stages * split
 
     @property
     def shared_bytes(self) -> int:
@@ -100,6 +106,8 @@ MOST_STAGES = (3, 4, 8)
 #: Cycles of a block beside its stages, and of the sum over the blocks of a cluster.
 BLOCK_CYCLES, SPLIT_CYCLES = 7000, 4000
 SPLITS = (1, 2, 4, 8)
+#: Cycles of the four copying warps for each row of 64 pixels in columns, and for each piece of rows.
+COPY_CYCLES, PIECE_CYCLES = 16, 30
 
 
 def dy_map(problem: ConvProblem) -> TensorMap:
@@ -114,15 +122,39 @@ def dy_map(problem: ConvProblem) -> TensorMap:
     )
 
 
+def _x_in_rows(problem: ConvProblem) -> bool:
+    """Whether bulk copies can bring x."""
+    reach = max((problem.r - 1) * problem.dilation[0], (problem.s - 1) * problem.dilation[1])
+    if problem.layout != "NHWC" or problem.c % 4 or problem.group_c % 4 or problem.group_c < LEAST_CHANNELS:
+        return False
+    return problem.n > 0 and reach <= 255 and not pixel_map(problem, DEPTH).why_not()
+
+
+def _dy_in_rows(problem: ConvProblem) -> bool:
+    """And dy."""
+    if problem.layout != "NHWC" or problem.k % 4 or problem.group_k % 4:
+        return False
+    return problem.n > 0 and not dy_map(problem).why_not()
+
+
+def _piece(problem: ConvProblem) -> int:
+    """Channels of a tap that lie together in columns: few rows of zeros, and few taps to find for those who copy."""
+    return min(
+        (32, 16, 8, 4, 2, 1), key=lambda piece: ceil_div(problem.group_c, piece) * (COPY_CYCLES * piece + PIECE_CYCLES)
+    )
+
+
 @lru_cache(maxsize=256)
-def _config(tile: Tile, products: int, shared: int) -> TensorWeightConfig | None:
+def _config(
+    tile: Tile, products: int, way: tuple[bool, bool, int], shared: int
+) -> TensorWeightConfig | None:
     """The configuration of a tile, with rings as long as ``shared`` bytes allow; None where they are too short."""
     warpgroups, chunks, partials = tile
     for stages in range(MOST_STAGES[0], 1, -1):
         for dy_stages in (3, 2):
             for split_stages in range(min(MOST_STAGES[2], 3 * chunks + 1), max(chunks, 2) - 1, -1):
                 config = TensorWeightConfig(
-                    warpgroups, chunks, products, partials, TILES[tile][0], stages, dy_stages, split_stages,
+                    warpgroups, chunks, products, partials, TILES[tile][0], *way, stages, dy_stages, split_stages,
                     *REGISTERS[warpgroups, chunks],
                 )  # fmt: skip
                 if config.shared_bytes <= shared and split_stages >= min(2 * chunks, 4):
@@ -144,22 +176,12 @@ class TensorWeight(TimedAlgorithm):
 
     def why_not(self, problem: ConvProblem, target: Target) -> list[str]:
         reasons = [*weight_limits(problem), *wgmma_limits(target)]
-        if problem.layout != "NHWC":
-            reasons.append(f"layout={problem.layout!r} is not 'NHWC'")
         least = min(problem.group_c, problem.group_k)
-        if least < LEAST_CHANNELS:
+        if problem.groups > 1 and least < LEAST_CHANNELS:
             reasons.append(f"groups={problem.groups} leaves {least} channels in a group, fewer than {LEAST_CHANNELS}")
-        elif problem.group_c % 4 or problem.group_k % 4:
-            reasons.append(
-                f"groups={problem.groups} of {problem.group_c} channels and {problem.group_k} filters: "
-                "bulk copies need both in fours"
-            )
-        reach = max((problem.r - 1) * problem.dilation[0], (problem.s - 1) * problem.dilation[1])
-        if reach > 255:
-            reasons.append(f"a window reaches {reach} pixels far, and a bulk copy 255")
-        if reasons or problem.is_empty:
-            return reasons
-        return [*pixel_map(problem, DEPTH).why_not(), *dy_map(problem).why_not()]
+        if problem.n * problem.p * problem.q >= 2**31:
+            reasons.append(f"the output has {problem.n * problem.p * problem.q} pixels, 2**31 or more")
+        return reasons
 
     def arithmetic(self, problem: ConvProblem) -> Arithmetic:
         return "fp16" if problem.precision == "tf32" else "fp16x3"
@@ -186,12 +208,14 @@ class TensorWeight(TimedAlgorithm):
 
 
 def _launch(problem: ConvProblem, config: TensorWeightConfig, name: str, *rest: Pointer) -> Launch:
+    x = pixel_map(problem, DEPTH) if config.x_rows else Pointer("x")
+    dy = dy_map(problem) if config.dy_rows else Pointer("dy")
     return Launch(
         header=f"{name}.cuh",
         function=f"leanconv::{name}",
         problem=conv_constants(problem),
         tuning=config.constants(),
-        arguments=(pixel_map(problem, DEPTH), dy_map(problem), *rest),
+        arguments=(x, dy, *rest),
         grid=tiles_of(problem, config) * config.split * config.parts,
         block=config.threads,
         shared_bytes=config.shared_bytes,
@@ -201,8 +225,10 @@ def _launch(problem: ConvProblem, config: TensorWeightConfig, name: str, *rest: 
 
 def _whole(problem: ConvProblem, target: Target) -> Iterator[TensorWeightConfig]:
     products = 1 if problem.precision == "tf32" else 3
+    x_rows = _x_in_rows(problem)
+    way = x_rows, _dy_in_rows(problem), ROW if x_rows else _piece(problem)
     for tile in TILES:
-        config = _config(tile, products, target.shared_per_block)
+        config = _config(tile, products, way, target.shared_per_block)
         if config:
             yield config
 
@@ -214,8 +240,8 @@ def stages_of(problem: ConvProblem) -> int:
 
 def tiles_of(problem: ConvProblem, config: TensorWeightConfig) -> int:
     """Tiles of the gradient."""
-    pieces = problem.r * problem.s * ceil_div(problem.group_c, ROW)
-    return ceil_div(pieces * ROW, config.rows) * ceil_div(problem.group_k, config.filters) * problem.groups
+    rows = problem.r * problem.s * ceil_div(problem.group_c, config.piece) * config.piece
+    return ceil_div(rows, config.rows) * ceil_div(problem.group_k, config.filters) * problem.groups
 
 
 def predicted_cycles(problem: ConvProblem, config: TensorWeightConfig, target: Target) -> float:

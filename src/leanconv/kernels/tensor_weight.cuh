@@ -19,6 +19,7 @@
 #include <lib/ptx/load.cuh>
 #include <lib/ptx/registers.cuh>
 #include <lib/ptx/wgmma.cuh>
+#include <lib/tensor_weight_copies.cuh>
 #include <lib/tensor_weight_operands.cuh>
 #include <tensor_gemm.cuh>
 
@@ -42,10 +43,28 @@ struct WeightFragments {
         return bits;
     }
 
-    // `row` of the tile is that of lane group g, and 8 behind it. NOTE: neighbouring lanes have every second pixel, whose
-    // units of 16 bytes the swizzle puts into banks of their own.
+    // `row` of the tile is that of lane group g, and 8 behind it.
     __device__ __forceinline__ void load(const unsigned char* x, int row, int t) {
+        using Rings = WeightRings<Problem, Tuning>;
         float values[2][4][4];
+        if constexpr (Tuning::x_rows) load_rows(values, x, row, t);
+        else {
+#pragma unroll
+            for (int i = 0; i < 2; ++i)
+#pragma unroll
+                for (int j = 0; j < 8; ++j) {
+                    unsigned two[2];
+                    ld_shared_v2_u32(two, reinterpret_cast<const float*>(x) + (row + 8 * i) * Rings::x_pitch + 8 * j + 2 * t);
+                    values[i][j / 2][j % 2 * 2] = __uint_as_float(two[0]);
+                    values[i][j / 2][j % 2 * 2 + 1] = __uint_as_float(two[1]);
+                }
+        }
+#pragma unroll
+        for (int i = 0; i < 2; ++i) down[i] = split_row<exact>(high, low, i, values[i], unscaled_header());
+    }
+
+    // NOTE: neighbouring lanes have every second pixel, whose units of 16 bytes the swizzle puts into banks of their own.
+    static __device__ __forceinline__ void load_rows(float (&values)[2][4][4], const unsigned char* x, int row, int t) {
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
             const int channel = row % 32 + 8 * i;
@@ -60,9 +79,6 @@ struct WeightFragments {
                         __uint_as_float(ld_shared_u32(reinterpret_cast<const float*>(at + (2 * sixteen + j / 2) * 1024)));
             }
         }
-#pragma unroll
-        for (int i = 0; i < 2; ++i)
-            down[i] = split_row<exact>(high, low, i, values[i], SplitColumns<Problem, Tuning>::unscaled_header());
     }
 };
 
@@ -70,17 +86,17 @@ struct WeightFragments {
 template <class Problem, class Tuning>
 __device__ __forceinline__ void multiply_weights(float (&partial)[32], const WeightFragments<Problem, Tuning>& weights,
                                                  const unsigned char* split) {
-    const TransposedDescriptor high = transposed_descriptor(split, 0, 1024, 128);
+    constexpr int step = split_step<Tuning>;
+    const auto high = split_operand<Tuning>(split);
     if constexpr (Tuning::products == 3) {
-        const TransposedDescriptor low =
-            transposed_descriptor(split + WeightRings<Problem, Tuning>::half_bytes, 0, 1024, 128);
+        const auto low = split_operand<Tuning>(split + WeightRings<Problem, Tuning>::half_bytes);
 #pragma unroll
-        for (int i = 0; i < 4; ++i) wgmma_f16(partial, weights.low[i], high + 2048 * i, i > 0);
+        for (int i = 0; i < 4; ++i) wgmma_f16(partial, weights.low[i], high + step * i, i > 0);
 #pragma unroll
-        for (int i = 0; i < 4; ++i) wgmma_f16(partial, weights.high[i], low + 2048 * i, true);
+        for (int i = 0; i < 4; ++i) wgmma_f16(partial, weights.high[i], low + step * i, true);
     }
 #pragma unroll
-    for (int i = 0; i < 4; ++i) wgmma_f16(partial, weights.high[i], high + 2048 * i, Tuning::products == 3 || i > 0);
+    for (int i = 0; i < 4; ++i) wgmma_f16(partial, weights.high[i], high + step * i, Tuning::products == 3 || i > 0);
 }
 
 // Adds a chunk's partial sums, times the inverse scales of their rows and columns.
@@ -102,15 +118,14 @@ __device__ __forceinline__ void promote_scaled(float (&sums)[32], const float (&
 template <class Problem, class Tuning, int count>
 __device__ __forceinline__ void store_weights(float* dw, const float (&sums)[count], int first,
                                               const WeightTiles<Problem, Tuning>& tile, int row, int t) {
-    using Tiles = WeightTiles<Problem, Tuning>;
     constexpr int taps = Problem::r * Problem::s;
-    const int piece = tile.first_piece + row / 32, tap = piece / Tiles::of_tap;
-    const int c = piece % Tiles::of_tap * Tiles::piece + row % 32;
-    if (piece >= Tiles::pieces) return;
+    const WeightRow<Problem, Tuning> rows[2] = {WeightRow<Problem, Tuning>(tile.first_row + row),
+                                                WeightRow<Problem, Tuning>(tile.first_row + row + 8)};
 #pragma unroll
     for (int i = 0; i < count; ++i) {
-        const int channel = c + i / 2 % 2 * 8, in_group = tile.first_filter + (first + i) / 4 * 8 + 2 * t + i % 2;
-        if (channel >= Problem::group_c || in_group >= Problem::group_k) continue;
+        const int tap = rows[i / 2 % 2].tap, channel = rows[i / 2 % 2].channel;
+        const int in_group = tile.first_filter + (first + i) / 4 * 8 + 2 * t + i % 2;
+        if (tap >= taps || channel >= Problem::group_c || in_group >= Problem::group_k) continue;
         const int64 k = tile.group * Problem::group_k + in_group;
         const int64 at = Problem::nhwc ? (k * taps + tap) * Problem::group_c + channel
             : Problem::chwn            ? (static_cast<int64>(channel) * taps + tap) * Problem::k + k
@@ -209,8 +224,8 @@ __device__ __forceinline__ void sum_weights(float* dw, const WeightTiles<Problem
 }
 
 // `dw` is the gradient, or with several parts room for as many.
-template <class Problem, class Tuning>
-__device__ __forceinline__ void tensor_weight(const TensorMap& x, const TensorMap& dy, float* dw, long long batch) {
+template <class Problem, class Tuning, class X, class DY>
+__device__ __forceinline__ void tensor_weight(const X& x, const DY& dy, float* dw, long long batch) {
     using Tiles = WeightTiles<Problem, Tuning>;
     static_assert(Tuning::converter_registers <= 65536 / (128 * (Tuning::warpgroups + 2)) / 8 * 8,
                   "setmaxnreg.dec is no legal instruction for more registers than a thread has");

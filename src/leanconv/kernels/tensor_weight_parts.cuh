@@ -8,9 +8,8 @@
 
 namespace leanconv {
 
-template <class Problem, class Tuning>
-__device__ __forceinline__ void tensor_weight_parts(const TensorMap& x, const TensorMap& dy, float* workspace,
-                                                    long long batch) {
+template <class Problem, class Tuning, class X, class DY>
+__device__ __forceinline__ void tensor_weight_parts(const X& x, const DY& dy, float* workspace, long long batch) {
     tensor_weight<Problem, Tuning>(x, dy, workspace, batch);
 }
 

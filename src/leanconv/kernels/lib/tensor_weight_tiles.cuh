@@ -1,8 +1,8 @@
 // The gradient of the filters as a matrix on tensor cores: its tiles, the share of the pixels that a block sums, and the
 // rings between those that copy, convert and multiply.
 //
-// Rows of the matrix are weights of one filter, a tap and a channel, in pieces of 32 channels of one tap; columns are
-// filters. The reduction goes over all output pixels, in stages of 64.
+// Rows of the matrix are weights of one filter, in pieces of some channels of one tap; columns are filters. The reduction
+// goes over all output pixels, in stages of 64.
 #pragma once
 
 #include <lib/index.cuh>
@@ -16,17 +16,28 @@ namespace leanconv {
 
 template <class Problem, class Tuning>
 struct WeightTiles {
-    static constexpr int piece = 32, chunk = 64;
-    static constexpr int of_tap = ceil_div(Problem::group_c, piece), pieces = Problem::r * Problem::s * of_tap;
-    static constexpr int tile_pieces = 2 * Tuning::warpgroups, filters = chunk * Tuning::chunks;
-    static constexpr int of_rows = ceil_div(pieces, tile_pieces), of_filters = ceil_div(Problem::group_k, filters);
+    static constexpr int piece = Tuning::piece, chunk = 64, taps = Problem::r * Problem::s;
+    static constexpr int of_tap = ceil_div(Problem::group_c, piece), all_rows = taps * of_tap * piece;
+    static constexpr int rows = 64 * Tuning::warpgroups, filters = chunk * Tuning::chunks;
+    static constexpr int of_rows = ceil_div(all_rows, rows), of_filters = ceil_div(Problem::group_k, filters);
     static constexpr int count = of_rows * of_filters * Problem::groups;
-    int group, first_piece, first_filter;  // the filter in its group
+    int group, first_row, first_filter;  // the filter in its group
 
     // Blocks that run side by side read the same pixels.
     __device__ __forceinline__ explicit WeightTiles(int tile)
-        : group(tile / (of_rows * of_filters)), first_piece(tile / of_filters % of_rows * tile_pieces),
+        : group(tile / (of_rows * of_filters)), first_row(tile / of_filters % of_rows * rows),
           first_filter(tile % of_filters * filters) {}
+};
+
+// What a row of the matrix stands for; rows past the last have a tap that no filter has.
+template <class Problem, class Tuning>
+struct WeightRow {
+    using Tiles = WeightTiles<Problem, Tuning>;
+    int tap, channel;
+    __device__ __forceinline__ explicit WeightRow(int row)
+        : tap(row / Tiles::piece / Tiles::of_tap), channel(row / Tiles::piece % Tiles::of_tap * Tiles::piece + row % Tiles::piece) {}
+    __device__ __forceinline__ int down() const { return tap / Problem::s * Problem::dilation_h; }
+    __device__ __forceinline__ int right() const { return tap % Problem::s * Problem::dilation_w; }
 };
 
 // The stages of 64 pixels that a block sums: those of its place among the `parts` x `split` blocks of a tile.
@@ -44,13 +55,20 @@ struct PartRange {
     }
 };
 
-// Shared memory: x as it comes, dy as it comes (`chunk` filters a stage), dy split into high and low halves with the
-// inverse scales of its columns; and two barriers for each stage of each ring.
+// Shared memory: x and dy as float32, dy split into high and low halves with the inverse scales of its columns; and two
+// barriers for each stage of each ring.
+//   in rows: pixels are rows of 32 channels, 128 bytes, swizzled, 64 of them a piece; bulk copies bring them
+//   in columns: a weight's, or a filter's, 64 pixels lie together; lanes copy them one by one
 template <class Problem, class Tuning>
 struct WeightRings {
     using Tiles = WeightTiles<Problem, Tuning>;
-    static constexpr int piece_bytes = split_depth * Tiles::piece * 4, x_bytes = Tiles::tile_pieces * piece_bytes;
-    static constexpr int dy_bytes = Tiles::chunk / Tiles::piece * piece_bytes;
+    static constexpr int piece_bytes = split_depth * 128;
+    // Columns of x are read 8 bytes a lane, those of dy 16: both meet each bank once.
+    static constexpr int x_pitch = 72, dy_pitch = 68;
+    static constexpr int x_bytes = Tiles::rows * (Tuning::x_rows ? split_depth : x_pitch) * 4;
+    static constexpr int dy_bytes = Tiles::chunk * (Tuning::dy_rows ? split_depth : dy_pitch) * 4;
+    static_assert(x_bytes % 1024 == 0 && dy_bytes % 1024 == 0, "stages begin where swizzle patterns do");
+    static_assert(!Tuning::x_rows || Tiles::piece == 32, "a bulk copy brings the 32 channels of a piece");
     static constexpr int half_bytes = split_depth * Tiles::chunk * 2;
     static constexpr int split_bytes = half_bytes * (Tuning::products == 3 ? 2 : 1);
     // The 16 scales of lane t of four lie 20 t floats further: its four loads meet each bank once.
@@ -58,7 +76,7 @@ struct WeightRings {
     static constexpr int dy_at = Tuning::x_stages * x_bytes, split_at = dy_at + Tuning::dy_stages * dy_bytes;
     static constexpr int scales_at = split_at + Tuning::split_stages * split_bytes;
     static constexpr int bytes = scales_at + Tuning::split_stages * scale_bytes;
-    static constexpr int converter_warps = 4, consumer_warps = 4 * Tuning::warpgroups;
+    static constexpr int producer_warps = 4, converter_warps = 4, consumer_warps = 4 * Tuning::warpgroups;
     unsigned char* base;
 
     __device__ __forceinline__ WeightRings() : base(shared_memory_for_swizzles()) {}
@@ -78,11 +96,11 @@ struct WeightRings {
     // By one thread, before a barrier of the block.
     __device__ __forceinline__ void init() const {
         for (int i = 0; i < Tuning::x_stages; ++i) {
-            mbarrier_init(x_full(i), 1);
+            mbarrier_init(x_full(i), Tuning::x_rows ? 1 : producer_warps);
             mbarrier_init(x_free(i), consumer_warps);
         }
         for (int i = 0; i < Tuning::dy_stages; ++i) {
-            mbarrier_init(dy_full(i), 1);
+            mbarrier_init(dy_full(i), Tuning::dy_rows ? 1 : producer_warps);
             mbarrier_init(dy_free(i), converter_warps);
         }
         for (int i = 0; i < Tuning::split_stages; ++i) {
