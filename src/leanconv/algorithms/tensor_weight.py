@@ -93,13 +93,12 @@ TILES: dict[Tile, tuple[bool, float]] = {
     (3, 1, 1): (False, 120),
     (2, 1, 1): (True, 100),
 }
-#: Registers of a thread that multiplies, converts or copies, by the tile's warpgroups and chunks. NOTE: threads that do
+#: Registers of a thread that multiplies, converts or copies, by the tile's warpgroups and chunks
+#: and whether bulk copies alone bring x and dy. NOTE: threads that do
 #: not multiply give registers away, so they have fewer than at the launch, which are 65536 over the block's threads.
 REGISTERS = {
-    (2, 3): (208, 72, 24),
-    (2, 2): (200, 88, 24),
-    (2, 1): (192, 104, 24),
-    (3, 1): (128, 72, 24),
+    (2, 3, True): (208, 72, 24), (2, 2, True): (200, 88, 24), (2, 1, True): (192, 104, 24), (3, 1, True): (128, 64, 32),
+    (2, 3, False): (200, 64, 48), (2, 2, False): (184, 96, 48), (2, 1, False): (176, 104, 56), (3, 1, False): (120, 72, 48),
 }  # fmt: skip
 #: Stages that the rings have at most, of x, of dy and of dy converted.
 MOST_STAGES = (3, 4, 8)
@@ -155,7 +154,7 @@ def _config(
             for split_stages in range(min(MOST_STAGES[2], 3 * chunks + 1), max(chunks, 2) - 1, -1):
                 config = TensorWeightConfig(
                     warpgroups, chunks, products, partials, TILES[tile][0], *way, stages, dy_stages, split_stages,
-                    *REGISTERS[warpgroups, chunks],
+                    *REGISTERS[warpgroups, chunks, way[0] and way[1]],
                 )  # fmt: skip
                 if config.shared_bytes <= shared and split_stages >= min(2 * chunks, 4):
                     return config
