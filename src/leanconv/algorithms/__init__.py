@@ -17,6 +17,8 @@ from leanconv.algorithms.im2win import Im2win
 from leanconv.algorithms.im2win_basic import Im2winBasic
 from leanconv.algorithms.im2win_fused import Im2winFused
 from leanconv.algorithms.implicit_gemm import ImplicitGemm
+from leanconv.algorithms.implicit_gemm_weight import ImplicitGemmWeight
+from leanconv.algorithms.implicit_gemm_weight_parts import ImplicitGemmWeightParts
 from leanconv.algorithms.register_cache import RegisterCache
 from leanconv.algorithms.single_channel import SingleChannel
 from leanconv.algorithms.tensor_gemm import TensorGemm
@@ -47,6 +49,8 @@ ALGORITHMS: tuple[GpuAlgorithm, ...] = (
     DepthwiseWeightParts(),
     TensorWeight(),
     TensorWeightParts(),
+    ImplicitGemmWeight(),
+    ImplicitGemmWeightParts(),
     SingleChannel(),
     DirectTiled(),
     Direct(),

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from leanconv.algorithms.base import LAUNCH_CYCLES, by_time, ceil_div, conv_constants, variant
+from leanconv.algorithms.base import by_time, ceil_div, variant
+from leanconv.algorithms.part_sums import sum_cycles, sum_launch, weights_of
 from leanconv.algorithms.tensor_weight import (
     TensorWeight,
     TensorWeightConfig,
@@ -15,13 +16,11 @@ from leanconv.algorithms.tensor_weight import (
     tiles_of,
 )
 from leanconv.algorithms.tiles import gradient_arguments
-from leanconv.plan import Launch, Plan, Pointer, Target
+from leanconv.plan import Plan, Pointer, Target
 from leanconv.problem import ConvProblem
 
 #: Blocks that keep a large GPU busy.
 BLOCKS = 132
-#: Warps of a block of the second launch, at most.
-SUM_WARPS = 8
 
 
 class TensorWeightParts(TensorWeight):
@@ -31,11 +30,11 @@ class TensorWeightParts(TensorWeight):
     name = "tensor_weight_parts"
 
     def workspace_bytes(self, problem: ConvProblem) -> int:
-        return 4 * _most_parts(problem) * _weights(problem)
+        return 4 * _most_parts(problem) * weights_of(problem)
 
     def timed(self, problem: ConvProblem, target: Target) -> list[tuple[float, TensorWeightConfig]]:
         return by_time(
-            (predicted_cycles(problem, config, target) + _sum_cycles(problem, config, target), config)
+            (predicted_cycles(problem, config, target) + sum_cycles(problem, config.parts, target), config)
             for whole in _whole(problem, target)
             for config in self.shared_by(problem, whole, target)
         )
@@ -49,37 +48,11 @@ class TensorWeightParts(TensorWeight):
             yield variant(whole, parts=parts)
 
     def plan(self, problem: ConvProblem, config: TensorWeightConfig, target: Target) -> Plan:
-        *_, dw, batch = gradient_arguments(problem)
+        *_, batch = gradient_arguments(problem)
         first = _launch(problem, config, self.name, Pointer("workspace", written=True), batch)
-        warps = _sum_warps(config)
-        added = Launch(
-            header=f"{self.name}.cuh",
-            function="leanconv::tensor_weight_sum",
-            problem=conv_constants(problem),
-            tuning=(("parts", config.parts), ("sum_warps", warps)),
-            arguments=(Pointer("workspace"), dw),
-            grid=ceil_div(_weights(problem), 32),
-            block=32 * warps,
-            shared_bytes=128 * warps,
-        )
-        return Plan((first, added), workspace_bytes=self.workspace_bytes(problem))
-
-
-def _weights(problem: ConvProblem) -> int:
-    return problem.k * problem.group_c * problem.r * problem.s
+        return Plan((first, sum_launch(problem, config.parts)), workspace_bytes=self.workspace_bytes(problem))
 
 
 def _most_parts(problem: ConvProblem) -> int:
     """Most blocks that share a tile, by the smallest tile's size; the workspace is for so many."""
-    return max(2, min(stages_of(problem), 2 * BLOCKS // ceil_div(_weights(problem), 128 * 192)))
-
-
-def _sum_warps(config: TensorWeightConfig) -> int:
-    """As many as parts, rounded down to a power of two."""
-    return min(SUM_WARPS, 1 << (config.parts.bit_length() - 1))
-
-
-def _sum_cycles(problem: ConvProblem, config: TensorWeightConfig, target: Target) -> float:
-    """Of the second launch, which writes what the first wrote, and reads it again."""
-    moved = 8 * config.parts * _weights(problem)
-    return LAUNCH_CYCLES + moved / target.bytes_per_cycle
+    return max(2, min(stages_of(problem), 2 * BLOCKS // ceil_div(weights_of(problem), 128 * 192)))

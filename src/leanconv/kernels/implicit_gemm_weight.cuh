@@ -1,0 +1,111 @@
+// Gradient of the filters as an implicit matrix product on the FP32 cores: filters x weights of a filter, summed over all
+// output pixels. No im2col matrix is ever written.
+//
+// Arithmetic and tiles are those of implicit_gemm.cuh: 16 FMAs a shared load for 8 x 8 of a thread, and the figure to
+// approach is that of cuBLAS, 51 TFLOP/s on an H200. Here the reduction is long and the output small: the pixels are dealt
+// out to the blocks of a cluster, and to `parts` blocks whose sums a second launch adds (lib/part_sums.cuh), each in a fixed
+// order.
+#pragma once
+
+#include <lib/epilogue.cuh>
+#include <lib/ptx/cluster.cuh>
+#include <lib/ptx/shared.cuh>
+#include <lib/part_sums.cuh>
+#include <lib/tile_product.cuh>
+#include <lib/weight_loaders.cuh>
+
+namespace leanconv {
+
+// `sums` of a thread from number `first` on, thread_pixels of them a filter; fours are adjacent weights.
+template <class Problem, class Tuning, int count>
+__device__ __forceinline__ void store_gradient(float* dw, const float (&sums)[count], int first, const Tiling<Tuning>& tiling,
+                                               int group, int first_k, int first_weight) {
+    constexpr int weights = WeightNumber<Problem>::count;
+    static_assert(count % 4 == 0, "fours are stored together");
+#pragma unroll
+    for (int i = 0; i < count; i += 4) {
+        const int number = first + i, row = number / Tuning::thread_pixels, column = number % Tuning::thread_pixels;
+        const int in_group = first_k + tiling.k + position<Tiling<Tuning>::lanes_k, false>(row / 4, tiling.lane_k, row % 4);
+        const int weight =
+            first_weight + tiling.pixel + position<Tiling<Tuning>::lanes_pixels, false>(column / 4, tiling.lane_pixel, 0);
+        if (in_group >= Problem::group_k) continue;
+        const int64 k = group * Problem::group_k + in_group;
+        float* const to = dw + (Problem::chwn ? static_cast<int64>(weight) * Problem::k + k : k * weights + weight);
+        constexpr int step = Problem::chwn ? Problem::k : 1;
+        float v[4];
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+            const float sum = sums[i + j];
+            if constexpr (Tuning::parts > 1) v[j] = sum;
+            else v[j] = finish<Problem>(sum, 0.0f, held_by<Problem>(to + static_cast<int64>(j) * step, weight + j < weights));
+        }
+        if constexpr (!Problem::chwn && weights % 4 == 0) {
+            if (weight < weights) store_vector_of(to, v);
+        } else {
+#pragma unroll
+            for (int j = 0; j < 4; ++j)
+                if (weight + j < weights) to[static_cast<int64>(j) * step] = v[j];
+        }
+    }
+}
+
+// `dw` is the gradient, or with several parts room for as many.
+template <class Problem, class Tuning>
+__device__ __forceinline__ void implicit_gemm_weight(const float* __restrict__ x, const float* __restrict__ dy,
+                                                     float* __restrict__ dw, long long batch) {
+    using Filters = GradientLoader<Problem, Tuning>;
+    using Windows = WindowLoader<Problem, Tuning>;
+    using Product = TileProduct<Problem, Tuning, Filters, Windows>;
+    constexpr int split = Tuning::split, depth = Tuning::tile_reduction, weights = WeightNumber<Problem>::count;
+    constexpr int tiles_k = ceil_div(Problem::group_k, Tuning::tile_k), tiles_w = ceil_div(weights, Tuning::tile_pixels);
+    constexpr int tiles = tiles_k * tiles_w * Problem::groups, count = Tuning::thread_k * Tuning::thread_pixels;
+
+    const int rank = static_cast<int>(blockIdx.x) % split, number = static_cast<int>(blockIdx.x) / split;
+    const int tile = number % tiles, part = number / tiles;
+    const int first_k = tile % tiles_k * Tuning::tile_k, first_weight = tile / tiles_k % tiles_w * Tuning::tile_pixels;
+    const int group = tile / (tiles_k * tiles_w);
+    const int64 pixels = static_cast<int64>(batch) * (Problem::p * Problem::q), all = (pixels + (depth - 1)) / depth;
+    constexpr int shares = split * Tuning::parts;
+    const int64 share = (all + (shares - 1)) / shares, begin = share * (part * split + rank);
+    const int steps = static_cast<int>(begin >= all ? 0 : begin + share < all ? share : all - begin);
+
+    float* const shared = reinterpret_cast<float*>(shared_memory());
+    const Tiling<Tuning> tiling;
+    float acc[Tuning::thread_k][Tuning::thread_pixels] = {};
+    if (steps > 0) {
+        const auto first = static_cast<Offset<Problem>>(begin * depth);
+        Filters filters(dy, group, first_k, first, batch);
+        Windows windows(x, group, first_weight, first, batch);
+        Product(shared, filters, windows, tiling).run(acc, steps);
+    }
+    if constexpr (Tuning::parts > 1) dw += part * (static_cast<int64>(Problem::k) * weights);
+    const float (&sums)[count] = reinterpret_cast<const float (&)[count]>(acc);
+    if constexpr (split == 1) {
+        store_gradient<Problem, Tuning>(dw, sums, 0, tiling, group, first_k, first_weight);
+    }
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+    if constexpr (split > 1) {
+        constexpr int threads = Tiling<Tuning>::threads, own = count / split;
+        static_assert(count % split == 0, "the blocks of a cluster share a thread's tile evenly");
+        float* const mine = shared + threadIdx.x;
+        __syncthreads();  // the stages have been read
+#pragma unroll
+        for (int i = 0; i < count; ++i) mine[i * threads] = sums[i];
+        cluster_barrier();
+        float total[own];
+#pragma unroll
+        for (int i = 0; i < own; ++i) {
+            const float* const at = mine + (rank * own + i) * threads;
+            total[i] = cluster_load(at, 0);
+#pragma unroll
+            for (int other = 1; other < split; ++other) total[i] += cluster_load(at, other);
+        }
+        cluster_barrier();
+        store_gradient<Problem, Tuning>(dw, total, rank * own, tiling, group, first_k, first_weight);
+    }
+#else
+    static_assert(split == 1, "clusters of blocks need compute capability 9.0");
+#endif
+}
+
+}  // namespace leanconv
