@@ -62,7 +62,7 @@ TILES: tuple[tuple[WeightTileConfig, float], ...] = (
     (WeightTileConfig(32, 128, 16, 4, 8, 4, 3, 4), 0.75),
     (WeightTileConfig(32, 64, 16, 4, 8, 4, 3, 8), 0.70),
 )
-SPLITS = (1, 2, 4, 8)
+SPLITS = (1, 2, 4, 8, 16)
 #: Cycles of a block beside its steps, and of the sum over a cluster.
 BLOCK_CYCLES, SPLIT_CYCLES = 3000, 4000
 
@@ -88,10 +88,12 @@ class ImplicitGemmWeight(TimedAlgorithm):
 
     def shared_by(self, problem: ConvProblem, tile: WeightTileConfig, target: Target) -> Iterator[WeightTileConfig]:
         """The tile, computed by one block, and by clusters."""
-        for split in SPLITS if target.clusters else (1,):
+        steps = ceil_div(problem.n * problem.p * problem.q, tile.tile_reduction)
+        fours = tile.thread_k * tile.thread_pixels // 4
+        for split in SPLITS:
             config = replace(tile, split=split)
-            enough = ceil_div(problem.n * problem.p * problem.q, tile.tile_reduction) >= split
-            if enough and config.shared_bytes <= target.shared_per_block:
+            possible = split <= min(steps, target.most_in_cluster) and fours % split == 0
+            if (split == 1 or possible) and config.shared_bytes <= target.shared_per_block:
                 yield config
 
     def plan(self, problem: ConvProblem, config: WeightTileConfig, target: Target) -> Plan:

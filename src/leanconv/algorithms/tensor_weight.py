@@ -92,19 +92,22 @@ TILES: dict[Tile, tuple[bool, float]] = {
     (2, 2, 2): (True, 150),
     (3, 1, 1): (False, 120),
     (2, 1, 1): (True, 100),
+    (1, 2, 2): (False, 90),
+    (1, 1, 1): (False, 70),
 }
 #: Registers of a thread that multiplies, converts or copies, by the tile's warpgroups and chunks
 #: and whether bulk copies alone bring x and dy. NOTE: threads that do
 #: not multiply give registers away, so they have fewer than at the launch, which are 65536 over the block's threads.
 REGISTERS = {
     (2, 3, True): (208, 72, 24), (2, 2, True): (200, 88, 24), (2, 1, True): (192, 104, 24), (3, 1, True): (128, 64, 32),
+    (1, 2, True): (208, 160, 88), (1, 1, True): (208, 160, 88), (1, 2, False): (208, 160, 88), (1, 1, False): (208, 160, 88),
     (2, 3, False): (200, 64, 48), (2, 2, False): (184, 96, 48), (2, 1, False): (176, 104, 56), (3, 1, False): (120, 72, 48),
 }  # fmt: skip
 #: Stages that the rings have at most, of x, of dy and of dy converted.
 MOST_STAGES = (3, 4, 8)
 #: Cycles of a block beside its stages, and of the sum over the blocks of a cluster.
 BLOCK_CYCLES, SPLIT_CYCLES = 7000, 4000
-SPLITS = (1, 2, 4, 8)
+SPLITS = (1, 2, 4, 8, 16)
 #: Cycles of the four copying warps for each row of 64 pixels in columns, and for each piece of rows.
 COPY_CYCLES, PIECE_CYCLES = 16, 30
 
@@ -198,7 +201,8 @@ class TensorWeight(TimedAlgorithm):
         """The configuration, with tiles computed by one block each, and by clusters."""
         for split in SPLITS:
             sums = 4 * whole.filters * whole.rows
-            if split == 1 or (split <= stages_of(problem) and sums <= whole.ring_bytes):
+            possible = split <= min(stages_of(problem), target.most_in_cluster) and sums <= whole.ring_bytes
+            if split == 1 or (possible and 32 * whole.chunks % split == 0):
                 yield variant(whole, split=split)
 
     def plan(self, problem: ConvProblem, config: TensorWeightConfig, target: Target) -> Plan:

@@ -114,7 +114,7 @@ __device__ __forceinline__ void promote_scaled(float (&sums)[32], const float (&
     }
 }
 
-// Stores a thread's sums from number `first` on: four of them are two rows and two columns.
+// Stores a thread's sums from number `first` on, which is even: four of them are two rows and two columns.
 template <class Problem, class Tuning, int count>
 __device__ __forceinline__ void store_weights(float* dw, const float (&sums)[count], int first,
                                               const WeightTiles<Problem, Tuning>& tile, int row, int t) {
@@ -123,7 +123,8 @@ __device__ __forceinline__ void store_weights(float* dw, const float (&sums)[cou
                                                 WeightRow<Problem, Tuning>(tile.first_row + row + 8)};
 #pragma unroll
     for (int i = 0; i < count; ++i) {
-        const int tap = rows[i / 2 % 2].tap, channel = rows[i / 2 % 2].channel;
+        const bool second = (first + i) / 2 % 2;
+        const int tap = second ? rows[1].tap : rows[0].tap, channel = second ? rows[1].channel : rows[0].channel;
         const int in_group = tile.first_filter + (first + i) / 4 * 8 + 2 * t + i % 2;
         if (tap >= taps || channel >= Problem::group_c || in_group >= Problem::group_k) continue;
         const int64 k = tile.group * Problem::group_k + in_group;
@@ -203,7 +204,7 @@ __device__ __forceinline__ void sum_weights(float* dw, const WeightTiles<Problem
         store_weights<Problem, Tuning>(dw, all, 0, tile, row, t);
     } else {
         constexpr int threads = 128 * Tuning::warpgroups, share = count / Tuning::split;
-        static_assert(share % 4 == 0, "the blocks of a cluster share a thread's filters evenly");
+        static_assert(count % Tuning::split == 0 && share % 2 == 0, "the blocks of a cluster share a thread's sums evenly");
         static_assert(count * threads * 4 <= Rings::bytes, "the rings take the sums of a tile");
         float* const mine = reinterpret_cast<float*>(rings.base) + threadIdx.x;
         barrier_sync(15, threads);  // the stages of this block have been read
