@@ -327,7 +327,7 @@ def test_out_must_lie_elsewhere() -> None:
 
 def test_explain(host_device: HostDevice) -> None:
     told = explain(X, GRAD, weight_shape=(6, 4, 3, 2), device="cuda")
-    assert told.problem == BASE and told.chosen == "direct_weight" and told.others
+    assert told.problem == BASE and told.chosen == "implicit_gemm_weight" and told.others
     assert "op='wgrad' is not the forward pass" in told.others["im2win_fused"]
     assert "a group has more than one channel" in told.others["depthwise_weight"][0]
     assert explain(BASE, device="cuda").chosen == told.chosen
