@@ -132,7 +132,9 @@ def test_the_gradient_of_the_bias(
         assert db.shape == (10,) and db.dtype == np.float32
         assert relative_error(db, grad.sum(axes, dtype=np.float64)) < TOLERANCE
     none = x.take([], layout.index("N")), grad.take([], layout.index("N"))
-    for part in conv2d_weight(*none, problem.y_shape, padding=(1, 0, 2, 0), layout=layout, device=device, grad_bias=True):
+    for part in conv2d_weight(
+        *none, problem.y_shape, padding=(1, 0, 2, 0), layout=layout, device=device, grad_bias=True
+    ):
         assert not part.any()
     assert emulated.memory == {}
 
