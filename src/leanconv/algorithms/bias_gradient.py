@@ -24,7 +24,7 @@ def with_bias(plan: Plan, problem: ConvProblem, target: Target) -> Plan:
     channels = CHANNELS if problem.layout == "NHWC" else 1
     split = SPLIT if target.clusters else 1
     launch = Launch(
-        header="bias_gradient.cuh",
+        header="lib/bias_gradient.cuh",
         function="leanconv::bias_gradient",
         problem=conv_constants(without_bias(problem)),
         tuning=(("threads", THREADS), ("channels", channels), ("split", split)),

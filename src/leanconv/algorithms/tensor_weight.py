@@ -16,6 +16,7 @@ from leanconv.algorithms.base import (
     conv_constants,
     variant,
 )
+from leanconv.algorithms.depthwise_weight import clusters_at_once
 from leanconv.algorithms.tensor_filters import DEPTH, LEAST_CHANNELS, SplitGemm
 from leanconv.algorithms.tensor_gemm import FLOPS_PER_CYCLE, ROW, pixel_map, wgmma_limits
 from leanconv.algorithms.tiles import gradient_arguments, weight_limits
@@ -86,14 +87,15 @@ class TensorWeightConfig(Config):
 
 #: A tile: warpgroups, chunks of filters, partial sums.
 Tile = tuple[int, int, int]
-#: Whether consumers take turns with each tile, and the TFLOP/s that it reaches on large layers.
-TILES: dict[Tile, tuple[bool, float]] = {
-    (2, 3, 1): (True, 160),
-    (2, 2, 2): (True, 150),
-    (3, 1, 1): (False, 120),
-    (2, 1, 1): (True, 100),
-    (1, 2, 2): (False, 90),
-    (1, 1, 1): (False, 70),
+#: Whether consumers take turns with each tile, and the TFLOP/s that it reaches on large layers (burst, H200), where bulk
+#: copies bring x and dy, and where lanes bring x or both.
+TILES: dict[Tile, tuple[bool, float, float]] = {
+    (2, 2, 2): (True, 150, 114),
+    (3, 1, 1): (False, 132, 66),
+    (2, 1, 1): (True, 106, 85),
+    (2, 3, 1): (True, 100, 85),
+    (1, 2, 2): (False, 100, 80),
+    (1, 1, 1): (False, 85, 70),
 }
 #: Registers of a thread that multiplies, converts or copies, by the tile's warpgroups and chunks
 #: and whether bulk copies alone bring x and dy. NOTE: threads that do
@@ -250,9 +252,11 @@ def tiles_of(problem: ConvProblem, config: TensorWeightConfig) -> int:
 def predicted_cycles(problem: ConvProblem, config: TensorWeightConfig, target: Target) -> float:
     """Predicted time in clock cycles, of the first launch."""
     tile = config.warpgroups, config.chunks, config.partials
-    speed = TILES[tile][1] * FLOPS_PER_CYCLE * (1.6 if config.products == 1 else 1)
+    speed = TILES[tile][1 if config.x_rows and config.dy_rows else 2]
+    speed *= FLOPS_PER_CYCLE * (1.5 if config.products == 1 else 1)
     stages = ceil_div(stages_of(problem), config.split * config.parts)
     each = stages * 2 * config.rows * config.filters * DEPTH / speed + BLOCK_CYCLES
-    rounds = ceil_div(tiles_of(problem, config) * config.split * config.parts, target.multiprocessors)
+    blocks = tiles_of(problem, config) * config.parts
+    rounds = ceil_div(blocks, clusters_at_once(config.split, 1, target) if config.split > 1 else target.multiprocessors)
     memory = problem.bytes / target.bytes_per_cycle
     return max(rounds * each + (SPLIT_CYCLES if config.split > 1 else 0), memory) + LAUNCH_CYCLES

@@ -43,8 +43,8 @@ class TensorWeightParts(TensorWeight):
         self, problem: ConvProblem, whole: TensorWeightConfig, target: Target
     ) -> Iterator[TensorWeightConfig]:
         tiles, most = tiles_of(problem, whole), _most_parts(problem)
-        for rounds in (1, 2):
-            parts = max(2, min(most, stages_of(problem), rounds * target.multiprocessors // tiles))
+        busy = (rounds * target.multiprocessors // tiles for rounds in (1, 2))
+        for parts in dict.fromkeys(max(2, min(most, stages_of(problem), many)) for many in busy):
             yield variant(whole, parts=parts)
 
     def plan(self, problem: ConvProblem, config: TensorWeightConfig, target: Target) -> Plan:

@@ -21,29 +21,30 @@ template <class Problem, class Tuning, int count>
 __device__ __forceinline__ void store_gradient(float* dw, const float (&sums)[count], int first, const Tiling<Tuning>& tiling,
                                                int group, int first_k, int first_weight) {
     constexpr int weights = WeightNumber<Problem>::count;
-    static_assert(count % 4 == 0, "fours are stored together");
+    constexpr int unit = count % 4 == 0 ? 4 : 2;
+    static_assert(count % unit == 0, "fours, or twos, are stored together");
 #pragma unroll
-    for (int i = 0; i < count; i += 4) {
+    for (int i = 0; i < count; i += unit) {
         const int number = first + i, row = number / Tuning::thread_pixels, column = number % Tuning::thread_pixels;
         const int in_group = first_k + tiling.k + position<Tiling<Tuning>::lanes_k, false>(row / 4, tiling.lane_k, row % 4);
         const int weight =
-            first_weight + tiling.pixel + position<Tiling<Tuning>::lanes_pixels, false>(column / 4, tiling.lane_pixel, 0);
+            first_weight + tiling.pixel + position<Tiling<Tuning>::lanes_pixels, false>(column / 4, tiling.lane_pixel, column % 4);
         if (in_group >= Problem::group_k) continue;
         const int64 k = group * Problem::group_k + in_group;
         float* const to = dw + (Problem::chwn ? static_cast<int64>(weight) * Problem::k + k : k * weights + weight);
         constexpr int step = Problem::chwn ? Problem::k : 1;
-        float v[4];
+        float v[unit];
 #pragma unroll
-        for (int j = 0; j < 4; ++j) {
+        for (int j = 0; j < unit; ++j) {
             const float sum = sums[i + j];
             if constexpr (Tuning::parts > 1) v[j] = sum;
             else v[j] = finish<Problem>(sum, 0.0f, held_by<Problem>(to + static_cast<int64>(j) * step, weight + j < weights));
         }
         if constexpr (!Problem::chwn && weights % 4 == 0) {
-            if (weight < weights) store_vector_of(to, v);
+            if (weight < weights) store_unit(to, v);
         } else {
 #pragma unroll
-            for (int j = 0; j < 4; ++j)
+            for (int j = 0; j < unit; ++j)
                 if (weight + j < weights) to[static_cast<int64>(j) * step] = v[j];
         }
     }
