@@ -306,8 +306,7 @@ def conv1d_weight(
 
 
 def _new_bias(x: Any, weight_shape: Any, layout: Any) -> Any:
-    """An array beside ``x`` for the gradient of the bias: of one element where ``weight_shape`` is none, which describing
-    the call will say."""
+    """An array beside ``x`` for the gradient of the bias. Where ``weight_shape`` is no shape, describing says so."""
     arrays = arrays_of(x)
     if arrays is None:
         raise TypeError("grad_bias is taken for arrays of NumPy, CuPy and PyTorch only")
@@ -444,10 +443,10 @@ def explain(first: Any, second: Any = None, /, *arguments: Any, **options: Any) 
 
     Give the arguments of the call: a second array of 2 axes, or a keyword that only `filter2d` has, means `filter2d`;
     one of 3 axes after one of 2 or 3 `conv1d`, the keyword ``input_shape=`` `conv2d_input`, ``weight_shape=``
-    `conv2d_weight`, or `conv1d_weight` where it has 3 axes, and anything else `conv2d`. Or give a ConvProblem or FilterProblem with, if wanted,
-    ``device="cuda"`` (the CPU is the default), ``algorithm=`` and ``workspace_limit=``. Registers and spills are given
-    for what this process has compiled already, or with
-    ``compile=True``. Where no GPU can be opened, the choice is the one for an H200.
+    `conv2d_weight`, or `conv1d_weight` where it has 3 axes, and anything else `conv2d`. Or give a ConvProblem or
+    FilterProblem with, if wanted, ``device="cuda"`` (the CPU is the default), ``algorithm=`` and ``workspace_limit=``.
+    Registers and spills are given for what this process has compiled already, or with ``compile=True``. Where no GPU
+    can be opened, the choice is the one for an H200.
 
     Raises ValueError and TypeError as the call itself would, but not NoAlgorithmError: "nothing fits" is an answer.
 

@@ -15,6 +15,7 @@ from leanconv.algorithms.base import (
 )
 from leanconv.algorithms.depthwise_weight import clusters_at_once
 from leanconv.algorithms.tiles import BEST_SHARE, gradient_arguments, weight_limits
+from leanconv.dtypes import GPU_LAYERS
 from leanconv.plan import Argument, Constants, Launch, Plan, Target
 from leanconv.problem import ConvProblem
 
@@ -23,9 +24,9 @@ from leanconv.problem import ConvProblem
 class WeightTileConfig(Config):
     """A block computes ``tile_k`` filters x ``tile_pixels`` weights of each, a thread ``thread_k`` x ``thread_pixels``.
 
-    The lanes of a warp form a grid of ``lanes_k`` x (32 / lanes_k); ``stages`` steps of ``tile_reduction`` output pixels
-    are in shared memory at once. A cluster of ``split`` blocks shares the pixels of a tile, and so do ``parts`` of them
-    whose sums a second launch adds.
+    The lanes of a warp form a grid of ``lanes_k`` x (32 / lanes_k); ``stages`` steps of ``tile_reduction`` output
+    pixels are in shared memory at once. A cluster of ``split`` blocks shares the pixels of a tile, and so do ``parts``
+    of them whose sums a second launch adds.
     """
 
     tile_k: int
@@ -74,7 +75,7 @@ BLOCK_CYCLES, SPLIT_CYCLES = 3000, 4000
 
 class ImplicitGemmWeight(TimedAlgorithm):
     """Filters x weights, summed over all output pixels by FP32 FMAs; sums over the blocks of a cluster in fixed order,
-    no atomics, no workspace. Every shape and layout."""
+    no atomics, no workspace. Every shape, layout and element type."""
 
     name = "implicit_gemm_weight"
     paper = "S. Chetlur et al., cuDNN: Efficient Primitives for Deep Learning (2014)"
@@ -82,7 +83,7 @@ class ImplicitGemmWeight(TimedAlgorithm):
     solves = "conv2d"
 
     def why_not(self, problem: ConvProblem, target: Target) -> list[str]:
-        return weight_limits(problem)
+        return weight_limits(problem, GPU_LAYERS)
 
     def timed(self, problem: ConvProblem, target: Target) -> list[tuple[float, WeightTileConfig]]:
         return by_time(
@@ -105,9 +106,7 @@ class ImplicitGemmWeight(TimedAlgorithm):
         return Plan((weight_launch(problem, config, self.name, gradient_arguments(problem)),))
 
 
-def weight_launch(
-    problem: ConvProblem, config: WeightTileConfig, name: str, arguments: tuple[Argument, ...]
-) -> Launch:
+def weight_launch(problem: ConvProblem, config: WeightTileConfig, name: str, arguments: tuple[Argument, ...]) -> Launch:
     """The launch that sums products; ``arguments`` say where to."""
     return Launch(
         header=f"{name}.cuh",
@@ -132,7 +131,9 @@ def tiles_of(problem: ConvProblem, config: WeightTileConfig) -> int:
 def predicted_cycles(problem: ConvProblem, config: WeightTileConfig, speed: float, target: Target) -> float:
     """Predicted time in clock cycles, of the launch that sums products: that of the busiest multiprocessor."""
     shares = config.split * config.parts
-    pixels = ceil_div(ceil_div(problem.n * problem.p * problem.q, config.tile_reduction), shares) * config.tile_reduction
+    pixels = (
+        ceil_div(ceil_div(problem.n * problem.p * problem.q, config.tile_reduction), shares) * config.tile_reduction
+    )
     blocks = max(1, ceil_div(tiles_of(problem, config) * shares, target.multiprocessors))
     if config.split > 2:
         blocks = ceil_div(tiles_of(problem, config) * config.parts, clusters_at_once(config.split, 1, target))

@@ -1,8 +1,9 @@
-"""What gradients of the filters share whose blocks' sums go through a workspace: how many, and the launch that adds them."""
+"""What gradients of the filters share whose blocks' sums go through a workspace: the launch that adds them."""
 
 from __future__ import annotations
 
 from leanconv.algorithms.base import LAUNCH_CYCLES, ceil_div, conv_constants
+from leanconv.dtypes import DTYPES
 from leanconv.plan import Launch, Pointer, Target
 from leanconv.problem import ConvProblem
 
@@ -23,7 +24,7 @@ def sum_launch(problem: ConvProblem, parts: int) -> Launch:
         function="leanconv::sum_parts",
         problem=conv_constants(problem),
         tuning=(("parts", parts), ("sum_warps", warps)),
-        arguments=(Pointer("workspace"), Pointer("dw", written=True)),
+        arguments=(Pointer("workspace"), Pointer("dw", DTYPES[problem.dtype].ctype, written=True)),
         grid=ceil_div(weights_of(problem), 32),
         block=32 * warps,
         shared_bytes=128 * warps,

@@ -20,7 +20,7 @@ from leanconv.algorithms.depthwise_weight import clusters_at_once
 from leanconv.algorithms.tensor_filters import DEPTH, LEAST_CHANNELS, SplitGemm
 from leanconv.algorithms.tensor_gemm import FLOPS_PER_CYCLE, ROW, pixel_map, wgmma_limits
 from leanconv.algorithms.tiles import gradient_arguments, weight_limits
-from leanconv.plan import Launch, Plan, Pointer, Target, TensorMap
+from leanconv.plan import Argument, Launch, Plan, Pointer, Target, TensorMap
 from leanconv.problem import ConvProblem
 
 #: Filters of a chunk.
@@ -87,8 +87,8 @@ class TensorWeightConfig(Config):
 
 #: A tile: warpgroups, chunks of filters, partial sums.
 Tile = tuple[int, int, int]
-#: Whether consumers take turns with each tile, and the TFLOP/s that it reaches on large layers (burst, H200), where bulk
-#: copies bring x and dy, and where lanes bring x or both.
+#: Whether consumers take turns with each tile, and the TFLOP/s that it reaches on large layers (burst, H200): where
+#: bulk copies bring x and dy, and where lanes bring x or both.
 TILES: dict[Tile, tuple[bool, float, float]] = {
     (2, 2, 2): (True, 150, 114),
     (3, 1, 1): (False, 132, 66),
@@ -97,13 +97,14 @@ TILES: dict[Tile, tuple[bool, float, float]] = {
     (1, 2, 2): (False, 100, 80),
     (1, 1, 1): (False, 85, 70),
 }
-#: Registers of a thread that multiplies, converts or copies, by the tile's warpgroups and chunks
-#: and whether bulk copies alone bring x and dy. NOTE: threads that do
-#: not multiply give registers away, so they have fewer than at the launch, which are 65536 over the block's threads.
+#: Registers of a thread that multiplies, converts or copies, by the tile's warpgroups and chunks and whether bulk
+#: copies alone bring x and dy. NOTE: threads that do not multiply give registers away, so they have fewer than at the
+#: launch, which are 65536 over the block's threads.
 REGISTERS = {
-    (2, 3, True): (208, 72, 24), (2, 2, True): (200, 88, 24), (2, 1, True): (192, 104, 24), (3, 1, True): (128, 64, 32),
-    (1, 2, True): (208, 160, 88), (1, 1, True): (208, 160, 88), (1, 2, False): (208, 160, 88), (1, 1, False): (208, 160, 88),
-    (2, 3, False): (200, 64, 48), (2, 2, False): (184, 96, 48), (2, 1, False): (176, 104, 56), (3, 1, False): (120, 72, 48),
+    (1, 1, True): (208, 160, 88), (1, 2, True): (208, 160, 88), (2, 1, True): (192, 104, 24),
+    (2, 2, True): (200, 88, 24), (2, 3, True): (208, 72, 24), (3, 1, True): (128, 64, 32),
+    (1, 1, False): (208, 160, 88), (1, 2, False): (208, 160, 88), (2, 1, False): (176, 104, 56),
+    (2, 2, False): (184, 96, 48), (2, 3, False): (200, 64, 48), (3, 1, False): (120, 72, 48),
 }  # fmt: skip
 #: Stages that the rings have at most, of x, of dy and of dy converted.
 MOST_STAGES = (3, 4, 8)
@@ -149,9 +150,7 @@ def _piece(problem: ConvProblem) -> int:
 
 
 @lru_cache(maxsize=256)
-def _config(
-    tile: Tile, products: int, way: tuple[bool, bool, int], shared: int
-) -> TensorWeightConfig | None:
+def _config(tile: Tile, products: int, way: tuple[bool, bool, int], shared: int) -> TensorWeightConfig | None:
     """The configuration of a tile, with rings as long as ``shared`` bytes allow; None where they are too short."""
     warpgroups, chunks, partials = tile
     for stages in range(MOST_STAGES[0], 1, -1):
@@ -212,7 +211,7 @@ class TensorWeight(TimedAlgorithm):
         return Plan((_launch(problem, config, self.name, dw, batch),))
 
 
-def _launch(problem: ConvProblem, config: TensorWeightConfig, name: str, *rest: Pointer) -> Launch:
+def _launch(problem: ConvProblem, config: TensorWeightConfig, name: str, *rest: Argument) -> Launch:
     x = pixel_map(problem, DEPTH) if config.x_rows else Pointer("x")
     dy = dy_map(problem) if config.dy_rows else Pointer("dy")
     return Launch(

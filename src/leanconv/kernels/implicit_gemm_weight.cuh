@@ -17,8 +17,8 @@
 namespace leanconv {
 
 // `sums` of a thread from number `first` on, thread_pixels of them a filter; fours are adjacent weights.
-template <class Problem, class Tuning, int count>
-__device__ __forceinline__ void store_gradient(float* dw, const float (&sums)[count], int first, const Tiling<Tuning>& tiling,
+template <class Problem, class Tuning, class T, int count>
+__device__ __forceinline__ void store_gradient(T* dw, const float (&sums)[count], int first, const Tiling<Tuning>& tiling,
                                                int group, int first_k, int first_weight) {
     constexpr int weights = WeightNumber<Problem>::count;
     constexpr int unit = count % 4 == 0 ? 4 : 2;
@@ -31,14 +31,18 @@ __device__ __forceinline__ void store_gradient(float* dw, const float (&sums)[co
             first_weight + tiling.pixel + position<Tiling<Tuning>::lanes_pixels, false>(column / 4, tiling.lane_pixel, column % 4);
         if (in_group >= Problem::group_k) continue;
         const int64 k = group * Problem::group_k + in_group;
-        float* const to = dw + (Problem::chwn ? static_cast<int64>(weight) * Problem::k + k : k * weights + weight);
+        T* const to = dw + (Problem::chwn ? static_cast<int64>(weight) * Problem::k + k : k * weights + weight);
         constexpr int step = Problem::chwn ? Problem::k : 1;
-        float v[unit];
+        T v[unit];
 #pragma unroll
         for (int j = 0; j < unit; ++j) {
             const float sum = sums[i + j];
-            if constexpr (Tuning::parts > 1) v[j] = sum;
-            else v[j] = finish<Problem>(sum, 0.0f, held_by<Problem>(to + static_cast<int64>(j) * step, weight + j < weights));
+            if constexpr (Tuning::parts > 1) {
+                v[j] = sum;
+            } else {
+                const T* const at = to + static_cast<int64>(j) * step;
+                v[j] = from_float<T>(finish<Problem>(sum, 0.0f, held_by<Problem>(at, weight + j < weights)));
+            }
         }
         if constexpr (!Problem::chwn && weights % 4 == 0) {
             if (weight < weights) store_unit(to, v);
@@ -51,9 +55,10 @@ __device__ __forceinline__ void store_gradient(float* dw, const float (&sums)[co
 }
 
 // `dw` is the gradient, or with several parts room for as many.
-template <class Problem, class Tuning>
-__device__ __forceinline__ void implicit_gemm_weight(const float* __restrict__ x, const float* __restrict__ dy,
-                                                     float* __restrict__ dw, long long batch) {
+template <class Problem, class Tuning, class Result>
+__device__ __forceinline__ void implicit_gemm_weight(const typename Problem::element* __restrict__ x,
+                                                     const typename Problem::element* __restrict__ dy,
+                                                     Result* __restrict__ dw, long long batch) {
     using Filters = GradientLoader<Problem, Tuning>;
     using Windows = WindowLoader<Problem, Tuning>;
     using Product = TileProduct<Problem, Tuning, Filters, Windows>;

@@ -9,7 +9,8 @@
 namespace leanconv {
 
 template <class Problem, class Tuning>
-__device__ __forceinline__ void implicit_gemm_weight_parts(const float* __restrict__ x, const float* __restrict__ dy,
+__device__ __forceinline__ void implicit_gemm_weight_parts(const typename Problem::element* __restrict__ x,
+                                                           const typename Problem::element* __restrict__ dy,
                                                            float* __restrict__ workspace, long long batch) {
     implicit_gemm_weight<Problem, Tuning>(x, dy, workspace, batch);
 }

@@ -25,13 +25,34 @@ struct WeightShare {
     __device__ __forceinline__ WeightShare()
         : column((Problem::nhwc ? threadIdx.x % lanes : threadIdx.x / 8) * at_once),
           row(Problem::nhwc ? threadIdx.x / lanes : threadIdx.x % 8) {}
+    __device__ __forceinline__ int place(int i, int pass, int pitch) const {
+        return (row + pass * per_pass) * pitch + column + i * lanes * at_once;
+    }
     __device__ __forceinline__ bool has(int i, int pass) const {
         const bool in_tile = tile / at_once % lanes == 0 || column + i * lanes * at_once < tile;
         return in_tile && (depth % per_pass == 0 || row + pass * per_pass < depth);
     }
-    static __device__ __forceinline__ void copy(float* to, const float* from, bool valid) {
-        if constexpr (at_once == 4) cp_async_16(to, from, valid);
+};
+
+// What a thread brings of its share: floats are copied, elements of 16 bits held in registers until store().
+template <class Problem, class Share>
+struct WeightHeld {
+    using T = typename Problem::element;
+    Held<Problem, Share::at_once, Share::passes, Share::pieces> held;
+
+    __device__ __forceinline__ void load(int pass, int i, float* to, const T* from, bool valid) {
+        if constexpr (narrow<Problem>) held.elements[pass][i].load(from, valid);
+        else if constexpr (Share::at_once == 4) cp_async_16(to, from, valid);
         else cp_async_4(to, from, valid);
+    }
+    __device__ __forceinline__ void store(const Share& share, float* stage, int pitch) const {
+        if constexpr (narrow<Problem>) {
+#pragma unroll
+            for (int pass = 0; pass < Share::passes; ++pass)
+#pragma unroll
+                for (int i = 0; i < Share::pieces; ++i)
+                    if (share.has(i, pass)) held.store(pass, i, stage + share.place(i, pass, pitch));
+        }
     }
 };
 
@@ -40,13 +61,15 @@ struct GradientLoader {
     using Share = WeightShare<Problem, Tuning, Tuning::tile_k, Problem::k % 4 == 0 && Problem::group_k % 4 == 0>;
     static constexpr int pitch = filter_pitch<Tuning>, stage_floats = Share::depth * pitch;
     const Share share;
+    using T = typename Problem::element;
+    WeightHeld<Problem, Share> held;
     const OutputStrides<Problem> stride;
-    const float* from;  // of this thread's first filter
+    const T* from;  // of this thread's first filter
     long long batch;
     int left;  // filters of the group from there on
     Offset<Problem> count, next;
 
-    __device__ __forceinline__ GradientLoader(const float* dy, int group, int first_k, Offset<Problem> first_pixel, long long batch)
+    __device__ __forceinline__ GradientLoader(const T* dy, int group, int first_k, Offset<Problem> first_pixel, long long batch)
         : stride(batch), batch(batch), left(Problem::group_k - first_k - share.column),
           count(static_cast<Offset<Problem>>(batch) * (Problem::p * Problem::q)), next(first_pixel + share.row) {
         from = dy + static_cast<int64>(group * Problem::group_k + first_k + share.column) * static_cast<int64>(stride.channel);
@@ -67,13 +90,14 @@ struct GradientLoader {
             for (int i = 0; i < Share::pieces; ++i) {
                 constexpr int apart = Share::lanes * Share::at_once;
                 if (!share.has(i, pass)) continue;
-                float* const to = stage + (share.row + pass * Share::per_pass) * pitch + share.column + i * apart;
-                Share::copy(to, from + at + static_cast<int64>(i * apart) * static_cast<int64>(stride.channel),
-                            number < count && i * apart < left);
+                held.load(pass, i, stage + share.place(i, pass, pitch),
+                          from + at + static_cast<int64>(i * apart) * static_cast<int64>(stride.channel),
+                          number < count && i * apart < left);
             }
         }
         next += Share::depth;
     }
+    __device__ __forceinline__ void store(float* stage) const { held.store(share, stage, pitch); }
 };
 
 // Weights of a filter in the order of memory: (r, s, c) in NHWC, (c, r, s) otherwise.
@@ -93,14 +117,16 @@ struct WindowLoader {
     using Rows = PixelRows<Tuning>;
     static constexpr int pitch = Rows::pitch;
     const Share share;
+    using T = typename Problem::element;
+    WeightHeld<Problem, Share> held;
     const InputStrides<Problem> stride;
-    const float* x;
+    const T* x;
     long long batch;
     int64 from[Share::pieces];  // of this thread's weights: the pixel that output 0 sees without padding
     int down[Share::pieces], right[Share::pieces];
     Offset<Problem> count, next;
 
-    __device__ __forceinline__ WindowLoader(const float* x, int group, int first_weight, Offset<Problem> first_pixel,
+    __device__ __forceinline__ WindowLoader(const T* x, int group, int first_weight, Offset<Problem> first_pixel,
                                             long long batch)
         : stride(batch), x(x), batch(batch),
           count(static_cast<Offset<Problem>>(batch) * (Problem::p * Problem::q)), next(first_pixel + share.row) {
@@ -125,20 +151,19 @@ struct WindowLoader {
             const Offset<Problem> number = next + pass * Share::per_pass;
             const Pixel<Problem> pixel(number, batch);
             const int h = pixel.p * Problem::stride_h - Problem::pad_top, w = pixel.q * Problem::stride_w - Problem::pad_left;
-            const float* const image = x + static_cast<int64>(pixel.n) * static_cast<int64>(stride.image) +
+            const T* const image = x + static_cast<int64>(pixel.n) * static_cast<int64>(stride.image) +
                                        (static_cast<int64>(h) * Problem::w + w) * static_cast<int64>(stride.pixel);
 #pragma unroll
             for (int i = 0; i < Share::pieces; ++i) {
                 if (!share.has(i, pass)) continue;
                 const bool inside = number < count && static_cast<unsigned>(h + down[i]) < Problem::h &&
                                     static_cast<unsigned>(w + right[i]) < Problem::w;
-                float* const to = stage + (share.row + pass * Share::per_pass) * pitch + share.column +
-                                  i * Share::lanes * Share::at_once;
-                Share::copy(to, image + from[i], inside);
+                held.load(pass, i, stage + share.place(i, pass, pitch), image + from[i], inside);
             }
         }
         next += Share::depth;
     }
+    __device__ __forceinline__ void store(float* stage) const { held.store(share, stage, pitch); }
 };
 
 }  // namespace leanconv
