@@ -15,7 +15,7 @@ from leanconv.algorithms.base import (
 )
 from leanconv.algorithms.depthwise_weight import clusters_at_once
 from leanconv.algorithms.tiles import BEST_SHARE, gradient_arguments, weight_limits
-from leanconv.dtypes import GPU_LAYERS
+from leanconv.dtypes import GPU_LAYERS, is_narrow
 from leanconv.plan import Argument, Constants, Launch, Plan, Target
 from leanconv.problem import ConvProblem
 
@@ -88,7 +88,7 @@ class ImplicitGemmWeight(TimedAlgorithm):
     def timed(self, problem: ConvProblem, target: Target) -> list[tuple[float, WeightTileConfig]]:
         return by_time(
             (predicted_cycles(problem, config, speed, target), config)
-            for tile, speed in TILES
+            for tile, speed in tiles(problem)
             for config in self.shared_by(problem, tile, target)
         )
 
@@ -104,6 +104,18 @@ class ImplicitGemmWeight(TimedAlgorithm):
 
     def plan(self, problem: ConvProblem, config: WeightTileConfig, target: Target) -> Plan:
         return Plan((weight_launch(problem, config, self.name, gradient_arguments(problem)),))
+
+
+def tiles(problem: ConvProblem) -> Iterator[tuple[WeightTileConfig, float]]:
+    """The tiles with their speeds. Threads that copy single elements, or hold some, need more registers beside sums."""
+    single = problem.layout != "NHWC" or problem.group_c % 4 != 0 or problem.group_k % 4 != 0
+    narrow = is_narrow(problem.dtype)
+    for tile, speed in TILES:
+        if tile.threads == 256 and single and narrow:
+            continue
+        if tile.threads == 128 and tile.thread_k == 8 and (single or narrow):
+            tile = replace(tile, min_blocks=3)
+        yield tile, speed
 
 
 def weight_launch(problem: ConvProblem, config: WeightTileConfig, name: str, arguments: tuple[Argument, ...]) -> Launch:

@@ -7,10 +7,10 @@ from dataclasses import replace
 
 from leanconv.algorithms.base import by_time, ceil_div
 from leanconv.algorithms.implicit_gemm_weight import (
-    TILES,
     ImplicitGemmWeight,
     WeightTileConfig,
     predicted_cycles,
+    tiles,
     tiles_of,
     weight_launch,
 )
@@ -35,7 +35,7 @@ class ImplicitGemmWeightParts(ImplicitGemmWeight):
     def timed(self, problem: ConvProblem, target: Target) -> list[tuple[float, WeightTileConfig]]:
         return by_time(
             (predicted_cycles(problem, config, speed, target) + sum_cycles(problem, config.parts, target), config)
-            for tile, speed in TILES
+            for tile, speed in tiles(problem)
             for config in self.shared_by(problem, tile, target)
         )
 
