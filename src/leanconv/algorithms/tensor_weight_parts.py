@@ -54,5 +54,7 @@ class TensorWeightParts(TensorWeight):
 
 
 def _most_parts(problem: ConvProblem) -> int:
-    """Most blocks that share a tile, by the smallest tile's size; the workspace is for so many."""
-    return max(2, min(stages_of(problem), 2 * BLOCKS // ceil_div(weights_of(problem), 128 * 192)))
+    """Most blocks that share a tile: they make one round of a large GPU's multiprocessors, or two of many tiles. The
+    workspace is for so many."""
+    tiles = ceil_div(weights_of(problem), 128 * 128)
+    return max(2, min(stages_of(problem), (BLOCKS if tiles <= 16 else 2 * BLOCKS) // tiles))
