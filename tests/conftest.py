@@ -207,9 +207,11 @@ class HostDevice:
         return [Compiled(b"", each.symbol, self.target.arch, 96, 0, 0) for each in plan.every_launch]
 
     def executable(self, plan: Plan, roles: Sequence[str]) -> launch.Executable:
-        # a plan may be run in two parts: what prepares, and the rest
-        parts = (made for made in self.problems if plan.launches in (made.launches, made.prepare))
-        made = plan if plan in self.problems else next(parts)
+        # a plan may be run in two parts: what prepares, and the rest; the gradient of a bias comes behind a plan
+        def belongs(made: Plan) -> bool:
+            return plan.launches in (made.launches, made.prepare) or plan.launches[:-1] == made.launches
+
+        made = plan if plan in self.problems else next(filter(belongs, self.problems))
         problem = self.problems[made]
         prepares = bool(made.prepare) and plan.every_launch != made.launches
         computes = plan.every_launch != made.prepare
@@ -234,6 +236,10 @@ class HostDevice:
                 x, w, *_, y = arrays.values()
                 bias = arrays.get("bias")
                 y[...] = oracle_conv(problem, x, w, bias)
+                if problem.op == "wgrad" and given["bias"]:
+                    images = tuple(axis for axis in range(4) if axis != problem.layout.index("C"))
+                    sums = at_address(int(given["bias"]), (problem.k,), (1,), problem.dtype)
+                    sums[...] = w.sum(images, dtype=np.float64)
             else:
                 shape = (problem.batch, problem.h, problem.w)
                 x = at_address(int(given["x"]), shape, (problem.x_step, problem.x_pitch, 1), problem.dtype, 4)

@@ -46,13 +46,14 @@ def traits(algorithm: GpuAlgorithm, case: Case) -> Iterator[Hashable]:
     """
     problem = case.problem
     transforms = algorithm.name.startswith("winograd")
-    plain = algorithm.tier == "ieee" and algorithm.name not in ("direct_tiled", "direct", "im2win_basic")
+    known_otherwise = ("direct_tiled", "direct", "direct_weight", "im2win_basic", "implicit_gemm_weight_parts")
+    plain = algorithm.tier == "ieee" and algorithm.name not in known_otherwise
     if plain or (transforms and case in TRANSFORM_CASES):
         yield layer_name(case)
     if not isinstance(problem, ConvProblem):
         return
     yield problem.op, problem.dtype
-    if algorithm.name.startswith("tensor_gemm"):
+    if algorithm.name.startswith("tensor_") or algorithm.name == "implicit_gemm_weight_parts":
         yield problem.layout, problem.op
         return
     top, bottom, left, right = problem.padding

@@ -62,6 +62,10 @@ for layout in ("NCHW", "NHWC"):
     for op, layer in (("wgrad", USUAL["depthwise"]), ("wgrad", DEEP), ("dgrad", replace(DEEP, stride=(2, 2)))):
         name = f"depthwise-{op}-{layer.r}x{layer.s}-{layout.lower()}"
         USUAL[name] = replace(layer, op=op, layout=layout)
+# And of dense ones.
+USUAL["weight-nhwc"] = ConvProblem(64, 128, 28, 28, 128, 3, 3, padding=(1, 1, 1, 1), layout="NHWC", op="wgrad")
+USUAL["weight"] = replace(USUAL["weight-nhwc"], layout="NCHW")
+USUAL["weight-first"] = replace(USUAL["first"], op="wgrad")
 # Images that do not come in fours are copied one by one.
 USUAL["deep-chwn-odd"] = replace(USUAL["deep-chwn"], n=127)
 USUAL |= {
@@ -126,7 +130,7 @@ TENSOR_SPILLS = 48
 
 def check_spills(algorithm, problem, config, target):
     most = WINOGRAD_SPILLS[target.arch] if algorithm.name.startswith("winograd") else 0
-    most = TENSOR_SPILLS if algorithm.name == "tensor_gemm" else most
+    most = TENSOR_SPILLS if algorithm.name in ("tensor_gemm", "tensor_weight", "tensor_weight_parts") else most
     if algorithm.name.startswith("depthwise_weight") and config.threads == MANY_THREADS:
         most = MANY_THREADS_SPILL
     for figure in compile_plan(algorithm, problem, config, target):

@@ -11,7 +11,7 @@ from conftest import HostDevice, oracle_conv, relative_error, says
 from test_api import FROM_NCHW, LAYOUTS, as_tensors, in_memory
 from test_runtime import EmulatedDevice
 
-from leanconv import ConvProblem, conv2d, conv2d_weight, explain, prepare_weights
+from leanconv import ConvProblem, conv1d_weight, conv2d, conv2d_weight, explain, prepare_weights
 from leanconv.problem import Layout, lay_out
 from leanconv.runtime import launch
 
@@ -112,6 +112,79 @@ def test_pytorch_tensors_on_a_gpu_are_read_as_they_lie(
     found = conv2d_weight(given, passed.contiguous(), shape, layout=layout, **arguments)
     assert relative_error(in_memory(layout, found), expected) < TOLERANCE
     assert set(torch_on_device.problems.values()) == {problem}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("device", [None, "cuda"])
+def test_the_gradient_of_the_bias(
+    layout: Layout, device: Any, rng: np.random.Generator, host_device: HostDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    emulated = EmulatedDevice()
+    monkeypatch.setattr(launch, "open_device", lambda index: emulated)
+    problem = replace(BASE, k=10, layout=layout, padding=(1, 0, 2, 0))
+    x, grad = draw(rng, problem)
+    axes = tuple(axis for axis in range(4) if axis != layout.index("C"))
+    for _ in range(2):
+        dw, db = conv2d_weight(
+            x, grad, problem.y_shape, padding=(1, 0, 2, 0), layout=layout, device=device, grad_bias=True
+        )
+        assert relative_error(dw, oracle_conv(problem, x, grad, None)) < TOLERANCE
+        assert db.shape == (10,) and db.dtype == np.float32
+        assert relative_error(db, grad.sum(axes, dtype=np.float64)) < TOLERANCE
+    none = x.take([], layout.index("N")), grad.take([], layout.index("N"))
+    for part in conv2d_weight(
+        *none, problem.y_shape, padding=(1, 0, 2, 0), layout=layout, device=device, grad_bias=True
+    ):
+        assert not part.any()
+    assert emulated.memory == {}
+
+
+def test_the_gradient_of_the_bias_of_tensors(
+    rng: np.random.Generator, torch_on_device: HostDevice, fake_cupy: Any
+) -> None:
+    x, grad = draw(rng, BASE)
+    expected = grad.sum((0, 2, 3), dtype=np.float64)
+    for order in (torch.contiguous_format, torch.channels_last):
+        tensors = [torch.from_numpy(each).contiguous(memory_format=order) for each in (x, grad)]
+        for given in (tensors, [each[:1] for each in tensors], [each[0] for each in tensors]):
+            dw, db = conv2d_weight(*given, (6, 4, 3, 2), grad_bias=True)
+            assert dw.shape == (6, 4, 3, 2) and db.shape == (6,)
+            if given is tensors:
+                assert relative_error(db.numpy(), expected) < TOLERANCE
+    dw, db = conv2d_weight(fake_cupy.asarray(x), fake_cupy.asarray(grad), BASE.y_shape, grad_bias=True)
+    assert relative_error(db.host, expected) < TOLERANCE
+    with says(ValueError, "weight_shape has 3 dimensions"):
+        conv2d_weight(x, grad, (6, 4, 3), grad_bias=True)
+    with says(TypeError, "grad_bias is taken for arrays of NumPy, CuPy and PyTorch only"):
+        conv2d_weight([1.0], grad, (6, 4, 3, 2), grad_bias=True)
+    told = explain(x, grad, weight_shape=(6, 4, 3, 2), grad_bias=True, device="cuda")
+    assert told.problem == replace(BASE, bias=True)
+
+
+@pytest.mark.parametrize("layout", ["NCW", "NWC", "CWN"])
+@pytest.mark.parametrize("device", [None, "cuda"])
+def test_signals(layout: Any, device: Any, rng: np.random.Generator, host_device: HostDevice) -> None:
+    x, grad = torch.randn(2, 4, 13), torch.randn(2, 6, 6)
+    expected = torch.nn.grad.conv1d_weight(
+        torch.nn.functional.pad(x.double(), (1, 0)), (6, 2, 3), grad.double(), 2, 0, 1, 2
+    ).numpy()
+    order = {"NCW": (0, 1, 2), "NWC": (0, 2, 1), "CWN": (1, 2, 0)}[layout]
+    given = [np.ascontiguousarray(each.numpy().transpose(order)) for each in (x, grad)]
+    shape = tuple(np.array((6, 2, 3))[list(order)])
+    more = {"stride": 2, "padding": (1, 0), "groups": 2, "layout": layout}
+    dw = conv1d_weight(*given, shape, device=device, **more)
+    assert dw.shape == shape and relative_error(dw, expected.transpose(order)) < TOLERANCE
+    if layout != "CWN":
+        tensors = [torch.from_numpy(each).permute(np.argsort(order).tolist()) for each in given]
+        dw, db = conv1d_weight(*tensors, (6, 2, 3), stride=2, padding=(1, 0), groups=2, grad_bias=True)
+        assert relative_error(dw.numpy(), expected) < TOLERANCE
+        assert relative_error(db.numpy(), grad.double().sum((0, 2)).numpy()) < TOLERANCE
+        alone = conv1d_weight(*(each[0] for each in tensors), (6, 2, 3), stride=2, padding=(1, 0), groups=2)
+        assert alone.shape == (6, 2, 3)
+    told = explain(*given, weight_shape=shape, device=device, **more)
+    assert (told.problem.op, told.problem.h, told.problem.s) == ("wgrad", 1, 3)
+    with says(ValueError, "weight_shape has 4 dimensions"):
+        conv1d_weight(*given, (*shape, 1), **more)
 
 
 def test_it_gives_what_pytorchs_gives() -> None:
@@ -256,7 +329,7 @@ def test_out_must_lie_elsewhere() -> None:
 
 def test_explain(host_device: HostDevice) -> None:
     told = explain(X, GRAD, weight_shape=(6, 4, 3, 2), device="cuda")
-    assert told.problem == BASE and told.chosen == "direct_weight" and told.others
+    assert told.problem == BASE and told.chosen == "implicit_gemm_weight" and told.others
     assert "op='wgrad' is not the forward pass" in told.others["im2win_fused"]
     assert "a group has more than one channel" in told.others["depthwise_weight"][0]
     assert explain(BASE, device="cuda").chosen == told.chosen
@@ -269,5 +342,5 @@ def test_explain(host_device: HostDevice) -> None:
         assert told.problem == replace(BASE, layout="CHWN") and told.chosen
     told = explain(torch.from_numpy(X), torch.from_numpy(GRAD), weight_shape=(6, 4, 3, 2))
     assert told.chosen == "torch.nn.grad.conv2d_weight"
-    with says(ValueError, "op='wgrad'", "the gradient of a layer's filters, has no bias and no activation"):
-        explain(replace(BASE, bias=True))
+    with says(ValueError, "op='wgrad'", "the gradient of a layer's filters, has no activation"):
+        explain(replace(BASE, activation="relu"))

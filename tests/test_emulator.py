@@ -356,7 +356,7 @@ def test_cluster_rules(body, message):
 
 
 def test_a_grid_is_a_whole_number_of_clusters():
-    for grid, size in ((3, 2), (16, 16)):
+    for grid, size in ((3, 2), (32, 32)):
         with pytest.raises(EmulatorError, match=f"a grid of {grid} blocks in clusters of {size}"):
             play("y[i] = 0;", floats(1), poisoned(64 * grid), grid=grid, cluster=size)
 

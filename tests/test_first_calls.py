@@ -41,6 +41,7 @@ class FakeDriver:
         self.number = 0
         self.modes: list[int] = []
         self.shared: list[int] = []
+        self.large_clusters = 0
 
     def check(self, name: str, *arguments: Any) -> None:
         if name == "cuModuleLoadData":
@@ -52,6 +53,8 @@ class FakeDriver:
         elif name == "cuModuleUnload":
             assert self.modes and self.modes[-1] == 2, "a capture elsewhere would be broken"
             self.loaded.remove(arguments[0])
+        elif name == "cuFuncSetAttribute" and arguments[1] == 14:  # non-portable sizes of clusters are allowed
+            self.large_clusters += arguments[2]
         elif name == "cuFuncSetAttribute":
             self.shared.append(arguments[2])
         else:
@@ -173,6 +176,14 @@ def test_the_most_shared_memory_of_a_kernel_is_asked_for_once(store: Any) -> Non
     for shared in (1000, 100_000, 60_000, 100_000, 200_000):
         loaded.get(launch(0, shared))
     assert driver.shared == [100_000, 200_000] and store["compiled"] == 1
+
+
+def test_clusters_of_more_than_eight_blocks_are_asked_for_once(store: Any) -> None:
+    driver = FakeDriver()
+    loaded = Kernels(driver, "sm_90a")  # type: ignore[arg-type]
+    for number, cluster in ((0, 8), (1, 16), (1, 16), (2, 1)):
+        loaded.get(replace(launch(number), cluster=cluster))
+    assert driver.large_clusters == 1 and driver.shared == []
 
 
 def test_different_kernels_compile_at_the_same_time_and_equal_ones_once(store: Any) -> None:

@@ -169,7 +169,7 @@ def check_plan(algorithm, problem, target):
         for launch in plan.every_launch:
             assert 0 < launch.grid < 2**31
             assert launch.block % 32 == 0 and 32 <= launch.block <= 1024
-            assert 1 <= launch.cluster <= (8 if target.clusters else 1) and launch.grid % launch.cluster == 0
+            assert 1 <= launch.cluster <= target.most_in_cluster and launch.grid % launch.cluster == 0
             assert launch.min_blocks >= 1 and launch.min_blocks * launch.block <= 2048
             assert 0 <= launch.shared_bytes <= target.shared_per_block
             assert (KERNELS / launch.header).is_file() and launch.symbol.isidentifier()

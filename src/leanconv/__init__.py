@@ -1,7 +1,7 @@
 """Convolution on NVIDIA GPUs without the workspace, for neural-network layers and for images."""
 
 from leanconv import filters, ndimage
-from leanconv.api import conv1d, conv2d, conv2d_input, conv2d_weight, explain, filter2d
+from leanconv.api import conv1d, conv1d_weight, conv2d, conv2d_input, conv2d_weight, explain, filter2d
 from leanconv.call.ahead import Compilation, compile
 from leanconv.call.choose import NoAlgorithmError
 from leanconv.call.explain import algorithms
@@ -25,6 +25,7 @@ __all__ = [
     "algorithms",
     "compile",
     "conv1d",
+    "conv1d_weight",
     "conv2d",
     "conv2d_input",
     "conv2d_weight",

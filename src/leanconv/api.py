@@ -216,7 +216,8 @@ def conv2d_weight(
     out: Any = None,
     device: str | None = None,
     workspace_limit: int | None = None,
-) -> Array:
+    grad_bias: bool = False,
+) -> Any:
     """Gradient of `conv2d` with respect to its filters, as ``torch.nn.grad.conv2d_weight`` computes it.
 
     ``dw[k,c,r,s] = sum over n,p,q of grad[n,k,p,q] * x[n,c, p*stride - top + r*dilation, ...]``
@@ -230,13 +231,16 @@ def conv2d_weight(
         stride, padding, dilation, groups: those of the layer, as in `conv2d`.
         layout: as in `conv2d`, of x, grad and dw; for PyTorch tensors by default that of x.
         algorithm, precision, out, device, workspace_limit: as in `conv2d`.
+        grad_bias: also sum grad over its images and pixels, which is the gradient of the bias.
 
     Returns:
-        dw of shape ``weight_shape``, of x's library, computed on the caller's current stream; ``out`` if given. Sums
-        are taken in a fixed order: equal calls on one GPU give equal bits.
+        dw of shape ``weight_shape``, of x's library, computed on the caller's current stream; ``out`` if given. With
+        ``grad_bias`` a tuple, dw and the gradient of the bias, (k,). Sums are taken in a fixed order: equal calls on
+        one GPU give equal bits.
 
     Raises:
-        As `conv2d`; also ValueError where the shape of grad is not that of the layer's result for ``weight_shape``.
+        As `conv2d`; also ValueError where the shape of grad is not that of the layer's result for ``weight_shape``, and
+        TypeError for ``grad_bias`` with arrays of a library that is none of NumPy, CuPy and PyTorch.
 
     >>> import numpy as np
     >>> x, grad = np.arange(5, dtype=np.float32).reshape(1, 1, 1, 5), np.ones((1, 1, 1, 2), np.float32)
@@ -246,7 +250,72 @@ def conv2d_weight(
     # PyTorch's shapes are tuples of a type of their own
     shape = tuple(weight_shape) if isinstance(weight_shape, (tuple, list)) else weight_shape
     counts, words = (shape, stride, padding, dilation, groups), (layout, algorithm, precision, device)
-    return _run(describe.conv2d_weight, x, grad, None, out, workspace_limit, counts, words, ("x", "grad"))
+    bias = _new_bias(x, shape, layout) if grad_bias else None
+    dw = _run(describe.conv2d_weight, x, grad, bias, out, workspace_limit, counts, words, ("x", "grad"))
+    return (dw, bias) if grad_bias else dw
+
+
+def conv1d_weight(
+    x: Array,
+    grad: Any,
+    weight_shape: Sequence[int],
+    stride: int | Sequence[int] = 1,
+    padding: arguments.Padding = 0,
+    dilation: int | Sequence[int] = 1,
+    groups: int = 1,
+    *,
+    layout: arguments.Layout1d | None = None,
+    algorithm: str = "auto",
+    precision: Precision = "fp32",
+    out: Any = None,
+    device: str | None = None,
+    workspace_limit: int | None = None,
+    grad_bias: bool = False,
+) -> Any:
+    """Gradient of `conv1d` with respect to its filters, as ``torch.nn.grad.conv1d_weight`` computes it.
+
+    ``dw[k,c,s] = sum over n,q of grad[n,k,q] * x[n,c, q*stride - left + s*dilation]``
+
+    Args:
+        x: conv1d's x, as that call had it: (n, c, w), or (c, w); a float32, float16 or bfloat16 array, as in
+            `conv2d_weight`.
+        grad: gradient of conv1d's result, of that shape, library, dtype and device.
+        weight_shape: shape of conv1d's w: (k, c / groups, s), (k, s, c / groups) with ``layout="NWC"``, or
+            (c / groups, s, k) with ``"CWN"``. PyTorch's is always (k, c / groups, s).
+        stride, padding, dilation, groups: those of the layer, as in `conv1d`.
+        layout: as in `conv1d`, of x, grad and dw; for PyTorch tensors by default that of x.
+        algorithm, precision, out, device, workspace_limit, grad_bias: as in `conv2d_weight`.
+
+    Returns:
+        dw of shape ``weight_shape``, with ``grad_bias`` a tuple, as `conv2d_weight`.
+
+    Raises:
+        As `conv2d_weight`, which computes this as images of one row.
+
+    >>> import numpy as np
+    >>> x, grad = np.arange(5, dtype=np.float32).reshape(1, 1, 5), np.ones((1, 1, 2), np.float32)
+    >>> conv1d_weight(x, grad, (1, 1, 3), stride=2, grad_bias=True)[0].ravel().tolist()
+    [2.0, 4.0, 6.0]
+    """
+    # PyTorch's shapes are tuples of a type of their own
+    shape = tuple(weight_shape) if isinstance(weight_shape, (tuple, list)) else weight_shape
+    counts, words = (shape, stride, padding, dilation, groups), (layout, algorithm, precision, device)
+    bias = _new_bias(x, shape, layout) if grad_bias else None
+    dw = _run(describe.conv1d_weight, x, grad, bias, out, workspace_limit, counts, words, ("x", "grad"))
+    return (dw, bias) if grad_bias else dw
+
+
+def _new_bias(x: Any, weight_shape: Any, layout: Any) -> Any:
+    """An array beside ``x`` for the gradient of the bias. Where ``weight_shape`` is no shape, describing says so."""
+    arrays = arrays_of(x)
+    if arrays is None:
+        raise TypeError("grad_bias is taken for arrays of NumPy, CuPy and PyTorch only")
+    images_last = layout in ("CHWN", "CWN") and not arrays.keeps_shape
+    try:
+        filters = max(0, int(weight_shape[-1 if images_last else 0]))
+    except (TypeError, ValueError, IndexError):
+        filters = 1
+    return arrays.empty((filters,), arrays.dtype(x), arrays.device(x))
 
 
 def filter2d(
@@ -374,10 +443,10 @@ def explain(first: Any, second: Any = None, /, *arguments: Any, **options: Any) 
 
     Give the arguments of the call: a second array of 2 axes, or a keyword that only `filter2d` has, means `filter2d`;
     one of 3 axes after one of 2 or 3 `conv1d`, the keyword ``input_shape=`` `conv2d_input`, ``weight_shape=``
-    `conv2d_weight`, and anything else `conv2d`. Or give a ConvProblem or FilterProblem with, if wanted,
-    ``device="cuda"`` (the CPU is the default), ``algorithm=`` and ``workspace_limit=``. Registers and spills are given
-    for what this process has compiled already, or with
-    ``compile=True``. Where no GPU can be opened, the choice is the one for an H200.
+    `conv2d_weight`, or `conv1d_weight` where it has 3 axes, and anything else `conv2d`. Or give a ConvProblem or
+    FilterProblem with, if wanted, ``device="cuda"`` (the CPU is the default), ``algorithm=`` and ``workspace_limit=``.
+    Registers and spills are given for what this process has compiled already, or with ``compile=True``. Where no GPU
+    can be opened, the choice is the one for an H200.
 
     Raises ValueError and TypeError as the call itself would, but not NoAlgorithmError: "nothing fits" is an answer.
 
@@ -398,8 +467,13 @@ def explain(first: Any, second: Any = None, /, *arguments: Any, **options: Any) 
     elif "input_shape" in options:
         function = conv2d_input
     elif "weight_shape" in options:
-        function = conv2d_weight
+        function = conv1d_weight if axes[1] in (2, 3) and _of_signals(options["weight_shape"]) else conv2d_weight
     return explain_call(describe_call(function, first, second, *arguments, **options), compile_now=compile_now)
+
+
+def _of_signals(weight_shape: Any) -> bool:
+    """Whether it has the axes of `conv1d`'s filters."""
+    return isinstance(weight_shape, (tuple, list)) and len(weight_shape) == 3
 
 
 def describe_call(function: Callable[..., Any], /, *arguments: Any, **options: Any) -> Described:
@@ -409,6 +483,9 @@ def describe_call(function: Callable[..., Any], /, *arguments: Any, **options: A
     given = {"bias": None, "workspace_limit": None, **call.arguments}
     for number in ("value", "delta"):
         given.pop(number, None)
+    if given.pop("grad_bias", False):
+        first, *_ = call.arguments.values()
+        given["bias"] = _new_bias(first, given["weight_shape"], given["layout"])
     described: Described = getattr(describe, function.__name__)(**given)
     return described
 

@@ -44,6 +44,11 @@ class Target:
         return self.capability >= 90
 
     @property
+    def most_in_cluster(self) -> int:
+        """Most blocks of a cluster: 8 on every GPU that has them, 16 where a processing cluster is that large."""
+        return 16 if self.capability in (90, 100, 103) else 8 if self.clusters else 1
+
+    @property
     def register_pools(self) -> bool:
         """Whether warps can pass registers to others: on the variants of architectures from 9.0 on (``sm_90a``)."""
         return self.clusters and self.arch.endswith("a")

@@ -89,8 +89,9 @@ class ConvProblem:
     as for q.
 
     Operation ``wgrad`` is the gradient with respect to the filters, again by the numbers of the forward layer: the
-    arrays are x, dy, and dw, which has the shape of w. There is no bias and no activation:
-    ``dw[k,c,r,s] = sum over n,p,q of dy[n,k,p,q] * x[n, c, p*stride - top + r*dilation, ...]``.
+    arrays are x, dy, and dw, which has the shape of w. There is no activation:
+    ``dw[k,c,r,s] = sum over n,p,q of dy[n,k,p,q] * x[n, c, p*stride - top + r*dilation, ...]``. With ``bias`` there is
+    another result, the gradient of the bias: ``sum over n,p,q of dy[n,k,p,q]``.
 
     ``accumulate``: the result is added to what the output holds, before the activation.
 
@@ -170,7 +171,7 @@ class ConvProblem:
         """What a kernel reads, two arrays and perhaps a bias, then what it writes."""
         first, second, written = {"dgrad": ("dy", "w", "dx"), "wgrad": ("x", "dy", "dw")}.get(self.op, ("x", "w", "y"))
         weights, result = weights_of(self.dtype), result_of(self.dtype)
-        bias = (Operand("bias", (self.k,), result),) if self.bias else ()
+        bias = (Operand("bias", (self.k,), result, written=self.op == "wgrad"),) if self.bias else ()
         beside = self._layer_output if self.op == "wgrad" else self.w_shape
         y = Operand(written, self.y_shape, result, written=True)
         return (Operand(first, self.x_shape, self.dtype), Operand(second, beside, weights), *bias, y)

@@ -420,8 +420,8 @@ int main(int, char** argv) {
         fprintf(stderr, "emulator: a block of %ld threads; a block has 1 to 1024\n", static_cast<long>(block));
         die();
     }
-    if (cluster < 1 || cluster > 8 || grid % cluster) {
-        fprintf(stderr, "emulator: a grid of %ld blocks in clusters of %ld; a cluster has 1 to 8 and divides the grid\n",
+    if (cluster < 1 || cluster > 16 || grid % cluster) {
+        fprintf(stderr, "emulator: a grid of %ld blocks in clusters of %ld; a cluster has 1 to 16 and divides the grid\n",
                 static_cast<long>(grid), static_cast<long>(cluster));
         die();
     }

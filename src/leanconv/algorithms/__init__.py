@@ -17,11 +17,15 @@ from leanconv.algorithms.im2win import Im2win
 from leanconv.algorithms.im2win_basic import Im2winBasic
 from leanconv.algorithms.im2win_fused import Im2winFused
 from leanconv.algorithms.implicit_gemm import ImplicitGemm
+from leanconv.algorithms.implicit_gemm_weight import ImplicitGemmWeight
+from leanconv.algorithms.implicit_gemm_weight_parts import ImplicitGemmWeightParts
 from leanconv.algorithms.register_cache import RegisterCache
 from leanconv.algorithms.single_channel import SingleChannel
 from leanconv.algorithms.tensor_gemm import TensorGemm
 from leanconv.algorithms.tensor_gemm_narrow import TensorGemmNarrow
 from leanconv.algorithms.tensor_gemm_sync import TensorGemmSync
+from leanconv.algorithms.tensor_weight import TensorWeight
+from leanconv.algorithms.tensor_weight_parts import TensorWeightParts
 from leanconv.algorithms.winograd1d import Winograd1d
 from leanconv.algorithms.winograd2d import Winograd2d
 
@@ -43,6 +47,10 @@ ALGORITHMS: tuple[GpuAlgorithm, ...] = (
     DepthwiseInput(),
     DepthwiseWeight(),
     DepthwiseWeightParts(),
+    TensorWeight(),
+    TensorWeightParts(),
+    ImplicitGemmWeight(),
+    ImplicitGemmWeightParts(),
     SingleChannel(),
     DirectTiled(),
     Direct(),

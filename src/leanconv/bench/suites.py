@@ -44,7 +44,7 @@ LAYOUTS: tuple[str, ...] = get_args(Layout)
 SUITE_ALGORITHMS = {
     "winograd1d": ("winograd1d", "implicit_gemm", "tensor_*"),
     "wide-filters": ("winograd1d", "implicit_gemm", "tensor_*"),
-    "opencnn": ("winograd*", "implicit_gemm", "tensor_*"),
+    "opencnn": ("winograd*", "implicit_gemm", "implicit_gemm_weight*", "tensor_*"),
     "depthwise": ("depthwise*", "direct"),
     "depthwise-wide": ("depthwise*",),
     "single-channel": ("single_channel", "depthwise", "direct"),

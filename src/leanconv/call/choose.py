@@ -8,6 +8,7 @@ from math import inf
 
 from leanconv.algorithms import ALGORITHMS
 from leanconv.algorithms.base import Algorithm, Config, GpuAlgorithm
+from leanconv.algorithms.bias_gradient import with_bias, without_bias
 from leanconv.plan import Plan, Target
 from leanconv.problem import Problem
 from leanconv.reference import CPU_ALGORITHMS
@@ -33,6 +34,9 @@ class Candidate:
     def plan(self, problem: Problem, target: Target) -> Plan:
         """The launches of the best configuration."""
         assert isinstance(self.algorithm, GpuAlgorithm) and self.config is not None
+        if problem.kind == "conv2d" and problem.op == "wgrad" and problem.bias:
+            plan = self.algorithm.plan(without_bias(problem), self.config, target)
+            return with_bias(plan, problem, target)
         return self.algorithm.plan(problem, self.config, target)
 
 

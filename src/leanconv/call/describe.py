@@ -103,26 +103,48 @@ def conv2d_input(
 
 
 def conv2d_weight(
-    x: Any, grad: Any, bias: None, out: Any, workspace_limit: Any, weight_shape: Any, stride: Any, padding: Any,
+    x: Any, grad: Any, bias: Any, out: Any, workspace_limit: Any, weight_shape: Any, stride: Any, padding: Any,
     dilation: Any, groups: Any, layout: Any, algorithm: Any, precision: Any, device: Any,
 ) -> Described:  # fmt: skip
-    """Describe a call of `leanconv.conv2d_weight`."""
-    operands, axes = layer_operands(x, grad, bias, out, ("x", "grad"), layout, arguments.LAYOUTS, out_axes=4)
+    """Describe a call of `leanconv.conv2d_weight`; ``bias`` is where the gradient of the bias goes, or None."""
+    options = (weight_shape, stride, padding, dilation, groups)
+    return _weight(x, grad, bias, out, workspace_limit, options, layout, algorithm, precision, device, 4)
+
+
+def conv1d_weight(
+    x: Any, grad: Any, bias: Any, out: Any, workspace_limit: Any, weight_shape: Any, stride: Any, padding: Any,
+    dilation: Any, groups: Any, layout: Any, algorithm: Any, precision: Any, device: Any,
+) -> Described:  # fmt: skip
+    """Describe a call of `leanconv.conv1d_weight`: a layer of images of one row."""
+    options = (weight_shape, stride, padding, dilation, groups)
+    return _weight(x, grad, bias, out, workspace_limit, options, layout, algorithm, precision, device, 3)
+
+
+def _weight(
+    x: Any, grad: Any, bias: Any, out: Any, workspace_limit: Any, options: tuple[Any, ...], layout: Any,
+    algorithm: Any, precision: Any, device: Any, many: int,
+) -> Described:  # fmt: skip
+    """A gradient of filters of ``many`` axes."""
+    weight_shape, stride, padding, dilation, groups = options
+    layouts: tuple[str, ...] = arguments.LAYOUTS if many == 4 else arguments.LAYOUTS_1D
+    operands, axes = layer_operands(x, grad, bias, out, ("x", "grad"), layout, layouts, out_axes=many)
     _check_gradient("x", operands.dtype)
-    x_shape, grad_shape, _ = _shapes(operands, axes)
+    x_shape, grad_shape, bias_shape = _shapes(operands, axes)
     weight_shape = arguments.sizes("weight_shape", weight_shape)
     for name, shape in (("x", x_shape), ("grad", grad_shape)):
-        _check_axes(name, shape, 4)
+        _check_axes(name, shape, many)
     if len(x_shape) != len(grad_shape):
         raise ValueError(
             f"x has shape {tuple(operands.x.shape)} and grad {tuple(operands.w.shape)}: "
             "either both have a batch axis, or neither"
         )
-    forward = conv_problem(
-        x_shape, axes.logical(weight_shape), None, stride, padding, dilation, groups, dtype=operands.dtype,
-        layout=axes.layout, precision=precision, activation=None, filters="weight_shape",
+    forward = (conv_problem if many == 4 else conv1d_problem)(
+        x_shape, axes.logical(weight_shape), bias_shape, stride, padding, dilation, groups, dtype=operands.dtype,
+        layout=arguments.LAYOUTS[layouts.index(axes.layout)], precision=precision, activation=None,
+        filters="weight_shape",
     )  # fmt: skip
-    expected = _as_many((forward.n, forward.k, forward.p, forward.q), operands.x)
+    outputs = (forward.p, forward.q) if many == 4 else (forward.q,)
+    expected = _as_many((forward.n, forward.k, *outputs), operands.x)
     if grad_shape != expected:
         raise ValueError(
             f"grad has shape {tuple(operands.w.shape)}, but the output has {axes.shown(expected)} for "
@@ -288,6 +310,8 @@ def conv1d_problem(
     padding: Any,
     dilation: Any,
     groups: Any,
+    *,
+    filters: str = "w",
     **options: Any,
 ) -> ConvProblem:
     """The problem of a convolution along one axis, as images of one row; ``x_shape`` is (n, c, w) or (c, w).
@@ -295,12 +319,13 @@ def conv1d_problem(
     ``padding`` is a number, (left, right) or a word; everything else is as in `conv_problem`.
     """
     _check_axes("x", x_shape, 3)
-    _check_filter_axes(w_shape, 3)
+    _check_filter_axes(w_shape, 3, filters)
     (*batch, c, w), (k, group_c, s) = x_shape, w_shape
     stride, dilation = arguments.single("stride", stride, 1), arguments.single("dilation", dilation, 1)
     return conv_problem(
         (*batch, c, 1, w), (k, group_c, 1, s), bias_shape, (1, stride),
-        (0, 0, *arguments.two_sides(padding, s, stride, dilation)), (1, dilation), groups, one_axis=True, **options,
+        (0, 0, *arguments.two_sides(padding, s, stride, dilation)), (1, dilation), groups, one_axis=True,
+        filters=filters, **options,
     )  # fmt: skip
 
 
@@ -348,9 +373,10 @@ def check_problem(problem: Any) -> None:
     arguments.one_of("op", problem.op, get_args(Op))
     if problem.op != "fprop":
         _check_gradient("the problem", problem.dtype)
-    gradient_of = {"dgrad": "input", "wgrad": "filters"}.get(problem.op)
-    if gradient_of and (problem.bias or problem.activation):
-        raise ValueError(f"op={problem.op!r}, the gradient of a layer's {gradient_of}, has no bias and no activation")
+    if problem.op == "dgrad" and (problem.bias or problem.activation):
+        raise ValueError("op='dgrad', the gradient of a layer's input, has no bias and no activation")
+    if problem.op == "wgrad" and problem.activation:
+        raise ValueError("op='wgrad', the gradient of a layer's filters, has no activation")
     arguments.integer("groups", problem.groups, 1)
     conv_problem(
         (problem.n, problem.c, problem.h, problem.w), (problem.k, problem.group_c, problem.r, problem.s), None,

@@ -22,6 +22,7 @@ from leanconv.call.weights import preparation_of, refuse_null
 from leanconv.dtypes import is_integer, item_bytes
 from leanconv.plan import ALIGNMENT, Plan
 from leanconv.problem import ConvProblem, Problem
+from leanconv.reference.filter_gradient import bias_gradient
 from leanconv.runtime import launch
 from leanconv.runtime.launch import Device, Executable
 
@@ -37,6 +38,11 @@ def roles_of(problem: Problem) -> tuple[str, ...]:
     """The order in which ready calls give values to a plan: the operands, the numbers of filters, scratch memory."""
     first, second, *_, written = problem.operands
     return first.role, second.role, "bias", written.role, "value", "delta", "workspace", "prepared"
+
+
+def writes_bias(problem: Problem) -> bool:
+    """Whether ``bias`` is no operand that is read, but where the gradient of the bias goes: contiguous, and new."""
+    return problem.kind == "conv2d" and problem.op == "wgrad" and problem.bias
 
 
 @dataclass(frozen=True)
@@ -124,6 +130,7 @@ class GpuCall:
         scratch = (self._prepared_offset or workspace) + prepared
         self._allocate_scratch = arrays.allocator((-(-scratch // 4),), "float32", device) if scratch else None
         self._run = None if problem.is_empty else loaded.run if prepares else loaded.run_prepared
+        self._bias_gradient = writes_bias(problem)
 
     def __call__(
         self, x: Any, w: Any, bias: Any, out: Any, value: float = 0, delta: float = 0, prepared_at: int = 0
@@ -164,6 +171,8 @@ class GpuCall:
             self._run(self._stream(), (x_at, w_at, bias_at, y_at, value, delta, workspace_at, prepared_at))
         else:
             y[...] = 0  # it is empty, or the gradient of filters that have seen no image
+            if self._bias_gradient:
+                bias[...] = 0
         if out is None or y is out:
             return y
         self._arrays.assign(out, y)
@@ -213,6 +222,8 @@ class HostOnGpuCall(_HostCall):
         y = out if out is not None and NUMPY.is_contiguous(out) else np.empty(self._shape, self._result)
         if self._run is None:
             y[...] = 0  # as in `GpuCall`
+            if writes_bias(self._problem):
+                bias[...] = 0
         else:
             values = (plain(x), plain(w), None if bias is None else plain(bias), y, value, delta)
             launch.run_on_host_arrays(
@@ -252,13 +263,20 @@ class CpuCall(_HostCall):
             self._check_out(x, w, bias, out)
         if problem.is_empty:
             result = np.zeros(self._shape, self._result)  # as in `GpuCall`
+            if writes_bias(problem):
+                bias[...] = 0
         else:
             assert isinstance(self._algorithm, CpuAlgorithm)
             to_numpy = arrays.to_numpy
             first, second, *_ = problem.operands
+            given = None if bias is None else to_numpy(bias)
             x, w = in_memory(to_numpy(x), self._order), in_memory(to_numpy(w), self._w_order)
             x, w = x.reshape(first.shape), w.reshape(second.shape)
-            result = self._algorithm.run(problem, x, w, None if bias is None else to_numpy(bias), value, delta)
+            if writes_bias(problem):
+                assert isinstance(problem, ConvProblem) and given is not None
+                given[...] = bias_gradient(problem, w)
+                problem, given = replace(problem, bias=False), None
+            result = self._algorithm.run(problem, x, w, given, value, delta)
             result = as_shown(result, self._shape, self._out_order)
         if arrays is not NUMPY:
             result = arrays.from_numpy(result, None)
@@ -358,7 +376,12 @@ class TorchCpuConv(_HostCall):
         if out is not None:
             self._check_out(x, w, bias, out)
         if problem.op == "wgrad":
-            dw = in_order(self._filter_gradient(x, w), self._order)
+            signal = len(self._shape) == 3
+            dw = self._filter_gradient(x, w, signal)
+            if bias is not None:
+                channels = w.dim() - len(self._shape) + 1
+                bias.copy_(w.sum([axis for axis in range(w.dim()) if axis != channels]))
+            dw = in_order(dw.squeeze(2) if signal else dw, self._order)
             return dw if out is None else out.copy_(dw)
         signal, alone = w.dim() == 3, x.dim() == w.dim() - 1
         if signal:  # an image of one row
@@ -392,12 +415,14 @@ class TorchCpuConv(_HostCall):
         dx = conv2d_input(shape, w, grad, problem.stride, 0, problem.dilation, problem.groups)
         return dx[:, :, top : top + problem.h, left : left + problem.w]
 
-    def _filter_gradient(self, x: Any, grad: Any) -> Any:
+    def _filter_gradient(self, x: Any, grad: Any, signal: bool) -> Any:
         from torch.nn.functional import pad
         from torch.nn.grad import conv2d_weight
 
         problem = self._problem
         top, bottom, left, right = problem.padding
+        if signal:  # images of one row
+            x, grad = x.unsqueeze(-2), grad.unsqueeze(-2)
         x, grad = (in_order(each if each.dim() == 4 else each.unsqueeze(0)) for each in (x, grad))
         padding = (top, left)
         if (top, left) != (bottom, right):

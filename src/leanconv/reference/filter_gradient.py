@@ -30,3 +30,11 @@ def filter_gradient(problem: ConvProblem, x: np.ndarray, grad: np.ndarray) -> np
                 passed = grad[images, rows].reshape(pixels, problem.groups, problem.group_k).transpose(1, 2, 0)
                 result += matmul(passed, columns)
     return result.reshape(problem.y_shape)
+
+
+def bias_gradient(problem: ConvProblem, grad: np.ndarray) -> np.ndarray:
+    """The gradient of the bias of ``problem``'s layer: sums of ``grad``, which has images where x has; in float64."""
+    channels = problem.layout.index("C")
+    axes = tuple(axis for axis in range(4) if axis != channels)
+    with np.errstate(invalid="ignore", over="ignore"):
+        return np.asarray(grad.astype(np.float64).sum(axis=axes)).astype(grad.dtype)

@@ -16,9 +16,11 @@ from leanconv.runtime.recent import Recent
 
 #: kernels that stay loaded although no ready call uses them; some 100 kB of GPU memory each
 KEPT = 512
-_MAX_DYNAMIC_SHARED = 8
+_MAX_DYNAMIC_SHARED, _NON_PORTABLE_CLUSTER = 8, 14
 #: shared memory that a kernel may use without raising the driver's limit
 _SHARED_WITHOUT_ASKING = 48 * 1024
+#: blocks of a cluster that every GPU with clusters allows without being asked
+PORTABLE_CLUSTER = 8
 _CAPTURE_RELAXED = 2
 
 
@@ -30,6 +32,7 @@ class Kernel:
         self.function = function
         #: bytes of dynamic shared memory that a launch of it may take
         self.shared_bytes = _SHARED_WITHOUT_ASKING
+        self.large_clusters = False
 
 
 class Kernels:
@@ -68,6 +71,9 @@ class Kernels:
         self._kept.keep(name, kernel)
         with self._lock:
             # only ever raised: another plan may use the same function with more
+            if launch.cluster > PORTABLE_CLUSTER and not kernel.large_clusters:
+                self._driver.check("cuFuncSetAttribute", kernel.function, _NON_PORTABLE_CLUSTER, 1)
+                kernel.large_clusters = True
             if launch.shared_bytes > kernel.shared_bytes:
                 self._driver.check("cuFuncSetAttribute", kernel.function, _MAX_DYNAMIC_SHARED, launch.shared_bytes)
                 kernel.shared_bytes = launch.shared_bytes

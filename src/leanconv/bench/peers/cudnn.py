@@ -1,28 +1,47 @@
-"""Every forward algorithm of the installed cuDNN by its name, through its C interface, with float32 FMA arithmetic."""
+"""Every algorithm of the installed cuDNN by its name, for layers and both of their gradients, through its C interface,
+with float32 FMA arithmetic."""
 
 from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterator
 from ctypes import byref, c_float, c_int, c_size_t, c_void_p
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 from leanconv.bench.operands import Operands
 from leanconv.bench.peers.base import Candidate, Peer, Unable, missing_cuda_torch
-from leanconv.problem import ConvProblem, Layout, Problem
+from leanconv.problem import ConvProblem, Layout, Op, Problem
 
-#: cudnnConvolutionFwdAlgo_t, in its order.
-ALGORITHMS = (
-    "implicit_gemm",
-    "implicit_precomp_gemm",
-    "gemm",
-    "direct",
-    "fft",
-    "fft_tiling",
-    "winograd",
-    "winograd_nonfused",
-)
+
+@dataclass(frozen=True)
+class _Operation:
+    """What cuDNN computes: its function, the descriptors of the two operands that are read and of the result, and the
+    names of its algorithms, in the order of their numbers."""
+
+    function: str
+    reads: tuple[str, str]
+    writes: str
+    algorithms: tuple[str, ...]
+
+
+#: By the operation of a problem. cudnnConvolutionFwdAlgo_t, ...BwdDataAlgo_t and ...BwdFilterAlgo_t name them; of those
+#: without a name algorithm 0 adds with atomics.
+OPERATIONS: dict[Op, _Operation] = {
+    "fprop": _Operation(
+        "Forward", ("x", "w"), "y",
+        ("implicit_gemm", "implicit_precomp_gemm", "gemm", "direct", "fft", "fft_tiling", "winograd",
+         "winograd_nonfused"),
+    ),
+    "dgrad": _Operation(
+        "BackwardData", ("w", "y"), "x", ("algo_0", "algo_1", "fft", "fft_tiling", "winograd", "winograd_nonfused"),
+    ),
+    "wgrad": _Operation(
+        "BackwardFilter", ("x", "y"), "w",
+        ("algo_0", "algo_1", "fft", "algo_3", "winograd", "winograd_nonfused", "fft_tiling"),
+    ),
+}  # fmt: skip
 #: cudnnTensorFormat_t of the layouts that it has.
 LAYOUTS: dict[Layout, int] = {"NCHW": 0, "NHWC": 1}
 _FLOAT = 0
@@ -67,6 +86,7 @@ class _Layer:
     """Handle and descriptors of one problem in one layout."""
 
     def __init__(self, problem: ConvProblem, layout: Layout) -> None:
+        self.operation = OPERATIONS[problem.op]
         self.handle, self.x, self.w, self.y, self.convolution = (c_void_p() for _ in range(5))
         _do("cudnnCreate", byref(self.handle))
         for kind, name in (("Tensor", "x"), ("Filter", "w"), ("Tensor", "y"), ("Convolution", "convolution")):
@@ -84,19 +104,22 @@ class _Layer:
 
     def workspace(self, algorithm: int) -> int:
         """Bytes of workspace that an algorithm needs. Raises CudnnError where it does not support this problem."""
-        size = c_size_t()
-        descriptors = (self.handle, self.x, self.w, self.convolution, self.y)
-        _do("cudnnGetConvolutionForwardWorkspaceSize", *descriptors, algorithm, byref(size))
+        size, named = c_size_t(), self.operation
+        first, second = (getattr(self, name) for name in named.reads)
+        descriptors = (first, second, self.convolution, getattr(self, named.writes))
+        _do(f"cudnnGetConvolution{named.function}WorkspaceSize", self.handle, *descriptors, algorithm, byref(size))
         return size.value
 
-    def run(self, algorithm: int, x: Any, w: Any, y: Any, workspace: Any) -> None:
-        """Queue one convolution on the default stream."""
-        one, zero = c_float(1.0), c_float(0.0)
+    def run(self, algorithm: int, first: Any, second: Any, result: Any, workspace: Any) -> None:
+        """Queue one convolution on the default stream; operands in cuDNN's order."""
+        one, zero, named = c_float(1.0), c_float(0.0), self.operation
         size = c_size_t(workspace.numel())
-        inputs = (self.x, c_void_p(x.data_ptr()), self.w, c_void_p(w.data_ptr()), self.convolution, algorithm)
+        read = zip(named.reads, (first, second), strict=True)
+        inputs = [each for name, data in read for each in (getattr(self, name), c_void_p(data.data_ptr()))]
         scratch = (c_void_p(workspace.data_ptr() if workspace.numel() else None), size)
-        output = (self.y, c_void_p(y.data_ptr()))
-        _do("cudnnConvolutionForward", self.handle, byref(one), *inputs, *scratch, byref(zero), *output)
+        output = (getattr(self, named.writes), c_void_p(result.data_ptr()))
+        arguments = (*inputs, self.convolution, algorithm, *scratch, byref(zero), *output)
+        _do(f"cudnnConvolution{named.function}", self.handle, byref(one), *arguments)
 
     def close(self) -> None:
         """Give handle and descriptors back."""
@@ -106,10 +129,15 @@ class _Layer:
 
 
 class CudnnPeer(Peer):
-    """cudnnConvolutionForward with each algorithm that takes the problem, on the buffers the others use."""
+    """cudnnConvolutionForward, ...BackwardData or ...BackwardFilter with each algorithm that takes the problem, on the
+    buffers the others use."""
 
     name = "cudnn"
-    engines = tuple(f"cudnn:{name}-{layout}" for name in ALGORITHMS for layout in ("nchw", "nhwc"))
+    engines = tuple(
+        f"cudnn:{name}-{layout}"
+        for name in dict.fromkeys(each for operation in OPERATIONS.values() for each in operation.algorithms)
+        for layout in ("nchw", "nhwc")
+    )
     solves = ("conv2d",)
     needs_gpu = True
 
@@ -128,9 +156,6 @@ class CudnnPeer(Peer):
 
     def candidates(self, problem: Problem, operands: Operands, gpu: bool) -> Iterator[Candidate | Unable]:
         assert problem.kind == "conv2d"
-        if problem.op != "fprop":
-            yield Unable("cudnn", f"called for the forward pass only, not for op={problem.op!r}")
-            return
         top, bottom, left, right = problem.padding
         if (top, left) != (bottom, right) or problem.bias or problem.activation or problem.dtype != "float32":
             yield Unable("cudnn", "called for plain float32 layers with even padding: no bias, no activation")
@@ -138,7 +163,7 @@ class CudnnPeer(Peer):
         for layout in LAYOUTS:
             layer = _Layer(problem, layout)
             try:
-                for number in range(len(ALGORITHMS)):
+                for number in range(len(layer.operation.algorithms)):
                     yield from self._candidate(layer, number, operands, layout)
             finally:
                 layer.close()
@@ -148,7 +173,8 @@ class CudnnPeer(Peer):
     ) -> Iterator[Candidate | Unable]:
         import torch
 
-        engine = f"cudnn:{ALGORITHMS[number]}-{layout.lower()}"
+        name = layer.operation.algorithms[number]
+        engine = f"cudnn:{name}-{layout.lower()}"
         try:
             size = layer.workspace(number)
         except CudnnError as error:
@@ -160,9 +186,11 @@ class CudnnPeer(Peer):
             return
         workspace = torch.empty(size, dtype=torch.uint8, device="cuda")
         x, w, y = operands.x(layout), operands.w(layout), operands.output(layout)
+        if layer.operation.function == "BackwardData":
+            x, w = w, x  # cuDNN reads the filters first
 
         def call() -> Any:
             layer.run(number, x, w, y, workspace)
             return y
 
-        yield Candidate(engine, ALGORITHMS[number], call, layout, size, out=y)
+        yield Candidate(engine, name, call, layout, size, out=y)

@@ -155,7 +155,7 @@ def _call(problem: Problem, operands: Operands, algorithm: Algorithm, y: Any, pr
         how: Any = {
             "layout": problem.layout, "algorithm": algorithm.name, "precision": problem.precision, "out": out,
         }  # fmt: skip
-        gradients = {"dgrad": leanconv.conv2d_input, "wgrad": leanconv.conv2d_weight}
+        gradients: dict[str, Any] = {"dgrad": leanconv.conv2d_input, "wgrad": leanconv.conv2d_weight}
         shape = tuple(out.shape)
 
         def call() -> Any:

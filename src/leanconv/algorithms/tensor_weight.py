@@ -1,0 +1,261 @@
+"""Gradient of the filters on tensor cores, in the accuracy of float32 or of TF32."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+
+from leanconv.algorithms.base import (
+    LAUNCH_CYCLES,
+    Arithmetic,
+    Config,
+    TimedAlgorithm,
+    by_time,
+    ceil_div,
+    conv_constants,
+    variant,
+)
+from leanconv.algorithms.depthwise_weight import clusters_at_once
+from leanconv.algorithms.tensor_filters import DEPTH, LEAST_CHANNELS, SplitGemm
+from leanconv.algorithms.tensor_gemm import FLOPS_PER_CYCLE, ROW, pixel_map, wgmma_limits
+from leanconv.algorithms.tiles import gradient_arguments, weight_limits
+from leanconv.plan import Argument, Launch, Plan, Pointer, Target, TensorMap
+from leanconv.problem import ConvProblem
+
+#: Filters of a chunk.
+CHUNK = 64
+
+
+@dataclass(frozen=True)
+class TensorWeightConfig(Config):
+    """A tile has 64 weights of a filter for each of ``warpgroups`` consumers, and ``chunks`` x 64 filters.
+
+    ``products`` of float16 make one of float32: 3, or 1 in tier tf32. ``partials`` partial sums are under way at once.
+    ``turns``: consumers multiply in turn. ``x_rows`` and ``dy_rows``: bulk copies bring x, or dy, in rows of channels;
+    otherwise lanes copy them in columns of pixels. ``piece`` channels of one tap are neighbouring rows of the tile.
+    ``x_stages``, ``dy_stages`` and ``split_stages`` are the lengths of the rings
+    of x, of dy, and of dy converted. A cluster of ``split`` blocks shares a tile's pixels, and so do ``parts`` of them
+    whose sums a second launch adds.
+    """
+
+    warpgroups: int
+    chunks: int
+    products: int
+    partials: int
+    turns: bool
+    x_rows: bool
+    dy_rows: bool
+    piece: int
+    x_stages: int
+    dy_stages: int
+    split_stages: int
+    consumer_registers: int
+    converter_registers: int
+    producer_registers: int
+    split: int = 1
+    parts: int = 1
+
+    @property
+    def threads(self) -> int:
+        """Threads of a block: the consumers, a warpgroup that converts and one that copies."""
+        return 128 * (self.warpgroups + 2)
+
+    @property
+    def rows(self) -> int:
+        """Weights of a filter that a tile has."""
+        return 64 * self.warpgroups
+
+    @property
+    def filters(self) -> int:
+        """Filters of a tile."""
+        return CHUNK * self.chunks
+
+    @property
+    def ring_bytes(self) -> int:
+        """Bytes of the three rings, and of the scales of what is converted."""
+        x = 4 * self.rows * (DEPTH if self.x_rows else DEPTH + 8)
+        dy = 4 * CHUNK * (DEPTH if self.dy_rows else DEPTH + 4)
+        split = 2 * DEPTH * CHUNK * (2 if self.products == 3 else 1) + 320
+        return self.x_stages * x + self.dy_stages * dy + self.split_stages * split
+
+    @property
+    def shared_bytes(self) -> int:
+        """Shared memory of a block: the rings, and two barriers a stage."""
+        return self.ring_bytes + 16 * (self.x_stages + self.dy_stages + self.split_stages)
+
+
+#: A tile: warpgroups, chunks of filters, partial sums.
+Tile = tuple[int, int, int]
+#: Whether consumers take turns with each tile, and the TFLOP/s that it reaches on large layers (burst, H200): where
+#: bulk copies bring x and dy, and where lanes bring x or both.
+TILES: dict[Tile, tuple[bool, float, float]] = {
+    (2, 2, 2): (True, 150, 114),
+    (3, 1, 1): (False, 132, 66),
+    (2, 1, 1): (True, 106, 85),
+    (2, 3, 1): (True, 100, 85),
+    (1, 2, 2): (False, 100, 80),
+    (1, 1, 1): (False, 85, 70),
+}
+#: Registers of a thread that multiplies, converts or copies, by the tile's warpgroups and chunks and whether bulk
+#: copies alone bring x and dy. NOTE: threads that do not multiply give registers away, so they have fewer than at the
+#: launch, which are 65536 over the block's threads.
+REGISTERS = {
+    (1, 1, True): (208, 160, 88), (1, 2, True): (208, 160, 88), (2, 1, True): (192, 104, 24),
+    (2, 2, True): (200, 88, 24), (2, 3, True): (208, 72, 24), (3, 1, True): (128, 64, 32),
+    (1, 1, False): (208, 160, 88), (1, 2, False): (208, 160, 88), (2, 1, False): (176, 104, 56),
+    (2, 2, False): (184, 96, 48), (2, 3, False): (200, 64, 48), (3, 1, False): (120, 72, 48),
+}  # fmt: skip
+#: Stages that the rings have at most, of x, of dy and of dy converted.
+MOST_STAGES = (3, 4, 8)
+#: Cycles of a block beside its stages, and of the sum over the blocks of a cluster.
+BLOCK_CYCLES, SPLIT_CYCLES = 7000, 4000
+SPLITS = (1, 2, 4, 8, 16)
+#: Cycles of the four copying warps for each row of 64 pixels in columns, and for each piece of rows.
+COPY_CYCLES, PIECE_CYCLES = 16, 30
+
+
+def dy_map(problem: ConvProblem) -> TensorMap:
+    """How bulk copies walk over dy in NHWC: 32 filters of 64 pixels."""
+    return TensorMap(
+        role="dy",
+        element="float32",
+        shape=(problem.k, problem.n * problem.p * problem.q),
+        strides=(4 * problem.k,),
+        box=(ROW, DEPTH),
+        swizzle=4 * ROW,
+    )
+
+
+def _x_in_rows(problem: ConvProblem) -> bool:
+    """Whether bulk copies can bring x."""
+    reach = max((problem.r - 1) * problem.dilation[0], (problem.s - 1) * problem.dilation[1])
+    if problem.layout != "NHWC" or problem.c % 4 or problem.group_c % 4 or problem.group_c < LEAST_CHANNELS:
+        return False
+    return problem.n > 0 and reach <= 255 and not pixel_map(problem, DEPTH).why_not()
+
+
+def _dy_in_rows(problem: ConvProblem) -> bool:
+    """And dy."""
+    if problem.layout != "NHWC" or problem.k % 4 or problem.group_k % 4:
+        return False
+    return problem.n > 0 and not dy_map(problem).why_not()
+
+
+def _piece(problem: ConvProblem) -> int:
+    """Channels of a tap that lie together in columns: few rows of zeros, and few taps to find for those who copy."""
+    return min(
+        (32, 16, 8, 4, 2, 1), key=lambda piece: ceil_div(problem.group_c, piece) * (COPY_CYCLES * piece + PIECE_CYCLES)
+    )
+
+
+@lru_cache(maxsize=256)
+def _config(tile: Tile, products: int, way: tuple[bool, bool, int], shared: int) -> TensorWeightConfig | None:
+    """The configuration of a tile, with rings as long as ``shared`` bytes allow; None where they are too short."""
+    warpgroups, chunks, partials = tile
+    for stages in range(MOST_STAGES[0], 1, -1):
+        for dy_stages in (3, 2):
+            for split_stages in range(min(MOST_STAGES[2], 3 * chunks + 1), max(chunks, 2) - 1, -1):
+                config = TensorWeightConfig(
+                    warpgroups, chunks, products, partials, TILES[tile][0], *way, stages, dy_stages, split_stages,
+                    *REGISTERS[warpgroups, chunks, way[0] and way[1]],
+                )  # fmt: skip
+                if config.shared_bytes <= shared and split_stages >= min(2 * chunks, 4):
+                    return config
+    return None
+
+
+class TensorWeight(TimedAlgorithm):
+    """The filters' gradient as a matrix product on tensor cores, each float32 split into two float16 on its way; sums
+    over the blocks of a cluster in fixed order, no atomics, no workspace.
+
+    ``x dy ≈ hi·hi + hi·lo + lo·hi`` in float16, summed in float32; in tier tf32 ``hi·hi`` alone.
+    """
+
+    name = "tensor_weight"
+    paper = SplitGemm.paper
+    tier = "fp32"
+    solves = "conv2d"
+
+    def why_not(self, problem: ConvProblem, target: Target) -> list[str]:
+        reasons = [*weight_limits(problem), *wgmma_limits(target)]
+        least = min(problem.group_c, problem.group_k)
+        if problem.groups > 1 and least < LEAST_CHANNELS:
+            reasons.append(f"groups={problem.groups} leaves {least} channels in a group, fewer than {LEAST_CHANNELS}")
+        if problem.n * problem.p * problem.q >= 2**31:
+            reasons.append(f"the output has {problem.n * problem.p * problem.q} pixels, 2**31 or more")
+        return reasons
+
+    def arithmetic(self, problem: ConvProblem) -> Arithmetic:
+        return "fp16" if problem.precision == "tf32" else "fp16x3"
+
+    def timed(self, problem: ConvProblem, target: Target) -> list[tuple[float, TensorWeightConfig]]:
+        return by_time(
+            (predicted_cycles(problem, config, target), config)
+            for whole in _whole(problem, target)
+            for config in self.shared_by(problem, whole, target)
+        )
+
+    def shared_by(
+        self, problem: ConvProblem, whole: TensorWeightConfig, target: Target
+    ) -> Iterator[TensorWeightConfig]:
+        """The configuration, with tiles computed by one block each, and by clusters."""
+        for split in SPLITS:
+            sums = 4 * whole.filters * whole.rows
+            possible = split <= min(stages_of(problem), target.most_in_cluster) and sums <= whole.ring_bytes
+            if split == 1 or (possible and 32 * whole.chunks % split == 0):
+                yield variant(whole, split=split)
+
+    def plan(self, problem: ConvProblem, config: TensorWeightConfig, target: Target) -> Plan:
+        *_, dw, batch = gradient_arguments(problem)
+        return Plan((_launch(problem, config, self.name, dw, batch),))
+
+
+def _launch(problem: ConvProblem, config: TensorWeightConfig, name: str, *rest: Argument) -> Launch:
+    x = pixel_map(problem, DEPTH) if config.x_rows else Pointer("x")
+    dy = dy_map(problem) if config.dy_rows else Pointer("dy")
+    return Launch(
+        header=f"{name}.cuh",
+        function=f"leanconv::{name}",
+        problem=conv_constants(problem),
+        tuning=config.constants(),
+        arguments=(x, dy, *rest),
+        grid=tiles_of(problem, config) * config.split * config.parts,
+        block=config.threads,
+        shared_bytes=config.shared_bytes,
+        cluster=config.split,
+    )
+
+
+def _whole(problem: ConvProblem, target: Target) -> Iterator[TensorWeightConfig]:
+    products = 1 if problem.precision == "tf32" else 3
+    x_rows = _x_in_rows(problem)
+    way = x_rows, _dy_in_rows(problem), ROW if x_rows else _piece(problem)
+    for tile in TILES:
+        config = _config(tile, products, way, target.shared_per_block)
+        if config:
+            yield config
+
+
+def stages_of(problem: ConvProblem) -> int:
+    """Stages of all pixels."""
+    return ceil_div(problem.n * problem.p * problem.q, DEPTH)
+
+
+def tiles_of(problem: ConvProblem, config: TensorWeightConfig) -> int:
+    """Tiles of the gradient."""
+    rows = problem.r * problem.s * ceil_div(problem.group_c, config.piece) * config.piece
+    return ceil_div(rows, config.rows) * ceil_div(problem.group_k, config.filters) * problem.groups
+
+
+def predicted_cycles(problem: ConvProblem, config: TensorWeightConfig, target: Target) -> float:
+    """Predicted time in clock cycles, of the first launch."""
+    tile = config.warpgroups, config.chunks, config.partials
+    speed = TILES[tile][1 if config.x_rows and config.dy_rows else 2]
+    speed *= FLOPS_PER_CYCLE * (1.5 if config.products == 1 else 1)
+    stages = ceil_div(stages_of(problem), config.split * config.parts)
+    each = stages * 2 * config.rows * config.filters * DEPTH / speed + BLOCK_CYCLES
+    blocks = tiles_of(problem, config) * config.parts
+    rounds = ceil_div(blocks, clusters_at_once(config.split, 1, target) if config.split > 1 else target.multiprocessors)
+    memory = problem.bytes / target.bytes_per_cycle
+    return max(rounds * each + (SPLIT_CYCLES if config.split > 1 else 0), memory) + LAUNCH_CYCLES

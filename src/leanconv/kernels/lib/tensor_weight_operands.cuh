@@ -1,0 +1,168 @@
+// How x and dy become operands of the products of the filters' gradient: x fragments of operand A, in registers; dy pairs
+// of float16 in shared memory, as operand B can lie nowhere else. Neither is transposed: where pixels are rows (NHWC) they
+// are the rows of B too (MN-major), and where pixels lie together, so they do in B (K-major).
+#pragma once
+
+#include <lib/ptx/bulk_copy.cuh>
+#include <lib/ptx/convert.cuh>
+#include <lib/ptx/load.cuh>
+#include <lib/ptx/wgmma.cuh>
+#include <lib/tensor_weight_tiles.cuh>
+
+namespace leanconv {
+
+// Row of 8 that the lanes of group g have: loads of 16 bytes by a quarter of a warp, and stores of 8 by a half, meet each
+// bank once under the swizzle of 128 bytes.
+__device__ __forceinline__ int bit_reversed(int g) { return g % 2 * 4 + g / 2 % 2 * 2 + g / 4; }
+
+// Scales that know nothing of the other operand.
+__device__ __forceinline__ SplitHeader unscaled_header() { return {1.0f, 253, {0, 0}}; }
+
+// Where the inverse scale of a chunk's filter goes: lane t of four has filters 8 i + 2 t and one more in its sums.
+template <class Problem, class Tuning>
+__device__ __forceinline__ int scale_place(int filter) {
+    return filter % 8 / 2 * WeightRings<Problem, Tuning>::scale_pitch + filter / 8 * 2 + filter % 2;
+}
+
+// One warp's share of a chunk of dy in rows: 16 filters of 64 pixels. A lane has four filters, and every eighth pixel.
+template <class Problem, class Tuning>
+struct SplitRows {
+    using Rings = WeightRings<Problem, Tuning>;
+    int warp, t, row;
+    bool first;  // of the lanes that have the same filters
+    float v[8][4];
+
+    __device__ __forceinline__ explicit SplitRows(int thread)
+        : warp(thread / 32), t(thread % 4), row(bit_reversed(thread % 32 / 4)), first(thread % 32 < 4) {}
+
+    __device__ __forceinline__ void load(const unsigned char* dy) {
+        const unsigned char* const piece = dy + warp / 2 * Rings::piece_bytes + row * 128;
+        const int unit = (warp % 2 * 4 + t) ^ row;
+#pragma unroll
+        for (int i = 0; i < 8; ++i) {
+            const float4 four = *reinterpret_cast<const float4*>(piece + i * 1024 + unit * 16);
+            v[i][0] = four.x, v[i][1] = four.y, v[i][2] = four.z, v[i][3] = four.w;
+        }
+    }
+
+    // Splits the columns with a scale for each, from the largest of its 64 pixels.
+    __device__ __forceinline__ void store(unsigned char* to, float* scales) const {
+        float up[4];
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+            float largest = fabsf(v[0][j]);
+#pragma unroll
+            for (int i = 1; i < 8; ++i) largest = fmaxf(largest, fabsf(v[i][j]));
+#pragma unroll
+            for (int apart = 4; apart < 32; apart *= 2)
+                largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, apart));
+            const RowScale scale(largest, unscaled_header());
+            up[j] = scale.up;
+            if (first) scales[scale_place<Problem, Tuning>(16 * warp + 4 * t + j)] = scale.down;
+        }
+        unsigned char* const high = to + row * 128 + ((2 * warp + t / 2) ^ row) * 16 + t % 2 * 8;
+#pragma unroll
+        for (int i = 0; i < 8; ++i) {
+            uint2 packed;
+            packed.x = cvt_rn_f16x2_f32(v[i][0] * up[0], v[i][1] * up[1]);
+            packed.y = cvt_rn_f16x2_f32(v[i][2] * up[2], v[i][3] * up[3]);
+            *reinterpret_cast<uint2*>(high + i * 1024) = packed;
+            if constexpr (Tuning::products == 3) {
+                uint2 rest;
+                rest.x = rest_of(v[i][0], v[i][1], up[0], up[1], packed.x);
+                rest.y = rest_of(v[i][2], v[i][3], up[2], up[3], packed.y);
+                *reinterpret_cast<uint2*>(high + Rings::half_bytes + i * 1024) = rest;
+            }
+        }
+    }
+
+    // As split_low, for neighbours of different scales.
+    static __device__ __forceinline__ unsigned rest_of(float a, float b, float up_a, float up_b, unsigned high) {
+        const float first = cvt_f32_f16(static_cast<unsigned short>(high));
+        const float second = cvt_f32_f16(static_cast<unsigned short>(high >> 16));
+        return cvt_rn_f16x2_f32(fmaf(a, up_a, -first), fmaf(b, up_b, -second));
+    }
+};
+
+// One warp's share of a chunk of dy in columns: 16 filters of 64 pixels. A lane has half of a filter's.
+template <class Problem, class Tuning>
+struct SplitColumns {
+    using Rings = WeightRings<Problem, Tuning>;
+    int filter, half;
+    float v[32];
+
+    __device__ __forceinline__ explicit SplitColumns(int thread)
+        : filter(thread / 32 * 16 + thread % 32 / 16 * 8 + thread % 8), half(thread / 8 % 2) {}
+
+    __device__ __forceinline__ void load(const unsigned char* dy) {
+        const float4* const column = reinterpret_cast<const float4*>(dy + (filter * Rings::dy_pitch + 32 * half) * 4);
+#pragma unroll
+        for (int i = 0; i < 8; ++i) {
+            const float4 four = column[i];
+            v[4 * i] = four.x, v[4 * i + 1] = four.y, v[4 * i + 2] = four.z, v[4 * i + 3] = four.w;
+        }
+    }
+
+    __device__ __forceinline__ void store(unsigned char* to, float* scales) const {
+        float largest = fabsf(v[0]);
+#pragma unroll
+        for (int i = 1; i < 32; ++i) largest = fmaxf(largest, fabsf(v[i]));
+        largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, 8));
+        const RowScale scale(largest, unscaled_header());
+        if (half == 0) scales[scale_place<Problem, Tuning>(filter)] = scale.down;
+        unsigned char* const line = to + filter * 128;
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            uint4 high, low;
+            unsigned* const highs = &high.x;
+            unsigned* const lows = &low.x;
+#pragma unroll
+            for (int j = 0; j < 4; ++j) {
+                const float a = v[8 * i + 2 * j], b = v[8 * i + 2 * j + 1];
+                highs[j] = split_high(a, b, scale.up);
+                if constexpr (Tuning::products == 3) lows[j] = split_low(a, b, scale.up, highs[j]);
+            }
+            const int unit = (4 * half + i) ^ filter % 8;
+            *reinterpret_cast<uint4*>(line + unit * 16) = high;
+            if constexpr (Tuning::products == 3) *reinterpret_cast<uint4*>(line + Rings::half_bytes + unit * 16) = low;
+        }
+    }
+};
+
+// Operand B of a chunk's sixteen pixels: where pixels are rows these are eight of 128 bytes after the other eight, where
+// they lie together units of a row.
+template <class Tuning>
+__device__ __forceinline__ auto split_operand(const unsigned char* split) {
+    if constexpr (Tuning::dy_rows) return transposed_descriptor(split, 0, 1024, 128);
+    else return matrix_descriptor(split, 0, 1024, 128);
+}
+template <class Tuning>
+constexpr int split_step = Tuning::dy_rows ? 2048 : 32;
+
+// The converters: 128 threads.
+template <class Problem, class Tuning>
+__device__ __forceinline__ void split_dy(const WeightRings<Problem, Tuning>& rings, const PartRange<Problem, Tuning>& range,
+                                         int thread) {
+    RingPlace<Tuning::dy_stages> dy_place;
+    RingPlace<Tuning::split_stages> split_place;
+    using Split = typename Select<Tuning::dy_rows, SplitRows<Problem, Tuning>, SplitColumns<Problem, Tuning>>::type;
+    Split values(thread);
+#pragma unroll 1
+    for (int left = (range.end - range.first) * Tuning::chunks; left > 0; --left) {
+        mbarrier_wait_parity(rings.dy_full(dy_place.stage), dy_place.parity);
+        values.load(rings.dy(dy_place.stage));
+        mbarrier_wait_parity(rings.split_free(split_place.stage), split_place.parity ^ 1);
+        values.store(rings.split(split_place.stage), rings.scales(split_place.stage));
+        fence_proxy_async();
+        __syncwarp();
+        if (thread % 32 == 0) {
+            mbarrier_arrive(rings.split_full(split_place.stage));
+            // NOTE: after the stores that the loaded values went into, which an arrival does not pass.
+            mbarrier_arrive(rings.dy_free(dy_place.stage));
+        }
+        dy_place.advance();
+        split_place.advance();
+    }
+}
+
+}  // namespace leanconv

@@ -1,0 +1,114 @@
+// The gradient of the filters as a matrix on tensor cores: its tiles, the share of the pixels that a block sums, and the
+// rings between those that copy, convert and multiply.
+//
+// Rows of the matrix are weights of one filter, in pieces of some channels of one tap; columns are filters. The reduction
+// goes over all output pixels, in stages of 64.
+#pragma once
+
+#include <lib/index.cuh>
+#include <lib/ptx/cluster.cuh>
+#include <lib/ptx/mbarrier.cuh>
+#include <lib/ptx/shared.cuh>
+#include <lib/tensor_rings.cuh>
+#include <lib/tensor_split.cuh>
+
+namespace leanconv {
+
+template <class Problem, class Tuning>
+struct WeightTiles {
+    static constexpr int piece = Tuning::piece, chunk = 64, taps = Problem::r * Problem::s;
+    static constexpr int of_tap = ceil_div(Problem::group_c, piece), all_rows = taps * of_tap * piece;
+    static constexpr int rows = 64 * Tuning::warpgroups, filters = chunk * Tuning::chunks;
+    static constexpr int of_rows = ceil_div(all_rows, rows), of_filters = ceil_div(Problem::group_k, filters);
+    static constexpr int count = of_rows * of_filters * Problem::groups;
+    int group, first_row, first_filter;  // the filter in its group
+
+    // Blocks that run side by side read the same pixels.
+    __device__ __forceinline__ explicit WeightTiles(int tile)
+        : group(tile / (of_rows * of_filters)), first_row(tile / of_filters % of_rows * rows),
+          first_filter(tile % of_filters * filters) {}
+};
+
+// What a row of the matrix stands for; rows past the last have a tap that no filter has.
+template <class Problem, class Tuning>
+struct WeightRow {
+    using Tiles = WeightTiles<Problem, Tuning>;
+    int tap, channel;
+    __device__ __forceinline__ explicit WeightRow(int row)
+        : tap(row / Tiles::piece / Tiles::of_tap), channel(row / Tiles::piece % Tiles::of_tap * Tiles::piece + row % Tiles::piece) {}
+    __device__ __forceinline__ int down() const { return tap / Problem::s * Problem::dilation_h; }
+    __device__ __forceinline__ int right() const { return tap % Problem::s * Problem::dilation_w; }
+};
+
+// The stages of 64 pixels that a block sums: those of its place among the `parts` x `split` blocks of a tile.
+template <class Problem, class Tuning>
+struct PartRange {
+    int first, end;
+    __device__ __forceinline__ PartRange(long long batch, int part) {
+        const int64 pixels = static_cast<int64>(batch) * (Problem::p * Problem::q);
+        const int all = static_cast<int>((pixels + (split_depth - 1)) / split_depth);
+        const int share = ceil_div(all, Tuning::parts * Tuning::split);
+        const int64 begin = static_cast<int64>(share) *
+            (part * Tuning::split + (Tuning::split > 1 ? static_cast<int>(cluster_rank()) : 0));
+        first = static_cast<int>(begin < all ? begin : all);
+        end = first + share < all ? first + share : all;
+    }
+};
+
+// Shared memory: x and dy as float32, dy split into high and low halves with the inverse scales of its columns; and two
+// barriers for each stage of each ring.
+//   in rows: pixels are rows of 32 channels, 128 bytes, swizzled, 64 of them a piece; bulk copies bring them
+//   in columns: a weight's, or a filter's, 64 pixels lie together; lanes copy them one by one
+template <class Problem, class Tuning>
+struct WeightRings {
+    using Tiles = WeightTiles<Problem, Tuning>;
+    static constexpr int piece_bytes = split_depth * 128;
+    // Columns of x are read 8 bytes a lane, those of dy 16: both meet each bank once.
+    static constexpr int x_pitch = 72, dy_pitch = 68;
+    static constexpr int x_bytes = Tiles::rows * (Tuning::x_rows ? split_depth : x_pitch) * 4;
+    static constexpr int dy_bytes = Tiles::chunk * (Tuning::dy_rows ? split_depth : dy_pitch) * 4;
+    static_assert(x_bytes % 1024 == 0 && dy_bytes % 1024 == 0, "stages begin where swizzle patterns do");
+    static_assert(!Tuning::x_rows || Tiles::piece == 32, "a bulk copy brings the 32 channels of a piece");
+    static constexpr int half_bytes = split_depth * Tiles::chunk * 2;
+    static constexpr int split_bytes = half_bytes * (Tuning::products == 3 ? 2 : 1);
+    // The 16 scales of lane t of four lie 20 t floats further: its four loads meet each bank once.
+    static constexpr int scale_pitch = 20, scale_bytes = 4 * 4 * scale_pitch;
+    static constexpr int dy_at = Tuning::x_stages * x_bytes, split_at = dy_at + Tuning::dy_stages * dy_bytes;
+    static constexpr int scales_at = split_at + Tuning::split_stages * split_bytes;
+    static constexpr int bytes = scales_at + Tuning::split_stages * scale_bytes;
+    static constexpr int producer_warps = 4, converter_warps = 4, consumer_warps = 4 * Tuning::warpgroups;
+    unsigned char* base;
+
+    __device__ __forceinline__ WeightRings() : base(shared_memory_for_swizzles()) {}
+    __device__ __forceinline__ unsigned char* x(int stage) const { return base + stage * x_bytes; }
+    __device__ __forceinline__ unsigned char* dy(int stage) const { return base + dy_at + stage * dy_bytes; }
+    __device__ __forceinline__ unsigned char* split(int stage) const { return base + split_at + stage * split_bytes; }
+    __device__ __forceinline__ float* scales(int stage) const {
+        return reinterpret_cast<float*>(base + scales_at + stage * scale_bytes);
+    }
+    __device__ __forceinline__ Mbarrier* x_full(int stage) const { return reinterpret_cast<Mbarrier*>(base + bytes) + stage; }
+    __device__ __forceinline__ Mbarrier* x_free(int stage) const { return x_full(Tuning::x_stages) + stage; }
+    __device__ __forceinline__ Mbarrier* dy_full(int stage) const { return x_free(Tuning::x_stages) + stage; }
+    __device__ __forceinline__ Mbarrier* dy_free(int stage) const { return dy_full(Tuning::dy_stages) + stage; }
+    __device__ __forceinline__ Mbarrier* split_full(int stage) const { return dy_free(Tuning::dy_stages) + stage; }
+    __device__ __forceinline__ Mbarrier* split_free(int stage) const { return split_full(Tuning::split_stages) + stage; }
+
+    // By one thread, before a barrier of the block.
+    __device__ __forceinline__ void init() const {
+        for (int i = 0; i < Tuning::x_stages; ++i) {
+            mbarrier_init(x_full(i), Tuning::x_rows ? 1 : producer_warps);
+            mbarrier_init(x_free(i), consumer_warps);
+        }
+        for (int i = 0; i < Tuning::dy_stages; ++i) {
+            mbarrier_init(dy_full(i), Tuning::dy_rows ? 1 : producer_warps);
+            mbarrier_init(dy_free(i), converter_warps);
+        }
+        for (int i = 0; i < Tuning::split_stages; ++i) {
+            mbarrier_init(split_full(i), converter_warps);
+            mbarrier_init(split_free(i), consumer_warps);
+        }
+        fence_mbarrier_init();
+    }
+};
+
+}  // namespace leanconv

@@ -1,0 +1,264 @@
+// Gradient of the filters on tensor cores in float32's accuracy (or TF32's), for sm_90a.
+//
+// dw[k, tap, c] = sum over pixels of x[pixel + tap, c] dy[pixel, k]: a matrix product whose reduction, all output pixels of
+// all images, is long, and neither of whose operands is known before. Each float32 is the sum of two float16
+// (lib/tensor_split.cuh), a product three products, as in tensor_gemm.cuh.
+//
+// A block has `warpgroups` consumers of 64 weights each, one warpgroup that converts dy, and one that copies. For a stage of
+// 64 pixels, 128 weights and 128 filters:
+//   tensor cores   4 chunks of 12 wgmma m64n64k16 a consumer                     1536 cycles
+//   issue slots    x: 32 loads a thread, largest, split (300 instructions); dy: as many for each 64 filters; sums: two
+//                  instructions each, for scales of rows and of columns           some 1500 cycles of each scheduler
+//   shared memory  copies in 512, dy read and written 512, x read 256, products 768: 2050 cycles
+//   L2             64 KiB: at the 22 bytes a cycle that all tiles were seen to get some 3000 cycles, which is the bound
+// Reached on an H200, 3 x 3 in NHWC, burst, with a workspace: 142 TFLOP/s with 256 channels and filters, 131 with 128, 122
+// with 64; without, where 16 blocks at most share a tile, 115 (512 on 7 x 7 pixels), 99, 98 and 63. NCHW with a workspace: 108
+// with 256, 74 with 64. One product: 214.
+// Scales are powers of two: of x one for each weight's row and stage, of dy one for each filter and stage.
+#pragma once
+
+#include <lib/epilogue.cuh>
+#include <lib/ptx/barrier.cuh>
+#include <lib/ptx/load.cuh>
+#include <lib/ptx/registers.cuh>
+#include <lib/ptx/wgmma.cuh>
+#include <lib/tensor_weight_copies.cuh>
+#include <lib/tensor_weight_operands.cuh>
+#include <tensor_gemm.cuh>
+
+namespace leanconv {
+
+// Operand A of one stage: two weights of a thread, four sixteens of pixels.
+template <class Problem, class Tuning>
+struct WeightFragments {
+    static constexpr bool exact = Tuning::products == 3;
+    unsigned high[4][4], low[exact ? 4 : 1][4];
+    float down[2];
+
+    // Something of every fragment.
+    __device__ __forceinline__ unsigned all() const {
+        unsigned bits = 0;
+#pragma unroll
+        for (int i = 0; i < 16; ++i) {
+            bits ^= high[i / 4][i % 4];
+            if constexpr (exact) bits ^= low[i / 4][i % 4];
+        }
+        return bits;
+    }
+
+    // `row` of the tile is that of lane group g, and 8 behind it.
+    __device__ __forceinline__ void load(const unsigned char* x, int row, int t) {
+        using Rings = WeightRings<Problem, Tuning>;
+        float values[2][4][4];
+        if constexpr (Tuning::x_rows) load_rows(values, x, row, t);
+        else {
+#pragma unroll
+            for (int i = 0; i < 2; ++i)
+#pragma unroll
+                for (int j = 0; j < 8; ++j) {
+                    unsigned two[2];
+                    ld_shared_v2_u32(two, reinterpret_cast<const float*>(x) + (row + 8 * i) * Rings::x_pitch + 8 * j + 2 * t);
+                    values[i][j / 2][j % 2 * 2] = __uint_as_float(two[0]);
+                    values[i][j / 2][j % 2 * 2 + 1] = __uint_as_float(two[1]);
+                }
+        }
+#pragma unroll
+        for (int i = 0; i < 2; ++i) down[i] = split_row<exact>(high, low, i, values[i], unscaled_header());
+    }
+
+    // NOTE: neighbouring lanes have every second pixel, whose units of 16 bytes the swizzle puts into banks of their own.
+    static __device__ __forceinline__ void load_rows(float (&values)[2][4][4], const unsigned char* x, int row, int t) {
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+            const int channel = row % 32 + 8 * i;
+            const unsigned char* const piece = x + row / 32 * WeightRings<Problem, Tuning>::piece_bytes;
+#pragma unroll
+            for (int j = 0; j < 4; ++j) {
+                const int pixel = 2 * t + j % 2;
+                const unsigned char* const at = piece + pixel * 128 + (channel / 4 ^ pixel) * 16 + channel % 4 * 4;
+#pragma unroll
+                for (int sixteen = 0; sixteen < 4; ++sixteen)
+                    values[i][sixteen][j] =
+                        __uint_as_float(ld_shared_u32(reinterpret_cast<const float*>(at + (2 * sixteen + j / 2) * 1024)));
+            }
+        }
+    }
+};
+
+// The products of one stage and one chunk of filters, the small ones first.
+template <class Problem, class Tuning>
+__device__ __forceinline__ void multiply_weights(float (&partial)[32], const WeightFragments<Problem, Tuning>& weights,
+                                                 const unsigned char* split) {
+    constexpr int step = split_step<Tuning>;
+    const auto high = split_operand<Tuning>(split);
+    if constexpr (Tuning::products == 3) {
+        const auto low = split_operand<Tuning>(split + WeightRings<Problem, Tuning>::half_bytes);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) wgmma_f16(partial, weights.low[i], high + step * i, i > 0);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) wgmma_f16(partial, weights.high[i], low + step * i, true);
+    }
+#pragma unroll
+    for (int i = 0; i < 4; ++i) wgmma_f16(partial, weights.high[i], high + step * i, Tuning::products == 3 || i > 0);
+}
+
+// Adds a chunk's partial sums, times the inverse scales of their rows and columns.
+__device__ __forceinline__ void promote_scaled(float (&sums)[32], const float (&partial)[32], const float (&down)[2],
+                                               const float* scales) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+        float four[4];
+        ld_shared_v4(four, scales + 4 * i);
+#pragma unroll
+        for (int j = 0; j < 8; ++j) {
+            float& sum = sums[8 * i + j];
+            sum = fmaf(partial[8 * i + j], down[j / 2 % 2] * four[j / 4 * 2 + j % 2], sum);
+        }
+    }
+}
+
+// Stores a thread's sums from number `first` on, which is even: four of them are two rows and two columns.
+template <class Problem, class Tuning, int count>
+__device__ __forceinline__ void store_weights(float* dw, const float (&sums)[count], int first,
+                                              const WeightTiles<Problem, Tuning>& tile, int row, int t) {
+    constexpr int taps = Problem::r * Problem::s;
+    const WeightRow<Problem, Tuning> rows[2] = {WeightRow<Problem, Tuning>(tile.first_row + row),
+                                                WeightRow<Problem, Tuning>(tile.first_row + row + 8)};
+#pragma unroll
+    for (int i = 0; i < count; ++i) {
+        const bool second = (first + i) / 2 % 2;
+        const int tap = second ? rows[1].tap : rows[0].tap, channel = second ? rows[1].channel : rows[0].channel;
+        const int in_group = tile.first_filter + (first + i) / 4 * 8 + 2 * t + i % 2;
+        if (tap >= taps || channel >= Problem::group_c || in_group >= Problem::group_k) continue;
+        const int64 k = tile.group * Problem::group_k + in_group;
+        const int64 at = Problem::nhwc ? (k * taps + tap) * Problem::group_c + channel
+            : Problem::chwn            ? (static_cast<int64>(channel) * taps + tap) * Problem::k + k
+                                       : (k * Problem::group_c + channel) * taps + tap;
+        if constexpr (Tuning::parts > 1) dw[at] = sums[i];
+        else dw[at] = finish<Problem>(sums[i], 0.0f, held_by<Problem>(dw + at, true));
+    }
+}
+
+// One warpgroup's products.
+template <class Problem, class Tuning>
+__device__ __forceinline__ void sum_weights(float* dw, const WeightTiles<Problem, Tuning>& tile,
+                                            const WeightRings<Problem, Tuning>& rings,
+                                            const PartRange<Problem, Tuning>& range, int warpgroup) {
+    using Rings = WeightRings<Problem, Tuning>;
+    constexpr int chunks = Tuning::chunks, partials = Tuning::partials;
+    static_assert(partials == 1 || partials == 2, "one partial sum, or two in turn");
+    static_assert(Tuning::split_stages >= (Tuning::turns ? chunks : partials),
+                  "a warpgroup multiplies with so many stages before the others free one");
+    const int lane = threadIdx.x % 32, t = lane % 4, row = warpgroup * 64 + threadIdx.x % 128 / 32 * 16 + lane / 4;
+    RingPlace<Tuning::x_stages> x_place;
+    RingPlace<Tuning::split_stages> place, done;
+    float sums[chunks][32];
+#pragma unroll
+    for (int chunk = 0; chunk < chunks; ++chunk)
+#pragma unroll
+        for (int i = 0; i < 32; ++i) sums[chunk][i] = 0.0f;
+
+    if (range.first < range.end) {
+        const Turns<Tuning> turns(warpgroup);
+        for (int stage = range.first; stage < range.end; ++stage) {
+            WeightFragments<Problem, Tuning> weights;
+            mbarrier_wait_parity(rings.x_full(x_place.stage), x_place.parity);
+            weights.load(rings.x(x_place.stage), row, t);
+            float partial[partials][32];
+#pragma unroll
+            for (int chunk = 0; chunk < chunks; ++chunk) {
+                float (&now)[32] = partial[chunk % partials];
+                mbarrier_wait_parity(rings.split_full(place.stage), place.parity);
+                if (chunk == 0) turns.wait(weights);
+                if (chunk == 0 || partials == 1) wgmma_fence(now, weights.high, weights.low);
+                else wgmma_fence(now);
+                multiply_weights(now, weights, rings.split(place.stage));
+                wgmma_commit_group();
+                place.advance();
+                if (chunk == 0) {
+                    // NOTE: not before the products that take the loaded values (ld_shared_v4 says why).
+                    __syncwarp();
+                    if (lane == 0) mbarrier_arrive(rings.x_free(x_place.stage));
+                    x_place.advance();
+                }
+                if (partials == 2 && chunk > 0) {
+                    // The sums of the chunk before are added while these products are under way.
+                    float (&before)[32] = partial[(chunk - 1) % 2];
+                    wgmma_wait_group<1>(before);
+                    promote_scaled(sums[chunk - 1], before, weights.down, rings.scales(done.stage) + t * Rings::scale_pitch);
+                    __syncwarp();
+                    if (lane == 0) mbarrier_arrive(rings.split_free(done.stage));
+                    done.advance();
+                }
+                if (chunk == chunks - 1) turns.pass(stage == range.end - 1);
+                if (partials == 1 || chunk == chunks - 1) {
+                    wgmma_wait_group<0>(now, weights.high, weights.low);
+                    promote_scaled(sums[chunk], now, weights.down, rings.scales(done.stage) + t * Rings::scale_pitch);
+                    __syncwarp();
+                    if (lane == 0) mbarrier_arrive(rings.split_free(done.stage));
+                    done.advance();
+                }
+            }
+        }
+    }
+    constexpr int count = 32 * chunks;
+    const float (&all)[count] = reinterpret_cast<const float (&)[count]>(sums);
+    if constexpr (Tuning::split == 1) {
+        store_weights<Problem, Tuning>(dw, all, 0, tile, row, t);
+    } else {
+        constexpr int threads = 128 * Tuning::warpgroups, share = count / Tuning::split;
+        static_assert(count % Tuning::split == 0 && share % 2 == 0, "the blocks of a cluster share a thread's sums evenly");
+        static_assert(count * threads * 4 <= Rings::bytes, "the rings take the sums of a tile");
+        float* const mine = reinterpret_cast<float*>(rings.base) + threadIdx.x;
+        barrier_sync(15, threads);  // the stages of this block have been read
+#pragma unroll
+        for (int i = 0; i < count; ++i) mine[i * threads] = all[i];
+        meet_in_cluster();
+        const int first = static_cast<int>(cluster_rank()) * share;
+        float total[share];
+#pragma unroll
+        for (int i = 0; i < share; ++i) {
+            total[i] = cluster_load(mine + (first + i) * threads, 0);
+#pragma unroll
+            for (int other = 1; other < Tuning::split; ++other) total[i] += cluster_load(mine + (first + i) * threads, other);
+        }
+        meet_in_cluster();
+        store_weights<Problem, Tuning>(dw, total, first, tile, row, t);
+    }
+}
+
+// `dw` is the gradient, or with several parts room for as many.
+template <class Problem, class Tuning, class X, class DY>
+__device__ __forceinline__ void tensor_weight(const X& x, const DY& dy, float* dw, long long batch) {
+    using Tiles = WeightTiles<Problem, Tuning>;
+    static_assert(Tuning::converter_registers <= 65536 / (128 * (Tuning::warpgroups + 2)) / 8 * 8,
+                  "setmaxnreg.dec is no legal instruction for more registers than a thread has");
+    const WeightRings<Problem, Tuning> rings;
+    const int number = static_cast<int>(blockIdx.x) / Tuning::split, part = number / Tiles::count;
+    const Tiles tile(number % Tiles::count);
+    if (threadIdx.x == 0) rings.init();
+    __syncthreads();
+    const PartRange<Problem, Tuning> range(batch, part);
+    const int warpgroup = threadIdx.x / 128, thread = threadIdx.x % 128;
+    if (warpgroup < Tuning::warpgroups) {
+        set_registers_up<Tuning::consumer_registers>();
+        constexpr int64 weights = static_cast<int64>(Problem::k) * Problem::group_c * (Problem::r * Problem::s);
+        sum_weights<Problem, Tuning>(dw + part * weights, tile, rings, range, warpgroup);
+        return;
+    }
+    if (warpgroup == Tuning::warpgroups) {
+        set_registers_down<Tuning::converter_registers>();
+        split_dy<Problem, Tuning>(rings, range, thread);
+    } else {
+        set_registers_down<Tuning::producer_registers>();
+        copy_operands<Problem, Tuning>(x, dy, batch, tile, rings, range, thread);
+    }
+    if constexpr (Tuning::split > 1) {
+        // NOTE: the warps of lanes that copied alone meet again before the barriers that all threads take part in.
+        __syncwarp();
+        meet_in_cluster();
+        meet_in_cluster();
+    }
+}
+
+}  // namespace leanconv

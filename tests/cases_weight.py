@@ -1,0 +1,83 @@
+"""What the kernels of the filters' gradient are proven on: layers of their own, and data of every range."""
+
+from __future__ import annotations
+
+import numpy as np
+from cases import ALL, USUAL, Case, Layers
+
+from leanconv.problem import ConvProblem
+from leanconv.reference import oracle
+
+
+def _weight_cases() -> list[Case]:
+    """Layers that the loaders of the kernels tell apart, with several tiles."""
+    layers = Layers("filters-", op="wgrad", precision="fp32")
+    pad = {"padding": (1, 1, 1, 1)}
+    layers.add("same", 2, 40, 6, 8, 72, 3, 3, layouts=ALL, **pad)
+    layers.add("odd", 3, 38, 7, 7, 70, 3, 3, layouts=USUAL, **pad)
+    layers.add("odd-filters", 2, 36, 7, 7, 70, 2, 3, layouts=USUAL, **pad)
+    layers.add("stride", 2, 48, 9, 9, 68, 3, 3, layouts=USUAL, stride=(2, 1), padding=(1, 0, 1, 2))
+    layers.add("dilation", 1, 36, 11, 9, 40, 3, 2, layouts=USUAL, dilation=(2, 3), padding=(2, 2, 2, 1))
+    layers.add("groups", 2, 64, 6, 8, 96, 3, 3, layouts=USUAL, groups=2, **pad)
+    layers.add("small-groups", 2, 60, 6, 5, 60, 3, 3, layouts=USUAL, groups=3, **pad)
+    layers.add("few-channels", 2, 3, 13, 12, 64, 7, 7, layouts=ALL, stride=(2, 2), padding=(3, 3, 3, 3))
+    layers.add("accumulate", 1, 32, 8, 8, 64, 3, 3, layouts=USUAL, accumulate=True, **pad)
+    layers.add("many-pixels", 9, 32, 12, 12, 64, 1, 1, layouts=USUAL)
+    one = Layers("filters-", op="wgrad", precision="tf32")
+    one.add("one-product", 2, 40, 6, 8, 72, 3, 3, layouts=USUAL, **pad)
+    return layers.cases + one.cases
+
+
+WEIGHT_CASES = _weight_cases()
+
+#: 1152 products a weight, in 18 stages of 64 pixels.
+LAYER = ConvProblem(8, 32, 12, 12, 64, 3, 3, padding=(1, 1, 1, 1), layout="NHWC", op="wgrad")
+RANGES = (
+    "normal", "positive", "log-normal", "outlier", "channels-apart", "filters-apart", "images-apart", "sparse", "tiny",
+    "huge", "denormal", "zeros",
+)  # fmt: skip
+
+
+def drawn(kind: str, problem: ConvProblem = LAYER) -> tuple[np.ndarray, np.ndarray]:
+    """x and dy in NHWC. In channels-apart and filters-apart each channel, or filter, has a scale of its own; in
+    images-apart each image, dy's the other way round."""
+    random = np.random.default_rng(5)
+    shape = problem.operands[1].shape
+    x, dy = random.standard_normal(problem.x_shape), random.standard_normal(shape)
+    if kind == "positive":
+        x, dy = abs(x), abs(dy)
+    elif kind == "log-normal":
+        x, dy = np.exp(3 * x), dy * np.exp(2 * random.standard_normal(shape))
+    elif kind == "outlier":
+        x[0, 3, 4, 5], dy[3, 2, 2, 7] = 1e6, 1e5
+    elif kind == "channels-apart":
+        x = x * np.power(10.0, random.uniform(-9, 9, problem.c))
+    elif kind == "filters-apart":
+        dy = dy * np.power(10.0, random.uniform(-9, 9, problem.k))
+    elif kind == "images-apart":
+        scales = np.power(10.0, random.uniform(-1, 1, problem.n)).reshape(-1, 1, 1, 1)
+        x, dy = x * scales, dy / scales
+    elif kind == "sparse":
+        x, dy = x * (random.random(x.shape) < 0.1), dy * (random.random(shape) < 0.1)
+    elif kind == "tiny":
+        x = x * 1e-38
+    elif kind == "huge":
+        x, dy = x * 1e34, dy * 1e2
+    elif kind == "denormal":
+        x = np.round(x * 1000) * 2.0**-149
+    elif kind == "zeros":
+        x[0, 2:5], dy[..., 7], x[..., 3] = 0, 0, 0
+    return x.astype(np.float32), dy.astype(np.float32)
+
+
+def in_sequential_sums(dw: np.ndarray, x: np.ndarray, dy: np.ndarray, problem: ConvProblem = LAYER) -> float:
+    """The error of ``dw`` in units of that of a sequential float32 sum, of the filter, or the channel, where it is
+    largest."""
+    reference = oracle.conv2d(problem, x, dy)
+    plain = oracle.sequential_float32(problem, x, dy)
+    worst = 0.0
+    for axes in ((1, 2, 3), (0, 1, 2)):
+        error, yardstick = (np.sqrt(((y - reference) ** 2).sum(axes)) for y in (dw, plain))
+        assert not error[yardstick == 0].any()
+        worst = max(worst, float((error[yardstick > 0] / yardstick[yardstick > 0]).max()))
+    return worst

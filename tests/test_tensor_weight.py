@@ -1,0 +1,161 @@
+"""The filters' gradient on tensor cores: its loaders and tiles, what is kept on data of every range, and limits."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import emulator
+import numpy as np
+import proof
+import pytest
+import selection
+from cases import KINDS, TARGETS, Case
+from cases_weight import LAYER, RANGES, WEIGHT_CASES, drawn, in_sequential_sums
+
+from leanconv.algorithms import ALGORITHMS
+from leanconv.algorithms.tensor_weight import TensorWeightConfig
+from leanconv.call.choose import choose
+from leanconv.problem import ConvProblem
+from leanconv.reference import oracle
+from leanconv.runtime.compile import KERNELS
+
+NAMED = {algorithm.name: algorithm for algorithm in ALGORITHMS}
+TENSOR_WEIGHT, PARTS = NAMED["tensor_weight"], NAMED["tensor_weight_parts"]
+HOPPER = TARGETS[0]
+
+
+def _ways(case: Case) -> list[tuple[str, TensorWeightConfig]]:
+    """A configuration of each tile: alone, with a cluster, and with parts."""
+    ways: dict[Any, tuple[str, TensorWeightConfig]] = {}
+    for name in (TENSOR_WEIGHT.name, PARTS.name):
+        for config in NAMED[name].configs(case.problem, HOPPER):
+            if config.split in (1, 4):
+                ways.setdefault((name, config.warpgroups, config.chunks, config.split), (name, config))
+    return list(ways.values())
+
+
+def _every() -> list[Any]:
+    """All layers in all ways; ``make test`` plays each layer once, in every second layout, ways by turns."""
+    found, chosen = [], []
+    for turn, case in enumerate(WEIGHT_CASES):
+        ways = _ways(case)
+        for i, (name, config) in enumerate(ways):
+            tile = f"{config.warpgroups}x{config.chunks}-split{config.split}-parts{config.parts}"
+            found.append((name, case, config, f"{case.name}-{name}-{tile}"))
+            chosen += [found[-1]] if case.in_turn and i == 5 * turn % len(ways) else []
+    return selection.marked(found, chosen, lambda each: (each[:3], each[3]))
+
+
+@pytest.mark.parametrize(("name", "case", "config"), _every())
+def test_every_tile_and_way_of_reading(name: str, case: Case, config: TensorWeightConfig) -> None:
+    proof.check(NAMED[name], case.problem, config, kinds=KINDS[:1])
+
+
+def played(
+    x: np.ndarray, dy: np.ndarray, problem: ConvProblem = LAYER, kernels: Path = KERNELS, **tuning: Any
+) -> np.ndarray:
+    """What the kernel computes."""
+    wishes = {"warpgroups": 2, "chunks": 1, "split": 1} | tuning
+    configs = TENSOR_WEIGHT.configs(problem, HOPPER)
+    config = next(c for c in configs if all(getattr(c, name) == value for name, value in wishes.items()))
+    dw = np.full(problem.y_shape, np.nan, np.float32)
+    plan = TENSOR_WEIGHT.plan(problem, config, HOPPER)
+    emulator.run_plan(plan, {"x": x, "dy": dy, "dw": dw}, kernels=kernels, orders=("ascending",))
+    return dw
+
+
+def lost(kind: str, kernels: Path = KERNELS) -> float:
+    """The kernel's error on data of this kind, as `in_sequential_sums` counts it."""
+    x, dy = drawn(kind)
+    return in_sequential_sums(played(x, dy, kernels=kernels), x, dy)
+
+
+#: Of kinds of data those that the others do not stand for.
+MOST_TELLING = ("normal", "outlier", "filters-apart", "sparse", "tiny", "zeros")
+
+
+@pytest.mark.parametrize("kind", selection.marked(RANGES, MOST_TELLING, lambda kind: ((kind,), kind)))
+def test_errors_on_data_of_every_range(kind: str) -> None:
+    """At most twice what a sequential float32 sum loses, on normal data less than it loses; of a hundredth of the
+    products, eleven a weight, a sequential sum loses next to nothing."""
+    assert lost(kind) <= {"normal": 1, "sparse": 3}.get(kind, 2)
+
+
+def test_pixels_together_are_split_as_well() -> None:
+    """In NCHW other code splits x and dy."""
+    problem = replace(LAYER, layout="NCHW")
+    for kind in ("normal", "filters-apart"):
+        x, dy = drawn(kind)
+        moved = [np.ascontiguousarray(each.transpose(0, 3, 1, 2)) for each in (x, dy)]
+        dw = played(*moved, problem).transpose(0, 2, 3, 1)
+        assert in_sequential_sums(dw, x, dy) <= 1.5
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "by"),
+    [
+        ("normal", "apart < 32; apart *= 2", "apart < 16; apart *= 2"),
+        ("filters-apart", "down[j / 2 % 2] * four[j / 4 * 2 + j % 2]", "down[j / 2 % 2] * four[0]"),
+        ("normal", "return cvt_rn_f16x2_f32(fmaf(a, up_a, -first), fmaf(b, up_b, -second));", "return 0u;"),
+    ],
+)
+def test_errors_of_broken_scales_show(kind: str, text: str, by: str, tmp_path: Path) -> None:
+    """What the data of other tests cannot tell: each part of the split is needed by some data."""
+    copy = tmp_path / "kernels"
+    shutil.copytree(KERNELS, copy)
+    found = [path for path in copy.rglob("*.cuh") if text in path.read_text()]
+    assert len(found) == 1
+    found[0].write_text(found[0].read_text().replace(text, by))
+    assert not lost(kind, copy) <= 2
+
+
+def test_what_is_no_number_reaches_just_the_weights_that_see_it() -> None:
+    x, dy = drawn("normal")
+    x[1, 5, 7, 9], dy[2, 3, 4, 11] = np.inf, np.nan
+    finite = np.isfinite(played(x, dy))
+    expected = np.ones_like(finite)
+    expected[..., 9], expected[11] = False, False
+    np.testing.assert_array_equal(finite, expected)
+
+
+def test_one_product_keeps_eleven_bits() -> None:
+    problem = replace(LAYER, precision="tf32")
+    x, dy = drawn("normal")
+    error = oracle.relative_error(played(x, dy, problem), oracle.conv2d(problem, x, dy))
+    assert 1e-4 < error < 5e-4
+
+
+def test_limits_name_the_rule() -> None:
+    small = ConvProblem(1, 24, 8, 8, 24, 3, 3, groups=3, op="wgrad")
+    assert "groups=3 leaves 8 channels in a group, fewer than 16" in TENSOR_WEIGHT.why_not(small, HOPPER)
+    assert "op='fprop' is not the gradient of the filters" in TENSOR_WEIGHT.why_not(replace(LAYER, op="fprop"), HOPPER)
+    for target in TARGETS[1:]:
+        assert any(target.arch in reason for reason in TENSOR_WEIGHT.why_not(LAYER, target))
+    exact = replace(LAYER, precision="ieee")
+    assert any("'fp32'" in reason for reason in TENSOR_WEIGHT.reasons(exact, HOPPER))
+
+
+def test_rings_fit_and_hold_what_is_under_way() -> None:
+    for case in WEIGHT_CASES:
+        for config in TENSOR_WEIGHT.configs(case.problem, HOPPER):
+            assert config.shared_bytes <= HOPPER.shared_per_block
+            assert config.x_stages >= 2 and config.dy_stages >= 2
+            assert config.split_stages >= max(config.partials, config.chunks)
+            registers = 65536 // config.threads // 8 * 8
+            assert config.converter_registers <= registers and config.producer_registers <= registers
+            used = config.warpgroups * config.consumer_registers + config.converter_registers
+            assert used + config.producer_registers <= registers * (config.warpgroups + 2)
+
+
+def test_auto_takes_tensor_cores_and_no_workspace_unless_it_may() -> None:
+    layer = ConvProblem(64, 64, 56, 56, 64, 3, 3, padding=(1, 1, 1, 1), layout="NHWC", op="wgrad")
+    assert choose(layer, HOPPER).algorithm.name == "tensor_weight"
+    assert choose(layer, HOPPER, limit=10**8).algorithm.name == "tensor_weight_parts"
+    for least in (TENSOR_WEIGHT, PARTS):
+        assert (least.workspace_bytes(layer) > 0) == (least is PARTS)
+    assert choose(replace(layer, precision="ieee"), HOPPER).algorithm.name == "implicit_gemm_weight"
+    for target in TARGETS[1:]:
+        assert choose(layer, target, limit=10**8).algorithm.name.startswith("implicit_gemm_weight")
