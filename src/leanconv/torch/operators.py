@@ -1,4 +1,4 @@
-"""The operators ``leanconv::conv2d``, ``conv2d_input`` and ``conv2d_weight`` in PyTorch's library, and autograd for them.
+"""The operators ``leanconv::conv2d``, ``conv2d_input`` and ``conv2d_weight`` in PyTorch's library, with autograd.
 
 Each is a sum of products of two tensors, so the derivative of each is one of the others, to any order:
 
@@ -141,12 +141,12 @@ class Convolution(torch.autograd.Function):
     """conv2d."""
 
     @staticmethod
-    def forward(ctx: Any, *inputs: Any) -> Any:  # type: ignore[override]
+    def forward(ctx: Any, *inputs: Any) -> Any:
         _set_up_conv2d(ctx, inputs, None)
         return _run_conv2d(*inputs)
 
     @staticmethod
-    def backward(ctx: Any, grad: Any) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, grad: Any) -> Any:
         return _conv2d_backward(ctx, grad, _ways())
 
 
@@ -154,12 +154,12 @@ class InputGradient(torch.autograd.Function):
     """conv2d_input."""
 
     @staticmethod
-    def forward(ctx: Any, *inputs: Any) -> Any:  # type: ignore[override]
+    def forward(ctx: Any, *inputs: Any) -> Any:
         _set_up_input(ctx, inputs, None)
         return _run_input(*inputs)
 
     @staticmethod
-    def backward(ctx: Any, u: Any) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, u: Any) -> Any:
         return _input_backward(ctx, u, _ways())
 
 
@@ -167,12 +167,12 @@ class FilterGradient(torch.autograd.Function):
     """conv2d_weight."""
 
     @staticmethod
-    def forward(ctx: Any, *inputs: Any) -> Any:  # type: ignore[override]
+    def forward(ctx: Any, *inputs: Any) -> Any:
         _set_up_weight(ctx, inputs, None)
         return _run_weight(*inputs)
 
     @staticmethod
-    def backward(ctx: Any, v: Any) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, v: Any) -> Any:
         return _weight_backward(ctx, v, _ways())
 
 
@@ -184,7 +184,7 @@ class TransformedConvolution(Convolution):
     """conv2d inside transforms of torch.func."""
 
     @staticmethod
-    def forward(*inputs: Any) -> Any:  # type: ignore[override]
+    def forward(*inputs: Any) -> Any:
         return _run_conv2d(*inputs)
 
     setup_context = staticmethod(_set_up_conv2d)
@@ -198,7 +198,7 @@ class TransformedInput(InputGradient):
     """conv2d_input inside transforms of torch.func."""
 
     @staticmethod
-    def forward(*inputs: Any) -> Any:  # type: ignore[override]
+    def forward(*inputs: Any) -> Any:
         return _run_input(*inputs)
 
     setup_context = staticmethod(_set_up_input)
@@ -212,7 +212,7 @@ class TransformedWeight(FilterGradient):
     """conv2d_weight inside transforms of torch.func."""
 
     @staticmethod
-    def forward(*inputs: Any) -> Any:  # type: ignore[override]
+    def forward(*inputs: Any) -> Any:
         return _run_weight(*inputs)
 
     setup_context = staticmethod(_set_up_weight)
@@ -271,10 +271,14 @@ for _name, _run in _KERNELS.items():
 # Shapes and strides without values
 
 
+def is_channels_last(x: Any) -> bool:
+    """Whether leanconv takes a tensor (n, c, h, w) for one that lies channels last."""
+    return lies_channels_last(tuple(x.shape), tuple(x.stride()))
+
+
 def _like(x: Any, shape: Sequence[Any]) -> Any:
     """A tensor of ``shape`` in the memory order of x, as the kernels return it."""
-    last = lies_channels_last(tuple(x.shape), tuple(x.stride()))
-    form = torch.channels_last if last else torch.contiguous_format
+    form = torch.channels_last if is_channels_last(x) else torch.contiguous_format
     return torch.empty(shape, dtype=x.dtype, device=x.device, memory_format=form)
 
 
@@ -292,8 +296,9 @@ def _empty(shape: Sequence[Any]) -> bool:
     return any(isinstance(length, int) and length < 1 for length in shape[1:])
 
 
-@torch.library.register_fake("leanconv::conv2d", lib=_library)
-def _fake_conv2d(x: Any, w: Any, bias: Any, stride: Any, padding: Any, dilation: Any, groups: Any, precision: Any) -> Any:
+def _fake_conv2d(
+    x: Any, w: Any, bias: Any, stride: Any, padding: Any, dilation: Any, groups: Any, precision: Any
+) -> Any:
     torch._check(x.dim() == 4 and w.dim() == 4, lambda: f"x has {x.dim()} dimensions and w {w.dim()}; both must have 4")
     torch._check(
         x.shape[1] == w.shape[1] * groups,
@@ -305,16 +310,16 @@ def _fake_conv2d(x: Any, w: Any, bias: Any, stride: Any, padding: Any, dilation:
     return _like(x, shape)
 
 
-@torch.library.register_fake("leanconv::conv2d_input", lib=_library)
 def _fake_input(grad: Any, w: Any, input_shape: Any, *options: Any) -> Any:
     return _like(grad, input_shape)
 
 
-@torch.library.register_fake("leanconv::conv2d_weight", lib=_library)
 def _fake_weight(x: Any, grad: Any, weight_shape: Any, *options: Any) -> Any:
     return _like(x, weight_shape)
 
 
+for _name, _fake in (("conv2d", _fake_conv2d), ("conv2d_input", _fake_input), ("conv2d_weight", _fake_weight)):
+    torch.library.register_fake(f"leanconv::{_name}", _fake, lib=_library)
 for _name, _backward, _set_up in (
     ("conv2d", _conv2d_backward, _set_up_conv2d),
     ("conv2d_input", _input_backward, _set_up_input),
@@ -382,7 +387,9 @@ def _vmap_conv2d(info: Any, axes: Any, x: Any, w: Any, bias: Any, *options: Any,
     return _split_channels(ways[0](*given, *most, groups * count, precision), count)
 
 
-def _vmap_input(info: Any, axes: Any, grad: Any, w: Any, input_shape: Any, *options: Any, ways: Ways = _OPERATORS) -> Any:
+def _vmap_input(
+    info: Any, axes: Any, grad: Any, w: Any, input_shape: Any, *options: Any, ways: Ways = _OPERATORS
+) -> Any:
     (grad_axis, w_axis, *_), count = axes, info.batch_size
     n, c, *sides = input_shape
     if w_axis is None:
@@ -393,7 +400,9 @@ def _vmap_input(info: Any, axes: Any, grad: Any, w: Any, input_shape: Any, *opti
     return _split_channels(ways[1](*given, *most, groups * count, precision), count)
 
 
-def _vmap_weight(info: Any, axes: Any, x: Any, grad: Any, weight_shape: Any, *options: Any, ways: Ways = _OPERATORS) -> Any:
+def _vmap_weight(
+    info: Any, axes: Any, x: Any, grad: Any, weight_shape: Any, *options: Any, ways: Ways = _OPERATORS
+) -> Any:
     (x_axis, grad_axis, *_), count = axes, info.batch_size
     k, *rest = weight_shape
     *most, groups, precision = options
