@@ -1,6 +1,6 @@
 """`leanconv.torch.enable`: models taken over, what is left to PyTorch, the report, and that undoing leaves no trace.
 
-Without a GPU the kernels are registered for PyTorch's CPU tensors, which `torch_on_device` lays on the stand-in for one.
+Without a GPU the kernels are registered for the CPU, whose tensors `torch_on_device` lays on the stand-in for a GPU.
 """
 
 from __future__ import annotations

@@ -92,8 +92,8 @@ class TorchArrays(Arrays):
     def refuse_gradient(self, array: Any) -> None:
         if array.requires_grad and self._torch.is_grad_enabled():
             raise ValueError(
-                "a tensor that requires a gradient was given, and this function computes none: "
-                "call it under torch.no_grad(), or pass tensor.detach()"
+                "a tensor that requires a gradient was given, and this function computes none: leanconv.torch has "
+                "functions that do (leanconv.torch.conv2d); or call it under torch.no_grad(), or pass tensor.detach()"
             )
 
     def empty(self, shape: Shape, dtype: str, device: int | None, order: MemoryOrder = None) -> Any:

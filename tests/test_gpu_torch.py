@@ -1,0 +1,230 @@
+"""leanconv.torch on a GPU: values and gradients, whole models taken over, graphs, and the promises on time."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+from conftest import says
+
+torch = pytest.importorskip("torch")
+
+import leanconv.torch as ours  # noqa: E402
+from leanconv import conv2d, prepare_weights  # noqa: E402
+
+pytestmark = pytest.mark.gpu
+F = torch.nn.functional
+FORMS = torch.contiguous_format, torch.channels_last
+
+
+@pytest.fixture(autouse=True)
+def _pytorch_with_cuda(monkeypatch: pytest.MonkeyPatch) -> Any:
+    if not torch.cuda.is_available():
+        pytest.skip("this PyTorch has no CUDA")
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    torch.manual_seed(1)
+    yield
+    ours.disable()
+
+
+def off(got: Any, expected: Any) -> float:
+    return float((got.double() - expected).norm() / expected.norm())
+
+
+LAYERS = {
+    "conv1d": ((4, 6, 50), (8, 3, 5), {"stride": 2, "padding": 3, "dilation": 2, "groups": 2}),
+    "conv2d": ((3, 16, 20, 17), (24, 8, 3, 3), {"stride": (1, 2), "padding": (1, 0), "groups": 2}),
+    "conv_transpose1d": ((4, 6, 50), (6, 4, 5), {"stride": 2, "padding": 1, "output_padding": 1, "groups": 2}),
+    "conv_transpose2d": ((3, 16, 9, 8), (16, 12, 3, 3), {"stride": 2, "padding": 1, "output_padding": (0, 1)}),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("name", LAYERS)
+def test_functions_and_their_gradients(name: str, form: Any, dtype: Any) -> None:
+    x_shape, w_shape, options = LAYERS[name]
+    channels = w_shape[1] * options.get("groups", 1) if "transpose" in name else w_shape[0]
+    given = [torch.randn(shape, device="cuda", dtype=dtype) for shape in (x_shape, w_shape, (channels,))]
+    if name.endswith("2d"):
+        given[0] = given[0].contiguous(memory_format=form)
+    given = [each.requires_grad_() for each in given]
+    exact = [each.detach().double().requires_grad_() for each in given]
+    y, expected = (getattr(where, name)(*tensors, **options) for where, tensors in ((ours, given), (F, exact)))
+    limit = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 1.5e-2}[dtype]
+    assert off(y, expected) < limit
+    grad = torch.randn_like(y)
+    y.backward(grad), expected.backward(grad.double())
+    for one, other in zip(given, exact, strict=True):
+        assert off(one.grad, other.grad) < limit
+
+
+def test_what_refuses_gradients_says_where_they_are() -> None:
+    x, w = torch.randn(1, 3, 5, 5, device="cuda"), torch.randn(4, 3, 3, 3, device="cuda", requires_grad=True)
+    with says(ValueError, "requires a gradient", "leanconv.torch.conv2d"):
+        conv2d(x, w)
+    with says(ValueError, "prepared filters are for calls without gradients"):
+        ours.conv2d(x, prepare_weights(w))
+    with torch.no_grad():
+        assert torch.equal(ours.conv2d(x, prepare_weights(w)), conv2d(x, w))
+    with says(ValueError, "w one of PyTorch on the CPU"):
+        ours.conv2d(x, w.detach().cpu())
+
+
+def small_net(form: Any) -> Any:
+    layers: list[Any] = []
+    for c, k, stride in ((3, 64, 1), (64, 64, 1), (64, 128, 2), (128, 128, 1)):
+        layers += [torch.nn.Conv2d(c, k, 3, stride, 1), torch.nn.BatchNorm2d(k), torch.nn.LeakyReLU()]
+    net = torch.nn.Sequential(*layers, torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten(), torch.nn.Linear(128, 10))
+    return net.cuda().to(memory_format=form)
+
+
+def train(net: Any, form: Any, steps: int = 3) -> list[Any]:
+    x = torch.randn(64, 3, 32, 32, generator=torch.Generator().manual_seed(5)).cuda().contiguous(memory_format=form)
+    y = torch.arange(64).cuda() % 10
+    optimiser = torch.optim.SGD(net.parameters(), 0.01, 0.9)
+    losses = []
+    for _ in range(steps):
+        optimiser.zero_grad()
+        loss = F.cross_entropy(net(x), y)
+        loss.backward()
+        optimiser.step()
+        losses.append(loss.detach())
+    return [*losses, *(each.detach().clone() for each in net.parameters())]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_training_is_the_same_and_deterministic(form: Any) -> None:
+    start = {name: each.clone() for name, each in small_net(form).state_dict().items()}
+
+    def run(net: Any) -> list[Any]:
+        net.load_state_dict(start)
+        return train(net, form)
+
+    expected, again = run(small_net(form)), []
+    with ours.enable() as taken:
+        for _ in range(2):
+            again.append(run(small_net(form)))
+    assert all(map(torch.equal, *again)), "two runs give equal bits"
+    for one, other in zip(again[0][:3], expected[:3], strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-4)
+    print(taken.report())
+    assert len(taken.report().taken) >= 4
+
+
+def test_a_warm_step_does_not_wait() -> None:
+    net, form = small_net(FORMS[1]), FORMS[1]
+    x = torch.randn(64, 3, 32, 32, device="cuda").contiguous(memory_format=form)
+    with ours.enable(net):
+        net(x).sum().backward()
+        w = torch.randn(8, 3, 3, 3, device="cuda", requires_grad=True)
+        ours.conv2d(x, w).sum().backward()
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            net(x).sum().backward()
+            ours.conv2d(x, w).sum().backward()
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+
+
+def test_a_graph_of_a_training_step() -> None:
+    form = FORMS[1]
+    net, x = small_net(form), torch.randn(64, 3, 32, 32, device="cuda").contiguous(memory_format=form)
+    taken = ours.enable(net)
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        for _ in range(2):
+            net.zero_grad(set_to_none=True)
+            net(x).square().mean().backward()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    net.zero_grad(set_to_none=True)
+    with torch.cuda.graph(graph):
+        loss = net(x).square().mean()
+        loss.backward()
+    for _ in range(2):
+        x.normal_()
+        graph.replay()
+        replayed = [loss.clone(), *(each.grad.clone() for each in net.parameters())]
+        with torch.random.fork_rng(["cuda"]):
+            eager = [net(x).square().mean(), *torch.autograd.grad(net(x).square().mean(), list(net.parameters()))]
+        for one, other in zip(replayed, eager, strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
+    assert taken.report().taken
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_compiled_models(backend: str) -> None:
+    if backend == "inductor":
+        pytest.importorskip("triton", reason="Triton is not installed")
+    form = FORMS[1]
+    x = torch.randn(16, 3, 16, 16, device="cuda").contiguous(memory_format=form)
+    net = torch.nn.Sequential(ours.Conv2d(3, 32, 3, padding=1), torch.nn.ReLU(), torch.nn.Conv2d(32, 32, 3)).cuda()
+    net.to(memory_format=form)
+    expected = torch.autograd.grad(net(x).square().mean(), list(net.parameters()))
+    with ours.enable(net):
+        compiled = torch.compile(net, fullgraph=True, backend=backend)
+        got = torch.autograd.grad(compiled(x).square().mean(), list(net.parameters()))
+    for one, other in zip(got, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+
+
+def test_autocast_and_warm_up() -> None:
+    net, x = small_net(FORMS[1]), torch.randn(64, 3, 32, 32, device="cuda").contiguous(memory_format=FORMS[1])
+    with ours.enable(net) as taken, torch.autocast("cuda", torch.bfloat16):
+        made = ours.warm_up(net, x)
+        begin = time.perf_counter()
+        y = net(x)
+        took = time.perf_counter() - begin
+        assert ours.conv2d(x, net[0].weight).dtype == torch.bfloat16
+    y.float().sum().backward()
+    print(made, f"; then the first forward pass took {took:.3f} s")
+    print(taken.report())
+    assert all("bfloat16" in line.problem for line in taken.report().taken)
+
+
+def host_us(call: Any) -> float:
+    """Host time of a call in microseconds, the GPU kept from falling behind: the least median of some."""
+    medians = []
+    for _ in range(6):
+        samples = []
+        for i in range(300):
+            if i % 50 == 0:
+                torch.cuda.synchronize()
+            begin = time.perf_counter_ns()
+            call()
+            samples.append((time.perf_counter_ns() - begin) / 1e3)
+        medians.append(sorted(samples)[len(samples) // 2])
+    return min(medians)
+
+
+def test_host_time_of_forward_and_backward(capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    x = torch.randn(1, 4, 8, 8, device="cuda", requires_grad=True)
+    w, bias = (
+        torch.randn(8, 4, 3, 3, device="cuda", requires_grad=True),
+        torch.randn(8, device="cuda", requires_grad=True),
+    )
+    grad = torch.randn(1, 8, 8, 8, device="cuda")
+
+    def forward_and_backward(function: Any, *tensors: Any) -> Any:
+        return lambda: torch.autograd.grad(function(*tensors, padding=1), tensors, grad)
+
+    calls = {
+        "leanconv.torch": forward_and_backward(ours.conv2d, x, w, bias),
+        "without a bias": forward_and_backward(ours.conv2d, x, w),
+        "PyTorch": forward_and_backward(F.conv2d, x, w, bias),
+        "leanconv.torch, forward": lambda: ours.conv2d(x, w, bias, padding=1),
+        "PyTorch, forward": lambda: F.conv2d(x, w, bias, padding=1),
+        "the operator, forward": lambda: torch.ops.leanconv.conv2d(x, w, bias, (1, 1), (1, 1), (1, 1), 1, "fp32"),
+        "PyTorch's engine: x * w": lambda: torch.autograd.grad(bias * bias, (bias,), bias.detach()),
+    }
+    took = {name: host_us(call) for name, call in calls.items()}
+    monkeypatch.setattr(ours.takeover, "pytorch_cycles", lambda *given: 1e12)
+    with ours.enable() as taken:
+        took["taken over"] = host_us(calls["PyTorch"])
+        took["taken over, forward"] = host_us(calls["PyTorch, forward"])
+    with capsys.disabled():
+        print("\nhost µs, forward and backward: " + ", ".join(f"{name} {us:.1f}" for name, us in took.items()))
+        print(taken.report())
+    assert took["leanconv.torch"] <= 60 * 1.5, took  # cores of one kind of machine differ by 1.8
