@@ -141,6 +141,9 @@ class TorchArrays(Arrays):
             array = array.permute(order)
         return bool(array.is_contiguous()) and not array.is_neg()
 
+    def version(self, array: Any) -> int:
+        return 0 if array.is_inference() else int(array._version)
+
     def negated(self, array: Any) -> bool:
         return bool(array.is_neg())
 
