@@ -12,6 +12,7 @@ torch = pytest.importorskip("torch")
 
 import leanconv.torch as ours  # noqa: E402
 from leanconv import conv2d, prepare_weights  # noqa: E402
+from leanconv.algorithms.direct_weight import DirectWeight, DirectWeightConfig  # noqa: E402
 
 pytestmark = pytest.mark.gpu
 F = torch.nn.functional
@@ -23,6 +24,7 @@ def _pytorch_with_cuda(monkeypatch: pytest.MonkeyPatch) -> Any:
     if not torch.cuda.is_available():
         pytest.skip("this PyTorch has no CUDA")
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    monkeypatch.setattr(torch.backends.cudnn, "deterministic", True)  # what is left to it
     torch.manual_seed(1)
     yield
     ours.disable()
@@ -200,31 +202,37 @@ def host_us(call: Any) -> float:
 
 
 def test_host_time_of_forward_and_backward(capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    x = torch.randn(1, 4, 8, 8, device="cuda", requires_grad=True)
-    w, bias = (
-        torch.randn(8, 4, 3, 3, device="cuda", requires_grad=True),
-        torch.randn(8, device="cuda", requires_grad=True),
-    )
-    grad = torch.randn(1, 8, 8, 8, device="cuda")
+    """Of a layer in a chain: entering PyTorch's engine, 100 µs on a virtual machine, is paid once for all layers."""
+    layers, shape = 16, (1, 8, 8, 8)
+    x, grad = torch.randn(shape, device="cuda", requires_grad=True), torch.randn(shape, device="cuda")
+    w = torch.randn(8, 8, 3, 3, device="cuda", requires_grad=True)
+    bias = torch.randn(8, device="cuda", requires_grad=True)
 
-    def forward_and_backward(function: Any, *tensors: Any) -> Any:
-        return lambda: torch.autograd.grad(function(*tensors, padding=1), tensors, grad)
+    def chain(function: Any, *given: Any, **options: Any) -> Any:
+        y = x
+        for _ in range(layers):
+            y = function(y, *given, **options)
+        return y
+
+    def both(function: Any, *given: Any, **options: Any) -> Any:
+        return lambda: torch.autograd.grad(chain(function, *given, **options), (x, *given), grad)
 
     calls = {
-        "leanconv.torch": forward_and_backward(ours.conv2d, x, w, bias),
-        "without a bias": forward_and_backward(ours.conv2d, x, w),
-        "PyTorch": forward_and_backward(F.conv2d, x, w, bias),
-        "leanconv.torch, forward": lambda: ours.conv2d(x, w, bias, padding=1),
-        "PyTorch, forward": lambda: F.conv2d(x, w, bias, padding=1),
-        "the operator, forward": lambda: torch.ops.leanconv.conv2d(x, w, bias, (1, 1), (1, 1), (1, 1), 1, "fp32"),
-        "PyTorch's engine: x * w": lambda: torch.autograd.grad(bias * bias, (bias,), bias.detach()),
+        "leanconv.torch": both(ours.conv2d, w, bias, padding=1),
+        "without a bias": both(ours.conv2d, w, padding=1),
+        "PyTorch": both(F.conv2d, w, bias, padding=1),
+        "leanconv.torch, forward": lambda: chain(ours.conv2d, w, bias, padding=1),
+        "PyTorch, forward": lambda: chain(F.conv2d, w, bias, padding=1),
+        "the engine: x + bias": both(lambda x, bias: x + bias.view(-1, 1, 1), bias),
     }
-    took = {name: host_us(call) for name, call in calls.items()}
+    took = {name: host_us(call) / layers for name, call in calls.items()}
     monkeypatch.setattr(ours.takeover, "pytorch_cycles", lambda *given: 1e12)
+    monkeypatch.setattr(DirectWeight, "best", lambda *given: (1.0, DirectWeightConfig()))
     with ours.enable() as taken:
-        took["taken over"] = host_us(calls["PyTorch"])
-        took["taken over, forward"] = host_us(calls["PyTorch, forward"])
+        took["taken over"] = host_us(calls["PyTorch"]) / layers
+        took["taken over, forward"] = host_us(calls["PyTorch, forward"]) / layers
     with capsys.disabled():
-        print("\nhost µs, forward and backward: " + ", ".join(f"{name} {us:.1f}" for name, us in took.items()))
-        print(taken.report())
-    assert took["leanconv.torch"] <= 60 * 1.5, took  # cores of one kind of machine differ by 1.8
+        print("\nhost µs of a layer, forward and backward: " + ", ".join(f"{k} {us:.1f}" for k, us in took.items()))
+    assert len(taken.report().taken) == 3
+    # cores of one kind of machine differ by 1.8, and PyTorch's own time with them
+    assert max(took["leanconv.torch"], took["taken over"]) <= max(60, 1.3 * took["PyTorch"]), took

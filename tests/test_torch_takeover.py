@@ -232,6 +232,19 @@ def test_warm_up_compiles_what_will_run(device: HostDevice, monkeypatch: pytest.
     assert compiled and all(each.op == "fprop" or each.c == 4 for each in compiled)
 
 
+def test_warm_up_under_autocast(device: HostDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+    conv, x = nn.Conv2d(3, 4, 3), torch.randn(2, 3, 5, 5)
+    compiled: list[Any] = []
+    monkeypatch.setattr(leanconv, "compile", lambda problems, **options: compiled.extend(problems))
+    with leanconv.torch.enable(conv) as taken, torch.autocast("cpu", torch.float16):
+        leanconv.torch.warm_up(conv, x)
+        # autocast keeps filters that it has cast, and must not have kept those without values
+        assert type(conv(x)) is torch.Tensor
+    assert {str(each) for each in compiled} == {line.problem for line in taken.report().taken} | {
+        str(each) for each in compiled if each.op == "wgrad"
+    }
+
+
 def test_warm_up_needs_a_gpu() -> None:
     with says(ValueError, "the example has no tensor on a GPU"):
         leanconv.torch.warm_up(nn.Conv2d(3, 4, 3), torch.randn(1, 3, 5, 5))

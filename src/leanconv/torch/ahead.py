@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -50,12 +52,23 @@ def warm_up(
     active = takeover.active() or takeover.Takeover(None, None, None, "fp32")
     index = next(iter(indices))
     found = _Recorder(active, index)
-    with FakeTensorMode(allow_non_fake_inputs=True) as fake, found:
+    with _no_autocast_cache(), FakeTensorMode(allow_non_fake_inputs=True) as fake, found:
         inputs = [_stand_in(fake, each) if isinstance(each, torch.Tensor) else each for each in given]
         outputs = model(*inputs)
         if model.training if backward is None else backward:
             _differentiate(model, outputs)
     return leanconv.compile(found.problems, device=f"cuda:{index}", progress=progress)
+
+
+@contextmanager
+def _no_autocast_cache() -> Iterator[None]:
+    """Autocast keeps the filters that it has cast for later calls; these must not meet those without values."""
+    before = torch.is_autocast_cache_enabled()
+    torch.set_autocast_cache_enabled(False)
+    try:
+        yield
+    finally:
+        torch.set_autocast_cache_enabled(before)
 
 
 def _index(tensor: Any) -> int | None:

@@ -56,54 +56,54 @@ def is_plain(*tensors: Any) -> bool:
 
 
 def _set_up_conv2d(ctx: Any, inputs: Any, output: Any) -> None:
-    x, w, _, *ctx.options = inputs
-    by_x, by_w, *_ = ctx.needs_input_grad
-    ctx.save_for_backward(x if by_w else None, w if by_x else None)
-    ctx.shapes = x.shape, w.shape
+    x, w, _, options = inputs
+    needed = ctx.needs_input_grad
+    ctx.save_for_backward(x if needed[1] else None, w if needed[0] else None)
+    ctx.about = x.shape, w.shape, options
 
 
 def _set_up_input(ctx: Any, inputs: Any, output: Any) -> None:
-    grad, w, _, *ctx.options = inputs
-    by_grad, by_w, *_ = ctx.needs_input_grad
-    ctx.save_for_backward(grad if by_w else None, w if by_grad else None)
-    ctx.w_shape = w.shape
+    grad, w, _, options = inputs
+    needed = ctx.needs_input_grad
+    ctx.save_for_backward(grad if needed[1] else None, w if needed[0] else None)
+    ctx.about = w.shape, options
 
 
 def _set_up_weight(ctx: Any, inputs: Any, output: Any) -> None:
-    x, grad, _, *ctx.options = inputs
-    by_x, by_grad, *_ = ctx.needs_input_grad
-    ctx.save_for_backward(x if by_grad else None, grad if by_x else None)
-    ctx.x_shape = x.shape
+    x, grad, _, options = inputs
+    needed = ctx.needs_input_grad
+    ctx.save_for_backward(x if needed[1] else None, grad if needed[0] else None)
+    ctx.about = x.shape, options
 
 
 Ways = tuple[Callable[..., Any], Callable[..., Any], Callable[..., Any]]
 
 
 def _conv2d_backward(ctx: Any, grad: Any, ways: Ways | None = None) -> Any:
-    (x, w), (x_shape, w_shape), options = ctx.saved_tensors, ctx.shapes, ctx.options
+    (x, w), (x_shape, w_shape, options) = ctx.saved_tensors, ctx.about
     by_x, by_w, by_bias, *_ = ctx.needs_input_grad
     _, by_input, by_weight = ways or _OPERATORS
     dx = by_input(grad, w, x_shape, *options) if by_x else None
     dw = by_weight(x, grad, w_shape, *options) if by_w else None
-    return dx, dw, grad.sum((0, 2, 3)) if by_bias else None, None, None, None, None, None
+    return dx, dw, grad.sum((0, 2, 3)) if by_bias else None, None
 
 
 def _input_backward(ctx: Any, u: Any, ways: Ways | None = None) -> Any:
-    (grad, w), options = ctx.saved_tensors, ctx.options
+    (grad, w), (w_shape, options) = ctx.saved_tensors, ctx.about
     by_grad, by_w, *_ = ctx.needs_input_grad
     forward, _, by_weight = ways or _OPERATORS
     first = forward(u, w, None, *options) if by_grad else None
-    second = by_weight(u, grad, ctx.w_shape, *options) if by_w else None
-    return first, second, None, None, None, None, None, None
+    second = by_weight(u, grad, w_shape, *options) if by_w else None
+    return first, second, None, None
 
 
 def _weight_backward(ctx: Any, v: Any, ways: Ways | None = None) -> Any:
-    (x, grad), options = ctx.saved_tensors, ctx.options
+    (x, grad), (x_shape, options) = ctx.saved_tensors, ctx.about
     by_x, by_grad, *_ = ctx.needs_input_grad
     forward, by_input, _ = ways or _OPERATORS
-    first = by_input(grad, v, ctx.x_shape, *options) if by_x else None
+    first = by_input(grad, v, x_shape, *options) if by_x else None
     second = forward(x, v, None, *options) if by_grad else None
-    return first, second, None, None, None, None, None, None
+    return first, second, None, None
 
 
 # The plain way
@@ -112,21 +112,21 @@ def _weight_backward(ctx: Any, v: Any, ways: Ways | None = None) -> Any:
 def conv2d(x: Any, w: Any, bias: Any, *options: Any) -> Any:
     """``leanconv::conv2d``, the quick way where there is nothing but autograd to tell."""
     if is_plain(x, w, bias):
-        return (Convolution if _transforms() is None else TransformedConvolution).apply(x, w, bias, *options)
+        return (Convolution if _transforms() is None else TransformedConvolution).apply(x, w, bias, options)
     return _ops.conv2d(x, w, bias, *options)
 
 
 def conv2d_input(grad: Any, w: Any, input_shape: Sequence[int], *options: Any) -> Any:
     """``leanconv::conv2d_input``, the quick way where there is nothing but autograd to tell."""
     if is_plain(grad, w):
-        return (InputGradient if _transforms() is None else TransformedInput).apply(grad, w, input_shape, *options)
+        return (InputGradient if _transforms() is None else TransformedInput).apply(grad, w, input_shape, options)
     return _ops.conv2d_input(grad, w, input_shape, *options)
 
 
 def conv2d_weight(x: Any, grad: Any, weight_shape: Sequence[int], *options: Any) -> Any:
     """``leanconv::conv2d_weight``, the quick way where there is nothing but autograd to tell."""
     if is_plain(x, grad):
-        return (FilterGradient if _transforms() is None else TransformedWeight).apply(x, grad, weight_shape, *options)
+        return (FilterGradient if _transforms() is None else TransformedWeight).apply(x, grad, weight_shape, options)
     return _ops.conv2d_weight(x, grad, weight_shape, *options)
 
 
@@ -141,9 +141,9 @@ class Convolution(torch.autograd.Function):
     """conv2d."""
 
     @staticmethod
-    def forward(ctx: Any, *inputs: Any) -> Any:
-        _set_up_conv2d(ctx, inputs, None)
-        return _run_conv2d(*inputs)
+    def forward(ctx: Any, first: Any, second: Any, third: Any, options: Any) -> Any:
+        _set_up_conv2d(ctx, (first, second, third, options), None)
+        return _run_conv2d(first, second, third, *options)
 
     @staticmethod
     def backward(ctx: Any, grad: Any) -> Any:
@@ -154,9 +154,9 @@ class InputGradient(torch.autograd.Function):
     """conv2d_input."""
 
     @staticmethod
-    def forward(ctx: Any, *inputs: Any) -> Any:
-        _set_up_input(ctx, inputs, None)
-        return _run_input(*inputs)
+    def forward(ctx: Any, first: Any, second: Any, third: Any, options: Any) -> Any:
+        _set_up_input(ctx, (first, second, third, options), None)
+        return _run_input(first, second, third, *options)
 
     @staticmethod
     def backward(ctx: Any, u: Any) -> Any:
@@ -167,9 +167,9 @@ class FilterGradient(torch.autograd.Function):
     """conv2d_weight."""
 
     @staticmethod
-    def forward(ctx: Any, *inputs: Any) -> Any:
-        _set_up_weight(ctx, inputs, None)
-        return _run_weight(*inputs)
+    def forward(ctx: Any, first: Any, second: Any, third: Any, options: Any) -> Any:
+        _set_up_weight(ctx, (first, second, third, options), None)
+        return _run_weight(first, second, third, *options)
 
     @staticmethod
     def backward(ctx: Any, v: Any) -> Any:
@@ -184,42 +184,42 @@ class TransformedConvolution(Convolution):
     """conv2d inside transforms of torch.func."""
 
     @staticmethod
-    def forward(*inputs: Any) -> Any:
-        return _run_conv2d(*inputs)
+    def forward(first: Any, second: Any, third: Any, options: Any) -> Any:  # type: ignore[override]
+        return _run_conv2d(first, second, third, *options)
 
     setup_context = staticmethod(_set_up_conv2d)
 
     @staticmethod
-    def vmap(info: Any, axes: Any, *inputs: Any) -> Any:
-        return _vmap_conv2d(info, axes, *inputs, ways=(conv2d, conv2d_input, conv2d_weight))
+    def vmap(info: Any, axes: Any, first: Any, second: Any, third: Any, options: Any) -> Any:
+        return _vmap_conv2d(info, axes, first, second, third, *options, ways=(conv2d, conv2d_input, conv2d_weight))
 
 
 class TransformedInput(InputGradient):
     """conv2d_input inside transforms of torch.func."""
 
     @staticmethod
-    def forward(*inputs: Any) -> Any:
-        return _run_input(*inputs)
+    def forward(first: Any, second: Any, third: Any, options: Any) -> Any:  # type: ignore[override]
+        return _run_input(first, second, third, *options)
 
     setup_context = staticmethod(_set_up_input)
 
     @staticmethod
-    def vmap(info: Any, axes: Any, *inputs: Any) -> Any:
-        return _vmap_input(info, axes, *inputs, ways=(conv2d, conv2d_input, conv2d_weight))
+    def vmap(info: Any, axes: Any, first: Any, second: Any, third: Any, options: Any) -> Any:
+        return _vmap_input(info, axes, first, second, third, *options, ways=(conv2d, conv2d_input, conv2d_weight))
 
 
 class TransformedWeight(FilterGradient):
     """conv2d_weight inside transforms of torch.func."""
 
     @staticmethod
-    def forward(*inputs: Any) -> Any:
-        return _run_weight(*inputs)
+    def forward(first: Any, second: Any, third: Any, options: Any) -> Any:  # type: ignore[override]
+        return _run_weight(first, second, third, *options)
 
     setup_context = staticmethod(_set_up_weight)
 
     @staticmethod
-    def vmap(info: Any, axes: Any, *inputs: Any) -> Any:
-        return _vmap_weight(info, axes, *inputs, ways=(conv2d, conv2d_input, conv2d_weight))
+    def vmap(info: Any, axes: Any, first: Any, second: Any, third: Any, options: Any) -> Any:
+        return _vmap_weight(info, axes, first, second, third, *options, ways=(conv2d, conv2d_input, conv2d_weight))
 
 
 # The kernels: leanconv's own calls. They must not see that a gradient is wanted, since they compute none
@@ -320,12 +320,23 @@ def _fake_weight(x: Any, grad: Any, weight_shape: Any, *options: Any) -> Any:
 
 for _name, _fake in (("conv2d", _fake_conv2d), ("conv2d_input", _fake_input), ("conv2d_weight", _fake_weight)):
     torch.library.register_fake(f"leanconv::{_name}", _fake, lib=_library)
-for _name, _backward, _set_up in (
-    ("conv2d", _conv2d_backward, _set_up_conv2d),
-    ("conv2d_input", _input_backward, _set_up_input),
-    ("conv2d_weight", _weight_backward, _set_up_weight),
-):
-    torch.library.register_autograd(f"leanconv::{_name}", _backward, setup_context=_set_up, lib=_library)
+
+
+def _autograd(name: str, set_up: Callable[..., None], backward: Callable[..., Any]) -> None:
+    """The operators have their options one by one, the plain way in one tuple."""
+
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        set_up(ctx, (*inputs[:3], inputs[3:]), output)
+
+    def backward_of(ctx: Any, grad: Any) -> Any:
+        return *backward(ctx, grad), None, None, None, None
+
+    torch.library.register_autograd(f"leanconv::{name}", backward_of, setup_context=setup_context, lib=_library)
+
+
+_autograd("conv2d", _set_up_conv2d, _conv2d_backward)
+_autograd("conv2d_input", _set_up_input, _input_backward)
+_autograd("conv2d_weight", _set_up_weight, _weight_backward)
 
 
 # Autocast: as PyTorch's convolutions, in the lower precision

@@ -13,6 +13,7 @@ import threading
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from marshal import dumps
 from types import TracebackType
 from typing import Any
 
@@ -144,10 +145,9 @@ class Takeover:
             signature = arrays_of(x).signature  # type: ignore[union-attr]
             return (
                 signature(x), signature(w), None if third is None else signature(third),
-                self._identity(w) if self._known else None, tf32_allowed(),
-                *(tuple(each) if type(each) is list else each for each in given),
+                self._identity(w) if self._known else None, tf32_allowed(), dumps(given),
             )  # fmt: skip
-        except (AttributeError, RuntimeError, TypeError):
+        except (AttributeError, RuntimeError, TypeError, ValueError):
             return None
 
     def _identity(self, w: Any) -> int | None:
@@ -395,7 +395,9 @@ def _convolution_backward(*given: Any) -> Any:
     return _active[-1].backward(*given) if _active else _original("convolution_backward", *given)
 
 
+_ORIGINALS = {name: getattr(torch.ops.aten, name).default._op_dk for name in ("convolution", "convolution_backward")}
+
+
 def _original(name: str, *given: Any) -> Any:
     """PyTorch's own kernel, which chooses among cuDNN's and the others by the device of the tensors."""
-    operator = getattr(torch.ops.aten, name).default
-    return operator._op_dk(torch._C.DispatchKey.CompositeExplicitAutograd, *given)
+    return _ORIGINALS[name](torch._C.DispatchKey.CompositeExplicitAutograd, *given)
