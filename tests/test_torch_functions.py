@@ -85,12 +85,12 @@ def test_derivatives_on_a_device(torch_on_device: HostDevice, form: Any) -> None
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_pytorchs_own_samples(name: str, torch_on_device: HostDevice) -> None:
+def test_pytorchs_own_samples(name: str, torch_on_device: HostDevice, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("expecttest", reason="PyTorch's samples need it")
+    # what the import forbids for good: to set flags of backends
+    monkeypatch.setattr(torch.backends, "disable_global_flags", lambda: None)
     from torch.testing._internal.common_methods_invocations import op_db
 
-    # its import forbids this process to set flags of backends
-    setattr(torch.backends, "__allow_nonbracketed_mutation_flag", True)  # noqa: B010
     (info,) = (each for each in op_db if each.name == f"nn.functional.{name}")
     for sample in info.sample_inputs("cpu", torch.float32, requires_grad=True):
         given = [sample.input, *sample.args]
