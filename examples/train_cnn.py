@@ -154,7 +154,7 @@ def train(
     options: dict[str, Any] = {"momentum": 0.9} if optimiser == "sgdm" else {}
     optimise = kinds[optimiser](net.parameters(), LEARNING_RATE, **options)
     x = functional.interpolate(images[:, None].to(device), (size, size), mode="bilinear").expand(-1, 3, -1, -1)
-    x, y = x.contiguous(memory_format=form), classes.to(device)
+    x, y = (2 * x - 1).contiguous(memory_format=form), classes.to(device)
     draw = torch.Generator().manual_seed(seed)
     losses, times = [], []
     before = torch.cuda.memory_allocated() if cuda else 0
