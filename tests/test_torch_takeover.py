@@ -6,7 +6,10 @@ Without a GPU the kernels are registered for the CPU, whose tensors `torch_on_de
 from __future__ import annotations
 
 import copy
+import statistics
 from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,9 +19,14 @@ torch = pytest.importorskip("torch")
 
 import leanconv.torch  # noqa: E402
 from leanconv.algorithms.direct_weight import DirectWeight  # noqa: E402
+from leanconv.bench.results import Results  # noqa: E402
+from leanconv.bench.suites import parse_problem  # noqa: E402
+from leanconv.plan import Target  # noqa: E402
 from leanconv.torch import takeover  # noqa: E402
+from leanconv.torch.expect import pytorch_cycles  # noqa: E402
 from leanconv.torch.layers import tf32_allowed  # noqa: E402
 
+ROOT = Path(__file__).resolve().parent.parent
 nn = torch.nn
 NAMES = ("convolution", "convolution_backward")
 
@@ -248,6 +256,22 @@ def test_warm_up_under_autocast(device: HostDevice, monkeypatch: pytest.MonkeyPa
 def test_warm_up_needs_a_gpu() -> None:
     with says(ValueError, "the example has no tensor on a GPU"):
         leanconv.torch.warm_up(nn.Conv2d(3, 4, 3), torch.randn(1, 3, 5, 5))
+
+
+@pytest.mark.parametrize("suite", ["im2win", "opencnn", "depthwise-wgrad"])
+def test_what_pytorch_is_expected_to_take_is_what_it_took(suite: str) -> None:
+    """The committed measurements of an H200."""
+    measured = Results.read(ROOT / "benchmarks" / "results" / "nvidia-h200" / f"{suite}.json")
+    target = Target("sm_90a", 132)
+    ratios = []
+    for row in measured.rows:
+        if row.engine.startswith("torch-"):
+            kind, layout = row.engine.removeprefix("torch-").split("-")
+            layer = parse_problem(measured.problems[row.problem]["words"])
+            problem = replace(layer, layout=layout.upper(), op="wgrad" if "wgrad" in suite else "fprop")  # type: ignore[call-arg]
+            ratios.append(row.us * 1980 / pytorch_cycles(problem, target, kind == "tf32"))
+    assert len(ratios) >= 40
+    assert 0.6 < statistics.median(ratios) < 2.1 and min(ratios) > 0.25, "it may be slower than expected, not faster"
 
 
 def test_models_on_the_cpu_are_left_alone() -> None:
