@@ -6,7 +6,9 @@ Without a GPU the kernels are registered for the CPU, whose tensors `torch_on_de
 from __future__ import annotations
 
 import copy
+import gc
 import statistics
+import weakref
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -110,6 +112,12 @@ def test_undoing_leaves_no_trace(device: HostDevice) -> None:
         _ = 1 / 0
     leanconv.torch.enable(), leanconv.torch.enable()
     leanconv.torch.disable()
+    with leanconv.torch.enable(conv):
+        conv(x)
+    weight = weakref.ref(conv.weight)
+    del conv
+    gc.collect()
+    assert weight() is None and leanconv.torch.report().taken, "the report holds no model"
     assert kernels() == before and takeover.active() is None
 
 

@@ -93,6 +93,12 @@ class Takeover:
         """Switch it off; PyTorch is what it was before. A second time does nothing."""
         _remove(self)
 
+    def _forget(self) -> None:
+        """Keep the report alone: neither the model nor any ready call."""
+        self._choices.clear()
+        self._model = self._include = self._exclude = None
+        self._names, self._known = {}, set()
+
     def report(self) -> Report:
         """What ran so far, layer by layer."""
         return Report(tuple(self._lines.values()))
@@ -353,7 +359,10 @@ def report() -> Report:
 
 def active() -> Takeover | None:
     """The takeover that decides now."""
-    return _active[-1] if _active else None
+    try:
+        return _active[-1]
+    except IndexError:
+        return None
 
 
 # The registration
@@ -385,14 +394,17 @@ def _remove(takeover: Takeover) -> None:
             if not _active:
                 _library._destroy()
                 _library = None
+    takeover._forget()
 
 
 def _convolution(*given: Any) -> Any:
-    return _active[-1].convolution(*given) if _active else _original("convolution", *given)
+    takeover = active()
+    return _original("convolution", *given) if takeover is None else takeover.convolution(*given)
 
 
 def _convolution_backward(*given: Any) -> Any:
-    return _active[-1].backward(*given) if _active else _original("convolution_backward", *given)
+    takeover = active()
+    return _original("convolution_backward", *given) if takeover is None else takeover.backward(*given)
 
 
 _ORIGINALS = {name: getattr(torch.ops.aten, name).default._op_dk for name in ("convolution", "convolution_backward")}
