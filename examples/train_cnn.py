@@ -9,8 +9,8 @@ The networks are as in the paper (Zhang et al. 2024): LeakyReLU and BatchNorm, A
 labels (1797, from the UCI repository), enlarged; without scikit-learn and without --data, they are made up: gratings
 whose class is their direction, under noise.
 
-Under torchrun each process takes its share of the same batches (DistributedDataParallel). The first process of a host
-compiles the kernels, the others find them in the disk cache.
+Under torchrun each process takes its share of the same batches (DistributedDataParallel, SyncBatchNorm). Of the
+processes of a host that need the same kernel, one compiles it.
 """
 
 from __future__ import annotations
@@ -159,10 +159,8 @@ def train(
     losses, times = [], []
     before = torch.cuda.memory_allocated() if cuda else 0
     with engine_of(engine, net) as taken:
-        if taken is not None and cuda and rank == 0:
-            leanconv.torch.warm_up(net, x[: batch // ranks])
-        if ranks > 1:
-            torch.distributed.barrier()
+        if taken is not None and cuda and ranks == 1:
+            leanconv.torch.warm_up(net, x[:batch])
         for step in range(warm + steps):
             chosen = torch.randint(len(x), (batch,), generator=draw)[rank::ranks].to(device)
             if step == warm and cuda:
