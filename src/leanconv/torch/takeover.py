@@ -365,7 +365,7 @@ def active() -> Takeover | None:
 
 
 def _signature(tensor: Any) -> tuple[Any, ...]:
-    """As `TorchArrays.signature`, in half its time: below autograd and PyTorch's lazy negation two parts mean nothing."""
+    """As `TorchArrays.signature`, in half its time: below autograd and lazy negation two of its parts mean nothing."""
     return tensor.shape, tensor.stride(), tensor.dtype, tensor.device, tensor.data_ptr() & 15
 
 
