@@ -15,6 +15,7 @@ from conftest import HostDevice, says
 torch = pytest.importorskip("torch")
 
 import leanconv.torch as ours  # noqa: E402
+from leanconv.torch import takeover  # noqa: E402
 
 F = torch.nn.functional
 ops = torch.ops.leanconv
@@ -87,6 +88,8 @@ def test_derivatives_on_a_device(torch_on_device: HostDevice, form: Any) -> None
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_pytorchs_own_samples(name: str, torch_on_device: HostDevice, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("expecttest", reason="PyTorch's samples need it")
+    monkeypatch.setattr(takeover, "_KEY", "CPU")
+    monkeypatch.setattr(takeover, "pytorch_cycles", lambda problem, target, tf32: 1e12)
     # what the import forbids for good: to set flags of backends
     monkeypatch.setattr(torch.backends, "disable_global_flags", lambda: None)
     from torch.testing._internal.common_methods_invocations import op_db
@@ -95,13 +98,18 @@ def test_pytorchs_own_samples(name: str, torch_on_device: HostDevice, monkeypatc
     for sample in info.sample_inputs("cpu", torch.float32, requires_grad=True):
         given = [sample.input, *sample.args]
         wanted = [each for each in given if each is not None]
-        results = []
-        for module in (ours, F):
+
+        def results(module: Any, given: Any = given, wanted: Any = wanted, sample: Any = sample) -> Any:
             y = getattr(module, name)(*given, **sample.kwargs)
-            results.append((y, *torch.autograd.grad(y.square().sum(), wanted)))
-        for one, other in zip(*results, strict=True):
-            torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-3)
-    assert torch_on_device.launches
+            return y, *torch.autograd.grad(y.square().sum(), wanted)
+
+        expected = results(F)
+        with ours.enable():
+            taken = results(F)
+        for theirs, mine, taken_over in zip(expected, results(ours), taken, strict=True):
+            torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-3)
+            torch.testing.assert_close(taken_over, theirs, rtol=1e-4, atol=1e-3, check_stride=True)
+    assert len(torch_on_device.launches) > 30 and len(ours.report().taken) in (2, 3)
     if info.error_inputs_func is not None:
         for error in info.error_inputs("cpu"):
             sample = error.sample_input
