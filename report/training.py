@@ -48,7 +48,7 @@ def table(rows: Sequence[Row]) -> Table:
             problem, optimiser, *(f"{row['us'] / 1000:.1f}" if row else "–" for row in (ours, theirs, tf32)),
             f"{theirs['us'] / ours['us']:.2f}", f"{tf32['us'] / ours['us']:.2f}" if tf32 else "–",
             f"{ours['peak_bytes'] / 2**20:.0f} / {theirs['peak_bytes'] / 2**20:.0f}",
-            f"{ours['loss']:.3f} / {theirs['loss']:.3f}",
+            f"{ours['loss']:.2g} / {theirs['loss']:.2g}",
         ])  # fmt: skip
     head = ["network", "optimiser", "leanconv", "PyTorch, strict FP32", "TF32", "×", "× TF32", "MiB", "loss"]
     return head, lines
@@ -72,7 +72,10 @@ def several(rows: Sequence[Row]) -> str:
 def draw(record: dict[str, Any], path: Path) -> None:
     """The loss curves of each network over each other, all engines and seeds."""
     rows = [row for row in record["rows"] if row["gpus"] == 1 and row["steps"] >= 20]
-    panels = list(dict.fromkeys((row["problem"], row["optimiser"]) for row in rows))
+    engines: dict[tuple[str, str], set[str]] = {}
+    for row in rows:
+        engines.setdefault((row["problem"], row["optimiser"]), set()).add(row["engine"])
+    panels = [panel for panel, of in engines.items() if len(of) > 1]
     columns = min(3, len(panels)) or 1
     height = -(-len(panels) // columns) or 1
     figure = blank((4.2 * columns, 2.6 * height + 0.4))
@@ -87,6 +90,7 @@ def draw(record: dict[str, Any], path: Path) -> None:
         axis.set_title(f"{problem}, {optimiser}", fontsize=9)
         axis.set_xlabel("step", fontsize=8)
         axis.set_ylabel("loss", fontsize=8)
+        axis.set_yscale("log")
         axis.legend(fontsize=6, frameon=False)
     for axis in axes[len(panels) :]:
         axis.axis("off")
@@ -101,9 +105,9 @@ def section(paths: Sequence[Path]) -> str:
         about = record["machine"]
         origin = f"{about['gpu']}, {about['date'][:10]}, {markdown.revision(about, digits=12)}."
         meaning = (
-            f"Images: {record['images']}. Milliseconds of a step (forward, backward, optimiser), each engine in its "
-            "better layout; × is PyTorch's time over leanconv's; MiB is the peak besides the images, and loss the mean "
-            "of the last tenth of the steps, leanconv / PyTorch in strict FP32."
+            f"Images: {record['images']}. Milliseconds of a step (forward, backward, optimiser), each in the better of "
+            "the layouts that were measured; × is PyTorch's time over leanconv's; MiB is the peak besides the images, "
+            "and loss the mean of the last tenth of the steps, leanconv / PyTorch in strict FP32."
         )
         parts.append("\n\n".join(filter(None, (
             f"{origin} {meaning}", markdown.table(table(record["rows"])), several(record["rows"]))

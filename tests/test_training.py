@@ -100,7 +100,7 @@ def test_the_page(tmp_path: Path) -> None:
     block = "<!-- made: training training -->\n<!-- /made -->"
     page = fill(block, tmp_path / "page.md", tmp_path, tmp_path)
     assert "NVIDIA X, 2026-11-22, revision abc. Images: digits." in page and "nvidia-x-training.png" in page
-    assert "| vgg16-b512-32 | adam | 20.0 | 60.0 | 10.0 | 3.00 | 0.50 | 20 / 59 | 0.500 / 0.250 |" in page
+    assert "| vgg16-b512-32 | adam | 20.0 | 60.0 | 10.0 | 3.00 | 0.50 | 20 / 59 | 0.5 / 0.25 |" in page
     assert "on 2 GPUs: 10.0 ms a step, 2.00 times as fast as on one; losses differ by at most 0.1." in page
     assert (tmp_path / "nvidia-x-training.png").stat().st_size > 1000
     assert "Not measured yet" in fill(block, tmp_path / "page.md", tmp_path / "none", tmp_path)
