@@ -57,9 +57,12 @@ def pytorch_cycles(problem: ConvProblem, target: Target, tf32: bool) -> float:
 
 def _transformed(problem: ConvProblem, channels: int) -> float:
     """What cuDNN's transforms save of the products in FP32: an FFT of large filters; in the gradient of the filters
-    more, the more channels there are. Its Winograd of the forward pass saves nothing that was measured."""
+    more, the more channels there are, but nothing of 1 x 1 filters and of outputs of a few pixels. Its Winograd of the
+    forward pass saves nothing that was measured."""
     taps = min(problem.r * problem.s / 9, 8.0)
     if problem.op == "wgrad":
+        if problem.r * problem.s == 1 or problem.p * problem.q <= 4:
+            return 0.5
         return float(min(max((channels / 96) ** 0.75, 0.6), 2.4)) * (1.5 if taps > 2 else 1.0)
     if problem.stride != (1, 1) or problem.dilation != (1, 1) or channels < 32:
         return 1.0
