@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch.autograd import forward_ad
 
 from leanconv import api
 from leanconv.arrays.memory import lies_channels_last
@@ -39,16 +40,24 @@ _is_compiling = torch.compiler.is_compiling
 _PLAIN_TYPES = torch.Tensor, torch.nn.Parameter
 _dispatch_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
 _transforms: Callable[[], Any] = torch._C._functorch.peek_interpreter_stack
+_grad_enabled: Callable[[], bool] = torch.is_grad_enabled
 _any_autocast: Callable[[], bool] = torch._C._is_any_autocast_enabled
 
 
 def is_plain(*tensors: Any) -> bool:
-    """Whether nothing but autograd and torch.func looks at a call: no tracer, mode, autocast or class of tensors."""
+    """Whether nothing but autograd and torch.func looks at a call: no tracer, mode, autocast or class of tensors.
+
+    Raises RuntimeError for tensors with a tangent: there is no forward-mode derivative, and it must not get lost.
+    """
     if _is_compiling() or _dispatch_modes() or _any_autocast():
         return False
     for tensor in tensors:
         if tensor is not None and type(tensor) not in _PLAIN_TYPES:
             return False
+    if forward_ad._current_level >= 0 and any(
+        tensor is not None and forward_ad.unpack_dual(tensor).tangent is not None for tensor in tensors
+    ):
+        raise RuntimeError("leanconv.torch has no forward-mode derivative (jvp); use backward, or torch.nn.functional")
     return True
 
 
@@ -112,27 +121,43 @@ def _weight_backward(ctx: Any, v: Any, ways: Ways | None = None) -> Any:
 def conv2d(x: Any, w: Any, bias: Any, *options: Any) -> Any:
     """``leanconv::conv2d``, the quick way where there is nothing but autograd to tell."""
     if is_plain(x, w, bias):
-        return (Convolution if _transforms() is None else TransformedConvolution).apply(x, w, bias, options)
+        if _transforms() is not None:
+            return TransformedConvolution.apply(x, w, bias, options)
+        if _grad_enabled():
+            return Convolution.apply(x, w, bias, options)
+        return _run_conv2d(x, w, bias, *options)
     return _ops.conv2d(x, w, bias, *options)
 
 
 def conv2d_input(grad: Any, w: Any, input_shape: Sequence[int], *options: Any) -> Any:
     """``leanconv::conv2d_input``, the quick way where there is nothing but autograd to tell."""
     if is_plain(grad, w):
-        return (InputGradient if _transforms() is None else TransformedInput).apply(grad, w, input_shape, options)
+        if _transforms() is not None:
+            return TransformedInput.apply(grad, w, input_shape, options)
+        return (
+            InputGradient.apply(grad, w, input_shape, options)
+            if _grad_enabled()
+            else _run_input(grad, w, input_shape, *options)
+        )
     return _ops.conv2d_input(grad, w, input_shape, *options)
 
 
 def conv2d_weight(x: Any, grad: Any, weight_shape: Sequence[int], *options: Any) -> Any:
     """``leanconv::conv2d_weight``, the quick way where there is nothing but autograd to tell."""
     if is_plain(x, grad):
-        return (FilterGradient if _transforms() is None else TransformedWeight).apply(x, grad, weight_shape, options)
+        if _transforms() is not None:
+            return TransformedWeight.apply(x, grad, weight_shape, options)
+        return (
+            FilterGradient.apply(x, grad, weight_shape, options)
+            if _grad_enabled()
+            else _run_weight(x, grad, weight_shape, *options)
+        )
     return _ops.conv2d_weight(x, grad, weight_shape, *options)
 
 
 def _ways() -> Ways:
     """The three functions for a derivative: with a graph of their own where one is wanted."""
-    if torch.is_grad_enabled():
+    if _grad_enabled():
         return conv2d, conv2d_input, conv2d_weight
     return _run_conv2d, _run_input, _run_weight
 
