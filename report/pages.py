@@ -7,7 +7,8 @@ A document holds blocks such as::
 
 The words after ``made:`` are what to make, the results file it is made of (``im2win``, ``im2win-nhwc``,
 ``opencnn-relaxed``, ``im2win-ablation``; ``numerics`` for ``errors``, ``first-calls`` for ``waits``, ``networks`` for
-``networks``, ``bank-width`` for ``banks``, ``design-space`` for ``configurations`` and ``landscape``), and settings.
+``networks``, ``training`` for ``training``, ``bank-width`` for ``banks``, ``design-space`` for ``configurations`` and
+``landscape``), and settings.
 ``python -m report pages`` writes what belongs between the two lines, for each GPU that has such a file; figures go to
 ``docs/pictures/<gpu>-<file>-<what>.png``. Nothing outside the blocks changes.
 """
@@ -29,7 +30,7 @@ from leanconv.bench.suites import LAYOUTS
 from leanconv.bench.tables import STANDINGS_CELL, about_layouts, standings
 from leanconv.problem import PRECISIONS
 from leanconv.runtime.files import write_text
-from report import bank_width, comparisons, design_space, figures, first_calls, markdown, networks, numerics
+from report import bank_width, comparisons, design_space, figures, first_calls, markdown, networks, numerics, training
 
 _BLOCK = re.compile(r"(<!-- made: ([^\n]*?) -->\n)(.*?)(<!-- /made -->)", re.DOTALL)
 
@@ -111,7 +112,7 @@ def fill(text: str, page: Path, results: Path, pictures: Path, draw: bool = True
 
 def _make(words: str, page: Path, results: Path, pictures: Path, draw: bool) -> str:
     what, stem, *rest = words.split()
-    known = (*_TABLES, *_FIGURES, "errors", "banks", "landscape", *_SECTIONS)
+    known = (*_TABLES, *_FIGURES, "errors", "banks", "landscape", "training", *_SECTIONS)
     if what not in known:
         raise ValueError(f"{what!r} is none of {', '.join(known)}")
     settings = {name: value.split(",") for name, _, value in (word.partition("=") for word in rest)}
@@ -121,6 +122,8 @@ def _make(words: str, page: Path, results: Path, pictures: Path, draw: bool) -> 
         return _banks(sorted(results.glob(f"*/{stem}.json")), page, pictures, draw)
     if what == "landscape":
         return _landscape(sorted(results.glob(f"*/{stem}.json")), page, pictures, draw)
+    if what == "training":
+        return _training(sorted(results.glob(f"*/{stem}.json")), page, pictures, draw)
     if what in _SECTIONS:
         return _SECTIONS[what](sorted(results.glob(f"*/{stem}.json")))
     parts = []
@@ -154,6 +157,19 @@ def _banks(paths: Sequence[Path], page: Path, pictures: Path, draw: bool) -> str
         link = Path(os.path.relpath(picture, page.parent)).as_posix()
         parts.append(f"![Lines: the speed by n over that of n = 1, for each type and filter]({link})")
     return "\n\n".join([*parts, bank_width.section(paths)])
+
+
+def _training(paths: Sequence[Path], page: Path, pictures: Path, draw: bool) -> str:
+    """The tables of all machines, then the loss curves of each."""
+    parts = [training.section(paths)]
+    for path in paths:
+        record = json.loads(path.read_text(encoding="utf-8"))
+        picture = pictures / f"{path.parent.name}-training.png"
+        if draw:
+            training.draw(record, picture)
+        link = Path(os.path.relpath(picture, page.parent)).as_posix()
+        parts.append(f"![Lines: the loss by step, of each engine and seed, on {record['machine']['gpu']}]({link})")
+    return "\n\n".join(parts)
 
 
 def _errors(paths: Sequence[Path], patterns: Sequence[str]) -> str:

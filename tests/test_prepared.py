@@ -408,3 +408,28 @@ def test_a_limit_of_zero_and_none_are_different_calls(
     for calls in (1, 2):
         assert right(run(x, w, algorithm="auto"), *given) and device.prepared == calls
         assert right(run(x, w, algorithm="auto", workspace_limit=0), *given) and device.prepared == calls
+
+
+def test_changes_that_pytorch_counts_are_followed(
+    preparing: Preparing, torch_on_device: HostDevice, given: Any
+) -> None:
+    torch = pytest.importorskip("torch")
+    x, w = torch.from_numpy(given[0]), torch.from_numpy(given[1].copy()).requires_grad_()
+    prepared, device = prepare_weights(w), torch_on_device
+    optimiser = torch.optim.SGD([w], 0.1)
+    for preparations in (1, 2, 3):
+        with torch.no_grad():
+            for _ in range(2):
+                y = run(x, prepared)
+                assert relative_error(y.numpy(), oracle_conv(PROBLEM, given[0], w.numpy(), None)) < TOLERANCE
+        assert device.prepared == preparations
+        w.grad = torch.ones_like(w)
+        optimiser.step()
+    with torch.inference_mode():
+        frozen = prepare_weights(torch.from_numpy(given[1].copy()))
+        assert right_torch(run(x, frozen), given) and right_torch(run(x, frozen), given)
+    assert device.prepared == 4
+
+
+def right_torch(y: Any, given: Any) -> bool:
+    return relative_error(y.numpy(), oracle_conv(PROBLEM, *given, None)) < TOLERANCE

@@ -88,7 +88,8 @@ def conv2d(
             where nothing fits. CudaUnavailableError: no driver, GPU or compiler.
 
     Calls with PyTorch's CPU tensors are forwarded to PyTorch's own convolution, but for integers, which it does not
-    take: those run on the NumPy engine. On the GPU no gradient is computed, and a tensor that requires one is refused.
+    take: those run on the NumPy engine. On the GPU no gradient is computed, and a tensor that requires one is refused:
+    `leanconv.torch.conv2d` computes it.
     The first call with a shape compiles. Later ones do not wait, and allocate only the result and the memory that
     ``workspace_limit`` limits; they may be captured in a CUDA graph (with CuPy, only where there is no such memory:
     CuPy's pool keeps none for a graph).

@@ -86,6 +86,13 @@ class Arrays(ABC):
         """Whether the values in memory have the opposite sign: PyTorch's lazy negation of a view."""
         return False
 
+    def version(self, array: Any) -> int:
+        """A number that changes when the library changes the elements in place, where it counts; else always the same.
+
+        PyTorch counts, but for changes that go by ``tensor.data``, and those of a CUDA graph that is replayed.
+        """
+        return 0
+
     @abstractmethod
     def empty(self, shape: Shape, dtype: str, device: int | None, order: MemoryOrder = None) -> Any:
         """A new array with undefined contents."""

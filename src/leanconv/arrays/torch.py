@@ -92,8 +92,8 @@ class TorchArrays(Arrays):
     def refuse_gradient(self, array: Any) -> None:
         if array.requires_grad and self._torch.is_grad_enabled():
             raise ValueError(
-                "a tensor that requires a gradient was given, and this function computes none: "
-                "call it under torch.no_grad(), or pass tensor.detach()"
+                "a tensor that requires a gradient was given, and this function computes none: leanconv.torch has "
+                "functions that do (leanconv.torch.conv2d); or call it under torch.no_grad(), or pass tensor.detach()"
             )
 
     def empty(self, shape: Shape, dtype: str, device: int | None, order: MemoryOrder = None) -> Any:
@@ -140,6 +140,9 @@ class TorchArrays(Arrays):
         if order is not None:
             array = array.permute(order)
         return bool(array.is_contiguous()) and not array.is_neg()
+
+    def version(self, array: Any) -> int:
+        return 0 if array.is_inference() else int(array._version)
 
     def negated(self, array: Any) -> bool:
         return bool(array.is_neg())

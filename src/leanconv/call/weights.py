@@ -28,6 +28,7 @@ class PreparedWeights:
         self._lock = threading.RLock()
         self._prepared: dict[FilterPreparation, PreparedFilters] = {}
         self._copies: dict[MemoryOrder, Any] = {}
+        self._version = _library(array).version(array)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_") or name == "array":
@@ -57,16 +58,21 @@ class PreparedWeights:
     def refresh(self) -> None:
         """Drop what is kept, after the values of ``array`` have changed; the next calls prepare the new values.
 
-        A CUDA graph that reads what was kept would then read freed memory: capture it again.
+        Changes that PyTorch counts (``tensor._version``), such as those of an optimiser, need no `refresh`. It counts
+        none that are made through ``tensor.data`` or by the replay of a CUDA graph. A CUDA graph that reads what was
+        kept would then read freed memory: capture it again.
         """
         with self._lock:
             self._prepared, self._copies = {}, {}
+            self._version = _library(self.array).version(self.array)
 
     def prepared_by(self, preparation: FilterPreparation, arrays: Arrays) -> PreparedFilters | None:
         """What ``preparation`` computes from the filters; None where a CUDA graph that is being captured would do it.
 
         The call waits for it before keeping it, so every stream may read it.
         """
+        if arrays.version(self.array) != self._version:
+            self.refresh()
         prepared = self._prepared.get(preparation)
         stream = arrays.stream(preparation.index)
         if prepared is None:
@@ -112,8 +118,8 @@ def prepare_weights(w: Any) -> PreparedWeights:
     With the result of this function in place of ``w``, only the first call does so.
 
     Args:
-        w: filters as `conv2d`, `conv2d_input` and `conv1d` take them, on a GPU. They are not copied, and must not
-            change without `PreparedWeights.refresh`.
+        w: filters as `conv2d`, `conv2d_input` and `conv1d` take them, on a GPU. They are not copied. Changes in place
+            that PyTorch counts are followed; after any other call `PreparedWeights.refresh`.
 
     Returns:
         PreparedWeights, which any number of calls take as their ``w``, of any layer, algorithm, layout and batch. The

@@ -2,8 +2,8 @@
 
 A file is the cubin (so that cuobjdump reads it) and, as its last line, a JSON record with the compiler's figures and
 the cubin's checksum. Files appear whole: they are written under a temporary name, then renamed, so any number of
-processes may race. A file that fails its checks counts as absent and is written again; so does one that belongs
-neither to this user nor to root.
+processes may race; of those that want the same kernel at once, one compiles it. A file that fails its checks counts as
+absent and is written again; so does one that belongs neither to this user nor to root.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import stat
 import sys
 import time
 import warnings
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from functools import cache
 from pathlib import Path
 
@@ -27,6 +27,7 @@ from leanconv.runtime import env
 from leanconv.runtime.compile import KERNELS, Compiled, CompileError
 from leanconv.runtime.driver import CudaUnavailableError
 from leanconv.runtime.files import whole
+from leanconv.runtime.turns import turn
 
 SUFFIX = ".cubin"
 #: counts up when the file format changes
@@ -174,20 +175,29 @@ def compiled(launch: Launch, arch: str) -> Compiled:
     """
     name = key(launch, arch)
     code = load(name)
-    if code is None:
-        try:
-            code = compiler.compile_launch(launch, arch)
-        except ImportError as error:
-            raise _no_compiler(error) from error
-        except CompileError as error:
-            # cuda-pathfinder's error for a library that is not installed; its class has moved between releases
-            if type(error.__cause__).__name__ == "DynamicLibNotFoundError":
-                raise _no_compiler(error.__cause__ or error) from error
-            raise
-        store(name, code)
-    else:
+    if code is not None:
         _mark_used(name)
+        return code
+    folder = directory()
+    # of several processes that start at once, as for several GPUs, one compiles it
+    with nullcontext(False) if folder is None else turn(folder.parent / "turns", int(name[:15], 16)) as waited:
+        code = load(name) if waited else None
+        if code is None:
+            code = _compile(launch, arch)
+            store(name, code)
     return code
+
+
+def _compile(launch: Launch, arch: str) -> Compiled:
+    try:
+        return compiler.compile_launch(launch, arch)
+    except ImportError as error:
+        raise _no_compiler(error) from error
+    except CompileError as error:
+        # cuda-pathfinder's error for a library that is not installed; its class has moved between releases
+        if type(error.__cause__).__name__ == "DynamicLibNotFoundError":
+            raise _no_compiler(error.__cause__ or error) from error
+        raise
 
 
 def _mark_used(name: str) -> None:

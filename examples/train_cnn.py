@@ -1,0 +1,264 @@
+"""Train the six networks of the Im2col-Winograd paper, with PyTorch's convolutions and with leanconv's, from one seed.
+
+    python examples/train_cnn.py resnet18 vgg16 --size 32 --engine leanconv torch-fp32-nhwc --steps 200
+    torchrun --nproc-per-node 2 examples/train_cnn.py resnet18
+
+A step is forward, backward and optimiser; the loss curve, the time of a step and the peak of memory go to a JSON file.
+The networks are as in the paper (Zhang et al. 2024): LeakyReLU and BatchNorm, Adam or SGD with momentum, learning rate
+0.001, 512 images of 32x32x3 or 256 of 128x128x3. The images are scikit-learn's handwritten digits, real ones with
+labels (1797, from the UCI repository), enlarged; without scikit-learn and without --data, they are made up: gratings
+whose class is their direction, under noise.
+
+Under torchrun each process takes its share of the same batches (DistributedDataParallel, SyncBatchNorm). Of the
+processes of a host that need the same kernel, one compiles it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import statistics
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn import functional
+
+import leanconv.torch
+
+#: images in a batch, by their height and width
+BATCH = {32: 512, 128: 256}
+#: Channels of the layers of VGG; "M" halves height and width.
+VGG = {
+    "vgg16": (64, 64, "M", 128, 128, "M", 256, 256, 256, "M", 512, 512, 512, "M", 512, 512, 512, "M"),
+    "vgg19": (64, 64, "M", 128, 128, "M", 256, 256, 256, 256, "M", 512, 512, 512, 512, "M", 512, 512, 512, 512, "M"),
+    # to try the script on any machine
+    "tiny": (4, "M", 6),
+}
+RESNET = {"resnet18": (2, 2, 2, 2), "resnet34": (3, 4, 6, 3)}
+NETWORKS = ("resnet18", "resnet34", "vgg16", "vgg19", "vgg16x5", "vgg16x7")
+#: memory order, and whether PyTorch may round factors to 10 bits
+ENGINES = {
+    "leanconv": ("nhwc", False),
+    "leanconv-nchw": ("nchw", False),
+    "torch-fp32-nchw": ("nchw", False),
+    "torch-fp32-nhwc": ("nhwc", False),
+    "torch-tf32-nhwc": ("nhwc", True),
+}
+LEARNING_RATE = 0.001
+
+
+def convolution(c: int, k: int, side: int, stride: int = 1) -> list[nn.Module]:
+    """Convolution, normalisation, activation."""
+    layer = nn.Conv2d(c, k, side, stride, side // 2, bias=False)
+    return [layer, nn.BatchNorm2d(k), nn.LeakyReLU(inplace=True)]
+
+
+class Block(nn.Module):
+    """Two convolutions of 3x3 and a short cut."""
+
+    def __init__(self, c: int, k: int, stride: int) -> None:
+        super().__init__()
+        first, second = convolution(c, k, 3, stride), convolution(k, k, 3)
+        self.layers = nn.Sequential(*first, *second[:2])
+        short = convolution(c, k, 1, stride)[:2]
+        self.short = nn.Sequential(*short) if (c, stride) != (k, 1) else nn.Identity()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return functional.leaky_relu(self.layers(x) + self.short(x))
+
+
+def network(name: str, size: int, classes: int = 10) -> nn.Sequential:
+    """A network for images of ``size`` x ``size``.
+
+    "vgg16x5" has filters of 5x5; "vgg16x7" filters of 7x7 in its first four layers and of 3x3 in the others.
+    A ResNet begins with 3x3 filters of stride 1, and for images of 128x128 with a maximum over 2x2.
+    """
+    layers: list[nn.Module] = []
+    if name in RESNET:
+        layers, c = convolution(3, 64, 3), 64
+        layers += [nn.MaxPool2d(2)] if size > 32 else []
+        for stage, blocks in enumerate(RESNET[name]):
+            k = 64 << stage
+            for i in range(blocks):
+                layers.append(Block(c, k, 2 if stage and not i else 1))
+                c = k
+    else:
+        c, done = 3, 0
+        base, _, wide = name.partition("x")
+        for k in VGG[base]:
+            if isinstance(k, str):
+                layers.append(nn.MaxPool2d(2))
+                continue
+            side = int(wide) if wide == "5" or (wide == "7" and done < 4) else 3
+            layers += convolution(c, k, side)
+            c, done = k, done + 1
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(c, classes))
+
+
+def digits(data: Path | None) -> tuple[np.ndarray, np.ndarray, str]:
+    """Images (n, side, side) from 0 to 1, their classes, and where they come from."""
+    if data is not None:
+        table = np.loadtxt(data, delimiter=",", dtype=np.float32)
+        return table[:, :-1].reshape(-1, 8, 8) / 16, table[:, -1].astype(np.int64), "scikit-learn's digits"
+    try:
+        from sklearn.datasets import load_digits
+    except ImportError:
+        random = np.random.default_rng(0)
+        classes = random.integers(0, 10, 2048)
+        angle, phase = classes[:, None, None] * math.pi / 10, random.uniform(0, 6.28, (2048, 1, 1))
+        row, column = np.mgrid[:8, :8]
+        waves = np.sin(1.2 * (np.cos(angle) * column + np.sin(angle) * row) + phase)
+        return (waves / 4 + random.normal(0.5, 0.15, waves.shape)).astype(np.float32), classes, "generated gratings"
+    bunch = load_digits()
+    return bunch.images.astype(np.float32) / 16, bunch.target.astype(np.int64), "scikit-learn's digits"
+
+
+@contextmanager
+def engine_of(name: str, net: nn.Module) -> Iterator[Any]:
+    """PyTorch's switches as an engine wants them; what takes convolutions over, for leanconv."""
+    flags = torch.backends.cudnn.flags(enabled=True, benchmark=True, deterministic=False, allow_tf32=ENGINES[name][1])
+    matmul, torch.backends.cuda.matmul.allow_tf32 = torch.backends.cuda.matmul.allow_tf32, ENGINES[name][1]
+    try:
+        with flags, leanconv.torch.enable(net) if name.startswith("leanconv") else nullcontext() as taken:
+            yield taken
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = matmul
+
+
+def train(
+    name: str, size: int, engine: str, images: Any, classes: Any, *, batch: int, optimiser: str = "adam",
+    steps: int = 100, warm: int = 3, seed: int = 0, device: str = "cpu", report: bool = False,
+) -> dict[str, Any]:  # fmt: skip
+    """A row of results: ``us`` a step (the median), ``peak_bytes`` besides the images, ``loss`` and ``losses``.
+
+    ``images`` (n, h, w) and ``classes`` lie on the CPU. Step times leave out the first ``warm`` steps, in which kernels
+    are compiled and cuDNN tries its algorithms. ``loss`` is the mean of the last tenth of the steps.
+    """
+    rank, ranks = (torch.distributed.get_rank(), torch.distributed.get_world_size()) if in_group() else (0, 1)
+    form = torch.channels_last if ENGINES[engine][0] == "nhwc" else torch.contiguous_format
+    torch.manual_seed(seed)
+    net: Any = network(name, size).to(device, memory_format=form)
+    cuda = device.startswith("cuda")
+    if ranks > 1:
+        net = nn.SyncBatchNorm.convert_sync_batchnorm(net) if cuda else net
+        net = nn.parallel.DistributedDataParallel(net, device_ids=[torch.device(device)] if cuda else None)
+    kinds = {"adam": torch.optim.Adam, "sgdm": torch.optim.SGD}
+    options: dict[str, Any] = {"momentum": 0.9} if optimiser == "sgdm" else {}
+    optimise = kinds[optimiser](net.parameters(), LEARNING_RATE, **options)
+    x = functional.interpolate(images[:, None].to(device), (size, size), mode="bilinear").expand(-1, 3, -1, -1)
+    x, y = (2 * x - 1).contiguous(memory_format=form), classes.to(device)
+    draw = torch.Generator().manual_seed(seed)
+    losses, times = [], []
+    before = torch.cuda.memory_allocated() if cuda else 0
+    with engine_of(engine, net) as taken:
+        if taken is not None and cuda and ranks == 1:
+            leanconv.torch.warm_up(net, x[:batch])
+        for step in range(warm + steps):
+            chosen = torch.randint(len(x), (batch,), generator=draw)[rank::ranks].to(device)
+            if step == warm and cuda:
+                torch.cuda.synchronize()
+                torch.cuda.reset_peak_memory_stats()
+            begin = time.perf_counter()
+            optimise.zero_grad(set_to_none=True)
+            loss = functional.cross_entropy(net(x[chosen]), y[chosen])
+            loss.backward()
+            optimise.step()
+            if cuda:
+                torch.cuda.synchronize()  # to time the step; training does not need it
+            times.append(time.perf_counter() - begin)
+            losses.append(loss.detach())
+    curve = torch.stack(losses)
+    if ranks > 1:
+        torch.distributed.all_reduce(curve)
+        curve /= ranks
+    values = curve.tolist()
+    row = {
+        "problem": f"{name}-b{batch}-{size}", "engine": engine, "optimiser": optimiser, "seed": seed, "gpus": ranks,
+        "steps": steps, "us": round(1e6 * statistics.median(times[warm:]), 1),
+        "peak_bytes": torch.cuda.max_memory_allocated() - before if cuda else 0,
+        "loss": statistics.fmean(values[-max(1, steps // 10):]), "losses": [round(value, 6) for value in values],
+        "weights": float(sum(each.detach().double().abs().sum() for each in net.parameters())),
+    }  # fmt: skip
+    if taken is not None:
+        counted = taken.report()
+        row["taken"], row["left"] = len(counted.taken), len(counted.left)
+        if report:
+            print(counted)
+    return row
+
+
+def in_group() -> bool:
+    """Whether this is one of several processes that train together."""
+    return torch.distributed.is_available() and torch.distributed.is_initialized()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("networks", nargs="*", default=["resnet18"], metavar="NETWORK", help=", ".join(NETWORKS))
+    parser.add_argument("--size", type=int, nargs="+", default=[32], help="32, 128")
+    parser.add_argument("--batch", type=int, help="by default 512 of 32x32, 256 of 128x128")
+    parser.add_argument("--engine", nargs="+", default=["leanconv", "torch-fp32-nhwc"], choices=list(ENGINES))
+    parser.add_argument("--optimiser", nargs="+", default=["adam"], choices=["adam", "sgdm"])
+    parser.add_argument("--steps", type=int, default=100)
+    parser.add_argument("--seed", type=int, nargs="+", default=[0])
+    parser.add_argument("--data", type=Path, help="scikit-learn's digits.csv.gz, where scikit-learn is not installed")
+    parser.add_argument("--json", type=Path, help="file for the results; rows that it has are replaced")
+    parser.add_argument("--report", action="store_true", help="what leanconv ran, layer by layer")
+    given = parser.parse_args()
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    if "RANK" in os.environ:
+        torch.distributed.init_process_group("nccl" if device == "cuda" else "gloo")
+        if device == "cuda":
+            torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+            device = f"cuda:{os.environ['LOCAL_RANK']}"
+    first = not in_group() or torch.distributed.get_rank() == 0
+    images, classes, source = digits(given.data)
+    images, classes = torch.from_numpy(images), torch.from_numpy(classes)
+    if first:
+        print(f"{len(images)} images, {source}; on {torch.cuda.get_device_name() if device != 'cpu' else 'the CPU'}")
+    combinations = [
+        (name, size, optimiser, engine, seed)
+        for name in given.networks for size in given.size for optimiser in given.optimiser
+        for engine in given.engine for seed in given.seed
+    ]  # fmt: skip
+    for name, size, optimiser, engine, seed in combinations:
+        batch = given.batch or BATCH.get(size, 256)
+        row = train(
+            name, size, engine, images, classes, batch=batch, optimiser=optimiser, steps=given.steps, seed=seed,
+            device=device, report=given.report and first,
+        )  # fmt: skip
+        if first:
+            words = "{problem} {optimiser} {engine}: {us:.0f} µs a step, {peak_bytes} bytes, loss {loss:.4f}"
+            print(
+                words.format(**row), f"({row['taken']} taken, {row['left']} left)" if "taken" in row else "", flush=True
+            )
+            if given.json:
+                write(given.json, row, source)
+    if in_group():
+        torch.distributed.destroy_process_group()
+
+
+def write(path: Path, row: dict[str, Any], source: str) -> None:
+    """Put a row into a results file, in place of one for the same."""
+    from leanconv.bench import machine
+    from leanconv.runtime.files import write_text
+
+    cuda = torch.cuda.is_available()
+    kept = json.loads(path.read_text(encoding="utf-8"))["rows"] if path.exists() else []
+    same = ("problem", "engine", "optimiser", "seed", "gpus")
+    rows = [old for old in kept if any(old[key] != row[key] for key in same)] + [row]
+    about = machine.describe(cuda, None, {"torch": torch.__version__}, None)
+    write_text(path, json.dumps({"machine": about, "images": source, "rows": rows}) + "\n")
+
+
+if __name__ == "__main__":
+    main()

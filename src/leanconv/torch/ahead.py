@@ -1,0 +1,135 @@
+"""Compile all kernels of a model before its first step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten
+
+import leanconv
+from leanconv.arrays import arrays_of
+from leanconv.call.ahead import Compilation
+from leanconv.call.describe import conv_problem
+from leanconv.dtypes import DTYPES
+from leanconv.problem import ConvProblem, Layout
+from leanconv.torch import layers, operators, takeover
+
+
+def warm_up(
+    model: torch.nn.Module, example: Any, *, backward: bool | None = None, progress: bool = True
+) -> Compilation:
+    """Compile the kernels of a model's convolutions, side by side on all cores, before the first step waits for them.
+
+    Nothing is computed and nothing changes: the model runs on tensors without values, and of the convolutions that
+    would run those are compiled that `enable` takes over, by the rules of the takeover that is active or else of
+    ``enable()``, and those of leanconv.torch's own modules and functions. Call it under the same autocast, and with the
+    model in the same mode, as the steps.
+
+    Args:
+        model: on the GPU.
+        example: what it is called with: a tensor, or a tuple of arguments; only shapes, dtypes, devices and memory
+            order matter.
+        backward: whether to compile for the backward pass too; None: if the model is in training mode.
+        progress: whether to show a progress bar; there is none where standard error is not a terminal.
+
+    Returns:
+        leanconv.Compilation: how many kernels there are, how many of them were compiled, and how long it took.
+
+    Raises:
+        ValueError: the example has no tensor on a GPU. What the model itself raises.
+    """
+    given = example if isinstance(example, tuple) else (example,)
+    tensors = [each for each in tree_flatten(given)[0] if isinstance(each, torch.Tensor)]
+    indices = {_index(each) for each in tensors} - {None}
+    if not indices:
+        raise ValueError("the example has no tensor on a GPU; kernels are compiled for GPUs only")
+    active = takeover.active() or takeover.Takeover(None, None, None, "fp32")
+    index = next(iter(indices))
+    found = _Recorder(active, index)
+    with _no_autocast_cache(), FakeTensorMode(allow_non_fake_inputs=True) as fake, found:
+        inputs = [_stand_in(fake, each) if isinstance(each, torch.Tensor) else each for each in given]
+        outputs = model(*inputs)
+        if model.training if backward is None else backward:
+            _differentiate(model, outputs)
+    return leanconv.compile(found.problems, device=f"cuda:{index}", progress=progress)
+
+
+@contextmanager
+def _no_autocast_cache() -> Iterator[None]:
+    """Autocast keeps the filters that it has cast for later calls; these must not meet those without values."""
+    before = torch.is_autocast_cache_enabled()
+    torch.set_autocast_cache_enabled(False)
+    try:
+        yield
+    finally:
+        torch.set_autocast_cache_enabled(before)
+
+
+def _index(tensor: Any) -> int | None:
+    arrays = arrays_of(tensor)
+    assert arrays is not None
+    return arrays.device(tensor)
+
+
+def _stand_in(fake: FakeTensorMode, tensor: Any) -> Any:
+    made = fake.from_tensor(tensor.detach())
+    return made.requires_grad_() if tensor.requires_grad else made
+
+
+def _differentiate(model: torch.nn.Module, outputs: Any) -> None:
+    """Run backward, and leave no gradient behind."""
+    results = [each for each in tree_flatten(outputs)[0] if isinstance(each, torch.Tensor) and each.requires_grad]
+    wanted = [each for each in model.parameters() if each.requires_grad]
+    if results and wanted:
+        torch.autograd.grad(results, wanted, [torch.empty_like(each) for each in results], allow_unused=True)
+
+
+class _Recorder(TorchDispatchMode):
+    """The problems of the convolutions that pass by."""
+
+    def __init__(self, active: takeover.Takeover, index: int | None) -> None:
+        super().__init__()
+        self.problems: list[ConvProblem] = []
+        self._active, self._index = active, index
+
+    def __torch_dispatch__(self, function: Any, types: Any, given: Any = (), options: Any = None) -> Any:
+        aten, ours = torch.ops.aten, torch.ops.leanconv
+        if function is aten.convolution.default:
+            x, w, bias, *rest = given
+            self._taken(x, w, bias is not None, rest, (True, False, False))
+        elif function is aten.convolution_backward.default:
+            _, x, w, _, *rest, mask = given
+            self._taken(x, w, False, rest, (False, *mask[:2]))
+        elif function is ours.conv2d.default:
+            self._ours("fprop", given[0].shape, given[1].shape, *given)
+        elif function is ours.conv2d_input.default:
+            self._ours("dgrad", given[2], given[1].shape, given[0], given[1], None, *given[3:])
+        elif function is ours.conv2d_weight.default:
+            self._ours("wgrad", given[0].shape, given[2], given[0], given[1], None, *given[3:])
+        return function(*given, **(options or {}))
+
+    def _taken(self, x: Any, w: Any, bias: bool, rest: Any, wanted: Any) -> None:
+        options = layers.options_of(rest)
+        if layers.why_never(x, w, options):
+            return
+        for operation, is_wanted in zip(layers.operations(x, w, options, bias), wanted, strict=True):
+            if is_wanted:
+                problem = self._active.problem(operation, options, x.dtype)
+                if self._active.decide(w, problem, self._index)[0]:
+                    self.problems.append(problem)
+
+    def _ours(self, op: Any, x_shape: Any, w_shape: Any, first: Any, second: Any, bias: Any, *options: Any) -> None:
+        stride, padding, dilation, groups, precision = options
+        layout: Layout = "NHWC" if operators.is_channels_last(first) else "NCHW"
+        layer = conv_problem(
+            tuple(x_shape), tuple(w_shape), None if bias is None else tuple(bias.shape), stride, padding, dilation,
+            groups, dtype=DTYPES[str(first.dtype).removeprefix("torch.")].name, layout=layout,
+            precision=precision, activation=None,
+        )  # fmt: skip
+        self.problems.append(replace(layer, op=op))

@@ -1,0 +1,229 @@
+"""Convolutions with the signatures of torch.nn.functional, and gradients of any order, on the GPU by leanconv."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from leanconv.call.weights import PreparedWeights
+from leanconv.problem import Precision
+from leanconv.torch import operators
+
+Numbers = int | Sequence[int]
+
+
+def conv2d(
+    input: torch.Tensor,
+    weight: torch.Tensor | PreparedWeights,
+    bias: torch.Tensor | None = None,
+    stride: Numbers = 1,
+    padding: str | Numbers = 0,
+    dilation: Numbers = 1,
+    groups: int = 1,
+    *,
+    precision: Precision = "fp32",
+) -> torch.Tensor:
+    """Convolve images with filters, as ``torch.nn.functional.conv2d`` does; differentiable, to any order.
+
+    ``y[n,k,p,q] = bias[k] + sum over c,r,s of weight[k,c,r,s] * input[n,c, p*stride - padding + r*dilation, ...]``
+
+    Args:
+        input: images (n, c, h, w), or (c, h, w); float32, float16 or bfloat16 on a GPU, float64 too on the CPU, where
+            PyTorch itself computes. In channels_last the result is channels_last.
+        weight: filters (k, c / groups, r, s) of the same dtype and device; or, where no gradient is wanted, what
+            `leanconv.prepare_weights` made of them.
+        bias: (k,) or None.
+        stride, padding, dilation, groups: as PyTorch's; ``padding`` may be ``"same"`` or ``"valid"``.
+        precision: the least precise arithmetic that is allowed, as in `leanconv.conv2d`. PyTorch's switches for TF32
+            have no influence.
+
+    Returns:
+        y of shape (n, k, p, q), or (k, p, q), on the current stream.
+
+    Raises:
+        ValueError, TypeError: an argument breaks a rule, which the message names; NoAlgorithmError, a ValueError,
+            where nothing fits. RuntimeError, PyTorch's own, where a tensor that backward needs was changed in place.
+
+    Works inside torch.compile (one operator in the graph, no break), torch.func.vmap, autocast (which computes in its
+    16-bit type), checkpoints and CUDA graphs. A warm call does not wait for the GPU. Equal calls give equal bits.
+
+    >>> import torch
+    >>> from leanconv.torch import conv2d
+    >>> x, w = torch.ones(1, 1, 4, 4), torch.ones(1, 1, 3, 3, requires_grad=True)
+    >>> conv2d(x, w, padding=1).sum().backward()
+    >>> w.grad[0, 0].tolist()
+    [[9.0, 12.0, 9.0], [12.0, 16.0, 12.0], [9.0, 12.0, 9.0]]
+    """
+    stride, dilation = _pair("stride", stride), _pair("dilation", dilation)
+    sides = _padding(padding, weight.shape[-2:], stride, dilation)
+    if input.dim() == 3:
+        return _conv2d(input.unsqueeze(0), weight, bias, stride, sides, dilation, groups, precision).squeeze(0)
+    return _conv2d(input, weight, bias, stride, sides, dilation, groups, precision)
+
+
+def conv1d(
+    input: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    stride: Numbers = 1,
+    padding: str | Numbers = 0,
+    dilation: Numbers = 1,
+    groups: int = 1,
+    *,
+    precision: Precision = "fp32",
+) -> torch.Tensor:
+    """Convolve signals with filters, as ``torch.nn.functional.conv1d`` does; differentiable, to any order.
+
+    ``y[n,k,q] = bias[k] + sum over c,s of weight[k,c,s] * input[n,c, q*stride - padding + s*dilation]``
+
+    Args:
+        input: signals (n, c, w), or (c, w). weight: filters (k, c / groups, s). All else as in `conv2d`, which computes
+            this as images of one row, without copies.
+
+    Returns:
+        y of shape (n, k, q), or (k, q).
+    """
+    stride, dilation = (1, *_single("stride", stride)), (1, *_single("dilation", dilation))
+    if not isinstance(padding, str):
+        padding = (0, *_single("padding", padding))
+    sides = _padding(padding, (1, weight.shape[-1]), stride, dilation)
+    x = input.unsqueeze(-2) if input.dim() == 3 else input.unsqueeze(0).unsqueeze(-2)
+    y = _conv2d(x, weight.unsqueeze(-2), bias, stride, sides, dilation, groups, precision).squeeze(-2)
+    return y if input.dim() == 3 else y.squeeze(0)
+
+
+def conv_transpose2d(
+    input: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    stride: Numbers = 1,
+    padding: Numbers = 0,
+    output_padding: Numbers = 0,
+    groups: int = 1,
+    dilation: Numbers = 1,
+    *,
+    precision: Precision = "fp32",
+) -> torch.Tensor:
+    """The transposed convolution, as ``torch.nn.functional.conv_transpose2d``; differentiable, to any order.
+
+    It is the gradient of a convolution with respect to its input (`leanconv.conv2d_input`).
+
+    Args:
+        input: images (n, c, p, q), or (c, p, q). weight: filters (c, k / groups, r, s). bias: (k,) or None.
+        output_padding: rows and columns more at the lower right end; less than stride or dilation.
+        All else as in `conv2d`.
+
+    Returns:
+        y of shape (n, k, h, w) with ``h = (p - 1) * stride - 2 * padding + dilation * (r - 1) + output_padding + 1``.
+    """
+    stride, dilation = _pair("stride", stride), _pair("dilation", dilation)
+    padding, output_padding = _pair("padding", padding), _pair("output_padding", output_padding)
+    if input.dim() == 3:
+        given = input.unsqueeze(0), weight, bias, stride, padding, output_padding, groups, dilation
+        return _transposed(*given, precision).squeeze(0)
+    return _transposed(input, weight, bias, stride, padding, output_padding, groups, dilation, precision)
+
+
+def conv_transpose1d(
+    input: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    stride: Numbers = 1,
+    padding: Numbers = 0,
+    output_padding: Numbers = 0,
+    groups: int = 1,
+    dilation: Numbers = 1,
+    *,
+    precision: Precision = "fp32",
+) -> torch.Tensor:
+    """The transposed convolution of signals, as ``torch.nn.functional.conv_transpose1d``; differentiable.
+
+    Args:
+        input: signals (n, c, q), or (c, q). weight: filters (c, k / groups, s). All else as in `conv_transpose2d`.
+
+    Returns:
+        y of shape (n, k, w), or (k, w).
+    """
+    x = input.unsqueeze(-2) if input.dim() == 3 else input.unsqueeze(0).unsqueeze(-2)
+    given = (
+        (1, *_single("stride", stride)), (0, *_single("padding", padding)),
+        (0, *_single("output_padding", output_padding)), groups, (1, *_single("dilation", dilation)),
+    )  # fmt: skip
+    y = _transposed(x, weight.unsqueeze(-2), bias, *given, precision).squeeze(-2)
+    return y if input.dim() == 3 else y.squeeze(0)
+
+
+def _conv2d(
+    x: Any, w: Any, bias: Any, stride: Any, padding: Any, dilation: Any, groups: int, precision: Any
+) -> torch.Tensor:
+    if isinstance(w, PreparedWeights):
+        return _prepared(x, w, bias, stride, padding, dilation, groups, precision)
+    return operators.conv2d(x, w, bias, stride, padding, dilation, groups, precision)
+
+
+def _prepared(x: Any, w: PreparedWeights, bias: Any, *options: Any) -> torch.Tensor:
+    if torch.is_grad_enabled() and any(each is not None and each.requires_grad for each in (x, w.array, bias)):
+        raise ValueError("prepared filters are for calls without gradients: call it under torch.no_grad(), or pass w")
+    with torch.no_grad():
+        return operators._run_conv2d(x, w, bias, *options)
+
+
+def _transposed(
+    x: Any, w: Any, bias: Any, stride: Any, padding: Any, more: Any, groups: int, dilation: Any, precision: Any
+) -> torch.Tensor:
+    if x.shape[1] != w.shape[0]:
+        raise ValueError(f"weight has {w.shape[0]} channels, but input has {x.shape[1]}: they must be the same")
+    ends, sides, missing = [], [], []
+    for axis in (0, 1):
+        if more[axis] >= max(stride[axis], dilation[axis]):
+            raise ValueError(f"output_padding={tuple(more)} must be less than stride={stride} or dilation={dilation}")
+        side = (x.shape[2 + axis] - 1) * stride[axis] - 2 * padding[axis] + dilation[axis] * (w.shape[2 + axis] - 1) + 1
+        before = after = padding[axis]
+        rest = 0
+        if more[axis] >= stride[axis]:
+            # the layer whose input this is would have another output: it pads less at the end, or the rest is zero
+            after, rest = max(0, after - more[axis]), max(0, more[axis] - after)
+        sides.append(side + more[axis] - rest)
+        ends += [before, after]
+        missing.append(rest)
+    shape = (x.shape[0], w.shape[1] * groups, *sides)
+    y = operators.conv2d_input(x, w, shape, stride, tuple(ends), dilation, groups, precision)
+    if any(missing):
+        y = torch.nn.functional.pad(y, (0, missing[1], 0, missing[0]))
+    return y if bias is None else y + bias.to(y.dtype).view(-1, 1, 1)
+
+
+def _pair(name: str, value: Any) -> tuple[int, int]:
+    """An int, or a sequence of one or two, for both axes."""
+    if isinstance(value, int):
+        return value, value
+    if len(value) == 1:
+        return value[0], value[0]
+    if len(value) != 2:
+        raise ValueError(f"{name}={value!r} must be an integer or two: (vertical, horizontal)")
+    return value[0], value[1]
+
+
+def _single(name: str, value: Any) -> tuple[int]:
+    if isinstance(value, int):
+        return (value,)
+    if len(value) != 1:
+        raise ValueError(f"{name}={value!r} must be an integer: there is one axis")
+    return (value[0],)
+
+
+def _padding(padding: Any, window: Any, stride: tuple[int, int], dilation: tuple[int, int]) -> tuple[int, ...]:
+    """Two numbers, or four where the ends of an axis differ: top, bottom, left, right."""
+    if not isinstance(padding, str):
+        return _pair("padding", padding)
+    if padding == "valid":
+        return 0, 0
+    if padding != "same":
+        raise ValueError(f"padding={padding!r} is not known; choose 'same', 'valid' or numbers")
+    if stride != (1, 1):
+        raise ValueError(f"padding='same' needs stride=1, got stride={stride}")
+    down, across = (each * (length - 1) for each, length in zip(dilation, window, strict=True))
+    # the odd one goes to the end, as in PyTorch
+    return down // 2, down - down // 2, across // 2, across - across // 2

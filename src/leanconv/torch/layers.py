@@ -1,0 +1,176 @@
+"""The layers behind calls of aten::convolution: sizes, operations, what PyTorch would run, and which are selected."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any
+
+import torch
+
+from leanconv.arrays.memory import lies_channels_last
+from leanconv.problem import PRECISIONS, ConvProblem, Layout, Op, Precision
+
+_DTYPES = torch.float32, torch.float16, torch.bfloat16
+
+#: What decides which layers are taken: a pattern of names, modules, or a function of the problem.
+Selection = Callable[[ConvProblem], bool] | str | torch.nn.Module | Iterable["str | torch.nn.Module"] | None
+
+
+@dataclass(frozen=True)
+class Options:
+    """All arguments of aten::convolution besides tensors."""
+
+    stride: tuple[int, ...]
+    padding: tuple[int, ...]
+    dilation: tuple[int, ...]
+    transposed: bool
+    output_padding: tuple[int, ...]
+    groups: int
+
+
+_precision_of: Callable[[str, str], str] | None = getattr(torch._C, "_get_fp32_precision_getter", None)
+
+
+def tf32_allowed() -> bool:
+    """Whether PyTorch's convolutions of float32 may round their factors to 10 bits: its default."""
+    if _precision_of is not None:  # from PyTorch 2.9 on
+        return _precision_of("cuda", "conv") == "tf32"
+    return bool(torch._C._get_cudnn_allow_tf32())
+
+
+def stricter(one: Precision, other: Precision) -> Precision:
+    return PRECISIONS[min(PRECISIONS.index(one), PRECISIONS.index(other))]
+
+
+def options_of(given: Any) -> Options:
+    stride, padding, dilation, transposed, output_padding, groups = given
+    return Options(tuple(stride), tuple(padding), tuple(dilation), bool(transposed), tuple(output_padding), int(groups))
+
+
+@dataclass(frozen=True)
+class Operation:
+    """One of the three operations of a layer: leanconv's name for it, and the layer's sizes as images (n, c, h, w)."""
+
+    when: str
+    op: Op
+    x_shape: tuple[int, ...]
+    w_shape: tuple[int, ...]
+    layout: Layout
+    signals: bool
+    bias: bool = False
+
+
+def operations(x: Any, w: Any, options: Options, bias: bool = False) -> tuple[Operation, Operation, Operation]:
+    """Forward, gradient of the input, gradient of the filters. A transposed layer is the gradient of another one."""
+    signals = x.dim() == 3
+    layout = _layout(x, w)
+    x_shape, w_shape = tuple(x.shape), tuple(w.shape)
+    if options.transposed and x.dim() in (3, 4):
+        x_shape = _transposed_shape(x, w, options)
+    if signals:
+        x_shape, w_shape = (*x_shape[:2], 1, *x_shape[2:]), (*w_shape[:2], 1, *w_shape[2:])
+    forward: Op = "dgrad" if options.transposed else "fprop"
+    backward: Op = "fprop" if options.transposed else "dgrad"
+    return (
+        Operation("forward", forward, x_shape, w_shape, layout, signals, bias and not options.transposed),
+        Operation("backward, input", backward, x_shape, w_shape, layout, signals),
+        Operation("backward, filters", "wgrad", x_shape, w_shape, layout, signals),
+    )
+
+
+def why_never(tensor: Any, w: Any, options: Options, axes: tuple[int, ...] = (3, 4)) -> str:
+    """Why a layer of such tensors is not for leanconv; empty if it may be."""
+    if tensor.dim() not in axes:
+        return f"it has {tensor.dim()} dimensions"
+    if w.dtype not in _DTYPES or tensor.dtype != w.dtype:
+        return f"its dtypes are {tensor.dtype} and {w.dtype}"
+    if tensor.device != w.device:
+        return f"its devices are {tensor.device} and {w.device}"
+    if not tensor.numel() or not w.numel():
+        return "it has no elements"
+    if options.transposed and any(map(operator.ge, options.output_padding, options.stride)):
+        return f"output_padding={options.output_padding} is not below stride={options.stride}"
+    return ""
+
+
+def _layout(x: Any, w: Any) -> Layout:
+    """The memory order of PyTorch's result: channels last if the images or the filters are."""
+    last = any(lies_channels_last(tuple(each.shape), tuple(each.stride())) for each in (x, w) if each.dim() == 4)
+    return "NHWC" if last else "NCHW"
+
+
+def _transposed_shape(x: Any, w: Any, options: Options) -> tuple[int, ...]:
+    """Shape of the result of a transposed layer."""
+    sides = (
+        (side - 1) * stride - 2 * pad + dilation * (taps - 1) + more + 1
+        for side, taps, stride, pad, dilation, more in zip(
+            x.shape[2:], w.shape[2:], options.stride, options.padding, options.dilation, options.output_padding,
+            strict=True,
+        )
+    )  # fmt: skip
+    return (x.shape[0], w.shape[1] * options.groups, *sides)
+
+
+def over_images(bias: Any, x: Any) -> Any:
+    return bias.detach().view(-1, *(1,) * (x.dim() - 2))
+
+
+def both(numbers: tuple[int, ...], fill: int) -> tuple[int, int]:
+    """Numbers of two axes; signals are images of one row."""
+    return (fill, numbers[0]) if len(numbers) == 1 else (numbers[0], numbers[1])
+
+
+# Which layers
+
+_CONVOLUTIONS = (
+    torch.nn.Conv1d, torch.nn.Conv2d, torch.nn.Conv3d, torch.nn.ConvTranspose1d, torch.nn.ConvTranspose2d,
+    torch.nn.ConvTranspose3d,
+)  # fmt: skip
+
+
+def weights_of(model: torch.nn.Module) -> Iterable[tuple[str, Any]]:
+    """Name and filters of each convolution module; the name of the model itself is that of its class."""
+    for name, module in model.named_modules():
+        if isinstance(module, _CONVOLUTIONS):
+            yield name or type(module).__name__, module.weight
+
+
+class Weights:
+    """Whether the filters of a layer are among some; ``kept`` are those, so that an id stays one of theirs."""
+
+    def __init__(self, kept: list[Any]) -> None:
+        self.kept, self.ids = kept, {id(weight) for weight in kept}
+
+    def __call__(self, identity: int | None, problem: ConvProblem) -> bool:
+        return identity in self.ids
+
+
+def selected(
+    selection: Selection, argument: str, model: torch.nn.Module | None
+) -> Callable[[int | None, ConvProblem], bool] | None:
+    """A function of filters and problem that says whether a layer is selected."""
+    if selection is None:
+        return None
+    if not isinstance(selection, (str, torch.nn.Module)) and callable(selection):
+        belongs = selection
+        return lambda identity, problem: bool(belongs(problem))
+    single = isinstance(selection, (str, torch.nn.Module))
+    wanted: list[Any] = [selection] if single else list(selection)  # type: ignore[arg-type]
+    kept: list[Any] = []
+    for each in wanted:
+        if isinstance(each, torch.nn.Module):
+            kept += [weight for _, weight in weights_of(each)]
+        elif not isinstance(each, str):
+            kind = type(each).__name__
+            raise TypeError(f"{argument} has a {kind}; give names, modules, or a function of the problem")
+        elif model is None:
+            raise ValueError(f"{argument}={each!r} is the name of a layer: give the model that it is of")
+        else:
+            found = [weight for name, weight in weights_of(model) if fnmatchcase(name, each)]
+            if not found:
+                raise ValueError(f"{argument}={each!r} fits the name of no convolution of the model")
+            kept += found
+    return Weights(kept)

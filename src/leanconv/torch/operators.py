@@ -1,0 +1,453 @@
+"""The operators ``leanconv::conv2d``, ``conv2d_input`` and ``conv2d_weight`` in PyTorch's library, with autograd.
+
+Each is a sum of products of two tensors, so the derivative of each is one of the others, to any order:
+
+- ``conv2d(x, w)``: by x ``conv2d_input(g, w)``, by w ``conv2d_weight(x, g)``, by the bias the sum of g;
+- ``conv2d_input(g, w)``: by g ``conv2d(u, w)``, by w ``conv2d_weight(u, g)``;
+- ``conv2d_weight(x, g)``: by x ``conv2d_input(g, v)``, by g ``conv2d(x, v)``.
+
+There are two ways in. What traces (torch.compile, fake tensors) or casts (autocast) calls the operators.
+A plain call goes to `Convolution` and its like, whose forward is leanconv's own call: PyTorch's dispatcher with its
+Python kernels takes 59 µs for a call where this takes 11 (no kernel at all, one core of an x86 server).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.autograd import forward_ad
+
+from leanconv import api
+from leanconv.arrays.memory import lies_channels_last
+
+_OPTIONS = "int[] stride, int[] padding, int[] dilation, SymInt groups, str precision) -> Tensor"
+_SCHEMAS = {
+    "conv2d": f"(Tensor x, Tensor w, Tensor? bias, {_OPTIONS}",
+    "conv2d_input": f"(Tensor grad, Tensor w, SymInt[] input_shape, {_OPTIONS}",
+    "conv2d_weight": f"(Tensor x, Tensor grad, SymInt[] weight_shape, {_OPTIONS}",
+}
+_library = torch.library.Library("leanconv", "DEF")
+for _name, _schema in _SCHEMAS.items():
+    _library.define(_name + _schema, tags=(torch.Tag.pt2_compliant_tag,))
+_ops = torch.ops.leanconv
+_OPERATORS = _ops.conv2d, _ops.conv2d_input, _ops.conv2d_weight
+
+#: of one precision, and with integers left out: what is differentiated is of floating point
+FLOATS = torch.float32, torch.float16, torch.bfloat16, torch.float64
+_is_compiling = torch.compiler.is_compiling
+_PLAIN_TYPES = torch.Tensor, torch.nn.Parameter
+_dispatch_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
+_transforms: Callable[[], Any] = torch._C._functorch.peek_interpreter_stack
+_grad_enabled: Callable[[], bool] = torch.is_grad_enabled
+_any_autocast: Callable[[], bool] = torch._C._is_any_autocast_enabled
+
+
+def is_plain(*tensors: Any) -> bool:
+    """Whether nothing but autograd and torch.func looks at a call: no tracer, mode, autocast or class of tensors.
+
+    Raises RuntimeError for tensors with a tangent: there is no forward-mode derivative, and it must not get lost.
+    """
+    if _is_compiling() or _dispatch_modes() or _any_autocast():
+        return False
+    for tensor in tensors:
+        if tensor is not None and type(tensor) not in _PLAIN_TYPES:
+            return False
+    if forward_ad._current_level >= 0 and any(
+        tensor is not None and forward_ad.unpack_dual(tensor).tangent is not None for tensor in tensors
+    ):
+        raise RuntimeError("leanconv.torch has no forward-mode derivative (jvp); use backward, or torch.nn.functional")
+    return True
+
+
+# What autograd keeps, and the derivatives. They serve the operators and the plain way
+
+
+def _set_up_conv2d(ctx: Any, inputs: Any, output: Any) -> None:
+    x, w, _, options = inputs
+    needed = ctx.needs_input_grad
+    ctx.save_for_backward(x if needed[1] else None, w if needed[0] else None)
+    ctx.about = x.shape, w.shape, options
+
+
+def _set_up_input(ctx: Any, inputs: Any, output: Any) -> None:
+    grad, w, _, options = inputs
+    needed = ctx.needs_input_grad
+    ctx.save_for_backward(grad if needed[1] else None, w if needed[0] else None)
+    ctx.about = w.shape, options
+
+
+def _set_up_weight(ctx: Any, inputs: Any, output: Any) -> None:
+    x, grad, _, options = inputs
+    needed = ctx.needs_input_grad
+    ctx.save_for_backward(x if needed[1] else None, grad if needed[0] else None)
+    ctx.about = x.shape, options
+
+
+Ways = tuple[Callable[..., Any], Callable[..., Any], Callable[..., Any]]
+
+
+def _conv2d_backward(ctx: Any, grad: Any, ways: Ways | None = None) -> Any:
+    (x, w), (x_shape, w_shape, options) = ctx.saved_tensors, ctx.about
+    by_x, by_w, by_bias, *_ = ctx.needs_input_grad
+    _, by_input, by_weight = ways or _OPERATORS
+    dx = by_input(grad, w, x_shape, *options) if by_x else None
+    dw = by_weight(x, grad, w_shape, *options) if by_w else None
+    return dx, dw, grad.sum((0, 2, 3)) if by_bias else None, None
+
+
+def _input_backward(ctx: Any, u: Any, ways: Ways | None = None) -> Any:
+    (grad, w), (w_shape, options) = ctx.saved_tensors, ctx.about
+    by_grad, by_w, *_ = ctx.needs_input_grad
+    forward, _, by_weight = ways or _OPERATORS
+    first = forward(u, w, None, *options) if by_grad else None
+    second = by_weight(u, grad, w_shape, *options) if by_w else None
+    return first, second, None, None
+
+
+def _weight_backward(ctx: Any, v: Any, ways: Ways | None = None) -> Any:
+    (x, grad), (x_shape, options) = ctx.saved_tensors, ctx.about
+    by_x, by_grad, *_ = ctx.needs_input_grad
+    forward, by_input, _ = ways or _OPERATORS
+    first = by_input(grad, v, x_shape, *options) if by_x else None
+    second = forward(x, v, None, *options) if by_grad else None
+    return first, second, None, None
+
+
+# The plain way
+
+
+def conv2d(x: Any, w: Any, bias: Any, *options: Any) -> Any:
+    """``leanconv::conv2d``, the quick way where there is nothing but autograd to tell."""
+    if is_plain(x, w, bias):
+        if _transforms() is not None:
+            return TransformedConvolution.apply(x, w, bias, options)
+        if _grad_enabled():
+            return Convolution.apply(x, w, bias, options)
+        return _run_conv2d(x, w, bias, *options)
+    return _ops.conv2d(x, w, bias, *options)
+
+
+def conv2d_input(grad: Any, w: Any, input_shape: Sequence[int], *options: Any) -> Any:
+    """``leanconv::conv2d_input``, the quick way where there is nothing but autograd to tell."""
+    if is_plain(grad, w):
+        if _transforms() is not None:
+            return TransformedInput.apply(grad, w, input_shape, options)
+        return (
+            InputGradient.apply(grad, w, input_shape, options)
+            if _grad_enabled()
+            else _run_input(grad, w, input_shape, *options)
+        )
+    return _ops.conv2d_input(grad, w, input_shape, *options)
+
+
+def conv2d_weight(x: Any, grad: Any, weight_shape: Sequence[int], *options: Any) -> Any:
+    """``leanconv::conv2d_weight``, the quick way where there is nothing but autograd to tell."""
+    if is_plain(x, grad):
+        if _transforms() is not None:
+            return TransformedWeight.apply(x, grad, weight_shape, options)
+        return (
+            FilterGradient.apply(x, grad, weight_shape, options)
+            if _grad_enabled()
+            else _run_weight(x, grad, weight_shape, *options)
+        )
+    return _ops.conv2d_weight(x, grad, weight_shape, *options)
+
+
+def _ways() -> Ways:
+    """The three functions for a derivative: with a graph of their own where one is wanted."""
+    if _grad_enabled():
+        return conv2d, conv2d_input, conv2d_weight
+    return _run_conv2d, _run_input, _run_weight
+
+
+class Convolution(torch.autograd.Function):
+    """conv2d."""
+
+    @staticmethod
+    def forward(ctx: Any, first: Any, second: Any, third: Any, options: Any) -> Any:
+        _set_up_conv2d(ctx, (first, second, third, options), None)
+        return _run_conv2d(first, second, third, *options)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> Any:
+        return _conv2d_backward(ctx, grad, _ways())
+
+
+class InputGradient(torch.autograd.Function):
+    """conv2d_input."""
+
+    @staticmethod
+    def forward(ctx: Any, first: Any, second: Any, third: Any, options: Any) -> Any:
+        _set_up_input(ctx, (first, second, third, options), None)
+        return _run_input(first, second, third, *options)
+
+    @staticmethod
+    def backward(ctx: Any, u: Any) -> Any:
+        return _input_backward(ctx, u, _ways())
+
+
+class FilterGradient(torch.autograd.Function):
+    """conv2d_weight."""
+
+    @staticmethod
+    def forward(ctx: Any, first: Any, second: Any, third: Any, options: Any) -> Any:
+        _set_up_weight(ctx, (first, second, third, options), None)
+        return _run_weight(first, second, third, *options)
+
+    @staticmethod
+    def backward(ctx: Any, v: Any) -> Any:
+        return _weight_backward(ctx, v, _ways())
+
+
+# The same for torch.func, which wants what is saved in a function of its own. NOTE: only there. PyTorch then inspects
+# the signature of ``forward`` in each call: 68 µs in place of 11
+
+
+class TransformedConvolution(Convolution):
+    """conv2d inside transforms of torch.func."""
+
+    @staticmethod
+    def forward(first: Any, second: Any, third: Any, options: Any) -> Any:  # type: ignore[override]
+        return _run_conv2d(first, second, third, *options)
+
+    setup_context = staticmethod(_set_up_conv2d)
+
+    @staticmethod
+    def vmap(info: Any, axes: Any, first: Any, second: Any, third: Any, options: Any) -> Any:
+        return _vmap_conv2d(info, axes, first, second, third, *options, ways=(conv2d, conv2d_input, conv2d_weight))
+
+
+class TransformedInput(InputGradient):
+    """conv2d_input inside transforms of torch.func."""
+
+    @staticmethod
+    def forward(first: Any, second: Any, third: Any, options: Any) -> Any:  # type: ignore[override]
+        return _run_input(first, second, third, *options)
+
+    setup_context = staticmethod(_set_up_input)
+
+    @staticmethod
+    def vmap(info: Any, axes: Any, first: Any, second: Any, third: Any, options: Any) -> Any:
+        return _vmap_input(info, axes, first, second, third, *options, ways=(conv2d, conv2d_input, conv2d_weight))
+
+
+class TransformedWeight(FilterGradient):
+    """conv2d_weight inside transforms of torch.func."""
+
+    @staticmethod
+    def forward(first: Any, second: Any, third: Any, options: Any) -> Any:  # type: ignore[override]
+        return _run_weight(first, second, third, *options)
+
+    setup_context = staticmethod(_set_up_weight)
+
+    @staticmethod
+    def vmap(info: Any, axes: Any, first: Any, second: Any, third: Any, options: Any) -> Any:
+        return _vmap_weight(info, axes, first, second, third, *options, ways=(conv2d, conv2d_input, conv2d_weight))
+
+
+# The kernels: leanconv's own calls. They must not see that a gradient is wanted, since they compute none
+
+
+def _refuse(x: Any) -> None:
+    if x.dtype not in FLOATS:
+        raise TypeError(
+            f"the input has dtype {x.dtype}; leanconv.torch takes floating-point numbers (leanconv.conv2d takes int8 "
+            "and uint8 too, without gradients)"
+        )
+
+
+def _run_conv2d(
+    x: Any, w: Any, bias: Any, stride: Any, padding: Any, dilation: Any, groups: int, precision: Any
+) -> Any:
+    _refuse(x)
+    return api.conv2d(x, w, bias, stride, padding, dilation, groups, precision=precision)
+
+
+def _run_input(
+    grad: Any, w: Any, shape: Any, stride: Any, padding: Any, dilation: Any, groups: int, precision: Any
+) -> Any:
+    _refuse(grad)
+    return api.conv2d_input(grad, w, shape, stride, padding, dilation, groups, precision=precision)
+
+
+def _run_weight(
+    x: Any, grad: Any, shape: Any, stride: Any, padding: Any, dilation: Any, groups: int, precision: Any
+) -> Any:
+    _refuse(x)
+    return api.conv2d_weight(x, grad, shape, stride, padding, dilation, groups, precision=precision)
+
+
+def _without_gradients(run: Callable[..., Any]) -> Callable[..., Any]:
+    def kernel(*arguments: Any) -> Any:
+        with torch.no_grad():
+            return run(*arguments)
+
+    return kernel
+
+
+_KERNELS = {"conv2d": _run_conv2d, "conv2d_input": _run_input, "conv2d_weight": _run_weight}
+for _name, _run in _KERNELS.items():
+    for _key in ("CPU", "CUDA"):
+        _library.impl(_name, _without_gradients(_run), _key)
+
+
+# Shapes and strides without values
+
+
+def is_channels_last(x: Any) -> bool:
+    """Whether leanconv takes a tensor (n, c, h, w) for one that lies channels last."""
+    return lies_channels_last(tuple(x.shape), tuple(x.stride()))
+
+
+def _like(x: Any, shape: Sequence[Any]) -> Any:
+    """A tensor of ``shape`` in the memory order of x, as the kernels return it."""
+    form = torch.channels_last if is_channels_last(x) else torch.contiguous_format
+    return torch.empty(shape, dtype=x.dtype, device=x.device, memory_format=form)
+
+
+def output_shape(x_shape: Any, w_shape: Any, stride: Any, padding: Any, dilation: Any) -> tuple[Any, ...]:
+    """Shape of conv2d's result; ``padding`` has two numbers, or four: top, bottom, left, right."""
+    down, across = (padding[:2], padding[2:]) if len(padding) == 4 else ((padding[0],) * 2, (padding[1],) * 2)
+    sides = tuple(
+        (x_shape[2 + i] + sum(pads) - dilation[i] * (w_shape[2 + i] - 1) - 1) // stride[i] + 1
+        for i, pads in enumerate((down, across))
+    )
+    return x_shape[0], w_shape[0], *sides
+
+
+def _empty(shape: Sequence[Any]) -> bool:
+    return any(isinstance(length, int) and length < 1 for length in shape[1:])
+
+
+def _fake_conv2d(
+    x: Any, w: Any, bias: Any, stride: Any, padding: Any, dilation: Any, groups: Any, precision: Any
+) -> Any:
+    torch._check(x.dim() == 4 and w.dim() == 4, lambda: f"x has {x.dim()} dimensions and w {w.dim()}; both must have 4")
+    torch._check(
+        x.shape[1] == w.shape[1] * groups,
+        lambda: f"w has {w.shape[1]} channels, but x has in_channels={x.shape[1]} and groups={groups}",
+    )
+    torch._check(x.dtype == w.dtype, lambda: f"w has dtype {w.dtype} and x {x.dtype}; they must be the same")
+    shape = output_shape(x.shape, w.shape, stride, padding, dilation)
+    torch._check(not _empty(shape), lambda: f"the output would have shape {shape}")
+    return _like(x, shape)
+
+
+def _fake_input(grad: Any, w: Any, input_shape: Any, *options: Any) -> Any:
+    return _like(grad, input_shape)
+
+
+def _fake_weight(x: Any, grad: Any, weight_shape: Any, *options: Any) -> Any:
+    return _like(x, weight_shape)
+
+
+for _name, _fake in (("conv2d", _fake_conv2d), ("conv2d_input", _fake_input), ("conv2d_weight", _fake_weight)):
+    torch.library.register_fake(f"leanconv::{_name}", _fake, lib=_library)
+
+
+def _autograd(name: str, set_up: Callable[..., None], backward: Callable[..., Any]) -> None:
+    """The operators have their options one by one, the plain way in one tuple."""
+
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        set_up(ctx, (*inputs[:3], inputs[3:]), output)
+
+    def backward_of(ctx: Any, grad: Any) -> Any:
+        return *backward(ctx, grad), None, None, None, None
+
+    torch.library.register_autograd(f"leanconv::{name}", backward_of, setup_context=setup_context, lib=_library)
+
+
+_autograd("conv2d", _set_up_conv2d, _conv2d_backward)
+_autograd("conv2d_input", _set_up_input, _input_backward)
+_autograd("conv2d_weight", _set_up_weight, _weight_backward)
+
+
+# Autocast: as PyTorch's convolutions, in the lower precision
+
+
+def _autocast(name: str, key: str, device: str) -> None:
+    operator = getattr(_ops, name).default
+    excluded = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key))
+
+    def cast(tensor: Any, dtype: Any) -> Any:
+        is_cast = isinstance(tensor, torch.Tensor) and tensor.is_floating_point() and tensor.dtype != torch.float64
+        return tensor.to(dtype) if is_cast and tensor.device.type == device else tensor
+
+    def kernel(*arguments: Any) -> Any:
+        dtype = torch.get_autocast_dtype(device)
+        with torch._C._ExcludeDispatchKeyGuard(excluded):
+            return operator(*(cast(each, dtype) for each in arguments))
+
+    _library.impl(name, kernel, key)
+
+
+for _name in _SCHEMAS:
+    _autocast(_name, "AutocastCUDA", "cuda")
+    _autocast(_name, "AutocastCPU", "cpu")
+
+
+# vmap: what is mapped over becomes images, where only the images have it, and groups of channels otherwise
+
+
+def _images(tensor: Any, axis: int) -> Any:
+    """(b, n, ...) as (b * n, ...)."""
+    return tensor.movedim(axis, 0).flatten(0, 1)
+
+
+def _channels(tensor: Any, axis: int | None, count: int) -> Any:
+    """(n, c, ...) of each as (n, count * c, ...); a tensor that is not mapped over is repeated."""
+    tensor = tensor.unsqueeze(1).expand(-1, count, *tensor.shape[1:]) if axis is None else tensor.movedim(axis, 1)
+    return tensor.flatten(1, 2)
+
+
+def _filters(tensor: Any, axis: int | None, count: int) -> Any:
+    """(k, ...) of each as (count * k, ...)."""
+    tensor = tensor.expand(count, *tensor.shape) if axis is None else tensor.movedim(axis, 0)
+    return tensor.flatten(0, 1)
+
+
+def _split_channels(y: Any, count: int) -> tuple[Any, int]:
+    return y.unflatten(1, (count, y.shape[1] // count)), 1
+
+
+def _vmap_conv2d(info: Any, axes: Any, x: Any, w: Any, bias: Any, *options: Any, ways: Ways = _OPERATORS) -> Any:
+    (x_axis, w_axis, bias_axis, *_), count = axes, info.batch_size
+    if w_axis is None and bias_axis is None:
+        y = ways[0](_images(x, x_axis), w, bias, *options)
+        return y.unflatten(0, (count, y.shape[0] // count)), 0
+    *most, groups, precision = options
+    bias = None if bias is None else _filters(bias, bias_axis, count)
+    given = _channels(x, x_axis, count), _filters(w, w_axis, count), bias
+    return _split_channels(ways[0](*given, *most, groups * count, precision), count)
+
+
+def _vmap_input(
+    info: Any, axes: Any, grad: Any, w: Any, input_shape: Any, *options: Any, ways: Ways = _OPERATORS
+) -> Any:
+    (grad_axis, w_axis, *_), count = axes, info.batch_size
+    n, c, *sides = input_shape
+    if w_axis is None:
+        dx = ways[1](_images(grad, grad_axis), w, (n * count, c, *sides), *options)
+        return dx.unflatten(0, (count, n)), 0
+    *most, groups, precision = options
+    given = _channels(grad, grad_axis, count), _filters(w, w_axis, count), (n, c * count, *sides)
+    return _split_channels(ways[1](*given, *most, groups * count, precision), count)
+
+
+def _vmap_weight(
+    info: Any, axes: Any, x: Any, grad: Any, weight_shape: Any, *options: Any, ways: Ways = _OPERATORS
+) -> Any:
+    (x_axis, grad_axis, *_), count = axes, info.batch_size
+    k, *rest = weight_shape
+    *most, groups, precision = options
+    given = _channels(x, x_axis, count), _channels(grad, grad_axis, count), (k * count, *rest)
+    dw = ways[2](*given, *most, groups * count, precision)
+    return dw.unflatten(0, (count, k)), 0
+
+
+# from PyTorch 2.5 on
+if hasattr(torch.library, "register_vmap"):
+    for _name, _rule in (("conv2d", _vmap_conv2d), ("conv2d_input", _vmap_input), ("conv2d_weight", _vmap_weight)):
+        torch.library.register_vmap(f"leanconv::{_name}", _rule, lib=_library)
