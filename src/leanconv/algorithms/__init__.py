@@ -22,6 +22,7 @@ from leanconv.algorithms.single_channel import SingleChannel
 from leanconv.algorithms.tensor_gemm import TensorGemm
 from leanconv.algorithms.tensor_gemm_narrow import TensorGemmNarrow
 from leanconv.algorithms.tensor_gemm_sync import TensorGemmSync
+from leanconv.algorithms.tensor_winograd import TensorWinograd
 from leanconv.algorithms.winograd1d import Winograd1d
 from leanconv.algorithms.winograd2d import Winograd2d
 
@@ -32,6 +33,7 @@ ALGORITHMS: tuple[GpuAlgorithm, ...] = (
     TensorGemm(),
     TensorGemmNarrow(),
     TensorGemmSync(),
+    TensorWinograd(),
     Winograd1d(),
     Im2win(),
     Im2winBasic(),

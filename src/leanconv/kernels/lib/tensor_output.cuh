@@ -10,10 +10,10 @@ namespace leanconv {
 
 // Stores two pixels of a thread, `row` and 8 behind it. Of each sixteen filters from `first` on it has the four from 4t on:
 // sums[i][0, 1, 4, 5] of the first pixel, [2, 3, 6, 7] of the second.
-template <class Problem, class Tuning, int sixteens>
+template <class Problem, class Tuning, int sixteens, class Tiles>
 __device__ __forceinline__ void store_sums(const float (&sums)[sixteens][8], int first, const float* prepared,
                                            const float* bias, float* y, long long batch,
-                                           const TensorTiles<Problem, Tuning>& tiles, Offset<Problem> tile, int row, int t) {
+                                           const Tiles& tiles, Offset<Problem> tile, int row, int t) {
     using F = TensorFilters<Problem, Tuning>;
     int64 image = Problem::out_h * Problem::out_w;
     if constexpr (Problem::chwn) image *= batch;
