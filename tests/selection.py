@@ -52,7 +52,7 @@ def traits(algorithm: GpuAlgorithm, case: Case) -> Iterator[Hashable]:
     if not isinstance(problem, ConvProblem):
         return
     yield problem.op, problem.dtype
-    if algorithm.name.startswith("tensor_gemm"):
+    if algorithm.name.startswith("tensor_"):
         yield problem.layout, problem.op
         return
     top, bottom, left, right = problem.padding

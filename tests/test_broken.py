@@ -26,16 +26,17 @@ from breaks_single_channel import SEVERAL_FILTERS
 from breaks_tensor import TENSOR
 from breaks_tensor_narrow import TENSOR_NARROW
 from breaks_tensor_sync import TENSOR_SYNC
+from breaks_tensor_winograd import TENSOR_WINOGRAD
 from cases import CASES, NARROW_CASES, TARGETS, TRANSFORM_CASES
-from cases_tensor import TENSOR_CASES
+from cases_tensor import PAIR_CASES, TENSOR_CASES
 
 from leanconv.algorithms import ALGORITHMS
 from leanconv.algorithms.base import Config, GpuAlgorithm
 from leanconv.problem import Problem
 from leanconv.runtime.compile import KERNELS
 
-BREAKS = (*MOST, *DEPTHWISE, *GRADIENTS, *SEVERAL_FILTERS, *TENSOR, *TENSOR_NARROW, *TENSOR_SYNC)
-PROBLEMS = {case.name: case.problem for case in (*CASES, *NARROW_CASES, *TENSOR_CASES, *TRANSFORM_CASES)}
+BREAKS = (*MOST, *DEPTHWISE, *GRADIENTS, *SEVERAL_FILTERS, *TENSOR, *TENSOR_NARROW, *TENSOR_SYNC, *TENSOR_WINOGRAD)
+PROBLEMS = {case.name: case.problem for case in (*CASES, *NARROW_CASES, *PAIR_CASES, *TENSOR_CASES, *TRANSFORM_CASES)}
 
 
 def headers_of(broken: Break, kernels: Path) -> list[Path]:

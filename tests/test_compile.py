@@ -119,14 +119,14 @@ WINOGRAD_SPILLS = {"sm_80": 0, "sm_90a": 0, "sm_100a": 48, "sm_120": 0}
 MANY_THREADS, MANY_THREADS_SPILL = 512, 280
 
 
-#: And of tensor_gemm. A consumer's 232 registers hold 128 sums, 64 partial sums and 32 fragments beside its addresses:
+#: And of tensor cores. In tensor_gemm a consumer's 232 registers hold 128 sums, 64 partial sums and 32 fragments beside its addresses:
 #: what it spills is needed once a tile. Kernels that spill 12 to 40 bytes are as fast as their like without.
-TENSOR_SPILLS = 48
+TENSOR_SPILLS = {"tensor_gemm": 48, "tensor_winograd": 80}
 
 
 def check_spills(algorithm, problem, config, target):
     most = WINOGRAD_SPILLS[target.arch] if algorithm.name.startswith("winograd") else 0
-    most = TENSOR_SPILLS if algorithm.name == "tensor_gemm" else most
+    most = TENSOR_SPILLS.get(algorithm.name, most)
     if algorithm.name.startswith("depthwise_weight") and config.threads == MANY_THREADS:
         most = MANY_THREADS_SPILL
     for figure in compile_plan(algorithm, problem, config, target):

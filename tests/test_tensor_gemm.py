@@ -158,7 +158,7 @@ def test_limits_name_the_rule() -> None:
 def test_speeds_are_compared_with_what_multiplies() -> None:
     """Shares of a ceiling are those of tensor cores, a third of it where three products are one."""
     for algorithm in ALGORITHMS:
-        of_tensor_cores = algorithm.name.startswith("tensor_gemm")
+        of_tensor_cores = algorithm.name.startswith("tensor_")
         narrow = algorithm.name == "tensor_gemm_narrow"
         assert algorithm.arithmetic(LAYER) == ("fp16" if narrow else "fp16x3" if of_tensor_cores else "fp32")
         one_product = algorithm.arithmetic(replace(LAYER, precision="tf32"))

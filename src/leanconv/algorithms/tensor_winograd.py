@@ -155,7 +155,9 @@ class TensorWinograd(SplitGemm[PairConfig]):
         if of_group < ROW // 2:
             reasons.append(f"{of_group} channels are fewer than {ROW // 2}")
         if read % 4 or (problem.groups > 1 and of_group % ROW):
-            reasons.append(f"bulk copies of {ROW} channels do not fit {of_group} channels in each of {problem.groups} groups")
+            reasons.append(
+                f"bulk copies of {ROW} channels do not fit {of_group} channels in each of {problem.groups} groups"
+            )
         if not reasons:
             reasons += [reason for part in single_parts(problem) for reason in pair_map(part.problem).why_not()]
             reach = (problem.r - 1) * problem.dilation[0]
@@ -184,9 +186,7 @@ class TensorWinograd(SplitGemm[PairConfig]):
         pairs = problem.n * problem.p * pairs_of(problem)
         return ceil_div(pairs, PAIRS) * ceil_div(problem.group_k, config.filters) * problem.groups
 
-    def _with_splits(
-        self, config: PairConfig, parts: list[PartialConvolution], target: Target
-    ) -> Iterator[PairConfig]:
+    def _with_splits(self, config: PairConfig, parts: list[PartialConvolution], target: Target) -> Iterator[PairConfig]:
         """The configuration, and with the reduction split over a cluster where the rings take the outputs of a tile."""
         yield config
         for part in parts:
