@@ -118,8 +118,7 @@ def _config(tile: Tile, lines: int, products: int, shared: int) -> PairConfig | 
     """The configuration of a tile, with rings as long as ``shared`` bytes allow; None where they are too short."""
     chunk, chunks, partials, together, turns = tile
     config = PairConfig(chunk, chunks, products, partials, together, turns, lines, 2, 2)
-    steps = chunks * (2 if together else 1)
-    least = max(2 * steps - 2, 2 * partials, 2)
+    least = 4 * chunks
     for stages in (3, 2):
         left = shared - variant(config, pixel_stages=stages, filter_stages=0).shared_bytes - 16 * 8
         filters = min(8, left // config.filter_stage_bytes // 2 * 2)

@@ -8,18 +8,19 @@
 
 namespace leanconv {
 
-// Operand A of one stage: two rows of a thread, four sixteens of reduction elements.
-template <bool three_products>
+// Operand A of one stage, or of half of one: two rows of a thread, four sixteens of reduction elements, or two.
+template <bool three_products, int sixteens_ = 4>
 struct SplitFragments {
     static constexpr bool exact = three_products;
-    unsigned high[4][4], low[exact ? 4 : 1][4];
+    static constexpr int sixteens = sixteens_;
+    unsigned high[sixteens][4], low[exact ? sixteens : 1][4];
     float down[2];  // what the products of the two rows are multiplied by
 
     // Something of every fragment.
     __device__ __forceinline__ unsigned all() const {
         unsigned bits = 0;
 #pragma unroll
-        for (int i = 0; i < 16; ++i) {
+        for (int i = 0; i < 4 * sixteens; ++i) {
             bits ^= high[i / 4][i % 4];
             if constexpr (exact) bits ^= low[i / 4][i % 4];
         }
@@ -27,7 +28,8 @@ struct SplitFragments {
     }
 };
 
-// The products of one stage and one chunk of filters, in two parts: first the small ones of the low halves.
+// The products of one stage and one chunk of filters, in two parts: first the small ones of the low halves. Where fragments
+// have two sixteens, `filters` begins with the first or the third.
 template <class Fragments, int count>
 __device__ __forceinline__ void begin_products(float (&partial)[count], const Fragments& pixels,
                                                const unsigned char* filters) {
@@ -35,13 +37,13 @@ __device__ __forceinline__ void begin_products(float (&partial)[count], const Fr
     const MatrixDescriptor high = matrix_descriptor(filters, 0, 1024, 128);
     if constexpr (!Fragments::exact) {
 #pragma unroll
-        for (int i = 0; i < 4; ++i) wgmma_f16(partial, pixels.high[i], high + 32 * i, i > 0);
+        for (int i = 0; i < Fragments::sixteens; ++i) wgmma_f16(partial, pixels.high[i], high + 32 * i, i > 0);
     } else {
         const MatrixDescriptor low = matrix_descriptor(filters + chunk * split_depth * 2, 0, 1024, 128);
 #pragma unroll
-        for (int i = 0; i < 4; ++i) wgmma_f16(partial, pixels.low[i], high + 32 * i, i > 0);
+        for (int i = 0; i < Fragments::sixteens; ++i) wgmma_f16(partial, pixels.low[i], high + 32 * i, i > 0);
 #pragma unroll
-        for (int i = 0; i < 4; ++i) wgmma_f16(partial, pixels.high[i], low + 32 * i, true);
+        for (int i = 0; i < Fragments::sixteens; ++i) wgmma_f16(partial, pixels.high[i], low + 32 * i, true);
     }
 }
 template <class Fragments, int count>
@@ -49,7 +51,7 @@ __device__ __forceinline__ void end_products(float (&partial)[count], const Frag
     if constexpr (Fragments::exact) {
         const MatrixDescriptor high = matrix_descriptor(filters, 0, 1024, 128);
 #pragma unroll
-        for (int i = 0; i < 4; ++i) wgmma_f16(partial, pixels.high[i], high + 32 * i, true);
+        for (int i = 0; i < Fragments::sixteens; ++i) wgmma_f16(partial, pixels.high[i], high + 32 * i, true);
     }
 }
 
