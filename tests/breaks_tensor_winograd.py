@@ -30,9 +30,16 @@ TENSOR_WINOGRAD = (
     ),
     pairs(
         "pixels are free before the products have taken them",
-        "            float partial[partials][count];",
-        "            if (lane == 0) mbarrier_arrive(rings.pixels_free(pixel_place.stage));\n"
-        "            float partial[partials][count];",
+        "                    wgmma_fence(partial, now.high, now.low);",
+        "if (part == 3 && chunk == 0 && lane == 0) mbarrier_arrive(rings.pixels_free(pixel_place.stage));\n"
+        "                    wgmma_fence(partial, now.high, now.low);",
+        RULE + "|" + RACE,
+        "same",
+    ),
+    pairs(
+        "filters are free after half of a stage",
+        "if (half == 1 && lane == 0) mbarrier_arrive(rings.filters_free",
+        "if (half == 0 && lane == 0) mbarrier_arrive(rings.filters_free",
         RULE + "|" + RACE,
         "same",
     ),
@@ -43,12 +50,14 @@ TENSOR_WINOGRAD = (
         WRONG,
         "odd",
     ),
-    pairs("the first pair of a tile begins a row", "static_cast<int>(first_pair % P::q)", "0", WRONG, "wide"),
+    pairs(
+        "the first pair of a tile begins a row", "static_cast<int>(tiles.first_pixel(tile) % P::q)", "0", WRONG, "wide"
+    ),
     pairs("the last of an odd row is stored", "number < count && q < Problem::q", "number < count", WRONG, "odd"),
     pairs(
         "a warpgroup takes the filters of the other",
-        "= done_place.stage = warpgroup",
-        "= done_place.stage = 1 - warpgroup",
+        "filter_place.stage = warpgroup",
+        "filter_place.stage = 1 - warpgroup",
         WRONG + "|" + RULE,
         "same",
     ),

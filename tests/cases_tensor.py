@@ -34,7 +34,7 @@ TENSOR_CASES = _tensor_cases()
 
 
 def _pair_cases() -> list[Case]:
-    """Layers that the pairs and states of `tensor_winograd` tell apart: where rows of outputs end, and what is read there."""
+    """Layers that the pairs and states of `tensor_winograd` tell apart, as where rows of outputs end."""
     layers = Layers("pairs-", precision="fp32")
     pad = {"padding": (1, 1, 1, 1), "layouts": ("NHWC",)}
     layers.add("same", 2, 40, 6, 8, 72, 3, 3, bias=True, activation="relu", **pad)
