@@ -4,6 +4,7 @@
 
 #include <lib/epilogue.cuh>
 #include <lib/ptx/cluster.cuh>
+#include <lib/ptx/load.cuh>
 #include <lib/tensor_rings.cuh>
 
 namespace leanconv {
@@ -45,7 +46,8 @@ __device__ __forceinline__ void store_sums(const float (&sums)[sixteens][8], int
             for (int j = 0; j < 4; ++j)
                 result[j] = finish<Problem>(v[j], b[j], held_by<Problem>(to + j * step, in_group + j < Problem::group_k));
             if constexpr (Problem::nhwc && Problem::group_k % 4 == 0) {
-                if (in_group < Problem::group_k) store_vector_of(to, result);
+                // NOTE: written out, because the compiler split these stores into four each in tensor_winograd.
+                if (in_group < Problem::group_k) st_global_v4(to, result);
             } else {
 #pragma unroll
                 for (int j = 0; j < 4; ++j)
