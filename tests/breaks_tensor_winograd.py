@@ -31,15 +31,16 @@ TENSOR_WINOGRAD = (
     pairs(
         "pixels are free before the products have taken them",
         "                    wgmma_fence(partial, now.high, now.low);",
-        "if (part == 3 && chunk == 0 && lane == 0) mbarrier_arrive(rings.pixels_free(pixel_place.stage));\n"
+        "if (own == 1 && chunk == 0 && lane == 0) mbarrier_arrive(rings.pixels_free(pixel_place.stage));\n"
         "                    wgmma_fence(partial, now.high, now.low);",
         RULE + "|" + RACE,
         "same",
     ),
     pairs(
-        "filters are free after half of a stage",
-        "if (half == 1 && lane == 0) mbarrier_arrive(rings.filters_free",
-        "if (half == 0 && lane == 0) mbarrier_arrive(rings.filters_free",
+        "filters are free while products read them",
+        "                    wgmma_commit_group();",
+        "                    if (lane == 0) mbarrier_arrive(rings.filters_free(filter_place.stage));\n"
+        "                    wgmma_commit_group();",
         RULE + "|" + RACE,
         "same",
     ),

@@ -84,12 +84,8 @@ def test_errors_on_data_of_every_range(kind: str) -> None:
     ("kind", "text", "by"),
     [
         ("filters-apart", "part[0] * scale[i].x", "part[0]"),
-        (
-            "channels-apart",
-            "x[0][j / 4][j % 4] *= factor, x[1][j / 4][j % 4] *= factor;",
-            "x[0][j / 4][j % 4] *= factor;",
-        ),
-        ("normal", "fragments[own].down[i] =", "fragments[own].down[1 - i] ="),
+        ("channels-apart", "16 * sixteen + 4 * t + e]", "16 * sixteen + 4 * t]"),
+        ("normal", "fragments.down[i] = split_row", "fragments.down[0] = split_row"),
     ],
 )
 def test_errors_of_broken_scales_show(kind: str, text: str, by: str, tmp_path: Path) -> None:

@@ -52,15 +52,24 @@ struct PairOutputs : TensorTiles<Pairs<Problem>, Tuning> {
 // of tensor copies makes neighbouring rows exchange neighbouring units, and pairs are two rows apart.
 __device__ __forceinline__ int spread_pair(int g) { return g / 4 * 4 + g % 2 * 2 + g % 4 / 2; }
 
-// Where the pixels of a thread's two pairs lie in a stage, and how its states are made of three of them each.
+// Where the pixels of a thread's two pairs lie in a stage, how its states are made of three of them each, and the factors of
+// their channels.
 template <class Problem, class Tuning>
 struct PairPixels {
     using P = Pairs<Problem>;
+    using F = TensorFilters<P, Tuning>;
     using Rings = TensorRings<P, Tuning>;
-    int line[2], sharer;
+    const float* prepared;
+    const float* factors;
+    int pair, sharer, line[2];
 
-    __device__ __forceinline__ PairPixels(Offset<Problem> first_pair, int pair, int sharer) : sharer(sharer) {
-        const int in_row = static_cast<int>(first_pair % P::q);
+    __device__ __forceinline__ PairPixels(const float* prepared, int pair, int sharer)
+        : prepared(prepared), pair(pair), sharer(sharer) {
+        factors = prepared + F::factors_at;
+    }
+    __device__ __forceinline__ void begin(const TensorTiles<P, Tuning>& tiles, Offset<Problem> tile) {
+        if constexpr (Problem::groups > 1) factors = prepared + F::factors_at + tiles.group(tile) * F::stages * split_depth;
+        const int in_row = static_cast<int>(tiles.first_pixel(tile) % P::q);
 #pragma unroll
         for (int i = 0; i < 2; ++i) line[i] = 2 * (pair + 8 * i) + (in_row + pair + 8 * i) / P::q * 2 + sharer;
     }
@@ -74,62 +83,25 @@ struct PairPixels {
     __device__ __forceinline__ float second(float b, float other) const { return fmaf(sharer == 0 ? 1.0f : -1.0f, other, b); }
 };
 
-// Elements of channels that have factors; in rows the four of a sixteen are neighbours.
-__device__ __forceinline__ void scale_channels(float (&x)[2][4][4], const float* factors, bool scaled, int t) {
-    if (!scaled) return;
+// Row i of a stage of the warpgroup's state `own`, as operand A.
+template <bool scaled, class Problem, class Tuning, class Fragments>
+__device__ __forceinline__ void load_state(Fragments& fragments, int own, int i,
+                                           const PairPixels<Problem, Tuning>& pixels, const unsigned char* shared,
+                                           int stage, int t, const SplitHeader& header) {
+    float x[4][4];
 #pragma unroll
-    for (int j = 0; j < 16; ++j) {
-        const float factor = factors[j / 4 * 16 + 4 * t + j % 4];
-        x[0][j / 4][j % 4] *= factor, x[1][j / 4][j % 4] *= factor;
-    }
-}
-
-// The warpgroup's state `own` of 64 channels as operand A.
-template <class Problem, class Tuning, class Fragments>
-__device__ __forceinline__ void load_state(Fragments& fragments, int own, const PairPixels<Problem, Tuning>& pixels,
-                                           const unsigned char* shared, const float* factors, bool scaled, int t,
-                                           const SplitHeader& header) {
-    float x[2][4][4];
-#pragma unroll
-    for (int j = 0; j < 8; ++j) {
-        const int i = j % 2, sixteen = j / 2;
+    for (int sixteen = 0; sixteen < 4; ++sixteen) {
         float a[4], b[4];
         pixels.load_four(a, shared, i, own == 0 ? 0 : 1, t, sixteen);
         pixels.load_four(b, shared, i, own == 0 ? 2 : 2 - 2 * pixels.sharer, t, sixteen);
 #pragma unroll
-        for (int e = 0; e < 4; ++e) x[i][sixteen][e] = own == 0 ? pixels.first(a[e], b[e]) : pixels.second(a[e], b[e]);
-    }
-    scale_channels(x, factors, scaled, t);
+        for (int e = 0; e < 4; ++e) x[sixteen][e] = own == 0 ? pixels.first(a[e], b[e]) : pixels.second(a[e], b[e]);
+        if constexpr (scaled) {
 #pragma unroll
-    for (int i = 0; i < 2; ++i)
-        fragments.down[i] = split_row<Fragments::exact>(fragments.high, fragments.low, i, x[i], header);
-}
-
-// Both at once: each pixel is loaded once.
-template <class Problem, class Tuning, class Fragments>
-__device__ __forceinline__ void load_states(Fragments (&fragments)[2], const PairPixels<Problem, Tuning>& pixels,
-                                            const unsigned char* shared, const float* factors, bool scaled, int t,
-                                            const SplitHeader& header) {
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-        float x[2][4][4];
-#pragma unroll
-        for (int sixteen = 0; sixteen < 4; ++sixteen) {
-            float d[3][4];
-#pragma unroll
-            for (int j = 0; j < 3; ++j) pixels.load_four(d[j], shared, i, j, t, sixteen);
-#pragma unroll
-            for (int e = 0; e < 4; ++e) {
-                x[0][sixteen][e] = pixels.first(d[0][e], d[2][e]);
-                x[1][sixteen][e] = pixels.second(d[1][e], pixels.sharer == 0 ? d[2][e] : d[0][e]);
-            }
+            for (int e = 0; e < 4; ++e) x[sixteen][e] *= pixels.factors[stage * split_depth + 16 * sixteen + 4 * t + e];
         }
-        scale_channels(x, factors, scaled, t);
-#pragma unroll
-        for (int own = 0; own < 2; ++own)
-            fragments[own].down[i] =
-                split_row<Fragments::exact>(fragments[own].high, fragments[own].low, i, x[own], header);
     }
+    fragments.down[i] = split_row<Fragments::exact>(fragments.high, fragments.low, i, x, header);
 }
 
 // The two warpgroups send each other the sums of their second states. Then sums[0] are outputs, even ones in the first.
@@ -155,7 +127,7 @@ __device__ __forceinline__ void exchange_states(float (&sums)[2][chunks][count],
 }
 
 // One warpgroup's products of all tiles of the block.
-template <class Problem, class Tuning>
+template <class Problem, class Tuning, bool scaled>
 __device__ __forceinline__ void consume_pairs(const float* prepared_filters, const float* bias, float* y, long long batch,
                                               const TensorTiles<Pairs<Problem>, Tuning>& tiles,
                                               const TensorRings<Pairs<Problem>, Tuning>& rings, int warpgroup,
@@ -165,77 +137,68 @@ __device__ __forceinline__ void consume_pairs(const float* prepared_filters, con
     using Fragments = SplitFragments<Tuning::products == 3>;
     static_assert(Tuning::warpgroups == 2 && F::states == 4, "two warpgroups share the four states of F(2, 3)");
     static_assert(Tuning::filter_stages % 2 == 0, "every other stage of filters is a warpgroup's own");
-    constexpr int count = Tuning::chunk / 2, partials = Tuning::partials, steps = F::chunks * (Tuning::together ? 2 : 1);
-    static_assert(Tuning::filter_stages >= 2 * (Tuning::turns ? steps : partials) - 2 && Tuning::filter_stages >= 2 * partials,
-                  "a warpgroup multiplies with so many stages of filters before the others free one");
+    constexpr int count = Tuning::chunk / 2;
+    static_assert(Tuning::filter_stages >= 2 * F::chunks, "each warpgroup multiplies with the chunks of a state at once");
     const float* const prepared = prepared_filters + Problem::first_prepared;
     const SplitHeader header = *reinterpret_cast<const SplitHeader*>(prepared);
     const int thread = threadIdx.x % 128, warp = thread / 32, lane = thread % 32, t = lane % 4;
     const int pair = warp * 16 + spread_pair(lane / 4);
     const StageRange<Pairs<Problem>, Tuning> range;
     const PairOutputs<Problem, Tuning> outputs(batch, warpgroup);
+    PairPixels<Problem, Tuning> pixels(prepared, pair, warpgroup);
     RingPlace<Tuning::pixel_stages> pixel_place;
-    RingPlace<Tuning::filter_stages> filter_place, done_place;
-    const Turns<Tuning> turns(warpgroup);
-    filter_place.stage = done_place.stage = warpgroup;
+    RingPlace<Tuning::filter_stages> filter_place;
+    filter_place.stage = warpgroup;
+    // While the products of one step are under way, the fragments of the next are made: a step is a state of 64 channels.
+    Fragments fragments[2];
+    if (first_tile < tiles.count()) {
+        pixels.begin(tiles, first_tile);
+        mbarrier_wait_parity(rings.pixels_full(pixel_place.stage), pixel_place.parity);
+#pragma unroll
+        for (int i = 0; i < 2; ++i)
+            load_state<scaled>(fragments[0], 0, i, pixels, rings.pixel_stage(pixel_place.stage), range.first, t, header);
+    }
     for (Offset<Problem> tile = first_tile; tile < tiles.count(); tile += step) {
-        const int group = tiles.group(tile);
-        const bool scaled = reinterpret_cast<const unsigned*>(prepared)[F::flags_at + group] != 0;
-        const float* factors = prepared + F::factors_at + group * F::stages * split_depth;
-        const PairPixels<Problem, Tuning> pixels(tiles.first_pixel(tile), pair, warpgroup);
         float sums[2][F::chunks][count];
 #pragma unroll
         for (int i = 0; i < 2 * F::chunks * count; ++i) sums[i / count / F::chunks][i / count % F::chunks][i % count] = 0.0f;
 
         for (int stage = range.first; stage < range.end; ++stage) {
-            Fragments fragments[Tuning::together ? 2 : 1];
-            mbarrier_wait_parity(rings.pixels_full(pixel_place.stage), pixel_place.parity);
-            const unsigned char* const shared = rings.pixel_stage(pixel_place.stage);
-            const float* const of_stage = factors + stage * split_depth;
-            float partial[partials][count];
+            const bool last = stage == range.end - 1, more = !last || tile + step < tiles.count();
+            const int next_stage = last ? range.first : stage + 1;
 #pragma unroll
             for (int own = 0; own < 2; ++own) {
-                Fragments& now_fragments = fragments[Tuning::together ? own : 0];
-                if constexpr (Tuning::together) {
-                    if (own == 0) load_states(fragments, pixels, shared, of_stage, scaled, t, header);
-                } else {
-                    load_state(now_fragments, own, pixels, shared, of_stage, scaled, t, header);
-                }
+                Fragments &now = fragments[own], &next = fragments[1 - own];
 #pragma unroll
                 for (int chunk = 0; chunk < F::chunks; ++chunk) {
-                    float (&now)[count] = partial[chunk % partials];
                     mbarrier_wait_parity(rings.filters_full(filter_place.stage), filter_place.parity);
-                    if (chunk == 0 && !(Tuning::together && own == 1)) turns.wait(now_fragments);
                     const unsigned char* const filters = rings.filter_stage(filter_place.stage);
-                    if (chunk == 0 || partials == 1) wgmma_fence(now, now_fragments.high, now_fragments.low);
-                    else wgmma_fence(now);
-                    begin_products(now, now_fragments, filters);
-                    if (partials == 2 && chunk > 0) {
-                        // The sums of the chunk before are added while these products are under way.
-                        wgmma_commit_group();
-                        wgmma_wait_group<1>(partial[(chunk - 1) % 2]);
-                        if (lane == 0) mbarrier_arrive(rings.filters_free(done_place.stage));
-                        done_place.advance(), done_place.advance();
-                        promote(sums[own][chunk - 1], partial[(chunk - 1) % 2], now_fragments.down);
-                    }
-                    end_products(now, now_fragments, filters);
+                    float partial[count];
+                    wgmma_fence(partial, now.high, now.low);
+                    begin_products(partial, now, filters);
+                    end_products(partial, now, filters);
                     wgmma_commit_group();
-                    filter_place.advance(), filter_place.advance();
-                    if (chunk == 0 && own == (Tuning::together ? 0 : 1)) {
+                    if (own == 1 && chunk == 0) {
                         // NOTE: not before the products that take the loaded values (ld_shared_v4 says why).
                         __syncwarp();
                         if (lane == 0) mbarrier_arrive(rings.pixels_free(pixel_place.stage));
                         pixel_place.advance();
+                        if (last && more) pixels.begin(tiles, tile + step);
+                        if (more) mbarrier_wait_parity(rings.pixels_full(pixel_place.stage), pixel_place.parity);
                     }
-                    const bool last_own = own == 1 || !Tuning::together;
-                    if (chunk == F::chunks - 1 && last_own)
-                        turns.pass(own == 1 && stage == range.end - 1 && tile + step >= tiles.count());
-                    if (partials == 1 || chunk == F::chunks - 1) {
-                        wgmma_wait_group<0>(now, now_fragments.high, now_fragments.low);
-                        if (lane == 0) mbarrier_arrive(rings.filters_free(done_place.stage));
-                        done_place.advance(), done_place.advance();
-                        promote(sums[own][chunk], now, now_fragments.down);
+                    if (own == 0 || more) {
+#pragma unroll
+                        for (int i = 2 * chunk / F::chunks; i < 2 * (chunk + 1) / F::chunks; ++i)
+                            load_state<scaled>(next, 1 - own, i, pixels, rings.pixel_stage(pixel_place.stage),
+                                               own == 0 ? stage : next_stage, t, header);
+                        // NOTE: without, the conversion would come after the wait (zero_after says why).
+                        const unsigned made = F::chunks == 1 ? next.all() : next.of_row(chunk);
+                        barrier_sync(3 + warpgroup + zero_after(made), 128);
                     }
+                    wgmma_wait_group<0>(partial, now.high, now.low);
+                    if (lane == 0) mbarrier_arrive(rings.filters_free(filter_place.stage));
+                    filter_place.advance(), filter_place.advance();
+                    promote(sums[own][chunk], partial, now.down);
                 }
             }
         }
@@ -270,6 +233,7 @@ __device__ __forceinline__ void tensor_winograd(const Source& x, const float* pr
     const TensorTiles<Pairs<Problem>, Tuning> tiles(batch);
     if (threadIdx.x == 0) rings.init();
     __syncthreads();
+    // NOTE: the same for all threads of a warp, which lets the compiler have stages and descriptors in uniform registers.
     const int warpgroup = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);
     const Offset<Problem> first = blockIdx.x / Tuning::split, step = gridDim.x / Tuning::split;
     if (warpgroup == Tuning::warpgroups) {
@@ -283,7 +247,12 @@ __device__ __forceinline__ void tensor_winograd(const Source& x, const float* pr
         }
     } else {
         set_registers_up<Tuning::consumer_registers>();
-        consume_pairs<Problem, Tuning>(prepared, bias, y, batch, tiles, rings, warpgroup, first, step);
+        const unsigned* const flags = reinterpret_cast<const unsigned*>(prepared + Problem::first_prepared) +
+                                      TensorFilters<Pairs<Problem>, Tuning>::flags_at;
+        bool scaled = false;
+        for (int group = 0; group < Problem::groups; ++group) scaled |= flags[group] != 0;
+        if (scaled) consume_pairs<Problem, Tuning, true>(prepared, bias, y, batch, tiles, rings, warpgroup, first, step);
+        else consume_pairs<Problem, Tuning, false>(prepared, bias, y, batch, tiles, rings, warpgroup, first, step);
     }
 }
 

@@ -16,6 +16,16 @@ struct SplitFragments {
     unsigned high[sixteens][4], low[exact ? sixteens : 1][4];
     float down[2];  // what the products of the two rows are multiplied by
 
+    // Something of row i of every fragment.
+    __device__ __forceinline__ unsigned of_row(int i) const {
+        unsigned bits = 0;
+#pragma unroll
+        for (int j = 0; j < 2 * sixteens; ++j) {
+            bits ^= high[j / 2][j % 2 * 2 + i];
+            if constexpr (exact) bits ^= low[j / 2][j % 2 * 2 + i];
+        }
+        return bits;
+    }
     // Something of every fragment.
     __device__ __forceinline__ unsigned all() const {
         unsigned bits = 0;
