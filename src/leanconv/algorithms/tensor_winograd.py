@@ -118,10 +118,10 @@ def _config(tile: Tile, lines: int, products: int, shared: int) -> PairConfig | 
     """The configuration of a tile, with rings as long as ``shared`` bytes allow; None where they are too short."""
     chunk, chunks, partials, together, turns = tile
     config = PairConfig(chunk, chunks, products, partials, together, turns, lines, 2, 2)
-    least = 4 * chunks
+    least = max(4 * chunks - 2, 2 * partials)
     for stages in (3, 2):
-        left = shared - variant(config, pixel_stages=stages, filter_stages=0).shared_bytes - 16 * 8
-        filters = min(8, left // config.filter_stage_bytes // 2 * 2)
+        left = shared - variant(config, pixel_stages=stages, filter_stages=0).shared_bytes - 16 * 16
+        filters = min(512 // chunk, left // config.filter_stage_bytes // 2 * 2)
         if filters >= (max(least, 6) if stages == 3 else least):
             return replace(config, pixel_stages=stages, filter_stages=filters)
     return None

@@ -48,10 +48,6 @@ struct PairOutputs : TensorTiles<Pairs<Problem>, Tuning> {
           numbers{static_cast<Offset<Problem>>(batch) * (Problem::p * Pairs<Problem>::q), odd} {}
 };
 
-// Pair of 8 that the lanes of group g have: so ld.shared.v4 of a quarter of a warp meets each bank once, though the swizzle
-// of tensor copies makes neighbouring rows exchange neighbouring units, and pairs are two rows apart.
-__device__ __forceinline__ int spread_pair(int g) { return g / 4 * 4 + g % 2 * 2 + g % 4 / 2; }
-
 // Where the pixels of a thread's two pairs lie in a stage, how its states are made of three of them each, and the factors of
 // their channels.
 template <class Problem, class Tuning>
@@ -71,37 +67,56 @@ struct PairPixels {
         if constexpr (Problem::groups > 1) factors = prepared + F::factors_at + tiles.group(tile) * F::stages * split_depth;
         const int in_row = static_cast<int>(tiles.first_pixel(tile) % P::q);
 #pragma unroll
-        for (int i = 0; i < 2; ++i) line[i] = 2 * (pair + 8 * i) + (in_row + pair + 8 * i) / P::q * 2 + sharer;
+        for (int i = 0; i < 2; ++i) line[i] = 2 * (pair + i) + (in_row + pair + i) / P::q * 2 + sharer;
     }
-    __device__ __forceinline__ void load_four(float (&four)[4], const unsigned char* stage, int i, int further, int t,
-                                              int sixteen) const {
-        const int at = line[i] + further, unit = (sixteen % 2 * 4 + t) ^ at % 8;
+    __device__ __forceinline__ void load_four(float (&four)[4], const unsigned char* stage, int at, int t, int sixteen) const {
+        const int unit = (sixteen % 2 * 4 + t) ^ at % 8;
         ld_shared_v4(four, reinterpret_cast<const float*>(stage + sixteen / 2 * Rings::half_bytes + at * 128 + unit * 16));
     }
-    // Of the three pixels from d0 or d1 on.
-    __device__ __forceinline__ float first(float a, float c) const { return a - c; }
-    __device__ __forceinline__ float second(float b, float other) const { return fmaf(sharer == 0 ? 1.0f : -1.0f, other, b); }
 };
 
-// Row i of a stage of the warpgroup's state `own`, as operand A.
+// The warpgroup's two states of a stage as operands A, each pixel loaded once; neighbouring pairs of a row share one.
 template <bool scaled, class Problem, class Tuning, class Fragments>
-__device__ __forceinline__ void load_state(Fragments& fragments, int own, int i,
-                                           const PairPixels<Problem, Tuning>& pixels, const unsigned char* shared,
-                                           int stage, int t, const SplitHeader& header) {
-    float x[4][4];
+__device__ __forceinline__ void load_states(Fragments (&fragments)[2], const PairPixels<Problem, Tuning>& pixels,
+                                            const unsigned char* shared, int stage, int t, const SplitHeader& header) {
+    constexpr bool in_fours = Pairs<Problem>::q % 2 == 0;
+    float x[2][2][4][4];
+    const float sign = pixels.sharer == 0 ? 1.0f : -1.0f;
 #pragma unroll
     for (int sixteen = 0; sixteen < 4; ++sixteen) {
-        float a[4], b[4];
-        pixels.load_four(a, shared, i, own == 0 ? 0 : 1, t, sixteen);
-        pixels.load_four(b, shared, i, own == 0 ? 2 : 2 - 2 * pixels.sharer, t, sixteen);
+        float d[2][3][4];
 #pragma unroll
-        for (int e = 0; e < 4; ++e) x[sixteen][e] = own == 0 ? pixels.first(a[e], b[e]) : pixels.second(a[e], b[e]);
+        for (int i = 0; i < 2; ++i)
+#pragma unroll
+            for (int j = 0; j < 3; ++j) {
+                if (in_fours && i == 1 && j == 0) {
+#pragma unroll
+                    for (int e = 0; e < 4; ++e) d[1][0][e] = d[0][2][e];
+                } else {
+                    pixels.load_four(d[i][j], shared, (in_fours ? pixels.line[0] + 2 * i : pixels.line[i]) + j, t, sixteen);
+                }
+            }
+#pragma unroll
+        for (int i = 0; i < 2; ++i)
+#pragma unroll
+            for (int e = 0; e < 4; ++e) {
+                x[0][i][sixteen][e] = d[i][0][e] - d[i][2][e];
+                x[1][i][sixteen][e] = fmaf(sign, pixels.sharer == 0 ? d[i][2][e] : d[i][0][e], d[i][1][e]);
+            }
         if constexpr (scaled) {
 #pragma unroll
-            for (int e = 0; e < 4; ++e) x[sixteen][e] *= pixels.factors[stage * split_depth + 16 * sixteen + 4 * t + e];
+            for (int e = 0; e < 4; ++e) {
+                const float factor = pixels.factors[stage * split_depth + 16 * sixteen + 4 * t + e];
+#pragma unroll
+                for (int i = 0; i < 4; ++i) x[i / 2][i % 2][sixteen][e] *= factor;
+            }
         }
     }
-    fragments.down[i] = split_row<Fragments::exact>(fragments.high, fragments.low, i, x, header);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+        Fragments& one = fragments[i / 2];
+        one.down[i % 2] = split_row<Fragments::exact>(one.high, one.low, i % 2, x[i / 2][i % 2], header);
+    }
 }
 
 // The two warpgroups send each other the sums of their second states. Then sums[0] are outputs, even ones in the first.
@@ -138,74 +153,75 @@ __device__ __forceinline__ void consume_pairs(const float* prepared_filters, con
     static_assert(Tuning::warpgroups == 2 && F::states == 4, "two warpgroups share the four states of F(2, 3)");
     static_assert(Tuning::filter_stages % 2 == 0, "every other stage of filters is a warpgroup's own");
     constexpr int count = Tuning::chunk / 2;
-    static_assert(Tuning::filter_stages >= 2 * F::chunks, "each warpgroup multiplies with the chunks of a state at once");
+    constexpr int partials = Tuning::partials, steps = 2 * F::chunks;
+    static_assert(partials == 1 || partials == 2, "one partial sum, or two in turn");
+    static_assert(Tuning::filter_stages >= 2 * (Tuning::turns ? steps : partials) - 2 && Tuning::filter_stages >= 2 * partials,
+                  "a warpgroup multiplies with so many stages of filters before the others free one");
     const float* const prepared = prepared_filters + Problem::first_prepared;
     const SplitHeader header = *reinterpret_cast<const SplitHeader*>(prepared);
     const int thread = threadIdx.x % 128, warp = thread / 32, lane = thread % 32, t = lane % 4;
-    const int pair = warp * 16 + spread_pair(lane / 4);
+    const int pair = warp * 16 + lane / 4 * 2;
     const StageRange<Pairs<Problem>, Tuning> range;
     const PairOutputs<Problem, Tuning> outputs(batch, warpgroup);
     PairPixels<Problem, Tuning> pixels(prepared, pair, warpgroup);
     RingPlace<Tuning::pixel_stages> pixel_place;
-    RingPlace<Tuning::filter_stages> filter_place;
-    filter_place.stage = warpgroup;
-    // While the products of one step are under way, the fragments of the next are made: a step is a state of 64 channels.
-    Fragments fragments[2];
-    if (first_tile < tiles.count()) {
-        pixels.begin(tiles, first_tile);
-        mbarrier_wait_parity(rings.pixels_full(pixel_place.stage), pixel_place.parity);
-#pragma unroll
-        for (int i = 0; i < 2; ++i)
-            load_state<scaled>(fragments[0], 0, i, pixels, rings.pixel_stage(pixel_place.stage), range.first, t, header);
-    }
+    RingPlace<Tuning::filter_stages> filter_place, done_place;
+    filter_place.stage = done_place.stage = warpgroup;
+    const Turns<Tuning> turns(warpgroup);
     for (Offset<Problem> tile = first_tile; tile < tiles.count(); tile += step) {
+        pixels.begin(tiles, tile);
         float sums[2][F::chunks][count];
 #pragma unroll
         for (int i = 0; i < 2 * F::chunks * count; ++i) sums[i / count / F::chunks][i / count % F::chunks][i % count] = 0.0f;
 
         for (int stage = range.first; stage < range.end; ++stage) {
-            const bool last = stage == range.end - 1, more = !last || tile + step < tiles.count();
-            const int next_stage = last ? range.first : stage + 1;
+            Fragments fragments[2];
+            mbarrier_wait_parity(rings.pixels_full(pixel_place.stage), pixel_place.parity);
+            load_states<scaled>(fragments, pixels, rings.pixel_stage(pixel_place.stage), stage, t, header);
+            float partial[partials][count];
 #pragma unroll
-            for (int own = 0; own < 2; ++own) {
-                Fragments &now = fragments[own], &next = fragments[1 - own];
-#pragma unroll
-                for (int chunk = 0; chunk < F::chunks; ++chunk) {
-                    mbarrier_wait_parity(rings.filters_full(filter_place.stage), filter_place.parity);
-                    const unsigned char* const filters = rings.filter_stage(filter_place.stage);
-                    float partial[count];
-                    wgmma_fence(partial, now.high, now.low);
-                    begin_products(partial, now, filters);
-                    end_products(partial, now, filters);
+            for (int i = 0; i < steps; ++i) {
+                Fragments& states = fragments[i / F::chunks];
+                float (&now)[count] = partial[i % partials];
+                mbarrier_wait_parity(rings.filters_full(filter_place.stage), filter_place.parity);
+                if (i == 0) turns.wait(states);
+                const unsigned char* const filters = rings.filter_stage(filter_place.stage);
+                if (i % F::chunks == 0 || partials == 1) wgmma_fence(now, states.high, states.low);
+                else wgmma_fence(now);
+                begin_products(now, states, filters);
+                if (partials == 2 && i > 0) {
+                    // The sums of the step before are added while these products are under way.
+                    const int before = i - 1;
+                    Fragments& of_before = fragments[before / F::chunks];
                     wgmma_commit_group();
-                    if (own == 1 && chunk == 0) {
-                        // NOTE: not before the products that take the loaded values (ld_shared_v4 says why).
-                        __syncwarp();
-                        if (lane == 0) mbarrier_arrive(rings.pixels_free(pixel_place.stage));
-                        pixel_place.advance();
-                        if (last && more) pixels.begin(tiles, tile + step);
-                        if (more) mbarrier_wait_parity(rings.pixels_full(pixel_place.stage), pixel_place.parity);
-                    }
-                    if (own == 0 || more) {
-#pragma unroll
-                        for (int i = 2 * chunk / F::chunks; i < 2 * (chunk + 1) / F::chunks; ++i)
-                            load_state<scaled>(next, 1 - own, i, pixels, rings.pixel_stage(pixel_place.stage),
-                                               own == 0 ? stage : next_stage, t, header);
-                        // NOTE: without, the conversion would come after the wait (zero_after says why).
-                        const unsigned made = F::chunks == 1 ? next.all() : next.of_row(chunk);
-                        barrier_sync(3 + warpgroup + zero_after(made), 128);
-                    }
-                    wgmma_wait_group<0>(partial, now.high, now.low);
-                    if (lane == 0) mbarrier_arrive(rings.filters_free(filter_place.stage));
-                    filter_place.advance(), filter_place.advance();
-                    promote(sums[own][chunk], partial, now.down);
+                    if (before / F::chunks == i / F::chunks) wgmma_wait_group<1>(partial[before % 2]);
+                    else wgmma_wait_group<1>(partial[before % 2], of_before.high, of_before.low);
+                    if (lane == 0) mbarrier_arrive(rings.filters_free(done_place.stage));
+                    done_place.advance(), done_place.advance();
+                    promote(sums[before / F::chunks][before % F::chunks], partial[before % 2], of_before.down);
+                }
+                end_products(now, states, filters);
+                wgmma_commit_group();
+                filter_place.advance(), filter_place.advance();
+                if (i == F::chunks) {
+                    // NOTE: not before the products that take the loaded values (ld_shared_v4 says why).
+                    __syncwarp();
+                    if (lane == 0) mbarrier_arrive(rings.pixels_free(pixel_place.stage));
+                    pixel_place.advance();
+                }
+                if (i == steps - 1) turns.pass(stage == range.end - 1 && tile + step >= tiles.count());
+                if (partials == 1 || i == steps - 1) {
+                    wgmma_wait_group<0>(now, states.high, states.low);
+                    if (lane == 0) mbarrier_arrive(rings.filters_free(done_place.stage));
+                    done_place.advance(), done_place.advance();
+                    promote(sums[i / F::chunks][i % F::chunks], now, states.down);
                 }
             }
         }
         exchange_states<Tuning::exchange>(sums, reinterpret_cast<float*>(rings.base + Rings::shared_bytes), warpgroup, thread);
         const auto& all = in_sixteens(sums[0]);
         if constexpr (Tuning::split == 1) {
-            store_sums<Problem, Tuning>(all, 0, prepared, bias, y, batch, outputs, tile, pair, t);
+            store_sums<Problem, Tuning>(all, 0, prepared, bias, y, batch, outputs, tile, pair, t, 1);
         } else {
             constexpr int sixteens = F::filters / 16;
             float* const mine = reinterpret_cast<float*>(rings.base);
@@ -217,7 +233,7 @@ __device__ __forceinline__ void consume_pairs(const float* prepared_filters, con
             SharedSums<Pairs<Problem>, Tuning, sixteens> share;
             share.gather(mine, at);
             meet_in_cluster();
-            store_sums<Problem, Tuning>(share.sums, share.first, prepared, bias, y, batch, outputs, tile, pair, t);
+            store_sums<Problem, Tuning>(share.sums, share.first, prepared, bias, y, batch, outputs, tile, pair, t, 1);
         }
     }
 }

@@ -9,12 +9,13 @@
 
 namespace leanconv {
 
-// Stores two pixels of a thread, `row` and 8 behind it. Of each sixteen filters from `first` on it has the four from 4t on:
+// Stores two pixels of a thread, `row` and 8 (or `apart`) behind it. Of each sixteen filters from `first` on it has the four from 4t on:
 // sums[i][0, 1, 4, 5] of the first pixel, [2, 3, 6, 7] of the second.
 template <class Problem, class Tuning, int sixteens, class Tiles>
 __device__ __forceinline__ void store_sums(const float (&sums)[sixteens][8], int first, const float* prepared,
                                            const float* bias, float* y, long long batch,
-                                           const Tiles& tiles, Offset<Problem> tile, int row, int t) {
+                                           const Tiles& tiles, Offset<Problem> tile, int row, int t,
+                                           int apart = 8) {
     using F = TensorFilters<Problem, Tuning>;
     int64 image = Problem::out_h * Problem::out_w;
     if constexpr (Problem::chwn) image *= batch;
@@ -25,7 +26,7 @@ __device__ __forceinline__ void store_sums(const float (&sums)[sixteens][8], int
 #pragma unroll
     for (int i = 0; i < sixteens; ++i) scale[i] = *reinterpret_cast<const float4*>(scales + 16 * i);
     const Place places[2] = {tiles.numbers.place(tiles.first_pixel(tile) + row),
-                             tiles.numbers.place(tiles.first_pixel(tile) + row + 8)};
+                             tiles.numbers.place(tiles.first_pixel(tile) + row + apart)};
 #pragma unroll
     for (int i = 0; i < sixteens; ++i) {
         const int in_group = first_k + 16 * i, filter = group * Problem::group_k + in_group;
