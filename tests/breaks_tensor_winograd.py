@@ -30,23 +30,23 @@ TENSOR_WINOGRAD = (
     ),
     pairs(
         "pixels are free before the products have taken them",
-        "                    wgmma_fence(partial, now.high, now.low);",
-        "if (own == 1 && chunk == 0 && lane == 0) mbarrier_arrive(rings.pixels_free(pixel_place.stage));\n"
-        "                    wgmma_fence(partial, now.high, now.low);",
+        "            load_states<scaled>(fragments",
+        "            if (lane == 0) mbarrier_arrive(rings.pixels_free(pixel_place.stage));\n"
+        "            load_states<scaled>(fragments",
         RULE + "|" + RACE,
         "same",
     ),
     pairs(
         "filters are free while products read them",
-        "                    wgmma_commit_group();",
-        "                    if (lane == 0) mbarrier_arrive(rings.filters_free(filter_place.stage));\n"
-        "                    wgmma_commit_group();",
+        "                end_products(now, states, filters);",
+        "                if (lane == 0) mbarrier_arrive(rings.filters_free(filter_place.stage));\n"
+        "                end_products(now, states, filters);",
         RULE + "|" + RACE,
         "same",
     ),
     pairs(
         "rows of outputs do not end",
-        " + (in_row + pair + 8 * i) / P::q * 2 + sharer",
+        " + (in_row + pair + i) / P::q * 2 + sharer",
         " + sharer",
         WRONG,
         "odd",
@@ -57,8 +57,8 @@ TENSOR_WINOGRAD = (
     pairs("the last of an odd row is stored", "number < count && q < Problem::q", "number < count", WRONG, "odd"),
     pairs(
         "a warpgroup takes the filters of the other",
-        "filter_place.stage = warpgroup",
-        "filter_place.stage = 1 - warpgroup",
+        "done_place.stage = warpgroup",
+        "done_place.stage = 1 - warpgroup",
         WRONG + "|" + RULE,
         "same",
     ),

@@ -85,7 +85,7 @@ def test_errors_on_data_of_every_range(kind: str) -> None:
     [
         ("filters-apart", "part[0] * scale[i].x", "part[0]"),
         ("channels-apart", "16 * sixteen + 4 * t + e]", "16 * sixteen + 4 * t]"),
-        ("normal", "fragments.down[i] = split_row", "fragments.down[0] = split_row"),
+        ("normal", "one.down[i % 2] =", "one.down[0] ="),
     ],
 )
 def test_errors_of_broken_scales_show(kind: str, text: str, by: str, tmp_path: Path) -> None:

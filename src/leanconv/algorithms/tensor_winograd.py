@@ -74,9 +74,9 @@ class PairConfig(Config, SplitFilters):
 Tile = tuple[int, int, int, bool, bool]
 #: The TFLOP/s that a tile reaches on large layers (burst, H200).
 TILES: dict[Tile, float] = {
-    (64, 2, 2, False, True): 250,
-    (64, 2, 1, True, False): 249,
-    (64, 1, 1, True, True): 160,
+    (64, 2, 1, True, False): 260,
+    (32, 4, 2, True, True): 250,
+    (64, 1, 1, True, True): 190,
 }
 #: Cycles of a tile beside its stages, and of the sum over the blocks of a cluster.
 TILE_CYCLES, SPLIT_CYCLES = 3000, 6000
