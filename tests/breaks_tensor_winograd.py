@@ -38,9 +38,9 @@ TENSOR_WINOGRAD = (
     ),
     pairs(
         "filters are free while products read them",
-        "                end_products(now, states, filters);",
+        "                end_products(partial, states, filters);",
         "                if (lane == 0) mbarrier_arrive(rings.filters_free(filter_place.stage));\n"
-        "                end_products(now, states, filters);",
+        "                end_products(partial, states, filters);",
         RULE + "|" + RACE,
         "same",
     ),
@@ -57,8 +57,8 @@ TENSOR_WINOGRAD = (
     pairs("the last of an odd row is stored", "number < count && q < Problem::q", "number < count", WRONG, "odd"),
     pairs(
         "a warpgroup takes the filters of the other",
-        "done_place.stage = warpgroup",
-        "done_place.stage = 1 - warpgroup",
+        "filter_place.stage = warpgroup",
+        "filter_place.stage = 1 - warpgroup",
         WRONG + "|" + RULE,
         "same",
     ),

@@ -25,16 +25,13 @@ PAIRS = 64
 class PairConfig(Config, SplitFilters):
     """A tile has 64 pairs of outputs and ``chunks`` x ``chunk`` filters, of which a product takes ``chunk``.
 
-    ``lines`` pixels are a stage. ``together``: a warpgroup makes its two states at once. ``exchange`` sums of a thread
-    change hands at once. The rest is that of `TensorConfig`.
+    ``lines`` pixels are a stage. ``exchange`` sums of a thread change hands at once. The rest is as in
+    `TensorConfig`.
     """
 
     chunk: int
     chunks: int
     products: int
-    partials: int
-    together: bool
-    turns: bool
     lines: int
     pixel_stages: int
     filter_stages: int
@@ -70,16 +67,12 @@ class PairConfig(Config, SplitFilters):
         return self.ring_bytes + barriers + 4 * 128 * self.warpgroups * self.exchange
 
 
-#: A tile: filters of a product, such chunks, partial sums, whether both states are made at once, and turns.
-Tile = tuple[int, int, int, bool, bool]
-#: The TFLOP/s that a tile reaches on large layers (burst, H200).
-TILES: dict[Tile, float] = {
-    (64, 2, 1, True, False): 260,
-    (32, 4, 2, True, True): 250,
-    (64, 1, 1, True, True): 190,
-}
+#: A tile, as filters of a product and such chunks, and the TFLOP/s of its stages alone (burst, H200).
+TILES: dict[tuple[int, int], float] = {(64, 2): 294, (64, 1): 256}
+#: The same with one product of float16 instead of three.
+ONE_PRODUCT = 1.7
 #: Cycles of a tile beside its stages, and of the sum over the blocks of a cluster.
-TILE_CYCLES, SPLIT_CYCLES = 3000, 6000
+TILE_CYCLES, SPLIT_CYCLES = 5000, 6000
 
 
 def pairs_of(problem: ConvProblem) -> int:
@@ -114,15 +107,13 @@ def pair_map(problem: ConvProblem) -> TensorMap:
 
 
 @lru_cache(maxsize=256)
-def _config(tile: Tile, lines: int, products: int, shared: int) -> PairConfig | None:
+def _config(tile: tuple[int, int], lines: int, products: int, shared: int) -> PairConfig | None:
     """The configuration of a tile, with rings as long as ``shared`` bytes allow; None where they are too short."""
-    chunk, chunks, partials, together, turns = tile
-    config = PairConfig(chunk, chunks, products, partials, together, turns, lines, 2, 2)
-    least = max(4 * chunks - 2, 2 * partials)
+    config = PairConfig(*tile, products, lines, 2, 2)
     for stages in (3, 2):
-        left = shared - variant(config, pixel_stages=stages, filter_stages=0).shared_bytes - 16 * 16
-        filters = min(512 // chunk, left // config.filter_stage_bytes // 2 * 2)
-        if filters >= (max(least, 6) if stages == 3 else least):
+        left = shared - variant(config, pixel_stages=stages, filter_stages=0).shared_bytes - 16 * 8
+        filters = min(8, left // config.filter_stage_bytes // 2 * 2)
+        if filters >= (8 if stages == 3 else 2):
             return replace(config, pixel_stages=stages, filter_stages=filters)
     return None
 
@@ -196,8 +187,7 @@ class TensorWinograd(SplitGemm[PairConfig]):
     def _cycles(
         self, problem: ConvProblem, parts: list[PartialConvolution], config: PairConfig, target: Target
     ) -> float:
-        tile = config.chunk, config.chunks, config.partials, config.together, config.turns
-        speed = TILES[tile] * FLOPS_PER_CYCLE * (1.9 if config.products == 1 else 1)
+        speed = TILES[config.chunk, config.chunks] * FLOPS_PER_CYCLE * (ONE_PRODUCT if config.products == 1 else 1)
         time = 0.0
         for part in parts:
             stages = ceil_div(stages_of(part.problem, config.piece, STATES), config.split)

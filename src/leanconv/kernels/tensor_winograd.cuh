@@ -1,16 +1,21 @@
 // Winograd's F(2, 3) along rows on tensor cores in float32's accuracy (or TF32's), for sm_90a: filters 3 wide, unit stride.
 //
 // Two neighbouring outputs take four products instead of six (lib/pair_states.cuh), each product three of float16:
-//   2 · 3 / 1.5 flops a product of float32: 989 / 2 = 495 TFLOP/s of direct arithmetic at 1.83 GHz; of what power leaves of
-//   it, some 340, shared memory takes its share first
+//   2 · 3 / 1.5 flops a product of float32: 989 / 2 = 495 TFLOP/s of direct arithmetic at 1.83 GHz
+// Reached on an H200, 3 x 3 in NHWC, burst and sustained: 281 / 246 TFLOP/s with 512 filters and channels, 270 / 238 with 256,
+// 222 / 213 with 128, 138 / 149 with 64; one product of 256 429 / 410.
+//
 // A tile is 64 pairs of outputs and up to 128 filters. The structure is that of tensor_gemm (tensor_gemm.cuh): the same
-// rings, producers, fragments and turns, and these differences:
+// rings, producers and fragments, with these differences:
 //   - A stage of pixels is 64 channels of the 128 pixels and some more that one filter row sees, each copied once. Where a
 //     row of outputs ends, two more pixels follow, so that each pair finds its four side by side.
-//   - Both warpgroups read the same pixels. Each makes two of the four states, and multiplies them with filters of its own:
-//     64 pairs x 128 filters x 2 states are 128 sums a thread. Scales belong to a pair's state: 64 channels of it.
+//   - Both warpgroups read the same pixels. Each makes two of the four states, 64 registers of fragments, and multiplies
+//     them with filters of its own: 64 pairs x 128 filters x 2 states are 128 sums a thread. A product has 64 rows of one
+//     state, for each state has filters of its own. Scales belong to a pair's state: 64 channels of it.
+//   - No turns: while one warpgroup converts, the other multiplies as it is.
 //   - At the end the warpgroups exchange half of their sums; then the first has the even outputs, the second the odd ones.
-// Per stage the tensor core works 3072 cycles. Shared memory moves 16 bytes a cycle of filters in and 64 to the tensor core.
+// Per stage the tensor core works 3072 cycles, as in tensor_gemm, but shared memory takes in twice as many filters, and
+// twice as many values are converted.
 #pragma once
 
 #include <lib/pair_states.cuh>
@@ -153,10 +158,7 @@ __device__ __forceinline__ void consume_pairs(const float* prepared_filters, con
     static_assert(Tuning::warpgroups == 2 && F::states == 4, "two warpgroups share the four states of F(2, 3)");
     static_assert(Tuning::filter_stages % 2 == 0, "every other stage of filters is a warpgroup's own");
     constexpr int count = Tuning::chunk / 2;
-    constexpr int partials = Tuning::partials, steps = 2 * F::chunks;
-    static_assert(partials == 1 || partials == 2, "one partial sum, or two in turn");
-    static_assert(Tuning::filter_stages >= 2 * (Tuning::turns ? steps : partials) - 2 && Tuning::filter_stages >= 2 * partials,
-                  "a warpgroup multiplies with so many stages of filters before the others free one");
+    constexpr int steps = 2 * F::chunks;
     const float* const prepared = prepared_filters + Problem::first_prepared;
     const SplitHeader header = *reinterpret_cast<const SplitHeader*>(prepared);
     const int thread = threadIdx.x % 128, warp = thread / 32, lane = thread % 32, t = lane % 4;
@@ -165,9 +167,8 @@ __device__ __forceinline__ void consume_pairs(const float* prepared_filters, con
     const PairOutputs<Problem, Tuning> outputs(batch, warpgroup);
     PairPixels<Problem, Tuning> pixels(prepared, pair, warpgroup);
     RingPlace<Tuning::pixel_stages> pixel_place;
-    RingPlace<Tuning::filter_stages> filter_place, done_place;
-    filter_place.stage = done_place.stage = warpgroup;
-    const Turns<Tuning> turns(warpgroup);
+    RingPlace<Tuning::filter_stages> filter_place;
+    filter_place.stage = warpgroup;
     for (Offset<Problem> tile = first_tile; tile < tiles.count(); tile += step) {
         pixels.begin(tiles, tile);
         float sums[2][F::chunks][count];
@@ -178,44 +179,26 @@ __device__ __forceinline__ void consume_pairs(const float* prepared_filters, con
             Fragments fragments[2];
             mbarrier_wait_parity(rings.pixels_full(pixel_place.stage), pixel_place.parity);
             load_states<scaled>(fragments, pixels, rings.pixel_stage(pixel_place.stage), stage, t, header);
-            float partial[partials][count];
 #pragma unroll
             for (int i = 0; i < steps; ++i) {
                 Fragments& states = fragments[i / F::chunks];
-                float (&now)[count] = partial[i % partials];
                 mbarrier_wait_parity(rings.filters_full(filter_place.stage), filter_place.parity);
-                if (i == 0) turns.wait(states);
                 const unsigned char* const filters = rings.filter_stage(filter_place.stage);
-                if (i % F::chunks == 0 || partials == 1) wgmma_fence(now, states.high, states.low);
-                else wgmma_fence(now);
-                begin_products(now, states, filters);
-                if (partials == 2 && i > 0) {
-                    // The sums of the step before are added while these products are under way.
-                    const int before = i - 1;
-                    Fragments& of_before = fragments[before / F::chunks];
-                    wgmma_commit_group();
-                    if (before / F::chunks == i / F::chunks) wgmma_wait_group<1>(partial[before % 2]);
-                    else wgmma_wait_group<1>(partial[before % 2], of_before.high, of_before.low);
-                    if (lane == 0) mbarrier_arrive(rings.filters_free(done_place.stage));
-                    done_place.advance(), done_place.advance();
-                    promote(sums[before / F::chunks][before % F::chunks], partial[before % 2], of_before.down);
-                }
-                end_products(now, states, filters);
+                float partial[count];
+                wgmma_fence(partial, states.high, states.low);
+                begin_products(partial, states, filters);
+                end_products(partial, states, filters);
                 wgmma_commit_group();
-                filter_place.advance(), filter_place.advance();
                 if (i == F::chunks) {
                     // NOTE: not before the products that take the loaded values (ld_shared_v4 says why).
                     __syncwarp();
                     if (lane == 0) mbarrier_arrive(rings.pixels_free(pixel_place.stage));
                     pixel_place.advance();
                 }
-                if (i == steps - 1) turns.pass(stage == range.end - 1 && tile + step >= tiles.count());
-                if (partials == 1 || i == steps - 1) {
-                    wgmma_wait_group<0>(now, states.high, states.low);
-                    if (lane == 0) mbarrier_arrive(rings.filters_free(done_place.stage));
-                    done_place.advance(), done_place.advance();
-                    promote(sums[i / F::chunks][i % F::chunks], now, states.down);
-                }
+                wgmma_wait_group<0>(partial, states.high, states.low);
+                if (lane == 0) mbarrier_arrive(rings.filters_free(filter_place.stage));
+                filter_place.advance(), filter_place.advance();
+                promote(sums[i / F::chunks][i % F::chunks], partial, states.down);
             }
         }
         exchange_states<Tuning::exchange>(sums, reinterpret_cast<float*>(rings.base + Rings::shared_bytes), warpgroup, thread);
