@@ -34,6 +34,7 @@ class _Style:
 #: leanconv's algorithms, PyTorch and im2col, then cuDNN's algorithms; others are left out of the figures.
 _OWN = {
     "tensor_gemm": _Style("tensor_gemm", "#b2182b"),
+    "tensor_winograd": _Style("tensor_winograd", "#67001f"),
     "im2win_fused": _Style("im2win_fused", "#d55e00"),
     "im2win": _Style("im2win", "#e69f00"),
     "implicit_gemm": _Style("implicit_gemm", "#f0e442"),
@@ -54,6 +55,7 @@ _CUDNN = {
 #: The lines of the families' figure.
 _FAMILY_OWN = {
     "tensor_gemm": _Style("tensor_gemm", "#b2182b"),
+    "tensor_winograd": _Style("tensor_winograd", "#67001f"),
     "winograd2d": _Style("winograd2d", "#cc79a7"),
     "winograd1d": _Style("winograd1d", "#d55e00"),
     "implicit_gemm": _Style("implicit_gemm", "#009e73"),

@@ -76,7 +76,7 @@ TENSOR = (
     tensor("both rows are scaled back as the first", "down[i / 2 % 2]", "down[0]", WRONG, "same-nhwc"),
     tensor(
         "low halves of filters are those of the high ones",
-        "matrix_descriptor(filters + Tuning::chunk * split_depth * 2, 0, 1024, 128)",
+        "matrix_descriptor(filters + chunk * split_depth * 2, 0, 1024, 128)",
         "high",
         WRONG,
         "same-nhwc",

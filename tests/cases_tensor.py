@@ -32,6 +32,27 @@ def _tensor_cases() -> list[Case]:
 
 TENSOR_CASES = _tensor_cases()
 
+
+def _pair_cases() -> list[Case]:
+    """Layers that the pairs and states of `tensor_winograd` tell apart, as where rows of outputs end."""
+    layers = Layers("pairs-", precision="fp32")
+    pad = {"padding": (1, 1, 1, 1), "layouts": ("NHWC",)}
+    layers.add("same", 2, 40, 6, 8, 72, 3, 3, bias=True, activation="relu", **pad)
+    layers.add("odd", 2, 36, 7, 7, 70, 3, 3, **pad)
+    layers.add("wide", 1, 32, 5, 150, 130, 3, 3, bias=True, **pad)
+    layers.add("narrow", 3, 32, 20, 3, 64, 3, 3, layouts=("NHWC",), padding=(0, 0, 0, 0))
+    layers.add("one-row", 2, 100, 4, 14, 64, 1, 3, layouts=("NHWC",), padding=(0, 0, 2, 0))
+    layers.add("tall", 1, 32, 12, 9, 64, 5, 3, layouts=("NHWC",), padding=(2, 3, 0, 2), dilation=(2, 1))
+    layers.add("groups", 2, 64, 6, 8, 96, 3, 3, groups=2, **pad)
+    layers.add("accumulate", 1, 32, 8, 8, 64, 3, 3, accumulate=True, **pad)
+    layers.add("gradient", 2, 40, 6, 7, 64, 3, 3, op="dgrad", **pad)
+    one = Layers("pairs-", precision="tf32")
+    one.add("one-product", 2, 40, 6, 8, 72, 3, 3, **pad)
+    return layers.cases + one.cases
+
+
+PAIR_CASES = _pair_cases()
+
 #: 64 x 3 x 3 products an output.
 LAYER = ConvProblem(1, 64, 6, 8, 64, 3, 3, padding=(1, 1, 1, 1), layout="NHWC")
 RANGES = (

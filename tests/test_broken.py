@@ -26,9 +26,10 @@ from breaks_single_channel import SEVERAL_FILTERS
 from breaks_tensor import TENSOR
 from breaks_tensor_narrow import TENSOR_NARROW
 from breaks_tensor_sync import TENSOR_SYNC
+from breaks_tensor_winograd import TENSOR_WINOGRAD
 from breaks_weight import WEIGHT
 from cases import CASES, NARROW_CASES, TARGETS, TRANSFORM_CASES
-from cases_tensor import TENSOR_CASES
+from cases_tensor import PAIR_CASES, TENSOR_CASES
 from cases_weight import WEIGHT_CASES
 
 from leanconv.algorithms import ALGORITHMS
@@ -36,8 +37,12 @@ from leanconv.algorithms.base import Config, GpuAlgorithm
 from leanconv.problem import Problem
 from leanconv.runtime.compile import KERNELS
 
-BREAKS = (*MOST, *DEPTHWISE, *GRADIENTS, *SEVERAL_FILTERS, *TENSOR, *TENSOR_NARROW, *TENSOR_SYNC, *WEIGHT)
-PROBLEMS = {case.name: case.problem for case in (*CASES, *NARROW_CASES, *TENSOR_CASES, *TRANSFORM_CASES, *WEIGHT_CASES)}
+BREAKS = (
+    *(*MOST, *DEPTHWISE, *GRADIENTS, *SEVERAL_FILTERS),
+    *(*TENSOR, *TENSOR_NARROW, *TENSOR_SYNC, *TENSOR_WINOGRAD, *WEIGHT),
+)
+MET = (*CASES, *NARROW_CASES, *PAIR_CASES, *TENSOR_CASES, *TRANSFORM_CASES, *WEIGHT_CASES)
+PROBLEMS = {case.name: case.problem for case in MET}
 
 
 def headers_of(broken: Break, kernels: Path) -> list[Path]:

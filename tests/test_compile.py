@@ -123,14 +123,15 @@ WINOGRAD_SPILLS = {"sm_80": 0, "sm_90a": 0, "sm_100a": 48, "sm_120": 0}
 MANY_THREADS, MANY_THREADS_SPILL = 512, 280
 
 
-#: And of tensor_gemm. A consumer's 232 registers hold 128 sums, 64 partial sums and 32 fragments beside its addresses:
-#: what it spills is needed once a tile. Kernels that spill 12 to 40 bytes are as fast as their like without.
-TENSOR_SPILLS = 48
+#: And of tensor cores. A consumer's 232 registers hold 128 sums, 64 partial sums and 32 fragments (or 32 and 32) beside
+#: its addresses: what it spills is needed once a tile. Kernels that spill 12 to 40 bytes are as fast as others.
+#: tensor_winograd has 128 sums and 64 fragments: some sums spill once a stage (NVRTC 13.5), or 0 to 48 bytes (13.0).
+TENSOR_SPILLS = {"tensor_gemm": 48, "tensor_weight": 48, "tensor_weight_parts": 48, "tensor_winograd": 112}
 
 
 def check_spills(algorithm, problem, config, target):
     most = WINOGRAD_SPILLS[target.arch] if algorithm.name.startswith("winograd") else 0
-    most = TENSOR_SPILLS if algorithm.name in ("tensor_gemm", "tensor_weight", "tensor_weight_parts") else most
+    most = TENSOR_SPILLS.get(algorithm.name, most)
     if algorithm.name.startswith("depthwise_weight") and config.threads == MANY_THREADS:
         most = MANY_THREADS_SPILL
     for figure in compile_plan(algorithm, problem, config, target):

@@ -40,6 +40,12 @@ def suited(algorithm, problem):
     if name == "direct_dp4a":
         c, k = 4 * problem.c, problem.k
         return replace(problem, c=c, k=k, layout="NHWC", dtype="int8", op="fprop")
+    if name == "tensor_winograd":
+        # channels and filters, whichever a direction reads, in pieces of 32 where there are groups
+        rows = 16 if problem.groups == 1 else 32
+        dilation, w = (problem.dilation[0], 1), problem.w + 2
+        shape = {"c": rows * problem.c, "k": rows * problem.k, "s": 3, "w": w}
+        return replace(problem, layout="NHWC", stride=(1, 1), dilation=dilation, **shape)
     if name == "tensor_gemm_narrow":
         rows = 8 if problem.groups == 1 else 16
         dtype = "float16" if problem.n % 2 else "bfloat16"

@@ -6,7 +6,16 @@ from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 
-NAMES = ("im2win", "implicit_gemm", "layouts", "tensor_gemm", "winograd1d", "winograd1d_wide", "winograd2d")
+NAMES = (
+    "im2win",
+    "implicit_gemm",
+    "layouts",
+    "tensor_gemm",
+    "tensor_winograd",
+    "winograd1d",
+    "winograd1d_wide",
+    "winograd2d",
+)
 
 
 def draw_all(folder: Path) -> Iterator[Path]:

@@ -26,6 +26,7 @@ from leanconv.algorithms.tensor_gemm_narrow import TensorGemmNarrow
 from leanconv.algorithms.tensor_gemm_sync import TensorGemmSync
 from leanconv.algorithms.tensor_weight import TensorWeight
 from leanconv.algorithms.tensor_weight_parts import TensorWeightParts
+from leanconv.algorithms.tensor_winograd import TensorWinograd
 from leanconv.algorithms.winograd1d import Winograd1d
 from leanconv.algorithms.winograd2d import Winograd2d
 
@@ -36,6 +37,7 @@ ALGORITHMS: tuple[GpuAlgorithm, ...] = (
     TensorGemm(),
     TensorGemmNarrow(),
     TensorGemmSync(),
+    TensorWinograd(),
     Winograd1d(),
     Im2win(),
     Im2winBasic(),

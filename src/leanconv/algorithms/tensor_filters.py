@@ -37,6 +37,8 @@ class SplitFilters:
     products: int
     piece: int
     rows: bool
+    #: States of a filter row that prepared filters are transformed into; 1 is the row as it is.
+    states = 1
 
     @property
     def filters(self) -> int:
@@ -49,9 +51,10 @@ class SplitFilters:
         return self.chunk * DEPTH * 2 * (2 if self.products == 3 else 1)
 
 
-def stages_of(problem: ConvProblem, piece: int) -> int:
-    """Stages of the whole reduction."""
-    return ceil_div(problem.r * problem.s * ceil_div(problem.group_c, piece), DEPTH // piece)
+def stages_of(problem: ConvProblem, piece: int, states: int = 1) -> int:
+    """Stages of the whole reduction, where rows of filters are transformed that of one state."""
+    taps = problem.r * (problem.s if states == 1 else 1)
+    return ceil_div(taps * ceil_div(problem.group_c, piece), DEPTH // piece)
 
 
 def _filters_of_part(problem: ConvProblem) -> int:
@@ -64,11 +67,11 @@ def _filters_of_part(problem: ConvProblem) -> int:
 
 def prepared_floats(problem: ConvProblem, config: SplitFilters) -> tuple[int, int]:
     """Floats of prepared filters: those before the fragments, and all (``TensorFilters`` of lib/tensor_filters.cuh)."""
-    tiles, stages = ceil_div(problem.group_k, config.filters), stages_of(problem, config.piece)
+    tiles, stages = ceil_div(problem.group_k, config.filters), stages_of(problem, config.piece, config.states)
     scales, factors = problem.groups * tiles * config.filters, problem.groups * stages * DEPTH
     parts = 4 * ceil_div(ceil_div(problem.group_k, _filters_of_part(problem)) * problem.groups * problem.group_c, 4)
     head = 4 + 4 * ceil_div(problem.groups, 4) + scales + factors + parts
-    fragments = problem.groups * tiles * stages * config.chunks * config.filter_stage_bytes // 4
+    fragments = problem.groups * tiles * stages * config.states * config.chunks * config.filter_stage_bytes // 4
     return head, head + fragments
 
 
@@ -95,7 +98,7 @@ def filter_launches(
     if first_weight is not None:
         names = ("largest_rearranged_channels", "rearranged_tensor_filters")
     constants = _filter_constants(problem, first_prepared, first_weight or 0)
-    known = ("chunk", "chunks", "products", "rows", "piece")
+    known = ("chunk", "chunks", "products", "rows", "piece", *(["states"] if config.states > 1 else []))
     tuning = (("threads", THREADS), *((name, getattr(config, name)) for name in known))
     tiles = ceil_div(problem.group_k, config.filters)
     nhwc = problem.layout == "NHWC"

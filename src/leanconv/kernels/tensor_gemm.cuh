@@ -26,6 +26,7 @@
 #include <lib/ptx/wgmma.cuh>
 #include <lib/tensor_output.cuh>
 #include <lib/tensor_pixels.cuh>
+#include <lib/tensor_products.cuh>
 
 namespace leanconv {
 
@@ -59,11 +60,10 @@ struct SeenTaps {
 
 // Operand A of one stage: two rows of a thread, four sixteens of reduction elements.
 template <class Problem, class Tuning>
-struct PixelFragments {
+struct PixelFragments : SplitFragments<Tuning::products == 3> {
     using Rings = TensorRings<Problem, Tuning>;
-    static constexpr bool exact = Tuning::products == 3;
-    unsigned high[4][4], low[exact ? 4 : 1][4];
-    float down[2];  // what the products of the two rows are multiplied by
+    using Base = SplitFragments<Tuning::products == 3>;
+    using Base::down, Base::exact, Base::high, Base::low;
 
     // Element j of the four of a sixteen, which the host permuted where they are neighbours in shared memory.
     static __device__ __forceinline__ int element(int t, int j) { return Tuning::rows ? 4 * t + j : 2 * t + j % 2 + j / 2 * 8; }
@@ -88,17 +88,6 @@ struct PixelFragments {
                 four[j] = __uint_as_float(ld_shared_u32(column + (sixteen * 16 + channel) * Rings::pitch));
             }
         }
-    }
-
-    // Something of every fragment.
-    __device__ __forceinline__ unsigned all() const {
-        unsigned bits = 0;
-#pragma unroll
-        for (int i = 0; i < 16; ++i) {
-            bits ^= high[i / 4][i % 4];
-            if constexpr (exact) bits ^= low[i / 4][i % 4];
-        }
-        return bits;
     }
 
     __device__ __forceinline__ void load(const unsigned char* shared, const float* factors, bool scaled, int row, int t,
@@ -133,64 +122,6 @@ struct PixelFragments {
         }
 #pragma unroll
         for (int i = 0; i < 2; ++i) down[i] = split_row<exact>(high, low, i, x[i], header);
-    }
-};
-
-// The products of one stage and one chunk of filters, in two parts: first the small ones of the low halves.
-template <class Problem, class Tuning, int count>
-__device__ __forceinline__ void begin_products(float (&partial)[count], const PixelFragments<Problem, Tuning>& pixels,
-                                               const unsigned char* filters) {
-    const MatrixDescriptor high = matrix_descriptor(filters, 0, 1024, 128);
-    if constexpr (Tuning::products == 1) {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) wgmma_f16(partial, pixels.high[i], high + 32 * i, i > 0);
-    } else {
-        const MatrixDescriptor low = matrix_descriptor(filters + Tuning::chunk * split_depth * 2, 0, 1024, 128);
-#pragma unroll
-        for (int i = 0; i < 4; ++i) wgmma_f16(partial, pixels.low[i], high + 32 * i, i > 0);
-#pragma unroll
-        for (int i = 0; i < 4; ++i) wgmma_f16(partial, pixels.high[i], low + 32 * i, true);
-    }
-}
-template <class Problem, class Tuning, int count>
-__device__ __forceinline__ void end_products(float (&partial)[count], const PixelFragments<Problem, Tuning>& pixels,
-                                             const unsigned char* filters) {
-    if constexpr (Tuning::products == 3) {
-        const MatrixDescriptor high = matrix_descriptor(filters, 0, 1024, 128);
-#pragma unroll
-        for (int i = 0; i < 4; ++i) wgmma_f16(partial, pixels.high[i], high + 32 * i, true);
-    }
-}
-
-template <int count>
-__device__ __forceinline__ void promote(float (&sums)[count], const float (&partial)[count], const float (&down)[2]) {
-#pragma unroll
-    for (int i = 0; i < count; ++i) sums[i] = fmaf(partial[i], down[i / 2 % 2], sums[i]);
-}
-
-// The consumers take turns with the tensor cores, a stage at a time: while one multiplies, the others convert. Without, they
-// finish together and convert together, and the tensor cores wait.
-template <class Tuning>
-struct Turns {
-    int warpgroup;
-    static constexpr bool taken = Tuning::turns && Tuning::warpgroups > 1;
-
-    // The first one's first turn is given by the last one.
-    __device__ __forceinline__ explicit Turns(int warpgroup) : warpgroup(warpgroup) {
-        if constexpr (taken)
-            if (warpgroup == Tuning::warpgroups - 1) barrier_arrive(1, 256);
-    }
-    // NOTE: after the conversion, or nothing would overlap it (zero_after says how that can fail).
-    template <class Fragments>
-    __device__ __forceinline__ void wait(const Fragments& pixels) const {
-        if constexpr (taken) barrier_sync(1 + warpgroup + zero_after(pixels.all()), 256);
-    }
-    // NOTE: nobody waits for the turn after the very last.
-    __device__ __forceinline__ void pass(bool last) const {
-        if constexpr (taken) {
-            const int next = warpgroup + 1 < Tuning::warpgroups ? warpgroup + 1 : 0;
-            if (next != 0 || !last) barrier_arrive(1 + next, 256);
-        }
     }
 };
 

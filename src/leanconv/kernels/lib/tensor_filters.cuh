@@ -9,10 +9,13 @@
 //   factors: what pixels are multiplied by, in the order of the reduction
 //   parts: the largest finite magnitude of each channel in some filters, which the first launch leaves to the second
 //   fragments [groups][tiles][stages][chunks]: 64 elements of `chunk` filters, hi and, with three products, lo behind it
+// Where Tuning has `states`, the rows of the filters are transformed for F(2, states - 1) on the way, each into as many
+// states; a tap is a row then, and fragments are those [groups][tiles][stages][states * chunks] (lib/pair_states.cuh).
 #pragma once
 
 #include <lib/element.cuh>
 #include <lib/index.cuh>
+#include <lib/pair_states.cuh>
 #include <lib/ptx/copy.cuh>
 #include <lib/ptx/shared.cuh>
 #include <lib/tensor_split.cuh>
@@ -21,11 +24,14 @@ namespace leanconv {
 
 template <class Problem, class Tuning>
 struct TensorFilters {
-    static constexpr int taps = Problem::r * Problem::s;
+    static constexpr int states = states_of<Tuning>(nullptr);
+    static constexpr int weights = Problem::r * (states > 1 ? states - 1 : Problem::s);
+    static constexpr int taps = states > 1 ? Problem::r : weights;
     static constexpr int piece = Tuning::piece, pieces = split_depth / piece, of_tap = ceil_div(Problem::group_c, piece);
     static_assert(split_depth % piece == 0, "a stage has whole pieces");
     static constexpr int stages = ceil_div(taps * of_tap, pieces);
     static constexpr int chunk = Tuning::chunk, chunks = Tuning::chunks, filters = chunk * chunks;
+    static constexpr int stage_chunks = states * chunks;
     static_assert(chunk % 16 == 0, "filters are permuted in sixteens");
     static constexpr int tiles = ceil_div(Problem::group_k, filters);
     static constexpr int halves = Tuning::products == 3 ? 2 : 1;
@@ -33,7 +39,7 @@ struct TensorFilters {
 
     static constexpr int channels = Problem::groups * Problem::group_c;
     // Layers of few channels and large filters, which few warps would read, are cut into smaller parts.
-    static constexpr int filters_of_part = channels >= 64 || taps <= 16 ? 32 : taps <= 128 ? 512 / taps : 4;
+    static constexpr int filters_of_part = channels >= 64 || weights <= 16 ? 32 : weights <= 128 ? 512 / weights : 4;
     static constexpr int parts = ceil_div(Problem::group_k, filters_of_part);
     static constexpr int copied_elements = 8192;  // of a filter that a preparing block keeps in shared memory
     // NOTE: in floats, and multiples of four, which is what bulk copies and vector loads take.
@@ -42,14 +48,15 @@ struct TensorFilters {
     static constexpr int parts_at = factors_at + Problem::groups * stages * split_depth;
     static constexpr int fragments_at = parts_at + ceil_div(parts * channels, 4) * 4;
 
-    // Where element c, tap of filter k lies in a tensor of filters.
-    static __device__ __forceinline__ int64 source(int group, int k, int c, int tap) {
+    // Where element c, weight of filter k lies in a tensor of filters.
+    static __device__ __forceinline__ int64 source(int group, int k, int c, int weight) {
         const int64 filter = static_cast<int64>(group) * Problem::group_k + k;
-        if constexpr (Problem::chwn) return (static_cast<int64>(c) * taps + tap) * Problem::k + filter;
-        return Problem::nhwc ? (filter * taps + tap) * Problem::group_c + c : (filter * Problem::group_c + c) * taps + tap;
+        if constexpr (Problem::chwn) return (static_cast<int64>(c) * weights + weight) * Problem::k + filter;
+        return Problem::nhwc ? (filter * weights + weight) * Problem::group_c + c
+                             : (filter * Problem::group_c + c) * weights + weight;
     }
     static __device__ __forceinline__ int64 fragment(int group, int tile, int stage, int chunk_of_tile) {
-        return ((static_cast<int64>(group * tiles + tile) * stages + stage) * chunks + chunk_of_tile) * stage_bytes;
+        return ((static_cast<int64>(group * tiles + tile) * stages + stage) * stage_chunks + chunk_of_tile) * stage_bytes;
     }
 };
 
@@ -86,15 +93,15 @@ __device__ __forceinline__ void largest_channels(const typename Problem::filter*
     if (!Problem::nhwc && c >= Problem::group_c) return;
     float largest = 0;
     // NOTE: past the end the last element is read again, so that no load waits for the condition of another.
-    constexpr int all = F::filters_of_part * F::taps, at_once = Problem::nhwc ? 12 : 8, step = Problem::nhwc ? warps : 32;
+    constexpr int all = F::filters_of_part * F::weights, at_once = Problem::nhwc ? 12 : 8, step = Problem::nhwc ? warps : 32;
     for (int first = Problem::nhwc ? warp : lane; first < all; first += step * at_once) {
 #pragma unroll
         for (int j = 0; j < at_once; ++j) {
             const int i = min(first + step * j, all - 1);
-            const int k = part * F::filters_of_part + (Problem::chwn ? i % F::filters_of_part : i / F::taps);
-            const int tap = Problem::chwn ? i / F::filters_of_part : i % F::taps;
+            const int k = part * F::filters_of_part + (Problem::chwn ? i % F::filters_of_part : i / F::weights);
+            const int weight = Problem::chwn ? i / F::filters_of_part : i % F::weights;
             const float value =
-                to_float(w[F::source(group, min(k, Problem::group_k - 1), min(c, Problem::group_c - 1), tap)]);
+                to_float(w[F::source(group, min(k, Problem::group_k - 1), min(c, Problem::group_c - 1), weight)]);
             largest = fmaxf(largest, finite_magnitude(value));
         }
     }
@@ -119,28 +126,39 @@ __device__ __forceinline__ void largest_channels(const typename Problem::filter*
 template <class Problem, class Tuning>
 struct FilterElements {
     using F = TensorFilters<Problem, Tuning>;
-    static constexpr int count = F::taps * Problem::group_c;
+    static constexpr int count = F::weights * Problem::group_c;
     static constexpr bool copied = count <= F::copied_elements;
     const float* w;
     float* copy;
     int group, k;
 
-    static __device__ __forceinline__ int at(int c, int tap) {
-        return Problem::nhwc ? tap * Problem::group_c + c : c * F::taps + tap;
+    static __device__ __forceinline__ int at(int c, int weight) {
+        return Problem::nhwc ? weight * Problem::group_c + c : c * F::weights + weight;
     }
     __device__ __forceinline__ void begin() const {
         if constexpr (copied) {
             for (int i = threadIdx.x; i < count; i += Tuning::threads) {
-                const int c = Problem::nhwc ? i % Problem::group_c : i / F::taps;
-                const int tap = Problem::nhwc ? i / Problem::group_c : i % F::taps;
-                cp_async_4(copy + i, w + F::source(group, min(k, Problem::group_k - 1), c, tap), k < Problem::group_k);
+                const int c = Problem::nhwc ? i % Problem::group_c : i / F::weights;
+                const int weight = Problem::nhwc ? i / Problem::group_c : i % F::weights;
+                cp_async_4(copy + i, w + F::source(group, min(k, Problem::group_k - 1), c, weight), k < Problem::group_k);
             }
         }
         cp_async_commit_group();
     }
-    __device__ __forceinline__ float operator()(int c, int tap) const {
-        if constexpr (copied) return copy[at(c, tap)];
-        else return k < Problem::group_k ? w[F::source(group, k, c, tap)] : 0.0f;
+    __device__ __forceinline__ float operator()(int c, int weight) const {
+        if constexpr (copied) return copy[at(c, weight)];
+        else return k < Problem::group_k ? w[F::source(group, k, c, weight)] : 0.0f;
+    }
+    // Element c, tap, or its state.
+    __device__ __forceinline__ float state(int c, int tap, int state) const {
+        if constexpr (F::states == 1) {
+            return (*this)(c, tap);
+        } else {
+            float row[F::states - 1];
+#pragma unroll
+            for (int s = 0; s < F::states - 1; ++s) row[s] = (*this)(c, tap * (F::states - 1) + s);
+            return filter_state(row, state);
+        }
     }
 };
 
@@ -187,9 +205,9 @@ __device__ __forceinline__ void tensor_filters(const typename Problem::filter* w
     float largest = 0;
 #pragma unroll 8
     for (int i = threadIdx.x; i < filter.count; i += Tuning::threads) {
-        const int c = Problem::nhwc ? i % Problem::group_c : i / F::taps;
-        const int tap = Problem::nhwc ? i / Problem::group_c : i % F::taps;
-        largest = fmaxf(largest, finite_magnitude(filter(c, tap)) * inverse[c]);
+        const int c = Problem::nhwc ? i % Problem::group_c : i / F::weights;
+        const int weight = Problem::nhwc ? i / Problem::group_c : i % F::weights;
+        largest = fmaxf(largest, finite_magnitude(filter(c, weight)) * inverse[c]);
     }
     largest = largest_of_block<Tuning::threads>(largest, of_warp);
     // The scale of the greatest filter is the one that all sums keep until the end.
@@ -210,8 +228,8 @@ __device__ __forceinline__ void tensor_filters(const typename Problem::filter* w
     const int row = of_chunk / 16 * 16 + place_of(of_chunk % 16);
     unsigned char* const fragments = reinterpret_cast<unsigned char*>(prepared + F::fragments_at);
 #pragma unroll 2
-    for (int i = threadIdx.x; i < F::stages * 8; i += Tuning::threads) {
-        const int stage = i / 8, unit = i % 8;
+    for (int i = threadIdx.x; i < F::states * F::stages * 8; i += Tuning::threads) {
+        const int state = i / (F::stages * 8), stage = i / 8 % F::stages, unit = i % 8;
         float value[8], factor[8];
 #pragma unroll
         for (int j = 0; j < 8; ++j) {
@@ -221,9 +239,9 @@ __device__ __forceinline__ void tensor_filters(const typename Problem::filter* w
             const int c = number % F::of_tap * F::piece + element % F::piece;
             const bool meant = tap < F::taps && c < Problem::group_c;
             factor[j] = meant ? inverse[c] : 1.0f;
-            value[j] = meant ? filter(c, tap) : 0.0f;
+            value[j] = meant ? filter.state(c, tap, state) : 0.0f;
         }
-        if (padded == 0) {
+        if (padded == 0 && state == 0) {
 #pragma unroll
             for (int j = 0; j < 8; ++j) {
                 const int place = unit % 2 * 8 + j;
@@ -238,8 +256,8 @@ __device__ __forceinline__ void tensor_filters(const typename Problem::filter* w
             high[pair] = split_high(a, b, power_of_two(up));
             low[pair] = split_low(a, b, power_of_two(up), high[pair]);
         }
-        unsigned char* const to = fragments + F::fragment(group, tile, stage, of_tile / F::chunk) + row * 128 +
-                                  (unit ^ row % 8) * 16;
+        const int chunk = states_order<F::states, F::chunks>(state, of_tile / F::chunk);
+        unsigned char* const to = fragments + F::fragment(group, tile, stage, chunk) + row * 128 + (unit ^ row % 8) * 16;
         *reinterpret_cast<uint4*>(to) = make_uint4(high[0], high[1], high[2], high[3]);
         if constexpr (F::halves == 2)
             *reinterpret_cast<uint4*>(to + F::half_bytes) = make_uint4(low[0], low[1], low[2], low[3]);

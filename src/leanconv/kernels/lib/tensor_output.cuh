@@ -4,16 +4,18 @@
 
 #include <lib/epilogue.cuh>
 #include <lib/ptx/cluster.cuh>
+#include <lib/ptx/load.cuh>
 #include <lib/tensor_rings.cuh>
 
 namespace leanconv {
 
-// Stores two pixels of a thread, `row` and 8 behind it. Of each sixteen filters from `first` on it has the four from 4t on:
+// Stores two pixels of a thread, `row` and 8 (or `apart`) behind it. Of each sixteen filters from `first` on it has the four from 4t on:
 // sums[i][0, 1, 4, 5] of the first pixel, [2, 3, 6, 7] of the second.
-template <class Problem, class Tuning, int sixteens>
+template <class Problem, class Tuning, int sixteens, class Tiles>
 __device__ __forceinline__ void store_sums(const float (&sums)[sixteens][8], int first, const float* prepared,
                                            const float* bias, float* y, long long batch,
-                                           const TensorTiles<Problem, Tuning>& tiles, Offset<Problem> tile, int row, int t) {
+                                           const Tiles& tiles, Offset<Problem> tile, int row, int t,
+                                           int apart = 8) {
     using F = TensorFilters<Problem, Tuning>;
     int64 image = Problem::out_h * Problem::out_w;
     if constexpr (Problem::chwn) image *= batch;
@@ -24,7 +26,7 @@ __device__ __forceinline__ void store_sums(const float (&sums)[sixteens][8], int
 #pragma unroll
     for (int i = 0; i < sixteens; ++i) scale[i] = *reinterpret_cast<const float4*>(scales + 16 * i);
     const Place places[2] = {tiles.numbers.place(tiles.first_pixel(tile) + row),
-                             tiles.numbers.place(tiles.first_pixel(tile) + row + 8)};
+                             tiles.numbers.place(tiles.first_pixel(tile) + row + apart)};
 #pragma unroll
     for (int i = 0; i < sixteens; ++i) {
         const int in_group = first_k + 16 * i, filter = group * Problem::group_k + in_group;
@@ -45,7 +47,8 @@ __device__ __forceinline__ void store_sums(const float (&sums)[sixteens][8], int
             for (int j = 0; j < 4; ++j)
                 result[j] = finish<Problem>(v[j], b[j], held_by<Problem>(to + j * step, in_group + j < Problem::group_k));
             if constexpr (Problem::nhwc && Problem::group_k % 4 == 0) {
-                if (in_group < Problem::group_k) store_vector_of(to, result);
+                // NOTE: written out, because the compiler split these stores into four each in tensor_winograd.
+                if (in_group < Problem::group_k) st_global_v4(to, result);
             } else {
 #pragma unroll
                 for (int j = 0; j < 4; ++j)

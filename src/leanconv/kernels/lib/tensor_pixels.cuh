@@ -36,7 +36,7 @@ struct FilterCopies {
           tiles(tiles), rings(rings) {}
 
     __device__ __forceinline__ void stage(Offset<Problem> tile, int stage) {
-        for (int chunk = 0; chunk < F::chunks; ++chunk) {
+        for (int chunk = 0; chunk < F::stage_chunks; ++chunk) {
             const int64 at = F::fragment(tiles.group(tile), tiles.filters(tile), stage, chunk);
             mbarrier_wait_parity(rings.filters_free(place.stage), place.parity ^ 1);
             mbarrier_arrive_expect_tx(rings.filters_full(place.stage), F::stage_bytes);

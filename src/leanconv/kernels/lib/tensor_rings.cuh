@@ -68,7 +68,7 @@ __device__ __forceinline__ int flat_shift(int tap, int apart) {
 template <class Problem, class Tuning>
 struct TensorTiles {
     using F = TensorFilters<Problem, Tuning>;
-    static constexpr int pixels = 64 * Tuning::warpgroups;
+    static constexpr int pixels = 64 * Tuning::warpgroups / sharers_of(F::states);
     TensorPixels<Problem, Tuning> numbers;
     Offset<Problem> of_pixels;
     __device__ __forceinline__ explicit TensorTiles(long long batch)
@@ -84,6 +84,13 @@ struct TensorTiles {
     }
 };
 
+// Input pixels that lie side by side in shared memory for `pairs` pairs of outputs (lib/pair_states.cuh): two each, and two
+// more at the end and wherever a row ends. The first pair's number is a multiple of `pairs`. Problem::q counts pairs.
+template <class Problem>
+__host__ __device__ constexpr int pair_lines(int pairs) {
+    return ceil_div(2 * pairs + 2 + (Problem::q - gcd(pairs, Problem::q) + pairs - 1) / Problem::q * 2, 8) * 8;
+}
+
 // Shared memory: the ring of pixels, the ring of filters, and the barriers of both.
 template <class Problem, class Tuning>
 struct TensorRings {
@@ -92,7 +99,8 @@ struct TensorRings {
     static constexpr bool by_maps = Tuning::rows || Tuning::flat;
     // Flat columns, and the 32 of them that a copy brings; 32 channels of the tile.
     static constexpr int flat_pitch = TensorPixels<Problem, Tuning>::granule + 4, granule_bytes = flat_pitch * 32 * 4;
-    static constexpr int half_bytes = Tuning::flat ? pixels / 32 * granule_bytes : pixels * 128;
+    static constexpr int lines = F::states > 1 ? pair_lines<Problem>(pixels) : pixels;
+    static constexpr int half_bytes = Tuning::flat ? pixels / 32 * granule_bytes : lines * 128;
     static constexpr int pixel_bytes = by_maps ? 2 * half_bytes : split_depth * pitch * 4;
     static_assert(pixel_bytes % 1024 == 0 && F::stage_bytes % 1024 == 0, "stages begin where swizzle patterns do");
     static constexpr int bytes = Tuning::pixel_stages * pixel_bytes + Tuning::filter_stages * F::stage_bytes;
@@ -123,7 +131,7 @@ struct TensorRings {
         }
         for (int i = 0; i < Tuning::filter_stages; ++i) {
             mbarrier_init(filters_full(i), 1);
-            mbarrier_init(filters_free(i), consumer_warps);
+            mbarrier_init(filters_free(i), consumer_warps / sharers_of(F::states));
         }
         fence_mbarrier_init();
     }

@@ -54,19 +54,19 @@ __device__ __forceinline__ unsigned split_low(float a, float b, float up, unsign
     return cvt_rn_f16x2_f32(fmaf(a, up, -first), fmaf(b, up, -second));
 }
 
-// A row of 64 elements, 16 of them in each of four neighbouring lanes, as registers `row` and `row` + 2 of four fragments of
-// operand A. Gives what the row's products are multiplied by.
-template <bool exact, int lows>
-__device__ __forceinline__ float split_row(unsigned (&high)[4][4], unsigned (&low)[lows][4], int row, const float (&x)[4][4],
-                                           const SplitHeader& header) {
+// A row of 64 elements (or as many as sixteens), a quarter in each of four neighbouring lanes, as registers `row` and
+// `row` + 2 of a fragment of operand A for each sixteen. Gives what the row's products are multiplied by.
+template <bool exact, int lows, int sixteens>
+__device__ __forceinline__ float split_row(unsigned (&high)[sixteens][4], unsigned (&low)[lows][4], int row,
+                                           const float (&x)[sixteens][4], const SplitHeader& header) {
     float largest = fabsf(x[0][0]);
 #pragma unroll
-    for (int j = 1; j < 16; ++j) largest = fmaxf(largest, fabsf(x[j / 4][j % 4]));
+    for (int j = 1; j < 4 * sixteens; ++j) largest = fmaxf(largest, fabsf(x[j / 4][j % 4]));
     largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, 1));
     largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, 2));
     const RowScale scale(largest, header);
 #pragma unroll
-    for (int j = 0; j < 8; ++j) {
+    for (int j = 0; j < 2 * sixteens; ++j) {
         const float a = x[j / 2][j % 2 * 2], b = x[j / 2][j % 2 * 2 + 1];
         unsigned& packed = high[j / 2][j % 2 * 2 + row];
         packed = split_high(a, b, scale.up);

@@ -1,4 +1,4 @@
-// Loads from shared memory exactly as they are written, which the compiler would join or split: ld.shared.
+// Loads and stores exactly as they are written, which the compiler would join or split: ld.shared, st.global.
 // NOTE: each header of lib/ptx/ wraps one kind of PTX instruction, a function an instruction, named after it. The CPU
 // emulator has a twin of each, found first on the include path; kernels therefore include them with angle brackets.
 #pragma once
@@ -31,6 +31,11 @@ __device__ __forceinline__ void ld_shared_v2_u32(unsigned (&to)[2], const void* 
 __device__ __forceinline__ void ld_shared_v4_u32(unsigned (&to)[4], const void* shared) {
     asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];\n"
                  : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3]) : "r"(shared_address(shared)) : "memory");
+}
+
+// st.global.v4.f32: four words, at a multiple of 16 bytes.
+__device__ __forceinline__ void st_global_v4(float* to, const float (&v)[4]) {
+    asm volatile("st.global.v4.f32 [%0], {%1, %2, %3, %4};\n" :: "l"(to), "f"(v[0]), "f"(v[1]), "f"(v[2]), "f"(v[3]) : "memory");
 }
 
 }  // namespace leanconv

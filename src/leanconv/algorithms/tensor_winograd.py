@@ -1,0 +1,214 @@
+"""Winograd's F(2, 3) along rows on tensor cores, in the accuracy of float32 or of TF32."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from math import gcd
+
+from leanconv.algorithms.base import LAUNCH_CYCLES, Config, by_time, ceil_div, has_wide_tensors, variant
+from leanconv.algorithms.input_gradient import PartialConvolution, single_parts
+from leanconv.algorithms.tensor_filters import DEPTH, SplitFilters, SplitGemm, stages_of
+from leanconv.algorithms.tensor_gemm import FIRST_CYCLES, FLOPS_PER_CYCLE, ROW, SHARED, splits_of, wgmma_limits
+from leanconv.algorithms.tiles import conv_arguments, view_constants
+from leanconv.plan import Launch, Pointer, Target, TensorMap
+from leanconv.problem import ConvProblem
+
+#: Outputs of a pair, columns of a filter, and states of both.
+OUTPUTS, TAPS, STATES = 2, 3, 4
+#: Pairs of a tile.
+PAIRS = 64
+
+
+@dataclass(frozen=True)
+class PairConfig(Config, SplitFilters):
+    """A tile has 64 pairs of outputs and ``chunks`` x ``chunk`` filters, of which a product takes ``chunk``.
+
+    ``lines`` pixels are a stage. ``exchange`` sums of a thread change hands at once. The rest is as in
+    `TensorConfig`.
+    """
+
+    chunk: int
+    chunks: int
+    products: int
+    lines: int
+    pixel_stages: int
+    filter_stages: int
+    exchange: int = 16
+    split: int = 1
+    piece: int = ROW
+    rows: bool = True
+    flat: bool = False
+    states: int = STATES
+    warpgroups: int = 2
+    consumer_registers: int = 240
+    producer_registers: int = 24
+
+    @property
+    def threads(self) -> int:
+        """Threads of a block: the consumers, and one warpgroup of producers."""
+        return 128 * (self.warpgroups + 1)
+
+    @property
+    def pixel_stage_bytes(self) -> int:
+        """Bytes of a stage of pixels."""
+        return DEPTH * 4 * self.lines
+
+    @property
+    def ring_bytes(self) -> int:
+        """Bytes of both rings."""
+        return self.pixel_stages * self.pixel_stage_bytes + self.filter_stages * self.filter_stage_bytes
+
+    @property
+    def shared_bytes(self) -> int:
+        """Shared memory of a block: both rings, two barriers a stage, and the sums that change hands."""
+        barriers = 16 * (self.pixel_stages + self.filter_stages)
+        return self.ring_bytes + barriers + 4 * 128 * self.warpgroups * self.exchange
+
+
+#: A tile, as filters of a product and such chunks, and the TFLOP/s of its stages alone (burst, H200).
+TILES: dict[tuple[int, int], float] = {(64, 2): 294, (64, 1): 256}
+#: The same with one product of float16 instead of three.
+ONE_PRODUCT = 1.7
+#: Cycles of a tile beside its stages, and of the sum over the blocks of a cluster.
+TILE_CYCLES, SPLIT_CYCLES = 5000, 6000
+
+
+def pairs_of(problem: ConvProblem) -> int:
+    """Pairs in a row of outputs."""
+    return ceil_div(problem.q, OUTPUTS)
+
+
+def lines_of(problem: ConvProblem) -> int:
+    """Pixels that the pairs of a tile see in a row, with two more wherever a row of outputs ends: a multiple of 8."""
+    pairs = pairs_of(problem)
+    ends = (pairs - gcd(PAIRS, pairs) + PAIRS - 1) // pairs
+    return 8 * ceil_div(2 * PAIRS + 2 + 2 * ends, 8)
+
+
+def pair_map(problem: ConvProblem) -> TensorMap:
+    """How bulk copies walk over the pixels that the pairs of outputs see in one filter row: two more a row than there
+    are outputs, odd rows of which are rounded up."""
+    top, bottom, left, _ = problem.padding
+    row = 4 * problem.c
+    return TensorMap(
+        role=problem.operands[0].role,
+        element="float32",
+        shape=(problem.c, problem.w, problem.h, problem.n),
+        strides=(row, row * problem.w, row * problem.w * problem.h),
+        lower=(-left, -top),
+        upper=(2 * pairs_of(problem) + 2 - problem.w - left, bottom - (problem.r - 1) * problem.dilation[0]),
+        channels=ROW,
+        pixels=lines_of(problem),
+        traversal=(1, 1, 1, 1),
+        swizzle=4 * ROW,
+    )
+
+
+@lru_cache(maxsize=256)
+def _config(tile: tuple[int, int], lines: int, products: int, shared: int) -> PairConfig | None:
+    """The configuration of a tile, with rings as long as ``shared`` bytes allow; None where they are too short."""
+    config = PairConfig(*tile, products, lines, 2, 2)
+    for stages in (3, 2):
+        left = shared - variant(config, pixel_stages=stages, filter_stages=0).shared_bytes - 16 * 8
+        filters = min(8, left // config.filter_stage_bytes // 2 * 2)
+        if filters >= (8 if stages == 3 else 2):
+            return replace(config, pixel_stages=stages, filter_stages=filters)
+    return None
+
+
+class TensorWinograd(SplitGemm[PairConfig]):
+    """Filters 3 wide by four products for two outputs instead of six, each float32 split into two float16.
+
+    ``y0 = s0 t0 + s1 t1 + s2 t2, y1 = s1 t1 - s2 t2 - s3 t3`` with states s of pixels and t of filters.
+    """
+
+    name = "tensor_winograd"
+    paper = "A. Lavin and S. Gray, Fast Algorithms for Convolutional Neural Networks (2016)"
+
+    def target_limits(self, target: Target) -> list[str]:
+        return wgmma_limits(target)
+
+    def why_not(self, problem: ConvProblem, target: Target) -> list[str]:
+        reasons = super().why_not(problem, target)
+        if problem.layout != "NHWC":
+            reasons.append(f"layout={problem.layout!r} is not NHWC")
+        if problem.s != TAPS:
+            reasons.append(f"filters are {problem.s} wide, not {TAPS}")
+        if problem.stride != (1, 1):
+            reasons.append(f"stride={problem.stride} is not (1, 1)")
+        if problem.dilation[1] != 1:
+            reasons.append(f"dilation={problem.dilation} moves the columns of a filter apart")
+        read = problem.k if problem.op == "dgrad" else problem.c
+        of_group = problem.group_k if problem.op == "dgrad" else problem.group_c
+        if of_group < ROW // 2:
+            reasons.append(f"{of_group} channels are fewer than {ROW // 2}")
+        if read % 4 or (problem.groups > 1 and of_group % ROW):
+            reasons.append(
+                f"bulk copies of {ROW} channels do not fit {of_group} channels in each of {problem.groups} groups"
+            )
+        if not reasons:
+            reasons += [reason for part in single_parts(problem) for reason in pair_map(part.problem).why_not()]
+            reach = (problem.r - 1) * problem.dilation[0]
+            if reach > 255:
+                reasons.append(f"filter rows reach {reach} rows, more than the 255 of a bulk copy")
+        return reasons
+
+    def candidates(self, problem: ConvProblem, shared: int = SHARED) -> list[PairConfig]:
+        parts = single_parts(problem)
+        products = 1 if problem.precision == "tf32" else 3
+        lines = max((lines_of(part.problem) for part in parts), default=PAIRS)
+        found = (_config(tile, lines, products, shared) for tile in TILES)
+        return [config for config in found if config]
+
+    def timed(self, problem: ConvProblem, target: Target) -> list[tuple[float, PairConfig]]:
+        parts = single_parts(problem)
+        return by_time(
+            (self._cycles(problem, parts, config, target), config)
+            for whole in self.candidates(problem, target.shared_per_block)
+            for config in self._with_splits(whole, parts, target)
+        )
+
+    def _tiles(self, part: PartialConvolution, config: PairConfig) -> int:
+        """Tiles of a launch."""
+        problem = part.problem
+        pairs = problem.n * problem.p * pairs_of(problem)
+        return ceil_div(pairs, PAIRS) * ceil_div(problem.group_k, config.filters) * problem.groups
+
+    def _with_splits(self, config: PairConfig, parts: list[PartialConvolution], target: Target) -> Iterator[PairConfig]:
+        """The configuration, and with the reduction split over a cluster where the rings take the outputs of a tile."""
+        yield config
+        for part in parts:
+            for split in splits_of(self._tiles(part, config), stages_of(part.problem, config.piece, STATES), target):
+                if config.filters // 16 % split == 0 and config.filters * PAIRS * 2 * 4 <= config.ring_bytes:
+                    yield variant(config, split=split)
+
+    def _cycles(
+        self, problem: ConvProblem, parts: list[PartialConvolution], config: PairConfig, target: Target
+    ) -> float:
+        speed = TILES[config.chunk, config.chunks] * FLOPS_PER_CYCLE * (ONE_PRODUCT if config.products == 1 else 1)
+        time = 0.0
+        for part in parts:
+            stages = ceil_div(stages_of(part.problem, config.piece, STATES), config.split)
+            rounds = ceil_div(self._tiles(part, config) * config.split, target.multiprocessors)
+            each = stages * 2 * PAIRS * OUTPUTS * TAPS * config.filters * DEPTH / speed
+            time += rounds * (each + TILE_CYCLES) + FIRST_CYCLES + (SPLIT_CYCLES if config.split > 1 else 0)
+        return max(time, problem.bytes / target.bytes_per_cycle) + 3 * LAUNCH_CYCLES
+
+    def main_launch(
+        self, problem: ConvProblem, part: PartialConvolution, config: PairConfig, first: int, target: Target
+    ) -> Launch:
+        _, _, *rest = conv_arguments(problem)
+        tiles = self._tiles(part, config)
+        return Launch(
+            header="tensor_winograd.cuh",
+            function="leanconv::tensor_winograd",
+            problem=(*view_constants(part.problem, part.view, has_wide_tensors(problem)), ("first_prepared", first)),
+            tuning=config.constants(),
+            arguments=(replace(pair_map(part.problem), role=problem.operands[0].role), Pointer("prepared"), *rest),
+            grid=tiles * config.split if config.split > 1 else min(tiles, target.multiprocessors),
+            block=config.threads,
+            shared_bytes=config.shared_bytes,
+            cluster=config.split,
+        )

@@ -1,0 +1,173 @@
+"""Winograd's F(2, 3) on tensor cores: where rows end, what is kept on data of every range, limits and choice."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import emulator
+import numpy as np
+import proof
+import pytest
+import selection
+from cases import KINDS, TARGETS, Case
+from cases_tensor import LAYER, PAIR_CASES, RANGES, drawn, in_sequential_sums, with_no_numbers
+
+from leanconv.algorithms import ALGORITHMS
+from leanconv.algorithms.tensor_filters import prepared_floats
+from leanconv.algorithms.tensor_winograd import PairConfig, lines_of, pair_map
+from leanconv.problem import ConvProblem
+from leanconv.reference import oracle
+from leanconv.runtime.compile import KERNELS
+
+TENSOR_WINOGRAD = next(a for a in ALGORITHMS if a.name == "tensor_winograd")
+TENSOR_GEMM = next(a for a in ALGORITHMS if a.name == "tensor_gemm")
+HOPPER = TARGETS[0]
+
+
+def _ways(case: Case) -> list[PairConfig]:
+    """A configuration of each tile, whole and with the reduction split."""
+    kinds: dict[Any, PairConfig] = {}
+    for config in TENSOR_WINOGRAD.configs(case.problem, HOPPER):
+        kinds.setdefault((config.chunk, config.chunks, config.split > 1), config)
+    return list(kinds.values())
+
+
+def _every() -> list[Any]:
+    """All layers with all tiles; ``make test`` plays each layer once, tiles by turns."""
+    found, chosen = [], []
+    for turn, case in enumerate(PAIR_CASES):
+        ways = _ways(case)
+        for i, config in enumerate(ways):
+            name = f"{case.name}-{config.chunks}x{config.chunk}-split{config.split}"
+            found.append((case, config, name))
+            chosen += [found[-1]] if i == turn % len(ways) else []
+    return selection.marked(found, chosen, lambda each: (each[:2], each[2]))
+
+
+@pytest.mark.parametrize(("case", "config"), _every())
+def test_every_tile(case: Case, config: PairConfig) -> None:
+    proof.check(TENSOR_WINOGRAD, case.problem, config, kinds=KINDS[:1])
+
+
+def played(x: np.ndarray, w: np.ndarray, problem: ConvProblem = LAYER, kernels: Path = KERNELS) -> np.ndarray:
+    """What the kernel computes."""
+    config = next(c for c in TENSOR_WINOGRAD.configs(problem, HOPPER) if (c.filters, c.split) == (64, 1))
+    y = np.full(problem.y_shape, np.nan, np.float32)
+    plan = TENSOR_WINOGRAD.plan(problem, config, HOPPER)
+    emulator.run_plan(plan, {"x": x, "w": w, "bias": None, "y": y}, kernels=kernels, orders=("ascending",))
+    return y
+
+
+def lost(kind: str, kernels: Path = KERNELS) -> tuple[float, float]:
+    """The kernel's error on data of this kind in units of that of a sequential float32 sum: of all outputs, and of the
+    filter where it is largest."""
+    x, w = drawn(kind)
+    y, reference = played(x, w, kernels=kernels), oracle.conv2d(LAYER, x, w)
+    of_all = oracle.relative_error(y, reference)
+    return of_all / oracle.relative_error(oracle.sequential_float32(LAYER, x, w), reference), in_sequential_sums(
+        y, x, w
+    )
+
+
+@pytest.mark.parametrize("kind", RANGES)
+def test_errors_on_data_of_every_range(kind: str) -> None:
+    """All outputs together lose no more than a sequential float32 sum; single filters, with few products that matter,
+    up to 2.5 times as much: two outputs are sums and differences of three rounded sums each."""
+    of_all, of_worst = lost(kind)
+    assert of_all <= 1 and of_worst <= 2.5
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "by"),
+    [
+        ("filters-apart", "part[0] * scale[i].x", "part[0]"),
+        ("channels-apart", "16 * sixteen + 4 * t + e]", "16 * sixteen + 4 * t]"),
+        ("normal", "one.down[i % 2] =", "one.down[0] ="),
+    ],
+)
+def test_errors_of_broken_scales_show(kind: str, text: str, by: str, tmp_path: Path) -> None:
+    copy = tmp_path / "kernels"
+    shutil.copytree(KERNELS, copy)
+    found = [
+        copy / name for name in ("tensor_winograd.cuh", "lib/tensor_output.cuh") if text in (copy / name).read_text()
+    ]
+    assert len(found) == 1
+    found[0].write_text(found[0].read_text().replace(text, by))
+    assert not lost(kind, copy)[1] <= 2.5
+
+
+def test_an_outlier_leaves_its_neighbours_alone() -> None:
+    """Also the other output of a pair, whose window does not hold it: each state has a scale of its own."""
+    x, w = drawn("outlier")
+    y, reference = played(x, w), oracle.conv2d(LAYER, x, w)
+    plain = oracle.sequential_float32(LAYER, x, w)
+    unseen = np.ones(y.shape, bool)
+    unseen[0, 2:5, 3:6] = False
+    assert np.linalg.norm((y - reference)[unseen]) < np.linalg.norm((plain - reference)[unseen])
+
+
+def test_what_is_no_number_reaches_just_the_outputs_that_see_it() -> None:
+    x, w, unseen = with_no_numbers()
+    np.testing.assert_array_equal(np.isfinite(played(x, w)), unseen)
+
+
+def test_one_product_keeps_eleven_bits() -> None:
+    problem = replace(LAYER, precision="tf32")
+    x, w = drawn("normal", problem)
+    assert 1e-4 < oracle.relative_error(played(x, w, problem), oracle.conv2d(problem, x, w)) < 7e-4
+
+
+def test_limits_name_the_rule() -> None:
+    def refused(**changes: Any) -> list[str]:
+        return TENSOR_WINOGRAD.why_not(replace(LAYER, **changes), HOPPER)
+
+    assert refused() == [] and refused(r=1) == [] and refused(r=5, padding=(4, 4, 1, 1), dilation=(2, 1)) == []
+    assert refused(s=5) == ["filters are 5 wide, not 3"]
+    assert refused(layout="NCHW") == ["layout='NCHW' is not NHWC"]
+    assert refused(stride=(1, 2)) == ["stride=(1, 2) is not (1, 1)"]
+    assert any("dilation=(1, 2)" in reason for reason in refused(dilation=(1, 2)))
+    assert any("62 channels" in reason for reason in refused(c=62))
+    for target in TARGETS[1:]:
+        assert any(target.arch in reason for reason in TENSOR_WINOGRAD.why_not(LAYER, target))
+    exact = replace(LAYER, precision="ieee")
+    assert any("'fp32'" in reason for reason in TENSOR_WINOGRAD.reasons(exact, HOPPER))
+
+
+def test_a_stage_has_the_pixels_of_all_pairs() -> None:
+    """Wherever a tile begins, counted by hand; a bulk copy walks rows of two pixels more than pairs have outputs."""
+    for q in (1, 2, 3, 7, 8, 14, 28, 56, 57, 111, 112, 130, 300):
+        problem = ConvProblem(2, 32, 9, q, 32, 3, 3, padding=(1, 1, 1, 1), layout="NHWC")
+        pairs, seen = -(-q // 2), 0
+        for first in range(0, 64 * pairs, 64):
+            before, last = first // pairs, (first + 63) // pairs
+            seen = max(seen, 2 * 63 + 2 * (last - before) + 4)
+        assert lines_of(problem) == -(-seen // 8) * 8
+        walk = pair_map(problem)
+        assert not walk.why_not() and problem.w + walk.upper[0] - walk.lower[0] == 2 * pairs + 2
+
+
+def test_rings_and_prepared_filters_have_room() -> None:
+    for case in PAIR_CASES:
+        for config in TENSOR_WINOGRAD.configs(case.problem, HOPPER):
+            assert config.shared_bytes <= HOPPER.shared_per_block
+            plan = TENSOR_WINOGRAD.plan(case.problem, config, HOPPER)
+            assert plan.prepared_bytes == TENSOR_WINOGRAD.prepared_bytes(case.problem)
+            if case.problem.op == "fprop":
+                head, every = prepared_floats(case.problem, config)
+                assert head % 4 == 0 and 4 * every <= plan.prepared_bytes
+
+
+def test_auto_takes_it_where_it_is_faster() -> None:
+    """But not where rows have one output, and half of each pair is nothing."""
+
+    def faster(problem: ConvProblem) -> bool:
+        ours, others = TENSOR_WINOGRAD.best(problem, HOPPER), TENSOR_GEMM.best(problem, HOPPER)
+        return bool(ours[0] < others[0])  # type: ignore[index]
+
+    for channels in (64, 128, 256):
+        layer = ConvProblem(32, channels, 56, 56, channels, 3, 3, padding=(1, 1, 1, 1), layout="NHWC")
+        assert faster(layer) and faster(replace(layer, op="dgrad"))
+    assert not faster(ConvProblem(32, 256, 560, 1, 256, 3, 3, padding=(1, 1, 1, 1), layout="NHWC"))
