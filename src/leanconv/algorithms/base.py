@@ -59,6 +59,10 @@ class Algorithm(ABC):
         """What it multiplies with: the ceiling that its speed is compared with."""
         return "fp32"
 
+    def least_cycles(self, problem: Any, target: Target) -> float:
+        """A time on ``target`` that it cannot stay below: it is not asked for more where another algorithm does."""
+        return 0.0
+
     def workspace_bytes(self, problem: Any) -> int:
         """Bytes of scratch memory it takes on ``problem``."""
         return 0
@@ -179,6 +183,11 @@ def mean_products(problem: ConvProblem) -> int:
     rows = _seen(problem.h, problem.r, sh, dh, top, problem.p)
     columns = _seen(problem.w, problem.s, sw, dw, left, problem.q)
     return problem.group_c * rows * columns // max(1, problem.p * problem.q)
+
+
+def fma_cycles(problem: ConvProblem, target: Target, fewer: float = 1) -> float:
+    """Cycles of a layer's multiply-adds, ``fewer`` times fewer than by its definition, on all FP32 cores of a GPU."""
+    return problem.flops / 2 / fewer / (target.multiprocessors * target.fma_lanes)
 
 
 def has_wide_tensors(problem: ConvProblem) -> bool:

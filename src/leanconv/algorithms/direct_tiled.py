@@ -9,7 +9,15 @@ from itertools import product
 from operator import itemgetter
 from typing import NamedTuple
 
-from leanconv.algorithms.base import Config, TimedAlgorithm, by_time, ceil_div, conv_constants, has_wide_tensors
+from leanconv.algorithms.base import (
+    Config,
+    TimedAlgorithm,
+    by_time,
+    ceil_div,
+    conv_constants,
+    fma_cycles,
+    has_wide_tensors,
+)
 from leanconv.algorithms.tiles import conv_arguments, gradient_limits, images_outermost
 from leanconv.dtypes import GPU_LAYERS
 from leanconv.plan import Launch, Plan, Target
@@ -408,6 +416,9 @@ class DirectTiled(TimedAlgorithm):
     paper = "X. Chen et al., Optimizing Memory Efficiency for Convolution Kernels on Kepler GPUs (2017)"
     tier = "ieee"
     solves = "conv2d"
+
+    def least_cycles(self, problem: ConvProblem, target: Target) -> float:
+        return fma_cycles(problem, target)
 
     def why_not(self, problem: ConvProblem, target: Target) -> list[str]:
         reasons = [*gradient_limits(problem, GPU_LAYERS), *images_outermost(problem)]

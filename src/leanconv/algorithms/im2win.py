@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from leanconv.algorithms.base import LAUNCH_CYCLES, TimedAlgorithm, by_time, ceil_div
+from leanconv.algorithms.base import LAUNCH_CYCLES, TimedAlgorithm, by_time, ceil_div, fma_cycles
 from leanconv.algorithms.tiles import (
     TileConfig,
     conv_arguments,
@@ -71,6 +71,9 @@ class Im2win(TimedAlgorithm):
     paper = PAPER
     tier = "ieee"
     solves = "conv2d"
+
+    def least_cycles(self, problem: ConvProblem, target: Target) -> float:
+        return fma_cycles(problem, target)
 
     def why_not(self, problem: ConvProblem, target: Target) -> list[str]:
         return tensor_limits(problem)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from leanconv.algorithms.base import GpuAlgorithm, ceil_div
+from leanconv.algorithms.base import GpuAlgorithm, ceil_div, fma_cycles
 from leanconv.algorithms.direct import DirectConfig
 from leanconv.algorithms.im2win import PAPER, tensor_elements, tensor_limits, transform, window_constants
 from leanconv.algorithms.tiles import conv_arguments
@@ -19,6 +19,9 @@ class Im2winBasic(GpuAlgorithm):
     paper = PAPER
     tier = "ieee"
     solves = "conv2d"
+
+    def least_cycles(self, problem: ConvProblem, target: Target) -> float:
+        return fma_cycles(problem, target)
 
     def why_not(self, problem: ConvProblem, target: Target) -> list[str]:
         return tensor_limits(problem)

@@ -7,7 +7,7 @@ from functools import lru_cache
 from math import gcd, lcm
 
 from leanconv.algorithms import implicit_gemm
-from leanconv.algorithms.base import TimedAlgorithm, by_time, ceil_div, has_wide_tensors, variant
+from leanconv.algorithms.base import TimedAlgorithm, by_time, ceil_div, fma_cycles, has_wide_tensors, variant
 from leanconv.algorithms.im2win import PAPER
 from leanconv.algorithms.tiles import (
     TileConfig,
@@ -111,6 +111,9 @@ class Im2winFused(TimedAlgorithm):
     paper = PAPER
     tier = "ieee"
     solves = "conv2d"
+
+    def least_cycles(self, problem: ConvProblem, target: Target) -> float:
+        return fma_cycles(problem, target)
 
     def why_not(self, problem: ConvProblem, target: Target) -> list[str]:
         return forward_limits(problem) + images_outermost(problem)

@@ -6,7 +6,7 @@ from dataclasses import replace
 from math import lcm
 
 from leanconv.algorithms import input_gradient
-from leanconv.algorithms.base import TimedAlgorithm, by_time, has_wide_tensors
+from leanconv.algorithms.base import TimedAlgorithm, by_time, fma_cycles, has_wide_tensors
 from leanconv.algorithms.input_gradient import PartialConvolution
 from leanconv.algorithms.tiles import (
     OutputView,
@@ -109,6 +109,9 @@ class ImplicitGemm(TimedAlgorithm):
     paper = "S. Lu et al., im2win (2023), Algorithm 1; S. Chetlur et al., cuDNN (2014)"
     tier = "ieee"
     solves = "conv2d"
+
+    def least_cycles(self, problem: ConvProblem, target: Target) -> float:
+        return fma_cycles(problem, target)
 
     def why_not(self, problem: ConvProblem, target: Target) -> list[str]:
         return gradient_limits(problem, GPU_LAYERS)

@@ -14,6 +14,7 @@ from leanconv.algorithms.base import (
     by_time,
     ceil_div,
     copy_layout,
+    fma_cycles,
     mean_products,
     variant,
 )
@@ -279,6 +280,9 @@ class Winograd1d(TimedAlgorithm):
     paper = "Z. Zhang et al., Im2col-Winograd (ICPP 2024)"
     tier = "fp32"
     solves = "conv2d"
+
+    def least_cycles(self, problem: ConvProblem, target: Target) -> float:
+        return fma_cycles(problem, target, 2.5 if problem.precision in ("ieee", "fp32") else 4.5)
 
     def why_not(self, problem: ConvProblem, target: Target) -> list[str]:
         reasons = gradient_limits(problem) + overwrites(problem)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import isqrt
 
-from leanconv.algorithms.base import TimedAlgorithm, by_time, copy_layout
+from leanconv.algorithms.base import TimedAlgorithm, by_time, copy_layout, fma_cycles
 from leanconv.algorithms.tiles import gradient_limits, overwrites
 from leanconv.algorithms.winograd_tiles import (
     Transform,
@@ -86,6 +86,9 @@ class Winograd2d(TimedAlgorithm):
     paper = "R. L. Castro et al., openCNN (2021)"
     tier = "fp32"
     solves = "conv2d"
+
+    def least_cycles(self, problem: ConvProblem, target: Target) -> float:
+        return fma_cycles(problem, target, 2.25)
 
     def why_not(self, problem: ConvProblem, target: Target) -> list[str]:
         return gradient_limits(problem) + overwrites(problem) + why_not_2d(problem)

@@ -91,7 +91,15 @@ def choose(problem: Problem, target: Target | None, name: str = "auto", limit: i
     Raises ValueError for an unknown name, NoAlgorithmError where nothing fits or the named one does not.
     """
     relevant = [a for a in _relevant(problem, target, name) if name in ("auto", a.name)]
-    candidates = [consider(algorithm, problem, target, name, limit) for algorithm in relevant]
+    candidates = []
+    quickest = inf
+    # Tensor cores first: where they serve a layer, most others cannot be as fast, and need not be asked.
+    for algorithm in sorted(relevant, key=lambda algorithm: algorithm.arithmetic(problem) == "fp32"):
+        if target is not None and name == "auto" and algorithm.least_cycles(problem, target) > quickest:
+            continue
+        candidates.append(consider(algorithm, problem, target, name, limit))
+        quickest = min(quickest, candidates[-1].cost)
+    candidates.sort(key=lambda candidate: relevant.index(candidate.algorithm))
     chosen = pick(candidates, name)
     if chosen is not None:
         return chosen
