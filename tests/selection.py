@@ -6,6 +6,7 @@ cover (layers, layouts, configurations), and not with the product of all of it.
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
@@ -37,9 +38,15 @@ def layer_name(case: Case) -> str:
     return case.name if layout is None else case.name.removesuffix(f"-{layout.lower()}")
 
 
+def in_turn(algorithm: GpuAlgorithm, case: Case) -> bool:
+    """Whether it is the algorithm's turn: each layer goes to every third one, thorough layers to all."""
+    text = f"{algorithm.name} {layer_name(case)}"
+    return case.thorough or zlib.crc32(text.encode()) % 3 == 0
+
+
 def traits(algorithm: GpuAlgorithm, case: Case) -> Iterator[Hashable]:
-    """The layer, which has its own purpose; in each layout and direction what kernels and loaders depend on; of 16-bit
-    elements what differs in loading and storing them.
+    """The layer, which has its own purpose, by turns; in each layout and direction what kernels and loaders depend on;
+    of 16-bit elements what differs in loading and storing them.
 
     Algorithms that transform have layers of their own, and so have direct_tiled and tensor cores; the slowest ones need
     none. From the others they need no more than the latter.
@@ -48,7 +55,7 @@ def traits(algorithm: GpuAlgorithm, case: Case) -> Iterator[Hashable]:
     transforms = algorithm.name.startswith("winograd")
     known_otherwise = ("direct_tiled", "direct", "direct_weight", "im2win_basic", "implicit_gemm_weight_parts")
     plain = algorithm.tier == "ieee" and algorithm.name not in known_otherwise
-    if plain or (transforms and case in TRANSFORM_CASES):
+    if (plain or (transforms and case in TRANSFORM_CASES)) and in_turn(algorithm, case):
         yield layer_name(case)
     if not isinstance(problem, ConvProblem):
         return

@@ -22,9 +22,9 @@ from leanconv.plan import role_of
 from leanconv.problem import BORDERS, ConvProblem
 from leanconv.runtime.compile import KERNELS, source
 
-ARITHMETIC = settings(max_examples=80, derandomize=True, deadline=None, database=None)
+ARITHMETIC = settings(max_examples=50, derandomize=True, deadline=None, database=None)
 KERNEL = settings(
-    max_examples=5,
+    max_examples=3,
     derandomize=True,
     deadline=None,
     database=None,

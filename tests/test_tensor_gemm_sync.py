@@ -29,7 +29,7 @@ AMPERE, BLACKWELL, WORKSTATION, HOPPER = (
 
 
 def _every() -> list[Any]:
-    """All layers with all tiles of three GPUs; ``make test`` plays each layer once, layouts and GPUs by turns."""
+    """All layers with all tiles of three GPUs; ``make test`` plays the layers that those of tensor_gemm leave."""
     found, chosen = [], []
     for turn, case in enumerate(TENSOR_CASES):
         ways = [
@@ -38,7 +38,7 @@ def _every() -> list[Any]:
             for config in TENSOR_GEMM_SYNC.configs(case.problem, target)
         ]
         found += ways
-        chosen += [ways[turn * 5 % len(ways)]] if case.in_turn else []
+        chosen += [ways[turn * 5 % len(ways)]] if case.in_turn and turn % 2 else []
     return selection.marked(found, chosen, lambda each: (each[:3], each[3]))
 
 

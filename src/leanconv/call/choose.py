@@ -95,7 +95,7 @@ def choose(problem: Problem, target: Target | None, name: str = "auto", limit: i
     quickest = inf
     # Tensor cores first: where they serve a layer, most others cannot be as fast, and need not be asked.
     for algorithm in sorted(relevant, key=lambda algorithm: algorithm.arithmetic(problem) == "fp32"):
-        if target is not None and name == "auto" and algorithm.least_cycles(problem, target) > quickest:
+        if target is not None and name == "auto" and algorithm.least_cycles(problem, target) > quickest > 0:
             continue
         candidates.append(consider(algorithm, problem, target, name, limit))
         quickest = min(quickest, candidates[-1].cost)
