@@ -146,7 +146,7 @@ def runs_on(algorithm, problem, target):
 
 
 def guesses():
-    """Every layer for every GPU; in ``make test`` every layer, algorithms in every layout and for every other GPU, once."""
+    """Every layer for every GPU; in ``make test`` every layer, and algorithms in every layout, for every other GPU."""
     pairs = [(entry, target) for entry, target in product(ACCEPTED, TARGETS) if runs_on(*entry.values, target)]
     found = [(*entry.values, target, f"{entry.id}-{target.arch}") for entry, target in pairs]
 
