@@ -101,6 +101,7 @@ TENSOR = (
         "place",
         WRONG,
         "same-nhwc",
+        times=2,
     ),
     tensor("filters are not swizzled", "(unit ^ row % 8) * 16", "unit * 16", WRONG, "same-nhwc"),
     tensor(
@@ -186,8 +187,8 @@ TENSOR = (
     ),
     tensor(
         "each block of a cluster has all stages",
-        "first = static_cast<int>(cluster_rank()) * share",
-        "first = 0",
+        "tile = left + blockIdx.x / split;\n            first = static_cast<int>(cluster_rank()) * share",
+        "tile = left + blockIdx.x / split;\n            first = 0",
         WRONG,
         "same-nhwc",
         split=2,

@@ -24,7 +24,7 @@ from leanconv.runtime.compile import KERNELS, source
 
 ARITHMETIC = settings(max_examples=50, derandomize=True, deadline=None, database=None)
 KERNEL = settings(
-    max_examples=3,
+    max_examples=2,
     derandomize=True,
     deadline=None,
     database=None,

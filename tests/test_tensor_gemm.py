@@ -16,7 +16,8 @@ from cases import KINDS, TARGETS, Case
 from cases_tensor import LAYER, RANGES, TENSOR_CASES, drawn, in_sequential_sums, with_no_numbers
 
 from leanconv.algorithms import ALGORITHMS
-from leanconv.algorithms.tensor_filters import DEPTH, prepared_floats
+from leanconv.algorithms.input_gradient import single_parts
+from leanconv.algorithms.tensor_filters import DEPTH, prepared_floats, stages_of
 from leanconv.algorithms.tensor_gemm import TensorConfig
 from leanconv.problem import ConvProblem
 from leanconv.reference import oracle
@@ -74,6 +75,18 @@ def test_a_tile_that_is_left_is_shared(layout: str, way: str) -> None:
     (launch,) = TENSOR_GEMM.plan(problem, config, few).launches
     assert launch.grid == 4
     proof.check(TENSOR_GEMM, problem, config, kinds=KINDS[:1], target=few)
+
+
+def test_blocks_have_stages_of_every_part_of_a_gradient() -> None:
+    pad = (2, 2, 2, 2)
+    problem = ConvProblem(1, 64, 14, 14, 352, 5, 5, (2, 2), pad, layout="NHWC", precision="fp32", op="dgrad")
+    splits = set()
+    for config in TENSOR_GEMM.configs(problem, HOPPER):
+        splits.add(config.split)
+        for part in single_parts(problem):
+            stages = stages_of(part.problem, config.piece)
+            assert -(-stages // config.split) * (config.split - 1) < stages, config
+    assert splits > {1}
 
 
 def played(x: np.ndarray, w: np.ndarray, problem: ConvProblem = LAYER, kernels: Path = KERNELS) -> np.ndarray:

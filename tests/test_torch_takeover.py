@@ -23,6 +23,7 @@ import leanconv.torch  # noqa: E402
 from leanconv.algorithms.direct_weight import DirectWeight  # noqa: E402
 from leanconv.bench.results import Results  # noqa: E402
 from leanconv.bench.suites import parse_problem  # noqa: E402
+from leanconv.call.ahead import Compilation  # noqa: E402
 from leanconv.plan import Target  # noqa: E402
 from leanconv.torch import takeover  # noqa: E402
 from leanconv.torch.expect import pytorch_cycles  # noqa: E402
@@ -231,8 +232,17 @@ def test_warm_up_compiles_what_will_run(device: HostDevice, monkeypatch: pytest.
     model.forward = lambda x: model[0](x) + model[2](x[:1, :1]).sum()  # type: ignore[method-assign]
     x, before = torch.randn(2, 3, 9, 8), copy.deepcopy(model.state_dict())
     compiled: list[Any] = []
-    monkeypatch.setattr(leanconv, "compile", lambda problems, **options: compiled.extend(problems))
+    limits: set[Any] = set()
+
+    def compile(problems: Any, workspace_limit: Any, **options: Any) -> Compilation:
+        compiled.extend(problems)
+        limits.update((each.op, workspace_limit) for each in problems)
+        return Compilation(len(problems), 0, 0, 0.0)
+
+    monkeypatch.setattr(leanconv, "compile", compile)
     leanconv.torch.warm_up(model, x)
+    # with the workspace that a gradient of filters will have
+    assert {limit for op, limit in limits if op != "wgrad"} == {None} and ("wgrad", 32 << 20) in limits
     assert all(each.grad is None for each in model.parameters()) and not device.launches
     assert all(torch.equal(each, before[name]) for name, each in model.state_dict().items())
     with leanconv.torch.enable(model) as taken:
@@ -251,7 +261,12 @@ def test_warm_up_compiles_what_will_run(device: HostDevice, monkeypatch: pytest.
 def test_warm_up_under_autocast(device: HostDevice, monkeypatch: pytest.MonkeyPatch) -> None:
     conv, x = nn.Conv2d(3, 4, 3), torch.randn(2, 3, 5, 5)
     compiled: list[Any] = []
-    monkeypatch.setattr(leanconv, "compile", lambda problems, **options: compiled.extend(problems))
+
+    def compile(problems: Any, **options: Any) -> Compilation:
+        compiled.extend(problems)
+        return Compilation(len(problems), 0, 0, 0.0)
+
+    monkeypatch.setattr(leanconv, "compile", compile)
     with leanconv.torch.enable(conv) as taken, torch.autocast("cpu", torch.float16):
         leanconv.torch.warm_up(conv, x)
         # autocast keeps filters that it has cast, and must not have kept those without values
@@ -288,3 +303,20 @@ def test_models_on_the_cpu_are_left_alone() -> None:
     with leanconv.torch.enable(conv) as taken:
         assert torch.equal(conv(x), expected)
     assert not taken.report().lines and str(taken.report()) == "no convolution has run on CUDA"
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+def test_one_number_for_both_axes(device: HostDevice, transposed: bool) -> None:
+    """PyTorch takes lists of one number for layers of two axes, and passes them on as they are."""
+    function = nn.functional.conv_transpose2d if transposed else nn.functional.conv2d
+    x, w = torch.randn(2, 4, 9, 8, requires_grad=True), torch.randn(4, 4, 3, 3, requires_grad=True)
+
+    def run() -> list[Any]:
+        y = function(x, w, stride=(2,), padding=(1,))
+        return [y, *torch.autograd.grad(y.square().sum(), (x, w))]
+
+    expected = run()
+    with leanconv.torch.enable():
+        for one, other in zip(run(), expected, strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
+    assert device.launches

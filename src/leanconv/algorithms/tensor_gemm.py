@@ -214,13 +214,14 @@ def splits_of(tiles: int, stages: int, target: Target) -> Iterator[int]:
 def _with_splits(config: TensorConfig, parts: list[PartialConvolution], target: Target) -> Iterator[TensorConfig]:
     """The configuration, and with the reduction split over a cluster where the rings take the sums of a tile."""
     yield config
-    stages = min(stages_of(part.problem, config.piece) for part in parts)
     if config.filters * config.pixels * 4 > config.ring_bytes:
         return
+    stages = [stages_of(part.problem, config.piece) for part in parts]
     for split in SPLITS:
-        each = ceil_div(stages, split)
         shared = all(0 < _rounds(_tiles(part, config), split, target)[1] for part in parts)
-        if shared and each >= 2 and each * (split - 1) < stages and config.filters // 16 % split == 0:
+        # each block has stages, two at least but the last
+        enough = all(each >= 2 and each * (split - 1) < all_ for all_ in stages for each in [ceil_div(all_, split)])
+        if shared and enough and config.filters // 16 % split == 0:
             yield variant(config, split=split)
 
 

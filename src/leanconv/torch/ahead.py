@@ -57,7 +57,17 @@ def warm_up(
         outputs = model(*inputs)
         if model.training if backward is None else backward:
             _differentiate(model, outputs)
-    return leanconv.compile(found.problems, device=f"cuda:{index}", progress=progress)
+    # A takeover allows gradients of filters a workspace, with which other kernels are chosen.
+    by_limit: dict[int | None, list[ConvProblem]] = {None: found.problems}
+    for problem in found.taken:
+        by_limit.setdefault(takeover.workspace(problem), []).append(problem)
+    done = [
+        leanconv.compile(problems, device=f"cuda:{index}", workspace_limit=limit, progress=progress)
+        for limit, problems in by_limit.items()
+        if problems or not found.taken
+    ]
+    kernels, compiled = sum(each.kernels for each in done), sum(each.compiled for each in done)
+    return Compilation(sum(each.problems for each in done), kernels, compiled, sum(each.seconds for each in done))
 
 
 @contextmanager
@@ -95,7 +105,9 @@ class _Recorder(TorchDispatchMode):
 
     def __init__(self, active: takeover.Takeover, index: int | None) -> None:
         super().__init__()
+        #: of `leanconv.torch`'s own operators, and of layers that are taken over
         self.problems: list[ConvProblem] = []
+        self.taken: list[ConvProblem] = []
         self._active, self._index = active, index
 
     def __torch_dispatch__(self, function: Any, types: Any, given: Any = (), options: Any = None) -> Any:
@@ -115,14 +127,14 @@ class _Recorder(TorchDispatchMode):
         return function(*given, **(options or {}))
 
     def _taken(self, x: Any, w: Any, bias: bool, rest: Any, wanted: Any) -> None:
-        options = layers.options_of(rest)
+        options = layers.options_of(rest, x.dim() - 2)
         if layers.why_never(x, w, options):
             return
         for operation, is_wanted in zip(layers.operations(x, w, options, bias), wanted, strict=True):
             if is_wanted:
                 problem = self._active.problem(operation, options, x.dtype)
                 if self._active.decide(w, problem, self._index)[0]:
-                    self.problems.append(problem)
+                    self.taken.append(problem)
 
     def _ours(self, op: Any, x_shape: Any, w_shape: Any, first: Any, second: Any, bias: Any, *options: Any) -> None:
         stride, padding, dilation, groups, precision = options

@@ -45,9 +45,14 @@ def stricter(one: Precision, other: Precision) -> Precision:
     return PRECISIONS[min(PRECISIONS.index(one), PRECISIONS.index(other))]
 
 
-def options_of(given: Any) -> Options:
+def options_of(given: Any, axes: int) -> Options:
+    """Of a layer of so many axes: PyTorch takes one number for all of them."""
     stride, padding, dilation, transposed, output_padding, groups = given
-    return Options(tuple(stride), tuple(padding), tuple(dilation), bool(transposed), tuple(output_padding), int(groups))
+
+    def each(numbers: Any) -> tuple[int, ...]:
+        return tuple(numbers) * axes if len(numbers) == 1 else tuple(numbers)
+
+    return Options(each(stride), each(padding), each(dilation), bool(transposed), each(output_padding), int(groups))
 
 
 @dataclass(frozen=True)

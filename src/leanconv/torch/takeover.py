@@ -113,7 +113,7 @@ class Takeover:
         key = self._key(x, w, bias, given)
         choices = None if key is None else self._choices.get(key) or self._choices.recall(key)
         if choices is None:
-            choices = (self._choose_forward(x, w, bias, options_of(given)),)
+            choices = (self._choose_forward(x, w, bias, options_of(given, x.dim() - 2)),)
             if key is not None:
                 self._choices.keep(key, choices)
         (choice,) = choices
@@ -128,7 +128,7 @@ class Takeover:
         key = self._key(x, w, grad, given)
         choices = None if key is None else self._choices.get(key) or self._choices.recall(key)
         if choices is None:
-            choices = self._choose_backward(grad, x, w, options_of(most), mask)
+            choices = self._choose_backward(grad, x, w, options_of(most, x.dim() - 2), mask)
             if key is not None:
                 self._choices.keep(key, choices)
         by_x, by_w = choices
@@ -242,7 +242,7 @@ class Takeover:
         if why or index is None or problem.is_empty:
             return "", why or ("its tensors lie on the CPU" if index is None else "there is nothing to compute")
         try:
-            loaded = bind.load(problem, index, "auto", _workspace(problem))
+            loaded = bind.load(problem, index, "auto", workspace(problem))
         except NoAlgorithmError:
             return "", "no algorithm can run it"
         name, tf32 = loaded.choice.algorithm.name, tf32_allowed() and problem.dtype == "float32"
@@ -278,13 +278,15 @@ class Takeover:
             )
         backward: Any = describe.conv2d_input if op.op == "dgrad" else describe.conv2d_weight
         shape = op.x_shape if op.op == "dgrad" else op.w_shape
-        limit = _workspace(problem)
+        limit = workspace(problem)
         return backward(
             first, second, None, None, limit, shape, stride, padding, dilation, groups, layout, "auto", precision, None
         )
 
     def _why_not_wanted(self, weight: Any, problem: ConvProblem) -> str:
         identity = self._identity(weight)
+        if identity is None and isinstance(self._exclude, Weights):
+            return "it cannot be told whether these filters are excluded"
         if self._include is not None and not self._include(identity, problem):
             return "not included"
         if self._exclude is not None and self._exclude(identity, problem):
@@ -368,7 +370,7 @@ def active() -> Takeover | None:
         return None
 
 
-def _workspace(problem: ConvProblem) -> int | None:
+def workspace(problem: ConvProblem) -> int | None:
     """The bytes of workspace that a call may take."""
     limit = arguments.workspace_limit(None)
     return _WEIGHT_WORKSPACE if limit is None and problem.op == "wgrad" else limit
@@ -390,14 +392,19 @@ _lock = threading.Lock()
 def _add(takeover: Takeover) -> None:
     global _library, _latest
     with _lock:
+        if _library is None:
+            library = torch.library.Library("aten", "IMPL")
+            try:
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore")  # that there is a kernel already is what this is about
+                    library.impl("convolution", _convolution, _KEY)
+                    library.impl("convolution_backward", _convolution_backward, _KEY)
+            except Exception:  # another library has taken them
+                library._destroy()
+                raise
+            _library = library
         _active.append(takeover)
         _latest = takeover
-        if _library is None:
-            _library = torch.library.Library("aten", "IMPL")
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # that there is a kernel already is what this is about
-                _library.impl("convolution", _convolution, _KEY)
-                _library.impl("convolution_backward", _convolution_backward, _KEY)
 
 
 def _remove(takeover: Takeover) -> None:
