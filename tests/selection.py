@@ -83,7 +83,8 @@ def traits(algorithm: GpuAlgorithm, case: Case) -> Iterator[Hashable]:
     narrow = "integers" if is_integer(problem.dtype) else is_narrow(problem.dtype)
     for name, present in (stored if narrow else has).items():
         if present:
-            yield problem.layout, narrow or problem.op, name
+            yield narrow or problem.op, name
+    yield problem.layout, narrow or problem.op
 
 
 def marked(items: Sequence[Item], chosen: Iterable[Item], param: Callable[[Item], Any]) -> list[Any]:
