@@ -180,7 +180,8 @@ class TensorWinograd(SplitGemm[PairConfig]):
         """The configuration, and with the reduction split over a cluster where the rings take the outputs of a tile."""
         yield config
         for part in parts:
-            for split in splits_of(self._tiles(part, config), stages_of(part.problem, config.piece, STATES), target):
+            tiles = 0 if part.problem.batch_invariant else self._tiles(part, config)
+            for split in splits_of(tiles, stages_of(part.problem, config.piece, STATES), target):
                 if config.filters // 16 % split == 0 and config.filters * PAIRS * 2 * 4 <= config.ring_bytes:
                     yield variant(config, split=split)
 
