@@ -81,7 +81,7 @@ def conv2d(
             of x's library: for scratch and for prepared filters. None: what LEANCONV_WORKSPACE_LIMIT says; without
             that, ``"auto"`` takes prepared filters but no scratch, and an algorithm called by name takes what it needs.
         batch_invariant: an image has the same bits in the result of any batch, alone or among 128. The choice is made
-            for all batches at once, so one may take longer than without (docs/numerics.md says how much).
+            for all batches at once, so one may take longer than without (docs/batch-invariance.md).
 
     Returns:
         y of shape (n, k, p, q), of x's library, computed on the caller's current stream; ``out`` if given.

@@ -438,7 +438,8 @@ class DirectTiled(TimedAlgorithm):
         return by_time((cycles(problem, config, target), config) for config in found)
 
     def order_of_sums(self, problem: ConvProblem, config: DirectTiledConfig) -> Hashable:
-        return ()  # one chain of multiply-adds, in direct order
+        # one chain of multiply-adds; with strides, pixels that do not arrive in fours have another order of columns
+        return config.vector
 
     def plan(self, problem: ConvProblem, config: DirectTiledConfig, target: Target) -> Plan:
         forward, (pitch, plane, filter_pitch, exchange, floats) = forward_of(problem), layout(problem, config)

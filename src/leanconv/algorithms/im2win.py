@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
+
 from leanconv.algorithms.base import LAUNCH_CYCLES, TimedAlgorithm, by_time, ceil_div, fma_cycles
 from leanconv.algorithms.tiles import (
     TileConfig,

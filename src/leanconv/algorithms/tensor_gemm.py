@@ -241,7 +241,7 @@ def _rounds(tiles: int, split: int, target: Target) -> tuple[int, int]:
 DEALT = 0.9
 
 
-def _clusters(split: int, target: Target) -> int:
+def clusters_at_once(split: int, target: Target) -> int:
     """Clusters that run at once."""
     return max(1, int(target.multiprocessors * (1 if split == 2 else DEALT)) // split)
 
@@ -317,7 +317,7 @@ class TensorGemm(SplitGemm[TensorConfig]):
             if config.split == 1:
                 rounds = ceil_div(tiles, target.multiprocessors)
             elif problem.batch_invariant:
-                rounds = ceil_div(tiles, _clusters(config.split, target))
+                rounds = ceil_div(tiles, clusters_at_once(config.split, target))
                 time += rounds * (SPLIT_CYCLES + FIRST_CYCLES) - FIRST_CYCLES
                 stages = ceil_div(stages, config.split)
             else:

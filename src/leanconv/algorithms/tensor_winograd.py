@@ -10,7 +10,15 @@ from math import gcd
 from leanconv.algorithms.base import LAUNCH_CYCLES, Config, by_time, ceil_div, has_wide_tensors, variant
 from leanconv.algorithms.input_gradient import PartialConvolution, single_parts
 from leanconv.algorithms.tensor_filters import DEPTH, SplitFilters, SplitGemm, stages_of
-from leanconv.algorithms.tensor_gemm import FIRST_CYCLES, FLOPS_PER_CYCLE, ROW, SHARED, splits_of, wgmma_limits
+from leanconv.algorithms.tensor_gemm import (
+    FIRST_CYCLES,
+    FLOPS_PER_CYCLE,
+    ROW,
+    SHARED,
+    clusters_at_once,
+    splits_of,
+    wgmma_limits,
+)
 from leanconv.algorithms.tiles import conv_arguments, view_constants
 from leanconv.plan import Launch, Pointer, Target, TensorMap
 from leanconv.problem import ConvProblem
@@ -193,6 +201,9 @@ class TensorWinograd(SplitGemm[PairConfig]):
         for part in parts:
             stages = ceil_div(stages_of(part.problem, config.piece, STATES), config.split)
             rounds = ceil_div(self._tiles(part, config) * config.split, target.multiprocessors)
+            if config.split > 1 and problem.batch_invariant:
+                rounds = ceil_div(self._tiles(part, config), clusters_at_once(config.split, target))
+                time += (rounds - 1) * (SPLIT_CYCLES + FIRST_CYCLES)
             each = stages * 2 * PAIRS * OUTPUTS * TAPS * config.filters * DEPTH / speed
             time += rounds * (each + TILE_CYCLES) + FIRST_CYCLES + (SPLIT_CYCLES if config.split > 1 else 0)
         return max(time, problem.bytes / target.bytes_per_cycle) + 3 * LAUNCH_CYCLES

@@ -58,7 +58,6 @@ class TileConfig(Config):
         stages = 4 * (self.stages if self.prefetch else 1) * (filter_floats + pixel_floats)
         return max(stages + table_bytes, 4 * self.tile_k * self.tile_pixels if self.split > 1 else 0)
 
-
     @property
     def order(self) -> Hashable:
         """The order of an output's sum: one chain of multiply-adds, or the shares of a cluster's blocks."""

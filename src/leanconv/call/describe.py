@@ -20,7 +20,6 @@ from leanconv.dtypes import DtypeName
 from leanconv.problem import BORDERS, PRECISIONS, ConvProblem, FilterProblem, Layout, Op, Problem
 from leanconv.runtime.launch import device_index
 
-
 #: Why gradients of filters refuse ``batch_invariant``.
 NO_IMAGES_BITS = (
     "batch_invariant=True: the gradient of the filters is a sum over the images of a batch, so another batch has "

@@ -110,9 +110,7 @@ def explain_call(described: Described, *, compile_now: bool = False) -> Explanat
     return _on_cpu(problem, name, limit)
 
 
-def _why(
-    candidates: tuple[Candidate, ...], chosen: Candidate | None, name: str, batch_invariant: bool = False
-) -> str:
+def _why(candidates: tuple[Candidate, ...], chosen: Candidate | None, name: str) -> str:
     if chosen is None:
         return "nothing can run it" if name == "auto" else f"algorithm={name!r} cannot run it"
     if name != "auto":
@@ -122,7 +120,7 @@ def _why(
         return "it is the only one that can"
     if costs.count(chosen.cost) > 1:
         return "it is the first, in order of preference, that can"
-    return "it is expected to be the quickest of those that can" + ", over all batches" * batch_invariant
+    return "it is expected to be the quickest of those that can"
 
 
 def _others(
@@ -163,8 +161,9 @@ def _on_gpu(problem: Problem, index: int, name: str, limit: int | None, compile_
     candidates = survey(problem, target, name, limit)
     chosen = pick(candidates, name)
     settled = None if chosen is None else settle(chosen, problem, target, name, limit)
+    why = _why(candidates, chosen, name) + ", over all batches" * (problem.batch_invariant and name == "auto")
     explanation = Explanation(
-        problem, where, chosen.algorithm.name if chosen else None, _why(candidates, chosen, name, problem.batch_invariant),
+        problem, where, chosen.algorithm.name if chosen else None, why,
         workspace_bytes=chosen.algorithm.workspace_bytes(problem) if chosen else 0,
         prepared_bytes=chosen.algorithm.prepared_bytes(problem) if chosen else 0,
         workspace_limit=workspace_limit(name, limit), others=_others(candidates, chosen, problem),
