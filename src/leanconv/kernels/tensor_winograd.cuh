@@ -206,17 +206,7 @@ __device__ __forceinline__ void consume_pairs(const float* prepared_filters, con
         if constexpr (Tuning::split == 1) {
             store_sums<Problem, Tuning>(all, 0, prepared, bias, y, batch, outputs, tile, pair, t, 1);
         } else {
-            constexpr int sixteens = F::filters / 16;
-            float* const mine = reinterpret_cast<float*>(rings.base);
-            const int at = threadIdx.x;
-            barrier_sync(15, 128 * Tuning::warpgroups);  // the stages of this block have been read
-#pragma unroll
-            for (int i = 0; i < sixteens * 8; ++i) mine[i * 128 * Tuning::warpgroups + at] = all[i / 8][i % 8];
-            meet_in_cluster();
-            SharedSums<Pairs<Problem>, Tuning, sixteens> share;
-            share.gather(mine, at);
-            meet_in_cluster();
-            store_sums<Problem, Tuning>(share.sums, share.first, prepared, bias, y, batch, outputs, tile, pair, t, 1);
+            store_sums_of_cluster<Problem, Tuning>(all, rings, prepared, bias, y, batch, outputs, tile, pair, t, 1);
         }
     }
 }
