@@ -136,6 +136,23 @@ def engine_of(name: str, net: nn.Module) -> Iterator[Any]:
         torch.backends.cuda.matmul.allow_tf32 = matmul
 
 
+def mark(cuda: bool) -> Any:
+    """A moment: of the GPU, which need not be waited for, or of the clock."""
+    if not cuda:
+        return time.perf_counter()
+    event = torch.cuda.Event(enable_timing=True)
+    event.record()
+    return event
+
+
+def between(first: Any, second: Any) -> float:
+    """Seconds between two moments."""
+    if isinstance(first, float):
+        return second - first  # type: ignore[no-any-return]
+    second.synchronize()
+    return first.elapsed_time(second) / 1e3  # type: ignore[no-any-return]
+
+
 class Scratch(TorchDispatchMode):
     """Notes the memory that convolutions take while they run, besides their results."""
 
@@ -166,11 +183,11 @@ def train(
 ) -> dict[str, Any]:  # fmt: skip
     """A row of results: ``us`` a step (the median), ``peak_bytes`` besides the images, ``loss`` and ``losses``.
 
-    ``images`` (n, h, w) and ``classes`` lie on the CPU. Step times leave out the first ``warm`` steps, in which kernels
-    are compiled and cuDNN tries its algorithms. ``loss`` is the mean of the last tenth of the steps. With
-    ``own_statistics`` each of several processes normalises by its own images. ``scratch_bytes`` is the most that one
-    convolution, forward or backward, took besides its results, in a step after the others; ``sha256`` is that of the
-    weights before it.
+    ``images`` (n, h, w) and ``classes`` lie on the CPU. Step times, by the GPU's clock, leave out the first ``warm``
+    steps, in which kernels are compiled and cuDNN tries its algorithms. ``loss`` is the mean of the last tenth of the
+    steps. With ``own_statistics`` each of several processes normalises by its own images. ``scratch_bytes`` is the most
+    that one convolution, forward or backward, took besides its results, in a step after the others; ``sha256`` is that
+    of the weights before it.
     """
     rank, ranks = (torch.distributed.get_rank(), torch.distributed.get_world_size()) if in_group() else (0, 1)
     form = torch.channels_last if ENGINES[engine][0] == "nhwc" else torch.contiguous_format
@@ -179,10 +196,11 @@ def train(
     cuda = device.startswith("cuda")
     x = functional.interpolate(images[:, None].to(device), (size, size), mode="bilinear").expand(-1, 3, -1, -1)
     x, y = (2 * x - 1).contiguous(memory_format=form), classes.to(device)
-    draw = torch.Generator().manual_seed(seed)
+    # on the GPU, so that no step waits for a copy
+    order = torch.randint(len(x), (warm + steps, batch), generator=torch.Generator().manual_seed(seed)).to(device)
     kinds = {"adam": torch.optim.Adam, "sgdm": torch.optim.SGD}
     options: dict[str, Any] = {"momentum": 0.9} if optimiser == "sgdm" else {}
-    losses, times = [], []
+    losses, marks = [], [mark(cuda)]
     before = torch.cuda.memory_allocated() if cuda else 0
     with engine_of(engine, net) as taken:
         if taken is not None and cuda:
@@ -191,22 +209,24 @@ def train(
             leanconv.torch.warm_up(net, x[torch.arange(-(-batch // ranks), device=device) % len(x)])
         if ranks > 1:
             net = nn.SyncBatchNorm.convert_sync_batchnorm(net) if cuda and not own_statistics else net
-            net = nn.parallel.DistributedDataParallel(net, device_ids=[torch.device(device)] if cuda else None)
+            # the statistics that evaluation would use stay each process's own: they are not sent in each step
+            net = nn.parallel.DistributedDataParallel(
+                net, device_ids=[torch.device(device)] if cuda else None, broadcast_buffers=False,
+                gradient_as_bucket_view=True,
+            )  # fmt: skip
         optimise = kinds[optimiser](net.parameters(), LEARNING_RATE, **options)
         for step in range(warm + steps):
-            chosen = torch.randint(len(x), (batch,), generator=draw)[rank::ranks].to(device)
+            chosen = order[step, rank::ranks]
             if step == warm and cuda:
                 torch.cuda.synchronize()
                 torch.cuda.reset_peak_memory_stats()
-            begin = time.perf_counter()
             optimise.zero_grad(set_to_none=True)
             loss = functional.cross_entropy(net(x[chosen]), y[chosen])
             loss.backward()
             optimise.step()
-            if cuda:
-                torch.cuda.synchronize()  # to time the step; training does not need it
-            times.append(time.perf_counter() - begin)
             losses.append(loss.detach())
+            marks.append(mark(cuda))
+        times = [between(*pair) for pair in zip(marks[warm:], marks[warm + 1 :], strict=False)]
         peak = torch.cuda.max_memory_allocated() - before if cuda else 0
         sha256 = hash_of(net)
         with Scratch() as scratch:
@@ -219,7 +239,7 @@ def train(
     row = {
         "problem": f"{name}-b{batch}-{size}", "engine": engine, "optimiser": optimiser, "seed": seed, "gpus": ranks,
         "own_statistics": own_statistics and ranks > 1,
-        "steps": steps, "us": round(1e6 * statistics.median(times[warm:]), 1),
+        "steps": steps, "us": round(1e6 * statistics.median(times), 1),
         "peak_bytes": peak, "scratch_bytes": scratch.most, "sha256": sha256,
         "loss": statistics.fmean(values[-max(1, steps // 10):]), "losses": [round(value, 6) for value in values],
         "weights": float(sum(each.detach().double().abs().sum() for each in net.parameters())),
