@@ -5,6 +5,7 @@ In the sizes that are usual for them; weights are random.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -81,9 +82,10 @@ def edsr(blocks: int = 16, channels: int = 64) -> nn.Sequential:
 
 def build(name: str) -> nn.Module:
     """One of these, or torchvision's of that name."""
-    ours = {"unet": UNet, "vae_decoder": decoder, "edsr": edsr}
+    ours: dict[str, Callable[[], nn.Module]] = {"unet": UNet, "vae_decoder": decoder, "edsr": edsr}
     if name in ours:
         return ours[name]()
     import torchvision
 
-    return torchvision.models.get_model(name, weights=None)  # type: ignore[no-any-return]
+    model: nn.Module = torchvision.models.get_model(name, weights=None)
+    return model

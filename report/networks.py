@@ -111,7 +111,7 @@ def measure_network(network: str, shape: tuple[int, ...]) -> Iterator[dict[str, 
     from report import models
 
     torch.manual_seed(0)
-    model = models.build(network).eval().cuda()
+    model: Any = models.build(network).eval().cuda()
     x = torch.randn(shape, device="cuda")
     with torch.no_grad():
         exact = copy.deepcopy(model).double()(x.double())

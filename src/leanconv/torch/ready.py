@@ -44,15 +44,16 @@ class Layer:
 
     def __init__(self, x: Any, w: Any, bias: Any, options: tuple[Any, ...], signature: Signature) -> None:
         refuse(x)
-        *about, precision = options
-        self._options = (*about, None, "auto", precision)
+        self._options = options
         self._signature = signature
         self._shapes = tuple(x.shape), tuple(w.shape)
         self._gradients: Recent[Any, tuple[Any, Any]] = Recent(_MOST_GRADIENTS)
         # without a word on gradients: these are ours to compute
         given = x.detach(), w.detach(), None if bias is None else bias.detach()
+        *about, precision = options
+        describes: Any = describe.conv2d
         #: the ready call
-        self.forward = bind.bind(describe.conv2d(*given, None, None, *self._options, None, None))
+        self.forward = bind.bind(describes(*given, None, None, *about, None, "auto", precision, None, None))
 
     def backward(self, grad: Any, x: Any, w: Any) -> tuple[Any, Any]:
         """Gradients of x and w; None where w, or x, which they need, is None."""
@@ -68,14 +69,15 @@ class Layer:
 
     def _bound(self, grad: Any, x: Any, w: Any) -> tuple[Any, Any]:
         x_shape, w_shape = self._shapes
-        by_input = by_weight = None
-        if w is not None:
-            described = describe.conv2d_input(grad, w.detach(), None, None, None, x_shape, *self._options, None)
-            by_input = bind.bind(described)
-        if x is not None:
-            described = describe.conv2d_weight(x.detach(), grad, None, None, None, w_shape, *self._options, None)
-            by_weight = bind.bind(described)
-        return by_input, by_weight
+        by_input, by_weight = describe.conv2d_input, describe.conv2d_weight
+        return (
+            None if w is None else self._bind(by_input, grad, w.detach(), x_shape),
+            None if x is None else self._bind(by_weight, x.detach(), grad, w_shape),
+        )
+
+    def _bind(self, describes: Callable[..., Any], first: Any, second: Any, shape: tuple[int, ...]) -> Any:
+        *about, precision = self._options
+        return bind.bind(describes(first, second, None, None, None, shape, *about, None, "auto", precision, None))
 
 
 _layers: Recent[Any, Layer] = api.store()
