@@ -9,6 +9,7 @@ from leanconv.call.weights import PreparedWeights, prepare_weights
 from leanconv.problem import ConvProblem, FilterProblem
 from leanconv.runtime.compile import CompileError
 from leanconv.runtime.driver import CudaError, CudaUnavailableError, OutOfMemoryError
+from leanconv.tuning.search import tune
 
 __version__ = "0.1.0"
 
@@ -34,4 +35,5 @@ __all__ = [
     "filters",
     "ndimage",
     "prepare_weights",
+    "tune",
 ]

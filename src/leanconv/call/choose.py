@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import inf
 
 from leanconv.algorithms import ALGORITHMS
-from leanconv.algorithms.base import Algorithm, Config, GpuAlgorithm
+from leanconv.algorithms.base import Algorithm, Config, GpuAlgorithm, TimedAlgorithm
 from leanconv.algorithms.bias_gradient import with_bias, without_bias
 from leanconv.plan import Plan, Target
 from leanconv.problem import Problem
 from leanconv.reference import CPU_ALGORITHMS
+from leanconv.tuning import tables
+from leanconv.tuning.tables import MODEL, Timed
 
 
 class NoAlgorithmError(ValueError):
@@ -30,6 +32,10 @@ class Candidate:
     reasons: tuple[str, ...]
     config: Config | None = None
     cost: float = inf
+    #: what spoke for it: a table of tuned problems, or the cost model
+    source: str = MODEL
+    #: measured microseconds, where a table has them
+    us: float | None = None
 
     def plan(self, problem: Problem, target: Target) -> Plan:
         """The launches of the best configuration."""
@@ -68,6 +74,43 @@ def consider(
     return Candidate(algorithm, tuple(reasons))
 
 
+def predicted(algorithm: Algorithm, problem: Problem, target: Target) -> Iterator[tuple[float, Config]]:
+    """The valid configurations of an algorithm that can run ``problem``, with their predicted times in clock cycles."""
+    assert isinstance(algorithm, GpuAlgorithm)
+    if isinstance(algorithm, TimedAlgorithm):
+        yield from algorithm.timed(problem, target)
+    else:
+        yield from ((inf, config) for config in algorithm.configs(problem, target))
+
+
+def tuned(problem: Problem, target: Target | None, name: str = "auto", limit: int | None = None) -> Candidate | None:
+    """What the tables of tuned problems have for this choice, as long as it runs the kernels that were timed."""
+    if target is not None and target.model:
+        for source, entry in tables.known(problem, target):
+            timed = entry.winner(name, limit)
+            chosen = None if timed is None else from_table(timed, problem, target, name, limit, source)
+            if chosen is not None:
+                return chosen
+    return None
+
+
+def from_table(
+    timed: Timed, problem: Problem, target: Target, name: str, limit: int | None, source: str
+) -> Candidate | None:
+    """A timed candidate as one of today's; None where it is none any more: other kernels, limits or configurations."""
+    algorithm = next((a for a in ALGORITHMS if a.name == timed.algorithm and a.solves == problem.kind), None)
+    if algorithm is None or algorithm.reasons(
+        problem, target, workspace_limit(name, limit), count_prepared=limit is not None
+    ):
+        return None
+    for cost, config in predicted(algorithm, problem, target):
+        if dict(config.constants()) == timed.config:
+            candidate = Candidate(algorithm, (), config, cost, source, timed.us)
+            same = tables.kernels_of(candidate.plan(problem, target)) == timed.kernels
+            return candidate if same else None
+    return None
+
+
 def survey(problem: Problem, target: Target | None, name: str, limit: int | None) -> tuple[Candidate, ...]:
     """Every algorithm for this kind of problem, each with what it can do for the choice of ``name``.
 
@@ -83,13 +126,19 @@ def pick(candidates: Sequence[Candidate], name: str) -> Candidate | None:
 
 
 def choose(problem: Problem, target: Target | None, name: str = "auto", limit: int | None = None) -> Candidate:
-    """The algorithm with the lowest predicted time on ``target``, the first among equals, or the one called ``name``.
+    """The algorithm that a table of tuned problems names for ``target``, or the one with the lowest predicted time, the
+    first among equals; of the one called ``name`` the configuration.
 
     ``target`` is the GPU, or None for the CPU. The choice takes no more memory than ``limit`` bytes; see `consider`.
-    Nothing is timed.
+    The user's table is asked first, then the shipped one, then the cost model. Nothing is timed.
 
     Raises ValueError for an unknown name, NoAlgorithmError where nothing fits or the named one does not.
     """
+    return tuned(problem, target, name, limit) or by_model(problem, target, name, limit)
+
+
+def by_model(problem: Problem, target: Target | None, name: str = "auto", limit: int | None = None) -> Candidate:
+    """What `choose` chooses without any table."""
     relevant = [a for a in _relevant(problem, target, name) if name in ("auto", a.name)]
     candidates = []
     quickest = inf
