@@ -9,7 +9,9 @@ from leanconv.call.weights import PreparedWeights, prepare_weights
 from leanconv.problem import ConvProblem, FilterProblem
 from leanconv.runtime.compile import CompileError
 from leanconv.runtime.driver import CudaError, CudaUnavailableError, OutOfMemoryError
-from leanconv.tuning.search import tune
+from leanconv.tuning.record import tuning
+from leanconv.tuning.search import Tuning, WrongResultError, tune
+from leanconv.tuning.tables import TableError
 
 __version__ = "0.1.0"
 
@@ -23,6 +25,9 @@ __all__ = [
     "NoAlgorithmError",
     "OutOfMemoryError",
     "PreparedWeights",
+    "TableError",
+    "Tuning",
+    "WrongResultError",
     "algorithms",
     "compile",
     "conv1d",
@@ -36,4 +41,5 @@ __all__ = [
     "ndimage",
     "prepare_weights",
     "tune",
+    "tuning",
 ]

@@ -13,7 +13,8 @@ Then ``groups``, and the words ``NCHW``, ``NHWC``, ``CHWN``, a precision (``ieee
 ``bias``, ``relu`` and ``accumulate``, the element type (``float16``, ``bfloat16``), and the operation where it is not
 the forward pass: ``dgrad``, the gradient of the input, or ``wgrad``, that of the filters.
 For ``filter``: the image's height x width and the filter's height x width, in this order; ``batch`` and ``filters``,
-how many there are; ``anchor`` as row x column; then a border (``constant``, ``replicate``, ``reflect``, ``reflect101``, ``wrap``) and a data type.
+how many there are; ``anchor`` as row x column; then a border (``constant``, ``replicate``, ``reflect``,
+``reflect101``, ``wrap``) and a data type.
 """
 
 from __future__ import annotations

@@ -30,11 +30,14 @@ def versions() -> str:
 
 
 def times(problem: Problem, clock: Clock) -> dict[str, float]:
-    """Microseconds of PyTorch's convolution by `engine`, ``torch.backends.cudnn.benchmark`` on; empty where it has none.
+    """Microseconds of PyTorch's convolution by `engine`; empty for what it has not, or where there is no GPU for it.
 
-    Tensors are in the memory order of ``problem``; of 16 bits, or of float32 with and without TF32.
+    ``torch.backends.cudnn.benchmark`` is on. Tensors are in the memory order of ``problem``, of 16 bits, or of float32,
+    with and without TF32.
     """
     if problem.kind != "conv2d" or problem.layout == "CHWN" or problem.dtype not in ("float32", "float16", "bfloat16"):
+        return {}
+    if not torch.cuda.is_available():
         return {}
     found = {}
     calls = [_call(problem, i) for i in range(_sets(problem, clock))]

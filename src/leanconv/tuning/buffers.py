@@ -136,7 +136,7 @@ def as_float(raw: np.ndarray, dtype: str) -> np.ndarray:
     """Bytes of elements of a type as float64."""
     if dtype == "bfloat16":
         return (raw.view(np.uint16).astype(np.uint32) << 16).view(np.float32).astype(np.float64)
-    return raw.view(DTYPES[dtype].numpy).astype(np.float64)
+    return raw.view(np.dtype(DTYPES[dtype].numpy)).astype(np.float64)
 
 
 @contextmanager

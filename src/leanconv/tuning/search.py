@@ -159,8 +159,6 @@ def _pytorch(wanted: bool | None) -> Peers | None:
         return None
     from leanconv.torch import peer
 
-    if not peer.torch.cuda.is_available():
-        return None
     return lambda problem, clock: (peer.times(problem, clock), peer.versions())
 
 
