@@ -82,7 +82,12 @@ def tuning(
     for (index, limit), problems in groups.items():
         recorded.results.append(
             tune(
-                problems, device=f"cuda:{index}", workspace_limit=limit, path=path, mode=mode, peers=peers,
+                problems,
+                device=f"cuda:{index}",
+                workspace_limit=limit,
+                path=path,
+                mode=mode,
+                peers=peers,
                 progress=progress,
             )  # fmt: skip
         )

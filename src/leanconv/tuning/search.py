@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 import sys
 import warnings
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -25,7 +26,7 @@ from leanconv.plan import Plan
 from leanconv.problem import Problem
 from leanconv.reference import CPU_ALGORITHMS
 from leanconv.runtime import env, launch
-from leanconv.runtime.compile import Compiled, CompileError
+from leanconv.runtime.compile import Compiled, CompileError, source
 from leanconv.runtime.driver import CudaError, OutOfMemoryError
 from leanconv.runtime.launch import Device, Executable
 from leanconv.runtime.progress import progress as progress_bar
@@ -44,6 +45,8 @@ _SAMPLE_US, _CALLS = 300.0, (2, 24)
 #: and does not come into the final rounds if it is more than so much slower.
 _FIRST_SAMPLES, _HOPELESS, _FINAL = 3, 1.5, 1.06
 _FINAL_ROUNDS = 6
+#: Problems whose kernels are compiled while one is timed.
+_AHEAD = 12
 #: What a compiler or a launch says where a kernel needs more than there is.
 _RESOURCES = ("too much shared data", "too many resources", "out of resources", "OUT_OF_RESOURCES", "exceeds available")
 
@@ -180,19 +183,17 @@ class Search:
         """Tune every problem, in order."""
         begun = perf_counter()
         done: list[Tuned] = []
-        with self._turn(), ThreadPoolExecutor(max(1, cores() - 1)) as pool:
+        with self._turn(), _Compiler(self._device) as compiler, progress_bar(len(problems), progress) as begin:
             self._table = self._known()
-            works = [_Work(self, problem, self._entry(problem)) for problem in problems]
-            try:
-                for work in works:
-                    work.compile(pool)
-                with progress_bar(len(works), progress) as begin:
-                    for work in works:
-                        begin(f"{words.format_problem(work.problem)}, {len(work.new)} candidates")
-                        done.append(self._tune(work))
-            finally:
-                for work in works:
-                    work.cancel()
+            works: deque[_Work] = deque()
+            left = deque(problems)
+            while left or works:
+                while left and len(works) < _AHEAD:
+                    problem = left.popleft()
+                    works.append(_Work(self, problem, self._table.get(problem) or Entry(), compiler))
+                work = works.popleft()
+                begin(f"{words.format_problem(work.problem)}, {len(work.new)} candidates")
+                done.append(self._tune(work))
         # calls that are ready were chosen before
         api.forget()
         if self._wrong:
@@ -217,9 +218,6 @@ class Search:
         if not self._write:
             return tables.table_of(self._folder, self._target) or empty
         return tables.update(self._path, empty)
-
-    def _entry(self, problem: Problem) -> Entry:
-        return self._table.get(problem) or Entry()
 
     def keep(self, problem: Problem, entry: Entry) -> None:
         """Put what is known of a problem into the table; where it cannot be written, warn and go on."""
@@ -260,7 +258,8 @@ class Search:
         """The quickest that today's kernels have, if it is enough quicker than what was chosen before."""
         able = [each for each in entry.timed if each.us is not None and self._is_current(work, each)]
         if not able:
-            raise CudaError(f"none of the candidates runs {work.problem}: {_reasons(entry)}")
+            kind = WrongResultError if self._wrong else CudaError
+            raise kind(f"no candidate is left for {words.format_problem(work.problem)}: {_reasons(entry)}")
         best = min(able, key=lambda each: each.us or inf)
         before = entry.winners.get(tables.limit_key(self._limit))
         keys = [before.key if before else None, _key(work.candidates[0])]
@@ -314,10 +313,35 @@ class _Skipped(Exception):
     """A candidate runs out of resources; the message says of which."""
 
 
+class _Compiler:
+    """Compiles launches on all cores but two, while others are timed; of those that are equal one."""
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self._pool = ThreadPoolExecutor(max(1, cores() - 2))
+        self._futures: dict[str, Future[list[Compiled]]] = {}
+
+    def __enter__(self) -> _Compiler:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._pool.shutdown(cancel_futures=True)
+
+    def begin(self, plan: Plan) -> list[Future[list[Compiled]]]:
+        """Compile the launches of a plan."""
+        found = []
+        for each in plan.every_launch:
+            key = source(each)
+            if key not in self._futures:
+                self._futures[key] = self._pool.submit(self._device.compiled, Plan((each,)))
+            found.append(self._futures[key])
+        return found
+
+
 class _Work:
     """A problem with its candidates, of which some are new, and their kernels."""
 
-    def __init__(self, search: Search, problem: Problem, entry: Entry) -> None:
+    def __init__(self, search: Search, problem: Problem, entry: Entry, compiler: _Compiler) -> None:
         self.problem, self.entry = problem, entry
         self._device, target = search._device, search._target
         self.candidates = candidates_of(problem, target, search._limit, search._most)
@@ -326,26 +350,17 @@ class _Work:
         timed = {(each.key, each.kernels) for each in entry.timed}
         done = [] if search._again else [c for c in self.candidates if (_key(c), self._kernels(c)) in timed]
         self.new = [each for each in self.candidates if each not in done]
-        self.references = independent(problem, target) if self.new and problem.kind == "conv2d" else []
+        self.references = independent(problem, target, self.new) if self.new and problem.kind == "conv2d" else []
         self.plans |= {id(each): each.plan(problem, target) for each in self.references}
-        self._compiled: dict[int, Future[list[Compiled]]] = {}
+        self._compiled = {id(each): compiler.begin(self.plans[id(each)]) for each in (*self.references, *self.new)}
 
     def _kernels(self, candidate: Candidate) -> str:
         return tables.kernels_of(self.plans[id(candidate)])
 
-    def compile(self, pool: ThreadPoolExecutor) -> None:
-        for each in (*self.references, *self.new):
-            self._compiled[id(each)] = pool.submit(self._device.compiled, self.plans[id(each)])
-
-    def cancel(self) -> None:
-        for each in self._compiled.values():
-            each.cancel()
-
     def executable(self, candidate: Candidate, spills: bool = True) -> Executable:
         """The kernels of a candidate, loaded. Raises _Skipped where they need more than there is."""
         with _resources():
-            compiled = self._compiled[id(candidate)].result()
-            spilled = sum(each.spill_bytes for each in compiled)
+            spilled = sum(code.spill_bytes for each in self._compiled[id(candidate)] for code in each.result())
             if spilled and not spills:
                 raise _Skipped(f"{spilled} bytes of registers spill")
             return self._device.executable(self.plans[id(candidate)], roles_of(self.problem))

@@ -169,12 +169,13 @@ class Table:
     def read(cls, path: Path) -> Table:
         """Raises OSError where there is no such file, TableError for one that is damaged or too new."""
         text = path.read_text(encoding="utf-8", errors="replace")
-        head, found, _ = text.partition('"problems": {\n')
+        head, _, body = text.partition('"problems": {\n')
+        lines: dict[str, Any] = {json.loads(key): entry for key, entry in _LINE.findall(body)}
         try:
-            header = json.loads(head + '"problems": {}}') if found else json.loads(text)
-            lines: Any = {json.loads(k): v for k, v in _LINE.findall(text)} if found else header["problems"].items()
-            form, gpu = header["format"], dict(header["gpu"])
-            lines = dict(lines)
+            # as we write it; else as anybody may
+            ours = len(lines) == body.count("\n") - 1 and body.endswith("\n}}\n")
+            header = json.loads(head + '"problems": {}}' if ours else text)
+            form, gpu, lines = header["format"], dict(header["gpu"]), lines if ours else dict(header["problems"])
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise TableError(f"{path} is no table of tuned problems, or a damaged one: {error}") from None
         if not isinstance(form, int) or form > FORMAT:
