@@ -7,48 +7,36 @@ import sys
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from math import ceil, inf
+from math import inf
 from pathlib import Path
 from time import perf_counter
-from typing import Any
-
-import numpy as np
 
 from leanconv import api
 from leanconv.call import arguments, words
 from leanconv.call.ahead import checked_problems
 from leanconv.call.choose import Candidate, from_table
-from leanconv.call.run import roles_of
-from leanconv.plan import Plan
 from leanconv.problem import Problem
-from leanconv.reference import CPU_ALGORITHMS
 from leanconv.runtime import env, launch
-from leanconv.runtime.compile import Compiled, CompileError, source
-from leanconv.runtime.driver import CudaError, OutOfMemoryError
-from leanconv.runtime.launch import Device, Executable
+from leanconv.runtime.driver import CudaError
+from leanconv.runtime.launch import Device
 from leanconv.runtime.progress import progress as progress_bar
-from leanconv.runtime.threads import cores
 from leanconv.runtime.timing import Clock, GpuClock
 from leanconv.tuning import tables
-from leanconv.tuning.buffers import Buffers, buffers, difference, random_block, terms_of
-from leanconv.tuning.candidates import MOST, candidates_of, independent, tolerance
+from leanconv.tuning.buffers import Buffers, buffers
+from leanconv.tuning.candidates import MOST, candidates_of
 from leanconv.tuning.tables import Entry, Table, Timed
+from leanconv.tuning.trials import Check, Compiler, Running, Skipped, Work, key_of
 
 #: A winner is this much quicker than what was chosen before, which keeps its place otherwise.
 DISPLACES = 0.98
-#: Microseconds of a sample, and calls that it has at most and at least.
-_SAMPLE_US, _CALLS = 300.0, (2, 24)
 #: Samples of a candidate before it is compared; it is stopped after the first if it is so much slower than the best,
 #: and does not come into the final rounds if it is more than so much slower.
 _FIRST_SAMPLES, _HOPELESS, _FINAL = 3, 1.5, 1.06
 _FINAL_ROUNDS = 6
 #: Problems whose kernels are compiled while one is timed.
 _AHEAD = 12
-#: What a compiler or a launch says where a kernel needs more than there is.
-_RESOURCES = ("too much shared data", "too many resources", "out of resources", "OUT_OF_RESOURCES", "exceeds available")
 
 #: Microseconds of other libraries for a problem, by engine, and their versions.
 Peers = Callable[[Problem, Clock], tuple[Mapping[str, float], str]]
@@ -183,22 +171,28 @@ class Search:
         """Tune every problem, in order."""
         begun = perf_counter()
         done: list[Tuned] = []
-        with self._turn(), _Compiler(self._device) as compiler, progress_bar(len(problems), progress) as begin:
-            self._table = self._known()
-            works: deque[_Work] = deque()
-            left = deque(problems)
-            while left or works:
-                while left and len(works) < _AHEAD:
-                    problem = left.popleft()
-                    works.append(_Work(self, problem, self._table.get(problem) or Entry(), compiler))
-                work = works.popleft()
-                begin(f"{words.format_problem(work.problem)}, {len(work.new)} candidates")
-                done.append(self._tune(work))
-        # calls that are ready were chosen before
-        api.forget()
+        try:
+            with self._turn(), Compiler(self._device) as compiler, progress_bar(len(problems), progress) as begin:
+                self._table = self._known()
+                works: deque[Work] = deque()
+                left = deque(problems)
+                while left or works:
+                    while left and len(works) < _AHEAD:
+                        works.append(self._work(left.popleft(), compiler))
+                    work = works.popleft()
+                    begin(f"{words.format_problem(work.problem)}, {len(work.new)} candidates")
+                    done.append(self._tune(work))
+        finally:
+            # calls that are ready were chosen before
+            api.forget()
         if self._wrong:
             raise WrongResultError("wrong values, which are not chosen:\n" + "\n".join(self._wrong))
         return Tuning(tuple(done), (), perf_counter() - begun, self._path if self._write else None)
+
+    def _work(self, problem: Problem, compiler: Compiler) -> Work:
+        candidates = candidates_of(problem, self._target, self._limit, self._most)
+        entry = self._table.get(problem) or Entry()
+        return Work(problem, candidates, entry, self._device, compiler, self._again)
 
     @contextmanager
     def _turn(self) -> Iterator[None]:
@@ -232,29 +226,29 @@ class Search:
             self._table = self._table.merged(newer)
         tables.keep(self._folder, self._target, self._table)
 
-    def _tune(self, work: _Work) -> Tuned:
+    def _tune(self, work: Work) -> Tuned:
         """Time what is new of a problem, and decide."""
         problem, entry = work.problem, work.entry
         if work.new:
             plans = [work.plans[id(each)] for each in (*work.new, *work.references)]
             with buffers(self._device, problem, plans, self._clock.cache_bytes) as arrays:
                 entry = entry.merged(Entry(tuple(self._times(work, arrays))))
-        if self._peers is not None and (work.new or not entry.peers):
+        if self._peers is not None and (self._again or not entry.peers):
             peers, versions = self._peers(problem, self._clock)
             entry = entry.merged(Entry(peers=peers, versions=versions))
         winner = self._winner(work, entry)
         entry = entry.merged(Entry(winners={tables.limit_key(self._limit): winner}))
         self.keep(problem, entry)
         by_key = {each.key: each for each in entry.timed}
-        model = by_key.get(_key(work.candidates[0]))
-        chosen = next((c for c in work.candidates if _key(c) == winner.key), work.candidates[0])
-        times = [by_key[_key(each)].us for each in work.new]
+        model = by_key.get(key_of(work.candidates[0]))
+        chosen = next((c for c in work.candidates if key_of(c) == winner.key), work.candidates[0])
+        times = [by_key[key_of(each)].us for each in work.new]
         return Tuned(
             problem, replace(chosen, us=winner.us), winner.us or inf, model.us if model else None,
             len(times) - times.count(None), times.count(None), entry.peers,
         )  # fmt: skip
 
-    def _winner(self, work: _Work, entry: Entry) -> Timed:
+    def _winner(self, work: Work, entry: Entry) -> Timed:
         """The quickest that today's kernels have, if it is enough quicker than what was chosen before."""
         able = [each for each in entry.timed if each.us is not None and self._is_current(work, each)]
         if not able:
@@ -262,37 +256,37 @@ class Search:
             raise kind(f"no candidate is left for {words.format_problem(work.problem)}: {_reasons(entry)}")
         best = min(able, key=lambda each: each.us or inf)
         before = entry.winners.get(tables.limit_key(self._limit))
-        keys = [before.key if before else None, _key(work.candidates[0])]
+        keys = [before.key if before else None, key_of(work.candidates[0])]
         incumbent = next((each for key in keys for each in able if each.key == key), None)
         assert best.us is not None
         if incumbent is not None and incumbent.us is not None and best.us > DISPLACES * incumbent.us:
             return incumbent
         return best
 
-    def _is_current(self, work: _Work, timed: Timed) -> bool:
+    def _is_current(self, work: Work, timed: Timed) -> bool:
         return timed.fits(self._limit, auto=True) and (
             timed.key in work.keys
             or from_table(timed, work.problem, self._target, "auto", self._limit, tables.USER) is not None
         )
 
-    def _times(self, work: _Work, arrays: Buffers) -> Iterator[Timed]:
+    def _times(self, work: Work, arrays: Buffers) -> Iterator[Timed]:
         """Every new candidate of a problem, timed or with the reason why not."""
-        check = _Check(self._device, work, arrays)
-        running: dict[int, _Running] = {}
+        check = Check(self._device, work, arrays)
+        running: dict[int, Running] = {}
         best = inf
         for i, candidate in enumerate(work.new):
             try:
                 # the cost model's choice is timed whatever it spills
                 run = work.executable(candidate, spills=i == 0)
                 error = check.error(candidate, run)
-            except _Skipped as reason:
+            except Skipped as reason:
                 yield work.timed(candidate, None, 0, str(reason))
                 continue
             if error is not None:
                 self._wrong.append(f"{words.format_problem(work.problem)}: {candidate.algorithm.name} {error}")
                 yield work.timed(candidate, None, 0, f"wrong: {error}")
                 continue
-            each = running[i] = _Running(self._clock, arrays, run)
+            each = running[i] = Running(self._clock, arrays, run)
             if not self._warm:
                 self._clock.warm_up(each.calls[0])
                 self._warm = True
@@ -307,158 +301,6 @@ class Search:
             best = min((each.us for each in running.values()), default=inf)
         for i, each in running.items():
             yield work.timed(work.new[i], each.us, len(each.samples))
-
-
-class _Skipped(Exception):
-    """A candidate runs out of resources; the message says of which."""
-
-
-class _Compiler:
-    """Compiles launches on all cores but two, while others are timed; of those that are equal one."""
-
-    def __init__(self, device: Device) -> None:
-        self._device = device
-        self._pool = ThreadPoolExecutor(max(1, cores() - 2))
-        self._futures: dict[str, Future[list[Compiled]]] = {}
-
-    def __enter__(self) -> _Compiler:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._pool.shutdown(cancel_futures=True)
-
-    def begin(self, plan: Plan) -> list[Future[list[Compiled]]]:
-        """Compile the launches of a plan."""
-        found = []
-        for each in plan.every_launch:
-            key = source(each)
-            if key not in self._futures:
-                self._futures[key] = self._pool.submit(self._device.compiled, Plan((each,)))
-            found.append(self._futures[key])
-        return found
-
-
-class _Work:
-    """A problem with its candidates, of which some are new, and their kernels."""
-
-    def __init__(self, search: Search, problem: Problem, entry: Entry, compiler: _Compiler) -> None:
-        self.problem, self.entry = problem, entry
-        self._device, target = search._device, search._target
-        self.candidates = candidates_of(problem, target, search._limit, search._most)
-        self.plans: dict[int, Plan] = {id(each): each.plan(problem, target) for each in self.candidates}
-        self.keys = {_key(each) for each in self.candidates}
-        timed = {(each.key, each.kernels) for each in entry.timed}
-        done = [] if search._again else [c for c in self.candidates if (_key(c), self._kernels(c)) in timed]
-        self.new = [each for each in self.candidates if each not in done]
-        self.references = independent(problem, target, self.new) if self.new and problem.kind == "conv2d" else []
-        self.plans |= {id(each): each.plan(problem, target) for each in self.references}
-        self._compiled = {id(each): compiler.begin(self.plans[id(each)]) for each in (*self.references, *self.new)}
-
-    def _kernels(self, candidate: Candidate) -> str:
-        return tables.kernels_of(self.plans[id(candidate)])
-
-    def executable(self, candidate: Candidate, spills: bool = True) -> Executable:
-        """The kernels of a candidate, loaded. Raises _Skipped where they need more than there is."""
-        with _resources():
-            spilled = sum(code.spill_bytes for each in self._compiled[id(candidate)] for code in each.result())
-            if spilled and not spills:
-                raise _Skipped(f"{spilled} bytes of registers spill")
-            return self._device.executable(self.plans[id(candidate)], roles_of(self.problem))
-
-    def timed(self, candidate: Candidate, us: float | None, runs: int, why: str = "") -> Timed:
-        plan = self.plans[id(candidate)]
-        return Timed(
-            candidate.algorithm.name, _constants(candidate), self._kernels(candidate),
-            None if us is None else float(f"{us:.5g}"), plan.workspace_bytes, plan.prepared_bytes, runs, why,
-        )  # fmt: skip
-
-
-class _Running:
-    """A candidate that is timed."""
-
-    def __init__(self, clock: Clock, arrays: Buffers, run: Executable) -> None:
-        self._clock = clock
-        self.samples: list[float] = []
-        self.calls = arrays.calls(run, _CALLS[0])
-        with _resources():
-            first = max(clock.sample(self.calls), 0.5)
-        self.calls = arrays.calls(run, min(max(ceil(_SAMPLE_US / first), _CALLS[0]), _CALLS[1]))
-
-    def sample(self) -> None:
-        self.samples.append(self._clock.sample(self.calls))
-
-    @property
-    def us(self) -> float:
-        """The median so far."""
-        return statistics.median(self.samples)
-
-
-class _Check:
-    """Compares the values of candidates with those of another algorithm."""
-
-    def __init__(self, device: Device, work: _Work, arrays: Buffers) -> None:
-        self._device, self._work, self._arrays = device, work, arrays
-        self._wanted: dict[str, np.ndarray] = {}
-        for reference in work.references:
-            try:
-                self._wanted[reference.algorithm.name] = arrays.result(work.executable(reference))
-            except _Skipped:
-                continue
-
-    def error(self, candidate: Candidate, run: Executable) -> str | None:
-        """What is wrong with a candidate's values; None where nothing is."""
-        problem = self._work.problem
-        with _resources():
-            if problem.kind == "filter2d":
-                got, wanted = self._filtered(candidate)
-                by = "the CPU engine"
-            else:
-                got = self._arrays.result(run)
-                names = [name for name in self._wanted if name != candidate.algorithm.name] or list(self._wanted)
-                if not names:
-                    return None
-                by, wanted = names[0], self._wanted[names[0]]
-        error, allowed = difference(got, wanted), tolerance(problem, terms_of(problem))
-        return None if error <= allowed else f"differs from {by} by {error:.1e}, and {allowed:.1e} is allowed"
-
-    def _filtered(self, candidate: Candidate) -> tuple[np.ndarray, np.ndarray]:
-        """A filter's kernels take images of any size: those of a small one, here and on the CPU."""
-        problem: Any = self._work.problem
-        h, w = min(problem.h, 100), min(problem.w, 301)
-        small = replace(problem, batch=1, h=h, w=w, x_pitch=w, x_step=h * w, y_pitch=w, y_step=h * w)
-        plan = candidate.plan(small, self._device.target)
-        with buffers(self._device, small, [plan], 0) as arrays:
-            got = arrays.result(self._device.executable(plan, roles_of(small)))
-        x, kernel = (
-            np.resize(random_block(each.dtype, scale, i), each.shape)
-            for i, (each, scale) in enumerate(zip(small.operands[:2], (1.0, terms_of(small) ** -0.5), strict=True))
-        )
-        engine = next(a for a in CPU_ALGORITHMS if a.solves == "filter2d" and not a.why_not(small, None))
-        return got, np.asarray(engine.run(small, x, kernel), np.float64).ravel()
-
-
-@contextmanager
-def _resources() -> Iterator[None]:
-    """Turns what is raised for want of resources into _Skipped; everything else stays what it is."""
-    try:
-        yield
-    except OutOfMemoryError as error:
-        raise _Skipped(str(error)) from error
-    except (CompileError, CudaError) as error:
-        said = [line for line in str(error).splitlines() if any(text in line for text in _RESOURCES)]
-        if not said:
-            raise
-        raise _Skipped(said[0]) from error
-
-
-def _constants(candidate: Candidate) -> dict[str, Any]:
-    assert candidate.config is not None
-    return dict(candidate.config.constants())
-
-
-def _key(candidate: Candidate) -> tuple[Any, ...]:
-    """As `Timed.key`."""
-    return candidate.algorithm.name, *sorted(_constants(candidate).items())
 
 
 def _reasons(entry: Entry) -> str:
