@@ -12,7 +12,15 @@ from leanconv.torch import ahead, layers, takeover
 
 
 class _Every(ahead._Recorder):
-    """Records what a takeover would leave to PyTorch as well."""
+    """Records what a takeover would leave to PyTorch as well, on any device."""
+
+    def __torch_dispatch__(self, function: Any, types: Any, given: Any = (), options: Any = None) -> Any:
+        result = super().__torch_dispatch__(function, types, given, options)
+        if function is torch.ops.aten.convolution.default and result.dim() == 4:
+            # as on CUDA: the CPU's convolution may lay its result out otherwise
+            last = layers.is_channels_last(given[0], given[1])
+            result = result.contiguous(memory_format=torch.channels_last if last else torch.contiguous_format)
+        return result
 
     def _taken(self, x: Any, w: Any, bias: bool, rest: Any, wanted: Any) -> None:
         options = layers.options_of(rest, x.dim() - 2)
