@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ from tuning_stage import LAYER, MODEL, Stage, stage
 
 from leanconv.call.choose import choose
 from leanconv.call.words import format_problem
+from leanconv.cli.main import main
 from leanconv.tuning import tables
 from leanconv.tuning.tables import Table
 
@@ -96,3 +99,19 @@ def test_mistakes(run: Any, stage: Stage, tmp_path: Path) -> None:
         code, _, err = run("tune", *arguments)
         assert code == 2 and words in line_of(err), (arguments, err)
     assert "there is no table; leanconv tune writes one" in run("tune", "--show")[1]
+
+
+def test_the_page_runs(stage: Stage, capsys: pytest.CaptureFixture[str]) -> None:
+    text = (Path(__file__).resolve().parent.parent / "docs" / "tuning.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    assert len(blocks) == 3
+    for block in blocks:
+        exec(compile(block, "docs/tuning.md", "exec"), {})
+    told = capsys.readouterr().out
+    assert "the cost model {}" in told and "1 problems tuned" in told and "300.0, 300.0)]" in told
+    commands = [line for line in re.findall(r"^leanconv (tune .*)$", text, re.MULTILINE)]
+    assert len(commands) == 7
+    for command in commands:
+        with pytest.raises(SystemExit) as stopped:
+            main([*shlex.split(command, comments=True), "--help"])
+        assert not stopped.value.code, command

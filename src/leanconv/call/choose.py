@@ -12,7 +12,7 @@ from leanconv.algorithms.bias_gradient import with_bias, without_bias
 from leanconv.plan import Plan, Target
 from leanconv.problem import Problem
 from leanconv.reference import CPU_ALGORITHMS
-from leanconv.tuning import tables
+from leanconv.tuning import fits, tables
 from leanconv.tuning.tables import MODEL, Timed
 
 
@@ -67,7 +67,7 @@ def consider(
     reasons = algorithm.reasons(problem, target, bound, count_prepared=limit is not None)
     best = None if reasons else algorithm.best(problem, target)
     if best is not None:
-        return Candidate(algorithm, (), config=best[1], cost=best[0])
+        return Candidate(algorithm, (), config=best[1], cost=best[0] * _factor(algorithm, problem, target))
     if not reasons and target is not None:
         room = f"{target.shared_per_block} bytes of shared memory that a block has on {target.arch}"
         reasons = [f"none of its configurations fits the {room}"]
@@ -78,9 +78,14 @@ def predicted(algorithm: Algorithm, problem: Problem, target: Target) -> Iterato
     """The valid configurations of an algorithm that can run ``problem``, with their predicted times in clock cycles."""
     assert isinstance(algorithm, GpuAlgorithm)
     if isinstance(algorithm, TimedAlgorithm):
-        yield from algorithm.timed(problem, target)
+        factor = _factor(algorithm, problem, target)
+        yield from ((cost * factor, config) for cost, config in algorithm.timed(problem, target))
     else:
         yield from ((inf, config) for config in algorithm.configs(problem, target))
+
+
+def _factor(algorithm: Algorithm, problem: Problem, target: Target | None) -> float:
+    return 1.0 if target is None else fits.factor(algorithm.name, problem, target)
 
 
 def tuned(problem: Problem, target: Target | None, name: str = "auto", limit: int | None = None) -> Candidate | None:
@@ -144,8 +149,10 @@ def by_model(problem: Problem, target: Target | None, name: str = "auto", limit:
     quickest = inf
     # Tensor cores first: where they serve a layer, most others cannot be as fast, and need not be asked.
     for algorithm in sorted(relevant, key=lambda algorithm: algorithm.arithmetic(problem) == "fp32"):
-        if target is not None and name == "auto" and algorithm.least_cycles(problem, target) > quickest > 0:
-            continue
+        if target is not None and name == "auto":
+            least = algorithm.least_cycles(problem, target) * _factor(algorithm, problem, target)
+            if least > quickest > 0:
+                continue
         candidates.append(consider(algorithm, problem, target, name, limit))
         quickest = min(quickest, candidates[-1].cost)
     candidates.sort(key=lambda candidate: relevant.index(candidate.algorithm))
