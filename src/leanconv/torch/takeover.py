@@ -44,7 +44,9 @@ from leanconv.torch.layers import (
     weights_of,
     why_never,
 )
+from leanconv.torch.peer import engine
 from leanconv.torch.report import Line, Report
+from leanconv.tuning import tables
 
 #: where the kernels are registered; tests, which have no GPU, register them for the CPU
 _KEY = "CUDA"
@@ -255,6 +257,11 @@ class Takeover:
         name, tf32 = loaded.choice.algorithm.name, tf32_allowed() and problem.dtype == "float32"
         if problem.batch_invariant:  # what PyTorch runs, and whether it were faster, depends on the batch
             return name, "batch_invariant=True: it is taken in every batch"
+        measured = tables.peer_us(problem, loaded.device.target, engine(problem, tf32))
+        if measured is not None and loaded.choice.us is not None:
+            share = loaded.choice.us / measured
+            why = f"{name} took {share:.2f} of the time of PyTorch" + " in TF32" * tf32 + " when both were timed"
+            return name if share < 1 else "", why
         share = (loaded.choice.cost + LAUNCH) / pytorch_cycles(problem, loaded.device.target, tf32)
         why = f"{name} is expected to take {share:.2f} of the time of PyTorch" + " in TF32" * tf32
         if math.isinf(share):
@@ -403,6 +410,14 @@ _active: list[Takeover] = []
 _latest: Takeover | None = None
 _library: Any = None
 _lock = threading.Lock()
+
+
+def _choose_anew() -> None:
+    for takeover in _active:
+        takeover._choices.clear()
+
+
+bind.also_forget.append(_choose_anew)
 
 
 def _add(takeover: Takeover) -> None:
