@@ -61,7 +61,8 @@ def mebibytes(row: Row, key: str) -> str:
 
 def seeds(rows: Sequence[Row]) -> str:
     """A sentence on the last losses of each training with several seeds, and on those that were run twice."""
-    sentences, last = [], {}
+    sentences = []
+    last: dict[tuple[str, str, str], list[float]] = {}
     for row in rows:
         if row["gpus"] == 1:
             key = row["problem"], row["optimiser"], row["engine"]
