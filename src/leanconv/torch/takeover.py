@@ -44,12 +44,16 @@ from leanconv.torch.layers import (
     weights_of,
     why_never,
 )
+from leanconv.torch.peer import engine
 from leanconv.torch.report import Line, Report
+from leanconv.tuning import tables
 
 #: where the kernels are registered; tests, which have no GPU, register them for the CPU
 _KEY = "CUDA"
 #: leanconv takes a call if its predicted time is below this part of what PyTorch is expected to take
 _MARGIN = 0.95
+#: For gradients of large filters there is nothing to lose: cuDNN's FFT takes 281 MB for 256 filters of 5 x 5.
+_MARGIN_FFT, _LARGE = 1.0, 16
 #: Bytes that a gradient of filters may take while it runs, where LEANCONV_WORKSPACE_LIMIT says nothing: with them it is
 #: 1.3 times as fast on suite opencnn in NHWC (H200).
 _WEIGHT_WORKSPACE = 32 << 20
@@ -253,11 +257,17 @@ class Takeover:
         name, tf32 = loaded.choice.algorithm.name, tf32_allowed() and problem.dtype == "float32"
         if problem.batch_invariant:  # what PyTorch runs, and whether it were faster, depends on the batch
             return name, "batch_invariant=True: it is taken in every batch"
+        measured = tables.peer_us(problem, loaded.device.target, engine(problem, tf32))
+        if measured is not None and loaded.choice.us is not None:
+            share = loaded.choice.us / measured
+            why = f"{name} took {share:.2f} of the time of PyTorch" + " in TF32" * tf32 + " when both were timed"
+            return name if share < 1 else "", why
         share = (loaded.choice.cost + LAUNCH) / pytorch_cycles(problem, loaded.device.target, tf32)
         why = f"{name} is expected to take {share:.2f} of the time of PyTorch" + " in TF32" * tf32
         if math.isinf(share):
             why = f"nobody knows how long {name} takes"
-        return name if share < _MARGIN else "", why
+        margin = _MARGIN_FFT if problem.op == "wgrad" and problem.r * problem.s > _LARGE else _MARGIN
+        return name if share < margin else "", why
 
     def _describe(
         self, op: Operation, options: Options, first: Any, second: Any, bias: Any, problem: ConvProblem
@@ -400,6 +410,14 @@ _active: list[Takeover] = []
 _latest: Takeover | None = None
 _library: Any = None
 _lock = threading.Lock()
+
+
+def _choose_anew() -> None:
+    for takeover in _active:
+        takeover._choices.clear()
+
+
+bind.also_forget.append(_choose_anew)
 
 
 def _add(takeover: Takeover) -> None:
