@@ -104,7 +104,8 @@ def tune(
     the others wait and read.
 
     Args:
-        problems: ConvProblem and FilterProblem; equal ones count once, those without any image not at all.
+        problems: ConvProblem and FilterProblem; equal ones count once, those without any image or with
+            ``batch_invariant`` not at all.
         device: ``"cuda"`` or ``"cuda:N"``.
         workspace_limit: as the calls will give it (see `conv2d`).
         path: the folder of the table; by default the user's (LEANCONV_TUNING_DIR).
@@ -130,7 +131,7 @@ def tune(
     >>> print(leanconv.tune([layer]))  # doctest: +SKIP
     """
     mode = env.tuning_mode() if mode is None else arguments.one_of("mode", mode, env.TUNING_MODES)
-    different = [each for each in dict.fromkeys(checked_problems(problems)) if not each.is_empty]
+    different = [each for each in dict.fromkeys(checked_problems(problems)) if is_tuned(each)]
     index, limit = launch.device_index(device), arguments.workspace_limit(workspace_limit)
     on = launch.open_device(index)
     if not on.target.model:
@@ -142,6 +143,11 @@ def tune(
     with GpuClock.opened(index) as clock:
         search = Search(on, clock, folder, limit, mode == "on", again, most, _pytorch(peers))
         return search.run(different, progress)
+
+
+def is_tuned(problem: Problem) -> bool:
+    """Whether times decide: not where there is nothing to compute, or one choice is for all batches."""
+    return not (problem.is_empty or getattr(problem, "batch_invariant", False))
 
 
 def _pytorch(wanted: bool | None) -> Peers | None:

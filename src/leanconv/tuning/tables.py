@@ -309,7 +309,8 @@ def use(folder: Path) -> None:
 
 def known(problem: Problem, target: Target) -> Iterator[tuple[str, Entry]]:
     """What each table knows of a problem, the user's first, with the table's name."""
-    if not target.model or env.tuning_mode() == "off":
+    # what wins with one batch says nothing of a choice for all of them
+    if not target.model or env.tuning_mode() == "off" or getattr(problem, "batch_invariant", False):
         return
     key = words.format_problem(problem)
     for source, folder in folders():
