@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import ClassVar
@@ -155,7 +155,7 @@ def _with_splits(config: NarrowConfig, parts: list[PartialConvolution], target: 
     tiles = max(_tiles(part, config) for part in parts)
     stages = min(_stages(part.problem, config) for part in parts)
     if 4 * config.pixels * config.filters <= config.ring_bytes:
-        for split in splits_of(tiles, stages, target):
+        for split in splits_of(0 if parts[0].problem.batch_invariant else tiles, stages, target):
             if config.filters % (32 * split) == 0 and config.sums // split <= config.most_share:
                 yield variant(config, split=split)
 
@@ -269,6 +269,9 @@ class TensorGemmNarrow(TimedAlgorithm):
         memory = problem.bytes / target.bytes_per_cycle
         # of the shorter one an eighth is not hidden behind the longer
         return max(time, memory) + min(time, memory) / 8 + LAUNCH_CYCLES
+
+    def order_of_sums(self, problem: ConvProblem, config: NarrowConfig) -> Hashable:
+        return (config.piece, config.split, config.pieces) if config.split > 1 else config.piece
 
     def plan(self, problem: ConvProblem, config: NarrowConfig, target: Target) -> Plan:
         gradient, wide, parts = problem.op == "dgrad", has_wide_tensors(problem), single_parts(problem)

@@ -24,7 +24,7 @@ class Compilation:
     #: different problems, and different kernels that they need
     problems: int
     kernels: int
-    #: how many of the kernels NVRTC compiled, the others were on disk or loaded already
+    #: how many of the kernels this process compiled; the others were on disk, loaded already, or another one's work
     compiled: int
     seconds: float
 
@@ -72,11 +72,13 @@ def compile(
     on = _device(index)
     chosen = [bind.load(problem, index, algorithm, limit) for problem in different]
     needed = [each for loaded in chosen for each in loaded.plan.every_launch if each.grid]
-    kernels = {cache.key(each, on.target.arch): each for each in needed}.values()
-    compiled = sum(not cache.is_stored(each, on.target.arch) for each in kernels)
+    kernels = {cache.key(each, on.target.arch): each for each in needed}
+    before = len(cache.made)
     with progress_bar(len(kernels), progress) as begin:
         begin(f"compiling {len(kernels)} kernels")
-        side_by_side([partial(on.load, each) for each in kernels], lambda: begin(f"compiling {len(kernels)} kernels"))
+        work = [partial(on.load, each) for each in kernels.values()]
+        side_by_side(work, lambda: begin(f"compiling {len(kernels)} kernels"))
+    compiled = sum(name in kernels for name in cache.made[before:])
     return Compilation(len(different), len(kernels), compiled, perf_counter() - begun)
 
 

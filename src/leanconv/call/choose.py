@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 
-from leanconv.algorithms import ALGORITHMS
+from leanconv.algorithms import ALGORITHMS, batches
 from leanconv.algorithms.base import Algorithm, Config, GpuAlgorithm, TimedAlgorithm
 from leanconv.algorithms.bias_gradient import with_bias, without_bias
 from leanconv.plan import Plan, Target
@@ -24,8 +24,8 @@ class NoAlgorithmError(ValueError):
 class Candidate:
     """One algorithm for one problem: the reasons why it cannot run it; or its best configuration and predicted time.
 
-    ``cost`` is in clock cycles on a GPU, infinite where the algorithm predicts nothing. On the CPU there is no
-    configuration.
+    ``cost`` is in clock cycles on a GPU, infinite where the algorithm predicts nothing; for a problem that is
+    ``batch_invariant`` it is the mean over several batches. On the CPU there is no configuration.
     """
 
     algorithm: Algorithm
@@ -64,6 +64,8 @@ def consider(
     A limit that the caller gives counts prepared filters too; the 0 of ``auto`` counts the workspace alone.
     """
     bound = workspace_limit(name, limit)
+    if problem.batch_invariant and not problem.is_empty:
+        return _in_every_batch(algorithm, problem, target, bound, limit is not None)
     reasons = algorithm.reasons(problem, target, bound, count_prepared=limit is not None)
     best = None if reasons else algorithm.best(problem, target)
     if best is not None:
@@ -72,6 +74,41 @@ def consider(
         room = f"{target.shared_per_block} bytes of shared memory that a block has on {target.arch}"
         reasons = [f"none of its configurations fits the {room}"]
     return Candidate(algorithm, tuple(reasons))
+
+
+def _in_every_batch(
+    algorithm: Algorithm, problem: Problem, target: Target | None, bound: int | None, count_prepared: bool
+) -> Candidate:
+    """`consider` for a problem that is ``batch_invariant``, whatever its batch; `settle` gives it a configuration."""
+    assert problem.kind == "conv2d"
+    if target is None:  # the CPU computes image by image
+        return consider(algorithm, replace(problem, n=1, batch_invariant=False), None)
+    assert isinstance(algorithm, GpuAlgorithm)
+    reasons = batches.reasons(algorithm, problem, target, bound, count_prepared)
+    cost = None if reasons else batches.mean_cycles(algorithm, problem, target)
+    if cost is None:
+        return Candidate(algorithm, tuple(reasons or ["no order of its sums serves all batches"]))
+    return Candidate(algorithm, (), cost=cost * _factor(algorithm, problem, target))
+
+
+def settle(candidate: Candidate, problem: Problem, target: Target | None, name: str, limit: int | None) -> Candidate:
+    """What was picked, with its configuration: one that ``batch_invariant`` allows is found for it alone.
+
+    Raises NoAlgorithmError where this batch is too large for what was picked for all of them.
+    """
+    if target is None or candidate.config is not None:
+        return candidate
+    assert problem.kind == "conv2d" and isinstance(candidate.algorithm, GpuAlgorithm)
+    bound = workspace_limit(name, limit)
+    reasons = candidate.algorithm.reasons(problem, target, bound, count_prepared=limit is not None)
+    config = None if reasons else batches.config(candidate.algorithm, problem, target)
+    if config is None:
+        why = "; ".join(reasons) or "none of its configurations takes the sums in the order of the other batches"
+        raise NoAlgorithmError(
+            f"batch_invariant=True: {candidate.algorithm.name} was chosen for every batch, and cannot run {problem}: "
+            f"{why}. Give it fewer images at a time"
+        )
+    return replace(candidate, config=config)
 
 
 def predicted(algorithm: Algorithm, problem: Problem, target: Target) -> Iterator[tuple[float, Config]]:
@@ -150,15 +187,15 @@ def by_model(problem: Problem, target: Target | None, name: str = "auto", limit:
     # Tensor cores first: where they serve a layer, most others cannot be as fast, and need not be asked.
     for algorithm in sorted(relevant, key=lambda algorithm: algorithm.arithmetic(problem) == "fp32"):
         if target is not None and name == "auto":
-            least = algorithm.least_cycles(problem, target) * _factor(algorithm, problem, target)
-            if least > quickest > 0:
+            least = batches.least_cycles if problem.batch_invariant else type(algorithm).least_cycles
+            if least(algorithm, problem, target) * _factor(algorithm, problem, target) > quickest > 0:
                 continue
         candidates.append(consider(algorithm, problem, target, name, limit))
         quickest = min(quickest, candidates[-1].cost)
     candidates.sort(key=lambda candidate: relevant.index(candidate.algorithm))
     chosen = pick(candidates, name)
     if chosen is not None:
-        return chosen
+        return settle(chosen, problem, target, name, limit)
     lines = [f"  {candidate.algorithm.name}: {'; '.join(candidate.reasons)}" for candidate in candidates]
     raise NoAlgorithmError("\n".join([f"no algorithm can run {problem}:", *lines]))
 

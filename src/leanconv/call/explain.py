@@ -9,7 +9,7 @@ from typing import Any
 from leanconv.algorithms import ALGORITHMS
 from leanconv.call import arguments
 from leanconv.call.bind import is_loaded
-from leanconv.call.choose import Candidate, pick, survey, tuned, workspace_limit
+from leanconv.call.choose import Candidate, pick, settle, survey, tuned, workspace_limit
 from leanconv.call.describe import Described, check_problem
 from leanconv.call.run import check_torch_algorithm, left_to_the_library, torch_function
 from leanconv.plan import Target
@@ -171,24 +171,26 @@ def _on_gpu(problem: Problem, index: int, name: str, limit: int | None, compile_
         where = f"an H200, assumed, for cuda:{index} cannot be used: {error}"
     candidates = survey(problem, target, name, limit)
     chosen = tuned(problem, target, name, limit) or pick(candidates, name)
+    settled = None if chosen is None else settle(chosen, problem, target, name, limit)
+    why = _why(candidates, chosen, name) + ", over all batches" * (problem.batch_invariant and name == "auto")
     explanation = Explanation(
-        problem, where, chosen.algorithm.name if chosen else None, _why(candidates, chosen, name),
+        problem, where, chosen.algorithm.name if chosen else None, why,
         workspace_bytes=chosen.algorithm.workspace_bytes(problem) if chosen else 0,
         prepared_bytes=chosen.algorithm.prepared_bytes(problem) if chosen else 0,
         workspace_limit=workspace_limit(name, limit), others=_others(candidates, chosen, problem),
         source=chosen.source if chosen else tables.MODEL, times=_times(problem, target),
     )  # fmt: skip
-    if chosen is None or device is None:
+    if settled is None or device is None:
         return explanation
     kernels: tuple[str, ...] = ()
     if compile_now or is_loaded(problem, index, name, limit):
-        plan = chosen.plan(problem, target)
+        plan = settled.plan(problem, target)
         kernels = tuple(
             f"{each.symbol}: {code.registers} registers, {code.spill_bytes} bytes spilled, {each.grid} blocks of "
             f"{each.block} threads, {each.shared_bytes} bytes of shared memory"
             for each, code in zip(plan.every_launch, device.compiled(plan), strict=True)
         )
-    return replace(explanation, config=str(chosen.config), kernels=kernels)
+    return replace(explanation, config=str(settled.config), kernels=kernels)
 
 
 def _times(problem: Problem, target: Target) -> dict[str, float]:

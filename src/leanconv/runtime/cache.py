@@ -105,12 +105,6 @@ def directory() -> Path | None:
     return None if base is None else base / "kernels"
 
 
-def is_stored(launch: Launch, arch: str) -> bool:
-    """Whether the store has a file for a launch."""
-    folder = directory()
-    return folder is not None and (folder / f"{key(launch, arch)}{SUFFIX}").is_file()
-
-
 def load(name: str) -> Compiled | None:
     """The entry called ``name``, or None where it is absent, unreadable, corrupt, or not to be trusted; see _read."""
     folder = directory()
@@ -173,6 +167,10 @@ def store(name: str, compiled: Compiled) -> None:
             )
 
 
+#: names of what this process has compiled, and not another one at the same time
+made: list[str] = []
+
+
 def compiled(launch: Launch, arch: str) -> Compiled:
     """Machine code of ``launch``, from disk or else from NVRTC.
 
@@ -189,6 +187,7 @@ def compiled(launch: Launch, arch: str) -> Compiled:
         code = load(name) if waited else None
         if code is None:
             code = _compile(launch, arch)
+            made.append(name)
             store(name, code)
     return code
 
