@@ -147,7 +147,7 @@ def tune(
 
 def is_tuned(problem: Problem) -> bool:
     """Whether times decide: not where there is nothing to compute, or one choice is for all batches."""
-    return not (problem.is_empty or getattr(problem, "batch_invariant", False))
+    return not (problem.is_empty or problem.batch_invariant)
 
 
 def _pytorch(wanted: bool | None) -> Peers | None:

@@ -325,7 +325,7 @@ def use(folder: Path) -> None:
 def known(problem: Problem, target: Target) -> Iterator[tuple[str, Entry]]:
     """What each table knows of a problem, the user's first, with the table's name."""
     # what wins with one batch says nothing of a choice for all of them
-    if not target.model or env.tuning_mode() == "off" or getattr(problem, "batch_invariant", False):
+    if not target.model or env.tuning_mode() == "off" or problem.batch_invariant:
         return
     key = words.format_problem(problem)
     for source, folder in folders():
