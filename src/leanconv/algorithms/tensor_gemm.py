@@ -306,7 +306,7 @@ class TensorGemm(SplitGemm[TensorConfig]):
     ) -> float:
         way: Way = "rows" if config.rows else "flat" if config.flat else "columns"
         tile = config.warpgroups, config.chunk, config.chunks, config.partials
-        speed = TILES[tile][1][way] * FLOPS_PER_CYCLE * (1.9 if config.products == 1 else 1)
+        speed = TILES[tile][1][way] * FLOPS_PER_CYCLE * (1.7 if config.products == 1 else 1)
         time = 0.0
         for part in parts:
             stages = stages_of(part.problem, config.piece)

@@ -107,7 +107,7 @@ class NarrowConfig(Config):
 #: A tile: warpgroups, blocks of 64 pixels of each, filters.
 Tile = tuple[int, int, int]
 #: The TFLOP/s of each tile's stages, fitted together with the cycles below to 14 layers (burst, H200), 950 at most. The
-#: last was not measured and has the figure of the one before it; the cycles of a cluster are those of tensor_gemm.
+#: last was not measured and has the figure of the one before it.
 TILES: dict[Tile, float] = {
     (2, 1, 256): 865,
     (2, 2, 192): 910,
@@ -121,8 +121,6 @@ TILES: dict[Tile, float] = {
     (2, 2, 32): 630,
     (2, 1, 32): 630,
 }
-#: Cycles of a tile beside its stages, before the first of a launch, and of the sum over the blocks of a cluster.
-TILE_CYCLES, FIRST_CYCLES, SPLIT_CYCLES = 3300, 10700, 6000
 
 
 def _piece(channels: int, groups: int, item: int) -> int:
@@ -207,6 +205,8 @@ class TensorGemmNarrow(TimedAlgorithm):
     dtypes: ClassVar[tuple[str, ...]] = ("float16", "bfloat16")
     kind: ClassVar[type[NarrowConfig]] = NarrowConfig
     tiles: ClassVar[dict[Tile, float]] = TILES
+    #: cycles of a tile beside its stages, before the first of a launch, and of the sum over the blocks of a cluster
+    fixed_cycles: ClassVar[tuple[float, float, float]] = (3300, 10700, 6000)
 
     def why_not(self, problem: ConvProblem, target: Target) -> list[str]:
         reasons = [*gradient_limits(problem, self.dtypes), *wgmma_limits(target)]
@@ -260,12 +260,13 @@ class TensorGemmNarrow(TimedAlgorithm):
         self, problem: ConvProblem, parts: list[PartialConvolution], config: NarrowConfig, target: Target
     ) -> float:
         speed = self.tiles[config.warpgroups, config.blocks, config.filters] * FLOPS_PER_CYCLE
+        of_tile, before, of_split = self.fixed_cycles
         time = 0.0
         for part in parts:
             stages = ceil_div(_stages(part.problem, config), config.split)
             rounds = ceil_div(_tiles(part, config) * config.split, target.multiprocessors)
             each = stages * 2 * config.pixels * config.filters * config.depth / speed
-            time += rounds * (each + TILE_CYCLES) + FIRST_CYCLES + (SPLIT_CYCLES if config.split > 1 else 0)
+            time += rounds * (each + of_tile) + before + (of_split if config.split > 1 else 0)
         memory = problem.bytes / target.bytes_per_cycle
         # of the shorter one an eighth is not hidden behind the longer
         return max(time, memory) + min(time, memory) / 8 + LAUNCH_CYCLES
