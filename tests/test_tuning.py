@@ -212,3 +212,14 @@ def test_peers_are_in_the_table(stage: Stage, tmp_path: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert "torch-fp32 123.4 µs" in str(leanconv.explain(LAYER, device="cuda"))
+
+
+def test_what_was_far_behind_is_not_timed_with_new_kernels(
+    stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow, fair = stage.plan(stage.candidates()[3]), stage.plan(stage.candidates()[2])
+    stage.times = lambda given: 900.0 if given == slow else 350.0 if given == fair else 300.0
+    stage.search(tmp_path).run([LAYER])
+    monkeypatch.setattr(tables, "kernels_of", lambda plan: "changed")
+    assert stage.search(tmp_path).run([LAYER]).timed == 3
+    assert stage.search(tmp_path, again=True).run([LAYER]).timed == 4

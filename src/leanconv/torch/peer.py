@@ -16,7 +16,7 @@ from leanconv.runtime.timing import Clock
 
 _SAMPLES, _SAMPLE_US, _CALLS = 5, 300.0, (2, 24)
 #: Sets of tensors, and bytes that they take together, at most.
-_MOST_SETS, _MOST_BYTES = 16, 8 << 30
+_MOST_SETS, _MOST_BYTES = 8, 4 << 30
 
 
 def engine(problem: Problem, tf32: bool) -> str:
@@ -52,7 +52,9 @@ def times(problem: Problem, clock: Clock) -> dict[str, float]:
                 f"{statistics.median(clock.sample(each) for _ in range(_SAMPLES)):.5g}"
             )
     del calls
-    torch.cuda.empty_cache()
+    free, total = torch.cuda.mem_get_info()
+    if free < total // 2:
+        torch.cuda.empty_cache()
     return found
 
 

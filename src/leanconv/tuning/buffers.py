@@ -22,7 +22,7 @@ _BLOCK = 2**21 - 9
 #: Sets of arrays, and bytes that they take together, at most.
 _MOST_SETS, _MOST_BYTES = 32, 8 << 30
 #: Results larger than this are compared on so many pieces of this many bytes, the first and the last among them.
-_WHOLE, _PIECES, _PIECE = 2 << 20, 24, 64 << 10
+_WHOLE, _PIECES, _PIECE = 1 << 20, 16, 64 << 10
 
 
 def terms_of(problem: Problem) -> int:
