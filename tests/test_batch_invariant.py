@@ -14,6 +14,7 @@ import proof
 import pytest
 import selection
 from cases import CASES, NARROW_CASES, TARGETS, TRANSFORM_CASES
+from cases_tensor import TF32_CASES
 
 import leanconv
 from leanconv.algorithms import ALGORITHMS, batches, tensor_gemm
@@ -31,10 +32,11 @@ from leanconv.reference import CPU_ALGORITHMS
 SMALL = replace(TARGETS[0], multiprocessors=4)
 MOST = 5
 
+OF_TIER = {"fp32": TRANSFORM_CASES, "tf32": (*TRANSFORM_CASES, *TF32_CASES)}
 EVERY = [
     (algorithm, case)
     for algorithm in ALGORITHMS
-    for case in (*CASES, *NARROW_CASES, *(() if algorithm.tier == "ieee" else TRANSFORM_CASES))
+    for case in (*CASES, *NARROW_CASES, *OF_TIER.get(algorithm.tier, ()))
     if isinstance(case.problem, ConvProblem) and case.problem.op != "wgrad" and not case.problem.is_empty
     if not algorithm.reasons(replace(case.problem, n=MOST), SMALL)
 ]
