@@ -50,6 +50,7 @@ def test_a_winner_must_be_two_percent_quicker(stage: Stage, tmp_path: Path, us: 
     assert picked(stage) == (rival if displaces else (model.algorithm, model.config))
     assert done.problems[0].us == (us if displaces else 300) and done.problems[0].model_us == 300
     assert done.timed == 4 and str(tmp_path / FILE) in str(done)
+    assert {path.name for path in tmp_path.iterdir()} - {f"{FILE}.lock", f"{FILE}.tuning.lock"} == {FILE}
     # what was chosen before is what has to be displaced later, not the cost model's choice
     quick(stage, 1, 290)
     stage.search(tmp_path, again=True).run([LAYER])

@@ -147,6 +147,18 @@ def test_a_damaged_table_is_a_miss_and_is_kept_aside(stage: Stage, tmp_path: Pat
     assert chosen(stage)[0] == tables.USER
 
 
+def test_a_damaged_line_is_a_miss(stage: Stage, tmp_path: Path) -> None:
+    path = tmp_path / FILE
+    tables.update(path, table(stage, 2))
+    tables.update(path, table(stage, 1, replace(LAYER, k=16)))
+    path.write_text(path.read_text().replace('"conv:n1,c4,h6,w6,k16,', "conv:n1,"))
+    assert chosen(stage)[0] == tables.USER and choose(replace(LAYER, k=16), stage.target).source == tables.MODEL
+    assert leanconv.tune([LAYER], mode="read-only", most=2).timed == 2
+    tables.forget()
+    tables.update(path, table(stage, 2))
+    assert path.with_suffix(".damaged").exists() and len(Table.read(path)) == 1
+
+
 def test_processes_that_write_at_once_lose_nothing(tmp_path: Path) -> None:
     code = """
 import sys
