@@ -7,7 +7,7 @@ import sys
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from math import inf
 from pathlib import Path
@@ -227,7 +227,9 @@ class Search:
         """The table as it is now; raises TableError for one that is not to be written."""
         empty = Table(tables.gpu_record(self._target))
         if not self._write:
-            return tables.table_of(self._folder, self._target) or empty
+            with suppress(ValueError):  # a damaged line
+                return empty.merged(tables.table_of(self._folder, self._target) or empty)
+            return empty
         return tables.update(self._path, empty)
 
     def keep(self, problem: Problem, entry: Entry) -> None:

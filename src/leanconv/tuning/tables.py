@@ -229,7 +229,8 @@ class Table:
     def text(self) -> str:
         """As a file has it; what has not been asked for stays as it was read."""
         lines = ",\n".join(f"{json.dumps(key)}: {_as_text(entry)}" for key, entry in sorted(self._lines.items()))
-        return f'{{"format": {FORMAT}, "gpu": {json.dumps(self.gpu)}, "problems": {{\n{lines}\n}}}}\n'
+        lines = f"\n{lines}\n" if lines else ""
+        return f'{{"format": {FORMAT}, "gpu": {json.dumps(self.gpu)}, "problems": {{{lines}}}}}\n'
 
 
 def _as_text(entry: Any) -> str:
