@@ -68,7 +68,7 @@ def compile(
     if str(device) == "cpu":
         raise ValueError("device='cpu': kernels are compiled for GPUs only; give 'cuda' or 'cuda:N'")
     index, limit = launch.device_index(device), arguments.workspace_limit(workspace_limit)
-    different = list(dict.fromkeys(_checked(problems)))
+    different = list(dict.fromkeys(checked_problems(problems)))
     on = _device(index)
     chosen = [bind.load(problem, index, algorithm, limit) for problem in different]
     needed = [each for loaded in chosen for each in loaded.plan.every_launch if each.grid]
@@ -89,7 +89,7 @@ def _device(index: int) -> launch.Device:
         raise CudaUnavailableError(f"compile needs the GPU that the kernels are for: {error}") from error
 
 
-def _checked(problems: Any) -> Iterator[Problem]:
+def checked_problems(problems: Any) -> Iterator[Problem]:
     """The problems. Raises TypeError for something else, ValueError for one that breaks a rule."""
     if isinstance(problems, str) or is_problem(problems) or not isinstance(problems, Iterable):
         raise TypeError(

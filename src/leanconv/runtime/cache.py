@@ -39,25 +39,30 @@ _INCLUDE = re.compile(rb"^\s*#\s*include\s*[<\"]([^>\"]+)[>\"]", re.MULTILINE)
 
 
 @cache
-def _headers(name: str) -> dict[str, str]:
-    """``name`` and every header below kernels/ that it includes, directly or not, with their checksums.
+def headers(name: str) -> dict[str, bytes]:
+    """``name`` and every header below kernels/ that it includes, directly or not, with their text.
 
     Headers from elsewhere (CUDA's own) come with the compiler, whose version is part of the key.
     """
-    checksums: dict[str, str] = {}
+    found: dict[str, bytes] = {}
     todo = [name]
     while todo:
         header = todo.pop()
         path = KERNELS / header
-        if header in checksums or not path.is_file():
+        if header in found or not path.is_file():
             continue
-        text = path.read_bytes()
-        checksums[header] = hashlib.sha256(text).hexdigest()
+        text = found[header] = path.read_bytes()
         included = [match.decode() for match in _INCLUDE.findall(text)]
         # NVRTC looks below kernels/ for <...>, and beside the including file for "..."
         todo += included
         todo += [(Path(header).parent / other).as_posix() for other in included]
-    return checksums
+    return found
+
+
+@cache
+def _headers(name: str) -> dict[str, str]:
+    """The same with their checksums."""
+    return {header: hashlib.sha256(text).hexdigest() for header, text in headers(name).items()}
 
 
 @cache

@@ -155,11 +155,11 @@ class _Recorder(TorchDispatchMode):
                     self.taken.append(problem)
 
     def _ours(self, op: Any, x_shape: Any, w_shape: Any, first: Any, second: Any, bias: Any, *options: Any) -> None:
-        stride, padding, dilation, groups, precision = options
+        stride, padding, dilation, groups, precision, batch_invariant = options
         layout: Layout = "NHWC" if operators.is_channels_last(first) else "NCHW"
         layer = conv_problem(
             tuple(x_shape), tuple(w_shape), None if bias is None else tuple(bias.shape), stride, padding, dilation,
             groups, dtype=DTYPES[str(first.dtype).removeprefix("torch.")].name, layout=layout,
-            precision=precision, activation=None,
+            precision=precision, activation=None, batch_invariant=batch_invariant,
         )  # fmt: skip
         self.problems.append(replace(layer, op=op))
