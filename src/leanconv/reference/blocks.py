@@ -76,7 +76,8 @@ def in_columns(
     output pixel take.
     """
     columns = most_pixels(pixel_bytes, budget)
-    if 2 * problem.q <= 3 * columns or problem.n == 0:
+    # the bands' results are copied once more: of rows not much longer than a block that costs more than it saves
+    if problem.q <= 4 * columns or problem.n == 0:
         return compute(problem, x)
     y = output_like(problem, x)
     # one view with the columns last serves both layouts

@@ -62,7 +62,7 @@ class Im2win(LayerAlgorithm):
             copied = pixels * problem.r * problem.stride[1] * (problem.c + 12)
             period = ceil_div(problem.s, problem.stride[1])
             computed = ceil_div(problem.q - 1 + period, period) * period / problem.q
-            return product_cost(problem) * 1.25 * computed + 160 * copied
+            return product_cost(problem) * 1.45 * computed + 160 * copied
         return product_cost(problem) + 160 * pixels * problem.c * problem.r * (problem.stride[1] + problem.s)
 
     def compute(self, problem: ConvProblem, x: np.ndarray, w: np.ndarray, bias: np.ndarray | None) -> np.ndarray:
