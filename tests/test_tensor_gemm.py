@@ -57,8 +57,12 @@ def test_every_way_of_reading_pixels(case: Case, config: TensorConfig) -> None:
 
 @pytest.mark.parametrize(
     ("layout", "warpgroups"),
-    [("NHWC", 3), ("NCHW", 4), *(pytest.param(*each, marks=pytest.mark.exhaustive) for each in (("NHWC", 4), ("NCHW", 3)))],
-)  # fmt: skip
+    [
+        ("NHWC", 3),
+        ("NCHW", 4),
+        *(pytest.param(*each, marks=pytest.mark.exhaustive) for each in (("NHWC", 4), ("NCHW", 3))),
+    ],
+)
 def test_tiles_of_more_warpgroups(layout: str, warpgroups: int) -> None:
     problem = ConvProblem(2, 32, 10, 12, 64, 3, 3, padding=(1, 1, 1, 1), layout=layout)  # type: ignore[arg-type]
     config = next(c for c in TENSOR_GEMM.configs(problem, HOPPER) if c.warpgroups == warpgroups)
