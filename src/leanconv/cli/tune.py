@@ -141,9 +141,8 @@ def show() -> None:
         except TableError as error:
             print(error)
             continue
-        screen = Screen(
-            "problem", "runs", "µs", "candidates", "others", title=f"{source}: {path}", title_justify="left"
-        )
+        screen = _table("runs", "µs", "candidates", "others")
+        print(f"{source}: {path}")
         for key in sorted(table):
             entry = table.get(key)
             for limit, won in () if entry is None else entry.winners.items():
