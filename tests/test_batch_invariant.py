@@ -17,7 +17,7 @@ from cases import CASES, NARROW_CASES, TARGETS, TRANSFORM_CASES
 from cases_tensor import TF32_CASES
 
 import leanconv
-from leanconv.algorithms import ALGORITHMS, batches, tensor_gemm
+from leanconv.algorithms import ALGORITHMS, batches
 from leanconv.algorithms.base import Config, GpuAlgorithm
 from leanconv.algorithms.implicit_gemm import ImplicitGemm
 from leanconv.algorithms.tensor_filters import SplitGemm
@@ -157,13 +157,14 @@ def test_without_an_order_of_sums_the_batch_shows(
 @pytest.mark.usefixtures("anew")
 def test_where_clusters_share_the_tiles_that_are_left_over_the_batch_shows(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of five tiles four blocks have one each, and clusters of two share the fifth; of one tile that one."""
-    timed, grid = TensorGemm.timed, tensor_gemm._grid
+    timed, launch = TensorGemm.timed, TensorGemm.main_launch
     monkeypatch.setattr(
         TensorGemm, "timed", lambda *given: [(t, c) for t, c in timed(*given) if c.split == 2 and c.pixels == 128]
     )
     layer = replace(LONG, c=32)
     check(TensorGemm(), layer, most=9)
-    monkeypatch.setattr(tensor_gemm, "_grid", lambda tiles, split, target, alike: grid(tiles, split, target))
+    by_default = lambda self, problem, *given: launch(self, replace(problem, batch_invariant=False), *given)  # noqa: E731
+    monkeypatch.setattr(TensorGemm, "main_launch", by_default)
     with pytest.raises(AssertionError):
         check(TensorGemm(), layer, most=9)
 

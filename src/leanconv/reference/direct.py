@@ -30,6 +30,7 @@ class Direct(LayerAlgorithm):
     name = "direct"
     paper = "the definition of convolution"
     tier = "ieee"
+    call_cost = 3e6
 
     def why_not(self, problem: ConvProblem, target: None = None) -> list[str]:
         return shared_limits(problem)

@@ -37,7 +37,7 @@ class Im2col(LayerAlgorithm):
         copied = 0 if _is_plain(problem) else problem.n * problem.p * problem.q * problem.c * problem.r * problem.s
         if problem.group_c == 1 and problem.layout == "NCHW" and problem.op == "fprop":
             # the filters are vectors, and what counts is how the columns are copied: row by row
-            return copied * (30 + 850 / problem.q + 10 * problem.group_k)
+            return copied * (25 + 700 / problem.q + 3 * problem.group_k)
         return product_cost(problem) + 80 * copied
 
     def compute(self, problem: ConvProblem, x: np.ndarray, w: np.ndarray, bias: np.ndarray | None) -> np.ndarray:

@@ -33,6 +33,9 @@ class LayerAlgorithm(CpuAlgorithm):
 
     solves = "conv2d"
 
+    #: what a call costs beside `compute_cost`, in its unit, more than one of `Im2col`: 1e6 are about 10 µs
+    call_cost = 0.0
+
     @abstractmethod
     def compute(self, problem: ConvProblem, x: np.ndarray, w: np.ndarray, bias: np.ndarray | None) -> np.ndarray:
         """The result, a new contiguous array, of a problem in NCHW or NHWC."""
@@ -43,7 +46,8 @@ class LayerAlgorithm(CpuAlgorithm):
 
     def cost(self, problem: ConvProblem) -> float:
         """That of `compute`: transposing takes every algorithm the same time."""
-        return self.compute_cost(replace(problem, layout="NCHW") if _is_transposed(problem) else problem)
+        problem = replace(problem, layout="NCHW") if _is_transposed(problem) else problem
+        return self.call_cost + self.compute_cost(problem)
 
     def run(
         self,
