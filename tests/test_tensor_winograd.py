@@ -182,3 +182,13 @@ def test_auto_takes_it_where_it_is_faster() -> None:
         layer = ConvProblem(32, channels, 56, 56, channels, 3, 3, padding=(1, 1, 1, 1), layout="NHWC")
         assert faster(layer) and faster(replace(layer, op="dgrad"))
     assert not faster(ConvProblem(32, 256, 560, 1, 256, 3, 3, padding=(1, 1, 1, 1), layout="NHWC"))
+
+
+def test_a_tile_that_is_left_is_shared() -> None:
+    """Of five tiles each of four blocks has one, and two of them share the last one."""
+    few = replace(HOPPER, multiprocessors=4)
+    problem = ConvProblem(2, 64, 9, 32, 64, 3, 3, padding=(1, 1, 1, 1), layout="NHWC", precision="fp32", bias=True)
+    config = next(c for c in TENSOR_WINOGRAD.configs(problem, few) if (c.split, c.filters) == (2, 64))
+    (launch,) = TENSOR_WINOGRAD.plan(problem, config, few).launches
+    assert launch.grid == 4
+    proof.check(TENSOR_WINOGRAD, problem, config, kinds=KINDS[:1], target=few)

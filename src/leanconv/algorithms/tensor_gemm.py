@@ -216,16 +216,24 @@ def _with_splits(config: TensorConfig, parts: list[PartialConvolution], target: 
     yield config
     if config.filters * config.pixels * 4 > config.ring_bytes:
         return
-    stages = [stages_of(part.problem, config.piece) for part in parts]
-    for split in SPLITS:
-        shared = all(0 < _rounds(_tiles(part, config), split, target)[1] for part in parts)
-        # each block has stages, two at least but the last
-        enough = all(each >= 2 and each * (split - 1) < all_ for all_ in stages for each in [ceil_div(all_, split)])
-        if shared and enough and config.filters // 16 % split == 0:
+    work = [(_tiles(part, config), stages_of(part.problem, config.piece)) for part in parts]
+    for split in shares_of(work, target):
+        if config.filters // 16 % split == 0:
             yield variant(config, split=split)
 
 
-def _rounds(tiles: int, split: int, target: Target) -> tuple[int, int]:
+def shares_of(work: list[tuple[int, int]], target: Target) -> Iterator[int]:
+    """In how many shares clusters may do the tiles that are left in each of the launches, whose tiles and stages of a
+    tile these are: each block has stages, two at least but the last."""
+    for split in SPLITS:
+        shared = all(0 < rounds_of(tiles, split, target)[1] for tiles, _ in work)
+        if shared and all(
+            each >= 2 and each * (split - 1) < stages for _, stages in work for each in [ceil_div(stages, split)]
+        ):
+            yield split
+
+
+def rounds_of(tiles: int, split: int, target: Target) -> tuple[int, int]:
     """Tiles that each block has, and those that are left for the clusters to share; 0 where these are too many.
 
     Clusters of four and eight are dealt unevenly: 32 clusters of four did not run at once on an H200's 132
@@ -236,11 +244,11 @@ def _rounds(tiles: int, split: int, target: Target) -> tuple[int, int]:
     return whole, left if left * split <= blocks and (split == 2 or not whole) else 0
 
 
-def _grid(tiles: int, split: int, target: Target) -> int:
+def grid_of(tiles: int, split: int, target: Target) -> int:
     """Blocks of a launch."""
     if split == 1:
         return min(tiles, target.multiprocessors)
-    whole, left = _rounds(tiles, split, target)
+    whole, left = rounds_of(tiles, split, target)
     return (tiles - left) // whole if whole else left * split
 
 
@@ -305,7 +313,7 @@ class TensorGemm(SplitGemm[TensorConfig]):
             if config.split == 1:
                 rounds = ceil_div(tiles, target.multiprocessors)
             else:
-                rounds = _rounds(tiles, config.split, target)[0]
+                rounds = rounds_of(tiles, config.split, target)[0]
                 time += ceil_div(stages, config.split) * of_stage + TILE_CYCLES + SPLIT_CYCLES
             time += rounds * (stages * of_stage + TILE_CYCLES) + FIRST_CYCLES
         memory = problem.bytes / target.bytes_per_cycle
@@ -326,7 +334,7 @@ class TensorGemm(SplitGemm[TensorConfig]):
             problem=(*view_constants(part.problem, part.view, has_wide_tensors(problem)), ("first_prepared", first)),
             tuning=config.constants(),
             arguments=(source, Pointer("prepared"), *rest),
-            grid=_grid(tiles, config.split, target),
+            grid=grid_of(tiles, config.split, target),
             block=config.threads,
             shared_bytes=config.shared_bytes,
             cluster=config.split,

@@ -10,7 +10,16 @@ from math import gcd
 from leanconv.algorithms.base import LAUNCH_CYCLES, Config, by_time, ceil_div, has_wide_tensors, variant
 from leanconv.algorithms.input_gradient import PartialConvolution, single_parts
 from leanconv.algorithms.tensor_filters import DEPTH, SEGMENT, SplitFilters, SplitGemm, stages_of
-from leanconv.algorithms.tensor_gemm import FIRST_CYCLES, FLOPS_PER_CYCLE, ROW, SHARED, splits_of, wgmma_limits
+from leanconv.algorithms.tensor_gemm import (
+    FIRST_CYCLES,
+    FLOPS_PER_CYCLE,
+    ROW,
+    SHARED,
+    grid_of,
+    rounds_of,
+    shares_of,
+    wgmma_limits,
+)
 from leanconv.algorithms.tiles import conv_arguments, view_constants
 from leanconv.plan import Launch, Pointer, Target, TensorMap
 from leanconv.problem import ConvProblem
@@ -67,10 +76,9 @@ class PairConfig(Config, SplitFilters):
         return self.ring_bytes + barriers + 4 * 128 * self.warpgroups * self.exchange
 
 
-#: A tile, as filters of a product and such chunks, and the TFLOP/s of its stages alone (burst, H200).
-TILES: dict[tuple[int, int], float] = {(64, 2): 294, (64, 1): 256}
-#: The same with one product of float16 instead of three.
-ONE_PRODUCT = 1.7
+#: A tile, as filters of a product and such chunks, and the TFLOP/s of its stages alone (burst, H200), with three
+#: products of float16 and with one.
+TILES: dict[tuple[int, int], tuple[float, float]] = {(64, 2): (294, 500), (64, 1): (238, 350)}
 #: Cycles of a tile beside its stages, and of the sum over the blocks of a cluster.
 TILE_CYCLES, SPLIT_CYCLES = 5000, 6000
 
@@ -182,21 +190,27 @@ class TensorWinograd(SplitGemm[PairConfig]):
     def _with_splits(self, config: PairConfig, parts: list[PartialConvolution], target: Target) -> Iterator[PairConfig]:
         """The configuration, and with the reduction split over a cluster where the rings take the outputs of a tile."""
         yield config
-        for part in parts:
-            for split in splits_of(self._tiles(part, config), stages_of(part.problem, config.piece, STATES), target):
-                if config.filters // 16 % split == 0 and config.filters * PAIRS * 2 * 4 <= config.ring_bytes:
-                    yield variant(config, split=split)
+        if config.filters * PAIRS * OUTPUTS * 4 > config.ring_bytes:
+            return
+        work = [(self._tiles(part, config), stages_of(part.problem, config.piece, STATES)) for part in parts]
+        for split in shares_of(work, target):
+            if config.filters // 16 % split == 0:
+                yield variant(config, split=split)
 
     def _cycles(
         self, problem: ConvProblem, parts: list[PartialConvolution], config: PairConfig, target: Target
     ) -> float:
-        speed = TILES[config.chunk, config.chunks] * FLOPS_PER_CYCLE * (ONE_PRODUCT if config.products == 1 else 1)
+        speed = TILES[config.chunk, config.chunks][config.products == 1] * FLOPS_PER_CYCLE
         time = 0.0
         for part in parts:
-            stages = ceil_div(stages_of(part.problem, config.piece, STATES), config.split)
-            rounds = ceil_div(self._tiles(part, config) * config.split, target.multiprocessors)
-            each = stages * 2 * PAIRS * OUTPUTS * SEGMENT * config.filters * DEPTH / speed
-            time += rounds * (each + TILE_CYCLES) + FIRST_CYCLES + (SPLIT_CYCLES if config.split > 1 else 0)
+            tiles, stages = self._tiles(part, config), stages_of(part.problem, config.piece, STATES)
+            of_stage = 2 * PAIRS * OUTPUTS * SEGMENT * config.filters * DEPTH / speed
+            if config.split == 1:
+                rounds = ceil_div(tiles, target.multiprocessors)
+            else:
+                rounds = rounds_of(tiles, config.split, target)[0]
+                time += ceil_div(stages, config.split) * of_stage + TILE_CYCLES + SPLIT_CYCLES
+            time += rounds * (stages * of_stage + TILE_CYCLES) + FIRST_CYCLES
         return max(time, problem.bytes / target.bytes_per_cycle) + 3 * LAUNCH_CYCLES
 
     def main_launch(
@@ -210,7 +224,7 @@ class TensorWinograd(SplitGemm[PairConfig]):
             problem=(*view_constants(part.problem, part.view, has_wide_tensors(problem)), ("first_prepared", first)),
             tuning=config.constants(),
             arguments=(replace(pair_map(part.problem), role=problem.operands[0].role), Pointer("prepared"), *rest),
-            grid=tiles * config.split if config.split > 1 else min(tiles, target.multiprocessors),
+            grid=grid_of(tiles, config.split, target),
             block=config.threads,
             shared_bytes=config.shared_bytes,
             cluster=config.split,

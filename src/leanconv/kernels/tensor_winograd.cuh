@@ -151,8 +151,7 @@ __device__ __forceinline__ void exchange_states(float (&sums)[2][chunks][count],
 template <class Problem, class Tuning, bool scaled>
 __device__ __forceinline__ void consume_pairs(const float* prepared_filters, const float* bias, float* y, long long batch,
                                               const TensorTiles<Pairs<Problem>, Tuning>& tiles,
-                                              const TensorRings<Pairs<Problem>, Tuning>& rings, int warpgroup,
-                                              Offset<Problem> first_tile, Offset<Problem> step) {
+                                              const TensorRings<Pairs<Problem>, Tuning>& rings, int warpgroup) {
     using F = TensorFilters<Pairs<Problem>, Tuning>;
     using Rings = TensorRings<Pairs<Problem>, Tuning>;
     using Fragments = SplitFragments<Tuning::products == 3>;
@@ -164,19 +163,19 @@ __device__ __forceinline__ void consume_pairs(const float* prepared_filters, con
     const SplitHeader header = *reinterpret_cast<const SplitHeader*>(prepared);
     const int thread = threadIdx.x % 128, warp = thread / 32, lane = thread % 32, t = lane % 4;
     const int pair = warp * 16 + lane / 4 * 2;
-    const StageRange<Pairs<Problem>, Tuning> range;
     const PairOutputs<Problem, Tuning> outputs(batch, warpgroup);
     PairPixels<Problem, Tuning> pixels(prepared, pair, warpgroup);
     RingPlace<Tuning::pixel_stages> pixel_place;
     RingPlace<Tuning::filter_stages> filter_place;
     filter_place.stage = warpgroup;
-    for (Offset<Problem> tile = first_tile; tile < tiles.count(); tile += step) {
+    for (TileWalk<Pairs<Problem>, Tuning> walk(tiles); walk.valid(); walk.advance()) {
+        const Offset<Problem> tile = walk.tile;
         pixels.begin(tiles, tile);
         float sums[2][F::chunks][count];
 #pragma unroll
         for (int i = 0; i < 2 * F::chunks * count; ++i) sums[i / count / F::chunks][i / count % F::chunks][i % count] = 0.0f;
 
-        for (int stage = range.first; stage < range.end; ++stage) {
+        for (int stage = walk.first; stage < walk.end; ++stage) {
             Fragments fragments[2];
             mbarrier_wait_parity(rings.pixels_full(pixel_place.stage), pixel_place.parity);
             load_states<scaled>(fragments, pixels, rings.pixel_stage(pixel_place.stage), stage, t, header);
@@ -204,9 +203,9 @@ __device__ __forceinline__ void consume_pairs(const float* prepared_filters, con
         }
         exchange_states<Tuning::exchange>(sums, reinterpret_cast<float*>(rings.base + Rings::shared_bytes), warpgroup, thread);
         const auto& all = in_sixteens(sums[0]);
-        if constexpr (Tuning::split == 1) {
+        if (!walk.together) {
             store_sums<Problem, Tuning>(all, 0, prepared, bias, y, batch, outputs, tile, pair, t, 1);
-        } else {
+        } else if constexpr (Tuning::split > 1) {
             store_sums_of_cluster<Problem, Tuning>(all, rings, prepared, bias, y, batch, outputs, tile, pair, t, 1);
         }
     }
@@ -225,15 +224,13 @@ __device__ __forceinline__ void tensor_winograd(const Source& x, const float* pr
     __syncthreads();
     // NOTE: the same for all threads of a warp, which lets the compiler have stages and descriptors in uniform registers.
     const int warpgroup = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);
-    const Offset<Problem> first = blockIdx.x / Tuning::split, step = gridDim.x / Tuning::split;
     if (warpgroup == Tuning::warpgroups) {
         set_registers_down<Tuning::producer_registers>();
         produce<Pairs<Problem>, Tuning>(x, prepared, batch, tiles, rings, threadIdx.x % 128);
-        if constexpr (Tuning::split > 1) {
+        if (TileWalk<Pairs<Problem>, Tuning>(tiles).meets()) {
             // NOTE: the warps of lanes that copied alone meet again before the barriers that all threads take part in.
             __syncwarp();
-            meet_in_cluster();
-            meet_in_cluster();
+            if constexpr (Tuning::split > 1) meet_in_cluster(), meet_in_cluster();
         }
     } else {
         set_registers_up<Tuning::consumer_registers>();
@@ -241,8 +238,8 @@ __device__ __forceinline__ void tensor_winograd(const Source& x, const float* pr
                                       TensorFilters<Pairs<Problem>, Tuning>::flags_at;
         bool scaled = false;
         for (int group = 0; group < Problem::groups; ++group) scaled |= flags[group] != 0;
-        if (scaled) consume_pairs<Problem, Tuning, true>(prepared, bias, y, batch, tiles, rings, warpgroup, first, step);
-        else consume_pairs<Problem, Tuning, false>(prepared, bias, y, batch, tiles, rings, warpgroup, first, step);
+        if (scaled) consume_pairs<Problem, Tuning, true>(prepared, bias, y, batch, tiles, rings, warpgroup);
+        else consume_pairs<Problem, Tuning, false>(prepared, bias, y, batch, tiles, rings, warpgroup);
     }
 }
 

@@ -137,20 +137,6 @@ struct TensorRings {
     }
 };
 
-// Stages of one block: all of a reduction, or its share where the blocks of a cluster split it.
-template <class Problem, class Tuning>
-struct StageRange {
-    static constexpr int all = TensorFilters<Problem, Tuning>::stages, share = ceil_div(all, Tuning::split);
-    static_assert(share * (Tuning::split - 1) < all, "each block of a cluster has stages");
-    int first, end;
-    __device__ __forceinline__ StageRange() : first(0), end(all) {
-        if constexpr (Tuning::split > 1) {
-            first = static_cast<int>(cluster_rank()) * share;
-            end = first + share < all ? first + share : all;
-        }
-    }
-};
-
 // The tiles of one block: tile after tile. Where blocks work in clusters of `split`, those tiles that are left when each block
 // has had equally many are shared: each cluster has one of them at most, and each block a share of its stages.
 template <class Problem, class Tuning>
