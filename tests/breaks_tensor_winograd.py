@@ -13,7 +13,25 @@ def pairs(name: str, text: str, by: str, how: str, *cases: str, times: int = 1, 
     return Break(name, "tensor_winograd", text, by, how, names, times, tuple(tuning.items()))
 
 
+def flat(name: str, text: str, by: str, how: str, *cases: str, **tuning: Any) -> Break:
+    names = tuple(f"pairs-{case}-nchw" for case in cases)
+    return Break(name, "tensor_winograd", text, by, how, names, 1, tuple(tuning.items()))
+
+
 TENSOR_WINOGRAD = (
+    flat("pixels beyond the sides of the image are seen", "d[j] = inside[j] ?", "d[j] = true ?", WRONG, "same"),
+    flat("all pairs begin with an even pixel", "if (first % 2 == 0)", "if (true)", WRONG, "same"),
+    flat("flat channels are in the order of rows", "column_at(place) : place", "place : place", WRONG, "same"),
+    flat(
+        "what rounds an image up is stored",
+        "number < count && in_image < Pixels::image",
+        "number < count",
+        WRONG + "|" + RACE,
+        "images",
+    ),
+    flat(
+        "flat copies begin a tile at the first image", "n[i] = Problem::chwn ? 0 :", "n[i] = true ? 0 :", WRONG, "same"
+    ),
     pairs(
         "the exchanged sums are overwritten before they are read",
         "            sum = warpgroup == 0 ? both + other : other - both;\n        }\n        barrier_sync(14, 256);",

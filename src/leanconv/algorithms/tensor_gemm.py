@@ -141,7 +141,7 @@ def _in_rows(problem: ConvProblem) -> bool:
     return not pixel_map(problem, 64).why_not()
 
 
-def _is_flat(problem: ConvProblem) -> bool:
+def is_flat(problem: ConvProblem) -> bool:
     """Whether an output pixel sees the input pixel of its own number, moved by a shift that the tap determines."""
     same = (problem.p, problem.q) == (problem.h, problem.w) and problem.stride == (1, 1)
     whole = problem.groups == 1 or problem.group_c % ROW == 0
@@ -150,9 +150,8 @@ def _is_flat(problem: ConvProblem) -> bool:
     return not flat_map(problem).why_not()
 
 
-def flat_map(problem: ConvProblem) -> TensorMap:
-    """How bulk copies walk over the pixels of a forward convolution in NCHW or CHWN: 32 channels of 36 pixels,
-    of which 32 are used."""
+def flat_map(problem: ConvProblem, column: int = GRANULE + 4) -> TensorMap:
+    """How bulk copies walk over the pixels of a forward convolution in NCHW or CHWN: 32 channels, ``column`` pixels."""
     pixels, images = problem.h * problem.w, problem.n
     if problem.layout == "CHWN":
         pixels, images = pixels * images, 1
@@ -161,7 +160,7 @@ def flat_map(problem: ConvProblem) -> TensorMap:
         element="float32",
         shape=(pixels, problem.c, images),
         strides=(4 * pixels, 4 * pixels * problem.c),
-        box=(GRANULE + 4, ROW, 1),
+        box=(column, ROW, 1),
     )
 
 
@@ -280,7 +279,7 @@ class TensorGemm(SplitGemm[TensorConfig]):
         ways: list[tuple[Way, int]] = [("columns", _piece(parts[0].problem))]
         if all(_in_rows(part.problem) for part in parts):
             ways = [("rows", ROW)]
-        elif len(parts) == 1 and parts[0].whole and _is_flat(parts[0].problem):
+        elif len(parts) == 1 and parts[0].whole and is_flat(parts[0].problem):
             ways.insert(0, ("flat", ROW))
         found = (_config(tile, way, piece, products, shared) for way, piece in ways for tile in TILES)
         return [config for config in found if config]

@@ -15,7 +15,9 @@ from leanconv.algorithms.tensor_gemm import (
     FLOPS_PER_CYCLE,
     ROW,
     SHARED,
+    flat_map,
     grid_of,
+    is_flat,
     rounds_of,
     shares_of,
     wgmma_limits,
@@ -26,16 +28,16 @@ from leanconv.problem import ConvProblem
 
 #: Outputs of a pair, and states of these and of a segment of a filter row.
 OUTPUTS, STATES = 2, 4
-#: Pairs of a tile.
-PAIRS = 64
+#: Pairs of a tile; flat ones that a copy brings, and the pixels of such a copy.
+PAIRS, GRANULE, COLUMN = 64, 16, 40
 
 
 @dataclass(frozen=True)
 class PairConfig(Config, SplitFilters):
     """A tile has 64 pairs of outputs and ``chunks`` x ``chunk`` filters, of which a product takes ``chunk``.
 
-    ``lines`` pixels are a stage. ``exchange`` sums of a thread change hands at once. The rest is as in
-    `TensorConfig`.
+    ``lines`` pixels are a stage, or ``flat`` columns of them in NCHW. ``exchange`` sums of a thread change hands at
+    once. The rest is as in `TensorConfig`.
     """
 
     chunk: int
@@ -62,7 +64,7 @@ class PairConfig(Config, SplitFilters):
     @property
     def pixel_stage_bytes(self) -> int:
         """Bytes of a stage of pixels."""
-        return DEPTH * 4 * self.lines
+        return DEPTH * 4 * (PAIRS // GRANULE * COLUMN if self.flat else self.lines)
 
     @property
     def ring_bytes(self) -> int:
@@ -116,8 +118,9 @@ def pair_map(problem: ConvProblem) -> TensorMap:
 
 @lru_cache(maxsize=256)
 def _config(tile: tuple[int, int], lines: int, products: int, shared: int) -> PairConfig | None:
-    """The configuration of a tile, with rings as long as ``shared`` bytes allow; None where they are too short."""
-    config = PairConfig(*tile, products, lines, 2, 2)
+    """The configuration of a tile, with rings as long as ``shared`` bytes allow; None where they are too short.
+    Without ``lines`` its pixels are flat."""
+    config = PairConfig(*tile, products, lines, 2, 2, rows=lines > 0, flat=lines == 0)
     for stages in (3, 2):
         left = shared - variant(config, pixel_stages=stages, filter_stages=0).shared_bytes - 16 * 8
         filters = min(8, left // config.filter_stage_bytes // 2 * 2)
@@ -141,8 +144,8 @@ class TensorWinograd(SplitGemm[PairConfig]):
 
     def why_not(self, problem: ConvProblem, target: Target) -> list[str]:
         reasons = super().why_not(problem, target)
-        if problem.layout != "NHWC":
-            reasons.append(f"layout={problem.layout!r} is not NHWC")
+        if problem.layout == "CHWN":
+            reasons.append("layout='CHWN' is neither NHWC nor NCHW")
         if problem.s < SEGMENT:
             reasons.append(f"filters are {problem.s} wide, less than {SEGMENT}")
         if problem.stride != (1, 1):
@@ -153,6 +156,8 @@ class TensorWinograd(SplitGemm[PairConfig]):
         of_group = problem.group_k if problem.op == "dgrad" else problem.group_c
         if of_group < ROW // 2:
             reasons.append(f"{of_group} channels are fewer than {ROW // 2}")
+        if problem.layout == "NCHW" and not reasons:
+            return self._why_not_flat(problem)
         if read % 4 or (problem.groups > 1 and of_group % ROW):
             reasons.append(
                 f"bulk copies of {ROW} channels do not fit {of_group} channels in each of {problem.groups} groups"
@@ -166,10 +171,20 @@ class TensorWinograd(SplitGemm[PairConfig]):
                 reasons.append(f"filters are {problem.s} wide, more than the 258 that bulk copies reach")
         return reasons
 
+    def _why_not_flat(self, problem: ConvProblem) -> list[str]:
+        """The same of NCHW, where flat pixels of the input are as many as those of the output."""
+        parts = single_parts(problem)
+        if not all(part.whole and part.problem.q % 2 == 0 and is_flat(part.problem) for part in parts):
+            return [
+                "in NCHW images of input and output are not of one size, with rows of even length, pixels in fours, and "
+                f"groups, if there are several, of a multiple of {ROW} channels"
+            ]
+        return [reason for part in parts for reason in flat_map(part.problem, COLUMN).why_not()]
+
     def candidates(self, problem: ConvProblem, shared: int = SHARED) -> list[PairConfig]:
         parts = single_parts(problem)
         products = 1 if problem.precision == "tf32" else 3
-        lines = max((lines_of(part.problem) for part in parts), default=PAIRS)
+        lines = max((lines_of(part.problem) for part in parts), default=PAIRS) if problem.layout == "NHWC" else 0
         found = (_config(tile, lines, products, shared) for tile in TILES)
         return [config for config in found if config]
 
@@ -185,6 +200,8 @@ class TensorWinograd(SplitGemm[PairConfig]):
         """Tiles of a launch."""
         problem = part.problem
         pairs = problem.n * problem.p * pairs_of(problem)
+        if config.flat:
+            pairs = problem.n * ceil_div(problem.p * pairs_of(problem), GRANULE) * GRANULE
         return ceil_div(pairs, PAIRS) * ceil_div(problem.group_k, config.filters) * problem.groups
 
     def _with_splits(self, config: PairConfig, parts: list[PartialConvolution], target: Target) -> Iterator[PairConfig]:
@@ -218,12 +235,13 @@ class TensorWinograd(SplitGemm[PairConfig]):
     ) -> Launch:
         _, _, *rest = conv_arguments(problem)
         tiles = self._tiles(part, config)
+        encoded = flat_map(part.problem, COLUMN) if config.flat else pair_map(part.problem)
         return Launch(
             header="tensor_winograd.cuh",
             function="leanconv::tensor_winograd",
             problem=(*view_constants(part.problem, part.view, has_wide_tensors(problem)), ("first_prepared", first)),
             tuning=config.constants(),
-            arguments=(replace(pair_map(part.problem), role=problem.operands[0].role), Pointer("prepared"), *rest),
+            arguments=(replace(encoded, role=problem.operands[0].role), Pointer("prepared"), *rest),
             grid=grid_of(tiles, config.split, target),
             block=config.threads,
             shared_bytes=config.shared_bytes,
