@@ -176,8 +176,8 @@ class TensorWinograd(SplitGemm[PairConfig]):
         parts = single_parts(problem)
         if not all(part.whole and part.problem.q % 2 == 0 and is_flat(part.problem) for part in parts):
             return [
-                "in NCHW images of input and output are not of one size, with rows of even length, pixels in fours, and "
-                f"groups, if there are several, of a multiple of {ROW} channels"
+                "in NCHW images of input and output are not of one size, with rows of even length, pixels in fours "
+                f"and, if there are several groups, multiples of {ROW} channels in each"
             ]
         return [reason for part in parts for reason in flat_map(part.problem, COLUMN).why_not()]
 
