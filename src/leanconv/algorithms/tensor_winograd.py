@@ -48,6 +48,7 @@ class PairConfig(Config, SplitFilters):
     filter_stages: int
     exchange: int = 16
     split: int = 1
+    receivers: int = 1
     piece: int = ROW
     rows: bool = True
     flat: bool = False
@@ -74,7 +75,7 @@ class PairConfig(Config, SplitFilters):
     @property
     def shared_bytes(self) -> int:
         """Shared memory of a block: both rings, two barriers a stage, and the sums that change hands."""
-        barriers = 16 * (self.pixel_stages + self.filter_stages)
+        barriers = 16 * self.pixel_stages + (16 if self.receivers == 1 else 24) * self.filter_stages
         return self.ring_bytes + barriers + 4 * 128 * self.warpgroups * self.exchange
 
 
