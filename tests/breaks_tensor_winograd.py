@@ -13,14 +13,22 @@ def pairs(name: str, text: str, by: str, how: str, *cases: str, times: int = 1, 
     return Break(name, "tensor_winograd", text, by, how, names, times, tuple(tuning.items()))
 
 
-def flat(name: str, text: str, by: str, how: str, *cases: str, **tuning: Any) -> Break:
+def flat(name: str, text: str, by: str, how: str, *cases: str, times: int = 1, **tuning: Any) -> Break:
     names = tuple(f"pairs-{case}-nchw" for case in cases)
-    return Break(name, "tensor_winograd", text, by, how, names, 1, tuple(tuning.items()))
+    return Break(name, "tensor_winograd", text, by, how, names, times, tuple(tuning.items()))
 
 
 TENSOR_WINOGRAD = (
     flat("pixels beyond the sides of the image are seen", "d[j] = inside[j] ?", "d[j] = true ?", WRONG, "same"),
-    flat("all pairs begin with an even pixel", "if (first % 2 == 0)", "if (true)", WRONG, "same"),
+    flat("all pairs begin with an even pixel", "if (first % 2 == 0)", "if (true)", WRONG, "same", times=2),
+    flat("pixels near the middle are never inside", "least == 0 || least == 1", "least < 2", WRONG, "same"),
+    flat(
+        "the halves of the filters change places",
+        "tiles.numbers.odd * (F::filters / 2)",
+        "0",
+        WRONG + "|" + RACE,
+        "same",
+    ),
     flat("flat channels are in the order of rows", "column_at(place) : place", "place : place", WRONG, "same"),
     flat(
         "what rounds an image up is stored",

@@ -212,7 +212,7 @@ class TensorWinograd(SplitGemm[PairConfig]):
             return
         work = [(self._tiles(part, config), stages_of(part.problem, config.piece, STATES)) for part in parts]
         for split in shares_of(work, target):
-            if config.filters // 16 % split == 0:
+            if config.filters // (32 if config.flat else 16) % split == 0:
                 yield variant(config, split=split)
 
     def _cycles(

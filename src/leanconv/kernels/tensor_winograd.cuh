@@ -35,10 +35,11 @@ struct Pairs : Problem {
     static constexpr int q = ceil_div(Problem::q, 2), out_w = ceil_div(Problem::out_w, 2), stride_w = 2;
 };
 
-// Where one of the two outputs of each pair lies.
+// Where the outputs of pairs lie: in NHWC one of the two of each pair, and both of flat pairs, of half of the filters.
 template <class Problem, class Tuning>
 struct PairOutputs : TensorTiles<Pairs<Problem>, Tuning> {
     using Pixels = TensorPixels<Pairs<Problem>, Tuning>;
+    static constexpr bool both = Tuning::flat;
     struct Numbers {
         Offset<Problem> count;
         int odd;
@@ -46,7 +47,7 @@ struct PairOutputs : TensorTiles<Pairs<Problem>, Tuning> {
             if constexpr (Tuning::flat) {
                 const Offset<Problem> n = number / Pixels::of_image;
                 const int in_image = static_cast<int>(number - n * Pixels::of_image);
-                return {static_cast<int64>(n) * Problem::k * (Problem::p * Problem::q) + 2 * in_image + odd,
+                return {static_cast<int64>(n) * Problem::k * (Problem::p * Problem::q) + 2 * in_image,
                         number < count && in_image < Pixels::image};
             } else {
                 constexpr int pairs = Pairs<Problem>::q;
@@ -117,15 +118,20 @@ struct FlatPairPixels {
             column[i] = column[i] * 2 - Problem::pad_left + sharer;
         }
     }
-    // The states of half a stage, where pairs begin with an even or an odd pixel of their columns.
-    template <bool odd>
+    // The states of half a stage for warpgroup `own`, where its three pixels begin with an even or an odd one of a column.
+    template <bool odd, int own>
     __device__ __forceinline__ void load_half(float (&x)[2][2][4][4], const unsigned char* pixels, int half, int right) const {
-        const float sign = sharer == 0 ? 1.0f : -1.0f;
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
             bool inside[3];
 #pragma unroll
-            for (int j = 0; j < 3; ++j) inside[j] = static_cast<unsigned>(column[i] + right + j) < Problem::w;
+            for (int j = 0; j < 3; ++j) {
+                // Of 3 columns those near the middle are inside for all pairs.
+                constexpr bool one_segment = Problem::s == 3;
+                const int least = own + j - Problem::pad_left;
+                inside[j] = (one_segment && (least == 0 || least == 1)) ||
+                            static_cast<unsigned>(column[i] + right + j) < Problem::w;
+            }
 #pragma unroll
             for (int n = 0; n < 8; ++n) {
                 const unsigned char* const at = pixels + (4 * n * Rings::flat_pitch + 2 * apart * i) * 4;
@@ -136,7 +142,7 @@ struct FlatPairPixels {
 #pragma unroll
                 for (int j = 0; j < 3; ++j) d[j] = inside[j] ? __uint_as_float(four[(odd + j) / 2][(odd + j) % 2]) : 0.0f;
                 x[0][i][2 * half + n / 4][n % 4] = d[0] - d[2];
-                x[1][i][2 * half + n / 4][n % 4] = fmaf(sign, sharer == 0 ? d[2] : d[0], d[1]);
+                x[1][i][2 * half + n / 4][n % 4] = own == 0 ? d[1] + d[2] : d[1] - d[0];
             }
         }
     }
@@ -166,8 +172,13 @@ __device__ __forceinline__ void load_states(Fragments (&fragments)[2], const Fla
         const int first = (flat_shift<P, Tuning>(tap, 1) & 3) + pixels.sharer;
         const unsigned char* const from = shared + half * Rings::half_bytes + pixels.place + (first & ~1) * 4;
         const int right = tap_right<P, Tuning>(tap);
-        if (first % 2 == 0) pixels.template load_half<false>(x, from, half, right);
-        else pixels.template load_half<true>(x, from, half, right);
+        if (pixels.sharer == 0) {
+            if (first % 2 == 0) pixels.template load_half<false, 0>(x, from, half, right);
+            else pixels.template load_half<true, 0>(x, from, half, right);
+        } else {
+            if (first % 2 == 0) pixels.template load_half<false, 1>(x, from, half, right);
+            else pixels.template load_half<true, 1>(x, from, half, right);
+        }
     }
     if constexpr (scaled) {
 #pragma unroll
@@ -220,6 +231,39 @@ __device__ __forceinline__ void load_states(Fragments (&fragments)[2], const Pai
     split_states(fragments, x, header);
 }
 
+// Flat pairs: each warpgroup sends what the other needs of half of the filters. Then sums[0] of the first half are even and
+// odd outputs by turns, 8 each: the first warpgroup has those of the first half of the filters.
+template <int at_once, int chunks, int count>
+__device__ __forceinline__ void exchange_filters(float (&sums)[2][chunks][count], float* shared, int warpgroup, int thread,
+                                                 float (&outputs)[chunks * count / 8][8]) {
+    constexpr int half = chunks * count / 2, part = at_once / 2;
+    static_assert(half % part == 0 && part % 8 == 0, "sums are exchanged in equal parts of whole filters");
+    float* const mine = shared + warpgroup * at_once * 128 + thread;
+    const float* const others = shared + (1 - warpgroup) * at_once * 128 + thread;
+    const auto first = [&](int i) -> float& { return sums[0][i / count][i % count]; };
+    const auto second = [&](int i) -> float& { return sums[1][i / count][i % count]; };
+#pragma unroll
+    for (int from = 0; from < half; from += part) {
+#pragma unroll
+        for (int i = from; i < from + part; ++i) {
+            // s1 and s0 + s1 of the second half, or s2 and s2 + s3 of the first
+            const float one = warpgroup == 0 ? second(half + i) : second(i);
+            mine[(i - from) * 256] = one;
+            mine[(i - from) * 256 + 128] = (warpgroup == 0 ? first(half + i) : first(i)) + one;
+        }
+        barrier_sync(14, 256);
+#pragma unroll
+        for (int i = from; i < from + part; ++i) {
+            const float one = warpgroup == 0 ? second(i) : second(half + i);
+            const float two = (warpgroup == 0 ? first(i) : first(half + i)) + one;
+            const float other = others[(i - from) * 256], both = others[(i - from) * 256 + 128];
+            outputs[i / 8 * 2][i % 8] = warpgroup == 0 ? two + other : both + one;
+            outputs[i / 8 * 2 + 1][i % 8] = warpgroup == 0 ? one - both : other - two;
+        }
+        barrier_sync(14, 256);
+    }
+}
+
 // The two warpgroups send each other the sums of their second states. Then sums[0] are outputs, even ones in the first.
 template <int at_once, int chunks, int count>
 __device__ __forceinline__ void exchange_states(float (&sums)[2][chunks][count], float* shared, int warpgroup, int thread) {
@@ -240,6 +284,12 @@ __device__ __forceinline__ void exchange_states(float (&sums)[2][chunks][count],
         }
         barrier_sync(14, 256);
     }
+}
+
+template <bool flat, int chunks, int count, int entries>
+__device__ __forceinline__ const auto& all_outputs(const float (&sums)[chunks][count], const float (&both)[entries][8]) {
+    if constexpr (flat) return both;
+    else return in_sixteens(sums);
 }
 
 // One warpgroup's products of all tiles of the block.
@@ -296,8 +346,11 @@ __device__ __forceinline__ void consume_pairs(const float* prepared_filters, con
                 promote(sums[i / F::chunks][i % F::chunks], partial, states.down);
             }
         }
-        exchange_states<Tuning::exchange>(sums, reinterpret_cast<float*>(rings.base + Rings::shared_bytes), warpgroup, thread);
-        const auto& all = in_sixteens(sums[0]);
+        float* const exchanged = reinterpret_cast<float*>(rings.base + Rings::shared_bytes);
+        float both[Tuning::flat ? F::chunks * count / 8 : 1][8];
+        if constexpr (Tuning::flat) exchange_filters<Tuning::exchange>(sums, exchanged, warpgroup, thread, both);
+        else exchange_states<Tuning::exchange>(sums, exchanged, warpgroup, thread);
+        const auto& all = all_outputs<Tuning::flat>(sums[0], both);
         if (!walk.together) {
             store_sums<Problem, Tuning>(all, 0, prepared, bias, y, batch, outputs, tile, pixels.pair, t, Pixels::apart);
         } else if constexpr (Tuning::split > 1) {

@@ -88,6 +88,7 @@ struct TensorTiles {
     using F = TensorFilters<Problem, Tuning>;
     static constexpr int pixels = 64 * Tuning::warpgroups / sharers_of(F::states);
     static constexpr int receivers = receivers_of<Tuning>(nullptr);
+    static constexpr bool both = false;  // outputs of pairs, side by side
     TensorPixels<Problem, Tuning> numbers;
     Offset<Problem> of_pixels;
     __device__ __forceinline__ explicit TensorTiles(long long batch)
