@@ -71,6 +71,21 @@ def bank_width(results: Records = RESULTS, revision: options.Revision = None) ->
 
 
 @app.command()
+def refit(
+    results: Records = RESULTS,
+    tables: Annotated[
+        Path | None, typer.Option("--tables", help="Folder of the tables; by default the shipped.")
+    ] = None,
+) -> None:
+    """Fit the cost models to tables of tuned problems, without a GPU; a page says how well they choose then."""
+    from leanconv.tuning.tables import SHIPPED
+    from report.refit import measure
+
+    for path in measure(results, tables or SHIPPED):
+        print(path)
+
+
+@app.command()
 def networks(results: Records = RESULTS, revision: options.Revision = None) -> None:
     """Measure whole networks of torchvision on this machine's GPU, with leanconv's convolutions and PyTorch's."""
     from report.networks import measure

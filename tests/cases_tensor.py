@@ -62,6 +62,26 @@ def _pair_cases() -> list[Case]:
 
 PAIR_CASES = _pair_cases()
 
+
+def _tf32_cases() -> list[Case]:
+    """Layers that the copies and outputs of `tensor_gemm_tf32` tell apart."""
+    layers = Layers("tf32-", precision="tf32")
+    last = {"layouts": ("NHWC",)}
+    same = {"padding": (1, 1, 1, 1), **last}
+    layers.add("copies", 2, 12, 9, 11, 133, 3, 3, bias=True, activation="relu", padding=(1, 0, 2, 1), **last)
+    layers.add("copies-long", 1, 96, 5, 6, 72, 3, 3, bias=True, **same)
+    layers.add("one-by-one", 3, 40, 5, 4, 264, 1, 1, bias=True, **last)
+    layers.add("groups", 2, 32, 6, 8, 48, 3, 3, groups=2, bias=True, **same)
+    layers.add("stride", 2, 36, 9, 8, 33, 3, 2, stride=(2, 1), dilation=(1, 2), padding=(1, 1, 0, 2), **last)
+    layers.add("accumulate", 1, 32, 6, 5, 30, 3, 3, accumulate=True, **same)
+    layers.add("gradient", 2, 20, 6, 7, 36, 3, 3, op="dgrad", **same)
+    layers.add("gradient-stride", 2, 40, 8, 7, 20, 4, 3, op="dgrad", stride=(2, 2), padding=(1, 1, 1, 0), **last)
+    layers.add("gradient-zeros", 1, 16, 9, 9, 32, 1, 1, op="dgrad", stride=(2, 2), **last)
+    return layers.cases
+
+
+TF32_CASES = _tf32_cases()
+
 #: 64 x 3 x 3 products an output.
 LAYER = ConvProblem(1, 64, 6, 8, 64, 3, 3, padding=(1, 1, 1, 1), layout="NHWC")
 #: The same with rows of two segments, of which the second begins with a column of the first.

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +18,7 @@ torch = pytest.importorskip("torch")
 import leanconv.torch as ours  # noqa: E402
 from leanconv import conv2d, prepare_weights  # noqa: E402
 from leanconv.algorithms.direct_weight import DirectWeight, DirectWeightConfig  # noqa: E402
+from leanconv.runtime import cache  # noqa: E402
 
 pytestmark = pytest.mark.gpu
 F = torch.nn.functional
@@ -184,6 +190,64 @@ def test_autocast_and_warm_up() -> None:
     print(made, f"; then the first forward pass took {took:.3f} s")
     print(taken.report())
     assert all("bfloat16" in line.problem for line in taken.report().taken)
+
+
+def test_nothing_is_compiled_after_warm_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not even for gradients of filters, which a takeover allows a workspace."""
+    form = FORMS[1]
+    net = small_net(form)
+    x = torch.randn(48, 3, 28, 28, device="cuda").contiguous(memory_format=form)
+    with ours.enable(net) as taken:
+        assert ours.warm_up(net, x).kernels > 10
+
+        def compiled(launch: Any, arch: str) -> Any:
+            raise AssertionError(f"{launch.symbol} was not compiled before")
+
+        monkeypatch.setattr(cache, "compiled", compiled)
+        net(x).sum().backward()
+    assert len(taken.report().taken) >= 6
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+def test_one_number_for_both_axes(transposed: bool) -> None:
+    function = F.conv_transpose2d if transposed else F.conv2d
+    x, w = (torch.randn(shape, device="cuda", requires_grad=True) for shape in ((64, 128, 28, 28), (128, 128, 3, 3)))
+
+    def run() -> list[Any]:
+        y = function(x, w, stride=(2,), padding=(1,))
+        return [y, *torch.autograd.grad(y.square().sum(), (x, w))]
+
+    expected = run()
+    with ours.enable() as taken:
+        for one, other in zip(run(), expected, strict=True):
+            assert off(one, other.double()) < 3e-6
+    assert taken.report().taken
+
+
+def test_filters_that_cannot_be_told_apart_are_left_alone() -> None:
+    net = small_net(FORMS[1])
+    torch.nn.utils.parametrizations.weight_norm(net[3])
+    x = torch.randn(64, 3, 32, 32, device="cuda").contiguous(memory_format=FORMS[1])
+    with ours.enable(net, exclude=net[6]) as taken, torch.no_grad():
+        net(x)
+    why = {line.why for line in taken.report().left}
+    assert {"it cannot be told whether these filters are excluded", "excluded"} <= why and taken.report().taken
+
+
+def test_two_gpus_train_as_one(tmp_path: Path) -> None:
+    """With SyncBatchNorm and SGD, whose steps do not magnify rounding as Adam's first ones do."""
+    if torch.cuda.device_count() < 2:
+        pytest.skip("this machine has one GPU")
+    script, path = Path(__file__).resolve().parent.parent / "examples" / "train_cnn.py", tmp_path / "training.json"
+    for launcher in ([], ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]):
+        command = [sys.executable, *launcher, str(script), "resnet18", "--batch", "256", "--steps", "5"]
+        command += ["--optimiser", "sgdm", "--engine", "leanconv", "--json", str(path)]
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, done.stderr
+    one, two = json.loads(path.read_text())["rows"]
+    assert (one["gpus"], two["gpus"]) == (1, 2) and two["taken"] > 50
+    assert two["losses"] == pytest.approx(one["losses"], rel=2e-3)
 
 
 def host_us(call: Any) -> float:

@@ -216,16 +216,16 @@ def _with_splits(config: TensorConfig, parts: list[PartialConvolution], target: 
     if config.filters * config.pixels * 4 > config.ring_bytes:
         return
     work = [(_tiles(part, config), stages_of(part.problem, config.piece)) for part in parts]
-    for split in shares_of(work, target):
+    for split in shares_of(work, target, parts[0].problem.batch_invariant):
         if config.filters // 16 % split == 0:
             yield variant(config, split=split)
 
 
-def shares_of(work: list[tuple[int, int]], target: Target) -> Iterator[int]:
-    """In how many shares clusters may do the tiles that are left in each of the launches, whose tiles and stages of a
-    tile these are: each block has stages, two at least but the last."""
+def shares_of(work: list[tuple[int, int]], target: Target, alike: bool) -> Iterator[int]:
+    """In how many shares clusters may do the tiles that are left in each of the launches, or all if they are to be
+    ``alike``. ``work``: tiles, and stages of each; each block has stages, two at least but the last."""
     for split in SPLITS:
-        shared = all(0 < rounds_of(tiles, split, target)[1] for tiles, _ in work)
+        shared = alike or all(0 < rounds_of(tiles, split, target)[1] for tiles, _ in work)
         if shared and all(
             each >= 2 and each * (split - 1) < stages for _, stages in work for each in [ceil_div(stages, split)]
         ):
@@ -243,12 +243,36 @@ def rounds_of(tiles: int, split: int, target: Target) -> tuple[int, int]:
     return whole, left if left * split <= blocks and (split == 2 or not whole) else 0
 
 
-def grid_of(tiles: int, split: int, target: Target) -> int:
-    """Blocks of a launch."""
+#: The share of the places for blocks that clusters of 4 and 8 fill at once.
+DEALT = 0.9
+
+
+def clusters_at_once(split: int, target: Target) -> int:
+    """Clusters that run at once."""
+    return max(1, int(target.multiprocessors * (1 if split == 2 else DEALT)) // split)
+
+
+def grid_of(tiles: int, split: int, target: Target, alike: bool = False) -> int:
+    """Blocks of a launch. ``alike``: a cluster for each tile, so that none depends on how many there are."""
     if split == 1:
         return min(tiles, target.multiprocessors)
+    if alike:
+        return tiles * split
     whole, left = rounds_of(tiles, split, target)
     return (tiles - left) // whole if whole else left * split
+
+
+def walk_cycles(
+    tiles: int, stages: int, of_stage: float, of_tile: float, split: int, target: Target, alike: bool
+) -> float:
+    """Cycles of a launch whose blocks walk over ``tiles`` of as many ``stages``: those of a stage, and of a tile beside
+    its stages, are given."""
+    if split == 1:
+        return ceil_div(tiles, target.multiprocessors) * (stages * of_stage + of_tile) + FIRST_CYCLES
+    each = ceil_div(stages, split) * of_stage + of_tile + SPLIT_CYCLES
+    if alike:
+        return ceil_div(tiles, clusters_at_once(split, target)) * (each + FIRST_CYCLES)
+    return rounds_of(tiles, split, target)[0] * (stages * of_stage + of_tile) + each + FIRST_CYCLES
 
 
 def _tiles(part: PartialConvolution, config: TensorConfig) -> int:
@@ -301,7 +325,7 @@ class TensorGemm(SplitGemm[TensorConfig]):
     ) -> float:
         way: Way = "rows" if config.rows else "flat" if config.flat else "columns"
         tile = config.warpgroups, config.chunk, config.chunks, config.partials
-        speed = TILES[tile][1][way] * FLOPS_PER_CYCLE * (1.9 if config.products == 1 else 1)
+        speed = TILES[tile][1][way] * FLOPS_PER_CYCLE * (1.7 if config.products == 1 else 1)
         time = 0.0
         for part in parts:
             stages = stages_of(part.problem, config.piece)
@@ -309,12 +333,8 @@ class TensorGemm(SplitGemm[TensorConfig]):
             if way == "columns":
                 of_stage = max(of_stage, _producer_cycles(config))
             tiles = _tiles(part, config)
-            if config.split == 1:
-                rounds = ceil_div(tiles, target.multiprocessors)
-            else:
-                rounds = rounds_of(tiles, config.split, target)[0]
-                time += ceil_div(stages, config.split) * of_stage + TILE_CYCLES + SPLIT_CYCLES
-            time += rounds * (stages * of_stage + TILE_CYCLES) + FIRST_CYCLES
+            alike = problem.batch_invariant
+            time += walk_cycles(tiles, stages, of_stage, TILE_CYCLES, config.split, target, alike)
         memory = problem.bytes / target.bytes_per_cycle
         return max(time, memory) + 3 * LAUNCH_CYCLES
 
@@ -333,7 +353,7 @@ class TensorGemm(SplitGemm[TensorConfig]):
             problem=(*view_constants(part.problem, part.view, has_wide_tensors(problem)), ("first_prepared", first)),
             tuning=config.constants(),
             arguments=(source, Pointer("prepared"), *rest),
-            grid=grid_of(tiles, config.split, target),
+            grid=grid_of(tiles, config.split, target, problem.batch_invariant),
             block=config.threads,
             shared_bytes=config.shared_bytes,
             cluster=config.split,

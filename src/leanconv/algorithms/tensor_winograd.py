@@ -11,15 +11,14 @@ from leanconv.algorithms.base import LAUNCH_CYCLES, Config, by_time, ceil_div, h
 from leanconv.algorithms.input_gradient import PartialConvolution, single_parts
 from leanconv.algorithms.tensor_filters import DEPTH, SEGMENT, SplitFilters, SplitGemm, stages_of
 from leanconv.algorithms.tensor_gemm import (
-    FIRST_CYCLES,
     FLOPS_PER_CYCLE,
     ROW,
     SHARED,
     flat_map,
     grid_of,
     is_flat,
-    rounds_of,
     shares_of,
+    walk_cycles,
     wgmma_limits,
 )
 from leanconv.algorithms.tiles import conv_arguments, view_constants
@@ -208,10 +207,10 @@ class TensorWinograd(SplitGemm[PairConfig]):
     def _with_splits(self, config: PairConfig, parts: list[PartialConvolution], target: Target) -> Iterator[PairConfig]:
         """The configuration, and with the reduction split over a cluster where the rings take the outputs of a tile."""
         yield config
-        if config.filters * PAIRS * OUTPUTS * 4 > config.ring_bytes:
+        if not parts or config.filters * PAIRS * OUTPUTS * 4 > config.ring_bytes:
             return
         work = [(self._tiles(part, config), stages_of(part.problem, config.piece, STATES)) for part in parts]
-        for split in shares_of(work, target):
+        for split in shares_of(work, target, parts[0].problem.batch_invariant):
             if config.filters // (32 if config.flat else 16) % split == 0:
                 yield variant(config, split=split)
 
@@ -223,12 +222,8 @@ class TensorWinograd(SplitGemm[PairConfig]):
         for part in parts:
             tiles, stages = self._tiles(part, config), stages_of(part.problem, config.piece, STATES)
             of_stage = 2 * PAIRS * OUTPUTS * SEGMENT * config.filters * DEPTH / speed
-            if config.split == 1:
-                rounds = ceil_div(tiles, target.multiprocessors)
-            else:
-                rounds = rounds_of(tiles, config.split, target)[0]
-                time += ceil_div(stages, config.split) * of_stage + TILE_CYCLES + SPLIT_CYCLES
-            time += rounds * (stages * of_stage + TILE_CYCLES) + FIRST_CYCLES
+            alike = problem.batch_invariant
+            time += walk_cycles(tiles, stages, of_stage, TILE_CYCLES, config.split, target, alike)
         return max(time, problem.bytes / target.bytes_per_cycle) + 3 * LAUNCH_CYCLES
 
     def main_launch(
@@ -243,7 +238,7 @@ class TensorWinograd(SplitGemm[PairConfig]):
             problem=(*view_constants(part.problem, part.view, has_wide_tensors(problem)), ("first_prepared", first)),
             tuning=config.constants(),
             arguments=(replace(encoded, role=problem.operands[0].role), Pointer("prepared"), *rest),
-            grid=grid_of(tiles, config.split, target),
+            grid=grid_of(tiles, config.split, target, problem.batch_invariant),
             block=config.threads,
             shared_bytes=config.shared_bytes,
             cluster=config.split,

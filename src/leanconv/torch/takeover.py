@@ -44,12 +44,16 @@ from leanconv.torch.layers import (
     weights_of,
     why_never,
 )
+from leanconv.torch.peer import engine
 from leanconv.torch.report import Line, Report
+from leanconv.tuning import tables
 
 #: where the kernels are registered; tests, which have no GPU, register them for the CPU
 _KEY = "CUDA"
 #: leanconv takes a call if its predicted time is below this part of what PyTorch is expected to take
 _MARGIN = 0.95
+#: For gradients of large filters there is nothing to lose: cuDNN's FFT takes 281 MB for 256 filters of 5 x 5.
+_MARGIN_FFT, _LARGE = 1.0, 16
 #: Bytes that a gradient of filters may take while it runs, where LEANCONV_WORKSPACE_LIMIT says nothing: with them it is
 #: 1.3 times as fast on suite opencnn in NHWC (H200).
 _WEIGHT_WORKSPACE = 32 << 20
@@ -69,10 +73,15 @@ class Takeover:
     """What `enable` returns: switched on; a context manager, and `disable` to switch it off."""
 
     def __init__(
-        self, model: torch.nn.Module | None, include: Selection, exclude: Selection, precision: Precision
+        self,
+        model: torch.nn.Module | None,
+        include: Selection,
+        exclude: Selection,
+        precision: Precision,
+        batch_invariant: bool = False,
     ) -> None:
         arguments.one_of("precision", precision, PRECISIONS)
-        self._precision = precision
+        self._precision, self._batch_invariant = precision, arguments.yes_or_no("batch_invariant", batch_invariant)
         # of parameters of the model, which is kept: an id is one of these as long as the takeover lives
         self._model = model
         self._names = {} if model is None else {id(each): name for name, each in weights_of(model)}
@@ -234,7 +243,7 @@ class Takeover:
             both(options.dilation, 1), options.groups, dtype=DTYPES[name].name, layout=op.layout,
             precision=precision, activation=None,
         )  # fmt: skip
-        return replace(layer, op=op.op)
+        return replace(layer, op=op.op, batch_invariant=self._batch_invariant and op.op != "wgrad")
 
     def decide(self, weight: Any, problem: ConvProblem, index: int | None) -> tuple[str, str]:
         """The algorithm that takes it, or nothing; and why. ``index`` is the GPU's number."""
@@ -246,11 +255,19 @@ class Takeover:
         except NoAlgorithmError:
             return "", "no algorithm can run it"
         name, tf32 = loaded.choice.algorithm.name, tf32_allowed() and problem.dtype == "float32"
+        if problem.batch_invariant:  # what PyTorch runs, and whether it were faster, depends on the batch
+            return name, "batch_invariant=True: it is taken in every batch"
+        measured = tables.peer_us(problem, loaded.device.target, engine(problem, tf32))
+        if measured is not None and loaded.choice.us is not None:
+            share = loaded.choice.us / measured
+            why = f"{name} took {share:.2f} of the time of PyTorch" + " in TF32" * tf32 + " when both were timed"
+            return name if share < 1 else "", why
         share = (loaded.choice.cost + LAUNCH) / pytorch_cycles(problem, loaded.device.target, tf32)
         why = f"{name} is expected to take {share:.2f} of the time of PyTorch" + " in TF32" * tf32
         if math.isinf(share):
             why = f"nobody knows how long {name} takes"
-        return name if share < _MARGIN else "", why
+        margin = _MARGIN_FFT if problem.op == "wgrad" and problem.r * problem.s > _LARGE else _MARGIN
+        return name if share < margin else "", why
 
     def _describe(
         self, op: Operation, options: Options, first: Any, second: Any, bias: Any, problem: ConvProblem
@@ -270,6 +287,7 @@ class Takeover:
                 padding,
                 dilation,
                 groups,
+                problem.batch_invariant,
                 layout,
                 "auto",
                 precision,
@@ -280,8 +298,9 @@ class Takeover:
         shape = op.x_shape if op.op == "dgrad" else op.w_shape
         limit = workspace(problem)
         return backward(
-            first, second, None, None, limit, shape, stride, padding, dilation, groups, layout, "auto", precision, None
-        )
+            first, second, None, None, limit, shape, stride, padding, dilation, groups, problem.batch_invariant, layout,
+            "auto", precision, None,
+        )  # fmt: skip
 
     def _why_not_wanted(self, weight: Any, problem: ConvProblem) -> str:
         identity = self._identity(weight)
@@ -312,6 +331,7 @@ def enable(
     include: Selection = None,
     exclude: Selection = None,
     precision: Precision = "fp32",
+    batch_invariant: bool = False,
 ) -> Takeover:
     """Let leanconv compute the convolutions of all models on CUDA, forward and backward, where it expects to be faster.
 
@@ -328,6 +348,9 @@ def enable(
             sequence of both, or a function that is given the `ConvProblem` and returns whether it belongs.
         precision: the least precise arithmetic that is allowed, as in `leanconv.conv2d`; where PyTorch may not use
             TF32, never below ``"fp32"``.
+        batch_invariant: an image has the same bits in the result of a layer in any batch, and so has its gradient (see
+            `leanconv.conv2d`). Then each layer that leanconv can compute is taken, whether PyTorch would be faster or
+            not; what is left to PyTorch, as ``report()`` says, has no such promise.
 
     Returns:
         Takeover: a context manager with ``report()`` and ``disable()``. Of several, the last one that is enabled
@@ -346,7 +369,7 @@ def enable(
     >>> len(taken.report().lines)
     0
     """
-    takeover = Takeover(model, include, exclude, precision)
+    takeover = Takeover(model, include, exclude, precision, batch_invariant)
     _add(takeover)
     return takeover
 
@@ -387,6 +410,14 @@ _active: list[Takeover] = []
 _latest: Takeover | None = None
 _library: Any = None
 _lock = threading.Lock()
+
+
+def _choose_anew() -> None:
+    for takeover in _active:
+        takeover._choices.clear()
+
+
+bind.also_forget.append(_choose_anew)
 
 
 def _add(takeover: Takeover) -> None:
