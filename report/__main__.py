@@ -62,6 +62,14 @@ def first_calls(results: Records = RESULTS, revision: options.Revision = None) -
     print(measure(results, revision))
 
 
+@app.command("batch-invariance")
+def batch_invariance(results: Records = RESULTS, revision: options.Revision = None) -> None:
+    """Measure what batch_invariant=True costs on this machine's GPU, and compare the bits of images in many batches."""
+    from report.batches import measure
+
+    print(measure(results, revision))
+
+
 @app.command("bank-width")
 def bank_width(results: Records = RESULTS, revision: options.Revision = None) -> None:
     """Measure what reading shared memory in units of a bank's width is worth for each element type, on a GPU."""

@@ -112,6 +112,25 @@ def summary(ratios: Mapping[str, float]) -> dict[str, float]:
     return {"mean": statistics.geometric_mean(values), "most": values[at], "worst": values[-1]}
 
 
+def beside(table: Table) -> list[dict[str, Any]]:
+    """For each peer and layout: how many times faster the winners are, in the geometric mean and at worst."""
+    ratios: dict[tuple[str, str], list[float]] = {}
+    for key in table:
+        entry, problem = table.get(key), parse_problem(key)
+        won = None if entry is None else next(iter(entry.winners.values()), None)
+        if entry is None or won is None or won.us is None or problem.kind == "filter2d":
+            continue
+        for peer, us in entry.peers.items():
+            ratios.setdefault((peer, problem.layout), []).append(us / won.us)
+    return [
+        {
+            "peer": peer, "layout": layout, "layers": len(each), "mean": statistics.geometric_mean(each),
+            "worst": min(each), "slower": sum(ratio < 1 for ratio in each),
+        }
+        for (peer, layout), each in sorted(ratios.items())
+    ]  # fmt: skip
+
+
 def measure(results: Path, folder: Path = tables.SHIPPED) -> list[Path]:
     """Fit every table of ``folder``; returns the files that were written."""
     written = []
@@ -135,6 +154,7 @@ def measure(results: Path, folder: Path = tables.SHIPPED) -> list[Path]:
             "fitted to these problems": summary(losses(some, factors)),
             "fitted to others": summary(validated(some)),
             "groups": groups,
+            "beside": beside(table),
         }
         fit = {"gpu": table.gpu["name"], "factors": {name: round(value, 4) for name, value in sorted(factors.items())}}
         for file, content in (
@@ -164,6 +184,16 @@ def section(paths: Sequence[Path]) -> str:
         body: Columns = (["algorithm, layout, operation", "times", "measured over predicted", "spread"], rows)
         words = f"{record['machine']['gpu']}: {record['problems']} problems, {record['times']} candidates timed."
         words += " How much longer the cost model's choice takes than the quickest that was timed:"
+        others: Columns = (
+            ["", "layout", "layers", "times as fast, geometric mean", "at worst", "layers where it is quicker"],
+            [
+                [row["peer"], row["layout"], str(row["layers"]), f"{row['mean']:.2f}", f"{row['worst']:.2f}"]
+                + [str(row["slower"])]
+                for row in record["beside"]
+            ],
+        )
+        peers = "The table's winners beside PyTorch's own convolution (`cudnn.benchmark` on), timed the same way:"
         spread = "The factors, and by how much single times differ from the factor (one standard deviation):"
-        parts.append(f"{words}\n\n{markdown.table(head)}\n\n{spread}\n\n{markdown.table(body)}")
+        tables_of = (words, head), (spread, body), (peers, others)
+        parts.append("\n\n".join(f"{said}\n\n{markdown.table(each)}" for said, each in tables_of))
     return "\n\n".join(parts) if parts else "Not measured yet: `python -m report refit` makes these figures of a table."

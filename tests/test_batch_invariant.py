@@ -14,9 +14,10 @@ import proof
 import pytest
 import selection
 from cases import CASES, NARROW_CASES, TARGETS, TRANSFORM_CASES
+from cases_tensor import TF32_CASES
 
 import leanconv
-from leanconv.algorithms import ALGORITHMS, batches, tensor_gemm
+from leanconv.algorithms import ALGORITHMS, batches
 from leanconv.algorithms.base import Config, GpuAlgorithm
 from leanconv.algorithms.implicit_gemm import ImplicitGemm
 from leanconv.algorithms.tensor_filters import SplitGemm
@@ -31,10 +32,11 @@ from leanconv.reference import CPU_ALGORITHMS
 SMALL = replace(TARGETS[0], multiprocessors=4)
 MOST = 5
 
+OF_TIER = {"fp32": TRANSFORM_CASES, "tf32": (*TRANSFORM_CASES, *TF32_CASES)}
 EVERY = [
     (algorithm, case)
     for algorithm in ALGORITHMS
-    for case in (*CASES, *NARROW_CASES, *(() if algorithm.tier == "ieee" else TRANSFORM_CASES))
+    for case in (*CASES, *NARROW_CASES, *OF_TIER.get(algorithm.tier, ()))
     if isinstance(case.problem, ConvProblem) and case.problem.op != "wgrad" and not case.problem.is_empty
     if not algorithm.reasons(replace(case.problem, n=MOST), SMALL)
 ]
@@ -155,13 +157,14 @@ def test_without_an_order_of_sums_the_batch_shows(
 @pytest.mark.usefixtures("anew")
 def test_where_clusters_share_the_tiles_that_are_left_over_the_batch_shows(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of five tiles four blocks have one each, and clusters of two share the fifth; of one tile that one."""
-    timed, grid = TensorGemm.timed, tensor_gemm._grid
+    timed, launch = TensorGemm.timed, TensorGemm.main_launch
     monkeypatch.setattr(
         TensorGemm, "timed", lambda *given: [(t, c) for t, c in timed(*given) if c.split == 2 and c.pixels == 128]
     )
     layer = replace(LONG, c=32)
     check(TensorGemm(), layer, most=9)
-    monkeypatch.setattr(tensor_gemm, "_grid", lambda tiles, split, target, alike: grid(tiles, split, target))
+    by_default = lambda self, problem, *given: launch(self, replace(problem, batch_invariant=False), *given)  # noqa: E731
+    monkeypatch.setattr(TensorGemm, "main_launch", by_default)
     with pytest.raises(AssertionError):
         check(TensorGemm(), layer, most=9)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ import proof
 import pytest
 import selection
 from cases import KINDS, TARGETS, Case
+from cases_tensor import broken_kernels
 from cases_weight import LAYER, RANGES, WEIGHT_CASES, drawn, in_sequential_sums
 
 from leanconv.algorithms import ALGORITHMS
@@ -104,12 +104,7 @@ def test_pixels_together_are_split_as_well() -> None:
 )
 def test_errors_of_broken_scales_show(kind: str, text: str, by: str, tmp_path: Path) -> None:
     """What the data of other tests cannot tell: each part of the split is needed by some data."""
-    copy = tmp_path / "kernels"
-    shutil.copytree(KERNELS, copy)
-    found = [path for path in copy.rglob("*.cuh") if text in path.read_text()]
-    assert len(found) == 1
-    found[0].write_text(found[0].read_text().replace(text, by))
-    assert not lost(kind, copy) <= 2
+    assert not lost(kind, broken_kernels(tmp_path, text, by)) <= 2
 
 
 def test_what_is_no_number_reaches_just_the_weights_that_see_it() -> None:

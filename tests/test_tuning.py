@@ -50,6 +50,7 @@ def test_a_winner_must_be_two_percent_quicker(stage: Stage, tmp_path: Path, us: 
     assert picked(stage) == (rival if displaces else (model.algorithm, model.config))
     assert done.problems[0].us == (us if displaces else 300) and done.problems[0].model_us == 300
     assert done.timed == 4 and str(tmp_path / FILE) in str(done)
+    assert {path.name for path in tmp_path.iterdir()} - {f"{FILE}.lock", f"{FILE}.tuning.lock"} == {FILE}
     # what was chosen before is what has to be displaced later, not the cost model's choice
     quick(stage, 1, 290)
     stage.search(tmp_path, again=True).run([LAYER])
@@ -212,3 +213,36 @@ def test_peers_are_in_the_table(stage: Stage, tmp_path: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert "torch-fp32 123.4 µs" in str(leanconv.explain(LAYER, device="cuda"))
+
+
+def test_what_was_far_behind_is_not_timed_with_new_kernels(
+    stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow, fair = stage.plan(stage.candidates()[3]), stage.plan(stage.candidates()[2])
+    stage.times = lambda given: 900.0 if given == slow else 350.0 if given == fair else 300.0
+    stage.search(tmp_path).run([LAYER])
+    monkeypatch.setattr(tables, "kernels_of", lambda plan: "changed")
+    assert stage.search(tmp_path).run([LAYER]).timed == 3
+    assert stage.search(tmp_path, again=True).run([LAYER]).timed == 4
+
+
+def test_a_card_with_little_memory_has_fewer_buffers(
+    stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left = 7
+    real = stage.device.allocate
+
+    def allocate(nbytes: int) -> int:
+        nonlocal left
+        left -= 1
+        if left < 0:
+            raise leanconv.OutOfMemoryError(f"no {nbytes} bytes left")
+        return real(nbytes)
+
+    monkeypatch.setattr(stage, "cache_bytes", 1 << 20)
+    monkeypatch.setattr(stage.device, "allocate", allocate)
+    assert stage.search(tmp_path).run([LAYER]).timed == 4
+    assert not stage.device.memory, "all of it was given back"
+    left = 2
+    with says(leanconv.OutOfMemoryError, "bytes left"):
+        stage.search(tmp_path, again=True).run([LAYER])

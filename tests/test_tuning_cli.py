@@ -13,6 +13,7 @@ from tuning_stage import LAYER, MODEL, Stage, stage
 
 from leanconv.call.choose import choose
 from leanconv.call.words import format_problem
+from leanconv.cli import doctor
 from leanconv.cli.main import main
 from leanconv.tuning import tables
 from leanconv.tuning.tables import Table
@@ -115,3 +116,13 @@ def test_the_page_runs(stage: Stage, capsys: pytest.CaptureFixture[str]) -> None
         with pytest.raises(SystemExit) as stopped:
             main([*shlex.split(command, comments=True), "--help"])
         assert not stopped.value.code, command
+
+
+def test_the_doctor_looks_at_the_tables(stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert doctor._tables().text.startswith("there is none")
+    stage.search(tmp_path).run([LAYER])
+    assert doctor._tables().text == f"your table has 1 for {MODEL}"
+    (tmp_path / FILE).write_text("{")
+    assert doctor._tables().state == "broken" and FILE in doctor._tables().text
+    monkeypatch.setenv("LEANCONV_TUNING", "off")
+    assert doctor._tables().state == "absent"

@@ -170,7 +170,7 @@ class ConvProblem:
         """The batch."""
         return self.n
 
-    @property
+    @cached_property
     def operands(self) -> tuple[Operand, ...]:
         """What a kernel reads, two arrays and perhaps a bias, then what it writes."""
         first, second, written = {"dgrad": ("dy", "w", "dx"), "wgrad": ("x", "dy", "dw")}.get(self.op, ("x", "w", "y"))
@@ -190,7 +190,7 @@ class ConvProblem:
         """Shape of the layer's filters, axes in memory order."""
         return lay_out(self.layout, self.k, self.group_c, self.r, self.s)
 
-    @property
+    @cached_property
     def y_shape(self) -> tuple[int, int, int, int]:
         """Shape, in memory order, of the array that the operation writes."""
         if self.op == "wgrad":
@@ -220,7 +220,7 @@ class ConvProblem:
         padding = (reach[0] - top, reach[0] - bottom, reach[1] - left, reach[1] - right)
         return replace(self, op="fprop", c=self.k, h=self.p, w=self.q, k=self.c, padding=padding)
 
-    @property
+    @cached_property
     def flops(self) -> int:
         """Operations of the direct convolution, a multiply-add counted as two; padding is counted as work.
 

@@ -257,6 +257,7 @@ class CpuCall(_HostCall):
         self._algorithm = choice.algorithm
         operands = described.operands
         self._order, self._w_order, self._out_order = operands.order, operands.w_order, operands.out_order
+        self._read = tuple(operand.shape for operand in described.problem.operands[:2])
 
     def __call__(self, x: Any, w: Any, bias: Any, out: Any, value: float = 0, delta: float = 0) -> Any:
         arrays, problem = self._arrays, self._problem
@@ -268,10 +269,9 @@ class CpuCall(_HostCall):
                 bias[...] = 0
         else:
             to_numpy = arrays.to_numpy
-            first, second, *_ = problem.operands
             given = None if bias is None else to_numpy(bias)
             x, w = in_memory(to_numpy(x), self._order), in_memory(to_numpy(w), self._w_order)
-            x, w = x.reshape(first.shape), w.reshape(second.shape)
+            x, w = x.reshape(self._read[0]), w.reshape(self._read[1])
             if writes_bias(problem):
                 assert isinstance(problem, ConvProblem) and given is not None
                 given[...] = bias_gradient(problem, w)

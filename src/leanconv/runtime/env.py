@@ -21,7 +21,7 @@ VARIABLES = {
     "limit for one called by name)",
     "LEANCONV_TUNING": "off: choose by the cost model alone; read-only: use the tables of tuned layers, write none; "
     "frozen: time nothing either (default: on)",
-    "LEANCONV_TUNING_DIR": "folder of the tables that `leanconv tune` writes (default: the user's data folder, such as "
+    "LEANCONV_TUNING_DIR": "folder of the tables that `leanconv tune` writes (default: $XDG_DATA_HOME/leanconv or "
     "~/.local/share/leanconv)",
 }
 #: What LEANCONV_TUNING may say, and `leanconv.tune` and `leanconv.tuning`.
@@ -97,16 +97,15 @@ def tuning_mode() -> str:
 
 def tuning_dir() -> Path | None:
     """The folder that LEANCONV_TUNING_DIR names, else the user's data folder; None for a user who has no home."""
+    # NOTE: the first choice of a process needs it, and importing platformdirs takes longer than choosing
     named = os.environ.get("LEANCONV_TUNING_DIR")
+    base = os.environ.get("XDG_DATA_HOME")
     try:
         if named:
             return Path(named).expanduser()
-        Path.home()  # NOTE: platformdirs gives a folder called "~" below the current one where there is none
+        return (Path(base) if base else Path.home() / ".local" / "share") / "leanconv"
     except RuntimeError:
         return None
-    from platformdirs import user_data_path
-
-    return user_data_path("leanconv", appauthor=False)
 
 
 def _raw_reader(name: str) -> Callable[[], Any]:

@@ -30,7 +30,8 @@ def warm_up(
     Nothing is computed and nothing changes: the model runs on tensors without values, and of the convolutions that
     would run those are compiled that `enable` takes over, by the rules of the takeover that is active or else of
     ``enable()``, and those of leanconv.torch's own modules and functions. Call it under the same autocast, and with the
-    model in the same mode, as the steps.
+    model in the same mode, as the steps. Where several processes train together, each calls it; none waits for another,
+    since DistributedDataParallel and SyncBatchNorm are passed by.
 
     Args:
         model: on the GPU.

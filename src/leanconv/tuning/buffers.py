@@ -22,7 +22,7 @@ _BLOCK = 2**21 - 9
 #: Sets of arrays, and bytes that they take together, at most.
 _MOST_SETS, _MOST_BYTES = 32, 8 << 30
 #: Results larger than this are compared on so many pieces of this many bytes, the first and the last among them.
-_WHOLE, _PIECES, _PIECE = 2 << 20, 24, 64 << 10
+_WHOLE, _PIECES, _PIECE = 1 << 20, 16, 64 << 10
 
 
 def terms_of(problem: Problem) -> int:
@@ -41,21 +41,25 @@ class Buffers:
     def __init__(self, device: Device, problem: Problem, plans: Sequence[Plan], cache_bytes: int) -> None:
         """Scratch memory is for the largest of ``plans``; the sets take more than twice ``cache_bytes`` together.
 
-        Raises OutOfMemoryError.
+        Raises OutOfMemoryError where there is no room for one set.
         """
         self._device, self._problem = device, problem
         self._memory: list[int] = []
         each = sum(bytes_of(operand) for operand in problem.operands)
         count = min(ceil(2 * cache_bytes / max(each, 1)) + 1, _MOST_SETS, max(1, _MOST_BYTES // max(each, 1)))
+        self.sets: list[dict[str, int]] = []
         try:
             scratch = {
                 "workspace": self._allocate(max((plan.workspace_bytes for plan in plans), default=0)),
                 "prepared": self._allocate(max((plan.prepared_bytes for plan in plans), default=0)),
             }
-            self.sets = [self._set(i) | scratch for i in range(count)]
+            for _ in range(count):
+                self.sets.append(self._set() | scratch)
         except OutOfMemoryError:
-            self.free()
-            raise
+            # with fewer sets it is timed all the same
+            if not self.sets:
+                self.free()
+                raise
         self._pieces = [
             (operand, at, size) for operand in problem.operands if operand.written for at, size in _pieces(operand)
         ]
@@ -66,7 +70,7 @@ class Buffers:
         self._memory.append(self._device.allocate(nbytes))
         return self._memory[-1]
 
-    def _set(self, number: int) -> dict[str, int]:
+    def _set(self) -> dict[str, int]:
         pointers = {}
         for place, operand in enumerate(self._problem.operands):
             pointers[operand.role] = self._allocate(bytes_of(operand))

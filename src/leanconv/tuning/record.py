@@ -12,7 +12,7 @@ from leanconv.call import arguments, bind
 from leanconv.problem import Problem
 from leanconv.runtime import env
 from leanconv.tuning import tables
-from leanconv.tuning.search import Tuning, tune
+from leanconv.tuning.search import Tuning, is_tuned, tune
 
 
 @dataclass
@@ -31,7 +31,7 @@ class Recording:
 
     def __call__(self, problem: Problem, index: int, algorithm: str, limit: int | None) -> None:
         """A call on a GPU was bound."""
-        if algorithm == "auto" and not problem.is_empty:
+        if algorithm == "auto" and is_tuned(problem):
             self.met[problem, index, limit] = None
 
 

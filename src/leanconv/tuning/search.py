@@ -7,7 +7,7 @@ import sys
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from math import inf
 from pathlib import Path
@@ -35,6 +35,10 @@ DISPLACES = 0.98
 #: and does not come into the final rounds if it is more than so much slower.
 _FIRST_SAMPLES, _HOPELESS, _FINAL = 3, 1.5, 1.06
 _FINAL_ROUNDS = 6
+#: A candidate that was so much slower than the best is not timed again when its kernels have changed.
+_OUTDATED = 1.25
+#: Seconds that a thread that compiles may keep the interpreter from the one that times; 5 ms by default.
+_SWITCH_S = 3e-4
 #: Problems whose kernels are compiled while one is timed.
 _AHEAD = 12
 
@@ -104,7 +108,8 @@ def tune(
     the others wait and read.
 
     Args:
-        problems: ConvProblem and FilterProblem; equal ones count once, those without any image not at all.
+        problems: ConvProblem and FilterProblem; equal ones count once, those without any image or with
+            ``batch_invariant`` not at all.
         device: ``"cuda"`` or ``"cuda:N"``.
         workspace_limit: as the calls will give it (see `conv2d`).
         path: the folder of the table; by default the user's (LEANCONV_TUNING_DIR).
@@ -130,7 +135,7 @@ def tune(
     >>> print(leanconv.tune([layer]))  # doctest: +SKIP
     """
     mode = env.tuning_mode() if mode is None else arguments.one_of("mode", mode, env.TUNING_MODES)
-    different = [each for each in dict.fromkeys(checked_problems(problems)) if not each.is_empty]
+    different = [each for each in dict.fromkeys(checked_problems(problems)) if is_tuned(each)]
     index, limit = launch.device_index(device), arguments.workspace_limit(workspace_limit)
     on = launch.open_device(index)
     if not on.target.model:
@@ -142,6 +147,11 @@ def tune(
     with GpuClock.opened(index) as clock:
         search = Search(on, clock, folder, limit, mode == "on", again, most, _pytorch(peers))
         return search.run(different, progress)
+
+
+def is_tuned(problem: Problem) -> bool:
+    """Whether times decide: not where there is nothing to compute, or one choice is for all batches."""
+    return not (problem.is_empty or problem.batch_invariant)
 
 
 def _pytorch(wanted: bool | None) -> Peers | None:
@@ -169,8 +179,9 @@ class Search:
 
     def run(self, problems: Sequence[Problem], progress: bool = True) -> Tuning:
         """Tune every problem, in order."""
-        begun = perf_counter()
+        begun, interval = perf_counter(), sys.getswitchinterval()
         done: list[Tuned] = []
+        sys.setswitchinterval(_SWITCH_S)
         try:
             with self._turn(), Compiler(self._device) as compiler, progress_bar(len(problems), progress) as begin:
                 self._table = self._known()
@@ -183,6 +194,7 @@ class Search:
                     begin(f"{words.format_problem(work.problem)}, {len(work.new)} candidates")
                     done.append(self._tune(work))
         finally:
+            sys.setswitchinterval(interval)
             # calls that are ready were chosen before
             api.forget()
         if self._wrong:
@@ -190,9 +202,15 @@ class Search:
         return Tuning(tuple(done), (), perf_counter() - begun, self._path if self._write else None)
 
     def _work(self, problem: Problem, compiler: Compiler) -> Work:
-        candidates = candidates_of(problem, self._target, self._limit, self._most)
         entry = self._table.get(problem) or Entry()
-        return Work(problem, candidates, entry, self._device, compiler, self._again)
+        first, *others = candidates_of(problem, self._target, self._limit, self._most)
+        if not self._again:
+            # what was far behind with other kernels is not timed with these
+            fitting = (each for each in entry.timed if each.fits(self._limit, auto=True))
+            times = {each.key: each.us for each in fitting if each.us is not None}
+            most = _OUTDATED * min(times.values(), default=inf)
+            others = [each for each in others if times.get(key_of(each), 0.0) <= most]
+        return Work(problem, [first, *others], entry, self._device, compiler, self._again)
 
     @contextmanager
     def _turn(self) -> Iterator[None]:
@@ -210,7 +228,9 @@ class Search:
         """The table as it is now; raises TableError for one that is not to be written."""
         empty = Table(tables.gpu_record(self._target))
         if not self._write:
-            return tables.table_of(self._folder, self._target) or empty
+            with suppress(ValueError):  # a damaged line
+                return empty.merged(tables.table_of(self._folder, self._target) or empty)
+            return empty
         return tables.update(self._path, empty)
 
     def keep(self, problem: Problem, entry: Entry) -> None:
@@ -241,7 +261,7 @@ class Search:
         self.keep(problem, entry)
         by_key = {each.key: each for each in entry.timed}
         model = by_key.get(key_of(work.candidates[0]))
-        chosen = next((c for c in work.candidates if key_of(c) == winner.key), work.candidates[0])
+        chosen = from_table(winner, problem, self._target, "auto", self._limit, tables.USER) or work.candidates[0]
         times = [by_key[key_of(each)].us for each in work.new]
         return Tuned(
             problem, replace(chosen, us=winner.us), winner.us or inf, model.us if model else None,

@@ -158,43 +158,57 @@ def kernels_of(plan: Plan) -> str:
 
 
 class Table:
-    """A table in memory. Lines are parsed when a problem is first asked for: 1 MB is read in 2 ms."""
+    """A table in memory. A line is found and parsed when its problem is first asked for: 2 MB are read in 2 ms."""
 
-    def __init__(self, gpu: Mapping[str, Any], lines: Mapping[str, Any] | None = None) -> None:
+    def __init__(self, gpu: Mapping[str, Any], lines: Mapping[str, Any] | None = None, body: str = "") -> None:
+        """``lines`` has what each problem has in the file, as JSON or an Entry; or ``body`` is the lines themselves."""
         self.gpu = dict(gpu)
-        #: what each problem has in the file: JSON, or what was made of it
-        self._lines: dict[str, Any] = dict(lines or {})
+        self._known: dict[str, Any] = dict(lines or {})
+        self._body = body
 
     @classmethod
     def read(cls, path: Path) -> Table:
         """Raises OSError where there is no such file, TableError for one that is damaged or too new."""
         text = path.read_text(encoding="utf-8", errors="replace")
         head, _, body = text.partition('"problems": {\n')
-        lines: dict[str, Any] = {json.loads(key): entry for key, entry in _LINE.findall(body)}
+        # as we write it; else as anybody may
+        ours = body.endswith("\n}}\n")
         try:
-            # as we write it; else as anybody may
-            ours = len(lines) == body.count("\n") - 1 and body.endswith("\n}}\n")
             header = json.loads(head + '"problems": {}}' if ours else text)
-            form, gpu, lines = header["format"], dict(header["gpu"]), lines if ours else dict(header["problems"])
+            form, gpu, lines = header["format"], dict(header["gpu"]), dict(header["problems"])
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise TableError(f"{path} is no table of tuned problems, or a damaged one: {error}") from None
         if not isinstance(form, int) or form > FORMAT:
             raise TableError(f"{path} is from a newer version of leanconv: its format is {form}, not {FORMAT}")
-        return cls(gpu, lines)
+        return cls(gpu, lines, "\n" + body if ours else "")
+
+    @property
+    def _lines(self) -> dict[str, Any]:
+        """Everything, by problem. Raises ValueError where a line is none."""
+        if self._body:
+            found = {json.loads(key): entry for key, entry in _LINE.findall(self._body)}
+            if len(found) != self._body.count("\n") - 2:
+                raise ValueError("a line is damaged, or there twice")
+            self._known, self._body = {**found, **self._known}, ""
+        return self._known
+
+    def _find(self, key: str) -> Any:
+        if key in self._known or not self._body:
+            return self._known.get(key)
+        start = f"\n{json.dumps(key)}: "
+        at = self._body.find(start)
+        return None if at < 0 else self._body[at + len(start) : self._body.index("\n", at + 1)].rstrip(",")
 
     def get(self, problem: Problem | str) -> Entry | None:
         """What is known of a problem; None for nothing, or for what cannot be read."""
         key = problem if isinstance(problem, str) else words.format_problem(problem)
-        entry = self._lines.get(key)
+        entry = self._find(key)
         if entry is not None and not isinstance(entry, Entry):
             try:
                 entry = Entry.from_json(json.loads(entry) if isinstance(entry, str) else entry)
             except (ValueError, TypeError, KeyError, AttributeError, IndexError):
-                entry = None
-            if entry is None:
-                del self._lines[key]
-            else:
-                self._lines[key] = entry
+                return None
+            self._known[key] = entry
         return entry
 
     def __iter__(self) -> Iterator[str]:
@@ -215,7 +229,8 @@ class Table:
     def text(self) -> str:
         """As a file has it; what has not been asked for stays as it was read."""
         lines = ",\n".join(f"{json.dumps(key)}: {_as_text(entry)}" for key, entry in sorted(self._lines.items()))
-        return f'{{"format": {FORMAT}, "gpu": {json.dumps(self.gpu)}, "problems": {{\n{lines}\n}}}}\n'
+        lines = f"\n{lines}\n" if lines else ""
+        return f'{{"format": {FORMAT}, "gpu": {json.dumps(self.gpu)}, "problems": {{{lines}}}}}\n'
 
 
 def _as_text(entry: Any) -> str:
@@ -245,7 +260,8 @@ def _read_for(path: Path, gpu: Mapping[str, Any]) -> Table:
     """The table at ``path`` if it may be written for this GPU; an empty one for a damaged file, which is renamed."""
     try:
         table = Table.read(path)
-    except TableError as error:
+        len(table)
+    except ValueError as error:
         if "newer version" in str(error):
             raise
         path.replace(path.with_suffix(".damaged"))
@@ -309,7 +325,8 @@ def use(folder: Path) -> None:
 
 def known(problem: Problem, target: Target) -> Iterator[tuple[str, Entry]]:
     """What each table knows of a problem, the user's first, with the table's name."""
-    if not target.model or env.tuning_mode() == "off":
+    # what wins with one batch says nothing of a choice for all of them
+    if not target.model or env.tuning_mode() == "off" or problem.batch_invariant:
         return
     key = words.format_problem(problem)
     for source, folder in folders():
