@@ -47,7 +47,8 @@ struct WeightFragments {
     }
 
     // `row` of the tile is that of lane group g, and 8 behind it.
-    __device__ __forceinline__ void load(const unsigned char* x, int row, int t) {
+    // `scales` are the lane's, of the stage's first chunk: behind them lie the factors of pixels.
+    __device__ __forceinline__ void load(const unsigned char* x, const float* scales, int row, int t) {
         using Rings = WeightRings<Problem, Tuning>;
         float values[2][4][4];
         if constexpr (Tuning::x_rows) load_rows(values, x, row, t);
@@ -62,6 +63,7 @@ struct WeightFragments {
                     values[i][j / 2][j % 2 * 2 + 1] = __uint_as_float(two[1]);
                 }
         }
+        multiply_by_factors(values, scales);
 #pragma unroll
         for (int i = 0; i < 2; ++i) down[i] = split_row<exact>(high, low, i, values[i], unscaled_header());
     }
@@ -162,14 +164,15 @@ __device__ __forceinline__ void sum_weights(float* dw, const WeightTiles<Problem
         const Turns<Tuning> turns(warpgroup);
         for (int stage = range.first; stage < range.end; ++stage) {
             WeightFragments<Problem, Tuning> weights;
+            mbarrier_wait_parity(rings.split_full(place.stage), place.parity);
             mbarrier_wait_parity(rings.x_full(x_place.stage), x_place.parity);
-            weights.load(rings.x(x_place.stage), row, t);
+            weights.load(rings.x(x_place.stage), rings.scales(place.stage) + t * Rings::scale_pitch, row, t);
             float partial[partials][32];
 #pragma unroll
             for (int chunk = 0; chunk < chunks; ++chunk) {
                 float (&now)[32] = partial[chunk % partials];
-                mbarrier_wait_parity(rings.split_full(place.stage), place.parity);
                 if (chunk == 0) turns.wait(weights);
+                else mbarrier_wait_parity(rings.split_full(place.stage), place.parity);
                 if (chunk == 0 || partials == 1) wgmma_fence(now, weights.high, weights.low);
                 else wgmma_fence(now);
                 multiply_weights(now, weights, rings.split(place.stage));
@@ -248,7 +251,7 @@ __device__ __forceinline__ void tensor_weight(const X& x, const DY& dy, float* d
     }
     if (warpgroup == Tuning::warpgroups) {
         set_registers_down<Tuning::converter_registers>();
-        split_dy<Problem, Tuning>(rings, range, thread);
+        split_dy<Problem, Tuning>(tile, rings, range, thread);
     } else {
         set_registers_down<Tuning::producer_registers>();
         copy_operands<Problem, Tuning>(x, dy, batch, tile, rings, range, thread);

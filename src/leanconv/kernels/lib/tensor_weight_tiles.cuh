@@ -55,8 +55,8 @@ struct PartRange {
     }
 };
 
-// Shared memory: x and dy as float32, dy split into high and low halves with the inverse scales of its columns; and two
-// barriers for each stage of each ring.
+// Shared memory: x and dy as float32, dy split into high and low halves with the inverse scales of its columns; what the
+// converters tell each other about a stage's pixels; and two barriers for each stage of each ring.
 //   in rows: pixels are rows of 32 channels, 128 bytes, swizzled, 64 of them a piece; bulk copies bring them
 //   in columns: a weight's, or a filter's, 64 pixels lie together; lanes copy them one by one
 template <class Problem, class Tuning>
@@ -71,11 +71,13 @@ struct WeightRings {
     static_assert(!Tuning::x_rows || Tiles::piece == 32, "a bulk copy brings the 32 channels of a piece");
     static constexpr int half_bytes = split_depth * Tiles::chunk * 2;
     static constexpr int split_bytes = half_bytes * (Tuning::products == 3 ? 2 : 1);
-    // The 16 scales of lane t of four lie 20 t floats further: its four loads meet each bank once.
+    // The 16 scales of lane t of four lie 20 t floats further: its four loads meet each bank once. Behind those of a stage's
+    // first chunk lie the factors of its 16 pixels, a byte each (lib/tensor_weight_factors.cuh).
     static constexpr int scale_pitch = 20, scale_bytes = 4 * 4 * scale_pitch;
     static constexpr int dy_at = Tuning::x_stages * x_bytes, split_at = dy_at + Tuning::dy_stages * dy_bytes;
     static constexpr int scales_at = split_at + Tuning::split_stages * split_bytes;
-    static constexpr int bytes = scales_at + Tuning::split_stages * scale_bytes;
+    static constexpr int codes_at = scales_at + Tuning::split_stages * scale_bytes, codes_bytes = 2 * split_depth;
+    static constexpr int bytes = codes_at + 2 * codes_bytes;
     static constexpr int producer_warps = 4, converter_warps = 4, consumer_warps = 4 * Tuning::warpgroups;
     unsigned char* base;
 
@@ -86,6 +88,7 @@ struct WeightRings {
     __device__ __forceinline__ float* scales(int stage) const {
         return reinterpret_cast<float*>(base + scales_at + stage * scale_bytes);
     }
+    __device__ __forceinline__ unsigned char* codes(int turn) const { return base + codes_at + turn * codes_bytes; }
     __device__ __forceinline__ Mbarrier* x_full(int stage) const { return reinterpret_cast<Mbarrier*>(base + bytes) + stage; }
     __device__ __forceinline__ Mbarrier* x_free(int stage) const { return x_full(Tuning::x_stages) + stage; }
     __device__ __forceinline__ Mbarrier* dy_full(int stage) const { return x_free(Tuning::x_stages) + stage; }
