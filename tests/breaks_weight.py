@@ -57,6 +57,14 @@ WEIGHT: tuple[Break, ...] = (
         "same-nhwc",
     ),
     tensor(
+        "pixels' largest dy is read before all have it",
+        "        barrier_sync(14, 128);\n",
+        "",
+        RACE + "|" + WRONG,
+        "many-pixels-nhwc",
+        split=1,
+    ),
+    tensor(
         "pieces of rows are not swizzled",
         "(channel / 4 ^ pixel) * 16",
         "(channel / 4) * 16",

@@ -25,12 +25,13 @@ __device__ __forceinline__ int root_code(float largest) {
 }
 constexpr int infinite_code = (255 + 127) / 2;
 
-// The largest dy of a pixel, number thread % 64, in half of a chunk's filters.
-template <class Problem, class Tuning>
+// The largest dy of a pixel, number thread % 64, in half of a chunk's filters. `finite`: of numbers alone.
+template <class Problem, class Tuning, bool finite>
 __device__ __forceinline__ float largest_of_pixel(const unsigned char* dy, int chunk,
                                                   const WeightTiles<Problem, Tuning>& tile, int thread) {
     using Rings = WeightRings<Problem, Tuning>;
     const int pixel = thread % split_depth, half = thread / split_depth;
+    const auto magnitude = [](float value) { return finite ? finite_magnitude(value) : fabsf(value); };
     float largest = 0.0f;
     if constexpr (Tuning::dy_rows) {
         // NOTE: behind the filters of a group bulk copies bring those of the next.
@@ -40,13 +41,13 @@ __device__ __forceinline__ float largest_of_pixel(const unsigned char* dy, int c
 #pragma unroll
         for (int i = 0; i < 8; ++i) {
             const float4 four = *reinterpret_cast<const float4*>(row + (i ^ pixel % 8) * 16);
-            const float most = fmaxf(fmaxf(fabsf(four.x), fabsf(four.y)), fmaxf(fabsf(four.z), fabsf(four.w)));
+            const float most = fmaxf(fmaxf(magnitude(four.x), magnitude(four.y)), fmaxf(magnitude(four.z), magnitude(four.w)));
             if (!foreign || 4 * i < left) largest = fmaxf(largest, most);
         }
     } else {
         const float* const first = reinterpret_cast<const float*>(dy) + half * 32 * Rings::dy_pitch + pixel;
 #pragma unroll
-        for (int i = 0; i < 32; ++i) largest = fmaxf(largest, fabsf(first[i * Rings::dy_pitch]));
+        for (int i = 0; i < 32; ++i) largest = fmaxf(largest, magnitude(first[i * Rings::dy_pitch]));
     }
     return largest;
 }
@@ -57,10 +58,10 @@ struct PixelFactors {
     static constexpr int least_apart = 4;  // in powers of four
     static_assert(WeightRings<Problem, Tuning>::converter_warps == 4, "each thread has half of a pixel's dy");
     unsigned char* codes;
-    int top, pair;
-    bool apart;
+    int pair;
+    bool apart, infinite;
 
-    // `turn` is 0 and 1 by turns: who writes these codes has met those who read the ones before.
+    // NOTE: `given` is room of two by turns: who writes there has met those who read what was there before.
     __device__ __forceinline__ PixelFactors(unsigned char* given, float largest, int thread) : codes(given) {
         codes[thread] = static_cast<unsigned char>(root_code(largest));
         barrier_sync(14, 128);
@@ -70,11 +71,9 @@ struct PixelFactors {
             const int two = static_cast<int>(ld_shared_u16(codes + half * split_depth + thread % 32 * 2));
             first = max(first, two & 255), second = max(second, two >> 8);
         }
-        // Infinities say nothing about what else a pixel has.
-        top = static_cast<int>(__reduce_max_sync(
-            0xffffffffu, static_cast<unsigned>(max(first == infinite_code ? 0 : first, second == infinite_code ? 0 : second))));
-        first = first == infinite_code ? top : first, second = second == infinite_code ? top : second;
-        apart = static_cast<int>(__reduce_min_sync(0xffffffffu, static_cast<unsigned>(min(first, second)))) + least_apart < top;
+        const int most = static_cast<int>(__reduce_max_sync(0xffffffffu, static_cast<unsigned>(max(first, second))));
+        const int least = static_cast<int>(__reduce_min_sync(0xffffffffu, static_cast<unsigned>(min(first, second))));
+        apart = least + least_apart < most, infinite = most == infinite_code;
         pair = first | second << 8;
     }
 
@@ -87,8 +86,7 @@ struct PixelFactors {
 
     // 1 / h of a pixel; any number where it has no dy.
     __device__ __forceinline__ float down(int pixel) const {
-        const int code = max(static_cast<int>(codes[pixel]), static_cast<int>(codes[split_depth + pixel]));
-        return power_of_two(254 - (code == infinite_code ? top : code));
+        return power_of_two(254 - max(static_cast<int>(codes[pixel]), static_cast<int>(codes[split_depth + pixel])));
     }
 };
 

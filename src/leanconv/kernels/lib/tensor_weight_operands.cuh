@@ -167,6 +167,7 @@ __device__ __forceinline__ void split_dy(const WeightTiles<Problem, Tuning>& til
     RingPlace<Tuning::split_stages> split_place;
     using Split = typename Select<Tuning::dy_rows, SplitRows<Problem, Tuning>, SplitColumns<Problem, Tuning>>::type;
     Split values(thread);
+    int turn = 0;
 #pragma unroll 1
     for (int stage = range.first; stage < range.end; ++stage) {
         float largest = 0.0f;
@@ -174,9 +175,17 @@ __device__ __forceinline__ void split_dy(const WeightTiles<Problem, Tuning>& til
 #pragma unroll 1
         for (int chunk = 0; chunk < Tuning::chunks; ++chunk, seen_place.advance()) {
             mbarrier_wait_parity(rings.dy_full(seen_place.stage), seen_place.parity);
-            largest = fmaxf(largest, largest_of_pixel<Problem, Tuning>(rings.dy(seen_place.stage), chunk, tile, thread));
+            largest = fmaxf(largest, largest_of_pixel<Problem, Tuning, false>(rings.dy(seen_place.stage), chunk, tile, thread));
         }
-        const PixelFactors<Problem, Tuning> factors(rings.codes(stage % 2), largest, thread);
+        PixelFactors<Problem, Tuning> factors(rings.codes(turn ^= 1), largest, thread);
+        if (factors.infinite) {
+            // An infinity says nothing about what else its pixel has.
+            largest = 0.0f, seen_place = dy_place;
+#pragma unroll 1
+            for (int chunk = 0; chunk < Tuning::chunks; ++chunk, seen_place.advance())
+                largest = fmaxf(largest, largest_of_pixel<Problem, Tuning, true>(rings.dy(seen_place.stage), chunk, tile, thread));
+            factors = PixelFactors<Problem, Tuning>(rings.codes(turn ^= 1), largest, thread);
+        }
         if (thread < 32) {
             mbarrier_wait_parity(rings.split_free(split_place.stage), split_place.parity ^ 1);
             factors.publish(rings.scales(split_place.stage), thread);
