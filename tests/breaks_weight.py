@@ -57,10 +57,23 @@ WEIGHT: tuple[Break, ...] = (
         "same-nhwc",
     ),
     tensor(
-        "pixels' largest dy is read before all have it",
-        "        barrier_sync(14, 128);\n",
+        "factors of pixels are read before they are there",
+        "        mbarrier_wait_parity(rings.codes_full(place.stage), place.parity);\n",
         "",
         RACE + "|" + WRONG,
+        "many-pixels-nhwc",
+        split=1,
+    ),
+    tensor(
+        "dy is free before its largest has been found",
+        "        find_codes(rings, tile, place, to.stage, thread);\n"
+        "        for (int chunk = 0; chunk < Tuning::chunks; ++chunk, place.advance())\n"
+        "            if (thread % 32 == 0) mbarrier_arrive(rings.dy_free(place.stage));",
+        "        for (int chunk = 0; chunk < Tuning::chunks; ++chunk)\n"
+        "            if (thread % 32 == 0) mbarrier_arrive(rings.dy_free((place.stage + chunk) % Tuning::dy_stages));\n"
+        "        find_codes(rings, tile, place, to.stage, thread);\n"
+        "        for (int chunk = 0; chunk < Tuning::chunks; ++chunk) place.advance();",
+        RULE + "|" + RACE,
         "many-pixels-nhwc",
         split=1,
     ),

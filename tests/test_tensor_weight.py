@@ -105,7 +105,7 @@ def test_pixels_together_are_split_as_well() -> None:
         ("normal", "apart < 32; apart *= 2", "apart < 16; apart *= 2"),
         ("filters-apart", "down[j / 2 % 2] * four[j / 4 * 2 + j % 2]", "down[j / 2 % 2] * four[0]"),
         ("normal", "return cvt_rn_f16x2_f32(fmaf(a, up_a, -first), fmaf(b, up_b, -second));", "return 0u;"),
-        ("opposed", "+ least_apart < top", "+ 255 < top"),
+        ("opposed", "+ least_apart < most", "+ 255 < most"),
         ("unseen", "(small ? 127 - 64 : 127)) / 2 : 0", "(small ? 127 - 64 : 127)) / 2 : 127"),
     ],
 )

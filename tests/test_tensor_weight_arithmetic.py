@@ -84,7 +84,7 @@ def drawn(seed: int) -> tuple[np.ndarray, np.ndarray]:
         x, dy = x * 10 ** (exponents(ROWS) / 3), dy * 10 ** (exponents(FILTERS) / 3)
     for each in (x, dy):
         if random.random() < 0.4:
-            each *= (random.random(each.shape if random.random() < 0.5 else (PIXELS, 1)) < random.uniform(0.02, 1))
+            each *= random.random(each.shape if random.random() < 0.5 else (PIXELS, 1)) < random.uniform(0.02, 1)
     # The largest product, and how far either may be scaled for it.
     most = max((abs(x).max(1) * abs(dy).max(1)).max(), 1e-300)
     room = [37 - np.log10(max(abs(each).max(), 1e-300)) for each in (x, dy)]

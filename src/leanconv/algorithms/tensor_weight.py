@@ -25,6 +25,8 @@ from leanconv.problem import ConvProblem
 
 #: Filters of a chunk.
 CHUNK = 64
+#: Stages whose pixels' factors are kept.
+CODE_STAGES = 16
 
 
 @dataclass(frozen=True)
@@ -73,16 +75,16 @@ class TensorWeightConfig(Config):
 
     @property
     def ring_bytes(self) -> int:
-        """Bytes of the three rings, of the scales of what is converted, and of what its converters tell each other."""
+        """Bytes of the three rings, of the scales of what is converted, and of the codes of pixels' factors."""
         x = 4 * self.rows * (DEPTH if self.x_rows else DEPTH + 8)
         dy = 4 * CHUNK * (DEPTH if self.dy_rows else DEPTH + 4)
         split = 2 * DEPTH * CHUNK * (2 if self.products == 3 else 1) + 320
-        return self.x_stages * x + self.dy_stages * dy + self.split_stages * split + 256
+        return self.x_stages * x + self.dy_stages * dy + self.split_stages * split + CODE_STAGES * 72
 
     @property
     def shared_bytes(self) -> int:
-        """Shared memory of a block: the rings, and two barriers a stage."""
-        return self.ring_bytes + 16 * (self.x_stages + self.dy_stages + self.split_stages)
+        """Shared memory of a block: the rings, and two barriers a stage, of the codes one."""
+        return self.ring_bytes + 16 * (self.x_stages + self.dy_stages + self.split_stages) + 8 * CODE_STAGES
 
 
 #: A tile: warpgroups, chunks of filters, partial sums.
@@ -154,7 +156,7 @@ def _config(tile: Tile, products: int, way: tuple[bool, bool, int], shared: int)
     """The configuration of a tile, with rings as long as ``shared`` bytes allow; None where they are too short."""
     warpgroups, chunks, partials = tile
     for stages in range(MOST_STAGES[0], 1, -1):
-        for dy_stages in (3, 2) if chunks == 1 else (chunks + 1,):
+        for dy_stages in (3, 2) if chunks == 1 else (2 * chunks, chunks + 1):
             for split_stages in range(min(MOST_STAGES[2], 3 * chunks + 1), max(chunks, 2) - 1, -1):
                 config = TensorWeightConfig(
                     warpgroups, chunks, products, partials, TILES[tile][0], *way, stages, dy_stages, split_stages,

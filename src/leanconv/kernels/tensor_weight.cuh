@@ -47,8 +47,7 @@ struct WeightFragments {
     }
 
     // `row` of the tile is that of lane group g, and 8 behind it.
-    // `scales` are the lane's, of the stage's first chunk: behind them lie the factors of pixels.
-    __device__ __forceinline__ void load(const unsigned char* x, const float* scales, int row, int t) {
+    __device__ __forceinline__ void load(const unsigned char* x, const PixelFactors<Problem, Tuning>& factors, int row, int t) {
         using Rings = WeightRings<Problem, Tuning>;
         float values[2][4][4];
         if constexpr (Tuning::x_rows) load_rows(values, x, row, t);
@@ -63,7 +62,7 @@ struct WeightFragments {
                     values[i][j / 2][j % 2 * 2 + 1] = __uint_as_float(two[1]);
                 }
         }
-        multiply_by_factors(values, scales);
+        if (factors.apart) factors.multiply(values, t);
 #pragma unroll
         for (int i = 0; i < 2; ++i) down[i] = split_row<exact>(high, low, i, values[i], unscaled_header());
     }
@@ -154,6 +153,7 @@ __device__ __forceinline__ void sum_weights(float* dw, const WeightTiles<Problem
     const int lane = threadIdx.x % 32, t = lane % 4, row = warpgroup * 64 + threadIdx.x % 128 / 32 * 16 + lane / 4;
     RingPlace<Tuning::x_stages> x_place;
     RingPlace<Tuning::split_stages> place, done;
+    RingPlace<Rings::code_stages> code_place;
     float sums[chunks][32];
 #pragma unroll
     for (int chunk = 0; chunk < chunks; ++chunk)
@@ -162,17 +162,17 @@ __device__ __forceinline__ void sum_weights(float* dw, const WeightTiles<Problem
 
     if (range.first < range.end) {
         const Turns<Tuning> turns(warpgroup);
-        for (int stage = range.first; stage < range.end; ++stage) {
+        for (int stage = range.first; stage < range.end; ++stage, code_place.advance()) {
             WeightFragments<Problem, Tuning> weights;
-            mbarrier_wait_parity(rings.split_full(place.stage), place.parity);
+            const PixelFactors<Problem, Tuning> factors(rings, code_place);
             mbarrier_wait_parity(rings.x_full(x_place.stage), x_place.parity);
-            weights.load(rings.x(x_place.stage), rings.scales(place.stage) + t * Rings::scale_pitch, row, t);
+            weights.load(rings.x(x_place.stage), factors, row, t);
             float partial[partials][32];
 #pragma unroll
             for (int chunk = 0; chunk < chunks; ++chunk) {
                 float (&now)[32] = partial[chunk % partials];
+                mbarrier_wait_parity(rings.split_full(place.stage), place.parity);
                 if (chunk == 0) turns.wait(weights);
-                else mbarrier_wait_parity(rings.split_full(place.stage), place.parity);
                 if (chunk == 0 || partials == 1) wgmma_fence(now, weights.high, weights.low);
                 else wgmma_fence(now);
                 multiply_weights(now, weights, rings.split(place.stage));

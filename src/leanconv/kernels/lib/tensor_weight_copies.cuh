@@ -4,6 +4,7 @@
 #include <lib/index.cuh>
 #include <lib/ptx/bulk_copy.cuh>
 #include <lib/ptx/copy.cuh>
+#include <lib/tensor_weight_factors.cuh>
 #include <lib/tensor_weight_tiles.cuh>
 
 namespace leanconv {
@@ -168,7 +169,7 @@ struct Landing {
     }
 };
 
-// The producers: for rows thread 0 copies x, thread 32 dy; for columns all threads do. `X` and `DY` are tensor maps, or the
+// The producers: for rows thread 0 copies x, thread 32 dy, and two warps look at it; for columns all threads copy. `X` and `DY` are tensor maps, or the
 // tensors where they are copied in columns.
 template <class Problem, class Tuning, class X, class DY>
 __device__ __forceinline__ void copy_operands(const X& x, const DY& dy, long long batch,
@@ -189,6 +190,8 @@ __device__ __forceinline__ void copy_operands(const X& x, const DY& dy, long lon
                     mbarrier_wait_parity(rings.dy_free(dy_place.stage), dy_place.parity ^ 1);
                     copy_dy_rows(dy, tile, rings, stage, chunk, dy_place.stage);
                 }
+        } else if (thread >= 64) {
+            scan_dy(tile, rings, range, thread - 64);
         }
     } else {
         // NOTE: with more copies under way than this, a wait below could be one for a stage that only they would free.

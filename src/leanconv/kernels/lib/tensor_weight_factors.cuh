@@ -9,28 +9,30 @@
 //
 // Where all pixels' dy reach 2^-10 of the largest, x cannot lose by it, and factors are left out. Pixels without dy have
 // factor 0: their x counts for nothing, and must not decide a scale.
+//
+// The codes of a stage's pixels are found while the stage before is converted, by warps that have nothing to copy.
+// NOTE: by the converters themselves, who then wait for all of a stage's dy and for each other, stages took 1.6 times as long
+// (H200, 256 to 256 filters 3 x 3, NHWC).
 #pragma once
 
-#include <lib/ptx/barrier.cuh>
 #include <lib/ptx/load.cuh>
 #include <lib/tensor_weight_tiles.cuh>
 
 namespace leanconv {
 
 // The biased exponent of h for a largest magnitude b: h^2 <= b < 4 h^2. 0 stands for no dy at all.
-__device__ __forceinline__ int root_code(float largest) {
+__device__ __forceinline__ unsigned root_code(float largest) {
     const bool small = largest < 1e-30f;
-    const int biased = static_cast<int>(biased_exponent(small ? largest * power_of_two(127 + 64) : largest));
+    const unsigned biased = biased_exponent(small ? largest * power_of_two(127 + 64) : largest);
     return largest > 0 ? (biased + (small ? 127 - 64 : 127)) / 2 : 0;
 }
-constexpr int infinite_code = (255 + 127) / 2;
+constexpr unsigned infinite_code = (255 + 127) / 2;
 
-// The largest dy of a pixel, number thread % 64, in half of a chunk's filters. `finite`: of numbers alone.
+// The largest dy of a pixel in half of a chunk's filters. `finite`: of numbers alone.
 template <class Problem, class Tuning, bool finite>
-__device__ __forceinline__ float largest_of_pixel(const unsigned char* dy, int chunk,
-                                                  const WeightTiles<Problem, Tuning>& tile, int thread) {
+__device__ __forceinline__ float largest_of_half(const unsigned char* dy, int chunk, const WeightTiles<Problem, Tuning>& tile,
+                                                 int pixel, int half) {
     using Rings = WeightRings<Problem, Tuning>;
-    const int pixel = thread % split_depth, half = thread / split_depth;
     const auto magnitude = [](float value) { return finite ? finite_magnitude(value) : fabsf(value); };
     float largest = 0.0f;
     if constexpr (Tuning::dy_rows) {
@@ -38,69 +40,118 @@ __device__ __forceinline__ float largest_of_pixel(const unsigned char* dy, int c
         constexpr bool foreign = Problem::groups > 1 && Problem::group_k % WeightTiles<Problem, Tuning>::chunk != 0;
         const int left = Problem::group_k - tile.first_filter - chunk * WeightTiles<Problem, Tuning>::chunk - half * 32;
         const unsigned char* const row = dy + half * Rings::piece_bytes + pixel * 128;
-#pragma unroll
+#pragma unroll 4
         for (int i = 0; i < 8; ++i) {
             const float4 four = *reinterpret_cast<const float4*>(row + (i ^ pixel % 8) * 16);
             const float most = fmaxf(fmaxf(magnitude(four.x), magnitude(four.y)), fmaxf(magnitude(four.z), magnitude(four.w)));
             if (!foreign || 4 * i < left) largest = fmaxf(largest, most);
         }
     } else {
-        const float* const first = reinterpret_cast<const float*>(dy) + half * 32 * Rings::dy_pitch + pixel;
+        // NOTE: four filters further on a column lies 16 banks further on: the halves of a warp meet each bank once.
+        const float* const first = reinterpret_cast<const float*>(dy) + 4 * half * Rings::dy_pitch + pixel;
 #pragma unroll
-        for (int i = 0; i < 32; ++i) largest = fmaxf(largest, magnitude(first[i * Rings::dy_pitch]));
+        for (int i = 0; i < 32; ++i) largest = fmaxf(largest, magnitude(first[(i / 4 * 8 + i % 4) * Rings::dy_pitch]));
     }
     return largest;
 }
 
-// The factors of a stage's pixels, which the converters find together.
+// The same in all chunks of a stage, the first of which lies at `place`.
+template <class Problem, class Tuning, bool finite>
+__device__ __forceinline__ float largest_of_pixel(const WeightRings<Problem, Tuning>& rings,
+                                                  const WeightTiles<Problem, Tuning>& tile, RingPlace<Tuning::dy_stages> place,
+                                                  int thread) {
+    using Rings = WeightRings<Problem, Tuning>;
+    float largest = 0.0f;
+#pragma unroll 1
+    for (int chunk = 0; chunk < Tuning::chunks; ++chunk, place.advance()) {
+        mbarrier_wait_parity(rings.dy_full(place.stage), place.parity);
+        const unsigned char* const dy = rings.dy(place.stage);
+#pragma unroll 1
+        for (int half = Rings::idle ? 0 : thread / 16 % 2; half < 2; half += Rings::idle ? 1 : 2)
+            largest = fmaxf(largest, largest_of_half<Problem, Tuning, finite>(dy, chunk, tile, Rings::scanned(thread), half));
+    }
+    if constexpr (!Rings::idle) largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, 16));
+    return largest;
+}
+
+// Finds the codes of a stage's pixels: warp `thread` / 32 of the scanners those of some pixels.
+template <class Problem, class Tuning>
+__device__ __forceinline__ void find_codes(const WeightRings<Problem, Tuning>& rings, const WeightTiles<Problem, Tuning>& tile,
+                                           RingPlace<Tuning::dy_stages> place, int to, int thread) {
+    using Rings = WeightRings<Problem, Tuning>;
+    unsigned code = root_code(largest_of_pixel<Problem, Tuning, false>(rings, tile, place, thread));
+    unsigned most = __reduce_max_sync(0xffffffffu, code);
+    if (most == infinite_code) {
+        // An infinity says nothing about what else its pixel has.
+        code = root_code(largest_of_pixel<Problem, Tuning, true>(rings, tile, place, thread));
+        most = __reduce_max_sync(0xffffffffu, code);
+    }
+    const unsigned least = __reduce_min_sync(0xffffffffu, code);
+    unsigned char* const codes = rings.codes(to);
+    codes[Rings::scanned(thread)] = static_cast<unsigned char>(code);
+    if (thread % 32 == 0) {
+        codes[split_depth + thread / 32] = static_cast<unsigned char>(most);
+        codes[split_depth + 4 + thread / 32] = static_cast<unsigned char>(least);
+    }
+    __syncwarp();
+    if (thread % 32 == 0) mbarrier_arrive(rings.codes_full(to));
+}
+
+// Where the producers copy nothing but bulks: two of their warps look at dy.
+template <class Problem, class Tuning>
+__device__ __forceinline__ void scan_dy(const WeightTiles<Problem, Tuning>& tile, const WeightRings<Problem, Tuning>& rings,
+                                        const PartRange<Problem, Tuning>& range, int thread) {
+    using Rings = WeightRings<Problem, Tuning>;
+    RingPlace<Tuning::dy_stages> place;
+    RingPlace<Rings::code_stages> to;
+#pragma unroll 1
+    for (int stage = range.first; stage < range.end; ++stage, to.advance()) {
+        find_codes(rings, tile, place, to.stage, thread);
+        for (int chunk = 0; chunk < Tuning::chunks; ++chunk, place.advance())
+            if (thread % 32 == 0) mbarrier_arrive(rings.dy_free(place.stage));
+    }
+}
+
+// The factors of a stage's pixels, as converters and consumers find them.
 template <class Problem, class Tuning>
 struct PixelFactors {
-    static constexpr int least_apart = 4;  // in powers of four
-    static_assert(WeightRings<Problem, Tuning>::converter_warps == 4, "each thread has half of a pixel's dy");
-    unsigned char* codes;
-    int pair;
-    bool apart, infinite;
+    using Rings = WeightRings<Problem, Tuning>;
+    static constexpr unsigned least_apart = 4;  // in powers of four
+    const unsigned char* codes;
+    bool apart;
 
-    // NOTE: `given` is room of two by turns: who writes there has met those who read what was there before.
-    __device__ __forceinline__ PixelFactors(unsigned char* given, float largest, int thread) : codes(given) {
-        codes[thread] = static_cast<unsigned char>(root_code(largest));
-        barrier_sync(14, 128);
-        int first = 0, second = 0;
+    __device__ __forceinline__ PixelFactors(const Rings& rings, RingPlace<Rings::code_stages> place)
+        : codes(rings.codes(place.stage)) {
+        mbarrier_wait_parity(rings.codes_full(place.stage), place.parity);
+        unsigned most_and_least[2], most = 0, least = 255;
+        ld_shared_v2_u32(most_and_least, codes + split_depth);
 #pragma unroll
-        for (int half = 0; half < 2; ++half) {
-            const int two = static_cast<int>(ld_shared_u16(codes + half * split_depth + thread % 32 * 2));
-            first = max(first, two & 255), second = max(second, two >> 8);
+        for (int i = 0; i < Rings::scanners; ++i) {
+            most = max(most, most_and_least[0] >> 8 * i & 255);
+            least = min(least, most_and_least[1] >> 8 * i & 255);
         }
-        const int most = static_cast<int>(__reduce_max_sync(0xffffffffu, static_cast<unsigned>(max(first, second))));
-        const int least = static_cast<int>(__reduce_min_sync(0xffffffffu, static_cast<unsigned>(min(first, second))));
-        apart = least + least_apart < most, infinite = most == infinite_code;
-        pair = first | second << 8;
-    }
-
-    // Tells the consumers, behind the scales of the stage's first chunk: lane t of four finds the codes of its pixels, 2 t
-    // and 2 t + 1 of each eight, in 16 bytes, or all ones where there are no factors.
-    __device__ __forceinline__ void publish(float* scales, int lane) const {
-        unsigned char* const to = reinterpret_cast<unsigned char*>(scales + lane % 4 * WeightRings<Problem, Tuning>::scale_pitch + 16);
-        reinterpret_cast<unsigned short*>(to)[lane / 4] = static_cast<unsigned short>(apart ? pair : 0xffff);
+        apart = least + least_apart < most;
     }
 
     // 1 / h of a pixel; any number where it has no dy.
-    __device__ __forceinline__ float down(int pixel) const {
-        return power_of_two(254 - max(static_cast<int>(codes[pixel]), static_cast<int>(codes[split_depth + pixel])));
+    __device__ __forceinline__ float down(int pixel) const { return power_of_two(254 - codes[pixel]); }
+
+    // Multiplies x of two rows and the pixels that lane t of four has.
+    __device__ __forceinline__ void multiply(float (&x)[2][4][4], int t) const {
+#pragma unroll
+        for (int i = 0; i < 8; ++i) {
+            const unsigned two = ld_shared_u16(codes + 8 * i + 2 * t);
+#pragma unroll
+            for (int j = 0; j < 2; ++j) {
+                const float h = power_of_two(two >> 8 * j & 255);
+#pragma unroll
+                for (int row = 0; row < 2; ++row) {
+                    float& value = x[row][i / 2][i % 2 * 2 + j];
+                    value = value * h * h;
+                }
+            }
+        }
     }
 };
-
-// Multiplies a thread's x, those of two rows in the order of operand A, by the factors of their pixels.
-__device__ __forceinline__ void multiply_by_factors(float (&x)[2][4][4], const float* scales) {
-    unsigned codes[4];
-    ld_shared_v4_u32(codes, scales + 16);
-    if (codes[0] == 0xffffffffu) return;
-#pragma unroll
-    for (int i = 0; i < 16; ++i) {
-        const float h = power_of_two(codes[i / 4] >> i % 4 * 8 & 255);
-#pragma unroll
-        for (int row = 0; row < 2; ++row) x[row][i / 4][i % 4] = x[row][i / 4][i % 4] * h * h;
-    }
-}
 
 }  // namespace leanconv

@@ -161,35 +161,18 @@ constexpr int split_step = Tuning::dy_rows ? 2048 : 32;
 template <class Problem, class Tuning>
 __device__ __forceinline__ void split_dy(const WeightTiles<Problem, Tuning>& tile, const WeightRings<Problem, Tuning>& rings,
                                          const PartRange<Problem, Tuning>& range, int thread) {
+    using Rings = WeightRings<Problem, Tuning>;
     static_assert(Tuning::dy_stages > Tuning::chunks, "all chunks of a stage are looked at before the first is converted, and "
                                                       "lanes report a copy when the next is under way");
     RingPlace<Tuning::dy_stages> dy_place;
     RingPlace<Tuning::split_stages> split_place;
+    RingPlace<Rings::code_stages> code_place;
     using Split = typename Select<Tuning::dy_rows, SplitRows<Problem, Tuning>, SplitColumns<Problem, Tuning>>::type;
     Split values(thread);
-    int turn = 0;
 #pragma unroll 1
-    for (int stage = range.first; stage < range.end; ++stage) {
-        float largest = 0.0f;
-        RingPlace<Tuning::dy_stages> seen_place = dy_place;
-#pragma unroll 1
-        for (int chunk = 0; chunk < Tuning::chunks; ++chunk, seen_place.advance()) {
-            mbarrier_wait_parity(rings.dy_full(seen_place.stage), seen_place.parity);
-            largest = fmaxf(largest, largest_of_pixel<Problem, Tuning, false>(rings.dy(seen_place.stage), chunk, tile, thread));
-        }
-        PixelFactors<Problem, Tuning> factors(rings.codes(turn ^= 1), largest, thread);
-        if (factors.infinite) {
-            // An infinity says nothing about what else its pixel has.
-            largest = 0.0f, seen_place = dy_place;
-#pragma unroll 1
-            for (int chunk = 0; chunk < Tuning::chunks; ++chunk, seen_place.advance())
-                largest = fmaxf(largest, largest_of_pixel<Problem, Tuning, true>(rings.dy(seen_place.stage), chunk, tile, thread));
-            factors = PixelFactors<Problem, Tuning>(rings.codes(turn ^= 1), largest, thread);
-        }
-        if (thread < 32) {
-            mbarrier_wait_parity(rings.split_free(split_place.stage), split_place.parity ^ 1);
-            factors.publish(rings.scales(split_place.stage), thread);
-        }
+    for (int stage = range.first; stage < range.end; ++stage, code_place.advance()) {
+        if constexpr (!Rings::idle) find_codes(rings, tile, dy_place, code_place.stage, thread);
+        const PixelFactors<Problem, Tuning> factors(rings, code_place);
 #pragma unroll 1
         for (int chunk = 0; chunk < Tuning::chunks; ++chunk) {
             values.load(rings.dy(dy_place.stage));
