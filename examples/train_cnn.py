@@ -10,12 +10,13 @@ labels (1797, from the UCI repository), enlarged; without scikit-learn and witho
 whose class is their direction, under noise.
 
 Under torchrun each process takes its share of the same batches (DistributedDataParallel, SyncBatchNorm). Of the
-processes of a host that need the same kernel, one compiles it.
+processes of a host that need the same kernel, one compiles it. --batch is that of all processes together.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import math
 import os
@@ -23,6 +24,7 @@ import statistics
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +32,7 @@ import numpy as np
 import torch
 from torch import nn
 from torch.nn import functional
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import leanconv.torch
 
@@ -133,48 +136,101 @@ def engine_of(name: str, net: nn.Module) -> Iterator[Any]:
         torch.backends.cuda.matmul.allow_tf32 = matmul
 
 
+def mark(cuda: bool) -> Any:
+    """A moment: of the GPU, which need not be waited for, or of the clock."""
+    if not cuda:
+        return time.perf_counter()
+    event = torch.cuda.Event(enable_timing=True)
+    event.record()
+    return event
+
+
+def between(first: Any, second: Any) -> float:
+    """Seconds between two moments."""
+    if isinstance(first, float):
+        return second - first  # type: ignore[no-any-return]
+    second.synchronize()
+    return first.elapsed_time(second) / 1e3  # type: ignore[no-any-return]
+
+
+class Scratch(TorchDispatchMode):
+    """Notes the memory that convolutions take while they run, besides their results."""
+
+    most = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, given: Any = (), options: Any = None) -> Any:
+        aten = torch.ops.aten
+        if function not in (aten.convolution.default, aten.convolution_backward.default) or not given[0].is_cuda:
+            return function(*given, **(options or {}))
+        torch.cuda.reset_peak_memory_stats()
+        result = function(*given, **(options or {}))
+        self.most = max(self.most, torch.cuda.max_memory_allocated() - torch.cuda.memory_allocated())
+        return result
+
+
+def hash_of(net: nn.Module) -> str:
+    """Of all weights, bit by bit."""
+    total = hashlib.sha256()
+    for each in net.parameters():
+        total.update(each.detach().cpu().numpy().tobytes())
+    return total.hexdigest()
+
+
 def train(
     name: str, size: int, engine: str, images: Any, classes: Any, *, batch: int, optimiser: str = "adam",
     steps: int = 100, warm: int = 3, seed: int = 0, device: str = "cpu", report: bool = False,
+    own_statistics: bool = False,
 ) -> dict[str, Any]:  # fmt: skip
     """A row of results: ``us`` a step (the median), ``peak_bytes`` besides the images, ``loss`` and ``losses``.
 
-    ``images`` (n, h, w) and ``classes`` lie on the CPU. Step times leave out the first ``warm`` steps, in which kernels
-    are compiled and cuDNN tries its algorithms. ``loss`` is the mean of the last tenth of the steps.
+    ``images`` (n, h, w) and ``classes`` lie on the CPU. Step times, by the GPU's clock, leave out the first ``warm``
+    steps, in which kernels are compiled and cuDNN tries its algorithms. ``loss`` is the mean of the last tenth of the
+    steps. With ``own_statistics`` each of several processes normalises by its own images. ``scratch_bytes`` is the most
+    that one convolution, forward or backward, took besides its results, in a step after the others; ``sha256`` is that
+    of the weights before it.
     """
     rank, ranks = (torch.distributed.get_rank(), torch.distributed.get_world_size()) if in_group() else (0, 1)
     form = torch.channels_last if ENGINES[engine][0] == "nhwc" else torch.contiguous_format
     torch.manual_seed(seed)
     net: Any = network(name, size).to(device, memory_format=form)
     cuda = device.startswith("cuda")
-    if ranks > 1:
-        net = nn.SyncBatchNorm.convert_sync_batchnorm(net) if cuda else net
-        net = nn.parallel.DistributedDataParallel(net, device_ids=[torch.device(device)] if cuda else None)
-    kinds = {"adam": torch.optim.Adam, "sgdm": torch.optim.SGD}
-    options: dict[str, Any] = {"momentum": 0.9} if optimiser == "sgdm" else {}
-    optimise = kinds[optimiser](net.parameters(), LEARNING_RATE, **options)
     x = functional.interpolate(images[:, None].to(device), (size, size), mode="bilinear").expand(-1, 3, -1, -1)
     x, y = (2 * x - 1).contiguous(memory_format=form), classes.to(device)
-    draw = torch.Generator().manual_seed(seed)
-    losses, times = [], []
+    # on the GPU, so that no step waits for a copy
+    order = torch.randint(len(x), (warm + steps, batch), generator=torch.Generator().manual_seed(seed)).to(device)
+    kinds = {"adam": torch.optim.Adam, "sgdm": torch.optim.SGD}
+    options: dict[str, Any] = {"momentum": 0.9} if optimiser == "sgdm" else {}
+    losses, marks = [], [mark(cuda)]
     before = torch.cuda.memory_allocated() if cuda else 0
     with engine_of(engine, net) as taken:
-        if taken is not None and cuda and ranks == 1:
-            leanconv.torch.warm_up(net, x[:batch])
+        if taken is not None and cuda:
+            # every process needs the kernels of its share of a batch; without this, the first step compiles them one
+            # after the other
+            leanconv.torch.warm_up(net, x[torch.arange(-(-batch // ranks), device=device) % len(x)])
+        if ranks > 1:
+            net = nn.SyncBatchNorm.convert_sync_batchnorm(net) if cuda and not own_statistics else net
+            # the statistics that evaluation would use stay each process's own: they are not sent in each step
+            net = nn.parallel.DistributedDataParallel(
+                net, device_ids=[torch.device(device)] if cuda else None, broadcast_buffers=False,
+                gradient_as_bucket_view=True,
+            )  # fmt: skip
+        optimise = kinds[optimiser](net.parameters(), LEARNING_RATE, **options)
         for step in range(warm + steps):
-            chosen = torch.randint(len(x), (batch,), generator=draw)[rank::ranks].to(device)
+            chosen = order[step, rank::ranks]
             if step == warm and cuda:
                 torch.cuda.synchronize()
                 torch.cuda.reset_peak_memory_stats()
-            begin = time.perf_counter()
             optimise.zero_grad(set_to_none=True)
             loss = functional.cross_entropy(net(x[chosen]), y[chosen])
             loss.backward()
             optimise.step()
-            if cuda:
-                torch.cuda.synchronize()  # to time the step; training does not need it
-            times.append(time.perf_counter() - begin)
             losses.append(loss.detach())
+            marks.append(mark(cuda))
+        times = [between(*pair) for pair in zip(marks[warm:], marks[warm + 1 :], strict=False)]
+        peak = torch.cuda.max_memory_allocated() - before if cuda else 0
+        sha256 = hash_of(net)
+        with Scratch() as scratch:
+            functional.cross_entropy(net(x[chosen]), y[chosen]).backward()
     curve = torch.stack(losses)
     if ranks > 1:
         torch.distributed.all_reduce(curve)
@@ -182,8 +238,9 @@ def train(
     values = curve.tolist()
     row = {
         "problem": f"{name}-b{batch}-{size}", "engine": engine, "optimiser": optimiser, "seed": seed, "gpus": ranks,
-        "steps": steps, "us": round(1e6 * statistics.median(times[warm:]), 1),
-        "peak_bytes": torch.cuda.max_memory_allocated() - before if cuda else 0,
+        "own_statistics": own_statistics and ranks > 1,
+        "steps": steps, "us": round(1e6 * statistics.median(times), 1),
+        "peak_bytes": peak, "scratch_bytes": scratch.most, "sha256": sha256,
         "loss": statistics.fmean(values[-max(1, steps // 10):]), "losses": [round(value, 6) for value in values],
         "weights": float(sum(each.detach().double().abs().sum() for each in net.parameters())),
     }  # fmt: skip
@@ -211,6 +268,11 @@ def main() -> None:
     parser.add_argument("--seed", type=int, nargs="+", default=[0])
     parser.add_argument("--data", type=Path, help="scikit-learn's digits.csv.gz, where scikit-learn is not installed")
     parser.add_argument("--json", type=Path, help="file for the results; rows that it has are replaced")
+    parser.add_argument(
+        "--own-statistics", action="store_true",
+        help="under torchrun: BatchNorm by each process's own images, as DistributedDataParallel does by itself",
+    )  # fmt: skip
+    parser.add_argument("--twice", action="store_true", help="train twice, to say whether all bits are the same")
     parser.add_argument("--report", action="store_true", help="what leanconv ran, layer by layer")
     given = parser.parse_args()
 
@@ -232,19 +294,33 @@ def main() -> None:
     ]  # fmt: skip
     for name, size, optimiser, engine, seed in combinations:
         batch = given.batch or BATCH.get(size, 256)
-        row = train(
-            name, size, engine, images, classes, batch=batch, optimiser=optimiser, steps=given.steps, seed=seed,
-            device=device, report=given.report and first,
+        run = partial(
+            train, name, size, engine, images, classes, batch=batch, optimiser=optimiser, steps=given.steps, seed=seed,
+            device=device, report=given.report and first, own_statistics=given.own_statistics,
         )  # fmt: skip
+        row = run()
+        if given.twice:
+            again = run()
+            row["repeats"] = (row["sha256"], row["losses"]) == (again["sha256"], again["losses"])
         if first:
-            words = "{problem} {optimiser} {engine}: {us:.0f} µs a step, {peak_bytes} bytes, loss {loss:.4f}"
-            print(
-                words.format(**row), f"({row['taken']} taken, {row['left']} left)" if "taken" in row else "", flush=True
-            )
+            print(say(row), flush=True)
             if given.json:
                 write(given.json, row, source)
     if in_group():
         torch.distributed.destroy_process_group()
+
+
+def say(row: dict[str, Any]) -> str:
+    """A row in words."""
+    words = (
+        f"{row['problem']} {row['optimiser']} {row['engine']}: {row['us']:.0f} µs a step, {row['peak_bytes']} bytes, "
+        f"of which a convolution takes {row['scratch_bytes']} in passing, loss {row['loss']:.4f}"
+    )
+    if "taken" in row:
+        words += f" ({row['taken']} taken, {row['left']} left)"
+    if "repeats" in row:
+        words += ": again the same bits" if row["repeats"] else ": other bits in a second run"
+    return words
 
 
 def write(path: Path, row: dict[str, Any], source: str) -> None:
@@ -254,8 +330,8 @@ def write(path: Path, row: dict[str, Any], source: str) -> None:
 
     cuda = torch.cuda.is_available()
     kept = json.loads(path.read_text(encoding="utf-8"))["rows"] if path.exists() else []
-    same = ("problem", "engine", "optimiser", "seed", "gpus")
-    rows = [old for old in kept if any(old[key] != row[key] for key in same)] + [row]
+    same = ("problem", "engine", "optimiser", "seed", "gpus", "own_statistics")
+    rows = [old for old in kept if any(old.get(key) != row.get(key) for key in same)] + [row]
     about = machine.describe(cuda, None, {"torch": torch.__version__}, None)
     write_text(path, json.dumps({"machine": about, "images": source, "rows": rows}) + "\n")
 

@@ -9,25 +9,27 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from leanconv.bench import machine
 from leanconv.bench.format import Table
-from leanconv.problem import ConvProblem, Layout
+from leanconv.problem import Layout
 from leanconv.runtime.files import write_text
 from report import markdown
 
-#: torchvision's names, and images of 224 x 224 in a batch.
+#: Names for `models.build`, and the shape of the input: a batch, channels, height and width.
 NETWORKS = {
-    "mobilenet_v2": 64,
-    "mobilenet_v3_large": 64,
-    "efficientnet_b0": 32,
-    "convnext_tiny": 32,
-    "resnet50": 64,
-    "vgg16": 64,
+    "vgg16": (64, 3, 224, 224),
+    "resnet50": (64, 3, 224, 224),
+    "densenet121": (32, 3, 224, 224),
+    "mobilenet_v3_large": (64, 3, 224, 224),
+    "efficientnet_b0": (32, 3, 224, 224),
+    "convnext_tiny": (32, 3, 224, 224),
+    "unet": (8, 3, 256, 256),
+    "vae_decoder": (4, 4, 32, 32),
+    "edsr": (16, 3, 96, 96),
 }
 LAYOUTS: tuple[Layout, ...] = ("NCHW", "NHWC")
 #: Who computes the convolutions, by the name of the engine without its layout.
@@ -37,26 +39,7 @@ ENGINES = {"torch-fp32": "PyTorch, strict FP32", "leanconv": "leanconv"}
 def _convolutions(model: Any) -> list[Any]:
     import torch
 
-    return [module for module in model.modules() if type(module) is torch.nn.Conv2d]
-
-
-@contextmanager
-def our_convolutions(model: Any) -> Iterator[None]:
-    """While this lasts, leanconv computes the ``Conv2d`` modules of ``model``; all else stays PyTorch's."""
-    import leanconv
-
-    def forward(module: Any, x: Any) -> Any:
-        about = (module.stride, module.padding, module.dilation, module.groups)
-        return leanconv.conv2d(x, module.weight, module.bias, *about)
-
-    modules = _convolutions(model)
-    for module in modules:
-        module.forward = partial(forward, module)
-    try:
-        yield
-    finally:
-        for module in modules:
-            del module.forward
+    return [module for module in model.modules() if isinstance(module, (torch.nn.Conv2d, torch.nn.ConvTranspose2d))]
 
 
 def calls_of(model: Any, x: Any) -> list[tuple[Any, Any]]:
@@ -72,20 +55,6 @@ def calls_of(model: Any, x: Any) -> list[tuple[Any, Any]]:
         for hook in hooks:
             hook.remove()
     return found
-
-
-def layers(calls: Sequence[tuple[Any, Any]], layout: Layout) -> list[ConvProblem]:
-    """The shapes of convolutions, each once."""
-    found: dict[ConvProblem, None] = {}
-    for module, x in calls:
-        (n, c, h, w), (k, _, r, s) = x.shape, module.weight.shape
-        (ph, pw), bias = module.padding, module.bias is not None
-        problem = ConvProblem(
-            n, c, h, w, k, r, s, module.stride, (ph, ph, pw, pw), module.dilation, module.groups,
-            layout=layout, bias=bias,
-        )  # fmt: skip
-        found.setdefault(problem)
-    return list(found)
 
 
 def _captured(call: Callable[[], Any]) -> tuple[Any, Any]:
@@ -130,30 +99,32 @@ def _row(network: str, engine: str, model: Any, x: Any, exact: Any, calls: Seque
     }  # fmt: skip
 
 
-def measure_network(network: str, batch: int) -> Iterator[dict[str, Any]]:
+def measure_network(network: str, shape: tuple[int, ...]) -> Iterator[dict[str, Any]]:
     """Rows of one network with random weights: the time of a forward pass, its error against float64, its memory.
 
     The times of the pass and of its convolutions alone are those of replayed CUDA graphs; with ``eager_us`` Python
     launches each kernel.
     """
     import torch
-    import torchvision
 
-    import leanconv
+    import leanconv.torch
+    from report import models
 
     torch.manual_seed(0)
-    model = torchvision.models.get_model(network, weights=None).eval().cuda()
-    x = torch.randn(batch, 3, 224, 224, device="cuda")
-    with torch.inference_mode():
+    model: Any = models.build(network).eval().cuda()
+    x = torch.randn(shape, device="cuda")
+    with torch.no_grad():
         exact = copy.deepcopy(model).double()(x.double())
         for layout in LAYOUTS:
             order = torch.channels_last if layout == "NHWC" else torch.contiguous_format
             model, x = model.to(memory_format=order), x.contiguous(memory_format=order)
             calls = calls_of(model, x)
             yield _row(network, f"torch-fp32-{layout.lower()}", model, x, exact, calls)
-            leanconv.compile(layers(calls, layout), progress=False)
-            with our_convolutions(model):
-                yield _row(network, f"leanconv-{layout.lower()}", model, x, exact, calls)
+            with leanconv.torch.enable(model) as taken:
+                leanconv.torch.warm_up(model, x, progress=False)
+                row = _row(network, f"leanconv-{layout.lower()}", model, x, exact, calls)
+                report = taken.report()
+            yield row | {"taken": len(report.taken), "left": len(report.left)}
 
 
 def measure(results: Path, revision: str | None = None, networks: Sequence[str] = tuple(NETWORKS)) -> Path:
@@ -171,7 +142,8 @@ def measure(results: Path, revision: str | None = None, networks: Sequence[str] 
         for row in measure_network(network, NETWORKS[network]):
             rows.append(row)
             text = "{network} {engine}: {us:.0f} µs, convolutions {convolutions_us:.0f}, eager {eager_us:.0f}"
-            print(text.format(**row), f"error {row['error']:.1e}", flush=True)
+            left = f", {row['left']} left to PyTorch" if row.get("left") else ""
+            print(text.format(**row), f"error {row['error']:.1e}{left}", flush=True)
         write_text(path, json.dumps({"machine": about, "rows": rows}, indent=1) + "\n")
     return path
 

@@ -179,8 +179,8 @@ TENSOR = (
     ),
     tensor(
         "a block leaves before others have read its sums",
-        "            share.gather(mine, at);\n            meet_in_cluster();",
-        "            share.gather(mine, at);",
+        "    share.gather(mine, at);\n    meet_in_cluster();",
+        "    share.gather(mine, at);",
         RACE + "|" + RULE,
         "same-nhwc",
         split=2,

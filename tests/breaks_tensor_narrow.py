@@ -1,4 +1,4 @@
-"""Kernels for 16-bit elements on tensor cores broken on purpose."""
+"""Kernels for 16-bit elements and for TF32 on tensor cores broken on purpose."""
 
 from __future__ import annotations
 
@@ -13,6 +13,11 @@ UNDER_WAY = "wgmma|mbarrier|cp.async.bulk|is stuck"
 def narrow(name: str, text: str, by: str, how: str, *cases: str, times: int = 1, **tuning: Any) -> Break:
     names = tuple(f"{case}-nhwc" for case in cases)
     return Break(name, "tensor_gemm_narrow", text, by, how, names, times, tuple(tuning.items()))
+
+
+def tf32(name: str, text: str, by: str, how: str, *cases: str, **tuning: Any) -> Break:
+    names = tuple(f"tf32-{case}-nhwc" for case in cases)
+    return Break(name, "tensor_gemm_tf32", text, by, how, names, 1, tuple(tuning.items()))
 
 
 TENSOR_NARROW: tuple[Break, ...] = (
@@ -54,4 +59,27 @@ TENSOR_NARROW: tuple[Break, ...] = (
            "float16-copies-groups"),
     narrow("pairs in the wrong order", "return cvt_rn_f16x2_f32(first, second);",
            "return cvt_rn_f16x2_f32(second, first);", WRONG, "float16-copies-long"),
+    tf32("a stage is freed while products read it", "wgmma_wait_group<0>(sums, now);\n                if (lane",
+         "if (lane", UNDER_WAY, "copies-long"),
+    tf32("pixels are read before they are there",
+         "        mbarrier_wait_parity(ring.full(place.stage), place.parity);\n#pragma", "#pragma",
+         UNDER_WAY + "|" + RACE, "copies-long"),
+    tf32("pixels change while products read them", "load(next, ring, place, first_row)",
+         "load(now, ring, place, first_row)", UNDER_WAY + "|asan|sanitizer|" + WRONG, "copies-long"),
+    tf32("rows of pixels as if they were not swizzled", " ^ row * units / 8 % units", "", WRONG, "copies-long"),
+    tf32("units of the wrong rows", "lane % 16;\n    const unsigned char* const from",
+         "lane % 8;\n    const unsigned char* const from", WRONG, "copies-long"),
+    tf32("all warpgroups multiply the first pixels", "first_row + i / Tuning::pieces * 64", "i / Tuning::pieces * 64",
+         WRONG, "copies"),
+    tf32("all blocks multiply the first pixels", "first_row + i / Tuning::pieces * 64", "first_row", WRONG, "copies",
+         blocks=2),
+    tf32("products of the first eight channels only", "b + 32 * j,", "b,", WRONG, "copies-long"),
+    tf32("the last filters are left out", "if (at < Problem::elements)", "if (at < Problem::elements - 1)", WRONG,
+         "copies-long"),
+    tf32("filters past the end are stored", "if (k < Problem::group_k) store_unit(to, v);", "store_unit(to, v);",
+         FENCE + "|" + WRONG + "|" + RACE, "copies-long", filters=128),
+    tf32("odd filters past the end are stored", "if (k + i < Problem::group_k) to[i] = v[i];", "to[i] = v[i];",
+         FENCE + "|" + WRONG + "|" + RACE, "copies"),
+    tf32("pixels past the end are stored", "if (places[half].count == 0) continue;\n                float", "float",
+         FENCE + "|" + WRONG + "|" + RACE, "copies"),
 )  # fmt: skip

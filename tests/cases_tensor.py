@@ -46,6 +46,9 @@ def _pair_cases() -> list[Case]:
     layers.add("groups", 2, 64, 6, 8, 96, 3, 3, groups=2, **pad)
     layers.add("accumulate", 1, 32, 8, 8, 64, 3, 3, accumulate=True, **pad)
     layers.add("gradient", 2, 40, 6, 7, 64, 3, 3, op="dgrad", **pad)
+    layers.add("two-segments", 2, 40, 6, 9, 72, 2, 5, layouts=("NHWC",), padding=(1, 0, 2, 1), bias=True)
+    layers.add("segments", 1, 32, 4, 20, 64, 1, 31, layouts=("NHWC",), padding=(0, 0, 15, 15))
+    layers.add("segments-gradient", 1, 32, 5, 11, 64, 2, 8, layouts=("NHWC",), op="dgrad", padding=(1, 1, 3, 2))
     one = Layers("pairs-", precision="tf32")
     one.add("one-product", 2, 40, 6, 8, 72, 3, 3, **pad)
     return layers.cases + one.cases
@@ -53,8 +56,30 @@ def _pair_cases() -> list[Case]:
 
 PAIR_CASES = _pair_cases()
 
+
+def _tf32_cases() -> list[Case]:
+    """Layers that the copies and outputs of `tensor_gemm_tf32` tell apart."""
+    layers = Layers("tf32-", precision="tf32")
+    last = {"layouts": ("NHWC",)}
+    same = {"padding": (1, 1, 1, 1), **last}
+    layers.add("copies", 2, 12, 9, 11, 133, 3, 3, bias=True, activation="relu", padding=(1, 0, 2, 1), **last)
+    layers.add("copies-long", 1, 96, 5, 6, 72, 3, 3, bias=True, **same)
+    layers.add("one-by-one", 3, 40, 5, 4, 264, 1, 1, bias=True, **last)
+    layers.add("groups", 2, 32, 6, 8, 48, 3, 3, groups=2, bias=True, **same)
+    layers.add("stride", 2, 36, 9, 8, 33, 3, 2, stride=(2, 1), dilation=(1, 2), padding=(1, 1, 0, 2), **last)
+    layers.add("accumulate", 1, 32, 6, 5, 30, 3, 3, accumulate=True, **same)
+    layers.add("gradient", 2, 20, 6, 7, 36, 3, 3, op="dgrad", **same)
+    layers.add("gradient-stride", 2, 40, 8, 7, 20, 4, 3, op="dgrad", stride=(2, 2), padding=(1, 1, 1, 0), **last)
+    layers.add("gradient-zeros", 1, 16, 9, 9, 32, 1, 1, op="dgrad", stride=(2, 2), **last)
+    return layers.cases
+
+
+TF32_CASES = _tf32_cases()
+
 #: 64 x 3 x 3 products an output.
 LAYER = ConvProblem(1, 64, 6, 8, 64, 3, 3, padding=(1, 1, 1, 1), layout="NHWC")
+#: The same with rows of two segments, of which the second begins with a column of the first.
+WIDE = ConvProblem(1, 64, 6, 8, 64, 3, 5, padding=(1, 1, 2, 2), layout="NHWC")
 RANGES = (
     "normal", "positive", "log-normal", "outlier", "channels-apart", "filters-apart", "tiny", "huge", "denormal",
     "zeros",
@@ -89,22 +114,23 @@ def drawn(kind: str, problem: ConvProblem = LAYER) -> tuple[np.ndarray, np.ndarr
     return x.astype(np.float32), w.astype(np.float32)
 
 
-def in_sequential_sums(y: np.ndarray, x: np.ndarray, w: np.ndarray) -> float:
+def in_sequential_sums(y: np.ndarray, x: np.ndarray, w: np.ndarray, problem: ConvProblem = LAYER) -> float:
     """The error of ``y`` in units of that of a sequential float32 sum, of the filter where it is largest."""
-    reference = oracle.conv2d(LAYER, x, w)
+    reference = oracle.conv2d(problem, x, w)
 
     def errors(y: np.ndarray) -> np.ndarray:
-        return np.asarray(np.linalg.norm((y - reference).reshape(-1, LAYER.k), axis=0))
+        return np.asarray(np.linalg.norm((y - reference).reshape(-1, problem.k), axis=0))
 
-    error, yardstick = errors(y), errors(oracle.sequential_float32(LAYER, x, w))
+    error, yardstick = errors(y), errors(oracle.sequential_float32(problem, x, w))
     assert not error[yardstick == 0].any()
     return float((error[yardstick > 0] / yardstick[yardstick > 0]).max())
 
 
-def with_no_numbers() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Pixels with an infinity and a NaN, filters, and which outputs see neither."""
-    x, w = drawn("normal")
+def with_no_numbers(problem: ConvProblem = LAYER) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Pixels with an infinity and a NaN, filters, and which outputs see neither; windows are centred."""
+    x, w = drawn("normal", problem)
     x[0, 0, 0, 3], x[0, 5, 7, 60] = np.inf, np.nan
-    unseen = np.ones(LAYER.y_shape, bool)
-    unseen[0, :2, :2] = unseen[0, 4:, 6:] = False
+    unseen = np.ones(problem.y_shape, bool)
+    reach = problem.s // 2
+    unseen[0, :2, : reach + 1] = unseen[0, 4:, 7 - reach :] = False
     return x, w, unseen

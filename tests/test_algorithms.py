@@ -14,6 +14,7 @@ import proof
 import pytest
 import selection
 from cases import ALL, CASES, CONV_CASES, GRADIENT_CASES, NARROW_CASES, REFUSED, TARGETS, TRANSFORM_CASES
+from cases_tensor import TF32_CASES
 
 from leanconv.algorithms import ALGORITHMS
 from leanconv.algorithms.input_gradient import parts
@@ -22,6 +23,7 @@ from leanconv.call.choose import NoAlgorithmError, choose
 from leanconv.problem import ConvProblem, FilterProblem
 
 MET = [(a, c) for a in ALGORITHMS for c in (*CASES, *NARROW_CASES, *(() if a.tier == "ieee" else TRANSFORM_CASES))]
+MET += [(a, c) for a in ALGORITHMS if a.tier == "tf32" for c in TF32_CASES]
 ACCEPTED = [(a, c) for a, c in MET if not a.reasons(c.problem, TARGETS[0])]
 THOROUGH = [(a, c) for a, c in ACCEPTED if c.thorough]
 

@@ -11,7 +11,7 @@ import pytest
 from leanconv.bench import geometric_mean
 from leanconv.bench.ceilings import Ceilings
 from leanconv.bench.format import quantity, size
-from leanconv.bench.results import GROUPS
+from leanconv.bench.results import GROUPS, right
 from leanconv.bench.suites import dense_filter
 from leanconv.bench.tables import detail, legend, summary
 from leanconv.problem import ConvProblem
@@ -27,6 +27,12 @@ def test_peers_are_grouped_and_wrong_answers_are_not_compared_with() -> None:
     assert peers == {"lean": 30.0, "lean, own layout": 40.0, "best": 5.0, "PyTorch": 20.0}
     assert results.ratios("PyTorch") == [2.0, 8.0]
     assert results.ratios("best") == [0.5]
+
+
+def test_an_answer_is_measured_by_the_tier_that_was_asked_for() -> None:
+    rounded = replace(made_up.in_nhwc().rows[0], error=3e-4)
+    assert not right(rounded)
+    assert right(replace(rounded, precision="tf32")) and not right(replace(rounded, precision="tf32", error=3e-3))
 
 
 def test_peers_without_the_layout_are_compared_with_in_their_own() -> None:

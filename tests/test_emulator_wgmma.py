@@ -167,6 +167,24 @@ def test_products(n, swizzle, kind, from_shared):
     assert np.linalg.norm(y - expected) < 1e-6 * np.linalg.norm(expected)
 
 
+@pytest.mark.parametrize(("n", "swizzle"), [(32, 32), (64, 64), (256, 128)])
+def test_products_of_tf32_read_ten_digits(n, swizzle):
+    k, rng = swizzle // 4, np.random.default_rng(n)
+    a, b = rng.standard_normal((64, k)).astype(np.float32), rng.standard_normal((n, k)).astype(np.float32)
+    thread = np.arange(128)
+    row, column = thread // 32 * 16 + thread % 32 // 4, thread % 4
+    registers = np.empty((k // 8, 128, 4), np.float32)
+    for block in range(k // 8):
+        for i in range(4):
+            registers[block, :, i] = a[row + i % 2 * 8, 8 * block + column + i // 2 * 4]
+    # 4 bytes an element lie where two of 2 bytes do
+    body = filled(STAGE + REGISTERS, n, swizzle, 2 * k, "tf32").replace("BLOCKS", str(k // 8))
+    halved = b.view(np.uint16).reshape(n, 2 * k)
+    y = gathered(play(body, registers, laid_out(halved, swizzle)[0], np.full(64 * n, np.nan, np.float32)), n)
+    cut_a, cut_b = ((each.view(np.uint32) & ~np.uint32(0x1FFF)).view(np.float32).astype(float) for each in (a, b))
+    assert np.linalg.norm(y - cut_a @ cut_b.T) < 1e-6 * np.linalg.norm(y)
+
+
 BOTH = """
 for (int i = t; i < B_WORDS; i += 128) words[i] = w[i];
 for (int i = t; i < A_WORDS; i += 128) words[8192 + i] = x[i];

@@ -13,6 +13,7 @@ torch = pytest.importorskip("torch")
 import leanconv.torch as ours  # noqa: E402
 from leanconv import conv2d, prepare_weights  # noqa: E402
 from leanconv.algorithms.direct_weight import DirectWeight, DirectWeightConfig  # noqa: E402
+from leanconv.runtime import cache  # noqa: E402
 
 pytestmark = pytest.mark.gpu
 F = torch.nn.functional
@@ -184,6 +185,48 @@ def test_autocast_and_warm_up() -> None:
     print(made, f"; then the first forward pass took {took:.3f} s")
     print(taken.report())
     assert all("bfloat16" in line.problem for line in taken.report().taken)
+
+
+def test_nothing_is_compiled_after_warm_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not even for gradients of filters, which a takeover allows a workspace."""
+    form = FORMS[1]
+    net = small_net(form)
+    x = torch.randn(48, 3, 28, 28, device="cuda").contiguous(memory_format=form)
+    with ours.enable(net) as taken:
+        assert ours.warm_up(net, x).kernels > 10
+
+        def compiled(launch: Any, arch: str) -> Any:
+            raise AssertionError(f"{launch.symbol} was not compiled before")
+
+        monkeypatch.setattr(cache, "compiled", compiled)
+        net(x).sum().backward()
+    assert len(taken.report().taken) >= 6
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+def test_one_number_for_both_axes(transposed: bool) -> None:
+    function = F.conv_transpose2d if transposed else F.conv2d
+    x, w = (torch.randn(shape, device="cuda", requires_grad=True) for shape in ((64, 128, 28, 28), (128, 128, 3, 3)))
+
+    def run() -> list[Any]:
+        y = function(x, w, stride=(2,), padding=(1,))
+        return [y, *torch.autograd.grad(y.square().sum(), (x, w))]
+
+    expected = run()
+    with ours.enable() as taken:
+        for one, other in zip(run(), expected, strict=True):
+            assert off(one, other.double()) < 3e-6
+    assert taken.report().taken
+
+
+def test_filters_that_cannot_be_told_apart_are_left_alone() -> None:
+    net = small_net(FORMS[1])
+    torch.nn.utils.parametrizations.weight_norm(net[3])
+    x = torch.randn(64, 3, 32, 32, device="cuda").contiguous(memory_format=FORMS[1])
+    with ours.enable(net, exclude=net[6]) as taken, torch.no_grad():
+        net(x)
+    why = {line.why for line in taken.report().left}
+    assert {"it cannot be told whether these filters are excluded", "excluded"} <= why and taken.report().taken
 
 
 def host_us(call: Any) -> float:

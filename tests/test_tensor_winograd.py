@@ -13,7 +13,7 @@ import proof
 import pytest
 import selection
 from cases import KINDS, TARGETS, Case
-from cases_tensor import LAYER, PAIR_CASES, RANGES, drawn, in_sequential_sums, with_no_numbers
+from cases_tensor import LAYER, PAIR_CASES, RANGES, WIDE, drawn, in_sequential_sums, with_no_numbers
 
 from leanconv.algorithms import ALGORITHMS
 from leanconv.algorithms.tensor_filters import prepared_floats
@@ -61,22 +61,28 @@ def played(x: np.ndarray, w: np.ndarray, problem: ConvProblem = LAYER, kernels: 
     return y
 
 
-def lost(kind: str, kernels: Path = KERNELS) -> tuple[float, float]:
+def lost(kind: str, kernels: Path = KERNELS, problem: ConvProblem = LAYER) -> tuple[float, float]:
     """The kernel's error on data of this kind in units of that of a sequential float32 sum: of all outputs, and of the
     filter where it is largest."""
-    x, w = drawn(kind)
-    y, reference = played(x, w, kernels=kernels), oracle.conv2d(LAYER, x, w)
+    x, w = drawn(kind, problem)
+    y, reference = played(x, w, problem, kernels), oracle.conv2d(problem, x, w)
     of_all = oracle.relative_error(y, reference)
-    return of_all / oracle.relative_error(oracle.sequential_float32(LAYER, x, w), reference), in_sequential_sums(
-        y, x, w
-    )
+    yardstick = oracle.relative_error(oracle.sequential_float32(problem, x, w), reference)
+    return of_all / yardstick, in_sequential_sums(y, x, w, problem)
 
 
-@pytest.mark.parametrize("kind", RANGES)
-def test_errors_on_data_of_every_range(kind: str) -> None:
+def _layers_and_ranges() -> list[Any]:
+    """3 columns with all data, and more of them; ``make test`` tries these with few."""
+    every = [(problem, kind, f"{problem.s}-{kind}") for problem in (LAYER, WIDE) for kind in RANGES]
+    chosen = [each for each in every if each[0] is LAYER or each[1] in ("outlier", "channels-apart")]
+    return selection.marked(every, chosen, lambda each: (each[:2], each[2]))
+
+
+@pytest.mark.parametrize(("problem", "kind"), _layers_and_ranges())
+def test_errors_on_data_of_every_range(problem: ConvProblem, kind: str) -> None:
     """All outputs together lose no more than a sequential float32 sum; single filters, with few products that matter,
     up to 2.5 times as much: two outputs are sums and differences of three rounded sums each."""
-    of_all, of_worst = lost(kind)
+    of_all, of_worst = lost(kind, problem=problem)
     assert of_all <= 1 and of_worst <= 2.5
 
 
@@ -109,9 +115,11 @@ def test_an_outlier_leaves_its_neighbours_alone() -> None:
     assert np.linalg.norm((y - reference)[unseen]) < np.linalg.norm((plain - reference)[unseen])
 
 
-def test_what_is_no_number_reaches_just_the_outputs_that_see_it() -> None:
-    x, w, unseen = with_no_numbers()
-    np.testing.assert_array_equal(np.isfinite(played(x, w)), unseen)
+@pytest.mark.parametrize("problem", [LAYER, WIDE], ids=["3", "5"])
+def test_what_is_no_number_reaches_just_the_outputs_that_see_it(problem: ConvProblem) -> None:
+    """Segments see no pixel that their row does not see: the last one does not end beyond it."""
+    x, w, unseen = with_no_numbers(problem)
+    np.testing.assert_array_equal(np.isfinite(played(x, w, problem)), unseen)
 
 
 def test_one_product_keeps_eleven_bits() -> None:
@@ -125,7 +133,10 @@ def test_limits_name_the_rule() -> None:
         return TENSOR_WINOGRAD.why_not(replace(LAYER, **changes), HOPPER)
 
     assert refused() == [] and refused(r=1) == [] and refused(r=5, padding=(4, 4, 1, 1), dilation=(2, 1)) == []
-    assert refused(s=5) == ["filters are 5 wide, not 3"]
+    assert refused(s=2) == ["filters are 2 wide, less than 3"]
+    assert refused(s=31, padding=(1, 1, 15, 15)) == []
+    far = refused(r=1, s=261, w=260, padding=(0, 0, 100, 130))
+    assert far == ["filters are 261 wide, more than the 258 that bulk copies reach"]
     assert refused(layout="NCHW") == ["layout='NCHW' is not NHWC"]
     assert refused(stride=(1, 2)) == ["stride=(1, 2) is not (1, 1)"]
     assert any("dilation=(1, 2)" in reason for reason in refused(dilation=(1, 2)))

@@ -122,6 +122,26 @@ def test_undoing_leaves_no_trace(device: HostDevice) -> None:
     assert kernels() == before and takeover.active() is None
 
 
+def test_a_registration_that_fails_leaves_nothing(device: HostDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = [torch._C._dispatch_dump(f"aten::{name}") for name in NAMES]
+    conv, x = nn.Conv2d(3, 4, 3), torch.randn(1, 3, 5, 5)
+    impl = torch.library.Library.impl
+
+    def refuse(library: Any, name: str, *given: Any, **options: Any) -> Any:
+        if name == NAMES[1]:
+            raise RuntimeError("taken")
+        return impl(library, name, *given, **options)
+
+    with monkeypatch.context() as refusing:
+        refusing.setattr(torch.library.Library, "impl", refuse)
+        with says(RuntimeError, "taken"):
+            leanconv.torch.enable()
+    assert [torch._C._dispatch_dump(f"aten::{name}") for name in NAMES] == before and takeover.active() is None
+    with leanconv.torch.enable() as taken:
+        conv(x)
+    assert taken.report().taken
+
+
 def test_which_layers(device: HostDevice) -> None:
     model, x = Net(), torch.randn(2, 3, 9, 8)
 
@@ -256,6 +276,33 @@ def test_warm_up_compiles_what_will_run(device: HostDevice, monkeypatch: pytest.
     compiled.clear()
     leanconv.torch.warm_up(model.eval(), (x,))
     assert compiled and all(each.op == "fprop" or each.c == 4 for each in compiled)
+
+
+def test_warm_up_of_one_of_several_processes(device: HostDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What waits for the others, in DistributedDataParallel and SyncBatchNorm, is left out."""
+    from torch.distributed import HashStore, destroy_process_group, init_process_group
+
+    def wait(*given: Any) -> Any:
+        raise AssertionError("this waits for other processes")
+
+    compiled: list[Any] = []
+
+    def compile(problems: Any, **options: Any) -> Compilation:
+        compiled.extend(problems)
+        return Compilation(len(problems), 0, 0, 0.0)
+
+    monkeypatch.setattr(leanconv, "compile", compile)
+    init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+    try:
+        net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Identity(), nn.Conv2d(4, 4, 3))
+        model = nn.parallel.DistributedDataParallel(net)
+        net[1] = nn.SyncBatchNorm(4)  # on the CPU it is refused at first
+        for kind in (nn.SyncBatchNorm, nn.parallel.DistributedDataParallel):
+            monkeypatch.setattr(kind, "forward", wait)
+        leanconv.torch.warm_up(model, torch.randn(2, 3, 9, 9))
+        assert len(compiled) == 5 and "forward" not in vars(net[1])
+    finally:
+        destroy_process_group()
 
 
 def test_warm_up_under_autocast(device: HostDevice, monkeypatch: pytest.MonkeyPatch) -> None:

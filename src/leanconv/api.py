@@ -491,7 +491,17 @@ def describe_call(function: Callable[..., Any], /, *arguments: Any, **options: A
     return described
 
 
+_stores: list[Recent[Any, Any]] = [_calls]
+
+
+def store() -> Recent[Any, Any]:
+    """Somewhere to keep ready calls, which `forget` empties."""
+    _stores.append(Recent(_calls.size))
+    return _stores[-1]
+
+
 def forget() -> None:
     """Drop every ready call, so that the next one chooses anew. For tests, and after tuning."""
-    _calls.clear()
+    for each in _stores:
+        each.clear()
     bind.forget()

@@ -93,6 +93,9 @@ double widen(unsigned short bits, bool bfloat16) {
     return bits >> 15 ? -size : size;
 }
 
+// The last 13 of float32's 23 digits are not read.
+double widen_tf32(unsigned bits) { return emulator::bit_cast<float>(bits & ~0x1fffu); }
+
 float dot(float sum, const double* a, const double* b, Core core) {
     if (core == Core::whole) return add_products(sum, a, b, depth, 2);
     return add_products(add_products(sum, a, b, depth / 2, 1), a + depth / 2, b + depth / 2, depth / 2, 1);

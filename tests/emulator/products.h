@@ -17,6 +17,7 @@ using emulator::Site;
 struct Block;
 struct Fibre;
 
+// Of tf32 a product has half as many reduction elements: the others are zeros.
 constexpr int group_threads = 128, group_rows = 64, depth = 16;
 
 // One wgmma of a warpgroup. It is issued when all its threads have made the call.
@@ -24,7 +25,8 @@ struct Product {
     Site site;
     int caller;  // the first thread
     int made;    // by how many threads
-    bool bfloat16, add;
+    emulator::Factors factors;
+    bool add;
     int count;            // sums of a thread
     bool a_in_registers;  // else a_matrix counts
     Matrix a_matrix, b_matrix;
@@ -82,6 +84,7 @@ void check_loads_used(size_t at, size_t bytes, const char* what, Site site);
 enum class Core { whole, halves };  // how many of 16 products are summed at once: all, eight
 float dot(float sum, const double* a, const double* b, Core core);
 double widen(unsigned short bits, bool bfloat16);
+double widen_tf32(unsigned bits);
 void give_matrices(int first_thread);
 void multiply_matrices(int first_thread);
 

@@ -16,6 +16,7 @@
 #include <cstring>
 
 using namespace machine;
+using emulator::Factors;
 
 namespace {
 
@@ -117,13 +118,21 @@ void check_unchanged(const Product& p, const std::vector<size_t>& units, const s
 }
 
 // To (line, reduction element).
-std::vector<double> widen_lines(const std::vector<unsigned char>& bytes, bool bfloat16, bool transposed) {
+std::vector<double> widen_lines(const std::vector<unsigned char>& bytes, Factors factors, bool transposed) {
     std::vector<double> to(bytes.size() / 2);
     const size_t lines = to.size() / depth;
+    if (factors == Factors::tf32) {
+        for (size_t i = 0; i < bytes.size() / 4; ++i) {
+            unsigned bits;
+            memcpy(&bits, bytes.data() + 4 * i, sizeof bits);
+            to[i / (depth / 2) * depth + i % (depth / 2)] = widen_tf32(bits);
+        }
+        return to;
+    }
     for (size_t i = 0; i < to.size(); ++i) {
         unsigned short bits;
         memcpy(&bits, bytes.data() + 2 * i, sizeof bits);
-        to[transposed ? i % lines * depth + i / lines : i] = widen(bits, bfloat16);
+        to[transposed ? i % lines * depth + i / lines : i] = widen(bits, factors == Factors::bfloat16);
     }
     return to;
 }
@@ -134,16 +143,21 @@ void compute(Product& p) {
     if (p.a_in_registers) {
         for (int thread = 0; thread < group_threads; ++thread) {
             const int row = thread / 32 * 16 + thread % 32 / 4, column = thread % 4 * 2;
+            const bool bfloat16 = p.factors == Factors::bfloat16;
             for (int i = 0; i < 4; ++i) {
+                if (p.factors == Factors::tf32) {
+                    a[static_cast<size_t>((row + i % 2 * 8) * depth + column / 2 + i / 2 * 4)] = widen_tf32(p.a[thread][i]);
+                    continue;
+                }
                 double* at = &a[static_cast<size_t>((row + i % 2 * 8) * depth + column + i / 2 * 8)];
-                at[0] = widen(static_cast<unsigned short>(p.a[thread][i]), p.bfloat16);
-                at[1] = widen(static_cast<unsigned short>(p.a[thread][i] >> 16), p.bfloat16);
+                at[0] = widen(static_cast<unsigned short>(p.a[thread][i]), bfloat16);
+                at[1] = widen(static_cast<unsigned short>(p.a[thread][i] >> 16), bfloat16);
             }
         }
     } else {
-        a = widen_lines(p.a_bytes, p.bfloat16, p.a_matrix.transposed);
+        a = widen_lines(p.a_bytes, p.factors, p.a_matrix.transposed);
     }
-    const std::vector<double> b = widen_lines(p.b_bytes, p.bfloat16, p.b_matrix.transposed);
+    const std::vector<double> b = widen_lines(p.b_bytes, p.factors, p.b_matrix.transposed);
     for (int thread = 0; thread < group_threads; ++thread) {
         for (int i = 0; i < p.count; ++i) {
             const int row = thread / 32 * 16 + thread % 32 / 4 + i % 4 / 2 * 8;
@@ -174,7 +188,7 @@ bool different(const Matrix& a, const Matrix& b) {
 void check_alike(const Product& p, const Product& mine, Site site) {
     const bool same_site = p.site.line == site.line && !strcmp(p.site.file, site.file);
     const char* differ = nullptr;
-    if (!same_site || p.count != mine.count || p.bfloat16 != mine.bfloat16 || p.a_in_registers != mine.a_in_registers) {
+    if (!same_site || p.count != mine.count || p.factors != mine.factors || p.a_in_registers != mine.a_in_registers) {
         differ = "make different calls";
     } else if (different(p.b_matrix, mine.b_matrix)) {
         differ = "have different descriptors of B";
@@ -323,7 +337,7 @@ void wgmma_fence(const Registers* named, Site site) {
     }
 }
 
-void wgmma(bool bfloat16, float* sums, int count, const unsigned* a, Matrix a_matrix, Matrix b_matrix, bool add, Site site) {
+void wgmma(Factors factors, float* sums, int count, const unsigned* a, Matrix a_matrix, Matrix b_matrix, bool add, Site site) {
     const int first = current / group_threads * group_threads, place = current - first;
     if (first + group_threads > block) {
         fail(site, "wgmma: thread %d is in none of four whole neighbouring warps", current);
@@ -339,7 +353,7 @@ void wgmma(bool bfloat16, float* sums, int count, const unsigned* a, Matrix a_ma
     Product mine{};
     mine.site = site;
     mine.caller = current;
-    mine.bfloat16 = bfloat16;
+    mine.factors = factors;
     mine.add = add;
     mine.count = count;
     mine.a_in_registers = a != nullptr;

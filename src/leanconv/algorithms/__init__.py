@@ -24,6 +24,7 @@ from leanconv.algorithms.single_channel import SingleChannel
 from leanconv.algorithms.tensor_gemm import TensorGemm
 from leanconv.algorithms.tensor_gemm_narrow import TensorGemmNarrow
 from leanconv.algorithms.tensor_gemm_sync import TensorGemmSync
+from leanconv.algorithms.tensor_gemm_tf32 import TensorGemmTf32
 from leanconv.algorithms.tensor_weight import TensorWeight
 from leanconv.algorithms.tensor_weight_parts import TensorWeightParts
 from leanconv.algorithms.tensor_winograd import TensorWinograd
@@ -37,6 +38,7 @@ ALGORITHMS: tuple[GpuAlgorithm, ...] = (
     TensorGemm(),
     TensorGemmNarrow(),
     TensorGemmSync(),
+    TensorGemmTf32(),
     TensorWinograd(),
     Winograd1d(),
     Im2win(),

@@ -24,6 +24,8 @@ THREADS = 256
 COPIED_ELEMENTS = 8192
 #: Channels of a group whose factors a preparing block can keep.
 MOST_CHANNELS = 8192
+#: Columns of a segment of a filter row (``segments_of`` of the kernels).
+SEGMENT = 3
 #: Channels of a group below which tensor cores would multiply zeros most of the time.
 LEAST_CHANNELS = 16
 
@@ -37,7 +39,7 @@ class SplitFilters:
     products: int
     piece: int
     rows: bool
-    #: States of a filter row that prepared filters are transformed into; 1 is the row as it is.
+    #: States of a segment of a filter row that prepared filters are transformed into; 1 is each column as it is.
     states = 1
 
     @property
@@ -52,8 +54,8 @@ class SplitFilters:
 
 
 def stages_of(problem: ConvProblem, piece: int, states: int = 1) -> int:
-    """Stages of the whole reduction, where rows of filters are transformed that of one state."""
-    taps = problem.r * (problem.s if states == 1 else 1)
+    """Stages of the whole reduction, where segments of filter rows are transformed that of one state."""
+    taps = problem.r * (problem.s if states == 1 else ceil_div(problem.s, SEGMENT))
     return ceil_div(taps * ceil_div(problem.group_c, piece), DEPTH // piece)
 
 

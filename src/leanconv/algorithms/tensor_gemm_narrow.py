@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import ClassVar
 
 from leanconv.algorithms import input_gradient
 from leanconv.algorithms.base import (
@@ -22,15 +23,14 @@ from leanconv.algorithms.tensor_gemm import FLOPS_PER_CYCLE, REGISTERS, pixel_ma
 from leanconv.algorithms.tiles import conv_arguments, gradient_limits, view_constants
 from leanconv.dtypes import item_bytes
 from leanconv.plan import Launch, Plan, Target, TensorMap
-from leanconv.problem import ConvProblem
+from leanconv.problem import ConvProblem, Precision
 
-#: Channels of one tap that a copy may bring: as many as a swizzle spans, and a product takes 16 of.
-PIECES = (64, 32, 16)
-#: Reduction elements of a stage, at most, and stages of a ring, at least and at most.
-MOST_DEPTH, LEAST_STAGES, MOST_STAGES = 96, 3, 8
-#: Sums of a thread that it may gather from the blocks of a cluster, and that it may have where it adds to the output,
-#: without spilling registers.
-MOST_SHARE, MOST_ADDED = 32, 128
+#: Bytes of one tap's channels that a copy may bring: as many as a swizzle spans, and a product takes 32 of.
+PIECE_BYTES = (128, 64, 32)
+#: Stages of a ring, at least and at most.
+LEAST_STAGES, MOST_STAGES = 3, 8
+#: Sums of a thread that it may have where it adds to the output, without spilling registers.
+MOST_ADDED = 128
 #: Offsets of a filter tap that a copy takes.
 MOST_REACH = 255
 
@@ -42,6 +42,11 @@ class NarrowConfig(Config):
     A stage of the ring, which has ``stages``, holds ``pieces`` times ``piece`` channels of one filter tap. A cluster of
     ``split`` blocks shares a reduction.
     """
+
+    #: bytes of an element
+    item: ClassVar[int] = 2
+    #: bytes of a row of a stage, at most
+    most_bytes: ClassVar[int] = 192
 
     warpgroups: int
     blocks: int
@@ -75,8 +80,13 @@ class NarrowConfig(Config):
 
     @property
     def stage_bytes(self) -> int:
-        """Bytes of a stage: elements of 16 bits."""
-        return 2 * self.depth * (self.pixels + self.filters)
+        """Bytes of a stage."""
+        return self.item * self.depth * (self.pixels + self.filters)
+
+    @property
+    def most_share(self) -> int:
+        """Sums that a thread may gather from the blocks of a cluster without spilling registers."""
+        return 32
 
     @property
     def ring_bytes(self) -> int:
@@ -115,21 +125,24 @@ TILES: dict[Tile, float] = {
 TILE_CYCLES, FIRST_CYCLES, SPLIT_CYCLES = 3300, 10700, 6000
 
 
-def _piece(channels: int, groups: int) -> int:
+def _piece(channels: int, groups: int, item: int) -> int:
     """Channels of a tap that a copy brings: as many as leave the fewest zeros; 0 where rows would mix groups."""
-    fitting = [piece for piece in PIECES if groups == 1 or channels % piece == 0]
+    pieces = [size // item for size in PIECE_BYTES]
+    fitting = [piece for piece in pieces if groups == 1 or channels % piece == 0]
     return min(fitting, key=lambda piece: (ceil_div(channels, piece) * piece, -piece), default=0)
 
 
 @lru_cache(maxsize=256)
-def _config(tile: Tile, piece: int, copies: tuple[int, ...], room: int) -> NarrowConfig | None:
+def _config(
+    kind: type[NarrowConfig], tile: Tile, piece: int, copies: tuple[int, ...], room: int
+) -> NarrowConfig | None:
     """The configuration of a tile; None where its stages do not fit.
 
     ``copies`` are those of each part of a problem, of which a stage holds a divisor.
     """
     warpgroups, blocks, filters = tile
-    for pieces in range(max(1, MOST_DEPTH // piece), 0, -1):
-        config = NarrowConfig(warpgroups, blocks, filters, piece, pieces, 1, *REGISTERS[warpgroups, True])
+    for pieces in range(max(1, kind.most_bytes // (kind.item * piece)), 0, -1):
+        config = kind(warpgroups, blocks, filters, piece, pieces, 1, *REGISTERS[warpgroups, True])
         stages = (room - config.fixed_bytes) // (config.stage_bytes + 16)
         if stages >= LEAST_STAGES and all(number % pieces == 0 for number in copies):
             return replace(config, stages=min(stages, MOST_STAGES))
@@ -143,7 +156,7 @@ def _with_splits(config: NarrowConfig, parts: list[PartialConvolution], target: 
     stages = min(_stages(part.problem, config) for part in parts)
     if 4 * config.pixels * config.filters <= config.ring_bytes:
         for split in splits_of(tiles, stages, target):
-            if config.filters % (32 * split) == 0 and config.sums // split <= MOST_SHARE:
+            if config.filters % (32 * split) == 0 and config.sums // split <= config.most_share:
                 yield variant(config, split=split)
 
 
@@ -171,7 +184,7 @@ def filter_map(part: PartialConvolution, config: NarrowConfig, role: str) -> Ten
         shape=(problem.group_c, part.view.first_weight // problem.group_c + taps, problem.k),
         strides=(row, row * taps),
         box=(config.piece, 1, config.filters),
-        swizzle=2 * config.piece,
+        swizzle=config.item * config.piece,
     )
 
 
@@ -189,11 +202,14 @@ class TensorGemmNarrow(TimedAlgorithm):
 
     name = "tensor_gemm_narrow"
     paper = "S. Markidis et al., NVIDIA tensor core programmability (2018); S. Chetlur et al., cuDNN (2014)"
-    tier = "fp32"
+    tier: ClassVar[Precision] = "fp32"
     solves = "conv2d"
+    dtypes: ClassVar[tuple[str, ...]] = ("float16", "bfloat16")
+    kind: ClassVar[type[NarrowConfig]] = NarrowConfig
+    tiles: ClassVar[dict[Tile, float]] = TILES
 
     def why_not(self, problem: ConvProblem, target: Target) -> list[str]:
-        reasons = [*gradient_limits(problem, ("float16", "bfloat16")), *wgmma_limits(target)]
+        reasons = [*gradient_limits(problem, self.dtypes), *wgmma_limits(target)]
         if problem.layout != "NHWC":
             reasons.append(f"layout={problem.layout!r} is not NHWC: tensor copies bring whole rows of channels")
         if problem.n < 1:
@@ -201,10 +217,11 @@ class TensorGemmNarrow(TimedAlgorithm):
         if reasons:
             return reasons
         read, name = (problem.group_k, "filters") if problem.op == "dgrad" else (problem.group_c, "channels")
-        if read % 8:
-            return [f"{read} {name} of 16 bits are no multiple of 16 bytes, which tensor copies require"]
-        if not (piece := _piece(read, problem.groups)):
-            least = PIECES[-1]
+        item = self.kind.item
+        if read * item % 16:
+            return [f"{read} {name} of {8 * item} bits are no multiple of 16 bytes, which tensor copies require"]
+        if not (piece := _piece(read, problem.groups, item)):
+            least = PIECE_BYTES[-1] // item
             return [f"groups={problem.groups} leaves {read} {name} in a group, no multiple of {least}"]
         for part in (each.problem for each in single_parts(problem)):
             reach = max((part.r - 1) * part.dilation[0], (part.s - 1) * part.dilation[1])
@@ -224,11 +241,11 @@ class TensorGemmNarrow(TimedAlgorithm):
         parts = single_parts(problem)
         if not parts:
             # A layer whose windows see nothing but padding has a gradient of zeros, and nothing to tune.
-            config = _config(next(iter(TILES)), PIECES[0], (), target.shared_per_block)
+            config = self._known(next(iter(self.tiles)), PIECE_BYTES[0] // self.kind.item, (), target)
             return [(0.0, config)] if config else []
-        piece = _piece(parts[0].problem.group_c, problem.groups)
+        piece = _piece(parts[0].problem.group_c, problem.groups, self.kind.item)
         copies = tuple(dict.fromkeys(_copies(part.problem, piece) for part in parts))
-        known = (_config(tile, piece, copies, target.shared_per_block) for tile in TILES)
+        known = (self._known(tile, piece, copies, target) for tile in self.tiles)
         return by_time(
             (self._cycles(problem, parts, config, target), config)
             for whole in known
@@ -236,10 +253,13 @@ class TensorGemmNarrow(TimedAlgorithm):
             for config in _with_splits(whole, parts, target)
         )
 
+    def _known(self, tile: Tile, piece: int, copies: tuple[int, ...], target: Target) -> NarrowConfig | None:
+        return _config(self.kind, tile, piece, copies, target.shared_per_block)  # type: ignore[arg-type]
+
     def _cycles(
         self, problem: ConvProblem, parts: list[PartialConvolution], config: NarrowConfig, target: Target
     ) -> float:
-        speed = TILES[config.warpgroups, config.blocks, config.filters] * FLOPS_PER_CYCLE
+        speed = self.tiles[config.warpgroups, config.blocks, config.filters] * FLOPS_PER_CYCLE
         time = 0.0
         for part in parts:
             stages = ceil_div(_stages(part.problem, config), config.split)
@@ -252,7 +272,7 @@ class TensorGemmNarrow(TimedAlgorithm):
 
     def plan(self, problem: ConvProblem, config: NarrowConfig, target: Target) -> Plan:
         gradient, wide, parts = problem.op == "dgrad", has_wide_tensors(problem), single_parts(problem)
-        launches = [_launch(problem, part, config, wide, target) for part in parts]
+        launches = [self._launch(problem, part, config, wide, target) for part in parts]
         zeros = input_gradient.zero_launch(problem) if gradient and not problem.accumulate else None
         return Plan(
             (*launches, *([zeros] if zeros else [])),
@@ -260,20 +280,21 @@ class TensorGemmNarrow(TimedAlgorithm):
             prepared_bytes=self.prepared_bytes(problem),
         )
 
-
-def _launch(problem: ConvProblem, part: PartialConvolution, config: NarrowConfig, wide: bool, target: Target) -> Launch:
-    """The launch that computes a part of ``problem``."""
-    filters = "prepared" if problem.op == "dgrad" else "w"
-    pixels = replace(pixel_map(part.problem, config.pixels, config.piece), role=problem.operands[0].role)
-    tiles = _tiles(part, config)
-    return Launch(
-        header="tensor_gemm_narrow.cuh",
-        function="leanconv::tensor_gemm_narrow",
-        problem=view_constants(part.problem, part.view, wide),
-        tuning=config.constants(),
-        arguments=(pixels, filter_map(part, config, filters), *conv_arguments(problem)[2:]),
-        grid=tiles * config.split if config.split > 1 else min(tiles, target.multiprocessors),
-        block=config.threads,
-        shared_bytes=config.shared_bytes,
-        cluster=config.split,
-    )
+    def _launch(
+        self, problem: ConvProblem, part: PartialConvolution, config: NarrowConfig, wide: bool, target: Target
+    ) -> Launch:
+        """The launch that computes a part of ``problem``."""
+        filters = "prepared" if self.prepared_bytes(problem) else "w"
+        pixels = replace(pixel_map(part.problem, config.pixels, config.piece), role=problem.operands[0].role)
+        tiles = _tiles(part, config)
+        return Launch(
+            header=f"{self.name}.cuh",
+            function=f"leanconv::{self.name}",
+            problem=view_constants(part.problem, part.view, wide),
+            tuning=config.constants(),
+            arguments=(pixels, filter_map(part, config, filters), *conv_arguments(problem)[2:]),
+            grid=tiles * config.split if config.split > 1 else min(tiles, target.multiprocessors),
+            block=config.threads,
+            shared_bytes=config.shared_bytes,
+            cluster=config.split,
+        )

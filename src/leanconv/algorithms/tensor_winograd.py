@@ -9,14 +9,14 @@ from math import gcd
 
 from leanconv.algorithms.base import LAUNCH_CYCLES, Config, by_time, ceil_div, has_wide_tensors, variant
 from leanconv.algorithms.input_gradient import PartialConvolution, single_parts
-from leanconv.algorithms.tensor_filters import DEPTH, SplitFilters, SplitGemm, stages_of
+from leanconv.algorithms.tensor_filters import DEPTH, SEGMENT, SplitFilters, SplitGemm, stages_of
 from leanconv.algorithms.tensor_gemm import FIRST_CYCLES, FLOPS_PER_CYCLE, ROW, SHARED, splits_of, wgmma_limits
 from leanconv.algorithms.tiles import conv_arguments, view_constants
 from leanconv.plan import Launch, Pointer, Target, TensorMap
 from leanconv.problem import ConvProblem
 
-#: Outputs of a pair, columns of a filter, and states of both.
-OUTPUTS, TAPS, STATES = 2, 3, 4
+#: Outputs of a pair, and states of these and of a segment of a filter row.
+OUTPUTS, STATES = 2, 4
 #: Pairs of a tile.
 PAIRS = 64
 
@@ -88,8 +88,8 @@ def lines_of(problem: ConvProblem) -> int:
 
 
 def pair_map(problem: ConvProblem) -> TensorMap:
-    """How bulk copies walk over the pixels that the pairs of outputs see in one filter row: two more a row than there
-    are outputs, odd rows of which are rounded up."""
+    """How bulk copies walk over the pixels that the pairs of outputs see in one segment of a filter row: two more a row
+    than there are outputs, odd rows of which are rounded up. Offsets make these the pixels of another segment."""
     top, bottom, left, _ = problem.padding
     row = 4 * problem.c
     return TensorMap(
@@ -119,7 +119,8 @@ def _config(tile: tuple[int, int], lines: int, products: int, shared: int) -> Pa
 
 
 class TensorWinograd(SplitGemm[PairConfig]):
-    """Filters 3 wide by four products for two outputs instead of six, each float32 split into two float16.
+    """Filters 3 wide by four products for two outputs instead of six, each float32 split into two float16; wider ones
+    as sums of segments of three columns.
 
     ``y0 = s0 t0 + s1 t1 + s2 t2, y1 = s1 t1 - s2 t2 - s3 t3`` with states s of pixels and t of filters.
     """
@@ -134,8 +135,8 @@ class TensorWinograd(SplitGemm[PairConfig]):
         reasons = super().why_not(problem, target)
         if problem.layout != "NHWC":
             reasons.append(f"layout={problem.layout!r} is not NHWC")
-        if problem.s != TAPS:
-            reasons.append(f"filters are {problem.s} wide, not {TAPS}")
+        if problem.s < SEGMENT:
+            reasons.append(f"filters are {problem.s} wide, less than {SEGMENT}")
         if problem.stride != (1, 1):
             reasons.append(f"stride={problem.stride} is not (1, 1)")
         if problem.dilation[1] != 1:
@@ -153,6 +154,8 @@ class TensorWinograd(SplitGemm[PairConfig]):
             reach = (problem.r - 1) * problem.dilation[0]
             if reach > 255:
                 reasons.append(f"filter rows reach {reach} rows, more than the 255 of a bulk copy")
+            if problem.s - SEGMENT > 255:
+                reasons.append(f"filters are {problem.s} wide, more than the 258 that bulk copies reach")
         return reasons
 
     def candidates(self, problem: ConvProblem, shared: int = SHARED) -> list[PairConfig]:
@@ -192,7 +195,7 @@ class TensorWinograd(SplitGemm[PairConfig]):
         for part in parts:
             stages = ceil_div(stages_of(part.problem, config.piece, STATES), config.split)
             rounds = ceil_div(self._tiles(part, config) * config.split, target.multiprocessors)
-            each = stages * 2 * PAIRS * OUTPUTS * TAPS * config.filters * DEPTH / speed
+            each = stages * 2 * PAIRS * OUTPUTS * SEGMENT * config.filters * DEPTH / speed
             time += rounds * (each + TILE_CYCLES) + FIRST_CYCLES + (SPLIT_CYCLES if config.split > 1 else 0)
         return max(time, problem.bytes / target.bytes_per_cycle) + 3 * LAUNCH_CYCLES
 

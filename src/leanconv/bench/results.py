@@ -18,6 +18,8 @@ from leanconv.runtime.files import write_text
 PEER_LAYOUTS: tuple[Layout, ...] = ("NCHW", "NHWC")
 #: A peer whose error is larger computes something else, and is not compared with. TF32 has its own engines.
 _WRONG = 1e-4
+#: The same in tier tf32.
+_WRONG_TF32 = 2e-3
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,8 @@ class Row:
     dtype: str = "float32"
     #: of leanconv, where it was asked for: the mean of calls back to back on a card that has been at work for a while
     us_sustained: float | None = None
+    #: the tier that leanconv was asked for
+    precision: str = "fp32"
 
 
 @dataclass
@@ -185,11 +189,14 @@ class Results:
 
 
 def right(row: Row) -> bool:
-    """Whether a row's output is a float32-grade answer, or a TF32 one from an engine that says so.
+    """Whether a row's output is a float32-grade answer, or a TF32 one that was asked for or is from an engine of TF32.
 
     One of 16-bit elements may be off by their rounding besides.
     """
-    most = _WRONG + DTYPES[row.dtype].roundoff if is_narrow(row.dtype) else _WRONG
+    if row.precision == "tf32":
+        most = _WRONG_TF32
+    else:
+        most = _WRONG + DTYPES[row.dtype].roundoff if is_narrow(row.dtype) else _WRONG
     return row.error is not None and (row.error <= most or "tf32" in row.engine)
 
 

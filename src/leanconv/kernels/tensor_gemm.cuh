@@ -196,20 +196,10 @@ __device__ __forceinline__ void consume(const float* prepared_filters, const flo
             }
         }
         const auto& all = in_sixteens(sums);
-        constexpr int sixteens = F::filters / 16;
         if (!walk.together) {
             store_sums<Problem, Tuning>(all, 0, prepared, bias, y, batch, tiles, tile, row, t);
         } else if constexpr (Tuning::split > 1) {
-            float* const mine = reinterpret_cast<float*>(rings.base);
-            const int at = threadIdx.x;
-            barrier_sync(15, 128 * Tuning::warpgroups);  // the stages of this block have been read
-#pragma unroll
-            for (int i = 0; i < sixteens * 8; ++i) mine[i * 128 * Tuning::warpgroups + at] = all[i / 8][i % 8];
-            meet_in_cluster();
-            SharedSums<Problem, Tuning, sixteens> share;
-            share.gather(mine, at);
-            meet_in_cluster();
-            store_sums<Problem, Tuning>(share.sums, share.first, prepared, bias, y, batch, tiles, tile, row, t);
+            store_sums_of_cluster<Problem, Tuning>(all, rings, prepared, bias, y, batch, tiles, tile, row, t);
         }
     }
 }

@@ -43,8 +43,11 @@ template <class Problem, class Tuning> using NarrowTiles = TensorTiles<Problem, 
 // warps of consumers turn their outputs around in; and the barriers.
 template <class Problem, class Tuning>
 struct NarrowRing {
-    using Output = NarrowOutput<Problem, Tuning::filters / Tuning::split>;
-    static constexpr int pixels = NarrowTiles<Problem, Tuning>::pixels, row_bytes = Tuning::piece * 2;
+    static constexpr int item = sizeof(typename Problem::element);
+    template <int filters>
+    using OutputOf = typename Select<item == 2, NarrowOutput<Problem, filters>, PairOutput<Problem, filters>>::type;
+    using Output = OutputOf<Tuning::filters / Tuning::split>;
+    static constexpr int pixels = NarrowTiles<Problem, Tuning>::pixels, row_bytes = Tuning::piece * item;
     static constexpr int pixel_bytes = pixels * row_bytes, filter_bytes = Tuning::filters * row_bytes;
     static constexpr int stage_bytes = Tuning::pieces * (pixel_bytes + filter_bytes);
     static_assert(row_bytes == 128 || row_bytes == 64 || row_bytes == 32, "a row is as long as a swizzle's span");
@@ -121,6 +124,40 @@ __device__ __forceinline__ void produce_narrow(const TensorMap& x, const TensorM
     }
 }
 
+// A warpgroup's sums of a tile, whose pixels begin at `first_row`, to the output; those of a cluster are added before.
+template <class Problem, class Tuning>
+__device__ __forceinline__ void store_narrow(const float (&sums)[Tuning::blocks][Tuning::filters / 2],
+                                             const typename Problem::result* bias, typename Problem::result* y,
+                                             const NarrowTiles<Problem, Tuning>& tiles,
+                                             const NarrowRing<Problem, Tuning>& ring, int first_row, Offset<Problem> tile) {
+    using Ring = NarrowRing<Problem, Tuning>;
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const Offset<Problem> first_pixel = tiles.first_pixel(tile) + first_row + warp % 4 * 16;
+    const int group = tiles.group(tile), first_k = tiles.filters(tile) * Tuning::filters;
+    if constexpr (Tuning::split == 1) {
+#pragma unroll
+        for (int block = 0; block < Tuning::blocks; ++block)
+            Ring::Output::store(sums[block], ring.outputs_of(warp), bias, y, tiles, first_pixel + block * 64, group, first_k,
+                                lane);
+    } else {
+        // Nobody needs the ring any more: this is the only tile of the cluster.
+        constexpr int count = Tuning::filters / 2;
+        float* const mine = reinterpret_cast<float*>(ring.base);
+        barrier_sync(1, Ring::threads);  // the stages of this block have been read
+#pragma unroll
+        for (int i = 0; i < Ring::sums; ++i) mine[i * Ring::threads + threadIdx.x] = sums[i / count][i % count];
+        meet_in_cluster();
+        float share[Tuning::blocks][count / Tuning::split];
+        add_shares<Tuning::split, Ring::threads>(share, mine);
+        meet_in_cluster();
+        const int mine_k = first_k + static_cast<int>(cluster_rank()) * (Tuning::filters / Tuning::split);
+#pragma unroll
+        for (int block = 0; block < Tuning::blocks; ++block)
+            Ring::Output::store(share[block], ring.outputs_of(warp), bias, y, tiles, first_pixel + block * 64, group, mine_k,
+                                lane);
+    }
+}
+
 // A product of 64 pixels and all filters, by the type of the elements.
 template <int count>
 __device__ __forceinline__ void multiply(float16, float (&sums)[count], MatrixDescriptor a, MatrixDescriptor b, bool add) {
@@ -133,75 +170,54 @@ __device__ __forceinline__ void multiply(bfloat16, float (&sums)[count], MatrixD
 
 // One warpgroup's products of all tiles of the block.
 template <class Problem, class Tuning>
-__device__ __forceinline__ void consume_narrow(const typename Problem::result* bias, typename Problem::result* y,
-                                               const NarrowTiles<Problem, Tuning>& tiles,
-                                               const NarrowRing<Problem, Tuning>& ring, int warpgroup,
-                                               Offset<Problem> first_tile, Offset<Problem> step) {
-    using Ring = NarrowRing<Problem, Tuning>;
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, first_row = warpgroup * Tuning::blocks * 64;
-    RingPlace<Tuning::stages> place;
-    for (Offset<Problem> tile = first_tile; tile < tiles.count(); tile += step) {
-        float sums[Tuning::blocks][Tuning::filters / 2];
-        int before = 0;
-        wgmma_fence(sums);
-        for (int stage = ring.first; stage < ring.end; ++stage) {
-            mbarrier_wait_parity(ring.full(place.stage), place.parity);
-            wgmma_fence();
+struct NarrowConsumer {
+    static __device__ __forceinline__ void consume(const typename Problem::result* bias, typename Problem::result* y,
+                                                   const NarrowTiles<Problem, Tuning>& tiles,
+                                                   const NarrowRing<Problem, Tuning>& ring, int warpgroup,
+                                                   Offset<Problem> first_tile, Offset<Problem> step) {
+        using Ring = NarrowRing<Problem, Tuning>;
+        const int lane = threadIdx.x % 32, first_row = warpgroup * Tuning::blocks * 64;
+        RingPlace<Tuning::stages> place;
+        for (Offset<Problem> tile = first_tile; tile < tiles.count(); tile += step) {
+            float sums[Tuning::blocks][Tuning::filters / 2];
+            int before = 0;
+            wgmma_fence(sums);
+            for (int stage = ring.first; stage < ring.end; ++stage) {
+                mbarrier_wait_parity(ring.full(place.stage), place.parity);
+                wgmma_fence();
 #pragma unroll
-            for (int piece = 0; piece < Tuning::pieces; ++piece) {
-                const MatrixDescriptor a = matrix_descriptor(
-                    ring.pixels_of(place.stage, piece) + first_row * Ring::row_bytes, 0, 8 * Ring::row_bytes, Ring::row_bytes);
-                const MatrixDescriptor b = matrix_descriptor(ring.filters_of(place.stage, piece), 0, 8 * Ring::row_bytes,
-                                                             Ring::row_bytes);
+                for (int piece = 0; piece < Tuning::pieces; ++piece) {
+                    const MatrixDescriptor a = matrix_descriptor(
+                        ring.pixels_of(place.stage, piece) + first_row * Ring::row_bytes, 0, 8 * Ring::row_bytes, Ring::row_bytes);
+                    const MatrixDescriptor b = matrix_descriptor(ring.filters_of(place.stage, piece), 0, 8 * Ring::row_bytes,
+                                                                 Ring::row_bytes);
 #pragma unroll
-                for (int i = 0; i < Tuning::piece / 16; ++i)
+                    for (int i = 0; i < Tuning::piece / 16; ++i)
 #pragma unroll
-                    for (int block = 0; block < Tuning::blocks; ++block)
-                        multiply(typename Problem::element{}, sums[block], a + (block * 64 * Ring::row_bytes + 32 * i),
-                                 b + 32 * i, stage > ring.first || piece > 0 || i > 0);
+                        for (int block = 0; block < Tuning::blocks; ++block)
+                            multiply(typename Problem::element{}, sums[block], a + (block * 64 * Ring::row_bytes + 32 * i),
+                                     b + 32 * i, stage > ring.first || piece > 0 || i > 0);
+                }
+                wgmma_commit_group();
+                if (stage > ring.first) {
+                    // The products of the stage before are done while these are under way.
+                    wgmma_wait_group<1>();
+                    if (lane == 0) mbarrier_arrive(ring.free(before));
+                }
+                before = place.stage;
+                place.advance();
             }
-            wgmma_commit_group();
-            if (stage > ring.first) {
-                // The products of the stage before are done while these are under way.
-                wgmma_wait_group<1>();
-                if (lane == 0) mbarrier_arrive(ring.free(before));
-            }
-            before = place.stage;
-            place.advance();
-        }
-        wgmma_wait_group<0>(sums);
-        if (lane == 0) mbarrier_arrive(ring.free(before));
-        const Offset<Problem> first_pixel = tiles.first_pixel(tile) + first_row + warp % 4 * 16;
-        const int group = tiles.group(tile), first_k = tiles.filters(tile) * Tuning::filters;
-        if constexpr (Tuning::split == 1) {
-#pragma unroll
-            for (int block = 0; block < Tuning::blocks; ++block)
-                Ring::Output::store(sums[block], ring.outputs_of(warp), bias, y, tiles, first_pixel + block * 64, group, first_k,
-                                    lane);
-        } else {
-            // Nobody needs the ring any more: this is the only tile of the cluster.
-            constexpr int count = Tuning::filters / 2;
-            float* const mine = reinterpret_cast<float*>(ring.base);
-            barrier_sync(1, Ring::threads);  // the stages of this block have been read
-#pragma unroll
-            for (int i = 0; i < Ring::sums; ++i) mine[i * Ring::threads + threadIdx.x] = sums[i / count][i % count];
-            meet_in_cluster();
-            float share[Tuning::blocks][count / Tuning::split];
-            add_shares<Tuning::split, Ring::threads>(share, mine);
-            meet_in_cluster();
-            const int mine_k = first_k + static_cast<int>(cluster_rank()) * (Tuning::filters / Tuning::split);
-#pragma unroll
-            for (int block = 0; block < Tuning::blocks; ++block)
-                Ring::Output::store(share[block], ring.outputs_of(warp), bias, y, tiles, first_pixel + block * 64, group, mine_k,
-                                    lane);
+            wgmma_wait_group<0>(sums);
+            if (lane == 0) mbarrier_arrive(ring.free(before));
+            store_narrow<Problem, Tuning>(sums, bias, y, tiles, ring, first_row, tile);
         }
     }
-}
+};
 
-template <class Problem, class Tuning>
-__device__ __forceinline__ void tensor_gemm_narrow(const TensorMap& x, const TensorMap& w,
-                                                   const typename Problem::result* bias, typename Problem::result* y,
-                                                   long long batch) {
+// A block: one warpgroup copies, the others do as `Consumer` says.
+template <class Problem, class Tuning, class Consumer>
+__device__ __forceinline__ void narrow_block(const TensorMap& x, const TensorMap& w, const typename Problem::result* bias,
+                                             typename Problem::result* y, long long batch) {
     const NarrowRing<Problem, Tuning> ring;
     const NarrowTiles<Problem, Tuning> tiles(batch);
     if (threadIdx.x == 0) ring.init();
@@ -219,8 +235,15 @@ __device__ __forceinline__ void tensor_gemm_narrow(const TensorMap& x, const Ten
         }
     } else {
         set_registers_up<Tuning::consumer_registers>();
-        consume_narrow<Problem, Tuning>(bias, y, tiles, ring, warpgroup, first, step);
+        Consumer::consume(bias, y, tiles, ring, warpgroup, first, step);
     }
+}
+
+template <class Problem, class Tuning>
+__device__ __forceinline__ void tensor_gemm_narrow(const TensorMap& x, const TensorMap& w,
+                                                   const typename Problem::result* bias, typename Problem::result* y,
+                                                   long long batch) {
+    narrow_block<Problem, Tuning, NarrowConsumer<Problem, Tuning>>(x, w, bias, y, batch);
 }
 
 }  // namespace leanconv

@@ -1,4 +1,5 @@
-// Winograd's F(2, 3) along rows on tensor cores in float32's accuracy (or TF32's), for sm_90a: filters 3 wide, unit stride.
+// Winograd's F(2, 3) along rows on tensor cores in float32's accuracy (or TF32's), for sm_90a: filters of 3 columns and more,
+// unit stride.
 //
 // Two neighbouring outputs take four products instead of six (lib/pair_states.cuh), each product three of float16:
 //   2 · 3 / 1.5 flops a product of float32: 989 / 2 = 495 TFLOP/s of direct arithmetic at 1.83 GHz
@@ -7,8 +8,8 @@
 //
 // A tile is 64 pairs of outputs and up to 128 filters. The structure is that of tensor_gemm (tensor_gemm.cuh): the same
 // rings, producers and fragments, with these differences:
-//   - A stage of pixels is 64 channels of the 128 pixels and some more that one filter row sees, each copied once. Where a
-//     row of outputs ends, two more pixels follow, so that each pair finds its four side by side.
+//   - A stage of pixels is 64 channels of the 128 pixels and some more that a segment of a filter row sees, three columns,
+//     each copied once. Where a row of outputs ends, two more pixels follow, so that each pair finds its four side by side.
 //   - Both warpgroups read the same pixels. Each makes two of the four states, 64 registers of fragments, and multiplies
 //     them with filters of its own: 64 pairs x 128 filters x 2 states are 128 sums a thread. A product has 64 rows of one
 //     state, for each state has filters of its own. Scales belong to a pair's state: 64 channels of it.
@@ -28,10 +29,10 @@
 
 namespace leanconv {
 
-// What the copies and tiles see: a pixel is a pair of outputs, which are two columns apart, and a tap is a filter row.
+// What the copies and tiles see: a pixel is a pair of outputs, which are two columns apart.
 template <class Problem>
 struct Pairs : Problem {
-    static constexpr int q = ceil_div(Problem::q, 2), s = 1, stride_w = 2;
+    static constexpr int q = ceil_div(Problem::q, 2), stride_w = 2;
 };
 
 // Where one of the two outputs of each pair lies.
@@ -206,17 +207,7 @@ __device__ __forceinline__ void consume_pairs(const float* prepared_filters, con
         if constexpr (Tuning::split == 1) {
             store_sums<Problem, Tuning>(all, 0, prepared, bias, y, batch, outputs, tile, pair, t, 1);
         } else {
-            constexpr int sixteens = F::filters / 16;
-            float* const mine = reinterpret_cast<float*>(rings.base);
-            const int at = threadIdx.x;
-            barrier_sync(15, 128 * Tuning::warpgroups);  // the stages of this block have been read
-#pragma unroll
-            for (int i = 0; i < sixteens * 8; ++i) mine[i * 128 * Tuning::warpgroups + at] = all[i / 8][i % 8];
-            meet_in_cluster();
-            SharedSums<Pairs<Problem>, Tuning, sixteens> share;
-            share.gather(mine, at);
-            meet_in_cluster();
-            store_sums<Problem, Tuning>(share.sums, share.first, prepared, bias, y, batch, outputs, tile, pair, t, 1);
+            store_sums_of_cluster<Problem, Tuning>(all, rings, prepared, bias, y, batch, outputs, tile, pair, t, 1);
         }
     }
 }
@@ -226,8 +217,8 @@ template <class Problem, class Tuning, class Source>
 __device__ __forceinline__ void tensor_winograd(const Source& x, const float* prepared, const float* bias, float* y,
                                                 long long batch) {
     static_assert(Problem::nhwc && Phase<Problem>::whole, "outputs are those of whole images, channels last");
-    static_assert(Problem::s == 3 && Problem::stride_h == 1 && Problem::stride_w == 1 && Problem::dilation_w == 1,
-                  "filters are 3 wide and move pixel by pixel");
+    static_assert(Problem::s >= 3 && Problem::stride_h == 1 && Problem::stride_w == 1 && Problem::dilation_w == 1,
+                  "filters are 3 wide or wider and move pixel by pixel");
     const TensorRings<Pairs<Problem>, Tuning> rings;
     const TensorTiles<Pairs<Problem>, Tuning> tiles(batch);
     if (threadIdx.x == 0) rings.init();

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -54,7 +55,8 @@ def warm_up(
     found = _Recorder(active, index)
     with _no_autocast_cache(), FakeTensorMode(allow_non_fake_inputs=True) as fake, found:
         inputs = [_stand_in(fake, each) if isinstance(each, torch.Tensor) else each for each in given]
-        outputs = model(*inputs)
+        with _alone(model) as local:
+            outputs = local(*inputs)
         if model.training if backward is None else backward:
             _differentiate(model, outputs)
     # A takeover allows gradients of filters a workspace, with which other kernels are chosen.
@@ -79,6 +81,21 @@ def _no_autocast_cache() -> Iterator[None]:
         yield
     finally:
         torch.set_autocast_cache_enabled(before)
+
+
+@contextmanager
+def _alone(model: torch.nn.Module) -> Iterator[torch.nn.Module]:
+    """The model of this process: what would speak with other processes must not, since tensors have no values."""
+    if isinstance(model, torch.nn.parallel.DistributedDataParallel):
+        model = model.module
+    shared = [each for each in model.modules() if isinstance(each, torch.nn.SyncBatchNorm)]
+    for each in shared:
+        each.forward = partial(torch.nn.BatchNorm2d.forward, each)  # type: ignore[method-assign]
+    try:
+        yield model
+    finally:
+        for each in shared:
+            del each.forward
 
 
 def _index(tensor: Any) -> int | None:

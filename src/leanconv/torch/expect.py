@@ -51,6 +51,8 @@ def pytorch_cycles(problem: ConvProblem, target: Target, tf32: bool) -> float:
             work = products / (peak * reached)
         else:
             products *= ceil_div(problem.group_k, 32) * 32 / problem.group_k
+            if problem.group_c == 3:  # as many as 4 take
+                products *= 4 / 3
             work = products / (lanes * _FP32 * _transformed(problem, channels))
     return max(work, problem.bytes / (share * target.bytes_per_cycle)) + LAUNCH
 
@@ -63,6 +65,8 @@ def _transformed(problem: ConvProblem, channels: int) -> float:
     if problem.op == "wgrad":
         if problem.r * problem.s == 1 or problem.p * problem.q <= 4:
             return 0.5
+        if taps > 2 and problem.p * problem.q <= 16:  # hardly more than border in an FFT's tiles
+            return 1.2
         return float(min(max((channels / 96) ** 0.75, 0.6), 2.4)) * (1.5 if taps > 2 else 1.0)
     if problem.stride != (1, 1) or problem.dilation != (1, 1) or channels < 32:
         return 1.0

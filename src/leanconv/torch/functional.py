@@ -57,7 +57,10 @@ def conv2d(
     [[9.0, 12.0, 9.0], [12.0, 16.0, 12.0], [9.0, 12.0, 9.0]]
     """
     stride, dilation = _pair("stride", stride), _pair("dilation", dilation)
-    sides = _padding(padding, weight.shape[-2:], stride, dilation)
+    if isinstance(padding, str):
+        sides = _padding(padding, weight.shape[-2:], stride, dilation)
+    else:
+        sides = _pair("padding", padding)
     if input.dim() == 3:
         return _conv2d(input.unsqueeze(0), weight, bias, stride, sides, dilation, groups, precision).squeeze(0)
     return _conv2d(input, weight, bias, stride, sides, dilation, groups, precision)
@@ -86,9 +89,10 @@ def conv1d(
         y of shape (n, k, q), or (k, q).
     """
     stride, dilation = (1, *_single("stride", stride)), (1, *_single("dilation", dilation))
-    if not isinstance(padding, str):
-        padding = (0, *_single("padding", padding))
-    sides = _padding(padding, (1, weight.shape[-1]), stride, dilation)
+    if isinstance(padding, str):
+        sides = _padding(padding, (1, weight.shape[-1]), stride, dilation)
+    else:
+        sides = (0, *_single("padding", padding))
     x = input.unsqueeze(-2) if input.dim() == 3 else input.unsqueeze(0).unsqueeze(-2)
     y = _conv2d(x, weight.unsqueeze(-2), bias, stride, sides, dilation, groups, precision).squeeze(-2)
     return y if input.dim() == 3 else y.squeeze(0)
@@ -214,10 +218,8 @@ def _single(name: str, value: Any) -> tuple[int]:
     return (value[0],)
 
 
-def _padding(padding: Any, window: Any, stride: tuple[int, int], dilation: tuple[int, int]) -> tuple[int, ...]:
+def _padding(padding: str, window: Any, stride: tuple[int, int], dilation: tuple[int, int]) -> tuple[int, ...]:
     """Two numbers, or four where the ends of an axis differ: top, bottom, left, right."""
-    if not isinstance(padding, str):
-        return _pair("padding", padding)
     if padding == "valid":
         return 0, 0
     if padding != "same":

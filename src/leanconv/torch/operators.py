@@ -21,6 +21,7 @@ from torch.autograd import forward_ad
 
 from leanconv import api
 from leanconv.arrays.memory import lies_channels_last
+from leanconv.torch import ready
 
 _OPTIONS = "int[] stride, int[] padding, int[] dilation, SymInt groups, str precision) -> Tensor"
 _SCHEMAS = {
@@ -34,8 +35,6 @@ for _name, _schema in _SCHEMAS.items():
 _ops = torch.ops.leanconv
 _OPERATORS = _ops.conv2d, _ops.conv2d_input, _ops.conv2d_weight
 
-#: of one precision, and with integers left out: what is differentiated is of floating point
-FLOATS = torch.float32, torch.float16, torch.bfloat16, torch.float64
 _is_compiling = torch.compiler.is_compiling
 _PLAIN_TYPES = torch.Tensor, torch.nn.Parameter
 _dispatch_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
@@ -123,9 +122,13 @@ def conv2d(x: Any, w: Any, bias: Any, *options: Any) -> Any:
     if is_plain(x, w, bias):
         if _transforms() is not None:
             return TransformedConvolution.apply(x, w, bias, options)
-        if _grad_enabled():
+        try:
+            if _grad_enabled():
+                return _apply_convolution(x, w, bias, options)
+            layer = ready.layer(x, w, bias, options)
+            return _run_conv2d(x, w, bias, *options) if layer is None else layer.forward(x, w, bias, None)
+        except TypeError:
             return Convolution.apply(x, w, bias, options)
-        return _run_conv2d(x, w, bias, *options)
     return _ops.conv2d(x, w, bias, *options)
 
 
@@ -168,11 +171,23 @@ class Convolution(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, first: Any, second: Any, third: Any, options: Any) -> Any:
         _set_up_conv2d(ctx, (first, second, third, options), None)
-        return _run_conv2d(first, second, third, *options)
+        layer = ctx.layer = ready.layer(first, second, third, options)
+        if layer is None:
+            return _run_conv2d(first, second, third, *options)
+        return layer.forward(first, second, third, None)
 
     @staticmethod
     def backward(ctx: Any, grad: Any) -> Any:
-        return _conv2d_backward(ctx, grad, _ways())
+        if _grad_enabled() or ctx.layer is None:
+            return _conv2d_backward(ctx, grad, _ways())
+        x, w = ctx.saved_tensors
+        dx, dw = ctx.layer.backward(grad, x, w)
+        return dx, dw, grad.sum((0, 2, 3)) if ctx.needs_input_grad[2] else None, None
+
+
+#: NOTE: `apply` of PyTorch's class, in Python, looks for transforms, which have been ruled out where this is called,
+#: and for tensors that have outlived one. These have no memory, which raises TypeError.
+_apply_convolution = super(torch.autograd.Function, Convolution).apply
 
 
 class InputGradient(torch.autograd.Function):
@@ -215,6 +230,10 @@ class TransformedConvolution(Convolution):
     setup_context = staticmethod(_set_up_conv2d)
 
     @staticmethod
+    def backward(ctx: Any, grad: Any) -> Any:
+        return _conv2d_backward(ctx, grad, _ways())
+
+    @staticmethod
     def vmap(info: Any, axes: Any, first: Any, second: Any, third: Any, options: Any) -> Any:
         return _vmap_conv2d(info, axes, first, second, third, *options, ways=(conv2d, conv2d_input, conv2d_weight))
 
@@ -250,32 +269,24 @@ class TransformedWeight(FilterGradient):
 # The kernels: leanconv's own calls. They must not see that a gradient is wanted, since they compute none
 
 
-def _refuse(x: Any) -> None:
-    if x.dtype not in FLOATS:
-        raise TypeError(
-            f"the input has dtype {x.dtype}; leanconv.torch takes floating-point numbers (leanconv.conv2d takes int8 "
-            "and uint8 too, without gradients)"
-        )
-
-
 def _run_conv2d(
     x: Any, w: Any, bias: Any, stride: Any, padding: Any, dilation: Any, groups: int, precision: Any
 ) -> Any:
-    _refuse(x)
+    ready.refuse(x)
     return api.conv2d(x, w, bias, stride, padding, dilation, groups, precision=precision)
 
 
 def _run_input(
     grad: Any, w: Any, shape: Any, stride: Any, padding: Any, dilation: Any, groups: int, precision: Any
 ) -> Any:
-    _refuse(grad)
+    ready.refuse(grad)
     return api.conv2d_input(grad, w, shape, stride, padding, dilation, groups, precision=precision)
 
 
 def _run_weight(
     x: Any, grad: Any, shape: Any, stride: Any, padding: Any, dilation: Any, groups: int, precision: Any
 ) -> Any:
-    _refuse(x)
+    ready.refuse(x)
     return api.conv2d_weight(x, grad, shape, stride, padding, dilation, groups, precision=precision)
 
 

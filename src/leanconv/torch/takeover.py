@@ -50,6 +50,8 @@ from leanconv.torch.report import Line, Report
 _KEY = "CUDA"
 #: leanconv takes a call if its predicted time is below this part of what PyTorch is expected to take
 _MARGIN = 0.95
+#: For gradients of large filters there is nothing to lose: cuDNN's FFT takes 281 MB for 256 filters of 5 x 5.
+_MARGIN_FFT, _LARGE = 1.0, 16
 #: Bytes that a gradient of filters may take while it runs, where LEANCONV_WORKSPACE_LIMIT says nothing: with them it is
 #: 1.3 times as fast on suite opencnn in NHWC (H200).
 _WEIGHT_WORKSPACE = 32 << 20
@@ -250,7 +252,8 @@ class Takeover:
         why = f"{name} is expected to take {share:.2f} of the time of PyTorch" + " in TF32" * tf32
         if math.isinf(share):
             why = f"nobody knows how long {name} takes"
-        return name if share < _MARGIN else "", why
+        margin = _MARGIN_FFT if problem.op == "wgrad" and problem.r * problem.s > _LARGE else _MARGIN
+        return name if share < margin else "", why
 
     def _describe(
         self, op: Operation, options: Options, first: Any, second: Any, bias: Any, problem: ConvProblem

@@ -107,8 +107,9 @@ struct Matrix {
     unsigned long long descriptor;
     int transposed;
 };
+enum class Factors { float16, bfloat16, tf32 };
 // `a` is null where `a_matrix` counts.
-void wgmma(bool bfloat16, float* sums, int count, const unsigned* a, Matrix a_matrix, Matrix b_matrix, bool add, Site site);
+void wgmma(Factors factors, float* sums, int count, const unsigned* a, Matrix a_matrix, Matrix b_matrix, bool add, Site site);
 void wgmma_commit_group();
 void wgmma_wait_group(int pending, const Registers* named, Site site);
 unsigned long long matrix_descriptor(const void* start, int leading, int stride, int swizzle, Site site);

@@ -5,7 +5,11 @@
 //   states of filters  t0 = g0        t1 = (g0 + g1 + g2)/2   t2 = (g0 - g1 + g2)/2   t3 = g2
 //   outputs            y0 = s0 t0 + s1 t1 + s2 t2             y1 = s1 t1 - s2 t2 - s3 t3
 //
-// Sums over channels and filter rows stay apart for each state until the end. Two warpgroups share the pairs of a tile: the
+// A wider filter row is a sum of segments of three columns, each like one more filter row whose pixels begin further right.
+// The last ends where the row does; what it has of the one before are zeros. So no product of an output has a pixel that
+// its window does not hold.
+//
+// Sums over channels, filter rows and segments stay apart for each state until the end. Two warpgroups share the pairs of a tile: the
 // first has states 0 and 1, the second states 3 and 2, in this order. The second state of each takes two neighbours of
 // which its first has one, so that three pixels make both; and at the end each sends the sums of its second.
 #pragma once
@@ -18,6 +22,10 @@ template <class Tuning> __host__ __device__ constexpr int states_of(...) { retur
 
 // Warpgroups that share a tile's pixels, each with some of the states.
 __host__ __device__ constexpr int sharers_of(int states) { return states > 1 ? 2 : 1; }
+
+// Segments of a filter row of s columns, and the column that one begins with.
+__host__ __device__ constexpr int segments_of(int s) { return (s + 2) / 3; }
+__host__ __device__ constexpr int segment_begin(int segment, int s) { return 3 * segment < s - 3 ? 3 * segment : s - 3; }
 
 // State `own` of warpgroup `sharer`.
 __host__ __device__ constexpr int state_of(int sharer, int own) { return sharer == 0 ? own : 3 - own; }

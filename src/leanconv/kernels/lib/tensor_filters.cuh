@@ -9,8 +9,9 @@
 //   factors: what pixels are multiplied by, in the order of the reduction
 //   parts: the largest finite magnitude of each channel in some filters, which the first launch leaves to the second
 //   fragments [groups][tiles][stages][chunks]: 64 elements of `chunk` filters, hi and, with three products, lo behind it
-// Where Tuning has `states`, the rows of the filters are transformed for F(2, states - 1) on the way, each into as many
-// states; a tap is a row then, and fragments are those [groups][tiles][stages][states * chunks] (lib/pair_states.cuh).
+// Where Tuning has `states`, the rows of the filters are transformed for F(2, 3) on the way, each segment of three columns
+// into four states; a tap is a segment then, and fragments are those [groups][tiles][stages][states * chunks]
+// (lib/pair_states.cuh).
 #pragma once
 
 #include <lib/element.cuh>
@@ -25,8 +26,9 @@ namespace leanconv {
 template <class Problem, class Tuning>
 struct TensorFilters {
     static constexpr int states = states_of<Tuning>(nullptr);
-    static constexpr int weights = Problem::r * (states > 1 ? states - 1 : Problem::s);
-    static constexpr int taps = states > 1 ? Problem::r : weights;
+    static_assert(states == 1 || (states == 4 && Problem::s >= 3), "the states are those of F(2, 3)");
+    static constexpr int weights = Problem::r * Problem::s;
+    static constexpr int of_row = states > 1 ? segments_of(Problem::s) : Problem::s, taps = Problem::r * of_row;
     static constexpr int piece = Tuning::piece, pieces = split_depth / piece, of_tap = ceil_div(Problem::group_c, piece);
     static_assert(split_depth % piece == 0, "a stage has whole pieces");
     static constexpr int stages = ceil_div(taps * of_tap, pieces);
@@ -149,15 +151,17 @@ struct FilterElements {
         if constexpr (copied) return copy[at(c, weight)];
         else return k < Problem::group_k ? w[F::source(group, k, c, weight)] : 0.0f;
     }
-    // Element c, tap, or its state.
+    // Element c, tap, or the state of a segment.
     __device__ __forceinline__ float state(int c, int tap, int state) const {
         if constexpr (F::states == 1) {
             return (*this)(c, tap);
         } else {
-            float row[F::states - 1];
+            const int segment = tap % F::of_row, begin = segment_begin(segment, Problem::s);
+            float columns[3];
 #pragma unroll
-            for (int s = 0; s < F::states - 1; ++s) row[s] = (*this)(c, tap * (F::states - 1) + s);
-            return filter_state(row, state);
+            for (int s = 0; s < 3; ++s)
+                columns[s] = begin + s < 3 * segment ? 0.0f : (*this)(c, tap / F::of_row * Problem::s + begin + s);
+            return filter_state(columns, state);
         }
     }
 };

@@ -1,8 +1,8 @@
-// From the sums of a warpgroup to an output of 16 bits in NHWC: bias, activation, the one rounding, and stores of 16 bytes.
+// From the sums of a warpgroup to an output in NHWC: bias, activation, and stores.
 //
-// A thread holds pairs of neighbouring filters of two pixels in eight, which would be stores of 4 bytes. Each warp turns them
+// Of 16 bits: the one rounding, and stores of 16 bytes. A thread holds pairs of neighbouring filters of two pixels in eight, which would be stores of 4 bytes. Each warp turns them
 // around in shared memory of its own, 16 pixels by `width` filters at a time: so a row of the output is stored in whole lines,
-// wherever its pixel lies.
+// wherever its pixel lies. Of float32: pairs as they are, 8 bytes; four lanes fill a sector of 32.
 #pragma once
 
 #include <lib/epilogue.cuh>
@@ -120,6 +120,47 @@ struct NarrowOutput {
                 if (place[i].count == 0 || unit_k >= Problem::group_k) continue;
                 store_unit(y + place[i].offset * Problem::k + group * Problem::group_k + unit_k,
                            unit_at(shared, at / units, at % units), Problem::group_k - unit_k);
+            }
+        }
+    }
+};
+
+// The same of float32, which needs no shared memory.
+template <class Problem, int filters>
+struct PairOutput {
+    static constexpr int bytes_of_warp = 0;
+    static constexpr bool vectors = Problem::k % 2 == 0 && Problem::group_k % 2 == 0;
+    static_assert(Problem::nhwc && sizeof(typename Problem::result) == 4, "filters of float32 lie side by side");
+
+    template <class Tiles, int count>
+    static __device__ __forceinline__ void store(const float (&sums)[count], unsigned char*, const float* bias, float* y,
+                                                 const Tiles& tiles, Offset<Problem> first_pixel, int group, int first_k,
+                                                 int lane) {
+        const int g = lane / 4, t = lane % 4;
+        const Place places[2] = {tiles.numbers.place(first_pixel + g), tiles.numbers.place(first_pixel + g + 8)};
+#pragma unroll
+        for (int j = 0; j < count / 4; ++j) {
+            const int k = first_k + 8 * j + 2 * t, filter = group * Problem::group_k + k;
+            float b[2] = {};
+            if constexpr (Problem::bias) {
+#pragma unroll
+                for (int i = 0; i < 2; ++i) b[i] = k + i < Problem::group_k ? bias[filter + i] : 0.0f;
+            }
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                if (places[half].count == 0) continue;
+                float* const to = y + places[half].offset * Problem::k + filter;
+                float v[2];
+#pragma unroll
+                for (int i = 0; i < 2; ++i)
+                    v[i] = finish<Problem>(sums[4 * j + 2 * half + i], b[i], held_by<Problem>(to + i, k + i < Problem::group_k));
+                if constexpr (vectors) {
+                    if (k < Problem::group_k) store_unit(to, v);
+                } else {
+#pragma unroll
+                    for (int i = 0; i < 2; ++i)
+                        if (k + i < Problem::group_k) to[i] = v[i];
+                }
             }
         }
     }

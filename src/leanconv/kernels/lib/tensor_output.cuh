@@ -3,6 +3,7 @@
 #pragma once
 
 #include <lib/epilogue.cuh>
+#include <lib/ptx/barrier.cuh>
 #include <lib/ptx/cluster.cuh>
 #include <lib/ptx/load.cuh>
 #include <lib/tensor_rings.cuh>
@@ -70,11 +71,11 @@ __device__ __forceinline__ const float (&in_sixteens(const float (&sums)[chunks]
 
 // The sixteens of a thread's tile that this block of a cluster stores, summed over its blocks in the order of their ranks.
 // The rings, which nobody needs any more, take the sums of all consumers.
-template <class Problem, class Tuning, int all>
+template <class Rings, class Tuning, int all>
 struct SharedSums {
     static_assert(all % Tuning::split == 0, "the blocks of a cluster share a thread's filters evenly");
     static constexpr int sixteens = all / Tuning::split, threads = 128 * Tuning::warpgroups;
-    static_assert(all * 8 * threads * 4 <= TensorRings<Problem, Tuning>::bytes, "the rings take the sums of a tile");
+    static_assert(all * 8 * threads * 4 <= Rings::bytes, "the rings take the sums of a tile");
     float sums[sixteens][8];
     int first;
 
@@ -92,6 +93,24 @@ struct SharedSums {
             }
     }
 };
+
+// All consumers' stores of a tile whose reduction the blocks of a cluster have shared; its producers meet them twice.
+template <class Problem, class Tuning, int sixteens, class Rings, class Tiles>
+__device__ __forceinline__ void store_sums_of_cluster(const float (&sums)[sixteens][8], const Rings& rings,
+                                                      const float* prepared, const float* bias, float* y,
+                                                      long long batch, const Tiles& tiles, Offset<Problem> tile, int row,
+                                                      int t, int apart = 8) {
+    float* const mine = reinterpret_cast<float*>(rings.base);
+    const int at = threadIdx.x;
+    barrier_sync(15, 128 * Tuning::warpgroups);  // the stages of this block have been read
+#pragma unroll
+    for (int i = 0; i < sixteens * 8; ++i) mine[i * 128 * Tuning::warpgroups + at] = sums[i / 8][i % 8];
+    meet_in_cluster();
+    SharedSums<Rings, Tuning, sixteens> share;
+    share.gather(mine, at);
+    meet_in_cluster();
+    store_sums<Problem, Tuning>(share.sums, share.first, prepared, bias, y, batch, tiles, tile, row, t, apart);
+}
 #endif
 
 }  // namespace leanconv

@@ -62,9 +62,11 @@ struct RowCopies {
         w = from.q * Problem::stride_w - Problem::pad_left;
     }
     __device__ __forceinline__ void half(unsigned char* to, const TensorMap& x, Mbarrier* full, int tap, int c) const {
-        cp_async_bulk_tensor_im2col_shared_global(
-            to, x, full, first_c + c, w, h, n, static_cast<unsigned short>(tap % Problem::s * Problem::dilation_w),
-            static_cast<unsigned short>(tap / Problem::s * Problem::dilation_h));
+        const int of_row = tap % F::of_row;
+        const int right = F::states > 1 ? segment_begin(of_row, Problem::s) : of_row * Problem::dilation_w;
+        const int down = tap / F::of_row * Problem::dilation_h;
+        cp_async_bulk_tensor_im2col_shared_global(to, x, full, first_c + c, w, h, n, static_cast<unsigned short>(right),
+                                                  static_cast<unsigned short>(down));
     }
 };
 

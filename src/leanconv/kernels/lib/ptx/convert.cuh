@@ -39,4 +39,11 @@ __device__ __forceinline__ unsigned cvt_rn_bf16x2_f32(float first, float second)
     return bits;
 }
 
+// cvt.rn.tf32.f32: float32 of 10 digits, to the nearest, of two the even one; on sm_90 and later.
+__device__ __forceinline__ unsigned cvt_rn_tf32_f32(float value) {
+    unsigned bits;
+    asm("cvt.rn.tf32.f32 %0, %1;\n" : "=r"(bits) : "f"(value));
+    return bits;
+}
+
 }  // namespace leanconv

@@ -43,4 +43,10 @@ inline unsigned cvt_rn_bf16x2_f32(float first, float second) {
     return cvt_rn_bf16_f32(first) | static_cast<unsigned>(cvt_rn_bf16_f32(second)) << 16;
 }
 
+inline unsigned cvt_rn_tf32_f32(float value) {
+    const unsigned bits = emulator::bit_cast<unsigned>(value);
+    if ((bits & 0x7fffffff) > 0x7f800000) return 0x7fffffff;
+    return (bits + 0xfff + (bits >> 13 & 1)) & ~0x1fffu;
+}
+
 }  // namespace leanconv
