@@ -53,7 +53,7 @@ def as_seen(problem: ConvProblem, factors: np.ndarray) -> np.ndarray:
 
 def drawn(kind: str, problem: ConvProblem = LAYER) -> tuple[np.ndarray, np.ndarray]:
     """x and dy in NHWC. In channels-apart and filters-apart each channel, or filter, has a scale of its own; in
-    images-apart each image, dy's the other way round; in opposed each pixel. In unseen x is largest where dy is zero."""
+    images-apart each image, dy's the other way round; in opposed each pixel. In unseen x is largest where dy is 0."""
     random = np.random.default_rng(5)
     shape = problem.operands[1].shape
     x, dy = random.standard_normal(problem.x_shape), random.standard_normal(shape)

@@ -22,9 +22,7 @@ namespace leanconv {
 
 // The biased exponent of h for a largest magnitude b: h^2 <= b < 4 h^2. 0 stands for no dy at all.
 __device__ __forceinline__ unsigned root_code(float largest) {
-    const bool small = largest < 1e-30f;
-    const unsigned biased = biased_exponent(small ? largest * power_of_two(127 + 64) : largest);
-    return largest > 0 ? (biased + (small ? 127 - 64 : 127)) / 2 : 0;
+    return largest > 0 ? static_cast<unsigned>(whole_exponent(largest) + 127) / 2 : 0;
 }
 constexpr unsigned infinite_code = (255 + 127) / 2;
 
