@@ -103,8 +103,8 @@ TILES: dict[Tile, tuple[bool, float, float]] = {
 #: copies alone bring x and dy. NOTE: threads that do not multiply give registers away, so they have fewer than at the
 #: launch, which are 65536 over the block's threads.
 REGISTERS = {
-    (1, 1, True): (208, 160, 88), (1, 2, True): (208, 160, 88), (2, 1, True): (192, 104, 24),
-    (2, 2, True): (200, 88, 24), (2, 3, True): (208, 72, 24), (3, 1, True): (128, 64, 32),
+    (1, 1, True): (208, 160, 88), (1, 2, True): (208, 160, 88), (2, 1, True): (192, 88, 40),
+    (2, 2, True): (200, 72, 40), (2, 3, True): (200, 72, 40), (3, 1, True): (120, 72, 48),
     (1, 1, False): (208, 160, 88), (1, 2, False): (208, 160, 88), (2, 1, False): (176, 104, 56),
     (2, 2, False): (184, 96, 48), (2, 3, False): (200, 64, 48), (3, 1, False): (120, 72, 48),
 }  # fmt: skip

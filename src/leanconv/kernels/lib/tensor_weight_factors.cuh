@@ -38,11 +38,18 @@ __device__ __forceinline__ float largest_of_half(const unsigned char* dy, int ch
         constexpr bool foreign = Problem::groups > 1 && Problem::group_k % WeightTiles<Problem, Tuning>::chunk != 0;
         const int left = Problem::group_k - tile.first_filter - chunk * WeightTiles<Problem, Tuning>::chunk - half * 32;
         const unsigned char* const row = dy + half * Rings::piece_bytes + pixel * 128;
-#pragma unroll 4
-        for (int i = 0; i < 8; ++i) {
-            const float4 four = *reinterpret_cast<const float4*>(row + (i ^ pixel % 8) * 16);
-            const float most = fmaxf(fmaxf(magnitude(four.x), magnitude(four.y)), fmaxf(magnitude(four.z), magnitude(four.w)));
-            if (!foreign || 4 * i < left) largest = fmaxf(largest, most);
+        // NOTE: four loads under way at a time: one by one, as few registers make them, they took longer than all the rest.
+#pragma unroll
+        for (int i = 0; i < 8; i += 4) {
+            unsigned four[4][4];
+#pragma unroll
+            for (int j = 0; j < 4; ++j) ld_shared_v4_u32(four[j], row + (i + j ^ pixel % 8) * 16);
+#pragma unroll
+            for (int j = 0; j < 4; ++j) {
+                const auto value = [&](int filter) { return magnitude(__uint_as_float(four[j][filter])); };
+                const float most = fmaxf(fmaxf(value(0), value(1)), fmaxf(value(2), value(3)));
+                if (!foreign || 4 * (i + j) < left) largest = fmaxf(largest, most);
+            }
         }
     } else {
         // NOTE: four filters further on a column lies 16 banks further on: the halves of a warp meet each bank once.
