@@ -25,9 +25,9 @@ def parts(name: str, algorithm: str, text: str, by: str, how: str, *cases: str) 
 WEIGHT: tuple[Break, ...] = (
     tensor(
         "x is free before it has been read",
-        "            weights.load(rings.x(x_place.stage), row, t);",
+        "            weights.load(rings.x(x_place.stage), factors, row, t);",
         "            if (lane == 0) mbarrier_arrive(rings.x_free(x_place.stage));\n"
-        "            weights.load(rings.x(x_place.stage), row, t);",
+        "            weights.load(rings.x(x_place.stage), factors, row, t);",
         RULE + "|" + RACE,
         "many-pixels-nhwc",
         split=1,
@@ -51,8 +51,8 @@ WEIGHT: tuple[Break, ...] = (
     ),
     tensor(
         "products do not see what threads have stored",
-        "        fence_proxy_async();\n        __syncwarp();",
-        "        __syncwarp();",
+        "            fence_proxy_async();\n            __syncwarp();",
+        "            __syncwarp();",
         RULE,
         "same-nhwc",
     ),

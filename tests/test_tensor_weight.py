@@ -106,7 +106,7 @@ def test_pixels_together_are_split_as_well() -> None:
         ("filters-apart", "down[j / 2 % 2] * four[j / 4 * 2 + j % 2]", "down[j / 2 % 2] * four[0]"),
         ("normal", "return cvt_rn_f16x2_f32(fmaf(a, up_a, -first), fmaf(b, up_b, -second));", "return 0u;"),
         ("opposed", "+ least_apart < most", "+ 255 < most"),
-        ("unseen", "(small ? 127 - 64 : 127)) / 2 : 0", "(small ? 127 - 64 : 127)) / 2 : 127"),
+        ("unseen", "whole_exponent(largest) + 127) / 2 : 0", "whole_exponent(largest) + 127) / 2 : 127"),
     ],
 )
 def test_errors_of_broken_scales_show(kind: str, text: str, by: str, tmp_path: Path) -> None:

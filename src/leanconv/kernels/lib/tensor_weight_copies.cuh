@@ -199,13 +199,7 @@ __device__ __forceinline__ void copy_operands(const X& x, const DY& dy, long lon
 #pragma unroll 1
         for (int stage = range.first; stage < range.end; ++stage, x_place.advance()) {
             const StagePixels<Problem> pixels(stage, thread % 32, batch);
-            mbarrier_wait_parity(rings.x_free(x_place.stage), x_place.parity ^ 1);
-            if constexpr (Tuning::x_rows) {
-                if (thread == 0) copy_x_rows(x, batch, tile, rings, stage, x_place.stage);
-            } else {
-                copy_x_columns(x, batch, tile, pixels, rings.x(x_place.stage), thread);
-                landing.commit(rings.x_full(x_place.stage), thread);
-            }
+            // NOTE: dy first: x is converted when the factors of its pixels have been found.
 #pragma unroll 1
             for (int chunk = 0; chunk < Tuning::chunks; ++chunk, dy_place.advance()) {
                 mbarrier_wait_parity(rings.dy_free(dy_place.stage), dy_place.parity ^ 1);
@@ -215,6 +209,13 @@ __device__ __forceinline__ void copy_operands(const X& x, const DY& dy, long lon
                     copy_dy_columns(dy, batch, tile, pixels, stage, chunk, rings.dy(dy_place.stage), thread);
                     landing.commit(rings.dy_full(dy_place.stage), thread);
                 }
+            }
+            mbarrier_wait_parity(rings.x_free(x_place.stage), x_place.parity ^ 1);
+            if constexpr (Tuning::x_rows) {
+                if (thread == 0) copy_x_rows(x, batch, tile, rings, stage, x_place.stage);
+            } else {
+                copy_x_columns(x, batch, tile, pixels, rings.x(x_place.stage), thread);
+                landing.commit(rings.x_full(x_place.stage), thread);
             }
         }
         landing.finish(thread);

@@ -175,6 +175,7 @@ __device__ __forceinline__ void split_dy(const WeightTiles<Problem, Tuning>& til
         const PixelFactors<Problem, Tuning> factors(rings, code_place);
 #pragma unroll 1
         for (int chunk = 0; chunk < Tuning::chunks; ++chunk) {
+            mbarrier_wait_parity(rings.dy_full(dy_place.stage), dy_place.parity);
             values.load(rings.dy(dy_place.stage));
             if (factors.apart) values.divide(factors);
             mbarrier_wait_parity(rings.split_free(split_place.stage), split_place.parity ^ 1);
