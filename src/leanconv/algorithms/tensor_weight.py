@@ -57,11 +57,12 @@ class TensorWeightConfig(Config):
     producer_registers: int
     split: int = 1
     parts: int = 1
+    converters: int = 1
 
     @property
     def threads(self) -> int:
-        """Threads of a block: the consumers, a warpgroup that converts and one that copies."""
-        return 128 * (self.warpgroups + 2)
+        """Threads of a block: the consumers, one or two warpgroups that convert and one that copies."""
+        return 128 * (self.warpgroups + self.converters + 1)
 
     @property
     def rows(self) -> int:

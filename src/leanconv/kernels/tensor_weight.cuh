@@ -234,7 +234,7 @@ __device__ __forceinline__ void sum_weights(float* dw, const WeightTiles<Problem
 template <class Problem, class Tuning, class X, class DY>
 __device__ __forceinline__ void tensor_weight(const X& x, const DY& dy, float* dw, long long batch) {
     using Tiles = WeightTiles<Problem, Tuning>;
-    static_assert(Tuning::converter_registers <= 65536 / (128 * (Tuning::warpgroups + 2)) / 8 * 8,
+    static_assert(Tuning::converter_registers <= 65536 / (128 * (Tuning::warpgroups + Tuning::converters + 1)) / 8 * 8,
                   "setmaxnreg.dec is no legal instruction for more registers than a thread has");
     const WeightRings<Problem, Tuning> rings;
     const int number = static_cast<int>(blockIdx.x) / Tuning::split, part = number / Tiles::count;
@@ -249,9 +249,9 @@ __device__ __forceinline__ void tensor_weight(const X& x, const DY& dy, float* d
         sum_weights<Problem, Tuning>(dw + part * weights, tile, rings, range, warpgroup);
         return;
     }
-    if (warpgroup == Tuning::warpgroups) {
+    if (warpgroup < Tuning::warpgroups + Tuning::converters) {
         set_registers_down<Tuning::converter_registers>();
-        split_dy<Problem, Tuning>(tile, rings, range, thread);
+        split_dy<Problem, Tuning>(tile, rings, range, warpgroup - Tuning::warpgroups, thread);
     } else {
         set_registers_down<Tuning::producer_registers>();
         copy_operands<Problem, Tuning>(x, dy, batch, tile, rings, range, thread);

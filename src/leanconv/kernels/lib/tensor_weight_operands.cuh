@@ -157,24 +157,31 @@ __device__ __forceinline__ auto split_operand(const unsigned char* split) {
 template <class Tuning>
 constexpr int split_step = Tuning::dy_rows ? 2048 : 32;
 
-// The converters: 128 threads.
+// The converters: warpgroups of 128 threads, each with every so manieth chunk.
 template <class Problem, class Tuning>
 __device__ __forceinline__ void split_dy(const WeightTiles<Problem, Tuning>& tile, const WeightRings<Problem, Tuning>& rings,
-                                         const PartRange<Problem, Tuning>& range, int thread) {
+                                         const PartRange<Problem, Tuning>& range, int warpgroup, int thread) {
     using Rings = WeightRings<Problem, Tuning>;
     static_assert(Tuning::dy_stages > Tuning::chunks, "all chunks of a stage are looked at before the first is converted, and "
                                                       "lanes report a copy when the next is under way");
+    static_assert(Tuning::converters == 1 || Rings::idle, "one warpgroup finds the factors of pixels where it converts them");
     RingPlace<Tuning::dy_stages> dy_place;
     RingPlace<Tuning::split_stages> split_place;
     RingPlace<Rings::code_stages> code_place;
     using Split = typename Select<Tuning::dy_rows, SplitRows<Problem, Tuning>, SplitColumns<Problem, Tuning>>::type;
     Split values(thread);
+    int turn = 0;
 #pragma unroll 1
     for (int stage = range.first; stage < range.end; ++stage, code_place.advance()) {
         if constexpr (!Rings::idle) find_codes(rings, tile, dy_place, code_place.stage, thread);
         const PixelFactors<Problem, Tuning> factors(rings, code_place);
 #pragma unroll 1
-        for (int chunk = 0; chunk < Tuning::chunks; ++chunk) {
+        for (int chunk = 0; chunk < Tuning::chunks; ++chunk, dy_place.advance(), split_place.advance()) {
+            if (Tuning::converters > 1 && turn != warpgroup) {
+                turn = turn + 1 == Tuning::converters ? 0 : turn + 1;
+                continue;
+            }
+            turn = turn + 1 == Tuning::converters ? 0 : turn + 1;
             mbarrier_wait_parity(rings.dy_full(dy_place.stage), dy_place.parity);
             values.load(rings.dy(dy_place.stage));
             if (factors.apart) values.divide(factors);
@@ -187,8 +194,6 @@ __device__ __forceinline__ void split_dy(const WeightTiles<Problem, Tuning>& til
                 // NOTE: after the stores that the loaded values went into, which an arrival does not pass.
                 mbarrier_arrive(rings.dy_free(dy_place.stage));
             }
-            dy_place.advance();
-            split_place.advance();
         }
     }
 }
