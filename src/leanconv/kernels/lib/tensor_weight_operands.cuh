@@ -164,7 +164,6 @@ __device__ __forceinline__ void split_dy(const WeightTiles<Problem, Tuning>& til
     using Rings = WeightRings<Problem, Tuning>;
     static_assert(Tuning::dy_stages > Tuning::chunks, "all chunks of a stage are looked at before the first is converted, and "
                                                       "lanes report a copy when the next is under way");
-    static_assert(Tuning::converters == 1 || Rings::idle, "one warpgroup finds the factors of pixels where it converts them");
     RingPlace<Tuning::dy_stages> dy_place;
     RingPlace<Tuning::split_stages> split_place;
     RingPlace<Rings::code_stages> code_place;
@@ -173,7 +172,8 @@ __device__ __forceinline__ void split_dy(const WeightTiles<Problem, Tuning>& til
     int turn = 0;
 #pragma unroll 1
     for (int stage = range.first; stage < range.end; ++stage, code_place.advance()) {
-        if constexpr (!Rings::idle) find_codes(rings, tile, dy_place, code_place.stage, thread);
+        if (!Rings::idle && stage % Tuning::converters == warpgroup)
+            find_codes(rings, tile, dy_place, code_place.stage, thread);
         const PixelFactors<Problem, Tuning> factors(rings, code_place);
 #pragma unroll 1
         for (int chunk = 0; chunk < Tuning::chunks; ++chunk, dy_place.advance(), split_place.advance()) {
