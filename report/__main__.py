@@ -62,12 +62,35 @@ def first_calls(results: Records = RESULTS, revision: options.Revision = None) -
     print(measure(results, revision))
 
 
+@app.command("batch-invariance")
+def batch_invariance(results: Records = RESULTS, revision: options.Revision = None) -> None:
+    """Measure what batch_invariant=True costs on this machine's GPU, and compare the bits of images in many batches."""
+    from report.batches import measure
+
+    print(measure(results, revision))
+
+
 @app.command("bank-width")
 def bank_width(results: Records = RESULTS, revision: options.Revision = None) -> None:
     """Measure what reading shared memory in units of a bank's width is worth for each element type, on a GPU."""
     from report.bank_width import measure
 
     print(measure(results, revision))
+
+
+@app.command()
+def refit(
+    results: Records = RESULTS,
+    tables: Annotated[
+        Path | None, typer.Option("--tables", help="Folder of the tables; by default the shipped.")
+    ] = None,
+) -> None:
+    """Fit the cost models to tables of tuned problems, without a GPU; a page says how well they choose then."""
+    from leanconv.tuning.tables import SHIPPED
+    from report.refit import measure
+
+    for path in measure(results, tables or SHIPPED):
+        print(path)
 
 
 @app.command()

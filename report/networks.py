@@ -161,9 +161,10 @@ def table(rows: Sequence[dict[str, Any]]) -> Table:
         theirs, ours = best
         pairs = [f"{theirs[key] / 1000:.2f} / {ours[key] / 1000:.2f}" for key in ("convolutions_us", "eager_us")]
         errors = f"{theirs['error']:.1e} / {ours['error']:.1e}"
-        lines.append([network, str(ours["batch"]), *cells, f"{theirs['us'] / ours['us']:.2f}", *pairs, errors])
+        taken = f"{ours['taken']} of {ours['taken'] + ours['left']}" if "taken" in ours else "–"
+        lines.append([network, str(ours["batch"]), *cells, f"{theirs['us'] / ours['us']:.2f}", *pairs, errors, taken])
     titles = [f"{name}, {layout}" for name in ENGINES.values() for layout in LAYOUTS]
-    return ["network", "batch", *titles, "×", "convolutions alone", "without graphs", "error"], lines
+    return ["network", "batch", *titles, "×", "convolutions alone", "without graphs", "error", "taken"], lines
 
 
 def section(paths: Sequence[Path]) -> str:
@@ -175,7 +176,7 @@ def section(paths: Sequence[Path]) -> str:
         origin = f"{about['gpu']}, {about['date'][:10]}, {markdown.revision(about, digits=12)}."
         meaning = (
             "Milliseconds of a forward pass. × is PyTorch's time over leanconv's, each in its better layout; the pairs "
-            "to the right are PyTorch / leanconv in these layouts."
+            "to the right are PyTorch / leanconv in these layouts; “taken” is how many layers ran on leanconv."
         )
         parts.append(f"{origin} {meaning}\n\n{markdown.table(table(record['rows']))}")
     return "\n\n".join(parts) if parts else "Not measured yet: `python -m report networks` makes these figures."

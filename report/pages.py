@@ -6,8 +6,9 @@ A document holds blocks such as::
     <!-- /made -->
 
 The words after ``made:`` are what to make, the results file it is made of (``im2win``, ``im2win-nhwc``,
-``opencnn-relaxed``, ``im2win-ablation``; ``numerics`` for ``errors``, ``first-calls`` for ``waits``, ``networks`` for
-``networks``, ``training`` for ``training``, ``bank-width`` for ``banks``, ``design-space`` for ``configurations`` and
+``opencnn-relaxed``, ``im2win-ablation``; ``numerics`` for ``errors``, ``first-calls`` for ``waits``, ``networks``
+for ``networks``, ``batch-invariance`` for ``batches``, ``training`` for ``training``, ``tuning`` for ``tuning``,
+``bank-width`` for ``banks``, ``design-space`` for ``configurations`` and
 ``landscape``), and settings.
 ``python -m report pages`` writes what belongs between the two lines, for each GPU that has such a file; figures go to
 ``docs/pictures/<gpu>-<file>-<what>.png``. Nothing outside the blocks changes.
@@ -30,7 +31,19 @@ from leanconv.bench.suites import LAYOUTS
 from leanconv.bench.tables import STANDINGS_CELL, about_layouts, standings
 from leanconv.problem import PRECISIONS
 from leanconv.runtime.files import write_text
-from report import bank_width, comparisons, design_space, figures, first_calls, markdown, networks, numerics, training
+from report import (
+    bank_width,
+    batches,
+    comparisons,
+    design_space,
+    figures,
+    first_calls,
+    markdown,
+    networks,
+    numerics,
+    refit,
+    training,
+)
 
 _BLOCK = re.compile(r"(<!-- made: ([^\n]*?) -->\n)(.*?)(<!-- /made -->)", re.DOTALL)
 
@@ -89,8 +102,10 @@ _FIGURES: dict[str, tuple[Callable[[Results, Path], None], str]] = {
 #: Results with rows of their own kind.
 _SECTIONS: dict[str, Callable[[Sequence[Path]], str]] = {
     "waits": first_calls.section,
+    "batches": batches.section,
     "networks": networks.section,
     "configurations": design_space.section,
+    "tuning": refit.section,
 }
 
 

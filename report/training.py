@@ -7,6 +7,7 @@ benchmarks/results/<machine>/training.json.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -47,26 +48,63 @@ def table(rows: Sequence[Row]) -> Table:
         lines.append([
             problem, optimiser, *(f"{row['us'] / 1000:.1f}" if row else "–" for row in (ours, theirs, tf32)),
             f"{theirs['us'] / ours['us']:.2f}", f"{tf32['us'] / ours['us']:.2f}" if tf32 else "–",
-            f"{ours['peak_bytes'] / 2**20:.0f} / {theirs['peak_bytes'] / 2**20:.0f}",
+            *(f"{mebibytes(ours, key)} / {mebibytes(theirs, key)}" for key in ("peak_bytes", "scratch_bytes")),
             f"{ours['loss']:.2g} / {theirs['loss']:.2g}",
         ])  # fmt: skip
-    head = ["network", "optimiser", "leanconv", "PyTorch, strict FP32", "TF32", "×", "× TF32", "MiB", "loss"]
-    return head, lines
+    head = ["network", "optimiser", "leanconv", "PyTorch, strict FP32", "TF32", "×", "× TF32", "MiB", "in passing"]
+    return [*head, "loss"], lines
+
+
+def mebibytes(row: Row, key: str) -> str:
+    return f"{row[key] / 2**20:.0f}" if key in row else "–"
+
+
+def seeds(rows: Sequence[Row]) -> str:
+    """A sentence on the last losses of each training with several seeds, and on those that were run twice."""
+    sentences = []
+    last: dict[tuple[str, str, str], list[float]] = {}
+    for row in rows:
+        if row["gpus"] == 1:
+            key = row["problem"], row["optimiser"], row["engine"]
+            last.setdefault(key, []).append(row["loss"])
+    for (problem, optimiser, engine), losses in last.items():
+        theirs = last.get((problem, optimiser, "torch-fp32-nhwc"), [])
+        if engine == "leanconv" and min(len(losses), len(theirs)) > 1:
+            one, other = (", ".join(f"{loss:.3g}" for loss in sorted(each)) for each in (losses, theirs))
+            sentences.append(f"{problem}, {optimiser}, {len(losses)} seeds: losses {one}; PyTorch's {other}.")
+    twice = [row for row in rows if "repeats" in row]
+    if twice:
+        same = sum(row["repeats"] for row in twice)
+        sentences.append(f"Of {len(twice)} trainings by leanconv that were run twice, {same} gave the same bits again.")
+    return " ".join(sentences)
 
 
 def several(rows: Sequence[Row]) -> str:
-    """A sentence for each training on several GPUs, beside the same on one."""
+    """A sentence for each training on several GPUs: its speed beside one GPU with as many images for each, and its
+    losses beside those of one GPU with as many images in all."""
     sentences = []
     for row in rows:
-        keys = ("problem", "engine", "optimiser", "seed", "steps")
+        if row["gpus"] == 1:
+            continue
+        keys = ("engine", "optimiser", "seed")
         alone = [one for one in rows if one["gpus"] == 1 and all(one[key] == row[key] for key in keys)]
-        if row["gpus"] > 1 and alone:
-            apart = max(abs(a - b) for a, b in zip(row["losses"], alone[0]["losses"], strict=True))
-            sentences.append(
-                f"{row['problem']}, {row['engine']}, on {row['gpus']} GPUs: {row['us'] / 1000:.1f} ms a step, "
-                f"{alone[0]['us'] / row['us']:.2f} times as fast as on one; losses differ by at most {apart:.1g}."
-            )
+        share = [one for one in alone if one["problem"] == of_batch(row["problem"], row["gpus"])]
+        whole = [one for one in alone if one["problem"] == row["problem"] and one["steps"] == row["steps"]]
+        text = f"{row['problem']}, {row['engine']}, {row['optimiser']}, on {row['gpus']} GPUs"
+        text += ", each with its own statistics" if row.get("own_statistics") else ", SyncBatchNorm"
+        text += f": {row['us'] / 1000:.1f} ms a step"
+        if share:
+            text += f", {row['gpus'] * share[0]['us'] / row['us']:.2f} times the images a second of one"
+        if whole and not row.get("own_statistics"):
+            apart = max(abs(a - b) / b for a, b in zip(row["losses"], whole[0]["losses"], strict=True))
+            text += f"; losses differ from those of one GPU by {100 * apart:.1g} % at most"
+        sentences.append(f"{text}.")
     return " ".join(sentences)
+
+
+def of_batch(problem: str, parts: int) -> str:
+    """The name of a problem with a part of its images: "vgg16-b1024-32" is "vgg16-b512-32"."""
+    return re.sub(r"-b(\d+)-", lambda match: f"-b{int(match.group(1)) // parts}-", problem)
 
 
 def draw(record: dict[str, Any], path: Path) -> None:
@@ -102,14 +140,14 @@ def section(paths: Sequence[Path]) -> str:
     parts = []
     for path in paths:
         record = json.loads(path.read_text(encoding="utf-8"))
-        about = record["machine"]
+        about, rows = record["machine"], record["rows"]
         origin = f"{about['gpu']}, {about['date'][:10]}, {markdown.revision(about, digits=12)}."
         meaning = (
             f"Images: {record['images']}. Milliseconds of a step (forward, backward, optimiser), each in the better of "
             "the layouts that were measured; × is PyTorch's time over leanconv's; MiB is the peak besides the images, "
-            "and loss the mean of the last tenth of the steps, leanconv / PyTorch in strict FP32."
+            "“in passing” what of it one convolution takes at most besides its result, and loss the mean of the last "
+            "tenth of the steps, leanconv / PyTorch in strict FP32."
         )
-        parts.append("\n\n".join(filter(None, (
-            f"{origin} {meaning}", markdown.table(table(record["rows"])), several(record["rows"]))
-        )))  # fmt: skip
+        texts = f"{origin} {meaning}", markdown.table(table(rows)), seeds(rows), several(rows)
+        parts.append("\n\n".join(filter(None, texts)))
     return "\n\n".join(parts) if parts else "Not measured yet: `examples/train_cnn.py --json` makes these figures."

@@ -492,10 +492,7 @@ def draw_conv(problem: ConvProblem, kind: str, seed: int = 0) -> dict[str, np.nd
 
 def draw_filter(problem: FilterProblem, kind: str, seed: int = 0) -> tuple[dict[str, np.ndarray], dict[str, float]]:
     """Dense images ``x`` (batch, h, w) and ``w`` (kh, kw), or several, and the scalars ``value`` and ``delta``."""
-    rng = np.random.default_rng(seed)
-    arrays = {
-        "x": draw(rng, (problem.batch, problem.h, problem.w), kind, problem.dtype),
-        "w": draw(rng, problem.w_shape, kind, problem.dtype),
-    }
+    rng, shapes = np.random.default_rng(seed), (problem.x_shape, problem.w_shape)
+    arrays = {name: draw(rng, shape, kind, problem.dtype) for name, shape in zip("xw", shapes, strict=True)}
     scalars = {"value": 3, "delta": -7} if problem.dtype == "int32" else {"value": 1.25, "delta": -0.5}
     return arrays, scalars

@@ -44,9 +44,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(autouse=True, scope="session")
 def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """The user's own compiled kernels are neither read nor written."""
+    """The user's own compiled kernels and tables of tuned problems are neither read nor written."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("LEANCONV_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
+        patch.setenv("LEANCONV_TUNING_DIR", str(tmp_path_factory.mktemp("tables")))
+        patch.delenv("LEANCONV_TUNING", raising=False)
         patch.delenv("LEANCONV_NO_CACHE", raising=False)
         yield
 

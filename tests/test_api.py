@@ -423,7 +423,16 @@ def test_explain_in_every_layout(layout: Layout, rng: np.random.Generator, host_
     for name, reasons in told.others.items():
         declined = any("CHWN" in reason for reason in reasons)
         declines = layout == "CHWN" and name.startswith(
-            ("im2win", "depthwise", "single", "direct_dp4a", "direct_tiled", "tensor_gemm_narrow", "tensor_winograd")
+            (
+                "im2win",
+                "depthwise",
+                "single",
+                "direct_dp4a",
+                "direct_tiled",
+                "tensor_gemm_narrow",
+                "tensor_gemm_tf32",
+                "tensor_winograd",
+            )
         )
         assert declined == declines, (name, reasons)
 

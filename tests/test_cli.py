@@ -363,7 +363,7 @@ def test_version_and_help(run: Any) -> None:
     assert run("--version")[:2] == (0, f"leanconv {leanconv.__version__}\n")
     code, out, _ = run("--help")
     assert code == 0
-    for command in ("doctor", "bench", "filter", "explain", "cache", "demo"):
+    for command in ("doctor", "bench", "filter", "explain", "tune", "cache", "demo"):
         assert command in out
         assert run(command, "--help")[0] == 0
-    assert run("tune")[0] == MISTAKE
+    assert run("sing")[0] == MISTAKE

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -227,6 +232,22 @@ def test_filters_that_cannot_be_told_apart_are_left_alone() -> None:
         net(x)
     why = {line.why for line in taken.report().left}
     assert {"it cannot be told whether these filters are excluded", "excluded"} <= why and taken.report().taken
+
+
+def test_two_gpus_train_as_one(tmp_path: Path) -> None:
+    """With SyncBatchNorm and SGD, whose steps do not magnify rounding as Adam's first ones do."""
+    if torch.cuda.device_count() < 2:
+        pytest.skip("this machine has one GPU")
+    script, path = Path(__file__).resolve().parent.parent / "examples" / "train_cnn.py", tmp_path / "training.json"
+    for launcher in ([], ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]):
+        command = [sys.executable, *launcher, str(script), "resnet18", "--batch", "256", "--steps", "5"]
+        command += ["--optimiser", "sgdm", "--engine", "leanconv", "--json", str(path)]
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, done.stderr
+    one, two = json.loads(path.read_text())["rows"]
+    assert (one["gpus"], two["gpus"]) == (1, 2) and two["taken"] > 50
+    assert two["losses"] == pytest.approx(one["losses"], rel=2e-3)
 
 
 def host_us(call: Any) -> float:

@@ -76,11 +76,11 @@ def test_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytes
     for line in lines:
         words = shlex.split(line, comments=True)[1:]
         seen.add(words[0])
-        slow = words[0] in ("bench", "compile", "demo", "doctor")
+        slow = words[0] in ("bench", "compile", "demo", "doctor", "tune")
         with pytest.raises(SystemExit) as stopped:
             main([*words, "--help"] if slow else words)
         assert not stopped.value.code, (line, capsys.readouterr().err)
-    assert seen == {"doctor", "bench", "filter", "explain", "compile", "cache", "demo"}
+    assert seen == {"doctor", "bench", "filter", "explain", "compile", "tune", "cache", "demo"}
     assert Path("edges.png").exists() and Path("soft.png").exists()
 
 

@@ -58,10 +58,11 @@ def row(engine: str, us: float, error: float) -> dict[str, Any]:
 
 def test_a_network_is_a_line_and_the_better_layouts_are_compared(tmp_path: Path) -> None:
     rows = [row("torch-fp32-nchw", 3000, 2e-7), row("torch-fp32-nhwc", 4000, 3e-7), row("leanconv-nhwc", 1500, 1e-7)]
+    rows[-1] |= {"taken": 3, "left": 1}
     about = {"gpu": "NVIDIA X", "date": "2026-11-22T00:00:00", "git_revision": "abc"}
     (tmp_path / "nvidia-x").mkdir()
     (tmp_path / "nvidia-x" / "networks.json").write_text(json.dumps({"machine": about, "rows": rows}))
     page = fill("<!-- made: networks networks -->\n<!-- /made -->", tmp_path / "page.md", tmp_path, tmp_path)
     assert "NVIDIA X, 2026-11-22, revision abc. Milliseconds" in page
-    assert "| net | 4 | 3.00 | 4.00 | – | 1.50 | 2.00 | 1.50 / 0.75 | 6.00 / 3.00 | 2.0e-07 / 1.0e-07 |" in page
+    assert "| net | 4 | 3.00 | 4.00 | – | 1.50 | 2.00 | 1.50 / 0.75 | 6.00 / 3.00 | 2.0e-07 / 1.0e-07 | 3 of" in page
     assert "python -m report networks" in networks.section([])

@@ -21,7 +21,7 @@ F = torch.nn.functional
 ops = torch.ops.leanconv
 FORMS = torch.contiguous_format, torch.channels_last
 #: stride, padding, dilation, groups, precision
-OPTIONS = (1, 2), (1, 0, 2, 1), (1, 1), 2, "fp32"
+OPTIONS = (1, 2), (1, 0, 2, 1), (1, 1), 2, "fp32", False
 FUNCTIONS = "conv1d", "conv2d", "conv_transpose1d", "conv_transpose2d"
 
 

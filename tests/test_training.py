@@ -92,7 +92,11 @@ def row(engine: str, us: float, **others: Any) -> dict[str, Any]:
 def test_the_page(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     rows = [row("torch-fp32-nchw", 8e4), row("torch-fp32-nhwc", 6e4, loss=0.25), row("leanconv", 2e4)]
-    rows += [row("torch-tf32-nhwc", 1e4), row("leanconv", 1e4, gpus=2, losses=[2.125] * 30)]
+    rows += [row("torch-tf32-nhwc", 1e4), row("leanconv", 3e4, gpus=2, own_statistics=True)]
+    rows += [row("leanconv", 2.5e4, gpus=2, problem="vgg16-b1024-32", losses=[2.04] * 30)]
+    rows += [row("leanconv", 5e4, problem="vgg16-b1024-32"), row("leanconv", 2e4, seed=1, loss=0.375, repeats=True)]
+    rows += [row("torch-fp32-nhwc", 6e4, seed=1, loss=0.75)]
+    rows[2]["scratch_bytes"] = 2**24
     about = {"gpu": "NVIDIA X", "date": "2026-11-22T00:00:00", "git_revision": "abc"}
     (tmp_path / "nvidia-x").mkdir()
     record = {"machine": about, "images": "digits", "rows": rows}
@@ -100,7 +104,10 @@ def test_the_page(tmp_path: Path) -> None:
     block = "<!-- made: training training -->\n<!-- /made -->"
     page = fill(block, tmp_path / "page.md", tmp_path, tmp_path)
     assert "NVIDIA X, 2026-11-22, revision abc. Images: digits." in page and "nvidia-x-training.png" in page
-    assert "| vgg16-b512-32 | adam | 20.0 | 60.0 | 10.0 | 3.00 | 0.50 | 20 / 59 | 0.5 / 0.25 |" in page
-    assert "on 2 GPUs: 10.0 ms a step, 2.00 times as fast as on one; losses differ by at most 0.1." in page
+    assert "| vgg16-b512-32 | adam | 20.0 | 60.0 | 10.0 | 3.00 | 0.50 | 20 / 59 | 16 / – | 0.5 / 0.25 |" in page
+    assert "vgg16-b512-32, adam, 2 seeds: losses 0.375, 0.5; PyTorch's 0.25, 0.75. Of 1 trainings by leanconv" in page
+    assert "on 2 GPUs, each with its own statistics: 30.0 ms a step." in page
+    assert "on 2 GPUs, SyncBatchNorm: 25.0 ms a step, 1.60 times the images a second of one; losses differ" in page
+    assert "from those of one GPU by 2 % at most." in page
     assert (tmp_path / "nvidia-x-training.png").stat().st_size > 1000
     assert "Not measured yet" in fill(block, tmp_path / "page.md", tmp_path / "none", tmp_path)

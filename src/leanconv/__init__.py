@@ -9,6 +9,9 @@ from leanconv.call.weights import PreparedWeights, prepare_weights
 from leanconv.problem import ConvProblem, FilterProblem
 from leanconv.runtime.compile import CompileError
 from leanconv.runtime.driver import CudaError, CudaUnavailableError, OutOfMemoryError
+from leanconv.tuning.record import tuning
+from leanconv.tuning.search import Tuning, WrongResultError, tune
+from leanconv.tuning.tables import TableError
 
 __version__ = "0.1.0"
 
@@ -22,6 +25,9 @@ __all__ = [
     "NoAlgorithmError",
     "OutOfMemoryError",
     "PreparedWeights",
+    "TableError",
+    "Tuning",
+    "WrongResultError",
     "algorithms",
     "compile",
     "conv1d",
@@ -34,4 +40,6 @@ __all__ = [
     "filters",
     "ndimage",
     "prepare_weights",
+    "tune",
+    "tuning",
 ]

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from leanconv.arrays import arrays_of, way_back
-from leanconv.arrays.operands import gather
+from leanconv.arrays.operands import gather, new_bias
 from leanconv.call import arguments, bind, describe
 from leanconv.call.describe import Described
 from leanconv.call.explain import Explanation, explain_call, explain_problem
@@ -44,6 +44,7 @@ def conv2d(
     out: Any = None,
     device: str | None = None,
     workspace_limit: int | None = None,
+    batch_invariant: bool = False,
 ) -> Array:
     """Convolve a batch of images with a bank of filters, as ``torch.nn.functional.conv2d`` does.
 
@@ -79,6 +80,8 @@ def conv2d(
         workspace_limit: bytes of GPU memory that the algorithm may take besides x, w, bias and y, from the allocator
             of x's library: for scratch and for prepared filters. None: what LEANCONV_WORKSPACE_LIMIT says; without
             that, ``"auto"`` takes prepared filters but no scratch, and an algorithm called by name takes what it needs.
+        batch_invariant: an image has the same bits in the result of any batch, alone or among 128. The choice is made
+            for all batches at once, so one may take longer than without (docs/batch-invariance.md).
 
     Returns:
         y of shape (n, k, p, q), of x's library, computed on the caller's current stream; ``out`` if given.
@@ -99,8 +102,9 @@ def conv2d(
     >>> conv2d(x, w, padding=1)[0, 0, 0].tolist()
     [4.0, 6.0, 6.0, 4.0]
     """
+    counts = (stride, padding, dilation, groups, batch_invariant)
     words = (layout, algorithm, precision, activation, device)
-    return _run(describe.conv2d, x, w, bias, out, workspace_limit, (stride, padding, dilation, groups), words)
+    return _run(describe.conv2d, x, w, bias, out, workspace_limit, counts, words)
 
 
 def conv1d(
@@ -119,6 +123,7 @@ def conv1d(
     out: Any = None,
     device: str | None = None,
     workspace_limit: int | None = None,
+    batch_invariant: bool = False,
 ) -> Array:
     """Convolve a batch of signals with a bank of filters, as ``torch.nn.functional.conv1d`` does.
 
@@ -137,7 +142,7 @@ def conv1d(
             (c / groups, s, k) and y (k, q, n). Without a batch there is no n in these. PyTorch tensors keep their
             logical shapes; for them it is the order in memory, by default that of x if that is NCW or NWC. All else as
             in `conv2d`.
-        algorithm, precision, activation, out, device, workspace_limit: as in `conv2d`.
+        algorithm, precision, activation, out, device, workspace_limit, batch_invariant: as in `conv2d`.
 
     Returns:
         y of shape (n, k, q), of x's library, computed on the caller's current stream; ``out`` if given.
@@ -150,8 +155,9 @@ def conv1d(
     >>> conv1d(x, w, padding=(2, 0))[0, 0].tolist()
     [0.0, 1.0, 3.0, 6.0, 9.0]
     """
+    counts = (stride, padding, dilation, groups, batch_invariant)
     words = (layout, algorithm, precision, activation, device)
-    return _run(describe.conv1d, x, w, bias, out, workspace_limit, (stride, padding, dilation, groups), words)
+    return _run(describe.conv1d, x, w, bias, out, workspace_limit, counts, words)
 
 
 def conv2d_input(
@@ -169,6 +175,7 @@ def conv2d_input(
     out: Any = None,
     device: str | None = None,
     workspace_limit: int | None = None,
+    batch_invariant: bool = False,
 ) -> Array:
     """Gradient of `conv2d` with respect to its input, as ``torch.nn.grad.conv2d_input`` computes it.
 
@@ -183,7 +190,7 @@ def conv2d_input(
             (c, h, w, n) with ``"CHWN"``. PyTorch's is always (n, c, h, w). Without n where grad has none.
         stride, padding, dilation, groups: those of the layer, as in `conv2d`.
         layout: as in `conv2d`, of grad, w and dx; for PyTorch tensors by default that of grad, as there that of x.
-        algorithm, precision, out, device, workspace_limit: as in `conv2d`.
+        algorithm, precision, out, device, workspace_limit, batch_invariant: as in `conv2d`.
 
     Returns:
         dx of shape ``input_shape``, of grad's library, computed on the caller's current stream; ``out`` if given.
@@ -198,7 +205,8 @@ def conv2d_input(
     """
     # PyTorch's shapes are tuples of a type of their own
     shape = tuple(input_shape) if isinstance(input_shape, (tuple, list)) else input_shape
-    counts, words = (shape, stride, padding, dilation, groups), (layout, algorithm, precision, device)
+    counts = (shape, stride, padding, dilation, groups, batch_invariant)
+    words = (layout, algorithm, precision, device)
     return _run(describe.conv2d_input, grad, w, None, out, workspace_limit, counts, words, ("grad", "w"))
 
 
@@ -218,6 +226,7 @@ def conv2d_weight(
     device: str | None = None,
     workspace_limit: int | None = None,
     grad_bias: bool = False,
+    batch_invariant: bool = False,
 ) -> Any:
     """Gradient of `conv2d` with respect to its filters, as ``torch.nn.grad.conv2d_weight`` computes it.
 
@@ -233,6 +242,7 @@ def conv2d_weight(
         layout: as in `conv2d`, of x, grad and dw; for PyTorch tensors by default that of x.
         algorithm, precision, out, device, workspace_limit: as in `conv2d`.
         grad_bias: also sum grad over its images and pixels, which is the gradient of the bias.
+        batch_invariant: refused: dw is a sum over the images of a batch, and has no part that is one image's.
 
     Returns:
         dw of shape ``weight_shape``, of x's library, computed on the caller's current stream; ``out`` if given. With
@@ -248,10 +258,10 @@ def conv2d_weight(
     >>> conv2d_weight(x, grad, (1, 1, 1, 3), stride=(1, 2)).ravel().tolist()
     [2.0, 4.0, 6.0]
     """
-    # PyTorch's shapes are tuples of a type of their own
     shape = tuple(weight_shape) if isinstance(weight_shape, (tuple, list)) else weight_shape
-    counts, words = (shape, stride, padding, dilation, groups), (layout, algorithm, precision, device)
-    bias = _new_bias(x, shape, layout) if grad_bias else None
+    counts = (shape, stride, padding, dilation, groups, batch_invariant)
+    words = (layout, algorithm, precision, device)
+    bias = new_bias(x, shape, layout) if grad_bias else None
     dw = _run(describe.conv2d_weight, x, grad, bias, out, workspace_limit, counts, words, ("x", "grad"))
     return (dw, bias) if grad_bias else dw
 
@@ -272,6 +282,7 @@ def conv1d_weight(
     device: str | None = None,
     workspace_limit: int | None = None,
     grad_bias: bool = False,
+    batch_invariant: bool = False,
 ) -> Any:
     """Gradient of `conv1d` with respect to its filters, as ``torch.nn.grad.conv1d_weight`` computes it.
 
@@ -285,7 +296,7 @@ def conv1d_weight(
             (c / groups, s, k) with ``"CWN"``. PyTorch's is always (k, c / groups, s).
         stride, padding, dilation, groups: those of the layer, as in `conv1d`.
         layout: as in `conv1d`, of x, grad and dw; for PyTorch tensors by default that of x.
-        algorithm, precision, out, device, workspace_limit, grad_bias: as in `conv2d_weight`.
+        algorithm, precision, out, device, workspace_limit, grad_bias, batch_invariant: as in `conv2d_weight`.
 
     Returns:
         dw of shape ``weight_shape``, with ``grad_bias`` a tuple, as `conv2d_weight`.
@@ -298,25 +309,12 @@ def conv1d_weight(
     >>> conv1d_weight(x, grad, (1, 1, 3), stride=2, grad_bias=True)[0].ravel().tolist()
     [2.0, 4.0, 6.0]
     """
-    # PyTorch's shapes are tuples of a type of their own
     shape = tuple(weight_shape) if isinstance(weight_shape, (tuple, list)) else weight_shape
-    counts, words = (shape, stride, padding, dilation, groups), (layout, algorithm, precision, device)
-    bias = _new_bias(x, shape, layout) if grad_bias else None
+    counts = (shape, stride, padding, dilation, groups, batch_invariant)
+    words = (layout, algorithm, precision, device)
+    bias = new_bias(x, shape, layout) if grad_bias else None
     dw = _run(describe.conv1d_weight, x, grad, bias, out, workspace_limit, counts, words, ("x", "grad"))
     return (dw, bias) if grad_bias else dw
-
-
-def _new_bias(x: Any, weight_shape: Any, layout: Any) -> Any:
-    """An array beside ``x`` for the gradient of the bias. Where ``weight_shape`` is no shape, describing says so."""
-    arrays = arrays_of(x)
-    if arrays is None:
-        raise TypeError("grad_bias is taken for arrays of NumPy, CuPy and PyTorch only")
-    images_last = layout in ("CHWN", "CWN") and not arrays.keeps_shape
-    try:
-        filters = max(0, int(weight_shape[-1 if images_last else 0]))
-    except (TypeError, ValueError, IndexError):
-        filters = 1
-    return arrays.empty((filters,), arrays.dtype(x), arrays.device(x))
 
 
 def filter2d(
@@ -486,7 +484,7 @@ def describe_call(function: Callable[..., Any], /, *arguments: Any, **options: A
         given.pop(number, None)
     if given.pop("grad_bias", False):
         first, *_ = call.arguments.values()
-        given["bias"] = _new_bias(first, given["weight_shape"], given["layout"])
+        given["bias"] = new_bias(first, given["weight_shape"], given["layout"])
     described: Described = getattr(describe, function.__name__)(**given)
     return described
 

@@ -32,6 +32,8 @@ class Target:
     bytes_per_cycle: int = 2100
     #: a GeForce, whose tensor cores sum in float32 at half speed
     consumer: bool = False
+    #: the GPU's name, whose tables of tuned problems hold; without one there are none
+    model: str = ""
 
     @cached_property
     def capability(self) -> int:

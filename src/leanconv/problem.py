@@ -95,6 +95,9 @@ class ConvProblem:
 
     ``accumulate``: the result is added to what the output holds, before the activation.
 
+    ``batch_invariant``: an image has the same bits in the result of every batch. The gradient of the filters, a sum
+    over the images, has no such promise.
+
     ``dtype`` is the type of x. Floating-point layers have it in all arrays. With int8 or uint8, w is int8, bias and y
     are int32, sums are exact in every precision, and there is no gradient.
 
@@ -125,6 +128,7 @@ class ConvProblem:
     activation: Activation = None
     op: Op = "fprop"
     accumulate: bool = False
+    batch_invariant: bool = False
 
     def __post_init__(self) -> None:
         _make_plain(self, ("n", "c", "h", "w", "k", "r", "s", "groups"), {"stride": 2, "padding": 4, "dilation": 2})
@@ -166,7 +170,7 @@ class ConvProblem:
         """The batch."""
         return self.n
 
-    @property
+    @cached_property
     def operands(self) -> tuple[Operand, ...]:
         """What a kernel reads, two arrays and perhaps a bias, then what it writes."""
         first, second, written = {"dgrad": ("dy", "w", "dx"), "wgrad": ("x", "dy", "dw")}.get(self.op, ("x", "w", "y"))
@@ -186,7 +190,7 @@ class ConvProblem:
         """Shape of the layer's filters, axes in memory order."""
         return lay_out(self.layout, self.k, self.group_c, self.r, self.s)
 
-    @property
+    @cached_property
     def y_shape(self) -> tuple[int, int, int, int]:
         """Shape, in memory order, of the array that the operation writes."""
         if self.op == "wgrad":
@@ -216,7 +220,7 @@ class ConvProblem:
         padding = (reach[0] - top, reach[0] - bottom, reach[1] - left, reach[1] - right)
         return replace(self, op="fprop", c=self.k, h=self.p, w=self.q, k=self.c, padding=padding)
 
-    @property
+    @cached_property
     def flops(self) -> int:
         """Operations of the direct convolution, a multiply-add counted as two; padding is counted as work.
 
@@ -242,7 +246,8 @@ class ConvProblem:
         text += f" stride {self.stride[0]},{self.stride[1]} padding {','.join(map(str, self.padding))}"
         text += f" dilation {self.dilation[0]},{self.dilation[1]} groups {self.groups} precision {self.precision}"
         text += (" bias" if self.bias else "") + (f" {self.activation}" if self.activation else "")
-        return text + (" accumulate" if self.accumulate else "")
+        text += " accumulate" if self.accumulate else ""
+        return text + (" batch_invariant" if self.batch_invariant else "")
 
 
 @dataclass(frozen=True)
@@ -276,6 +281,8 @@ class FilterProblem:
     scalars: ClassVar[tuple[str, ...]] = ("value", "delta")
     #: sums are in the direct order
     precision: ClassVar[Precision] = "ieee"
+    #: nothing to choose: only layers have several orders of sums
+    batch_invariant: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         sizes = ("batch", "h", "w", "kh", "kw", "x_pitch", "x_step", "y_pitch", "y_step", "filters")

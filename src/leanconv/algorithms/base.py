@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from math import gcd
@@ -115,6 +115,14 @@ class GpuAlgorithm(Algorithm):
     @abstractmethod
     def plan(self, problem: Any, config: Any, target: Target) -> Plan:
         """The launches that compute ``problem`` with ``config``."""
+
+    def order_of_sums(self, problem: Any, config: Any) -> Hashable:
+        """What of ``config`` the bits of an image's result depend on, for ``batch_invariant``.
+
+        Configurations of equal order give an image equal bits, in any batch. None: the bits depend on the batch. By
+        default it is all of the configuration.
+        """
+        return config
 
     def best(self, problem: Any, target: Target) -> tuple[float, Config] | None:
         """An algorithm that predicts no time is chosen only where nothing else fits, or by name."""

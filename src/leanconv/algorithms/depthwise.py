@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from leanconv.algorithms.base import Config, TimedAlgorithm, by_time, ceil_div, conv_constants
@@ -159,6 +159,9 @@ class Depthwise(TimedAlgorithm):
     def timed(self, problem: ConvProblem, target: Target) -> list[tuple[float, DepthwiseConfig]]:
         forward = as_convolution(problem)
         return by_time((_cycles(forward, config, target), config) for config in _candidates(forward, target))
+
+    def order_of_sums(self, problem: ConvProblem, config: DepthwiseConfig) -> Hashable:
+        return ()  # one chain of multiply-adds, in direct order
 
     def plan(self, problem: ConvProblem, config: DepthwiseConfig, target: Target) -> Plan:
         forward = as_convolution(problem)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass
 
 from leanconv.algorithms.base import Config, TimedAlgorithm, by_time, ceil_div, conv_constants
@@ -111,6 +112,9 @@ class DepthwiseInput(TimedAlgorithm):
                 config = DepthwiseInputConfig(columns, rows, ring, channels, threads, fitting)
                 found[config] = _cycles(problem, config, target)
         return by_time((cycles, config) for config, cycles in found.items())
+
+    def order_of_sums(self, problem: ConvProblem, config: DepthwiseInputConfig) -> Hashable:
+        return ()  # one chain of multiply-adds, in direct order
 
     def plan(self, problem: ConvProblem, config: DepthwiseInputConfig, target: Target) -> Plan:
         launch = Launch(

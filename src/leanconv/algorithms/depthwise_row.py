@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass
 
 from leanconv.algorithms.base import Config, TimedAlgorithm, by_time, ceil_div, conv_constants
@@ -74,6 +75,9 @@ class DepthwiseRow(TimedAlgorithm):
             if fours == 1 or (fours * loads <= MOST_AT_ONCE and 2 * fours * threads * 4 < 3 * forward.q + 4 * threads)
         ]
         return by_time((_cycles(forward, config, target), config) for config in configs)
+
+    def order_of_sums(self, problem: ConvProblem, config: RowConfig) -> Hashable:
+        return ()  # one chain of multiply-adds, in direct order
 
     def plan(self, problem: ConvProblem, config: RowConfig, target: Target) -> Plan:
         forward = as_convolution(problem)

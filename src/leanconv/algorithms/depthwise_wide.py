@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -163,6 +163,9 @@ class DepthwiseWide(TimedAlgorithm):
         forward = as_convolution(problem)
         found = dict.fromkeys(_candidates(forward, target))
         return by_time((_cycles(forward, config, target), config) for config in found)
+
+    def order_of_sums(self, problem: ConvProblem, config: WideConfig) -> Hashable:
+        return ()  # one chain of multiply-adds, in direct order
 
     def plan(self, problem: ConvProblem, config: WideConfig, target: Target) -> Plan:
         forward = as_convolution(problem)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import product
@@ -436,6 +436,10 @@ class DirectTiled(TimedAlgorithm):
     def timed(self, problem: ConvProblem, target: Target) -> list[tuple[float, DirectTiledConfig]]:
         found = dict.fromkeys(_candidates(problem, target))
         return by_time((cycles(problem, config, target), config) for config in found)
+
+    def order_of_sums(self, problem: ConvProblem, config: DirectTiledConfig) -> Hashable:
+        # one chain of multiply-adds; with strides, pixels that do not arrive in fours have another order of columns
+        return config.vector
 
     def plan(self, problem: ConvProblem, config: DirectTiledConfig, target: Target) -> Plan:
         forward, (pitch, plane, filter_pitch, exchange, floats) = forward_of(problem), layout(problem, config)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
+
 from leanconv.algorithms.base import LAUNCH_CYCLES, TimedAlgorithm, by_time, ceil_div, fma_cycles
 from leanconv.algorithms.tiles import (
     TileConfig,
@@ -92,6 +94,9 @@ class Im2win(TimedAlgorithm):
             (before + cost(problem, pixels, reduction, config, speed, target), config)
             for config, speed in with_splits(problem, tiles(problem, along=True, wide=wide), reduction, target)
         )
+
+    def order_of_sums(self, problem: ConvProblem, config: TileConfig) -> Hashable:
+        return config.order
 
     def plan(self, problem: ConvProblem, config: TileConfig, target: Target) -> Plan:
         shared = config.shared_bytes(config.tile_reduction * (config.tile_pixels + 4), 0)

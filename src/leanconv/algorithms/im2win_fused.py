@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from math import gcd, lcm
@@ -29,6 +30,11 @@ class Im2winFusedConfig(TileConfig):
     """``runs``: four adjacent outputs share one run of pixels a line; otherwise pixels arrive one by one."""
 
     runs: bool = True
+
+    @property
+    def order(self) -> Hashable:
+        """As that of `TileConfig`; runs have an order of their own."""
+        return self.runs, super().order
 
 
 #: Tiles with runs, and their speeds relative to the best tile without (measured on an H200, 3x3 and 5x5 layers of 64
@@ -142,6 +148,9 @@ class Im2winFused(TimedAlgorithm):
                 for config, speed in with_splits(problem, runs, reduction, target)
             ]
         return by_time(pair for pair in choices if shared_bytes(problem, pair[1]) <= target.shared_per_block)
+
+    def order_of_sums(self, problem: ConvProblem, config: Im2winFusedConfig) -> Hashable:
+        return config.order
 
     def plan(self, problem: ConvProblem, config: Im2winFusedConfig, target: Target) -> Plan:
         pixels = run_pixels(problem) if config.runs else problem.n * problem.p * problem.q

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import replace
 from math import lcm
 
@@ -123,6 +124,9 @@ class ImplicitGemm(TimedAlgorithm):
         parts = _parts(problem)
         # A layer whose windows see nothing but padding has a gradient of zeros, and nothing to tune.
         return _timed(parts, has_wide_tensors(problem), target) if parts else [(0.0, TileConfig())]
+
+    def order_of_sums(self, problem: ConvProblem, config: TileConfig) -> Hashable:
+        return config.order
 
     def plan(self, problem: ConvProblem, config: TileConfig, target: Target) -> Plan:
         wide = has_wide_tensors(problem)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, replace
 from itertools import product
 from math import gcd, log2
@@ -117,6 +117,9 @@ class SingleChannel(TimedAlgorithm):
                 config = replace(shape, rows=steps * shape.at_once, min_blocks=fitting)
                 timed.append((_cycles(layer, config, target), config))
         return by_time(timed)
+
+    def order_of_sums(self, problem: ConvProblem, config: SingleChannelConfig) -> Hashable:
+        return ()  # one chain of multiply-adds, in direct order
 
     def plan(self, problem: ConvProblem, config: SingleChannelConfig, target: Target) -> Plan:
         layer = as_planes(problem)

@@ -6,6 +6,7 @@ The host half of kernels/lib/tensor_filters.cuh and tensor_split.cuh.
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Hashable
 from typing import ClassVar, Generic, TypeVar
 
 from leanconv.algorithms import input_gradient
@@ -175,6 +176,12 @@ class SplitGemm(TimedAlgorithm, Generic[C]):
         if read > MOST_CHANNELS:
             reasons.append(f"a filter has {read} channels, more than {MOST_CHANNELS}")
         return reasons
+
+    def order_of_sums(self, problem: ConvProblem, config: C) -> Hashable:
+        split = getattr(config, "split", 1)
+        # by default a cluster shares those tiles that are left over, which are other images' in another batch
+        shared = split > 1 and not problem.batch_invariant
+        return None if shared else (config.products, config.piece, config.rows, getattr(config, "flat", False), split)
 
     def arithmetic(self, problem: ConvProblem) -> Arithmetic:
         return "fp16" if problem.precision == "tf32" else "fp16x3"

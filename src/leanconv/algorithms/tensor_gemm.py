@@ -218,7 +218,8 @@ def _with_splits(config: TensorConfig, parts: list[PartialConvolution], target: 
         return
     stages = [stages_of(part.problem, config.piece) for part in parts]
     for split in SPLITS:
-        shared = all(0 < _rounds(_tiles(part, config), split, target)[1] for part in parts)
+        alike = parts[0].problem.batch_invariant
+        shared = alike or all(0 < _rounds(_tiles(part, config), split, target)[1] for part in parts)
         # each block has stages, two at least but the last
         enough = all(each >= 2 and each * (split - 1) < all_ for all_ in stages for each in [ceil_div(all_, split)])
         if shared and enough and config.filters // 16 % split == 0:
@@ -236,10 +237,21 @@ def _rounds(tiles: int, split: int, target: Target) -> tuple[int, int]:
     return whole, left if left * split <= blocks and (split == 2 or not whole) else 0
 
 
-def _grid(tiles: int, split: int, target: Target) -> int:
-    """Blocks of a launch."""
+#: The share of the places for blocks that clusters of 4 and 8 fill at once.
+DEALT = 0.9
+
+
+def clusters_at_once(split: int, target: Target) -> int:
+    """Clusters that run at once."""
+    return max(1, int(target.multiprocessors * (1 if split == 2 else DEALT)) // split)
+
+
+def _grid(tiles: int, split: int, target: Target, alike: bool = False) -> int:
+    """Blocks of a launch. ``alike``: a cluster for each tile, so that none depends on how many there are."""
     if split == 1:
         return min(tiles, target.multiprocessors)
+    if alike:
+        return tiles * split
     whole, left = _rounds(tiles, split, target)
     return (tiles - left) // whole if whole else left * split
 
@@ -294,7 +306,7 @@ class TensorGemm(SplitGemm[TensorConfig]):
     ) -> float:
         way: Way = "rows" if config.rows else "flat" if config.flat else "columns"
         tile = config.warpgroups, config.chunk, config.chunks, config.partials
-        speed = TILES[tile][1][way] * FLOPS_PER_CYCLE * (1.9 if config.products == 1 else 1)
+        speed = TILES[tile][1][way] * FLOPS_PER_CYCLE * (1.7 if config.products == 1 else 1)
         time = 0.0
         for part in parts:
             stages = stages_of(part.problem, config.piece)
@@ -304,6 +316,10 @@ class TensorGemm(SplitGemm[TensorConfig]):
             tiles = _tiles(part, config)
             if config.split == 1:
                 rounds = ceil_div(tiles, target.multiprocessors)
+            elif problem.batch_invariant:
+                rounds = ceil_div(tiles, clusters_at_once(config.split, target))
+                time += rounds * (SPLIT_CYCLES + FIRST_CYCLES) - FIRST_CYCLES
+                stages = ceil_div(stages, config.split)
             else:
                 rounds = _rounds(tiles, config.split, target)[0]
                 time += ceil_div(stages, config.split) * of_stage + TILE_CYCLES + SPLIT_CYCLES
@@ -326,7 +342,7 @@ class TensorGemm(SplitGemm[TensorConfig]):
             problem=(*view_constants(part.problem, part.view, has_wide_tensors(problem)), ("first_prepared", first)),
             tuning=config.constants(),
             arguments=(source, Pointer("prepared"), *rest),
-            grid=_grid(tiles, config.split, target),
+            grid=_grid(tiles, config.split, target, problem.batch_invariant),
             block=config.threads,
             shared_bytes=config.shared_bytes,
             cluster=config.split,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import ClassVar
@@ -107,7 +107,7 @@ class NarrowConfig(Config):
 #: A tile: warpgroups, blocks of 64 pixels of each, filters.
 Tile = tuple[int, int, int]
 #: The TFLOP/s of each tile's stages, fitted together with the cycles below to 14 layers (burst, H200), 950 at most. The
-#: last was not measured and has the figure of the one before it; the cycles of a cluster are those of tensor_gemm.
+#: last was not measured and has the figure of the one before it.
 TILES: dict[Tile, float] = {
     (2, 1, 256): 865,
     (2, 2, 192): 910,
@@ -121,8 +121,6 @@ TILES: dict[Tile, float] = {
     (2, 2, 32): 630,
     (2, 1, 32): 630,
 }
-#: Cycles of a tile beside its stages, before the first of a launch, and of the sum over the blocks of a cluster.
-TILE_CYCLES, FIRST_CYCLES, SPLIT_CYCLES = 3300, 10700, 6000
 
 
 def _piece(channels: int, groups: int, item: int) -> int:
@@ -155,7 +153,7 @@ def _with_splits(config: NarrowConfig, parts: list[PartialConvolution], target: 
     tiles = max(_tiles(part, config) for part in parts)
     stages = min(_stages(part.problem, config) for part in parts)
     if 4 * config.pixels * config.filters <= config.ring_bytes:
-        for split in splits_of(tiles, stages, target):
+        for split in splits_of(0 if parts[0].problem.batch_invariant else tiles, stages, target):
             if config.filters % (32 * split) == 0 and config.sums // split <= config.most_share:
                 yield variant(config, split=split)
 
@@ -207,6 +205,8 @@ class TensorGemmNarrow(TimedAlgorithm):
     dtypes: ClassVar[tuple[str, ...]] = ("float16", "bfloat16")
     kind: ClassVar[type[NarrowConfig]] = NarrowConfig
     tiles: ClassVar[dict[Tile, float]] = TILES
+    #: cycles of a tile beside its stages, before the first of a launch, and of the sum over the blocks of a cluster
+    fixed_cycles: ClassVar[tuple[float, float, float]] = (3300, 10700, 6000)
 
     def why_not(self, problem: ConvProblem, target: Target) -> list[str]:
         reasons = [*gradient_limits(problem, self.dtypes), *wgmma_limits(target)]
@@ -260,15 +260,19 @@ class TensorGemmNarrow(TimedAlgorithm):
         self, problem: ConvProblem, parts: list[PartialConvolution], config: NarrowConfig, target: Target
     ) -> float:
         speed = self.tiles[config.warpgroups, config.blocks, config.filters] * FLOPS_PER_CYCLE
+        of_tile, before, of_split = self.fixed_cycles
         time = 0.0
         for part in parts:
             stages = ceil_div(_stages(part.problem, config), config.split)
             rounds = ceil_div(_tiles(part, config) * config.split, target.multiprocessors)
             each = stages * 2 * config.pixels * config.filters * config.depth / speed
-            time += rounds * (each + TILE_CYCLES) + FIRST_CYCLES + (SPLIT_CYCLES if config.split > 1 else 0)
+            time += rounds * (each + of_tile) + before + (of_split if config.split > 1 else 0)
         memory = problem.bytes / target.bytes_per_cycle
         # of the shorter one an eighth is not hidden behind the longer
         return max(time, memory) + min(time, memory) / 8 + LAUNCH_CYCLES
+
+    def order_of_sums(self, problem: ConvProblem, config: NarrowConfig) -> Hashable:
+        return (config.piece, config.split, config.pieces) if config.split > 1 else config.piece
 
     def plan(self, problem: ConvProblem, config: NarrowConfig, target: Target) -> Plan:
         gradient, wide, parts = problem.op == "dgrad", has_wide_tensors(problem), single_parts(problem)

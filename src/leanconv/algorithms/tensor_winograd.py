@@ -10,7 +10,15 @@ from math import gcd
 from leanconv.algorithms.base import LAUNCH_CYCLES, Config, by_time, ceil_div, has_wide_tensors, variant
 from leanconv.algorithms.input_gradient import PartialConvolution, single_parts
 from leanconv.algorithms.tensor_filters import DEPTH, SEGMENT, SplitFilters, SplitGemm, stages_of
-from leanconv.algorithms.tensor_gemm import FIRST_CYCLES, FLOPS_PER_CYCLE, ROW, SHARED, splits_of, wgmma_limits
+from leanconv.algorithms.tensor_gemm import (
+    FIRST_CYCLES,
+    FLOPS_PER_CYCLE,
+    ROW,
+    SHARED,
+    clusters_at_once,
+    splits_of,
+    wgmma_limits,
+)
 from leanconv.algorithms.tiles import conv_arguments, view_constants
 from leanconv.plan import Launch, Pointer, Target, TensorMap
 from leanconv.problem import ConvProblem
@@ -183,7 +191,8 @@ class TensorWinograd(SplitGemm[PairConfig]):
         """The configuration, and with the reduction split over a cluster where the rings take the outputs of a tile."""
         yield config
         for part in parts:
-            for split in splits_of(self._tiles(part, config), stages_of(part.problem, config.piece, STATES), target):
+            tiles = 0 if part.problem.batch_invariant else self._tiles(part, config)
+            for split in splits_of(tiles, stages_of(part.problem, config.piece, STATES), target):
                 if config.filters // 16 % split == 0 and config.filters * PAIRS * 2 * 4 <= config.ring_bytes:
                     yield variant(config, split=split)
 
@@ -195,6 +204,9 @@ class TensorWinograd(SplitGemm[PairConfig]):
         for part in parts:
             stages = ceil_div(stages_of(part.problem, config.piece, STATES), config.split)
             rounds = ceil_div(self._tiles(part, config) * config.split, target.multiprocessors)
+            if config.split > 1 and problem.batch_invariant:
+                rounds = ceil_div(self._tiles(part, config), clusters_at_once(config.split, target))
+                time += (rounds - 1) * (SPLIT_CYCLES + FIRST_CYCLES)
             each = stages * 2 * PAIRS * OUTPUTS * SEGMENT * config.filters * DEPTH / speed
             time += rounds * (each + TILE_CYCLES) + FIRST_CYCLES + (SPLIT_CYCLES if config.split > 1 else 0)
         return max(time, problem.bytes / target.bytes_per_cycle) + 3 * LAUNCH_CYCLES

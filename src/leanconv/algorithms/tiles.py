@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from math import ceil, gcd
@@ -57,6 +57,11 @@ class TileConfig(Config):
         filter_floats = self.tile_reduction * (self.tile_k + (8 if columns == 4 else 4))
         stages = 4 * (self.stages if self.prefetch else 1) * (filter_floats + pixel_floats)
         return max(stages + table_bytes, 4 * self.tile_k * self.tile_pixels if self.split > 1 else 0)
+
+    @property
+    def order(self) -> Hashable:
+        """The order of an output's sum: one chain of multiply-adds, or the shares of a cluster's blocks."""
+        return (self.split, self.tile_reduction) if self.split > 1 else ()
 
 
 C = TypeVar("C", bound="TileConfig")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -338,6 +338,10 @@ class Winograd1d(TimedAlgorithm):
             return self._best(problem, part, target)[0]
         # Measured: few columns of long sums take a fifth longer than whole layers do.
         return 1.2 * implicit_gemm.segment_cycles(problem, part.first, part.count, target)
+
+    def order_of_sums(self, problem: ConvProblem, config: WinogradConfig) -> Hashable:
+        # what computes the last columns of a cut row is chosen in `plan`, by the batch
+        return None if config.segments else (config.piece, config.order)
 
     def plan(self, problem: ConvProblem, config: WinogradConfig, target: Target) -> Plan:
         prepare, launches = [], []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass
 from math import isqrt
 
@@ -106,6 +107,9 @@ class Winograd2d(TimedAlgorithm):
                 time = main_cycles(problem, transform, chosen, speed, store, target)
                 configs.append((time + prepare_cycles(problem, transform, target), chosen))
         return by_time(configs)
+
+    def order_of_sums(self, problem: ConvProblem, config: Winograd2dConfig) -> Hashable:
+        return config.order
 
     def prepared_bytes(self, problem: ConvProblem) -> int:
         return 4 * max(prepared_floats(problem, transform_of(problem, m)) for m in outputs_2d(problem.precision))

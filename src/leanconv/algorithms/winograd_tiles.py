@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import TypeVar
@@ -47,6 +48,11 @@ class WinogradTileConfig(Config):
     staged: bool = True
     wide_exchange: bool = True
     padded_exchange: bool = True
+
+    @property
+    def order(self) -> Hashable:
+        """The order of a state's sum: for a step of channels one filter row after the other, then the next step."""
+        return self.states, self.channels, self.promoted
 
     @cached_property
     def tile_k(self) -> int:

@@ -1,32 +1,21 @@
-"""The suites of problems, and problems written on a command line.
-
-A problem in words is ``conv:`` or ``filter:`` and a list of settings between commas, in any order::
-
-    conv:n128,c64,h56,w56,k64,r3,s3,stride1,pad1,NHWC
-    conv:n1,c32,h112,k32,r3,stride2x1,pad0x1x0x1,dil2,groups32,bias,relu
-    filter:8192x8192,7x7
-    filter:480x640,5x1,batch16,anchor0x0,replicate,int32
-
-For ``conv``: ``n c h w k r s`` are the paper letters (n is 1, w is h and s is r where they are left out). ``stride``,
-``dil`` and ``pad`` take one number, two as ``rows x columns``, and ``pad`` four as ``top x bottom x left x right``.
-Then ``groups``, and the words ``NCHW``, ``NHWC``, ``CHWN``, a precision (``ieee``, ``fp32``, ``relaxed``, ``tf32``),
-``bias`` and ``relu``, the element type (``float16``, ``bfloat16``), and the operation where it is not the forward pass:
-``dgrad``, the gradient of the input, or ``wgrad``, that of the filters.
-For ``filter``: the image's height x width and the filter's height x width, in this order; ``batch``; ``anchor`` as
-row x column; then a border (``constant``, ``replicate``, ``reflect``, ``reflect101``, ``wrap``) and a data type.
-"""
+"""The suites of problems."""
 
 from __future__ import annotations
 
 import json
-import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 from typing import Any, get_args
 
-from leanconv.dtypes import FILTERS, LAYERS
-from leanconv.problem import BORDERS, PRECISIONS, ConvProblem, FilterProblem, Layout, Op, Precision, Problem
+from leanconv.call.words import LAYOUTS, dense_filter, format_problem, parse_problem, with_batch
+from leanconv.dtypes import LAYERS
+from leanconv.problem import PRECISIONS, ConvProblem, FilterProblem, Op, Precision, Problem
+
+__all__ = [
+    "LAYOUTS", "SUITE_ALGORITHMS", "Case", "dense_filter", "format_problem", "load_suite", "parse_problem",
+    "suite_layout", "suite_names", "with_batch",
+]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -37,8 +26,6 @@ class Case:
     problem: Problem
 
 
-#: The layouts that layers are measured in.
-LAYOUTS: tuple[str, ...] = get_args(Layout)
 #: leanconv's algorithms, as patterns of names, that a suite measures by default: what it is about, and what that has to
 #: beat. Kernels that an idea is compared with (one thread, one output) take 20 times their time.
 SUITE_ALGORITHMS = {
@@ -127,174 +114,3 @@ def _conv_problem(entry: dict[str, Any], suite: dict[str, Any], layout: Any, pre
 def _filter_problem(entry: dict[str, Any], suite: dict[str, Any]) -> FilterProblem:
     sizes = {key: entry[key] for key in ("h", "w", "kh", "kw")}
     return dense_filter(batch=1, border=suite["border"], dtype=suite["dtype"], **sizes)
-
-
-def dense_filter(
-    batch: int,
-    h: int,
-    w: int,
-    kh: int,
-    kw: int,
-    border: Any = "reflect101",
-    dtype: Any = "float32",
-    anchor: tuple[int, int] | None = None,
-) -> FilterProblem:
-    """A FilterProblem on images without gaps between rows, anchored at the filter's centre by default."""
-    anchor = anchor or (kh // 2, kw // 2)
-    return FilterProblem(batch, h, w, kh, kw, anchor, border, dtype, x_pitch=w, x_step=h * w, y_pitch=w, y_step=h * w)
-
-
-def parse_problem(text: str) -> Problem:
-    """The problem that ``text`` describes, in the words this module's documentation lists.
-
-    Raises ValueError naming the part that is not understood or missing.
-
-    >>> parse_problem("conv:n8,c64,h56,k64,r3,pad1").y_shape
-    (8, 64, 56, 56)
-    """
-    kind, colon, rest = text.partition(":")
-    tokens = [token.strip() for token in rest.split(",") if token.strip()]
-    if not colon or kind not in ("conv", "filter"):
-        raise ValueError(f"problem={text!r} must start with 'conv:' or 'filter:'")
-    return _parse_conv(text, tokens) if kind == "conv" else _parse_filter(text, tokens)
-
-
-def format_problem(problem: Problem) -> str:
-    """``problem`` in the words that parse_problem reads, defaults left out."""
-    if problem.kind == "filter2d":
-        return _format_filter(problem)
-    words = [f"{letter}{getattr(problem, letter)}" for letter in "nchwkrs"]
-    if problem.stride != (1, 1):
-        words.append("stride" + _numbers(problem.stride))
-    top, bottom, left, right = problem.padding
-    if any(problem.padding):
-        even = (top, left) == (bottom, right)
-        words.append("pad" + _numbers((top, left) if even else problem.padding))
-    if problem.dilation != (1, 1):
-        words.append("dil" + _numbers(problem.dilation))
-    if problem.groups != 1:
-        words.append(f"groups{problem.groups}")
-    words.append(problem.layout)
-    if problem.precision != "fp32":
-        words.append(problem.precision)
-    if problem.dtype != "float32":
-        words.append(problem.dtype)
-    words += ["bias"] if problem.bias else []
-    words += [problem.activation] if problem.activation else []
-    words += [problem.op] if problem.op != "fprop" else []
-    return "conv:" + ",".join(words)
-
-
-def _numbers(values: tuple[int, ...]) -> str:
-    return str(values[0]) if len(set(values)) == 1 else "x".join(map(str, values))
-
-
-#: What a problem in words may hold, for those who wrote something else.
-_CONV_WORDS = (
-    "n, c, h, w, k, r, s, stride, pad, dil and groups with numbers, a layout, a precision, an element type, bias, "
-    "relu, dgrad or wgrad"
-)
-_FILTER_WORDS = "image and filter as HEIGHTxWIDTH, batch and anchor with numbers, a border, an element type"
-
-
-def _not_understood(text: str, token: str) -> ValueError:
-    known = _CONV_WORDS if text.startswith("conv") else _FILTER_WORDS
-    return ValueError(f"problem={text!r}: {token!r} is not understood; known are {known}")
-
-
-def _split(text: str, token: str, counts: tuple[int, ...]) -> tuple[str, tuple[int, ...]]:
-    """A setting such as ``stride2x1`` as its word and its numbers."""
-    match = re.fullmatch(r"([a-z]*)(\d+(?:x\d+)*)", token)
-    if not match:
-        raise _not_understood(text, token)
-    values = tuple(int(part) for part in match[2].split("x"))
-    if len(values) not in counts:
-        raise ValueError(f"problem={text!r}: {token!r} must have {' or '.join(map(str, counts))} numbers")
-    return match[1], values
-
-
-def _parse_conv(text: str, tokens: list[str]) -> ConvProblem:
-    sizes: dict[str, Any] = {"n": 1, "groups": 1}
-    pairs: dict[str, Any] = {}
-    settings: dict[str, Any] = {}
-    words: dict[str, tuple[str, Any]] = {"bias": ("bias", True), "relu": ("activation", "relu")}
-    words |= {layout: ("layout", layout) for layout in LAYOUTS}
-    words |= {precision: ("precision", precision) for precision in PRECISIONS}
-    words |= {dtype: ("dtype", dtype) for dtype in LAYERS}
-    words |= {op: ("op", op) for op in get_args(Op)}
-    for token in tokens:
-        if token in words:
-            key, value = words[token]
-            settings[key] = value
-            continue
-        word, numbers = _split(text, token, (1, 2, 4))
-        if word in (*"nchwkrs", "groups") and len(numbers) == 1:
-            sizes[word] = numbers[0]
-        elif word in ("stride", "dil") and len(numbers) < 4:
-            pairs[{"dil": "dilation"}.get(word, word)] = (numbers[0], numbers[-1])
-        elif word == "pad":
-            up, side = numbers[0], numbers[-1]
-            settings["padding"] = numbers if len(numbers) == 4 else (up, up, side, side)
-        else:
-            raise _not_understood(text, token)
-    sizes.setdefault("w", sizes.get("h", 0))
-    sizes.setdefault("s", sizes.get("r", 0))
-    missing = [letter for letter in "chkr" if letter not in sizes]
-    if missing:
-        raise ValueError(f"problem={text!r}: {', '.join(missing)} must be given")
-    problem = ConvProblem(**sizes, **pairs, **settings)
-    if min(problem.c, problem.k, problem.r, problem.s, problem.groups, *problem.stride, *problem.dilation) < 1:
-        raise ValueError(f"problem={text!r}: every size, stride, dilation and group count must be at least 1")
-    if problem.c % problem.groups or problem.k % problem.groups:
-        raise ValueError(f"problem={text!r}: c={problem.c} and k={problem.k} must be divisible by {problem.groups}")
-    if problem.p < 1 or problem.q < 1:
-        raise ValueError(f"problem={text!r}: the filter does not fit the padded image")
-    return problem
-
-
-def _parse_filter(text: str, tokens: list[str]) -> FilterProblem:
-    shapes: list[tuple[int, ...]] = []
-    batch, anchor, border, dtype = 1, None, "reflect101", "float32"
-    for token in tokens:
-        if token in BORDERS:
-            border = token
-        elif token in FILTERS:
-            dtype = token
-        else:
-            word, numbers = _split(text, token, (1, 2))
-            if not word and len(numbers) == 2:
-                shapes.append(numbers)
-            elif word == "batch" and len(numbers) == 1:
-                batch = numbers[0]
-            elif word == "anchor" and len(numbers) == 2:
-                anchor = (numbers[0], numbers[1])
-            else:
-                raise _not_understood(text, token)
-    if len(shapes) != 2:
-        raise ValueError(f"problem={text!r}: it must give the image as HxW and the filter as HxW, in this order")
-    (h, w), (kh, kw) = shapes
-    if min(batch, h, w, kh, kw) < 1:
-        raise ValueError(f"problem={text!r}: every size must be at least 1")
-    if anchor and not (anchor[0] < kh and anchor[1] < kw):
-        raise ValueError(f"problem={text!r}: anchor {anchor[0]}x{anchor[1]} lies outside the {kh}x{kw} filter")
-    return dense_filter(batch, h, w, kh, kw, border, dtype, anchor)
-
-
-def _format_filter(problem: FilterProblem) -> str:
-    words = [f"{problem.h}x{problem.w}", f"{problem.kh}x{problem.kw}"]
-    if problem.batch != 1:
-        words.append(f"batch{problem.batch}")
-    if problem.anchor != (problem.kh // 2, problem.kw // 2):
-        words.append(f"anchor{problem.anchor[0]}x{problem.anchor[1]}")
-    if problem.border != "reflect101":
-        words.append(problem.border)
-    if problem.dtype != "float32":
-        words.append(problem.dtype)
-    return "filter:" + ",".join(words)
-
-
-def with_batch(problem: Problem, batch: int) -> Problem:
-    """The same problem on another number of images."""
-    if problem.kind == "conv2d":
-        return replace(problem, n=batch)
-    return replace(problem, batch=batch)

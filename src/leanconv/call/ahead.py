@@ -24,7 +24,7 @@ class Compilation:
     #: different problems, and different kernels that they need
     problems: int
     kernels: int
-    #: how many of the kernels NVRTC compiled, the others were on disk or loaded already
+    #: how many of the kernels this process compiled; the others were on disk, loaded already, or another one's work
     compiled: int
     seconds: float
 
@@ -68,15 +68,17 @@ def compile(
     if str(device) == "cpu":
         raise ValueError("device='cpu': kernels are compiled for GPUs only; give 'cuda' or 'cuda:N'")
     index, limit = launch.device_index(device), arguments.workspace_limit(workspace_limit)
-    different = list(dict.fromkeys(_checked(problems)))
+    different = list(dict.fromkeys(checked_problems(problems)))
     on = _device(index)
     chosen = [bind.load(problem, index, algorithm, limit) for problem in different]
     needed = [each for loaded in chosen for each in loaded.plan.every_launch if each.grid]
-    kernels = {cache.key(each, on.target.arch): each for each in needed}.values()
-    compiled = sum(not cache.is_stored(each, on.target.arch) for each in kernels)
+    kernels = {cache.key(each, on.target.arch): each for each in needed}
+    before = len(cache.made)
     with progress_bar(len(kernels), progress) as begin:
         begin(f"compiling {len(kernels)} kernels")
-        side_by_side([partial(on.load, each) for each in kernels], lambda: begin(f"compiling {len(kernels)} kernels"))
+        work = [partial(on.load, each) for each in kernels.values()]
+        side_by_side(work, lambda: begin(f"compiling {len(kernels)} kernels"))
+    compiled = sum(name in kernels for name in cache.made[before:])
     return Compilation(len(different), len(kernels), compiled, perf_counter() - begun)
 
 
@@ -87,7 +89,7 @@ def _device(index: int) -> launch.Device:
         raise CudaUnavailableError(f"compile needs the GPU that the kernels are for: {error}") from error
 
 
-def _checked(problems: Any) -> Iterator[Problem]:
+def checked_problems(problems: Any) -> Iterator[Problem]:
     """The problems. Raises TypeError for something else, ValueError for one that breaks a rule."""
     if isinstance(problems, str) or is_problem(problems) or not isinstance(problems, Iterable):
         raise TypeError(

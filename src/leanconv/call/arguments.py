@@ -10,6 +10,8 @@ import operator
 from collections.abc import Sequence
 from typing import Any, Literal, TypeVar, get_args
 
+import numpy as np
+
 from leanconv.images.borders import ALIASES, BORDERS, OPENCV_NUMBERS, BorderName, OpencvName, ScipyMode
 from leanconv.problem import Activation, Layout
 from leanconv.runtime import env
@@ -149,6 +151,13 @@ def one_of(name: str, value: Any, known: Sequence[Word]) -> Word:
         if isinstance(value, type(item)) and value == item:
             return item
     raise ValueError(f"{name}={value!r} is not known; choose one of {', '.join(map(repr, known))}")
+
+
+def yes_or_no(name: str, value: Any) -> bool:
+    """``value``, which must be True or False."""
+    if not isinstance(value, (bool, np.bool_)):
+        raise TypeError(f"{name}={value!r} is not True or False")
+    return bool(value)
 
 
 def border_name(border: Any) -> BorderName:

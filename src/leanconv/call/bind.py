@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 
 from leanconv.call.choose import choose
 from leanconv.call.describe import Described
@@ -25,6 +26,10 @@ from leanconv.runtime.recent import Recent
 #: what was chosen for a problem, with its kernels; 8 kB each besides the kernels
 _loaded: Recent[tuple[Problem, int, str, int | None], Loaded] = Recent(1024)
 _lock = threading.Lock()
+#: called with problem, GPU, algorithm and limit of whatever is newly chosen for
+listeners: list[Callable[[Problem, int, str, int | None], None]] = []
+#: called by `forget`: what keeps ready calls elsewhere
+also_forget: list[Callable[[], None]] = []
 
 
 def bind(described: Described) -> Call:
@@ -58,6 +63,8 @@ def load(problem: Problem, device_index: int, algorithm: str = "auto", limit: in
                 chosen = choose(problem, device.target, algorithm, limit)
                 loaded = Loaded(problem, chosen, chosen.plan(problem, device.target), device)
                 _loaded.keep(key, loaded)
+                for listener in listeners:
+                    listener(*key)
     return loaded
 
 
@@ -69,6 +76,8 @@ def is_loaded(problem: Problem, device_index: int, algorithm: str = "auto", limi
 def forget() -> None:
     """Drop what has been loaded; for tests and after tuning. Graphs captured before stay valid."""
     _loaded.clear()
+    for each in also_forget:
+        each()
 
 
 def _on_cpu(described: Described) -> Call:

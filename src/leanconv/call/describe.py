@@ -20,6 +20,12 @@ from leanconv.dtypes import DtypeName
 from leanconv.problem import BORDERS, PRECISIONS, ConvProblem, FilterProblem, Layout, Op, Problem
 from leanconv.runtime.launch import device_index
 
+#: Why gradients of filters refuse ``batch_invariant``.
+NO_IMAGES_BITS = (
+    "batch_invariant=True: the gradient of the filters is a sum over the images of a batch, so another batch has "
+    "another one; forward layers and gradients of the input take it"
+)
+
 
 @dataclass(frozen=True)
 class Described:
@@ -46,13 +52,13 @@ class Described:
 
 def conv2d(
     x: Any, w: Any, bias: Any, out: Any, workspace_limit: Any, stride: Any, padding: Any, dilation: Any, groups: Any,
-    layout: Any, algorithm: Any, precision: Any, activation: Any, device: Any,
+    batch_invariant: Any, layout: Any, algorithm: Any, precision: Any, activation: Any, device: Any,
 ) -> Described:  # fmt: skip
     """Describe a call of `leanconv.conv2d`."""
     operands, axes = layer_operands(x, _filters(w), bias, out, ("x", "w"), layout, arguments.LAYOUTS)
     problem = conv_problem(
         *_shapes(operands, axes), stride, padding, dilation, groups, dtype=operands.dtype, layout=axes.layout,
-        precision=precision, activation=activation,
+        precision=precision, activation=activation, batch_invariant=batch_invariant,
     )  # fmt: skip
     shape = axes.shown(_as_many((problem.n, problem.k, problem.p, problem.q), operands.x))
     return _layer(problem, operands, w, shape, device, algorithm, workspace_limit)
@@ -60,13 +66,14 @@ def conv2d(
 
 def conv1d(
     x: Any, w: Any, bias: Any, out: Any, workspace_limit: Any, stride: Any, padding: Any, dilation: Any, groups: Any,
-    layout: Any, algorithm: Any, precision: Any, activation: Any, device: Any,
+    batch_invariant: Any, layout: Any, algorithm: Any, precision: Any, activation: Any, device: Any,
 ) -> Described:  # fmt: skip
     """Describe a call of `leanconv.conv1d`: a layer of images of one row."""
     operands, axes = layer_operands(x, _filters(w), bias, out, ("x", "w"), layout, arguments.LAYOUTS_1D)
     problem = conv1d_problem(
         *_shapes(operands, axes), stride, padding, dilation, groups, dtype=operands.dtype,
         layout=arguments.LAYOUTS[arguments.LAYOUTS_1D.index(axes.layout)], precision=precision, activation=activation,
+        batch_invariant=batch_invariant,
     )  # fmt: skip
     shape = axes.shown(_as_many((problem.n, problem.k, problem.q), operands.x))
     return _layer(problem, operands, w, shape, device, algorithm, workspace_limit)
@@ -74,7 +81,7 @@ def conv1d(
 
 def conv2d_input(
     grad: Any, w: Any, bias: None, out: Any, workspace_limit: Any, input_shape: Any, stride: Any, padding: Any,
-    dilation: Any, groups: Any, layout: Any, algorithm: Any, precision: Any, device: Any,
+    dilation: Any, groups: Any, batch_invariant: Any, layout: Any, algorithm: Any, precision: Any, device: Any,
 ) -> Described:  # fmt: skip
     """Describe a call of `leanconv.conv2d_input`."""
     operands, axes = layer_operands(grad, _filters(w), bias, out, ("grad", "w"), layout, arguments.LAYOUTS)
@@ -90,7 +97,7 @@ def conv2d_input(
         )
     forward = conv_problem(
         axes.logical(input_shape), w_shape, None, stride, padding, dilation, groups, dtype=operands.dtype,
-        layout=axes.layout, precision=precision, activation=None, name="input_shape",
+        layout=axes.layout, precision=precision, activation=None, name="input_shape", batch_invariant=batch_invariant,
     )  # fmt: skip
     expected = _as_many((forward.n, forward.k, forward.p, forward.q), operands.x)
     if grad_shape != expected:
@@ -104,19 +111,19 @@ def conv2d_input(
 
 def conv2d_weight(
     x: Any, grad: Any, bias: Any, out: Any, workspace_limit: Any, weight_shape: Any, stride: Any, padding: Any,
-    dilation: Any, groups: Any, layout: Any, algorithm: Any, precision: Any, device: Any,
+    dilation: Any, groups: Any, batch_invariant: Any, layout: Any, algorithm: Any, precision: Any, device: Any,
 ) -> Described:  # fmt: skip
     """Describe a call of `leanconv.conv2d_weight`; ``bias`` is where the gradient of the bias goes, or None."""
-    options = (weight_shape, stride, padding, dilation, groups)
+    options = (weight_shape, stride, padding, dilation, groups, batch_invariant)
     return _weight(x, grad, bias, out, workspace_limit, options, layout, algorithm, precision, device, 4)
 
 
 def conv1d_weight(
     x: Any, grad: Any, bias: Any, out: Any, workspace_limit: Any, weight_shape: Any, stride: Any, padding: Any,
-    dilation: Any, groups: Any, layout: Any, algorithm: Any, precision: Any, device: Any,
+    dilation: Any, groups: Any, batch_invariant: Any, layout: Any, algorithm: Any, precision: Any, device: Any,
 ) -> Described:  # fmt: skip
     """Describe a call of `leanconv.conv1d_weight`: a layer of images of one row."""
-    options = (weight_shape, stride, padding, dilation, groups)
+    options = (weight_shape, stride, padding, dilation, groups, batch_invariant)
     return _weight(x, grad, bias, out, workspace_limit, options, layout, algorithm, precision, device, 3)
 
 
@@ -125,7 +132,9 @@ def _weight(
     algorithm: Any, precision: Any, device: Any, many: int,
 ) -> Described:  # fmt: skip
     """A gradient of filters of ``many`` axes."""
-    weight_shape, stride, padding, dilation, groups = options
+    weight_shape, stride, padding, dilation, groups, batch_invariant = options
+    if arguments.yes_or_no("batch_invariant", batch_invariant):
+        raise ValueError(NO_IMAGES_BITS)
     layouts: tuple[str, ...] = arguments.LAYOUTS if many == 4 else arguments.LAYOUTS_1D
     operands, axes = layer_operands(x, grad, bias, out, ("x", "grad"), layout, layouts, out_axes=many)
     _check_gradient("x", operands.dtype)
@@ -231,6 +240,7 @@ def conv_problem(
     name: str = "x",
     filters: str = "w",
     one_axis: bool = False,
+    batch_invariant: Any = False,
 ) -> ConvProblem:
     """The problem of a convolution; ``x_shape`` is (n, c, h, w), or (c, h, w), and ``w_shape`` (k, c / groups, r, s).
 
@@ -270,8 +280,8 @@ def conv_problem(
     sides = arguments.four_sides(padding, (r, s), stride, dilation)
     problem = ConvProblem(
         n=n, c=c, h=h, w=w, k=k, r=r, s=s, stride=stride, padding=sides, dilation=dilation, groups=groups, dtype=dtype,
-        layout=layout, precision=precision, bias=bias_shape is not None,
-        activation=activation,
+        layout=layout, precision=precision, bias=bias_shape is not None, activation=activation,
+        batch_invariant=arguments.yes_or_no("batch_invariant", batch_invariant),
     )  # fmt: skip
     if problem.p < 1 or problem.q < 1:
         top, bottom, left, right = sides
@@ -377,9 +387,12 @@ def check_problem(problem: Any) -> None:
         raise ValueError("op='dgrad', the gradient of a layer's input, has no bias and no activation")
     if problem.op == "wgrad" and problem.activation:
         raise ValueError("op='wgrad', the gradient of a layer's filters, has no activation")
+    if problem.op == "wgrad" and problem.batch_invariant:
+        raise ValueError(NO_IMAGES_BITS)
     arguments.integer("groups", problem.groups, 1)
     conv_problem(
         (problem.n, problem.c, problem.h, problem.w), (problem.k, problem.group_c, problem.r, problem.s), None,
         problem.stride, problem.padding, problem.dilation, problem.groups, dtype=problem.dtype,
         layout=problem.layout, precision=problem.precision, activation=problem.activation,
+        batch_invariant=problem.batch_invariant,
     )  # fmt: skip

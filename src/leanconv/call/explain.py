@@ -9,7 +9,7 @@ from typing import Any
 from leanconv.algorithms import ALGORITHMS
 from leanconv.call import arguments
 from leanconv.call.bind import is_loaded
-from leanconv.call.choose import Candidate, pick, survey, workspace_limit
+from leanconv.call.choose import Candidate, pick, settle, survey, tuned, workspace_limit
 from leanconv.call.describe import Described, check_problem
 from leanconv.call.run import check_torch_algorithm, left_to_the_library, torch_function
 from leanconv.plan import Target
@@ -17,9 +17,10 @@ from leanconv.problem import Problem
 from leanconv.reference import CPU_ALGORITHMS
 from leanconv.runtime import launch
 from leanconv.runtime.driver import CudaUnavailableError
+from leanconv.tuning import tables
 
 #: The GPU that `explain` assumes where none can be opened: an H200.
-NOMINAL = Target("sm_90a", 132, 227 * 1024, 228 * 1024)
+NOMINAL = Target("sm_90a", 132, 227 * 1024, 228 * 1024, model="NVIDIA H200")
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,11 @@ class Explanation:
     #: bytes of workspace that were allowed; None is no limit
     workspace_limit: int | None = None
     others: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    #: what spoke: "your table" of tuned problems, "the shipped table", or "the cost model"
+    source: str = tables.MODEL
+    #: measured microseconds: of each algorithm the best, then of other libraries, the quickest first; empty where no
+    #: table has the problem
+    times: dict[str, float] = field(default_factory=dict)
 
     def __str__(self) -> str:
         lines = [str(self.problem), f"  on   {self.where}", f"  runs {self.chosen or 'nothing'}: {self.why}"]
@@ -53,6 +59,8 @@ class Explanation:
         elif self.workspace_limit:
             lines.append(f"  with {self._limit()}")
         lines += [f"       {kernel}" for kernel in self.kernels]
+        if self.times:
+            lines.append("  took " + ", ".join(f"{name} {us:.4g} µs" for name, us in self.times.items()))
         lines += [f"  not  {name}: {'; '.join(reasons)}" for name, reasons in self.others.items()]
         return "\n".join(lines)
 
@@ -113,6 +121,9 @@ def explain_call(described: Described, *, compile_now: bool = False) -> Explanat
 def _why(candidates: tuple[Candidate, ...], chosen: Candidate | None, name: str) -> str:
     if chosen is None:
         return "nothing can run it" if name == "auto" else f"algorithm={name!r} cannot run it"
+    if chosen.us is not None:
+        measured = "it was the quickest that was timed" if name == "auto" else "it was requested, and timed"
+        return f"{measured}, with {chosen.us:.4g} µs, says {chosen.source}"
     if name != "auto":
         return "it was requested"
     costs = [candidate.cost for candidate in candidates if not candidate.reasons]
@@ -129,11 +140,11 @@ def _others(
     others = {}
     best = 0.0 if chosen is None else chosen.cost
     for candidate in candidates:
-        if candidate is chosen:
+        if chosen is not None and candidate.algorithm is chosen.algorithm:
             continue
         name, reasons = candidate.algorithm.name, candidate.reasons
         if not reasons:
-            longer = best and best < candidate.cost < inf
+            longer = best and best < candidate.cost < inf and (chosen is None or chosen.us is None)
             slower = f", and is expected to take {candidate.cost / best:.1f} times as long" if longer else ""
             # filter2d takes no algorithm=
             how = f"; algorithm={name!r} chooses it" if problem.kind == "conv2d" else ""
@@ -159,21 +170,36 @@ def _on_gpu(problem: Problem, index: int, name: str, limit: int | None, compile_
         device, target = None, NOMINAL
         where = f"an H200, assumed, for cuda:{index} cannot be used: {error}"
     candidates = survey(problem, target, name, limit)
-    chosen = pick(candidates, name)
+    chosen = tuned(problem, target, name, limit) or pick(candidates, name)
+    settled = None if chosen is None else settle(chosen, problem, target, name, limit)
+    why = _why(candidates, chosen, name) + ", over all batches" * (problem.batch_invariant and name == "auto")
     explanation = Explanation(
-        problem, where, chosen.algorithm.name if chosen else None, _why(candidates, chosen, name),
+        problem, where, chosen.algorithm.name if chosen else None, why,
         workspace_bytes=chosen.algorithm.workspace_bytes(problem) if chosen else 0,
         prepared_bytes=chosen.algorithm.prepared_bytes(problem) if chosen else 0,
         workspace_limit=workspace_limit(name, limit), others=_others(candidates, chosen, problem),
+        source=chosen.source if chosen else tables.MODEL, times=_times(problem, target),
     )  # fmt: skip
-    if chosen is None or device is None:
+    if settled is None or device is None:
         return explanation
     kernels: tuple[str, ...] = ()
     if compile_now or is_loaded(problem, index, name, limit):
-        plan = chosen.plan(problem, target)
+        plan = settled.plan(problem, target)
         kernels = tuple(
             f"{each.symbol}: {code.registers} registers, {code.spill_bytes} bytes spilled, {each.grid} blocks of "
             f"{each.block} threads, {each.shared_bytes} bytes of shared memory"
             for each, code in zip(plan.every_launch, device.compiled(plan), strict=True)
         )
-    return replace(explanation, config=str(chosen.config), kernels=kernels)
+    return replace(explanation, config=str(settled.config), kernels=kernels)
+
+
+def _times(problem: Problem, target: Target) -> dict[str, float]:
+    """What tables know: of each algorithm the least time, those of other libraries too; the user's table wins."""
+    found: dict[str, float] = {}
+    for _, entry in tables.known(problem, target):
+        times: dict[str, float] = dict(entry.peers)
+        for each in entry.timed:
+            if each.us is not None:
+                times[each.algorithm] = min(each.us, times.get(each.algorithm, inf))
+        found = times | found
+    return dict(sorted(found.items(), key=lambda pair: pair[1]))

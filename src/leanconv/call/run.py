@@ -253,9 +253,11 @@ class CpuCall(_HostCall):
 
     def __init__(self, described: Described, choice: Candidate) -> None:
         super().__init__(described)
+        assert isinstance(choice.algorithm, CpuAlgorithm)
         self._algorithm = choice.algorithm
         operands = described.operands
         self._order, self._w_order, self._out_order = operands.order, operands.w_order, operands.out_order
+        self._read = tuple(operand.shape for operand in described.problem.operands[:2])
 
     def __call__(self, x: Any, w: Any, bias: Any, out: Any, value: float = 0, delta: float = 0) -> Any:
         arrays, problem = self._arrays, self._problem
@@ -266,17 +268,18 @@ class CpuCall(_HostCall):
             if writes_bias(problem):
                 bias[...] = 0
         else:
-            assert isinstance(self._algorithm, CpuAlgorithm)
             to_numpy = arrays.to_numpy
-            first, second, *_ = problem.operands
             given = None if bias is None else to_numpy(bias)
             x, w = in_memory(to_numpy(x), self._order), in_memory(to_numpy(w), self._w_order)
-            x, w = x.reshape(first.shape), w.reshape(second.shape)
+            x, w = x.reshape(self._read[0]), w.reshape(self._read[1])
             if writes_bias(problem):
                 assert isinstance(problem, ConvProblem) and given is not None
                 given[...] = bias_gradient(problem, w)
                 problem, given = replace(problem, bias=False), None
-            result = self._algorithm.run(problem, x, w, given, value, delta)
+            if problem.batch_invariant and problem.images > 1:
+                result = self._image_by_image(x, w, given)
+            else:
+                result = self._algorithm.run(problem, x, w, given, value, delta)
             result = as_shown(result, self._shape, self._out_order)
         if arrays is not NUMPY:
             result = arrays.from_numpy(result, None)
@@ -285,6 +288,17 @@ class CpuCall(_HostCall):
             return result
         arrays.assign(out, result)
         return out
+
+    def _image_by_image(self, x: np.ndarray, w: np.ndarray, bias: np.ndarray | None) -> np.ndarray:
+        """The result of a batch as that of so many batches of one: BLAS sums in an order that shapes determine."""
+        assert isinstance(self._problem, ConvProblem)
+        one, axis = replace(self._problem, n=1), self._problem.layout.index("N")
+        y = np.empty(self._problem.y_shape, self._result)
+        images, results = np.moveaxis(x, axis, 0), np.moveaxis(y, axis, 0)
+        for image, result in zip(images, results, strict=True):
+            done = self._algorithm.run(one, np.expand_dims(image, axis), w, bias)
+            result[...] = done.reshape(result.shape)
+        return y
 
 
 class PreparedCall:
@@ -389,10 +403,21 @@ class TorchCpuConv(_HostCall):
         if alone:  # a batch of one
             x = x.unsqueeze(0)
         x, w = (in_order(x, (0, 2, 3, 1)), w) if self._channels_last else (in_order(x), in_order(w))
-        y = self._input_gradient(x, w) if problem.op == "dgrad" else self._forward(x, w, bias)
+        y = self._image_by_image(x, w, bias) if problem.batch_invariant else self._compute(x, w, bias)
         y = y.squeeze(2) if signal else y
         y = y.squeeze(0) if alone else y
         return in_order(y, self._order) if out is None else out.copy_(y)
+
+    def _compute(self, x: Any, w: Any, bias: Any) -> Any:
+        return self._input_gradient(x, w) if self._problem.op == "dgrad" else self._forward(x, w, bias)
+
+    def _image_by_image(self, x: Any, w: Any, bias: Any) -> Any:
+        """The result of a batch as that of so many batches of one: PyTorch chooses by the batch, too."""
+        import torch
+
+        images = x.split(1) if len(x) else (x,)
+        # each in memory of its own, where every image lies alike
+        return torch.cat([self._compute(image.clone(), w, bias) for image in images])
 
     def _forward(self, x: Any, w: Any, bias: Any) -> Any:
         from torch.nn import functional
@@ -411,7 +436,7 @@ class TorchCpuConv(_HostCall):
         problem = self._problem
         top, bottom, left, right = problem.padding
         # of the padded input, whose middle is wanted: PyTorch pads both ends alike
-        shape = (problem.n, problem.c, top + problem.h + bottom, left + problem.w + right)
+        shape = (len(grad), problem.c, top + problem.h + bottom, left + problem.w + right)
         dx = conv2d_input(shape, w, grad, problem.stride, 0, problem.dilation, problem.groups)
         return dx[:, :, top : top + problem.h, left : left + problem.w]
 

@@ -24,6 +24,8 @@ from leanconv.runtime import cache, env, launch
 from leanconv.runtime import compile as compiler
 from leanconv.runtime.driver import CudaUnavailableError, driver, version_text
 from leanconv.runtime.probe import why_no_gpu
+from leanconv.tuning.tables import Table
+from leanconv.tuning.verify import files
 
 #: Packages worth a line, each with the distributions that may bring it.
 PACKAGES = (
@@ -84,6 +86,7 @@ def examine() -> Iterator[Finding]:
     yield _torch_cuda(usable and compiles.state == "ok")
     yield _cupy(usable and compiles.state == "ok")
     yield _store()
+    yield _tables()
     yield _pictures()
 
 
@@ -221,6 +224,19 @@ def _cupy(usable: bool) -> Finding:
     if not usable:
         return Finding(name, "absent", "they need the GPU and the compiler; see there")
     return _checked(name, lambda: _run_foreign(cupy.asarray, lambda y: np.asarray(y.get())))
+
+
+def _tables() -> Finding:
+    name, found = "tables of tuned problems", []
+    if env.tuning_mode() == "off":
+        return Finding(name, "absent", "LEANCONV_TUNING=off: the cost model alone chooses")
+    for source, path in files():
+        try:
+            table = Table.read(path)
+            found.append(f"{source} has {len(table)} for {table.gpu.get('name')}")
+        except ValueError as error:
+            return Finding(name, "broken", str(error), "move it away; leanconv tune writes a new one")
+    return Finding(name, "ok", "; ".join(found) or "there is none; leanconv tune writes one")
 
 
 def _store() -> Finding:

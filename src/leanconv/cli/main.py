@@ -1,4 +1,4 @@
-"""The command line: ``leanconv doctor | bench | filter | explain | compile | cache | demo``."""
+"""The command line: ``leanconv doctor | bench | filter | explain | compile | tune | cache | demo``."""
 
 from __future__ import annotations
 
@@ -227,6 +227,61 @@ def compile_kernels(
     problems = [case.problem if batch is None else with_batch(case.problem, batch) for case in cases]
     limit = _bytes(workspace_limit)
     print(leanconv.compile(problems, device=device, algorithm=algorithm, workspace_limit=limit))
+
+
+@app.command()
+def tune(
+    what: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="SUITE|PROBLEM|MODEL.py:NAME",
+            help="A suite's name, conv:… or filter:…, or a module of a file, or a function there that returns one.",
+        ),
+    ] = None,
+    layout: options.Layout = None,
+    precision: options.Precision = None,
+    dtype: options.Dtype = None,
+    op: options.Operation = None,
+    batch: options.Batch = None,
+    inputs: Annotated[
+        list[str] | None, typer.Option("--input", help="What a model is called with: 8x3x224x224; again for more.")
+    ] = None,
+    backward: Annotated[
+        bool | None, typer.Option("--backward/--no-backward", help="A model's gradients too; by default as it trains.")
+    ] = None,
+    device: Annotated[str, typer.Option(help="cuda or cuda:N.")] = "cuda",
+    mode: Annotated[str | None, typer.Option(help="on, read-only or frozen, in place of LEANCONV_TUNING.")] = None,
+    again: Annotated[bool, typer.Option("--again", help="Time anew what the table has.")] = False,
+    peers: Annotated[
+        bool | None, typer.Option("--peers/--no-peers", help="Time PyTorch too; by default where it is installed.")
+    ] = None,
+    show: Annotated[bool, typer.Option("--show", help="Print the tables.")] = False,
+    verify: Annotated[bool, typer.Option("--verify", help="Check the tables: kernels, and on a GPU values.")] = False,
+    export: Annotated[Path | None, typer.Option("--export", metavar="FILE", help="Copy your table.")] = None,
+    import_: Annotated[Path | None, typer.Option("--import", metavar="FILE", help="Merge a table into yours.")] = None,
+    workspace_limit: Annotated[str | None, typer.Option(metavar="BYTES", help=_LIMIT)] = None,
+) -> None:
+    """Time what could compute each problem on this GPU, and keep the times: auto takes the quickest from then on."""
+    from importlib.util import find_spec
+
+    from leanconv.cli import tune as tuner
+
+    actions = [show, verify, export is not None, import_ is not None]
+    if sum((what is not None, *actions)) != 1:
+        raise ValueError("give one thing to tune, or one of --show, --verify, --export and --import")
+    if what is not None:
+        given = (layout, precision, dtype, op, batch, inputs or (), backward)
+        work = tuner.work_of(what, *given, _bytes(workspace_limit))
+        tuner.run(work, device, mode, again, find_spec("torch") is not None if peers is None else peers)
+    elif show:
+        tuner.show()
+    elif verify:
+        if not tuner.check(device):
+            raise typer.Exit(FAILED)
+    elif export is not None:
+        tuner.export_table(export)
+    elif import_ is not None:
+        tuner.import_table(import_)
 
 
 @app.command()

@@ -7,30 +7,49 @@ import numpy as np
 from leanconv.dtypes import item_bytes
 from leanconv.problem import ConvProblem
 from leanconv.reference.blas import matmul
-from leanconv.reference.blocks import PaddedInput, blocks, finish, output_like, product_cost, shared_limits, windows
+from leanconv.reference.blocks import (
+    PaddedInput,
+    blocks,
+    finish,
+    in_columns,
+    output_like,
+    product_cost,
+    shared_limits,
+    windows,
+)
+from leanconv.reference.depthwise import depthwise
 from leanconv.reference.layers import LayerAlgorithm
 
 
 class Direct(LayerAlgorithm):
     """One small product per filter tap and block, summed in place: the leanest of the CPU engine.
 
-    Where a filter sees one channel (depthwise layers) the product is elementwise, which matrix products serve badly.
+    Where a filter sees one channel (depthwise layers) products are elementwise, and `depthwise` takes all taps at once.
     """
 
     name = "direct"
     paper = "the definition of convolution"
     tier = "ieee"
+    call_cost = 3e6
 
     def why_not(self, problem: ConvProblem, target: None = None) -> list[str]:
         return shared_limits(problem)
 
     def compute_cost(self, problem: ConvProblem) -> float:
-        taps = problem.n * problem.p * problem.q * problem.r * problem.s
+        pixels, taps = problem.n * problem.p * problem.q, problem.r * problem.s
         if problem.group_c == 1:
-            return (125.0 if problem.layout == "NCHW" else 80.0) * taps * problem.k
-        return product_cost(problem) + taps * (80 * problem.c + 120 * problem.k)
+            # to turn images around and back takes as long as some 15 taps, to part the columns of a stride as 4
+            around = (300 if problem.layout == "NCHW" else 60) + (60 if problem.stride[1] > 1 else 0)
+            return pixels * problem.k * (around + 17.0 * taps)
+        return product_cost(problem) + pixels * taps * (50 * problem.c + 75 * problem.k)
 
     def compute(self, problem: ConvProblem, x: np.ndarray, w: np.ndarray, bias: np.ndarray | None) -> np.ndarray:
+        if problem.group_c == 1:
+            return depthwise(problem, x, w, bias)
+        pixel_bytes = (problem.c + 2 * problem.k) * item_bytes(problem.dtype)
+        return in_columns(problem, x, bias, pixel_bytes, lambda band, seen: self._taps(band, seen, w, bias), 1 << 20)
+
+    def _taps(self, problem: ConvProblem, x: np.ndarray, w: np.ndarray, bias: np.ndarray | None) -> np.ndarray:
         y = output_like(problem, x)
         if y.size == 0:
             return y
@@ -67,19 +86,11 @@ class Direct(LayerAlgorithm):
 def _multiply_nchw(tap: np.ndarray, seen: np.ndarray, product: np.ndarray, group_c: int) -> None:
     """``product`` (groups, K/g, images, P, Q) from a tap (groups, K/g, C/g) and what it sees (C, images, P, Q)."""
     groups, group_k = product.shape[:2]
-    if group_c == 1:
-        np.multiply(tap[:, :, :, None, None], seen[:, None], out=product)
-    else:
-        matmul(tap, seen.reshape(groups, group_c, -1), out=product.reshape(groups, group_k, -1))
+    matmul(tap, seen.reshape(groups, group_c, -1), out=product.reshape(groups, group_k, -1))
 
 
 def _multiply_nhwc(seen: np.ndarray, tap: np.ndarray, product: np.ndarray, group_c: int) -> None:
     """``product`` (images, P, Q, groups, K/g) from the pixels (images, P, Q, C) and a tap (groups, C/g, K/g)."""
     groups, group_k = product.shape[3:]
-    if group_c != 1:
-        pixels = seen.reshape(-1, groups, group_c).swapaxes(0, 1)
-        matmul(pixels, tap, out=product.reshape(-1, groups, group_k).swapaxes(0, 1))
-    elif group_k == 1:
-        np.multiply(seen, tap[:, 0, 0], out=product[..., 0])
-    else:
-        np.multiply(seen[..., None], tap[:, 0], out=product)
+    pixels = seen.reshape(-1, groups, group_c).swapaxes(0, 1)
+    matmul(pixels, tap, out=product.reshape(-1, groups, group_k).swapaxes(0, 1))

@@ -8,7 +8,7 @@ from leanconv.algorithms.base import ceil_div
 from leanconv.dtypes import item_bytes
 from leanconv.problem import ConvProblem
 from leanconv.reference.blas import matmul
-from leanconv.reference.blocks import PaddedInput, blocks, finish, output_like, product_cost, shared_limits
+from leanconv.reference.blocks import PaddedInput, blocks, finish, in_columns, output_like, product_cost, shared_limits
 from leanconv.reference.layers import LayerAlgorithm
 
 
@@ -47,6 +47,7 @@ class Im2win(LayerAlgorithm):
     name = "im2win"
     paper = "S. Lu et al., Im2win: An Efficient Convolution Paradigm on GPU (2023)"
     tier = "ieee"
+    call_cost = 2e6
 
     def why_not(self, problem: ConvProblem, target: None = None) -> list[str]:
         reasons = shared_limits(problem)
@@ -57,17 +58,30 @@ class Im2win(LayerAlgorithm):
     def compute_cost(self, problem: ConvProblem) -> float:
         pixels = problem.n * problem.p * problem.q
         if problem.layout == "NHWC" and problem.groups == 1:
-            # Short runs of channels copy slowly.
+            # Short runs of channels copy slowly. Windows that reach over the end of a row are multiplied, too.
             copied = pixels * problem.r * problem.stride[1] * (problem.c + 12)
-            return product_cost(problem) * 1.05 + 160 * copied
+            period = ceil_div(problem.s, problem.stride[1])
+            computed = ceil_div(problem.q - 1 + period, period) * period / problem.q
+            return product_cost(problem) * 1.25 * computed + 160 * copied
         return product_cost(problem) + 160 * pixels * problem.c * problem.r * (problem.stride[1] + problem.s)
 
     def compute(self, problem: ConvProblem, x: np.ndarray, w: np.ndarray, bias: np.ndarray | None) -> np.ndarray:
+        pixel_bytes = _pixel_bytes(problem)
+        return in_columns(problem, x, bias, pixel_bytes, lambda band, seen: self._compute(band, seen, w, bias))
+
+    def _compute(self, problem: ConvProblem, x: np.ndarray, w: np.ndarray, bias: np.ndarray | None) -> np.ndarray:
         y = output_like(problem, x)
         if y.size:
             with np.errstate(invalid="ignore", over="ignore"):
                 (_run_nchw if problem.layout == "NCHW" else _run_nhwc)(problem, x, w, bias, y)
         return y
+
+
+def _pixel_bytes(problem: ConvProblem) -> int:
+    """Bytes of temporaries for an output pixel."""
+    if problem.layout == "NCHW":
+        return problem.c * problem.r * (problem.s + problem.stride[1]) * item_bytes(problem.dtype)
+    return (problem.c * problem.r * problem.stride[1] + problem.k) * item_bytes(problem.dtype)
 
 
 def _run_nchw(problem: ConvProblem, x: np.ndarray, w: np.ndarray, bias: np.ndarray | None, y: np.ndarray) -> None:
@@ -76,8 +90,7 @@ def _run_nchw(problem: ConvProblem, x: np.ndarray, w: np.ndarray, bias: np.ndarr
     filters = w.reshape(problem.groups, problem.group_k, problem.group_c, r, s).swapaxes(-1, -2)
     filters = filters.reshape(problem.groups, problem.group_k, -1)
     padded = PaddedInput(problem, x)
-    pixel_bytes = problem.c * r * (s + step) * item_bytes(problem.dtype)
-    for block in blocks(problem, pixel_bytes):
+    for block in blocks(problem, _pixel_bytes(problem)):
         image = padded.load(block).swapaxes(0, 1)
         win = im2win(image, r, block.rows, problem.stride[0], problem.dilation[0])
         n, c, p, _ = win.shape
@@ -102,8 +115,7 @@ def _run_nhwc(problem: ConvProblem, x: np.ndarray, w: np.ndarray, bias: np.ndarr
     period = apart * step
     width = ceil_div((q - 1) * step + s, period) * period
     padded = PaddedInput(problem, x, width)
-    pixel_bytes = (c * r * step + problem.k) * item_bytes(problem.dtype)
-    for block in blocks(problem, pixel_bytes):
+    for block in blocks(problem, _pixel_bytes(problem)):
         win = im2win_channels_last(padded.load(block), r, block.rows, problem.stride[0], problem.dilation[0]).ravel()
         part = y[block.first : block.last, block.top : block.bottom]
         lines = block.images * block.rows * (width // period)

@@ -8,10 +8,22 @@ from leanconv.algorithms.base import ceil_div, mean_products
 from leanconv.dtypes import item_bytes
 from leanconv.problem import ConvProblem
 from leanconv.reference.blas import matmul
-from leanconv.reference.blocks import Block, PaddedInput, blocks, finish, output_like, product_cost, shared_limits
+from leanconv.reference.blocks import (
+    Block,
+    PaddedInput,
+    blocks,
+    finish,
+    in_columns,
+    output_like,
+    product_cost,
+    shared_limits,
+)
 from leanconv.reference.im2col import Im2col
 from leanconv.reference.layers import LayerAlgorithm
 from leanconv.winograd import Matrices, kernels, matrices, why_no_kernels
+
+#: Bytes of temporaries of a block.
+BUDGET = 8 << 20
 
 
 class Winograd1d(LayerAlgorithm):
@@ -33,6 +45,7 @@ class Winograd1d(LayerAlgorithm):
     name = "winograd1d"
     paper = "Z. Zhang et al., Im2col-Winograd (ICPP 2024)"
     tier = "fp32"
+    call_cost = 1e7
 
     def why_not(self, problem: ConvProblem, target: None = None) -> list[str]:
         reasons = shared_limits(problem, transforms=True)
@@ -48,7 +61,10 @@ class Winograd1d(LayerAlgorithm):
 
     def compute(self, problem: ConvProblem, x: np.ndarray, w: np.ndarray, bias: np.ndarray | None) -> np.ndarray:
         alpha, piece = min(_kernels(problem), key=lambda pair: _cost(problem, *pair))
-        return convolve(problem, alpha, x, w, bias, piece)
+        each = ceil_div(alpha, alpha + 1 - piece) * (2 * problem.c + 3 * problem.k) * item_bytes(problem.dtype)
+        return in_columns(
+            problem, x, bias, each, lambda band, seen: convolve(band, alpha, seen, w, bias, piece), BUDGET
+        )
 
 
 def _kernels(problem: ConvProblem) -> tuple[tuple[int, int], ...]:
@@ -81,7 +97,7 @@ def convolve(
     pixel_bytes = ceil_div(alpha, transforms.n) * (2 * problem.c + 3 * problem.k) * item_bytes(problem.dtype)
     with np.errstate(invalid="ignore", over="ignore"):
         filters = transform_filters(problem, w, transforms)
-        for block in blocks(problem, pixel_bytes, budget=8 << 20):
+        for block in blocks(problem, pixel_bytes, BUDGET):
             if problem.layout == "NCHW":
                 tiles = _tiles_nchw(problem, padded.load(block), filters, bt, at)
             else:

@@ -39,25 +39,30 @@ _INCLUDE = re.compile(rb"^\s*#\s*include\s*[<\"]([^>\"]+)[>\"]", re.MULTILINE)
 
 
 @cache
-def _headers(name: str) -> dict[str, str]:
-    """``name`` and every header below kernels/ that it includes, directly or not, with their checksums.
+def headers(name: str) -> dict[str, bytes]:
+    """``name`` and every header below kernels/ that it includes, directly or not, with their text.
 
     Headers from elsewhere (CUDA's own) come with the compiler, whose version is part of the key.
     """
-    checksums: dict[str, str] = {}
+    found: dict[str, bytes] = {}
     todo = [name]
     while todo:
         header = todo.pop()
         path = KERNELS / header
-        if header in checksums or not path.is_file():
+        if header in found or not path.is_file():
             continue
-        text = path.read_bytes()
-        checksums[header] = hashlib.sha256(text).hexdigest()
+        text = found[header] = path.read_bytes()
         included = [match.decode() for match in _INCLUDE.findall(text)]
         # NVRTC looks below kernels/ for <...>, and beside the including file for "..."
         todo += included
         todo += [(Path(header).parent / other).as_posix() for other in included]
-    return checksums
+    return found
+
+
+@cache
+def _headers(name: str) -> dict[str, str]:
+    """The same with their checksums."""
+    return {header: hashlib.sha256(text).hexdigest() for header, text in headers(name).items()}
 
 
 @cache
@@ -98,12 +103,6 @@ def directory() -> Path | None:
     """The folder of the kernels, or None when the store is switched off or the user has no home."""
     base = None if env.cache_disabled() else env.cache_dir()
     return None if base is None else base / "kernels"
-
-
-def is_stored(launch: Launch, arch: str) -> bool:
-    """Whether the store has a file for a launch."""
-    folder = directory()
-    return folder is not None and (folder / f"{key(launch, arch)}{SUFFIX}").is_file()
 
 
 def load(name: str) -> Compiled | None:
@@ -168,6 +167,10 @@ def store(name: str, compiled: Compiled) -> None:
             )
 
 
+#: names of what this process has compiled, and not another one at the same time
+made: list[str] = []
+
+
 def compiled(launch: Launch, arch: str) -> Compiled:
     """Machine code of ``launch``, from disk or else from NVRTC.
 
@@ -184,6 +187,7 @@ def compiled(launch: Launch, arch: str) -> Compiled:
         code = load(name) if waited else None
         if code is None:
             code = _compile(launch, arch)
+            made.append(name)
             store(name, code)
     return code
 

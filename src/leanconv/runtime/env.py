@@ -19,7 +19,13 @@ VARIABLES = {
     "LEANCONV_WORKSPACE_LIMIT": "bytes of GPU memory that a layer may take for scratch and prepared filters, such as 0 "
     "or 64MiB, where a call has no workspace_limit= (default: no scratch but prepared filters for algorithm='auto', no "
     "limit for one called by name)",
+    "LEANCONV_TUNING": "off: choose by the cost model alone; read-only: use the tables of tuned layers, write none; "
+    "frozen: time nothing either (default: on)",
+    "LEANCONV_TUNING_DIR": "folder of the tables that `leanconv tune` writes (default: $XDG_DATA_HOME/leanconv or "
+    "~/.local/share/leanconv)",
 }
+#: What LEANCONV_TUNING may say, and `leanconv.tune` and `leanconv.tuning`.
+TUNING_MODES = ("on", "read-only", "frozen", "off")
 
 _UNITS = {
     "": 1, "b": 1, "kb": 1000, "mb": 1000**2, "gb": 1000**3, "tb": 1000**4,
@@ -79,6 +85,27 @@ def workspace_limit() -> int | None:
     """Bytes that LEANCONV_WORKSPACE_LIMIT allows; None where it is absent or empty. ValueError for no bytes."""
     text = os.environ.get("LEANCONV_WORKSPACE_LIMIT")
     return parse_bytes("LEANCONV_WORKSPACE_LIMIT", text) if text else None
+
+
+def tuning_mode() -> str:
+    """What LEANCONV_TUNING says, one of TUNING_MODES. ValueError for anything else."""
+    mode = os.environ.get("LEANCONV_TUNING") or "on"
+    if mode not in TUNING_MODES:
+        raise ValueError(f"LEANCONV_TUNING={mode!r} is not known; choose one of {', '.join(TUNING_MODES)}")
+    return mode
+
+
+def tuning_dir() -> Path | None:
+    """The folder that LEANCONV_TUNING_DIR names, else the user's data folder; None for a user who has no home."""
+    # NOTE: the first choice of a process needs it, and importing platformdirs takes longer than choosing
+    named = os.environ.get("LEANCONV_TUNING_DIR")
+    base = os.environ.get("XDG_DATA_HOME")
+    try:
+        if named:
+            return Path(named).expanduser()
+        return (Path(base) if base else Path.home() / ".local" / "share") / "leanconv"
+    except RuntimeError:
+        return None
 
 
 def _raw_reader(name: str) -> Callable[[], Any]:

@@ -277,7 +277,7 @@ class CudaDevice:
             # two transfers in a clock cycle of the memory
             number["bytes_per_cycle"] = 100 * round(_COPY_SHARE * 2 * memory_clock * bus / 8 / clock / 100)
         arch = arch_name(number.pop("major"), number.pop("minor"))
-        self.target = Target(arch=arch, **number, consumer="GeForce" in self.name)
+        self.target = Target(arch=arch, **number, consumer="GeForce" in self.name, model=self.name)
         context = c_void_p()
         self._driver.check("cuDevicePrimaryCtxRetain", byref(context), handle)
         self._context = context.value

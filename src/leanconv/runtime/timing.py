@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 #: Launches shorter than this are timed in batches, so that the events' own cost (about 2 µs) disappears.
 _BATCH_US = 200.0
@@ -169,11 +169,7 @@ class _Gpu:
             self._driver.cuEventDestroy(event)
 
     def _check(self, result: tuple[Any, ...]) -> Any:
-        status, *values = result
-        if status != self._driver.CUresult.CUDA_SUCCESS:
-            _, text = self._driver.cuGetErrorString(status)
-            raise RuntimeError(f"the CUDA driver says {status.name}: {text.decode() if text else 'no text'}")
-        return values[0] if values else None
+        return _checked(self._driver, result)
 
     def synchronize(self) -> None:
         self._check(self._driver.cuStreamSynchronize(self._stream))
@@ -187,16 +183,108 @@ class _Gpu:
         self._check(self._driver.cuEventSynchronize(end))
         return float(self._check(self._driver.cuEventElapsedTime(begin, end))) * 1e3
 
+    def cache_bytes(self) -> int:
+        """Bytes of the L2 cache."""
+        driver = self._driver
+        device = self._check(driver.cuCtxGetDevice())
+        attribute = driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE
+        return int(self._check(driver.cuDeviceGetAttribute(attribute, device)))
+
     @contextmanager
     def flusher(self) -> Iterator[Callable[[], None]]:
         """A function that overwrites twice the L2 cache, with the buffer that it needs."""
         driver = self._driver
-        device = self._check(driver.cuCtxGetDevice())
-        attribute = driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE
-        size = 2 * max(int(self._check(driver.cuDeviceGetAttribute(attribute, device))), 32 << 20)
+        size = 2 * max(self.cache_bytes(), 32 << 20)
         pointer = self._check(driver.cuMemAlloc(size))
         try:
             yield lambda: self._check(driver.cuMemsetD32Async(pointer, 0, size // 4, self._stream))
         finally:
             self.synchronize()
             self._check(driver.cuMemFree(pointer))
+
+
+class Clock(Protocol):
+    """What tuning measures with; a test has one without a GPU."""
+
+    #: bytes of the cache that what is timed has to get past
+    cache_bytes: int
+
+    def warm_up(self, call: Callable[[], Any]) -> None:
+        """Bring the card to the clocks of a card at work."""
+
+    def sample(self, calls: Sequence[Callable[[], Any]]) -> float:
+        """Microseconds of one of ``calls``, which run one after another: their mean."""
+
+
+#: Seconds of calls that a card is warmed up with.
+_WARM_S = 0.3
+#: How often a sample is taken again where the host came to a halt between two launches, as it does beside compilations.
+_MOST_RETRIES = 4
+
+
+class GpuClock:
+    """A `Clock` on the default stream of a GPU, whose context is current as long as it is open."""
+
+    def __init__(self, index: int) -> None:
+        from cuda.bindings import driver
+
+        self._driver = driver
+        _checked(driver, driver.cuInit(0))
+        context = _checked(driver, driver.cuDevicePrimaryCtxRetain(_checked(driver, driver.cuDeviceGet(index))))
+        _checked(driver, driver.cuCtxPushCurrent(context))
+        self._gpu = _Gpu(0)
+        self._flusher = self._gpu.flusher()
+        self._flush = self._flusher.__enter__()
+        #: `flusher` overwrites twice the cache
+        self.cache_bytes = self._gpu.cache_bytes()
+        self._flush_us = self._gpu.elapsed(lambda: _repeat(self._flush, 8)) / 8
+        #: microseconds that the host took to submit a call
+        self._host_us = 10.0
+
+    @classmethod
+    @contextmanager
+    def opened(cls, index: int) -> Iterator[GpuClock]:
+        """A clock, closed at the end."""
+        clock = cls(index)
+        try:
+            yield clock
+        finally:
+            clock.close()
+
+    def close(self) -> None:
+        """Give the memory back, and the context that was current before."""
+        self._flusher.__exit__(None, None, None)
+        _checked(self._driver, self._driver.cuCtxPopCurrent())
+
+    def warm_up(self, call: Callable[[], Any]) -> None:
+        begin = time.perf_counter()
+        while time.perf_counter() - begin < _WARM_S:
+            self._gpu.elapsed(lambda: _repeat(call, 4))
+
+    def sample(self, calls: Sequence[Callable[[], Any]]) -> float:
+        """A buffer of twice the cache is overwritten before, until everything timed is queued."""
+        host_us = took = 0.0
+
+        def work() -> None:
+            nonlocal host_us
+            begin = time.perf_counter()
+            for call in calls:
+                call()
+            host_us = (time.perf_counter() - begin) * 1e6
+
+        for _ in range(_MOST_RETRIES):
+            shield_us = min(1.5 * self._host_us * len(calls) + 20, _MAX_SHIELD_US)
+            _repeat(self._flush, math.ceil(shield_us / self._flush_us))
+            took = self._gpu.elapsed(work)
+            self._host_us = max(host_us / len(calls), 0.8 * self._host_us)
+            if host_us < shield_us + 0.5 * took:
+                break
+        return took / len(calls)
+
+
+def _checked(driver: Any, result: tuple[Any, ...]) -> Any:
+    status, *values = result
+    if status != driver.CUresult.CUDA_SUCCESS:
+        _, text = driver.cuGetErrorString(status)
+        raise RuntimeError(f"the CUDA driver says {status.name}: {text.decode() if text else 'no text'}")
+    return values[0] if values else None

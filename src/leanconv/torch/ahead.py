@@ -30,7 +30,8 @@ def warm_up(
     Nothing is computed and nothing changes: the model runs on tensors without values, and of the convolutions that
     would run those are compiled that `enable` takes over, by the rules of the takeover that is active or else of
     ``enable()``, and those of leanconv.torch's own modules and functions. Call it under the same autocast, and with the
-    model in the same mode, as the steps.
+    model in the same mode, as the steps. Where several processes train together, each calls it; none waits for another,
+    since DistributedDataParallel and SyncBatchNorm are passed by.
 
     Args:
         model: on the GPU.
@@ -154,11 +155,11 @@ class _Recorder(TorchDispatchMode):
                     self.taken.append(problem)
 
     def _ours(self, op: Any, x_shape: Any, w_shape: Any, first: Any, second: Any, bias: Any, *options: Any) -> None:
-        stride, padding, dilation, groups, precision = options
+        stride, padding, dilation, groups, precision, batch_invariant = options
         layout: Layout = "NHWC" if operators.is_channels_last(first) else "NCHW"
         layer = conv_problem(
             tuple(x_shape), tuple(w_shape), None if bias is None else tuple(bias.shape), stride, padding, dilation,
             groups, dtype=DTYPES[str(first.dtype).removeprefix("torch.")].name, layout=layout,
-            precision=precision, activation=None,
+            precision=precision, activation=None, batch_invariant=batch_invariant,
         )  # fmt: skip
         self.problems.append(replace(layer, op=op))

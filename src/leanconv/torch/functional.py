@@ -24,6 +24,7 @@ def conv2d(
     groups: int = 1,
     *,
     precision: Precision = "fp32",
+    batch_invariant: bool = False,
 ) -> torch.Tensor:
     """Convolve images with filters, as ``torch.nn.functional.conv2d`` does; differentiable, to any order.
 
@@ -38,6 +39,8 @@ def conv2d(
         stride, padding, dilation, groups: as PyTorch's; ``padding`` may be ``"same"`` or ``"valid"``.
         precision: the least precise arithmetic that is allowed, as in `leanconv.conv2d`. PyTorch's switches for TF32
             have no influence.
+        batch_invariant: an image has the same bits in the result of any batch, and so has its gradient; that of the
+            filters is a sum over the images. See `leanconv.conv2d`.
 
     Returns:
         y of shape (n, k, p, q), or (k, p, q), on the current stream.
@@ -61,9 +64,10 @@ def conv2d(
         sides = _padding(padding, weight.shape[-2:], stride, dilation)
     else:
         sides = _pair("padding", padding)
+    rest = precision, batch_invariant
     if input.dim() == 3:
-        return _conv2d(input.unsqueeze(0), weight, bias, stride, sides, dilation, groups, precision).squeeze(0)
-    return _conv2d(input, weight, bias, stride, sides, dilation, groups, precision)
+        return _conv2d(input.unsqueeze(0), weight, bias, stride, sides, dilation, groups, *rest).squeeze(0)
+    return _conv2d(input, weight, bias, stride, sides, dilation, groups, *rest)
 
 
 def conv1d(
@@ -76,6 +80,7 @@ def conv1d(
     groups: int = 1,
     *,
     precision: Precision = "fp32",
+    batch_invariant: bool = False,
 ) -> torch.Tensor:
     """Convolve signals with filters, as ``torch.nn.functional.conv1d`` does; differentiable, to any order.
 
@@ -94,7 +99,8 @@ def conv1d(
     else:
         sides = (0, *_single("padding", padding))
     x = input.unsqueeze(-2) if input.dim() == 3 else input.unsqueeze(0).unsqueeze(-2)
-    y = _conv2d(x, weight.unsqueeze(-2), bias, stride, sides, dilation, groups, precision).squeeze(-2)
+    y = _conv2d(x, weight.unsqueeze(-2), bias, stride, sides, dilation, groups, precision, batch_invariant)
+    y = y.squeeze(-2)
     return y if input.dim() == 3 else y.squeeze(0)
 
 
@@ -109,6 +115,7 @@ def conv_transpose2d(
     dilation: Numbers = 1,
     *,
     precision: Precision = "fp32",
+    batch_invariant: bool = False,
 ) -> torch.Tensor:
     """The transposed convolution, as ``torch.nn.functional.conv_transpose2d``; differentiable, to any order.
 
@@ -126,8 +133,9 @@ def conv_transpose2d(
     padding, output_padding = _pair("padding", padding), _pair("output_padding", output_padding)
     if input.dim() == 3:
         given = input.unsqueeze(0), weight, bias, stride, padding, output_padding, groups, dilation
-        return _transposed(*given, precision).squeeze(0)
-    return _transposed(input, weight, bias, stride, padding, output_padding, groups, dilation, precision)
+        return _transposed(*given, precision, batch_invariant).squeeze(0)
+    given = input, weight, bias, stride, padding, output_padding, groups, dilation
+    return _transposed(*given, precision, batch_invariant)
 
 
 def conv_transpose1d(
@@ -141,6 +149,7 @@ def conv_transpose1d(
     dilation: Numbers = 1,
     *,
     precision: Precision = "fp32",
+    batch_invariant: bool = False,
 ) -> torch.Tensor:
     """The transposed convolution of signals, as ``torch.nn.functional.conv_transpose1d``; differentiable.
 
@@ -155,16 +164,12 @@ def conv_transpose1d(
         (1, *_single("stride", stride)), (0, *_single("padding", padding)),
         (0, *_single("output_padding", output_padding)), groups, (1, *_single("dilation", dilation)),
     )  # fmt: skip
-    y = _transposed(x, weight.unsqueeze(-2), bias, *given, precision).squeeze(-2)
+    y = _transposed(x, weight.unsqueeze(-2), bias, *given, precision, batch_invariant).squeeze(-2)
     return y if input.dim() == 3 else y.squeeze(0)
 
 
-def _conv2d(
-    x: Any, w: Any, bias: Any, stride: Any, padding: Any, dilation: Any, groups: int, precision: Any
-) -> torch.Tensor:
-    if isinstance(w, PreparedWeights):
-        return _prepared(x, w, bias, stride, padding, dilation, groups, precision)
-    return operators.conv2d(x, w, bias, stride, padding, dilation, groups, precision)
+def _conv2d(x: Any, w: Any, bias: Any, *options: Any) -> torch.Tensor:
+    return (_prepared if isinstance(w, PreparedWeights) else operators.conv2d)(x, w, bias, *options)
 
 
 def _prepared(x: Any, w: PreparedWeights, bias: Any, *options: Any) -> torch.Tensor:
@@ -175,7 +180,7 @@ def _prepared(x: Any, w: PreparedWeights, bias: Any, *options: Any) -> torch.Ten
 
 
 def _transposed(
-    x: Any, w: Any, bias: Any, stride: Any, padding: Any, more: Any, groups: int, dilation: Any, precision: Any
+    x: Any, w: Any, bias: Any, stride: Any, padding: Any, more: Any, groups: int, dilation: Any, *options: Any
 ) -> torch.Tensor:
     if x.shape[1] != w.shape[0]:
         raise ValueError(f"weight has {w.shape[0]} channels, but input has {x.shape[1]}: they must be the same")
@@ -193,7 +198,7 @@ def _transposed(
         ends += [before, after]
         missing.append(rest)
     shape = (x.shape[0], w.shape[1] * groups, *sides)
-    y = operators.conv2d_input(x, w, shape, stride, tuple(ends), dilation, groups, precision)
+    y = operators.conv2d_input(x, w, shape, stride, tuple(ends), dilation, groups, *options)
     if any(missing):
         y = torch.nn.functional.pad(y, (0, missing[1], 0, missing[0]))
     return y if bias is None else y + bias.to(y.dtype).view(-1, 1, 1)

@@ -101,10 +101,13 @@ def why_never(tensor: Any, w: Any, options: Options, axes: tuple[int, ...] = (3,
     return ""
 
 
+def is_channels_last(x: Any, w: Any) -> bool:
+    """Whether PyTorch's result lies channels last on CUDA: if the images or the filters do."""
+    return any(lies_channels_last(tuple(each.shape), tuple(each.stride())) for each in (x, w) if each.dim() == 4)
+
+
 def _layout(x: Any, w: Any) -> Layout:
-    """The memory order of PyTorch's result: channels last if the images or the filters are."""
-    last = any(lies_channels_last(tuple(each.shape), tuple(each.stride())) for each in (x, w) if each.dim() == 4)
-    return "NHWC" if last else "NCHW"
+    return "NHWC" if is_channels_last(x, w) else "NCHW"
 
 
 def _transposed_shape(x: Any, w: Any, options: Options) -> tuple[int, ...]:

@@ -12,45 +12,53 @@ from leanconv.torch import functional
 
 
 class _Precise(torch.nn.Module):
-    """What a module that says its precision shares. The default is the class's: old pickles know of none."""
+    """What modules share that say how exact they are. Defaults are the class's: old pickles know of none."""
 
     precision: Precision = "fp32"
+    batch_invariant: bool = False
 
-    def __init__(self, *arguments: Any, precision: Precision = "fp32", **options: Any) -> None:
+    def __init__(
+        self, *arguments: Any, precision: Precision = "fp32", batch_invariant: bool = False, **options: Any
+    ) -> None:
         super().__init__(*arguments, **options)
-        self.precision = precision
+        self.precision, self.batch_invariant = precision, batch_invariant
+
+    @property
+    def _exactness(self) -> dict[str, Any]:
+        return {"precision": self.precision, "batch_invariant": self.batch_invariant}
 
     def extra_repr(self) -> str:
-        """That of PyTorch's module, and the precision where it is not the default."""
-        return super().extra_repr() + ("" if self.precision == "fp32" else f", precision={self.precision!r}")
+        """That of PyTorch's module, and what of precision and batch_invariant is not the default."""
+        more = "" if self.precision == "fp32" else f", precision={self.precision!r}"
+        return super().extra_repr() + more + (", batch_invariant=True" if self.batch_invariant else "")
 
 
 class Conv1d(_Precise, torch.nn.Conv1d):
-    """``torch.nn.Conv1d`` by `leanconv.torch.conv1d`; ``precision=`` besides its arguments."""
+    """``torch.nn.Conv1d`` by `leanconv.torch.conv1d`; ``precision=`` and ``batch_invariant=`` besides its arguments."""
 
     def _conv_forward(self, input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         padding: Any = self.padding
         if self.padding_mode != "zeros":
             input, padding = _pad(self, input), 0
         return functional.conv1d(
-            input, weight, bias, self.stride, padding, self.dilation, self.groups, precision=self.precision
+            input, weight, bias, self.stride, padding, self.dilation, self.groups, **self._exactness
         )
 
 
 class Conv2d(_Precise, torch.nn.Conv2d):
-    """``torch.nn.Conv2d`` by `leanconv.torch.conv2d`; ``precision=`` besides its arguments."""
+    """``torch.nn.Conv2d`` by `leanconv.torch.conv2d`; ``precision=`` and ``batch_invariant=`` besides its arguments."""
 
     def _conv_forward(self, input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         padding: Any = self.padding
         if self.padding_mode != "zeros":
             input, padding = _pad(self, input), 0
         return functional.conv2d(
-            input, weight, bias, self.stride, padding, self.dilation, self.groups, precision=self.precision
+            input, weight, bias, self.stride, padding, self.dilation, self.groups, **self._exactness
         )
 
 
 class ConvTranspose2d(_Precise, torch.nn.ConvTranspose2d):
-    """``torch.nn.ConvTranspose2d`` by `leanconv.torch.conv_transpose2d`; ``precision=`` besides its arguments."""
+    """``torch.nn.ConvTranspose2d`` by `leanconv.torch.conv_transpose2d`; besides its arguments as `Conv2d`."""
 
     def forward(self, input: torch.Tensor, output_size: Sequence[int] | None = None) -> torch.Tensor:
         """The transposed convolution; ``output_size`` chooses among the sizes that ``stride`` leaves open."""
@@ -60,7 +68,7 @@ class ConvTranspose2d(_Precise, torch.nn.ConvTranspose2d):
         )  # fmt: skip
         return functional.conv_transpose2d(
             input, self.weight, self.bias, self.stride, self.padding, more, self.groups, self.dilation,  # type: ignore[arg-type]
-            precision=self.precision,
+            **self._exactness,
         )  # fmt: skip
 
 

@@ -23,7 +23,7 @@ from leanconv import api
 from leanconv.arrays.memory import lies_channels_last
 from leanconv.torch import ready
 
-_OPTIONS = "int[] stride, int[] padding, int[] dilation, SymInt groups, str precision) -> Tensor"
+_OPTIONS = "int[] stride, int[] padding, int[] dilation, SymInt groups, str precision, bool batch_invariant) -> Tensor"
 _SCHEMAS = {
     "conv2d": f"(Tensor x, Tensor w, Tensor? bias, {_OPTIONS}",
     "conv2d_input": f"(Tensor grad, Tensor w, SymInt[] input_shape, {_OPTIONS}",
@@ -84,6 +84,12 @@ def _set_up_weight(ctx: Any, inputs: Any, output: Any) -> None:
     ctx.about = x.shape, options
 
 
+def _of_filters(options: Any) -> Any:
+    """The options for the gradient of the filters, a sum over the images: ``batch_invariant`` is not among them."""
+    *most, _ = options
+    return (*most, False)
+
+
 Ways = tuple[Callable[..., Any], Callable[..., Any], Callable[..., Any]]
 
 
@@ -92,7 +98,7 @@ def _conv2d_backward(ctx: Any, grad: Any, ways: Ways | None = None) -> Any:
     by_x, by_w, by_bias, *_ = ctx.needs_input_grad
     _, by_input, by_weight = ways or _OPERATORS
     dx = by_input(grad, w, x_shape, *options) if by_x else None
-    dw = by_weight(x, grad, w_shape, *options) if by_w else None
+    dw = by_weight(x, grad, w_shape, *_of_filters(options)) if by_w else None
     return dx, dw, grad.sum((0, 2, 3)) if by_bias else None, None
 
 
@@ -101,7 +107,7 @@ def _input_backward(ctx: Any, u: Any, ways: Ways | None = None) -> Any:
     by_grad, by_w, *_ = ctx.needs_input_grad
     forward, _, by_weight = ways or _OPERATORS
     first = forward(u, w, None, *options) if by_grad else None
-    second = by_weight(u, grad, w_shape, *options) if by_w else None
+    second = by_weight(u, grad, w_shape, *_of_filters(options)) if by_w else None
     return first, second, None, None
 
 
@@ -270,24 +276,30 @@ class TransformedWeight(FilterGradient):
 
 
 def _run_conv2d(
-    x: Any, w: Any, bias: Any, stride: Any, padding: Any, dilation: Any, groups: int, precision: Any
-) -> Any:
+    x: Any, w: Any, bias: Any, stride: Any, padding: Any, dilation: Any, groups: int, precision: Any,
+    batch_invariant: bool,
+) -> Any:  # fmt: skip
     ready.refuse(x)
-    return api.conv2d(x, w, bias, stride, padding, dilation, groups, precision=precision)
+    given = stride, padding, dilation, groups
+    return api.conv2d(x, w, bias, *given, precision=precision, batch_invariant=batch_invariant)
 
 
 def _run_input(
-    grad: Any, w: Any, shape: Any, stride: Any, padding: Any, dilation: Any, groups: int, precision: Any
-) -> Any:
+    grad: Any, w: Any, shape: Any, stride: Any, padding: Any, dilation: Any, groups: int, precision: Any,
+    batch_invariant: bool,
+) -> Any:  # fmt: skip
     ready.refuse(grad)
-    return api.conv2d_input(grad, w, shape, stride, padding, dilation, groups, precision=precision)
+    given = stride, padding, dilation, groups
+    return api.conv2d_input(grad, w, shape, *given, precision=precision, batch_invariant=batch_invariant)
 
 
 def _run_weight(
-    x: Any, grad: Any, shape: Any, stride: Any, padding: Any, dilation: Any, groups: int, precision: Any
-) -> Any:
+    x: Any, grad: Any, shape: Any, stride: Any, padding: Any, dilation: Any, groups: int, precision: Any,
+    batch_invariant: bool,
+) -> Any:  # fmt: skip
     ready.refuse(x)
-    return api.conv2d_weight(x, grad, shape, stride, padding, dilation, groups, precision=precision)
+    given = stride, padding, dilation, groups
+    return api.conv2d_weight(x, grad, shape, *given, precision=precision, batch_invariant=batch_invariant)
 
 
 def _without_gradients(run: Callable[..., Any]) -> Callable[..., Any]:
@@ -332,9 +344,7 @@ def _empty(shape: Sequence[Any]) -> bool:
     return any(isinstance(length, int) and length < 1 for length in shape[1:])
 
 
-def _fake_conv2d(
-    x: Any, w: Any, bias: Any, stride: Any, padding: Any, dilation: Any, groups: Any, precision: Any
-) -> Any:
+def _fake_conv2d(x: Any, w: Any, bias: Any, stride: Any, padding: Any, dilation: Any, groups: Any, *rest: Any) -> Any:
     torch._check(x.dim() == 4 and w.dim() == 4, lambda: f"x has {x.dim()} dimensions and w {w.dim()}; both must have 4")
     torch._check(
         x.shape[1] == w.shape[1] * groups,
@@ -365,7 +375,7 @@ def _autograd(name: str, set_up: Callable[..., None], backward: Callable[..., An
         set_up(ctx, (*inputs[:3], inputs[3:]), output)
 
     def backward_of(ctx: Any, grad: Any) -> Any:
-        return *backward(ctx, grad), None, None, None, None
+        return *backward(ctx, grad), None, None, None, None, None
 
     torch.library.register_autograd(f"leanconv::{name}", backward_of, setup_context=setup_context, lib=_library)
 
@@ -428,10 +438,10 @@ def _vmap_conv2d(info: Any, axes: Any, x: Any, w: Any, bias: Any, *options: Any,
     if w_axis is None and bias_axis is None:
         y = ways[0](_images(x, x_axis), w, bias, *options)
         return y.unflatten(0, (count, y.shape[0] // count)), 0
-    *most, groups, precision = options
+    *most, groups, precision, batch_invariant = options
     bias = None if bias is None else _filters(bias, bias_axis, count)
     given = _channels(x, x_axis, count), _filters(w, w_axis, count), bias
-    return _split_channels(ways[0](*given, *most, groups * count, precision), count)
+    return _split_channels(ways[0](*given, *most, groups * count, precision, batch_invariant), count)
 
 
 def _vmap_input(
@@ -442,9 +452,9 @@ def _vmap_input(
     if w_axis is None:
         dx = ways[1](_images(grad, grad_axis), w, (n * count, c, *sides), *options)
         return dx.unflatten(0, (count, n)), 0
-    *most, groups, precision = options
+    *most, groups, precision, batch_invariant = options
     given = _channels(grad, grad_axis, count), _filters(w, w_axis, count), (n, c * count, *sides)
-    return _split_channels(ways[1](*given, *most, groups * count, precision), count)
+    return _split_channels(ways[1](*given, *most, groups * count, precision, batch_invariant), count)
 
 
 def _vmap_weight(
@@ -452,9 +462,9 @@ def _vmap_weight(
 ) -> Any:
     (x_axis, grad_axis, *_), count = axes, info.batch_size
     k, *rest = weight_shape
-    *most, groups, precision = options
+    *most, groups, precision, batch_invariant = options
     given = _channels(x, x_axis, count), _channels(grad, grad_axis, count), (k * count, *rest)
-    dw = ways[2](*given, *most, groups * count, precision)
+    dw = ways[2](*given, *most, groups * count, precision, batch_invariant)
     return dw.unflatten(0, (count, k)), 0
 
 

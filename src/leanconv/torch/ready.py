@@ -50,10 +50,10 @@ class Layer:
         self._gradients: Recent[Any, tuple[Any, Any]] = Recent(_MOST_GRADIENTS)
         # without a word on gradients: these are ours to compute
         given = x.detach(), w.detach(), None if bias is None else bias.detach()
-        *about, precision = options
+        *about, precision, alike = options
         describes: Any = describe.conv2d
         #: the ready call
-        self.forward = bind.bind(describes(*given, None, None, *about, None, "auto", precision, None, None))
+        self.forward = bind.bind(describes(*given, None, None, *about, alike, None, "auto", precision, None, None))
 
     def backward(self, grad: Any, x: Any, w: Any) -> tuple[Any, Any]:
         """Gradients of x and w; None where w, or x, which they need, is None."""
@@ -71,13 +71,16 @@ class Layer:
         x_shape, w_shape = self._shapes
         by_input, by_weight = describe.conv2d_input, describe.conv2d_weight
         return (
-            None if w is None else self._bind(by_input, grad, w.detach(), x_shape),
-            None if x is None else self._bind(by_weight, x.detach(), grad, w_shape),
+            None if w is None else self._bind(by_input, grad, w.detach(), x_shape, self._options[-1]),
+            # a sum over the images, which no image has to itself
+            None if x is None else self._bind(by_weight, x.detach(), grad, w_shape, False),
         )
 
-    def _bind(self, describes: Callable[..., Any], first: Any, second: Any, shape: tuple[int, ...]) -> Any:
-        *about, precision = self._options
-        return bind.bind(describes(first, second, None, None, None, shape, *about, None, "auto", precision, None))
+    def _bind(self, describes: Callable[..., Any], first: Any, second: Any, shape: tuple[int, ...], alike: bool) -> Any:
+        *about, precision, _ = self._options
+        return bind.bind(
+            describes(first, second, None, None, None, shape, *about, alike, None, "auto", precision, None)
+        )
 
 
 _layers: Recent[Any, Layer] = api.store()

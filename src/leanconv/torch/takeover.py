@@ -44,7 +44,9 @@ from leanconv.torch.layers import (
     weights_of,
     why_never,
 )
+from leanconv.torch.peer import engine
 from leanconv.torch.report import Line, Report
+from leanconv.tuning import tables
 
 #: where the kernels are registered; tests, which have no GPU, register them for the CPU
 _KEY = "CUDA"
@@ -71,10 +73,15 @@ class Takeover:
     """What `enable` returns: switched on; a context manager, and `disable` to switch it off."""
 
     def __init__(
-        self, model: torch.nn.Module | None, include: Selection, exclude: Selection, precision: Precision
+        self,
+        model: torch.nn.Module | None,
+        include: Selection,
+        exclude: Selection,
+        precision: Precision,
+        batch_invariant: bool = False,
     ) -> None:
         arguments.one_of("precision", precision, PRECISIONS)
-        self._precision = precision
+        self._precision, self._batch_invariant = precision, arguments.yes_or_no("batch_invariant", batch_invariant)
         # of parameters of the model, which is kept: an id is one of these as long as the takeover lives
         self._model = model
         self._names = {} if model is None else {id(each): name for name, each in weights_of(model)}
@@ -236,7 +243,7 @@ class Takeover:
             both(options.dilation, 1), options.groups, dtype=DTYPES[name].name, layout=op.layout,
             precision=precision, activation=None,
         )  # fmt: skip
-        return replace(layer, op=op.op)
+        return replace(layer, op=op.op, batch_invariant=self._batch_invariant and op.op != "wgrad")
 
     def decide(self, weight: Any, problem: ConvProblem, index: int | None) -> tuple[str, str]:
         """The algorithm that takes it, or nothing; and why. ``index`` is the GPU's number."""
@@ -248,6 +255,13 @@ class Takeover:
         except NoAlgorithmError:
             return "", "no algorithm can run it"
         name, tf32 = loaded.choice.algorithm.name, tf32_allowed() and problem.dtype == "float32"
+        if problem.batch_invariant:  # what PyTorch runs, and whether it were faster, depends on the batch
+            return name, "batch_invariant=True: it is taken in every batch"
+        measured = tables.peer_us(problem, loaded.device.target, engine(problem, tf32))
+        if measured is not None and loaded.choice.us is not None:
+            share = loaded.choice.us / measured
+            why = f"{name} took {share:.2f} of the time of PyTorch" + " in TF32" * tf32 + " when both were timed"
+            return name if share < 1 else "", why
         share = (loaded.choice.cost + LAUNCH) / pytorch_cycles(problem, loaded.device.target, tf32)
         why = f"{name} is expected to take {share:.2f} of the time of PyTorch" + " in TF32" * tf32
         if math.isinf(share):
@@ -273,6 +287,7 @@ class Takeover:
                 padding,
                 dilation,
                 groups,
+                problem.batch_invariant,
                 layout,
                 "auto",
                 precision,
@@ -283,8 +298,9 @@ class Takeover:
         shape = op.x_shape if op.op == "dgrad" else op.w_shape
         limit = workspace(problem)
         return backward(
-            first, second, None, None, limit, shape, stride, padding, dilation, groups, layout, "auto", precision, None
-        )
+            first, second, None, None, limit, shape, stride, padding, dilation, groups, problem.batch_invariant, layout,
+            "auto", precision, None,
+        )  # fmt: skip
 
     def _why_not_wanted(self, weight: Any, problem: ConvProblem) -> str:
         identity = self._identity(weight)
@@ -315,14 +331,15 @@ def enable(
     include: Selection = None,
     exclude: Selection = None,
     precision: Precision = "fp32",
+    batch_invariant: bool = False,
 ) -> Takeover:
     """Let leanconv compute the convolutions of all models on CUDA, forward and backward, where it expects to be faster.
 
     Nothing of a model changes: PyTorch's operators for convolution get another kernel on CUDA, until `disable`, or
     until the ``with`` that this opens is left. A call is taken if it is a layer of one or two axes in float32, float16
-    or bfloat16 whose predicted time is less than what PyTorch is expected to take, and if it is at least as precise as
-    what PyTorch would run: float32's accuracy, also where PyTorch is allowed TF32. Everything else runs as before. On
-    the CPU nothing changes.
+    or bfloat16 whose time is less than PyTorch's, both as a table of tuned problems has them, or else as predicted and
+    expected; and if it is at least as precise as what PyTorch would run: float32's accuracy, also where PyTorch is
+    allowed TF32. Everything else runs as before. On the CPU nothing changes.
 
     Args:
         model: gives the layers in `Takeover.report` their names, and ``include`` and ``exclude`` names to go by. Other
@@ -331,6 +348,9 @@ def enable(
             sequence of both, or a function that is given the `ConvProblem` and returns whether it belongs.
         precision: the least precise arithmetic that is allowed, as in `leanconv.conv2d`; where PyTorch may not use
             TF32, never below ``"fp32"``.
+        batch_invariant: an image has the same bits in the result of a layer in any batch, and so has its gradient (see
+            `leanconv.conv2d`). Then each layer that leanconv can compute is taken, whether PyTorch would be faster or
+            not; what is left to PyTorch, as ``report()`` says, has no such promise.
 
     Returns:
         Takeover: a context manager with ``report()`` and ``disable()``. Of several, the last one that is enabled
@@ -349,7 +369,7 @@ def enable(
     >>> len(taken.report().lines)
     0
     """
-    takeover = Takeover(model, include, exclude, precision)
+    takeover = Takeover(model, include, exclude, precision, batch_invariant)
     _add(takeover)
     return takeover
 
@@ -390,6 +410,14 @@ _active: list[Takeover] = []
 _latest: Takeover | None = None
 _library: Any = None
 _lock = threading.Lock()
+
+
+def _choose_anew() -> None:
+    for takeover in _active:
+        takeover._choices.clear()
+
+
+bind.also_forget.append(_choose_anew)
 
 
 def _add(takeover: Takeover) -> None:

@@ -88,7 +88,9 @@ def _plans(algorithms: Sequence[Algorithm], problems: Sequence[Problem]) -> Iter
 
 def config_of(algorithm: GpuAlgorithm, problem: Problem) -> Config:
     """The configuration that a call takes on the first GPU."""
-    return next(iter(algorithm.configs(problem, launch.open_device(0).target)))
+    config = choose(problem, launch.open_device(0).target, algorithm.name).config
+    assert config is not None
+    return config
 
 
 def plan_of(algorithm: GpuAlgorithm, problem: Problem) -> Plan:

@@ -1,0 +1,199 @@
+"""Cost models fitted to the tables of tuned problems, and how well what they choose compares with what was timed.
+
+``python -m report refit`` needs no GPU. For each GPU that has a table it writes the factors that `leanconv.tuning.fits`
+reads, and benchmarks/results/<gpu>/tuning.json for docs/tuning.md.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from leanconv.algorithms import ALGORITHMS
+from leanconv.algorithms.base import TimedAlgorithm
+from leanconv.bench import machine
+from leanconv.bench.format import Table as Columns
+from leanconv.call.explain import NOMINAL
+from leanconv.call.words import parse_problem
+from leanconv.plan import Target
+from leanconv.problem import Problem
+from leanconv.runtime.files import write_text
+from leanconv.tuning import fits, tables
+from leanconv.tuning.tables import Table
+from report import markdown
+
+#: Clock cycles in a microsecond, the unit of predictions on an H200.
+CYCLES = 1980.0
+#: Groups with fewer measured times than this keep their prediction; folds of the cross-validation.
+_LEAST, _FOLDS = 6, 6
+#: How strongly a factor is drawn to 1, in measured times.
+_DRAWN = 2
+#: Targets whose predictions a table can be compared with, by the name of the GPU.
+TARGETS = {NOMINAL.model: NOMINAL}
+
+
+@dataclass(frozen=True)
+class Point:
+    """A candidate that was timed and is one of today's configurations."""
+
+    problem: str
+    group: str
+    algorithm: str
+    #: clock cycles, predicted without any fit and measured
+    predicted: float
+    measured: float
+
+
+def points(table: Table, target: Target) -> list[Point]:
+    """Every candidate of a table with its predicted time."""
+    plain = replace(target, model="")
+    found = []
+    for key in table:
+        entry = table.get(key)
+        problem = parse_problem(key)
+        if entry is None or problem.kind == "filter2d":
+            continue
+        predicted = {name: _predicted(name, problem, plain) for name in {each.algorithm for each in entry.timed}}
+        for each in entry.timed:
+            cycles = predicted[each.algorithm].get(each.key, math.inf)
+            if each.us is not None and math.isfinite(cycles):
+                group = fits.group(each.algorithm, problem)
+                found.append(Point(key, group, each.algorithm, cycles, each.us * CYCLES))
+    return found
+
+
+def _predicted(name: str, problem: Problem, target: Target) -> dict[Any, float]:
+    algorithm = next((a for a in ALGORITHMS if a.name == name), None)
+    if not isinstance(algorithm, TimedAlgorithm) or algorithm.why_not(problem, target):
+        return {}
+    timed = algorithm.timed(problem, target)
+    return {(name, *sorted(dict(config.constants()).items())): cost for cost, config in timed}
+
+
+def fitted(some: Sequence[Point]) -> dict[str, float]:
+    """A factor for each group: the geometric mean of measured over predicted, drawn a little towards 1."""
+    ratios: dict[str, list[float]] = {}
+    for point in some:
+        ratios.setdefault(point.group, []).append(math.log(point.measured / point.predicted))
+    return {group: math.exp(sum(logs) / (len(logs) + _DRAWN)) for group, logs in ratios.items() if len(logs) >= _LEAST}
+
+
+def losses(some: Sequence[Point], factors: Mapping[str, float]) -> dict[str, float]:
+    """For each problem the time of the candidate with the least predicted time, over the least time."""
+    by_problem: dict[str, list[Point]] = {}
+    for point in some:
+        by_problem.setdefault(point.problem, []).append(point)
+    cost: Callable[[Point], float] = lambda p: p.predicted * factors.get(p.group, 1.0)  # noqa: E731
+    return {
+        problem: min(each, key=cost).measured / min(p.measured for p in each) for problem, each in by_problem.items()
+    }
+
+
+def validated(some: Sequence[Point]) -> dict[str, float]:
+    """The same, for each problem with factors that were fitted without it and without its fold."""
+    fold: Callable[[Point], int] = lambda p: zlib.crc32(p.problem.encode()) % _FOLDS  # noqa: E731
+    found: dict[str, float] = {}
+    for i in range(_FOLDS):
+        factors = fitted([point for point in some if fold(point) != i])
+        found |= losses([point for point in some if fold(point) == i], factors)
+    return found
+
+
+def summary(ratios: Mapping[str, float]) -> dict[str, float]:
+    """Geometric mean, what 95 of 100 problems stay below, and the worst."""
+    values = sorted(ratios.values())
+    at = min(len(values) - 1, math.ceil(0.95 * len(values)) - 1)
+    return {"mean": statistics.geometric_mean(values), "most": values[at], "worst": values[-1]}
+
+
+def beside(table: Table) -> list[dict[str, Any]]:
+    """For each peer and layout: how many times faster the winners are, in the geometric mean and at worst."""
+    ratios: dict[tuple[str, str], list[float]] = {}
+    for key in table:
+        entry, problem = table.get(key), parse_problem(key)
+        won = None if entry is None else next(iter(entry.winners.values()), None)
+        if entry is None or won is None or won.us is None or problem.kind == "filter2d":
+            continue
+        for peer, us in entry.peers.items():
+            ratios.setdefault((peer, problem.layout), []).append(us / won.us)
+    return [
+        {
+            "peer": peer, "layout": layout, "layers": len(each), "mean": statistics.geometric_mean(each),
+            "worst": min(each), "slower": sum(ratio < 1 for ratio in each),
+        }
+        for (peer, layout), each in sorted(ratios.items())
+    ]  # fmt: skip
+
+
+def measure(results: Path, folder: Path = tables.SHIPPED) -> list[Path]:
+    """Fit every table of ``folder``; returns the files that were written."""
+    written = []
+    for path in sorted(folder.glob("*.json")):
+        table = Table.read(path)
+        target = TARGETS.get(str(table.gpu.get("name")))
+        some = points(table, target) if target else []
+        if not some:
+            continue
+        factors = fitted(some)
+        groups = []
+        for group in sorted({point.group for point in some}):
+            logs = [math.log(p.measured / p.predicted) for p in some if p.group == group]
+            row = {"group": group, "times": len(logs), "factor": round(factors.get(group, 1.0), 4)}
+            groups.append(row | {"spread": round(math.exp(statistics.pstdev(logs)) - 1, 4)})
+        record = {
+            "machine": {"gpu": table.gpu["name"]},
+            "problems": len({point.problem for point in some}),
+            "times": len(some),
+            "without a fit": summary(losses(some, {})),
+            "fitted to these problems": summary(losses(some, factors)),
+            "fitted to others": summary(validated(some)),
+            "groups": groups,
+            "beside": beside(table),
+        }
+        fit = {"gpu": table.gpu["name"], "factors": {name: round(value, 4) for name, value in sorted(factors.items())}}
+        for file, content in (
+            (fits.FITS / path.name, fit),
+            (results / machine.slug({"gpu": table.gpu["name"]}) / "tuning.json", record),
+        ):
+            write_text(file, json.dumps(content, indent=1) + "\n")
+            written.append(file)
+    fits.factors.cache_clear()
+    return written
+
+
+def section(paths: Sequence[Path]) -> str:
+    """For each GPU: what is lost by choosing without a table, and the factor of each algorithm."""
+    parts = []
+    for path in paths:
+        record = json.loads(path.read_text(encoding="utf-8"))
+        lines = []
+        for name in ("without a fit", "fitted to these problems", "fitted to others"):
+            row = record[name]
+            lines.append([name, *(f"{100 * (row[key] - 1):.1f} %" for key in ("mean", "most", "worst"))])
+        head: Columns = (["cost model", "geometric mean", "95 of 100 problems below", "worst"], lines)
+        rows = [
+            [row["group"], str(row["times"]), f"{row['factor']:.3f}", f"{100 * row['spread']:.0f} %"]
+            for row in record["groups"]
+        ]
+        body: Columns = (["algorithm, layout, operation", "times", "measured over predicted", "spread"], rows)
+        words = f"{record['machine']['gpu']}: {record['problems']} problems, {record['times']} candidates timed."
+        words += " How much longer the cost model's choice takes than the quickest that was timed:"
+        others: Columns = (
+            ["", "layout", "layers", "times as fast, geometric mean", "at worst", "layers where it is quicker"],
+            [
+                [row["peer"], row["layout"], str(row["layers"]), f"{row['mean']:.2f}", f"{row['worst']:.2f}"]
+                + [str(row["slower"])]
+                for row in record["beside"]
+            ],
+        )
+        peers = "The table's winners beside PyTorch's own convolution (`cudnn.benchmark` on), timed the same way:"
+        spread = "The factors, and by how much single times differ from the factor (one standard deviation):"
+        tables_of = (words, head), (spread, body), (peers, others)
+        parts.append("\n\n".join(f"{said}\n\n{markdown.table(each)}" for said, each in tables_of))
+    return "\n\n".join(parts) if parts else "Not measured yet: `python -m report refit` makes these figures of a table."

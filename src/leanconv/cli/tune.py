@@ -1,0 +1,209 @@
+"""``leanconv tune``: what to tune, in words or as a model in a file; tables shown, checked, exported and imported."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table as Screen
+
+from leanconv.bench import cases_of, with_batch
+from leanconv.bench.terminal import console
+from leanconv.call import arguments, words
+from leanconv.call.explain import NOMINAL
+from leanconv.plan import Target
+from leanconv.problem import PRECISIONS, Problem
+from leanconv.runtime import env, launch
+from leanconv.runtime.driver import CudaUnavailableError
+from leanconv.runtime.progress import progress
+from leanconv.runtime.timing import GpuClock
+from leanconv.tuning import tables
+from leanconv.tuning.search import Tuning, tune
+from leanconv.tuning.tables import Table, TableError
+from leanconv.tuning.verify import files, verify
+
+_MODEL = re.compile(r"(.+\.py):([A-Za-z_]\w*)")
+
+
+def work_of(
+    what: str, layout: str | None, precision: str | None, dtype: str | None, op: str | None, batch: int | None,
+    inputs: Sequence[str], backward: bool | None, limit: int | None,
+) -> dict[int | None, list[Problem]]:  # fmt: skip
+    """The problems that a suite, a problem in words, or a model in a file means, by limit of workspace."""
+    match = _MODEL.fullmatch(what)
+    if match is None:
+        if inputs or backward is not None:
+            raise ValueError(f"--input and --backward are for models, as in FILE.py:NAME; {what!r} is none")
+        cases, *_ = cases_of(what, layout, precision, dtype, op)
+        return {limit: [case.problem if batch is None else with_batch(case.problem, batch) for case in cases]}
+    for option, given in (("--dtype", dtype), ("--op", op)):
+        if given is not None:
+            raise ValueError(f"{option} is for suites; {what!r} is a model, which has its own")
+    model, example = load_model(Path(match[1]), match[2], inputs, layout, batch)
+    from leanconv.torch.problems import problems_of
+
+    tier = arguments.one_of("precision", precision or "fp32", PRECISIONS)
+    found: Any = problems_of(model, example, backward=backward, precision=tier)
+    return found if limit is None else {limit: [each for group in found.values() for each in group]}
+
+
+def load_model(path: Path, name: str, inputs: Sequence[str], layout: str | None, batch: int | None) -> tuple[Any, Any]:
+    """A model of a file, and what it is called with.
+
+    ``name`` is a module, or what returns one, or a pair of a module and its arguments. The arguments are tensors of the
+    shapes ``inputs`` (``8x3x224x224``), else those of the pair, else the file's ``example_inputs``.
+    """
+    import torch
+
+    from leanconv.torch.problems import example_of
+
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    if spec is None or spec.loader is None or not path.is_file():
+        raise ValueError(f"{path} is no Python file")
+    made = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(made)
+    if not hasattr(made, name):
+        raise ValueError(f"{path} has no {name}")
+    found, example = getattr(made, name), getattr(made, "example_inputs", None)
+    if not isinstance(found, (torch.nn.Module, tuple)) and callable(found):
+        found = found()
+    if isinstance(found, tuple) and len(found) == 2:
+        found, example = found
+    if not isinstance(found, torch.nn.Module):
+        raise ValueError(f"{path}:{name} is a {type(found).__name__}, neither a torch.nn.Module nor what returns one")
+    if layout == "NHWC":
+        found = found.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    elif layout not in (None, "NCHW"):
+        raise ValueError(f"layout={layout!r}: models of PyTorch are in NCHW or NHWC")
+    if inputs:
+        example = example_of([_shape(each) for each in inputs], found)
+    if example is None:
+        raise ValueError(f"{path} says nothing of the inputs: give --input 8x3x224x224, or example_inputs in the file")
+    example = example if isinstance(example, tuple) else (example,)
+    if batch is not None:
+        example = tuple(
+            each[:1].expand(batch, *each.shape[1:]) if hasattr(each, "expand") else each for each in example
+        )
+    if layout == "NHWC":
+        example = tuple(
+            each.contiguous(memory_format=torch.channels_last) if getattr(each, "ndim", 0) == 4 else each
+            for each in example
+        )
+    return found, example
+
+
+def _shape(text: str) -> tuple[int, ...]:
+    if not re.fullmatch(r"\d+(x\d+)*", text):
+        raise ValueError(f"--input {text!r} is no shape; write one such as 8x3x224x224")
+    return tuple(map(int, text.split("x")))
+
+
+def run(work: dict[int | None, list[Problem]], device: str, mode: str | None, again: bool, peers: bool | None) -> None:
+    """Tune, and print what came of it."""
+    for limit, problems in work.items():
+        done = tune(problems, device=device, workspace_limit=limit, mode=mode, again=again, peers=peers)
+        if done.problems:
+            console().print(_screen(done))
+        print(done if limit is None else f"{done} (workspace_limit {limit})")
+
+
+def _screen(done: Tuning) -> Screen:
+    peers = sorted({name for each in done.problems for name in each.peers})
+    screen = Screen("problem", "runs", "µs", "the cost model's choice", *peers)
+    for each in done.problems:
+        model = "the same" if each.model_us == each.us else f"{each.model_us or 0:.2f}"
+        times = (f"{each.peers[name]:.2f}" if name in each.peers else "-" for name in peers)
+        name = words.format_problem(each.problem)
+        screen.add_row(name, each.winner.algorithm.name, f"{each.us:.2f}", model if each.model_us else "-", *times)
+    return screen
+
+
+def show() -> None:
+    """Print every table: where it is, for which GPU, and its winners."""
+    empty = True
+    for source, path in files():
+        empty = False
+        try:
+            table = Table.read(path)
+        except TableError as error:
+            print(error)
+            continue
+        screen = Screen(
+            "problem", "runs", "µs", "candidates", "others", title=f"{source}: {path}", title_justify="left"
+        )
+        for key in sorted(table):
+            entry = table.get(key)
+            for limit, won in () if entry is None else entry.winners.items():
+                problem = key if limit == tables.NO_LIMIT else f"{key} (workspace_limit {limit})"
+                others = ", ".join(f"{name} {us:.2f}" for name, us in entry.peers.items()) if entry else ""
+                screen.add_row(problem, won.algorithm, f"{won.us:.2f}", str(len(entry.timed) if entry else 0), others)
+        console().print(screen)
+    if empty:
+        print(f"there is no table; leanconv tune writes one into {tables.user_folder()}")
+
+
+def check(device: str) -> bool:
+    """Check every table of this machine's GPU, or an H200's without one; whether nothing computes wrong values."""
+    try:
+        on = launch.open_device(launch.device_index(device))
+    except CudaUnavailableError as error:
+        print(f"neither values nor times are checked: {error}")
+        return all([_check(path, NOMINAL, None, None) for _, path in files()])
+    with GpuClock.opened(launch.device_index(device)) as clock:
+        return all([_check(path, on.target, on, clock) for _, path in files()])
+
+
+def _check(path: Path, target: Target, device: Any, clock: Any) -> bool:
+    try:
+        table = Table.read(path)
+    except TableError as error:
+        print(error)
+        return True
+    if table.gpu != tables.gpu_record(target):
+        print(f"{path} is for {table.gpu.get('name')}")
+        return True
+    found = []
+    with progress(len(table)) as begin:
+        for verdict in verify(table, target, device, clock):
+            begin(verdict.problem)
+            found.append(verdict)
+    stale, wrong = [v for v in found if v.why and not v.wrong], [v for v in found if v.wrong]
+    for verdict in (*wrong, *stale):
+        print(f"{verdict.problem}, {verdict.winner.algorithm}: {verdict.why}")
+    ratios = [v.us / v.winner.us for v in found if v.us and v.winner.us]
+    text = f"{path}: {len(found) - len(stale) - len(wrong)} of {len(found)} winners hold"
+    if ratios:
+        text += f", and take {statistics.geometric_mean(ratios):.3f} of their times ({max(ratios):.2f} at most)"
+    print(text)
+    return not wrong
+
+
+def export_table(target: Path) -> None:
+    """Copy the user's table, of this machine's GPU where there is one, to a file."""
+    folder = tables.user_folder()
+    found = sorted(folder.glob("*.json"))
+    try:
+        found = [folder / tables.file_name(launch.open_device(0).target.model)]
+    except CudaUnavailableError:
+        pass
+    found = [path for path in found if path.is_file()]
+    if len(found) != 1:
+        names = ", ".join(path.name for path in found) or "none"
+        raise ValueError(f"{folder} has not one table for this machine's GPU: {names}")
+    table = Table.read(found[0])
+    tables.update(target, table)
+    print(f"{target}: {len(table)} problems of {table.gpu.get('name')}")
+
+
+def import_table(source: Path) -> None:
+    """Merge a file into the user's table of its GPU."""
+    if env.tuning_mode() != "on":
+        raise ValueError(f"LEANCONV_TUNING={env.tuning_mode()}: no table is written")
+    table = Table.read(source)
+    path = tables.user_folder() / tables.file_name(str(table.gpu.get("name")))
+    merged = tables.update(path, table)
+    print(f"{path}: {len(merged)} problems of {table.gpu.get('name')}, {len(table)} of them imported")

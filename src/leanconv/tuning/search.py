@@ -1,0 +1,326 @@
+"""The search: time the candidates of problems, check their values, keep all times in a table."""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import warnings
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from math import inf
+from pathlib import Path
+from time import perf_counter
+
+from leanconv import api
+from leanconv.call import arguments, words
+from leanconv.call.ahead import checked_problems
+from leanconv.call.choose import Candidate, from_table
+from leanconv.problem import Problem
+from leanconv.runtime import env, launch
+from leanconv.runtime.driver import CudaError
+from leanconv.runtime.launch import Device
+from leanconv.runtime.progress import progress as progress_bar
+from leanconv.runtime.timing import Clock, GpuClock
+from leanconv.tuning import tables
+from leanconv.tuning.buffers import Buffers, buffers
+from leanconv.tuning.candidates import MOST, candidates_of
+from leanconv.tuning.tables import Entry, Table, Timed
+from leanconv.tuning.trials import Check, Compiler, Running, Skipped, Work, key_of
+
+#: A winner is this much quicker than what was chosen before, which keeps its place otherwise.
+DISPLACES = 0.98
+#: Samples of a candidate before it is compared; it is stopped after the first if it is so much slower than the best,
+#: and does not come into the final rounds if it is more than so much slower.
+_FIRST_SAMPLES, _HOPELESS, _FINAL = 3, 1.5, 1.06
+_FINAL_ROUNDS = 6
+#: A candidate that was so much slower than the best is not timed again when its kernels have changed.
+_OUTDATED = 1.25
+#: Seconds that a thread that compiles may keep the interpreter from the one that times; 5 ms by default.
+_SWITCH_S = 3e-4
+#: Problems whose kernels are compiled while one is timed.
+_AHEAD = 12
+
+#: Microseconds of other libraries for a problem, by engine, and their versions.
+Peers = Callable[[Problem, Clock], tuple[Mapping[str, float], str]]
+
+
+class WrongResultError(RuntimeError):
+    """Candidates computed wrong values; the message names them. Their times are in no table."""
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """What tuning one problem gave."""
+
+    problem: Problem
+    winner: Candidate
+    us: float
+    #: microseconds of what the cost model chooses; None where it was not timed
+    model_us: float | None
+    timed: int
+    skipped: int
+    peers: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """What `tune` did; ``str`` of it is a sentence."""
+
+    problems: tuple[Tuned, ...]
+    #: problems that the mode left untuned
+    missing: tuple[Problem, ...]
+    seconds: float
+    path: Path | None
+
+    @property
+    def timed(self) -> int:
+        """Candidates that were timed."""
+        return sum(each.timed for each in self.problems)
+
+    def __str__(self) -> str:
+        better = [each.model_us / each.us for each in self.problems if each.model_us]
+        gain = f", {statistics.geometric_mean(better):.3f} times as fast as the cost model's choice" if better else ""
+        text = f"{len(self.problems)} problems tuned{gain}: {self.timed} candidates timed in {self.seconds:.1f} s"
+        text += f"; {self.path}" if self.path else ""
+        return text + (f"; {len(self.missing)} problems are in no table" if self.missing else "")
+
+
+def tune(
+    problems: Iterable[Problem],
+    *,
+    device: str = "cuda",
+    workspace_limit: int | None = None,
+    path: Path | str | None = None,
+    mode: str | None = None,
+    again: bool = False,
+    most: int = MOST,
+    peers: bool | None = None,
+    progress: bool = True,
+) -> Tuning:
+    """Time what could compute each problem on this GPU, and let ``auto`` take the quickest from now on.
+
+    Candidates are the configurations of all algorithms whose predicted time is near the best. They are compiled side by
+    side while others are timed, with inputs that are not in the cache; values are compared with an independent
+    algorithm's. All times go into the table of this GPU model, after each problem, so that nothing is lost if it ends
+    early, and what a table has already is not timed again. Of several processes that tune for one table, one does, and
+    the others wait and read.
+
+    Args:
+        problems: ConvProblem and FilterProblem; equal ones count once, those without any image or with
+            ``batch_invariant`` not at all.
+        device: ``"cuda"`` or ``"cuda:N"``.
+        workspace_limit: as the calls will give it (see `conv2d`).
+        path: the folder of the table; by default the user's (LEANCONV_TUNING_DIR).
+        mode: ``"on"``; ``"read-only"``, which writes no file and keeps the times for this process; ``"frozen"``, which
+            times nothing and names what no table has. By default what LEANCONV_TUNING says.
+        again: whether to time anew what a table has.
+        most: candidates of a problem that are timed at most.
+        peers: whether to time PyTorch's own convolution too, which `leanconv.torch.enable` compares with; by default
+            where PyTorch has been imported and sees the GPU.
+        progress: whether to show a progress bar; there is none where standard error is not a terminal.
+
+    Returns:
+        Tuning: each problem's winner with its time; ``str`` of it is a sentence.
+
+    Raises:
+        ValueError, TypeError: something is not a problem, or one that breaks a rule; TableError: the table is another
+        GPU's, or a newer version's. NoAlgorithmError where nothing fits. CudaUnavailableError: no driver, GPU or
+        compiler. CompileError, CudaError: a candidate fails otherwise than by running out of resources.
+        WrongResultError, at the end: a candidate computed wrong values.
+
+    >>> import leanconv
+    >>> layer = leanconv.ConvProblem(8, 64, 56, 56, 64, 3, 3, padding=(1, 1, 1, 1))
+    >>> print(leanconv.tune([layer]))  # doctest: +SKIP
+    """
+    mode = env.tuning_mode() if mode is None else arguments.one_of("mode", mode, env.TUNING_MODES)
+    different = [each for each in dict.fromkeys(checked_problems(problems)) if is_tuned(each)]
+    index, limit = launch.device_index(device), arguments.workspace_limit(workspace_limit)
+    on = launch.open_device(index)
+    if not on.target.model:
+        raise ValueError(f"{device!r} has no name, so there is no table for it")
+    if mode in ("frozen", "off"):
+        lacking = [p for p in different if not any(e.winner("auto", limit) for _, e in tables.known(p, on.target))]
+        return Tuning((), tuple(lacking), 0.0, None)
+    folder = tables.user_folder(path)
+    with GpuClock.opened(index) as clock:
+        search = Search(on, clock, folder, limit, mode == "on", again, most, _pytorch(peers))
+        return search.run(different, progress)
+
+
+def is_tuned(problem: Problem) -> bool:
+    """Whether times decide: not where there is nothing to compute, or one choice is for all batches."""
+    return not (problem.is_empty or problem.batch_invariant)
+
+
+def _pytorch(wanted: bool | None) -> Peers | None:
+    """What times PyTorch. Raises ImportError where it is wanted and not installed."""
+    if wanted is False or (wanted is None and "torch" not in sys.modules):
+        return None
+    from leanconv.torch import peer
+
+    return lambda problem, clock: (peer.times(problem, clock), peer.versions())
+
+
+class Search:
+    """A run of `tune`: one device, one clock, one table."""
+
+    def __init__(
+        self, device: Device, clock: Clock, folder: Path, limit: int | None = None, write: bool = True,
+        again: bool = False, most: int = MOST, peers: Peers | None = None,
+    ) -> None:  # fmt: skip
+        self._device, self._clock, self._target = device, clock, device.target
+        self._path = folder / tables.file_name(device.target.model)
+        self._folder, self._limit, self._write = folder, limit, write
+        self._again, self._most, self._peers = again, most, peers
+        self._wrong: list[str] = []
+        self._warm = False
+
+    def run(self, problems: Sequence[Problem], progress: bool = True) -> Tuning:
+        """Tune every problem, in order."""
+        begun, interval = perf_counter(), sys.getswitchinterval()
+        done: list[Tuned] = []
+        sys.setswitchinterval(_SWITCH_S)
+        try:
+            with self._turn(), Compiler(self._device) as compiler, progress_bar(len(problems), progress) as begin:
+                self._table = self._known()
+                works: deque[Work] = deque()
+                left = deque(problems)
+                while left or works:
+                    while left and len(works) < _AHEAD:
+                        works.append(self._work(left.popleft(), compiler))
+                    work = works.popleft()
+                    begin(f"{words.format_problem(work.problem)}, {len(work.new)} candidates")
+                    done.append(self._tune(work))
+        finally:
+            sys.setswitchinterval(interval)
+            # calls that are ready were chosen before
+            api.forget()
+        if self._wrong:
+            raise WrongResultError("wrong values, which are not chosen:\n" + "\n".join(self._wrong))
+        return Tuning(tuple(done), (), perf_counter() - begun, self._path if self._write else None)
+
+    def _work(self, problem: Problem, compiler: Compiler) -> Work:
+        entry = self._table.get(problem) or Entry()
+        first, *others = candidates_of(problem, self._target, self._limit, self._most)
+        if not self._again:
+            # what was far behind with other kernels is not timed with these
+            times = {each.key: each.us for each in entry.timed if each.us is not None}
+            most = _OUTDATED * min(times.values(), default=inf)
+            others = [each for each in others if times.get(key_of(each), 0.0) <= most]
+        return Work(problem, [first, *others], entry, self._device, compiler, self._again)
+
+    @contextmanager
+    def _turn(self) -> Iterator[None]:
+        """Of several processes one tunes; what it has found, the next finds in the table."""
+        if not self._write:
+            yield
+            return
+        from filelock import FileLock
+
+        self._folder.mkdir(parents=True, exist_ok=True)
+        with FileLock(f"{self._path}.tuning.lock"):
+            yield
+
+    def _known(self) -> Table:
+        """The table as it is now; raises TableError for one that is not to be written."""
+        empty = Table(tables.gpu_record(self._target))
+        if not self._write:
+            with suppress(ValueError):  # a damaged line
+                return empty.merged(tables.table_of(self._folder, self._target) or empty)
+            return empty
+        return tables.update(self._path, empty)
+
+    def keep(self, problem: Problem, entry: Entry) -> None:
+        """Put what is known of a problem into the table; where it cannot be written, warn and go on."""
+        newer = Table(self._table.gpu, {words.format_problem(problem): entry})
+        if self._write:
+            try:
+                self._table = tables.update(self._path, newer)
+            except OSError as error:
+                warnings.warn(f"times cannot be kept in {self._path}: {error}", RuntimeWarning, stacklevel=2)
+                self._write = False
+        if not self._write:
+            self._table = self._table.merged(newer)
+        tables.keep(self._folder, self._target, self._table)
+
+    def _tune(self, work: Work) -> Tuned:
+        """Time what is new of a problem, and decide."""
+        problem, entry = work.problem, work.entry
+        if work.new:
+            plans = [work.plans[id(each)] for each in (*work.new, *work.references)]
+            with buffers(self._device, problem, plans, self._clock.cache_bytes) as arrays:
+                entry = entry.merged(Entry(tuple(self._times(work, arrays))))
+        if self._peers is not None and (self._again or not entry.peers):
+            peers, versions = self._peers(problem, self._clock)
+            entry = entry.merged(Entry(peers=peers, versions=versions))
+        winner = self._winner(work, entry)
+        entry = entry.merged(Entry(winners={tables.limit_key(self._limit): winner}))
+        self.keep(problem, entry)
+        by_key = {each.key: each for each in entry.timed}
+        model = by_key.get(key_of(work.candidates[0]))
+        chosen = next((c for c in work.candidates if key_of(c) == winner.key), work.candidates[0])
+        times = [by_key[key_of(each)].us for each in work.new]
+        return Tuned(
+            problem, replace(chosen, us=winner.us), winner.us or inf, model.us if model else None,
+            len(times) - times.count(None), times.count(None), entry.peers,
+        )  # fmt: skip
+
+    def _winner(self, work: Work, entry: Entry) -> Timed:
+        """The quickest that today's kernels have, if it is enough quicker than what was chosen before."""
+        able = [each for each in entry.timed if each.us is not None and self._is_current(work, each)]
+        if not able:
+            kind = WrongResultError if self._wrong else CudaError
+            raise kind(f"no candidate is left for {words.format_problem(work.problem)}: {_reasons(entry)}")
+        best = min(able, key=lambda each: each.us or inf)
+        before = entry.winners.get(tables.limit_key(self._limit))
+        keys = [before.key if before else None, key_of(work.candidates[0])]
+        incumbent = next((each for key in keys for each in able if each.key == key), None)
+        assert best.us is not None
+        if incumbent is not None and incumbent.us is not None and best.us > DISPLACES * incumbent.us:
+            return incumbent
+        return best
+
+    def _is_current(self, work: Work, timed: Timed) -> bool:
+        return timed.fits(self._limit, auto=True) and (
+            timed.key in work.keys
+            or from_table(timed, work.problem, self._target, "auto", self._limit, tables.USER) is not None
+        )
+
+    def _times(self, work: Work, arrays: Buffers) -> Iterator[Timed]:
+        """Every new candidate of a problem, timed or with the reason why not."""
+        check = Check(self._device, work, arrays)
+        running: dict[int, Running] = {}
+        best = inf
+        for i, candidate in enumerate(work.new):
+            try:
+                # the cost model's choice is timed whatever it spills
+                run = work.executable(candidate, spills=i == 0)
+                error = check.error(candidate, run)
+            except Skipped as reason:
+                yield work.timed(candidate, None, 0, str(reason))
+                continue
+            if error is not None:
+                self._wrong.append(f"{words.format_problem(work.problem)}: {candidate.algorithm.name} {error}")
+                yield work.timed(candidate, None, 0, f"wrong: {error}")
+                continue
+            each = running[i] = Running(self._clock, arrays, run)
+            if not self._warm:
+                self._clock.warm_up(each.calls[0])
+                self._warm = True
+            each.sample()
+            while len(each.samples) < _FIRST_SAMPLES and each.us <= _HOPELESS * best:
+                each.sample()
+            best = min(best, each.us)
+        for _ in range(_FINAL_ROUNDS):
+            for each in running.values():
+                if each.us <= _FINAL * best:
+                    each.sample()
+            best = min((each.us for each in running.values()), default=inf)
+        for i, each in running.items():
+            yield work.timed(work.new[i], each.us, len(each.samples))
+
+
+def _reasons(entry: Entry) -> str:
+    return "; ".join(dict.fromkeys(f"{each.algorithm}: {each.why}" for each in entry.timed if each.why))

@@ -1,0 +1,347 @@
+"""Tables of tuned problems: what each candidate took on one GPU model, and which of them is chosen.
+
+A table is a file of JSON, one for each GPU model, ``<gpu>.json``: first the ``format`` and the ``gpu`` it holds for,
+then ``problems``, a line for each, by its words (`leanconv.call.words`)::
+
+    {"format": 1, "gpu": {"name": "NVIDIA H200", ...}, "problems": {
+    "conv:n8,c64,...": {"winners": {"auto": 0}, "timed": [{"algorithm": ..., "config": ..., "us": ...}, ...], ...},
+    }}
+
+``winners`` has the number of the chosen candidate for each limit of workspace; ``peers`` what other libraries took. A
+candidate counts as long as the kernels it was timed with (``kernels``, a hash) are those of this version. The user's
+tables are asked first, then those that come with leanconv. Whatever cannot be read is a miss.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from leanconv.call import words
+from leanconv.plan import Plan, Target
+from leanconv.problem import Problem
+from leanconv.runtime import cache as kernel_cache
+from leanconv.runtime import env
+from leanconv.runtime.files import whole
+
+#: counts up when older versions could not read a table any more
+FORMAT = 1
+SHIPPED = Path(__file__).resolve().parent / "shipped"
+#: What spoke for a choice.
+USER, SHIPPED_TABLE, MODEL = "your table", "the shipped table", "the cost model"
+#: The key of a choice without a limit in ``winners``.
+NO_LIMIT = "auto"
+
+_LINE = re.compile(r'^("(?:conv|filter):[^"\n]*"): (\{.*\}),?$', re.MULTILINE)
+_COMMENT = re.compile(rb"//[^\n]*|/\*.*?\*/", re.DOTALL)
+
+
+class TableError(ValueError):
+    """A table that cannot be read, or is not to be overwritten; the message has its path."""
+
+
+@dataclass(frozen=True)
+class Timed:
+    """A candidate of a problem and the microseconds that it took, whatever prepares its filters included."""
+
+    algorithm: str
+    config: Mapping[str, int]
+    #: hash of its kernels
+    kernels: str
+    #: None where it did not run, or was wrong
+    us: float | None
+    workspace: int = 0
+    prepared: int = 0
+    #: samples that ``us`` is the median of; few where it was far behind
+    runs: int = 0
+    #: why there is no time
+    why: str = ""
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """What tells candidates of a problem apart."""
+        return self.algorithm, *sorted(self.config.items())
+
+    def fits(self, limit: int | None, auto: bool) -> bool:
+        """Whether the choice with this limit of workspace may take it; see `choose.consider`."""
+        if limit is None:
+            return not (auto and self.workspace)
+        return self.workspace + self.prepared <= limit
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What is known of one problem."""
+
+    timed: tuple[Timed, ...] = ()
+    #: by limit of workspace, as `limit_key` writes it
+    winners: Mapping[str, Timed] = field(default_factory=dict)
+    #: microseconds by engine, such as ``torch-fp32``
+    peers: Mapping[str, float] = field(default_factory=dict)
+    #: versions of the peers
+    versions: str = ""
+
+    def winner(self, name: str, limit: int | None) -> Timed | None:
+        """The candidate for ``auto``, or the quickest of the algorithm called ``name``; None where there is none."""
+        if name == "auto":
+            return self.winners.get(limit_key(limit))
+        known = [t for t in self.timed if t.algorithm == name and t.us is not None and t.fits(limit, auto=False)]
+        return min(known, key=lambda t: t.us or 0, default=None)
+
+    def merged(self, newer: Entry) -> Entry:
+        """Both; what is newer replaces what is older."""
+        timed = {each.key: each for each in (*self.timed, *newer.timed)}
+        winners = {limit: timed.get(each.key, each) for limit, each in {**self.winners, **newer.winners}.items()}
+        peers = {**self.peers, **newer.peers}
+        return Entry(tuple(timed.values()), winners, peers, newer.versions or self.versions)
+
+    def as_json(self) -> str:
+        """One line."""
+        timed = sorted(self.timed, key=lambda t: (t.us is None, t.us))
+        places = {each.key: i for i, each in enumerate(timed)}
+        record: dict[str, Any] = {
+            "winners": {limit: places[each.key] for limit, each in self.winners.items() if each.key in places},
+            "timed": [{k: v for k, v in vars(each).items() if v not in ("", None)} for each in timed],
+        }
+        if self.peers:
+            record |= {"peers": dict(self.peers), "versions": self.versions}
+        return json.dumps(record, separators=(",", ":"))
+
+    @classmethod
+    def from_json(cls, record: Any) -> Entry:
+        """Raises ValueError, TypeError, KeyError or the like for what is no entry; unknown fields are ignored."""
+        known = Timed.__dataclass_fields__
+        timed = tuple(Timed(**{"us": None} | {k: v for k, v in each.items() if k in known}) for each in record["timed"])
+        for each in timed:
+            if not isinstance(each.algorithm, str) or not (each.us is None or each.us > 0):
+                raise ValueError(each)
+            dict(each.config)
+        winners = {str(limit): timed[place] for limit, place in record["winners"].items() if 0 <= place < len(timed)}
+        peers = {str(name): float(us) for name, us in record.get("peers", {}).items()}
+        return cls(timed, winners, peers, str(record.get("versions", "")))
+
+
+def limit_key(limit: int | None) -> str:
+    """How a limit of workspace is written in ``winners``."""
+    return NO_LIMIT if limit is None else str(limit)
+
+
+def gpu_record(target: Target) -> dict[str, Any]:
+    """What a table says of its GPU: another one's times mean nothing here."""
+    return {"name": target.model, "arch": target.arch, "multiprocessors": target.multiprocessors}
+
+
+def file_name(model: str) -> str:
+    """The name of the table of a GPU model: ``nvidia-h200.json``."""
+    return re.sub(r"[^a-z0-9]+", "-", model.lower()).strip("-") + ".json"
+
+
+@cache
+def _version(headers: tuple[str, ...]) -> str:
+    digest = hashlib.sha256()
+    texts = {name: text for header in headers for name, text in kernel_cache.headers(header).items()}
+    for name, text in sorted(texts.items()):
+        digest.update(name.encode() + b"\0" + b"".join(_COMMENT.sub(b"", text).split()) + b"\0")
+    return digest.hexdigest()[:12]
+
+
+def kernels_of(plan: Plan) -> str:
+    """The version of a plan's kernels: a hash of their sources, which comments and spaces do not change."""
+    return _version(tuple(sorted({launch.header for launch in plan.every_launch})))
+
+
+class Table:
+    """A table in memory. A line is found and parsed when its problem is first asked for: 2 MB are read in 2 ms."""
+
+    def __init__(self, gpu: Mapping[str, Any], lines: Mapping[str, Any] | None = None, body: str = "") -> None:
+        """``lines`` has what each problem has in the file, as JSON or an Entry; or ``body`` is the lines themselves."""
+        self.gpu = dict(gpu)
+        self._known: dict[str, Any] = dict(lines or {})
+        self._body = body
+
+    @classmethod
+    def read(cls, path: Path) -> Table:
+        """Raises OSError where there is no such file, TableError for one that is damaged or too new."""
+        text = path.read_text(encoding="utf-8", errors="replace")
+        head, _, body = text.partition('"problems": {\n')
+        # as we write it; else as anybody may
+        ours = body.endswith("\n}}\n")
+        try:
+            header = json.loads(head + '"problems": {}}' if ours else text)
+            form, gpu, lines = header["format"], dict(header["gpu"]), dict(header["problems"])
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise TableError(f"{path} is no table of tuned problems, or a damaged one: {error}") from None
+        if not isinstance(form, int) or form > FORMAT:
+            raise TableError(f"{path} is from a newer version of leanconv: its format is {form}, not {FORMAT}")
+        return cls(gpu, lines, "\n" + body if ours else "")
+
+    @property
+    def _lines(self) -> dict[str, Any]:
+        """Everything, by problem. Raises ValueError where a line is none."""
+        if self._body:
+            found = {json.loads(key): entry for key, entry in _LINE.findall(self._body)}
+            if len(found) != self._body.count("\n") - 2:
+                raise ValueError("a line is damaged, or there twice")
+            self._known, self._body = {**found, **self._known}, ""
+        return self._known
+
+    def _find(self, key: str) -> Any:
+        if key in self._known or not self._body:
+            return self._known.get(key)
+        start = f"\n{json.dumps(key)}: "
+        at = self._body.find(start)
+        return None if at < 0 else self._body[at + len(start) : self._body.index("\n", at + 1)].rstrip(",")
+
+    def get(self, problem: Problem | str) -> Entry | None:
+        """What is known of a problem; None for nothing, or for what cannot be read."""
+        key = problem if isinstance(problem, str) else words.format_problem(problem)
+        entry = self._find(key)
+        if entry is not None and not isinstance(entry, Entry):
+            try:
+                entry = Entry.from_json(json.loads(entry) if isinstance(entry, str) else entry)
+            except (ValueError, TypeError, KeyError, AttributeError, IndexError):
+                return None
+            self._known[key] = entry
+        return entry
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(tuple(self._lines))
+
+    def __len__(self) -> int:
+        return len(self._lines)
+
+    def merged(self, newer: Table) -> Table:
+        """Both, problem by problem."""
+        both = Table(self.gpu, self._lines)
+        for key in newer:
+            old, new = both.get(key), newer.get(key)
+            if new is not None:
+                both._lines[key] = new if old is None else old.merged(new)
+        return both
+
+    def text(self) -> str:
+        """As a file has it; what has not been asked for stays as it was read."""
+        lines = ",\n".join(f"{json.dumps(key)}: {_as_text(entry)}" for key, entry in sorted(self._lines.items()))
+        lines = f"\n{lines}\n" if lines else ""
+        return f'{{"format": {FORMAT}, "gpu": {json.dumps(self.gpu)}, "problems": {{{lines}}}}}\n'
+
+
+def _as_text(entry: Any) -> str:
+    if isinstance(entry, Entry):
+        return entry.as_json()
+    return entry if isinstance(entry, str) else json.dumps(entry, separators=(",", ":"))
+
+
+def update(path: Path, newer: Table) -> Table:
+    """Merge a table into the file at ``path``, which is replaced as a whole, under a lock; returns what it holds now.
+
+    A damaged file is kept beside it as ``.damaged``. Raises TableError for one of another GPU, or of a newer version,
+    which stays as it is; OSError where it cannot be written.
+    """
+    from filelock import FileLock
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(str(path) + ".lock"):
+        with suppress(FileNotFoundError):
+            newer = _read_for(path, newer.gpu).merged(newer)
+        with whole(path) as file:
+            file.write_text(newer.text(), encoding="utf-8")
+    return newer
+
+
+def _read_for(path: Path, gpu: Mapping[str, Any]) -> Table:
+    """The table at ``path`` if it may be written for this GPU; an empty one for a damaged file, which is renamed."""
+    try:
+        table = Table.read(path)
+        len(table)
+    except ValueError as error:
+        if "newer version" in str(error):
+            raise
+        path.replace(path.with_suffix(".damaged"))
+        return Table(gpu)
+    if table.gpu != gpu:
+        raise TableError(f"{path} is for {_words(table.gpu)}, not for {_words(gpu)}: it is not overwritten")
+    return table
+
+
+def _words(gpu: Mapping[str, Any]) -> str:
+    return f"{gpu.get('name')} ({gpu.get('arch')}, {gpu.get('multiprocessors')} multiprocessors)"
+
+
+# What choose reads: each table is read once
+
+#: folders whose tables are asked before the user's own, latest last: of `leanconv.tuning`
+_folders: list[Path] = []
+_tables: dict[tuple[Path, Target], Table | None] = {}
+
+
+def folders() -> Iterator[tuple[str, Path]]:
+    """Where tables are, those that win first."""
+    for folder in reversed(_folders):
+        yield USER, folder
+    own = env.tuning_dir()
+    if own is not None:
+        yield USER, own
+    yield SHIPPED_TABLE, SHIPPED
+
+
+def user_folder(given: Path | str | None = None) -> Path:
+    """Where tables are written. Raises OSError for a user without a home."""
+    folder = Path(given) if given is not None else next((f for s, f in folders() if s == USER), None)
+    if folder is None:
+        raise OSError("tables have no folder, as this user has no home; set LEANCONV_TUNING_DIR")
+    return folder
+
+
+def table_of(folder: Path, target: Target) -> Table | None:
+    """The table of a GPU in a folder; None where there is none that holds for it."""
+    key = folder, target
+    if key not in _tables:
+        found = None
+        with suppress(OSError, TableError):
+            found = Table.read(folder / file_name(target.model))
+        _tables[key] = found if found is not None and found.gpu == gpu_record(target) else None
+    return _tables[key]
+
+
+def keep(folder: Path, target: Target, table: Table) -> None:
+    """Let this be what the process knows of a folder's table, whether or not it could be written."""
+    _tables[folder, target] = table
+
+
+def use(folder: Path) -> None:
+    """Ask the tables of a folder first from now on."""
+    if folder in _folders:
+        _folders.remove(folder)
+    _folders.append(folder)
+
+
+def known(problem: Problem, target: Target) -> Iterator[tuple[str, Entry]]:
+    """What each table knows of a problem, the user's first, with the table's name."""
+    # what wins with one batch says nothing of a choice for all of them
+    if not target.model or env.tuning_mode() == "off" or problem.batch_invariant:
+        return
+    key = words.format_problem(problem)
+    for source, folder in folders():
+        table = table_of(folder, target)
+        entry = None if table is None else table.get(key)
+        if entry is not None:
+            yield source, entry
+
+
+def peer_us(problem: Problem, target: Target, engine: str) -> float | None:
+    """Microseconds that another library took, such as ``torch-fp32``; None where no table has them."""
+    return next((e.peers[engine] for _, e in known(problem, target) if engine in e.peers), None)
+
+
+def forget() -> None:
+    """Read every table anew when it is next asked, and no folder but the user's own; for tests."""
+    _tables.clear()
+    _folders.clear()

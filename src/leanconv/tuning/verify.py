@@ -1,0 +1,94 @@
+"""Whether tables still hold: their winners are today's, compute right values, and take the time that they took."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from leanconv.call import words
+from leanconv.call.choose import Candidate, from_table
+from leanconv.plan import Target
+from leanconv.runtime.launch import Device
+from leanconv.runtime.timing import Clock
+from leanconv.tuning import tables
+from leanconv.tuning.buffers import buffers
+from leanconv.tuning.tables import NO_LIMIT, Entry, Table, Timed
+from leanconv.tuning.trials import Check, Compiler, Running, Work
+
+#: Samples of a winner.
+_SAMPLES = 5
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What became of one winner of a table."""
+
+    problem: str
+    winner: Timed
+    #: why it is none any more, or what is wrong with its values; empty where it holds
+    why: str = ""
+    wrong: bool = False
+    #: microseconds now; None where it was not timed
+    us: float | None = None
+
+
+def winners(table: Table) -> Iterator[tuple[str, int | None, Timed]]:
+    """Every problem's winners, with the limit of workspace that each is for."""
+    for key in table:
+        entry = table.get(key)
+        for limit, winner in () if entry is None else entry.winners.items():
+            yield key, None if limit == NO_LIMIT else int(limit), winner
+
+
+def todays(key: str, limit: int | None, winner: Timed, target: Target) -> Candidate | str:
+    """A winner as one of today's candidates, or why it is none."""
+    try:
+        problem = words.parse_problem(key)
+    except ValueError as error:
+        return str(error)
+    candidate = from_table(winner, problem, target, "auto", limit, tables.USER)
+    return "its kernels have changed, or it can no longer run" if candidate is None else candidate
+
+
+def verify(table: Table, target: Target, device: Device | None = None, clock: Clock | None = None) -> Iterator[Verdict]:
+    """Check every winner; on a ``device`` also its values, by another algorithm, and its time."""
+    if device is None or clock is None:
+        for key, limit, winner in winners(table):
+            found = todays(key, limit, winner, target)
+            yield Verdict(key, winner, found if isinstance(found, str) else "")
+        return
+    with Compiler(device) as compiler:
+        works: list[tuple[str, Timed, Work | str]] = []
+        for key, limit, winner in winners(table):
+            found = todays(key, limit, winner, target)
+            work = found if isinstance(found, str) else _work(key, found, device, compiler)
+            works.append((key, winner, work))
+        for key, winner, work in works:
+            yield Verdict(key, winner, work) if isinstance(work, str) else _verdict(key, winner, work, device, clock)
+
+
+def _work(key: str, candidate: Candidate, device: Device, compiler: Compiler) -> Work:
+    return Work(words.parse_problem(key), [candidate], Entry(), device, compiler)
+
+
+def _verdict(key: str, winner: Timed, work: Work, device: Device, clock: Clock) -> Verdict:
+    (candidate,) = work.new
+    plans = [work.plans[id(each)] for each in (candidate, *work.references)]
+    with buffers(device, work.problem, plans, clock.cache_bytes) as arrays:
+        run = work.executable(candidate)
+        error = Check(device, work, arrays).error(candidate, run)
+        if error is not None:
+            return Verdict(key, winner, error, wrong=True)
+        running = Running(clock, arrays, run)
+        for _ in range(_SAMPLES):
+            running.sample()
+        return Verdict(key, winner, us=running.us)
+
+
+def files(folder: Path | None = None) -> Iterator[tuple[str, Path]]:
+    """Every table there is: whose it is, and its file."""
+    places = tables.folders() if folder is None else [(tables.USER, folder)]
+    for source, place in places:
+        for path in sorted(place.glob("*.json")):
+            yield source, path
