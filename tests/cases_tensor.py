@@ -93,12 +93,13 @@ LAYER = ConvProblem(1, 64, 6, 8, 64, 3, 3, padding=(1, 1, 1, 1), layout="NHWC")
 WIDE = ConvProblem(1, 64, 6, 8, 64, 3, 5, padding=(1, 1, 2, 2), layout="NHWC")
 RANGES = (
     "normal", "positive", "log-normal", "outlier", "channels-apart", "filters-apart", "tiny", "huge", "denormal",
-    "zeros",
+    "zeros", "unseen",
 )  # fmt: skip
 
 
 def drawn(kind: str, problem: ConvProblem = LAYER) -> tuple[np.ndarray, np.ndarray]:
-    """Pixels and filters in NHWC; in channels-apart those of a channel are scaled by opposite powers of ten."""
+    """Pixels and filters in NHWC; in channels-apart those of a channel are scaled by opposite powers of ten. In unseen
+    a channel without weights has the largest pixels."""
     random = np.random.default_rng(5)
     x, w = random.standard_normal(problem.x_shape), random.standard_normal(problem.w_shape)
     if kind == "positive":
@@ -108,8 +109,10 @@ def drawn(kind: str, problem: ConvProblem = LAYER) -> tuple[np.ndarray, np.ndarr
     elif kind == "outlier":
         x[0, 3, 4, 5] = 1e8
     elif kind == "channels-apart":
-        scales = np.power(10.0, random.uniform(-6, 6, problem.c))
+        scales = np.power(10.0, random.uniform(-30, 30, problem.c))
         x, w = x * scales, w / scales
+    elif kind == "unseen":
+        x[..., 5], w[..., 5] = x[..., 5] * 1e12, 0
     elif kind == "filters-apart":
         w *= np.power(10.0, random.uniform(-9, 9, problem.k)).reshape(-1, 1, 1, 1)
     elif kind == "tiny":

@@ -117,7 +117,8 @@ struct PixelFragments : SplitFragments<Tuning::products == 3> {
 #pragma unroll
             for (int j = 0; j < 16; ++j) {
                 const float factor = factors[j / 4 * 16 + element(t, j % 4)];
-                x[0][j / 4][j % 4] *= factor, x[1][j / 4][j % 4] *= factor;
+                x[0][j / 4][j % 4] = x[0][j / 4][j % 4] * factor * factor;
+                x[1][j / 4][j % 4] = x[1][j / 4][j % 4] * factor * factor;
             }
         }
 #pragma unroll

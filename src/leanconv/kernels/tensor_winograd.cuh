@@ -224,7 +224,10 @@ __device__ __forceinline__ void load_states(Fragments (&fragments)[2], const Pai
             for (int e = 0; e < 4; ++e) {
                 const float factor = pixels.factors[stage * split_depth + 16 * sixteen + 4 * t + e];
 #pragma unroll
-                for (int i = 0; i < 4; ++i) x[i / 2][i % 2][sixteen][e] *= factor;
+                for (int i = 0; i < 4; ++i) {
+                    float& value = x[i / 2][i % 2][sixteen][e];
+                    value = value * factor * factor;
+                }
             }
         }
     }
