@@ -118,8 +118,8 @@ TENSOR_WINOGRAD = (
     ),
     pairs(
         "filter rows of a dilated filter are neighbours",
-        "tap / F::of_row * Problem::dilation_h;",
-        "tap / F::of_row;",
+        "::of_row * Problem::dilation_h;",
+        "::of_row;",
         WRONG,
         "tall",
     ),

@@ -47,7 +47,6 @@ class PairConfig(Config, SplitFilters):
     filter_stages: int
     exchange: int = 16
     split: int = 1
-    receivers: int = 1
     piece: int = ROW
     rows: bool = True
     flat: bool = False
@@ -74,15 +73,17 @@ class PairConfig(Config, SplitFilters):
     @property
     def shared_bytes(self) -> int:
         """Shared memory of a block: both rings, two barriers a stage, and the sums that change hands."""
-        barriers = 16 * self.pixel_stages + (16 if self.receivers == 1 else 24) * self.filter_stages
+        barriers = 16 * (self.pixel_stages + self.filter_stages)
         return self.ring_bytes + barriers + 4 * 128 * self.warpgroups * self.exchange
 
 
 #: A tile, as filters of a product and such chunks, and the TFLOP/s of its stages alone (burst, H200), with three
 #: products of float16 and with one.
 TILES: dict[tuple[int, int], tuple[float, float]] = {(64, 2): (294, 500), (64, 1): (238, 350)}
-#: Cycles of a tile beside its stages, and of the sum over the blocks of a cluster.
-TILE_CYCLES, SPLIT_CYCLES = 5000, 6000
+#: The share of it that flat pixels reach.
+FLAT = 0.9
+#: Cycles of a tile beside its stages.
+TILE_CYCLES = 5000
 
 
 def pairs_of(problem: ConvProblem) -> int:
@@ -217,7 +218,9 @@ class TensorWinograd(SplitGemm[PairConfig]):
     def _cycles(
         self, problem: ConvProblem, parts: list[PartialConvolution], config: PairConfig, target: Target
     ) -> float:
-        speed = TILES[config.chunk, config.chunks][config.products == 1] * FLOPS_PER_CYCLE
+        speed = (
+            TILES[config.chunk, config.chunks][config.products == 1] * FLOPS_PER_CYCLE * (FLAT if config.flat else 1)
+        )
         time = 0.0
         for part in parts:
             tiles, stages = self._tiles(part, config), stages_of(part.problem, config.piece, STATES)

@@ -374,11 +374,8 @@ __device__ __forceinline__ void tensor_winograd(const Source& x, const float* pr
                   "filters are 3 wide or wider and move pixel by pixel");
     const TensorRings<Pairs<Problem>, Tuning> rings;
     const TensorTiles<Pairs<Problem>, Tuning> tiles(batch);
-    constexpr bool receivers = receivers_of<Tuning>(nullptr) > 1;
-    static_assert(!receivers || Tuning::split == 1, "a cluster shares filters or the reduction");
     if (threadIdx.x == 0) rings.init();
-    if constexpr (receivers) cluster_barrier();
-    else __syncthreads();
+    __syncthreads();
     // NOTE: the same for all threads of a warp, which lets the compiler have stages and descriptors in uniform registers.
     const int warpgroup = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);
     if (warpgroup == Tuning::warpgroups) {
@@ -397,11 +394,6 @@ __device__ __forceinline__ void tensor_winograd(const Source& x, const float* pr
         for (int group = 0; group < Problem::groups; ++group) scaled |= flags[group] != 0;
         if (scaled) consume_pairs<Problem, Tuning, true>(prepared, bias, y, batch, tiles, rings, warpgroup);
         else consume_pairs<Problem, Tuning, false>(prepared, bias, y, batch, tiles, rings, warpgroup);
-    }
-    if constexpr (receivers) {
-        // NOTE: no block leaves while others send it filters, or tell it of theirs.
-        __syncwarp();
-        cluster_barrier();
     }
 }
 

@@ -34,8 +34,8 @@ __device__ __forceinline__ void store_pairs(const float (&sums)[entries][8], int
             if (Problem::bias && in_group < Problem::group_k) b[i][j] = bias[group * Problem::group_k + in_group];
         }
     }
-    const Place places[2] = {tiles.numbers.place(tiles.first_pixel(tile) + row),
-                             tiles.numbers.place(tiles.first_pixel(tile) + row + apart)};
+    const Place at[2] = {tiles.numbers.place(tiles.first_pixel(tile) + row),
+                         tiles.numbers.place(tiles.first_pixel(tile) + row + apart)};
 #pragma unroll
     for (int i = 0; i < sixteens; ++i) {
         const float factor[4] = {scale[i].x, scale[i].y, scale[i].z, scale[i].w};
@@ -45,8 +45,8 @@ __device__ __forceinline__ void store_pairs(const float (&sums)[entries][8], int
             if (in_group >= Problem::group_k) continue;
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
-                if (places[half].count == 0) continue;
-                float* const to = y + static_cast<int64>(filter) * image + places[half].offset;
+                if (at[half].count == 0) continue;
+                float* const to = y + static_cast<int64>(filter) * image + at[half].offset;
                 const int from = j / 2 * 4 + j % 2 + 2 * half;
                 const float even = finish<Problem>(sums[2 * i][from] * factor[j], b[i][j], held_by<Problem>(to, true));
                 const float odd = finish<Problem>(sums[2 * i + 1][from] * factor[j], b[i][j], held_by<Problem>(to + 1, true));

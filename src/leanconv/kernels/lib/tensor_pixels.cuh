@@ -25,7 +25,6 @@ namespace leanconv {
 template <class Problem, class Tuning>
 struct FilterCopies {
     using F = TensorFilters<Problem, Tuning>;
-    static constexpr int receivers = receivers_of<Tuning>(nullptr);
     const unsigned char* fragments;
     const TensorTiles<Problem, Tuning>& tiles;
     const TensorRings<Problem, Tuning>& rings;
@@ -39,28 +38,10 @@ struct FilterCopies {
     __device__ __forceinline__ void stage(Offset<Problem> tile, int stage) {
         for (int chunk = 0; chunk < F::stage_chunks; ++chunk) {
             const int64 at = F::fragment(tiles.group(tile), tiles.filters(tile), stage, chunk);
-            if constexpr (receivers > 1) {
-                constexpr int part = F::stage_bytes / receivers;
-                const int own = static_cast<int>(cluster_rank()) * part;
-                mbarrier_wait_parity_cluster(rings.filters_wanted(place.stage), place.parity);
-                cp_async_bulk_multicast_shared_global(rings.filter_stage(place.stage) + own, fragments + at + own, part,
-                                                      rings.filters_full(place.stage), (1 << receivers) - 1);
-                place.advance();
-                continue;
-            }
             mbarrier_wait_parity(rings.filters_free(place.stage), place.parity ^ 1);
             mbarrier_arrive_expect_tx(rings.filters_full(place.stage), F::stage_bytes);
             cp_async_bulk_shared_global(rings.filter_stage(place.stage), fragments + at, F::stage_bytes,
                                         rings.filters_full(place.stage));
-            place.advance();
-        }
-    }
-    // By another thread: tells all receivers of the stages that are free here.
-    __device__ __forceinline__ void want_stage() {
-        for (int chunk = 0; chunk < F::stage_chunks; ++chunk) {
-            mbarrier_wait_parity(rings.filters_free(place.stage), place.parity ^ 1);
-            mbarrier_arrive_expect_tx(rings.filters_full(place.stage), F::stage_bytes);
-            for (int rank = 0; rank < receivers; ++rank) mbarrier_arrive_cluster(rings.filters_wanted(place.stage), rank);
             place.advance();
         }
     }
@@ -116,8 +97,7 @@ struct FlatCopies {
     }
 };
 
-// The producers of pixels by tensor maps: thread 0 copies pixels, thread 32 filters, which thread 64 asks for where several
-// blocks receive them.
+// The producers of pixels by tensor maps: thread 0 copies pixels, thread 32 filters.
 template <class Problem, class Tuning>
 __device__ __forceinline__ void produce(const TensorMap& x, const float* prepared, long long batch,
                                         const TensorTiles<Problem, Tuning>& tiles,
@@ -148,10 +128,6 @@ __device__ __forceinline__ void produce(const TensorMap& x, const float* prepare
         FilterCopies<Problem, Tuning> filters(prepared, tiles, rings);
         for (; walk.valid(); walk.advance())
             for (int stage = walk.first; stage < walk.end; ++stage) filters.stage(walk.tile, stage);
-    } else if (receivers_of<Tuning>(nullptr) > 1 && thread == 64) {
-        FilterCopies<Problem, Tuning> filters(prepared, tiles, rings);
-        for (; walk.valid(); walk.advance())
-            for (int stage = walk.first; stage < walk.end; ++stage) filters.want_stage();
     }
 }
 

@@ -77,22 +77,16 @@ __device__ __forceinline__ int flat_shift(int tap, int apart) {
     return (down * Problem::w + right) * apart;
 }
 
-// Blocks of a cluster that receive each stage of filters together, each a copy of a part for all: 1 where Tuning names none.
-template <class Tuning> __host__ __device__ constexpr int receivers_of(decltype(Tuning::receivers)*) { return Tuning::receivers; }
-template <class Tuning> __host__ __device__ constexpr int receivers_of(...) { return 1; }
-
-// The tiles of the output: filters change fastest, so that blocks that run side by side read the same pixels. Those of one
-// group are rounded up to as many tiles of pixels as a cluster computes.
+// The tiles of the output: filters change fastest, so that blocks that run side by side read the same pixels.
 template <class Problem, class Tuning>
 struct TensorTiles {
     using F = TensorFilters<Problem, Tuning>;
     static constexpr int pixels = 64 * Tuning::warpgroups / sharers_of(F::states);
-    static constexpr int receivers = receivers_of<Tuning>(nullptr);
     static constexpr bool both = false;  // outputs of pairs, side by side
     TensorPixels<Problem, Tuning> numbers;
     Offset<Problem> of_pixels;
     __device__ __forceinline__ explicit TensorTiles(long long batch)
-        : numbers{batch}, of_pixels((numbers.count() + (pixels * receivers - 1)) / (pixels * receivers) * receivers) {}
+        : numbers{batch}, of_pixels((numbers.count() + (pixels - 1)) / pixels) {}
     __device__ __forceinline__ Offset<Problem> count() const { return of_pixels * (F::tiles * Problem::groups); }
     static __device__ __forceinline__ int filters(Offset<Problem> tile) { return static_cast<int>(tile % F::tiles); }
     __device__ __forceinline__ int group(Offset<Problem> tile) const {
@@ -126,9 +120,8 @@ struct TensorRings {
     static constexpr int pixel_bytes = by_maps ? 2 * half_bytes : split_depth * pitch * 4;
     static_assert(pixel_bytes % 1024 == 0 && F::stage_bytes % 1024 == 0, "stages begin where swizzle patterns do");
     static constexpr int bytes = Tuning::pixel_stages * pixel_bytes + Tuning::filter_stages * F::stage_bytes;
-    static constexpr int producer_warps = 4, consumer_warps = 4 * Tuning::warpgroups, receivers = receivers_of<Tuning>(nullptr);
-    static constexpr int shared_bytes =
-        bytes + (2 * Tuning::pixel_stages + (receivers > 1 ? 3 : 2) * Tuning::filter_stages) * 8;
+    static constexpr int shared_bytes = bytes + 2 * (Tuning::pixel_stages + Tuning::filter_stages) * 8;
+    static constexpr int producer_warps = 4, consumer_warps = 4 * Tuning::warpgroups;
     unsigned char* base;
 
     __device__ __forceinline__ TensorRings() : base(shared_memory_for_swizzles()) {}
@@ -146,10 +139,6 @@ struct TensorRings {
     __device__ __forceinline__ Mbarrier* filters_free(int stage) const {
         return filters_full(Tuning::filter_stages) + stage;
     }
-    // Complete when all receivers can take the stage.
-    __device__ __forceinline__ Mbarrier* filters_wanted(int stage) const {
-        return filters_free(Tuning::filter_stages) + stage;
-    }
     // By one thread, before a barrier of the block. A warp declares a stage free when its own products are done.
     __device__ __forceinline__ void init() const {
         for (int i = 0; i < Tuning::pixel_stages; ++i) {
@@ -159,7 +148,6 @@ struct TensorRings {
         for (int i = 0; i < Tuning::filter_stages; ++i) {
             mbarrier_init(filters_full(i), 1);
             mbarrier_init(filters_free(i), consumer_warps / sharers_of(F::states));
-            if (receivers > 1) mbarrier_init(filters_wanted(i), receivers);
         }
         fence_mbarrier_init();
     }
@@ -168,7 +156,7 @@ struct TensorRings {
 // The tiles of one block: tile after tile. Where blocks work in clusters of `split`, those tiles that are left when each block
 // has had equally many are shared: each cluster has one of them at most, and each block a share of its stages.
 template <class Problem, class Tuning>
-struct BlockWalk {
+struct TileWalk {
     static constexpr int split = Tuning::split, all = TensorFilters<Problem, Tuning>::stages, share = ceil_div(all, split);
     static_assert(share * (split - 1) < all, "each block of a cluster has stages");
     const Offset<Problem> count, step, left;  // `left`: the first tile that is shared
@@ -176,7 +164,7 @@ struct BlockWalk {
     int first, end;  // stages of the tile
     bool together;
 
-    __device__ __forceinline__ explicit BlockWalk(const TensorTiles<Problem, Tuning>& tiles)
+    __device__ __forceinline__ explicit TileWalk(const TensorTiles<Problem, Tuning>& tiles)
         : count(tiles.count()), step(gridDim.x), left(split > 1 ? count / step * step : count), tile(blockIdx.x), first(0),
           end(all), together(false) {
         if (split > 1 && tile >= left) meet();
@@ -206,33 +194,5 @@ struct BlockWalk {
         }
     }
 };
-
-// And where the blocks of a cluster receive filters together: tiles of the same filters, and of pixels side by side.
-template <class Problem, class Tuning>
-struct ReceiverWalk {
-    using F = TensorFilters<Problem, Tuning>;
-    static constexpr int receivers = receivers_of<Tuning>(nullptr), first = 0, end = F::stages;
-    static constexpr bool together = false;
-    const Offset<Problem> count, step;
-    Offset<Problem> of_cluster, tile;
-
-    __device__ __forceinline__ explicit ReceiverWalk(const TensorTiles<Problem, Tuning>& tiles)
-        : count(tiles.count() / receivers), step(gridDim.x / receivers), of_cluster(blockIdx.x / receivers) {
-        find();
-    }
-    __device__ __forceinline__ void find() {
-        tile = (of_cluster / F::tiles * receivers + cluster_rank()) * F::tiles + of_cluster % F::tiles;
-    }
-    __device__ __forceinline__ bool valid() const { return of_cluster < count; }
-    static __device__ __forceinline__ bool meets() { return false; }
-    __device__ __forceinline__ void advance() {
-        of_cluster += step;
-        find();
-    }
-};
-
-template <class Problem, class Tuning>
-using TileWalk = typename Select<(receivers_of<Tuning>(nullptr) > 1), ReceiverWalk<Problem, Tuning>,
-                                 BlockWalk<Problem, Tuning>>::type;
 
 }  // namespace leanconv

@@ -37,14 +37,6 @@ __device__ __forceinline__ void mbarrier_arrive(Mbarrier* barrier) {
     asm volatile("mbarrier.arrive.release.cta.shared::cta.b64 _, [%0];\n" :: "r"(shared_address(barrier)) : "memory");
 }
 
-// mapa + mbarrier.arrive: one arrival at the barrier that block `rank` of the cluster has where this one has `barrier`.
-// NOTE: neither block may have left the kernel.
-__device__ __forceinline__ void mbarrier_arrive_cluster(Mbarrier* barrier, unsigned rank) {
-    unsigned address;
-    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;\n" : "=r"(address) : "r"(shared_address(barrier)), "r"(rank));
-    asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];\n" :: "r"(address) : "memory");
-}
-
 // mbarrier.arrive.expect_tx: first `bytes` more to expect in this phase, then one arrival.
 __device__ __forceinline__ void mbarrier_arrive_expect_tx(Mbarrier* barrier, unsigned bytes) {
     asm volatile("mbarrier.arrive.expect_tx.release.cta.shared::cta.b64 _, [%0], %1;\n"
@@ -75,17 +67,6 @@ __device__ __forceinline__ bool mbarrier_try_wait_parity(Mbarrier* barrier, unsi
                  "selp.u32 %0, 1, 0, p;\n}\n"
                  : "=r"(complete) : "r"(shared_address(barrier)), "r"(parity) : "memory");
     return complete != 0;
-}
-
-// Waits until the phase of this parity is complete, where other blocks of the cluster arrive as well.
-__device__ __forceinline__ void mbarrier_wait_parity_cluster(Mbarrier* barrier, unsigned parity) {
-    unsigned complete = 0;
-    while (!complete) {
-        asm volatile("{\n.reg .pred p;\n"
-                     "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2;\n"
-                     "selp.u32 %0, 1, 0, p;\n}\n"
-                     : "=r"(complete) : "r"(shared_address(barrier)), "r"(parity) : "memory");
-    }
 }
 
 // Waits until the phase of this parity is complete.
