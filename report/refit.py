@@ -183,6 +183,7 @@ def section(paths: Sequence[Path]) -> str:
         ]
         body: Columns = (["algorithm, layout, operation", "times", "measured over predicted", "spread"], rows)
         words = f"{record['machine']['gpu']}: {record['problems']} problems, {record['times']} candidates timed."
+        words += " Times with kernels of an earlier revision are among them (`leanconv tune --verify` names these)."
         words += " How much longer the cost model's choice takes than the quickest that was timed:"
         others: Columns = (
             ["", "layout", "layers", "times as fast, geometric mean", "at worst", "layers where it is quicker"],
@@ -192,7 +193,7 @@ def section(paths: Sequence[Path]) -> str:
                 for row in record["beside"]
             ],
         )
-        peers = "The table's winners beside PyTorch's own convolution (`cudnn.benchmark` on), timed the same way:"
+        peers = "The table's winners beside PyTorch's own convolution (`cudnn.benchmark` on), timed the same way in the same run:"
         spread = "The factors, and by how much single times differ from the factor (one standard deviation):"
         tables_of = (words, head), (spread, body), (peers, others)
         parts.append("\n\n".join(f"{said}\n\n{markdown.table(each)}" for said, each in tables_of))

@@ -15,6 +15,7 @@ torch = pytest.importorskip("torch")
 
 import leanconv.torch  # noqa: E402
 from leanconv.torch import peer, takeover  # noqa: E402
+from leanconv.torch.expect import engine  # noqa: E402
 from leanconv.tuning import search  # noqa: E402
 
 __all__ = ["stage"]
@@ -47,6 +48,18 @@ def test_pytorch_keeps_what_it_was_quicker_with(
     assert f"{300 / us:.2f}" in line.why
 
 
+def test_a_takeover_can_be_suspended(taken: Any) -> None:
+    """So that PyTorch's time is PyTorch's."""
+    layer, x = torch.nn.Conv2d(4, 8, 3), torch.randn(1, 4, 6, 6)
+    with torch.no_grad():
+        with takeover.suspended():
+            layer(x)
+            assert takeover.active() is None
+        assert not taken.report().lines
+        layer(x)
+    assert len(taken.report().taken) == 1
+
+
 def test_every_layer_of_a_model_is_found_without_running_it() -> None:
     from leanconv.torch.problems import problems_of
 
@@ -64,8 +77,8 @@ def test_every_layer_of_a_model_is_found_without_running_it() -> None:
 
 
 def test_pytorch_is_timed_by_its_own_names(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert [peer.engine(LAYER, tf32) for tf32 in (False, True)] == ["torch-fp32", "torch-tf32"]
-    assert peer.engine(replace(LAYER, dtype="float16"), True) == "torch-float16"
+    assert [engine(LAYER, tf32) for tf32 in (False, True)] == ["torch-fp32", "torch-tf32"]
+    assert engine(replace(LAYER, dtype="float16"), True) == "torch-float16"
     clock: Any = None
     assert peer.times(replace(LAYER, layout="CHWN"), clock) == {}
     assert torch.cuda.is_available() or peer.times(LAYER, clock) == {}

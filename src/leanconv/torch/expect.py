@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from leanconv.algorithms.base import ceil_div
 from leanconv.plan import Target
-from leanconv.problem import ConvProblem
+from leanconv.problem import ConvProblem, Problem
 
 # Fitted to an H200 (PyTorch 2.11, cuDNN 9.19), channels first and last.
 
@@ -21,6 +21,11 @@ _MEMORY, _MEMORY_DEPTHWISE, _MEMORY_FEW = 0.6, 0.5, {"fprop": 0.35, "dgrad": 0.2
 _FEW = 8
 #: clock cycles of a launch, 3 µs at 1.98 GHz: of PyTorch's time, and of leanconv's, whose predictions leave it out
 LAUNCH = 5940
+
+
+def engine(problem: Problem, tf32: bool) -> str:
+    """What the times of PyTorch are called in a table: ``torch-fp32``, ``torch-tf32``, ``torch-float16``, ..."""
+    return f"torch-{('tf32' if tf32 else 'fp32') if problem.dtype == 'float32' else problem.dtype}"
 
 
 def pytorch_cycles(problem: ConvProblem, target: Target, tf32: bool) -> float:

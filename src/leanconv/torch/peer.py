@@ -13,17 +13,14 @@ from torch.nn.functional import conv2d, pad
 
 from leanconv.problem import ConvProblem, Problem
 from leanconv.runtime.timing import Clock
+from leanconv.torch import takeover
+from leanconv.torch.expect import engine
 
 _SAMPLES, _SAMPLE_US, _CALLS = 5, 300.0, (2, 24)
 #: Algorithms that cuDNN tries: with the ten of PyTorch's default, 46 layers took 22 s, as long as all candidates.
 _SEARCHED = 4
 #: Sets of tensors, and bytes that they take together, at most.
 _MOST_SETS, _MOST_BYTES = 8, 4 << 30
-
-
-def engine(problem: Problem, tf32: bool) -> str:
-    """What the times of PyTorch are called in a table: ``torch-fp32``, ``torch-tf32``, ``torch-float16``, ..."""
-    return f"torch-{('tf32' if tf32 else 'fp32') if problem.dtype == 'float32' else problem.dtype}"
 
 
 def versions() -> str:
@@ -44,7 +41,8 @@ def times(problem: Problem, clock: Clock) -> dict[str, float]:
     found = {}
     calls = [_call(problem, i) for i in range(_sets(problem, clock))]
     for tf32 in (False, True) if problem.dtype == "float32" else (False,):
-        with _arithmetic(tf32):
+        # NOTE: a takeover would time leanconv
+        with takeover.suspended(), _arithmetic(tf32):
             calls[0]()
             torch.cuda.synchronize()
             first = max(clock.sample(calls[:1] * 2), 0.5)

@@ -11,7 +11,8 @@ from __future__ import annotations
 import math
 import threading
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from marshal import dumps
 from types import TracebackType
@@ -28,7 +29,7 @@ from leanconv.problem import PRECISIONS, ConvProblem, Precision
 from leanconv.runtime.compile import CompileError
 from leanconv.runtime.driver import CudaUnavailableError
 from leanconv.runtime.recent import Recent
-from leanconv.torch.expect import LAUNCH, pytorch_cycles
+from leanconv.torch.expect import LAUNCH, engine, pytorch_cycles
 from leanconv.torch.layers import (
     Operation,
     Options,
@@ -44,7 +45,6 @@ from leanconv.torch.layers import (
     weights_of,
     why_never,
 )
-from leanconv.torch.peer import engine
 from leanconv.torch.report import Line, Report
 from leanconv.tuning import tables
 
@@ -391,6 +391,17 @@ def active() -> Takeover | None:
         return _active[-1]
     except IndexError:
         return None
+
+
+@contextmanager
+def suspended() -> Iterator[None]:
+    """While this lasts, PyTorch computes everything, whatever is enabled."""
+    kept = _active[:]
+    _active.clear()
+    try:
+        yield
+    finally:
+        _active[:] = kept
 
 
 def workspace(problem: ConvProblem) -> int | None:
