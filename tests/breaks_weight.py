@@ -25,9 +25,9 @@ def parts(name: str, algorithm: str, text: str, by: str, how: str, *cases: str) 
 WEIGHT: tuple[Break, ...] = (
     tensor(
         "x is free before it has been read",
-        "            weights.load(rings.x(x_place.stage), row, t);",
+        "            weights.load(rings.x(x_place.stage), factors, row, t);",
         "            if (lane == 0) mbarrier_arrive(rings.x_free(x_place.stage));\n"
-        "            weights.load(rings.x(x_place.stage), row, t);",
+        "            weights.load(rings.x(x_place.stage), factors, row, t);",
         RULE + "|" + RACE,
         "many-pixels-nhwc",
         split=1,
@@ -51,10 +51,31 @@ WEIGHT: tuple[Break, ...] = (
     ),
     tensor(
         "products do not see what threads have stored",
-        "        fence_proxy_async();\n        __syncwarp();",
-        "        __syncwarp();",
+        "            fence_proxy_async();\n            __syncwarp();",
+        "            __syncwarp();",
         RULE,
         "same-nhwc",
+    ),
+    tensor(
+        "factors of pixels are read before they are there",
+        "        mbarrier_wait_parity(rings.codes_full(place.stage), place.parity);\n",
+        "",
+        RACE + "|" + WRONG,
+        "many-pixels-nhwc",
+        split=1,
+    ),
+    tensor(
+        "dy is free before its largest has been found",
+        "        find_codes(rings, tile, place, to.stage, thread);\n"
+        "        for (int chunk = 0; chunk < Tuning::chunks; ++chunk, place.advance())\n"
+        "            if (thread % 32 == 0) mbarrier_arrive(rings.dy_free(place.stage));",
+        "        for (int chunk = 0; chunk < Tuning::chunks; ++chunk)\n"
+        "            if (thread % 32 == 0) mbarrier_arrive(rings.dy_free((place.stage + chunk) % Tuning::dy_stages));\n"
+        "        find_codes(rings, tile, place, to.stage, thread);\n"
+        "        for (int chunk = 0; chunk < Tuning::chunks; ++chunk) place.advance();",
+        RULE + "|" + RACE,
+        "many-pixels-nhwc",
+        split=1,
     ),
     tensor(
         "pieces of rows are not swizzled",

@@ -54,6 +54,12 @@ def _pair_cases() -> list[Case]:
     layers.add("two-segments", 2, 40, 6, 9, 72, 2, 5, layouts=("NHWC",), padding=(1, 0, 2, 1), bias=True)
     layers.add("segments", 1, 32, 4, 20, 64, 1, 31, layouts=("NHWC",), padding=(0, 0, 15, 15))
     layers.add("segments-gradient", 1, 32, 5, 11, 64, 2, 8, layouts=("NHWC",), op="dgrad", padding=(1, 1, 3, 2))
+    flat = {"layouts": ("NCHW",), "padding": (1, 1, 1, 1)}
+    layers.add("same", 2, 40, 6, 8, 72, 3, 3, bias=True, activation="relu", **flat)
+    layers.add("images", 3, 100, 14, 14, 64, 3, 3, **flat)
+    layers.add("groups", 2, 64, 6, 8, 96, 3, 3, groups=2, **flat)
+    layers.add("gradient", 1, 40, 6, 10, 64, 3, 3, op="dgrad", accumulate=True, **flat)
+    layers.add("segments", 1, 96, 4, 20, 64, 1, 8, layouts=("NCHW",), padding=(0, 0, 3, 4))
     one = Layers("pairs-", precision="tf32")
     one.add("one-product", 2, 40, 6, 8, 72, 3, 3, **pad)
     return layers.cases + one.cases
@@ -87,12 +93,13 @@ LAYER = ConvProblem(1, 64, 6, 8, 64, 3, 3, padding=(1, 1, 1, 1), layout="NHWC")
 WIDE = ConvProblem(1, 64, 6, 8, 64, 3, 5, padding=(1, 1, 2, 2), layout="NHWC")
 RANGES = (
     "normal", "positive", "log-normal", "outlier", "channels-apart", "filters-apart", "tiny", "huge", "denormal",
-    "zeros",
+    "zeros", "unseen",
 )  # fmt: skip
 
 
 def drawn(kind: str, problem: ConvProblem = LAYER) -> tuple[np.ndarray, np.ndarray]:
-    """Pixels and filters in NHWC; in channels-apart those of a channel are scaled by opposite powers of ten."""
+    """Pixels and filters in NHWC; in channels-apart those of a channel are scaled by opposite powers of ten. In unseen
+    a channel without weights has the largest pixels."""
     random = np.random.default_rng(5)
     x, w = random.standard_normal(problem.x_shape), random.standard_normal(problem.w_shape)
     if kind == "positive":
@@ -102,8 +109,10 @@ def drawn(kind: str, problem: ConvProblem = LAYER) -> tuple[np.ndarray, np.ndarr
     elif kind == "outlier":
         x[0, 3, 4, 5] = 1e8
     elif kind == "channels-apart":
-        scales = np.power(10.0, random.uniform(-6, 6, problem.c))
+        scales = np.power(10.0, random.uniform(-30, 30, problem.c))
         x, w = x * scales, w / scales
+    elif kind == "unseen":
+        x[..., 5], w[..., 5] = x[..., 5] * 1e12, 0
     elif kind == "filters-apart":
         w *= np.power(10.0, random.uniform(-9, 9, problem.k)).reshape(-1, 1, 1, 1)
     elif kind == "tiny":

@@ -34,13 +34,26 @@ WEIGHT_CASES = _weight_cases()
 LAYER = ConvProblem(8, 32, 12, 12, 64, 3, 3, padding=(1, 1, 1, 1), layout="NHWC", op="wgrad")
 RANGES = (
     "normal", "positive", "log-normal", "outlier", "channels-apart", "filters-apart", "images-apart", "sparse", "tiny",
-    "huge", "denormal", "zeros",
+    "huge", "denormal", "zeros", "opposed", "unseen",
 )  # fmt: skip
+
+
+def opposed(problem: ConvProblem, reach: float) -> np.ndarray:
+    """Factors of dy's pixels, (n, p, q): ramps of 10^-reach to 10^reach and back, each over 64 neighbours."""
+    number = np.arange(problem.n * problem.p * problem.q)
+    return np.power(10.0, reach * (1 - abs(number % 128 - 64) / 32)).reshape(problem.n, problem.p, problem.q)
+
+
+def as_seen(problem: ConvProblem, factors: np.ndarray) -> np.ndarray:
+    """Factors of x's pixels, (n, h, w): those of the output's that lie there."""
+    rows = np.minimum(np.arange(problem.h) // problem.stride[0], problem.p - 1)
+    columns = np.minimum(np.arange(problem.w) // problem.stride[1], problem.q - 1)
+    return factors[:, rows][:, :, columns]
 
 
 def drawn(kind: str, problem: ConvProblem = LAYER) -> tuple[np.ndarray, np.ndarray]:
     """x and dy in NHWC. In channels-apart and filters-apart each channel, or filter, has a scale of its own; in
-    images-apart each image, dy's the other way round."""
+    images-apart each image, dy's the other way round; in opposed each pixel. In unseen x is largest where dy is 0."""
     random = np.random.default_rng(5)
     shape = problem.operands[1].shape
     x, dy = random.standard_normal(problem.x_shape), random.standard_normal(shape)
@@ -65,6 +78,11 @@ def drawn(kind: str, problem: ConvProblem = LAYER) -> tuple[np.ndarray, np.ndarr
         x, dy = x * 1e34, dy * 1e2
     elif kind == "denormal":
         x = np.round(x * 1000) * 2.0**-149
+    elif kind == "opposed":
+        ramps = opposed(problem, 8)
+        x, dy = x * as_seen(problem, ramps)[..., None], dy / ramps[..., None]
+    elif kind == "unseen":
+        x[1, :6], dy[1, :8] = x[1, :6] * 1e12, 0
     elif kind == "zeros":
         x[0, 2:5], dy[..., 7], x[..., 3] = 0, 0, 0
     return x.astype(np.float32), dy.astype(np.float32)

@@ -18,7 +18,7 @@ from leanconv.algorithms import ALGORITHMS
 from leanconv.algorithms.input_gradient import single_parts
 from leanconv.algorithms.tensor_filters import DEPTH, prepared_floats, stages_of
 from leanconv.algorithms.tensor_gemm import TensorConfig
-from leanconv.problem import ConvProblem
+from leanconv.problem import ConvProblem, Layout
 from leanconv.reference import oracle
 from leanconv.runtime.compile import KERNELS
 
@@ -125,8 +125,9 @@ def test_errors_on_data_of_every_range(kind: str) -> None:
         ("normal", "return scale.down;", "return scale.down * 1.000001f;"),
         ("filters-apart", "part[0] * scale[i].x", "part[0]"),
         ("filters-apart", "up = min(max(up, least_up), min(253u, least_up + 126));", "up = least_up;"),
-        ("channels-apart", "top - biased_exponent(least) > spread", "false"),
-        ("channels-apart", "*= factor, x[1][j / 4][j % 4] *= factor;", "*= factor;"),
+        ("channels-apart", "(least == 0 || top - whole_exponent(least) > spread)", "false"),
+        ("channels-apart", "= x[1][j / 4][j % 4] * factor * factor;", "= x[1][j / 4][j % 4];"),
+        ("unseen", "(least == 0 || top - whole_exponent(least) > spread)", "top - whole_exponent(least) > 300"),
         ("tiny", "min(253u, 403 - least_up)", "140u"),
     ],
 )
@@ -142,6 +143,20 @@ def test_an_outlier_leaves_its_neighbours_alone() -> None:
     unseen = np.ones(y.shape, bool)
     unseen[0, 2:5, 3:6] = False
     assert np.linalg.norm((y - reference)[unseen]) < np.linalg.norm((plain - reference)[unseen])
+
+
+@pytest.mark.parametrize("layout", ["NHWC", "NCHW", "CHWN"])
+def test_taps_of_opposite_scales_at_a_stride(layout: Layout) -> None:
+    """At stride 2 every other column of pixels meets the middle tap alone."""
+    problem = ConvProblem(4, 40, 6, 12, 64, 3, 3, stride=(1, 2), padding=(1, 1, 1, 1), layout="NHWC")
+    random = np.random.default_rng(9)
+    x, w = random.standard_normal(problem.x_shape), random.standard_normal(problem.w_shape)
+    x[:, :, 1::2] *= 1e12
+    w[:, :, [0, 2]] *= 1e-12
+    axes = {"NHWC": (0, 1, 2, 3), "NCHW": (0, 3, 1, 2), "CHWN": (3, 1, 2, 0)}[layout]
+    x, w = (np.ascontiguousarray(each.transpose(axes).astype(np.float32)) for each in (x, w))
+    problem = replace(problem, layout=layout)
+    assert oracle.absolute_error(problem, played(x, w, problem), x, w) <= 1
 
 
 def test_what_is_no_number_reaches_just_the_outputs_that_see_it() -> None:

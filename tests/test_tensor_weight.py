@@ -13,7 +13,7 @@ import pytest
 import selection
 from cases import KINDS, TARGETS, Case
 from cases_tensor import broken_kernels
-from cases_weight import LAYER, RANGES, WEIGHT_CASES, drawn, in_sequential_sums
+from cases_weight import LAYER, RANGES, WEIGHT_CASES, as_seen, drawn, in_sequential_sums, opposed
 
 from leanconv.algorithms import ALGORITHMS
 from leanconv.algorithms.tensor_weight import TensorWeightConfig
@@ -55,14 +55,19 @@ def test_every_tile_and_way_of_reading(name: str, case: Case, config: TensorWeig
 
 
 def played(
-    x: np.ndarray, dy: np.ndarray, problem: ConvProblem = LAYER, kernels: Path = KERNELS, **tuning: Any
+    x: np.ndarray,
+    dy: np.ndarray,
+    problem: ConvProblem = LAYER,
+    kernels: Path = KERNELS,
+    name: str = TENSOR_WEIGHT.name,
+    **tuning: Any,
 ) -> np.ndarray:
     """What the kernel computes."""
     wishes = {"warpgroups": 2, "chunks": 1, "split": 1} | tuning
-    configs = TENSOR_WEIGHT.configs(problem, HOPPER)
+    configs = NAMED[name].configs(problem, HOPPER)
     config = next(c for c in configs if all(getattr(c, name) == value for name, value in wishes.items()))
     dw = np.full(problem.y_shape, np.nan, np.float32)
-    plan = TENSOR_WEIGHT.plan(problem, config, HOPPER)
+    plan = NAMED[name].plan(problem, config, HOPPER)
     emulator.run_plan(plan, {"x": x, "dy": dy, "dw": dw}, kernels=kernels, orders=("ascending",))
     return dw
 
@@ -74,7 +79,7 @@ def lost(kind: str, kernels: Path = KERNELS) -> float:
 
 
 #: Of kinds of data those that the others do not stand for.
-MOST_TELLING = ("normal", "outlier", "filters-apart", "sparse", "tiny", "zeros")
+MOST_TELLING = ("normal", "outlier", "filters-apart", "sparse", "tiny", "zeros", "opposed", "unseen")
 
 
 @pytest.mark.parametrize("kind", selection.marked(RANGES, MOST_TELLING, lambda kind: ((kind,), kind)))
@@ -100,6 +105,8 @@ def test_pixels_together_are_split_as_well() -> None:
         ("normal", "apart < 32; apart *= 2", "apart < 16; apart *= 2"),
         ("filters-apart", "down[j / 2 % 2] * four[j / 4 * 2 + j % 2]", "down[j / 2 % 2] * four[0]"),
         ("normal", "return cvt_rn_f16x2_f32(fmaf(a, up_a, -first), fmaf(b, up_b, -second));", "return 0u;"),
+        ("opposed", "+ least_apart < most", "+ 255 < most"),
+        ("unseen", "whole_exponent(largest) + 127) / 2 : 0", "whole_exponent(largest) + 127) / 2 : 127"),
     ],
 )
 def test_errors_of_broken_scales_show(kind: str, text: str, by: str, tmp_path: Path) -> None:
@@ -107,13 +114,63 @@ def test_errors_of_broken_scales_show(kind: str, text: str, by: str, tmp_path: P
     assert not lost(kind, broken_kernels(tmp_path, text, by)) <= 2
 
 
-def test_what_is_no_number_reaches_just_the_weights_that_see_it() -> None:
-    x, dy = drawn("normal")
-    x[1, 5, 7, 9], dy[2, 3, 4, 11] = np.inf, np.nan
-    finite = np.isfinite(played(x, dy))
-    expected = np.ones_like(finite)
-    expected[..., 9], expected[11] = False, False
-    np.testing.assert_array_equal(finite, expected)
+#: Of the ways through the kernels, where x and dy vary in opposite directions, a few for ``make test``.
+OPPOSED = [
+    (layout, name, stride, chunks)
+    for layout in ("NHWC", "NCHW", "CHWN")
+    for name in (TENSOR_WEIGHT.name, PARTS.name)
+    for stride in (1, 2)
+    for chunks in (1, 2, 3)
+]
+TELLING_OPPOSED = [
+    ("NHWC", PARTS.name, 1, 2), ("NCHW", TENSOR_WEIGHT.name, 2, 2), ("CHWN", PARTS.name, 2, 1),
+]  # fmt: skip
+
+
+def _in_layout(layout: str, array: np.ndarray) -> np.ndarray:
+    axes = {"NHWC": (0, 1, 2, 3), "NCHW": (0, 3, 1, 2), "CHWN": (3, 1, 2, 0)}[layout]
+    return np.ascontiguousarray(array.transpose(axes).astype(np.float32))
+
+
+@pytest.mark.parametrize(
+    ("layout", "name", "stride", "chunks"),
+    selection.marked(OPPOSED, TELLING_OPPOSED, lambda way: (way, "-".join(map(str, way)))),
+)
+def test_pixels_of_opposite_scales(layout: str, name: str, stride: int, chunks: int) -> None:
+    """Each weight's products lie near one, and x and dy vary by 10^24 among 64 pixels."""
+    size = 12 * stride
+    problem = ConvProblem(2, 32, size, size, 68, 1, 1, stride=(stride, stride), layout="NHWC", op="wgrad")
+    random = np.random.default_rng(7)
+    ramps = opposed(problem, 12)
+    x = random.standard_normal(problem.x_shape) * as_seen(problem, ramps)[..., None]
+    dy = random.standard_normal(problem.operands[1].shape) / ramps[..., None]
+    problem = replace(problem, layout=layout)  # type: ignore[arg-type]
+    x, dy = _in_layout(layout, x), _in_layout(layout, dy)
+    dw = played(x, dy, problem, name=name, chunks=chunks, **({} if name == TENSOR_WEIGHT.name else {"split": 1}))
+    assert oracle.absolute_error(problem, dw, x, dy) <= 1
+
+
+def test_filters_of_another_group_decide_no_factor() -> None:
+    """Bulk copies bring filters of the next group behind those of a group."""
+    problem = ConvProblem(2, 32, 8, 8, 72, 1, 1, groups=2, layout="NHWC", op="wgrad")
+    random = np.random.default_rng(8)
+    x, dy = random.standard_normal(problem.x_shape), random.standard_normal(problem.operands[1].shape)
+    dy[..., 36:] *= opposed(problem, 12)[..., None]
+    x, dy = x.astype(np.float32), dy.astype(np.float32)
+    assert in_sequential_sums(played(x, dy, problem), x, dy, problem) <= 3
+
+
+@pytest.mark.parametrize("kind", ["normal", "opposed"])
+def test_what_is_no_number_reaches_just_the_weights_that_see_it(kind: str) -> None:
+    x, dy = drawn(kind)
+    x[1, 5, 7, 9], dy[2, 3, 4, 11], dy[5, 6, 7, 20] = np.inf, np.nan, -np.inf
+    dw = played(x, dy)
+    expected = np.ones(dw.shape, bool)
+    expected[..., 9], expected[[11, 20]] = False, False
+    np.testing.assert_array_equal(np.isfinite(dw), expected)
+    x[1, 5, 7, 9], dy[2, 3, 4, 11], dy[5, 6, 7, 20] = 0, 0, 0
+    exact = oracle.conv2d(LAYER, x, dy)
+    assert oracle.relative_error(dw[expected], exact[expected]) < 2e-6
 
 
 def test_one_product_keeps_eleven_bits() -> None:
@@ -137,12 +194,12 @@ def test_rings_fit_and_hold_what_is_under_way() -> None:
     for case in WEIGHT_CASES:
         for config in TENSOR_WEIGHT.configs(case.problem, HOPPER):
             assert config.shared_bytes <= HOPPER.shared_per_block
-            assert config.x_stages >= 2 and config.dy_stages >= 2
+            assert config.x_stages >= 2 and config.dy_stages > config.chunks
             assert config.split_stages >= max(config.partials, config.chunks)
             registers = 65536 // config.threads // 8 * 8
             assert config.converter_registers <= registers and config.producer_registers <= registers
-            used = config.warpgroups * config.consumer_registers + config.converter_registers
-            assert used + config.producer_registers <= registers * (config.warpgroups + 2)
+            used = config.warpgroups * config.consumer_registers + config.converters * config.converter_registers
+            assert used + config.producer_registers <= registers * config.threads // 128
 
 
 def test_auto_takes_tensor_cores_and_no_workspace_unless_it_may() -> None:

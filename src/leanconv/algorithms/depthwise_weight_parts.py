@@ -13,14 +13,15 @@ from leanconv.algorithms.depthwise_weight import (
     shapes,
     shared_by,
 )
+from leanconv.algorithms.part_sums import sum_launch
 from leanconv.algorithms.tiles import gradient_arguments
 from leanconv.plan import Launch, Number, Plan, Pointer, Target
 from leanconv.problem import ConvProblem
 
 #: Blocks that keep a large GPU busy, four on each multiprocessor: at most so many are launched.
 BLOCKS = 528
-#: Threads of a block of the second launch.
-SUM_THREADS = 512
+#: Warps of a block of the second launch. NOTE: with one thread a weight, 512 parts are as many loads in a row.
+SUM_WARPS = 16
 
 
 class DepthwiseWeightParts(DepthwiseWeight):
@@ -44,32 +45,19 @@ class DepthwiseWeightParts(DepthwiseWeight):
 
     def plan(self, problem: ConvProblem, config: DepthwiseWeightConfig, target: Target) -> Plan:
         (first,) = super().plan(problem, config, target).launches
-        *read, batch = gradient_arguments(problem)
-        dw = read.pop()
-        constants, tuning = conv_constants(problem), first.tuning
-        weights = problem.k * problem.r * problem.s
-        header = f"{self.name}.cuh"
+        *read, _, batch = gradient_arguments(problem)
         sums = Launch(
-            header=header,
+            header=f"{self.name}.cuh",
             function="leanconv::depthwise_weight_parts",
-            problem=constants,
-            tuning=tuning,
+            problem=conv_constants(problem),
+            tuning=first.tuning,
             arguments=(*read, Pointer("workspace", written=True), batch, Number("int", "rows", config.rows)),
             grid=first.grid,
             block=config.threads,
             shared_bytes=first.shared_bytes,
             min_blocks=config.min_blocks,
         )
-        added = Launch(
-            header=header,
-            function="leanconv::depthwise_weight_sum",
-            problem=constants,
-            tuning=(*tuning, ("sum_threads", SUM_THREADS)),
-            arguments=(Pointer("workspace"), dw),
-            grid=ceil_div(weights, 32),
-            block=SUM_THREADS,
-            shared_bytes=4 * SUM_THREADS,
-        )
+        added = sum_launch(problem, config.split, SUM_WARPS)
         return Plan((sums, added), workspace_bytes=self.workspace_bytes(problem))
 
 

@@ -16,9 +16,10 @@ def weights_of(problem: ConvProblem) -> int:
     return problem.k * problem.group_c * problem.r * problem.s
 
 
-def sum_launch(problem: ConvProblem, parts: int) -> Launch:
-    """The launch that adds ``parts`` of the workspace, in their order."""
-    warps = min(SUM_WARPS, 1 << (parts.bit_length() - 1))
+def sum_launch(problem: ConvProblem, parts: int, most_warps: int = SUM_WARPS) -> Launch:
+    """The launch that adds ``parts`` of the workspace, in their order; up to ``most_warps`` of a block share a
+    weight's."""
+    warps = min(most_warps, 1 << (parts.bit_length() - 1))
     return Launch(
         header="lib/part_sums.cuh",
         function="leanconv::sum_parts",

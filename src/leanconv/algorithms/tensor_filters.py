@@ -60,22 +60,34 @@ def stages_of(problem: ConvProblem, piece: int, states: int = 1) -> int:
     return ceil_div(taps * ceil_div(problem.group_c, piece), DEPTH // piece)
 
 
-def _filters_of_part(problem: ConvProblem) -> int:
-    """Filters that a warp of the first preparing launch looks at (``TensorFilters`` of lib/tensor_filters.cuh)."""
+def _by_element(problem: ConvProblem) -> bool:
+    """Whether each element of the filters has a factor of its own, and not each channel: a pixel meets all taps of its
+    channel, beyond the edges of the image too, at unit stride alone."""
+    return max(problem.stride) > 1 and problem.r * problem.s > 1
+
+
+def _parts(problem: ConvProblem) -> tuple[int, int]:
+    """Channels of a filter, or elements, that have a factor; and the parts of a group's filters in which their largest
+    is found (``FactorParts`` of lib/tensor_filters.cuh)."""
     taps = problem.r * problem.s
+    if _by_element(problem):
+        return problem.group_c * taps, ceil_div(problem.group_k, 256)
     if problem.groups * problem.group_c >= 64 or taps <= 16:
-        return 32
-    return 512 // taps if taps <= 128 else 4
+        filters = 32
+    else:
+        filters = 512 // taps if taps <= 128 else 4
+    return problem.group_c, ceil_div(problem.group_k, filters)
 
 
 def prepared_floats(problem: ConvProblem, config: SplitFilters) -> tuple[int, int]:
-    """Floats of prepared filters: those before the fragments, and all (``TensorFilters`` of lib/tensor_filters.cuh)."""
+    """Floats of prepared filters: those before the fragments, and all (``TensorFilters`` and ``FactorParts`` of
+    lib/tensor_filters.cuh)."""
     tiles, stages = ceil_div(problem.group_k, config.filters), stages_of(problem, config.piece, config.states)
     scales, factors = problem.groups * tiles * config.filters, problem.groups * stages * DEPTH
-    parts = 4 * ceil_div(ceil_div(problem.group_k, _filters_of_part(problem)) * problem.groups * problem.group_c, 4)
-    head = 4 + 4 * ceil_div(problem.groups, 4) + scales + factors + parts
+    channels, of_group = _parts(problem)
+    head = 4 + 4 * ceil_div(problem.groups, 4) + scales + factors
     fragments = problem.groups * tiles * stages * config.states * config.chunks * config.filter_stage_bytes // 4
-    return head, head + fragments
+    return head, head + fragments + 4 * ceil_div(of_group * problem.groups * channels, 4)
 
 
 def _filter_constants(problem: ConvProblem, first_prepared: int, first_weight: int) -> Constants:
@@ -85,6 +97,7 @@ def _filter_constants(problem: ConvProblem, first_prepared: int, first_weight: i
         *((name, getattr(problem, name)) for name in ("k", "r", "s", "groups", "group_c", "group_k")),
         ("nhwc", problem.layout == "NHWC"),
         ("chwn", problem.layout == "CHWN"),
+        ("by_element", _by_element(problem)),
         ("first_prepared", first_prepared),
         ("first_weight", first_weight),
     )
@@ -104,12 +117,12 @@ def filter_launches(
     known = ("chunk", "chunks", "products", "rows", "piece", *(["states"] if config.states > 1 else []))
     tuning = (("threads", THREADS), *((name, getattr(config, name)) for name in known))
     tiles = ceil_div(problem.group_k, config.filters)
-    nhwc = problem.layout == "NHWC"
-    channels = ceil_div(problem.group_c, 32 if nhwc else THREADS // 32)
-    largest = problem.groups * ceil_div(problem.group_k, _filters_of_part(problem)) * channels
+    side_by_side = problem.layout == "NHWC" or (_by_element(problem) and problem.layout != "CHWN")
+    channels, parts = _parts(problem)
+    largest = problem.groups * parts * ceil_div(channels, 32 if side_by_side else THREADS // 32)
     elements = problem.r * problem.s * problem.group_c
-    copied = elements if elements <= COPIED_ELEMENTS else 0
-    header, split = "lib/tensor_filters.cuh", 4 * (32 + problem.group_c + copied)
+    copied, kept = (count if count <= COPIED_ELEMENTS else 0 for count in (elements, channels))
+    header, split = "lib/tensor_filters.cuh", 4 * (32 + kept + copied)
     rows = problem.groups * tiles * config.filters
     return (
         Launch(
@@ -120,7 +133,7 @@ def filter_launches(
             arguments,
             largest,
             THREADS,
-            4 * THREADS if nhwc else 0,
+            4 * THREADS if side_by_side else 0,
             blocks[0],
         ),
         Launch(header, f"leanconv::{names[1]}", constants, tuning, arguments, rows, THREADS, split, blocks[1]),

@@ -25,6 +25,8 @@ from leanconv.problem import ConvProblem
 
 #: Filters of a chunk.
 CHUNK = 64
+#: Stages whose pixels' factors are kept.
+CODE_STAGES = 16
 
 
 @dataclass(frozen=True)
@@ -55,11 +57,12 @@ class TensorWeightConfig(Config):
     producer_registers: int
     split: int = 1
     parts: int = 1
+    converters: int = 1
 
     @property
     def threads(self) -> int:
-        """Threads of a block: the consumers, a warpgroup that converts and one that copies."""
-        return 128 * (self.warpgroups + 2)
+        """Threads of a block: the consumers, one or two warpgroups that convert and one that copies."""
+        return 128 * (self.warpgroups + self.converters + 1)
 
     @property
     def rows(self) -> int:
@@ -73,16 +76,16 @@ class TensorWeightConfig(Config):
 
     @property
     def ring_bytes(self) -> int:
-        """Bytes of the three rings, and of the scales of what is converted."""
+        """Bytes of the three rings, of the scales of what is converted, and of the codes of pixels' factors."""
         x = 4 * self.rows * (DEPTH if self.x_rows else DEPTH + 8)
         dy = 4 * CHUNK * (DEPTH if self.dy_rows else DEPTH + 4)
         split = 2 * DEPTH * CHUNK * (2 if self.products == 3 else 1) + 320
-        return self.x_stages * x + self.dy_stages * dy + self.split_stages * split
+        return self.x_stages * x + self.dy_stages * dy + self.split_stages * split + CODE_STAGES * 72
 
     @property
     def shared_bytes(self) -> int:
-        """Shared memory of a block: the rings, and two barriers a stage."""
-        return self.ring_bytes + 16 * (self.x_stages + self.dy_stages + self.split_stages)
+        """Shared memory of a block: the rings, and two barriers a stage, of the codes one."""
+        return self.ring_bytes + 16 * (self.x_stages + self.dy_stages + self.split_stages) + 8 * CODE_STAGES
 
 
 #: A tile: warpgroups, chunks of filters, partial sums.
@@ -101,8 +104,8 @@ TILES: dict[Tile, tuple[bool, float, float]] = {
 #: copies alone bring x and dy. NOTE: threads that do not multiply give registers away, so they have fewer than at the
 #: launch, which are 65536 over the block's threads.
 REGISTERS = {
-    (1, 1, True): (208, 160, 88), (1, 2, True): (208, 160, 88), (2, 1, True): (192, 104, 24),
-    (2, 2, True): (200, 88, 24), (2, 3, True): (208, 72, 24), (3, 1, True): (128, 64, 32),
+    (1, 1, True): (208, 160, 88), (1, 2, True): (208, 160, 88), (2, 1, True): (192, 88, 40),
+    (2, 2, True): (200, 72, 40), (2, 3, True): (200, 72, 40), (3, 1, True): (120, 72, 48),
     (1, 1, False): (208, 160, 88), (1, 2, False): (208, 160, 88), (2, 1, False): (176, 104, 56),
     (2, 2, False): (184, 96, 48), (2, 3, False): (200, 64, 48), (3, 1, False): (120, 72, 48),
 }  # fmt: skip
@@ -154,7 +157,7 @@ def _config(tile: Tile, products: int, way: tuple[bool, bool, int], shared: int)
     """The configuration of a tile, with rings as long as ``shared`` bytes allow; None where they are too short."""
     warpgroups, chunks, partials = tile
     for stages in range(MOST_STAGES[0], 1, -1):
-        for dy_stages in (3, 2):
+        for dy_stages in (3, 2) if chunks == 1 else (2 * chunks, chunks + 1):
             for split_stages in range(min(MOST_STAGES[2], 3 * chunks + 1), max(chunks, 2) - 1, -1):
                 config = TensorWeightConfig(
                     warpgroups, chunks, products, partials, TILES[tile][0], *way, stages, dy_stages, split_stages,

@@ -24,27 +24,4 @@ __device__ __forceinline__ void depthwise_weight_parts(const typename Problem::e
     for (int at = threadIdx.x; at < sums && at < (Problem::k - first_k) * taps; at += Tuning::threads) to[at] = shared[at];
 }
 
-// A block has 32 weights, one a lane. Each warp adds every warps-th of their parts, then the first warp what all have
-// added. NOTE: with one thread a weight, 512 parts are as many loads in a row.
-template <class Problem, class Tuning>
-__device__ __forceinline__ void depthwise_weight_sum(const float* __restrict__ workspace,
-                                                     typename Problem::element* __restrict__ dw) {
-    constexpr int weights = Problem::k * Problem::r * Problem::s, warps = Tuning::sum_threads / 32;
-    const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
-    const int at = static_cast<int>(blockIdx.x) * 32 + lane;
-    float* const shared = reinterpret_cast<float*>(shared_memory());
-    float total = 0.0f;
-    if (at < weights) {
-#pragma unroll 8
-        for (int part = warp; part < Tuning::split; part += warps)
-            total += workspace[static_cast<int64>(part) * weights + at];
-    }
-    shared[threadIdx.x] = total;
-    __syncthreads();
-    if (warp > 0 || at >= weights) return;
-#pragma unroll
-    for (int other = 1; other < warps; ++other) total += shared[other * 32 + lane];
-    dw[at] = from_float<typename Problem::element>(finish<Problem>(total, 0.0f, held_by<Problem>(dw + at, true)));
-}
-
 }  // namespace leanconv

@@ -48,7 +48,7 @@ struct SeenTaps {
     }
     // Where in its box of flat pixels the 32 of piece `number` begin.
     __device__ __forceinline__ int first(int number) const {
-        return Tuning::flat ? flat_shift<Problem>(number / TensorFilters<Problem, Tuning>::of_tap, apart) & 3 : 0;
+        return Tuning::flat ? flat_shift<Problem, Tuning>(number / TensorFilters<Problem, Tuning>::of_tap, apart) & 3 : 0;
     }
     // Whether piece `number` of the reduction lies inside the image for pixel i.
     __device__ __forceinline__ bool inside(int i, int number) const {
@@ -117,7 +117,8 @@ struct PixelFragments : SplitFragments<Tuning::products == 3> {
 #pragma unroll
             for (int j = 0; j < 16; ++j) {
                 const float factor = factors[j / 4 * 16 + element(t, j % 4)];
-                x[0][j / 4][j % 4] *= factor, x[1][j / 4][j % 4] *= factor;
+                x[0][j / 4][j % 4] = x[0][j / 4][j % 4] * factor * factor;
+                x[1][j / 4][j % 4] = x[1][j / 4][j % 4] * factor * factor;
             }
         }
 #pragma unroll

@@ -47,7 +47,7 @@ struct WeightFragments {
     }
 
     // `row` of the tile is that of lane group g, and 8 behind it.
-    __device__ __forceinline__ void load(const unsigned char* x, int row, int t) {
+    __device__ __forceinline__ void load(const unsigned char* x, const PixelFactors<Problem, Tuning>& factors, int row, int t) {
         using Rings = WeightRings<Problem, Tuning>;
         float values[2][4][4];
         if constexpr (Tuning::x_rows) load_rows(values, x, row, t);
@@ -62,6 +62,7 @@ struct WeightFragments {
                     values[i][j / 2][j % 2 * 2 + 1] = __uint_as_float(two[1]);
                 }
         }
+        if (factors.apart) factors.multiply(values, t);
 #pragma unroll
         for (int i = 0; i < 2; ++i) down[i] = split_row<exact>(high, low, i, values[i], unscaled_header());
     }
@@ -152,6 +153,7 @@ __device__ __forceinline__ void sum_weights(float* dw, const WeightTiles<Problem
     const int lane = threadIdx.x % 32, t = lane % 4, row = warpgroup * 64 + threadIdx.x % 128 / 32 * 16 + lane / 4;
     RingPlace<Tuning::x_stages> x_place;
     RingPlace<Tuning::split_stages> place, done;
+    RingPlace<Rings::code_stages> code_place;
     float sums[chunks][32];
 #pragma unroll
     for (int chunk = 0; chunk < chunks; ++chunk)
@@ -160,10 +162,11 @@ __device__ __forceinline__ void sum_weights(float* dw, const WeightTiles<Problem
 
     if (range.first < range.end) {
         const Turns<Tuning> turns(warpgroup);
-        for (int stage = range.first; stage < range.end; ++stage) {
+        for (int stage = range.first; stage < range.end; ++stage, code_place.advance()) {
             WeightFragments<Problem, Tuning> weights;
+            const PixelFactors<Problem, Tuning> factors(rings, code_place);
             mbarrier_wait_parity(rings.x_full(x_place.stage), x_place.parity);
-            weights.load(rings.x(x_place.stage), row, t);
+            weights.load(rings.x(x_place.stage), factors, row, t);
             float partial[partials][32];
 #pragma unroll
             for (int chunk = 0; chunk < chunks; ++chunk) {
@@ -231,7 +234,7 @@ __device__ __forceinline__ void sum_weights(float* dw, const WeightTiles<Problem
 template <class Problem, class Tuning, class X, class DY>
 __device__ __forceinline__ void tensor_weight(const X& x, const DY& dy, float* dw, long long batch) {
     using Tiles = WeightTiles<Problem, Tuning>;
-    static_assert(Tuning::converter_registers <= 65536 / (128 * (Tuning::warpgroups + 2)) / 8 * 8,
+    static_assert(Tuning::converter_registers <= 65536 / (128 * (Tuning::warpgroups + Tuning::converters + 1)) / 8 * 8,
                   "setmaxnreg.dec is no legal instruction for more registers than a thread has");
     const WeightRings<Problem, Tuning> rings;
     const int number = static_cast<int>(blockIdx.x) / Tuning::split, part = number / Tiles::count;
@@ -246,9 +249,9 @@ __device__ __forceinline__ void tensor_weight(const X& x, const DY& dy, float* d
         sum_weights<Problem, Tuning>(dw + part * weights, tile, rings, range, warpgroup);
         return;
     }
-    if (warpgroup == Tuning::warpgroups) {
+    if (warpgroup < Tuning::warpgroups + Tuning::converters) {
         set_registers_down<Tuning::converter_registers>();
-        split_dy<Problem, Tuning>(rings, range, thread);
+        split_dy<Problem, Tuning>(tile, rings, range, warpgroup - Tuning::warpgroups, thread);
     } else {
         set_registers_down<Tuning::producer_registers>();
         copy_operands<Problem, Tuning>(x, dy, batch, tile, rings, range, thread);

@@ -166,6 +166,16 @@ inline int __any_sync(unsigned mask, int predicate, EMULATOR_SITE) {
 inline int __all_sync(unsigned mask, int predicate, EMULATOR_SITE) {
     return __ballot_sync(mask, predicate, site) == mask;
 }
+inline unsigned __reduce_max_sync(unsigned mask, unsigned value, EMULATOR_SITE) {
+    for (int apart = 1; apart < 32; apart *= 2) {
+        const unsigned other = __shfl_xor_sync(mask, value, apart, 32, site);
+        value = value > other ? value : other;
+    }
+    return value;
+}
+inline unsigned __reduce_min_sync(unsigned mask, unsigned value, EMULATOR_SITE) {
+    return ~__reduce_max_sync(mask, ~value, site);
+}
 // NOTE: on the machine any subset of the warp may answer; here it is every lane that has not left the kernel.
 inline unsigned __activemask() { return emulator::running_lanes(); }
 

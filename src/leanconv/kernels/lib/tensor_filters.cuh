@@ -3,11 +3,12 @@
 //
 // The reduction is cut into pieces of `piece` channels of one tap; 64 / piece of them are a stage, channels change fastest.
 // Prepared filters, in floats from first_prepared on:
-//   SplitHeader | flags [groups] | scales [groups][tiles * filters] | factors [groups][stages * 64] | parts | fragments
+//   SplitHeader | flags [groups] | scales [groups][tiles * filters] | factors [groups][stages * 64] | fragments | parts
 //   flags: whether the factors of this group's channels are not all one
 //   scales: what the sums of a filter are multiplied by at the end
-//   factors: what pixels are multiplied by, in the order of the reduction
-//   parts: the largest finite magnitude of each channel in some filters, which the first launch leaves to the second
+//   factors: what pixels are multiplied by, in the order of the reduction: their roots, which are powers of two
+//   parts: the largest finite magnitude of each channel in some filters, which the first launch leaves to the second; they
+//     lie behind the fragments
 //   fragments [groups][tiles][stages][chunks]: 64 elements of `chunk` filters, hi and, with three products, lo behind it
 // Where Tuning has `states`, the rows of the filters are transformed for F(2, 3) on the way, each segment of three columns
 // into four states; a tap is a segment then, and fragments are those [groups][tiles][stages][states * chunks]
@@ -39,16 +40,13 @@ struct TensorFilters {
     static constexpr int halves = Tuning::products == 3 ? 2 : 1;
     static constexpr int half_bytes = chunk * split_depth * 2, stage_bytes = halves * half_bytes;
 
-    static constexpr int channels = Problem::groups * Problem::group_c;
-    // Layers of few channels and large filters, which few warps would read, are cut into smaller parts.
-    static constexpr int filters_of_part = channels >= 64 || weights <= 16 ? 32 : weights <= 128 ? 512 / weights : 4;
-    static constexpr int parts = ceil_div(Problem::group_k, filters_of_part);
     static constexpr int copied_elements = 8192;  // of a filter that a preparing block keeps in shared memory
     // NOTE: in floats, and multiples of four, which is what bulk copies and vector loads take.
     static constexpr int flags_at = 4, scales_at = flags_at + ceil_div(Problem::groups, 4) * 4;
     static constexpr int factors_at = scales_at + Problem::groups * tiles * filters;
-    static constexpr int parts_at = factors_at + Problem::groups * stages * split_depth;
-    static constexpr int fragments_at = parts_at + ceil_div(parts * channels, 4) * 4;
+    static constexpr int fragments_at = factors_at + Problem::groups * stages * split_depth;
+    static constexpr int64 parts_at =
+        fragments_at + static_cast<int64>(Problem::groups) * tiles * stages * stage_chunks * (stage_bytes / 4);
 
     // Where element c, weight of filter k lies in a tensor of filters.
     static __device__ __forceinline__ int64 source(int group, int k, int c, int weight) {
@@ -57,8 +55,46 @@ struct TensorFilters {
         return Problem::nhwc ? (filter * weights + weight) * Problem::group_c + c
                              : (filter * Problem::group_c + c) * weights + weight;
     }
+    // Which of 16 reduction elements lies at a place of operand B.
+    static __device__ __forceinline__ int element_of(int place) {
+        if constexpr (Tuning::rows) return element_at(place);
+        else return states > 1 ? column_at(place) : place;
+    }
     static __device__ __forceinline__ int64 fragment(int group, int tile, int stage, int chunk_of_tile) {
         return ((static_cast<int64>(group * tiles + tile) * stages + stage) * stage_chunks + chunk_of_tile) * stage_bytes;
+    }
+};
+
+// What has a factor of its own, and the parts of the filters in which its largest magnitude is found: channels, or each of a
+// filter's elements in the order of memory, which are then the channels of a filter of one weight.
+template <class Problem, class Tuning>
+struct FactorParts {
+    using F = TensorFilters<Problem, Tuning>;
+    static constexpr bool by_element = Problem::by_element;
+    static constexpr int weights = by_element ? 1 : F::weights;
+    static constexpr int of_filter = by_element ? Problem::group_c * F::weights : Problem::group_c;
+    static constexpr int all = Problem::groups * of_filter;
+    // Layers of few channels and large filters, which few warps would read, are cut into smaller parts.
+    static constexpr int filters_of_part = by_element                ? 256
+                                           : all >= 64 || weights <= 16 ? 32
+                                           : weights <= 128             ? 512 / weights
+                                                                        : 4;
+    static constexpr int parts = ceil_div(Problem::group_k, filters_of_part);
+    static constexpr bool kept = of_filter <= F::copied_elements;  // in shared memory
+    // Whether neighbouring lanes have neighbouring channels.
+    static constexpr bool side_by_side = Problem::nhwc || (by_element && !Problem::chwn);
+
+    static __device__ __forceinline__ int64 source(int group, int k, int c, int weight) {
+        const int64 filter = static_cast<int64>(group) * Problem::group_k + k;
+        if constexpr (!by_element) return F::source(group, k, c, weight);
+        return Problem::chwn ? static_cast<int64>(c) * Problem::k + filter : filter * of_filter + c;
+    }
+    // The largest magnitude of channel c of all groups.
+    static __device__ __forceinline__ float largest(const float* prepared, int c) {
+        float largest = 0;
+#pragma unroll 16
+        for (int part = 0; part < parts; ++part) largest = fmaxf(largest, prepared[F::parts_at + part * all + c]);
+        return largest;
     }
 };
 
@@ -86,33 +122,34 @@ __device__ __forceinline__ float largest_of_block(float value, float* shared) {
 // of a block share the filters; otherwise a warp has a channel.
 template <class Problem, class Tuning>
 __device__ __forceinline__ void largest_channels(const typename Problem::filter* w, float* prepared) {
-    using F = TensorFilters<Problem, Tuning>;
-    constexpr int warps = Tuning::threads / 32, channels = Problem::nhwc ? 32 : warps;
-    constexpr int of_group = ceil_div(Problem::group_c, channels);
+    using P = FactorParts<Problem, Tuning>;
+    constexpr bool lanes_apart = P::side_by_side;
+    constexpr int warps = Tuning::threads / 32, channels = lanes_apart ? 32 : warps;
+    constexpr int of_group = ceil_div(P::of_filter, channels);
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    const int c = blockIdx.x % of_group * channels + (Problem::nhwc ? lane : warp), rest = blockIdx.x / of_group;
-    const int part = rest % F::parts, group = rest / F::parts;
-    if (!Problem::nhwc && c >= Problem::group_c) return;
+    const int c = blockIdx.x % of_group * channels + (lanes_apart ? lane : warp), rest = blockIdx.x / of_group;
+    const int part = rest % P::parts, group = rest / P::parts;
+    if (!lanes_apart && c >= P::of_filter) return;
     float largest = 0;
     // NOTE: past the end the last element is read again, so that no load waits for the condition of another.
-    constexpr int all = F::filters_of_part * F::weights, at_once = Problem::nhwc ? 12 : 8, step = Problem::nhwc ? warps : 32;
-    for (int first = Problem::nhwc ? warp : lane; first < all; first += step * at_once) {
+    constexpr int all = P::filters_of_part * P::weights, at_once = lanes_apart ? 12 : 8, step = lanes_apart ? warps : 32;
+    for (int first = lanes_apart ? warp : lane; first < all; first += step * at_once) {
 #pragma unroll
         for (int j = 0; j < at_once; ++j) {
             const int i = min(first + step * j, all - 1);
-            const int k = part * F::filters_of_part + (Problem::chwn ? i % F::filters_of_part : i / F::weights);
-            const int weight = Problem::chwn ? i / F::filters_of_part : i % F::weights;
-            const float value =
-                to_float(w[F::source(group, min(k, Problem::group_k - 1), min(c, Problem::group_c - 1), weight)]);
+            const int k = part * P::filters_of_part + (Problem::chwn ? i % P::filters_of_part : i / P::weights);
+            const int weight = Problem::chwn ? i / P::filters_of_part : i % P::weights;
+            const float value = to_float(w[P::source(group, min(k, Problem::group_k - 1), min(c, P::of_filter - 1), weight)]);
             largest = fmaxf(largest, finite_magnitude(value));
         }
     }
-    float* const to = prepared + Problem::first_prepared + F::parts_at + part * F::channels + group * Problem::group_c + c;
-    if constexpr (Problem::nhwc) {
+    float* const to = prepared + Problem::first_prepared + TensorFilters<Problem, Tuning>::parts_at + part * P::all +
+        group * P::of_filter + c;
+    if constexpr (lanes_apart) {
         float* const of_warps = reinterpret_cast<float*>(shared_memory());
         of_warps[threadIdx.x] = largest;
         __syncthreads();
-        if (warp > 0 || c >= Problem::group_c) return;
+        if (warp > 0 || c >= P::of_filter) return;
 #pragma unroll
         for (int i = 1; i < warps; ++i) largest = fmaxf(largest, of_warps[32 * i + lane]);
         *to = largest;
@@ -170,48 +207,55 @@ struct FilterElements {
 template <class Problem, class Tuning>
 __device__ __forceinline__ void tensor_filters(const typename Problem::filter* w, float* prepared_filters) {
     using F = TensorFilters<Problem, Tuning>;
+    using P = FactorParts<Problem, Tuning>;
     // Channels whose largest filter element is 2^-12 of the greatest need no factor: the pair has bits enough.
-    constexpr unsigned spread = 12;
+    constexpr int spread = 12;
     float* const prepared = prepared_filters + Problem::first_prepared;
     float* const of_warp = reinterpret_cast<float*>(shared_memory());
-    float* const inverse = of_warp + 32;  // of each channel's factor
+    float* const kept = of_warp + 32;  // the largest magnitude of each channel
     const int padded = blockIdx.x % (F::tiles * F::filters), group = blockIdx.x / (F::tiles * F::filters);
-    const FilterElements<Problem, Tuning> filter{w, inverse + Problem::group_c, group, padded};
+    const FilterElements<Problem, Tuning> filter{w, kept + (P::kept ? P::of_filter : 0), group, padded};
     filter.begin();
 
     // All blocks find the same header.
     float greatest = 0, of_group = 0, least = 3.402823466e38f;
-    for (int c = threadIdx.x; c < F::channels; c += Tuning::threads) {
-        float largest = 0;
-#pragma unroll 16
-        for (int part = 0; part < F::parts; ++part)
-            largest = fmaxf(largest, prepared[F::parts_at + part * F::channels + c]);
+    for (int c = threadIdx.x; c < P::all; c += Tuning::threads) {
+        const float largest = P::largest(prepared, c);
         greatest = fmaxf(greatest, largest);
-        if (c / Problem::group_c == group) {
-            inverse[c % Problem::group_c] = largest;
+        if (c / P::of_filter == group) {
+            if constexpr (P::kept) kept[c % P::of_filter] = largest;
             of_group = fmaxf(of_group, largest);
-            if (largest > 0) least = fminf(least, largest);
+            least = fminf(least, largest);
         }
     }
     greatest = largest_of_block<Tuning::threads>(greatest, of_warp);
     of_group = largest_of_block<Tuning::threads>(of_group, of_warp);
     least = -largest_of_block<Tuning::threads>(-least, of_warp);
-    const unsigned top = biased_exponent(of_group);
-    const bool scaled = of_group > 0 && top - biased_exponent(least) > spread;
+    const int top = of_group > 0 ? whole_exponent(of_group) : 0;
+    const bool scaled = of_group > 0 && (least == 0 || top - whole_exponent(least) > spread);
     cp_async_wait_group<0>();
     __syncthreads();
-    for (int c = threadIdx.x; c < Problem::group_c; c += Tuning::threads) {
-        const unsigned apart = inverse[c] > 0 && scaled ? top - biased_exponent(inverse[c]) : 0;
-        inverse[c] = power_of_two(127 + (apart < 126 ? apart : 126));
+    // The inverse root of a channel's factor. 0 where no filter has a weight.
+    const auto root = [&](float largest) {
+        if (!scaled) return 1.0f;
+        return largest > 0 ? power_of_two(127 + min((top - whole_exponent(largest)) / 2, 126)) : 0.0f;
+    };
+    if constexpr (P::kept) {
+        for (int c = threadIdx.x; c < P::of_filter; c += Tuning::threads) kept[c] = root(kept[c]);
+        __syncthreads();
     }
-    __syncthreads();
+    const auto inverse = [&](int c, int weight) {
+        const int own = P::by_element ? FilterElements<Problem, Tuning>::at(c, weight) : c;
+        return P::kept ? kept[own] : root(P::largest(prepared, group * P::of_filter + own));
+    };
 
     float largest = 0;
 #pragma unroll 8
     for (int i = threadIdx.x; i < filter.count; i += Tuning::threads) {
         const int c = Problem::nhwc ? i % Problem::group_c : i / F::weights;
         const int weight = Problem::nhwc ? i / Problem::group_c : i % F::weights;
-        largest = fmaxf(largest, finite_magnitude(filter(c, weight)) * inverse[c]);
+        const float up = inverse(c, weight);
+        largest = fmaxf(largest, finite_magnitude(filter(c, weight)) * up * up);
     }
     largest = largest_of_block<Tuning::threads>(largest, of_warp);
     // The scale of the greatest filter is the one that all sums keep until the end.
@@ -238,25 +282,27 @@ __device__ __forceinline__ void tensor_filters(const typename Problem::filter* w
 #pragma unroll
         for (int j = 0; j < 8; ++j) {
             const int place = unit % 2 * 8 + j;
-            const int element = unit / 2 * 16 + (Tuning::rows ? element_at(place) : place);
+            const int element = unit / 2 * 16 + F::element_of(place);
             const int number = stage * F::pieces + element / F::piece, tap = number / F::of_tap;
             const int c = number % F::of_tap * F::piece + element % F::piece;
             const bool meant = tap < F::taps && c < Problem::group_c;
-            factor[j] = meant ? inverse[c] : 1.0f;
+            factor[j] = meant ? inverse(c, tap) : 1.0f;
             value[j] = meant ? filter.state(c, tap, state) : 0.0f;
         }
         if (padded == 0 && state == 0) {
 #pragma unroll
             for (int j = 0; j < 8; ++j) {
                 const int place = unit % 2 * 8 + j;
-                const int element = unit / 2 * 16 + (Tuning::rows ? element_at(place) : place);
-                prepared[F::factors_at + (group * F::stages + stage) * split_depth + element] = 1.0f / factor[j];
+                const int element = unit / 2 * 16 + F::element_of(place);
+                prepared[F::factors_at + (group * F::stages + stage) * split_depth + element] =
+                    factor[j] > 0 ? 1.0f / factor[j] : 0.0f;
             }
         }
         unsigned high[4], low[4];
 #pragma unroll
         for (int pair = 0; pair < 4; ++pair) {
-            const float a = value[2 * pair] * factor[2 * pair], b = value[2 * pair + 1] * factor[2 * pair + 1];
+            const float a = value[2 * pair] * factor[2 * pair] * factor[2 * pair];
+            const float b = value[2 * pair + 1] * factor[2 * pair + 1] * factor[2 * pair + 1];
             high[pair] = split_high(a, b, power_of_two(up));
             low[pair] = split_low(a, b, power_of_two(up), high[pair]);
         }

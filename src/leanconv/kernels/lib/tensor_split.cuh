@@ -8,7 +8,9 @@
 //     the row lies in registers. One scale for several rows would let an outlier ruin its neighbours.
 //   - filters: one for each filter, made with the prepared filters (lib/tensor_filters.cuh).
 //   - channels: where the channels of the filters differ by more than 2^12, each channel's exponent moves from the filters to
-//     the pixels; otherwise channels of opposite scales would lose what they have.
+//     the pixels; otherwise channels of opposite scales would lose what they have. Pixels of channels without weights become
+//     zeros, which decide no scale. At strides above 1, where a pixel meets some taps only, each tap of a channel counts as
+//     one.
 // The tensor core rounds its sums toward zero. So it adds up one block of 64 elements, the small products first, and
 // ordinary float32 additions add the blocks.
 #pragma once
@@ -24,6 +26,11 @@ constexpr int split_depth = 64;
 // 2^e for the biased exponent e of a normal number.
 __device__ __forceinline__ float power_of_two(unsigned biased) { return __uint_as_float(biased << 23); }
 __device__ __forceinline__ unsigned biased_exponent(float value) { return __float_as_uint(value) >> 23 & 255; }
+// The biased exponent of a positive number, subnormal ones too: from -22 on.
+__device__ __forceinline__ int whole_exponent(float value) {
+    const bool small = value < 1e-30f;
+    return static_cast<int>(biased_exponent(small ? value * power_of_two(127 + 64) : value)) - (small ? 64 : 0);
+}
 
 // What prepared filters say about all of their pixels: lies before them.
 struct SplitHeader {
@@ -79,6 +86,9 @@ __device__ __forceinline__ float split_row(unsigned (&high)[sixteens][4], unsign
 // 2t, 2t + 1, 2t + 8 and 2t + 9, shall be neighbours 4t to 4t + 3 in memory; and the way back.
 __host__ __device__ constexpr int place_of(int element) { return element % 4 / 2 * 8 + element / 4 * 2 + element % 2; }
 __host__ __device__ constexpr int element_at(int place) { return place % 8 / 2 * 4 + place / 8 * 2 + place % 2; }
+
+// And when they shall be four apart: t, t + 4, t + 8 and t + 12 (lib/pair_states.cuh).
+__host__ __device__ constexpr int column_at(int place) { return place % 8 / 2 + 4 * (place % 2 + place / 8 * 2); }
 
 // Row of 8 pixels that the lanes of group g have: so ld.shared.v4 of a quarter of a warp meets each bank once, though the
 // swizzle of tensor copies makes neighbouring rows exchange neighbouring units.

@@ -142,7 +142,10 @@ struct WarpFragments {
             for (int sixteen = 0; sixteen < 4; ++sixteen) pixels.load_four(x[sixteen], row + i * 8, t, sixteen);
             if (scaled) {
 #pragma unroll
-                for (int j = 0; j < 16; ++j) x[j / 4][j % 4] *= factors[j / 4 * 16 + fragment_element<Tuning>(t, j % 4)];
+                for (int j = 0; j < 16; ++j) {
+                    const float factor = factors[j / 4 * 16 + fragment_element<Tuning>(t, j % 4)];
+                    x[j / 4][j % 4] = x[j / 4][j % 4] * factor * factor;
+                }
             }
             down[i] = split_row<exact>(high, low, i, x, header);
         }

@@ -4,6 +4,7 @@
 #include <lib/index.cuh>
 #include <lib/ptx/bulk_copy.cuh>
 #include <lib/ptx/copy.cuh>
+#include <lib/tensor_weight_factors.cuh>
 #include <lib/tensor_weight_tiles.cuh>
 
 namespace leanconv {
@@ -168,7 +169,7 @@ struct Landing {
     }
 };
 
-// The producers: for rows thread 0 copies x, thread 32 dy; for columns all threads do. `X` and `DY` are tensor maps, or the
+// The producers: for rows thread 0 copies x, thread 32 dy, and two warps look at it; for columns all threads copy. `X` and `DY` are tensor maps, or the
 // tensors where they are copied in columns.
 template <class Problem, class Tuning, class X, class DY>
 __device__ __forceinline__ void copy_operands(const X& x, const DY& dy, long long batch,
@@ -189,6 +190,8 @@ __device__ __forceinline__ void copy_operands(const X& x, const DY& dy, long lon
                     mbarrier_wait_parity(rings.dy_free(dy_place.stage), dy_place.parity ^ 1);
                     copy_dy_rows(dy, tile, rings, stage, chunk, dy_place.stage);
                 }
+        } else if (thread >= 64) {
+            scan_dy(tile, rings, range, thread - 64);
         }
     } else {
         // NOTE: with more copies under way than this, a wait below could be one for a stage that only they would free.
@@ -196,13 +199,7 @@ __device__ __forceinline__ void copy_operands(const X& x, const DY& dy, long lon
 #pragma unroll 1
         for (int stage = range.first; stage < range.end; ++stage, x_place.advance()) {
             const StagePixels<Problem> pixels(stage, thread % 32, batch);
-            mbarrier_wait_parity(rings.x_free(x_place.stage), x_place.parity ^ 1);
-            if constexpr (Tuning::x_rows) {
-                if (thread == 0) copy_x_rows(x, batch, tile, rings, stage, x_place.stage);
-            } else {
-                copy_x_columns(x, batch, tile, pixels, rings.x(x_place.stage), thread);
-                landing.commit(rings.x_full(x_place.stage), thread);
-            }
+            // NOTE: dy first: x is converted when the factors of its pixels have been found.
 #pragma unroll 1
             for (int chunk = 0; chunk < Tuning::chunks; ++chunk, dy_place.advance()) {
                 mbarrier_wait_parity(rings.dy_free(dy_place.stage), dy_place.parity ^ 1);
@@ -212,6 +209,13 @@ __device__ __forceinline__ void copy_operands(const X& x, const DY& dy, long lon
                     copy_dy_columns(dy, batch, tile, pixels, stage, chunk, rings.dy(dy_place.stage), thread);
                     landing.commit(rings.dy_full(dy_place.stage), thread);
                 }
+            }
+            mbarrier_wait_parity(rings.x_free(x_place.stage), x_place.parity ^ 1);
+            if constexpr (Tuning::x_rows) {
+                if (thread == 0) copy_x_rows(x, batch, tile, rings, stage, x_place.stage);
+            } else {
+                copy_x_columns(x, batch, tile, pixels, rings.x(x_place.stage), thread);
+                landing.commit(rings.x_full(x_place.stage), thread);
             }
         }
         landing.finish(thread);

@@ -7,6 +7,7 @@
 #include <lib/ptx/convert.cuh>
 #include <lib/ptx/load.cuh>
 #include <lib/ptx/wgmma.cuh>
+#include <lib/tensor_weight_factors.cuh>
 #include <lib/tensor_weight_tiles.cuh>
 
 namespace leanconv {
@@ -42,6 +43,15 @@ struct SplitRows {
         for (int i = 0; i < 8; ++i) {
             const float4 four = *reinterpret_cast<const float4*>(piece + i * 1024 + unit * 16);
             v[i][0] = four.x, v[i][1] = four.y, v[i][2] = four.z, v[i][3] = four.w;
+        }
+    }
+
+    __device__ __forceinline__ void divide(const PixelFactors<Problem, Tuning>& factors) {
+#pragma unroll
+        for (int i = 0; i < 8; ++i) {
+            const float down = factors.down(8 * i + row);
+#pragma unroll
+            for (int j = 0; j < 4; ++j) v[i][j] = v[i][j] * down * down;
         }
     }
 
@@ -103,6 +113,14 @@ struct SplitColumns {
         }
     }
 
+    __device__ __forceinline__ void divide(const PixelFactors<Problem, Tuning>& factors) {
+#pragma unroll
+        for (int i = 0; i < 32; ++i) {
+            const float down = factors.down(32 * half + i);
+            v[i] = v[i] * down * down;
+        }
+    }
+
     __device__ __forceinline__ void store(unsigned char* to, float* scales) const {
         float largest = fabsf(v[0]);
 #pragma unroll
@@ -139,29 +157,44 @@ __device__ __forceinline__ auto split_operand(const unsigned char* split) {
 template <class Tuning>
 constexpr int split_step = Tuning::dy_rows ? 2048 : 32;
 
-// The converters: 128 threads.
+// The converters: warpgroups of 128 threads, each with every so manieth chunk.
 template <class Problem, class Tuning>
-__device__ __forceinline__ void split_dy(const WeightRings<Problem, Tuning>& rings, const PartRange<Problem, Tuning>& range,
-                                         int thread) {
+__device__ __forceinline__ void split_dy(const WeightTiles<Problem, Tuning>& tile, const WeightRings<Problem, Tuning>& rings,
+                                         const PartRange<Problem, Tuning>& range, int warpgroup, int thread) {
+    using Rings = WeightRings<Problem, Tuning>;
+    static_assert(Tuning::dy_stages > Tuning::chunks, "all chunks of a stage are looked at before the first is converted, and "
+                                                      "lanes report a copy when the next is under way");
     RingPlace<Tuning::dy_stages> dy_place;
     RingPlace<Tuning::split_stages> split_place;
+    RingPlace<Rings::code_stages> code_place;
     using Split = typename Select<Tuning::dy_rows, SplitRows<Problem, Tuning>, SplitColumns<Problem, Tuning>>::type;
     Split values(thread);
+    int turn = 0;
 #pragma unroll 1
-    for (int left = (range.end - range.first) * Tuning::chunks; left > 0; --left) {
-        mbarrier_wait_parity(rings.dy_full(dy_place.stage), dy_place.parity);
-        values.load(rings.dy(dy_place.stage));
-        mbarrier_wait_parity(rings.split_free(split_place.stage), split_place.parity ^ 1);
-        values.store(rings.split(split_place.stage), rings.scales(split_place.stage));
-        fence_proxy_async();
-        __syncwarp();
-        if (thread % 32 == 0) {
-            mbarrier_arrive(rings.split_full(split_place.stage));
-            // NOTE: after the stores that the loaded values went into, which an arrival does not pass.
-            mbarrier_arrive(rings.dy_free(dy_place.stage));
+    for (int stage = range.first; stage < range.end; ++stage, code_place.advance()) {
+        if (!Rings::idle && stage % Tuning::converters == warpgroup)
+            find_codes(rings, tile, dy_place, code_place.stage, thread);
+        const PixelFactors<Problem, Tuning> factors(rings, code_place);
+#pragma unroll 1
+        for (int chunk = 0; chunk < Tuning::chunks; ++chunk, dy_place.advance(), split_place.advance()) {
+            if (Tuning::converters > 1 && turn != warpgroup) {
+                turn = turn + 1 == Tuning::converters ? 0 : turn + 1;
+                continue;
+            }
+            turn = turn + 1 == Tuning::converters ? 0 : turn + 1;
+            mbarrier_wait_parity(rings.dy_full(dy_place.stage), dy_place.parity);
+            values.load(rings.dy(dy_place.stage));
+            if (factors.apart) values.divide(factors);
+            mbarrier_wait_parity(rings.split_free(split_place.stage), split_place.parity ^ 1);
+            values.store(rings.split(split_place.stage), rings.scales(split_place.stage));
+            fence_proxy_async();
+            __syncwarp();
+            if (thread % 32 == 0) {
+                mbarrier_arrive(rings.split_full(split_place.stage));
+                // NOTE: after the stores that the loaded values went into, which an arrival does not pass.
+                mbarrier_arrive(rings.dy_free(dy_place.stage));
+            }
         }
-        dy_place.advance();
-        split_place.advance();
     }
 }
 

@@ -55,8 +55,8 @@ struct PartRange {
     }
 };
 
-// Shared memory: x and dy as float32, dy split into high and low halves with the inverse scales of its columns; and two
-// barriers for each stage of each ring.
+// Shared memory: x and dy as float32, dy split into high and low halves with the inverse scales of its columns; codes of
+// the pixels' factors (lib/tensor_weight_factors.cuh); and barriers for each stage of each ring.
 //   in rows: pixels are rows of 32 channels, 128 bytes, swizzled, 64 of them a piece; bulk copies bring them
 //   in columns: a weight's, or a filter's, 64 pixels lie together; lanes copy them one by one
 template <class Problem, class Tuning>
@@ -75,8 +75,16 @@ struct WeightRings {
     static constexpr int scale_pitch = 20, scale_bytes = 4 * 4 * scale_pitch;
     static constexpr int dy_at = Tuning::x_stages * x_bytes, split_at = dy_at + Tuning::dy_stages * dy_bytes;
     static constexpr int scales_at = split_at + Tuning::split_stages * split_bytes;
-    static constexpr int bytes = scales_at + Tuning::split_stages * scale_bytes;
+    // A code a pixel, and the largest and the least that each of up to four warps has found.
+    static constexpr int codes_at = scales_at + Tuning::split_stages * scale_bytes, code_bytes = split_depth + 8;
+    static constexpr int code_stages = 16, bytes = codes_at + code_stages * code_bytes;
+    static_assert(code_stages > Tuning::dy_stages + Tuning::split_stages + 1,
+                  "codes are written anew only when those who read them have freed what came with them");
     static constexpr int producer_warps = 4, converter_warps = 4, consumer_warps = 4 * Tuning::warpgroups;
+    // Who finds the codes: two warps of producers who do not copy themselves, a pixel a lane; otherwise the converters.
+    static constexpr bool idle = Tuning::x_rows && Tuning::dy_rows;
+    static constexpr int scanners = idle ? 2 : converter_warps;
+    static __device__ __forceinline__ int scanned(int thread) { return idle ? thread : thread / 32 * 16 + thread % 16; }
     unsigned char* base;
 
     __device__ __forceinline__ WeightRings() : base(shared_memory_for_swizzles()) {}
@@ -86,12 +94,15 @@ struct WeightRings {
     __device__ __forceinline__ float* scales(int stage) const {
         return reinterpret_cast<float*>(base + scales_at + stage * scale_bytes);
     }
+    __device__ __forceinline__ unsigned char* codes(int stage) const { return base + codes_at + stage * code_bytes; }
     __device__ __forceinline__ Mbarrier* x_full(int stage) const { return reinterpret_cast<Mbarrier*>(base + bytes) + stage; }
     __device__ __forceinline__ Mbarrier* x_free(int stage) const { return x_full(Tuning::x_stages) + stage; }
     __device__ __forceinline__ Mbarrier* dy_full(int stage) const { return x_free(Tuning::x_stages) + stage; }
     __device__ __forceinline__ Mbarrier* dy_free(int stage) const { return dy_full(Tuning::dy_stages) + stage; }
     __device__ __forceinline__ Mbarrier* split_full(int stage) const { return dy_free(Tuning::dy_stages) + stage; }
     __device__ __forceinline__ Mbarrier* split_free(int stage) const { return split_full(Tuning::split_stages) + stage; }
+
+    __device__ __forceinline__ Mbarrier* codes_full(int stage) const { return split_free(Tuning::split_stages) + stage; }
 
     // By one thread, before a barrier of the block.
     __device__ __forceinline__ void init() const {
@@ -101,12 +112,13 @@ struct WeightRings {
         }
         for (int i = 0; i < Tuning::dy_stages; ++i) {
             mbarrier_init(dy_full(i), Tuning::dy_rows ? 1 : producer_warps);
-            mbarrier_init(dy_free(i), converter_warps);
+            mbarrier_init(dy_free(i), converter_warps + (idle ? scanners : 0));
         }
         for (int i = 0; i < Tuning::split_stages; ++i) {
             mbarrier_init(split_full(i), converter_warps);
             mbarrier_init(split_free(i), consumer_warps);
         }
+        for (int i = 0; i < code_stages; ++i) mbarrier_init(codes_full(i), scanners);
         fence_mbarrier_init();
     }
 };

@@ -1,0 +1,162 @@
+// Factors of pixels: what the split of x and dy needs where both vary by much among the 64 pixels of a stage.
+//
+// A scale of x holds for the 64 pixels of a weight, one of dy for those of a filter, and a pair of float16 keeps what is
+// above 2^-40 of the largest. So a product of a small x and a large dy is lost where another pixel has a large x and a small
+// dy. With b the largest magnitude of a pixel's dy in the tile, x b and dy / b have the same products, and their scales
+// lose nothing: no x b of a row is larger than the products that the row has in the tile, and each pixel's dy / b
+// reaches 1. As b stands a power of four, so that its root h, from 2^-75 to 2^63, is a power of two in one byte, and x h h
+// and dy / h / h are exact.
+//
+// Where all pixels' dy reach 2^-10 of the largest, x cannot lose by it, and factors are left out. Pixels without dy have
+// factor 0: their x counts for nothing, and must not decide a scale.
+//
+// The codes of a stage's pixels are found while the stage before is converted, by warps that have nothing to copy.
+// NOTE: by the converters themselves, who then wait for all of a stage's dy and for each other, stages took 1.6 times as long
+// (H200, 256 to 256 filters 3 x 3, NHWC).
+#pragma once
+
+#include <lib/ptx/load.cuh>
+#include <lib/tensor_weight_tiles.cuh>
+
+namespace leanconv {
+
+// The biased exponent of h for a largest magnitude b: h^2 <= b < 4 h^2. 0 stands for no dy at all.
+__device__ __forceinline__ unsigned root_code(float largest) {
+    return largest > 0 ? static_cast<unsigned>(whole_exponent(largest) + 127) / 2 : 0;
+}
+constexpr unsigned infinite_code = (255 + 127) / 2;
+
+// The largest dy of a pixel in half of a chunk's filters. `finite`: of numbers alone.
+template <class Problem, class Tuning, bool finite>
+__device__ __forceinline__ float largest_of_half(const unsigned char* dy, int chunk, const WeightTiles<Problem, Tuning>& tile,
+                                                 int pixel, int half) {
+    using Rings = WeightRings<Problem, Tuning>;
+    const auto magnitude = [](float value) { return finite ? finite_magnitude(value) : fabsf(value); };
+    float largest = 0.0f;
+    if constexpr (Tuning::dy_rows) {
+        // NOTE: behind the filters of a group bulk copies bring those of the next.
+        constexpr bool foreign = Problem::groups > 1 && Problem::group_k % WeightTiles<Problem, Tuning>::chunk != 0;
+        const int left = Problem::group_k - tile.first_filter - chunk * WeightTiles<Problem, Tuning>::chunk - half * 32;
+        const unsigned char* const row = dy + half * Rings::piece_bytes + pixel * 128;
+        // NOTE: four loads under way at a time: one by one, as few registers make them, they took longer than all the rest.
+#pragma unroll
+        for (int i = 0; i < 8; i += 4) {
+            unsigned four[4][4];
+#pragma unroll
+            for (int j = 0; j < 4; ++j) ld_shared_v4_u32(four[j], row + (i + j ^ pixel % 8) * 16);
+#pragma unroll
+            for (int j = 0; j < 4; ++j) {
+                const auto value = [&](int filter) { return magnitude(__uint_as_float(four[j][filter])); };
+                const float most = fmaxf(fmaxf(value(0), value(1)), fmaxf(value(2), value(3)));
+                if (!foreign || 4 * (i + j) < left) largest = fmaxf(largest, most);
+            }
+        }
+    } else {
+        // NOTE: four filters further on a column lies 16 banks further on: the halves of a warp meet each bank once.
+        const float* const first = reinterpret_cast<const float*>(dy) + 4 * half * Rings::dy_pitch + pixel;
+#pragma unroll
+        for (int i = 0; i < 32; ++i) largest = fmaxf(largest, magnitude(first[(i / 4 * 8 + i % 4) * Rings::dy_pitch]));
+    }
+    return largest;
+}
+
+// The same in all chunks of a stage, the first of which lies at `place`.
+template <class Problem, class Tuning, bool finite>
+__device__ __forceinline__ float largest_of_pixel(const WeightRings<Problem, Tuning>& rings,
+                                                  const WeightTiles<Problem, Tuning>& tile, RingPlace<Tuning::dy_stages> place,
+                                                  int thread) {
+    using Rings = WeightRings<Problem, Tuning>;
+    float largest = 0.0f;
+#pragma unroll 1
+    for (int chunk = 0; chunk < Tuning::chunks; ++chunk, place.advance()) {
+        mbarrier_wait_parity(rings.dy_full(place.stage), place.parity);
+        const unsigned char* const dy = rings.dy(place.stage);
+#pragma unroll 1
+        for (int half = Rings::idle ? 0 : thread / 16 % 2; half < 2; half += Rings::idle ? 1 : 2)
+            largest = fmaxf(largest, largest_of_half<Problem, Tuning, finite>(dy, chunk, tile, Rings::scanned(thread), half));
+    }
+    if constexpr (!Rings::idle) largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, 16));
+    return largest;
+}
+
+// Finds the codes of a stage's pixels: warp `thread` / 32 of the scanners those of some pixels.
+template <class Problem, class Tuning>
+__device__ __forceinline__ void find_codes(const WeightRings<Problem, Tuning>& rings, const WeightTiles<Problem, Tuning>& tile,
+                                           RingPlace<Tuning::dy_stages> place, int to, int thread) {
+    using Rings = WeightRings<Problem, Tuning>;
+    unsigned code = root_code(largest_of_pixel<Problem, Tuning, false>(rings, tile, place, thread));
+    unsigned most = __reduce_max_sync(0xffffffffu, code);
+    if (most == infinite_code) {
+        // An infinity says nothing about what else its pixel has.
+        code = root_code(largest_of_pixel<Problem, Tuning, true>(rings, tile, place, thread));
+        most = __reduce_max_sync(0xffffffffu, code);
+    }
+    const unsigned least = __reduce_min_sync(0xffffffffu, code);
+    unsigned char* const codes = rings.codes(to);
+    codes[Rings::scanned(thread)] = static_cast<unsigned char>(code);
+    if (thread % 32 == 0) {
+        codes[split_depth + thread / 32] = static_cast<unsigned char>(most);
+        codes[split_depth + 4 + thread / 32] = static_cast<unsigned char>(least);
+    }
+    __syncwarp();
+    if (thread % 32 == 0) mbarrier_arrive(rings.codes_full(to));
+}
+
+// Where the producers copy nothing but bulks: two of their warps look at dy.
+template <class Problem, class Tuning>
+__device__ __forceinline__ void scan_dy(const WeightTiles<Problem, Tuning>& tile, const WeightRings<Problem, Tuning>& rings,
+                                        const PartRange<Problem, Tuning>& range, int thread) {
+    using Rings = WeightRings<Problem, Tuning>;
+    RingPlace<Tuning::dy_stages> place;
+    RingPlace<Rings::code_stages> to;
+#pragma unroll 1
+    for (int stage = range.first; stage < range.end; ++stage, to.advance()) {
+        find_codes(rings, tile, place, to.stage, thread);
+        for (int chunk = 0; chunk < Tuning::chunks; ++chunk, place.advance())
+            if (thread % 32 == 0) mbarrier_arrive(rings.dy_free(place.stage));
+    }
+}
+
+// The factors of a stage's pixels, as converters and consumers find them.
+template <class Problem, class Tuning>
+struct PixelFactors {
+    using Rings = WeightRings<Problem, Tuning>;
+    static constexpr unsigned least_apart = 4;  // in powers of four
+    const unsigned char* codes;
+    bool apart;
+
+    __device__ __forceinline__ PixelFactors(const Rings& rings, RingPlace<Rings::code_stages> place)
+        : codes(rings.codes(place.stage)) {
+        mbarrier_wait_parity(rings.codes_full(place.stage), place.parity);
+        unsigned most_and_least[2], most = 0, least = 255;
+        ld_shared_v2_u32(most_and_least, codes + split_depth);
+#pragma unroll
+        for (int i = 0; i < Rings::scanners; ++i) {
+            most = max(most, most_and_least[0] >> 8 * i & 255);
+            least = min(least, most_and_least[1] >> 8 * i & 255);
+        }
+        apart = least + least_apart < most;
+    }
+
+    // 1 / h of a pixel; any number where it has no dy.
+    __device__ __forceinline__ float down(int pixel) const { return power_of_two(254 - codes[pixel]); }
+
+    // Multiplies x of two rows and the pixels that lane t of four has.
+    __device__ __forceinline__ void multiply(float (&x)[2][4][4], int t) const {
+#pragma unroll
+        for (int i = 0; i < 8; ++i) {
+            const unsigned two = ld_shared_u16(codes + 8 * i + 2 * t);
+#pragma unroll
+            for (int j = 0; j < 2; ++j) {
+                const float h = power_of_two(two >> 8 * j & 255);
+#pragma unroll
+                for (int row = 0; row < 2; ++row) {
+                    float& value = x[row][i / 2][i % 2 * 2 + j];
+                    value = value * h * h;
+                }
+            }
+        }
+    }
+};
+
+}  // namespace leanconv
