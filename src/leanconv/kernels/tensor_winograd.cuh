@@ -3,8 +3,9 @@
 //
 // Two neighbouring outputs take four products instead of six (lib/pair_states.cuh), each product three of float16:
 //   2 · 3 / 1.5 flops a product of float32: 989 / 2 = 495 TFLOP/s of direct arithmetic at 1.83 GHz
-// Reached on an H200, 3 x 3 in NHWC, burst and sustained: 281 / 246 TFLOP/s with 512 filters and channels, 270 / 238 with 256,
-// 222 / 213 with 128, 138 / 149 with 64; one product of 256 429 / 410.
+// Reached on an H200, 3 x 3 in NHWC, burst and sustained: 269 / 240 TFLOP/s with 512 filters and channels, 261 / 232 with 256,
+// 224 / 211 with 128, 140 / 154 with 64; one product of 256 434 / 416. 9 x 9: 293 / 256 with 128, 218 / 195 with 64. NCHW: 239 /
+// 217 with 256.
 //
 // A tile is 64 pairs of outputs and up to 128 filters. The structure is that of tensor_gemm (tensor_gemm.cuh): the same
 // rings, producers and fragments, with these differences:
