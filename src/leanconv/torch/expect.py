@@ -70,7 +70,7 @@ def _transformed(problem: ConvProblem, channels: int) -> float:
     if problem.op == "wgrad":
         if problem.r * problem.s == 1 or problem.p * problem.q <= 4:
             return 0.5
-        if taps > 2 and problem.p * problem.q <= 16:  # hardly more than border in an FFT's tiles
+        if taps > 2 and problem.p * problem.q <= 16:  # hardly more than border in an FFT's tiles (without a search)
             return 1.2
         return float(min(max((channels / 96) ** 0.75, 0.6), 2.4)) * (1.5 if taps > 2 else 1.0)
     if problem.stride != (1, 1) or problem.dilation != (1, 1) or channels < 32:

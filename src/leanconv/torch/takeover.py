@@ -52,7 +52,7 @@ from leanconv.tuning import tables
 _KEY = "CUDA"
 #: leanconv takes a call if its predicted time is below this part of what PyTorch is expected to take
 _MARGIN = 0.95
-#: For gradients of large filters there is nothing to lose: cuDNN's FFT takes 281 MB for 256 filters of 5 x 5.
+#: For gradients of large filters a tie is enough: without its search cuDNN takes 281 MB for 256 filters of 5 x 5.
 _MARGIN_FFT, _LARGE = 1.0, 16
 #: Bytes that a gradient of filters may take while it runs, where LEANCONV_WORKSPACE_LIMIT says nothing: with them it is
 #: 1.3 times as fast on suite opencnn in NHWC (H200).
