@@ -193,7 +193,7 @@ def section(paths: Sequence[Path]) -> str:
                 for row in record["beside"]
             ],
         )
-        peers = "The table's winners beside PyTorch's own convolution (`cudnn.benchmark` on), timed the same way in the same run:"
+        peers = "The table's winners beside PyTorch's own convolution (`cudnn.benchmark` on), timed the same way:"
         spread = "The factors, and by how much single times differ from the factor (one standard deviation):"
         tables_of = (words, head), (spread, body), (peers, others)
         parts.append("\n\n".join(f"{said}\n\n{markdown.table(each)}" for said, each in tables_of))
