@@ -7,8 +7,8 @@ A document holds blocks such as::
 
 The words after ``made:`` are what to make, the results file it is made of (``im2win``, ``im2win-nhwc``,
 ``opencnn-relaxed``, ``im2win-ablation``; ``numerics`` for ``errors``, ``first-calls`` for ``waits``, ``networks``
-for ``networks``, ``batch-invariance`` for ``batches``, ``training`` for ``training``, ``tuning`` for ``tuning``,
-``bank-width`` for ``banks``, ``design-space`` for ``configurations`` and
+for ``networks``, ``batch-invariance`` for ``batches``, ``training`` for ``training``, ``training-processes`` for
+``processes``, ``tuning`` for ``tuning``, ``bank-width`` for ``banks``, ``design-space`` for ``configurations`` and
 ``landscape``), and settings.
 ``python -m report pages`` writes what belongs between the two lines, for each GPU that has such a file; figures go to
 ``docs/pictures/<gpu>-<file>-<what>.png``. Nothing outside the blocks changes.
@@ -105,6 +105,7 @@ _SECTIONS: dict[str, Callable[[Sequence[Path]], str]] = {
     "batches": batches.section,
     "networks": networks.section,
     "configurations": design_space.section,
+    "processes": training.processes,
     "tuning": refit.section,
 }
 

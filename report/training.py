@@ -79,10 +79,10 @@ def seeds(rows: Sequence[Row]) -> str:
     return " ".join(sentences)
 
 
-def several(rows: Sequence[Row]) -> str:
-    """A sentence for each training on several GPUs: its speed beside one GPU with as many images for each, and its
-    losses beside those of one GPU with as many images in all."""
-    sentences = []
+def several(rows: Sequence[Row]) -> Table:
+    """A line for each training on several GPUs: milliseconds a step, how many times the images a second of one GPU that
+    has as many images in a step as each of them, and by how much losses differ from those of one with all images."""
+    lines = []
     for row in rows:
         if row["gpus"] == 1:
             continue
@@ -90,16 +90,20 @@ def several(rows: Sequence[Row]) -> str:
         alone = [one for one in rows if one["gpus"] == 1 and all(one[key] == row[key] for key in keys)]
         share = [one for one in alone if one["problem"] == of_batch(row["problem"], row["gpus"])]
         whole = [one for one in alone if one["problem"] == row["problem"] and one["steps"] == row["steps"]]
-        text = f"{row['problem']}, {row['engine']}, {row['optimiser']}, on {row['gpus']} GPUs"
-        text += ", each with its own statistics" if row.get("own_statistics") else ", SyncBatchNorm"
-        text += f": {row['us'] / 1000:.1f} ms a step"
-        if share:
-            text += f", {row['gpus'] * share[0]['us'] / row['us']:.2f} times the images a second of one"
+        times = f"{row['gpus'] * share[0]['us'] / row['us']:.2f}" if share else "–"
+        apart = "–"
         if whole and not row.get("own_statistics"):
-            apart = max(abs(a - b) / b for a, b in zip(row["losses"], whole[0]["losses"], strict=True))
-            text += f"; losses differ from those of one GPU by {100 * apart:.1g} % at most"
-        sentences.append(f"{text}.")
-    return " ".join(sentences)
+            apart = " / ".join(f"{100 * each:.2g} %" for each in apart_by(row["losses"], whole[0]["losses"]))
+        statistics = "each GPU's own" if row.get("own_statistics") else "of all"
+        about = [row["problem"], row["engine"], row["optimiser"], str(row["gpus"]), statistics]
+        lines.append([*about, f"{row['us'] / 1000:.1f}", times, apart])
+    return ["network", "engine", "optimiser", "GPUs", "statistics", "ms", "×", "losses apart"], lines
+
+
+def apart_by(losses: Sequence[float], others: Sequence[float]) -> tuple[float, float]:
+    """Relative differences of two curves: the largest of the first four steps, and of all."""
+    each = [abs(one - other) / other for one, other in zip(losses, others, strict=True)]
+    return max(each[:4]), max(each)
 
 
 def of_batch(problem: str, parts: int) -> str:
@@ -148,6 +152,22 @@ def section(paths: Sequence[Path]) -> str:
             "“in passing” what of it one convolution takes at most besides its result, and loss the mean of the last "
             "tenth of the steps, leanconv / PyTorch in strict FP32."
         )
-        texts = f"{origin} {meaning}", markdown.table(table(rows)), seeds(rows), several(rows)
+        texts = f"{origin} {meaning}", markdown.table(table(rows)), seeds(rows)
         parts.append("\n\n".join(filter(None, texts)))
+    return "\n\n".join(parts) if parts else "Not measured yet: `examples/train_cnn.py --json` makes these figures."
+
+
+def processes(paths: Sequence[Path]) -> str:
+    """The tables of trainings on several GPUs."""
+    parts = []
+    for path in paths:
+        record = json.loads(path.read_text(encoding="utf-8"))
+        about = record["machine"]
+        meaning = (
+            "Milliseconds of a step; × is the images a second beside one GPU with as many images in a step as each of "
+            "these has; “losses apart” is the largest relative difference of the losses from those of one GPU with all "
+            "the images, in the first four steps / in all."
+        )
+        origin = f"{about['gpu']}, {about['date'][:10]}, {markdown.revision(about, digits=12)}."
+        parts.append(f"{origin} {meaning}\n\n{markdown.table(several(record['rows']))}")
     return "\n\n".join(parts) if parts else "Not measured yet: `examples/train_cnn.py --json` makes these figures."

@@ -97,11 +97,10 @@ TENSOR = (
     ),
     tensor(
         "the reduction is in the order of memory",
-        "(Tuning::rows ? element_at(place) : place)",
-        "place",
+        "return element_at(place);",
+        "return place;",
         WRONG,
         "same-nhwc",
-        times=2,
     ),
     tensor("filters are not swizzled", "(unit ^ row % 8) * 16", "unit * 16", WRONG, "same-nhwc"),
     tensor(
@@ -157,8 +156,8 @@ TENSOR = (
     ),
     tensor(
         "taps are dilated as the other axis",
-        "tap % Problem::s * Problem::dilation_w),",
-        "tap % Problem::s),",
+        ": of_row * Problem::dilation_w;",
+        ": of_row;",
         WRONG,
         "dilation-nhwc",
     ),

@@ -13,7 +13,33 @@ def pairs(name: str, text: str, by: str, how: str, *cases: str, times: int = 1, 
     return Break(name, "tensor_winograd", text, by, how, names, times, tuple(tuning.items()))
 
 
+def flat(name: str, text: str, by: str, how: str, *cases: str, times: int = 1, **tuning: Any) -> Break:
+    names = tuple(f"pairs-{case}-nchw" for case in cases)
+    return Break(name, "tensor_winograd", text, by, how, names, times, tuple(tuning.items()))
+
+
 TENSOR_WINOGRAD = (
+    flat("pixels beyond the sides of the image are seen", "d[j] = inside[j] ?", "d[j] = true ?", WRONG, "same"),
+    flat("all pairs begin with an even pixel", "if (first % 2 == 0)", "if (true)", WRONG, "same", times=2),
+    flat("pixels near the middle are never inside", "least == 0 || least == 1", "least < 2", WRONG, "same"),
+    flat(
+        "the halves of the filters change places",
+        "tiles.numbers.odd * (F::filters / 2)",
+        "0",
+        WRONG + "|" + RACE,
+        "same",
+    ),
+    flat("flat channels are in the order of rows", "column_at(place) : place", "place : place", WRONG, "same"),
+    flat(
+        "what rounds an image up is stored",
+        "number < count && in_image < Pixels::image",
+        "number < count",
+        WRONG + "|" + RACE,
+        "images",
+    ),
+    flat(
+        "flat copies begin a tile at the first image", "n[i] = Problem::chwn ? 0 :", "n[i] = true ? 0 :", WRONG, "same"
+    ),
     pairs(
         "the exchanged sums are overwritten before they are read",
         "            sum = warpgroup == 0 ? both + other : other - both;\n        }\n        barrier_sync(14, 256);",
@@ -92,8 +118,8 @@ TENSOR_WINOGRAD = (
     ),
     pairs(
         "filter rows of a dilated filter are neighbours",
-        "tap / F::of_row * Problem::dilation_h;",
-        "tap / F::of_row;",
+        "::of_row * Problem::dilation_h;",
+        "::of_row;",
         WRONG,
         "tall",
     ),

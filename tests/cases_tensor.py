@@ -54,6 +54,12 @@ def _pair_cases() -> list[Case]:
     layers.add("two-segments", 2, 40, 6, 9, 72, 2, 5, layouts=("NHWC",), padding=(1, 0, 2, 1), bias=True)
     layers.add("segments", 1, 32, 4, 20, 64, 1, 31, layouts=("NHWC",), padding=(0, 0, 15, 15))
     layers.add("segments-gradient", 1, 32, 5, 11, 64, 2, 8, layouts=("NHWC",), op="dgrad", padding=(1, 1, 3, 2))
+    flat = {"layouts": ("NCHW",), "padding": (1, 1, 1, 1)}
+    layers.add("same", 2, 40, 6, 8, 72, 3, 3, bias=True, activation="relu", **flat)
+    layers.add("images", 3, 100, 14, 14, 64, 3, 3, **flat)
+    layers.add("groups", 2, 64, 6, 8, 96, 3, 3, groups=2, **flat)
+    layers.add("gradient", 1, 40, 6, 10, 64, 3, 3, op="dgrad", accumulate=True, **flat)
+    layers.add("segments", 1, 96, 4, 20, 64, 1, 8, layouts=("NCHW",), padding=(0, 0, 3, 4))
     one = Layers("pairs-", precision="tf32")
     one.add("one-product", 2, 40, 6, 8, 72, 3, 3, **pad)
     return layers.cases + one.cases

@@ -111,11 +111,16 @@ def test_the_key_follows_all_that_decides_the_code(some_compiler: None, monkeypa
     assert cache.key(made, "sm_90a") == base
 
 
+def forget_headers() -> None:
+    cache.headers.cache_clear()
+    cache._headers.cache_clear()
+
+
 def test_the_key_follows_every_included_header(
     some_compiler: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     made = first_launch(CONV)
-    cache._headers.cache_clear()
+    forget_headers()
     names = set(cache._headers(made.header))
     assert {made.header, "lib/ptx/copy.cuh"} < names
     for name in names:
@@ -126,14 +131,14 @@ def test_the_key_follows_every_included_header(
         monkeypatch.setattr(cache, "KERNELS", tmp_path)
         for name in sorted(names):
             original = (tmp_path / name).read_bytes()
-            cache._headers.cache_clear()
+            forget_headers()
             assert cache.key(made, "sm_90a") == base, "where the package lies must not matter"
             (tmp_path / name).write_bytes(original + b"// changed\n")
-            cache._headers.cache_clear()
+            forget_headers()
             assert cache.key(made, "sm_90a") != base, name
             (tmp_path / name).write_bytes(original)
     finally:
-        cache._headers.cache_clear()
+        forget_headers()
 
 
 def test_a_real_kernel_goes_through_the_cache(nvrtc: None, own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -108,11 +108,14 @@ def test_an_outlier_leaves_its_neighbours_alone() -> None:
     assert np.linalg.norm((y - reference)[unseen]) < np.linalg.norm((plain - reference)[unseen])
 
 
-@pytest.mark.parametrize("problem", [LAYER, WIDE], ids=["3", "5"])
-def test_what_is_no_number_reaches_just_the_outputs_that_see_it(problem: ConvProblem) -> None:
-    """Segments see no pixel that their row does not see: the last one does not end beyond it."""
+@pytest.mark.parametrize(("problem", "layout"), [(LAYER, "NHWC"), (WIDE, "NHWC"), (LAYER, "NCHW")])
+def test_what_is_no_number_reaches_just_the_outputs_that_see_it(problem: ConvProblem, layout: Any) -> None:
+    """Segments see no pixel that their row does not see: the last one does not end beyond it. Flat pixels are in no
+    product with those of neighbouring rows."""
     x, w, unseen = with_no_numbers(problem)
-    np.testing.assert_array_equal(np.isfinite(played(x, w, problem)), unseen)
+    if layout == "NCHW":
+        x, w, unseen = (np.ascontiguousarray(np.moveaxis(array, 3, 1)) for array in (x, w, unseen))
+    np.testing.assert_array_equal(np.isfinite(played(x, w, replace(problem, layout=layout))), unseen)
 
 
 def test_one_product_keeps_eleven_bits() -> None:
@@ -130,7 +133,10 @@ def test_limits_name_the_rule() -> None:
     assert refused(s=31, padding=(1, 1, 15, 15)) == []
     far = refused(r=1, s=261, w=260, padding=(0, 0, 100, 130))
     assert far == ["filters are 261 wide, more than the 258 that bulk copies reach"]
-    assert refused(layout="NCHW") == ["layout='NCHW' is not NHWC"]
+    assert refused(layout="CHWN") == ["layout='CHWN' is neither NHWC nor NCHW"]
+    assert refused(layout="NCHW") == []
+    for changes in ({"w": 9}, {"padding": (1, 1, 1, 2)}, {"c": 96, "k": 96, "groups": 2}):
+        assert any("in NCHW" in reason for reason in refused(layout="NCHW", **changes))
     assert refused(stride=(1, 2)) == ["stride=(1, 2) is not (1, 1)"]
     assert any("dilation=(1, 2)" in reason for reason in refused(dilation=(1, 2)))
     assert any("62 channels" in reason for reason in refused(c=62))
@@ -175,3 +181,13 @@ def test_auto_takes_it_where_it_is_faster() -> None:
         layer = ConvProblem(32, channels, 56, 56, channels, 3, 3, padding=(1, 1, 1, 1), layout="NHWC")
         assert faster(layer) and faster(replace(layer, op="dgrad"))
     assert not faster(ConvProblem(32, 256, 560, 1, 256, 3, 3, padding=(1, 1, 1, 1), layout="NHWC"))
+
+
+def test_a_tile_that_is_left_is_shared() -> None:
+    """Of five tiles each of four blocks has one, and two of them share the last one."""
+    few = replace(HOPPER, multiprocessors=4)
+    problem = ConvProblem(2, 64, 9, 32, 64, 3, 3, padding=(1, 1, 1, 1), layout="NHWC", precision="fp32", bias=True)
+    config = next(c for c in TENSOR_WINOGRAD.configs(problem, few) if (c.split, c.filters) == (2, 64))
+    (launch,) = TENSOR_WINOGRAD.plan(problem, config, few).launches
+    assert launch.grid == 4
+    proof.check(TENSOR_WINOGRAD, problem, config, kinds=KINDS[:1], target=few)

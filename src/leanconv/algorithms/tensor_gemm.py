@@ -141,7 +141,7 @@ def _in_rows(problem: ConvProblem) -> bool:
     return not pixel_map(problem, 64).why_not()
 
 
-def _is_flat(problem: ConvProblem) -> bool:
+def is_flat(problem: ConvProblem) -> bool:
     """Whether an output pixel sees the input pixel of its own number, moved by a shift that the tap determines."""
     same = (problem.p, problem.q) == (problem.h, problem.w) and problem.stride == (1, 1)
     whole = problem.groups == 1 or problem.group_c % ROW == 0
@@ -150,9 +150,8 @@ def _is_flat(problem: ConvProblem) -> bool:
     return not flat_map(problem).why_not()
 
 
-def flat_map(problem: ConvProblem) -> TensorMap:
-    """How bulk copies walk over the pixels of a forward convolution in NCHW or CHWN: 32 channels of 36 pixels,
-    of which 32 are used."""
+def flat_map(problem: ConvProblem, column: int = GRANULE + 4) -> TensorMap:
+    """How bulk copies walk over the pixels of a forward convolution in NCHW or CHWN: 32 channels, ``column`` pixels."""
     pixels, images = problem.h * problem.w, problem.n
     if problem.layout == "CHWN":
         pixels, images = pixels * images, 1
@@ -161,7 +160,7 @@ def flat_map(problem: ConvProblem) -> TensorMap:
         element="float32",
         shape=(pixels, problem.c, images),
         strides=(4 * pixels, 4 * pixels * problem.c),
-        box=(GRANULE + 4, ROW, 1),
+        box=(column, ROW, 1),
     )
 
 
@@ -216,17 +215,24 @@ def _with_splits(config: TensorConfig, parts: list[PartialConvolution], target: 
     yield config
     if config.filters * config.pixels * 4 > config.ring_bytes:
         return
-    stages = [stages_of(part.problem, config.piece) for part in parts]
-    for split in SPLITS:
-        alike = parts[0].problem.batch_invariant
-        shared = alike or all(0 < _rounds(_tiles(part, config), split, target)[1] for part in parts)
-        # each block has stages, two at least but the last
-        enough = all(each >= 2 and each * (split - 1) < all_ for all_ in stages for each in [ceil_div(all_, split)])
-        if shared and enough and config.filters // 16 % split == 0:
+    work = [(_tiles(part, config), stages_of(part.problem, config.piece)) for part in parts]
+    for split in shares_of(work, target, parts[0].problem.batch_invariant):
+        if config.filters // 16 % split == 0:
             yield variant(config, split=split)
 
 
-def _rounds(tiles: int, split: int, target: Target) -> tuple[int, int]:
+def shares_of(work: list[tuple[int, int]], target: Target, alike: bool) -> Iterator[int]:
+    """In how many shares clusters may do the tiles that are left in each of the launches, or all if they are to be
+    ``alike``. ``work``: tiles, and stages of each; each block has stages, two at least but the last."""
+    for split in SPLITS:
+        shared = alike or all(0 < rounds_of(tiles, split, target)[1] for tiles, _ in work)
+        if shared and all(
+            each >= 2 and each * (split - 1) < stages for _, stages in work for each in [ceil_div(stages, split)]
+        ):
+            yield split
+
+
+def rounds_of(tiles: int, split: int, target: Target) -> tuple[int, int]:
     """Tiles that each block has, and those that are left for the clusters to share; 0 where these are too many.
 
     Clusters of four and eight are dealt unevenly: 32 clusters of four did not run at once on an H200's 132
@@ -246,14 +252,27 @@ def clusters_at_once(split: int, target: Target) -> int:
     return max(1, int(target.multiprocessors * (1 if split == 2 else DEALT)) // split)
 
 
-def _grid(tiles: int, split: int, target: Target, alike: bool = False) -> int:
+def grid_of(tiles: int, split: int, target: Target, alike: bool = False) -> int:
     """Blocks of a launch. ``alike``: a cluster for each tile, so that none depends on how many there are."""
     if split == 1:
         return min(tiles, target.multiprocessors)
     if alike:
         return tiles * split
-    whole, left = _rounds(tiles, split, target)
+    whole, left = rounds_of(tiles, split, target)
     return (tiles - left) // whole if whole else left * split
+
+
+def walk_cycles(
+    tiles: int, stages: int, of_stage: float, of_tile: float, split: int, target: Target, alike: bool
+) -> float:
+    """Cycles of a launch whose blocks walk over ``tiles`` of as many ``stages``: those of a stage, and of a tile beside
+    its stages, are given."""
+    if split == 1:
+        return ceil_div(tiles, target.multiprocessors) * (stages * of_stage + of_tile) + FIRST_CYCLES
+    each = ceil_div(stages, split) * of_stage + of_tile + SPLIT_CYCLES
+    if alike:
+        return ceil_div(tiles, clusters_at_once(split, target)) * (each + FIRST_CYCLES)
+    return rounds_of(tiles, split, target)[0] * (stages * of_stage + of_tile) + each + FIRST_CYCLES
 
 
 def _tiles(part: PartialConvolution, config: TensorConfig) -> int:
@@ -284,7 +303,7 @@ class TensorGemm(SplitGemm[TensorConfig]):
         ways: list[tuple[Way, int]] = [("columns", _piece(parts[0].problem))]
         if all(_in_rows(part.problem) for part in parts):
             ways = [("rows", ROW)]
-        elif len(parts) == 1 and parts[0].whole and _is_flat(parts[0].problem):
+        elif len(parts) == 1 and parts[0].whole and is_flat(parts[0].problem):
             ways.insert(0, ("flat", ROW))
         found = (_config(tile, way, piece, products, shared) for way, piece in ways for tile in TILES)
         return [config for config in found if config]
@@ -314,16 +333,8 @@ class TensorGemm(SplitGemm[TensorConfig]):
             if way == "columns":
                 of_stage = max(of_stage, _producer_cycles(config))
             tiles = _tiles(part, config)
-            if config.split == 1:
-                rounds = ceil_div(tiles, target.multiprocessors)
-            elif problem.batch_invariant:
-                rounds = ceil_div(tiles, clusters_at_once(config.split, target))
-                time += rounds * (SPLIT_CYCLES + FIRST_CYCLES) - FIRST_CYCLES
-                stages = ceil_div(stages, config.split)
-            else:
-                rounds = _rounds(tiles, config.split, target)[0]
-                time += ceil_div(stages, config.split) * of_stage + TILE_CYCLES + SPLIT_CYCLES
-            time += rounds * (stages * of_stage + TILE_CYCLES) + FIRST_CYCLES
+            alike = problem.batch_invariant
+            time += walk_cycles(tiles, stages, of_stage, TILE_CYCLES, config.split, target, alike)
         memory = problem.bytes / target.bytes_per_cycle
         return max(time, memory) + 3 * LAUNCH_CYCLES
 
@@ -342,7 +353,7 @@ class TensorGemm(SplitGemm[TensorConfig]):
             problem=(*view_constants(part.problem, part.view, has_wide_tensors(problem)), ("first_prepared", first)),
             tuning=config.constants(),
             arguments=(source, Pointer("prepared"), *rest),
-            grid=_grid(tiles, config.split, target, problem.batch_invariant),
+            grid=grid_of(tiles, config.split, target, problem.batch_invariant),
             block=config.threads,
             shared_bytes=config.shared_bytes,
             cluster=config.split,

@@ -11,12 +11,14 @@ from leanconv.algorithms.base import LAUNCH_CYCLES, Config, by_time, ceil_div, h
 from leanconv.algorithms.input_gradient import PartialConvolution, single_parts
 from leanconv.algorithms.tensor_filters import DEPTH, SEGMENT, SplitFilters, SplitGemm, stages_of
 from leanconv.algorithms.tensor_gemm import (
-    FIRST_CYCLES,
     FLOPS_PER_CYCLE,
     ROW,
     SHARED,
-    clusters_at_once,
-    splits_of,
+    flat_map,
+    grid_of,
+    is_flat,
+    shares_of,
+    walk_cycles,
     wgmma_limits,
 )
 from leanconv.algorithms.tiles import conv_arguments, view_constants
@@ -25,16 +27,16 @@ from leanconv.problem import ConvProblem
 
 #: Outputs of a pair, and states of these and of a segment of a filter row.
 OUTPUTS, STATES = 2, 4
-#: Pairs of a tile.
-PAIRS = 64
+#: Pairs of a tile; flat ones that a copy brings, and the pixels of such a copy.
+PAIRS, GRANULE, COLUMN = 64, 16, 40
 
 
 @dataclass(frozen=True)
 class PairConfig(Config, SplitFilters):
     """A tile has 64 pairs of outputs and ``chunks`` x ``chunk`` filters, of which a product takes ``chunk``.
 
-    ``lines`` pixels are a stage. ``exchange`` sums of a thread change hands at once. The rest is as in
-    `TensorConfig`.
+    ``lines`` pixels are a stage, or ``flat`` columns of them in NCHW. ``exchange`` sums of a thread change hands at
+    once. The rest is as in `TensorConfig`.
     """
 
     chunk: int
@@ -61,7 +63,7 @@ class PairConfig(Config, SplitFilters):
     @property
     def pixel_stage_bytes(self) -> int:
         """Bytes of a stage of pixels."""
-        return DEPTH * 4 * self.lines
+        return DEPTH * 4 * (PAIRS // GRANULE * COLUMN if self.flat else self.lines)
 
     @property
     def ring_bytes(self) -> int:
@@ -75,12 +77,13 @@ class PairConfig(Config, SplitFilters):
         return self.ring_bytes + barriers + 4 * 128 * self.warpgroups * self.exchange
 
 
-#: A tile, as filters of a product and such chunks, and the TFLOP/s of its stages alone (burst, H200).
-TILES: dict[tuple[int, int], float] = {(64, 2): 294, (64, 1): 256}
-#: The same with one product of float16 instead of three.
-ONE_PRODUCT = 1.7
-#: Cycles of a tile beside its stages, and of the sum over the blocks of a cluster.
-TILE_CYCLES, SPLIT_CYCLES = 5000, 6000
+#: A tile, as filters of a product and such chunks, and the TFLOP/s of its stages alone (burst, H200), with three
+#: products of float16 and with one.
+TILES: dict[tuple[int, int], tuple[float, float]] = {(64, 2): (294, 500), (64, 1): (238, 350)}
+#: The share of it that flat pixels reach.
+FLAT = 0.9
+#: Cycles of a tile beside its stages.
+TILE_CYCLES = 5000
 
 
 def pairs_of(problem: ConvProblem) -> int:
@@ -116,8 +119,9 @@ def pair_map(problem: ConvProblem) -> TensorMap:
 
 @lru_cache(maxsize=256)
 def _config(tile: tuple[int, int], lines: int, products: int, shared: int) -> PairConfig | None:
-    """The configuration of a tile, with rings as long as ``shared`` bytes allow; None where they are too short."""
-    config = PairConfig(*tile, products, lines, 2, 2)
+    """The configuration of a tile, with rings as long as ``shared`` bytes allow; None where they are too short.
+    Without ``lines`` its pixels are flat."""
+    config = PairConfig(*tile, products, lines, 2, 2, rows=lines > 0, flat=lines == 0)
     for stages in (3, 2):
         left = shared - variant(config, pixel_stages=stages, filter_stages=0).shared_bytes - 16 * 8
         filters = min(8, left // config.filter_stage_bytes // 2 * 2)
@@ -141,8 +145,8 @@ class TensorWinograd(SplitGemm[PairConfig]):
 
     def why_not(self, problem: ConvProblem, target: Target) -> list[str]:
         reasons = super().why_not(problem, target)
-        if problem.layout != "NHWC":
-            reasons.append(f"layout={problem.layout!r} is not NHWC")
+        if problem.layout == "CHWN":
+            reasons.append("layout='CHWN' is neither NHWC nor NCHW")
         if problem.s < SEGMENT:
             reasons.append(f"filters are {problem.s} wide, less than {SEGMENT}")
         if problem.stride != (1, 1):
@@ -153,6 +157,8 @@ class TensorWinograd(SplitGemm[PairConfig]):
         of_group = problem.group_k if problem.op == "dgrad" else problem.group_c
         if of_group < ROW // 2:
             reasons.append(f"{of_group} channels are fewer than {ROW // 2}")
+        if problem.layout == "NCHW" and not reasons:
+            return self._why_not_flat(problem)
         if read % 4 or (problem.groups > 1 and of_group % ROW):
             reasons.append(
                 f"bulk copies of {ROW} channels do not fit {of_group} channels in each of {problem.groups} groups"
@@ -166,10 +172,20 @@ class TensorWinograd(SplitGemm[PairConfig]):
                 reasons.append(f"filters are {problem.s} wide, more than the 258 that bulk copies reach")
         return reasons
 
+    def _why_not_flat(self, problem: ConvProblem) -> list[str]:
+        """The same of NCHW, where flat pixels of the input are as many as those of the output."""
+        parts = single_parts(problem)
+        if not all(part.whole and part.problem.q % 2 == 0 and is_flat(part.problem) for part in parts):
+            return [
+                "in NCHW images of input and output are not of one size, with rows of even length, pixels in fours "
+                f"and, if there are several groups, multiples of {ROW} channels in each"
+            ]
+        return [reason for part in parts for reason in flat_map(part.problem, COLUMN).why_not()]
+
     def candidates(self, problem: ConvProblem, shared: int = SHARED) -> list[PairConfig]:
         parts = single_parts(problem)
         products = 1 if problem.precision == "tf32" else 3
-        lines = max((lines_of(part.problem) for part in parts), default=PAIRS)
+        lines = max((lines_of(part.problem) for part in parts), default=PAIRS) if problem.layout == "NHWC" else 0
         found = (_config(tile, lines, products, shared) for tile in TILES)
         return [config for config in found if config]
 
@@ -185,30 +201,32 @@ class TensorWinograd(SplitGemm[PairConfig]):
         """Tiles of a launch."""
         problem = part.problem
         pairs = problem.n * problem.p * pairs_of(problem)
+        if config.flat:
+            pairs = problem.n * ceil_div(problem.p * pairs_of(problem), GRANULE) * GRANULE
         return ceil_div(pairs, PAIRS) * ceil_div(problem.group_k, config.filters) * problem.groups
 
     def _with_splits(self, config: PairConfig, parts: list[PartialConvolution], target: Target) -> Iterator[PairConfig]:
         """The configuration, and with the reduction split over a cluster where the rings take the outputs of a tile."""
         yield config
-        for part in parts:
-            tiles = 0 if part.problem.batch_invariant else self._tiles(part, config)
-            for split in splits_of(tiles, stages_of(part.problem, config.piece, STATES), target):
-                if config.filters // 16 % split == 0 and config.filters * PAIRS * 2 * 4 <= config.ring_bytes:
-                    yield variant(config, split=split)
+        if not parts or config.filters * PAIRS * OUTPUTS * 4 > config.ring_bytes:
+            return
+        work = [(self._tiles(part, config), stages_of(part.problem, config.piece, STATES)) for part in parts]
+        for split in shares_of(work, target, parts[0].problem.batch_invariant):
+            if config.filters // (32 if config.flat else 16) % split == 0:
+                yield variant(config, split=split)
 
     def _cycles(
         self, problem: ConvProblem, parts: list[PartialConvolution], config: PairConfig, target: Target
     ) -> float:
-        speed = TILES[config.chunk, config.chunks] * FLOPS_PER_CYCLE * (ONE_PRODUCT if config.products == 1 else 1)
+        speed = (
+            TILES[config.chunk, config.chunks][config.products == 1] * FLOPS_PER_CYCLE * (FLAT if config.flat else 1)
+        )
         time = 0.0
         for part in parts:
-            stages = ceil_div(stages_of(part.problem, config.piece, STATES), config.split)
-            rounds = ceil_div(self._tiles(part, config) * config.split, target.multiprocessors)
-            if config.split > 1 and problem.batch_invariant:
-                rounds = ceil_div(self._tiles(part, config), clusters_at_once(config.split, target))
-                time += (rounds - 1) * (SPLIT_CYCLES + FIRST_CYCLES)
-            each = stages * 2 * PAIRS * OUTPUTS * SEGMENT * config.filters * DEPTH / speed
-            time += rounds * (each + TILE_CYCLES) + FIRST_CYCLES + (SPLIT_CYCLES if config.split > 1 else 0)
+            tiles, stages = self._tiles(part, config), stages_of(part.problem, config.piece, STATES)
+            of_stage = 2 * PAIRS * OUTPUTS * SEGMENT * config.filters * DEPTH / speed
+            alike = problem.batch_invariant
+            time += walk_cycles(tiles, stages, of_stage, TILE_CYCLES, config.split, target, alike)
         return max(time, problem.bytes / target.bytes_per_cycle) + 3 * LAUNCH_CYCLES
 
     def main_launch(
@@ -216,13 +234,14 @@ class TensorWinograd(SplitGemm[PairConfig]):
     ) -> Launch:
         _, _, *rest = conv_arguments(problem)
         tiles = self._tiles(part, config)
+        encoded = flat_map(part.problem, COLUMN) if config.flat else pair_map(part.problem)
         return Launch(
             header="tensor_winograd.cuh",
             function="leanconv::tensor_winograd",
             problem=(*view_constants(part.problem, part.view, has_wide_tensors(problem)), ("first_prepared", first)),
             tuning=config.constants(),
-            arguments=(replace(pair_map(part.problem), role=problem.operands[0].role), Pointer("prepared"), *rest),
-            grid=tiles * config.split if config.split > 1 else min(tiles, target.multiprocessors),
+            arguments=(replace(encoded, role=problem.operands[0].role), Pointer("prepared"), *rest),
+            grid=grid_of(tiles, config.split, target, problem.batch_invariant),
             block=config.threads,
             shared_bytes=config.shared_bytes,
             cluster=config.split,

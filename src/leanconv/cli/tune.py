@@ -111,9 +111,18 @@ def run(work: dict[int | None, list[Problem]], device: str, mode: str | None, ag
         print(done if limit is None else f"{done} (workspace_limit {limit})")
 
 
+def _table(*columns: str) -> Screen:
+    """Problems in the first column, whole however narrow the terminal is: they can be given to other commands."""
+    screen = Screen()
+    screen.add_column("problem", overflow="fold")
+    for name in columns:
+        screen.add_column(name)
+    return screen
+
+
 def _screen(done: Tuning) -> Screen:
     peers = sorted({name for each in done.problems for name in each.peers})
-    screen = Screen("problem", "runs", "µs", "the cost model's choice", *peers)
+    screen = _table("runs", "µs", "the cost model's choice", *peers)
     for each in done.problems:
         model = "the same" if each.model_us == each.us else f"{each.model_us or 0:.2f}"
         times = (f"{each.peers[name]:.2f}" if name in each.peers else "-" for name in peers)
@@ -132,9 +141,8 @@ def show() -> None:
         except TableError as error:
             print(error)
             continue
-        screen = Screen(
-            "problem", "runs", "µs", "candidates", "others", title=f"{source}: {path}", title_justify="left"
-        )
+        screen = _table("runs", "µs", "candidates", "others")
+        print(f"{source}: {path}")
         for key in sorted(table):
             entry = table.get(key)
             for limit, won in () if entry is None else entry.winners.items():

@@ -48,7 +48,7 @@ struct SeenTaps {
     }
     // Where in its box of flat pixels the 32 of piece `number` begin.
     __device__ __forceinline__ int first(int number) const {
-        return Tuning::flat ? flat_shift<Problem>(number / TensorFilters<Problem, Tuning>::of_tap, apart) & 3 : 0;
+        return Tuning::flat ? flat_shift<Problem, Tuning>(number / TensorFilters<Problem, Tuning>::of_tap, apart) & 3 : 0;
     }
     // Whether piece `number` of the reduction lies inside the image for pixel i.
     __device__ __forceinline__ bool inside(int i, int number) const {

@@ -3,8 +3,9 @@
 //
 // Two neighbouring outputs take four products instead of six (lib/pair_states.cuh), each product three of float16:
 //   2 · 3 / 1.5 flops a product of float32: 989 / 2 = 495 TFLOP/s of direct arithmetic at 1.83 GHz
-// Reached on an H200, 3 x 3 in NHWC, burst and sustained: 281 / 246 TFLOP/s with 512 filters and channels, 270 / 238 with 256,
-// 222 / 213 with 128, 138 / 149 with 64; one product of 256 429 / 410.
+// Reached on an H200, 3 x 3 in NHWC, burst and sustained: 269 / 240 TFLOP/s with 512 filters and channels, 261 / 232 with 256,
+// 224 / 211 with 128, 140 / 154 with 64; one product of 256 434 / 416. 9 x 9: 293 / 256 with 128, 218 / 195 with 64. NCHW: 239 /
+// 217 with 256.
 //
 // A tile is 64 pairs of outputs and up to 128 filters. The structure is that of tensor_gemm (tensor_gemm.cuh): the same
 // rings, producers and fragments, with these differences:
@@ -32,32 +33,41 @@ namespace leanconv {
 // What the copies and tiles see: a pixel is a pair of outputs, which are two columns apart.
 template <class Problem>
 struct Pairs : Problem {
-    static constexpr int q = ceil_div(Problem::q, 2), stride_w = 2;
+    static constexpr int q = ceil_div(Problem::q, 2), out_w = ceil_div(Problem::out_w, 2), stride_w = 2;
 };
 
-// Where one of the two outputs of each pair lies.
+// Where the outputs of pairs lie: in NHWC one of the two of each pair, and both of flat pairs, of half of the filters.
 template <class Problem, class Tuning>
 struct PairOutputs : TensorTiles<Pairs<Problem>, Tuning> {
+    using Pixels = TensorPixels<Pairs<Problem>, Tuning>;
+    static constexpr bool both = Tuning::flat;
     struct Numbers {
         Offset<Problem> count;
         int odd;
         __device__ __forceinline__ Place place(Offset<Problem> number) const {
-            constexpr int pairs = Pairs<Problem>::q;
-            const Offset<Problem> row = number / pairs;
-            const int q = static_cast<int>(number - row * pairs) * 2 + odd;
-            return {static_cast<int64>(row) * Problem::q + q, number < count && q < Problem::q};
+            if constexpr (Tuning::flat) {
+                const Offset<Problem> n = number / Pixels::of_image;
+                const int in_image = static_cast<int>(number - n * Pixels::of_image);
+                return {static_cast<int64>(n) * Problem::k * (Problem::p * Problem::q) + 2 * in_image,
+                        number < count && in_image < Pixels::image};
+            } else {
+                constexpr int pairs = Pairs<Problem>::q;
+                const Offset<Problem> row = number / pairs;
+                const int q = static_cast<int>(number - row * pairs) * 2 + odd;
+                return {static_cast<int64>(row) * Problem::q + q, number < count && q < Problem::q};
+            }
         }
     };
     Numbers numbers;
     __device__ __forceinline__ PairOutputs(long long batch, int odd)
-        : TensorTiles<Pairs<Problem>, Tuning>(batch),
-          numbers{static_cast<Offset<Problem>>(batch) * (Problem::p * Pairs<Problem>::q), odd} {}
+        : TensorTiles<Pairs<Problem>, Tuning>(batch), numbers{Pixels{batch}.count(), odd} {}
 };
 
 // Where the pixels of a thread's two pairs lie in a stage, how its states are made of three of them each, and the factors of
 // their channels.
 template <class Problem, class Tuning>
 struct PairPixels {
+    static constexpr int apart = 1;  // numbers of the two pairs
     using P = Pairs<Problem>;
     using F = TensorFilters<P, Tuning>;
     using Rings = TensorRings<P, Tuning>;
@@ -65,8 +75,8 @@ struct PairPixels {
     const float* factors;
     int pair, sharer, line[2];
 
-    __device__ __forceinline__ PairPixels(const float* prepared, int pair, int sharer)
-        : prepared(prepared), pair(pair), sharer(sharer) {
+    __device__ __forceinline__ PairPixels(const float* prepared, int warp, int lane, int sharer)
+        : prepared(prepared), pair(warp * 16 + lane / 4 * 2), sharer(sharer) {
         factors = prepared + F::factors_at;
     }
     __device__ __forceinline__ void begin(const TensorTiles<P, Tuning>& tiles, Offset<Problem> tile) {
@@ -80,6 +90,107 @@ struct PairPixels {
         ld_shared_v4(four, reinterpret_cast<const float*>(stage + sixteen / 2 * Rings::half_bytes + at * 128 + unit * 16));
     }
 };
+
+// The same of flat pixels in columns (lib/tensor_pixels.cuh). The copies of a tap begin at multiples of four pixels, so that
+// a pair begins with an even pixel of its column, or with an odd one, as all pairs do. Two loads of two pixels bring four
+// side by side, of which three are used; columns lie such that these loads meet each bank once.
+template <class Problem, class Tuning>
+struct FlatPairPixels {
+    static constexpr int apart = 8;
+    using P = Pairs<Problem>;
+    using F = TensorFilters<P, Tuning>;
+    using Rings = TensorRings<P, Tuning>;
+    static_assert(!Tuning::flat || Rings::flat_pitch % 32 == 8, "the four channels of a load lie eight banks apart");
+    const float* prepared;
+    const float* factors;
+    int pair, sharer, place, column[2];  // columns that the windows begin with
+
+    __device__ __forceinline__ FlatPairPixels(const float* prepared, int warp, int lane, int sharer)
+        : prepared(prepared), pair(warp * 16 + lane / 4), sharer(sharer),
+          place(warp * Rings::granule_bytes + (lane % 4 * Rings::flat_pitch + lane / 4 * 2) * 4) {
+        factors = prepared + F::factors_at;
+    }
+    __device__ __forceinline__ void begin(const TensorTiles<P, Tuning>& tiles, Offset<Problem> tile) {
+        if constexpr (Problem::groups > 1) factors = prepared + F::factors_at + tiles.group(tile) * F::stages * split_depth;
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+            int p;
+            tiles.numbers.position(tiles.first_pixel(tile) + pair + apart * i, p, column[i]);
+            column[i] = column[i] * 2 - Problem::pad_left + sharer;
+        }
+    }
+    // The states of half a stage for warpgroup `own`, where its three pixels begin with an even or an odd one of a column.
+    template <bool odd, int own>
+    __device__ __forceinline__ void load_half(float (&x)[2][2][4][4], const unsigned char* pixels, int half, int right) const {
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+            bool inside[3];
+#pragma unroll
+            for (int j = 0; j < 3; ++j) {
+                // Of 3 columns those near the middle are inside for all pairs.
+                constexpr bool one_segment = Problem::s == 3;
+                const int least = own + j - Problem::pad_left;
+                inside[j] = (one_segment && (least == 0 || least == 1)) ||
+                            static_cast<unsigned>(column[i] + right + j) < Problem::w;
+            }
+#pragma unroll
+            for (int n = 0; n < 8; ++n) {
+                const unsigned char* const at = pixels + (4 * n * Rings::flat_pitch + 2 * apart * i) * 4;
+                unsigned four[2][2];
+                ld_shared_v2_u32(four[0], at);
+                ld_shared_v2_u32(four[1], at + 8);
+                float d[3];
+#pragma unroll
+                for (int j = 0; j < 3; ++j) d[j] = inside[j] ? __uint_as_float(four[(odd + j) / 2][(odd + j) % 2]) : 0.0f;
+                x[0][i][2 * half + n / 4][n % 4] = d[0] - d[2];
+                x[1][i][2 * half + n / 4][n % 4] = own == 0 ? d[1] + d[2] : d[1] - d[0];
+            }
+        }
+    }
+};
+
+template <class Fragments>
+__device__ __forceinline__ void split_states(Fragments (&fragments)[2], const float (&x)[2][2][4][4],
+                                             const SplitHeader& header) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+        Fragments& one = fragments[i / 2];
+        one.down[i % 2] = split_row<Fragments::exact>(one.high, one.low, i % 2, x[i / 2][i % 2], header);
+    }
+}
+
+template <bool scaled, class Problem, class Tuning, class Fragments>
+__device__ __forceinline__ void load_states(Fragments (&fragments)[2], const FlatPairPixels<Problem, Tuning>& pixels,
+                                            const unsigned char* shared, int stage, int t, const SplitHeader& header) {
+    using P = Pairs<Problem>;
+    using Rings = TensorRings<P, Tuning>;
+    float x[2][2][4][4];
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+        const int number = 2 * stage + half, of_tap = TensorFilters<P, Tuning>::of_tap;
+        // NOTE: past the last tap filters are zero, and the pixels those of tap 0 (lib/tensor_pixels.cuh).
+        const int tap = number / of_tap < TensorFilters<P, Tuning>::taps ? number / of_tap : 0;
+        const int first = (flat_shift<P, Tuning>(tap, 1) & 3) + pixels.sharer;
+        const unsigned char* const from = shared + half * Rings::half_bytes + pixels.place + (first & ~1) * 4;
+        const int right = tap_right<P, Tuning>(tap);
+        if (pixels.sharer == 0) {
+            if (first % 2 == 0) pixels.template load_half<false, 0>(x, from, half, right);
+            else pixels.template load_half<true, 0>(x, from, half, right);
+        } else {
+            if (first % 2 == 0) pixels.template load_half<false, 1>(x, from, half, right);
+            else pixels.template load_half<true, 1>(x, from, half, right);
+        }
+    }
+    if constexpr (scaled) {
+#pragma unroll
+        for (int i = 0; i < 16; ++i) {
+            const float factor = pixels.factors[stage * split_depth + 16 * (i / 4) + t + 4 * (i % 4)];
+#pragma unroll
+            for (int j = 0; j < 4; ++j) x[j / 2][j % 2][i / 4][i % 4] *= factor;
+        }
+    }
+    split_states(fragments, x, header);
+}
 
 // The warpgroup's two states of a stage as operands A, each pixel loaded once; neighbouring pairs of a row share one.
 template <bool scaled, class Problem, class Tuning, class Fragments>
@@ -121,10 +232,39 @@ __device__ __forceinline__ void load_states(Fragments (&fragments)[2], const Pai
             }
         }
     }
+    split_states(fragments, x, header);
+}
+
+// Flat pairs: each warpgroup sends what the other needs of half of the filters. Then sums[0] of the first half are even and
+// odd outputs by turns, 8 each: the first warpgroup has those of the first half of the filters.
+template <int at_once, int chunks, int count>
+__device__ __forceinline__ void exchange_filters(float (&sums)[2][chunks][count], float* shared, int warpgroup, int thread,
+                                                 float (&outputs)[chunks * count / 8][8]) {
+    constexpr int half = chunks * count / 2, part = at_once / 2;
+    static_assert(half % part == 0 && part % 8 == 0, "sums are exchanged in equal parts of whole filters");
+    float* const mine = shared + warpgroup * at_once * 128 + thread;
+    const float* const others = shared + (1 - warpgroup) * at_once * 128 + thread;
+    const auto first = [&](int i) -> float& { return sums[0][i / count][i % count]; };
+    const auto second = [&](int i) -> float& { return sums[1][i / count][i % count]; };
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-        Fragments& one = fragments[i / 2];
-        one.down[i % 2] = split_row<Fragments::exact>(one.high, one.low, i % 2, x[i / 2][i % 2], header);
+    for (int from = 0; from < half; from += part) {
+#pragma unroll
+        for (int i = from; i < from + part; ++i) {
+            // s1 and s0 + s1 of the second half, or s2 and s2 + s3 of the first
+            const float one = warpgroup == 0 ? second(half + i) : second(i);
+            mine[(i - from) * 256] = one;
+            mine[(i - from) * 256 + 128] = (warpgroup == 0 ? first(half + i) : first(i)) + one;
+        }
+        barrier_sync(14, 256);
+#pragma unroll
+        for (int i = from; i < from + part; ++i) {
+            const float one = warpgroup == 0 ? second(i) : second(half + i);
+            const float two = (warpgroup == 0 ? first(i) : first(half + i)) + one;
+            const float other = others[(i - from) * 256], both = others[(i - from) * 256 + 128];
+            outputs[i / 8 * 2][i % 8] = warpgroup == 0 ? two + other : both + one;
+            outputs[i / 8 * 2 + 1][i % 8] = warpgroup == 0 ? one - both : other - two;
+        }
+        barrier_sync(14, 256);
     }
 }
 
@@ -150,12 +290,17 @@ __device__ __forceinline__ void exchange_states(float (&sums)[2][chunks][count],
     }
 }
 
+template <bool flat, int chunks, int count, int entries>
+__device__ __forceinline__ const auto& all_outputs(const float (&sums)[chunks][count], const float (&both)[entries][8]) {
+    if constexpr (flat) return both;
+    else return in_sixteens(sums);
+}
+
 // One warpgroup's products of all tiles of the block.
 template <class Problem, class Tuning, bool scaled>
 __device__ __forceinline__ void consume_pairs(const float* prepared_filters, const float* bias, float* y, long long batch,
                                               const TensorTiles<Pairs<Problem>, Tuning>& tiles,
-                                              const TensorRings<Pairs<Problem>, Tuning>& rings, int warpgroup,
-                                              Offset<Problem> first_tile, Offset<Problem> step) {
+                                              const TensorRings<Pairs<Problem>, Tuning>& rings, int warpgroup) {
     using F = TensorFilters<Pairs<Problem>, Tuning>;
     using Rings = TensorRings<Pairs<Problem>, Tuning>;
     using Fragments = SplitFragments<Tuning::products == 3>;
@@ -166,20 +311,20 @@ __device__ __forceinline__ void consume_pairs(const float* prepared_filters, con
     const float* const prepared = prepared_filters + Problem::first_prepared;
     const SplitHeader header = *reinterpret_cast<const SplitHeader*>(prepared);
     const int thread = threadIdx.x % 128, warp = thread / 32, lane = thread % 32, t = lane % 4;
-    const int pair = warp * 16 + lane / 4 * 2;
-    const StageRange<Pairs<Problem>, Tuning> range;
     const PairOutputs<Problem, Tuning> outputs(batch, warpgroup);
-    PairPixels<Problem, Tuning> pixels(prepared, pair, warpgroup);
+    using Pixels = typename Select<Tuning::flat, FlatPairPixels<Problem, Tuning>, PairPixels<Problem, Tuning>>::type;
+    Pixels pixels(prepared, warp, lane, warpgroup);
     RingPlace<Tuning::pixel_stages> pixel_place;
     RingPlace<Tuning::filter_stages> filter_place;
     filter_place.stage = warpgroup;
-    for (Offset<Problem> tile = first_tile; tile < tiles.count(); tile += step) {
+    for (TileWalk<Pairs<Problem>, Tuning> walk(tiles); walk.valid(); walk.advance()) {
+        const Offset<Problem> tile = walk.tile;
         pixels.begin(tiles, tile);
         float sums[2][F::chunks][count];
 #pragma unroll
         for (int i = 0; i < 2 * F::chunks * count; ++i) sums[i / count / F::chunks][i / count % F::chunks][i % count] = 0.0f;
 
-        for (int stage = range.first; stage < range.end; ++stage) {
+        for (int stage = walk.first; stage < walk.end; ++stage) {
             Fragments fragments[2];
             mbarrier_wait_parity(rings.pixels_full(pixel_place.stage), pixel_place.parity);
             load_states<scaled>(fragments, pixels, rings.pixel_stage(pixel_place.stage), stage, t, header);
@@ -205,21 +350,27 @@ __device__ __forceinline__ void consume_pairs(const float* prepared_filters, con
                 promote(sums[i / F::chunks][i % F::chunks], partial, states.down);
             }
         }
-        exchange_states<Tuning::exchange>(sums, reinterpret_cast<float*>(rings.base + Rings::shared_bytes), warpgroup, thread);
-        const auto& all = in_sixteens(sums[0]);
-        if constexpr (Tuning::split == 1) {
-            store_sums<Problem, Tuning>(all, 0, prepared, bias, y, batch, outputs, tile, pair, t, 1);
-        } else {
-            store_sums_of_cluster<Problem, Tuning>(all, rings, prepared, bias, y, batch, outputs, tile, pair, t, 1);
+        float* const exchanged = reinterpret_cast<float*>(rings.base + Rings::shared_bytes);
+        float both[Tuning::flat ? F::chunks * count / 8 : 1][8];
+        if constexpr (Tuning::flat) exchange_filters<Tuning::exchange>(sums, exchanged, warpgroup, thread, both);
+        else exchange_states<Tuning::exchange>(sums, exchanged, warpgroup, thread);
+        const auto& all = all_outputs<Tuning::flat>(sums[0], both);
+        if (!walk.together) {
+            store_sums<Problem, Tuning>(all, 0, prepared, bias, y, batch, outputs, tile, pixels.pair, t, Pixels::apart);
+        } else if constexpr (Tuning::split > 1) {
+            store_sums_of_cluster<Problem, Tuning>(all, rings, prepared, bias, y, batch, outputs, tile, pixels.pair, t,
+                                                   Pixels::apart);
         }
     }
 }
 
-// `x` is a tensor map of pixels in rows.
+// `x` is a tensor map of pixels in rows, or of flat ones.
 template <class Problem, class Tuning, class Source>
 __device__ __forceinline__ void tensor_winograd(const Source& x, const float* prepared, const float* bias, float* y,
                                                 long long batch) {
-    static_assert(Problem::nhwc && Phase<Problem>::whole, "outputs are those of whole images, channels last");
+    static_assert((Tuning::flat ? !Problem::nhwc && !Problem::chwn && Problem::q % 2 == 0 : Problem::nhwc) &&
+                      Phase<Problem>::whole,
+                  "outputs are those of whole images, channels last, or channels first and no pair in two rows");
     static_assert(Problem::s >= 3 && Problem::stride_h == 1 && Problem::stride_w == 1 && Problem::dilation_w == 1,
                   "filters are 3 wide or wider and move pixel by pixel");
     const TensorRings<Pairs<Problem>, Tuning> rings;
@@ -228,15 +379,13 @@ __device__ __forceinline__ void tensor_winograd(const Source& x, const float* pr
     __syncthreads();
     // NOTE: the same for all threads of a warp, which lets the compiler have stages and descriptors in uniform registers.
     const int warpgroup = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);
-    const Offset<Problem> first = blockIdx.x / Tuning::split, step = gridDim.x / Tuning::split;
     if (warpgroup == Tuning::warpgroups) {
         set_registers_down<Tuning::producer_registers>();
         produce<Pairs<Problem>, Tuning>(x, prepared, batch, tiles, rings, threadIdx.x % 128);
-        if constexpr (Tuning::split > 1) {
+        if (TileWalk<Pairs<Problem>, Tuning>(tiles).meets()) {
             // NOTE: the warps of lanes that copied alone meet again before the barriers that all threads take part in.
             __syncwarp();
-            meet_in_cluster();
-            meet_in_cluster();
+            if constexpr (Tuning::split > 1) meet_in_cluster(), meet_in_cluster();
         }
     } else {
         set_registers_up<Tuning::consumer_registers>();
@@ -244,8 +393,8 @@ __device__ __forceinline__ void tensor_winograd(const Source& x, const float* pr
                                       TensorFilters<Pairs<Problem>, Tuning>::flags_at;
         bool scaled = false;
         for (int group = 0; group < Problem::groups; ++group) scaled |= flags[group] != 0;
-        if (scaled) consume_pairs<Problem, Tuning, true>(prepared, bias, y, batch, tiles, rings, warpgroup, first, step);
-        else consume_pairs<Problem, Tuning, false>(prepared, bias, y, batch, tiles, rings, warpgroup, first, step);
+        if (scaled) consume_pairs<Problem, Tuning, true>(prepared, bias, y, batch, tiles, rings, warpgroup);
+        else consume_pairs<Problem, Tuning, false>(prepared, bias, y, batch, tiles, rings, warpgroup);
     }
 }
 

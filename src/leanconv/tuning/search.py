@@ -206,7 +206,8 @@ class Search:
         first, *others = candidates_of(problem, self._target, self._limit, self._most)
         if not self._again:
             # what was far behind with other kernels is not timed with these
-            times = {each.key: each.us for each in entry.timed if each.us is not None}
+            fitting = (each for each in entry.timed if each.fits(self._limit, auto=True))
+            times = {each.key: each.us for each in fitting if each.us is not None}
             most = _OUTDATED * min(times.values(), default=inf)
             others = [each for each in others if times.get(key_of(each), 0.0) <= most]
         return Work(problem, [first, *others], entry, self._device, compiler, self._again)
@@ -260,7 +261,7 @@ class Search:
         self.keep(problem, entry)
         by_key = {each.key: each for each in entry.timed}
         model = by_key.get(key_of(work.candidates[0]))
-        chosen = next((c for c in work.candidates if key_of(c) == winner.key), work.candidates[0])
+        chosen = from_table(winner, problem, self._target, "auto", self._limit, tables.USER) or work.candidates[0]
         times = [by_key[key_of(each)].us for each in work.new]
         return Tuned(
             problem, replace(chosen, us=winner.us), winner.us or inf, model.us if model else None,

@@ -55,6 +55,11 @@ struct TensorFilters {
         return Problem::nhwc ? (filter * weights + weight) * Problem::group_c + c
                              : (filter * Problem::group_c + c) * weights + weight;
     }
+    // Which of 16 reduction elements lies at a place of operand B.
+    static __device__ __forceinline__ int element_of(int place) {
+        if constexpr (Tuning::rows) return element_at(place);
+        else return states > 1 ? column_at(place) : place;
+    }
     static __device__ __forceinline__ int64 fragment(int group, int tile, int stage, int chunk_of_tile) {
         return ((static_cast<int64>(group * tiles + tile) * stages + stage) * stage_chunks + chunk_of_tile) * stage_bytes;
     }
@@ -277,7 +282,7 @@ __device__ __forceinline__ void tensor_filters(const typename Problem::filter* w
 #pragma unroll
         for (int j = 0; j < 8; ++j) {
             const int place = unit % 2 * 8 + j;
-            const int element = unit / 2 * 16 + (Tuning::rows ? element_at(place) : place);
+            const int element = unit / 2 * 16 + F::element_of(place);
             const int number = stage * F::pieces + element / F::piece, tap = number / F::of_tap;
             const int c = number % F::of_tap * F::piece + element % F::piece;
             const bool meant = tap < F::taps && c < Problem::group_c;
@@ -288,7 +293,7 @@ __device__ __forceinline__ void tensor_filters(const typename Problem::filter* w
 #pragma unroll
             for (int j = 0; j < 8; ++j) {
                 const int place = unit % 2 * 8 + j;
-                const int element = unit / 2 * 16 + (Tuning::rows ? element_at(place) : place);
+                const int element = unit / 2 * 16 + F::element_of(place);
                 prepared[F::factors_at + (group * F::stages + stage) * split_depth + element] =
                     factor[j] > 0 ? 1.0f / factor[j] : 0.0f;
             }

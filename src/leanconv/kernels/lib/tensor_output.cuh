@@ -10,6 +10,52 @@
 
 namespace leanconv {
 
+// Stores both outputs of two pairs of a thread in NCHW. sums[2 * i] and sums[2 * i + 1] are even and odd ones of sixteen i of
+// the half of the filters that the warpgroup has, from number `first` on; the order is that of store_sums.
+template <class Problem, class Tuning, int entries, class Tiles>
+__device__ __forceinline__ void store_pairs(const float (&sums)[entries][8], int first, const float* prepared,
+                                            const float* bias, float* y, const Tiles& tiles, Offset<Problem> tile, int row,
+                                            int t, int apart) {
+    using F = TensorFilters<Problem, Tuning>;
+    constexpr int sixteens = entries / 2, image = Problem::out_h * Problem::out_w;
+    static_assert(entries % 2 == 0 && image % 2 == 0, "both outputs of a pair are stored together");
+    const int group = tiles.group(tile), first_of_half = tiles.numbers.odd * (F::filters / 2) + 8 * first;
+    const int first_k = tiles.filters(tile) * F::filters + first_of_half + 4 * t;
+    const float* const scales = prepared + F::scales_at + group * F::tiles * F::filters + first_k;
+    // NOTE: all loads come before the first store, as in store_sums.
+    float4 scale[sixteens];
+    float b[sixteens][4] = {};
+#pragma unroll
+    for (int i = 0; i < sixteens; ++i) {
+        scale[i] = *reinterpret_cast<const float4*>(scales + 16 * i);
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+            const int in_group = first_k + 16 * i + j;
+            if (Problem::bias && in_group < Problem::group_k) b[i][j] = bias[group * Problem::group_k + in_group];
+        }
+    }
+    const Place at[2] = {tiles.numbers.place(tiles.first_pixel(tile) + row),
+                         tiles.numbers.place(tiles.first_pixel(tile) + row + apart)};
+#pragma unroll
+    for (int i = 0; i < sixteens; ++i) {
+        const float factor[4] = {scale[i].x, scale[i].y, scale[i].z, scale[i].w};
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+            const int in_group = first_k + 16 * i + j, filter = group * Problem::group_k + in_group;
+            if (in_group >= Problem::group_k) continue;
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                if (at[half].count == 0) continue;
+                float* const to = y + static_cast<int64>(filter) * image + at[half].offset;
+                const int from = j / 2 * 4 + j % 2 + 2 * half;
+                const float even = finish<Problem>(sums[2 * i][from] * factor[j], b[i][j], held_by<Problem>(to, true));
+                const float odd = finish<Problem>(sums[2 * i + 1][from] * factor[j], b[i][j], held_by<Problem>(to + 1, true));
+                st_global_v2(to, even, odd);
+            }
+        }
+    }
+}
+
 // Stores two pixels of a thread, `row` and 8 (or `apart`) behind it. Of each sixteen filters from `first` on it has the four from 4t on:
 // sums[i][0, 1, 4, 5] of the first pixel, [2, 3, 6, 7] of the second.
 template <class Problem, class Tuning, int sixteens, class Tiles>
@@ -18,6 +64,10 @@ __device__ __forceinline__ void store_sums(const float (&sums)[sixteens][8], int
                                            const Tiles& tiles, Offset<Problem> tile, int row, int t,
                                            int apart = 8) {
     using F = TensorFilters<Problem, Tuning>;
+    if constexpr (Tiles::both) {
+        store_pairs<Problem, Tuning>(sums, first, prepared, bias, y, tiles, tile, row, t, apart);
+        return;
+    }
     int64 image = Problem::out_h * Problem::out_w;
     if constexpr (Problem::chwn) image *= batch;
     const int group = tiles.group(tile), first_k = tiles.filters(tile) * F::filters + 16 * first + 4 * t;

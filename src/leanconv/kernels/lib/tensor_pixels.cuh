@@ -62,21 +62,21 @@ struct RowCopies {
         w = from.q * Problem::stride_w - Problem::pad_left;
     }
     __device__ __forceinline__ void half(unsigned char* to, const TensorMap& x, Mbarrier* full, int tap, int c) const {
-        const int of_row = tap % F::of_row;
-        const int right = F::states > 1 ? segment_begin(of_row, Problem::s) : of_row * Problem::dilation_w;
-        const int down = tap / F::of_row * Problem::dilation_h;
-        cp_async_bulk_tensor_im2col_shared_global(to, x, full, first_c + c, w, h, n, static_cast<unsigned short>(right),
-                                                  static_cast<unsigned short>(down));
+        cp_async_bulk_tensor_im2col_shared_global(to, x, full, first_c + c, w, h, n,
+                                                  static_cast<unsigned short>(tap_right<Problem, Tuning>(tap)),
+                                                  static_cast<unsigned short>(tap_down<Problem, Tuning>(tap)));
     }
 };
 
-// And of flat ones: a box for each 32 pixels of the tile.
+// And of flat ones: a box for each 32 pixels of the tile, or 16 pairs of them.
 template <class Problem, class Tuning>
 struct FlatCopies {
     using Rings = TensorRings<Problem, Tuning>;
     using Numbers = TensorPixels<Problem, Tuning>;
     static constexpr int granules = Rings::pixels / Numbers::granule;
-    static_assert(Problem::stride_h == 1 && Problem::stride_w == 1 && Problem::h == Problem::p && Problem::w == Problem::q,
+    static constexpr int of_number = TensorFilters<Problem, Tuning>::states > 1 ? 2 : 1;
+    static_assert(Problem::stride_h == 1 && Problem::stride_w == of_number && Problem::h == Problem::p &&
+                      Problem::w == Problem::q * of_number,
                   "flat pixels move by the same shift all over the image");
     int n[granules], pixel[granules], first_c, apart;
 
@@ -86,11 +86,11 @@ struct FlatCopies {
         for (int i = 0; i < granules; ++i) {
             const Offset<Problem> number = tiles.first_pixel(tile) + i * Numbers::granule;
             n[i] = Problem::chwn ? 0 : static_cast<int>(number / Numbers::of_image);
-            pixel[i] = static_cast<int>(Problem::chwn ? number : number % Numbers::of_image);
+            pixel[i] = static_cast<int>(Problem::chwn ? number : number % Numbers::of_image) * of_number;
         }
     }
     __device__ __forceinline__ void half(unsigned char* to, const TensorMap& x, Mbarrier* full, int tap, int c) const {
-        const int shift = flat_shift<Problem>(tap, apart) & ~3;
+        const int shift = flat_shift<Problem, Tuning>(tap, apart) & ~3;
 #pragma unroll
         for (int i = 0; i < granules; ++i)
             cp_async_bulk_tensor_shared_global(to + i * Rings::granule_bytes, x, full, pixel[i] + shift, first_c + c, n[i]);

@@ -20,10 +20,11 @@ struct RingPlace {
     }
 };
 
-// How output pixels are numbered: as they lie in memory, and flat pixels of NCHW with each image rounded up to 32.
+// How output pixels are numbered: as they lie in memory, and flat pixels of NCHW with each image rounded up to 32 (or 16
+// pairs of them, where Problem::q counts pairs).
 template <class Problem, class Tuning>
 struct TensorPixels {
-    static constexpr int image = Problem::p * Problem::q, granule = 32;
+    static constexpr int image = Problem::p * Problem::q, granule = states_of<Tuning>(nullptr) > 1 ? 16 : 32;
     static constexpr bool rounded = Tuning::flat && !Problem::chwn;
     static constexpr int of_image = rounded ? ceil_div(image, granule) * granule : image;
     static_assert(!Tuning::flat || Phase<Problem>::whole, "flat pixels are those of whole images");
@@ -55,12 +56,24 @@ struct TensorPixels {
     }
 };
 
-// How far from an output pixel's number that of the pixel lies which a tap sees, where both images are of one size; `apart`
-// is the distance of neighbours.
-template <class Problem>
+// How far below its window's corner, and how far right of it, the pixel lies that a tap sees; of a segment the first one.
+template <class Problem, class Tuning>
+__device__ __forceinline__ int tap_down(int tap) {
+    return tap / TensorFilters<Problem, Tuning>::of_row * Problem::dilation_h;
+}
+template <class Problem, class Tuning>
+__device__ __forceinline__ int tap_right(int tap) {
+    using F = TensorFilters<Problem, Tuning>;
+    const int of_row = tap % F::of_row;
+    return F::states > 1 ? segment_begin(of_row, Problem::s) : of_row * Problem::dilation_w;
+}
+
+// How far from an output pixel's number that of this pixel lies where both images are of one size; `apart` is the distance
+// of neighbours.
+template <class Problem, class Tuning>
 __device__ __forceinline__ int flat_shift(int tap, int apart) {
-    const int down = tap / Problem::s * Problem::dilation_h - Problem::pad_top;
-    const int right = tap % Problem::s * Problem::dilation_w - Problem::pad_left;
+    const int down = tap_down<Problem, Tuning>(tap) - Problem::pad_top;
+    const int right = tap_right<Problem, Tuning>(tap) - Problem::pad_left;
     return (down * Problem::w + right) * apart;
 }
 
@@ -69,6 +82,7 @@ template <class Problem, class Tuning>
 struct TensorTiles {
     using F = TensorFilters<Problem, Tuning>;
     static constexpr int pixels = 64 * Tuning::warpgroups / sharers_of(F::states);
+    static constexpr bool both = false;  // outputs of pairs, side by side
     TensorPixels<Problem, Tuning> numbers;
     Offset<Problem> of_pixels;
     __device__ __forceinline__ explicit TensorTiles(long long batch)
@@ -97,10 +111,12 @@ struct TensorRings {
     using F = TensorFilters<Problem, Tuning>;
     static constexpr int pixels = TensorTiles<Problem, Tuning>::pixels, pitch = pixels + 4;
     static constexpr bool by_maps = Tuning::rows || Tuning::flat;
-    // Flat columns, and the 32 of them that a copy brings; 32 channels of the tile.
-    static constexpr int flat_pitch = TensorPixels<Problem, Tuning>::granule + 4, granule_bytes = flat_pitch * 32 * 4;
+    // Flat columns of 32 pixels and what their windows see besides, and the 32 of them that a copy brings; 32 channels of
+    // the tile.
+    static constexpr int granule = TensorPixels<Problem, Tuning>::granule;
+    static constexpr int flat_pitch = F::states > 1 ? 2 * granule + 8 : granule + 4, granule_bytes = flat_pitch * 32 * 4;
     static constexpr int lines = F::states > 1 ? pair_lines<Problem>(pixels) : pixels;
-    static constexpr int half_bytes = Tuning::flat ? pixels / 32 * granule_bytes : lines * 128;
+    static constexpr int half_bytes = Tuning::flat ? pixels / granule * granule_bytes : lines * 128;
     static constexpr int pixel_bytes = by_maps ? 2 * half_bytes : split_depth * pitch * 4;
     static_assert(pixel_bytes % 1024 == 0 && F::stage_bytes % 1024 == 0, "stages begin where swizzle patterns do");
     static constexpr int bytes = Tuning::pixel_stages * pixel_bytes + Tuning::filter_stages * F::stage_bytes;
@@ -134,20 +150,6 @@ struct TensorRings {
             mbarrier_init(filters_free(i), consumer_warps / sharers_of(F::states));
         }
         fence_mbarrier_init();
-    }
-};
-
-// Stages of one block: all of a reduction, or its share where the blocks of a cluster split it.
-template <class Problem, class Tuning>
-struct StageRange {
-    static constexpr int all = TensorFilters<Problem, Tuning>::stages, share = ceil_div(all, Tuning::split);
-    static_assert(share * (Tuning::split - 1) < all, "each block of a cluster has stages");
-    int first, end;
-    __device__ __forceinline__ StageRange() : first(0), end(all) {
-        if constexpr (Tuning::split > 1) {
-            first = static_cast<int>(cluster_rank()) * share;
-            end = first + share < all ? first + share : all;
-        }
     }
 };
 

@@ -87,6 +87,9 @@ __device__ __forceinline__ float split_row(unsigned (&high)[sixteens][4], unsign
 __host__ __device__ constexpr int place_of(int element) { return element % 4 / 2 * 8 + element / 4 * 2 + element % 2; }
 __host__ __device__ constexpr int element_at(int place) { return place % 8 / 2 * 4 + place / 8 * 2 + place % 2; }
 
+// And when they shall be four apart: t, t + 4, t + 8 and t + 12 (lib/pair_states.cuh).
+__host__ __device__ constexpr int column_at(int place) { return place % 8 / 2 + 4 * (place % 2 + place / 8 * 2); }
+
 // Row of 8 pixels that the lanes of group g have: so ld.shared.v4 of a quarter of a warp meets each bank once, though the
 // swizzle of tensor copies makes neighbouring rows exchange neighbouring units.
 __device__ __forceinline__ int spread_row(int g) { return g % 2 * 4 + g / 2; }

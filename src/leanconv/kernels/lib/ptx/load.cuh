@@ -33,7 +33,10 @@ __device__ __forceinline__ void ld_shared_v4_u32(unsigned (&to)[4], const void* 
                  : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3]) : "r"(shared_address(shared)) : "memory");
 }
 
-// st.global.v4.f32: four words, at a multiple of 16 bytes.
+// st.global.v2.f32, .v4.f32: two and four words, at a multiple of 8 and 16 bytes.
+__device__ __forceinline__ void st_global_v2(float* to, float a, float b) {
+    asm volatile("st.global.v2.f32 [%0], {%1, %2};\n" :: "l"(to), "f"(a), "f"(b) : "memory");
+}
 __device__ __forceinline__ void st_global_v4(float* to, const float (&v)[4]) {
     asm volatile("st.global.v4.f32 [%0], {%1, %2, %3, %4};\n" :: "l"(to), "f"(v[0]), "f"(v[1]), "f"(v[2]), "f"(v[3]) : "memory");
 }

@@ -16,6 +16,7 @@ inline void ld_shared_v4_u32(unsigned (&to)[4], const void* shared) {
     to[0] = v.x, to[1] = v.y, to[2] = v.z, to[3] = v.w;
 }
 
+inline void st_global_v2(float* to, float a, float b) { *reinterpret_cast<float2*>(to) = make_float2(a, b); }
 inline void st_global_v4(float* to, const float (&v)[4]) { *reinterpret_cast<float4*>(to) = make_float4(v[0], v[1], v[2], v[3]); }
 
 }  // namespace leanconv
