@@ -57,12 +57,11 @@ class TensorWeightConfig(Config):
     producer_registers: int
     split: int = 1
     parts: int = 1
-    converters: int = 1
 
     @property
     def threads(self) -> int:
-        """Threads of a block: the consumers, one or two warpgroups that convert and one that copies."""
-        return 128 * (self.warpgroups + self.converters + 1)
+        """Threads of a block: the consumers, a warpgroup that converts and one that copies."""
+        return 128 * (self.warpgroups + 2)
 
     @property
     def rows(self) -> int:
@@ -93,12 +92,12 @@ Tile = tuple[int, int, int]
 #: Whether consumers take turns with each tile, and the TFLOP/s that it reaches on large layers (burst, H200): where
 #: bulk copies bring x and dy, and where lanes bring x or both.
 TILES: dict[Tile, tuple[bool, float, float]] = {
-    (2, 2, 2): (True, 150, 114),
-    (3, 1, 1): (False, 132, 66),
-    (2, 1, 1): (True, 106, 85),
-    (2, 3, 1): (True, 100, 85),
-    (1, 2, 2): (False, 100, 80),
-    (1, 1, 1): (False, 85, 70),
+    (2, 2, 2): (True, 120, 95),
+    (3, 1, 1): (False, 129, 60),
+    (2, 1, 1): (True, 96, 75),
+    (2, 3, 1): (True, 85, 72),
+    (1, 2, 2): (False, 88, 66),
+    (1, 1, 1): (False, 78, 55),
 }
 #: Registers of a thread that multiplies, converts or copies, by the tile's warpgroups and chunks and whether bulk
 #: copies alone bring x and dy. NOTE: threads that do not multiply give registers away, so they have fewer than at the

@@ -10,10 +10,11 @@
 //   issue slots    x: 32 loads a thread, largest, split (300 instructions); dy: as many for each 64 filters; sums: two
 //                  instructions each, for scales of rows and of columns           some 1500 cycles of each scheduler
 //   shared memory  copies in 512, dy read and written 512, x read 256, products 768: 2050 cycles
-//   L2             64 KiB: at the 22 bytes a cycle that all tiles were seen to get some 3000 cycles, which is the bound
-// Reached on an H200, 3 x 3 in NHWC, burst, with a workspace: 142 TFLOP/s with 256 channels and filters, 131 with 128, 122
-// with 64; without, where 16 blocks at most share a tile, 115 (512 on 7 x 7 pixels), 99, 98 and 63. NCHW with a workspace: 108
-// with 256, 74 with 64. One product: 214.
+//   L2             64 KiB: at 30 bytes a cycle, which one product gets, 2200 cycles
+// A stage takes some 4000 cycles: the converters of dy are the bound, 1400 cycles for 64 filters. With 192 weights and 64
+// filters it takes 3050, and consumers are the bound: 1140 to convert x.
+// Reached on an H200, 3 x 3 in NHWC, burst, with a workspace: 120 TFLOP/s with 256 channels and filters, 115 with 128 and
+// with 64; without, where 16 blocks at most share a tile, 105, 90 and 53. NCHW with a workspace: 87 with 256, 68 with 64.
 // Scales are powers of two: of x one for each weight's row and stage, of dy one for each filter and stage.
 #pragma once
 
@@ -234,7 +235,7 @@ __device__ __forceinline__ void sum_weights(float* dw, const WeightTiles<Problem
 template <class Problem, class Tuning, class X, class DY>
 __device__ __forceinline__ void tensor_weight(const X& x, const DY& dy, float* dw, long long batch) {
     using Tiles = WeightTiles<Problem, Tuning>;
-    static_assert(Tuning::converter_registers <= 65536 / (128 * (Tuning::warpgroups + Tuning::converters + 1)) / 8 * 8,
+    static_assert(Tuning::converter_registers <= 65536 / (128 * (Tuning::warpgroups + 2)) / 8 * 8,
                   "setmaxnreg.dec is no legal instruction for more registers than a thread has");
     const WeightRings<Problem, Tuning> rings;
     const int number = static_cast<int>(blockIdx.x) / Tuning::split, part = number / Tiles::count;
@@ -249,9 +250,9 @@ __device__ __forceinline__ void tensor_weight(const X& x, const DY& dy, float* d
         sum_weights<Problem, Tuning>(dw + part * weights, tile, rings, range, warpgroup);
         return;
     }
-    if (warpgroup < Tuning::warpgroups + Tuning::converters) {
+    if (warpgroup == Tuning::warpgroups) {
         set_registers_down<Tuning::converter_registers>();
-        split_dy<Problem, Tuning>(tile, rings, range, warpgroup - Tuning::warpgroups, thread);
+        split_dy<Problem, Tuning>(tile, rings, range, thread);
     } else {
         set_registers_down<Tuning::producer_registers>();
         copy_operands<Problem, Tuning>(x, dy, batch, tile, rings, range, thread);
