@@ -225,7 +225,8 @@ def test_auto_chooses_the_quickest_that_accepts():
 
 def test_auto_knows_when_tensor_cores_and_transforms_pay():
     layer = ConvProblem(128, 128, 28, 28, 128, 3, 3, padding=(1, 1, 1, 1))
-    assert choose(layer, TARGETS[0]).algorithm.name == "tensor_gemm"
+    assert choose(layer, TARGETS[0]).algorithm.name == "tensor_winograd"
+    assert choose(replace(layer, stride=(2, 2)), TARGETS[0]).algorithm.name == "tensor_gemm"
     # where tensor cores have products of warps only, or none
     assert choose(layer, TARGETS[1]).algorithm.name.startswith(("winograd", "tensor_gemm_sync"))
     assert choose(replace(layer, precision="ieee"), TARGETS[0]).algorithm.name == "im2win_fused"
