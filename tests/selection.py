@@ -39,9 +39,9 @@ def layer_name(case: Case) -> str:
 
 
 def in_turn(algorithm: GpuAlgorithm, case: Case) -> bool:
-    """Whether it is the algorithm's turn: each layer goes to every fifth one, thorough layers to all."""
+    """Whether it is the algorithm's turn: each layer goes to every eighth one, thorough layers to all."""
     text = f"{algorithm.name} {layer_name(case)}"
-    return case.thorough or zlib.crc32(text.encode()) % 5 == 0
+    return case.thorough or zlib.crc32(text.encode()) % 8 == 0
 
 
 def traits(algorithm: GpuAlgorithm, case: Case) -> Iterator[Hashable]:
@@ -95,3 +95,9 @@ def marked(items: Sequence[Item], chosen: Iterable[Item], param: Callable[[Item]
         values, name = param(item)
         made.append(pytest.param(*values, id=name, marks=() if item in keep else pytest.mark.exhaustive))
     return made
+
+
+def each_layer(cases: Sequence[Case]) -> list[Any]:
+    """A pytest parameter for each case's problem; ``make test`` runs each layer in one layout, and all layouts."""
+    chosen = cover(cases, lambda case: (layer_name(case), getattr(case.problem, "layout", None)))
+    return marked(cases, chosen, lambda case: ((case.problem,), case.name))

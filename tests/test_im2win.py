@@ -40,7 +40,7 @@ def tensor_of(problem: ConvProblem, x: np.ndarray) -> np.ndarray:
     return whole[..., : columns(problem) * problem.r * problem.c]
 
 
-@pytest.mark.parametrize("problem", [pytest.param(c.problem, id=c.name) for c in TENSORS])
+@pytest.mark.parametrize("problem", selection.each_layer(TENSORS))
 def test_the_transform_writes_the_references_tensor(problem):
     x = 1 + np.arange(np.prod(problem.x_shape), dtype=np.float32).reshape(problem.x_shape)
     expected = tensor_of(problem, x)

@@ -277,7 +277,7 @@ def rearranged(problem: ConvProblem, w: np.ndarray) -> np.ndarray:
     return np.concatenate(found)
 
 
-@pytest.mark.parametrize("problem", [pytest.param(c.problem, id=c.name) for c in GRADIENT_CASES])
+@pytest.mark.parametrize("problem", selection.each_layer(GRADIENT_CASES))
 def test_prepared_filters_are_those_of_the_forward_convolutions(problem):
     values = cases.draw_conv(problem, "zero-mean")
     values["prepared"] = np.full(values["w"].size, np.nan, np.float32)
