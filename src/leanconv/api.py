@@ -205,8 +205,7 @@ def conv2d_input(
     """
     # PyTorch's shapes are tuples of a type of their own
     shape = tuple(input_shape) if isinstance(input_shape, (tuple, list)) else input_shape
-    counts = (shape, stride, padding, dilation, groups, batch_invariant)
-    words = (layout, algorithm, precision, device)
+    counts, words = (shape, stride, padding, dilation, groups, batch_invariant), (layout, algorithm, precision, device)
     return _run(describe.conv2d_input, grad, w, None, out, workspace_limit, counts, words, ("grad", "w"))
 
 
@@ -259,8 +258,7 @@ def conv2d_weight(
     [2.0, 4.0, 6.0]
     """
     shape = tuple(weight_shape) if isinstance(weight_shape, (tuple, list)) else weight_shape
-    counts = (shape, stride, padding, dilation, groups, batch_invariant)
-    words = (layout, algorithm, precision, device)
+    counts, words = (shape, stride, padding, dilation, groups, batch_invariant), (layout, algorithm, precision, device)
     bias = new_bias(x, shape, layout) if grad_bias else None
     dw = _run(describe.conv2d_weight, x, grad, bias, out, workspace_limit, counts, words, ("x", "grad"))
     return (dw, bias) if grad_bias else dw
@@ -310,8 +308,7 @@ def conv1d_weight(
     [2.0, 4.0, 6.0]
     """
     shape = tuple(weight_shape) if isinstance(weight_shape, (tuple, list)) else weight_shape
-    counts = (shape, stride, padding, dilation, groups, batch_invariant)
-    words = (layout, algorithm, precision, device)
+    counts, words = (shape, stride, padding, dilation, groups, batch_invariant), (layout, algorithm, precision, device)
     bias = new_bias(x, shape, layout) if grad_bias else None
     dw = _run(describe.conv1d_weight, x, grad, bias, out, workspace_limit, counts, words, ("x", "grad"))
     return (dw, bias) if grad_bias else dw

@@ -10,7 +10,7 @@ from typing import Literal
 from leanconv.algorithms.base import LAUNCH_CYCLES, Config, by_time, ceil_div, has_wide_tensors, variant
 from leanconv.algorithms.input_gradient import PartialConvolution, single_parts
 from leanconv.algorithms.tensor_filters import DEPTH, SplitFilters, SplitGemm, stages_of
-from leanconv.algorithms.tiles import conv_arguments, view_constants
+from leanconv.algorithms.tiles import EVEN_CLUSTERS, conv_arguments, view_constants
 from leanconv.dtypes import item_bytes
 from leanconv.plan import Argument, Launch, Pointer, Target, TensorMap
 from leanconv.problem import ConvProblem
@@ -243,13 +243,9 @@ def rounds_of(tiles: int, split: int, target: Target) -> tuple[int, int]:
     return whole, left if left * split <= blocks and (split == 2 or not whole) else 0
 
 
-#: The share of the places for blocks that clusters of 4 and 8 fill at once.
-DEALT = 0.9
-
-
 def clusters_at_once(split: int, target: Target) -> int:
     """Clusters that run at once."""
-    return max(1, int(target.multiprocessors * (1 if split == 2 else DEALT)) // split)
+    return max(1, int(target.multiprocessors * (1 if split == 2 else EVEN_CLUSTERS)) // split)
 
 
 def grid_of(tiles: int, split: int, target: Target, alike: bool = False) -> int:

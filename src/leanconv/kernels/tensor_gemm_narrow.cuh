@@ -44,9 +44,8 @@ template <class Problem, class Tuning> using NarrowTiles = TensorTiles<Problem, 
 template <class Problem, class Tuning>
 struct NarrowRing {
     static constexpr int item = sizeof(typename Problem::element);
-    template <int filters>
-    using OutputOf = typename Select<item == 2, NarrowOutput<Problem, filters>, PairOutput<Problem, filters>>::type;
-    using Output = OutputOf<Tuning::filters / Tuning::split>;
+    static constexpr int stored = Tuning::filters / Tuning::split;  // filters that a block stores
+    using Output = typename Select<item == 2, NarrowOutput<Problem, stored>, PairOutput<Problem, stored>>::type;
     static constexpr int pixels = NarrowTiles<Problem, Tuning>::pixels, row_bytes = Tuning::piece * item;
     static constexpr int pixel_bytes = pixels * row_bytes, filter_bytes = Tuning::filters * row_bytes;
     static constexpr int stage_bytes = Tuning::pieces * (pixel_bytes + filter_bytes);
