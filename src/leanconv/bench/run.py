@@ -350,7 +350,7 @@ def _row(name: str, problem: Problem, candidate: Candidate, check: Check, operan
         prepared_bytes=candidate.prepared_bytes,
         dtype=problem.dtype,
         us_sustained=busy,
-        precision=getattr(problem, "precision", "fp32") if candidate.engine.startswith("leanconv") else "fp32",
+        precision=problem.precision if candidate.engine.startswith("leanconv") else "fp32",
     )
 
 
