@@ -92,6 +92,15 @@ TILES: dict[Tile, tuple[bool, dict[Way, float]]] = {
     (4, 64, 1, 1): (False, {"rows": 168, "flat": 118, "columns": 73}),
     (2, 64, 1, 1): (True, {"rows": 150, "flat": 120, "columns": 118}),
 }
+#: The same of one product, whose tiles are multiplied whole and without turns.
+ONE_PRODUCT: dict[Tile, dict[Way, float]] = {
+    (2, 256, 1, 1): {"rows": 560, "flat": 430, "columns": 300},
+    (2, 192, 1, 1): {"rows": 530, "flat": 400, "columns": 250},
+    (3, 128, 1, 1): {"rows": 480, "flat": 370, "columns": 160},
+    (2, 128, 1, 1): {"rows": 450, "flat": 350, "columns": 180},
+    (3, 64, 1, 1): {"rows": 310, "flat": 240, "columns": 80},
+    (2, 64, 1, 1): {"rows": 280, "flat": 220, "columns": 90},
+}
 #: Registers of a consumer's and a producer's thread, by the number of consumers and whether tensor maps bring pixels.
 REGISTERS = {
     (2, True): (240, 24), (3, True): (160, 24), (4, True): (112, 24),
@@ -191,7 +200,8 @@ def _config(tile: Tile, way: Way, piece: int, products: int, shared: int) -> Ten
     rows, flat = way == "rows", way == "flat"
     registers = REGISTERS[warpgroups, rows or flat]
     shape = (warpgroups, chunk, chunks, products, partials)
-    config = TensorConfig(*shape, rows, flat, piece, TILES[tile][0], 1, 1, *registers)
+    turns = products == 3 and TILES[tile][0]
+    config = TensorConfig(*shape, rows, flat, piece, turns, 1, 1, *registers)
     least = max(chunks, partials)
     for stages in range(MOST_STAGES[0], 1, -1):
         left = shared - stages * config.pixel_stage_bytes - 16 * (stages + MOST_STAGES[1])
@@ -301,7 +311,8 @@ class TensorGemm(SplitGemm[TensorConfig]):
             ways = [("rows", ROW)]
         elif len(parts) == 1 and parts[0].whole and is_flat(parts[0].problem):
             ways.insert(0, ("flat", ROW))
-        found = (_config(tile, way, piece, products, shared) for way, piece in ways for tile in TILES)
+        tiles = ONE_PRODUCT if products == 1 else TILES
+        found = (_config(tile, way, piece, products, shared) for way, piece in ways for tile in tiles)
         return [config for config in found if config]
 
     def timed(self, problem: ConvProblem, target: Target) -> list[tuple[float, TensorConfig]]:
@@ -321,7 +332,7 @@ class TensorGemm(SplitGemm[TensorConfig]):
     ) -> float:
         way: Way = "rows" if config.rows else "flat" if config.flat else "columns"
         tile = config.warpgroups, config.chunk, config.chunks, config.partials
-        speed = TILES[tile][1][way] * FLOPS_PER_CYCLE * (1.7 if config.products == 1 else 1)
+        speed = (ONE_PRODUCT[tile] if config.products == 1 else TILES[tile][1])[way] * FLOPS_PER_CYCLE
         time = 0.0
         for part in parts:
             stages = stages_of(part.problem, config.piece)
