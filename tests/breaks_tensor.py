@@ -200,4 +200,30 @@ TENSOR = (
         "groups-nhwc",
         times=2,
     ),
+    tensor(
+        "pixels are free before the products have taken them",
+        "            const bool more = stage + 1 < walk.end;",
+        "            if (lane == 0 && stage + 1 < walk.end) mbarrier_arrive(rings.pixels_free(taken_place.stage));\n"
+        "            const bool more = stage + 1 < walk.end;",
+        RULE + "|" + RACE,
+        "one-product-nhwc",
+        pixel_stages=2,
+    ),
+    tensor(
+        "filters are free while products read them",
+        "            wgmma_wait_group<0>(sums[0], now);",
+        "            if (lane == 0) mbarrier_arrive(rings.filters_free(here));\n"
+        "            wgmma_wait_group<0>(sums[0], now);",
+        RULE,
+        "one-product-nhwc",
+        filter_stages=2,
+        pixel_stages=2,
+    ),
+    tensor(
+        "the sums of a tile go on with those of the last",
+        "filters + 32 * i, stage > walk.first || i > 0);",
+        "filters + 32 * i, true);",
+        RACE + "|" + WRONG,
+        "one-product-nhwc",
+    ),
 )

@@ -43,18 +43,20 @@ struct RunningScale {
         begun |= largest != 0.0f;
         return ratio;
     }
-    // A row's quarter of 64 elements as fragments, `row` and `row` + 2 of each sixteen; gives what its sums need.
-    __device__ __forceinline__ float convert(unsigned (&fragments)[4][4], int row, const float (&x)[4][4]) {
+    // The largest magnitude of a row, of which the thread has a quarter.
+    static __device__ __forceinline__ float largest_of(const float (&x)[4][4]) {
         float largest = fabsf(x[0][0]);
 #pragma unroll
         for (int j = 1; j < 16; ++j) largest = fmaxf(largest, fabsf(x[j / 4][j % 4]));
         largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, 1));
-        largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, 2));
-        const float ratio = make_room(largest), up = power_of_two(biased);
+        return fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, 2));
+    }
+    // A row's quarter of 64 elements as fragments, `row` and `row` + 2 of each sixteen.
+    __device__ __forceinline__ void convert(unsigned (&fragments)[4][4], int row, const float (&x)[4][4]) const {
+        const float up = power_of_two(biased);
 #pragma unroll
         for (int j = 0; j < 8; ++j)
             fragments[j / 2][j % 2 * 2 + row] = split_high(x[j / 2][j % 2 * 2], x[j / 2][j % 2 * 2 + 1], up);
-        return ratio;
     }
     __device__ __forceinline__ float down(const SplitHeader& header) const {
         return power_of_two(254 - biased) * header.down;
@@ -87,30 +89,37 @@ __device__ __forceinline__ void consume_running(const float* prepared_filters, c
         Fragments even, odd;
         int stage = walk.first;
 
-        const auto load = [&](Fragments& next, int of_stage) {
-            float x[2][4][4];
+        float x[2][4][4];
+        const auto load = [&](int of_stage) {
             mbarrier_wait_parity(rings.pixels_full(pixel_place.stage), pixel_place.parity);
             StageValues<Problem, Tuning>::load(x, rings.pixel_stage(pixel_place.stage), factors + of_stage * split_depth,
                                                scaled, row, t, seen, of_stage);
             pixel_place.advance();
+        };
+        const auto make_room = [&] {
 #pragma unroll
-            for (int i = 0; i < 2; ++i) ratio[i] = scales[i].convert(next, i, x[i]);
+            for (int i = 0; i < 2; ++i) ratio[i] = scales[i].make_room(RunningScale::largest_of(x[i]));
         };
         const auto multiply = [&](Fragments& now, Fragments& next) {
             const int here = filter_place.stage;
+            const bool more = stage + 1 < walk.end;
             mbarrier_wait_parity(rings.filters_full(here), filter_place.parity);
             const MatrixDescriptor filters = matrix_descriptor(rings.filter_stage(here), 0, 1024, 128);
             wgmma_fence(sums[0], now);
-#pragma unroll
-            for (int i = 0; i < 4; ++i) wgmma_f16(sums[0], now[i], filters + 32 * i, stage > walk.first || i > 0);
+            wgmma_f16(sums[0], now[0], filters, stage > walk.first);
+            if (more) load(stage + 1);
+            wgmma_f16(sums[0], now[1], filters + 32, true);
+            if (more) make_room();
+            wgmma_f16(sums[0], now[2], filters + 64, true);
+            if (more) scales[0].convert(next, 0, x[0]);
+            wgmma_f16(sums[0], now[3], filters + 96, true);
             wgmma_commit_group();
             filter_place.advance();
             // NOTE: not before the products that take the loaded values (ld_shared_v4 says why).
             __syncwarp();
             if (lane == 0) mbarrier_arrive(rings.pixels_free(taken_place.stage));
             taken_place.advance();
-            const bool more = stage + 1 < walk.end;
-            if (more) load(next, stage + 1);
+            if (more) scales[1].convert(next, 1, x[1]);
             wgmma_wait_group<0>(sums[0], now);
             if (lane == 0) mbarrier_arrive(rings.filters_free(here));
             if (more && (ratio[0] != 1.0f || ratio[1] != 1.0f)) {
@@ -118,7 +127,10 @@ __device__ __forceinline__ void consume_running(const float* prepared_filters, c
                 for (int i = 0; i < count; ++i) sums[0][i] *= ratio[i / 2 % 2];
             }
         };
-        load(even, stage);
+        load(stage);
+        make_room();
+#pragma unroll
+        for (int i = 0; i < 2; ++i) scales[i].convert(even, i, x[i]);
         while (true) {
             multiply(even, odd);
             if (++stage == walk.end) break;
