@@ -16,6 +16,7 @@
 //   issue          some 150 instructions a warp, two warps a scheduler: 300 cycles
 #pragma once
 
+#include <lib/ptx/barrier.cuh>
 #include <lib/ptx/wgmma.cuh>
 #include <lib/tensor_output.cuh>
 #include <lib/tensor_products.cuh>
@@ -100,13 +101,19 @@ __device__ __forceinline__ void consume_running(const float* prepared_filters, c
 #pragma unroll
             for (int i = 0; i < 2; ++i) ratio[i] = scales[i].make_room(RunningScale::largest_of(x[i]));
         };
+        int before = -1;
         const auto multiply = [&](Fragments& now, Fragments& next) {
             const int here = filter_place.stage;
             const bool more = stage + 1 < walk.end;
             mbarrier_wait_parity(rings.filters_full(here), filter_place.parity);
             const MatrixDescriptor filters = matrix_descriptor(rings.filter_stage(here), 0, 1024, 128);
-            wgmma_fence(sums[0], now);
-            wgmma_f16(sums[0], now[0], filters, stage > walk.first);
+            wgmma_fence(now);
+            wgmma_f16(sums[0], now[0], filters, true);
+            wgmma_commit_group();
+            // The products of the stage before are done while this one is under way.
+            wgmma_wait_group<1>(next);
+            if (before >= 0 && lane == 0) mbarrier_arrive(rings.filters_free(before));
+            before = here;
             if (more) load(stage + 1);
             wgmma_f16(sums[0], now[1], filters + 32, true);
             if (more) make_room();
@@ -120,13 +127,17 @@ __device__ __forceinline__ void consume_running(const float* prepared_filters, c
             if (lane == 0) mbarrier_arrive(rings.pixels_free(taken_place.stage));
             taken_place.advance();
             if (more) scales[1].convert(next, 1, x[1]);
-            wgmma_wait_group<0>(sums[0], now);
-            if (lane == 0) mbarrier_arrive(rings.filters_free(here));
-            if (more && (ratio[0] != 1.0f || ratio[1] != 1.0f)) {
+            // NOTE: the four warps wait for the products together, and the compiler must know that it is all threads of a warp.
+            if (more && __any_sync(0xffffffffu, barrier_or(2 + warpgroup, 128, ratio[0] != 1.0f || ratio[1] != 1.0f))) {
+                wgmma_wait_group<0>(sums[0], now);
 #pragma unroll
                 for (int i = 0; i < count; ++i) sums[0][i] *= ratio[i / 2 % 2];
+                wgmma_before_fence(sums[0]);
             }
         };
+#pragma unroll
+        for (int i = 0; i < count; ++i) sums[0][i] = 0.0f;
+        wgmma_fence(sums[0]);
         load(stage);
         make_room();
 #pragma unroll
@@ -137,6 +148,8 @@ __device__ __forceinline__ void consume_running(const float* prepared_filters, c
             multiply(odd, even);
             if (++stage == walk.end) break;
         }
+        wgmma_wait_group<0>(sums[0], even, odd);
+        if (lane == 0) mbarrier_arrive(rings.filters_free(before));
         const float down[2] = {scales[0].down(header), scales[1].down(header)};
 #pragma unroll
         for (int i = 0; i < count; ++i) sums[0][i] *= down[i / 2 % 2];
