@@ -40,6 +40,8 @@ class SplitFilters:
     products: int
     piece: int
     rows: bool
+    #: Pixels side by side that all taps of a filter row see, or 0: each tap has pixels of its own.
+    row_lines = 0
     #: States of a segment of a filter row that prepared filters are transformed into; 1 is each column as it is.
     states = 1
 
@@ -126,6 +128,8 @@ def filter_launches(
         names = ("plain_rearranged_filters", "largest_rearranged_channels", "rearranged_tensor_filters")
     constants = _filter_constants(problem, config, first_prepared, first_weight or 0)
     known = ("chunk", "chunks", "products", "rows", "piece", *(["states"] if config.states > 1 else []))
+    if config.row_lines:
+        known = (*known, "row_lines")
     tuning = (("threads", THREADS), *((name, getattr(config, name)) for name in known))
     tiles = ceil_div(problem.group_k, config.filters)
     side_by_side = problem.layout == "NHWC" or (_by_element(problem) and problem.layout != "CHWN")
@@ -186,7 +190,8 @@ class SplitGemm(TimedAlgorithm, Generic[C]):
         split = getattr(config, "split", 1)
         # by default a cluster shares those tiles that are left over, which are other images' in another batch
         shared = split > 1 and not problem.batch_invariant
-        return None if shared else (config.products, config.piece, config.rows, getattr(config, "flat", False), split)
+        kind = config.products, config.piece, config.rows, config.row_lines > 0, getattr(config, "flat", False)
+        return None if shared else (*kind, split)
 
     def arithmetic(self, problem: ConvProblem) -> Arithmetic:
         return "fp16" if problem.precision == "tf32" else "fp16x3"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from math import gcd
 from typing import Literal
 
 from leanconv.algorithms.base import LAUNCH_CYCLES, Config, by_time, ceil_div, has_wide_tensors, variant
@@ -29,7 +30,7 @@ class TensorConfig(Config, SplitFilters):
     ``products`` of float16 make one of float32: 3, or 1 in tier tf32. ``partials`` partial sums are under way at once.
     ``rows``: bulk copies bring pixels in rows of channels, and where they are ``flat`` in columns of pixels; otherwise
     lanes copy columns. ``piece`` channels of one tap lie together in the reduction. ``turns``: consumers multiply in
-    turn. ``pixel_stages`` and ``filter_stages`` are the lengths of the rings. A cluster of ``split`` blocks shares a
+    turn. ``row_lines`` pixels of a copy serve all taps of a filter row. ``pixel_stages`` and ``filter_stages`` are the lengths of the rings. A cluster of ``split`` blocks shares a
     reduction.
     """
 
@@ -46,6 +47,7 @@ class TensorConfig(Config, SplitFilters):
     filter_stages: int
     consumer_registers: int
     producer_registers: int
+    row_lines: int = 0
     split: int = 1
 
     @property
@@ -63,7 +65,7 @@ class TensorConfig(Config, SplitFilters):
         """Bytes of a stage of pixels: columns are four floats longer than the tile, flat ones than 32 pixels."""
         if self.flat:
             return DEPTH * 4 * self.pixels // GRANULE * (GRANULE + 4)
-        return DEPTH * 4 * (self.pixels if self.rows else self.pixels + 4)
+        return DEPTH * 4 * (self.row_lines or (self.pixels if self.rows else self.pixels + 4))
 
     @property
     def ring_bytes(self) -> int:
@@ -141,6 +143,23 @@ def pixel_map(problem: ConvProblem, pixels: int, channels: int = ROW) -> TensorM
     )
 
 
+def row_map(problem: ConvProblem, lines: int) -> TensorMap:
+    """The same of ``lines`` pixels that all taps of a filter row see: rows are longer by all taps but one."""
+    top, left = -problem.padding[0], -problem.padding[2]
+    upper_h = problem.padding[1] - (problem.r - 1) * problem.dilation[0]
+    return replace(pixel_map(problem, lines), lower=(left, top), upper=(problem.padding[3], upper_h))
+
+
+def lines_of_row(problem: ConvProblem, pixels: int) -> int:
+    """Pixels that all taps of a filter row see of as many outputs side by side, a multiple of 8; 0 where each tap has a
+    copy of its own."""
+    if problem.s < 2 or problem.stride != (1, 1) or problem.dilation[1] != 1 or problem.group_c % DEPTH:
+        return 0
+    ends = (problem.q - gcd(pixels, problem.q) + pixels - 1) // problem.q
+    lines = 8 * ceil_div(pixels + (problem.s - 1) * (1 + ends), 8)
+    return lines if lines <= 256 and not row_map(problem, lines).why_not() else 0
+
+
 def _in_rows(problem: ConvProblem) -> bool:
     """Whether bulk copies can bring the pixels of a forward convolution."""
     whole_rows = problem.c % 4 == 0 and (problem.groups == 1 or problem.group_c % ROW == 0)
@@ -194,16 +213,18 @@ def _piece(problem: ConvProblem) -> int:
 
 
 @lru_cache(maxsize=256)
-def _config(tile: Tile, way: Way, piece: int, products: int, shared: int) -> TensorConfig | None:
+def _config(
+    tile: Tile, way: Way, piece: int, products: int, shared: int, row_lines: int = 0
+) -> TensorConfig | None:
     """The configuration of a tile, with rings as long as ``shared`` bytes allow; None where they are too short."""
     warpgroups, chunk, chunks, partials = tile
     rows, flat = way == "rows", way == "flat"
     registers = REGISTERS[warpgroups, rows or flat]
     shape = (warpgroups, chunk, chunks, products, partials)
     turns = products == 3 and TILES[tile][0]
-    config = TensorConfig(*shape, rows, flat, piece, turns, 1, 1, *registers)
+    config = TensorConfig(*shape, rows, flat, piece, turns, 1, 1, *registers, row_lines)
     least = max(chunks, partials)
-    for stages in range(MOST_STAGES[0], 1, -1):
+    for stages in range(2 if row_lines else MOST_STAGES[0], 1, -1):
         left = shared - stages * config.pixel_stage_bytes - 16 * (stages + MOST_STAGES[1])
         filters = min(MOST_STAGES[1], left // config.filter_stage_bytes)
         if filters >= max(least, min(4, 2 * chunks)) or (stages == 2 and filters >= least):
@@ -225,7 +246,8 @@ def _with_splits(config: TensorConfig, parts: list[PartialConvolution], target: 
     yield config
     if config.filters * config.pixels * 4 > config.ring_bytes:
         return
-    work = [(_tiles(part, config), stages_of(part.problem, config.piece)) for part in parts]
+    each = parts[0].problem.s if config.row_lines else 1  # stages that stay together
+    work = [(_tiles(part, config), stages_of(part.problem, config.piece) // each) for part in parts]
     for split in shares_of(work, target, parts[0].problem.batch_invariant):
         if config.filters // 16 % split == 0:
             yield variant(config, split=split)
@@ -311,9 +333,20 @@ class TensorGemm(SplitGemm[TensorConfig]):
             ways = [("rows", ROW)]
         elif len(parts) == 1 and parts[0].whole and is_flat(parts[0].problem):
             ways.insert(0, ("flat", ROW))
-        tiles = ONE_PRODUCT if products == 1 else TILES
-        found = (_config(tile, way, piece, products, shared) for way, piece in ways for tile in tiles)
+        if products == 3:
+            found = [_config(tile, way, piece, products, shared) for way, piece in ways for tile in TILES]
+        else:
+            found = [
+                _config(tile, way, piece, products, shared, lines)
+                for way, piece in ways
+                for tile in ONE_PRODUCT
+                for lines in sorted({0, self._row_lines(parts, way, 64 * tile[0])})
+            ]
         return [config for config in found if config]
+
+    def _row_lines(self, parts: list[PartialConvolution], way: Way, pixels: int) -> int:
+        """Pixels of a copy that serves a row of taps, or 0."""
+        return lines_of_row(parts[0].problem, pixels) if way == "rows" and len(parts) == 1 and parts[0].whole else 0
 
     def timed(self, problem: ConvProblem, target: Target) -> list[tuple[float, TensorConfig]]:
         parts = single_parts(problem)
@@ -352,6 +385,8 @@ class TensorGemm(SplitGemm[TensorConfig]):
         source: Argument = x
         if config.rows or config.flat:
             encoded = flat_map(part.problem) if config.flat else pixel_map(part.problem, config.pixels)
+            if config.row_lines:
+                encoded = row_map(part.problem, config.row_lines)
             source = replace(encoded, role=problem.operands[0].role)
         tiles = _tiles(part, config)
         return Launch(

@@ -41,7 +41,7 @@ struct PixelFragments : SplitFragments<true> {
     __device__ __forceinline__ void load(const unsigned char* shared, const float* factors, bool scaled, int row, int t,
                                          const SplitHeader& header, const SeenTaps<Problem, Tuning>& seen, int stage) {
         float x[2][4][4];
-        StageValues<Problem, Tuning>::load(x, shared, factors, scaled, row, t, seen, stage);
+        StageValues<Problem, Tuning>::load(x, shared, factors, scaled, {row, row + 8}, t, seen, stage);
 #pragma unroll
         for (int i = 0; i < 2; ++i) down[i] = split_row<exact>(high, low, i, x[i], header);
     }

@@ -24,6 +24,11 @@
 
 namespace leanconv {
 
+// Pixels that lie side by side in shared memory for all taps of a filter row: 0 where Tuning names none, as each tap has
+// pixels of its own.
+template <class Tuning> __host__ __device__ constexpr int row_lines_of(decltype(Tuning::row_lines)*) { return Tuning::row_lines; }
+template <class Tuning> __host__ __device__ constexpr int row_lines_of(...) { return 0; }
+
 template <class Problem, class Tuning>
 struct TensorFilters {
     static constexpr int states = states_of<Tuning>(nullptr);
@@ -33,6 +38,10 @@ struct TensorFilters {
     static constexpr int piece = Tuning::piece, pieces = split_depth / piece, of_tap = ceil_div(Problem::group_c, piece);
     static_assert(split_depth % piece == 0, "a stage has whole pieces");
     static constexpr int stages = ceil_div(taps * of_tap, pieces);
+    // Stages that have the same pixels: those of the taps of a filter row, which follow each other then.
+    static constexpr bool by_row = row_lines_of<Tuning>(nullptr) > 0;
+    static constexpr int row_stages = by_row ? Problem::s : 1;
+    static_assert(!by_row || (pieces == 2 && of_tap % 2 == 0 && states == 1), "a stage has channels of one tap");
     static constexpr int chunk = Tuning::chunk, chunks = Tuning::chunks, filters = chunk * chunks;
     static constexpr int stage_chunks = states * chunks;
     static_assert(chunk % 16 == 0, "filters are permuted in sixteens");
@@ -59,6 +68,15 @@ struct TensorFilters {
     static __device__ __forceinline__ int element_of(int place) {
         if constexpr (Tuning::rows) return element_at(place);
         else return states > 1 ? column_at(place) : place;
+    }
+    // Tap and first channel of a piece of the reduction.
+    static __device__ __forceinline__ int tap_of(int number) {
+        if constexpr (by_row) return number / (of_tap * row_stages) * row_stages + number / 2 % row_stages;
+        else return number / of_tap;
+    }
+    static __device__ __forceinline__ int channel_of(int number) {
+        if constexpr (by_row) return (number / (2 * row_stages) % (of_tap / 2) * 2 + number % 2) * piece;
+        else return number % of_tap * piece;
     }
     static __device__ __forceinline__ int64 fragment(int group, int tile, int stage, int chunk_of_tile) {
         return ((static_cast<int64>(group * tiles + tile) * stages + stage) * stage_chunks + chunk_of_tile) * stage_bytes;
@@ -235,8 +253,8 @@ __device__ __forceinline__ void write_fragments(const FilterElements<Problem, Tu
         for (int j = 0; j < 8; ++j) {
             const int place = unit % 2 * 8 + j;
             const int element = unit / 2 * 16 + F::element_of(place);
-            const int number = stage * F::pieces + element / F::piece, tap = number / F::of_tap;
-            const int c = number % F::of_tap * F::piece + element % F::piece;
+            const int number = stage * F::pieces + element / F::piece, tap = F::tap_of(number);
+            const int c = F::channel_of(number) + element % F::piece;
             const bool meant = tap < F::taps && c < Problem::group_c;
             factor[j] = meant ? inverse(c, tap) : 1.0f;
             value[j] = meant ? filter.state(c, tap, state) : 0.0f;

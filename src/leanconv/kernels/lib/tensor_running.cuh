@@ -85,6 +85,12 @@ __device__ __forceinline__ void consume_running(const float* prepared_filters, c
         const bool scaled = reinterpret_cast<const unsigned*>(prepared)[F::flags_at + group] != 0;
         const float* const factors = prepared + F::factors_at + group * F::stages * split_depth;
         const SeenTaps<Problem, Tuning> seen(tiles, tile, row);
+        int lines[2] = {row, row + 8};
+        if constexpr (F::by_row) {
+            const int in_row = static_cast<int>(tiles.first_pixel(tile) % Problem::q);
+#pragma unroll
+            for (int i = 0; i < 2; ++i) lines[i] += (in_row + lines[i]) / Problem::q * (Problem::s - 1);
+        }
         RunningScale scales[2] = {RunningScale(header), RunningScale(header)};
         float sums[1][count], ratio[2];
         Fragments even, odd;
@@ -92,10 +98,11 @@ __device__ __forceinline__ void consume_running(const float* prepared_filters, c
 
         float x[2][4][4];
         const auto load = [&](int of_stage) {
-            mbarrier_wait_parity(rings.pixels_full(pixel_place.stage), pixel_place.parity);
+            const int tap = of_stage % F::row_stages;
+            if (tap == 0) mbarrier_wait_parity(rings.pixels_full(pixel_place.stage), pixel_place.parity);
             StageValues<Problem, Tuning>::load(x, rings.pixel_stage(pixel_place.stage), factors + of_stage * split_depth,
-                                               scaled, row, t, seen, of_stage);
-            pixel_place.advance();
+                                               scaled, {lines[0] + tap, lines[1] + tap}, t, seen, of_stage);
+            if (tap == F::row_stages - 1) pixel_place.advance();
         };
         const auto make_room = [&] {
 #pragma unroll
@@ -124,8 +131,10 @@ __device__ __forceinline__ void consume_running(const float* prepared_filters, c
             filter_place.advance();
             // NOTE: not before the products that take the loaded values (ld_shared_v4 says why).
             __syncwarp();
-            if (lane == 0) mbarrier_arrive(rings.pixels_free(taken_place.stage));
-            taken_place.advance();
+            if (stage % F::row_stages == F::row_stages - 1) {
+                if (lane == 0) mbarrier_arrive(rings.pixels_free(taken_place.stage));
+                taken_place.advance();
+            }
             if (more) scales[1].convert(next, 1, x[1]);
             // NOTE: the four warps wait for the products together, and the compiler must know that it is all threads of a warp.
             if (more && __any_sync(0xffffffffu, barrier_or(2 + warpgroup, 128, ratio[0] != 1.0f || ratio[1] != 1.0f))) {

@@ -63,14 +63,16 @@ struct StageValues {
         }
     }
 
+    // `lines`: where the two rows lie.
     static __device__ __forceinline__ void load(float (&x)[2][4][4], const unsigned char* shared, const float* factors,
-                                                bool scaled, int row, int t, const SeenTaps<Problem, Tuning>& seen, int stage) {
+                                                bool scaled, const int (&lines)[2], int t,
+                                                const SeenTaps<Problem, Tuning>& seen, int stage) {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
             const int first = seen.first(2 * stage + half);
 #pragma unroll
             for (int i = 0; i < 4; ++i)
-                load_four(x[i % 2][2 * half + i / 2], shared, row + i % 2 * 8, t, 2 * half + i / 2, first);
+                load_four(x[i % 2][2 * half + i / 2], shared, lines[i % 2], t, 2 * half + i / 2, first);
         }
         if constexpr (SeenTaps<Problem, Tuning>::any) {
 #pragma unroll
