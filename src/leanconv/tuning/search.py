@@ -13,8 +13,7 @@ from math import inf
 from pathlib import Path
 from time import perf_counter
 
-from leanconv import api
-from leanconv.call import arguments, words
+from leanconv.call import arguments, ready, words
 from leanconv.call.ahead import checked_problems
 from leanconv.call.choose import Candidate, from_table
 from leanconv.problem import Problem
@@ -196,7 +195,7 @@ class Search:
         finally:
             sys.setswitchinterval(interval)
             # calls that are ready were chosen before
-            api.forget()
+            ready.forget()
         if self._wrong:
             raise WrongResultError("wrong values, which are not chosen:\n" + "\n".join(self._wrong))
         return Tuning(tuple(done), (), perf_counter() - begun, self._path if self._write else None)
