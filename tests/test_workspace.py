@@ -110,7 +110,7 @@ def test_an_empty_setting_is_none(given: Any, monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.parametrize(
     "value, kind, text",
     [(True, TypeError, "True is not an integer"), (1.0, TypeError, "1.0 is not an integer"),
-     ("64MiB", TypeError, "'64MiB' is not an integer"), ([1], TypeError, r"\[1\] is not an integer"),
+     ("64MiB", TypeError, "'64MiB' is text; as bytes it is 67108864"), ([1], TypeError, r"\[1\] is not an integer"),
      (-1, ValueError, "-1 is below 0")],
 )  # fmt: skip
 @pytest.mark.parametrize("device", [None, "cuda"])

@@ -134,7 +134,7 @@ def tune(
     >>> print(leanconv.tune([layer]))  # doctest: +SKIP
     """
     mode = env.tuning_mode() if mode is None else arguments.one_of("mode", mode, env.TUNING_MODES)
-    different = [each for each in dict.fromkeys(checked_problems(problems)) if is_tuned(each)]
+    different = [each for each in dict.fromkeys(checked_problems(problems, "tune")) if is_tuned(each)]
     index, limit = launch.device_index(device), arguments.workspace_limit(workspace_limit)
     on = launch.open_device(index)
     if not on.target.model:
