@@ -175,8 +175,8 @@ def conv_transpose1d(
 def _check_tensor(input: Any) -> None:
     if not isinstance(input, torch.Tensor):
         raise TypeError(
-            f"input is of type {type(input).__qualname__}; leanconv.torch takes tensors of PyTorch, leanconv.conv2d and its "
-            "like those of NumPy and CuPy too"
+            f"input is of type {type(input).__qualname__}; leanconv.torch takes tensors of PyTorch, leanconv.conv2d "
+            "and its like those of NumPy and CuPy too"
         )
 
 
