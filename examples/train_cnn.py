@@ -190,10 +190,9 @@ def train(
 
     ``images`` (n, h, w) and ``classes`` lie on the CPU. Step times, by the GPU's clock, leave out the first ``warm``
     steps, in which kernels are compiled and cuDNN tries its algorithms. ``loss`` is the mean of the last tenth of the
-    steps. With ``own_statistics`` each of several processes normalises by its own images; gradients are sent in pieces of
-    ``bucket_mb``, each as soon as it is whole. ``scratch_bytes`` is the most
-    that one convolution, forward or backward, took besides its results, in a step after the others; ``sha256`` is that
-    of the weights before it.
+    steps. With ``own_statistics`` each of several processes normalises by its own images; gradients are sent in pieces
+    of ``bucket_mb``, each as soon as it is whole. ``scratch_bytes`` is the most that one convolution, forward or
+    backward, took besides its results, in a step after the others; ``sha256`` is that of the weights before it.
     """
     rank, ranks = (torch.distributed.get_rank(), torch.distributed.get_world_size()) if in_group() else (0, 1)
     form = torch.channels_last if ENGINES[engine][0] == "nhwc" else torch.contiguous_format

@@ -179,8 +179,8 @@ def processes(paths: Sequence[Path]) -> str:
         about = record["machine"]
         meaning = (
             "Milliseconds of a step, gradients sent in pieces of so many MB; × is the images a second beside one GPU "
-            "with as many images in a step as each of these has; “losses apart” is the largest relative difference of the losses from those of one GPU with all "
-            "the images, in the first four steps / in all."
+            "with as many images in a step as each of these has; “losses apart” is the largest relative difference of "
+            "the losses from those of one GPU with all the images, in the first four steps / in all."
         )
         origin = f"{about['gpu']}, {about['date'][:10]}, {markdown.revision(about, digits=12)}."
         parts.append(f"{origin} {meaning}\n\n{markdown.table(several(record['rows']))}")
