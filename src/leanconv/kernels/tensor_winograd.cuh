@@ -30,20 +30,22 @@
 
 namespace leanconv {
 
-// What the copies and tiles see: a pixel is a pair of outputs, which are two columns apart.
-template <class Problem>
+// What the copies and tiles see: a pixel is a pair of outputs, which are two columns apart; or pairs of several rows.
+template <class Problem, class Tuning>
 struct Pairs : Problem {
     static constexpr int q = ceil_div(Problem::q, 2), out_w = ceil_div(Problem::out_w, 2), stride_w = 2;
+    static constexpr int p = ceil_div(Problem::p, Tuning::heights), out_h = ceil_div(Problem::out_h, Tuning::heights);
+    static constexpr int stride_h = Tuning::heights;
 };
 
 // Where the outputs of pairs lie: in NHWC one of the two of each pair, and both of flat pairs, of half of the filters.
 template <class Problem, class Tuning>
-struct PairOutputs : TensorTiles<Pairs<Problem>, Tuning> {
-    using Pixels = TensorPixels<Pairs<Problem>, Tuning>;
+struct PairOutputs : TensorTiles<Pairs<Problem, Tuning>, Tuning> {
+    using Pixels = TensorPixels<Pairs<Problem, Tuning>, Tuning>;
     static constexpr bool both = Tuning::flat;
     struct Numbers {
         Offset<Problem> count;
-        int odd;
+        int odd, height;
         __device__ __forceinline__ Place place(Offset<Problem> number) const {
             if constexpr (Tuning::flat) {
                 const Offset<Problem> n = number / Pixels::of_image;
@@ -51,16 +53,24 @@ struct PairOutputs : TensorTiles<Pairs<Problem>, Tuning> {
                 return {static_cast<int64>(n) * Problem::k * (Problem::p * Problem::q) + 2 * in_image,
                         number < count && in_image < Pixels::image};
             } else {
-                constexpr int pairs = Pairs<Problem>::q;
+                constexpr int pairs = Pairs<Problem, Tuning>::q;
                 const Offset<Problem> row = number / pairs;
                 const int q = static_cast<int>(number - row * pairs) * 2 + odd;
-                return {static_cast<int64>(row) * Problem::q + q, number < count && q < Problem::q};
+                const bool exists = number < count && q < Problem::q;
+                if constexpr (Tuning::heights == 1) {
+                    return {static_cast<int64>(row) * Problem::q + q, exists};
+                } else {
+                    constexpr int rows = Pairs<Problem, Tuning>::p;
+                    const Offset<Problem> n = row / rows;
+                    const int p = static_cast<int>(row - n * rows) * Tuning::heights + height;
+                    return {(static_cast<int64>(n) * Problem::p + p) * Problem::q + q, exists && p < Problem::p};
+                }
             }
         }
     };
     Numbers numbers;
-    __device__ __forceinline__ PairOutputs(long long batch, int odd)
-        : TensorTiles<Pairs<Problem>, Tuning>(batch), numbers{Pixels{batch}.count(), odd} {}
+    __device__ __forceinline__ PairOutputs(long long batch, int odd, int height = 0)
+        : TensorTiles<Pairs<Problem, Tuning>, Tuning>(batch), numbers{Pixels{batch}.count(), odd, height} {}
 };
 
 // Where the pixels of a thread's two pairs lie in a stage, how its states are made of three of them each, and the factors of
@@ -68,7 +78,7 @@ struct PairOutputs : TensorTiles<Pairs<Problem>, Tuning> {
 template <class Problem, class Tuning>
 struct PairPixels {
     static constexpr int apart = 1;  // numbers of the two pairs
-    using P = Pairs<Problem>;
+    using P = Pairs<Problem, Tuning>;
     using F = TensorFilters<P, Tuning>;
     using Rings = TensorRings<P, Tuning>;
     const float* prepared;
@@ -97,9 +107,10 @@ struct PairPixels {
 template <class Problem, class Tuning>
 struct FlatPairPixels {
     static constexpr int apart = 8;
-    using P = Pairs<Problem>;
+    using P = Pairs<Problem, Tuning>;
     using F = TensorFilters<P, Tuning>;
     using Rings = TensorRings<P, Tuning>;
+    static constexpr int warps = Rings::granule / 16;  // of a granule
     static_assert(!Tuning::flat || Rings::flat_pitch % 32 == 8, "the four channels of a load lie eight banks apart");
     const float* prepared;
     const float* factors;
@@ -107,7 +118,8 @@ struct FlatPairPixels {
 
     __device__ __forceinline__ FlatPairPixels(const float* prepared, int warp, int lane, int sharer)
         : prepared(prepared), pair(warp * 16 + lane / 4), sharer(sharer),
-          place(warp * Rings::granule_bytes + (lane % 4 * Rings::flat_pitch + lane / 4 * 2) * 4) {
+          place(warp / warps * Rings::granule_bytes +
+                (warp % warps * 32 + lane % 4 * Rings::flat_pitch + lane / 4 * 2) * 4) {
         factors = prepared + F::factors_at;
     }
     __device__ __forceinline__ void begin(const TensorTiles<P, Tuning>& tiles, Offset<Problem> tile) {
@@ -162,7 +174,7 @@ __device__ __forceinline__ void split_states(Fragments (&fragments)[2], const fl
 template <bool scaled, class Problem, class Tuning, class Fragments>
 __device__ __forceinline__ void load_states(Fragments (&fragments)[2], const FlatPairPixels<Problem, Tuning>& pixels,
                                             const unsigned char* shared, int stage, int t, const SplitHeader& header) {
-    using P = Pairs<Problem>;
+    using P = Pairs<Problem, Tuning>;
     using Rings = TensorRings<P, Tuning>;
     float x[2][2][4][4];
 #pragma unroll
@@ -186,7 +198,10 @@ __device__ __forceinline__ void load_states(Fragments (&fragments)[2], const Fla
         for (int i = 0; i < 16; ++i) {
             const float factor = pixels.factors[stage * split_depth + 16 * (i / 4) + t + 4 * (i % 4)];
 #pragma unroll
-            for (int j = 0; j < 4; ++j) x[j / 2][j % 2][i / 4][i % 4] *= factor;
+            for (int j = 0; j < 4; ++j) {
+                float& value = x[j / 2][j % 2][i / 4][i % 4];
+                value = value * factor * factor;
+            }
         }
     }
     split_states(fragments, x, header);
@@ -196,7 +211,9 @@ __device__ __forceinline__ void load_states(Fragments (&fragments)[2], const Fla
 template <bool scaled, class Problem, class Tuning, class Fragments>
 __device__ __forceinline__ void load_states(Fragments (&fragments)[2], const PairPixels<Problem, Tuning>& pixels,
                                             const unsigned char* shared, int stage, int t, const SplitHeader& header) {
-    constexpr bool in_fours = Pairs<Problem>::q % 2 == 0;
+    using F = TensorFilters<Pairs<Problem, Tuning>, Tuning>;
+    constexpr bool in_fours = Pairs<Problem, Tuning>::q % 2 == 0;
+    const int of_filters = F::heights > 1 && stage >= F::stages ? stage - F::row_stages : stage;
     float x[2][2][4][4];
     const float sign = pixels.sharer == 0 ? 1.0f : -1.0f;
 #pragma unroll
@@ -223,7 +240,7 @@ __device__ __forceinline__ void load_states(Fragments (&fragments)[2], const Pai
         if constexpr (scaled) {
 #pragma unroll
             for (int e = 0; e < 4; ++e) {
-                const float factor = pixels.factors[stage * split_depth + 16 * sixteen + 4 * t + e];
+                const float factor = pixels.factors[of_filters * split_depth + 16 * sixteen + 4 * t + e];
 #pragma unroll
                 for (int i = 0; i < 4; ++i) {
                     float& value = x[i / 2][i % 2][sixteen][e];
@@ -296,18 +313,53 @@ __device__ __forceinline__ const auto& all_outputs(const float (&sums)[chunks][c
     else return in_sixteens(sums);
 }
 
+// One warpgroup's products of a stage of pixels with chunks of filters, or for rows of outputs, `first` to `end` - 1.
+template <bool scaled, int first, int end, int parts, int count, class Pixels, class Problem, class Tuning>
+__device__ __forceinline__ void multiply_stage(float (&sums)[2][parts][count], const Pixels& pixels,
+                                               const TensorRings<Problem, Tuning>& rings,
+                                               RingPlace<Tuning::pixel_stages>& pixel_place,
+                                               RingPlace<Tuning::filter_stages>& filter_place, int stage, int lane,
+                                               const SplitHeader& header) {
+    SplitFragments<Tuning::products == 3> fragments[2];
+    mbarrier_wait_parity(rings.pixels_full(pixel_place.stage), pixel_place.parity);
+    load_states<scaled>(fragments, pixels, rings.pixel_stage(pixel_place.stage), stage, lane % 4, header);
+#pragma unroll
+    for (int i = 0; i < 2 * (end - first); ++i) {
+        const int own = i / (end - first), part = first + i % (end - first);
+        auto& states = fragments[own];
+        mbarrier_wait_parity(rings.filters_full(filter_place.stage), filter_place.parity);
+        const unsigned char* const filters = rings.filter_stage(filter_place.stage);
+        float partial[count];
+        wgmma_fence(partial, states.high, states.low);
+        begin_products(partial, states, filters);
+        end_products(partial, states, filters);
+        wgmma_commit_group();
+        if (i == end - first) {
+            // NOTE: not before the products that take the loaded values (ld_shared_v4 says why).
+            __syncwarp();
+            if (lane == 0) mbarrier_arrive(rings.pixels_free(pixel_place.stage));
+            pixel_place.advance();
+        }
+        wgmma_wait_group<0>(partial, states.high, states.low);
+        if (lane == 0) mbarrier_arrive(rings.filters_free(filter_place.stage));
+        filter_place.advance(), filter_place.advance();
+        promote(sums[own][part], partial, states.down);
+    }
+}
+
 // One warpgroup's products of all tiles of the block.
 template <class Problem, class Tuning, bool scaled>
 __device__ __forceinline__ void consume_pairs(const float* prepared_filters, const float* bias, float* y, long long batch,
-                                              const TensorTiles<Pairs<Problem>, Tuning>& tiles,
-                                              const TensorRings<Pairs<Problem>, Tuning>& rings, int warpgroup) {
-    using F = TensorFilters<Pairs<Problem>, Tuning>;
-    using Rings = TensorRings<Pairs<Problem>, Tuning>;
-    using Fragments = SplitFragments<Tuning::products == 3>;
+                                              const TensorTiles<Pairs<Problem, Tuning>, Tuning>& tiles,
+                                              const TensorRings<Pairs<Problem, Tuning>, Tuning>& rings, int warpgroup) {
+    using F = TensorFilters<Pairs<Problem, Tuning>, Tuning>;
+    using Rings = TensorRings<Pairs<Problem, Tuning>, Tuning>;
     static_assert(Tuning::warpgroups == 2 && F::states == 4, "two warpgroups share the four states of F(2, 3)");
     static_assert(Tuning::filter_stages % 2 == 0, "every other stage of filters is a warpgroup's own");
     constexpr int count = Tuning::chunk / 2;
-    constexpr int steps = 2 * F::chunks;
+    constexpr int parts = F::chunks * F::heights;  // of the sums of a state
+    static_assert(F::heights == 1 || (F::chunks == 1 && !Tuning::flat && Tuning::split == 1),
+                  "rows of outputs share states where a tile's filters are one chunk");
     const float* const prepared = prepared_filters + Problem::first_prepared;
     const SplitHeader header = *reinterpret_cast<const SplitHeader*>(prepared);
     const int thread = threadIdx.x % 128, warp = thread / 32, lane = thread % 32, t = lane % 4;
@@ -317,45 +369,40 @@ __device__ __forceinline__ void consume_pairs(const float* prepared_filters, con
     RingPlace<Tuning::pixel_stages> pixel_place;
     RingPlace<Tuning::filter_stages> filter_place;
     filter_place.stage = warpgroup;
-    for (TileWalk<Pairs<Problem>, Tuning> walk(tiles); walk.valid(); walk.advance()) {
+    for (TileWalk<Pairs<Problem, Tuning>, Tuning> walk(tiles); walk.valid(); walk.advance()) {
         const Offset<Problem> tile = walk.tile;
         pixels.begin(tiles, tile);
-        float sums[2][F::chunks][count];
+        float sums[2][parts][count];
 #pragma unroll
-        for (int i = 0; i < 2 * F::chunks * count; ++i) sums[i / count / F::chunks][i / count % F::chunks][i % count] = 0.0f;
+        for (int i = 0; i < 2 * parts * count; ++i) sums[i / count / parts][i / count % parts][i % count] = 0.0f;
 
-        for (int stage = walk.first; stage < walk.end; ++stage) {
-            Fragments fragments[2];
-            mbarrier_wait_parity(rings.pixels_full(pixel_place.stage), pixel_place.parity);
-            load_states<scaled>(fragments, pixels, rings.pixel_stage(pixel_place.stage), stage, t, header);
-#pragma unroll
-            for (int i = 0; i < steps; ++i) {
-                Fragments& states = fragments[i / F::chunks];
-                mbarrier_wait_parity(rings.filters_full(filter_place.stage), filter_place.parity);
-                const unsigned char* const filters = rings.filter_stage(filter_place.stage);
-                float partial[count];
-                wgmma_fence(partial, states.high, states.low);
-                begin_products(partial, states, filters);
-                end_products(partial, states, filters);
-                wgmma_commit_group();
-                if (i == F::chunks) {
-                    // NOTE: not before the products that take the loaded values (ld_shared_v4 says why).
-                    __syncwarp();
-                    if (lane == 0) mbarrier_arrive(rings.pixels_free(pixel_place.stage));
-                    pixel_place.advance();
-                }
-                wgmma_wait_group<0>(partial, states.high, states.low);
-                if (lane == 0) mbarrier_arrive(rings.filters_free(filter_place.stage));
-                filter_place.advance(), filter_place.advance();
-                promote(sums[i / F::chunks][i % F::chunks], partial, states.down);
-            }
+        if constexpr (F::heights == 1) {
+            for (int stage = walk.first; stage < walk.end; ++stage)
+                multiply_stage<scaled, 0, parts>(sums, pixels, rings, pixel_place, filter_place, stage, lane, header);
+        } else {
+            // The first row of pixels is seen by the first row of outputs alone, and the last by the last.
+            int stage = 0;
+            for (; stage < F::row_stages; ++stage)
+                multiply_stage<scaled, 0, 1>(sums, pixels, rings, pixel_place, filter_place, stage, lane, header);
+            for (; stage < F::stages; ++stage)
+                multiply_stage<scaled, 0, parts>(sums, pixels, rings, pixel_place, filter_place, stage, lane, header);
+            for (; stage < F::seen_stages; ++stage)
+                multiply_stage<scaled, 1, parts>(sums, pixels, rings, pixel_place, filter_place, stage, lane, header);
         }
         float* const exchanged = reinterpret_cast<float*>(rings.base + Rings::shared_bytes);
-        float both[Tuning::flat ? F::chunks * count / 8 : 1][8];
+        float both[Tuning::flat ? parts * count / 8 : 1][8];
         if constexpr (Tuning::flat) exchange_filters<Tuning::exchange>(sums, exchanged, warpgroup, thread, both);
         else exchange_states<Tuning::exchange>(sums, exchanged, warpgroup, thread);
         const auto& all = all_outputs<Tuning::flat>(sums[0], both);
-        if (!walk.together) {
+        if constexpr (F::heights > 1) {
+            constexpr int sixteens = F::filters / 16;
+#pragma unroll
+            for (int height = 0; height < F::heights; ++height) {
+                const PairOutputs<Problem, Tuning> of_height(batch, warpgroup, height);
+                const auto& of_row = reinterpret_cast<const float (&)[sixteens][8]>(all[height * sixteens]);
+                store_sums<Problem, Tuning>(of_row, 0, prepared, bias, y, batch, of_height, tile, pixels.pair, t, Pixels::apart);
+            }
+        } else if (!walk.together) {
             store_sums<Problem, Tuning>(all, 0, prepared, bias, y, batch, outputs, tile, pixels.pair, t, Pixels::apart);
         } else if constexpr (Tuning::split > 1) {
             store_sums_of_cluster<Problem, Tuning>(all, rings, prepared, bias, y, batch, outputs, tile, pixels.pair, t,
@@ -373,16 +420,16 @@ __device__ __forceinline__ void tensor_winograd(const Source& x, const float* pr
                   "outputs are those of whole images, channels last, or channels first and no pair in two rows");
     static_assert(Problem::s >= 3 && Problem::stride_h == 1 && Problem::stride_w == 1 && Problem::dilation_w == 1,
                   "filters are 3 wide or wider and move pixel by pixel");
-    const TensorRings<Pairs<Problem>, Tuning> rings;
-    const TensorTiles<Pairs<Problem>, Tuning> tiles(batch);
+    const TensorRings<Pairs<Problem, Tuning>, Tuning> rings;
+    const TensorTiles<Pairs<Problem, Tuning>, Tuning> tiles(batch);
     if (threadIdx.x == 0) rings.init();
     __syncthreads();
     // NOTE: the same for all threads of a warp, which lets the compiler have stages and descriptors in uniform registers.
     const int warpgroup = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);
     if (warpgroup == Tuning::warpgroups) {
         set_registers_down<Tuning::producer_registers>();
-        produce<Pairs<Problem>, Tuning>(x, prepared, batch, tiles, rings, threadIdx.x % 128);
-        if (TileWalk<Pairs<Problem>, Tuning>(tiles).meets()) {
+        produce<Pairs<Problem, Tuning>, Tuning>(x, prepared, batch, tiles, rings, threadIdx.x % 128);
+        if (TileWalk<Pairs<Problem, Tuning>, Tuning>(tiles).meets()) {
             // NOTE: the warps of lanes that copied alone meet again before the barriers that all threads take part in.
             __syncwarp();
             if constexpr (Tuning::split > 1) meet_in_cluster(), meet_in_cluster();
@@ -390,7 +437,7 @@ __device__ __forceinline__ void tensor_winograd(const Source& x, const float* pr
     } else {
         set_registers_up<Tuning::consumer_registers>();
         const unsigned* const flags = reinterpret_cast<const unsigned*>(prepared + Problem::first_prepared) +
-                                      TensorFilters<Pairs<Problem>, Tuning>::flags_at;
+                                      TensorFilters<Pairs<Problem, Tuning>, Tuning>::flags_at;
         bool scaled = false;
         for (int group = 0; group < Problem::groups; ++group) scaled |= flags[group] != 0;
         if (scaled) consume_pairs<Problem, Tuning, true>(prepared, bias, y, batch, tiles, rings, warpgroup);
