@@ -77,27 +77,40 @@ struct PairOutputs : TensorTiles<Pairs<Problem, Tuning>, Tuning> {
 // their channels.
 template <class Problem, class Tuning>
 struct PairPixels {
-    static constexpr int apart = 1;  // numbers of the two pairs
     using P = Pairs<Problem, Tuning>;
     using F = TensorFilters<P, Tuning>;
     using Rings = TensorRings<P, Tuning>;
     const float* prepared;
     const float* factors;
-    int pair, sharer, line[2];
+    static constexpr bool in_fours = P::q % 2 == 0;  // both pairs are in one row
+    int pair, apart;                                 // the first of two neighbouring pairs, and how far on the other one is
+    int first[2][2];  // where the first and the third pixel of both lie in a stage, in bytes
 
     __device__ __forceinline__ PairPixels(const float* prepared, int warp, int lane, int sharer)
-        : prepared(prepared), pair(warp * 16 + lane / 4 * 2), sharer(sharer) {
+        : prepared(prepared), pair(warp * 16 + lane / 4 * 2 + sharer), apart(1 - 2 * sharer) {
         factors = prepared + F::factors_at;
     }
     __device__ __forceinline__ void begin(const TensorTiles<P, Tuning>& tiles, Offset<Problem> tile) {
         if constexpr (Problem::groups > 1) factors = prepared + F::factors_at + tiles.group(tile) * F::stages * split_depth;
         const int in_row = static_cast<int>(tiles.first_pixel(tile) % P::q);
 #pragma unroll
-        for (int i = 0; i < 2; ++i) line[i] = 2 * (pair + i) + (in_row + pair + i) / P::q * 2 + sharer;
+        for (int i = 0; i < 2; ++i) {
+            const int number = pair + apart * i;
+            const int line = 2 * number + (in_row + number) / P::q * 2 + (apart < 0 ? 3 : 0);
+#pragma unroll
+            for (int j = 0; j < 2; ++j) {
+                const int at = line + 2 * apart * j;
+                first[i][j] = at * 128 + (threadIdx.x % 4 ^ at % 8) * 16;
+            }
+        }
     }
-    __device__ __forceinline__ void load_four(float (&four)[4], const unsigned char* stage, int at, int t, int sixteen) const {
-        const int unit = (sixteen % 2 * 4 + t) ^ at % 8;
-        ld_shared_v4(four, reinterpret_cast<const float*>(stage + sixteen / 2 * Rings::half_bytes + at * 128 + unit * 16));
+    // Four channels of pixel j of pair i. NOTE: `stage` is a multiple of 1024, as which swizzled lines of 128 bytes repeat. The
+    // line of a first pixel is even (or odd where pixels are taken backwards), so that of the next one differs in its last bit.
+    __device__ __forceinline__ void load_four(float (&four)[4], const unsigned char* base, int stage, int i, int j, int sixteen) const {
+        // The second pair's pixels, where it follows in its row, are the first one's from the third on: then the fifth's line is 4 on.
+        const int number = in_fours ? 2 * i + j : j, of = in_fours ? 0 : i;
+        const int swizzled = (stage + first[of][number / 2 % 2]) ^ (number % 2 * (128 + 16)) ^ ((sixteen % 2 + number / 4) % 2 * 64);
+        ld_shared_v4(four, reinterpret_cast<const float*>(base + swizzled + number / 4 * 512 * apart + sixteen / 2 * Rings::half_bytes));
     }
 };
 
@@ -162,28 +175,23 @@ struct FlatPairPixels {
 };
 
 template <class Fragments>
-__device__ __forceinline__ void split_states(Fragments (&fragments)[2], const float (&x)[2][2][4][4],
-                                             const SplitHeader& header) {
+__device__ __forceinline__ void split_state(Fragments& one, const float (&x)[2][4][4], const SplitHeader& header) {
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-        Fragments& one = fragments[i / 2];
-        one.down[i % 2] = split_row<Fragments::exact>(one.high, one.low, i % 2, x[i / 2][i % 2], header);
-    }
+    for (int i = 0; i < 2; ++i) one.down[i] = split_row<Fragments::exact>(one.high, one.low, i, x[i], header);
 }
 
-template <bool scaled, class Problem, class Tuning, class Fragments>
-__device__ __forceinline__ void load_states(Fragments (&fragments)[2], const FlatPairPixels<Problem, Tuning>& pixels,
-                                            const unsigned char* shared, int stage, int t, const SplitHeader& header) {
+template <bool scaled, class Problem, class Tuning>
+__device__ __forceinline__ void load_states(float (&x)[2][2][4][4], const FlatPairPixels<Problem, Tuning>& pixels,
+                                            const unsigned char* base, int place, int stage, int t) {
     using P = Pairs<Problem, Tuning>;
     using Rings = TensorRings<P, Tuning>;
-    float x[2][2][4][4];
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
         const int number = 2 * stage + half, of_tap = TensorFilters<P, Tuning>::of_tap;
         // NOTE: past the last tap filters are zero, and the pixels those of tap 0 (lib/tensor_pixels.cuh).
         const int tap = number / of_tap < TensorFilters<P, Tuning>::taps ? number / of_tap : 0;
         const int first = (flat_shift<P, Tuning>(tap, 1) & 3) + pixels.sharer;
-        const unsigned char* const from = shared + half * Rings::half_bytes + pixels.place + (first & ~1) * 4;
+        const unsigned char* const from = base + place + half * Rings::half_bytes + pixels.place + (first & ~1) * 4;
         const int right = tap_right<P, Tuning>(tap);
         if (pixels.sharer == 0) {
             if (first % 2 == 0) pixels.template load_half<false, 0>(x, from, half, right);
@@ -204,18 +212,16 @@ __device__ __forceinline__ void load_states(Fragments (&fragments)[2], const Fla
             }
         }
     }
-    split_states(fragments, x, header);
 }
 
 // The warpgroup's two states of a stage as operands A, each pixel loaded once; neighbouring pairs of a row share one.
-template <bool scaled, class Problem, class Tuning, class Fragments>
-__device__ __forceinline__ void load_states(Fragments (&fragments)[2], const PairPixels<Problem, Tuning>& pixels,
-                                            const unsigned char* shared, int stage, int t, const SplitHeader& header) {
+template <bool scaled, class Problem, class Tuning>
+__device__ __forceinline__ void load_states(float (&x)[2][2][4][4], const PairPixels<Problem, Tuning>& pixels,
+                                            const unsigned char* base, int place, int stage, int t) {
     using F = TensorFilters<Pairs<Problem, Tuning>, Tuning>;
-    constexpr bool in_fours = Pairs<Problem, Tuning>::q % 2 == 0;
+    constexpr bool in_fours = PairPixels<Problem, Tuning>::in_fours;
     const int of_filters = F::heights > 1 && stage >= F::stages ? stage - F::row_stages : stage;
-    float x[2][2][4][4];
-    const float sign = pixels.sharer == 0 ? 1.0f : -1.0f;
+    const float sign = static_cast<float>(pixels.apart);
 #pragma unroll
     for (int sixteen = 0; sixteen < 4; ++sixteen) {
         float d[2][3][4];
@@ -227,7 +233,7 @@ __device__ __forceinline__ void load_states(Fragments (&fragments)[2], const Pai
 #pragma unroll
                     for (int e = 0; e < 4; ++e) d[1][0][e] = d[0][2][e];
                 } else {
-                    pixels.load_four(d[i][j], shared, (in_fours ? pixels.line[0] + 2 * i : pixels.line[i]) + j, t, sixteen);
+                    pixels.load_four(d[i][j], base, place, i, j, sixteen);
                 }
             }
 #pragma unroll
@@ -235,7 +241,7 @@ __device__ __forceinline__ void load_states(Fragments (&fragments)[2], const Pai
 #pragma unroll
             for (int e = 0; e < 4; ++e) {
                 x[0][i][sixteen][e] = d[i][0][e] - d[i][2][e];
-                x[1][i][sixteen][e] = fmaf(sign, pixels.sharer == 0 ? d[i][2][e] : d[i][0][e], d[i][1][e]);
+                x[1][i][sixteen][e] = fmaf(sign, d[i][2][e], d[i][1][e]);
             }
         if constexpr (scaled) {
 #pragma unroll
@@ -249,7 +255,6 @@ __device__ __forceinline__ void load_states(Fragments (&fragments)[2], const Pai
             }
         }
     }
-    split_states(fragments, x, header);
 }
 
 // Flat pairs: each warpgroup sends what the other needs of half of the filters. Then sums[0] of the first half are even and
@@ -289,7 +294,8 @@ __device__ __forceinline__ void exchange_filters(float (&sums)[2][chunks][count]
 template <int at_once, int chunks, int count>
 __device__ __forceinline__ void exchange_states(float (&sums)[2][chunks][count], float* shared, int warpgroup, int thread) {
     constexpr int all = chunks * count;
-    static_assert(all % at_once == 0, "sums are exchanged in equal parts");
+    static_assert(all % at_once == 0 && at_once % 4 == 0, "sums are exchanged in equal parts");
+    const float sign = warpgroup == 0 ? 1.0f : -1.0f;
     float* const mine = shared + warpgroup * at_once * 128 + thread;
     const float* const others = shared + (1 - warpgroup) * at_once * 128 + thread;
 #pragma unroll
@@ -300,8 +306,7 @@ __device__ __forceinline__ void exchange_states(float (&sums)[2][chunks][count],
 #pragma unroll
         for (int i = 0; i < at_once; ++i) {
             float& sum = sums[0][(first + i) / count][(first + i) % count];
-            const float both = sum + sums[1][(first + i) / count][(first + i) % count], other = others[i * 128];
-            sum = warpgroup == 0 ? both + other : other - both;
+            sum = fmaf(sign, sums[1][(first + i) / count][(first + i) % count], sum) + others[(i ^ 2) * 128];
         }
         barrier_sync(14, 256);
     }
@@ -314,37 +319,46 @@ __device__ __forceinline__ const auto& all_outputs(const float (&sums)[chunks][c
 }
 
 // One warpgroup's products of a stage of pixels with chunks of filters, or for rows of outputs, `first` to `end` - 1.
-template <bool scaled, int first, int end, int parts, int count, class Pixels, class Problem, class Tuning>
+template <bool scaled, bool whole_ring, int from, int first, int end, int parts, int count, class Pixels, class Problem, class Tuning>
 __device__ __forceinline__ void multiply_stage(float (&sums)[2][parts][count], const Pixels& pixels,
                                                const TensorRings<Problem, Tuning>& rings,
                                                RingPlace<Tuning::pixel_stages>& pixel_place,
-                                               RingPlace<Tuning::filter_stages>& filter_place, int stage, int lane,
+                                               RingPlace<Tuning::filter_stages>& filter_place, int stage, int lane, int warpgroup,
                                                const SplitHeader& header) {
     SplitFragments<Tuning::products == 3> fragments[2];
     mbarrier_wait_parity(rings.pixels_full(pixel_place.stage), pixel_place.parity);
-    load_states<scaled>(fragments, pixels, rings.pixel_stage(pixel_place.stage), stage, lane % 4, header);
+    float x[2][2][4][4];
+    load_states<scaled>(x, pixels, rings.base, pixel_place.stage * TensorRings<Problem, Tuning>::pixel_bytes, stage, lane % 4);
+    split_state(fragments[0], x[0], header);
 #pragma unroll
     for (int i = 0; i < 2 * (end - first); ++i) {
         const int own = i / (end - first), part = first + i % (end - first);
         auto& states = fragments[own];
-        mbarrier_wait_parity(rings.filters_full(filter_place.stage), filter_place.parity);
-        const unsigned char* const filters = rings.filter_stage(filter_place.stage);
+        // A stage of pixels that takes all stages of filters by turns finds each of them where it was.
+        const int place = whole_ring ? warpgroup + (2 * i + from) % Tuning::filter_stages : filter_place.stage;
+        const unsigned parity = filter_place.parity ^ (whole_ring ? (2 * i + from) / Tuning::filter_stages : 0);
+        mbarrier_wait_parity(rings.filters_full(place), parity);
+        const unsigned char* const filters = rings.filter_stage(place);
         float partial[count];
         wgmma_fence(partial, states.high, states.low);
         begin_products(partial, states, filters);
         end_products(partial, states, filters);
         wgmma_commit_group();
-        if (i == end - first) {
+        if (i == 0) {
+            // The second state is made while products of the first are under way.
+            split_state(fragments[1], x[1], header);
             // NOTE: not before the products that take the loaded values (ld_shared_v4 says why).
             __syncwarp();
-            if (lane == 0) mbarrier_arrive(rings.pixels_free(pixel_place.stage));
+            const int zero = zero_after(fragments[1].all());
+            if (lane == 0) mbarrier_arrive(rings.pixels_free(pixel_place.stage + zero));
             pixel_place.advance();
         }
         wgmma_wait_group<0>(partial, states.high, states.low);
-        if (lane == 0) mbarrier_arrive(rings.filters_free(filter_place.stage));
-        filter_place.advance(), filter_place.advance();
+        if (lane == 0) mbarrier_arrive(rings.filters_free(place));
+        if (!whole_ring) filter_place.advance(), filter_place.advance();
         promote(sums[own][part], partial, states.down);
     }
+    if (whole_ring) filter_place.parity ^= 1;
 }
 
 // One warpgroup's products of all tiles of the block.
@@ -369,6 +383,7 @@ __device__ __forceinline__ void consume_pairs(const float* prepared_filters, con
     RingPlace<Tuning::pixel_stages> pixel_place;
     RingPlace<Tuning::filter_stages> filter_place;
     filter_place.stage = warpgroup;
+    constexpr bool whole_ring = F::heights == 1 && Tuning::filter_stages == 4 * parts;
     for (TileWalk<Pairs<Problem, Tuning>, Tuning> walk(tiles); walk.valid(); walk.advance()) {
         const Offset<Problem> tile = walk.tile;
         pixels.begin(tiles, tile);
@@ -378,16 +393,16 @@ __device__ __forceinline__ void consume_pairs(const float* prepared_filters, con
 
         if constexpr (F::heights == 1) {
             for (int stage = walk.first; stage < walk.end; ++stage)
-                multiply_stage<scaled, 0, parts>(sums, pixels, rings, pixel_place, filter_place, stage, lane, header);
+                multiply_stage<scaled, whole_ring, 0, 0, parts>(sums, pixels, rings, pixel_place, filter_place, stage, lane, warpgroup, header);
         } else {
             // The first row of pixels is seen by the first row of outputs alone, and the last by the last.
             int stage = 0;
             for (; stage < F::row_stages; ++stage)
-                multiply_stage<scaled, 0, 1>(sums, pixels, rings, pixel_place, filter_place, stage, lane, header);
+                multiply_stage<scaled, false, 0, 0, 1>(sums, pixels, rings, pixel_place, filter_place, stage, lane, warpgroup, header);
             for (; stage < F::stages; ++stage)
-                multiply_stage<scaled, 0, parts>(sums, pixels, rings, pixel_place, filter_place, stage, lane, header);
+                multiply_stage<scaled, Tuning::filter_stages == 8, 4 * F::row_stages % 8, 0, parts>(sums, pixels, rings, pixel_place, filter_place, stage, lane, warpgroup, header);
             for (; stage < F::seen_stages; ++stage)
-                multiply_stage<scaled, 1, parts>(sums, pixels, rings, pixel_place, filter_place, stage, lane, header);
+                multiply_stage<scaled, false, 0, 1, parts>(sums, pixels, rings, pixel_place, filter_place, stage, lane, warpgroup, header);
         }
         float* const exchanged = reinterpret_cast<float*>(rings.base + Rings::shared_bytes);
         float both[Tuning::flat ? parts * count / 8 : 1][8];
@@ -400,13 +415,13 @@ __device__ __forceinline__ void consume_pairs(const float* prepared_filters, con
             for (int height = 0; height < F::heights; ++height) {
                 const PairOutputs<Problem, Tuning> of_height(batch, warpgroup, height);
                 const auto& of_row = reinterpret_cast<const float (&)[sixteens][8]>(all[height * sixteens]);
-                store_sums<Problem, Tuning>(of_row, 0, prepared, bias, y, batch, of_height, tile, pixels.pair, t, Pixels::apart);
+                store_sums<Problem, Tuning>(of_row, 0, prepared, bias, y, batch, of_height, tile, pixels.pair, t, pixels.apart);
             }
         } else if (!walk.together) {
-            store_sums<Problem, Tuning>(all, 0, prepared, bias, y, batch, outputs, tile, pixels.pair, t, Pixels::apart);
+            store_sums<Problem, Tuning>(all, 0, prepared, bias, y, batch, outputs, tile, pixels.pair, t, pixels.apart);
         } else if constexpr (Tuning::split > 1) {
             store_sums_of_cluster<Problem, Tuning>(all, rings, prepared, bias, y, batch, outputs, tile, pixels.pair, t,
-                                                   Pixels::apart);
+                                                   pixels.apart);
         }
     }
 }
