@@ -220,7 +220,6 @@ __device__ __forceinline__ void load_states(float (&x)[2][2][4][4], const PairPi
                                             const unsigned char* base, int place, int stage, int t) {
     using F = TensorFilters<Pairs<Problem, Tuning>, Tuning>;
     constexpr bool in_fours = PairPixels<Problem, Tuning>::in_fours;
-    const int of_filters = F::heights > 1 && stage >= F::stages ? stage - F::row_stages : stage;
     const float sign = static_cast<float>(pixels.apart);
 #pragma unroll
     for (int sixteen = 0; sixteen < 4; ++sixteen) {
@@ -246,7 +245,7 @@ __device__ __forceinline__ void load_states(float (&x)[2][2][4][4], const PairPi
         if constexpr (scaled) {
 #pragma unroll
             for (int e = 0; e < 4; ++e) {
-                const float factor = pixels.factors[of_filters * split_depth + 16 * sixteen + 4 * t + e];
+                const float factor = pixels.factors[stage * split_depth + 16 * sixteen + 4 * t + e];
 #pragma unroll
                 for (int i = 0; i < 4; ++i) {
                     float& value = x[i / 2][i % 2][sixteen][e];
@@ -318,47 +317,77 @@ __device__ __forceinline__ const auto& all_outputs(const float (&sums)[chunks][c
     else return in_sixteens(sums);
 }
 
+// Where a warpgroup finds its filters in their ring, of which every other stage is its own.
+template <class Problem, class Tuning>
+struct OwnFilters {
+    using F = TensorFilters<Problem, Tuning>;
+    static constexpr int steps = 2 * F::chunks, all = Tuning::filter_stages;
+    // Those of a row are in half of the ring for two rows of pixels: for the second row of outputs in the next one.
+    static constexpr bool kept = F::heights > 1;
+    // Or stages of pixels take all stages of filters, and find each where it was.
+    static constexpr bool fixed = !kept && all == 2 * steps;
+    static_assert(all % 2 == 0, "every other stage of filters is a warpgroup's own");
+    static_assert(!kept || all == 4 * steps, "the ring has the filters of two rows");
+    int warpgroup;
+    RingPlace<kept ? 2 : fixed ? 1 : all / 2> place;
+
+    __device__ __forceinline__ explicit OwnFilters(int warpgroup) : warpgroup(warpgroup) {}
+    // The stage of the i-th products, those with filters of this row of pixels, or of the one `before`.
+    __device__ __forceinline__ int stage(int i, bool before) const {
+        if constexpr (kept) return (place.stage ^ static_cast<int>(before)) * (2 * steps) + 2 * i + warpgroup;
+        return 2 * (fixed ? i : place.stage) + warpgroup;
+    }
+    __device__ __forceinline__ void advance(bool of_row) {
+        if (of_row == (kept || fixed)) place.advance();
+    }
+};
+
 // One warpgroup's products of a stage of pixels with chunks of filters, or for rows of outputs, `first` to `end` - 1.
-template <bool scaled, bool whole_ring, int from, int first, int end, int parts, int count, class Pixels, class Problem, class Tuning>
+template <bool scaled, int first, int end, int parts, int count, class Pixels, class Problem, class Tuning>
 __device__ __forceinline__ void multiply_stage(float (&sums)[2][parts][count], const Pixels& pixels,
                                                const TensorRings<Problem, Tuning>& rings,
                                                RingPlace<Tuning::pixel_stages>& pixel_place,
-                                               RingPlace<Tuning::filter_stages>& filter_place, int stage, int lane, int warpgroup,
+                                               OwnFilters<Problem, Tuning>& own_filters, int stage, int lane,
                                                const SplitHeader& header) {
+    constexpr bool kept = OwnFilters<Problem, Tuning>::kept;
     SplitFragments<Tuning::products == 3> fragments[2];
     mbarrier_wait_parity(rings.pixels_full(pixel_place.stage), pixel_place.parity);
     float x[2][2][4][4];
     load_states<scaled>(x, pixels, rings.base, pixel_place.stage * TensorRings<Problem, Tuning>::pixel_bytes, stage, lane % 4);
     split_state(fragments[0], x[0], header);
+    if (Tuning::flat) split_state(fragments[1], x[1], header);
 #pragma unroll
     for (int i = 0; i < 2 * (end - first); ++i) {
-        const int own = i / (end - first), part = first + i % (end - first);
+        // Of rows of outputs the second comes first, which lets go of its filters.
+        const int own = i / (end - first), part = kept ? end - 1 - i % (end - first) : first + i % (end - first);
         auto& states = fragments[own];
-        // A stage of pixels that takes all stages of filters by turns finds each of them where it was.
-        const int place = whole_ring ? warpgroup + (2 * i + from) % Tuning::filter_stages : filter_place.stage;
-        const unsigned parity = filter_place.parity ^ (whole_ring ? (2 * i + from) / Tuning::filter_stages : 0);
-        mbarrier_wait_parity(rings.filters_full(place), parity);
+        const int place = own_filters.stage(kept ? own : i, kept && part > 0);
+        if (!kept || part == 0) mbarrier_wait_parity(rings.filters_full(place), own_filters.place.parity);
         const unsigned char* const filters = rings.filter_stage(place);
         float partial[count];
         wgmma_fence(partial, states.high, states.low);
         begin_products(partial, states, filters);
         end_products(partial, states, filters);
         wgmma_commit_group();
-        if (i == 0) {
-            // The second state is made while products of the first are under way.
+        // The second state is made while products of the first are under way; flat ones, whose loads take longer, before.
+        // NOTE: zero_after has it made before the products are waited for, behind which the compiler would move it.
+        int zero = 0;
+        if (!Tuning::flat && i == 0) {
             split_state(fragments[1], x[1], header);
+            zero = zero_after(fragments[1].all());
+        }
+        if (i == (Tuning::flat ? end - first : 0)) {
             // NOTE: not before the products that take the loaded values (ld_shared_v4 says why).
             __syncwarp();
-            const int zero = zero_after(fragments[1].all());
             if (lane == 0) mbarrier_arrive(rings.pixels_free(pixel_place.stage + zero));
             pixel_place.advance();
         }
         wgmma_wait_group<0>(partial, states.high, states.low);
-        if (lane == 0) mbarrier_arrive(rings.filters_free(place));
-        if (!whole_ring) filter_place.advance(), filter_place.advance();
+        if ((!kept || part > 0) && lane == 0) mbarrier_arrive(rings.filters_free(place));
+        own_filters.advance(false);
         promote(sums[own][part], partial, states.down);
     }
-    if (whole_ring) filter_place.parity ^= 1;
+    if (first == 0) own_filters.advance(true);
 }
 
 // One warpgroup's products of all tiles of the block.
@@ -369,7 +398,6 @@ __device__ __forceinline__ void consume_pairs(const float* prepared_filters, con
     using F = TensorFilters<Pairs<Problem, Tuning>, Tuning>;
     using Rings = TensorRings<Pairs<Problem, Tuning>, Tuning>;
     static_assert(Tuning::warpgroups == 2 && F::states == 4, "two warpgroups share the four states of F(2, 3)");
-    static_assert(Tuning::filter_stages % 2 == 0, "every other stage of filters is a warpgroup's own");
     constexpr int count = Tuning::chunk / 2;
     constexpr int parts = F::chunks * F::heights;  // of the sums of a state
     static_assert(F::heights == 1 || (F::chunks == 1 && !Tuning::flat && Tuning::split == 1),
@@ -381,9 +409,7 @@ __device__ __forceinline__ void consume_pairs(const float* prepared_filters, con
     using Pixels = typename Select<Tuning::flat, FlatPairPixels<Problem, Tuning>, PairPixels<Problem, Tuning>>::type;
     Pixels pixels(prepared, warp, lane, warpgroup);
     RingPlace<Tuning::pixel_stages> pixel_place;
-    RingPlace<Tuning::filter_stages> filter_place;
-    filter_place.stage = warpgroup;
-    constexpr bool whole_ring = F::heights == 1 && Tuning::filter_stages == 4 * parts;
+    OwnFilters<Pairs<Problem, Tuning>, Tuning> own_filters(warpgroup);
     for (TileWalk<Pairs<Problem, Tuning>, Tuning> walk(tiles); walk.valid(); walk.advance()) {
         const Offset<Problem> tile = walk.tile;
         pixels.begin(tiles, tile);
@@ -393,16 +419,15 @@ __device__ __forceinline__ void consume_pairs(const float* prepared_filters, con
 
         if constexpr (F::heights == 1) {
             for (int stage = walk.first; stage < walk.end; ++stage)
-                multiply_stage<scaled, whole_ring, 0, 0, parts>(sums, pixels, rings, pixel_place, filter_place, stage, lane, warpgroup, header);
+                multiply_stage<scaled, 0, parts>(sums, pixels, rings, pixel_place, own_filters, stage, lane, header);
         } else {
             // The first row of pixels is seen by the first row of outputs alone, and the last by the last.
-            int stage = 0;
-            for (; stage < F::row_stages; ++stage)
-                multiply_stage<scaled, false, 0, 0, 1>(sums, pixels, rings, pixel_place, filter_place, stage, lane, warpgroup, header);
-            for (; stage < F::stages; ++stage)
-                multiply_stage<scaled, Tuning::filter_stages == 8, 4 * F::row_stages % 8, 0, parts>(sums, pixels, rings, pixel_place, filter_place, stage, lane, warpgroup, header);
-            for (; stage < F::seen_stages; ++stage)
-                multiply_stage<scaled, false, 0, 1, parts>(sums, pixels, rings, pixel_place, filter_place, stage, lane, warpgroup, header);
+            for (int first = 0; first < F::row_stages; ++first) {
+                multiply_stage<scaled, 0, 1>(sums, pixels, rings, pixel_place, own_filters, first, lane, header);
+                for (int row = 1; row < F::seen_rows - 1; ++row)
+                    multiply_stage<scaled, 0, parts>(sums, pixels, rings, pixel_place, own_filters, row * F::row_stages + first, lane, header);
+                multiply_stage<scaled, 1, parts>(sums, pixels, rings, pixel_place, own_filters, F::stages - F::row_stages + first, lane, header);
+            }
         }
         float* const exchanged = reinterpret_cast<float*>(rings.base + Rings::shared_bytes);
         float both[Tuning::flat ? parts * count / 8 : 1][8];
