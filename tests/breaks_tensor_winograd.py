@@ -56,17 +56,16 @@ TENSOR_WINOGRAD = (
     ),
     pairs(
         "pixels are free before the products have taken them",
-        "            load_states<scaled>(fragments",
-        "            if (lane == 0) mbarrier_arrive(rings.pixels_free(pixel_place.stage));\n"
-        "            load_states<scaled>(fragments",
+        "    load_states<scaled>(fragments",
+        "    if (lane == 0) mbarrier_arrive(rings.pixels_free(pixel_place.stage));\n    load_states<scaled>(fragments",
         RULE + "|" + RACE,
         "same",
     ),
     pairs(
         "filters are free while products read them",
-        "                end_products(partial, states, filters);",
-        "                if (lane == 0) mbarrier_arrive(rings.filters_free(filter_place.stage));\n"
-        "                end_products(partial, states, filters);",
+        "        end_products(partial, states, filters);",
+        "        if (lane == 0) mbarrier_arrive(rings.filters_free(filter_place.stage));\n"
+        "        end_products(partial, states, filters);",
         RULE + "|" + RACE,
         "same",
     ),
@@ -101,6 +100,22 @@ TENSOR_WINOGRAD = (
         "outer + inner",
         WRONG,
         "same",
+    ),
+    pairs(
+        "two rows of outputs see the same filter rows",
+        "stage - i / 2 % F::heights * F::row_stages",
+        "stage - 0 * F::row_stages",
+        WRONG + "|" + RULE,
+        "two-segments",
+        heights=2,
+    ),
+    pairs(
+        "a row of outputs past the last is stored",
+        "exists && p < Problem::p",
+        "exists",
+        WRONG + "|" + RACE,
+        "heights",
+        heights=2,
     ),
     pairs(
         "all segments of a row see the same pixels",

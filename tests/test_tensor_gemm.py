@@ -33,7 +33,7 @@ def _ways(case: Case) -> list[TensorConfig]:
     for config in configs:
         if config.filters <= 128:
             split = min(config.split, 2)
-            kinds.setdefault((config.flat, config.partials, config.chunks > 1, split), config)
+            kinds.setdefault((config.flat, config.row_lines > 0, config.partials, config.chunks > 1, split), config)
     return list(kinds.values())
 
 
@@ -43,7 +43,7 @@ def _every() -> list[Any]:
     for turn, case in enumerate(TENSOR_CASES):
         ways = _ways(case)
         for i, config in enumerate(ways):
-            kind = "rows" if config.rows else "flat" if config.flat else "columns"
+            kind = "taps" if config.row_lines else "rows" if config.rows else "flat" if config.flat else "columns"
             name = f"{case.name}-{kind}-{config.chunks}x{config.chunk}-p{config.partials}-split{config.split}"
             found.append((case, config, name))
             chosen += [found[-1]] if case.in_turn and turn % 2 == 0 and i == turn // 2 % len(ways) else []
@@ -210,15 +210,14 @@ def test_one_product_keeps_eleven_bits(kind: str) -> None:
         ("pixels-apart", "exponent + biased > 268", "false"),
         ("pixels-apart", "sums[0][i] *= ratio[i / 2 % 2]", "sums[0][i] *= ratio[0]"),
         ("pixels-apart", "sums[0][i] *= down[i / 2 % 2]", "sums[0][i] *= down[0]"),
-        (
-            "pixels-apart",
-            "largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, 2));\n        const float",
-            "const float",
-        ),
+        ("pixels-apart", "return fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, 2));", "return largest;"),
+        ("channels-apart", "doubted ? 1.0f : 0.0f", "0.0f"),
+        ("unseen", "doubted ? 1.0f : 0.0f", "0.0f"),
     ],
 )
 def test_broken_scales_of_one_product_show(kind: str, text: str, by: str, tmp_path: Path) -> None:
-    kernels = broken_kernels(tmp_path, text, by, ("lib/tensor_running.cuh",))
+    headers = ("lib/tensor_running.cuh", "lib/tensor_filters.cuh")
+    kernels = broken_kernels(tmp_path, text, by, headers)
     assert not lost_by_one_product(kind, kernels=kernels) < 4e-4
 
 

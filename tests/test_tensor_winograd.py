@@ -27,10 +27,11 @@ HOPPER = TARGETS[0]
 
 
 def _ways(case: Case) -> list[PairConfig]:
-    """A configuration of each tile, whole and with the reduction split."""
+    """A configuration of each tile, whole and with the reduction split, of two rows, in NCHW with copies of each
+    length."""
     kinds: dict[Any, PairConfig] = {}
     for config in TENSOR_WINOGRAD.configs(case.problem, HOPPER):
-        kinds.setdefault((config.chunk, config.chunks, config.split > 1), config)
+        kinds.setdefault((config.chunk, config.chunks, config.split > 1, config.granule, config.heights), config)
     return list(kinds.values())
 
 
@@ -41,6 +42,7 @@ def _every() -> list[Any]:
         ways = _ways(case)
         for i, config in enumerate(ways):
             name = f"{case.name}-{config.chunks}x{config.chunk}-split{config.split}"
+            name += f"-{config.granule}" if config.flat else "-two-rows" if config.heights > 1 else ""
             found.append((case, config, name))
             chosen += [found[-1]] if turn % 2 == 0 and i == turn // 2 % len(ways) else []
     return selection.marked(found, chosen, lambda each: (each[:2], each[2]))

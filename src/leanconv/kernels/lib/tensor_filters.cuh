@@ -40,8 +40,17 @@ struct TensorFilters {
     static constexpr int stages = ceil_div(taps * of_tap, pieces);
     // Stages that have the same pixels: those of the taps of a filter row, which follow each other then.
     static constexpr bool by_row = row_lines_of<Tuning>(nullptr) > 0;
-    static constexpr int row_stages = by_row ? Problem::s : 1;
+    static constexpr int tap_stages = by_row ? Problem::s : 1;
     static_assert(!by_row || (pieces == 2 && of_tap % 2 == 0 && states == 1), "a stage has channels of one tap");
+    // Where pairs of two rows of outputs share their states, a tile sees one more row of pixels than filters have: all rows of a
+    // segment and its channels, then those of the next.
+    static constexpr int heights = heights_of<Tuning>(nullptr), row_stages = of_row * of_tap / pieces;
+    static constexpr int seen_rows = Problem::r + heights - 1, seen_taps = seen_rows * of_row;
+    static constexpr int seen_stages = ceil_div(seen_taps * of_tap, pieces);
+    static_assert(heights == 1 || (heights == 2 && of_row * of_tap % pieces == 0), "rows of filters are whole stages");
+    static __device__ __forceinline__ int seen(int stage) {
+        return heights > 1 ? stage % seen_rows * row_stages + stage / seen_rows : stage;
+    }
     static constexpr int chunk = Tuning::chunk, chunks = Tuning::chunks, filters = chunk * chunks;
     static constexpr int stage_chunks = states * chunks;
     static_assert(chunk % 16 == 0, "filters are permuted in sixteens");
@@ -71,11 +80,11 @@ struct TensorFilters {
     }
     // Tap and first channel of a piece of the reduction.
     static __device__ __forceinline__ int tap_of(int number) {
-        if constexpr (by_row) return number / (of_tap * row_stages) * row_stages + number / 2 % row_stages;
+        if constexpr (by_row) return number / (of_tap * tap_stages) * tap_stages + number / 2 % tap_stages;
         else return number / of_tap;
     }
     static __device__ __forceinline__ int channel_of(int number) {
-        if constexpr (by_row) return (number / (2 * row_stages) % (of_tap / 2) * 2 + number % 2) * piece;
+        if constexpr (by_row) return (number / (2 * tap_stages) % (of_tap / 2) * 2 + number % 2) * piece;
         else return number % of_tap * piece;
     }
     static __device__ __forceinline__ int64 fragment(int group, int tile, int stage, int chunk_of_tile) {

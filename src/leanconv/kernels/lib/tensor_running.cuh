@@ -98,11 +98,11 @@ __device__ __forceinline__ void consume_running(const float* prepared_filters, c
 
         float x[2][4][4];
         const auto load = [&](int of_stage) {
-            const int tap = of_stage % F::row_stages;
+            const int tap = of_stage % F::tap_stages;
             if (tap == 0) mbarrier_wait_parity(rings.pixels_full(pixel_place.stage), pixel_place.parity);
             StageValues<Problem, Tuning>::load(x, rings.pixel_stage(pixel_place.stage), factors + of_stage * split_depth,
                                                scaled, {lines[0] + tap, lines[1] + tap}, t, seen, of_stage);
-            if (tap == F::row_stages - 1) pixel_place.advance();
+            if (tap == F::tap_stages - 1) pixel_place.advance();
         };
         const auto make_room = [&] {
 #pragma unroll
@@ -131,7 +131,7 @@ __device__ __forceinline__ void consume_running(const float* prepared_filters, c
             filter_place.advance();
             // NOTE: not before the products that take the loaded values (ld_shared_v4 says why).
             __syncwarp();
-            if (stage % F::row_stages == F::row_stages - 1) {
+            if (stage % F::tap_stages == F::tap_stages - 1) {
                 if (lane == 0) mbarrier_arrive(rings.pixels_free(taken_place.stage));
                 taken_place.advance();
             }
