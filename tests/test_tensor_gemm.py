@@ -209,7 +209,7 @@ def test_one_product_keeps_eleven_bits(kind: str) -> None:
         ("pixels-apart", "power_of_two(127 + next - biased) : 0.0f", "1.0f : 1.0f"),
         ("pixels-apart", "exponent + biased > 268", "false"),
         ("pixels-apart", "sums[0][i] *= ratio[i / 2 % 2]", "sums[0][i] *= ratio[0]"),
-        ("pixels-apart", "sums[0][i] *= down[i / 2 % 2]", "sums[0][i] *= down[0]"),
+        ("pixels-apart", "sums[0][i] *= back[i / 2 % 2]", "sums[0][i] *= back[0]"),
         ("pixels-apart", "return fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, 2));", "return largest;"),
         ("channels-apart", "doubted ? 1.0f : 0.0f", "0.0f"),
         ("unseen", "doubted ? 1.0f : 0.0f", "0.0f"),

@@ -100,9 +100,7 @@ def _plain_first(problem: ConvProblem, config: SplitFilters) -> bool:
     return config.products == 1 and taps >= 4 and not _by_element(problem) and taps * problem.group_c <= COPIED_ELEMENTS
 
 
-def _filter_constants(
-    problem: ConvProblem, config: SplitFilters, first_prepared: int, first_weight: int
-) -> Constants:
+def _filter_constants(problem: ConvProblem, config: SplitFilters, first_prepared: int, first_weight: int) -> Constants:
     """What the filters alone determine."""
     return (
         ("filter", DTYPES[problem.dtype].ctype),

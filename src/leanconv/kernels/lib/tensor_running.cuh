@@ -159,9 +159,9 @@ __device__ __forceinline__ void consume_running(const float* prepared_filters, c
         }
         wgmma_wait_group<0>(sums[0], even, odd);
         if (lane == 0) mbarrier_arrive(rings.filters_free(before));
-        const float down[2] = {scales[0].down(header), scales[1].down(header)};
+        const float back[2] = {scales[0].down(header), scales[1].down(header)};
 #pragma unroll
-        for (int i = 0; i < count; ++i) sums[0][i] *= down[i / 2 % 2];
+        for (int i = 0; i < count; ++i) sums[0][i] *= back[i / 2 % 2];
         const auto& all = in_sixteens(sums);
         if (!walk.together) {
             store_sums<Problem, Tuning>(all, 0, prepared, bias, y, batch, tiles, tile, row, t);

@@ -15,10 +15,10 @@ __device__ __forceinline__ void barrier_arrive(int number, int threads) {
     asm volatile("bar.arrive %0, %1;\n" :: "r"(number), "r"(threads) : "memory");
 }
 
-// barrier.cta.red.or.pred: the same as barrier_sync, and whether the predicate of any of these threads is true.
+// bar.red.or.pred: the same as barrier_sync, and whether the predicate of any of these threads is true.
 __device__ __forceinline__ bool barrier_or(int number, int threads, bool predicate) {
     int any;
-    asm volatile("{\n.reg .pred p, q;\nsetp.ne.b32 p, %3, 0;\nbarrier.cta.red.or.pred q, %1, %2, p;\nselp.b32 %0, 1, 0, q;\n}\n"
+    asm volatile("{\n.reg .pred p, q;\nsetp.ne.b32 p, %3, 0;\nbar.red.or.pred q, %1, %2, p;\nselp.b32 %0, 1, 0, q;\n}\n"
                  : "=r"(any) : "r"(number), "r"(threads), "r"(static_cast<int>(predicate)) : "memory");
     return any != 0;
 }
