@@ -175,7 +175,7 @@ def test_filters_that_are_no_numbers_leave_the_others_alone() -> None:
 
 
 def drawn_for_one_product(kind: str, problem: ConvProblem) -> tuple[np.ndarray, np.ndarray]:
-    """As `drawn`; in pixels-apart each pixel has a scale of its own, so that windows see larger ones again and again."""
+    """As `drawn`; in pixels-apart each pixel has a scale of its own: windows see larger ones again and again."""
     x, w = drawn("normal" if kind == "pixels-apart" else kind, problem)
     if kind == "pixels-apart":
         scales = np.power(10.0, np.random.default_rng(0).uniform(-9, 9, (problem.h, problem.w, 1)))
@@ -210,7 +210,7 @@ def test_one_product_keeps_eleven_bits(kind: str) -> None:
         ("pixels-apart", "exponent + biased > 268", "false"),
         ("pixels-apart", "sums[0][i] *= ratio[i / 2 % 2]", "sums[0][i] *= ratio[0]"),
         ("pixels-apart", "sums[0][i] *= back[i / 2 % 2]", "sums[0][i] *= back[0]"),
-        ("pixels-apart", "return fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, 2));", "return largest;"),
+        ("pixels-apart", "return fmaxf(of_two, __shfl_xor_sync(0xffffffffu, of_two, 2));", "return largest;"),
         ("channels-apart", "doubted ? 1.0f : 0.0f", "0.0f"),
         ("unseen", "doubted ? 1.0f : 0.0f", "0.0f"),
     ],

@@ -30,8 +30,8 @@ class TensorConfig(Config, SplitFilters):
     ``products`` of float16 make one of float32: 3, or 1 in tier tf32. ``partials`` partial sums are under way at once.
     ``rows``: bulk copies bring pixels in rows of channels, and where they are ``flat`` in columns of pixels; otherwise
     lanes copy columns. ``piece`` channels of one tap lie together in the reduction. ``turns``: consumers multiply in
-    turn. ``row_lines`` pixels of a copy serve all taps of a filter row. ``pixel_stages`` and ``filter_stages`` are the lengths of the rings. A cluster of ``split`` blocks shares a
-    reduction.
+    turn. ``pixel_stages`` and ``filter_stages`` are the lengths of the rings. ``row_lines`` pixels of a copy serve all
+    taps of a filter row; 0: each tap has a copy of its own. A cluster of ``split`` blocks shares a reduction.
     """
 
     warpgroups: int

@@ -49,8 +49,8 @@ struct RunningScale {
         float largest = fabsf(x[0][0]);
 #pragma unroll
         for (int j = 1; j < 16; ++j) largest = fmaxf(largest, fabsf(x[j / 4][j % 4]));
-        largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, 1));
-        return fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, 2));
+        const float of_two = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, 1));
+        return fmaxf(of_two, __shfl_xor_sync(0xffffffffu, of_two, 2));
     }
     // A row's quarter of 64 elements as fragments, `row` and `row` + 2 of each sixteen.
     __device__ __forceinline__ void convert(unsigned (&fragments)[4][4], int row, const float (&x)[4][4]) const {
