@@ -70,6 +70,14 @@ def batch_invariance(results: Records = RESULTS, revision: options.Revision = No
     print(measure(results, revision))
 
 
+@app.command("tensor-ablation")
+def tensor_ablation(results: Records = RESULTS, revision: options.Revision = None) -> None:
+    """Measure tensor-core kernels without one part at a time, and the energy of calls, on a GPU."""
+    from report.tensor_ablation import measure
+
+    print(measure(results, revision))
+
+
 @app.command("bank-width")
 def bank_width(results: Records = RESULTS, revision: options.Revision = None) -> None:
     """Measure what reading shared memory in units of a bank's width is worth for each element type, on a GPU."""
