@@ -86,7 +86,7 @@ PEER_ENGINES = {
     "torch-tf32-nhwc": "PyTorch, TF32, NHWC",
 }
 #: Seconds: rest before single launches, of single launches, and of work before and with the meter.
-REST_S, BURST_S, WARM_S, PART_S, ENGINE_S = 0.1, 0.02, 0.12, 0.5, 0.8
+REST_S, BURST_S, WARM_S, PART_S, ENGINE_S = 0.1, 0.02, 0.12, 0.5, 0.6
 
 
 def _algorithm(name: str) -> TimedAlgorithm:
@@ -288,14 +288,18 @@ def energy_table(record: dict[str, Any], layer: str) -> Table:
     return ["engine", "TFLOP/s", "W", "MHz", "J a call", "pJ a flop", "error"], lines
 
 
+def _origin(record: dict[str, Any]) -> str:
+    about = record["machine"]
+    return f"{about['gpu']}, {about['date'][:10]}, {markdown.revision(about, 12)}."
+
+
 def parts_section(record: dict[str, Any]) -> str:
     """A table for each algorithm."""
-    origin = (
-        f"{record['machine']['gpu']}, {record['machine']['date'][:10]}, {markdown.revision(record['machine'], 12)}."
-    )
+    layers = dict.fromkeys(row["problem"] for row in record["parts"])
+    words = "; ".join(f"{layer}: `{record['problems'][layer]}`" for layer in layers)
     said = (
-        f"{origin} Layers: {'; '.join(f'{name}: `{words}`' for name, words in record['problems'].items())}. TFLOP/s of "
-        "the direct convolution with filters prepared before; × is the sustained speed over that of the whole kernel."
+        f"{_origin(record)} {words}. TFLOP/s of the direct convolution with filters prepared before, single launches "
+        "(burst) and at work; × is the speed at work over that of the whole kernel."
     )
     tables = (f"`{name}`:\n\n{markdown.table(part_table(record, name))}" for name in TAKEN_APART)
     return "\n\n".join([said, *tables])
@@ -303,11 +307,8 @@ def parts_section(record: dict[str, Any]) -> str:
 
 def energy_section(record: dict[str, Any]) -> str:
     """A table for each layer."""
-    origin = (
-        f"{record['machine']['gpu']}, {record['machine']['date'][:10]}, {markdown.revision(record['machine'], 12)}."
-    )
     rest = "" if record["idle_watts"] is None else f" The card draws {record['idle_watts']:.0f} W with nothing to do."
-    said = f"{origin} Power by {record['meter']}, at work.{rest}"
+    said = f"{_origin(record)} Power by {record['meter']}, at work.{rest}"
     layers = dict.fromkeys(row["problem"] for row in record["energy"])
     tables = (f"{layer}:\n\n{markdown.table(energy_table(record, layer))}" for layer in layers)
     return "\n\n".join([said, *tables])
