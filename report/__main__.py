@@ -109,6 +109,14 @@ def networks(results: Records = RESULTS, revision: options.Revision = None) -> N
     print(measure(results, revision))
 
 
+@app.command()
+def cpu(results: Records = RESULTS, revision: options.Revision = None) -> None:
+    """Measure the CPU engine's algorithms beside PyTorch on this machine, and whether the choice among them is good."""
+    from report.cpu import measure
+
+    print(measure(results, revision))
+
+
 @app.command("design-space")
 def design_space(
     results: Records = RESULTS,
