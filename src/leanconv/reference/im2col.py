@@ -41,7 +41,7 @@ class Im2col(LayerAlgorithm):
         each = 80.0
         if problem.group_c == problem.c and problem.layout == "NHWC" and problem.op == "fprop":
             # a window's row lies together in memory
-            each = 12 + 400 / (problem.c * (problem.s if problem.dilation[1] == 1 else 1))
+            each = 18 + 400 / (problem.c * (problem.s if problem.dilation[1] == 1 else 1))
         return product_cost(problem) + each * copied
 
     def compute(self, problem: ConvProblem, x: np.ndarray, w: np.ndarray, bias: np.ndarray | None) -> np.ndarray:
