@@ -117,6 +117,14 @@ def cpu(results: Records = RESULTS, revision: options.Revision = None) -> None:
     print(measure(results, revision))
 
 
+@app.command()
+def layers(results: Records = RESULTS, seconds: options.Seconds = None, revision: options.Revision = None) -> None:
+    """Tune the layers of torchvision's networks on this machine's GPU, beside PyTorch's own convolution."""
+    from report.layers import measure
+
+    print(measure(results, seconds, revision))
+
+
 @app.command("design-space")
 def design_space(
     results: Records = RESULTS,

@@ -9,7 +9,8 @@ The words after ``made:`` are what to make, the results file it is made of (``im
 ``opencnn-relaxed``, ``im2win-ablation``; ``numerics`` for ``errors``, ``first-calls`` for ``waits``, ``networks``
 for ``networks``, ``batch-invariance`` for ``batches``, ``training`` for ``training``, ``training-processes`` for
 ``processes``, ``tuning`` for ``tuning``, ``bank-width`` for ``banks``, ``design-space`` for ``configurations`` and
-``landscape``, ``tensor-ablation`` for ``parts`` and ``energy``, ``choice`` for ``cpu``), and settings.
+``landscape``, ``tensor-ablation`` for ``parts`` and ``energy``, ``choice`` for ``cpu``,
+``torchvision-layers`` for ``layers``), and settings.
 ``python -m report pages`` writes what belongs between the two lines, for each GPU that has such a file; figures go to
 ``docs/pictures/<gpu>-<file>-<what>.png``. Nothing outside the blocks changes.
 """
@@ -39,6 +40,7 @@ from report import (
     design_space,
     figures,
     first_calls,
+    layers,
     markdown,
     networks,
     numerics,
@@ -105,6 +107,7 @@ _FIGURES: dict[str, tuple[Callable[[Results, Path], None], str]] = {
 _SECTIONS: dict[str, Callable[[Sequence[Path]], str]] = {
     "waits": first_calls.section,
     "cpu": cpu.section,
+    "layers": layers.section,
     "batches": batches.section,
     "networks": networks.section,
     "configurations": design_space.section,
