@@ -38,6 +38,8 @@ NETWORKS = {
 }
 LAYOUTS: tuple[Layout, ...] = ("NCHW", "NHWC")
 PEERS = {"torch-fp32": "strict FP32", "torch-tf32": "TF32"}
+#: The revision of rows whose times were in the table before.
+EARLIER = "before, with today's kernels"
 #: Candidates of a layer that are timed at most, and problems that are handed to the tuner together.
 _MOST, _TOGETHER = 7, 24
 
@@ -81,12 +83,12 @@ def _of_network(network: str, layout: Layout) -> Iterator[tuple[ConvProblem, int
 
 
 def measure(results: Path, seconds: float | None = None, revision: str | None = None) -> Path:
-    """Tune, begin no further layer after ``seconds``; returns the results file."""
+    """Tune, begin no further layer after ``seconds``; returns the results file. Raises WrongResultError, at the end."""
     import torch
     import torchvision
 
     from leanconv.runtime import launch
-    from leanconv.tuning.search import tune
+    from leanconv.tuning.search import WrongResultError, tune
 
     begun = perf_counter()
     target = launch.open_device(0).target
@@ -100,13 +102,18 @@ def measure(results: Path, seconds: float | None = None, revision: str | None = 
     for layer in every:
         if (key := (format_problem(layer.problem), layer.limit)) in rows:
             rows[key]["shares"] = layer.shares
+    wrong: list[str] = []
     for group in _groups(every):
         left = None if seconds is None else seconds - (perf_counter() - begun)
         if left is not None and left <= 0:
             break
-        done = tune(
-            [layer.problem for layer in group], workspace_limit=group[0].limit, most=_MOST, peers=True, seconds=left
-        )
+        problems = [layer.problem for layer in group]
+        try:
+            done = tune(problems, workspace_limit=group[0].limit, most=_MOST, peers=True, seconds=left)
+        except WrongResultError as error:
+            # all other times are in the table: they are read there
+            wrong.append(str(error))
+            done = tune(problems, workspace_limit=group[0].limit, most=_MOST, peers=True, seconds=left)
         for each in done.problems:
             layer = next(layer for layer in group if layer.problem == each.problem)
             key = format_problem(layer.problem), layer.limit
@@ -114,10 +121,13 @@ def measure(results: Path, seconds: float | None = None, revision: str | None = 
                 rows[key] = {
                     "problem": key[0], "limit": key[1], "layout": layer.problem.layout, "shares": layer.shares,
                     "algorithm": each.winner.algorithm.name, "us": each.us, "model_us": each.model_us,
-                    "timed": each.timed, "peers": dict(each.peers), "revision": about["git_revision"],
-                    "date": about["date"],
+                    "timed": each.timed, "peers": dict(each.peers), "date": about["date"],
+                    # what was not timed now stands in the table, with kernels that have not changed since
+                    "revision": about["git_revision"] if each.timed else EARLIER,
                 }  # fmt: skip
         _write(path, about, len(every), rows.values())
+    if wrong:
+        raise WrongResultError("\n".join(wrong))
     return path
 
 
@@ -170,9 +180,10 @@ def section(paths: Sequence[Path]) -> str:
         rows = record["rows"]
         revisions: dict[str, int] = {}
         for row in rows:
-            words = f"{(row['revision'] or 'unknown')[:12]} ({row['date'][:10]})"
+            known = (row["revision"] or "unknown")[:12]
+            words = EARLIER if row["revision"] == EARLIER else f"at revision {known} ({row['date'][:10]})"
             revisions[words] = revisions.get(words, 0) + 1
-        of = ", ".join(f"{count} at revision {words}" for words, count in revisions.items())
+        of = ", ".join(f"{count} {words}" for words, count in revisions.items())
         strict = [row["peers"]["torch-fp32"] / row["us"] for row in rows if "torch-fp32" in row["peers"]]
         said = (
             f"{record['machine']['gpu']}, PyTorch {record['machine']['torch']}: {len(rows)} of {record['layers']} "

@@ -52,7 +52,7 @@ def test_rows_of_earlier_runs_stay(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     monkeypatch.setattr(study, "_TOGETHER", 2)
     monkeypatch.setattr(launch, "open_device", lambda index: SimpleNamespace(target=TARGETS[0]))
     monkeypatch.setitem(__import__("sys").modules, "torchvision", SimpleNamespace(__version__="0.1"))
-    timed: dict[Any, int] = {}
+    timed: dict[Any, int] = {each.problem: 4 for each in every[:2]}
     revision = "first"
 
     def tune(problems: list[ConvProblem], **how: Any) -> Any:
@@ -79,9 +79,12 @@ def test_rows_of_earlier_runs_stay(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     monkeypatch.setattr(study, "perf_counter", lambda: 0.0)
     assert study.measure(tmp_path, 100) == path
     rows = study.read(path)
-    assert [row["revision"] for row in rows] == ["first", "second", "second"]
+    assert [row["revision"] for row in rows] == ["first", "second", study.EARLIER]
     text = study.section([path])
-    assert "3 of 3 different layers tuned, 1 at revision first (2026-11-22), 2 at revision second (2026-11-22)" in text
+    assert (
+        "3 of 3 different layers tuned, 1 at revision first (2026-11-22), 1 at revision second (2026-11-22), 1 before"
+        in text
+    )
     assert "are 3.00 times as fast" in text and "; 0 are below 0.97" in text
     assert "| vgg16 | NCHW | 2 | 3.00 | 3.00 | 0.80 | 0.80 | 0 |" in text
     assert "| resnet18 | NHWC | 1 | 3.00 |" in text and "| all different layers | NCHW | 2 |" in text
