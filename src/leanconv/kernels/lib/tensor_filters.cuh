@@ -33,6 +33,15 @@ struct TensorFilters {
     static constexpr int piece = Tuning::piece, pieces = split_depth / piece, of_tap = ceil_div(Problem::group_c, piece);
     static_assert(split_depth % piece == 0, "a stage has whole pieces");
     static constexpr int stages = ceil_div(taps * of_tap, pieces);
+    // Where pairs of two rows of outputs share their states, a tile sees one more row of pixels than filters have: all rows of a
+    // segment and its channels, then those of the next.
+    static constexpr int heights = heights_of<Tuning>(nullptr), row_stages = of_row * of_tap / pieces;
+    static constexpr int seen_rows = Problem::r + heights - 1, seen_taps = seen_rows * of_row;
+    static constexpr int seen_stages = ceil_div(seen_taps * of_tap, pieces);
+    static_assert(heights == 1 || (heights == 2 && of_row * of_tap % pieces == 0), "rows of filters are whole stages");
+    static __device__ __forceinline__ int seen(int stage) {
+        return heights > 1 ? stage % seen_rows * row_stages + stage / seen_rows : stage;
+    }
     static constexpr int chunk = Tuning::chunk, chunks = Tuning::chunks, filters = chunk * chunks;
     static constexpr int stage_chunks = states * chunks;
     static_assert(chunk % 16 == 0, "filters are permuted in sixteens");

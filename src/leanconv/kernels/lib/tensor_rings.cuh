@@ -20,11 +20,15 @@ struct RingPlace {
     }
 };
 
-// How output pixels are numbered: as they lie in memory, and flat pixels of NCHW with each image rounded up to 32 (or 16
-// pairs of them, where Problem::q counts pairs).
+// Flat pixels, or pairs of them, that a copy brings: 32 where Tuning names no number.
+template <class Tuning> __host__ __device__ constexpr int granule_of(decltype(Tuning::granule)*) { return Tuning::granule; }
+template <class Tuning> __host__ __device__ constexpr int granule_of(...) { return 32; }
+
+// How output pixels are numbered: as they lie in memory, and flat pixels of NCHW with each image rounded up to granules;
+// so are pairs, where Problem::q counts these.
 template <class Problem, class Tuning>
 struct TensorPixels {
-    static constexpr int image = Problem::p * Problem::q, granule = states_of<Tuning>(nullptr) > 1 ? 16 : 32;
+    static constexpr int image = Problem::p * Problem::q, granule = granule_of<Tuning>(nullptr);
     static constexpr bool rounded = Tuning::flat && !Problem::chwn;
     static constexpr int of_image = rounded ? ceil_div(image, granule) * granule : image;
     static_assert(!Tuning::flat || Phase<Problem>::whole, "flat pixels are those of whole images");
@@ -111,8 +115,8 @@ struct TensorRings {
     using F = TensorFilters<Problem, Tuning>;
     static constexpr int pixels = TensorTiles<Problem, Tuning>::pixels, pitch = pixels + 4;
     static constexpr bool by_maps = Tuning::rows || Tuning::flat;
-    // Flat columns of 32 pixels and what their windows see besides, and the 32 of them that a copy brings; 32 channels of
-    // the tile.
+    // Flat columns of a granule and what its windows see besides, and the 32 of them that a copy brings; 32 channels of the
+    // tile.
     static constexpr int granule = TensorPixels<Problem, Tuning>::granule;
     static constexpr int flat_pitch = F::states > 1 ? 2 * granule + 8 : granule + 4, granule_bytes = flat_pitch * 32 * 4;
     static constexpr int lines = F::states > 1 ? pair_lines<Problem>(pixels) : pixels;
@@ -157,7 +161,7 @@ struct TensorRings {
 // has had equally many are shared: each cluster has one of them at most, and each block a share of its stages.
 template <class Problem, class Tuning>
 struct TileWalk {
-    static constexpr int split = Tuning::split, all = TensorFilters<Problem, Tuning>::stages, share = ceil_div(all, split);
+    static constexpr int split = Tuning::split, all = TensorFilters<Problem, Tuning>::seen_stages, share = ceil_div(all, split);
     static_assert(share * (split - 1) < all, "each block of a cluster has stages");
     const Offset<Problem> count, step, left;  // `left`: the first tile that is shared
     Offset<Problem> tile;
