@@ -70,7 +70,7 @@ def test_a_limit_in_words_is_for_the_environment_alone(monkeypatch: pytest.Monke
     monkeypatch.setenv("LEANCONV_WORKSPACE_LIMIT", "64")
     conv2d(X, W)
     monkeypatch.delenv("LEANCONV_WORKSPACE_LIMIT")
-    with says(TypeError, "workspace_limit='64' is not an integer"):
+    with says(TypeError, "workspace_limit='64' is text; as bytes it is 64"):
         conv2d(X, W, workspace_limit="64")
 
 

@@ -92,6 +92,15 @@ def test_a_crash_in_the_middle_loses_nothing_that_was_timed(stage: Stage, tmp_pa
     assert [each.timed for each in done.problems] == [0, 0, 4]
 
 
+def test_no_problem_is_begun_when_the_time_is_up(stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    moments = iter([0.0, 1.0, 9.0, 11.0, 12.0])
+    monkeypatch.setattr(search, "perf_counter", lambda: next(moments))
+    done = stage.search(tmp_path).run(LAYERS, seconds=10)
+    assert [each.problem for each in done.problems] == list(LAYERS[:2]) and done.missing == LAYERS[2:]
+    assert "1 problems are in no table" in str(done)
+    monkeypatch.undo()
+
+
 def test_only_what_runs_out_of_resources_is_skipped(stage: Stage, tmp_path: Path) -> None:
     bad = stage.plan(stage.candidates()[1]).launches[-1]
     too_much = CompileError("ptxas error: Entry function 'k' uses too much shared data (0x3c000 bytes)", "-o", "code")

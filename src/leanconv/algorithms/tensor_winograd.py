@@ -38,8 +38,8 @@ GRANULES = {64: 1.0, 32: 1.02, 16: 1.05}
 class PairConfig(Config, SplitFilters):
     """A tile has 64 pairs of outputs and ``chunks`` x ``chunk`` filters, of which a product takes ``chunk``.
 
-    ``lines`` pixels are a stage, or ``flat`` columns of them in NCHW, of which a copy brings ``granule`` pairs.
-    ``exchange`` sums of a thread change hands at once. The rest is
+    ``lines`` pixels are a stage, or ``flat`` columns of them in NCHW, of which a copy brings ``granule`` pairs. Outputs
+    are those of pairs in ``heights`` neighbouring rows. ``exchange`` sums of a thread change hands at once. The rest is
     as in `TensorConfig`.
     """
 
@@ -90,13 +90,14 @@ class PairConfig(Config, SplitFilters):
 
 #: A tile, as filters of a product and such chunks, and the TFLOP/s of its stages alone (burst, H200), with three
 #: products of float16 and with one.
-TILES: dict[tuple[int, int], tuple[float, float]] = {(64, 2): (294, 500), (64, 1): (238, 350)}
+TILES: dict[tuple[int, int], tuple[float, float]] = {(64, 2): (294, 535), (64, 1): (238, 395)}
 #: The share of it that flat pixels reach.
 FLAT = 0.94
-#: The same of tiles of 64 filters and two rows of outputs, in a stage that both see.
-HEIGHTS = (285, 480)
-#: Cycles of a tile beside its stages, and of the sum over the blocks of a cluster.
-TILE_CYCLES, SPLIT_CYCLES = 5000, 6000
+#: The same of tiles of 64 filters and two rows of outputs, in a stage that both see, and what a stage that one of them
+#: sees takes of its time.
+HEIGHTS, EDGE = (325, 520), 0.8
+#: Cycles of a tile beside its stages, and of one of two rows.
+TILE_CYCLES, HIGH_TILE_CYCLES = 5000, 11000
 
 
 def pairs_of(problem: ConvProblem) -> int:
@@ -130,10 +131,15 @@ def pair_map(problem: ConvProblem, heights: int = 1) -> TensorMap:
     )
 
 
+def _row_stages(problem: ConvProblem) -> float:
+    """Stages of one row of filters."""
+    return ceil_div(problem.s, SEGMENT) * ceil_div(problem.group_c, ROW) / (DEPTH // ROW)
+
+
 def _in_heights(problem: ConvProblem) -> bool:
     """Whether two rows of outputs may share the states of the rows of pixels that both see."""
-    of_row = ceil_div(problem.s, SEGMENT) * ceil_div(problem.group_c, ROW)
-    return problem.r > 1 and problem.p > 1 and problem.dilation[0] == 1 and of_row % (DEPTH // ROW) == 0
+    rows = problem.p > 1 and 1 < problem.r < 256 and problem.dilation[0] == 1
+    return rows and _row_stages(problem).is_integer() and not pair_map(problem, 2).why_not()
 
 
 @lru_cache(maxsize=256)
@@ -200,7 +206,7 @@ class TensorWinograd(SplitGemm[PairConfig]):
                 "in NCHW images of input and output are not of one size, with rows of even length, pixels in fours "
                 f"and, if there are several groups, multiples of {ROW} channels in each"
             ]
-        return []
+        return [reason for part in parts for reason in flat_map(part.problem, 2 * max(GRANULES) + 8).why_not()]
 
     def candidates(self, problem: ConvProblem, shared: int = SHARED) -> list[PairConfig]:
         parts = single_parts(problem)
@@ -211,7 +217,9 @@ class TensorWinograd(SplitGemm[PairConfig]):
         else:
             found = [_config(tile, lines, products, shared) for tile in TILES]
             low = _config((64, 1), lines, products, shared)
-            if low and parts and all(_in_heights(part.problem) for part in parts):
+            # NOTE: the filters of one row of pixels stay in the ring for the next one.
+            in_ring = low is not None and low.filter_stages == 2 * STATES
+            if low and in_ring and parts and all(_in_heights(part.problem) for part in parts):
                 found.append(variant(low, heights=2))
         return [config for config in found if config]
 
@@ -249,15 +257,17 @@ class TensorWinograd(SplitGemm[PairConfig]):
         for part in parts:
             tiles, stages = self._tiles(part, config), stages_of(part.problem, config.piece, STATES)
             of_stage = 2 * PAIRS * OUTPUTS * SEGMENT * config.filters * DEPTH / speed
+            of_tile = TILE_CYCLES
             if config.heights > 1:
-                # The first and the last row of pixels are those of one row of outputs alone.
-                stages += (config.heights - 1) * stages // part.problem.r
-                speed_of_heights = HEIGHTS[config.products == 1] * FLOPS_PER_CYCLE
-                of_stage = 4 * PAIRS * OUTPUTS * SEGMENT * config.filters * DEPTH / speed_of_heights
+                # The first and the last row of pixels are seen by one row of outputs alone.
+                stages = int(_row_stages(part.problem))
+                of_stage *= 2 * speed / (HEIGHTS[config.products == 1] * FLOPS_PER_CYCLE)
+                of_stage *= part.problem.r - 1 + 2 * EDGE
+                of_tile = HIGH_TILE_CYCLES
             if config.flat:
                 of_stage *= GRANULES[config.granule] / FLAT
             alike = problem.batch_invariant
-            time += walk_cycles(tiles, stages, of_stage, TILE_CYCLES, config.split, target, alike)
+            time += walk_cycles(tiles, stages, of_stage, of_tile, config.split, target, alike)
         return max(time, problem.bytes / target.bytes_per_cycle) + 3 * LAUNCH_CYCLES
 
     def main_launch(

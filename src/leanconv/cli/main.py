@@ -262,6 +262,7 @@ def tune(
     peers: Annotated[
         bool | None, typer.Option("--peers/--no-peers", help="Time PyTorch too; by default where it is installed.")
     ] = None,
+    seconds: options.Seconds = None,
     show: Annotated[bool, typer.Option("--show", help="Print the tables.")] = False,
     verify: Annotated[bool, typer.Option("--verify", help="Check the tables: kernels, and on a GPU values.")] = False,
     export: Annotated[Path | None, typer.Option("--export", metavar="FILE", help="Copy your table.")] = None,
@@ -279,7 +280,8 @@ def tune(
     if what is not None:
         given = (layout, precision, dtype, op, batch, inputs or (), backward)
         work = tuner.work_of(what, *given, _bytes(workspace_limit))
-        tuner.run(work, device, mode, again, find_spec("torch") is not None if peers is None else peers)
+        timed = find_spec("torch") is not None if peers is None else peers
+        tuner.run(work, device, mode, again, timed, seconds)
     elif show:
         tuner.show()
     elif verify:

@@ -74,16 +74,17 @@ struct PairOutputs : TensorTiles<Pairs<Problem, Tuning>, Tuning> {
 };
 
 // Where the pixels of a thread's two pairs lie in a stage, how its states are made of three of them each, and the factors of
-// their channels.
+// their channels. The second warpgroup takes pairs and pixels backwards: its states are d3 - d1 and d2 - d1, as those of the
+// first are d0 - d2 and d1 + d2.
 template <class Problem, class Tuning>
 struct PairPixels {
     using P = Pairs<Problem, Tuning>;
     using F = TensorFilters<P, Tuning>;
     using Rings = TensorRings<P, Tuning>;
+    static constexpr bool in_fours = P::q % 2 == 0;  // both pairs are in one row
     const float* prepared;
     const float* factors;
-    static constexpr bool in_fours = P::q % 2 == 0;  // both pairs are in one row
-    int pair, apart;                                 // the first of two neighbouring pairs, and how far on the other one is
+    int pair, apart;  // one of two neighbouring pairs, and how far on the other one is
     int first[2][2];  // where the first and the third pixel of both lie in a stage, in bytes
 
     __device__ __forceinline__ PairPixels(const float* prepared, int warp, int lane, int sharer)
@@ -104,13 +105,16 @@ struct PairPixels {
             }
         }
     }
-    // Four channels of pixel j of pair i. NOTE: `stage` is a multiple of 1024, as which swizzled lines of 128 bytes repeat. The
-    // line of a first pixel is even (or odd where pixels are taken backwards), so that of the next one differs in its last bit.
-    __device__ __forceinline__ void load_four(float (&four)[4], const unsigned char* base, int stage, int i, int j, int sixteen) const {
-        // The second pair's pixels, where it follows in its row, are the first one's from the third on: then the fifth's line is 4 on.
-        const int number = in_fours ? 2 * i + j : j, of = in_fours ? 0 : i;
-        const int swizzled = (stage + first[of][number / 2 % 2]) ^ (number % 2 * (128 + 16)) ^ ((sixteen % 2 + number / 4) % 2 * 64);
-        ld_shared_v4(four, reinterpret_cast<const float*>(base + swizzled + number / 4 * 512 * apart + sixteen / 2 * Rings::half_bytes));
+    // Four channels of pixel j of pair i in the stage that lies at `place`. In one row, pixels of the second pair are those of
+    // the first from the third on.
+    // NOTE: lines of 128 bytes are swizzled in eights, and stages begin with one. The first pixel's line is even (backwards
+    // odd): the next one's differs in its last bit, and that of the fifth, 4 lines on, in its third.
+    __device__ __forceinline__ void load_four(float (&four)[4], const unsigned char* base, int place, int i, int j,
+                                              int sixteen) const {
+        const int number = in_fours ? 2 * i + j : j, next = number % 2, fifth = number / 4;
+        const int even = place + first[in_fours ? 0 : i][number / 2 % 2];
+        const int at = (even ^ next * (128 + 16) ^ (sixteen % 2 + fifth) % 2 * 64) + fifth * 512 * apart;
+        ld_shared_v4(four, reinterpret_cast<const float*>(base + at + sixteen / 2 * Rings::half_bytes));
     }
 };
 
@@ -174,12 +178,14 @@ struct FlatPairPixels {
     }
 };
 
+// A state as operand A.
 template <class Fragments>
 __device__ __forceinline__ void split_state(Fragments& one, const float (&x)[2][4][4], const SplitHeader& header) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) one.down[i] = split_row<Fragments::exact>(one.high, one.low, i, x[i], header);
 }
 
+// The warpgroup's two states of the stage of pixels that lies at `place`, scaled by factors of `stage` of the filters.
 template <bool scaled, class Problem, class Tuning>
 __device__ __forceinline__ void load_states(float (&x)[2][2][4][4], const FlatPairPixels<Problem, Tuning>& pixels,
                                             const unsigned char* base, int place, int stage, int t) {
@@ -214,11 +220,10 @@ __device__ __forceinline__ void load_states(float (&x)[2][2][4][4], const FlatPa
     }
 }
 
-// The warpgroup's two states of a stage as operands A, each pixel loaded once; neighbouring pairs of a row share one.
+// The same of rows. Each pixel is loaded once; neighbouring pairs of a row share one.
 template <bool scaled, class Problem, class Tuning>
 __device__ __forceinline__ void load_states(float (&x)[2][2][4][4], const PairPixels<Problem, Tuning>& pixels,
                                             const unsigned char* base, int place, int stage, int t) {
-    using F = TensorFilters<Pairs<Problem, Tuning>, Tuning>;
     constexpr bool in_fours = PairPixels<Problem, Tuning>::in_fours;
     const float sign = static_cast<float>(pixels.apart);
 #pragma unroll
@@ -289,7 +294,8 @@ __device__ __forceinline__ void exchange_filters(float (&sums)[2][chunks][count]
     }
 }
 
-// The two warpgroups send each other the sums of their second states. Then sums[0] are outputs, even ones in the first.
+// The two warpgroups send each other the sums of their second states. Then sums[0] are outputs, even ones in the first. The
+// second warpgroup's pairs are in reverse order, and those of its first state have the other sign.
 template <int at_once, int chunks, int count>
 __device__ __forceinline__ void exchange_states(float (&sums)[2][chunks][count], float* shared, int warpgroup, int thread) {
     constexpr int all = chunks * count;
@@ -421,12 +427,14 @@ __device__ __forceinline__ void consume_pairs(const float* prepared_filters, con
             for (int stage = walk.first; stage < walk.end; ++stage)
                 multiply_stage<scaled, 0, parts>(sums, pixels, rings, pixel_place, own_filters, stage, lane, header);
         } else {
-            // The first row of pixels is seen by the first row of outputs alone, and the last by the last.
+            // Of each segment and its channels, the first row of outputs alone sees the first row of pixels, the second the last.
             for (int first = 0; first < F::row_stages; ++first) {
                 multiply_stage<scaled, 0, 1>(sums, pixels, rings, pixel_place, own_filters, first, lane, header);
-                for (int row = 1; row < F::seen_rows - 1; ++row)
-                    multiply_stage<scaled, 0, parts>(sums, pixels, rings, pixel_place, own_filters, row * F::row_stages + first, lane, header);
-                multiply_stage<scaled, 1, parts>(sums, pixels, rings, pixel_place, own_filters, F::stages - F::row_stages + first, lane, header);
+                for (int stage = first + F::row_stages; stage < F::stages; stage += F::row_stages)
+                    multiply_stage<scaled, 0, parts>(sums, pixels, rings, pixel_place, own_filters, stage, lane, header);
+                // NOTE: factors are those of channels; the row of pixels past the last row of filters takes these.
+                multiply_stage<scaled, 1, parts>(sums, pixels, rings, pixel_place, own_filters,
+                                                 F::stages - F::row_stages + first, lane, header);
             }
         }
         float* const exchanged = reinterpret_cast<float*>(rings.base + Rings::shared_bytes);

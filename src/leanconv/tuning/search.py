@@ -68,7 +68,7 @@ class Tuning:
     """What `tune` did; ``str`` of it is a sentence."""
 
     problems: tuple[Tuned, ...]
-    #: problems that the mode left untuned
+    #: problems that the mode, or the time, left untuned
     missing: tuple[Problem, ...]
     seconds: float
     path: Path | None
@@ -96,6 +96,7 @@ def tune(
     again: bool = False,
     most: int = MOST,
     peers: bool | None = None,
+    seconds: float | None = None,
     progress: bool = True,
 ) -> Tuning:
     """Time what could compute each problem on this GPU, and let ``auto`` take the quickest from now on.
@@ -118,6 +119,7 @@ def tune(
         most: candidates of a problem that are timed at most.
         peers: whether to time PyTorch's own convolution too, which `leanconv.torch.enable` compares with; by default
             where PyTorch has been imported and sees the GPU.
+        seconds: begin no further problem after this time; those that are left are ``missing`` in the result.
         progress: whether to show a progress bar; there is none where standard error is not a terminal.
 
     Returns:
@@ -145,7 +147,7 @@ def tune(
     folder = tables.user_folder(path)
     with GpuClock.opened(index) as clock:
         search = Search(on, clock, folder, limit, mode == "on", again, most, _pytorch(peers))
-        return search.run(different, progress)
+        return search.run(different, progress, seconds)
 
 
 def is_tuned(problem: Problem) -> bool:
@@ -176,10 +178,11 @@ class Search:
         self._wrong: list[str] = []
         self._warm = False
 
-    def run(self, problems: Sequence[Problem], progress: bool = True) -> Tuning:
-        """Tune every problem, in order."""
+    def run(self, problems: Sequence[Problem], progress: bool = True, seconds: float | None = None) -> Tuning:
+        """Tune every problem, in order, or those that can be begun in so many seconds."""
         begun, interval = perf_counter(), sys.getswitchinterval()
         done: list[Tuned] = []
+        missing: tuple[Problem, ...] = ()
         sys.setswitchinterval(_SWITCH_S)
         try:
             with self._turn(), Compiler(self._device) as compiler, progress_bar(len(problems), progress) as begin:
@@ -187,6 +190,9 @@ class Search:
                 works: deque[Work] = deque()
                 left = deque(problems)
                 while left or works:
+                    if seconds is not None and perf_counter() - begun > seconds:
+                        missing = (*(work.problem for work in works), *left)
+                        break
                     while left and len(works) < _AHEAD:
                         works.append(self._work(left.popleft(), compiler))
                     work = works.popleft()
@@ -198,7 +204,7 @@ class Search:
             ready.forget()
         if self._wrong:
             raise WrongResultError("wrong values, which are not chosen:\n" + "\n".join(self._wrong))
-        return Tuning(tuple(done), (), perf_counter() - begun, self._path if self._write else None)
+        return Tuning(tuple(done), missing, perf_counter() - begun, self._path if self._write else None)
 
     def _work(self, problem: Problem, compiler: Compiler) -> Work:
         entry = self._table.get(problem) or Entry()
