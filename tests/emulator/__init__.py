@@ -50,6 +50,8 @@ FLAGS = (
         # What the fences around arrays find as well: half of the time that a kernel runs.
         "-fno-sanitize=null,object-size,vptr,return,returns-nonnull-attribute,nonnull-attribute,pointer-overflow",
         "-fno-omit-frame-pointer",
+        # Calls instead of code at each access: an eighth less to compile, and a tenth more of what a kernel runs.
+        "--param=asan-instrumentation-with-call-threshold=0",
     ),
     *("-fno-strict-aliasing", "-ffp-contract=off", "-w"),
 )
@@ -57,7 +59,7 @@ FLAGS = (
 # long, a third of what it takes to compile a kernel.
 UNIT_FLAGS = (*FLAGS, "-fPIC", "-fvisibility=hidden")
 # The machinery itself is not under test. What it copies for a kernel is looked at by the sanitizer's own memcpy.
-RUNTIME_FLAGS = (*(flag for flag in FLAGS if "sanitize" not in flag), "-O2", "-fno-builtin-memcpy")
+RUNTIME_FLAGS = (*(flag for flag in FLAGS if "san" not in flag), "-O2", "-fno-builtin-memcpy")
 SANITIZER = {
     # One report, at once; exit codes apart from the emulator's own 86. Who allocated says nothing. Addresses become
     # lines here: the sanitizers read the debug information of every library first, 0.1 s for each report.
