@@ -27,7 +27,8 @@ class TensorConfig(Config, SplitFilters):
     """A tile has 64 pixels for each of ``warpgroups`` consumers, and ``chunks`` x ``chunk`` filters, of which a product
     takes ``chunk``.
 
-    ``products`` of float16 make one of float32: 3, or 1 in tier tf32. ``partials`` partial sums are under way at once.
+    ``products`` of float16 make one of float32: 3, or 1 in tier tf32. ``partials`` partial sums are under way at once;
+    0: all sums stay in the tensor core.
     ``rows``: bulk copies bring pixels in rows of channels, and where they are ``flat`` in columns of pixels; otherwise
     lanes copy columns. ``piece`` channels of one tap lie together in the reduction. ``turns``: consumers multiply in
     turn. ``pixel_stages`` and ``filter_stages`` are the lengths of the rings. ``row_lines`` pixels of a copy serve all
@@ -97,12 +98,12 @@ TILES: dict[Tile, tuple[bool, dict[Way, float]]] = {
 #: The TFLOP/s of one product, whose tiles are multiplied whole and without turns: in rows, flat and in columns those of
 #: an earlier form of the loop (sustained, H200); where a copy serves a row of taps, a guess of 8 % more.
 ONE_PRODUCT: dict[Tile, dict[Way | Literal["taps"], float]] = {
-    (2, 256, 1, 1): {"taps": 510, "rows": 475, "flat": 375, "columns": 385},
-    (2, 192, 1, 1): {"taps": 470, "rows": 440, "flat": 315, "columns": 340},
-    (3, 128, 1, 1): {"taps": 425, "rows": 395, "flat": 255, "columns": 180},
-    (2, 128, 1, 1): {"taps": 375, "rows": 350, "flat": 238, "columns": 265},
-    (3, 64, 1, 1): {"taps": 275, "rows": 252, "flat": 130, "columns": 90},
-    (2, 64, 1, 1): {"taps": 230, "rows": 212, "flat": 130, "columns": 130},
+    (2, 256, 1, 0): {"taps": 510, "rows": 475, "flat": 375, "columns": 385},
+    (2, 192, 1, 0): {"taps": 470, "rows": 440, "flat": 315, "columns": 340},
+    (3, 128, 1, 0): {"taps": 425, "rows": 395, "flat": 255, "columns": 180},
+    (2, 128, 1, 0): {"taps": 375, "rows": 350, "flat": 238, "columns": 265},
+    (3, 64, 1, 0): {"taps": 275, "rows": 252, "flat": 130, "columns": 90},
+    (2, 64, 1, 0): {"taps": 230, "rows": 212, "flat": 130, "columns": 130},
 }
 #: Registers of a consumer's and a producer's thread, by the number of consumers and whether tensor maps bring pixels.
 REGISTERS = {

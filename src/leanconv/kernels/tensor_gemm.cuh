@@ -34,8 +34,8 @@ namespace leanconv {
 
 // Operand A of one stage: two rows of a thread, four sixteens of reduction elements.
 template <class Problem, class Tuning>
-struct PixelFragments : SplitFragments<true> {
-    using Base = SplitFragments<true>;
+struct PixelFragments : SplitFragments<Tuning::products == 3> {
+    using Base = SplitFragments<Tuning::products == 3>;
     using Base::down, Base::exact, Base::high, Base::low;
 
     __device__ __forceinline__ void load(const unsigned char* shared, const float* factors, bool scaled, int row, int t,
@@ -145,7 +145,7 @@ __device__ __forceinline__ void tensor_gemm(const Source& x, const float* prepar
         }
     } else {
         set_registers_up<Tuning::consumer_registers>();
-        if constexpr (Tuning::products == 3) consume<Problem, Tuning>(prepared, bias, y, batch, tiles, rings, warpgroup);
+        if constexpr (Tuning::partials > 0) consume<Problem, Tuning>(prepared, bias, y, batch, tiles, rings, warpgroup);
         else consume_running<Problem, Tuning>(prepared, bias, y, batch, tiles, rings, warpgroup);
     }
 }

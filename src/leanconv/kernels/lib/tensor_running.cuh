@@ -71,7 +71,7 @@ __device__ __forceinline__ void consume_running(const float* prepared_filters, c
                                                 const TensorRings<Problem, Tuning>& rings, int warpgroup) {
     using F = TensorFilters<Problem, Tuning>;
     using Fragments = unsigned[4][4];
-    static_assert(F::chunks == 1, "a product takes all filters of a tile");
+    static_assert(F::chunks == 1 && Tuning::products == 1, "one product takes all filters of a tile");
     constexpr int count = Tuning::chunk / 2;
     const float* const prepared = prepared_filters + Problem::first_prepared;
     const SplitHeader header = *reinterpret_cast<const SplitHeader*>(prepared);
