@@ -222,7 +222,7 @@ def _config(
             for split_stages in range(min(MOST_STAGES[2], 3 * chunks + 1), max(chunks, 2) - 1, -1):
                 config = TensorWeightConfig(
                     warpgroups, chunks, products, partials, TILES[tile][0], *way, stages, dy_stages, split_stages,
-                    *REGISTERS[warpgroups, chunks * taps, way[0] and way[1]], taps=taps,
+                    *(SHARING_REGISTERS if taps > 1 else REGISTERS[warpgroups, chunks, way[0] and way[1]]), taps=taps,
                 )  # fmt: skip
                 if config.shared_bytes <= shared and split_stages >= min(2 * chunks, 4):
                     return config
