@@ -60,6 +60,7 @@ class TensorWeightConfig(Config):
     parts: int = 1
     converters: int = 1
     taps: int = 1
+    halves: bool = False
 
     @property
     def threads(self) -> int:
@@ -96,7 +97,7 @@ class TensorWeightConfig(Config):
     @property
     def shared_bytes(self) -> int:
         """Shared memory of a block: the rings, and two barriers a stage, of the codes one."""
-        return self.ring_bytes + 16 * (self.x_stages + self.dy_stages + self.split_stages) + 8 * CODE_STAGES
+        return self.ring_bytes + 16 * (self.x_stages + self.dy_stages + self.split_stages) + 8 * CODE_STAGES + 16
 
 
 #: A tile: warpgroups, chunks of filters, partial sums, whether the taps of a row share x.
