@@ -84,7 +84,9 @@ MOST_TELLING = ("normal", "outlier", "filters-apart", "sparse", "tiny", "zeros",
 
 
 RANGES_AND_TAPS = [(kind, taps) for kind in RANGES for taps in (1, 3)]
-TELLING = [(kind, 1) for kind in MOST_TELLING] + [(kind, 3) for kind in ("normal", "filters-apart", "opposed", "unseen")]
+TELLING = [(kind, 1) for kind in MOST_TELLING] + [
+    (kind, 3) for kind in ("normal", "filters-apart", "opposed", "unseen")
+]
 
 
 @pytest.mark.parametrize(

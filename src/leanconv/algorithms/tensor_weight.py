@@ -38,8 +38,8 @@ class TensorWeightConfig(Config):
     otherwise lanes copy them in columns of pixels. ``piece`` channels of one tap are neighbouring rows of the tile.
     ``x_stages``, ``dy_stages`` and ``split_stages`` are the lengths of the rings
     of x, of dy, and of dy converted. A cluster of ``split`` blocks shares a tile's pixels, and so do ``parts`` of them
-    whose sums a second launch adds. One or two warpgroups are ``converters`` of dy. ``taps`` is 1, or the number of
-    taps in a row of the filter, which then share what is converted of x: the tile has sums for each of them.
+    whose sums a second launch adds. ``taps`` is 1, or the number of taps in a row of the filter, which then share what
+    is converted of x: the tile has sums for each of them.
     """
 
     warpgroups: int
@@ -58,14 +58,12 @@ class TensorWeightConfig(Config):
     producer_registers: int
     split: int = 1
     parts: int = 1
-    converters: int = 1
     taps: int = 1
-    halves: bool = False
 
     @property
     def threads(self) -> int:
-        """Threads of a block: the consumers, one or two warpgroups that convert and one that copies."""
-        return 128 * (self.warpgroups + self.converters + 1)
+        """Threads of a block: the consumers, a warpgroup that converts and one that copies."""
+        return 128 * (self.warpgroups + 2)
 
     @property
     def rows(self) -> int:
@@ -97,17 +95,17 @@ class TensorWeightConfig(Config):
     @property
     def shared_bytes(self) -> int:
         """Shared memory of a block: the rings, and two barriers a stage, of the codes one."""
-        return self.ring_bytes + 16 * (self.x_stages + self.dy_stages + self.split_stages) + 8 * CODE_STAGES + 16
+        return self.ring_bytes + 16 * (self.x_stages + self.dy_stages + self.split_stages) + 8 * CODE_STAGES
 
 
 #: A tile: warpgroups, chunks of filters, partial sums, whether the taps of a row share x.
 Tile = tuple[int, int, int, bool]
-#: Whether consumers take turns with each tile, and the TFLOP/s that it reaches on large layers (burst, H200): where
-#: bulk copies bring x and dy, and where lanes bring x or both.
+#: Whether consumers take turns with each tile (where taps share x, only if lanes bring x or dy), and the TFLOP/s that
+#: it reaches on large layers (burst, H200): where bulk copies bring x and dy, and where lanes bring x or both.
 TILES: dict[Tile, tuple[bool, float, float]] = {
-    (2, 1, 1, True): (False, 200, 160),
+    (2, 1, 1, True): (True, 182, 126),
     (2, 2, 2, False): (True, 120, 95),
-    (3, 1, 1, False): (False, 129, 60),
+    (3, 1, 1, False): (False, 129, 70),
     (2, 1, 1, False): (True, 96, 75),
     (2, 3, 1, False): (True, 85, 72),
     (1, 2, 2, False): (False, 88, 66),
@@ -218,12 +216,15 @@ def _config(
 ) -> TensorWeightConfig | None:
     """The configuration of a tile, with rings as long as ``shared`` bytes allow; None where they are too short."""
     warpgroups, chunks, partials, _ = tile
+    bulks = way[0] and way[1]
+    registers = SHARING_REGISTERS if taps > 1 else REGISTERS[warpgroups, chunks, bulks]
+    turns = TILES[tile][0] and not (taps > 1 and bulks)
     for stages in range(MOST_STAGES[0], 1, -1):
         for dy_stages in (3, 2) if chunks == 1 else (2 * chunks, chunks + 1):
             for split_stages in range(min(MOST_STAGES[2], 3 * chunks + 1), max(chunks, 2) - 1, -1):
                 config = TensorWeightConfig(
-                    warpgroups, chunks, products, partials, TILES[tile][0], *way, stages, dy_stages, split_stages,
-                    *(SHARING_REGISTERS if taps > 1 else REGISTERS[warpgroups, chunks, way[0] and way[1]]), taps=taps,
+                    warpgroups, chunks, products, partials, turns, *way, stages, dy_stages, split_stages, *registers,
+                    taps=taps,
                 )  # fmt: skip
                 if config.shared_bytes <= shared and split_stages >= min(2 * chunks, 4):
                     return config

@@ -47,7 +47,7 @@ class TensorWeightParts(TensorWeight):
         self, problem: ConvProblem, whole: TensorWeightConfig, target: Target
     ) -> Iterator[TensorWeightConfig]:
         tiles, most = tiles_of(problem, whole), _most_parts(problem)
-        busy = (rounds * target.multiprocessors // tiles for rounds in (1, 2))
+        busy = (rounds * target.multiprocessors // tiles for rounds in (1, 2, 3))
         for parts in dict.fromkeys(max(2, min(most, stages_of(problem, whole), many)) for many in busy):
             yield variant(whole, parts=parts)
 
@@ -58,8 +58,8 @@ class TensorWeightParts(TensorWeight):
 
 
 def _most_parts(problem: ConvProblem) -> int:
-    """Most blocks that share a tile: they make one round of a large GPU's multiprocessors, or two of many tiles. The
-    workspace is for so many."""
+    """Most blocks that share a tile: they make one round of a large GPU's multiprocessors, of many tiles two or three,
+    so that few of these idle in the last one. The workspace is for so many."""
     tiles = ceil_div(weights_of(problem), LARGEST_TILE if may_share(problem) else 128 * 128)
     stages = ceil_div(problem.n * problem.p * problem.q, DEPTH)
-    return max(2, min(stages, (BLOCKS if tiles <= 16 else 2 * BLOCKS) // tiles))
+    return max(2, min(stages, BLOCKS * (1 if tiles <= 16 else 2 if tiles <= 64 else 3) // tiles))

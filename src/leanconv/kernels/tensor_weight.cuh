@@ -105,8 +105,8 @@ struct WeightFragments {
 };
 
 // The products of one stage and one chunk of filters, the small ones first.
-template <class Problem, class Tuning, int count>
-__device__ __forceinline__ void multiply_weights(float (&partial)[count], const WeightFragments<Problem, Tuning>& weights,
+template <class Problem, class Tuning>
+__device__ __forceinline__ void multiply_weights(float (&partial)[32], const WeightFragments<Problem, Tuning>& weights,
                                                  const unsigned char* split) {
     constexpr int step = split_step<Tuning>;
     const auto high = split_operand<Tuning>(split);
@@ -122,17 +122,15 @@ __device__ __forceinline__ void multiply_weights(float (&partial)[count], const 
 }
 
 // Adds a chunk's partial sums, times the inverse scales of their rows and columns.
-// The partial sums are those from number `first` on.
-template <int count>
-__device__ __forceinline__ void promote_scaled(float (&sums)[32], const float (&partial)[count], const float (&down)[2],
-                                               const float* scales, int first = 0) {
+__device__ __forceinline__ void promote_scaled(float (&sums)[32], const float (&partial)[32], const float (&down)[2],
+                                               const float* scales) {
 #pragma unroll
-    for (int i = 0; i < count / 8; ++i) {
+    for (int i = 0; i < 4; ++i) {
         float four[4];
-        ld_shared_v4(four, scales + first / 2 + 4 * i);
+        ld_shared_v4(four, scales + 4 * i);
 #pragma unroll
         for (int j = 0; j < 8; ++j) {
-            float& sum = sums[first + 8 * i + j];
+            float& sum = sums[8 * i + j];
             sum = fmaf(partial[8 * i + j], down[j / 2 % 2] * four[j / 4 * 2 + j % 2], sum);
         }
     }
@@ -185,67 +183,15 @@ __device__ __forceinline__ void sum_weights(float* dw, const WeightTiles<Problem
 
     if (range.first < range.end) {
         const Turns<Tuning> turns(warpgroup);
-        bool unequal = false;
         for (int stage = range.first; stage < range.end; ++stage, code_place.advance()) {
             WeightFragments<Problem, Tuning> weights;
             const PixelFactors<Problem, Tuning> factors(rings, code_place);
             mbarrier_wait_parity(rings.x_full(x_place.stage), x_place.parity);
-            weights.load(rings.x(x_place.stage), factors, row + zero_after(static_cast<unsigned>(stage)), t);
+            // NOTE: or NVRTC 13.0 keeps the places of two loads in registers, and has too few for the rest.
+            const int fresh = taps > 1 ? row + zero_after(static_cast<unsigned>(stage)) : row;
+            weights.load(rings.x(x_place.stage), factors, fresh, t);
             float partial[partials][32];
-            if constexpr (taps > 1 && Tuning::halves) {
-                const unsigned char* const x = rings.x(x_place.stage);
-                const unsigned char* const split = rings.split(place.stage);
-                const float* const scales = rings.scales(place.stage) + t * Rings::scale_pitch;
-                // NOTE: products are those of a whole warpgroup, which therefore decides as one; for good, as a warp may be
-                // at the next stage when another reads.
-                volatile unsigned char* const flags = rings.flags(warpgroup);
-                if (weights.infinite()) flags[stage % 2] = 1;
-                barrier_sync(8 + warpgroup, 128);
-                unequal = unequal || flags[stage % 2];
-                mbarrier_wait_parity(rings.split_full(place.stage), place.parity);
-                if (factors.apart || unequal) {
-#pragma unroll 1
-                    for (int tap = 0; tap < taps; ++tap) {
-                        weights.load_moved(x, factors, row, t, Grid::moved(tap));
-                        wgmma_fence(partial[0], weights.high, weights.low);
-                        multiply_weights<Problem, Tuning>(partial[0], weights, split + Grid::moved(tap) * 128);
-                        wgmma_commit_group();
-                        wgmma_wait_group<0>(partial[0], weights.high, weights.low);
-#pragma unroll
-                        for (int i = 0; i < taps; ++i)
-                            if (i == tap) promote_scaled(sums[i], partial[0], weights.down, scales);
-                    }
-                    __syncwarp();
-                    if (lane == 0) mbarrier_arrive(rings.x_free(x_place.stage));
-                } else {
-                    float half[2][16];
-#pragma unroll
-                    for (int i = 0; i < 2 * taps; ++i) {
-                        float (&now)[16] = half[i % 2];
-                        if (i == 0) wgmma_fence(now, weights.high, weights.low);
-                        else wgmma_fence(now);
-                        multiply_weights<Problem, Tuning>(now, weights, split + Grid::moved(i / 2) * 128 + i % 2 * 64);
-                        wgmma_commit_group();
-                        if (i == 0) {
-                            __syncwarp();
-                            if (lane == 0) mbarrier_arrive(rings.x_free(x_place.stage));
-                        } else {
-                            float (&before)[16] = half[(i - 1) % 2];
-                            wgmma_wait_group<1>(before);
-                            promote_scaled(sums[(i - 1) / 2], before, weights.down, scales, (i - 1) % 2 * 16);
-                        }
-                        if (i == 2 * taps - 1) {
-                            wgmma_wait_group<0>(now, weights.high, weights.low);
-                            promote_scaled(sums[taps - 1], now, weights.down, scales, 16);
-                        }
-                    }
-                }
-                __syncwarp();
-                if (lane == 0) mbarrier_arrive(rings.split_free(place.stage));
-                x_place.advance();
-                place.advance();
-                continue;
-            } else if constexpr (taps > 1) {
+            if constexpr (taps > 1) {
                 // Where factors of pixels, or infinities, tell the taps apart, each has x converted anew.
                 const bool anew = factors.apart || __any_sync(0xffffffffu, weights.infinite());
                 const unsigned char* const x = rings.x(x_place.stage);
@@ -256,7 +202,7 @@ __device__ __forceinline__ void sum_weights(float* dw, const WeightTiles<Problem
                     if (anew) weights.load_moved(x, factors, row, t, moved);
                     if (tap == 0) turns.wait(weights);
                     wgmma_fence(partial[0], weights.high, weights.low);
-                    multiply_weights<Problem, Tuning>(partial[0], weights, rings.split(place.stage) + moved * 128);
+                    multiply_weights(partial[0], weights, rings.split(place.stage) + moved * 128);
                     wgmma_commit_group();
                     if (tap == (anew ? taps - 1 : 0)) {
                         __syncwarp();
@@ -279,7 +225,7 @@ __device__ __forceinline__ void sum_weights(float* dw, const WeightTiles<Problem
                 if (chunk == 0) turns.wait(weights);
                 if (chunk == 0 || partials == 1) wgmma_fence(now, weights.high, weights.low);
                 else wgmma_fence(now);
-                multiply_weights<Problem, Tuning>(now, weights, rings.split(place.stage));
+                multiply_weights(now, weights, rings.split(place.stage));
                 wgmma_commit_group();
                 place.advance();
                 if (chunk == 0) {
@@ -338,7 +284,7 @@ __device__ __forceinline__ void sum_weights(float* dw, const WeightTiles<Problem
 template <class Problem, class Tuning, class X, class DY>
 __device__ __forceinline__ void tensor_weight(const X& x, const DY& dy, float* dw, long long batch) {
     using Tiles = WeightTiles<Problem, Tuning>;
-    static_assert(Tuning::converter_registers <= 65536 / (128 * (Tuning::warpgroups + Tuning::converters + 1)) / 8 * 8,
+    static_assert(Tuning::converter_registers <= 65536 / (128 * (Tuning::warpgroups + 2)) / 8 * 8,
                   "setmaxnreg.dec is no legal instruction for more registers than a thread has");
     const WeightRings<Problem, Tuning> rings;
     const int number = static_cast<int>(blockIdx.x) / Tuning::split, part = number / Tiles::count;
@@ -353,9 +299,9 @@ __device__ __forceinline__ void tensor_weight(const X& x, const DY& dy, float* d
         sum_weights<Problem, Tuning>(dw + part * weights, tile, rings, range, warpgroup);
         return;
     }
-    if (warpgroup < Tuning::warpgroups + Tuning::converters) {
+    if (warpgroup == Tuning::warpgroups) {
         set_registers_down<Tuning::converter_registers>();
-        split_dy<Problem, Tuning>(tile, rings, range, batch, warpgroup - Tuning::warpgroups, thread);
+        split_dy<Problem, Tuning>(tile, rings, range, batch, thread);
     } else {
         set_registers_down<Tuning::producer_registers>();
         copy_operands<Problem, Tuning>(x, dy, batch, tile, rings, range, thread);

@@ -175,11 +175,10 @@ __device__ __forceinline__ auto split_operand(const unsigned char* split) {
 template <class Tuning>
 constexpr int split_step = split_in_rows<Tuning> ? 2048 : 32;
 
-// The converters: warpgroups of 128 threads, each with every so manieth chunk.
+// The converters: 128 threads.
 template <class Problem, class Tuning>
 __device__ __forceinline__ void split_dy(const WeightTiles<Problem, Tuning>& tile, const WeightRings<Problem, Tuning>& rings,
-                                         const PartRange<Problem, Tuning>& range, long long batch, int warpgroup,
-                                         int thread) {
+                                         const PartRange<Problem, Tuning>& range, long long batch, int thread) {
     using Rings = WeightRings<Problem, Tuning>;
     static_assert(Tuning::dy_stages > Tuning::chunks, "all chunks of a stage are looked at before the first is converted, and "
                                                       "lanes report a copy when the next is under way");
@@ -188,17 +187,12 @@ __device__ __forceinline__ void split_dy(const WeightTiles<Problem, Tuning>& til
     RingPlace<Rings::code_stages> code_place;
     using Split = typename Select<split_in_rows<Tuning>, SplitRows<Problem, Tuning>, SplitColumns<Problem, Tuning>>::type;
     Split values(thread);
-    int turn = 0;
 #pragma unroll 1
     for (int stage = range.first; stage < range.end; ++stage, code_place.advance()) {
-        if (!Rings::idle && stage % Tuning::converters == warpgroup)
-            find_codes(rings, tile, dy_place, stage, batch, code_place.stage, thread);
+        if constexpr (!Rings::idle) find_codes(rings, tile, dy_place, stage, batch, code_place.stage, thread);
         const PixelFactors<Problem, Tuning> factors(rings, code_place);
 #pragma unroll 1
         for (int chunk = 0; chunk < Tuning::chunks; ++chunk, dy_place.advance(), split_place.advance()) {
-            const bool mine = turn == warpgroup;
-            turn = turn + 1 == Tuning::converters ? 0 : turn + 1;
-            if (!mine) continue;
             mbarrier_wait_parity(rings.dy_full(dy_place.stage), dy_place.parity);
             values.load(rings.dy(dy_place.stage));
             if (factors.apart) values.divide(factors);

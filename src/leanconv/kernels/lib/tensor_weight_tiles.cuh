@@ -157,14 +157,8 @@ struct WeightRings {
 
     __device__ __forceinline__ Mbarrier* codes_full(int stage) const { return split_free(Tuning::split_stages) + stage; }
 
-    // Two bytes of a warpgroup: whether it has met an infinity, in even stages and in odd ones.
-    __device__ __forceinline__ unsigned char* flags(int warpgroup) const {
-        return reinterpret_cast<unsigned char*>(codes_full(code_stages)) + 2 * warpgroup;
-    }
-
     // By one thread, before a barrier of the block.
     __device__ __forceinline__ void init() const {
-        for (int i = 0; i < 2 * Tuning::warpgroups; ++i) flags(0)[i] = 0;
         for (int i = 0; i < Tuning::x_stages; ++i) {
             mbarrier_init(x_full(i), Tuning::x_rows ? 1 : producer_warps);
             mbarrier_init(x_free(i), consumer_warps);
