@@ -4,17 +4,20 @@
 // all images, is long, and neither of whose operands is known before. Each float32 is the sum of two float16
 // (lib/tensor_split.cuh), a product three products, as in tensor_gemm.cuh.
 //
-// A block has `warpgroups` consumers of 64 weights each, one warpgroup that converts dy, and one that copies. For a stage of
-// 64 pixels, 128 weights and 128 filters:
-//   tensor cores   4 chunks of 12 wgmma m64n64k16 a consumer                     1536 cycles
-//   issue slots    x: 32 loads a thread, largest, split (300 instructions); dy: as many for each 64 filters; sums: two
-//                  instructions each, for scales of rows and of columns           some 1500 cycles of each scheduler
-//   shared memory  copies in 512, dy read and written 512, x read 256, products 768: 2050 cycles
-//   L2             64 KiB: at 30 bytes a cycle, which one product gets, 2200 cycles
-// A stage takes some 4000 cycles: the converters of dy are the bound, 1400 cycles for 64 filters. With 192 weights and 64
-// filters it takes 3050, and consumers are the bound: 1140 to convert x.
-// Reached on an H200, 3 x 3 in NHWC, burst, with a workspace: 120 TFLOP/s with 256 channels and filters, 115 with 128 and
-// with 64; without, where 16 blocks at most share a tile, 105, 90 and 53. NCHW with a workspace: 87 with 256, 68 with 64.
+// A block has `warpgroups` consumers of 64 weights each, one warpgroup that converts dy, and one that copies. Where neighbours
+// in a filter's row see neighbouring pixels (unit stride along rows, two or three columns), x is converted once for all of
+// them: they meet dy, which lies in shared memory, moved by a row of pixels each (WeightGrid in lib/tensor_weight_tiles.cuh).
+// For a stage of 64 pixels, 128 channels, 3 taps and 64 filters:
+//   tensor cores   3 taps of 12 wgmma m64n64k16 a consumer                        2304 cycles
+//   issue slots    of a consumer's warp 300 instructions to convert x, 110 for each tap: products, and sums of two
+//                  instructions each, for scales of rows and of columns; 330 to convert dy    some 1700 cycles of each scheduler
+//   shared memory  copies in 400, dy read and written 290, x read 256, products 1152: 2100 cycles
+//   L2             50 KiB: at 22 bytes a cycle 2330 cycles
+// A stage takes some 4700 cycles: each consumer converts, multiplies and adds in turn, and two of them do not hide that.
+// Without shared taps tiles have 128 weights and 128 filters, 4000 cycles for 1536 of tensor cores, where the converters of
+// dy are the bound, 1400 for 64 filters; or 192 and 64, 3050 for 1152.
+// Reached on an H200, 3 x 3, 32 images of 56 x 56, 256 channels and filters, burst: 171 TFLOP/s in NHWC with a workspace, 127
+// without, where 16 blocks at most share a tile; 122 and 95 in NCHW. Without shared taps 120, 105, 87 and 72.
 // Scales are powers of two: of x one for each weight's row and stage, of dy one for each filter and stage.
 #pragma once
 
@@ -148,7 +151,8 @@ __device__ __forceinline__ void store_weights(float* dw, const float (&sums)[cou
         const bool second = (first + i) / 2 % 2;
         const int tap = (second ? rows[1].tap : rows[0].tap) * share + (first + i) / 32 % share;
         const int channel = second ? rows[1].channel : rows[0].channel;
-        const int in_group = tile.first_filter + (first + i) / (32 * share) * 64 + (first + i) % 32 / 4 * 8 + 2 * t + i % 2;
+        const int of_eight = share == 1 ? (first + i) / 4 * 8 : (first + i) / (32 * share) * 64 + (first + i) % 32 / 4 * 8;
+        const int in_group = tile.first_filter + of_eight + 2 * t + i % 2;
         if (tap >= taps || channel >= Problem::group_c || in_group >= Problem::group_k) continue;
         const int64 k = tile.group * Problem::group_k + in_group;
         const int64 at = Problem::nhwc ? (k * taps + tap) * Problem::group_c + channel

@@ -64,7 +64,8 @@ struct StagePixels {
         const auto all = static_cast<Offset<Problem>>(Grid::count(batch));
 #pragma unroll
         for (int i = 0; i < count; ++i) {
-            const Offset<Problem> number = static_cast<Offset<Problem>>(stage) * split_depth + 32 * i + (i < 2 ? lane : lane % 8);
+            const int of_stage = 32 * i + (i < 2 ? lane : lane % 8);
+            const Offset<Problem> number = static_cast<Offset<Problem>>(stage) * split_depth + of_stage;
             exists[i] = number < all;
             const GridPixel<Problem, Tuning> pixel(exists[i] ? number : 0, batch);
             n[i] = pixel.n, p[i] = pixel.p, column[i] = pixel.column;
@@ -85,7 +86,8 @@ __device__ __forceinline__ void copy_x_columns(const float* x, long long batch, 
     const char* from[2];
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-        w[i] = WeightGrid<Problem, Tuning>::shared ? pixels.column[i] : pixels.column[i] * Problem::stride_w - Problem::pad_left;
+        w[i] = pixels.column[i];
+        if (!WeightGrid<Problem, Tuning>::shared) w[i] = w[i] * Problem::stride_w - Problem::pad_left;
         // NOTE: a pixel that does not exist lies above all images, so that zeros are read
         h[i] = pixels.exists[i] ? pixels.p[i] * Problem::stride_h - Problem::pad_top : -(1 << 30);
         const int64 place = static_cast<int64>(h[i]) * Problem::w + w[i];
@@ -143,10 +145,11 @@ __device__ __forceinline__ void copy_dy_columns(const float* dy, long long batch
         const int step = half == 2 ? 4 : 1, start = half == 2 ? lane / 8 : 0, q = pixels.column[half] - Grid::lead;
         const bool seen = pixels.exists[half] && (!Grid::shared || static_cast<unsigned>(q) < Problem::q);
         const int64 place = static_cast<int64>(pixels.p[half]) * Problem::q + q;
+        const int64 filter = tile.group * Problem::group_k + first + start;
         const float* const from = dy + pixels.n[half] * static_cast<int64>(stride.image) +
-                                  place * static_cast<int64>(stride.pixel) +
-                                  static_cast<int64>(tile.group * Problem::group_k + first + start) * static_cast<int64>(stride.channel);
-        float* const column = reinterpret_cast<float*>(to) + (own + start) * Rings::dy_pitch + (half == 2 ? lane % 8 : lane) + 32 * half;
+                                  place * static_cast<int64>(stride.pixel) + filter * static_cast<int64>(stride.channel);
+        const int of_window = 32 * half + (half == 2 ? lane % 8 : lane);
+        float* const column = reinterpret_cast<float*>(to) + (own + start) * Rings::dy_pitch + of_window;
 #pragma unroll
         for (int j = 0; j < 16; j += step)
             cp_async_4(column + j * Rings::dy_pitch, from + static_cast<int64>(j) * static_cast<int64>(stride.channel),
@@ -183,8 +186,8 @@ struct Landing {
     }
 };
 
-// The producers: for rows thread 0 copies x, thread 32 dy, and two warps look at it; for columns all threads copy. `X` and `DY` are tensor maps, or the
-// tensors where they are copied in columns.
+// The producers: for rows thread 0 copies x, thread 32 dy, and two warps look at it; for columns all threads copy. `X` and
+// `DY` are tensor maps, or the tensors where they are copied in columns.
 template <class Problem, class Tuning, class X, class DY>
 __device__ __forceinline__ void copy_operands(const X& x, const DY& dy, long long batch,
                                               const WeightTiles<Problem, Tuning>& tile,

@@ -116,7 +116,8 @@ struct WeightRings {
     // Columns of x are read 8 bytes a lane, those of dy 16, or 4 where taps share x: all meet each bank once.
     static constexpr int x_pitch = 72, dy_pitch = Grid::shared ? 74 : 68;
     static constexpr int x_bytes = Tiles::rows * (Tuning::x_rows ? split_depth : x_pitch) * 4;
-    static constexpr int dy_bytes = Tuning::dy_rows ? Tiles::chunk * Grid::window * 4 : ceil_div(Tiles::chunk * dy_pitch, 256) * 1024;
+    static constexpr int dy_bytes = Tuning::dy_rows ? Tiles::chunk * Grid::window * 4
+                                                    : ceil_div(Tiles::chunk * dy_pitch, 256) * 1024;
     static_assert(x_bytes % 1024 == 0 && dy_bytes % 1024 == 0, "stages begin where swizzle patterns do");
     static_assert(!Tuning::x_rows || Tiles::piece == 32, "a bulk copy brings the 32 channels of a piece");
     static constexpr int half_bytes = Grid::window * Tiles::chunk * 2;
