@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from leanconv import api, arrays
+from leanconv import arrays
 from leanconv.algorithms.base import GpuAlgorithm
-from leanconv.call import choose, weights
+from leanconv.call import choose, ready, weights
 from leanconv.dtypes import item_bytes
 from leanconv.plan import ALIGNMENT, Plan, Target
 from leanconv.problem import ConvProblem, FilterProblem, Problem
@@ -285,9 +285,9 @@ def host_device(monkeypatch: pytest.MonkeyPatch) -> Iterator[HostDevice]:
     for algorithm in choose.ALGORITHMS:
         monkeypatch.setattr(type(algorithm), "plan", recording(type(algorithm).plan))
     monkeypatch.setattr(launch, "open_device", lambda index: device)
-    api.forget()
+    ready.forget()
     yield device
-    api.forget()
+    ready.forget()
 
 
 class _Devices:

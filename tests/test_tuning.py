@@ -183,7 +183,7 @@ def test_the_recorder_times_what_calls_have_met(stage: Stage, tmp_path: Path, rn
     assert choose(replace(LAYER, padding=(0, 0, 0, 0)), stage.target, limit=1 << 20).source == tables.USER
     told = leanconv.explain(LAYER, device="cuda")
     assert told.source == "your table" and set(told.times.values()) == {300.0}
-    assert "took " in str(told) and "300 µs, says your table" in told.why
+    assert "measured on such a GPU: " in str(told) and "300 µs, says your table" in told.why
     np.testing.assert_allclose(leanconv.conv2d(x, w, padding=1, device="cuda"), first, rtol=1e-5, atol=1e-5)
     with pytest.raises(KeyError), leanconv.tuning(folder) as stopped:
         leanconv.conv2d(x, w, padding=2, device="cuda")

@@ -52,7 +52,10 @@ def _options(
 
 @app.command()
 def doctor() -> None:
-    """Say what is installed, what works here, and what to do about what does not. Exits with 1 if any is broken."""
+    """Say what is installed, what works here, and what to do about what does not.
+
+    Exits with 1 if something is broken. A missing GPU or library is not broken.
+    """
     from rich.table import Table
     from rich.text import Text
 
@@ -195,7 +198,11 @@ def explain(
     compile: Annotated[bool, typer.Option("--compile", help="Compile the kernels and print their registers.")] = False,
     workspace_limit: Annotated[str | None, typer.Option(metavar="BYTES", help=_LIMIT)] = None,
 ) -> None:
-    """Say which algorithm would run for a problem, why, and why not the others."""
+    """Say which algorithm would run for a problem, why, and why not the others.
+
+    A layer is conv: and its sizes, in any order: n, c, h, w, k, r, s (w and s are as h and r where absent); stride,
+    pad, dil, groups; a layout, a tier of precision, a type; relu, bias; dgrad or wgrad for a gradient.
+    """
     from leanconv.bench import parse_problem
     from leanconv.runtime.probe import why_no_gpu
 

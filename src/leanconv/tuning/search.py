@@ -13,8 +13,7 @@ from math import inf
 from pathlib import Path
 from time import perf_counter
 
-from leanconv import api
-from leanconv.call import arguments, words
+from leanconv.call import arguments, ready, words
 from leanconv.call.ahead import checked_problems
 from leanconv.call.choose import Candidate, from_table
 from leanconv.problem import Problem
@@ -135,7 +134,7 @@ def tune(
     >>> print(leanconv.tune([layer]))  # doctest: +SKIP
     """
     mode = env.tuning_mode() if mode is None else arguments.one_of("mode", mode, env.TUNING_MODES)
-    different = [each for each in dict.fromkeys(checked_problems(problems)) if is_tuned(each)]
+    different = [each for each in dict.fromkeys(checked_problems(problems, "tune")) if is_tuned(each)]
     index, limit = launch.device_index(device), arguments.workspace_limit(workspace_limit)
     on = launch.open_device(index)
     if not on.target.model:
@@ -196,7 +195,7 @@ class Search:
         finally:
             sys.setswitchinterval(interval)
             # calls that are ready were chosen before
-            api.forget()
+            ready.forget()
         if self._wrong:
             raise WrongResultError("wrong values, which are not chosen:\n" + "\n".join(self._wrong))
         return Tuning(tuple(done), (), perf_counter() - begun, self._path if self._write else None)
