@@ -147,17 +147,29 @@ def _digest(*parts: str | bytes) -> str:
     return state.hexdigest()[:32]
 
 
+def _includes(text: str) -> tuple[str, ...]:
+    return tuple(re.findall(r"^\s*#\s*include <(.+)>", text, re.MULTILINE))
+
+
 def _included(text: str, kernels: Path) -> bytes:
     """Every header of the project that ``text`` reaches, so that an edit builds no unit that does not see it."""
+    return (_reached_once if kernels in (HERE, compiler.KERNELS) else _reached)(_includes(text), kernels)
+
+
+def _reached(names: tuple[str, ...], kernels: Path) -> bytes:
     found: dict[str, bytes] = {}
-    waiting = [text]
+    waiting = [*names]
     while waiting:
-        for name in re.findall(r"^\s*#\s*include <(.+)>", waiting.pop(), re.MULTILINE):
-            file = next((f for folder in (HERE / "include", kernels) if (f := folder / name).exists()), None)
-            if file is not None and name not in found:
-                found[name] = file.read_bytes()
-                waiting.append(found[name].decode())
+        name = waiting.pop()
+        file = next((f for folder in (HERE / "include", kernels) if (f := folder / name).exists()), None)
+        if file is not None and name not in found:
+            found[name] = file.read_bytes()
+            waiting += _includes(found[name].decode())
     return b"\0".join(name.encode() + b"\0" + found[name] for name in sorted(found))
+
+
+#: The project's own headers stay as they are while tests run; copies of them, in other folders, are edited.
+_reached_once = cache(_reached)
 
 
 def _run_compiler(arguments: list[str], unit: str) -> None:
@@ -189,6 +201,12 @@ def _include_flags(kernels: Path) -> list[str]:
 
 def runtime() -> Path:
     """The program that plays units, built once."""
+    return _runtime(cache_dir())
+
+
+@cache
+def _runtime(folder: Path) -> Path:
+    """The one in the cache folder."""
     sources = [HERE / f"{name}.cpp" for name in ("runtime", "intrinsics", "mbarrier", "bulk", "tensor", "wgmma", "mma")]
     texts = [source.read_text() for source in sources]
     key = _digest(*texts, _included("".join(texts), HERE), _compiler()[1], " ".join(RUNTIME_FLAGS))
