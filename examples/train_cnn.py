@@ -184,15 +184,15 @@ def hash_of(net: nn.Module) -> str:
 def train(
     name: str, size: int, engine: str, images: Any, classes: Any, *, batch: int, optimiser: str = "adam",
     steps: int = 100, warm: int = 10, seed: int = 0, device: str = "cpu", report: bool = False,
-    own_statistics: bool = False,
+    own_statistics: bool = False, bucket_mb: float = 25,
 ) -> dict[str, Any]:  # fmt: skip
     """A row of results: ``us`` a step (the median), ``peak_bytes`` besides the images, ``loss`` and ``losses``.
 
     ``images`` (n, h, w) and ``classes`` lie on the CPU. Step times, by the GPU's clock, leave out the first ``warm``
     steps, in which kernels are compiled and cuDNN tries its algorithms. ``loss`` is the mean of the last tenth of the
-    steps. With ``own_statistics`` each of several processes normalises by its own images. ``scratch_bytes`` is the most
-    that one convolution, forward or backward, took besides its results, in a step after the others; ``sha256`` is that
-    of the weights before it.
+    steps. With ``own_statistics`` each of several processes normalises by its own images; gradients are sent in pieces
+    of ``bucket_mb``, each as soon as it is whole. ``scratch_bytes`` is the most that one convolution, forward or
+    backward, took besides its results, in a step after the others; ``sha256`` is that of the weights before it.
     """
     rank, ranks = (torch.distributed.get_rank(), torch.distributed.get_world_size()) if in_group() else (0, 1)
     form = torch.channels_last if ENGINES[engine][0] == "nhwc" else torch.contiguous_format
@@ -217,7 +217,7 @@ def train(
             # the statistics that evaluation would use stay each process's own: they are not sent in each step
             net = nn.parallel.DistributedDataParallel(
                 net, device_ids=[torch.device(device)] if cuda else None, broadcast_buffers=False,
-                gradient_as_bucket_view=True,
+                gradient_as_bucket_view=True, bucket_cap_mb=bucket_mb,
             )  # fmt: skip
         optimise = kinds[optimiser](net.parameters(), LEARNING_RATE, **options)
         for step in range(warm + steps):
@@ -243,7 +243,7 @@ def train(
     values = curve.tolist()
     row = {
         "problem": f"{name}-b{batch}-{size}", "engine": engine, "optimiser": optimiser, "seed": seed, "gpus": ranks,
-        "own_statistics": own_statistics and ranks > 1,
+        "own_statistics": own_statistics and ranks > 1, "bucket_mb": bucket_mb,
         "steps": steps, "us": round(1e6 * statistics.median(times), 1),
         "peak_bytes": peak, "scratch_bytes": scratch.most, "sha256": sha256,
         "loss": statistics.fmean(values[-max(1, steps // 10):]), "losses": [round(value, 6) for value in values],
@@ -277,6 +277,10 @@ def main() -> None:
         "--own-statistics", action="store_true",
         help="under torchrun: BatchNorm by each process's own images, as DistributedDataParallel does by itself",
     )  # fmt: skip
+    parser.add_argument(
+        "--bucket-mb", type=float, default=25,
+        help="under torchrun: gradients are sent in pieces of so many MB while others are computed; 1000: at the end",
+    )  # fmt: skip
     parser.add_argument("--twice", action="store_true", help="train twice, to say whether all bits are the same")
     parser.add_argument("--report", action="store_true", help="what leanconv ran, layer by layer")
     given = parser.parse_args()
@@ -302,6 +306,7 @@ def main() -> None:
         run = partial(
             train, name, size, engine, images, classes, batch=batch, optimiser=optimiser, steps=given.steps, seed=seed,
             device=device, report=given.report and first, own_statistics=given.own_statistics,
+            bucket_mb=given.bucket_mb,
         )  # fmt: skip
         row = run()
         if given.twice:
@@ -335,7 +340,7 @@ def write(path: Path, row: dict[str, Any], source: str) -> None:
 
     cuda = torch.cuda.is_available()
     kept = json.loads(path.read_text(encoding="utf-8"))["rows"] if path.exists() else []
-    same = ("problem", "engine", "optimiser", "seed", "gpus", "own_statistics")
+    same = ("problem", "engine", "optimiser", "seed", "gpus", "own_statistics", "bucket_mb")
     rows = [old for old in kept if any(old.get(key) != row.get(key) for key in same)] + [row]
     about = machine.describe(cuda, None, {"torch": torch.__version__}, None)
     write_text(path, json.dumps({"machine": about, "images": source, "rows": rows}) + "\n")

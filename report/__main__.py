@@ -70,6 +70,14 @@ def batch_invariance(results: Records = RESULTS, revision: options.Revision = No
     print(measure(results, revision))
 
 
+@app.command("tensor-ablation")
+def tensor_ablation(results: Records = RESULTS, revision: options.Revision = None) -> None:
+    """Measure tensor-core kernels without one part at a time, and the energy of calls, on a GPU."""
+    from report.tensor_ablation import measure
+
+    print(measure(results, revision))
+
+
 @app.command("bank-width")
 def bank_width(results: Records = RESULTS, revision: options.Revision = None) -> None:
     """Measure what reading shared memory in units of a bank's width is worth for each element type, on a GPU."""
@@ -99,6 +107,22 @@ def networks(results: Records = RESULTS, revision: options.Revision = None) -> N
     from report.networks import measure
 
     print(measure(results, revision))
+
+
+@app.command()
+def cpu(results: Records = RESULTS, revision: options.Revision = None) -> None:
+    """Measure the CPU engine's algorithms beside PyTorch on this machine, and whether the choice among them is good."""
+    from report.cpu import measure
+
+    print(measure(results, revision))
+
+
+@app.command()
+def layers(results: Records = RESULTS, seconds: options.Seconds = None, revision: options.Revision = None) -> None:
+    """Tune the layers of torchvision's networks on this machine's GPU, beside PyTorch's own convolution."""
+    from report.layers import measure
+
+    print(measure(results, seconds, revision))
 
 
 @app.command("design-space")

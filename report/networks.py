@@ -23,13 +23,13 @@ from report import markdown
 NETWORKS = {
     "vgg16": (64, 3, 224, 224),
     "resnet50": (64, 3, 224, 224),
-    "densenet121": (32, 3, 224, 224),
-    "mobilenet_v3_large": (64, 3, 224, 224),
-    "efficientnet_b0": (32, 3, 224, 224),
-    "convnext_tiny": (32, 3, 224, 224),
     "unet": (8, 3, 256, 256),
     "vae_decoder": (4, 4, 32, 32),
     "edsr": (16, 3, 96, 96),
+    "convnext_tiny": (32, 3, 224, 224),
+    "mobilenet_v3_large": (64, 3, 224, 224),
+    "efficientnet_b0": (32, 3, 224, 224),
+    "densenet121": (32, 3, 224, 224),
 }
 LAYOUTS: tuple[Layout, ...] = ("NCHW", "NHWC")
 #: Who computes the convolutions, by the name of the engine without its layout.

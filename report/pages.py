@@ -9,7 +9,8 @@ The words after ``made:`` are what to make, the results file it is made of (``im
 ``opencnn-relaxed``, ``im2win-ablation``; ``numerics`` for ``errors``, ``first-calls`` for ``waits``, ``networks``
 for ``networks``, ``batch-invariance`` for ``batches``, ``training`` for ``training``, ``training-processes`` for
 ``processes``, ``tuning`` for ``tuning``, ``bank-width`` for ``banks``, ``design-space`` for ``configurations`` and
-``landscape``), and settings.
+``landscape``, ``tensor-ablation`` for ``parts`` and ``energy``, ``choice`` for ``cpu``,
+``torchvision-layers`` for ``layers``), and settings.
 ``python -m report pages`` writes what belongs between the two lines, for each GPU that has such a file; figures go to
 ``docs/pictures/<gpu>-<file>-<what>.png``. Nothing outside the blocks changes.
 """
@@ -35,13 +36,16 @@ from report import (
     bank_width,
     batches,
     comparisons,
+    cpu,
     design_space,
     figures,
     first_calls,
+    layers,
     markdown,
     networks,
     numerics,
     refit,
+    tensor_ablation,
     training,
 )
 
@@ -102,11 +106,26 @@ _FIGURES: dict[str, tuple[Callable[[Results, Path], None], str]] = {
 #: Results with rows of their own kind.
 _SECTIONS: dict[str, Callable[[Sequence[Path]], str]] = {
     "waits": first_calls.section,
+    "cpu": cpu.section,
+    "layers": layers.section,
     "batches": batches.section,
     "networks": networks.section,
     "configurations": design_space.section,
     "processes": training.processes,
     "tuning": refit.section,
+}
+#: Records with a picture: what draws it, its alternative text, and what writes the tables below it.
+_DRAWN: dict[str, tuple[Callable[[dict[str, Any], Path], None], str, Callable[[dict[str, Any]], str]]] = {
+    "parts": (
+        tensor_ablation.draw_parts,
+        "Bars: TFLOP/s of each kernel, whole and without one part",
+        tensor_ablation.parts_section,
+    ),
+    "energy": (
+        tensor_ablation.draw_energy,
+        "Bars: energy of an operation by engine and layer",
+        tensor_ablation.energy_section,
+    ),
 }
 
 
@@ -128,7 +147,7 @@ def fill(text: str, page: Path, results: Path, pictures: Path, draw: bool = True
 
 def _make(words: str, page: Path, results: Path, pictures: Path, draw: bool) -> str:
     what, stem, *rest = words.split()
-    known = (*_TABLES, *_FIGURES, "errors", "banks", "landscape", "training", *_SECTIONS)
+    known = (*_TABLES, *_FIGURES, "errors", "banks", "landscape", "training", *_DRAWN, *_SECTIONS)
     if what not in known:
         raise ValueError(f"{what!r} is none of {', '.join(known)}")
     settings = {name: value.split(",") for name, _, value in (word.partition("=") for word in rest)}
@@ -140,6 +159,8 @@ def _make(words: str, page: Path, results: Path, pictures: Path, draw: bool) -> 
         return _landscape(sorted(results.glob(f"*/{stem}.json")), page, pictures, draw)
     if what == "training":
         return _training(sorted(results.glob(f"*/{stem}.json")), page, pictures, draw)
+    if what in _DRAWN:
+        return _drawn(what, sorted(results.glob(f"*/{stem}.json")), page, pictures, draw)
     if what in _SECTIONS:
         return _SECTIONS[what](sorted(results.glob(f"*/{stem}.json")))
     parts = []
@@ -161,6 +182,20 @@ def _make(words: str, page: Path, results: Path, pictures: Path, draw: bool) -> 
             link = Path(os.path.relpath(picture, page.parent)).as_posix()
             parts.append(f"![{words_for_it}, on {measured.machine['gpu']}]({link})")
     return "\n\n".join(parts) if parts else f"Not measured yet: `{_command(stem)}` on a GPU makes these figures."
+
+
+def _drawn(what: str, paths: Sequence[Path], page: Path, pictures: Path, draw: bool) -> str:
+    """The picture of each machine, and its tables."""
+    function, words, section = _DRAWN[what]
+    parts = []
+    for path in paths:
+        record = json.loads(path.read_text(encoding="utf-8"))
+        picture = pictures / f"{path.parent.name}-{path.stem}-{what}.png"
+        if draw:
+            function(record, picture)
+        link = Path(os.path.relpath(picture, page.parent)).as_posix()
+        parts += [f"![{words}, on {record['machine']['gpu']}]({link})", section(record)]
+    return "\n\n".join(parts) if parts else "Not measured yet: `python -m report tensor-ablation` makes these figures."
 
 
 def _banks(paths: Sequence[Path], page: Path, pictures: Path, draw: bool) -> str:

@@ -95,9 +95,23 @@ def several(rows: Sequence[Row]) -> Table:
         if whole and not row.get("own_statistics"):
             apart = " / ".join(f"{100 * each:.2g} %" for each in apart_by(row["losses"], whole[0]["losses"]))
         statistics = "each GPU's own" if row.get("own_statistics") else "of all"
-        about = [row["problem"], row["engine"], row["optimiser"], str(row["gpus"]), statistics]
-        lines.append([*about, f"{row['us'] / 1000:.1f}", times, apart])
-    return ["network", "engine", "optimiser", "GPUs", "statistics", "ms", "×", "losses apart"], lines
+        pieces = f"{row.get('bucket_mb', 25):g} MB"
+        about = [row["problem"], row["engine"], row["optimiser"], str(row["gpus"]), statistics, pieces]
+        one = f"{share[0]['us'] / 1000:.1f}" if share else "–"
+        lines.append([*about, f"{row['us'] / 1000:.1f}", one, times, apart])
+    titles = [
+        "network",
+        "engine",
+        "optimiser",
+        "GPUs",
+        "statistics",
+        "pieces",
+        "ms",
+        "one GPU, ms",
+        "×",
+        "losses apart",
+    ]
+    return titles, lines
 
 
 def apart_by(losses: Sequence[float], others: Sequence[float]) -> tuple[float, float]:
@@ -164,9 +178,9 @@ def processes(paths: Sequence[Path]) -> str:
         record = json.loads(path.read_text(encoding="utf-8"))
         about = record["machine"]
         meaning = (
-            "Milliseconds of a step; × is the images a second beside one GPU with as many images in a step as each of "
-            "these has; “losses apart” is the largest relative difference of the losses from those of one GPU with all "
-            "the images, in the first four steps / in all."
+            "Milliseconds of a step, gradients sent in pieces of so many MB; × is the images a second beside one GPU "
+            "with as many images in a step as each of these has; “losses apart” is the largest relative difference of "
+            "the losses from those of one GPU with all the images, in the first four steps / in all."
         )
         origin = f"{about['gpu']}, {about['date'][:10]}, {markdown.revision(about, digits=12)}."
         parts.append(f"{origin} {meaning}\n\n{markdown.table(several(record['rows']))}")

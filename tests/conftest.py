@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from leanconv import api, arrays
+from leanconv import arrays
 from leanconv.algorithms.base import GpuAlgorithm
 from leanconv.bench import run as bench_run
 from leanconv.bench.ceilings import measure_cpu
-from leanconv.call import choose, weights
+from leanconv.call import choose, ready, weights
 from leanconv.dtypes import item_bytes
 from leanconv.plan import ALIGNMENT, Plan, Target
 from leanconv.problem import ConvProblem, FilterProblem, Problem
@@ -298,9 +298,9 @@ def host_device(monkeypatch: pytest.MonkeyPatch) -> Iterator[HostDevice]:
     for algorithm in choose.ALGORITHMS:
         monkeypatch.setattr(type(algorithm), "plan", recording(type(algorithm).plan))
     monkeypatch.setattr(launch, "open_device", lambda index: device)
-    api.forget()
+    ready.forget()
     yield device
-    api.forget()
+    ready.forget()
 
 
 class _Devices:

@@ -58,20 +58,21 @@ CONV, FILTER = ConvProblem(1, 3, 8, 8, 4, 3, 3), FilterProblem(1, 8, 8, 3, 3, (1
         (dict(layout="nchw"), ValueError, ["layout='nchw'", "'NCHW', 'NHWC', 'CHWN'"]),
         (dict(layout="CWN"), ValueError, ["layout='CWN'", "'NCHW', 'NHWC', 'CHWN'"]),
         (dict(layout="CHWN"), ValueError, ["w has 8 channels", "in_channels=2"]),
-        (dict(layout="NHWC"), ValueError, ["in_channels=6"]),
+        (dict(layout="NHWC"), ValueError, ["in_channels=6", "read as NHWC"]),
         (dict(precision="fp16"), ValueError, ["precision='fp16'", "'ieee', 'fp32', 'relaxed', 'tf32'"]),
         (dict(activation="gelu"), ValueError, ["activation='gelu'", "'relu'"]),
         (dict(algorithm="cudnn"), ValueError, ["algorithm='cudnn'", "'im2col'"]),
+        (dict(algorithm="im2wim"), ValueError, ["did you mean 'im2win'?"]),
         (dict(algorithm="winograd1d", precision="ieee"), NoAlgorithmError, ["winograd1d: ", "'ieee' was requested"]),
         (dict(device="tpu"), ValueError, ["device='tpu'", "'cuda'"]),
-        (dict(x=ones(2, 4, 6, 6, dtype=np.int32)), TypeError, ["x has dtype int32", "float64 on the CPU only"]),
+        (dict(x=ones(2, 4, 6, 6, dtype=np.int32)), TypeError, ["x has dtype int32", "on the CPU only; convert it"]),
         (dict(x=ones(2, 4, 6, 6, dtype=np.float16)), TypeError, ["w has dtype float32 and x float16"]),
         (dict(w=ones(8, 4, 3, 3, dtype=np.float64)), TypeError, ["w has dtype float64", "x float32"]),
         (dict(bias=ones(8, dtype=np.float64)), TypeError, ["bias has dtype float64"]),
-        (dict(x=[[1.0]]), TypeError, ["x is a builtins.list"]),
-        (dict(w="filters"), TypeError, ["w is a builtins.str"]),
-        (dict(x=None), TypeError, ["x is a builtins.NoneType"]),
-        (dict(w=None), TypeError, ["w is a builtins.NoneType"]),
+        (dict(x=[[1.0]]), TypeError, ["x is a list", "(numpy.asarray makes one)"]),
+        (dict(w="filters"), TypeError, ["w is a str"]),
+        (dict(x=None), TypeError, ["x is a NoneType"]),
+        (dict(w=None), TypeError, ["w is a NoneType"]),
         (dict(x=ones(2, 0, 6, 6), w=ones(8, 0, 3, 3)), ValueError, ["x has 2 images of 0 channels, 6 rows and 6"]),
         (dict(w=ones(0, 4, 3, 3)), ValueError, ["w has 0 filters of 4 channels, 3 rows and 3 columns"]),
         (dict(x=ones(4, 0, 7, 2), layout="CHWN"), ValueError, ["x has 2 images of 4 channels, 0 rows and 7 columns"]),
@@ -130,8 +131,8 @@ def test_conv2d_refuses(
         (dict(anchor=(-2, 0)), ValueError, ["anchor=-2 is below -1"]),
         (dict(anchor=(True, 0)), TypeError, ["anchor=True is not an integer"]),
         (dict(anchor=1), ValueError, ["anchor=1", "(row, column)"]),
-        (dict(image=None), TypeError, ["image is a builtins.NoneType"]),
-        (dict(kernel=None), TypeError, ["kernel is a builtins.NoneType"]),
+        (dict(image=None), TypeError, ["image is a NoneType"]),
+        (dict(kernel=None), TypeError, ["kernel is a NoneType"]),
         (dict(value="1"), TypeError, ["value='1' is not a number"]),
         (dict(value="red"), TypeError, ["value='red' is not a number"]),
         (dict(value=np.zeros(2)), TypeError, ["value=array([0., 0.]) is not a number"]),
@@ -221,6 +222,14 @@ def test_explain_of_an_operation_without_an_algorithm() -> None:
     told = explain(replace(CONV, op="wgrad", dtype="float64"), device="cuda")
     assert told.chosen is None and "float64" in told.others["direct_weight"][0]
     assert explain(replace(CONV, op="wgrad", accumulate=True)).chosen is None
+
+
+def test_an_algorithm_of_the_other_device(host_device: HostDevice) -> None:
+    x, w = ones(1, 3, 6, 6), ones(8, 3, 3, 3)
+    with says(ValueError, "algorithm='tensor_gemm' runs on GPUs, and this call on the CPU"):
+        conv2d(x, w, algorithm="tensor_gemm")
+    with says(ValueError, "algorithm='im2col' runs on the CPU, and this call on a GPU"):
+        conv2d(x, w, algorithm="im2col", device="cuda")
 
 
 def test_a_filter_larger_than_the_limit(host_device: HostDevice) -> None:
@@ -321,7 +330,7 @@ def test_gradients_and_odd_tensors_of_pytorch() -> None:
         filter2d(torch.ones(6, 7, requires_grad=True), torch.ones(3, 3))
     with torch.no_grad():
         assert filter2d(torch.ones(6, 7, requires_grad=True), torch.ones(3, 3)).max() == 9
-    with says(ValueError, "layout torch.sparse_coo"):
+    with says(ValueError, "x has PyTorch's layout torch.sparse_coo; it must be dense, as x.to_dense() is"):
         conv2d(torch.ones(2, 4, 6, 6).to_sparse(), torch.ones(8, 4, 3, 3))
     for call in (conv2d, explain):
         with says(ValueError, "algorithm='im2col'", "PyTorch itself"):

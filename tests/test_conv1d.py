@@ -223,7 +223,7 @@ X, W = np.ones((2, 4, 9), np.float32), np.ones((6, 4, 3), np.float32)
         ({"bias": X[0, 0]}, ValueError, ("bias has shape (9,); it must have shape (6,)",)),
         ({"out": np.zeros((2, 6, 1, 7), np.float32)}, ValueError, ("out has shape (2, 6, 1, 7)", "(2, 6, 7)")),
         ({"w": torch.ones(6, 4, 3)}, ValueError, ("x is an array of NumPy", "w one of PyTorch")),
-        ({"x": [1.0]}, TypeError, ("x is a builtins.list",)),
+        ({"x": [1.0]}, TypeError, ("x is a list",)),
         ({"algorithm": "fft"}, ValueError, ("algorithm='fft' is not known",)),
     ],
 )

@@ -207,7 +207,7 @@ GRAD, W = np.ones((2, 6, 7, 7), np.float32), np.ones((6, 4, 3, 2), np.float32)
         ({"w": W[0]}, ValueError, ("w has 3 dimensions",)),
         ({"w": W.astype(np.float64)}, TypeError, ("w has dtype float64 and grad float32",)),
         ({"w": torch.ones(6, 4, 3, 2)}, ValueError, ("grad is an array of NumPy", "w one of PyTorch")),
-        ({"grad": [1.0]}, TypeError, ("grad is a builtins.list",)),
+        ({"grad": [1.0]}, TypeError, ("grad is a list",)),
         ({"out": np.zeros((2, 4, 9, 9), np.float32)}, ValueError, ("out has shape (2, 4, 9, 9); the result has",)),
         ({"layout": "NHWC"}, ValueError, ("w has 2 channels, but input_shape has in_channels=8",)),
         ({"layout": "CHWN"}, ValueError, ("w has 6 channels, but input_shape has in_channels=2",)),

@@ -308,7 +308,7 @@ X, GRAD = np.ones((2, 4, 9, 8), np.float32), np.ones((2, 6, 7, 7), np.float32)
         ({"grad": GRAD.astype(np.float64)}, TypeError, ("grad has dtype float64 and x float32",)),
         ({"grad": torch.ones(2, 6, 7, 7)}, ValueError, ("x is an array of NumPy", "grad one of PyTorch")),
         ({"grad": prepare_weights(GRAD)}, TypeError, ("grad is a", "PreparedWeights")),
-        ({"x": [1.0]}, TypeError, ("x is a builtins.list",)),
+        ({"x": [1.0]}, TypeError, ("x is a list",)),
         ({"out": np.zeros((6, 4, 3, 3), np.float32)}, ValueError, ("out has shape (6, 4, 3, 3); the result has",)),
         ({"layout": "NHWC"}, ValueError, ("weight_shape has 2 channels, but x has in_channels=8",)),
         ({"layout": "NWC"}, ValueError, ("layout='NWC' is not known",)),

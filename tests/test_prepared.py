@@ -333,7 +333,7 @@ def test_numpy_images_and_cupy_filters_do_not_mix(fake_cupy: Any, given: Any, de
 
 @pytest.mark.parametrize(
     "w, kind, message",
-    [([[1.0]], TypeError, "w is a builtins.list; it must be an array"),
+    [([[1.0]], TypeError, "w is a list; it must be an array"),
      (np.ones((3, 3), np.float32), ValueError, "w has 2 dimensions, shape (3, 3); it must have 4, or 3 for conv1d"),
      (np.ones((1, 1, 3, 3), np.int64), TypeError, "w has dtype int64; supported are float32")],
 )  # fmt: skip

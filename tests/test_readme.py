@@ -164,7 +164,7 @@ def test_figures_are_those_of_the_committed_results() -> None:
         f"NHWC) {best[0]:.2f} times as fast as the fastest of all cuDNN algorithms",
         f"and {strict[0]:.1f} times as fast as PyTorch in strict FP32",
         f"(geometric means; NCHW: {best[1]:.2f} and {strict[1]:.1f} times).",
-        f"is {1 / geometric_mean(rows.ratios('TF32')):.1f} times as fast in NHWC.",
+        f"is {1 / geometric_mean(rows.ratios('TF32')):.1f} times as fast in NHWC;",
         f"runs {lean[0]:.2f} times as fast (NHWC: {lean[1]:.2f} times, CHWN: {lean[2]:.2f} times) as cuDNN's fastest",
         f"the least ratio is {min(ratio for results in layers for ratio in results.ratios('lean')):.2f}.",
         f"On {transformed} of the layers the fastest is `winograd1d` or `winograd2d`.",
@@ -177,10 +177,16 @@ def test_figures_are_those_of_the_committed_results() -> None:
         assert words in text, words
 
 
+def anchors(text: str) -> set[str]:
+    """What a link to a heading may name: the heading in small letters, with hyphens for blanks and no other signs."""
+    headings = re.findall(r"^#+ (.*)$", re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
 def links() -> list[Any]:
     found = []
     for page in (ROOT / "README.md", *PAGES):
-        for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8")):
+        for target in dict.fromkeys(re.findall(r"\]\(([^)\s]+)\)", page.read_text(encoding="utf-8"))):
             if "://" not in target:
                 found.append(pytest.param(page, target, id=f"{page.relative_to(ROOT)}-{target}"))
     return found
@@ -188,4 +194,8 @@ def links() -> list[Any]:
 
 @pytest.mark.parametrize("page, target", links())
 def test_links(page: Path, target: str) -> None:
-    assert (page.parent / target).exists()
+    name, _, anchor = target.partition("#")
+    aim = page.parent / name if name else page
+    assert aim.exists()
+    if anchor:
+        assert anchor in anchors(aim.read_text(encoding="utf-8")), f"{name} has no heading {anchor}"

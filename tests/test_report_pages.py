@@ -88,6 +88,7 @@ def test_every_command_that_is_named_exists() -> None:
     named = {word for path in texts for word in re.findall(r"-m report ([a-z-]+)", path.read_text(encoding="utf-8"))}
     known = {"numerics", "precision", "performance", "pictures", "pages", "points", "ablation"}
     known |= {"first-calls", "networks", "bank-width", "design-space", "refit", "batch-invariance"}
+    known |= {"tensor-ablation", "cpu", "layers"}
     assert named == known
     for word in named:
         with pytest.raises(SystemExit) as stopped:

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from conftest import HostDevice, says
 
-from leanconv import api, conv1d, conv2d, conv2d_input, filter2d
-from leanconv.call import describe
+from leanconv import conv1d, conv2d, conv2d_input, filter2d
+from leanconv.call import describe, ready
 from leanconv.runtime.recent import Recent
 
 torch = pytest.importorskip("torch")
@@ -70,7 +70,7 @@ def test_a_limit_in_words_is_for_the_environment_alone(monkeypatch: pytest.Monke
     monkeypatch.setenv("LEANCONV_WORKSPACE_LIMIT", "64")
     conv2d(X, W)
     monkeypatch.delenv("LEANCONV_WORKSPACE_LIMIT")
-    with says(TypeError, "workspace_limit='64' is not an integer"):
+    with says(TypeError, "workspace_limit='64' is text; as bytes it is 64"):
         conv2d(X, W, workspace_limit="64")
 
 
@@ -85,7 +85,7 @@ def test_a_limit_in_words_is_for_the_environment_alone(monkeypatch: pytest.Monke
 )  # fmt: skip
 def test_integers_of_other_kinds_are_described_once(options: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     described = []
-    monkeypatch.setattr(api, "_calls", Recent(8))
+    monkeypatch.setattr(ready, "_calls", Recent(8))
     actual = describe.conv2d
     monkeypatch.setattr(describe, "conv2d", lambda *given: described.append(given) or actual(*given))
     results = [conv2d(X, W, **options) for _ in range(3)]
@@ -94,8 +94,8 @@ def test_integers_of_other_kinds_are_described_once(options: Any, monkeypatch: p
 
 def test_a_shape_of_pytorch_is_no_slower() -> None:
     grad, w = torch.ones(2, 8, 4, 4), torch.ones(8, 4, 3, 3)
-    calls = len(api._calls)
+    calls = len(ready._calls)
     for _ in range(2):
         conv2d_input(grad, w, torch.Size((2, 4, 6, 6)))
         conv2d_input(grad, w, (2, 4, 6, 6))
-    assert len(api._calls) <= calls + 1
+    assert len(ready._calls) <= calls + 1

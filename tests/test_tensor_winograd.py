@@ -27,10 +27,11 @@ HOPPER = TARGETS[0]
 
 
 def _ways(case: Case) -> list[PairConfig]:
-    """A configuration of each tile, whole and with the reduction split."""
+    """A configuration of each tile, whole and with the reduction split, of two rows, in NCHW with copies of each
+    length."""
     kinds: dict[Any, PairConfig] = {}
     for config in TENSOR_WINOGRAD.configs(case.problem, HOPPER):
-        kinds.setdefault((config.chunk, config.chunks, config.split > 1), config)
+        kinds.setdefault((config.chunk, config.chunks, config.split > 1, config.granule, config.heights), config)
     return list(kinds.values())
 
 
@@ -41,6 +42,7 @@ def _every() -> list[Any]:
         ways = _ways(case)
         for i, config in enumerate(ways):
             name = f"{case.name}-{config.chunks}x{config.chunk}-split{config.split}"
+            name += f"-{config.granule}" if config.flat else "-two-rows" if config.heights > 1 else ""
             found.append((case, config, name))
             chosen += [found[-1]] if turn % 2 == 0 and i == turn // 2 % len(ways) else []
     return selection.marked(found, chosen, lambda each: (each[:2], each[2]))
@@ -60,19 +62,29 @@ def played(x: np.ndarray, w: np.ndarray, problem: ConvProblem = LAYER, kernels: 
     return y
 
 
+def channels_first(array: np.ndarray) -> np.ndarray:
+    return np.ascontiguousarray(np.moveaxis(array, 3, 1))
+
+
 def lost(kind: str, kernels: Path = KERNELS, problem: ConvProblem = LAYER) -> tuple[float, float]:
     """The kernel's error on data of this kind in units of that of a sequential float32 sum: of all outputs, and of the
     filter where it is largest."""
-    x, w = drawn(kind, problem)
-    y, reference = played(x, w, problem, kernels), oracle.conv2d(problem, x, w)
+    last = replace(problem, layout="NHWC")
+    x, w = drawn(kind, last)
+    if problem.layout == "NCHW":
+        y = np.moveaxis(played(channels_first(x), channels_first(w), problem, kernels), 1, 3)
+    else:
+        y = played(x, w, problem, kernels)
+    reference = oracle.conv2d(last, x, w)
     of_all = oracle.relative_error(y, reference)
-    yardstick = oracle.relative_error(oracle.sequential_float32(problem, x, w), reference)
-    return of_all / yardstick, in_sequential_sums(y, x, w, problem)
+    yardstick = oracle.relative_error(oracle.sequential_float32(last, x, w), reference)
+    return of_all / yardstick, in_sequential_sums(y, x, w, last)
 
 
 def _layers_and_ranges() -> list[Any]:
-    """3 columns with all data, and more of them; ``make test`` tries these with few."""
-    every = [(problem, kind, f"{problem.s}-{kind}") for problem in (LAYER, WIDE) for kind in RANGES]
+    """3 columns with all data, more of them and NCHW; ``make test`` tries these with few."""
+    layers = (LAYER, WIDE, replace(LAYER, layout="NCHW"))
+    every = [(problem, kind, f"{problem.s}-{problem.layout}-{kind}") for problem in layers for kind in RANGES]
     chosen = [each for each in every if each[0] is LAYER or each[1] in ("outlier", "channels-apart")]
     return selection.marked(every, chosen, lambda each: (each[:2], each[2]))
 
@@ -90,7 +102,7 @@ def test_errors_on_data_of_every_range(problem: ConvProblem, kind: str) -> None:
     [
         ("filters-apart", "part[0] * scale[i].x", "part[0]"),
         ("channels-apart", "16 * sixteen + 4 * t + e]", "16 * sixteen + 4 * t]"),
-        ("normal", "one.down[i % 2] =", "one.down[0] ="),
+        ("normal", "one.down[i] =", "one.down[0] ="),
     ],
 )
 def test_errors_of_broken_scales_show(kind: str, text: str, by: str, tmp_path: Path) -> None:
@@ -114,7 +126,7 @@ def test_what_is_no_number_reaches_just_the_outputs_that_see_it(problem: ConvPro
     product with those of neighbouring rows."""
     x, w, unseen = with_no_numbers(problem)
     if layout == "NCHW":
-        x, w, unseen = (np.ascontiguousarray(np.moveaxis(array, 3, 1)) for array in (x, w, unseen))
+        x, w, unseen = channels_first(x), channels_first(w), channels_first(unseen)
     np.testing.assert_array_equal(np.isfinite(played(x, w, replace(problem, layout=layout))), unseen)
 
 

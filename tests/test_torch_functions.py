@@ -196,6 +196,12 @@ def test_what_users_get_wrong(torch_on_device: HostDevice) -> None:
         ours.conv2d(x.detach().to(torch.int8), w.detach().to(torch.int8), groups=2)
     with says(ValueError, "output_padding=(2, 2) must be less than stride=(2, 2)"):
         ours.conv_transpose2d(x, w[:4], stride=2, output_padding=2)
+    with says(ValueError, "stride=-1 is below 1"):
+        ours.conv_transpose2d(x, w[:4], stride=-1)
+    with says(TypeError, "input is of type ndarray; leanconv.torch takes tensors of PyTorch, leanconv.conv2d"):
+        ours.conv2d(x.detach().numpy(), w)  # type: ignore[arg-type]
+    with says(ValueError, "precision='fpp'"):
+        ours.Conv2d(3, 8, 3, precision="fpp")  # type: ignore[arg-type]
     with says(ValueError, "weight has 6 channels, but input has 4"):
         ours.conv_transpose2d(x, w)
     with torch.autograd.forward_ad.dual_level(), torch.no_grad():

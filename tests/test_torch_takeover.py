@@ -161,6 +161,12 @@ def test_which_layers(device: HostDevice) -> None:
         leanconv.torch.enable(model, exclude=["h*"])
     with says(TypeError, "include has a int"):
         leanconv.torch.enable(model, include=[3])  # type: ignore[list-item]
+    with says(TypeError, "include is of type int; give names, modules, or a function"):
+        leanconv.torch.enable(model, include=3)  # type: ignore[arg-type]
+    with says(ValueError, "exclude has a ReLU in which there is no convolution"):
+        leanconv.torch.enable(model, exclude=torch.nn.ReLU())
+    with says(TypeError, "model is a str; it must be a torch.nn.Module"):
+        leanconv.torch.enable("resnet18")  # type: ignore[arg-type]
     with says(ValueError, "precision='fp16'"):
         leanconv.torch.enable(precision="fp16")  # type: ignore[arg-type]
     assert takeover.active() is None, "a mistake switches nothing on"

@@ -108,8 +108,8 @@ def test_the_page(tmp_path: Path) -> None:
     assert "vgg16-b512-32, adam, 2 seeds: losses 0.375, 0.5; PyTorch's 0.25, 0.75. Of 1 trainings by leanconv" in page
     block = block.replace("training training", "processes training")
     page = fill(block, tmp_path / "page.md", tmp_path, tmp_path)
-    assert "| vgg16-b512-32 | leanconv | adam | 2 | each GPU's own | 30.0 | – | – |" in page
-    assert "| vgg16-b1024-32 | leanconv | adam | 2 | of all | 25.0 | 1.60 | 2 % / 3 % |" in page
+    assert "| vgg16-b512-32 | leanconv | adam | 2 | each GPU's own | 25 MB | 30.0 | – | – | – |" in page
+    assert "| vgg16-b1024-32 | leanconv | adam | 2 | of all | 25 MB | 25.0 | 20.0 | 1.60 | 2 % / 3 % |" in page
     assert "Not measured yet" in fill(block, tmp_path / "page.md", tmp_path / "none", tmp_path)
     block = block.replace("processes training", "training training")
     assert (tmp_path / "nvidia-x-training.png").stat().st_size > 1000

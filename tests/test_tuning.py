@@ -92,6 +92,15 @@ def test_a_crash_in_the_middle_loses_nothing_that_was_timed(stage: Stage, tmp_pa
     assert [each.timed for each in done.problems] == [0, 0, 4]
 
 
+def test_no_problem_is_begun_when_the_time_is_up(stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    moments = iter([0.0, 1.0, 9.0, 11.0, 12.0])
+    monkeypatch.setattr(search, "perf_counter", lambda: next(moments))
+    done = stage.search(tmp_path).run(LAYERS, seconds=10)
+    assert [each.problem for each in done.problems] == list(LAYERS[:2]) and done.missing == LAYERS[2:]
+    assert "1 problems are in no table" in str(done)
+    monkeypatch.undo()
+
+
 def test_only_what_runs_out_of_resources_is_skipped(stage: Stage, tmp_path: Path) -> None:
     bad = stage.plan(stage.candidates()[1]).launches[-1]
     too_much = CompileError("ptxas error: Entry function 'k' uses too much shared data (0x3c000 bytes)", "-o", "code")
@@ -183,7 +192,7 @@ def test_the_recorder_times_what_calls_have_met(stage: Stage, tmp_path: Path, rn
     assert choose(replace(LAYER, padding=(0, 0, 0, 0)), stage.target, limit=1 << 20).source == tables.USER
     told = leanconv.explain(LAYER, device="cuda")
     assert told.source == "your table" and set(told.times.values()) == {300.0}
-    assert "took " in str(told) and "300 µs, says your table" in told.why
+    assert "measured on such a GPU: " in str(told) and "300 µs, says your table" in told.why
     np.testing.assert_allclose(leanconv.conv2d(x, w, padding=1, device="cuda"), first, rtol=1e-5, atol=1e-5)
     with pytest.raises(KeyError), leanconv.tuning(folder) as stopped:
         leanconv.conv2d(x, w, padding=2, device="cuda")

@@ -121,7 +121,10 @@ def test_the_page_runs(stage: Stage, capsys: pytest.CaptureFixture[str]) -> None
 def test_the_doctor_looks_at_the_tables(stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert doctor._tables().text.startswith("there is none")
     stage.search(tmp_path).run([LAYER])
-    assert doctor._tables().text == f"your table has 1 for {MODEL}"
+    assert doctor._tables().text == f"your table has 1 for {MODEL}, with 1 of 1 winners of today's kernels"
+    path = tmp_path / FILE
+    path.write_text(re.sub(r'"kernels": ?"', '"kernels":"0', path.read_text()))
+    assert doctor._tables().text.endswith("with 0 of 1 winners of today's kernels")
     (tmp_path / FILE).write_text("{")
     assert doctor._tables().state == "broken" and FILE in doctor._tables().text
     monkeypatch.setenv("LEANCONV_TUNING", "off")

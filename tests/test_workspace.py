@@ -13,7 +13,7 @@ import pytest
 from cases import TARGETS
 from conftest import HostDevice, oracle_conv, relative_error
 
-from leanconv import ConvProblem, NoAlgorithmError, api, conv2d, explain
+from leanconv import ConvProblem, NoAlgorithmError, conv2d, explain
 from leanconv.algorithms import ALGORITHMS
 from leanconv.algorithms.im2win import Im2win, tensor_elements
 from leanconv.algorithms.tiles import TileConfig
@@ -21,7 +21,7 @@ from leanconv.api import describe_call
 from leanconv.bench import Case, run_suite
 from leanconv.bench.peers.base import Candidate
 from leanconv.bench.run import _Run
-from leanconv.call import bind
+from leanconv.call import bind, ready
 from leanconv.cli.command_line import MISTAKE
 from leanconv.cli.main import main
 from leanconv.plan import Target
@@ -110,7 +110,7 @@ def test_an_empty_setting_is_none(given: Any, monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.parametrize(
     "value, kind, text",
     [(True, TypeError, "True is not an integer"), (1.0, TypeError, "1.0 is not an integer"),
-     ("64MiB", TypeError, "'64MiB' is not an integer"), ([1], TypeError, r"\[1\] is not an integer"),
+     ("64MiB", TypeError, "'64MiB' is text; as bytes it is 67108864"), ([1], TypeError, r"\[1\] is not an integer"),
      (-1, ValueError, "-1 is below 0")],
 )  # fmt: skip
 @pytest.mark.parametrize("device", [None, "cuda"])
@@ -153,7 +153,7 @@ def test_auto_takes_a_workspace_where_it_is_permitted_and_pays(
     for cost, pays in ((max(costs.values()) + 1, False), (min(costs.values()) - 1, True)):
         monkeypatch.setattr(Im2win, "best", lambda self, problem, target, cost=cost: (cost, TileConfig()))
         for limit, taken in ((None, False), (0, False), (NEEDED - 1, False), (NEEDED, pays), (2**40, pays)):
-            api.forget()
+            ready.forget()
             told = explain(x, w, padding=1, workspace_limit=limit)
             assert told.chosen == ("im2win" if taken else chosen), (cost, limit)
             assert told.workspace_limit == (limit or 0) and told.workspace_bytes == (NEEDED if taken else 0)

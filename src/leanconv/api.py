@@ -1,31 +1,21 @@
-"""The public functions: find the ready call, or describe the call, bind it, and keep the ready call."""
+"""The public functions: what they take, and what they mean. `leanconv.call` carries them out."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
-from marshal import dumps
 from typing import Any, TypeVar
 
 import numpy as np
 
-from leanconv.arrays import arrays_of, way_back
-from leanconv.arrays.operands import gather, new_bias
-from leanconv.call import arguments, bind, describe
+from leanconv.arrays.operands import new_bias
+from leanconv.call import arguments, describe, ready
 from leanconv.call.describe import Described
 from leanconv.call.explain import Explanation, explain_call, explain_problem
-from leanconv.call.run import Call
-from leanconv.call.weights import PreparedWeights, kernel_beside
+from leanconv.call.weights import kernel_beside
 from leanconv.problem import Activation, Layout, Precision, is_problem
-from leanconv.runtime.env import raw_workspace_limit
-from leanconv.runtime.recent import Recent
 
 Array = TypeVar("Array")
-
-#: Ready calls; a network has some 50. A ready call takes 6 kB, and its kernels some 100 kB of GPU memory.
-_calls: Recent[Any, Call] = Recent(1024)
-#: the last version of the format in which equal values of equal types have equal bytes
-_MARSHAL_VERSION = 2
 
 
 def conv2d(
@@ -104,7 +94,7 @@ def conv2d(
     """
     counts = (stride, padding, dilation, groups, batch_invariant)
     words = (layout, algorithm, precision, activation, device)
-    return _run(describe.conv2d, x, w, bias, out, workspace_limit, counts, words)
+    return ready.run(describe.conv2d, x, w, bias, out, workspace_limit, counts, words)
 
 
 def conv1d(
@@ -157,7 +147,7 @@ def conv1d(
     """
     counts = (stride, padding, dilation, groups, batch_invariant)
     words = (layout, algorithm, precision, activation, device)
-    return _run(describe.conv1d, x, w, bias, out, workspace_limit, counts, words)
+    return ready.run(describe.conv1d, x, w, bias, out, workspace_limit, counts, words)
 
 
 def conv2d_input(
@@ -206,7 +196,7 @@ def conv2d_input(
     # PyTorch's shapes are tuples of a type of their own
     shape = tuple(input_shape) if isinstance(input_shape, (tuple, list)) else input_shape
     counts, words = (shape, stride, padding, dilation, groups, batch_invariant), (layout, algorithm, precision, device)
-    return _run(describe.conv2d_input, grad, w, None, out, workspace_limit, counts, words, ("grad", "w"))
+    return ready.run(describe.conv2d_input, grad, w, None, out, workspace_limit, counts, words, ("grad", "w"))
 
 
 def conv2d_weight(
@@ -260,7 +250,7 @@ def conv2d_weight(
     shape = tuple(weight_shape) if isinstance(weight_shape, (tuple, list)) else weight_shape
     counts, words = (shape, stride, padding, dilation, groups, batch_invariant), (layout, algorithm, precision, device)
     bias = new_bias(x, shape, layout) if grad_bias else None
-    dw = _run(describe.conv2d_weight, x, grad, bias, out, workspace_limit, counts, words, ("x", "grad"))
+    dw = ready.run(describe.conv2d_weight, x, grad, bias, out, workspace_limit, counts, words, ("x", "grad"))
     return (dw, bias) if grad_bias else dw
 
 
@@ -310,7 +300,7 @@ def conv1d_weight(
     shape = tuple(weight_shape) if isinstance(weight_shape, (tuple, list)) else weight_shape
     counts, words = (shape, stride, padding, dilation, groups, batch_invariant), (layout, algorithm, precision, device)
     bias = new_bias(x, shape, layout) if grad_bias else None
-    dw = _run(describe.conv1d_weight, x, grad, bias, out, workspace_limit, counts, words, ("x", "grad"))
+    dw = ready.run(describe.conv1d_weight, x, grad, bias, out, workspace_limit, counts, words, ("x", "grad"))
     return (dw, bias) if grad_bias else dw
 
 
@@ -372,66 +362,9 @@ def filter2d(
     numbers: tuple[Any, ...] = ()
     if type(value) is not int or type(delta) is not int or value or delta:
         numbers = value, delta
-    return _run(describe.filter2d, image, kernel, None, out, 0, (border, anchor), (device,), ("image", "w"), numbers)
-
-
-def _run(
-    describes: Callable[..., Described],
-    x: Any,
-    w: Any,
-    bias: Any,
-    out: Any,
-    workspace_limit: Any,
-    counts: tuple[Any, ...],
-    words: tuple[Any, ...],
-    names: tuple[str, str] = ("x", "w"),
-    numbers: tuple[Any, ...] = (),
-) -> Any:
-    """Run a call that ``describes`` describes: if an equal call has run before, this is a look-up and a launch.
-
-    ``counts``, then ``words``, are the options of the call: counts may be numbers, which the key tells apart by type.
-    ``numbers`` are value and delta of a filter, if they are not 0; ``names`` are what the caller calls x and w.
-    """
-    arrays, back = arrays_of(x), None
-    if arrays is None:
-        back = way_back(x)
-        filters = w.array if isinstance(w, PreparedWeights) else w
-        carried, arrays, _ = gather(x, filters, bias, out, names)
-        x, bias = carried[names[0]], carried.get("bias")
-        w = w if isinstance(w, PreparedWeights) else carried[names[1]]
-    signature = arrays.signature
-    filters = w.array if isinstance(w, PreparedWeights) else w
-    try:
-        key = (
-            describes, type(x), signature(x), type(w), type(filters), signature(filters),
-            None if bias is None else (type(bias), signature(bias)),
-            None if out is None else (type(out), signature(out)),
-            raw_workspace_limit() if workspace_limit is None else (workspace_limit, type(workspace_limit)), words,
-            # NOTE: 1, True and 1.0 are equal, and only one of them is a stride; as bytes they differ
-            dumps(counts, _MARSHAL_VERSION),
-        )  # fmt: skip
-        call = _calls.get(key)
-    except (TypeError, AttributeError, RuntimeError, ValueError):
-        call = key = None  # arrays of several libraries, or an option of a strange type; describing sorts it out
-    if call is None and key is not None:
-        call = _calls.recall(key)
-    if call is None:
-        plain = arguments.plain(counts)
-        if plain is not counts:  # NumPy's integers and the like: the ready call is kept for what they mean
-            result = _run(describes, x, w, bias, out, workspace_limit, plain, words, names, numbers)
-            return result if back is None else back(result)
-        described = describes(x, w, bias, out, workspace_limit, *counts, *words)
-        call = bind.bind(described)
-        x, w, bias, out = described.given
-        if key is not None:
-            _calls.keep(key, call)
-    if numbers:
-        dtype = arrays.dtype(x)
-        value, delta = (arguments.scalar(n, v, dtype) for n, v in zip(("value", "delta"), numbers, strict=True))
-        result = call(x, w, bias, out, value, delta)
-    else:
-        result = call(x, w, bias, out)
-    return result if back is None else back(result)
+    return ready.run(
+        describe.filter2d, image, kernel, None, out, 0, (border, anchor), (device,), ("image", "w"), numbers
+    )
 
 
 def explain(first: Any, second: Any = None, /, *arguments: Any, **options: Any) -> Explanation:
@@ -484,19 +417,3 @@ def describe_call(function: Callable[..., Any], /, *arguments: Any, **options: A
         given["bias"] = new_bias(first, given["weight_shape"], given["layout"])
     described: Described = getattr(describe, function.__name__)(**given)
     return described
-
-
-_stores: list[Recent[Any, Any]] = [_calls]
-
-
-def store() -> Recent[Any, Any]:
-    """Somewhere to keep ready calls, which `forget` empties."""
-    _stores.append(Recent(_calls.size))
-    return _stores[-1]
-
-
-def forget() -> None:
-    """Drop every ready call, so that the next one chooses anew. For tests, and after tuning."""
-    for each in _stores:
-        each.clear()
-    bind.forget()

@@ -60,7 +60,8 @@ def _make_plain(problem: Any, names: tuple[str, ...], groups: dict[str, int]) ->
         if not isinstance(value, (tuple, list)):
             raise TypeError(f"{name}={value!r} must be a tuple of {count} integers")
         if len(value) != count:
-            raise ValueError(f"{name}={value!r} must have {count} integers")
+            order = "(top, bottom, left, right)" if count == 4 else "(vertical, horizontal)"
+            raise ValueError(f"{name}={value!r} must have {count} integers: {order}")
         object.__setattr__(problem, name, tuple(_whole(name, each) for each in value))
 
 

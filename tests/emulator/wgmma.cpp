@@ -47,7 +47,8 @@ std::vector<size_t> units_of(const Matrix& matrix, int lines, const char* name, 
         emulator::fail(site, "wgmma: the descriptor of %s, %016llx, has bits that it must not have; is it one of "
                        "matrix_descriptor()?", name, static_cast<unsigned long long>(bits));
     }
-    if (span && start % pattern >= (matrix.transposed ? 1 : span)) {
+    const bool at_a_row = matrix.transposed && stride == pattern && start % span + 2 * static_cast<size_t>(lines) <= span;
+    if (span && !at_a_row && start % pattern >= (matrix.transposed ? 1 : span)) {
         emulator::fail(site, "wgmma: %s begins at shared byte %zu, byte %zu of a pattern of its %zu-byte swizzle; patterns begin "
                        "at multiples of %zu", name, start, start % pattern, span, pattern);
     }

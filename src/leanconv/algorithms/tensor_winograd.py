@@ -27,16 +27,20 @@ from leanconv.problem import ConvProblem
 
 #: Outputs of a pair, and states of these and of a segment of a filter row.
 OUTPUTS, STATES = 2, 4
-#: Pairs of a tile; flat ones that a copy brings, and the pixels of such a copy.
-PAIRS, GRANULE, COLUMN = 64, 16, 40
+#: Pairs of a tile.
+PAIRS = 64
+#: Flat pairs that a copy brings, and how many times as long a stage takes with so many (H200): few of them suit small
+#: images, which are rounded up to that many.
+GRANULES = {64: 1.0, 32: 1.02, 16: 1.05}
 
 
 @dataclass(frozen=True)
 class PairConfig(Config, SplitFilters):
     """A tile has 64 pairs of outputs and ``chunks`` x ``chunk`` filters, of which a product takes ``chunk``.
 
-    ``lines`` pixels are a stage, or ``flat`` columns of them in NCHW. ``exchange`` sums of a thread change hands at
-    once. The rest is as in `TensorConfig`.
+    ``lines`` pixels are a stage, or ``flat`` columns of them in NCHW, of which a copy brings ``granule`` pairs. Outputs
+    are those of pairs in ``heights`` neighbouring rows. ``exchange`` sums of a thread change hands at once. The rest is
+    as in `TensorConfig`.
     """
 
     chunk: int
@@ -47,6 +51,8 @@ class PairConfig(Config, SplitFilters):
     filter_stages: int
     exchange: int = 16
     split: int = 1
+    granule: int = 16
+    heights: int = 1
     piece: int = ROW
     rows: bool = True
     flat: bool = False
@@ -61,9 +67,14 @@ class PairConfig(Config, SplitFilters):
         return 128 * (self.warpgroups + 1)
 
     @property
+    def column(self) -> int:
+        """Pixels of a copy of flat ones: two a pair, what the windows see besides, and what aligns them."""
+        return 2 * self.granule + 8
+
+    @property
     def pixel_stage_bytes(self) -> int:
         """Bytes of a stage of pixels."""
-        return DEPTH * 4 * (PAIRS // GRANULE * COLUMN if self.flat else self.lines)
+        return DEPTH * 4 * (PAIRS // self.granule * self.column if self.flat else self.lines)
 
     @property
     def ring_bytes(self) -> int:
@@ -79,11 +90,14 @@ class PairConfig(Config, SplitFilters):
 
 #: A tile, as filters of a product and such chunks, and the TFLOP/s of its stages alone (burst, H200), with three
 #: products of float16 and with one.
-TILES: dict[tuple[int, int], tuple[float, float]] = {(64, 2): (294, 500), (64, 1): (238, 350)}
+TILES: dict[tuple[int, int], tuple[float, float]] = {(64, 2): (294, 535), (64, 1): (238, 395)}
 #: The share of it that flat pixels reach.
-FLAT = 0.9
-#: Cycles of a tile beside its stages.
-TILE_CYCLES = 5000
+FLAT = 0.94
+#: The same of tiles of 64 filters and two rows of outputs, in a stage that both see, and what a stage that one of them
+#: sees takes of its time.
+HEIGHTS, EDGE = (325, 520), 0.8
+#: Cycles of a tile beside its stages, and of one of two rows.
+TILE_CYCLES, HIGH_TILE_CYCLES = 5000, 11000
 
 
 def pairs_of(problem: ConvProblem) -> int:
@@ -98,30 +112,42 @@ def lines_of(problem: ConvProblem) -> int:
     return 8 * ceil_div(2 * PAIRS + 2 + 2 * ends, 8)
 
 
-def pair_map(problem: ConvProblem) -> TensorMap:
+def pair_map(problem: ConvProblem, heights: int = 1) -> TensorMap:
     """How bulk copies walk over the pixels that the pairs of outputs see in one segment of a filter row: two more a row
     than there are outputs, odd rows of which are rounded up. Offsets make these the pixels of another segment."""
-    top, bottom, left, _ = problem.padding
-    row = 4 * problem.c
+    top, _, left, _ = problem.padding
+    row, last = 4 * problem.c, (ceil_div(problem.p, heights) - 1) * heights - top
     return TensorMap(
         role=problem.operands[0].role,
         element="float32",
         shape=(problem.c, problem.w, problem.h, problem.n),
         strides=(row, row * problem.w, row * problem.w * problem.h),
         lower=(-left, -top),
-        upper=(2 * pairs_of(problem) + 2 - problem.w - left, bottom - (problem.r - 1) * problem.dilation[0]),
+        upper=(2 * pairs_of(problem) + 2 - problem.w - left, last - (problem.h - 1)),
         channels=ROW,
         pixels=lines_of(problem),
-        traversal=(1, 1, 1, 1),
+        traversal=(1, 1, heights, 1),
         swizzle=4 * ROW,
     )
 
 
+def _row_stages(problem: ConvProblem) -> float:
+    """Stages of one row of filters."""
+    return ceil_div(problem.s, SEGMENT) * ceil_div(problem.group_c, ROW) / (DEPTH // ROW)
+
+
+def _in_heights(problem: ConvProblem) -> bool:
+    """Whether two rows of outputs may share the states of the rows of pixels that both see."""
+    rows = problem.p > 1 and 1 < problem.r < 256 and problem.dilation[0] == 1
+    return rows and _row_stages(problem).is_integer() and not pair_map(problem, 2).why_not()
+
+
 @lru_cache(maxsize=256)
-def _config(tile: tuple[int, int], lines: int, products: int, shared: int) -> PairConfig | None:
+def _config(tile: tuple[int, int], lines: int, products: int, shared: int, granule: int = 0) -> PairConfig | None:
     """The configuration of a tile, with rings as long as ``shared`` bytes allow; None where they are too short.
-    Without ``lines`` its pixels are flat."""
-    config = PairConfig(*tile, products, lines, 2, 2, rows=lines > 0, flat=lines == 0)
+    With a ``granule`` its pixels are flat."""
+    flat = granule > 0
+    config = PairConfig(*tile, products, lines, 2, 2, granule=granule or 16, rows=not flat, flat=flat)
     for stages in (3, 2):
         left = shared - variant(config, pixel_stages=stages, filter_stages=0).shared_bytes - 16 * 8
         filters = min(8, left // config.filter_stage_bytes // 2 * 2)
@@ -180,13 +206,21 @@ class TensorWinograd(SplitGemm[PairConfig]):
                 "in NCHW images of input and output are not of one size, with rows of even length, pixels in fours "
                 f"and, if there are several groups, multiples of {ROW} channels in each"
             ]
-        return [reason for part in parts for reason in flat_map(part.problem, COLUMN).why_not()]
+        return [reason for part in parts for reason in flat_map(part.problem, 2 * max(GRANULES) + 8).why_not()]
 
     def candidates(self, problem: ConvProblem, shared: int = SHARED) -> list[PairConfig]:
         parts = single_parts(problem)
         products = 1 if problem.precision == "tf32" else 3
-        lines = max((lines_of(part.problem) for part in parts), default=PAIRS) if problem.layout == "NHWC" else 0
-        found = (_config(tile, lines, products, shared) for tile in TILES)
+        lines = max((lines_of(part.problem) for part in parts), default=PAIRS)
+        if problem.layout == "NCHW":
+            found = [_config(tile, 0, products, shared, granule) for tile in TILES for granule in GRANULES]
+        else:
+            found = [_config(tile, lines, products, shared) for tile in TILES]
+            low = _config((64, 1), lines, products, shared)
+            # NOTE: the filters of one row of pixels stay in the ring for the next one.
+            in_ring = low is not None and low.filter_stages == 2 * STATES
+            if low and in_ring and parts and all(_in_heights(part.problem) for part in parts):
+                found.append(variant(low, heights=2))
         return [config for config in found if config]
 
     def timed(self, problem: ConvProblem, target: Target) -> list[tuple[float, PairConfig]]:
@@ -200,15 +234,15 @@ class TensorWinograd(SplitGemm[PairConfig]):
     def _tiles(self, part: PartialConvolution, config: PairConfig) -> int:
         """Tiles of a launch."""
         problem = part.problem
-        pairs = problem.n * problem.p * pairs_of(problem)
+        pairs = problem.n * ceil_div(problem.p, config.heights) * pairs_of(problem)
         if config.flat:
-            pairs = problem.n * ceil_div(problem.p * pairs_of(problem), GRANULE) * GRANULE
+            pairs = problem.n * ceil_div(problem.p * pairs_of(problem), config.granule) * config.granule
         return ceil_div(pairs, PAIRS) * ceil_div(problem.group_k, config.filters) * problem.groups
 
     def _with_splits(self, config: PairConfig, parts: list[PartialConvolution], target: Target) -> Iterator[PairConfig]:
         """The configuration, and with the reduction split over a cluster where the rings take the outputs of a tile."""
         yield config
-        if not parts or config.filters * PAIRS * OUTPUTS * 4 > config.ring_bytes:
+        if not parts or config.heights > 1 or config.filters * PAIRS * OUTPUTS * 4 > config.ring_bytes:
             return
         work = [(self._tiles(part, config), stages_of(part.problem, config.piece, STATES)) for part in parts]
         for split in shares_of(work, target, parts[0].problem.batch_invariant):
@@ -218,15 +252,22 @@ class TensorWinograd(SplitGemm[PairConfig]):
     def _cycles(
         self, problem: ConvProblem, parts: list[PartialConvolution], config: PairConfig, target: Target
     ) -> float:
-        speed = (
-            TILES[config.chunk, config.chunks][config.products == 1] * FLOPS_PER_CYCLE * (FLAT if config.flat else 1)
-        )
+        speed = TILES[config.chunk, config.chunks][config.products == 1] * FLOPS_PER_CYCLE
         time = 0.0
         for part in parts:
             tiles, stages = self._tiles(part, config), stages_of(part.problem, config.piece, STATES)
             of_stage = 2 * PAIRS * OUTPUTS * SEGMENT * config.filters * DEPTH / speed
+            of_tile = TILE_CYCLES
+            if config.heights > 1:
+                # The first and the last row of pixels are seen by one row of outputs alone.
+                stages = int(_row_stages(part.problem))
+                of_stage *= 2 * speed / (HEIGHTS[config.products == 1] * FLOPS_PER_CYCLE)
+                of_stage *= part.problem.r - 1 + 2 * EDGE
+                of_tile = HIGH_TILE_CYCLES
+            if config.flat:
+                of_stage *= GRANULES[config.granule] / FLAT
             alike = problem.batch_invariant
-            time += walk_cycles(tiles, stages, of_stage, TILE_CYCLES, config.split, target, alike)
+            time += walk_cycles(tiles, stages, of_stage, of_tile, config.split, target, alike)
         return max(time, problem.bytes / target.bytes_per_cycle) + 3 * LAUNCH_CYCLES
 
     def main_launch(
@@ -234,7 +275,7 @@ class TensorWinograd(SplitGemm[PairConfig]):
     ) -> Launch:
         _, _, *rest = conv_arguments(problem)
         tiles = self._tiles(part, config)
-        encoded = flat_map(part.problem, COLUMN) if config.flat else pair_map(part.problem)
+        encoded = flat_map(part.problem, config.column) if config.flat else pair_map(part.problem, config.heights)
         return Launch(
             header="tensor_winograd.cuh",
             function="leanconv::tensor_winograd",

@@ -20,9 +20,11 @@ def carry(array: Any, argument: str) -> Any:
     ValueError for one on another kind of device.
     """
     if not hasattr(array, "__dlpack__") or not hasattr(array, "__dlpack_device__"):
+        kind = type(array)
+        name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+        remedy = " (numpy.asarray makes one)" if isinstance(array, (list, tuple)) else ""
         raise TypeError(
-            f"{argument} is a {type(array).__module__}.{type(array).__qualname__}; it must be an array of NumPy, CuPy, "
-            "PyTorch, or of a library with DLPack"
+            f"{argument} is a {name}; it must be an array of NumPy, CuPy, PyTorch, or of a library with DLPack{remedy}"
         )
     device = int(array.__dlpack_device__()[0])
     if device in _DLPACK_CPU:

@@ -204,7 +204,7 @@ def check_dtypes(named: dict[str, str], taken: Sequence[str]) -> DtypeName:
         *most, last = (name for name in taken if name not in dtypes.CPU_ONLY)
         raise TypeError(
             f"{first} has dtype {dtype}; supported are {', '.join(most)} and {last}, and "
-            f"{' and '.join(dtypes.CPU_ONLY)} on the CPU only"
+            f"{' and '.join(dtypes.CPU_ONLY)} on the CPU only; convert it, as to float32"
         )
     found = dtypes.DTYPES[dtype].name
     for name, other in others:

@@ -50,7 +50,9 @@ class TorchArrays(Arrays):
             if kind.__name__ in ("FakeTensor", "FunctionalTensor"):
                 what = f"a {kind.__name__}: torch.compile and torch.export trace with it, and it holds no values"
                 advice = "keep the call out of what they trace (torch.compiler.disable)"
-        elif _has_memory(array) or array.layout is not torch.strided:
+        elif array.layout is not torch.strided:
+            raise ValueError(f"{name} has PyTorch's layout {array.layout}; it must be dense, as {name}.to_dense() is")
+        elif _has_memory(array):
             return
         elif array.device.type == "meta":
             what, advice = "a meta tensor, which has a shape and no values", "make it on the CPU or on a GPU"

@@ -89,12 +89,15 @@ def _device(index: int) -> launch.Device:
         raise CudaUnavailableError(f"compile needs the GPU that the kernels are for: {error}") from error
 
 
-def checked_problems(problems: Any) -> Iterator[Problem]:
-    """The problems. Raises TypeError for something else, ValueError for one that breaks a rule."""
+def checked_problems(problems: Any, function: str = "compile") -> Iterator[Problem]:
+    """The problems that ``function`` is given.
+
+    Raises TypeError for something else, ValueError for one that breaks a rule.
+    """
     if isinstance(problems, str) or is_problem(problems) or not isinstance(problems, Iterable):
         raise TypeError(
-            f"problems is of type {type(problems).__name__}; give a list: leanconv.compile([problem]). Suites are for "
-            "the command line: leanconv compile resnet-50"
+            f"problems is of type {type(problems).__name__}; give a list: leanconv.{function}([problem]). Suites are "
+            f"for the command line: leanconv {function} resnet-50"
         )
     for i, problem in enumerate(problems):
         if not is_problem(problem):

@@ -70,7 +70,13 @@ def plain(value: Any) -> Any:
 
 def workspace_limit(value: Any) -> int | None:
     """The bytes of workspace that a caller allows: the argument, else LEANCONV_WORKSPACE_LIMIT; None for neither."""
-    return env.workspace_limit() if value is None else integer("workspace_limit", value, 0, math.inf)
+    if value is None:
+        return env.workspace_limit()
+    if isinstance(value, str):
+        raise TypeError(
+            f"workspace_limit={value!r} is text; as bytes it is {env.parse_bytes('workspace_limit', value)}"
+        )
+    return integer("workspace_limit", value, 0, math.inf)
 
 
 def pair(name: str, value: Any, least: int) -> tuple[int, int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from math import inf
 
 from leanconv.algorithms import ALGORITHMS, batches
@@ -203,6 +204,13 @@ def by_model(problem: Problem, target: Target | None, name: str = "auto", limit:
 def _relevant(problem: Problem, target: Target | None, name: str) -> list[Algorithm]:
     relevant = [algorithm for algorithm in algorithms_of(target) if algorithm.solves == problem.kind]
     if name != "auto" and name not in (algorithm.name for algorithm in relevant):
-        names = ", ".join(repr(algorithm.name) for algorithm in relevant)
-        raise ValueError(f"algorithm={name!r} is not known here; choose 'auto' or one of {names}")
+        names = [algorithm.name for algorithm in relevant]
+        other: Sequence[Algorithm] = ALGORITHMS if target is None else CPU_ALGORITHMS
+        here, there = ("the CPU", "GPUs") if target is None else ("a GPU", "the CPU")
+        if name in (algorithm.name for algorithm in other if algorithm.solves == problem.kind):
+            wrong = f"runs on {there}, and this call on {here}"
+        else:
+            close = get_close_matches(str(name), names, n=1)
+            wrong = "is not known here" + (f" (did you mean {close[0]!r}?)" if close else "")
+        raise ValueError(f"algorithm={name!r} {wrong}; choose 'auto' or one of {', '.join(map(repr, names))}")
     return relevant

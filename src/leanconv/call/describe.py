@@ -267,7 +267,7 @@ def conv_problem(
         raise ValueError(f"out_channels={k} is not divisible by groups={groups}")
     if group_c != c // groups:
         raise ValueError(
-            f"{filters} has {group_c} channels, but {name} has in_channels={c} and groups={groups}: "
+            f"{filters} has {group_c} channels, but {name} has in_channels={c} and groups={groups}, read as {layout}: "
             f"each filter must have {c // groups}"
         )
     if bias_shape is not None and tuple(bias_shape) != (k,):

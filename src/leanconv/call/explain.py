@@ -60,7 +60,9 @@ class Explanation:
             lines.append(f"  with {self._limit()}")
         lines += [f"       {kernel}" for kernel in self.kernels]
         if self.times:
-            lines.append("  took " + ", ".join(f"{name} {us:.4g} µs" for name, us in self.times.items()))
+            lines.append(
+                "  measured on such a GPU: " + ", ".join(f"{name} {us:.4g} µs" for name, us in self.times.items())
+            )
         lines += [f"  not  {name}: {'; '.join(reasons)}" for name, reasons in self.others.items()]
         return "\n".join(lines)
 
@@ -145,7 +147,9 @@ def _others(
         name, reasons = candidate.algorithm.name, candidate.reasons
         if not reasons:
             longer = best and best < candidate.cost < inf and (chosen is None or chosen.us is None)
-            slower = f", and is expected to take {candidate.cost / best:.1f} times as long" if longer else ""
+            times = candidate.cost / best if longer else 1.0
+            about = "about as long" if times < 1.05 else f"{times:.1f} times as long"
+            slower = f", and is expected to take {about}" if longer else ""
             # filter2d takes no algorithm=
             how = f"; algorithm={name!r} chooses it" if problem.kind == "conv2d" else ""
             reasons = (f"it could{slower}{how}",)

@@ -52,7 +52,10 @@ def _options(
 
 @app.command()
 def doctor() -> None:
-    """Say what is installed, what works here, and what to do about what does not. Exits with 1 if any is broken."""
+    """Say what is installed, what works here, and what to do about what does not.
+
+    Exits with 1 if something is broken. A missing GPU or library is not broken.
+    """
     from rich.table import Table
     from rich.text import Text
 
@@ -195,7 +198,11 @@ def explain(
     compile: Annotated[bool, typer.Option("--compile", help="Compile the kernels and print their registers.")] = False,
     workspace_limit: Annotated[str | None, typer.Option(metavar="BYTES", help=_LIMIT)] = None,
 ) -> None:
-    """Say which algorithm would run for a problem, why, and why not the others."""
+    """Say which algorithm would run for a problem, why, and why not the others.
+
+    A layer is conv: and its sizes, in any order: n, c, h, w, k, r, s (w and s are as h and r where absent); stride,
+    pad, dil, groups; a layout, a tier of precision, a type; relu, bias; dgrad or wgrad for a gradient.
+    """
     from leanconv.bench import parse_problem
     from leanconv.runtime.probe import why_no_gpu
 
@@ -255,6 +262,7 @@ def tune(
     peers: Annotated[
         bool | None, typer.Option("--peers/--no-peers", help="Time PyTorch too; by default where it is installed.")
     ] = None,
+    seconds: options.Seconds = None,
     show: Annotated[bool, typer.Option("--show", help="Print the tables.")] = False,
     verify: Annotated[bool, typer.Option("--verify", help="Check the tables: kernels, and on a GPU values.")] = False,
     export: Annotated[Path | None, typer.Option("--export", metavar="FILE", help="Copy your table.")] = None,
@@ -272,7 +280,8 @@ def tune(
     if what is not None:
         given = (layout, precision, dtype, op, batch, inputs or (), backward)
         work = tuner.work_of(what, *given, _bytes(workspace_limit))
-        tuner.run(work, device, mode, again, find_spec("torch") is not None if peers is None else peers)
+        timed = find_spec("torch") is not None if peers is None else peers
+        tuner.run(work, device, mode, again, timed, seconds)
     elif show:
         tuner.show()
     elif verify:

@@ -7,6 +7,7 @@ import re
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 from rich.table import Table as Screen
@@ -102,10 +103,15 @@ def _shape(text: str) -> tuple[int, ...]:
     return tuple(map(int, text.split("x")))
 
 
-def run(work: dict[int | None, list[Problem]], device: str, mode: str | None, again: bool, peers: bool | None) -> None:
-    """Tune, and print what came of it."""
+def run(
+    work: dict[int | None, list[Problem]], device: str, mode: str | None, again: bool, peers: bool | None,
+    seconds: float | None = None,
+) -> None:  # fmt: skip
+    """Tune, for ``seconds`` at most, and print what came of it."""
+    begun = perf_counter()
     for limit, problems in work.items():
-        done = tune(problems, device=device, workspace_limit=limit, mode=mode, again=again, peers=peers)
+        left = None if seconds is None else max(0.0, seconds - (perf_counter() - begun))
+        done = tune(problems, device=device, workspace_limit=limit, mode=mode, again=again, peers=peers, seconds=left)
         if done.problems:
             console().print(_screen(done))
         print(done if limit is None else f"{done} (workspace_limit {limit})")

@@ -30,20 +30,22 @@
 
 namespace leanconv {
 
-// What the copies and tiles see: a pixel is a pair of outputs, which are two columns apart.
-template <class Problem>
+// What the copies and tiles see: a pixel is a pair of outputs, which are two columns apart; or pairs of several rows.
+template <class Problem, class Tuning>
 struct Pairs : Problem {
     static constexpr int q = ceil_div(Problem::q, 2), out_w = ceil_div(Problem::out_w, 2), stride_w = 2;
+    static constexpr int p = ceil_div(Problem::p, Tuning::heights), out_h = ceil_div(Problem::out_h, Tuning::heights);
+    static constexpr int stride_h = Tuning::heights;
 };
 
 // Where the outputs of pairs lie: in NHWC one of the two of each pair, and both of flat pairs, of half of the filters.
 template <class Problem, class Tuning>
-struct PairOutputs : TensorTiles<Pairs<Problem>, Tuning> {
-    using Pixels = TensorPixels<Pairs<Problem>, Tuning>;
+struct PairOutputs : TensorTiles<Pairs<Problem, Tuning>, Tuning> {
+    using Pixels = TensorPixels<Pairs<Problem, Tuning>, Tuning>;
     static constexpr bool both = Tuning::flat;
     struct Numbers {
         Offset<Problem> count;
-        int odd;
+        int odd, height;
         __device__ __forceinline__ Place place(Offset<Problem> number) const {
             if constexpr (Tuning::flat) {
                 const Offset<Problem> n = number / Pixels::of_image;
@@ -51,43 +53,68 @@ struct PairOutputs : TensorTiles<Pairs<Problem>, Tuning> {
                 return {static_cast<int64>(n) * Problem::k * (Problem::p * Problem::q) + 2 * in_image,
                         number < count && in_image < Pixels::image};
             } else {
-                constexpr int pairs = Pairs<Problem>::q;
+                constexpr int pairs = Pairs<Problem, Tuning>::q;
                 const Offset<Problem> row = number / pairs;
                 const int q = static_cast<int>(number - row * pairs) * 2 + odd;
-                return {static_cast<int64>(row) * Problem::q + q, number < count && q < Problem::q};
+                const bool exists = number < count && q < Problem::q;
+                if constexpr (Tuning::heights == 1) {
+                    return {static_cast<int64>(row) * Problem::q + q, exists};
+                } else {
+                    constexpr int rows = Pairs<Problem, Tuning>::p;
+                    const Offset<Problem> n = row / rows;
+                    const int p = static_cast<int>(row - n * rows) * Tuning::heights + height;
+                    return {(static_cast<int64>(n) * Problem::p + p) * Problem::q + q, exists && p < Problem::p};
+                }
             }
         }
     };
     Numbers numbers;
-    __device__ __forceinline__ PairOutputs(long long batch, int odd)
-        : TensorTiles<Pairs<Problem>, Tuning>(batch), numbers{Pixels{batch}.count(), odd} {}
+    __device__ __forceinline__ PairOutputs(long long batch, int odd, int height = 0)
+        : TensorTiles<Pairs<Problem, Tuning>, Tuning>(batch), numbers{Pixels{batch}.count(), odd, height} {}
 };
 
 // Where the pixels of a thread's two pairs lie in a stage, how its states are made of three of them each, and the factors of
-// their channels.
+// their channels. The second warpgroup takes pairs and pixels backwards: its states are d3 - d1 and d2 - d1, as those of the
+// first are d0 - d2 and d1 + d2.
 template <class Problem, class Tuning>
 struct PairPixels {
-    static constexpr int apart = 1;  // numbers of the two pairs
-    using P = Pairs<Problem>;
+    using P = Pairs<Problem, Tuning>;
     using F = TensorFilters<P, Tuning>;
     using Rings = TensorRings<P, Tuning>;
+    static constexpr bool in_fours = P::q % 2 == 0;  // both pairs are in one row
     const float* prepared;
     const float* factors;
-    int pair, sharer, line[2];
+    int pair, apart;  // one of two neighbouring pairs, and how far on the other one is
+    int first[2][2];  // where the first and the third pixel of both lie in a stage, in bytes
 
     __device__ __forceinline__ PairPixels(const float* prepared, int warp, int lane, int sharer)
-        : prepared(prepared), pair(warp * 16 + lane / 4 * 2), sharer(sharer) {
+        : prepared(prepared), pair(warp * 16 + lane / 4 * 2 + sharer), apart(1 - 2 * sharer) {
         factors = prepared + F::factors_at;
     }
     __device__ __forceinline__ void begin(const TensorTiles<P, Tuning>& tiles, Offset<Problem> tile) {
         if constexpr (Problem::groups > 1) factors = prepared + F::factors_at + tiles.group(tile) * F::stages * split_depth;
         const int in_row = static_cast<int>(tiles.first_pixel(tile) % P::q);
 #pragma unroll
-        for (int i = 0; i < 2; ++i) line[i] = 2 * (pair + i) + (in_row + pair + i) / P::q * 2 + sharer;
+        for (int i = 0; i < 2; ++i) {
+            const int number = pair + apart * i;
+            const int line = 2 * number + (in_row + number) / P::q * 2 + (apart < 0 ? 3 : 0);
+#pragma unroll
+            for (int j = 0; j < 2; ++j) {
+                const int at = line + 2 * apart * j;
+                first[i][j] = at * 128 + (threadIdx.x % 4 ^ at % 8) * 16;
+            }
+        }
     }
-    __device__ __forceinline__ void load_four(float (&four)[4], const unsigned char* stage, int at, int t, int sixteen) const {
-        const int unit = (sixteen % 2 * 4 + t) ^ at % 8;
-        ld_shared_v4(four, reinterpret_cast<const float*>(stage + sixteen / 2 * Rings::half_bytes + at * 128 + unit * 16));
+    // Four channels of pixel j of pair i in the stage that lies at `place`. In one row, pixels of the second pair are those of
+    // the first from the third on.
+    // NOTE: lines of 128 bytes are swizzled in eights, and stages begin with one. The first pixel's line is even (backwards
+    // odd): the next one's differs in its last bit, and that of the fifth, 4 lines on, in its third.
+    __device__ __forceinline__ void load_four(float (&four)[4], const unsigned char* base, int place, int i, int j,
+                                              int sixteen) const {
+        const int number = in_fours ? 2 * i + j : j, next = number % 2, fifth = number / 4;
+        const int even = place + first[in_fours ? 0 : i][number / 2 % 2];
+        const int at = (even ^ next * (128 + 16) ^ (sixteen % 2 + fifth) % 2 * 64) + fifth * 512 * apart;
+        ld_shared_v4(four, reinterpret_cast<const float*>(base + at + sixteen / 2 * Rings::half_bytes));
     }
 };
 
@@ -97,9 +124,10 @@ struct PairPixels {
 template <class Problem, class Tuning>
 struct FlatPairPixels {
     static constexpr int apart = 8;
-    using P = Pairs<Problem>;
+    using P = Pairs<Problem, Tuning>;
     using F = TensorFilters<P, Tuning>;
     using Rings = TensorRings<P, Tuning>;
+    static constexpr int warps = Rings::granule / 16;  // of a granule
     static_assert(!Tuning::flat || Rings::flat_pitch % 32 == 8, "the four channels of a load lie eight banks apart");
     const float* prepared;
     const float* factors;
@@ -107,7 +135,8 @@ struct FlatPairPixels {
 
     __device__ __forceinline__ FlatPairPixels(const float* prepared, int warp, int lane, int sharer)
         : prepared(prepared), pair(warp * 16 + lane / 4), sharer(sharer),
-          place(warp * Rings::granule_bytes + (lane % 4 * Rings::flat_pitch + lane / 4 * 2) * 4) {
+          place(warp / warps * Rings::granule_bytes +
+                (warp % warps * 32 + lane % 4 * Rings::flat_pitch + lane / 4 * 2) * 4) {
         factors = prepared + F::factors_at;
     }
     __device__ __forceinline__ void begin(const TensorTiles<P, Tuning>& tiles, Offset<Problem> tile) {
@@ -149,29 +178,26 @@ struct FlatPairPixels {
     }
 };
 
+// A state as operand A.
 template <class Fragments>
-__device__ __forceinline__ void split_states(Fragments (&fragments)[2], const float (&x)[2][2][4][4],
-                                             const SplitHeader& header) {
+__device__ __forceinline__ void split_state(Fragments& one, const float (&x)[2][4][4], const SplitHeader& header) {
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-        Fragments& one = fragments[i / 2];
-        one.down[i % 2] = split_row<Fragments::exact>(one.high, one.low, i % 2, x[i / 2][i % 2], header);
-    }
+    for (int i = 0; i < 2; ++i) one.down[i] = split_row<Fragments::exact>(one.high, one.low, i, x[i], header);
 }
 
-template <bool scaled, class Problem, class Tuning, class Fragments>
-__device__ __forceinline__ void load_states(Fragments (&fragments)[2], const FlatPairPixels<Problem, Tuning>& pixels,
-                                            const unsigned char* shared, int stage, int t, const SplitHeader& header) {
-    using P = Pairs<Problem>;
+// The warpgroup's two states of the stage of pixels that lies at `place`, scaled by factors of `stage` of the filters.
+template <bool scaled, class Problem, class Tuning>
+__device__ __forceinline__ void load_states(float (&x)[2][2][4][4], const FlatPairPixels<Problem, Tuning>& pixels,
+                                            const unsigned char* base, int place, int stage, int t) {
+    using P = Pairs<Problem, Tuning>;
     using Rings = TensorRings<P, Tuning>;
-    float x[2][2][4][4];
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
         const int number = 2 * stage + half, of_tap = TensorFilters<P, Tuning>::of_tap;
         // NOTE: past the last tap filters are zero, and the pixels those of tap 0 (lib/tensor_pixels.cuh).
         const int tap = number / of_tap < TensorFilters<P, Tuning>::taps ? number / of_tap : 0;
         const int first = (flat_shift<P, Tuning>(tap, 1) & 3) + pixels.sharer;
-        const unsigned char* const from = shared + half * Rings::half_bytes + pixels.place + (first & ~1) * 4;
+        const unsigned char* const from = base + place + half * Rings::half_bytes + pixels.place + (first & ~1) * 4;
         const int right = tap_right<P, Tuning>(tap);
         if (pixels.sharer == 0) {
             if (first % 2 == 0) pixels.template load_half<false, 0>(x, from, half, right);
@@ -186,19 +212,20 @@ __device__ __forceinline__ void load_states(Fragments (&fragments)[2], const Fla
         for (int i = 0; i < 16; ++i) {
             const float factor = pixels.factors[stage * split_depth + 16 * (i / 4) + t + 4 * (i % 4)];
 #pragma unroll
-            for (int j = 0; j < 4; ++j) x[j / 2][j % 2][i / 4][i % 4] *= factor;
+            for (int j = 0; j < 4; ++j) {
+                float& value = x[j / 2][j % 2][i / 4][i % 4];
+                value = value * factor * factor;
+            }
         }
     }
-    split_states(fragments, x, header);
 }
 
-// The warpgroup's two states of a stage as operands A, each pixel loaded once; neighbouring pairs of a row share one.
-template <bool scaled, class Problem, class Tuning, class Fragments>
-__device__ __forceinline__ void load_states(Fragments (&fragments)[2], const PairPixels<Problem, Tuning>& pixels,
-                                            const unsigned char* shared, int stage, int t, const SplitHeader& header) {
-    constexpr bool in_fours = Pairs<Problem>::q % 2 == 0;
-    float x[2][2][4][4];
-    const float sign = pixels.sharer == 0 ? 1.0f : -1.0f;
+// The same of rows. Each pixel is loaded once; neighbouring pairs of a row share one.
+template <bool scaled, class Problem, class Tuning>
+__device__ __forceinline__ void load_states(float (&x)[2][2][4][4], const PairPixels<Problem, Tuning>& pixels,
+                                            const unsigned char* base, int place, int stage, int t) {
+    constexpr bool in_fours = PairPixels<Problem, Tuning>::in_fours;
+    const float sign = static_cast<float>(pixels.apart);
 #pragma unroll
     for (int sixteen = 0; sixteen < 4; ++sixteen) {
         float d[2][3][4];
@@ -210,7 +237,7 @@ __device__ __forceinline__ void load_states(Fragments (&fragments)[2], const Pai
 #pragma unroll
                     for (int e = 0; e < 4; ++e) d[1][0][e] = d[0][2][e];
                 } else {
-                    pixels.load_four(d[i][j], shared, (in_fours ? pixels.line[0] + 2 * i : pixels.line[i]) + j, t, sixteen);
+                    pixels.load_four(d[i][j], base, place, i, j, sixteen);
                 }
             }
 #pragma unroll
@@ -218,7 +245,7 @@ __device__ __forceinline__ void load_states(Fragments (&fragments)[2], const Pai
 #pragma unroll
             for (int e = 0; e < 4; ++e) {
                 x[0][i][sixteen][e] = d[i][0][e] - d[i][2][e];
-                x[1][i][sixteen][e] = fmaf(sign, pixels.sharer == 0 ? d[i][2][e] : d[i][0][e], d[i][1][e]);
+                x[1][i][sixteen][e] = fmaf(sign, d[i][2][e], d[i][1][e]);
             }
         if constexpr (scaled) {
 #pragma unroll
@@ -232,7 +259,6 @@ __device__ __forceinline__ void load_states(Fragments (&fragments)[2], const Pai
             }
         }
     }
-    split_states(fragments, x, header);
 }
 
 // Flat pairs: each warpgroup sends what the other needs of half of the filters. Then sums[0] of the first half are even and
@@ -268,11 +294,13 @@ __device__ __forceinline__ void exchange_filters(float (&sums)[2][chunks][count]
     }
 }
 
-// The two warpgroups send each other the sums of their second states. Then sums[0] are outputs, even ones in the first.
+// The two warpgroups send each other the sums of their second states. Then sums[0] are outputs, even ones in the first. The
+// second warpgroup's pairs are in reverse order, and those of its first state have the other sign.
 template <int at_once, int chunks, int count>
 __device__ __forceinline__ void exchange_states(float (&sums)[2][chunks][count], float* shared, int warpgroup, int thread) {
     constexpr int all = chunks * count;
-    static_assert(all % at_once == 0, "sums are exchanged in equal parts");
+    static_assert(all % at_once == 0 && at_once % 4 == 0, "sums are exchanged in equal parts");
+    const float sign = warpgroup == 0 ? 1.0f : -1.0f;
     float* const mine = shared + warpgroup * at_once * 128 + thread;
     const float* const others = shared + (1 - warpgroup) * at_once * 128 + thread;
 #pragma unroll
@@ -283,8 +311,7 @@ __device__ __forceinline__ void exchange_states(float (&sums)[2][chunks][count],
 #pragma unroll
         for (int i = 0; i < at_once; ++i) {
             float& sum = sums[0][(first + i) / count][(first + i) % count];
-            const float both = sum + sums[1][(first + i) / count][(first + i) % count], other = others[i * 128];
-            sum = warpgroup == 0 ? both + other : other - both;
+            sum = fmaf(sign, sums[1][(first + i) / count][(first + i) % count], sum) + others[(i ^ 2) * 128];
         }
         barrier_sync(14, 256);
     }
@@ -296,18 +323,91 @@ __device__ __forceinline__ const auto& all_outputs(const float (&sums)[chunks][c
     else return in_sixteens(sums);
 }
 
+// Where a warpgroup finds its filters in their ring, of which every other stage is its own.
+template <class Problem, class Tuning>
+struct OwnFilters {
+    using F = TensorFilters<Problem, Tuning>;
+    static constexpr int steps = 2 * F::chunks, all = Tuning::filter_stages;
+    // Those of a row are in half of the ring for two rows of pixels: for the second row of outputs in the next one.
+    static constexpr bool kept = F::heights > 1;
+    // Or stages of pixels take all stages of filters, and find each where it was.
+    static constexpr bool fixed = !kept && all == 2 * steps;
+    static_assert(all % 2 == 0, "every other stage of filters is a warpgroup's own");
+    static_assert(!kept || all == 4 * steps, "the ring has the filters of two rows");
+    int warpgroup;
+    RingPlace<kept ? 2 : fixed ? 1 : all / 2> place;
+
+    __device__ __forceinline__ explicit OwnFilters(int warpgroup) : warpgroup(warpgroup) {}
+    // The stage of the i-th products, those with filters of this row of pixels, or of the one `before`.
+    __device__ __forceinline__ int stage(int i, bool before) const {
+        if constexpr (kept) return (place.stage ^ static_cast<int>(before)) * (2 * steps) + 2 * i + warpgroup;
+        return 2 * (fixed ? i : place.stage) + warpgroup;
+    }
+    __device__ __forceinline__ void advance(bool of_row) {
+        if (of_row == (kept || fixed)) place.advance();
+    }
+};
+
+// One warpgroup's products of a stage of pixels with chunks of filters, or for rows of outputs, `first` to `end` - 1.
+template <bool scaled, int first, int end, int parts, int count, class Pixels, class Problem, class Tuning>
+__device__ __forceinline__ void multiply_stage(float (&sums)[2][parts][count], const Pixels& pixels,
+                                               const TensorRings<Problem, Tuning>& rings,
+                                               RingPlace<Tuning::pixel_stages>& pixel_place,
+                                               OwnFilters<Problem, Tuning>& own_filters, int stage, int lane,
+                                               const SplitHeader& header) {
+    constexpr bool kept = OwnFilters<Problem, Tuning>::kept;
+    SplitFragments<Tuning::products == 3> fragments[2];
+    mbarrier_wait_parity(rings.pixels_full(pixel_place.stage), pixel_place.parity);
+    float x[2][2][4][4];
+    load_states<scaled>(x, pixels, rings.base, pixel_place.stage * TensorRings<Problem, Tuning>::pixel_bytes, stage, lane % 4);
+    split_state(fragments[0], x[0], header);
+    if (Tuning::flat) split_state(fragments[1], x[1], header);
+#pragma unroll
+    for (int i = 0; i < 2 * (end - first); ++i) {
+        // Of rows of outputs the second comes first, which lets go of its filters.
+        const int own = i / (end - first), part = kept ? end - 1 - i % (end - first) : first + i % (end - first);
+        auto& states = fragments[own];
+        const int place = own_filters.stage(kept ? own : i, kept && part > 0);
+        if (!kept || part == 0) mbarrier_wait_parity(rings.filters_full(place), own_filters.place.parity);
+        const unsigned char* const filters = rings.filter_stage(place);
+        float partial[count];
+        wgmma_fence(partial, states.high, states.low);
+        begin_products(partial, states, filters);
+        end_products(partial, states, filters);
+        wgmma_commit_group();
+        // The second state is made while products of the first are under way; flat ones, whose loads take longer, before.
+        // NOTE: zero_after has it made before the products are waited for, behind which the compiler would move it.
+        int zero = 0;
+        if (!Tuning::flat && i == 0) {
+            split_state(fragments[1], x[1], header);
+            zero = zero_after(fragments[1].all());
+        }
+        if (i == (Tuning::flat ? end - first : 0)) {
+            // NOTE: not before the products that take the loaded values (ld_shared_v4 says why).
+            __syncwarp();
+            if (lane == 0) mbarrier_arrive(rings.pixels_free(pixel_place.stage + zero));
+            pixel_place.advance();
+        }
+        wgmma_wait_group<0>(partial, states.high, states.low);
+        if ((!kept || part > 0) && lane == 0) mbarrier_arrive(rings.filters_free(place));
+        own_filters.advance(false);
+        promote(sums[own][part], partial, states.down);
+    }
+    if (first == 0) own_filters.advance(true);
+}
+
 // One warpgroup's products of all tiles of the block.
 template <class Problem, class Tuning, bool scaled>
 __device__ __forceinline__ void consume_pairs(const float* prepared_filters, const float* bias, float* y, long long batch,
-                                              const TensorTiles<Pairs<Problem>, Tuning>& tiles,
-                                              const TensorRings<Pairs<Problem>, Tuning>& rings, int warpgroup) {
-    using F = TensorFilters<Pairs<Problem>, Tuning>;
-    using Rings = TensorRings<Pairs<Problem>, Tuning>;
-    using Fragments = SplitFragments<Tuning::products == 3>;
+                                              const TensorTiles<Pairs<Problem, Tuning>, Tuning>& tiles,
+                                              const TensorRings<Pairs<Problem, Tuning>, Tuning>& rings, int warpgroup) {
+    using F = TensorFilters<Pairs<Problem, Tuning>, Tuning>;
+    using Rings = TensorRings<Pairs<Problem, Tuning>, Tuning>;
     static_assert(Tuning::warpgroups == 2 && F::states == 4, "two warpgroups share the four states of F(2, 3)");
-    static_assert(Tuning::filter_stages % 2 == 0, "every other stage of filters is a warpgroup's own");
     constexpr int count = Tuning::chunk / 2;
-    constexpr int steps = 2 * F::chunks;
+    constexpr int parts = F::chunks * F::heights;  // of the sums of a state
+    static_assert(F::heights == 1 || (F::chunks == 1 && !Tuning::flat && Tuning::split == 1),
+                  "rows of outputs share states where a tile's filters are one chunk");
     const float* const prepared = prepared_filters + Problem::first_prepared;
     const SplitHeader header = *reinterpret_cast<const SplitHeader*>(prepared);
     const int thread = threadIdx.x % 128, warp = thread / 32, lane = thread % 32, t = lane % 4;
@@ -315,51 +415,46 @@ __device__ __forceinline__ void consume_pairs(const float* prepared_filters, con
     using Pixels = typename Select<Tuning::flat, FlatPairPixels<Problem, Tuning>, PairPixels<Problem, Tuning>>::type;
     Pixels pixels(prepared, warp, lane, warpgroup);
     RingPlace<Tuning::pixel_stages> pixel_place;
-    RingPlace<Tuning::filter_stages> filter_place;
-    filter_place.stage = warpgroup;
-    for (TileWalk<Pairs<Problem>, Tuning> walk(tiles); walk.valid(); walk.advance()) {
+    OwnFilters<Pairs<Problem, Tuning>, Tuning> own_filters(warpgroup);
+    for (TileWalk<Pairs<Problem, Tuning>, Tuning> walk(tiles); walk.valid(); walk.advance()) {
         const Offset<Problem> tile = walk.tile;
         pixels.begin(tiles, tile);
-        float sums[2][F::chunks][count];
+        float sums[2][parts][count];
 #pragma unroll
-        for (int i = 0; i < 2 * F::chunks * count; ++i) sums[i / count / F::chunks][i / count % F::chunks][i % count] = 0.0f;
+        for (int i = 0; i < 2 * parts * count; ++i) sums[i / count / parts][i / count % parts][i % count] = 0.0f;
 
-        for (int stage = walk.first; stage < walk.end; ++stage) {
-            Fragments fragments[2];
-            mbarrier_wait_parity(rings.pixels_full(pixel_place.stage), pixel_place.parity);
-            load_states<scaled>(fragments, pixels, rings.pixel_stage(pixel_place.stage), stage, t, header);
-#pragma unroll
-            for (int i = 0; i < steps; ++i) {
-                Fragments& states = fragments[i / F::chunks];
-                mbarrier_wait_parity(rings.filters_full(filter_place.stage), filter_place.parity);
-                const unsigned char* const filters = rings.filter_stage(filter_place.stage);
-                float partial[count];
-                wgmma_fence(partial, states.high, states.low);
-                begin_products(partial, states, filters);
-                end_products(partial, states, filters);
-                wgmma_commit_group();
-                if (i == F::chunks) {
-                    // NOTE: not before the products that take the loaded values (ld_shared_v4 says why).
-                    __syncwarp();
-                    if (lane == 0) mbarrier_arrive(rings.pixels_free(pixel_place.stage));
-                    pixel_place.advance();
-                }
-                wgmma_wait_group<0>(partial, states.high, states.low);
-                if (lane == 0) mbarrier_arrive(rings.filters_free(filter_place.stage));
-                filter_place.advance(), filter_place.advance();
-                promote(sums[i / F::chunks][i % F::chunks], partial, states.down);
+        if constexpr (F::heights == 1) {
+            for (int stage = walk.first; stage < walk.end; ++stage)
+                multiply_stage<scaled, 0, parts>(sums, pixels, rings, pixel_place, own_filters, stage, lane, header);
+        } else {
+            // Of each segment and its channels, the first row of outputs alone sees the first row of pixels, the second the last.
+            for (int first = 0; first < F::row_stages; ++first) {
+                multiply_stage<scaled, 0, 1>(sums, pixels, rings, pixel_place, own_filters, first, lane, header);
+                for (int stage = first + F::row_stages; stage < F::stages; stage += F::row_stages)
+                    multiply_stage<scaled, 0, parts>(sums, pixels, rings, pixel_place, own_filters, stage, lane, header);
+                // NOTE: factors are those of channels; the row of pixels past the last row of filters takes these.
+                multiply_stage<scaled, 1, parts>(sums, pixels, rings, pixel_place, own_filters,
+                                                 F::stages - F::row_stages + first, lane, header);
             }
         }
         float* const exchanged = reinterpret_cast<float*>(rings.base + Rings::shared_bytes);
-        float both[Tuning::flat ? F::chunks * count / 8 : 1][8];
+        float both[Tuning::flat ? parts * count / 8 : 1][8];
         if constexpr (Tuning::flat) exchange_filters<Tuning::exchange>(sums, exchanged, warpgroup, thread, both);
         else exchange_states<Tuning::exchange>(sums, exchanged, warpgroup, thread);
         const auto& all = all_outputs<Tuning::flat>(sums[0], both);
-        if (!walk.together) {
-            store_sums<Problem, Tuning>(all, 0, prepared, bias, y, batch, outputs, tile, pixels.pair, t, Pixels::apart);
+        if constexpr (F::heights > 1) {
+            constexpr int sixteens = F::filters / 16;
+#pragma unroll
+            for (int height = 0; height < F::heights; ++height) {
+                const PairOutputs<Problem, Tuning> of_height(batch, warpgroup, height);
+                const auto& of_row = reinterpret_cast<const float (&)[sixteens][8]>(all[height * sixteens]);
+                store_sums<Problem, Tuning>(of_row, 0, prepared, bias, y, batch, of_height, tile, pixels.pair, t, pixels.apart);
+            }
+        } else if (!walk.together) {
+            store_sums<Problem, Tuning>(all, 0, prepared, bias, y, batch, outputs, tile, pixels.pair, t, pixels.apart);
         } else if constexpr (Tuning::split > 1) {
             store_sums_of_cluster<Problem, Tuning>(all, rings, prepared, bias, y, batch, outputs, tile, pixels.pair, t,
-                                                   Pixels::apart);
+                                                   pixels.apart);
         }
     }
 }
@@ -373,16 +468,16 @@ __device__ __forceinline__ void tensor_winograd(const Source& x, const float* pr
                   "outputs are those of whole images, channels last, or channels first and no pair in two rows");
     static_assert(Problem::s >= 3 && Problem::stride_h == 1 && Problem::stride_w == 1 && Problem::dilation_w == 1,
                   "filters are 3 wide or wider and move pixel by pixel");
-    const TensorRings<Pairs<Problem>, Tuning> rings;
-    const TensorTiles<Pairs<Problem>, Tuning> tiles(batch);
+    const TensorRings<Pairs<Problem, Tuning>, Tuning> rings;
+    const TensorTiles<Pairs<Problem, Tuning>, Tuning> tiles(batch);
     if (threadIdx.x == 0) rings.init();
     __syncthreads();
     // NOTE: the same for all threads of a warp, which lets the compiler have stages and descriptors in uniform registers.
     const int warpgroup = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);
     if (warpgroup == Tuning::warpgroups) {
         set_registers_down<Tuning::producer_registers>();
-        produce<Pairs<Problem>, Tuning>(x, prepared, batch, tiles, rings, threadIdx.x % 128);
-        if (TileWalk<Pairs<Problem>, Tuning>(tiles).meets()) {
+        produce<Pairs<Problem, Tuning>, Tuning>(x, prepared, batch, tiles, rings, threadIdx.x % 128);
+        if (TileWalk<Pairs<Problem, Tuning>, Tuning>(tiles).meets()) {
             // NOTE: the warps of lanes that copied alone meet again before the barriers that all threads take part in.
             __syncwarp();
             if constexpr (Tuning::split > 1) meet_in_cluster(), meet_in_cluster();
@@ -390,7 +485,7 @@ __device__ __forceinline__ void tensor_winograd(const Source& x, const float* pr
     } else {
         set_registers_up<Tuning::consumer_registers>();
         const unsigned* const flags = reinterpret_cast<const unsigned*>(prepared + Problem::first_prepared) +
-                                      TensorFilters<Pairs<Problem>, Tuning>::flags_at;
+                                      TensorFilters<Pairs<Problem, Tuning>, Tuning>::flags_at;
         bool scaled = false;
         for (int group = 0; group < Problem::groups; ++group) scaled |= flags[group] != 0;
         if (scaled) consume_pairs<Problem, Tuning, true>(prepared, bias, y, batch, tiles, rings, warpgroup);

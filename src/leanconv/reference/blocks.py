@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import cache
 
 import numpy as np
 
@@ -37,6 +38,22 @@ class Block:
     def rows(self) -> int:
         """Number of output rows of each image."""
         return self.bottom - self.top
+
+
+#: Just below the 32 MiB that glibc's threshold grows to.
+_KEPT_BYTES = 31 << 20
+
+
+@cache
+def keep_freed_memory() -> None:
+    """Have the C library keep the memory of temporaries for the next call, instead of giving it back to the system.
+
+    glibc gives each array above a threshold pages of its own, and every page that is touched for the first time costs a
+    fault. The threshold grows to the largest such array that was freed; so one is made and freed here, untouched. Γ8 on
+    64 channels of 56 x 56 pixels took 1900 faults a call, and 7.7 ms instead of 2.8 (NCHW, EPYC, one thread). With
+    other C libraries nothing changes.
+    """
+    np.empty(_KEPT_BYTES, np.uint8)
 
 
 def most_pixels(pixel_bytes: int, budget: int) -> int:

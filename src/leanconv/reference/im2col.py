@@ -38,7 +38,11 @@ class Im2col(LayerAlgorithm):
         if problem.group_c == 1 and problem.layout == "NCHW" and problem.op == "fprop":
             # the filters are vectors, and what counts is how the columns are copied: row by row
             return copied * (26 + 700 / problem.q + 2 * problem.group_k)
-        return product_cost(problem) + 80 * copied
+        each = 80.0
+        if problem.group_c == problem.c and problem.layout == "NHWC" and problem.op == "fprop":
+            # a window's row lies together in memory
+            each = 18 + 400 / (problem.c * (problem.s if problem.dilation[1] == 1 else 1))
+        return product_cost(problem) + each * copied
 
     def compute(self, problem: ConvProblem, x: np.ndarray, w: np.ndarray, bias: np.ndarray | None) -> np.ndarray:
         if problem.op == "dgrad":

@@ -62,7 +62,9 @@ class Im2win(LayerAlgorithm):
             copied = pixels * problem.r * problem.stride[1] * (problem.c + 12)
             period = ceil_div(problem.s, problem.stride[1])
             computed = ceil_div(problem.q - 1 + period, period) * period / problem.q
-            return product_cost(problem) * 1.45 * computed + 160 * copied
+            # BLAS copies the filters for each of the products that overlapping windows are dealt to.
+            filters = min(period, problem.q) * problem.k * problem.c * problem.r * problem.s
+            return product_cost(problem) * 1.45 * computed + 160 * copied + 40 * filters
         return product_cost(problem) + 160 * pixels * problem.c * problem.r * (problem.stride[1] + problem.s)
 
     def compute(self, problem: ConvProblem, x: np.ndarray, w: np.ndarray, bias: np.ndarray | None) -> np.ndarray:

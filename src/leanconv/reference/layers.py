@@ -11,7 +11,7 @@ from leanconv.algorithms.base import CpuAlgorithm
 from leanconv.dtypes import DtypeName, accumulator, is_integer, is_narrow, largest_product
 from leanconv.problem import ConvProblem
 from leanconv.reference.blas import one_thread
-from leanconv.reference.blocks import finish
+from leanconv.reference.blocks import finish, keep_freed_memory
 
 
 def _is_transposed(problem: ConvProblem) -> bool:
@@ -70,6 +70,7 @@ class LayerAlgorithm(CpuAlgorithm):
             )
             with np.errstate(over="ignore"):  # to infinity, as on a GPU
                 return y.astype(x.dtype)
+        keep_freed_memory()
         if not _is_transposed(problem):
             with one_thread(problem.flops):
                 return self.compute(problem, x, w, bias)

@@ -77,7 +77,8 @@ def _cost(problem: ConvProblem, alpha: int, piece: int) -> float:
     idle = product_cost(problem) / max(1, problem.flops) * max(1.0, 16 / max(1, problem.group_c))
     moved = tiles * alpha * (2.5 * problem.c * pieces + (problem.r * pieces + 1.5) * problem.k)
     filters = alpha * problem.k * problem.group_c * problem.r * pieces
-    return products * idle + 80 * moved + 400 * filters
+    each = 80.0 if problem.layout == "NCHW" else 20 + 480 / problem.c  # short runs of channels copy slowly
+    return products * idle + each * moved + 400 * filters
 
 
 def convolve(

@@ -59,6 +59,7 @@ def conv2d(
     >>> w.grad[0, 0].tolist()
     [[9.0, 12.0, 9.0], [12.0, 16.0, 12.0], [9.0, 12.0, 9.0]]
     """
+    _check_tensor(input)
     stride, dilation = _pair("stride", stride), _pair("dilation", dilation)
     if isinstance(padding, str):
         sides = _padding(padding, weight.shape[-2:], stride, dilation)
@@ -93,6 +94,7 @@ def conv1d(
     Returns:
         y of shape (n, k, q), or (k, q).
     """
+    _check_tensor(input)
     stride, dilation = (1, *_single("stride", stride)), (1, *_single("dilation", dilation))
     if isinstance(padding, str):
         sides = _padding(padding, (1, weight.shape[-1]), stride, dilation)
@@ -129,6 +131,7 @@ def conv_transpose2d(
     Returns:
         y of shape (n, k, h, w) with ``h = (p - 1) * stride - 2 * padding + dilation * (r - 1) + output_padding + 1``.
     """
+    _check_tensor(input)
     stride, dilation = _pair("stride", stride), _pair("dilation", dilation)
     padding, output_padding = _pair("padding", padding), _pair("output_padding", output_padding)
     if input.dim() == 3:
@@ -159,6 +162,7 @@ def conv_transpose1d(
     Returns:
         y of shape (n, k, w), or (k, w).
     """
+    _check_tensor(input)
     x = input.unsqueeze(-2) if input.dim() == 3 else input.unsqueeze(0).unsqueeze(-2)
     given = (
         (1, *_single("stride", stride)), (0, *_single("padding", padding)),
@@ -166,6 +170,14 @@ def conv_transpose1d(
     )  # fmt: skip
     y = _transposed(x, weight.unsqueeze(-2), bias, *given, precision, batch_invariant).squeeze(-2)
     return y if input.dim() == 3 else y.squeeze(0)
+
+
+def _check_tensor(input: Any) -> None:
+    if not isinstance(input, torch.Tensor):
+        raise TypeError(
+            f"input is of type {type(input).__qualname__}; leanconv.torch takes tensors of PyTorch, leanconv.conv2d "
+            "and its like those of NumPy and CuPy too"
+        )
 
 
 def _conv2d(x: Any, w: Any, bias: Any, *options: Any) -> torch.Tensor:
@@ -184,6 +196,10 @@ def _transposed(
 ) -> torch.Tensor:
     if x.shape[1] != w.shape[0]:
         raise ValueError(f"weight has {w.shape[0]} channels, but input has {x.shape[1]}: they must be the same")
+    for name, value, least in (("stride", stride, 1), ("padding", padding, 0), ("output_padding", more, 0),
+                               ("groups", (groups,), 1), ("dilation", dilation, 1)):  # fmt: skip
+        if min(value) < least:
+            raise ValueError(f"{name}={min(value)} is below {least}")
     ends, sides, missing = [], [], []
     for axis in (0, 1):
         if more[axis] >= max(stride[axis], dilation[axis]):

@@ -133,6 +133,7 @@ def both(numbers: tuple[int, ...], fill: int) -> tuple[int, int]:
 
 # Which layers
 
+_SELECTIONS = "give names, modules, or a function of the problem"
 _CONVOLUTIONS = (
     torch.nn.Conv1d, torch.nn.Conv2d, torch.nn.Conv3d, torch.nn.ConvTranspose1d, torch.nn.ConvTranspose2d,
     torch.nn.ConvTranspose3d,
@@ -141,6 +142,8 @@ _CONVOLUTIONS = (
 
 def weights_of(model: torch.nn.Module) -> Iterable[tuple[str, Any]]:
     """Name and filters of each convolution module; the name of the model itself is that of its class."""
+    if not isinstance(model, torch.nn.Module):
+        raise TypeError(f"model is a {type(model).__name__}; it must be a torch.nn.Module")
     for name, module in model.named_modules():
         if isinstance(module, _CONVOLUTIONS):
             yield name or type(module).__name__, module.weight
@@ -166,19 +169,23 @@ def selected(
         belongs = selection
         return lambda identity, problem: bool(belongs(problem))
     single = isinstance(selection, (str, torch.nn.Module))
+    if not single and not isinstance(selection, Iterable):
+        raise TypeError(f"{argument} is of type {type(selection).__name__}; {_SELECTIONS}")
     wanted: list[Any] = [selection] if single else list(selection)  # type: ignore[arg-type]
     kept: list[Any] = []
     for each in wanted:
         if isinstance(each, torch.nn.Module):
-            kept += [weight for _, weight in weights_of(each)]
+            found = [weight for _, weight in weights_of(each)]
+            if not found:
+                raise ValueError(f"{argument} has a {type(each).__name__} in which there is no convolution")
         elif not isinstance(each, str):
             kind = type(each).__name__
-            raise TypeError(f"{argument} has a {kind}; give names, modules, or a function of the problem")
+            raise TypeError(f"{argument} has a {kind}; {_SELECTIONS}")
         elif model is None:
             raise ValueError(f"{argument}={each!r} is the name of a layer: give the model that it is of")
         else:
             found = [weight for name, weight in weights_of(model) if fnmatchcase(name, each)]
             if not found:
                 raise ValueError(f"{argument}={each!r} fits the name of no convolution of the model")
-            kept += found
+        kept += found
     return Weights(kept)

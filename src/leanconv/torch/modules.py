@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 
-from leanconv.problem import Precision
+from leanconv.call import arguments as arguments_of
+from leanconv.problem import PRECISIONS, Precision
 from leanconv.torch import functional
 
 
@@ -21,7 +22,8 @@ class _Precise(torch.nn.Module):
         self, *arguments: Any, precision: Precision = "fp32", batch_invariant: bool = False, **options: Any
     ) -> None:
         super().__init__(*arguments, **options)
-        self.precision, self.batch_invariant = precision, batch_invariant
+        self.precision = arguments_of.one_of("precision", precision, PRECISIONS)
+        self.batch_invariant = arguments_of.yes_or_no("batch_invariant", batch_invariant)
 
     @property
     def _exactness(self) -> dict[str, Any]:

@@ -12,9 +12,8 @@ from typing import Any
 
 import torch
 
-from leanconv import api
 from leanconv.arrays import arrays_of
-from leanconv.call import bind, describe
+from leanconv.call import bind, describe, ready
 from leanconv.runtime.env import raw_workspace_limit
 from leanconv.runtime.recent import Recent
 
@@ -22,8 +21,6 @@ from leanconv.runtime.recent import Recent
 FLOATS = torch.float32, torch.float16, torch.bfloat16, torch.float64
 #: the gradients' calls of a layer; more than one pair where gradients come in several memory orders
 _MOST_GRADIENTS = 8
-#: as in `leanconv.api`: equal values of equal types have equal bytes
-_MARSHAL_VERSION = 2
 
 Signature = Callable[[Any], Hashable]
 
@@ -83,7 +80,7 @@ class Layer:
         )
 
 
-_layers: Recent[Any, Layer] = api.store()
+_layers: Recent[Any, Layer] = ready.store()
 
 
 def layer(x: Any, w: Any, bias: Any, options: tuple[Any, ...]) -> Layer | None:
@@ -99,7 +96,7 @@ def layer(x: Any, w: Any, bias: Any, options: tuple[Any, ...]) -> Layer | None:
         key = (
             signature(x), signature(w), None if bias is None else signature(bias), raw_workspace_limit(),
             # NOTE: 1, True and 1.0 are equal, and only one of them is a stride; as bytes they differ
-            dumps(options, _MARSHAL_VERSION),
+            dumps(options, ready.MARSHAL_VERSION),
         )  # fmt: skip
         found = _layers.get(key) or _layers.recall(key)
     except (TypeError, AttributeError, RuntimeError, ValueError):

@@ -7,8 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from leanconv import api
-from leanconv.call import arguments, bind
+from leanconv.call import arguments, bind, ready
 from leanconv.problem import Problem
 from leanconv.runtime import env
 from leanconv.tuning import tables
@@ -70,7 +69,7 @@ def tuning(
         tables.use(Path(path))
     recorded = Recording()
     # what is ready already was met before; it is bound again, from what is compiled
-    api.forget()
+    ready.forget()
     bind.listeners.append(recorded)
     try:
         yield recorded

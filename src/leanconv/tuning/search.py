@@ -13,8 +13,7 @@ from math import inf
 from pathlib import Path
 from time import perf_counter
 
-from leanconv import api
-from leanconv.call import arguments, words
+from leanconv.call import arguments, ready, words
 from leanconv.call.ahead import checked_problems
 from leanconv.call.choose import Candidate, from_table
 from leanconv.problem import Problem
@@ -69,7 +68,7 @@ class Tuning:
     """What `tune` did; ``str`` of it is a sentence."""
 
     problems: tuple[Tuned, ...]
-    #: problems that the mode left untuned
+    #: problems that the mode, or the time, left untuned
     missing: tuple[Problem, ...]
     seconds: float
     path: Path | None
@@ -97,6 +96,7 @@ def tune(
     again: bool = False,
     most: int = MOST,
     peers: bool | None = None,
+    seconds: float | None = None,
     progress: bool = True,
 ) -> Tuning:
     """Time what could compute each problem on this GPU, and let ``auto`` take the quickest from now on.
@@ -119,6 +119,7 @@ def tune(
         most: candidates of a problem that are timed at most.
         peers: whether to time PyTorch's own convolution too, which `leanconv.torch.enable` compares with; by default
             where PyTorch has been imported and sees the GPU.
+        seconds: begin no further problem after this time; those that are left are ``missing`` in the result.
         progress: whether to show a progress bar; there is none where standard error is not a terminal.
 
     Returns:
@@ -135,7 +136,7 @@ def tune(
     >>> print(leanconv.tune([layer]))  # doctest: +SKIP
     """
     mode = env.tuning_mode() if mode is None else arguments.one_of("mode", mode, env.TUNING_MODES)
-    different = [each for each in dict.fromkeys(checked_problems(problems)) if is_tuned(each)]
+    different = [each for each in dict.fromkeys(checked_problems(problems, "tune")) if is_tuned(each)]
     index, limit = launch.device_index(device), arguments.workspace_limit(workspace_limit)
     on = launch.open_device(index)
     if not on.target.model:
@@ -146,7 +147,7 @@ def tune(
     folder = tables.user_folder(path)
     with GpuClock.opened(index) as clock:
         search = Search(on, clock, folder, limit, mode == "on", again, most, _pytorch(peers))
-        return search.run(different, progress)
+        return search.run(different, progress, seconds)
 
 
 def is_tuned(problem: Problem) -> bool:
@@ -177,10 +178,11 @@ class Search:
         self._wrong: list[str] = []
         self._warm = False
 
-    def run(self, problems: Sequence[Problem], progress: bool = True) -> Tuning:
-        """Tune every problem, in order."""
+    def run(self, problems: Sequence[Problem], progress: bool = True, seconds: float | None = None) -> Tuning:
+        """Tune every problem, in order, or those that can be begun in so many seconds."""
         begun, interval = perf_counter(), sys.getswitchinterval()
         done: list[Tuned] = []
+        missing: tuple[Problem, ...] = ()
         sys.setswitchinterval(_SWITCH_S)
         try:
             with self._turn(), Compiler(self._device) as compiler, progress_bar(len(problems), progress) as begin:
@@ -188,6 +190,9 @@ class Search:
                 works: deque[Work] = deque()
                 left = deque(problems)
                 while left or works:
+                    if seconds is not None and perf_counter() - begun > seconds:
+                        missing = (*(work.problem for work in works), *left)
+                        break
                     while left and len(works) < _AHEAD:
                         works.append(self._work(left.popleft(), compiler))
                     work = works.popleft()
@@ -196,10 +201,10 @@ class Search:
         finally:
             sys.setswitchinterval(interval)
             # calls that are ready were chosen before
-            api.forget()
+            ready.forget()
         if self._wrong:
             raise WrongResultError("wrong values, which are not chosen:\n" + "\n".join(self._wrong))
-        return Tuning(tuple(done), (), perf_counter() - begun, self._path if self._write else None)
+        return Tuning(tuple(done), missing, perf_counter() - begun, self._path if self._write else None)
 
     def _work(self, problem: Problem, compiler: Compiler) -> Work:
         entry = self._table.get(problem) or Entry()

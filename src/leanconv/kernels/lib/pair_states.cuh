@@ -20,6 +20,10 @@ namespace leanconv {
 template <class Tuning> __host__ __device__ constexpr int states_of(decltype(Tuning::states)*) { return Tuning::states; }
 template <class Tuning> __host__ __device__ constexpr int states_of(...) { return 1; }
 
+// Rows of outputs whose pairs share their states: 1 where Tuning names none.
+template <class Tuning> __host__ __device__ constexpr int heights_of(decltype(Tuning::heights)*) { return Tuning::heights; }
+template <class Tuning> __host__ __device__ constexpr int heights_of(...) { return 1; }
+
 // Warpgroups that share a tile's pixels, each with some of the states.
 __host__ __device__ constexpr int sharers_of(int states) { return states > 1 ? 2 : 1; }
 

@@ -36,8 +36,10 @@ struct FilterCopies {
           tiles(tiles), rings(rings) {}
 
     __device__ __forceinline__ void stage(Offset<Problem> tile, int stage) {
+        // The last row of pixels meets filters of the one before alone.
+        if (F::heights > 1 && F::seen(stage) >= F::stages) return;
         for (int chunk = 0; chunk < F::stage_chunks; ++chunk) {
-            const int64 at = F::fragment(tiles.group(tile), tiles.filters(tile), stage, chunk);
+            const int64 at = F::fragment(tiles.group(tile), tiles.filters(tile), F::seen(stage), chunk);
             mbarrier_wait_parity(rings.filters_free(place.stage), place.parity ^ 1);
             mbarrier_arrive_expect_tx(rings.filters_full(place.stage), F::stage_bytes);
             cp_async_bulk_shared_global(rings.filter_stage(place.stage), fragments + at, F::stage_bytes,
@@ -68,7 +70,7 @@ struct RowCopies {
     }
 };
 
-// And of flat ones: a box for each 32 pixels of the tile, or 16 pairs of them.
+// And of flat ones: a box for each granule of the tile.
 template <class Problem, class Tuning>
 struct FlatCopies {
     using Rings = TensorRings<Problem, Tuning>;
@@ -111,15 +113,16 @@ __device__ __forceinline__ void produce(const TensorMap& x, const float* prepare
         RingPlace<Tuning::pixel_stages> place;
         for (; walk.valid(); walk.advance()) {
             const Copies copies(tiles, walk.tile, batch);
-            for (int stage = walk.first; stage < walk.end; ++stage) {
+            for (int stage = walk.first; stage < walk.end; stage += F::tap_stages) {
                 mbarrier_wait_parity(rings.pixels_free(place.stage), place.parity ^ 1);
                 mbarrier_arrive_expect_tx(rings.pixels_full(place.stage), Rings::pixel_bytes);
 #pragma unroll
                 for (int half = 0; half < 2; ++half) {
                     // NOTE: past the last tap filters are zero; any pixels that are numbers do, and those of tap 0 are.
-                    const int number = 2 * stage + half, tap = number / F::of_tap < F::taps ? number / F::of_tap : 0;
+                    const int number = 2 * F::seen(stage) + half;
+                    const int tap = F::tap_of(number) < F::seen_taps ? F::tap_of(number) : 0;
                     copies.half(rings.pixel_stage(place.stage) + half * Rings::half_bytes, x,
-                                rings.pixels_full(place.stage), tap, number % F::of_tap * F::piece);
+                                rings.pixels_full(place.stage), tap, F::channel_of(number));
                 }
                 place.advance();
             }

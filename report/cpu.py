@@ -1,0 +1,208 @@
+"""The CPU engine beside PyTorch's, and whether `auto` chooses well there.
+
+``python -m report cpu`` needs NumPy and PyTorch, and writes benchmarks/results/cpu/choice.json: a row for each layer,
+with the time of each algorithm that can run it and of PyTorch. It counts processor time, of one thread each. The
+engines take turns, and the least of each one's times counts: what else a machine does can only lengthen them.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from math import exp, log
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+
+import leanconv
+from leanconv.bench import machine
+from leanconv.bench.format import Table
+from leanconv.bench.suites import format_problem, load_suite
+from leanconv.call.choose import choose
+from leanconv.problem import ConvProblem, Layout
+from leanconv.reference import CPU_ALGORITHMS
+from leanconv.runtime.files import write_text
+from leanconv.runtime.progress import progress
+from report import markdown
+
+LAYOUTS: tuple[Layout, ...] = ("NCHW", "NHWC")
+#: How often all layers are gone through, how often the engines take turns on one, and the seconds of a turn.
+ROUNDS, TURNS, TURN_S = 4, 4, 0.003
+#: Largest relative difference from PyTorch's result: the engine's tier is fp32.
+MOST_ERROR = 1e-5
+
+
+def layers(layout: Layout) -> dict[str, list[ConvProblem]]:
+    """The layers by group, one image each."""
+
+    def one(n: int, c: int, h: int, w: int, k: int, r: int, s: int, **more: Any) -> ConvProblem:
+        return ConvProblem(n, c, h, w, k, r, s, padding=(r // 2, r // 2, s // 2, s // 2), layout=layout, **more)
+
+    resnet = [cast(ConvProblem, case.problem) for case in load_suite("resnet-50", layout)]
+    inception = [cast(ConvProblem, case.problem) for case in load_suite("inception-v3", layout)]
+    depthwise = [cast(ConvProblem, case.problem) for case in load_suite("depthwise", layout)]
+    return {
+        "layers of ResNet-50": [replace(problem, n=1) for problem in resnet[::2]],
+        "layers of Inception-v3": [replace(problem, n=1) for problem in inception[::2]],
+        "depthwise layers": [replace(problem, n=1) for problem in depthwise[::3]],
+        "small layers": [
+            one(1, 8, 8, 8, 8, 3, 3), one(1, 16, 14, 14, 16, 3, 3), one(1, 32, 7, 7, 32, 3, 3),
+            one(1, 3, 16, 16, 8, 3, 3), one(1, 64, 7, 7, 64, 1, 1), one(1, 16, 14, 14, 32, 1, 1),
+            one(4, 8, 6, 6, 16, 3, 3), one(1, 16, 1, 64, 16, 1, 5),
+        ],
+        "signals, 3 to 129 taps": [
+            one(1, c, 1, w, k, 1, taps)
+            for c, w, k, taps in (
+                (16, 8000, 16, 3), (16, 8000, 16, 9), (1, 16000, 16, 31), (16, 4000, 16, 31), (8, 8000, 8, 65),
+                (1, 16000, 8, 129), (16, 2000, 16, 129), (64, 1000, 64, 7),
+            )
+        ],
+        "filters of 5×5 to 15×15": [
+            one(1, c, size, size, c, extent, extent)
+            for c, size, extent in (
+                (32, 28, 5), (64, 28, 5), (16, 56, 7), (64, 14, 7), (32, 28, 9), (16, 56, 9), (32, 28, 11),
+                (16, 28, 15),
+            )
+        ],
+    }  # fmt: skip
+
+
+def _turn(call: Callable[[], Any], count: int) -> float:
+    begin = time.process_time()
+    for _ in range(count):
+        call()
+    return (time.process_time() - begin) / count * 1e6
+
+
+def by_turns(calls: dict[str, Callable[[], Any]], turns: int = TURNS, turn_s: float = TURN_S) -> dict[str, float]:
+    """Microseconds of processor time of a call, by name: the least of ``turns``, in which one follows the other."""
+    counts = {}
+    for name, call in calls.items():
+        call()
+        counts[name] = max(1, int(turn_s * 1e6 / max(_turn(call, 1), 1.0)))
+    samples: dict[str, list[float]] = {name: [] for name in calls}
+    for turn in range(turns):
+        for name in list(calls)[:: 1 if turn % 2 else -1]:
+            samples[name].append(_turn(calls[name], counts[name]))
+    return {name: min(each) for name, each in samples.items()}
+
+
+def _calls(problem: ConvProblem) -> dict[str, Callable[[], Any]]:
+    """What computes a layer, by algorithm, and PyTorch. Raises RuntimeError where a result differs from PyTorch's."""
+    import torch
+
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal(problem.x_shape, np.float32)
+    w = (rng.standard_normal(problem.w_shape, np.float32) * problem.terms**-0.5).astype(np.float32)
+    order = (0, 3, 1, 2) if problem.layout == "NHWC" else (0, 1, 2, 3)
+    given, filters = (torch.from_numpy(array).permute(order) for array in (x, w))
+    top, _, left, _ = problem.padding
+    how = problem.stride, (top, left), problem.dilation, problem.groups
+
+    def peer() -> Any:
+        return torch.nn.functional.conv2d(given, filters, None, *how)
+
+    expected = peer().numpy().transpose((0, 2, 3, 1) if problem.layout == "NHWC" else (0, 1, 2, 3))
+    calls: dict[str, Callable[[], Any]] = {}
+    for algorithm in CPU_ALGORITHMS:
+        if algorithm.reasons(problem, None):
+            continue
+
+        def call(name: str = algorithm.name) -> Any:
+            return leanconv.conv2d(
+                x, w, None, problem.stride, (top, left), problem.dilation, problem.groups, layout=problem.layout,
+                algorithm=name,
+            )  # fmt: skip
+
+        error = np.linalg.norm(call() - expected) / np.linalg.norm(expected)
+        if not error <= MOST_ERROR:
+            raise RuntimeError(f"{format_problem(problem)} {algorithm.name}: differs by {error:.3g} from PyTorch")
+        calls[algorithm.name] = call
+    return {**calls, "PyTorch": peer}
+
+
+def every() -> Iterator[tuple[str, ConvProblem]]:
+    """All layers in both layouts, with their groups."""
+    for layout in LAYOUTS:
+        for group, problems in layers(layout).items():
+            yield from ((group, problem) for problem in problems)
+
+
+def row(group: str, problem: ConvProblem) -> dict[str, Any]:
+    """What is measured of a layer in one round."""
+    us = {name: round(each, 1) for name, each in by_turns(_calls(problem)).items()}
+    chosen = choose(problem, None).algorithm.name
+    return {
+        "group": group, "layout": problem.layout, "problem": format_problem(problem), "chosen": chosen, "us": us,
+    }  # fmt: skip
+
+
+def measure(results: Path, revision: str | None = None) -> Path:
+    """Measure on this machine's CPU; returns the results file. Other work comes and goes: so rounds lie apart."""
+    import torch
+    from threadpoolctl import threadpool_limits
+
+    torch.set_num_threads(1)
+    all_layers = list(every())
+    rounds: list[list[dict[str, Any]]] = []
+    with threadpool_limits(1), progress(ROUNDS * len(all_layers)) as begin:
+        for _ in range(ROUNDS):
+            rounds.append([])
+            for group, problem in all_layers:
+                begin(format_problem(problem))
+                rounds[-1].append(row(group, problem))
+    made = [
+        {**of_layer[0], "us": {name: min(each["us"][name] for each in of_layer) for name in of_layer[0]["us"]}}
+        for of_layer in zip(*rounds, strict=True)
+    ]
+    about = machine.describe(False, None, {"torch": torch.__version__}, revision)
+    path = results / machine.slug(about) / "choice.json"
+    write_text(path, json.dumps({"machine": about, "turns": ROUNDS * TURNS, "rows": made}, indent=1) + "\n")
+    return path
+
+
+def _mean(values: Sequence[float]) -> float:
+    return exp(sum(map(log, values)) / len(values))
+
+
+def excess(row: dict[str, Any]) -> float:
+    """How many times as long as the quickest algorithm the chosen one takes."""
+    us = row["us"]
+    return float(us[row["chosen"]] / min(value for name, value in us.items() if name != "PyTorch"))
+
+
+def table(record: dict[str, Any]) -> Table:
+    """By group: times in multiples of PyTorch's, of the chosen algorithm and of the quickest; the choice's excess."""
+    lines = []
+    for group in dict.fromkeys(row["group"] for row in record["rows"]):
+        cells = []
+        for layout in LAYOUTS:
+            of_group = [row for row in record["rows"] if (row["group"], row["layout"]) == (group, layout)]
+            ratios = [row["us"][row["chosen"]] / row["us"]["PyTorch"] for row in of_group]
+            worst = max(of_group, key=excess)
+            good = sum(excess(row) <= 1.1 for row in of_group)
+            cells += [f"{_mean(ratios):.2f} ({max(ratios):.2f})", f"{good} of {len(of_group)}", f"{excess(worst):.2f}"]
+        lines.append([group, *cells])
+    heads = [f"{layout}: {what}" for layout in LAYOUTS for what in ("× PyTorch's time", "choice within 1.1×", "worst")]
+    return ["layers", *heads], lines
+
+
+def section(paths: Sequence[Path]) -> str:
+    """The tables of all machines."""
+    parts = []
+    for path in paths:
+        record = json.loads(path.read_text(encoding="utf-8"))
+        about = record["machine"]
+        found = [excess(each) for each in record["rows"]]
+        good = sum(each <= 1.1 for each in found)
+        said = (
+            f"{about['cpu']}, one thread, {about['date'][:10]}, {markdown.revision(about, digits=12)}, NumPy "
+            f"{about['numpy']}, PyTorch {about['torch']}. Processor time by turns, the least of {record['turns']}; "
+            f"means are geometric, the largest in brackets. Of {len(found)} choices {good} are within 1.1× of the "
+            f"quickest algorithm, {sum(each <= 1.2 for each in found)} within 1.2×."
+        )
+        parts.append(f"{said}\n\n{markdown.table(table(record))}")
+    return "\n\n".join(parts) if parts else "Not measured yet: `python -m report cpu` makes these figures."

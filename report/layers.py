@@ -1,0 +1,196 @@
+"""The layers of torchvision's networks, tuned and beside PyTorch's own convolution.
+
+``python -m report layers`` needs a GPU, PyTorch and torchvision. It tunes the different layers of eight networks, in
+both layouts, into the user's table (LEANCONV_TUNING_DIR): those first that take most of their network's time. It writes
+benchmarks/results/<machine>/torchvision-layers.json, a row for each layer, as it goes on. Rows of an earlier run stay,
+with its revision, until their layer is timed again.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+from leanconv.bench import machine
+from leanconv.bench.format import Table
+from leanconv.bench.suites import format_problem
+from leanconv.call.choose import choose
+from leanconv.plan import Target
+from leanconv.problem import ConvProblem, Layout
+from leanconv.runtime.files import write_text
+from report import markdown
+
+#: Names for `models.build`, and batches of images of 224 x 224.
+NETWORKS = {
+    "vgg16": 64,
+    "resnet18": 64,
+    "resnet50": 64,
+    "densenet121": 32,
+    "googlenet": 64,
+    "mobilenet_v3_large": 64,
+    "efficientnet_b0": 32,
+    "convnext_tiny": 32,
+}
+LAYOUTS: tuple[Layout, ...] = ("NCHW", "NHWC")
+PEERS = {"torch-fp32": "strict FP32", "torch-tf32": "TF32"}
+#: The revision of rows whose times were in the table before.
+EARLIER = "before, with today's kernels"
+#: Candidates of a layer that are timed at most, and problems that are handed to the tuner together.
+_MOST, _TOGETHER = 7, 24
+
+
+@dataclass
+class Layer:
+    """A layer, the limit of workspace that a takeover gives it, and its share of each network's predicted time."""
+
+    problem: ConvProblem
+    limit: int | None
+    shares: dict[str, float] = field(default_factory=dict)
+
+
+def layers(target: Target, networks: Sequence[str] = tuple(NETWORKS)) -> list[Layer]:
+    """The different layers in both layouts, those first that have the largest share in a network."""
+    found: dict[tuple[ConvProblem, int | None], Layer] = {}
+    for network in networks:
+        for layout in LAYOUTS:
+            mine = list(_of_network(network, layout))
+            us = [choose(problem, replace(target, model=""), limit=limit).cost for problem, limit in mine]
+            for key, each in zip(mine, us, strict=True):
+                layer = found.setdefault(key, Layer(*key))
+                layer.shares[network] = round(each / sum(us), 5)
+    return sorted(found.values(), key=lambda layer: -max(layer.shares.values()))
+
+
+def _of_network(network: str, layout: Layout) -> Iterator[tuple[ConvProblem, int | None]]:
+    import torch
+
+    from leanconv.torch.problems import problems_of
+    from report import models
+
+    form = torch.channels_last if layout == "NHWC" else torch.contiguous_format
+    with torch.device("meta"):
+        model = models.build(network).eval().to(memory_format=form)  # type: ignore[call-overload]
+        x = torch.empty(NETWORKS[network], 3, 224, 224).contiguous(memory_format=form)
+    for limit, problems in problems_of(model, x, backward=False).items():
+        for problem in problems:
+            if problem.dtype == "float32" and not problem.is_empty:
+                yield problem, limit
+
+
+def measure(results: Path, seconds: float | None = None, revision: str | None = None) -> Path:
+    """Tune, begin no further layer after ``seconds``; returns the results file. Raises WrongResultError, at the end."""
+    import torch
+    import torchvision
+
+    from leanconv.runtime import launch
+    from leanconv.tuning.search import WrongResultError, tune
+
+    begun = perf_counter()
+    target = launch.open_device(0).target
+    versions = {"torch": torch.__version__, "torchvision": torchvision.__version__}
+    about = machine.describe(True, None, versions, revision)
+    path = results / machine.slug(about) / "torchvision-layers.json"
+    rows = {(row["problem"], row["limit"]): row for row in read(path)}
+    every = layers(target)
+    for row in rows.values():
+        row["shares"] = {}
+    for layer in every:
+        if (key := (format_problem(layer.problem), layer.limit)) in rows:
+            rows[key]["shares"] = layer.shares
+    wrong: list[str] = []
+    for group in _groups(every):
+        left = None if seconds is None else seconds - (perf_counter() - begun)
+        if left is not None and left <= 0:
+            break
+        problems = [layer.problem for layer in group]
+        try:
+            done = tune(problems, workspace_limit=group[0].limit, most=_MOST, peers=True, seconds=left)
+        except WrongResultError as error:
+            # all other times are in the table: they are read there
+            wrong.append(str(error))
+            done = tune(problems, workspace_limit=group[0].limit, most=_MOST, peers=True, seconds=left)
+        for each in done.problems:
+            layer = next(layer for layer in group if layer.problem == each.problem)
+            key = format_problem(layer.problem), layer.limit
+            if each.timed or key not in rows:
+                rows[key] = {
+                    "problem": key[0], "limit": key[1], "layout": layer.problem.layout, "shares": layer.shares,
+                    "algorithm": each.winner.algorithm.name, "us": each.us, "model_us": each.model_us,
+                    "timed": each.timed, "peers": dict(each.peers), "date": about["date"],
+                    # what was not timed now stands in the table, with kernels that have not changed since
+                    "revision": about["git_revision"] if each.timed else EARLIER,
+                }  # fmt: skip
+        _write(path, about, len(every), rows.values())
+    if wrong:
+        raise WrongResultError("\n".join(wrong))
+    return path
+
+
+def _groups(every: Sequence[Layer]) -> Iterator[list[Layer]]:
+    """Layers of one limit that follow each other closely, as many as are tuned together."""
+    for first in range(0, len(every), _TOGETHER):
+        part = every[first : first + _TOGETHER]
+        for limit in dict.fromkeys(layer.limit for layer in part):
+            yield [layer for layer in part if layer.limit == limit]
+
+
+def _write(path: Path, about: dict[str, Any], count: int, rows: Any) -> None:
+    lines = ",\n  ".join(json.dumps(row, separators=(",", ":")) for row in rows)
+    head = json.dumps({"machine": about, "layers": count}, indent=1)[:-2]
+    write_text(path, f'{head},\n "rows": [\n  {lines}\n ]\n}}\n')
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    """The rows of a results file; none where there is no file."""
+    if not path.is_file():
+        return []
+    rows: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))["rows"]
+    return rows
+
+
+def table(rows: Sequence[dict[str, Any]]) -> Table:
+    """By network and layout, then all: layers, and times as fast as PyTorch in strict FP32 and in TF32."""
+    lines = []
+    networks = [name for name in NETWORKS if any(name in row["shares"] for row in rows)]
+    for name in (*networks, ""):
+        for layout in LAYOUTS:
+            mine = [row for row in rows if row["layout"] == layout and (not name or name in row["shares"])]
+            mine = [row for row in mine if set(PEERS) <= set(row["peers"])]
+            if not mine:
+                continue
+            cells = [name or "all different layers", layout, str(len(mine))]
+            for peer in PEERS:
+                each = [row["peers"][peer] / row["us"] for row in mine]
+                cells += [f"{statistics.geometric_mean(each):.2f}", f"{min(each):.2f}"]
+            lines.append([*cells, str(sum(row["peers"]["torch-fp32"] < row["us"] for row in mine))])
+    heads = [f"× {words}{more}" for words in PEERS.values() for more in ("", ", least")]
+    return ["network", "layout", "layers", *heads, "left to PyTorch"], lines
+
+
+def section(paths: Sequence[Path]) -> str:
+    """The tables of all machines, with the revisions of their rows."""
+    parts = []
+    for path in paths:
+        record = json.loads(path.read_text(encoding="utf-8"))
+        rows = record["rows"]
+        revisions: dict[str, int] = {}
+        for row in rows:
+            known = (row["revision"] or "unknown")[:12]
+            words = EARLIER if row["revision"] == EARLIER else f"at revision {known} ({row['date'][:10]})"
+            revisions[words] = revisions.get(words, 0) + 1
+        of = ", ".join(f"{count} {words}" for words, count in revisions.items())
+        strict = [row["peers"]["torch-fp32"] / row["us"] for row in rows if "torch-fp32" in row["peers"]]
+        said = (
+            f"{record['machine']['gpu']}, PyTorch {record['machine']['torch']}: {len(rows)} of {record['layers']} "
+            f"different layers tuned, {of}. Their winners are {statistics.geometric_mean(strict):.2f} times as fast as "
+            f"strict FP32 in the geometric mean, {min(strict):.2f} times at worst; "
+            f"{sum(each < 0.97 for each in strict)} are below 0.97. Layers where PyTorch is quicker in strict FP32 "
+            "`leanconv.torch.enable` leaves to it."
+        )
+        parts.append(f"{said}\n\n{markdown.table(table(rows))}")
+    return "\n\n".join(parts) if parts else "Not measured yet: `python -m report layers` makes these figures."

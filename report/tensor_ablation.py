@@ -1,0 +1,379 @@
+"""What each part of the tensor-core kernels is worth, and what a convolution costs in energy.
+
+``python -m report tensor-ablation`` times `tensor_gemm` and `tensor_winograd` in tier fp32 as calls run them, and
+without one part at a time (kernels/studies/tensor_*.cuh); then algorithms and PyTorch at work, with the power of the
+card. It writes benchmarks/results/<machine>/tensor-ablation.json; the blocks ``parts`` and ``energy`` are made of it.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from leanconv.algorithms import ALGORITHMS
+from leanconv.algorithms.base import Config, TimedAlgorithm
+from leanconv.bench import machine
+from leanconv.bench.format import Table
+from leanconv.bench.plots import blank, save
+from leanconv.bench.suites import format_problem, parse_problem
+from leanconv.plan import Plan, Target
+from leanconv.problem import ConvProblem, Precision
+from leanconv.runtime.files import write_text
+from report import markdown
+from report.energy import Meter, Work, at_work, idle, open_meter
+
+TAKEN_APART = ("tensor_gemm", "tensor_winograd")
+
+
+@dataclass(frozen=True)
+class Part:
+    """A way to run a kernel without a part: other ``values`` in its configuration, or another ``header`` with its
+    ``function``, whose name may go on. ``says``: what is left out. Without ``right`` the result means nothing.
+    """
+
+    says: str
+    header: str = ""
+    suffix: str = ""
+    values: tuple[tuple[str, Any], ...] = ()
+    right: bool = True
+
+
+WHOLE = "as it is"
+PARTS = {
+    WHOLE: Part("what a call runs"),
+    "one product": Part("hi·hi alone, the arithmetic of tier tf32", values=(("products", 1),)),
+    "two products": Part("hi·hi + hi·lo: pixels lose their low halves", "studies/tensor_two_products.cuh"),
+    "one scale": Part("no search for each row's largest value", "studies/tensor_fixed_scales.cuh"),
+    "no splitting": Part(
+        "pixels' bits are multiplied as they were loaded", "studies/tensor_unconverted.cuh", right=False
+    ),
+    "sums in the tensor core": Part(
+        "one scale, and no partial sums of 64", "studies/tensor_unpromoted.cuh", "_unpromoted"
+    ),
+    "no turns": Part("warpgroups multiply when they like", values=(("turns", False),)),
+    "no copies of filters": Part(
+        "filters' stages are declared full", "studies/tensor_no_filter_copies.cuh", right=False
+    ),
+    "no copies of pixels": Part("pixels' stages are", "studies/tensor_no_pixel_copies.cuh", right=False),
+    "no copies": Part("both", "studies/tensor_no_copies.cuh", right=False),
+    "products alone": Part(
+        "no copies, no splitting, no partial sums", "studies/tensor_alone.cuh", "_unpromoted", right=False
+    ),
+}
+
+
+def _layer(c: int, k: int, extent: int) -> ConvProblem:
+    pad = (extent // 2,) * 4
+    return ConvProblem(32, c, 56, 56, k, extent, extent, padding=pad, layout="NHWC", precision="fp32")
+
+
+#: What is taken apart, and what runs with the meter.
+PART_LAYERS = {"3×3, 256": _layer(256, 256, 3), "3×3, 64": _layer(64, 64, 3)}
+ENERGY_LAYERS = {**PART_LAYERS, "1×1, 256": _layer(256, 256, 1)}
+#: Engines with the meter: of ours by precision and algorithm, PyTorch's by the names of the benchmark.
+OWN_ENGINES: dict[Precision, tuple[str, ...]] = {
+    "fp32": ("tensor_gemm", "tensor_winograd", "implicit_gemm", "winograd1d"),
+    "tf32": ("tensor_gemm_tf32", "tensor_gemm", "tensor_winograd"),
+}
+PEER_ENGINES = {
+    "torch-fp32-nchw": "PyTorch, strict FP32, NCHW",
+    "torch-fp32-nhwc": "PyTorch, strict FP32, NHWC",
+    "torch-tf32-nhwc": "PyTorch, TF32, NHWC",
+}
+#: Seconds: rest before single launches, of single launches, and of work before and with the meter.
+REST_S, BURST_S, WARM_S, PART_S, ENGINE_S = 0.1, 0.02, 0.12, 0.5, 0.6
+
+
+def _algorithm(name: str) -> TimedAlgorithm:
+    found = next(algorithm for algorithm in ALGORITHMS if algorithm.name == name)
+    assert isinstance(found, TimedAlgorithm)
+    return found
+
+
+def whole_config(name: str, problem: ConvProblem, target: Target) -> Config:
+    """The configuration with the least predicted time whose blocks share no reduction."""
+    return next(c for _, c in _algorithm(name).timed(problem, target) if getattr(c, "split", 1) == 1)
+
+
+def plans(name: str, problem: ConvProblem, target: Target) -> Iterator[tuple[str, Plan]]:
+    """Each part's plan, whole first; parts that a configuration does not have are left out."""
+    algorithm, config = _algorithm(name), whole_config(name, problem, target)
+    plan = algorithm.plan(problem, config, target)
+    (launch,) = plan.launches
+    for part, about in PARTS.items():
+        if about.header:
+            function = launch.function + about.suffix
+            yield part, replace(plan, launches=(replace(launch, header=about.header, function=function),))
+        elif all(hasattr(config, key) for key, _ in about.values):
+            changed = replace(config, **dict(about.values))
+            if changed != config or part == WHOLE:
+                yield part, algorithm.plan(problem, changed, target)
+
+
+def measure(results: Path, revision: str | None = None) -> Path:
+    """Measure on this machine's GPU; returns the results file, which is written after each layer."""
+    import torch
+
+    from leanconv.runtime import launch
+    from leanconv.runtime.threads import side_by_side
+
+    device = launch.open_device(0)
+    every = [plan for p in PART_LAYERS.values() for name in TAKEN_APART for _, plan in plans(name, p, device.target)]
+    side_by_side([partial(device.compiled, plan) for plan in every])
+    meter, says = open_meter()
+    about = machine.describe(True, None, {"torch": torch.__version__}, revision)
+    words = {name: format_problem(problem) for name, problem in ENERGY_LAYERS.items()}
+    record: dict[str, Any] = {"machine": about, "meter": says, "idle_watts": _rounded(idle(meter, 0.6))}
+    record |= {"problems": words, "parts": [], "energy": []}
+    path = results / machine.slug(about) / "tensor-ablation.json"
+    for layer, problem in ENERGY_LAYERS.items():
+        record["energy"] += [{"problem": layer, **row} for row in engine_rows(problem, meter)]
+        write_text(path, json.dumps(record, indent=1) + "\n")
+    for layer, problem in PART_LAYERS.items():
+        for name in TAKEN_APART:
+            record["parts"] += [{"problem": layer, **row} for row in part_rows(name, problem, device, meter)]
+            write_text(path, json.dumps(record, indent=1) + "\n")
+    if lacking := missing(record, device.target):
+        raise RuntimeError(f"{path} lacks {'; '.join(lacking)}")
+    return path
+
+
+def missing(record: dict[str, Any], target: Target) -> list[str]:
+    """Rows that a record lacks, of all that can run on ``target``."""
+    have: set[tuple[str, ...]] = {(row["problem"], row["algorithm"], row["part"]) for row in record["parts"]}
+    have |= {(row["problem"], row["engine"]) for row in record["energy"]}
+    wanted: list[tuple[str, ...]] = []
+    for layer, problem in PART_LAYERS.items():
+        wanted += [(layer, name, part) for name in TAKEN_APART for part, _ in plans(name, problem, target)]
+    for layer, problem in ENERGY_LAYERS.items():
+        wanted += [(layer, label) for label, tiered, name in _own_engines(problem) if not _unable(name, tiered, target)]
+        wanted += [(layer, label) for label in PEER_ENGINES.values()]
+    return [", ".join(each) for each in wanted if each not in have]
+
+
+def _own_engines(problem: ConvProblem) -> Iterator[tuple[str, ConvProblem, str]]:
+    """Our engines: label, the problem in the precision that is asked for, algorithm."""
+    for precision, names in OWN_ENGINES.items():
+        for name in names:
+            yield f"{name}, {precision}", replace(problem, precision=precision), name
+
+
+def _unable(name: str, problem: ConvProblem, target: Target) -> list[str]:
+    return _algorithm(name).reasons(problem, target)
+
+
+def _rounded(value: float | None, digits: int = 2) -> float | None:
+    return None if value is None else round(value, digits)
+
+
+def _figures(work: Work) -> dict[str, Any]:
+    return {"sustained_us": round(work.us, 3), "watts": _rounded(work.watts), "mhz": _rounded(work.mhz, 0)}
+
+
+def part_rows(name: str, problem: ConvProblem, device: Any, meter: Meter | None) -> Iterator[dict[str, Any]]:
+    """Rows of an algorithm on a layer, whose filters are prepared before: burst, sustained, error where it has one."""
+    import torch
+
+    from leanconv.bench.operands import Check, Operands, poison
+    from leanconv.runtime.timing import time_gpu
+
+    operands = Operands(problem, True)
+    check, y = Check(operands), operands.output("NHWC")
+    for part, plan in plans(name, problem, device.target):
+        prepared = torch.zeros(plan.prepared_bytes, dtype=torch.uint8, device="cuda")
+        given = {"x": operands.x("NHWC"), "w": operands.w("NHWC"), "y": y, "prepared": prepared}
+        at = {"bias": 0, **{role: tensor.data_ptr() for role, tensor in given.items()}}
+        compiled = device.compiled(plan)
+        once = device.executable(plan, plan.roles)
+        poison(y)
+        once(0, [at[role] for role in plan.roles])
+        error = check.error(y, "NHWC") if PARTS[part].right else None
+        alone = Plan(plan.launches)
+        run = partial(device.executable(alone, alone.roles), 0, [at[role] for role in alone.roles])
+        torch.cuda.synchronize()
+        time.sleep(REST_S)
+        burst = time_gpu(run, budget_s=BURST_S, min_runs=5, max_runs=9)
+        yield {
+            "algorithm": name, "part": part, "us": round(burst.median_us, 3),
+            **_figures(at_work(run, meter, warm_s=WARM_S, run_s=PART_S)),
+            "error": error, "registers": compiled[-1].registers, "spill_bytes": compiled[-1].spill_bytes,
+        }  # fmt: skip
+
+
+def engine_rows(problem: ConvProblem, meter: Meter | None) -> Iterator[dict[str, Any]]:
+    """Rows of a layer: whole calls of our algorithms, preparation included, then PyTorch's."""
+    import torch
+
+    from leanconv.bench.operands import Check, Operands
+    from leanconv.bench.peers.base import Unable
+    from leanconv.bench.peers.own import LeanconvPeer
+    from leanconv.bench.peers.torch_peer import TorchPeer
+
+    operands = Operands(problem, True)
+    check = Check(operands)
+    found = [
+        (label, "leanconv", LeanconvPeer((name,)).candidates(tiered, operands, True))
+        for label, tiered, name in _own_engines(problem)
+    ]
+    found += [
+        (label, engine, TorchPeer().candidates(problem, operands, True)) for engine, label in PEER_ENGINES.items()
+    ]
+    for label, engine, candidates in found:
+        for each in candidates:
+            if isinstance(each, Unable) or each.engine != engine:
+                continue
+            with each.scope():
+                error = check.error(each.call(), each.layout)
+                torch.cuda.synchronize()
+                work = at_work(each.call, meter, warm_s=WARM_S, run_s=ENGINE_S)
+            yield {"engine": label, "algorithm": each.algorithm, **_figures(work), "error": error}
+            break
+
+
+def tflops(record: dict[str, Any], row: dict[str, Any], field: str = "sustained_us") -> float:
+    """Operations of the direct convolution in 10¹² a second."""
+    return float(parse_problem(record["problems"][row["problem"]]).flops / row[field] * 1e-6)
+
+
+def picojoules(record: dict[str, Any], row: dict[str, Any]) -> float | None:
+    """Energy of an operation of the direct convolution: watts are picojoules of 10¹² operations a second."""
+    return None if row["watts"] is None else row["watts"] / tflops(record, row)
+
+
+def _error(value: float | None) -> str:
+    return "–" if value is None else f"{value:.1e}".replace("e-0", "e-")
+
+
+def part_table(record: dict[str, Any], algorithm: str) -> Table:
+    """An algorithm without its parts: TFLOP/s burst and sustained, that over the whole kernel's, power, error."""
+    layers = list(dict.fromkeys(row["problem"] for row in record["parts"]))
+    lines = []
+    for part, about in PARTS.items():
+        rows = {r["problem"]: r for r in record["parts"] if (r["algorithm"], r["part"]) == (algorithm, part)}
+        whole = {r["problem"]: r for r in record["parts"] if (r["algorithm"], r["part"]) == (algorithm, WHOLE)}
+        if not rows:
+            continue
+        cells = []
+        for layer in layers:
+            row = rows.get(layer)
+            if row is None:
+                cells += ["–"] * 3
+                continue
+            ratio = whole[layer]["sustained_us"] / row["sustained_us"]
+            cells.append(f"{tflops(record, row, 'us'):.0f} / {tflops(record, row):.0f}")
+            cells += [f"{ratio:.2f}", "–" if row["watts"] is None else f"{row['watts']:.0f} W, {row['mhz']:.0f} MHz"]
+        errors = {_error(row["error"]) for row in list(rows.values())[:1]}
+        lines.append([part, about.says, *cells, *errors])
+    heads = [head for layer in layers for head in (f"{layer}: burst / sustained", "×", "power, clock")]
+    return ["", "what is left out", *heads, "error"], lines
+
+
+def energy_table(record: dict[str, Any], layer: str) -> Table:
+    """The engines on a layer: speed, power, energy of a call and of an operation, error; the least energy first."""
+    rows = [row for row in record["energy"] if row["problem"] == layer]
+    rows.sort(key=lambda row: picojoules(record, row) or row["sustained_us"])
+    lines = []
+    for row in rows:
+        picojoule = picojoules(record, row)
+        power = ["–"] * 4
+        if picojoule is not None:
+            joules = f"{row['watts'] * row['sustained_us'] * 1e-6:.3f}"
+            power = [f"{row['watts']:.0f}", f"{row['mhz']:.0f}", joules, f"{picojoule:.2f}"]
+        lines.append([row["engine"], f"{tflops(record, row):.0f}", *power, _error(row["error"])])
+    return ["engine", "TFLOP/s", "W", "MHz", "J a call", "pJ a flop", "error"], lines
+
+
+def _origin(record: dict[str, Any]) -> str:
+    about = record["machine"]
+    return f"{about['gpu']}, {about['date'][:10]}, {markdown.revision(about, 12)}."
+
+
+def parts_section(record: dict[str, Any]) -> str:
+    """A table for each algorithm."""
+    layers = dict.fromkeys(row["problem"] for row in record["parts"])
+    words = "; ".join(f"{layer}: `{record['problems'][layer]}`" for layer in layers)
+    said = (
+        f"{_origin(record)} {words}. TFLOP/s of the direct convolution with filters prepared before, single launches "
+        "(burst) and at work; × is the speed at work over that of the whole kernel."
+    )
+    tables = (f"`{name}`:\n\n{markdown.table(part_table(record, name))}" for name in TAKEN_APART)
+    return "\n\n".join([said, *tables])
+
+
+def energy_section(record: dict[str, Any]) -> str:
+    """A table for each layer."""
+    rest = "" if record["idle_watts"] is None else f" The card draws {record['idle_watts']:.0f} W with nothing to do."
+    said = f"{_origin(record)} Power by {record['meter']}, at work.{rest}"
+    layers = dict.fromkeys(row["problem"] for row in record["energy"])
+    tables = (f"{layer}:\n\n{markdown.table(energy_table(record, layer))}" for layer in layers)
+    return "\n\n".join([said, *tables])
+
+
+_INK, _GRID, _OWN, _PEER, _PALE = "#222222", "#d9d9d9", "#b2182b", "#8c8c8c", "#f4a582"
+
+
+def _bars(axis: Any, names: Sequence[str], lengths: Sequence[float], colours: Sequence[str], words: str) -> None:
+    """Horizontal bars, the first on top, each with its figure."""
+    places = range(len(names) - 1, -1, -1)
+    axis.barh(places, lengths, 0.72, color=colours, edgecolor=_INK, linewidth=0.35, zorder=2)
+    axis.set_yticks(places, names, fontsize=8, color=_INK)
+    for place, length in zip(places, lengths, strict=True):
+        axis.annotate(
+            f"{length:.2f}" if length < 10 else f"{length:.0f}", (length, place), xytext=(3, 0),
+            textcoords="offset points", va="center", fontsize=7.5, color=_INK,
+        )  # fmt: skip
+    axis.set_xlabel(words, fontsize=8, color=_INK)
+    axis.tick_params(axis="x", labelsize=8, colors=_INK)
+    axis.tick_params(axis="y", length=0)
+    axis.grid(axis="x", color=_GRID, linewidth=0.6, zorder=0)
+    axis.margins(x=0.12)
+    for side in ("top", "right", "left"):
+        axis.spines[side].set_visible(False)
+
+
+def draw_parts(record: dict[str, Any], path: Path) -> None:
+    """Sustained speed whole and without each part; pale where the result means nothing."""
+    layers = list(dict.fromkeys(row["problem"] for row in record["parts"]))
+    figure = blank((10.5, 2.9 * len(layers) + 0.4))
+    axes = figure.subplots(len(layers), len(TAKEN_APART), squeeze=False)
+    for line, layer in zip(axes, layers, strict=True):
+        for axis, algorithm in zip(line, TAKEN_APART, strict=True):
+            rows = [r for r in record["parts"] if (r["problem"], r["algorithm"]) == (layer, algorithm)]
+            colours = [
+                _OWN if row["part"] == WHOLE else _PALE if PARTS[row["part"]].right else "#eeeeee" for row in rows
+            ]
+            _bars(
+                axis,
+                [row["part"] for row in rows],
+                [tflops(record, row) for row in rows],
+                colours,
+                "TFLOP/s, sustained",
+            )
+            axis.set_title(f"{algorithm}, {layer}", loc="left", fontsize=9, color=_INK)
+    title = f"tensor-core kernels without one part on {record['machine']['gpu']} (grey: the result means nothing)"
+    figure.suptitle(title, fontsize=9.5, x=0.01, ha="left", color=_INK)
+    save(figure, path, 160)
+
+
+def draw_energy(record: dict[str, Any], path: Path) -> None:
+    """Energy of an operation by engine, or the time where no meter told."""
+    layers = list(dict.fromkeys(row["problem"] for row in record["energy"]))
+    figure = blank((10.5, 3.0))
+    axes = figure.subplots(1, len(layers), squeeze=False)[0]
+    for axis, layer in zip(axes, layers, strict=True):
+        rows = [row for row in record["energy"] if row["problem"] == layer]
+        values = [picojoules(record, row) for row in rows]
+        told = all(value is not None for value in values)
+        lengths = [value for value in values if value is not None] if told else [row["sustained_us"] for row in rows]
+        names = [row["engine"] for row in rows]
+        colours = [_PEER if n.startswith("PyTorch") else _OWN if n.endswith("fp32") else _PALE for n in names]
+        _bars(axis, names, lengths, colours, "pJ an operation" if told else "µs a call: no meter told the energy")
+        axis.set_title(layer, loc="left", fontsize=9, color=_INK)
+    title = f"energy at work on {record['machine']['gpu']}: dark tier fp32, pale tier tf32, grey PyTorch"
+    figure.suptitle(title, fontsize=9.5, x=0.01, ha="left", color=_INK)
+    save(figure, path, 160)
