@@ -108,3 +108,11 @@ def each_layer(cases: Sequence[Case]) -> list[Any]:
     """A pytest parameter for each case's problem; ``make test`` runs each layer in one layout, and all layouts."""
     chosen = cover(cases, lambda case: (layer_name(case), getattr(case.problem, "layout", None)))
     return marked(cases, chosen, lambda case: ((case.problem,), case.name))
+
+
+def every_third(broken: Sequence[Sequence[Any]]) -> list[Any]:
+    """A pytest parameter for each kernel broken on purpose, its data first and what replaces the text last.
+
+    ``make test`` plays every third: they prove the checks, not the kernels.
+    """
+    return marked(broken, broken[::3], lambda each: (each, "-".join(str(part).strip() for part in each)))

@@ -341,10 +341,12 @@ def test_filters_are_transformed_to_the_last_bits(problem_of, alpha: int, width:
 MOST_PADDING = 78
 
 
-@pytest.mark.parametrize(
-    ("alpha", "width"),
-    selection.marked(ELEVEN, selection.cover(ELEVEN, lambda e: e[:1]), lambda e: (e, f"{e[0]}-{e[1]}")),
-)
+def each_number_of_states() -> list[Any]:
+    chosen = selection.cover(ELEVEN, lambda kernel: kernel[:1])
+    return selection.marked(ELEVEN, chosen, lambda kernel: (kernel, f"{kernel[0]}-{kernel[1]}"))
+
+
+@pytest.mark.parametrize(("alpha", "width"), each_number_of_states())
 def test_shared_memory_is_what_the_kernel_uses(alpha: int, width: int) -> None:
     """All of it is needed, up to what pads a row; that it is enough the fences say whenever a kernel runs.
 
