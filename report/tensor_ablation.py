@@ -32,21 +32,23 @@ TAKEN_APART = ("tensor_gemm", "tensor_winograd")
 
 @dataclass(frozen=True)
 class Part:
-    """A way to run a kernel without a part: other ``values`` in its configuration, or another ``header`` with its
-    ``function``, whose name may go on. ``says``: what is left out. Without ``right`` the result means nothing.
+    """A way to run a kernel without a part: another ``header`` with its function, whose name may have a ``suffix``,
+    other ``values`` in its configuration, or what it takes in another ``precision``. ``says``: what is left out.
+    Without ``right`` the result means nothing.
     """
 
     says: str
     header: str = ""
     suffix: str = ""
     values: tuple[tuple[str, Any], ...] = ()
+    precision: Precision = "fp32"
     right: bool = True
 
 
 WHOLE = "as it is"
 PARTS = {
     WHOLE: Part("what a call runs"),
-    "one product": Part("hi·hi alone, the arithmetic of tier tf32", values=(("products", 1),)),
+    "one product": Part("hi·hi alone: what tier tf32 runs", precision="tf32"),
     "two products": Part("hi·hi + hi·lo: pixels lose their low halves", "studies/tensor_two_products.cuh"),
     "one scale": Part("no search for each row's largest value", "studies/tensor_fixed_scales.cuh"),
     "no splitting": Part(
@@ -109,6 +111,9 @@ def plans(name: str, problem: ConvProblem, target: Target) -> Iterator[tuple[str
         if about.header:
             function = launch.function + about.suffix
             yield part, replace(plan, launches=(replace(launch, header=about.header, function=function),))
+        elif about.precision != problem.precision:
+            other = replace(problem, precision=about.precision)
+            yield part, algorithm.plan(other, whole_config(name, other, target), target)
         elif all(hasattr(config, key) for key, _ in about.values):
             changed = replace(config, **dict(about.values))
             if changed != config or part == WHOLE:
