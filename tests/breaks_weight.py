@@ -10,7 +10,7 @@ from breaks_tensor import RULE
 
 def tensor(name: str, text: str, by: str, how: str, *cases: str, times: int = 1, **tuning: Any) -> Break:
     names = tuple(f"filters-{case}" for case in cases)
-    return Break(name, "tensor_weight", text, by, how, names, times, tuple(tuning.items()))
+    return Break(name, "tensor_weight", text, by, how, names, times, tuple(({"taps": 1} | tuning).items()))
 
 
 def plain(name: str, text: str, by: str, how: str, *cases: str, times: int = 1, **tuning: Any) -> Break:
@@ -25,9 +25,9 @@ def parts(name: str, algorithm: str, text: str, by: str, how: str, *cases: str) 
 WEIGHT: tuple[Break, ...] = (
     tensor(
         "x is free before it has been read",
-        "            weights.load(rings.x(x_place.stage), factors, row, t);",
+        "            weights.load(rings.x(x_place.stage), factors, fresh, t);",
         "            if (lane == 0) mbarrier_arrive(rings.x_free(x_place.stage));\n"
-        "            weights.load(rings.x(x_place.stage), factors, row, t);",
+        "            weights.load(rings.x(x_place.stage), factors, fresh, t);",
         RULE + "|" + RACE,
         "many-pixels-nhwc",
         split=1,
@@ -66,12 +66,12 @@ WEIGHT: tuple[Break, ...] = (
     ),
     tensor(
         "dy is free before its largest has been found",
-        "        find_codes(rings, tile, place, to.stage, thread);\n"
+        "        find_codes(rings, tile, place, stage, batch, to.stage, thread);\n"
         "        for (int chunk = 0; chunk < Tuning::chunks; ++chunk, place.advance())\n"
         "            if (thread % 32 == 0) mbarrier_arrive(rings.dy_free(place.stage));",
         "        for (int chunk = 0; chunk < Tuning::chunks; ++chunk)\n"
         "            if (thread % 32 == 0) mbarrier_arrive(rings.dy_free((place.stage + chunk) % Tuning::dy_stages));\n"
-        "        find_codes(rings, tile, place, to.stage, thread);\n"
+        "        find_codes(rings, tile, place, stage, batch, to.stage, thread);\n"
         "        for (int chunk = 0; chunk < Tuning::chunks; ++chunk) place.advance();",
         RULE + "|" + RACE,
         "many-pixels-nhwc",
@@ -149,6 +149,31 @@ WEIGHT: tuple[Break, ...] = (
         "many-pixels-nhwc",
         split=2,
     ),
+    tensor(
+        "taps see dy moved the other way",
+        "reach - s * Problem::dilation_w",
+        "s * Problem::dilation_w",
+        WRONG,
+        "same-nhwc",
+        "odd-nchw",
+        taps=3,
+    ),
+    tensor(
+        "rows have no zeros between them",
+        "!shared ? Problem::q : right_of_x > right_of_dy ? right_of_x : right_of_dy;",
+        "Problem::w;",
+        WRONG,
+        "odd-nchw",
+        taps=3,
+    ),
+    tensor(
+        "pixels behind the 64 are not copied",
+        "half < StagePixels<Problem, Tuning>::count",
+        "half < 2",
+        RACE + "|" + WRONG,
+        "odd-nchw",
+        taps=3,
+    ),
     parts(
         "all parts in one place", "tensor_weight", "dw + part * weights", "dw", RACE + "|" + WRONG, "many-pixels-nhwc"
     ),
@@ -204,8 +229,8 @@ WEIGHT: tuple[Break, ...] = (
     parts(
         "sums of warps read before they are there",
         "implicit_gemm_weight",
-        "shared[threadIdx.x] = total;\n    __syncthreads();",
-        "shared[threadIdx.x] = total;",
+        "        __syncthreads();\n        if (warp > 0) return;",
+        "        if (warp > 0) return;",
         RACE + "|" + WRONG,
         "many-pixels-nhwc",
     ),

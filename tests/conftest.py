@@ -7,6 +7,7 @@ import re
 import sys
 import types
 from collections.abc import Iterator, Sequence
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -14,11 +15,14 @@ import pytest
 
 from leanconv import arrays
 from leanconv.algorithms.base import GpuAlgorithm
+from leanconv.bench import run as bench_run
+from leanconv.bench.ceilings import measure_cpu
 from leanconv.call import choose, ready, weights
 from leanconv.dtypes import item_bytes
 from leanconv.plan import ALIGNMENT, Plan, Target
 from leanconv.problem import ConvProblem, FilterProblem, Problem
-from leanconv.runtime import cache, launch
+from leanconv.runtime import cache as disk_cache
+from leanconv.runtime import launch
 from leanconv.runtime.compile import Compiled
 from leanconv.runtime.driver import CudaError
 from leanconv.runtime.probe import why_no_gpu
@@ -53,6 +57,15 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
 
 
+@pytest.fixture(autouse=True, scope="session")
+def _ceilings_are_measured_once() -> Iterator[None]:
+    """A run of the benchmark takes a second of the CPU otherwise, before its first problem."""
+    measured = cache(lambda: measure_cpu(0.1))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(bench_run, "measure_cpu", lambda budget_s: measured())
+        yield
+
+
 @pytest.fixture
 def rng() -> np.random.Generator:
     return np.random.default_rng(20240607)
@@ -67,7 +80,7 @@ def nvrtc() -> None:
 @pytest.fixture
 def some_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     """A version of NVRTC, which need not be installed: it is part of the key of every kernel."""
-    monkeypatch.setattr(cache, "compiler_version", lambda: "nvrtc 13.0")
+    monkeypatch.setattr(disk_cache, "compiler_version", lambda: "nvrtc 13.0")
 
 
 def oracle_conv(problem: ConvProblem, x: np.ndarray, w: np.ndarray, bias: np.ndarray | None) -> np.ndarray:

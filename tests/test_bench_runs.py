@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +12,7 @@ import numpy as np
 import pytest
 
 from leanconv.algorithms import ALGORITHMS
-from leanconv.bench import default_path, run, run_suite
+from leanconv.bench import default_path, run_suite
 from leanconv.bench.operands import Check, Operands
 from leanconv.bench.peers import PEERS, Candidate, LeanconvPeer
 from leanconv.bench.results import ROW_KEYS, Results
@@ -37,14 +35,6 @@ def bench(*words: str) -> int:
     with pytest.raises(SystemExit) as stopped:
         main(["bench", *words])
     return int(stopped.value.code or 0)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _ceilings_are_measured_once() -> Iterator[None]:
-    """A second for each run otherwise."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(run, "measure_cpu", cache(run.measure_cpu))
-        yield
 
 
 @pytest.fixture(scope="module")

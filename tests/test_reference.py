@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -229,6 +230,13 @@ def test_every_algorithm_keeps_its_tier(problem: ConvProblem, seed: int, positiv
     assert np.array_equal(x, inputs[0]) and np.array_equal(w, inputs[1])
 
 
+@cache
+def expected_conv(problem: ConvProblem, positive: bool) -> tuple[np.ndarray, float]:
+    """The answer and the error that it may have, for all algorithms: most of the time of the test."""
+    inputs = arrays(problem, positive=positive)
+    return oracle.conv2d(problem, *inputs), oracle.error_bound(problem, *inputs)
+
+
 @pytest.mark.parametrize("positive", [False, True], ids=["zero-mean", "positive"])
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("algorithm", CONV, ids=lambda a: a.name)
@@ -245,8 +253,8 @@ def test_layers_larger_than_a_block(algorithm: CpuAlgorithm, layout: Any, positi
         if algorithm.reasons(problem, None):
             continue
         x, w, bias = arrays(problem, positive=positive)
-        error = oracle.relative_error(algorithm.run(problem, x, w, bias), oracle.conv2d(problem, x, w, bias))
-        assert error <= oracle.error_bound(problem, x, w, bias), problem
+        expected, bound = expected_conv(problem, positive)
+        assert oracle.relative_error(algorithm.run(problem, x, w, bias), expected) <= bound, problem
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, 3e38])
@@ -287,18 +295,26 @@ def test_every_filter_algorithm_agrees_with_the_oracle(problem: FilterProblem, s
         assert oracle.relative_error(got, expected) <= 2 * bound, algorithm.name
 
 
-@pytest.mark.parametrize("border", BORDERS)
-@pytest.mark.parametrize("algorithm", FILTERS, ids=lambda a: a.name)
-def test_filters_on_images_larger_than_a_strip(algorithm: CpuAlgorithm, border: str) -> None:
+@cache
+def strips(border: str) -> list[tuple[FilterProblem, np.ndarray, np.ndarray, np.ndarray, float]]:
+    """Problems, images and filters, the answers and the errors that they may have."""
     rng = np.random.default_rng(5)
     big = rng.standard_normal((2, 300, 1111)).astype(np.float32)
+    made = []
     for kh, kw in ((3, 3), (1, 31), (32, 5), (17, 20)):
         x = big[:, :, 3:1003]  # rows that lie apart
         kernel = rng.standard_normal((kh, kw)).astype(np.float32)
         problem = FilterProblem(2, 300, 1000, kh, kw, (kh // 2, kw - 1), border)
-        got = algorithm.run(problem, x, kernel, value=0.5, delta=1.5)
         expected = oracle.filter2d(problem, x, kernel, value=0.5, delta=1.5)
-        bound = oracle.filter_error_bound(problem, x, kernel, value=0.5, delta=1.5)
+        made.append((problem, x, kernel, expected, oracle.filter_error_bound(problem, x, kernel, value=0.5, delta=1.5)))
+    return made
+
+
+@pytest.mark.parametrize("border", BORDERS)
+@pytest.mark.parametrize("algorithm", FILTERS, ids=lambda a: a.name)
+def test_filters_on_images_larger_than_a_strip(algorithm: CpuAlgorithm, border: str) -> None:
+    for problem, x, kernel, expected, bound in strips(border):
+        got = algorithm.run(problem, x, kernel, value=0.5, delta=1.5)
         assert oracle.relative_error(got, expected) <= bound
 
 

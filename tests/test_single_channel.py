@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import cases
@@ -185,11 +186,18 @@ LARGE = {
 }
 
 
-@pytest.mark.parametrize("target", [pytest.param(target, id=target.arch) for target in TARGETS])
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("name", LARGE)
-def test_compiles_without_spills(name: str, layout: Any, target: Target, nvrtc: None) -> None:
-    problem = replace(LARGE[name], layout=layout)
+def large_layers() -> list[Any]:
+    """Every layer in every layout for every GPU; in ``make test`` every layer, and every layout for every GPU, once."""
+    found = [
+        (name, replace(LARGE[name], layout=layout), target, f"{name}-{layout}-{target.arch}")
+        for name, layout, target in product(LARGE, LAYOUTS, TARGETS)
+    ]
+    chosen = selection.cover(found, lambda each: (each[0], (each[1].layout, each[2].arch)))
+    return selection.marked(found, chosen, lambda each: (each[1:3], each[3]))
+
+
+@pytest.mark.parametrize(("problem", "target"), large_layers())
+def test_compiles_without_spills(problem: ConvProblem, target: Target, nvrtc: None) -> None:
     config = next(iter(SINGLE.configs(problem, target)))
     figure = compile_launch(SINGLE.plan(problem, config, target).launches[0], target.arch)
     assert figure.spill_bytes == figure.stack_bytes == 0, config

@@ -95,10 +95,11 @@ size_t shared_range(const void* pointer, size_t bytes, size_t alignment, const c
 
 void check_free(size_t at, size_t bytes, bool writes, const char* what, Site site) {
     const auto& async = own->async;
-    for (const auto& [start, barrier] : async.barriers) {
-        if (!overlap(at, bytes, start, barrier_bytes)) continue;
+    const auto near = async.barriers.lower_bound(at < barrier_bytes ? 0 : at - barrier_bytes + 1);
+    if (near != async.barriers.end() && near->first < at + bytes) {
+        const Site made = near->second.site;
         emulator::fail(site, "%s: shared bytes %zu to %zu hold an mbarrier, made at %s:%d", what, at, at + bytes,
-                       base_name(barrier.site.file), barrier.site.line);
+                       base_name(made.file), made.line);
     }
     for (const Load& load : async.loads) {
         if (!overlap(at, bytes, load.at, load.bytes)) continue;
@@ -234,7 +235,7 @@ void issue_load(const Load& given, void* pointer, const char* what) {
     land(*own, own->async.loads.back());
     if (!settle(*own, load.barrier, load.site)) return;
     released = true;
-    leave_fibre(false);
+    leave_fibre();
 }
 
 void issue_store(const Store& given, const char* what) {

@@ -173,6 +173,7 @@ void fail(Site site, const char* format, ...) {
     va_end(values);
     fprintf(stderr, "\n  at %s:%d\n", base_name(site.file), site.line);
     say_where();
+    show_stack();
     if (current >= 0) __sanitizer_print_stack_trace();
     die();
 }
@@ -198,7 +199,7 @@ void block_barrier(Site site) {
         for (auto& fibre : own->fibres) fibre.state = running;
         hand_back_turn();
     }
-    leave_fibre(false);
+    leave_fibre();
 }
 
 void named_barrier(bool waits, int number, int threads, Site site) {
@@ -220,7 +221,7 @@ void named_barrier(bool waits, int number, int threads, Site site) {
     const bool together = join(warps[warp].barriers, self.barrier_calls, call, warp * 32, lanes(warp));
     const bool complete = together && arrive(call);
     // NOTE: who only arrives goes on, but those whom it lets go may be faster than its next step.
-    if (waits || complete) leave_fibre(false);
+    if (waits || complete) leave_fibre();
 }
 
 void set_registers(bool up, int count, Site site) {
@@ -254,7 +255,7 @@ void cluster_barrier(Site site) {
         }
         hand_back_turn();
     }
-    leave_fibre(false);
+    leave_fibre();
 }
 
 float cluster_load(const float* pointer, unsigned rank, Site site) {
@@ -328,7 +329,7 @@ unsigned long long warp_exchange(WarpOperation operation, unsigned mask, unsigne
             other.state = running;
         }
     }
-    leave_fibre(false);
+    leave_fibre();
     return self.received;
 }
 

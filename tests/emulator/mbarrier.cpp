@@ -36,7 +36,7 @@ void check_parity(unsigned parity, Site site) {
 void give_way(size_t at, Site site) {
     if (!settle(*own, at, site)) return;
     released = order != 2;
-    leave_fibre(false);
+    leave_fibre();
 }
 
 }  // namespace
@@ -193,7 +193,7 @@ bool mbarrier_test_wait(void* pointer, unsigned parity, Site site) {
         Fibre& self = fibres[current];
         self.state = polling;
         self.site = site;
-        leave_fibre(false);
+        leave_fibre();
     }
     const Mbarrier& barrier = barrier_at(pointer, "mbarrier_test_wait_parity", site, at);
     if (!complete(barrier, parity)) return false;
@@ -211,7 +211,7 @@ void mbarrier_wait(void* pointer, unsigned parity, Site site) {
         self.site = site;
         self.mbarrier = static_cast<long>(at);
         self.parity = parity;
-        leave_fibre(false);
+        leave_fibre();
         self.mbarrier = -1;
     }
     see(at, barrier);

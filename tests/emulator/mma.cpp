@@ -59,24 +59,33 @@ float toward_zero(double value) {
     return beyond ? std::nextafterf(near, 0.0f) : near;
 }
 
-// NOTE: most of the time of a kernel that multiplies; it calls nothing in its loops.
-float add_products(float sum, const double* a, const double* b, int count, int guard) {
-    double terms[depth + 1], largest = leading(sum), plain = sum;
-    terms[count] = sum;
+// NOTE: most of the time of a kernel that multiplies; it calls nothing in its loops, which are vectorised.
+template <int count>
+float add_products(float sum, const double* a, const double* b, int guard) {
+    double terms[count + 1], sizes[count];
+    bool finite = std::isfinite(sum);
     for (int i = 0; i < count; ++i) {
-        const double term = a[i] * b[i], size = leading(a[i]) * leading(b[i]);
-        terms[i] = term;
-        plain += term;
-        largest = size > largest ? size : largest;
+        terms[i] = a[i] * b[i];
+        sizes[i] = leading(a[i]) * leading(b[i]);
     }
-    if (!std::isfinite(plain)) return std::isnan(plain) ? emulator::bit_cast<float>(not_a_number) : static_cast<float>(plain);
+    for (int i = 0; i < count; ++i) finite &= std::fabs(terms[i]) <= DBL_MAX;
+    terms[count] = sum;
+    if (!finite) {
+        double plain = 0;
+        for (const double term : terms) plain += term;
+        return std::isnan(plain) ? emulator::bit_cast<float>(not_a_number) : static_cast<float>(plain);
+    }
+    double largest = leading(sum);
+    for (int i = 0; i < count; ++i) largest = std::max(largest, sizes[i]);
     if (largest == 0) return 0;
     // largest is 2^exponent; float32's own last bit has no less than 2^-149
     const int exponent = std::max(static_cast<int>(emulator::bit_cast<uint64_t>(largest) >> 52) - 1023, -126);
     const int last = exponent - float_digits - guard;
     const double inverse = power_of_two(-last);
+    int parts[count + 1];  // below 2^28
+    for (int i = 0; i <= count; ++i) parts[i] = static_cast<int>(terms[i] * inverse);
     int64_t total = 0;
-    for (int i = 0; i <= count; ++i) total += static_cast<int64_t>(terms[i] * inverse);
+    for (const int part : parts) total += part;
     return toward_zero(static_cast<double>(total) * power_of_two(last));
 }
 
@@ -88,7 +97,7 @@ double widen(unsigned short bits, bool bfloat16) {
     const int digits = bfloat16 ? 7 : 10, bias = bfloat16 ? 127 : 15, top = bfloat16 ? 255 : 31;
     const int exponent = bits >> digits & top, rest = bits & ((1 << digits) - 1);
     const int whole = exponent ? rest + (1 << digits) : rest;
-    double size = std::ldexp(whole, std::max(exponent, 1) - bias - digits);
+    double size = whole * power_of_two(std::max(exponent, 1) - bias - digits);
     if (exponent == top) size = rest ? NAN : INFINITY;
     return bits >> 15 ? -size : size;
 }
@@ -97,8 +106,9 @@ double widen(unsigned short bits, bool bfloat16) {
 double widen_tf32(unsigned bits) { return emulator::bit_cast<float>(bits & ~0x1fffu); }
 
 float dot(float sum, const double* a, const double* b, Core core) {
-    if (core == Core::whole) return add_products(sum, a, b, depth, 2);
-    return add_products(add_products(sum, a, b, depth / 2, 1), a + depth / 2, b + depth / 2, depth / 2, 1);
+    if (core == Core::whole) return add_products<depth>(sum, a, b, 2);
+    constexpr int half = depth / 2;
+    return add_products<half>(add_products<half>(sum, a, b, 1), a + half, b + half, 1);
 }
 
 void check_loads_used(size_t at, size_t bytes, const char* what, Site site) {

@@ -20,16 +20,20 @@ struct Fibre;
 // Of tf32 a product has half as many reduction elements: the others are zeros.
 constexpr int group_threads = 128, group_rows = 64, depth = 16;
 
-// One wgmma of a warpgroup. It is issued when all its threads have made the call.
-struct Product {
+// What the threads of a warpgroup must agree on.
+struct ProductCall {
     Site site;
     int caller;  // the first thread
-    int made;    // by how many threads
     emulator::Factors factors;
     bool add;
     int count;            // sums of a thread
     bool a_in_registers;  // else a_matrix counts
     Matrix a_matrix, b_matrix;
+};
+
+// One wgmma of a warpgroup. It is issued when all its threads have made the call.
+struct Product : ProductCall {
+    int made = 0;  // by how many threads
     float* sums[group_threads];
     unsigned a[group_threads][4];                 // what the registers held
     std::vector<size_t> a_units, b_units;         // where in shared memory units of 16 bytes lie

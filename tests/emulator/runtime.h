@@ -122,7 +122,8 @@ extern bool released;  // a barrier has let threads go that may come before the 
 inline void land(const Copy& copy) { memcpy(copy.shared, copy.data, static_cast<size_t>(copy.bytes)); }
 const char* base_name(const char* path);
 unsigned number(unsigned rank);  // what number a block of this cluster has in the grid
-void leave_fibre(bool for_good);
+void leave_fibre();
+void show_stack();  // to the sanitizer, before it tells the way to here
 void say_where();
 [[noreturn]] void die();
 

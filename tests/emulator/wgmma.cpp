@@ -47,7 +47,8 @@ std::vector<size_t> units_of(const Matrix& matrix, int lines, const char* name, 
         emulator::fail(site, "wgmma: the descriptor of %s, %016llx, has bits that it must not have; is it one of "
                        "matrix_descriptor()?", name, static_cast<unsigned long long>(bits));
     }
-    if (span && start % pattern >= (matrix.transposed ? 1 : span)) {
+    const bool at_a_row = matrix.transposed && stride == pattern && start % span + 2 * static_cast<size_t>(lines) <= span;
+    if (span && !at_a_row && start % pattern >= (matrix.transposed ? 1 : span)) {
         emulator::fail(site, "wgmma: %s begins at shared byte %zu, byte %zu of a pattern of its %zu-byte swizzle; patterns begin "
                        "at multiples of %zu", name, start, start % pattern, span, pattern);
     }
@@ -91,7 +92,7 @@ std::vector<size_t> units_of(const Matrix& matrix, int lines, const char* name, 
 
 std::vector<unsigned char> read_units(const std::vector<size_t>& units) {
     std::vector<unsigned char> bytes(units.size() * 16);
-    for (size_t i = 0; i < units.size(); ++i) memcpy(bytes.data() + 16 * i, ::shared + units[i], 16);
+    for (size_t i = 0; i < units.size(); ++i) __builtin_memcpy(bytes.data() + 16 * i, ::shared + units[i], 16);
     return bytes;
 }
 
@@ -124,14 +125,14 @@ std::vector<double> widen_lines(const std::vector<unsigned char>& bytes, Factors
     if (factors == Factors::tf32) {
         for (size_t i = 0; i < bytes.size() / 4; ++i) {
             unsigned bits;
-            memcpy(&bits, bytes.data() + 4 * i, sizeof bits);
+            __builtin_memcpy(&bits, bytes.data() + 4 * i, sizeof bits);
             to[i / (depth / 2) * depth + i % (depth / 2)] = widen_tf32(bits);
         }
         return to;
     }
     for (size_t i = 0; i < to.size(); ++i) {
         unsigned short bits;
-        memcpy(&bits, bytes.data() + 2 * i, sizeof bits);
+        __builtin_memcpy(&bits, bytes.data() + 2 * i, sizeof bits);
         to[transposed ? i % lines * depth + i / lines : i] = widen(bits, factors == Factors::bfloat16);
     }
     return to;
@@ -185,8 +186,8 @@ bool different(const Matrix& a, const Matrix& b) {
     return a.descriptor != b.descriptor || a.transposed != b.transposed;
 }
 
-void check_alike(const Product& p, const Product& mine, Site site) {
-    const bool same_site = p.site.line == site.line && !strcmp(p.site.file, site.file);
+void check_alike(const Product& p, const ProductCall& mine, Site site) {
+    const bool same_site = p.site.line == site.line && (p.site.file == site.file || !strcmp(p.site.file, site.file));
     const char* differ = nullptr;
     if (!same_site || p.count != mine.count || p.factors != mine.factors || p.a_in_registers != mine.a_in_registers) {
         differ = "make different calls";
@@ -350,23 +351,16 @@ void wgmma(Factors factors, float* sums, int count, const unsigned* a, Matrix a_
     self.products.loaded.clear();
     Warpgroup& group = group_of(current);
     const int64_t index = self.products.made++;
-    Product mine{};
-    mine.site = site;
-    mine.caller = current;
-    mine.factors = factors;
-    mine.add = add;
-    mine.count = count;
-    mine.a_in_registers = a != nullptr;
-    mine.a_matrix = a_matrix;
-    mine.b_matrix = b_matrix;
+    const ProductCall mine{site, current, factors, add, count, a != nullptr, a_matrix, b_matrix};
     if (index == group.closed + static_cast<int64_t>(group.products.size())) {
         for (int thread = first; thread < first + group_threads; ++thread) {
             if (fibres[thread].state != finished) continue;
             fail(site, "warp divergence: thread %d is in wgmma, thread %d of its warpgroup has left the kernel", current, thread);
         }
-        if (!a) take_operand(a_matrix, group_rows, "A", mine.a_units, mine.a_bytes, site);
-        take_operand(b_matrix, 2 * count, "B", mine.b_units, mine.b_bytes, site);
-        group.products.push_back(mine);
+        Product& made = group.products.emplace_back();
+        static_cast<ProductCall&>(made) = mine;
+        if (!a) take_operand(a_matrix, group_rows, "A", made.a_units, made.a_bytes, site);
+        take_operand(b_matrix, 2 * count, "B", made.b_units, made.b_bytes, site);
     }
     Product& p = product(group, index);
     check_alike(p, mine, site);
@@ -409,7 +403,7 @@ void wgmma_wait_group(int pending, const Registers* named, Site site) {
         self.state = at_products;
         self.site = site;
         mine.wanted = end;
-        leave_fibre(false);
+        leave_fibre();
     }
     finish(group, end, site);
     mine.waited = end;

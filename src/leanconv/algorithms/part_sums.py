@@ -9,6 +9,8 @@ from leanconv.problem import ConvProblem
 
 #: Warps of a block of the launch that adds, at most.
 SUM_WARPS = 8
+#: Weights from which on a lane of it has four, not one: fewer blocks, and more loads under way.
+MANY_WEIGHTS = 32768
 
 
 def weights_of(problem: ConvProblem) -> int:
@@ -20,15 +22,16 @@ def sum_launch(problem: ConvProblem, parts: int, most_warps: int = SUM_WARPS) ->
     """The launch that adds ``parts`` of the workspace, in their order; up to ``most_warps`` of a block share a
     weight's."""
     warps = min(most_warps, 1 << (parts.bit_length() - 1))
+    width = 4 if weights_of(problem) >= MANY_WEIGHTS else 1
     return Launch(
         header="lib/part_sums.cuh",
         function="leanconv::sum_parts",
         problem=conv_constants(problem),
-        tuning=(("parts", parts), ("sum_warps", warps)),
+        tuning=(("parts", parts), ("sum_warps", warps), ("width", width)),
         arguments=(Pointer("workspace"), Pointer("dw", DTYPES[problem.dtype].ctype, written=True)),
-        grid=ceil_div(weights_of(problem), 32),
+        grid=ceil_div(weights_of(problem), 32 * width),
         block=32 * warps,
-        shared_bytes=128 * warps,
+        shared_bytes=128 * warps * width,
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from leanconv.algorithms.base import (
@@ -38,7 +38,8 @@ class TensorWeightConfig(Config):
     otherwise lanes copy them in columns of pixels. ``piece`` channels of one tap are neighbouring rows of the tile.
     ``x_stages``, ``dy_stages`` and ``split_stages`` are the lengths of the rings
     of x, of dy, and of dy converted. A cluster of ``split`` blocks shares a tile's pixels, and so do ``parts`` of them
-    whose sums a second launch adds.
+    whose sums a second launch adds. ``taps`` is 1, or the number of taps in a row of the filter, which then share what
+    is converted of x: the tile has sums for each of them.
     """
 
     warpgroups: int
@@ -57,6 +58,7 @@ class TensorWeightConfig(Config):
     producer_registers: int
     split: int = 1
     parts: int = 1
+    taps: int = 1
 
     @property
     def threads(self) -> int:
@@ -74,12 +76,21 @@ class TensorWeightConfig(Config):
         return CHUNK * self.chunks
 
     @property
+    def weights(self) -> int:
+        """Weights of a tile."""
+        return self.rows * self.filters * self.taps
+
+    @property
     def ring_bytes(self) -> int:
         """Bytes of the three rings, of the scales of what is converted, and of the codes of pixels' factors."""
         x = 4 * self.rows * (DEPTH if self.x_rows else DEPTH + 8)
-        dy = 4 * CHUNK * (DEPTH if self.dy_rows else DEPTH + 4)
-        split = 2 * DEPTH * CHUNK * (2 if self.products == 3 else 1) + 320
-        return self.x_stages * x + self.dy_stages * dy + self.split_stages * split + CODE_STAGES * 72
+        if self.taps == 1:
+            window, dy = DEPTH, 4 * CHUNK * (DEPTH if self.dy_rows else DEPTH + 4)
+        else:
+            window = DEPTH + 8
+            dy = 4 * CHUNK * window if self.dy_rows else 19456
+        split = 2 * window * CHUNK * (2 if self.products == 3 else 1) + 320
+        return self.x_stages * x + self.dy_stages * dy + self.split_stages * split + CODE_STAGES * (window + 8)
 
     @property
     def shared_bytes(self) -> int:
@@ -87,17 +98,18 @@ class TensorWeightConfig(Config):
         return self.ring_bytes + 16 * (self.x_stages + self.dy_stages + self.split_stages) + 8 * CODE_STAGES
 
 
-#: A tile: warpgroups, chunks of filters, partial sums.
-Tile = tuple[int, int, int]
-#: Whether consumers take turns with each tile, and the TFLOP/s that it reaches on large layers (burst, H200): where
-#: bulk copies bring x and dy, and where lanes bring x or both.
+#: A tile: warpgroups, chunks of filters, partial sums, whether the taps of a row share x.
+Tile = tuple[int, int, int, bool]
+#: Whether consumers take turns with each tile (where taps share x, only if lanes bring x or dy), and the TFLOP/s that
+#: it reaches on large layers (burst, H200): where bulk copies bring x and dy, and where lanes bring x or both.
 TILES: dict[Tile, tuple[bool, float, float]] = {
-    (2, 2, 2): (True, 120, 95),
-    (3, 1, 1): (False, 129, 60),
-    (2, 1, 1): (True, 96, 75),
-    (2, 3, 1): (True, 85, 72),
-    (1, 2, 2): (False, 88, 66),
-    (1, 1, 1): (False, 78, 55),
+    (2, 1, 1, True): (True, 182, 126),
+    (2, 2, 2, False): (True, 120, 95),
+    (3, 1, 1, False): (False, 129, 70),
+    (2, 1, 1, False): (True, 96, 75),
+    (2, 3, 1, False): (True, 85, 72),
+    (1, 2, 2, False): (False, 88, 66),
+    (1, 1, 1, False): (False, 78, 55),
 }
 #: Registers of a thread that multiplies, converts or copies, by the tile's warpgroups and chunks and whether bulk
 #: copies alone bring x and dy. NOTE: threads that do not multiply give registers away, so they have fewer than at the
@@ -108,8 +120,12 @@ REGISTERS = {
     (1, 1, False): (208, 160, 88), (1, 2, False): (208, 160, 88), (2, 1, False): (176, 104, 56),
     (2, 2, False): (184, 96, 48), (2, 3, False): (200, 64, 48), (3, 1, False): (120, 72, 48),
 }  # fmt: skip
+#: And of a tile whose taps share x.
+SHARING_REGISTERS = (192, 80, 48)
 #: Stages that the rings have at most, of x, of dy and of dy converted.
 MOST_STAGES = (3, 4, 8)
+#: Taps of a row that may share x, and pixels that dy's window may have beside 64.
+SHARING_TAPS, WINDOW_BEHIND = (2, 3), 8
 #: Cycles of a block beside its stages, and of the sum over the blocks of a cluster.
 BLOCK_CYCLES, SPLIT_CYCLES = 7000, 4000
 SPLITS = (1, 2, 4, 8, 16)
@@ -117,8 +133,51 @@ SPLITS = (1, 2, 4, 8, 16)
 COPY_CYCLES, PIECE_CYCLES = 16, 30
 
 
-def dy_map(problem: ConvProblem) -> TensorMap:
-    """How bulk copies walk over dy in NHWC: 32 filters of 64 pixels."""
+def grid_of(problem: ConvProblem, taps: int) -> tuple[int, int]:
+    """How wide the rows are whose pixels are numbered, and the first column that dy has (WeightGrid in
+    kernels/lib/tensor_weight_tiles.cuh)."""
+    if taps == 1:
+        return problem.q, 0
+    left = problem.padding[2]
+    lead = (taps - 1) * problem.dilation[1] - left
+    return max(problem.w + left, lead + problem.q), lead
+
+
+def may_share(problem: ConvProblem) -> bool:
+    """Whether the taps of a filter's row see neighbouring pixels, and few of them."""
+    reach = (problem.s - 1) * problem.dilation[1]
+    if problem.s not in SHARING_TAPS or problem.stride[1] != 1 or problem.layout == "CHWN":
+        return False
+    width, lead = grid_of(problem, problem.s)
+    return lead >= 0 and reach <= WINDOW_BEHIND and problem.n * problem.p * width < 2**31
+
+
+def x_map(problem: ConvProblem, taps: int) -> TensorMap:
+    """How bulk copies walk over x in NHWC: 32 channels of 64 pixels."""
+    plain = pixel_map(problem, DEPTH)
+    if taps == 1:
+        return plain
+    width, _ = grid_of(problem, taps)
+    return replace(plain, lower=(0, plain.lower[1]), upper=(width - problem.w, plain.upper[1]))
+
+
+def dy_map(problem: ConvProblem, taps: int) -> TensorMap:
+    """How bulk copies walk over dy in NHWC: 32 filters of 64 pixels, or of a window."""
+    if taps > 1:
+        width, lead = grid_of(problem, taps)
+        row = 4 * problem.k
+        return TensorMap(
+            role="dy",
+            element="float32",
+            shape=(problem.k, problem.q, problem.p, problem.n),
+            strides=(row, row * problem.q, row * problem.q * problem.p),
+            lower=(-lead, 0),
+            upper=(width - lead - problem.q, 0),
+            channels=ROW,
+            pixels=DEPTH + WINDOW_BEHIND,
+            traversal=(1, 1, 1, 1),
+            swizzle=4 * ROW,
+        )
     return TensorMap(
         role="dy",
         element="float32",
@@ -129,19 +188,19 @@ def dy_map(problem: ConvProblem) -> TensorMap:
     )
 
 
-def _x_in_rows(problem: ConvProblem) -> bool:
+def _x_in_rows(problem: ConvProblem, taps: int) -> bool:
     """Whether bulk copies can bring x."""
     reach = max((problem.r - 1) * problem.dilation[0], (problem.s - 1) * problem.dilation[1])
     if problem.layout != "NHWC" or problem.c % 4 or problem.group_c % 4 or problem.group_c < LEAST_CHANNELS:
         return False
-    return problem.n > 0 and reach <= 255 and not pixel_map(problem, DEPTH).why_not()
+    return problem.n > 0 and reach <= 255 and not x_map(problem, taps).why_not()
 
 
-def _dy_in_rows(problem: ConvProblem) -> bool:
+def _dy_in_rows(problem: ConvProblem, taps: int) -> bool:
     """And dy."""
     if problem.layout != "NHWC" or problem.k % 4 or problem.group_k % 4:
         return False
-    return problem.n > 0 and not dy_map(problem).why_not()
+    return problem.n > 0 and not dy_map(problem, taps).why_not()
 
 
 def _piece(problem: ConvProblem) -> int:
@@ -152,15 +211,20 @@ def _piece(problem: ConvProblem) -> int:
 
 
 @lru_cache(maxsize=256)
-def _config(tile: Tile, products: int, way: tuple[bool, bool, int], shared: int) -> TensorWeightConfig | None:
+def _config(
+    tile: Tile, taps: int, products: int, way: tuple[bool, bool, int], shared: int
+) -> TensorWeightConfig | None:
     """The configuration of a tile, with rings as long as ``shared`` bytes allow; None where they are too short."""
-    warpgroups, chunks, partials = tile
+    warpgroups, chunks, partials, _ = tile
+    bulks = way[0] and way[1]
+    registers = SHARING_REGISTERS if taps > 1 else REGISTERS[warpgroups, chunks, bulks]
+    turns = TILES[tile][0] and not (taps > 1 and bulks)
     for stages in range(MOST_STAGES[0], 1, -1):
         for dy_stages in (3, 2) if chunks == 1 else (2 * chunks, chunks + 1):
             for split_stages in range(min(MOST_STAGES[2], 3 * chunks + 1), max(chunks, 2) - 1, -1):
                 config = TensorWeightConfig(
-                    warpgroups, chunks, products, partials, TILES[tile][0], *way, stages, dy_stages, split_stages,
-                    *REGISTERS[warpgroups, chunks, way[0] and way[1]],
+                    warpgroups, chunks, products, partials, turns, *way, stages, dy_stages, split_stages, *registers,
+                    taps=taps,
                 )  # fmt: skip
                 if config.shared_bytes <= shared and split_stages >= min(2 * chunks, 4):
                     return config
@@ -203,9 +267,9 @@ class TensorWeight(TimedAlgorithm):
     ) -> Iterator[TensorWeightConfig]:
         """The configuration, with tiles computed by one block each, and by clusters."""
         for split in SPLITS:
-            sums = 4 * whole.filters * whole.rows
-            possible = split <= min(stages_of(problem), target.most_in_cluster) and sums <= whole.ring_bytes
-            if split == 1 or (possible and 32 * whole.chunks % split == 0):
+            sums = 4 * whole.weights
+            possible = split <= min(stages_of(problem, whole), target.most_in_cluster) and sums <= whole.ring_bytes
+            if split == 1 or (possible and 32 * whole.chunks * whole.taps % (2 * split) == 0):
                 yield variant(whole, split=split)
 
     def plan(self, problem: ConvProblem, config: TensorWeightConfig, target: Target) -> Plan:
@@ -214,8 +278,8 @@ class TensorWeight(TimedAlgorithm):
 
 
 def _launch(problem: ConvProblem, config: TensorWeightConfig, name: str, *rest: Argument) -> Launch:
-    x = pixel_map(problem, DEPTH) if config.x_rows else Pointer("x")
-    dy = dy_map(problem) if config.dy_rows else Pointer("dy")
+    x = x_map(problem, config.taps) if config.x_rows else Pointer("x")
+    dy = dy_map(problem, config.taps) if config.dy_rows else Pointer("dy")
     return Launch(
         header=f"{name}.cuh",
         function=f"leanconv::{name}",
@@ -231,32 +295,36 @@ def _launch(problem: ConvProblem, config: TensorWeightConfig, name: str, *rest: 
 
 def _whole(problem: ConvProblem, target: Target) -> Iterator[TensorWeightConfig]:
     products = 1 if problem.precision == "tf32" else 3
-    x_rows = _x_in_rows(problem)
-    way = x_rows, _dy_in_rows(problem), ROW if x_rows else _piece(problem)
+    shares = may_share(problem)
+    ways = {}
+    for taps in (1, problem.s) if shares else (1,):
+        x_rows = _x_in_rows(problem, taps)
+        ways[taps] = x_rows, _dy_in_rows(problem, taps), ROW if x_rows else _piece(problem)
     for tile in TILES:
-        config = _config(tile, products, way, target.shared_per_block)
+        taps = problem.s if tile[-1] else 1
+        config = _config(tile, taps, products, ways[taps], target.shared_per_block) if taps in ways else None
         if config:
             yield config
 
 
-def stages_of(problem: ConvProblem) -> int:
+def stages_of(problem: ConvProblem, config: TensorWeightConfig) -> int:
     """Stages of all pixels."""
-    return ceil_div(problem.n * problem.p * problem.q, DEPTH)
+    return ceil_div(problem.n * problem.p * grid_of(problem, config.taps)[0], DEPTH)
 
 
 def tiles_of(problem: ConvProblem, config: TensorWeightConfig) -> int:
     """Tiles of the gradient."""
-    rows = problem.r * problem.s * ceil_div(problem.group_c, config.piece) * config.piece
+    rows = problem.r * problem.s // config.taps * ceil_div(problem.group_c, config.piece) * config.piece
     return ceil_div(rows, config.rows) * ceil_div(problem.group_k, config.filters) * problem.groups
 
 
 def predicted_cycles(problem: ConvProblem, config: TensorWeightConfig, target: Target) -> float:
     """Predicted time in clock cycles, of the first launch."""
-    tile = config.warpgroups, config.chunks, config.partials
+    tile = config.warpgroups, config.chunks, config.partials, config.taps > 1
     speed = TILES[tile][1 if config.x_rows and config.dy_rows else 2]
     speed *= FLOPS_PER_CYCLE * (1.5 if config.products == 1 else 1)
-    stages = ceil_div(stages_of(problem), config.split * config.parts)
-    each = stages * 2 * config.rows * config.filters * DEPTH / speed + BLOCK_CYCLES
+    stages = ceil_div(stages_of(problem, config), config.split * config.parts)
+    each = stages * 2 * config.weights * DEPTH / speed + BLOCK_CYCLES
     blocks = tiles_of(problem, config) * config.parts
     rounds = ceil_div(blocks, clusters_at_once(config.split, 1, target) if config.split > 1 else target.multiprocessors)
     memory = problem.bytes / target.bytes_per_cycle

@@ -6,11 +6,13 @@ from collections.abc import Iterator
 
 from leanconv.algorithms.base import by_time, ceil_div, variant
 from leanconv.algorithms.part_sums import sum_cycles, sum_launch, weights_of
+from leanconv.algorithms.tensor_filters import DEPTH
 from leanconv.algorithms.tensor_weight import (
     TensorWeight,
     TensorWeightConfig,
     _launch,
     _whole,
+    may_share,
     predicted_cycles,
     stages_of,
     tiles_of,
@@ -21,6 +23,8 @@ from leanconv.problem import ConvProblem
 
 #: Blocks that keep a large GPU busy.
 BLOCKS = 132
+#: Weights of a tile whose taps share x.
+LARGEST_TILE = 128 * 64 * 3
 
 
 class TensorWeightParts(TensorWeight):
@@ -43,8 +47,8 @@ class TensorWeightParts(TensorWeight):
         self, problem: ConvProblem, whole: TensorWeightConfig, target: Target
     ) -> Iterator[TensorWeightConfig]:
         tiles, most = tiles_of(problem, whole), _most_parts(problem)
-        busy = (rounds * target.multiprocessors // tiles for rounds in (1, 2))
-        for parts in dict.fromkeys(max(2, min(most, stages_of(problem), many)) for many in busy):
+        busy = (rounds * target.multiprocessors // tiles for rounds in (1, 2, 3))
+        for parts in dict.fromkeys(max(2, min(most, stages_of(problem, whole), many)) for many in busy):
             yield variant(whole, parts=parts)
 
     def plan(self, problem: ConvProblem, config: TensorWeightConfig, target: Target) -> Plan:
@@ -54,7 +58,8 @@ class TensorWeightParts(TensorWeight):
 
 
 def _most_parts(problem: ConvProblem) -> int:
-    """Most blocks that share a tile: they make one round of a large GPU's multiprocessors, or two of many tiles. The
-    workspace is for so many."""
-    tiles = ceil_div(weights_of(problem), 128 * 128)
-    return max(2, min(stages_of(problem), (BLOCKS if tiles <= 16 else 2 * BLOCKS) // tiles))
+    """Most blocks that share a tile: they make one round of a large GPU's multiprocessors, of many tiles two or three,
+    so that few of these idle in the last one. The workspace is for so many."""
+    tiles = ceil_div(weights_of(problem), LARGEST_TILE if may_share(problem) else 128 * 128)
+    stages = ceil_div(problem.n * problem.p * problem.q, DEPTH)
+    return max(2, min(stages, BLOCKS * (1 if tiles <= 16 else 2 if tiles <= 64 else 3) // tiles))

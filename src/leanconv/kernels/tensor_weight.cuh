@@ -4,17 +4,20 @@
 // all images, is long, and neither of whose operands is known before. Each float32 is the sum of two float16
 // (lib/tensor_split.cuh), a product three products, as in tensor_gemm.cuh.
 //
-// A block has `warpgroups` consumers of 64 weights each, one warpgroup that converts dy, and one that copies. For a stage of
-// 64 pixels, 128 weights and 128 filters:
-//   tensor cores   4 chunks of 12 wgmma m64n64k16 a consumer                     1536 cycles
-//   issue slots    x: 32 loads a thread, largest, split (300 instructions); dy: as many for each 64 filters; sums: two
-//                  instructions each, for scales of rows and of columns           some 1500 cycles of each scheduler
-//   shared memory  copies in 512, dy read and written 512, x read 256, products 768: 2050 cycles
-//   L2             64 KiB: at 30 bytes a cycle, which one product gets, 2200 cycles
-// A stage takes some 4000 cycles: the converters of dy are the bound, 1400 cycles for 64 filters. With 192 weights and 64
-// filters it takes 3050, and consumers are the bound: 1140 to convert x.
-// Reached on an H200, 3 x 3 in NHWC, burst, with a workspace: 120 TFLOP/s with 256 channels and filters, 115 with 128 and
-// with 64; without, where 16 blocks at most share a tile, 105, 90 and 53. NCHW with a workspace: 87 with 256, 68 with 64.
+// A block has `warpgroups` consumers of 64 weights each, one warpgroup that converts dy, and one that copies. Where neighbours
+// in a filter's row see neighbouring pixels (unit stride along rows, two or three columns), x is converted once for all of
+// them: they meet dy, which lies in shared memory, moved by a row of pixels each (WeightGrid in lib/tensor_weight_tiles.cuh).
+// For a stage of 64 pixels, 128 channels, 3 taps and 64 filters:
+//   tensor cores   3 taps of 12 wgmma m64n64k16 a consumer                        2304 cycles
+//   issue slots    of a consumer's warp 300 instructions to convert x, 110 for each tap: products, and sums of two
+//                  instructions each, for scales of rows and of columns; 330 to convert dy    some 1700 cycles of each scheduler
+//   shared memory  copies in 400, dy read and written 290, x read 256, products 1152: 2100 cycles
+//   L2             50 KiB: at 22 bytes a cycle 2330 cycles
+// A stage takes some 4700 cycles: each consumer converts, multiplies and adds in turn, and two of them do not hide that.
+// Without shared taps tiles have 128 weights and 128 filters, 4000 cycles for 1536 of tensor cores, where the converters of
+// dy are the bound, 1400 for 64 filters; or 192 and 64, 3050 for 1152.
+// Reached on an H200, 3 x 3, 32 images of 56 x 56, 256 channels and filters, burst: 171 TFLOP/s in NHWC with a workspace, 127
+// without, where 16 blocks at most share a tile; 122 and 95 in NCHW. Without shared taps 120, 105, 87 and 72.
 // Scales are powers of two: of x one for each weight's row and stage, of dy one for each filter and stage.
 #pragma once
 
@@ -32,7 +35,7 @@ namespace leanconv {
 // Operand A of one stage: two weights of a thread, four sixteens of pixels.
 template <class Problem, class Tuning>
 struct WeightFragments {
-    static constexpr bool exact = Tuning::products == 3;
+    static constexpr bool exact = Tuning::products == 3, shared = Tuning::taps > 1;
     unsigned high[4][4], low[exact ? 4 : 1][4];
     float down[2];
 
@@ -49,8 +52,28 @@ struct WeightFragments {
 
     // `row` of the tile is that of lane group g, and 8 behind it.
     __device__ __forceinline__ void load(const unsigned char* x, const PixelFactors<Problem, Tuning>& factors, int row, int t) {
-        using Rings = WeightRings<Problem, Tuning>;
         float values[2][4][4];
+        read(values, x, row, t);
+        if (!shared && factors.apart) factors.multiply(values, t);
+#pragma unroll
+        for (int i = 0; i < 2; ++i) down[i] = split_row<exact, shared>(high, low, i, values[i], unscaled_header());
+    }
+
+    // For one of the taps that share x.
+    __device__ __forceinline__ void load_moved(const unsigned char* x, const PixelFactors<Problem, Tuning>& factors, int row,
+                                               int t, int moved) {
+        float values[2][4][4];
+        read(values, x, row, t);
+        factors.multiply_moved(values, t, moved);
+#pragma unroll
+        for (int i = 0; i < 2; ++i) down[i] = split_row<exact>(high, low, i, values[i], unscaled_header());
+    }
+
+    // Whether a row of this lane's has an infinity or NaN: its scale is the least of all.
+    __device__ __forceinline__ bool infinite() const { return fmaxf(down[0], down[1]) > power_of_two(127 + 113); }
+
+    static __device__ __forceinline__ void read(float (&values)[2][4][4], const unsigned char* x, int row, int t) {
+        using Rings = WeightRings<Problem, Tuning>;
         if constexpr (Tuning::x_rows) load_rows(values, x, row, t);
         else {
 #pragma unroll
@@ -63,9 +86,6 @@ struct WeightFragments {
                     values[i][j / 2][j % 2 * 2 + 1] = __uint_as_float(two[1]);
                 }
         }
-        if (factors.apart) factors.multiply(values, t);
-#pragma unroll
-        for (int i = 0; i < 2; ++i) down[i] = split_row<exact>(high, low, i, values[i], unscaled_header());
     }
 
     // NOTE: neighbouring lanes have every second pixel, whose units of 16 bytes the swizzle puts into banks of their own.
@@ -123,14 +143,16 @@ __device__ __forceinline__ void promote_scaled(float (&sums)[32], const float (&
 template <class Problem, class Tuning, int count>
 __device__ __forceinline__ void store_weights(float* dw, const float (&sums)[count], int first,
                                               const WeightTiles<Problem, Tuning>& tile, int row, int t) {
-    constexpr int taps = Problem::r * Problem::s;
+    constexpr int taps = Problem::r * Problem::s, share = Tuning::taps;
     const WeightRow<Problem, Tuning> rows[2] = {WeightRow<Problem, Tuning>(tile.first_row + row),
                                                 WeightRow<Problem, Tuning>(tile.first_row + row + 8)};
 #pragma unroll
     for (int i = 0; i < count; ++i) {
         const bool second = (first + i) / 2 % 2;
-        const int tap = second ? rows[1].tap : rows[0].tap, channel = second ? rows[1].channel : rows[0].channel;
-        const int in_group = tile.first_filter + (first + i) / 4 * 8 + 2 * t + i % 2;
+        const int tap = (second ? rows[1].tap : rows[0].tap) * share + (first + i) / 32 % share;
+        const int channel = second ? rows[1].channel : rows[0].channel;
+        const int of_eight = share == 1 ? (first + i) / 4 * 8 : (first + i) / (32 * share) * 64 + (first + i) % 32 / 4 * 8;
+        const int in_group = tile.first_filter + of_eight + 2 * t + i % 2;
         if (tap >= taps || channel >= Problem::group_c || in_group >= Problem::group_k) continue;
         const int64 k = tile.group * Problem::group_k + in_group;
         const int64 at = Problem::nhwc ? (k * taps + tap) * Problem::group_c + channel
@@ -147,7 +169,9 @@ __device__ __forceinline__ void sum_weights(float* dw, const WeightTiles<Problem
                                             const WeightRings<Problem, Tuning>& rings,
                                             const PartRange<Problem, Tuning>& range, int warpgroup) {
     using Rings = WeightRings<Problem, Tuning>;
-    constexpr int chunks = Tuning::chunks, partials = Tuning::partials;
+    using Grid = WeightGrid<Problem, Tuning>;
+    constexpr int chunks = Tuning::chunks, taps = Tuning::taps, partials = Tuning::partials;
+    static_assert(taps == 1 || (chunks == 1 && partials == 1), "taps share x one after the other");
     static_assert(partials == 1 || partials == 2, "one partial sum, or two in turn");
     static_assert(Tuning::split_stages >= (Tuning::turns ? chunks : partials),
                   "a warpgroup multiplies with so many stages before the others free one");
@@ -155,9 +179,9 @@ __device__ __forceinline__ void sum_weights(float* dw, const WeightTiles<Problem
     RingPlace<Tuning::x_stages> x_place;
     RingPlace<Tuning::split_stages> place, done;
     RingPlace<Rings::code_stages> code_place;
-    float sums[chunks][32];
+    float sums[chunks * taps][32];
 #pragma unroll
-    for (int chunk = 0; chunk < chunks; ++chunk)
+    for (int chunk = 0; chunk < chunks * taps; ++chunk)
 #pragma unroll
         for (int i = 0; i < 32; ++i) sums[chunk][i] = 0.0f;
 
@@ -167,8 +191,37 @@ __device__ __forceinline__ void sum_weights(float* dw, const WeightTiles<Problem
             WeightFragments<Problem, Tuning> weights;
             const PixelFactors<Problem, Tuning> factors(rings, code_place);
             mbarrier_wait_parity(rings.x_full(x_place.stage), x_place.parity);
-            weights.load(rings.x(x_place.stage), factors, row, t);
+            // NOTE: or NVRTC 13.0 keeps the places of two loads in registers, and has too few for the rest.
+            const int fresh = taps > 1 ? row + zero_after(static_cast<unsigned>(stage)) : row;
+            weights.load(rings.x(x_place.stage), factors, fresh, t);
             float partial[partials][32];
+            if constexpr (taps > 1) {
+                // Where factors of pixels, or infinities, tell the taps apart, each has x converted anew.
+                const bool anew = factors.apart || __any_sync(0xffffffffu, weights.infinite());
+                const unsigned char* const x = rings.x(x_place.stage);
+                mbarrier_wait_parity(rings.split_full(place.stage), place.parity);
+#pragma unroll
+                for (int tap = 0; tap < taps; ++tap) {
+                    const int moved = Grid::moved(tap);
+                    if (anew) weights.load_moved(x, factors, row, t, moved);
+                    if (tap == 0) turns.wait(weights);
+                    wgmma_fence(partial[0], weights.high, weights.low);
+                    multiply_weights(partial[0], weights, rings.split(place.stage) + moved * 128);
+                    wgmma_commit_group();
+                    if (tap == (anew ? taps - 1 : 0)) {
+                        __syncwarp();
+                        if (lane == 0) mbarrier_arrive(rings.x_free(x_place.stage));
+                    }
+                    if (tap == taps - 1) turns.pass(stage == range.end - 1);
+                    wgmma_wait_group<0>(partial[0], weights.high, weights.low);
+                    promote_scaled(sums[tap], partial[0], weights.down, rings.scales(place.stage) + t * Rings::scale_pitch);
+                }
+                __syncwarp();
+                if (lane == 0) mbarrier_arrive(rings.split_free(place.stage));
+                x_place.advance();
+                place.advance();
+                continue;
+            }
 #pragma unroll
             for (int chunk = 0; chunk < chunks; ++chunk) {
                 float (&now)[32] = partial[chunk % partials];
@@ -205,7 +258,7 @@ __device__ __forceinline__ void sum_weights(float* dw, const WeightTiles<Problem
             }
         }
     }
-    constexpr int count = 32 * chunks;
+    constexpr int count = 32 * chunks * taps;
     const float (&all)[count] = reinterpret_cast<const float (&)[count]>(sums);
     if constexpr (Tuning::split == 1) {
         store_weights<Problem, Tuning>(dw, all, 0, tile, row, t);
@@ -252,7 +305,7 @@ __device__ __forceinline__ void tensor_weight(const X& x, const DY& dy, float* d
     }
     if (warpgroup == Tuning::warpgroups) {
         set_registers_down<Tuning::converter_registers>();
-        split_dy<Problem, Tuning>(tile, rings, range, thread);
+        split_dy<Problem, Tuning>(tile, rings, range, batch, thread);
     } else {
         set_registers_down<Tuning::producer_registers>();
         copy_operands<Problem, Tuning>(x, dy, batch, tile, rings, range, thread);

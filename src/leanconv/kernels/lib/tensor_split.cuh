@@ -61,16 +61,23 @@ __device__ __forceinline__ unsigned split_low(float a, float b, float up, unsign
     return cvt_rn_f16x2_f32(fmaf(a, up, -first), fmaf(b, up, -second));
 }
 
+template <bool strict>
+__device__ __forceinline__ float larger(float a, float b) {
+    if constexpr (strict) return max_nan_f32(a, b);
+    else return fmaxf(a, b);
+}
+
 // A row of 64 elements (or as many as sixteens), a quarter in each of four neighbouring lanes, as registers `row` and
 // `row` + 2 of a fragment of operand A for each sixteen. Gives what the row's products are multiplied by.
-template <bool exact, int lows, int sixteens>
+// `strict`: a NaN counts as largest of all.
+template <bool exact, bool strict = false, int lows, int sixteens>
 __device__ __forceinline__ float split_row(unsigned (&high)[sixteens][4], unsigned (&low)[lows][4], int row,
                                            const float (&x)[sixteens][4], const SplitHeader& header) {
     float largest = fabsf(x[0][0]);
 #pragma unroll
-    for (int j = 1; j < 4 * sixteens; ++j) largest = fmaxf(largest, fabsf(x[j / 4][j % 4]));
-    largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, 1));
-    largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, 2));
+    for (int j = 1; j < 4 * sixteens; ++j) largest = larger<strict>(largest, fabsf(x[j / 4][j % 4]));
+    largest = larger<strict>(largest, __shfl_xor_sync(0xffffffffu, largest, 1));
+    largest = larger<strict>(largest, __shfl_xor_sync(0xffffffffu, largest, 2));
     const RowScale scale(largest, header);
 #pragma unroll
     for (int j = 0; j < 2 * sixteens; ++j) {

@@ -17,8 +17,8 @@ __device__ __forceinline__ void copy_x_rows(const TensorMap& x, long long batch,
     using Rings = WeightRings<Problem, Tuning>;
     Mbarrier* const full = rings.x_full(place);
     mbarrier_arrive_expect_tx(full, Rings::x_bytes);
-    const Pixel<Problem> from(static_cast<Offset<Problem>>(stage) * split_depth, batch);
-    const int h = from.p * Problem::stride_h - Problem::pad_top, w = from.q * Problem::stride_w - Problem::pad_left;
+    const GridPixel<Problem, Tuning> from(static_cast<Offset<Problem>>(stage) * split_depth, batch);
+    const int h = from.h(), w = from.w();
     for (int i = 0; i < Tiles::rows / 32; ++i) {
         // NOTE: pieces past the last repeat it; what is computed from them is never stored.
         const int next = tile.first_row + 32 * i;
@@ -32,32 +32,43 @@ __device__ __forceinline__ void copy_x_rows(const TensorMap& x, long long batch,
 
 // And of a chunk of dy in rows.
 template <class Problem, class Tuning>
-__device__ __forceinline__ void copy_dy_rows(const TensorMap& dy, const WeightTiles<Problem, Tuning>& tile,
+__device__ __forceinline__ void copy_dy_rows(const TensorMap& dy, long long batch, const WeightTiles<Problem, Tuning>& tile,
                                              const WeightRings<Problem, Tuning>& rings, int stage, int chunk, int place) {
     using Tiles = WeightTiles<Problem, Tuning>;
     using Rings = WeightRings<Problem, Tuning>;
     Mbarrier* const full = rings.dy_full(place);
     mbarrier_arrive_expect_tx(full, Rings::dy_bytes);
     const int first = tile.group * Problem::group_k + tile.first_filter + chunk * Tiles::chunk;
+    if constexpr (WeightGrid<Problem, Tuning>::shared) {
+        const GridPixel<Problem, Tuning> from(static_cast<Offset<Problem>>(stage) * split_depth, batch);
+        for (int i = 0; i < Tiles::chunk / 32; ++i)
+            cp_async_bulk_tensor_im2col_shared_global(rings.dy(place) + i * Rings::dy_piece_bytes, dy, full, first + i * 32,
+                                                      from.column - WeightGrid<Problem, Tuning>::lead, from.p,
+                                                      static_cast<int>(from.n), 0, 0);
+        return;
+    }
     for (int i = 0; i < Tiles::chunk / 32; ++i)
-        cp_async_bulk_tensor_shared_global(rings.dy(place) + i * Rings::piece_bytes, dy, full, first + i * 32,
+        cp_async_bulk_tensor_shared_global(rings.dy(place) + i * Rings::dy_piece_bytes, dy, full, first + i * 32,
                                            stage * split_depth);
 }
 
-// The two pixels of a stage that a lane copies, 32 apart, for columns.
-template <class Problem>
+// The two pixels of a stage that a lane copies, 32 apart, for columns; and, behind them, one of dy's window.
+template <class Problem, class Tuning>
 struct StagePixels {
-    int64 n[2];
-    int p[2], q[2];
-    bool exists[2];
+    using Grid = WeightGrid<Problem, Tuning>;
+    static constexpr int count = Grid::shared ? 3 : 2;
+    int64 n[count];
+    int p[count], column[count];
+    bool exists[count];
     __device__ __forceinline__ StagePixels(int stage, int lane, long long batch) {
-        const auto count = static_cast<Offset<Problem>>(batch) * (Problem::p * Problem::q);
+        const auto all = static_cast<Offset<Problem>>(Grid::count(batch));
 #pragma unroll
-        for (int i = 0; i < 2; ++i) {
-            const Offset<Problem> number = static_cast<Offset<Problem>>(stage) * split_depth + 32 * i + lane;
-            exists[i] = number < count;
-            const Pixel<Problem> pixel(exists[i] ? number : 0, batch);
-            n[i] = pixel.n, p[i] = pixel.p, q[i] = pixel.q;
+        for (int i = 0; i < count; ++i) {
+            const int of_stage = 32 * i + (i < 2 ? lane : lane % 8);
+            const Offset<Problem> number = static_cast<Offset<Problem>>(stage) * split_depth + of_stage;
+            exists[i] = number < all;
+            const GridPixel<Problem, Tuning> pixel(exists[i] ? number : 0, batch);
+            n[i] = pixel.n, p[i] = pixel.p, column[i] = pixel.column;
         }
     }
 };
@@ -65,7 +76,7 @@ struct StagePixels {
 // All threads' copies of a stage of x in columns, 4 bytes each: a warp has every fourth of the rows, a lane two pixels.
 template <class Problem, class Tuning>
 __device__ __forceinline__ void copy_x_columns(const float* x, long long batch, const WeightTiles<Problem, Tuning>& tile,
-                                               const StagePixels<Problem>& pixels, unsigned char* to, int thread) {
+                                               const StagePixels<Problem, Tuning>& pixels, unsigned char* to, int thread) {
     using Tiles = WeightTiles<Problem, Tuning>;
     using Rings = WeightRings<Problem, Tuning>;
     constexpr int rows = Tiles::rows / Rings::producer_warps, run = Tiles::piece < 16 ? Tiles::piece : 16;
@@ -75,7 +86,8 @@ __device__ __forceinline__ void copy_x_columns(const float* x, long long batch, 
     const char* from[2];
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-        w[i] = pixels.q[i] * Problem::stride_w - Problem::pad_left;
+        w[i] = pixels.column[i];
+        if (!WeightGrid<Problem, Tuning>::shared) w[i] = w[i] * Problem::stride_w - Problem::pad_left;
         // NOTE: a pixel that does not exist lies above all images, so that zeros are read
         h[i] = pixels.exists[i] ? pixels.p[i] * Problem::stride_h - Problem::pad_top : -(1 << 30);
         const int64 place = static_cast<int64>(h[i]) * Problem::w + w[i];
@@ -107,13 +119,14 @@ __device__ __forceinline__ void copy_x_columns(const float* x, long long batch, 
 // second filter at once, otherwise two pixels of all.
 template <class Problem, class Tuning>
 __device__ __forceinline__ void copy_dy_columns(const float* dy, long long batch, const WeightTiles<Problem, Tuning>& tile,
-                                                const StagePixels<Problem>& pixels, int stage, int chunk,
+                                                const StagePixels<Problem, Tuning>& pixels, int stage, int chunk,
                                                 unsigned char* to, int thread) {
     using Rings = WeightRings<Problem, Tuning>;
     const OutputStrides<Problem> stride(batch);
     const int own = thread / 32 * 16, lane = thread % 32;
     const int first = tile.first_filter + chunk * WeightTiles<Problem, Tuning>::chunk + own;
-    if constexpr (!Problem::nhwc && !Problem::chwn && Problem::p * Problem::q % 4 == 0) {
+    using Grid = WeightGrid<Problem, Tuning>;
+    if constexpr (!Grid::shared && !Problem::nhwc && !Problem::chwn && Problem::p * Problem::q % 4 == 0) {
         constexpr int image = Problem::p * Problem::q;
         const Offset<Problem> number = static_cast<Offset<Problem>>(stage) * split_depth + lane % 16 * 4;
         const Offset<Problem> n = number / image;
@@ -126,17 +139,21 @@ __device__ __forceinline__ void copy_dy_columns(const float* dy, long long batch
                         number < static_cast<Offset<Problem>>(batch) * image && first + lane / 16 + j < Problem::group_k);
         return;
     }
-    float* const column = reinterpret_cast<float*>(to) + own * Rings::dy_pitch + lane;
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-        const int64 place = static_cast<int64>(pixels.p[half]) * Problem::q + pixels.q[half];
+    for (int half = 0; half < StagePixels<Problem, Tuning>::count; ++half) {
+        // The few pixels behind the 64: eight lanes have them, of every fourth filter.
+        const int step = half == 2 ? 4 : 1, start = half == 2 ? lane / 8 : 0, q = pixels.column[half] - Grid::lead;
+        const bool seen = pixels.exists[half] && (!Grid::shared || static_cast<unsigned>(q) < Problem::q);
+        const int64 place = static_cast<int64>(pixels.p[half]) * Problem::q + q;
+        const int64 filter = tile.group * Problem::group_k + first + start;
         const float* const from = dy + pixels.n[half] * static_cast<int64>(stride.image) +
-                                  place * static_cast<int64>(stride.pixel) +
-                                  static_cast<int64>(tile.group * Problem::group_k + first) * static_cast<int64>(stride.channel);
+                                  place * static_cast<int64>(stride.pixel) + filter * static_cast<int64>(stride.channel);
+        const int of_window = 32 * half + (half == 2 ? lane % 8 : lane);
+        float* const column = reinterpret_cast<float*>(to) + (own + start) * Rings::dy_pitch + of_window;
 #pragma unroll
-        for (int j = 0; j < 16; ++j)
-            cp_async_4(column + j * Rings::dy_pitch + 32 * half, from + static_cast<int64>(j) * static_cast<int64>(stride.channel),
-                       pixels.exists[half] && first + j < Problem::group_k);
+        for (int j = 0; j < 16; j += step)
+            cp_async_4(column + j * Rings::dy_pitch, from + static_cast<int64>(j) * static_cast<int64>(stride.channel),
+                       seen && first + start + j < Problem::group_k);
     }
 }
 
@@ -169,8 +186,8 @@ struct Landing {
     }
 };
 
-// The producers: for rows thread 0 copies x, thread 32 dy, and two warps look at it; for columns all threads copy. `X` and `DY` are tensor maps, or the
-// tensors where they are copied in columns.
+// The producers: for rows thread 0 copies x, thread 32 dy, and two warps look at it; for columns all threads copy. `X` and
+// `DY` are tensor maps, or the tensors where they are copied in columns.
 template <class Problem, class Tuning, class X, class DY>
 __device__ __forceinline__ void copy_operands(const X& x, const DY& dy, long long batch,
                                               const WeightTiles<Problem, Tuning>& tile,
@@ -188,23 +205,23 @@ __device__ __forceinline__ void copy_operands(const X& x, const DY& dy, long lon
             for (int stage = range.first; stage < range.end; ++stage)
                 for (int chunk = 0; chunk < Tuning::chunks; ++chunk, dy_place.advance()) {
                     mbarrier_wait_parity(rings.dy_free(dy_place.stage), dy_place.parity ^ 1);
-                    copy_dy_rows(dy, tile, rings, stage, chunk, dy_place.stage);
+                    copy_dy_rows(dy, batch, tile, rings, stage, chunk, dy_place.stage);
                 }
         } else if (thread >= 64) {
-            scan_dy(tile, rings, range, thread - 64);
+            scan_dy(tile, rings, range, batch, thread - 64);
         }
     } else {
         // NOTE: with more copies under way than this, a wait below could be one for a stage that only they would free.
         Landing<Tuning::dy_rows || Tuning::x_rows ? 1 : 2> landing;
 #pragma unroll 1
         for (int stage = range.first; stage < range.end; ++stage, x_place.advance()) {
-            const StagePixels<Problem> pixels(stage, thread % 32, batch);
+            const StagePixels<Problem, Tuning> pixels(stage, thread % 32, batch);
             // NOTE: dy first: x is converted when the factors of its pixels have been found.
 #pragma unroll 1
             for (int chunk = 0; chunk < Tuning::chunks; ++chunk, dy_place.advance()) {
                 mbarrier_wait_parity(rings.dy_free(dy_place.stage), dy_place.parity ^ 1);
                 if constexpr (Tuning::dy_rows) {
-                    if (thread == 0) copy_dy_rows(dy, tile, rings, stage, chunk, dy_place.stage);
+                    if (thread == 0) copy_dy_rows(dy, batch, tile, rings, stage, chunk, dy_place.stage);
                 } else {
                     copy_dy_columns(dy, batch, tile, pixels, stage, chunk, rings.dy(dy_place.stage), thread);
                     landing.commit(rings.dy_full(dy_place.stage), thread);

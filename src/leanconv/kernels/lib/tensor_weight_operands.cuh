@@ -25,30 +25,46 @@ __device__ __forceinline__ int scale_place(int filter) {
     return filter % 8 / 2 * WeightRings<Problem, Tuning>::scale_pitch + filter / 8 * 2 + filter % 2;
 }
 
-// One warp's share of a chunk of dy in rows: 16 filters of 64 pixels. A lane has four filters, and every eighth pixel.
+// One warp's share of a chunk of dy whose pixels become rows: 16 filters of 64 pixels or a window. A lane has four filters,
+// and every eighth pixel.
 template <class Problem, class Tuning>
 struct SplitRows {
     using Rings = WeightRings<Problem, Tuning>;
+    using Grid = WeightGrid<Problem, Tuning>;
+    static constexpr int eights = Grid::window / 8;
     int warp, t, row;
     bool first;  // of the lanes that have the same filters
-    float v[8][4];
+    float v[eights][4];
 
     __device__ __forceinline__ explicit SplitRows(int thread)
         : warp(thread / 32), t(thread % 4), row(bit_reversed(thread % 32 / 4)), first(thread % 32 < 4) {}
 
     __device__ __forceinline__ void load(const unsigned char* dy) {
-        const unsigned char* const piece = dy + warp / 2 * Rings::piece_bytes + row * 128;
-        const int unit = (warp % 2 * 4 + t) ^ row;
+        if constexpr (Tuning::dy_rows) {
+            const unsigned char* const piece = dy + warp / 2 * Rings::dy_piece_bytes + row * 128;
+            const int unit = (warp % 2 * 4 + t) ^ row;
 #pragma unroll
-        for (int i = 0; i < 8; ++i) {
-            const float4 four = *reinterpret_cast<const float4*>(piece + i * 1024 + unit * 16);
-            v[i][0] = four.x, v[i][1] = four.y, v[i][2] = four.z, v[i][3] = four.w;
+            for (int i = 0; i < eights; ++i) {
+                const float4 four = *reinterpret_cast<const float4*>(piece + i * 1024 + unit * 16);
+                v[i][0] = four.x, v[i][1] = four.y, v[i][2] = four.z, v[i][3] = four.w;
+            }
+        } else {
+            // NOTE: columns of four filters further on lie 8 banks further on: a load of a warp meets each bank once.
+            const float* const first = reinterpret_cast<const float*>(dy) + (16 * warp + 4 * t) * Rings::dy_pitch + row;
+#pragma unroll
+            for (int i = 0; i < eights; ++i)
+#pragma unroll
+                for (int j = 0; j < 4; ++j) v[i][j] = first[j * Rings::dy_pitch + 8 * i];
         }
+        // NOTE: what no tap sees must not decide a scale.
+        if constexpr (Grid::used % 8 != 0)
+#pragma unroll
+            for (int j = 0; j < 4; ++j) v[eights - 1][j] = row < Grid::used % 8 ? v[eights - 1][j] : 0.0f;
     }
 
     __device__ __forceinline__ void divide(const PixelFactors<Problem, Tuning>& factors) {
 #pragma unroll
-        for (int i = 0; i < 8; ++i) {
+        for (int i = 0; i < eights; ++i) {
             const float down = factors.down(8 * i + row);
 #pragma unroll
             for (int j = 0; j < 4; ++j) v[i][j] = v[i][j] * down * down;
@@ -62,7 +78,7 @@ struct SplitRows {
         for (int j = 0; j < 4; ++j) {
             float largest = fabsf(v[0][j]);
 #pragma unroll
-            for (int i = 1; i < 8; ++i) largest = fmaxf(largest, fabsf(v[i][j]));
+            for (int i = 1; i < eights; ++i) largest = fmaxf(largest, fabsf(v[i][j]));
 #pragma unroll
             for (int apart = 4; apart < 32; apart *= 2)
                 largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, apart));
@@ -72,7 +88,7 @@ struct SplitRows {
         }
         unsigned char* const high = to + row * 128 + ((2 * warp + t / 2) ^ row) * 16 + t % 2 * 8;
 #pragma unroll
-        for (int i = 0; i < 8; ++i) {
+        for (int i = 0; i < eights; ++i) {
             uint2 packed;
             packed.x = cvt_rn_f16x2_f32(v[i][0] * up[0], v[i][1] * up[1]);
             packed.y = cvt_rn_f16x2_f32(v[i][2] * up[2], v[i][3] * up[3]);
@@ -150,28 +166,30 @@ struct SplitColumns {
 // Operand B of a chunk's sixteen pixels: where pixels are rows these are eight of 128 bytes after the other eight, where
 // they lie together units of a row.
 template <class Tuning>
+constexpr bool split_in_rows = Tuning::dy_rows || Tuning::taps > 1;
+template <class Tuning>
 __device__ __forceinline__ auto split_operand(const unsigned char* split) {
-    if constexpr (Tuning::dy_rows) return transposed_descriptor(split, 0, 1024, 128);
+    if constexpr (split_in_rows<Tuning>) return transposed_descriptor(split, 0, 1024, 128);
     else return matrix_descriptor(split, 0, 1024, 128);
 }
 template <class Tuning>
-constexpr int split_step = Tuning::dy_rows ? 2048 : 32;
+constexpr int split_step = split_in_rows<Tuning> ? 2048 : 32;
 
 // The converters: 128 threads.
 template <class Problem, class Tuning>
 __device__ __forceinline__ void split_dy(const WeightTiles<Problem, Tuning>& tile, const WeightRings<Problem, Tuning>& rings,
-                                         const PartRange<Problem, Tuning>& range, int thread) {
+                                         const PartRange<Problem, Tuning>& range, long long batch, int thread) {
     using Rings = WeightRings<Problem, Tuning>;
     static_assert(Tuning::dy_stages > Tuning::chunks, "all chunks of a stage are looked at before the first is converted, and "
                                                       "lanes report a copy when the next is under way");
     RingPlace<Tuning::dy_stages> dy_place;
     RingPlace<Tuning::split_stages> split_place;
     RingPlace<Rings::code_stages> code_place;
-    using Split = typename Select<Tuning::dy_rows, SplitRows<Problem, Tuning>, SplitColumns<Problem, Tuning>>::type;
+    using Split = typename Select<split_in_rows<Tuning>, SplitRows<Problem, Tuning>, SplitColumns<Problem, Tuning>>::type;
     Split values(thread);
 #pragma unroll 1
     for (int stage = range.first; stage < range.end; ++stage, code_place.advance()) {
-        if constexpr (!Rings::idle) find_codes(rings, tile, dy_place, code_place.stage, thread);
+        if constexpr (!Rings::idle) find_codes(rings, tile, dy_place, stage, batch, code_place.stage, thread);
         const PixelFactors<Problem, Tuning> factors(rings, code_place);
 #pragma unroll 1
         for (int chunk = 0; chunk < Tuning::chunks; ++chunk, dy_place.advance(), split_place.advance()) {

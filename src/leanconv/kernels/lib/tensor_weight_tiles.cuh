@@ -14,9 +14,56 @@
 
 namespace leanconv {
 
+// The pixels that the reduction counts, 64 a stage: those of dy. Or, where the `taps` of a filter's row share what is
+// converted of x, pixels of x: tap s then multiplies pixel u of x by pixel u + (taps - 1 - s) dilation of dy, so that a stage
+// of dy has a window of some pixels more. Rows are made wider for that, with zeros in x or dy, so that what runs over the end
+// of a row meets a zero: x has the first Problem::w columns, dy those from `lead` on.
+template <class Problem, class Tuning>
+struct WeightGrid {
+    static constexpr bool shared = Tuning::taps > 1;
+    static_assert(!shared || (Tuning::taps == Problem::s && Problem::stride_w == 1 && !Problem::chwn),
+                  "the taps of a row see neighbouring pixels");
+    static constexpr int reach = (Tuning::taps - 1) * Problem::dilation_w, lead = shared ? reach - Problem::pad_left : 0;
+    static_assert(lead >= 0, "no tap sees only what lies beside the image");
+    static constexpr int right_of_x = Problem::w + Problem::pad_left, right_of_dy = lead + Problem::q;
+    static constexpr int width = !shared ? Problem::q : right_of_x > right_of_dy ? right_of_x : right_of_dy;
+    static constexpr int used = split_depth + reach, window = ceil_div(used, 8) * 8;
+
+    static __device__ __forceinline__ int64 count(long long batch) {
+        return static_cast<int64>(batch) * (Problem::p * width);
+    }
+    // By how many rows of the window tap s sees dy moved.
+    static __host__ __device__ constexpr int moved(int s) { return shared ? reach - s * Problem::dilation_w : 0; }
+};
+
+// Such a pixel from its number: a row of outputs, and a column.
+template <class Problem, class Tuning>
+struct GridPixel {
+    using Grid = WeightGrid<Problem, Tuning>;
+    Offset<Problem> n;
+    int p, column;
+    __device__ __forceinline__ GridPixel(Offset<Problem> number, long long batch) {
+        if constexpr (Grid::shared) {
+            n = number / (Problem::p * Grid::width);
+            const int rest = static_cast<int>(number - n * (Problem::p * Grid::width));
+            p = rest / Grid::width, column = rest % Grid::width;
+        } else {
+            const Pixel<Problem> pixel(number, batch);
+            n = pixel.n, p = pixel.p, column = pixel.q;
+        }
+    }
+    // Where x lies that the first tap sees, or all of a row.
+    __device__ __forceinline__ int h() const { return p * Problem::stride_h - Problem::pad_top; }
+    __device__ __forceinline__ int w() const { return Grid::shared ? column : column * Problem::stride_w - Problem::pad_left; }
+    // Whether dy has it.
+    __device__ __forceinline__ bool seen(long long batch) const {
+        return n < static_cast<Offset<Problem>>(batch) && static_cast<unsigned>(column - Grid::lead) < Problem::q;
+    }
+};
+
 template <class Problem, class Tuning>
 struct WeightTiles {
-    static constexpr int piece = Tuning::piece, chunk = 64, taps = Problem::r * Problem::s;
+    static constexpr int piece = Tuning::piece, chunk = 64, taps = Problem::r * Problem::s / Tuning::taps;
     static constexpr int of_tap = ceil_div(Problem::group_c, piece), all_rows = taps * of_tap * piece;
     static constexpr int rows = 64 * Tuning::warpgroups, filters = chunk * Tuning::chunks;
     static constexpr int of_rows = ceil_div(all_rows, rows), of_filters = ceil_div(Problem::group_k, filters);
@@ -29,15 +76,17 @@ struct WeightTiles {
           first_filter(tile % of_filters * filters) {}
 };
 
-// What a row of the matrix stands for; rows past the last have a tap that no filter has.
+// What a row of the matrix stands for, `tap` being a row of taps where these share x; rows past the last have a tap that no
+// filter has.
 template <class Problem, class Tuning>
 struct WeightRow {
     using Tiles = WeightTiles<Problem, Tuning>;
     int tap, channel;
     __device__ __forceinline__ explicit WeightRow(int row)
         : tap(row / Tiles::piece / Tiles::of_tap), channel(row / Tiles::piece % Tiles::of_tap * Tiles::piece + row % Tiles::piece) {}
-    __device__ __forceinline__ int down() const { return tap / Problem::s * Problem::dilation_h; }
-    __device__ __forceinline__ int right() const { return tap % Problem::s * Problem::dilation_w; }
+    static constexpr int of_row = Problem::s / Tuning::taps;
+    __device__ __forceinline__ int down() const { return tap / of_row * Problem::dilation_h; }
+    __device__ __forceinline__ int right() const { return tap % of_row * Problem::dilation_w; }
 };
 
 // The stages of 64 pixels that a block sums: those of its place among the `parts` x `split` blocks of a tile.
@@ -45,7 +94,7 @@ template <class Problem, class Tuning>
 struct PartRange {
     int first, end;
     __device__ __forceinline__ PartRange(long long batch, int part) {
-        const int64 pixels = static_cast<int64>(batch) * (Problem::p * Problem::q);
+        const int64 pixels = WeightGrid<Problem, Tuning>::count(batch);
         const int all = static_cast<int>((pixels + (split_depth - 1)) / split_depth);
         const int share = ceil_div(all, Tuning::parts * Tuning::split);
         const int64 begin = static_cast<int64>(share) *
@@ -62,21 +111,23 @@ struct PartRange {
 template <class Problem, class Tuning>
 struct WeightRings {
     using Tiles = WeightTiles<Problem, Tuning>;
-    static constexpr int piece_bytes = split_depth * 128;
-    // Columns of x are read 8 bytes a lane, those of dy 16: both meet each bank once.
-    static constexpr int x_pitch = 72, dy_pitch = 68;
+    using Grid = WeightGrid<Problem, Tuning>;
+    static constexpr int piece_bytes = split_depth * 128, dy_piece_bytes = Grid::window * 128;
+    // Columns of x are read 8 bytes a lane, those of dy 16, or 4 where taps share x: all meet each bank once.
+    static constexpr int x_pitch = 72, dy_pitch = Grid::shared ? 74 : 68;
     static constexpr int x_bytes = Tiles::rows * (Tuning::x_rows ? split_depth : x_pitch) * 4;
-    static constexpr int dy_bytes = Tiles::chunk * (Tuning::dy_rows ? split_depth : dy_pitch) * 4;
+    static constexpr int dy_bytes = Tuning::dy_rows ? Tiles::chunk * Grid::window * 4
+                                                    : ceil_div(Tiles::chunk * dy_pitch, 256) * 1024;
     static_assert(x_bytes % 1024 == 0 && dy_bytes % 1024 == 0, "stages begin where swizzle patterns do");
     static_assert(!Tuning::x_rows || Tiles::piece == 32, "a bulk copy brings the 32 channels of a piece");
-    static constexpr int half_bytes = split_depth * Tiles::chunk * 2;
+    static constexpr int half_bytes = Grid::window * Tiles::chunk * 2;
     static constexpr int split_bytes = half_bytes * (Tuning::products == 3 ? 2 : 1);
     // The 16 scales of lane t of four lie 20 t floats further: its four loads meet each bank once.
     static constexpr int scale_pitch = 20, scale_bytes = 4 * 4 * scale_pitch;
     static constexpr int dy_at = Tuning::x_stages * x_bytes, split_at = dy_at + Tuning::dy_stages * dy_bytes;
     static constexpr int scales_at = split_at + Tuning::split_stages * split_bytes;
     // A code a pixel, and the largest and the least that each of up to four warps has found.
-    static constexpr int codes_at = scales_at + Tuning::split_stages * scale_bytes, code_bytes = split_depth + 8;
+    static constexpr int codes_at = scales_at + Tuning::split_stages * scale_bytes, code_bytes = Grid::window + 8;
     static constexpr int code_stages = 16, bytes = codes_at + code_stages * code_bytes;
     static_assert(code_stages > Tuning::dy_stages + Tuning::split_stages + 1,
                   "codes are written anew only when those who read them have freed what came with them");
@@ -84,6 +135,9 @@ struct WeightRings {
     // Who finds the codes: two warps of producers who do not copy themselves, a pixel a lane; otherwise the converters.
     static constexpr bool idle = Tuning::x_rows && Tuning::dy_rows;
     static constexpr int scanners = idle ? 2 : converter_warps;
+    // Pixels behind the 64 that each of them looks at.
+    static constexpr int behind = 8 / scanners;
+    static_assert(Grid::window <= split_depth + 8, "so many pixels at most");
     static __device__ __forceinline__ int scanned(int thread) { return idle ? thread : thread / 32 * 16 + thread % 16; }
     unsigned char* base;
 

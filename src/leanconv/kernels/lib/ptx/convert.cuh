@@ -1,4 +1,4 @@
-// Conversions between float and the 16-bit floating-point types, as their bits: cvt.
+// Conversions between float and the 16-bit floating-point types, as their bits: cvt; and the largest of floats: max.
 // NOTE: each header of lib/ptx/ wraps one kind of PTX instruction, a function an instruction, named after it. The CPU
 // emulator has a twin of each, found first on the include path; kernels therefore include them with angle brackets.
 #pragma once
@@ -37,6 +37,13 @@ __device__ __forceinline__ unsigned cvt_rn_bf16x2_f32(float first, float second)
     unsigned bits;
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;\n" : "=r"(bits) : "f"(second), "f"(first));
     return bits;
+}
+
+// max.NaN.f32: NaN where either is; on sm_80 and later.
+__device__ __forceinline__ float max_nan_f32(float a, float b) {
+    float largest;
+    asm("max.NaN.f32 %0, %1, %2;\n" : "=f"(largest) : "f"(a), "f"(b));
+    return largest;
 }
 
 // cvt.rn.tf32.f32: float32 of 10 digits, to the nearest, of two the even one; on sm_90 and later.

@@ -43,6 +43,8 @@ inline unsigned cvt_rn_bf16x2_f32(float first, float second) {
     return cvt_rn_bf16_f32(first) | static_cast<unsigned>(cvt_rn_bf16_f32(second)) << 16;
 }
 
+inline float max_nan_f32(float a, float b) { return a != a || b != b ? emulator::bit_cast<float>(0x7fffffffu) : a < b ? b : a; }
+
 inline unsigned cvt_rn_tf32_f32(float value) {
     const unsigned bits = emulator::bit_cast<unsigned>(value);
     if ((bits & 0x7fffffff) > 0x7f800000) return 0x7fffffff;
