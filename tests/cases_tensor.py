@@ -32,6 +32,11 @@ def _tensor_cases() -> list[Case]:
     layers.add("gradient-zeros", 1, 32, 9, 9, 64, 1, 1, layouts=USUAL, op="dgrad", stride=(2, 2))
     one = Layers("tensor-", precision="tf32")
     one.add("one-product", 2, 40, 6, 8, 72, 3, 3, layouts=USUAL, **pad)
+    last = {"layouts": ("NHWC",)}
+    one.add("rows-of-taps", 2, 128, 6, 7, 72, 3, 3, bias=True, **last, **pad)
+    one.add("rows-of-taps-wide", 1, 64, 9, 37, 64, 2, 5, padding=(1, 0, 3, 0), **last)
+    one.add("rows-of-taps-groups", 1, 128, 9, 7, 128, 3, 3, groups=2, dilation=(2, 1), padding=(1, 2, 0, 1), **last)
+    one.add("rows-of-taps-gradient", 1, 64, 7, 9, 64, 3, 3, op="dgrad", **last, **pad)
     return layers.cases + one.cases
 
 

@@ -259,3 +259,14 @@ def test_the_compiler_takes_the_same_text(nvrtc):
         assert compile_source(unit(REGISTERS + "(void)s; (void)i; (void)n;"), "probe", arch).cubin
     with pytest.raises(CompileError, match="set_registers_down"):
         compile_source(unit(REGISTERS), "probe", "sm_120")
+
+
+#: Each half of a block asks whether any of its threads has an odd number.
+ANY_ODD = "y[i] = barrier_or(1 + t / 64, 64, x[i] == 1 || x[i] == 3);"
+
+
+def test_a_barrier_tells_whether_any_thread_says_so():
+    x = np.array([0.0, 2.0] * 192, np.float32)
+    x[70], x[200] = 1, 3
+    y = play(ANY_ODD, x, np.full(384, np.nan, np.float32), block=128, grid=3)
+    np.testing.assert_array_equal(y.reshape(6, 64), np.repeat([[0.0], [1], [0], [1], [0], [0]], 64, axis=1))

@@ -40,6 +40,8 @@ class SplitFilters:
     products: int
     piece: int
     rows: bool
+    #: Pixels side by side that all taps of a filter row see, or 0: each tap has pixels of its own.
+    row_lines = 0
     #: States of a segment of a filter row that prepared filters are transformed into; 1 is each column as it is.
     states = 1
 
@@ -87,10 +89,18 @@ def prepared_floats(problem: ConvProblem, config: SplitFilters) -> tuple[int, in
     channels, of_group = _parts(problem)
     head = 4 + 4 * ceil_div(problem.groups, 4) + scales + factors
     fragments = problem.groups * tiles * stages * config.states * config.chunks * config.filter_stage_bytes // 4
-    return head, head + fragments + 4 * ceil_div(of_group * problem.groups * channels, 4)
+    doubts = scales if _plain_first(problem, config) else 0
+    return head, head + fragments + 4 * ceil_div(of_group * problem.groups * channels, 4) + doubts
 
 
-def _filter_constants(problem: ConvProblem, first_prepared: int, first_weight: int) -> Constants:
+def _plain_first(problem: ConvProblem, config: SplitFilters) -> bool:
+    """Whether a launch before the others prepares filters that need no factors, and leaves the rest to these: where one
+    product is enough, a block holds a filter, and few of its channels can be small by chance."""
+    taps = problem.r * problem.s
+    return config.products == 1 and taps >= 4 and not _by_element(problem) and taps * problem.group_c <= COPIED_ELEMENTS
+
+
+def _filter_constants(problem: ConvProblem, config: SplitFilters, first_prepared: int, first_weight: int) -> Constants:
     """What the filters alone determine."""
     return (
         ("filter", DTYPES[problem.dtype].ctype),
@@ -98,6 +108,7 @@ def _filter_constants(problem: ConvProblem, first_prepared: int, first_weight: i
         ("nhwc", problem.layout == "NHWC"),
         ("chwn", problem.layout == "CHWN"),
         ("by_element", _by_element(problem)),
+        ("plain_first", _plain_first(problem, config)),
         ("first_prepared", first_prepared),
         ("first_weight", first_weight),
     )
@@ -105,16 +116,18 @@ def _filter_constants(problem: ConvProblem, first_prepared: int, first_weight: i
 
 def filter_launches(
     problem: ConvProblem, config: SplitFilters, first_prepared: int, first_weight: int | None, blocks: tuple[int, int]
-) -> tuple[Launch, Launch]:
+) -> tuple[Launch, ...]:
     """The launches that split the filters of a forward convolution: ``w``, or what lies at ``first_weight`` of the
     prepared ones. ``blocks`` of each must fit on a multiprocessor."""
     written = Pointer("prepared", written=True)
     arguments = (written,) if first_weight is not None else (Pointer("w", DTYPES[problem.dtype].ctype), written)
-    names = ("largest_channels", "tensor_filters")
+    names = ("plain_filters", "largest_channels", "tensor_filters")
     if first_weight is not None:
-        names = ("largest_rearranged_channels", "rearranged_tensor_filters")
-    constants = _filter_constants(problem, first_prepared, first_weight or 0)
+        names = ("plain_rearranged_filters", "largest_rearranged_channels", "rearranged_tensor_filters")
+    constants = _filter_constants(problem, config, first_prepared, first_weight or 0)
     known = ("chunk", "chunks", "products", "rows", "piece", *(["states"] if config.states > 1 else []))
+    if config.row_lines:
+        known = (*known, "row_lines")
     tuning = (("threads", THREADS), *((name, getattr(config, name)) for name in known))
     tiles = ceil_div(problem.group_k, config.filters)
     side_by_side = problem.layout == "NHWC" or (_by_element(problem) and problem.layout != "CHWN")
@@ -124,20 +137,14 @@ def filter_launches(
     copied, kept = (count if count <= COPIED_ELEMENTS else 0 for count in (elements, channels))
     header, split = "lib/tensor_filters.cuh", 4 * (32 + kept + copied)
     rows = problem.groups * tiles * config.filters
-    return (
-        Launch(
-            header,
-            f"leanconv::{names[0]}",
-            constants,
-            tuning,
-            arguments,
-            largest,
-            THREADS,
-            4 * THREADS if side_by_side else 0,
-            blocks[0],
-        ),
-        Launch(header, f"leanconv::{names[1]}", constants, tuning, arguments, rows, THREADS, split, blocks[1]),
-    )
+    shared = 4 * THREADS if side_by_side else 4 * 32
+
+    def launch(name: str, grid: int, shared_bytes: int, at_once: int) -> Launch:
+        function = f"leanconv::{name}"
+        return Launch(header, function, constants, tuning, arguments, grid, THREADS, shared_bytes, at_once)
+
+    first = [launch(names[0], rows, 4 * (32 + elements), blocks[1])] if _plain_first(problem, config) else []
+    return (*first, launch(names[1], largest, shared, blocks[0]), launch(names[2], rows, split, blocks[1]))
 
 
 C = TypeVar("C", bound=SplitFilters)
@@ -181,7 +188,8 @@ class SplitGemm(TimedAlgorithm, Generic[C]):
         split = getattr(config, "split", 1)
         # by default a cluster shares those tiles that are left over, which are other images' in another batch
         shared = split > 1 and not problem.batch_invariant
-        return None if shared else (config.products, config.piece, config.rows, getattr(config, "flat", False), split)
+        kind = config.products, config.piece, config.rows, config.row_lines > 0, getattr(config, "flat", False)
+        return None if shared else (*kind, split)
 
     def arithmetic(self, problem: ConvProblem) -> Arithmetic:
         return "fp16" if problem.precision == "tf32" else "fp16x3"

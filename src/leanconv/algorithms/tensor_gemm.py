@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from math import gcd
 from typing import Literal
 
 from leanconv.algorithms.base import LAUNCH_CYCLES, Config, by_time, ceil_div, has_wide_tensors, variant
@@ -26,11 +27,12 @@ class TensorConfig(Config, SplitFilters):
     """A tile has 64 pixels for each of ``warpgroups`` consumers, and ``chunks`` x ``chunk`` filters, of which a product
     takes ``chunk``.
 
-    ``products`` of float16 make one of float32: 3, or 1 in tier tf32. ``partials`` partial sums are under way at once.
+    ``products`` of float16 make one of float32: 3, or 1 in tier tf32. ``partials`` partial sums are under way at once;
+    0: all sums stay in the tensor core.
     ``rows``: bulk copies bring pixels in rows of channels, and where they are ``flat`` in columns of pixels; otherwise
     lanes copy columns. ``piece`` channels of one tap lie together in the reduction. ``turns``: consumers multiply in
-    turn. ``pixel_stages`` and ``filter_stages`` are the lengths of the rings. A cluster of ``split`` blocks shares a
-    reduction.
+    turn. ``pixel_stages`` and ``filter_stages`` are the lengths of the rings. ``row_lines`` pixels of a copy serve all
+    taps of a filter row; 0: each tap has a copy of its own. A cluster of ``split`` blocks shares a reduction.
     """
 
     warpgroups: int
@@ -46,6 +48,7 @@ class TensorConfig(Config, SplitFilters):
     filter_stages: int
     consumer_registers: int
     producer_registers: int
+    row_lines: int = 0
     split: int = 1
 
     @property
@@ -63,7 +66,7 @@ class TensorConfig(Config, SplitFilters):
         """Bytes of a stage of pixels: columns are four floats longer than the tile, flat ones than 32 pixels."""
         if self.flat:
             return DEPTH * 4 * self.pixels // GRANULE * (GRANULE + 4)
-        return DEPTH * 4 * (self.pixels if self.rows else self.pixels + 4)
+        return DEPTH * 4 * (self.row_lines or (self.pixels if self.rows else self.pixels + 4))
 
     @property
     def ring_bytes(self) -> int:
@@ -91,6 +94,16 @@ TILES: dict[Tile, tuple[bool, dict[Way, float]]] = {
     (2, 128, 1, 1): (False, {"rows": 200, "flat": 175, "columns": 160}),
     (4, 64, 1, 1): (False, {"rows": 168, "flat": 118, "columns": 73}),
     (2, 64, 1, 1): (True, {"rows": 150, "flat": 120, "columns": 118}),
+}
+#: The TFLOP/s of one product, whose tiles are multiplied whole and without turns: in rows, flat and in columns those of
+#: an earlier form of the loop (sustained, H200); where a copy serves a row of taps, a guess of 8 % more.
+ONE_PRODUCT: dict[Tile, dict[Way | Literal["taps"], float]] = {
+    (2, 256, 1, 0): {"taps": 510, "rows": 475, "flat": 375, "columns": 385},
+    (2, 192, 1, 0): {"taps": 470, "rows": 440, "flat": 315, "columns": 340},
+    (3, 128, 1, 0): {"taps": 425, "rows": 395, "flat": 255, "columns": 180},
+    (2, 128, 1, 0): {"taps": 375, "rows": 350, "flat": 238, "columns": 265},
+    (3, 64, 1, 0): {"taps": 275, "rows": 252, "flat": 130, "columns": 90},
+    (2, 64, 1, 0): {"taps": 230, "rows": 212, "flat": 130, "columns": 130},
 }
 #: Registers of a consumer's and a producer's thread, by the number of consumers and whether tensor maps bring pixels.
 REGISTERS = {
@@ -130,6 +143,23 @@ def pixel_map(problem: ConvProblem, pixels: int, channels: int = ROW) -> TensorM
         traversal=(1, problem.stride[1], problem.stride[0], 1),
         swizzle=item * channels,
     )
+
+
+def row_map(problem: ConvProblem, lines: int) -> TensorMap:
+    """The same of ``lines`` pixels that all taps of a filter row see: rows are longer by all taps but one."""
+    top, left = -problem.padding[0], -problem.padding[2]
+    upper_h = problem.padding[1] - (problem.r - 1) * problem.dilation[0]
+    return replace(pixel_map(problem, lines), lower=(left, top), upper=(problem.padding[3], upper_h))
+
+
+def lines_of_row(problem: ConvProblem, pixels: int) -> int:
+    """Pixels that all taps of a filter row see of as many outputs side by side, a multiple of 8; 0 where each tap has a
+    copy of its own."""
+    if problem.s < 2 or problem.stride != (1, 1) or problem.dilation[1] != 1 or problem.group_c % DEPTH:
+        return 0
+    ends = (problem.q - gcd(pixels, problem.q) + pixels - 1) // problem.q
+    lines = 8 * ceil_div(pixels + (problem.s - 1) * (1 + ends), 8)
+    return lines if lines <= 256 and not row_map(problem, lines).why_not() else 0
 
 
 def _in_rows(problem: ConvProblem) -> bool:
@@ -185,15 +215,16 @@ def _piece(problem: ConvProblem) -> int:
 
 
 @lru_cache(maxsize=256)
-def _config(tile: Tile, way: Way, piece: int, products: int, shared: int) -> TensorConfig | None:
+def _config(tile: Tile, way: Way, piece: int, products: int, shared: int, row_lines: int = 0) -> TensorConfig | None:
     """The configuration of a tile, with rings as long as ``shared`` bytes allow; None where they are too short."""
     warpgroups, chunk, chunks, partials = tile
     rows, flat = way == "rows", way == "flat"
     registers = REGISTERS[warpgroups, rows or flat]
     shape = (warpgroups, chunk, chunks, products, partials)
-    config = TensorConfig(*shape, rows, flat, piece, TILES[tile][0], 1, 1, *registers)
-    least = max(chunks, partials)
-    for stages in range(MOST_STAGES[0], 1, -1):
+    turns = products == 3 and TILES[tile][0]
+    config = TensorConfig(*shape, rows, flat, piece, turns, 1, 1, *registers, row_lines)
+    least = max(chunks, partials) if products == 3 else 2  # products of two stages are under way
+    for stages in range(2 if row_lines else MOST_STAGES[0], 1, -1):
         left = shared - stages * config.pixel_stage_bytes - 16 * (stages + MOST_STAGES[1])
         filters = min(MOST_STAGES[1], left // config.filter_stage_bytes)
         if filters >= max(least, min(4, 2 * chunks)) or (stages == 2 and filters >= least):
@@ -215,7 +246,8 @@ def _with_splits(config: TensorConfig, parts: list[PartialConvolution], target: 
     yield config
     if config.filters * config.pixels * 4 > config.ring_bytes:
         return
-    work = [(_tiles(part, config), stages_of(part.problem, config.piece)) for part in parts]
+    each = parts[0].problem.s if config.row_lines else 1  # stages that stay together
+    work = [(_tiles(part, config), stages_of(part.problem, config.piece) // each) for part in parts]
     for split in shares_of(work, target, parts[0].problem.batch_invariant):
         if config.filters // 16 % split == 0:
             yield variant(config, split=split)
@@ -301,8 +333,20 @@ class TensorGemm(SplitGemm[TensorConfig]):
             ways = [("rows", ROW)]
         elif len(parts) == 1 and parts[0].whole and is_flat(parts[0].problem):
             ways.insert(0, ("flat", ROW))
-        found = (_config(tile, way, piece, products, shared) for way, piece in ways for tile in TILES)
+        if products == 3:
+            found = [_config(tile, way, piece, products, shared) for way, piece in ways for tile in TILES]
+        else:
+            found = [
+                _config(tile, way, piece, products, shared, lines)
+                for way, piece in ways
+                for tile in ONE_PRODUCT
+                for lines in sorted({0, self._row_lines(parts, way, 64 * tile[0])})
+            ]
         return [config for config in found if config]
+
+    def _row_lines(self, parts: list[PartialConvolution], way: Way, pixels: int) -> int:
+        """Pixels of a copy that serves a row of taps, or 0."""
+        return lines_of_row(parts[0].problem, pixels) if way == "rows" and len(parts) == 1 and parts[0].whole else 0
 
     def timed(self, problem: ConvProblem, target: Target) -> list[tuple[float, TensorConfig]]:
         parts = single_parts(problem)
@@ -321,7 +365,10 @@ class TensorGemm(SplitGemm[TensorConfig]):
     ) -> float:
         way: Way = "rows" if config.rows else "flat" if config.flat else "columns"
         tile = config.warpgroups, config.chunk, config.chunks, config.partials
-        speed = TILES[tile][1][way] * FLOPS_PER_CYCLE * (1.7 if config.products == 1 else 1)
+        if config.products == 3:
+            speed = TILES[tile][1][way] * FLOPS_PER_CYCLE
+        else:
+            speed = ONE_PRODUCT[tile]["taps" if config.row_lines else way] * FLOPS_PER_CYCLE
         time = 0.0
         for part in parts:
             stages = stages_of(part.problem, config.piece)
@@ -341,6 +388,8 @@ class TensorGemm(SplitGemm[TensorConfig]):
         source: Argument = x
         if config.rows or config.flat:
             encoded = flat_map(part.problem) if config.flat else pixel_map(part.problem, config.pixels)
+            if config.row_lines:
+                encoded = row_map(part.problem, config.row_lines)
             source = replace(encoded, role=problem.operands[0].role)
         tiles = _tiles(part, config)
         return Launch(

@@ -7,8 +7,8 @@
 //   flags: whether the factors of this group's channels are not all one
 //   scales: what the sums of a filter are multiplied by at the end
 //   factors: what pixels are multiplied by, in the order of the reduction: their roots, which are powers of two
-//   parts: the largest finite magnitude of each channel in some filters, which the first launch leaves to the second; they
-//     lie behind the fragments
+//   parts: the largest finite magnitude of each channel in some filters, which one launch leaves to the next; they lie
+//     behind the fragments, and behind them `doubts` (plain_filters)
 //   fragments [groups][tiles][stages][chunks]: 64 elements of `chunk` filters, hi and, with three products, lo behind it
 // Where Tuning has `states`, the rows of the filters are transformed for F(2, 3) on the way, each segment of three columns
 // into four states; a tap is a segment then, and fragments are those [groups][tiles][stages][states * chunks]
@@ -24,6 +24,11 @@
 
 namespace leanconv {
 
+// Pixels that lie side by side in shared memory for all taps of a filter row: 0 where Tuning names none, as each tap has
+// pixels of its own.
+template <class Tuning> __host__ __device__ constexpr int row_lines_of(decltype(Tuning::row_lines)*) { return Tuning::row_lines; }
+template <class Tuning> __host__ __device__ constexpr int row_lines_of(...) { return 0; }
+
 template <class Problem, class Tuning>
 struct TensorFilters {
     static constexpr int states = states_of<Tuning>(nullptr);
@@ -33,6 +38,10 @@ struct TensorFilters {
     static constexpr int piece = Tuning::piece, pieces = split_depth / piece, of_tap = ceil_div(Problem::group_c, piece);
     static_assert(split_depth % piece == 0, "a stage has whole pieces");
     static constexpr int stages = ceil_div(taps * of_tap, pieces);
+    // Stages that have the same pixels: those of the taps of a filter row, which follow each other then.
+    static constexpr bool by_row = row_lines_of<Tuning>(nullptr) > 0;
+    static constexpr int tap_stages = by_row ? Problem::s : 1;
+    static_assert(!by_row || (pieces == 2 && of_tap % 2 == 0 && states == 1), "a stage has channels of one tap");
     // Where pairs of two rows of outputs share their states, a tile sees one more row of pixels than filters have: all rows of a
     // segment and its channels, then those of the next.
     static constexpr int heights = heights_of<Tuning>(nullptr), row_stages = of_row * of_tap / pieces;
@@ -69,6 +78,15 @@ struct TensorFilters {
         if constexpr (Tuning::rows) return element_at(place);
         else return states > 1 ? column_at(place) : place;
     }
+    // Tap and first channel of a piece of the reduction.
+    static __device__ __forceinline__ int tap_of(int number) {
+        if constexpr (by_row) return number / (of_tap * tap_stages) * tap_stages + number / 2 % tap_stages;
+        else return number / of_tap;
+    }
+    static __device__ __forceinline__ int channel_of(int number) {
+        if constexpr (by_row) return (number / (2 * tap_stages) % (of_tap / 2) * 2 + number % 2) * piece;
+        else return number % of_tap * piece;
+    }
     static __device__ __forceinline__ int64 fragment(int group, int tile, int stage, int chunk_of_tile) {
         return ((static_cast<int64>(group * tiles + tile) * stages + stage) * stage_chunks + chunk_of_tile) * stage_bytes;
     }
@@ -90,6 +108,7 @@ struct FactorParts {
                                                                         : 4;
     static constexpr int parts = ceil_div(Problem::group_k, filters_of_part);
     static constexpr bool kept = of_filter <= F::copied_elements;  // in shared memory
+    static constexpr int64 doubts_at = TensorFilters<Problem, Tuning>::parts_at + ceil_div(parts * all, 4) * 4;
     // Whether neighbouring lanes have neighbouring channels.
     static constexpr bool side_by_side = Problem::nhwc || (by_element && !Problem::chwn);
 
@@ -127,6 +146,20 @@ __device__ __forceinline__ float largest_of_block(float value, float* shared) {
     return value;
 }
 
+// Whether plain_filters, which ran before, has left something to the launches after it.
+template <class Problem, class Tuning>
+__device__ __forceinline__ bool is_left(const float* prepared_filters) {
+    if constexpr (!Problem::plain_first) {
+        return true;
+    } else {
+        using F = TensorFilters<Problem, Tuning>;
+        const float* const doubts = prepared_filters + Problem::first_prepared + FactorParts<Problem, Tuning>::doubts_at;
+        float any = 0;
+        for (int i = threadIdx.x; i < Problem::groups * F::tiles * F::filters; i += Tuning::threads) any = fmaxf(any, doubts[i]);
+        return largest_of_block<Tuning::threads>(any, reinterpret_cast<float*>(shared_memory())) > 0;
+    }
+}
+
 // First launch: the largest magnitude of each channel in filters_of_part filters. In NHWC a lane has a channel, and the warps
 // of a block share the filters; otherwise a warp has a channel.
 template <class Problem, class Tuning>
@@ -138,6 +171,7 @@ __device__ __forceinline__ void largest_channels(const typename Problem::filter*
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const int c = blockIdx.x % of_group * channels + (lanes_apart ? lane : warp), rest = blockIdx.x / of_group;
     const int part = rest % P::parts, group = rest / P::parts;
+    if (!is_left<Problem, Tuning>(prepared)) return;
     if (!lanes_apart && c >= P::of_filter) return;
     float largest = 0;
     // NOTE: past the end the last element is read again, so that no load waits for the condition of another.
@@ -212,6 +246,53 @@ struct FilterElements {
     }
 };
 
+// Writes the fragments of one filter, and the factors of its group. `inverse`: what an element is multiplied by twice.
+template <class Problem, class Tuning, class Inverse>
+__device__ __forceinline__ void write_fragments(const FilterElements<Problem, Tuning>& filter, float* prepared, int group,
+                                                int padded, unsigned up, const Inverse& inverse) {
+    using F = TensorFilters<Problem, Tuning>;
+    const int tile = padded / F::filters, of_tile = padded % F::filters, of_chunk = of_tile % F::chunk;
+    const int row = of_chunk / 16 * 16 + place_of(of_chunk % 16);
+    unsigned char* const fragments = reinterpret_cast<unsigned char*>(prepared + F::fragments_at);
+#pragma unroll 2
+    for (int i = threadIdx.x; i < F::states * F::stages * 8; i += Tuning::threads) {
+        const int state = i / (F::stages * 8), stage = i / 8 % F::stages, unit = i % 8;
+        float value[8], factor[8];
+#pragma unroll
+        for (int j = 0; j < 8; ++j) {
+            const int place = unit % 2 * 8 + j;
+            const int element = unit / 2 * 16 + F::element_of(place);
+            const int number = stage * F::pieces + element / F::piece, tap = F::tap_of(number);
+            const int c = F::channel_of(number) + element % F::piece;
+            const bool meant = tap < F::taps && c < Problem::group_c;
+            factor[j] = meant ? inverse(c, tap) : 1.0f;
+            value[j] = meant ? filter.state(c, tap, state) : 0.0f;
+        }
+        if (padded == 0 && state == 0) {
+#pragma unroll
+            for (int j = 0; j < 8; ++j) {
+                const int place = unit % 2 * 8 + j;
+                const int element = unit / 2 * 16 + F::element_of(place);
+                prepared[F::factors_at + (group * F::stages + stage) * split_depth + element] =
+                    factor[j] > 0 ? 1.0f / factor[j] : 0.0f;
+            }
+        }
+        unsigned high[4], low[4];
+#pragma unroll
+        for (int pair = 0; pair < 4; ++pair) {
+            const float a = value[2 * pair] * factor[2 * pair] * factor[2 * pair];
+            const float b = value[2 * pair + 1] * factor[2 * pair + 1] * factor[2 * pair + 1];
+            high[pair] = split_high(a, b, power_of_two(up));
+            low[pair] = split_low(a, b, power_of_two(up), high[pair]);
+        }
+        const int chunk = states_order<F::states, F::chunks>(state, of_tile / F::chunk);
+        unsigned char* const to = fragments + F::fragment(group, tile, stage, chunk) + row * 128 + (unit ^ row % 8) * 16;
+        *reinterpret_cast<uint4*>(to) = make_uint4(high[0], high[1], high[2], high[3]);
+        if constexpr (F::halves == 2)
+            *reinterpret_cast<uint4*>(to + F::half_bytes) = make_uint4(low[0], low[1], low[2], low[3]);
+    }
+}
+
 // Second launch: a block writes one filter, those that fill up the last tile as zeros.
 template <class Problem, class Tuning>
 __device__ __forceinline__ void tensor_filters(const typename Problem::filter* w, float* prepared_filters) {
@@ -219,6 +300,7 @@ __device__ __forceinline__ void tensor_filters(const typename Problem::filter* w
     using P = FactorParts<Problem, Tuning>;
     // Channels whose largest filter element is 2^-12 of the greatest need no factor: the pair has bits enough.
     constexpr int spread = 12;
+    if (!is_left<Problem, Tuning>(prepared_filters)) return;
     float* const prepared = prepared_filters + Problem::first_prepared;
     float* const of_warp = reinterpret_cast<float*>(shared_memory());
     float* const kept = of_warp + 32;  // the largest magnitude of each channel
@@ -281,52 +363,60 @@ __device__ __forceinline__ void tensor_filters(const typename Problem::filter* w
         }
     }
 
-    const int tile = padded / F::filters, of_tile = padded % F::filters, of_chunk = of_tile % F::chunk;
-    const int row = of_chunk / 16 * 16 + place_of(of_chunk % 16);
-    unsigned char* const fragments = reinterpret_cast<unsigned char*>(prepared + F::fragments_at);
-#pragma unroll 2
-    for (int i = threadIdx.x; i < F::states * F::stages * 8; i += Tuning::threads) {
-        const int state = i / (F::stages * 8), stage = i / 8 % F::stages, unit = i % 8;
-        float value[8], factor[8];
+    write_fragments<Problem, Tuning>(filter, prepared, group, padded, up, inverse);
+}
+
+// What comes before both where one product is enough: a block writes one filter whose channels need no factors, as if all
+// filters were such. It doubts that where a channel of its filter is smaller than 2^-19 of the greatest; then the other two
+// launches do it again, which else have nothing to do. Pixels that meet the greatest channel may be 2^19 times as large as others
+// then, of 2^35 that a row's scale leaves room for.
+// The scale that all sums keep until the end is 2^-12, whatever the greatest filter is.
+template <class Problem, class Tuning>
+__device__ __forceinline__ void plain_filters(const typename Problem::filter* w, float* prepared_filters) {
+    using F = TensorFilters<Problem, Tuning>;
+    using P = FactorParts<Problem, Tuning>;
+    static_assert(P::kept && FilterElements<Problem, Tuning>::copied && !P::by_element, "a block holds a filter");
+    constexpr unsigned doubt = 19, least_up = 139;
+    float* const prepared = prepared_filters + Problem::first_prepared;
+    float* const of_warp = reinterpret_cast<float*>(shared_memory());
+    const int padded = blockIdx.x % (F::tiles * F::filters), group = blockIdx.x / (F::tiles * F::filters);
+    const FilterElements<Problem, Tuning> filter{w, of_warp + 32, group, padded};
+    filter.begin();
+    cp_async_wait_group<0>();
+    __syncthreads();
+    float greatest = 0, least = 3.402823466e38f;
+    for (int c = threadIdx.x; c < Problem::group_c; c += Tuning::threads) {
+        float largest = 0;
 #pragma unroll
-        for (int j = 0; j < 8; ++j) {
-            const int place = unit % 2 * 8 + j;
-            const int element = unit / 2 * 16 + F::element_of(place);
-            const int number = stage * F::pieces + element / F::piece, tap = number / F::of_tap;
-            const int c = number % F::of_tap * F::piece + element % F::piece;
-            const bool meant = tap < F::taps && c < Problem::group_c;
-            factor[j] = meant ? inverse(c, tap) : 1.0f;
-            value[j] = meant ? filter.state(c, tap, state) : 0.0f;
-        }
-        if (padded == 0 && state == 0) {
-#pragma unroll
-            for (int j = 0; j < 8; ++j) {
-                const int place = unit % 2 * 8 + j;
-                const int element = unit / 2 * 16 + F::element_of(place);
-                prepared[F::factors_at + (group * F::stages + stage) * split_depth + element] =
-                    factor[j] > 0 ? 1.0f / factor[j] : 0.0f;
-            }
-        }
-        unsigned high[4], low[4];
-#pragma unroll
-        for (int pair = 0; pair < 4; ++pair) {
-            const float a = value[2 * pair] * factor[2 * pair] * factor[2 * pair];
-            const float b = value[2 * pair + 1] * factor[2 * pair + 1] * factor[2 * pair + 1];
-            high[pair] = split_high(a, b, power_of_two(up));
-            low[pair] = split_low(a, b, power_of_two(up), high[pair]);
-        }
-        const int chunk = states_order<F::states, F::chunks>(state, of_tile / F::chunk);
-        unsigned char* const to = fragments + F::fragment(group, tile, stage, chunk) + row * 128 + (unit ^ row % 8) * 16;
-        *reinterpret_cast<uint4*>(to) = make_uint4(high[0], high[1], high[2], high[3]);
-        if constexpr (F::halves == 2)
-            *reinterpret_cast<uint4*>(to + F::half_bytes) = make_uint4(low[0], low[1], low[2], low[3]);
+        for (int weight = 0; weight < F::weights; ++weight) largest = fmaxf(largest, finite_magnitude(filter(c, weight)));
+        greatest = fmaxf(greatest, largest);
+        least = fminf(least, largest);
     }
+    greatest = largest_of_block<Tuning::threads>(greatest, of_warp);
+    least = -largest_of_block<Tuning::threads>(-least, of_warp);
+    const unsigned up = greatest > 0 ? min(268 - biased_exponent(greatest), 253u) : 127u;
+    if (threadIdx.x == 0) {
+        const bool doubted = greatest > 0 && (least == 0 || whole_exponent(greatest) - whole_exponent(least) > doubt);
+        prepared[P::doubts_at + blockIdx.x] = doubted ? 1.0f : 0.0f;
+        prepared[F::scales_at + blockIdx.x] = power_of_two(127 + least_up - up);
+        if (padded == 0) reinterpret_cast<unsigned*>(prepared)[F::flags_at + group] = 0;
+        if (blockIdx.x == 0) {
+            SplitHeader* const header = reinterpret_cast<SplitHeader*>(prepared);
+            header->down = power_of_two(254 - least_up);
+            header->most = 253;
+        }
+    }
+    write_fragments<Problem, Tuning>(filter, prepared, group, padded, up, [](int, int) { return 1.0f; });
 }
 
 // The same of filters that another launch has rearranged within the prepared ones, from element first_weight on.
 template <class Problem, class Tuning>
 __device__ __forceinline__ void largest_rearranged_channels(float* prepared) {
     largest_channels<Problem, Tuning>(prepared + Problem::first_weight, prepared);
+}
+template <class Problem, class Tuning>
+__device__ __forceinline__ void plain_rearranged_filters(float* prepared) {
+    plain_filters<Problem, Tuning>(prepared + Problem::first_weight, prepared);
 }
 template <class Problem, class Tuning>
 __device__ __forceinline__ void rearranged_tensor_filters(float* prepared) {

@@ -113,15 +113,16 @@ __device__ __forceinline__ void produce(const TensorMap& x, const float* prepare
         RingPlace<Tuning::pixel_stages> place;
         for (; walk.valid(); walk.advance()) {
             const Copies copies(tiles, walk.tile, batch);
-            for (int stage = walk.first; stage < walk.end; ++stage) {
+            for (int stage = walk.first; stage < walk.end; stage += F::tap_stages) {
                 mbarrier_wait_parity(rings.pixels_free(place.stage), place.parity ^ 1);
                 mbarrier_arrive_expect_tx(rings.pixels_full(place.stage), Rings::pixel_bytes);
 #pragma unroll
                 for (int half = 0; half < 2; ++half) {
                     // NOTE: past the last tap filters are zero; any pixels that are numbers do, and those of tap 0 are.
-                    const int number = 2 * F::seen(stage) + half, tap = number / F::of_tap < F::seen_taps ? number / F::of_tap : 0;
+                    const int number = 2 * F::seen(stage) + half;
+                    const int tap = F::tap_of(number) < F::seen_taps ? F::tap_of(number) : 0;
                     copies.half(rings.pixel_stage(place.stage) + half * Rings::half_bytes, x,
-                                rings.pixels_full(place.stage), tap, number % F::of_tap * F::piece);
+                                rings.pixels_full(place.stage), tap, F::channel_of(number));
                 }
                 place.advance();
             }

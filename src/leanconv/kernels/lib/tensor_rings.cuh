@@ -109,6 +109,13 @@ __host__ __device__ constexpr int pair_lines(int pairs) {
     return ceil_div(2 * pairs + 2 + (Problem::q - gcd(pairs, Problem::q) + pairs - 1) / Problem::q * 2, 8) * 8;
 }
 
+// And for `pixels` outputs, all taps of a filter row: one each, and s - 1 more at the end and wherever a row ends.
+template <class Problem>
+__host__ __device__ constexpr int row_lines(int pixels) {
+    const int ends = (Problem::q - gcd(pixels, Problem::q) + pixels - 1) / Problem::q;
+    return ceil_div(pixels + (Problem::s - 1) * (1 + ends), 8) * 8;
+}
+
 // Shared memory: the ring of pixels, the ring of filters, and the barriers of both.
 template <class Problem, class Tuning>
 struct TensorRings {
@@ -119,7 +126,8 @@ struct TensorRings {
     // tile.
     static constexpr int granule = TensorPixels<Problem, Tuning>::granule;
     static constexpr int flat_pitch = F::states > 1 ? 2 * granule + 8 : granule + 4, granule_bytes = flat_pitch * 32 * 4;
-    static constexpr int lines = F::states > 1 ? pair_lines<Problem>(pixels) : pixels;
+    static constexpr int lines = F::states > 1 ? pair_lines<Problem>(pixels) : F::by_row ? row_lines<Problem>(pixels) : pixels;
+    static_assert(!F::by_row || lines == row_lines_of<Tuning>(nullptr), "a copy brings what a row of taps sees");
     static constexpr int half_bytes = Tuning::flat ? pixels / granule * granule_bytes : lines * 128;
     static constexpr int pixel_bytes = by_maps ? 2 * half_bytes : split_depth * pitch * 4;
     static_assert(pixel_bytes % 1024 == 0 && F::stage_bytes % 1024 == 0, "stages begin where swizzle patterns do");
@@ -161,7 +169,9 @@ struct TensorRings {
 // has had equally many are shared: each cluster has one of them at most, and each block a share of its stages.
 template <class Problem, class Tuning>
 struct TileWalk {
-    static constexpr int split = Tuning::split, all = TensorFilters<Problem, Tuning>::seen_stages, share = ceil_div(all, split);
+    using F = TensorFilters<Problem, Tuning>;
+    static constexpr int split = Tuning::split, all = F::seen_stages;
+    static constexpr int share = ceil_div(all / F::tap_stages, split) * F::tap_stages;
     static_assert(share * (split - 1) < all, "each block of a cluster has stages");
     const Offset<Problem> count, step, left;  // `left`: the first tile that is shared
     Offset<Problem> tile;

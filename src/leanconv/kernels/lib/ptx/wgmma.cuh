@@ -84,6 +84,13 @@ __device__ __forceinline__ void wgmma_fence(Registers&... registers) {
     asm volatile("wgmma.fence.sync.aligned;\n" ::: "memory");
 }
 
+// No instruction: the next wgmma_fence, whichever registers it names, comes after what the threads did to these.
+// NOTE: where a branch changes sums, a fence inside of it would have each product waited for.
+template <class... Registers>
+__device__ __forceinline__ void wgmma_before_fence(Registers&... registers) {
+    (hold_registers(registers), ...);
+}
+
 // wgmma.commit_group: closes the group of products issued so far.
 __device__ __forceinline__ void wgmma_commit_group() {
     asm volatile("wgmma.commit_group.sync.aligned;\n" ::: "memory");

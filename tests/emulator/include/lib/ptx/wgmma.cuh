@@ -36,6 +36,9 @@ inline void wgmma_fence(A& a, B& b, C& c, D& d, EMULATOR_SITE) {
     emulator::wgmma_fence(emulator::Named<A, B, C, D>(a, b, c, d).list, site);
 }
 
+template <class A>
+inline void wgmma_before_fence(A& a, EMULATOR_SITE) { emulator::wgmma_fence(emulator::Named<A>(a).list, site); }
+
 inline void wgmma_commit_group() { emulator::wgmma_commit_group(); }
 
 template <int pending>

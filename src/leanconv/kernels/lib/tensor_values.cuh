@@ -1,0 +1,101 @@
+// What a consumer's thread loads of a stage of pixels: two rows, a quarter of the 64 reduction elements of each.
+#pragma once
+
+#include <lib/ptx/load.cuh>
+#include <lib/tensor_pixels.cuh>
+
+namespace leanconv {
+
+// The two pixels of a thread where taps may see beyond the sides of the image that flat copies do not know.
+template <class Problem, class Tuning>
+struct SeenTaps {
+    static constexpr bool any = Tuning::flat && Problem::padded;
+    int p[any ? 2 : 1], q[any ? 2 : 1], apart;
+
+    __device__ __forceinline__ SeenTaps(const TensorTiles<Problem, Tuning>& tiles, Offset<Problem> tile, int row)
+        : apart(Problem::chwn ? static_cast<int>(tiles.numbers.batch) : 1) {
+        if constexpr (any) {
+#pragma unroll
+            for (int i = 0; i < 2; ++i) {
+                tiles.numbers.position(tiles.first_pixel(tile) + row + 8 * i, p[i], q[i]);
+                p[i] -= Problem::pad_top, q[i] -= Problem::pad_left;
+            }
+        }
+    }
+    // Where in its box of flat pixels the 32 of piece `number` begin.
+    __device__ __forceinline__ int first(int number) const {
+        return Tuning::flat ? flat_shift<Problem, Tuning>(number / TensorFilters<Problem, Tuning>::of_tap, apart) & 3 : 0;
+    }
+    // Whether piece `number` of the reduction lies inside the image for pixel i.
+    __device__ __forceinline__ bool inside(int i, int number) const {
+        const int tap = number / TensorFilters<Problem, Tuning>::of_tap;
+        return static_cast<unsigned>(p[i] + tap / Problem::s * Problem::dilation_h) < Problem::h &&
+               static_cast<unsigned>(q[i] + tap % Problem::s * Problem::dilation_w) < Problem::w;
+    }
+};
+
+template <class Problem, class Tuning>
+struct StageValues {
+    using Rings = TensorRings<Problem, Tuning>;
+
+    // Element j of the four of a sixteen, which the host permuted where they are neighbours in shared memory.
+    static __device__ __forceinline__ int element(int t, int j) { return Tuning::rows ? 4 * t + j : 2 * t + j % 2 + j / 2 * 8; }
+
+    static __device__ __forceinline__ void load_four(float (&four)[4], const unsigned char* stage, int row, int t, int sixteen,
+                                                     int first) {
+        const unsigned char* const half = stage + sixteen / 2 * Rings::half_bytes;
+        if constexpr (Tuning::rows) {
+            const int unit = (sixteen % 2 * 4 + t) ^ row % 8;
+            ld_shared_v4(four, reinterpret_cast<const float*>(half + row * 128 + unit * 16));
+            return;
+        }
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+            const int channel = element(t, j);
+            if constexpr (Tuning::flat) {
+                const unsigned char* const granule = half + row / 32 * Rings::granule_bytes;
+                const float* const column = reinterpret_cast<const float*>(granule) + row % 32 + first;
+                four[j] = __uint_as_float(ld_shared_u32(column + (sixteen % 2 * 16 + channel) * Rings::flat_pitch));
+            } else {
+                const float* const column = reinterpret_cast<const float*>(stage) + row;
+                four[j] = __uint_as_float(ld_shared_u32(column + (sixteen * 16 + channel) * Rings::pitch));
+            }
+        }
+    }
+
+    // `lines`: where the two rows lie.
+    static __device__ __forceinline__ void load(float (&x)[2][4][4], const unsigned char* shared, const float* factors,
+                                                bool scaled, const int (&lines)[2], int t,
+                                                const SeenTaps<Problem, Tuning>& seen, int stage) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            const int first = seen.first(2 * stage + half);
+#pragma unroll
+            for (int i = 0; i < 4; ++i)
+                load_four(x[i % 2][2 * half + i / 2], shared, lines[i % 2], t, 2 * half + i / 2, first);
+        }
+        if constexpr (SeenTaps<Problem, Tuning>::any) {
+#pragma unroll
+            for (int i = 0; i < 2; ++i)
+#pragma unroll
+                for (int half = 0; half < 2; ++half) {
+                    const bool inside = seen.inside(i, 2 * stage + half);
+#pragma unroll
+                    for (int j = 0; j < 8; ++j) {
+                        float& value = x[i][2 * half + j / 4][j % 4];
+                        value = inside ? value : 0.0f;
+                    }
+                }
+        }
+        if (scaled) {
+#pragma unroll
+            for (int j = 0; j < 16; ++j) {
+                const float factor = factors[j / 4 * 16 + element(t, j % 4)];
+                x[0][j / 4][j % 4] = x[0][j / 4][j % 4] * factor * factor;
+                x[1][j / 4][j % 4] = x[1][j / 4][j % 4] * factor * factor;
+            }
+        }
+    }
+};
+
+}  // namespace leanconv
