@@ -310,8 +310,9 @@ def findings(record: dict[str, Any]) -> str:
     layers = list(dict.fromkeys(row["problem"] for row in record["parts"]))
 
     def factors(part: str, of: str = WHOLE, names: Sequence[str] = TAKEN_APART, only: Sequence[str] = ()) -> str:
-        keys = [(name, layer) for name in names for layer in only or layers]
-        return _range([rows[(*key, of)]["us"] / rows[(*key, part)]["us"] for key in keys])
+        return _range(
+            [rows[name, layer, of]["us"] / rows[name, layer, part]["us"] for name in names for layer in only or layers]
+        )
 
     def errors(algorithm: str) -> str:
         return " and ".join(
@@ -333,8 +334,8 @@ def findings(record: dict[str, Any]) -> str:
         f"**Sums of partial sums** take a factor of {factors('sums in the tensor core', 'one scale')}. Left in the "
         f"tensor core, sums on these layers have {errors('tensor_gemm')} times the error (`tensor_gemm`) and "
         f"{errors('tensor_winograd')} times (`tensor_winograd`).",
-        f"**Copies** take a factor of {copies}. At work it seems more: stages that nobody fills hold the same numbers all "
-        "the time, so the card draws less power, and its clock rises.",
+        f"**Copies** take a factor of {copies}. At work it seems more: stages that nobody fills hold the same numbers "
+        "all the time, so the card draws less power, and its clock rises.",
         f"**Products alone** reach {' and '.join(f'{speed:.0f}' for speed in alone)} TFLOP/s on {layers[0]}: all else "
         f"takes {shares} of the time.",
     ]
