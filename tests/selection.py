@@ -63,6 +63,13 @@ def traits(algorithm: GpuAlgorithm, case: Case) -> Iterator[Hashable]:
     if algorithm.name.startswith("tensor_") or algorithm.name == "implicit_gemm_weight_parts":
         yield problem.layout, problem.op
         return
+    if algorithm.name == "direct_tiled":
+        # the rest is what its own layers differ in, of which `make test` plays as many
+        yield problem.layout, problem.op
+        yield "accumulate", problem.accumulate
+        yield "empty", problem.is_empty
+        yield "depthwise", problem.groups == problem.c > 1
+        return
     top, bottom, left, right = problem.padding
     stored = {
         "any": True,
@@ -101,3 +108,11 @@ def each_layer(cases: Sequence[Case]) -> list[Any]:
     """A pytest parameter for each case's problem; ``make test`` runs each layer in one layout, and all layouts."""
     chosen = cover(cases, lambda case: (layer_name(case), getattr(case.problem, "layout", None)))
     return marked(cases, chosen, lambda case: ((case.problem,), case.name))
+
+
+def every_third(broken: Sequence[Sequence[Any]]) -> list[Any]:
+    """A pytest parameter for each kernel broken on purpose, its data first and what replaces the text last.
+
+    ``make test`` plays every third: they prove the checks, not the kernels.
+    """
+    return marked(broken, broken[::3], lambda each: (each, "-".join(str(part).strip() for part in each)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 from typing import Any, get_args
 
 import emulator
@@ -10,6 +11,7 @@ import ml_dtypes
 import numpy as np
 import proof
 import pytest
+import selection
 from cases import ALL, TARGETS
 from conftest import HostDevice, oracle_conv, relative_error, says
 
@@ -283,10 +285,14 @@ def test_tiles_of_16_bits_have_two_stages_and_the_shapes_of_float32(layout: Any)
     assert {c.stages for c in algorithm.configs(replace(LAYER, layout=layout), TARGETS[0])} == {2}
 
 
-@pytest.mark.parametrize("layout", ALL)
-@pytest.mark.parametrize(
-    ("tile", "channels"), [((64, 64), 6), ((64, 64), 8), ((128, 96), 12), ((128, 128), 12)], ids=str
-)
+def large_tiles() -> list[Any]:
+    """Tiles and channels in every layout; ``make test`` plays each once, and each layout."""
+    found = [*product((((64, 64), 6), ((64, 64), 8), ((128, 96), 12), ((128, 128), 12)), ALL)]
+    chosen = selection.cover(found, lambda each: each)
+    return selection.marked(found, chosen, lambda each: ((*each[0], each[1]), f"{each[0][0]}-{each[0][1]}-{each[1]}"))
+
+
+@pytest.mark.parametrize(("tile", "channels", "layout"), large_tiles())
 def test_large_tiles_load_pairs_and_fours(tile: tuple[int, int], channels: int, layout: Any) -> None:
     problem = ConvProblem(4, channels, 6, 7, 132, 3, 3, padding=(1, 1, 1, 1), layout=layout, dtype="bfloat16")
     algorithm = next(a for a in ALGORITHMS if a.name == "implicit_gemm")

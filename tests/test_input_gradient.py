@@ -205,15 +205,19 @@ def beginning_inside() -> list[ConvProblem]:
     return [replace(layer, layout=layout).as_forward() for layout in ALL]
 
 
-@pytest.mark.parametrize(
-    ("algorithm", "problem"),
-    [
-        pytest.param(a, problem, id=f"{problem.layout}-{a.name}")
+def each_inside():
+    """Every algorithm in every layout; ``make test`` plays each algorithm, and each family of them in every layout."""
+    found = [
+        (a, problem)
         for problem in beginning_inside()
         for a in ALGORITHMS
         if a.solves == "conv2d" and not a.reasons(problem, TARGETS[0])
-    ],
-)
+    ]
+    chosen = selection.cover(found, lambda each: (each[0].name, (each[0].name.split("_")[0], each[1].layout)))
+    return selection.marked(found, chosen, lambda each: (each, f"{each[1].layout}-{each[0].name}"))
+
+
+@pytest.mark.parametrize(("algorithm", "problem"), each_inside())
 def test_windows_that_begin_inside_the_image_right_on_emulator(algorithm, problem):
     assert problem.padding == (-2, -1, -1, -3)
     proof.check(algorithm, problem, kinds=cases.KINDS[:1])
@@ -229,14 +233,20 @@ def segmented(*names: str) -> list[cases.Case]:
     return [case for case in named if case.in_turn or case.problem.layout == "CHWN"]
 
 
+SEGMENTED = [
+    *segmented("plain", "odd", "one-row", "stride-uneven", "dilation-uneven", "groups-vector", "everything"),
+    *segmented("gradient-plain", "gradient-odd", "gradient-padding-over-filter", "gradient-dilation"),
+    *segmented("gradient-groups", "gradient-long-reduction"),
+]
+
+
 @pytest.mark.parametrize(
     "case",
-    [
-        *segmented("plain", "odd", "one-row", "stride-uneven", "dilation-uneven", "groups-vector", "everything"),
-        *segmented("gradient-plain", "gradient-odd", "gradient-padding-over-filter", "gradient-dilation"),
-        *segmented("gradient-groups", "gradient-long-reduction"),
-    ],
-    ids=lambda case: case.name,
+    selection.marked(
+        SEGMENTED,
+        selection.cover(SEGMENTED, lambda case: (selection.layer_name(case), (case.problem.layout, case.problem.op))),
+        lambda case: ((case,), case.name),
+    ),
 )
 def test_segments_of_rows_are_right_and_touch_nothing_else(case):
     problem, first_weight = case.problem, 4 if case.problem.op == "dgrad" else 0
@@ -286,12 +296,12 @@ def test_prepared_filters_are_those_of_the_forward_convolutions(problem):
 
 
 def layers_to_compile():
-    """Every layer in every layout for every GPU; in ``make test`` every layer, and every layout for every GPU, once."""
+    """Every layer in every layout for every GPU; in ``make test`` every layer, every layout and every GPU once."""
     found = [(problem, target, f"{name}-{target.arch}") for name, problem in USUAL.items() for target in TARGETS]
 
     def differs(each):
         problem, target, name = each
-        return replace(problem, layout="NCHW"), (problem.layout, target.arch)
+        return replace(problem, layout="NCHW"), problem.layout, target.arch
 
     return selection.marked(found, selection.cover(found, differs), lambda each: (each[:2], each[2]))
 

@@ -118,19 +118,20 @@ def test_errors_on_data_of_every_range(kind: str) -> None:
     assert lost(kind) <= (1 if kind == "normal" else 2)
 
 
-@pytest.mark.parametrize(
-    ("kind", "text", "by"),
-    [
-        ("normal", "    largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, 1));\n", ""),
-        ("normal", "return scale.down;", "return scale.down * 1.000001f;"),
-        ("filters-apart", "part[0] * scale[i].x", "part[0]"),
-        ("filters-apart", "up = min(max(up, least_up), min(253u, least_up + 126));", "up = least_up;"),
-        ("channels-apart", "(least == 0 || top - whole_exponent(least) > spread)", "false"),
-        ("channels-apart", "= x[1][j / 4][j % 4] * factor * factor;", "= x[1][j / 4][j % 4];"),
-        ("unseen", "(least == 0 || top - whole_exponent(least) > spread)", "top - whole_exponent(least) > 300"),
-        ("tiny", "min(253u, 403 - least_up)", "140u"),
-    ],
-)
+#: Data, and what breaks the scales so that it shows there.
+BROKEN_SCALES = [
+    ("normal", "    largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, 1));\n", ""),
+    ("normal", "return scale.down;", "return scale.down * 1.000001f;"),
+    ("filters-apart", "part[0] * scale[i].x", "part[0]"),
+    ("filters-apart", "up = min(max(up, least_up), min(253u, least_up + 126));", "up = least_up;"),
+    ("channels-apart", "(least == 0 || top - whole_exponent(least) > spread)", "false"),
+    ("channels-apart", "= x[1][j / 4][j % 4] * factor * factor;", "= x[1][j / 4][j % 4];"),
+    ("unseen", "(least == 0 || top - whole_exponent(least) > spread)", "top - whole_exponent(least) > 300"),
+    ("tiny", "min(253u, 403 - least_up)", "140u"),
+]
+
+
+@pytest.mark.parametrize(("kind", "text", "by"), selection.every_third(BROKEN_SCALES))
 def test_errors_of_broken_scales_show(kind: str, text: str, by: str, tmp_path: Path) -> None:
     """What the data of other tests cannot tell: each part of the split is needed by some data."""
     assert not lost(kind, broken_kernels(tmp_path, text, by)) <= 2
@@ -203,18 +204,18 @@ def test_one_product_keeps_eleven_bits(kind: str) -> None:
     assert kind != "normal" or lost_by_one_product(kind) > 1e-4
 
 
-@pytest.mark.parametrize(
-    ("kind", "text", "by"),
-    [
-        ("pixels-apart", "power_of_two(127 + next - biased) : 0.0f", "1.0f : 1.0f"),
-        ("pixels-apart", "exponent + biased > 268", "false"),
-        ("pixels-apart", "sums[0][i] *= ratio[i / 2 % 2]", "sums[0][i] *= ratio[0]"),
-        ("pixels-apart", "sums[0][i] *= back[i / 2 % 2]", "sums[0][i] *= back[0]"),
-        ("pixels-apart", "return fmaxf(of_two, __shfl_xor_sync(0xffffffffu, of_two, 2));", "return largest;"),
-        ("channels-apart", "doubted ? 1.0f : 0.0f", "0.0f"),
-        ("unseen", "doubted ? 1.0f : 0.0f", "0.0f"),
-    ],
-)
+BROKEN_SCALES_OF_ONE_PRODUCT = [
+    ("pixels-apart", "power_of_two(127 + next - biased) : 0.0f", "1.0f : 1.0f"),
+    ("pixels-apart", "exponent + biased > 268", "false"),
+    ("pixels-apart", "sums[0][i] *= ratio[i / 2 % 2]", "sums[0][i] *= ratio[0]"),
+    ("pixels-apart", "sums[0][i] *= back[i / 2 % 2]", "sums[0][i] *= back[0]"),
+    ("pixels-apart", "return fmaxf(of_two, __shfl_xor_sync(0xffffffffu, of_two, 2));", "return largest;"),
+    ("channels-apart", "doubted ? 1.0f : 0.0f", "0.0f"),
+    ("unseen", "doubted ? 1.0f : 0.0f", "0.0f"),
+]
+
+
+@pytest.mark.parametrize(("kind", "text", "by"), selection.every_third(BROKEN_SCALES_OF_ONE_PRODUCT))
 def test_broken_scales_of_one_product_show(kind: str, text: str, by: str, tmp_path: Path) -> None:
     headers = ("lib/tensor_running.cuh", "lib/tensor_filters.cuh")
     kernels = broken_kernels(tmp_path, text, by, headers)
@@ -283,3 +284,17 @@ def test_small_outputs_split_the_reduction() -> None:
     assert next(iter(TENSOR_GEMM.configs(problem, HOPPER))).split > 1
     large = replace(problem, n=128)
     assert next(iter(TENSOR_GEMM.configs(large, HOPPER))).split == 1
+
+
+def test_long_rows_have_a_copy_for_all_taps() -> None:
+    """Rows of 56 pixels are copied once for three taps, those of 7 for each tap; other layers have no such copies."""
+    long = ConvProblem(32, 256, 56, 56, 256, 3, 3, padding=(1, 1, 1, 1), layout="NHWC", precision="tf32")
+
+    def best(**changes: Any) -> TensorConfig:
+        return next(iter(TENSOR_GEMM.configs(replace(long, **changes), HOPPER)))
+
+    assert best().row_lines == 136 and best(n=96, h=7, w=7).row_lines == 0
+    others: list[dict[str, Any]] = [{"stride": (2, 2)}, {"c": 96}, {"dilation": (1, 2)}, {"layout": "NCHW"}]
+    for changes in [*others, {"precision": "fp32"}]:
+        configs = TENSOR_GEMM.configs(replace(long, **changes), HOPPER)
+        assert not any(config.row_lines for config in configs), changes

@@ -109,18 +109,19 @@ def test_pixels_together_are_split_as_well() -> None:
         assert in_sequential_sums(dw, x, dy) <= 1.5
 
 
-@pytest.mark.parametrize(
-    ("kind", "taps", "text", "by"),
-    [
-        ("normal", 1, "int apart = 4; apart < 32", "int apart = 4; apart < 16"),
-        ("filters-apart", 1, "down[j / 2 % 2] * four[j / 4 * 2 + j % 2]", "down[j / 2 % 2] * four[0]"),
-        ("normal", 1, "return cvt_rn_f16x2_f32(fmaf(a, up_a, -first), fmaf(b, up_b, -second));", "return 0u;"),
-        ("opposed", 1, "+ least_apart < most", "+ 255 < most"),
-        ("unseen", 1, "whole_exponent(largest) + 127) / 2 : 0", "whole_exponent(largest) + 127) / 2 : 127"),
-        ("opposed", 3, "row < Grid::used % 8 ? v[eights - 1][j] : 0.0f", "v[eights - 1][j]"),
-        ("opposed", 3, "8 * (i / 2) + 2 * t + i % 2 + moved", "8 * (i / 2) + 2 * t + i % 2"),
-    ],
-)
+#: Data, and what breaks the scales so that it shows there.
+BROKEN_SCALES = [
+    ("normal", 1, "int apart = 4; apart < 32", "int apart = 4; apart < 16"),
+    ("filters-apart", 1, "down[j / 2 % 2] * four[j / 4 * 2 + j % 2]", "down[j / 2 % 2] * four[0]"),
+    ("normal", 1, "return cvt_rn_f16x2_f32(fmaf(a, up_a, -first), fmaf(b, up_b, -second));", "return 0u;"),
+    ("opposed", 1, "+ least_apart < most", "+ 255 < most"),
+    ("unseen", 1, "whole_exponent(largest) + 127) / 2 : 0", "whole_exponent(largest) + 127) / 2 : 127"),
+    ("opposed", 3, "row < Grid::used % 8 ? v[eights - 1][j] : 0.0f", "v[eights - 1][j]"),
+    ("opposed", 3, "8 * (i / 2) + 2 * t + i % 2 + moved", "8 * (i / 2) + 2 * t + i % 2"),
+]
+
+
+@pytest.mark.parametrize(("kind", "taps", "text", "by"), selection.every_third(BROKEN_SCALES))
 def test_errors_of_broken_scales_show(kind: str, taps: int, text: str, by: str, tmp_path: Path) -> None:
     """What the data of other tests cannot tell: each part of the split is needed by some data."""
     assert not lost(kind, broken_kernels(tmp_path, text, by), taps) <= 2

@@ -341,9 +341,17 @@ def test_filters_are_transformed_to_the_last_bits(problem_of, alpha: int, width:
 MOST_PADDING = 78
 
 
-@each_kernel
+def each_number_of_states() -> list[Any]:
+    chosen = selection.cover(ELEVEN, lambda kernel: kernel[:1])
+    return selection.marked(ELEVEN, chosen, lambda kernel: (kernel, f"{kernel[0]}-{kernel[1]}"))
+
+
+@pytest.mark.parametrize(("alpha", "width"), each_number_of_states())
 def test_shared_memory_is_what_the_kernel_uses(alpha: int, width: int) -> None:
-    """All of it is needed, up to what pads a row; that it is enough the fences say whenever a kernel runs."""
+    """All of it is needed, up to what pads a row; that it is enough the fences say whenever a kernel runs.
+
+    ``make test`` looks at each number of states: the number of bytes is a function of it and of the configuration.
+    """
     problem = layer(alpha, width, LAYOUTS[width % 3], c=33)  # channels for two chunks of any configuration
     plan = WINOGRAD.plan(problem, next(c for c in configs(problem, alpha) if not c.segments), TARGETS[0])
     (launch,) = plan.launches

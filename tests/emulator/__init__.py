@@ -23,6 +23,7 @@ import hashlib
 import os
 import re
 import shutil
+import signal
 import struct
 import subprocess
 import tempfile
@@ -57,7 +58,9 @@ FLAGS = (
 )
 # A unit is a shared object that is linked against nothing: to link a program with the sanitizers takes eight times as
 # long, a third of what it takes to compile a kernel.
-UNIT_FLAGS = (*FLAGS, "-fPIC", "-fvisibility=hidden")
+TOLD_FLAGS = (*FLAGS, "-fPIC", "-fvisibility=hidden")
+# What is undefined stops the program and says no more: a sixth less to compile. It is built once more to tell the rest.
+UNIT_FLAGS = (*TOLD_FLAGS, "-fsanitize-undefined-trap-on-error")
 # The machinery itself is not under test. What it copies for a kernel is looked at by the sanitizer's own memcpy.
 RUNTIME_FLAGS = (*(flag for flag in FLAGS if "san" not in flag), "-O2", "-fno-builtin-memcpy")
 SANITIZER = {
@@ -90,6 +93,10 @@ ALL_PTX = "".join(f"#include <lib/ptx/{path.name}>\n" for path in sorted((HERE /
 
 class EmulatorError(AssertionError):
     """The kernel did something that a GPU would not forgive; the message is the report."""
+
+
+class UndefinedError(EmulatorError):
+    """It has stopped where something is undefined, and a unit built with ``told`` says what."""
 
 
 class EmulatorBuildError(RuntimeError):
@@ -147,17 +154,29 @@ def _digest(*parts: str | bytes) -> str:
     return state.hexdigest()[:32]
 
 
+def _includes(text: str) -> tuple[str, ...]:
+    return tuple(re.findall(r"^\s*#\s*include <(.+)>", text, re.MULTILINE))
+
+
 def _included(text: str, kernels: Path) -> bytes:
     """Every header of the project that ``text`` reaches, so that an edit builds no unit that does not see it."""
+    return (_reached_once if kernels in (HERE, compiler.KERNELS) else _reached)(_includes(text), kernels)
+
+
+def _reached(names: tuple[str, ...], kernels: Path) -> bytes:
     found: dict[str, bytes] = {}
-    waiting = [text]
+    waiting = [*names]
     while waiting:
-        for name in re.findall(r"^\s*#\s*include <(.+)>", waiting.pop(), re.MULTILINE):
-            file = next((f for folder in (HERE / "include", kernels) if (f := folder / name).exists()), None)
-            if file is not None and name not in found:
-                found[name] = file.read_bytes()
-                waiting.append(found[name].decode())
+        name = waiting.pop()
+        file = next((f for folder in (HERE / "include", kernels) if (f := folder / name).exists()), None)
+        if file is not None and name not in found:
+            found[name] = file.read_bytes()
+            waiting += _includes(found[name].decode())
     return b"\0".join(name.encode() + b"\0" + found[name] for name in sorted(found))
+
+
+#: The project's own headers stay as they are while tests run; copies of them, in other folders, are edited.
+_reached_once = cache(_reached)
 
 
 def _run_compiler(arguments: list[str], unit: str) -> None:
@@ -189,6 +208,12 @@ def _include_flags(kernels: Path) -> list[str]:
 
 def runtime() -> Path:
     """The program that plays units, built once."""
+    return _runtime(cache_dir())
+
+
+@cache
+def _runtime(folder: Path) -> Path:
+    """The one in the cache folder."""
     sources = [HERE / f"{name}.cpp" for name in ("runtime", "intrinsics", "mbarrier", "bulk", "tensor", "wgmma", "mma")]
     texts = [source.read_text() for source in sources]
     key = _digest(*texts, _included("".join(texts), HERE), _compiler()[1], " ".join(RUNTIME_FLAGS))
@@ -206,35 +231,41 @@ def runtime() -> Path:
     return _publish(f"runtime-{key}", make)
 
 
-def _precompiled(text: str, kernels: Path) -> list[str]:
+def _precompiled(text: str, kernels: Path, flags: Sequence[str]) -> list[str]:
     """Options that put ``text``, some includes, in front of a unit; parsed once, which is most of all parsing."""
-    key = _digest(text, _included(text, kernels), _compiler()[1], " ".join(UNIT_FLAGS))
+    key = _digest(text, _included(text, kernels), _compiler()[1], " ".join(flags))
     # g++ takes this one where it cannot use the compiled one
     header = _publish(f"headers-{key}.h", lambda path: path.write_text(text))
 
     def make(path: Path) -> None:
-        _run_compiler([*UNIT_FLAGS, *_include_flags(kernels), "-x", "c++-header", str(header), "-o", str(path)], text)
+        _run_compiler([*flags, *_include_flags(kernels), "-x", "c++-header", str(header), "-o", str(path)], text)
 
     _publish(f"{header.name}.gch", make)
     return ["-include", str(header)]
 
 
-def build(unit: str, symbol: str, arguments: Sequence[Argument], kernels: Path = compiler.KERNELS) -> Path:
-    """The unit as a shared object that ``runtime`` plays, built or from the cache. Raises EmulatorBuildError."""
+def build(
+    unit: str, symbol: str, arguments: Sequence[Argument], kernels: Path = compiler.KERNELS, *, told: bool = False
+) -> Path:
+    """The unit as a shared object that ``runtime`` plays, built or from the cache. Raises EmulatorBuildError.
+
+    ``told``: where something is undefined, its report says what.
+    """
+    flags = TOLD_FLAGS if told else UNIT_FLAGS
     calls = ", ".join(f"*static_cast<{a.ctype} *>(arguments[{i}])" for i, a in enumerate(arguments))
     entry = '__attribute__((visibility("default"))) void emulator_call(void** arguments)'
     stub = f'extern "C" {entry} {{ {symbol}({calls}); }}\n'
     text = f'#include <emulator.h>\n#line 1 "unit.cu"\n{unit}\n{stub}'
-    key = _digest(text, _included(text, kernels), _compiler()[1], " ".join(UNIT_FLAGS))
+    key = _digest(text, _included(text, kernels), _compiler()[1], " ".join(flags))
 
     def make(path: Path) -> None:
         source = path.with_name("unit.cpp")
         source.write_text(text)
         # other folders have few units
         first = "".join(re.findall(r"\A#include <.*>\n", unit)) if kernels == compiler.KERNELS else ""
-        before = _precompiled(f"#include <emulator.h>\n{first}", kernels)
+        before = _precompiled(f"#include <emulator.h>\n{first}", kernels, flags)
         _run_compiler(
-            [*UNIT_FLAGS, *_include_flags(kernels), *before, "-shared", "-nostdlib", str(source), "-o", str(path)], text
+            [*flags, *_include_flags(kernels), *before, "-shared", "-nostdlib", str(source), "-o", str(path)], text
         )
 
     return _publish(f"{symbol}-{key}.so", make)
@@ -312,7 +343,8 @@ def execute(
 ) -> None:
     """Play one launch; arrays that the kernel takes as non-const pointers are filled in place.
 
-    ``offsets`` moves an array that many bytes off its 256-byte alignment. Raises EmulatorError.
+    ``offsets`` moves an array that many bytes off its 256-byte alignment. Raises EmulatorError; an UndefinedError where
+    something is undefined and the unit was not built to tell it.
     """
     passed = [*arguments, *_described(arguments)]
     names = [a.name for a in passed]
@@ -334,7 +366,8 @@ def execute(
     if done.returncode == NOT_LOADED:
         raise EmulatorBuildError(f"{unit.name} calls what the emulator does not have:\n{report}")
     if done.returncode:
-        raise EmulatorError(f"{unit.name} ended with {done.returncode}:\n{_located(report, unit)}")
+        kind = UndefinedError if done.returncode == -signal.SIGILL else EmulatorError
+        raise kind(f"{unit.name} ended with {done.returncode}:\n{_located(report, unit)}")
     written = [(a, v) for a, v in zip(passed, bound, strict=True) if _writable(a) and v is not None]
     size = sum(v.nbytes for _, v in written)
     results = [done.stdout[i * size : (i + 1) * size] for i in range(len(orders))]
@@ -353,13 +386,24 @@ def execute(
         position += value.nbytes
 
 
+def _play(
+    unit: str, symbol: str, arguments: Sequence[Argument], values: Mapping[str, Any], kernels: Path, **how: Any
+) -> None:
+    try:
+        execute(build(unit, symbol, arguments, kernels), arguments, values, **how)
+    except UndefinedError:
+        execute(build(unit, symbol, arguments, kernels, told=True), arguments, values, **how)
+        raise
+
+
 def run_launch(launch: Launch, values: Mapping[str, Any], *, kernels: Path = compiler.KERNELS, **how: Any) -> None:
     """Play one launch of a plan (see ``run_plan``)."""
-    built = build(compiler.source(launch), launch.symbol, launch.arguments, kernels)
-    execute(
-        built,
+    _play(
+        compiler.source(launch),
+        launch.symbol,
         launch.arguments,
         values,
+        kernels,
         grid=launch.grid,
         block=launch.block,
         cluster=launch.cluster,
@@ -401,5 +445,5 @@ def run_source(
     orders: Sequence[str] = ORDERS,
 ) -> None:
     """Play the kernel ``symbol`` of a unit given as text; for kernels that have no host half."""
-    built = build(unit, symbol, arguments)
-    execute(built, arguments, values, grid=grid, block=block, cluster=cluster, shared_bytes=shared_bytes, orders=orders)
+    how: dict[str, Any] = {"grid": grid, "block": block, "cluster": cluster, "shared_bytes": shared_bytes}
+    _play(unit, symbol, arguments, values, compiler.KERNELS, orders=orders, **how)
