@@ -47,6 +47,7 @@ TENSOR = (
         "mbarrier_wait_parity(rings.pixels_full(pixel_place.stage), pixel_place.parity ^ 1)",
         RULE + "|" + RACE,
         "same-nhwc",
+        times=2,
     ),
     tensor("no fence before the next sums", "else wgmma_fence(now);", "", RULE, "same-nhwc", chunks=2, partials=2),
     tensor(
@@ -163,8 +164,8 @@ TENSOR = (
     ),
     tensor(
         "the second half of a stage is the first",
-        "const int number = 2 * stage + half, tap = number / F::of_tap <",
-        "const int number = 2 * stage, tap = number / F::of_tap <",
+        "const int number = 2 * F::seen(stage) + half;",
+        "const int number = 2 * F::seen(stage);",
         WRONG,
         "same-nhwc",
     ),

@@ -201,23 +201,24 @@ for (int i = 0; i < COUNT; ++i) y[t * COUNT + i] = sums[i];
 """
 
 
-def multiply_across(a_across, b_across, swizzle, n=64, k=64, kind="f16", run=play):
-    """A product whose operands lie by lines or across them."""
-    body = BOTH
+def multiply_across(a_across, b_across, swizzle, n=64, k=64, kind="f16", run=play, begin=0):
+    """A product whose operands lie by lines or across them, of B from reduction element ``begin`` on."""
+    body = BOTH.replace("B_NAME(s,", f"B_NAME(s + {begin * swizzle},")
     stored = []
     for name, rows, across in (("A", 64, a_across), ("B", n, b_across)):
-        bits, values = operand(rows, k, kind, seed=rows + across)
+        elements = k + 8 * (begin > 0 and name == "B")
+        bits, values = operand(rows, elements, kind, seed=rows + across)
         data, leading, stride = (transposed if across else laid_out)(bits, swizzle)
         step = (2 * stride if swizzle else 2 * leading) if across else 32 if swizzle else 256
         numbers = {"NAME": "transposed_descriptor" if across else "matrix_descriptor", "LEADING": leading}
-        for what, value in {**numbers, "STRIDE": stride, "STEP": step, "WORDS": rows * k // 2}.items():
+        for what, value in {**numbers, "STRIDE": stride, "STEP": step, "WORDS": rows * elements // 2}.items():
             body = body.replace(f"{name}_{what}", str(value))
         stored.append((data, values))
     for what, value in {"SWIZZLE": swizzle, "COUNT": n // 2, "BLOCKS": k // 16, "KIND": kind}.items():
         body = body.replace(what, str(value))
     (a, a_values), (b, b_values) = stored
     y = run(body, a, b, np.full(64 * n, np.nan, np.float32))
-    return gathered(y, n), a_values @ b_values.T
+    return gathered(y, n), a_values @ b_values[:, begin : begin + k].T
 
 
 @pytest.mark.parametrize(
@@ -231,6 +232,12 @@ def multiply_across(a_across, b_across, swizzle, n=64, k=64, kind="f16", run=pla
 def test_operands_may_lie_across(a_across, b_across, swizzle, n, k, kind):
     y, expected = multiply_across(a_across, b_across, swizzle, n, k, kind)
     assert np.linalg.norm(y - expected) < 1e-6 * np.linalg.norm(expected)
+
+
+def test_an_operand_across_may_begin_at_any_row_of_its_pattern():
+    for begin in (1, 5):
+        y, expected = multiply_across(False, True, 128, begin=begin)
+        assert np.linalg.norm(y - expected) < 1e-6 * np.linalg.norm(expected)
 
 
 # The rounding

@@ -66,6 +66,10 @@ def test_wgmma_of_operands_that_lie_across(wgmma: None, a_across: bool, b_across
         assert np.linalg.norm(y - expected) < 1e-6 * np.linalg.norm(expected)
 
 
+def test_wgmma_of_an_operand_that_begins_inside_its_pattern(wgmma: None) -> None:
+    warpgroups.test_an_operand_across_may_begin_at_any_row_of_its_pattern()
+
+
 @pytest.mark.parametrize(("k", "draw", "error"), [(2304, "standard_normal", 2.8e-6), (9216, "random", 5.8e-5)])
 def test_wgmma_rounds_as_the_model_does(wgmma: None, k: int, draw: str, error: float) -> None:
     warpgroups.test_long_sums_lose_what_the_machine_loses(k, draw, error)

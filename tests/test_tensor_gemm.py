@@ -284,3 +284,17 @@ def test_small_outputs_split_the_reduction() -> None:
     assert next(iter(TENSOR_GEMM.configs(problem, HOPPER))).split > 1
     large = replace(problem, n=128)
     assert next(iter(TENSOR_GEMM.configs(large, HOPPER))).split == 1
+
+
+def test_long_rows_have_a_copy_for_all_taps() -> None:
+    """Rows of 56 pixels are copied once for three taps, those of 7 for each tap; other layers have no such copies."""
+    long = ConvProblem(32, 256, 56, 56, 256, 3, 3, padding=(1, 1, 1, 1), layout="NHWC", precision="tf32")
+
+    def best(**changes: Any) -> TensorConfig:
+        return next(iter(TENSOR_GEMM.configs(replace(long, **changes), HOPPER)))
+
+    assert best().row_lines == 136 and best(n=96, h=7, w=7).row_lines == 0
+    others: list[dict[str, Any]] = [{"stride": (2, 2)}, {"c": 96}, {"dilation": (1, 2)}, {"layout": "NCHW"}]
+    for changes in [*others, {"precision": "fp32"}]:
+        configs = TENSOR_GEMM.configs(replace(long, **changes), HOPPER)
+        assert not any(config.row_lines for config in configs), changes

@@ -98,16 +98,17 @@ def test_errors_on_data_of_every_range(problem: ConvProblem, kind: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "text", "by"),
+    ("layout", "kind", "text", "by"),
     [
-        ("filters-apart", "part[0] * scale[i].x", "part[0]"),
-        ("channels-apart", "16 * sixteen + 4 * t + e]", "16 * sixteen + 4 * t]"),
-        ("normal", "one.down[i] =", "one.down[0] ="),
+        ("NHWC", "filters-apart", "part[0] * scale[i].x", "part[0]"),
+        ("NHWC", "channels-apart", "16 * sixteen + 4 * t + e]", "16 * sixteen + 4 * t]"),
+        ("NHWC", "normal", "one.down[i] =", "one.down[0] ="),
+        ("NCHW", "channels-apart", "value = value * factor * factor", "value = value * factor"),
     ],
 )
-def test_errors_of_broken_scales_show(kind: str, text: str, by: str, tmp_path: Path) -> None:
+def test_errors_of_broken_scales_show(layout: Any, kind: str, text: str, by: str, tmp_path: Path) -> None:
     headers = ("tensor_winograd.cuh", "lib/tensor_output.cuh")
-    assert not lost(kind, broken_kernels(tmp_path, text, by, headers))[1] <= 2.5
+    assert not lost(kind, broken_kernels(tmp_path, text, by, headers), replace(LAYER, layout=layout))[1] <= 2.5
 
 
 def test_an_outlier_leaves_its_neighbours_alone() -> None:

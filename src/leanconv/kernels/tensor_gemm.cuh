@@ -5,7 +5,8 @@
 //   2 · 3 flops a product of float32; the tensor cores start 4096 flops a cycle and multiprocessor: 989 / 3 = 330 TFLOP/s
 //   at 1.83 GHz, of which power leaves 233 (a third of what cuBLAS reaches in float16)
 // Reached on an H200, 3 x 3 in NHWC, burst and sustained: 237 / 204 TFLOP/s with 256 filters and channels, 194 / 177 with 128,
-// 137 / 133 with 64; flat in NCHW 217 / 190, 160 / 151 and 101 / 103; 1 x 1 with 256 161 / 146; one product of 256 432 / 394.
+// 137 / 133 with 64; flat in NCHW 217 / 190, 160 / 151 and 101 / 103; 1 x 1 with 256 161 / 146. One product (lib/tensor_running.cuh)
+// 522 with 256.
 //
 // A block has `warpgroups` consumers of 64 pixels each and one warpgroup of producers, which fill two rings: pixels
 // (float32, 64 reduction elements; lib/tensor_pixels.cuh) and prepared filters (float16, hi and lo, `chunk` filters;

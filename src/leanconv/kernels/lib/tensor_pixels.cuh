@@ -6,7 +6,7 @@
 //   flat: boxes of 36 pixels and 32 channels: for NCHW and CHWN whose output is as large as the input, at unit stride. Then
 //     output pixel i sees input pixel i + shift, for each tap another shift. A box begins at a multiple of 16 bytes, so that
 //     32 pixels lie anywhere in 36; loads of columns of 36 floats meet each bank once. What a window sees beyond the sides
-//     of the image are pixels of other rows; consumers take zeros instead.
+//     of the image are pixels of other rows; consumers take zeros instead. Of pairs a box has 16, 32 or 64.
 //   columns: each lane of the producers copies one pixel, element by element, with cp.async. Neighbouring lanes have
 //     neighbouring pixels, so that NCHW and CHWN are read in whole lines; nothing is transposed, as the consumers read
 //     columns as well. A column is `pitch` floats long: 4 more than the tile has pixels, so that loads meet each bank once.
