@@ -42,6 +42,7 @@ _OWN = {
     "implicit_gemm": _Style("implicit_gemm", "#f0e442"),
     "winograd1d": _Style("winograd1d", "#9e0142"),
     "winograd2d": _Style("winograd2d", "#f6a5b5"),
+    "direct_tiled": _Style("direct_tiled", "#5e4fa2"),
     "direct": _Style("direct", "#7a3b00"),
 }
 _GROUPS = {"PyTorch": _Style("PyTorch", "#222222"), "im2col": _Style("im2col + cuBLAS", "#8c8c8c")}

@@ -185,12 +185,13 @@ def section(paths: Sequence[Path]) -> str:
             revisions[words] = revisions.get(words, 0) + 1
         of = ", ".join(f"{count} {words}" for words, count in revisions.items())
         strict = [row["peers"]["torch-fp32"] / row["us"] for row in rows if "torch-fp32" in row["peers"]]
-        said = (
-            f"{record['machine']['gpu']}, PyTorch {record['machine']['torch']}: {len(rows)} of {record['layers']} "
-            f"different layers tuned, {of}. Their winners are {statistics.geometric_mean(strict):.2f} times as fast as "
-            f"strict FP32 in the geometric mean, {min(strict):.2f} times at worst; "
-            f"{sum(each < 0.97 for each in strict)} are below 0.97. Layers where PyTorch is quicker in strict FP32 "
-            "`leanconv.torch.enable` leaves to it."
-        )
+        said = f"{record['machine']['gpu']}: {len(rows)} of {record['layers']} different layers tuned, {of}."
+        if strict:
+            said += (
+                f" Their winners are {statistics.geometric_mean(strict):.2f} times as fast as strict FP32 in the "
+                f"geometric mean (PyTorch {record['machine']['torch']}), {min(strict):.2f} times at worst; "
+                f"{sum(each < 0.97 for each in strict)} are below 0.97. Layers where PyTorch is quicker in strict FP32 "
+                "`leanconv.torch.enable` leaves to it."
+            )
         parts.append(f"{said}\n\n{markdown.table(table(rows))}")
     return "\n\n".join(parts) if parts else "Not measured yet: `python -m report layers` makes these figures."

@@ -32,6 +32,8 @@ from report import markdown
 CYCLES = 1980.0
 #: Groups with fewer measured times than this keep their prediction; folds of the cross-validation.
 _LEAST, _FOLDS = 6, 6
+#: Problems that must have times of today's kernels for those of others to be left out.
+_ENOUGH = 40
 #: How strongly a factor is drawn to 1, in measured times.
 _DRAWN = 2
 #: Targets whose predictions a table can be compared with, by the name of the GPU.
@@ -48,10 +50,14 @@ class Point:
     #: clock cycles, predicted without any fit and measured
     predicted: float
     measured: float
+    #: whether it was timed with kernels as they are today
+    current: bool = True
 
 
 def points(table: Table, target: Target) -> list[Point]:
-    """Every candidate of a table with its predicted time."""
+    """Every candidate of a table with its predicted time; only those of today's kernels where enough problems have
+    such.
+    """
     plain = replace(target, model="")
     found = []
     for key in table:
@@ -61,19 +67,27 @@ def points(table: Table, target: Target) -> list[Point]:
             continue
         predicted = {name: _predicted(name, problem, plain) for name in {each.algorithm for each in entry.timed}}
         for each in entry.timed:
-            cycles = predicted[each.algorithm].get(each.key, math.inf)
+            cycles, kernels = predicted[each.algorithm].get(each.key, (math.inf, ""))
             if each.us is not None and math.isfinite(cycles):
                 group = fits.group(each.algorithm, problem)
-                found.append(Point(key, group, each.algorithm, cycles, each.us * CYCLES))
-    return found
+                current = each.kernels == kernels
+                found.append(Point(key, group, each.algorithm, cycles, each.us * CYCLES, current))
+    todays = [point for point in found if point.current]
+    return todays if len({point.problem for point in todays}) >= _ENOUGH else found
 
 
-def _predicted(name: str, problem: Problem, target: Target) -> dict[Any, float]:
+def _predicted(name: str, problem: Problem, target: Target) -> dict[Any, tuple[float, str]]:
+    """By configuration: predicted cycles, and the version of its kernels."""
     algorithm = next((a for a in ALGORITHMS if a.name == name), None)
     if not isinstance(algorithm, TimedAlgorithm) or algorithm.why_not(problem, target):
         return {}
-    timed = algorithm.timed(problem, target)
-    return {(name, *sorted(dict(config.constants()).items())): cost for cost, config in timed}
+    return {
+        (name, *sorted(dict(config.constants()).items())): (
+            cost,
+            tables.kernels_of(algorithm.plan(problem, config, target)),
+        )
+        for cost, config in algorithm.timed(problem, target)
+    }
 
 
 def fitted(some: Sequence[Point]) -> dict[str, float]:
@@ -150,6 +164,7 @@ def measure(results: Path, folder: Path = tables.SHIPPED) -> list[Path]:
             "machine": {"gpu": table.gpu["name"]},
             "problems": len({point.problem for point in some}),
             "times": len(some),
+            "of today's kernels": sum(point.current for point in some),
             "without a fit": summary(losses(some, {})),
             "fitted to these problems": summary(losses(some, factors)),
             "fitted to others": summary(validated(some)),
@@ -183,7 +198,9 @@ def section(paths: Sequence[Path]) -> str:
         ]
         body: Columns = (["algorithm, layout, operation", "times", "measured over predicted", "spread"], rows)
         words = f"{record['machine']['gpu']}: {record['problems']} problems, {record['times']} candidates timed."
-        words += " Times with kernels of an earlier revision are among them (`leanconv tune --verify` names these)."
+        earlier = record["times"] - record.get("of today's kernels", 0)
+        if earlier:
+            words += f" {earlier} times are with kernels of an earlier revision (`leanconv tune --verify` names these)."
         words += " How much longer the cost model's choice takes than the quickest that was timed:"
         others: Columns = (
             ["", "layout", "layers", "times as fast, geometric mean", "at worst", "layers where it is quicker"],

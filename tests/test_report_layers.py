@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from cases import TARGETS
+from tuning_stage import LAYERS, MODEL, Stage, stage
 
 from leanconv.problem import ConvProblem
 from leanconv.runtime import launch
 from leanconv.tuning import search
 from report import layers as study
 from report import pages
+
+__all__ = ["stage"]
 
 
 def layer(k: int, layout: Any = "NCHW", **shares: float) -> study.Layer:
@@ -51,7 +55,7 @@ def test_rows_of_earlier_runs_stay(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     monkeypatch.setattr(study, "layers", lambda target: every)
     monkeypatch.setattr(study, "_TOGETHER", 2)
     monkeypatch.setattr(launch, "open_device", lambda index: SimpleNamespace(target=TARGETS[0]))
-    monkeypatch.setitem(__import__("sys").modules, "torchvision", SimpleNamespace(__version__="0.1"))
+    monkeypatch.setitem(sys.modules, "torchvision", SimpleNamespace(__version__="0.1"))
     timed: dict[Any, int] = {each.problem: 4 for each in every[:2]}
     revision = "first"
 
@@ -88,6 +92,23 @@ def test_rows_of_earlier_runs_stay(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     assert "are 3.00 times as fast" in text and "; 0 are below 0.97" in text
     assert "| vgg16 | NCHW | 2 | 3.00 | 3.00 | 0.80 | 0.80 | 0 |" in text
     assert "| resnet18 | NHWC | 1 | 3.00 |" in text and "| all different layers | NCHW | 2 |" in text
+
+
+def test_the_tuner_fills_the_rows(
+    stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The whole command on a GPU that a test holds, where PyTorch has none; the second run finds all in the table."""
+    pytest.importorskip("torch")
+    monkeypatch.setattr(study, "_of_network", lambda network, layout: ((each, None) for each in LAYERS))
+    monkeypatch.setattr(study.machine, "describe", lambda *_: {"gpu": MODEL, "git_revision": "a", "date": "2026-11-22"})
+    monkeypatch.setitem(sys.modules, "torchvision", SimpleNamespace(__version__="0.1"))
+    path = study.measure(tmp_path / "results", 100)
+    rows = study.read(path)
+    assert {row["problem"] for row in rows} == {study.format_problem(each) for each in LAYERS}
+    assert all((row["us"], row["revision"]) == (300, "a") and set(row["shares"]) == set(study.NETWORKS) for row in rows)
+    path.unlink()
+    assert {row["revision"] for row in study.read(study.measure(tmp_path / "results"))} == {study.EARLIER}
+    assert "3 of 3 different layers tuned, 3 before" in study.section([path])
 
 
 def test_the_page_names_the_command(tmp_path: Path) -> None:

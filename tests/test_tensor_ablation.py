@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +61,31 @@ def test_what_is_left_without_a_part(key: tuple[str, str]) -> None:
     if key[1] == "one scale":
         # It is the search for the largest value that small pixels need.
         assert error(kernels()[key], 2.0**-24) > 1e-4 > 1e-6 > error(kernels()[key[0], study.WHOLE], 2.0**-24)
+
+
+#: With two rows of outputs that share states, and without; each block has several tiles.
+ENDING = ConvProblem(4, 64, 8, 32, 64, 3, 3, padding=(1, 1, 1, 1), layout="NHWC", precision="fp32")
+FEW = replace(HOPPER, multiprocessors=2)
+
+
+def meaningless() -> list[Any]:
+    found = []
+    for name in study.TAKEN_APART:
+        for layer in (ENDING, replace(ENDING, k=128)):
+            for part, plan in study.plans(name, layer, FEW):
+                quick = (name, layer.k, part) == ("tensor_winograd", 64, "no copies")
+                marks = [] if quick else [pytest.mark.exhaustive]
+                if not study.PARTS[part].right:
+                    found.append(pytest.param(layer, plan, marks=marks, id=f"{name}-{layer.k}-{part}"))
+    return found
+
+
+@pytest.mark.parametrize(("layer", "plan"), meaningless())
+def test_what_means_nothing_ends_all_the_same(layer: ConvProblem, plan: Any) -> None:
+    """Producers declare as many stages full as are taken: a block would wait for ever."""
+    x, w = np.ones(layer.x_shape, np.float32), np.ones(layer.w_shape, np.float32)
+    y = np.zeros(layer.y_shape, np.float32)
+    emulator.run_plan(plan, {"x": x, "w": w, "bias": None, "y": y}, orders=("ascending",))
 
 
 def test_every_part_is_another_kernel_and_the_whole_one_is_a_calls() -> None:

@@ -63,6 +63,20 @@ def test_a_winner_that_is_wrong_by_now_is_told(run: Any, stage: Stage, tmp_path:
     assert code == 1 and f"{WORDS}, " in out and "differs from direct" in out and "0 of 1 winners hold" in out
 
 
+def test_what_changed_kernels_have_made_void_is_tuned_anew(run: Any, stage: Stage, tmp_path: Path) -> None:
+    assert "nothing to tune anew" in run("tune", "--refresh")[1]
+    run("tune", WORDS, "--no-peers")
+    assert "nothing to tune anew" in run("tune", "--refresh")[1]
+    file = tmp_path / FILE
+    file.write_text(re.sub(r'"kernels":"[^"]*"', '"kernels":"old"', file.read_text()))
+    tables.forget()
+    assert choose(LAYER, stage.target).source == tables.MODEL
+    assert "0 of 1 winners hold; leanconv tune --refresh" in run("tune", "--verify")[1]
+    code, out, err = run("tune", "--refresh", "--no-peers")
+    assert code == 0 and "1 problems tuned" in out, err
+    assert choose(LAYER, stage.target).source == tables.USER
+
+
 def test_a_model_of_a_file(run: Any, stage: Stage, tmp_path: Path) -> None:
     pytest.importorskip("torch")
     path = tmp_path / "network.py"
@@ -92,8 +106,10 @@ def test_mistakes(run: Any, stage: Stage, tmp_path: Path) -> None:
         ((f"{path}:small", "--input", "many"), "'many' is no shape"),
         ((f"{path}:large",), "has no large"),
         ((f"{path}:number",), "neither a torch.nn.Module"),
-        ((f"{tmp_path}/none.py:x",), "is no Python file"),
-        (("--export", "x.json"), "has not one table for this machine's GPU: none"),
+        ((f"{tmp_path}/none.py:x",), "there is no file"),
+        (("--export", "x.json"), "has not one table for this machine's GPU: none; leanconv tune writes it"),
+        ((WORDS, "--seconds", "-1"), "seconds=-1.0 is less than 0"),
+        ((WORDS, "--refresh"), "give one thing to tune"),
         (("--import", str(path)), "is no table of tuned problems"),
         ((WORDS, "--mode", "maybe"), "mode='maybe'"),
     ):
@@ -111,7 +127,7 @@ def test_the_page_runs(stage: Stage, capsys: pytest.CaptureFixture[str]) -> None
     told = capsys.readouterr().out
     assert "the cost model {}" in told and "1 problems tuned" in told and "300.0, 300.0)]" in told
     commands = [line for line in re.findall(r"^leanconv (tune .*)$", text, re.MULTILINE)]
-    assert len(commands) == 7
+    assert len(commands) == 8
     for command in commands:
         with pytest.raises(SystemExit) as stopped:
             main([*shlex.split(command, comments=True), "--help"])

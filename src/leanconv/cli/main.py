@@ -265,6 +265,9 @@ def tune(
     seconds: options.Seconds = None,
     show: Annotated[bool, typer.Option("--show", help="Print the tables.")] = False,
     verify: Annotated[bool, typer.Option("--verify", help="Check the tables: kernels, and on a GPU values.")] = False,
+    refresh: Annotated[
+        bool, typer.Option("--refresh", help="Tune anew what tables have for kernels that have changed.")
+    ] = False,
     export: Annotated[Path | None, typer.Option("--export", metavar="FILE", help="Copy your table.")] = None,
     import_: Annotated[Path | None, typer.Option("--import", metavar="FILE", help="Merge a table into yours.")] = None,
     workspace_limit: Annotated[str | None, typer.Option(metavar="BYTES", help=_LIMIT)] = None,
@@ -274,12 +277,12 @@ def tune(
 
     from leanconv.cli import tune as tuner
 
-    actions = [show, verify, export is not None, import_ is not None]
+    actions = [show, verify, refresh, export is not None, import_ is not None]
     if sum((what is not None, *actions)) != 1:
-        raise ValueError("give one thing to tune, or one of --show, --verify, --export and --import")
-    if what is not None:
+        raise ValueError("give one thing to tune, or one of --show, --verify, --refresh, --export and --import")
+    if what is not None or refresh:
         given = (layout, precision, dtype, op, batch, inputs or (), backward)
-        work = tuner.work_of(what, *given, _bytes(workspace_limit))
+        work = tuner.outdated(device) if what is None else tuner.work_of(what, *given, _bytes(workspace_limit))
         timed = find_spec("torch") is not None if peers is None else peers
         tuner.run(work, device, mode, again, timed, seconds)
     elif show:

@@ -6,6 +6,7 @@ import importlib.util
 import re
 import statistics
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -25,7 +26,7 @@ from leanconv.runtime.timing import GpuClock
 from leanconv.tuning import tables
 from leanconv.tuning.search import Tuning, tune
 from leanconv.tuning.tables import Table, TableError
-from leanconv.tuning.verify import files, verify
+from leanconv.tuning.verify import files, todays, verify, winners
 
 _MODEL = re.compile(r"(.+\.py):([A-Za-z_]\w*)")
 
@@ -64,7 +65,7 @@ def load_model(path: Path, name: str, inputs: Sequence[str], layout: str | None,
 
     spec = importlib.util.spec_from_file_location(path.stem, path)
     if spec is None or spec.loader is None or not path.is_file():
-        raise ValueError(f"{path} is no Python file")
+        raise ValueError(f"{path} is no Python file" if path.exists() else f"there is no file {path}")
     made = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(made)
     if not hasattr(made, name):
@@ -109,8 +110,10 @@ def run(
 ) -> None:  # fmt: skip
     """Tune, for ``seconds`` at most, and print what came of it."""
     begun = perf_counter()
+    if not work:
+        print("every winner is of today's kernels: there is nothing to tune anew")
     for limit, problems in work.items():
-        left = None if seconds is None else max(0.0, seconds - (perf_counter() - begun))
+        left = None if seconds is None else max(min(0.0, seconds), seconds - (perf_counter() - begun))
         done = tune(problems, device=device, workspace_limit=limit, mode=mode, again=again, peers=peers, seconds=left)
         if done.problems:
             console().print(_screen(done))
@@ -190,10 +193,28 @@ def _check(path: Path, target: Target, device: Any, clock: Any) -> bool:
         print(f"{verdict.problem}, {verdict.winner.algorithm}: {verdict.why}")
     ratios = [v.us / v.winner.us for v in found if v.us and v.winner.us]
     text = f"{path}: {len(found) - len(stale) - len(wrong)} of {len(found)} winners hold"
+    if stale:
+        text += "; leanconv tune --refresh tunes those of changed kernels anew"
     if ratios:
         text += f", and take {statistics.geometric_mean(ratios):.3f} of their times ({max(ratios):.2f} at most)"
     print(text)
     return not wrong
+
+
+def outdated(device: str) -> dict[int | None, list[Problem]]:
+    """The problems that tables of this machine's GPU have with no winners but those of changed kernels, by limit of
+    workspace."""
+    target = launch.open_device(launch.device_index(device)).target
+    holds: dict[tuple[str, int | None], bool] = {}
+    for table in filter(None, (tables.table_of(folder, target) for _, folder in tables.folders())):
+        for key, limit, winner in winners(table):
+            current = not isinstance(todays(key, limit, winner, target), str)
+            holds[key, limit] = current or holds.get((key, limit), False)
+    found: dict[int | None, list[Problem]] = {}
+    for key, limit in (each for each, current in holds.items() if not current):
+        with suppress(ValueError):  # a problem of another version
+            found.setdefault(limit, []).append(words.parse_problem(key))
+    return found
 
 
 def export_table(target: Path) -> None:
@@ -206,7 +227,7 @@ def export_table(target: Path) -> None:
         pass
     found = [path for path in found if path.is_file()]
     if len(found) != 1:
-        names = ", ".join(path.name for path in found) or "none"
+        names = ", ".join(path.name for path in found) or "none; leanconv tune writes it"
         raise ValueError(f"{folder} has not one table for this machine's GPU: {names}")
     table = Table.read(found[0])
     tables.update(target, table)

@@ -138,6 +138,8 @@ def tune(
     mode = env.tuning_mode() if mode is None else arguments.one_of("mode", mode, env.TUNING_MODES)
     different = [each for each in dict.fromkeys(checked_problems(problems, "tune")) if is_tuned(each)]
     index, limit = launch.device_index(device), arguments.workspace_limit(workspace_limit)
+    if seconds is not None and not arguments.number("seconds", seconds) >= 0:
+        raise ValueError(f"seconds={seconds!r} is less than 0")
     on = launch.open_device(index)
     if not on.target.model:
         raise ValueError(f"{device!r} has no name, so there is no table for it")

@@ -19,7 +19,7 @@
 namespace leanconv {
 
 // Pixels below 64 become float16 below 2^16, those of a normal distribution at 14 bits below the largest keep 22 bits.
-template <bool exact, int lows, int sixteens>
+template <bool exact, bool strict = false, int lows, int sixteens>
 __device__ __forceinline__ float split_row(unsigned (&high)[sixteens][4], unsigned (&low)[lows][4], int row,
                                            const float (&x)[sixteens][4], const SplitHeader& header) {
     const float up = power_of_two(127 + 10);
@@ -87,9 +87,13 @@ __device__ __forceinline__ void produce(const TensorMap& x, const float* prepare
     if (thread == 32) {
         RingPlace<Tuning::filter_stages> place;
         for (; walk.valid(); walk.advance())
-            for (int i = (walk.end - walk.first) * F::stage_chunks; i > 0; --i, place.advance()) {
-                mbarrier_wait_parity(rings.filters_free(place.stage), place.parity ^ 1);
-                mbarrier_arrive(rings.filters_full(place.stage));
+            for (int stage = walk.first; stage < walk.end; ++stage) {
+                // As in FilterCopies: the last row of pixels meets filters of the one before alone.
+                if (F::heights > 1 && F::seen(stage) >= F::stages) continue;
+                for (int chunk = 0; chunk < F::stage_chunks; ++chunk, place.advance()) {
+                    mbarrier_wait_parity(rings.filters_free(place.stage), place.parity ^ 1);
+                    mbarrier_arrive(rings.filters_full(place.stage));
+                }
             }
         return;
     }

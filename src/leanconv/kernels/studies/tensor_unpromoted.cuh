@@ -88,58 +88,92 @@ __device__ __forceinline__ void consume_unpromoted(const float* prepared_filters
     }
 }
 
-// `consume_pairs` of tensor_winograd.cuh without partial sums, channels last.
+// `multiply_stage` of tensor_winograd.cuh without partial sums, channels last. Gives what the sums are multiplied by.
+template <bool scaled, int first, int end, int parts, int count, class Pixels, class Problem, class Tuning>
+__device__ __forceinline__ float multiply_unpromoted(float (&sums)[2][parts][count], const Pixels& pixels,
+                                                     const TensorRings<Problem, Tuning>& rings,
+                                                     RingPlace<Tuning::pixel_stages>& pixel_place,
+                                                     OwnFilters<Problem, Tuning>& own_filters, int stage, int lane,
+                                                     const SplitHeader& header) {
+    constexpr bool kept = OwnFilters<Problem, Tuning>::kept;
+    SplitFragments<Tuning::products == 3> fragments[2];
+    mbarrier_wait_parity(rings.pixels_full(pixel_place.stage), pixel_place.parity);
+    float x[2][2][4][4];
+    load_states<scaled>(x, pixels, rings.base, pixel_place.stage * TensorRings<Problem, Tuning>::pixel_bytes, stage, lane % 4);
+    split_state(fragments[0], x[0], header);
+#pragma unroll
+    for (int i = 0; i < 2 * (end - first); ++i) {
+        const int own = i / (end - first), part = kept ? end - 1 - i % (end - first) : first + i % (end - first);
+        auto& states = fragments[own];
+        auto& now = sums[own][part];
+        const int place = own_filters.stage(kept ? own : i, kept && part > 0);
+        if (!kept || part == 0) mbarrier_wait_parity(rings.filters_full(place), own_filters.place.parity);
+        wgmma_fence(now, states.high, states.low);
+        add_products(now, states, rings.filter_stage(place));
+        wgmma_commit_group();
+        int zero = 0;
+        if (i == 0) {
+            split_state(fragments[1], x[1], header);
+            zero = zero_after(fragments[1].all());
+            __syncwarp();
+            if (lane == 0) mbarrier_arrive(rings.pixels_free(pixel_place.stage + zero));
+            pixel_place.advance();
+        }
+        wgmma_wait_group<0>(now, states.high, states.low);
+        if ((!kept || part > 0) && lane == 0) mbarrier_arrive(rings.filters_free(place));
+        own_filters.advance(false);
+    }
+    if (first == 0) own_filters.advance(true);
+    return fragments[0].down[0];
+}
+
+// And `consume_pairs`.
 template <class Problem, class Tuning, bool scaled>
 __device__ __forceinline__ void consume_pairs_unpromoted(const float* prepared_filters, const float* bias, float* y,
-                                                         long long batch, const TensorTiles<Pairs<Problem>, Tuning>& tiles,
-                                                         const TensorRings<Pairs<Problem>, Tuning>& rings, int warpgroup) {
-    using F = TensorFilters<Pairs<Problem>, Tuning>;
-    using Rings = TensorRings<Pairs<Problem>, Tuning>;
-    using Pixels = PairPixels<Problem, Tuning>;
+                                                         long long batch,
+                                                         const TensorTiles<Pairs<Problem, Tuning>, Tuning>& tiles,
+                                                         const TensorRings<Pairs<Problem, Tuning>, Tuning>& rings,
+                                                         int warpgroup) {
+    using F = TensorFilters<Pairs<Problem, Tuning>, Tuning>;
+    using Rings = TensorRings<Pairs<Problem, Tuning>, Tuning>;
     static_assert(Tuning::split == 1 && !Tuning::flat, "neither tiles that a cluster shares nor flat pixels are taken apart");
-    constexpr int count = Tuning::chunk / 2;
+    constexpr int count = Tuning::chunk / 2, parts = F::chunks * F::heights, sixteens = F::filters / 16;
     const float* const prepared = prepared_filters + Problem::first_prepared;
     const SplitHeader header = *reinterpret_cast<const SplitHeader*>(prepared);
     const int thread = threadIdx.x % 128, warp = thread / 32, lane = thread % 32, t = lane % 4;
-    const PairOutputs<Problem, Tuning> outputs(batch, warpgroup);
-    Pixels pixels(prepared, warp, lane, warpgroup);
+    PairPixels<Problem, Tuning> pixels(prepared, warp, lane, warpgroup);
     RingPlace<Tuning::pixel_stages> pixel_place;
-    RingPlace<Tuning::filter_stages> filter_place;
-    filter_place.stage = warpgroup;
-    for (TileWalk<Pairs<Problem>, Tuning> walk(tiles); walk.valid(); walk.advance()) {
+    OwnFilters<Pairs<Problem, Tuning>, Tuning> own(warpgroup);
+    for (TileWalk<Pairs<Problem, Tuning>, Tuning> walk(tiles); walk.valid(); walk.advance()) {
         pixels.begin(tiles, walk.tile);
-        float sums[2][F::chunks][count], down = 0.0f;
+        float sums[2][parts][count], down = 0.0f;
 #pragma unroll
-        for (int i = 0; i < 2 * F::chunks * count; ++i) sums[i / count / F::chunks][i / count % F::chunks][i % count] = 0.0f;
-        for (int stage = walk.first; stage < walk.end; ++stage) {
-            SplitFragments<Tuning::products == 3> fragments[2];
-            mbarrier_wait_parity(rings.pixels_full(pixel_place.stage), pixel_place.parity);
-            load_states<scaled>(fragments, pixels, rings.pixel_stage(pixel_place.stage), stage, t, header);
-            down = fragments[0].down[0];
-#pragma unroll
-            for (int i = 0; i < 2 * F::chunks; ++i) {
-                auto& states = fragments[i / F::chunks];
-                auto& now = sums[i / F::chunks][i % F::chunks];
-                mbarrier_wait_parity(rings.filters_full(filter_place.stage), filter_place.parity);
-                wgmma_fence(now, states.high, states.low);
-                add_products(now, states, rings.filter_stage(filter_place.stage));
-                wgmma_commit_group();
-                if (i == F::chunks) {
-                    __syncwarp();
-                    if (lane == 0) mbarrier_arrive(rings.pixels_free(pixel_place.stage));
-                    pixel_place.advance();
-                }
-                wgmma_wait_group<0>(now, states.high, states.low);
-                if (lane == 0) mbarrier_arrive(rings.filters_free(filter_place.stage));
-                filter_place.advance(), filter_place.advance();
+        for (int i = 0; i < 2 * parts * count; ++i) sums[i / count / parts][i / count % parts][i % count] = 0.0f;
+        if constexpr (F::heights == 1) {
+            for (int stage = walk.first; stage < walk.end; ++stage)
+                down = multiply_unpromoted<scaled, 0, parts>(sums, pixels, rings, pixel_place, own, stage, lane, header);
+        } else {
+            for (int first = 0; first < F::row_stages; ++first) {
+                multiply_unpromoted<scaled, 0, 1>(sums, pixels, rings, pixel_place, own, first, lane, header);
+                for (int row = 1; row < F::seen_rows - 1; ++row)
+                    multiply_unpromoted<scaled, 0, parts>(sums, pixels, rings, pixel_place, own,
+                                                          row * F::row_stages + first, lane, header);
+                down = multiply_unpromoted<scaled, 1, parts>(sums, pixels, rings, pixel_place, own,
+                                                             F::stages - F::row_stages + first, lane, header);
             }
         }
         scale_sums(sums[0], down);
         scale_sums(sums[1], down);
         float* const exchanged = reinterpret_cast<float*>(rings.base + Rings::shared_bytes);
         exchange_states<Tuning::exchange>(sums, exchanged, warpgroup, thread);
-        store_sums<Problem, Tuning>(in_sixteens(sums[0]), 0, prepared, bias, y, batch, outputs, walk.tile, pixels.pair, t,
-                                    Pixels::apart);
+        const auto& all = in_sixteens(sums[0]);
+#pragma unroll
+        for (int height = 0; height < F::heights; ++height) {
+            const PairOutputs<Problem, Tuning> outputs(batch, warpgroup, height);
+            const auto& of_row = reinterpret_cast<const float (&)[sixteens][8]>(all[height * sixteens]);
+            store_sums<Problem, Tuning>(of_row, 0, prepared, bias, y, batch, outputs, walk.tile, pixels.pair, t,
+                                        pixels.apart);
+        }
     }
 }
 
@@ -163,18 +197,18 @@ __device__ __forceinline__ void tensor_gemm_unpromoted(const TensorMap& x, const
 template <class Problem, class Tuning>
 __device__ __forceinline__ void tensor_winograd_unpromoted(const TensorMap& x, const float* prepared, const float* bias,
                                                            float* y, long long batch) {
-    const TensorRings<Pairs<Problem>, Tuning> rings;
-    const TensorTiles<Pairs<Problem>, Tuning> tiles(batch);
+    const TensorRings<Pairs<Problem, Tuning>, Tuning> rings;
+    const TensorTiles<Pairs<Problem, Tuning>, Tuning> tiles(batch);
     if (threadIdx.x == 0) rings.init();
     __syncthreads();
     const int warpgroup = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);
     if (warpgroup == Tuning::warpgroups) {
         set_registers_down<Tuning::producer_registers>();
-        produce<Pairs<Problem>, Tuning>(x, prepared, batch, tiles, rings, threadIdx.x % 128);
+        produce<Pairs<Problem, Tuning>, Tuning>(x, prepared, batch, tiles, rings, threadIdx.x % 128);
     } else {
         set_registers_up<Tuning::consumer_registers>();
         const unsigned* const flags = reinterpret_cast<const unsigned*>(prepared + Problem::first_prepared) +
-                                      TensorFilters<Pairs<Problem>, Tuning>::flags_at;
+                                      TensorFilters<Pairs<Problem, Tuning>, Tuning>::flags_at;
         bool scaled = false;
         for (int group = 0; group < Problem::groups; ++group) scaled |= flags[group] != 0;
         if (scaled) consume_pairs_unpromoted<Problem, Tuning, true>(prepared, bias, y, batch, tiles, rings, warpgroup);
