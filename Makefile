@@ -7,7 +7,9 @@ CUDA ?= cu13
 WORKERS ?= 2
 VENV := .venv
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
+PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --no-compile
+# what pip does on one core, on all; some files are templates and no Python
+COMPILED = $(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true
 
 .PHONY: demo test test-all lint format types docs clean
 
@@ -51,8 +53,10 @@ $(VENV)/.made:
 
 $(VENV)/.demo: $(VENV)/.made pyproject.toml
 	$(PIP) -e '.[bench,$(CUDA)]'
+	@$(COMPILED)
 	@touch $@
 
 $(VENV)/.test: $(VENV)/.made pyproject.toml
 	$(PIP) -e '.[test,$(CUDA)]'
+	@$(COMPILED)
 	@touch $@ $(VENV)/.demo

@@ -46,12 +46,11 @@ def _extremes():
 def extremes():
     """In ``make test`` as few as have the least and the largest of every number, every kind, each type in each layout.
 
-    All of an image filter, which are few.
+    Of image filters each kind with each filter.
     """
     found = _extremes()
-    layers = [each for each in found if isinstance(each[1].problem, ConvProblem)]
     values = defaultdict(set)
-    for algorithm, _, config, _ in layers:
+    for algorithm, _, config, _ in found:
         for name, value in config.constants():
             values[algorithm.name, type(config), name].add(value)
 
@@ -60,7 +59,7 @@ def extremes():
         if algorithm.name in ("winograd1d", "direct_tiled", "tensor_gemm", "tensor_gemm_sync"):
             return  # their own tests run each configuration
         kind = algorithm.name, type(config)
-        yield *kind, case.problem.layout
+        yield *kind, getattr(case.problem, "layout", case.name)
         yield *kind, *proof.decisions(config)
         for name, value in config.constants():
             known = values[(*kind, name)]
@@ -71,8 +70,7 @@ def extremes():
         algorithm, case, config, name = each
         return (algorithm, _narrowed(case.problem, config), config), name
 
-    images = [each for each in found if isinstance(each[1].problem, FilterProblem)]
-    return selection.marked(found, selection.cover(layers, differs) + images, param)
+    return selection.marked(found, selection.cover(found, differs), param)
 
 
 def _narrowed(problem, config):
@@ -116,10 +114,14 @@ def test_extreme_configs_right_on_emulator(algorithm, problem, config):
 WIDE = [(a, c) for a, c in VARIED if isinstance(c.problem, ConvProblem) and c.in_turn]
 
 
-@named(
-    WIDE,
-    selection.cover(WIDE, lambda pair: [(pair[0].name, pair[1].problem.layout), (pair[0].name, pair[1].problem.op)]),
-)
+def wide_traits(pair):
+    """An algorithm in each direction; each layout once in a family, whose index arithmetic is one."""
+    algorithm, case = pair
+    yield algorithm.name, case.problem.op
+    yield algorithm.name.split("_")[0], case.problem.layout
+
+
+@named(WIDE, selection.cover(WIDE, wide_traits))
 def test_wide_offsets_right_on_emulator(algorithm, case):
     """Tensors too large for 32-bit offsets select other code; the emulator runs that code on a small batch."""
     config = next(iter(algorithm.configs(case.problem, TARGETS[0])))

@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 
 import leanconv
-from leanconv import ConvProblem, FilterProblem, NoAlgorithmError, api, conv2d
-from leanconv.call import bind
+from leanconv import ConvProblem, FilterProblem, NoAlgorithmError, conv2d
+from leanconv.call import bind, ready
 from leanconv.plan import Launch, Pointer
 from leanconv.runtime import cache, env, kernels
 from leanconv.runtime.compile import Compiled, CompileError
@@ -307,7 +307,7 @@ def test_an_empty_batch_needs_no_kernel(host_device: Any) -> None:
 
 def test_ready_calls_are_bounded(host_device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: Recent[Any, Any] = Recent(8)
-    monkeypatch.setattr(api, "_calls", calls)
+    monkeypatch.setattr(ready, "_calls", calls)
     monkeypatch.setattr(bind, "_loaded", Recent(8))
     w = np.ones((2, 1, 3, 3), np.float32)
     for width in range(4, 44):

@@ -104,7 +104,7 @@ def test_output_stages_of_winograd2d_differ_by_their_switch_alone(layout: str) -
                 assert variant.config == replace(full.config, **study.switches[variant.name]), variant
             (main,) = variant.algorithm.plan(problem, variant.config, H200).launches
             assert main.shared_bytes <= H200.shared_per_block and main.block <= 1024, variant
-            if case.name in ("conv2-n32", "conv5-n32"):
+            if case.name == "conv2-n32":
                 assert compile_launch(main, H200.arch).spill_bytes == 0, variant
 
 

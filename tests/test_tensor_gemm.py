@@ -120,7 +120,7 @@ def test_errors_on_data_of_every_range(kind: str) -> None:
 
 #: Data, and what breaks the scales so that it shows there.
 BROKEN_SCALES = [
-    ("normal", "    largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, 1));\n", ""),
+    ("normal", "    largest = larger<strict>(largest, __shfl_xor_sync(0xffffffffu, largest, 1));\n", ""),
     ("normal", "return scale.down;", "return scale.down * 1.000001f;"),
     ("filters-apart", "part[0] * scale[i].x", "part[0]"),
     ("filters-apart", "up = min(max(up, least_up), min(253u, least_up + 126));", "up = least_up;"),

@@ -59,9 +59,15 @@ float toward_zero(double value) {
     return beyond ? std::nextafterf(near, 0.0f) : near;
 }
 
+#if defined(__x86_64__)
+#define WIDEST __attribute__((optimize("O3"), target_clones("avx2", "default")))
+#else
+#define WIDEST
+#endif
+
 // NOTE: most of the time of a kernel that multiplies; it calls nothing in its loops, which are vectorised.
 template <int count>
-float add_products(float sum, const double* a, const double* b, int guard) {
+WIDEST float add_products(float sum, const double* a, const double* b, int guard) {
     double terms[count + 1], sizes[count];
     bool finite = std::isfinite(sum);
     for (int i = 0; i < count; ++i) {
