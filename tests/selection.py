@@ -63,12 +63,12 @@ def traits(algorithm: GpuAlgorithm, case: Case) -> Iterator[Hashable]:
     if algorithm.name.startswith("tensor_") or algorithm.name == "implicit_gemm_weight_parts":
         yield problem.layout, problem.op
         return
-    if algorithm.name == "direct_tiled":
-        # the rest is what its own layers differ in, of which `make test` plays as many
+    if algorithm.name in ("direct_tiled", "winograd1d"):
+        # the rest is what the layers of their own tests differ in, of which `make test` plays as many
         yield problem.layout, problem.op
         yield "accumulate", problem.accumulate
         yield "empty", problem.is_empty
-        yield "depthwise", problem.groups == problem.c > 1
+        yield "groups", problem.groups > 1, problem.groups == problem.c > 1
         return
     top, bottom, left, right = problem.padding
     stored = {

@@ -22,7 +22,7 @@ from leanconv.plan import role_of
 from leanconv.problem import BORDERS, ConvProblem
 from leanconv.runtime.compile import KERNELS, source
 
-ARITHMETIC = settings(max_examples=30, derandomize=True, deadline=None, database=None)
+ARITHMETIC = settings(max_examples=25, derandomize=True, deadline=None, database=None)
 KERNEL = settings(
     max_examples=2,
     derandomize=True,
