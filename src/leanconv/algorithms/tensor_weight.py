@@ -301,8 +301,10 @@ def _whole(problem: ConvProblem, target: Target) -> Iterator[TensorWeightConfig]
         x_rows = _x_in_rows(problem, taps)
         ways[taps] = x_rows, _dy_in_rows(problem, taps), ROW if x_rows else _piece(problem)
     for tile in TILES:
+        if tile[-1] and not shares:
+            continue
         taps = problem.s if tile[-1] else 1
-        config = _config(tile, taps, products, ways[taps], target.shared_per_block) if taps in ways else None
+        config = _config(tile, taps, products, ways[taps], target.shared_per_block)
         if config:
             yield config
 
