@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,6 +16,7 @@ from leanconv.bench import load_suite, parse_problem, suite_names
 from leanconv.bench.operands import Check, Operands, as_nchw, in_order, poison
 from leanconv.bench.suites import LAYOUTS, Case, dense_filter, format_problem
 from leanconv.problem import ConvProblem, FilterProblem
+from leanconv.runtime import timing as gpu_timing
 from leanconv.runtime.timing import summarise, time_cpu
 
 COUNTS = {
@@ -76,6 +81,38 @@ def test_cpu_timer_takes_one_sample_of_a_call_that_outlasts_the_budget() -> None
 
     timing = time_cpu(call, budget_s=0.5, clock=clock, warm_up=False)
     assert timing.runs == 1 and clock.now == 3.0 and timing.median_us == pytest.approx(3e6)
+
+
+@pytest.mark.parametrize("host_us, gpu_us", [(60.0, 420.0), (60.0, 150.0), (60.0, 30.0), (5.0, 2000.0)])
+def test_gpu_timer_leaves_out_the_hosts_part(host_us: float, gpu_us: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    now, idle = 0.0, 0.0  # microseconds: the host's clock, and when the GPU has done all that was submitted
+
+    class Gpu:
+        def __init__(self, stream: int) -> None:
+            pass
+
+        def work(self, host: float, gpu: float) -> None:
+            nonlocal now, idle
+            now += host
+            idle = max(idle, now) + gpu
+
+        def synchronize(self) -> None:
+            nonlocal now
+            now = max(now, idle)
+
+        def elapsed(self, timed: Callable[[], Any]) -> float:
+            begin = max(now, idle)
+            timed()
+            self.synchronize()
+            return idle - begin
+
+        @contextmanager
+        def flusher(self) -> Iterator[Callable[[], None]]:
+            yield partial(self.work, 5.0, 40.0)
+
+    monkeypatch.setattr(gpu_timing, "_Gpu", Gpu)
+    monkeypatch.setattr(gpu_timing, "time", SimpleNamespace(perf_counter=lambda: now / 1e6))
+    assert gpu_timing.time_gpu(partial(Gpu(0).work, host_us, gpu_us)).median_us == pytest.approx(gpu_us, rel=0.02)
 
 
 @pytest.mark.gpu

@@ -100,15 +100,15 @@ def time_gpu(
             min_runs = min(min_runs, 3)
         batch = 1 if cold else max(1, min(_MAX_BATCH, math.ceil(_BATCH_US / estimate_us)))
         flush_us = gpu.elapsed(lambda: _repeat(flush, 4)) / 4
-        # A call that takes the GPU much longer than the host hides its own submission.
+        # A call that takes the GPU much longer than the host hides the submission of the next one.
         shield_us = 1.5 * host_us * (batch + 1) + 20 if host_us > 0.3 * estimate_us else 0.0
         shields = math.ceil(min(shield_us, _MAX_SHIELD_US) / flush_us)
         samples: list[float] = []
         begin = time.perf_counter()
         while len(samples) < max_runs and (len(samples) < min_runs or time.perf_counter() - begin < budget_s):
             _repeat(flush, max(shields, int(cold)))
-            if not cold and shields:
-                call()  # fills the cache again that the shield has emptied
+            if not cold:
+                call()  # keeps the GPU busy while the host submits what is timed, and fills the cache after a shield
             samples.append(gpu.elapsed(lambda: _repeat(call, batch)) / batch)
     return summarise(samples)
 
