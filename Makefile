@@ -7,9 +7,9 @@ CUDA ?= cu13
 WORKERS ?= 2
 VENV := .venv
 BIN := $(VENV)/bin
+# A module is compiled when it is first imported, once: most of PyTorch's never are.
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --no-compile
-# what pip does on one core, on all; some files are templates and no Python
-COMPILED = $(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true
+export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: demo test test-all lint format types docs clean
 
@@ -54,10 +54,8 @@ $(VENV)/.made:
 
 $(VENV)/.demo: $(VENV)/.made pyproject.toml
 	$(PIP) -e '.[bench,$(CUDA)]'
-	@$(COMPILED)
 	@touch $@
 
 $(VENV)/.test: $(VENV)/.made pyproject.toml
 	$(PIP) -e '.[test,$(CUDA)]'
-	@$(COMPILED)
 	@touch $@ $(VENV)/.demo
