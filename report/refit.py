@@ -203,7 +203,7 @@ def section(paths: Sequence[Path]) -> str:
             words += f" {earlier} times are with kernels of an earlier revision (`leanconv tune --verify` names these)."
         words += " How much longer the cost model's choice takes than the quickest that was timed:"
         others: Columns = (
-            ["", "layout", "layers", "times as fast, geometric mean", "at worst", "layers where it is quicker"],
+            ["", "layout", "layers", "times as fast, geometric mean", "at worst", "layers where PyTorch is quicker"],
             [
                 [row["peer"], row["layout"], str(row["layers"]), f"{row['mean']:.2f}", f"{row['worst']:.2f}"]
                 + [str(row["slower"])]
