@@ -196,10 +196,9 @@ def _transposed(
 ) -> torch.Tensor:
     if x.shape[1] != w.shape[0]:
         raise ValueError(f"weight has {w.shape[0]} channels, but input has {x.shape[1]}: they must be the same")
-    for name, value, least in (("stride", stride, 1), ("padding", padding, 0), ("output_padding", more, 0),
-                               ("groups", (groups,), 1), ("dilation", dilation, 1)):  # fmt: skip
-        if min(value) < least:
-            raise ValueError(f"{name}={min(value)} is below {least}")
+    if min(*stride, *dilation, groups) < 1 or min(*padding, *more) < 0:
+        _refuse_below(1, stride=stride, dilation=dilation, groups=(groups,))
+        _refuse_below(0, padding=padding, output_padding=more)
     ends, sides, missing = [], [], []
     for axis in (0, 1):
         if more[axis] >= max(stride[axis], dilation[axis]):
@@ -218,6 +217,12 @@ def _transposed(
     if any(missing):
         y = torch.nn.functional.pad(y, (0, missing[1], 0, missing[0]))
     return y if bias is None else y + bias.to(y.dtype).view(-1, 1, 1)
+
+
+def _refuse_below(least: int, **options: tuple[int, ...]) -> None:
+    for name, numbers in options.items():
+        if min(numbers) < least:
+            raise ValueError(f"{name}={min(numbers)} is below {least}")
 
 
 def _pair(name: str, value: Any) -> tuple[int, int]:
