@@ -87,6 +87,7 @@ __device__ __forceinline__ void consume(const float* prepared_filters, const flo
             if constexpr (F::planes) {
                 float x[2][4][4];
                 planes.load(x, rings, factors + stage * split_depth, scaled, t, walk, stage);
+                planes.hide(x);
                 pixels.split(x, header);
             } else {
                 mbarrier_wait_parity(rings.pixels_full(pixel_place.stage), pixel_place.parity);

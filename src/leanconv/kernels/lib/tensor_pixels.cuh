@@ -199,18 +199,22 @@ struct PlaneCopies {
     int count;
 
     __device__ __forceinline__ PlaneCopies(const float* x, const TensorTiles<Problem, Tuning>& tiles, Offset<Problem> tile,
-                                           long long batch) {
+                                           long long batch, int piece) {
         const Offset<Problem> begin = tiles.first_pixel(tile), all = static_cast<Offset<Problem>>(batch) * Rings::image;
         const Offset<Problem> end = begin + Rings::pixels < all ? begin + Rings::pixels : all, first = begin / Rings::image;
         count = static_cast<int>((end - 1) / Rings::image - first) + 1;
-        from = x + first * of_image + tiles.group(tile) * (Problem::group_c * Rings::plane);
+        from = x + first * of_image + (tiles.group(tile) * Problem::group_c + piece * 32) * Rings::plane;
     }
-    __device__ __forceinline__ void stage(unsigned char* to, Mbarrier* full, int piece) const {
+    // The next 32 channels.
+    __device__ __forceinline__ void stage(unsigned char* to, Mbarrier* full) {
         mbarrier_arrive_expect_tx(full, count * Rings::plane_bytes);
+        const float* image = from;
 #pragma unroll 1
-        for (int i = 0; i < count; ++i)
-            cp_async_bulk_shared_global(to + i * Rings::plane_bytes, from + i * of_image + piece * (32 * Rings::plane),
-                                        Rings::plane_bytes, full);
+        for (int i = 0; i < count; ++i) {
+            cp_async_bulk_shared_global(to, image, Rings::plane_bytes, full);
+            to += Rings::plane_bytes, image += of_image;
+        }
+        from += 32 * Rings::plane;
     }
 };
 
@@ -224,11 +228,12 @@ __device__ __forceinline__ void produce_planes(const float* x, const float* prep
     if (thread == 0) {
         RingPlace<Tuning::pixel_stages> place;
         for (; walk.valid(); walk.advance()) {
-            const PlaneCopies<Problem, Tuning> copies(x, tiles, walk.tile, batch);
-            const int end = min(2 * walk.end, F::taps * F::of_tap);
-            for (int piece = 2 * walk.first / F::taps; piece <= (end - 1) / F::taps; ++piece) {
+            int piece = 2 * walk.first / F::taps;
+            const int end = ceil_div(min(2 * walk.end, F::taps * F::of_tap), F::taps);
+            PlaneCopies<Problem, Tuning> copies(x, tiles, walk.tile, batch, piece);
+            for (; piece < end; ++piece) {
                 mbarrier_wait_parity(rings.pixels_free(place.stage), place.parity ^ 1);
-                copies.stage(rings.pixel_stage(place.stage), rings.pixels_full(place.stage), piece);
+                copies.stage(rings.pixel_stage(place.stage), rings.pixels_full(place.stage));
                 place.advance();
             }
         }

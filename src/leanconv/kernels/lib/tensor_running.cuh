@@ -115,6 +115,7 @@ __device__ __forceinline__ void consume_running(const float* prepared_filters, c
             if (tap == F::tap_stages - 1) pixel_place.advance();
         };
         const auto make_room = [&] {
+            if constexpr (F::planes) planes.hide(x);
 #pragma unroll
             for (int i = 0; i < 2; ++i) ratio[i] = scales[i].make_room(RunningScale::largest_of(x[i]));
         };
