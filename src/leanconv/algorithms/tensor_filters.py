@@ -192,7 +192,14 @@ class SplitGemm(TimedAlgorithm, Generic[C]):
         split = getattr(config, "split", 1)
         # by default a cluster shares those tiles that are left over, which are other images' in another batch
         shared = split > 1 and not problem.batch_invariant
-        kind = config.products, config.piece, config.rows, config.row_lines > 0, getattr(config, "flat", False), config.spacing
+        kind = (
+            config.products,
+            config.piece,
+            config.rows,
+            config.row_lines > 0,
+            getattr(config, "flat", False),
+            config.spacing,
+        )
         return None if shared else (*kind, split)
 
     def arithmetic(self, problem: ConvProblem) -> Arithmetic:

@@ -231,6 +231,7 @@ __device__ __forceinline__ void produce_planes(const float* x, const float* prep
             int piece = 2 * walk.first / F::taps;
             const int end = ceil_div(min(2 * walk.end, F::taps * F::of_tap), F::taps);
             PlaneCopies<Problem, Tuning> copies(x, tiles, walk.tile, batch, piece);
+#pragma unroll 1
             for (; piece < end; ++piece) {
                 mbarrier_wait_parity(rings.pixels_free(place.stage), place.parity ^ 1);
                 copies.stage(rings.pixel_stage(place.stage), rings.pixels_full(place.stage));
