@@ -120,6 +120,17 @@ def apart_by(losses: Sequence[float], others: Sequence[float]) -> tuple[float, f
     return max(each[:4]), max(each)
 
 
+def shares(rows: Sequence[Row]) -> Table:
+    """A line for each training that was profiled: milliseconds of a step in each sort of kernels."""
+    profiled = [row for row in rows if "kernels" in row and row["gpus"] == 1]
+    sorts = list(dict.fromkeys(sort for row in profiled for sort in row["kernels"]))
+    lines = []
+    for row in profiled:
+        each = [row["kernels"].get(sort, 0.0) / 1000 for sort in sorts]
+        lines.append([row["problem"], row["engine"], *(f"{ms:.2f}" for ms in each), f"{sum(each):.1f}"])
+    return ["network", "engine", *sorts, "sum"], lines
+
+
 def of_batch(problem: str, parts: int) -> str:
     """The name of a problem with a part of its images: "vgg16-b1024-32" is "vgg16-b512-32"."""
     return re.sub(r"-b(\d+)-", lambda match: f"-b{int(match.group(1)) // parts}-", problem)
@@ -166,7 +177,12 @@ def section(paths: Sequence[Path]) -> str:
             "“in passing” what of it one convolution takes at most besides its result, and loss the mean of the last "
             "tenth of the steps, leanconv / PyTorch in strict FP32."
         )
-        texts = f"{origin} {meaning}", markdown.table(table(rows)), seeds(rows)
+        texts = [f"{origin} {meaning}", markdown.table(table(rows)), seeds(rows)]
+        if any("kernels" in row for row in rows):
+            texts += [
+                "Milliseconds of a step that the GPU spends in each sort of kernels, by PyTorch's profiler:",
+                markdown.table(shares(rows)),
+            ]
         parts.append("\n\n".join(filter(None, texts)))
     return "\n\n".join(parts) if parts else "Not measured yet: `examples/train_cnn.py --json` makes these figures."
 
