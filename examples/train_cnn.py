@@ -48,10 +48,11 @@ VGG = {
 }
 RESNET = {"resnet18": (2, 2, 2, 2), "resnet34": (3, 4, 6, 3)}
 NETWORKS = ("resnet18", "resnet34", "vgg16", "vgg19", "vgg16x5", "vgg16x7")
-#: memory order, and whether PyTorch may round factors to 10 bits
+#: memory order, and whether factors may be rounded to 10 bits
 ENGINES = {
     "leanconv": ("nhwc", False),
     "leanconv-nchw": ("nchw", False),
+    "leanconv-tf32": ("nhwc", True),
     "torch-fp32-nchw": ("nchw", False),
     "torch-fp32-nhwc": ("nhwc", False),
     "torch-tf32-nhwc": ("nhwc", True),
@@ -136,7 +137,10 @@ def engine_of(name: str, net: nn.Module) -> Iterator[Any]:
     flags = torch.backends.cudnn.flags(enabled=True, benchmark=True, deterministic=False, allow_tf32=tf32)
     matmul, torch.backends.cuda.matmul.allow_tf32 = torch.backends.cuda.matmul.allow_tf32, tf32
     try:
-        with flags, leanconv.torch.enable(net) if name.startswith("leanconv") else nullcontext() as taken:
+        taking = (
+            leanconv.torch.enable(net, precision="tf32" if tf32 else "fp32") if "leanconv" in name else nullcontext()
+        )
+        with flags, taking as taken:
             yield taken
     finally:
         torch.backends.cuda.matmul.allow_tf32 = matmul
