@@ -119,7 +119,7 @@ __device__ __forceinline__ void consume(const float* prepared_filters, const flo
                     // NOTE: not before the products that take the loaded values (ld_shared_v4 says why).
                     __syncwarp();
                     if constexpr (F::planes) {
-                        planes.release(rings, walk, stage, lane);
+                        planes.stages.release(rings, walk, stage, lane);
                     } else {
                         if (lane == 0) mbarrier_arrive(rings.pixels_free(pixel_place.stage));
                         pixel_place.advance();
