@@ -150,9 +150,17 @@ struct FlatPairPixels {
             column[i] = column[i] * 2 - Problem::pad_left + sharer;
         }
     }
+    // How far on the channels of a thread lie in half a stage, and its second pair.
+    static constexpr int second_pair = 2 * apart * 4;
+    static __device__ __forceinline__ constexpr int channel(int n) { return 4 * n * Rings::flat_pitch * 4; }
     // The states of half a stage for warpgroup `own`, where its three pixels begin with an even or an odd one of a column.
     template <bool odd, int own>
     __device__ __forceinline__ void load_half(float (&x)[2][2][4][4], const unsigned char* pixels, int half, int right) const {
+        load_columns<FlatPairPixels, odd, own>(x, {pixels, pixels + second_pair}, half, right);
+    }
+    template <class Columns, bool odd, int own>
+    __device__ __forceinline__ void load_columns(float (&x)[2][2][4][4], const unsigned char* const (&of_pair)[2], int half,
+                                                 int right) const {
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
             bool inside[3];
@@ -166,7 +174,7 @@ struct FlatPairPixels {
             }
 #pragma unroll
             for (int n = 0; n < 8; ++n) {
-                const unsigned char* const at = pixels + (4 * n * Rings::flat_pitch + 2 * apart * i) * 4;
+                const unsigned char* const at = of_pair[i] + Columns::channel(n);
                 unsigned four[2][2];
                 ld_shared_v2_u32(four[0], at);
                 ld_shared_v2_u32(four[1], at + 8);
@@ -177,6 +185,37 @@ struct FlatPairPixels {
                 x[1][i][2 * half + n / 4][n % 4] = own == 0 ? d[1] + d[2] : d[1] - d[0];
             }
         }
+    }
+};
+
+// The same of flat planes, whose images follow each other: a thread's pairs may be of two.
+template <class Problem, class Tuning>
+struct PlanePairPixels : FlatPairPixels<Problem, Tuning> {
+    using Base = FlatPairPixels<Problem, Tuning>;
+    using P = Pairs<Problem, Tuning>;
+    using F = TensorFilters<P, Tuning>;
+    using Rings = TensorRings<P, Tuning>;
+    int at[2];  // where the windows begin in the stage of the lane's first channel, but for what a tap moves them
+
+    __device__ __forceinline__ PlanePairPixels(const float* prepared, int warp, int lane, int sharer)
+        : Base(prepared, warp, lane, sharer) {}
+    static __device__ __forceinline__ constexpr int channel(int n) { return F::plane_channel(0, n) * Rings::plane * 4; }
+
+    __device__ __forceinline__ void begin(const TensorTiles<P, Tuning>& tiles, Offset<Problem> tile) {
+        Base::begin(tiles, tile);
+        const Offset<Problem> from = tiles.first_pixel(tile), first_n = from / Rings::image;
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+            // NOTE: a pair that does not exist sees the pixels of one that does.
+            const Offset<Problem> own = from + Base::pair + Base::apart * i, number = own < tiles.numbers.count() ? own : from;
+            const Offset<Problem> n = number / Rings::image;
+            at[i] = (static_cast<int>(n - first_n) * 32 + threadIdx.x % 4 * F::spacing) * Rings::plane +
+                    static_cast<int>(number - n * Rings::image) * 2;
+        }
+    }
+    template <bool odd, int own>
+    __device__ __forceinline__ void load_half(float (&x)[2][2][4][4], const unsigned char* pixels, int half, int right) const {
+        Base::template load_columns<PlanePairPixels, odd, own>(x, {pixels + 4 * at[0], pixels + 4 * at[1]}, half, right);
     }
 };
 
@@ -213,6 +252,40 @@ __device__ __forceinline__ void load_states(float (&x)[2][2][4][4], const FlatPa
 #pragma unroll
         for (int i = 0; i < 16; ++i) {
             const float factor = pixels.factors[stage * split_depth + 16 * (i / 4) + t + 4 * (i % 4)];
+#pragma unroll
+            for (int j = 0; j < 4; ++j) {
+                float& value = x[j / 2][j % 2][i / 4][i % 4];
+                value = value * factor * factor;
+            }
+        }
+    }
+}
+
+// The same of planes, in `stages`.
+template <bool scaled, class Problem, class Tuning>
+__device__ __forceinline__ void load_states(float (&x)[2][2][4][4], const PlanePairPixels<Problem, Tuning>& pixels,
+                                            PlaneStages<Pairs<Problem, Tuning>, Tuning>& stages,
+                                            const TensorRings<Pairs<Problem, Tuning>, Tuning>& rings, int stage, int t) {
+    using P = Pairs<Problem, Tuning>;
+    using F = TensorFilters<P, Tuning>;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+        // NOTE: past the last tap filters are zero, and the pixels those of tap 0.
+        const int entered = stages.enter(rings, stage, half), tap = stages.exists(stage, half) ? entered : 0;
+        const int first = flat_shift<P, Tuning>(tap, 1) - flat_begin<P>() + pixels.sharer, right = tap_right<P, Tuning>(tap);
+        const unsigned char* const from = rings.base + stages.at + (first & ~1) * 4;
+        if (pixels.sharer == 0) {
+            if (first % 2 == 0) pixels.template load_half<false, 0>(x, from, half, right);
+            else pixels.template load_half<true, 0>(x, from, half, right);
+        } else {
+            if (first % 2 == 0) pixels.template load_half<false, 1>(x, from, half, right);
+            else pixels.template load_half<true, 1>(x, from, half, right);
+        }
+    }
+    if constexpr (scaled) {
+#pragma unroll
+        for (int i = 0; i < 16; ++i) {
+            const float factor = pixels.factors[stage * split_depth + i / 8 * 32 + F::plane_channel(t, i % 8)];
 #pragma unroll
             for (int j = 0; j < 4; ++j) {
                 float& value = x[j / 2][j % 2][i / 4][i % 4];
@@ -351,17 +424,22 @@ struct OwnFilters {
 };
 
 // One warpgroup's products of a stage of pixels with chunks of filters, or for rows of outputs, `first` to `end` - 1.
-template <bool scaled, int first, int end, int parts, int count, class Pixels, class Problem, class Tuning>
+template <bool scaled, int first, int end, int parts, int count, class Pixels, class Place, class Problem, class Tuning>
 __device__ __forceinline__ void multiply_stage(float (&sums)[2][parts][count], const Pixels& pixels,
                                                const TensorRings<Problem, Tuning>& rings,
-                                               RingPlace<Tuning::pixel_stages>& pixel_place,
+                                               Place& pixel_place,
                                                OwnFilters<Problem, Tuning>& own_filters, int stage, int lane,
                                                const SplitHeader& header) {
-    constexpr bool kept = OwnFilters<Problem, Tuning>::kept;
+    constexpr bool kept = OwnFilters<Problem, Tuning>::kept, planes = TensorFilters<Problem, Tuning>::planes;
     SplitFragments<Tuning::products == 3> fragments[2];
-    mbarrier_wait_parity(rings.pixels_full(pixel_place.stage), pixel_place.parity);
     float x[2][2][4][4];
-    load_states<scaled>(x, pixels, rings.base, pixel_place.stage * TensorRings<Problem, Tuning>::pixel_bytes, stage, lane % 4);
+    if constexpr (planes) {
+        load_states<scaled>(x, pixels, pixel_place, rings, stage, lane % 4);
+    } else {
+        mbarrier_wait_parity(rings.pixels_full(pixel_place.stage), pixel_place.parity);
+        load_states<scaled>(x, pixels, rings.base, pixel_place.stage * TensorRings<Problem, Tuning>::pixel_bytes, stage,
+                            lane % 4);
+    }
     split_state(fragments[0], x[0], header);
     if (Tuning::flat) split_state(fragments[1], x[1], header);
 #pragma unroll
@@ -387,8 +465,12 @@ __device__ __forceinline__ void multiply_stage(float (&sums)[2][parts][count], c
         if (i == (Tuning::flat ? end - first : 0)) {
             // NOTE: not before the products that take the loaded values (ld_shared_v4 says why).
             __syncwarp();
-            if (lane == 0) mbarrier_arrive(rings.pixels_free(pixel_place.stage + zero));
-            pixel_place.advance();
+            if constexpr (planes) {
+                pixel_place.release(rings, stage, lane);
+            } else {
+                if (lane == 0) mbarrier_arrive(rings.pixels_free(pixel_place.stage + zero));
+                pixel_place.advance();
+            }
         }
         wgmma_wait_group<0>(partial, states.high, states.low);
         if ((!kept || part > 0) && lane == 0) mbarrier_arrive(rings.filters_free(place));
@@ -414,13 +496,15 @@ __device__ __forceinline__ void consume_pairs(const float* prepared_filters, con
     const SplitHeader header = *reinterpret_cast<const SplitHeader*>(prepared);
     const int thread = threadIdx.x % 128, warp = thread / 32, lane = thread % 32, t = lane % 4;
     const PairOutputs<Problem, Tuning> outputs(batch, warpgroup);
-    using Pixels = typename Select<Tuning::flat, FlatPairPixels<Problem, Tuning>, PairPixels<Problem, Tuning>>::type;
+    using Flat = typename Select<F::planes, PlanePairPixels<Problem, Tuning>, FlatPairPixels<Problem, Tuning>>::type;
+    using Pixels = typename Select<Tuning::flat, Flat, PairPixels<Problem, Tuning>>::type;
     Pixels pixels(prepared, warp, lane, warpgroup);
-    RingPlace<Tuning::pixel_stages> pixel_place;
+    typename Select<F::planes, PlaneStages<Pairs<Problem, Tuning>, Tuning>, RingPlace<Tuning::pixel_stages>>::type pixel_place;
     OwnFilters<Pairs<Problem, Tuning>, Tuning> own_filters(warpgroup);
     for (TileWalk<Pairs<Problem, Tuning>, Tuning> walk(tiles); walk.valid(); walk.advance()) {
         const Offset<Problem> tile = walk.tile;
         pixels.begin(tiles, tile);
+        if constexpr (F::planes) pixel_place.begin(walk);
         float sums[2][parts][count];
 #pragma unroll
         for (int i = 0; i < 2 * parts * count; ++i) sums[i / count / parts][i / count % parts][i % count] = 0.0f;

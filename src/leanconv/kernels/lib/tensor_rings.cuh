@@ -235,14 +235,18 @@ template <class Problem, class Tuning>
 struct PlaneStages {
     using F = TensorFilters<Problem, Tuning>;
     using Rings = TensorRings<Problem, Tuning>;
-    using Walk = TileWalk<Problem, Tuning>;
     static constexpr int taps = F::taps, pieces = taps * F::of_tap;
     static_assert(Tuning::seen_pixels == Rings::images * Rings::plane, "a stage has all images that a tile's pixels are of");
     RingPlace<Tuning::pixel_stages> next, taken;
     int at = 0;                  // where the one that is read lies
     int tap = 0, tap_taken = 0;  // of the stage of filters that is loaded next, and of the one that is let go next
 
-    __device__ __forceinline__ void begin(const Walk& walk) { tap = tap_taken = 2 * walk.first % taps; }
+    int first = 0, end = 0;      // stages of filters of the block's share of a tile
+
+    __device__ __forceinline__ void begin(const TileWalk<Problem, Tuning>& walk) {
+        first = walk.first, end = walk.end;
+        tap = tap_taken = 2 * first % taps;
+    }
     static __device__ __forceinline__ int after(int tap, int more) {
         return taps == 1 ? 0 : tap + more < taps ? tap + more : tap + more - taps;
     }
@@ -251,9 +255,9 @@ struct PlaneStages {
         return pieces % 2 == 0 || 2 * stage + half < pieces;
     }
     // The tap of a piece, whose planes have landed.
-    __device__ __forceinline__ int enter(const Rings& rings, const Walk& walk, int stage, int half) {
+    __device__ __forceinline__ int enter(const Rings& rings, int stage, int half) {
         const int now = half == 0 ? tap : after(tap, 1);
-        if (exists(stage, half) && (now == 0 || (Tuning::split > 1 && half == 0 && stage == walk.first))) {
+        if (exists(stage, half) && (now == 0 || (Tuning::split > 1 && half == 0 && stage == first))) {
             mbarrier_wait_parity(rings.pixels_full(next.stage), next.parity);
             at = next.stage * Rings::pixel_bytes;
             next.advance();
@@ -262,11 +266,11 @@ struct PlaneStages {
         return now;
     }
     // Lets those go that this stage was the last to read. NOTE: not before the products that take the values.
-    __device__ __forceinline__ void release(const Rings& rings, const Walk& walk, int stage, int lane) {
+    __device__ __forceinline__ void release(const Rings& rings, int stage, int lane) {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
             const int now = half == 0 ? tap_taken : after(tap_taken, 1);
-            const bool is_last = Tuning::split > 1 && 2 * stage + half == min(2 * walk.end, pieces) - 1;
+            const bool is_last = Tuning::split > 1 && 2 * stage + half == min(2 * end, pieces) - 1;
             if (exists(stage, half) && (now == taps - 1 || is_last)) {
                 if (lane == 0) mbarrier_arrive(rings.pixels_free(taken.stage));
                 taken.advance();

@@ -103,7 +103,6 @@ template <class Problem, class Tuning>
 struct PlaneValues {
     using F = TensorFilters<Problem, Tuning>;
     using Rings = TensorRings<Problem, Tuning>;
-    using Walk = TileWalk<Problem, Tuning>;
     static constexpr int taps = F::taps;
     static_assert(taps <= 32, "a pixel's taps that lie inside the image are bits");
     PlaneStages<Problem, Tuning> stages;
@@ -111,7 +110,7 @@ struct PlaneValues {
     unsigned inside[2];  // its taps that lie inside the image
     bool seen[2][2];     // rows whose pixels of both pieces lie there
 
-    __device__ __forceinline__ void begin(const TensorTiles<Problem, Tuning>& tiles, const Walk& walk, int row) {
+    __device__ __forceinline__ void begin(const TensorTiles<Problem, Tuning>& tiles, const TileWalk<Problem, Tuning>& walk, int row) {
         const Offset<Problem> from = tiles.first_pixel(walk.tile), count = tiles.numbers.count();
         const Offset<Problem> first_n = from / Rings::image;
         stages.begin(walk);
@@ -133,10 +132,10 @@ struct PlaneValues {
 
     // Values of rows that are not `seen` are any.
     __device__ __forceinline__ void load(float (&x)[2][4][4], const Rings& rings, const float* factors, bool scaled, int t,
-                                         const Walk& walk, int stage) {
+                                         int stage) {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-            const int tap = stages.enter(rings, walk, stage, half);
+            const int tap = stages.enter(rings, stage, half);
             const float* const planes =
                 reinterpret_cast<const float*>(rings.base + stages.at) + t * (F::spacing * Rings::plane);
             const int shift = tap / Problem::s * (Problem::dilation_h * Problem::w) + tap % Problem::s * Problem::dilation_w;
