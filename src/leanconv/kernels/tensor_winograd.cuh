@@ -134,6 +134,7 @@ struct FlatPairPixels {
     const float* prepared;
     const float* factors;
     int pair, sharer, place, column[2];  // columns that the windows begin with
+    int in_planes[F::planes ? 2 : 1];    // or where they do in planes of the thread's first channel, but for what a tap moves them
 
     __device__ __forceinline__ FlatPairPixels(const float* prepared, int warp, int lane, int sharer)
         : prepared(prepared), pair(warp * 16 + lane / 4), sharer(sharer),
@@ -150,17 +151,9 @@ struct FlatPairPixels {
             column[i] = column[i] * 2 - Problem::pad_left + sharer;
         }
     }
-    // How far on the channels of a thread lie in half a stage, and its second pair.
-    static constexpr int second_pair = 2 * apart * 4;
-    static __device__ __forceinline__ constexpr int channel(int n) { return 4 * n * Rings::flat_pitch * 4; }
     // The states of half a stage for warpgroup `own`, where its three pixels begin with an even or an odd one of a column.
     template <bool odd, int own>
     __device__ __forceinline__ void load_half(float (&x)[2][2][4][4], const unsigned char* pixels, int half, int right) const {
-        load_columns<FlatPairPixels, odd, own>(x, {pixels, pixels + second_pair}, half, right);
-    }
-    template <class Columns, bool odd, int own>
-    __device__ __forceinline__ void load_columns(float (&x)[2][2][4][4], const unsigned char* const (&of_pair)[2], int half,
-                                                 int right) const {
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
             bool inside[3];
@@ -174,7 +167,9 @@ struct FlatPairPixels {
             }
 #pragma unroll
             for (int n = 0; n < 8; ++n) {
-                const unsigned char* const at = of_pair[i] + Columns::channel(n);
+                const unsigned char* at;
+                if constexpr (F::planes) at = pixels + (in_planes[i] + F::plane_channel(0, n) * Rings::plane) * 4;
+                else at = pixels + (4 * n * Rings::flat_pitch + 2 * apart * i) * 4;
                 unsigned four[2][2];
                 ld_shared_v2_u32(four[0], at);
                 ld_shared_v2_u32(four[1], at + 8);
@@ -195,11 +190,9 @@ struct PlanePairPixels : FlatPairPixels<Problem, Tuning> {
     using P = Pairs<Problem, Tuning>;
     using F = TensorFilters<P, Tuning>;
     using Rings = TensorRings<P, Tuning>;
-    int at[2];  // where the windows begin in the stage of the lane's first channel, but for what a tap moves them
 
     __device__ __forceinline__ PlanePairPixels(const float* prepared, int warp, int lane, int sharer)
         : Base(prepared, warp, lane, sharer) {}
-    static __device__ __forceinline__ constexpr int channel(int n) { return F::plane_channel(0, n) * Rings::plane * 4; }
 
     __device__ __forceinline__ void begin(const TensorTiles<P, Tuning>& tiles, Offset<Problem> tile) {
         Base::begin(tiles, tile);
@@ -209,13 +202,9 @@ struct PlanePairPixels : FlatPairPixels<Problem, Tuning> {
             // NOTE: a pair that does not exist sees the pixels of one that does.
             const Offset<Problem> own = from + Base::pair + Base::apart * i, number = own < tiles.numbers.count() ? own : from;
             const Offset<Problem> n = number / Rings::image;
-            at[i] = (static_cast<int>(n - first_n) * 32 + threadIdx.x % 4 * F::spacing) * Rings::plane +
-                    static_cast<int>(number - n * Rings::image) * 2;
+            Base::in_planes[i] = (static_cast<int>(n - first_n) * 32 + threadIdx.x % 4 * F::spacing) * Rings::plane +
+                                 static_cast<int>(number - n * Rings::image) * 2;
         }
-    }
-    template <bool odd, int own>
-    __device__ __forceinline__ void load_half(float (&x)[2][2][4][4], const unsigned char* pixels, int half, int right) const {
-        Base::template load_columns<PlanePairPixels, odd, own>(x, {pixels + 4 * at[0], pixels + 4 * at[1]}, half, right);
     }
 };
 
