@@ -122,6 +122,17 @@ struct FlatPairPixels {
             }
         }
     }
+    // From pixel `first` of the columns on.
+    __device__ __forceinline__ void load(float (&x)[2][2][4][4], const unsigned char* pixels, int first, int half,
+                                         int right) const {
+        if (sharer == 0) {
+            if (first % 2 == 0) load_half<false, 0>(x, pixels, half, right);
+            else load_half<true, 0>(x, pixels, half, right);
+        } else {
+            if (first % 2 == 0) load_half<false, 1>(x, pixels, half, right);
+            else load_half<true, 1>(x, pixels, half, right);
+        }
+    }
 };
 
 // The same of flat planes, whose images follow each other: a thread's pairs may be of two.
@@ -170,13 +181,7 @@ __device__ __forceinline__ void load_states(float (&x)[2][2][4][4], const FlatPa
         const int first = (flat_shift<P, Tuning>(tap, 1) & 3) + pixels.sharer;
         const unsigned char* const from = base + place + half * Rings::half_bytes + pixels.place + (first & ~1) * 4;
         const int right = tap_right<P, Tuning>(tap);
-        if (pixels.sharer == 0) {
-            if (first % 2 == 0) pixels.template load_half<false, 0>(x, from, half, right);
-            else pixels.template load_half<true, 0>(x, from, half, right);
-        } else {
-            if (first % 2 == 0) pixels.template load_half<false, 1>(x, from, half, right);
-            else pixels.template load_half<true, 1>(x, from, half, right);
-        }
+        pixels.load(x, from, first, half, right);
     }
     if constexpr (scaled) {
 #pragma unroll
@@ -204,13 +209,7 @@ __device__ __forceinline__ void load_states(float (&x)[2][2][4][4], const PlaneP
         const int entered = stages.enter(rings, stage, half), tap = stages.exists(stage, half) ? entered : 0;
         const int first = flat_shift<P, Tuning>(tap, 1) - flat_begin<P>() + pixels.sharer, right = tap_right<P, Tuning>(tap);
         const unsigned char* const from = rings.base + stages.at + (first & ~1) * 4;
-        if (pixels.sharer == 0) {
-            if (first % 2 == 0) pixels.template load_half<false, 0>(x, from, half, right);
-            else pixels.template load_half<true, 0>(x, from, half, right);
-        } else {
-            if (first % 2 == 0) pixels.template load_half<false, 1>(x, from, half, right);
-            else pixels.template load_half<true, 1>(x, from, half, right);
-        }
+        pixels.load(x, from, first, half, right);
     }
     if constexpr (scaled) {
 #pragma unroll
