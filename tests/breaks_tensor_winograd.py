@@ -42,8 +42,8 @@ TENSOR_WINOGRAD = (
     ),
     flat(
         "planes begin with the image",
-        "flat_begin<Problem>(), c, first + i",
-        "0, c, first + i",
+        "i == 0 ? begin : flat_begin<Problem>(), c,",
+        "0, c,",
         WRONG,
         "planes",
         spacing=2,
@@ -54,6 +54,14 @@ TENSOR_WINOGRAD = (
         "0",
         WRONG,
         "planes",
+        spacing=2,
+    ),
+    flat(
+        "planes of every image begin with the same pixel",
+        "(n == first_n ? moved : 0)",
+        "moved",
+        WRONG,
+        "planes-images",
         spacing=2,
     ),
     flat(

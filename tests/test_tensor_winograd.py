@@ -113,7 +113,7 @@ def test_errors_on_data_of_every_range(problem: ConvProblem, kind: str) -> None:
     ],
 )
 def test_errors_of_broken_scales_show(layout: Any, kind: str, text: str, by: str, tmp_path: Path) -> None:
-    headers = ("tensor_winograd.cuh", "lib/tensor_output.cuh")
+    headers = ("lib/pair_pixels.cuh", "tensor_winograd.cuh", "lib/tensor_output.cuh")
     assert not lost(kind, broken_kernels(tmp_path, text, by, headers), replace(LAYER, layout=layout))[1] <= 2.5
 
 

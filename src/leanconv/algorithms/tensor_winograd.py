@@ -38,9 +38,9 @@ GRANULES = {64: 1.0, 32: 1.02, 16: 1.05}
 class PairConfig(Config, SplitFilters):
     """A tile has 64 pairs of outputs and ``chunks`` x ``chunk`` filters, of which a product takes ``chunk``.
 
-    ``lines`` pixels are a stage, or ``flat`` columns of them in NCHW, of which a copy brings ``granule`` pairs, or whole
-    images where ``spacing`` is not 0. Outputs are those of pairs in ``heights`` neighbouring rows. ``exchange`` sums of
-    a thread change hands at once. The rest is as in `TensorConfig`.
+    ``lines`` pixels are a stage, or ``flat`` columns of them in NCHW, of which a copy brings ``granule`` pairs, or all
+    that a tile sees of an image where ``spacing`` is not 0. Outputs are those of pairs in ``heights`` neighbouring rows.
+    ``exchange`` sums of a thread change hands at once. The rest is as in `TensorConfig`.
     """
 
     chunk: int
@@ -136,13 +136,16 @@ def pair_map(problem: ConvProblem, heights: int = 1) -> TensorMap:
 
 
 def flat_plane(problem: ConvProblem) -> int:
-    """Pixels that a copy brings of each channel of an image: all that windows see, with zeros above and below, as a
-    multiple of four of which eight lanes' channels lie in different banks (``flat_plane`` of the kernels)."""
+    """Pixels that a copy brings of each channel of an image: all that windows see, with zeros above and below, or that
+    those of a tile see, as a multiple of four so that lanes' channels lie in different banks (``flat_plane`` of the
+    kernels)."""
     top, _, left, _ = problem.padding
     begin = -4 * ceil_div(top * problem.w + left, 4)
     right = max(0, problem.s - SEGMENT) - left
     last = ((problem.r - 1) * problem.dilation[0] - top) * problem.w + right + SEGMENT
-    plane = 4 * ceil_div(2 * problem.p * pairs_of(problem) - 2 + last + 1 - begin, 4)
+    image = problem.p * pairs_of(problem)
+    seen = 2 * PAIRS + 2 if PAIRS < image else 2 * image
+    plane = 4 * ceil_div(seen - 2 + last + 1 - begin, 4)
     return plane + 4 if plane % 16 == 0 else plane
 
 
@@ -185,7 +188,7 @@ def _config(
     for stages in (3, 2):
         left = shared - variant(config, pixel_stages=stages, filter_stages=0).shared_bytes - 16 * 8
         filters = min(8, left // config.filter_stage_bytes // 2 * 2)
-        if filters >= (4 if config.spacing else 8 if stages == 3 else 2):
+        if filters >= (8 if stages == 3 else 2):
             return replace(config, pixel_stages=stages, filter_stages=filters)
     return None
 

@@ -149,13 +149,14 @@ struct PlanePairPixels : FlatPairPixels<Problem, Tuning> {
     __device__ __forceinline__ void begin(const TensorTiles<P, Tuning>& tiles, Offset<Problem> tile) {
         Base::begin(tiles, tile);
         const Offset<Problem> from = tiles.first_pixel(tile), first_n = from / Rings::image;
+        const int moved = flat_begin<P>(static_cast<int>(from - first_n * Rings::image), Rings::pixels) - flat_begin<P>();
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
             // NOTE: a pair that does not exist sees the pixels of one that does.
             const Offset<Problem> own = from + Base::pair + Base::apart * i, number = own < tiles.numbers.count() ? own : from;
             const Offset<Problem> n = number / Rings::image;
             Base::in_planes[i] = (static_cast<int>(n - first_n) * 32 + threadIdx.x % 4 * F::spacing) * Rings::plane +
-                                 static_cast<int>(number - n * Rings::image) * 2;
+                                 static_cast<int>(number - n * Rings::image) * 2 - (n == first_n ? moved : 0);
         }
     }
 };

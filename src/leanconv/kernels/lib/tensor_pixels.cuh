@@ -150,19 +150,22 @@ struct PlaneCopies {
 template <class Problem, class Tuning>
 struct FlatPlaneCopies {
     using Rings = TensorRings<Problem, Tuning>;
-    int first, count, c;
+    int first, count, c, begin;
 
     __device__ __forceinline__ FlatPlaneCopies(const TensorMap&, const TensorTiles<Problem, Tuning>& tiles,
                                                Offset<Problem> tile, long long batch, int piece)
         : c(tiles.group(tile) * Problem::group_c + piece * 32) {
         const TileImages<Problem, Tuning> images(tiles.first_pixel(tile), batch);
         first = static_cast<int>(images.first), count = images.count;
+        const int in_image = static_cast<int>(tiles.first_pixel(tile) - images.first * Rings::image);
+        begin = flat_begin<Problem>(in_image, Rings::pixels);
     }
     __device__ __forceinline__ void stage(const TensorMap& x, unsigned char* to, Mbarrier* full) {
         mbarrier_arrive_expect_tx(full, count * Rings::plane_bytes);
 #pragma unroll 1
         for (int i = 0; i < count; ++i)
-            cp_async_bulk_tensor_shared_global(to + i * Rings::plane_bytes, x, full, flat_begin<Problem>(), c, first + i);
+            cp_async_bulk_tensor_shared_global(to + i * Rings::plane_bytes, x, full, i == 0 ? begin : flat_begin<Problem>(), c,
+                                               first + i);
         c += 32;
     }
 };

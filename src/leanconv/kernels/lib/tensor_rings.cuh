@@ -116,18 +116,25 @@ __host__ __device__ constexpr int row_lines(int pixels) {
     return ceil_div(pixels + (Problem::s - 1) * (1 + ends), 8) * 8;
 }
 
-// Where flat planes of pairs begin, and how long they are: all pixels that windows see, of which those above and below the
-// image are zeros. Multiples of four pixels; lanes' channels lie in different banks.
+// Where flat planes of pairs begin, and how long they are: all pixels of an image that windows see, of which those above and
+// below are zeros, or those that the windows of `pairs` of them see, from the first one's on, if they are fewer. Multiples of
+// four pixels; lanes' channels lie in different banks.
 template <class Problem>
 __host__ __device__ constexpr int flat_begin() {
     return -ceil_div(Problem::pad_top * Problem::w + Problem::pad_left, 4) * 4;
 }
 template <class Problem>
-__host__ __device__ constexpr int flat_plane() {
+__host__ __device__ constexpr int flat_plane(int pairs) {
     const int right = segment_begin(segments_of(Problem::s) - 1, Problem::s) - Problem::pad_left;
     const int last = ((Problem::r - 1) * Problem::dilation_h - Problem::pad_top) * Problem::w + right + 3;
-    const int plane = ceil_div(2 * Problem::p * Problem::q - 2 + last + 1 - flat_begin<Problem>(), 4) * 4;
+    const int image = Problem::p * Problem::q, seen = pairs < image ? 2 * pairs + 2 : 2 * image;
+    const int plane = ceil_div(seen - 2 + last + 1 - flat_begin<Problem>(), 4) * 4;
     return plane % 16 == 0 ? plane + 4 : plane;
+}
+// Where that of a tile's first image begins, which is not before the windows of its first pair.
+template <class Problem>
+__device__ __forceinline__ int flat_begin(int first_pair, int pairs) {
+    return flat_begin<Problem>() + (pairs < Problem::p * Problem::q ? 2 * first_pair & ~3 : 0);
 }
 
 // Shared memory: the ring of pixels, the ring of filters, and the barriers of both.
@@ -138,7 +145,7 @@ struct TensorRings {
     static constexpr bool by_maps = Tuning::rows || Tuning::flat;
     // Images that a tile's pixels may be of, whose planes of 32 channels are a stage.
     static constexpr int image = Problem::p * Problem::q, images = (image - gcd(pixels, image) + pixels - 1) / image + 1;
-    static constexpr int plane = !F::planes ? 0 : F::states > 1 ? flat_plane<Problem>() : Problem::h * Problem::w;
+    static constexpr int plane = !F::planes ? 0 : F::states > 1 ? flat_plane<Problem>(pixels) : Problem::h * Problem::w;
     static constexpr int plane_bytes = 32 * plane * 4;
     // Flat columns of a granule and what its windows see besides, and the 32 of them that a copy brings; 32 channels of the
     // tile.
