@@ -187,7 +187,9 @@ def _config(
         config = replace(config, seen_pixels=planes[0], spacing=planes[1])
     for stages in (3, 2):
         left = shared - variant(config, pixel_stages=stages, filter_stages=0).shared_bytes - 16 * 8
-        filters = min(8, left // config.filter_stage_bytes // 2 * 2)
+        # NOTE: with planes, filters of three products at eight fixed places leave too few registers.
+        most = 6 if config.spacing and products == 3 else 8
+        filters = min(most, left // config.filter_stage_bytes // 2 * 2)
         if filters >= (8 if stages == 3 else 2):
             return replace(config, pixel_stages=stages, filter_stages=filters)
     return None
