@@ -29,6 +29,10 @@ namespace leanconv {
 template <class Tuning> __host__ __device__ constexpr int row_lines_of(decltype(Tuning::row_lines)*) { return Tuning::row_lines; }
 template <class Tuning> __host__ __device__ constexpr int row_lines_of(...) { return 0; }
 
+// Channels that the four lanes of a product's row have are so many apart where pixels come in planes: 0 where they do not.
+template <class Tuning> __host__ __device__ constexpr int spacing_of(decltype(Tuning::spacing)*) { return Tuning::spacing; }
+template <class Tuning> __host__ __device__ constexpr int spacing_of(...) { return 0; }
+
 template <class Problem, class Tuning>
 struct TensorFilters {
     static constexpr int states = states_of<Tuning>(nullptr);
@@ -42,6 +46,10 @@ struct TensorFilters {
     static constexpr bool by_row = row_lines_of<Tuning>(nullptr) > 0;
     static constexpr int tap_stages = by_row ? Problem::s : 1;
     static_assert(!by_row || (pieces == 2 && of_tap % 2 == 0 && states == 1), "a stage has channels of one tap");
+    // Or 32 channels of whole images, which all taps see.
+    static constexpr int spacing = spacing_of<Tuning>(nullptr);
+    static constexpr bool planes = spacing > 0;
+    static_assert(!planes || (piece == 32 && states == 1 && Problem::group_c % 32 == 0), "planes come by 32 channels");
     // Where pairs of two rows of outputs share their states, a tile sees one more row of pixels than filters have: all rows of a
     // segment and its channels, then those of the next.
     static constexpr int heights = heights_of<Tuning>(nullptr), row_stages = of_row * of_tap / pieces;
@@ -76,21 +84,28 @@ struct TensorFilters {
         return Problem::nhwc ? (filter * weights + weight) * Problem::group_c + c
                              : (filter * Problem::group_c + c) * weights + weight;
     }
-    // Which of 16 reduction elements lies at a place of operand B.
-    static __device__ __forceinline__ int element_of(int place) {
-        if constexpr (Tuning::rows) return element_at(place);
-        else return states > 1 ? column_at(place) : place;
+    // Which reduction element of a stage lies at a place of operand B's 16.
+    static __device__ __forceinline__ int element_of(int sixteen, int place) {
+        if constexpr (planes) return sixteen / 2 * 32 + plane_channel(place % 8 / 2, sixteen % 2 * 4 + place % 2 + place / 8 * 2);
+        else if constexpr (Tuning::rows) return sixteen * 16 + element_at(place);
+        else return sixteen * 16 + (states > 1 ? column_at(place) : place);
+    }
+    // Which of 32 channels lane t of a product's row has as its j-th of 8.
+    static __host__ __device__ constexpr int plane_channel(int t, int j) {
+        return j % spacing + (t + j / spacing * 4) * spacing;
     }
     // Tap and first channel of a piece of the reduction.
     static __device__ __forceinline__ int tap_of(int number) {
         if constexpr (by_row) return number / (of_tap * tap_stages) * tap_stages + number / 2 % tap_stages;
+        else if constexpr (planes) return number % taps;
         else return number / of_tap;
     }
     static __device__ __forceinline__ int channel_of(int number) {
         if constexpr (by_row) return (number / (2 * tap_stages) % (of_tap / 2) * 2 + number % 2) * piece;
+        else if constexpr (planes) return number / taps * piece;
         else return number % of_tap * piece;
     }
-    // Whether the elements of a unit (UnitElements) have one tap, and channels that follow from the first.
+    // Whether the elements of a unit (UnitElements) have one tap. They lie as far from the first as those of unit 0 do.
     static constexpr bool whole_units = piece % 16 == 0;
     // The stages in another order, taps fastest: in NCHW the lanes of a warp then read other banks.
     static __device__ __forceinline__ int in_turn(int i) {
@@ -266,13 +281,13 @@ struct FilterElements {
             const float* const from = copy + place(at(c, weight));
 #pragma unroll
             for (int pair = 0; pair < 4; ++pair) {
-                const float2 two = *reinterpret_cast<const float2*>(from + F::element_of(2 * pair));
+                const float2 two = *reinterpret_cast<const float2*>(from + F::element_of(0, 2 * pair));
                 to[2 * pair] = two.x, to[2 * pair + 1] = two.y;
             }
         } else {
 #pragma unroll
             for (int j = 0; j < 8; ++j) {
-                const int own = c + F::element_of(j);
+                const int own = c + F::element_of(0, j);
                 to[j] = Problem::group_c % 16 == 0 || own < Problem::group_c ? (*this)(own, weight) : 0.0f;
             }
         }
@@ -286,17 +301,18 @@ struct UnitElements {
     int c[8], tap[8];
 
     __device__ __forceinline__ UnitElements(int stage, int unit) {
-        const int first = unit / 2 * 16 + F::element_of(unit % 2 * 8);
+        const int first = F::element_of(unit / 2, unit % 2 * 8);
 #pragma unroll
         for (int j = 0; j < 8; ++j) {
-            const int element = first + F::element_of(j), number = stage * F::pieces + (F::whole_units ? first : element) / F::piece;
+            const int element = first + F::element_of(0, j), number = stage * F::pieces + (F::whole_units ? first : element) / F::piece;
             tap[j] = F::tap_of(number);
-            c[j] = F::channel_of(number) + (F::whole_units ? first % F::piece + F::element_of(j) : element % F::piece);
+            c[j] = F::channel_of(number) + (F::whole_units ? first % F::piece + F::element_of(0, j) : element % F::piece);
         }
     }
     __device__ __forceinline__ bool meant(int j) const {
-        return (F::taps * F::of_tap % F::pieces == 0 || tap[j] < F::taps) &&
-               (Problem::group_c % F::piece == 0 || c[j] < Problem::group_c);
+        constexpr bool whole_stages = F::taps * F::of_tap % F::pieces == 0;
+        return (whole_stages || tap[j] < F::taps) &&
+               ((whole_stages && Problem::group_c % F::piece == 0) || c[j] < Problem::group_c);
     }
     // One weight of all: that of the tap, or a column of its segment, zeros where the segment before has it.
     __device__ __forceinline__ void load(float (&to)[8], const FilterElements<Problem, Tuning>& filter, int column) const {
@@ -341,10 +357,10 @@ __device__ __forceinline__ void write_fragments(const FilterElements<Problem, Tu
 #pragma unroll
         for (int j = 0; j < 8; ++j) factor[j] = factors && elements.meant(j) ? inverse(elements.c[j], elements.tap[j]) : 1.0f;
         if (factors && padded == 0 && turn == 0) {
-            const int first = unit / 2 * 16 + F::element_of(unit % 2 * 8);
+            const int first = F::element_of(unit / 2, unit % 2 * 8);
 #pragma unroll
             for (int j = 0; j < 8; ++j)
-                prepared[F::factors_at + (group * F::stages + stage) * split_depth + first + F::element_of(j)] =
+                prepared[F::factors_at + (group * F::stages + stage) * split_depth + first + F::element_of(0, j)] =
                     factor[j] > 0 ? 1.0f / factor[j] : 0.0f;
         }
 #pragma unroll
