@@ -100,8 +100,9 @@ def prepared_floats(problem: ConvProblem, config: SplitFilters) -> tuple[int, in
 
 
 def _plain_first(problem: ConvProblem) -> int:
-    """Filters of a block of the launch that prepares plain ones (lib/plain_filters.cuh), or 0 where there is none: a block
-    holds its filters, and few of its channels are small by chance."""
+    """Filters of a block of the launch that prepares plain ones (lib/plain_filters.cuh), or 0 where there is none.
+
+    A block holds its filters, and few of its channels are small by chance."""
     taps = problem.r * problem.s
     filters = ceil_div(PLAIN_WEIGHTS, taps)
     if _by_element(problem) or problem.group_k % filters or filters * taps * problem.group_c > COPIED_ELEMENTS:

@@ -304,7 +304,8 @@ struct UnitElements {
         const int first = F::element_of(unit / 2, unit % 2 * 8);
 #pragma unroll
         for (int j = 0; j < 8; ++j) {
-            const int element = first + F::element_of(0, j), number = stage * F::pieces + (F::whole_units ? first : element) / F::piece;
+            const int element = first + F::element_of(0, j);
+            const int number = stage * F::pieces + (F::whole_units ? first : element) / F::piece;
             tap[j] = F::tap_of(number);
             c[j] = F::channel_of(number) + (F::whole_units ? first % F::piece + F::element_of(0, j) : element % F::piece);
         }
@@ -339,8 +340,8 @@ __device__ __forceinline__ void write_fragments(const FilterElements<Problem, Tu
     using F = TensorFilters<Problem, Tuning>;
     constexpr int units = F::stages * 8, columns = F::states > 1 ? 3 : 1;
     // Several states of a unit at once, which reads its columns once, where that keeps threads enough at work.
-    constexpr int busy = Tuning::threads / 2, all_states = F::states, most = filters * units >= busy ? 4 : filters * units >= busy / 2 ? 2 : 1;
-    constexpr int at_once = all_states < most ? all_states : most, turns = all_states / at_once;
+    constexpr int busy = Tuning::threads / 2, most = filters * units >= busy ? 4 : filters * units >= busy / 2 ? 2 : 1;
+    constexpr int all_states = F::states, at_once = all_states < most ? all_states : most, turns = all_states / at_once;
     unsigned char* const fragments = reinterpret_cast<unsigned char*>(prepared + F::fragments_at);
     for (int i = threadIdx.x; i < filters * units * turns; i += Tuning::threads) {
         const int unit = i % 8, turn = i / 8 % turns, which = filters > 1 ? i / (units * turns) : 0;
