@@ -98,8 +98,8 @@ TENSOR = (
     ),
     tensor(
         "the reduction is in the order of memory",
-        "return element_at(place);",
-        "return place;",
+        "return sixteen * 16 + element_at(place);",
+        "return sixteen * 16 + place;",
         WRONG,
         "same-nhwc",
     ),

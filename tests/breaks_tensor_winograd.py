@@ -192,8 +192,8 @@ TENSOR_WINOGRAD = (
     ),
     pairs(
         "columns count twice where segments overlap",
-        "begin + s < 3 * segment ? 0.0f : ",
-        "",
+        "return segment_begin(segment, Problem::s) + column >= 3 * segment;",
+        "return true;",
         WRONG,
         "two-segments",
     ),
