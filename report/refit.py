@@ -36,7 +36,7 @@ CYCLES = 1980.0
 #: Groups with fewer measured times than this keep their prediction; folds of the cross-validation.
 _LEAST, _FOLDS = 6, 6
 #: Problems that must have times of today's kernels for those of others to be left out.
-_ENOUGH = 40
+_ENOUGH = 6
 #: Terms are no less than these: a call may spare two of the launches that were counted (`LAUNCH_CYCLES`).
 _LEAST_TERMS = Fit(0.1, -2.0 * LAUNCH_CYCLES, 0.0)
 #: How far a fit's terms may be from those of no fit for as much as times may differ by from what a fit expects, in
@@ -63,8 +63,8 @@ class Point:
 
 
 def points(table: Table, target: Target) -> list[Point]:
-    """Every candidate of a table with its predicted time; only those of today's kernels where enough problems have
-    such.
+    """Every candidate of a table with its predicted time; of a group that has such of today's kernels for enough
+    problems, those alone.
     """
     plain = replace(target, model="")
     found = []
@@ -81,8 +81,11 @@ def points(table: Table, target: Target) -> list[Point]:
                 current = each.kernels == kernels
                 prepared = fits.preparing_cycles(_algorithm(each.algorithm), problem, plain)
                 found.append(Point(key, group, each.algorithm, cycles, each.us * CYCLES, prepared, current))
-    todays = [point for point in found if point.current]
-    return todays if len({point.problem for point in todays}) >= _ENOUGH else found
+    todays: dict[str, set[str]] = {}
+    for point in found:
+        if point.current:
+            todays.setdefault(point.group, set()).add(point.problem)
+    return [point for point in found if point.current or len(todays.get(point.group, ())) < _ENOUGH]
 
 
 def _algorithm(name: str) -> Any:

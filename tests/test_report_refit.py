@@ -82,9 +82,11 @@ def test_times_of_earlier_kernels_are_left_out_where_others_suffice(
     monkeypatch.setattr(tables, "kernels_of", lambda plan: "0" if "winograd" in plan.launches[0].header else "new")
     monkeypatch.setattr(refit, "_ENOUGH", 9)
     some = refit.points(table, NOMINAL)
-    assert some == [p for p in refit.points(table, NOMINAL) if p.current] and {p.algorithm for p in some} < {
-        p.algorithm for p in every
-    }
+    assert len(some) == len(every), "others have no times of today's kernels"
+    assert {p.current for p in some if "winograd" in p.algorithm} == {True}
+    monkeypatch.setattr(tables, "kernels_of", lambda plan: "0" if plan.launches[0].block == 384 else "new")
+    fewer = refit.points(table, NOMINAL)
+    assert all(p.current for p in fewer if p.algorithm == "tensor_gemm") and 0 < len(fewer) < len(every)
     monkeypatch.setattr(refit, "_ENOUGH", 10)
     assert len(refit.points(table, NOMINAL)) == len(every)
 
@@ -100,8 +102,9 @@ def test_the_shipped_fit_is_that_of_the_shipped_table() -> None:
     path = tables.SHIPPED / tables.file_name(NOMINAL.model)
     some = refit.points(Table.read(path), NOMINAL)
     shipped, fitted = fits.known(NOMINAL.model), refit.fitted(some)
-    assert set(shipped) == set(fitted)
-    assert np.mean([refit.expected(p, shipped) / refit.expected(p, fitted) for p in some]) == pytest.approx(1, abs=0.1)
+    both = [p for p in some if p.group in shipped and p.group in fitted]
+    assert len(both) > 0.8 * len(some)
+    assert np.mean([refit.expected(p, shipped) / refit.expected(p, fitted) for p in both]) == pytest.approx(1, abs=0.1)
     reached = refit.summary(refit.validated(some))
     assert reached["mean"] < 1.035 and reached["most"] < 1.15, "the goals are 1.05 and 1.15"
     published = json.loads((ROOT / "benchmarks/results/nvidia-h200/tuning.json").read_text())

@@ -366,8 +366,8 @@ FILTER_COPY, ROW_COPY, PIXEL_COPY = 7.2, 0.16, 38
 #: Instructions to store an output: at least; more where the elements of a row are stored one by one; more where a
 #: warp's rows are 16 pixels long instead of 32.
 STORE, STORE_SINGLE, STORE_NARROW = 3, 49, 8
-#: Bytes that memory writes as a whole, and by how many times their output's bytes the time of memory is longer where the
-#: lanes of a warp store parts of such sectors (10 of 39 times in NHWC: 2.1 to 3.2 times as long as others, H200).
+#: Bytes that memory writes as a whole, and by how many times the bytes of the output its time is longer where the lanes
+#: of a warp store parts of such sectors (NHWC: 17 such times on an H200 were 1.6 to 3.2 times those of the best).
 SECTOR, HALF_SECTORS = 32, 3.2
 #: How many times as long threads in NCHW compute that store their own four pixels after a single step in straight code:
 #: the compiler mixes the addresses with the products, and 12 of 16 such kernels spilled registers (H200).

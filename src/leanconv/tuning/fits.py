@@ -1,7 +1,7 @@
 """Cost models fitted to a GPU: by how much the times of an algorithm differ there from what it predicts.
 
-``fits/<gpu>.json`` has three numbers for each algorithm, layout and operation (`Fit`); `python -m report refit` makes it
-from the tables of tuned problems. Without them a prediction stays as it is.
+``fits/<gpu>.json`` has three numbers for each algorithm, layout and operation (`Fit`); `python -m report refit` makes
+it from the tables of tuned problems. Without them a prediction stays as it is.
 """
 
 from __future__ import annotations
