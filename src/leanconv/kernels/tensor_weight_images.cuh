@@ -1,0 +1,405 @@
+// Gradient of the filters on tensor cores where images are small and many, for sm_90a and NHWC: stages of 64 images.
+//
+// Arithmetic and tiles as in tensor_weight.cuh: 128 channels, the taps of a filter's row, 64 filters. But a stage of x is one
+// pixel of 64 images, one of dy too, so that taps share both: column w of x meets columns w + pad - s of dy, each converted
+// once for a row of outputs and kept in shared memory until the last tap has seen it. What lies beside the image is never
+// read, converted or multiplied: of 3 x 3 filters over 2 x 2 pixels 16 products are left of 36, over 4 x 4 100 of 144, over 8 x 8
+// 484 of 576. Stages of flat pixels have them all, and rows a pixel wider.
+//
+// A block's share is a row of units: each one row of outputs of 64 images for one tile, tiles one behind the other. All
+// blocks have as many (one less the last), whatever the number of tiles: a block's sums of a tile go to a workspace, slot
+// block + tile, and a second launch adds the slots of each tile, in their order.
+#pragma once
+
+#include <tensor_weight.cuh>
+
+namespace leanconv {
+
+// What the rings, and those who convert, have to know: a stage of x is for all consumers, or, where these have images of their
+// own (`halves` = 2), for one of them.
+template <class Tuning>
+struct ImageStages : Tuning {
+    static constexpr int taps = 1, warpgroups = Tuning::warpgroups / Tuning::halves, chunks = 1, piece = 32;
+    static constexpr bool x_rows = true, dy_rows = true;
+};
+
+template <int stages>
+__device__ __forceinline__ RingPlace<stages> ring_place(unsigned number) {
+    RingPlace<stages> place;
+    place.stage = static_cast<int>(number % stages), place.parity = number / stages & 1;
+    return place;
+}
+
+// How tiles and units are numbered: tiles of a row of taps one behind the other, `of_row` of them.
+template <class Problem, class Tuning>
+struct ImageUnits {
+    static constexpr int taps = Tuning::taps, halves = Tuning::halves, rows = 64 * Tuning::warpgroups / halves, filters = 64;
+    static constexpr int of_channels = ceil_div(Problem::group_c, rows), of_filters = ceil_div(Problem::group_k, filters);
+    static constexpr int of_taps = ceil_div(Problem::s, taps), of_row = of_taps * of_channels * of_filters * Problem::groups;
+    static constexpr int tiles = Problem::r * of_row;
+    int images, share;  // blocks of images; units of a block
+
+    __device__ __forceinline__ explicit ImageUnits(long long batch)
+        : images(static_cast<int>((batch + split_depth * halves - 1) / (split_depth * halves))) {
+        int all = 0;
+#pragma unroll
+        for (int r = 0; r < Problem::r; ++r) all += units_of(r) * of_row;
+        share = ceil_div(all, Tuning::blocks);
+    }
+    // Rows of outputs that the taps of row r see inside the image.
+    static __device__ __forceinline__ int first_p(int r) {
+        const int above = Problem::pad_top - r * Problem::dilation_h;
+        return above > 0 ? ceil_div(above, Problem::stride_h) : 0;
+    }
+    static __device__ __forceinline__ int rows_of(int r) {
+        const int last = Problem::h - 1 + Problem::pad_top - r * Problem::dilation_h;
+        const int end = last < 0 ? 0 : last / Problem::stride_h + 1;
+        return max(0, min(end, Problem::p) - first_p(r));
+    }
+    // Units of a tile of row r.
+    __device__ __forceinline__ int units_of(int r) const { return rows_of(r) * images; }
+    __device__ __forceinline__ int units_before(int r) const {
+        int before = 0;
+        for (int other = 0; other < r; ++other) before += units_of(other) * of_row;
+        return before;
+    }
+};
+
+// What a tile computes.
+template <class Problem, class Tuning>
+struct ImageTile {
+    using Units = ImageUnits<Problem, Tuning>;
+    int number, r, first_tap, first_channel, first_filter, group;  // channel and filter in their group
+
+    __device__ __forceinline__ explicit ImageTile(int number)
+        : number(number), r(number / Units::of_row), first_tap(number / (Units::of_filters * Units::of_channels) % Units::of_taps * Units::taps),
+          first_channel(number / Units::of_filters % Units::of_channels * Units::rows),
+          first_filter(number % Units::of_filters * Units::filters),
+          group(number % Units::of_row / (Units::of_filters * Units::of_channels * Units::of_taps)) {}
+
+    // The column of dy that a tap sees at column w of x, negative where there is none.
+    __device__ __forceinline__ int seen(int w, int tap) const {
+        const int s = first_tap + tap, at = w + Problem::pad_left - s * Problem::dilation_w;
+        if (s >= Problem::s || at < 0 || at % Problem::stride_w != 0 || at / Problem::stride_w >= Problem::q) return -1;
+        return at / Problem::stride_w;
+    }
+    __device__ __forceinline__ bool met(int w) const {
+        bool any = false;
+#pragma unroll
+        for (int tap = 0; tap < Units::taps; ++tap) any |= seen(w, tap) >= 0;
+        return any;
+    }
+    // Columns of dy before this one no tap sees from column w of x on.
+    __device__ __forceinline__ int first_seen(int w) const {
+        const int at = w + Problem::pad_left - (first_tap + Units::taps - 1) * Problem::dilation_w;
+        return at <= 0 ? 0 : min(ceil_div(at, Problem::stride_w), Problem::q);
+    }
+};
+
+// A block's units of one tile, from `unit` on.
+template <class Problem, class Tuning>
+struct ImageRun {
+    using Units = ImageUnits<Problem, Tuning>;
+    int number, start, end, rows, first_p;  // the tile; its first unit; where it ends, or the block's share
+
+    __device__ __forceinline__ ImageRun(const Units& units, int unit, int last) {
+        int r = 0, before = 0;
+#pragma unroll 1
+        for (; r + 1 < Problem::r; ++r) {
+            const int all = units.units_of(r) * Units::of_row;
+            if (unit < before + all) break;
+            before += all;
+        }
+        const int each = units.units_of(r), of_row = (unit - before) / each;
+        number = r * Units::of_row + of_row;
+        start = before + of_row * each;
+        end = min(start + each, last);
+        rows = Units::rows_of(r), first_p = Units::first_p(r);
+    }
+    __device__ __forceinline__ int p(int unit) const { return first_p + (unit - start) % rows; }
+    __device__ __forceinline__ int image(int unit) const { return (unit - start) / rows * (split_depth * Tuning::halves); }
+};
+
+// One thread's copies: of x, or of dy.
+template <class Problem, class Tuning>
+__device__ __forceinline__ void copy_images_of_x(const TensorMap& x, const ImageUnits<Problem, Tuning>& units,
+                                                 const WeightRings<Problem, ImageStages<Tuning>>& rings, int first, int last) {
+    using Rings = WeightRings<Problem, ImageStages<Tuning>>;
+    RingPlace<Tuning::x_stages> place;
+    for (int unit = first; unit < last;) {
+        const ImageRun<Problem, Tuning> run(units, unit, last);
+        const ImageTile<Problem, Tuning> tile(run.number);
+        for (; unit < run.end; ++unit) {
+            const int h = run.p(unit) * Problem::stride_h - Problem::pad_top + tile.r * Problem::dilation_h;
+            const int channel = tile.group * Problem::group_c + tile.first_channel;
+            for (int w = 0; w < Problem::w; ++w) {
+                if (!tile.met(w)) continue;
+                for (int half = 0; half < Tuning::halves; ++half, place.advance()) {
+                    Mbarrier* const full = rings.x_full(place.stage);
+                    mbarrier_wait_parity(rings.x_free(place.stage), place.parity ^ 1);
+                    mbarrier_arrive_expect_tx(full, Rings::x_bytes);
+                    for (int i = 0; i < Rings::x_bytes / Rings::piece_bytes; ++i)
+                        cp_async_bulk_tensor_shared_global(rings.x(place.stage) + i * Rings::piece_bytes, x, full,
+                                                           channel + 32 * i, w, h, run.image(unit) + half * split_depth);
+                }
+            }
+        }
+    }
+}
+
+template <class Problem, class Tuning>
+__device__ __forceinline__ void copy_images_of_dy(const TensorMap& dy, const ImageUnits<Problem, Tuning>& units,
+                                                  const WeightRings<Problem, ImageStages<Tuning>>& rings, int first, int last) {
+    using Rings = WeightRings<Problem, ImageStages<Tuning>>;
+    RingPlace<Tuning::dy_stages> place;
+    for (int unit = first; unit < last;) {
+        const ImageRun<Problem, Tuning> run(units, unit, last);
+        const ImageTile<Problem, Tuning> tile(run.number);
+        for (; unit < run.end; ++unit)
+            for (int q = 0; q < Problem::q; ++q)
+                for (int half = 0; half < Tuning::halves; ++half, place.advance()) {
+                    Mbarrier* const full = rings.dy_full(place.stage);
+                    mbarrier_wait_parity(rings.dy_free(place.stage), place.parity ^ 1);
+                    mbarrier_arrive_expect_tx(full, Rings::dy_bytes);
+                    for (int i = 0; i < 2; ++i)
+                        cp_async_bulk_tensor_shared_global(rings.dy(place.stage) + i * Rings::dy_piece_bytes, dy, full,
+                                                           tile.group * Problem::group_k + tile.first_filter + 32 * i, q,
+                                                           run.p(unit), run.image(unit) + half * split_depth);
+                }
+    }
+}
+
+// As the factors of pixels and the split have them.
+template <class Problem, class Tuning>
+__device__ __forceinline__ WeightTiles<Problem, ImageStages<Tuning>> tile_of_stage(const ImageTile<Problem, Tuning>& tile) {
+    WeightTiles<Problem, ImageStages<Tuning>> same(0);
+    same.group = tile.group, same.first_row = 0, same.first_filter = tile.first_filter;
+    return same;
+}
+
+// Two warps find the factors of each stage's images.
+template <class Problem, class Tuning>
+__device__ __forceinline__ void scan_images(const ImageUnits<Problem, Tuning>& units,
+                                            const WeightRings<Problem, ImageStages<Tuning>>& rings, int first, int last,
+                                            int thread) {
+    using Rings = WeightRings<Problem, ImageStages<Tuning>>;
+    RingPlace<Tuning::dy_stages> place;
+    RingPlace<Rings::code_stages> to;
+#pragma unroll 1
+    for (int unit = first; unit < last;) {
+        const ImageRun<Problem, Tuning> run(units, unit, last);
+        const auto tile = tile_of_stage<Problem, Tuning>(ImageTile<Problem, Tuning>(run.number));
+        const int stages = (run.end - unit) * (Problem::q * Tuning::halves);
+#pragma unroll 1
+        for (int i = 0; i < stages; ++i, place.advance(), to.advance()) {
+            find_codes(rings, tile, place, 0, 0, to.stage, thread);
+            if (thread % 32 == 0) mbarrier_arrive(rings.dy_free(place.stage));
+        }
+        unit = run.end;
+    }
+}
+
+// The converters: 128 threads.
+template <class Problem, class Tuning>
+__device__ __forceinline__ void split_images(const WeightRings<Problem, ImageStages<Tuning>>& rings, int units, int thread) {
+    using Rings = WeightRings<Problem, ImageStages<Tuning>>;
+    RingPlace<Tuning::dy_stages> dy_place;
+    RingPlace<Tuning::split_stages> place;
+    RingPlace<Rings::code_stages> code_place;
+    SplitRows<Problem, ImageStages<Tuning>> values(thread);
+    const int stages = units * (Problem::q * Tuning::halves);
+#pragma unroll 1
+    for (int i = 0; i < stages; ++i, dy_place.advance(), place.advance(), code_place.advance()) {
+        const PixelFactors<Problem, ImageStages<Tuning>> factors(rings, code_place);
+        mbarrier_wait_parity(rings.dy_full(dy_place.stage), dy_place.parity);
+        values.load(rings.dy(dy_place.stage));
+        if (factors.apart) values.divide(factors);
+        mbarrier_wait_parity(rings.split_free(place.stage), place.parity ^ 1);
+        values.store(rings.split(place.stage), rings.scales(place.stage));
+        fence_proxy_async();
+        __syncwarp();
+        if (thread % 32 == 0) {
+            mbarrier_arrive(rings.split_full(place.stage));
+            // NOTE: after the stores that the loaded values went into, which an arrival does not pass.
+            mbarrier_arrive(rings.dy_free(dy_place.stage));
+        }
+    }
+}
+
+// Fragments of x without factors.
+template <class Problem, class Stages>
+__device__ __forceinline__ void load_unscaled(WeightFragments<Problem, Stages>& weights, const unsigned char* x, int row, int t) {
+    float values[2][4][4];
+    weights.read(values, x, row, t);
+#pragma unroll
+    for (int i = 0; i < 2; ++i)
+        weights.down[i] = split_row<WeightFragments<Problem, Stages>::exact>(weights.high, weights.low, i, values[i], unscaled_header());
+}
+
+// One warpgroup's products.
+template <class Problem, class Tuning>
+__device__ __forceinline__ void sum_images(float* workspace, const ImageUnits<Problem, Tuning>& units,
+                                           const WeightRings<Problem, ImageStages<Tuning>>& rings, int first, int last,
+                                           int warpgroup) {
+    using Stages = ImageStages<Tuning>;
+    using Rings = WeightRings<Problem, Stages>;
+    constexpr int taps = Tuning::taps, halves = Tuning::halves;
+    static_assert(Tuning::split_stages > halves * ((taps - 1) * Problem::dilation_w / Problem::stride_w + 1),
+                  "the ring has all columns of dy that a column of x meets, and one that is being converted");
+    const int lane = threadIdx.x % 32, t = lane % 4, half = halves == 2 ? warpgroup : 0;
+    const int row = (halves == 2 ? 0 : warpgroup * 64) + threadIdx.x % 128 / 32 * 16 + lane / 4;
+    unsigned x_number = half, dy_number = half;
+    float sums[taps][32];
+#pragma unroll 1
+    for (int unit = first; unit < last;) {
+        const ImageRun<Problem, Tuning> run(units, unit, last);
+        const ImageTile<Problem, Tuning> tile(run.number);
+#pragma unroll
+        for (int tap = 0; tap < taps; ++tap)
+#pragma unroll
+            for (int i = 0; i < 32; ++i) sums[tap][i] = 0.0f;
+#pragma unroll 1
+        for (; unit < run.end; ++unit, dy_number += Problem::q * halves) {
+            int freed = 0;
+            const auto free_until = [&](int end) {
+                for (; freed < end; ++freed) {
+                    const auto place = ring_place<Tuning::split_stages>(dy_number + freed * halves);
+                    mbarrier_wait_parity(rings.split_full(place.stage), place.parity);
+                    __syncwarp();
+                    if (lane == 0) mbarrier_arrive(rings.split_free(place.stage));
+                }
+            };
+#pragma unroll 1
+            for (int w = 0; w < Problem::w; ++w) {
+                if (!tile.met(w)) continue;
+                free_until(tile.first_seen(w));
+                const auto x_place = ring_place<Tuning::x_stages>(x_number);
+                const auto factors_of = [&](int q) {
+                    return PixelFactors<Problem, Stages>(rings, ring_place<Rings::code_stages>(dy_number + q * halves));
+                };
+                // Where factors of images stand between x and one of the columns, x is converted anew for each.
+                bool anew = false;
+#pragma unroll
+                for (int tap = 0; tap < taps; ++tap) {
+                    const int q = tile.seen(w, tap);
+                    if (q >= 0) anew |= factors_of(q).apart;
+                }
+                const unsigned char* const x = rings.x(x_place.stage);
+                mbarrier_wait_parity(rings.x_full(x_place.stage), x_place.parity);
+                WeightFragments<Problem, Stages> weights;
+                // NOTE: as in tensor_weight.cuh.
+                const int fresh = row + zero_after(x_number);
+                if (!anew) load_unscaled(weights, x, fresh, t);
+                bool held = true;
+                float partial[32];
+#pragma unroll
+                for (int tap = taps - 1; tap >= 0; --tap) {
+                    const int q = tile.seen(w, tap);
+                    if (q < 0) continue;
+                    if (anew) weights.load(x, factors_of(q), row, t);
+                    const auto place = ring_place<Tuning::split_stages>(dy_number + q * halves);
+                    mbarrier_wait_parity(rings.split_full(place.stage), place.parity);
+                    wgmma_fence(partial, weights.high, weights.low);
+                    multiply_weights(partial, weights, rings.split(place.stage));
+                    wgmma_commit_group();
+                    if (held && !anew) {
+                        __syncwarp();
+                        if (lane == 0) mbarrier_arrive(rings.x_free(x_place.stage));
+                        held = false;
+                    }
+                    wgmma_wait_group<0>(partial, weights.high, weights.low);
+                    promote_scaled(sums[tap], partial, weights.down, rings.scales(place.stage) + t * Rings::scale_pitch);
+                }
+                if (held) {
+                    __syncwarp();
+                    if (lane == 0) mbarrier_arrive(rings.x_free(x_place.stage));
+                }
+                x_number += halves;
+            }
+            free_until(Problem::q);
+        }
+        float4* const slot = reinterpret_cast<float4*>(workspace) +
+                             (static_cast<int64>(blockIdx.x + run.number) * Tuning::warpgroups + warpgroup) * (taps * 8 * 128);
+#pragma unroll
+        for (int i = 0; i < 8 * taps; ++i) {
+            const float(&from)[32] = sums[i / 8];
+            const int j = i % 8 * 4;
+            slot[i * 128 + threadIdx.x % 128] = make_float4(from[j], from[j + 1], from[j + 2], from[j + 3]);
+        }
+    }
+}
+
+// The first launch: sums of each block's units, to slots of the workspace.
+template <class Problem, class Tuning>
+__device__ __forceinline__ void tensor_weight_images(const TensorMap& x, const TensorMap& dy, float* workspace,
+                                                     long long batch) {
+    static_assert(Tuning::converter_registers <= 65536 / (128 * (Tuning::warpgroups + 2)) / 8 * 8,
+                  "setmaxnreg.dec is no legal instruction for more registers than a thread has");
+    const WeightRings<Problem, ImageStages<Tuning>> rings;
+    if (threadIdx.x == 0) rings.init();
+    __syncthreads();
+    const ImageUnits<Problem, Tuning> units(batch);
+    const int all = units.units_before(Problem::r);
+    const int first = min(static_cast<int>(blockIdx.x) * units.share, all), last = min(first + units.share, all);
+    const int warpgroup = threadIdx.x / 128, thread = threadIdx.x % 128;
+    if (warpgroup < Tuning::warpgroups) {
+        set_registers_up<Tuning::consumer_registers>();
+        sum_images<Problem, Tuning>(workspace, units, rings, first, last, warpgroup);
+    } else if (warpgroup == Tuning::warpgroups) {
+        set_registers_down<Tuning::converter_registers>();
+        split_images<Problem, Tuning>(rings, last - first, thread);
+    } else {
+        set_registers_down<Tuning::producer_registers>();
+        if (thread == 0) copy_images_of_x<Problem, Tuning>(x, units, rings, first, last);
+        else if (thread == 32) copy_images_of_dy<Problem, Tuning>(dy, units, rings, first, last);
+        else if (thread >= 64) scan_images<Problem, Tuning>(units, rings, first, last, thread - 64);
+    }
+}
+
+// The second: the slots of each tile, in their order. A block's `groups` of threads add every so many-th of them, then the
+// first group what all have added.
+template <class Problem, class Tuning>
+__device__ __forceinline__ void sum_image_slots(const float* __restrict__ workspace, float* __restrict__ dw, long long batch) {
+    using Units = ImageUnits<Problem, Tuning>;
+    constexpr int taps = Tuning::taps, halves = Tuning::halves, groups = Tuning::groups, threads = 256 / groups;
+    constexpr int of_warpgroup = taps * 8 * 128, of_tile = of_warpgroup * Tuning::warpgroups / halves;
+    static_assert(of_tile % threads == 0, "blocks divide tiles");
+    constexpr int blocks = of_tile / threads;
+    const ImageTile<Problem, Tuning> tile(static_cast<int>(blockIdx.x) / blocks);
+    const Units units(batch);
+    const int own = static_cast<int>(blockIdx.x) % blocks * threads + static_cast<int>(threadIdx.x) % threads;
+    const int group = static_cast<int>(threadIdx.x) / threads, each = units.units_of(tile.r);
+    const int start = units.units_before(tile.r) + tile.number % Units::of_row * each;
+    const int first = start / units.share, last = each > 0 ? (start + each - 1) / units.share : first - 1;
+    const float4* const from = reinterpret_cast<const float4*>(workspace) +
+                               static_cast<int64>(first + tile.number) * (Tuning::warpgroups * of_warpgroup) + own;
+    float total[4] = {};
+#pragma unroll 4
+    for (int i = group; i < (last - first + 1) * halves; i += groups) {
+        const float4 four = from[static_cast<int64>(i) * (Tuning::warpgroups / halves * of_warpgroup)];
+        total[0] += four.x, total[1] += four.y, total[2] += four.z, total[3] += four.w;
+    }
+    if constexpr (groups > 1) {
+        float4* const shared = reinterpret_cast<float4*>(shared_memory());
+        shared[threadIdx.x] = make_float4(total[0], total[1], total[2], total[3]);
+        __syncthreads();
+        if (group > 0) return;
+#pragma unroll
+        for (int other = 1; other < groups; ++other) {
+            const float4 four = shared[other * threads + threadIdx.x];
+            total[0] += four.x, total[1] += four.y, total[2] += four.z, total[3] += four.w;
+        }
+    }
+    const int thread = own % 128, s = tile.first_tap + own / 1024 % taps;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+        const int channel = tile.first_channel + own / of_warpgroup * 64 + thread / 32 * 16 + thread % 32 / 4 + i / 2 * 8;
+        const int in_group = tile.first_filter + own / 128 % 8 * 8 + thread % 4 * 2 + i % 2;
+        if (s >= Problem::s || channel >= Problem::group_c || in_group >= Problem::group_k) continue;
+        const int64 k = tile.group * Problem::group_k + in_group;
+        float* const to = dw + ((k * Problem::r + tile.r) * Problem::s + s) * Problem::group_c + channel;
+        *to = finish<Problem>(total[i], 0.0f, held_by<Problem>(to, true));
+    }
+}
+
+}  // namespace leanconv
