@@ -32,6 +32,8 @@ STAGES = {1: (3, 2, 5), 2: (3, 2, 8)}
 X_CYCLES, TAP_CYCLES, BLOCK_CYCLES, DY_CYCLES = 1250, 1150, 9000, 250
 #: Columns of dy that a column of x may meet, and blocks that the workspace is for.
 MOST_COLUMNS, BLOCKS = 3, 132
+#: Rows of an image that a stage may have, and how far apart copies can bring them.
+ROWS, MOST_STEP = (1, 2, 4), 8
 #: Threads of the launch that adds, and tiles' slots from which on two, four or eight groups of them share those of a tile.
 ADDING_THREADS = 256
 
@@ -41,13 +43,14 @@ class TensorWeightImagesConfig(Config):
     """A tile has ``taps`` of a filter's row, 64 filters, and 128 channels; or 64 of them, with images of its own
     for each of two consumers (``halves`` is 2).
 
-    ``products`` of float16 make one of float32: 3, or 1 in tier tf32. ``x_stages``, ``dy_stages`` and ``split_stages``
+    A stage has ``rows`` rows of 64 / ``rows`` images. ``products`` of float16 make one of float32: 3, or 1 in tier tf32. ``x_stages``, ``dy_stages`` and ``split_stages``
     are the lengths of the rings of x, of dy, and of dy converted. ``blocks`` share all tiles' rows of outputs evenly;
     ``groups`` of threads add their sums.
     """
 
     warpgroups: int
     halves: int
+    rows: int
     taps: int
     products: int
     x_stages: int
@@ -109,9 +112,9 @@ class TensorWeightImages(TimedAlgorithm):
         if problem.n < LEAST_IMAGES:
             reasons.append(f"n={problem.n} images are fewer than {LEAST_IMAGES}")
         if not reasons:
-            reasons += [*x_map(problem).why_not(), *dy_map(problem).why_not()]
-            if units_of(problem, 1, 1)[0] >= 2**31:
-                reasons.append(f"the images have {problem.n * problem.p} rows, too many for 32 bits")
+            reasons += [*x_map(problem, 1).why_not(), *dy_map(problem, 1).why_not()]
+            if problem.n * problem.p * problem.k * problem.group_c * problem.r // 4096 >= 2**31:
+                reasons.append(f"{problem.n * problem.p} rows of dy for each tile are too many for 32 bits")
         return reasons
 
     def arithmetic(self, problem: ConvProblem) -> Arithmetic:
@@ -130,7 +133,7 @@ class TensorWeightImages(TimedAlgorithm):
             function="leanconv::tensor_weight_images",
             problem=conv_constants(problem),
             tuning=config.constants(),
-            arguments=(x_map(problem), dy_map(problem), Pointer("workspace", written=True), batch),
+            arguments=(x_map(problem, config.rows), dy_map(problem, config.rows), Pointer("workspace", written=True), batch),
             grid=config.blocks,
             block=config.threads,
             shared_bytes=config.shared_bytes,
@@ -148,23 +151,25 @@ class TensorWeightImages(TimedAlgorithm):
         return Plan((first, second), workspace_bytes=_slots(problem, config) * config.slot_bytes)
 
 
-def x_map(problem: ConvProblem) -> TensorMap:
-    """How bulk copies walk over x: 32 channels of a pixel of 64 images."""
-    return _images("x", problem.n, problem.h, problem.w, problem.c)
+def x_map(problem: ConvProblem, rows: int) -> TensorMap:
+    """How bulk copies walk over x: 32 channels of a column of ``rows`` rows of images."""
+    return _images("x", (problem.c, problem.w, problem.h, problem.n), rows, problem.stride[0])
 
 
-def dy_map(problem: ConvProblem) -> TensorMap:
+def dy_map(problem: ConvProblem, rows: int) -> TensorMap:
     """And over dy."""
-    return _images("dy", problem.n, problem.p, problem.q, problem.k)
+    return _images("dy", (problem.k, problem.q, problem.p, problem.n), rows, 1)
 
 
-def _images(role: str, n: int, h: int, w: int, c: int) -> TensorMap:
+def _images(role: str, shape: tuple[int, int, int, int], rows: int, step: int) -> TensorMap:
+    c, w, h, _ = shape
     return TensorMap(
         role=role,
         element="float32",
-        shape=(c, w, h, n),
+        shape=shape,
         strides=(4 * c, 4 * c * w, 4 * c * w * h),
-        box=(ROW, 1, 1, DEPTH),
+        box=(ROW, 1, (rows - 1) * step + 1, DEPTH // rows),
+        traversal=(1, 1, step if rows > 1 else 1, 1),
         swizzle=4 * ROW,
     )
 
@@ -174,10 +179,12 @@ def _whole(problem: ConvProblem, most_blocks: int) -> Iterator[TensorWeightImage
     taps = _taps(problem)
     chunks = ceil_div(problem.group_c, CHUNK)
     for halves in (1, 2) if chunks in (1, 3) else (1,):
+        rows = min((rows for rows in ROWS if _may_have(problem, rows)), key=lambda rows: units_of(problem, halves, rows))
         config = TensorWeightImagesConfig(
-            WARPGROUPS, halves, taps, products, *STAGES[halves], *SHARING_REGISTERS, blocks=1, groups=1
+            WARPGROUPS, halves, rows, taps, products, *STAGES[halves], *SHARING_REGISTERS, blocks=1, groups=1
         )
-        units, tiles = units_of(problem, taps, halves)[0] * _tiles_of_row(problem, config), tiles_of(problem, config)
+        units = units_of(problem, halves, rows) * _tiles_of_row(problem, config)
+        tiles = tiles_of(problem, config)
         blocks = max(1, min(units, most_blocks))
         sums = halves * blocks // tiles
         groups = next(many for many in (8, 4, 2, 1) if many == 1 or sums >= 2 * many)
@@ -210,29 +217,50 @@ def tiles_of(problem: ConvProblem, config: TensorWeightImagesConfig) -> int:
     return problem.r * _tiles_of_row(problem, config)
 
 
-def units_of(problem: ConvProblem, taps: int, halves: int) -> tuple[int, float, float]:
-    """Units of a tile of each row of taps, in all; and what each has: columns of x, and pairs of such a column and
-    a tap that it meets, on average over the tiles of a row."""
-    images = ceil_div(problem.n, DEPTH * halves)
-    top, _, left, _ = problem.padding
-    rows = 0
+def _rows_inside(problem: ConvProblem, r: int) -> tuple[int, int]:
+    """First row of outputs whose taps of row r see the image, and how many do."""
+    first, size = -problem.padding[0] + r * problem.dilation[0], problem.stride[0]
+    inside = [p for p in range(problem.p) if 0 <= first + p * size < problem.h]
+    return (inside[0] if inside else 0), len(inside)
+
+
+def _may_have(problem: ConvProblem, rows: int) -> bool:
+    """Whether stages of so many rows have no row that dy does not have while x does."""
+    if rows > 1 and problem.stride[0] > MOST_STEP:
+        return False
     for r in range(problem.r):
-        inside = (p * problem.stride[0] - top + r * problem.dilation[0] for p in range(problem.p))
-        rows += sum(0 <= h < problem.h for h in inside)
+        first, count = _rows_inside(problem, r)
+        more = -count % rows
+        if first < more and first + count + more > problem.p:
+            h = problem.p * problem.stride[0] - problem.padding[0] + r * problem.dilation[0]
+            if h < problem.h:
+                return False
+    return True
+
+
+def units_of(problem: ConvProblem, halves: int, rows: int) -> int:
+    """Units of a tile of each row of taps, in all: stages of rows of blocks of images."""
+    stages = sum(ceil_div(_rows_inside(problem, r)[1], rows) for r in range(problem.r))
+    return stages * ceil_div(problem.n, DEPTH // rows * halves)
+
+
+def columns_of(problem: ConvProblem, taps: int) -> tuple[float, float]:
+    """Columns of x in a row that some tap sees, and pairs of such a column and a tap, on average over a row's tiles."""
+    left, step, dilation = problem.padding[2], problem.stride[1], problem.dilation[1]
     met = pairs = 0
     for first in range(0, problem.s, taps):
         for w in range(problem.w):
-            places = (w + left - s * problem.dilation[1] for s in range(first, min(first + taps, problem.s)))
-            seen = sum(at % problem.stride[1] == 0 and 0 <= at // problem.stride[1] < problem.q for at in places)
+            places = (w + left - s * dilation for s in range(first, min(first + taps, problem.s)))
+            seen = sum(at % step == 0 and 0 <= at // step < problem.q for at in places)
             met, pairs = met + (seen > 0), pairs + seen
     groups = ceil_div(problem.s, taps)
-    return rows * images, met / groups, pairs / groups
+    return met / groups, pairs / groups
 
 
 def predicted_cycles(problem: ConvProblem, config: TensorWeightImagesConfig, target: Target) -> float:
     """Predicted time in clock cycles, of both launches."""
-    units, met, pairs = units_of(problem, config.taps, config.halves)
-    share = ceil_div(units * _tiles_of_row(problem, config), config.blocks)
+    met, pairs = columns_of(problem, config.taps)
+    share = ceil_div(units_of(problem, config.halves, config.rows) * _tiles_of_row(problem, config), config.blocks)
     rate = 0.5 if config.products == 1 else 1
     unit = met * X_CYCLES + pairs * TAP_CYCLES * rate + problem.q * DY_CYCLES * (config.halves - 1)
     sums = 2 * _slots(problem, config) * config.slot_bytes / target.bytes_per_cycle

@@ -37,27 +37,35 @@ struct ImageUnits {
     static constexpr int of_channels = ceil_div(Problem::group_c, rows), of_filters = ceil_div(Problem::group_k, filters);
     static constexpr int of_taps = ceil_div(Problem::s, taps), of_row = of_taps * of_channels * of_filters * Problem::groups;
     static constexpr int tiles = Problem::r * of_row;
+    // Images of a stage, which has `Tuning::rows` rows of each; and of a unit.
+    static constexpr int of_stage = split_depth / Tuning::rows, of_unit = of_stage * halves;
     int images, share;  // blocks of images; units of a block
 
-    __device__ __forceinline__ explicit ImageUnits(long long batch)
-        : images(static_cast<int>((batch + split_depth * halves - 1) / (split_depth * halves))) {
+    __device__ __forceinline__ explicit ImageUnits(long long batch) : images(static_cast<int>((batch + of_unit - 1) / of_unit)) {
         int all = 0;
 #pragma unroll
         for (int r = 0; r < Problem::r; ++r) all += units_of(r) * of_row;
         share = ceil_div(all, Tuning::blocks);
     }
     // Rows of outputs that the taps of row r see inside the image.
-    static __device__ __forceinline__ int first_p(int r) {
+    static __device__ __forceinline__ int first_inside(int r) {
         const int above = Problem::pad_top - r * Problem::dilation_h;
         return above > 0 ? ceil_div(above, Problem::stride_h) : 0;
     }
-    static __device__ __forceinline__ int rows_of(int r) {
+    static __device__ __forceinline__ int rows_inside(int r) {
         const int last = Problem::h - 1 + Problem::pad_top - r * Problem::dilation_h;
         const int end = last < 0 ? 0 : last / Problem::stride_h + 1;
-        return max(0, min(end, Problem::p) - first_p(r));
+        return max(0, min(end, Problem::p) - first_inside(r));
+    }
+    // Stages that have them all, and the first one's first row.
+    // NOTE: rows too many are such as see x beside the image, not such as dy does not have: x might be infinite there.
+    static __device__ __forceinline__ int stages_of(int r) { return ceil_div(rows_inside(r), Tuning::rows); }
+    static __device__ __forceinline__ int first_p(int r) {
+        const int more = stages_of(r) * Tuning::rows - rows_inside(r), first = first_inside(r);
+        return first < more ? first : first - more;
     }
     // Units of a tile of row r.
-    __device__ __forceinline__ int units_of(int r) const { return rows_of(r) * images; }
+    __device__ __forceinline__ int units_of(int r) const { return stages_of(r) * images; }
     __device__ __forceinline__ int units_before(int r) const {
         int before = 0;
         for (int other = 0; other < r; ++other) before += units_of(other) * of_row;
@@ -100,7 +108,7 @@ struct ImageTile {
 template <class Problem, class Tuning>
 struct ImageRun {
     using Units = ImageUnits<Problem, Tuning>;
-    int number, start, end, rows, first_p;  // the tile; its first unit; where it ends, or the block's share
+    int number, start, end, stages, first_p;  // the tile; its first unit; where it ends, or the block's share
 
     __device__ __forceinline__ ImageRun(const Units& units, int unit, int last) {
         int r = 0, before = 0;
@@ -114,10 +122,10 @@ struct ImageRun {
         number = r * Units::of_row + of_row;
         start = before + of_row * each;
         end = min(start + each, last);
-        rows = Units::rows_of(r), first_p = Units::first_p(r);
+        stages = Units::stages_of(r), first_p = Units::first_p(r);
     }
-    __device__ __forceinline__ int p(int unit) const { return first_p + (unit - start) % rows; }
-    __device__ __forceinline__ int image(int unit) const { return (unit - start) / rows * (split_depth * Tuning::halves); }
+    __device__ __forceinline__ int p(int unit) const { return first_p + (unit - start) % stages * Tuning::rows; }
+    __device__ __forceinline__ int image(int unit) const { return (unit - start) / stages * Units::of_unit; }
 };
 
 // One thread's copies: of x, or of dy.
@@ -140,7 +148,7 @@ __device__ __forceinline__ void copy_images_of_x(const TensorMap& x, const Image
                     mbarrier_arrive_expect_tx(full, Rings::x_bytes);
                     for (int i = 0; i < Rings::x_bytes / Rings::piece_bytes; ++i)
                         cp_async_bulk_tensor_shared_global(rings.x(place.stage) + i * Rings::piece_bytes, x, full,
-                                                           channel + 32 * i, w, h, run.image(unit) + half * split_depth);
+                                                           channel + 32 * i, w, h, run.image(unit) + half * ImageUnits<Problem, Tuning>::of_stage);
                 }
             }
         }
@@ -164,7 +172,7 @@ __device__ __forceinline__ void copy_images_of_dy(const TensorMap& dy, const Ima
                     for (int i = 0; i < 2; ++i)
                         cp_async_bulk_tensor_shared_global(rings.dy(place.stage) + i * Rings::dy_piece_bytes, dy, full,
                                                            tile.group * Problem::group_k + tile.first_filter + 32 * i, q,
-                                                           run.p(unit), run.image(unit) + half * split_depth);
+                                                           run.p(unit), run.image(unit) + half * ImageUnits<Problem, Tuning>::of_stage);
                 }
     }
 }
