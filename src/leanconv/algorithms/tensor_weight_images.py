@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from leanconv.algorithms.base import (
     LAUNCH_CYCLES,
@@ -13,6 +13,7 @@ from leanconv.algorithms.base import (
     by_time,
     ceil_div,
     conv_constants,
+    variant,
 )
 from leanconv.algorithms.tensor_filters import DEPTH, LEAST_CHANNELS, SplitGemm
 from leanconv.algorithms.tensor_gemm import ROW, wgmma_limits
@@ -30,11 +31,15 @@ STAGES = {1: (3, 2, 5), 2: (3, 2, 8)}
 #: Cycles of a stage of x, of each tap that it meets, of a block beside them; and of what a consumer with
 #: images of its own costs more for each column of dy, which is converted for it alone.
 X_CYCLES, TAP_CYCLES, BLOCK_CYCLES, DY_CYCLES = 1250, 1150, 9000, 250
+#: And of the columns of dy that two segments of a row both convert.
+SEAM_CYCLES = 2000
 #: Columns of dy that a column of x may meet, and blocks that the workspace is for.
 MOST_COLUMNS, BLOCKS = 3, 132
 #: Rows of an image that a stage may have, and how far apart copies can bring them.
 ROWS, MOST_STEP = (1, 2, 4), 8
-#: Threads of the launch that adds, and tiles' slots from which on two, four or eight groups of them share those of a tile.
+#: Columns that a segment of a row has at least, where rows have several.
+LEAST_COLUMNS = 7
+#: Threads of the launch that adds.
 ADDING_THREADS = 256
 
 
@@ -43,14 +48,16 @@ class TensorWeightImagesConfig(Config):
     """A tile has ``taps`` of a filter's row, 64 filters, and 128 channels; or 64 of them, with images of its own
     for each of two consumers (``halves`` is 2).
 
-    A stage has ``rows`` rows of 64 / ``rows`` images. ``products`` of float16 make one of float32: 3, or 1 in tier tf32. ``x_stages``, ``dy_stages`` and ``split_stages``
-    are the lengths of the rings of x, of dy, and of dy converted. ``blocks`` share all tiles' rows of outputs evenly;
-    ``groups`` of threads add their sums.
+    A stage has ``rows`` rows of 64 / ``rows`` images. ``products`` of float16 make one of float32: 3, or 1 in tier
+    tf32. ``x_stages``, ``dy_stages`` and ``split_stages`` are the lengths of the rings of x, of dy, and of dy
+    converted. ``blocks`` share all tiles' rows of outputs evenly, each of them in ``segments``; ``groups`` of threads
+    add their sums.
     """
 
     warpgroups: int
     halves: int
     rows: int
+    segments: int
     taps: int
     products: int
     x_stages: int
@@ -81,7 +88,8 @@ class TensorWeightImagesConfig(Config):
     def shared_bytes(self) -> int:
         """Shared memory of a block (WeightRings in kernels/lib/tensor_weight_tiles.cuh)."""
         split = 2 * DEPTH * CHUNK * (2 if self.products == 3 else 1) + 320
-        rings = self.x_stages * 4 * self.channels * DEPTH + self.dy_stages * 4 * CHUNK * DEPTH + self.split_stages * split
+        x, dy = 4 * self.channels * DEPTH, 4 * CHUNK * DEPTH
+        rings = self.x_stages * x + self.dy_stages * dy + self.split_stages * split
         barriers = 16 * (self.x_stages + self.dy_stages + self.split_stages) + 8 * CODE_STAGES
         return rings + CODE_STAGES * (DEPTH + 8) + barriers
 
@@ -124,16 +132,19 @@ class TensorWeightImages(TimedAlgorithm):
         return max((_slots(problem, config) * config.slot_bytes for config in _whole(problem, BLOCKS)), default=0)
 
     def timed(self, problem: ConvProblem, target: Target) -> list[tuple[float, TensorWeightImagesConfig]]:
-        return by_time((predicted_cycles(problem, config, target), config) for config in _whole(problem, target.multiprocessors))
+        configs = _whole(problem, target.multiprocessors)
+        return by_time((predicted_cycles(problem, config, target), config) for config in configs)
 
     def plan(self, problem: ConvProblem, config: TensorWeightImagesConfig, target: Target) -> Plan:
         *_, dw, batch = gradient_arguments(problem)
+        x, dy = x_map(problem, config.rows), dy_map(problem, config.rows)
+        adding = config.slot_bytes // config.halves // 16 * config.groups // ADDING_THREADS
         first = Launch(
             header="tensor_weight_images.cuh",
             function="leanconv::tensor_weight_images",
             problem=conv_constants(problem),
             tuning=config.constants(),
-            arguments=(x_map(problem, config.rows), dy_map(problem, config.rows), Pointer("workspace", written=True), batch),
+            arguments=(x, dy, Pointer("workspace", written=True), batch),
             grid=config.blocks,
             block=config.threads,
             shared_bytes=config.shared_bytes,
@@ -144,7 +155,7 @@ class TensorWeightImages(TimedAlgorithm):
             problem=conv_constants(problem),
             tuning=config.constants(),
             arguments=(Pointer("workspace"), dw, batch),
-            grid=tiles_of(problem, config) * (config.slot_bytes // config.halves * config.groups // 16 // ADDING_THREADS),
+            grid=tiles_of(problem, config) * adding,
             block=ADDING_THREADS,
             shared_bytes=16 * ADDING_THREADS if config.groups > 1 else 0,
         )
@@ -179,16 +190,20 @@ def _whole(problem: ConvProblem, most_blocks: int) -> Iterator[TensorWeightImage
     taps = _taps(problem)
     chunks = ceil_div(problem.group_c, CHUNK)
     for halves in (1, 2) if chunks in (1, 3) else (1,):
-        rows = min((rows for rows in ROWS if _may_have(problem, rows)), key=lambda rows: units_of(problem, halves, rows))
-        config = TensorWeightImagesConfig(
-            WARPGROUPS, halves, rows, taps, products, *STAGES[halves], *SHARING_REGISTERS, blocks=1, groups=1
+        possible = (rows for rows in ROWS if _may_have(problem, rows))
+        rows = min(possible, key=lambda rows: units_of(problem, halves, rows))
+        first = TensorWeightImagesConfig(
+            WARPGROUPS, halves, rows, 1, taps, products, *STAGES[halves], *SHARING_REGISTERS, blocks=1, groups=1
         )
-        units = units_of(problem, halves, rows) * _tiles_of_row(problem, config)
-        tiles = tiles_of(problem, config)
-        blocks = max(1, min(units, most_blocks))
-        sums = halves * blocks // tiles
-        groups = next(many for many in (8, 4, 2, 1) if many == 1 or sums >= 2 * many)
-        yield replace(config, blocks=blocks, groups=groups)
+        tiles = tiles_of(problem, first)
+        units = units_of(problem, halves, rows) * tiles // problem.r
+        for segments in (1, 2, 3, 4, 6, 8):
+            if segments > 1 and problem.w < LEAST_COLUMNS * segments:
+                break
+            blocks = max(1, min(units * segments, most_blocks))
+            sums = halves * blocks // tiles
+            groups = next(many for many in (8, 4, 2, 1) if many == 1 or sums >= 2 * many)
+            yield variant(first, segments=segments, blocks=blocks, groups=groups)
 
 
 def _taps(problem: ConvProblem) -> int:
@@ -206,15 +221,10 @@ def _slots(problem: ConvProblem, config: TensorWeightImagesConfig) -> int:
     return tiles_of(problem, config) + config.blocks - 1
 
 
-def _tiles_of_row(problem: ConvProblem, config: TensorWeightImagesConfig) -> int:
-    """Tiles of a row of taps."""
-    channels = ceil_div(problem.group_c, config.channels)
-    return ceil_div(problem.s, config.taps) * channels * ceil_div(problem.group_k, CHUNK) * problem.groups
-
-
 def tiles_of(problem: ConvProblem, config: TensorWeightImagesConfig) -> int:
     """Tiles of the gradient."""
-    return problem.r * _tiles_of_row(problem, config)
+    channels, filters = ceil_div(problem.group_c, config.channels), ceil_div(problem.group_k, CHUNK)
+    return problem.r * ceil_div(problem.s, config.taps) * channels * filters * problem.groups
 
 
 def _rows_inside(problem: ConvProblem, r: int) -> tuple[int, int]:
@@ -260,8 +270,10 @@ def columns_of(problem: ConvProblem, taps: int) -> tuple[float, float]:
 def predicted_cycles(problem: ConvProblem, config: TensorWeightImagesConfig, target: Target) -> float:
     """Predicted time in clock cycles, of both launches."""
     met, pairs = columns_of(problem, config.taps)
-    share = ceil_div(units_of(problem, config.halves, config.rows) * _tiles_of_row(problem, config), config.blocks)
+    units = units_of(problem, config.halves, config.rows) * config.segments
+    share = ceil_div(units * tiles_of(problem, config) // problem.r, config.blocks) / config.segments
     rate = 0.5 if config.products == 1 else 1
     unit = met * X_CYCLES + pairs * TAP_CYCLES * rate + problem.q * DY_CYCLES * (config.halves - 1)
+    unit += (config.segments - 1) * SEAM_CYCLES
     sums = 2 * _slots(problem, config) * config.slot_bytes / target.bytes_per_cycle
     return max(share * unit + BLOCK_CYCLES, problem.bytes / target.bytes_per_cycle) + sums + 2 * LAUNCH_CYCLES

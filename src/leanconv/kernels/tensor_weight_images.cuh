@@ -6,7 +6,7 @@
 // read, converted or multiplied: of 3 x 3 filters over 2 x 2 pixels 16 products are left of 36, over 4 x 4 100 of 144, over 8 x 8
 // 484 of 576. Stages of flat pixels have them all, and rows a pixel wider.
 //
-// A block's share is a row of units: each one row of outputs of 64 images for one tile, tiles one behind the other. All
+// A block's share is a row of units: each one row of outputs of 64 images for one tile (where rows are long a segment of it), tiles one behind the other. All
 // blocks have as many (one less the last), whatever the number of tiles: a block's sums of a tile go to a workspace, slot
 // block + tile, and a second launch adds the slots of each tile, in their order.
 #pragma once
@@ -65,7 +65,7 @@ struct ImageUnits {
         return first < more ? first : first - more;
     }
     // Units of a tile of row r.
-    __device__ __forceinline__ int units_of(int r) const { return stages_of(r) * images; }
+    __device__ __forceinline__ int units_of(int r) const { return stages_of(r) * (images * Tuning::segments); }
     __device__ __forceinline__ int units_before(int r) const {
         int before = 0;
         for (int other = 0; other < r; ++other) before += units_of(other) * of_row;
@@ -91,6 +91,7 @@ struct ImageTile {
         if (s >= Problem::s || at < 0 || at % Problem::stride_w != 0 || at / Problem::stride_w >= Problem::q) return -1;
         return at / Problem::stride_w;
     }
+    // Whether any tap sees column w of x.
     __device__ __forceinline__ bool met(int w) const {
         bool any = false;
 #pragma unroll
@@ -102,6 +103,19 @@ struct ImageTile {
         const int at = w + Problem::pad_left - (first_tap + Units::taps - 1) * Problem::dilation_w;
         return at <= 0 ? 0 : min(ceil_div(at, Problem::stride_w), Problem::q);
     }
+};
+
+// The columns of a unit: of x from w on, and of dy from q on, which taps see there.
+template <class Problem, class Tuning>
+struct ImageColumns {
+    int w, w_end, q, q_end;
+    __device__ __forceinline__ ImageColumns(const ImageTile<Problem, Tuning>& tile, int segment) {
+        constexpr int each = ceil_div(Problem::w, Tuning::segments);
+        w = min(segment * each, Problem::w), w_end = min(w + each, Problem::w);
+        const int last = w_end - 1 + Problem::pad_left - tile.first_tap * Problem::dilation_w;
+        q = tile.first_seen(w), q_end = last < 0 || w == w_end ? q : max(q, min(last / Problem::stride_w + 1, Problem::q));
+    }
+    __device__ __forceinline__ int stages() const { return (q_end - q) * Tuning::halves; }
 };
 
 // A block's units of one tile, from `unit` on.
@@ -124,8 +138,9 @@ struct ImageRun {
         end = min(start + each, last);
         stages = Units::stages_of(r), first_p = Units::first_p(r);
     }
-    __device__ __forceinline__ int p(int unit) const { return first_p + (unit - start) % stages * Tuning::rows; }
-    __device__ __forceinline__ int image(int unit) const { return (unit - start) / stages * Units::of_unit; }
+    __device__ __forceinline__ int p(int unit) const { return first_p + (unit - start) / Tuning::segments % stages * Tuning::rows; }
+    __device__ __forceinline__ int segment(int unit) const { return (unit - start) % Tuning::segments; }
+    __device__ __forceinline__ int image(int unit) const { return (unit - start) / (stages * Tuning::segments) * Units::of_unit; }
 };
 
 // One thread's copies: of x, or of dy.
@@ -140,7 +155,8 @@ __device__ __forceinline__ void copy_images_of_x(const TensorMap& x, const Image
         for (; unit < run.end; ++unit) {
             const int h = run.p(unit) * Problem::stride_h - Problem::pad_top + tile.r * Problem::dilation_h;
             const int channel = tile.group * Problem::group_c + tile.first_channel;
-            for (int w = 0; w < Problem::w; ++w) {
+            const ImageColumns<Problem, Tuning> columns(tile, run.segment(unit));
+            for (int w = columns.w; w < columns.w_end; ++w) {
                 if (!tile.met(w)) continue;
                 for (int half = 0; half < Tuning::halves; ++half, place.advance()) {
                     Mbarrier* const full = rings.x_full(place.stage);
@@ -163,8 +179,9 @@ __device__ __forceinline__ void copy_images_of_dy(const TensorMap& dy, const Ima
     for (int unit = first; unit < last;) {
         const ImageRun<Problem, Tuning> run(units, unit, last);
         const ImageTile<Problem, Tuning> tile(run.number);
-        for (; unit < run.end; ++unit)
-            for (int q = 0; q < Problem::q; ++q)
+        for (; unit < run.end; ++unit) {
+            const ImageColumns<Problem, Tuning> columns(tile, run.segment(unit));
+            for (int q = columns.q; q < columns.q_end; ++q)
                 for (int half = 0; half < Tuning::halves; ++half, place.advance()) {
                     Mbarrier* const full = rings.dy_full(place.stage);
                     mbarrier_wait_parity(rings.dy_free(place.stage), place.parity ^ 1);
@@ -174,6 +191,7 @@ __device__ __forceinline__ void copy_images_of_dy(const TensorMap& dy, const Ima
                                                            tile.group * Problem::group_k + tile.first_filter + 32 * i, q,
                                                            run.p(unit), run.image(unit) + half * ImageUnits<Problem, Tuning>::of_stage);
                 }
+        }
     }
 }
 
@@ -196,40 +214,51 @@ __device__ __forceinline__ void scan_images(const ImageUnits<Problem, Tuning>& u
 #pragma unroll 1
     for (int unit = first; unit < last;) {
         const ImageRun<Problem, Tuning> run(units, unit, last);
-        const auto tile = tile_of_stage<Problem, Tuning>(ImageTile<Problem, Tuning>(run.number));
-        const int stages = (run.end - unit) * (Problem::q * Tuning::halves);
+        const ImageTile<Problem, Tuning> tile(run.number);
+        const auto as_stages = tile_of_stage<Problem, Tuning>(tile);
+        for (; unit < run.end; ++unit) {
+            const int stages = ImageColumns<Problem, Tuning>(tile, run.segment(unit)).stages();
 #pragma unroll 1
-        for (int i = 0; i < stages; ++i, place.advance(), to.advance()) {
-            find_codes(rings, tile, place, 0, 0, to.stage, thread);
-            if (thread % 32 == 0) mbarrier_arrive(rings.dy_free(place.stage));
+            for (int i = 0; i < stages; ++i, place.advance(), to.advance()) {
+                find_codes(rings, as_stages, place, 0, 0, to.stage, thread);
+                if (thread % 32 == 0) mbarrier_arrive(rings.dy_free(place.stage));
+            }
         }
-        unit = run.end;
     }
 }
 
 // The converters: 128 threads.
 template <class Problem, class Tuning>
-__device__ __forceinline__ void split_images(const WeightRings<Problem, ImageStages<Tuning>>& rings, int units, int thread) {
+__device__ __forceinline__ void split_images(const ImageUnits<Problem, Tuning>& units,
+                                             const WeightRings<Problem, ImageStages<Tuning>>& rings, int first, int last,
+                                             int thread) {
     using Rings = WeightRings<Problem, ImageStages<Tuning>>;
     RingPlace<Tuning::dy_stages> dy_place;
     RingPlace<Tuning::split_stages> place;
     RingPlace<Rings::code_stages> code_place;
     SplitRows<Problem, ImageStages<Tuning>> values(thread);
-    const int stages = units * (Problem::q * Tuning::halves);
 #pragma unroll 1
-    for (int i = 0; i < stages; ++i, dy_place.advance(), place.advance(), code_place.advance()) {
-        const PixelFactors<Problem, ImageStages<Tuning>> factors(rings, code_place);
-        mbarrier_wait_parity(rings.dy_full(dy_place.stage), dy_place.parity);
-        values.load(rings.dy(dy_place.stage));
-        if (factors.apart) values.divide(factors);
-        mbarrier_wait_parity(rings.split_free(place.stage), place.parity ^ 1);
-        values.store(rings.split(place.stage), rings.scales(place.stage));
-        fence_proxy_async();
-        __syncwarp();
-        if (thread % 32 == 0) {
-            mbarrier_arrive(rings.split_full(place.stage));
-            // NOTE: after the stores that the loaded values went into, which an arrival does not pass.
-            mbarrier_arrive(rings.dy_free(dy_place.stage));
+    for (int unit = first; unit < last;) {
+        const ImageRun<Problem, Tuning> run(units, unit, last);
+        const ImageTile<Problem, Tuning> tile(run.number);
+        for (; unit < run.end; ++unit) {
+            const int stages = ImageColumns<Problem, Tuning>(tile, run.segment(unit)).stages();
+#pragma unroll 1
+            for (int i = 0; i < stages; ++i, dy_place.advance(), place.advance(), code_place.advance()) {
+                const PixelFactors<Problem, ImageStages<Tuning>> factors(rings, code_place);
+                mbarrier_wait_parity(rings.dy_full(dy_place.stage), dy_place.parity);
+                values.load(rings.dy(dy_place.stage));
+                if (factors.apart) values.divide(factors);
+                mbarrier_wait_parity(rings.split_free(place.stage), place.parity ^ 1);
+                values.store(rings.split(place.stage), rings.scales(place.stage));
+                fence_proxy_async();
+                __syncwarp();
+                if (thread % 32 == 0) {
+                    mbarrier_arrive(rings.split_full(place.stage));
+                    // NOTE: after the stores that the loaded values went into, which an arrival does not pass.
+                    mbarrier_arrive(rings.dy_free(dy_place.stage));
+                }
+            }
         }
     }
 }
@@ -267,23 +296,24 @@ __device__ __forceinline__ void sum_images(float* workspace, const ImageUnits<Pr
 #pragma unroll
             for (int i = 0; i < 32; ++i) sums[tap][i] = 0.0f;
 #pragma unroll 1
-        for (; unit < run.end; ++unit, dy_number += Problem::q * halves) {
-            int freed = 0;
+        for (; unit < run.end; ++unit) {
+            const ImageColumns<Problem, Tuning> columns(tile, run.segment(unit));
+            int freed = columns.q;
             const auto free_until = [&](int end) {
                 for (; freed < end; ++freed) {
-                    const auto place = ring_place<Tuning::split_stages>(dy_number + freed * halves);
+                    const auto place = ring_place<Tuning::split_stages>(dy_number + (freed - columns.q) * halves);
                     mbarrier_wait_parity(rings.split_full(place.stage), place.parity);
                     __syncwarp();
                     if (lane == 0) mbarrier_arrive(rings.split_free(place.stage));
                 }
             };
 #pragma unroll 1
-            for (int w = 0; w < Problem::w; ++w) {
+            for (int w = columns.w; w < columns.w_end; ++w) {
                 if (!tile.met(w)) continue;
                 free_until(tile.first_seen(w));
                 const auto x_place = ring_place<Tuning::x_stages>(x_number);
                 const auto factors_of = [&](int q) {
-                    return PixelFactors<Problem, Stages>(rings, ring_place<Rings::code_stages>(dy_number + q * halves));
+                    return PixelFactors<Problem, Stages>(rings, ring_place<Rings::code_stages>(dy_number + (q - columns.q) * halves));
                 };
                 // Where factors of images stand between x and one of the columns, x is converted anew for each.
                 bool anew = false;
@@ -305,7 +335,7 @@ __device__ __forceinline__ void sum_images(float* workspace, const ImageUnits<Pr
                     const int q = tile.seen(w, tap);
                     if (q < 0) continue;
                     if (anew) weights.load(x, factors_of(q), row, t);
-                    const auto place = ring_place<Tuning::split_stages>(dy_number + q * halves);
+                    const auto place = ring_place<Tuning::split_stages>(dy_number + (q - columns.q) * halves);
                     mbarrier_wait_parity(rings.split_full(place.stage), place.parity);
                     wgmma_fence(partial, weights.high, weights.low);
                     multiply_weights(partial, weights, rings.split(place.stage));
@@ -324,7 +354,8 @@ __device__ __forceinline__ void sum_images(float* workspace, const ImageUnits<Pr
                 }
                 x_number += halves;
             }
-            free_until(Problem::q);
+            free_until(columns.q_end);
+            dy_number += columns.stages();
         }
         float4* const slot = reinterpret_cast<float4*>(workspace) +
                              (static_cast<int64>(blockIdx.x + run.number) * Tuning::warpgroups + warpgroup) * (taps * 8 * 128);
@@ -355,7 +386,7 @@ __device__ __forceinline__ void tensor_weight_images(const TensorMap& x, const T
         sum_images<Problem, Tuning>(workspace, units, rings, first, last, warpgroup);
     } else if (warpgroup == Tuning::warpgroups) {
         set_registers_down<Tuning::converter_registers>();
-        split_images<Problem, Tuning>(rings, last - first, thread);
+        split_images<Problem, Tuning>(units, rings, first, last, thread);
     } else {
         set_registers_down<Tuning::producer_registers>();
         if (thread == 0) copy_images_of_x<Problem, Tuning>(x, units, rings, first, last);
