@@ -27,7 +27,7 @@ LEAST_IMAGES = 16
 #: Consumers of a block, with 64 channels each.
 WARPGROUPS = 2
 #: Stages of x, of dy and of dy converted, where consumers share images, and where they have their own.
-STAGES = {1: (3, 2, 5), 2: (3, 2, 8)}
+STAGES = {1: (3, 3, 4), 2: (3, 2, 8)}
 #: Cycles of a stage of x, of each tap that it meets, of a block beside them; and of what a consumer with
 #: images of its own costs more for each column of dy, which is converted for it alone.
 X_CYCLES, TAP_CYCLES, BLOCK_CYCLES, DY_CYCLES = 1250, 1150, 9000, 250

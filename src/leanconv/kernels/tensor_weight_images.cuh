@@ -98,6 +98,11 @@ struct ImageTile {
         for (int tap = 0; tap < Units::taps; ++tap) any |= seen(w, tap) >= 0;
         return any;
     }
+    // The last column of dy that taps see at column w of x, or have seen before.
+    __device__ __forceinline__ int last_seen(int w) const {
+        const int at = w + Problem::pad_left - first_tap * Problem::dilation_w;
+        return at < 0 ? -1 : at / Problem::stride_w;
+    }
     // Columns of dy before this one no tap sees from column w of x on.
     __device__ __forceinline__ int first_seen(int w) const {
         const int at = w + Problem::pad_left - (first_tap + Units::taps - 1) * Problem::dilation_w;
@@ -112,8 +117,7 @@ struct ImageColumns {
     __device__ __forceinline__ ImageColumns(const ImageTile<Problem, Tuning>& tile, int segment) {
         constexpr int each = ceil_div(Problem::w, Tuning::segments);
         w = min(segment * each, Problem::w), w_end = min(w + each, Problem::w);
-        const int last = w_end - 1 + Problem::pad_left - tile.first_tap * Problem::dilation_w;
-        q = tile.first_seen(w), q_end = last < 0 || w == w_end ? q : max(q, min(last / Problem::stride_w + 1, Problem::q));
+        q = tile.first_seen(w), q_end = w == w_end ? q : max(q, min(tile.last_seen(w_end - 1) + 1, Problem::q));
     }
     __device__ __forceinline__ int stages() const { return (q_end - q) * Tuning::halves; }
 };
@@ -274,6 +278,8 @@ __device__ __forceinline__ void load_unscaled(WeightFragments<Problem, Stages>& 
 }
 
 // One warpgroup's products.
+// NOTE: rounds of it wait once for each column of dy, and look once at its factors: with a wait and a look for each tap a stage
+// took 1000 cycles more.
 template <class Problem, class Tuning>
 __device__ __forceinline__ void sum_images(float* workspace, const ImageUnits<Problem, Tuning>& units,
                                            const WeightRings<Problem, ImageStages<Tuning>>& rings, int first, int last,
@@ -281,11 +287,15 @@ __device__ __forceinline__ void sum_images(float* workspace, const ImageUnits<Pr
     using Stages = ImageStages<Tuning>;
     using Rings = WeightRings<Problem, Stages>;
     constexpr int taps = Tuning::taps, halves = Tuning::halves;
-    static_assert(Tuning::split_stages > halves * ((taps - 1) * Problem::dilation_w / Problem::stride_w + 1),
+    constexpr int reach = (taps - 1) * Problem::dilation_w / Problem::stride_w + 1;
+    static_assert(Tuning::split_stages > halves * reach,
                   "the ring has all columns of dy that a column of x meets, and one that is being converted");
+    static_assert((Tuning::split_stages & (Tuning::split_stages - 1)) == 0, "places in the ring are found without a division");
     const int lane = threadIdx.x % 32, t = lane % 4, half = halves == 2 ? warpgroup : 0;
     const int row = (halves == 2 ? 0 : warpgroup * 64) + threadIdx.x % 128 / 32 * 16 + lane / 4;
-    unsigned x_number = half, dy_number = half;
+    unsigned dy_number = half;  // of the first column of the unit, among all that the block has
+    RingPlace<Tuning::x_stages> x_place;
+    if (half > 0) x_place.advance();
     float sums[taps][32];
 #pragma unroll 1
     for (int unit = first; unit < last;) {
@@ -298,35 +308,39 @@ __device__ __forceinline__ void sum_images(float* workspace, const ImageUnits<Pr
 #pragma unroll 1
         for (; unit < run.end; ++unit) {
             const ImageColumns<Problem, Tuning> columns(tile, run.segment(unit));
-            int freed = columns.q;
+            // Columns of dy before these are free again, have been waited for, have had their factors looked at.
+            int freed = columns.q, waited = freed, looked = freed;
+            unsigned apart = 0;  // whether factors stand between x and the columns looked at, the last one in bit 0
+            const auto number_of = [&](int q) { return dy_number + (q - columns.q) * halves; };
+            const auto wait_for = [&](int q) {
+                if (q < waited) return;
+                const auto place = ring_place<Tuning::split_stages>(number_of(q));
+                mbarrier_wait_parity(rings.split_full(place.stage), place.parity);
+                waited = q + 1;
+            };
             const auto free_until = [&](int end) {
                 for (; freed < end; ++freed) {
-                    const auto place = ring_place<Tuning::split_stages>(dy_number + (freed - columns.q) * halves);
-                    mbarrier_wait_parity(rings.split_full(place.stage), place.parity);
+                    wait_for(freed);
                     __syncwarp();
-                    if (lane == 0) mbarrier_arrive(rings.split_free(place.stage));
+                    if (lane == 0) mbarrier_arrive(rings.split_free(number_of(freed) % Tuning::split_stages));
                 }
+            };
+            const auto factors_of = [&](int q) {
+                return PixelFactors<Problem, Stages>(rings, ring_place<Rings::code_stages>(number_of(q)));
             };
 #pragma unroll 1
             for (int w = columns.w; w < columns.w_end; ++w) {
                 if (!tile.met(w)) continue;
                 free_until(tile.first_seen(w));
-                const auto x_place = ring_place<Tuning::x_stages>(x_number);
-                const auto factors_of = [&](int q) {
-                    return PixelFactors<Problem, Stages>(rings, ring_place<Rings::code_stages>(dy_number + (q - columns.q) * halves));
-                };
+                for (const int end = min(tile.last_seen(w) + 1, columns.q_end); looked < end; ++looked)
+                    apart = apart << 1 | static_cast<unsigned>(factors_of(looked).apart);
                 // Where factors of images stand between x and one of the columns, x is converted anew for each.
-                bool anew = false;
-#pragma unroll
-                for (int tap = 0; tap < taps; ++tap) {
-                    const int q = tile.seen(w, tap);
-                    if (q >= 0) anew |= factors_of(q).apart;
-                }
+                const bool anew = (apart & ((1u << reach) - 1)) != 0;
                 const unsigned char* const x = rings.x(x_place.stage);
                 mbarrier_wait_parity(rings.x_full(x_place.stage), x_place.parity);
                 WeightFragments<Problem, Stages> weights;
                 // NOTE: as in tensor_weight.cuh.
-                const int fresh = row + zero_after(x_number);
+                const int fresh = row + zero_after(static_cast<unsigned>(w));
                 if (!anew) load_unscaled(weights, x, fresh, t);
                 bool held = true;
                 float partial[32];
@@ -335,10 +349,10 @@ __device__ __forceinline__ void sum_images(float* workspace, const ImageUnits<Pr
                     const int q = tile.seen(w, tap);
                     if (q < 0) continue;
                     if (anew) weights.load(x, factors_of(q), row, t);
-                    const auto place = ring_place<Tuning::split_stages>(dy_number + (q - columns.q) * halves);
-                    mbarrier_wait_parity(rings.split_full(place.stage), place.parity);
+                    wait_for(q);
+                    const int stage = static_cast<int>(number_of(q) % Tuning::split_stages);
                     wgmma_fence(partial, weights.high, weights.low);
-                    multiply_weights(partial, weights, rings.split(place.stage));
+                    multiply_weights(partial, weights, rings.split(stage));
                     wgmma_commit_group();
                     if (held && !anew) {
                         __syncwarp();
@@ -346,13 +360,14 @@ __device__ __forceinline__ void sum_images(float* workspace, const ImageUnits<Pr
                         held = false;
                     }
                     wgmma_wait_group<0>(partial, weights.high, weights.low);
-                    promote_scaled(sums[tap], partial, weights.down, rings.scales(place.stage) + t * Rings::scale_pitch);
+                    promote_scaled(sums[tap], partial, weights.down, rings.scales(stage) + t * Rings::scale_pitch);
                 }
                 if (held) {
                     __syncwarp();
                     if (lane == 0) mbarrier_arrive(rings.x_free(x_place.stage));
                 }
-                x_number += halves;
+#pragma unroll
+                for (int i = 0; i < halves; ++i) x_place.advance();
             }
             free_until(columns.q_end);
             dy_number += columns.stages();
