@@ -49,11 +49,10 @@ WEIGHT: tuple[Break, ...] = (
     images("the first slot alone is added", "(last - first + 1) * halves", "halves", WRONG, "many", halves=1),
     images(
         "both halves have the same images",
-        "+ half * ImageUnits<Problem, Tuning>::of_stage",
-        "+ 0",
+        " + half * Units::of_stage",
+        "",
         WRONG,
         "stride",
-        times=2,
         halves=2,
     ),
     images(

@@ -3,12 +3,13 @@
 // Arithmetic and tiles as in tensor_weight.cuh: 128 channels, the taps of a filter's row, 64 filters. But a stage of x is one
 // pixel of 64 images, one of dy too, so that taps share both: column w of x meets columns w + pad - s of dy, each converted
 // once for a row of outputs and kept in shared memory until the last tap has seen it. What lies beside the image is never
-// read, converted or multiplied: of 3 x 3 filters over 2 x 2 pixels 16 products are left of 36, over 4 x 4 100 of 144, over 8 x 8
-// 484 of 576. Stages of flat pixels have them all, and rows a pixel wider.
+// read, converted or multiplied: of 3 x 3 filters over 2 x 2 pixels 16 products are left of 36, over 4 x 4 100 of 144, over
+// 8 x 8 484 of 576. Stages of flat pixels have them all, and rows a pixel wider.
 //
-// A block's share is a row of units: each one row of outputs of 64 images for one tile (where rows are long a segment of it), tiles one behind the other. All
-// blocks have as many (one less the last), whatever the number of tiles: a block's sums of a tile go to a workspace, slot
-// block + tile, and a second launch adds the slots of each tile, in their order.
+// A block's share is a row of units: each one row of outputs (where rows are long a segment of it) of 64 images for one tile,
+// tiles one behind the other. All blocks have as many (one less the last), whatever the number of tiles: a block's sums of a
+// tile go to a workspace, slot block + tile, and a second launch adds the slots of each tile, in their order.
+// LADDER
 #pragma once
 
 #include <tensor_weight.cuh>
@@ -33,7 +34,8 @@ __device__ __forceinline__ RingPlace<stages> ring_place(unsigned number) {
 // How tiles and units are numbered: tiles of a row of taps one behind the other, `of_row` of them.
 template <class Problem, class Tuning>
 struct ImageUnits {
-    static constexpr int taps = Tuning::taps, halves = Tuning::halves, rows = 64 * Tuning::warpgroups / halves, filters = 64;
+    static constexpr int taps = Tuning::taps, halves = Tuning::halves, filters = 64;
+    static constexpr int rows = 64 * Tuning::warpgroups / halves;  // of the matrix: channels
     static constexpr int of_channels = ceil_div(Problem::group_c, rows), of_filters = ceil_div(Problem::group_k, filters);
     static constexpr int of_taps = ceil_div(Problem::s, taps), of_row = of_taps * of_channels * of_filters * Problem::groups;
     static constexpr int tiles = Problem::r * of_row;
@@ -41,7 +43,8 @@ struct ImageUnits {
     static constexpr int of_stage = split_depth / Tuning::rows, of_unit = of_stage * halves;
     int images, share;  // blocks of images; units of a block
 
-    __device__ __forceinline__ explicit ImageUnits(long long batch) : images(static_cast<int>((batch + of_unit - 1) / of_unit)) {
+    __device__ __forceinline__ explicit ImageUnits(long long batch)
+        : images(static_cast<int>((batch + of_unit - 1) / of_unit)) {
         int all = 0;
 #pragma unroll
         for (int r = 0; r < Problem::r; ++r) all += units_of(r) * of_row;
@@ -80,7 +83,8 @@ struct ImageTile {
     int number, r, first_tap, first_channel, first_filter, group;  // channel and filter in their group
 
     __device__ __forceinline__ explicit ImageTile(int number)
-        : number(number), r(number / Units::of_row), first_tap(number / (Units::of_filters * Units::of_channels) % Units::of_taps * Units::taps),
+        : number(number), r(number / Units::of_row),
+          first_tap(number / (Units::of_filters * Units::of_channels) % Units::of_taps * Units::taps),
           first_channel(number / Units::of_filters % Units::of_channels * Units::rows),
           first_filter(number % Units::of_filters * Units::filters),
           group(number % Units::of_row / (Units::of_filters * Units::of_channels * Units::of_taps)) {}
@@ -142,9 +146,14 @@ struct ImageRun {
         end = min(start + each, last);
         stages = Units::stages_of(r), first_p = Units::first_p(r);
     }
-    __device__ __forceinline__ int p(int unit) const { return first_p + (unit - start) / Tuning::segments % stages * Tuning::rows; }
+    __device__ __forceinline__ int p(int unit) const {
+        return first_p + (unit - start) / Tuning::segments % stages * Tuning::rows;
+    }
     __device__ __forceinline__ int segment(int unit) const { return (unit - start) % Tuning::segments; }
-    __device__ __forceinline__ int image(int unit) const { return (unit - start) / (stages * Tuning::segments) * Units::of_unit; }
+    // The first image that a consumer has there.
+    __device__ __forceinline__ int image(int unit, int half = 0) const {
+        return (unit - start) / (stages * Tuning::segments) * Units::of_unit + half * Units::of_stage;
+    }
 };
 
 // One thread's copies: of x, or of dy.
@@ -168,7 +177,7 @@ __device__ __forceinline__ void copy_images_of_x(const TensorMap& x, const Image
                     mbarrier_arrive_expect_tx(full, Rings::x_bytes);
                     for (int i = 0; i < Rings::x_bytes / Rings::piece_bytes; ++i)
                         cp_async_bulk_tensor_shared_global(rings.x(place.stage) + i * Rings::piece_bytes, x, full,
-                                                           channel + 32 * i, w, h, run.image(unit) + half * ImageUnits<Problem, Tuning>::of_stage);
+                                                           channel + 32 * i, w, h, run.image(unit, half));
                 }
             }
         }
@@ -193,7 +202,7 @@ __device__ __forceinline__ void copy_images_of_dy(const TensorMap& dy, const Ima
                     for (int i = 0; i < 2; ++i)
                         cp_async_bulk_tensor_shared_global(rings.dy(place.stage) + i * Rings::dy_piece_bytes, dy, full,
                                                            tile.group * Problem::group_k + tile.first_filter + 32 * i, q,
-                                                           run.p(unit), run.image(unit) + half * ImageUnits<Problem, Tuning>::of_stage);
+                                                           run.p(unit), run.image(unit, half));
                 }
         }
     }
@@ -269,17 +278,18 @@ __device__ __forceinline__ void split_images(const ImageUnits<Problem, Tuning>& 
 
 // Fragments of x without factors.
 template <class Problem, class Stages>
-__device__ __forceinline__ void load_unscaled(WeightFragments<Problem, Stages>& weights, const unsigned char* x, int row, int t) {
+__device__ __forceinline__ void load_unscaled(WeightFragments<Problem, Stages>& weights, const unsigned char* x, int row,
+                                              int t) {
+    constexpr bool exact = WeightFragments<Problem, Stages>::exact;
     float values[2][4][4];
     weights.read(values, x, row, t);
 #pragma unroll
     for (int i = 0; i < 2; ++i)
-        weights.down[i] = split_row<WeightFragments<Problem, Stages>::exact>(weights.high, weights.low, i, values[i], unscaled_header());
+        weights.down[i] = split_row<exact>(weights.high, weights.low, i, values[i], unscaled_header());
 }
 
 // One warpgroup's products.
-// NOTE: rounds of it wait once for each column of dy, and look once at its factors: with a wait and a look for each tap a stage
-// took 1000 cycles more.
+// NOTE: it waits once for each column of dy, and looks once at its factors, not once for each tap.
 template <class Problem, class Tuning>
 __device__ __forceinline__ void sum_images(float* workspace, const ImageUnits<Problem, Tuning>& units,
                                            const WeightRings<Problem, ImageStages<Tuning>>& rings, int first, int last,
