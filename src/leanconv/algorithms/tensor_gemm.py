@@ -119,8 +119,13 @@ REGISTERS = {
 }  # fmt: skip
 #: Flops that a multiprocessor of an H200 computes in a cycle at 1 TFLOP/s of the whole GPU.
 FLOPS_PER_CYCLE = 1e12 / 132 / 1.98e9
-#: Cycles of a tile beside its stages, before the first of a launch, and of the sum over the blocks of a cluster.
-TILE_CYCLES, FIRST_CYCLES, SPLIT_CYCLES = 1500, 6000, 6000
+#: Cycles of a tile beside its stages and stores, before the first of a launch, and of the sum over the blocks of a
+#: cluster.
+TILE_CYCLES, FIRST_CYCLES, SPLIT_CYCLES = 1000, 6000, 6000
+#: Consumers do not multiply while they store: the share of the time that a tile's outputs take at a multiprocessor's
+#: part of the memory's speed, the share of a launch at the speed of TILES that its stages take, and how much of the
+#: lesser of the time of launches and of memory adds to the greater (fitted to 485 times on an H200).
+STORE_SHARE, STAGE_SHARE, LESSER = 0.8, 0.92, 0.2
 #: Cycles of the four producing warps for each reduction element, and for each piece, of 128 pixels in columns.
 COPY_CYCLES, PIECE_CYCLES = 32, 60
 #: Bytes of shared memory of a block on a Hopper GPU.
@@ -338,7 +343,17 @@ def walk_cycles(
     each = ceil_div(stages, split) * of_stage + of_tile + SPLIT_CYCLES
     if alike:
         return ceil_div(tiles, clusters_at_once(split, target)) * (each + FIRST_CYCLES)
-    return rounds_of(tiles, split, target)[0] * (stages * of_stage + of_tile) + each + FIRST_CYCLES
+    whole, left = rounds_of(tiles, split, target)
+    # clusters of four and eight that do not run at once wait for the end of others
+    turns = 1 if split == 2 else max(1, ceil_div(left, clusters_at_once(split, target)))
+    return whole * (stages * of_stage + of_tile) + turns * each + FIRST_CYCLES
+
+
+def _store_cycles(problem: ConvProblem, config: TensorConfig, target: Target) -> float:
+    """Cycles of storing the outputs of a tile, in the mean: the last filters of a group are fewer than a tile has."""
+    filters = problem.group_k / ceil_div(problem.group_k, config.filters)
+    stored = item_bytes(problem.dtype) * config.pixels * filters
+    return STORE_SHARE * stored * target.multiprocessors / target.bytes_per_cycle
 
 
 def _tiles(part: PartialConvolution, config: TensorConfig) -> int:
@@ -412,17 +427,17 @@ class TensorGemm(SplitGemm[TensorConfig]):
         time = 0.0
         for part in parts:
             stages = stages_of(part.problem, config.piece)
-            of_stage = 2 * config.pixels * config.filters * DEPTH / speed
+            of_stage = STAGE_SHARE * 2 * config.pixels * config.filters * DEPTH / speed
             if way == "columns":
                 of_stage = max(of_stage, _producer_cycles(config))
             if way == "planes":
                 pieces = DEPTH / ROW / (part.problem.r * part.problem.s)
                 of_stage = max(of_stage, pieces * config.pixel_stage_bytes / PLANE_BYTES)
             tiles = _tiles(part, config)
-            alike = problem.batch_invariant
-            time += walk_cycles(tiles, stages, of_stage, TILE_CYCLES, config.split, target, alike)
+            of_tile = TILE_CYCLES + _store_cycles(part.problem, config, target)
+            time += walk_cycles(tiles, stages, of_stage, of_tile, config.split, target, problem.batch_invariant)
         memory = problem.bytes / target.bytes_per_cycle
-        return max(time, memory) + 3 * LAUNCH_CYCLES
+        return max(time, memory) + LESSER * min(time, memory) + 3 * LAUNCH_CYCLES
 
     def main_launch(
         self, problem: ConvProblem, part: PartialConvolution, config: TensorConfig, first: int, target: Target
