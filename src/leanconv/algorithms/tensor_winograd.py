@@ -39,8 +39,9 @@ class PairConfig(Config, SplitFilters):
     """A tile has 64 pairs of outputs and ``chunks`` x ``chunk`` filters, of which a product takes ``chunk``.
 
     ``lines`` pixels are a stage, or ``flat`` columns of them in NCHW, of which a copy brings ``granule`` pairs. Outputs
-    are those of pairs in ``heights`` neighbouring rows. ``exchange`` sums of a thread change hands at once. The rest is
-    as in `TensorConfig`.
+    are those of pairs in ``heights`` neighbouring rows. ``exchange`` sums of a thread change hands at once. ``receivers``
+    neighbouring blocks of a cluster have the same filters, of which each copies a part to all of them. The rest is as in
+    `TensorConfig`.
     """
 
     chunk: int
@@ -53,6 +54,7 @@ class PairConfig(Config, SplitFilters):
     split: int = 1
     granule: int = 16
     heights: int = 1
+    receivers: int = 1
     piece: int = ROW
     rows: bool = True
     flat: bool = False
@@ -96,6 +98,8 @@ FLAT = 0.94
 #: The same of tiles of 64 filters and two rows of outputs, in a stage that both see, and what a stage that one of them
 #: sees takes of its time.
 HEIGHTS, EDGE = (325, 520), 0.8
+#: How many times as long a stage takes by how many blocks receive its filters together (H200).
+RECEIVED = {1: 1.0, 2: 1.001}
 #: Cycles of a tile beside its stages, and of one of two rows.
 TILE_CYCLES, HIGH_TILE_CYCLES = 5000, 11000
 
@@ -237,17 +241,23 @@ class TensorWinograd(SplitGemm[PairConfig]):
         pairs = problem.n * ceil_div(problem.p, config.heights) * pairs_of(problem)
         if config.flat:
             pairs = problem.n * ceil_div(problem.p * pairs_of(problem), config.granule) * config.granule
-        return ceil_div(pairs, PAIRS) * ceil_div(problem.group_k, config.filters) * problem.groups
+        of_pixels = ceil_div(pairs, PAIRS * config.receivers) * config.receivers
+        return of_pixels * ceil_div(problem.group_k, config.filters) * problem.groups
 
     def _with_splits(self, config: PairConfig, parts: list[PartialConvolution], target: Target) -> Iterator[PairConfig]:
-        """The configuration, and with the reduction split over a cluster where the rings take the outputs of a tile."""
-        yield config
-        if not parts or config.heights > 1 or config.filters * PAIRS * OUTPUTS * 4 > config.ring_bytes:
-            return
-        work = [(self._tiles(part, config), stages_of(part.problem, config.piece, STATES)) for part in parts]
-        for split in shares_of(work, target, parts[0].problem.batch_invariant):
-            if config.filters // (32 if config.flat else 16) % split == 0:
-                yield variant(config, split=split)
+        """The configuration, and with the reduction split over a cluster where the rings take the outputs of a tile; each
+        also with filters that pairs of blocks receive together, where the blocks have whole tiles."""
+        alike = bool(parts) and parts[0].problem.batch_invariant
+        for received in (config, variant(config, receivers=2)):
+            work = [(self._tiles(part, received), stages_of(part.problem, config.piece, STATES)) for part in parts]
+            if received.receivers > 1 and not all(tiles >= target.multiprocessors for tiles, _ in work):
+                return
+            yield received
+            if not parts or config.heights > 1 or config.filters * PAIRS * OUTPUTS * 4 > config.ring_bytes:
+                continue
+            for split in shares_of(work, target, alike):
+                if config.filters // (32 if config.flat else 16) % split == 0 and (not alike or received is config):
+                    yield variant(received, split=split)
 
     def _cycles(
         self, problem: ConvProblem, parts: list[PartialConvolution], config: PairConfig, target: Target
@@ -266,9 +276,16 @@ class TensorWinograd(SplitGemm[PairConfig]):
                 of_tile = HIGH_TILE_CYCLES
             if config.flat:
                 of_stage *= GRANULES[config.granule] / FLAT
+            of_stage *= RECEIVED[config.receivers]
             alike = problem.batch_invariant
             time += walk_cycles(tiles, stages, of_stage, of_tile, config.split, target, alike)
         return max(time, problem.bytes / target.bytes_per_cycle) + 3 * LAUNCH_CYCLES
+
+    def _grid(self, tiles: int, config: PairConfig, target: Target, alike: bool) -> int:
+        """Blocks of a launch."""
+        if config.split > 1:
+            return grid_of(tiles, config.split, target, alike)
+        return min(tiles, target.multiprocessors // config.receivers * config.receivers)
 
     def main_launch(
         self, problem: ConvProblem, part: PartialConvolution, config: PairConfig, first: int, target: Target
@@ -282,8 +299,8 @@ class TensorWinograd(SplitGemm[PairConfig]):
             problem=(*view_constants(part.problem, part.view, has_wide_tensors(problem)), ("first_prepared", first)),
             tuning=config.constants(),
             arguments=(replace(encoded, role=problem.operands[0].role), Pointer("prepared"), *rest),
-            grid=grid_of(tiles, config.split, target, problem.batch_invariant),
+            grid=self._grid(tiles, config, target, problem.batch_invariant),
             block=config.threads,
             shared_bytes=config.shared_bytes,
-            cluster=config.split,
+            cluster=max(config.split, config.receivers),
         )

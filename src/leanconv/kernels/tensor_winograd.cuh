@@ -27,6 +27,7 @@
 #include <lib/ptx/registers.cuh>
 #include <lib/ptx/wgmma.cuh>
 #include <lib/tensor_output.cuh>
+#include <lib/tensor_own_filters.cuh>
 #include <lib/tensor_pixels.cuh>
 #include <lib/tensor_products.cuh>
 
@@ -325,37 +326,13 @@ __device__ __forceinline__ const auto& all_outputs(const float (&sums)[chunks][c
     else return in_sixteens(sums);
 }
 
-// Where a warpgroup finds its filters in their ring, of which every other stage is its own.
-template <class Problem, class Tuning>
-struct OwnFilters {
-    using F = TensorFilters<Problem, Tuning>;
-    static constexpr int steps = 2 * F::chunks, all = Tuning::filter_stages;
-    // Those of a row are in half of the ring for two rows of pixels: for the second row of outputs in the next one.
-    static constexpr bool kept = F::heights > 1;
-    // Or stages of pixels take all stages of filters, and find each where it was.
-    static constexpr bool fixed = !kept && all == 2 * steps;
-    static_assert(all % 2 == 0, "every other stage of filters is a warpgroup's own");
-    static_assert(!kept || all == 4 * steps, "the ring has the filters of two rows");
-    int warpgroup;
-    RingPlace<kept ? 2 : fixed ? 1 : all / 2> place;
-
-    __device__ __forceinline__ explicit OwnFilters(int warpgroup) : warpgroup(warpgroup) {}
-    // The stage of the i-th products, those with filters of this row of pixels, or of the one `before`.
-    __device__ __forceinline__ int stage(int i, bool before) const {
-        if constexpr (kept) return (place.stage ^ static_cast<int>(before)) * (2 * steps) + 2 * i + warpgroup;
-        return 2 * (fixed ? i : place.stage) + warpgroup;
-    }
-    __device__ __forceinline__ void advance(bool of_row) {
-        if (of_row == (kept || fixed)) place.advance();
-    }
-};
-
 // One warpgroup's products of a stage of pixels with chunks of filters, or for rows of outputs, `first` to `end` - 1.
 template <bool scaled, int first, int end, int parts, int count, class Pixels, class Problem, class Tuning>
 __device__ __forceinline__ void multiply_stage(float (&sums)[2][parts][count], const Pixels& pixels,
                                                const TensorRings<Problem, Tuning>& rings,
                                                RingPlace<Tuning::pixel_stages>& pixel_place,
-                                               OwnFilters<Problem, Tuning>& own_filters, int stage, int lane,
+                                               OwnFilters<Problem, Tuning>& own_filters,
+                                               const FilterRelease<Problem, Tuning>& release, int stage, int lane,
                                                const SplitHeader& header) {
     constexpr bool kept = OwnFilters<Problem, Tuning>::kept;
     SplitFragments<Tuning::products == 3> fragments[2];
@@ -391,7 +368,7 @@ __device__ __forceinline__ void multiply_stage(float (&sums)[2][parts][count], c
             pixel_place.advance();
         }
         wgmma_wait_group<0>(partial, states.high, states.low);
-        if ((!kept || part > 0) && lane == 0) mbarrier_arrive(rings.filters_free(place));
+        if (!kept || part > 0) release(place);
         own_filters.advance(false);
         promote(sums[own][part], partial, states.down);
     }
@@ -419,7 +396,8 @@ __device__ __forceinline__ void consume_pairs(const float* prepared_filters, con
     RingPlace<Tuning::pixel_stages> pixel_place;
     OwnFilters<Pairs<Problem, Tuning>, Tuning> own_filters(warpgroup);
     for (TileWalk<Pairs<Problem, Tuning>, Tuning> walk(tiles); walk.valid(); walk.advance()) {
-        const Offset<Problem> tile = walk.tile;
+        const Offset<Problem> tile = walk.place();
+        const FilterRelease<Pairs<Problem, Tuning>, Tuning> release(rings, walk.together, lane);
         pixels.begin(tiles, tile);
         float sums[2][parts][count];
 #pragma unroll
@@ -427,15 +405,15 @@ __device__ __forceinline__ void consume_pairs(const float* prepared_filters, con
 
         if constexpr (F::heights == 1) {
             for (int stage = walk.first; stage < walk.end; ++stage)
-                multiply_stage<scaled, 0, parts>(sums, pixels, rings, pixel_place, own_filters, stage, lane, header);
+                multiply_stage<scaled, 0, parts>(sums, pixels, rings, pixel_place, own_filters, release, stage, lane, header);
         } else {
             // Of each segment and its channels, the first row of outputs alone sees the first row of pixels, the second the last.
             for (int first = 0; first < F::row_stages; ++first) {
-                multiply_stage<scaled, 0, 1>(sums, pixels, rings, pixel_place, own_filters, first, lane, header);
+                multiply_stage<scaled, 0, 1>(sums, pixels, rings, pixel_place, own_filters, release, first, lane, header);
                 for (int stage = first + F::row_stages; stage < F::stages; stage += F::row_stages)
-                    multiply_stage<scaled, 0, parts>(sums, pixels, rings, pixel_place, own_filters, stage, lane, header);
+                    multiply_stage<scaled, 0, parts>(sums, pixels, rings, pixel_place, own_filters, release, stage, lane, header);
                 // NOTE: factors are those of channels; the row of pixels past the last row of filters takes these.
-                multiply_stage<scaled, 1, parts>(sums, pixels, rings, pixel_place, own_filters,
+                multiply_stage<scaled, 1, parts>(sums, pixels, rings, pixel_place, own_filters, release,
                                                  F::stages - F::row_stages + first, lane, header);
             }
         }
@@ -472,8 +450,12 @@ __device__ __forceinline__ void tensor_winograd(const Source& x, const float* pr
                   "filters are 3 wide or wider and move pixel by pixel");
     const TensorRings<Pairs<Problem, Tuning>, Tuning> rings;
     const TensorTiles<Pairs<Problem, Tuning>, Tuning> tiles(batch);
+    constexpr bool receivers = receivers_of<Tuning>(nullptr) > 1;
+    static_assert(!receivers || Tuning::split == 1 || Tuning::split % receivers_of<Tuning>(nullptr) == 0,
+                  "receivers of the same filters are in one cluster");
     if (threadIdx.x == 0) rings.init();
-    __syncthreads();
+    if constexpr (receivers) meet_in_cluster();
+    else __syncthreads();
     // NOTE: the same for all threads of a warp, which lets the compiler have stages and descriptors in uniform registers.
     const int warpgroup = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);
     if (warpgroup == Tuning::warpgroups) {
@@ -492,6 +474,11 @@ __device__ __forceinline__ void tensor_winograd(const Source& x, const float* pr
         for (int group = 0; group < Problem::groups; ++group) scaled |= flags[group] != 0;
         if (scaled) consume_pairs<Problem, Tuning, true>(prepared, bias, y, batch, tiles, rings, warpgroup);
         else consume_pairs<Problem, Tuning, false>(prepared, bias, y, batch, tiles, rings, warpgroup);
+    }
+    if constexpr (receivers) {
+        // NOTE: no block leaves while another may still send it filters, or tell it of a stage that is free.
+        __syncwarp();
+        meet_in_cluster();
     }
 }
 

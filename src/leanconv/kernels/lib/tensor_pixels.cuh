@@ -25,6 +25,8 @@ namespace leanconv {
 template <class Problem, class Tuning>
 struct FilterCopies {
     using F = TensorFilters<Problem, Tuning>;
+    static constexpr int receivers = receivers_of<Tuning>(nullptr);
+    static_assert(F::stage_bytes % (16 * receivers) == 0, "receivers copy equal parts of a stage");
     const unsigned char* fragments;
     const TensorTiles<Problem, Tuning>& tiles;
     const TensorRings<Problem, Tuning>& rings;
@@ -35,13 +37,27 @@ struct FilterCopies {
         : fragments(reinterpret_cast<const unsigned char*>(prepared + Problem::first_prepared + F::fragments_at)),
           tiles(tiles), rings(rings) {}
 
-    __device__ __forceinline__ void stage(Offset<Problem> tile, int stage) {
+    // `alone`: blocks that receive filters together otherwise each bring their own.
+    __device__ __forceinline__ void stage(Offset<Problem> tile, int stage, bool alone = false) {
         // The last row of pixels meets filters of the one before alone.
         if (F::heights > 1 && F::seen(stage) >= F::stages) return;
         for (int chunk = 0; chunk < F::stage_chunks; ++chunk) {
             const int64 at = F::fragment(tiles.group(tile), tiles.filters(tile), F::seen(stage), chunk);
+            // NOTE: free in all receivers; what another one copies may land before this one expects it.
             mbarrier_wait_parity(rings.filters_free(place.stage), place.parity ^ 1);
             mbarrier_arrive_expect_tx(rings.filters_full(place.stage), F::stage_bytes);
+            if constexpr (receivers > 1) {
+                if (!alone) {
+                    constexpr int part = F::stage_bytes / receivers;
+                    const unsigned first = first_receiver<receivers>();
+                    const int own = static_cast<int>(cluster_rank() - first) * part;
+                    cp_async_bulk_multicast_shared_global(rings.filter_stage(place.stage) + own, fragments + at + own, part,
+                                                          rings.filters_full(place.stage),
+                                                          static_cast<unsigned short>(((1 << receivers) - 1) << first));
+                    place.advance();
+                    continue;
+                }
+            }
             cp_async_bulk_shared_global(rings.filter_stage(place.stage), fragments + at, F::stage_bytes,
                                         rings.filters_full(place.stage));
             place.advance();
@@ -112,7 +128,7 @@ __device__ __forceinline__ void produce(const TensorMap& x, const float* prepare
     if (thread == 0) {
         RingPlace<Tuning::pixel_stages> place;
         for (; walk.valid(); walk.advance()) {
-            const Copies copies(tiles, walk.tile, batch);
+            const Copies copies(tiles, walk.place(), batch);
             for (int stage = walk.first; stage < walk.end; stage += F::tap_stages) {
                 mbarrier_wait_parity(rings.pixels_free(place.stage), place.parity ^ 1);
                 mbarrier_arrive_expect_tx(rings.pixels_full(place.stage), Rings::pixel_bytes);
@@ -130,7 +146,7 @@ __device__ __forceinline__ void produce(const TensorMap& x, const float* prepare
     } else if (thread == 32) {
         FilterCopies<Problem, Tuning> filters(prepared, tiles, rings);
         for (; walk.valid(); walk.advance())
-            for (int stage = walk.first; stage < walk.end; ++stage) filters.stage(walk.tile, stage);
+            for (int stage = walk.first; stage < walk.end; ++stage) filters.stage(walk.place(), stage, walk.together);
     }
 }
 
