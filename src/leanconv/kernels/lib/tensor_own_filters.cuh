@@ -46,8 +46,8 @@ struct FilterRelease {
         if constexpr (receivers > 1) rank = own ? cluster_rank() : first_receiver<receivers>() + lane % receivers;
     }
     __device__ __forceinline__ void operator()(int stage) const {
-        if (lane < receivers) {
-            if constexpr (receivers > 1) mbarrier_arrive_cluster(rings.filters_free(stage), rank);
+        if (lane < (announced_of<Tuning>(nullptr) ? 1 : receivers)) {
+            if constexpr (receivers > 1 && !announced_of<Tuning>(nullptr)) mbarrier_arrive_cluster(rings.filters_free(stage), rank);
             else mbarrier_arrive(rings.filters_free(stage));
         }
     }

@@ -44,8 +44,12 @@ struct FilterCopies {
         for (int chunk = 0; chunk < F::stage_chunks; ++chunk) {
             const int64 at = F::fragment(tiles.group(tile), tiles.filters(tile), F::seen(stage), chunk);
             // NOTE: free in all receivers; what another one copies may land before this one expects it.
-            mbarrier_wait_parity(rings.filters_free(place.stage), place.parity ^ 1);
-            mbarrier_arrive_expect_tx(rings.filters_full(place.stage), F::stage_bytes);
+            if constexpr (announced_of<Tuning>(nullptr)) {
+                mbarrier_wait_parity(rings.filters_wanted(place.stage), place.parity);
+            } else {
+                mbarrier_wait_parity(rings.filters_free(place.stage), place.parity ^ 1);
+                mbarrier_arrive_expect_tx(rings.filters_full(place.stage), F::stage_bytes);
+            }
             if constexpr (receivers > 1) {
                 if (!alone) {
                     constexpr int part = F::stage_bytes / receivers;
@@ -60,6 +64,23 @@ struct FilterCopies {
             }
             cp_async_bulk_shared_global(rings.filter_stage(place.stage), fragments + at, F::stage_bytes,
                                         rings.filters_full(place.stage));
+            place.advance();
+        }
+    }
+};
+
+template <class Problem, class Tuning>
+struct Announcer {
+    using F = TensorFilters<Problem, Tuning>;
+    const TensorRings<Problem, Tuning>& rings;
+    RingPlace<Tuning::filter_stages> place;
+    __device__ __forceinline__ void stage(int stage) {
+        if (F::heights > 1 && F::seen(stage) >= F::stages) return;
+        for (int chunk = 0; chunk < F::stage_chunks; ++chunk) {
+            mbarrier_wait_parity(rings.filters_free(place.stage), place.parity ^ 1);
+            mbarrier_arrive_expect_tx(rings.filters_full(place.stage), F::stage_bytes);
+            for (int rank = 0; rank < receivers_of<Tuning>(nullptr); ++rank)
+                mbarrier_arrive_cluster(rings.filters_wanted(place.stage), first_receiver<receivers_of<Tuning>(nullptr)>() + rank);
             place.advance();
         }
     }
@@ -147,6 +168,12 @@ __device__ __forceinline__ void produce(const TensorMap& x, const float* prepare
         FilterCopies<Problem, Tuning> filters(prepared, tiles, rings);
         for (; walk.valid(); walk.advance())
             for (int stage = walk.first; stage < walk.end; ++stage) filters.stage(walk.place(), stage, walk.together);
+    } else if (announced_of<Tuning>(nullptr) && thread == 64) {
+        if constexpr (announced_of<Tuning>(nullptr)) {
+            Announcer<Problem, Tuning> announcer{rings};
+            for (; walk.valid(); walk.advance())
+                for (int stage = walk.first; stage < walk.end; ++stage) announcer.stage(stage);
+        }
     }
 }
 

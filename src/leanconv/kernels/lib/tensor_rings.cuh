@@ -85,6 +85,8 @@ __device__ __forceinline__ int flat_shift(int tap, int apart) {
 // Tuning names none.
 template <class Tuning> __host__ __device__ constexpr int receivers_of(decltype(Tuning::receivers)*) { return Tuning::receivers; }
 template <class Tuning> __host__ __device__ constexpr int receivers_of(...) { return 1; }
+template <class Tuning> __host__ __device__ constexpr int announced_of(decltype(Tuning::announced)*) { return Tuning::announced; }
+template <class Tuning> __host__ __device__ constexpr int announced_of(...) { return 0; }
 
 // The tiles of the output: filters change fastest, so that blocks that run side by side read the same pixels. Tiles of pixels
 // are rounded up to as many as receive filters together; what lies past the last pixel is zero, and not stored.
@@ -139,7 +141,8 @@ struct TensorRings {
     static constexpr int pixel_bytes = by_maps ? 2 * half_bytes : split_depth * pitch * 4;
     static_assert(pixel_bytes % 1024 == 0 && F::stage_bytes % 1024 == 0, "stages begin where swizzle patterns do");
     static constexpr int bytes = Tuning::pixel_stages * pixel_bytes + Tuning::filter_stages * F::stage_bytes;
-    static constexpr int shared_bytes = bytes + 2 * (Tuning::pixel_stages + Tuning::filter_stages) * 8;
+    static constexpr int shared_bytes =
+        bytes + 2 * (Tuning::pixel_stages + Tuning::filter_stages) * 8 + announced_of<Tuning>(nullptr) * Tuning::filter_stages * 8;
     static constexpr int producer_warps = 4, consumer_warps = 4 * Tuning::warpgroups;
     static constexpr int receivers = receivers_of<Tuning>(nullptr);
     unsigned char* base;
@@ -159,6 +162,9 @@ struct TensorRings {
     __device__ __forceinline__ Mbarrier* filters_free(int stage) const {
         return filters_full(Tuning::filter_stages) + stage;
     }
+    __device__ __forceinline__ Mbarrier* filters_wanted(int stage) const {
+        return filters_free(Tuning::filter_stages) + stage;
+    }
     // By one thread, before a barrier of the block. A warp declares a stage free when its own products are done.
     __device__ __forceinline__ void init() const {
         for (int i = 0; i < Tuning::pixel_stages; ++i) {
@@ -167,7 +173,8 @@ struct TensorRings {
         }
         for (int i = 0; i < Tuning::filter_stages; ++i) {
             mbarrier_init(filters_full(i), 1);
-            mbarrier_init(filters_free(i), consumer_warps / sharers_of(F::states) * receivers);
+            mbarrier_init(filters_free(i), consumer_warps / sharers_of(F::states) * (announced_of<Tuning>(nullptr) ? 1 : receivers));
+            if (announced_of<Tuning>(nullptr)) mbarrier_init(filters_wanted(i), receivers);
         }
         fence_mbarrier_init();
     }
