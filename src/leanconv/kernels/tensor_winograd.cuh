@@ -297,10 +297,43 @@ __device__ __forceinline__ void exchange_filters(float (&sums)[2][chunks][count]
     }
 }
 
+template <class Tuning> __host__ __device__ constexpr int quick_of(decltype(Tuning::quick)*) { return Tuning::quick; }
+template <class Tuning> __host__ __device__ constexpr int quick_of(...) { return 0; }
+
+// Warps of both warpgroups that have the same pairs exchange their sums, in fours.
+template <int at_once, int quick, int chunks, int count>
+__device__ __forceinline__ void exchange_states_of_warps(float (&sums)[2][chunks][count], float* shared, int warpgroup, int thread) {
+    constexpr int all = chunks * count;
+    static_assert(all % at_once == 0 && at_once % 4 == 0, "sums are exchanged in equal parts");
+    const float sign = warpgroup == 0 ? 1.0f : -1.0f;
+    float* const mine = shared + warpgroup * at_once * 128 + thread * 4;
+    const float* const others = shared + (1 - warpgroup) * at_once * 128 + thread * 4;
+    const int barrier = quick & 1 ? 10 + thread / 32 : 14, threads = quick & 1 ? 64 : 256;
+#pragma unroll
+    for (int first = 0; first < all; first += at_once) {
+        const auto second = [&](int i) -> float { return sums[1][(first + i) / count][(first + i) % count]; };
+#pragma unroll
+        for (int i = 0; i < at_once; i += 4)
+            *reinterpret_cast<float4*>(mine + i * 128) = make_float4(second(i + 2), second(i + 3), second(i), second(i + 1));
+        barrier_sync(barrier, threads);
+#pragma unroll
+        for (int i = 0; i < at_once; i += 4) {
+            const float4 four = *reinterpret_cast<const float4*>(others + i * 128);
+            const float of[4] = {four.x, four.y, four.z, four.w};
+#pragma unroll
+            for (int j = 0; j < 4; ++j) {
+                float& sum = sums[0][(first + i + j) / count][(first + i + j) % count];
+                sum = fmaf(sign, second(i + j), sum) + of[j];
+            }
+        }
+        barrier_sync(barrier, threads);
+    }
+}
+
 // The two warpgroups send each other the sums of their second states. Then sums[0] are outputs, even ones in the first. The
 // second warpgroup's pairs are in reverse order, and those of its first state have the other sign.
 template <int at_once, int chunks, int count>
-__device__ __forceinline__ void exchange_states(float (&sums)[2][chunks][count], float* shared, int warpgroup, int thread) {
+__device__ __forceinline__ void exchange_states(float (&sums)[2][chunks][count], float* shared, int warpgroup, int thread, int barrier = 14, int threads = 256) {
     constexpr int all = chunks * count;
     static_assert(all % at_once == 0 && at_once % 4 == 0, "sums are exchanged in equal parts");
     const float sign = warpgroup == 0 ? 1.0f : -1.0f;
@@ -310,13 +343,13 @@ __device__ __forceinline__ void exchange_states(float (&sums)[2][chunks][count],
     for (int first = 0; first < all; first += at_once) {
 #pragma unroll
         for (int i = 0; i < at_once; ++i) mine[i * 128] = sums[1][(first + i) / count][(first + i) % count];
-        barrier_sync(14, 256);
+        barrier_sync(barrier, threads);
 #pragma unroll
         for (int i = 0; i < at_once; ++i) {
             float& sum = sums[0][(first + i) / count][(first + i) % count];
             sum = fmaf(sign, sums[1][(first + i) / count][(first + i) % count], sum) + others[(i ^ 2) * 128];
         }
-        barrier_sync(14, 256);
+        barrier_sync(barrier, threads);
     }
 }
 
@@ -420,6 +453,9 @@ __device__ __forceinline__ void consume_pairs(const float* prepared_filters, con
         float* const exchanged = reinterpret_cast<float*>(rings.base + Rings::shared_bytes);
         float both[Tuning::flat ? parts * count / 8 : 1][8];
         if constexpr (Tuning::flat) exchange_filters<Tuning::exchange>(sums, exchanged, warpgroup, thread, both);
+        else if constexpr (quick_of<Tuning>(nullptr) == 4) exchange_states<Tuning::exchange>(sums, exchanged, warpgroup, thread, 10 + warp, 64);
+        else if constexpr (quick_of<Tuning>(nullptr) > 0)
+            exchange_states_of_warps<Tuning::exchange, quick_of<Tuning>(nullptr)>(sums, exchanged, warpgroup, thread);
         else exchange_states<Tuning::exchange>(sums, exchanged, warpgroup, thread);
         const auto& all = all_outputs<Tuning::flat>(sums[0], both);
         if constexpr (F::heights > 1) {
