@@ -359,21 +359,27 @@ __device__ __forceinline__ const auto& all_outputs(const float (&sums)[chunks][c
     else return in_sixteens(sums);
 }
 
-// One warpgroup's products of a stage of pixels with chunks of filters, or for rows of outputs, `first` to `end` - 1.
-template <bool scaled, int first, int end, int parts, int count, class Pixels, class Problem, class Tuning>
-__device__ __forceinline__ void multiply_stage(float (&sums)[2][parts][count], const Pixels& pixels,
-                                               const TensorRings<Problem, Tuning>& rings,
-                                               RingPlace<Tuning::pixel_stages>& pixel_place,
-                                               OwnFilters<Problem, Tuning>& own_filters,
-                                               const FilterRelease<Problem, Tuning>& release, int stage, int lane,
-                                               const SplitHeader& header) {
-    constexpr bool kept = OwnFilters<Problem, Tuning>::kept;
-    SplitFragments<Tuning::products == 3> fragments[2];
+// A warpgroup's two states of a stage: the first one as operand A, or in NCHW both.
+template <bool scaled, class Fragments, class Pixels, class Problem, class Tuning>
+__device__ __forceinline__ void load_stage(Fragments (&fragments)[2], float (&x)[2][2][4][4], const Pixels& pixels,
+                                           const TensorRings<Problem, Tuning>& rings,
+                                           const RingPlace<Tuning::pixel_stages>& pixel_place, int stage, int lane,
+                                           const SplitHeader& header) {
     mbarrier_wait_parity(rings.pixels_full(pixel_place.stage), pixel_place.parity);
-    float x[2][2][4][4];
     load_states<scaled>(x, pixels, rings.base, pixel_place.stage * TensorRings<Problem, Tuning>::pixel_bytes, stage, lane % 4);
     split_state(fragments[0], x[0], header);
     if (Tuning::flat) split_state(fragments[1], x[1], header);
+}
+
+// One warpgroup's products of a stage of pixels with chunks of filters, or for rows of outputs, `first` to `end` - 1.
+template <int first, int end, int parts, int count, class Fragments, class Problem, class Tuning>
+__device__ __forceinline__ void multiply_stage(float (&sums)[2][parts][count], Fragments (&fragments)[2],
+                                               const float (&x)[2][2][4][4], const TensorRings<Problem, Tuning>& rings,
+                                               RingPlace<Tuning::pixel_stages>& pixel_place,
+                                               OwnFilters<Problem, Tuning>& own_filters,
+                                               const FilterRelease<Problem, Tuning>& release, int lane,
+                                               const SplitHeader& header) {
+    constexpr bool kept = OwnFilters<Problem, Tuning>::kept;
 #pragma unroll
     for (int i = 0; i < 2 * (end - first); ++i) {
         // Of rows of outputs the second comes first, which lets go of its filters.
@@ -408,6 +414,22 @@ __device__ __forceinline__ void multiply_stage(float (&sums)[2][parts][count], c
     if (first == 0) own_filters.advance(true);
 }
 
+template <bool scaled, int first, int end, int parts, int count, class Pixels, class Problem, class Tuning>
+__device__ __forceinline__ void whole_stage(float (&sums)[2][parts][count], const Pixels& pixels,
+                                            const TensorRings<Problem, Tuning>& rings,
+                                            RingPlace<Tuning::pixel_stages>& pixel_place,
+                                            OwnFilters<Problem, Tuning>& own_filters,
+                                            const FilterRelease<Problem, Tuning>& release, int stage, int lane,
+                                            const SplitHeader& header) {
+    SplitFragments<Tuning::products == 3> fragments[2];
+    float x[2][2][4][4];
+    load_stage<scaled>(fragments, x, pixels, rings, pixel_place, stage, lane, header);
+    multiply_stage<first, end>(sums, fragments, x, rings, pixel_place, own_filters, release, lane, header);
+}
+
+template <class Tuning> __host__ __device__ constexpr bool ahead_of(decltype(Tuning::ahead)*) { return Tuning::ahead; }
+template <class Tuning> __host__ __device__ constexpr bool ahead_of(...) { return false; }
+
 // One warpgroup's products of all tiles of the block.
 template <class Problem, class Tuning, bool scaled>
 __device__ __forceinline__ void consume_pairs(const float* prepared_filters, const float* bias, float* y, long long batch,
@@ -428,25 +450,49 @@ __device__ __forceinline__ void consume_pairs(const float* prepared_filters, con
     Pixels pixels(prepared, warp, lane, warpgroup);
     RingPlace<Tuning::pixel_stages> pixel_place;
     OwnFilters<Pairs<Problem, Tuning>, Tuning> own_filters(warpgroup);
-    for (TileWalk<Pairs<Problem, Tuning>, Tuning> walk(tiles); walk.valid(); walk.advance()) {
+    constexpr bool ahead = ahead_of<Tuning>(nullptr) && F::heights == 1;
+    TileWalk<Pairs<Problem, Tuning>, Tuning> walk(tiles);
+    SplitFragments<Tuning::products == 3> fragments[2];
+    float x[2][2][4][4];
+    if (ahead && walk.valid()) {
+        pixels.begin(tiles, walk.place());
+        load_stage<scaled>(fragments, x, pixels, rings, pixel_place, walk.first, lane, header);
+    }
+    while (walk.valid()) {
         const Offset<Problem> tile = walk.place();
-        const FilterRelease<Pairs<Problem, Tuning>, Tuning> release(rings, walk.together, lane);
-        pixels.begin(tiles, tile);
+        const bool together = walk.together;
+        const FilterRelease<Pairs<Problem, Tuning>, Tuning> release(rings, together, lane);
+        if (!ahead) pixels.begin(tiles, tile);
         float sums[2][parts][count];
 #pragma unroll
         for (int i = 0; i < 2 * parts * count; ++i) sums[i / count / parts][i / count % parts][i % count] = 0.0f;
 
-        if constexpr (F::heights == 1) {
+        if constexpr (ahead) {
+            const int end = walk.end;
+            for (int stage = walk.first;;) {
+                multiply_stage<0, parts>(sums, fragments, x, rings, pixel_place, own_filters, release, lane, header);
+                const bool last = ++stage == end;
+                bool more = true;
+                if (last) {
+                    walk.advance();
+                    more = walk.valid();
+                    stage = walk.first;
+                    if (more) pixels.begin(tiles, walk.place());
+                }
+                if (more) load_stage<scaled>(fragments, x, pixels, rings, pixel_place, stage, lane, header);
+                if (last) break;
+            }
+        } else if constexpr (F::heights == 1) {
             for (int stage = walk.first; stage < walk.end; ++stage)
-                multiply_stage<scaled, 0, parts>(sums, pixels, rings, pixel_place, own_filters, release, stage, lane, header);
+                whole_stage<scaled, 0, parts>(sums, pixels, rings, pixel_place, own_filters, release, stage, lane, header);
         } else {
             // Of each segment and its channels, the first row of outputs alone sees the first row of pixels, the second the last.
             for (int first = 0; first < F::row_stages; ++first) {
-                multiply_stage<scaled, 0, 1>(sums, pixels, rings, pixel_place, own_filters, release, first, lane, header);
+                whole_stage<scaled, 0, 1>(sums, pixels, rings, pixel_place, own_filters, release, first, lane, header);
                 for (int stage = first + F::row_stages; stage < F::stages; stage += F::row_stages)
-                    multiply_stage<scaled, 0, parts>(sums, pixels, rings, pixel_place, own_filters, release, stage, lane, header);
+                    whole_stage<scaled, 0, parts>(sums, pixels, rings, pixel_place, own_filters, release, stage, lane, header);
                 // NOTE: factors are those of channels; the row of pixels past the last row of filters takes these.
-                multiply_stage<scaled, 1, parts>(sums, pixels, rings, pixel_place, own_filters, release,
+                whole_stage<scaled, 1, parts>(sums, pixels, rings, pixel_place, own_filters, release,
                                                  F::stages - F::row_stages + first, lane, header);
             }
         }
@@ -466,12 +512,13 @@ __device__ __forceinline__ void consume_pairs(const float* prepared_filters, con
                 const auto& of_row = reinterpret_cast<const float (&)[sixteens][8]>(all[height * sixteens]);
                 store_sums<Problem, Tuning>(of_row, 0, prepared, bias, y, batch, of_height, tile, pixels.pair, t, pixels.apart);
             }
-        } else if (!walk.together) {
+        } else if (!together) {
             store_sums<Problem, Tuning>(all, 0, prepared, bias, y, batch, outputs, tile, pixels.pair, t, pixels.apart);
         } else if constexpr (Tuning::split > 1) {
             store_sums_of_cluster<Problem, Tuning>(all, rings, prepared, bias, y, batch, outputs, tile, pixels.pair, t,
                                                    pixels.apart);
         }
+        if (!ahead) walk.advance();
     }
 }
 
