@@ -17,6 +17,7 @@ from leanconv.algorithms.tensor_gemm import (
     flat_map,
     grid_of,
     is_flat,
+    rounds_of,
     shares_of,
     walk_cycles,
     wgmma_limits,
@@ -241,23 +242,35 @@ class TensorWinograd(SplitGemm[PairConfig]):
         pairs = problem.n * ceil_div(problem.p, config.heights) * pairs_of(problem)
         if config.flat:
             pairs = problem.n * ceil_div(problem.p * pairs_of(problem), config.granule) * config.granule
-        of_pixels = ceil_div(pairs, PAIRS * config.receivers) * config.receivers
+        together = config.receivers if config.split == 1 else 1
+        of_pixels = ceil_div(pairs, PAIRS * together) * together
         return of_pixels * ceil_div(problem.group_k, config.filters) * problem.groups
 
     def _with_splits(self, config: PairConfig, parts: list[PartialConvolution], target: Target) -> Iterator[PairConfig]:
         """The configuration, and with the reduction split over a cluster where the rings take the outputs of a tile; each
-        also with filters that pairs of blocks receive together, where the blocks have whole tiles."""
+        also with filters that pairs of blocks receive together."""
+        yield config
         alike = bool(parts) and parts[0].problem.batch_invariant
-        for received in (config, variant(config, receivers=2)):
-            work = [(self._tiles(part, received), stages_of(part.problem, config.piece, STATES)) for part in parts]
-            if received.receivers > 1 and not all(tiles >= target.multiprocessors for tiles, _ in work):
-                return
-            yield received
-            if not parts or config.heights > 1 or config.filters * PAIRS * OUTPUTS * 4 > config.ring_bytes:
-                continue
-            for split in shares_of(work, target, alike):
-                if config.filters // (32 if config.flat else 16) % split == 0 and (not alike or received is config):
-                    yield variant(received, split=split)
+        pairs = variant(config, receivers=2)
+        if parts and all(self._tiles(part, pairs) >= target.multiprocessors for part in parts):
+            yield pairs
+        if not parts or config.heights > 1 or config.filters * PAIRS * OUTPUTS * 4 > config.ring_bytes:
+            return
+        work = [(self._tiles(part, config), stages_of(part.problem, config.piece, STATES)) for part in parts]
+        for split in shares_of(work, target, alike):
+            if config.filters // (32 if config.flat else 16) % split == 0:
+                yield variant(config, split=split)
+                if not alike and all(self._has_pairs(part, config, split, target) for part in parts):
+                    yield variant(pairs, split=split)
+
+    def _has_pairs(self, part: PartialConvolution, config: PairConfig, split: int, target: Target) -> bool:
+        """Whether pairs of tiles have the same filters wherever blocks have whole ones: if tiles of pixels are odd in number,
+        those of the last one are shared by clusters."""
+        of_pixels = ceil_div(part.problem.group_k, config.filters)
+        tiles = self._tiles(part, config)
+        whole, left = rounds_of(tiles, split, target)
+        odd = tiles // of_pixels % 2 == 1
+        return whole > 0 and (not odd or (part.problem.groups == 1 and left >= of_pixels))
 
     def _cycles(
         self, problem: ConvProblem, parts: list[PartialConvolution], config: PairConfig, target: Target

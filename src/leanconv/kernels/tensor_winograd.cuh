@@ -297,43 +297,10 @@ __device__ __forceinline__ void exchange_filters(float (&sums)[2][chunks][count]
     }
 }
 
-template <class Tuning> __host__ __device__ constexpr int quick_of(decltype(Tuning::quick)*) { return Tuning::quick; }
-template <class Tuning> __host__ __device__ constexpr int quick_of(...) { return 0; }
-
-// Warps of both warpgroups that have the same pairs exchange their sums, in fours.
-template <int at_once, int quick, int chunks, int count>
-__device__ __forceinline__ void exchange_states_of_warps(float (&sums)[2][chunks][count], float* shared, int warpgroup, int thread) {
-    constexpr int all = chunks * count;
-    static_assert(all % at_once == 0 && at_once % 4 == 0, "sums are exchanged in equal parts");
-    const float sign = warpgroup == 0 ? 1.0f : -1.0f;
-    float* const mine = shared + warpgroup * at_once * 128 + thread * 4;
-    const float* const others = shared + (1 - warpgroup) * at_once * 128 + thread * 4;
-    const int barrier = quick & 1 ? 10 + thread / 32 : 14, threads = quick & 1 ? 64 : 256;
-#pragma unroll
-    for (int first = 0; first < all; first += at_once) {
-        const auto second = [&](int i) -> float { return sums[1][(first + i) / count][(first + i) % count]; };
-#pragma unroll
-        for (int i = 0; i < at_once; i += 4)
-            *reinterpret_cast<float4*>(mine + i * 128) = make_float4(second(i + 2), second(i + 3), second(i), second(i + 1));
-        barrier_sync(barrier, threads);
-#pragma unroll
-        for (int i = 0; i < at_once; i += 4) {
-            const float4 four = *reinterpret_cast<const float4*>(others + i * 128);
-            const float of[4] = {four.x, four.y, four.z, four.w};
-#pragma unroll
-            for (int j = 0; j < 4; ++j) {
-                float& sum = sums[0][(first + i + j) / count][(first + i + j) % count];
-                sum = fmaf(sign, second(i + j), sum) + of[j];
-            }
-        }
-        barrier_sync(barrier, threads);
-    }
-}
-
 // The two warpgroups send each other the sums of their second states. Then sums[0] are outputs, even ones in the first. The
 // second warpgroup's pairs are in reverse order, and those of its first state have the other sign.
 template <int at_once, int chunks, int count>
-__device__ __forceinline__ void exchange_states(float (&sums)[2][chunks][count], float* shared, int warpgroup, int thread, int barrier = 14, int threads = 256) {
+__device__ __forceinline__ void exchange_states(float (&sums)[2][chunks][count], float* shared, int warpgroup, int thread) {
     constexpr int all = chunks * count;
     static_assert(all % at_once == 0 && at_once % 4 == 0, "sums are exchanged in equal parts");
     const float sign = warpgroup == 0 ? 1.0f : -1.0f;
@@ -343,13 +310,13 @@ __device__ __forceinline__ void exchange_states(float (&sums)[2][chunks][count],
     for (int first = 0; first < all; first += at_once) {
 #pragma unroll
         for (int i = 0; i < at_once; ++i) mine[i * 128] = sums[1][(first + i) / count][(first + i) % count];
-        barrier_sync(barrier, threads);
+        barrier_sync(14, 256);
 #pragma unroll
         for (int i = 0; i < at_once; ++i) {
             float& sum = sums[0][(first + i) / count][(first + i) % count];
             sum = fmaf(sign, sums[1][(first + i) / count][(first + i) % count], sum) + others[(i ^ 2) * 128];
         }
-        barrier_sync(barrier, threads);
+        barrier_sync(14, 256);
     }
 }
 
@@ -359,27 +326,32 @@ __device__ __forceinline__ const auto& all_outputs(const float (&sums)[chunks][c
     else return in_sixteens(sums);
 }
 
-// A warpgroup's two states of a stage: the first one as operand A, or in NCHW both.
-template <bool scaled, class Fragments, class Pixels, class Problem, class Tuning>
-__device__ __forceinline__ void load_stage(Fragments (&fragments)[2], float (&x)[2][2][4][4], const Pixels& pixels,
-                                           const TensorRings<Problem, Tuning>& rings,
-                                           const RingPlace<Tuning::pixel_stages>& pixel_place, int stage, int lane,
-                                           const SplitHeader& header) {
+template <class Tuning> __host__ __device__ constexpr bool turns_of(decltype(Tuning::turns)*) { return Tuning::turns; }
+template <class Tuning> __host__ __device__ constexpr bool turns_of(...) { return false; }
+template <class Tuning>
+struct PairTurning {
+    static constexpr bool turns = turns_of<Tuning>(nullptr);
+    static constexpr int warpgroups = 2;
+};
+template <class Tuning>
+using PairTurns = Turns<PairTurning<Tuning>>;
+
+// One warpgroup's products of a stage of pixels with chunks of filters, or for rows of outputs, `first` to `end` - 1.
+template <bool scaled, int first, int end, int parts, int count, class Pixels, class Problem, class Tuning>
+__device__ __forceinline__ void multiply_stage(float (&sums)[2][parts][count], const Pixels& pixels,
+                                               const TensorRings<Problem, Tuning>& rings,
+                                               RingPlace<Tuning::pixel_stages>& pixel_place,
+                                               OwnFilters<Problem, Tuning>& own_filters,
+                                               const FilterRelease<Problem, Tuning>& release,
+                                               const PairTurns<Tuning>& turns, bool last, int stage, int lane,
+                                               const SplitHeader& header) {
+    constexpr bool kept = OwnFilters<Problem, Tuning>::kept;
+    SplitFragments<Tuning::products == 3> fragments[2];
     mbarrier_wait_parity(rings.pixels_full(pixel_place.stage), pixel_place.parity);
+    float x[2][2][4][4];
     load_states<scaled>(x, pixels, rings.base, pixel_place.stage * TensorRings<Problem, Tuning>::pixel_bytes, stage, lane % 4);
     split_state(fragments[0], x[0], header);
     if (Tuning::flat) split_state(fragments[1], x[1], header);
-}
-
-// One warpgroup's products of a stage of pixels with chunks of filters, or for rows of outputs, `first` to `end` - 1.
-template <int first, int end, int parts, int count, class Fragments, class Problem, class Tuning>
-__device__ __forceinline__ void multiply_stage(float (&sums)[2][parts][count], Fragments (&fragments)[2],
-                                               const float (&x)[2][2][4][4], const TensorRings<Problem, Tuning>& rings,
-                                               RingPlace<Tuning::pixel_stages>& pixel_place,
-                                               OwnFilters<Problem, Tuning>& own_filters,
-                                               const FilterRelease<Problem, Tuning>& release, int lane,
-                                               const SplitHeader& header) {
-    constexpr bool kept = OwnFilters<Problem, Tuning>::kept;
 #pragma unroll
     for (int i = 0; i < 2 * (end - first); ++i) {
         // Of rows of outputs the second comes first, which lets go of its filters.
@@ -387,6 +359,7 @@ __device__ __forceinline__ void multiply_stage(float (&sums)[2][parts][count], F
         auto& states = fragments[own];
         const int place = own_filters.stage(kept ? own : i, kept && part > 0);
         if (!kept || part == 0) mbarrier_wait_parity(rings.filters_full(place), own_filters.place.parity);
+        if (i == 0) turns.wait(fragments[0]);
         const unsigned char* const filters = rings.filter_stage(place);
         float partial[count];
         wgmma_fence(partial, states.high, states.low);
@@ -406,6 +379,7 @@ __device__ __forceinline__ void multiply_stage(float (&sums)[2][parts][count], F
             if (lane == 0) mbarrier_arrive(rings.pixels_free(pixel_place.stage + zero));
             pixel_place.advance();
         }
+        if (i == 2 * (end - first) - 1) turns.pass(last);
         wgmma_wait_group<0>(partial, states.high, states.low);
         if (!kept || part > 0) release(place);
         own_filters.advance(false);
@@ -413,22 +387,6 @@ __device__ __forceinline__ void multiply_stage(float (&sums)[2][parts][count], F
     }
     if (first == 0) own_filters.advance(true);
 }
-
-template <bool scaled, int first, int end, int parts, int count, class Pixels, class Problem, class Tuning>
-__device__ __forceinline__ void whole_stage(float (&sums)[2][parts][count], const Pixels& pixels,
-                                            const TensorRings<Problem, Tuning>& rings,
-                                            RingPlace<Tuning::pixel_stages>& pixel_place,
-                                            OwnFilters<Problem, Tuning>& own_filters,
-                                            const FilterRelease<Problem, Tuning>& release, int stage, int lane,
-                                            const SplitHeader& header) {
-    SplitFragments<Tuning::products == 3> fragments[2];
-    float x[2][2][4][4];
-    load_stage<scaled>(fragments, x, pixels, rings, pixel_place, stage, lane, header);
-    multiply_stage<first, end>(sums, fragments, x, rings, pixel_place, own_filters, release, lane, header);
-}
-
-template <class Tuning> __host__ __device__ constexpr bool ahead_of(decltype(Tuning::ahead)*) { return Tuning::ahead; }
-template <class Tuning> __host__ __device__ constexpr bool ahead_of(...) { return false; }
 
 // One warpgroup's products of all tiles of the block.
 template <class Problem, class Tuning, bool scaled>
@@ -450,58 +408,32 @@ __device__ __forceinline__ void consume_pairs(const float* prepared_filters, con
     Pixels pixels(prepared, warp, lane, warpgroup);
     RingPlace<Tuning::pixel_stages> pixel_place;
     OwnFilters<Pairs<Problem, Tuning>, Tuning> own_filters(warpgroup);
-    constexpr bool ahead = ahead_of<Tuning>(nullptr) && F::heights == 1;
-    TileWalk<Pairs<Problem, Tuning>, Tuning> walk(tiles);
-    SplitFragments<Tuning::products == 3> fragments[2];
-    float x[2][2][4][4];
-    if (ahead && walk.valid()) {
-        pixels.begin(tiles, walk.place());
-        load_stage<scaled>(fragments, x, pixels, rings, pixel_place, walk.first, lane, header);
-    }
-    while (walk.valid()) {
+    const PairTurns<Tuning> turns(warpgroup);
+    for (TileWalk<Pairs<Problem, Tuning>, Tuning> walk(tiles); walk.valid(); walk.advance()) {
         const Offset<Problem> tile = walk.place();
-        const bool together = walk.together;
-        const FilterRelease<Pairs<Problem, Tuning>, Tuning> release(rings, together, lane);
-        if (!ahead) pixels.begin(tiles, tile);
+        const FilterRelease<Pairs<Problem, Tuning>, Tuning> release(rings, walk.together, lane);
+        pixels.begin(tiles, tile);
         float sums[2][parts][count];
 #pragma unroll
         for (int i = 0; i < 2 * parts * count; ++i) sums[i / count / parts][i / count % parts][i % count] = 0.0f;
 
-        if constexpr (ahead) {
-            const int end = walk.end;
-            for (int stage = walk.first;;) {
-                multiply_stage<0, parts>(sums, fragments, x, rings, pixel_place, own_filters, release, lane, header);
-                const bool last = ++stage == end;
-                bool more = true;
-                if (last) {
-                    walk.advance();
-                    more = walk.valid();
-                    stage = walk.first;
-                    if (more) pixels.begin(tiles, walk.place());
-                }
-                if (more) load_stage<scaled>(fragments, x, pixels, rings, pixel_place, stage, lane, header);
-                if (last) break;
-            }
-        } else if constexpr (F::heights == 1) {
+        if constexpr (F::heights == 1) {
             for (int stage = walk.first; stage < walk.end; ++stage)
-                whole_stage<scaled, 0, parts>(sums, pixels, rings, pixel_place, own_filters, release, stage, lane, header);
+                multiply_stage<scaled, 0, parts>(sums, pixels, rings, pixel_place, own_filters, release, turns, walk.is_last() && stage + 1 == walk.end, stage, lane, header);
         } else {
             // Of each segment and its channels, the first row of outputs alone sees the first row of pixels, the second the last.
             for (int first = 0; first < F::row_stages; ++first) {
-                whole_stage<scaled, 0, 1>(sums, pixels, rings, pixel_place, own_filters, release, first, lane, header);
+                multiply_stage<scaled, 0, 1>(sums, pixels, rings, pixel_place, own_filters, release, turns, false, first, lane, header);
                 for (int stage = first + F::row_stages; stage < F::stages; stage += F::row_stages)
-                    whole_stage<scaled, 0, parts>(sums, pixels, rings, pixel_place, own_filters, release, stage, lane, header);
+                    multiply_stage<scaled, 0, parts>(sums, pixels, rings, pixel_place, own_filters, release, turns, walk.is_last() && stage + 1 == walk.end, stage, lane, header);
                 // NOTE: factors are those of channels; the row of pixels past the last row of filters takes these.
-                whole_stage<scaled, 1, parts>(sums, pixels, rings, pixel_place, own_filters, release,
+                multiply_stage<scaled, 1, parts>(sums, pixels, rings, pixel_place, own_filters, release, turns, walk.is_last() && first + 1 == F::row_stages,
                                                  F::stages - F::row_stages + first, lane, header);
             }
         }
         float* const exchanged = reinterpret_cast<float*>(rings.base + Rings::shared_bytes);
         float both[Tuning::flat ? parts * count / 8 : 1][8];
         if constexpr (Tuning::flat) exchange_filters<Tuning::exchange>(sums, exchanged, warpgroup, thread, both);
-        else if constexpr (quick_of<Tuning>(nullptr) == 4) exchange_states<Tuning::exchange>(sums, exchanged, warpgroup, thread, 10 + warp, 64);
-        else if constexpr (quick_of<Tuning>(nullptr) > 0)
-            exchange_states_of_warps<Tuning::exchange, quick_of<Tuning>(nullptr)>(sums, exchanged, warpgroup, thread);
         else exchange_states<Tuning::exchange>(sums, exchanged, warpgroup, thread);
         const auto& all = all_outputs<Tuning::flat>(sums[0], both);
         if constexpr (F::heights > 1) {
@@ -512,13 +444,12 @@ __device__ __forceinline__ void consume_pairs(const float* prepared_filters, con
                 const auto& of_row = reinterpret_cast<const float (&)[sixteens][8]>(all[height * sixteens]);
                 store_sums<Problem, Tuning>(of_row, 0, prepared, bias, y, batch, of_height, tile, pixels.pair, t, pixels.apart);
             }
-        } else if (!together) {
+        } else if (!walk.together) {
             store_sums<Problem, Tuning>(all, 0, prepared, bias, y, batch, outputs, tile, pixels.pair, t, pixels.apart);
         } else if constexpr (Tuning::split > 1) {
             store_sums_of_cluster<Problem, Tuning>(all, rings, prepared, bias, y, batch, outputs, tile, pixels.pair, t,
                                                    pixels.apart);
         }
-        if (!ahead) walk.advance();
     }
 }
 

@@ -43,12 +43,12 @@ struct FilterRelease {
 
     __device__ __forceinline__ FilterRelease(const TensorRings<Problem, Tuning>& rings, bool own, int lane)
         : rings(rings), lane(lane) {
-        if constexpr (receivers > 1) rank = own ? cluster_rank() : first_receiver<receivers>() + lane % receivers;
+        if constexpr (receivers > 1) rank = own ? cluster_rank() : first_receiver<receivers>() + (cluster_rank() + 1) % receivers;
     }
     __device__ __forceinline__ void operator()(int stage) const {
-        if (lane < (announced_of<Tuning>(nullptr) ? 1 : receivers)) {
+        if (lane == 0) {
+            mbarrier_arrive(rings.filters_free(stage));
             if constexpr (receivers > 1 && !announced_of<Tuning>(nullptr)) mbarrier_arrive_cluster(rings.filters_free(stage), rank);
-            else mbarrier_arrive(rings.filters_free(stage));
         }
     }
 };

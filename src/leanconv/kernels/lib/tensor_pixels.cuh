@@ -74,13 +74,14 @@ struct Announcer {
     using F = TensorFilters<Problem, Tuning>;
     const TensorRings<Problem, Tuning>& rings;
     RingPlace<Tuning::filter_stages> place;
-    __device__ __forceinline__ void stage(int stage) {
+    __device__ __forceinline__ void stage(int stage, bool alone) {
         if (F::heights > 1 && F::seen(stage) >= F::stages) return;
         for (int chunk = 0; chunk < F::stage_chunks; ++chunk) {
             mbarrier_wait_parity(rings.filters_free(place.stage), place.parity ^ 1);
             mbarrier_arrive_expect_tx(rings.filters_full(place.stage), F::stage_bytes);
-            for (int rank = 0; rank < receivers_of<Tuning>(nullptr); ++rank)
-                mbarrier_arrive_cluster(rings.filters_wanted(place.stage), first_receiver<receivers_of<Tuning>(nullptr)>() + rank);
+            for (unsigned i = 0; i < receivers_of<Tuning>(nullptr); ++i)
+                mbarrier_arrive_cluster(rings.filters_wanted(place.stage),
+                                        alone ? cluster_rank() : first_receiver<receivers_of<Tuning>(nullptr)>() + i);
             place.advance();
         }
     }
@@ -172,7 +173,7 @@ __device__ __forceinline__ void produce(const TensorMap& x, const float* prepare
         if constexpr (announced_of<Tuning>(nullptr)) {
             Announcer<Problem, Tuning> announcer{rings};
             for (; walk.valid(); walk.advance())
-                for (int stage = walk.first; stage < walk.end; ++stage) announcer.stage(stage);
+                for (int stage = walk.first; stage < walk.end; ++stage) announcer.stage(stage, walk.together);
         }
     }
 }

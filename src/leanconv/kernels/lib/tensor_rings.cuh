@@ -88,18 +88,19 @@ template <class Tuning> __host__ __device__ constexpr int receivers_of(...) { re
 template <class Tuning> __host__ __device__ constexpr int announced_of(decltype(Tuning::announced)*) { return Tuning::announced; }
 template <class Tuning> __host__ __device__ constexpr int announced_of(...) { return 0; }
 
-// The tiles of the output: filters change fastest, so that blocks that run side by side read the same pixels. Tiles of pixels
-// are rounded up to as many as receive filters together; what lies past the last pixel is zero, and not stored.
+// The tiles of the output: filters change fastest, so that blocks that run side by side read the same pixels. Where all tiles
+// are those of blocks that receive filters together, tiles of pixels are rounded up to as many; what lies past the last pixel
+// is zero, and not stored.
 template <class Problem, class Tuning>
 struct TensorTiles {
     using F = TensorFilters<Problem, Tuning>;
     static constexpr int pixels = 64 * Tuning::warpgroups / sharers_of(F::states);
-    static constexpr int receivers = receivers_of<Tuning>(nullptr), rounded = pixels * receivers;
+    static constexpr int receivers = Tuning::split == 1 ? receivers_of<Tuning>(nullptr) : 1;
     static constexpr bool both = false;  // outputs of pairs, side by side
     TensorPixels<Problem, Tuning> numbers;
     Offset<Problem> of_pixels;
     __device__ __forceinline__ explicit TensorTiles(long long batch)
-        : numbers{batch}, of_pixels((numbers.count() + (rounded - 1)) / rounded * receivers) {}
+        : numbers{batch}, of_pixels((numbers.count() + (pixels * receivers - 1)) / (pixels * receivers) * receivers) {}
     __device__ __forceinline__ Offset<Problem> count() const { return of_pixels * (F::tiles * Problem::groups); }
     static __device__ __forceinline__ int filters(Offset<Problem> tile) { return static_cast<int>(tile % F::tiles); }
     __device__ __forceinline__ int group(Offset<Problem> tile) const {
@@ -205,9 +206,11 @@ struct TileWalk {
         if (split > 1 && tile >= left) meet();
     }
     __device__ __forceinline__ bool valid() const { return tile < count; }
-    // The tile. Receivers of the same filters have tiles of pixels side by side.
+    // The tile. Receivers of the same filters have tiles of pixels side by side; the last one may have none
+    // beside it, and is among those that are shared.
     __device__ __forceinline__ Offset<Problem> place() const {
         if constexpr (receivers == 1) return tile;
+        if (split > 1 && tile >= count / (receivers * F::tiles) * (receivers * F::tiles)) return tile;
         const Offset<Problem> first = tile / receivers;
         return (first / F::tiles * receivers + tile % receivers) * F::tiles + first % F::tiles;
     }
