@@ -56,6 +56,8 @@ struct Load : Transfer {
     size_t barrier = 0;  // where in shared memory
     int64_t phase = 0;   // of the barrier, in which it was issued
     bool landed = false;
+    unsigned sender = 0;  // the rank of the block that has issued it, where several receive it
+    bool multicast = false;
 };
 
 struct Store : Transfer {

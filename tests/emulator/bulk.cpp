@@ -207,6 +207,13 @@ void end_async() {
     for (const Load& load : async.loads) {
         emulator::fail(load.site, "the block ends, and nobody has waited for these %zu bytes", load.bytes);
     }
+    for (unsigned rank = 0; rank < blocks.size(); ++rank) {
+        for (const Load& load : blocks[rank].async.loads) {
+            if (!load.multicast || load.sender != here || load.landed) continue;
+            emulator::fail(load.site, "block %u has left the kernel before these %zu bytes have landed in block %u, to which it "
+                           "sends them; no manual says what becomes of them", number(here), load.bytes, number(rank));
+        }
+    }
     for (const auto& [at, barrier] : async.barriers) {
         if (!barrier.bytes) continue;
         emulator::fail(barrier.site, "mbarrier at shared byte %zu: the block ends in phase %ld with %ld bytes expected and not "
@@ -276,6 +283,8 @@ void bulk_load(void* to, const void* from, unsigned bytes, void* barrier, unsign
     load.bytes = bytes;
     load.global = static_cast<unsigned char*>(const_cast<void*>(from));
     if (!receivers) return issue_load(load, barrier, what);
+    load.sender = here;
+    load.multicast = true;
     for (unsigned rank = 0; receivers >> rank; ++rank) {
         if (!(receivers >> rank & 1)) continue;
         const Visit visit(rank, what, site);

@@ -86,8 +86,9 @@ class PairConfig(Config, SplitFilters):
 
     @property
     def shared_bytes(self) -> int:
-        """Shared memory of a block: both rings, two barriers a stage, and the sums that change hands."""
-        barriers = 16 * (self.pixel_stages + self.filter_stages)
+        """Shared memory of a block: both rings, two barriers a stage, or three of filters that several blocks receive, and
+        the sums that change hands."""
+        barriers = 16 * self.pixel_stages + (16 if self.receivers == 1 else 24) * self.filter_stages
         return self.ring_bytes + barriers + 4 * 128 * self.warpgroups * self.exchange
 
 
@@ -250,27 +251,29 @@ class TensorWinograd(SplitGemm[PairConfig]):
         """The configuration, and with the reduction split over a cluster where the rings take the outputs of a tile; each
         also with filters that pairs of blocks receive together."""
         yield config
-        alike = bool(parts) and parts[0].problem.batch_invariant
+        if not parts:
+            return
+        alike = parts[0].problem.batch_invariant
         pairs = variant(config, receivers=2)
-        if parts and all(self._tiles(part, pairs) >= target.multiprocessors for part in parts):
+        fit = config.chunks > 1 and pairs.shared_bytes <= target.shared_per_block
+        if fit and all(self._tiles(part, pairs) >= target.multiprocessors for part in parts):
             yield pairs
-        if not parts or config.heights > 1 or config.filters * PAIRS * OUTPUTS * 4 > config.ring_bytes:
+        if config.heights > 1 or config.filters * PAIRS * OUTPUTS * 4 > config.ring_bytes:
             return
         work = [(self._tiles(part, config), stages_of(part.problem, config.piece, STATES)) for part in parts]
         for split in shares_of(work, target, alike):
             if config.filters // (32 if config.flat else 16) % split == 0:
                 yield variant(config, split=split)
-                if not alike and all(self._has_pairs(part, config, split, target) for part in parts):
+                if fit and not alike and all(self._has_pairs(part, config, split, target) for part in parts):
                     yield variant(pairs, split=split)
 
     def _has_pairs(self, part: PartialConvolution, config: PairConfig, split: int, target: Target) -> bool:
         """Whether pairs of tiles have the same filters wherever blocks have whole ones: if tiles of pixels are odd in number,
         those of the last one are shared by clusters."""
-        of_pixels = ceil_div(part.problem.group_k, config.filters)
-        tiles = self._tiles(part, config)
+        tiles, of_filters = self._tiles(part, config), ceil_div(part.problem.group_k, config.filters)
         whole, left = rounds_of(tiles, split, target)
-        odd = tiles // of_pixels % 2 == 1
-        return whole > 0 and (not odd or (part.problem.groups == 1 and left >= of_pixels))
+        odd = tiles // (of_filters * part.problem.groups) % 2 == 1
+        return whole > 0 and (not odd or (part.problem.groups == 1 and left >= of_filters))
 
     def _cycles(
         self, problem: ConvProblem, parts: list[PartialConvolution], config: PairConfig, target: Target

@@ -326,24 +326,12 @@ __device__ __forceinline__ const auto& all_outputs(const float (&sums)[chunks][c
     else return in_sixteens(sums);
 }
 
-template <class Tuning> __host__ __device__ constexpr bool turns_of(decltype(Tuning::turns)*) { return Tuning::turns; }
-template <class Tuning> __host__ __device__ constexpr bool turns_of(...) { return false; }
-template <class Tuning>
-struct PairTurning {
-    static constexpr bool turns = turns_of<Tuning>(nullptr);
-    static constexpr int warpgroups = 2;
-};
-template <class Tuning>
-using PairTurns = Turns<PairTurning<Tuning>>;
-
 // One warpgroup's products of a stage of pixels with chunks of filters, or for rows of outputs, `first` to `end` - 1.
 template <bool scaled, int first, int end, int parts, int count, class Pixels, class Problem, class Tuning>
 __device__ __forceinline__ void multiply_stage(float (&sums)[2][parts][count], const Pixels& pixels,
                                                const TensorRings<Problem, Tuning>& rings,
                                                RingPlace<Tuning::pixel_stages>& pixel_place,
-                                               OwnFilters<Problem, Tuning>& own_filters,
-                                               const FilterRelease<Problem, Tuning>& release,
-                                               const PairTurns<Tuning>& turns, bool last, int stage, int lane,
+                                               OwnFilters<Problem, Tuning>& own_filters, int stage, int lane,
                                                const SplitHeader& header) {
     constexpr bool kept = OwnFilters<Problem, Tuning>::kept;
     SplitFragments<Tuning::products == 3> fragments[2];
@@ -359,7 +347,6 @@ __device__ __forceinline__ void multiply_stage(float (&sums)[2][parts][count], c
         auto& states = fragments[own];
         const int place = own_filters.stage(kept ? own : i, kept && part > 0);
         if (!kept || part == 0) mbarrier_wait_parity(rings.filters_full(place), own_filters.place.parity);
-        if (i == 0) turns.wait(fragments[0]);
         const unsigned char* const filters = rings.filter_stage(place);
         float partial[count];
         wgmma_fence(partial, states.high, states.low);
@@ -379,9 +366,8 @@ __device__ __forceinline__ void multiply_stage(float (&sums)[2][parts][count], c
             if (lane == 0) mbarrier_arrive(rings.pixels_free(pixel_place.stage + zero));
             pixel_place.advance();
         }
-        if (i == 2 * (end - first) - 1) turns.pass(last);
         wgmma_wait_group<0>(partial, states.high, states.low);
-        if (!kept || part > 0) release(place);
+        if ((!kept || part > 0) && lane == 0) mbarrier_arrive(rings.filters_free(place));
         own_filters.advance(false);
         promote(sums[own][part], partial, states.down);
     }
@@ -408,10 +394,8 @@ __device__ __forceinline__ void consume_pairs(const float* prepared_filters, con
     Pixels pixels(prepared, warp, lane, warpgroup);
     RingPlace<Tuning::pixel_stages> pixel_place;
     OwnFilters<Pairs<Problem, Tuning>, Tuning> own_filters(warpgroup);
-    const PairTurns<Tuning> turns(warpgroup);
     for (TileWalk<Pairs<Problem, Tuning>, Tuning> walk(tiles); walk.valid(); walk.advance()) {
         const Offset<Problem> tile = walk.place();
-        const FilterRelease<Pairs<Problem, Tuning>, Tuning> release(rings, walk.together, lane);
         pixels.begin(tiles, tile);
         float sums[2][parts][count];
 #pragma unroll
@@ -419,15 +403,15 @@ __device__ __forceinline__ void consume_pairs(const float* prepared_filters, con
 
         if constexpr (F::heights == 1) {
             for (int stage = walk.first; stage < walk.end; ++stage)
-                multiply_stage<scaled, 0, parts>(sums, pixels, rings, pixel_place, own_filters, release, turns, walk.is_last() && stage + 1 == walk.end, stage, lane, header);
+                multiply_stage<scaled, 0, parts>(sums, pixels, rings, pixel_place, own_filters, stage, lane, header);
         } else {
             // Of each segment and its channels, the first row of outputs alone sees the first row of pixels, the second the last.
             for (int first = 0; first < F::row_stages; ++first) {
-                multiply_stage<scaled, 0, 1>(sums, pixels, rings, pixel_place, own_filters, release, turns, false, first, lane, header);
+                multiply_stage<scaled, 0, 1>(sums, pixels, rings, pixel_place, own_filters, first, lane, header);
                 for (int stage = first + F::row_stages; stage < F::stages; stage += F::row_stages)
-                    multiply_stage<scaled, 0, parts>(sums, pixels, rings, pixel_place, own_filters, release, turns, walk.is_last() && stage + 1 == walk.end, stage, lane, header);
+                    multiply_stage<scaled, 0, parts>(sums, pixels, rings, pixel_place, own_filters, stage, lane, header);
                 // NOTE: factors are those of channels; the row of pixels past the last row of filters takes these.
-                multiply_stage<scaled, 1, parts>(sums, pixels, rings, pixel_place, own_filters, release, turns, walk.is_last() && first + 1 == F::row_stages,
+                multiply_stage<scaled, 1, parts>(sums, pixels, rings, pixel_place, own_filters,
                                                  F::stages - F::row_stages + first, lane, header);
             }
         }
@@ -464,11 +448,10 @@ __device__ __forceinline__ void tensor_winograd(const Source& x, const float* pr
                   "filters are 3 wide or wider and move pixel by pixel");
     const TensorRings<Pairs<Problem, Tuning>, Tuning> rings;
     const TensorTiles<Pairs<Problem, Tuning>, Tuning> tiles(batch);
-    constexpr bool receivers = receivers_of<Tuning>(nullptr) > 1;
-    static_assert(!receivers || Tuning::split == 1 || Tuning::split % receivers_of<Tuning>(nullptr) == 0,
-                  "receivers of the same filters are in one cluster");
+    constexpr int receivers = receivers_of<Tuning>(nullptr);
+    static_assert(Tuning::split == 1 || Tuning::split % receivers == 0, "receivers of the same filters are in one cluster");
     if (threadIdx.x == 0) rings.init();
-    if constexpr (receivers) meet_in_cluster();
+    if constexpr (receivers > 1) meet_in_cluster();
     else __syncthreads();
     // NOTE: the same for all threads of a warp, which lets the compiler have stages and descriptors in uniform registers.
     const int warpgroup = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);
@@ -489,8 +472,8 @@ __device__ __forceinline__ void tensor_winograd(const Source& x, const float* pr
         if (scaled) consume_pairs<Problem, Tuning, true>(prepared, bias, y, batch, tiles, rings, warpgroup);
         else consume_pairs<Problem, Tuning, false>(prepared, bias, y, batch, tiles, rings, warpgroup);
     }
-    if constexpr (receivers) {
-        // NOTE: no block leaves while another may still send it filters, or tell it of a stage that is free.
+    if constexpr (receivers > 1) {
+        // NOTE: no block leaves while the others still send it filters, or ask it for some.
         __syncwarp();
         meet_in_cluster();
     }

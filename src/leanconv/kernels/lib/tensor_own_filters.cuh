@@ -1,8 +1,6 @@
-// How the two warpgroups of tensor_winograd.cuh go through the ring of filters: where each finds its own, and how it lets go.
+// Where the two warpgroups of tensor_winograd.cuh find their filters.
 #pragma once
 
-#include <lib/ptx/cluster.cuh>
-#include <lib/ptx/mbarrier.cuh>
 #include <lib/tensor_rings.cuh>
 
 namespace leanconv {
@@ -29,27 +27,6 @@ struct OwnFilters {
     }
     __device__ __forceinline__ void advance(bool of_row) {
         if (of_row == (kept || fixed)) place.advance();
-    }
-};
-
-// How a warp lets go of a stage of filters: it tells all blocks that copy to it, a lane each. Where blocks that receive filters
-// together each have their `own` for a while, their producers still count as many arrivals.
-template <class Problem, class Tuning>
-struct FilterRelease {
-    static constexpr int receivers = receivers_of<Tuning>(nullptr);
-    const TensorRings<Problem, Tuning>& rings;
-    int lane;
-    unsigned rank = 0;  // of the block that this lane tells
-
-    __device__ __forceinline__ FilterRelease(const TensorRings<Problem, Tuning>& rings, bool own, int lane)
-        : rings(rings), lane(lane) {
-        if constexpr (receivers > 1) rank = own ? cluster_rank() : first_receiver<receivers>() + (cluster_rank() + 1) % receivers;
-    }
-    __device__ __forceinline__ void operator()(int stage) const {
-        if (lane == 0) {
-            mbarrier_arrive(rings.filters_free(stage));
-            if constexpr (receivers > 1 && !announced_of<Tuning>(nullptr)) mbarrier_arrive_cluster(rings.filters_free(stage), rank);
-        }
     }
 };
 

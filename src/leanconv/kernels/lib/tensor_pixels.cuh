@@ -25,8 +25,8 @@ namespace leanconv {
 template <class Problem, class Tuning>
 struct FilterCopies {
     using F = TensorFilters<Problem, Tuning>;
-    static constexpr int receivers = receivers_of<Tuning>(nullptr);
-    static_assert(F::stage_bytes % (16 * receivers) == 0, "receivers copy equal parts of a stage");
+    static constexpr int receivers = receivers_of<Tuning>(nullptr), part = F::stage_bytes / receivers;
+    static_assert(part % 16 == 0, "receivers copy equal parts of a stage");
     const unsigned char* fragments;
     const TensorTiles<Problem, Tuning>& tiles;
     const TensorRings<Problem, Tuning>& rings;
@@ -37,51 +37,43 @@ struct FilterCopies {
         : fragments(reinterpret_cast<const unsigned char*>(prepared + Problem::first_prepared + F::fragments_at)),
           tiles(tiles), rings(rings) {}
 
-    // `alone`: blocks that receive filters together otherwise each bring their own.
-    __device__ __forceinline__ void stage(Offset<Problem> tile, int stage, bool alone = false) {
+    // `alone`: blocks that receive filters together have different ones for a while, each its own.
+    __device__ __forceinline__ void stage(Offset<Problem> tile, int stage, bool alone) {
         // The last row of pixels meets filters of the one before alone.
         if (F::heights > 1 && F::seen(stage) >= F::stages) return;
         for (int chunk = 0; chunk < F::stage_chunks; ++chunk) {
             const int64 at = F::fragment(tiles.group(tile), tiles.filters(tile), F::seen(stage), chunk);
-            // NOTE: free in all receivers; what another one copies may land before this one expects it.
-            if constexpr (announced_of<Tuning>(nullptr)) {
-                mbarrier_wait_parity(rings.filters_wanted(place.stage), place.parity);
-            } else {
-                mbarrier_wait_parity(rings.filters_free(place.stage), place.parity ^ 1);
-                mbarrier_arrive_expect_tx(rings.filters_full(place.stage), F::stage_bytes);
-            }
             if constexpr (receivers > 1) {
-                if (!alone) {
-                    constexpr int part = F::stage_bytes / receivers;
-                    const unsigned first = first_receiver<receivers>();
-                    const int own = static_cast<int>(cluster_rank() - first) * part;
-                    cp_async_bulk_multicast_shared_global(rings.filter_stage(place.stage) + own, fragments + at + own, part,
-                                                          rings.filters_full(place.stage),
-                                                          static_cast<unsigned short>(((1 << receivers) - 1) << first));
-                    place.advance();
-                    continue;
-                }
+                mbarrier_wait_parity(rings.filters_wanted(place.stage), place.parity);
+                copy_wanted(fragments + at, alone);
+                place.advance();
+                continue;
             }
+            mbarrier_wait_parity(rings.filters_free(place.stage), place.parity ^ 1);
+            mbarrier_arrive_expect_tx(rings.filters_full(place.stage), F::stage_bytes);
             cp_async_bulk_shared_global(rings.filter_stage(place.stage), fragments + at, F::stage_bytes,
                                         rings.filters_full(place.stage));
             place.advance();
         }
     }
-};
-
-template <class Problem, class Tuning>
-struct Announcer {
-    using F = TensorFilters<Problem, Tuning>;
-    const TensorRings<Problem, Tuning>& rings;
-    RingPlace<Tuning::filter_stages> place;
-    __device__ __forceinline__ void stage(int stage, bool alone) {
+    // This block's part of a stage, to all receivers.
+    __device__ __forceinline__ void copy_wanted(const unsigned char* from, bool alone) const {
+        unsigned char* const to = rings.filter_stage(place.stage);
+        Mbarrier* const full = rings.filters_full(place.stage);
+        if (alone) return cp_async_bulk_shared_global(to, from, F::stage_bytes, full);
+        const unsigned first = first_receiver<receivers>();
+        const int own = static_cast<int>(cluster_rank() - first) * part;
+        cp_async_bulk_multicast_shared_global(to + own, from + own, part, full,
+                                              static_cast<unsigned short>(((1 << receivers) - 1) << first));
+    }
+    // By another thread: tells all receivers of a stage that is free here. What they copy may land before it is expected.
+    __device__ __forceinline__ void want_stage(int stage, bool alone) {
         if (F::heights > 1 && F::seen(stage) >= F::stages) return;
         for (int chunk = 0; chunk < F::stage_chunks; ++chunk) {
             mbarrier_wait_parity(rings.filters_free(place.stage), place.parity ^ 1);
             mbarrier_arrive_expect_tx(rings.filters_full(place.stage), F::stage_bytes);
-            for (unsigned i = 0; i < receivers_of<Tuning>(nullptr); ++i)
-                mbarrier_arrive_cluster(rings.filters_wanted(place.stage),
-                                        alone ? cluster_rank() : first_receiver<receivers_of<Tuning>(nullptr)>() + i);
+            for (unsigned i = 0; i < receivers; ++i)
+                mbarrier_arrive_cluster(rings.filters_wanted(place.stage), alone ? cluster_rank() : first_receiver<receivers>() + i);
             place.advance();
         }
     }
@@ -137,7 +129,8 @@ struct FlatCopies {
     }
 };
 
-// The producers of pixels by tensor maps: thread 0 copies pixels, thread 32 filters.
+// The producers of pixels by tensor maps: thread 0 copies pixels, thread 32 filters, which thread 64 asks for where several
+// blocks receive them.
 template <class Problem, class Tuning>
 __device__ __forceinline__ void produce(const TensorMap& x, const float* prepared, long long batch,
                                         const TensorTiles<Problem, Tuning>& tiles,
@@ -169,12 +162,10 @@ __device__ __forceinline__ void produce(const TensorMap& x, const float* prepare
         FilterCopies<Problem, Tuning> filters(prepared, tiles, rings);
         for (; walk.valid(); walk.advance())
             for (int stage = walk.first; stage < walk.end; ++stage) filters.stage(walk.place(), stage, walk.together);
-    } else if (announced_of<Tuning>(nullptr) && thread == 64) {
-        if constexpr (announced_of<Tuning>(nullptr)) {
-            Announcer<Problem, Tuning> announcer{rings};
-            for (; walk.valid(); walk.advance())
-                for (int stage = walk.first; stage < walk.end; ++stage) announcer.stage(stage, walk.together);
-        }
+    } else if (receivers_of<Tuning>(nullptr) > 1 && thread == 64) {
+        FilterCopies<Problem, Tuning> filters(prepared, tiles, rings);
+        for (; walk.valid(); walk.advance())
+            for (int stage = walk.first; stage < walk.end; ++stage) filters.want_stage(stage, walk.together);
     }
 }
 
@@ -250,7 +241,7 @@ __device__ __forceinline__ void produce(const float* x, const float* prepared, l
             cp_async_wait_group<1>();
             __syncwarp();
             if (thread % 32 == 0) mbarrier_arrive(rings.pixels_full(previous));
-            if (thread == 0) filters.stage(behind.tile, filter_stage);
+            if (thread == 0) filters.stage(behind.tile, filter_stage, false);
             if (++filter_stage == behind.end) {
                 behind.advance();
                 filter_stage = behind.first;
@@ -269,7 +260,7 @@ __device__ __forceinline__ void produce(const float* x, const float* prepared, l
         cp_async_wait_group<0>();
         __syncwarp();
         if (thread % 32 == 0) mbarrier_arrive(rings.pixels_full(previous));
-        if (thread == 0) filters.stage(behind.tile, filter_stage);
+        if (thread == 0) filters.stage(behind.tile, filter_stage, false);
     }
 }
 

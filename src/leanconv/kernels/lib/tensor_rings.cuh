@@ -85,8 +85,6 @@ __device__ __forceinline__ int flat_shift(int tap, int apart) {
 // Tuning names none.
 template <class Tuning> __host__ __device__ constexpr int receivers_of(decltype(Tuning::receivers)*) { return Tuning::receivers; }
 template <class Tuning> __host__ __device__ constexpr int receivers_of(...) { return 1; }
-template <class Tuning> __host__ __device__ constexpr int announced_of(decltype(Tuning::announced)*) { return Tuning::announced; }
-template <class Tuning> __host__ __device__ constexpr int announced_of(...) { return 0; }
 
 // The tiles of the output: filters change fastest, so that blocks that run side by side read the same pixels. Where all tiles
 // are those of blocks that receive filters together, tiles of pixels are rounded up to as many; what lies past the last pixel
@@ -142,10 +140,10 @@ struct TensorRings {
     static constexpr int pixel_bytes = by_maps ? 2 * half_bytes : split_depth * pitch * 4;
     static_assert(pixel_bytes % 1024 == 0 && F::stage_bytes % 1024 == 0, "stages begin where swizzle patterns do");
     static constexpr int bytes = Tuning::pixel_stages * pixel_bytes + Tuning::filter_stages * F::stage_bytes;
-    static constexpr int shared_bytes =
-        bytes + 2 * (Tuning::pixel_stages + Tuning::filter_stages) * 8 + announced_of<Tuning>(nullptr) * Tuning::filter_stages * 8;
-    static constexpr int producer_warps = 4, consumer_warps = 4 * Tuning::warpgroups;
     static constexpr int receivers = receivers_of<Tuning>(nullptr);
+    static constexpr int shared_bytes =
+        bytes + (2 * Tuning::pixel_stages + (receivers > 1 ? 3 : 2) * Tuning::filter_stages) * 8;
+    static constexpr int producer_warps = 4, consumer_warps = 4 * Tuning::warpgroups;
     unsigned char* base;
 
     __device__ __forceinline__ TensorRings() : base(shared_memory_for_swizzles()) {}
@@ -163,6 +161,7 @@ struct TensorRings {
     __device__ __forceinline__ Mbarrier* filters_free(int stage) const {
         return filters_full(Tuning::filter_stages) + stage;
     }
+    // Complete when all receivers can take the stage.
     __device__ __forceinline__ Mbarrier* filters_wanted(int stage) const {
         return filters_free(Tuning::filter_stages) + stage;
     }
@@ -174,8 +173,8 @@ struct TensorRings {
         }
         for (int i = 0; i < Tuning::filter_stages; ++i) {
             mbarrier_init(filters_full(i), 1);
-            mbarrier_init(filters_free(i), consumer_warps / sharers_of(F::states) * (announced_of<Tuning>(nullptr) ? 1 : receivers));
-            if (announced_of<Tuning>(nullptr)) mbarrier_init(filters_wanted(i), receivers);
+            mbarrier_init(filters_free(i), consumer_warps / sharers_of(F::states));
+            if (receivers > 1) mbarrier_init(filters_wanted(i), receivers);
         }
         fence_mbarrier_init();
     }
