@@ -195,8 +195,16 @@ TENSOR_WINOGRAD = (
         "1 << cluster_rank()",
         STUCK,
     ),
-    received("both blocks of a pair copy the first half", "cluster_rank() - first) * part", "0) * part", RULE + "|" + WRONG),
-    received("blocks of a pair have the same tile", "tile % receivers) * F::tiles", "0) * F::tiles", WRONG + "|" + RACE, "wide"),
+    received(
+        "both blocks of a pair copy the first half", "cluster_rank() - first) * part", "0) * part", RULE + "|" + WRONG
+    ),
+    received(
+        "blocks of a pair have the same tile",
+        "tile % receivers) * F::tiles",
+        "0) * F::tiles",
+        WRONG + "|" + RACE,
+        "wide",
+    ),
     received(
         "a block leaves while the other one of the pair sends it filters",
         "__syncwarp();\n        meet_in_cluster();\n    }\n}",

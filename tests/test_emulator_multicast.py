@@ -1,5 +1,5 @@
-"""Copies to several blocks of a cluster on the emulator: a ring of stages of which each block brings a part to both, and
-arrivals at the other one's mbarriers."""
+"""Copies to several blocks of a cluster on the emulator: a ring of stages of which each block brings a part to both,
+and arrivals at the other one's mbarriers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from test_emulator_bulk import ARGUMENTS, SHARED, unit, words
 
 from leanconv.runtime.compile import compile_source
 
-#: Thread 32 of each block brings half of each stage to both; the first warp reads it all and tells both that it is free.
+#: Thread 32 of each block brings half of each stage to both; the first warp reads all of it and tells both when it has.
 PAIR = """
 Mbarrier* empty = full + 3;
 const int own = cluster_rank();
@@ -28,7 +28,8 @@ if (t == 32) {
         const int stage = k % 3, parity = k / 3 & 1;
         /* wait empty */ mbarrier_wait_parity(empty + stage, parity ^ 1);
         /* expect */ mbarrier_arrive_expect_tx(full + stage, 256);
-        /* copy */ cp_async_bulk_multicast_shared_global(s + stage * 64 + own * 32, x + k * 64 + own * 32, 128, full + stage, 3);
+        int* to = s + stage * 64 + own * 32;
+        /* copy */ cp_async_bulk_multicast_shared_global(to, x + k * 64 + own * 32, 128, full + stage, 3);
     }
 } else if (t < 32) {
     int sum = 0;
@@ -69,12 +70,15 @@ STUCK = "the cluster is stuck"
     ("body", "message"),
     [
         # a block tells itself alone, or the other one alone, or one of them twice
-        (PAIR.replace("if (t < 2) mbarrier_arrive_cluster(empty + stage, t)", "if (t == 0) mbarrier_arrive(empty + stage)"), STUCK),
+        (PAIR.replace("if (t < 2)", "if (t == own)"), STUCK),
         (PAIR.replace("if (t < 2)", "if (t == 1 - own)"), STUCK),
         (PAIR.replace("(empty + stage, t)", "(empty + stage, own)"), f"{UNDER_WAY}|{STUCK}|completes before thread"),
         (without(PAIR, "say empty"), STUCK),
         # the stage is free in one block alone when it is copied to
-        (PAIR.replace("mbarrier_init(empty + k, 2)", "mbarrier_init(empty + k, 1)"), f"{UNDER_WAY}|completes before|{STUCK}"),
+        (
+            PAIR.replace("mbarrier_init(empty + k, 2)", "mbarrier_init(empty + k, 1)"),
+            f"{UNDER_WAY}|completes before|{STUCK}",
+        ),
         (without(PAIR, "wait empty"), f"{UNDER_WAY}|arrives in phase"),
         (swapped(without(PAIR, "gather"), "read", "say empty"), UNDER_WAY),
         # receivers: one, the wrong one, none, more than there are
@@ -84,13 +88,21 @@ STUCK = "the cluster is stuck"
         (PAIR.replace("full + stage, 3)", "full + stage, 7)"), "rank 2 of a cluster of 2"),
         (PAIR.replace("(empty + stage, t)", "(empty + stage, t + 1)"), f"rank 2 of a cluster of 2|{STUCK}"),
         # each expects its own half, both bring the same one
-        (PAIR.replace("mbarrier_arrive_expect_tx(full + stage, 256)", "mbarrier_arrive_expect_tx(full + stage, 128)"), "not"),
-        (PAIR.replace("s + stage * 64 + own * 32", "s + stage * 64"), "are under way: no wait has seen the copy"),
+        (
+            PAIR.replace(
+                "mbarrier_arrive_expect_tx(full + stage, 256)", "mbarrier_arrive_expect_tx(full + stage, 128)"
+            ),
+            "not",
+        ),
+        (
+            PAIR.replace("int* to = s + stage * 64 + own * 32", "int* to = s + stage * 64"),
+            "are under way: no wait has seen the copy",
+        ),
         # the other one's mbarriers are not there yet, or not there any more
         (without(PAIR, "meet"), "no mbarrier has been initialised|copies do not know"),
         (without(PAIR, "leave"), "has left the kernel"),
     ],
-)  # fmt: skip
+)
 def test_a_broken_pair_is_reported(body, message):
     with pytest.raises(EmulatorError, match=message):
         play(body)

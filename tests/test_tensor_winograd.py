@@ -238,7 +238,7 @@ def test_pairs_of_blocks_receive_filters_together(problem: ConvProblem, split: i
 
 
 def test_pairs_have_tiles_of_the_same_filters() -> None:
-    """So they are not offered where blocks have no whole tile, or a tile of pixels alone is none of those that are left."""
+    """They are not offered where blocks have no whole tile, nor where single last pixels are not among what is left."""
     few = replace(HOPPER, multiprocessors=4)
     layer = ConvProblem(7, 64, 8, 16, 200, 3, 3, padding=(1, 1, 1, 1), layout="NHWC", precision="fp32")
 

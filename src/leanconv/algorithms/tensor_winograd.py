@@ -40,9 +40,9 @@ class PairConfig(Config, SplitFilters):
     """A tile has 64 pairs of outputs and ``chunks`` x ``chunk`` filters, of which a product takes ``chunk``.
 
     ``lines`` pixels are a stage, or ``flat`` columns of them in NCHW, of which a copy brings ``granule`` pairs. Outputs
-    are those of pairs in ``heights`` neighbouring rows. ``exchange`` sums of a thread change hands at once. ``receivers``
-    neighbouring blocks of a cluster have the same filters, of which each copies a part to all of them. The rest is as in
-    `TensorConfig`.
+    are those of pairs in ``heights`` neighbouring rows. ``exchange`` sums of a thread change hands at once.
+    ``receivers`` neighbouring blocks of a cluster have the same filters, and each copies a part of them to all. The
+    rest is as in `TensorConfig`.
     """
 
     chunk: int
@@ -86,8 +86,8 @@ class PairConfig(Config, SplitFilters):
 
     @property
     def shared_bytes(self) -> int:
-        """Shared memory of a block: both rings, two barriers a stage, or three of filters that several blocks receive, and
-        the sums that change hands."""
+        """Shared memory of a block: both rings, two barriers a stage, three of filters that several blocks receive,
+        and the sums that change hands."""
         barriers = 16 * self.pixel_stages + (16 if self.receivers == 1 else 24) * self.filter_stages
         return self.ring_bytes + barriers + 4 * 128 * self.warpgroups * self.exchange
 
@@ -248,8 +248,8 @@ class TensorWinograd(SplitGemm[PairConfig]):
         return of_pixels * ceil_div(problem.group_k, config.filters) * problem.groups
 
     def _with_splits(self, config: PairConfig, parts: list[PartialConvolution], target: Target) -> Iterator[PairConfig]:
-        """The configuration, and with the reduction split over a cluster where the rings take the outputs of a tile; each
-        also with filters that pairs of blocks receive together."""
+        """The configuration, and with the reduction split over a cluster where the rings take the outputs of a tile;
+        each also with filters that pairs of blocks receive together."""
         yield config
         if not parts:
             return
@@ -268,8 +268,8 @@ class TensorWinograd(SplitGemm[PairConfig]):
                     yield variant(pairs, split=split)
 
     def _has_pairs(self, part: PartialConvolution, config: PairConfig, split: int, target: Target) -> bool:
-        """Whether pairs of tiles have the same filters wherever blocks have whole ones: if tiles of pixels are odd in number,
-        those of the last one are shared by clusters."""
+        """Whether pairs of tiles have the same filters wherever blocks have whole ones: if tiles of pixels are odd in
+        number, those of the last one are shared by clusters."""
         tiles, of_filters = self._tiles(part, config), ceil_div(part.problem.group_k, config.filters)
         whole, left = rounds_of(tiles, split, target)
         odd = tiles // (of_filters * part.problem.groups) % 2 == 1

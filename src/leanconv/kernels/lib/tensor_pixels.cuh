@@ -73,7 +73,8 @@ struct FilterCopies {
             mbarrier_wait_parity(rings.filters_free(place.stage), place.parity ^ 1);
             mbarrier_arrive_expect_tx(rings.filters_full(place.stage), F::stage_bytes);
             for (unsigned i = 0; i < receivers; ++i)
-                mbarrier_arrive_cluster(rings.filters_wanted(place.stage), alone ? cluster_rank() : first_receiver<receivers>() + i);
+                mbarrier_arrive_cluster(rings.filters_wanted(place.stage),
+                                        alone ? cluster_rank() : first_receiver<receivers>() + i);
             place.advance();
         }
     }
