@@ -20,9 +20,10 @@ import hashlib
 import json
 import math
 import os
+import re
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
@@ -47,10 +48,11 @@ VGG = {
 }
 RESNET = {"resnet18": (2, 2, 2, 2), "resnet34": (3, 4, 6, 3)}
 NETWORKS = ("resnet18", "resnet34", "vgg16", "vgg19", "vgg16x5", "vgg16x7")
-#: memory order, and whether PyTorch may round factors to 10 bits
+#: memory order, and whether factors may be rounded to 10 bits
 ENGINES = {
     "leanconv": ("nhwc", False),
     "leanconv-nchw": ("nchw", False),
+    "leanconv-tf32": ("nhwc", True),
     "torch-fp32-nchw": ("nchw", False),
     "torch-fp32-nhwc": ("nhwc", False),
     "torch-tf32-nhwc": ("nhwc", True),
@@ -135,7 +137,10 @@ def engine_of(name: str, net: nn.Module) -> Iterator[Any]:
     flags = torch.backends.cudnn.flags(enabled=True, benchmark=True, deterministic=False, allow_tf32=tf32)
     matmul, torch.backends.cuda.matmul.allow_tf32 = torch.backends.cuda.matmul.allow_tf32, tf32
     try:
-        with flags, leanconv.torch.enable(net) if name.startswith("leanconv") else nullcontext() as taken:
+        taking = (
+            leanconv.torch.enable(net, precision="tf32" if tf32 else "fp32") if "leanconv" in name else nullcontext()
+        )
+        with flags, taking as taken:
             yield taken
     finally:
         torch.backends.cuda.matmul.allow_tf32 = matmul
@@ -173,6 +178,37 @@ class Scratch(TorchDispatchMode):
         return result
 
 
+#: what a GPU kernel does in a step, by a pattern of its name; the first that is found counts
+KERNELS = {
+    "filters' gradient": r"wgrad|tensor_weight|implicit_gemm_weight|direct_weight|sum_parts",
+    "preparing filters": r"tensor_filters|largest_.*channels|plain_.*filters|gradient_filters|filter_transform",
+    "convolution": r"fprop|dgrad|cudnn::cnn|winograd|tensor_gemm|implicit_gemm|direct|im2win|nchwToNhwc|nhwcToNchw",
+    "normalisation": r"(?i)batch_?norm|bn_",
+    "activation": r"leaky_relu",
+    "pooling": r"pool",
+    "optimiser": r"multi_tensor",
+    "other": r"",
+}
+
+
+def kernels_of(step: Callable[[], Any], steps: int = 3) -> dict[str, float]:
+    """Microseconds of a step that the GPU spends in each sort of kernels (`KERNELS`)."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        for _ in range(steps):
+            step()
+        torch.cuda.synchronize()
+    spent = dict.fromkeys(KERNELS, 0.0)
+    for event in profile.events():
+        if event.device_type == torch.autograd.DeviceType.CUDA:
+            spent[sort_of(event.name)] += event.device_time / steps
+    return {sort: round(us, 1) for sort, us in spent.items()}
+
+
+def sort_of(kernel: str) -> str:
+    """What a kernel of this name does: a key of `KERNELS`."""
+    return next(sort for sort, pattern in KERNELS.items() if re.search(pattern, kernel))
+
+
 def hash_of(net: nn.Module) -> str:
     """Of all weights, bit by bit."""
     total = hashlib.sha256()
@@ -184,7 +220,7 @@ def hash_of(net: nn.Module) -> str:
 def train(
     name: str, size: int, engine: str, images: Any, classes: Any, *, batch: int, optimiser: str = "adam",
     steps: int = 100, warm: int = 10, seed: int = 0, device: str = "cpu", report: bool = False,
-    own_statistics: bool = False, bucket_mb: float = 25,
+    own_statistics: bool = False, bucket_mb: float = 25, profile: bool = False,
 ) -> dict[str, Any]:  # fmt: skip
     """A row of results: ``us`` a step (the median), ``peak_bytes`` besides the images, ``loss`` and ``losses``.
 
@@ -192,7 +228,8 @@ def train(
     steps, in which kernels are compiled and cuDNN tries its algorithms. ``loss`` is the mean of the last tenth of the
     steps. With ``own_statistics`` each of several processes normalises by its own images; gradients are sent in pieces
     of ``bucket_mb``, each as soon as it is whole. ``scratch_bytes`` is the most that one convolution, forward or
-    backward, took besides its results, in a step after the others; ``sha256`` is that of the weights before it.
+    backward, took besides its results, in a step after the others; ``sha256`` is that of the weights before it. With
+    ``profile``, on a GPU, ``kernels`` has the time of a step by sorts of kernels, of three steps more.
     """
     rank, ranks = (torch.distributed.get_rank(), torch.distributed.get_world_size()) if in_group() else (0, 1)
     form = torch.channels_last if ENGINES[engine][0] == "nhwc" else torch.contiguous_format
@@ -233,9 +270,16 @@ def train(
             marks.append(mark(cuda))
         times = [between(*pair) for pair in zip(marks[warm:], marks[warm + 1 :], strict=False)]
         peak = torch.cuda.max_memory_allocated() - before if cuda else 0
-        sha256 = hash_of(net)
-        with Scratch() as scratch:
+        sha256, weights = hash_of(net), float(sum(each.detach().double().abs().sum() for each in net.parameters()))
+
+        def step_again() -> None:
+            optimise.zero_grad(set_to_none=True)
             functional.cross_entropy(net(x[chosen]), y[chosen]).backward()
+            optimise.step()
+
+        with Scratch() as scratch:
+            step_again()
+        kernels = kernels_of(step_again) if profile and cuda else None
     curve = torch.stack(losses)
     if ranks > 1:
         torch.distributed.all_reduce(curve)
@@ -247,8 +291,10 @@ def train(
         "steps": steps, "us": round(1e6 * statistics.median(times), 1),
         "peak_bytes": peak, "scratch_bytes": scratch.most, "sha256": sha256,
         "loss": statistics.fmean(values[-max(1, steps // 10):]), "losses": [round(value, 6) for value in values],
-        "weights": float(sum(each.detach().double().abs().sum() for each in net.parameters())),
+        "weights": weights,
     }  # fmt: skip
+    if kernels is not None:
+        row["kernels"] = kernels
     if taken is not None:
         counted = taken.report()
         row["taken"], row["left"] = len(counted.taken), len(counted.left)
@@ -282,6 +328,7 @@ def main() -> None:
         help="under torchrun: gradients are sent in pieces of so many MB while others are computed; 1000: at the end",
     )  # fmt: skip
     parser.add_argument("--twice", action="store_true", help="train twice, to say whether all bits are the same")
+    parser.add_argument("--profile", action="store_true", help="time of a step by sorts of kernels, on a GPU")
     parser.add_argument("--report", action="store_true", help="what leanconv ran, layer by layer")
     given = parser.parse_args()
 
@@ -306,7 +353,7 @@ def main() -> None:
         run = partial(
             train, name, size, engine, images, classes, batch=batch, optimiser=optimiser, steps=given.steps, seed=seed,
             device=device, report=given.report and first, own_statistics=given.own_statistics,
-            bucket_mb=given.bucket_mb,
+            bucket_mb=given.bucket_mb, profile=given.profile,
         )  # fmt: skip
         row = run()
         if given.twice:

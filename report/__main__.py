@@ -102,11 +102,17 @@ def refit(
 
 
 @app.command()
-def networks(results: Records = RESULTS, revision: options.Revision = None) -> None:
+def networks(
+    names: Annotated[list[str] | None, typer.Argument(help="Networks; by default all.")] = None,
+    results: Records = RESULTS,
+    revision: options.Revision = None,
+) -> None:
     """Measure whole networks of torchvision on this machine's GPU, with leanconv's convolutions and PyTorch's."""
-    from report.networks import measure
+    from report.networks import NETWORKS, measure
 
-    print(measure(results, revision))
+    if unknown := sorted(set(names or ()) - set(NETWORKS)):
+        raise typer.BadParameter(f"no network is called {', '.join(unknown)}; there are {', '.join(NETWORKS)}")
+    print(measure(results, revision, names or tuple(NETWORKS)))
 
 
 @app.command()

@@ -128,7 +128,7 @@ def measure_network(network: str, shape: tuple[int, ...]) -> Iterator[dict[str, 
 
 
 def measure(results: Path, revision: str | None = None, networks: Sequence[str] = tuple(NETWORKS)) -> Path:
-    """Measure on this machine's GPU; returns the results file."""
+    """Measure on this machine's GPU; returns the results file, in which other networks keep their rows."""
     import torch
     import torchvision
 
@@ -137,15 +137,26 @@ def measure(results: Path, revision: str | None = None, networks: Sequence[str] 
     versions = {"torch": torch.__version__, "torchvision": torchvision.__version__}
     about = machine.describe(True, None, versions, revision)
     path = results / machine.slug(about) / "networks.json"
-    rows = []
+    kept = _read(path)[1] if path.is_file() else []
     for network in networks:
+        rows = []
         for row in measure_network(network, NETWORKS[network]):
-            rows.append(row)
+            rows.append(row | {"revision": about["git_revision"], "date": about["date"]})
             text = "{network} {engine}: {us:.0f} µs, convolutions {convolutions_us:.0f}, eager {eager_us:.0f}"
             left = f", {row['left']} left to PyTorch" if row.get("left") else ""
             print(text.format(**row), f"error {row['error']:.1e}{left}", flush=True)
-        write_text(path, json.dumps({"machine": about, "rows": rows}, indent=1) + "\n")
+        kept = [row for row in kept if row["network"] != network] + rows
+        kept.sort(key=lambda row: list(NETWORKS).index(row["network"]))
+        write_text(path, json.dumps({"machine": about, "rows": kept}, indent=1) + "\n")
     return path
+
+
+def _read(path: Path) -> tuple[str, list[dict[str, Any]]]:
+    """The GPU of a results file, and its rows, each with its revision and date."""
+    record = json.loads(path.read_text(encoding="utf-8"))
+    about = record["machine"]
+    rows = [{"revision": about["git_revision"], "date": about["date"], **row} for row in record["rows"]]
+    return about["gpu"], rows
 
 
 def table(rows: Sequence[dict[str, Any]]) -> Table:
@@ -167,16 +178,25 @@ def table(rows: Sequence[dict[str, Any]]) -> Table:
     return ["network", "batch", *titles, "×", "convolutions alone", "without graphs", "error", "taken"], lines
 
 
+def _revisions(rows: Sequence[dict[str, Any]]) -> str:
+    """When the networks were measured and at which revision; those that share both together."""
+    of: dict[str, list[str]] = {}
+    for row in rows:
+        words = f"{row['date'][:10]}, {markdown.revision({'git_revision': row['revision']}, digits=12)}"
+        names = of.setdefault(words, [])
+        names += [row["network"]] if row["network"] not in names else []
+    return next(iter(of)) if len(of) == 1 else "; ".join(f"{', '.join(names)}: {words}" for words, names in of.items())
+
+
 def section(paths: Sequence[Path]) -> str:
     """The tables of all machines."""
     parts = []
     for path in paths:
-        record = json.loads(path.read_text(encoding="utf-8"))
-        about = record["machine"]
-        origin = f"{about['gpu']}, {about['date'][:10]}, {markdown.revision(about, digits=12)}."
+        gpu, rows = _read(path)
+        origin = f"{gpu}, {_revisions(rows)}."
         meaning = (
             "Milliseconds of a forward pass. × is PyTorch's time over leanconv's, each in its better layout; the pairs "
             "to the right are PyTorch / leanconv in these layouts; “taken” is how many layers ran on leanconv."
         )
-        parts.append(f"{origin} {meaning}\n\n{markdown.table(table(record['rows']))}")
+        parts.append(f"{origin} {meaning}\n\n{markdown.table(table(rows))}")
     return "\n\n".join(parts) if parts else "Not measured yet: `python -m report networks` makes these figures."

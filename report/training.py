@@ -21,6 +21,7 @@ Row = dict[str, Any]
 ENGINES = {
     "leanconv": ("leanconv, channels last", "#0060a0"),
     "leanconv-nchw": ("leanconv, NCHW", "#60a0d0"),
+    "leanconv-tf32": ("leanconv, tier tf32, channels last", "#309060"),
     "torch-fp32-nchw": ("PyTorch, strict FP32, NCHW", "#d07020"),
     "torch-fp32-nhwc": ("PyTorch, strict FP32, channels last", "#a03020"),
     "torch-tf32-nhwc": ("PyTorch, TF32, channels last", "#808080"),
@@ -32,9 +33,10 @@ def single(rows: Sequence[Row]) -> list[Row]:
     return [row for row in rows if row["gpus"] == 1 and row["seed"] == 0]
 
 
-def best(rows: Sequence[Row], start: str) -> Row | None:
-    """The fastest of the engines whose name begins so."""
-    return min((row for row in rows if row["engine"].startswith(start)), key=lambda row: row["us"], default=None)
+def best(rows: Sequence[Row], engine: str) -> Row | None:
+    """The fastest of an engine in the layouts that were measured."""
+    names = {f"{engine}{layout}" for layout in ("", "-nchw", "-nhwc")}
+    return min((row for row in rows if row["engine"] in names), key=lambda row: row["us"], default=None)
 
 
 def table(rows: Sequence[Row]) -> Table:
@@ -42,17 +44,24 @@ def table(rows: Sequence[Row]) -> Table:
     lines = []
     for problem, optimiser in dict.fromkeys((row["problem"], row["optimiser"]) for row in single(rows)):
         of = [row for row in single(rows) if (row["problem"], row["optimiser"]) == (problem, optimiser)]
-        ours, theirs, tf32 = (best(of, start) for start in ("leanconv", "torch-fp32", "torch-tf32"))
+        ours, rounded, theirs, tf32 = (
+            best(of, engine) for engine in ("leanconv", "leanconv-tf32", "torch-fp32", "torch-tf32")
+        )
         if ours is None or theirs is None:
             continue
         lines.append([
-            problem, optimiser, *(f"{row['us'] / 1000:.1f}" if row else "–" for row in (ours, theirs, tf32)),
-            f"{theirs['us'] / ours['us']:.2f}", f"{tf32['us'] / ours['us']:.2f}" if tf32 else "–",
+            problem, optimiser, *(f"{row['us'] / 1000:.1f}" if row else "–" for row in (ours, theirs, tf32, rounded)),
+            times(theirs, ours), times(tf32, ours), times(tf32, rounded),
             *(f"{mebibytes(ours, key)} / {mebibytes(theirs, key)}" for key in ("peak_bytes", "scratch_bytes")),
             f"{ours['loss']:.2g} / {theirs['loss']:.2g}",
         ])  # fmt: skip
-    head = ["network", "optimiser", "leanconv", "PyTorch, strict FP32", "TF32", "×", "× TF32", "MiB", "in passing"]
-    return [*head, "loss"], lines
+    head = ["network", "optimiser", "leanconv", "PyTorch, strict FP32", "its TF32", "leanconv, tier tf32"]
+    return [*head, "×", "× TF32", "tier tf32 × TF32", "MiB", "in passing", "loss"], lines
+
+
+def times(theirs: Row | None, ours: Row | None) -> str:
+    """How many times as fast as theirs ours is."""
+    return f"{theirs['us'] / ours['us']:.2f}" if theirs and ours else "–"
 
 
 def mebibytes(row: Row, key: str) -> str:
@@ -120,6 +129,17 @@ def apart_by(losses: Sequence[float], others: Sequence[float]) -> tuple[float, f
     return max(each[:4]), max(each)
 
 
+def shares(rows: Sequence[Row]) -> Table:
+    """A line for each training that was profiled: milliseconds of a step in each sort of kernels."""
+    profiled = [row for row in rows if "kernels" in row and row["gpus"] == 1]
+    sorts = list(dict.fromkeys(sort for row in profiled for sort in row["kernels"]))
+    lines = []
+    for row in profiled:
+        each = [row["kernels"].get(sort, 0.0) / 1000 for sort in sorts]
+        lines.append([row["problem"], row["engine"], *(f"{ms:.2f}" for ms in each), f"{sum(each):.1f}"])
+    return ["network", "engine", *sorts, "sum"], lines
+
+
 def of_batch(problem: str, parts: int) -> str:
     """The name of a problem with a part of its images: "vgg16-b1024-32" is "vgg16-b512-32"."""
     return re.sub(r"-b(\d+)-", lambda match: f"-b{int(match.group(1)) // parts}-", problem)
@@ -162,11 +182,17 @@ def section(paths: Sequence[Path]) -> str:
         origin = f"{about['gpu']}, {about['date'][:10]}, {markdown.revision(about, digits=12)}."
         meaning = (
             f"Images: {record['images']}. Milliseconds of a step (forward, backward, optimiser), each in the better of "
-            "the layouts that were measured; × is PyTorch's time over leanconv's; MiB is the peak besides the images, "
+            "the layouts that were measured; × is PyTorch's time over leanconv's, in strict FP32, of its TF32 over our "
+            "float32-grade tier, and of its TF32 over our tier tf32; MiB is the peak besides the images, "
             "“in passing” what of it one convolution takes at most besides its result, and loss the mean of the last "
             "tenth of the steps, leanconv / PyTorch in strict FP32."
         )
-        texts = f"{origin} {meaning}", markdown.table(table(rows)), seeds(rows)
+        texts = [f"{origin} {meaning}", markdown.table(table(rows)), seeds(rows)]
+        if any("kernels" in row for row in rows):
+            texts += [
+                "Milliseconds of a step that the GPU spends in each sort of kernels, by PyTorch's profiler:",
+                markdown.table(shares(rows)),
+            ]
         parts.append("\n\n".join(filter(None, texts)))
     return "\n\n".join(parts) if parts else "Not measured yet: `examples/train_cnn.py --json` makes these figures."
 

@@ -30,7 +30,15 @@ def _tensor_cases() -> list[Case]:
     layers.add("gradient", 2, 40, 6, 8, 64, 3, 3, layouts=ALL, op="dgrad", **pad)
     layers.add("gradient-stride", 2, 40, 8, 7, 64, 4, 3, layouts=USUAL, op="dgrad", stride=(2, 2), padding=(1, 1, 1, 0))
     layers.add("gradient-zeros", 1, 32, 9, 9, 64, 1, 1, layouts=USUAL, op="dgrad", stride=(2, 2))
+    first = {"layouts": ("NCHW",)}
+    layers.add("planes", 3, 64, 7, 7, 72, 3, 3, bias=True, activation="relu", **first, **pad)
+    layers.add("planes-groups", 3, 64, 6, 6, 64, 3, 2, groups=2, dilation=(1, 2), padding=(1, 1, 0, 1), **first)
+    layers.add("planes-stride", 3, 32, 9, 9, 64, 3, 3, stride=(2, 1), padding=(1, 0, 1, 2), **first)
+    layers.add("planes-one-by-one", 4, 160, 7, 7, 64, 1, 1, **first)
+    layers.add("planes-gradient", 3, 64, 7, 5, 64, 3, 3, op="dgrad", accumulate=True, **first, **pad)
     one = Layers("tensor-", precision="tf32")
+    one.add("one-product-planes", 7, 96, 5, 5, 70, 3, 3, bias=True, **first, **pad)
+    one.add("one-product-planes-one-by-one", 4, 160, 7, 7, 64, 1, 1, **first)
     one.add("one-product", 2, 40, 6, 8, 72, 3, 3, layouts=USUAL, **pad)
     last = {"layouts": ("NHWC",)}
     one.add("rows-of-taps", 2, 128, 6, 7, 72, 3, 3, bias=True, **last, **pad)

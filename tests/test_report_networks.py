@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import sys
+import types
 from pathlib import Path
 from typing import Any
 
@@ -66,3 +68,24 @@ def test_a_network_is_a_line_and_the_better_layouts_are_compared(tmp_path: Path)
     assert "NVIDIA X, 2026-11-22, revision abc. Milliseconds" in page
     assert "| net | 4 | 3.00 | 4.00 | – | 1.50 | 2.00 | 1.50 / 0.75 | 6.00 / 3.00 | 2.0e-07 / 1.0e-07 | 3 of" in page
     assert "python -m report networks" in networks.section([])
+
+
+def test_networks_that_are_not_measured_again_keep_their_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    about = {"gpu": "NVIDIA X", "date": "2026-11-22T00:00:00", "git_revision": "new"}
+    pair = [row("torch-fp32-nchw", 3000, 2e-7), row("leanconv-nchw", 1000, 2e-7)]
+    before = [{**each, "network": name} for name in ("vgg16", "unet") for each in pair]
+    path = tmp_path / "nvidia-x" / "networks.json"
+    path.parent.mkdir()
+    path.write_text(json.dumps({"machine": about | {"git_revision": "old"}, "rows": before}))
+    monkeypatch.setattr(networks.machine, "describe", lambda *given: about)
+    monkeypatch.setattr(networks.machine, "slug", lambda about: "nvidia-x")
+    monkeypatch.setitem(sys.modules, "torchvision", types.SimpleNamespace(__version__="0"))
+    again = [{**each, "network": "vgg16", "us": each["us"] / 2} for each in pair]
+    monkeypatch.setattr(networks, "measure_network", lambda *given: iter(again))
+    assert networks.measure(tmp_path, networks=["vgg16"]) == path
+    rows = json.loads(path.read_text())["rows"]
+    assert [(each["network"], each["revision"], each["us"]) for each in rows] == [
+        ("vgg16", "new", 1500), ("vgg16", "new", 500), ("unet", "old", 3000), ("unet", "old", 1000),
+    ]  # fmt: skip
+    said = networks.section([path])
+    assert "vgg16: 2026-11-22, revision new; unet: 2026-11-22, revision old." in said and "| unet | 4 | 3.00 |" in said

@@ -33,20 +33,27 @@ def _ways(case: Case) -> list[TensorConfig]:
     for config in configs:
         if config.filters <= 128:
             split = min(config.split, 2)
-            kinds.setdefault((config.flat, config.row_lines > 0, config.partials, config.chunks > 1, split), config)
+            kind = config.flat, config.row_lines > 0, config.spacing > 0, config.partials, config.chunks > 1, split
+            kinds.setdefault(kind, config)
     return list(kinds.values())
 
 
 def _every() -> list[Any]:
-    """All layers in all ways; ``make test`` plays half of the layers, layouts by turns."""
+    """All layers in all ways; ``make test`` plays half of the layers, layouts by turns, and planes in their layers."""
     found, chosen = [], []
     for turn, case in enumerate(TENSOR_CASES):
-        ways = _ways(case)
+        ways = sorted(_ways(case), key=lambda config: config.spacing > 0)
+        in_planes = [config for config in ways if config.spacing] if "planes" in case.name else []
         for i, config in enumerate(ways):
             kind = "taps" if config.row_lines else "rows" if config.rows else "flat" if config.flat else "columns"
+            if config.spacing:
+                kind = "planes"
             name = f"{case.name}-{kind}-{config.chunks}x{config.chunk}-p{config.partials}-split{config.split}"
             found.append((case, config, name))
-            chosen += [found[-1]] if case.in_turn and turn % 2 == 0 and i == turn // 2 % len(ways) else []
+            if in_planes:
+                chosen += [found[-1]] if config is in_planes[turn % len(in_planes)] else []
+            elif case.in_turn and turn % 2 == 0 and i == turn // 2 % len(ways):
+                chosen.append(found[-1])
     return selection.marked(found, chosen, lambda each: (each[:2], each[2]))
 
 
@@ -284,6 +291,26 @@ def test_small_outputs_split_the_reduction() -> None:
     assert next(iter(TENSOR_GEMM.configs(problem, HOPPER))).split > 1
     large = replace(problem, n=128)
     assert next(iter(TENSOR_GEMM.configs(large, HOPPER))).split == 1
+
+
+def test_planes_serve_small_images() -> None:
+    """In NCHW, by 32 channels, where lanes can have channels in different banks and shared memory holds the images."""
+    small = ConvProblem(128, 512, 7, 7, 512, 3, 3, padding=(1, 1, 1, 1), layout="NCHW")
+
+    def spacings(**changes: Any) -> set[int]:
+        return {config.spacing for config in TENSOR_GEMM.configs(replace(small, **changes), HOPPER)}
+
+    assert next(iter(TENSOR_GEMM.configs(small, HOPPER))).spacing == 8
+    assert spacings() == spacings(c=32) == {0, 8}
+    assert spacings(h=14, w=14) == {0, 2} and spacings(h=9, w=10) == {0, 4}
+    others: list[dict[str, Any]] = [{"layout": "NHWC"}, {"layout": "CHWN"}, {"c": 40}, {"h": 8, "w": 8}]
+    for changes in [
+        *others,
+        {"h": 28, "w": 29},
+        {"r": 7, "padding": (3, 3, 2, 2), "s": 5},
+        {"stride": (2, 2), "op": "dgrad"},
+    ]:
+        assert spacings(**changes) == {0}, changes
 
 
 def test_long_rows_have_a_copy_for_all_taps() -> None:

@@ -84,6 +84,20 @@ def test_several_processes_train_as_one(tmp_path: Path) -> None:
     assert len(training.several(rows)[1]) == 1 and training.single(rows) == rows[:1]
 
 
+def test_every_kernel_is_of_a_sort(example: Any) -> None:
+    """Ours by the algorithms' names, cuDNN's and PyTorch's by names that a profile of VGG-16 had."""
+    named = {
+        "filters' gradient": ["tensor_weight_parts", "sum_parts", "sm90_xmma_wgrad_indexed_implicit_gemm_f32f32"],
+        "preparing filters": ["rearranged_tensor_filters", "largest_channels", "plain_filters", "gradient_filters"],
+        "convolution": ["tensor_winograd", "tensor_gemm", "direct_tiled", "sm90_xmma_dgrad_implicit_gemm_f32f32"],
+        "normalisation": ["void cudnn::batchnorm_bwtr_nhwc_semiPersist<float>", "at::native::batch_norm_backward_cuda"],
+        "other": ["Memset (Device)", "void at::native::vectorized_elementwise_kernel<4, FillFunctor<float>>"],
+    }  # fmt: skip
+    assert {sort: [example["sort_of"](name) for name in names] for sort, names in named.items()} == {
+        sort: [sort] * len(names) for sort, names in named.items()
+    }
+
+
 def row(engine: str, us: float, **others: Any) -> dict[str, Any]:
     fixed = {"problem": "vgg16-b512-32", "optimiser": "adam", "seed": 0, "gpus": 1, "steps": 30}
     return {**fixed, "engine": engine, "us": us, "peak_bytes": us * 2**10, "loss": 0.5, "losses": [2.0] * 30, **others}
@@ -96,7 +110,9 @@ def test_the_page(tmp_path: Path) -> None:
     rows += [row("leanconv", 2.5e4, gpus=2, problem="vgg16-b1024-32", losses=[2.04] * 29 + [2.06])]
     rows += [row("leanconv", 5e4, problem="vgg16-b1024-32"), row("leanconv", 2e4, seed=1, loss=0.375, repeats=True)]
     rows += [row("torch-fp32-nhwc", 6e4, seed=1, loss=0.75)]
+    rows += [row("leanconv-tf32", 8e3)]
     rows[2]["scratch_bytes"] = 2**24
+    rows[2]["kernels"], rows[3]["kernels"] = {"convolution": 1.2e4, "other": 500.0}, {"convolution": 9e3}
     about = {"gpu": "NVIDIA X", "date": "2026-11-22T00:00:00", "git_revision": "abc"}
     (tmp_path / "nvidia-x").mkdir()
     record = {"machine": about, "images": "digits", "rows": rows}
@@ -104,8 +120,15 @@ def test_the_page(tmp_path: Path) -> None:
     block = "<!-- made: training training -->\n<!-- /made -->"
     page = fill(block, tmp_path / "page.md", tmp_path, tmp_path)
     assert "NVIDIA X, 2026-11-22, revision abc. Images: digits." in page and "nvidia-x-training.png" in page
-    assert "| vgg16-b512-32 | adam | 20.0 | 60.0 | 10.0 | 3.00 | 0.50 | 20 / 59 | 16 / – | 0.5 / 0.25 |" in page
+    assert (
+        "| vgg16-b512-32 | adam | 20.0 | 60.0 | 10.0 | 8.0 | 3.00 | 0.50 | 1.25 | 20 / 59 | 16 / – | 0.5 / 0.25 |"
+        in page
+    )
     assert "vgg16-b512-32, adam, 2 seeds: losses 0.375, 0.5; PyTorch's 0.25, 0.75. Of 1 trainings by leanconv" in page
+    assert (
+        "| vgg16-b512-32 | leanconv | 12.00 | 0.50 | 12.5 |\n| vgg16-b512-32 | torch-tf32-nhwc | 9.00 | 0.00 | 9.0 |"
+        in page
+    )
     block = block.replace("training training", "processes training")
     page = fill(block, tmp_path / "page.md", tmp_path, tmp_path)
     assert "| vgg16-b512-32 | leanconv | adam | 2 | each GPU's own | 25 MB | 30.0 | – | – | – |" in page

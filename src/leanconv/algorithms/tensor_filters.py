@@ -42,6 +42,8 @@ class SplitFilters:
     rows: bool
     #: Pixels side by side that all taps of a filter row see, or 0: each tap has pixels of its own.
     row_lines = 0
+    #: Channels of the four lanes of a row are so far apart where pixels come in planes, or 0: they do not.
+    spacing = 0
     #: States of a segment of a filter row that prepared filters are transformed into; 1 is each column as it is.
     states = 1
 
@@ -128,6 +130,8 @@ def filter_launches(
     known = ("chunk", "chunks", "products", "rows", "piece", *(["states"] if config.states > 1 else []))
     if config.row_lines:
         known = (*known, "row_lines")
+    if config.spacing:
+        known = (*known, "spacing")
     tuning = (("threads", THREADS), *((name, getattr(config, name)) for name in known))
     tiles = ceil_div(problem.group_k, config.filters)
     side_by_side = problem.layout == "NHWC" or (_by_element(problem) and problem.layout != "CHWN")
@@ -188,7 +192,14 @@ class SplitGemm(TimedAlgorithm, Generic[C]):
         split = getattr(config, "split", 1)
         # by default a cluster shares those tiles that are left over, which are other images' in another batch
         shared = split > 1 and not problem.batch_invariant
-        kind = config.products, config.piece, config.rows, config.row_lines > 0, getattr(config, "flat", False)
+        kind = (
+            config.products,
+            config.piece,
+            config.rows,
+            config.row_lines > 0,
+            getattr(config, "flat", False),
+            config.spacing,
+        )
         return None if shared else (*kind, split)
 
     def arithmetic(self, problem: ConvProblem) -> Arithmetic:

@@ -32,7 +32,9 @@ class TensorConfig(Config, SplitFilters):
     ``rows``: bulk copies bring pixels in rows of channels, and where they are ``flat`` in columns of pixels; otherwise
     lanes copy columns. ``piece`` channels of one tap lie together in the reduction. ``turns``: consumers multiply in
     turn. ``pixel_stages`` and ``filter_stages`` are the lengths of the rings. ``row_lines`` pixels of a copy serve all
-    taps of a filter row; 0: each tap has a copy of its own. A cluster of ``split`` blocks shares a reduction.
+    taps of a filter row; 0: each tap has a copy of its own. Where ``spacing`` is not 0, copies bring 32 channels of
+    whole images, ``seen_pixels`` pixels in all, and lanes take channels that many apart. A cluster of ``split`` blocks
+    shares a reduction.
     """
 
     warpgroups: int
@@ -49,6 +51,8 @@ class TensorConfig(Config, SplitFilters):
     consumer_registers: int
     producer_registers: int
     row_lines: int = 0
+    seen_pixels: int = 0
+    spacing: int = 0
     split: int = 1
 
     @property
@@ -63,7 +67,10 @@ class TensorConfig(Config, SplitFilters):
 
     @property
     def pixel_stage_bytes(self) -> int:
-        """Bytes of a stage of pixels: columns are four floats longer than the tile, flat ones than 32 pixels."""
+        """Bytes of a stage of pixels: columns are four floats longer than the tile, flat ones than 32 pixels. Of planes
+        it has 32 channels."""
+        if self.spacing:
+            return 1024 * ceil_div(4 * ROW * self.seen_pixels, 1024)
         if self.flat:
             return DEPTH * 4 * self.pixels // GRANULE * (GRANULE + 4)
         return DEPTH * 4 * (self.row_lines or (self.pixels if self.rows else self.pixels + 4))
@@ -80,30 +87,30 @@ class TensorConfig(Config, SplitFilters):
 
 
 #: How pixels come into shared memory.
-Way = Literal["rows", "flat", "columns"]
+Way = Literal["rows", "flat", "planes", "columns"]
 #: A tile: warpgroups, filters of a product, such chunks, partial sums.
 Tile = tuple[int, int, int, int]
 #: Whether consumers take turns with each tile, and the TFLOP/s that it reaches on large layers (burst, H200), by how
-#: pixels come: in rows, flat, in columns.
+#: pixels come: in rows, flat, in planes, in columns. Planes of the last two and of 192 filters are guesses.
 TILES: dict[Tile, tuple[bool, dict[Way, float]]] = {
-    (2, 64, 4, 2): (True, {"rows": 237, "flat": 214, "columns": 196}),
-    (2, 128, 2, 1): (True, {"rows": 236, "flat": 216, "columns": 154}),
-    (2, 64, 3, 2): (True, {"rows": 205, "flat": 190, "columns": 175}),
-    (3, 64, 2, 1): (False, {"rows": 213, "flat": 182, "columns": 118}),
-    (2, 64, 2, 2): (True, {"rows": 193, "flat": 170, "columns": 163}),
-    (2, 128, 1, 1): (False, {"rows": 200, "flat": 175, "columns": 160}),
-    (4, 64, 1, 1): (False, {"rows": 168, "flat": 118, "columns": 73}),
-    (2, 64, 1, 1): (True, {"rows": 150, "flat": 120, "columns": 118}),
+    (2, 64, 4, 2): (True, {"rows": 237, "flat": 214, "planes": 220, "columns": 196}),
+    (2, 128, 2, 1): (True, {"rows": 236, "flat": 216, "planes": 224, "columns": 154}),
+    (2, 64, 3, 2): (True, {"rows": 205, "flat": 190, "planes": 195, "columns": 175}),
+    (3, 64, 2, 1): (False, {"rows": 213, "flat": 182, "planes": 209, "columns": 118}),
+    (2, 64, 2, 2): (True, {"rows": 193, "flat": 170, "planes": 186, "columns": 163}),
+    (2, 128, 1, 1): (False, {"rows": 200, "flat": 175, "planes": 200, "columns": 160}),
+    (4, 64, 1, 1): (False, {"rows": 168, "flat": 118, "planes": 160, "columns": 73}),
+    (2, 64, 1, 1): (True, {"rows": 150, "flat": 120, "planes": 142, "columns": 118}),
 }
 #: The TFLOP/s of one product, whose tiles are multiplied whole and without turns, of a busy card (H200). Those flat and
 #: in columns are of an earlier form of the loop.
 ONE_PRODUCT: dict[Tile, dict[Way, float]] = {
-    (2, 256, 1, 0): {"rows": 494, "flat": 375, "columns": 385},
-    (2, 192, 1, 0): {"rows": 480, "flat": 315, "columns": 340},
-    (3, 128, 1, 0): {"rows": 360, "flat": 255, "columns": 180},
-    (2, 128, 1, 0): {"rows": 345, "flat": 238, "columns": 265},
-    (3, 64, 1, 0): {"rows": 215, "flat": 130, "columns": 90},
-    (2, 64, 1, 0): {"rows": 185, "flat": 130, "columns": 130},
+    (2, 256, 1, 0): {"rows": 494, "flat": 375, "planes": 470, "columns": 385},
+    (2, 192, 1, 0): {"rows": 480, "flat": 315, "planes": 450, "columns": 340},
+    (3, 128, 1, 0): {"rows": 360, "flat": 255, "planes": 340, "columns": 180},
+    (2, 128, 1, 0): {"rows": 345, "flat": 238, "planes": 323, "columns": 265},
+    (3, 64, 1, 0): {"rows": 215, "flat": 130, "planes": 200, "columns": 90},
+    (2, 64, 1, 0): {"rows": 185, "flat": 130, "planes": 172, "columns": 130},
 }
 #: Registers of a consumer's and a producer's thread, by the number of consumers and whether tensor maps bring pixels.
 REGISTERS = {
@@ -120,6 +127,8 @@ COPY_CYCLES, PIECE_CYCLES = 32, 60
 SHARED = 227 * 1024
 #: Stages that the rings of pixels and of filters have at most.
 MOST_STAGES = (3, 8)
+#: Taps of a filter that planes serve: one bit each.
+MOST_TAPS = 32
 #: Blocks of a cluster that share a reduction.
 SPLITS = (2, 4, 8)
 
@@ -194,6 +203,27 @@ def flat_map(problem: ConvProblem, column: int = GRANULE + 4) -> TensorMap:
     )
 
 
+@dataclass(frozen=True)
+class Planes:
+    """How planes of whole images serve a tile: those of `TensorConfig`, and the fewest and most of their stages."""
+
+    seen_pixels: int
+    spacing: int
+    stages: tuple[int, int]
+
+
+def planes_of(problem: ConvProblem, pixels: int) -> Planes | None:
+    """What planes a tile of ``pixels`` sees, with lanes' channels so far apart that their loads meet each bank once."""
+    plane, image = problem.h * problem.w, problem.p * problem.q
+    if problem.layout != "NCHW" or problem.group_c % ROW or problem.r * problem.s > MOST_TAPS or plane % 16 == 0:
+        return None
+    images = (image - gcd(pixels, image) + pixels - 1) // image + 1
+    # NOTE: with one tap, two stages of planes are one of filters, and two of these are under way. With many, copies of
+    # a stage have as much time as products of half of the taps.
+    taps = problem.r * problem.s
+    return Planes(images * plane, 8 // gcd(plane, 8), (4, 6) if taps == 1 else (2, 3) if taps < 8 else (2, 2))
+
+
 def wgmma_limits(target: Target) -> list[str]:
     """Why kernels that multiply by wgmma cannot run on ``target``."""
     if target.warpgroup_products:
@@ -215,19 +245,25 @@ def _piece(problem: ConvProblem) -> int:
 
 
 @lru_cache(maxsize=256)
-def _config(tile: Tile, way: Way, piece: int, products: int, shared: int, row_lines: int = 0) -> TensorConfig | None:
+def _config(
+    tile: Tile, way: Way, piece: int, products: int, shared: int, row_lines: int = 0, planes: Planes | None = None
+) -> TensorConfig | None:
     """The configuration of a tile, with rings as long as ``shared`` bytes allow; None where they are too short."""
     warpgroups, chunk, chunks, partials = tile
     rows, flat = way == "rows", way == "flat"
-    registers = REGISTERS[warpgroups, rows or flat]
+    registers = REGISTERS[warpgroups, way != "columns"]
     shape = (warpgroups, chunk, chunks, products, partials)
     turns = products == 3 and TILES[tile][0]
     config = TensorConfig(*shape, rows, flat, piece, turns, 1, 1, *registers, row_lines)
     least = max(chunks, partials) if products == 3 else 2  # products of two stages are under way
-    for stages in range(2 if row_lines else MOST_STAGES[0], 1, -1):
+    fewest, most = 2, 2 if row_lines else MOST_STAGES[0]
+    if planes:
+        config = replace(config, seen_pixels=planes.seen_pixels, spacing=planes.spacing)
+        fewest, most = planes.stages
+    for stages in range(most, fewest - 1, -1):
         left = shared - stages * config.pixel_stage_bytes - 16 * (stages + MOST_STAGES[1])
         filters = min(MOST_STAGES[1], left // config.filter_stage_bytes)
-        if filters >= max(least, min(4, 2 * chunks)) or (stages == 2 and filters >= least):
+        if filters >= max(least, min(4, 2 * chunks)) or (stages == fewest and filters >= least):
             return replace(config, pixel_stages=stages, filter_stages=filters)
     return None
 
@@ -333,15 +369,16 @@ class TensorGemm(SplitGemm[TensorConfig]):
             ways = [("rows", ROW)]
         elif len(parts) == 1 and parts[0].whole and is_flat(parts[0].problem):
             ways.insert(0, ("flat", ROW))
-        if products == 3:
-            found = [_config(tile, way, piece, products, shared) for way, piece in ways for tile in TILES]
-        else:
-            found = [
-                _config(tile, way, piece, products, shared, lines)
-                for way, piece in ways
-                for tile in ONE_PRODUCT
-                for lines in sorted({0, self._row_lines(parts, way, 64 * tile[0])})
-            ]
+        tiles = TILES if products == 3 else ONE_PRODUCT
+        found = [
+            _config(tile, way, piece, products, shared, lines)
+            for way, piece in ways
+            for tile in tiles
+            for lines in sorted({0, self._row_lines(parts, way, 64 * tile[0]) if products == 1 else 0})
+        ]
+        if len(parts) == 1 and parts[0].whole:
+            planes = [(tile, planes_of(parts[0].problem, 64 * tile[0])) for tile in tiles]
+            found += [_config(tile, "planes", ROW, products, shared, 0, plane) for tile, plane in planes if plane]
         return [config for config in found if config]
 
     def _row_lines(self, parts: list[PartialConvolution], way: Way, pixels: int) -> int:
@@ -363,7 +400,7 @@ class TensorGemm(SplitGemm[TensorConfig]):
     def _cycles(
         self, problem: ConvProblem, parts: list[PartialConvolution], config: TensorConfig, target: Target
     ) -> float:
-        way: Way = "rows" if config.rows else "flat" if config.flat else "columns"
+        way: Way = "rows" if config.rows else "flat" if config.flat else "planes" if config.spacing else "columns"
         tile = config.warpgroups, config.chunk, config.chunks, config.partials
         speed = (ONE_PRODUCT[tile] if config.products == 1 else TILES[tile][1])[way] * FLOPS_PER_CYCLE
         if config.row_lines:

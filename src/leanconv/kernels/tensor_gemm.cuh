@@ -43,6 +43,9 @@ struct PixelFragments : SplitFragments<Tuning::products == 3> {
                                          const SplitHeader& header, const SeenTaps<Problem, Tuning>& seen, int stage) {
         float x[2][4][4];
         StageValues<Problem, Tuning>::load(x, shared, factors, scaled, {row, row + 8}, t, seen, stage);
+        split(x, header);
+    }
+    __device__ __forceinline__ void split(const float (&x)[2][4][4], const SplitHeader& header) {
 #pragma unroll
         for (int i = 0; i < 2; ++i) down[i] = split_row<exact>(high, low, i, x[i], header);
     }
@@ -65,12 +68,14 @@ __device__ __forceinline__ void consume(const float* prepared_filters, const flo
     RingPlace<Tuning::pixel_stages> pixel_place;
     RingPlace<Tuning::filter_stages> filter_place, done_place;
     const Turns<Tuning> turns(warpgroup);
+    PlaneValuesOf<Problem, Tuning> planes;
     for (TileWalk<Problem, Tuning> walk(tiles); walk.valid(); walk.advance()) {
         const Offset<Problem> tile = walk.tile;
         const int group = tiles.group(tile);
         const bool scaled = reinterpret_cast<const unsigned*>(prepared)[F::flags_at + group] != 0;
         const float* factors = prepared + F::factors_at + group * F::stages * split_depth;
         const SeenTaps<Problem, Tuning> seen(tiles, tile, row);
+        if constexpr (F::planes) planes.begin(tiles, walk, row);
         float sums[F::chunks][count];
 #pragma unroll
         for (int chunk = 0; chunk < F::chunks; ++chunk)
@@ -79,9 +84,16 @@ __device__ __forceinline__ void consume(const float* prepared_filters, const flo
 
         for (int stage = walk.first; stage < walk.end; ++stage) {
             PixelFragments<Problem, Tuning> pixels;
-            mbarrier_wait_parity(rings.pixels_full(pixel_place.stage), pixel_place.parity);
-            pixels.load(rings.pixel_stage(pixel_place.stage), factors + stage * split_depth, scaled, row, t, header, seen,
-                        stage);
+            if constexpr (F::planes) {
+                float x[2][4][4];
+                planes.load(x, rings, factors + stage * split_depth, scaled, t, walk, stage);
+                planes.hide(x);
+                pixels.split(x, header);
+            } else {
+                mbarrier_wait_parity(rings.pixels_full(pixel_place.stage), pixel_place.parity);
+                pixels.load(rings.pixel_stage(pixel_place.stage), factors + stage * split_depth, scaled, row, t, header, seen,
+                            stage);
+            }
             float partial[partials][count];
 #pragma unroll
             for (int chunk = 0; chunk < F::chunks; ++chunk) {
@@ -106,8 +118,12 @@ __device__ __forceinline__ void consume(const float* prepared_filters, const flo
                 if (chunk == 0) {
                     // NOTE: not before the products that take the loaded values (ld_shared_v4 says why).
                     __syncwarp();
-                    if (lane == 0) mbarrier_arrive(rings.pixels_free(pixel_place.stage));
-                    pixel_place.advance();
+                    if constexpr (F::planes) {
+                        planes.release(rings, walk, stage, lane);
+                    } else {
+                        if (lane == 0) mbarrier_arrive(rings.pixels_free(pixel_place.stage));
+                        pixel_place.advance();
+                    }
                 }
                 if (chunk == F::chunks - 1) turns.pass(stage == walk.end - 1 && walk.is_last());
                 if (partials == 1 || chunk == F::chunks - 1) {

@@ -29,6 +29,10 @@ namespace leanconv {
 template <class Tuning> __host__ __device__ constexpr int row_lines_of(decltype(Tuning::row_lines)*) { return Tuning::row_lines; }
 template <class Tuning> __host__ __device__ constexpr int row_lines_of(...) { return 0; }
 
+// Channels that the four lanes of a product's row have are so many apart where pixels come in planes: 0 where they do not.
+template <class Tuning> __host__ __device__ constexpr int spacing_of(decltype(Tuning::spacing)*) { return Tuning::spacing; }
+template <class Tuning> __host__ __device__ constexpr int spacing_of(...) { return 0; }
+
 template <class Problem, class Tuning>
 struct TensorFilters {
     static constexpr int states = states_of<Tuning>(nullptr);
@@ -42,6 +46,10 @@ struct TensorFilters {
     static constexpr bool by_row = row_lines_of<Tuning>(nullptr) > 0;
     static constexpr int tap_stages = by_row ? Problem::s : 1;
     static_assert(!by_row || (pieces == 2 && of_tap % 2 == 0 && states == 1), "a stage has channels of one tap");
+    // Or 32 channels of whole images, which all taps see.
+    static constexpr int spacing = spacing_of<Tuning>(nullptr);
+    static constexpr bool planes = spacing > 0;
+    static_assert(!planes || (piece == 32 && states == 1 && Problem::group_c % 32 == 0), "planes come by 32 channels");
     // Where pairs of two rows of outputs share their states, a tile sees one more row of pixels than filters have: all rows of a
     // segment and its channels, then those of the next.
     static constexpr int heights = heights_of<Tuning>(nullptr), row_stages = of_row * of_tap / pieces;
@@ -73,18 +81,25 @@ struct TensorFilters {
         return Problem::nhwc ? (filter * weights + weight) * Problem::group_c + c
                              : (filter * Problem::group_c + c) * weights + weight;
     }
-    // Which of 16 reduction elements lies at a place of operand B.
-    static __device__ __forceinline__ int element_of(int place) {
-        if constexpr (Tuning::rows) return element_at(place);
-        else return states > 1 ? column_at(place) : place;
+    // Which reduction element of a stage lies at a place of operand B's 16.
+    static __device__ __forceinline__ int element_of(int sixteen, int place) {
+        if constexpr (planes) return sixteen / 2 * 32 + plane_channel(place % 8 / 2, sixteen % 2 * 4 + place % 2 + place / 8 * 2);
+        else if constexpr (Tuning::rows) return sixteen * 16 + element_at(place);
+        else return sixteen * 16 + (states > 1 ? column_at(place) : place);
+    }
+    // Which of 32 channels lane t of a product's row has as its j-th of 8.
+    static __host__ __device__ constexpr int plane_channel(int t, int j) {
+        return j % spacing + (t + j / spacing * 4) * spacing;
     }
     // Tap and first channel of a piece of the reduction.
     static __device__ __forceinline__ int tap_of(int number) {
         if constexpr (by_row) return number / (of_tap * tap_stages) * tap_stages + number / 2 % tap_stages;
+        else if constexpr (planes) return number % taps;
         else return number / of_tap;
     }
     static __device__ __forceinline__ int channel_of(int number) {
         if constexpr (by_row) return (number / (2 * tap_stages) % (of_tap / 2) * 2 + number % 2) * piece;
+        else if constexpr (planes) return number / taps * piece;
         else return number % of_tap * piece;
     }
     static __device__ __forceinline__ int64 fragment(int group, int tile, int stage, int chunk_of_tile) {
@@ -261,7 +276,7 @@ __device__ __forceinline__ void write_fragments(const FilterElements<Problem, Tu
 #pragma unroll
         for (int j = 0; j < 8; ++j) {
             const int place = unit % 2 * 8 + j;
-            const int element = unit / 2 * 16 + F::element_of(place);
+            const int element = F::element_of(unit / 2, place);
             const int number = stage * F::pieces + element / F::piece, tap = F::tap_of(number);
             const int c = F::channel_of(number) + element % F::piece;
             const bool meant = tap < F::taps && c < Problem::group_c;
@@ -272,7 +287,7 @@ __device__ __forceinline__ void write_fragments(const FilterElements<Problem, Tu
 #pragma unroll
             for (int j = 0; j < 8; ++j) {
                 const int place = unit % 2 * 8 + j;
-                const int element = unit / 2 * 16 + F::element_of(place);
+                const int element = F::element_of(unit / 2, place);
                 prepared[F::factors_at + (group * F::stages + stage) * split_depth + element] =
                     factor[j] > 0 ? 1.0f / factor[j] : 0.0f;
             }

@@ -10,6 +10,10 @@
 //   columns: each lane of the producers copies one pixel, element by element, with cp.async. Neighbouring lanes have
 //     neighbouring pixels, so that NCHW and CHWN are read in whole lines; nothing is transposed, as the consumers read
 //     columns as well. A column is `pitch` floats long: 4 more than the tile has pixels, so that loads meet each bank once.
+//   planes: a bulk copy brings 32 channels of a whole image, which lie side by side in NCHW, and all taps see them there. For
+//     small images, of which a tile's pixels see few. Taps are the inner loop, so a stage of pixels serves r * s / 2 stages
+//     of filters. What windows see beyond the image are zeros that consumers take. The four lanes of a row have channels
+//     that lie `spacing` planes apart, so that loads of eight pixels meet each bank once.
 #pragma once
 
 #include <lib/index.cuh>
@@ -222,11 +226,70 @@ struct ColumnCopies {
     }
 };
 
+// Which images a tile's pixels are of, and its group's channels there.
+template <class Problem, class Tuning>
+struct PlaneCopies {
+    using Rings = TensorRings<Problem, Tuning>;
+    static constexpr int64 of_image = static_cast<int64>(Problem::c) * Rings::plane;
+    const float* from;
+    int count;
+
+    __device__ __forceinline__ PlaneCopies(const float* x, const TensorTiles<Problem, Tuning>& tiles, Offset<Problem> tile,
+                                           long long batch, int piece) {
+        const Offset<Problem> begin = tiles.first_pixel(tile), all = static_cast<Offset<Problem>>(batch) * Rings::image;
+        const Offset<Problem> end = begin + Rings::pixels < all ? begin + Rings::pixels : all, first = begin / Rings::image;
+        count = static_cast<int>((end - 1) / Rings::image - first) + 1;
+        from = x + first * of_image + (tiles.group(tile) * Problem::group_c + piece * 32) * Rings::plane;
+    }
+    // The next 32 channels.
+    __device__ __forceinline__ void stage(unsigned char* to, Mbarrier* full) {
+        mbarrier_arrive_expect_tx(full, count * Rings::plane_bytes);
+        const float* image = from;
+#pragma unroll 1
+        for (int i = 0; i < count; ++i) {
+            cp_async_bulk_shared_global(to, image, Rings::plane_bytes, full);
+            to += Rings::plane_bytes, image += of_image;
+        }
+        from += 32 * Rings::plane;
+    }
+};
+
+// The producers of pixels in planes: thread 0 copies pixels, thread 32 filters.
+template <class Problem, class Tuning>
+__device__ __forceinline__ void produce_planes(const float* x, const float* prepared, long long batch,
+                                               const TensorTiles<Problem, Tuning>& tiles,
+                                               const TensorRings<Problem, Tuning>& rings, int thread) {
+    using F = TensorFilters<Problem, Tuning>;
+    TileWalk<Problem, Tuning> walk(tiles);
+    if (thread == 0) {
+        RingPlace<Tuning::pixel_stages> place;
+        for (; walk.valid(); walk.advance()) {
+            int piece = 2 * walk.first / F::taps;
+            const int end = ceil_div(min(2 * walk.end, F::taps * F::of_tap), F::taps);
+            PlaneCopies<Problem, Tuning> copies(x, tiles, walk.tile, batch, piece);
+#pragma unroll 1
+            for (; piece < end; ++piece) {
+                mbarrier_wait_parity(rings.pixels_free(place.stage), place.parity ^ 1);
+                copies.stage(rings.pixel_stage(place.stage), rings.pixels_full(place.stage));
+                place.advance();
+            }
+        }
+    } else if (thread == 32) {
+        FilterCopies<Problem, Tuning> filters(prepared, tiles, rings);
+        for (; walk.valid(); walk.advance())
+            for (int stage = walk.first; stage < walk.end; ++stage) filters.stage(walk.tile, stage);
+    }
+}
+
 // The producers of pixels in columns: all threads copy pixels, thread 0 filters besides, one stage behind.
 template <class Problem, class Tuning>
 __device__ __forceinline__ void produce(const float* x, const float* prepared, long long batch,
                                         const TensorTiles<Problem, Tuning>& tiles,
                                         const TensorRings<Problem, Tuning>& rings, int thread) {
+    if constexpr (TensorFilters<Problem, Tuning>::planes) {
+        produce_planes(x, prepared, batch, tiles, rings, thread);
+        return;
+    }
     RingPlace<Tuning::pixel_stages> place;
     FilterCopies<Problem, Tuning> filters(prepared, tiles, rings);
     ColumnCopies<Problem, Tuning> pixels(batch);

@@ -130,6 +130,9 @@ struct TensorRings {
     using F = TensorFilters<Problem, Tuning>;
     static constexpr int pixels = TensorTiles<Problem, Tuning>::pixels, pitch = pixels + 4;
     static constexpr bool by_maps = Tuning::rows || Tuning::flat;
+    // Images that a tile's pixels may be of, whose planes of 32 channels are a stage.
+    static constexpr int image = Problem::p * Problem::q, images = (image - gcd(pixels, image) + pixels - 1) / image + 1;
+    static constexpr int plane = F::planes ? Problem::h * Problem::w : 0, plane_bytes = 32 * plane * 4;
     // Flat columns of a granule and what its windows see besides, and the 32 of them that a copy brings; 32 channels of the
     // tile.
     static constexpr int granule = TensorPixels<Problem, Tuning>::granule;
@@ -137,7 +140,9 @@ struct TensorRings {
     static constexpr int lines = F::states > 1 ? pair_lines<Problem>(pixels) : F::by_row ? row_lines<Problem>(pixels) : pixels;
     static_assert(!F::by_row || lines == row_lines_of<Tuning>(nullptr), "a copy brings what a row of taps sees");
     static constexpr int half_bytes = Tuning::flat ? pixels / granule * granule_bytes : lines * 128;
-    static constexpr int pixel_bytes = by_maps ? 2 * half_bytes : split_depth * pitch * 4;
+    static constexpr int pixel_bytes = by_maps    ? 2 * half_bytes
+                                       : F::planes ? ceil_div(images * plane_bytes, 1024) * 1024
+                                                   : split_depth * pitch * 4;
     static_assert(pixel_bytes % 1024 == 0 && F::stage_bytes % 1024 == 0, "stages begin where swizzle patterns do");
     static constexpr int bytes = Tuning::pixel_stages * pixel_bytes + Tuning::filter_stages * F::stage_bytes;
     static constexpr int receivers = receivers_of<Tuning>(nullptr);
@@ -168,7 +173,7 @@ struct TensorRings {
     // By one thread, before a barrier of the block. A warp declares a stage free when its own products are done.
     __device__ __forceinline__ void init() const {
         for (int i = 0; i < Tuning::pixel_stages; ++i) {
-            mbarrier_init(pixels_full(i), by_maps ? 1 : producer_warps);
+            mbarrier_init(pixels_full(i), by_maps || F::planes ? 1 : producer_warps);
             mbarrier_init(pixels_free(i), consumer_warps);
         }
         for (int i = 0; i < Tuning::filter_stages; ++i) {

@@ -83,12 +83,14 @@ __device__ __forceinline__ void consume_running(const float* prepared_filters, c
     const int row = warpgroup * 64 + warp * 16 + spread_row(lane / 4);
     RingPlace<Tuning::pixel_stages> pixel_place, taken_place;
     RingPlace<Tuning::filter_stages> filter_place;
+    PlaneValuesOf<Problem, Tuning> planes;
     for (TileWalk<Problem, Tuning> walk(tiles); walk.valid(); walk.advance()) {
         const Offset<Problem> tile = walk.tile;
         const int group = tiles.group(tile);
         const bool scaled = reinterpret_cast<const unsigned*>(prepared)[F::flags_at + group] != 0;
         const float* const factors = prepared + F::factors_at + group * F::stages * split_depth;
         const SeenTaps<Problem, Tuning> seen(tiles, tile, row);
+        if constexpr (F::planes) planes.begin(tiles, walk, row);
         int lines[2] = {row, row + 8};
         if constexpr (F::by_row) {
             const int in_row = static_cast<int>(tiles.first_pixel(tile) % Problem::q);
@@ -102,6 +104,10 @@ __device__ __forceinline__ void consume_running(const float* prepared_filters, c
 
         float x[2][4][4];
         const auto load = [&](int of_stage) {
+            if constexpr (F::planes) {
+                planes.load(x, rings, factors + of_stage * split_depth, scaled, t, walk, of_stage);
+                return;
+            }
             const int tap = of_stage % F::tap_stages;
             if (tap == 0) mbarrier_wait_parity(rings.pixels_full(pixel_place.stage), pixel_place.parity);
             StageValues<Problem, Tuning>::load(x, rings.pixel_stage(pixel_place.stage), factors + of_stage * split_depth,
@@ -109,6 +115,7 @@ __device__ __forceinline__ void consume_running(const float* prepared_filters, c
             if (tap == F::tap_stages - 1) pixel_place.advance();
         };
         const auto make_room = [&] {
+            if constexpr (F::planes) planes.hide(x);
 #pragma unroll
             for (int i = 0; i < 2; ++i) ratio[i] = scales[i].make_room(RunningScale::largest_of(x[i]));
         };
@@ -135,7 +142,9 @@ __device__ __forceinline__ void consume_running(const float* prepared_filters, c
             filter_place.advance();
             // NOTE: not before the products that take the loaded values (ld_shared_v4 says why).
             __syncwarp();
-            if (stage % F::tap_stages == F::tap_stages - 1) {
+            if constexpr (F::planes) {
+                planes.release(rings, walk, stage, lane);
+            } else if (stage % F::tap_stages == F::tap_stages - 1) {
                 if (lane == 0) mbarrier_arrive(rings.pixels_free(taken_place.stage));
                 taken_place.advance();
             }
