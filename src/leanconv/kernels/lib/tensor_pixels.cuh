@@ -42,7 +42,7 @@ struct FilterCopies {
           tiles(tiles), rings(rings) {}
 
     // `alone`: blocks that receive filters together have different ones for a while, each its own.
-    __device__ __forceinline__ void stage(Offset<Problem> tile, int stage, bool alone) {
+    __device__ __forceinline__ void stage(Offset<Problem> tile, int stage, bool alone = false) {
         // The last row of pixels meets filters of the one before alone.
         if (F::heights > 1 && F::seen(stage) >= F::stages) return;
         for (int chunk = 0; chunk < F::stage_chunks; ++chunk) {
@@ -305,7 +305,7 @@ __device__ __forceinline__ void produce(const float* x, const float* prepared, l
             cp_async_wait_group<1>();
             __syncwarp();
             if (thread % 32 == 0) mbarrier_arrive(rings.pixels_full(previous));
-            if (thread == 0) filters.stage(behind.tile, filter_stage, false);
+            if (thread == 0) filters.stage(behind.tile, filter_stage);
             if (++filter_stage == behind.end) {
                 behind.advance();
                 filter_stage = behind.first;
@@ -324,7 +324,7 @@ __device__ __forceinline__ void produce(const float* x, const float* prepared, l
         cp_async_wait_group<0>();
         __syncwarp();
         if (thread % 32 == 0) mbarrier_arrive(rings.pixels_full(previous));
-        if (thread == 0) filters.stage(behind.tile, filter_stage, false);
+        if (thread == 0) filters.stage(behind.tile, filter_stage);
     }
 }
 
