@@ -22,7 +22,7 @@ def flat(name: str, text: str, by: str, how: str, *cases: str, times: int = 1, *
 
 def received(name: str, text: str, by: str, how: str, case: str = "odd") -> Break:
     """Of filters that pairs of blocks receive together."""
-    return pairs(name, text, by, how, case, split=1, receivers=2)
+    return pairs(name, text, by, how, case, split=1, receivers=2, turns=True)
 
 
 TENSOR_WINOGRAD = (
@@ -179,8 +179,8 @@ TENSOR_WINOGRAD = (
     ),
     received(
         "a block asks for filters that the other one of the pair has no room for",
-        "alone ? cluster_rank() : first_receiver<receivers>() + i",
-        "cluster_rank()",
+        "rings.filters_wanted(place.stage), first + i)",
+        "rings.filters_wanted(place.stage), cluster_rank())",
         STUCK + "|" + RULE + "|" + RACE,
     ),
     received(
@@ -204,6 +204,12 @@ TENSOR_WINOGRAD = (
         "0) * F::tiles",
         WRONG + "|" + RACE,
         "wide",
+    ),
+    received(
+        "a warpgroup gives its turn to itself",
+        "barrier_arrive(1 + next, 256)",
+        "barrier_arrive(1 + warpgroup, 256)",
+        STUCK + "|" + RULE,
     ),
     received(
         "a block leaves while the other one of the pair sends it filters",

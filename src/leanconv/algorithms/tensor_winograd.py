@@ -17,7 +17,6 @@ from leanconv.algorithms.tensor_gemm import (
     flat_map,
     grid_of,
     is_flat,
-    rounds_of,
     shares_of,
     walk_cycles,
     wgmma_limits,
@@ -41,8 +40,8 @@ class PairConfig(Config, SplitFilters):
 
     ``lines`` pixels are a stage, or ``flat`` columns of them in NCHW, of which a copy brings ``granule`` pairs. Outputs
     are those of pairs in ``heights`` neighbouring rows. ``exchange`` sums of a thread change hands at once.
-    ``receivers`` neighbouring blocks of a cluster have the same filters, and each copies a part of them to all. The
-    rest is as in `TensorConfig`.
+    ``receivers`` neighbouring blocks of a cluster have the same filters, and each copies a part of them to all. With
+    ``turns`` one warpgroup multiplies after the other. The rest is as in `TensorConfig`.
     """
 
     chunk: int
@@ -56,6 +55,7 @@ class PairConfig(Config, SplitFilters):
     granule: int = 16
     heights: int = 1
     receivers: int = 1
+    turns: bool = False
     piece: int = ROW
     rows: bool = True
     flat: bool = False
@@ -100,8 +100,8 @@ FLAT = 0.94
 #: The same of tiles of 64 filters and two rows of outputs, in a stage that both see, and what a stage that one of them
 #: sees takes of its time.
 HEIGHTS, EDGE = (325, 520), 0.8
-#: How many times as long a stage takes by how many blocks receive its filters together (H200).
-RECEIVED = {1: 1.0, 2: 1.001}
+#: How many times as long a stage takes whose filters two blocks receive together (H200), by products.
+RECEIVED = {3: 0.97, 1: 0.995}
 #: Cycles of a tile beside its stages, and of one of two rows.
 TILE_CYCLES, HIGH_TILE_CYCLES = 5000, 11000
 
@@ -243,37 +243,23 @@ class TensorWinograd(SplitGemm[PairConfig]):
         pairs = problem.n * ceil_div(problem.p, config.heights) * pairs_of(problem)
         if config.flat:
             pairs = problem.n * ceil_div(problem.p * pairs_of(problem), config.granule) * config.granule
-        together = config.receivers if config.split == 1 else 1
-        of_pixels = ceil_div(pairs, PAIRS * together) * together
+        of_pixels = ceil_div(pairs, PAIRS * config.receivers) * config.receivers
         return of_pixels * ceil_div(problem.group_k, config.filters) * problem.groups
 
     def _with_splits(self, config: PairConfig, parts: list[PartialConvolution], target: Target) -> Iterator[PairConfig]:
-        """The configuration, and with the reduction split over a cluster where the rings take the outputs of a tile;
-        each also with filters that pairs of blocks receive together."""
+        """The configuration; where its blocks have whole tiles, with filters that pairs of them receive together; and with
+        the reduction split over a cluster where the rings take the outputs of a tile."""
         yield config
-        if not parts:
-            return
-        alike = parts[0].problem.batch_invariant
-        pairs = variant(config, receivers=2)
-        fit = config.chunks > 1 and pairs.shared_bytes <= target.shared_per_block
-        if fit and all(self._tiles(part, pairs) >= target.multiprocessors for part in parts):
+        pairs = variant(config, receivers=2, turns=config.products == 3)
+        fits = config.chunks > 1 and not config.flat and pairs.shared_bytes <= target.shared_per_block
+        if fits and parts and all(self._tiles(part, pairs) >= target.multiprocessors for part in parts):
             yield pairs
-        if config.heights > 1 or config.filters * PAIRS * OUTPUTS * 4 > config.ring_bytes:
+        if not parts or config.heights > 1 or config.filters * PAIRS * OUTPUTS * 4 > config.ring_bytes:
             return
         work = [(self._tiles(part, config), stages_of(part.problem, config.piece, STATES)) for part in parts]
-        for split in shares_of(work, target, alike):
+        for split in shares_of(work, target, parts[0].problem.batch_invariant):
             if config.filters // (32 if config.flat else 16) % split == 0:
                 yield variant(config, split=split)
-                if fit and not alike and all(self._has_pairs(part, config, split, target) for part in parts):
-                    yield variant(pairs, split=split)
-
-    def _has_pairs(self, part: PartialConvolution, config: PairConfig, split: int, target: Target) -> bool:
-        """Whether pairs of tiles have the same filters wherever blocks have whole ones: if tiles of pixels are odd in
-        number, those of the last one are shared by clusters."""
-        tiles, of_filters = self._tiles(part, config), ceil_div(part.problem.group_k, config.filters)
-        whole, left = rounds_of(tiles, split, target)
-        odd = tiles // (of_filters * part.problem.groups) % 2 == 1
-        return whole > 0 and (not odd or (part.problem.groups == 1 and left >= of_filters))
 
     def _cycles(
         self, problem: ConvProblem, parts: list[PartialConvolution], config: PairConfig, target: Target
@@ -292,7 +278,8 @@ class TensorWinograd(SplitGemm[PairConfig]):
                 of_tile = HIGH_TILE_CYCLES
             if config.flat:
                 of_stage *= GRANULES[config.granule] / FLAT
-            of_stage *= RECEIVED[config.receivers]
+            if config.receivers > 1:
+                of_stage *= RECEIVED[config.products]
             alike = problem.batch_invariant
             time += walk_cycles(tiles, stages, of_stage, of_tile, config.split, target, alike)
         return max(time, problem.bytes / target.bytes_per_cycle) + 3 * LAUNCH_CYCLES

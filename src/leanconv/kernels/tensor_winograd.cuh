@@ -331,8 +331,8 @@ template <bool scaled, int first, int end, int parts, int count, class Pixels, c
 __device__ __forceinline__ void multiply_stage(float (&sums)[2][parts][count], const Pixels& pixels,
                                                const TensorRings<Problem, Tuning>& rings,
                                                RingPlace<Tuning::pixel_stages>& pixel_place,
-                                               OwnFilters<Problem, Tuning>& own_filters, int stage, int lane,
-                                               const SplitHeader& header) {
+                                               OwnFilters<Problem, Tuning>& own_filters, const Turns<Tuning>& turns,
+                                               bool last, int stage, int lane, const SplitHeader& header) {
     constexpr bool kept = OwnFilters<Problem, Tuning>::kept;
     SplitFragments<Tuning::products == 3> fragments[2];
     mbarrier_wait_parity(rings.pixels_full(pixel_place.stage), pixel_place.parity);
@@ -347,6 +347,7 @@ __device__ __forceinline__ void multiply_stage(float (&sums)[2][parts][count], c
         auto& states = fragments[own];
         const int place = own_filters.stage(kept ? own : i, kept && part > 0);
         if (!kept || part == 0) mbarrier_wait_parity(rings.filters_full(place), own_filters.place.parity);
+        if (i == 0) turns.wait(states);
         const unsigned char* const filters = rings.filter_stage(place);
         float partial[count];
         wgmma_fence(partial, states.high, states.low);
@@ -366,6 +367,7 @@ __device__ __forceinline__ void multiply_stage(float (&sums)[2][parts][count], c
             if (lane == 0) mbarrier_arrive(rings.pixels_free(pixel_place.stage + zero));
             pixel_place.advance();
         }
+        if (i == 2 * (end - first) - 1) turns.pass(last);
         wgmma_wait_group<0>(partial, states.high, states.low);
         if ((!kept || part > 0) && lane == 0) mbarrier_arrive(rings.filters_free(place));
         own_filters.advance(false);
@@ -394,6 +396,8 @@ __device__ __forceinline__ void consume_pairs(const float* prepared_filters, con
     Pixels pixels(prepared, warp, lane, warpgroup);
     RingPlace<Tuning::pixel_stages> pixel_place;
     OwnFilters<Pairs<Problem, Tuning>, Tuning> own_filters(warpgroup);
+    const Turns<Tuning> turns(warpgroup);
+    static_assert(!Tuning::turns || F::heights == 1, "turns end with a tile's last stage");
     for (TileWalk<Pairs<Problem, Tuning>, Tuning> walk(tiles); walk.valid(); walk.advance()) {
         const Offset<Problem> tile = walk.place();
         pixels.begin(tiles, tile);
@@ -403,15 +407,18 @@ __device__ __forceinline__ void consume_pairs(const float* prepared_filters, con
 
         if constexpr (F::heights == 1) {
             for (int stage = walk.first; stage < walk.end; ++stage)
-                multiply_stage<scaled, 0, parts>(sums, pixels, rings, pixel_place, own_filters, stage, lane, header);
+                multiply_stage<scaled, 0, parts>(sums, pixels, rings, pixel_place, own_filters, turns,
+                                                 stage == walk.end - 1 && walk.is_last(), stage, lane, header);
         } else {
             // Of each segment and its channels, the first row of outputs alone sees the first row of pixels, the second the last.
             for (int first = 0; first < F::row_stages; ++first) {
-                multiply_stage<scaled, 0, 1>(sums, pixels, rings, pixel_place, own_filters, first, lane, header);
+                multiply_stage<scaled, 0, 1>(sums, pixels, rings, pixel_place, own_filters, turns, false, first, lane,
+                                             header);
                 for (int stage = first + F::row_stages; stage < F::stages; stage += F::row_stages)
-                    multiply_stage<scaled, 0, parts>(sums, pixels, rings, pixel_place, own_filters, stage, lane, header);
+                    multiply_stage<scaled, 0, parts>(sums, pixels, rings, pixel_place, own_filters, turns, false, stage, lane,
+                                                     header);
                 // NOTE: factors are those of channels; the row of pixels past the last row of filters takes these.
-                multiply_stage<scaled, 1, parts>(sums, pixels, rings, pixel_place, own_filters,
+                multiply_stage<scaled, 1, parts>(sums, pixels, rings, pixel_place, own_filters, turns, false,
                                                  F::stages - F::row_stages + first, lane, header);
             }
         }
@@ -449,7 +456,6 @@ __device__ __forceinline__ void tensor_winograd(const Source& x, const float* pr
     const TensorRings<Pairs<Problem, Tuning>, Tuning> rings;
     const TensorTiles<Pairs<Problem, Tuning>, Tuning> tiles(batch);
     constexpr int receivers = receivers_of<Tuning>(nullptr);
-    static_assert(Tuning::split == 1 || Tuning::split % receivers == 0, "receivers of the same filters are in one cluster");
     if (threadIdx.x == 0) rings.init();
     if constexpr (receivers > 1) meet_in_cluster();
     else __syncthreads();

@@ -41,15 +41,13 @@ struct FilterCopies {
         : fragments(reinterpret_cast<const unsigned char*>(prepared + Problem::first_prepared + F::fragments_at)),
           tiles(tiles), rings(rings) {}
 
-    // `alone`: blocks that receive filters together have different ones for a while, each its own.
-    __device__ __forceinline__ void stage(Offset<Problem> tile, int stage, bool alone = false) {
+    __device__ __forceinline__ void stage(Offset<Problem> tile, int stage) {
         // The last row of pixels meets filters of the one before alone.
         if (F::heights > 1 && F::seen(stage) >= F::stages) return;
         for (int chunk = 0; chunk < F::stage_chunks; ++chunk) {
             const int64 at = F::fragment(tiles.group(tile), tiles.filters(tile), F::seen(stage), chunk);
             if constexpr (receivers > 1) {
-                mbarrier_wait_parity(rings.filters_wanted(place.stage), place.parity);
-                copy_wanted(fragments + at, alone);
+                copy_wanted(fragments + at);
                 place.advance();
                 continue;
             }
@@ -61,24 +59,22 @@ struct FilterCopies {
         }
     }
     // This block's part of a stage, to all receivers.
-    __device__ __forceinline__ void copy_wanted(const unsigned char* from, bool alone) const {
-        unsigned char* const to = rings.filter_stage(place.stage);
-        Mbarrier* const full = rings.filters_full(place.stage);
-        if (alone) return cp_async_bulk_shared_global(to, from, F::stage_bytes, full);
-        const unsigned first = first_receiver<receivers>();
+    __device__ __forceinline__ void copy_wanted(const unsigned char* from) const {
+        const unsigned first = cluster_rank() / receivers * receivers;
         const int own = static_cast<int>(cluster_rank() - first) * part;
-        cp_async_bulk_multicast_shared_global(to + own, from + own, part, full,
+        mbarrier_wait_parity(rings.filters_wanted(place.stage), place.parity);
+        cp_async_bulk_multicast_shared_global(rings.filter_stage(place.stage) + own, from + own, part,
+                                              rings.filters_full(place.stage),
                                               static_cast<unsigned short>(((1 << receivers) - 1) << first));
     }
     // By another thread: tells all receivers of a stage that is free here. What they copy may land before it is expected.
-    __device__ __forceinline__ void want_stage(int stage, bool alone) {
+    __device__ __forceinline__ void want_stage(int stage) {
         if (F::heights > 1 && F::seen(stage) >= F::stages) return;
+        const unsigned first = cluster_rank() / receivers * receivers;
         for (int chunk = 0; chunk < F::stage_chunks; ++chunk) {
             mbarrier_wait_parity(rings.filters_free(place.stage), place.parity ^ 1);
             mbarrier_arrive_expect_tx(rings.filters_full(place.stage), F::stage_bytes);
-            for (unsigned i = 0; i < receivers; ++i)
-                mbarrier_arrive_cluster(rings.filters_wanted(place.stage),
-                                        alone ? cluster_rank() : first_receiver<receivers>() + i);
+            for (int i = 0; i < receivers; ++i) mbarrier_arrive_cluster(rings.filters_wanted(place.stage), first + i);
             place.advance();
         }
     }
@@ -166,11 +162,11 @@ __device__ __forceinline__ void produce(const TensorMap& x, const float* prepare
     } else if (thread == 32) {
         FilterCopies<Problem, Tuning> filters(prepared, tiles, rings);
         for (; walk.valid(); walk.advance())
-            for (int stage = walk.first; stage < walk.end; ++stage) filters.stage(walk.place(), stage, walk.together);
+            for (int stage = walk.first; stage < walk.end; ++stage) filters.stage(walk.place(), stage);
     } else if (receivers_of<Tuning>(nullptr) > 1 && thread == 64) {
         FilterCopies<Problem, Tuning> filters(prepared, tiles, rings);
         for (; walk.valid(); walk.advance())
-            for (int stage = walk.first; stage < walk.end; ++stage) filters.want_stage(stage, walk.together);
+            for (int stage = walk.first; stage < walk.end; ++stage) filters.want_stage(stage);
     }
 }
 

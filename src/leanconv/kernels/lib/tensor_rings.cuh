@@ -86,14 +86,13 @@ __device__ __forceinline__ int flat_shift(int tap, int apart) {
 template <class Tuning> __host__ __device__ constexpr int receivers_of(decltype(Tuning::receivers)*) { return Tuning::receivers; }
 template <class Tuning> __host__ __device__ constexpr int receivers_of(...) { return 1; }
 
-// The tiles of the output: filters change fastest, so that blocks that run side by side read the same pixels. Where all tiles
-// are those of blocks that receive filters together, tiles of pixels are rounded up to as many; what lies past the last pixel
-// is zero, and not stored.
+// The tiles of the output: filters change fastest, so that blocks that run side by side read the same pixels. Tiles of pixels
+// are rounded up to as many as receive filters together; what lies past the last pixel is zero, and not stored.
 template <class Problem, class Tuning>
 struct TensorTiles {
     using F = TensorFilters<Problem, Tuning>;
     static constexpr int pixels = 64 * Tuning::warpgroups / sharers_of(F::states);
-    static constexpr int receivers = Tuning::split == 1 ? receivers_of<Tuning>(nullptr) : 1;
+    static constexpr int receivers = receivers_of<Tuning>(nullptr);
     static constexpr bool both = false;  // outputs of pairs, side by side
     TensorPixels<Problem, Tuning> numbers;
     Offset<Problem> of_pixels;
@@ -185,12 +184,6 @@ struct TensorRings {
     }
 };
 
-// The first of the blocks of a cluster that receive filters together with this one.
-template <int receivers>
-__device__ __forceinline__ unsigned first_receiver() {
-    return cluster_rank() / receivers * receivers;
-}
-
 // The tiles of one block: tile after tile. Where blocks work in clusters of `split`, those tiles that are left when each block
 // has had equally many are shared: each cluster has one of them at most, and each block a share of its stages.
 template <class Problem, class Tuning>
@@ -199,6 +192,7 @@ struct TileWalk {
     static constexpr int split = Tuning::split, all = F::seen_stages, receivers = receivers_of<Tuning>(nullptr);
     static constexpr int share = ceil_div(all / F::tap_stages, split) * F::tap_stages;
     static_assert(share * (split - 1) < all, "each block of a cluster has stages");
+    static_assert(split == 1 || receivers == 1, "a cluster shares filters or tiles");
     const Offset<Problem> count, step, left;  // `left`: the first tile that is shared
     Offset<Problem> tile;
     int first, end;  // stages of the tile
@@ -210,11 +204,9 @@ struct TileWalk {
         if (split > 1 && tile >= left) meet();
     }
     __device__ __forceinline__ bool valid() const { return tile < count; }
-    // The tile. Receivers of the same filters have tiles of pixels side by side; the last one may have none
-    // beside it, and is among those that are shared.
+    // The tile. Receivers of the same filters have tiles of pixels side by side.
     __device__ __forceinline__ Offset<Problem> place() const {
         if constexpr (receivers == 1) return tile;
-        if (split > 1 && tile >= count / (receivers * F::tiles) * (receivers * F::tiles)) return tile;
         const Offset<Problem> first = tile / receivers;
         return (first / F::tiles * receivers + tile % receivers) * F::tiles + first % F::tiles;
     }
