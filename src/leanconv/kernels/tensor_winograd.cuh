@@ -16,10 +16,12 @@
 //     state, for each state has filters of its own. Scales belong to a pair's state: 64 channels of it.
 //   - 64 filters leave room for the sums of two rows of outputs. Their pairs share the states of the rows of pixels that both
 //     see, and the filters of one row of pixels stay in the ring for the next one: rows are the inner loop.
-//   - No turns: while one warpgroup converts, the other multiplies as it is.
+//   - Pairs of blocks have the same 128 filters, each brings half of them to both; then the warpgroups multiply in turns.
+//     Else they take no turns: while one converts, the other multiplies as it is.
 //   - At the end the warpgroups exchange half of their sums; then the first has the even outputs, the second the odd ones.
 // Per stage and 128 filters, or 64 in two rows, the tensor core works 3072 cycles, as in tensor_gemm, of some 5100. Twice as
-// many values are converted: 420 of the loop's 800 instructions. From the L2 cache come 163 KB, with two rows 99 KB.
+// many values are converted: 420 of the loop's 800 instructions. From the L2 cache come 163 KB, for
+// each of two blocks with the same filters 98 KB, with two rows 99 KB.
 #pragma once
 
 #include <lib/pair_states.cuh>
