@@ -247,8 +247,8 @@ class TensorWinograd(SplitGemm[PairConfig]):
         return of_pixels * ceil_div(problem.group_k, config.filters) * problem.groups
 
     def _with_splits(self, config: PairConfig, parts: list[PartialConvolution], target: Target) -> Iterator[PairConfig]:
-        """The configuration; where its blocks have whole tiles, with filters that pairs of them receive together; and with
-        the reduction split over a cluster where the rings take the outputs of a tile."""
+        """The configuration; where its blocks have whole tiles, with filters that pairs of them receive together; and
+        with the reduction split over a cluster where the rings take the outputs of a tile."""
         yield config
         pairs = variant(config, receivers=2, turns=config.products == 3)
         fits = config.chunks > 1 and not config.flat and pairs.shared_bytes <= target.shared_per_block
