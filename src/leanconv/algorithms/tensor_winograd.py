@@ -39,8 +39,8 @@ class PairConfig(Config, SplitFilters):
     """A tile has 64 pairs of outputs and ``chunks`` x ``chunk`` filters, of which a product takes ``chunk``.
 
     ``lines`` pixels are a stage, or ``flat`` columns of them in NCHW, of which a copy brings ``granule`` pairs, or all
-    that a tile sees of an image where ``spacing`` is not 0. Outputs are those of pairs in ``heights`` neighbouring rows.
-    ``exchange`` sums of a thread change hands at once. ``receivers`` neighbouring blocks of a cluster have the same
+    that a tile sees of an image where ``spacing`` is not 0. Outputs are those of pairs in ``heights`` neighbouring
+    rows. ``exchange`` sums of a thread change hands at once. ``receivers`` neighbouring blocks of a cluster have the same
     filters, and each copies a part of them to all. With ``turns`` one warpgroup multiplies after the other. The rest is
     as in `TensorConfig`.
     """
