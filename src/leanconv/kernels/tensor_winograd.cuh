@@ -20,7 +20,7 @@
 //     Else they take no turns: while one converts, the other multiplies as it is.
 //   - At the end the warpgroups exchange half of their sums; then the first has the even outputs, the second the odd ones.
 // Per stage and 128 filters, or 64 in two rows, the tensor core works 3072 cycles, as in tensor_gemm, of some 5100. Twice as
-// many values are converted: 420 of the loop's 800 instructions. From the L2 cache come 163 KB, for
+// many values are converted: 420 of the loop's 800 instructions. From the L2 cache come 163 KB, to
 // each of two blocks with the same filters 98 KB, with two rows 99 KB.
 #pragma once
 
@@ -29,7 +29,6 @@
 #include <lib/ptx/registers.cuh>
 #include <lib/ptx/wgmma.cuh>
 #include <lib/tensor_output.cuh>
-#include <lib/tensor_own_filters.cuh>
 #include <lib/tensor_pixels.cuh>
 #include <lib/tensor_products.cuh>
 
@@ -132,13 +131,38 @@ __device__ __forceinline__ const auto& all_outputs(const float (&sums)[chunks][c
     else return in_sixteens(sums);
 }
 
+// Where a warpgroup finds its filters in their ring, of which every other stage is its own.
+template <class Problem, class Tuning>
+struct OwnFilters {
+    using F = TensorFilters<Problem, Tuning>;
+    static constexpr int steps = 2 * F::chunks, all = Tuning::filter_stages;
+    // Those of a row are in half of the ring for two rows of pixels: for the second row of outputs in the next one.
+    static constexpr bool kept = F::heights > 1;
+    // Or stages of pixels take all stages of filters, and find each where it was.
+    static constexpr bool fixed = !kept && all == 2 * steps;
+    static_assert(all % 2 == 0, "every other stage of filters is a warpgroup's own");
+    static_assert(!kept || all == 4 * steps, "the ring has the filters of two rows");
+    int warpgroup;
+    RingPlace<kept ? 2 : fixed ? 1 : all / 2> place;
+
+    __device__ __forceinline__ explicit OwnFilters(int warpgroup) : warpgroup(warpgroup) {}
+    // The stage of the i-th products, those with filters of this row of pixels, or of the one `before`.
+    __device__ __forceinline__ int stage(int i, bool before) const {
+        if constexpr (kept) return (place.stage ^ static_cast<int>(before)) * (2 * steps) + 2 * i + warpgroup;
+        return 2 * (fixed ? i : place.stage) + warpgroup;
+    }
+    __device__ __forceinline__ void advance(bool of_row) {
+        if (of_row == (kept || fixed)) place.advance();
+    }
+};
+
 // One warpgroup's products of a stage of pixels with chunks of filters, or for rows of outputs, `first` to `end` - 1.
 template <bool scaled, int first, int end, int parts, int count, class Pixels, class Place, class Problem, class Tuning>
 __device__ __forceinline__ void multiply_stage(float (&sums)[2][parts][count], const Pixels& pixels,
                                                const TensorRings<Problem, Tuning>& rings,
-                                               Place& pixel_place, OwnFilters<Problem, Tuning>& own_filters,
-                                               const Turns<Tuning>& turns, bool last, int stage, int lane,
-                                               const SplitHeader& header) {
+                                               Place& pixel_place,
+                                               OwnFilters<Problem, Tuning>& own_filters, const Turns<Tuning>& turns,
+                                               bool last, int stage, int lane, const SplitHeader& header) {
     constexpr bool kept = OwnFilters<Problem, Tuning>::kept, planes = TensorFilters<Problem, Tuning>::planes;
     SplitFragments<Tuning::products == 3> fragments[2];
     float x[2][2][4][4];
