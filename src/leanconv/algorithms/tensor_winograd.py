@@ -40,9 +40,7 @@ class PairConfig(Config, SplitFilters):
 
     ``lines`` pixels are a stage, or ``flat`` columns of them in NCHW, of which a copy brings ``granule`` pairs, or all
     that a tile sees of an image where ``spacing`` is not 0. Outputs are those of pairs in ``heights`` neighbouring
-    rows. ``exchange`` sums of a thread change hands at once. ``receivers`` neighbouring blocks of a cluster have the
-    same filters, and each copies a part of them to all. With ``turns`` one warpgroup multiplies after the other. The
-    rest is as in `TensorConfig`.
+    rows. ``exchange`` sums of a thread change hands at once. The rest is as in `TensorConfig`.
     """
 
     chunk: int
@@ -100,8 +98,10 @@ class PairConfig(Config, SplitFilters):
 #: A tile, as filters of a product and such chunks, and the TFLOP/s of its stages alone (burst, H200), with three
 #: products of float16 and with one.
 TILES: dict[tuple[int, int], tuple[float, float]] = {(64, 2): (294, 535), (64, 1): (238, 395)}
-#: The share of it that flat pixels reach, and how many times as long a stage takes with planes of them.
-FLAT, PLANES = 0.94, 1.06
+#: The share of it that flat pixels reach.
+FLAT = 0.94
+#: How many times as long a stage takes with planes of them, by the number of products.
+PLANES = {3: 1.08, 1: 1.03}
 #: The same of tiles of 64 filters and two rows of outputs, in a stage that both see, and what a stage that one of them
 #: sees takes of its time.
 HEIGHTS, EDGE = (325, 520), 0.8
@@ -320,9 +320,7 @@ class TensorWinograd(SplitGemm[PairConfig]):
                 of_stage *= part.problem.r - 1 + 2 * EDGE
                 of_tile = HIGH_TILE_CYCLES
             if config.flat:
-                of_stage *= (PLANES if config.spacing else GRANULES[config.granule]) / FLAT
-            if config.receivers > 1:
-                of_stage *= RECEIVED[config.products]
+                of_stage *= (PLANES[config.products] if config.spacing else GRANULES[config.granule]) / FLAT
             alike = problem.batch_invariant
             time += walk_cycles(tiles, stages, of_stage, of_tile, config.split, target, alike)
         return max(time, problem.bytes / target.bytes_per_cycle) + 3 * LAUNCH_CYCLES

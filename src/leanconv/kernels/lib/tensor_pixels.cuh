@@ -13,7 +13,8 @@
 //   planes: a bulk copy brings 32 channels of a whole image, which lie side by side in NCHW, and all taps see them there. For
 //     small images, of which a tile's pixels see few. Taps are the inner loop, so a stage of pixels serves r * s / 2 stages
 //     of filters. What windows see beyond the image are zeros that consumers take. The four lanes of a row have channels
-//     that lie `spacing` planes apart, so that loads of eight pixels meet each bank once.
+//     that lie `spacing` planes apart, so that loads of eight pixels meet each bank once. Of pairs a tensor map brings what a
+//     tile sees of each image, with zeros above and below.
 #pragma once
 
 #include <lib/index.cuh>
