@@ -98,8 +98,8 @@ TENSOR = (
     ),
     tensor(
         "the reduction is in the order of memory",
-        "return element_at(place);",
-        "return place;",
+        "return sixteen * 16 + element_at(place);",
+        "return sixteen * 16 + place;",
         WRONG,
         "same-nhwc",
     ),
@@ -276,7 +276,7 @@ TENSOR = (
     ),
     tensor(
         "a share of planes begins with none",
-        "(Tuning::split > 1 && number == 2 * walk.first)",
+        "(Tuning::split > 1 && half == 0 && stage == first)",
         "false",
         RULE + "|" + RACE + "|" + WRONG,
         "planes-nchw",

@@ -21,8 +21,12 @@ from leanconv.problem import ConvProblem
 DEPTH = 64
 #: Threads of the launches that prepare filters.
 THREADS = 256
-#: Elements of a filter that a preparing block keeps in shared memory (``copied_elements`` of the kernels).
-COPIED_ELEMENTS = 8192
+#: Elements of filters that a preparing block keeps in shared memory (``copied_elements`` of the kernels).
+COPIED_ELEMENTS = 9216
+#: Blocks of the launch that looks whether filters are plain, and else prepares them with factors.
+CHECKING_BLOCKS = 128
+#: Weights of a channel that a block which prepares plain filters has at least: few channels are small by chance then.
+PLAIN_WEIGHTS = 4
 #: Channels of a group whose factors a preparing block can keep.
 MOST_CHANNELS = 8192
 #: Columns of a segment of a filter row (``segments_of`` of the kernels).
@@ -91,15 +95,24 @@ def prepared_floats(problem: ConvProblem, config: SplitFilters) -> tuple[int, in
     channels, of_group = _parts(problem)
     head = 4 + 4 * ceil_div(problem.groups, 4) + scales + factors
     fragments = problem.groups * tiles * stages * config.states * config.chunks * config.filter_stage_bytes // 4
-    doubts = scales if _plain_first(problem, config) else 0
-    return head, head + fragments + 4 * ceil_div(of_group * problem.groups * channels, 4) + doubts
+    plain = scales + 4 if _plain_first(problem) else 0
+    return head, head + fragments + 4 * ceil_div(of_group * problem.groups * channels, 4) + plain
 
 
-def _plain_first(problem: ConvProblem, config: SplitFilters) -> bool:
-    """Whether a launch before the others prepares filters that need no factors, and leaves the rest to these: where one
-    product is enough, a block holds a filter, and few of its channels can be small by chance."""
+def _plain_first(problem: ConvProblem) -> int:
+    """Filters of a block of the launch that prepares plain ones (lib/plain_filters.cuh), or 0 where there is none.
+
+    A block holds its filters, and few of its channels are small by chance."""
     taps = problem.r * problem.s
-    return config.products == 1 and taps >= 4 and not _by_element(problem) and taps * problem.group_c <= COPIED_ELEMENTS
+    filters = ceil_div(PLAIN_WEIGHTS, taps)
+    if _by_element(problem) or problem.group_k % filters or filters * taps * problem.group_c > COPIED_ELEMENTS:
+        return 0
+    return filters
+
+
+def _copied_floats(problem: ConvProblem, elements: int) -> int:
+    """Floats of shared memory that so many elements of a filter take (``copied_floats`` of the kernels)."""
+    return ceil_div(elements + 4 * ceil_div(elements, 32) if problem.layout == "NHWC" else elements, 4) * 4
 
 
 def _filter_constants(problem: ConvProblem, config: SplitFilters, first_prepared: int, first_weight: int) -> Constants:
@@ -110,7 +123,7 @@ def _filter_constants(problem: ConvProblem, config: SplitFilters, first_prepared
         ("nhwc", problem.layout == "NHWC"),
         ("chwn", problem.layout == "CHWN"),
         ("by_element", _by_element(problem)),
-        ("plain_first", _plain_first(problem, config)),
+        ("plain_first", _plain_first(problem)),
         ("first_prepared", first_prepared),
         ("first_weight", first_weight),
     )
@@ -123,9 +136,14 @@ def filter_launches(
     prepared ones. ``blocks`` of each must fit on a multiprocessor."""
     written = Pointer("prepared", written=True)
     arguments = (written,) if first_weight is not None else (Pointer("w", DTYPES[problem.dtype].ctype), written)
-    names = ("plain_filters", "largest_channels", "tensor_filters")
+    names = ("plain_filters", "check_filters", "largest_channels", "tensor_filters")
     if first_weight is not None:
-        names = ("plain_rearranged_filters", "largest_rearranged_channels", "rearranged_tensor_filters")
+        names = (
+            "plain_rearranged_filters",
+            "check_rearranged_filters",
+            "largest_rearranged_channels",
+            "rearranged_tensor_filters",
+        )
     constants = _filter_constants(problem, config, first_prepared, first_weight or 0)
     known = ("chunk", "chunks", "products", "rows", "piece", *(["states"] if config.states > 1 else []))
     if config.row_lines:
@@ -138,17 +156,25 @@ def filter_launches(
     channels, parts = _parts(problem)
     largest = problem.groups * parts * ceil_div(channels, 32 if side_by_side else THREADS // 32)
     elements = problem.r * problem.s * problem.group_c
-    copied, kept = (count if count <= COPIED_ELEMENTS else 0 for count in (elements, channels))
-    header, split = "lib/tensor_filters.cuh", 4 * (32 + kept + copied)
-    rows = problem.groups * tiles * config.filters
+    copied = _copied_floats(problem, elements) if elements <= COPIED_ELEMENTS else 0
+    kept = ceil_div(channels, 4) * 4 if channels <= COPIED_ELEMENTS else 0
+    split, rows = 4 * (32 + kept + copied), problem.groups * tiles * config.filters
     shared = 4 * THREADS if side_by_side else 4 * 32
 
-    def launch(name: str, grid: int, shared_bytes: int, at_once: int) -> Launch:
+    def launch(header: str, name: str, grid: int, shared_bytes: int, at_once: int) -> Launch:
         function = f"leanconv::{name}"
-        return Launch(header, function, constants, tuning, arguments, grid, THREADS, shared_bytes, at_once)
+        return Launch(f"lib/{header}", function, constants, tuning, arguments, grid, THREADS, shared_bytes, at_once)
 
-    first = [launch(names[0], rows, 4 * (32 + elements), blocks[1])] if _plain_first(problem, config) else []
-    return (*first, launch(names[1], largest, shared, blocks[0]), launch(names[2], rows, split, blocks[1]))
+    if filters := _plain_first(problem):
+        grid, plain = rows // filters, 4 * (64 + filters * copied)
+        return (
+            launch("plain_filters.cuh", names[0], grid, plain, blocks[1] if grid > 256 else 2),
+            launch("plain_filters.cuh", names[1], min(rows, CHECKING_BLOCKS), max(shared, split), 2),
+        )
+    return (
+        launch("tensor_filters.cuh", names[2], largest, shared, blocks[0]),
+        launch("tensor_filters.cuh", names[3], rows, split, blocks[1]),
+    )
 
 
 C = TypeVar("C", bound=SplitFilters)

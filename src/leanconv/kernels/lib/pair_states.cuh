@@ -43,11 +43,10 @@ __device__ __forceinline__ int states_order(int state, int chunk) {
 }
 
 __device__ __forceinline__ float filter_state(const float (&row)[3], int state) {
-    if (state == 0) return row[0];
-    if (state == 3) return row[2];
     // NOTE: halves before the sum, as the sum may be more than a float holds.
     const float outer = 0.5f * row[0] + 0.5f * row[2], inner = 0.5f * row[1];
-    return state == 1 ? outer + inner : outer - inner;
+    const float middle = state == 1 ? outer + inner : outer - inner;
+    return state == 0 ? row[0] : state == 3 ? row[2] : middle;
 }
 
 }  // namespace leanconv

@@ -8,7 +8,7 @@
 //   scales: what the sums of a filter are multiplied by at the end
 //   factors: what pixels are multiplied by, in the order of the reduction: their roots, which are powers of two
 //   parts: the largest finite magnitude of each channel in some filters, which one launch leaves to the next; they lie
-//     behind the fragments, and behind them `doubts` (plain_filters)
+//     behind the fragments, and behind them what plain filters leave (lib/plain_filters.cuh)
 //   fragments [groups][tiles][stages][chunks]: 64 elements of `chunk` filters, hi and, with three products, lo behind it
 // Where Tuning has `states`, the rows of the filters are transformed for F(2, 3) on the way, each segment of three columns
 // into four states; a tap is a segment then, and fragments are those [groups][tiles][stages][states * chunks]
@@ -49,7 +49,7 @@ struct TensorFilters {
     // Or 32 channels of whole images, which all taps see.
     static constexpr int spacing = spacing_of<Tuning>(nullptr);
     static constexpr bool planes = spacing > 0;
-    static_assert(!planes || (piece == 32 && states == 1 && Problem::group_c % 32 == 0), "planes come by 32 channels");
+    static_assert(!planes || (piece == 32 && Problem::group_c % 32 == 0), "planes come by 32 channels");
     // Where pairs of two rows of outputs share their states, a tile sees one more row of pixels than filters have: all rows of a
     // segment and its channels, then those of the next.
     static constexpr int heights = heights_of<Tuning>(nullptr), row_stages = of_row * of_tap / pieces;
@@ -66,7 +66,10 @@ struct TensorFilters {
     static constexpr int halves = Tuning::products == 3 ? 2 : 1;
     static constexpr int half_bytes = chunk * split_depth * 2, stage_bytes = halves * half_bytes;
 
-    static constexpr int copied_elements = 8192;  // of a filter that a preparing block keeps in shared memory
+    static constexpr int copied_elements = 9216;  // of filters that a preparing block keeps in shared memory
+    static __host__ __device__ constexpr int copied_floats(int count) {
+        return ceil_div(Problem::nhwc ? count + ceil_div(count, 32) * 4 : count, 4) * 4;
+    }
     // NOTE: in floats, and multiples of four, which is what bulk copies and vector loads take.
     static constexpr int flags_at = 4, scales_at = flags_at + ceil_div(Problem::groups, 4) * 4;
     static constexpr int factors_at = scales_at + Problem::groups * tiles * filters;
@@ -102,10 +105,30 @@ struct TensorFilters {
         else if constexpr (planes) return number / taps * piece;
         else return number % of_tap * piece;
     }
+    // Whether the elements of a unit (UnitElements) have one tap. They lie as far from the first as those of unit 0 do.
+    static constexpr bool whole_units = piece % 16 == 0;
+    // The stages in another order, taps fastest: in NCHW the lanes of a warp then read other banks.
+    static __device__ __forceinline__ int in_turn(int i) {
+        if constexpr (by_row || of_tap % pieces != 0) return i;
+        else return i % taps * (of_tap / pieces) + i / taps;
+    }
+    // Column 0 to 2 of a segment: whether it is its own, and which weight it is. Of other taps there is one.
+    static __device__ __forceinline__ bool has(int tap, int column) {
+        if constexpr (states == 1) return true;
+        const int segment = tap % of_row;
+        return segment_begin(segment, Problem::s) + column >= 3 * segment;
+    }
+    static __device__ __forceinline__ int weight_of(int tap, int column) {
+        if constexpr (states == 1) return tap;
+        return tap / of_row * Problem::s + segment_begin(tap % of_row, Problem::s) + column;
+    }
     static __device__ __forceinline__ int64 fragment(int group, int tile, int stage, int chunk_of_tile) {
         return ((static_cast<int64>(group * tiles + tile) * stages + stage) * stage_chunks + chunk_of_tile) * stage_bytes;
     }
 };
+
+// Channels whose largest filter element is 2^-12 of the greatest need no factor: the pair has bits enough.
+constexpr int spread = 12;
 
 // What has a factor of its own, and the parts of the filters in which its largest magnitude is found: channels, or each of a
 // filter's elements in the order of memory, which are then the channels of a filter of one weight.
@@ -123,7 +146,7 @@ struct FactorParts {
                                                                         : 4;
     static constexpr int parts = ceil_div(Problem::group_k, filters_of_part);
     static constexpr bool kept = of_filter <= F::copied_elements;  // in shared memory
-    static constexpr int64 doubts_at = TensorFilters<Problem, Tuning>::parts_at + ceil_div(parts * all, 4) * 4;
+    static constexpr int64 end = TensorFilters<Problem, Tuning>::parts_at + ceil_div(parts * all, 4) * 4;
     // Whether neighbouring lanes have neighbouring channels.
     static constexpr bool side_by_side = Problem::nhwc || (by_element && !Problem::chwn);
 
@@ -161,32 +184,17 @@ __device__ __forceinline__ float largest_of_block(float value, float* shared) {
     return value;
 }
 
-// Whether plain_filters, which ran before, has left something to the launches after it.
-template <class Problem, class Tuning>
-__device__ __forceinline__ bool is_left(const float* prepared_filters) {
-    if constexpr (!Problem::plain_first) {
-        return true;
-    } else {
-        using F = TensorFilters<Problem, Tuning>;
-        const float* const doubts = prepared_filters + Problem::first_prepared + FactorParts<Problem, Tuning>::doubts_at;
-        float any = 0;
-        for (int i = threadIdx.x; i < Problem::groups * F::tiles * F::filters; i += Tuning::threads) any = fmaxf(any, doubts[i]);
-        return largest_of_block<Tuning::threads>(any, reinterpret_cast<float*>(shared_memory())) > 0;
-    }
-}
-
 // First launch: the largest magnitude of each channel in filters_of_part filters. In NHWC a lane has a channel, and the warps
-// of a block share the filters; otherwise a warp has a channel.
+// of a block share the filters; otherwise a warp has a channel. `block` is one of those that share the work.
 template <class Problem, class Tuning>
-__device__ __forceinline__ void largest_channels(const typename Problem::filter* w, float* prepared) {
+__device__ __forceinline__ void largest_channels_of(int block, const typename Problem::filter* w, float* prepared) {
     using P = FactorParts<Problem, Tuning>;
     constexpr bool lanes_apart = P::side_by_side;
     constexpr int warps = Tuning::threads / 32, channels = lanes_apart ? 32 : warps;
     constexpr int of_group = ceil_div(P::of_filter, channels);
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    const int c = blockIdx.x % of_group * channels + (lanes_apart ? lane : warp), rest = blockIdx.x / of_group;
+    const int c = block % of_group * channels + (lanes_apart ? lane : warp), rest = block / of_group;
     const int part = rest % P::parts, group = rest / P::parts;
-    if (!is_left<Problem, Tuning>(prepared)) return;
     if (!lanes_apart && c >= P::of_filter) return;
     float largest = 0;
     // NOTE: past the end the last element is read again, so that no load waits for the condition of another.
@@ -219,12 +227,17 @@ __device__ __forceinline__ void largest_channels(const typename Problem::filter*
     }
 }
 
-// One filter in shared memory, where it is small enough; otherwise its elements are read where they are.
-template <class Problem, class Tuning>
+// Filters that follow each other in shared memory, where they are small enough; otherwise one, read where it is.
+template <class Problem, class Tuning, int filters = 1>
 struct FilterElements {
     using F = TensorFilters<Problem, Tuning>;
     static constexpr int count = F::weights * Problem::group_c;
-    static constexpr bool copied = count <= F::copied_elements;
+    static constexpr bool copied = filters * count <= F::copied_elements;
+    static_assert(copied || filters == 1, "a block holds its filters");
+    // In NHWC four floats are left out behind each 32: the lanes of `eight` meet each bank once then.
+    static constexpr int pitch = F::copied_floats(count);
+    // Whether eight elements of a unit are four pairs that lie in one such 32.
+    static constexpr bool in_pairs = copied && Problem::nhwc && Tuning::rows && Problem::group_c % 16 == 0 && F::whole_units;
     const float* w;
     float* copy;
     int group, k;
@@ -232,95 +245,169 @@ struct FilterElements {
     static __device__ __forceinline__ int at(int c, int weight) {
         return Problem::nhwc ? weight * Problem::group_c + c : c * F::weights + weight;
     }
+    static __device__ __forceinline__ int place(int at) { return Problem::nhwc ? at + at / 32 * 4 : at; }
     __device__ __forceinline__ void begin() const {
         if constexpr (copied) {
-            for (int i = threadIdx.x; i < count; i += Tuning::threads) {
-                const int c = Problem::nhwc ? i % Problem::group_c : i / F::weights;
-                const int weight = Problem::nhwc ? i / Problem::group_c : i % F::weights;
-                cp_async_4(copy + i, w + F::source(group, min(k, Problem::group_k - 1), c, weight), k < Problem::group_k);
+            const float* const from = w + F::source(group, min(k, Problem::group_k - 1), 0, 0);
+            if (!Problem::chwn && count % 4 == 0 && reinterpret_cast<unsigned long long>(from) % 16 == 0) {
+                for (int i = 4 * threadIdx.x; i < filters * count; i += 4 * Tuning::threads) {
+                    const int which = filters > 1 ? i / count : 0;
+                    const bool exists = k + which < Problem::group_k;
+                    cp_async_16(copy + which * pitch + place(i - which * count), from + (exists ? i : 0), exists);
+                }
+            } else {
+                for (int i = threadIdx.x; i < filters * count; i += Tuning::threads) {
+                    const int which = filters > 1 ? i / count : 0, at = i - which * count;
+                    const int c = Problem::nhwc ? at % Problem::group_c : at / F::weights;
+                    const int weight = Problem::nhwc ? at / Problem::group_c : at % F::weights;
+                    cp_async_4(copy + which * pitch + place(at),
+                               w + F::source(group, min(k + which, Problem::group_k - 1), c, weight),
+                               k + which < Problem::group_k);
+                }
             }
         }
         cp_async_commit_group();
     }
+    __device__ __forceinline__ FilterElements<Problem, Tuning> one(int which) const {
+        return {w, copy + which * pitch, group, k + which};
+    }
     __device__ __forceinline__ float operator()(int c, int weight) const {
-        if constexpr (copied) return copy[at(c, weight)];
+        if constexpr (copied) return copy[place(at(c, weight))];
         else return k < Problem::group_k ? w[F::source(group, k, c, weight)] : 0.0f;
     }
-    // Element c, tap, or the state of a segment.
-    __device__ __forceinline__ float state(int c, int tap, int state) const {
-        if constexpr (F::states == 1) {
-            return (*this)(c, tap);
-        } else {
-            const int segment = tap % F::of_row, begin = segment_begin(segment, Problem::s);
-            float columns[3];
+    // The eight elements of a unit that begin with channel c, of one weight.
+    __device__ __forceinline__ void eight(float (&to)[8], int c, int weight) const {
+        if constexpr (in_pairs) {
+            const float* const from = copy + place(at(c, weight));
 #pragma unroll
-            for (int s = 0; s < 3; ++s)
-                columns[s] = begin + s < 3 * segment ? 0.0f : (*this)(c, tap / F::of_row * Problem::s + begin + s);
-            return filter_state(columns, state);
+            for (int pair = 0; pair < 4; ++pair) {
+                const float2 two = *reinterpret_cast<const float2*>(from + F::element_of(0, 2 * pair));
+                to[2 * pair] = two.x, to[2 * pair + 1] = two.y;
+            }
+        } else {
+#pragma unroll
+            for (int j = 0; j < 8; ++j) {
+                const int own = c + F::element_of(0, j);
+                to[j] = Problem::group_c % 16 == 0 || own < Problem::group_c ? (*this)(own, weight) : 0.0f;
+            }
         }
     }
 };
 
-// Writes the fragments of one filter, and the factors of its group. `inverse`: what an element is multiplied by twice.
-template <class Problem, class Tuning, class Inverse>
-__device__ __forceinline__ void write_fragments(const FilterElements<Problem, Tuning>& filter, float* prepared, int group,
-                                                int padded, unsigned up, const Inverse& inverse) {
+// A unit is what a lane writes of one filter and state: eight places of a stage, 16 bytes. Which elements lie there.
+template <class Problem, class Tuning>
+struct UnitElements {
     using F = TensorFilters<Problem, Tuning>;
-    const int tile = padded / F::filters, of_tile = padded % F::filters, of_chunk = of_tile % F::chunk;
-    const int row = of_chunk / 16 * 16 + place_of(of_chunk % 16);
-    unsigned char* const fragments = reinterpret_cast<unsigned char*>(prepared + F::fragments_at);
-#pragma unroll 2
-    for (int i = threadIdx.x; i < F::states * F::stages * 8; i += Tuning::threads) {
-        const int state = i / (F::stages * 8), stage = i / 8 % F::stages, unit = i % 8;
-        float value[8], factor[8];
+    int c[8], tap[8];
+
+    __device__ __forceinline__ UnitElements(int stage, int unit) {
+        const int first = F::element_of(unit / 2, unit % 2 * 8);
 #pragma unroll
         for (int j = 0; j < 8; ++j) {
-            const int place = unit % 2 * 8 + j;
-            const int element = F::element_of(unit / 2, place);
-            const int number = stage * F::pieces + element / F::piece, tap = F::tap_of(number);
-            const int c = F::channel_of(number) + element % F::piece;
-            const bool meant = tap < F::taps && c < Problem::group_c;
-            factor[j] = meant ? inverse(c, tap) : 1.0f;
-            value[j] = meant ? filter.state(c, tap, state) : 0.0f;
+            const int element = first + F::element_of(0, j);
+            const int number = stage * F::pieces + (F::whole_units ? first : element) / F::piece;
+            tap[j] = F::tap_of(number);
+            c[j] = F::channel_of(number) + (F::whole_units ? first % F::piece + F::element_of(0, j) : element % F::piece);
         }
-        if (padded == 0 && state == 0) {
-#pragma unroll
-            for (int j = 0; j < 8; ++j) {
-                const int place = unit % 2 * 8 + j;
-                const int element = F::element_of(unit / 2, place);
-                prepared[F::factors_at + (group * F::stages + stage) * split_depth + element] =
-                    factor[j] > 0 ? 1.0f / factor[j] : 0.0f;
-            }
-        }
-        unsigned high[4], low[4];
-#pragma unroll
-        for (int pair = 0; pair < 4; ++pair) {
-            const float a = value[2 * pair] * factor[2 * pair] * factor[2 * pair];
-            const float b = value[2 * pair + 1] * factor[2 * pair + 1] * factor[2 * pair + 1];
-            high[pair] = split_high(a, b, power_of_two(up));
-            low[pair] = split_low(a, b, power_of_two(up), high[pair]);
-        }
-        const int chunk = states_order<F::states, F::chunks>(state, of_tile / F::chunk);
-        unsigned char* const to = fragments + F::fragment(group, tile, stage, chunk) + row * 128 + (unit ^ row % 8) * 16;
-        *reinterpret_cast<uint4*>(to) = make_uint4(high[0], high[1], high[2], high[3]);
-        if constexpr (F::halves == 2)
-            *reinterpret_cast<uint4*>(to + F::half_bytes) = make_uint4(low[0], low[1], low[2], low[3]);
     }
+    __device__ __forceinline__ bool meant(int j) const {
+        constexpr bool whole_stages = F::taps * F::of_tap % F::pieces == 0;
+        return (whole_stages || tap[j] < F::taps) &&
+               ((whole_stages && Problem::group_c % F::piece == 0) || c[j] < Problem::group_c);
+    }
+    // One weight of all: that of the tap, or a column of its segment, zeros where the segment before has it.
+    __device__ __forceinline__ void load(float (&to)[8], const FilterElements<Problem, Tuning>& filter, int column) const {
+        if constexpr (F::whole_units) {
+            if (meant(0) && F::has(tap[0], column)) {
+                filter.eight(to, c[0], F::weight_of(tap[0], column));
+            } else {
+#pragma unroll
+                for (int j = 0; j < 8; ++j) to[j] = 0.0f;
+            }
+        } else {
+#pragma unroll
+            for (int j = 0; j < 8; ++j)
+                to[j] = meant(j) && F::has(tap[j], column) ? filter(c[j], F::weight_of(tap[j], column)) : 0.0f;
+        }
+    }
+};
+
+// Writes the fragments of a block's filters, and where they have any, the factors of their group. `inverse`: what an element is
+// multiplied by twice.
+template <bool factors, class Problem, class Tuning, int filters, class Inverse>
+__device__ __forceinline__ void write_fragments(const FilterElements<Problem, Tuning, filters>& all, float* prepared, int group,
+                                                int first_padded, const unsigned (&ups)[filters], const Inverse& inverse) {
+    using F = TensorFilters<Problem, Tuning>;
+    constexpr int units = F::stages * 8, columns = F::states > 1 ? 3 : 1;
+    // Several states of a unit at once, which reads its columns once, where that keeps threads enough at work.
+    constexpr int busy = Tuning::threads / 2, most = filters * units >= busy ? 4 : filters * units >= busy / 2 ? 2 : 1;
+    constexpr int all_states = F::states, at_once = all_states < most ? all_states : most, turns = all_states / at_once;
+    unsigned char* const fragments = reinterpret_cast<unsigned char*>(prepared + F::fragments_at);
+    for (int i = threadIdx.x; i < filters * units * turns; i += Tuning::threads) {
+        const int unit = i % 8, turn = i / 8 % turns, which = filters > 1 ? i / (units * turns) : 0;
+        const int stage = F::in_turn(i / (8 * turns) - which * F::stages);
+        const int padded = first_padded + which, tile = padded / F::filters, of_tile = padded % F::filters;
+        const int of_chunk = of_tile % F::chunk, row = of_chunk / 16 * 16 + place_of(of_chunk % 16);
+        unsigned up = ups[0];
+#pragma unroll
+        for (int f = 1; f < filters; ++f) up = which == f ? ups[f] : up;
+        const UnitElements<Problem, Tuning> elements(stage, unit);
+        float weights[columns][8], factor[8];
+#pragma unroll
+        for (int column = 0; column < columns; ++column) elements.load(weights[column], all.one(which), column);
+#pragma unroll
+        for (int j = 0; j < 8; ++j) factor[j] = factors && elements.meant(j) ? inverse(elements.c[j], elements.tap[j]) : 1.0f;
+        if (factors && padded == 0 && turn == 0) {
+            const int first = F::element_of(unit / 2, unit % 2 * 8);
+#pragma unroll
+            for (int j = 0; j < 8; ++j)
+                prepared[F::factors_at + (group * F::stages + stage) * split_depth + first + F::element_of(0, j)] =
+                    factor[j] > 0 ? 1.0f / factor[j] : 0.0f;
+        }
+#pragma unroll
+        for (int next = 0; next < at_once; ++next) {
+            const int state = next * turns + turn;
+            unsigned high[4], low[4];
+#pragma unroll
+            for (int pair = 0; pair < 4; ++pair) {
+                float two[2];
+#pragma unroll
+                for (int half = 0; half < 2; ++half) {
+                    const int j = 2 * pair + half;
+                    two[half] = weights[0][j];
+                    if constexpr (F::states > 1) two[half] = filter_state({weights[0][j], weights[1][j], weights[2][j]}, state);
+                    if (factors) two[half] = two[half] * factor[j] * factor[j];
+                }
+                high[pair] = split_high(two[0], two[1], power_of_two(up));
+                low[pair] = split_low(two[0], two[1], power_of_two(up), high[pair]);
+            }
+            const int chunk = states_order<F::states, F::chunks>(state, of_tile / F::chunk);
+            unsigned char* const to = fragments + F::fragment(group, tile, stage, chunk) + row * 128 + (unit ^ row % 8) * 16;
+            *reinterpret_cast<uint4*>(to) = make_uint4(high[0], high[1], high[2], high[3]);
+            if constexpr (F::halves == 2)
+                *reinterpret_cast<uint4*>(to + F::half_bytes) = make_uint4(low[0], low[1], low[2], low[3]);
+        }
+    }
+}
+
+// The scale of the greatest filter is the one that all sums keep until the end.
+__device__ __forceinline__ unsigned least_scale(float greatest) { return min(253u, 268 - biased_exponent(greatest)); }
+__device__ __forceinline__ void write_header(float* prepared, unsigned least_up) {
+    SplitHeader* const header = reinterpret_cast<SplitHeader*>(prepared);
+    header->down = power_of_two(254 - least_up);
+    header->most = min(253u, 403 - least_up);
 }
 
 // Second launch: a block writes one filter, those that fill up the last tile as zeros.
 template <class Problem, class Tuning>
-__device__ __forceinline__ void tensor_filters(const typename Problem::filter* w, float* prepared_filters) {
+__device__ __forceinline__ void tensor_filters_of(int block, const typename Problem::filter* w, float* prepared_filters) {
     using F = TensorFilters<Problem, Tuning>;
     using P = FactorParts<Problem, Tuning>;
-    // Channels whose largest filter element is 2^-12 of the greatest need no factor: the pair has bits enough.
-    constexpr int spread = 12;
-    if (!is_left<Problem, Tuning>(prepared_filters)) return;
     float* const prepared = prepared_filters + Problem::first_prepared;
     float* const of_warp = reinterpret_cast<float*>(shared_memory());
     float* const kept = of_warp + 32;  // the largest magnitude of each channel
-    const int padded = blockIdx.x % (F::tiles * F::filters), group = blockIdx.x / (F::tiles * F::filters);
-    const FilterElements<Problem, Tuning> filter{w, kept + (P::kept ? P::of_filter : 0), group, padded};
+    const int padded = block % (F::tiles * F::filters), group = block / (F::tiles * F::filters);
+    const FilterElements<Problem, Tuning> filter{w, kept + (P::kept ? ceil_div(P::of_filter, 4) * 4 : 0), group, padded};
     filter.begin();
 
     // All blocks find the same header.
@@ -364,74 +451,31 @@ __device__ __forceinline__ void tensor_filters(const typename Problem::filter* w
         largest = fmaxf(largest, finite_magnitude(filter(c, weight)) * up * up);
     }
     largest = largest_of_block<Tuning::threads>(largest, of_warp);
-    // The scale of the greatest filter is the one that all sums keep until the end.
-    const unsigned least_up = min(253u, 268 - biased_exponent(greatest));
+    const unsigned least_up = least_scale(greatest);
     unsigned up = largest > 0 ? 268 - biased_exponent(largest) : least_up;
     up = min(max(up, least_up), min(253u, least_up + 126));
     if (threadIdx.x == 0) {
         prepared[F::scales_at + group * F::tiles * F::filters + padded] = power_of_two(127 + least_up - up);
         if (padded == 0) reinterpret_cast<unsigned*>(prepared)[F::flags_at + group] = scaled;
-        if (blockIdx.x == 0) {
-            SplitHeader* const header = reinterpret_cast<SplitHeader*>(prepared);
-            header->down = power_of_two(254 - least_up);
-            header->most = min(253u, 403 - least_up);
-        }
+        if (block == 0) write_header(prepared, least_up);
     }
 
-    write_fragments<Problem, Tuning>(filter, prepared, group, padded, up, inverse);
+    write_fragments<true>(filter, prepared, group, padded, {up}, inverse);
 }
 
-// What comes before both where one product is enough: a block writes one filter whose channels need no factors, as if all
-// filters were such. It doubts that where a channel of its filter is smaller than 2^-19 of the greatest; then the other two
-// launches do it again, which else have nothing to do. Pixels that meet the greatest channel may be 2^19 times as large as others
-// then, of 2^35 that a row's scale leaves room for.
-// The scale that all sums keep until the end is 2^-12, whatever the greatest filter is.
 template <class Problem, class Tuning>
-__device__ __forceinline__ void plain_filters(const typename Problem::filter* w, float* prepared_filters) {
-    using F = TensorFilters<Problem, Tuning>;
-    using P = FactorParts<Problem, Tuning>;
-    static_assert(P::kept && FilterElements<Problem, Tuning>::copied && !P::by_element, "a block holds a filter");
-    constexpr unsigned doubt = 19, least_up = 139;
-    float* const prepared = prepared_filters + Problem::first_prepared;
-    float* const of_warp = reinterpret_cast<float*>(shared_memory());
-    const int padded = blockIdx.x % (F::tiles * F::filters), group = blockIdx.x / (F::tiles * F::filters);
-    const FilterElements<Problem, Tuning> filter{w, of_warp + 32, group, padded};
-    filter.begin();
-    cp_async_wait_group<0>();
-    __syncthreads();
-    float greatest = 0, least = 3.402823466e38f;
-    for (int c = threadIdx.x; c < Problem::group_c; c += Tuning::threads) {
-        float largest = 0;
-#pragma unroll
-        for (int weight = 0; weight < F::weights; ++weight) largest = fmaxf(largest, finite_magnitude(filter(c, weight)));
-        greatest = fmaxf(greatest, largest);
-        least = fminf(least, largest);
-    }
-    greatest = largest_of_block<Tuning::threads>(greatest, of_warp);
-    least = -largest_of_block<Tuning::threads>(-least, of_warp);
-    const unsigned up = greatest > 0 ? min(268 - biased_exponent(greatest), 253u) : 127u;
-    if (threadIdx.x == 0) {
-        const bool doubted = greatest > 0 && (least == 0 || whole_exponent(greatest) - whole_exponent(least) > doubt);
-        prepared[P::doubts_at + blockIdx.x] = doubted ? 1.0f : 0.0f;
-        prepared[F::scales_at + blockIdx.x] = power_of_two(127 + least_up - up);
-        if (padded == 0) reinterpret_cast<unsigned*>(prepared)[F::flags_at + group] = 0;
-        if (blockIdx.x == 0) {
-            SplitHeader* const header = reinterpret_cast<SplitHeader*>(prepared);
-            header->down = power_of_two(254 - least_up);
-            header->most = 253;
-        }
-    }
-    write_fragments<Problem, Tuning>(filter, prepared, group, padded, up, [](int, int) { return 1.0f; });
+__device__ __forceinline__ void largest_channels(const typename Problem::filter* w, float* prepared) {
+    largest_channels_of<Problem, Tuning>(blockIdx.x, w, prepared);
+}
+template <class Problem, class Tuning>
+__device__ __forceinline__ void tensor_filters(const typename Problem::filter* w, float* prepared) {
+    tensor_filters_of<Problem, Tuning>(blockIdx.x, w, prepared);
 }
 
 // The same of filters that another launch has rearranged within the prepared ones, from element first_weight on.
 template <class Problem, class Tuning>
 __device__ __forceinline__ void largest_rearranged_channels(float* prepared) {
     largest_channels<Problem, Tuning>(prepared + Problem::first_weight, prepared);
-}
-template <class Problem, class Tuning>
-__device__ __forceinline__ void plain_rearranged_filters(float* prepared) {
-    plain_filters<Problem, Tuning>(prepared + Problem::first_weight, prepared);
 }
 template <class Problem, class Tuning>
 __device__ __forceinline__ void rearranged_tensor_filters(float* prepared) {
