@@ -37,6 +37,9 @@ def test_launches_that_start_early() -> None:
     run(0x52, (48,))
     sizes = [3, 1, 1, 64, 1, 1, 5]
     assert begun == [(1, 0x51), (2, sizes, 0x51, 1, 6, 1), 32, (1, 0x52), (2, sizes, 0x52, 1, 6, 1), 48]
+    begun.clear()
+    launch.make_launcher(start, pytest.fail, [(2, second)], ("y",), start_early)(0x53, (64,))
+    assert begun == [(2, 0x53)]  # with prepared filters: it must not overtake whoever writes its pixels
 
 
 def test_an_early_launch_waits_before_anything_else() -> None:
@@ -46,3 +49,5 @@ def test_an_early_launch_waits_before_anything_else() -> None:
     body = second[second.index("f(") :]
     assert "griddepcontrol.wait" in body and body.index("griddepcontrol.wait") < body.index("leanconv::f")
     assert "griddepcontrol.wait" not in first and "griddepcontrol.launch_dependents" in first
+    waiting = Launch("f.cuh", "leanconv::f", (), (), (), 1, 32, early=True, waits=True)
+    assert "griddepcontrol.wait" not in source(waiting)

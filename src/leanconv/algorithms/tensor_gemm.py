@@ -440,4 +440,5 @@ class TensorGemm(SplitGemm[TensorConfig]):
             block=config.threads,
             shared_bytes=config.shared_bytes,
             cluster=config.split,
+            waits=True,
         )

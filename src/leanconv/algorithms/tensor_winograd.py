@@ -286,4 +286,5 @@ class TensorWinograd(SplitGemm[PairConfig]):
             block=config.threads,
             shared_bytes=config.shared_bytes,
             cluster=config.split,
+            waits=True,
         )

@@ -23,6 +23,7 @@
 #pragma once
 
 #include <lib/ptx/barrier.cuh>
+#include <lib/ptx/launches.cuh>
 #include <lib/ptx/registers.cuh>
 #include <lib/ptx/wgmma.cuh>
 #include <lib/tensor_output.cuh>
@@ -162,6 +163,7 @@ __device__ __forceinline__ void tensor_gemm(const Source& x, const float* prepar
         }
     } else {
         set_registers_up<Tuning::consumer_registers>();
+        griddepcontrol_wait();  // scales, factors, y; producers wait before they copy filters
         if constexpr (Tuning::partials > 0) consume<Problem, Tuning>(prepared, bias, y, batch, tiles, rings, warpgroup);
         else consume_running<Problem, Tuning>(prepared, bias, y, batch, tiles, rings, warpgroup);
     }

@@ -24,6 +24,7 @@
 
 #include <lib/pair_states.cuh>
 #include <lib/ptx/barrier.cuh>
+#include <lib/ptx/launches.cuh>
 #include <lib/ptx/registers.cuh>
 #include <lib/ptx/wgmma.cuh>
 #include <lib/tensor_output.cuh>
@@ -486,6 +487,7 @@ __device__ __forceinline__ void tensor_winograd(const Source& x, const float* pr
         }
     } else {
         set_registers_up<Tuning::consumer_registers>();
+        griddepcontrol_wait();  // scales, factors, y; producers wait before they copy filters
         const unsigned* const flags = reinterpret_cast<const unsigned*>(prepared + Problem::first_prepared) +
                                       TensorFilters<Pairs<Problem, Tuning>, Tuning>::flags_at;
         bool scaled = false;

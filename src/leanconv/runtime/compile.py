@@ -64,8 +64,9 @@ def source(launch: Launch) -> str:
     parameters = ", ".join(f"{a.ctype} {a.name}" for a in launch.arguments)
     names = ", ".join(a.name for a in launch.arguments)
     cluster = f"__cluster_dims__({launch.cluster}, 1, 1) " if launch.cluster > 1 else ""
-    # NOTE: an early launch waits before it reads anything: what it reads may not have been written.
-    controls = ("wait",) * launch.early + ("launch_dependents",) * launch.opens
+    # NOTE: an early launch waits before it reads anything: what it reads may not have been written. Before that it lets
+    # the next one start, which waits for this one's end, and so for all before.
+    controls = ("launch_dependents",) * launch.opens + ("wait",) * (launch.early and not launch.waits)
     chain = "".join(f'asm volatile("griddepcontrol.{control};" ::: "memory"); ' for control in controls)
     if chain:
         chain = f"\n#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900\n{chain}\n#endif\n"

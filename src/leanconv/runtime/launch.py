@@ -170,7 +170,7 @@ class ArgumentBlock:
         #: whether a launch starts early, and the arguments of cuLaunchKernelEx or cuLaunchKernel
         self.calls: list[tuple[bool, tuple[Any, ...]]] = []
         free = len(roles)
-        for function, launch in launches:
+        for number, (function, launch) in enumerate(launches):
             addresses = (c_void_p * max(len(launch.arguments), 1))()
             for i, argument in enumerate(launch.arguments):
                 role = role_of(argument)
@@ -185,7 +185,9 @@ class ArgumentBlock:
             self._addresses.append(addresses)
             parameters = c_void_p(ctypes.addressof(addresses))
             sizes = (launch.grid, 1, 1), (launch.block, 1, 1), launch.shared_bytes
-            if early and launch.early:
+            # NOTE: the first is an ordinary one, also where filters were prepared before: a kernel that is not ours may
+            # let it start while it still writes the pixels.
+            if early and launch.early and number:
                 self.configs.append(_Config(*sizes, None, ctypes.addressof(_EARLY), 1))
                 config = c_void_p(ctypes.addressof(self.configs[-1]))
                 self.calls.append((True, (config, c_void_p(function), parameters, None)))

@@ -19,13 +19,15 @@
 #include <lib/index.cuh>
 #include <lib/ptx/bulk_copy.cuh>
 #include <lib/ptx/copy.cuh>
+#include <lib/ptx/launches.cuh>
 #include <lib/ptx/load.cuh>
 #include <lib/ptx/mbarrier.cuh>
 #include <lib/tensor_rings.cuh>
 
 namespace leanconv {
 
-// One thread's copies of prepared filters, a chunk at a time, tile after tile.
+// One thread's copies of prepared filters, a chunk at a time, tile after tile. They wait for the launch that prepares these, as the
+// consumers do. Pixels are what they were before the first launch of the call, and are copied while filters are prepared.
 template <class Problem, class Tuning>
 struct FilterCopies {
     using F = TensorFilters<Problem, Tuning>;
@@ -37,7 +39,9 @@ struct FilterCopies {
     __device__ __forceinline__ FilterCopies(const float* prepared, const TensorTiles<Problem, Tuning>& tiles,
                                             const TensorRings<Problem, Tuning>& rings)
         : fragments(reinterpret_cast<const unsigned char*>(prepared + Problem::first_prepared + F::fragments_at)),
-          tiles(tiles), rings(rings) {}
+          tiles(tiles), rings(rings) {
+        griddepcontrol_wait();
+    }
 
     __device__ __forceinline__ void stage(Offset<Problem> tile, int stage) {
         // The last row of pixels meets filters of the one before alone.

@@ -190,6 +190,7 @@ __device__ __forceinline__ void tensor_gemm_unpromoted(const TensorMap& x, const
         produce<Problem, Tuning>(x, prepared, batch, tiles, rings, threadIdx.x % 128);
     } else {
         set_registers_up<Tuning::consumer_registers>();
+        griddepcontrol_wait();
         consume_unpromoted<Problem, Tuning>(prepared, bias, y, batch, tiles, rings, warpgroup);
     }
 }
@@ -207,6 +208,7 @@ __device__ __forceinline__ void tensor_winograd_unpromoted(const TensorMap& x, c
         produce<Pairs<Problem, Tuning>, Tuning>(x, prepared, batch, tiles, rings, threadIdx.x % 128);
     } else {
         set_registers_up<Tuning::consumer_registers>();
+        griddepcontrol_wait();
         const unsigned* const flags = reinterpret_cast<const unsigned*>(prepared + Problem::first_prepared) +
                                       TensorFilters<Pairs<Problem, Tuning>, Tuning>::flags_at;
         bool scaled = false;
