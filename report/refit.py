@@ -1,6 +1,6 @@
 """Cost models fitted to the tables of tuned problems, and how well what they choose compares with what was timed.
 
-``python -m report refit`` needs no GPU. For each GPU that has a table it writes the factors that `leanconv.tuning.fits`
+``python -m report refit`` needs no GPU. For each GPU that has a table it writes the fits that `leanconv.tuning.fits`
 reads, and benchmarks/results/<gpu>/tuning.json for docs/tuning.md.
 """
 
@@ -15,8 +15,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from leanconv.algorithms import ALGORITHMS
-from leanconv.algorithms.base import TimedAlgorithm
+from leanconv.algorithms.base import LAUNCH_CYCLES, TimedAlgorithm
 from leanconv.bench import machine
 from leanconv.bench.format import Table as Columns
 from leanconv.call.explain import NOMINAL
@@ -25,6 +27,7 @@ from leanconv.plan import Target
 from leanconv.problem import Problem
 from leanconv.runtime.files import write_text
 from leanconv.tuning import fits, tables
+from leanconv.tuning.fits import Fit
 from leanconv.tuning.tables import Table
 from report import markdown
 
@@ -33,9 +36,12 @@ CYCLES = 1980.0
 #: Groups with fewer measured times than this keep their prediction; folds of the cross-validation.
 _LEAST, _FOLDS = 6, 6
 #: Problems that must have times of today's kernels for those of others to be left out.
-_ENOUGH = 40
-#: How strongly a factor is drawn to 1, in measured times.
-_DRAWN = 2
+_ENOUGH = 6
+#: Terms are no less than these: a call may spare two of the launches that were counted (`LAUNCH_CYCLES`).
+_LEAST_TERMS = Fit(0.1, -2.0 * LAUNCH_CYCLES, 0.0)
+#: How far a fit's terms may be from those of no fit for as much as times may differ by from what a fit expects, in
+#: logarithms; the steps that find it.
+_DRAWN, _SPREAD, _STEPS = Fit(0.2, 9000.0, 5.0), 0.15, 20
 #: Targets whose predictions a table can be compared with, by the name of the GPU.
 TARGETS = {NOMINAL.model: NOMINAL}
 
@@ -50,13 +56,15 @@ class Point:
     #: clock cycles, predicted without any fit and measured
     predicted: float
     measured: float
+    #: clock cycles that memory takes for the bytes of prepared filters
+    prepared: float = 0.0
     #: whether it was timed with kernels as they are today
     current: bool = True
 
 
 def points(table: Table, target: Target) -> list[Point]:
-    """Every candidate of a table with its predicted time; only those of today's kernels where enough problems have
-    such.
+    """Every candidate of a table with its predicted time; of a group that has such of today's kernels for enough
+    problems, those alone.
     """
     plain = replace(target, model="")
     found = []
@@ -69,16 +77,24 @@ def points(table: Table, target: Target) -> list[Point]:
         for each in entry.timed:
             cycles, kernels = predicted[each.algorithm].get(each.key, (math.inf, ""))
             if each.us is not None and math.isfinite(cycles):
-                group = fits.group(each.algorithm, problem)
+                group = fits.group(_algorithm(each.algorithm), problem)
                 current = each.kernels == kernels
-                found.append(Point(key, group, each.algorithm, cycles, each.us * CYCLES, current))
-    todays = [point for point in found if point.current]
-    return todays if len({point.problem for point in todays}) >= _ENOUGH else found
+                prepared = fits.preparing_cycles(_algorithm(each.algorithm), problem, plain)
+                found.append(Point(key, group, each.algorithm, cycles, each.us * CYCLES, prepared, current))
+    todays: dict[str, set[str]] = {}
+    for point in found:
+        if point.current:
+            todays.setdefault(point.group, set()).add(point.problem)
+    return [point for point in found if point.current or len(todays.get(point.group, ())) < _ENOUGH]
+
+
+def _algorithm(name: str) -> Any:
+    return next((a for a in ALGORITHMS if a.name == name), None)
 
 
 def _predicted(name: str, problem: Problem, target: Target) -> dict[Any, tuple[float, str]]:
     """By configuration: predicted cycles, and the version of its kernels."""
-    algorithm = next((a for a in ALGORITHMS if a.name == name), None)
+    algorithm = _algorithm(name)
     if not isinstance(algorithm, TimedAlgorithm) or algorithm.why_not(problem, target):
         return {}
     return {
@@ -90,32 +106,56 @@ def _predicted(name: str, problem: Problem, target: Target) -> dict[Any, tuple[f
     }
 
 
-def fitted(some: Sequence[Point]) -> dict[str, float]:
-    """A factor for each group: the geometric mean of measured over predicted, drawn a little towards 1."""
-    ratios: dict[str, list[float]] = {}
+def fitted(some: Sequence[Point]) -> dict[str, Fit]:
+    """A fit for each group that has enough times."""
+    groups: dict[str, list[Point]] = {}
     for point in some:
-        ratios.setdefault(point.group, []).append(math.log(point.measured / point.predicted))
-    return {group: math.exp(sum(logs) / (len(logs) + _DRAWN)) for group, logs in ratios.items() if len(logs) >= _LEAST}
+        groups.setdefault(point.group, []).append(point)
+    return {group: _fit(each) for group, each in groups.items() if len(each) >= _LEAST}
 
 
-def losses(some: Sequence[Point], factors: Mapping[str, float]) -> dict[str, float]:
+def _fit(some: Sequence[Point]) -> Fit:
+    """The terms with the least squares of log(measured / expected), in units of `_SPREAD`, and of their own distances
+    from those of no fit, in units of `_DRAWN`; none is negative. By Newton's method on the logarithms."""
+    terms = np.array([(point.predicted, 1.0, point.prepared) for point in some])
+    measured = np.array([point.measured for point in some])
+    none, drawn = np.array(Fit()), np.array(_DRAWN)
+    kept = np.array([True, True, bool(terms[:, 2].any())])
+    fit = none.copy()
+    for _ in range(_STEPS):
+        times = terms @ fit
+        slopes = (terms / times[:, None])[:, kept] / _SPREAD
+        rows = np.vstack([slopes, np.diag(1 / drawn)[kept][:, kept]])
+        far = np.concatenate([np.log(measured / times) / _SPREAD, ((none - fit) / drawn)[kept]])
+        fit[kept] += np.linalg.lstsq(rows, far, rcond=None)[0]
+        fit = np.maximum(fit, _LEAST_TERMS)
+    return Fit(*(float(each) for each in fit))
+
+
+def losses(some: Sequence[Point], fitted_to: Mapping[str, Fit]) -> dict[str, float]:
     """For each problem the time of the candidate with the least predicted time, over the least time."""
     by_problem: dict[str, list[Point]] = {}
     for point in some:
         by_problem.setdefault(point.problem, []).append(point)
-    cost: Callable[[Point], float] = lambda p: p.predicted * factors.get(p.group, 1.0)  # noqa: E731
+    cost: Callable[[Point], float] = lambda p: expected(p, fitted_to)  # noqa: E731
     return {
         problem: min(each, key=cost).measured / min(p.measured for p in each) for problem, each in by_problem.items()
     }
 
 
+def expected(point: Point, fitted_to: Mapping[str, Fit]) -> float:
+    """Its time in clock cycles by the fit of its group."""
+    fit = fitted_to.get(point.group, Fit())
+    return fit.factor * point.predicted + fit.start + fit.preparing * point.prepared
+
+
 def validated(some: Sequence[Point]) -> dict[str, float]:
-    """The same, for each problem with factors that were fitted without it and without its fold."""
+    """The same, for each problem with fits that were made without it and without its fold."""
     fold: Callable[[Point], int] = lambda p: zlib.crc32(p.problem.encode()) % _FOLDS  # noqa: E731
     found: dict[str, float] = {}
     for i in range(_FOLDS):
-        factors = fitted([point for point in some if fold(point) != i])
-        found |= losses([point for point in some if fold(point) == i], factors)
+        others = fitted([point for point in some if fold(point) != i])
+        found |= losses([point for point in some if fold(point) == i], others)
     return found
 
 
@@ -154,11 +194,15 @@ def measure(results: Path, folder: Path = tables.SHIPPED) -> list[Path]:
         some = points(table, target) if target else []
         if not some:
             continue
-        factors = fitted(some)
-        groups = []
+        found = fitted(some)
+        rounded = {
+            group: {field: round(value, 4 if field == "factor" else 1) for field, value in each._asdict().items()}
+            for group, each in sorted(found.items())
+        }
+        groups: list[dict[str, Any]] = []
         for group in sorted({point.group for point in some}):
-            logs = [math.log(p.measured / p.predicted) for p in some if p.group == group]
-            row = {"group": group, "times": len(logs), "factor": round(factors.get(group, 1.0), 4)}
+            logs = [math.log(p.measured / expected(p, found)) for p in some if p.group == group]
+            row = {"group": group, "times": len(logs), **rounded.get(group, Fit()._asdict())}
             groups.append(row | {"spread": round(math.exp(statistics.pstdev(logs)) - 1, 4)})
         record = {
             "machine": {"gpu": table.gpu["name"]},
@@ -166,19 +210,19 @@ def measure(results: Path, folder: Path = tables.SHIPPED) -> list[Path]:
             "times": len(some),
             "of today's kernels": sum(point.current for point in some),
             "without a fit": summary(losses(some, {})),
-            "fitted to these problems": summary(losses(some, factors)),
+            "fitted to these problems": summary(losses(some, found)),
             "fitted to others": summary(validated(some)),
             "groups": groups,
             "beside": beside(table),
         }
-        fit = {"gpu": table.gpu["name"], "factors": {name: round(value, 4) for name, value in sorted(factors.items())}}
+        fit = {"gpu": table.gpu["name"], "fits": rounded}
         for file, content in (
             (fits.FITS / path.name, fit),
             (results / machine.slug({"gpu": table.gpu["name"]}) / "tuning.json", record),
         ):
             write_text(file, json.dumps(content, indent=1) + "\n")
             written.append(file)
-    fits.factors.cache_clear()
+    fits.known.cache_clear()
     return written
 
 
@@ -193,10 +237,12 @@ def section(paths: Sequence[Path]) -> str:
             lines.append([name, *(f"{100 * (row[key] - 1):.1f} %" for key in ("mean", "most", "worst"))])
         head: Columns = (["cost model", "geometric mean", "95 of 100 problems below", "worst"], lines)
         rows = [
-            [row["group"], str(row["times"]), f"{row['factor']:.3f}", f"{100 * row['spread']:.0f} %"]
+            [row["group"], str(row["times"]), f"{row['factor']:.3f}", f"{row['start'] / CYCLES:.1f}"]
+            + [f"{row['preparing']:.1f}", f"{100 * row['spread']:.0f} %"]
             for row in record["groups"]
         ]
-        body: Columns = (["algorithm, layout, operation", "times", "measured over predicted", "spread"], rows)
+        columns = ["algorithm, layout, operation", "times", "× prediction", "+ µs", "+ × prepared bytes", "spread"]
+        body: Columns = (columns, rows)
         words = f"{record['machine']['gpu']}: {record['problems']} problems, {record['times']} candidates timed."
         earlier = record["times"] - record.get("of today's kernels", 0)
         if earlier:
@@ -211,7 +257,11 @@ def section(paths: Sequence[Path]) -> str:
             ],
         )
         peers = "The table's winners beside PyTorch's own convolution (`cudnn.benchmark` on), timed the same way:"
-        spread = "The factors, and by how much single times differ from the factor (one standard deviation):"
+        spread = (
+            "What is measured, fitted to what is predicted: so many times the prediction, so many µs of a call apart "
+            "from its work, and so many times as long as memory takes for the bytes of prepared filters; and by how "
+            "much single times differ from that (one standard deviation):"
+        )
         tables_of = (words, head), (spread, body), (peers, others)
         parts.append("\n\n".join(f"{said}\n\n{markdown.table(each)}" for said, each in tables_of))
     return "\n\n".join(parts) if parts else "Not measured yet: `python -m report refit` makes these figures of a table."

@@ -276,7 +276,7 @@ TENSOR = (
     ),
     tensor(
         "a share of planes begins with none",
-        "(Tuning::split > 1 && number == 2 * walk.first)",
+        "(Tuning::split > 1 && half == 0 && stage == first)",
         "false",
         RULE + "|" + RACE + "|" + WRONG,
         "planes-nchw",

@@ -40,6 +40,39 @@ TENSOR_WINOGRAD = (
     flat(
         "flat copies begin a tile at the first image", "n[i] = Problem::chwn ? 0 :", "n[i] = true ? 0 :", WRONG, "same"
     ),
+    flat(
+        "planes begin with the image",
+        "i == 0 ? begin : flat_begin<Problem>(), c,",
+        "0, c,",
+        WRONG,
+        "planes",
+        spacing=2,
+    ),
+    flat(
+        "pairs of planes are those of the first image",
+        "static_cast<int>(n - first_n) * 32",
+        "0",
+        WRONG,
+        "planes",
+        spacing=2,
+    ),
+    flat(
+        "planes of every image begin with the same pixel",
+        "(n == first_n ? moved : 0)",
+        "moved",
+        WRONG,
+        "planes-images",
+        spacing=2,
+    ),
+    flat(
+        "planes are free when their last segment begins",
+        "(now == taps - 1 || is_last)",
+        "(now == 0 || is_last)",
+        RULE + "|" + RACE,
+        "one-product-planes",
+        spacing=1,
+        split=1,
+    ),
     pairs(
         "the exchanged sums are overwritten before they are read",
         "+ others[(i ^ 2) * 128];\n        }\n        barrier_sync(14, 256);",
@@ -56,8 +89,9 @@ TENSOR_WINOGRAD = (
     ),
     pairs(
         "pixels are free before the products have taken them",
-        "    load_states<scaled>(x",
-        "    if (lane == 0) mbarrier_arrive(rings.pixels_free(pixel_place.stage));\n    load_states<scaled>(x",
+        "        load_states<scaled>(x, pixels, rings.base",
+        "        if (lane == 0) mbarrier_arrive(rings.pixels_free(pixel_place.stage));\n"
+        "        load_states<scaled>(x, pixels, rings.base",
         RULE + "|" + RACE,
         "same",
     ),

@@ -22,7 +22,56 @@ def parts(name: str, algorithm: str, text: str, by: str, how: str, *cases: str) 
     return Break(name, f"{algorithm}_parts", text, by, how, tuple(f"filters-{case}" for case in cases))
 
 
+def images(name: str, text: str, by: str, how: str, *cases: str, times: int = 1, **tuning: Any) -> Break:
+    names = tuple(f"images-{case}-nhwc" for case in cases)
+    return Break(name, "tensor_weight_images", text, by, how, names, times, tuple(tuning.items()))
+
+
 WEIGHT: tuple[Break, ...] = (
+    images(
+        "columns of dy are free while taps still see them",
+        "free_until(tile.first_seen(w));",
+        "free_until(columns.q_end);",
+        RULE + "|" + RACE + "|" + WRONG,
+        "many",
+        blocks=3,
+        halves=1,
+    ),
+    images(
+        "tiles begin with sums of the one before",
+        "sums[tap][i] = 0.0f;",
+        "if (unit == first) sums[tap][i] = 0.0f;",
+        WRONG,
+        "same",
+        blocks=3,
+    ),
+    images("all blocks have one slot", "blockIdx.x + run.number", "run.number", RACE + "|" + WRONG, "many"),
+    images("the first slot alone is added", "(last - first + 1) * halves", "halves", WRONG, "many", halves=1),
+    images(
+        "both halves have the same images",
+        " + half * Units::of_stage",
+        "",
+        WRONG,
+        "stride",
+        halves=2,
+    ),
+    images(
+        "segments see no column of the next",
+        "tile.last_seen(w_end - 1) + 1",
+        "tile.last_seen(w_end - 1)",
+        RULE + "|" + WRONG + "|" + RACE,
+        "same",
+        segments=2,
+    ),
+    images(
+        "x is free before it has been read",
+        "                if (!anew) load_unscaled(weights, x, fresh, t);",
+        "                if (lane == 0) mbarrier_arrive(rings.x_free(x_place.stage));\n"
+        "                if (!anew) load_unscaled(weights, x, fresh, t);",
+        RULE + "|" + RACE,
+        "many",
+        blocks=2,
+    ),
     tensor(
         "x is free before it has been read",
         "            weights.load(rings.x(x_place.stage), factors, fresh, t);",

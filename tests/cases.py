@@ -240,6 +240,7 @@ def _weight_cases() -> list[Case]:
     add("depthwise-dilation", 2, 3, 17, 15, 3, 3, 3, groups=3, dilation=(3, 2), padding=(3, 2, 1, 2))
     add("accumulate", 2, 6, 6, 8, 6, 3, 3, layouts=ALL, groups=6, accumulate=True, **same)
     add("precision-ieee", 1, 6, 9, 9, 5, 3, 3, layouts=ALL, precision="ieee", **same)
+    add("images", 16, 16, 2, 3, 20, 2, 3, layouts=("NHWC",), padding=(1, 0, 1, 1))
     return layers.cases
 
 

@@ -74,7 +74,12 @@ def _pair_cases() -> list[Case]:
     layers.add("groups", 2, 64, 6, 8, 96, 3, 3, groups=2, **flat)
     layers.add("gradient", 1, 40, 6, 10, 64, 3, 3, op="dgrad", accumulate=True, **flat)
     layers.add("segments", 1, 96, 4, 20, 64, 1, 8, layouts=("NCHW",), padding=(0, 0, 3, 4))
+    layers.add("planes", 3, 96, 6, 6, 72, 3, 3, bias=True, activation="relu", **flat)
+    layers.add("planes-images", 3, 32, 14, 14, 64, 3, 3, **flat)
+    layers.add("planes-tall", 2, 64, 8, 6, 64, 5, 3, groups=2, layouts=("NCHW",), padding=(4, 4, 1, 1), dilation=(2, 1))
+    layers.add("planes-gradient", 3, 64, 6, 10, 64, 3, 3, op="dgrad", accumulate=True, **flat)
     one = Layers("pairs-", precision="tf32")
+    one.add("one-product-planes", 5, 160, 4, 6, 72, 3, 3, **flat)
     one.add("one-product", 2, 40, 6, 8, 72, 3, 3, **pad)
     return layers.cases + one.cases
 

@@ -28,7 +28,27 @@ def _weight_cases() -> list[Case]:
     return layers.cases + one.cases
 
 
+def _image_cases() -> list[Case]:
+    """Layers of many small images, that `tensor_weight_images` takes: each has several tiles or blocks of images."""
+    layers = Layers("images-", op="wgrad", precision="fp32")
+    pad = {"padding": (1, 1, 1, 1)}
+    only = {"layouts": ("NHWC",)}
+    layers.add("same", 20, 40, 3, 4, 72, 3, 3, **only, **pad)
+    layers.add("many", 70, 72, 2, 3, 40, 3, 3, **only, **pad)
+    layers.add("stride", 33, 64, 5, 4, 32, 3, 3, stride=(2, 1), **only, **pad)
+    layers.add("wide", 16, 32, 2, 5, 32, 3, 5, padding=(1, 1, 2, 2), **only)
+    layers.add("dilation", 16, 36, 5, 6, 32, 3, 2, dilation=(2, 3), padding=(2, 1, 1, 0), **only)
+    layers.add("groups", 17, 64, 3, 3, 72, 3, 3, groups=2, **only, **pad)
+    layers.add("unpadded", 33, 32, 4, 4, 32, 3, 3, **only)
+    layers.add("column-stride", 16, 32, 3, 7, 32, 1, 3, stride=(1, 2), padding=(0, 0, 3, 2), **only)
+    layers.add("accumulate", 16, 32, 3, 3, 64, 2, 3, accumulate=True, **only, **pad)
+    one = Layers("images-", op="wgrad", precision="tf32")
+    one.add("one-product", 16, 40, 3, 3, 36, 3, 3, **only, **pad)
+    return layers.cases + one.cases
+
+
 WEIGHT_CASES = _weight_cases()
+IMAGE_CASES = _image_cases()
 
 #: 1152 products a weight, in 18 stages of 64 pixels.
 LAYER = ConvProblem(8, 32, 12, 12, 64, 3, 3, padding=(1, 1, 1, 1), layout="NHWC", op="wgrad")

@@ -30,7 +30,7 @@ from breaks_tensor_winograd import TENSOR_WINOGRAD
 from breaks_weight import WEIGHT
 from cases import CASES, NARROW_CASES, TARGETS, TRANSFORM_CASES
 from cases_tensor import PAIR_CASES, TENSOR_CASES, TF32_CASES
-from cases_weight import WEIGHT_CASES
+from cases_weight import IMAGE_CASES, WEIGHT_CASES
 
 from leanconv.algorithms import ALGORITHMS
 from leanconv.algorithms.base import Config, GpuAlgorithm
@@ -41,7 +41,7 @@ BREAKS = (
     *(*MOST, *DEPTHWISE, *GRADIENTS, *SEVERAL_FILTERS),
     *(*TENSOR, *TENSOR_NARROW, *TENSOR_SYNC, *TENSOR_WINOGRAD, *WEIGHT),
 )
-MET = (*CASES, *NARROW_CASES, *PAIR_CASES, *TENSOR_CASES, *TF32_CASES, *TRANSFORM_CASES, *WEIGHT_CASES)
+MET = (*CASES, *NARROW_CASES, *PAIR_CASES, *TENSOR_CASES, *TF32_CASES, *TRANSFORM_CASES, *WEIGHT_CASES, *IMAGE_CASES)
 PROBLEMS = {case.name: case.problem for case in MET}
 
 

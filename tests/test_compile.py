@@ -132,6 +132,7 @@ TENSOR_SPILLS = {
     "tensor_gemm": 48,
     "tensor_weight": 48,
     "tensor_weight_parts": 48,
+    "tensor_weight_images": 48,
     "tensor_winograd": 112,
     "tensor_gemm_sync": WARP_SPILLS,
 }

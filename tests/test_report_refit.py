@@ -7,8 +7,10 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from leanconv.algorithms import ALGORITHMS
 from leanconv.call.choose import by_model
 from leanconv.call.explain import NOMINAL
 from leanconv.call.words import format_problem
@@ -28,7 +30,7 @@ LAYERS = [replace(LAYER, n=n) for n in range(8, 80, 8)]
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A table in which tensor_winograd took twice what it predicts, and all others what they do."""
     monkeypatch.setattr(fits, "FITS", tmp_path / "fits")
-    fits.factors.cache_clear()
+    fits.known.cache_clear()
     plain = replace(NOMINAL, model="")
     entries = {}
     for layer in LAYERS:
@@ -43,18 +45,26 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     path = tmp_path / "tables" / tables.file_name(NOMINAL.model)
     tables.update(path, Table(tables.gpu_record(NOMINAL), entries))
     yield path.parent
-    fits.factors.cache_clear()
+    fits.known.cache_clear()
 
 
-def test_a_factor_is_found_and_obeyed(folder: Path, tmp_path: Path) -> None:
+def _over(name: str, layer: ConvProblem) -> float:
+    """What is expected of the quickest configuration, over what it predicts."""
+    algorithm = next(a for a in ALGORITHMS if a.name == name)
+    cycles = algorithm.best(layer, NOMINAL)[0]  # type: ignore[index]
+    return fits.fitted(algorithm, layer, NOMINAL).cycles(cycles) / cycles
+
+
+def test_a_fit_is_found_and_obeyed(folder: Path, tmp_path: Path) -> None:
     assert by_model(LAYER, NOMINAL).algorithm.name == "tensor_winograd"
     written = refit.measure(tmp_path / "results", folder)
     assert [path.parent.name for path in written] == ["fits", "nvidia-h200"]
-    factors = json.loads(written[0].read_text())["factors"]
-    assert 1.85 < factors["tensor_winograd NHWC fprop"] < 2 and factors["tensor_gemm NHWC fprop"] == pytest.approx(1)
+    assert _over("tensor_winograd", LAYER) == pytest.approx(2, abs=0.05)
+    assert _over("tensor_gemm", LAYER) == pytest.approx(1)
     assert by_model(LAYER, NOMINAL).algorithm.name == "tensor_gemm"
     assert by_model(LAYER, replace(NOMINAL, model="")).algorithm.name == "tensor_winograd", "of that GPU alone"
-    assert by_model(replace(LAYER, op="dgrad"), NOMINAL).algorithm.name == "tensor_winograd", "not measured"
+    assert by_model(replace(LAYER, op="dgrad"), NOMINAL).algorithm.name == "tensor_gemm", "the same kernel"
+    assert _over("tensor_winograd", replace(LAYER, precision="tf32")) == 1, "not measured"
     record = json.loads(written[1].read_text())
     assert record["without a fit"]["mean"] > 1.05 and record["fitted to others"]["worst"] == pytest.approx(1)
     text = "<!-- made: tuning tuning -->\n<!-- /made -->\n"
@@ -72,27 +82,30 @@ def test_times_of_earlier_kernels_are_left_out_where_others_suffice(
     monkeypatch.setattr(tables, "kernels_of", lambda plan: "0" if "winograd" in plan.launches[0].header else "new")
     monkeypatch.setattr(refit, "_ENOUGH", 9)
     some = refit.points(table, NOMINAL)
-    assert some == [p for p in refit.points(table, NOMINAL) if p.current] and {p.algorithm for p in some} < {
-        p.algorithm for p in every
-    }
+    assert len(some) == len(every), "others have no times of today's kernels"
+    assert {p.current for p in some if "winograd" in p.algorithm} == {True}
+    monkeypatch.setattr(tables, "kernels_of", lambda plan: "0" if plan.launches[0].block == 384 else "new")
+    fewer = refit.points(table, NOMINAL)
+    assert all(p.current for p in fewer if p.algorithm == "tensor_gemm") and 0 < len(fewer) < len(every)
     monkeypatch.setattr(refit, "_ENOUGH", 10)
     assert len(refit.points(table, NOMINAL)) == len(every)
 
 
 def test_a_damaged_fit_is_none(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "fits").mkdir()
-    (tmp_path / "fits" / tables.file_name(NOMINAL.model)).write_text('{"factors": [1]}')
-    assert fits.factors(NOMINAL.model) == {} and fits.factor("tensor_gemm", LAYER, NOMINAL) == 1
+    (tmp_path / "fits" / tables.file_name(NOMINAL.model)).write_text('{"fits": [1]}')
+    assert fits.known(NOMINAL.model) == {} and _over("tensor_gemm", LAYER) == 1
 
 
 def test_the_shipped_fit_is_that_of_the_shipped_table() -> None:
     """`python -m report refit` after every change of the table or of a cost model; what was reached is kept."""
     path = tables.SHIPPED / tables.file_name(NOMINAL.model)
     some = refit.points(Table.read(path), NOMINAL)
-    found = json.loads((fits.FITS / path.name).read_text())["factors"]
-    assert found == pytest.approx(refit.fitted(some), rel=0.25)
+    shipped, fitted = fits.known(NOMINAL.model), refit.fitted(some)
+    both = [p for p in some if p.group in shipped and p.group in fitted]
+    assert len(both) > 0.8 * len(some)
+    assert np.mean([refit.expected(p, shipped) / refit.expected(p, fitted) for p in both]) == pytest.approx(1, abs=0.1)
     reached = refit.summary(refit.validated(some))
-    # the goal for 95 of 100 is 1.15, missed by layers of 3 to 24 channels and small ones of 1x1 (docs/tuning.md)
-    assert reached["mean"] < 1.05 and reached["most"] < 1.35
+    assert reached["mean"] < 1.035 and reached["most"] < 1.15, "the goals are 1.05 and 1.15"
     published = json.loads((ROOT / "benchmarks/results/nvidia-h200/tuning.json").read_text())
     assert published["fitted to others"]["mean"] == pytest.approx(reached["mean"], abs=0.02)

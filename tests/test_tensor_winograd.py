@@ -31,20 +31,26 @@ def _ways(case: Case) -> list[PairConfig]:
     length."""
     kinds: dict[Any, PairConfig] = {}
     for config in TENSOR_WINOGRAD.configs(case.problem, HOPPER):
-        kinds.setdefault((config.chunk, config.chunks, config.split > 1, config.granule, config.heights), config)
+        kind = config.chunk, config.chunks, config.split > 1, config.granule, config.spacing > 0, config.heights
+        kinds.setdefault(kind, config)
     return list(kinds.values())
 
 
 def _every() -> list[Any]:
-    """All layers with all tiles; ``make test`` plays half of the layers, tiles by turns."""
+    """All layers with all tiles; ``make test`` plays half of the layers, tiles by turns, and planes in their layers."""
     found, chosen = [], []
     for turn, case in enumerate(PAIR_CASES):
-        ways = _ways(case)
+        ways = sorted(_ways(case), key=lambda config: config.spacing > 0)
+        in_planes = [config for config in ways if config.spacing] if "planes" in case.name else []
         for i, config in enumerate(ways):
             name = f"{case.name}-{config.chunks}x{config.chunk}-split{config.split}"
-            name += f"-{config.granule}" if config.flat else "-two-rows" if config.heights > 1 else ""
+            of_flat = "planes" if config.spacing else config.granule
+            name += f"-{of_flat}" if config.flat else "-two-rows" if config.heights > 1 else ""
             found.append((case, config, name))
-            chosen += [found[-1]] if turn % 2 == 0 and i == turn // 2 % len(ways) else []
+            if config in in_planes:
+                chosen += [found[-1]] if config is in_planes[turn % len(in_planes)] else []
+            elif not in_planes and turn % 2 == 0 and i == turn // 2 % len(ways):
+                chosen.append(found[-1])
     return selection.marked(found, chosen, lambda each: (each[:2], each[2]))
 
 
@@ -107,7 +113,7 @@ def test_errors_on_data_of_every_range(problem: ConvProblem, kind: str) -> None:
     ],
 )
 def test_errors_of_broken_scales_show(layout: Any, kind: str, text: str, by: str, tmp_path: Path) -> None:
-    headers = ("tensor_winograd.cuh", "lib/tensor_output.cuh")
+    headers = ("lib/pair_pixels.cuh", "tensor_winograd.cuh", "lib/tensor_output.cuh")
     assert not lost(kind, broken_kernels(tmp_path, text, by, headers), replace(LAYER, layout=layout))[1] <= 2.5
 
 

@@ -26,6 +26,7 @@ from leanconv.algorithms.tensor_gemm_narrow import TensorGemmNarrow
 from leanconv.algorithms.tensor_gemm_sync import TensorGemmSync
 from leanconv.algorithms.tensor_gemm_tf32 import TensorGemmTf32
 from leanconv.algorithms.tensor_weight import TensorWeight
+from leanconv.algorithms.tensor_weight_images import TensorWeightImages
 from leanconv.algorithms.tensor_weight_parts import TensorWeightParts
 from leanconv.algorithms.tensor_winograd import TensorWinograd
 from leanconv.algorithms.winograd1d import Winograd1d
@@ -53,6 +54,7 @@ ALGORITHMS: tuple[GpuAlgorithm, ...] = (
     DepthwiseWeightParts(),
     TensorWeight(),
     TensorWeightParts(),
+    TensorWeightImages(),
     ImplicitGemmWeight(),
     ImplicitGemmWeightParts(),
     SingleChannel(),

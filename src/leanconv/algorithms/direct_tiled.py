@@ -19,7 +19,7 @@ from leanconv.algorithms.base import (
     has_wide_tensors,
 )
 from leanconv.algorithms.tiles import conv_arguments, gradient_limits, images_outermost
-from leanconv.dtypes import GPU_LAYERS
+from leanconv.dtypes import GPU_LAYERS, item_bytes
 from leanconv.plan import Launch, Plan, Target
 from leanconv.problem import ConvProblem
 
@@ -359,11 +359,23 @@ def _candidates(problem: ConvProblem, target: Target) -> Iterator[DirectTiledCon
 #: Figures of the model, fitted to measurements on an H200. The share of the peak that instructions are issued at;
 #: cycles that a step takes at least.
 BEST_SHARE, STEP_CYCLES = 0.86, 1440
+#: Cycles before the first step of a block.
+START = 1000
 #: Instructions to copy a float to shared memory: of the filters, of the image in NCHW, and in NHWC.
 FILTER_COPY, ROW_COPY, PIXEL_COPY = 7.2, 0.16, 38
 #: Instructions to store an output: at least; more where the elements of a row are stored one by one; more where a
 #: warp's rows are 16 pixels long instead of 32.
 STORE, STORE_SINGLE, STORE_NARROW = 3, 49, 8
+#: Bytes that memory writes as a whole, and by how many times the bytes of the output its time is longer where the lanes
+#: of a warp store parts of such sectors (NHWC: 17 such times on an H200 were 1.6 to 3.2 times those of the best).
+SECTOR, HALF_SECTORS = 32, 3.2
+#: How many times as long threads in NCHW compute that store their own four pixels after a single step in straight code:
+#: the compiler mixes the addresses with the products, and 12 of 16 such kernels spilled registers (H200).
+SPILLING = 2.0
+#: How many times as fast as memory the L2 cache brings what blocks read.
+CACHE = 1.5
+#: How much of the lesser of the time of memory and of the multiprocessors adds to the greater.
+LESSER = {"NCHW": 0.1, "NHWC": 0.2}
 
 
 def cycles(problem: ConvProblem, config: DirectTiledConfig, target: Target) -> float:
@@ -398,14 +410,22 @@ def cycles(problem: ConvProblem, config: DirectTiledConfig, target: Target) -> f
     def time(blocks: int) -> float:
         warps = blocks * threads / 32
         step = max(warps * instructions * 32 / (target.fma_lanes * BEST_SHARE), warps * loads, STEP_CYCLES)
-        return config.walk * (chunks * step * (1 + 1 / warps) + warps * outputs / 4)
+        return START + config.walk * (chunks * step * (1 + 1 / warps) + warps * outputs / 4)
 
     tiles = forward.n * forward.groups * ceil_div(forward.group_k, config.tile_k) * ceil_div(forward.q, config.tile_w)
     blocks = tiles * ceil_div(ceil_div(forward.p, config.tile_h), config.walk)
     rounds, rest = divmod(ceil_div(max(1, blocks), target.multiprocessors), config.min_blocks)
     busy = rounds * time(config.min_blocks) + (time(rest) if rest else 0)
-    memory = problem.bytes / target.bytes_per_cycle
-    return max(busy, memory) + 0.4 * min(busy, memory)
+    if forward.layout == "NCHW" and chunks == 1 and config.thread_pixels == 4 and config.lines == lines:
+        busy *= SPILLING
+    filters = tile_c * forward.r * forward.s * config.tile_k / (config.walk if chunks == 1 else 1)
+    read = blocks * config.walk * chunks * (tile_c * rows * columns + filters)
+    busy = max(busy, item_bytes(problem.dtype) * read / target.bytes_per_cycle / CACHE)
+    moved: float = problem.bytes
+    if forward.layout == "NHWC" and 4 * item_bytes(problem.dtype) * config.lanes_k < SECTOR:
+        moved += HALF_SECTORS * item_bytes(problem.dtype) * forward.n * forward.k * forward.p * forward.q
+    memory = moved / target.bytes_per_cycle
+    return max(busy, memory) + LESSER[forward.layout] * min(busy, memory)
 
 
 class DirectTiled(TimedAlgorithm):

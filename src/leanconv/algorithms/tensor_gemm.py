@@ -105,10 +105,10 @@ TILES: dict[Tile, tuple[bool, dict[Way, float]]] = {
 #: The TFLOP/s of one product, whose tiles are multiplied whole and without turns, of a busy card (H200). Those flat and
 #: in columns are of an earlier form of the loop.
 ONE_PRODUCT: dict[Tile, dict[Way, float]] = {
-    (2, 256, 1, 0): {"rows": 494, "flat": 375, "planes": 470, "columns": 385},
-    (2, 192, 1, 0): {"rows": 480, "flat": 315, "planes": 450, "columns": 340},
-    (3, 128, 1, 0): {"rows": 360, "flat": 255, "planes": 340, "columns": 180},
-    (2, 128, 1, 0): {"rows": 345, "flat": 238, "planes": 323, "columns": 265},
+    (2, 256, 1, 0): {"rows": 494, "flat": 375, "planes": 505, "columns": 385},
+    (2, 192, 1, 0): {"rows": 480, "flat": 315, "planes": 475, "columns": 340},
+    (3, 128, 1, 0): {"rows": 360, "flat": 255, "planes": 360, "columns": 180},
+    (2, 128, 1, 0): {"rows": 345, "flat": 238, "planes": 335, "columns": 265},
     (3, 64, 1, 0): {"rows": 215, "flat": 130, "planes": 200, "columns": 90},
     (2, 64, 1, 0): {"rows": 185, "flat": 130, "planes": 172, "columns": 130},
 }
@@ -119,8 +119,13 @@ REGISTERS = {
 }  # fmt: skip
 #: Flops that a multiprocessor of an H200 computes in a cycle at 1 TFLOP/s of the whole GPU.
 FLOPS_PER_CYCLE = 1e12 / 132 / 1.98e9
-#: Cycles of a tile beside its stages, before the first of a launch, and of the sum over the blocks of a cluster.
-TILE_CYCLES, FIRST_CYCLES, SPLIT_CYCLES = 1500, 6000, 6000
+#: Cycles of a tile beside its stages and stores, before the first of a launch, and of the sum over the blocks of a
+#: cluster.
+TILE_CYCLES, FIRST_CYCLES, SPLIT_CYCLES = 1000, 6000, 6000
+#: Consumers do not multiply while they store: the share of the time that a tile's outputs take at a multiprocessor's
+#: part of the memory's speed, the share of a launch at the speed of TILES that its stages take, and how much of the
+#: lesser of the time of launches and of memory adds to the greater (fitted to 485 times on an H200).
+STORE_SHARE, STAGE_SHARE, LESSER = 0.8, 0.92, 0.2
 #: Cycles of the four producing warps for each reduction element, and for each piece, of 128 pixels in columns.
 COPY_CYCLES, PIECE_CYCLES = 32, 60
 #: Bytes of shared memory of a block on a Hopper GPU.
@@ -129,6 +134,8 @@ SHARED = 227 * 1024
 MOST_STAGES = (3, 8)
 #: Taps of a filter that planes serve: one bit each.
 MOST_TAPS = 32
+#: Bytes of planes that reach a multiprocessor in a cycle; they bind 1 x 1 filters, where each serves one tap.
+PLANE_BYTES = 28
 #: Blocks of a cluster that share a reduction.
 SPLITS = (2, 4, 8)
 
@@ -336,7 +343,17 @@ def walk_cycles(
     each = ceil_div(stages, split) * of_stage + of_tile + SPLIT_CYCLES
     if alike:
         return ceil_div(tiles, clusters_at_once(split, target)) * (each + FIRST_CYCLES)
-    return rounds_of(tiles, split, target)[0] * (stages * of_stage + of_tile) + each + FIRST_CYCLES
+    whole, left = rounds_of(tiles, split, target)
+    # clusters of four and eight that do not run at once wait for the end of others
+    turns = 1 if split == 2 else max(1, ceil_div(left, clusters_at_once(split, target)))
+    return whole * (stages * of_stage + of_tile) + turns * each + FIRST_CYCLES
+
+
+def _store_cycles(problem: ConvProblem, config: TensorConfig, target: Target) -> float:
+    """Cycles of storing the outputs of a tile, in the mean: the last filters of a group are fewer than a tile has."""
+    filters = problem.group_k / ceil_div(problem.group_k, config.filters)
+    stored = item_bytes(problem.dtype) * config.pixels * filters
+    return STORE_SHARE * stored * target.multiprocessors / target.bytes_per_cycle
 
 
 def _tiles(part: PartialConvolution, config: TensorConfig) -> int:
@@ -410,14 +427,17 @@ class TensorGemm(SplitGemm[TensorConfig]):
         time = 0.0
         for part in parts:
             stages = stages_of(part.problem, config.piece)
-            of_stage = 2 * config.pixels * config.filters * DEPTH / speed
+            of_stage = STAGE_SHARE * 2 * config.pixels * config.filters * DEPTH / speed
             if way == "columns":
                 of_stage = max(of_stage, _producer_cycles(config))
+            if way == "planes":
+                pieces = DEPTH / ROW / (part.problem.r * part.problem.s)
+                of_stage = max(of_stage, pieces * config.pixel_stage_bytes / PLANE_BYTES)
             tiles = _tiles(part, config)
-            alike = problem.batch_invariant
-            time += walk_cycles(tiles, stages, of_stage, TILE_CYCLES, config.split, target, alike)
+            of_tile = TILE_CYCLES + _store_cycles(part.problem, config, target)
+            time += walk_cycles(tiles, stages, of_stage, of_tile, config.split, target, problem.batch_invariant)
         memory = problem.bytes / target.bytes_per_cycle
-        return max(time, memory) + 3 * LAUNCH_CYCLES
+        return max(time, memory) + LESSER * min(time, memory) + 3 * LAUNCH_CYCLES
 
     def main_launch(
         self, problem: ConvProblem, part: PartialConvolution, config: TensorConfig, first: int, target: Target

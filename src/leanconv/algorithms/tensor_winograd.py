@@ -38,9 +38,9 @@ GRANULES = {64: 1.0, 32: 1.02, 16: 1.05}
 class PairConfig(Config, SplitFilters):
     """A tile has 64 pairs of outputs and ``chunks`` x ``chunk`` filters, of which a product takes ``chunk``.
 
-    ``lines`` pixels are a stage, or ``flat`` columns of them in NCHW, of which a copy brings ``granule`` pairs. Outputs
-    are those of pairs in ``heights`` neighbouring rows. ``exchange`` sums of a thread change hands at once. The rest is
-    as in `TensorConfig`.
+    ``lines`` pixels are a stage, or ``flat`` columns of them in NCHW, of which a copy brings ``granule`` pairs, or all
+    that a tile sees of an image where ``spacing`` is not 0. Outputs are those of pairs in ``heights`` neighbouring rows.
+    ``exchange`` sums of a thread change hands at once. The rest is as in `TensorConfig`.
     """
 
     chunk: int
@@ -53,6 +53,8 @@ class PairConfig(Config, SplitFilters):
     split: int = 1
     granule: int = 16
     heights: int = 1
+    seen_pixels: int = 0
+    spacing: int = 0
     piece: int = ROW
     rows: bool = True
     flat: bool = False
@@ -73,7 +75,9 @@ class PairConfig(Config, SplitFilters):
 
     @property
     def pixel_stage_bytes(self) -> int:
-        """Bytes of a stage of pixels."""
+        """Bytes of a stage of pixels; of planes it has 32 channels."""
+        if self.spacing:
+            return 1024 * ceil_div(4 * ROW * self.seen_pixels, 1024)
         return DEPTH * 4 * (PAIRS // self.granule * self.column if self.flat else self.lines)
 
     @property
@@ -91,8 +95,8 @@ class PairConfig(Config, SplitFilters):
 #: A tile, as filters of a product and such chunks, and the TFLOP/s of its stages alone (burst, H200), with three
 #: products of float16 and with one.
 TILES: dict[tuple[int, int], tuple[float, float]] = {(64, 2): (294, 535), (64, 1): (238, 395)}
-#: The share of it that flat pixels reach.
-FLAT = 0.94
+#: The share of it that flat pixels reach, and how many times as long a stage takes with planes of them.
+FLAT, PLANES = 0.94, 1.06
 #: The same of tiles of 64 filters and two rows of outputs, in a stage that both see, and what a stage that one of them
 #: sees takes of its time.
 HEIGHTS, EDGE = (325, 520), 0.8
@@ -131,6 +135,30 @@ def pair_map(problem: ConvProblem, heights: int = 1) -> TensorMap:
     )
 
 
+def flat_plane(problem: ConvProblem) -> int:
+    """Pixels that a copy brings of each channel of an image: all that windows see, with zeros above and below, or that
+    those of a tile see, as a multiple of four so that lanes' channels lie in different banks (``flat_plane`` of the
+    kernels)."""
+    top, _, left, _ = problem.padding
+    begin = -4 * ceil_div(top * problem.w + left, 4)
+    right = max(0, problem.s - SEGMENT) - left
+    last = ((problem.r - 1) * problem.dilation[0] - top) * problem.w + right + SEGMENT
+    image = problem.p * pairs_of(problem)
+    seen = 2 * PAIRS + 2 if PAIRS < image else 2 * image
+    plane = 4 * ceil_div(seen - 2 + last + 1 - begin, 4)
+    return plane + 4 if plane % 16 == 0 else plane
+
+
+def planes_of(problem: ConvProblem) -> tuple[int, int]:
+    """Pixels of all images that a tile's pairs may be of, and how far apart lanes have channels; 0 where planes do not
+    serve."""
+    plane, image = flat_plane(problem), problem.p * pairs_of(problem)
+    if problem.layout != "NCHW" or problem.group_c % ROW or plane > 256 or image < 1:
+        return 0, 0
+    images = (image - gcd(PAIRS, image) + PAIRS - 1) // image + 1
+    return images * plane, 8 // gcd(plane, 8)
+
+
 def _row_stages(problem: ConvProblem) -> float:
     """Stages of one row of filters."""
     return ceil_div(problem.s, SEGMENT) * ceil_div(problem.group_c, ROW) / (DEPTH // ROW)
@@ -143,14 +171,25 @@ def _in_heights(problem: ConvProblem) -> bool:
 
 
 @lru_cache(maxsize=256)
-def _config(tile: tuple[int, int], lines: int, products: int, shared: int, granule: int = 0) -> PairConfig | None:
+def _config(
+    tile: tuple[int, int],
+    lines: int,
+    products: int,
+    shared: int,
+    granule: int = 0,
+    planes: tuple[int, int] = (0, 0),
+) -> PairConfig | None:
     """The configuration of a tile, with rings as long as ``shared`` bytes allow; None where they are too short.
-    With a ``granule`` its pixels are flat."""
+    With a ``granule`` its pixels are flat, and in ``planes`` if these are not 0."""
     flat = granule > 0
     config = PairConfig(*tile, products, lines, 2, 2, granule=granule or 16, rows=not flat, flat=flat)
+    if planes[0]:
+        config = replace(config, seen_pixels=planes[0], spacing=planes[1])
     for stages in (3, 2):
         left = shared - variant(config, pixel_stages=stages, filter_stages=0).shared_bytes - 16 * 8
-        filters = min(8, left // config.filter_stage_bytes // 2 * 2)
+        # NOTE: with planes, filters of three products at eight fixed places leave too few registers.
+        most = 6 if config.spacing and products == 3 else 8
+        filters = min(most, left // config.filter_stage_bytes // 2 * 2)
         if filters >= (8 if stages == 3 else 2):
             return replace(config, pixel_stages=stages, filter_stages=filters)
     return None
@@ -214,6 +253,9 @@ class TensorWinograd(SplitGemm[PairConfig]):
         lines = max((lines_of(part.problem) for part in parts), default=PAIRS)
         if problem.layout == "NCHW":
             found = [_config(tile, 0, products, shared, granule) for tile in TILES for granule in GRANULES]
+            planes = planes_of(parts[0].problem) if len(parts) == 1 else (0, 0)
+            if planes[0]:
+                found += [_config(tile, 0, products, shared, min(GRANULES), planes) for tile in TILES]
         else:
             found = [_config(tile, lines, products, shared) for tile in TILES]
             low = _config((64, 1), lines, products, shared)
@@ -235,7 +277,7 @@ class TensorWinograd(SplitGemm[PairConfig]):
         """Tiles of a launch."""
         problem = part.problem
         pairs = problem.n * ceil_div(problem.p, config.heights) * pairs_of(problem)
-        if config.flat:
+        if config.flat and not config.spacing:
             pairs = problem.n * ceil_div(problem.p * pairs_of(problem), config.granule) * config.granule
         return ceil_div(pairs, PAIRS) * ceil_div(problem.group_k, config.filters) * problem.groups
 
@@ -265,7 +307,7 @@ class TensorWinograd(SplitGemm[PairConfig]):
                 of_stage *= part.problem.r - 1 + 2 * EDGE
                 of_tile = HIGH_TILE_CYCLES
             if config.flat:
-                of_stage *= GRANULES[config.granule] / FLAT
+                of_stage *= (PLANES if config.spacing else GRANULES[config.granule]) / FLAT
             alike = problem.batch_invariant
             time += walk_cycles(tiles, stages, of_stage, of_tile, config.split, target, alike)
         return max(time, problem.bytes / target.bytes_per_cycle) + 3 * LAUNCH_CYCLES
@@ -275,7 +317,10 @@ class TensorWinograd(SplitGemm[PairConfig]):
     ) -> Launch:
         _, _, *rest = conv_arguments(problem)
         tiles = self._tiles(part, config)
-        encoded = flat_map(part.problem, config.column) if config.flat else pair_map(part.problem, config.heights)
+        if config.flat:
+            encoded = flat_map(part.problem, flat_plane(part.problem) if config.spacing else config.column)
+        else:
+            encoded = pair_map(part.problem, config.heights)
         return Launch(
             header="tensor_winograd.cuh",
             function="leanconv::tensor_winograd",

@@ -70,7 +70,7 @@ def consider(
     reasons = algorithm.reasons(problem, target, bound, count_prepared=limit is not None)
     best = None if reasons else algorithm.best(problem, target)
     if best is not None:
-        return Candidate(algorithm, (), config=best[1], cost=best[0] * _factor(algorithm, problem, target))
+        return Candidate(algorithm, (), config=best[1], cost=_fitted(algorithm, problem, target).cycles(best[0]))
     if not reasons and target is not None:
         room = f"{target.shared_per_block} bytes of shared memory that a block has on {target.arch}"
         reasons = [f"none of its configurations fits the {room}"]
@@ -89,7 +89,7 @@ def _in_every_batch(
     cost = None if reasons else batches.mean_cycles(algorithm, problem, target)
     if cost is None:
         return Candidate(algorithm, tuple(reasons or ["no order of its sums serves all batches"]))
-    return Candidate(algorithm, (), cost=cost * _factor(algorithm, problem, target))
+    return Candidate(algorithm, (), cost=_fitted(algorithm, problem, target).cycles(cost))
 
 
 def settle(candidate: Candidate, problem: Problem, target: Target | None, name: str, limit: int | None) -> Candidate:
@@ -116,14 +116,15 @@ def predicted(algorithm: Algorithm, problem: Problem, target: Target) -> Iterato
     """The valid configurations of an algorithm that can run ``problem``, with their predicted times in clock cycles."""
     assert isinstance(algorithm, GpuAlgorithm)
     if isinstance(algorithm, TimedAlgorithm):
-        factor = _factor(algorithm, problem, target)
-        yield from ((cost * factor, config) for cost, config in algorithm.timed(problem, target))
+        fitted = _fitted(algorithm, problem, target)
+        yield from ((fitted.cycles(cost), config) for cost, config in algorithm.timed(problem, target))
     else:
         yield from ((inf, config) for config in algorithm.configs(problem, target))
 
 
-def _factor(algorithm: Algorithm, problem: Problem, target: Target | None) -> float:
-    return 1.0 if target is None else fits.factor(algorithm.name, problem, target)
+def _fitted(algorithm: Algorithm, problem: Problem, target: Target | None) -> fits.Fitted:
+    """What makes of an algorithm's prediction what has been measured on this GPU."""
+    return fits.Fitted() if target is None else fits.fitted(algorithm, problem, target)
 
 
 def tuned(problem: Problem, target: Target | None, name: str = "auto", limit: int | None = None) -> Candidate | None:
@@ -189,7 +190,7 @@ def by_model(problem: Problem, target: Target | None, name: str = "auto", limit:
     for algorithm in sorted(relevant, key=lambda algorithm: algorithm.arithmetic(problem) == "fp32"):
         if target is not None and name == "auto":
             least = batches.least_cycles if problem.batch_invariant else type(algorithm).least_cycles
-            if least(algorithm, problem, target) * _factor(algorithm, problem, target) > quickest > 0:
+            if _fitted(algorithm, problem, target).cycles(least(algorithm, problem, target)) > quickest > 0:
                 continue
         candidates.append(consider(algorithm, problem, target, name, limit))
         quickest = min(quickest, candidates[-1].cost)

@@ -87,7 +87,7 @@ __device__ __forceinline__ void consume(const float* prepared_filters, const flo
             PixelFragments<Problem, Tuning> pixels;
             if constexpr (F::planes) {
                 float x[2][4][4];
-                planes.load(x, rings, factors + stage * split_depth, scaled, t, walk, stage);
+                planes.load(x, rings, factors + stage * split_depth, scaled, t, stage);
                 planes.hide(x);
                 pixels.split(x, header);
             } else {
@@ -120,7 +120,7 @@ __device__ __forceinline__ void consume(const float* prepared_filters, const flo
                     // NOTE: not before the products that take the loaded values (ld_shared_v4 says why).
                     __syncwarp();
                     if constexpr (F::planes) {
-                        planes.release(rings, walk, stage, lane);
+                        planes.stages.release(rings, stage, lane);
                     } else {
                         if (lane == 0) mbarrier_arrive(rings.pixels_free(pixel_place.stage));
                         pixel_place.advance();

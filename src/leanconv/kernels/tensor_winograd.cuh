@@ -22,7 +22,7 @@
 // many values are converted: 420 of the loop's 800 instructions. From the L2 cache come 163 KB, with two rows 99 KB.
 #pragma once
 
-#include <lib/pair_states.cuh>
+#include <lib/pair_pixels.cuh>
 #include <lib/ptx/barrier.cuh>
 #include <lib/ptx/launches.cuh>
 #include <lib/ptx/registers.cuh>
@@ -32,14 +32,6 @@
 #include <lib/tensor_products.cuh>
 
 namespace leanconv {
-
-// What the copies and tiles see: a pixel is a pair of outputs, which are two columns apart; or pairs of several rows.
-template <class Problem, class Tuning>
-struct Pairs : Problem {
-    static constexpr int q = ceil_div(Problem::q, 2), out_w = ceil_div(Problem::out_w, 2), stride_w = 2;
-    static constexpr int p = ceil_div(Problem::p, Tuning::heights), out_h = ceil_div(Problem::out_h, Tuning::heights);
-    static constexpr int stride_h = Tuning::heights;
-};
 
 // Where the outputs of pairs lie: in NHWC one of the two of each pair, and both of flat pairs, of half of the filters.
 template <class Problem, class Tuning>
@@ -75,194 +67,6 @@ struct PairOutputs : TensorTiles<Pairs<Problem, Tuning>, Tuning> {
     __device__ __forceinline__ PairOutputs(long long batch, int odd, int height = 0)
         : TensorTiles<Pairs<Problem, Tuning>, Tuning>(batch), numbers{Pixels{batch}.count(), odd, height} {}
 };
-
-// Where the pixels of a thread's two pairs lie in a stage, how its states are made of three of them each, and the factors of
-// their channels. The second warpgroup takes pairs and pixels backwards: its states are d3 - d1 and d2 - d1, as those of the
-// first are d0 - d2 and d1 + d2.
-template <class Problem, class Tuning>
-struct PairPixels {
-    using P = Pairs<Problem, Tuning>;
-    using F = TensorFilters<P, Tuning>;
-    using Rings = TensorRings<P, Tuning>;
-    static constexpr bool in_fours = P::q % 2 == 0;  // both pairs are in one row
-    const float* prepared;
-    const float* factors;
-    int pair, apart;  // one of two neighbouring pairs, and how far on the other one is
-    int first[2][2];  // where the first and the third pixel of both lie in a stage, in bytes
-
-    __device__ __forceinline__ PairPixels(const float* prepared, int warp, int lane, int sharer)
-        : prepared(prepared), pair(warp * 16 + lane / 4 * 2 + sharer), apart(1 - 2 * sharer) {
-        factors = prepared + F::factors_at;
-    }
-    __device__ __forceinline__ void begin(const TensorTiles<P, Tuning>& tiles, Offset<Problem> tile) {
-        if constexpr (Problem::groups > 1) factors = prepared + F::factors_at + tiles.group(tile) * F::stages * split_depth;
-        const int in_row = static_cast<int>(tiles.first_pixel(tile) % P::q);
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-            const int number = pair + apart * i;
-            const int line = 2 * number + (in_row + number) / P::q * 2 + (apart < 0 ? 3 : 0);
-#pragma unroll
-            for (int j = 0; j < 2; ++j) {
-                const int at = line + 2 * apart * j;
-                first[i][j] = at * 128 + (threadIdx.x % 4 ^ at % 8) * 16;
-            }
-        }
-    }
-    // Four channels of pixel j of pair i in the stage that lies at `place`. In one row, pixels of the second pair are those of
-    // the first from the third on.
-    // NOTE: lines of 128 bytes are swizzled in eights, and stages begin with one. The first pixel's line is even (backwards
-    // odd): the next one's differs in its last bit, and that of the fifth, 4 lines on, in its third.
-    __device__ __forceinline__ void load_four(float (&four)[4], const unsigned char* base, int place, int i, int j,
-                                              int sixteen) const {
-        const int number = in_fours ? 2 * i + j : j, next = number % 2, fifth = number / 4;
-        const int even = place + first[in_fours ? 0 : i][number / 2 % 2];
-        const int at = (even ^ next * (128 + 16) ^ (sixteen % 2 + fifth) % 2 * 64) + fifth * 512 * apart;
-        ld_shared_v4(four, reinterpret_cast<const float*>(base + at + sixteen / 2 * Rings::half_bytes));
-    }
-};
-
-// The same of flat pixels in columns (lib/tensor_pixels.cuh). The copies of a tap begin at multiples of four pixels, so that
-// a pair begins with an even pixel of its column, or with an odd one, as all pairs do. Two loads of two pixels bring four
-// side by side, of which three are used; columns lie such that these loads meet each bank once.
-template <class Problem, class Tuning>
-struct FlatPairPixels {
-    static constexpr int apart = 8;
-    using P = Pairs<Problem, Tuning>;
-    using F = TensorFilters<P, Tuning>;
-    using Rings = TensorRings<P, Tuning>;
-    static constexpr int warps = Rings::granule / 16;  // of a granule
-    static_assert(!Tuning::flat || Rings::flat_pitch % 32 == 8, "the four channels of a load lie eight banks apart");
-    const float* prepared;
-    const float* factors;
-    int pair, sharer, place, column[2];  // columns that the windows begin with
-
-    __device__ __forceinline__ FlatPairPixels(const float* prepared, int warp, int lane, int sharer)
-        : prepared(prepared), pair(warp * 16 + lane / 4), sharer(sharer),
-          place(warp / warps * Rings::granule_bytes +
-                (warp % warps * 32 + lane % 4 * Rings::flat_pitch + lane / 4 * 2) * 4) {
-        factors = prepared + F::factors_at;
-    }
-    __device__ __forceinline__ void begin(const TensorTiles<P, Tuning>& tiles, Offset<Problem> tile) {
-        if constexpr (Problem::groups > 1) factors = prepared + F::factors_at + tiles.group(tile) * F::stages * split_depth;
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-            int p;
-            tiles.numbers.position(tiles.first_pixel(tile) + pair + apart * i, p, column[i]);
-            column[i] = column[i] * 2 - Problem::pad_left + sharer;
-        }
-    }
-    // The states of half a stage for warpgroup `own`, where its three pixels begin with an even or an odd one of a column.
-    template <bool odd, int own>
-    __device__ __forceinline__ void load_half(float (&x)[2][2][4][4], const unsigned char* pixels, int half, int right) const {
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-            bool inside[3];
-#pragma unroll
-            for (int j = 0; j < 3; ++j) {
-                // Of 3 columns those near the middle are inside for all pairs.
-                constexpr bool one_segment = Problem::s == 3;
-                const int least = own + j - Problem::pad_left;
-                inside[j] = (one_segment && (least == 0 || least == 1)) ||
-                            static_cast<unsigned>(column[i] + right + j) < Problem::w;
-            }
-#pragma unroll
-            for (int n = 0; n < 8; ++n) {
-                const unsigned char* const at = pixels + (4 * n * Rings::flat_pitch + 2 * apart * i) * 4;
-                unsigned four[2][2];
-                ld_shared_v2_u32(four[0], at);
-                ld_shared_v2_u32(four[1], at + 8);
-                float d[3];
-#pragma unroll
-                for (int j = 0; j < 3; ++j) d[j] = inside[j] ? __uint_as_float(four[(odd + j) / 2][(odd + j) % 2]) : 0.0f;
-                x[0][i][2 * half + n / 4][n % 4] = d[0] - d[2];
-                x[1][i][2 * half + n / 4][n % 4] = own == 0 ? d[1] + d[2] : d[1] - d[0];
-            }
-        }
-    }
-};
-
-// A state as operand A.
-template <class Fragments>
-__device__ __forceinline__ void split_state(Fragments& one, const float (&x)[2][4][4], const SplitHeader& header) {
-#pragma unroll
-    for (int i = 0; i < 2; ++i) one.down[i] = split_row<Fragments::exact>(one.high, one.low, i, x[i], header);
-}
-
-// The warpgroup's two states of the stage of pixels that lies at `place`, scaled by factors of `stage` of the filters.
-template <bool scaled, class Problem, class Tuning>
-__device__ __forceinline__ void load_states(float (&x)[2][2][4][4], const FlatPairPixels<Problem, Tuning>& pixels,
-                                            const unsigned char* base, int place, int stage, int t) {
-    using P = Pairs<Problem, Tuning>;
-    using Rings = TensorRings<P, Tuning>;
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-        const int number = 2 * stage + half, of_tap = TensorFilters<P, Tuning>::of_tap;
-        // NOTE: past the last tap filters are zero, and the pixels those of tap 0 (lib/tensor_pixels.cuh).
-        const int tap = number / of_tap < TensorFilters<P, Tuning>::taps ? number / of_tap : 0;
-        const int first = (flat_shift<P, Tuning>(tap, 1) & 3) + pixels.sharer;
-        const unsigned char* const from = base + place + half * Rings::half_bytes + pixels.place + (first & ~1) * 4;
-        const int right = tap_right<P, Tuning>(tap);
-        if (pixels.sharer == 0) {
-            if (first % 2 == 0) pixels.template load_half<false, 0>(x, from, half, right);
-            else pixels.template load_half<true, 0>(x, from, half, right);
-        } else {
-            if (first % 2 == 0) pixels.template load_half<false, 1>(x, from, half, right);
-            else pixels.template load_half<true, 1>(x, from, half, right);
-        }
-    }
-    if constexpr (scaled) {
-#pragma unroll
-        for (int i = 0; i < 16; ++i) {
-            const float factor = pixels.factors[stage * split_depth + 16 * (i / 4) + t + 4 * (i % 4)];
-#pragma unroll
-            for (int j = 0; j < 4; ++j) {
-                float& value = x[j / 2][j % 2][i / 4][i % 4];
-                value = value * factor * factor;
-            }
-        }
-    }
-}
-
-// The same of rows. Each pixel is loaded once; neighbouring pairs of a row share one.
-template <bool scaled, class Problem, class Tuning>
-__device__ __forceinline__ void load_states(float (&x)[2][2][4][4], const PairPixels<Problem, Tuning>& pixels,
-                                            const unsigned char* base, int place, int stage, int t) {
-    constexpr bool in_fours = PairPixels<Problem, Tuning>::in_fours;
-    const float sign = static_cast<float>(pixels.apart);
-#pragma unroll
-    for (int sixteen = 0; sixteen < 4; ++sixteen) {
-        float d[2][3][4];
-#pragma unroll
-        for (int i = 0; i < 2; ++i)
-#pragma unroll
-            for (int j = 0; j < 3; ++j) {
-                if (in_fours && i == 1 && j == 0) {
-#pragma unroll
-                    for (int e = 0; e < 4; ++e) d[1][0][e] = d[0][2][e];
-                } else {
-                    pixels.load_four(d[i][j], base, place, i, j, sixteen);
-                }
-            }
-#pragma unroll
-        for (int i = 0; i < 2; ++i)
-#pragma unroll
-            for (int e = 0; e < 4; ++e) {
-                x[0][i][sixteen][e] = d[i][0][e] - d[i][2][e];
-                x[1][i][sixteen][e] = fmaf(sign, d[i][2][e], d[i][1][e]);
-            }
-        if constexpr (scaled) {
-#pragma unroll
-            for (int e = 0; e < 4; ++e) {
-                const float factor = pixels.factors[stage * split_depth + 16 * sixteen + 4 * t + e];
-#pragma unroll
-                for (int i = 0; i < 4; ++i) {
-                    float& value = x[i / 2][i % 2][sixteen][e];
-                    value = value * factor * factor;
-                }
-            }
-        }
-    }
-}
 
 // Flat pairs: each warpgroup sends what the other needs of half of the filters. Then sums[0] of the first half are even and
 // odd outputs by turns, 8 each: the first warpgroup has those of the first half of the filters.
@@ -352,17 +156,22 @@ struct OwnFilters {
 };
 
 // One warpgroup's products of a stage of pixels with chunks of filters, or for rows of outputs, `first` to `end` - 1.
-template <bool scaled, int first, int end, int parts, int count, class Pixels, class Problem, class Tuning>
+template <bool scaled, int first, int end, int parts, int count, class Pixels, class Place, class Problem, class Tuning>
 __device__ __forceinline__ void multiply_stage(float (&sums)[2][parts][count], const Pixels& pixels,
                                                const TensorRings<Problem, Tuning>& rings,
-                                               RingPlace<Tuning::pixel_stages>& pixel_place,
+                                               Place& pixel_place,
                                                OwnFilters<Problem, Tuning>& own_filters, int stage, int lane,
                                                const SplitHeader& header) {
-    constexpr bool kept = OwnFilters<Problem, Tuning>::kept;
+    constexpr bool kept = OwnFilters<Problem, Tuning>::kept, planes = TensorFilters<Problem, Tuning>::planes;
     SplitFragments<Tuning::products == 3> fragments[2];
-    mbarrier_wait_parity(rings.pixels_full(pixel_place.stage), pixel_place.parity);
     float x[2][2][4][4];
-    load_states<scaled>(x, pixels, rings.base, pixel_place.stage * TensorRings<Problem, Tuning>::pixel_bytes, stage, lane % 4);
+    if constexpr (planes) {
+        load_states<scaled>(x, pixels, pixel_place, rings, stage, lane % 4);
+    } else {
+        mbarrier_wait_parity(rings.pixels_full(pixel_place.stage), pixel_place.parity);
+        load_states<scaled>(x, pixels, rings.base, pixel_place.stage * TensorRings<Problem, Tuning>::pixel_bytes, stage,
+                            lane % 4);
+    }
     split_state(fragments[0], x[0], header);
     if (Tuning::flat) split_state(fragments[1], x[1], header);
 #pragma unroll
@@ -388,8 +197,12 @@ __device__ __forceinline__ void multiply_stage(float (&sums)[2][parts][count], c
         if (i == (Tuning::flat ? end - first : 0)) {
             // NOTE: not before the products that take the loaded values (ld_shared_v4 says why).
             __syncwarp();
-            if (lane == 0) mbarrier_arrive(rings.pixels_free(pixel_place.stage + zero));
-            pixel_place.advance();
+            if constexpr (planes) {
+                pixel_place.release(rings, stage, lane);
+            } else {
+                if (lane == 0) mbarrier_arrive(rings.pixels_free(pixel_place.stage + zero));
+                pixel_place.advance();
+            }
         }
         wgmma_wait_group<0>(partial, states.high, states.low);
         if ((!kept || part > 0) && lane == 0) mbarrier_arrive(rings.filters_free(place));
@@ -415,13 +228,15 @@ __device__ __forceinline__ void consume_pairs(const float* prepared_filters, con
     const SplitHeader header = *reinterpret_cast<const SplitHeader*>(prepared);
     const int thread = threadIdx.x % 128, warp = thread / 32, lane = thread % 32, t = lane % 4;
     const PairOutputs<Problem, Tuning> outputs(batch, warpgroup);
-    using Pixels = typename Select<Tuning::flat, FlatPairPixels<Problem, Tuning>, PairPixels<Problem, Tuning>>::type;
+    using Flat = typename Select<F::planes, PlanePairPixels<Problem, Tuning>, FlatPairPixels<Problem, Tuning>>::type;
+    using Pixels = typename Select<Tuning::flat, Flat, PairPixels<Problem, Tuning>>::type;
     Pixels pixels(prepared, warp, lane, warpgroup);
-    RingPlace<Tuning::pixel_stages> pixel_place;
+    typename Select<F::planes, PlaneStages<Pairs<Problem, Tuning>, Tuning>, RingPlace<Tuning::pixel_stages>>::type pixel_place;
     OwnFilters<Pairs<Problem, Tuning>, Tuning> own_filters(warpgroup);
     for (TileWalk<Pairs<Problem, Tuning>, Tuning> walk(tiles); walk.valid(); walk.advance()) {
         const Offset<Problem> tile = walk.tile;
         pixels.begin(tiles, tile);
+        if constexpr (F::planes) pixel_place.begin(walk);
         float sums[2][parts][count];
 #pragma unroll
         for (int i = 0; i < 2 * parts * count; ++i) sums[i / count / parts][i / count % parts][i % count] = 0.0f;

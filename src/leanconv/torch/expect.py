@@ -19,7 +19,7 @@ _DEPTHWISE = {"fprop": (0.06, 0.15), "dgrad": (0.035, 0.12), "wgrad": (0.03, 0.0
 #: of the memory's speed that large tensors pass at; in depthwise layers; and in layers of few channels
 _MEMORY, _MEMORY_DEPTHWISE, _MEMORY_FEW = 0.6, 0.5, {"fprop": 0.35, "dgrad": 0.2, "wgrad": 0.2}
 _FEW = 8
-#: clock cycles of a launch, 3 µs at 1.98 GHz: of PyTorch's time, and of leanconv's, whose predictions leave it out
+#: clock cycles of a launch, 3 µs at 1.98 GHz: of PyTorch's time, and of leanconv's where its prediction leaves it out
 LAUNCH = 5940
 
 

@@ -46,7 +46,7 @@ from leanconv.torch.layers import (
     why_never,
 )
 from leanconv.torch.report import Line, Report
-from leanconv.tuning import tables
+from leanconv.tuning import fits, tables
 
 #: where the kernels are registered; tests, which have no GPU, register them for the CPU
 _KEY = "CUDA"
@@ -262,7 +262,9 @@ class Takeover:
             share = loaded.choice.us / measured
             why = f"{name} took {share:.2f} of the time of PyTorch" + " in TF32" * tf32 + " when both were timed"
             return name if share < 1 else "", why
-        share = (loaded.choice.cost + LAUNCH) / pytorch_cycles(problem, loaded.device.target, tf32)
+        target = loaded.device.target
+        launch = 0 if fits.fitted(loaded.choice.algorithm, problem, target).measured else LAUNCH
+        share = (loaded.choice.cost + launch) / pytorch_cycles(problem, target, tf32)
         why = f"{name} is expected to take {share:.2f} of the time of PyTorch" + " in TF32" * tf32
         if math.isinf(share):
             why = f"nobody knows how long {name} takes"

@@ -1,7 +1,7 @@
 """Cost models fitted to a GPU: by how much the times of an algorithm differ there from what it predicts.
 
-``fits/<gpu>.json`` has a factor for each algorithm, layout and operation; `python -m report refit` makes it from the
-tables of tuned problems. Without one a prediction stays as it is.
+``fits/<gpu>.json`` has three numbers for each algorithm, layout and operation (`Fit`); `python -m report refit` makes
+it from the tables of tuned problems. Without them a prediction stays as it is.
 """
 
 from __future__ import annotations
@@ -11,7 +11,9 @@ from collections.abc import Mapping
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
+from leanconv.algorithms.base import Algorithm
 from leanconv.plan import Target
 from leanconv.problem import Problem
 from leanconv.tuning.tables import file_name
@@ -19,26 +21,70 @@ from leanconv.tuning.tables import file_name
 FITS = Path(__file__).resolve().parent / "fits"
 
 
-def group(algorithm: str, problem: Problem) -> str:
-    """What shares a factor, such as ``tensor_gemm NHWC fprop``; empty for image filters, which predict no times."""
+class Fit(NamedTuple):
+    """``factor`` times the prediction, ``start`` clock cycles of a call apart from its work, and ``preparing`` times
+    as long as memory takes for the bytes of prepared filters."""
+
+    factor: float = 1.0
+    start: float = 0.0
+    preparing: float = 0.0
+
+
+class Fitted(NamedTuple):
+    """What a `Fit` is for one problem: ``factor`` times the prediction, and ``beside`` clock cycles. Where it was
+    ``measured`` that is the time of a whole call, its launches included."""
+
+    factor: float = 1.0
+    beside: float = 0.0
+    measured: bool = False
+
+    def cycles(self, predicted: float) -> float:
+        """The time that is expected where ``predicted`` clock cycles are predicted."""
+        return self.factor * predicted + self.beside
+
+
+def group(algorithm: Algorithm, problem: Problem, op: str = "") -> str:
+    """What shares a fit, such as ``tensor_gemm NHWC fprop``; empty for image filters, which predict no times.
+
+    ``op`` takes the place of the problem's operation.
+    """
     if problem.kind == "filter2d":
         return ""
-    words = [algorithm, problem.layout, problem.op]
+    words = [algorithm.name, problem.layout, op or problem.op]
     words += [problem.dtype] if problem.dtype != "float32" else []
-    words += ["tf32"] if problem.precision == "tf32" else []
+    # the FP32 cores do the same whatever precision is asked for
+    words += ["tf32"] if problem.precision == "tf32" and algorithm.arithmetic(problem) != "fp32" else []
     return " ".join(words)
 
 
-def factor(algorithm: str, problem: Problem, target: Target) -> float:
-    """Times measured on ``target`` over those predicted, in the geometric mean; 1 where nobody has measured."""
-    return factors(target.model).get(group(algorithm, problem), 1.0) if target.model else 1.0
+def preparing_cycles(algorithm: Algorithm, problem: Problem, target: Target) -> float:
+    """Clock cycles that memory takes for the bytes of prepared filters."""
+    return algorithm.prepared_bytes(problem) / target.bytes_per_cycle
+
+
+def fitted(algorithm: Algorithm, problem: Problem, target: Target) -> Fitted:
+    """What makes of a prediction what was measured on ``target``; nothing is changed where nobody has measured.
+
+    Where no gradients of the input were timed it is what holds for the forward pass: the kernels are the same.
+    """
+    fits = known(target.model) if target.model else {}
+    fit = fits.get(group(algorithm, problem)) if fits else None
+    if fit is None and fits and problem.kind == "conv2d" and problem.op == "dgrad":
+        fit = fits.get(group(algorithm, problem, "fprop"))
+    if fit is None:
+        return Fitted()
+    preparing = fit.preparing * preparing_cycles(algorithm, problem, target) if fit.preparing else 0.0
+    return Fitted(fit.factor, fit.start + preparing, measured=True)
 
 
 @cache
-def factors(model: str) -> Mapping[str, float]:
-    """The factors of a GPU model by group; none where there is no such file, or a damaged one."""
-    found: dict[str, float] = {}
+def known(model: str) -> Mapping[str, Fit]:
+    """The fits of a GPU model by group; none where there is no such file, or a damaged one."""
+    found: dict[str, Fit] = {}
     with suppress(OSError, ValueError, TypeError, AttributeError):
         record = json.loads((FITS / file_name(model)).read_text(encoding="utf-8"))
-        found = {str(name): float(value) for name, value in record["factors"].items()}
+        found = {
+            str(name): Fit(*(float(each.get(field, default)) for field, default in Fit._field_defaults.items()))
+            for name, each in record["fits"].items()
+        }
     return found

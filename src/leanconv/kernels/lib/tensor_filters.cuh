@@ -49,7 +49,7 @@ struct TensorFilters {
     // Or 32 channels of whole images, which all taps see.
     static constexpr int spacing = spacing_of<Tuning>(nullptr);
     static constexpr bool planes = spacing > 0;
-    static_assert(!planes || (piece == 32 && states == 1 && Problem::group_c % 32 == 0), "planes come by 32 channels");
+    static_assert(!planes || (piece == 32 && Problem::group_c % 32 == 0), "planes come by 32 channels");
     // Where pairs of two rows of outputs share their states, a tile sees one more row of pixels than filters have: all rows of a
     // segment and its channels, then those of the next.
     static constexpr int heights = heights_of<Tuning>(nullptr), row_stages = of_row * of_tap / pieces;

@@ -107,6 +107,100 @@ struct FlatCopies {
     }
 };
 
+// Which images a tile's pixels are of.
+template <class Problem, class Tuning>
+struct TileImages {
+    using Rings = TensorRings<Problem, Tuning>;
+    Offset<Problem> first;
+    int count;
+
+    __device__ __forceinline__ TileImages(Offset<Problem> begin, long long batch) {
+        const Offset<Problem> all = static_cast<Offset<Problem>>(batch) * Rings::image;
+        const Offset<Problem> end = begin + Rings::pixels < all ? begin + Rings::pixels : all;
+        first = begin / Rings::image;
+        count = static_cast<int>((end - 1) / Rings::image - first) + 1;
+    }
+};
+
+// One thread's copies of whole planes, as they lie in memory: 32 channels of each image at once.
+template <class Problem, class Tuning>
+struct PlaneCopies {
+    using Rings = TensorRings<Problem, Tuning>;
+    static constexpr int64 of_image = static_cast<int64>(Problem::c) * Rings::plane;
+    const float* from;
+    int count;
+
+    // From `piece` times 32 channels of the tile's group on.
+    __device__ __forceinline__ PlaneCopies(const float* x, const TensorTiles<Problem, Tuning>& tiles, Offset<Problem> tile,
+                                           long long batch, int piece) {
+        const TileImages<Problem, Tuning> images(tiles.first_pixel(tile), batch);
+        count = images.count;
+        from = x + images.first * of_image + (tiles.group(tile) * Problem::group_c + piece * 32) * Rings::plane;
+    }
+    // The next 32 channels.
+    __device__ __forceinline__ void stage(const float*, unsigned char* to, Mbarrier* full) {
+        mbarrier_arrive_expect_tx(full, count * Rings::plane_bytes);
+        const float* image = from;
+#pragma unroll 1
+        for (int i = 0; i < count; ++i) {
+            cp_async_bulk_shared_global(to, image, Rings::plane_bytes, full);
+            to += Rings::plane_bytes, image += of_image;
+        }
+        from += 32 * Rings::plane;
+    }
+};
+
+// And by a tensor map, with zeros above and below.
+template <class Problem, class Tuning>
+struct FlatPlaneCopies {
+    using Rings = TensorRings<Problem, Tuning>;
+    int first, count, c, begin;
+
+    __device__ __forceinline__ FlatPlaneCopies(const TensorMap&, const TensorTiles<Problem, Tuning>& tiles,
+                                               Offset<Problem> tile, long long batch, int piece)
+        : c(tiles.group(tile) * Problem::group_c + piece * 32) {
+        const TileImages<Problem, Tuning> images(tiles.first_pixel(tile), batch);
+        first = static_cast<int>(images.first), count = images.count;
+        const int in_image = static_cast<int>(tiles.first_pixel(tile) - images.first * Rings::image);
+        begin = flat_begin<Problem>(in_image, Rings::pixels);
+    }
+    __device__ __forceinline__ void stage(const TensorMap& x, unsigned char* to, Mbarrier* full) {
+        mbarrier_arrive_expect_tx(full, count * Rings::plane_bytes);
+#pragma unroll 1
+        for (int i = 0; i < count; ++i)
+            cp_async_bulk_tensor_shared_global(to + i * Rings::plane_bytes, x, full, i == 0 ? begin : flat_begin<Problem>(), c,
+                                               first + i);
+        c += 32;
+    }
+};
+
+// The producers of pixels in planes: thread 0 copies pixels, thread 32 filters.
+template <class Copies, class Problem, class Tuning, class Source>
+__device__ __forceinline__ void produce_planes(const Source& x, const float* prepared, long long batch,
+                                               const TensorTiles<Problem, Tuning>& tiles,
+                                               const TensorRings<Problem, Tuning>& rings, int thread) {
+    using F = TensorFilters<Problem, Tuning>;
+    TileWalk<Problem, Tuning> walk(tiles);
+    if (thread == 0) {
+        RingPlace<Tuning::pixel_stages> place;
+        for (; walk.valid(); walk.advance()) {
+            int piece = 2 * walk.first / F::taps;
+            const int end = ceil_div(min(2 * walk.end, F::taps * F::of_tap), F::taps);
+            Copies copies(x, tiles, walk.tile, batch, piece);
+#pragma unroll 1
+            for (; piece < end; ++piece) {
+                mbarrier_wait_parity(rings.pixels_free(place.stage), place.parity ^ 1);
+                copies.stage(x, rings.pixel_stage(place.stage), rings.pixels_full(place.stage));
+                place.advance();
+            }
+        }
+    } else if (thread == 32) {
+        FilterCopies<Problem, Tuning> filters(prepared, tiles, rings);
+        for (; walk.valid(); walk.advance())
+            for (int stage = walk.first; stage < walk.end; ++stage) filters.stage(walk.tile, stage);
+    }
+}
+
 // The producers of pixels by tensor maps: thread 0 copies pixels, thread 32 filters.
 template <class Problem, class Tuning>
 __device__ __forceinline__ void produce(const TensorMap& x, const float* prepared, long long batch,
@@ -116,6 +210,10 @@ __device__ __forceinline__ void produce(const TensorMap& x, const float* prepare
     using Rings = TensorRings<Problem, Tuning>;
     using Copies = typename Select<Tuning::flat, FlatCopies<Problem, Tuning>, RowCopies<Problem, Tuning>>::type;
     static_assert(F::piece == 32, "a copy brings the 32 channels of a piece");
+    if constexpr (F::planes) {
+        produce_planes<FlatPlaneCopies<Problem, Tuning>>(x, prepared, batch, tiles, rings, thread);
+        return;
+    }
     TileWalk<Problem, Tuning> walk(tiles);
     if (thread == 0) {
         RingPlace<Tuning::pixel_stages> place;
@@ -194,68 +292,13 @@ struct ColumnCopies {
     }
 };
 
-// Which images a tile's pixels are of, and its group's channels there.
-template <class Problem, class Tuning>
-struct PlaneCopies {
-    using Rings = TensorRings<Problem, Tuning>;
-    static constexpr int64 of_image = static_cast<int64>(Problem::c) * Rings::plane;
-    const float* from;
-    int count;
-
-    __device__ __forceinline__ PlaneCopies(const float* x, const TensorTiles<Problem, Tuning>& tiles, Offset<Problem> tile,
-                                           long long batch, int piece) {
-        const Offset<Problem> begin = tiles.first_pixel(tile), all = static_cast<Offset<Problem>>(batch) * Rings::image;
-        const Offset<Problem> end = begin + Rings::pixels < all ? begin + Rings::pixels : all, first = begin / Rings::image;
-        count = static_cast<int>((end - 1) / Rings::image - first) + 1;
-        from = x + first * of_image + (tiles.group(tile) * Problem::group_c + piece * 32) * Rings::plane;
-    }
-    // The next 32 channels.
-    __device__ __forceinline__ void stage(unsigned char* to, Mbarrier* full) {
-        mbarrier_arrive_expect_tx(full, count * Rings::plane_bytes);
-        const float* image = from;
-#pragma unroll 1
-        for (int i = 0; i < count; ++i) {
-            cp_async_bulk_shared_global(to, image, Rings::plane_bytes, full);
-            to += Rings::plane_bytes, image += of_image;
-        }
-        from += 32 * Rings::plane;
-    }
-};
-
-// The producers of pixels in planes: thread 0 copies pixels, thread 32 filters.
-template <class Problem, class Tuning>
-__device__ __forceinline__ void produce_planes(const float* x, const float* prepared, long long batch,
-                                               const TensorTiles<Problem, Tuning>& tiles,
-                                               const TensorRings<Problem, Tuning>& rings, int thread) {
-    using F = TensorFilters<Problem, Tuning>;
-    TileWalk<Problem, Tuning> walk(tiles);
-    if (thread == 0) {
-        RingPlace<Tuning::pixel_stages> place;
-        for (; walk.valid(); walk.advance()) {
-            int piece = 2 * walk.first / F::taps;
-            const int end = ceil_div(min(2 * walk.end, F::taps * F::of_tap), F::taps);
-            PlaneCopies<Problem, Tuning> copies(x, tiles, walk.tile, batch, piece);
-#pragma unroll 1
-            for (; piece < end; ++piece) {
-                mbarrier_wait_parity(rings.pixels_free(place.stage), place.parity ^ 1);
-                copies.stage(rings.pixel_stage(place.stage), rings.pixels_full(place.stage));
-                place.advance();
-            }
-        }
-    } else if (thread == 32) {
-        FilterCopies<Problem, Tuning> filters(prepared, tiles, rings);
-        for (; walk.valid(); walk.advance())
-            for (int stage = walk.first; stage < walk.end; ++stage) filters.stage(walk.tile, stage);
-    }
-}
-
 // The producers of pixels in columns: all threads copy pixels, thread 0 filters besides, one stage behind.
 template <class Problem, class Tuning>
 __device__ __forceinline__ void produce(const float* x, const float* prepared, long long batch,
                                         const TensorTiles<Problem, Tuning>& tiles,
                                         const TensorRings<Problem, Tuning>& rings, int thread) {
     if constexpr (TensorFilters<Problem, Tuning>::planes) {
-        produce_planes(x, prepared, batch, tiles, rings, thread);
+        produce_planes<PlaneCopies<Problem, Tuning>>(x, prepared, batch, tiles, rings, thread);
         return;
     }
     RingPlace<Tuning::pixel_stages> place;

@@ -29,7 +29,7 @@ template <class Tuning> __host__ __device__ constexpr int granule_of(...) { retu
 template <class Problem, class Tuning>
 struct TensorPixels {
     static constexpr int image = Problem::p * Problem::q, granule = granule_of<Tuning>(nullptr);
-    static constexpr bool rounded = Tuning::flat && !Problem::chwn;
+    static constexpr bool rounded = Tuning::flat && !Problem::chwn && spacing_of<Tuning>(nullptr) == 0;
     static constexpr int of_image = rounded ? ceil_div(image, granule) * granule : image;
     static_assert(!Tuning::flat || Phase<Problem>::whole, "flat pixels are those of whole images");
     long long batch;
@@ -116,6 +116,27 @@ __host__ __device__ constexpr int row_lines(int pixels) {
     return ceil_div(pixels + (Problem::s - 1) * (1 + ends), 8) * 8;
 }
 
+// Where flat planes of pairs begin, and how long they are: all pixels of an image that windows see, of which those above and
+// below are zeros, or those that the windows of `pairs` of them see, from the first one's on, if they are fewer. Multiples of
+// four pixels; lanes' channels lie in different banks.
+template <class Problem>
+__host__ __device__ constexpr int flat_begin() {
+    return -ceil_div(Problem::pad_top * Problem::w + Problem::pad_left, 4) * 4;
+}
+template <class Problem>
+__host__ __device__ constexpr int flat_plane(int pairs) {
+    const int right = segment_begin(segments_of(Problem::s) - 1, Problem::s) - Problem::pad_left;
+    const int last = ((Problem::r - 1) * Problem::dilation_h - Problem::pad_top) * Problem::w + right + 3;
+    const int image = Problem::p * Problem::q, seen = pairs < image ? 2 * pairs + 2 : 2 * image;
+    const int plane = ceil_div(seen - 2 + last + 1 - flat_begin<Problem>(), 4) * 4;
+    return plane % 16 == 0 ? plane + 4 : plane;
+}
+// Where that of a tile's first image begins, which is not before the windows of its first pair.
+template <class Problem>
+__device__ __forceinline__ int flat_begin(int first_pair, int pairs) {
+    return flat_begin<Problem>() + (pairs < Problem::p * Problem::q ? 2 * first_pair & ~3 : 0);
+}
+
 // Shared memory: the ring of pixels, the ring of filters, and the barriers of both.
 template <class Problem, class Tuning>
 struct TensorRings {
@@ -124,7 +145,8 @@ struct TensorRings {
     static constexpr bool by_maps = Tuning::rows || Tuning::flat;
     // Images that a tile's pixels may be of, whose planes of 32 channels are a stage.
     static constexpr int image = Problem::p * Problem::q, images = (image - gcd(pixels, image) + pixels - 1) / image + 1;
-    static constexpr int plane = F::planes ? Problem::h * Problem::w : 0, plane_bytes = 32 * plane * 4;
+    static constexpr int plane = !F::planes ? 0 : F::states > 1 ? flat_plane<Problem>(pixels) : Problem::h * Problem::w;
+    static constexpr int plane_bytes = 32 * plane * 4;
     // Flat columns of a granule and what its windows see besides, and the 32 of them that a copy brings; 32 channels of the
     // tile.
     static constexpr int granule = TensorPixels<Problem, Tuning>::granule;
@@ -132,9 +154,9 @@ struct TensorRings {
     static constexpr int lines = F::states > 1 ? pair_lines<Problem>(pixels) : F::by_row ? row_lines<Problem>(pixels) : pixels;
     static_assert(!F::by_row || lines == row_lines_of<Tuning>(nullptr), "a copy brings what a row of taps sees");
     static constexpr int half_bytes = Tuning::flat ? pixels / granule * granule_bytes : lines * 128;
-    static constexpr int pixel_bytes = by_maps    ? 2 * half_bytes
-                                       : F::planes ? ceil_div(images * plane_bytes, 1024) * 1024
-                                                   : split_depth * pitch * 4;
+    static constexpr int pixel_bytes = F::planes ? ceil_div(images * plane_bytes, 1024) * 1024
+                                       : by_maps ? 2 * half_bytes
+                                                 : split_depth * pitch * 4;
     static_assert(pixel_bytes % 1024 == 0 && F::stage_bytes % 1024 == 0, "stages begin where swizzle patterns do");
     static constexpr int bytes = Tuning::pixel_stages * pixel_bytes + Tuning::filter_stages * F::stage_bytes;
     static constexpr int shared_bytes = bytes + 2 * (Tuning::pixel_stages + Tuning::filter_stages) * 8;
@@ -211,6 +233,57 @@ struct TileWalk {
             first = static_cast<int>(cluster_rank()) * share;
             end = first + share < all ? first + share : all;
         }
+    }
+};
+
+// The stages of planes that a consumer reads. A stage of filters meets two pieces of the reduction: two taps of the same 32
+// channels, or, where the number of taps is odd, the last of these channels and the first of the next.
+template <class Problem, class Tuning>
+struct PlaneStages {
+    using F = TensorFilters<Problem, Tuning>;
+    using Rings = TensorRings<Problem, Tuning>;
+    static constexpr int taps = F::taps, pieces = taps * F::of_tap;
+    static_assert(Tuning::seen_pixels == Rings::images * Rings::plane, "a stage has all images that a tile's pixels are of");
+    RingPlace<Tuning::pixel_stages> next, taken;
+    int at = 0;                  // where the one that is read lies
+    int tap = 0, tap_taken = 0;  // of the stage of filters that is loaded next, and of the one that is let go next
+
+    int first = 0, end = 0;      // stages of filters of the block's share of a tile
+
+    __device__ __forceinline__ void begin(const TileWalk<Problem, Tuning>& walk) {
+        first = walk.first, end = walk.end;
+        tap = tap_taken = 2 * first % taps;
+    }
+    static __device__ __forceinline__ int after(int tap, int more) {
+        return taps == 1 ? 0 : tap + more < taps ? tap + more : tap + more - taps;
+    }
+    // NOTE: past the last piece filters are zeros, and pixels must be numbers.
+    static __device__ __forceinline__ bool exists(int stage, int half) {
+        return pieces % 2 == 0 || 2 * stage + half < pieces;
+    }
+    // The tap of a piece, whose planes have landed.
+    __device__ __forceinline__ int enter(const Rings& rings, int stage, int half) {
+        const int now = half == 0 ? tap : after(tap, 1);
+        if (exists(stage, half) && (now == 0 || (Tuning::split > 1 && half == 0 && stage == first))) {
+            mbarrier_wait_parity(rings.pixels_full(next.stage), next.parity);
+            at = next.stage * Rings::pixel_bytes;
+            next.advance();
+        }
+        if (half == 1) tap = after(tap, 2);
+        return now;
+    }
+    // Lets those go that this stage was the last to read. NOTE: not before the products that take the values.
+    __device__ __forceinline__ void release(const Rings& rings, int stage, int lane) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            const int now = half == 0 ? tap_taken : after(tap_taken, 1);
+            const bool is_last = Tuning::split > 1 && 2 * stage + half == min(2 * end, pieces) - 1;
+            if (exists(stage, half) && (now == taps - 1 || is_last)) {
+                if (lane == 0) mbarrier_arrive(rings.pixels_free(taken.stage));
+                taken.advance();
+            }
+        }
+        tap_taken = after(tap_taken, 2);
     }
 };
 

@@ -105,7 +105,7 @@ __device__ __forceinline__ void consume_running(const float* prepared_filters, c
         float x[2][4][4];
         const auto load = [&](int of_stage) {
             if constexpr (F::planes) {
-                planes.load(x, rings, factors + of_stage * split_depth, scaled, t, walk, of_stage);
+                planes.load(x, rings, factors + of_stage * split_depth, scaled, t, of_stage);
                 return;
             }
             const int tap = of_stage % F::tap_stages;
@@ -143,7 +143,7 @@ __device__ __forceinline__ void consume_running(const float* prepared_filters, c
             // NOTE: not before the products that take the loaded values (ld_shared_v4 says why).
             __syncwarp();
             if constexpr (F::planes) {
-                planes.release(rings, walk, stage, lane);
+                planes.stages.release(rings, stage, lane);
             } else if (stage % F::tap_stages == F::tap_stages - 1) {
                 if (lane == 0) mbarrier_arrive(rings.pixels_free(taken_place.stage));
                 taken_place.advance();

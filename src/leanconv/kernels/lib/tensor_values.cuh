@@ -98,27 +98,22 @@ struct StageValues {
     }
 };
 
-// The same of planes, and the stages of 32 channels that they come in. Two pieces of the reduction are a stage of filters:
-// two taps of the same channels, or, where their number is odd, the last of these channels and the first of the next.
+// The same of planes: what of them a thread loads.
 template <class Problem, class Tuning>
 struct PlaneValues {
     using F = TensorFilters<Problem, Tuning>;
     using Rings = TensorRings<Problem, Tuning>;
-    using Walk = TileWalk<Problem, Tuning>;
-    static constexpr int taps = F::taps, pieces = taps * F::of_tap;
-    static_assert(Tuning::seen_pixels == Rings::images * Rings::plane, "a stage has all images that a tile's pixels are of");
+    static constexpr int taps = F::taps;
     static_assert(taps <= 32, "a pixel's taps that lie inside the image are bits");
-    RingPlace<Tuning::pixel_stages> next, taken;
-    int stage_at = 0;         // of the pixels that are read
-    int tap = 0, tap_taken = 0;  // of the stage that is loaded next, and of the one that is let go next
-    int at[2];                // in floats, where the window of both rows begins
-    unsigned inside[2];       // its taps that lie inside the image
-    bool seen[2][2];          // rows whose pixels of both pieces lie there
+    PlaneStages<Problem, Tuning> stages;
+    int at[2];           // in floats, where the window of both rows begins
+    unsigned inside[2];  // its taps that lie inside the image
+    bool seen[2][2];     // rows whose pixels of both pieces lie there
 
-    __device__ __forceinline__ void begin(const TensorTiles<Problem, Tuning>& tiles, const Walk& walk, int row) {
+    __device__ __forceinline__ void begin(const TensorTiles<Problem, Tuning>& tiles, const TileWalk<Problem, Tuning>& walk, int row) {
         const Offset<Problem> from = tiles.first_pixel(walk.tile), count = tiles.numbers.count();
         const Offset<Problem> first_n = from / Rings::image;
-        tap = tap_taken = 2 * walk.first % taps;
+        stages.begin(walk);
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
             const Offset<Problem> number = from + row + 8 * i;
@@ -134,28 +129,19 @@ struct PlaneValues {
             }
         }
     }
-    static __device__ __forceinline__ int after(int tap, int more) {
-        return taps == 1 ? 0 : tap + more < taps ? tap + more : tap + more - taps;
-    }
-    // NOTE: past the last piece filters are zeros, and pixels must be numbers.
-    static __device__ __forceinline__ bool exists(int number) { return pieces % 2 == 0 || number < pieces; }
 
     // Values of rows that are not `seen` are any.
     __device__ __forceinline__ void load(float (&x)[2][4][4], const Rings& rings, const float* factors, bool scaled, int t,
-                                         const Walk& walk, int stage) {
+                                         int stage) {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-            const int number = 2 * stage + half, now = half == 0 ? tap : after(tap, 1);
-            if (exists(number) && (now == 0 || (Tuning::split > 1 && number == 2 * walk.first))) {
-                mbarrier_wait_parity(rings.pixels_full(next.stage), next.parity);
-                stage_at = next.stage * Rings::pixel_bytes;
-                next.advance();
-            }
-            const float* const planes = reinterpret_cast<const float*>(rings.base + stage_at) + t * (F::spacing * Rings::plane);
-            const int shift = now / Problem::s * (Problem::dilation_h * Problem::w) + now % Problem::s * Problem::dilation_w;
+            const int tap = stages.enter(rings, stage, half);
+            const float* const planes =
+                reinterpret_cast<const float*>(rings.base + stages.at) + t * (F::spacing * Rings::plane);
+            const int shift = tap / Problem::s * (Problem::dilation_h * Problem::w) + tap % Problem::s * Problem::dilation_w;
 #pragma unroll
             for (int i = 0; i < 2; ++i) {
-                seen[i][half] = exists(number) && (inside[i] >> now & 1) != 0;
+                seen[i][half] = stages.exists(stage, half) && (inside[i] >> tap & 1) != 0;
                 const float* const from = planes + (seen[i][half] ? at[i] + shift : 0);
 #pragma unroll
                 for (int j = 0; j < 8; ++j)
@@ -163,7 +149,6 @@ struct PlaneValues {
                         __uint_as_float(ld_shared_u32(from + F::plane_channel(0, j) * Rings::plane));
             }
         }
-        tap = after(tap, 2);
         if (scaled) {
 #pragma unroll
             for (int j = 0; j < 16; ++j) {
@@ -179,19 +164,6 @@ struct PlaneValues {
         for (int i = 0; i < 2; ++i)
 #pragma unroll
             for (int j = 0; j < 16; ++j) x[i][j / 4][j % 4] = seen[i][j / 8] ? x[i][j / 4][j % 4] : 0.0f;
-    }
-    // Lets those pieces go that this stage was the last to read. NOTE: not before the products that take the values.
-    __device__ __forceinline__ void release(const Rings& rings, const Walk& walk, int stage, int lane) {
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-            const int number = 2 * stage + half, now = half == 0 ? tap_taken : after(tap_taken, 1);
-            const bool is_last = Tuning::split > 1 && number == min(2 * walk.end, pieces) - 1;
-            if (exists(number) && (now == taps - 1 || is_last)) {
-                if (lane == 0) mbarrier_arrive(rings.pixels_free(taken.stage));
-                taken.advance();
-            }
-        }
-        tap_taken = after(tap_taken, 2);
     }
 };
 
