@@ -12,6 +12,7 @@ from leanconv.algorithms.input_gradient import PartialConvolution, single_parts
 from leanconv.algorithms.tensor_filters import DEPTH, SEGMENT, SplitFilters, SplitGemm, stages_of
 from leanconv.algorithms.tensor_gemm import (
     FLOPS_PER_CYCLE,
+    MOST_IMAGES,
     ROW,
     SHARED,
     flat_map,
@@ -165,7 +166,7 @@ def planes_of(problem: ConvProblem) -> tuple[int, int]:
     if problem.layout != "NCHW" or problem.group_c % ROW or plane > 256 or image < 1:
         return 0, 0
     images = (image - gcd(PAIRS, image) + PAIRS - 1) // image + 1
-    return images * plane, 8 // gcd(plane, 8)
+    return (images * plane, 8 // gcd(plane, 8)) if images <= MOST_IMAGES else (0, 0)
 
 
 def _row_stages(problem: ConvProblem) -> float:
