@@ -321,6 +321,8 @@ class TensorWinograd(SplitGemm[PairConfig]):
                 of_tile = HIGH_TILE_CYCLES
             if config.flat:
                 of_stage *= (PLANES[config.products] if config.spacing else GRANULES[config.granule]) / FLAT
+            if config.receivers > 1:
+                of_stage *= RECEIVED[config.products]
             alike = problem.batch_invariant
             time += walk_cycles(tiles, stages, of_stage, of_tile, config.split, target, alike)
         return max(time, problem.bytes / target.bytes_per_cycle) + 3 * LAUNCH_CYCLES
