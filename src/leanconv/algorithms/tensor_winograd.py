@@ -40,7 +40,9 @@ class PairConfig(Config, SplitFilters):
 
     ``lines`` pixels are a stage, or ``flat`` columns of them in NCHW, of which a copy brings ``granule`` pairs, or all
     that a tile sees of an image where ``spacing`` is not 0. Outputs are those of pairs in ``heights`` neighbouring
-    rows. ``exchange`` sums of a thread change hands at once. The rest is as in `TensorConfig`.
+    rows. ``exchange`` sums of a thread change hands at once. ``receivers`` neighbouring blocks of a cluster have the
+    same filters, and each copies a part of them to all. With ``turns`` one warpgroup multiplies after the other. The
+    rest is as in `TensorConfig`.
     """
 
     chunk: int
