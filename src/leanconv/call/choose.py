@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
 from math import inf
 
 from leanconv.algorithms import ALGORITHMS, batches
@@ -211,6 +210,8 @@ def _relevant(problem: Problem, target: Target | None, name: str) -> list[Algori
         if name in (algorithm.name for algorithm in other if algorithm.solves == problem.kind):
             wrong = f"runs on {there}, and this call on {here}"
         else:
+            from difflib import get_close_matches  # for a message alone
+
             close = get_close_matches(str(name), names, n=1)
             wrong = "is not known here" + (f" (did you mean {close[0]!r}?)" if close else "")
         raise ValueError(f"algorithm={name!r} {wrong}; choose 'auto' or one of {', '.join(map(repr, names))}")
