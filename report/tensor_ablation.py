@@ -98,8 +98,9 @@ def _algorithm(name: str) -> TimedAlgorithm:
 
 
 def whole_config(name: str, problem: ConvProblem, target: Target) -> Config:
-    """The configuration with the least predicted time whose blocks share no reduction."""
-    return next(c for _, c in _algorithm(name).timed(problem, target) if getattr(c, "split", 1) == 1)
+    """The configuration with the least predicted time whose blocks share no reduction, nor copies of filters."""
+    timed = _algorithm(name).timed(problem, target)
+    return next(c for _, c in timed if getattr(c, "split", 1) == getattr(c, "receivers", 1) == 1)
 
 
 def plans(name: str, problem: ConvProblem, target: Target) -> Iterator[tuple[str, Plan]]:

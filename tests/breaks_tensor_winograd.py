@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from breaks import RACE, WRONG, Break
+from breaks import GONE, RACE, WRONG, Break
 from breaks_tensor import RULE
+
+STUCK = "the cluster is stuck"
 
 
 def pairs(name: str, text: str, by: str, how: str, *cases: str, times: int = 1, **tuning: Any) -> Break:
@@ -16,6 +18,11 @@ def pairs(name: str, text: str, by: str, how: str, *cases: str, times: int = 1, 
 def flat(name: str, text: str, by: str, how: str, *cases: str, times: int = 1, **tuning: Any) -> Break:
     names = tuple(f"pairs-{case}-nchw" for case in cases)
     return Break(name, "tensor_winograd", text, by, how, names, times, tuple(tuning.items()))
+
+
+def received(name: str, text: str, by: str, how: str, case: str = "odd") -> Break:
+    """Of filters that pairs of blocks receive together."""
+    return pairs(name, text, by, how, case, split=1, receivers=2, turns=True)
 
 
 TENSOR_WINOGRAD = (
@@ -203,5 +210,45 @@ TENSOR_WINOGRAD = (
         "::of_row;",
         WRONG,
         "tall",
+    ),
+    received(
+        "a block asks for filters that the other one of the pair has no room for",
+        "rings.filters_wanted(place.stage), first + i)",
+        "rings.filters_wanted(place.stage), cluster_rank())",
+        STUCK + "|" + RULE + "|" + RACE,
+    ),
+    received(
+        "filters are copied when one of the pair wants them",
+        "mbarrier_init(filters_wanted(i), receivers)",
+        "mbarrier_init(filters_wanted(i), 1)",
+        STUCK + "|" + RULE + "|" + RACE,
+    ),
+    received(
+        "each block of a pair copies to itself alone",
+        "((1 << receivers) - 1) << first",
+        "1 << cluster_rank()",
+        STUCK,
+    ),
+    received(
+        "both blocks of a pair copy the first half", "cluster_rank() - first) * part", "0) * part", RULE + "|" + WRONG
+    ),
+    received(
+        "blocks of a pair have the same tile",
+        "tile % receivers) * F::tiles",
+        "0) * F::tiles",
+        WRONG + "|" + RACE,
+        "wide",
+    ),
+    received(
+        "a warpgroup gives its turn to itself",
+        "barrier_arrive(1 + next, 256)",
+        "barrier_arrive(1 + warpgroup, 256)",
+        STUCK + "|" + RULE,
+    ),
+    received(
+        "a block leaves while the other one of the pair sends it filters",
+        "__syncwarp();\n        meet_in_cluster();\n    }\n}",
+        "__syncwarp();\n    }\n}",
+        GONE,
     ),
 )

@@ -210,3 +210,39 @@ def test_a_tile_that_is_left_is_shared() -> None:
     (launch,) = TENSOR_WINOGRAD.plan(problem, config, few).launches
     assert launch.grid == 4
     proof.check(TENSOR_WINOGRAD, problem, config, kinds=KINDS[:1], target=few)
+
+
+def _pairs_of_blocks() -> list[Any]:
+    """Layers of 128 filters and more on four blocks, hence two pairs."""
+    layer = ConvProblem(5, 40, 9, 13, 136, 3, 3, padding=(1, 1, 1, 1), layout="NHWC", precision="fp32", bias=True)
+    every = [
+        (layer, "the last pair has one tile"),
+        (replace(layer, precision="tf32", n=7), "one product, without turns"),
+        (replace(layer, op="dgrad", c=136, k=72, bias=False), "gradient of the input"),
+        (replace(layer, c=128, k=264, groups=2, r=1, padding=(0, 0, 1, 1)), "groups"),
+    ]
+    return selection.marked(every, every[:2], lambda each: (each[:1], each[1]))
+
+
+@pytest.mark.parametrize("problem", _pairs_of_blocks())
+def test_pairs_of_blocks_receive_filters_together(problem: ConvProblem) -> None:
+    few = replace(HOPPER, multiprocessors=4)
+    config = next(c for c in TENSOR_WINOGRAD.configs(problem, few) if c.receivers == 2)
+    assert config.filters == 128 and config.turns == (problem.precision == "fp32")
+    launch = TENSOR_WINOGRAD.plan(problem, config, few).launches[-1]
+    assert launch.grid == 4 and launch.cluster == 2
+    proof.check(TENSOR_WINOGRAD, problem, config, kinds=KINDS[:1], target=few)
+
+
+def test_pairs_of_blocks_are_for_many_tiles() -> None:
+    """An odd tile of pixels has an empty one beside it; an odd multiprocessor has no block."""
+    layer = ConvProblem(7, 64, 8, 16, 128, 3, 3, padding=(1, 1, 1, 1), layout="NHWC", precision="fp32")
+    grids = {}
+    for blocks in (2, 5, 8, 9):
+        few = replace(HOPPER, multiprocessors=blocks)
+        for config in TENSOR_WINOGRAD.configs(layer, few):
+            if config.receivers == 2:
+                grids[blocks] = TENSOR_WINOGRAD.plan(layer, config, few).launches[-1].grid
+    assert grids == {2: 2, 5: 4, 8: 8}
+    best = next(iter(TENSOR_WINOGRAD.configs(replace(layer, n=32, c=256, h=56, w=56, k=256), HOPPER)))
+    assert best.receivers == 2 and best.turns

@@ -56,6 +56,8 @@ struct Load : Transfer {
     size_t barrier = 0;  // where in shared memory
     int64_t phase = 0;   // of the barrier, in which it was issued
     bool landed = false;
+    unsigned sender = 0;  // the rank of the block that has issued it, where several receive it
+    bool multicast = false;
 };
 
 struct Store : Transfer {
@@ -96,6 +98,7 @@ bool land_next();                             // nobody can go on: the copy that
 void leave_async(Fibre& fibre);               // the thread that has its turn has left the kernel
 void end_async();                             // all threads of the block have
 void issue_load(const Load& load, void* barrier, const char* what);
+bool begin_load(const Load& load, void* barrier, const char* what);  // true if it completes a phase
 void issue_store(const Store& store, const char* what);
 // This part of shared memory holds no mbarrier, no copy is under way to it, and none reads from it that `writes` spoil.
 void check_free(size_t at, size_t bytes, bool writes, const char* what, Site site);

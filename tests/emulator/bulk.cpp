@@ -207,6 +207,13 @@ void end_async() {
     for (const Load& load : async.loads) {
         emulator::fail(load.site, "the block ends, and nobody has waited for these %zu bytes", load.bytes);
     }
+    for (unsigned rank = 0; rank < blocks.size(); ++rank) {
+        for (const Load& load : blocks[rank].async.loads) {
+            if (!load.multicast || load.sender != here || load.landed) continue;
+            emulator::fail(load.site, "block %u has left the kernel before these %zu bytes have landed in block %u, to which it "
+                           "sends them; no manual says what becomes of them", number(here), load.bytes, number(rank));
+        }
+    }
     for (const auto& [at, barrier] : async.barriers) {
         if (!barrier.bytes) continue;
         emulator::fail(barrier.site, "mbarrier at shared byte %zu: the block ends in phase %ld with %ld bytes expected and not "
@@ -215,7 +222,7 @@ void end_async() {
     for (Store& store : async.left) write(store, *own);
 }
 
-void issue_load(const Load& given, void* pointer, const char* what) {
+bool begin_load(const Load& given, void* pointer, const char* what) {
     Load load = given;
     const Mbarrier& barrier = barrier_at(pointer, what, load.site, load.barrier);
     if (!barrier.fenced) {
@@ -231,9 +238,13 @@ void issue_load(const Load& given, void* pointer, const char* what) {
     walk(load, check_piece, &check);
     __asan_poison_memory_region(::shared + load.at, load.bytes);
     own->async.loads.push_back(load);
-    if (order != 1) return;
+    if (order != 1) return false;
     land(*own, own->async.loads.back());
-    if (!settle(*own, load.barrier, load.site)) return;
+    return settle(*own, load.barrier, load.site);
+}
+
+void issue_load(const Load& load, void* pointer, const char* what) {
+    if (!begin_load(load, pointer, what)) return;
     released = true;
     leave_fibre();
 }
@@ -262,8 +273,8 @@ void fence_proxy_async() {
     fence_mbarrier_init();
 }
 
-void bulk_load(void* to, const void* from, unsigned bytes, void* barrier, Site site) {
-    const char* what = "cp_async_bulk_shared_global";
+void bulk_load(void* to, const void* from, unsigned bytes, void* barrier, unsigned receivers, Site site) {
+    const char* what = receivers ? "cp_async_bulk_multicast_shared_global" : "cp_async_bulk_shared_global";
     if (!bytes || bytes % 16) fail(site, "%s: %u bytes are no positive multiple of 16", what, bytes);
     if (reinterpret_cast<uintptr_t>(from) % 16) fail(site, "%s: global address %p is misaligned", what, from);
     Load load;
@@ -271,7 +282,18 @@ void bulk_load(void* to, const void* from, unsigned bytes, void* barrier, Site s
     load.at = shared_range(to, bytes, 16, what, site);
     load.bytes = bytes;
     load.global = static_cast<unsigned char*>(const_cast<void*>(from));
-    issue_load(load, barrier, what);
+    if (!receivers) return issue_load(load, barrier, what);
+    load.sender = here;
+    load.multicast = true;
+    for (unsigned rank = 0; receivers >> rank; ++rank) {
+        if (!(receivers >> rank & 1)) continue;
+        const Visit visit(rank, what, site);
+        begin_load(load, visit.there(barrier), what);
+    }
+    // In the order in which copies land at once they may have completed phases.
+    if (order != 1) return;
+    released = true;
+    leave_fibre();
 }
 
 void bulk_store(void* to, const void* from, unsigned bytes, Site site) {

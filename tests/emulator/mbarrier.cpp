@@ -184,6 +184,22 @@ void mbarrier_arrive(void* pointer, Site site) {
     give_way(at, site);
 }
 
+void mbarrier_arrive_cluster(void* pointer, unsigned rank, Site site) {
+    {
+        const Visit visit(rank, "mbarrier_arrive_cluster", site);
+        size_t at;
+        Mbarrier& barrier = barrier_at(visit.there(pointer), "mbarrier_arrive_cluster", site, at);
+        if (barrier.pending == 0) {
+            fail(site, "mbarrier at shared byte %zu of rank %u: thread %d of another block arrives in phase %ld, which has all "
+                 "its %d arrivals", at, rank, current, static_cast<long>(barrier.phase), barrier.count);
+        }
+        --barrier.pending;
+        if (!settle(*own, at, site)) return;
+    }
+    released = order != 2;
+    leave_fibre();
+}
+
 // NOTE: a thread that looks and finds the phase incomplete lets the others go on as far as they can before it has the
 // answer, which may by then be yes.
 bool mbarrier_test_wait(void* pointer, unsigned parity, Site site) {

@@ -163,6 +163,17 @@ void show_stack() {
     __sanitizer_finish_switch_fiber(nullptr, nullptr, nullptr);
 }
 
+Visit::Visit(unsigned rank, const char* what, Site site) : home(here) {
+    if (rank >= blocks.size()) emulator::fail(site, "%s: rank %u of a cluster of %zu", what, rank, blocks.size());
+    if (blocks[rank].finished == block) {
+        emulator::fail(site, "%s: block %u, rank %u, has left the kernel, and its shared memory with it", what, number(rank),
+                       rank);
+    }
+    enter(rank);
+}
+Visit::~Visit() { enter(home); }
+void* Visit::there(void* pointer) const { return shared + (static_cast<unsigned char*>(pointer) - blocks[home].shared); }
+
 [[noreturn]] void die() {
     fflush(stderr);
     _exit(86);

@@ -124,6 +124,21 @@ const char* base_name(const char* path);
 unsigned number(unsigned rank);  // what number a block of this cluster has in the grid
 void leave_fibre();
 void show_stack();  // to the sanitizer, before it tells the way to here
+
+// For a while the thread that has its turn acts in the shared memory of another block of its cluster, or in its own. That
+// block must not have left the kernel.
+class Visit {
+  public:
+    Visit(unsigned rank, const char* what, Site site);
+    ~Visit();
+    Visit(const Visit&) = delete;
+    Visit& operator=(const Visit&) = delete;
+    // What lies there where the thread's own block has this.
+    void* there(void* shared) const;
+
+  private:
+    unsigned home;
+};
 void say_where();
 [[noreturn]] void die();
 

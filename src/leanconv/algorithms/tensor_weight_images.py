@@ -19,7 +19,7 @@ from leanconv.algorithms.tensor_filters import DEPTH, LEAST_CHANNELS, SplitGemm
 from leanconv.algorithms.tensor_gemm import ROW, wgmma_limits
 from leanconv.algorithms.tensor_weight import CHUNK, CODE_STAGES, SHARING_REGISTERS
 from leanconv.algorithms.tiles import gradient_arguments, weight_limits
-from leanconv.plan import Launch, Plan, Pointer, Target, TensorMap
+from leanconv.plan import Launch, Plan, Pointer, Target, TensorMap, in_chain
 from leanconv.problem import ConvProblem
 
 #: Images that a layer has at least: with fewer a stage of 64 is mostly zeros.
@@ -30,7 +30,7 @@ WARPGROUPS = 2
 STAGES = {1: (3, 3, 4), 2: (3, 2, 8)}
 #: Cycles of a stage of x, of each tap that it meets, of a block beside them; and of what a consumer with
 #: images of its own costs more for each column of dy, which is converted for it alone.
-X_CYCLES, TAP_CYCLES, BLOCK_CYCLES, DY_CYCLES = 1250, 1150, 9000, 250
+X_CYCLES, TAP_CYCLES, BLOCK_CYCLES, DY_CYCLES = 1800, 1220, 2000, 840
 #: And of the columns of dy that two segments of a row both convert.
 SEAM_CYCLES = 2000
 #: Columns of dy that a column of x may meet, and blocks that the workspace is for.
@@ -159,7 +159,7 @@ class TensorWeightImages(TimedAlgorithm):
             block=ADDING_THREADS,
             shared_bytes=16 * ADDING_THREADS if config.groups > 1 else 0,
         )
-        return Plan((first, second), workspace_bytes=_slots(problem, config) * config.slot_bytes)
+        return Plan(in_chain((first, second)), workspace_bytes=_slots(problem, config) * config.slot_bytes)
 
 
 def x_map(problem: ConvProblem, rows: int) -> TensorMap:

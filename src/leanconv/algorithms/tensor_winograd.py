@@ -39,8 +39,8 @@ class PairConfig(Config, SplitFilters):
     """A tile has 64 pairs of outputs and ``chunks`` x ``chunk`` filters, of which a product takes ``chunk``.
 
     ``lines`` pixels are a stage, or ``flat`` columns of them in NCHW, of which a copy brings ``granule`` pairs, or all
-    that a tile sees of an image where ``spacing`` is not 0. Outputs are those of pairs in ``heights`` neighbouring rows.
-    ``exchange`` sums of a thread change hands at once. The rest is as in `TensorConfig`.
+    that a tile sees of an image where ``spacing`` is not 0. Outputs are those of pairs in ``heights`` neighbouring
+    rows. ``exchange`` sums of a thread change hands at once. The rest is as in `TensorConfig`.
     """
 
     chunk: int
@@ -53,6 +53,8 @@ class PairConfig(Config, SplitFilters):
     split: int = 1
     granule: int = 16
     heights: int = 1
+    receivers: int = 1
+    turns: bool = False
     seen_pixels: int = 0
     spacing: int = 0
     piece: int = ROW
@@ -87,19 +89,24 @@ class PairConfig(Config, SplitFilters):
 
     @property
     def shared_bytes(self) -> int:
-        """Shared memory of a block: both rings, two barriers a stage, and the sums that change hands."""
-        barriers = 16 * (self.pixel_stages + self.filter_stages)
+        """Shared memory of a block: both rings, two barriers a stage, three of filters that several blocks receive,
+        and the sums that change hands."""
+        barriers = 16 * self.pixel_stages + (16 if self.receivers == 1 else 24) * self.filter_stages
         return self.ring_bytes + barriers + 4 * 128 * self.warpgroups * self.exchange
 
 
 #: A tile, as filters of a product and such chunks, and the TFLOP/s of its stages alone (burst, H200), with three
 #: products of float16 and with one.
 TILES: dict[tuple[int, int], tuple[float, float]] = {(64, 2): (294, 535), (64, 1): (238, 395)}
-#: The share of it that flat pixels reach, and how many times as long a stage takes with planes of them.
-FLAT, PLANES = 0.94, 1.06
+#: The share of it that flat pixels reach.
+FLAT = 0.94
+#: How many times as long a stage takes with planes of them, by the number of products.
+PLANES = {3: 1.08, 1: 1.03}
 #: The same of tiles of 64 filters and two rows of outputs, in a stage that both see, and what a stage that one of them
 #: sees takes of its time.
 HEIGHTS, EDGE = (325, 520), 0.8
+#: How many times as long a stage takes whose filters two blocks receive together (H200), by products.
+RECEIVED = {3: 0.96, 1: 0.995}
 #: Cycles of a tile beside its stages, and of one of two rows.
 TILE_CYCLES, HIGH_TILE_CYCLES = 5000, 11000
 
@@ -279,11 +286,17 @@ class TensorWinograd(SplitGemm[PairConfig]):
         pairs = problem.n * ceil_div(problem.p, config.heights) * pairs_of(problem)
         if config.flat and not config.spacing:
             pairs = problem.n * ceil_div(problem.p * pairs_of(problem), config.granule) * config.granule
-        return ceil_div(pairs, PAIRS) * ceil_div(problem.group_k, config.filters) * problem.groups
+        of_pixels = ceil_div(pairs, PAIRS * config.receivers) * config.receivers
+        return of_pixels * ceil_div(problem.group_k, config.filters) * problem.groups
 
     def _with_splits(self, config: PairConfig, parts: list[PartialConvolution], target: Target) -> Iterator[PairConfig]:
-        """The configuration, and with the reduction split over a cluster where the rings take the outputs of a tile."""
+        """The configuration; where its blocks have whole tiles, with filters that pairs of them receive together; and
+        with the reduction split over a cluster where the rings take the outputs of a tile."""
         yield config
+        pairs = variant(config, receivers=2, turns=config.products == 3)
+        fits = config.chunks > 1 and not config.flat and pairs.shared_bytes <= target.shared_per_block
+        if fits and parts and all(self._tiles(part, pairs) >= target.multiprocessors for part in parts):
+            yield pairs
         if not parts or config.heights > 1 or config.filters * PAIRS * OUTPUTS * 4 > config.ring_bytes:
             return
         work = [(self._tiles(part, config), stages_of(part.problem, config.piece, STATES)) for part in parts]
@@ -307,10 +320,16 @@ class TensorWinograd(SplitGemm[PairConfig]):
                 of_stage *= part.problem.r - 1 + 2 * EDGE
                 of_tile = HIGH_TILE_CYCLES
             if config.flat:
-                of_stage *= (PLANES if config.spacing else GRANULES[config.granule]) / FLAT
+                of_stage *= (PLANES[config.products] if config.spacing else GRANULES[config.granule]) / FLAT
             alike = problem.batch_invariant
             time += walk_cycles(tiles, stages, of_stage, of_tile, config.split, target, alike)
         return max(time, problem.bytes / target.bytes_per_cycle) + 3 * LAUNCH_CYCLES
+
+    def _grid(self, tiles: int, config: PairConfig, target: Target, alike: bool) -> int:
+        """Blocks of a launch."""
+        if config.split > 1:
+            return grid_of(tiles, config.split, target, alike)
+        return min(tiles, target.multiprocessors // config.receivers * config.receivers)
 
     def main_launch(
         self, problem: ConvProblem, part: PartialConvolution, config: PairConfig, first: int, target: Target
@@ -327,8 +346,8 @@ class TensorWinograd(SplitGemm[PairConfig]):
             problem=(*view_constants(part.problem, part.view, has_wide_tensors(problem)), ("first_prepared", first)),
             tuning=config.constants(),
             arguments=(replace(encoded, role=problem.operands[0].role), Pointer("prepared"), *rest),
-            grid=grid_of(tiles, config.split, target, problem.batch_invariant),
+            grid=self._grid(tiles, config, target, problem.batch_invariant),
             block=config.threads,
             shared_bytes=config.shared_bytes,
-            cluster=config.split,
+            cluster=max(config.split, config.receivers),
         )

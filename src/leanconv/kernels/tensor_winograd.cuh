@@ -16,10 +16,12 @@
 //     state, for each state has filters of its own. Scales belong to a pair's state: 64 channels of it.
 //   - 64 filters leave room for the sums of two rows of outputs. Their pairs share the states of the rows of pixels that both
 //     see, and the filters of one row of pixels stay in the ring for the next one: rows are the inner loop.
-//   - No turns: while one warpgroup converts, the other multiplies as it is.
+//   - Pairs of blocks have the same 128 filters, each brings half of them to both; then the warpgroups multiply in turns.
+//     Else they take no turns: while one converts, the other multiplies as it is.
 //   - At the end the warpgroups exchange half of their sums; then the first has the even outputs, the second the odd ones.
 // Per stage and 128 filters, or 64 in two rows, the tensor core works 3072 cycles, as in tensor_gemm, of some 5100. Twice as
-// many values are converted: 420 of the loop's 800 instructions. From the L2 cache come 163 KB, with two rows 99 KB.
+// many values are converted: 420 of the loop's 800 instructions. From the L2 cache come 163 KB, to
+// each of two blocks with the same filters 98 KB, with two rows 99 KB.
 #pragma once
 
 #include <lib/pair_pixels.cuh>
@@ -159,8 +161,8 @@ template <bool scaled, int first, int end, int parts, int count, class Pixels, c
 __device__ __forceinline__ void multiply_stage(float (&sums)[2][parts][count], const Pixels& pixels,
                                                const TensorRings<Problem, Tuning>& rings,
                                                Place& pixel_place,
-                                               OwnFilters<Problem, Tuning>& own_filters, int stage, int lane,
-                                               const SplitHeader& header) {
+                                               OwnFilters<Problem, Tuning>& own_filters, const Turns<Tuning>& turns,
+                                               bool last, int stage, int lane, const SplitHeader& header) {
     constexpr bool kept = OwnFilters<Problem, Tuning>::kept, planes = TensorFilters<Problem, Tuning>::planes;
     SplitFragments<Tuning::products == 3> fragments[2];
     float x[2][2][4][4];
@@ -180,6 +182,7 @@ __device__ __forceinline__ void multiply_stage(float (&sums)[2][parts][count], c
         auto& states = fragments[own];
         const int place = own_filters.stage(kept ? own : i, kept && part > 0);
         if (!kept || part == 0) mbarrier_wait_parity(rings.filters_full(place), own_filters.place.parity);
+        if (i == 0) turns.wait(states);
         const unsigned char* const filters = rings.filter_stage(place);
         float partial[count];
         wgmma_fence(partial, states.high, states.low);
@@ -203,6 +206,7 @@ __device__ __forceinline__ void multiply_stage(float (&sums)[2][parts][count], c
                 pixel_place.advance();
             }
         }
+        if (i == 2 * (end - first) - 1) turns.pass(last);
         wgmma_wait_group<0>(partial, states.high, states.low);
         if ((!kept || part > 0) && lane == 0) mbarrier_arrive(rings.filters_free(place));
         own_filters.advance(false);
@@ -232,8 +236,10 @@ __device__ __forceinline__ void consume_pairs(const float* prepared_filters, con
     Pixels pixels(prepared, warp, lane, warpgroup);
     typename Select<F::planes, PlaneStages<Pairs<Problem, Tuning>, Tuning>, RingPlace<Tuning::pixel_stages>>::type pixel_place;
     OwnFilters<Pairs<Problem, Tuning>, Tuning> own_filters(warpgroup);
+    const Turns<Tuning> turns(warpgroup);
+    static_assert(!Tuning::turns || F::heights == 1, "turns end with a tile's last stage");
     for (TileWalk<Pairs<Problem, Tuning>, Tuning> walk(tiles); walk.valid(); walk.advance()) {
-        const Offset<Problem> tile = walk.tile;
+        const Offset<Problem> tile = walk.place();
         pixels.begin(tiles, tile);
         if constexpr (F::planes) pixel_place.begin(walk);
         float sums[2][parts][count];
@@ -242,15 +248,18 @@ __device__ __forceinline__ void consume_pairs(const float* prepared_filters, con
 
         if constexpr (F::heights == 1) {
             for (int stage = walk.first; stage < walk.end; ++stage)
-                multiply_stage<scaled, 0, parts>(sums, pixels, rings, pixel_place, own_filters, stage, lane, header);
+                multiply_stage<scaled, 0, parts>(sums, pixels, rings, pixel_place, own_filters, turns,
+                                                 stage == walk.end - 1 && walk.is_last(), stage, lane, header);
         } else {
             // Of each segment and its channels, the first row of outputs alone sees the first row of pixels, the second the last.
             for (int first = 0; first < F::row_stages; ++first) {
-                multiply_stage<scaled, 0, 1>(sums, pixels, rings, pixel_place, own_filters, first, lane, header);
+                multiply_stage<scaled, 0, 1>(sums, pixels, rings, pixel_place, own_filters, turns, false, first, lane,
+                                             header);
                 for (int stage = first + F::row_stages; stage < F::stages; stage += F::row_stages)
-                    multiply_stage<scaled, 0, parts>(sums, pixels, rings, pixel_place, own_filters, stage, lane, header);
+                    multiply_stage<scaled, 0, parts>(sums, pixels, rings, pixel_place, own_filters, turns, false, stage, lane,
+                                                     header);
                 // NOTE: factors are those of channels; the row of pixels past the last row of filters takes these.
-                multiply_stage<scaled, 1, parts>(sums, pixels, rings, pixel_place, own_filters,
+                multiply_stage<scaled, 1, parts>(sums, pixels, rings, pixel_place, own_filters, turns, false,
                                                  F::stages - F::row_stages + first, lane, header);
             }
         }
@@ -287,8 +296,10 @@ __device__ __forceinline__ void tensor_winograd(const Source& x, const float* pr
                   "filters are 3 wide or wider and move pixel by pixel");
     const TensorRings<Pairs<Problem, Tuning>, Tuning> rings;
     const TensorTiles<Pairs<Problem, Tuning>, Tuning> tiles(batch);
+    constexpr int receivers = receivers_of<Tuning>(nullptr);
     if (threadIdx.x == 0) rings.init();
-    __syncthreads();
+    if constexpr (receivers > 1) meet_in_cluster();
+    else __syncthreads();
     // NOTE: the same for all threads of a warp, which lets the compiler have stages and descriptors in uniform registers.
     const int warpgroup = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);
     if (warpgroup == Tuning::warpgroups) {
@@ -307,6 +318,11 @@ __device__ __forceinline__ void tensor_winograd(const Source& x, const float* pr
         for (int group = 0; group < Problem::groups; ++group) scaled |= flags[group] != 0;
         if (scaled) consume_pairs<Problem, Tuning, true>(prepared, bias, y, batch, tiles, rings, warpgroup);
         else consume_pairs<Problem, Tuning, false>(prepared, bias, y, batch, tiles, rings, warpgroup);
+    }
+    if constexpr (receivers > 1) {
+        // NOTE: no block leaves while the others still send it filters, or ask it for some.
+        __syncwarp();
+        meet_in_cluster();
     }
 }
 

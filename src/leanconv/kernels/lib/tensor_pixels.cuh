@@ -13,7 +13,8 @@
 //   planes: a bulk copy brings 32 channels of a whole image, which lie side by side in NCHW, and all taps see them there. For
 //     small images, of which a tile's pixels see few. Taps are the inner loop, so a stage of pixels serves r * s / 2 stages
 //     of filters. What windows see beyond the image are zeros that consumers take. The four lanes of a row have channels
-//     that lie `spacing` planes apart, so that loads of eight pixels meet each bank once.
+//     that lie `spacing` planes apart, so that loads of eight pixels meet each bank once. Of pairs a tensor map brings what a
+//     tile sees of each image, with zeros above and below.
 #pragma once
 
 #include <lib/index.cuh>
@@ -29,6 +30,8 @@ namespace leanconv {
 template <class Problem, class Tuning>
 struct FilterCopies {
     using F = TensorFilters<Problem, Tuning>;
+    static constexpr int receivers = receivers_of<Tuning>(nullptr), part = F::stage_bytes / receivers;
+    static_assert(part % 16 == 0, "receivers copy equal parts of a stage");
     const unsigned char* fragments;
     const TensorTiles<Problem, Tuning>& tiles;
     const TensorRings<Problem, Tuning>& rings;
@@ -44,10 +47,35 @@ struct FilterCopies {
         if (F::heights > 1 && F::seen(stage) >= F::stages) return;
         for (int chunk = 0; chunk < F::stage_chunks; ++chunk) {
             const int64 at = F::fragment(tiles.group(tile), tiles.filters(tile), F::seen(stage), chunk);
+            if constexpr (receivers > 1) {
+                copy_wanted(fragments + at);
+                place.advance();
+                continue;
+            }
             mbarrier_wait_parity(rings.filters_free(place.stage), place.parity ^ 1);
             mbarrier_arrive_expect_tx(rings.filters_full(place.stage), F::stage_bytes);
             cp_async_bulk_shared_global(rings.filter_stage(place.stage), fragments + at, F::stage_bytes,
                                         rings.filters_full(place.stage));
+            place.advance();
+        }
+    }
+    // This block's part of a stage, to all receivers.
+    __device__ __forceinline__ void copy_wanted(const unsigned char* from) const {
+        const unsigned first = cluster_rank() / receivers * receivers;
+        const int own = static_cast<int>(cluster_rank() - first) * part;
+        mbarrier_wait_parity(rings.filters_wanted(place.stage), place.parity);
+        cp_async_bulk_multicast_shared_global(rings.filter_stage(place.stage) + own, from + own, part,
+                                              rings.filters_full(place.stage),
+                                              static_cast<unsigned short>(((1 << receivers) - 1) << first));
+    }
+    // By another thread: tells all receivers of a stage that is free here. What they copy may land before it is expected.
+    __device__ __forceinline__ void want_stage(int stage) {
+        if (F::heights > 1 && F::seen(stage) >= F::stages) return;
+        const unsigned first = cluster_rank() / receivers * receivers;
+        for (int chunk = 0; chunk < F::stage_chunks; ++chunk) {
+            mbarrier_wait_parity(rings.filters_free(place.stage), place.parity ^ 1);
+            mbarrier_arrive_expect_tx(rings.filters_full(place.stage), F::stage_bytes);
+            for (int i = 0; i < receivers; ++i) mbarrier_arrive_cluster(rings.filters_wanted(place.stage), first + i);
             place.advance();
         }
     }
@@ -197,7 +225,8 @@ __device__ __forceinline__ void produce_planes(const Source& x, const float* pre
     }
 }
 
-// The producers of pixels by tensor maps: thread 0 copies pixels, thread 32 filters.
+// The producers of pixels by tensor maps: thread 0 copies pixels, thread 32 filters, which thread 64 asks for where several
+// blocks receive them.
 template <class Problem, class Tuning>
 __device__ __forceinline__ void produce(const TensorMap& x, const float* prepared, long long batch,
                                         const TensorTiles<Problem, Tuning>& tiles,
@@ -214,7 +243,7 @@ __device__ __forceinline__ void produce(const TensorMap& x, const float* prepare
     if (thread == 0) {
         RingPlace<Tuning::pixel_stages> place;
         for (; walk.valid(); walk.advance()) {
-            const Copies copies(tiles, walk.tile, batch);
+            const Copies copies(tiles, walk.place(), batch);
             for (int stage = walk.first; stage < walk.end; stage += F::tap_stages) {
                 mbarrier_wait_parity(rings.pixels_free(place.stage), place.parity ^ 1);
                 mbarrier_arrive_expect_tx(rings.pixels_full(place.stage), Rings::pixel_bytes);
@@ -232,7 +261,11 @@ __device__ __forceinline__ void produce(const TensorMap& x, const float* prepare
     } else if (thread == 32) {
         FilterCopies<Problem, Tuning> filters(prepared, tiles, rings);
         for (; walk.valid(); walk.advance())
-            for (int stage = walk.first; stage < walk.end; ++stage) filters.stage(walk.tile, stage);
+            for (int stage = walk.first; stage < walk.end; ++stage) filters.stage(walk.place(), stage);
+    } else if (receivers_of<Tuning>(nullptr) > 1 && thread == 64) {
+        FilterCopies<Problem, Tuning> filters(prepared, tiles, rings);
+        for (; walk.valid(); walk.advance())
+            for (int stage = walk.first; stage < walk.end; ++stage) filters.want_stage(stage);
     }
 }
 

@@ -81,16 +81,23 @@ __device__ __forceinline__ int flat_shift(int tap, int apart) {
     return (down * Problem::w + right) * apart;
 }
 
-// The tiles of the output: filters change fastest, so that blocks that run side by side read the same pixels.
+// Blocks of a cluster, side by side, that receive stages of filters together, as each copies a part to all of them: 1 where
+// Tuning names none.
+template <class Tuning> __host__ __device__ constexpr int receivers_of(decltype(Tuning::receivers)*) { return Tuning::receivers; }
+template <class Tuning> __host__ __device__ constexpr int receivers_of(...) { return 1; }
+
+// The tiles of the output: filters change fastest, so that blocks that run side by side read the same pixels. Tiles of pixels
+// are rounded up to as many as receive filters together; what lies past the last pixel is zero, and not stored.
 template <class Problem, class Tuning>
 struct TensorTiles {
     using F = TensorFilters<Problem, Tuning>;
     static constexpr int pixels = 64 * Tuning::warpgroups / sharers_of(F::states);
+    static constexpr int receivers = receivers_of<Tuning>(nullptr);
     static constexpr bool both = false;  // outputs of pairs, side by side
     TensorPixels<Problem, Tuning> numbers;
     Offset<Problem> of_pixels;
     __device__ __forceinline__ explicit TensorTiles(long long batch)
-        : numbers{batch}, of_pixels((numbers.count() + (pixels - 1)) / pixels) {}
+        : numbers{batch}, of_pixels((numbers.count() + (pixels * receivers - 1)) / (pixels * receivers) * receivers) {}
     __device__ __forceinline__ Offset<Problem> count() const { return of_pixels * (F::tiles * Problem::groups); }
     static __device__ __forceinline__ int filters(Offset<Problem> tile) { return static_cast<int>(tile % F::tiles); }
     __device__ __forceinline__ int group(Offset<Problem> tile) const {
@@ -159,7 +166,9 @@ struct TensorRings {
                                                  : split_depth * pitch * 4;
     static_assert(pixel_bytes % 1024 == 0 && F::stage_bytes % 1024 == 0, "stages begin where swizzle patterns do");
     static constexpr int bytes = Tuning::pixel_stages * pixel_bytes + Tuning::filter_stages * F::stage_bytes;
-    static constexpr int shared_bytes = bytes + 2 * (Tuning::pixel_stages + Tuning::filter_stages) * 8;
+    static constexpr int receivers = receivers_of<Tuning>(nullptr);
+    static constexpr int shared_bytes =
+        bytes + (2 * Tuning::pixel_stages + (receivers > 1 ? 3 : 2) * Tuning::filter_stages) * 8;
     static constexpr int producer_warps = 4, consumer_warps = 4 * Tuning::warpgroups;
     unsigned char* base;
 
@@ -178,6 +187,10 @@ struct TensorRings {
     __device__ __forceinline__ Mbarrier* filters_free(int stage) const {
         return filters_full(Tuning::filter_stages) + stage;
     }
+    // Complete when all receivers can take the stage.
+    __device__ __forceinline__ Mbarrier* filters_wanted(int stage) const {
+        return filters_free(Tuning::filter_stages) + stage;
+    }
     // By one thread, before a barrier of the block. A warp declares a stage free when its own products are done.
     __device__ __forceinline__ void init() const {
         for (int i = 0; i < Tuning::pixel_stages; ++i) {
@@ -187,6 +200,7 @@ struct TensorRings {
         for (int i = 0; i < Tuning::filter_stages; ++i) {
             mbarrier_init(filters_full(i), 1);
             mbarrier_init(filters_free(i), consumer_warps / sharers_of(F::states));
+            if (receivers > 1) mbarrier_init(filters_wanted(i), receivers);
         }
         fence_mbarrier_init();
     }
@@ -197,9 +211,10 @@ struct TensorRings {
 template <class Problem, class Tuning>
 struct TileWalk {
     using F = TensorFilters<Problem, Tuning>;
-    static constexpr int split = Tuning::split, all = F::seen_stages;
+    static constexpr int split = Tuning::split, all = F::seen_stages, receivers = receivers_of<Tuning>(nullptr);
     static constexpr int share = ceil_div(all / F::tap_stages, split) * F::tap_stages;
     static_assert(share * (split - 1) < all, "each block of a cluster has stages");
+    static_assert(split == 1 || receivers == 1, "a cluster shares filters or tiles");
     const Offset<Problem> count, step, left;  // `left`: the first tile that is shared
     Offset<Problem> tile;
     int first, end;  // stages of the tile
@@ -211,6 +226,12 @@ struct TileWalk {
         if (split > 1 && tile >= left) meet();
     }
     __device__ __forceinline__ bool valid() const { return tile < count; }
+    // The tile. Receivers of the same filters have tiles of pixels side by side.
+    __device__ __forceinline__ Offset<Problem> place() const {
+        if constexpr (receivers == 1) return tile;
+        const Offset<Problem> first = tile / receivers;
+        return (first / F::tiles * receivers + tile % receivers) * F::tiles + first % F::tiles;
+    }
     // Whether the cluster shares a tile.
     __device__ __forceinline__ bool meets() const { return split > 1 && left + blockIdx.x / split < count; }
     __device__ __forceinline__ bool is_last() const {

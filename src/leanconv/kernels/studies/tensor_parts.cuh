@@ -71,6 +71,7 @@ __device__ __forceinline__ void produce(const TensorMap& x, const float* prepare
                                         const TensorTiles<Problem, Tuning>& tiles,
                                         const TensorRings<Problem, Tuning>& rings, int thread) {
     using F = TensorFilters<Problem, Tuning>;
+    static_assert(receivers_of<Tuning>(nullptr) == 1, "blocks that bring each other filters are not taken apart");
     TileWalk<Problem, Tuning> walk(tiles);
 #ifdef LEANCONV_NO_PIXEL_COPIES
     if (thread == 0) {

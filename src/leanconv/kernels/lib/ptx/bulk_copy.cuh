@@ -35,6 +35,17 @@ __device__ __forceinline__ void cp_async_bulk_shared_global(void* shared, const 
                  :: "r"(shared_address(shared)), "l"(global), "r"(bytes), "r"(shared_address(barrier)) : "memory");
 }
 
+// The same to all blocks of the cluster whose ranks `receivers` names, bit by bit: to the place that each has where this one
+// has `shared`, counted by the barrier that it has where this one has `barrier`.
+// NOTE: the stage must be free in every receiver, and none of them may leave the kernel before the bytes have landed.
+__device__ __forceinline__ void cp_async_bulk_multicast_shared_global(void* shared, const void* global, unsigned bytes,
+                                                                      Mbarrier* barrier, unsigned short receivers) {
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster "
+                 "[%0], [%1], %2, [%3], %4;\n"
+                 :: "r"(shared_address(shared)), "l"(global), "r"(bytes), "r"(shared_address(barrier)), "h"(receivers)
+                 : "memory");
+}
+
 // cp.async.bulk, shared -> global, in the open bulk group of this thread. Multiples of 16 as well.
 __device__ __forceinline__ void cp_async_bulk_global_shared(void* global, const void* shared, unsigned bytes) {
     asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;\n"

@@ -37,6 +37,16 @@ __device__ __forceinline__ void mbarrier_arrive(Mbarrier* barrier) {
     asm volatile("mbarrier.arrive.release.cta.shared::cta.b64 _, [%0];\n" :: "r"(shared_address(barrier)) : "memory");
 }
 
+// mapa + mbarrier.arrive: one arrival at the barrier that block `rank` of the cluster has where this one has `barrier`.
+// NOTE: that block may not have left the kernel. What this thread wrote before is seen by its own block alone, which is all
+// that memory needs which only copies write; a release to the cluster waits until all accesses of the thread have been
+// performed, and cost tensor_winograd half of its speed.
+__device__ __forceinline__ void mbarrier_arrive_cluster(Mbarrier* barrier, unsigned rank) {
+    unsigned address;
+    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;\n" : "=r"(address) : "r"(shared_address(barrier)), "r"(rank));
+    asm volatile("mbarrier.arrive.release.cta.shared::cluster.b64 _, [%0];\n" :: "r"(address) : "memory");
+}
+
 // mbarrier.arrive.expect_tx: first `bytes` more to expect in this phase, then one arrival.
 __device__ __forceinline__ void mbarrier_arrive_expect_tx(Mbarrier* barrier, unsigned bytes) {
     asm volatile("mbarrier.arrive.expect_tx.release.cta.shared::cta.b64 _, [%0], %1;\n"

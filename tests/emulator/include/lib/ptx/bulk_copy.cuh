@@ -17,7 +17,13 @@ inline void prefetch_tensormap(const TensorMap& map, EMULATOR_SITE) { emulator::
 
 inline void cp_async_bulk_shared_global(void* shared, const void* global, unsigned bytes, Mbarrier* barrier,
                                         EMULATOR_SITE) {
-    emulator::bulk_load(shared, global, bytes, barrier, site);
+    emulator::bulk_load(shared, global, bytes, barrier, 0, site);
+}
+
+inline void cp_async_bulk_multicast_shared_global(void* shared, const void* global, unsigned bytes, Mbarrier* barrier,
+                                                  unsigned short receivers, EMULATOR_SITE) {
+    if (receivers == 0) emulator::fail(site, "cp_async_bulk_multicast_shared_global: no block receives the copy");
+    emulator::bulk_load(shared, global, bytes, barrier, receivers, site);
 }
 
 inline void cp_async_bulk_global_shared(void* global, const void* shared, unsigned bytes, EMULATOR_SITE) {

@@ -17,6 +17,10 @@ inline void mbarrier_inval(Mbarrier* barrier, EMULATOR_SITE) { emulator::mbarrie
 
 inline void mbarrier_arrive(Mbarrier* barrier, EMULATOR_SITE) { emulator::mbarrier_arrive(barrier, site); }
 
+inline void mbarrier_arrive_cluster(Mbarrier* barrier, unsigned rank, EMULATOR_SITE) {
+    emulator::mbarrier_arrive_cluster(barrier, rank, site);
+}
+
 inline void mbarrier_arrive_expect_tx(Mbarrier* barrier, unsigned bytes, EMULATOR_SITE) {
     emulator::mbarrier_expect_tx(barrier, bytes, site);
     emulator::mbarrier_arrive(barrier, site);
@@ -35,6 +39,10 @@ inline bool mbarrier_try_wait_parity(Mbarrier* barrier, unsigned parity, EMULATO
 }
 
 inline void mbarrier_wait_parity(Mbarrier* barrier, unsigned parity, EMULATOR_SITE) {
+    emulator::mbarrier_wait(barrier, parity, site);
+}
+
+inline void mbarrier_wait_parity_cluster(Mbarrier* barrier, unsigned parity, EMULATOR_SITE) {
     emulator::mbarrier_wait(barrier, parity, site);
 }
 
