@@ -121,9 +121,9 @@ def predicted(algorithm: Algorithm, problem: Problem, target: Target) -> Iterato
         yield from ((inf, config) for config in algorithm.configs(problem, target))
 
 
-def _fitted(algorithm: Algorithm, problem: Problem, target: Target | None) -> fits.Fitted:
+def _fitted(algorithm: Algorithm, problem: Problem, target: Target | None, *, runs: bool = True) -> fits.Fitted:
     """What makes of an algorithm's prediction what has been measured on this GPU."""
-    return fits.Fitted() if target is None else fits.fitted(algorithm, problem, target)
+    return fits.Fitted() if target is None else fits.fitted(algorithm, problem, target, runs=runs)
 
 
 def tuned(problem: Problem, target: Target | None, name: str = "auto", limit: int | None = None) -> Candidate | None:
@@ -189,7 +189,8 @@ def by_model(problem: Problem, target: Target | None, name: str = "auto", limit:
     for algorithm in sorted(relevant, key=lambda algorithm: algorithm.arithmetic(problem) == "fp32"):
         if target is not None and name == "auto":
             least = batches.least_cycles if problem.batch_invariant else type(algorithm).least_cycles
-            if _fitted(algorithm, problem, target).cycles(least(algorithm, problem, target)) > quickest > 0:
+            fitted = _fitted(algorithm, problem, target, runs=False)
+            if fitted.cycles(least(algorithm, problem, target)) > quickest > 0:
                 continue
         candidates.append(consider(algorithm, problem, target, name, limit))
         quickest = min(quickest, candidates[-1].cost)
