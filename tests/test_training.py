@@ -87,8 +87,8 @@ def test_several_processes_train_as_one(tmp_path: Path) -> None:
 def test_every_kernel_is_of_a_sort(example: Any) -> None:
     """Ours by the algorithms' names, cuDNN's and PyTorch's by names that a profile of VGG-16 had."""
     named = {
-        "filters' gradient": ["tensor_weight_parts", "sum_parts", "sm90_xmma_wgrad_indexed_implicit_gemm_f32f32"],
-        "preparing filters": ["rearranged_tensor_filters", "largest_channels", "plain_filters", "gradient_filters"],
+        "filters' gradient": ["tensor_weight_parts", "sum_image_slots", "sm90_xmma_wgrad_indexed_implicit_gemm_f32f32"],
+        "preparing filters": ["check_rearranged_filters", "plain_filters", "gradient_filters", "round_filters"],
         "convolution": ["tensor_winograd", "tensor_gemm", "direct_tiled", "sm90_xmma_dgrad_implicit_gemm_f32f32"],
         "normalisation": ["void cudnn::batchnorm_bwtr_nhwc_semiPersist<float>", "at::native::batch_norm_backward_cuda"],
         "other": ["Memset (Device)", "void at::native::vectorized_elementwise_kernel<4, FillFunctor<float>>"],
