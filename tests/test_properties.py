@@ -53,6 +53,13 @@ def suited(algorithm, problem):
     if name == "tensor_gemm_tf32":
         rows = 4 if problem.groups == 1 else 8
         return replace(problem, c=rows * problem.c, layout="NHWC", precision="tf32")
+    if name == "tensor_weight_images":
+        channels, filters = (problem.groups * (16 + 4 * (each % 3)) for each in (problem.c, problem.k))
+        r, s = min(problem.r, 3), min(problem.s + 1, 5)
+        reach = (r - 1) * problem.dilation[0], (s - 1) * problem.dilation[1]
+        sizes = {"n": 15 + problem.n, "h": min(problem.h, 4), "w": min(problem.w, 6), "r": r, "s": s}
+        padding = (reach[0], problem.n % 2, reach[1], 1)
+        problem = replace(problem, c=channels, k=filters, layout="NHWC", padding=padding, **sizes)
     if name.startswith("depthwise") or name == "single_channel":
         filters = 1 if name == "depthwise" else 1 + problem.k % 3
         layout = "NCHW" if problem.layout == "CHWN" else problem.layout
