@@ -59,7 +59,7 @@ def test_a_fit_is_found_and_obeyed(folder: Path, tmp_path: Path) -> None:
     assert by_model(LAYER, NOMINAL).algorithm.name == "tensor_winograd"
     written = refit.measure(tmp_path / "results", folder)
     assert [path.parent.name for path in written] == ["fits", "nvidia-h200"]
-    assert _over("tensor_winograd", LAYER) == pytest.approx(2, abs=0.05)
+    assert 1.7 < _over("tensor_winograd", LAYER) < 2, "drawn to no fit: nine layers are few"
     assert _over("tensor_gemm", LAYER) == pytest.approx(1)
     assert by_model(LAYER, NOMINAL).algorithm.name == "tensor_gemm"
     assert by_model(LAYER, replace(NOMINAL, model="")).algorithm.name == "tensor_winograd", "of that GPU alone"
