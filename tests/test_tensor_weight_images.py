@@ -124,7 +124,7 @@ def test_limits_name_the_rule() -> None:
     assert "layout=NCHW is not NHWC" in IMAGES.why_not(replace(LAYER, layout="NCHW"), HOPPER)
     assert "s=1 leaves no taps of a row that could share x" in IMAGES.why_not(replace(LAYER, s=1), HOPPER)
     assert any("in fours" in reason for reason in IMAGES.why_not(replace(LAYER, c=34), HOPPER))
-    unseen = replace(LAYER, h=1, r=2, padding=(4, 0, 1, 1), dilation=(2, 1))
+    unseen = replace(LAYER, h=1, r=1, padding=(1, 2, 1, 1), stride=(3, 1))
     assert IMAGES.why_not(unseen, HOPPER) == ["no tap sees the image"]
     # Rows behind the last one of dy must not see x, which may be infinite there.
     unpadded = replace(LAYER, n=16, h=5, padding=(0, 0, 1, 1))
