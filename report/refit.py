@@ -41,7 +41,7 @@ _ENOUGH = 6
 _LEAST_TERMS = Fit(0.1, -2.0 * LAUNCH_CYCLES, 0.0)
 #: How far a fit's terms may be from those of no fit for as much as times may differ by from what a fit expects, in
 #: logarithms; the steps that find it.
-_DRAWN, _SPREAD, _STEPS = Fit(0.2, 9000.0, 5.0), 0.15, 20
+_DRAWN, _SPREAD, _STEPS = Fit(0.1, 9000.0, 5.0), 0.15, 20
 #: Targets whose predictions a table can be compared with, by the name of the GPU.
 TARGETS = {NOMINAL.model: NOMINAL}
 
@@ -58,6 +58,8 @@ class Point:
     measured: float
     #: clock cycles that memory takes for the bytes of prepared filters
     prepared: float = 0.0
+    #: whether the prediction leaves out a launch (`fits.leaves_out_launch`)
+    launch: bool = False
     #: whether it was timed with kernels as they are today
     current: bool = True
 
@@ -80,7 +82,8 @@ def points(table: Table, target: Target) -> list[Point]:
                 group = fits.group(_algorithm(each.algorithm), problem)
                 current = each.kernels == kernels
                 prepared = fits.preparing_cycles(_algorithm(each.algorithm), problem, plain)
-                found.append(Point(key, group, each.algorithm, cycles, each.us * CYCLES, prepared, current))
+                launch = fits.leaves_out_launch(_algorithm(each.algorithm), problem)
+                found.append(Point(key, group, each.algorithm, cycles, each.us * CYCLES, prepared, launch, current))
     todays: dict[str, set[str]] = {}
     for point in found:
         if point.current:
@@ -107,19 +110,27 @@ def _predicted(name: str, problem: Problem, target: Target) -> dict[Any, tuple[f
 
 
 def fitted(some: Sequence[Point]) -> dict[str, Fit]:
-    """A fit for each group that has enough times."""
+    """A fit for each group that has enough times, and one for others: all whose predictions leave out a launch are
+    drawn to the median of what such a launch takes."""
     groups: dict[str, list[Point]] = {}
     for point in some:
         groups.setdefault(point.group, []).append(point)
-    return {group: _fit(each) for group, each in groups.items() if len(each) >= _LEAST}
+    groups = {group: each for group, each in groups.items() if len(each) >= _LEAST}
+    found = {group: _fit(each, Fit()) for group, each in groups.items()}
+    launches = [found[group].start for group, each in groups.items() if each[0].launch]
+    if not launches:
+        return found
+    others = Fit(start=statistics.median(launches))
+    drawn = {group: _fit(each, others) for group, each in groups.items() if each[0].launch}
+    return found | drawn | {fits.OTHERS: others}
 
 
-def _fit(some: Sequence[Point]) -> Fit:
+def _fit(some: Sequence[Point], usual: Fit) -> Fit:
     """The terms with the least squares of log(measured / expected), in units of `_SPREAD`, and of their own distances
-    from those of no fit, in units of `_DRAWN`; none is negative. By Newton's method on the logarithms."""
+    from the ``usual`` ones, in units of `_DRAWN`; none is less than `_LEAST_TERMS`. By Newton's method."""
     terms = np.array([(point.predicted, 1.0, point.prepared) for point in some])
     measured = np.array([point.measured for point in some])
-    none, drawn = np.array(Fit()), np.array(_DRAWN)
+    none, drawn = np.array(usual), np.array(_DRAWN)
     kept = np.array([True, True, bool(terms[:, 2].any())])
     fit = none.copy()
     for _ in range(_STEPS):
@@ -145,7 +156,7 @@ def losses(some: Sequence[Point], fitted_to: Mapping[str, Fit]) -> dict[str, flo
 
 def expected(point: Point, fitted_to: Mapping[str, Fit]) -> float:
     """Its time in clock cycles by the fit of its group."""
-    fit = fitted_to.get(point.group, Fit())
+    fit = fitted_to.get(point.group) or (fitted_to.get(fits.OTHERS) if point.launch else None) or Fit()
     return fit.factor * point.predicted + fit.start + fit.preparing * point.prepared
 
 
@@ -202,7 +213,9 @@ def measure(results: Path, folder: Path = tables.SHIPPED) -> list[Path]:
         groups: list[dict[str, Any]] = []
         for group in sorted({point.group for point in some}):
             logs = [math.log(p.measured / expected(p, found)) for p in some if p.group == group]
-            row = {"group": group, "times": len(logs), **rounded.get(group, Fit()._asdict())}
+            launch = any(point.launch for point in some if point.group == group)
+            usual = rounded.get(fits.OTHERS if launch else group, Fit()._asdict())
+            row = {"group": group, "times": len(logs), **rounded.get(group, usual)}
             groups.append(row | {"spread": round(math.exp(statistics.pstdev(logs)) - 1, 4)})
         record = {
             "machine": {"gpu": table.gpu["name"]},

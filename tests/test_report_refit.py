@@ -91,6 +91,20 @@ def test_times_of_earlier_kernels_are_left_out_where_others_suffice(
     assert len(refit.points(table, NOMINAL)) == len(every)
 
 
+def test_an_algorithm_without_times_begins_as_others_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And one that cannot run a problem is not asked what it prepares."""
+    known = {fits.OTHERS: fits.Fit(1.0, 12000.0, 0.0)}
+    known |= {fits.group(a, LAYER): fits.Fit(1.0, 0.0, 1.0) for a in ALGORITHMS if a.name.startswith("winograd")}
+    monkeypatch.setattr(fits, "known", lambda model: known)
+    direct = next(a for a in ALGORITHMS if a.name == "direct_tiled")
+    tensor = next(a for a in ALGORITHMS if a.name == "tensor_gemm")
+    assert fits.fitted(direct, LAYER, NOMINAL) == (1.0, 12000.0, True)
+    assert (
+        fits.fitted(tensor, LAYER, NOMINAL) == fits.fitted(direct, replace(LAYER, op="wgrad"), NOMINAL) == (1, 0, False)
+    )
+    assert by_model(replace(LAYER, r=1, s=1, padding=(0, 0, 0, 0)), NOMINAL).algorithm is tensor
+
+
 def test_a_damaged_fit_is_none(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "fits").mkdir()
     (tmp_path / "fits" / tables.file_name(NOMINAL.model)).write_text('{"fits": [1]}')

@@ -323,7 +323,13 @@ def test_planes_serve_small_images() -> None:
     assert next(iter(TENSOR_GEMM.configs(small, HOPPER))).spacing == 8
     assert spacings() == spacings(c=32) == {0, 8}
     assert spacings(h=14, w=14) == {0, 2} and spacings(h=9, w=10) == {0, 4}
-    others: list[dict[str, Any]] = [{"layout": "NHWC"}, {"layout": "CHWN"}, {"c": 40}, {"h": 8, "w": 8}]
+    others: list[dict[str, Any]] = [
+        {"layout": "NHWC"},
+        {"layout": "CHWN"},
+        {"c": 40},
+        {"h": 8, "w": 8},
+        {"h": 1, "w": 1},
+    ]
     for changes in [
         *others,
         {"h": 28, "w": 29},

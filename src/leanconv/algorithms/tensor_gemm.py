@@ -134,6 +134,8 @@ SHARED = 227 * 1024
 MOST_STAGES = (3, 8)
 #: Taps of a filter that planes serve: one bit each.
 MOST_TAPS = 32
+#: Images of a tile that planes serve: each is a copy of its own, which one thread issues.
+MOST_IMAGES = 16
 #: Bytes of planes that reach a multiprocessor in a cycle; they bind 1 x 1 filters, where each serves one tap.
 PLANE_BYTES = 28
 #: Blocks of a cluster that share a reduction.
@@ -225,6 +227,8 @@ def planes_of(problem: ConvProblem, pixels: int) -> Planes | None:
     if problem.layout != "NCHW" or problem.group_c % ROW or problem.r * problem.s > MOST_TAPS or plane % 16 == 0:
         return None
     images = (image - gcd(pixels, image) + pixels - 1) // image + 1
+    if images > MOST_IMAGES:
+        return None
     # NOTE: with one tap, two stages of planes are one of filters, and two of these are under way. With many, copies of
     # a stage have as much time as products of half of the taps.
     taps = problem.r * problem.s

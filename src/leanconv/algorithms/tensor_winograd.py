@@ -12,6 +12,7 @@ from leanconv.algorithms.input_gradient import PartialConvolution, single_parts
 from leanconv.algorithms.tensor_filters import DEPTH, SEGMENT, SplitFilters, SplitGemm, stages_of
 from leanconv.algorithms.tensor_gemm import (
     FLOPS_PER_CYCLE,
+    MOST_IMAGES,
     ROW,
     SHARED,
     flat_map,
@@ -40,7 +41,9 @@ class PairConfig(Config, SplitFilters):
 
     ``lines`` pixels are a stage, or ``flat`` columns of them in NCHW, of which a copy brings ``granule`` pairs, or all
     that a tile sees of an image where ``spacing`` is not 0. Outputs are those of pairs in ``heights`` neighbouring
-    rows. ``exchange`` sums of a thread change hands at once. The rest is as in `TensorConfig`.
+    rows. ``exchange`` sums of a thread change hands at once. ``receivers`` neighbouring blocks of a cluster have the
+    same filters, and each copies a part of them to all. With ``turns`` one warpgroup multiplies after the other. The
+    rest is as in `TensorConfig`.
     """
 
     chunk: int
@@ -163,7 +166,7 @@ def planes_of(problem: ConvProblem) -> tuple[int, int]:
     if problem.layout != "NCHW" or problem.group_c % ROW or plane > 256 or image < 1:
         return 0, 0
     images = (image - gcd(PAIRS, image) + PAIRS - 1) // image + 1
-    return images * plane, 8 // gcd(plane, 8)
+    return (images * plane, 8 // gcd(plane, 8)) if images <= MOST_IMAGES else (0, 0)
 
 
 def _row_stages(problem: ConvProblem) -> float:
@@ -321,6 +324,8 @@ class TensorWinograd(SplitGemm[PairConfig]):
                 of_tile = HIGH_TILE_CYCLES
             if config.flat:
                 of_stage *= (PLANES[config.products] if config.spacing else GRANULES[config.granule]) / FLAT
+            if config.receivers > 1:
+                of_stage *= RECEIVED[config.products]
             alike = problem.batch_invariant
             time += walk_cycles(tiles, stages, of_stage, of_tile, config.split, target, alike)
         return max(time, problem.bytes / target.bytes_per_cycle) + 3 * LAUNCH_CYCLES

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
 from math import inf
 
 from leanconv.algorithms import ALGORITHMS, batches
@@ -122,9 +121,9 @@ def predicted(algorithm: Algorithm, problem: Problem, target: Target) -> Iterato
         yield from ((inf, config) for config in algorithm.configs(problem, target))
 
 
-def _fitted(algorithm: Algorithm, problem: Problem, target: Target | None) -> fits.Fitted:
+def _fitted(algorithm: Algorithm, problem: Problem, target: Target | None, *, runs: bool = True) -> fits.Fitted:
     """What makes of an algorithm's prediction what has been measured on this GPU."""
-    return fits.Fitted() if target is None else fits.fitted(algorithm, problem, target)
+    return fits.Fitted() if target is None else fits.fitted(algorithm, problem, target, runs=runs)
 
 
 def tuned(problem: Problem, target: Target | None, name: str = "auto", limit: int | None = None) -> Candidate | None:
@@ -190,7 +189,8 @@ def by_model(problem: Problem, target: Target | None, name: str = "auto", limit:
     for algorithm in sorted(relevant, key=lambda algorithm: algorithm.arithmetic(problem) == "fp32"):
         if target is not None and name == "auto":
             least = batches.least_cycles if problem.batch_invariant else type(algorithm).least_cycles
-            if _fitted(algorithm, problem, target).cycles(least(algorithm, problem, target)) > quickest > 0:
+            fitted = _fitted(algorithm, problem, target, runs=False)
+            if fitted.cycles(least(algorithm, problem, target)) > quickest > 0:
                 continue
         candidates.append(consider(algorithm, problem, target, name, limit))
         quickest = min(quickest, candidates[-1].cost)
@@ -211,6 +211,8 @@ def _relevant(problem: Problem, target: Target | None, name: str) -> list[Algori
         if name in (algorithm.name for algorithm in other if algorithm.solves == problem.kind):
             wrong = f"runs on {there}, and this call on {here}"
         else:
+            from difflib import get_close_matches  # for a message alone
+
             close = get_close_matches(str(name), names, n=1)
             wrong = "is not known here" + (f" (did you mean {close[0]!r}?)" if close else "")
         raise ValueError(f"algorithm={name!r} {wrong}; choose 'auto' or one of {', '.join(map(repr, names))}")

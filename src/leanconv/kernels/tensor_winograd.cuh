@@ -3,8 +3,8 @@
 //
 // Two neighbouring outputs take four products instead of six (lib/pair_states.cuh), each product three of float16:
 //   2 · 3 / 1.5 flops a product of float32: 989 / 2 = 495 TFLOP/s of direct arithmetic at 1.83 GHz
-// Reached on an H200, 3 x 3 in NHWC, burst and sustained: 269 / 240 TFLOP/s with 512 filters and channels, 259 / 233 with 256,
-// 222 / 209 with 128, 153 / 181 with 64; one product of 256 463 / 435. With 64 filters: 9 x 9 281 / 254, 31 x 31 293 / 260.
+// Reached on an H200, 3 x 3 in NHWC, burst and sustained: 280 / 248 TFLOP/s with 512 filters and channels, 275 / 247 with 256,
+// 223 / 220 with 128, 153 / 181 with 64; one product of 256 466 / 439. With 64 filters: 9 x 9 281 / 254, 31 x 31 293 / 260.
 // NCHW: 246 / 221 with 256.
 //
 // A tile is 64 pairs of outputs and up to 128 filters. The structure is that of tensor_gemm (tensor_gemm.cuh): the same

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import secrets
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -38,7 +37,7 @@ def whole(path: Path | str, follow: bool = True) -> Iterator[Path]:
             return
         mode = None
     # A long stem is cut: the whole name may have 255 bytes.
-    beside = target.with_name(f".{target.stem[:64]}.{secrets.token_hex(4)}{target.suffix}")
+    beside = target.with_name(f".{target.stem[:64]}.{os.urandom(4).hex()}{target.suffix}")
     try:
         # NOTE: os.open applies the umask, which Python cannot read without changing it for all threads. Until the new
         # file has the mode of the old one, nobody else may read it.

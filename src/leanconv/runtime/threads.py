@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import suppress
 from pathlib import Path
 
@@ -28,6 +27,8 @@ def side_by_side(work: Sequence[Callable[[], object]], done: Callable[[], object
 
     The first error ends it: pieces that have not begun are dropped, and the error is raised.
     """
+    from concurrent.futures import ThreadPoolExecutor, as_completed  # logging, and more
+
     with ThreadPoolExecutor(max(1, min(len(work), cores()))) as pool:
         futures = [pool.submit(each) for each in work]
         try:

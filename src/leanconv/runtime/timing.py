@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -33,6 +32,8 @@ def summarise(samples: Sequence[float]) -> Timing:
         raise ValueError("samples is empty: there is nothing to take a median of")
     if len(samples) == 1:
         return Timing(samples[0], samples[0], samples[0], 1)
+    import statistics  # random, decimal and more: not when leanconv is imported
+
     low, median, high = statistics.quantiles(samples, n=4, method="inclusive")
     return Timing(median, low, high, len(samples))
 

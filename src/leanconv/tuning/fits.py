@@ -21,6 +21,10 @@ from leanconv.tuning.tables import file_name
 FITS = Path(__file__).resolve().parent / "fits"
 
 
+#: What is fitted to algorithms of which too few times are known, and whose predictions leave out a launch.
+OTHERS = "others"
+
+
 class Fit(NamedTuple):
     """``factor`` times the prediction, ``start`` clock cycles of a call apart from its work, and ``preparing`` times
     as long as memory takes for the bytes of prepared filters."""
@@ -57,23 +61,34 @@ def group(algorithm: Algorithm, problem: Problem, op: str = "") -> str:
     return " ".join(words)
 
 
+def leaves_out_launch(algorithm: Algorithm, problem: Problem) -> bool:
+    """Whether a prediction leaves out the launch of a call's last kernel: those of FP32 cores do, but for gradients of
+    filters."""
+    layer = problem.kind == "conv2d" and problem.op != "wgrad" and problem.dtype == "float32"
+    return layer and algorithm.arithmetic(problem) == "fp32"
+
+
 def preparing_cycles(algorithm: Algorithm, problem: Problem, target: Target) -> float:
     """Clock cycles that memory takes for the bytes of prepared filters."""
     return algorithm.prepared_bytes(problem) / target.bytes_per_cycle
 
 
-def fitted(algorithm: Algorithm, problem: Problem, target: Target) -> Fitted:
+def fitted(algorithm: Algorithm, problem: Problem, target: Target, *, runs: bool = True) -> Fitted:
     """What makes of a prediction what was measured on ``target``; nothing is changed where nobody has measured.
 
-    Where no gradients of the input were timed it is what holds for the forward pass: the kernels are the same.
+    Where no gradients of the input were timed it is what holds for the forward pass: the kernels are the same. Where
+    none of an algorithm's times are known, its calls begin as those of others do. It need not be one that ``runs`` the
+    problem: without that preparing does not count.
     """
     fits = known(target.model) if target.model else {}
     fit = fits.get(group(algorithm, problem)) if fits else None
     if fit is None and fits and problem.kind == "conv2d" and problem.op == "dgrad":
         fit = fits.get(group(algorithm, problem, "fprop"))
+    if fit is None and leaves_out_launch(algorithm, problem):
+        fit = fits.get(OTHERS)
     if fit is None:
         return Fitted()
-    preparing = fit.preparing * preparing_cycles(algorithm, problem, target) if fit.preparing else 0.0
+    preparing = fit.preparing * preparing_cycles(algorithm, problem, target) if runs and fit.preparing else 0.0
     return Fitted(fit.factor, fit.start + preparing, measured=True)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 import sys
 import warnings
 from collections import deque
@@ -79,8 +78,10 @@ class Tuning:
         return sum(each.timed for each in self.problems)
 
     def __str__(self) -> str:
+        from statistics import geometric_mean
+
         better = [each.model_us / each.us for each in self.problems if each.model_us]
-        gain = f", {statistics.geometric_mean(better):.3f} times as fast as the cost model's choice" if better else ""
+        gain = f", {geometric_mean(better):.3f} times as fast as the cost model's choice" if better else ""
         text = f"{len(self.problems)} problems tuned{gain}: {self.timed} candidates timed in {self.seconds:.1f} s"
         text += f"; {self.path}" if self.path else ""
         return text + (f"; {len(self.missing)} problems are in no table" if self.missing else "")

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from math import ceil
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -27,6 +25,9 @@ from leanconv.tuning.buffers import Buffers, buffers, difference, random_block, 
 from leanconv.tuning.candidates import independent, tolerance
 from leanconv.tuning.tables import Entry, Timed
 
+if TYPE_CHECKING:
+    from concurrent.futures import Future
+
 #: Microseconds of a sample, and calls that it has at least and at most.
 _SAMPLE_US, _CALLS = 300.0, (2, 24)
 #: What a compiler or a launch says where a kernel needs more than there is.
@@ -41,6 +42,8 @@ class Compiler:
     """Compiles launches on all cores but two, while others are timed; of those that are equal one."""
 
     def __init__(self, device: Device) -> None:
+        from concurrent.futures import ThreadPoolExecutor
+
         self._device = device
         self._pool = ThreadPoolExecutor(max(1, cores() - 2))
         self._futures: dict[str, Future[list[Compiled]]] = {}
@@ -121,7 +124,9 @@ class Running:
     @property
     def us(self) -> float:
         """The median so far."""
-        return statistics.median(self.samples)
+        from statistics import median
+
+        return median(self.samples)
 
 
 class Check:
