@@ -29,15 +29,12 @@ LAYER = ConvProblem(128, 32, 3, 4, 64, 3, 3, padding=(1, 1, 1, 1), layout="NHWC"
 
 
 def _ways(case: Case) -> Iterator[tuple[str, TensorWeightImagesConfig]]:
-    """Consumers that share images and such that do not; few blocks, whose shares begin and end within tiles."""
-    for halves in (1, 2):
-        found = (c for c in IMAGES.configs(case.problem, HOPPER) if c.halves == halves)
-        config = next(found, None)
-        if config:
-            for rows in {config.rows, 1}:
-                for segments, blocks, groups in ((1, config.blocks, config.groups), (2, 3, 4), (1, 5, 1)):
-                    way = replace(config, rows=rows, segments=segments, blocks=blocks, groups=groups)
-                    yield f"{case.name}-{halves}-rows{rows}-segments{segments}-blocks{blocks}", way
+    """Stages of one row and of several; few blocks, whose shares begin and end within tiles."""
+    config = next(iter(IMAGES.configs(case.problem, HOPPER)))
+    for rows in {config.rows, 1}:
+        for segments, blocks, groups in ((1, config.blocks, config.groups), (2, 3, 4), (1, 5, 1)):
+            way = replace(config, rows=rows, segments=segments, blocks=blocks, groups=groups)
+            yield f"{case.name}-rows{rows}-segments{segments}-blocks{blocks}", way
 
 
 def _every() -> list[Any]:
@@ -57,8 +54,8 @@ def test_every_way(case: Case, config: TensorWeightImagesConfig) -> None:
 
 
 def played(x: np.ndarray, dy: np.ndarray, kernels: Path = KERNELS, problem: ConvProblem = LAYER) -> np.ndarray:
-    """What the kernel computes, each half of the consumers with images of its own."""
-    config = next(c for c in IMAGES.configs(problem, HOPPER) if c.halves == 2)
+    """What the kernel computes."""
+    config = next(iter(IMAGES.configs(problem, HOPPER)))
     dw = np.full(problem.y_shape, np.nan, np.float32)
     plan = IMAGES.plan(problem, config, HOPPER)
     emulator.run_plan(plan, {"x": x, "dy": dy, "dw": dw}, kernels=kernels, orders=("ascending",))
@@ -110,7 +107,7 @@ def test_what_lies_beside_the_image_is_left_out() -> None:
     for size, most in ((2, 16), (4, 100)):
         layer = ConvProblem(64, 128, size, size, 64, 3, 3, padding=(1, 1, 1, 1), layout="NHWC", op="wgrad")
         _, pairs = columns_of(layer, 3)
-        assert units_of(layer, 1, 1) * pairs == most
+        assert units_of(layer, 1) * pairs == most
 
 
 def test_blocks_have_equal_shares_and_slots_for_all_that_they_begin() -> None:
@@ -127,6 +124,8 @@ def test_limits_name_the_rule() -> None:
     assert "layout=NCHW is not NHWC" in IMAGES.why_not(replace(LAYER, layout="NCHW"), HOPPER)
     assert "s=1 leaves no taps of a row that could share x" in IMAGES.why_not(replace(LAYER, s=1), HOPPER)
     assert any("in fours" in reason for reason in IMAGES.why_not(replace(LAYER, c=34), HOPPER))
+    unseen = replace(LAYER, h=1, r=1, padding=(1, 2, 1, 1), stride=(3, 1))
+    assert IMAGES.why_not(unseen, HOPPER) == ["no tap sees the image"]
     # Rows behind the last one of dy must not see x, which may be infinite there.
     unpadded = replace(LAYER, n=16, h=5, padding=(0, 0, 1, 1))
     assert {config.rows for config in IMAGES.configs(unpadded, HOPPER)} == {1}

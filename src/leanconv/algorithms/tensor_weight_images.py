@@ -26,11 +26,10 @@ from leanconv.problem import ConvProblem
 LEAST_IMAGES = 16
 #: Consumers of a block, with 64 channels each.
 WARPGROUPS = 2
-#: Stages of x, of dy and of dy converted, where consumers share images, and where they have their own.
-STAGES = {1: (3, 3, 4), 2: (3, 2, 8)}
-#: Cycles of a stage of x, of each tap that it meets, of a block beside them; and of what a consumer with
-#: images of its own costs more for each column of dy, which is converted for it alone.
-X_CYCLES, TAP_CYCLES, BLOCK_CYCLES, DY_CYCLES = 1800, 1220, 2000, 840
+#: Stages of x, of dy and of dy converted.
+STAGES = 3, 3, 4
+#: Cycles of a stage of x, of each tap that it meets, and of a block beside them.
+X_CYCLES, TAP_CYCLES, BLOCK_CYCLES = 1800, 1220, 2000
 #: And of the columns of dy that two segments of a row both convert.
 SEAM_CYCLES = 2000
 #: Columns of dy that a column of x may meet, and blocks that the workspace is for.
@@ -45,8 +44,7 @@ ADDING_THREADS = 256
 
 @dataclass(frozen=True)
 class TensorWeightImagesConfig(Config):
-    """A tile has ``taps`` of a filter's row, 64 filters, and 128 channels; or 64 of them, with images of its own
-    for each of two consumers (``halves`` is 2).
+    """A tile has ``taps`` of a filter's row, 64 filters, and 64 channels for each of ``warpgroups`` consumers.
 
     A stage has ``rows`` rows of 64 / ``rows`` images. ``products`` of float16 make one of float32: 3, or 1 in tier
     tf32. ``x_stages``, ``dy_stages`` and ``split_stages`` are the lengths of the rings of x, of dy, and of dy
@@ -55,7 +53,6 @@ class TensorWeightImagesConfig(Config):
     """
 
     warpgroups: int
-    halves: int
     rows: int
     segments: int
     taps: int
@@ -77,7 +74,7 @@ class TensorWeightImagesConfig(Config):
     @property
     def channels(self) -> int:
         """Channels of a tile."""
-        return 64 * self.warpgroups // self.halves
+        return 64 * self.warpgroups
 
     @property
     def slot_bytes(self) -> int:
@@ -119,6 +116,8 @@ class TensorWeightImages(TimedAlgorithm):
             reasons.append("s=1 leaves no taps of a row that could share x")
         if problem.n < LEAST_IMAGES:
             reasons.append(f"n={problem.n} images are fewer than {LEAST_IMAGES}")
+        if not reasons and units_of(problem, 1) == 0:
+            reasons.append("no tap sees the image")
         if not reasons:
             reasons += [*x_map(problem, 1).why_not(), *dy_map(problem, 1).why_not()]
             if problem.n * problem.p * problem.k * problem.group_c * problem.r // 4096 >= 2**31:
@@ -138,7 +137,7 @@ class TensorWeightImages(TimedAlgorithm):
     def plan(self, problem: ConvProblem, config: TensorWeightImagesConfig, target: Target) -> Plan:
         *_, dw, batch = gradient_arguments(problem)
         x, dy = x_map(problem, config.rows), dy_map(problem, config.rows)
-        adding = config.slot_bytes // config.halves // 16 * config.groups // ADDING_THREADS
+        adding = config.slot_bytes // 16 * config.groups // ADDING_THREADS
         first = Launch(
             header="tensor_weight_images.cuh",
             function="leanconv::tensor_weight_images",
@@ -188,22 +187,18 @@ def _images(role: str, shape: tuple[int, int, int, int], rows: int, step: int) -
 def _whole(problem: ConvProblem, most_blocks: int) -> Iterator[TensorWeightImagesConfig]:
     products = 1 if problem.precision == "tf32" else 3
     taps = _taps(problem)
-    chunks = ceil_div(problem.group_c, CHUNK)
-    for halves in (1, 2) if chunks in (1, 3) else (1,):
-        possible = (rows for rows in ROWS if _may_have(problem, rows))
-        rows = min(possible, key=lambda rows: units_of(problem, halves, rows))
-        first = TensorWeightImagesConfig(
-            WARPGROUPS, halves, rows, 1, taps, products, *STAGES[halves], *SHARING_REGISTERS, blocks=1, groups=1
-        )
-        tiles = tiles_of(problem, first)
-        units = units_of(problem, halves, rows) * tiles // problem.r
-        for segments in (1, 2, 3, 4, 6, 8):
-            if segments > 1 and problem.w < LEAST_COLUMNS * segments:
-                break
-            blocks = max(1, min(units * segments, most_blocks))
-            sums = halves * blocks // tiles
-            groups = next(many for many in (8, 4, 2, 1) if many == 1 or sums >= 2 * many)
-            yield variant(first, segments=segments, blocks=blocks, groups=groups)
+    rows = min((rows for rows in ROWS if _may_have(problem, rows)), key=lambda rows: units_of(problem, rows))
+    first = TensorWeightImagesConfig(
+        WARPGROUPS, rows, 1, taps, products, *STAGES, *SHARING_REGISTERS, blocks=1, groups=1
+    )
+    tiles = tiles_of(problem, first)
+    units = units_of(problem, rows) * tiles // problem.r
+    for segments in (1, 2, 3, 4, 6, 8):
+        if segments > 1 and problem.w < LEAST_COLUMNS * segments:
+            break
+        blocks = max(1, min(units * segments, most_blocks))
+        groups = next(many for many in (8, 4, 2, 1) if many == 1 or blocks // tiles >= 2 * many)
+        yield variant(first, segments=segments, blocks=blocks, groups=groups)
 
 
 def _taps(problem: ConvProblem) -> int:
@@ -248,10 +243,10 @@ def _may_have(problem: ConvProblem, rows: int) -> bool:
     return True
 
 
-def units_of(problem: ConvProblem, halves: int, rows: int) -> int:
+def units_of(problem: ConvProblem, rows: int) -> int:
     """Units of a tile of each row of taps, in all: stages of rows of blocks of images."""
     stages = sum(ceil_div(_rows_inside(problem, r)[1], rows) for r in range(problem.r))
-    return stages * ceil_div(problem.n, DEPTH // rows * halves)
+    return stages * ceil_div(problem.n, DEPTH // rows)
 
 
 def columns_of(problem: ConvProblem, taps: int) -> tuple[float, float]:
@@ -270,10 +265,9 @@ def columns_of(problem: ConvProblem, taps: int) -> tuple[float, float]:
 def predicted_cycles(problem: ConvProblem, config: TensorWeightImagesConfig, target: Target) -> float:
     """Predicted time in clock cycles, of both launches."""
     met, pairs = columns_of(problem, config.taps)
-    units = units_of(problem, config.halves, config.rows) * config.segments
+    units = units_of(problem, config.rows) * config.segments
     share = ceil_div(units * tiles_of(problem, config) // problem.r, config.blocks) / config.segments
     rate = 0.5 if config.products == 1 else 1
-    unit = met * X_CYCLES + pairs * TAP_CYCLES * rate + problem.q * DY_CYCLES * (config.halves - 1)
-    unit += (config.segments - 1) * SEAM_CYCLES
+    unit = met * X_CYCLES + pairs * TAP_CYCLES * rate + (config.segments - 1) * SEAM_CYCLES
     sums = 2 * _slots(problem, config) * config.slot_bytes / target.bytes_per_cycle
     return max(share * unit + BLOCK_CYCLES, problem.bytes / target.bytes_per_cycle) + sums + 2 * LAUNCH_CYCLES

@@ -18,11 +18,10 @@
 
 namespace leanconv {
 
-// What the rings, and those who convert, have to know: a stage of x is for all consumers, or, where these have images of their
-// own (`halves` = 2), for one of them.
+// What the rings, and those who convert, have to know.
 template <class Tuning>
 struct ImageStages : Tuning {
-    static constexpr int taps = 1, warpgroups = Tuning::warpgroups / Tuning::halves, chunks = 1, piece = 32;
+    static constexpr int taps = 1, chunks = 1, piece = 32;
     static constexpr bool x_rows = true, dy_rows = true;
 };
 
@@ -36,17 +35,16 @@ __device__ __forceinline__ RingPlace<stages> ring_place(unsigned number) {
 // How tiles and units are numbered: tiles of a row of taps one behind the other, `of_row` of them.
 template <class Problem, class Tuning>
 struct ImageUnits {
-    static constexpr int taps = Tuning::taps, halves = Tuning::halves, filters = 64;
-    static constexpr int rows = 64 * Tuning::warpgroups / halves;  // of the matrix: channels
+    static constexpr int taps = Tuning::taps, filters = 64;
+    static constexpr int rows = 64 * Tuning::warpgroups;  // of the matrix: channels
     static constexpr int of_channels = ceil_div(Problem::group_c, rows), of_filters = ceil_div(Problem::group_k, filters);
     static constexpr int of_taps = ceil_div(Problem::s, taps), of_row = of_taps * of_channels * of_filters * Problem::groups;
     static constexpr int tiles = Problem::r * of_row;
-    // Images of a stage, which has `Tuning::rows` rows of each; and of a unit.
-    static constexpr int of_stage = split_depth / Tuning::rows, of_unit = of_stage * halves;
+    static constexpr int of_stage = split_depth / Tuning::rows;  // images of a stage, which has `Tuning::rows` rows of each
     int images, share;  // blocks of images; units of a block
 
     __device__ __forceinline__ explicit ImageUnits(long long batch)
-        : images(static_cast<int>((batch + of_unit - 1) / of_unit)) {
+        : images(static_cast<int>((batch + of_stage - 1) / of_stage)) {
         int all = 0;
 #pragma unroll
         for (int r = 0; r < Problem::r; ++r) all += units_of(r) * of_row;
@@ -125,7 +123,7 @@ struct ImageColumns {
         w = min(segment * each, Problem::w), w_end = min(w + each, Problem::w);
         q = tile.first_seen(w), q_end = w == w_end ? q : max(q, min(tile.last_seen(w_end - 1) + 1, Problem::q));
     }
-    __device__ __forceinline__ int stages() const { return (q_end - q) * Tuning::halves; }
+    __device__ __forceinline__ int stages() const { return q_end - q; }
 };
 
 // A block's units of one tile, from `unit` on.
@@ -152,9 +150,9 @@ struct ImageRun {
         return first_p + (unit - start) / Tuning::segments % stages * Tuning::rows;
     }
     __device__ __forceinline__ int segment(int unit) const { return (unit - start) % Tuning::segments; }
-    // The first image that a consumer has there.
-    __device__ __forceinline__ int image(int unit, int half = 0) const {
-        return (unit - start) / (stages * Tuning::segments) * Units::of_unit + half * Units::of_stage;
+    // The first image.
+    __device__ __forceinline__ int image(int unit) const {
+        return (unit - start) / (stages * Tuning::segments) * Units::of_stage;
     }
 };
 
@@ -173,14 +171,13 @@ __device__ __forceinline__ void copy_images_of_x(const TensorMap& x, const Image
             const ImageColumns<Problem, Tuning> columns(tile, run.segment(unit));
             for (int w = columns.w; w < columns.w_end; ++w) {
                 if (!tile.met(w)) continue;
-                for (int half = 0; half < Tuning::halves; ++half, place.advance()) {
-                    Mbarrier* const full = rings.x_full(place.stage);
-                    mbarrier_wait_parity(rings.x_free(place.stage), place.parity ^ 1);
-                    mbarrier_arrive_expect_tx(full, Rings::x_bytes);
-                    for (int i = 0; i < Rings::x_bytes / Rings::piece_bytes; ++i)
-                        cp_async_bulk_tensor_shared_global(rings.x(place.stage) + i * Rings::piece_bytes, x, full,
-                                                           channel + 32 * i, w, h, run.image(unit, half));
-                }
+                Mbarrier* const full = rings.x_full(place.stage);
+                mbarrier_wait_parity(rings.x_free(place.stage), place.parity ^ 1);
+                mbarrier_arrive_expect_tx(full, Rings::x_bytes);
+                for (int i = 0; i < Rings::x_bytes / Rings::piece_bytes; ++i)
+                    cp_async_bulk_tensor_shared_global(rings.x(place.stage) + i * Rings::piece_bytes, x, full, channel + 32 * i,
+                                                       w, h, run.image(unit));
+                place.advance();
             }
         }
     }
@@ -196,16 +193,15 @@ __device__ __forceinline__ void copy_images_of_dy(const TensorMap& dy, const Ima
         const ImageTile<Problem, Tuning> tile(run.number);
         for (; unit < run.end; ++unit) {
             const ImageColumns<Problem, Tuning> columns(tile, run.segment(unit));
-            for (int q = columns.q; q < columns.q_end; ++q)
-                for (int half = 0; half < Tuning::halves; ++half, place.advance()) {
-                    Mbarrier* const full = rings.dy_full(place.stage);
-                    mbarrier_wait_parity(rings.dy_free(place.stage), place.parity ^ 1);
-                    mbarrier_arrive_expect_tx(full, Rings::dy_bytes);
-                    for (int i = 0; i < 2; ++i)
-                        cp_async_bulk_tensor_shared_global(rings.dy(place.stage) + i * Rings::dy_piece_bytes, dy, full,
-                                                           tile.group * Problem::group_k + tile.first_filter + 32 * i, q,
-                                                           run.p(unit), run.image(unit, half));
-                }
+            for (int q = columns.q; q < columns.q_end; ++q, place.advance()) {
+                Mbarrier* const full = rings.dy_full(place.stage);
+                mbarrier_wait_parity(rings.dy_free(place.stage), place.parity ^ 1);
+                mbarrier_arrive_expect_tx(full, Rings::dy_bytes);
+                for (int i = 0; i < 2; ++i)
+                    cp_async_bulk_tensor_shared_global(rings.dy(place.stage) + i * Rings::dy_piece_bytes, dy, full,
+                                                       tile.group * Problem::group_k + tile.first_filter + 32 * i, q,
+                                                       run.p(unit), run.image(unit));
+            }
         }
     }
 }
@@ -298,16 +294,15 @@ __device__ __forceinline__ void sum_images(float* workspace, const ImageUnits<Pr
                                            int warpgroup) {
     using Stages = ImageStages<Tuning>;
     using Rings = WeightRings<Problem, Stages>;
-    constexpr int taps = Tuning::taps, halves = Tuning::halves;
+    constexpr int taps = Tuning::taps;
     constexpr int reach = (taps - 1) * Problem::dilation_w / Problem::stride_w + 1;
-    static_assert(Tuning::split_stages > halves * reach,
+    static_assert(Tuning::split_stages > reach,
                   "the ring has all columns of dy that a column of x meets, and one that is being converted");
     static_assert((Tuning::split_stages & (Tuning::split_stages - 1)) == 0, "places in the ring are found without a division");
-    const int lane = threadIdx.x % 32, t = lane % 4, half = halves == 2 ? warpgroup : 0;
-    const int row = (halves == 2 ? 0 : warpgroup * 64) + threadIdx.x % 128 / 32 * 16 + lane / 4;
-    unsigned dy_number = half;  // of the first column of the unit, among all that the block has
+    const int lane = threadIdx.x % 32, t = lane % 4;
+    const int row = warpgroup * 64 + threadIdx.x % 128 / 32 * 16 + lane / 4;
+    unsigned dy_number = 0;  // of the first column of the unit, among all that the block has
     RingPlace<Tuning::x_stages> x_place;
-    if (half > 0) x_place.advance();
     float sums[taps][32];
 #pragma unroll 1
     for (int unit = first; unit < last;) {
@@ -323,7 +318,7 @@ __device__ __forceinline__ void sum_images(float* workspace, const ImageUnits<Pr
             // Columns of dy before these are free again, have been waited for, have had their factors looked at.
             int freed = columns.q, waited = freed, looked = freed;
             unsigned apart = 0;  // whether factors stand between x and the columns looked at, the last one in bit 0
-            const auto number_of = [&](int q) { return dy_number + (q - columns.q) * halves; };
+            const auto number_of = [&](int q) { return dy_number + (q - columns.q); };
             const auto wait_for = [&](int q) {
                 if (q < waited) return;
                 const auto place = ring_place<Tuning::split_stages>(number_of(q));
@@ -378,8 +373,7 @@ __device__ __forceinline__ void sum_images(float* workspace, const ImageUnits<Pr
                     __syncwarp();
                     if (lane == 0) mbarrier_arrive(rings.x_free(x_place.stage));
                 }
-#pragma unroll
-                for (int i = 0; i < halves; ++i) x_place.advance();
+                x_place.advance();
             }
             free_until(columns.q_end);
             dy_number += columns.stages();
@@ -427,8 +421,8 @@ __device__ __forceinline__ void tensor_weight_images(const TensorMap& x, const T
 template <class Problem, class Tuning>
 __device__ __forceinline__ void sum_image_slots(const float* __restrict__ workspace, float* __restrict__ dw, long long batch) {
     using Units = ImageUnits<Problem, Tuning>;
-    constexpr int taps = Tuning::taps, halves = Tuning::halves, groups = Tuning::groups, threads = 256 / groups;
-    constexpr int of_warpgroup = taps * 8 * 128, of_tile = of_warpgroup * Tuning::warpgroups / halves;
+    constexpr int taps = Tuning::taps, groups = Tuning::groups, threads = 256 / groups;
+    constexpr int of_warpgroup = taps * 8 * 128, of_tile = of_warpgroup * Tuning::warpgroups;
     static_assert(of_tile % threads == 0, "blocks divide tiles");
     constexpr int blocks = of_tile / threads;
     const ImageTile<Problem, Tuning> tile(static_cast<int>(blockIdx.x) / blocks);
@@ -438,11 +432,11 @@ __device__ __forceinline__ void sum_image_slots(const float* __restrict__ worksp
     const int start = units.units_before(tile.r) + tile.number % Units::of_row * each;
     const int first = start / units.share, last = each > 0 ? (start + each - 1) / units.share : first - 1;
     const float4* const from = reinterpret_cast<const float4*>(workspace) +
-                               static_cast<int64>(first + tile.number) * (Tuning::warpgroups * of_warpgroup) + own;
+                               static_cast<int64>(first + tile.number) * of_tile + own;
     float total[4] = {};
 #pragma unroll 4
-    for (int i = group; i < (last - first + 1) * halves; i += groups) {
-        const float4 four = from[static_cast<int64>(i) * (Tuning::warpgroups / halves * of_warpgroup)];
+    for (int i = group; i < last - first + 1; i += groups) {
+        const float4 four = from[static_cast<int64>(i) * of_tile];
         total[0] += four.x, total[1] += four.y, total[2] += four.z, total[3] += four.w;
     }
     if constexpr (groups > 1) {
