@@ -173,13 +173,22 @@ def draw(record: dict[str, Any], path: Path) -> None:
     save(figure, path)
 
 
+def others(record: dict[str, Any]) -> str:
+    """Which rows were measured at another revision than the file's."""
+    rows: dict[str, list[str]] = {}
+    for row in record["rows"]:
+        if row.get("revision", record["machine"]["git_revision"]) != record["machine"]["git_revision"]:
+            rows.setdefault(row["revision"][:12], []).append(f"{row['problem']} {row['engine']}")
+    return "".join(f"; at {revision}: {', '.join(names)}" for revision, names in rows.items())
+
+
 def section(paths: Sequence[Path]) -> str:
     """The tables of all machines."""
     parts = []
     for path in paths:
         record = json.loads(path.read_text(encoding="utf-8"))
         about, rows = record["machine"], record["rows"]
-        origin = f"{about['gpu']}, {about['date'][:10]}, {markdown.revision(about, digits=12)}."
+        origin = f"{about['gpu']}, {about['date'][:10]}, {markdown.revision(about, digits=12)}{others(record)}."
         meaning = (
             f"Images: {record['images']}. Milliseconds of a step (forward, backward, optimiser), each in the better of "
             "the layouts that were measured; × is PyTorch's time over leanconv's, in strict FP32, of its TF32 over our "

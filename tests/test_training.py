@@ -110,7 +110,7 @@ def test_the_page(tmp_path: Path) -> None:
     rows += [row("leanconv", 2.5e4, gpus=2, problem="vgg16-b1024-32", losses=[2.04] * 29 + [2.06])]
     rows += [row("leanconv", 5e4, problem="vgg16-b1024-32"), row("leanconv", 2e4, seed=1, loss=0.375, repeats=True)]
     rows += [row("torch-fp32-nhwc", 6e4, seed=1, loss=0.75)]
-    rows += [row("leanconv-tf32", 8e3)]
+    rows += [row("leanconv-tf32", 8e3, revision="abc"), row("torch-fp32-nhwc", 9e4, seed=2, revision="old")]
     rows[2]["scratch_bytes"] = 2**24
     rows[2]["kernels"], rows[3]["kernels"] = {"convolution": 1.2e4, "other": 500.0}, {"convolution": 9e3}
     about = {"gpu": "NVIDIA X", "date": "2026-11-22T00:00:00", "git_revision": "abc"}
@@ -119,12 +119,15 @@ def test_the_page(tmp_path: Path) -> None:
     (tmp_path / "nvidia-x" / "training.json").write_text(json.dumps(record))
     block = "<!-- made: training training -->\n<!-- /made -->"
     page = fill(block, tmp_path / "page.md", tmp_path, tmp_path)
-    assert "NVIDIA X, 2026-11-22, revision abc. Images: digits." in page and "nvidia-x-training.png" in page
+    assert (
+        "NVIDIA X, 2026-11-22, revision abc; at old: vgg16-b512-32 torch-fp32-nhwc. Images: digits." in page
+        and "nvidia-x-training.png" in page
+    )
     assert (
         "| vgg16-b512-32 | adam | 20.0 | 60.0 | 10.0 | 8.0 | 3.00 | 0.50 | 1.25 | 20 / 59 | 16 / – | 0.5 / 0.25 |"
         in page
     )
-    assert "vgg16-b512-32, adam, 2 seeds: losses 0.375, 0.5; PyTorch's 0.25, 0.75. Of 1 trainings by leanconv" in page
+    assert "vgg16-b512-32, adam, 2 seeds: losses 0.375, 0.5; PyTorch's 0.25, 0.5, 0.75. Of 1 trainings by leanconv" in page
     assert (
         "| vgg16-b512-32 | leanconv | 12.00 | 0.50 | 12.5 |\n| vgg16-b512-32 | torch-tf32-nhwc | 9.00 | 0.00 | 9.0 |"
         in page
