@@ -431,6 +431,7 @@ def test_explain_in_every_layout(layout: Layout, rng: np.random.Generator, host_
                 "direct_tiled",
                 "tensor_gemm_narrow",
                 "tensor_gemm_tf32",
+                "tensor_weight_images",
                 "tensor_winograd",
             )
         )

@@ -106,7 +106,7 @@ class TensorWeightImages(TimedAlgorithm):
     def why_not(self, problem: ConvProblem, target: Target) -> list[str]:
         reasons = [*weight_limits(problem), *wgmma_limits(target)]
         if problem.layout != "NHWC":
-            reasons.append(f"layout={problem.layout} is not NHWC")
+            reasons.append(f"layout={problem.layout!r} is not NHWC: a stage copies whole rows of channels")
         if problem.c % 4 or problem.k % 4 or problem.group_c % 4 or problem.group_k % 4:
             reasons.append(f"{problem.group_c} channels and {problem.group_k} filters in a group are not in fours")
         if min(problem.group_c, problem.group_k) < LEAST_CHANNELS:
