@@ -194,6 +194,11 @@ def stages_of_rows(problem: ConvProblem) -> tuple[int, ...]:
     return tuple(stages)
 
 
+def _least_stages(problem: ConvProblem, config: PairConfig) -> int:
+    """The fewest stages of a tile."""
+    return min(stages_of_rows(problem)) if config.one_row else stages_of(problem, config.piece, STATES)
+
+
 def _in_one_row(problem: ConvProblem) -> bool:
     """Whether tiles of one row of outputs leave out rows of filters, and copies can bring their pixels."""
     reach = problem.p - 1 + (problem.r - 1) * problem.dilation[0]
@@ -338,7 +343,7 @@ class TensorWinograd(SplitGemm[PairConfig]):
             yield pairs
         if not parts or config.heights > 1 or config.filters * PAIRS * OUTPUTS * 4 > config.ring_bytes:
             return
-        work = [(self._tiles(part, config), stages_of(part.problem, config.piece, STATES)) for part in parts]
+        work = [(self._tiles(part, config), _least_stages(part.problem, config)) for part in parts]
         for split in shares_of(work, target, parts[0].problem.batch_invariant):
             if config.filters // (32 if config.flat else 16) % split == 0:
                 yield variant(config, split=split)

@@ -248,16 +248,17 @@ __device__ __forceinline__ void consume_pairs(const float* prepared_filters, con
     for (TileWalk<Pairs<Problem, Tuning>, Tuning> walk(tiles); walk.valid(); walk.advance()) {
         const Offset<Problem> tile = walk.place();
         pixels.begin(tiles, tile);
-        if constexpr (Tuning::one_row) outputs.numbers.height = tiles.row(tile);
         if constexpr (F::planes) pixel_place.begin(walk);
         float sums[2][parts][count];
 #pragma unroll
         for (int i = 0; i < 2 * parts * count; ++i) sums[i / count / parts][i / count % parts][i % count] = 0.0f;
 
         if constexpr (F::heights == 1) {
-            for (int stage = walk.first; stage < walk.end; ++stage)
+            int stage = walk.first;
+            do {
                 multiply_stage<scaled, 0, parts>(sums, pixels, rings, pixel_place, own_filters, turns,
                                                  stage == walk.end - 1 && walk.is_last(), stage, lane, header);
+            } while (++stage < walk.end);
         } else {
             // Of each segment and its channels, the first row of outputs alone sees the first row of pixels, the second the last.
             for (int first = 0; first < F::row_stages; ++first) {
@@ -271,6 +272,7 @@ __device__ __forceinline__ void consume_pairs(const float* prepared_filters, con
                                                  F::stages - F::row_stages + first, lane, header);
             }
         }
+        if constexpr (Tuning::one_row) outputs.numbers.height = tiles.row(tile);
         float* const exchanged = reinterpret_cast<float*>(rings.base + Rings::shared_bytes);
         float both[Tuning::flat ? parts * count / 8 : 1][8];
         if constexpr (Tuning::flat) exchange_filters<Tuning::exchange>(sums, exchanged, warpgroup, thread, both);

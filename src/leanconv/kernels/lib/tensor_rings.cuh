@@ -294,9 +294,9 @@ struct TileWalk {
             tile = left + blockIdx.x / split;
             if constexpr (one_row) {
                 see();
-                const int each = ceil_div(end - first, split);
-                first += static_cast<int>(cluster_rank()) * each;
-                end = min(first + each, end);
+                const int rank = static_cast<int>(cluster_rank()), stages = end - first;
+                end = first + (rank + 1) * stages / split;
+                first += rank * stages / split;
             } else {
                 first = static_cast<int>(cluster_rank()) * share;
                 end = first + share < all ? first + share : all;
