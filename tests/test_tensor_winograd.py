@@ -32,7 +32,7 @@ def _ways(case: Case) -> list[PairConfig]:
     kinds: dict[Any, PairConfig] = {}
     for config in TENSOR_WINOGRAD.configs(case.problem, HOPPER):
         kind = config.chunk, config.chunks, config.split > 1, config.granule, config.spacing > 0, config.heights
-        kinds.setdefault(kind, config)
+        kinds.setdefault((*kind, config.one_row), config)
     return list(kinds.values())
 
 
@@ -46,6 +46,7 @@ def _every() -> list[Any]:
             name = f"{case.name}-{config.chunks}x{config.chunk}-split{config.split}"
             of_flat = "planes" if config.spacing else config.granule
             name += f"-{of_flat}" if config.flat else "-two-rows" if config.heights > 1 else ""
+            name += "-one-row" if config.one_row else ""
             found.append((case, config, name))
             if config in in_planes:
                 chosen += [found[-1]] if config is in_planes[turn % len(in_planes)] else []

@@ -225,6 +225,7 @@ class SplitGemm(TimedAlgorithm, Generic[C]):
             config.row_lines > 0,
             getattr(config, "flat", False),
             config.spacing,
+            getattr(config, "one_row", False),
         )
         return None if shared else (*kind, split)
 

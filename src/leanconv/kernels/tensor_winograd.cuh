@@ -53,7 +53,9 @@ struct PairOutputs : TensorTiles<Pairs<Problem, Tuning>, Tuning> {
                 const Offset<Problem> row = number / pairs;
                 const int q = static_cast<int>(number - row * pairs) * 2 + odd;
                 const bool exists = number < count && q < Problem::q;
-                if constexpr (Tuning::heights == 1) {
+                if constexpr (Tuning::one_row) {
+                    return {(static_cast<int64>(row) * Problem::p + height) * Problem::q + q, exists};
+                } else if constexpr (Tuning::heights == 1) {
                     return {static_cast<int64>(row) * Problem::q + q, exists};
                 } else {
                     constexpr int rows = Pairs<Problem, Tuning>::p;
@@ -66,7 +68,12 @@ struct PairOutputs : TensorTiles<Pairs<Problem, Tuning>, Tuning> {
     };
     Numbers numbers;
     __device__ __forceinline__ PairOutputs(long long batch, int odd, int height = 0)
-        : TensorTiles<Pairs<Problem, Tuning>, Tuning>(batch), numbers{Pixels{batch}.count(), odd, height} {}
+        : TensorTiles<Pairs<Problem, Tuning>, Tuning>(batch), numbers{count_of(batch), odd, height} {}
+    // Of one row where tiles are such.
+    static __device__ __forceinline__ Offset<Problem> count_of(long long batch) {
+        if constexpr (Tuning::one_row) return static_cast<Offset<Problem>>(batch) * Pairs<Problem, Tuning>::q;
+        return Pixels{batch}.count();
+    }
 };
 
 // Flat pairs: each warpgroup sends what the other needs of half of the filters. Then sums[0] of the first half are even and
@@ -230,7 +237,7 @@ __device__ __forceinline__ void consume_pairs(const float* prepared_filters, con
     const float* const prepared = prepared_filters + Problem::first_prepared;
     const SplitHeader header = *reinterpret_cast<const SplitHeader*>(prepared);
     const int thread = threadIdx.x % 128, warp = thread / 32, lane = thread % 32, t = lane % 4;
-    const PairOutputs<Problem, Tuning> outputs(batch, warpgroup);
+    PairOutputs<Problem, Tuning> outputs(batch, warpgroup);
     using Flat = typename Select<F::planes, PlanePairPixels<Problem, Tuning>, FlatPairPixels<Problem, Tuning>>::type;
     using Pixels = typename Select<Tuning::flat, Flat, PairPixels<Problem, Tuning>>::type;
     Pixels pixels(prepared, warp, lane, warpgroup);
@@ -247,9 +254,11 @@ __device__ __forceinline__ void consume_pairs(const float* prepared_filters, con
         for (int i = 0; i < 2 * parts * count; ++i) sums[i / count / parts][i / count % parts][i % count] = 0.0f;
 
         if constexpr (F::heights == 1) {
-            for (int stage = walk.first; stage < walk.end; ++stage)
+            int stage = walk.first;
+            do {
                 multiply_stage<scaled, 0, parts>(sums, pixels, rings, pixel_place, own_filters, turns,
                                                  stage == walk.end - 1 && walk.is_last(), stage, lane, header);
+            } while (++stage < walk.end);
         } else {
             // Of each segment and its channels, the first row of outputs alone sees the first row of pixels, the second the last.
             for (int first = 0; first < F::row_stages; ++first) {
@@ -263,6 +272,7 @@ __device__ __forceinline__ void consume_pairs(const float* prepared_filters, con
                                                  F::stages - F::row_stages + first, lane, header);
             }
         }
+        if constexpr (Tuning::one_row) outputs.numbers.height = tiles.row(tile);
         float* const exchanged = reinterpret_cast<float*>(rings.base + Rings::shared_bytes);
         float both[Tuning::flat ? parts * count / 8 : 1][8];
         if constexpr (Tuning::flat) exchange_filters<Tuning::exchange>(sums, exchanged, warpgroup, thread, both);
