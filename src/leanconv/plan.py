@@ -344,18 +344,20 @@ class Plan:
     """The launches that compute a problem, in order, and the scratch memory they share.
 
     ``prepare`` runs before ``launches``, reads nothing but ``w`` and writes nothing but ``prepared``, which
-    ``launches`` only read: done once, it serves every later call with the same filters.
+    ``launches`` only read: done once, it serves every later call with the same filters. A call that finds nothing
+    prepared runs both, or ``unprepared``, where a plan has launches that do both in less time.
     """
 
     launches: tuple[Launch, ...]
     workspace_bytes: int = 0
     prepare: tuple[Launch, ...] = ()
     prepared_bytes: int = 0
+    unprepared: tuple[Launch, ...] = ()
 
     @property
     def every_launch(self) -> tuple[Launch, ...]:
         """What a call runs that finds nothing prepared."""
-        return self.prepare + self.launches
+        return self.unprepared if self.unprepared and self.prepare else self.prepare + self.launches
 
     @property
     def roles(self) -> tuple[str, ...]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Hashable
+from dataclasses import replace
 from typing import ClassVar, Generic, TypeVar
 
 from leanconv.algorithms import input_gradient
@@ -25,6 +26,8 @@ THREADS = 256
 COPIED_ELEMENTS = 9216
 #: Blocks of the launch that looks whether filters are plain, and else prepares them with factors.
 CHECKING_BLOCKS = 128
+#: Blocks of plain filters for each block of a main kernel, at most, where that prepares again in doubt.
+BLOCKS_SETTLED = 16
 #: Weights of a channel that a block which prepares plain filters has at least: few channels are small by chance then.
 PLAIN_WEIGHTS = 4
 #: Channels of a group whose factors a preparing block can keep.
@@ -158,7 +161,7 @@ def filter_launches(
     elements = problem.r * problem.s * problem.group_c
     copied = _copied_floats(problem, elements) if elements <= COPIED_ELEMENTS else 0
     kept = ceil_div(channels, 4) * 4 if channels <= COPIED_ELEMENTS else 0
-    split, rows = 4 * (32 + kept + copied), problem.groups * tiles * config.filters
+    split, rows = 4 * (64 + kept + copied), problem.groups * tiles * config.filters
     shared = 4 * THREADS if side_by_side else 4 * 32
 
     def launch(header: str, name: str, grid: int, shared_bytes: int, at_once: int) -> Launch:
@@ -177,6 +180,26 @@ def filter_launches(
     )
 
 
+def settling(main: Launch, plain: Launch) -> Launch:
+    """The main launch behind ``plain`` and no check: its blocks find out what ``check_filters`` would."""
+    known = dict(main.problem)
+    missing = tuple((name, value) for name, value in plain.problem if name not in known)
+    arguments = tuple(replace(each, written=True) if each == Pointer("prepared") else each for each in main.arguments)
+    return replace(
+        main,
+        problem=(*main.problem, *missing),
+        tuning=(*main.tuning, ("settles", True)),
+        arguments=(*arguments, *(each for each in plain.arguments if each.name != "prepared")),
+    )
+
+
+def _can_settle(problem: ConvProblem, preparing: tuple[Launch, ...], main: Launch) -> bool:
+    """Whether the blocks of ``main`` could prepare plain filters again: as many as that takes, and with enough memory."""
+    plain, check = preparing
+    enough = plain.grid <= BLOCKS_SETTLED * main.grid and check.shared_bytes <= main.shared_bytes
+    return enough and _plain_first(problem) > 0
+
+
 C = TypeVar("C", bound=SplitFilters)
 
 
@@ -189,6 +212,9 @@ class SplitGemm(TimedAlgorithm, Generic[C]):
     #: Blocks on a multiprocessor for which registers of the two preparing launches are shared out. Few filters are one
     #: wave of the second, whose blocks wait for memory most of the time.
     preparing_blocks: ClassVar[tuple[int, int]] = (1, 4)
+
+    #: Whether main kernels can find out whether filters are plain.
+    settles = True
 
     @abstractmethod
     def target_limits(self, target: Target) -> list[str]:
@@ -240,21 +266,29 @@ class SplitGemm(TimedAlgorithm, Generic[C]):
         return 4 * max(each, default=0)
 
     def plan(self, problem: ConvProblem, config: C, target: Target) -> Plan:
-        prepare, launches = [], []
+        prepare, launches, unprepared, settled = [], [], [], []
         gradient, parts, first = problem.op == "dgrad", single_parts(problem), _first(problem)
         if gradient and parts:
             prepare.append(input_gradient.filter_launch(problem))
+            unprepared.append(prepare[0])
         for part in parts:
             source = part.view.first_weight if gradient else None
-            prepare += filter_launches(part.problem, config, first, source, self.preparing_blocks)
-            launches.append(self.main_launch(problem, part, config, first, target))
+            own = filter_launches(part.problem, config, first, source, self.preparing_blocks)
+            prepare += own
+            main = self.main_launch(problem, part, config, first, target)
+            launches.append(main)
+            unsure = self.settles and _can_settle(part.problem, own, main)
+            unprepared += own[:1] if unsure else own
+            settled.append(settling(main, own[0]) if unsure else main)
             first += prepared_floats(part.problem, config)[1]
         zeros = input_gradient.zero_launch(problem) if gradient and not problem.accumulate else None
-        chain = in_chain((*prepare, *launches, *([zeros] if zeros else [])))
+        last = [zeros] if zeros else []
+        chain = in_chain((*prepare, *launches, *last))
         return Plan(
             chain[len(prepare) :],
             prepare=chain[: len(prepare)],
             prepared_bytes=self.prepared_bytes(problem),
+            unprepared=in_chain((*unprepared, *settled, *last)) if settled != launches else (),
         )
 
 

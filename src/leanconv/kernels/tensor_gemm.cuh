@@ -22,6 +22,7 @@
 // share such a tile's reduction, and each block stores its share of the filters.
 #pragma once
 
+#include <lib/plain_filters.cuh>
 #include <lib/ptx/barrier.cuh>
 #include <lib/ptx/registers.cuh>
 #include <lib/ptx/wgmma.cuh>
@@ -144,9 +145,10 @@ __device__ __forceinline__ void consume(const float* prepared_filters, const flo
 }
 
 // `x` is a tensor map of pixels in rows, or the tensor where they are copied in columns.
-template <class Problem, class Tuning, class Source>
+template <class Problem, class Tuning, class Source, class... Filters>
 __device__ __forceinline__ void tensor_gemm(const Source& x, const float* prepared, const float* bias, float* y,
-                                            long long batch) {
+                                            long long batch, const Filters*... w) {
+    settle<Problem, Tuning>(prepared, w...);
     const TensorRings<Problem, Tuning> rings;
     const TensorTiles<Problem, Tuning> tiles(batch);
     if (threadIdx.x == 0) rings.init();

@@ -25,6 +25,7 @@
 #pragma once
 
 #include <lib/pair_pixels.cuh>
+#include <lib/plain_filters.cuh>
 #include <lib/ptx/barrier.cuh>
 #include <lib/ptx/registers.cuh>
 #include <lib/ptx/wgmma.cuh>
@@ -286,9 +287,10 @@ __device__ __forceinline__ void consume_pairs(const float* prepared_filters, con
 }
 
 // `x` is a tensor map of pixels in rows, or of flat ones.
-template <class Problem, class Tuning, class Source>
+template <class Problem, class Tuning, class Source, class... Filters>
 __device__ __forceinline__ void tensor_winograd(const Source& x, const float* prepared, const float* bias, float* y,
-                                                long long batch) {
+                                                long long batch, const Filters*... w) {
+    settle<Problem, Tuning>(prepared, w...);
     static_assert((Tuning::flat ? !Problem::nhwc && !Problem::chwn && Problem::q % 2 == 0 : Problem::nhwc) &&
                       Phase<Problem>::whole,
                   "outputs are those of whole images, channels last, or channels first and no pair in two rows");

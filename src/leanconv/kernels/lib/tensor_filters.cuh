@@ -33,6 +33,10 @@ template <class Tuning> __host__ __device__ constexpr int row_lines_of(...) { re
 template <class Tuning> __host__ __device__ constexpr int spacing_of(decltype(Tuning::spacing)*) { return Tuning::spacing; }
 template <class Tuning> __host__ __device__ constexpr int spacing_of(...) { return 0; }
 
+// Whether code that prepares filters shall be small, not quick.
+template <class Tuning> __host__ __device__ constexpr bool is_small(decltype(Tuning::small)*) { return Tuning::small; }
+template <class Tuning> __host__ __device__ constexpr bool is_small(...) { return false; }
+
 template <class Problem, class Tuning>
 struct TensorFilters {
     static constexpr int states = states_of<Tuning>(nullptr);
@@ -158,7 +162,7 @@ struct FactorParts {
     // The largest magnitude of channel c of all groups.
     static __device__ __forceinline__ float largest(const float* prepared, int c) {
         float largest = 0;
-#pragma unroll 16
+#pragma unroll (is_small<Tuning>(nullptr) ? 2 : 16)
         for (int part = 0; part < parts; ++part) largest = fmaxf(largest, prepared[F::parts_at + part * all + c]);
         return largest;
     }
@@ -170,18 +174,29 @@ __device__ __forceinline__ float finite_magnitude(float value) {
     return magnitude <= 3.402823466e38f ? magnitude : 0.0f;
 }
 
-// The largest of all threads' values; `shared` takes one for each warp, and is free again after the next barrier.
-template <int threads>
-__device__ __forceinline__ float largest_of_block(float value, float* shared) {
+// The largest of a warp's values, each by itself.
+template <int count>
+__device__ __forceinline__ void largest_of_warp(float (&values)[count]) {
 #pragma unroll
-    for (int lanes = 16; lanes > 0; lanes /= 2) value = fmaxf(value, __shfl_xor_sync(0xffffffffu, value, lanes));
-    __syncthreads();
-    if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = value;
-    __syncthreads();
-    value = shared[0];
+    for (int lanes = 16; lanes > 0; lanes /= 2)
 #pragma unroll
-    for (int i = 1; i < threads / 32; ++i) value = fmaxf(value, shared[i]);
-    return value;
+        for (int i = 0; i < count; ++i) values[i] = fmaxf(values[i], __shfl_xor_sync(0xffffffffu, values[i], lanes));
+}
+
+// And of a block's; `shared` takes as many for each warp, and is free again after the next barrier.
+template <int threads, int count>
+__device__ __forceinline__ void largest_of_block(float (&values)[count], float* shared) {
+    largest_of_warp(values);
+    __syncthreads();
+    if (threadIdx.x % 32 == 0) {
+#pragma unroll
+        for (int i = 0; i < count; ++i) shared[i * (threads / 32) + threadIdx.x / 32] = values[i];
+    }
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < count; ++i)
+#pragma unroll
+        for (int warp = 0; warp < threads / 32; ++warp) values[i] = fmaxf(values[i], shared[i * (threads / 32) + warp]);
 }
 
 // First launch: the largest magnitude of each channel in filters_of_part filters. In NHWC a lane has a channel, and the warps
@@ -198,7 +213,7 @@ __device__ __forceinline__ void largest_channels_of(int block, const typename Pr
     if (!lanes_apart && c >= P::of_filter) return;
     float largest = 0;
     // NOTE: past the end the last element is read again, so that no load waits for the condition of another.
-    constexpr int all = P::filters_of_part * P::weights, at_once = lanes_apart ? 12 : 8, step = lanes_apart ? warps : 32;
+    constexpr int all = P::filters_of_part * P::weights, at_once = is_small<Tuning>(nullptr) ? 2 : lanes_apart ? 12 : 8, step = lanes_apart ? warps : 32;
     for (int first = lanes_apart ? warp : lane; first < all; first += step * at_once) {
 #pragma unroll
         for (int j = 0; j < at_once; ++j) {
@@ -340,7 +355,7 @@ __device__ __forceinline__ void write_fragments(const FilterElements<Problem, Tu
     using F = TensorFilters<Problem, Tuning>;
     constexpr int units = F::stages * 8, columns = F::states > 1 ? 3 : 1;
     // Several states of a unit at once, which reads its columns once, where that keeps threads enough at work.
-    constexpr int busy = Tuning::threads / 2, most = filters * units >= busy ? 4 : filters * units >= busy / 2 ? 2 : 1;
+    constexpr int busy = Tuning::threads / 2, most = is_small<Tuning>(nullptr) ? 1 : filters * units >= busy ? 4 : filters * units >= busy / 2 ? 2 : 1;
     constexpr int all_states = F::states, at_once = all_states < most ? all_states : most, turns = all_states / at_once;
     unsigned char* const fragments = reinterpret_cast<unsigned char*>(prepared + F::fragments_at);
     for (int i = threadIdx.x; i < filters * units * turns; i += Tuning::threads) {
@@ -405,25 +420,25 @@ __device__ __forceinline__ void tensor_filters_of(int block, const typename Prob
     using P = FactorParts<Problem, Tuning>;
     float* const prepared = prepared_filters + Problem::first_prepared;
     float* const of_warp = reinterpret_cast<float*>(shared_memory());
-    float* const kept = of_warp + 32;  // the largest magnitude of each channel
+    float* const kept = of_warp + 64;  // the largest magnitude of each channel
     const int padded = block % (F::tiles * F::filters), group = block / (F::tiles * F::filters);
     const FilterElements<Problem, Tuning> filter{w, kept + (P::kept ? ceil_div(P::of_filter, 4) * 4 : 0), group, padded};
     filter.begin();
 
     // All blocks find the same header.
-    float greatest = 0, of_group = 0, least = 3.402823466e38f;
+    float ends[3] = {0, 0, -3.402823466e38f};  // the greatest of all and of the group, and negative, its least
     for (int c = threadIdx.x; c < P::all; c += Tuning::threads) {
         const float largest = P::largest(prepared, c);
-        greatest = fmaxf(greatest, largest);
+        ends[0] = fmaxf(ends[0], largest);
         if (c / P::of_filter == group) {
             if constexpr (P::kept) kept[c % P::of_filter] = largest;
-            of_group = fmaxf(of_group, largest);
-            least = fminf(least, largest);
+            ends[1] = fmaxf(ends[1], largest);
+            ends[2] = fmaxf(ends[2], -largest);
         }
     }
-    greatest = largest_of_block<Tuning::threads>(greatest, of_warp);
-    of_group = largest_of_block<Tuning::threads>(of_group, of_warp);
-    least = -largest_of_block<Tuning::threads>(-least, of_warp);
+    static_assert(3 * Tuning::threads / 32 <= 64, "of_warp takes three of each warp");
+    largest_of_block<Tuning::threads>(ends, of_warp);
+    const float greatest = ends[0], of_group = ends[1], least = -ends[2];
     const int top = of_group > 0 ? whole_exponent(of_group) : 0;
     const bool scaled = of_group > 0 && (least == 0 || top - whole_exponent(least) > spread);
     cp_async_wait_group<0>();
@@ -442,17 +457,17 @@ __device__ __forceinline__ void tensor_filters_of(int block, const typename Prob
         return P::kept ? kept[own] : root(P::largest(prepared, group * P::of_filter + own));
     };
 
-    float largest = 0;
-#pragma unroll 8
+    float own[1] = {};
+#pragma unroll (is_small<Tuning>(nullptr) ? 1 : 8)
     for (int i = threadIdx.x; i < filter.count; i += Tuning::threads) {
         const int c = Problem::nhwc ? i % Problem::group_c : i / F::weights;
         const int weight = Problem::nhwc ? i / Problem::group_c : i % F::weights;
         const float up = inverse(c, weight);
-        largest = fmaxf(largest, finite_magnitude(filter(c, weight)) * up * up);
+        own[0] = fmaxf(own[0], finite_magnitude(filter(c, weight)) * up * up);
     }
-    largest = largest_of_block<Tuning::threads>(largest, of_warp);
+    largest_of_block<Tuning::threads>(own, of_warp);
     const unsigned least_up = least_scale(greatest);
-    unsigned up = largest > 0 ? 268 - biased_exponent(largest) : least_up;
+    unsigned up = own[0] > 0 ? 268 - biased_exponent(own[0]) : least_up;
     up = min(max(up, least_up), min(253u, least_up + 126));
     if (threadIdx.x == 0) {
         prepared[F::scales_at + group * F::tiles * F::filters + padded] = power_of_two(127 + least_up - up);
