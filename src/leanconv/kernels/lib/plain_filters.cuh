@@ -119,10 +119,12 @@ struct FilterRange {
     }
     // By all threads of a block.
     __device__ __forceinline__ void write() const {
+#pragma unroll 1
         for (int row = threadIdx.x; row < Plain::rows; row += Tuning::threads) {
             const unsigned up = Plain::scale(prepared[Plain::greatest_at + row], least_up);
             prepared[F::scales_at + row] = power_of_two(127 + least_up - up);
         }
+#pragma unroll 1
         for (int group = threadIdx.x; group < Problem::groups; group += Tuning::threads)
             reinterpret_cast<unsigned*>(prepared)[F::flags_at + group] = 0;
         if (threadIdx.x == 0) write_header(prepared, least_up);

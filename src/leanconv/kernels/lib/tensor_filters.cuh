@@ -377,7 +377,7 @@ __device__ __forceinline__ void write_fragments(const FilterElements<Problem, Tu
 #pragma unroll
             for (int j = 0; j < 8; ++j)
                 prepared[F::factors_at + (group * F::stages + stage) * split_depth + first + F::element_of(0, j)] =
-                    factor[j] > 0 ? 1.0f / factor[j] : 0.0f;
+                    factor[j] > 0 ? power_of_two(254 - biased_exponent(factor[j])) : 0.0f;
         }
 #pragma unroll
         for (int next = 0; next < at_once; ++next) {
@@ -427,6 +427,7 @@ __device__ __forceinline__ void tensor_filters_of(int block, const typename Prob
 
     // All blocks find the same header.
     float ends[3] = {0, 0, -3.402823466e38f};  // the greatest of all and of the group, and negative, its least
+#pragma unroll (is_small<Tuning>(nullptr) ? 1 : 4)
     for (int c = threadIdx.x; c < P::all; c += Tuning::threads) {
         const float largest = P::largest(prepared, c);
         ends[0] = fmaxf(ends[0], largest);
@@ -449,6 +450,7 @@ __device__ __forceinline__ void tensor_filters_of(int block, const typename Prob
         return largest > 0 ? power_of_two(127 + min((top - whole_exponent(largest)) / 2, 126)) : 0.0f;
     };
     if constexpr (P::kept) {
+#pragma unroll 1
         for (int c = threadIdx.x; c < P::of_filter; c += Tuning::threads) kept[c] = root(kept[c]);
         __syncthreads();
     }
