@@ -323,6 +323,8 @@ class Launch:
     cluster: int = 1
     #: its blocks may be started while the launch before it still runs; they wait for its end before they do anything
     early: bool = False
+    #: an early launch that waits by itself, before it needs what the launches before it do (``griddepcontrol_wait``)
+    waits: bool = False
     #: lets an early launch behind it start as soon as all its own blocks run
     opens: bool = False
 

@@ -45,6 +45,7 @@ class SplitFilters:
     chunk: int
     chunks: int
     products: int
+    filter_stages: int
     piece: int
     rows: bool
     #: Pixels side by side that all taps of a filter row see, or 0: each tap has pixels of its own.
@@ -190,14 +191,15 @@ def settling(main: Launch, plain: Launch) -> Launch:
         problem=(*main.problem, *missing),
         tuning=(*main.tuning, ("settles", True)),
         arguments=(*arguments, *(each for each in plain.arguments if each.name != "prepared")),
+        waits=True,
     )
 
 
-def _can_settle(problem: ConvProblem, preparing: tuple[Launch, ...], main: Launch) -> bool:
+def _can_settle(problem: ConvProblem, config: SplitFilters, preparing: tuple[Launch, ...], main: Launch) -> bool:
     """Whether the blocks of ``main`` could prepare plain filters again: as many as that takes, and with enough memory."""
     plain, check = preparing
-    enough = plain.grid <= BLOCKS_SETTLED * main.grid and check.shared_bytes <= main.shared_bytes
-    return enough and _plain_first(problem) > 0
+    memory = config.filter_stages * config.filter_stage_bytes
+    return _plain_first(problem) > 0 and plain.grid <= BLOCKS_SETTLED * main.grid and check.shared_bytes <= memory
 
 
 C = TypeVar("C", bound=SplitFilters)
@@ -277,7 +279,7 @@ class SplitGemm(TimedAlgorithm, Generic[C]):
             prepare += own
             main = self.main_launch(problem, part, config, first, target)
             launches.append(main)
-            unsure = self.settles and _can_settle(part.problem, own, main)
+            unsure = self.settles and _can_settle(part.problem, config, own, main)
             unprepared += own[:1] if unsure else own
             settled.append(settling(main, own[0]) if unsure else main)
             first += prepared_floats(part.problem, config)[1]

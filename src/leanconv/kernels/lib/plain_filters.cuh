@@ -33,9 +33,9 @@ struct PlainFilters {
 };
 
 // The same tuning for the `count` threads of a block that prepare again: code that is small, not quick.
-template <class Tuning, int count>
+template <class Tuning, int count, int first_byte = 0>
 struct Small : Tuning {
-    static constexpr int threads = count;
+    static constexpr int threads = count, shared_at = first_byte;
     static constexpr bool small = true;
 };
 
@@ -70,7 +70,7 @@ __device__ __forceinline__ void plain_filters(const typename Problem::filter* w,
         }
         greatest[of_block] = fmaxf(greatest[of_block], -of_channel);
     }
-    largest_of_block<Tuning::threads>(greatest, of_warps);
+    largest_of_block<Tuning>(greatest, of_warps);
     float of_all = 0;
     unsigned ups[of_block];
 #pragma unroll
@@ -142,29 +142,29 @@ __device__ __forceinline__ void prepare_again(const typename Problem::filter* w,
     constexpr unsigned firsts = Problem::groups * P::parts * ceil_div(P::of_filter, channels);
     float* const prepared = prepared_filters + Problem::first_prepared;
     unsigned* const counters = reinterpret_cast<unsigned*>(prepared + PlainFilters<Problem, Tuning>::counters_at);
-    unsigned& taken = *reinterpret_cast<unsigned*>(shared_memory());
+    unsigned& taken = *reinterpret_cast<unsigned*>(shared_floats<Tuning>());
     while (true) {
-        __syncthreads();
+        sync_threads<Tuning>();
         if (threadIdx.x == 0) taken = atom_add_acq_rel(counters, 1);
-        __syncthreads();
+        sync_threads<Tuning>();
         const unsigned work = taken;
         if (work >= firsts + rows) break;
         if (work >= firsts && threadIdx.x == 0)
             while (ld_acquire(counters + 1) < firsts) {}
-        __syncthreads();
+        sync_threads<Tuning>();
         if (work < firsts) {
             largest_channels_of<Problem, Tuning>(static_cast<int>(work), w, prepared_filters);
         } else {
             tensor_filters_of<Problem, Tuning>(static_cast<int>(work - firsts), w, prepared_filters);
             if constexpr (reads) fence_proxy_async_global();
         }
-        __syncthreads();
+        sync_threads<Tuning>();
         if ((reads || work < firsts) && threadIdx.x == 0) atom_add_acq_rel(counters + (work < firsts ? 1 : 2), 1);
     }
     if constexpr (reads) {
         if (threadIdx.x == 0)
             while (ld_acquire(counters + 2) < rows) {}
-        __syncthreads();
+        sync_threads<Tuning>();
         fence_proxy_async_global();
         fence_proxy_async();  // bulk copies take the shared memory next
     }
@@ -178,21 +178,6 @@ __device__ __forceinline__ void check_filters(const typename Problem::filter* w,
     else if (blockIdx.x == 0) range.write();
 }
 
-// NOTE: a function of its own, far from the loops of the kernel.
-template <class Problem, class Tuning>
-__device__ __noinline__ void settle_doubt(const typename Problem::filter* w, float* prepared_filters) {
-    prepare_again<Problem, Tuning, true>(w, prepared_filters);
-}
-
-// In its place where filters are prepared for one call: each block of the main kernel finds the same, and writes it for its own
-// threads. By all of them, before a barrier.
-template <class Problem, class Tuning, int threads>
-__device__ __forceinline__ void settle_filters(const typename Problem::filter* w, float* prepared_filters) {
-    const FilterRange<Problem, Small<Tuning, threads>> range(prepared_filters + Problem::first_prepared);
-    if (range.plain) range.write();
-    else settle_doubt<Problem, Small<Tuning, threads>>(w, prepared_filters);
-}
-
 // The same of filters that another launch has rearranged within the prepared ones, from element first_weight on.
 template <class Problem, class Tuning>
 __device__ __forceinline__ void plain_rearranged_filters(float* prepared) {
@@ -201,22 +186,6 @@ __device__ __forceinline__ void plain_rearranged_filters(float* prepared) {
 template <class Problem, class Tuning>
 __device__ __forceinline__ void check_rearranged_filters(float* prepared) {
     check_filters<Problem, Tuning>(prepared + Problem::first_weight, prepared);
-}
-
-// Whether a main kernel settles what its filters are. If not, they have been checked before.
-template <class Tuning> __host__ __device__ constexpr bool settles(decltype(Tuning::settles)*) { return Tuning::settles; }
-template <class Tuning> __host__ __device__ constexpr bool settles(...) { return false; }
-
-// A main kernel's first step, by all its threads, before a barrier. `w`: as plain_filters had them, or none where these are
-// rearranged within the prepared ones.
-template <class Problem, class Tuning, class... Filters>
-__device__ __forceinline__ void settle(const float* prepared, const Filters*... w) {
-    if constexpr (settles<Tuning>(nullptr)) {
-        float* const written = const_cast<float*>(prepared);
-        constexpr int threads = 128 * (Tuning::warpgroups + 1);
-        if constexpr (sizeof...(w) > 0) settle_filters<Problem, Tuning, threads>(w..., written);
-        else settle_filters<Problem, Tuning, threads>(written + Problem::first_weight, written);
-    }
 }
 
 }  // namespace leanconv

@@ -18,6 +18,7 @@
 #include <lib/element.cuh>
 #include <lib/index.cuh>
 #include <lib/pair_states.cuh>
+#include <lib/ptx/barrier.cuh>
 #include <lib/ptx/copy.cuh>
 #include <lib/ptx/shared.cuh>
 #include <lib/tensor_split.cuh>
@@ -36,6 +37,18 @@ template <class Tuning> __host__ __device__ constexpr int spacing_of(...) { retu
 // Whether code that prepares filters shall be small, not quick.
 template <class Tuning> __host__ __device__ constexpr bool is_small(decltype(Tuning::small)*) { return Tuning::small; }
 template <class Tuning> __host__ __device__ constexpr bool is_small(...) { return false; }
+
+// Where its shared memory begins, and its barrier: such code may be a part of the block, and have a part of its memory.
+template <class Tuning>
+__device__ __forceinline__ float* shared_floats() {
+    if constexpr (is_small<Tuning>(nullptr)) return reinterpret_cast<float*>(shared_memory() + Tuning::shared_at);
+    else return reinterpret_cast<float*>(shared_memory());
+}
+template <class Tuning>
+__device__ __forceinline__ void sync_threads() {
+    if constexpr (is_small<Tuning>(nullptr)) barrier_sync(12, Tuning::threads);
+    else __syncthreads();
+}
 
 template <class Problem, class Tuning>
 struct TensorFilters {
@@ -184,19 +197,20 @@ __device__ __forceinline__ void largest_of_warp(float (&values)[count]) {
 }
 
 // And of a block's; `shared` takes as many for each warp, and is free again after the next barrier.
-template <int threads, int count>
+template <class Tuning, int count>
 __device__ __forceinline__ void largest_of_block(float (&values)[count], float* shared) {
+    constexpr int warps = Tuning::threads / 32;
     largest_of_warp(values);
-    __syncthreads();
+    sync_threads<Tuning>();
     if (threadIdx.x % 32 == 0) {
 #pragma unroll
-        for (int i = 0; i < count; ++i) shared[i * (threads / 32) + threadIdx.x / 32] = values[i];
+        for (int i = 0; i < count; ++i) shared[i * warps + threadIdx.x / 32] = values[i];
     }
-    __syncthreads();
+    sync_threads<Tuning>();
 #pragma unroll
     for (int i = 0; i < count; ++i)
 #pragma unroll
-        for (int warp = 0; warp < threads / 32; ++warp) values[i] = fmaxf(values[i], shared[i * (threads / 32) + warp]);
+        for (int warp = 0; warp < warps; ++warp) values[i] = fmaxf(values[i], shared[i * warps + warp]);
 }
 
 // First launch: the largest magnitude of each channel in filters_of_part filters. In NHWC a lane has a channel, and the warps
@@ -227,9 +241,9 @@ __device__ __forceinline__ void largest_channels_of(int block, const typename Pr
     float* const to = prepared + Problem::first_prepared + TensorFilters<Problem, Tuning>::parts_at + part * P::all +
         group * P::of_filter + c;
     if constexpr (lanes_apart) {
-        float* const of_warps = reinterpret_cast<float*>(shared_memory());
+        float* const of_warps = shared_floats<Tuning>();
         of_warps[threadIdx.x] = largest;
-        __syncthreads();
+        sync_threads<Tuning>();
         if (warp > 0 || c >= P::of_filter) return;
 #pragma unroll
         for (int i = 1; i < warps; ++i) largest = fmaxf(largest, of_warps[32 * i + lane]);
@@ -419,7 +433,7 @@ __device__ __forceinline__ void tensor_filters_of(int block, const typename Prob
     using F = TensorFilters<Problem, Tuning>;
     using P = FactorParts<Problem, Tuning>;
     float* const prepared = prepared_filters + Problem::first_prepared;
-    float* const of_warp = reinterpret_cast<float*>(shared_memory());
+    float* const of_warp = shared_floats<Tuning>();
     float* const kept = of_warp + 64;  // the largest magnitude of each channel
     const int padded = block % (F::tiles * F::filters), group = block / (F::tiles * F::filters);
     const FilterElements<Problem, Tuning> filter{w, kept + (P::kept ? ceil_div(P::of_filter, 4) * 4 : 0), group, padded};
@@ -438,12 +452,12 @@ __device__ __forceinline__ void tensor_filters_of(int block, const typename Prob
         }
     }
     static_assert(3 * Tuning::threads / 32 <= 64, "of_warp takes three of each warp");
-    largest_of_block<Tuning::threads>(ends, of_warp);
+    largest_of_block<Tuning>(ends, of_warp);
     const float greatest = ends[0], of_group = ends[1], least = -ends[2];
     const int top = of_group > 0 ? whole_exponent(of_group) : 0;
     const bool scaled = of_group > 0 && (least == 0 || top - whole_exponent(least) > spread);
     cp_async_wait_group<0>();
-    __syncthreads();
+    sync_threads<Tuning>();
     // The inverse root of a channel's factor. 0 where no filter has a weight.
     const auto root = [&](float largest) {
         if (!scaled) return 1.0f;
@@ -452,7 +466,7 @@ __device__ __forceinline__ void tensor_filters_of(int block, const typename Prob
     if constexpr (P::kept) {
 #pragma unroll 1
         for (int c = threadIdx.x; c < P::of_filter; c += Tuning::threads) kept[c] = root(kept[c]);
-        __syncthreads();
+        sync_threads<Tuning>();
     }
     const auto inverse = [&](int c, int weight) {
         const int own = P::by_element ? FilterElements<Problem, Tuning>::at(c, weight) : c;
@@ -467,7 +481,7 @@ __device__ __forceinline__ void tensor_filters_of(int block, const typename Prob
         const float up = inverse(c, weight);
         own[0] = fmaxf(own[0], finite_magnitude(filter(c, weight)) * up * up);
     }
-    largest_of_block<Tuning::threads>(own, of_warp);
+    largest_of_block<Tuning>(own, of_warp);
     const unsigned least_up = least_scale(greatest);
     unsigned up = own[0] > 0 ? 268 - biased_exponent(own[0]) : least_up;
     up = min(max(up, least_up), min(253u, least_up + 126));
