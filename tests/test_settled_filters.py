@@ -1,4 +1,4 @@
-"""Filters that are prepared for one call: main kernels find out whether they needed factors, and prepare them again if so."""
+"""Filters prepared for one call: main kernels find out whether they need factors, and if so prepare them again."""
 
 from __future__ import annotations
 
@@ -41,14 +41,16 @@ def settled_launches(plan: Plan) -> list[str]:
 
 @pytest.mark.parametrize("name", ["tensor_gemm", "tensor_winograd"])
 def test_blocks_that_doubt_prepare_together(name: str) -> None:
-    """The two blocks of a cluster, which the emulator plays side by side, share the work in all orders of their threads."""
+    """The two blocks of a cluster, which the emulator plays side by side, share the work in all orders of threads."""
     plan = plan_of(name)
     assert settled_launches(plan) == [name] and plan.unprepared[-1].cluster == 2
     x, w = drawn("channels-apart", LAYER)
     assert in_sequential_sums(played(plan, x, w), x, w, LAYER) <= 2
 
 
-@pytest.mark.parametrize("text", ["while (ld_acquire(counters + 1) < firsts) {}", "while (ld_acquire(counters + 2) < rows) {}"])
+@pytest.mark.parametrize(
+    "text", ["while (ld_acquire(counters + 1) < firsts) {}", "while (ld_acquire(counters + 2) < rows) {}"]
+)
 def test_a_wait_for_other_blocks_is_missed(text: str, tmp_path: Path) -> None:
     """Each of the two waits: a block would take what another has not written."""
     kernels = broken_kernels(tmp_path, text, ";", ("lib/plain_filters.cuh",))
@@ -66,8 +68,8 @@ def test_a_wait_for_other_blocks_is_missed(text: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("op", ["fprop", "dgrad"])
 @pytest.mark.parametrize("kind", ["normal", "channels-apart"])
 def test_kept_filters_are_those_of_one_call(op: Any, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same outputs, bit by bit, from launches that prepare and check, and from those of a call that prepares nothing
-    beforehand; with two groups of filters, and of a gradient's parts each with its own."""
+    """The same outputs, bit by bit, from launches that prepare and check, and from those of a call with nothing prepared;
+    with two groups of filters, and of a gradient's parts each with its own."""
     monkeypatch.setattr(tensor_filters, "BLOCKS_SETTLED", 64)
     problem = replace(LAYER, op=op, groups=2, h=8, w=8, stride=(2, 2) if op == "dgrad" else (1, 1))
     layer = replace(problem, op="fprop")

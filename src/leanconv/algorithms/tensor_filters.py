@@ -196,7 +196,7 @@ def settling(main: Launch, plain: Launch) -> Launch:
 
 
 def _can_settle(problem: ConvProblem, config: SplitFilters, preparing: tuple[Launch, ...], main: Launch) -> bool:
-    """Whether the blocks of ``main`` could prepare plain filters again: as many as that takes, and with enough memory."""
+    """Whether the blocks of ``main`` could prepare plain filters again: enough of them, with enough shared memory."""
     plain, check = preparing
     memory = config.filter_stages * config.filter_stage_bytes
     return _plain_first(problem) > 0 and plain.grid <= BLOCKS_SETTLED * main.grid and check.shared_bytes <= memory

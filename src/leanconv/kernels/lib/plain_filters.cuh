@@ -32,13 +32,6 @@ struct PlainFilters {
     }
 };
 
-// The same tuning for the `count` threads of a block that prepare again: code that is small, not quick.
-template <class Tuning, int count, int first_byte = 0>
-struct Small : Tuning {
-    static constexpr int threads = count, shared_at = first_byte;
-    static constexpr bool small = true;
-};
-
 // First launch: a block writes `plain_first` filters, those that fill up the last tile as zeros.
 template <class Problem, class Tuning>
 __device__ __forceinline__ void plain_filters(const typename Problem::filter* w, float* prepared_filters) {

@@ -18,9 +18,8 @@
 #include <lib/element.cuh>
 #include <lib/index.cuh>
 #include <lib/pair_states.cuh>
-#include <lib/ptx/barrier.cuh>
+#include <lib/preparing_block.cuh>
 #include <lib/ptx/copy.cuh>
-#include <lib/ptx/shared.cuh>
 #include <lib/tensor_split.cuh>
 
 namespace leanconv {
@@ -33,22 +32,6 @@ template <class Tuning> __host__ __device__ constexpr int row_lines_of(...) { re
 // Channels that the four lanes of a product's row have are so many apart where pixels come in planes: 0 where they do not.
 template <class Tuning> __host__ __device__ constexpr int spacing_of(decltype(Tuning::spacing)*) { return Tuning::spacing; }
 template <class Tuning> __host__ __device__ constexpr int spacing_of(...) { return 0; }
-
-// Whether code that prepares filters shall be small, not quick.
-template <class Tuning> __host__ __device__ constexpr bool is_small(decltype(Tuning::small)*) { return Tuning::small; }
-template <class Tuning> __host__ __device__ constexpr bool is_small(...) { return false; }
-
-// Where its shared memory begins, and its barrier: such code may be a part of the block, and have a part of its memory.
-template <class Tuning>
-__device__ __forceinline__ float* shared_floats() {
-    if constexpr (is_small<Tuning>(nullptr)) return reinterpret_cast<float*>(shared_memory() + Tuning::shared_at);
-    else return reinterpret_cast<float*>(shared_memory());
-}
-template <class Tuning>
-__device__ __forceinline__ void sync_threads() {
-    if constexpr (is_small<Tuning>(nullptr)) barrier_sync(12, Tuning::threads);
-    else __syncthreads();
-}
 
 template <class Problem, class Tuning>
 struct TensorFilters {
@@ -185,32 +168,6 @@ struct FactorParts {
 __device__ __forceinline__ float finite_magnitude(float value) {
     const float magnitude = fabsf(value);
     return magnitude <= 3.402823466e38f ? magnitude : 0.0f;
-}
-
-// The largest of a warp's values, each by itself.
-template <int count>
-__device__ __forceinline__ void largest_of_warp(float (&values)[count]) {
-#pragma unroll
-    for (int lanes = 16; lanes > 0; lanes /= 2)
-#pragma unroll
-        for (int i = 0; i < count; ++i) values[i] = fmaxf(values[i], __shfl_xor_sync(0xffffffffu, values[i], lanes));
-}
-
-// And of a block's; `shared` takes as many for each warp, and is free again after the next barrier.
-template <class Tuning, int count>
-__device__ __forceinline__ void largest_of_block(float (&values)[count], float* shared) {
-    constexpr int warps = Tuning::threads / 32;
-    largest_of_warp(values);
-    sync_threads<Tuning>();
-    if (threadIdx.x % 32 == 0) {
-#pragma unroll
-        for (int i = 0; i < count; ++i) shared[i * warps + threadIdx.x / 32] = values[i];
-    }
-    sync_threads<Tuning>();
-#pragma unroll
-    for (int i = 0; i < count; ++i)
-#pragma unroll
-        for (int warp = 0; warp < warps; ++warp) values[i] = fmaxf(values[i], shared[i * warps + warp]);
 }
 
 // First launch: the largest magnitude of each channel in filters_of_part filters. In NHWC a lane has a channel, and the warps
