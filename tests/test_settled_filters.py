@@ -68,7 +68,7 @@ def test_a_wait_for_other_blocks_is_missed(text: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("op", ["fprop", "dgrad"])
 @pytest.mark.parametrize("kind", ["normal", "channels-apart"])
 def test_kept_filters_are_those_of_one_call(op: Any, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same outputs, bit by bit, from launches that prepare and check, and from those of a call with nothing prepared;
+    """The same outputs, bit by bit, from launches that prepare and check and from those of a call that prepares itself;
     with two groups of filters, and of a gradient's parts each with its own."""
     monkeypatch.setattr(tensor_filters, "BLOCKS_SETTLED", 64)
     problem = replace(LAYER, op=op, groups=2, h=8, w=8, stride=(2, 2) if op == "dgrad" else (1, 1))
