@@ -195,11 +195,12 @@ def settling(main: Launch, plain: Launch) -> Launch:
     )
 
 
-def _can_settle(problem: ConvProblem, config: SplitFilters, preparing: tuple[Launch, ...], main: Launch) -> bool:
+def _can_settle(config: SplitFilters, preparing: tuple[Launch, ...], main: Launch) -> bool:
     """Whether the blocks of ``main`` could prepare plain filters again: enough of them, with enough shared memory."""
-    plain, check = preparing
+    first, second = preparing
+    enough = first.grid <= BLOCKS_SETTLED * main.grid
     memory = config.filter_stages * config.filter_stage_bytes
-    return _plain_first(problem) > 0 and plain.grid <= BLOCKS_SETTLED * main.grid and check.shared_bytes <= memory
+    return first.header == "lib/plain_filters.cuh" and enough and second.shared_bytes <= memory
 
 
 C = TypeVar("C", bound=SplitFilters)
@@ -279,7 +280,7 @@ class SplitGemm(TimedAlgorithm, Generic[C]):
             prepare += own
             main = self.main_launch(problem, part, config, first, target)
             launches.append(main)
-            unsure = self.settles and _can_settle(part.problem, config, own, main)
+            unsure = self.settles and _can_settle(config, own, main)
             unprepared += own[:1] if unsure else own
             settled.append(settling(main, own[0]) if unsure else main)
             first += prepared_floats(part.problem, config)[1]
