@@ -39,11 +39,11 @@ __device__ __forceinline__ void plain_filters(const typename Problem::filter* w,
     using Plain = PlainFilters<Problem, Tuning>;
     constexpr int of_block = Plain::of_block, warps = Tuning::threads / 32;
     using Filters = FilterElements<Problem, Tuning, of_block>;
-    static_assert(Filters::copied && !Problem::by_element && (of_block + 1) * warps <= 64, "a block holds its filters");
+    static_assert(Filters::copied && !Problem::by_element && (of_block + 1) * warps <= 96, "a block holds its filters");
     float* const prepared = prepared_filters + Problem::first_prepared;
     float* const of_warps = reinterpret_cast<float*>(shared_memory());
     const int first = blockIdx.x * of_block, padded = first % Plain::of_group, group = first / Plain::of_group;
-    const Filters filters{w, of_warps + 64, group, padded};
+    const Filters filters{w, of_warps + 96, group, padded};
     filters.begin();
     cp_async_wait_group<0>();
     __syncthreads();

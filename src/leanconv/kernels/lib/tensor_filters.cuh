@@ -33,8 +33,17 @@ template <class Tuning> __host__ __device__ constexpr int row_lines_of(...) { re
 template <class Tuning> __host__ __device__ constexpr int spacing_of(decltype(Tuning::spacing)*) { return Tuning::spacing; }
 template <class Tuning> __host__ __device__ constexpr int spacing_of(...) { return 0; }
 
+// Whether the filters are those of an input's gradient, read from the layer's: filter k is its channel k, channel c its filter c,
+// and the taps are mirrored (algorithms/input_gradient.py). Row i of the taps is row last_row - i * apart_h of the layer_r.
+template <class Problem> __host__ __device__ constexpr bool is_mirrored(decltype(Problem::layer_r)*) { return true; }
+template <class Problem> __host__ __device__ constexpr bool is_mirrored(...) { return false; }
+
 template <class Problem, class Tuning>
 struct TensorFilters {
+    static constexpr bool mirrored = is_mirrored<Problem>(nullptr);
+    // What is adjacent in memory: channels of a filter, or filters; in NCHW it is taps.
+    static constexpr bool channels_adjacent = mirrored ? Problem::chwn : Problem::nhwc;
+    static constexpr bool filters_adjacent = mirrored ? Problem::nhwc : Problem::chwn;
     static constexpr int states = states_of<Tuning>(nullptr);
     static_assert(states == 1 || (states == 4 && Problem::s >= 3), "the states are those of F(2, 3)");
     static constexpr int weights = Problem::r * Problem::s;
@@ -66,7 +75,7 @@ struct TensorFilters {
     static constexpr int halves = Tuning::products == 3 ? 2 : 1;
     static constexpr int half_bytes = chunk * split_depth * 2, stage_bytes = halves * half_bytes;
 
-    static constexpr int copied_elements = 9216;  // of filters that a preparing block keeps in shared memory
+    static constexpr int copied_elements = mirrored ? 20480 : 9216;  // of filters that a preparing block keeps in shared memory
     static __host__ __device__ constexpr int copied_floats(int count) {
         return ceil_div(Problem::nhwc ? count + ceil_div(count, 32) * 4 : count, 4) * 4;
     }
@@ -79,6 +88,15 @@ struct TensorFilters {
 
     // Where element c, weight of filter k lies in a tensor of filters.
     static __device__ __forceinline__ int64 source(int group, int k, int c, int weight) {
+        if constexpr (mirrored) {
+            constexpr int all = Problem::layer_r * Problem::layer_s, filters = Problem::groups * Problem::group_c;
+            const int row = Problem::last_row - weight / Problem::s * Problem::apart_h;
+            const int tap = row * Problem::layer_s + Problem::last_column - weight % Problem::s * Problem::apart_w;
+            const int64 of_layer = static_cast<int64>(group) * Problem::group_c + c;
+            if constexpr (Problem::chwn) return (static_cast<int64>(k) * all + tap) * filters + of_layer;
+            return Problem::nhwc ? (of_layer * all + tap) * Problem::group_k + k
+                                 : (of_layer * Problem::group_k + k) * all + tap;
+        }
         const int64 filter = static_cast<int64>(group) * Problem::group_k + k;
         if constexpr (Problem::chwn) return (static_cast<int64>(c) * weights + weight) * Problem::k + filter;
         return Problem::nhwc ? (filter * weights + weight) * Problem::group_c + c
@@ -148,7 +166,7 @@ struct FactorParts {
     static constexpr bool kept = of_filter <= F::copied_elements;  // in shared memory
     static constexpr int64 end = TensorFilters<Problem, Tuning>::parts_at + ceil_div(parts * all, 4) * 4;
     // Whether neighbouring lanes have neighbouring channels.
-    static constexpr bool side_by_side = Problem::nhwc || (by_element && !Problem::chwn);
+    static constexpr bool side_by_side = F::channels_adjacent || (by_element && !Problem::chwn);
 
     static __device__ __forceinline__ int64 source(int group, int k, int c, int weight) {
         const int64 filter = static_cast<int64>(group) * Problem::group_k + k;
@@ -175,7 +193,7 @@ __device__ __forceinline__ float finite_magnitude(float value) {
 template <class Problem, class Tuning>
 __device__ __forceinline__ void largest_channels_of(int block, const typename Problem::filter* w, float* prepared) {
     using P = FactorParts<Problem, Tuning>;
-    constexpr bool lanes_apart = P::side_by_side;
+    constexpr bool lanes_apart = P::side_by_side, by_filter = TensorFilters<Problem, Tuning>::filters_adjacent;
     constexpr int warps = Tuning::threads / 32, channels = lanes_apart ? 32 : warps;
     constexpr int of_group = ceil_div(P::of_filter, channels);
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -189,8 +207,8 @@ __device__ __forceinline__ void largest_channels_of(int block, const typename Pr
 #pragma unroll
         for (int j = 0; j < at_once; ++j) {
             const int i = min(first + step * j, all - 1);
-            const int k = part * P::filters_of_part + (Problem::chwn ? i % P::filters_of_part : i / P::weights);
-            const int weight = Problem::chwn ? i / P::filters_of_part : i % P::weights;
+            const int k = part * P::filters_of_part + (by_filter ? i % P::filters_of_part : i / P::weights);
+            const int weight = by_filter ? i / P::filters_of_part : i % P::weights;
             const float value = to_float(w[P::source(group, min(k, Problem::group_k - 1), min(c, P::of_filter - 1), weight)]);
             largest = fmaxf(largest, finite_magnitude(value));
         }
@@ -233,7 +251,9 @@ struct FilterElements {
     }
     static __device__ __forceinline__ int place(int at) { return Problem::nhwc ? at + at / 32 * 4 : at; }
     __device__ __forceinline__ void begin() const {
-        if constexpr (copied) {
+        if constexpr (copied && F::mirrored) {
+            begin_mirrored();
+        } else if constexpr (copied) {
             const float* const from = w + F::source(group, min(k, Problem::group_k - 1), 0, 0);
             if (!Problem::chwn && count % 4 == 0 && reinterpret_cast<unsigned long long>(from) % 16 == 0) {
                 for (int i = 4 * threadIdx.x; i < filters * count; i += 4 * Tuning::threads) {
@@ -253,6 +273,52 @@ struct FilterElements {
             }
         }
         cp_async_commit_group();
+    }
+    // Where filters are adjacent, a lane has one element of all: a sector of memory serves no other lane of a warp, and
+    // shared memory no lane the bank of another.
+    __device__ __forceinline__ void begin_mirrored() const {
+        if constexpr (F::filters_adjacent && filters > 1) {
+            static_assert(Problem::group_k % filters == 0 && (filters == 2 || filters == 4), "a lane loads all filters at once");
+            const float* const from = w + (k < Problem::group_k ? k : 0);
+            if (reinterpret_cast<unsigned long long>(from) % (4 * filters) == 0) {
+                constexpr int turns = ceil_div(count, Tuning::threads), at_once = turns < 9 ? turns : 9;
+                for (int first = threadIdx.x; first < count; first += at_once * Tuning::threads) {
+                    float values[at_once][filters] = {};
+#pragma unroll
+                    for (int j = 0; j < at_once; ++j) {
+                        const int i = min(first + j * Tuning::threads, count - 1);
+                        const float* const at = from + F::source(group, 0, i % Problem::group_c, i / Problem::group_c);
+                        if (k < Problem::group_k) {
+                            if constexpr (filters == 4) {
+                                const float4 four = *reinterpret_cast<const float4*>(at);
+                                values[j][0] = four.x, values[j][1] = four.y, values[j][2] = four.z, values[j][3] = four.w;
+                            } else {
+                                const float2 two = *reinterpret_cast<const float2*>(at);
+                                values[j][0] = two.x, values[j][1] = two.y;
+                            }
+                        }
+                    }
+#pragma unroll
+                    for (int j = 0; j < at_once; ++j) {
+                        const int i = first + j * Tuning::threads;
+#pragma unroll
+                        for (int f = 0; f < filters; ++f)
+                            if (i < count) copy[f * pitch + place(i)] = values[j][f];
+                    }
+                }
+                return;
+            }
+        }
+        for (int i = threadIdx.x; i < filters * count; i += Tuning::threads) {
+            const int which = F::filters_adjacent   ? i % filters
+                              : F::channels_adjacent ? i / count
+                                                     : i / F::weights % filters;
+            const int of_one = F::filters_adjacent ? i / filters : i % count;
+            const int c = F::filters_adjacent || F::channels_adjacent ? of_one % Problem::group_c : i / (filters * F::weights);
+            const int weight = F::filters_adjacent || F::channels_adjacent ? of_one / Problem::group_c : i % F::weights;
+            cp_async_4(copy + which * pitch + place(at(c, weight)),
+                       w + F::source(group, min(k + which, Problem::group_k - 1), c, weight), k + which < Problem::group_k);
+        }
     }
     __device__ __forceinline__ FilterElements<Problem, Tuning> one(int which) const {
         return {w, copy + which * pitch, group, k + which};
