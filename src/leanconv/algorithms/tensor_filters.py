@@ -170,8 +170,8 @@ def filter_launches(
     mirrored: Constants = (),
 ) -> tuple[Launch, ...]:
     """The launches that split the filters of a forward convolution: ``w``, or what lies at ``first_weight`` of the
-    prepared ones. ``blocks`` of each must fit on a multiprocessor. ``mirrored``: which taps of ``w`` a gradient's filters
-    have."""
+    prepared ones. ``blocks`` of each must fit on a multiprocessor. ``mirrored``: which taps of ``w`` a gradient has
+    (`input_gradient.mirrored_taps`)."""
     written = Pointer("prepared", written=True)
     arguments = (written,) if first_weight is not None else (Pointer("w", DTYPES[problem.dtype].ctype), written)
     names = ("plain_filters", "check_filters", "largest_channels", "tensor_filters")
