@@ -25,7 +25,7 @@ __host__ __device__ constexpr int settling_producers() {
 template <class Tuning>
 __device__ __forceinline__ void meet_settled() { barrier_sync(13, 128 * Tuning::warpgroups + settling_producers<Tuning>()); }
 
-// NOTE: a function of its own, behind the kernel's code, which is as long as the caches of instructions are large.
+// NOTE: a function of its own, which the compiler puts behind the kernel's code.
 template <class Problem, class Tuning>
 __device__ __noinline__ void settle_doubt(const typename Problem::filter* w, float* prepared) {
     prepare_again<Problem, Tuning, true>(w, prepared);
