@@ -28,6 +28,7 @@
 #include <lib/ptx/barrier.cuh>
 #include <lib/ptx/registers.cuh>
 #include <lib/ptx/wgmma.cuh>
+#include <lib/settled_filters.cuh>
 #include <lib/tensor_output.cuh>
 #include <lib/tensor_pixels.cuh>
 #include <lib/tensor_products.cuh>
@@ -296,9 +297,9 @@ __device__ __forceinline__ void consume_pairs(const float* prepared_filters, con
 }
 
 // `x` is a tensor map of pixels in rows, or of flat ones.
-template <class Problem, class Tuning, class Source>
+template <class Problem, class Tuning, class Source, class... Filters>
 __device__ __forceinline__ void tensor_winograd(const Source& x, const float* prepared, const float* bias, float* y,
-                                                long long batch) {
+                                                long long batch, const Filters*... w) {
     static_assert((Tuning::flat ? !Problem::nhwc && !Problem::chwn && Problem::q % 2 == 0 : Problem::nhwc) &&
                       Phase<Problem>::whole,
                   "outputs are those of whole images, channels last, or channels first and no pair in two rows");
@@ -314,6 +315,7 @@ __device__ __forceinline__ void tensor_winograd(const Source& x, const float* pr
     const int warpgroup = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);
     if (warpgroup == Tuning::warpgroups) {
         set_registers_down<Tuning::producer_registers>();
+        wait_for_settled_filters<Tuning>(threadIdx.x % 128);
         produce<Pairs<Problem, Tuning>, Tuning>(x, prepared, batch, tiles, rings, threadIdx.x % 128);
         if (TileWalk<Pairs<Problem, Tuning>, Tuning>(tiles).meets()) {
             // NOTE: the warps of lanes that copied alone meet again before the barriers that all threads take part in.
@@ -321,6 +323,7 @@ __device__ __forceinline__ void tensor_winograd(const Source& x, const float* pr
             if constexpr (Tuning::split > 1) meet_in_cluster(), meet_in_cluster();
         }
     } else {
+        settle_filters<Problem, Tuning, TensorRings<Pairs<Problem, Tuning>, Tuning>>(prepared, w...);
         set_registers_up<Tuning::consumer_registers>();
         const unsigned* const flags = reinterpret_cast<const unsigned*>(prepared + Problem::first_prepared) +
                                       TensorFilters<Pairs<Problem, Tuning>, Tuning>::flags_at;
