@@ -16,6 +16,7 @@
 //     state, for each state has filters of its own. Scales belong to a pair's state: 64 channels of it.
 //   - 64 filters leave room for the sums of two rows of outputs. Their pairs share the states of the rows of pixels that both
 //     see, and the filters of one row of pixels stay in the ring for the next one: rows are the inner loop.
+//   - A tile may have one row of outputs of all images: it leaves out the filter rows that this row sees beside the image.
 //   - Pairs of blocks have the same 128 filters, each brings half of them to both; then the warpgroups multiply in turns.
 //     Else they take no turns: while one converts, the other multiplies as it is.
 //   - At the end the warpgroups exchange half of their sums; then the first has the even outputs, the second the odd ones.
