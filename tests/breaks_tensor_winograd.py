@@ -193,7 +193,7 @@ TENSOR_WINOGRAD = (
     pairs(
         "a row of outputs leaves out a row of filters that it sees",
         "const int outside = above > 0 ? ceil_div(above, Problem::dilation_h) : 0;",
-        "const int outside = 1;",
+        "const int outside = above > 0 ? ceil_div(above, Problem::dilation_h) + 2 : 2;",
         WRONG + "|" + RULE,
         "one-row-of-images",
         one_row=True,

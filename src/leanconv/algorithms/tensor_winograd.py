@@ -181,8 +181,9 @@ def _row_stages(problem: ConvProblem) -> float:
 
 @lru_cache(maxsize=256)
 def stages_of_rows(problem: ConvProblem) -> tuple[int, ...]:
-    """For each row of outputs the stages of those rows of filters that meet rows of the image, in part or whole: the most
-    first, as tiles of one row are in order (``TensorTiles`` of the kernels)."""
+    """For each row of outputs the stages of those rows of filters that meet rows of the image, in part or whole.
+
+    The most come first, as tiles of one row are in order (``TensorTiles`` of the kernels)."""
     all_stages, of_row = stages_of(problem, ROW, STATES), 2 * _row_stages(problem)
     down, stages = problem.dilation[0], []
     for i in range(problem.p):
@@ -325,13 +326,13 @@ class TensorWinograd(SplitGemm[PairConfig]):
     def _tiles(self, part: PartialConvolution, config: PairConfig) -> int:
         """Tiles of a launch."""
         problem = part.problem
+        of_filters = ceil_div(problem.group_k, config.filters) * problem.groups
         if config.one_row:
-            return self._tiles_of_row(problem, config) * problem.p * ceil_div(problem.group_k, config.filters) * problem.groups
+            return self._tiles_of_row(problem, config) * problem.p * of_filters
         pairs = problem.n * ceil_div(problem.p, config.heights) * pairs_of(problem)
         if config.flat and not config.spacing:
             pairs = problem.n * ceil_div(problem.p * pairs_of(problem), config.granule) * config.granule
-        of_pixels = ceil_div(pairs, PAIRS * config.receivers) * config.receivers
-        return of_pixels * ceil_div(problem.group_k, config.filters) * problem.groups
+        return ceil_div(pairs, PAIRS * config.receivers) * config.receivers * of_filters
 
     def _with_splits(self, config: PairConfig, parts: list[PartialConvolution], target: Target) -> Iterator[PairConfig]:
         """The configuration; where its blocks have whole tiles, with filters that pairs of them receive together; and
