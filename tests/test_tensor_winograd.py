@@ -248,7 +248,7 @@ def test_pairs_of_blocks_are_for_many_tiles() -> None:
     for blocks in (2, 5, 8, 9):
         few = replace(HOPPER, multiprocessors=blocks)
         for config in TENSOR_WINOGRAD.configs(layer, few):
-            if config.receivers == 2:
+            if config.receivers == 2 and not config.one_row:
                 grids[blocks] = TENSOR_WINOGRAD.plan(layer, config, few).launches[-1].grid
     assert grids == {2: 2, 5: 4, 8: 8}
     best = next(iter(TENSOR_WINOGRAD.configs(replace(layer, n=32, c=256, h=56, w=56, k=256), HOPPER)))
