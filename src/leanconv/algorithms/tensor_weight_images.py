@@ -65,6 +65,8 @@ class TensorWeightImagesConfig(Config):
     producer_registers: int
     blocks: int
     groups: int
+    partials: int = 1
+    turns: int = 0
 
     @property
     def threads(self) -> int:

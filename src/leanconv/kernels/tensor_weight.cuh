@@ -32,6 +32,15 @@
 
 namespace leanconv {
 
+// The two rows of the tile that a thread has in operand A lie so far apart: where pixels are rows they are neighbours, which
+// one load reads.
+template <class Tuning>
+constexpr int row_step = Tuning::x_rows ? 1 : 8;
+template <class Tuning>
+__device__ __forceinline__ int row_of_thread(int warpgroup) {
+    return warpgroup * 64 + threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4 * (Tuning::x_rows ? 2 : 1);
+}
+
 // Operand A of one stage: two weights of a thread, four sixteens of pixels.
 template <class Problem, class Tuning>
 struct WeightFragments {
@@ -50,7 +59,7 @@ struct WeightFragments {
         return bits;
     }
 
-    // `row` of the tile is that of lane group g, and 8 behind it.
+    // `row` of the tile and the one `row_step` behind it.
     __device__ __forceinline__ void load(const unsigned char* x, const PixelFactors<Problem, Tuning>& factors, int row, int t) {
         float values[2][4][4];
         read(values, x, row, t);
@@ -88,20 +97,20 @@ struct WeightFragments {
         }
     }
 
-    // NOTE: neighbouring lanes have every second pixel, whose units of 16 bytes the swizzle puts into banks of their own.
+    // NOTE: neighbouring lanes have every second pixel, whose units of 16 bytes the swizzle puts into banks of their own: half
+    // a warp, with the pixels of four lanes and eight channels, meets each bank once.
     static __device__ __forceinline__ void load_rows(float (&values)[2][4][4], const unsigned char* x, int row, int t) {
+        const int channel = row % 32;
+        const unsigned char* const piece = x + row / 32 * WeightRings<Problem, Tuning>::piece_bytes;
 #pragma unroll
-        for (int i = 0; i < 2; ++i) {
-            const int channel = row % 32 + 8 * i;
-            const unsigned char* const piece = x + row / 32 * WeightRings<Problem, Tuning>::piece_bytes;
+        for (int j = 0; j < 4; ++j) {
+            const int pixel = 2 * t + j % 2;
+            const unsigned char* const at = piece + pixel * 128 + (channel / 4 ^ pixel) * 16 + channel % 4 * 4;
 #pragma unroll
-            for (int j = 0; j < 4; ++j) {
-                const int pixel = 2 * t + j % 2;
-                const unsigned char* const at = piece + pixel * 128 + (channel / 4 ^ pixel) * 16 + channel % 4 * 4;
-#pragma unroll
-                for (int sixteen = 0; sixteen < 4; ++sixteen)
-                    values[i][sixteen][j] =
-                        __uint_as_float(ld_shared_u32(reinterpret_cast<const float*>(at + (2 * sixteen + j / 2) * 1024)));
+            for (int sixteen = 0; sixteen < 4; ++sixteen) {
+                unsigned two[2];
+                ld_shared_v2_u32(two, reinterpret_cast<const float*>(at + (2 * sixteen + j / 2) * 1024));
+                values[0][sixteen][j] = __uint_as_float(two[0]), values[1][sixteen][j] = __uint_as_float(two[1]);
             }
         }
     }
@@ -145,9 +154,11 @@ __device__ __forceinline__ void store_weights(float* dw, const float (&sums)[cou
                                               const WeightTiles<Problem, Tuning>& tile, int row, int t) {
     constexpr int taps = Problem::r * Problem::s, share = Tuning::taps;
     const WeightRow<Problem, Tuning> rows[2] = {WeightRow<Problem, Tuning>(tile.first_row + row),
-                                                WeightRow<Problem, Tuning>(tile.first_row + row + 8)};
+                                                WeightRow<Problem, Tuning>(tile.first_row + row + row_step<Tuning>)};
+    constexpr bool pairs = Tuning::x_rows && Tuning::parts > 1;
 #pragma unroll
     for (int i = 0; i < count; ++i) {
+        if (pairs && i / 2 % 2) continue;
         const bool second = (first + i) / 2 % 2;
         const int tap = (second ? rows[1].tap : rows[0].tap) * share + (first + i) / 32 % share;
         const int channel = second ? rows[1].channel : rows[0].channel;
@@ -158,7 +169,8 @@ __device__ __forceinline__ void store_weights(float* dw, const float (&sums)[cou
         const int64 at = Problem::nhwc ? (k * taps + tap) * Problem::group_c + channel
             : Problem::chwn            ? (static_cast<int64>(channel) * taps + tap) * Problem::k + k
                                        : (k * Problem::group_c + channel) * taps + tap;
-        if constexpr (Tuning::parts > 1) dw[at] = sums[i];
+        if constexpr (pairs) *reinterpret_cast<float2*>(dw + at) = make_float2(sums[i], sums[i + 2]);
+        else if constexpr (Tuning::parts > 1) dw[at] = sums[i];
         else dw[at] = finish<Problem>(sums[i], 0.0f, held_by<Problem>(dw + at, true));
     }
 }
@@ -171,11 +183,11 @@ __device__ __forceinline__ void sum_weights(float* dw, const WeightTiles<Problem
     using Rings = WeightRings<Problem, Tuning>;
     using Grid = WeightGrid<Problem, Tuning>;
     constexpr int chunks = Tuning::chunks, taps = Tuning::taps, partials = Tuning::partials;
-    static_assert(taps == 1 || (chunks == 1 && partials == 1), "taps share x one after the other");
+    static_assert(taps == 1 || chunks == 1, "taps share x one after the other");
     static_assert(partials == 1 || partials == 2, "one partial sum, or two in turn");
     static_assert(Tuning::split_stages >= (Tuning::turns ? chunks : partials),
                   "a warpgroup multiplies with so many stages before the others free one");
-    const int lane = threadIdx.x % 32, t = lane % 4, row = warpgroup * 64 + threadIdx.x % 128 / 32 * 16 + lane / 4;
+    const int lane = threadIdx.x % 32, t = lane % 4, row = row_of_thread<Tuning>(warpgroup);
     RingPlace<Tuning::x_stages> x_place;
     RingPlace<Tuning::split_stages> place, done;
     RingPlace<Rings::code_stages> code_place;
@@ -199,22 +211,42 @@ __device__ __forceinline__ void sum_weights(float* dw, const WeightTiles<Problem
                 // Where factors of pixels, or infinities, tell the taps apart, each has x converted anew.
                 const bool anew = factors.apart || __any_sync(0xffffffffu, weights.infinite());
                 const unsigned char* const x = rings.x(x_place.stage);
+                const float* const scales = rings.scales(place.stage) + t * Rings::scale_pitch;
                 mbarrier_wait_parity(rings.split_full(place.stage), place.parity);
 #pragma unroll
                 for (int tap = 0; tap < taps; ++tap) {
                     const int moved = Grid::moved(tap);
-                    if (anew) weights.load_moved(x, factors, row, t, moved);
+                    float (&now)[32] = partial[tap % partials];
+                    float (&before)[32] = partial[(tap + 1) % partials];
+                    if (anew) {
+                        if (partials == 2 && tap > 0) wgmma_wait_group<0>(before, weights.high, weights.low);
+                        weights.load_moved(x, factors, row, t, moved);
+                        wgmma_fence(weights.high, weights.low);
+                    }
                     if (tap == 0) turns.wait(weights);
-                    wgmma_fence(partial[0], weights.high, weights.low);
-                    multiply_weights(partial[0], weights, rings.split(place.stage) + moved * 128);
+                    else if (Tuning::turns > 1) turns.wait();
+                    if (partials == 1 || tap == 0) wgmma_fence(now, weights.high, weights.low);
+                    else wgmma_fence(now);
+                    multiply_weights(now, weights, rings.split(place.stage) + moved * 128);
                     wgmma_commit_group();
+                    if (Tuning::turns > 1 || tap == taps - 1) turns.pass(stage == range.end - 1 && tap == taps - 1);
                     if (tap == (anew ? taps - 1 : 0)) {
                         __syncwarp();
                         if (lane == 0) mbarrier_arrive(rings.x_free(x_place.stage));
                     }
-                    if (tap == taps - 1) turns.pass(stage == range.end - 1);
-                    wgmma_wait_group<0>(partial[0], weights.high, weights.low);
-                    promote_scaled(sums[tap], partial[0], weights.down, rings.scales(place.stage) + t * Rings::scale_pitch);
+                    if (partials == 1) {
+                        wgmma_wait_group<0>(now, weights.high, weights.low);
+                        promote_scaled(sums[tap], now, weights.down, scales);
+                    } else {
+                        if (tap > 0) {
+                            wgmma_wait_group<1>(before);
+                            promote_scaled(sums[tap - 1], before, weights.down, scales);
+                        }
+                        if (tap == taps - 1) {
+                            wgmma_wait_group<0>(now, weights.high, weights.low);
+                            promote_scaled(sums[tap], now, weights.down, scales);
+                        }
+                    }
                 }
                 __syncwarp();
                 if (lane == 0) mbarrier_arrive(rings.split_free(place.stage));

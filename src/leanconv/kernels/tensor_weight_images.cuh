@@ -247,7 +247,7 @@ __device__ __forceinline__ void split_images(const ImageUnits<Problem, Tuning>& 
     RingPlace<Tuning::dy_stages> dy_place;
     RingPlace<Tuning::split_stages> place;
     RingPlace<Rings::code_stages> code_place;
-    SplitRows<Problem, ImageStages<Tuning>> values(thread);
+    SplitOf<Problem, ImageStages<Tuning>> values(thread);
 #pragma unroll 1
     for (int unit = first; unit < last;) {
         const ImageRun<Problem, Tuning> run(units, unit, last);
@@ -258,10 +258,9 @@ __device__ __forceinline__ void split_images(const ImageUnits<Problem, Tuning>& 
             for (int i = 0; i < stages; ++i, dy_place.advance(), place.advance(), code_place.advance()) {
                 const PixelFactors<Problem, ImageStages<Tuning>> factors(rings, code_place);
                 mbarrier_wait_parity(rings.dy_full(dy_place.stage), dy_place.parity);
-                values.load(rings.dy(dy_place.stage));
-                if (factors.apart) values.divide(factors);
+                values.load(rings.dy(dy_place.stage), factors);
                 mbarrier_wait_parity(rings.split_free(place.stage), place.parity ^ 1);
-                values.store(rings.split(place.stage), rings.scales(place.stage));
+                values.store(rings.split(place.stage), rings.scales(place.stage), factors);
                 fence_proxy_async();
                 __syncwarp();
                 if (thread % 32 == 0) {
@@ -294,16 +293,17 @@ __device__ __forceinline__ void sum_images(float* workspace, const ImageUnits<Pr
                                            int warpgroup) {
     using Stages = ImageStages<Tuning>;
     using Rings = WeightRings<Problem, Stages>;
-    constexpr int taps = Tuning::taps;
+    constexpr int taps = Tuning::taps, partials = Tuning::partials;
     constexpr int reach = (taps - 1) * Problem::dilation_w / Problem::stride_w + 1;
     static_assert(Tuning::split_stages > reach,
                   "the ring has all columns of dy that a column of x meets, and one that is being converted");
     static_assert((Tuning::split_stages & (Tuning::split_stages - 1)) == 0, "places in the ring are found without a division");
     const int lane = threadIdx.x % 32, t = lane % 4;
-    const int row = warpgroup * 64 + threadIdx.x % 128 / 32 * 16 + lane / 4;
+    const int row = row_of_thread<Stages>(warpgroup);
     unsigned dy_number = 0;  // of the first column of the unit, among all that the block has
     RingPlace<Tuning::x_stages> x_place;
     float sums[taps][32];
+    const Turns<Tuning> turns(warpgroup);
 #pragma unroll 1
     for (int unit = first; unit < last;) {
         const ImageRun<Problem, Tuning> run(units, unit, last);
@@ -349,25 +349,57 @@ __device__ __forceinline__ void sum_images(float* workspace, const ImageUnits<Pr
                 // NOTE: as in tensor_weight.cuh.
                 const int fresh = row + zero_after(static_cast<unsigned>(w));
                 if (!anew) load_unscaled(weights, x, fresh, t);
-                bool held = true;
-                float partial[32];
+                bool held = true, whole = partials == 2 && !anew;  // whether all taps see a column
 #pragma unroll
-                for (int tap = taps - 1; tap >= 0; --tap) {
-                    const int q = tile.seen(w, tap);
-                    if (q < 0) continue;
-                    if (anew) weights.load(x, factors_of(q), row, t);
-                    wait_for(q);
-                    const int stage = static_cast<int>(number_of(q) % Tuning::split_stages);
-                    wgmma_fence(partial, weights.high, weights.low);
-                    multiply_weights(partial, weights, rings.split(stage));
-                    wgmma_commit_group();
-                    if (held && !anew) {
-                        __syncwarp();
-                        if (lane == 0) mbarrier_arrive(rings.x_free(x_place.stage));
-                        held = false;
+                for (int tap = 0; tap < taps; ++tap) whole = whole && tile.seen(w, tap) >= 0;
+                const auto free_x = [&] {
+                    __syncwarp();
+                    if (lane == 0) mbarrier_arrive(rings.x_free(x_place.stage));
+                    held = false;
+                };
+                float partial[partials][32];
+                if (partials == 2 && whole) {
+                    // The sums of a tap are added while the products of the next are under way.
+                    int before = 0;
+#pragma unroll
+                    for (int tap = taps - 1; tap >= 0; --tap) {
+                        float (&now)[32] = partial[tap % partials];
+                        const int q = tile.seen(w, tap);
+                        wait_for(q);
+                        const int stage = static_cast<int>(number_of(q) % Tuning::split_stages);
+                        if constexpr (Tuning::turns > 0) turns.wait();
+                        if (tap == taps - 1) wgmma_fence(now, weights.high, weights.low);
+                        else wgmma_fence(now);
+                        multiply_weights(now, weights, rings.split(stage));
+                        wgmma_commit_group();
+                        if constexpr (Tuning::turns > 0) turns.pass(false);
+                        if (tap == taps - 1) free_x();
+                        else {
+                            wgmma_wait_group<1>(partial[(tap + 1) % partials]);
+                            promote_scaled(sums[tap + 1], partial[(tap + 1) % partials], weights.down,
+                                           rings.scales(before) + t * Rings::scale_pitch);
+                        }
+                        before = stage;
                     }
-                    wgmma_wait_group<0>(partial, weights.high, weights.low);
-                    promote_scaled(sums[tap], partial, weights.down, rings.scales(stage) + t * Rings::scale_pitch);
+                    wgmma_wait_group<0>(partial[0], weights.high, weights.low);
+                    promote_scaled(sums[0], partial[0], weights.down, rings.scales(before) + t * Rings::scale_pitch);
+                } else {
+#pragma unroll
+                    for (int tap = taps - 1; tap >= 0; --tap) {
+                        const int q = tile.seen(w, tap);
+                        if (q < 0) continue;
+                        if (anew) weights.load(x, factors_of(q), row, t);
+                        wait_for(q);
+                        const int stage = static_cast<int>(number_of(q) % Tuning::split_stages);
+                        if constexpr (Tuning::turns > 0) turns.wait();
+                        wgmma_fence(partial[0], weights.high, weights.low);
+                        multiply_weights(partial[0], weights, rings.split(stage));
+                        wgmma_commit_group();
+                        if constexpr (Tuning::turns > 0) turns.pass(false);
+                        if (held && !anew) free_x();
+                        wgmma_wait_group<0>(partial[0], weights.high, weights.low);
+                        promote_scaled(sums[tap], partial[0], weights.down, rings.scales(stage) + t * Rings::scale_pitch);
+                    }
                 }
                 if (held) {
                     __syncwarp();
@@ -387,6 +419,8 @@ __device__ __forceinline__ void sum_images(float* workspace, const ImageUnits<Pr
             slot[i * 128 + threadIdx.x % 128] = make_float4(from[j], from[j + 1], from[j + 2], from[j + 3]);
         }
     }
+    // The turn after the very last.
+    if (Tuning::turns > 0 && warpgroup == 0) turns.wait();
 }
 
 // The first launch: sums of each block's units, to slots of the workspace.
@@ -453,7 +487,7 @@ __device__ __forceinline__ void sum_image_slots(const float* __restrict__ worksp
     const int thread = own % 128, s = tile.first_tap + own / 1024 % taps;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-        const int channel = tile.first_channel + own / of_warpgroup * 64 + thread / 32 * 16 + thread % 32 / 4 + i / 2 * 8;
+        const int channel = tile.first_channel + own / of_warpgroup * 64 + thread / 32 * 16 + thread % 32 / 4 * 2 + i / 2;
         const int in_group = tile.first_filter + own / 128 % 8 * 8 + thread % 4 * 2 + i % 2;
         if (s >= Problem::s || channel >= Problem::group_c || in_group >= Problem::group_k) continue;
         const int64 k = tile.group * Problem::group_k + in_group;

@@ -39,7 +39,7 @@ struct SplitRows {
     __device__ __forceinline__ explicit SplitRows(int thread)
         : warp(thread / 32), t(thread % 4), row(bit_reversed(thread % 32 / 4)), first(thread % 32 < 4) {}
 
-    __device__ __forceinline__ void load(const unsigned char* dy) {
+    __device__ __forceinline__ void load(const unsigned char* dy, const PixelFactors<Problem, Tuning>& factors) {
         if constexpr (Tuning::dy_rows) {
             const unsigned char* const piece = dy + warp / 2 * Rings::dy_piece_bytes + row * 128;
             const int unit = (warp % 2 * 4 + t) ^ row;
@@ -60,6 +60,7 @@ struct SplitRows {
         if constexpr (Grid::used % 8 != 0)
 #pragma unroll
             for (int j = 0; j < 4; ++j) v[eights - 1][j] = row < Grid::used % 8 ? v[eights - 1][j] : 0.0f;
+        if (factors.apart) divide(factors);
     }
 
     __device__ __forceinline__ void divide(const PixelFactors<Problem, Tuning>& factors) {
@@ -72,7 +73,7 @@ struct SplitRows {
     }
 
     // Splits the columns with a scale for each, from the largest of its 64 pixels.
-    __device__ __forceinline__ void store(unsigned char* to, float* scales) const {
+    __device__ __forceinline__ void store(unsigned char* to, float* scales, const PixelFactors<Problem, Tuning>&) const {
         float up[4];
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
@@ -110,6 +111,82 @@ struct SplitRows {
     }
 };
 
+// The same in rows by threads of few registers, who read dy twice: for the scales, and to split it.
+template <class Problem, class Tuning>
+struct SplitRowsTwice {
+    using Rings = WeightRings<Problem, Tuning>;
+    using Grid = WeightGrid<Problem, Tuning>;
+    using Once = SplitRows<Problem, Tuning>;
+    static constexpr int eights = Grid::window / 8;
+    int row, unit;
+    bool first;
+    const unsigned char* piece;
+    float up[4], down[4];
+    int warp, t;
+
+    __device__ __forceinline__ explicit SplitRowsTwice(int thread)
+        : row(bit_reversed(thread % 32 / 4)), unit((thread / 32 % 2 * 4 + thread % 4) ^ row), first(thread % 32 < 4),
+          warp(thread / 32), t(thread % 4) {}
+
+    __device__ __forceinline__ void read(float (&v)[4], int i, const PixelFactors<Problem, Tuning>& factors) const {
+        const float4 four = *reinterpret_cast<const float4*>(piece + i * 1024);
+        v[0] = four.x, v[1] = four.y, v[2] = four.z, v[3] = four.w;
+        if (factors.apart) {
+            const float less = factors.down(8 * i + row);
+#pragma unroll
+            for (int j = 0; j < 4; ++j) v[j] = v[j] * less * less;
+        }
+        // NOTE: what no tap sees must not decide a scale.
+        if (Grid::used % 8 != 0 && i == eights - 1)
+#pragma unroll
+            for (int j = 0; j < 4; ++j) v[j] = row < Grid::used % 8 ? v[j] : 0.0f;
+    }
+
+    // Finds the scales of a lane's four filters.
+    __device__ __forceinline__ void load(const unsigned char* dy, const PixelFactors<Problem, Tuning>& factors) {
+        piece = dy + warp / 2 * Rings::dy_piece_bytes + row * 128 + unit * 16;
+        float largest[4] = {};
+#pragma unroll
+        for (int i = 0; i < eights; ++i) {
+            float v[4];
+            read(v, i, factors);
+#pragma unroll
+            for (int j = 0; j < 4; ++j) largest[j] = fmaxf(largest[j], fabsf(v[j]));
+        }
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+#pragma unroll
+            for (int apart = 4; apart < 32; apart *= 2)
+                largest[j] = fmaxf(largest[j], __shfl_xor_sync(0xffffffffu, largest[j], apart));
+            const RowScale scale(largest[j], unscaled_header());
+            up[j] = scale.up, down[j] = scale.down;
+        }
+    }
+
+    // NOTE: behind a wait for the stage that it goes to, so that the compiler does not keep what has been read.
+    __device__ __forceinline__ void store(unsigned char* to, float* scales, const PixelFactors<Problem, Tuning>& factors) const {
+        if (first)
+#pragma unroll
+            for (int j = 0; j < 4; ++j) scales[scale_place<Problem, Tuning>(16 * warp + 4 * t + j)] = down[j];
+        unsigned char* const high = to + row * 128 + ((2 * warp + t / 2) ^ row) * 16 + t % 2 * 8;
+#pragma unroll
+        for (int i = 0; i < eights; ++i) {
+            float v[4];
+            read(v, i, factors);
+            uint2 packed;
+            packed.x = cvt_rn_f16x2_f32(v[0] * up[0], v[1] * up[1]);
+            packed.y = cvt_rn_f16x2_f32(v[2] * up[2], v[3] * up[3]);
+            *reinterpret_cast<uint2*>(high + i * 1024) = packed;
+            if constexpr (Tuning::products == 3) {
+                uint2 rest;
+                rest.x = Once::rest_of(v[0], v[1], up[0], up[1], packed.x);
+                rest.y = Once::rest_of(v[2], v[3], up[2], up[3], packed.y);
+                *reinterpret_cast<uint2*>(high + Rings::half_bytes + i * 1024) = rest;
+            }
+        }
+    }
+};
+
 // One warp's share of a chunk of dy in columns: 16 filters of 64 pixels. A lane has half of a filter's.
 template <class Problem, class Tuning>
 struct SplitColumns {
@@ -120,13 +197,14 @@ struct SplitColumns {
     __device__ __forceinline__ explicit SplitColumns(int thread)
         : filter(thread / 32 * 16 + thread % 32 / 16 * 8 + thread % 8), half(thread / 8 % 2) {}
 
-    __device__ __forceinline__ void load(const unsigned char* dy) {
+    __device__ __forceinline__ void load(const unsigned char* dy, const PixelFactors<Problem, Tuning>& factors) {
         const float4* const column = reinterpret_cast<const float4*>(dy + (filter * Rings::dy_pitch + 32 * half) * 4);
 #pragma unroll
         for (int i = 0; i < 8; ++i) {
             const float4 four = column[i];
             v[4 * i] = four.x, v[4 * i + 1] = four.y, v[4 * i + 2] = four.z, v[4 * i + 3] = four.w;
         }
+        if (factors.apart) divide(factors);
     }
 
     __device__ __forceinline__ void divide(const PixelFactors<Problem, Tuning>& factors) {
@@ -137,7 +215,7 @@ struct SplitColumns {
         }
     }
 
-    __device__ __forceinline__ void store(unsigned char* to, float* scales) const {
+    __device__ __forceinline__ void store(unsigned char* to, float* scales, const PixelFactors<Problem, Tuning>&) const {
         float largest = fabsf(v[0]);
 #pragma unroll
         for (int i = 1; i < 32; ++i) largest = fmaxf(largest, fabsf(v[i]));
@@ -175,6 +253,12 @@ __device__ __forceinline__ auto split_operand(const unsigned char* split) {
 template <class Tuning>
 constexpr int split_step = split_in_rows<Tuning> ? 2048 : 32;
 
+template <class Problem, class Tuning>
+using SplitOf = typename Select<
+    split_in_rows<Tuning>,
+    typename Select<(Tuning::converter_registers < 56), SplitRowsTwice<Problem, Tuning>, SplitRows<Problem, Tuning>>::type,
+    SplitColumns<Problem, Tuning>>::type;
+
 // The converters: 128 threads.
 template <class Problem, class Tuning>
 __device__ __forceinline__ void split_dy(const WeightTiles<Problem, Tuning>& tile, const WeightRings<Problem, Tuning>& rings,
@@ -185,8 +269,7 @@ __device__ __forceinline__ void split_dy(const WeightTiles<Problem, Tuning>& til
     RingPlace<Tuning::dy_stages> dy_place;
     RingPlace<Tuning::split_stages> split_place;
     RingPlace<Rings::code_stages> code_place;
-    using Split = typename Select<split_in_rows<Tuning>, SplitRows<Problem, Tuning>, SplitColumns<Problem, Tuning>>::type;
-    Split values(thread);
+    SplitOf<Problem, Tuning> values(thread);
 #pragma unroll 1
     for (int stage = range.first; stage < range.end; ++stage, code_place.advance()) {
         if constexpr (!Rings::idle) find_codes(rings, tile, dy_place, stage, batch, code_place.stage, thread);
@@ -194,10 +277,9 @@ __device__ __forceinline__ void split_dy(const WeightTiles<Problem, Tuning>& til
 #pragma unroll 1
         for (int chunk = 0; chunk < Tuning::chunks; ++chunk, dy_place.advance(), split_place.advance()) {
             mbarrier_wait_parity(rings.dy_full(dy_place.stage), dy_place.parity);
-            values.load(rings.dy(dy_place.stage));
-            if (factors.apart) values.divide(factors);
+            values.load(rings.dy(dy_place.stage), factors);
             mbarrier_wait_parity(rings.split_free(split_place.stage), split_place.parity ^ 1);
-            values.store(rings.split(split_place.stage), rings.scales(split_place.stage));
+            values.store(rings.split(split_place.stage), rings.scales(split_place.stage), factors);
             fence_proxy_async();
             __syncwarp();
             if (thread % 32 == 0) {
