@@ -256,7 +256,7 @@ constexpr int split_step = split_in_rows<Tuning> ? 2048 : 32;
 template <class Problem, class Tuning>
 using SplitOf = typename Select<
     split_in_rows<Tuning>,
-    typename Select<(Tuning::converter_registers < 56), SplitRowsTwice<Problem, Tuning>, SplitRows<Problem, Tuning>>::type,
+    typename Select<(Tuning::dy_rows && Tuning::converter_registers < 56), SplitRowsTwice<Problem, Tuning>, SplitRows<Problem, Tuning>>::type,
     SplitColumns<Problem, Tuning>>::type;
 
 // The converters: 128 threads.
