@@ -30,7 +30,19 @@ CODE_STAGES = 16
 
 
 @dataclass(frozen=True)
-class TensorWeightConfig(Config):
+class ConsumersConfig(Config):
+    """A block has ``warpgroups`` consumers, a warpgroup that converts, and one that copies."""
+
+    warpgroups: int
+
+    @property
+    def threads(self) -> int:
+        """Threads of a block."""
+        return 128 * (self.warpgroups + 2)
+
+
+@dataclass(frozen=True)
+class TensorWeightConfig(ConsumersConfig):
     """A tile has 64 weights of a filter for each of ``warpgroups`` consumers, and ``chunks`` x 64 filters.
 
     ``products`` of float16 make one of float32: 3, or 1 in tier tf32. ``partials`` partial sums are under way at once.
@@ -42,7 +54,6 @@ class TensorWeightConfig(Config):
     is converted of x: the tile has sums for each of them.
     """
 
-    warpgroups: int
     chunks: int
     products: int
     partials: int
@@ -60,11 +71,6 @@ class TensorWeightConfig(Config):
     parts: int = 1
     taps: int = 1
     blocks: int = 1
-
-    @property
-    def threads(self) -> int:
-        """Threads of a block: the consumers, a warpgroup that converts and one that copies."""
-        return 128 * (self.warpgroups + 2)
 
     @property
     def rows(self) -> int:

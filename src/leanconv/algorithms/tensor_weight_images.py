@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from leanconv.algorithms.base import (
     LAUNCH_CYCLES,
     Arithmetic,
-    Config,
     TimedAlgorithm,
     by_time,
     ceil_div,
@@ -17,7 +16,7 @@ from leanconv.algorithms.base import (
 )
 from leanconv.algorithms.tensor_filters import DEPTH, LEAST_CHANNELS, SplitGemm
 from leanconv.algorithms.tensor_gemm import ROW, wgmma_limits
-from leanconv.algorithms.tensor_weight import CHUNK, CODE_STAGES, SHARING_REGISTERS
+from leanconv.algorithms.tensor_weight import CHUNK, CODE_STAGES, SHARING_REGISTERS, ConsumersConfig
 from leanconv.algorithms.tiles import gradient_arguments, weight_limits
 from leanconv.plan import Launch, Plan, Pointer, Target, TensorMap, in_chain
 from leanconv.problem import ConvProblem
@@ -43,7 +42,7 @@ ADDING_THREADS = 256
 
 
 @dataclass(frozen=True)
-class TensorWeightImagesConfig(Config):
+class TensorWeightImagesConfig(ConsumersConfig):
     """A tile has ``taps`` of a filter's row, 64 filters, and 64 channels for each of ``warpgroups`` consumers.
 
     A stage has ``rows`` rows of 64 / ``rows`` images. ``products`` of float16 make one of float32: 3, or 1 in tier
@@ -52,7 +51,6 @@ class TensorWeightImagesConfig(Config):
     add their sums.
     """
 
-    warpgroups: int
     rows: int
     segments: int
     taps: int
@@ -67,11 +65,6 @@ class TensorWeightImagesConfig(Config):
     groups: int
     partials: int = 1
     turns: int = 0
-
-    @property
-    def threads(self) -> int:
-        """Threads of a block: the consumers, a warpgroup that converts and one that copies."""
-        return 128 * (self.warpgroups + 2)
 
     @property
     def channels(self) -> int:

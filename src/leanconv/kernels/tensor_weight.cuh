@@ -136,6 +136,14 @@ __device__ __forceinline__ void multiply_weights(float (&partial)[32], const Wei
 // Adds a chunk's partial sums, times the inverse scales of their rows and columns.
 __device__ __forceinline__ void promote_scaled(float (&sums)[32], const float (&partial)[32], const float (&down)[2],
                                                const float* scales) {
+    float same[4];
+    ld_shared_v4(same, scales + 16);
+    if (fminf(fminf(same[0], same[1]), fminf(same[2], same[3])) > 0.0f) {
+        const float both[2] = {down[0] * same[0], down[1] * same[0]};
+#pragma unroll
+        for (int i = 0; i < 32; ++i) sums[i] = fmaf(partial[i], both[i / 2 % 2], sums[i]);
+        return;
+    }
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
         float four[4];

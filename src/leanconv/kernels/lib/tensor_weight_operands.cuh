@@ -25,6 +25,33 @@ __device__ __forceinline__ int scale_place(int filter) {
     return filter % 8 / 2 * WeightRings<Problem, Tuning>::scale_pitch + filter / 8 * 2 + filter % 2;
 }
 
+// And where one of a warp's filters says which scale all of its have, or 0: lane t reads those of four warps.
+template <class Problem, class Tuning>
+__device__ __forceinline__ int same_scale_place(int t, int warp) {
+    return t * WeightRings<Problem, Tuning>::scale_pitch + 16 + warp;
+}
+
+// The scales of a lane's filters. Where all of a warp's filters reach 2^-8 of the chunk's largest dy, of code `most`, they
+// have one and the same, that of all other warps too: pairs of float16 have digits enough.
+template <int count>
+struct FilterScales {
+    float up[count], down[count];
+    bool same;
+    __device__ __forceinline__ FilterScales(const float (&largest)[count], unsigned most) {
+        const unsigned top = 2 * most - 126;  // the largest biased exponent that dy of this code can have
+        const float of_all = most > 63 ? power_of_two(top) : 0.0f, least = of_all * power_of_two(127 - 8);
+        bool near = of_all > 0.0f;
+#pragma unroll
+        for (int j = 0; j < count; ++j) near = near && (largest[j] == 0.0f || (largest[j] >= least && largest[j] < 2 * of_all));
+        same = __all_sync(0xffffffffu, near);
+#pragma unroll
+        for (int j = 0; j < count; ++j) {
+            const RowScale scale(same ? of_all : largest[j], unscaled_header());
+            up[j] = scale.up, down[j] = scale.down;
+        }
+    }
+};
+
 // One warp's share of a chunk of dy whose pixels become rows: 16 filters of 64 pixels or a window. A lane has four filters,
 // and every eighth pixel.
 template <class Problem, class Tuning>
@@ -73,20 +100,24 @@ struct SplitRows {
     }
 
     // Splits the columns with a scale for each, from the largest of its 64 pixels.
-    __device__ __forceinline__ void store(unsigned char* to, float* scales, const PixelFactors<Problem, Tuning>&) const {
-        float up[4];
+    __device__ __forceinline__ void store(unsigned char* to, float* scales, const PixelFactors<Problem, Tuning>& factors) const {
+        float up[4], largest[4];
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
-            float largest = fabsf(v[0][j]);
+            largest[j] = fabsf(v[0][j]);
 #pragma unroll
-            for (int i = 1; i < eights; ++i) largest = fmaxf(largest, fabsf(v[i][j]));
+            for (int i = 1; i < eights; ++i) largest[j] = fmaxf(largest[j], fabsf(v[i][j]));
 #pragma unroll
             for (int apart = 4; apart < 32; apart *= 2)
-                largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, apart));
-            const RowScale scale(largest, unscaled_header());
-            up[j] = scale.up;
-            if (first) scales[scale_place<Problem, Tuning>(16 * warp + 4 * t + j)] = scale.down;
+                largest[j] = fmaxf(largest[j], __shfl_xor_sync(0xffffffffu, largest[j], apart));
         }
+        const FilterScales<4> scale(largest, factors.most);
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+            up[j] = scale.up[j];
+            if (first) scales[scale_place<Problem, Tuning>(16 * warp + 4 * t + j)] = scale.down[j];
+        }
+        if (first) scales[same_scale_place<Problem, Tuning>(t, warp)] = scale.same ? scale.down[0] : 0.0f;
         unsigned char* const high = to + row * 128 + ((2 * warp + t / 2) ^ row) * 16 + t % 2 * 8;
 #pragma unroll
         for (int i = 0; i < eights; ++i) {
@@ -122,6 +153,7 @@ struct SplitRowsTwice {
     bool first;
     const unsigned char* piece;
     float up[4], down[4];
+    bool same;
     int warp, t;
 
     __device__ __forceinline__ explicit SplitRowsTwice(int thread)
@@ -158,9 +190,11 @@ struct SplitRowsTwice {
 #pragma unroll
             for (int apart = 4; apart < 32; apart *= 2)
                 largest[j] = fmaxf(largest[j], __shfl_xor_sync(0xffffffffu, largest[j], apart));
-            const RowScale scale(largest[j], unscaled_header());
-            up[j] = scale.up, down[j] = scale.down;
         }
+        const FilterScales<4> scale(largest, factors.most);
+        same = scale.same;
+#pragma unroll
+        for (int j = 0; j < 4; ++j) up[j] = scale.up[j], down[j] = scale.down[j];
     }
 
     // NOTE: behind a wait for the stage that it goes to, so that the compiler does not keep what has been read.
@@ -168,6 +202,7 @@ struct SplitRowsTwice {
         if (first)
 #pragma unroll
             for (int j = 0; j < 4; ++j) scales[scale_place<Problem, Tuning>(16 * warp + 4 * t + j)] = down[j];
+        if (first) scales[same_scale_place<Problem, Tuning>(t, warp)] = same ? down[0] : 0.0f;
         unsigned char* const high = to + row * 128 + ((2 * warp + t / 2) ^ row) * 16 + t % 2 * 8;
 #pragma unroll
         for (int i = 0; i < eights; ++i) {
@@ -215,13 +250,16 @@ struct SplitColumns {
         }
     }
 
-    __device__ __forceinline__ void store(unsigned char* to, float* scales, const PixelFactors<Problem, Tuning>&) const {
+    __device__ __forceinline__ void store(unsigned char* to, float* scales, const PixelFactors<Problem, Tuning>& factors) const {
         float largest = fabsf(v[0]);
 #pragma unroll
         for (int i = 1; i < 32; ++i) largest = fmaxf(largest, fabsf(v[i]));
         largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, 8));
-        const RowScale scale(largest, unscaled_header());
+        const float only[1] = {largest};
+        const FilterScales<1> all(only, factors.most);
+        const struct { float up, down; } scale = {all.up[0], all.down[0]};
         if (half == 0) scales[scale_place<Problem, Tuning>(filter)] = scale.down;
+        if (filter % 16 < 4 && half == 0) scales[same_scale_place<Problem, Tuning>(filter % 16, filter / 16)] = all.same ? scale.down : 0.0f;
         unsigned char* const line = to + filter * 128;
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
