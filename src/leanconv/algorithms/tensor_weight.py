@@ -347,6 +347,7 @@ def predicted_cycles(problem: ConvProblem, config: TensorWeightConfig, target: T
     stages = ceil_div(stages_of(problem, config), config.split * config.parts)
     each = stages * 2 * config.weights * DEPTH * config.blocks / speed + BLOCK_CYCLES
     blocks = tiles_of(problem, config) * config.parts
-    rounds = ceil_div(blocks, clusters_at_once(config.split, 1, target) if config.split > 1 else target.multiprocessors * config.blocks)
+    at_once = target.multiprocessors * config.blocks
+    rounds = ceil_div(blocks, clusters_at_once(config.split, 1, target) if config.split > 1 else at_once)
     memory = problem.bytes / target.bytes_per_cycle
     return max(rounds * each + (SPLIT_CYCLES if config.split > 1 else 0), memory) + LAUNCH_CYCLES
