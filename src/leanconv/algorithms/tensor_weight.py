@@ -71,6 +71,7 @@ class TensorWeightConfig(ConsumersConfig):
     parts: int = 1
     taps: int = 1
     blocks: int = 1
+    steady: bool = False
 
     @property
     def rows(self) -> int:

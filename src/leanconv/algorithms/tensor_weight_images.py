@@ -65,6 +65,7 @@ class TensorWeightImagesConfig(ConsumersConfig):
     groups: int
     partials: int = 1
     turns: int = 0
+    steady: bool = False
 
     @property
     def channels(self) -> int:

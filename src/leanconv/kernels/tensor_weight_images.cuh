@@ -304,6 +304,7 @@ __device__ __forceinline__ void sum_images(float* workspace, const ImageUnits<Pr
     RingPlace<Tuning::x_stages> x_place;
     float sums[taps][32];
     const Turns<Tuning> turns(warpgroup);
+    float up[2] = {1.0f, 1.0f};
 #pragma unroll 1
     for (int unit = first; unit < last;) {
         const ImageRun<Problem, Tuning> run(units, unit, last);
@@ -348,7 +349,10 @@ __device__ __forceinline__ void sum_images(float* workspace, const ImageUnits<Pr
                 WeightFragments<Problem, Stages> weights;
                 // NOTE: as in tensor_weight.cuh.
                 const int fresh = row + zero_after(static_cast<unsigned>(w));
-                if (!anew) load_unscaled(weights, x, fresh, t);
+                if (!anew) {
+                    if constexpr (Tuning::steady) weights.load_as_before(x, fresh, t, up);
+                    else load_unscaled(weights, x, fresh, t);
+                }
                 bool held = true, whole = partials == 2 && !anew;  // whether all taps see a column
 #pragma unroll
                 for (int tap = 0; tap < taps; ++tap) whole = whole && tile.seen(w, tap) >= 0;
