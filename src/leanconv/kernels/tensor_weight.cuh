@@ -198,7 +198,7 @@ __device__ __forceinline__ void promote_scaled(float (&sums)[32], const float (&
 template <class Problem, class Tuning, int count>
 __device__ __forceinline__ void store_weights(float* dw, const float (&sums)[count], int first,
                                               const WeightTiles<Problem, Tuning>& tile, int row, int t) {
-    constexpr int taps = Problem::r * Problem::s, share = Tuning::taps;
+    constexpr int share = Tuning::taps, of_row = WeightRow<Problem, Tuning>::of_row;
     const WeightRow<Problem, Tuning> rows[2] = {WeightRow<Problem, Tuning>(tile.first_row + row),
                                                 WeightRow<Problem, Tuning>(tile.first_row + row + row_step<Tuning>)};
     constexpr bool pairs = Tuning::x_rows && Tuning::parts > 1;
@@ -206,11 +206,13 @@ __device__ __forceinline__ void store_weights(float* dw, const float (&sums)[cou
     for (int i = 0; i < count; ++i) {
         if (pairs && i / 2 % 2) continue;
         const bool second = (first + i) / 2 % 2;
-        const int tap = (second ? rows[1].tap : rows[0].tap) * share + (first + i) / 32 % share;
+        const int part = second ? rows[1].tap : rows[0].tap, s = part % of_row * share + (first + i) / 32 % share;
         const int channel = second ? rows[1].channel : rows[0].channel;
         const int of_eight = share == 1 ? (first + i) / 4 * 8 : (first + i) / (32 * share) * 64 + (first + i) % 32 / 4 * 8;
         const int in_group = tile.first_filter + of_eight + 2 * t + i % 2;
-        if (tap >= taps || channel >= Problem::group_c || in_group >= Problem::group_k) continue;
+        if (part >= WeightTiles<Problem, Tuning>::taps || s >= Problem::s || channel >= Problem::group_c || in_group >= Problem::group_k) continue;
+        constexpr int taps = Problem::r * Problem::s;
+        const int tap = part / of_row * Problem::s + s;
         const int64 k = tile.group * Problem::group_k + in_group;
         const int64 at = Problem::nhwc ? (k * taps + tap) * Problem::group_c + channel
             : Problem::chwn            ? (static_cast<int64>(channel) * taps + tap) * Problem::k + k
