@@ -48,7 +48,7 @@ class TensorWeightImagesConfig(ConsumersConfig):
     A stage has ``rows`` rows of 64 / ``rows`` images. ``products`` of float16 make one of float32: 3, or 1 in tier
     tf32. ``x_stages``, ``dy_stages`` and ``split_stages`` are the lengths of the rings of x, of dy, and of dy
     converted. ``blocks`` share all tiles' rows of outputs evenly, each of them in ``segments``; ``groups`` of threads
-    add their sums.
+    add their sums. ``direct``: tiles that one block has all of take no slot of the workspace.
     """
 
     rows: int
@@ -63,6 +63,7 @@ class TensorWeightImagesConfig(ConsumersConfig):
     producer_registers: int
     blocks: int
     groups: int
+    direct: bool = False
     partials: int = 1
     turns: int = 0
     steady: bool = False
@@ -139,7 +140,7 @@ class TensorWeightImages(TimedAlgorithm):
             function="leanconv::tensor_weight_images",
             problem=conv_constants(problem),
             tuning=config.constants(),
-            arguments=(x, dy, Pointer("workspace", written=True), batch),
+            arguments=(x, dy, Pointer("workspace", written=True), dw, batch),
             grid=config.blocks,
             block=config.threads,
             shared_bytes=config.shared_bytes,
@@ -194,7 +195,7 @@ def _whole(problem: ConvProblem, most_blocks: int) -> Iterator[TensorWeightImage
             break
         blocks = max(1, min(units * segments, most_blocks))
         groups = next(many for many in (8, 4, 2, 1) if many == 1 or blocks // tiles >= 2 * many)
-        yield variant(first, segments=segments, blocks=blocks, groups=groups)
+        yield variant(first, segments=segments, blocks=blocks, groups=groups, direct=tiles > blocks)
 
 
 def _taps(problem: ConvProblem) -> int:
@@ -208,7 +209,10 @@ def _taps(problem: ConvProblem) -> int:
 
 
 def _slots(problem: ConvProblem, config: TensorWeightImagesConfig) -> int:
-    """Slots of the workspace: a block begins a new tile, or one that the block before has left to it."""
+    """Slots of the workspace: a block begins a new tile, or one that the block before has left to it. With ``direct`` only
+    its first tile and its last need one."""
+    if config.direct:
+        return 2 * config.blocks
     return tiles_of(problem, config) + config.blocks - 1
 
 

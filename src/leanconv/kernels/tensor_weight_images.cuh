@@ -131,6 +131,7 @@ template <class Problem, class Tuning>
 struct ImageRun {
     using Units = ImageUnits<Problem, Tuning>;
     int number, start, end, stages, first_p;  // the tile; its first unit; where it ends, or the block's share
+    bool whole;                               // whether the block has all of the tile
 
     __device__ __forceinline__ ImageRun(const Units& units, int unit, int last) {
         int r = 0, before = 0;
@@ -143,7 +144,7 @@ struct ImageRun {
         const int each = units.units_of(r), of_row = (unit - before) / each;
         number = r * Units::of_row + of_row;
         start = before + of_row * each;
-        end = min(start + each, last);
+        end = min(start + each, last), whole = unit == start && end == start + each;
         stages = Units::stages_of(r), first_p = Units::first_p(r);
     }
     __device__ __forceinline__ int p(int unit) const {
@@ -285,10 +286,26 @@ __device__ __forceinline__ void load_unscaled(WeightFragments<Problem, Stages>& 
         weights.down[i] = split_row<exact>(weights.high, weights.low, i, values[i], unscaled_header());
 }
 
+// Stores four sums of a thread, two channels of two filters: number `i` of the fours of all its taps.
+template <class Problem, class Tuning>
+__device__ __forceinline__ void store_image_sums(float* dw, const ImageTile<Problem, Tuning>& tile, int warpgroup, int i,
+                                                 int thread, const float (&sums)[4]) {
+    const int s = tile.first_tap + i / 8;
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+        const int channel = tile.first_channel + warpgroup * 64 + thread / 32 * 16 + thread % 32 / 4 * 2 + j / 2;
+        const int in_group = tile.first_filter + i % 8 * 8 + thread % 4 * 2 + j % 2;
+        if (s >= Problem::s || channel >= Problem::group_c || in_group >= Problem::group_k) continue;
+        const int64 k = tile.group * Problem::group_k + in_group;
+        float* const to = dw + ((k * Problem::r + tile.r) * Problem::s + s) * Problem::group_c + channel;
+        *to = finish<Problem>(sums[j], 0.0f, held_by<Problem>(to, true));
+    }
+}
+
 // One warpgroup's products.
 // NOTE: it waits once for each column of dy, and looks once at its factors, not once for each tap.
 template <class Problem, class Tuning>
-__device__ __forceinline__ void sum_images(float* workspace, const ImageUnits<Problem, Tuning>& units,
+__device__ __forceinline__ void sum_images(float* workspace, float* dw, const ImageUnits<Problem, Tuning>& units,
                                            const WeightRings<Problem, ImageStages<Tuning>>& rings, int first, int last,
                                            int warpgroup) {
     using Stages = ImageStages<Tuning>;
@@ -309,6 +326,7 @@ __device__ __forceinline__ void sum_images(float* workspace, const ImageUnits<Pr
     for (int unit = first; unit < last;) {
         const ImageRun<Problem, Tuning> run(units, unit, last);
         const ImageTile<Problem, Tuning> tile(run.number);
+        const int place = Tuning::direct ? 2 * static_cast<int>(blockIdx.x) + (unit > first) : static_cast<int>(blockIdx.x) + run.number;
 #pragma unroll
         for (int tap = 0; tap < taps; ++tap)
 #pragma unroll
@@ -415,11 +433,16 @@ __device__ __forceinline__ void sum_images(float* workspace, const ImageUnits<Pr
             dy_number += columns.stages();
         }
         float4* const slot = reinterpret_cast<float4*>(workspace) +
-                             (static_cast<int64>(blockIdx.x + run.number) * Tuning::warpgroups + warpgroup) * (taps * 8 * 128);
+                             (static_cast<int64>(place) * Tuning::warpgroups + warpgroup) * (taps * 8 * 128);
 #pragma unroll
         for (int i = 0; i < 8 * taps; ++i) {
             const float(&from)[32] = sums[i / 8];
             const int j = i % 8 * 4;
+            if (Tuning::direct && run.whole) {
+                const float four[4] = {from[j], from[j + 1], from[j + 2], from[j + 3]};
+                store_image_sums(dw, tile, warpgroup, i, static_cast<int>(threadIdx.x) % 128, four);
+                continue;
+            }
             slot[i * 128 + threadIdx.x % 128] = make_float4(from[j], from[j + 1], from[j + 2], from[j + 3]);
         }
     }
@@ -429,7 +452,7 @@ __device__ __forceinline__ void sum_images(float* workspace, const ImageUnits<Pr
 
 // The first launch: sums of each block's units, to slots of the workspace.
 template <class Problem, class Tuning>
-__device__ __forceinline__ void tensor_weight_images(const TensorMap& x, const TensorMap& dy, float* workspace,
+__device__ __forceinline__ void tensor_weight_images(const TensorMap& x, const TensorMap& dy, float* workspace, float* dw,
                                                      long long batch) {
     static_assert(Tuning::converter_registers <= 65536 / (128 * (Tuning::warpgroups + 2)) / 8 * 8,
                   "setmaxnreg.dec is no legal instruction for more registers than a thread has");
@@ -442,7 +465,7 @@ __device__ __forceinline__ void tensor_weight_images(const TensorMap& x, const T
     const int warpgroup = threadIdx.x / 128, thread = threadIdx.x % 128;
     if (warpgroup < Tuning::warpgroups) {
         set_registers_up<Tuning::consumer_registers>();
-        sum_images<Problem, Tuning>(workspace, units, rings, first, last, warpgroup);
+        sum_images<Problem, Tuning>(workspace, dw, units, rings, first, last, warpgroup);
     } else if (warpgroup == Tuning::warpgroups) {
         set_registers_down<Tuning::converter_registers>();
         split_images<Problem, Tuning>(units, rings, first, last, thread);
@@ -469,12 +492,15 @@ __device__ __forceinline__ void sum_image_slots(const float* __restrict__ worksp
     const int group = static_cast<int>(threadIdx.x) / threads, each = units.units_of(tile.r);
     const int start = units.units_before(tile.r) + tile.number % Units::of_row * each;
     const int first = start / units.share, last = each > 0 ? (start + each - 1) / units.share : first - 1;
+    // A tile that one block had all of is there already. Of the others the first block may have had one before.
+    if (Tuning::direct && each > 0 && first == last) return;
+    const int second = Tuning::direct && start % units.share != 0;
     const float4* const from = reinterpret_cast<const float4*>(workspace) +
-                               static_cast<int64>(first + tile.number) * of_tile + own;
+                               static_cast<int64>(Tuning::direct ? 2 * first : first + tile.number) * of_tile + own;
     float total[4] = {};
 #pragma unroll 4
     for (int i = group; i < last - first + 1; i += groups) {
-        const float4 four = from[static_cast<int64>(i) * of_tile];
+        const float4 four = from[static_cast<int64>(Tuning::direct ? 2 * i + (i == 0 && second) : i) * of_tile];
         total[0] += four.x, total[1] += four.y, total[2] += four.z, total[3] += four.w;
     }
     if constexpr (groups > 1) {
@@ -488,16 +514,7 @@ __device__ __forceinline__ void sum_image_slots(const float* __restrict__ worksp
             total[0] += four.x, total[1] += four.y, total[2] += four.z, total[3] += four.w;
         }
     }
-    const int thread = own % 128, s = tile.first_tap + own / 1024 % taps;
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-        const int channel = tile.first_channel + own / of_warpgroup * 64 + thread / 32 * 16 + thread % 32 / 4 * 2 + i / 2;
-        const int in_group = tile.first_filter + own / 128 % 8 * 8 + thread % 4 * 2 + i % 2;
-        if (s >= Problem::s || channel >= Problem::group_c || in_group >= Problem::group_k) continue;
-        const int64 k = tile.group * Problem::group_k + in_group;
-        float* const to = dw + ((k * Problem::r + tile.r) * Problem::s + s) * Problem::group_c + channel;
-        *to = finish<Problem>(total[i], 0.0f, held_by<Problem>(to, true));
-    }
+    store_image_sums(dw, tile, own / of_warpgroup, own / 128 % (8 * taps), own % 128, total);
 }
 
 }  // namespace leanconv
