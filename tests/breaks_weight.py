@@ -44,7 +44,9 @@ WEIGHT: tuple[Break, ...] = (
         "same",
         blocks=3,
     ),
-    images("all blocks have one slot", "blockIdx.x + run.number", "run.number", RACE + "|" + WRONG, "many"),
+    images("all blocks have one slot", "static_cast<int>(blockIdx.x) + run.number", "run.number", RACE + "|" + WRONG, "many"),
+    images("a tile's first slot is its block's first", "(i == 0 && second)", "0", WRONG, "many", blocks=5, direct=True),
+    images("all tiles are added", "if (Tuning::direct && each > 0 && first == last) return;", "", WRONG, "many", blocks=5, direct=True),
     images("the first slot alone is added", "i < last - first + 1;", "i < 1;", WRONG, "many"),
     images(
         "segments see no column of the next",
@@ -62,6 +64,15 @@ WEIGHT: tuple[Break, ...] = (
         RULE + "|" + RACE,
         "many",
         blocks=2,
+    ),
+    tensor(
+        "parts of a row of taps see x where the first one does",
+        "return tap % of_row * (Tuning::taps * Problem::dilation_w);",
+        "return tap % of_row * (Tuning::taps == 1 ? Problem::dilation_w : 0);",
+        WRONG,
+        "five-columns-nhwc",
+        taps=3,
+        split=1,
     ),
     tensor(
         "x is free before it has been read",
