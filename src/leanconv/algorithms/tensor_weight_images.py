@@ -209,8 +209,8 @@ def _taps(problem: ConvProblem) -> int:
 
 
 def _slots(problem: ConvProblem, config: TensorWeightImagesConfig) -> int:
-    """Slots of the workspace: a block begins a new tile, or one that the block before has left to it. With ``direct`` only
-    its first tile and its last need one."""
+    """Slots of the workspace: a block begins a new tile, or one that the block before has left to it. With ``direct``
+    only its first tile and its last need one."""
     if config.direct:
         return 2 * config.blocks
     return tiles_of(problem, config) + config.blocks - 1
