@@ -64,8 +64,7 @@ class TensorWeightImagesConfig(ConsumersConfig):
     blocks: int
     groups: int
     direct: bool = False
-    partials: int = 1
-    turns: int = 0
+    turns: bool = False
     steady: bool = False
 
     @property

@@ -231,7 +231,7 @@ __device__ __forceinline__ void sum_weights(float* dw, const WeightTiles<Problem
     using Rings = WeightRings<Problem, Tuning>;
     using Grid = WeightGrid<Problem, Tuning>;
     constexpr int chunks = Tuning::chunks, taps = Tuning::taps, partials = Tuning::partials;
-    static_assert(taps == 1 || chunks == 1, "taps share x one after the other");
+    static_assert(taps == 1 || (chunks == 1 && partials == 1), "taps share x one after the other");
     static_assert(partials == 1 || partials == 2, "one partial sum, or two in turn");
     static_assert(Tuning::split_stages >= (Tuning::turns ? chunks : partials),
                   "a warpgroup multiplies with so many stages before the others free one");
@@ -261,42 +261,22 @@ __device__ __forceinline__ void sum_weights(float* dw, const WeightTiles<Problem
                 // Where factors of pixels, or infinities, tell the taps apart, each has x converted anew.
                 const bool anew = factors.apart || __any_sync(0xffffffffu, weights.infinite());
                 const unsigned char* const x = rings.x(x_place.stage);
-                const float* const scales = rings.scales(place.stage) + t * Rings::scale_pitch;
                 mbarrier_wait_parity(rings.split_full(place.stage), place.parity);
 #pragma unroll
                 for (int tap = 0; tap < taps; ++tap) {
                     const int moved = Grid::moved(tap);
-                    float (&now)[32] = partial[tap % partials];
-                    float (&before)[32] = partial[(tap + 1) % partials];
-                    if (anew) {
-                        if (partials == 2 && tap > 0) wgmma_wait_group<0>(before, weights.high, weights.low);
-                        weights.load_moved(x, factors, row, t, moved);
-                        wgmma_fence(weights.high, weights.low);
-                    }
+                    if (anew) weights.load_moved(x, factors, row, t, moved);
                     if (tap == 0) turns.wait(weights);
-                    else if (Tuning::turns > 1) turns.wait();
-                    if (partials == 1 || tap == 0) wgmma_fence(now, weights.high, weights.low);
-                    else wgmma_fence(now);
-                    multiply_weights(now, weights, rings.split(place.stage) + moved * 128);
+                    wgmma_fence(partial[0], weights.high, weights.low);
+                    multiply_weights(partial[0], weights, rings.split(place.stage) + moved * 128);
                     wgmma_commit_group();
-                    if (Tuning::turns > 1 || tap == taps - 1) turns.pass(stage == range.end - 1 && tap == taps - 1);
                     if (tap == (anew ? taps - 1 : 0)) {
                         __syncwarp();
                         if (lane == 0) mbarrier_arrive(rings.x_free(x_place.stage));
                     }
-                    if (partials == 1) {
-                        wgmma_wait_group<0>(now, weights.high, weights.low);
-                        promote_scaled(sums[tap], now, weights.down, scales);
-                    } else {
-                        if (tap > 0) {
-                            wgmma_wait_group<1>(before);
-                            promote_scaled(sums[tap - 1], before, weights.down, scales);
-                        }
-                        if (tap == taps - 1) {
-                            wgmma_wait_group<0>(now, weights.high, weights.low);
-                            promote_scaled(sums[tap], now, weights.down, scales);
-                        }
-                    }
+                    if (tap == taps - 1) turns.pass(stage == range.end - 1);
+                    wgmma_wait_group<0>(partial[0], weights.high, weights.low);
+                    promote_scaled(sums[tap], partial[0], weights.down, rings.scales(place.stage) + t * Rings::scale_pitch);
                 }
                 __syncwarp();
                 if (lane == 0) mbarrier_arrive(rings.split_free(place.stage));

@@ -310,7 +310,7 @@ __device__ __forceinline__ void sum_images(float* workspace, float* dw, const Im
                                            int warpgroup) {
     using Stages = ImageStages<Tuning>;
     using Rings = WeightRings<Problem, Stages>;
-    constexpr int taps = Tuning::taps, partials = Tuning::partials;
+    constexpr int taps = Tuning::taps;
     constexpr int reach = (taps - 1) * Problem::dilation_w / Problem::stride_w + 1;
     static_assert(Tuning::split_stages > reach,
                   "the ring has all columns of dy that a column of x meets, and one that is being converted");
@@ -371,57 +371,27 @@ __device__ __forceinline__ void sum_images(float* workspace, float* dw, const Im
                     if constexpr (Tuning::steady) weights.load_as_before(x, fresh, t, up);
                     else load_unscaled(weights, x, fresh, t);
                 }
-                bool held = true, whole = partials == 2 && !anew;  // whether all taps see a column
+                bool held = true;
+                float partial[32];
 #pragma unroll
-                for (int tap = 0; tap < taps; ++tap) whole = whole && tile.seen(w, tap) >= 0;
-                const auto free_x = [&] {
-                    __syncwarp();
-                    if (lane == 0) mbarrier_arrive(rings.x_free(x_place.stage));
-                    held = false;
-                };
-                float partial[partials][32];
-                if (partials == 2 && whole) {
-                    // The sums of a tap are added while the products of the next are under way.
-                    int before = 0;
-#pragma unroll
-                    for (int tap = taps - 1; tap >= 0; --tap) {
-                        float (&now)[32] = partial[tap % partials];
-                        const int q = tile.seen(w, tap);
-                        wait_for(q);
-                        const int stage = static_cast<int>(number_of(q) % Tuning::split_stages);
-                        if constexpr (Tuning::turns > 0) turns.wait();
-                        if (tap == taps - 1) wgmma_fence(now, weights.high, weights.low);
-                        else wgmma_fence(now);
-                        multiply_weights(now, weights, rings.split(stage));
-                        wgmma_commit_group();
-                        if constexpr (Tuning::turns > 0) turns.pass(false);
-                        if (tap == taps - 1) free_x();
-                        else {
-                            wgmma_wait_group<1>(partial[(tap + 1) % partials]);
-                            promote_scaled(sums[tap + 1], partial[(tap + 1) % partials], weights.down,
-                                           rings.scales(before) + t * Rings::scale_pitch);
-                        }
-                        before = stage;
+                for (int tap = taps - 1; tap >= 0; --tap) {
+                    const int q = tile.seen(w, tap);
+                    if (q < 0) continue;
+                    if (anew) weights.load(x, factors_of(q), row, t);
+                    wait_for(q);
+                    const int stage = static_cast<int>(number_of(q) % Tuning::split_stages);
+                    turns.wait();
+                    wgmma_fence(partial, weights.high, weights.low);
+                    multiply_weights(partial, weights, rings.split(stage));
+                    wgmma_commit_group();
+                    turns.pass(false);
+                    if (held && !anew) {
+                        __syncwarp();
+                        if (lane == 0) mbarrier_arrive(rings.x_free(x_place.stage));
+                        held = false;
                     }
-                    wgmma_wait_group<0>(partial[0], weights.high, weights.low);
-                    promote_scaled(sums[0], partial[0], weights.down, rings.scales(before) + t * Rings::scale_pitch);
-                } else {
-#pragma unroll
-                    for (int tap = taps - 1; tap >= 0; --tap) {
-                        const int q = tile.seen(w, tap);
-                        if (q < 0) continue;
-                        if (anew) weights.load(x, factors_of(q), row, t);
-                        wait_for(q);
-                        const int stage = static_cast<int>(number_of(q) % Tuning::split_stages);
-                        if constexpr (Tuning::turns > 0) turns.wait();
-                        wgmma_fence(partial[0], weights.high, weights.low);
-                        multiply_weights(partial[0], weights, rings.split(stage));
-                        wgmma_commit_group();
-                        if constexpr (Tuning::turns > 0) turns.pass(false);
-                        if (held && !anew) free_x();
-                        wgmma_wait_group<0>(partial[0], weights.high, weights.low);
-                        promote_scaled(sums[tap], partial[0], weights.down, rings.scales(stage) + t * Rings::scale_pitch);
-                    }
+                    wgmma_wait_group<0>(partial, weights.high, weights.low);
+                    promote_scaled(sums[tap], partial, weights.down, rings.scales(stage) + t * Rings::scale_pitch);
                 }
                 if (held) {
                     __syncwarp();
@@ -447,7 +417,7 @@ __device__ __forceinline__ void sum_images(float* workspace, float* dw, const Im
         }
     }
     // The turn after the very last.
-    if (Tuning::turns > 0 && warpgroup == 0) turns.wait();
+    if (warpgroup == 0) turns.wait();
 }
 
 // The first launch: sums of each block's units, to slots of the workspace.
