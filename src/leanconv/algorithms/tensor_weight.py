@@ -130,7 +130,7 @@ REGISTERS = {
     (2, 2, False): (184, 96, 48), (2, 3, False): (200, 64, 48), (3, 1, False): (120, 72, 48),
 }  # fmt: skip
 #: Tiles of which a multiprocessor has two at a time, and their registers.
-TWICE: dict[Tile, tuple[int, int, int]] = {(1, 1, 1, True): (192, 40, 24)}
+TWICE: dict[Tile, tuple[int, int, int]] = {(1, 1, 1, True): (176, 40, 24)}
 #: And of a tile whose taps share x.
 SHARING_REGISTERS = (192, 80, 48)
 #: Stages that the rings have at most, of x, of dy and of dy converted.
