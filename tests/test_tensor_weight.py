@@ -221,7 +221,7 @@ def test_rings_fit_and_hold_what_is_under_way() -> None:
             assert config.shared_bytes <= HOPPER.shared_per_block
             assert config.x_stages >= 2 and config.dy_stages > config.chunks
             assert config.split_stages >= max(config.partials, config.chunks)
-            registers = 65536 // config.blocks // config.threads // 8 * 8
+            registers = 65536 // config.threads // 8 * 8
             assert config.converter_registers <= registers and config.producer_registers <= registers
             used = config.warpgroups * config.consumer_registers + config.converter_registers
             assert used + config.producer_registers <= registers * config.threads // 128

@@ -70,8 +70,6 @@ class TensorWeightConfig(ConsumersConfig):
     split: int = 1
     parts: int = 1
     taps: int = 1
-    blocks: int = 1
-    steady: bool = False
 
     @property
     def rows(self) -> int:
@@ -113,7 +111,6 @@ Tile = tuple[int, int, int, bool]
 TILES: dict[Tile, tuple[bool, float, float]] = {
     (2, 1, 1, True): (True, 182, 126),
     (2, 2, 2, False): (True, 120, 95),
-    (1, 1, 1, True): (False, 170, 110),
     (3, 1, 1, False): (False, 129, 70),
     (2, 1, 1, False): (True, 96, 75),
     (2, 3, 1, False): (True, 85, 72),
@@ -129,8 +126,6 @@ REGISTERS = {
     (1, 1, False): (208, 160, 88), (1, 2, False): (208, 160, 88), (2, 1, False): (176, 104, 56),
     (2, 2, False): (184, 96, 48), (2, 3, False): (200, 64, 48), (3, 1, False): (120, 72, 48),
 }  # fmt: skip
-#: Tiles of which a multiprocessor has two at a time, and their registers.
-TWICE: dict[Tile, tuple[int, int, int]] = {(1, 1, 1, True): (176, 40, 24)}
 #: And of a tile whose taps share x.
 SHARING_REGISTERS = (192, 80, 48)
 #: Stages that the rings have at most, of x, of dy and of dy converted.
@@ -231,23 +226,19 @@ def _piece(problem: ConvProblem) -> int:
 
 @lru_cache(maxsize=256)
 def _config(
-    tile: Tile, taps: int, products: int, way: tuple[bool, bool, int], shared: int, shared_of_two: int
+    tile: Tile, taps: int, products: int, way: tuple[bool, bool, int], shared: int
 ) -> TensorWeightConfig | None:
     """The configuration of a tile, with rings as long as ``shared`` bytes allow; None where they are too short."""
     warpgroups, chunks, partials, _ = tile
     bulks = way[0] and way[1]
     registers = SHARING_REGISTERS if taps > 1 else REGISTERS[warpgroups, chunks, bulks]
-    blocks = 1
-    if tile in TWICE and bulks:
-        registers, blocks = TWICE[tile], 2
-        shared = shared_of_two
     turns = TILES[tile][0] and not (taps > 1 and bulks)
     for stages in range(MOST_STAGES[0], 1, -1):
         for dy_stages in (3, 2) if chunks == 1 else (2 * chunks, chunks + 1):
             for split_stages in range(min(MOST_STAGES[2], 3 * chunks + 1), max(chunks, 2) - 1, -1):
                 config = TensorWeightConfig(
                     warpgroups, chunks, products, partials, turns, *way, stages, dy_stages, split_stages, *registers,
-                    taps=taps, blocks=blocks,
+                    taps=taps,
                 )  # fmt: skip
                 if config.shared_bytes <= shared and split_stages >= min(2 * chunks, 4):
                     return config
@@ -313,7 +304,6 @@ def _launch(problem: ConvProblem, config: TensorWeightConfig, name: str, *rest: 
         block=config.threads,
         shared_bytes=config.shared_bytes,
         cluster=config.split,
-        min_blocks=config.blocks,
     )
 
 
@@ -329,11 +319,7 @@ def _whole(problem: ConvProblem, target: Target) -> Iterator[TensorWeightConfig]
         if tile[-1] and not shares:
             continue
         taps = sharing if tile[-1] else 1
-        if tile == (1, 1, 1, True) and not (ways[taps][0] and ways[taps][1]):
-            continue
-        config = _config(
-            tile, taps, products, ways[taps], target.shared_per_block, target.shared_per_multiprocessor // 2 - 1024
-        )
+        config = _config(tile, taps, products, ways[taps], target.shared_per_block)
         if config:
             yield config
 
@@ -356,9 +342,8 @@ def predicted_cycles(problem: ConvProblem, config: TensorWeightConfig, target: T
     speed = TILES[tile][1 if config.x_rows and config.dy_rows else 2]
     speed *= FLOPS_PER_CYCLE * (1.5 if config.products == 1 else 1)
     stages = ceil_div(stages_of(problem, config), config.split * config.parts)
-    each = stages * 2 * config.weights * DEPTH * config.blocks / speed + BLOCK_CYCLES
+    each = stages * 2 * config.weights * DEPTH / speed + BLOCK_CYCLES
     blocks = tiles_of(problem, config) * config.parts
-    at_once = target.multiprocessors * config.blocks
-    rounds = ceil_div(blocks, clusters_at_once(config.split, 1, target) if config.split > 1 else at_once)
+    rounds = ceil_div(blocks, clusters_at_once(config.split, 1, target) if config.split > 1 else target.multiprocessors)
     memory = problem.bytes / target.bytes_per_cycle
     return max(rounds * each + (SPLIT_CYCLES if config.split > 1 else 0), memory) + LAUNCH_CYCLES

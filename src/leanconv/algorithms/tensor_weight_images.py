@@ -49,6 +49,7 @@ class TensorWeightImagesConfig(ConsumersConfig):
     tf32. ``x_stages``, ``dy_stages`` and ``split_stages`` are the lengths of the rings of x, of dy, and of dy
     converted. ``blocks`` share all tiles' rows of outputs evenly, each of them in ``segments``; ``groups`` of threads
     add their sums. ``direct``: tiles that one block has all of take no slot of the workspace.
+    ``turns``: consumers multiply in turn, a tap at a time.
     """
 
     rows: int
@@ -64,8 +65,7 @@ class TensorWeightImagesConfig(ConsumersConfig):
     blocks: int
     groups: int
     direct: bool = False
-    turns: bool = False
-    steady: bool = False
+    turns: bool = True
 
     @property
     def channels(self) -> int:

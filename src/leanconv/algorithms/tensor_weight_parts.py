@@ -24,7 +24,7 @@ from leanconv.problem import ConvProblem
 #: Blocks that keep a large GPU busy.
 BLOCKS = 132
 #: Weights of a tile whose taps share x.
-LARGEST_TILE, SMALL_TILE = 128 * 64 * 3, 64 * 64 * 3
+LARGEST_TILE = 128 * 64 * 3
 
 
 class TensorWeightParts(TensorWeight):
@@ -47,7 +47,7 @@ class TensorWeightParts(TensorWeight):
         self, problem: ConvProblem, whole: TensorWeightConfig, target: Target
     ) -> Iterator[TensorWeightConfig]:
         tiles, most = tiles_of(problem, whole), _most_parts(problem)
-        busy = (rounds * target.multiprocessors * whole.blocks // tiles for rounds in (1, 2, 3))
+        busy = (rounds * target.multiprocessors // tiles for rounds in (1, 2, 3))
         for parts in dict.fromkeys(max(2, min(most, stages_of(problem, whole), many)) for many in busy):
             yield variant(whole, parts=parts)
 
@@ -62,6 +62,4 @@ def _most_parts(problem: ConvProblem) -> int:
     so that few of these idle in the last one. The workspace is for so many."""
     tiles = ceil_div(weights_of(problem), LARGEST_TILE if may_share(problem) else 128 * 128)
     stages = ceil_div(problem.n * problem.p * problem.q, DEPTH)
-    small = ceil_div(weights_of(problem), SMALL_TILE) if may_share(problem) else 2 * tiles
-    rounds = 1 if tiles <= 16 else 2 if tiles <= 64 else 3
-    return max(2, min(stages, max(BLOCKS * rounds // tiles, 2 * BLOCKS * rounds // small)))
+    return max(2, min(stages, BLOCKS * (1 if tiles <= 16 else 2 if tiles <= 64 else 3) // tiles))

@@ -68,44 +68,6 @@ struct WeightFragments {
         for (int i = 0; i < 2; ++i) down[i] = split_row<exact, shared>(high, low, i, values[i], unscaled_header());
     }
 
-    // The same with the scales `up` of the stage before, where the rows still fill float16 with them: nothing waits for the
-    // largest of a row. Otherwise their scales become new ones.
-    __device__ __forceinline__ void load_as_before(const unsigned char* x, int row, int t, float (&up)[2]) {
-        {
-            float values[2][4][4];
-            read(values, x, row, t);
-#pragma unroll
-            for (int i = 0; i < 2; ++i)
-#pragma unroll
-                for (int j = 0; j < 8; ++j) {
-                    const float a = values[i][j / 2][j % 2 * 2], b = values[i][j / 2][j % 2 * 2 + 1];
-                    unsigned& packed = high[j / 2][j % 2 * 2 + i];
-                    packed = split_high(a, b, up[i]);
-                    if constexpr (exact) low[j / 2][j % 2 * 2 + i] = split_low(a, b, up[i], packed);
-                }
-        }
-        bool filled = true;
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-            unsigned largest = max_nan_abs_f16x2(high[0][i], high[0][2 + i]);
-#pragma unroll
-            for (int j = 1; j < 4; ++j)
-                largest = max_nan_abs_f16x2(largest, max_nan_abs_f16x2(high[j][i], high[j][2 + i]));
-            const unsigned most = max(largest & 0xffff, largest >> 16);
-            filled = filled && (most == 0 || (most >= 0x6400 && most < 0x7c00));  // from 2^10 on, and finite
-            down[i] = power_of_two(254 - (__float_as_uint(up[i]) >> 23));
-        }
-        if (__any_sync(0xffffffffu, !filled)) {
-            float values[2][4][4];
-            read(values, x, row, t);
-#pragma unroll
-            for (int i = 0; i < 2; ++i) {
-                down[i] = split_row<exact, true>(high, low, i, values[i], unscaled_header());
-                up[i] = power_of_two(254 - (__float_as_uint(down[i]) >> 23));
-            }
-        }
-    }
-
     // For one of the taps that share x.
     __device__ __forceinline__ void load_moved(const unsigned char* x, const PixelFactors<Problem, Tuning>& factors, int row,
                                                int t, int moved) {
@@ -171,7 +133,8 @@ __device__ __forceinline__ void multiply_weights(float (&partial)[32], const Wei
     for (int i = 0; i < 4; ++i) wgmma_f16(partial, weights.high[i], high + step * i, Tuning::products == 3 || i > 0);
 }
 
-// Adds a chunk's partial sums, times the inverse scales of their rows and columns.
+// Adds a chunk's partial sums, times the inverse scales of their rows and columns: one instruction for a sum where all columns
+// have one scale, which a row's is multiplied with before.
 __device__ __forceinline__ void promote_scaled(float (&sums)[32], const float (&partial)[32], const float (&down)[2],
                                                const float* scales) {
     float same[4];
@@ -201,7 +164,7 @@ __device__ __forceinline__ void store_weights(float* dw, const float (&sums)[cou
     constexpr int share = Tuning::taps, of_row = WeightRow<Problem, Tuning>::of_row;
     const WeightRow<Problem, Tuning> rows[2] = {WeightRow<Problem, Tuning>(tile.first_row + row),
                                                 WeightRow<Problem, Tuning>(tile.first_row + row + row_step<Tuning>)};
-    constexpr bool pairs = Tuning::x_rows && Tuning::parts > 1;
+    constexpr bool pairs = Tuning::x_rows && Tuning::parts > 1;  // two channels at a time: a workspace is aligned
 #pragma unroll
     for (int i = 0; i < count; ++i) {
         if (pairs && i / 2 % 2) continue;
@@ -210,7 +173,8 @@ __device__ __forceinline__ void store_weights(float* dw, const float (&sums)[cou
         const int channel = second ? rows[1].channel : rows[0].channel;
         const int of_eight = share == 1 ? (first + i) / 4 * 8 : (first + i) / (32 * share) * 64 + (first + i) % 32 / 4 * 8;
         const int in_group = tile.first_filter + of_eight + 2 * t + i % 2;
-        if (part >= WeightTiles<Problem, Tuning>::taps || s >= Problem::s || channel >= Problem::group_c || in_group >= Problem::group_k) continue;
+        if (part >= WeightTiles<Problem, Tuning>::taps || s >= Problem::s) continue;
+        if (channel >= Problem::group_c || in_group >= Problem::group_k) continue;
         constexpr int taps = Problem::r * Problem::s;
         const int tap = part / of_row * Problem::s + s;
         const int64 k = tile.group * Problem::group_k + in_group;
@@ -239,7 +203,6 @@ __device__ __forceinline__ void sum_weights(float* dw, const WeightTiles<Problem
     RingPlace<Tuning::x_stages> x_place;
     RingPlace<Tuning::split_stages> place, done;
     RingPlace<Rings::code_stages> code_place;
-    float up[2] = {1.0f, 1.0f};
     float sums[chunks * taps][32];
 #pragma unroll
     for (int chunk = 0; chunk < chunks * taps; ++chunk)
@@ -254,8 +217,7 @@ __device__ __forceinline__ void sum_weights(float* dw, const WeightTiles<Problem
             mbarrier_wait_parity(rings.x_full(x_place.stage), x_place.parity);
             // NOTE: or NVRTC 13.0 keeps the places of two loads in registers, and has too few for the rest.
             const int fresh = taps > 1 ? row + zero_after(static_cast<unsigned>(stage)) : row;
-            if constexpr (taps > 1 && Tuning::steady) weights.load_as_before(rings.x(x_place.stage), fresh, t, up);
-            else weights.load(rings.x(x_place.stage), factors, fresh, t);
+            weights.load(rings.x(x_place.stage), factors, fresh, t);
             float partial[partials][32];
             if constexpr (taps > 1) {
                 // Where factors of pixels, or infinities, tell the taps apart, each has x converted anew.

@@ -248,7 +248,7 @@ __device__ __forceinline__ void split_images(const ImageUnits<Problem, Tuning>& 
     RingPlace<Tuning::dy_stages> dy_place;
     RingPlace<Tuning::split_stages> place;
     RingPlace<Rings::code_stages> code_place;
-    SplitOf<Problem, ImageStages<Tuning>> values(thread);
+    SplitRows<Problem, ImageStages<Tuning>> values(thread);
 #pragma unroll 1
     for (int unit = first; unit < last;) {
         const ImageRun<Problem, Tuning> run(units, unit, last);
@@ -321,12 +321,11 @@ __device__ __forceinline__ void sum_images(float* workspace, float* dw, const Im
     RingPlace<Tuning::x_stages> x_place;
     float sums[taps][32];
     const Turns<Tuning> turns(warpgroup);
-    float up[2] = {1.0f, 1.0f};
 #pragma unroll 1
     for (int unit = first; unit < last;) {
         const ImageRun<Problem, Tuning> run(units, unit, last);
         const ImageTile<Problem, Tuning> tile(run.number);
-        const int place = Tuning::direct ? 2 * static_cast<int>(blockIdx.x) + (unit > first) : static_cast<int>(blockIdx.x) + run.number;
+        const int block = static_cast<int>(blockIdx.x), place = Tuning::direct ? 2 * block + (unit > first) : block + run.number;
 #pragma unroll
         for (int tap = 0; tap < taps; ++tap)
 #pragma unroll
@@ -367,10 +366,7 @@ __device__ __forceinline__ void sum_images(float* workspace, float* dw, const Im
                 WeightFragments<Problem, Stages> weights;
                 // NOTE: as in tensor_weight.cuh.
                 const int fresh = row + zero_after(static_cast<unsigned>(w));
-                if (!anew) {
-                    if constexpr (Tuning::steady) weights.load_as_before(x, fresh, t, up);
-                    else load_unscaled(weights, x, fresh, t);
-                }
+                if (!anew) load_unscaled(weights, x, fresh, t);
                 bool held = true;
                 float partial[32];
 #pragma unroll

@@ -142,86 +142,6 @@ struct SplitRows {
     }
 };
 
-// The same in rows by threads of few registers, who read dy twice: for the scales, and to split it.
-template <class Problem, class Tuning>
-struct SplitRowsTwice {
-    using Rings = WeightRings<Problem, Tuning>;
-    using Grid = WeightGrid<Problem, Tuning>;
-    using Once = SplitRows<Problem, Tuning>;
-    static constexpr int eights = Grid::window / 8;
-    int row, unit;
-    bool first;
-    const unsigned char* piece;
-    float up[4], down[4];
-    bool same;
-    int warp, t;
-
-    __device__ __forceinline__ explicit SplitRowsTwice(int thread)
-        : row(bit_reversed(thread % 32 / 4)), unit((thread / 32 % 2 * 4 + thread % 4) ^ row), first(thread % 32 < 4),
-          warp(thread / 32), t(thread % 4) {}
-
-    __device__ __forceinline__ void read(float (&v)[4], int i, const PixelFactors<Problem, Tuning>& factors) const {
-        const float4 four = *reinterpret_cast<const float4*>(piece + i * 1024);
-        v[0] = four.x, v[1] = four.y, v[2] = four.z, v[3] = four.w;
-        if (factors.apart) {
-            const float less = factors.down(8 * i + row);
-#pragma unroll
-            for (int j = 0; j < 4; ++j) v[j] = v[j] * less * less;
-        }
-        // NOTE: what no tap sees must not decide a scale.
-        if (Grid::used % 8 != 0 && i == eights - 1)
-#pragma unroll
-            for (int j = 0; j < 4; ++j) v[j] = row < Grid::used % 8 ? v[j] : 0.0f;
-    }
-
-    // Finds the scales of a lane's four filters.
-    __device__ __forceinline__ void load(const unsigned char* dy, const PixelFactors<Problem, Tuning>& factors) {
-        piece = dy + warp / 2 * Rings::dy_piece_bytes + row * 128 + unit * 16;
-        float largest[4] = {};
-#pragma unroll
-        for (int i = 0; i < eights; ++i) {
-            float v[4];
-            read(v, i, factors);
-#pragma unroll
-            for (int j = 0; j < 4; ++j) largest[j] = fmaxf(largest[j], fabsf(v[j]));
-        }
-#pragma unroll
-        for (int j = 0; j < 4; ++j) {
-#pragma unroll
-            for (int apart = 4; apart < 32; apart *= 2)
-                largest[j] = fmaxf(largest[j], __shfl_xor_sync(0xffffffffu, largest[j], apart));
-        }
-        const FilterScales<4> scale(largest, factors.most);
-        same = scale.same;
-#pragma unroll
-        for (int j = 0; j < 4; ++j) up[j] = scale.up[j], down[j] = scale.down[j];
-    }
-
-    // NOTE: behind a wait for the stage that it goes to, so that the compiler does not keep what has been read.
-    __device__ __forceinline__ void store(unsigned char* to, float* scales, const PixelFactors<Problem, Tuning>& factors) const {
-        if (first)
-#pragma unroll
-            for (int j = 0; j < 4; ++j) scales[scale_place<Problem, Tuning>(16 * warp + 4 * t + j)] = down[j];
-        if (first) scales[same_scale_place<Problem, Tuning>(t, warp)] = same ? down[0] : 0.0f;
-        unsigned char* const high = to + row * 128 + ((2 * warp + t / 2) ^ row) * 16 + t % 2 * 8;
-#pragma unroll
-        for (int i = 0; i < eights; ++i) {
-            float v[4];
-            read(v, i, factors);
-            uint2 packed;
-            packed.x = cvt_rn_f16x2_f32(v[0] * up[0], v[1] * up[1]);
-            packed.y = cvt_rn_f16x2_f32(v[2] * up[2], v[3] * up[3]);
-            *reinterpret_cast<uint2*>(high + i * 1024) = packed;
-            if constexpr (Tuning::products == 3) {
-                uint2 rest;
-                rest.x = Once::rest_of(v[0], v[1], up[0], up[1], packed.x);
-                rest.y = Once::rest_of(v[2], v[3], up[2], up[3], packed.y);
-                *reinterpret_cast<uint2*>(high + Rings::half_bytes + i * 1024) = rest;
-            }
-        }
-    }
-};
-
 // One warp's share of a chunk of dy in columns: 16 filters of 64 pixels. A lane has half of a filter's.
 template <class Problem, class Tuning>
 struct SplitColumns {
@@ -256,10 +176,13 @@ struct SplitColumns {
         for (int i = 1; i < 32; ++i) largest = fmaxf(largest, fabsf(v[i]));
         largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, 8));
         const float only[1] = {largest};
-        const FilterScales<1> all(only, factors.most);
-        const struct { float up, down; } scale = {all.up[0], all.down[0]};
-        if (half == 0) scales[scale_place<Problem, Tuning>(filter)] = scale.down;
-        if (filter % 16 < 4 && half == 0) scales[same_scale_place<Problem, Tuning>(filter % 16, filter / 16)] = all.same ? scale.down : 0.0f;
+        const FilterScales<1> scale(only, factors.most);
+        const float up = scale.up[0], down = scale.down[0];
+        if (half == 0) {
+            scales[scale_place<Problem, Tuning>(filter)] = down;
+            const int t = filter % 16;
+            if (t < 4) scales[same_scale_place<Problem, Tuning>(t, filter / 16)] = scale.same ? down : 0.0f;
+        }
         unsigned char* const line = to + filter * 128;
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
@@ -269,8 +192,8 @@ struct SplitColumns {
 #pragma unroll
             for (int j = 0; j < 4; ++j) {
                 const float a = v[8 * i + 2 * j], b = v[8 * i + 2 * j + 1];
-                highs[j] = split_high(a, b, scale.up);
-                if constexpr (Tuning::products == 3) lows[j] = split_low(a, b, scale.up, highs[j]);
+                highs[j] = split_high(a, b, up);
+                if constexpr (Tuning::products == 3) lows[j] = split_low(a, b, up, highs[j]);
             }
             const int unit = (4 * half + i) ^ filter % 8;
             *reinterpret_cast<uint4*>(line + unit * 16) = high;
@@ -291,12 +214,6 @@ __device__ __forceinline__ auto split_operand(const unsigned char* split) {
 template <class Tuning>
 constexpr int split_step = split_in_rows<Tuning> ? 2048 : 32;
 
-template <class Problem, class Tuning>
-using SplitOf = typename Select<
-    split_in_rows<Tuning>,
-    typename Select<(Tuning::dy_rows && Tuning::converter_registers < 56), SplitRowsTwice<Problem, Tuning>, SplitRows<Problem, Tuning>>::type,
-    SplitColumns<Problem, Tuning>>::type;
-
 // The converters: 128 threads.
 template <class Problem, class Tuning>
 __device__ __forceinline__ void split_dy(const WeightTiles<Problem, Tuning>& tile, const WeightRings<Problem, Tuning>& rings,
@@ -307,7 +224,8 @@ __device__ __forceinline__ void split_dy(const WeightTiles<Problem, Tuning>& til
     RingPlace<Tuning::dy_stages> dy_place;
     RingPlace<Tuning::split_stages> split_place;
     RingPlace<Rings::code_stages> code_place;
-    SplitOf<Problem, Tuning> values(thread);
+    using Split = typename Select<split_in_rows<Tuning>, SplitRows<Problem, Tuning>, SplitColumns<Problem, Tuning>>::type;
+    Split values(thread);
 #pragma unroll 1
     for (int stage = range.first; stage < range.end; ++stage, code_place.advance()) {
         if constexpr (!Rings::idle) find_codes(rings, tile, dy_place, stage, batch, code_place.stage, thread);

@@ -33,12 +33,6 @@ __device__ __forceinline__ unsigned cvt_rn_f16x2_f32(float first, float second) 
     asm("cvt.rn.f16x2.f32 %0, %1, %2;\n" : "=r"(bits) : "f"(second), "f"(first));
     return bits;
 }
-// max.NaN.f16x2 of magnitudes (abs.f16x2): NaN where one of them is.
-__device__ __forceinline__ unsigned max_nan_abs_f16x2(unsigned a, unsigned b) {
-    unsigned bits;
-    asm("{\n.reg .b32 x, y;\nabs.f16x2 x, %1;\nabs.f16x2 y, %2;\nmax.NaN.f16x2 %0, x, y;\n}\n" : "=r"(bits) : "r"(a), "r"(b));
-    return bits;
-}
 __device__ __forceinline__ unsigned cvt_rn_bf16x2_f32(float first, float second) {
     unsigned bits;
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;\n" : "=r"(bits) : "f"(second), "f"(first));

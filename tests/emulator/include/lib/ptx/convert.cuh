@@ -39,12 +39,6 @@ inline unsigned cvt_rn_f16x2_f32(float first, float second) {
     return cvt_rn_f16_f32(first) | static_cast<unsigned>(cvt_rn_f16_f32(second)) << 16;
 }
 
-// Magnitudes of float16 are ordered as their bits are, NaN above all.
-inline unsigned max_nan_abs_f16x2(unsigned a, unsigned b) {
-    a &= 0x7fff7fff, b &= 0x7fff7fff;
-    const unsigned low = (a & 0xffff) > (b & 0xffff) ? a : b, high = a >> 16 > b >> 16 ? a : b;
-    return (low & 0xffff) | (high & 0xffff0000);
-}
 inline unsigned cvt_rn_bf16x2_f32(float first, float second) {
     return cvt_rn_bf16_f32(first) | static_cast<unsigned>(cvt_rn_bf16_f32(second)) << 16;
 }
