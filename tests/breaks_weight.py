@@ -44,13 +44,7 @@ WEIGHT: tuple[Break, ...] = (
         "same",
         blocks=3,
     ),
-    images(
-        "all blocks have one slot",
-        "static_cast<int>(blockIdx.x) + run.number",
-        "run.number",
-        RACE + "|" + WRONG,
-        "many",
-    ),
+    images("all blocks have one slot", ": block + run.number;", ": run.number;", RACE + "|" + WRONG, "many"),
     images("a tile's first slot is its block's first", "(i == 0 && second)", "0", WRONG, "many", blocks=2, direct=True),
     images(
         "all tiles are added",
