@@ -5,12 +5,11 @@
 // (lib/tensor_split.cuh), a product three products, as in tensor_gemm.cuh.
 //
 // A block has `warpgroups` consumers of 64 weights each, one warpgroup that converts dy, and one that copies. Where neighbours
-// in a filter's row see neighbouring pixels (unit stride along rows, two or three columns), x is converted once for all of
-// them: they meet dy, which lies in shared memory, moved by a row of pixels each (WeightGrid in lib/tensor_weight_tiles.cuh).
+// in a filter's row see neighbouring pixels (unit stride along rows), x is converted once for up to three of them: they meet dy, which lies in shared memory, moved by a row of pixels each (WeightGrid in lib/tensor_weight_tiles.cuh).
 // For a stage of 64 pixels, 128 channels, 3 taps and 64 filters:
 //   tensor cores   3 taps of 12 wgmma m64n64k16 a consumer                        2304 cycles
-//   issue slots    of a consumer's warp 300 instructions to convert x, 110 for each tap: products, and sums of two
-//                  instructions each, for scales of rows and of columns; 330 to convert dy    some 1700 cycles of each scheduler
+//   issue slots    of a consumer's warp 240 instructions to convert x, 70 for each tap, products and sums (110 where
+//                  filters have scales of their own); 330 to convert dy          some 1300 cycles of each scheduler
 //   shared memory  copies in 400, dy read and written 290, x read 256, products 1152: 2100 cycles
 //   L2             50 KiB: at 22 bytes a cycle 2330 cycles
 // A stage takes some 4700 cycles: each consumer converts, multiplies and adds in turn, and two of them do not hide that.
@@ -18,7 +17,7 @@
 // dy are the bound, 1400 for 64 filters; or 192 and 64, 3050 for 1152.
 // Reached on an H200, 3 x 3, 32 images of 56 x 56, 256 channels and filters, burst: 171 TFLOP/s in NHWC with a workspace, 127
 // without, where 16 blocks at most share a tile; 122 and 95 in NCHW. Without shared taps 120, 105, 87 and 72.
-// Scales are powers of two: of x one for each weight's row and stage, of dy one for each filter and stage.
+// Scales are powers of two: of x one for each weight's row and stage, of dy one for each filter and stage, or for all filters.
 #pragma once
 
 #include <lib/epilogue.cuh>

@@ -8,7 +8,8 @@
 //
 // A block's share is a row of units: each one row of outputs (where rows are long a segment of it) of 64 images for one tile,
 // tiles one behind the other. All blocks have as many (one less the last), whatever the number of tiles: a block's sums of a
-// tile go to a workspace, slot block + tile, and a second launch adds the slots of each tile, in their order.
+// tile go to a workspace, slot block + tile, and a second launch adds the slots of each tile, in their order. With more tiles
+// than blocks, a block has two slots, and tiles between its first and its last go to the gradient at once (`direct`).
 // A stage of x with three taps takes some 5500 cycles on an H200, 4700 in tensor_weight.cuh, whose taps look for no column.
 // Reached on an H200, 3 x 3, 512 images, burst, TFLOP/s of direct arithmetic with the products left out counted: 512 to 512
 // filters 177 at 4 x 4 and 2 x 2, where tensor_weight_parts has 121 and 86; 256 to 256 at 8 x 8 151 for 141.
@@ -325,7 +326,8 @@ __device__ __forceinline__ void sum_images(float* workspace, float* dw, const Im
     for (int unit = first; unit < last;) {
         const ImageRun<Problem, Tuning> run(units, unit, last);
         const ImageTile<Problem, Tuning> tile(run.number);
-        const int block = static_cast<int>(blockIdx.x), place = Tuning::direct ? 2 * block + (unit > first) : block + run.number;
+        const int block = static_cast<int>(blockIdx.x);
+        const int place = Tuning::direct ? 2 * block + (unit > first) : block + run.number;
 #pragma unroll
         for (int tap = 0; tap < taps; ++tap)
 #pragma unroll
