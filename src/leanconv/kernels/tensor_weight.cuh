@@ -5,7 +5,8 @@
 // (lib/tensor_split.cuh), a product three products, as in tensor_gemm.cuh.
 //
 // A block has `warpgroups` consumers of 64 weights each, one warpgroup that converts dy, and one that copies. Where neighbours
-// in a filter's row see neighbouring pixels (unit stride along rows), x is converted once for up to three of them: they meet dy, which lies in shared memory, moved by a row of pixels each (WeightGrid in lib/tensor_weight_tiles.cuh).
+// in a filter's row see neighbouring pixels (unit stride along rows), x is converted once for up to three of them: they meet
+// dy, which lies in shared memory, moved by a row of pixels each (WeightGrid in lib/tensor_weight_tiles.cuh).
 // For a stage of 64 pixels, 128 channels, 3 taps and 64 filters:
 //   tensor cores   3 taps of 12 wgmma m64n64k16 a consumer                        2304 cycles
 //   issue slots    of a consumer's warp 240 instructions to convert x, 70 for each tap, products and sums (110 where
