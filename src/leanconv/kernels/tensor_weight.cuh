@@ -18,7 +18,7 @@
 // dy are the bound, 1400 for 64 filters; or 192 and 64, 3050 for 1152.
 // Reached on an H200, 3 x 3, 32 images of 56 x 56, 256 channels and filters, burst: 171 TFLOP/s in NHWC with a workspace, 127
 // without, where 16 blocks at most share a tile; 122 and 95 in NCHW. Without shared taps 120, 105, 87 and 72.
-// Scales are powers of two: of x one for each weight's row and stage, of dy one for each filter and stage.
+// Scales are powers of two: of x one for each weight's row and stage, of dy one for each filter and stage, or for all filters.
 #pragma once
 
 #include <lib/epilogue.cuh>
@@ -133,9 +133,18 @@ __device__ __forceinline__ void multiply_weights(float (&partial)[32], const Wei
     for (int i = 0; i < 4; ++i) wgmma_f16(partial, weights.high[i], high + step * i, Tuning::products == 3 || i > 0);
 }
 
-// Adds a chunk's partial sums, times the inverse scales of their rows and columns.
+// Adds a chunk's partial sums, times the inverse scales of their rows and columns: one instruction for a sum where all columns
+// have one scale, which a row's is multiplied with before.
 __device__ __forceinline__ void promote_scaled(float (&sums)[32], const float (&partial)[32], const float (&down)[2],
                                                const float* scales) {
+    float same[4];
+    ld_shared_v4(same, scales + 16);
+    if (fminf(fminf(same[0], same[1]), fminf(same[2], same[3])) > 0.0f) {
+        const float both[2] = {down[0] * same[0], down[1] * same[0]};
+#pragma unroll
+        for (int i = 0; i < 32; ++i) sums[i] = fmaf(partial[i], both[i / 2 % 2], sums[i]);
+        return;
+    }
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
         float four[4];

@@ -261,10 +261,9 @@ __device__ __forceinline__ void split_images(const ImageUnits<Problem, Tuning>& 
             for (int i = 0; i < stages; ++i, dy_place.advance(), place.advance(), code_place.advance()) {
                 const PixelFactors<Problem, ImageStages<Tuning>> factors(rings, code_place);
                 mbarrier_wait_parity(rings.dy_full(dy_place.stage), dy_place.parity);
-                values.load(rings.dy(dy_place.stage));
-                if (factors.apart) values.divide(factors);
+                values.load(rings.dy(dy_place.stage), factors);
                 mbarrier_wait_parity(rings.split_free(place.stage), place.parity ^ 1);
-                values.store(rings.split(place.stage), rings.scales(place.stage));
+                values.store(rings.split(place.stage), rings.scales(place.stage), factors);
                 fence_proxy_async();
                 __syncwarp();
                 if (thread % 32 == 0) {
