@@ -9,8 +9,8 @@
 // dy, which lies in shared memory, moved by a row of pixels each (WeightGrid in lib/tensor_weight_tiles.cuh).
 // For a stage of 64 pixels, 128 channels, 3 taps and 64 filters:
 //   tensor cores   3 taps of 12 wgmma m64n64k16 a consumer                        2304 cycles
-//   issue slots    of a consumer's warp 260 instructions to convert x, 110 for each tap: products, and sums of two
-//                  instructions each, for scales of rows and of columns; 330 to convert dy    some 1600 cycles of each scheduler
+//   issue slots    of a consumer's warp 260 instructions to convert x, 70 for each tap, products and sums (110 where
+//                  filters have scales of their own); 330 to convert dy          some 1300 cycles of each scheduler
 //   shared memory  copies in 400, dy read and written 290, x read 256, products 1152: 2100 cycles
 //   L2             50 KiB: at 22 bytes a cycle 2330 cycles
 // A stage takes some 4700 cycles: each consumer converts, multiplies and adds in turn, and two of them do not hide that.
