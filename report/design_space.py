@@ -123,8 +123,8 @@ def _timed(name: str, problem: ConvProblem, configs: Sequence[DirectTiledConfig]
 
     operands = Operands(problem, True)
     x, w, y = operands.x("NCHW"), operands.w("NCHW"), operands.output("NCHW")
-    torch.backends.cudnn.allow_tf32 = False
-    expected = torch.nn.functional.conv2d(x, w, stride=problem.stride)
+    with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
+        expected = torch.nn.functional.conv2d(x, w, stride=problem.stride)
     given = {"x": x.data_ptr(), "w": w.data_ptr(), "bias": 0, "y": y.data_ptr()}
     rows = []
     for config in configs:
