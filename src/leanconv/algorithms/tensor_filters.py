@@ -62,10 +62,25 @@ class SplitFilters:
         return self.chunk * DEPTH * 2 * (2 if self.products == 3 else 1)
 
 
-def stages_of(problem: ConvProblem, piece: int, states: int = 1) -> int:
+def stages_of(problem: ConvProblem, piece: int, states: int = 1, planes: bool = False) -> int:
     """Stages of the whole reduction, where segments of filter rows are transformed that of one state."""
-    taps = problem.r * (problem.s if states == 1 else ceil_div(problem.s, SEGMENT))
-    return ceil_div(taps * ceil_div(problem.group_c, piece), DEPTH // piece)
+    if states > 1:
+        return sum(segment_stages(problem, piece, planes))
+    return ceil_div(problem.r * problem.s * ceil_div(problem.group_c, piece), DEPTH // piece)
+
+
+def segments_of(problem: ConvProblem, planes: bool = False) -> tuple[int, int]:
+    """Segments of a filter row, and columns that these leave, which have half as many products: one or none, and none
+    where all taps see ``planes``."""
+    rest = int(not planes and problem.s > SEGMENT and problem.s % SEGMENT == 1)
+    return ceil_div(problem.s, SEGMENT) - rest, rest
+
+
+def segment_stages(problem: ConvProblem, piece: int, planes: bool = False) -> tuple[int, int]:
+    """Stages of whole segments of filter rows, and those of columns that these leave."""
+    of_tap = ceil_div(problem.group_c, piece)
+    whole, rest = (ceil_div(problem.r * taps * of_tap, DEPTH // piece) for taps in segments_of(problem, planes))
+    return whole, rest
 
 
 def _by_element(problem: ConvProblem) -> bool:
@@ -90,11 +105,15 @@ def _parts(problem: ConvProblem) -> tuple[int, int]:
 def prepared_floats(problem: ConvProblem, config: SplitFilters) -> tuple[int, int]:
     """Floats of prepared filters: those before the fragments, and all (``TensorFilters`` and ``FactorParts`` of
     lib/tensor_filters.cuh)."""
-    tiles, stages = ceil_div(problem.group_k, config.filters), stages_of(problem, config.piece, config.states)
+    tiles = ceil_div(problem.group_k, config.filters)
+    stages = stages_of(problem, config.piece, config.states, config.spacing > 0)
+    chunks = stages * config.states * config.chunks
+    if config.states > 1:
+        chunks -= segment_stages(problem, config.piece, config.spacing > 0)[1] * config.states // 2 * config.chunks
     scales, factors = problem.groups * tiles * config.filters, problem.groups * stages * DEPTH
     channels, of_group = _parts(problem)
     head = 4 + 4 * ceil_div(problem.groups, 4) + scales + factors
-    fragments = problem.groups * tiles * stages * config.states * config.chunks * config.filter_stage_bytes // 4
+    fragments = problem.groups * tiles * chunks * config.filter_stage_bytes // 4
     plain = scales + 4 if _plain_first(problem) else 0
     return head, head + fragments + 4 * ceil_div(of_group * problem.groups * channels, 4) + plain
 

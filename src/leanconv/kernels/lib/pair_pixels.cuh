@@ -52,12 +52,20 @@ struct PairPixels {
     // the first from the third on.
     // NOTE: lines of 128 bytes are swizzled in eights, and stages begin with one. The first pixel's line is even (backwards
     // odd): the next one's differs in its last bit, and that of the fifth, 4 lines on, in its third.
-    __device__ __forceinline__ void load_four(float (&four)[4], const unsigned char* base, int place, int i, int j,
-                                              int sixteen) const {
+    __device__ __forceinline__ int where(int place, int i, int j, int sixteen) const {
         const int number = in_fours ? 2 * i + j : j, next = number % 2, fifth = number / 4;
         const int even = place + first[in_fours ? 0 : i][number / 2 % 2];
         const int at = (even ^ next * (128 + 16) ^ (sixteen % 2 + fifth) % 2 * 64) + fifth * 512 * apart;
-        ld_shared_v4(four, reinterpret_cast<const float*>(base + at + sixteen / 2 * Rings::half_bytes));
+        return at + sixteen / 2 * Rings::half_bytes;
+    }
+    __device__ __forceinline__ void load_four(float (&four)[4], const unsigned char* base, int place, int i, int j,
+                                              int sixteen) const {
+        ld_shared_v4(four, reinterpret_cast<const float*>(base + where(place, i, j, sixteen)));
+    }
+    // The same of the pixel that one column of a filter meets: d0, or d1 for the second warpgroup, which is its third.
+    __device__ __forceinline__ void load_one(float (&four)[4], const unsigned char* base, int place, int i, int sixteen) const {
+        const int at = apart > 0 ? where(place, i, 0, sixteen) : where(place, i, 2, sixteen);
+        ld_shared_v4(four, reinterpret_cast<const float*>(base + at));
     }
 };
 
@@ -122,6 +130,20 @@ struct FlatPairPixels {
             }
         }
     }
+    // The pixel that one column of a filter meets, negative for the second warpgroup.
+    __device__ __forceinline__ void load_one(float (&x)[2][4][4], const unsigned char* pixels, int first, int half,
+                                             int right) const {
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+            const bool inside = static_cast<unsigned>(column[i] + right) < Problem::w;
+#pragma unroll
+            for (int n = 0; n < 8; ++n) {
+                const unsigned char* const at = pixels + (4 * n * Rings::flat_pitch + 2 * apart * i + first % 2) * 4;
+                const float value = inside ? __uint_as_float(ld_shared_u32(at)) : 0.0f;
+                x[i][2 * half + n / 4][n % 4] = sharer == 0 ? value : -value;
+            }
+        }
+    }
     // From pixel `first` of the columns on.
     __device__ __forceinline__ void load(float (&x)[2][2][4][4], const unsigned char* pixels, int first, int half,
                                          int right) const {
@@ -168,28 +190,30 @@ __device__ __forceinline__ void split_state(Fragments& one, const float (&x)[2][
     for (int i = 0; i < 2; ++i) one.down[i] = split_row<Fragments::exact>(one.high, one.low, i, x[i], header);
 }
 
-// The warpgroup's two states of the stage of pixels that lies at `place`, scaled by factors of `stage` of the filters.
-template <bool scaled, class Problem, class Tuning>
+// The warpgroup's two states of the stage of pixels that lies at `place`, scaled by factors of `stage` of the filters; where
+// filters have `one` column, the first alone.
+template <bool scaled, bool one = false, class Problem, class Tuning>
 __device__ __forceinline__ void load_states(float (&x)[2][2][4][4], const FlatPairPixels<Problem, Tuning>& pixels,
                                             const unsigned char* base, int place, int stage, int t) {
     using P = Pairs<Problem, Tuning>;
     using Rings = TensorRings<P, Tuning>;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-        const int number = 2 * stage + half, of_tap = TensorFilters<P, Tuning>::of_tap;
+        const int number = TensorFilters<P, Tuning>::tap_of(2 * stage + half);
         // NOTE: past the last tap filters are zero, and the pixels those of tap 0 (lib/tensor_pixels.cuh).
-        const int tap = number / of_tap < TensorFilters<P, Tuning>::taps ? number / of_tap : 0;
+        const int tap = number < TensorFilters<P, Tuning>::taps ? number : 0;
         const int first = (flat_shift<P, Tuning>(tap, 1) & 3) + pixels.sharer;
         const unsigned char* const from = base + place + half * Rings::half_bytes + pixels.place + (first & ~1) * 4;
         const int right = tap_right<P, Tuning>(tap);
-        pixels.load(x, from, first, half, right);
+        if constexpr (one) pixels.load_one(x[0], from, first, half, right);
+        else pixels.load(x, from, first, half, right);
     }
     if constexpr (scaled) {
 #pragma unroll
         for (int i = 0; i < 16; ++i) {
             const float factor = pixels.factors[stage * split_depth + 16 * (i / 4) + t + 4 * (i % 4)];
 #pragma unroll
-            for (int j = 0; j < 4; ++j) {
+            for (int j = 0; j < (one ? 2 : 4); ++j) {
                 float& value = x[j / 2][j % 2][i / 4][i % 4];
                 value = value * factor * factor;
             }
@@ -226,16 +250,20 @@ __device__ __forceinline__ void load_states(float (&x)[2][2][4][4], const PlaneP
 }
 
 // The same of rows. Each pixel is loaded once; neighbouring pairs of a row share one.
-template <bool scaled, class Problem, class Tuning>
+template <bool scaled, bool one = false, class Problem, class Tuning>
 __device__ __forceinline__ void load_states(float (&x)[2][2][4][4], const PairPixels<Problem, Tuning>& pixels,
                                             const unsigned char* base, int place, int stage, int t) {
     constexpr bool in_fours = PairPixels<Problem, Tuning>::in_fours;
     const float sign = static_cast<float>(pixels.apart);
 #pragma unroll
     for (int sixteen = 0; sixteen < 4; ++sixteen) {
+        if constexpr (one) {
+#pragma unroll
+            for (int i = 0; i < 2; ++i) pixels.load_one(x[0][i][sixteen], base, place, i, sixteen);
+        }
         float d[2][3][4];
 #pragma unroll
-        for (int i = 0; i < 2; ++i)
+        for (int i = 0; i < 2 && !one; ++i)
 #pragma unroll
             for (int j = 0; j < 3; ++j) {
                 if (in_fours && i == 1 && j == 0) {
@@ -246,7 +274,7 @@ __device__ __forceinline__ void load_states(float (&x)[2][2][4][4], const PairPi
                 }
             }
 #pragma unroll
-        for (int i = 0; i < 2; ++i)
+        for (int i = 0; i < 2 && !one; ++i)
 #pragma unroll
             for (int e = 0; e < 4; ++e) {
                 x[0][i][sixteen][e] = d[i][0][e] - d[i][2][e];
@@ -257,7 +285,7 @@ __device__ __forceinline__ void load_states(float (&x)[2][2][4][4], const PairPi
             for (int e = 0; e < 4; ++e) {
                 const float factor = pixels.factors[stage * split_depth + 16 * sixteen + 4 * t + e];
 #pragma unroll
-                for (int i = 0; i < 4; ++i) {
+                for (int i = 0; i < (one ? 2 : 4); ++i) {
                     float& value = x[i / 2][i % 2][sixteen][e];
                     value = value * factor * factor;
                 }

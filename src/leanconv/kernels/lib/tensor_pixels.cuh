@@ -44,9 +44,10 @@ struct FilterCopies {
 
     __device__ __forceinline__ void stage(Offset<Problem> tile, int stage) {
         // The last row of pixels meets filters of the one before alone.
-        if (F::heights > 1 && F::seen(stage) >= F::stages) return;
-        for (int chunk = 0; chunk < F::stage_chunks; ++chunk) {
-            const int64 at = F::fragment(tiles.group(tile), tiles.filters(tile), F::seen(stage), chunk);
+        const int own = F::seen_filters(stage);
+        if (F::heights > 1 && own >= F::stages) return;
+        for (int chunk = 0; chunk < F::chunks_of(own); ++chunk) {
+            const int64 at = F::fragment(tiles.group(tile), tiles.filters(tile), own, chunk);
             if constexpr (receivers > 1) {
                 copy_wanted(fragments + at);
                 place.advance();
@@ -70,9 +71,9 @@ struct FilterCopies {
     }
     // By another thread: tells all receivers of a stage that is free here. What they copy may land before it is expected.
     __device__ __forceinline__ void want_stage(int stage) {
-        if (F::heights > 1 && F::seen(stage) >= F::stages) return;
+        if (F::heights > 1 && F::seen_filters(stage) >= F::stages) return;
         const unsigned first = cluster_rank() / receivers * receivers;
-        for (int chunk = 0; chunk < F::stage_chunks; ++chunk) {
+        for (int chunk = 0; chunk < F::chunks_of(F::seen_filters(stage)); ++chunk) {
             mbarrier_wait_parity(rings.filters_free(place.stage), place.parity ^ 1);
             mbarrier_arrive_expect_tx(rings.filters_full(place.stage), F::stage_bytes);
             for (int i = 0; i < receivers; ++i) mbarrier_arrive_cluster(rings.filters_wanted(place.stage), first + i);
@@ -250,10 +251,10 @@ __device__ __forceinline__ void produce(const TensorMap& x, const float* prepare
 #pragma unroll
                 for (int half = 0; half < 2; ++half) {
                     // NOTE: past the last tap filters are zero; any pixels that are numbers do, and those of tap 0 are.
-                    const int number = 2 * F::seen(stage) + half;
-                    const int tap = F::tap_of(number) < F::seen_taps ? F::tap_of(number) : 0;
+                    const int number = 2 * F::seen(stage) + half, of_number = F::tap_of(number, F::seen_rows);
+                    const int tap = of_number < F::seen_taps ? of_number : 0;
                     copies.half(rings.pixel_stage(place.stage) + half * Rings::half_bytes, x,
-                                rings.pixels_full(place.stage), tap, F::channel_of(number));
+                                rings.pixels_full(place.stage), tap, F::channel_of(number, F::seen_rows));
                 }
                 place.advance();
             }
