@@ -50,6 +50,8 @@ class SplitFilters:
     spacing = 0
     #: States of a segment of a filter row that prepared filters are transformed into; 1 is each column as it is.
     states = 1
+    #: Neighbouring rows of outputs whose pairs share their states.
+    heights = 1
 
     @property
     def filters(self) -> int:
@@ -69,10 +71,15 @@ def stages_of(problem: ConvProblem, piece: int, states: int = 1, planes: bool = 
     return ceil_div(problem.r * problem.s * ceil_div(problem.group_c, piece), DEPTH // piece)
 
 
+def rest_of(problem: ConvProblem, planes: bool = False) -> int:
+    """Columns that whole segments of a filter row leave: a segment with one product more than columns. None where all
+    taps see ``planes``."""
+    return 0 if planes or problem.s < SEGMENT else problem.s % SEGMENT
+
+
 def segments_of(problem: ConvProblem, planes: bool = False) -> tuple[int, int]:
-    """Segments of a filter row, and columns that these leave, which have half as many products: one or none, and none
-    where all taps see ``planes``."""
-    rest = int(not planes and problem.s > SEGMENT and problem.s % SEGMENT == 1)
+    """Whole segments of a filter row, and one or no segment of the columns that these leave."""
+    rest = int(rest_of(problem, planes) > 0)
     return ceil_div(problem.s, SEGMENT) - rest, rest
 
 
@@ -106,10 +113,12 @@ def prepared_floats(problem: ConvProblem, config: SplitFilters) -> tuple[int, in
     """Floats of prepared filters: those before the fragments, and all (``TensorFilters`` and ``FactorParts`` of
     lib/tensor_filters.cuh)."""
     tiles = ceil_div(problem.group_k, config.filters)
-    stages = stages_of(problem, config.piece, config.states, config.spacing > 0)
+    planes = config.spacing > 0
+    stages = stages_of(problem, config.piece, config.states, planes)
     chunks = stages * config.states * config.chunks
     if config.states > 1:
-        chunks -= segment_stages(problem, config.piece, config.spacing > 0)[1] * config.states // 2 * config.chunks
+        less = config.states - 1 - rest_of(problem, planes)
+        chunks -= segment_stages(problem, config.piece, planes)[1] * less * config.chunks
     scales, factors = problem.groups * tiles * config.filters, problem.groups * stages * DEPTH
     channels, of_group = _parts(problem)
     head = 4 + 4 * ceil_div(problem.groups, 4) + scales + factors
@@ -169,6 +178,8 @@ def filter_launches(
         known = (*known, "row_lines")
     if config.spacing:
         known = (*known, "spacing")
+    if config.heights > 1 and rest_of(problem) > 1:
+        known = (*known, "heights")
     tuning = (("threads", THREADS), *((name, getattr(config, name)) for name in known))
     tiles = ceil_div(problem.group_k, config.filters)
     side_by_side = problem.layout == "NHWC" or (_by_element(problem) and problem.layout != "CHWN")

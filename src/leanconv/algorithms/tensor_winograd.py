@@ -9,7 +9,7 @@ from math import gcd
 
 from leanconv.algorithms.base import LAUNCH_CYCLES, Config, by_time, ceil_div, has_wide_tensors, variant
 from leanconv.algorithms.input_gradient import PartialConvolution, single_parts
-from leanconv.algorithms.tensor_filters import DEPTH, SEGMENT, SplitFilters, SplitGemm, segment_stages, segments_of
+from leanconv.algorithms.tensor_filters import DEPTH, SEGMENT, SplitFilters, SplitGemm, rest_of, segment_stages, segments_of
 from leanconv.algorithms.tensor_gemm import (
     FLOPS_PER_CYCLE,
     MOST_IMAGES,
@@ -110,8 +110,8 @@ PLANES = {3: 1.08, 1: 1.03}
 HEIGHTS, EDGE = (325, 520), 0.8
 #: How many times as long a stage takes whose filters two blocks receive together (H200), by products.
 RECEIVED = {3: 0.96, 1: 0.995}
-#: What a stage of one column takes of the time of a whole segment's.
-COLUMN = 0.55
+#: What a stage of the columns that whole segments leave takes of a whole segment's time, one and two of them.
+REST = (1.0, 0.55, 0.85)
 #: Cycles of a tile beside its stages, and of one of two rows.
 TILE_CYCLES, HIGH_TILE_CYCLES = 5000, 11000
 
@@ -247,7 +247,7 @@ class TensorWinograd(SplitGemm[PairConfig]):
             reach = (problem.r - 1) * problem.dilation[0]
             if reach > 255:
                 reasons.append(f"filter rows reach {reach} rows, more than the 255 of a bulk copy")
-            if problem.s - (1 if segments_of(problem)[1] else SEGMENT) > 255:
+            if SEGMENT * (ceil_div(problem.s, SEGMENT) - 1) > 255:
                 reasons.append(f"filters are {problem.s} wide, more than the 258 that bulk copies reach")
         return reasons
 
@@ -320,7 +320,7 @@ class TensorWinograd(SplitGemm[PairConfig]):
             tiles, (whole, rest) = self._tiles(part, config), _stages(part.problem, config)
             stages = whole + rest
             of_stage = 2 * PAIRS * OUTPUTS * SEGMENT * config.filters * DEPTH / speed
-            of_stage *= (whole + COLUMN * rest) / stages
+            of_stage *= (whole + REST[rest_of(problem)] * rest) / stages
             of_tile = TILE_CYCLES
             if config.heights > 1:
                 # The first and the last row of pixels are seen by one row of outputs alone.

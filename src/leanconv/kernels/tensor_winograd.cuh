@@ -229,45 +229,62 @@ __device__ __forceinline__ void multiply_stage(float (&sums)[2][parts][count], c
     if (first == 0) own_filters.advance(true);
 }
 
-// The same of one column that whole segments leave: products of one pixel a pair, which go to the sums of the first state.
+// The same of the columns that whole segments leave. For two columns a warpgroup has one state or two, one after the other.
 template <bool scaled, int first, int end, int parts, int count, class Pixels, class Problem, class Tuning>
-__device__ __forceinline__ void multiply_column(float (&sums)[2][parts][count], const Pixels& pixels,
-                                                const TensorRings<Problem, Tuning>& rings,
-                                                RingPlace<Tuning::pixel_stages>& pixel_place,
-                                                OwnFilters<Problem, Tuning>& own_filters, const Turns<Tuning>& turns,
-                                                bool last, int stage, int lane, const SplitHeader& header) {
+__device__ __forceinline__ void multiply_rest(float (&sums)[2][parts][count], const Pixels& pixels,
+                                              const TensorRings<Problem, Tuning>& rings,
+                                              RingPlace<Tuning::pixel_stages>& pixel_place,
+                                              OwnFilters<Problem, Tuning>& own_filters, const Turns<Tuning>& turns, bool last,
+                                              int stage, int lane, const SplitHeader& header) {
+    using F = TensorFilters<Problem, Tuning>;
     constexpr bool kept = OwnFilters<Problem, Tuning>::kept;
-    SplitFragments<Tuning::products == 3> fragments;
-    float x[2][2][4][4];
+    constexpr int of_ring = F::rest;  // states that the ring has room for
+    const int states = F::rest == 2 && F::form_of(stage) == own_filters.warpgroup ? 2 : 1;
     mbarrier_wait_parity(rings.pixels_full(pixel_place.stage), pixel_place.parity);
-    load_states<scaled, true>(x, pixels, rings.base, pixel_place.stage * TensorRings<Problem, Tuning>::pixel_bytes, stage,
-                              lane % 4);
-    split_state(fragments, x[0], header);
+#pragma unroll 1
+    for (int own = 0; own < states; ++own) {
+        SplitFragments<Tuning::products == 3> fragments;
+        float x[2][4][4];
+        load_rest<scaled>(x, pixels, rings, pixel_place.stage * TensorRings<Problem, Tuning>::pixel_bytes, stage, lane % 4, own);
+        split_state(fragments, x, header);
 #pragma unroll
-    for (int i = 0; i < end - first; ++i) {
-        const int part = kept ? end - 1 - i : first + i;
-        const int place = own_filters.template stage<1>(kept ? 0 : i, kept && part > 0);
-        if (!kept || part == 0) mbarrier_wait_parity(rings.filters_full(place), own_filters.parity(0));
-        if (i == 0) turns.wait(fragments);
-        const unsigned char* const filters = rings.filter_stage(place);
-        float partial[count];
-        wgmma_fence(partial, fragments.high, fragments.low);
-        begin_products(partial, fragments, filters);
-        end_products(partial, fragments, filters);
-        wgmma_commit_group();
-        if (i == 0) {
-            // NOTE: not before the products that take the loaded values (ld_shared_v4 says why).
-            __syncwarp();
-            if (lane == 0) mbarrier_arrive(rings.pixels_free(pixel_place.stage));
-            pixel_place.advance();
+        for (int i = 0; i < end - first; ++i) {
+            const int part = kept ? end - 1 - i : first + i;
+            const int place = own_filters.template stage<of_ring>(own, kept && part > 0);
+            if (!kept || part == 0) mbarrier_wait_parity(rings.filters_full(place), own_filters.parity(own));
+            if (i == 0 && own == 0) turns.wait(fragments);
+            const unsigned char* const filters = rings.filter_stage(place);
+            float partial[count];
+            wgmma_fence(partial, fragments.high, fragments.low);
+            begin_products(partial, fragments, filters);
+            end_products(partial, fragments, filters);
+            wgmma_commit_group();
+            if (i == 0 && own == states - 1) {
+                // NOTE: not before the products that take the loaded values (ld_shared_v4 says why).
+                __syncwarp();
+                if (lane == 0) mbarrier_arrive(rings.pixels_free(pixel_place.stage));
+                pixel_place.advance();
+            }
+            if (i == end - first - 1 && own == 0) turns.pass(last);
+            wgmma_wait_group<0>(partial, fragments.high, fragments.low);
+            if ((!kept || part > 0) && lane == 0) mbarrier_arrive(rings.filters_free(place));
+            own_filters.template advance<of_ring>(false);
+            if (F::rest == 1 || own == 0) promote(sums[0][part], partial, fragments.down);
+            else promote(sums[1][part], partial, fragments.down);
         }
-        if (i == end - first - 1) turns.pass(last);
-        wgmma_wait_group<0>(partial, fragments.high, fragments.low);
-        if ((!kept || part > 0) && lane == 0) mbarrier_arrive(rings.filters_free(place));
-        own_filters.template advance<1>(false);
-        promote(sums[0][part], partial, fragments.down);
     }
-    if (first == 0) own_filters.template advance<1>(true);
+    // Where the other warpgroup has two states, stages of the ring that are this one's stay empty.
+    if (states < of_ring && first == 0) {
+#pragma unroll
+        for (int i = 0; i < F::chunks; ++i) {
+            const int place = own_filters.template stage<of_ring>(1, false);
+            mbarrier_wait_parity(rings.filters_full(place), own_filters.parity(1));
+            __syncwarp();  // all lanes have waited
+            if (lane == 0) mbarrier_arrive(rings.filters_free(place));
+            own_filters.template advance<of_ring>(false);
+        }
+    }
+    if (first == 0) own_filters.template advance<of_ring>(true);
 }
 
 // One warpgroup's products of all tiles of the block.
@@ -308,7 +325,7 @@ __device__ __forceinline__ void consume_pairs(const float* prepared_filters, con
                                                  stage == walk.end - 1 && walk.is_last(), stage, lane, header);
             if constexpr (F::rest > 0) {
                 for (int stage = walk.first > end ? walk.first : end; stage < walk.end; ++stage)
-                    multiply_column<scaled, 0, parts>(sums, pixels, rings, pixel_place, own_filters, turns,
+                    multiply_rest<scaled, 0, parts>(sums, pixels, rings, pixel_place, own_filters, turns,
                                                       stage == walk.end - 1 && walk.is_last(), stage, lane, header);
             }
         } else {
@@ -325,12 +342,12 @@ __device__ __forceinline__ void consume_pairs(const float* prepared_filters, con
             }
             if constexpr (F::rest > 0) {
                 for (int first = F::whole_stages; first < F::whole_stages + F::rest_row_stages; ++first) {
-                    multiply_column<scaled, 0, 1>(sums, pixels, rings, pixel_place, own_filters, turns, false, first, lane,
+                    multiply_rest<scaled, 0, 1>(sums, pixels, rings, pixel_place, own_filters, turns, false, first, lane,
                                                   header);
                     for (int stage = first + F::rest_row_stages; stage < F::stages; stage += F::rest_row_stages)
-                        multiply_column<scaled, 0, parts>(sums, pixels, rings, pixel_place, own_filters, turns, false, stage,
+                        multiply_rest<scaled, 0, parts>(sums, pixels, rings, pixel_place, own_filters, turns, false, stage,
                                                           lane, header);
-                    multiply_column<scaled, 1, parts>(sums, pixels, rings, pixel_place, own_filters, turns, false,
+                    multiply_rest<scaled, 1, parts>(sums, pixels, rings, pixel_place, own_filters, turns, false,
                                                       F::stages - F::rest_row_stages + first - F::whole_stages, lane, header);
                 }
             }

@@ -62,10 +62,27 @@ struct PairPixels {
                                               int sixteen) const {
         ld_shared_v4(four, reinterpret_cast<const float*>(base + where(place, i, j, sixteen)));
     }
-    // The same of the pixel that one column of a filter meets: d0, or d1 for the second warpgroup, which is its third.
-    __device__ __forceinline__ void load_one(float (&four)[4], const unsigned char* base, int place, int i, int sixteen) const {
-        const int at = apart > 0 ? where(place, i, 0, sixteen) : where(place, i, 2, sixteen);
-        ld_shared_v4(four, reinterpret_cast<const float*>(base + at));
+    // Of the columns that whole segments leave: state `own` of half a stage, made of the pixels e and d1, where e is d0, and for
+    // the second warpgroup the last one that the columns meet; or of d1 alone.
+    __device__ __forceinline__ void load_rest(float (&x)[2][4][4], const unsigned char* base, int place, int half, int, int own,
+                                              float sign) const {
+        const int skipped = apart > 0 ? 0 : 3 - F::rest;
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            const int pair = i / 2, sixteen = 2 * half + i % 2;
+            const int outer = skipped == 0 ? where(place, pair, 0, sixteen) : where(place, pair, 3 - F::rest, sixteen);
+            float (&four)[4] = x[pair][sixteen];
+            if constexpr (F::rest == 1) {
+                ld_shared_v4(four, reinterpret_cast<const float*>(base + outer));
+            } else {
+                const int middle = skipped == 0 ? where(place, pair, 1, sixteen) : where(place, pair, 2, sixteen);
+                float d[4];
+                ld_shared_v4(four, reinterpret_cast<const float*>(base + (own == 0 ? outer : middle)));
+                ld_shared_v4(d, reinterpret_cast<const float*>(base + middle));
+#pragma unroll
+                for (int e = 0; e < 4; ++e) four[e] = fmaf(sign, d[e], four[e]);
+            }
+        }
     }
 };
 
@@ -130,17 +147,27 @@ struct FlatPairPixels {
             }
         }
     }
-    // The pixel that one column of a filter meets, negative for the second warpgroup.
-    __device__ __forceinline__ void load_one(float (&x)[2][4][4], const unsigned char* pixels, int first, int half,
-                                             int right) const {
+    // The same of what whole segments leave (PairPixels); state 3 has its own sign.
+    __device__ __forceinline__ void load_rest(float (&x)[2][4][4], const unsigned char* pixels, int first, int half, int right,
+                                              int own, float sign) const {
+        const float of_state = sharer == 0 || own > 0 ? 1.0f : -1.0f;
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
-            const bool inside = static_cast<unsigned>(column[i] + right) < Problem::w;
+            bool inside[2];
+#pragma unroll
+            for (int j = 0; j < 2; ++j) inside[j] = static_cast<unsigned>(column[i] + right + j) < Problem::w;
 #pragma unroll
             for (int n = 0; n < 8; ++n) {
                 const unsigned char* const at = pixels + (4 * n * Rings::flat_pitch + 2 * apart * i + first % 2) * 4;
-                const float value = inside ? __uint_as_float(ld_shared_u32(at)) : 0.0f;
-                x[i][2 * half + n / 4][n % 4] = sharer == 0 ? value : -value;
+                float d[2] = {};
+#pragma unroll
+                for (int j = 0; j < F::rest; ++j) d[j] = inside[j] ? __uint_as_float(ld_shared_u32(at + 4 * j)) : 0.0f;
+                float value = d[0];
+                if constexpr (F::rest == 2) {
+                    const float middle = sharer == 0 ? d[1] : d[0], outer = own > 0 ? middle : sharer == 0 ? d[0] : d[1];
+                    value = fmaf(sign, middle, outer);
+                }
+                x[i][2 * half + n / 4][n % 4] = of_state * value;
             }
         }
     }
@@ -190,30 +217,38 @@ __device__ __forceinline__ void split_state(Fragments& one, const float (&x)[2][
     for (int i = 0; i < 2; ++i) one.down[i] = split_row<Fragments::exact>(one.high, one.low, i, x[i], header);
 }
 
-// The warpgroup's two states of the stage of pixels that lies at `place`, scaled by factors of `stage` of the filters; where
-// filters have `one` column, the first alone.
-template <bool scaled, bool one = false, class Problem, class Tuning>
+// Where a window of half a stage of flat pixels begins: in its column, rounded down to an even pixel, in bytes; and right of its
+// corner.
+template <class P, class Tuning>
+struct FlatWindow {
+    using F = TensorFilters<P, Tuning>;
+    int first, even, right;
+    __device__ __forceinline__ FlatWindow(int stage, int half, int sharer) {
+        // NOTE: past the last tap filters are zero, and the pixels those of tap 0 (lib/tensor_pixels.cuh).
+        const int number = F::tap_of(2 * stage + half), tap = number < F::taps ? number : 0;
+        first = (flat_shift<P, Tuning>(tap, 1) & 3) + sharer;
+        even = (first & ~1) * 4;
+        right = tap_right<P, Tuning>(tap);
+    }
+};
+
+// The warpgroup's two states of the stage of pixels that lies at `place`, scaled by factors of `stage` of the filters.
+template <bool scaled, class Problem, class Tuning>
 __device__ __forceinline__ void load_states(float (&x)[2][2][4][4], const FlatPairPixels<Problem, Tuning>& pixels,
                                             const unsigned char* base, int place, int stage, int t) {
     using P = Pairs<Problem, Tuning>;
     using Rings = TensorRings<P, Tuning>;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-        const int number = TensorFilters<P, Tuning>::tap_of(2 * stage + half);
-        // NOTE: past the last tap filters are zero, and the pixels those of tap 0 (lib/tensor_pixels.cuh).
-        const int tap = number < TensorFilters<P, Tuning>::taps ? number : 0;
-        const int first = (flat_shift<P, Tuning>(tap, 1) & 3) + pixels.sharer;
-        const unsigned char* const from = base + place + half * Rings::half_bytes + pixels.place + (first & ~1) * 4;
-        const int right = tap_right<P, Tuning>(tap);
-        if constexpr (one) pixels.load_one(x[0], from, first, half, right);
-        else pixels.load(x, from, first, half, right);
+        const FlatWindow<P, Tuning> window(stage, half, pixels.sharer);
+        pixels.load(x, base + place + half * Rings::half_bytes + pixels.place + window.even, window.first, half, window.right);
     }
     if constexpr (scaled) {
 #pragma unroll
         for (int i = 0; i < 16; ++i) {
             const float factor = pixels.factors[stage * split_depth + 16 * (i / 4) + t + 4 * (i % 4)];
 #pragma unroll
-            for (int j = 0; j < (one ? 2 : 4); ++j) {
+            for (int j = 0; j < 4; ++j) {
                 float& value = x[j / 2][j % 2][i / 4][i % 4];
                 value = value * factor * factor;
             }
@@ -250,20 +285,16 @@ __device__ __forceinline__ void load_states(float (&x)[2][2][4][4], const PlaneP
 }
 
 // The same of rows. Each pixel is loaded once; neighbouring pairs of a row share one.
-template <bool scaled, bool one = false, class Problem, class Tuning>
+template <bool scaled, class Problem, class Tuning>
 __device__ __forceinline__ void load_states(float (&x)[2][2][4][4], const PairPixels<Problem, Tuning>& pixels,
                                             const unsigned char* base, int place, int stage, int t) {
     constexpr bool in_fours = PairPixels<Problem, Tuning>::in_fours;
     const float sign = static_cast<float>(pixels.apart);
 #pragma unroll
     for (int sixteen = 0; sixteen < 4; ++sixteen) {
-        if constexpr (one) {
-#pragma unroll
-            for (int i = 0; i < 2; ++i) pixels.load_one(x[0][i][sixteen], base, place, i, sixteen);
-        }
         float d[2][3][4];
 #pragma unroll
-        for (int i = 0; i < 2 && !one; ++i)
+        for (int i = 0; i < 2; ++i)
 #pragma unroll
             for (int j = 0; j < 3; ++j) {
                 if (in_fours && i == 1 && j == 0) {
@@ -274,7 +305,7 @@ __device__ __forceinline__ void load_states(float (&x)[2][2][4][4], const PairPi
                 }
             }
 #pragma unroll
-        for (int i = 0; i < 2 && !one; ++i)
+        for (int i = 0; i < 2; ++i)
 #pragma unroll
             for (int e = 0; e < 4; ++e) {
                 x[0][i][sixteen][e] = d[i][0][e] - d[i][2][e];
@@ -285,11 +316,37 @@ __device__ __forceinline__ void load_states(float (&x)[2][2][4][4], const PairPi
             for (int e = 0; e < 4; ++e) {
                 const float factor = pixels.factors[stage * split_depth + 16 * sixteen + 4 * t + e];
 #pragma unroll
-                for (int i = 0; i < (one ? 2 : 4); ++i) {
+                for (int i = 0; i < 4; ++i) {
                     float& value = x[i / 2][i % 2][sixteen][e];
                     value = value * factor * factor;
                 }
             }
+        }
+    }
+}
+
+// State `own` of the columns that whole segments leave, in a stage of flat pixels or of rows.
+template <bool scaled, class Pixels, class P, class Tuning>
+__device__ __forceinline__ void load_rest(float (&x)[2][4][4], const Pixels& pixels, const TensorRings<P, Tuning>& rings,
+                                          int place, int stage, int t, int own) {
+    const float sign = own == 0 && TensorFilters<P, Tuning>::form_of(stage) == 0 ? -1.0f : 1.0f;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+        if constexpr (Tuning::flat) {
+            const FlatWindow<P, Tuning> window(stage, half, pixels.sharer);
+            const int from = place + half * TensorRings<P, Tuning>::half_bytes + pixels.place + window.even;
+            pixels.load_rest(x, rings.base + from, window.first, half, window.right, own, sign);
+        } else {
+            pixels.load_rest(x, rings.base, place, half, 0, own, sign);
+        }
+    }
+    if constexpr (scaled) {
+#pragma unroll
+        for (int i = 0; i < 16; ++i) {
+            const int channel = 16 * (i / 4) + (Tuning::flat ? t + 4 * (i % 4) : 4 * t + i % 4);
+            const float factor = pixels.factors[stage * split_depth + channel];
+#pragma unroll
+            for (int j = 0; j < 2; ++j) x[j][i / 4][i % 4] = x[j][i / 4][i % 4] * factor * factor;
         }
     }
 }

@@ -12,7 +12,8 @@
 //   fragments [groups][tiles][stages][chunks]: 64 elements of `chunk` filters, hi and, with three products, lo behind it
 // Where Tuning has `states`, the rows of the filters are transformed for F(2, 3) on the way, each segment of three columns
 // into four states; a tap is a segment then, and fragments are those [groups][tiles][stages][states * chunks]
-// (lib/pair_states.cuh). Stages of the columns that whole segments leave come last, with half of the states.
+// (lib/pair_states.cuh). Stages of the columns that whole segments leave come last, without the states that
+// these have no products of.
 #pragma once
 
 #include <lib/element.cuh>
@@ -85,10 +86,25 @@ struct TensorFilters {
         return rest > 0 && tap >= rows * whole_of_row ? whole_of_row : tap % whole_of_row;
     }
     static constexpr int chunk = Tuning::chunk, chunks = Tuning::chunks, filters = chunk * chunks;
-    static constexpr int stage_chunks = states * chunks, rest_chunks = stage_chunks / 2;
+    static constexpr int stage_chunks = states * chunks, rest_chunks = (rest + 1) * chunks;
     static constexpr int tile_chunks = whole_stages * stage_chunks + rest_stages * rest_chunks;
-    static __device__ __forceinline__ int chunks_of(int stage) {
-        return rest > 0 && stage >= whole_stages ? rest_chunks : stage_chunks;
+    static __device__ __forceinline__ bool is_rest(int stage) { return rest > 0 && stage >= whole_stages; }
+    // Of two columns: which form their products have. That of pixels which meet two rows of filters is of both.
+    static __device__ __forceinline__ int form_of(int stage) {
+        const int number = stage - whole_stages;
+        return (heights > 1 ? number % (rest_row_stages > 0 ? rest_row_stages : 1) : number) % 2;
+    }
+    static __device__ __forceinline__ bool has_state(int stage, int state) {
+        return !is_rest(stage) || state % 3 == 0 || (rest == 2 && state == 1 + form_of(stage));
+    }
+    // Stages of the ring that filters take: of two columns, those of the state that they do not have stay empty.
+    static __device__ __forceinline__ int slots_of(int stage) {
+        return is_rest(stage) && rest == 1 ? rest_chunks : stage_chunks;
+    }
+    // Which chunk of the fragments comes to one of these, or -1.
+    static __device__ __forceinline__ int chunk_at(int stage, int slot) {
+        if (rest < 2 || !is_rest(stage) || slot < 2 * chunks) return slot;
+        return slot % 2 == form_of(stage) ? slot / 2 + chunks : -1;
     }
     static_assert(chunk % 16 == 0, "filters are permuted in sixteens");
     static constexpr int tiles = ceil_div(Problem::group_k, filters);
@@ -151,8 +167,8 @@ struct TensorFilters {
         if constexpr (by_row || of_tap % pieces != 0) return i;
         else return i % taps * (of_tap / pieces) + i / taps;
     }
-    // Column 0 to 2 of a segment: whether it is its own, and which weight it is. Of other taps there is one. The one column
-    // that whole segments leave is the first and the third of its own: states 0 and 3.
+    // Column 0 to 2 of a segment: whether it is its own, and which weight it is. Of other taps there is one. What
+    // whole segments leave is the first and the third: states 0 and 3.
     static __device__ __forceinline__ bool has(int tap, int column) {
         if constexpr (states == 1) return true;
         const int segment = segment_of(tap, Problem::r);
@@ -162,7 +178,7 @@ struct TensorFilters {
     static __device__ __forceinline__ int weight_of(int tap, int column) {
         if constexpr (states == 1) return tap;
         const int segment = segment_of(tap, Problem::r), first = row_of(tap, Problem::r) * Problem::s;
-        if (rest > 0 && segment == whole_of_row) return first + Problem::s - 1;
+        if (rest > 0 && segment == whole_of_row) return first + Problem::s - (column == 0 ? rest : 1);
         return first + segment_begin(segment, Problem::s) + column;
     }
     static __device__ __forceinline__ int64 fragment(int group, int tile, int stage, int chunk_of_tile) {
@@ -413,7 +429,8 @@ __device__ __forceinline__ void write_fragments(const FilterElements<Problem, Tu
 #pragma unroll
         for (int next = 0; next < at_once; ++next) {
             const int state = next * turns + turn;
-            if (F::rest > 0 && stage >= F::whole_stages && (state == 1 || state == 2)) continue;
+            if (!F::has_state(stage, state)) continue;
+            const bool minus = F::is_rest(stage) && state == 2;  // (g1 - g0) / 2
             unsigned high[4], low[4];
 #pragma unroll
             for (int pair = 0; pair < 4; ++pair) {
@@ -422,13 +439,14 @@ __device__ __forceinline__ void write_fragments(const FilterElements<Problem, Tu
                 for (int half = 0; half < 2; ++half) {
                     const int j = 2 * pair + half;
                     two[half] = weights[0][j];
-                    if constexpr (F::states > 1) two[half] = filter_state({weights[0][j], weights[1][j], weights[2][j]}, state);
+                    if constexpr (F::states > 1) two[half] = filter_state({minus ? -weights[0][j] : weights[0][j], weights[1][j], weights[2][j]}, state);
                     if (factors) two[half] = two[half] * factor[j] * factor[j];
                 }
                 high[pair] = split_high(two[0], two[1], power_of_two(up));
                 low[pair] = split_low(two[0], two[1], power_of_two(up), high[pair]);
             }
-            const int chunk = states_order<F::states, F::chunks>(state, of_tile / F::chunk);
+            int chunk = states_order<F::states, F::chunks>(state, of_tile / F::chunk);
+            if (F::is_rest(stage) && chunk >= 2 * F::chunks) chunk = chunk / 2 + F::chunks;
             unsigned char* const to = fragments + F::fragment(group, tile, stage, chunk) + row * 128 + (unit ^ row % 8) * 16;
             *reinterpret_cast<uint4*>(to) = make_uint4(high[0], high[1], high[2], high[3]);
             if constexpr (F::halves == 2)

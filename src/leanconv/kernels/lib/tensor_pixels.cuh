@@ -46,14 +46,20 @@ struct FilterCopies {
         // The last row of pixels meets filters of the one before alone.
         const int own = F::seen_filters(stage);
         if (F::heights > 1 && own >= F::stages) return;
-        for (int chunk = 0; chunk < F::chunks_of(own); ++chunk) {
+        for (int slot = 0; slot < F::slots_of(own); ++slot) {
+            const int chunk = F::chunk_at(own, slot);
             const int64 at = F::fragment(tiles.group(tile), tiles.filters(tile), own, chunk);
             if constexpr (receivers > 1) {
-                copy_wanted(fragments + at);
+                copy_wanted(fragments + at, chunk >= 0);
                 place.advance();
                 continue;
             }
             mbarrier_wait_parity(rings.filters_free(place.stage), place.parity ^ 1);
+            if (chunk < 0) {
+                mbarrier_arrive(rings.filters_full(place.stage));
+                place.advance();
+                continue;
+            }
             mbarrier_arrive_expect_tx(rings.filters_full(place.stage), F::stage_bytes);
             cp_async_bulk_shared_global(rings.filter_stage(place.stage), fragments + at, F::stage_bytes,
                                         rings.filters_full(place.stage));
@@ -61,10 +67,11 @@ struct FilterCopies {
         }
     }
     // This block's part of a stage, to all receivers.
-    __device__ __forceinline__ void copy_wanted(const unsigned char* from) const {
+    __device__ __forceinline__ void copy_wanted(const unsigned char* from, bool exists) const {
         const unsigned first = cluster_rank() / receivers * receivers;
         const int own = static_cast<int>(cluster_rank() - first) * part;
         mbarrier_wait_parity(rings.filters_wanted(place.stage), place.parity);
+        if (!exists) return;
         cp_async_bulk_multicast_shared_global(rings.filter_stage(place.stage) + own, from + own, part,
                                               rings.filters_full(place.stage),
                                               static_cast<unsigned short>(((1 << receivers) - 1) << first));
@@ -73,9 +80,11 @@ struct FilterCopies {
     __device__ __forceinline__ void want_stage(int stage) {
         if (F::heights > 1 && F::seen_filters(stage) >= F::stages) return;
         const unsigned first = cluster_rank() / receivers * receivers;
-        for (int chunk = 0; chunk < F::chunks_of(F::seen_filters(stage)); ++chunk) {
+        const int own = F::seen_filters(stage);
+        for (int slot = 0; slot < F::slots_of(own); ++slot) {
             mbarrier_wait_parity(rings.filters_free(place.stage), place.parity ^ 1);
-            mbarrier_arrive_expect_tx(rings.filters_full(place.stage), F::stage_bytes);
+            if (F::chunk_at(own, slot) < 0) mbarrier_arrive(rings.filters_full(place.stage));
+            else mbarrier_arrive_expect_tx(rings.filters_full(place.stage), F::stage_bytes);
             for (int i = 0; i < receivers; ++i) mbarrier_arrive_cluster(rings.filters_wanted(place.stage), first + i);
             place.advance();
         }
