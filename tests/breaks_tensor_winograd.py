@@ -26,7 +26,9 @@ def received(name: str, text: str, by: str, how: str, case: str = "odd") -> Brea
 
 
 TENSOR_WINOGRAD = (
-    flat("pixels beyond the sides of the image are seen", "d[j] = inside[j] ?", "d[j] = true ?", WRONG, "same"),
+    flat(
+        "pixels beyond the sides of the image are seen", "d[j] = inside[j] ?", "d[j] = true ?", WRONG, "same", times=2
+    ),
     flat("all pairs begin with an even pixel", "if (first % 2 == 0)", "if (true)", WRONG, "same", times=2),
     flat("pixels near the middle are never inside", "least == 0 || least == 1", "least < 2", WRONG, "same"),
     flat(
@@ -155,7 +157,7 @@ TENSOR_WINOGRAD = (
         "place.stage ^ static_cast<int>(before)",
         "place.stage ^ 0",
         WRONG + "|" + RULE + "|" + RACE,
-        "two-segments",
+        "heights",
         heights=2,
     ),
     pairs(
@@ -164,6 +166,7 @@ TENSOR_WINOGRAD = (
         "if (lane == 0)",
         WRONG + "|" + RULE + "|" + RACE,
         "heights",
+        times=2,
         heights=2,
     ),
     pairs(
@@ -172,6 +175,7 @@ TENSOR_WINOGRAD = (
         "if (!kept) mbarrier_wait_parity(rings.filters_full",
         WRONG + "|" + RULE + "|" + RACE,
         "heights",
+        times=2,
         heights=2,
     ),
     pairs(
@@ -179,7 +183,7 @@ TENSOR_WINOGRAD = (
         "stage % seen_rows * row_stages + stage / seen_rows",
         "stage",
         WRONG + "|" + RULE,
-        "two-segments",
+        "one-column",
         heights=2,
     ),
     pairs(
@@ -190,24 +194,70 @@ TENSOR_WINOGRAD = (
         "heights",
         heights=2,
     ),
-    pairs(
+    flat(
         "all segments of a row see the same pixels",
         "F::states > 1 ? segment_begin(of_row, Problem::s)",
         "F::states > 1 ? 0",
         WRONG,
-        "two-segments",
+        "segments",
+        spacing=1,
     ),
-    pairs(
+    flat(
         "columns count twice where segments overlap",
         "return segment_begin(segment, Problem::s) + column >= 3 * segment;",
         "return true;",
         WRONG,
+        "segments",
+        spacing=1,
+    ),
+    pairs(
+        "what whole segments leave sees their pixels",
+        "if (F::rest > 0) return 3 * of_row;",
+        "if (F::rest > 0) return 0;",
+        WRONG,
+        "one-column",
+    ),
+    pairs(
+        "of two columns the last counts twice",
+        "Problem::s - (column == 0 ? rest : 1)",
+        "Problem::s - 1",
+        WRONG,
         "two-segments",
     ),
     pairs(
+        "stages of two columns are of one form",
+        "own == 0 && TensorFilters<P, Tuning>::form_of(stage) == 0 ? -1.0f",
+        "own == 0 ? -1.0f",
+        WRONG,
+        "two-columns",
+        heights=2,
+    ),
+    pairs("both forms have a sum of two columns", "minus ? -weights[0][j]", "false ? 0.0f", WRONG, "two-columns"),
+    pairs(
+        "both outputs see the pixel that a column leaves to the first",
+        "where(place, pair, 3 - F::rest, sixteen)",
+        "where(place, pair, 0, sixteen)",
+        WRONG,
+        "one-column",
+    ),
+    flat(
+        "state 3 of flat columns has the sign of state 0",
+        "sharer == 0 || own > 0 ? 1.0f : -1.0f",
+        "1.0f",
+        WRONG,
+        "one-column",
+    ),
+    pairs(
+        "filters of columns lie as far apart as those of segments",
+        "stage * stage_chunks - before + chunk_of_tile",
+        "stage * stage_chunks + chunk_of_tile",
+        WRONG + "|" + RACE + "|" + RULE,
+        "one-column",
+    ),
+    pairs(
         "filter rows of a dilated filter are neighbours",
-        "::of_row * Problem::dilation_h;",
-        "::of_row;",
+        "F::row_of(tap, F::seen_rows) * Problem::dilation_h;",
+        "F::row_of(tap, F::seen_rows);",
         WRONG,
         "tall",
     ),

@@ -255,6 +255,7 @@ class SplitGemm(TimedAlgorithm, Generic[C]):
             config.row_lines > 0,
             getattr(config, "flat", False),
             config.spacing,
+            config.heights,
         )
         return None if shared else (*kind, split)
 
