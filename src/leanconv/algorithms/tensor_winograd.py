@@ -211,7 +211,7 @@ def _config(
 
 class TensorWinograd(SplitGemm[PairConfig]):
     """Filters 3 wide by four products for two outputs instead of six, each float32 split into two float16; wider ones
-    as sums of segments of three columns.
+    as sums of segments of three columns, and of one or two that these leave by two or three products.
 
     ``y0 = s0 t0 + s1 t1 + s2 t2, y1 = s1 t1 - s2 t2 - s3 t3`` with states s of pixels and t of filters.
     """

@@ -14,6 +14,8 @@
 //   - Both warpgroups read the same pixels. Each makes two of the four states, 64 registers of fragments, and multiplies
 //     them with filters of its own: 64 pairs x 128 filters x 2 states are 128 sums a thread. A product has 64 rows of one
 //     state, for each state has filters of its own. Scales belong to a pair's state: 64 channels of it.
+//   - Columns that segments of three leave at the end of a row have stages of their own behind all others, with two or three
+//     states instead of four.
 //   - 64 filters leave room for the sums of two rows of outputs. Their pairs share the states of the rows of pixels that both
 //     see, and the filters of one row of pixels stay in the ring for the next one: rows are the inner loop.
 //   - Pairs of blocks have the same 128 filters, each brings half of them to both; then the warpgroups multiply in turns.
