@@ -9,7 +9,15 @@ from math import gcd
 
 from leanconv.algorithms.base import LAUNCH_CYCLES, Config, by_time, ceil_div, has_wide_tensors, variant
 from leanconv.algorithms.input_gradient import PartialConvolution, single_parts
-from leanconv.algorithms.tensor_filters import DEPTH, SEGMENT, SplitFilters, SplitGemm, rest_of, segment_stages, segments_of
+from leanconv.algorithms.tensor_filters import (
+    DEPTH,
+    SEGMENT,
+    SplitFilters,
+    SplitGemm,
+    rest_of,
+    segment_stages,
+    segments_of,
+)
 from leanconv.algorithms.tensor_gemm import (
     FLOPS_PER_CYCLE,
     MOST_IMAGES,
