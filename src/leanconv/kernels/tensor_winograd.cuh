@@ -141,7 +141,7 @@ struct OwnFilters {
     // Those of a row are in half of the ring for two rows of pixels: for the second row of outputs in the next one.
     static constexpr bool kept = F::heights > 1;
     // Some stages of pixels have filters of fewer states than others.
-    static constexpr bool mixed = F::rest > 0;
+    static constexpr bool mixed = F::rest == 1;
     // Or stages of pixels take all stages of filters, and find each where it was.
     static constexpr bool fixed = !kept && !mixed && all == 2 * steps;
     static_assert(all % 2 == 0, "every other stage of filters is a warpgroup's own");
@@ -252,7 +252,7 @@ __device__ __forceinline__ void multiply_rest(float (&sums)[2][parts][count], co
 #pragma unroll
         for (int i = 0; i < end - first; ++i) {
             const int part = kept ? end - 1 - i : first + i;
-            const int place = own_filters.template stage<of_ring>(own, kept && part > 0);
+            const int place = own_filters.template stage<of_ring>(kept ? own : own * F::chunks + i, kept && part > 0);
             if (!kept || part == 0) mbarrier_wait_parity(rings.filters_full(place), own_filters.parity(own));
             if (i == 0 && own == 0) turns.wait(fragments);
             const unsigned char* const filters = rings.filter_stage(place);
@@ -279,7 +279,7 @@ __device__ __forceinline__ void multiply_rest(float (&sums)[2][parts][count], co
     if (states < of_ring && first == 0) {
 #pragma unroll
         for (int i = 0; i < F::chunks; ++i) {
-            const int place = own_filters.template stage<of_ring>(1, false);
+            const int place = own_filters.template stage<of_ring>(kept ? 1 : F::chunks + i, false);
             mbarrier_wait_parity(rings.filters_full(place), own_filters.parity(1));
             __syncwarp();  // all lanes have waited
             if (lane == 0) mbarrier_arrive(rings.filters_free(place));
