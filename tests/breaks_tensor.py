@@ -164,8 +164,8 @@ TENSOR = (
     ),
     tensor(
         "the second half of a stage is the first",
-        "const int number = 2 * F::seen(stage) + half,",
-        "const int number = 2 * F::seen(stage),",
+        "const int number = 2 * F::seen(stage) + half;",
+        "const int number = 2 * F::seen(stage);",
         WRONG,
         "same-nhwc",
     ),

@@ -26,9 +26,7 @@ def received(name: str, text: str, by: str, how: str, case: str = "odd") -> Brea
 
 
 TENSOR_WINOGRAD = (
-    flat(
-        "pixels beyond the sides of the image are seen", "d[j] = inside[j] ?", "d[j] = true ?", WRONG, "same", times=2
-    ),
+    flat("pixels beyond the sides of the image are seen", "d[j] = inside[j] ?", "d[j] = true ?", WRONG, "same"),
     flat("all pairs begin with an even pixel", "if (first % 2 == 0)", "if (true)", WRONG, "same", times=2),
     flat("pixels near the middle are never inside", "least == 0 || least == 1", "least < 2", WRONG, "same"),
     flat(
@@ -157,7 +155,7 @@ TENSOR_WINOGRAD = (
         "place.stage ^ static_cast<int>(before)",
         "place.stage ^ 0",
         WRONG + "|" + RULE + "|" + RACE,
-        "heights",
+        "two-segments",
         heights=2,
     ),
     pairs(
@@ -183,7 +181,7 @@ TENSOR_WINOGRAD = (
         "stage % seen_rows * row_stages + stage / seen_rows",
         "stage",
         WRONG + "|" + RULE,
-        "one-column",
+        "two-segments",
         heights=2,
     ),
     pairs(
@@ -194,63 +192,68 @@ TENSOR_WINOGRAD = (
         "heights",
         heights=2,
     ),
-    flat(
+    pairs(
         "all segments of a row see the same pixels",
         "F::states > 1 ? segment_begin(of_row, Problem::s)",
         "F::states > 1 ? 0",
         WRONG,
-        "segments",
-        spacing=1,
+        "two-segments",
     ),
-    flat(
+    pairs(
         "columns count twice where segments overlap",
         "return segment_begin(segment, Problem::s) + column >= 3 * segment;",
         "return true;",
         WRONG,
-        "segments",
-        spacing=1,
+        "two-segments",
     ),
     pairs(
-        "what whole segments leave sees their pixels",
-        "if (F::rest > 0) return 3 * of_row;",
-        "if (F::rest > 0) return 0;",
+        "the column that segments leave sees their pixels",
+        "if constexpr (F::rest > 0) return 3 * of_row;",
+        "if constexpr (F::rest > 0) return 0;",
         WRONG,
         "one-column",
     ),
     pairs(
-        "of two columns the last counts twice",
-        "Problem::s - (column == 0 ? rest : 1)",
-        "Problem::s - 1",
-        WRONG,
-        "two-segments",
-    ),
-    pairs(
-        "stages of two columns are of one form",
-        "own == 0 && TensorFilters<P, Tuning>::form_of(stage) == 0 ? -1.0f",
-        "own == 0 ? -1.0f",
-        WRONG,
-        "two-columns",
-        heights=2,
-    ),
-    pairs("both forms have a sum of two columns", "minus ? -weights[0][j]", "false ? 0.0f", WRONG, "two-columns"),
-    pairs(
         "both outputs see the pixel that a column leaves to the first",
-        "where(place, pair, 3 - F::rest, sixteen)",
+        "where(place, pair, 2, sixteen)",
         "where(place, pair, 0, sixteen)",
         WRONG,
         "one-column",
     ),
     flat(
-        "state 3 of flat columns has the sign of state 0",
-        "sharer == 0 || own > 0 ? 1.0f : -1.0f",
-        "1.0f",
+        "state 3 of a flat column has the sign of state 0",
+        "const float sign = sharer == 0 ? 1.0f : -1.0f;",
+        "const float sign = 1.0f;",
+        WRONG,
+        "one-column",
+    ),
+    flat(
+        "a column beyond the sides of the image is seen",
+        "inside ? sign * __uint_as_float",
+        "true ? sign * __uint_as_float",
         WRONG,
         "one-column",
     ),
     pairs(
+        "pixels of a column in the last row but one meet no filters",
+        "if (number >= seen_whole) return number - (seen_whole - whole_stages);",
+        "if (number >= seen_whole) return number;",
+        WRONG + "|" + RULE + "|" + RACE,
+        "one-column",
+        heights=2,
+    ),
+    pairs(
+        "filters of a column stay in the ring like those of a segment",
+        "before ? all / 2 - states : 0",
+        "before ? all / 2 - 2 : 0",
+        WRONG + "|" + RULE + "|" + RACE,
+        "one-column",
+        heights=2,
+    ),
+    pairs(
         "filters of columns lie as far apart as those of segments",
-        "stage * stage_chunks - before + chunk_of_tile",
-        "stage * stage_chunks + chunk_of_tile",
+        "of_tile + stage * stage_chunks - less + chunk_of_tile",
+        "of_tile + stage * stage_chunks + chunk_of_tile",
         WRONG + "|" + RACE + "|" + RULE,
         "one-column",
     ),

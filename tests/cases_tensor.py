@@ -79,8 +79,7 @@ def _pair_cases() -> list[Case]:
     layers.add("planes-tall", 2, 64, 8, 6, 64, 5, 3, groups=2, layouts=("NCHW",), padding=(4, 4, 1, 1), dilation=(2, 1))
     layers.add("planes-gradient", 3, 64, 6, 10, 64, 3, 3, op="dgrad", accumulate=True, **flat)
     layers.add("one-column", 1, 40, 5, 10, 72, 2, 7, layouts=("NHWC",), padding=(1, 0, 3, 2), bias=True)
-    layers.add("one-column", 1, 96, 4, 20, 64, 1, 4, layouts=("NCHW",), padding=(0, 0, 1, 2))
-    layers.add("two-columns", 1, 128, 4, 9, 64, 2, 5, layouts=("NHWC",), padding=(1, 0, 2, 1))
+    layers.add("one-column", 1, 128, 4, 20, 64, 1, 4, layouts=("NCHW",), padding=(0, 0, 1, 2))
     one = Layers("pairs-", precision="tf32")
     one.add("one-product-planes", 5, 160, 4, 6, 72, 3, 3, **flat)
     one.add("one-product", 2, 40, 6, 8, 72, 3, 3, **pad)
@@ -111,7 +110,7 @@ TF32_CASES = _tf32_cases()
 
 #: 64 x 3 x 3 products an output.
 LAYER = ConvProblem(1, 64, 6, 8, 64, 3, 3, padding=(1, 1, 1, 1), layout="NHWC")
-#: The same with rows of a segment and two columns.
+#: The same with rows of two segments, of which the second begins with a column of the first.
 WIDE = ConvProblem(1, 64, 6, 8, 64, 3, 5, padding=(1, 1, 2, 2), layout="NHWC")
 RANGES = (
     "normal", "positive", "log-normal", "outlier", "channels-apart", "filters-apart", "tiny", "huge", "denormal",

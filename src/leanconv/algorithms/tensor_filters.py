@@ -64,30 +64,18 @@ class SplitFilters:
         return self.chunk * DEPTH * 2 * (2 if self.products == 3 else 1)
 
 
-def stages_of(problem: ConvProblem, piece: int, states: int = 1, planes: bool = False) -> int:
+def stages_of(problem: ConvProblem, piece: int, states: int = 1) -> int:
     """Stages of the whole reduction, where segments of filter rows are transformed that of one state."""
-    if states > 1:
-        return sum(segment_stages(problem, piece, planes))
-    return ceil_div(problem.r * problem.s * ceil_div(problem.group_c, piece), DEPTH // piece)
+    taps = problem.r * (problem.s if states == 1 else ceil_div(problem.s, SEGMENT))
+    return ceil_div(taps * ceil_div(problem.group_c, piece), DEPTH // piece)
 
 
-def rest_of(problem: ConvProblem, planes: bool = False) -> int:
-    """Columns that whole segments of a filter row leave: a segment with one product more than columns. None where all
-    taps see ``planes``."""
-    return 0 if planes or problem.s < SEGMENT else problem.s % SEGMENT
-
-
-def segments_of(problem: ConvProblem, planes: bool = False) -> tuple[int, int]:
-    """Whole segments of a filter row, and one or no segment of the columns that these leave."""
-    rest = int(rest_of(problem, planes) > 0)
-    return ceil_div(problem.s, SEGMENT) - rest, rest
-
-
-def segment_stages(problem: ConvProblem, piece: int, planes: bool = False) -> tuple[int, int]:
-    """Stages of whole segments of filter rows, and those of columns that these leave."""
-    of_tap = ceil_div(problem.group_c, piece)
-    whole, rest = (ceil_div(problem.r * taps * of_tap, DEPTH // piece) for taps in segments_of(problem, planes))
-    return whole, rest
+def rest_stages(problem: ConvProblem, config: SplitFilters) -> int:
+    """Those of a column that whole segments of filter rows leave, which have two states. None where channels of a tap
+    are no whole stages, or all taps see planes."""
+    of_tap, pieces = ceil_div(problem.group_c, config.piece), DEPTH // config.piece
+    has_rest = problem.s > SEGMENT and problem.s % SEGMENT == 1 and of_tap % pieces == 0
+    return problem.r * of_tap // pieces if config.states > 1 and has_rest and not config.spacing else 0
 
 
 def _by_element(problem: ConvProblem) -> bool:
@@ -112,17 +100,12 @@ def _parts(problem: ConvProblem) -> tuple[int, int]:
 def prepared_floats(problem: ConvProblem, config: SplitFilters) -> tuple[int, int]:
     """Floats of prepared filters: those before the fragments, and all (``TensorFilters`` and ``FactorParts`` of
     lib/tensor_filters.cuh)."""
-    tiles = ceil_div(problem.group_k, config.filters)
-    planes = config.spacing > 0
-    stages = stages_of(problem, config.piece, config.states, planes)
-    chunks = stages * config.states * config.chunks
-    if config.states > 1:
-        less = config.states - 1 - rest_of(problem, planes)
-        chunks -= segment_stages(problem, config.piece, planes)[1] * less * config.chunks
+    tiles, stages = ceil_div(problem.group_k, config.filters), stages_of(problem, config.piece, config.states)
     scales, factors = problem.groups * tiles * config.filters, problem.groups * stages * DEPTH
     channels, of_group = _parts(problem)
     head = 4 + 4 * ceil_div(problem.groups, 4) + scales + factors
-    fragments = problem.groups * tiles * chunks * config.filter_stage_bytes // 4
+    states = stages * config.states - 2 * rest_stages(problem, config)
+    fragments = problem.groups * tiles * states * config.chunks * config.filter_stage_bytes // 4
     plain = scales + 4 if _plain_first(problem) else 0
     return head, head + fragments + 4 * ceil_div(of_group * problem.groups * channels, 4) + plain
 
@@ -178,8 +161,6 @@ def filter_launches(
         known = (*known, "row_lines")
     if config.spacing:
         known = (*known, "spacing")
-    if config.heights > 1 and rest_of(problem) > 1:
-        known = (*known, "heights")
     tuning = (("threads", THREADS), *((name, getattr(config, name)) for name in known))
     tiles = ceil_div(problem.group_k, config.filters)
     side_by_side = problem.layout == "NHWC" or (_by_element(problem) and problem.layout != "CHWN")

@@ -9,15 +9,7 @@ from math import gcd
 
 from leanconv.algorithms.base import LAUNCH_CYCLES, Config, by_time, ceil_div, has_wide_tensors, variant
 from leanconv.algorithms.input_gradient import PartialConvolution, single_parts
-from leanconv.algorithms.tensor_filters import (
-    DEPTH,
-    SEGMENT,
-    SplitFilters,
-    SplitGemm,
-    rest_of,
-    segment_stages,
-    segments_of,
-)
+from leanconv.algorithms.tensor_filters import DEPTH, SEGMENT, SplitFilters, SplitGemm, rest_stages, stages_of
 from leanconv.algorithms.tensor_gemm import (
     FLOPS_PER_CYCLE,
     MOST_IMAGES,
@@ -118,8 +110,8 @@ PLANES = {3: 1.08, 1: 1.03}
 HEIGHTS, EDGE = (325, 520), 0.8
 #: How many times as long a stage takes whose filters two blocks receive together (H200), by products.
 RECEIVED = {3: 0.96, 1: 0.995}
-#: What a stage of the columns that whole segments leave takes of a whole segment's time, one and two of them.
-REST = (1.0, 0.55, 0.85)
+#: What a stage of the column that whole segments leave takes of a whole segment's time (H200: 0.49 to 0.67).
+REST = 0.56
 #: Cycles of a tile beside its stages, and of one of two rows.
 TILE_CYCLES, HIGH_TILE_CYCLES = 5000, 11000
 
@@ -179,17 +171,15 @@ def planes_of(problem: ConvProblem) -> tuple[int, int]:
     return (images * plane, 8 // gcd(plane, 8)) if images <= MOST_IMAGES else (0, 0)
 
 
+def _row_stages(problem: ConvProblem) -> float:
+    """Stages of one row of filters."""
+    return ceil_div(problem.s, SEGMENT) * ceil_div(problem.group_c, ROW) / (DEPTH // ROW)
+
+
 def _in_heights(problem: ConvProblem) -> bool:
     """Whether two rows of outputs may share the states of the rows of pixels that both see."""
     rows = problem.p > 1 and 1 < problem.r < 256 and problem.dilation[0] == 1
-    of_tap = ceil_div(problem.group_c, ROW)
-    whole = rows and not any(taps * of_tap % (DEPTH // ROW) for taps in segments_of(problem))
-    return whole and not pair_map(problem, 2).why_not()
-
-
-def _stages(problem: ConvProblem, config: PairConfig) -> tuple[int, int]:
-    """Stages of whole segments, and of columns that these leave."""
-    return segment_stages(problem, config.piece, config.spacing > 0)
+    return rows and _row_stages(problem).is_integer() and not pair_map(problem, 2).why_not()
 
 
 @lru_cache(maxsize=256)
@@ -219,7 +209,7 @@ def _config(
 
 class TensorWinograd(SplitGemm[PairConfig]):
     """Filters 3 wide by four products for two outputs instead of six, each float32 split into two float16; wider ones
-    as sums of segments of three columns, and of one or two that these leave by two or three products.
+    as sums of segments of three columns, and of one that these leave by two products.
 
     ``y0 = s0 t0 + s1 t1 + s2 t2, y1 = s1 t1 - s2 t2 - s3 t3`` with states s of pixels and t of filters.
     """
@@ -255,7 +245,7 @@ class TensorWinograd(SplitGemm[PairConfig]):
             reach = (problem.r - 1) * problem.dilation[0]
             if reach > 255:
                 reasons.append(f"filter rows reach {reach} rows, more than the 255 of a bulk copy")
-            if SEGMENT * (ceil_div(problem.s, SEGMENT) - 1) > 255:
+            if problem.s - SEGMENT > 255:
                 reasons.append(f"filters are {problem.s} wide, more than the 258 that bulk copies reach")
         return reasons
 
@@ -314,7 +304,7 @@ class TensorWinograd(SplitGemm[PairConfig]):
             yield pairs
         if not parts or config.heights > 1 or config.filters * PAIRS * OUTPUTS * 4 > config.ring_bytes:
             return
-        work = [(self._tiles(part, config), sum(_stages(part.problem, config))) for part in parts]
+        work = [(self._tiles(part, config), stages_of(part.problem, config.piece, STATES)) for part in parts]
         for split in shares_of(work, target, parts[0].problem.batch_invariant):
             if config.filters // (32 if config.flat else 16) % split == 0:
                 yield variant(config, split=split)
@@ -325,14 +315,13 @@ class TensorWinograd(SplitGemm[PairConfig]):
         speed = TILES[config.chunk, config.chunks][config.products == 1] * FLOPS_PER_CYCLE
         time = 0.0
         for part in parts:
-            tiles, (whole, rest) = self._tiles(part, config), _stages(part.problem, config)
-            stages = whole + rest
+            tiles, stages = self._tiles(part, config), stages_of(part.problem, config.piece, STATES)
             of_stage = 2 * PAIRS * OUTPUTS * SEGMENT * config.filters * DEPTH / speed
-            of_stage *= (whole + REST[rest_of(problem)] * rest) / stages
+            of_stage *= 1 - (1 - REST) * rest_stages(part.problem, config) / stages
             of_tile = TILE_CYCLES
             if config.heights > 1:
                 # The first and the last row of pixels are seen by one row of outputs alone.
-                stages //= part.problem.r
+                stages = int(_row_stages(part.problem))
                 of_stage *= 2 * speed / (HEIGHTS[config.products == 1] * FLOPS_PER_CYCLE)
                 of_stage *= part.problem.r - 1 + 2 * EDGE
                 of_tile = HIGH_TILE_CYCLES

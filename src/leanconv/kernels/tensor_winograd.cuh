@@ -14,8 +14,8 @@
 //   - Both warpgroups read the same pixels. Each makes two of the four states, 64 registers of fragments, and multiplies
 //     them with filters of its own: 64 pairs x 128 filters x 2 states are 128 sums a thread. A product has 64 rows of one
 //     state, for each state has filters of its own. Scales belong to a pair's state: 64 channels of it.
-//   - Columns that segments of three leave at the end of a row have stages of their own behind all others, with two or three
-//     states instead of four.
+//   - A column that segments of three leave at the end of a row has stages of its own behind all others, with two states
+//     instead of four.
 //   - 64 filters leave room for the sums of two rows of outputs. Their pairs share the states of the rows of pixels that both
 //     see, and the filters of one row of pixels stay in the ring for the next one: rows are the inner loop.
 //   - Pairs of blocks have the same 128 filters, each brings half of them to both; then the warpgroups multiply in turns.
@@ -141,7 +141,7 @@ struct OwnFilters {
     // Those of a row are in half of the ring for two rows of pixels: for the second row of outputs in the next one.
     static constexpr bool kept = F::heights > 1;
     // Some stages of pixels have filters of fewer states than others.
-    static constexpr bool mixed = F::rest == 1;
+    static constexpr bool mixed = F::rest > 0;
     // Or stages of pixels take all stages of filters, and find each where it was.
     static constexpr bool fixed = !kept && !mixed && all == 2 * steps;
     static_assert(all % 2 == 0, "every other stage of filters is a warpgroup's own");
@@ -231,62 +231,44 @@ __device__ __forceinline__ void multiply_stage(float (&sums)[2][parts][count], c
     if (first == 0) own_filters.advance(true);
 }
 
-// The same of the columns that whole segments leave. For two columns a warpgroup has one state or two, one after the other.
+// The same of the column that segments leave, of which a warpgroup has one state.
 template <bool scaled, int first, int end, int parts, int count, class Pixels, class Problem, class Tuning>
 __device__ __forceinline__ void multiply_rest(float (&sums)[2][parts][count], const Pixels& pixels,
                                               const TensorRings<Problem, Tuning>& rings,
                                               RingPlace<Tuning::pixel_stages>& pixel_place,
                                               OwnFilters<Problem, Tuning>& own_filters, const Turns<Tuning>& turns, bool last,
                                               int stage, int lane, const SplitHeader& header) {
-    using F = TensorFilters<Problem, Tuning>;
     constexpr bool kept = OwnFilters<Problem, Tuning>::kept;
-    constexpr int of_ring = F::rest;  // states that the ring has room for
-    const int states = F::rest == 2 && F::form_of(stage) == own_filters.warpgroup ? 2 : 1;
+    SplitFragments<Tuning::products == 3> fragments;
+    float x[2][4][4];
     mbarrier_wait_parity(rings.pixels_full(pixel_place.stage), pixel_place.parity);
-#pragma unroll 1
-    for (int own = 0; own < states; ++own) {
-        SplitFragments<Tuning::products == 3> fragments;
-        float x[2][4][4];
-        load_rest<scaled>(x, pixels, rings, pixel_place.stage * TensorRings<Problem, Tuning>::pixel_bytes, stage, lane % 4, own);
-        split_state(fragments, x, header);
+    load_rest<scaled>(x, pixels, rings, pixel_place.stage * TensorRings<Problem, Tuning>::pixel_bytes, stage, lane % 4);
+    split_state(fragments, x, header);
 #pragma unroll
-        for (int i = 0; i < end - first; ++i) {
-            const int part = kept ? end - 1 - i : first + i;
-            const int place = own_filters.template stage<of_ring>(kept ? own : own * F::chunks + i, kept && part > 0);
-            if (!kept || part == 0) mbarrier_wait_parity(rings.filters_full(place), own_filters.parity(own));
-            if (i == 0 && own == 0) turns.wait(fragments);
-            const unsigned char* const filters = rings.filter_stage(place);
-            float partial[count];
-            wgmma_fence(partial, fragments.high, fragments.low);
-            begin_products(partial, fragments, filters);
-            end_products(partial, fragments, filters);
-            wgmma_commit_group();
-            if (i == 0 && own == states - 1) {
-                // NOTE: not before the products that take the loaded values (ld_shared_v4 says why).
-                __syncwarp();
-                if (lane == 0) mbarrier_arrive(rings.pixels_free(pixel_place.stage));
-                pixel_place.advance();
-            }
-            if (i == end - first - 1 && own == 0) turns.pass(last);
-            wgmma_wait_group<0>(partial, fragments.high, fragments.low);
-            if ((!kept || part > 0) && lane == 0) mbarrier_arrive(rings.filters_free(place));
-            own_filters.template advance<of_ring>(false);
-            if (F::rest == 1 || own == 0) promote(sums[0][part], partial, fragments.down);
-            else promote(sums[1][part], partial, fragments.down);
+    for (int i = 0; i < end - first; ++i) {
+        const int part = kept ? end - 1 - i : first + i;
+        const int place = own_filters.template stage<1>(0, kept && part > 0);
+        if (!kept || part == 0) mbarrier_wait_parity(rings.filters_full(place), own_filters.parity(0));
+        if (i == 0) turns.wait(fragments);
+        const unsigned char* const filters = rings.filter_stage(place);
+        float partial[count];
+        wgmma_fence(partial, fragments.high, fragments.low);
+        begin_products(partial, fragments, filters);
+        end_products(partial, fragments, filters);
+        wgmma_commit_group();
+        if (i == 0) {
+            // NOTE: not before the products that take the loaded values (ld_shared_v4 says why).
+            __syncwarp();
+            if (lane == 0) mbarrier_arrive(rings.pixels_free(pixel_place.stage));
+            pixel_place.advance();
         }
+        if (i == end - first - 1) turns.pass(last);
+        wgmma_wait_group<0>(partial, fragments.high, fragments.low);
+        if ((!kept || part > 0) && lane == 0) mbarrier_arrive(rings.filters_free(place));
+        own_filters.template advance<1>(false);
+        promote(sums[0][part], partial, fragments.down);
     }
-    // Where the other warpgroup has two states, stages of the ring that are this one's stay empty.
-    if (states < of_ring && first == 0) {
-#pragma unroll
-        for (int i = 0; i < F::chunks; ++i) {
-            const int place = own_filters.template stage<of_ring>(kept ? 1 : F::chunks + i, false);
-            mbarrier_wait_parity(rings.filters_full(place), own_filters.parity(1));
-            __syncwarp();  // all lanes have waited
-            if (lane == 0) mbarrier_arrive(rings.filters_free(place));
-            own_filters.template advance<of_ring>(false);
-        }
-    }
-    if (first == 0) own_filters.template advance<of_ring>(true);
+    if (first == 0) own_filters.template advance<1>(true);
 }
 
 // One warpgroup's products of all tiles of the block.

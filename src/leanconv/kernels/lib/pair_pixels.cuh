@@ -62,26 +62,13 @@ struct PairPixels {
                                               int sixteen) const {
         ld_shared_v4(four, reinterpret_cast<const float*>(base + where(place, i, j, sixteen)));
     }
-    // Of the columns that whole segments leave: state `own` of half a stage, made of the pixels e and d1, where e is d0, and for
-    // the second warpgroup the last one that the columns meet; or of d1 alone.
-    __device__ __forceinline__ void load_rest(float (&x)[2][4][4], const unsigned char* base, int place, int half, int, int own,
-                                              float sign) const {
-        const int skipped = apart > 0 ? 0 : 3 - F::rest;
+    // The state of half a stage of the column that segments leave: d0, or d1 for the second warpgroup.
+    __device__ __forceinline__ void load_rest(float (&x)[2][4][4], const unsigned char* base, int place, int half, int) const {
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
             const int pair = i / 2, sixteen = 2 * half + i % 2;
-            const int outer = skipped == 0 ? where(place, pair, 0, sixteen) : where(place, pair, 3 - F::rest, sixteen);
-            float (&four)[4] = x[pair][sixteen];
-            if constexpr (F::rest == 1) {
-                ld_shared_v4(four, reinterpret_cast<const float*>(base + outer));
-            } else {
-                const int middle = skipped == 0 ? where(place, pair, 1, sixteen) : where(place, pair, 2, sixteen);
-                float d[4];
-                ld_shared_v4(four, reinterpret_cast<const float*>(base + (own == 0 ? outer : middle)));
-                ld_shared_v4(d, reinterpret_cast<const float*>(base + middle));
-#pragma unroll
-                for (int e = 0; e < 4; ++e) four[e] = fmaf(sign, d[e], four[e]);
-            }
+            const int at = apart > 0 ? where(place, pair, 0, sixteen) : where(place, pair, 2, sixteen);
+            ld_shared_v4(x[pair][sixteen], reinterpret_cast<const float*>(base + at));
         }
     }
 };
@@ -147,27 +134,17 @@ struct FlatPairPixels {
             }
         }
     }
-    // The same of what whole segments leave (PairPixels); state 3 has its own sign.
-    __device__ __forceinline__ void load_rest(float (&x)[2][4][4], const unsigned char* pixels, int first, int half, int right,
-                                              int own, float sign) const {
-        const float of_state = sharer == 0 || own > 0 ? 1.0f : -1.0f;
+    // The same of the column that segments leave (PairPixels); state 3 has its own sign.
+    __device__ __forceinline__ void load_rest(float (&x)[2][4][4], const unsigned char* pixels, int first, int half,
+                                              int right) const {
+        const float sign = sharer == 0 ? 1.0f : -1.0f;
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
-            bool inside[2];
-#pragma unroll
-            for (int j = 0; j < 2; ++j) inside[j] = static_cast<unsigned>(column[i] + right + j) < Problem::w;
+            const bool inside = static_cast<unsigned>(column[i] + right) < Problem::w;
 #pragma unroll
             for (int n = 0; n < 8; ++n) {
                 const unsigned char* const at = pixels + (4 * n * Rings::flat_pitch + 2 * apart * i + first % 2) * 4;
-                float d[2] = {};
-#pragma unroll
-                for (int j = 0; j < F::rest; ++j) d[j] = inside[j] ? __uint_as_float(ld_shared_u32(at + 4 * j)) : 0.0f;
-                float value = d[0];
-                if constexpr (F::rest == 2) {
-                    const float middle = sharer == 0 ? d[1] : d[0], outer = own > 0 ? middle : sharer == 0 ? d[0] : d[1];
-                    value = fmaf(sign, middle, outer);
-                }
-                x[i][2 * half + n / 4][n % 4] = of_state * value;
+                x[i][2 * half + n / 4][n % 4] = inside ? sign * __uint_as_float(ld_shared_u32(at)) : 0.0f;
             }
         }
     }
@@ -325,19 +302,18 @@ __device__ __forceinline__ void load_states(float (&x)[2][2][4][4], const PairPi
     }
 }
 
-// State `own` of the columns that whole segments leave, in a stage of flat pixels or of rows.
+// The warpgroup's state of the column that segments leave, in a stage of flat pixels or of rows.
 template <bool scaled, class Pixels, class P, class Tuning>
 __device__ __forceinline__ void load_rest(float (&x)[2][4][4], const Pixels& pixels, const TensorRings<P, Tuning>& rings,
-                                          int place, int stage, int t, int own) {
-    const float sign = own == 0 && TensorFilters<P, Tuning>::form_of(stage) == 0 ? -1.0f : 1.0f;
+                                          int place, int stage, int t) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
         if constexpr (Tuning::flat) {
             const FlatWindow<P, Tuning> window(stage, half, pixels.sharer);
             const int from = place + half * TensorRings<P, Tuning>::half_bytes + pixels.place + window.even;
-            pixels.load_rest(x, rings.base + from, window.first, half, window.right, own, sign);
+            pixels.load_rest(x, rings.base + from, window.first, half, window.right);
         } else {
-            pixels.load_rest(x, rings.base, place, half, 0, own, sign);
+            pixels.load_rest(x, rings.base, place, half, 0);
         }
     }
     if constexpr (scaled) {

@@ -12,8 +12,7 @@
 //   fragments [groups][tiles][stages][chunks]: 64 elements of `chunk` filters, hi and, with three products, lo behind it
 // Where Tuning has `states`, the rows of the filters are transformed for F(2, 3) on the way, each segment of three columns
 // into four states; a tap is a segment then, and fragments are those [groups][tiles][stages][states * chunks]
-// (lib/pair_states.cuh). Stages of the columns that whole segments leave come last, without the states that
-// these have no products of.
+// (lib/pair_states.cuh). Stages of the column that segments leave come last, with states 0 and 3 alone.
 #pragma once
 
 #include <lib/element.cuh>
@@ -42,43 +41,42 @@ struct TensorFilters {
     static constexpr int of_row = states > 1 ? segments_of(Problem::s) : Problem::s, taps = Problem::r * of_row;
     static constexpr int piece = Tuning::piece, pieces = split_depth / piece, of_tap = ceil_div(Problem::group_c, piece);
     static_assert(split_depth % piece == 0, "a stage has whole pieces");
-    // Or 32 channels of whole images, which all taps see.
-    static constexpr int spacing = spacing_of<Tuning>(nullptr);
-    static constexpr bool planes = spacing > 0;
-    static_assert(!planes || (piece == 32 && Problem::group_c % 32 == 0), "planes come by 32 channels");
-    // Taps and stages of whole segments come first, then those of the columns that these leave. All taps see planes alike.
-    static constexpr int rest = states > 1 && !planes ? rest_of(Problem::s) : 0;
-    static constexpr int whole_of_row = rest > 0 ? of_row - 1 : of_row, rest_of_row = of_row - whole_of_row;
-    static constexpr int whole_stages = ceil_div(Problem::r * whole_of_row * of_tap, pieces);
-    static constexpr int rest_stages = ceil_div(Problem::r * rest_of_row * of_tap, pieces), stages = whole_stages + rest_stages;
+    static constexpr int stages = ceil_div(taps * of_tap, pieces);
     // Stages that have the same pixels: those of the taps of a filter row, which follow each other then.
     static constexpr bool by_row = row_lines_of<Tuning>(nullptr) > 0;
     static constexpr int tap_stages = by_row ? Problem::s : 1;
     static_assert(!by_row || (pieces == 2 && of_tap % 2 == 0 && states == 1), "a stage has channels of one tap");
+    // Or 32 channels of whole images, which all taps see.
+    static constexpr int spacing = spacing_of<Tuning>(nullptr);
+    static constexpr bool planes = spacing > 0;
+    static_assert(!planes || (piece == 32 && Problem::group_c % 32 == 0), "planes come by 32 channels");
+    // Where segments leave a column, taps and stages of whole segments of all rows come first, then those of the column.
+    static constexpr int rest = states > 1 && !planes && of_tap % pieces == 0 ? rest_of(Problem::s) : 0;
+    static constexpr int whole_of_row = of_row - rest, rest_stages = Problem::r * rest * of_tap / pieces;
+    static constexpr int whole_stages = stages - rest_stages;
     // Where pairs of two rows of outputs share their states, a tile sees one more row of pixels than filters have: all rows of a
     // segment and its channels, then those of the next.
     static constexpr int heights = heights_of<Tuning>(nullptr), row_stages = whole_of_row * of_tap / pieces;
     static constexpr int seen_rows = Problem::r + heights - 1, seen_taps = seen_rows * of_row;
-    static constexpr int seen_whole = ceil_div(seen_rows * whole_of_row * of_tap, pieces);
-    static constexpr int rest_row_stages = rest_of_row * of_tap / pieces;
-    static constexpr int seen_stages = seen_whole + ceil_div(seen_rows * rest_of_row * of_tap, pieces);
-    static_assert(heights == 1 || (heights == 2 && whole_of_row * of_tap % pieces == 0 && rest_of_row * of_tap % pieces == 0),
-                  "rows of filters are whole stages");
+    static constexpr int seen_stages = ceil_div(seen_taps * of_tap, pieces);
+    static constexpr int rest_row_stages = rest * of_tap / pieces, seen_whole = seen_stages - seen_rows * rest_row_stages;
+    static_assert(heights == 1 || (heights == 2 && of_row * of_tap % pieces == 0), "rows of filters are whole stages");
     static __device__ __forceinline__ int seen(int stage) {
-        if (rest > 0 && heights > 1 && stage >= seen_whole) {
-            const int i = stage - seen_whole;
-            return seen_whole + i % seen_rows * rest_row_stages + i / seen_rows;
+        if constexpr (rest > 0 && heights > 1) {
+            const int of_rest = stage - seen_whole;
+            if (of_rest >= 0) return seen_whole + of_rest % seen_rows * rest_row_stages + of_rest / seen_rows;
         }
         return heights > 1 ? stage % seen_rows * row_stages + stage / seen_rows : stage;
     }
-    // The filters that come with these pixels, and `stages` with the last row: it meets those of the one before alone.
+    // The filters that come with these pixels; `stages` or more with the last row, which meets those of the one before alone.
     static __device__ __forceinline__ int seen_filters(int stage) {
-        const int pixels = seen(stage), first = pixels < seen_whole ? 0 : seen_whole;
-        if (heights == 1) return pixels;
-        if (pixels - first >= (first == 0 ? whole_stages : rest_stages)) return stages;
-        return first == 0 ? pixels : whole_stages + pixels - first;
+        const int number = seen(stage);
+        if constexpr (rest == 0 || heights == 1) return number;
+        if (number >= seen_whole) return number - (seen_whole - whole_stages);
+        return number < whole_stages ? number : stages;
     }
-    // Row of a tap, and which segment of it, of the filters or of all rows of pixels that are seen.
+    static __device__ __forceinline__ bool is_rest(int stage) { return rest > 0 && stage >= whole_stages; }
+    // Row of a tap, and which segment of it, where filters have so many rows or pixels are seen in so many.
     static __device__ __forceinline__ int row_of(int tap, int rows) {
         return rest > 0 && tap >= rows * whole_of_row ? tap - rows * whole_of_row : tap / whole_of_row;
     }
@@ -86,26 +84,9 @@ struct TensorFilters {
         return rest > 0 && tap >= rows * whole_of_row ? whole_of_row : tap % whole_of_row;
     }
     static constexpr int chunk = Tuning::chunk, chunks = Tuning::chunks, filters = chunk * chunks;
-    static constexpr int stage_chunks = states * chunks, rest_chunks = (rest + 1) * chunks;
+    static constexpr int stage_chunks = states * chunks, rest_chunks = 2 * chunks;
     static constexpr int tile_chunks = whole_stages * stage_chunks + rest_stages * rest_chunks;
-    static __device__ __forceinline__ bool is_rest(int stage) { return rest > 0 && stage >= whole_stages; }
-    // Of two columns: which form their products have. That of pixels which meet two rows of filters is of both.
-    static __device__ __forceinline__ int form_of(int stage) {
-        const int number = stage - whole_stages;
-        return (heights > 1 ? number % (rest_row_stages > 0 ? rest_row_stages : 1) : number) % 2;
-    }
-    static __device__ __forceinline__ bool has_state(int stage, int state) {
-        return !is_rest(stage) || state % 3 == 0 || (rest == 2 && state == 1 + form_of(stage));
-    }
-    // Stages of the ring that filters take: of two columns, those of the state that they do not have stay empty.
-    static __device__ __forceinline__ int slots_of(int stage) {
-        return is_rest(stage) && rest == 1 ? rest_chunks : stage_chunks;
-    }
-    // Which chunk of the fragments comes to one of these, or -1.
-    static __device__ __forceinline__ int chunk_at(int stage, int slot) {
-        if (rest < 2 || !is_rest(stage) || slot < 2 * chunks) return slot;
-        return slot % 2 == form_of(stage) ? slot / 2 + chunks : -1;
-    }
+    static __device__ __forceinline__ int chunks_of(int stage) { return is_rest(stage) ? rest_chunks : stage_chunks; }
     static_assert(chunk % 16 == 0, "filters are permuted in sixteens");
     static constexpr int tiles = ceil_div(Problem::group_k, filters);
     static constexpr int halves = Tuning::products == 3 ? 2 : 1;
@@ -139,23 +120,13 @@ struct TensorFilters {
     static __host__ __device__ constexpr int plane_channel(int t, int j) {
         return j % spacing + (t + j / spacing * 4) * spacing;
     }
-    // Tap and first channel of a piece of the reduction; past the last tap where the piece fills up the last stage of whole
-    // segments or of what these leave.
-    static __device__ __forceinline__ int tap_of(int number, int rows = Problem::r) {
-        if constexpr (rest > 0) {
-            const int whole = rows * whole_of_row, padded = ceil_div(whole * of_tap, pieces) * pieces;
-            if (number >= padded) return whole + (number - padded) / of_tap;
-            return number < whole * of_tap ? number / of_tap : rows * of_row;
-        }
+    // Tap and first channel of a piece of the reduction.
+    static __device__ __forceinline__ int tap_of(int number) {
         if constexpr (by_row) return number / (of_tap * tap_stages) * tap_stages + number / 2 % tap_stages;
         else if constexpr (planes) return number % taps;
         else return number / of_tap;
     }
-    static __device__ __forceinline__ int channel_of(int number, int rows = Problem::r) {
-        if constexpr (rest > 0) {
-            const int padded = ceil_div(rows * whole_of_row * of_tap, pieces) * pieces;
-            return (number < padded ? number : number - padded) % of_tap * piece;
-        }
+    static __device__ __forceinline__ int channel_of(int number) {
         if constexpr (by_row) return (number / (2 * tap_stages) % (of_tap / 2) * 2 + number % 2) * piece;
         else if constexpr (planes) return number / taps * piece;
         else return number % of_tap * piece;
@@ -167,24 +138,27 @@ struct TensorFilters {
         if constexpr (by_row || of_tap % pieces != 0) return i;
         else return i % taps * (of_tap / pieces) + i / taps;
     }
-    // Column 0 to 2 of a segment: whether it is its own, and which weight it is. Of other taps there is one. What
-    // whole segments leave is the first and the third: states 0 and 3.
+    // Column 0 to 2 of a segment: whether it is its own, and which weight it is. Of other taps there is one. The column that
+    // segments leave is both the first and the third, of which states 0 and 3 are.
     static __device__ __forceinline__ bool has(int tap, int column) {
         if constexpr (states == 1) return true;
-        const int segment = segment_of(tap, Problem::r);
-        if (rest > 0) return segment < whole_of_row || column != 1;
+        if constexpr (rest > 0) return true;
+        const int segment = tap % of_row;
         return segment_begin(segment, Problem::s) + column >= 3 * segment;
     }
     static __device__ __forceinline__ int weight_of(int tap, int column) {
         if constexpr (states == 1) return tap;
-        const int segment = segment_of(tap, Problem::r), first = row_of(tap, Problem::r) * Problem::s;
-        if (rest > 0 && segment == whole_of_row) return first + Problem::s - (column == 0 ? rest : 1);
-        return first + segment_begin(segment, Problem::s) + column;
+        if constexpr (rest > 0)
+            return row_of(tap, Problem::r) * Problem::s + min(3 * segment_of(tap, Problem::r) + column, Problem::s - 1);
+        return tap / of_row * Problem::s + segment_begin(tap % of_row, Problem::s) + column;
     }
     static __device__ __forceinline__ int64 fragment(int group, int tile, int stage, int chunk_of_tile) {
-        const int before = rest > 0 && stage > whole_stages ? (stage - whole_stages) * (stage_chunks - rest_chunks) : 0;
-        return (static_cast<int64>(group * tiles + tile) * tile_chunks + (stage * stage_chunks - before + chunk_of_tile)) *
-               stage_bytes;
+        if constexpr (rest > 0) {
+            const int less = max(stage - whole_stages, 0) * (stage_chunks - rest_chunks);
+            const int64 of_tile = static_cast<int64>(group * tiles + tile) * tile_chunks;
+            return (of_tile + stage * stage_chunks - less + chunk_of_tile) * stage_bytes;
+        }
+        return ((static_cast<int64>(group * tiles + tile) * stages + stage) * stage_chunks + chunk_of_tile) * stage_bytes;
     }
 };
 
@@ -372,8 +346,7 @@ struct UnitElements {
         }
     }
     __device__ __forceinline__ bool meant(int j) const {
-        constexpr bool whole_stages = Problem::r * F::whole_of_row * F::of_tap % F::pieces == 0 &&
-                                      Problem::r * F::rest_of_row * F::of_tap % F::pieces == 0;
+        constexpr bool whole_stages = F::taps * F::of_tap % F::pieces == 0;
         return (whole_stages || tap[j] < F::taps) &&
                ((whole_stages && Problem::group_c % F::piece == 0) || c[j] < Problem::group_c);
     }
@@ -429,8 +402,7 @@ __device__ __forceinline__ void write_fragments(const FilterElements<Problem, Tu
 #pragma unroll
         for (int next = 0; next < at_once; ++next) {
             const int state = next * turns + turn;
-            if (!F::has_state(stage, state)) continue;
-            const bool minus = F::is_rest(stage) && state == 2;  // (g1 - g0) / 2
+            if (F::is_rest(stage) && state % 3 != 0) continue;
             unsigned high[4], low[4];
 #pragma unroll
             for (int pair = 0; pair < 4; ++pair) {
@@ -439,14 +411,13 @@ __device__ __forceinline__ void write_fragments(const FilterElements<Problem, Tu
                 for (int half = 0; half < 2; ++half) {
                     const int j = 2 * pair + half;
                     two[half] = weights[0][j];
-                    if constexpr (F::states > 1) two[half] = filter_state({minus ? -weights[0][j] : weights[0][j], weights[1][j], weights[2][j]}, state);
+                    if constexpr (F::states > 1) two[half] = filter_state({weights[0][j], weights[1][j], weights[2][j]}, state);
                     if (factors) two[half] = two[half] * factor[j] * factor[j];
                 }
                 high[pair] = split_high(two[0], two[1], power_of_two(up));
                 low[pair] = split_low(two[0], two[1], power_of_two(up), high[pair]);
             }
-            int chunk = states_order<F::states, F::chunks>(state, of_tile / F::chunk);
-            if (F::is_rest(stage) && chunk >= 2 * F::chunks) chunk = chunk / 2 + F::chunks;
+            const int chunk = states_order<F::states, F::chunks>(state, of_tile / F::chunk);
             unsigned char* const to = fragments + F::fragment(group, tile, stage, chunk) + row * 128 + (unit ^ row % 8) * 16;
             *reinterpret_cast<uint4*>(to) = make_uint4(high[0], high[1], high[2], high[3]);
             if constexpr (F::halves == 2)

@@ -46,20 +46,14 @@ struct FilterCopies {
         // The last row of pixels meets filters of the one before alone.
         const int own = F::seen_filters(stage);
         if (F::heights > 1 && own >= F::stages) return;
-        for (int slot = 0; slot < F::slots_of(own); ++slot) {
-            const int chunk = F::chunk_at(own, slot);
+        for (int chunk = 0; chunk < F::chunks_of(own); ++chunk) {
             const int64 at = F::fragment(tiles.group(tile), tiles.filters(tile), own, chunk);
             if constexpr (receivers > 1) {
-                copy_wanted(fragments + at, chunk >= 0);
+                copy_wanted(fragments + at);
                 place.advance();
                 continue;
             }
             mbarrier_wait_parity(rings.filters_free(place.stage), place.parity ^ 1);
-            if (chunk < 0) {
-                mbarrier_arrive(rings.filters_full(place.stage));
-                place.advance();
-                continue;
-            }
             mbarrier_arrive_expect_tx(rings.filters_full(place.stage), F::stage_bytes);
             cp_async_bulk_shared_global(rings.filter_stage(place.stage), fragments + at, F::stage_bytes,
                                         rings.filters_full(place.stage));
@@ -67,24 +61,22 @@ struct FilterCopies {
         }
     }
     // This block's part of a stage, to all receivers.
-    __device__ __forceinline__ void copy_wanted(const unsigned char* from, bool exists) const {
+    __device__ __forceinline__ void copy_wanted(const unsigned char* from) const {
         const unsigned first = cluster_rank() / receivers * receivers;
         const int own = static_cast<int>(cluster_rank() - first) * part;
         mbarrier_wait_parity(rings.filters_wanted(place.stage), place.parity);
-        if (!exists) return;
         cp_async_bulk_multicast_shared_global(rings.filter_stage(place.stage) + own, from + own, part,
                                               rings.filters_full(place.stage),
                                               static_cast<unsigned short>(((1 << receivers) - 1) << first));
     }
     // By another thread: tells all receivers of a stage that is free here. What they copy may land before it is expected.
     __device__ __forceinline__ void want_stage(int stage) {
-        if (F::heights > 1 && F::seen_filters(stage) >= F::stages) return;
-        const unsigned first = cluster_rank() / receivers * receivers;
         const int own = F::seen_filters(stage);
-        for (int slot = 0; slot < F::slots_of(own); ++slot) {
+        if (F::heights > 1 && own >= F::stages) return;
+        const unsigned first = cluster_rank() / receivers * receivers;
+        for (int chunk = 0; chunk < F::chunks_of(own); ++chunk) {
             mbarrier_wait_parity(rings.filters_free(place.stage), place.parity ^ 1);
-            if (F::chunk_at(own, slot) < 0) mbarrier_arrive(rings.filters_full(place.stage));
-            else mbarrier_arrive_expect_tx(rings.filters_full(place.stage), F::stage_bytes);
+            mbarrier_arrive_expect_tx(rings.filters_full(place.stage), F::stage_bytes);
             for (int i = 0; i < receivers; ++i) mbarrier_arrive_cluster(rings.filters_wanted(place.stage), first + i);
             place.advance();
         }
@@ -260,10 +252,10 @@ __device__ __forceinline__ void produce(const TensorMap& x, const float* prepare
 #pragma unroll
                 for (int half = 0; half < 2; ++half) {
                     // NOTE: past the last tap filters are zero; any pixels that are numbers do, and those of tap 0 are.
-                    const int number = 2 * F::seen(stage) + half, of_number = F::tap_of(number, F::seen_rows);
-                    const int tap = of_number < F::seen_taps ? of_number : 0;
+                    const int number = 2 * F::seen(stage) + half;
+                    const int tap = F::tap_of(number) < F::seen_taps ? F::tap_of(number) : 0;
                     copies.half(rings.pixel_stage(place.stage) + half * Rings::half_bytes, x,
-                                rings.pixels_full(place.stage), tap, F::channel_of(number, F::seen_rows));
+                                rings.pixels_full(place.stage), tap, F::channel_of(number));
                 }
                 place.advance();
             }

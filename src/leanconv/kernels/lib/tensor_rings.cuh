@@ -70,7 +70,7 @@ template <class Problem, class Tuning>
 __device__ __forceinline__ int tap_right(int tap) {
     using F = TensorFilters<Problem, Tuning>;
     const int of_row = F::segment_of(tap, F::seen_rows);
-    if (F::rest > 0) return 3 * of_row;
+    if constexpr (F::rest > 0) return 3 * of_row;
     return F::states > 1 ? segment_begin(of_row, Problem::s) : of_row * Problem::dilation_w;
 }
 
