@@ -132,15 +132,13 @@ def measure(results: Path, revision: str | None = None, networks: Sequence[str] 
     import torch
     import torchvision
 
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
-    torch.backends.cudnn.benchmark = True
     versions = {"torch": torch.__version__, "torchvision": torchvision.__version__}
     about = machine.describe(True, None, versions, revision)
     path = results / machine.slug(about) / "networks.json"
     kept = _read(path)[1] if path.is_file() else []
     for network in networks:
         rows = []
-        for row in measure_network(network, NETWORKS[network]):
+        for row in _strict(measure_network(network, NETWORKS[network])):
             rows.append(row | {"revision": about["git_revision"], "date": about["date"]})
             text = "{network} {engine}: {us:.0f} µs, convolutions {convolutions_us:.0f}, eager {eager_us:.0f}"
             left = f", {row['left']} left to PyTorch" if row.get("left") else ""
@@ -149,6 +147,19 @@ def measure(results: Path, revision: str | None = None, networks: Sequence[str] 
         kept.sort(key=lambda row: list(NETWORKS).index(row["network"]))
         write_text(path, json.dumps({"machine": about, "rows": kept}, indent=1) + "\n")
     return path
+
+
+def _strict(rows: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """The rows, measured in strict FP32 with cuDNN's search; afterwards PyTorch's switches are as they were."""
+    import torch
+
+    flags = torch.backends.cudnn.flags(enabled=True, benchmark=True, deterministic=False, allow_tf32=False)
+    matmul, torch.backends.cuda.matmul.allow_tf32 = torch.backends.cuda.matmul.allow_tf32, False
+    try:
+        with flags:
+            yield from rows
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = matmul
 
 
 def _read(path: Path) -> tuple[str, list[dict[str, Any]]]:

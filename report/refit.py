@@ -157,7 +157,7 @@ def losses(some: Sequence[Point], fitted_to: Mapping[str, Fit]) -> dict[str, flo
 def expected(point: Point, fitted_to: Mapping[str, Fit]) -> float:
     """Its time in clock cycles by the fit of its group."""
     fit = fitted_to.get(point.group) or (fitted_to.get(fits.OTHERS) if point.launch else None) or Fit()
-    return fit.factor * point.predicted + fit.start + fit.preparing * point.prepared
+    return fit.with_prepared(point.prepared).cycles(point.predicted)
 
 
 def validated(some: Sequence[Point]) -> dict[str, float]:

@@ -111,7 +111,8 @@ def plans(name: str, problem: ConvProblem, target: Target) -> Iterator[tuple[str
     for part, about in PARTS.items():
         if about.header:
             function = launch.function + about.suffix
-            yield part, replace(plan, launches=(replace(launch, header=about.header, function=function),))
+            changed_launch = replace(launch, header=about.header, function=function)
+            yield part, replace(plan, launches=(changed_launch,), unprepared=())
         elif about.precision != problem.precision:
             other = replace(problem, precision=about.precision)
             yield part, algorithm.plan(other, whole_config(name, other, target), target)

@@ -50,7 +50,7 @@ GRADIENTS: tuple[Break, ...] = (
     parts("each warp adds the first part", "int part = warp;", "int part = 0;", WRONG, "depthwise-nchw"),
     parts("sums of warps read before they are there", "        __syncthreads();\n        if (warp > 0) return;",
           "        if (warp > 0) return;", RACE + "|" + WRONG, "depthwise-nhwc"),
-    parts("weights past the last are stored", "warp > 0 || at >= weights", "warp > 0", FENCE, "depthwise-nhwc"),
+    parts("weights past the last are stored", "if (at + 32 * i >= weights) return;", "", FENCE, "depthwise-nhwc"),
     parts("all parts in one place", "(static_cast<int64>(rank) * Problem::k + first_k)", "first_k",
           RACE + "|" + WRONG, "depthwise-nchw"),
     parts("filters past the last go to the next part", "at < sums && at < (Problem::k - first_k) * taps", "at < sums",

@@ -40,6 +40,7 @@ TENSOR = (
         "mbarrier_wait_parity(rings.filters_free(place.stage), place.parity)",
         RULE,
         "same-nhwc",
+        times=2,
     ),
     tensor(
         "pixels are read a phase too early",

@@ -67,6 +67,7 @@ def _pair_cases() -> list[Case]:
     layers.add("two-segments", 2, 40, 6, 9, 72, 2, 5, layouts=("NHWC",), padding=(1, 0, 2, 1), bias=True)
     layers.add("segments", 1, 32, 4, 20, 64, 1, 31, layouts=("NHWC",), padding=(0, 0, 15, 15))
     layers.add("segments-gradient", 1, 32, 5, 11, 64, 2, 8, layouts=("NHWC",), op="dgrad", padding=(1, 1, 3, 2))
+    layers.add("one-row-of-images", 40, 32, 2, 4, 64, 3, 3, layouts=("NHWC",), padding=(1, 1, 1, 1), bias=True)
     layers.add("heights", 3, 64, 5, 7, 70, 3, 3, bias=True, **pad)
     flat = {"layouts": ("NCHW",), "padding": (1, 1, 1, 1)}
     layers.add("same", 2, 40, 6, 8, 72, 3, 3, bias=True, activation="relu", **flat)

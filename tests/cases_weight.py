@@ -22,6 +22,7 @@ def _weight_cases() -> list[Case]:
     layers.add("small-groups", 2, 60, 6, 5, 60, 3, 3, layouts=USUAL, groups=3, **pad)
     layers.add("few-channels", 2, 3, 13, 12, 64, 7, 7, layouts=ALL, stride=(2, 2), padding=(3, 3, 3, 3))
     layers.add("accumulate", 1, 32, 8, 8, 64, 3, 3, layouts=USUAL, accumulate=True, **pad)
+    layers.add("five-columns", 2, 36, 5, 9, 40, 2, 5, layouts=USUAL, padding=(0, 0, 2, 2))
     layers.add("many-pixels", 9, 32, 12, 12, 64, 1, 1, layouts=USUAL)
     one = Layers("filters-", op="wgrad", precision="tf32")
     one.add("one-product", 2, 40, 6, 8, 72, 3, 3, layouts=USUAL, **pad)

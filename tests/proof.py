@@ -202,6 +202,7 @@ def wide_offsets(algorithm: GpuAlgorithm, problem: ConvProblem, config: Config, 
     return replace(
         narrow,
         launches=tuple(replace(small, problem=big.problem, shared_bytes=big.shared_bytes) for small, big in launches),
+        unprepared=(),
     )
 
 
@@ -211,4 +212,4 @@ def same_constants(plan: Plan, constants: Mapping[str, int | bool | str]) -> Pla
         replace(launch, problem=tuple((key, constants.get(key, value)) for key, value in launch.problem))
         for launch in plan.launches
     )
-    return replace(plan, launches=launches)
+    return replace(plan, launches=launches, unprepared=())

@@ -46,3 +46,5 @@ def test_an_early_launch_waits_before_anything_else() -> None:
     body = second[second.index("f(") :]
     assert "griddepcontrol.wait" in body and body.index("griddepcontrol.wait") < body.index("leanconv::f")
     assert "griddepcontrol.wait" not in first and "griddepcontrol.launch_dependents" in first
+    waiting = Launch("f.cuh", "leanconv::f", (), (), (), 1, 32, early=True, waits=True)
+    assert "griddepcontrol.wait" not in source(waiting)

@@ -111,7 +111,8 @@ def test_pixels_together_are_split_as_well() -> None:
 
 #: Data, and what breaks the scales so that it shows there.
 BROKEN_SCALES = [
-    ("normal", 1, "int apart = 4; apart < 32", "int apart = 4; apart < 16"),
+    ("filters-apart", 1, "int apart = 4; apart < 32", "int apart = 4; apart < 16"),
+    ("filters-apart", 1, "power_of_two(127 - 8)", "power_of_two(127 - 120)"),
     ("filters-apart", 1, "down[j / 2 % 2] * four[j / 4 * 2 + j % 2]", "down[j / 2 % 2] * four[0]"),
     ("normal", 1, "return cvt_rn_f16x2_f32(fmaf(a, up_a, -first), fmaf(b, up_b, -second));", "return 0u;"),
     ("opposed", 1, "+ least_apart < most", "+ 255 < most"),

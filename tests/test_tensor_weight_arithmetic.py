@@ -25,10 +25,22 @@ def root_code(largest: np.ndarray) -> np.ndarray:
     return np.where(largest > 0, (exponent + 254) // 2, 0)
 
 
-def split(values: np.ndarray, axis: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """High and low halves of scaled values, and what their products are multiplied by: a scale for each slice."""
-    biased = values.view(np.uint32).astype(np.int64) >> 23 & 255
-    scale = np.minimum(268 - biased.max(axis=axis, keepdims=True), 253) - 127
+def with_same_scale(largest: np.ndarray, code: int) -> np.ndarray:
+    """`FilterScales` of kernels/lib/tensor_weight_operands.cuh: sixteen filters that all reach 2⁻⁸ of the largest dy
+    have one scale."""
+    if code <= 63:
+        return largest
+    of_all = np.ldexp(1.0, 2 * code - 126 - 127)
+    near = (largest == 0) | ((largest >= of_all / 256) & (largest < 2 * of_all))
+    same = near.reshape(-1, 16).all(axis=1).repeat(16)
+    return np.where(same, np.float32(of_all), largest)
+
+
+def split(values: np.ndarray, code: int = 0) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """High and low halves of scaled values, and what their products are multiplied by: a scale for each column."""
+    largest = with_same_scale(abs(values).max(axis=0), code).astype(np.float32)
+    biased = largest.view(np.uint32).astype(np.int64) >> 23 & 255
+    scale = np.minimum(268 - biased[None], 253) - 127
     up, down = (np.ldexp(np.float32(1), sign * scale).astype(np.float32) for sign in (1, -1))
     high = (values * up).astype(np.float16)
     low = (values * up - high.astype(np.float32)).astype(np.float16)
@@ -45,8 +57,8 @@ def modelled(x: np.ndarray, dy: np.ndarray, factors: bool = True) -> np.ndarray:
             root = np.where(codes > 0, np.ldexp(1.0, codes - 127), 0.0).astype(np.float32)[:, None]
             inverse = np.ldexp(1.0, 127 - codes).astype(np.float32)[:, None]
             own_x, own_dy = own_x * root * root, own_dy * inverse * inverse
-        high, low, down = split(own_x, 0)
-        dy_high, dy_low, dy_down = split(own_dy, 0)
+        high, low, down = split(own_x)
+        dy_high, dy_low, dy_down = split(own_dy, int(codes.max()))
         partial = low.T @ dy_high + high.T @ dy_low + high.T @ dy_high
         total = (partial * (down.T * dy_down).astype(np.float64) + total).astype(np.float32)
     return total

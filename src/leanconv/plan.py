@@ -323,6 +323,8 @@ class Launch:
     cluster: int = 1
     #: its blocks may be started while the launch before it still runs; they wait for its end before they do anything
     early: bool = False
+    #: an early launch that waits by itself, before it needs what the launches before it do (``griddepcontrol_wait``)
+    waits: bool = False
     #: lets an early launch behind it start as soon as all its own blocks run
     opens: bool = False
 
@@ -344,18 +346,20 @@ class Plan:
     """The launches that compute a problem, in order, and the scratch memory they share.
 
     ``prepare`` runs before ``launches``, reads nothing but ``w`` and writes nothing but ``prepared``, which
-    ``launches`` only read: done once, it serves every later call with the same filters.
+    ``launches`` only read: done once, it serves every later call with the same filters. A call that finds nothing
+    prepared runs both, or ``unprepared``, where a plan has launches that do both in less time.
     """
 
     launches: tuple[Launch, ...]
     workspace_bytes: int = 0
     prepare: tuple[Launch, ...] = ()
     prepared_bytes: int = 0
+    unprepared: tuple[Launch, ...] = ()
 
     @property
     def every_launch(self) -> tuple[Launch, ...]:
         """What a call runs that finds nothing prepared."""
-        return self.prepare + self.launches
+        return self.unprepared if self.unprepared and self.prepare else self.prepare + self.launches
 
     @property
     def roles(self) -> tuple[str, ...]:

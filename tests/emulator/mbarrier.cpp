@@ -200,17 +200,19 @@ void mbarrier_arrive_cluster(void* pointer, unsigned rank, Site site) {
     leave_fibre();
 }
 
+void look_later(Site site) {
+    Fibre& self = fibres[current];
+    self.state = polling;
+    self.site = site;
+    leave_fibre();
+}
+
 // NOTE: a thread that looks and finds the phase incomplete lets the others go on as far as they can before it has the
 // answer, which may by then be yes.
 bool mbarrier_test_wait(void* pointer, unsigned parity, Site site) {
     size_t at;
     check_parity(parity, site);
-    if (!complete(barrier_at(pointer, "mbarrier_test_wait_parity", site, at), parity)) {
-        Fibre& self = fibres[current];
-        self.state = polling;
-        self.site = site;
-        leave_fibre();
-    }
+    if (!complete(barrier_at(pointer, "mbarrier_test_wait_parity", site, at), parity)) look_later(site);
     const Mbarrier& barrier = barrier_at(pointer, "mbarrier_test_wait_parity", site, at);
     if (!complete(barrier, parity)) return false;
     see(at, barrier);

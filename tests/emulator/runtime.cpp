@@ -254,13 +254,12 @@ void resume(int thread) {
             fprintf(stderr, ": has left the kernel\n");
             continue;
         }
-        fprintf(stderr, ": waits in ");
+        fprintf(stderr, f.state == polling ? ": looks again and again" : ": waits in ");
         if (f.state == at_warp_operation) fprintf(stderr, "%s with mask %08x", warp_names[f.operation], f.mask);
         else if (f.state == at_named_barrier) fprintf(stderr, "%s", Name(f.call).text);
         else if (f.state == at_mbarrier) fprintf(stderr, "mbarrier_wait_parity(byte %ld, %u)", f.mbarrier, f.parity);
-        else if (f.state == polling) fprintf(stderr, "mbarrier_test_wait_parity");
         else if (f.state == at_products) fprintf(stderr, "wgmma_wait_group");
-        else fprintf(stderr, f.state == at_block_barrier ? "__syncthreads" : "cluster_barrier");
+        else if (f.state != polling) fprintf(stderr, f.state == at_block_barrier ? "__syncthreads" : "cluster_barrier");
         fprintf(stderr, " at %s:%d\n", base_name(f.site.file), f.site.line);
     }
     for (unsigned rank = 0; rank < blocks.size(); ++rank) {

@@ -16,7 +16,7 @@ from math import gcd
 from leanconv.algorithms.base import ceil_div, has_wide_tensors
 from leanconv.algorithms.tiles import OutputView
 from leanconv.dtypes import DTYPES, item_bytes
-from leanconv.plan import Launch, Number, Pointer
+from leanconv.plan import Constants, Launch, Number, Pointer
 from leanconv.problem import ConvProblem
 
 #: Threads of a block in the launches that move data, and rows and columns of the filters that one block transposes.
@@ -30,6 +30,8 @@ class PartialConvolution:
 
     problem: ConvProblem
     view: OutputView
+    #: Row and column of the layer's filters that the last taps of the first phase are.
+    first_taps: tuple[int, int] = (0, 0)
 
     @property
     def phases(self) -> int:
@@ -56,9 +58,10 @@ class PartialConvolution:
 class _Phases:
     """``count`` phases of one axis with equally many ``taps``.
 
-    ``first`` is the first pixel of the first of them; ``outputs`` are those of the longest.
+    ``begin`` is the first of them, and ``first`` its first pixel; ``outputs`` are those of the longest.
     """
 
+    begin: int
     count: int
     taps: int
     taps_before: int
@@ -83,7 +86,7 @@ def _along(extent: int, taps: int, stride: int, dilation: int, padding: int) -> 
             moved = (begin * dilation - padding) // stride
             reach = (of_each - 1) * (dilation // gcd(stride, dilation))
             before = 0 if begin == 0 else more * (taps // apart + 1)
-            yield _Phases(count, of_each, before, places[0], reach + moved, outputs)
+            yield _Phases(begin, count, of_each, before, places[0], reach + moved, outputs)
 
 
 def parts(problem: ConvProblem, first_weight: int = 0) -> list[PartialConvolution]:
@@ -124,7 +127,7 @@ def parts(problem: ConvProblem, first_weight: int = 0) -> list[PartialConvolutio
                 phase_step=problem.dilation,
                 first_weight=first_weight + taps_before * problem.k * problem.group_c,
             )
-            convolutions.append(PartialConvolution(convolution, view))
+            convolutions.append(PartialConvolution(convolution, view, (rows.begin, columns.begin)))
     return convolutions
 
 
@@ -156,7 +159,21 @@ def _phases(part: PartialConvolution) -> Iterator[PartialConvolution]:
                 phases=(1, 1),
                 first_weight=view.first_weight + number * weights,
             ),
+            (part.first_taps[0] + number // view.phases[1], part.first_taps[1] + number % view.phases[1]),
         )
+
+
+def mirrored_taps(problem: ConvProblem, part: PartialConvolution) -> Constants:
+    """Which taps of the filters of ``problem`` a single part of its gradient has (kernels/lib/tensor_filters.cuh)."""
+    apart = [stride // gcd(stride, dilation) for stride, dilation in zip(problem.stride, problem.dilation, strict=True)]
+    return (
+        ("layer_r", problem.r),
+        ("layer_s", problem.s),
+        ("last_row", part.first_taps[0] + (part.problem.r - 1) * apart[0]),
+        ("last_column", part.first_taps[1] + (part.problem.s - 1) * apart[1]),
+        ("apart_h", apart[0]),
+        ("apart_w", apart[1]),
+    )
 
 
 def prepared_bytes(problem: ConvProblem) -> int:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Hashable
+from dataclasses import replace
 from typing import ClassVar, Generic, TypeVar
 
 from leanconv.algorithms import input_gradient
@@ -25,8 +26,14 @@ THREADS = 256
 COPIED_ELEMENTS = 9216
 #: Blocks of the launch that looks whether filters are plain, and else prepares them with factors.
 CHECKING_BLOCKS = 128
+#: Blocks of plain filters for each block of a main kernel, at most, where that prepares again in doubt.
+BLOCKS_SETTLED = 16
 #: Weights of a channel that a block which prepares plain filters has at least: few channels are small by chance then.
 PLAIN_WEIGHTS = 4
+#: Elements of the filters of a gradient that a block reads from the layer's, and its threads where it has many.
+MIRRORED_ELEMENTS, MIRRORED_THREADS = 20480, 512
+#: Filters that it has at most, by the layout: in NHWC they are adjacent in the layer's.
+MIRRORED_FILTERS = {"NHWC": 4, "NCHW": 1, "CHWN": 1}
 #: Channels of a group whose factors a preparing block can keep.
 MOST_CHANNELS = 8192
 #: Columns of a segment of a filter row (``segments_of`` of the kernels).
@@ -42,6 +49,7 @@ class SplitFilters:
     chunk: int
     chunks: int
     products: int
+    filter_stages: int
     piece: int
     rows: bool
     #: Pixels side by side that all taps of a filter row see, or 0: each tap has pixels of its own.
@@ -70,12 +78,18 @@ def stages_of(problem: ConvProblem, piece: int, states: int = 1) -> int:
     return ceil_div(taps * ceil_div(problem.group_c, piece), DEPTH // piece)
 
 
+def leaves_column(problem: ConvProblem, piece: int) -> bool:
+    """Whether whole segments of a filter row leave one column, of which the channels are whole stages."""
+    of_tap = ceil_div(problem.group_c, piece)
+    return problem.s > SEGMENT and problem.s % SEGMENT == 1 and of_tap % (DEPTH // piece) == 0
+
+
 def rest_stages(problem: ConvProblem, config: SplitFilters) -> int:
-    """Those of a column that whole segments of filter rows leave, which have two states. None where channels of a tap
-    are no whole stages, or all taps see planes."""
-    of_tap, pieces = ceil_div(problem.group_c, config.piece), DEPTH // config.piece
-    has_rest = problem.s > SEGMENT and problem.s % SEGMENT == 1 and of_tap % pieces == 0
-    return problem.r * of_tap // pieces if config.states > 1 and has_rest and not config.spacing else 0
+    """Stages of the column that whole segments of filter rows leave, which have two states. None where all taps see
+    planes."""
+    if config.states == 1 or config.spacing or not leaves_column(problem, config.piece):
+        return 0
+    return problem.r * ceil_div(problem.group_c, config.piece) // (DEPTH // config.piece)
 
 
 def _by_element(problem: ConvProblem) -> bool:
@@ -121,12 +135,35 @@ def _plain_first(problem: ConvProblem) -> int:
     return filters
 
 
+def _mirrored_first(problem: ConvProblem) -> int:
+    """The same where the filters of ``problem``, a part of a gradient, are read from the layer's; 0 where a launch had
+    better rearrange them before.
+
+    Filters that are adjacent in the layer's share the sectors that are read."""
+    least, elements = _plain_first(problem), problem.r * problem.s * problem.group_c
+    most = max(least, MIRRORED_FILTERS[problem.layout])
+    fitting = (
+        filters
+        for filters in (4, 2, 1)
+        if least <= filters <= most and problem.group_k % filters == 0 and filters * elements <= MIRRORED_ELEMENTS
+    )
+    first = next(fitting, 0) if least else 0
+    return 0 if first == 1 and problem.layout == "NHWC" and problem.group_k > 8 else first
+
+
+def _is_mirrored(problem: ConvProblem) -> bool:
+    """Whether filters are those of a gradient that are read from the layer's."""
+    return problem.op == "dgrad" and all(_mirrored_first(part.problem) for part in single_parts(problem))
+
+
 def _copied_floats(problem: ConvProblem, elements: int) -> int:
     """Floats of shared memory that so many elements of a filter take (``copied_floats`` of the kernels)."""
     return ceil_div(elements + 4 * ceil_div(elements, 32) if problem.layout == "NHWC" else elements, 4) * 4
 
 
-def _filter_constants(problem: ConvProblem, config: SplitFilters, first_prepared: int, first_weight: int) -> Constants:
+def _filter_constants(
+    problem: ConvProblem, plain_first: int, first_prepared: int, first_weight: int, mirrored: Constants
+) -> Constants:
     """What the filters alone determine."""
     return (
         ("filter", DTYPES[problem.dtype].ctype),
@@ -134,17 +171,24 @@ def _filter_constants(problem: ConvProblem, config: SplitFilters, first_prepared
         ("nhwc", problem.layout == "NHWC"),
         ("chwn", problem.layout == "CHWN"),
         ("by_element", _by_element(problem)),
-        ("plain_first", _plain_first(problem)),
+        ("plain_first", plain_first),
         ("first_prepared", first_prepared),
         ("first_weight", first_weight),
+        *mirrored,
     )
 
 
 def filter_launches(
-    problem: ConvProblem, config: SplitFilters, first_prepared: int, first_weight: int | None, blocks: tuple[int, int]
+    problem: ConvProblem,
+    config: SplitFilters,
+    first_prepared: int,
+    first_weight: int | None,
+    blocks: tuple[int, int],
+    mirrored: Constants = (),
 ) -> tuple[Launch, ...]:
     """The launches that split the filters of a forward convolution: ``w``, or what lies at ``first_weight`` of the
-    prepared ones. ``blocks`` of each must fit on a multiprocessor."""
+    prepared ones. ``blocks`` of each must fit on a multiprocessor. ``mirrored``: which taps of ``w`` a gradient has
+    (`input_gradient.mirrored_taps`)."""
     written = Pointer("prepared", written=True)
     arguments = (written,) if first_weight is not None else (Pointer("w", DTYPES[problem.dtype].ctype), written)
     names = ("plain_filters", "check_filters", "largest_channels", "tensor_filters")
@@ -155,37 +199,65 @@ def filter_launches(
             "largest_rearranged_channels",
             "rearranged_tensor_filters",
         )
-    constants = _filter_constants(problem, config, first_prepared, first_weight or 0)
+    filters = _mirrored_first(problem) if mirrored else _plain_first(problem)
+    constants = _filter_constants(problem, filters, first_prepared, first_weight or 0, mirrored)
     known = ("chunk", "chunks", "products", "rows", "piece", *(["states"] if config.states > 1 else []))
     if config.row_lines:
         known = (*known, "row_lines")
     if config.spacing:
         known = (*known, "spacing")
-    tuning = (("threads", THREADS), *((name, getattr(config, name)) for name in known))
+    tuning = tuple((name, getattr(config, name)) for name in known)
     tiles = ceil_div(problem.group_k, config.filters)
-    side_by_side = problem.layout == "NHWC" or (_by_element(problem) and problem.layout != "CHWN")
+    side_by_side = problem.layout == ("CHWN" if mirrored else "NHWC") or (
+        _by_element(problem) and problem.layout != "CHWN"
+    )
     channels, parts = _parts(problem)
     largest = problem.groups * parts * ceil_div(channels, 32 if side_by_side else THREADS // 32)
     elements = problem.r * problem.s * problem.group_c
     copied = _copied_floats(problem, elements) if elements <= COPIED_ELEMENTS else 0
     kept = ceil_div(channels, 4) * 4 if channels <= COPIED_ELEMENTS else 0
-    split, rows = 4 * (32 + kept + copied), problem.groups * tiles * config.filters
+    split, rows = 4 * (64 + kept + copied), problem.groups * tiles * config.filters
     shared = 4 * THREADS if side_by_side else 4 * 32
 
-    def launch(header: str, name: str, grid: int, shared_bytes: int, at_once: int) -> Launch:
-        function = f"leanconv::{name}"
-        return Launch(f"lib/{header}", function, constants, tuning, arguments, grid, THREADS, shared_bytes, at_once)
+    def launch(header: str, name: str, grid: int, shared_bytes: int, at_once: int, threads: int = THREADS) -> Launch:
+        function, known = f"leanconv::{name}", (("threads", threads), *tuning)
+        return Launch(f"lib/{header}", function, constants, known, arguments, grid, threads, shared_bytes, at_once)
 
-    if filters := _plain_first(problem):
-        grid, plain = rows // filters, 4 * (64 + filters * copied)
+    if filters:
+        grid, plain = rows // filters, 4 * (96 + filters * copied)
+        many = filters * elements > COPIED_ELEMENTS
         return (
-            launch("plain_filters.cuh", names[0], grid, plain, blocks[1] if grid > 256 else 2),
+            launch("plain_filters.cuh", names[0], grid, plain, 1, MIRRORED_THREADS)
+            if many
+            else launch("plain_filters.cuh", names[0], grid, plain, blocks[1] if grid > 256 else 2),
             launch("plain_filters.cuh", names[1], min(rows, CHECKING_BLOCKS), max(shared, split), 2),
         )
     return (
         launch("tensor_filters.cuh", names[2], largest, shared, blocks[0]),
         launch("tensor_filters.cuh", names[3], rows, split, blocks[1]),
     )
+
+
+def settling(main: Launch, plain: Launch) -> Launch:
+    """The main launch behind ``plain`` and no check: its blocks find out what ``check_filters`` would."""
+    known = dict(main.problem)
+    missing = tuple((name, value) for name, value in plain.problem if name not in known)
+    arguments = tuple(replace(each, written=True) if each == Pointer("prepared") else each for each in main.arguments)
+    return replace(
+        main,
+        problem=(*main.problem, *missing),
+        tuning=(*main.tuning, ("settles", True)),
+        arguments=(*arguments, *(each for each in plain.arguments if each.name != "prepared")),
+        waits=True,
+    )
+
+
+def _can_settle(config: SplitFilters, preparing: tuple[Launch, ...], main: Launch) -> bool:
+    """Whether the blocks of ``main`` could prepare plain filters again: enough of them, with enough shared memory."""
+    first, second = preparing
+    enough = first.grid <= BLOCKS_SETTLED * main.grid
+    memory = config.filter_stages * config.filter_stage_bytes
+    return first.header == "lib/plain_filters.cuh" and enough and second.shared_bytes <= memory
 
 
 C = TypeVar("C", bound=SplitFilters)
@@ -200,6 +272,9 @@ class SplitGemm(TimedAlgorithm, Generic[C]):
     #: Blocks on a multiprocessor for which registers of the two preparing launches are shared out. Few filters are one
     #: wave of the second, whose blocks wait for memory most of the time.
     preparing_blocks: ClassVar[tuple[int, int]] = (1, 4)
+
+    #: Whether main kernels can find out whether filters are plain.
+    settles = True
 
     @abstractmethod
     def target_limits(self, target: Target) -> list[str]:
@@ -237,6 +312,7 @@ class SplitGemm(TimedAlgorithm, Generic[C]):
             getattr(config, "flat", False),
             config.spacing,
             config.heights,
+            getattr(config, "one_row", False),
         )
         return None if shared else (*kind, split)
 
@@ -252,24 +328,36 @@ class SplitGemm(TimedAlgorithm, Generic[C]):
         return 4 * max(each, default=0)
 
     def plan(self, problem: ConvProblem, config: C, target: Target) -> Plan:
-        prepare, launches = [], []
+        prepare, launches, unprepared, settled = [], [], [], []
         gradient, parts, first = problem.op == "dgrad", single_parts(problem), _first(problem)
-        if gradient and parts:
+        mirrored = _is_mirrored(problem)
+        rearranged = gradient and not mirrored
+        if rearranged and parts:
             prepare.append(input_gradient.filter_launch(problem))
+            unprepared.append(prepare[0])
         for part in parts:
-            source = part.view.first_weight if gradient else None
-            prepare += filter_launches(part.problem, config, first, source, self.preparing_blocks)
-            launches.append(self.main_launch(problem, part, config, first, target))
+            source = part.view.first_weight if rearranged else None
+            taps = input_gradient.mirrored_taps(problem, part) if mirrored else ()
+            own = filter_launches(part.problem, config, first, source, self.preparing_blocks, taps)
+            prepare += own
+            main = self.main_launch(problem, part, config, first, target)
+            launches.append(main)
+            unsure = self.settles and _can_settle(config, own, main)
+            unprepared += own[:1] if unsure else own
+            settled.append(settling(main, own[0]) if unsure else main)
             first += prepared_floats(part.problem, config)[1]
         zeros = input_gradient.zero_launch(problem) if gradient and not problem.accumulate else None
-        chain = in_chain((*prepare, *launches, *([zeros] if zeros else [])))
+        last = [zeros] if zeros else []
+        chain = in_chain((*prepare, *launches, *last))
         return Plan(
             chain[len(prepare) :],
             prepare=chain[: len(prepare)],
             prepared_bytes=self.prepared_bytes(problem),
+            unprepared=in_chain((*unprepared, *settled, *last)) if settled != launches else (),
         )
 
 
 def _first(problem: ConvProblem) -> int:
-    """Floats of prepared filters before those that are split: rearranged ones, for a gradient."""
-    return ceil_div(input_gradient.prepared_bytes(problem), 16) * 4 if problem.op == "dgrad" else 0
+    """Floats of prepared filters before those that are split: rearranged ones, for some gradients."""
+    rearranged = problem.op == "dgrad" and not _is_mirrored(problem)
+    return ceil_div(input_gradient.prepared_bytes(problem), 16) * 4 if rearranged else 0

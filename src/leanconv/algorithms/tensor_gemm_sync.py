@@ -98,6 +98,7 @@ class TensorGemmSync(SplitGemm[WarpConfig]):
     name = "tensor_gemm_sync"
     # with registers for three blocks or four, tiles of 96 filters spill on sm_100a and sm_120
     preparing_blocks = (1, 2)
+    settles = False
 
     def target_limits(self, target: Target) -> list[str]:
         if target.warp_products:

@@ -30,7 +30,19 @@ CODE_STAGES = 16
 
 
 @dataclass(frozen=True)
-class TensorWeightConfig(Config):
+class ConsumersConfig(Config):
+    """A block has ``warpgroups`` consumers, a warpgroup that converts, and one that copies."""
+
+    warpgroups: int
+
+    @property
+    def threads(self) -> int:
+        """Threads of a block."""
+        return 128 * (self.warpgroups + 2)
+
+
+@dataclass(frozen=True)
+class TensorWeightConfig(ConsumersConfig):
     """A tile has 64 weights of a filter for each of ``warpgroups`` consumers, and ``chunks`` x 64 filters.
 
     ``products`` of float16 make one of float32: 3, or 1 in tier tf32. ``partials`` partial sums are under way at once.
@@ -42,7 +54,6 @@ class TensorWeightConfig(Config):
     is converted of x: the tile has sums for each of them.
     """
 
-    warpgroups: int
     chunks: int
     products: int
     partials: int
@@ -59,11 +70,6 @@ class TensorWeightConfig(Config):
     split: int = 1
     parts: int = 1
     taps: int = 1
-
-    @property
-    def threads(self) -> int:
-        """Threads of a block: the consumers, a warpgroup that converts and one that copies."""
-        return 128 * (self.warpgroups + 2)
 
     @property
     def rows(self) -> int:
@@ -124,8 +130,8 @@ REGISTERS = {
 SHARING_REGISTERS = (192, 80, 48)
 #: Stages that the rings have at most, of x, of dy and of dy converted.
 MOST_STAGES = (3, 4, 8)
-#: Taps of a row that may share x, and pixels that dy's window may have beside 64.
-SHARING_TAPS, WINDOW_BEHIND = (2, 3), 8
+#: Taps of a row that share x at most, and pixels that dy's window may have beside 64.
+MOST_SHARING, WINDOW_BEHIND = 3, 8
 #: Cycles of a block beside its stages, and of the sum over the blocks of a cluster.
 BLOCK_CYCLES, SPLIT_CYCLES = 7000, 4000
 SPLITS = (1, 2, 4, 8, 16)
@@ -133,22 +139,29 @@ SPLITS = (1, 2, 4, 8, 16)
 COPY_CYCLES, PIECE_CYCLES = 16, 30
 
 
-def grid_of(problem: ConvProblem, taps: int) -> tuple[int, int]:
-    """How wide the rows are whose pixels are numbered, and the first column that dy has (WeightGrid in
+def grid_of(problem: ConvProblem, taps: int) -> tuple[int, int, int]:
+    """How wide the rows are whose pixels are numbered, and the first columns that x and dy have (WeightGrid in
     kernels/lib/tensor_weight_tiles.cuh)."""
     if taps == 1:
-        return problem.q, 0
-    left = problem.padding[2]
-    lead = (taps - 1) * problem.dilation[1] - left
-    return max(problem.w + left, lead + problem.q), lead
+        return problem.q, 0, 0
+    left, dilation = problem.padding[2], problem.dilation[1]
+    ahead = min((ceil_div(problem.s, taps) - 1) * taps * dilation, left)
+    lead = (taps - 1) * dilation - left + ahead
+    return max(problem.w + left, lead + problem.q), ahead, lead
+
+
+def sharing_taps(problem: ConvProblem) -> int:
+    """Taps of a filter's row that share x, in as few tiles as hold up to three."""
+    return ceil_div(problem.s, ceil_div(problem.s, MOST_SHARING))
 
 
 def may_share(problem: ConvProblem) -> bool:
-    """Whether the taps of a filter's row see neighbouring pixels, and few of them."""
-    reach = (problem.s - 1) * problem.dilation[1]
-    if problem.s not in SHARING_TAPS or problem.stride[1] != 1 or problem.layout == "CHWN":
+    """Whether the taps of a filter's row see neighbouring pixels, those of a tile few of them."""
+    taps = sharing_taps(problem)
+    reach = (taps - 1) * problem.dilation[1]
+    if taps == 1 or problem.stride[1] != 1 or problem.layout == "CHWN":
         return False
-    width, lead = grid_of(problem, problem.s)
+    width, _, lead = grid_of(problem, taps)
     return lead >= 0 and reach <= WINDOW_BEHIND and problem.n * problem.p * width < 2**31
 
 
@@ -157,14 +170,15 @@ def x_map(problem: ConvProblem, taps: int) -> TensorMap:
     plain = pixel_map(problem, DEPTH)
     if taps == 1:
         return plain
-    width, _ = grid_of(problem, taps)
-    return replace(plain, lower=(0, plain.lower[1]), upper=(width - problem.w, plain.upper[1]))
+    width, ahead, _ = grid_of(problem, taps)
+    lower, upper = (-ahead, plain.lower[1]), (width - ahead - problem.w, plain.upper[1])
+    return replace(plain, lower=lower, upper=upper)
 
 
 def dy_map(problem: ConvProblem, taps: int) -> TensorMap:
     """How bulk copies walk over dy in NHWC: 32 filters of 64 pixels, or of a window."""
     if taps > 1:
-        width, lead = grid_of(problem, taps)
+        width, _, lead = grid_of(problem, taps)
         row = 4 * problem.k
         return TensorMap(
             role="dy",
@@ -297,13 +311,14 @@ def _whole(problem: ConvProblem, target: Target) -> Iterator[TensorWeightConfig]
     products = 1 if problem.precision == "tf32" else 3
     shares = may_share(problem)
     ways = {}
-    for taps in (1, problem.s) if shares else (1,):
+    sharing = sharing_taps(problem)
+    for taps in (1, sharing) if shares else (1,):
         x_rows = _x_in_rows(problem, taps)
         ways[taps] = x_rows, _dy_in_rows(problem, taps), ROW if x_rows else _piece(problem)
     for tile in TILES:
         if tile[-1] and not shares:
             continue
-        taps = problem.s if tile[-1] else 1
+        taps = sharing if tile[-1] else 1
         config = _config(tile, taps, products, ways[taps], target.shared_per_block)
         if config:
             yield config
@@ -316,7 +331,8 @@ def stages_of(problem: ConvProblem, config: TensorWeightConfig) -> int:
 
 def tiles_of(problem: ConvProblem, config: TensorWeightConfig) -> int:
     """Tiles of the gradient."""
-    rows = problem.r * problem.s // config.taps * ceil_div(problem.group_c, config.piece) * config.piece
+    parts = problem.r * ceil_div(problem.s, config.taps)
+    rows = parts * ceil_div(problem.group_c, config.piece) * config.piece
     return ceil_div(rows, config.rows) * ceil_div(problem.group_k, config.filters) * problem.groups
 
 

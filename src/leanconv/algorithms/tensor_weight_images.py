@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from leanconv.algorithms.base import (
     LAUNCH_CYCLES,
     Arithmetic,
-    Config,
     TimedAlgorithm,
     by_time,
     ceil_div,
@@ -17,7 +16,7 @@ from leanconv.algorithms.base import (
 )
 from leanconv.algorithms.tensor_filters import DEPTH, LEAST_CHANNELS, SplitGemm
 from leanconv.algorithms.tensor_gemm import ROW, wgmma_limits
-from leanconv.algorithms.tensor_weight import CHUNK, CODE_STAGES, SHARING_REGISTERS
+from leanconv.algorithms.tensor_weight import CHUNK, CODE_STAGES, SHARING_REGISTERS, ConsumersConfig
 from leanconv.algorithms.tiles import gradient_arguments, weight_limits
 from leanconv.plan import Launch, Plan, Pointer, Target, TensorMap, in_chain
 from leanconv.problem import ConvProblem
@@ -43,16 +42,16 @@ ADDING_THREADS = 256
 
 
 @dataclass(frozen=True)
-class TensorWeightImagesConfig(Config):
+class TensorWeightImagesConfig(ConsumersConfig):
     """A tile has ``taps`` of a filter's row, 64 filters, and 64 channels for each of ``warpgroups`` consumers.
 
     A stage has ``rows`` rows of 64 / ``rows`` images. ``products`` of float16 make one of float32: 3, or 1 in tier
     tf32. ``x_stages``, ``dy_stages`` and ``split_stages`` are the lengths of the rings of x, of dy, and of dy
     converted. ``blocks`` share all tiles' rows of outputs evenly, each of them in ``segments``; ``groups`` of threads
-    add their sums.
+    add their sums. ``direct``: tiles that one block has all of take no slot of the workspace.
+    ``turns``: consumers multiply in turn, a tap at a time.
     """
 
-    warpgroups: int
     rows: int
     segments: int
     taps: int
@@ -65,11 +64,8 @@ class TensorWeightImagesConfig(Config):
     producer_registers: int
     blocks: int
     groups: int
-
-    @property
-    def threads(self) -> int:
-        """Threads of a block: the consumers, a warpgroup that converts and one that copies."""
-        return 128 * (self.warpgroups + 2)
+    direct: bool = False
+    turns: bool = True
 
     @property
     def channels(self) -> int:
@@ -143,7 +139,7 @@ class TensorWeightImages(TimedAlgorithm):
             function="leanconv::tensor_weight_images",
             problem=conv_constants(problem),
             tuning=config.constants(),
-            arguments=(x, dy, Pointer("workspace", written=True), batch),
+            arguments=(x, dy, Pointer("workspace", written=True), dw, batch),
             grid=config.blocks,
             block=config.threads,
             shared_bytes=config.shared_bytes,
@@ -198,7 +194,7 @@ def _whole(problem: ConvProblem, most_blocks: int) -> Iterator[TensorWeightImage
             break
         blocks = max(1, min(units * segments, most_blocks))
         groups = next(many for many in (8, 4, 2, 1) if many == 1 or blocks // tiles >= 2 * many)
-        yield variant(first, segments=segments, blocks=blocks, groups=groups)
+        yield variant(first, segments=segments, blocks=blocks, groups=groups, direct=tiles > blocks)
 
 
 def _taps(problem: ConvProblem) -> int:
@@ -212,7 +208,10 @@ def _taps(problem: ConvProblem) -> int:
 
 
 def _slots(problem: ConvProblem, config: TensorWeightImagesConfig) -> int:
-    """Slots of the workspace: a block begins a new tile, or one that the block before has left to it."""
+    """Slots of the workspace: a block begins a new tile, or one that the block before has left to it. With ``direct``
+    only its first tile and its last need one."""
+    if config.direct:
+        return 2 * config.blocks
     return tiles_of(problem, config) + config.blocks - 1
 
 

@@ -9,8 +9,17 @@ from math import gcd
 
 from leanconv.algorithms.base import LAUNCH_CYCLES, Config, by_time, ceil_div, has_wide_tensors, variant
 from leanconv.algorithms.input_gradient import PartialConvolution, single_parts
-from leanconv.algorithms.tensor_filters import DEPTH, SEGMENT, SplitFilters, SplitGemm, rest_stages, stages_of
+from leanconv.algorithms.tensor_filters import (
+    DEPTH,
+    SEGMENT,
+    SplitFilters,
+    SplitGemm,
+    leaves_column,
+    rest_stages,
+    stages_of,
+)
 from leanconv.algorithms.tensor_gemm import (
+    FIRST_CYCLES,
     FLOPS_PER_CYCLE,
     MOST_IMAGES,
     ROW,
@@ -18,6 +27,7 @@ from leanconv.algorithms.tensor_gemm import (
     flat_map,
     grid_of,
     is_flat,
+    rounds_of,
     shares_of,
     walk_cycles,
     wgmma_limits,
@@ -42,8 +52,9 @@ class PairConfig(Config, SplitFilters):
     ``lines`` pixels are a stage, or ``flat`` columns of them in NCHW, of which a copy brings ``granule`` pairs, or all
     that a tile sees of an image where ``spacing`` is not 0. Outputs are those of pairs in ``heights`` neighbouring
     rows. ``exchange`` sums of a thread change hands at once. ``receivers`` neighbouring blocks of a cluster have the
-    same filters, and each copies a part of them to all. With ``turns`` one warpgroup multiplies after the other. The
-    rest is as in `TensorConfig`.
+    same filters, and each copies a part of them to all. With ``turns`` one warpgroup multiplies after the other. With
+    ``one_row`` the pairs of a tile are of one row of outputs of all images, whose tiles leave out rows of filters that
+    lie beside the image. The rest is as in `TensorConfig`.
     """
 
     chunk: int
@@ -58,6 +69,7 @@ class PairConfig(Config, SplitFilters):
     heights: int = 1
     receivers: int = 1
     turns: bool = False
+    one_row: bool = False
     seen_pixels: int = 0
     spacing: int = 0
     piece: int = ROW
@@ -128,11 +140,12 @@ def lines_of(problem: ConvProblem) -> int:
     return 8 * ceil_div(2 * PAIRS + 2 + 2 * ends, 8)
 
 
-def pair_map(problem: ConvProblem, heights: int = 1) -> TensorMap:
+def pair_map(problem: ConvProblem, heights: int = 1, one_row: bool = False) -> TensorMap:
     """How bulk copies walk over the pixels that the pairs of outputs see in one segment of a filter row: two more a row
-    than there are outputs, odd rows of which are rounded up. Offsets make these the pixels of another segment."""
+    than there are outputs, odd rows of which are rounded up. Offsets make these the pixels of another segment, and with
+    ``one_row``, as copies walk over one row of each image, those of another row."""
     top, _, left, _ = problem.padding
-    row, last = 4 * problem.c, (ceil_div(problem.p, heights) - 1) * heights - top
+    row, last = 4 * problem.c, -top if one_row else (ceil_div(problem.p, heights) - 1) * heights - top
     return TensorMap(
         role=problem.operands[0].role,
         element="float32",
@@ -174,6 +187,37 @@ def planes_of(problem: ConvProblem) -> tuple[int, int]:
 def _row_stages(problem: ConvProblem) -> float:
     """Stages of one row of filters."""
     return ceil_div(problem.s, SEGMENT) * ceil_div(problem.group_c, ROW) / (DEPTH // ROW)
+
+
+@lru_cache(maxsize=256)
+def stages_of_rows(problem: ConvProblem) -> tuple[int, ...]:
+    """For each row of outputs the stages of those rows of filters that meet rows of the image, in part or whole.
+
+    The most come first, as tiles of one row are in order (``TensorTiles`` of the kernels)."""
+    all_stages, of_row = stages_of(problem, ROW, STATES), 2 * _row_stages(problem)
+    down, stages = problem.dilation[0], []
+    for i in range(problem.p):
+        first = problem.padding[0] - ((problem.p - 1) // 2 + (-(i // 2) if i % 2 == 0 else (i + 1) // 2))
+        outside = max(0, ceil_div(first, down))
+        seen = max(0, min((problem.h - 1 + first) // down + 1, problem.r))
+        begin = min(int(outside * of_row) // 2, all_stages - 1)
+        stages.append(max(min(ceil_div(int(seen * of_row), 2), all_stages), begin + 1) - begin)
+    return tuple(stages)
+
+
+def _least_stages(problem: ConvProblem, config: PairConfig) -> int:
+    """The fewest stages of a tile."""
+    return min(stages_of_rows(problem)) if config.one_row else stages_of(problem, config.piece, STATES)
+
+
+def _in_one_row(problem: ConvProblem) -> bool:
+    """Whether tiles of one row of outputs leave out rows of filters, and copies can bring their pixels."""
+    reach = problem.p - 1 + (problem.r - 1) * problem.dilation[0]
+    if problem.p < 2 or reach > 255 or leaves_column(problem, ROW):
+        return False
+    if min(stages_of_rows(problem)) == stages_of(problem, ROW, STATES):
+        return False
+    return not pair_map(problem, one_row=True).why_not()
 
 
 def _in_heights(problem: ConvProblem) -> bool:
@@ -275,6 +319,8 @@ class TensorWinograd(SplitGemm[PairConfig]):
             in_ring = low is not None and low.filter_stages == 2 * STATES
             if low and in_ring and parts and all(_in_heights(part.problem) for part in parts):
                 found.append(variant(low, heights=2))
+            if parts and all(_in_one_row(part.problem) for part in parts):
+                found += [variant(config, one_row=True) for config in found if config and config.heights == 1]
         return [config for config in found if config]
 
     def timed(self, problem: ConvProblem, target: Target) -> list[tuple[float, PairConfig]]:
@@ -285,26 +331,34 @@ class TensorWinograd(SplitGemm[PairConfig]):
             for config in self._with_splits(whole, parts, target)
         )
 
+    def _tiles_of_row(self, problem: ConvProblem, config: PairConfig) -> int:
+        """Tiles of pixels of one row of outputs."""
+        return ceil_div(problem.n * pairs_of(problem), PAIRS * config.receivers) * config.receivers
+
     def _tiles(self, part: PartialConvolution, config: PairConfig) -> int:
         """Tiles of a launch."""
         problem = part.problem
+        of_filters = ceil_div(problem.group_k, config.filters) * problem.groups
+        if config.one_row:
+            return self._tiles_of_row(problem, config) * problem.p * of_filters
         pairs = problem.n * ceil_div(problem.p, config.heights) * pairs_of(problem)
         if config.flat and not config.spacing:
             pairs = problem.n * ceil_div(problem.p * pairs_of(problem), config.granule) * config.granule
-        of_pixels = ceil_div(pairs, PAIRS * config.receivers) * config.receivers
-        return of_pixels * ceil_div(problem.group_k, config.filters) * problem.groups
+        return ceil_div(pairs, PAIRS * config.receivers) * config.receivers * of_filters
 
     def _with_splits(self, config: PairConfig, parts: list[PartialConvolution], target: Target) -> Iterator[PairConfig]:
         """The configuration; where its blocks have whole tiles, with filters that pairs of them receive together; and
         with the reduction split over a cluster where the rings take the outputs of a tile."""
         yield config
         pairs = variant(config, receivers=2, turns=config.products == 3)
-        fits = config.chunks > 1 and not config.flat and pairs.shared_bytes <= target.shared_per_block
+        # NOTE: with six stages of filters, each at a changing place, it took 1.1 to 1.2 times as long (H200).
+        in_ring = config.filter_stages == 4 * config.chunks
+        fits = config.chunks > 1 and in_ring and not config.flat and pairs.shared_bytes <= target.shared_per_block
         if fits and parts and all(self._tiles(part, pairs) >= target.multiprocessors for part in parts):
             yield pairs
         if not parts or config.heights > 1 or config.filters * PAIRS * OUTPUTS * 4 > config.ring_bytes:
             return
-        work = [(self._tiles(part, config), stages_of(part.problem, config.piece, STATES)) for part in parts]
+        work = [(self._tiles(part, config), _least_stages(part.problem, config)) for part in parts]
         for split in shares_of(work, target, parts[0].problem.batch_invariant):
             if config.filters // (32 if config.flat else 16) % split == 0:
                 yield variant(config, split=split)
@@ -330,8 +384,28 @@ class TensorWinograd(SplitGemm[PairConfig]):
             if config.receivers > 1:
                 of_stage *= RECEIVED[config.products]
             alike = problem.batch_invariant
-            time += walk_cycles(tiles, stages, of_stage, of_tile, config.split, target, alike)
+            if config.one_row:
+                time += self._one_row_cycles(part.problem, config, of_stage, of_tile, target, alike)
+            else:
+                time += walk_cycles(tiles, stages, of_stage, of_tile, config.split, target, alike)
         return max(time, problem.bytes / target.bytes_per_cycle) + 3 * LAUNCH_CYCLES
+
+    def _one_row_cycles(
+        self, problem: ConvProblem, config: PairConfig, of_stage: float, of_tile: float, target: Target, alike: bool
+    ) -> float:
+        """Cycles of a launch whose tiles have fewer stages the later they come: the first block has most to do."""
+        rows = stages_of_rows(problem)
+        of_row = self._tiles_of_row(problem, config) * ceil_div(problem.group_k, config.filters)
+        tiles = of_row * len(rows) * problem.groups
+        if alike and config.split > 1:
+            return walk_cycles(tiles, rows[0], of_stage, of_tile, config.split, target, alike)
+        grid = self._grid(tiles, config, target, alike)
+        rounds = ceil_div(tiles, grid) if config.split == 1 else rounds_of(tiles, config.split, target)[0]
+        time = sum(rows[i * grid // of_row % len(rows)] * of_stage + of_tile for i in range(rounds))
+        if config.split > 1:
+            left = rows[min(rounds * grid, tiles - 1) // of_row % len(rows)]
+            time += walk_cycles(tiles - rounds * grid, left, of_stage, of_tile, config.split, target, alike)
+        return time + FIRST_CYCLES
 
     def _grid(self, tiles: int, config: PairConfig, target: Target, alike: bool) -> int:
         """Blocks of a launch."""
@@ -347,7 +421,7 @@ class TensorWinograd(SplitGemm[PairConfig]):
         if config.flat:
             encoded = flat_map(part.problem, flat_plane(part.problem) if config.spacing else config.column)
         else:
-            encoded = pair_map(part.problem, config.heights)
+            encoded = pair_map(part.problem, config.heights, config.one_row)
         return Launch(
             header="tensor_winograd.cuh",
             function="leanconv::tensor_winograd",

@@ -25,6 +25,7 @@
 #include <lib/ptx/barrier.cuh>
 #include <lib/ptx/registers.cuh>
 #include <lib/ptx/wgmma.cuh>
+#include <lib/settled_filters.cuh>
 #include <lib/tensor_output.cuh>
 #include <lib/tensor_pixels.cuh>
 #include <lib/tensor_products.cuh>
@@ -144,9 +145,9 @@ __device__ __forceinline__ void consume(const float* prepared_filters, const flo
 }
 
 // `x` is a tensor map of pixels in rows, or the tensor where they are copied in columns.
-template <class Problem, class Tuning, class Source>
+template <class Problem, class Tuning, class Source, class... Filters>
 __device__ __forceinline__ void tensor_gemm(const Source& x, const float* prepared, const float* bias, float* y,
-                                            long long batch) {
+                                            long long batch, const Filters*... w) {
     const TensorRings<Problem, Tuning> rings;
     const TensorTiles<Problem, Tuning> tiles(batch);
     if (threadIdx.x == 0) rings.init();
@@ -154,6 +155,7 @@ __device__ __forceinline__ void tensor_gemm(const Source& x, const float* prepar
     const int warpgroup = threadIdx.x / 128;
     if (warpgroup == Tuning::warpgroups) {
         set_registers_down<Tuning::producer_registers>();
+        wait_for_settled_filters<Tuning>(threadIdx.x % 128);
         produce<Problem, Tuning>(x, prepared, batch, tiles, rings, threadIdx.x % 128);
         if (TileWalk<Problem, Tuning>(tiles).meets()) {
             // NOTE: the warps of lanes that copied alone meet again before the barriers that all threads take part in.
@@ -161,6 +163,7 @@ __device__ __forceinline__ void tensor_gemm(const Source& x, const float* prepar
             if constexpr (Tuning::split > 1) meet_in_cluster(), meet_in_cluster();
         }
     } else {
+        settle_filters<Problem, Tuning, TensorRings<Problem, Tuning>>(prepared, w...);
         set_registers_up<Tuning::consumer_registers>();
         if constexpr (Tuning::partials > 0) consume<Problem, Tuning>(prepared, bias, y, batch, tiles, rings, warpgroup);
         else consume_running<Problem, Tuning>(prepared, bias, y, batch, tiles, rings, warpgroup);

@@ -5,12 +5,12 @@
 // (lib/tensor_split.cuh), a product three products, as in tensor_gemm.cuh.
 //
 // A block has `warpgroups` consumers of 64 weights each, one warpgroup that converts dy, and one that copies. Where neighbours
-// in a filter's row see neighbouring pixels (unit stride along rows, two or three columns), x is converted once for all of
-// them: they meet dy, which lies in shared memory, moved by a row of pixels each (WeightGrid in lib/tensor_weight_tiles.cuh).
+// in a filter's row see neighbouring pixels (unit stride along rows), x is converted once for up to three of them: they meet
+// dy, which lies in shared memory, moved by a row of pixels each (WeightGrid in lib/tensor_weight_tiles.cuh).
 // For a stage of 64 pixels, 128 channels, 3 taps and 64 filters:
 //   tensor cores   3 taps of 12 wgmma m64n64k16 a consumer                        2304 cycles
-//   issue slots    of a consumer's warp 300 instructions to convert x, 110 for each tap: products, and sums of two
-//                  instructions each, for scales of rows and of columns; 330 to convert dy    some 1700 cycles of each scheduler
+//   issue slots    of a consumer's warp 260 instructions to convert x, 70 for each tap, products and sums (110 where
+//                  filters have scales of their own); 330 to convert dy          some 1300 cycles of each scheduler
 //   shared memory  copies in 400, dy read and written 290, x read 256, products 1152: 2100 cycles
 //   L2             50 KiB: at 22 bytes a cycle 2330 cycles
 // A stage takes some 4700 cycles: each consumer converts, multiplies and adds in turn, and two of them do not hide that.
@@ -18,7 +18,7 @@
 // dy are the bound, 1400 for 64 filters; or 192 and 64, 3050 for 1152.
 // Reached on an H200, 3 x 3, 32 images of 56 x 56, 256 channels and filters, burst: 171 TFLOP/s in NHWC with a workspace, 127
 // without, where 16 blocks at most share a tile; 122 and 95 in NCHW. Without shared taps 120, 105, 87 and 72.
-// Scales are powers of two: of x one for each weight's row and stage, of dy one for each filter and stage.
+// Scales are powers of two: of x one for each weight's row and stage, of dy one for each filter and stage, or for all filters.
 #pragma once
 
 #include <lib/epilogue.cuh>
@@ -31,6 +31,15 @@
 #include <tensor_gemm.cuh>
 
 namespace leanconv {
+
+// The two rows of the tile that a thread has in operand A lie so far apart: where pixels are rows they are neighbours, which
+// one load reads.
+template <class Tuning>
+constexpr int row_step = Tuning::x_rows ? 1 : 8;
+template <class Tuning>
+__device__ __forceinline__ int row_of_thread(int warpgroup) {
+    return warpgroup * 64 + threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4 * (Tuning::x_rows ? 2 : 1);
+}
 
 // Operand A of one stage: two weights of a thread, four sixteens of pixels.
 template <class Problem, class Tuning>
@@ -50,7 +59,7 @@ struct WeightFragments {
         return bits;
     }
 
-    // `row` of the tile is that of lane group g, and 8 behind it.
+    // `row` of the tile and the one `row_step` behind it.
     __device__ __forceinline__ void load(const unsigned char* x, const PixelFactors<Problem, Tuning>& factors, int row, int t) {
         float values[2][4][4];
         read(values, x, row, t);
@@ -88,20 +97,20 @@ struct WeightFragments {
         }
     }
 
-    // NOTE: neighbouring lanes have every second pixel, whose units of 16 bytes the swizzle puts into banks of their own.
+    // NOTE: neighbouring lanes have every second pixel, whose units of 16 bytes the swizzle puts into banks of their own: half
+    // a warp, with the pixels of four lanes and eight channels, meets each bank once.
     static __device__ __forceinline__ void load_rows(float (&values)[2][4][4], const unsigned char* x, int row, int t) {
+        const int channel = row % 32;
+        const unsigned char* const piece = x + row / 32 * WeightRings<Problem, Tuning>::piece_bytes;
 #pragma unroll
-        for (int i = 0; i < 2; ++i) {
-            const int channel = row % 32 + 8 * i;
-            const unsigned char* const piece = x + row / 32 * WeightRings<Problem, Tuning>::piece_bytes;
+        for (int j = 0; j < 4; ++j) {
+            const int pixel = 2 * t + j % 2;
+            const unsigned char* const at = piece + pixel * 128 + (channel / 4 ^ pixel) * 16 + channel % 4 * 4;
 #pragma unroll
-            for (int j = 0; j < 4; ++j) {
-                const int pixel = 2 * t + j % 2;
-                const unsigned char* const at = piece + pixel * 128 + (channel / 4 ^ pixel) * 16 + channel % 4 * 4;
-#pragma unroll
-                for (int sixteen = 0; sixteen < 4; ++sixteen)
-                    values[i][sixteen][j] =
-                        __uint_as_float(ld_shared_u32(reinterpret_cast<const float*>(at + (2 * sixteen + j / 2) * 1024)));
+            for (int sixteen = 0; sixteen < 4; ++sixteen) {
+                unsigned two[2];
+                ld_shared_v2_u32(two, reinterpret_cast<const float*>(at + (2 * sixteen + j / 2) * 1024));
+                values[0][sixteen][j] = __uint_as_float(two[0]), values[1][sixteen][j] = __uint_as_float(two[1]);
             }
         }
     }
@@ -124,9 +133,18 @@ __device__ __forceinline__ void multiply_weights(float (&partial)[32], const Wei
     for (int i = 0; i < 4; ++i) wgmma_f16(partial, weights.high[i], high + step * i, Tuning::products == 3 || i > 0);
 }
 
-// Adds a chunk's partial sums, times the inverse scales of their rows and columns.
+// Adds a chunk's partial sums, times the inverse scales of their rows and columns: one instruction for a sum where all columns
+// have one scale, which a row's is multiplied with before.
 __device__ __forceinline__ void promote_scaled(float (&sums)[32], const float (&partial)[32], const float (&down)[2],
                                                const float* scales) {
+    float same[4];
+    ld_shared_v4(same, scales + 16);
+    if (fminf(fminf(same[0], same[1]), fminf(same[2], same[3])) > 0.0f) {
+        const float both[2] = {down[0] * same[0], down[1] * same[0]};
+#pragma unroll
+        for (int i = 0; i < 32; ++i) sums[i] = fmaf(partial[i], both[i / 2 % 2], sums[i]);
+        return;
+    }
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
         float four[4];
@@ -143,22 +161,28 @@ __device__ __forceinline__ void promote_scaled(float (&sums)[32], const float (&
 template <class Problem, class Tuning, int count>
 __device__ __forceinline__ void store_weights(float* dw, const float (&sums)[count], int first,
                                               const WeightTiles<Problem, Tuning>& tile, int row, int t) {
-    constexpr int taps = Problem::r * Problem::s, share = Tuning::taps;
+    constexpr int share = Tuning::taps, of_row = WeightRow<Problem, Tuning>::of_row;
     const WeightRow<Problem, Tuning> rows[2] = {WeightRow<Problem, Tuning>(tile.first_row + row),
-                                                WeightRow<Problem, Tuning>(tile.first_row + row + 8)};
+                                                WeightRow<Problem, Tuning>(tile.first_row + row + row_step<Tuning>)};
+    constexpr bool pairs = Tuning::x_rows && Tuning::parts > 1;  // two channels at a time: a workspace is aligned
 #pragma unroll
     for (int i = 0; i < count; ++i) {
+        if (pairs && i / 2 % 2) continue;
         const bool second = (first + i) / 2 % 2;
-        const int tap = (second ? rows[1].tap : rows[0].tap) * share + (first + i) / 32 % share;
+        const int part = second ? rows[1].tap : rows[0].tap, s = part % of_row * share + (first + i) / 32 % share;
         const int channel = second ? rows[1].channel : rows[0].channel;
         const int of_eight = share == 1 ? (first + i) / 4 * 8 : (first + i) / (32 * share) * 64 + (first + i) % 32 / 4 * 8;
         const int in_group = tile.first_filter + of_eight + 2 * t + i % 2;
-        if (tap >= taps || channel >= Problem::group_c || in_group >= Problem::group_k) continue;
+        if (part >= WeightTiles<Problem, Tuning>::taps || s >= Problem::s) continue;
+        if (channel >= Problem::group_c || in_group >= Problem::group_k) continue;
+        constexpr int taps = Problem::r * Problem::s;
+        const int tap = part / of_row * Problem::s + s;
         const int64 k = tile.group * Problem::group_k + in_group;
         const int64 at = Problem::nhwc ? (k * taps + tap) * Problem::group_c + channel
             : Problem::chwn            ? (static_cast<int64>(channel) * taps + tap) * Problem::k + k
                                        : (k * Problem::group_c + channel) * taps + tap;
-        if constexpr (Tuning::parts > 1) dw[at] = sums[i];
+        if constexpr (pairs) *reinterpret_cast<float2*>(dw + at) = make_float2(sums[i], sums[i + 2]);
+        else if constexpr (Tuning::parts > 1) dw[at] = sums[i];
         else dw[at] = finish<Problem>(sums[i], 0.0f, held_by<Problem>(dw + at, true));
     }
 }
@@ -175,7 +199,7 @@ __device__ __forceinline__ void sum_weights(float* dw, const WeightTiles<Problem
     static_assert(partials == 1 || partials == 2, "one partial sum, or two in turn");
     static_assert(Tuning::split_stages >= (Tuning::turns ? chunks : partials),
                   "a warpgroup multiplies with so many stages before the others free one");
-    const int lane = threadIdx.x % 32, t = lane % 4, row = warpgroup * 64 + threadIdx.x % 128 / 32 * 16 + lane / 4;
+    const int lane = threadIdx.x % 32, t = lane % 4, row = row_of_thread<Tuning>(warpgroup);
     RingPlace<Tuning::x_stages> x_place;
     RingPlace<Tuning::split_stages> place, done;
     RingPlace<Rings::code_stages> code_place;

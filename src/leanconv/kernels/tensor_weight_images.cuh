@@ -8,10 +8,12 @@
 //
 // A block's share is a row of units: each one row of outputs (where rows are long a segment of it) of 64 images for one tile,
 // tiles one behind the other. All blocks have as many (one less the last), whatever the number of tiles: a block's sums of a
-// tile go to a workspace, slot block + tile, and a second launch adds the slots of each tile, in their order.
+// tile go to a workspace, slot block + tile, and a second launch adds the slots of each tile, in their order. With more tiles
+// than blocks, a block has two slots, and tiles between its first and its last go to the gradient at once (`direct`).
 // A stage of x with three taps takes some 5500 cycles on an H200, 4700 in tensor_weight.cuh, whose taps look for no column.
 // Reached on an H200, 3 x 3, 512 images, burst, TFLOP/s of direct arithmetic with the products left out counted: 512 to 512
-// filters 177 at 4 x 4 and 2 x 2, where tensor_weight_parts has 121 and 86; 256 to 256 at 8 x 8 151 for 141.
+// filters 188 at 4 x 4 and 178 at 2 x 2, where tensor_weight_parts has 121 and 86; 256 to 256 at 8 x 8 164 for 141.
+// Consumers multiply in turn: without it 173, 174 and 151.
 #pragma once
 
 #include <tensor_weight.cuh>
@@ -131,6 +133,7 @@ template <class Problem, class Tuning>
 struct ImageRun {
     using Units = ImageUnits<Problem, Tuning>;
     int number, start, end, stages, first_p;  // the tile; its first unit; where it ends, or the block's share
+    bool whole;                               // whether the block has all of the tile
 
     __device__ __forceinline__ ImageRun(const Units& units, int unit, int last) {
         int r = 0, before = 0;
@@ -143,7 +146,7 @@ struct ImageRun {
         const int each = units.units_of(r), of_row = (unit - before) / each;
         number = r * Units::of_row + of_row;
         start = before + of_row * each;
-        end = min(start + each, last);
+        end = min(start + each, last), whole = unit == start && end == start + each;
         stages = Units::stages_of(r), first_p = Units::first_p(r);
     }
     __device__ __forceinline__ int p(int unit) const {
@@ -258,10 +261,9 @@ __device__ __forceinline__ void split_images(const ImageUnits<Problem, Tuning>& 
             for (int i = 0; i < stages; ++i, dy_place.advance(), place.advance(), code_place.advance()) {
                 const PixelFactors<Problem, ImageStages<Tuning>> factors(rings, code_place);
                 mbarrier_wait_parity(rings.dy_full(dy_place.stage), dy_place.parity);
-                values.load(rings.dy(dy_place.stage));
-                if (factors.apart) values.divide(factors);
+                values.load(rings.dy(dy_place.stage), factors);
                 mbarrier_wait_parity(rings.split_free(place.stage), place.parity ^ 1);
-                values.store(rings.split(place.stage), rings.scales(place.stage));
+                values.store(rings.split(place.stage), rings.scales(place.stage), factors);
                 fence_proxy_async();
                 __syncwarp();
                 if (thread % 32 == 0) {
@@ -286,10 +288,26 @@ __device__ __forceinline__ void load_unscaled(WeightFragments<Problem, Stages>& 
         weights.down[i] = split_row<exact>(weights.high, weights.low, i, values[i], unscaled_header());
 }
 
+// Stores four sums of a thread, two channels of two filters: number `i` of the fours of all its taps.
+template <class Problem, class Tuning>
+__device__ __forceinline__ void store_image_sums(float* dw, const ImageTile<Problem, Tuning>& tile, int warpgroup, int i,
+                                                 int thread, const float (&sums)[4]) {
+    const int s = tile.first_tap + i / 8;
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+        const int channel = tile.first_channel + warpgroup * 64 + thread / 32 * 16 + thread % 32 / 4 * 2 + j / 2;
+        const int in_group = tile.first_filter + i % 8 * 8 + thread % 4 * 2 + j % 2;
+        if (s >= Problem::s || channel >= Problem::group_c || in_group >= Problem::group_k) continue;
+        const int64 k = tile.group * Problem::group_k + in_group;
+        float* const to = dw + ((k * Problem::r + tile.r) * Problem::s + s) * Problem::group_c + channel;
+        *to = finish<Problem>(sums[j], 0.0f, held_by<Problem>(to, true));
+    }
+}
+
 // One warpgroup's products.
 // NOTE: it waits once for each column of dy, and looks once at its factors, not once for each tap.
 template <class Problem, class Tuning>
-__device__ __forceinline__ void sum_images(float* workspace, const ImageUnits<Problem, Tuning>& units,
+__device__ __forceinline__ void sum_images(float* workspace, float* dw, const ImageUnits<Problem, Tuning>& units,
                                            const WeightRings<Problem, ImageStages<Tuning>>& rings, int first, int last,
                                            int warpgroup) {
     using Stages = ImageStages<Tuning>;
@@ -300,14 +318,17 @@ __device__ __forceinline__ void sum_images(float* workspace, const ImageUnits<Pr
                   "the ring has all columns of dy that a column of x meets, and one that is being converted");
     static_assert((Tuning::split_stages & (Tuning::split_stages - 1)) == 0, "places in the ring are found without a division");
     const int lane = threadIdx.x % 32, t = lane % 4;
-    const int row = warpgroup * 64 + threadIdx.x % 128 / 32 * 16 + lane / 4;
+    const int row = row_of_thread<Stages>(warpgroup);
     unsigned dy_number = 0;  // of the first column of the unit, among all that the block has
     RingPlace<Tuning::x_stages> x_place;
     float sums[taps][32];
+    const Turns<Tuning> turns(warpgroup);
 #pragma unroll 1
     for (int unit = first; unit < last;) {
         const ImageRun<Problem, Tuning> run(units, unit, last);
         const ImageTile<Problem, Tuning> tile(run.number);
+        const int block = static_cast<int>(blockIdx.x);
+        const int place = Tuning::direct ? 2 * block + (unit > first) : block + run.number;
 #pragma unroll
         for (int tap = 0; tap < taps; ++tap)
 #pragma unroll
@@ -358,9 +379,11 @@ __device__ __forceinline__ void sum_images(float* workspace, const ImageUnits<Pr
                     if (anew) weights.load(x, factors_of(q), row, t);
                     wait_for(q);
                     const int stage = static_cast<int>(number_of(q) % Tuning::split_stages);
+                    turns.wait();
                     wgmma_fence(partial, weights.high, weights.low);
                     multiply_weights(partial, weights, rings.split(stage));
                     wgmma_commit_group();
+                    turns.pass(false);
                     if (held && !anew) {
                         __syncwarp();
                         if (lane == 0) mbarrier_arrive(rings.x_free(x_place.stage));
@@ -379,19 +402,26 @@ __device__ __forceinline__ void sum_images(float* workspace, const ImageUnits<Pr
             dy_number += columns.stages();
         }
         float4* const slot = reinterpret_cast<float4*>(workspace) +
-                             (static_cast<int64>(blockIdx.x + run.number) * Tuning::warpgroups + warpgroup) * (taps * 8 * 128);
+                             (static_cast<int64>(place) * Tuning::warpgroups + warpgroup) * (taps * 8 * 128);
 #pragma unroll
         for (int i = 0; i < 8 * taps; ++i) {
             const float(&from)[32] = sums[i / 8];
             const int j = i % 8 * 4;
+            if (Tuning::direct && run.whole) {
+                const float four[4] = {from[j], from[j + 1], from[j + 2], from[j + 3]};
+                store_image_sums(dw, tile, warpgroup, i, static_cast<int>(threadIdx.x) % 128, four);
+                continue;
+            }
             slot[i * 128 + threadIdx.x % 128] = make_float4(from[j], from[j + 1], from[j + 2], from[j + 3]);
         }
     }
+    // The turn after the very last.
+    if (warpgroup == 0) turns.wait();
 }
 
 // The first launch: sums of each block's units, to slots of the workspace.
 template <class Problem, class Tuning>
-__device__ __forceinline__ void tensor_weight_images(const TensorMap& x, const TensorMap& dy, float* workspace,
+__device__ __forceinline__ void tensor_weight_images(const TensorMap& x, const TensorMap& dy, float* workspace, float* dw,
                                                      long long batch) {
     static_assert(Tuning::converter_registers <= 65536 / (128 * (Tuning::warpgroups + 2)) / 8 * 8,
                   "setmaxnreg.dec is no legal instruction for more registers than a thread has");
@@ -404,7 +434,7 @@ __device__ __forceinline__ void tensor_weight_images(const TensorMap& x, const T
     const int warpgroup = threadIdx.x / 128, thread = threadIdx.x % 128;
     if (warpgroup < Tuning::warpgroups) {
         set_registers_up<Tuning::consumer_registers>();
-        sum_images<Problem, Tuning>(workspace, units, rings, first, last, warpgroup);
+        sum_images<Problem, Tuning>(workspace, dw, units, rings, first, last, warpgroup);
     } else if (warpgroup == Tuning::warpgroups) {
         set_registers_down<Tuning::converter_registers>();
         split_images<Problem, Tuning>(units, rings, first, last, thread);
@@ -431,12 +461,15 @@ __device__ __forceinline__ void sum_image_slots(const float* __restrict__ worksp
     const int group = static_cast<int>(threadIdx.x) / threads, each = units.units_of(tile.r);
     const int start = units.units_before(tile.r) + tile.number % Units::of_row * each;
     const int first = start / units.share, last = each > 0 ? (start + each - 1) / units.share : first - 1;
+    // A tile that one block had all of is there already. Of the others the first block may have had one before.
+    if (Tuning::direct && each > 0 && first == last) return;
+    const int second = Tuning::direct && start % units.share != 0;
     const float4* const from = reinterpret_cast<const float4*>(workspace) +
-                               static_cast<int64>(first + tile.number) * of_tile + own;
+                               static_cast<int64>(Tuning::direct ? 2 * first : first + tile.number) * of_tile + own;
     float total[4] = {};
 #pragma unroll 4
     for (int i = group; i < last - first + 1; i += groups) {
-        const float4 four = from[static_cast<int64>(i) * of_tile];
+        const float4 four = from[static_cast<int64>(Tuning::direct ? 2 * i + (i == 0 && second) : i) * of_tile];
         total[0] += four.x, total[1] += four.y, total[2] += four.z, total[3] += four.w;
     }
     if constexpr (groups > 1) {
@@ -450,16 +483,7 @@ __device__ __forceinline__ void sum_image_slots(const float* __restrict__ worksp
             total[0] += four.x, total[1] += four.y, total[2] += four.z, total[3] += four.w;
         }
     }
-    const int thread = own % 128, s = tile.first_tap + own / 1024 % taps;
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-        const int channel = tile.first_channel + own / of_warpgroup * 64 + thread / 32 * 16 + thread % 32 / 4 + i / 2 * 8;
-        const int in_group = tile.first_filter + own / 128 % 8 * 8 + thread % 4 * 2 + i % 2;
-        if (s >= Problem::s || channel >= Problem::group_c || in_group >= Problem::group_k) continue;
-        const int64 k = tile.group * Problem::group_k + in_group;
-        float* const to = dw + ((k * Problem::r + tile.r) * Problem::s + s) * Problem::group_c + channel;
-        *to = finish<Problem>(total[i], 0.0f, held_by<Problem>(to, true));
-    }
+    store_image_sums(dw, tile, own / of_warpgroup, own / 128 % (8 * taps), own % 128, total);
 }
 
 }  // namespace leanconv

@@ -18,6 +18,7 @@
 //     instead of four.
 //   - 64 filters leave room for the sums of two rows of outputs. Their pairs share the states of the rows of pixels that both
 //     see, and the filters of one row of pixels stay in the ring for the next one: rows are the inner loop.
+//   - A tile may have one row of outputs of all images: it leaves out the filter rows that this row sees beside the image.
 //   - Pairs of blocks have the same 128 filters, each brings half of them to both; then the warpgroups multiply in turns.
 //     Else they take no turns: while one converts, the other multiplies as it is.
 //   - At the end the warpgroups exchange half of their sums; then the first has the even outputs, the second the odd ones.
@@ -30,6 +31,7 @@
 #include <lib/ptx/barrier.cuh>
 #include <lib/ptx/registers.cuh>
 #include <lib/ptx/wgmma.cuh>
+#include <lib/settled_filters.cuh>
 #include <lib/tensor_output.cuh>
 #include <lib/tensor_pixels.cuh>
 #include <lib/tensor_products.cuh>
@@ -55,7 +57,9 @@ struct PairOutputs : TensorTiles<Pairs<Problem, Tuning>, Tuning> {
                 const Offset<Problem> row = number / pairs;
                 const int q = static_cast<int>(number - row * pairs) * 2 + odd;
                 const bool exists = number < count && q < Problem::q;
-                if constexpr (Tuning::heights == 1) {
+                if constexpr (Tuning::one_row) {
+                    return {(static_cast<int64>(row) * Problem::p + height) * Problem::q + q, exists};
+                } else if constexpr (Tuning::heights == 1) {
                     return {static_cast<int64>(row) * Problem::q + q, exists};
                 } else {
                     constexpr int rows = Pairs<Problem, Tuning>::p;
@@ -68,7 +72,12 @@ struct PairOutputs : TensorTiles<Pairs<Problem, Tuning>, Tuning> {
     };
     Numbers numbers;
     __device__ __forceinline__ PairOutputs(long long batch, int odd, int height = 0)
-        : TensorTiles<Pairs<Problem, Tuning>, Tuning>(batch), numbers{Pixels{batch}.count(), odd, height} {}
+        : TensorTiles<Pairs<Problem, Tuning>, Tuning>(batch), numbers{count_of(batch), odd, height} {}
+    // Of one row where tiles are such.
+    static __device__ __forceinline__ Offset<Problem> count_of(long long batch) {
+        if constexpr (Tuning::one_row) return static_cast<Offset<Problem>>(batch) * Pairs<Problem, Tuning>::q;
+        return Pixels{batch}.count();
+    }
 };
 
 // Flat pairs: each warpgroup sends what the other needs of half of the filters. Then sums[0] of the first half are even and
@@ -286,7 +295,7 @@ __device__ __forceinline__ void consume_pairs(const float* prepared_filters, con
     const float* const prepared = prepared_filters + Problem::first_prepared;
     const SplitHeader header = *reinterpret_cast<const SplitHeader*>(prepared);
     const int thread = threadIdx.x % 128, warp = thread / 32, lane = thread % 32, t = lane % 4;
-    const PairOutputs<Problem, Tuning> outputs(batch, warpgroup);
+    PairOutputs<Problem, Tuning> outputs(batch, warpgroup);
     using Flat = typename Select<F::planes, PlanePairPixels<Problem, Tuning>, FlatPairPixels<Problem, Tuning>>::type;
     using Pixels = typename Select<Tuning::flat, Flat, PairPixels<Problem, Tuning>>::type;
     Pixels pixels(prepared, warp, lane, warpgroup);
@@ -303,14 +312,21 @@ __device__ __forceinline__ void consume_pairs(const float* prepared_filters, con
         for (int i = 0; i < 2 * parts * count; ++i) sums[i / count / parts][i / count % parts][i % count] = 0.0f;
 
         if constexpr (F::heights == 1) {
-            const int end = F::rest > 0 && walk.end > F::whole_stages ? F::whole_stages : walk.end;
-            for (int stage = walk.first; stage < end; ++stage)
-                multiply_stage<scaled, 0, parts>(sums, pixels, rings, pixel_place, own_filters, turns,
-                                                 stage == walk.end - 1 && walk.is_last(), stage, lane, header);
             if constexpr (F::rest > 0) {
-                for (int stage = walk.first > end ? walk.first : end; stage < walk.end; ++stage)
+                static_assert(!Tuning::one_row, "a tile of one row of outputs has stages that follow each other");
+                const int end = min(walk.end, F::whole_stages);
+                for (int stage = walk.first; stage < end; ++stage)
+                    multiply_stage<scaled, 0, parts>(sums, pixels, rings, pixel_place, own_filters, turns,
+                                                     stage == walk.end - 1 && walk.is_last(), stage, lane, header);
+                for (int stage = max(walk.first, F::whole_stages); stage < walk.end; ++stage)
                     multiply_rest<scaled, 0, parts>(sums, pixels, rings, pixel_place, own_filters, turns,
-                                                      stage == walk.end - 1 && walk.is_last(), stage, lane, header);
+                                                    stage == walk.end - 1 && walk.is_last(), stage, lane, header);
+            } else {
+                int stage = walk.first;
+                do {
+                    multiply_stage<scaled, 0, parts>(sums, pixels, rings, pixel_place, own_filters, turns,
+                                                     stage == walk.end - 1 && walk.is_last(), stage, lane, header);
+                } while (++stage < walk.end);
             }
         } else {
             // Of each segment and its channels, the first row of outputs alone sees the first row of pixels, the second the last.
@@ -336,6 +352,7 @@ __device__ __forceinline__ void consume_pairs(const float* prepared_filters, con
                 }
             }
         }
+        if constexpr (Tuning::one_row) outputs.numbers.height = tiles.row(tile);
         float* const exchanged = reinterpret_cast<float*>(rings.base + Rings::shared_bytes);
         float both[Tuning::flat ? parts * count / 8 : 1][8];
         if constexpr (Tuning::flat) exchange_filters<Tuning::exchange>(sums, exchanged, warpgroup, thread, both);
@@ -359,9 +376,9 @@ __device__ __forceinline__ void consume_pairs(const float* prepared_filters, con
 }
 
 // `x` is a tensor map of pixels in rows, or of flat ones.
-template <class Problem, class Tuning, class Source>
+template <class Problem, class Tuning, class Source, class... Filters>
 __device__ __forceinline__ void tensor_winograd(const Source& x, const float* prepared, const float* bias, float* y,
-                                                long long batch) {
+                                                long long batch, const Filters*... w) {
     static_assert((Tuning::flat ? !Problem::nhwc && !Problem::chwn && Problem::q % 2 == 0 : Problem::nhwc) &&
                       Phase<Problem>::whole,
                   "outputs are those of whole images, channels last, or channels first and no pair in two rows");
@@ -377,6 +394,7 @@ __device__ __forceinline__ void tensor_winograd(const Source& x, const float* pr
     const int warpgroup = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);
     if (warpgroup == Tuning::warpgroups) {
         set_registers_down<Tuning::producer_registers>();
+        wait_for_settled_filters<Tuning>(threadIdx.x % 128);
         produce<Pairs<Problem, Tuning>, Tuning>(x, prepared, batch, tiles, rings, threadIdx.x % 128);
         if (TileWalk<Pairs<Problem, Tuning>, Tuning>(tiles).meets()) {
             // NOTE: the warps of lanes that copied alone meet again before the barriers that all threads take part in.
@@ -384,6 +402,7 @@ __device__ __forceinline__ void tensor_winograd(const Source& x, const float* pr
             if constexpr (Tuning::split > 1) meet_in_cluster(), meet_in_cluster();
         }
     } else {
+        settle_filters<Problem, Tuning, TensorRings<Pairs<Problem, Tuning>, Tuning>>(prepared, w...);
         set_registers_up<Tuning::consumer_registers>();
         const unsigned* const flags = reinterpret_cast<const unsigned*>(prepared + Problem::first_prepared) +
                                       TensorFilters<Pairs<Problem, Tuning>, Tuning>::flags_at;

@@ -65,7 +65,7 @@ def source(launch: Launch) -> str:
     names = ", ".join(a.name for a in launch.arguments)
     cluster = f"__cluster_dims__({launch.cluster}, 1, 1) " if launch.cluster > 1 else ""
     # NOTE: an early launch waits before it reads anything: what it reads may not have been written.
-    controls = ("wait",) * launch.early + ("launch_dependents",) * launch.opens
+    controls = ("wait",) * (launch.early and not launch.waits) + ("launch_dependents",) * launch.opens
     chain = "".join(f'asm volatile("griddepcontrol.{control};" ::: "memory"); ' for control in controls)
     if chain:
         chain = f"\n#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900\n{chain}\n#endif\n"

@@ -18,8 +18,8 @@
 #include <lib/element.cuh>
 #include <lib/index.cuh>
 #include <lib/pair_states.cuh>
+#include <lib/preparing_block.cuh>
 #include <lib/ptx/copy.cuh>
-#include <lib/ptx/shared.cuh>
 #include <lib/tensor_split.cuh>
 
 namespace leanconv {
@@ -33,8 +33,17 @@ template <class Tuning> __host__ __device__ constexpr int row_lines_of(...) { re
 template <class Tuning> __host__ __device__ constexpr int spacing_of(decltype(Tuning::spacing)*) { return Tuning::spacing; }
 template <class Tuning> __host__ __device__ constexpr int spacing_of(...) { return 0; }
 
+// Whether the filters are those of an input's gradient, read from the layer's: filter k is its channel k, channel c its filter c,
+// and the taps are mirrored (algorithms/input_gradient.py). Row i of the taps is row last_row - i * apart_h of the layer_r.
+template <class Problem> __host__ __device__ constexpr bool is_mirrored(decltype(Problem::layer_r)*) { return true; }
+template <class Problem> __host__ __device__ constexpr bool is_mirrored(...) { return false; }
+
 template <class Problem, class Tuning>
 struct TensorFilters {
+    static constexpr bool mirrored = is_mirrored<Problem>(nullptr);
+    // What is adjacent in memory: channels of a filter, or filters; in NCHW it is taps.
+    static constexpr bool channels_adjacent = mirrored ? Problem::chwn : Problem::nhwc;
+    static constexpr bool filters_adjacent = mirrored ? Problem::nhwc : Problem::chwn;
     static constexpr int states = states_of<Tuning>(nullptr);
     static_assert(states == 1 || (states == 4 && Problem::s >= 3), "the states are those of F(2, 3)");
     static constexpr int weights = Problem::r * Problem::s;
@@ -92,7 +101,7 @@ struct TensorFilters {
     static constexpr int halves = Tuning::products == 3 ? 2 : 1;
     static constexpr int half_bytes = chunk * split_depth * 2, stage_bytes = halves * half_bytes;
 
-    static constexpr int copied_elements = 9216;  // of filters that a preparing block keeps in shared memory
+    static constexpr int copied_elements = mirrored ? 20480 : 9216;  // of filters that a preparing block keeps in shared memory
     static __host__ __device__ constexpr int copied_floats(int count) {
         return ceil_div(Problem::nhwc ? count + ceil_div(count, 32) * 4 : count, 4) * 4;
     }
@@ -105,6 +114,15 @@ struct TensorFilters {
 
     // Where element c, weight of filter k lies in a tensor of filters.
     static __device__ __forceinline__ int64 source(int group, int k, int c, int weight) {
+        if constexpr (mirrored) {
+            constexpr int all = Problem::layer_r * Problem::layer_s, filters = Problem::groups * Problem::group_c;
+            const int row = Problem::last_row - weight / Problem::s * Problem::apart_h;
+            const int tap = row * Problem::layer_s + Problem::last_column - weight % Problem::s * Problem::apart_w;
+            const int64 of_layer = static_cast<int64>(group) * Problem::group_c + c;
+            if constexpr (Problem::chwn) return (static_cast<int64>(k) * all + tap) * filters + of_layer;
+            return Problem::nhwc ? (of_layer * all + tap) * Problem::group_k + k
+                                 : (of_layer * Problem::group_k + k) * all + tap;
+        }
         const int64 filter = static_cast<int64>(group) * Problem::group_k + k;
         if constexpr (Problem::chwn) return (static_cast<int64>(c) * weights + weight) * Problem::k + filter;
         return Problem::nhwc ? (filter * weights + weight) * Problem::group_c + c
@@ -183,7 +201,7 @@ struct FactorParts {
     static constexpr bool kept = of_filter <= F::copied_elements;  // in shared memory
     static constexpr int64 end = TensorFilters<Problem, Tuning>::parts_at + ceil_div(parts * all, 4) * 4;
     // Whether neighbouring lanes have neighbouring channels.
-    static constexpr bool side_by_side = Problem::nhwc || (by_element && !Problem::chwn);
+    static constexpr bool side_by_side = F::channels_adjacent || (by_element && !Problem::chwn);
 
     static __device__ __forceinline__ int64 source(int group, int k, int c, int weight) {
         const int64 filter = static_cast<int64>(group) * Problem::group_k + k;
@@ -193,7 +211,7 @@ struct FactorParts {
     // The largest magnitude of channel c of all groups.
     static __device__ __forceinline__ float largest(const float* prepared, int c) {
         float largest = 0;
-#pragma unroll 16
+#pragma unroll (is_small<Tuning>(nullptr) ? 2 : 16)
         for (int part = 0; part < parts; ++part) largest = fmaxf(largest, prepared[F::parts_at + part * all + c]);
         return largest;
     }
@@ -205,26 +223,12 @@ __device__ __forceinline__ float finite_magnitude(float value) {
     return magnitude <= 3.402823466e38f ? magnitude : 0.0f;
 }
 
-// The largest of all threads' values; `shared` takes one for each warp, and is free again after the next barrier.
-template <int threads>
-__device__ __forceinline__ float largest_of_block(float value, float* shared) {
-#pragma unroll
-    for (int lanes = 16; lanes > 0; lanes /= 2) value = fmaxf(value, __shfl_xor_sync(0xffffffffu, value, lanes));
-    __syncthreads();
-    if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = value;
-    __syncthreads();
-    value = shared[0];
-#pragma unroll
-    for (int i = 1; i < threads / 32; ++i) value = fmaxf(value, shared[i]);
-    return value;
-}
-
 // First launch: the largest magnitude of each channel in filters_of_part filters. In NHWC a lane has a channel, and the warps
 // of a block share the filters; otherwise a warp has a channel. `block` is one of those that share the work.
 template <class Problem, class Tuning>
 __device__ __forceinline__ void largest_channels_of(int block, const typename Problem::filter* w, float* prepared) {
     using P = FactorParts<Problem, Tuning>;
-    constexpr bool lanes_apart = P::side_by_side;
+    constexpr bool lanes_apart = P::side_by_side, by_filter = TensorFilters<Problem, Tuning>::filters_adjacent;
     constexpr int warps = Tuning::threads / 32, channels = lanes_apart ? 32 : warps;
     constexpr int of_group = ceil_div(P::of_filter, channels);
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -233,13 +237,13 @@ __device__ __forceinline__ void largest_channels_of(int block, const typename Pr
     if (!lanes_apart && c >= P::of_filter) return;
     float largest = 0;
     // NOTE: past the end the last element is read again, so that no load waits for the condition of another.
-    constexpr int all = P::filters_of_part * P::weights, at_once = lanes_apart ? 12 : 8, step = lanes_apart ? warps : 32;
+    constexpr int all = P::filters_of_part * P::weights, at_once = is_small<Tuning>(nullptr) ? 2 : lanes_apart ? 12 : 8, step = lanes_apart ? warps : 32;
     for (int first = lanes_apart ? warp : lane; first < all; first += step * at_once) {
 #pragma unroll
         for (int j = 0; j < at_once; ++j) {
             const int i = min(first + step * j, all - 1);
-            const int k = part * P::filters_of_part + (Problem::chwn ? i % P::filters_of_part : i / P::weights);
-            const int weight = Problem::chwn ? i / P::filters_of_part : i % P::weights;
+            const int k = part * P::filters_of_part + (by_filter ? i % P::filters_of_part : i / P::weights);
+            const int weight = by_filter ? i / P::filters_of_part : i % P::weights;
             const float value = to_float(w[P::source(group, min(k, Problem::group_k - 1), min(c, P::of_filter - 1), weight)]);
             largest = fmaxf(largest, finite_magnitude(value));
         }
@@ -247,9 +251,9 @@ __device__ __forceinline__ void largest_channels_of(int block, const typename Pr
     float* const to = prepared + Problem::first_prepared + TensorFilters<Problem, Tuning>::parts_at + part * P::all +
         group * P::of_filter + c;
     if constexpr (lanes_apart) {
-        float* const of_warps = reinterpret_cast<float*>(shared_memory());
+        float* const of_warps = shared_floats<Tuning>();
         of_warps[threadIdx.x] = largest;
-        __syncthreads();
+        sync_threads<Tuning>();
         if (warp > 0 || c >= P::of_filter) return;
 #pragma unroll
         for (int i = 1; i < warps; ++i) largest = fmaxf(largest, of_warps[32 * i + lane]);
@@ -282,7 +286,9 @@ struct FilterElements {
     }
     static __device__ __forceinline__ int place(int at) { return Problem::nhwc ? at + at / 32 * 4 : at; }
     __device__ __forceinline__ void begin() const {
-        if constexpr (copied) {
+        if constexpr (copied && F::mirrored) {
+            begin_mirrored();
+        } else if constexpr (copied) {
             const float* const from = w + F::source(group, min(k, Problem::group_k - 1), 0, 0);
             if (!Problem::chwn && count % 4 == 0 && reinterpret_cast<unsigned long long>(from) % 16 == 0) {
                 for (int i = 4 * threadIdx.x; i < filters * count; i += 4 * Tuning::threads) {
@@ -302,6 +308,52 @@ struct FilterElements {
             }
         }
         cp_async_commit_group();
+    }
+    // Where filters are adjacent, a lane has one element of all: a sector of memory serves no other lane of a warp, and
+    // shared memory no lane the bank of another.
+    __device__ __forceinline__ void begin_mirrored() const {
+        if constexpr (F::filters_adjacent && filters > 1) {
+            static_assert(Problem::group_k % filters == 0 && (filters == 2 || filters == 4), "a lane loads all filters at once");
+            const float* const from = w + (k < Problem::group_k ? k : 0);
+            if (reinterpret_cast<unsigned long long>(from) % (4 * filters) == 0) {
+                constexpr int turns = ceil_div(count, Tuning::threads), at_once = turns < 9 ? turns : 9;
+                for (int first = threadIdx.x; first < count; first += at_once * Tuning::threads) {
+                    float values[at_once][filters] = {};
+#pragma unroll
+                    for (int j = 0; j < at_once; ++j) {
+                        const int i = min(first + j * Tuning::threads, count - 1);
+                        const float* const at = from + F::source(group, 0, i % Problem::group_c, i / Problem::group_c);
+                        if (k < Problem::group_k) {
+                            if constexpr (filters == 4) {
+                                const float4 four = *reinterpret_cast<const float4*>(at);
+                                values[j][0] = four.x, values[j][1] = four.y, values[j][2] = four.z, values[j][3] = four.w;
+                            } else {
+                                const float2 two = *reinterpret_cast<const float2*>(at);
+                                values[j][0] = two.x, values[j][1] = two.y;
+                            }
+                        }
+                    }
+#pragma unroll
+                    for (int j = 0; j < at_once; ++j) {
+                        const int i = first + j * Tuning::threads;
+#pragma unroll
+                        for (int f = 0; f < filters; ++f)
+                            if (i < count) copy[f * pitch + place(i)] = values[j][f];
+                    }
+                }
+                return;
+            }
+        }
+        for (int i = threadIdx.x; i < filters * count; i += Tuning::threads) {
+            const int which = F::filters_adjacent   ? i % filters
+                              : F::channels_adjacent ? i / count
+                                                     : i / F::weights % filters;
+            const int of_one = F::filters_adjacent ? i / filters : i % count;
+            const int c = F::filters_adjacent || F::channels_adjacent ? of_one % Problem::group_c : i / (filters * F::weights);
+            const int weight = F::filters_adjacent || F::channels_adjacent ? of_one / Problem::group_c : i % F::weights;
+            cp_async_4(copy + which * pitch + place(at(c, weight)),
+                       w + F::source(group, min(k + which, Problem::group_k - 1), c, weight), k + which < Problem::group_k);
+        }
     }
     __device__ __forceinline__ FilterElements<Problem, Tuning> one(int which) const {
         return {w, copy + which * pitch, group, k + which};
@@ -375,7 +427,7 @@ __device__ __forceinline__ void write_fragments(const FilterElements<Problem, Tu
     using F = TensorFilters<Problem, Tuning>;
     constexpr int units = F::stages * 8, columns = F::states > 1 ? 3 : 1;
     // Several states of a unit at once, which reads its columns once, where that keeps threads enough at work.
-    constexpr int busy = Tuning::threads / 2, most = filters * units >= busy ? 4 : filters * units >= busy / 2 ? 2 : 1;
+    constexpr int busy = Tuning::threads / 2, most = is_small<Tuning>(nullptr) ? 1 : filters * units >= busy ? 4 : filters * units >= busy / 2 ? 2 : 1;
     constexpr int all_states = F::states, at_once = all_states < most ? all_states : most, turns = all_states / at_once;
     unsigned char* const fragments = reinterpret_cast<unsigned char*>(prepared + F::fragments_at);
     for (int i = threadIdx.x; i < filters * units * turns; i += Tuning::threads) {
@@ -397,7 +449,7 @@ __device__ __forceinline__ void write_fragments(const FilterElements<Problem, Tu
 #pragma unroll
             for (int j = 0; j < 8; ++j)
                 prepared[F::factors_at + (group * F::stages + stage) * split_depth + first + F::element_of(0, j)] =
-                    factor[j] > 0 ? 1.0f / factor[j] : 0.0f;
+                    factor[j] > 0 ? power_of_two(254 - biased_exponent(factor[j])) : 0.0f;
         }
 #pragma unroll
         for (int next = 0; next < at_once; ++next) {
@@ -440,55 +492,57 @@ __device__ __forceinline__ void tensor_filters_of(int block, const typename Prob
     using F = TensorFilters<Problem, Tuning>;
     using P = FactorParts<Problem, Tuning>;
     float* const prepared = prepared_filters + Problem::first_prepared;
-    float* const of_warp = reinterpret_cast<float*>(shared_memory());
-    float* const kept = of_warp + 32;  // the largest magnitude of each channel
+    float* const of_warp = shared_floats<Tuning>();
+    float* const kept = of_warp + 64;  // the largest magnitude of each channel
     const int padded = block % (F::tiles * F::filters), group = block / (F::tiles * F::filters);
     const FilterElements<Problem, Tuning> filter{w, kept + (P::kept ? ceil_div(P::of_filter, 4) * 4 : 0), group, padded};
     filter.begin();
 
     // All blocks find the same header.
-    float greatest = 0, of_group = 0, least = 3.402823466e38f;
+    float ends[3] = {0, 0, -3.402823466e38f};  // the greatest of all and of the group, and negative, its least
+#pragma unroll (is_small<Tuning>(nullptr) ? 1 : 4)
     for (int c = threadIdx.x; c < P::all; c += Tuning::threads) {
         const float largest = P::largest(prepared, c);
-        greatest = fmaxf(greatest, largest);
+        ends[0] = fmaxf(ends[0], largest);
         if (c / P::of_filter == group) {
             if constexpr (P::kept) kept[c % P::of_filter] = largest;
-            of_group = fmaxf(of_group, largest);
-            least = fminf(least, largest);
+            ends[1] = fmaxf(ends[1], largest);
+            ends[2] = fmaxf(ends[2], -largest);
         }
     }
-    greatest = largest_of_block<Tuning::threads>(greatest, of_warp);
-    of_group = largest_of_block<Tuning::threads>(of_group, of_warp);
-    least = -largest_of_block<Tuning::threads>(-least, of_warp);
+    static_assert(3 * Tuning::threads / 32 <= 64, "of_warp takes three of each warp");
+    largest_of_block<Tuning>(ends, of_warp);
+    const float greatest = ends[0], of_group = ends[1], least = -ends[2];
     const int top = of_group > 0 ? whole_exponent(of_group) : 0;
     const bool scaled = of_group > 0 && (least == 0 || top - whole_exponent(least) > spread);
     cp_async_wait_group<0>();
-    __syncthreads();
+    sync_threads<Tuning>();
     // The inverse root of a channel's factor. 0 where no filter has a weight.
     const auto root = [&](float largest) {
         if (!scaled) return 1.0f;
         return largest > 0 ? power_of_two(127 + min((top - whole_exponent(largest)) / 2, 126)) : 0.0f;
     };
     if constexpr (P::kept) {
+#pragma unroll 1
         for (int c = threadIdx.x; c < P::of_filter; c += Tuning::threads) kept[c] = root(kept[c]);
-        __syncthreads();
+        sync_threads<Tuning>();
     }
     const auto inverse = [&](int c, int weight) {
         const int own = P::by_element ? FilterElements<Problem, Tuning>::at(c, weight) : c;
         return P::kept ? kept[own] : root(P::largest(prepared, group * P::of_filter + own));
     };
 
-    float largest = 0;
-#pragma unroll 8
+    float own[1] = {};
+#pragma unroll (is_small<Tuning>(nullptr) ? 1 : 8)
     for (int i = threadIdx.x; i < filter.count; i += Tuning::threads) {
         const int c = Problem::nhwc ? i % Problem::group_c : i / F::weights;
         const int weight = Problem::nhwc ? i / Problem::group_c : i % F::weights;
         const float up = inverse(c, weight);
-        largest = fmaxf(largest, finite_magnitude(filter(c, weight)) * up * up);
+        own[0] = fmaxf(own[0], finite_magnitude(filter(c, weight)) * up * up);
     }
-    largest = largest_of_block<Tuning::threads>(largest, of_warp);
+    largest_of_block<Tuning>(own, of_warp);
     const unsigned least_up = least_scale(greatest);
-    unsigned up = largest > 0 ? 268 - biased_exponent(largest) : least_up;
+    unsigned up = own[0] > 0 ? 268 - biased_exponent(own[0]) : least_up;
     up = min(max(up, least_up), min(253u, least_up + 126));
     if (threadIdx.x == 0) {
         prepared[F::scales_at + group * F::tiles * F::filters + padded] = power_of_two(127 + least_up - up);

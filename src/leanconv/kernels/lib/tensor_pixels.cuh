@@ -88,10 +88,20 @@ template <class Problem, class Tuning>
 struct RowCopies {
     using F = TensorFilters<Problem, Tuning>;
     using Rings = TensorRings<Problem, Tuning>;
-    int n, h, w, first_c;
+    using Tiles = TensorTiles<Problem, Tuning>;
+    int n, h, w, first_c, down = 0;
 
-    __device__ __forceinline__ RowCopies(const TensorTiles<Problem, Tuning>& tiles, Offset<Problem> tile, long long batch)
+    __device__ __forceinline__ RowCopies(const Tiles& tiles, Offset<Problem> tile, long long batch)
         : first_c(tiles.group(tile) * Problem::group_c) {
+        if constexpr (Tiles::one_row) {
+            // The copies walk over one row of each image, which the offset chooses.
+            const Offset<Problem> first = tiles.first_pixel(tile);
+            n = static_cast<int>(first / Problem::q);
+            h = -Problem::pad_top;
+            w = static_cast<int>(first % Problem::q) * Problem::stride_w - Problem::pad_left;
+            down = tiles.row(tile) * Problem::stride_h;
+            return;
+        }
         const Pixel<Problem> from(tiles.first_pixel(tile), batch);
         n = static_cast<int>(from.n);
         h = from.p * Problem::stride_h - Problem::pad_top;
@@ -100,7 +110,7 @@ struct RowCopies {
     __device__ __forceinline__ void half(unsigned char* to, const TensorMap& x, Mbarrier* full, int tap, int c) const {
         cp_async_bulk_tensor_im2col_shared_global(to, x, full, first_c + c, w, h, n,
                                                   static_cast<unsigned short>(tap_right<Problem, Tuning>(tap)),
-                                                  static_cast<unsigned short>(tap_down<Problem, Tuning>(tap)));
+                                                  static_cast<unsigned short>(down + tap_down<Problem, Tuning>(tap)));
     }
 };
 

@@ -88,6 +88,9 @@ struct Turns {
     __device__ __forceinline__ void wait(const Fragments& pixels) const {
         if constexpr (taken) barrier_sync(1 + warpgroup + zero_after(pixels.all()), 256);
     }
+    __device__ __forceinline__ void wait() const {
+        if constexpr (taken) barrier_sync(1 + warpgroup, 256);
+    }
     // NOTE: nobody waits for the turn after the very last.
     __device__ __forceinline__ void pass(bool last) const {
         if constexpr (taken) {

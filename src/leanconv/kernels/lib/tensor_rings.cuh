@@ -88,18 +88,45 @@ __device__ __forceinline__ int flat_shift(int tap, int apart) {
 template <class Tuning> __host__ __device__ constexpr int receivers_of(decltype(Tuning::receivers)*) { return Tuning::receivers; }
 template <class Tuning> __host__ __device__ constexpr int receivers_of(...) { return 1; }
 
+// Whether the pixels of a tile are of one row of all images: false where Tuning does not say.
+template <class Tuning> __host__ __device__ constexpr bool one_row_of(decltype(Tuning::one_row)*) { return Tuning::one_row; }
+template <class Tuning> __host__ __device__ constexpr bool one_row_of(...) { return false; }
+
 // The tiles of the output: filters change fastest, so that blocks that run side by side read the same pixels. Tiles of pixels
 // are rounded up to as many as receive filters together; what lies past the last pixel is zero, and not stored.
+// Where tiles are of one row of outputs, which sees the same rows of filters in all images, their pixels are numbered within
+// it. Rows that see most of the filter come first: those in the middle of the image, then outwards.
 template <class Problem, class Tuning>
 struct TensorTiles {
     using F = TensorFilters<Problem, Tuning>;
     static constexpr int pixels = 64 * Tuning::warpgroups / sharers_of(F::states);
     static constexpr int receivers = receivers_of<Tuning>(nullptr);
     static constexpr bool both = false;  // outputs of pairs, side by side
+    static constexpr bool one_row = one_row_of<Tuning>(nullptr);
     TensorPixels<Problem, Tuning> numbers;
-    Offset<Problem> of_pixels;
+    Offset<Problem> of_row, of_pixels;
     __device__ __forceinline__ explicit TensorTiles(long long batch)
-        : numbers{batch}, of_pixels((numbers.count() + (pixels * receivers - 1)) / (pixels * receivers) * receivers) {}
+        : numbers{batch}, of_row(tiles_of(one_row ? static_cast<Offset<Problem>>(batch) * Problem::q : numbers.count())),
+          of_pixels(one_row ? of_row * Problem::p : of_row) {}
+    static __device__ __forceinline__ Offset<Problem> tiles_of(Offset<Problem> count) {
+        return (count + (pixels * receivers - 1)) / (pixels * receivers) * receivers;
+    }
+    // The row of outputs of a tile.
+    __device__ __forceinline__ int row(Offset<Problem> tile) const {
+        const int i = static_cast<int>((Problem::groups == 1 ? tile / F::tiles : tile / F::tiles % of_pixels) / of_row);
+        return (Problem::p - 1) / 2 + (i % 2 == 1 ? (i + 1) / 2 : -(i / 2));
+    }
+    // The stages of filters that such a row sees, whole or in part: `from`, and the one behind the last.
+    static __device__ __forceinline__ int first_stage(int row) {
+        const int above = Problem::pad_top - row * Problem::stride_h;
+        const int outside = above > 0 ? ceil_div(above, Problem::dilation_h) : 0;
+        return min(outside * F::of_row * F::of_tap / F::pieces, F::stages - 1);
+    }
+    static __device__ __forceinline__ int end_stage(int row) {
+        const int below = Problem::h - 1 + Problem::pad_top - row * Problem::stride_h;
+        const int seen = below < 0 ? 0 : min(below / Problem::dilation_h + 1, Problem::r);
+        return max(min(ceil_div(seen * F::of_row * F::of_tap, F::pieces), F::stages), first_stage(row) + 1);
+    }
     __device__ __forceinline__ Offset<Problem> count() const { return of_pixels * (F::tiles * Problem::groups); }
     static __device__ __forceinline__ int filters(Offset<Problem> tile) { return static_cast<int>(tile % F::tiles); }
     __device__ __forceinline__ int group(Offset<Problem> tile) const {
@@ -107,6 +134,7 @@ struct TensorTiles {
     }
     __device__ __forceinline__ Offset<Problem> first_pixel(Offset<Problem> tile) const {
         const Offset<Problem> number = tile / F::tiles;
+        if constexpr (one_row) return number % of_row * pixels;
         return (Problem::groups == 1 ? number : number % of_pixels) * pixels;
     }
 };
@@ -215,17 +243,28 @@ struct TileWalk {
     using F = TensorFilters<Problem, Tuning>;
     static constexpr int split = Tuning::split, all = F::seen_stages, receivers = receivers_of<Tuning>(nullptr);
     static constexpr int share = ceil_div(all / F::tap_stages, split) * F::tap_stages;
+    static constexpr bool one_row = TensorTiles<Problem, Tuning>::one_row;
     static_assert(share * (split - 1) < all, "each block of a cluster has stages");
     static_assert(split == 1 || receivers == 1, "a cluster shares filters or tiles");
+    static_assert(!one_row || (F::tap_stages == 1 && F::heights == 1 && !F::planes), "a row of outputs sees rows of filters");
+    const TensorTiles<Problem, Tuning>& tiles;
     const Offset<Problem> count, step, left;  // `left`: the first tile that is shared
     Offset<Problem> tile;
     int first, end;  // stages of the tile
     bool together;
 
     __device__ __forceinline__ explicit TileWalk(const TensorTiles<Problem, Tuning>& tiles)
-        : count(tiles.count()), step(gridDim.x), left(split > 1 ? count / step * step : count), tile(blockIdx.x), first(0),
-          end(all), together(false) {
+        : tiles(tiles), count(tiles.count()), step(gridDim.x), left(split > 1 ? count / step * step : count),
+          tile(blockIdx.x), first(0), end(all), together(false) {
         if (split > 1 && tile >= left) meet();
+        else see();
+    }
+    // Which stages the tile has.
+    __device__ __forceinline__ void see() {
+        if constexpr (one_row) {
+            const int row = tiles.row(place());
+            first = tiles.first_stage(row), end = tiles.end_stage(row);
+        }
     }
     __device__ __forceinline__ bool valid() const { return tile < count; }
     // The tile. Receivers of the same filters have tiles of pixels side by side.
@@ -242,19 +281,28 @@ struct TileWalk {
     __device__ __forceinline__ void advance() {
         if constexpr (split == 1) {
             tile += step;
+            see();
         } else if (together) {
             tile = count;
         } else {
             tile += step;
             if (tile >= left) meet();
+            else see();
         }
     }
     __device__ __forceinline__ void meet() {
         if constexpr (split > 1) {
             together = true;
             tile = left + blockIdx.x / split;
-            first = static_cast<int>(cluster_rank()) * share;
-            end = first + share < all ? first + share : all;
+            if constexpr (one_row) {
+                see();
+                const int rank = static_cast<int>(cluster_rank()), stages = end - first;
+                end = first + (rank + 1) * stages / split;
+                first += rank * stages / split;
+            } else {
+                first = static_cast<int>(cluster_rank()) * share;
+                end = first + share < all ? first + share : all;
+            }
         }
     }
 };

@@ -87,7 +87,8 @@ __device__ __forceinline__ void copy_x_columns(const float* x, long long batch, 
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
         w[i] = pixels.column[i];
-        if (!WeightGrid<Problem, Tuning>::shared) w[i] = w[i] * Problem::stride_w - Problem::pad_left;
+        if (WeightGrid<Problem, Tuning>::shared) w[i] -= WeightGrid<Problem, Tuning>::ahead;
+        else w[i] = w[i] * Problem::stride_w - Problem::pad_left;
         // NOTE: a pixel that does not exist lies above all images, so that zeros are read
         h[i] = pixels.exists[i] ? pixels.p[i] * Problem::stride_h - Problem::pad_top : -(1 << 30);
         const int64 place = static_cast<int64>(h[i]) * Problem::w + w[i];

@@ -188,11 +188,13 @@ struct PixelFactors {
     static constexpr unsigned least_apart = 4;  // in powers of four
     const unsigned char* codes;
     bool apart;
+    unsigned most;  // the code of the largest dy, of numbers alone
 
     __device__ __forceinline__ PixelFactors(const Rings& rings, RingPlace<Rings::code_stages> place)
         : codes(rings.codes(place.stage)) {
         mbarrier_wait_parity(rings.codes_full(place.stage), place.parity);
-        unsigned most_and_least[2], most = 0, least = 255;
+        unsigned most_and_least[2], least = 255;
+        most = 0;
         ld_shared_v2_u32(most_and_least, codes + WeightGrid<Problem, Tuning>::window);
 #pragma unroll
         for (int i = 0; i < Rings::scanners; ++i) {

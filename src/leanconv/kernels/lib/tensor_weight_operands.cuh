@@ -25,6 +25,33 @@ __device__ __forceinline__ int scale_place(int filter) {
     return filter % 8 / 2 * WeightRings<Problem, Tuning>::scale_pitch + filter / 8 * 2 + filter % 2;
 }
 
+// And where one of a warp's filters says which scale all of its have, or 0: lane t reads those of four warps.
+template <class Problem, class Tuning>
+__device__ __forceinline__ int same_scale_place(int t, int warp) {
+    return t * WeightRings<Problem, Tuning>::scale_pitch + 16 + warp;
+}
+
+// The scales of a lane's filters. Where all of a warp's filters reach 2^-8 of the chunk's largest dy, of code `most`, they
+// have one and the same, that of all other warps too: pairs of float16 have digits enough.
+template <int count>
+struct FilterScales {
+    float up[count], down[count];
+    bool same;
+    __device__ __forceinline__ FilterScales(const float (&largest)[count], unsigned most) {
+        const unsigned top = 2 * most - 126;  // the largest biased exponent that dy of this code can have
+        const float of_all = most > 63 ? power_of_two(top) : 0.0f, least = of_all * power_of_two(127 - 8);
+        bool near = of_all > 0.0f;
+#pragma unroll
+        for (int j = 0; j < count; ++j) near = near && (largest[j] == 0.0f || (largest[j] >= least && largest[j] < 2 * of_all));
+        same = __all_sync(0xffffffffu, near);
+#pragma unroll
+        for (int j = 0; j < count; ++j) {
+            const RowScale scale(same ? of_all : largest[j], unscaled_header());
+            up[j] = scale.up, down[j] = scale.down;
+        }
+    }
+};
+
 // One warp's share of a chunk of dy whose pixels become rows: 16 filters of 64 pixels or a window. A lane has four filters,
 // and every eighth pixel.
 template <class Problem, class Tuning>
@@ -39,7 +66,7 @@ struct SplitRows {
     __device__ __forceinline__ explicit SplitRows(int thread)
         : warp(thread / 32), t(thread % 4), row(bit_reversed(thread % 32 / 4)), first(thread % 32 < 4) {}
 
-    __device__ __forceinline__ void load(const unsigned char* dy) {
+    __device__ __forceinline__ void load(const unsigned char* dy, const PixelFactors<Problem, Tuning>& factors) {
         if constexpr (Tuning::dy_rows) {
             const unsigned char* const piece = dy + warp / 2 * Rings::dy_piece_bytes + row * 128;
             const int unit = (warp % 2 * 4 + t) ^ row;
@@ -60,6 +87,7 @@ struct SplitRows {
         if constexpr (Grid::used % 8 != 0)
 #pragma unroll
             for (int j = 0; j < 4; ++j) v[eights - 1][j] = row < Grid::used % 8 ? v[eights - 1][j] : 0.0f;
+        if (factors.apart) divide(factors);
     }
 
     __device__ __forceinline__ void divide(const PixelFactors<Problem, Tuning>& factors) {
@@ -72,20 +100,24 @@ struct SplitRows {
     }
 
     // Splits the columns with a scale for each, from the largest of its 64 pixels.
-    __device__ __forceinline__ void store(unsigned char* to, float* scales) const {
-        float up[4];
+    __device__ __forceinline__ void store(unsigned char* to, float* scales, const PixelFactors<Problem, Tuning>& factors) const {
+        float up[4], largest[4];
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
-            float largest = fabsf(v[0][j]);
+            largest[j] = fabsf(v[0][j]);
 #pragma unroll
-            for (int i = 1; i < eights; ++i) largest = fmaxf(largest, fabsf(v[i][j]));
+            for (int i = 1; i < eights; ++i) largest[j] = fmaxf(largest[j], fabsf(v[i][j]));
 #pragma unroll
             for (int apart = 4; apart < 32; apart *= 2)
-                largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, apart));
-            const RowScale scale(largest, unscaled_header());
-            up[j] = scale.up;
-            if (first) scales[scale_place<Problem, Tuning>(16 * warp + 4 * t + j)] = scale.down;
+                largest[j] = fmaxf(largest[j], __shfl_xor_sync(0xffffffffu, largest[j], apart));
         }
+        const FilterScales<4> scale(largest, factors.most);
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+            up[j] = scale.up[j];
+            if (first) scales[scale_place<Problem, Tuning>(16 * warp + 4 * t + j)] = scale.down[j];
+        }
+        if (first) scales[same_scale_place<Problem, Tuning>(t, warp)] = scale.same ? scale.down[0] : 0.0f;
         unsigned char* const high = to + row * 128 + ((2 * warp + t / 2) ^ row) * 16 + t % 2 * 8;
 #pragma unroll
         for (int i = 0; i < eights; ++i) {
@@ -120,13 +152,14 @@ struct SplitColumns {
     __device__ __forceinline__ explicit SplitColumns(int thread)
         : filter(thread / 32 * 16 + thread % 32 / 16 * 8 + thread % 8), half(thread / 8 % 2) {}
 
-    __device__ __forceinline__ void load(const unsigned char* dy) {
+    __device__ __forceinline__ void load(const unsigned char* dy, const PixelFactors<Problem, Tuning>& factors) {
         const float4* const column = reinterpret_cast<const float4*>(dy + (filter * Rings::dy_pitch + 32 * half) * 4);
 #pragma unroll
         for (int i = 0; i < 8; ++i) {
             const float4 four = column[i];
             v[4 * i] = four.x, v[4 * i + 1] = four.y, v[4 * i + 2] = four.z, v[4 * i + 3] = four.w;
         }
+        if (factors.apart) divide(factors);
     }
 
     __device__ __forceinline__ void divide(const PixelFactors<Problem, Tuning>& factors) {
@@ -137,13 +170,19 @@ struct SplitColumns {
         }
     }
 
-    __device__ __forceinline__ void store(unsigned char* to, float* scales) const {
+    __device__ __forceinline__ void store(unsigned char* to, float* scales, const PixelFactors<Problem, Tuning>& factors) const {
         float largest = fabsf(v[0]);
 #pragma unroll
         for (int i = 1; i < 32; ++i) largest = fmaxf(largest, fabsf(v[i]));
         largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, 8));
-        const RowScale scale(largest, unscaled_header());
-        if (half == 0) scales[scale_place<Problem, Tuning>(filter)] = scale.down;
+        const float only[1] = {largest};
+        const FilterScales<1> scale(only, factors.most);
+        const float up = scale.up[0], down = scale.down[0];
+        if (half == 0) {
+            scales[scale_place<Problem, Tuning>(filter)] = down;
+            const int t = filter % 16;
+            if (t < 4) scales[same_scale_place<Problem, Tuning>(t, filter / 16)] = scale.same ? down : 0.0f;
+        }
         unsigned char* const line = to + filter * 128;
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
@@ -153,8 +192,8 @@ struct SplitColumns {
 #pragma unroll
             for (int j = 0; j < 4; ++j) {
                 const float a = v[8 * i + 2 * j], b = v[8 * i + 2 * j + 1];
-                highs[j] = split_high(a, b, scale.up);
-                if constexpr (Tuning::products == 3) lows[j] = split_low(a, b, scale.up, highs[j]);
+                highs[j] = split_high(a, b, up);
+                if constexpr (Tuning::products == 3) lows[j] = split_low(a, b, up, highs[j]);
             }
             const int unit = (4 * half + i) ^ filter % 8;
             *reinterpret_cast<uint4*>(line + unit * 16) = high;
@@ -194,10 +233,9 @@ __device__ __forceinline__ void split_dy(const WeightTiles<Problem, Tuning>& til
 #pragma unroll 1
         for (int chunk = 0; chunk < Tuning::chunks; ++chunk, dy_place.advance(), split_place.advance()) {
             mbarrier_wait_parity(rings.dy_full(dy_place.stage), dy_place.parity);
-            values.load(rings.dy(dy_place.stage));
-            if (factors.apart) values.divide(factors);
+            values.load(rings.dy(dy_place.stage), factors);
             mbarrier_wait_parity(rings.split_free(split_place.stage), split_place.parity ^ 1);
-            values.store(rings.split(split_place.stage), rings.scales(split_place.stage));
+            values.store(rings.split(split_place.stage), rings.scales(split_place.stage), factors);
             fence_proxy_async();
             __syncwarp();
             if (thread % 32 == 0) {

@@ -17,13 +17,17 @@ namespace leanconv {
 // The pixels that the reduction counts, 64 a stage: those of dy. Or, where the `taps` of a filter's row share what is
 // converted of x, pixels of x: tap s then multiplies pixel u of x by pixel u + (taps - 1 - s) dilation of dy, so that a stage
 // of dy has a window of some pixels more. Rows are made wider for that, with zeros in x or dy, so that what runs over the end
-// of a row meets a zero: x has the first Problem::w columns, dy those from `lead` on.
+// of a row meets a zero: x has Problem::w columns from `ahead` on, dy those from `lead` on. Of a row of more than three taps
+// a tile has a part of `taps`, for which x lies as much further left; what then lies before the row is `ahead` of it.
 template <class Problem, class Tuning>
 struct WeightGrid {
     static constexpr bool shared = Tuning::taps > 1;
-    static_assert(!shared || (Tuning::taps == Problem::s && Problem::stride_w == 1 && !Problem::chwn),
-                  "the taps of a row see neighbouring pixels");
-    static constexpr int reach = (Tuning::taps - 1) * Problem::dilation_w, lead = shared ? reach - Problem::pad_left : 0;
+    static_assert(!shared || (Problem::stride_w == 1 && !Problem::chwn), "the taps of a row see neighbouring pixels");
+    static constexpr int parts = ceil_div(Problem::s, Tuning::taps);  // of a row of taps
+    static constexpr int reach = (Tuning::taps - 1) * Problem::dilation_w;
+    static constexpr int last = (parts - 1) * Tuning::taps * Problem::dilation_w;
+    static constexpr int ahead = !shared ? 0 : last < Problem::pad_left ? last : Problem::pad_left;
+    static constexpr int lead = shared ? reach - Problem::pad_left + ahead : 0;
     static_assert(lead >= 0, "no tap sees only what lies beside the image");
     static constexpr int right_of_x = Problem::w + Problem::pad_left, right_of_dy = lead + Problem::q;
     static constexpr int width = !shared ? Problem::q : right_of_x > right_of_dy ? right_of_x : right_of_dy;
@@ -54,7 +58,7 @@ struct GridPixel {
     }
     // Where x lies that the first tap sees, or all of a row.
     __device__ __forceinline__ int h() const { return p * Problem::stride_h - Problem::pad_top; }
-    __device__ __forceinline__ int w() const { return Grid::shared ? column : column * Problem::stride_w - Problem::pad_left; }
+    __device__ __forceinline__ int w() const { return Grid::shared ? column - Grid::ahead : column * Problem::stride_w - Problem::pad_left; }
     // Whether dy has it.
     __device__ __forceinline__ bool seen(long long batch) const {
         return n < static_cast<Offset<Problem>>(batch) && static_cast<unsigned>(column - Grid::lead) < Problem::q;
@@ -63,7 +67,7 @@ struct GridPixel {
 
 template <class Problem, class Tuning>
 struct WeightTiles {
-    static constexpr int piece = Tuning::piece, chunk = 64, taps = Problem::r * Problem::s / Tuning::taps;
+    static constexpr int piece = Tuning::piece, chunk = 64, taps = Problem::r * WeightGrid<Problem, Tuning>::parts;
     static constexpr int of_tap = ceil_div(Problem::group_c, piece), all_rows = taps * of_tap * piece;
     static constexpr int rows = 64 * Tuning::warpgroups, filters = chunk * Tuning::chunks;
     static constexpr int of_rows = ceil_div(all_rows, rows), of_filters = ceil_div(Problem::group_k, filters);
@@ -76,7 +80,7 @@ struct WeightTiles {
           first_filter(tile % of_filters * filters) {}
 };
 
-// What a row of the matrix stands for, `tap` being a row of taps where these share x; rows past the last have a tap that no
+// What a row of the matrix stands for, `tap` being a part of a row of taps where these share x; rows past the last have a tap that no
 // filter has.
 template <class Problem, class Tuning>
 struct WeightRow {
@@ -84,9 +88,9 @@ struct WeightRow {
     int tap, channel;
     __device__ __forceinline__ explicit WeightRow(int row)
         : tap(row / Tiles::piece / Tiles::of_tap), channel(row / Tiles::piece % Tiles::of_tap * Tiles::piece + row % Tiles::piece) {}
-    static constexpr int of_row = Problem::s / Tuning::taps;
+    static constexpr int of_row = WeightGrid<Problem, Tuning>::parts;
     __device__ __forceinline__ int down() const { return tap / of_row * Problem::dilation_h; }
-    __device__ __forceinline__ int right() const { return tap % of_row * Problem::dilation_w; }
+    __device__ __forceinline__ int right() const { return tap % of_row * (Tuning::taps * Problem::dilation_w); }
 };
 
 // The stages of 64 pixels that a block sums: those of its place among the `parts` x `split` blocks of a tile.

@@ -21,6 +21,10 @@ struct alignas(64) TensorMap {
 __device__ __forceinline__ void fence_proxy_async() {
     asm volatile("fence.proxy.async.shared::cta;\n" ::: "memory");
 }
+// And of global memory, before a thread passes on what it wrote, and after it has learned of what others wrote.
+__device__ __forceinline__ void fence_proxy_async_global() {
+    asm volatile("fence.proxy.async.global;\n" ::: "memory");
+}
 
 // prefetch.tensormap: brings a map close before the first copy needs it.
 __device__ __forceinline__ void prefetch_tensormap(const TensorMap& map) {

@@ -9,7 +9,10 @@ inline unsigned atom_add_acq_rel(unsigned* counter, unsigned value) {
     return before;
 }
 
-// NOTE: blocks run one after the other here: a block that waited for a later one would wait for ever.
-inline unsigned ld_acquire(const unsigned* counter) { return *counter; }
+// NOTE: only the blocks of a cluster run side by side here: a block that waited for one of a later cluster would wait for ever.
+inline unsigned ld_acquire(const unsigned* counter, EMULATOR_SITE) {
+    emulator::look_later(site);
+    return *counter;
+}
 
 }  // namespace leanconv
