@@ -1,6 +1,6 @@
 """What kernels share that split float32 into two float16 for tensor cores: prepared filters, and the plan of a call.
 
-The host half of kernels/lib/tensor_filters.cuh and tensor_split.cuh.
+The host half of kernels/lib/filter_layout.cuh, tensor_filters.cuh and tensor_split.cuh.
 """
 
 from __future__ import annotations
@@ -112,8 +112,8 @@ def _parts(problem: ConvProblem) -> tuple[int, int]:
 
 
 def prepared_floats(problem: ConvProblem, config: SplitFilters) -> tuple[int, int]:
-    """Floats of prepared filters: those before the fragments, and all (``TensorFilters`` and ``FactorParts`` of
-    lib/tensor_filters.cuh)."""
+    """Floats of prepared filters: those before the fragments, and all (``TensorFilters`` of
+    lib/filter_layout.cuh, ``FactorParts`` of lib/tensor_filters.cuh)."""
     tiles, stages = ceil_div(problem.group_k, config.filters), stages_of(problem, config.piece, config.states)
     scales, factors = problem.groups * tiles * config.filters, problem.groups * stages * DEPTH
     channels, of_group = _parts(problem)

@@ -1,4 +1,4 @@
-// How pixels come into shared memory for the tensor-core kernels: stages of 64 reduction elements (lib/tensor_filters.cuh)
+// How pixels come into shared memory for the tensor-core kernels: stages of 64 reduction elements (lib/filter_layout.cuh)
 // for all pixels of a tile, as float32.
 //
 //   rows: a bulk copy in im2col mode brings 32 channels of all pixels, 128 bytes a pixel, swizzled; two are a stage. For

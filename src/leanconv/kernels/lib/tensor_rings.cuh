@@ -2,11 +2,11 @@
 #pragma once
 
 #include <lib/epilogue.cuh>
+#include <lib/filter_layout.cuh>
 #include <lib/index.cuh>
 #include <lib/ptx/cluster.cuh>
 #include <lib/ptx/mbarrier.cuh>
 #include <lib/ptx/shared.cuh>
-#include <lib/tensor_filters.cuh>
 
 namespace leanconv {
 
