@@ -314,13 +314,17 @@ __device__ __forceinline__ void consume_pairs(const float* prepared_filters, con
         if constexpr (F::heights == 1) {
             if constexpr (F::rest > 0) {
                 static_assert(!Tuning::one_row, "a tile of one row of outputs has stages that follow each other");
-                const int end = min(walk.end, F::whole_stages);
-                for (int stage = walk.first; stage < end; ++stage)
-                    multiply_stage<scaled, 0, parts>(sums, pixels, rings, pixel_place, own_filters, turns,
-                                                     stage == walk.end - 1 && walk.is_last(), stage, lane, header);
-                for (int stage = max(walk.first, F::whole_stages); stage < walk.end; ++stage)
-                    multiply_rest<scaled, 0, parts>(sums, pixels, rings, pixel_place, own_filters, turns,
-                                                    stage == walk.end - 1 && walk.is_last(), stage, lane, header);
+                // NOTE: as two loops it spilled 196 bytes of flat tiles that a cluster shares.
+                int stage = walk.first;
+                do {
+                    const bool last = stage == walk.end - 1 && walk.is_last();
+                    if (stage < F::whole_stages)
+                        multiply_stage<scaled, 0, parts>(sums, pixels, rings, pixel_place, own_filters, turns, last, stage, lane,
+                                                         header);
+                    else
+                        multiply_rest<scaled, 0, parts>(sums, pixels, rings, pixel_place, own_filters, turns, last, stage, lane,
+                                                        header);
+                } while (++stage < walk.end);
             } else {
                 int stage = walk.first;
                 do {

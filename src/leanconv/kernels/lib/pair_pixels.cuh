@@ -63,7 +63,7 @@ struct PairPixels {
         ld_shared_v4(four, reinterpret_cast<const float*>(base + where(place, i, j, sixteen)));
     }
     // The state of half a stage of the column that segments leave: d0, or d1 for the second warpgroup.
-    __device__ __forceinline__ void load_rest(float (&x)[2][4][4], const unsigned char* base, int place, int half, int) const {
+    __device__ __forceinline__ void load_rest(float (&x)[2][4][4], const unsigned char* base, int place, int half) const {
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
             const int pair = i / 2, sixteen = 2 * half + i % 2;
@@ -194,21 +194,6 @@ __device__ __forceinline__ void split_state(Fragments& one, const float (&x)[2][
     for (int i = 0; i < 2; ++i) one.down[i] = split_row<Fragments::exact>(one.high, one.low, i, x[i], header);
 }
 
-// Where a window of half a stage of flat pixels begins: in its column, rounded down to an even pixel, in bytes; and right of its
-// corner.
-template <class P, class Tuning>
-struct FlatWindow {
-    using F = TensorFilters<P, Tuning>;
-    int first, even, right;
-    __device__ __forceinline__ FlatWindow(int stage, int half, int sharer) {
-        // NOTE: past the last tap filters are zero, and the pixels those of tap 0 (lib/tensor_pixels.cuh).
-        const int number = F::tap_of(2 * stage + half), tap = number < F::taps ? number : 0;
-        first = (flat_shift<P, Tuning>(tap, 1) & 3) + sharer;
-        even = (first & ~1) * 4;
-        right = tap_right<P, Tuning>(tap);
-    }
-};
-
 // The warpgroup's two states of the stage of pixels that lies at `place`, scaled by factors of `stage` of the filters.
 template <bool scaled, class Problem, class Tuning>
 __device__ __forceinline__ void load_states(float (&x)[2][2][4][4], const FlatPairPixels<Problem, Tuning>& pixels,
@@ -217,8 +202,13 @@ __device__ __forceinline__ void load_states(float (&x)[2][2][4][4], const FlatPa
     using Rings = TensorRings<P, Tuning>;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-        const FlatWindow<P, Tuning> window(stage, half, pixels.sharer);
-        pixels.load(x, base + place + half * Rings::half_bytes + pixels.place + window.even, window.first, half, window.right);
+        const int number = 2 * stage + half, of_tap = TensorFilters<P, Tuning>::of_tap;
+        // NOTE: past the last tap filters are zero, and the pixels those of tap 0 (lib/tensor_pixels.cuh).
+        const int tap = number / of_tap < TensorFilters<P, Tuning>::taps ? number / of_tap : 0;
+        const int first = (flat_shift<P, Tuning>(tap, 1) & 3) + pixels.sharer;
+        const unsigned char* const from = base + place + half * Rings::half_bytes + pixels.place + (first & ~1) * 4;
+        const int right = tap_right<P, Tuning>(tap);
+        pixels.load(x, from, first, half, right);
     }
     if constexpr (scaled) {
 #pragma unroll
@@ -309,11 +299,12 @@ __device__ __forceinline__ void load_rest(float (&x)[2][4][4], const Pixels& pix
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
         if constexpr (Tuning::flat) {
-            const FlatWindow<P, Tuning> window(stage, half, pixels.sharer);
-            const int from = place + half * TensorRings<P, Tuning>::half_bytes + pixels.place + window.even;
-            pixels.load_rest(x, rings.base + from, window.first, half, window.right);
+            const int tap = TensorFilters<P, Tuning>::tap_of(2 * stage + half);
+            const int first = (flat_shift<P, Tuning>(tap, 1) & 3) + pixels.sharer;
+            const int from = place + half * TensorRings<P, Tuning>::half_bytes + pixels.place + (first & ~1) * 4;
+            pixels.load_rest(x, rings.base + from, first, half, tap_right<P, Tuning>(tap));
         } else {
-            pixels.load_rest(x, rings.base, place, half, 0);
+            pixels.load_rest(x, rings.base, place, half);
         }
     }
     if constexpr (scaled) {
