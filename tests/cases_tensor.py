@@ -79,6 +79,8 @@ def _pair_cases() -> list[Case]:
     layers.add("planes-images", 3, 32, 14, 14, 64, 3, 3, **flat)
     layers.add("planes-tall", 2, 64, 8, 6, 64, 5, 3, groups=2, layouts=("NCHW",), padding=(4, 4, 1, 1), dilation=(2, 1))
     layers.add("planes-gradient", 3, 64, 6, 10, 64, 3, 3, op="dgrad", accumulate=True, **flat)
+    layers.add("one-column", 1, 40, 5, 10, 72, 2, 7, layouts=("NHWC",), padding=(1, 0, 3, 2), bias=True)
+    layers.add("one-column", 1, 128, 4, 20, 64, 1, 4, layouts=("NCHW",), padding=(0, 0, 1, 2))
     one = Layers("pairs-", precision="tf32")
     one.add("one-product-planes", 5, 160, 4, 6, 72, 3, 3, **flat)
     one.add("one-product", 2, 40, 6, 8, 72, 3, 3, **pad)

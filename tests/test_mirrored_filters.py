@@ -117,7 +117,7 @@ def test_filters_off_16_bytes() -> None:
     ],
 )
 def test_a_wrong_source_shows(text: str, by: str, tmp_path: Path) -> None:
-    kernels = broken_kernels(tmp_path, text, by, ("lib/tensor_filters.cuh",))
+    kernels = broken_kernels(tmp_path, text, by, ("lib/filter_layout.cuh",))
     problem = LAYERS["stride-nchw"]
     w = drawn(problem, False)
     found = split(problem, w, orders=("ascending",))

@@ -134,10 +134,17 @@ def test_an_outlier_leaves_its_neighbours_alone() -> None:
     assert np.linalg.norm((y - reference)[unseen]) < np.linalg.norm((plain - reference)[unseen])
 
 
-@pytest.mark.parametrize(("problem", "layout"), [(LAYER, "NHWC"), (WIDE, "NHWC"), (LAYER, "NCHW")])
+#: Rows of two segments and a column.
+SEVEN = replace(LAYER, s=7, padding=(1, 1, 3, 3))
+
+
+@pytest.mark.parametrize(
+    ("problem", "layout"),
+    [(LAYER, "NHWC"), (WIDE, "NHWC"), (SEVEN, "NHWC"), (LAYER, "NCHW"), (SEVEN, "NCHW")],
+)
 def test_what_is_no_number_reaches_just_the_outputs_that_see_it(problem: ConvProblem, layout: Any) -> None:
-    """Segments see no pixel that their row does not see: the last one does not end beyond it. Flat pixels are in no
-    product with those of neighbouring rows."""
+    """Segments see no pixel that their row does not see: the last one does not end beyond it, nor a column. Flat
+    pixels are in no product with those of neighbouring rows."""
     x, w, unseen = with_no_numbers(problem)
     if layout == "NCHW":
         x, w, unseen = channels_first(x), channels_first(w), channels_first(unseen)
@@ -194,6 +201,13 @@ def test_rings_and_prepared_filters_have_room() -> None:
             if case.problem.op == "fprop":
                 head, every = prepared_floats(case.problem, config)
                 assert head % 4 == 0 and 4 * every <= plan.prepared_bytes
+
+
+def test_rows_of_outputs_decide_the_order_of_sums() -> None:
+    """Two rows of outputs share states where rows are the inner loop: other bits, so other batches must have it too."""
+    layer = ConvProblem(1, 128, 4, 9, 64, 3, 3, padding=(1, 1, 1, 1), layout="NHWC", precision="fp32")
+    whole = [c for c in TENSOR_WINOGRAD.configs(layer, HOPPER) if c.filters == 64 and c.split == 1]
+    assert len({TENSOR_WINOGRAD.order_of_sums(layer, c) for c in whole}) == len({c.heights for c in whole}) == 2
 
 
 def test_auto_takes_it_where_it_is_faster() -> None:

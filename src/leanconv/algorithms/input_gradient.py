@@ -164,7 +164,7 @@ def _phases(part: PartialConvolution) -> Iterator[PartialConvolution]:
 
 
 def mirrored_taps(problem: ConvProblem, part: PartialConvolution) -> Constants:
-    """Which taps of the filters of ``problem`` a single part of its gradient has (kernels/lib/tensor_filters.cuh)."""
+    """Which taps of the filters of ``problem`` a single part of its gradient has (kernels/lib/filter_layout.cuh)."""
     apart = [stride // gcd(stride, dilation) for stride, dilation in zip(problem.stride, problem.dilation, strict=True)]
     return (
         ("layer_r", problem.r),

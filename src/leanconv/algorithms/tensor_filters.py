@@ -1,6 +1,6 @@
 """What kernels share that split float32 into two float16 for tensor cores: prepared filters, and the plan of a call.
 
-The host half of kernels/lib/tensor_filters.cuh and tensor_split.cuh.
+The host half of kernels/lib/filter_layout.cuh, tensor_filters.cuh and tensor_split.cuh.
 """
 
 from __future__ import annotations
@@ -58,6 +58,8 @@ class SplitFilters:
     spacing = 0
     #: States of a segment of a filter row that prepared filters are transformed into; 1 is each column as it is.
     states = 1
+    #: Neighbouring rows of outputs whose pairs share their states.
+    heights = 1
 
     @property
     def filters(self) -> int:
@@ -74,6 +76,20 @@ def stages_of(problem: ConvProblem, piece: int, states: int = 1) -> int:
     """Stages of the whole reduction, where segments of filter rows are transformed that of one state."""
     taps = problem.r * (problem.s if states == 1 else ceil_div(problem.s, SEGMENT))
     return ceil_div(taps * ceil_div(problem.group_c, piece), DEPTH // piece)
+
+
+def leaves_column(problem: ConvProblem, piece: int) -> bool:
+    """Whether whole segments of a filter row leave one column, of which the channels are whole stages."""
+    of_tap = ceil_div(problem.group_c, piece)
+    return problem.s > SEGMENT and problem.s % SEGMENT == 1 and of_tap % (DEPTH // piece) == 0
+
+
+def rest_stages(problem: ConvProblem, config: SplitFilters) -> int:
+    """Stages of the column that whole segments of filter rows leave, which have two states. None where all taps see
+    planes."""
+    if config.states == 1 or config.spacing or not leaves_column(problem, config.piece):
+        return 0
+    return problem.r * ceil_div(problem.group_c, config.piece) // (DEPTH // config.piece)
 
 
 def _by_element(problem: ConvProblem) -> bool:
@@ -96,13 +112,14 @@ def _parts(problem: ConvProblem) -> tuple[int, int]:
 
 
 def prepared_floats(problem: ConvProblem, config: SplitFilters) -> tuple[int, int]:
-    """Floats of prepared filters: those before the fragments, and all (``TensorFilters`` and ``FactorParts`` of
-    lib/tensor_filters.cuh)."""
+    """Floats of prepared filters: those before the fragments, and all (``TensorFilters`` of
+    lib/filter_layout.cuh, ``FactorParts`` of lib/tensor_filters.cuh)."""
     tiles, stages = ceil_div(problem.group_k, config.filters), stages_of(problem, config.piece, config.states)
     scales, factors = problem.groups * tiles * config.filters, problem.groups * stages * DEPTH
     channels, of_group = _parts(problem)
     head = 4 + 4 * ceil_div(problem.groups, 4) + scales + factors
-    fragments = problem.groups * tiles * stages * config.states * config.chunks * config.filter_stage_bytes // 4
+    states = stages * config.states - 2 * rest_stages(problem, config)
+    fragments = problem.groups * tiles * states * config.chunks * config.filter_stage_bytes // 4
     plain = scales + 4 if _plain_first(problem) else 0
     return head, head + fragments + 4 * ceil_div(of_group * problem.groups * channels, 4) + plain
 
@@ -294,6 +311,7 @@ class SplitGemm(TimedAlgorithm, Generic[C]):
             config.row_lines > 0,
             getattr(config, "flat", False),
             config.spacing,
+            config.heights,
             getattr(config, "one_row", False),
         )
         return None if shared else (*kind, split)

@@ -9,7 +9,15 @@ from math import gcd
 
 from leanconv.algorithms.base import LAUNCH_CYCLES, Config, by_time, ceil_div, has_wide_tensors, variant
 from leanconv.algorithms.input_gradient import PartialConvolution, single_parts
-from leanconv.algorithms.tensor_filters import DEPTH, SEGMENT, SplitFilters, SplitGemm, stages_of
+from leanconv.algorithms.tensor_filters import (
+    DEPTH,
+    SEGMENT,
+    SplitFilters,
+    SplitGemm,
+    leaves_column,
+    rest_stages,
+    stages_of,
+)
 from leanconv.algorithms.tensor_gemm import (
     FIRST_CYCLES,
     FLOPS_PER_CYCLE,
@@ -114,6 +122,8 @@ PLANES = {3: 1.08, 1: 1.03}
 HEIGHTS, EDGE = (325, 520), 0.8
 #: How many times as long a stage takes whose filters two blocks receive together (H200), by products.
 RECEIVED = {3: 0.96, 1: 0.995}
+#: What a stage of the column that whole segments leave takes of a whole segment's time (H200: 0.49 to 0.67).
+REST = 0.56
 #: Cycles of a tile beside its stages, and of one of two rows.
 TILE_CYCLES, HIGH_TILE_CYCLES = 5000, 11000
 
@@ -203,7 +213,9 @@ def _least_stages(problem: ConvProblem, config: PairConfig) -> int:
 def _in_one_row(problem: ConvProblem) -> bool:
     """Whether tiles of one row of outputs leave out rows of filters, and copies can bring their pixels."""
     reach = problem.p - 1 + (problem.r - 1) * problem.dilation[0]
-    if problem.p < 2 or reach > 255 or min(stages_of_rows(problem)) == stages_of(problem, ROW, STATES):
+    if problem.p < 2 or reach > 255 or leaves_column(problem, ROW):
+        return False
+    if min(stages_of_rows(problem)) == stages_of(problem, ROW, STATES):
         return False
     return not pair_map(problem, one_row=True).why_not()
 
@@ -241,7 +253,7 @@ def _config(
 
 class TensorWinograd(SplitGemm[PairConfig]):
     """Filters 3 wide by four products for two outputs instead of six, each float32 split into two float16; wider ones
-    as sums of segments of three columns.
+    as sums of segments of three columns, and of one that these leave by two products.
 
     ``y0 = s0 t0 + s1 t1 + s2 t2, y1 = s1 t1 - s2 t2 - s3 t3`` with states s of pixels and t of filters.
     """
@@ -359,6 +371,7 @@ class TensorWinograd(SplitGemm[PairConfig]):
         for part in parts:
             tiles, stages = self._tiles(part, config), stages_of(part.problem, config.piece, STATES)
             of_stage = 2 * PAIRS * OUTPUTS * SEGMENT * config.filters * DEPTH / speed
+            of_stage *= 1 - (1 - REST) * rest_stages(part.problem, config) / stages
             of_tile = TILE_CYCLES
             if config.heights > 1:
                 # The first and the last row of pixels are seen by one row of outputs alone.

@@ -10,7 +10,7 @@
 //
 // A block has `warpgroups` consumers of 64 pixels each and one warpgroup of producers, which fill two rings: pixels
 // (float32, 64 reduction elements; lib/tensor_pixels.cuh) and prepared filters (float16, hi and lo, `chunk` filters;
-// lib/tensor_filters.cuh). For each stage of pixels a consumer
+// lib/filter_layout.cuh). For each stage of pixels a consumer
 //   1. loads its 32 values a thread, and finds the largest of each row: 2 shuffles
 //   2. scales and splits them into fragments of operand A: 32 registers
 //   3. for each chunk of filters issues 4 x 3 wgmma into a partial sum, the small products first

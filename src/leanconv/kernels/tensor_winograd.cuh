@@ -14,6 +14,8 @@
 //   - Both warpgroups read the same pixels. Each makes two of the four states, 64 registers of fragments, and multiplies
 //     them with filters of its own: 64 pairs x 128 filters x 2 states are 128 sums a thread. A product has 64 rows of one
 //     state, for each state has filters of its own. Scales belong to a pair's state: 64 channels of it.
+//   - A column that segments of three leave at the end of a row has stages of its own behind all others, with two states
+//     instead of four.
 //   - 64 filters leave room for the sums of two rows of outputs. Their pairs share the states of the rows of pixels that both
 //     see, and the filters of one row of pixels stay in the ring for the next one: rows are the inner loop.
 //   - A tile may have one row of outputs of all images: it leaves out the filter rows that this row sees beside the image.
@@ -147,21 +149,35 @@ struct OwnFilters {
     static constexpr int steps = 2 * F::chunks, all = Tuning::filter_stages;
     // Those of a row are in half of the ring for two rows of pixels: for the second row of outputs in the next one.
     static constexpr bool kept = F::heights > 1;
+    // Some stages of pixels have filters of fewer states than others.
+    static constexpr bool mixed = F::rest > 0;
     // Or stages of pixels take all stages of filters, and find each where it was.
-    static constexpr bool fixed = !kept && all == 2 * steps;
+    static constexpr bool fixed = !kept && !mixed && all == 2 * steps;
     static_assert(all % 2 == 0, "every other stage of filters is a warpgroup's own");
     static_assert(!kept || all == 4 * steps, "the ring has the filters of two rows");
     int warpgroup;
-    RingPlace<kept ? 2 : fixed ? 1 : all / 2> place;
+    RingPlace<kept && !mixed ? 2 : fixed ? 1 : all / 2> place;
 
     __device__ __forceinline__ explicit OwnFilters(int warpgroup) : warpgroup(warpgroup) {}
-    // The stage of the i-th products, those with filters of this row of pixels, or of the one `before`.
+    // The stage of the i-th products, those with filters of this row of pixels, or of the one `before`, of so many states.
+    template <int states = 2>
     __device__ __forceinline__ int stage(int i, bool before) const {
+        if constexpr (kept && mixed)
+            return 2 * ((place.stage + i + (before ? all / 2 - states : 0)) % (all / 2)) + warpgroup;
         if constexpr (kept) return (place.stage ^ static_cast<int>(before)) * (2 * steps) + 2 * i + warpgroup;
         return 2 * (fixed ? i : place.stage) + warpgroup;
     }
+    // The phase in which those of this row of pixels land.
+    __device__ __forceinline__ unsigned parity(int i) const {
+        if constexpr (kept && mixed) return place.parity ^ static_cast<unsigned>(place.stage + i >= all / 2);
+        return place.parity;
+    }
+    template <int states = 2>
     __device__ __forceinline__ void advance(bool of_row) {
-        if (of_row == (kept || fixed)) place.advance();
+        if constexpr (kept && mixed) {
+#pragma unroll
+            for (int i = 0; i < states && of_row; ++i) place.advance();
+        } else if (of_row == (kept || fixed)) place.advance();
     }
 };
 
@@ -190,7 +206,7 @@ __device__ __forceinline__ void multiply_stage(float (&sums)[2][parts][count], c
         const int own = i / (end - first), part = kept ? end - 1 - i % (end - first) : first + i % (end - first);
         auto& states = fragments[own];
         const int place = own_filters.stage(kept ? own : i, kept && part > 0);
-        if (!kept || part == 0) mbarrier_wait_parity(rings.filters_full(place), own_filters.place.parity);
+        if (!kept || part == 0) mbarrier_wait_parity(rings.filters_full(place), own_filters.parity(own));
         if (i == 0) turns.wait(states);
         const unsigned char* const filters = rings.filter_stage(place);
         float partial[count];
@@ -222,6 +238,46 @@ __device__ __forceinline__ void multiply_stage(float (&sums)[2][parts][count], c
         promote(sums[own][part], partial, states.down);
     }
     if (first == 0) own_filters.advance(true);
+}
+
+// The same of the column that segments leave, of which a warpgroup has one state.
+template <bool scaled, int first, int end, int parts, int count, class Pixels, class Problem, class Tuning>
+__device__ __forceinline__ void multiply_rest(float (&sums)[2][parts][count], const Pixels& pixels,
+                                              const TensorRings<Problem, Tuning>& rings,
+                                              RingPlace<Tuning::pixel_stages>& pixel_place,
+                                              OwnFilters<Problem, Tuning>& own_filters, const Turns<Tuning>& turns, bool last,
+                                              int stage, int lane, const SplitHeader& header) {
+    constexpr bool kept = OwnFilters<Problem, Tuning>::kept;
+    SplitFragments<Tuning::products == 3> fragments;
+    float x[2][4][4];
+    mbarrier_wait_parity(rings.pixels_full(pixel_place.stage), pixel_place.parity);
+    load_rest<scaled>(x, pixels, rings, pixel_place.stage * TensorRings<Problem, Tuning>::pixel_bytes, stage, lane % 4);
+    split_state(fragments, x, header);
+#pragma unroll
+    for (int i = 0; i < end - first; ++i) {
+        const int part = kept ? end - 1 - i : first + i;
+        const int place = own_filters.template stage<1>(0, kept && part > 0);
+        if (!kept || part == 0) mbarrier_wait_parity(rings.filters_full(place), own_filters.parity(0));
+        if (i == 0) turns.wait(fragments);
+        const unsigned char* const filters = rings.filter_stage(place);
+        float partial[count];
+        wgmma_fence(partial, fragments.high, fragments.low);
+        begin_products(partial, fragments, filters);
+        end_products(partial, fragments, filters);
+        wgmma_commit_group();
+        if (i == 0) {
+            // NOTE: not before the products that take the loaded values (ld_shared_v4 says why).
+            __syncwarp();
+            if (lane == 0) mbarrier_arrive(rings.pixels_free(pixel_place.stage));
+            pixel_place.advance();
+        }
+        if (i == end - first - 1) turns.pass(last);
+        wgmma_wait_group<0>(partial, fragments.high, fragments.low);
+        if ((!kept || part > 0) && lane == 0) mbarrier_arrive(rings.filters_free(place));
+        own_filters.template advance<1>(false);
+        promote(sums[0][part], partial, fragments.down);
+    }
+    if (first == 0) own_filters.template advance<1>(true);
 }
 
 // One warpgroup's products of all tiles of the block.
@@ -256,22 +312,48 @@ __device__ __forceinline__ void consume_pairs(const float* prepared_filters, con
         for (int i = 0; i < 2 * parts * count; ++i) sums[i / count / parts][i / count % parts][i % count] = 0.0f;
 
         if constexpr (F::heights == 1) {
-            int stage = walk.first;
-            do {
-                multiply_stage<scaled, 0, parts>(sums, pixels, rings, pixel_place, own_filters, turns,
-                                                 stage == walk.end - 1 && walk.is_last(), stage, lane, header);
-            } while (++stage < walk.end);
+            if constexpr (F::rest > 0) {
+                static_assert(!Tuning::one_row, "a tile of one row of outputs has stages that follow each other");
+                // NOTE: as two loops it spilled 196 bytes of flat tiles that a cluster shares.
+                int stage = walk.first;
+                do {
+                    const bool last = stage == walk.end - 1 && walk.is_last();
+                    if (stage < F::whole_stages)
+                        multiply_stage<scaled, 0, parts>(sums, pixels, rings, pixel_place, own_filters, turns, last, stage, lane,
+                                                         header);
+                    else
+                        multiply_rest<scaled, 0, parts>(sums, pixels, rings, pixel_place, own_filters, turns, last, stage, lane,
+                                                        header);
+                } while (++stage < walk.end);
+            } else {
+                int stage = walk.first;
+                do {
+                    multiply_stage<scaled, 0, parts>(sums, pixels, rings, pixel_place, own_filters, turns,
+                                                     stage == walk.end - 1 && walk.is_last(), stage, lane, header);
+                } while (++stage < walk.end);
+            }
         } else {
             // Of each segment and its channels, the first row of outputs alone sees the first row of pixels, the second the last.
             for (int first = 0; first < F::row_stages; ++first) {
                 multiply_stage<scaled, 0, 1>(sums, pixels, rings, pixel_place, own_filters, turns, false, first, lane,
                                              header);
-                for (int stage = first + F::row_stages; stage < F::stages; stage += F::row_stages)
+                for (int stage = first + F::row_stages; stage < F::whole_stages; stage += F::row_stages)
                     multiply_stage<scaled, 0, parts>(sums, pixels, rings, pixel_place, own_filters, turns, false, stage, lane,
                                                      header);
                 // NOTE: factors are those of channels; the row of pixels past the last row of filters takes these.
                 multiply_stage<scaled, 1, parts>(sums, pixels, rings, pixel_place, own_filters, turns, false,
-                                                 F::stages - F::row_stages + first, lane, header);
+                                                 F::whole_stages - F::row_stages + first, lane, header);
+            }
+            if constexpr (F::rest > 0) {
+                for (int first = F::whole_stages; first < F::whole_stages + F::rest_row_stages; ++first) {
+                    multiply_rest<scaled, 0, 1>(sums, pixels, rings, pixel_place, own_filters, turns, false, first, lane,
+                                                  header);
+                    for (int stage = first + F::rest_row_stages; stage < F::stages; stage += F::rest_row_stages)
+                        multiply_rest<scaled, 0, parts>(sums, pixels, rings, pixel_place, own_filters, turns, false, stage,
+                                                          lane, header);
+                    multiply_rest<scaled, 1, parts>(sums, pixels, rings, pixel_place, own_filters, turns, false,
+                                                      F::stages - F::rest_row_stages + first - F::whole_stages, lane, header);
+                }
             }
         }
         if constexpr (Tuning::one_row) outputs.numbers.height = tiles.row(tile);

@@ -52,12 +52,24 @@ struct PairPixels {
     // the first from the third on.
     // NOTE: lines of 128 bytes are swizzled in eights, and stages begin with one. The first pixel's line is even (backwards
     // odd): the next one's differs in its last bit, and that of the fifth, 4 lines on, in its third.
-    __device__ __forceinline__ void load_four(float (&four)[4], const unsigned char* base, int place, int i, int j,
-                                              int sixteen) const {
+    __device__ __forceinline__ int where(int place, int i, int j, int sixteen) const {
         const int number = in_fours ? 2 * i + j : j, next = number % 2, fifth = number / 4;
         const int even = place + first[in_fours ? 0 : i][number / 2 % 2];
         const int at = (even ^ next * (128 + 16) ^ (sixteen % 2 + fifth) % 2 * 64) + fifth * 512 * apart;
-        ld_shared_v4(four, reinterpret_cast<const float*>(base + at + sixteen / 2 * Rings::half_bytes));
+        return at + sixteen / 2 * Rings::half_bytes;
+    }
+    __device__ __forceinline__ void load_four(float (&four)[4], const unsigned char* base, int place, int i, int j,
+                                              int sixteen) const {
+        ld_shared_v4(four, reinterpret_cast<const float*>(base + where(place, i, j, sixteen)));
+    }
+    // The state of half a stage of the column that segments leave: d0, or d1 for the second warpgroup.
+    __device__ __forceinline__ void load_rest(float (&x)[2][4][4], const unsigned char* base, int place, int half) const {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            const int pair = i / 2, sixteen = 2 * half + i % 2;
+            const int at = apart > 0 ? where(place, pair, 0, sixteen) : where(place, pair, 2, sixteen);
+            ld_shared_v4(x[pair][sixteen], reinterpret_cast<const float*>(base + at));
+        }
     }
 };
 
@@ -119,6 +131,20 @@ struct FlatPairPixels {
                 for (int j = 0; j < 3; ++j) d[j] = inside[j] ? __uint_as_float(four[(odd + j) / 2][(odd + j) % 2]) : 0.0f;
                 x[0][i][2 * half + n / 4][n % 4] = d[0] - d[2];
                 x[1][i][2 * half + n / 4][n % 4] = own == 0 ? d[1] + d[2] : d[1] - d[0];
+            }
+        }
+    }
+    // The same of the column that segments leave (PairPixels); state 3 has its own sign.
+    __device__ __forceinline__ void load_rest(float (&x)[2][4][4], const unsigned char* pixels, int first, int half,
+                                              int right) const {
+        const float sign = sharer == 0 ? 1.0f : -1.0f;
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+            const bool inside = static_cast<unsigned>(column[i] + right) < Problem::w;
+#pragma unroll
+            for (int n = 0; n < 8; ++n) {
+                const unsigned char* const at = pixels + (4 * n * Rings::flat_pitch + 2 * apart * i + first % 2) * 4;
+                x[i][2 * half + n / 4][n % 4] = inside ? sign * __uint_as_float(ld_shared_u32(at)) : 0.0f;
             }
         }
     }
@@ -262,6 +288,32 @@ __device__ __forceinline__ void load_states(float (&x)[2][2][4][4], const PairPi
                     value = value * factor * factor;
                 }
             }
+        }
+    }
+}
+
+// The warpgroup's state of the column that segments leave, in a stage of flat pixels or of rows.
+template <bool scaled, class Pixels, class P, class Tuning>
+__device__ __forceinline__ void load_rest(float (&x)[2][4][4], const Pixels& pixels, const TensorRings<P, Tuning>& rings,
+                                          int place, int stage, int t) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+        if constexpr (Tuning::flat) {
+            const int tap = TensorFilters<P, Tuning>::tap_of(2 * stage + half);
+            const int first = (flat_shift<P, Tuning>(tap, 1) & 3) + pixels.sharer;
+            const int from = place + half * TensorRings<P, Tuning>::half_bytes + pixels.place + (first & ~1) * 4;
+            pixels.load_rest(x, rings.base + from, first, half, tap_right<P, Tuning>(tap));
+        } else {
+            pixels.load_rest(x, rings.base, place, half);
+        }
+    }
+    if constexpr (scaled) {
+#pragma unroll
+        for (int i = 0; i < 16; ++i) {
+            const int channel = 16 * (i / 4) + (Tuning::flat ? t + 4 * (i % 4) : 4 * t + i % 4);
+            const float factor = pixels.factors[stage * split_depth + channel];
+#pragma unroll
+            for (int j = 0; j < 2; ++j) x[j][i / 4][i % 4] = x[j][i / 4][i % 4] * factor * factor;
         }
     }
 }

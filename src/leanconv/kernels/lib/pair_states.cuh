@@ -6,8 +6,10 @@
 //   outputs            y0 = s0 t0 + s1 t1 + s2 t2             y1 = s1 t1 - s2 t2 - s3 t3
 //
 // A wider filter row is a sum of segments of three columns, each like one more filter row whose pixels begin further right.
-// The last ends where the row does; what it has of the one before are zeros. So no product of an output has a pixel that
-// its window does not hold.
+// Where they leave one column g, and channels fill whole stages, that is a segment of its own of two products, d0 g in the sum
+// of s0 t0 and -d1 g in that of s3 t3. Else, and where all segments see the same copy of the pixels (planes), the last ends
+// where the row does, and what it has of the one before are zeros. So no product of an output has a pixel that its window does
+// not hold.
 //
 // Sums over channels, filter rows and segments stay apart for each state until the end. Two warpgroups share the pairs of a tile: the
 // first has states 0 and 1, the second states 3 and 2, in this order. The second state of each takes two neighbours of
@@ -27,8 +29,10 @@ template <class Tuning> __host__ __device__ constexpr int heights_of(...) { retu
 // Warpgroups that share a tile's pixels, each with some of the states.
 __host__ __device__ constexpr int sharers_of(int states) { return states > 1 ? 2 : 1; }
 
-// Segments of a filter row of s columns, and the column that one begins with.
+// Segments of a filter row of s columns, the columns that have products of their own where segments leave one, and the column
+// that a segment of three begins with.
 __host__ __device__ constexpr int segments_of(int s) { return (s + 2) / 3; }
+__host__ __device__ constexpr int rest_of(int s) { return s > 3 && s % 3 == 1 ? 1 : 0; }
 __host__ __device__ constexpr int segment_begin(int segment, int s) { return 3 * segment < s - 3 ? 3 * segment : s - 3; }
 
 // State `own` of warpgroup `sharer`.

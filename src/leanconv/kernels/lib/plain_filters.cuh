@@ -15,7 +15,7 @@
 
 namespace leanconv {
 
-// Behind the parts (tensor_filters.cuh): the largest magnitude of each filter, those of a block that doubts negative, and two
+// Behind the parts (filter_layout.cuh): the largest magnitude of each filter, those of a block that doubts negative, and two
 // counters: work of the second launch that a block has taken, and channels' maxima that are there.
 template <class Problem, class Tuning>
 struct PlainFilters {

@@ -1,4 +1,4 @@
-// How pixels come into shared memory for the tensor-core kernels: stages of 64 reduction elements (lib/tensor_filters.cuh)
+// How pixels come into shared memory for the tensor-core kernels: stages of 64 reduction elements (lib/filter_layout.cuh)
 // for all pixels of a tile, as float32.
 //
 //   rows: a bulk copy in im2col mode brings 32 channels of all pixels, 128 bytes a pixel, swizzled; two are a stage. For
@@ -44,9 +44,10 @@ struct FilterCopies {
 
     __device__ __forceinline__ void stage(Offset<Problem> tile, int stage) {
         // The last row of pixels meets filters of the one before alone.
-        if (F::heights > 1 && F::seen(stage) >= F::stages) return;
-        for (int chunk = 0; chunk < F::stage_chunks; ++chunk) {
-            const int64 at = F::fragment(tiles.group(tile), tiles.filters(tile), F::seen(stage), chunk);
+        const int own = F::seen_filters(stage);
+        if (F::heights > 1 && own >= F::stages) return;
+        for (int chunk = 0; chunk < F::chunks_of(own); ++chunk) {
+            const int64 at = F::fragment(tiles.group(tile), tiles.filters(tile), own, chunk);
             if constexpr (receivers > 1) {
                 copy_wanted(fragments + at);
                 place.advance();
@@ -70,9 +71,10 @@ struct FilterCopies {
     }
     // By another thread: tells all receivers of a stage that is free here. What they copy may land before it is expected.
     __device__ __forceinline__ void want_stage(int stage) {
-        if (F::heights > 1 && F::seen(stage) >= F::stages) return;
+        const int own = F::seen_filters(stage);
+        if (F::heights > 1 && own >= F::stages) return;
         const unsigned first = cluster_rank() / receivers * receivers;
-        for (int chunk = 0; chunk < F::stage_chunks; ++chunk) {
+        for (int chunk = 0; chunk < F::chunks_of(own); ++chunk) {
             mbarrier_wait_parity(rings.filters_free(place.stage), place.parity ^ 1);
             mbarrier_arrive_expect_tx(rings.filters_full(place.stage), F::stage_bytes);
             for (int i = 0; i < receivers; ++i) mbarrier_arrive_cluster(rings.filters_wanted(place.stage), first + i);

@@ -2,11 +2,11 @@
 #pragma once
 
 #include <lib/epilogue.cuh>
+#include <lib/filter_layout.cuh>
 #include <lib/index.cuh>
 #include <lib/ptx/cluster.cuh>
 #include <lib/ptx/mbarrier.cuh>
 #include <lib/ptx/shared.cuh>
-#include <lib/tensor_filters.cuh>
 
 namespace leanconv {
 
@@ -63,12 +63,14 @@ struct TensorPixels {
 // How far below its window's corner, and how far right of it, the pixel lies that a tap sees; of a segment the first one.
 template <class Problem, class Tuning>
 __device__ __forceinline__ int tap_down(int tap) {
-    return tap / TensorFilters<Problem, Tuning>::of_row * Problem::dilation_h;
+    using F = TensorFilters<Problem, Tuning>;
+    return F::row_of(tap, F::seen_rows) * Problem::dilation_h;
 }
 template <class Problem, class Tuning>
 __device__ __forceinline__ int tap_right(int tap) {
     using F = TensorFilters<Problem, Tuning>;
-    const int of_row = tap % F::of_row;
+    const int of_row = F::segment_of(tap, F::seen_rows);
+    if constexpr (F::rest > 0) return 3 * of_row;
     return F::states > 1 ? segment_begin(of_row, Problem::s) : of_row * Problem::dilation_w;
 }
 

@@ -1,4 +1,4 @@
-// Pixels of one warp for products of warps (mma.sync): 32 pixels, in stages of 64 reduction elements (lib/tensor_filters.cuh)
+// Pixels of one warp for products of warps (mma.sync): 32 pixels, in stages of 64 reduction elements (lib/filter_layout.cuh)
 // that lie in shared memory as float32 until the warp makes operand A of them, in registers. No other warp sees them, so
 // that they need no barrier: one stage is enough, as the copies of the next one are under way while this one multiplies.
 //
@@ -8,10 +8,10 @@
 //     CHWN are read in whole lines. A column takes 32 floats, permuted so that loads meet each bank once.
 #pragma once
 
+#include <lib/filter_layout.cuh>
 #include <lib/index.cuh>
 #include <lib/ptx/barrier.cuh>
 #include <lib/ptx/copy.cuh>
-#include <lib/tensor_filters.cuh>
 #include <lib/tensor_rings.cuh>
 #include <lib/tensor_split.cuh>
 

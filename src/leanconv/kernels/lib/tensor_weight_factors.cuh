@@ -16,6 +16,7 @@
 #pragma once
 
 #include <lib/ptx/load.cuh>
+#include <lib/tensor_filters.cuh>
 #include <lib/tensor_weight_tiles.cuh>
 
 namespace leanconv {

@@ -90,8 +90,8 @@ __device__ __forceinline__ void produce(const TensorMap& x, const float* prepare
         for (; walk.valid(); walk.advance())
             for (int stage = walk.first; stage < walk.end; ++stage) {
                 // As in FilterCopies: the last row of pixels meets filters of the one before alone.
-                if (F::heights > 1 && F::seen(stage) >= F::stages) continue;
-                for (int chunk = 0; chunk < F::stage_chunks; ++chunk, place.advance()) {
+                if (F::heights > 1 && F::seen_filters(stage) >= F::stages) continue;
+                for (int chunk = 0; chunk < F::chunks_of(F::seen_filters(stage)); ++chunk, place.advance()) {
                     mbarrier_wait_parity(rings.filters_free(place.stage), place.parity ^ 1);
                     mbarrier_arrive(rings.filters_full(place.stage));
                 }
