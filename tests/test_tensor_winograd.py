@@ -204,10 +204,14 @@ def test_rings_and_prepared_filters_have_room() -> None:
 
 
 def test_rows_of_outputs_decide_the_order_of_sums() -> None:
-    """Two rows of outputs share states where rows are the inner loop: other bits, so other batches must have it too."""
+    """Two rows of outputs share states where rows are the inner loop: other bits, so other batches must have it too.
+
+    A tile of one row leaves out rows of filters, and counts as another order as well."""
     layer = ConvProblem(1, 128, 4, 9, 64, 3, 3, padding=(1, 1, 1, 1), layout="NHWC", precision="fp32")
     whole = [c for c in TENSOR_WINOGRAD.configs(layer, HOPPER) if c.filters == 64 and c.split == 1]
-    assert len({TENSOR_WINOGRAD.order_of_sums(layer, c) for c in whole}) == len({c.heights for c in whole}) == 2
+    kinds = {(c.heights, c.one_row) for c in whole}
+    assert kinds == {(1, False), (1, True), (2, False)}
+    assert len({TENSOR_WINOGRAD.order_of_sums(layer, c) for c in whole}) == len(kinds)
 
 
 def test_auto_takes_it_where_it_is_faster() -> None:
