@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from cases import TARGETS
 
 import leanconv
 from leanconv import ConvProblem, FilterProblem, NoAlgorithmError, conv2d
@@ -280,6 +281,19 @@ def test_compile_takes_the_algorithm_that_the_calls_name(
     assert {each.symbol for each in loaded} == {"direct"}
     with pytest.raises(NoAlgorithmError):
         leanconv.compile([replace(LAYERS[0], bias=True, op="fprop", stride=(2, 2))], algorithm="winograd2d")
+
+
+def test_compile_makes_prepared_calls_warm_too(
+    some_compiler: None, host_device: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Calls without prepared filters have a main kernel of their own; those with them have the other one."""
+    loaded: list[Launch] = []
+    monkeypatch.setattr(host_device, "load", loaded.append, raising=False)
+    monkeypatch.setattr(host_device, "target", TARGETS[0])
+    layer = ConvProblem(32, 64, 56, 56, 64, 3, 3, padding=(1, 1, 1, 1), layout="NHWC")
+    leanconv.compile([layer], algorithm="tensor_winograd", progress=False)
+    mains = [dict(each.tuning).get("settles", False) for each in loaded if each.symbol == "tensor_winograd"]
+    assert sorted(mains) == [False, True]
 
 
 @pytest.mark.parametrize(

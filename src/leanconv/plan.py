@@ -362,6 +362,11 @@ class Plan:
         return self.unprepared if self.unprepared and self.prepare else self.prepare + self.launches
 
     @property
+    def all_launches(self) -> tuple[Launch, ...]:
+        """What calls run that find nothing prepared, and those that find prepared filters."""
+        return tuple(dict.fromkeys(self.prepare + self.launches + self.unprepared))
+
+    @property
     def roles(self) -> tuple[str, ...]:
         """What is given at each call, in the order of its first use: pointers by role, numbers by name."""
         each = (a for launch in self.every_launch for a in launch.arguments)

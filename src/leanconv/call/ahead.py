@@ -71,7 +71,7 @@ def compile(
     different = list(dict.fromkeys(checked_problems(problems)))
     on = _device(index)
     chosen = [bind.load(problem, index, algorithm, limit) for problem in different]
-    needed = [each for loaded in chosen for each in loaded.plan.every_launch if each.grid]
+    needed = [each for loaded in chosen for each in loaded.plan.all_launches if each.grid]
     kernels = {cache.key(each, on.target.arch): each for each in needed}
     before = len(cache.made)
     with progress_bar(len(kernels), progress) as begin:

@@ -106,7 +106,7 @@ def compile_ahead(plans: Iterable[Plan]) -> None:
     if cache.directory() is None:
         return
     arch = launch.open_device(0).target.arch
-    launches = {cache.key(each, arch): each for plan in plans for each in plan.every_launch}
+    launches = {cache.key(each, arch): each for plan in plans for each in plan.all_launches}
 
     def work(each: Launch) -> None:
         with suppress(Exception):
