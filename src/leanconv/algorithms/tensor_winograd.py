@@ -125,7 +125,7 @@ RECEIVED = {3: 0.96, 1: 0.995}
 #: What a stage of the column that whole segments leave takes of a whole segment's time (H200: 0.49 to 0.67).
 REST = 0.56
 #: Cycles of a tile beside its stages, and of one of two rows.
-TILE_CYCLES, HIGH_TILE_CYCLES = 5000, 11000
+TILE_CYCLES, HIGH_TILE_CYCLES = 5000, 6000
 
 
 def pairs_of(problem: ConvProblem) -> int:
