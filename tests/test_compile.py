@@ -102,8 +102,8 @@ def compiled(text, symbol, arch):
 def compile_plan(algorithm, problem, config, target):
     """Compile every launch and hold the compiler's figures against what the launch asks of the machine."""
     plan = algorithm.plan(problem, config, target)
-    figures = [compiled(source(launch), launch.symbol, target.arch) for launch in plan.every_launch]
-    for launch, figure in zip(plan.every_launch, figures, strict=True):
+    figures = [compiled(source(launch), launch.symbol, target.arch) for launch in plan.all_launches]
+    for launch, figure in zip(plan.all_launches, figures, strict=True):
         assert not figure.advice, figure.advice
         what = f"{algorithm.name} {config} on {target.arch}: {figure.registers} registers"
         assert len(figure.cubin) > 1000 and figure.cubin[:4] == b"\x7fELF", what

@@ -182,7 +182,7 @@ def check_plan(algorithm, problem, target):
         assert plan.launches and plan.workspace_bytes == algorithm.workspace_bytes(problem) >= 0
         assert plan.prepared_bytes == algorithm.prepared_bytes(problem) >= 0
         assert bool(plan.prepare) == bool(plan.prepared_bytes)
-        for launch in plan.every_launch:
+        for launch in plan.all_launches:
             assert 0 < launch.grid < 2**31
             assert launch.block % 32 == 0 and 32 <= launch.block <= 1024
             assert 1 <= launch.cluster <= target.most_in_cluster and launch.grid % launch.cluster == 0

@@ -321,7 +321,8 @@ class Launch:
     min_blocks: int = 1
     #: neighbouring blocks that see each other's shared memory; ``grid`` is a multiple of it
     cluster: int = 1
-    #: its blocks may be started while the launch before it still runs; they wait for its end before they do anything
+    #: its blocks may be started while the launch before it still runs; they wait for its end before they do anything,
+    #: unless the launch ``waits``
     early: bool = False
     #: an early launch that waits by itself, before it needs what the launches before it do (``griddepcontrol_wait``)
     waits: bool = False

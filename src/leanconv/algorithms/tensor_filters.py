@@ -72,16 +72,21 @@ class SplitFilters:
         return self.chunk * DEPTH * 2 * (2 if self.products == 3 else 1)
 
 
+def pieces_of_tap(problem: ConvProblem, piece: int) -> int:
+    """Pieces of channels that a tap has."""
+    return ceil_div(problem.group_c, piece)
+
+
 def stages_of(problem: ConvProblem, piece: int, states: int = 1) -> int:
     """Stages of the whole reduction, where segments of filter rows are transformed that of one state."""
     taps = problem.r * (problem.s if states == 1 else ceil_div(problem.s, SEGMENT))
-    return ceil_div(taps * ceil_div(problem.group_c, piece), DEPTH // piece)
+    return ceil_div(taps * pieces_of_tap(problem, piece), DEPTH // piece)
 
 
 def leaves_column(problem: ConvProblem, piece: int) -> bool:
     """Whether whole segments of a filter row leave one column, of which the channels are whole stages."""
-    of_tap = ceil_div(problem.group_c, piece)
-    return problem.s > SEGMENT and problem.s % SEGMENT == 1 and of_tap % (DEPTH // piece) == 0
+    whole = pieces_of_tap(problem, piece) % (DEPTH // piece) == 0
+    return problem.s > SEGMENT and problem.s % SEGMENT == 1 and whole
 
 
 def rest_stages(problem: ConvProblem, config: SplitFilters) -> int:
@@ -89,7 +94,7 @@ def rest_stages(problem: ConvProblem, config: SplitFilters) -> int:
     planes."""
     if config.states == 1 or config.spacing or not leaves_column(problem, config.piece):
         return 0
-    return problem.r * ceil_div(problem.group_c, config.piece) // (DEPTH // config.piece)
+    return problem.r * pieces_of_tap(problem, config.piece) // (DEPTH // config.piece)
 
 
 def _by_element(problem: ConvProblem) -> bool:
@@ -214,7 +219,8 @@ def filter_launches(
     channels, parts = _parts(problem)
     largest = problem.groups * parts * ceil_div(channels, 32 if side_by_side else THREADS // 32)
     elements = problem.r * problem.s * problem.group_c
-    copied = _copied_floats(problem, elements) if elements <= COPIED_ELEMENTS else 0
+    most = MIRRORED_ELEMENTS if mirrored else COPIED_ELEMENTS
+    copied = _copied_floats(problem, elements) if elements <= most else 0
     kept = ceil_div(channels, 4) * 4 if channels <= COPIED_ELEMENTS else 0
     split, rows = 4 * (64 + kept + copied), problem.groups * tiles * config.filters
     shared = 4 * THREADS if side_by_side else 4 * 32
@@ -241,6 +247,8 @@ def filter_launches(
 def settling(main: Launch, plain: Launch) -> Launch:
     """The main launch behind ``plain`` and no check: its blocks find out what ``check_filters`` would."""
     known = dict(main.problem)
+    # NOTE: where rearranged filters lie differs with strides; filters that are read in place are `w`.
+    assert all(known.get(name, value) == value for name, value in plain.problem if name != "first_weight")
     missing = tuple((name, value) for name, value in plain.problem if name not in known)
     arguments = tuple(replace(each, written=True) if each == Pointer("prepared") else each for each in main.arguments)
     return replace(

@@ -150,9 +150,9 @@ def grid_of(problem: ConvProblem, taps: int) -> tuple[int, int, int]:
     return max(problem.w + left, lead + problem.q), ahead, lead
 
 
-def sharing_taps(problem: ConvProblem) -> int:
-    """Taps of a filter's row that share x, in as few tiles as hold up to three."""
-    return ceil_div(problem.s, ceil_div(problem.s, MOST_SHARING))
+def sharing_taps(problem: ConvProblem, most: int = MOST_SHARING) -> int:
+    """Taps of a filter's row that share x, in as few tiles as hold up to ``most``."""
+    return ceil_div(problem.s, ceil_div(problem.s, most))
 
 
 def may_share(problem: ConvProblem) -> bool:

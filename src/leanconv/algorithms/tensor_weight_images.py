@@ -16,7 +16,14 @@ from leanconv.algorithms.base import (
 )
 from leanconv.algorithms.tensor_filters import DEPTH, LEAST_CHANNELS, SplitGemm
 from leanconv.algorithms.tensor_gemm import ROW, wgmma_limits
-from leanconv.algorithms.tensor_weight import CHUNK, CODE_STAGES, SHARING_REGISTERS, ConsumersConfig
+from leanconv.algorithms.tensor_weight import (
+    CHUNK,
+    CODE_STAGES,
+    MOST_SHARING,
+    SHARING_REGISTERS,
+    ConsumersConfig,
+    sharing_taps,
+)
 from leanconv.algorithms.tiles import gradient_arguments, weight_limits
 from leanconv.plan import Launch, Plan, Pointer, Target, TensorMap, in_chain
 from leanconv.problem import ConvProblem
@@ -200,8 +207,8 @@ def _whole(problem: ConvProblem, most_blocks: int) -> Iterator[TensorWeightImage
 def _taps(problem: ConvProblem) -> int:
     """How many taps of a filter's row a tile has: as evenly many as a row has in tiles of up to three, as long as rings
     hold all columns of dy that a column of x meets."""
-    for most in (3, 2):
-        taps = ceil_div(problem.s, ceil_div(problem.s, most))
+    for most in (MOST_SHARING, 2):
+        taps = sharing_taps(problem, most)
         if (taps - 1) * problem.dilation[1] // problem.stride[1] + 1 <= MOST_COLUMNS:
             return taps
     return 1

@@ -402,10 +402,10 @@ class TensorWinograd(SplitGemm[PairConfig]):
         grid = self._grid(tiles, config, target, alike)
         rounds = ceil_div(tiles, grid) if config.split == 1 else rounds_of(tiles, config.split, target)[0]
         time = sum(rows[i * grid // of_row % len(rows)] * of_stage + of_tile for i in range(rounds))
-        if config.split > 1:
-            left = rows[min(rounds * grid, tiles - 1) // of_row % len(rows)]
-            time += walk_cycles(tiles - rounds * grid, left, of_stage, of_tile, config.split, target, alike)
-        return time + FIRST_CYCLES
+        if config.split == 1:
+            return time + FIRST_CYCLES
+        left = rows[min(rounds * grid, tiles - 1) // of_row % len(rows)]
+        return time + walk_cycles(tiles - rounds * grid, left, of_stage, of_tile, config.split, target, alike)
 
     def _grid(self, tiles: int, config: PairConfig, target: Target, alike: bool) -> int:
         """Blocks of a launch."""

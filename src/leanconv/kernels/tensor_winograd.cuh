@@ -4,7 +4,7 @@
 // Two neighbouring outputs take four products instead of six (lib/pair_states.cuh), each product three of float16:
 //   2 · 3 / 1.5 flops a product of float32: 989 / 2 = 495 TFLOP/s of direct arithmetic at 1.83 GHz
 // Reached on an H200, 3 x 3 in NHWC, burst and sustained: 280 / 248 TFLOP/s with 512 filters and channels, 275 / 247 with 256,
-// 223 / 220 with 128, 153 / 181 with 64; one product of 256 466 / 439. With 64 filters: 9 x 9 281 / 254, 31 x 31 293 / 260.
+// 247 / 222 with 128, 212 / 191 with 64; one product of 256 466 / 439. With 64 filters: 9 x 9 281 / 254, 31 x 31 293 / 260.
 // NCHW: 246 / 221 with 256.
 //
 // A tile is 64 pairs of outputs and up to 128 filters. The structure is that of tensor_gemm (tensor_gemm.cuh): the same
@@ -347,12 +347,12 @@ __device__ __forceinline__ void consume_pairs(const float* prepared_filters, con
             if constexpr (F::rest > 0) {
                 for (int first = F::whole_stages; first < F::whole_stages + F::rest_row_stages; ++first) {
                     multiply_rest<scaled, 0, 1>(sums, pixels, rings, pixel_place, own_filters, turns, false, first, lane,
-                                                  header);
+                                                header);
                     for (int stage = first + F::rest_row_stages; stage < F::stages; stage += F::rest_row_stages)
                         multiply_rest<scaled, 0, parts>(sums, pixels, rings, pixel_place, own_filters, turns, false, stage,
-                                                          lane, header);
+                                                        lane, header);
                     multiply_rest<scaled, 1, parts>(sums, pixels, rings, pixel_place, own_filters, turns, false,
-                                                      F::stages - F::rest_row_stages + first - F::whole_stages, lane, header);
+                                                    F::stages - F::rest_row_stages + first - F::whole_stages, lane, header);
                 }
             }
         }

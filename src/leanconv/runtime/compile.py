@@ -64,7 +64,8 @@ def source(launch: Launch) -> str:
     parameters = ", ".join(f"{a.ctype} {a.name}" for a in launch.arguments)
     names = ", ".join(a.name for a in launch.arguments)
     cluster = f"__cluster_dims__({launch.cluster}, 1, 1) " if launch.cluster > 1 else ""
-    # NOTE: an early launch waits before it reads anything: what it reads may not have been written.
+    # NOTE: an early launch waits before it reads anything, unless its kernel `waits` by itself: what it reads may not
+    # have been written.
     controls = ("wait",) * (launch.early and not launch.waits) + ("launch_dependents",) * launch.opens
     chain = "".join(f'asm volatile("griddepcontrol.{control};" ::: "memory"); ' for control in controls)
     if chain:

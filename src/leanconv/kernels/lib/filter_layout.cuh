@@ -98,7 +98,9 @@ struct TensorFilters {
     static constexpr int halves = Tuning::products == 3 ? 2 : 1;
     static constexpr int half_bytes = chunk * split_depth * 2, stage_bytes = halves * half_bytes;
 
-    static constexpr int copied_elements = mirrored ? 20480 : 9216;  // of filters that a preparing block keeps in shared memory
+    // Of filters that a preparing block keeps in shared memory (MIRRORED_ELEMENTS, COPIED_ELEMENTS of
+    // algorithms/tensor_filters.py).
+    static constexpr int copied_elements = mirrored ? 20480 : 9216;
     static __host__ __device__ constexpr int copied_floats(int count) {
         return ceil_div(Problem::nhwc ? count + ceil_div(count, 32) * 4 : count, 4) * 4;
     }

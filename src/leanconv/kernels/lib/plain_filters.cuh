@@ -1,12 +1,13 @@
-// Filters whose channels need no factors, prepared at the least cost: a launch that writes them as if all were such, and one
-// that finds out whether they are, and which else does it all again (lib/tensor_filters.cuh).
+// Filters whose channels need no factors, prepared at the least cost: a launch that writes them as if all were such. Then a
+// second launch, or the main kernel (lib/settled_filters.cuh), finds out whether they are, and else prepares all again
+// (lib/tensor_filters.cuh).
 //
 // A block of the first launch has `plain_first` filters, so many that few of its channels are small by chance. It doubts
 // where a channel of these is below the spread of their greatest. If no block doubts, no channel of the whole group is below
 // it either: the block that has its largest element has others as large. One product leaves a pixel 2^35 of room below its
 // row's largest and keeps 2^-11 of each product, so it doubts later, at 2^-19.
 // What it costs, on an H200 (512 filters of 512 x 3 x 3, 9.4 MB read and 9.4 or 12.6 written): latencies more than bytes. So
-// a lane writes 16 bytes, eight of them a line, and the second launch is one, whose blocks share its two steps.
+// a lane writes 16 bytes, eight of them a line, and the blocks that prepare again share its two steps.
 #pragma once
 
 #include <lib/ptx/atomic.cuh>
@@ -15,8 +16,8 @@
 
 namespace leanconv {
 
-// Behind the parts (filter_layout.cuh): the largest magnitude of each filter, those of a block that doubts negative, and two
-// counters: work of the second launch that a block has taken, and channels' maxima that are there.
+// Behind the parts (filter_layout.cuh): the largest magnitude of each filter, those of a block that doubts negative, and three
+// counters: pieces of work that blocks have taken, channels' maxima that are there, and filters that are written again.
 template <class Problem, class Tuning>
 struct PlainFilters {
     using F = TensorFilters<Problem, Tuning>;

@@ -68,7 +68,8 @@ __device__ __forceinline__ void largest_channels_of(int block, const typename Pr
     if (!lanes_apart && c >= P::of_filter) return;
     float largest = 0;
     // NOTE: past the end the last element is read again, so that no load waits for the condition of another.
-    constexpr int all = P::filters_of_part * P::weights, at_once = is_small<Tuning>(nullptr) ? 2 : lanes_apart ? 12 : 8, step = lanes_apart ? warps : 32;
+    constexpr int all = P::filters_of_part * P::weights, at_once = is_small<Tuning>(nullptr) ? 2 : lanes_apart ? 12 : 8,
+                  step = lanes_apart ? warps : 32;
     for (int first = lanes_apart ? warp : lane; first < all; first += step * at_once) {
 #pragma unroll
         for (int j = 0; j < at_once; ++j) {
@@ -258,7 +259,8 @@ __device__ __forceinline__ void write_fragments(const FilterElements<Problem, Tu
     using F = TensorFilters<Problem, Tuning>;
     constexpr int units = F::stages * 8, columns = F::states > 1 ? 3 : 1;
     // Several states of a unit at once, which reads its columns once, where that keeps threads enough at work.
-    constexpr int busy = Tuning::threads / 2, most = is_small<Tuning>(nullptr) ? 1 : filters * units >= busy ? 4 : filters * units >= busy / 2 ? 2 : 1;
+    constexpr int busy = Tuning::threads / 2,
+                  most = is_small<Tuning>(nullptr) ? 1 : filters * units >= busy ? 4 : filters * units >= busy / 2 ? 2 : 1;
     constexpr int all_states = F::states, at_once = all_states < most ? all_states : most, turns = all_states / at_once;
     unsigned char* const fragments = reinterpret_cast<unsigned char*>(prepared + F::fragments_at);
     for (int i = threadIdx.x; i < filters * units * turns; i += Tuning::threads) {

@@ -295,6 +295,7 @@ struct TileWalk {
             together = true;
             tile = left + blockIdx.x / split;
             if constexpr (one_row) {
+                // NOTE: each block of the cluster has a stage: the host splits by the tile that has fewest (`_least_stages`).
                 see();
                 const int rank = static_cast<int>(cluster_rank()), stages = end - first;
                 end = first + (rank + 1) * stages / split;

@@ -58,7 +58,9 @@ struct GridPixel {
     }
     // Where x lies that the first tap sees, or all of a row.
     __device__ __forceinline__ int h() const { return p * Problem::stride_h - Problem::pad_top; }
-    __device__ __forceinline__ int w() const { return Grid::shared ? column - Grid::ahead : column * Problem::stride_w - Problem::pad_left; }
+    __device__ __forceinline__ int w() const {
+        return Grid::shared ? column - Grid::ahead : column * Problem::stride_w - Problem::pad_left;
+    }
     // Whether dy has it.
     __device__ __forceinline__ bool seen(long long batch) const {
         return n < static_cast<Offset<Problem>>(batch) && static_cast<unsigned>(column - Grid::lead) < Problem::q;
@@ -80,8 +82,8 @@ struct WeightTiles {
           first_filter(tile % of_filters * filters) {}
 };
 
-// What a row of the matrix stands for, `tap` being a part of a row of taps where these share x; rows past the last have a tap that no
-// filter has.
+// What a row of the matrix stands for, `tap` being a part of a row of taps where these share x; rows past the last have a tap
+// that no filter has.
 template <class Problem, class Tuning>
 struct WeightRow {
     using Tiles = WeightTiles<Problem, Tuning>;

@@ -138,6 +138,7 @@ __device__ __forceinline__ void consume_pairs_unpromoted(const float* prepared_f
     using Rings = TensorRings<Pairs<Problem, Tuning>, Tuning>;
     static_assert(Tuning::split == 1 && !Tuning::flat, "neither tiles that a cluster shares nor flat pixels are taken apart");
     static_assert(F::rest == 0, "nor rows of which segments leave a column");
+    static_assert(!Tuning::one_row, "nor tiles of one row of outputs");
     static_assert(Tuning::receivers == 1 && !Tuning::turns, "nor blocks that bring each other filters, nor turns");
     constexpr int count = Tuning::chunk / 2, parts = F::chunks * F::heights, sixteens = F::filters / 16;
     const float* const prepared = prepared_filters + Problem::first_prepared;

@@ -12,6 +12,7 @@ struct alignas(64) TensorMap {
 };
 
 inline void fence_proxy_async() { emulator::fence_proxy_async(); }
+// NOTE: global memory has no proxies here: that this fence is missing shows on a GPU alone.
 inline void fence_proxy_async_global() {}
 
 inline void prefetch_tensormap(const TensorMap& map, EMULATOR_SITE) { emulator::check_tensor_map(&map, site); }

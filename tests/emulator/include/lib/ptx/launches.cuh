@@ -1,9 +1,9 @@
-// The CPU twin of kernels/lib/ptx/launches.cuh: same names, same signatures, the rules of the PTX manual checked at each call.
+// The CPU twin of kernels/lib/ptx/launches.cuh: same names, same signatures.
 #pragma once
 
 namespace leanconv {
 
-// Launches run one after the other here.
+// NOTE: launches run one after the other here, so nothing is checked: a wait that is missing shows on a GPU alone.
 inline void griddepcontrol_wait() {}
 
 }  // namespace leanconv
