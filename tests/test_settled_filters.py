@@ -65,6 +65,15 @@ def test_a_wait_for_other_blocks_is_missed(text: str, tmp_path: Path) -> None:
         assert not in_sequential_sums(y, x, w, problem) <= 2
 
 
+def test_a_wait_for_the_launch_before_is_missed(tmp_path: Path) -> None:
+    """Consumers would read what that may not have written yet."""
+    text = "griddepcontrol_wait();\n        float* const written"
+    kernels = broken_kernels(tmp_path, text, text.partition("\n")[2], ("lib/settled_filters.cuh",))
+    x, w = drawn("normal", LAYER)
+    with pytest.raises(emulator.EmulatorError, match="use-after-poison"):
+        played(plan_of("tensor_gemm"), x, w, kernels=kernels)
+
+
 @pytest.mark.parametrize("op", ["fprop", "dgrad"])
 @pytest.mark.parametrize("kind", ["normal", "channels-apart"])
 def test_kept_filters_are_those_of_one_call(op: Any, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,7 +28,7 @@ import struct
 import subprocess
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -318,7 +318,7 @@ def _bind(argument: Argument, values: Mapping[str, Any]) -> Any:
     return values[argument.name]
 
 
-def _pack(argument: Argument, value: Any, offset: int) -> bytes:
+def _pack(argument: Argument, value: Any, offset: int, hidden: bool) -> bytes:
     if isinstance(argument, Number):
         data = struct.pack("<" + SCALARS[argument.ctype.removeprefix("const ").strip()], value)
         return struct.pack("<qqq", 0, len(data), 0) + data
@@ -326,7 +326,8 @@ def _pack(argument: Argument, value: Any, offset: int) -> bytes:
         return struct.pack("<qqq", 3, 0, 0)
     if not isinstance(value, np.ndarray) or not value.flags.c_contiguous:
         raise TypeError(f"{argument.name} must be a contiguous NumPy array")
-    return struct.pack("<qqq", 2 if _writable(argument) else 1, value.nbytes, offset) + value.tobytes()
+    kind = (2 if _writable(argument) else 1) + 8 * hidden
+    return struct.pack("<qqq", kind, value.nbytes, offset) + value.tobytes()
 
 
 def execute(
@@ -340,11 +341,13 @@ def execute(
     shared_bytes: int = 0,
     orders: Sequence[str] = ORDERS,
     offsets: Mapping[str, int] | None = None,
+    hidden: Container[str] = (),
 ) -> None:
     """Play one launch; arrays that the kernel takes as non-const pointers are filled in place.
 
-    ``offsets`` moves an array that many bytes off its 256-byte alignment. Raises EmulatorError; an UndefinedError where
-    something is undefined and the unit was not built to tell it.
+    ``offsets`` moves an array that many bytes off its 256-byte alignment. The ``hidden`` ones no thread of a cluster
+    may touch before one of its threads has waited for the launches before (``griddepcontrol_wait``). Raises
+    EmulatorError; an UndefinedError where something is undefined and the unit was not built to tell it.
     """
     passed = [*arguments, *_described(arguments)]
     names = [a.name for a in passed]
@@ -355,7 +358,7 @@ def execute(
         if isinstance(a, TensorMap):
             request += _pack_map(a, names.index(a.role))
         else:
-            request += _pack(a, v, (offsets or {}).get(a.name, 0))
+            request += _pack(a, v, (offsets or {}).get(a.name, 0), a.name in hidden)
     try:
         done = subprocess.run(
             [runtime(), unit], input=request, capture_output=True, env={**os.environ, **SANITIZER}, timeout=TIME_LIMIT_S
@@ -428,8 +431,11 @@ def run_plan(
     values = dict(arrays)
     for name, nbytes in (("workspace", plan.workspace_bytes), ("prepared", plan.prepared_bytes)):
         values.setdefault(name, np.full(nbytes, 0xFF, np.uint8) if nbytes else None)
+    written: set[str] = set()
     for launch in plan.every_launch:
-        run_launch(launch, values, kernels=kernels, orders=orders, offsets=offsets)
+        hidden = frozenset(written if launch.waits else ())
+        run_launch(launch, values, kernels=kernels, orders=orders, offsets=offsets, hidden=hidden)
+        written |= {a.name for a in (*launch.arguments, *_described(launch.arguments)) if _writable(a)}
 
 
 def run_source(

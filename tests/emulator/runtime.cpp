@@ -104,6 +104,7 @@ struct Parameter {
     size_t bytes;
     std::vector<unsigned char> initial;
     size_t array = 0;  // of a tensor map: which parameter it describes
+    bool hidden = false;  // an earlier launch of the plan writes it, and this one may run while that still does
     unsigned char* memory = nullptr;
 };
 
@@ -378,8 +379,18 @@ bool wake() {
     return landed || looks;
 }
 
+// What earlier launches write: out of reach until a thread of the cluster has waited for their end.
+void hide(bool away) {
+    for (const Parameter& p : parameters) {
+        if (!p.hidden) continue;
+        if (away) __asan_poison_memory_region(p.memory, p.bytes);
+        else __asan_unpoison_memory_region(p.memory, p.bytes);
+    }
+}
+
 // The cluster that begins with block `first` of the grid.
 void run_cluster(int64_t first) {
+    hide(true);
     blockIdx = make_uint3(static_cast<unsigned>(first), 0, 0);
     waiting_at_cluster_barrier = finished_in_cluster = 0;
     std::vector<unsigned> ranks(blocks.size());
@@ -398,6 +409,7 @@ void run_cluster(int64_t first) {
         }
         if (!progress && !wake()) report_stuck();
     }
+    hide(false);
 }
 
 void read_exactly(void* into, size_t bytes) {
@@ -432,6 +444,12 @@ void check_array(const unsigned char* pointer, size_t bytes, const char* what, S
 
 }  // namespace machine
 
+namespace emulator {
+
+void wait_for_launches() { hide(false); }
+
+}  // namespace emulator
+
 int main(int, char** argv) {
     // Linked against nothing, so that linking it costs next to nothing; all that it calls must be found here and now.
     void* unit = dlopen(argv[1], RTLD_NOW | RTLD_LOCAL);
@@ -453,7 +471,9 @@ int main(int, char** argv) {
     parameters.resize(static_cast<size_t>(read_number()));
     std::vector<void*> arguments;
     for (auto& p : parameters) {
-        p.kind = static_cast<Parameter::Kind>(read_number());
+        const int64_t kind = read_number();
+        p.kind = static_cast<Parameter::Kind>(kind % 8);
+        p.hidden = kind >= 8;
         p.bytes = static_cast<size_t>(read_number());
         const auto offset = static_cast<size_t>(read_number());
         p.initial.resize(p.bytes);

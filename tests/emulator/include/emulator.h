@@ -84,6 +84,7 @@ void look_later(Site site);  // lets all others go on as far as they can
 bool mbarrier_test_wait(void* barrier, unsigned parity, Site site);
 void mbarrier_wait(void* barrier, unsigned parity, Site site);
 void fence_proxy_async();
+void wait_for_launches();  // until all launches before this one have ended
 void bulk_load(void* shared, const void* global, unsigned bytes, void* barrier, unsigned receivers, Site site);
 void bulk_store(void* global, const void* shared, unsigned bytes, Site site);
 void bulk_commit_group();

@@ -1,9 +1,9 @@
-// The CPU twin of kernels/lib/ptx/launches.cuh: same names, same signatures.
+// The CPU twin of kernels/lib/ptx/launches.cuh: same names, same signatures, the rules of the PTX manual checked at each call.
 #pragma once
 
 namespace leanconv {
 
-// NOTE: launches run one after the other here, so nothing is checked: a wait that is missing shows on a GPU alone.
-inline void griddepcontrol_wait() {}
+// Launches run one after the other here, but what earlier ones write is out of reach until a thread of the cluster waits.
+inline void griddepcontrol_wait() { emulator::wait_for_launches(); }
 
 }  // namespace leanconv
