@@ -101,9 +101,8 @@ def whole_config(name: str, problem: ConvProblem, target: Target) -> Config:
     """The configuration with the least predicted time whose blocks share no reduction, nor copies of filters, and whose
     tiles have any pixels: the studies' kernels know no other."""
     for _, config in _algorithm(name).timed(problem, target):
-        if getattr(config, "split", 1) == getattr(config, "receivers", 1) == 1 and not getattr(
-            config, "one_row", False
-        ):
+        together = getattr(config, "split", 1) * getattr(config, "receivers", 1) > 1
+        if not together and not getattr(config, "one_row", False):
             return config
     raise ValueError(f"{name} has no configuration with tiles of its own for {problem}")
 

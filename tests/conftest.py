@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from leanconv import arrays
+from leanconv.algorithms import tensor_filters
 from leanconv.algorithms.base import GpuAlgorithm
 from leanconv.bench import run as bench_run
 from leanconv.bench.ceilings import measure_cpu
@@ -75,6 +76,12 @@ def rng() -> np.random.Generator:
 def nvrtc() -> None:
     """NVRTC as it is installed; without it, a test that compiles is skipped."""
     pytest.importorskip("cuda.core", reason="NVRTC comes with the extra leanconv[cu13] or [cu12]")
+
+
+@pytest.fixture
+def one_block_settles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Layers are so small that a block alone finds out which filters need factors, and prepares them again."""
+    monkeypatch.setattr(tensor_filters, "BLOCKS_SETTLED", 64)
 
 
 @pytest.fixture

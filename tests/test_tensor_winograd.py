@@ -14,7 +14,7 @@ import selection
 from cases import KINDS, TARGETS, Case
 from cases_tensor import LAYER, PAIR_CASES, RANGES, WIDE, broken_kernels, drawn, in_sequential_sums, with_no_numbers
 
-from leanconv.algorithms import ALGORITHMS, tensor_filters
+from leanconv.algorithms import ALGORITHMS
 from leanconv.algorithms.tensor_filters import prepared_floats
 from leanconv.algorithms.tensor_winograd import PairConfig, lines_of, pair_map
 from leanconv.problem import ConvProblem
@@ -26,10 +26,7 @@ TENSOR_GEMM = next(a for a in ALGORITHMS if a.name == "tensor_gemm")
 HOPPER = TARGETS[0]
 
 
-@pytest.fixture(autouse=True)
-def _one_block_settles(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Layers are so small that a block alone finds out which filters need factors, and prepares them again."""
-    monkeypatch.setattr(tensor_filters, "BLOCKS_SETTLED", 64)
+pytestmark = pytest.mark.usefixtures("one_block_settles")
 
 
 def _ways(case: Case) -> list[PairConfig]:

@@ -60,6 +60,8 @@ class SplitFilters:
     states = 1
     #: Neighbouring rows of outputs whose pairs share their states.
     heights = 1
+    #: Whether the pixels of a tile are of one row of outputs.
+    one_row = False
 
     @property
     def filters(self) -> int:
@@ -231,11 +233,11 @@ def filter_launches(
 
     if filters:
         grid, plain = rows // filters, 4 * (96 + filters * copied)
-        many = filters * elements > COPIED_ELEMENTS
+        at_once, threads = blocks[1] if grid > 256 else 2, THREADS
+        if filters * elements > COPIED_ELEMENTS:
+            at_once, threads = 1, MIRRORED_THREADS
         return (
-            launch("plain_filters.cuh", names[0], grid, plain, 1, MIRRORED_THREADS)
-            if many
-            else launch("plain_filters.cuh", names[0], grid, plain, blocks[1] if grid > 256 else 2),
+            launch("plain_filters.cuh", names[0], grid, plain, at_once, threads),
             launch("plain_filters.cuh", names[1], min(rows, CHECKING_BLOCKS), max(shared, split), 2),
         )
     return (
@@ -320,7 +322,7 @@ class SplitGemm(TimedAlgorithm, Generic[C]):
             getattr(config, "flat", False),
             config.spacing,
             config.heights,
-            getattr(config, "one_row", False),
+            config.one_row,
         )
         return None if shared else (*kind, split)
 

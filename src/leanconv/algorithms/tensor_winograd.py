@@ -15,6 +15,7 @@ from leanconv.algorithms.tensor_filters import (
     SplitFilters,
     SplitGemm,
     leaves_column,
+    pieces_of_tap,
     rest_stages,
     stages_of,
 )
@@ -184,9 +185,9 @@ def planes_of(problem: ConvProblem) -> tuple[int, int]:
     return (images * plane, 8 // gcd(plane, 8)) if images <= MOST_IMAGES else (0, 0)
 
 
-def _row_stages(problem: ConvProblem) -> float:
-    """Stages of one row of filters."""
-    return ceil_div(problem.s, SEGMENT) * ceil_div(problem.group_c, ROW) / (DEPTH // ROW)
+def _row_pieces(problem: ConvProblem) -> int:
+    """Pieces of channels of one row of filters."""
+    return ceil_div(problem.s, SEGMENT) * pieces_of_tap(problem, ROW)
 
 
 @lru_cache(maxsize=256)
@@ -194,14 +195,14 @@ def stages_of_rows(problem: ConvProblem) -> tuple[int, ...]:
     """For each row of outputs the stages of those rows of filters that meet rows of the image, in part or whole.
 
     The most come first, as tiles of one row are in order (``TensorTiles`` of the kernels)."""
-    all_stages, of_row = stages_of(problem, ROW, STATES), 2 * _row_stages(problem)
+    all_stages, of_row, of_stage = stages_of(problem, ROW, STATES), _row_pieces(problem), DEPTH // ROW
     down, stages = problem.dilation[0], []
     for i in range(problem.p):
         first = problem.padding[0] - ((problem.p - 1) // 2 + (-(i // 2) if i % 2 == 0 else (i + 1) // 2))
         outside = max(0, ceil_div(first, down))
         seen = max(0, min((problem.h - 1 + first) // down + 1, problem.r))
-        begin = min(int(outside * of_row) // 2, all_stages - 1)
-        stages.append(max(min(ceil_div(int(seen * of_row), 2), all_stages), begin + 1) - begin)
+        begin = min(outside * of_row // of_stage, all_stages - 1)
+        stages.append(max(min(ceil_div(seen * of_row, of_stage), all_stages), begin + 1) - begin)
     return tuple(stages)
 
 
@@ -223,7 +224,7 @@ def _in_one_row(problem: ConvProblem) -> bool:
 def _in_heights(problem: ConvProblem) -> bool:
     """Whether two rows of outputs may share the states of the rows of pixels that both see."""
     rows = problem.p > 1 and 1 < problem.r < 256 and problem.dilation[0] == 1
-    return rows and _row_stages(problem).is_integer() and not pair_map(problem, 2).why_not()
+    return rows and _row_pieces(problem) % (DEPTH // ROW) == 0 and not pair_map(problem, 2).why_not()
 
 
 @lru_cache(maxsize=256)
@@ -375,7 +376,7 @@ class TensorWinograd(SplitGemm[PairConfig]):
             of_tile = TILE_CYCLES
             if config.heights > 1:
                 # The first and the last row of pixels are seen by one row of outputs alone.
-                stages = int(_row_stages(part.problem))
+                stages = _row_pieces(part.problem) // (DEPTH // ROW)
                 of_stage *= 2 * speed / (HEIGHTS[config.products == 1] * FLOPS_PER_CYCLE)
                 of_stage *= part.problem.r - 1 + 2 * EDGE
                 of_tile = HIGH_TILE_CYCLES
