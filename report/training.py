@@ -174,12 +174,18 @@ def draw(record: dict[str, Any], path: Path) -> None:
 
 
 def others(record: dict[str, Any]) -> str:
-    """Which rows were measured at another revision than the file's."""
-    rows: dict[str, list[str]] = {}
+    """Which rows were measured at another revision than the file's: a problem's name if all of its rows were."""
+    own = record["machine"]["git_revision"]
+    engines: dict[str, dict[str, list[str]]] = {}
     for row in record["rows"]:
-        if row.get("revision", record["machine"]["git_revision"]) != record["machine"]["git_revision"]:
-            rows.setdefault(row["revision"][:12], []).append(f"{row['problem']} {row['engine']}")
-    return "".join(f"; at {revision}: {', '.join(names)}" for revision, names in rows.items())
+        engines.setdefault(row["problem"], {}).setdefault(row.get("revision", own), []).append(row["engine"])
+    names: dict[str, list[str]] = {}
+    for problem, revisions in engines.items():
+        for revision, of_some in revisions.items():
+            if revision != own:
+                alone = [problem] if len(revisions) == 1 else [f"{problem} {engine}" for engine in of_some]
+                names.setdefault(revision[:12], []).extend(alone)
+    return "".join(f"; at {revision}: {', '.join(rows)}" for revision, rows in names.items())
 
 
 def section(paths: Sequence[Path]) -> str:
