@@ -28,6 +28,7 @@ from leanconv.algorithms.tensor_gemm_tf32 import TensorGemmTf32
 from leanconv.algorithms.tensor_weight import TensorWeight
 from leanconv.algorithms.tensor_weight_images import TensorWeightImages
 from leanconv.algorithms.tensor_weight_parts import TensorWeightParts
+from leanconv.algorithms.tensor_window import TensorWindow
 from leanconv.algorithms.tensor_winograd import TensorWinograd
 from leanconv.algorithms.winograd1d import Winograd1d
 from leanconv.algorithms.winograd2d import Winograd2d
@@ -40,6 +41,7 @@ ALGORITHMS: tuple[GpuAlgorithm, ...] = (
     TensorGemmNarrow(),
     TensorGemmSync(),
     TensorGemmTf32(),
+    TensorWindow(),
     TensorWinograd(),
     Winograd1d(),
     Im2win(),

@@ -1,0 +1,346 @@
+// Implicit GEMM on tensor cores for float16 and bfloat16 in NCHW, sums in float32, for sm_90a.
+//
+// y[pixel, k] = sum over taps and channels of x[pixel + tap, c] w[k, tap, c], 2 C/g R S flops an output, where the tensor cores
+// start 4096 flops a cycle and multiprocessor: 989 TFLOP/s at 1.83 GHz, of which power leaves two thirds. Channels of a pixel
+// lie far apart in NCHW, and a product wants them side by side. So a warpgroup of producers loads the pixels that a tile's
+// windows see, `chunk` channels of them, turns them around in registers, and stores eight channels of a pixel as 16 bytes.
+// Pixels have such numbers (lib/pixel_windows.cuh) that each tap sees the whole tile's pixels side by side, some lines further
+// on: so each pixel is loaded once for all taps, and the operand of a tap is a descriptor that begins at another line.
+//   loaded:     (pixels + reach) · chunk · 2 bytes for R S · pixels · filters · chunk · 2 flops: for 128 pixels of 56 x 56,
+//               256 filters of 3 x 3: 3.4 bytes a cycle at full speed; 1 x 1: 16
+//   copied:     filters · chunk · 2 bytes a tap, prepared (lib/window_filters.cuh): 32 bytes a cycle for 128 pixels
+//   multiplied: a product of 64 pixels x n filters x 16 takes n / 2 cycles and reads (64 + n) · 32 bytes
+// Without swizzle eight lines of 16 bytes are eight neighbouring pixels, so products and stores meet each bank once.
+// Sums stay in the tensor core over the whole reduction, as in tensor_gemm_narrow.
+// A block computes tile after tile; the windows of the next one are loaded while this one's are multiplied.
+#pragma once
+
+#include <lib/element.cuh>
+#include <lib/epilogue.cuh>
+#include <lib/pixel_windows.cuh>
+#include <lib/ptx/bulk_copy.cuh>
+#include <lib/ptx/registers.cuh>
+#include <lib/ptx/shared.cuh>
+#include <lib/ptx/wgmma.cuh>
+#include <lib/tensor_rings.cuh>
+#include <lib/window_filters.cuh>
+
+namespace leanconv {
+
+// Which tiles there are: filters first, then groups, then pixels.
+template <class Problem, class Tuning>
+struct WindowTiles {
+    using Windows = PixelWindows<Problem, Tuning>;
+    static constexpr int of_group = ceil_div(Problem::group_k, Tuning::filters), of_pixels = of_group * Problem::groups;
+    long long batch;
+    __device__ __forceinline__ int count() const {
+        return (static_cast<int>(batch) * Windows::image + Windows::pixels - 1) / Windows::pixels * of_pixels;
+    }
+    static __device__ __forceinline__ int first_k(int tile) { return tile % of_group * Tuning::filters; }
+    static __device__ __forceinline__ int group(int tile) { return tile / of_group % Problem::groups; }
+    static __device__ __forceinline__ int first_pixel(int tile) { return tile / of_pixels * Windows::pixels; }
+};
+
+// Shared memory: a ring of windows, each `chunk` channels of all lines; a ring of filters, each `chunk` channels of one tap; the
+// lines that taps begin with; the barriers.
+template <class Problem, class Tuning>
+struct WindowRings {
+    using Windows = PixelWindows<Problem, Tuning>;
+    static constexpr int taps = Problem::r * Problem::s, eights = Tuning::chunk / 8;
+    static constexpr int window_bytes = eights * Windows::all_lines * 16, filter_bytes = eights * Tuning::filters * 16;
+    static constexpr int chunks = ceil_div(Problem::group_c, 16) * 16 / Tuning::chunk;
+    static_assert(chunks * Tuning::chunk == ceil_div(Problem::group_c, 16) * 16, "chunks are whole");
+    static constexpr int filters_at = Tuning::windows * window_bytes, lines_at = filters_at + Tuning::stages * filter_bytes;
+    static constexpr int barriers_at = lines_at + ceil_div(4 * taps, 16) * 16;
+    static constexpr int loading_warps = 3, consumer_warps = 4 * Tuning::warpgroups;
+    unsigned char* base;
+
+    __device__ __forceinline__ WindowRings() : base(shared_memory()) {}
+    __device__ __forceinline__ unsigned char* window(int stage) const { return base + stage * window_bytes; }
+    __device__ __forceinline__ unsigned char* filters(int stage) const { return base + filters_at + stage * filter_bytes; }
+    __device__ __forceinline__ int* lines() const { return reinterpret_cast<int*>(base + lines_at); }
+    __device__ __forceinline__ Mbarrier* window_full(int stage) const {
+        return reinterpret_cast<Mbarrier*>(base + barriers_at) + stage;
+    }
+    __device__ __forceinline__ Mbarrier* window_free(int stage) const { return window_full(Tuning::windows) + stage; }
+    __device__ __forceinline__ Mbarrier* filters_full(int stage) const { return window_free(Tuning::windows) + stage; }
+    __device__ __forceinline__ Mbarrier* filters_free(int stage) const { return filters_full(Tuning::stages) + stage; }
+    // By all threads, before a barrier of the block.
+    __device__ __forceinline__ void init() const {
+        for (int tap = threadIdx.x; tap < taps; tap += blockDim.x)
+            lines()[tap] = Windows::line(tap / Problem::s, tap % Problem::s);
+        if (threadIdx.x > 0) return;
+        for (int i = 0; i < Tuning::windows; ++i) {
+            mbarrier_init(window_full(i), loading_warps);
+            mbarrier_init(window_free(i), consumer_warps);
+        }
+        for (int i = 0; i < Tuning::stages; ++i) {
+            mbarrier_init(filters_full(i), 1);
+            mbarrier_init(filters_free(i), consumer_warps);
+        }
+        fence_mbarrier_init();
+    }
+};
+
+// `count` neighbouring pixels of eight channels, and the eight channels of each.
+template <int count>
+struct EightChannels {
+    static constexpr int words = count == 4 ? 2 : 1;
+    unsigned four[8][words];
+
+    // Channels lie `apart` elements apart, and `exist` of them do.
+    template <class T>
+    __device__ __forceinline__ void load(const T* from, int apart, int exist) {
+#pragma unroll
+        for (int c = 0; c < 8; ++c) {
+            const T* const at = from + static_cast<int64>(c) * apart;
+            unsigned two[2] = {};
+            if (c < exist) {
+                if constexpr (count == 4) {
+                    const uint2 both = *reinterpret_cast<const uint2*>(at);
+                    two[0] = both.x, two[1] = both.y;
+                } else if constexpr (count == 2) {
+                    two[0] = *reinterpret_cast<const unsigned*>(at);
+                } else {
+                    two[0] = at->bits;
+                }
+            }
+#pragma unroll
+            for (int i = 0; i < words; ++i) four[c][i] = two[i];
+        }
+    }
+    __device__ __forceinline__ uint4 pixel(int i) const {
+        unsigned out[4];
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+            const unsigned a = four[2 * j][i / 2], b = four[2 * j + 1][i / 2];
+            out[j] = i % 2 == 0 ? (a & 0xffffu) | b << 16 : a >> 16 | (b & 0xffff0000u);
+        }
+        return make_uint4(out[0], out[1], out[2], out[3]);
+    }
+};
+
+// The warps that load pixels: `thread` of 96.
+template <class Problem, class Tuning>
+struct WindowLoader {
+    using T = typename Problem::element;
+    using Windows = PixelWindows<Problem, Tuning>;
+    using Rings = WindowRings<Problem, Tuning>;
+    using Down = typename Windows::Down;
+    using Right = typename Windows::Right;
+    static constexpr int threads = 32 * Rings::loading_warps, apart = Problem::h * Problem::w;
+    // Neighbours that lie aligned in every row.
+    static constexpr int count = Problem::stride_w > 1 ? 1 : Problem::w % 4 == 0 ? 4 : Problem::w % 2 == 0 ? 2 : 1;
+    static constexpr int of_row = ceil_div(Windows::row, count), units = (ceil_div(Windows::lines - 1, Windows::row) + 1) * of_row;
+    static constexpr int at_once = Rings::eights % 4 == 0 && count < 4 ? 4 : 2;  // eights of channels
+    static_assert(Rings::eights % at_once == 0, "a chunk has whole sixteens");
+
+    // Stores `chunk` channels from `first_c` of the group on of all lines, which begin with the pixel of number `first`.
+    static __device__ __forceinline__ void load(const T* x, unsigned char* window, long long batch, int first, int group,
+                                                int first_c, int thread) {
+#pragma unroll 1
+        for (int unit = thread; unit < Windows::planes * units; unit += threads) {
+            const int number = unit / units;
+            const int down = Down::numbered(number / Right::planes()), right = Right::numbered(number % Right::planes());
+            // NOTE: numbers before the first image are those of images before, counted from two before.
+            const int from = first + 2 * Windows::image + Down::moved(Down::first_tap(down)) * Windows::row +
+                             Right::moved(Right::first_tap(right));
+            const int place = from % Windows::row / count + unit % units;
+            const int row = from / Windows::row + place / of_row, column = place % of_row * count;
+            const int line = row * Windows::row + column - from;
+            if (line >= Windows::lines || line <= -count) continue;
+            const int n = row / Windows::rows - 2, h = row % Windows::rows * Problem::stride_h + down;
+            const int w = column * Problem::stride_w + right;
+            const bool inside = n >= 0 && n < batch && h < Problem::h && w < Problem::w;
+            const int64 channel = static_cast<int64>(n) * Problem::c + group * Problem::group_c + first_c;
+            const T* at = x + channel * apart + h * Problem::w + w;
+            unsigned char* to = window + (number * Windows::lines + line) * 16;
+#pragma unroll 1
+            for (int eight = 0; eight < Rings::eights; eight += at_once) {
+                EightChannels<count> channels[at_once];
+#pragma unroll
+                for (int i = 0; i < at_once; ++i) {
+                    const int exist = Problem::group_c % 16 == 0 ? 8 : Problem::group_c - first_c - (eight + i) * 8;
+                    channels[i].load(at + static_cast<int64>(eight + i) * 8 * apart, apart, inside ? exist : 0);
+                }
+#pragma unroll
+                for (int i = 0; i < at_once; ++i)
+#pragma unroll
+                    for (int j = 0; j < count; ++j)
+                        if (line + j >= 0 && line + j < Windows::lines && column + j < Windows::row)
+                            *reinterpret_cast<uint4*>(to + ((eight + i) * Windows::all_lines + j) * 16) = channels[i].pixel(j);
+            }
+        }
+    }
+};
+
+template <class Problem, class Tuning>
+__device__ __forceinline__ void load_windows(const typename Problem::element* x, long long batch,
+                                             const WindowTiles<Problem, Tuning>& tiles,
+                                             const WindowRings<Problem, Tuning>& rings, int thread) {
+    RingPlace<Tuning::windows> place;
+    for (int tile = blockIdx.x; tile < tiles.count(); tile += gridDim.x)
+        for (int chunk = 0; chunk < WindowRings<Problem, Tuning>::chunks; ++chunk) {
+            mbarrier_wait_parity(rings.window_free(place.stage), place.parity ^ 1);
+            WindowLoader<Problem, Tuning>::load(x, rings.window(place.stage), batch, tiles.first_pixel(tile),
+                                                tiles.group(tile), chunk * Tuning::chunk, thread);
+            fence_proxy_async();
+            __syncwarp();
+            if (thread % 32 == 0) mbarrier_arrive(rings.window_full(place.stage));
+            place.advance();
+        }
+}
+
+// One thread's copies of filters.
+template <class Problem, class Tuning>
+__device__ __forceinline__ void copy_filters(const typename Problem::element* prepared,
+                                             const WindowTiles<Problem, Tuning>& tiles,
+                                             const WindowRings<Problem, Tuning>& rings) {
+    using F = WindowFilters<Problem>;
+    using Rings = WindowRings<Problem, Tuning>;
+    const uint4* const all = reinterpret_cast<const uint4*>(prepared + Problem::first_prepared);
+    RingPlace<Tuning::stages> place;
+    for (int tile = blockIdx.x; tile < tiles.count(); tile += gridDim.x) {
+        const int first_k = tiles.first_k(tile), group = tiles.group(tile);
+        const int bytes = min(Tuning::filters, F::filters - first_k) * 16;
+        for (int chunk = 0; chunk < Rings::chunks; ++chunk)
+            for (int tap = 0; tap < F::taps; ++tap) {
+                mbarrier_wait_parity(rings.filters_free(place.stage), place.parity ^ 1);
+                mbarrier_arrive_expect_tx(rings.filters_full(place.stage), Rings::eights * bytes);
+                for (int i = 0; i < Rings::eights; ++i)
+                    cp_async_bulk_shared_global(rings.filters(place.stage) + i * Tuning::filters * 16,
+                                                all + F::at(group, tap, chunk * Rings::eights + i, first_k), bytes,
+                                                rings.filters_full(place.stage));
+                place.advance();
+            }
+    }
+}
+
+template <int count>
+__device__ __forceinline__ void stage_product(float16, float (&sums)[count], MatrixDescriptor a, MatrixDescriptor b, bool add) {
+    wgmma_f16(sums, a, b, add);
+}
+template <int count>
+__device__ __forceinline__ void stage_product(bfloat16, float (&sums)[count], MatrixDescriptor a, MatrixDescriptor b, bool add) {
+    wgmma_bf16(sums, a, b, add);
+}
+
+// A warpgroup's sums of a tile, whose pixels begin at `first_pixel`, to the output. Eight lanes have neighbouring pixels.
+template <class Problem, class Tuning>
+__device__ __forceinline__ void store_windows(const float (&sums)[Tuning::blocks][Tuning::filters / 2],
+                                              const typename Problem::result* bias, typename Problem::result* y,
+                                              long long batch, int first_pixel, int group, int first_k) {
+    using T = typename Problem::result;
+    constexpr int64 image = static_cast<int64>(Problem::out_h) * Problem::out_w;
+    const int warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
+    const int k = first_k + lane % 4 * 2;
+    T* to[Tuning::blocks][2];
+    bool exists[Tuning::blocks][2];
+#pragma unroll
+    for (int block = 0; block < Tuning::blocks; ++block)
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            const WindowOutput<Problem, Tuning> at(first_pixel + block * 64 + warp * 16 + lane / 4 + 8 * half);
+            exists[block][half] = at.exists(batch);
+            const int row = Problem::first_p + at.p * Problem::step_p, column = Problem::first_q + at.q * Problem::step_q;
+            const int64 channel = static_cast<int64>(at.n) * Problem::k + group * Problem::group_k + k;
+            to[block][half] = y + channel * image + row * Problem::out_w + column;
+        }
+#pragma unroll
+    for (int j = 0; j < Tuning::filters / 8; ++j)
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+            const int filter = 8 * j + i;
+            if (Problem::group_k % Tuning::filters != 0 && k + filter >= Problem::group_k) continue;
+            const float added = Problem::bias ? to_float(bias[group * Problem::group_k + k + filter]) : 0.0f;
+#pragma unroll
+            for (int block = 0; block < Tuning::blocks; ++block)
+#pragma unroll
+                for (int half = 0; half < 2; ++half) {
+                    if (!exists[block][half]) continue;
+                    T* const at = to[block][half] + filter * image;
+                    const float value =
+                        finish<Problem>(sums[block][4 * j + 2 * half + i], added, held_by<Problem>(at, true));
+                    *at = from_float<T>(value);
+                }
+        }
+}
+
+// One warpgroup's products of all tiles of the block.
+template <class Problem, class Tuning>
+__device__ __forceinline__ void multiply_windows(const typename Problem::result* bias, typename Problem::result* y,
+                                                 long long batch, const WindowTiles<Problem, Tuning>& tiles,
+                                                 const WindowRings<Problem, Tuning>& rings, int warpgroup) {
+    using Rings = WindowRings<Problem, Tuning>;
+    using Windows = PixelWindows<Problem, Tuning>;
+    const int lane = threadIdx.x % 32, first_row = warpgroup * Tuning::blocks * 64;
+    const int* const lines = rings.lines();
+    RingPlace<Tuning::windows> window, window_before;
+    RingPlace<Tuning::stages> place;
+    for (int tile = blockIdx.x; tile < tiles.count(); tile += gridDim.x) {
+        float sums[Tuning::blocks][Tuning::filters / 2];
+        int before = 0;
+        wgmma_fence(sums);
+        for (int chunk = 0; chunk < Rings::chunks; ++chunk) {
+            mbarrier_wait_parity(rings.window_full(window.stage), window.parity);
+            for (int tap = 0; tap < Rings::taps; ++tap) {
+                const bool first = chunk == 0 && tap == 0;
+                const unsigned char* const pixels = rings.window(window.stage) + (lines[tap] + first_row) * 16;
+                mbarrier_wait_parity(rings.filters_full(place.stage), place.parity);
+                const MatrixDescriptor a = matrix_descriptor(pixels, Windows::all_lines * 16, 128, 0);
+                const MatrixDescriptor b = matrix_descriptor(rings.filters(place.stage), Tuning::filters * 16, 128, 0);
+                wgmma_fence();
+#pragma unroll
+                for (int i = 0; i < Tuning::chunk / 16; ++i)
+#pragma unroll
+                    for (int block = 0; block < Tuning::blocks; ++block)
+                        stage_product(typename Problem::element{}, sums[block],
+                                      a + (2 * i * Windows::all_lines + block * 64) * 16, b + 2 * i * Tuning::filters * 16,
+                                      !first || i > 0);
+                wgmma_commit_group();
+                if (!first) {
+                    // The products of the tap before are done while these are under way.
+                    wgmma_wait_group<1>();
+                    if (lane == 0) mbarrier_arrive(rings.filters_free(before));
+                    if (tap == 0) {
+                        if (lane == 0) mbarrier_arrive(rings.window_free(window_before.stage));
+                        window_before.advance();
+                    }
+                }
+                before = place.stage;
+                place.advance();
+            }
+            window.advance();
+        }
+        wgmma_wait_group<0>(sums);
+        if (lane == 0) {
+            mbarrier_arrive(rings.filters_free(before));
+            mbarrier_arrive(rings.window_free(window_before.stage));
+        }
+        window_before.advance();
+        store_windows<Problem, Tuning>(sums, bias, y, batch, tiles.first_pixel(tile) + first_row, tiles.group(tile),
+                                       tiles.first_k(tile));
+    }
+}
+
+template <class Problem, class Tuning>
+__device__ __forceinline__ void tensor_window(const typename Problem::element* x, const typename Problem::element* prepared,
+                                              const typename Problem::result* bias, typename Problem::result* y,
+                                              long long batch) {
+    static_assert(!Problem::nhwc && !Problem::chwn, "channels of a pixel lie apart");
+    const WindowRings<Problem, Tuning> rings;
+    const WindowTiles<Problem, Tuning> tiles{batch};
+    rings.init();
+    __syncthreads();
+    const int warpgroup = threadIdx.x / 128, thread = threadIdx.x % 128;
+    if (warpgroup == Tuning::warpgroups) {
+        set_registers_down<Tuning::producer_registers>();
+        if (thread < 96) load_windows<Problem, Tuning>(x, batch, tiles, rings, thread);
+        else if (thread == 96) copy_filters<Problem, Tuning>(prepared, tiles, rings);
+    } else {
+        set_registers_up<Tuning::consumer_registers>();
+        multiply_windows<Problem, Tuning>(bias, y, batch, tiles, rings, warpgroup);
+    }
+}
+
+}  // namespace leanconv
