@@ -30,9 +30,11 @@ DEPTH = 16
 #: Channels of a window, at most, and the stages of the rings of windows and of filters, at least and at most.
 MOST_CHUNK, LEAST_STAGES, MOST_STAGES = 64, 3, 8
 #: Registers of consumers, and of producers, which hold the pixels that they have asked for.
-REGISTERS = (200, 104)
+REGISTERS = (192, 128)
 #: Pixels of all images, with the zeros between them, that the kernel counts.
 MOST_PIXELS = 2**31 - 2**20
+#: Outputs of a filter that lie side by side in shared memory.
+PITCH = 72
 #: Threads of the launch that rearranges filters.
 THREADS = 256
 #: Taps whose lines are kept in shared memory.
@@ -71,11 +73,13 @@ class WindowConfig(Config):
         """Bytes of a stage of filters."""
         return 2 * self.chunk * self.filters
 
-    def shared_bytes(self, problem: ConvProblem) -> int:
-        """Shared memory of a block: both rings, where taps begin, and two barriers a stage."""
+    def shared_bytes(self, part: PartialConvolution) -> int:
+        """Shared memory of a block: both rings, where taps begin, what outputs are turned around in, barriers."""
+        problem = part.problem
         windows = self.windows * 2 * self.chunk * window_lines(problem, self.pixels)
         table = 16 * ceil_div(4 * problem.r * problem.s, 16)
-        return windows + self.stages * self.filter_bytes + table + 16 * (self.windows + self.stages)
+        outputs = self.warpgroups * 2 * PITCH * min(self.filters, 64) if part.whole else 0
+        return windows + self.stages * self.filter_bytes + table + outputs + 16 * (self.windows + self.stages)
 
 
 #: A tile: warpgroups, blocks of 64 pixels of each, filters.
@@ -175,12 +179,13 @@ class TensorWindow(TimedAlgorithm):
             reasons.append(f"n={problem.n}: there are no images")
         if reasons:
             return reasons
-        for part in (each.problem for each in single_parts(problem)):
+        for each in single_parts(problem):
+            part = each.problem
             if problem.n * image_pixels(part) > MOST_PIXELS:
                 return [f"n={problem.n}: with the zeros between them, images have more than {MOST_PIXELS} pixels"]
             if part.r * part.s > MOST_TAPS:
                 return [f"filters have {part.r * part.s} taps, more than {MOST_TAPS}"]
-            if not any(self._fitting(tile, [part], target) for tile in TILES):
+            if not any(self._fitting(tile, [each], target) for tile in TILES):
                 lines = window_lines(part, 128)
                 return [f"windows of 128 outputs see {lines} pixels: two times {DEPTH} channels of them and filters "
                         f"take more than {target.shared_per_block} bytes of shared memory"]  # fmt: skip
@@ -192,35 +197,35 @@ class TensorWindow(TimedAlgorithm):
     def prepared_bytes(self, problem: ConvProblem) -> int:
         return sum(_filter_bytes(part.problem) for part in single_parts(problem))
 
-    def _fitting(self, tile: Tile, problems: list[ConvProblem], target: Target) -> WindowConfig | None:
+    def _fitting(self, tile: Tile, parts: list[PartialConvolution], target: Target) -> WindowConfig | None:
         """The configuration of a tile: the longest chunks that fit, then the longest rings."""
-        channels = _rounded(problems[0].group_c)
-        one_tap = all(problem.r * problem.s == 1 for problem in problems)
+        channels = _rounded(parts[0].problem.group_c)
+        one_tap = all(part.problem.r * part.problem.s == 1 for part in parts)
         for chunk in range(min(MOST_CHUNK, channels), 0, -DEPTH):
             if channels % chunk:
                 continue
             for windows in (4, 3, 2) if one_tap else (2,):
                 bare = WindowConfig(*tile, chunk, windows, 0)
-                left = target.shared_per_block - max(bare.shared_bytes(problem) for problem in problems)
+                left = target.shared_per_block - max(bare.shared_bytes(part) for part in parts)
                 stages = min(MOST_STAGES, left // (bare.filter_bytes + 16))
                 if stages >= LEAST_STAGES:
                     return variant(bare, stages=stages)
         return None
 
     def timed(self, problem: ConvProblem, target: Target) -> list[tuple[float, WindowConfig]]:
-        problems = [part.problem for part in single_parts(problem)]
-        if not problems:
+        parts = single_parts(problem)
+        if not parts:
             # A layer whose windows see nothing but padding has a gradient of zeros, and nothing to tune.
             return [(0.0, WindowConfig(*next(iter(TILES)), DEPTH, 2, LEAST_STAGES))]
-        configs = (self._fitting(tile, problems, target) for tile in TILES)
-        return by_time((self._cycles(problem, problems, config, target), config) for config in configs if config)
+        configs = (self._fitting(tile, parts, target) for tile in TILES)
+        return by_time((self._cycles(problem, parts, config, target), config) for config in configs if config)
 
     def _cycles(
-        self, problem: ConvProblem, problems: list[ConvProblem], config: WindowConfig, target: Target
+        self, problem: ConvProblem, parts: list[PartialConvolution], config: WindowConfig, target: Target
     ) -> float:
         speed = TILES[config.warpgroups, config.blocks, config.filters] * FLOPS_PER_CYCLE
         time = 0.0
-        for part in problems:
+        for part in (each.problem for each in parts):
             flops = 2 * config.pixels * config.filters * part.r * part.s * config.chunk
             loaded = 2 * config.chunk * window_lines(part, config.pixels)
             chunks = _rounded(part.group_c) // config.chunk
@@ -260,7 +265,7 @@ class TensorWindow(TimedAlgorithm):
             arguments=(x, Pointer("prepared", DTYPES[problem.dtype].ctype), *rest),
             grid=min(_tiles(part.problem, config), target.multiprocessors),
             block=config.threads,
-            shared_bytes=config.shared_bytes(part.problem),
+            shared_bytes=config.shared_bytes(part),
         )
 
 

@@ -16,7 +16,6 @@
 #pragma once
 
 #include <lib/element.cuh>
-#include <lib/epilogue.cuh>
 #include <lib/pixel_windows.cuh>
 #include <lib/ptx/bulk_copy.cuh>
 #include <lib/ptx/registers.cuh>
@@ -24,6 +23,7 @@
 #include <lib/ptx/wgmma.cuh>
 #include <lib/tensor_rings.cuh>
 #include <lib/window_filters.cuh>
+#include <lib/window_outputs.cuh>
 
 namespace leanconv {
 
@@ -42,7 +42,7 @@ struct WindowTiles {
 };
 
 // Shared memory: a ring of windows, each `chunk` channels of all lines; a ring of filters, each `chunk` channels of one tap; the
-// lines that taps begin with; the barriers.
+// lines that taps begin with; what warpgroups turn their outputs around in; the barriers.
 template <class Problem, class Tuning>
 struct WindowRings {
     using Windows = PixelWindows<Problem, Tuning>;
@@ -51,7 +51,9 @@ struct WindowRings {
     static constexpr int chunks = ceil_div(Problem::group_c, 16) * 16 / Tuning::chunk;
     static_assert(chunks * Tuning::chunk == ceil_div(Problem::group_c, 16) * 16, "chunks are whole");
     static constexpr int filters_at = Tuning::windows * window_bytes, lines_at = filters_at + Tuning::stages * filter_bytes;
-    static constexpr int barriers_at = lines_at + ceil_div(4 * taps, 16) * 16;
+    static constexpr int outputs_at = lines_at + ceil_div(4 * taps, 16) * 16;
+    static constexpr int outputs_bytes = WindowOutputs<Problem, Tuning>::bytes;  // of a warpgroup
+    static constexpr int barriers_at = outputs_at + Tuning::warpgroups * outputs_bytes;
     static constexpr int loading_warps = 3, consumer_warps = 4 * Tuning::warpgroups;
     unsigned char* base;
 
@@ -59,6 +61,9 @@ struct WindowRings {
     __device__ __forceinline__ unsigned char* window(int stage) const { return base + stage * window_bytes; }
     __device__ __forceinline__ unsigned char* filters(int stage) const { return base + filters_at + stage * filter_bytes; }
     __device__ __forceinline__ int* lines() const { return reinterpret_cast<int*>(base + lines_at); }
+    __device__ __forceinline__ unsigned char* outputs(int warpgroup) const {
+        return base + outputs_at + warpgroup * outputs_bytes;
+    }
     __device__ __forceinline__ Mbarrier* window_full(int stage) const {
         return reinterpret_cast<Mbarrier*>(base + barriers_at) + stage;
     }
@@ -109,6 +114,22 @@ struct EightChannels {
             for (int i = 0; i < words; ++i) four[c][i] = two[i];
         }
     }
+    // Which of its pixels a lane stores first: eight lanes that store together meet each bank once.
+    static __device__ __forceinline__ int first_pixel(int lane) { return count == 1 ? 0 : lane * count / 8 % count; }
+    // Brings that one to the front.
+    __device__ __forceinline__ void turn(int first) {
+        if constexpr (count == 1) return;
+#pragma unroll
+        for (int c = 0; c < 8; ++c) {
+            const unsigned front = four[c][0], back = four[c][words - 1];
+            const unsigned low = first & 2 ? back : front, high = first & 2 ? front : back;
+            const unsigned long long both = static_cast<unsigned long long>(high) << 32 | low;
+            const unsigned long long other = static_cast<unsigned long long>(low) << 32 | high;
+            const int bits = first % 2 * 16;
+            four[c][0] = static_cast<unsigned>(both >> bits);
+            four[c][words - 1] = static_cast<unsigned>((words == 1 ? both : other) >> bits);
+        }
+    }
     __device__ __forceinline__ uint4 pixel(int i) const {
         unsigned out[4];
 #pragma unroll
@@ -129,46 +150,57 @@ struct WindowLoader {
     using Down = typename Windows::Down;
     using Right = typename Windows::Right;
     static constexpr int threads = 32 * Rings::loading_warps, apart = Problem::h * Problem::w;
-    // Neighbours that lie aligned in every row.
+    // Neighbours that lie aligned in every row: a unit of a row.
     static constexpr int count = Problem::stride_w > 1 ? 1 : Problem::w % 4 == 0 ? 4 : Problem::w % 2 == 0 ? 2 : 1;
-    static constexpr int of_row = ceil_div(Windows::row, count), units = (ceil_div(Windows::lines - 1, Windows::row) + 1) * of_row;
-    static constexpr int at_once = Rings::eights % 4 == 0 && count < 4 ? 4 : 2;  // eights of channels
-    static_assert(Rings::eights % at_once == 0, "a chunk has whole sixteens");
+    static constexpr int of_row = ceil_div(Windows::row, count);
+    // Eights of channels that a thread loads at once: as many as registers hold.
+    static constexpr int at_once = gcd(Rings::eights, count == 1 ? 4 : 16 / count);
 
+    // Units of a plane whose lines begin with the pixel of number `from`.
+    static __device__ __forceinline__ int units_from(int from) {
+        const int end = from + Windows::lines - 1;
+        return (end / Windows::row - from / Windows::row) * of_row + end % Windows::row / count -
+               from % Windows::row / count + 1;
+    }
     // Stores `chunk` channels from `first_c` of the group on of all lines, which begin with the pixel of number `first`.
     static __device__ __forceinline__ void load(const T* x, unsigned char* window, long long batch, int first, int group,
                                                 int first_c, int thread) {
 #pragma unroll 1
-        for (int unit = thread; unit < Windows::planes * units; unit += threads) {
-            const int number = unit / units;
+        for (int number = 0; number < Windows::planes; ++number) {
             const int down = Down::numbered(number / Right::planes()), right = Right::numbered(number % Right::planes());
             // NOTE: numbers before the first image are those of images before, counted from two before.
             const int from = first + 2 * Windows::image + Down::moved(Down::first_tap(down)) * Windows::row +
                              Right::moved(Right::first_tap(right));
-            const int place = from % Windows::row / count + unit % units;
-            const int row = from / Windows::row + place / of_row, column = place % of_row * count;
-            const int line = row * Windows::row + column - from;
-            if (line >= Windows::lines || line <= -count) continue;
-            const int n = row / Windows::rows - 2, h = row % Windows::rows * Problem::stride_h + down;
-            const int w = column * Problem::stride_w + right;
-            const bool inside = n >= 0 && n < batch && h < Problem::h && w < Problem::w;
-            const int64 channel = static_cast<int64>(n) * Problem::c + group * Problem::group_c + first_c;
-            const T* at = x + channel * apart + h * Problem::w + w;
-            unsigned char* to = window + (number * Windows::lines + line) * 16;
+            const int units = units_from(from);
 #pragma unroll 1
-            for (int eight = 0; eight < Rings::eights; eight += at_once) {
+            for (int item = thread; item < units * (Rings::eights / at_once); item += threads) {
+                const int eight = item / units * at_once, place = from % Windows::row / count + item % units;
+                const int row = from / Windows::row + place / of_row, column = place % of_row * count;
+                const int line = row * Windows::row + column - from;
+                const int n = row / Windows::rows - 2, h = row % Windows::rows * Problem::stride_h + down;
+                const int w = column * Problem::stride_w + right;
+                const bool inside = n >= 0 && n < batch && h < Problem::h && w < Problem::w;
+                const int c = first_c + eight * 8;
+                const int64 channel = static_cast<int64>(n) * Problem::c + group * Problem::group_c + c;
+                const T* const at = x + channel * apart + h * Problem::w + w;
                 EightChannels<count> channels[at_once];
 #pragma unroll
                 for (int i = 0; i < at_once; ++i) {
-                    const int exist = Problem::group_c % 16 == 0 ? 8 : Problem::group_c - first_c - (eight + i) * 8;
-                    channels[i].load(at + static_cast<int64>(eight + i) * 8 * apart, apart, inside ? exist : 0);
+                    const int exist = Problem::group_c % 16 == 0 ? 8 : Problem::group_c - c - i * 8;
+                    channels[i].load(at + static_cast<int64>(i) * 8 * apart, apart, inside ? exist : 0);
                 }
+                unsigned char* const to = window + (eight * Windows::all_lines + number * Windows::lines + line) * 16;
+                const int own = EightChannels<count>::first_pixel(thread % 32);
 #pragma unroll
-                for (int i = 0; i < at_once; ++i)
+                for (int i = 0; i < at_once; ++i) {
+                    channels[i].turn(own);
 #pragma unroll
-                    for (int j = 0; j < count; ++j)
-                        if (line + j >= 0 && line + j < Windows::lines && column + j < Windows::row)
-                            *reinterpret_cast<uint4*>(to + ((eight + i) * Windows::all_lines + j) * 16) = channels[i].pixel(j);
+                    for (int j = 0; j < count; ++j) {
+                        const int pixel = (own + j) % count, place = line + pixel;
+                        if (place >= 0 && place < Windows::lines && column + pixel < Windows::row)
+                            *reinterpret_cast<uint4*>(to + (i * Windows::all_lines + pixel) * 16) = channels[i].pixel(j);
+                    }
+                }
             }
         }
     }
@@ -225,47 +257,6 @@ __device__ __forceinline__ void stage_product(bfloat16, float (&sums)[count], Ma
     wgmma_bf16(sums, a, b, add);
 }
 
-// A warpgroup's sums of a tile, whose pixels begin at `first_pixel`, to the output. Eight lanes have neighbouring pixels.
-template <class Problem, class Tuning>
-__device__ __forceinline__ void store_windows(const float (&sums)[Tuning::blocks][Tuning::filters / 2],
-                                              const typename Problem::result* bias, typename Problem::result* y,
-                                              long long batch, int first_pixel, int group, int first_k) {
-    using T = typename Problem::result;
-    constexpr int64 image = static_cast<int64>(Problem::out_h) * Problem::out_w;
-    const int warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
-    const int k = first_k + lane % 4 * 2;
-    T* to[Tuning::blocks][2];
-    bool exists[Tuning::blocks][2];
-#pragma unroll
-    for (int block = 0; block < Tuning::blocks; ++block)
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-            const WindowOutput<Problem, Tuning> at(first_pixel + block * 64 + warp * 16 + lane / 4 + 8 * half);
-            exists[block][half] = at.exists(batch);
-            const int row = Problem::first_p + at.p * Problem::step_p, column = Problem::first_q + at.q * Problem::step_q;
-            const int64 channel = static_cast<int64>(at.n) * Problem::k + group * Problem::group_k + k;
-            to[block][half] = y + channel * image + row * Problem::out_w + column;
-        }
-#pragma unroll
-    for (int j = 0; j < Tuning::filters / 8; ++j)
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-            const int filter = 8 * j + i;
-            if (Problem::group_k % Tuning::filters != 0 && k + filter >= Problem::group_k) continue;
-            const float added = Problem::bias ? to_float(bias[group * Problem::group_k + k + filter]) : 0.0f;
-#pragma unroll
-            for (int block = 0; block < Tuning::blocks; ++block)
-#pragma unroll
-                for (int half = 0; half < 2; ++half) {
-                    if (!exists[block][half]) continue;
-                    T* const at = to[block][half] + filter * image;
-                    const float value =
-                        finish<Problem>(sums[block][4 * j + 2 * half + i], added, held_by<Problem>(at, true));
-                    *at = from_float<T>(value);
-                }
-        }
-}
-
 // One warpgroup's products of all tiles of the block.
 template <class Problem, class Tuning>
 __device__ __forceinline__ void multiply_windows(const typename Problem::result* bias, typename Problem::result* y,
@@ -318,8 +309,11 @@ __device__ __forceinline__ void multiply_windows(const typename Problem::result*
             mbarrier_arrive(rings.window_free(window_before.stage));
         }
         window_before.advance();
-        store_windows<Problem, Tuning>(sums, bias, y, batch, tiles.first_pixel(tile) + first_row, tiles.group(tile),
-                                       tiles.first_k(tile));
+#pragma unroll
+        for (int block = 0; block < Tuning::blocks; ++block)
+            WindowOutputs<Problem, Tuning>::store(sums[block], rings.outputs(warpgroup), bias, y, batch,
+                                                  tiles.first_pixel(tile) + first_row + block * 64, tiles.group(tile),
+                                                  tiles.first_k(tile), warpgroup);
     }
 }
 

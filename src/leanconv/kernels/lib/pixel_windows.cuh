@@ -104,6 +104,12 @@ struct WindowOutput {
     __device__ __forceinline__ bool exists(long long batch) const {
         return n < batch && p < Problem::p && q < Problem::q;
     }
+    // How many outputs come before, without the zeros.
+    __device__ __forceinline__ int before(long long batch) const {
+        const int all = static_cast<int>(batch) * (Problem::p * Problem::q);
+        const int rows = n * Problem::p + min(p, Problem::p);
+        return min(rows * Problem::q + (p < Problem::p ? min(q, Problem::q) : 0), all);
+    }
 };
 
 }  // namespace leanconv
