@@ -30,7 +30,7 @@ DEPTH = 16
 #: Channels of a window, at most, and the stages of the rings of windows and of filters, at least and at most.
 MOST_CHUNK, LEAST_STAGES, MOST_STAGES = 64, 3, 8
 #: Registers of consumers, and of producers, which hold the pixels that they have asked for.
-REGISTERS = (192, 128)
+REGISTERS = (192, 120)
 #: Pixels of all images, with the zeros between them, that the kernel counts.
 MOST_PIXELS = 2**31 - 2**20
 #: Outputs of a filter that lie side by side in shared memory.
