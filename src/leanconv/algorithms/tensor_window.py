@@ -29,8 +29,9 @@ from leanconv.problem import ConvProblem, Precision
 DEPTH = 16
 #: Channels of a window, at most, and the stages of the rings of windows and of filters, at least and at most.
 MOST_CHUNK, LEAST_STAGES, MOST_STAGES = 64, 3, 8
-#: Registers of consumers, and of producers, which hold the pixels that they have asked for.
-REGISTERS = (192, 120)
+#: Registers of consumers, and of producers, which hold the pixels that they have asked for; by how many warpgroups of
+#: producers there are.
+REGISTERS = {1: (192, 120), 2: (192, 64)}
 #: Pixels of all images, with the zeros between them, that the kernel counts.
 MOST_PIXELS = 2**31 - 2**20
 #: Outputs of a filter that lie side by side in shared memory.
@@ -43,7 +44,8 @@ MOST_TAPS = 4096
 
 @dataclass(frozen=True)
 class WindowConfig(Config):
-    """A tile has ``blocks`` x 64 pixels for each of ``warpgroups`` consumers, and ``filters``.
+    """A tile has ``blocks`` x 64 pixels for each of ``warpgroups`` consumers, and ``filters``. ``producers`` warpgroups
+    load them.
 
     The ring of ``windows`` holds ``chunk`` channels of the pixels that a tile sees, that of ``stages`` as many channels
     of one tap of its filters.
@@ -55,13 +57,14 @@ class WindowConfig(Config):
     chunk: int
     windows: int
     stages: int
-    consumer_registers: int = REGISTERS[0]
-    producer_registers: int = REGISTERS[1]
+    producers: int
+    consumer_registers: int
+    producer_registers: int
 
     @property
     def threads(self) -> int:
-        """Threads of a block: the consumers, and one warpgroup of producers."""
-        return 128 * (self.warpgroups + 1)
+        """Threads of a block: the consumers, and the producers."""
+        return 128 * (self.warpgroups + self.producers)
 
     @property
     def pixels(self) -> int:
@@ -131,9 +134,9 @@ def _axes(problem: ConvProblem) -> tuple[_Axis, _Axis]:
 
 
 def window_lines(problem: ConvProblem, pixels: int) -> int:
-    """Pixels of all planes that the taps of a tile see (``PixelWindows`` of the kernels)."""
+    """Pixels of all planes that the taps of a tile see, and one more (``PixelWindows`` of the kernels)."""
     rows, columns = _axes(problem)
-    return rows.planes * columns.planes * (pixels + rows.reach * columns.pitch + columns.reach)
+    return rows.planes * columns.planes * (pixels + rows.reach * columns.pitch + columns.reach) + 1
 
 
 def image_pixels(problem: ConvProblem) -> int:
@@ -151,6 +154,12 @@ def _filter_bytes(problem: ConvProblem) -> int:
     """Bytes of the prepared filters of a forward convolution (``WindowFilters`` of the kernels)."""
     filters = ceil_div(problem.group_k, 8) * 8
     return 2 * problem.groups * problem.r * problem.s * _rounded(problem.group_c) * filters
+
+
+def _producers(tile: Tile) -> int:
+    """Warpgroups of producers: two where one product of 64 pixels leaves them registers (ptxas counts those of 512
+    threads, 128 each, and the sums of 256 filters with what a product needs besides are 154)."""
+    return 1 if tile[2] > 128 else 2
 
 
 def _tiles(problem: ConvProblem, config: WindowConfig) -> int:
@@ -205,7 +214,8 @@ class TensorWindow(TimedAlgorithm):
             if channels % chunk:
                 continue
             for windows in (4, 3, 2) if one_tap else (2,):
-                bare = WindowConfig(*tile, chunk, windows, 0)
+                producers = _producers(tile)
+                bare = WindowConfig(*tile, chunk, windows, 0, producers, *REGISTERS[producers])
                 left = target.shared_per_block - max(bare.shared_bytes(part) for part in parts)
                 stages = min(MOST_STAGES, left // (bare.filter_bytes + 16))
                 if stages >= LEAST_STAGES:
@@ -216,7 +226,7 @@ class TensorWindow(TimedAlgorithm):
         parts = single_parts(problem)
         if not parts:
             # A layer whose windows see nothing but padding has a gradient of zeros, and nothing to tune.
-            return [(0.0, WindowConfig(*next(iter(TILES)), DEPTH, 2, LEAST_STAGES))]
+            return [(0.0, WindowConfig(*next(iter(TILES)), DEPTH, 2, LEAST_STAGES, 1, *REGISTERS[1]))]
         configs = (self._fitting(tile, parts, target) for tile in TILES)
         return by_time((self._cycles(problem, parts, config, target), config) for config in configs if config)
 

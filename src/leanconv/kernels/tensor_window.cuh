@@ -2,8 +2,8 @@
 //
 // y[pixel, k] = sum over taps and channels of x[pixel + tap, c] w[k, tap, c], 2 C/g R S flops an output, where the tensor cores
 // start 4096 flops a cycle and multiprocessor: 989 TFLOP/s at 1.83 GHz, of which power leaves two thirds. Channels of a pixel
-// lie far apart in NCHW, and a product wants them side by side. So a warpgroup of producers loads the pixels that a tile's
-// windows see, `chunk` channels of them, turns them around in registers, and stores eight channels of a pixel as 16 bytes.
+// lie far apart in NCHW, and a product wants them side by side. So `producers` warpgroups load the pixels that a tile's
+// windows see, `chunk` channels of them, turn them around in registers, and store eight channels of a pixel as 16 bytes.
 // Pixels have such numbers (lib/pixel_windows.cuh) that each tap sees the whole tile's pixels side by side, some lines further
 // on: so each pixel is loaded once for all taps, and the operand of a tap is a descriptor that begins at another line.
 //   loaded:     (pixels + reach) · chunk · 2 bytes for R S · pixels · filters · chunk · 2 flops: for 128 pixels of 56 x 56,
@@ -47,14 +47,14 @@ template <class Problem, class Tuning>
 struct WindowRings {
     using Windows = PixelWindows<Problem, Tuning>;
     static constexpr int taps = Problem::r * Problem::s, eights = Tuning::chunk / 8;
-    static constexpr int window_bytes = eights * Windows::all_lines * 16, filter_bytes = eights * Tuning::filters * 16;
+    static constexpr int window_bytes = eights * Windows::pitch * 16, filter_bytes = eights * Tuning::filters * 16;
     static constexpr int chunks = ceil_div(Problem::group_c, 16) * 16 / Tuning::chunk;
     static_assert(chunks * Tuning::chunk == ceil_div(Problem::group_c, 16) * 16, "chunks are whole");
     static constexpr int filters_at = Tuning::windows * window_bytes, lines_at = filters_at + Tuning::stages * filter_bytes;
     static constexpr int outputs_at = lines_at + ceil_div(4 * taps, 16) * 16;
     static constexpr int outputs_bytes = WindowOutputs<Problem, Tuning>::bytes;  // of a warpgroup
     static constexpr int barriers_at = outputs_at + Tuning::warpgroups * outputs_bytes;
-    static constexpr int loading_warps = 3, consumer_warps = 4 * Tuning::warpgroups;
+    static constexpr int loading_warps = 4 * Tuning::producers - 1, consumer_warps = 4 * Tuning::warpgroups;
     unsigned char* base;
 
     __device__ __forceinline__ WindowRings() : base(shared_memory()) {}
@@ -141,7 +141,7 @@ struct EightChannels {
     }
 };
 
-// The warps that load pixels: `thread` of 96.
+// The warps that load pixels: all of the producers' but the last.
 template <class Problem, class Tuning>
 struct WindowLoader {
     using T = typename Problem::element;
@@ -154,7 +154,7 @@ struct WindowLoader {
     static constexpr int count = Problem::stride_w > 1 ? 1 : Problem::w % 4 == 0 ? 4 : Problem::w % 2 == 0 ? 2 : 1;
     static constexpr int of_row = ceil_div(Windows::row, count);
     // Eights of channels that a thread loads at once: as many as registers hold.
-    static constexpr int at_once = gcd(Rings::eights, count == 1 ? 4 : 16 / count);
+    static constexpr int at_once = gcd(Rings::eights, count == 1 ? 4 : 16 / count / Tuning::producers);
 
     // Units of a plane whose lines begin with the pixel of number `from`.
     static __device__ __forceinline__ int units_from(int from) {
@@ -189,17 +189,22 @@ struct WindowLoader {
                     const int exist = Problem::group_c % 16 == 0 ? 8 : Problem::group_c - c - i * 8;
                     channels[i].load(at + static_cast<int64>(i) * 8 * apart, apart, inside ? exist : 0);
                 }
-                unsigned char* const to = window + (eight * Windows::all_lines + number * Windows::lines + line) * 16;
+                unsigned char* const to = window + eight * Windows::pitch * 16;
                 const int own = EightChannels<count>::first_pixel(thread % 32);
+                int lines[count];
+#pragma unroll
+                for (int j = 0; j < count; ++j) {
+                    // What is not of the window goes to a line that no tap sees.
+                    const int pixel = (own + j) % count, place = line + pixel;
+                    const bool seen = place >= 0 && place < Windows::lines && column + pixel < Windows::row;
+                    lines[j] = seen ? number * Windows::lines + place : Windows::all_lines;
+                }
 #pragma unroll
                 for (int i = 0; i < at_once; ++i) {
                     channels[i].turn(own);
 #pragma unroll
-                    for (int j = 0; j < count; ++j) {
-                        const int pixel = (own + j) % count, place = line + pixel;
-                        if (place >= 0 && place < Windows::lines && column + pixel < Windows::row)
-                            *reinterpret_cast<uint4*>(to + (i * Windows::all_lines + pixel) * 16) = channels[i].pixel(j);
-                    }
+                    for (int j = 0; j < count; ++j)
+                        *reinterpret_cast<uint4*>(to + (i * Windows::pitch + lines[j]) * 16) = channels[i].pixel(j);
                 }
             }
         }
@@ -278,7 +283,7 @@ __device__ __forceinline__ void multiply_windows(const typename Problem::result*
                 const bool first = chunk == 0 && tap == 0;
                 const unsigned char* const pixels = rings.window(window.stage) + (lines[tap] + first_row) * 16;
                 mbarrier_wait_parity(rings.filters_full(place.stage), place.parity);
-                const MatrixDescriptor a = matrix_descriptor(pixels, Windows::all_lines * 16, 128, 0);
+                const MatrixDescriptor a = matrix_descriptor(pixels, Windows::pitch * 16, 128, 0);
                 const MatrixDescriptor b = matrix_descriptor(rings.filters(place.stage), Tuning::filters * 16, 128, 0);
                 wgmma_fence();
 #pragma unroll
@@ -286,7 +291,7 @@ __device__ __forceinline__ void multiply_windows(const typename Problem::result*
 #pragma unroll
                     for (int block = 0; block < Tuning::blocks; ++block)
                         stage_product(typename Problem::element{}, sums[block],
-                                      a + (2 * i * Windows::all_lines + block * 64) * 16, b + 2 * i * Tuning::filters * 16,
+                                      a + (2 * i * Windows::pitch + block * 64) * 16, b + 2 * i * Tuning::filters * 16,
                                       !first || i > 0);
                 wgmma_commit_group();
                 if (!first) {
@@ -326,11 +331,12 @@ __device__ __forceinline__ void tensor_window(const typename Problem::element* x
     const WindowTiles<Problem, Tuning> tiles{batch};
     rings.init();
     __syncthreads();
-    const int warpgroup = threadIdx.x / 128, thread = threadIdx.x % 128;
-    if (warpgroup == Tuning::warpgroups) {
+    const int warpgroup = threadIdx.x / 128, thread = threadIdx.x - 128 * Tuning::warpgroups;
+    constexpr int loading = 32 * WindowRings<Problem, Tuning>::loading_warps;
+    if (warpgroup >= Tuning::warpgroups) {
         set_registers_down<Tuning::producer_registers>();
-        if (thread < 96) load_windows<Problem, Tuning>(x, batch, tiles, rings, thread);
-        else if (thread == 96) copy_filters<Problem, Tuning>(prepared, tiles, rings);
+        if (thread < loading) load_windows<Problem, Tuning>(x, batch, tiles, rings, thread);
+        else if (thread == loading) copy_filters<Problem, Tuning>(prepared, tiles, rings);
     } else {
         set_registers_up<Tuning::consumer_registers>();
         multiply_windows<Problem, Tuning>(bias, y, batch, tiles, rings, warpgroup);

@@ -80,8 +80,8 @@ struct PixelWindows {
     static constexpr int pixels = 64 * Tuning::warpgroups * Tuning::blocks;  // of a tile
     static constexpr int lines = pixels + Down::reach() * row + Right::reach();
     static constexpr int planes = Down::planes() * Right::planes();
-    static constexpr int all_lines = planes * lines;
-    static_assert(all_lines == Tuning::lines, "the host counts as many lines");
+    static constexpr int all_lines = planes * lines, pitch = all_lines + 1;  // with one that no tap sees
+    static_assert(pitch == Tuning::lines, "the host counts as many lines");
 
     // The line that the first pixel of a tile is for a tap.
     static __device__ __forceinline__ int line(int r, int s) {

@@ -10,6 +10,7 @@
 #include <lib/epilogue.cuh>
 #include <lib/pixel_windows.cuh>
 #include <lib/ptx/barrier.cuh>
+#include <lib/tensor_narrow_output.cuh>
 
 namespace leanconv {
 
@@ -25,10 +26,6 @@ struct WindowOutputs {
     static constexpr int pitch = 72, bytes = whole ? part * pitch * 2 : 0;
     static constexpr int units = (64 + 2 * (together - 1)) / together;  // of a row
 
-    // Sum i of a thread, of filter `k` of the group: `at` is where it goes.
-    static __device__ __forceinline__ T result(float sum, float added, const T* at, bool exists) {
-        return from_float<T>(finish<Problem>(sum, added, held_by<Problem>(at, exists)));
-    }
     static __device__ __forceinline__ float bias_of(const T* bias, int group, int k) {
         return Problem::bias && k < Problem::group_k ? to_float(bias[group * Problem::group_k + k]) : 0.0f;
     }
@@ -47,57 +44,73 @@ struct WindowOutputs {
             const int64 channel = static_cast<int64>(at[half].n) * Problem::k + group * Problem::group_k;
             to[half] = y + (channel + first_k + pair) * image + row * Problem::out_w + column;
         }
-        if constexpr (!whole) {
+        const int begin = Output(first).before(batch), end = Output(first + 64).before(batch);
+        const int aligned = begin - begin % together;
+        T* const square = reinterpret_cast<T*>(shared);
+        T* columns[2];
 #pragma unroll
-            for (int i = 0; i < count; ++i) {
-                const int filter = i / 4 * 8 + i % 2, half = i / 2 % 2;
-                if (!exists[half] || first_k + pair + filter >= Problem::group_k) continue;
-                const float added = bias_of(bias, group, first_k + pair + filter);
-                to[half][filter * image] = result(sums[i], added, to[half] + filter * image, true);
-            }
-        } else {
-            const int begin = Output(first).before(batch), end = Output(first + 64).before(batch);
-            const int aligned = begin - begin % together;
-            T* const square = reinterpret_cast<T*>(shared);
-            const int column[2] = {at[0].before(batch) - aligned, at[1].before(batch) - aligned};
+        for (int half = 0; half < 2; ++half) columns[half] = square + pair * pitch + at[half].before(batch) - aligned;
+        const PartStores stores(y, group, first_k, begin, end, aligned);
 #pragma unroll
-            for (int of_part = 0; of_part < filters; of_part += part) {
-                const int part_k = first_k + of_part;
-                if (Problem::group_k % filters != 0 && part_k >= Problem::group_k) break;
-                barrier_sync(1 + warpgroup, 128);  // the part before has been read
+        for (int of_part = 0; of_part < filters; of_part += part) {
+            if (Problem::group_k % filters != 0 && first_k + of_part >= Problem::group_k) break;
+            if (whole) barrier_sync(1 + warpgroup, 128);  // the part before has been read
 #pragma unroll
-                for (int i = 0; i < part / 2; ++i) {
-                    const int filter = i / 4 * 8 + i % 2, half = i / 2 % 2, k = part_k + pair + filter;
-                    const bool stored = exists[half] && k < Problem::group_k;
-                    const T value = result(sums[of_part / 2 + i], bias_of(bias, group, k),
-                                           to[half] + (of_part + filter) * image, stored);
-                    if (exists[half]) square[(pair + filter) * pitch + column[half]] = value;
+            for (int eight = 0; eight < part; eight += 8) {
+                const int k = first_k + of_part + eight + pair;
+                const float added[2] = {bias_of(bias, group, k), bias_of(bias, group, k + 1)};
+#pragma unroll
+                for (int half = 0; half < 2; ++half) {
+                    float v[2];
+#pragma unroll
+                    for (int i = 0; i < 2; ++i) {
+                        const T* const from = to[half] + (of_part + eight + i) * image;
+                        const float held = held_by<Problem>(from, exists[half] && k + i < Problem::group_k);
+                        v[i] = finish<Problem>(sums[(of_part + eight) / 2 + 2 * half + i], added[i], held);
+                    }
+                    const unsigned both = rounded_pair<T>(v[0], v[1]);
+#pragma unroll
+                    for (int i = 0; i < 2; ++i) {
+                        const T value{static_cast<unsigned short>(both >> 16 * i)};
+                        if (whole && exists[half]) columns[half][(eight + i) * pitch] = value;
+                        if (!whole && exists[half] && k + i < Problem::group_k)
+                            to[half][(of_part + eight + i) * image] = value;
+                    }
                 }
-                barrier_sync(1 + warpgroup, 128);
-                store_part(square, y, group, part_k, begin, end, aligned);
             }
+            if (!whole) continue;
+            barrier_sync(1 + warpgroup, 128);
+            stores.store(square, of_part, first_k);
         }
     }
 
-    // Outputs `begin` to `end` of the images, of `part` filters; the columns of `square` begin with the one of number `aligned`.
-    static __device__ __forceinline__ void store_part(const T* square, T* y, int group, int first_k, int begin, int end,
-                                                      int aligned) {
-        for (int item = threadIdx.x % 128; item < units * part; item += 128) {
-            const int filter = item / units, number = aligned + item % units * together, k = first_k + filter;
-            if (number >= end || (Problem::group_k % filters != 0 && k >= Problem::group_k)) continue;
-            const int n = number / static_cast<int>(image);
-            const T* const from = square + filter * pitch + (number - aligned);
-            T* const to = y + (static_cast<int64>(n) * Problem::k + group * Problem::group_k + k) * image +
-                          (number - n * static_cast<int>(image));
-            if (number >= begin && number + together <= end) {
-                copy_together(to, from);
-            } else {
+    // A thread's share of the stores of a part: the same outputs of every `step`-th filter.
+    struct PartStores {
+        static constexpr int step = 128 / units;
+        T* to;
+        int unit, filter, first, last;  // of the unit's outputs, those that the tile has
+        __device__ __forceinline__ PartStores(T* y, int group, int first_k, int begin, int end, int aligned)
+            : unit(threadIdx.x % 128 % units), filter(threadIdx.x % 128 / units) {
+            const int number = aligned + unit * together, n = number / static_cast<int>(image);
+            to = y + (static_cast<int64>(n) * Problem::k + group * Problem::group_k + first_k) * image +
+                 (number - n * static_cast<int>(image));
+            first = max(begin - number, 0), last = min(end - number, together);
+        }
+        __device__ __forceinline__ void store(const T* square, int of_part, int first_k) const {
+            if (filter >= step || last <= first) return;
 #pragma unroll
-                for (int i = 0; i < together; ++i)
-                    if (number + i >= begin && number + i < end) to[i] = from[i];
+            for (int i = 0; i < part; i += step) {
+                if (filter + i >= part || first_k + of_part + filter + i >= Problem::group_k) break;
+                const T* const from = square + (filter + i) * pitch + unit * together;
+                T* const at = to + (of_part + filter + i) * image;
+                if (first == 0 && last == together) {
+                    copy_together(at, from);
+                } else {
+                    for (int j = first; j < last; ++j) at[j] = from[j];
+                }
             }
         }
-    }
+    };
     static __device__ __forceinline__ void copy_together(T* to, const T* from) {
         if constexpr (together == 8) *reinterpret_cast<uint4*>(to) = *reinterpret_cast<const uint4*>(from);
         else if constexpr (together == 4) *reinterpret_cast<uint2*>(to) = *reinterpret_cast<const uint2*>(from);
