@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import ClassVar
 
@@ -145,15 +145,31 @@ def image_pixels(problem: ConvProblem) -> int:
     return rows.pitch * columns.pitch
 
 
+def _parts(problem: ConvProblem) -> list[PartialConvolution]:
+    """The convolutions of a call. Where each output sees the pixel of its own place, an image is one row of pixels."""
+    return [_flat(part) for part in single_parts(problem)]
+
+
+def _flat(part: PartialConvolution) -> PartialConvolution:
+    problem = part.problem
+    alone = (problem.r, problem.s, problem.stride, problem.padding) == (1, 1, (1, 1), (0, 0, 0, 0))
+    if not (alone and part.whole):
+        return part
+    pixels = problem.h * problem.w
+    return replace(
+        part, problem=replace(problem, h=1, w=pixels), view=replace(part.view, out_h=1, out_w=pixels)
+    )  # fmt: skip
+
+
 def _rounded(channels: int) -> int:
     """Channels, rounded up to those of whole products."""
     return ceil_div(channels, DEPTH) * DEPTH
 
 
-def _filter_bytes(problem: ConvProblem) -> int:
-    """Bytes of the prepared filters of a forward convolution (``WindowFilters`` of the kernels)."""
-    filters = ceil_div(problem.group_k, 8) * 8
-    return 2 * problem.groups * problem.r * problem.s * _rounded(problem.group_c) * filters
+def _filter_bytes(problem: ConvProblem, filters: int) -> int:
+    """Bytes of the prepared filters of a forward convolution, in tiles of so many (``WindowFilters`` of the kernels)."""
+    rounded = ceil_div(problem.group_k, filters) * filters
+    return 2 * problem.groups * problem.r * problem.s * _rounded(problem.group_c) * rounded
 
 
 def _producers(tile: Tile) -> int:
@@ -188,7 +204,7 @@ class TensorWindow(TimedAlgorithm):
             reasons.append(f"n={problem.n}: there are no images")
         if reasons:
             return reasons
-        for each in single_parts(problem):
+        for each in _parts(problem):
             part = each.problem
             if problem.n * image_pixels(part) > MOST_PIXELS:
                 return [f"n={problem.n}: with the zeros between them, images have more than {MOST_PIXELS} pixels"]
@@ -204,7 +220,8 @@ class TensorWindow(TimedAlgorithm):
         return "fp16"
 
     def prepared_bytes(self, problem: ConvProblem) -> int:
-        return sum(_filter_bytes(part.problem) for part in single_parts(problem))
+        parts = _parts(problem)
+        return max(sum(_filter_bytes(part.problem, filters) for part in parts) for _, _, filters in TILES)
 
     def _fitting(self, tile: Tile, parts: list[PartialConvolution], target: Target) -> WindowConfig | None:
         """The configuration of a tile: the longest chunks that fit, then the longest rings."""
@@ -223,7 +240,7 @@ class TensorWindow(TimedAlgorithm):
         return None
 
     def timed(self, problem: ConvProblem, target: Target) -> list[tuple[float, WindowConfig]]:
-        parts = single_parts(problem)
+        parts = _parts(problem)
         if not parts:
             # A layer whose windows see nothing but padding has a gradient of zeros, and nothing to tune.
             return [(0.0, WindowConfig(*next(iter(TILES)), DEPTH, 2, LEAST_STAGES, 1, *REGISTERS[1]))]
@@ -249,10 +266,10 @@ class TensorWindow(TimedAlgorithm):
 
     def plan(self, problem: ConvProblem, config: WindowConfig, target: Target) -> Plan:
         first, prepare, launches = 0, [], []
-        for part in single_parts(problem):
-            prepare.append(_filter_launch(problem, part, first))
+        for part in _parts(problem):
+            prepare.append(_filter_launch(problem, part, config, first))
             launches.append(self._launch(problem, part, config, first, target))
-            first += _filter_bytes(part.problem) // item_bytes(problem.dtype)
+            first += _filter_bytes(part.problem, config.filters) // item_bytes(problem.dtype)
         gradient = problem.op == "dgrad" and not problem.accumulate
         zeros = input_gradient.zero_launch(problem) if gradient else None
         return Plan(
@@ -279,7 +296,7 @@ class TensorWindow(TimedAlgorithm):
         )
 
 
-def _filter_launch(problem: ConvProblem, part: PartialConvolution, first: int) -> Launch:
+def _filter_launch(problem: ConvProblem, part: PartialConvolution, config: WindowConfig, first: int) -> Launch:
     """The launch that rearranges the filters of a part, to element ``first`` of the prepared ones."""
     element, forward = DTYPES[problem.dtype].ctype, part.problem
     gradient = problem.op == "dgrad"
@@ -293,13 +310,14 @@ def _filter_launch(problem: ConvProblem, part: PartialConvolution, first: int) -
             ("element", element),
             *((name, getattr(forward, name)) for name in names),
             ("gradient", gradient),
-            *((name, taps.get(name, 0)) for name in
-              ("layer_r", "layer_s", "last_row", "last_column", "apart_h", "apart_w")),
+            *(
+                (name, taps.get(name, 0))
+                for name in ("layer_r", "layer_s", "last_row", "last_column", "apart_h", "apart_w")
+            ),
             ("first_prepared", first),
         ),  # fmt: skip
-        tuning=(("threads", THREADS),),
+        tuning=(("threads", THREADS), ("filters", config.filters), ("chunk", config.chunk)),
         arguments=(Pointer("w", element), Pointer("prepared", element, written=True)),
-        grid=ceil_div(_filter_bytes(forward) // 16, THREADS),
+        grid=ceil_div(_filter_bytes(forward, config.filters) // 16, THREADS),
         block=THREADS,
     )
-

@@ -18,6 +18,7 @@
 #include <lib/element.cuh>
 #include <lib/pixel_windows.cuh>
 #include <lib/ptx/bulk_copy.cuh>
+#include <lib/ptx/prefetch.cuh>
 #include <lib/ptx/registers.cuh>
 #include <lib/ptx/shared.cuh>
 #include <lib/ptx/wgmma.cuh>
@@ -36,7 +37,7 @@ struct WindowTiles {
     __device__ __forceinline__ int count() const {
         return (static_cast<int>(batch) * Windows::image + Windows::pixels - 1) / Windows::pixels * of_pixels;
     }
-    static __device__ __forceinline__ int first_k(int tile) { return tile % of_group * Tuning::filters; }
+    static __device__ __forceinline__ int filters(int tile) { return tile % of_group; }
     static __device__ __forceinline__ int group(int tile) { return tile / of_group % Problem::groups; }
     static __device__ __forceinline__ int first_pixel(int tile) { return tile / of_pixels * Windows::pixels; }
 };
@@ -48,8 +49,7 @@ struct WindowRings {
     using Windows = PixelWindows<Problem, Tuning>;
     static constexpr int taps = Problem::r * Problem::s, eights = Tuning::chunk / 8;
     static constexpr int window_bytes = eights * Windows::pitch * 16, filter_bytes = eights * Tuning::filters * 16;
-    static constexpr int chunks = ceil_div(Problem::group_c, 16) * 16 / Tuning::chunk;
-    static_assert(chunks * Tuning::chunk == ceil_div(Problem::group_c, 16) * 16, "chunks are whole");
+    static constexpr int chunks = WindowFilters<Problem, Tuning>::chunks;
     static constexpr int filters_at = Tuning::windows * window_bytes, lines_at = filters_at + Tuning::stages * filter_bytes;
     static constexpr int outputs_at = lines_at + ceil_div(4 * taps, 16) * 16;
     static constexpr int outputs_bytes = WindowOutputs<Problem, Tuning>::bytes;  // of a warpgroup
@@ -162,7 +162,9 @@ struct WindowLoader {
         return (end / Windows::row - from / Windows::row) * of_row + end % Windows::row / count -
                from % Windows::row / count + 1;
     }
-    // Stores `chunk` channels from `first_c` of the group on of all lines, which begin with the pixel of number `first`.
+    // Stores `chunk` channels from `first_c` of the group on of all lines, which begin with the pixel of number `first`; or
+    // brings them to the L2 cache.
+    template <bool ahead>
     static __device__ __forceinline__ void load(const T* x, unsigned char* window, long long batch, int first, int group,
                                                 int first_c, int thread) {
 #pragma unroll 1
@@ -183,6 +185,12 @@ struct WindowLoader {
                 const int c = first_c + eight * 8;
                 const int64 channel = static_cast<int64>(n) * Problem::c + group * Problem::group_c + c;
                 const T* const at = x + channel * apart + h * Problem::w + w;
+                if constexpr (ahead) {
+#pragma unroll
+                    for (int i = 0; i < 8 * at_once; ++i)
+                        if (inside && (Problem::group_c % 16 == 0 || c + i < Problem::group_c)) prefetch_l2(at + static_cast<int64>(i) * apart);
+                    continue;
+                }
                 EightChannels<count> channels[at_once];
 #pragma unroll
                 for (int i = 0; i < at_once; ++i) {
@@ -219,12 +227,18 @@ __device__ __forceinline__ void load_windows(const typename Problem::element* x,
     for (int tile = blockIdx.x; tile < tiles.count(); tile += gridDim.x)
         for (int chunk = 0; chunk < WindowRings<Problem, Tuning>::chunks; ++chunk) {
             mbarrier_wait_parity(rings.window_free(place.stage), place.parity ^ 1);
-            WindowLoader<Problem, Tuning>::load(x, rings.window(place.stage), batch, tiles.first_pixel(tile),
-                                                tiles.group(tile), chunk * Tuning::chunk, thread);
+            using Loader = WindowLoader<Problem, Tuning>;
+            Loader::template load<false>(x, rings.window(place.stage), batch, tiles.first_pixel(tile), tiles.group(tile),
+                                         chunk * Tuning::chunk, thread);
             fence_proxy_async();
             __syncwarp();
             if (thread % 32 == 0) mbarrier_arrive(rings.window_full(place.stage));
             place.advance();
+            const bool more = chunk + 1 < WindowRings<Problem, Tuning>::chunks;
+            const int next = more ? tile : tile + gridDim.x;
+            if (next < tiles.count())
+                Loader::template load<true>(x, nullptr, batch, tiles.first_pixel(next), tiles.group(next),
+                                            more ? (chunk + 1) * Tuning::chunk : 0, thread);
         }
 }
 
@@ -233,24 +247,20 @@ template <class Problem, class Tuning>
 __device__ __forceinline__ void copy_filters(const typename Problem::element* prepared,
                                              const WindowTiles<Problem, Tuning>& tiles,
                                              const WindowRings<Problem, Tuning>& rings) {
-    using F = WindowFilters<Problem>;
+    using F = WindowFilters<Problem, Tuning>;
     using Rings = WindowRings<Problem, Tuning>;
     const uint4* const all = reinterpret_cast<const uint4*>(prepared + Problem::first_prepared);
     RingPlace<Tuning::stages> place;
-    for (int tile = blockIdx.x; tile < tiles.count(); tile += gridDim.x) {
-        const int first_k = tiles.first_k(tile), group = tiles.group(tile);
-        const int bytes = min(Tuning::filters, F::filters - first_k) * 16;
-        for (int chunk = 0; chunk < Rings::chunks; ++chunk)
+    for (int tile = blockIdx.x; tile < tiles.count(); tile += gridDim.x)
+        for (int chunk = 0; chunk < F::chunks; ++chunk)
             for (int tap = 0; tap < F::taps; ++tap) {
                 mbarrier_wait_parity(rings.filters_free(place.stage), place.parity ^ 1);
-                mbarrier_arrive_expect_tx(rings.filters_full(place.stage), Rings::eights * bytes);
-                for (int i = 0; i < Rings::eights; ++i)
-                    cp_async_bulk_shared_global(rings.filters(place.stage) + i * Tuning::filters * 16,
-                                                all + F::at(group, tap, chunk * Rings::eights + i, first_k), bytes,
-                                                rings.filters_full(place.stage));
+                mbarrier_arrive_expect_tx(rings.filters_full(place.stage), Rings::filter_bytes);
+                cp_async_bulk_shared_global(rings.filters(place.stage),
+                                            all + F::stage(tiles.group(tile), tiles.filters(tile), chunk, tap),
+                                            Rings::filter_bytes, rings.filters_full(place.stage));
                 place.advance();
             }
-    }
 }
 
 template <int count>
@@ -318,7 +328,7 @@ __device__ __forceinline__ void multiply_windows(const typename Problem::result*
         for (int block = 0; block < Tuning::blocks; ++block)
             WindowOutputs<Problem, Tuning>::store(sums[block], rings.outputs(warpgroup), bias, y, batch,
                                                   tiles.first_pixel(tile) + first_row + block * 64, tiles.group(tile),
-                                                  tiles.first_k(tile), warpgroup);
+                                                  tiles.filters(tile) * Tuning::filters, warpgroup);
     }
 }
 

@@ -1,5 +1,6 @@
-// Filters of NCHW as tensor_window copies them: eight channels of one tap side by side, 16 bytes, then the filters of a group,
-// then the next eight channels, then the next tap. Bytes: the filters read and written once.
+// Filters of NCHW as tensor_window copies them: what a stage has, `chunk` channels of one tap of a tile's filters, lies together.
+// There eight channels of a filter lie side by side, 16 bytes, then the other filters, then the next eight channels. Bytes:
+// the filters read and written once.
 #pragma once
 
 #include <lib/element.cuh>
@@ -8,15 +9,17 @@
 namespace leanconv {
 
 // Where eights of channels lie among prepared filters, counted in eights. Channels are rounded up to sixteens, which a
-// product takes, and filters to eights.
-template <class Problem>
+// product takes, and filters to whole tiles.
+template <class Problem, class Tuning>
 struct WindowFilters {
-    static constexpr int eights = ceil_div(Problem::group_c, 16) * 2, filters = ceil_div(Problem::group_k, 8) * 8;
-    static constexpr int taps = Problem::r * Problem::s;
+    static constexpr int taps = Problem::r * Problem::s, of_chunk = Tuning::chunk / 8;
+    static constexpr int eights = ceil_div(Problem::group_c, 16) * 2, chunks = eights / of_chunk;
+    static_assert(chunks * of_chunk == eights, "chunks are whole");
+    static constexpr int tiles = ceil_div(Problem::group_k, Tuning::filters), filters = tiles * Tuning::filters;
     static constexpr int64 of_group = static_cast<int64>(taps) * eights * filters;
 
-    static __host__ __device__ constexpr int64 at(int group, int tap, int eight, int filter) {
-        return group * of_group + (static_cast<int64>(tap) * eights + eight) * filters + filter;
+    static __host__ __device__ constexpr int64 stage(int group, int tile, int chunk, int tap) {
+        return (((static_cast<int64>(group) * tiles + tile) * chunks + chunk) * taps + tap) * of_chunk * Tuning::filters;
     }
 };
 
@@ -26,7 +29,7 @@ struct WindowFilters {
 template <class Problem, class Tuning>
 __device__ __forceinline__ void window_filters(const typename Problem::element* __restrict__ w,
                                                typename Problem::element* __restrict__ prepared) {
-    using F = WindowFilters<Problem>;
+    using F = WindowFilters<Problem, Tuning>;
     constexpr int layer_taps = Problem::layer_r * Problem::layer_s;
     constexpr int64 channel = static_cast<int64>(Problem::gradient ? Problem::group_k : 1) * layer_taps;
     constexpr int64 filter_of = static_cast<int64>(Problem::gradient ? 1 : Problem::group_c) * layer_taps;
@@ -52,8 +55,9 @@ __device__ __forceinline__ void window_filters(const typename Problem::element* 
         }
         words[i] = two[0] | two[1] << 16;
     }
-    uint4* const to = reinterpret_cast<uint4*>(prepared + Problem::first_prepared) + F::at(group, tap, eight, filter);
-    *to = make_uint4(words[0], words[1], words[2], words[3]);
+    uint4* const to = reinterpret_cast<uint4*>(prepared + Problem::first_prepared) +
+                      F::stage(group, filter / Tuning::filters, eight / F::of_chunk, tap);
+    to[eight % F::of_chunk * Tuning::filters + filter % Tuning::filters] = make_uint4(words[0], words[1], words[2], words[3]);
 }
 
 }  // namespace leanconv
