@@ -29,9 +29,8 @@ from leanconv.problem import ConvProblem, Precision
 DEPTH = 16
 #: Channels of a window, at most, and the stages of the rings of windows and of filters, at least and at most.
 MOST_CHUNK, LEAST_STAGES, MOST_STAGES = 64, 3, 8
-#: Registers of consumers, and of producers, which hold the pixels that they have asked for; by how many warpgroups of
-#: producers there are.
-REGISTERS = {1: (192, 120), 2: (192, 64)}
+#: Registers of consumers and of producers, of which there are one or two warpgroups, by the sums of a consumer's thread.
+REGISTERS = {(1, 128): (192, 120), (2, 128): (184, 72), (2, 64): (144, 112)}
 #: Pixels of all images, with the zeros between them, that the kernel counts.
 MOST_PIXELS = 2**31 - 2**20
 #: Outputs of a filter that lie side by side in shared memory.
@@ -172,10 +171,15 @@ def _filter_bytes(problem: ConvProblem, filters: int) -> int:
     return 2 * problem.groups * problem.r * problem.s * _rounded(problem.group_c) * rounded
 
 
-def _producers(tile: Tile) -> int:
-    """Warpgroups of producers: two where one product of 64 pixels leaves them registers (ptxas counts those of 512
-    threads, 128 each, and the sums of 256 filters with what a product needs besides are 154)."""
-    return 1 if tile[2] > 128 else 2
+def _producers(tile: Tile) -> tuple[int, int, int]:
+    """Warpgroups of producers, and registers of consumers and producers.
+
+    Two, unless a product of 64 pixels has 256 filters: ptxas lets it have the 128 registers that a thread of 512 begins
+    with, and it needs 154.
+    """
+    _, blocks, filters = tile
+    producers = 1 if filters > 128 else 2
+    return producers, *REGISTERS[producers, 128 if blocks * filters > 128 else 64]
 
 
 def _tiles(problem: ConvProblem, config: WindowConfig) -> int:
@@ -231,8 +235,7 @@ class TensorWindow(TimedAlgorithm):
             if channels % chunk:
                 continue
             for windows in (4, 3, 2) if one_tap else (2,):
-                producers = _producers(tile)
-                bare = WindowConfig(*tile, chunk, windows, 0, producers, *REGISTERS[producers])
+                bare = WindowConfig(*tile, chunk, windows, 0, *_producers(tile))
                 left = target.shared_per_block - max(bare.shared_bytes(part) for part in parts)
                 stages = min(MOST_STAGES, left // (bare.filter_bytes + 16))
                 if stages >= LEAST_STAGES:
@@ -243,7 +246,8 @@ class TensorWindow(TimedAlgorithm):
         parts = _parts(problem)
         if not parts:
             # A layer whose windows see nothing but padding has a gradient of zeros, and nothing to tune.
-            return [(0.0, WindowConfig(*next(iter(TILES)), DEPTH, 2, LEAST_STAGES, 1, *REGISTERS[1]))]
+            tile = next(iter(TILES))
+            return [(0.0, WindowConfig(*tile, DEPTH, 2, LEAST_STAGES, *_producers(tile)))]
         configs = (self._fitting(tile, parts, target) for tile in TILES)
         return by_time((self._cycles(problem, parts, config, target), config) for config in configs if config)
 

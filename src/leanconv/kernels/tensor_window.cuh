@@ -18,7 +18,6 @@
 #include <lib/element.cuh>
 #include <lib/pixel_windows.cuh>
 #include <lib/ptx/bulk_copy.cuh>
-#include <lib/ptx/prefetch.cuh>
 #include <lib/ptx/registers.cuh>
 #include <lib/ptx/shared.cuh>
 #include <lib/ptx/wgmma.cuh>
@@ -141,105 +140,126 @@ struct EightChannels {
     }
 };
 
-// The warps that load pixels: all of the producers' but the last.
+// What a lane loads at once of a window: a unit of neighbouring pixels, `at_once` times eight channels.
 template <class Problem, class Tuning>
-struct WindowLoader {
+struct WindowUnit {
     using T = typename Problem::element;
     using Windows = PixelWindows<Problem, Tuning>;
     using Rings = WindowRings<Problem, Tuning>;
     using Down = typename Windows::Down;
     using Right = typename Windows::Right;
-    static constexpr int threads = 32 * Rings::loading_warps, apart = Problem::h * Problem::w;
-    // Neighbours that lie aligned in every row: a unit of a row.
+    static constexpr int apart = Problem::h * Problem::w;
+    // Neighbours that lie aligned in every row.
     static constexpr int count = Problem::stride_w > 1 ? 1 : Problem::w % 4 == 0 ? 4 : Problem::w % 2 == 0 ? 2 : 1;
+    static constexpr int at_once = gcd(Rings::eights, (count == 4 ? 1 : 2) * (Tuning::producers == 1 ? 2 : 1));
+    // Units of a row, and of the lines of a plane at most, which begin and end anywhere in a row.
     static constexpr int of_row = ceil_div(Windows::row, count);
-    // Eights of channels that a thread loads at once: as many as registers hold.
-    static constexpr int at_once = gcd(Rings::eights, count == 1 ? 4 : 16 / count / Tuning::producers);
+    static constexpr int of_lines = count == 1 ? Windows::lines
+                                               : (Windows::lines - 1) / Windows::row * of_row +
+                                                     (Windows::lines - 1) % Windows::row / count + 3;
+    static constexpr int of_eights = Windows::planes * of_lines, of_window = of_eights * (Rings::eights / at_once);
+    EightChannels<count> channels[at_once];
+    int line, column, number, eight;
 
-    // Units of a plane whose lines begin with the pixel of number `from`.
-    static __device__ __forceinline__ int units_from(int from) {
-        const int end = from + Windows::lines - 1;
-        return (end / Windows::row - from / Windows::row) * of_row + end % Windows::row / count -
-               from % Windows::row / count + 1;
+    // Unit `unit` of the window whose lines begin with the pixel of number `first`, from channel `first_c` of the group on.
+    __device__ __forceinline__ void load(const T* x, long long batch, int first, int group, int first_c, int unit) {
+        eight = unit / of_eights * at_once, number = unit % of_eights / of_lines;
+        const int down = Down::numbered(number / Right::planes()), right = Right::numbered(number % Right::planes());
+        // NOTE: numbers before the first image are those of images before, counted from two before.
+        const int from = first + 2 * Windows::image + Down::moved(Down::first_tap(down)) * Windows::row +
+                         Right::moved(Right::first_tap(right));
+        const int place = from % Windows::row / count + unit % of_lines, row = from / Windows::row + place / of_row;
+        column = place % of_row * count, line = row * Windows::row + column - from;
+        const int n = row / Windows::rows - 2, h = row % Windows::rows * Problem::stride_h + down;
+        const int w = column * Problem::stride_w + right, c = first_c + eight * 8;
+        const bool inside = n >= 0 && n < batch && h < Problem::h && w < Problem::w && unit < of_window;
+        const int64 channel = static_cast<int64>(n) * Problem::c + group * Problem::group_c + c;
+        const T* const at = x + channel * apart + h * Problem::w + w;
+#pragma unroll
+        for (int i = 0; i < at_once; ++i) {
+            const int exist = Problem::group_c % 16 == 0 ? 8 : Problem::group_c - c - i * 8;
+            channels[i].load(at + static_cast<int64>(i) * 8 * apart, apart, inside ? exist : 0);
+        }
     }
-    // Stores `chunk` channels from `first_c` of the group on of all lines, which begin with the pixel of number `first`; or
-    // brings them to the L2 cache.
-    template <bool ahead>
-    static __device__ __forceinline__ void load(const T* x, unsigned char* window, long long batch, int first, int group,
-                                                int first_c, int thread) {
-#pragma unroll 1
-        for (int number = 0; number < Windows::planes; ++number) {
-            const int down = Down::numbered(number / Right::planes()), right = Right::numbered(number % Right::planes());
-            // NOTE: numbers before the first image are those of images before, counted from two before.
-            const int from = first + 2 * Windows::image + Down::moved(Down::first_tap(down)) * Windows::row +
-                             Right::moved(Right::first_tap(right));
-            const int units = units_from(from);
-#pragma unroll 1
-            for (int item = thread; item < units * (Rings::eights / at_once); item += threads) {
-                const int eight = item / units * at_once, place = from % Windows::row / count + item % units;
-                const int row = from / Windows::row + place / of_row, column = place % of_row * count;
-                const int line = row * Windows::row + column - from;
-                const int n = row / Windows::rows - 2, h = row % Windows::rows * Problem::stride_h + down;
-                const int w = column * Problem::stride_w + right;
-                const bool inside = n >= 0 && n < batch && h < Problem::h && w < Problem::w;
-                const int c = first_c + eight * 8;
-                const int64 channel = static_cast<int64>(n) * Problem::c + group * Problem::group_c + c;
-                const T* const at = x + channel * apart + h * Problem::w + w;
-                if constexpr (ahead) {
+    __device__ __forceinline__ void store(unsigned char* window, int lane) {
+        // NOTE: past the last unit `eight` is past the last channels: what is of no window goes to a line that no tap sees.
+        unsigned char* const to = window + min(eight, Rings::eights - at_once) * Windows::pitch * 16;
+        const int own = EightChannels<count>::first_pixel(lane);
+        int lines[count];
 #pragma unroll
-                    for (int i = 0; i < 8 * at_once; ++i)
-                        if (inside && (Problem::group_c % 16 == 0 || c + i < Problem::group_c)) prefetch_l2(at + static_cast<int64>(i) * apart);
-                    continue;
-                }
-                EightChannels<count> channels[at_once];
+        for (int j = 0; j < count; ++j) {
+            const int pixel = (own + j) % count, place = line + pixel;
+            const bool seen = place >= 0 && place < Windows::lines && column + pixel < Windows::row && eight < Rings::eights;
+            lines[j] = seen ? number * Windows::lines + place : Windows::all_lines;
+        }
 #pragma unroll
-                for (int i = 0; i < at_once; ++i) {
-                    const int exist = Problem::group_c % 16 == 0 ? 8 : Problem::group_c - c - i * 8;
-                    channels[i].load(at + static_cast<int64>(i) * 8 * apart, apart, inside ? exist : 0);
-                }
-                unsigned char* const to = window + eight * Windows::pitch * 16;
-                const int own = EightChannels<count>::first_pixel(thread % 32);
-                int lines[count];
+        for (int i = 0; i < at_once; ++i) {
+            channels[i].turn(own);
 #pragma unroll
-                for (int j = 0; j < count; ++j) {
-                    // What is not of the window goes to a line that no tap sees.
-                    const int pixel = (own + j) % count, place = line + pixel;
-                    const bool seen = place >= 0 && place < Windows::lines && column + pixel < Windows::row;
-                    lines[j] = seen ? number * Windows::lines + place : Windows::all_lines;
-                }
-#pragma unroll
-                for (int i = 0; i < at_once; ++i) {
-                    channels[i].turn(own);
-#pragma unroll
-                    for (int j = 0; j < count; ++j)
-                        *reinterpret_cast<uint4*>(to + (i * Windows::pitch + lines[j]) * 16) = channels[i].pixel(j);
-                }
-            }
+            for (int j = 0; j < count; ++j)
+                *reinterpret_cast<uint4*>(to + (i * Windows::pitch + lines[j]) * 16) = channels[i].pixel(j);
         }
     }
 };
 
+// The share of a warp in all windows: units by 32, which go round the warps and on to the next window, as many for each.
+template <class Problem, class Tuning>
+struct WindowWalk {
+    using Rings = WindowRings<Problem, Tuning>;
+    static constexpr int warps = Rings::loading_warps, of_window = ceil_div(WindowUnit<Problem, Tuning>::of_window, 32);
+    const WindowTiles<Problem, Tuning>& tiles;
+    RingPlace<Tuning::windows> place;
+    int tile, chunk = 0, warp, first;  // `first`: the warp that the window's first unit is of, before this one
+
+    __device__ __forceinline__ WindowWalk(const WindowTiles<Problem, Tuning>& tiles, int warp)
+        : tiles(tiles), tile(blockIdx.x), warp(warp), first(warp) {}
+    __device__ __forceinline__ bool valid() const { return tile < tiles.count(); }
+    // NOTE: where a warp has nothing of a window, it has a unit past the last.
+    __device__ __forceinline__ bool is_last() const { return first + warps >= of_window; }
+    __device__ __forceinline__ void advance() {
+        const bool last = is_last();
+        first += warps;
+        if (!last) return;
+        warp = (warp + warps - of_window % warps) % warps;
+        first = warp;
+        place.advance();
+        if (++chunk == Rings::chunks) chunk = 0, tile += gridDim.x;
+    }
+};
+
+// The warps that load pixels: all of the producers' but the last. While a warp stores what it loaded, its next loads are under
+// way.
 template <class Problem, class Tuning>
 __device__ __forceinline__ void load_windows(const typename Problem::element* x, long long batch,
                                              const WindowTiles<Problem, Tuning>& tiles,
                                              const WindowRings<Problem, Tuning>& rings, int thread) {
-    RingPlace<Tuning::windows> place;
-    for (int tile = blockIdx.x; tile < tiles.count(); tile += gridDim.x)
-        for (int chunk = 0; chunk < WindowRings<Problem, Tuning>::chunks; ++chunk) {
-            mbarrier_wait_parity(rings.window_free(place.stage), place.parity ^ 1);
-            using Loader = WindowLoader<Problem, Tuning>;
-            Loader::template load<false>(x, rings.window(place.stage), batch, tiles.first_pixel(tile), tiles.group(tile),
-                                         chunk * Tuning::chunk, thread);
+    const int lane = thread % 32;
+    WindowWalk<Problem, Tuning> walk(tiles, thread / 32);
+    using Unit = WindowUnit<Problem, Tuning>;
+    const auto load = [&](Unit& unit) {
+        unit.load(x, batch, tiles.first_pixel(walk.tile), tiles.group(walk.tile), walk.chunk * Tuning::chunk,
+                  walk.first * 32 + lane);
+    };
+    // Whether there is another unit.
+    const auto step = [&](Unit& now, Unit& next) {
+        const auto place = walk.place;
+        const bool last = walk.is_last();
+        walk.advance();
+        const bool more = walk.valid();
+        if (more) load(next);
+        mbarrier_wait_parity(rings.window_free(place.stage), place.parity ^ 1);
+        now.store(rings.window(place.stage), lane);
+        if (last) {
             fence_proxy_async();
             __syncwarp();
-            if (thread % 32 == 0) mbarrier_arrive(rings.window_full(place.stage));
-            place.advance();
-            const bool more = chunk + 1 < WindowRings<Problem, Tuning>::chunks;
-            const int next = more ? tile : tile + gridDim.x;
-            if (next < tiles.count())
-                Loader::template load<true>(x, nullptr, batch, tiles.first_pixel(next), tiles.group(next),
-                                            more ? (chunk + 1) * Tuning::chunk : 0, thread);
+            if (lane == 0) mbarrier_arrive(rings.window_full(place.stage));
         }
+        return more;
+    };
+    if (!walk.valid()) return;
+    Unit even, odd;
+    load(even);
+    while (step(even, odd) && step(odd, even)) {}
 }
 
 // One thread's copies of filters.
