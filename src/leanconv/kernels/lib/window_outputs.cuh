@@ -84,30 +84,43 @@ struct WindowOutputs {
         }
     }
 
-    // A thread's share of the stores of a part: the same outputs of every `step`-th filter.
+    // A thread's share of the stores of a part. Whole units: the same one of every `step`-th filter. The outputs before the
+    // first and behind the last whole one: the same of every `edge_step`-th filter.
     struct PartStores {
-        static constexpr int step = 128 / units;
+        static constexpr int step = 128 / units, edges = 2 * together, edge_step = 128 / edges;
         T* to;
-        int unit, filter, first, last;  // of the unit's outputs, those that the tile has
-        __device__ __forceinline__ PartStores(T* y, int group, int first_k, int begin, int end, int aligned)
-            : unit(threadIdx.x % 128 % units), filter(threadIdx.x % 128 / units) {
-            const int number = aligned + unit * together, n = number / static_cast<int>(image);
-            to = y + (static_cast<int64>(n) * Problem::k + group * Problem::group_k + first_k) * image +
-                 (number - n * static_cast<int>(image));
-            first = max(begin - number, 0), last = min(end - number, together);
+        T* edge_to;
+        int column, filter, edge_column, edge_filter;  // columns of the square
+        __device__ __forceinline__ PartStores(T* y, int group, int first_k, int begin, int end, int aligned) {
+            const int thread = threadIdx.x % 128;
+            column = thread % units * together, filter = thread / units;
+            to = place(y, group, first_k, aligned + column);
+            if (filter >= step || aligned + column < begin || aligned + column + together > end) filter = part;
+            // NOTE: where a unit has both ends, its outputs are those before the first whole one.
+            const int before = begin - aligned, whole_end = (end - aligned) / together * together, edge = thread % edges;
+            const int first_end = before == 0 ? 0 : min(together, end - aligned);
+            edge_column = edge < together ? edge : whole_end + edge - together, edge_filter = thread / edges;
+            edge_to = place(y, group, first_k, aligned + edge_column);
+            const bool first = edge < together && edge >= before && edge < first_end;
+            const bool last = edge >= together && edge_column >= first_end && aligned + edge_column < end;
+            if (!first && !last) edge_filter = part;
+        }
+        static __device__ __forceinline__ T* place(T* y, int group, int first_k, int number) {
+            const int n = number / static_cast<int>(image);
+            return y + (static_cast<int64>(n) * Problem::k + group * Problem::group_k + first_k) * image +
+                   (number - n * static_cast<int>(image));
         }
         __device__ __forceinline__ void store(const T* square, int of_part, int first_k) const {
-            if (filter >= step || last <= first) return;
+            const int exist = min(part, Problem::group_k - first_k - of_part);
 #pragma unroll
-            for (int i = 0; i < part; i += step) {
-                if (filter + i >= part || first_k + of_part + filter + i >= Problem::group_k) break;
-                const T* const from = square + (filter + i) * pitch + unit * together;
-                T* const at = to + (of_part + filter + i) * image;
-                if (first == 0 && last == together) {
-                    copy_together(at, from);
-                } else {
-                    for (int j = first; j < last; ++j) at[j] = from[j];
-                }
+            for (int i = 0; i < part; i += step)
+                if (filter + i < exist)
+                    copy_together(to + (of_part + filter + i) * image, square + (filter + i) * pitch + column);
+            if constexpr (together > 1) {
+#pragma unroll
+                for (int i = 0; i < part; i += edge_step)
+                    if (edge_filter + i < exist)
+                        edge_to[(of_part + edge_filter + i) * image] = square[(edge_filter + i) * pitch + edge_column];
             }
         }
     };
