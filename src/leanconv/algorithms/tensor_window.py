@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from math import gcd
 from typing import ClassVar
 
 from leanconv.algorithms import input_gradient
@@ -19,7 +20,7 @@ from leanconv.algorithms.base import (
     variant,
 )
 from leanconv.algorithms.input_gradient import PartialConvolution, single_parts
-from leanconv.algorithms.tensor_gemm import FLOPS_PER_CYCLE, wgmma_limits
+from leanconv.algorithms.tensor_gemm import wgmma_limits
 from leanconv.algorithms.tiles import conv_arguments, gradient_limits, view_constants
 from leanconv.dtypes import DTYPES, item_bytes
 from leanconv.plan import Launch, Plan, Pointer, Target
@@ -29,10 +30,10 @@ from leanconv.problem import ConvProblem, Precision
 DEPTH = 16
 #: Channels of a window, at most, and the stages of the rings of windows and of filters, at least and at most.
 MOST_CHUNK, LEAST_STAGES, MOST_STAGES = 64, 3, 8
-#: Registers of consumers and of producers, of which there are one or two warpgroups, by the sums of a consumer's thread.
-REGISTERS = {(1, 128): (192, 120), (2, 128): (184, 72), (2, 64): (144, 112)}
+#: Registers of consumers and of producers, by the warpgroups of producers and the sums of a consumer's thread.
+REGISTERS = {(1, 128): (192, 120), (2, 128): (184, 72), (2, 64): (136, 120)}
 #: Pixels of all images, with the zeros between them, that the kernel counts.
-MOST_PIXELS = 2**31 - 2**20
+MOST_PIXELS = 2**30
 #: Outputs of a filter that lie side by side in shared memory.
 PITCH = 72
 #: Threads of the launch that rearranges filters.
@@ -86,19 +87,16 @@ class WindowConfig(Config):
 
 #: A tile: warpgroups, blocks of 64 pixels of each, filters.
 Tile = tuple[int, int, int]
-#: The TFLOP/s of each tile's stages.
-TILES: dict[Tile, float] = {
-    (2, 1, 256): 865,
-    (2, 2, 128): 865,
-    (2, 1, 128): 800,
-    (2, 2, 64): 695,
-    (2, 1, 64): 600,
-    (2, 1, 32): 400,
-}
-#: Bytes that the producers of a block load in a cycle.
-LOADED_PER_CYCLE = 12
-#: Cycles of a tile beside its stages, and before the first of a launch.
-TILE_CYCLES, FIRST_CYCLES = 4000, 10700
+TILES: tuple[Tile, ...] = ((2, 1, 256), (2, 2, 128), (2, 1, 128), (2, 2, 64), (2, 1, 64), (2, 1, 32))
+#: The times below were fitted together to 60 pairs of a layer and a tile (burst, H200), all but two within a fifth.
+#: Cycles of a stage: a share of those that the tensor cores take at full speed, and more.
+OF_STAGE = (0.94, 220)
+#: Cycles in which a warp loads and stores what it holds at once, and more for each register that holds it.
+OF_UNIT = (350, 43)
+#: Cycles of a tile beside its stages, and more for each filter of 64 pixels.
+OF_TILE = (1180, 9)
+#: Cycles before the first tile of a launch; of preparing filters, and bytes of them in a cycle.
+FIRST_CYCLES, PREPARE_CYCLES, PREPARED_PER_CYCLE = 8000, 4500, 540
 
 
 @dataclass(frozen=True)
@@ -114,15 +112,15 @@ class _Axis:
 @lru_cache(maxsize=1024)
 def _axis(taps: int, stride: int, dilation: int, pad: int, extent: int, outputs: int) -> _Axis:
     """The numbers of an axis."""
-    moves: dict[int, list[int]] = {}
+    planes: dict[int, list[int]] = {}
     for tap in range(taps):
         moved, plane = divmod(tap * dilation - pad, stride)
-        moves.setdefault(plane, []).append(moved)
+        planes.setdefault(plane, []).append(moved)
     pitch = outputs
-    for plane, moved in moves.items():
+    for plane, moves in planes.items():
         pixels = max(0, ceil_div(extent - plane, stride))
-        pitch = max(pitch, pixels + max(0, -min(moved), outputs + max(moved) - pixels))
-    return _Axis(len(moves), pitch, max(max(moved) - min(moved) for moved in moves.values()))
+        pitch = max(pitch, pixels + max(0, -min(moves), outputs + max(moves) - pixels))
+    return _Axis(len(planes), pitch, max(max(moves) - min(moves) for moves in planes.values()))
 
 
 def _axes(problem: ConvProblem) -> tuple[_Axis, _Axis]:
@@ -150,14 +148,23 @@ def _parts(problem: ConvProblem) -> list[PartialConvolution]:
 
 
 def _flat(part: PartialConvolution) -> PartialConvolution:
+    """The part with its images as rows, if it can be."""
     problem = part.problem
     alone = (problem.r, problem.s, problem.stride, problem.padding) == (1, 1, (1, 1), (0, 0, 0, 0))
     if not (alone and part.whole):
         return part
     pixels = problem.h * problem.w
-    return replace(
-        part, problem=replace(problem, h=1, w=pixels), view=replace(part.view, out_h=1, out_w=pixels)
-    )  # fmt: skip
+    return replace(part, problem=replace(problem, h=1, w=pixels), view=replace(part.view, out_h=1, out_w=pixels))
+
+
+def _tiles_for(problem: ConvProblem) -> list[Tile]:
+    """Those tiles of which half has not room for all filters.
+
+    NOTE: blocks of two sixty-fours that add to the output would spill registers.
+    """
+    filters = (problem.group_c if problem.op == "dgrad" else problem.group_k) - 1
+    fitting = [tile for tile in TILES if filters >= tile[2] // 2 or tile == TILES[-1]]
+    return [tile for tile in fitting if tile[1] == 1 or not problem.accumulate]
 
 
 def _rounded(channels: int) -> int:
@@ -166,7 +173,7 @@ def _rounded(channels: int) -> int:
 
 
 def _filter_bytes(problem: ConvProblem, filters: int) -> int:
-    """Bytes of the prepared filters of a forward convolution, in tiles of so many (``WindowFilters`` of the kernels)."""
+    """Bytes of the prepared filters of a forward convolution, in tiles of ``filters`` (``WindowFilters``)."""
     rounded = ceil_div(problem.group_k, filters) * filters
     return 2 * problem.groups * problem.r * problem.s * _rounded(problem.group_c) * rounded
 
@@ -180,6 +187,15 @@ def _producers(tile: Tile) -> tuple[int, int, int]:
     _, blocks, filters = tile
     producers = 1 if filters > 128 else 2
     return producers, *REGISTERS[producers, 128 if blocks * filters > 128 else 64]
+
+
+def _load_cycles(problem: ConvProblem, config: WindowConfig) -> float:
+    """Cycles in which the warps that load fill a window (``WindowUnit`` of the kernels)."""
+    pixels = gcd(problem.w, 4) if problem.stride[1] == 1 else 1
+    eights = config.chunk // 8
+    at_once = 1 if config.producer_registers < 100 else gcd(eights, 2 if pixels == 4 else 4)
+    units = window_lines(problem, config.pixels) / pixels * eights / at_once / 32 / (4 * config.producers - 1)
+    return units * (OF_UNIT[0] + OF_UNIT[1] * at_once * 8 * max(1, pixels // 2))
 
 
 def _tiles(problem: ConvProblem, config: WindowConfig) -> int:
@@ -208,16 +224,18 @@ class TensorWindow(TimedAlgorithm):
             reasons.append(f"n={problem.n}: there are no images")
         if reasons:
             return reasons
-        for each in _parts(problem):
-            part = each.problem
+        parts = _parts(problem)
+        for part in (each.problem for each in parts):
             if problem.n * image_pixels(part) > MOST_PIXELS:
                 return [f"n={problem.n}: with the zeros between them, images have more than {MOST_PIXELS} pixels"]
             if part.r * part.s > MOST_TAPS:
                 return [f"filters have {part.r * part.s} taps, more than {MOST_TAPS}"]
-            if not any(self._fitting(tile, [each], target) for tile in TILES):
-                lines = window_lines(part, 128)
-                return [f"windows of 128 outputs see {lines} pixels: two times {DEPTH} channels of them and filters "
-                        f"take more than {target.shared_per_block} bytes of shared memory"]  # fmt: skip
+        if parts and not any(self._fitting(tile, parts, target) for tile in _tiles_for(problem)):
+            lines = max(window_lines(part.problem, 128) for part in parts)
+            return [
+                f"windows of 128 outputs see {lines} pixels: two times {DEPTH} channels of them and the filters take "
+                f"more than the {target.shared_per_block} bytes of shared memory that a block has"
+            ]
         return []
 
     def arithmetic(self, problem: ConvProblem) -> Arithmetic:
@@ -225,7 +243,8 @@ class TensorWindow(TimedAlgorithm):
 
     def prepared_bytes(self, problem: ConvProblem) -> int:
         parts = _parts(problem)
-        return max(sum(_filter_bytes(part.problem, filters) for part in parts) for _, _, filters in TILES)
+        tiles = _tiles_for(problem)
+        return max(sum(_filter_bytes(part.problem, filters) for part in parts) for _, _, filters in tiles)
 
     def _fitting(self, tile: Tile, parts: list[PartialConvolution], target: Target) -> WindowConfig | None:
         """The configuration of a tile: the longest chunks that fit, then the longest rings."""
@@ -246,24 +265,25 @@ class TensorWindow(TimedAlgorithm):
         parts = _parts(problem)
         if not parts:
             # A layer whose windows see nothing but padding has a gradient of zeros, and nothing to tune.
-            tile = next(iter(TILES))
+            tile = TILES[-1]
             return [(0.0, WindowConfig(*tile, DEPTH, 2, LEAST_STAGES, *_producers(tile)))]
-        configs = (self._fitting(tile, parts, target) for tile in TILES)
+        configs = (self._fitting(tile, parts, target) for tile in _tiles_for(problem))
         return by_time((self._cycles(problem, parts, config, target), config) for config in configs if config)
 
     def _cycles(
         self, problem: ConvProblem, parts: list[PartialConvolution], config: WindowConfig, target: Target
     ) -> float:
-        speed = TILES[config.warpgroups, config.blocks, config.filters] * FLOPS_PER_CYCLE
         time = 0.0
         for part in (each.problem for each in parts):
-            flops = 2 * config.pixels * config.filters * part.r * part.s * config.chunk
-            loaded = 2 * config.chunk * window_lines(part, config.pixels)
+            full = config.chunk // DEPTH * config.warpgroups * config.blocks * config.filters // 2
+            multiplied = part.r * part.s * (OF_STAGE[0] * full + OF_STAGE[1])
             chunks = _rounded(part.group_c) // config.chunk
-            of_tile = chunks * max(flops / speed, loaded / LOADED_PER_CYCLE) + TILE_CYCLES
+            of_tile = chunks * max(multiplied, _load_cycles(part, config)) + OF_TILE[0]
+            of_tile += OF_TILE[1] * config.blocks * config.filters
             time += ceil_div(_tiles(part, config), target.multiprocessors) * of_tile + FIRST_CYCLES
+            time += PREPARE_CYCLES + _filter_bytes(part, config.filters) / PREPARED_PER_CYCLE
         memory = problem.bytes / target.bytes_per_cycle
-        return max(time, memory) + min(time, memory) / 8 + 2 * LAUNCH_CYCLES
+        return max(time, memory) + min(time, memory) / 8 + LAUNCH_CYCLES
 
     def order_of_sums(self, problem: ConvProblem, config: WindowConfig) -> Hashable:
         return config.chunk

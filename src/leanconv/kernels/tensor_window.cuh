@@ -151,7 +151,7 @@ struct WindowUnit {
     static constexpr int apart = Problem::h * Problem::w;
     // Neighbours that lie aligned in every row.
     static constexpr int count = Problem::stride_w > 1 ? 1 : Problem::w % 4 == 0 ? 4 : Problem::w % 2 == 0 ? 2 : 1;
-    static constexpr int at_once = gcd(Rings::eights, (count == 4 ? 1 : 2) * (Tuning::producer_registers > 100 ? 2 : 1));
+    static constexpr int at_once = gcd(Rings::eights, Tuning::producer_registers < 100 ? 1 : count == 4 ? 2 : 4);
     // Units of a row, and of the lines of a plane at most, which begin and end anywhere in a row.
     static constexpr int of_row = ceil_div(Windows::row, count);
     static constexpr int of_lines = count == 1 ? Windows::lines
