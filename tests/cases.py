@@ -321,6 +321,11 @@ def _narrow_cases() -> list[Case]:
     weight: dict[str, Any] = {"op": "wgrad"}
     half.add("weight-depthwise", 2, 6, 9, 12, 6, 3, 3, groups=6, **same, **weight)
     brain.add("weight-groups", 2, 6, 7, 8, 4, 3, 2, layouts=ALL, groups=2, stride=(2, 1), **same, **weight)
+    # Channels in several chunks, of windows that are loaded by fours.
+    first: tuple[Layout, ...] = ("NCHW",)
+    half.add("windows", 3, 80, 9, 12, 72, 3, 3, layouts=first, **both, **same)
+    brain.add("windows-one-by-one", 3, 144, 6, 6, 40, 1, 1, layouts=first, bias=True)
+    half.add("windows-stride", 2, 20, 9, 11, 40, 3, 4, layouts=first, stride=(2, 3), padding=(1, 0, 3, 2))
     # Whole rows of 16 bytes, which tensor copies bring: 16, 32 or 64 channels long; groups.
     last: tuple[Layout, ...] = ("NHWC",)
     half.add("copies", 2, 24, 9, 11, 133, 3, 3, layouts=last, padding=(1, 0, 2, 1), **both)

@@ -432,6 +432,7 @@ def test_explain_in_every_layout(layout: Layout, rng: np.random.Generator, host_
                 "tensor_gemm_narrow",
                 "tensor_gemm_tf32",
                 "tensor_weight_images",
+                "tensor_window",
                 "tensor_winograd",
             )
         )

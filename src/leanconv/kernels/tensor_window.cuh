@@ -165,14 +165,14 @@ struct WindowUnit {
     __device__ __forceinline__ void load(const T* x, long long batch, int first, int group, int first_c, int unit) {
         eight = unit / of_eights * at_once, number = unit % of_eights / of_lines;
         const int down = Down::numbered(number / Right::planes()), right = Right::numbered(number % Right::planes());
-        // NOTE: numbers before the first image are those of images before, counted from two before.
+        // NOTE: counted from two images before: what windows see before the first image are zeros of the one before.
         const int from = first + 2 * Windows::image + Down::moved(Down::first_tap(down)) * Windows::row +
                          Right::moved(Right::first_tap(right));
         const int place = from % Windows::row / count + unit % of_lines, row = from / Windows::row + place / of_row;
         column = place % of_row * count, line = row * Windows::row + column - from;
         const int n = row / Windows::rows - 2, h = row % Windows::rows * Problem::stride_h + down;
         const int w = column * Problem::stride_w + right, c = first_c + eight * 8;
-        const bool inside = n >= 0 && n < batch && h < Problem::h && w < Problem::w && unit < of_window;
+        const bool inside = n < batch && h < Problem::h && w < Problem::w && unit < of_window;
         const int64 channel = static_cast<int64>(n) * Problem::c + group * Problem::group_c + c;
         const T* const at = x + channel * apart + h * Problem::w + w;
 #pragma unroll
