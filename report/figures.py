@@ -37,6 +37,7 @@ _OWN = {
     "tensor_winograd": _Style("tensor_winograd", "#67001f"),
     "tensor_gemm_narrow": _Style("tensor_gemm_narrow", "#d6604d"),
     "tensor_gemm_tf32": _Style("tensor_gemm_tf32", "#f4a582"),
+    "tensor_window": _Style("tensor_window", "#8c2d04"),
     "im2win_fused": _Style("im2win_fused", "#d55e00"),
     "im2win": _Style("im2win", "#e69f00"),
     "implicit_gemm": _Style("implicit_gemm", "#f0e442"),

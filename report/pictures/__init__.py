@@ -11,6 +11,7 @@ NAMES = (
     "implicit_gemm",
     "layouts",
     "tensor_gemm",
+    "tensor_window",
     "tensor_winograd",
     "winograd1d",
     "winograd1d_wide",

@@ -23,7 +23,7 @@ from leanconv.algorithms.input_gradient import PartialConvolution, single_parts
 from leanconv.algorithms.tensor_gemm import wgmma_limits
 from leanconv.algorithms.tiles import conv_arguments, gradient_limits, view_constants
 from leanconv.dtypes import DTYPES, item_bytes
-from leanconv.plan import Launch, Plan, Pointer, Target
+from leanconv.plan import Launch, Plan, Pointer, Target, in_chain
 from leanconv.problem import ConvProblem, Precision
 
 #: Channels that a product takes.
@@ -211,7 +211,7 @@ class TensorWindow(TimedAlgorithm):
     """
 
     name = "tensor_window"
-    paper = "S. Markidis et al., NVIDIA tensor core programmability (2018); the windows of im2win, in shared memory"
+    paper = "S. Markidis et al., NVIDIA tensor core programmability (2018); S. Lu et al., im2win (2023)"
     tier: ClassVar[Precision] = "fp32"
     solves = "conv2d"
     dtypes: ClassVar[tuple[str, ...]] = ("float16", "bfloat16")
@@ -296,11 +296,10 @@ class TensorWindow(TimedAlgorithm):
             first += _filter_bytes(part.problem, config.filters) // item_bytes(problem.dtype)
         gradient = problem.op == "dgrad" and not problem.accumulate
         zeros = input_gradient.zero_launch(problem) if gradient else None
+        chain = in_chain((*prepare, *launches, *([zeros] if zeros else [])))
         return Plan(
-            (*launches, *([zeros] if zeros else [])),
-            prepare=tuple(prepare),
-            prepared_bytes=self.prepared_bytes(problem),
-        )
+            chain[len(prepare) :], prepare=chain[: len(prepare)], prepared_bytes=self.prepared_bytes(problem)
+        )  # fmt: skip
 
     def _launch(
         self, problem: ConvProblem, part: PartialConvolution, config: WindowConfig, first: int, target: Target
