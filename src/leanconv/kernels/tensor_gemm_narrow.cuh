@@ -21,6 +21,7 @@
 // cores are busy in 90 % of the cycles.
 #pragma once
 
+#include <lib/narrow_product.cuh>
 #include <lib/ptx/barrier.cuh>
 #include <lib/ptx/registers.cuh>
 #include <lib/ptx/wgmma.cuh>
@@ -155,16 +156,6 @@ __device__ __forceinline__ void store_narrow(const float (&sums)[Tuning::blocks]
             Ring::Output::store(share[block], ring.outputs_of(warp), bias, y, tiles, first_pixel + block * 64, group, mine_k,
                                 lane);
     }
-}
-
-// A product of 64 pixels and all filters, by the type of the elements.
-template <int count>
-__device__ __forceinline__ void multiply(float16, float (&sums)[count], MatrixDescriptor a, MatrixDescriptor b, bool add) {
-    wgmma_f16(sums, a, b, add);
-}
-template <int count>
-__device__ __forceinline__ void multiply(bfloat16, float (&sums)[count], MatrixDescriptor a, MatrixDescriptor b, bool add) {
-    wgmma_bf16(sums, a, b, add);
 }
 
 // One warpgroup's products of all tiles of the block.

@@ -16,6 +16,7 @@
 #pragma once
 
 #include <lib/element.cuh>
+#include <lib/narrow_product.cuh>
 #include <lib/pixel_windows.cuh>
 #include <lib/ptx/bulk_copy.cuh>
 #include <lib/ptx/registers.cuh>
@@ -283,15 +284,6 @@ __device__ __forceinline__ void copy_filters(const typename Problem::element* pr
             }
 }
 
-template <int count>
-__device__ __forceinline__ void stage_product(float16, float (&sums)[count], MatrixDescriptor a, MatrixDescriptor b, bool add) {
-    wgmma_f16(sums, a, b, add);
-}
-template <int count>
-__device__ __forceinline__ void stage_product(bfloat16, float (&sums)[count], MatrixDescriptor a, MatrixDescriptor b, bool add) {
-    wgmma_bf16(sums, a, b, add);
-}
-
 // One warpgroup's products of all tiles of the block.
 template <class Problem, class Tuning>
 __device__ __forceinline__ void multiply_windows(const typename Problem::result* bias, typename Problem::result* y,
@@ -320,9 +312,9 @@ __device__ __forceinline__ void multiply_windows(const typename Problem::result*
                 for (int i = 0; i < Tuning::chunk / 16; ++i)
 #pragma unroll
                     for (int block = 0; block < Tuning::blocks; ++block)
-                        stage_product(typename Problem::element{}, sums[block],
-                                      a + (2 * i * Windows::pitch + block * 64) * 16, b + 2 * i * Tuning::filters * 16,
-                                      !first || i > 0);
+                        multiply(typename Problem::element{}, sums[block],
+                                 a + (2 * i * Windows::pitch + block * 64) * 16, b + 2 * i * Tuning::filters * 16,
+                                 !first || i > 0);
                 wgmma_commit_group();
                 if (!first) {
                     // The products of the tap before are done while these are under way.
