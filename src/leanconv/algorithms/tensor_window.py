@@ -23,7 +23,7 @@ from leanconv.algorithms.input_gradient import PartialConvolution, single_parts
 from leanconv.algorithms.tensor_gemm import wgmma_limits
 from leanconv.algorithms.tiles import conv_arguments, gradient_limits, view_constants
 from leanconv.dtypes import DTYPES, item_bytes
-from leanconv.plan import Launch, Plan, Pointer, Target, in_chain
+from leanconv.plan import Launch, Plan, Pointer, Target, TensorMap, in_chain
 from leanconv.problem import ConvProblem, Precision
 
 #: Channels that a product takes.
@@ -32,6 +32,9 @@ DEPTH = 16
 MOST_CHUNK, LEAST_STAGES, MOST_STAGES = 64, 3, 8
 #: Registers of consumers and of producers, by the warpgroups of producers and the sums of a consumer's thread.
 REGISTERS = {(1, 128): (192, 120), (2, 128): (184, 72), (2, 64): (136, 120)}
+#: The same of consumers and one warpgroup of producers that copies windows; pixels of a channel that a copy brings, and
+#: a number of them that lies aligned.
+COPYING, COPIED, ALIGNED = (240, 24), 64, 8
 #: Pixels of all images, with the zeros between them, that the kernel counts.
 MOST_PIXELS = 2**30
 #: Outputs of a filter that lie side by side in shared memory.
@@ -48,7 +51,7 @@ class WindowConfig(Config):
     load them.
 
     The ring of ``windows`` holds ``chunk`` channels of the pixels that a tile sees, that of ``stages`` as many channels
-    of one tap of its filters.
+    of one tap of its filters. Windows may be ``copied`` as they lie in memory.
     """
 
     warpgroups: int
@@ -60,6 +63,7 @@ class WindowConfig(Config):
     producers: int
     consumer_registers: int
     producer_registers: int
+    copied: bool = False
 
     @property
     def threads(self) -> int:
@@ -76,10 +80,18 @@ class WindowConfig(Config):
         """Bytes of a stage of filters."""
         return 2 * self.chunk * self.filters
 
+    def lines(self, problem: ConvProblem) -> int:
+        """Pixels of a window."""
+        return self.pixels if self.copied else window_lines(problem, self.pixels)
+
+    def image_pixels(self, problem: ConvProblem) -> int:
+        """Numbers of an image."""
+        return ceil_div(problem.w, COPIED) * COPIED if self.copied else image_pixels(problem)
+
     def shared_bytes(self, part: PartialConvolution) -> int:
         """Shared memory of a block: both rings, where taps begin, what outputs are turned around in, barriers."""
         problem = part.problem
-        windows = self.windows * 2 * self.chunk * window_lines(problem, self.pixels)
+        windows = self.windows * 2 * self.chunk * self.lines(problem)
         table = 16 * ceil_div(4 * problem.r * problem.s, 16)
         outputs = self.warpgroups * 2 * PITCH * min(self.filters, 64) if part.whole else 0
         return windows + self.stages * self.filter_bytes + table + outputs + 16 * (self.windows + self.stages)
@@ -93,6 +105,8 @@ TILES: tuple[Tile, ...] = ((2, 1, 256), (2, 2, 128), (2, 1, 128), (2, 2, 64), (2
 OF_STAGE = (0.94, 220)
 #: Cycles in which a warp loads and stores what it holds at once, and more for each register that holds it.
 OF_UNIT = (350, 43)
+#: Bytes of copied windows in a cycle.
+COPIED_PER_CYCLE = 32
 #: Cycles of a tile beside its stages, and more for each filter of 64 pixels.
 OF_TILE = (1180, 9)
 #: Cycles before the first tile of a launch; of preparing filters, and bytes of them in a cycle.
@@ -157,6 +171,14 @@ def _flat(part: PartialConvolution) -> PartialConvolution:
     return replace(part, problem=replace(problem, h=1, w=pixels), view=replace(part.view, out_h=1, out_w=pixels))
 
 
+def _can_copy(part: PartialConvolution) -> bool:
+    """Whether tensor copies can bring windows as they lie: of one tap, aligned images, channels of one group."""
+    problem = part.problem
+    one_row = part.whole and (problem.h, problem.r, problem.s, problem.stride) == (1, 1, 1, (1, 1))
+    aligned = problem.padding == (0, 0, 0, 0) and problem.w % ALIGNED == 0
+    return one_row and aligned and (problem.groups == 1 or problem.group_c % DEPTH == 0)
+
+
 def _tiles_for(problem: ConvProblem) -> list[Tile]:
     """Those tiles of which half has not room for all filters.
 
@@ -190,7 +212,9 @@ def _producers(tile: Tile) -> tuple[int, int, int]:
 
 
 def _load_cycles(problem: ConvProblem, config: WindowConfig) -> float:
-    """Cycles in which the warps that load fill a window (``WindowUnit`` of the kernels)."""
+    """Cycles in which a window is copied, or the warps that load fill it (``WindowUnit`` of the kernels)."""
+    if config.copied:
+        return 2 * config.chunk * config.pixels / COPIED_PER_CYCLE
     pixels = gcd(problem.w, 4) if problem.stride[1] == 1 else 1
     eights = config.chunk // 8
     at_once = 1 if config.producer_registers < 100 else gcd(eights, 2 if pixels == 4 else 4)
@@ -200,7 +224,7 @@ def _load_cycles(problem: ConvProblem, config: WindowConfig) -> float:
 
 def _tiles(problem: ConvProblem, config: WindowConfig) -> int:
     """Tiles of a launch."""
-    of_pixels = ceil_div(problem.n * image_pixels(problem), config.pixels)
+    of_pixels = ceil_div(problem.n * config.image_pixels(problem), config.pixels)
     return of_pixels * ceil_div(problem.group_k, config.filters) * problem.groups
 
 
@@ -246,18 +270,21 @@ class TensorWindow(TimedAlgorithm):
         tiles = _tiles_for(problem)
         return max(sum(_filter_bytes(part.problem, filters) for part in parts) for _, _, filters in tiles)
 
-    def _fitting(self, tile: Tile, parts: list[PartialConvolution], target: Target) -> WindowConfig | None:
+    def _fitting(
+        self, tile: Tile, parts: list[PartialConvolution], target: Target, copied: bool = False
+    ) -> WindowConfig | None:
         """The configuration of a tile: the longest chunks that fit, then the longest rings."""
         channels = _rounded(parts[0].problem.group_c)
         one_tap = all(part.problem.r * part.problem.s == 1 for part in parts)
+        producers = (1, *COPYING) if copied else _producers(tile)
         for chunk in range(min(MOST_CHUNK, channels), 0, -DEPTH):
             if channels % chunk:
                 continue
-            for windows in (4, 3, 2) if one_tap else (2,):
-                bare = WindowConfig(*tile, chunk, windows, 0, *_producers(tile))
+            for windows in (8, 6, 5, 4, 3) if copied else (4, 3, 2) if one_tap else (2,):
+                bare = WindowConfig(*tile, chunk, windows, 0, *producers, copied)
                 left = target.shared_per_block - max(bare.shared_bytes(part) for part in parts)
                 stages = min(MOST_STAGES, left // (bare.filter_bytes + 16))
-                if stages >= LEAST_STAGES:
+                if stages >= (windows if copied else LEAST_STAGES):
                     return variant(bare, stages=stages)
         return None
 
@@ -267,7 +294,8 @@ class TensorWindow(TimedAlgorithm):
             # A layer whose windows see nothing but padding has a gradient of zeros, and nothing to tune.
             tile = TILES[-1]
             return [(0.0, WindowConfig(*tile, DEPTH, 2, LEAST_STAGES, *_producers(tile)))]
-        configs = (self._fitting(tile, parts, target) for tile in _tiles_for(problem))
+        ways = [False, True] if all(_can_copy(part) for part in parts) else [False]
+        configs = (self._fitting(tile, parts, target, way) for tile in _tiles_for(problem) for way in ways)
         return by_time((self._cycles(problem, parts, config, target), config) for config in configs if config)
 
     def _cycles(
@@ -306,17 +334,31 @@ class TensorWindow(TimedAlgorithm):
     ) -> Launch:
         """The launch that computes a part of ``problem`` with prepared filters from element ``first`` on."""
         x, _, *rest = conv_arguments(problem)
+        source = _window_map(problem, part.problem, config) if config.copied else x
         constants = view_constants(part.problem, part.view, has_wide_tensors(problem))
         return Launch(
             header="tensor_window.cuh",
             function="leanconv::tensor_window",
             problem=(*constants, ("first_prepared", first)),
-            tuning=(*config.constants(), ("lines", window_lines(part.problem, config.pixels))),
-            arguments=(x, Pointer("prepared", DTYPES[problem.dtype].ctype), *rest),
+            tuning=(*config.constants(), ("lines", config.lines(part.problem))),
+            arguments=(source, Pointer("prepared", DTYPES[problem.dtype].ctype), *rest),
             grid=min(_tiles(part.problem, config), target.multiprocessors),
             block=config.threads,
             shared_bytes=config.shared_bytes(part),
         )
+
+
+def _window_map(problem: ConvProblem, forward: ConvProblem, config: WindowConfig) -> TensorMap:
+    """How copies walk over images that are rows: 64 pixels of ``chunk`` channels."""
+    row = item_bytes(forward.dtype) * forward.w
+    return TensorMap(
+        role=problem.operands[0].role,
+        element=forward.dtype,
+        shape=(forward.w, forward.c, forward.n),
+        strides=(row, row * forward.c),
+        box=(COPIED, config.chunk, 1),
+        swizzle=item_bytes(forward.dtype) * COPIED,
+    )
 
 
 def _filter_launch(problem: ConvProblem, part: PartialConvolution, config: WindowConfig, first: int) -> Launch:

@@ -10,6 +10,8 @@
 //               256 filters of 3 x 3: 3.4 bytes a cycle at full speed; 1 x 1: 16
 //   copied:     filters · chunk · 2 bytes a tap, prepared (lib/window_filters.cuh): 32 bytes a cycle for 128 pixels
 //   multiplied: a product of 64 pixels x n filters x 16 takes n / 2 cycles and reads (64 + n) · 32 bytes
+// Where a layer has one tap and whole images lie aligned, tensor copies bring windows as they lie: a channel of 64 pixels is a
+// row, which a transposed descriptor reads.
 // Without swizzle eight lines of 16 bytes are eight neighbouring pixels, so products and stores meet each bank once.
 // Sums stay in the tensor core over the whole reduction, as in tensor_gemm_narrow.
 // A block computes tile after tile; the windows of the next one are loaded while this one's are multiplied.
@@ -59,7 +61,7 @@ struct WindowRings {
     static constexpr int loading_warps = 4 * Tuning::producers - 1, consumer_warps = 4 * Tuning::warpgroups;
     unsigned char* base;
 
-    __device__ __forceinline__ WindowRings() : base(shared_memory()) {}
+    __device__ __forceinline__ WindowRings() : base(Tuning::copied ? shared_memory_for_swizzles() : shared_memory()) {}
     __device__ __forceinline__ unsigned char* window(int stage) const { return base + stage * window_bytes; }
     __device__ __forceinline__ unsigned char* filters(int stage) const { return base + filters_at + stage * filter_bytes; }
     __device__ __forceinline__ int* lines() const { return reinterpret_cast<int*>(base + lines_at); }
@@ -78,7 +80,7 @@ struct WindowRings {
             lines()[tap] = Windows::line(tap / Problem::s, tap % Problem::s);
         if (threadIdx.x > 0) return;
         for (int i = 0; i < Tuning::windows; ++i) {
-            mbarrier_init(window_full(i), loading_warps);
+            mbarrier_init(window_full(i), Tuning::copied ? 1 : loading_warps);
             mbarrier_init(window_free(i), consumer_warps);
         }
         for (int i = 0; i < Tuning::stages; ++i) {
@@ -265,6 +267,31 @@ __device__ __forceinline__ void load_windows(const typename Problem::element* x,
     while (step(even, odd) && step(odd, even)) {}
 }
 
+// One thread's tensor copies of windows of one tap, 64 pixels of `chunk` channels each: rows of 128 bytes of a channel, swizzled.
+template <class Problem, class Tuning>
+__device__ __forceinline__ void load_windows(const TensorMap& x, long long, const WindowTiles<Problem, Tuning>& tiles,
+                                             const WindowRings<Problem, Tuning>& rings, int thread) {
+    using Windows = PixelWindows<Problem, Tuning>;
+    using Rings = WindowRings<Problem, Tuning>;
+    static_assert(Problem::groups == 1 || Problem::group_c % Tuning::chunk == 0, "a window has channels of one group");
+    if (thread > 0) return;
+    RingPlace<Tuning::windows> place;
+    for (int tile = blockIdx.x; tile < tiles.count(); tile += gridDim.x)
+        for (int chunk = 0; chunk < Rings::chunks; ++chunk) {
+            Mbarrier* const full = rings.window_full(place.stage);
+            mbarrier_wait_parity(rings.window_free(place.stage), place.parity ^ 1);
+            mbarrier_arrive_expect_tx(full, Rings::window_bytes);
+#pragma unroll
+            for (int i = 0; i < Windows::pixels / 64; ++i) {
+                const int number = tiles.first_pixel(tile) + i * 64, n = number / Windows::image;
+                cp_async_bulk_tensor_shared_global(rings.window(place.stage) + i * Tuning::chunk * 128, x, full,
+                                                   number - n * Windows::image,
+                                                   tiles.group(tile) * Problem::group_c + chunk * Tuning::chunk, n);
+            }
+            place.advance();
+        }
+}
+
 // One thread's copies of filters.
 template <class Problem, class Tuning>
 __device__ __forceinline__ void copy_filters(const typename Problem::element* prepared,
@@ -286,13 +313,30 @@ __device__ __forceinline__ void copy_filters(const typename Problem::element* pr
             }
 }
 
+// Operand A: 64 pixels of a window from line `line` on, and where its next sixteen channels and its next 64 pixels lie.
+template <class Problem, class Tuning, bool copied>
+struct WindowOperand {
+    using Windows = PixelWindows<Problem, Tuning>;
+    static constexpr int sixteen = 2 * Windows::pitch * 16, block = 64 * 16;
+    static __device__ __forceinline__ MatrixDescriptor at(const unsigned char* window, int line) {
+        return matrix_descriptor(window + line * 16, Windows::pitch * 16, 128, 0);
+    }
+};
+template <class Problem, class Tuning>
+struct WindowOperand<Problem, Tuning, true> {
+    static constexpr int sixteen = 16 * 128, block = Tuning::chunk * 128;
+    static __device__ __forceinline__ TransposedDescriptor at(const unsigned char* window, int line) {
+        return transposed_descriptor(window + line / 64 * block, block, 1024, 128);
+    }
+};
+
 // One warpgroup's products of all tiles of the block.
 template <class Problem, class Tuning>
 __device__ __forceinline__ void multiply_windows(const typename Problem::result* bias, typename Problem::result* y,
                                                  long long batch, const WindowTiles<Problem, Tuning>& tiles,
                                                  const WindowRings<Problem, Tuning>& rings, int warpgroup) {
     using Rings = WindowRings<Problem, Tuning>;
-    using Windows = PixelWindows<Problem, Tuning>;
+    using Operand = WindowOperand<Problem, Tuning, Tuning::copied>;
     const int lane = threadIdx.x % 32, first_row = warpgroup * Tuning::blocks * 64;
     const int* const lines = rings.lines();
     RingPlace<Tuning::windows> window, window_before;
@@ -305,18 +349,16 @@ __device__ __forceinline__ void multiply_windows(const typename Problem::result*
             mbarrier_wait_parity(rings.window_full(window.stage), window.parity);
             for (int tap = 0; tap < Rings::taps; ++tap) {
                 const bool first = chunk == 0 && tap == 0;
-                const unsigned char* const pixels = rings.window(window.stage) + (lines[tap] + first_row) * 16;
+                const auto a = Operand::at(rings.window(window.stage), lines[tap] + first_row);
                 mbarrier_wait_parity(rings.filters_full(place.stage), place.parity);
-                const MatrixDescriptor a = matrix_descriptor(pixels, Windows::pitch * 16, 128, 0);
                 const MatrixDescriptor b = matrix_descriptor(rings.filters(place.stage), Tuning::filters * 16, 128, 0);
                 wgmma_fence();
 #pragma unroll
                 for (int i = 0; i < Tuning::chunk / 16; ++i)
 #pragma unroll
                     for (int block = 0; block < Tuning::blocks; ++block)
-                        multiply(typename Problem::element{}, sums[block],
-                                 a + (2 * i * Windows::pitch + block * 64) * 16, b + 2 * i * Tuning::filters * 16,
-                                 !first || i > 0);
+                        multiply(typename Problem::element{}, sums[block], a + (i * Operand::sixteen + block * Operand::block),
+                                 b + 2 * i * Tuning::filters * 16, !first || i > 0);
                 wgmma_commit_group();
                 if (!first) {
                     // The products of the tap before are done while these are under way.
@@ -346,8 +388,9 @@ __device__ __forceinline__ void multiply_windows(const typename Problem::result*
     }
 }
 
-template <class Problem, class Tuning>
-__device__ __forceinline__ void tensor_window(const typename Problem::element* x, const typename Problem::element* prepared,
+// `x` is the tensor, or a tensor map of windows that are copied.
+template <class Problem, class Tuning, class Source>
+__device__ __forceinline__ void tensor_window(const Source& x, const typename Problem::element* prepared,
                                               const typename Problem::result* bias, typename Problem::result* y,
                                               long long batch) {
     static_assert(!Problem::nhwc && !Problem::chwn, "channels of a pixel lie apart");

@@ -76,11 +76,15 @@ template <class Problem, class Tuning>
 struct PixelWindows {
     using Down = WindowAxis<Problem::r, Problem::stride_h, Problem::dilation_h, Problem::pad_top, Problem::h, Problem::p>;
     using Right = WindowAxis<Problem::s, Problem::stride_w, Problem::dilation_w, Problem::pad_left, Problem::w, Problem::q>;
-    static constexpr int row = Right::pitch(), rows = Down::pitch(), image = row * rows;
+    // Where tensor copies bring them, images are rows of pixels, and rounded up to as many as a copy brings.
+    static constexpr bool copied = Tuning::copied;
+    static_assert(!copied || (Problem::h == 1 && Problem::r == 1 && Problem::s == 1), "each output sees its own pixel");
+    static constexpr int row = copied ? ceil_div(Problem::q, 64) * 64 : Right::pitch();
+    static constexpr int rows = copied ? 1 : Down::pitch(), image = row * rows;
     static constexpr int pixels = 64 * Tuning::warpgroups * Tuning::blocks;  // of a tile
     static constexpr int lines = pixels + Down::reach() * row + Right::reach();
     static constexpr int planes = Down::planes() * Right::planes();
-    static constexpr int all_lines = planes * lines, pitch = all_lines + 1;  // with one that no tap sees
+    static constexpr int all_lines = planes * lines, pitch = copied ? pixels : all_lines + 1;  // with one that no tap sees
     static_assert(pitch == Tuning::lines, "the host counts as many lines");
 
     // The line that the first pixel of a tile is for a tap.
