@@ -325,6 +325,7 @@ def _narrow_cases() -> list[Case]:
     first: tuple[Layout, ...] = ("NCHW",)
     half.add("windows", 3, 80, 9, 12, 72, 3, 3, layouts=first, **both, **same)
     brain.add("windows-one-by-one", 3, 144, 6, 6, 40, 1, 1, layouts=first, bias=True)
+    brain.add("windows-copied", 3, 96, 8, 9, 40, 1, 1, layouts=first, **both)
     half.add("windows-stride", 2, 20, 9, 11, 40, 3, 4, layouts=first, stride=(2, 3), padding=(1, 0, 3, 2))
     # Whole rows of 16 bytes, which tensor copies bring: 16, 32 or 64 channels long; groups.
     last: tuple[Layout, ...] = ("NHWC",)

@@ -32,7 +32,7 @@ def test_pixels_are_numbered_with_zeros_between_rows_and_images():
     # four planes, of which each has every other row and column
     assert image_pixels(replace(LAYER, stride=(2, 2))) == 29 * 29
     assert window_lines(replace(LAYER, stride=(2, 2)), 128) == 4 * (128 + 29 + 1) + 1
-    # an odd stride of taps alone: one plane has all
+    # one tap sees one plane
     assert window_lines(replace(LAYER, stride=(2, 2), r=1, s=1, padding=(0, 0, 0, 0)), 128) == 129
 
 
@@ -67,12 +67,36 @@ def test_blocks_compute_tile_after_tile(w, h):
         {"groups": 4, "stride": (1, 2)},
         {"op": "dgrad", "stride": (2, 3), "padding": (1, 0, 2, 1), "dilation": (1, 2)},
         {"op": "dgrad", "r": 1, "s": 1},
+        {"op": "dgrad", "r": 1, "s": 1, "stride": (1, 3), "padding": (0, 0, -2, 0)},
+        {"r": 4, "s": 4, "stride": (4, 4), "padding": (0, 0, 0, 0)},
     ],
     ids=str,
 )
 def test_windows_of_all_kinds_are_right(changes):
     problem = ConvProblem(2, 24, 9, 13, 20, 3, 3, padding=(1, 1, 1, 1), dtype="float16")
     proof.check(WINDOW, replace(problem, **changes), kinds=("zero-mean",))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"groups": 2, "c": 64, "k": 80}, {"op": "dgrad", "bias": False, "activation": None}, {"accumulate": True}],
+    ids=str,
+)
+def test_windows_of_one_tap_may_be_copied(changes):
+    """Images of 40 pixels, which a copy of 64 brings with zeros behind them."""
+    problem = ConvProblem(3, 40, 5, 8, 72, 1, 1, dtype="bfloat16", bias=True, activation="relu")
+    problem = replace(problem, **changes)
+    copied = [config for config in WINDOW.configs(problem, HOPPER) if config.copied]
+    for config in (copied[0], copied[-1]):
+        proof.check(WINDOW, problem, config, kinds=("zero-mean",))
+
+
+@pytest.mark.parametrize(
+    "changes", [{"w": 7}, {"padding": (1, 0, 0, 0)}, {"stride": (2, 1)}, {"r": 3}, {"groups": 5}], ids=str
+)
+def test_other_windows_are_not_copied(changes):
+    problem = replace(ConvProblem(3, 40, 5, 8, 70, 1, 1, dtype="float16"), **changes)
+    assert not any(config.copied for config in WINDOW.configs(problem, HOPPER))
 
 
 @pytest.mark.parametrize("name", ["float16-groups", "bfloat16-gradient-stride"])
@@ -104,7 +128,10 @@ def test_an_infinity_reaches_the_outputs_that_see_it_and_no_other():
         ({"layout": "NHWC"}, "layout='NHWC' is not NCHW"),
         ({"layout": "CHWN"}, "layout='CHWN' is not NCHW"),
         ({"n": 0}, "n=0"),
-        ({"n": 400000}, "images have more than 1073741824 pixels"),
+        ({"n": 700000}, "images have more than 2146435072 pixels"),
+        ({"n": 1, "c": 1, "h": 30000, "w": 30000, "r": 1, "s": 1, "padding": (0, 0, 0, 0)}, "images have more than"),
+        ({"n": 4300000, "c": 1024, "k": 1024, "groups": 1024, "h": 1, "w": 1}, "outputs are more than"),
+        ({"stride": (1, 65)}, "stride=(1, 65) is more than 64"),
         ({"w": 4000}, "windows of 128 outputs see 8133 pixels"),
         ({"h": 200, "w": 200, "r": 65, "s": 65}, "filters have 4225 taps, more than 4096"),
     ],
@@ -129,6 +156,7 @@ def test_other_gpus_are_refused(target):
         pytest.param({"accumulate": True, "w": 54, "c": 24, "k": 133}, marks=pytest.mark.exhaustive),
         pytest.param({"stride": (2, 2), "dtype": "bfloat16"}, marks=pytest.mark.exhaustive),
         pytest.param({"r": 1, "s": 1, "padding": (0, 0, 0, 0), "w": 55}, marks=pytest.mark.exhaustive),
+        pytest.param({"r": 1, "s": 1, "padding": (0, 0, 0, 0)}, marks=pytest.mark.exhaustive),
         pytest.param(
             {"op": "dgrad", "bias": False, "activation": None, "stride": (2, 1)}, marks=pytest.mark.exhaustive
         ),

@@ -35,14 +35,14 @@ REGISTERS = {(1, 128): (192, 120), (2, 128): (184, 72), (2, 64): (136, 120)}
 #: The same of consumers and one warpgroup of producers that copies windows; pixels of a channel that a copy brings, and
 #: a number of them that lies aligned.
 COPYING, COPIED, ALIGNED = (240, 24), 64, 8
-#: Pixels of all images, with the zeros between them, that the kernel counts.
-MOST_PIXELS = 2**30
+#: What the kernel counts in an int: pixels, with the zeros between them, and tiles.
+MOST = 2**31 - 2**20
 #: Outputs of a filter that lie side by side in shared memory.
 PITCH = 72
 #: Threads of the launch that rearranges filters.
 THREADS = 256
-#: Taps whose lines are kept in shared memory.
-MOST_TAPS = 4096
+#: Taps whose lines are kept in shared memory, and the stride whose planes the compiler counts.
+MOST_TAPS, MOST_STRIDE = 4096, 64
 
 
 @dataclass(frozen=True)
@@ -248,10 +248,16 @@ class TensorWindow(TimedAlgorithm):
             reasons.append(f"n={problem.n}: there are no images")
         if reasons:
             return reasons
+        if max(problem.stride) > MOST_STRIDE:
+            return [f"stride={problem.stride} is more than {MOST_STRIDE}"]
         parts = _parts(problem)
         for part in (each.problem for each in parts):
-            if problem.n * image_pixels(part) > MOST_PIXELS:
-                return [f"n={problem.n}: with the zeros between them, images have more than {MOST_PIXELS} pixels"]
+            # with those of three images, which windows of the first and the last tile may be counted in
+            image = ceil_div(image_pixels(part), COPIED) * COPIED
+            if (problem.n + 3) * image + window_lines(part, 256) > MOST:
+                return [f"n={problem.n}: with the zeros between them, images have more than {MOST} pixels"]
+            if ceil_div(problem.n * image, 128) * ceil_div(part.group_k, TILES[-1][2]) * part.groups > MOST:
+                return [f"n={problem.n}: outputs are more than {MOST} tiles"]
             if part.r * part.s > MOST_TAPS:
                 return [f"filters have {part.r * part.s} taps, more than {MOST_TAPS}"]
         if parts and not any(self._fitting(tile, parts, target) for tile in _tiles_for(problem)):
@@ -340,7 +346,7 @@ class TensorWindow(TimedAlgorithm):
             header="tensor_window.cuh",
             function="leanconv::tensor_window",
             problem=(*constants, ("first_prepared", first)),
-            tuning=(*config.constants(), ("lines", config.lines(part.problem))),
+            tuning=(*config.constants(), ("lines", config.lines(part.problem)), ("bytes", config.shared_bytes(part))),
             arguments=(source, Pointer("prepared", DTYPES[problem.dtype].ctype), *rest),
             grid=min(_tiles(part.problem, config), target.multiprocessors),
             block=config.threads,

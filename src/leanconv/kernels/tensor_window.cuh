@@ -32,18 +32,18 @@
 
 namespace leanconv {
 
-// Which tiles there are: filters first, then groups, then pixels.
+// Which tiles there are: filters first, then groups, then pixels. Those of the same pixels are side by side.
 template <class Problem, class Tuning>
 struct WindowTiles {
     using Windows = PixelWindows<Problem, Tuning>;
-    static constexpr int of_group = ceil_div(Problem::group_k, Tuning::filters), of_pixels = of_group * Problem::groups;
+    static constexpr int of_group = ceil_div(Problem::group_k, Tuning::filters), side_by_side = of_group * Problem::groups;
     long long batch;
     __device__ __forceinline__ int count() const {
-        return (static_cast<int>(batch) * Windows::image + Windows::pixels - 1) / Windows::pixels * of_pixels;
+        return (static_cast<int>(batch) * Windows::image + Windows::pixels - 1) / Windows::pixels * side_by_side;
     }
     static __device__ __forceinline__ int filters(int tile) { return tile % of_group; }
     static __device__ __forceinline__ int group(int tile) { return tile / of_group % Problem::groups; }
-    static __device__ __forceinline__ int first_pixel(int tile) { return tile / of_pixels * Windows::pixels; }
+    static __device__ __forceinline__ int first_pixel(int tile) { return tile / side_by_side * Windows::pixels; }
 };
 
 // Shared memory: a ring of windows, each `chunk` channels of all lines; a ring of filters, each `chunk` channels of one tap; the
@@ -59,6 +59,7 @@ struct WindowRings {
     static constexpr int outputs_bytes = WindowOutputs<Problem, Tuning>::bytes;  // of a warpgroup
     static constexpr int barriers_at = outputs_at + Tuning::warpgroups * outputs_bytes;
     static constexpr int loading_warps = 4 * Tuning::producers - 1, consumer_warps = 4 * Tuning::warpgroups;
+    static_assert(barriers_at + 16 * (Tuning::windows + Tuning::stages) == Tuning::bytes, "the host counts as many bytes");
     unsigned char* base;
 
     __device__ __forceinline__ WindowRings() : base(Tuning::copied ? shared_memory_for_swizzles() : shared_memory()) {}
@@ -157,20 +158,21 @@ struct WindowUnit {
     // Neighbours that lie aligned in every row.
     static constexpr int count = Problem::stride_w > 1 ? 1 : Problem::w % 4 == 0 ? 4 : Problem::w % 2 == 0 ? 2 : 1;
     static constexpr int at_once = gcd(Rings::eights, Tuning::producer_registers < 100 ? 1 : count == 4 ? 2 : 4);
-    // Units of a row, and of the lines of a plane at most, which begin and end anywhere in a row.
+    // Units of a row, and of the lines of a plane at most: these begin and end within a unit, and cut one where a row ends.
     static constexpr int of_row = ceil_div(Windows::row, count);
     static constexpr int of_lines = count == 1 ? Windows::lines
                                                : (Windows::lines - 1) / Windows::row * of_row +
                                                      (Windows::lines - 1) % Windows::row / count + 3;
     static constexpr int of_eights = Windows::planes * of_lines, of_window = of_eights * (Rings::eights / at_once);
     EightChannels<count> channels[at_once];
-    int line, column, number, eight;
+    int line, column, plane, eight;
 
     // Unit `unit` of the window whose lines begin with the pixel of number `first`, from channel `first_c` of the group on.
     __device__ __forceinline__ void load(const T* x, long long batch, int first, int group, int first_c, int unit) {
-        eight = unit / of_eights * at_once, number = unit % of_eights / of_lines;
-        const int down = Down::numbered(number / Right::planes()), right = Right::numbered(number % Right::planes());
-        // NOTE: counted from two images before: what windows see before the first image are zeros of the one before.
+        eight = unit / of_eights * at_once, plane = unit % of_eights / of_lines;
+        const int down = Down::numbered(plane / Right::planes()), right = Right::numbered(plane % Right::planes());
+        // NOTE: counted from two images before, as windows reach back by less than an image and a row. What they see before
+        // the first image are zeros at the end of the one before, so n needs no test for less than 0.
         const int from = first + 2 * Windows::image + Down::moved(Down::first_tap(down)) * Windows::row +
                          Right::moved(Right::first_tap(right));
         const int place = from % Windows::row / count + unit % of_lines, row = from / Windows::row + place / of_row;
@@ -195,7 +197,7 @@ struct WindowUnit {
         for (int j = 0; j < count; ++j) {
             const int pixel = (own + j) % count, place = line + pixel;
             const bool seen = place >= 0 && place < Windows::lines && column + pixel < Windows::row && eight < Rings::eights;
-            lines[j] = seen ? number * Windows::lines + place : Windows::all_lines;
+            lines[j] = seen ? plane * Windows::lines + place : Windows::all_lines;
         }
 #pragma unroll
         for (int i = 0; i < at_once; ++i) {
@@ -214,19 +216,19 @@ struct WindowWalk {
     static constexpr int warps = Rings::loading_warps, of_window = ceil_div(WindowUnit<Problem, Tuning>::of_window, 32);
     const WindowTiles<Problem, Tuning>& tiles;
     RingPlace<Tuning::windows> place;
-    int tile, chunk = 0, warp, first;  // `first`: the warp that the window's first unit is of, before this one
+    int tile, chunk = 0, first, unit;  // the warp's first units in the window, and those that it is at, by 32
 
     __device__ __forceinline__ WindowWalk(const WindowTiles<Problem, Tuning>& tiles, int warp)
-        : tiles(tiles), tile(blockIdx.x), warp(warp), first(warp) {}
+        : tiles(tiles), tile(blockIdx.x), first(warp), unit(warp) {}
     __device__ __forceinline__ bool valid() const { return tile < tiles.count(); }
     // NOTE: where a warp has nothing of a window, it has a unit past the last.
-    __device__ __forceinline__ bool is_last() const { return first + warps >= of_window; }
+    __device__ __forceinline__ bool is_last() const { return unit + warps >= of_window; }
     __device__ __forceinline__ void advance() {
         const bool last = is_last();
-        first += warps;
+        unit += warps;
         if (!last) return;
-        warp = (warp + warps - of_window % warps) % warps;
-        first = warp;
+        first = (first + warps - of_window % warps) % warps;
+        unit = first;
         place.advance();
         if (++chunk == Rings::chunks) chunk = 0, tile += gridDim.x;
     }
@@ -243,7 +245,7 @@ __device__ __forceinline__ void load_windows(const typename Problem::element* x,
     using Unit = WindowUnit<Problem, Tuning>;
     const auto load = [&](Unit& unit) {
         unit.load(x, batch, tiles.first_pixel(walk.tile), tiles.group(walk.tile), walk.chunk * Tuning::chunk,
-                  walk.first * 32 + lane);
+                  walk.unit * 32 + lane);
     };
     // Whether there is another unit.
     const auto step = [&](Unit& now, Unit& next) {

@@ -79,7 +79,9 @@ def _input_gradient(
     grouped = w.reshape(problem.groups, problem.group_k, problem.group_c, problem.r, problem.s)
     image = np.zeros((problem.c, problem.h, problem.w), dtype)
     result = np.zeros((problem.n, *image.shape), dtype)
-    top, _, left, _ = problem.padding
+    # Negative padding leaves out pixels, which no window sees: their gradient is zero.
+    top, bottom, left, right = (max(0, pixels) for pixels in problem.padding)
+    above, below, before, beside = (max(0, -pixels) for pixels in problem.padding)
     with np.errstate(invalid="ignore", over="ignore"):
         for n in range(problem.n):
             padded = _padded(problem, image)
@@ -90,7 +92,8 @@ def _input_gradient(
                     for s in range(problem.s):
                         seen = _seen(problem, padded, r, s)
                         seen += (grouped[:, some, :, r, s].transpose(0, 2, 1) @ passed[:, some]).reshape(seen.shape)
-            result[n] = padded[:, top : top + problem.h, left : left + problem.w]
+            kept = padded[:, top : padded.shape[1] - bottom, left : padded.shape[2] - right]
+            result[n, :, above : problem.h - below, before : problem.w - beside] = kept
     return _in_layout(problem, result)
 
 

@@ -85,7 +85,8 @@ __device__ __forceinline__ void gradient_filters(const typename Problem::element
 template <int taps, int stride, int dilation, int pad, int inverse>
 __device__ __forceinline__ bool is_met(int at) {
     constexpr int common = gcd(stride, dilation), apart = stride / common;
-    const int rest = static_cast<int>((static_cast<int64>(at) + pad) % stride);
+    constexpr int moved = pad >= 0 ? pad : pad + ceil_div(-pad, stride) * stride;  // negative where pixels are left out
+    const int rest = static_cast<int>((static_cast<int64>(at) + moved) % stride);
     return rest % common == 0 && static_cast<int64>(rest / common) * inverse % apart < taps;
 }
 

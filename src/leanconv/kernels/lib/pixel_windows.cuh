@@ -44,6 +44,7 @@ struct WindowAxis {
     }
     static __host__ __device__ constexpr int planes() { return number_of(stride); }
     static __host__ __device__ constexpr int numbered(int number) {
+        if (planes() == stride) return number;
         int plane = 0;
         while (first_tap(plane) == taps || number_of(plane) < number) ++plane;
         return plane;

@@ -22,7 +22,7 @@ struct WindowOutputs {
     static constexpr int64 image = static_cast<int64>(Problem::out_h) * Problem::out_w;
     static constexpr bool whole = Phase<Problem>::whole;
     static constexpr int together = gcd(Problem::p * Problem::q, 8), part = filters < 64 ? filters : 64;
-    // NOTE: rows of filters lie 36 words apart: lanes of eight pixels and four pairs of filters meet each bank once.
+    // NOTE: rows of filters lie 36 words apart: of eight pixels and four pairs of filters no two words are in one bank.
     static constexpr int pitch = 72, bytes = whole ? part * pitch * 2 : 0;
     static constexpr int units = (64 + 2 * (together - 1)) / together;  // of a row
 
