@@ -28,12 +28,12 @@ def numbers(axis: Any) -> None:
         text(axis, 7 + number * 0.9 + 0.42, 0.92, "" if zero else str(number), 7)
     text(axis, 6.9, 0.05, "the window in shared memory: a line of eight channels of each pixel", 7, ha="left")
     for i, (shift, name) in enumerate(((-row - 1, "tap (0, 0)"), (0, "tap (1, 1)"), (row + 1, "tap (2, 2)"))):
-        y, x = 1.75 + i * 0.75, 7 + (FIRST + shift) * 0.9
-        box(axis, x + 0.9, y, TILE * 0.9 - 0.06, 0.55, FILTERS)
-        text(axis, x + 0.9 + TILE * 0.45, y + 0.27, f"{name}: from {FIRST + shift + 1} on", 6.5)
-    x = 7 + (FIRST + 1) * 0.9
-    box(axis, x, 4.2, TILE * 0.9 - 0.06, 0.75, OUTPUT)
-    text(axis, x + TILE * 0.45, 4.57, "outputs 6 to 11 (9 is none)", 6.5)
+        top, left = 1.75 + i * 0.75, 7 + (FIRST + shift + 1) * 0.9
+        box(axis, left, top, TILE * 0.9 - 0.06, 0.55, FILTERS)
+        text(axis, left + TILE * 0.45, top + 0.27, f"{name}: from {FIRST + shift + 1} on", 6.5)
+    left = 7 + (FIRST + 1) * 0.9
+    box(axis, left, 4.2, TILE * 0.9 - 0.06, 0.75, OUTPUT)
+    text(axis, left + TILE * 0.45, 4.57, "outputs 6 to 11 (9 is none)", 6.5)
     axis.set_xlim(-0.3, 23.4)
     axis.set_ylim(5.4, -0.4)
     axis.set_title("1  each tap sees the tile's pixels side by side, from another one on", fontsize=10, loc="left")
