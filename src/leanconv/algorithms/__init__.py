@@ -29,6 +29,7 @@ from leanconv.algorithms.tensor_weight import TensorWeight
 from leanconv.algorithms.tensor_weight_images import TensorWeightImages
 from leanconv.algorithms.tensor_weight_parts import TensorWeightParts
 from leanconv.algorithms.tensor_window import TensorWindow
+from leanconv.algorithms.tensor_window_weight import TensorWindowWeight, TensorWindowWeightParts
 from leanconv.algorithms.tensor_winograd import TensorWinograd
 from leanconv.algorithms.winograd1d import Winograd1d
 from leanconv.algorithms.winograd2d import Winograd2d
@@ -57,6 +58,8 @@ ALGORITHMS: tuple[GpuAlgorithm, ...] = (
     TensorWeight(),
     TensorWeightParts(),
     TensorWeightImages(),
+    TensorWindowWeight(),
+    TensorWindowWeightParts(),
     ImplicitGemmWeight(),
     ImplicitGemmWeightParts(),
     SingleChannel(),

@@ -29,6 +29,7 @@
 #include <lib/ptx/wgmma.cuh>
 #include <lib/tensor_rings.cuh>
 #include <lib/window_filters.cuh>
+#include <lib/window_loads.cuh>
 #include <lib/window_outputs.cuh>
 
 namespace leanconv {
@@ -93,181 +94,45 @@ struct WindowRings {
     }
 };
 
-// `count` neighbouring pixels of eight channels, and the eight channels of each.
-template <int count>
-struct EightChannels {
-    static constexpr int words = count == 4 ? 2 : 1;
-    unsigned four[8][words];
-
-    // Channels lie `apart` elements apart, and `exist` of them do.
-    template <class T>
-    __device__ __forceinline__ void load(const T* from, int apart, int exist) {
-#pragma unroll
-        for (int c = 0; c < 8; ++c) {
-            const T* const at = from + static_cast<int64>(c) * apart;
-            unsigned two[2] = {};
-            if (c < exist) {
-                if constexpr (count == 4) {
-                    const uint2 both = *reinterpret_cast<const uint2*>(at);
-                    two[0] = both.x, two[1] = both.y;
-                } else if constexpr (count == 2) {
-                    two[0] = *reinterpret_cast<const unsigned*>(at);
-                } else {
-                    two[0] = at->bits;
-                }
-            }
-#pragma unroll
-            for (int i = 0; i < words; ++i) four[c][i] = two[i];
-        }
-    }
-    // Which of its pixels a lane stores first: eight lanes that store together meet each bank once.
-    static __device__ __forceinline__ int first_pixel(int lane) { return count == 1 ? 0 : lane * count / 8 % count; }
-    // Brings that one to the front.
-    __device__ __forceinline__ void turn(int first) {
-        if constexpr (count == 1) return;
-#pragma unroll
-        for (int c = 0; c < 8; ++c) {
-            const unsigned front = four[c][0], back = four[c][words - 1];
-            const unsigned low = first & 2 ? back : front, high = first & 2 ? front : back;
-            const unsigned long long both = static_cast<unsigned long long>(high) << 32 | low;
-            const unsigned long long other = static_cast<unsigned long long>(low) << 32 | high;
-            const int bits = first % 2 * 16;
-            four[c][0] = static_cast<unsigned>(both >> bits);
-            four[c][words - 1] = static_cast<unsigned>((words == 1 ? both : other) >> bits);
-        }
-    }
-    __device__ __forceinline__ uint4 pixel(int i) const {
-        unsigned out[4];
-#pragma unroll
-        for (int j = 0; j < 4; ++j) {
-            const unsigned a = four[2 * j][i / 2], b = four[2 * j + 1][i / 2];
-            out[j] = i % 2 == 0 ? (a & 0xffffu) | b << 16 : a >> 16 | (b & 0xffff0000u);
-        }
-        return make_uint4(out[0], out[1], out[2], out[3]);
-    }
-};
-
-// What a lane loads at once of a window: a unit of neighbouring pixels, `at_once` times eight channels.
+// What warps load of x.
 template <class Problem, class Tuning>
-struct WindowUnit {
+struct WindowSource : PixelWindows<Problem, Tuning> {
     using T = typename Problem::element;
-    using Windows = PixelWindows<Problem, Tuning>;
-    using Rings = WindowRings<Problem, Tuning>;
-    using Down = typename Windows::Down;
-    using Right = typename Windows::Right;
-    static constexpr int apart = Problem::h * Problem::w;
-    // Neighbours that lie aligned in every row.
-    static constexpr int count = Problem::stride_w > 1 ? 1 : Problem::w % 4 == 0 ? 4 : Problem::w % 2 == 0 ? 2 : 1;
-    static constexpr int at_once = gcd(Rings::eights, Tuning::producer_registers < 100 ? 1 : count == 4 ? 2 : 4);
-    // Units of a row, and of the lines of a plane at most: these begin and end within a unit, and cut one where a row ends.
-    static constexpr int of_row = ceil_div(Windows::row, count);
-    static constexpr int of_lines = count == 1 ? Windows::lines
-                                               : (Windows::lines - 1) / Windows::row * of_row +
-                                                     (Windows::lines - 1) % Windows::row / count + 3;
-    static constexpr int of_eights = Windows::planes * of_lines, of_window = of_eights * (Rings::eights / at_once);
-    EightChannels<count> channels[at_once];
-    int line, column, plane, eight;
-
-    // Unit `unit` of the window whose lines begin with the pixel of number `first`, from channel `first_c` of the group on.
-    __device__ __forceinline__ void load(const T* x, long long batch, int first, int group, int first_c, int unit) {
-        eight = unit / of_eights * at_once, plane = unit % of_eights / of_lines;
-        const int down = Down::numbered(plane / Right::planes()), right = Right::numbered(plane % Right::planes());
-        // NOTE: counted from two images before, as windows reach back by less than an image and a row. What they see before
-        // the first image are zeros at the end of the one before, so n needs no test for less than 0.
-        const int from = first + 2 * Windows::image + Down::moved(Down::first_tap(down)) * Windows::row +
-                         Right::moved(Right::first_tap(right));
-        const int place = from % Windows::row / count + unit % of_lines, row = from / Windows::row + place / of_row;
-        column = place % of_row * count, line = row * Windows::row + column - from;
-        const int n = row / Windows::rows - 2, h = row % Windows::rows * Problem::stride_h + down;
-        const int w = column * Problem::stride_w + right, c = first_c + eight * 8;
-        const bool inside = n < batch && h < Problem::h && w < Problem::w && unit < of_window;
-        const int64 channel = static_cast<int64>(n) * Problem::c + group * Problem::group_c + c;
-        const T* const at = x + channel * apart + h * Problem::w + w;
-#pragma unroll
-        for (int i = 0; i < at_once; ++i) {
-            const int exist = Problem::group_c % 16 == 0 ? 8 : Problem::group_c - c - i * 8;
-            channels[i].load(at + static_cast<int64>(i) * 8 * apart, apart, inside ? exist : 0);
-        }
-    }
-    __device__ __forceinline__ void store(unsigned char* window, int lane) {
-        // NOTE: past the last unit `eight` is past the last channels: what is of no window goes to a line that no tap sees.
-        unsigned char* const to = window + min(eight, Rings::eights - at_once) * Windows::pitch * 16;
-        const int own = EightChannels<count>::first_pixel(lane);
-        int lines[count];
-#pragma unroll
-        for (int j = 0; j < count; ++j) {
-            const int pixel = (own + j) % count, place = line + pixel;
-            const bool seen = place >= 0 && place < Windows::lines && column + pixel < Windows::row && eight < Rings::eights;
-            lines[j] = seen ? plane * Windows::lines + place : Windows::all_lines;
-        }
-#pragma unroll
-        for (int i = 0; i < at_once; ++i) {
-            channels[i].turn(own);
-#pragma unroll
-            for (int j = 0; j < count; ++j)
-                *reinterpret_cast<uint4*>(to + (i * Windows::pitch + lines[j]) * 16) = channels[i].pixel(j);
-        }
-    }
+    static constexpr int h = Problem::h, w = Problem::w, c = Problem::c, group_c = Problem::group_c;
+    static constexpr int stride_h = Problem::stride_h, stride_w = Problem::stride_w;
+    static constexpr int eights = Tuning::chunk / 8, registers = Tuning::producer_registers;
+    static constexpr bool whole = group_c % 16 == 0;  // all channels of all windows exist
 };
 
-// The share of a warp in all windows: units by 32, which go round the warps and on to the next window, as many for each.
+// The share of a warp in all windows of the block's tiles.
 template <class Problem, class Tuning>
-struct WindowWalk {
+struct WindowWalk : UnitWalk<WindowSource<Problem, Tuning>, WindowRings<Problem, Tuning>::loading_warps, Tuning::windows> {
     using Rings = WindowRings<Problem, Tuning>;
-    static constexpr int warps = Rings::loading_warps, of_window = ceil_div(WindowUnit<Problem, Tuning>::of_window, 32);
     const WindowTiles<Problem, Tuning>& tiles;
-    RingPlace<Tuning::windows> place;
-    int tile, chunk = 0, first, unit;  // the warp's first units in the window, and those that it is at, by 32
+    int tile, chunk = 0;
 
     __device__ __forceinline__ WindowWalk(const WindowTiles<Problem, Tuning>& tiles, int warp)
-        : tiles(tiles), tile(blockIdx.x), first(warp), unit(warp) {}
+        : UnitWalk<WindowSource<Problem, Tuning>, Rings::loading_warps, Tuning::windows>(warp), tiles(tiles), tile(blockIdx.x) {}
     __device__ __forceinline__ bool valid() const { return tile < tiles.count(); }
-    // NOTE: where a warp has nothing of a window, it has a unit past the last.
-    __device__ __forceinline__ bool is_last() const { return unit + warps >= of_window; }
     __device__ __forceinline__ void advance() {
-        const bool last = is_last();
-        unit += warps;
-        if (!last) return;
-        first = (first + warps - of_window % warps) % warps;
-        unit = first;
-        place.advance();
-        if (++chunk == Rings::chunks) chunk = 0, tile += gridDim.x;
+        using Walk = UnitWalk<WindowSource<Problem, Tuning>, Rings::loading_warps, Tuning::windows>;
+        if (Walk::advance() && ++chunk == Rings::chunks) chunk = 0, tile += gridDim.x;
     }
 };
 
-// The warps that load pixels: all of the producers' but the last. While a warp stores what it loaded, its next loads are under
-// way.
+// The warps that load pixels: all of the producers' but the last.
 template <class Problem, class Tuning>
 __device__ __forceinline__ void load_windows(const typename Problem::element* x, long long batch,
                                              const WindowTiles<Problem, Tuning>& tiles,
                                              const WindowRings<Problem, Tuning>& rings, int thread) {
+    using Source = WindowSource<Problem, Tuning>;
     const int lane = thread % 32;
     WindowWalk<Problem, Tuning> walk(tiles, thread / 32);
-    using Unit = WindowUnit<Problem, Tuning>;
-    const auto load = [&](Unit& unit) {
+    const auto load = [&](WindowUnit<Source>& unit) {
         unit.load(x, batch, tiles.first_pixel(walk.tile), tiles.group(walk.tile), walk.chunk * Tuning::chunk,
                   walk.unit * 32 + lane);
     };
-    // Whether there is another unit.
-    const auto step = [&](Unit& now, Unit& next) {
-        const auto place = walk.place;
-        const bool last = walk.is_last();
-        walk.advance();
-        const bool more = walk.valid();
-        if (more) load(next);
-        mbarrier_wait_parity(rings.window_free(place.stage), place.parity ^ 1);
-        now.store(rings.window(place.stage), lane);
-        if (last) {
-            fence_proxy_async();
-            __syncwarp();
-            if (lane == 0) mbarrier_arrive(rings.window_full(place.stage));
-        }
-        return more;
-    };
-    if (!walk.valid()) return;
-    Unit even, odd;
-    load(even);
-    while (step(even, odd) && step(odd, even)) {}
+    load_units<Source>(walk, rings, lane, load, [&](int stage) { return rings.window(stage); });
 }
 
 // One thread's tensor copies of windows of one tap, 64 pixels of `chunk` channels each: rows of 128 bytes of a channel, swizzled.

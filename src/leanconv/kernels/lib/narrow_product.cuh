@@ -1,4 +1,4 @@
-// Products of 16-bit elements by the tensor cores, both operands in shared memory.
+// Products of 16-bit elements by the tensor cores, by the type of the elements.
 #pragma once
 
 #include <lib/element.cuh>
@@ -6,13 +6,13 @@
 
 namespace leanconv {
 
-// A product of 64 pixels and all filters, by the type of the elements.
-template <int count, int transposed>
-__device__ __forceinline__ void multiply(float16, float (&sums)[count], Descriptor<transposed> a, MatrixDescriptor b, bool add) {
+// Adds to the sums of 64 rows the products of `a`, in shared memory or in registers, and `b`, in shared memory.
+template <int count, class A, int transposed>
+__device__ __forceinline__ void multiply(float16, float (&sums)[count], const A& a, Descriptor<transposed> b, bool add) {
     wgmma_f16(sums, a, b, add);
 }
-template <int count, int transposed>
-__device__ __forceinline__ void multiply(bfloat16, float (&sums)[count], Descriptor<transposed> a, MatrixDescriptor b, bool add) {
+template <int count, class A, int transposed>
+__device__ __forceinline__ void multiply(bfloat16, float (&sums)[count], const A& a, Descriptor<transposed> b, bool add) {
     wgmma_bf16(sums, a, b, add);
 }
 

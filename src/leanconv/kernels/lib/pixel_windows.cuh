@@ -89,7 +89,7 @@ struct PixelWindows {
     static_assert(pitch == Tuning::lines, "the host counts as many lines");
 
     // The line that the first pixel of a tile is for a tap.
-    static __device__ __forceinline__ int line(int r, int s) {
+    static constexpr __device__ __forceinline__ int line(int r, int s) {
         const int down = Down::plane(r), right = Right::plane(s);
         const int number = Down::number_of(down) * Right::planes() + Right::number_of(right);
         return number * lines + (Down::moved(r) - Down::moved(Down::first_tap(down))) * row + Right::moved(s) -

@@ -112,6 +112,8 @@ __device__ __forceinline__ void wgmma_wait_group(Registers&... registers) {
 #define LEANCONV_TEN(tens) \
     "%" #tens "0, %" #tens "1, %" #tens "2, %" #tens "3, %" #tens "4, " \
     "%" #tens "5, %" #tens "6, %" #tens "7, %" #tens "8, %" #tens "9"
+#define LEANCONV_NAMES_4 "%0, %1, %2, %3"
+#define LEANCONV_NAMES_8 LEANCONV_NAMES_4 ", %4, %5, %6, %7"
 #define LEANCONV_NAMES_16 LEANCONV_TEN() ", %10, %11, %12, %13, %14, %15"
 #define LEANCONV_NAMES_30 LEANCONV_TEN() ", " LEANCONV_TEN(1) ", " LEANCONV_TEN(2)
 #define LEANCONV_NAMES_60 LEANCONV_NAMES_30 ", " LEANCONV_TEN(3) ", " LEANCONV_TEN(4) ", " LEANCONV_TEN(5)
@@ -124,6 +126,8 @@ __device__ __forceinline__ void wgmma_wait_group(Registers&... registers) {
     LEANCONV_NAMES_90 ", " LEANCONV_TEN(9) ", " LEANCONV_TEN(10) ", " LEANCONV_TEN(11) \
     ", %120, %121, %122, %123, %124, %125, %126, %127"
 #define LEANCONV_FOUR(i) "+f"(sums[i]), "+f"(sums[i + 1]), "+f"(sums[i + 2]), "+f"(sums[i + 3])
+#define LEANCONV_SUMS_4(i) LEANCONV_FOUR(i)
+#define LEANCONV_SUMS_8(i) LEANCONV_FOUR(i), LEANCONV_FOUR(i + 4)
 #define LEANCONV_SUMS_16(i) LEANCONV_FOUR(i), LEANCONV_FOUR(i + 4), LEANCONV_FOUR(i + 8), LEANCONV_FOUR(i + 12)
 #define LEANCONV_SUMS_32(i) LEANCONV_SUMS_16(i), LEANCONV_SUMS_16(i + 16)
 #define LEANCONV_SUMS_48(i) LEANCONV_SUMS_32(i), LEANCONV_SUMS_16(i + 32)
@@ -173,6 +177,8 @@ LEANCONV_WGMMA_TF32(128, 64, 64, 65, 66, 67, 68, 69)
 LEANCONV_WGMMA_TF32(192, 96, 96, 97, 98, 99, 100, 101)
 LEANCONV_WGMMA_TF32(256, 128, 128, 129, 130, 131, 132, 133)
 #undef LEANCONV_WGMMA_TF32
+LEANCONV_WGMMAS(8, 4, 4, 5, 6, 7, 8, 9, 10)
+LEANCONV_WGMMAS(16, 8, 8, 9, 10, 11, 12, 13, 14)
 LEANCONV_WGMMAS(32, 16, 16, 17, 18, 19, 20, 21, 22)
 LEANCONV_WGMMAS(64, 32, 32, 33, 34, 35, 36, 37, 38)
 LEANCONV_WGMMAS(96, 48, 48, 49, 50, 51, 52, 53, 54)
@@ -187,6 +193,8 @@ LEANCONV_WGMMAS(256, 128, 128, 129, 130, 131, 132, 133, 134)
 #undef LEANCONV_SUMS_48
 #undef LEANCONV_SUMS_32
 #undef LEANCONV_SUMS_16
+#undef LEANCONV_SUMS_8
+#undef LEANCONV_SUMS_4
 #undef LEANCONV_FOUR
 #undef LEANCONV_NAMES_128
 #undef LEANCONV_NAMES_96
@@ -197,6 +205,8 @@ LEANCONV_WGMMAS(256, 128, 128, 129, 130, 131, 132, 133, 134)
 #undef LEANCONV_NAMES_60
 #undef LEANCONV_NAMES_30
 #undef LEANCONV_NAMES_16
+#undef LEANCONV_NAMES_8
+#undef LEANCONV_NAMES_4
 #undef LEANCONV_TEN
 #endif
 

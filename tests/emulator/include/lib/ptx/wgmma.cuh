@@ -69,34 +69,34 @@ inline void wgmma_wait_group(A& a, B& b, C& c, D& d, EMULATOR_SITE) {
 }
 
 constexpr bool is_count_of_sums(int count) {
-    return count == 16 || count == 32 || count == 48 || count == 64 || count == 96 || count == 128;
+    return count == 4 || count == 8 || count == 16 || count == 32 || count == 48 || count == 64 || count == 96 || count == 128;
 }
 
 template <int count, int transposed>
 inline void wgmma_f16(float (&sums)[count], const unsigned (&a)[4], Descriptor<transposed> b, bool add, EMULATOR_SITE) {
-    static_assert(is_count_of_sums(count), "wgmma of 32, 64, 96, 128, 192 or 256 columns");
+    static_assert(is_count_of_sums(count), "wgmma of 8, 16, 32, 64, 96, 128, 192 or 256 columns");
     emulator::wgmma(emulator::Factors::float16, sums, count, a, {}, {b.bits, transposed}, add, site);
 }
 template <int count, int a_transposed, int b_transposed>
 inline void wgmma_f16(float (&sums)[count], Descriptor<a_transposed> a, Descriptor<b_transposed> b, bool add,
                       EMULATOR_SITE) {
-    static_assert(is_count_of_sums(count), "wgmma of 32, 64, 96, 128, 192 or 256 columns");
+    static_assert(is_count_of_sums(count), "wgmma of 8, 16, 32, 64, 96, 128, 192 or 256 columns");
     emulator::wgmma(emulator::Factors::float16, sums, count, nullptr, {a.bits, a_transposed}, {b.bits, b_transposed}, add, site);
 }
 template <int count, int transposed>
 inline void wgmma_bf16(float (&sums)[count], const unsigned (&a)[4], Descriptor<transposed> b, bool add, EMULATOR_SITE) {
-    static_assert(is_count_of_sums(count), "wgmma of 32, 64, 96, 128, 192 or 256 columns");
+    static_assert(is_count_of_sums(count), "wgmma of 8, 16, 32, 64, 96, 128, 192 or 256 columns");
     emulator::wgmma(emulator::Factors::bfloat16, sums, count, a, {}, {b.bits, transposed}, add, site);
 }
 template <int count, int a_transposed, int b_transposed>
 inline void wgmma_bf16(float (&sums)[count], Descriptor<a_transposed> a, Descriptor<b_transposed> b, bool add,
                       EMULATOR_SITE) {
-    static_assert(is_count_of_sums(count), "wgmma of 32, 64, 96, 128, 192 or 256 columns");
+    static_assert(is_count_of_sums(count), "wgmma of 8, 16, 32, 64, 96, 128, 192 or 256 columns");
     emulator::wgmma(emulator::Factors::bfloat16, sums, count, nullptr, {a.bits, a_transposed}, {b.bits, b_transposed}, add, site);
 }
 template <int count>
 inline void wgmma_tf32(float (&sums)[count], const unsigned (&a)[4], MatrixDescriptor b, bool add, EMULATOR_SITE) {
-    static_assert(is_count_of_sums(count), "wgmma of 32, 64, 96, 128, 192 or 256 columns");
+    static_assert(is_count_of_sums(count) && count >= 16, "wgmma of 32, 64, 96, 128, 192 or 256 columns");
     emulator::wgmma(emulator::Factors::tf32, sums, count, a, {}, {b.bits, 0}, add, site);
 }
 

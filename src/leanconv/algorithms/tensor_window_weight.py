@@ -1,0 +1,277 @@
+"""Gradient of the filters on tensor cores for float16 and bfloat16 in NCHW, from windows in shared memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import gcd
+from typing import ClassVar
+
+from leanconv.algorithms.base import (
+    LAUNCH_CYCLES,
+    Arithmetic,
+    Config,
+    TimedAlgorithm,
+    by_time,
+    ceil_div,
+    conv_constants,
+    variant,
+)
+from leanconv.algorithms.depthwise_weight import clusters_at_once
+from leanconv.algorithms.part_sums import sum_cycles, sum_launch, weights_of
+from leanconv.algorithms.tensor_gemm import wgmma_limits
+from leanconv.algorithms.tensor_window import MOST, MOST_STRIDE, TensorWindow, image_pixels, window_lines
+from leanconv.algorithms.tiles import gradient_arguments, weight_limits
+from leanconv.dtypes import DTYPES
+from leanconv.plan import Launch, Plan, Pointer, Target
+from leanconv.problem import ConvProblem, Precision
+
+#: Stages of the ring, at most.
+MOST_STAGES = 4
+#: Warpgroups that load.
+PRODUCERS = 2
+#: Filters and channels of a tile in warpgroups, and channels of a warpgroup.
+Tile = tuple[int, int, int]
+TILES: tuple[Tile, ...] = (
+    (2, 1, 128), (1, 2, 128), (2, 1, 64), (1, 2, 64), (2, 1, 32), (1, 2, 32), (2, 1, 16), (2, 1, 8),
+)  # fmt: skip
+#: Sums of a thread, at most.
+MOST_SUMS = 144
+#: Registers of consumers and producers, by the sums of a consumer's thread up to so many.
+REGISTERS = {64: (136, 120), 96: (160, 96), MOST_SUMS: (184, 72)}
+#: Output pixels of a stage.
+PIXELS = (256, 128, 64)
+#: Pixels whose products a block sums in the tensor core, which rounds toward zero: at most 2^-11 of the sum is lost.
+MOST_PIXELS = 2**17
+SPLITS = (1, 2, 4, 8, 16)
+#: Workspace of the partial sums, at most; blocks that keep a large GPU busy.
+BLOCKS = 132
+#: Share of the cycles that the tensor cores take at full speed.
+OF_STAGE = (0.94, 220)
+#: Cycles in which a warp loads and stores what it holds at once, and more for each register that holds it.
+OF_UNIT = (350, 43)
+#: Cycles of a block beside its stages, and more for each sum of a thread; of a cluster's sums.
+OF_BLOCK, OF_SUM, SPLIT_CYCLES = 6000, 40, 3000
+
+
+@dataclass(frozen=True)
+class WindowWeightConfig(Config):
+    """A tile has 64 filters for each of ``filter_groups`` consumers and ``channels`` for each of ``channel_groups``, and
+    ``taps``. ``producers`` warpgroups load.
+
+    The ring has ``stages`` of ``pixels`` outputs, and what they see. A cluster of ``split`` blocks shares a tile's
+    pixels, and so do ``parts`` of them whose sums a second launch adds.
+    """
+
+    filter_groups: int
+    channel_groups: int
+    channels: int
+    taps: int
+    pixels: int
+    stages: int
+    producers: int
+    consumer_registers: int
+    producer_registers: int
+    split: int = 1
+    parts: int = 1
+
+    @property
+    def threads(self) -> int:
+        """Threads of a block."""
+        return 128 * (self.filter_groups * self.channel_groups + self.producers)
+
+    @property
+    def filters(self) -> int:
+        """Filters of a tile."""
+        return 64 * self.filter_groups
+
+    @property
+    def all_channels(self) -> int:
+        """Channels of a tile."""
+        return self.channels * self.channel_groups
+
+    def lines(self, problem: ConvProblem) -> int:
+        """Pixels of a window of x."""
+        return window_lines(problem, self.pixels)
+
+    def shared_bytes(self, problem: ConvProblem) -> int:
+        """Shared memory of a block: barriers, where taps begin, and the windows or the sums."""
+        first = ceil_div(16 * self.stages + 4 * self.taps, 128) * 128
+        stage = 2 * (self.all_channels * self.lines(problem) + self.filters * (self.pixels + 1))
+        sums = 4 * self.filters * (self.all_channels * self.taps | 1)
+        return first + max(self.stages * stage, sums)
+
+
+class TensorWindowWeight(TimedAlgorithm):
+    """The filters' gradient on tensor cores, float16 or bfloat16 summed in float32; NCHW. Windows of pixels, turned
+    around on their way to shared memory, serve all taps; sums over the blocks of a cluster in fixed order, no atomics,
+    no workspace."""
+
+    name = "tensor_window_weight"
+    paper = TensorWindow.paper
+    tier: ClassVar[Precision] = "fp32"
+    solves = "conv2d"
+    dtypes: ClassVar[tuple[str, ...]] = TensorWindow.dtypes
+
+    def why_not(self, problem: ConvProblem, target: Target) -> list[str]:
+        reasons = [*weight_limits(problem, self.dtypes), *wgmma_limits(target)]
+        if problem.layout != "NCHW":
+            reasons.append(f"layout={problem.layout!r} is not NCHW")
+        if problem.n < 1:
+            reasons.append(f"n={problem.n}: there are no images")
+        if reasons:
+            return reasons
+        if max(problem.stride) > MOST_STRIDE:
+            return [f"stride={problem.stride} is more than {MOST_STRIDE}"]
+        image = image_pixels(problem)
+        if (problem.n + 3) * image + window_lines(problem, PIXELS[0]) > MOST:
+            return [f"n={problem.n}: with the zeros between them, images have more than {MOST} pixels"]
+        if not any(_fitting(tile, problem, target) for tile in _tiles_for(problem)):
+            return [
+                f"windows of {PIXELS[-1]} outputs see {window_lines(problem, PIXELS[-1])} pixels: two times "
+                f"{TILES[-1][2]} channels of them take more than the {target.shared_per_block} bytes of shared memory "
+                "that a block has"
+            ]
+        return self._too_long(problem, target)
+
+    def _too_long(self, problem: ConvProblem, target: Target) -> list[str]:
+        """Why the blocks that share a tile cannot sum all pixels."""
+        most = max(split for split in SPLITS if split <= target.most_in_cluster) * MOST_PIXELS
+        pixels = problem.n * image_pixels(problem)
+        return [f"n={problem.n}: {pixels} pixels are more than {most}, which a cluster sums"] if pixels > most else []
+
+    def arithmetic(self, problem: ConvProblem) -> Arithmetic:
+        return "fp16"
+
+    def timed(self, problem: ConvProblem, target: Target) -> list[tuple[float, WindowWeightConfig]]:
+        return by_time(
+            (predicted_cycles(problem, config, target), config)
+            for tile in _tiles_for(problem)
+            for whole in _fitting(tile, problem, target)
+            for config in self.shared_by(problem, whole, target)
+        )
+
+    def shared_by(
+        self, problem: ConvProblem, whole: WindowWeightConfig, target: Target
+    ) -> Iterator[WindowWeightConfig]:
+        """The configuration, with tiles computed by one block each, and by clusters."""
+        pixels = problem.n * image_pixels(problem)
+        for split in SPLITS:
+            if pixels <= split * MOST_PIXELS and split <= target.most_in_cluster:
+                yield variant(whole, split=split)
+
+    def plan(self, problem: ConvProblem, config: WindowWeightConfig, target: Target) -> Plan:
+        return Plan((self._launch(problem, config, Pointer("dw", DTYPES[problem.dtype].ctype, written=True)),))
+
+    def _launch(self, problem: ConvProblem, config: WindowWeightConfig, to: Pointer) -> Launch:
+        """The launch that sums products, to ``to``."""
+        x, dy, _, batch = gradient_arguments(problem)
+        shared = config.shared_bytes(problem)
+        return Launch(
+            header="tensor_window_weight.cuh",
+            function="leanconv::tensor_window_weight",
+            problem=conv_constants(problem),
+            tuning=(*config.constants(), ("lines", config.lines(problem)), ("bytes", shared)),
+            arguments=(x, dy, to, batch),
+            grid=tiles_of(problem, config) * config.split * config.parts,
+            block=config.threads,
+            shared_bytes=shared,
+            cluster=config.split,
+        )
+
+
+class TensorWindowWeightParts(TensorWindowWeight):
+    """As `tensor_window_weight`, but as many blocks as keep the GPU busy share a tile; a second launch adds their sums,
+    in fixed order, out of a workspace."""
+
+    name = "tensor_window_weight_parts"
+
+    def _too_long(self, problem: ConvProblem, target: Target) -> list[str]:
+        return []
+
+    def workspace_bytes(self, problem: ConvProblem) -> int:
+        return 4 * _most_parts(problem) * weights_of(problem)
+
+    def shared_by(
+        self, problem: ConvProblem, whole: WindowWeightConfig, target: Target
+    ) -> Iterator[WindowWeightConfig]:
+        tiles, most = tiles_of(problem, whole), _most_parts(problem)
+        least = max(2, ceil_div(problem.n * image_pixels(problem), MOST_PIXELS))
+        busy = (rounds * target.multiprocessors // tiles for rounds in (1, 2, 3))
+        for parts in dict.fromkeys(max(least, min(most, many)) for many in busy):
+            yield variant(whole, parts=parts)
+
+    def timed(self, problem: ConvProblem, target: Target) -> list[tuple[float, WindowWeightConfig]]:
+        found = super().timed(problem, target)
+        return by_time((cycles + sum_cycles(problem, config.parts, target), config) for cycles, config in found)
+
+    def plan(self, problem: ConvProblem, config: WindowWeightConfig, target: Target) -> Plan:
+        first = self._launch(problem, config, Pointer("workspace", written=True))
+        return Plan((first, sum_launch(problem, config.parts)), workspace_bytes=self.workspace_bytes(problem))
+
+
+def _most_parts(problem: ConvProblem) -> int:
+    """Most blocks that share a tile: as many as keep a large GPU busy; the workspace is for so many."""
+    tiles = ceil_div(weights_of(problem), 128 * 32 * 9)
+    pixels = problem.n * image_pixels(problem)
+    busy = min(ceil_div(pixels, PIXELS[-1]), BLOCKS * (1 if tiles <= 16 else 2 if tiles <= 64 else 3) // tiles)
+    return max(2, busy, ceil_div(pixels, MOST_PIXELS))
+
+
+def _tiles_for(problem: ConvProblem) -> list[Tile]:
+    """Those tiles of which half has not room for all filters or channels."""
+    return [
+        tile
+        for tile in TILES
+        if (problem.group_k > 32 * tile[0] or tile[0] == 1 or tile[1:] == (1, 8))
+        and (problem.group_c > tile[1] * tile[2] // 2 or tile[1:] == (1, 8))
+    ]
+
+
+def _fitting(tile: Tile, problem: ConvProblem, target: Target) -> list[WindowWeightConfig]:
+    """The configurations of a tile: as many taps as have room, long stages, as many as fit."""
+    filter_groups, channel_groups, channels = tile
+    taps = problem.r * problem.s
+    of_tile = ceil_div(taps, ceil_div(taps, 2 * MOST_SUMS // channels))
+    sums = of_tile * channels // 2
+    registers = next(REGISTERS[most] for most in REGISTERS if sums <= most)
+    found = []
+    for pixels in PIXELS:
+        for stages in range(MOST_STAGES, 1, -1):
+            config = WindowWeightConfig(
+                filter_groups, channel_groups, channels, of_tile, pixels, stages, PRODUCERS, *registers
+            )
+            if config.shared_bytes(problem) <= target.shared_per_block:
+                found.append(config)
+                break
+    return found
+
+
+def tiles_of(problem: ConvProblem, config: WindowWeightConfig) -> int:
+    """Tiles of the gradient."""
+    of_group = ceil_div(problem.group_k, config.filters) * ceil_div(problem.group_c, config.all_channels)
+    return of_group * ceil_div(problem.r * problem.s, config.taps) * problem.groups
+
+
+def _unit_cycles(lines: int, eights: int, width: int, stride: int, config: WindowWeightConfig) -> float:
+    """Cycles of a warp to load ``lines`` pixels of so many eights of channels (``WindowUnit`` of the kernels)."""
+    pixels = gcd(width, 4) if stride == 1 else 1
+    at_once = gcd(eights, 1 if config.producer_registers < 100 else 2 if pixels == 4 else 4)
+    units = lines / pixels * eights / at_once / 32
+    return units * (OF_UNIT[0] + OF_UNIT[1] * at_once * 8 * max(1, pixels // 2))
+
+
+def predicted_cycles(problem: ConvProblem, config: WindowWeightConfig, target: Target) -> float:
+    """Predicted time in clock cycles, of the launch that sums products."""
+    consumers = config.filter_groups * config.channel_groups
+    products = config.pixels // 16 * config.taps * config.channels // 2 * consumers
+    loads = _unit_cycles(config.lines(problem), config.all_channels // 8, problem.w, problem.stride[1], config)
+    loads += _unit_cycles(config.pixels, config.filters // 8, problem.q, 1, config)
+    of_stage = max(OF_STAGE[0] * products + OF_STAGE[1], loads / (4 * config.producers))
+    stages = ceil_div(problem.n * image_pixels(problem), config.pixels)
+    each = ceil_div(stages, config.split * config.parts) * of_stage + OF_BLOCK
+    each += OF_SUM * config.taps * config.channels // 2 + (SPLIT_CYCLES if config.split > 1 else 0)
+    blocks = tiles_of(problem, config) * config.parts
+    rounds = ceil_div(blocks, clusters_at_once(config.split, 1, target) if config.split > 1 else target.multiprocessors)
+    memory = problem.bytes / target.bytes_per_cycle
+    return max(rounds * each, memory) + LAUNCH_CYCLES
