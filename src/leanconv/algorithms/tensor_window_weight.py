@@ -23,31 +23,33 @@ from leanconv.algorithms.tensor_gemm import wgmma_limits
 from leanconv.algorithms.tensor_window import MOST, MOST_STRIDE, TensorWindow, image_pixels, window_lines
 from leanconv.algorithms.tiles import gradient_arguments, weight_limits
 from leanconv.dtypes import DTYPES
-from leanconv.plan import Launch, Plan, Pointer, Target
+from leanconv.plan import Launch, Plan, Pointer, Target, in_chain
 from leanconv.problem import ConvProblem, Precision
 
 #: Stages of the ring, at most.
 MOST_STAGES = 4
 #: Warpgroups that load.
 PRODUCERS = 2
-#: Filters and channels of a tile in warpgroups, and channels of a warpgroup.
-Tile = tuple[int, int, int]
+#: Filters, channels and taps of a tile in warpgroups, and channels of a warpgroup.
+Tile = tuple[int, int, int, int]
 TILES: tuple[Tile, ...] = (
-    (2, 1, 128), (1, 2, 128), (2, 1, 64), (1, 2, 64), (2, 1, 32), (1, 2, 32), (2, 1, 16), (2, 1, 8),
+    (2, 1, 1, 128), (1, 2, 1, 128), (2, 1, 1, 64), (1, 2, 1, 64), (1, 1, 2, 64), (2, 1, 1, 32), (1, 2, 1, 32),
+    (1, 1, 2, 32), (2, 1, 1, 16), (1, 1, 2, 16), (2, 1, 1, 8), (1, 1, 2, 8),
 )  # fmt: skip
 #: Sums of a thread, at most.
-MOST_SUMS = 144
-#: Registers of consumers and producers, by the sums of a consumer's thread up to so many.
-REGISTERS = {64: (136, 120), 96: (160, 96), MOST_SUMS: (184, 72)}
+MOST_SUMS = 160
+#: Units that a warp loads at once, and registers of producers and consumers, by the sums of a consumer's thread up to so
+#: many.
+REGISTERS = {64: (4, 120, 136), 96: (4, 104, 152), 144: (2, 72, 184), MOST_SUMS: (2, 56, 200)}
 #: Output pixels of a stage.
-PIXELS = (256, 128, 64)
+PIXELS = (256, 192, 128, 64)
 #: Pixels whose products a block sums in the tensor core, which rounds toward zero: at most 2^-11 of the sum is lost.
 MOST_PIXELS = 2**17
 SPLITS = (1, 2, 4, 8, 16)
 #: Workspace of the partial sums, at most; blocks that keep a large GPU busy.
 BLOCKS = 132
-#: Share of the cycles that the tensor cores take at full speed.
-OF_STAGE = (0.94, 220)
+#: Cycles of a product, at least. Cycles of a stage: a share of those that the tensor cores take at full speed, and more.
+OF_PRODUCT, OF_STAGE = 20, (1.1, 220)
 #: Cycles in which a warp loads and stores what it holds at once, and more for each register that holds it.
 OF_UNIT = (350, 43)
 #: Cycles of a block beside its stages, and more for each sum of a thread; of a cluster's sums.
@@ -56,8 +58,8 @@ OF_BLOCK, OF_SUM, SPLIT_CYCLES = 6000, 40, 3000
 
 @dataclass(frozen=True)
 class WindowWeightConfig(Config):
-    """A tile has 64 filters for each of ``filter_groups`` consumers and ``channels`` for each of ``channel_groups``, and
-    ``taps``. ``producers`` warpgroups load.
+    """A tile has 64 filters for each of ``filter_groups`` consumers, ``channels`` for each of ``channel_groups``, and
+    ``taps``, which ``tap_groups`` share. ``producers`` warpgroups load, ``depth`` units a warp at once.
 
     The ring has ``stages`` of ``pixels`` outputs, and what they see. A cluster of ``split`` blocks shares a tile's
     pixels, and so do ``parts`` of them whose sums a second launch adds.
@@ -65,20 +67,32 @@ class WindowWeightConfig(Config):
 
     filter_groups: int
     channel_groups: int
+    tap_groups: int
     channels: int
     taps: int
     pixels: int
     stages: int
     producers: int
-    consumer_registers: int
+    depth: int
     producer_registers: int
+    consumer_registers: int
     split: int = 1
     parts: int = 1
 
     @property
     def threads(self) -> int:
         """Threads of a block."""
-        return 128 * (self.filter_groups * self.channel_groups + self.producers)
+        return 128 * (self.consumers + self.producers)
+
+    @property
+    def consumers(self) -> int:
+        """Warpgroups that multiply."""
+        return self.filter_groups * self.channel_groups * self.tap_groups
+
+    @property
+    def sums(self) -> int:
+        """Sums of a consumer's thread."""
+        return ceil_div(self.taps, self.tap_groups) * self.channels // 2
 
     @property
     def filters(self) -> int:
@@ -129,7 +143,7 @@ class TensorWindowWeight(TimedAlgorithm):
         if not any(_fitting(tile, problem, target) for tile in _tiles_for(problem)):
             return [
                 f"windows of {PIXELS[-1]} outputs see {window_lines(problem, PIXELS[-1])} pixels: two times "
-                f"{TILES[-1][2]} channels of them take more than the {target.shared_per_block} bytes of shared memory "
+                f"{TILES[-1][3]} channels of them take more than the {target.shared_per_block} bytes of shared memory "
                 "that a block has"
             ]
         return self._too_long(problem, target)
@@ -200,6 +214,9 @@ class TensorWindowWeightParts(TensorWindowWeight):
         busy = (rounds * target.multiprocessors // tiles for rounds in (1, 2, 3))
         for parts in dict.fromkeys(max(least, min(most, many)) for many in busy):
             yield variant(whole, parts=parts)
+            for split in (2, 4):
+                if parts >= 2 * split and split <= target.most_in_cluster:
+                    yield variant(whole, split=split, parts=parts // split)
 
     def timed(self, problem: ConvProblem, target: Target) -> list[tuple[float, WindowWeightConfig]]:
         found = super().timed(problem, target)
@@ -207,7 +224,8 @@ class TensorWindowWeightParts(TensorWindowWeight):
 
     def plan(self, problem: ConvProblem, config: WindowWeightConfig, target: Target) -> Plan:
         first = self._launch(problem, config, Pointer("workspace", written=True))
-        return Plan((first, sum_launch(problem, config.parts)), workspace_bytes=self.workspace_bytes(problem))
+        launches = in_chain((first, sum_launch(problem, config.parts)))
+        return Plan(launches, workspace_bytes=self.workspace_bytes(problem))
 
 
 def _most_parts(problem: ConvProblem) -> int:
@@ -219,28 +237,26 @@ def _most_parts(problem: ConvProblem) -> int:
 
 
 def _tiles_for(problem: ConvProblem) -> list[Tile]:
-    """Those tiles of which half has not room for all filters or channels."""
+    """Those tiles of which half has not room for all filters, channels or taps; the smallest in any case."""
     return [
         tile
         for tile in TILES
-        if (problem.group_k > 32 * tile[0] or tile[0] == 1 or tile[1:] == (1, 8))
-        and (problem.group_c > tile[1] * tile[2] // 2 or tile[1:] == (1, 8))
+        if (problem.group_k > 32 * tile[0] or tile[0] == 1)
+        and (problem.group_c > tile[1] * tile[3] // 2 or tile[3] == 8)
+        and (problem.r * problem.s >= tile[2])
     ]
 
 
 def _fitting(tile: Tile, problem: ConvProblem, target: Target) -> list[WindowWeightConfig]:
     """The configurations of a tile: as many taps as have room, long stages, as many as fit."""
-    filter_groups, channel_groups, channels = tile
+    *groups, channels = tile
     taps = problem.r * problem.s
-    of_tile = ceil_div(taps, ceil_div(taps, 2 * MOST_SUMS // channels))
-    sums = of_tile * channels // 2
-    registers = next(REGISTERS[most] for most in REGISTERS if sums <= most)
+    of_tile = ceil_div(taps, ceil_div(taps, 2 * MOST_SUMS // channels * tile[2]))
+    registers = next(REGISTERS[most] for most in REGISTERS if ceil_div(of_tile, tile[2]) * channels // 2 <= most)
     found = []
     for pixels in PIXELS:
         for stages in range(MOST_STAGES, 1, -1):
-            config = WindowWeightConfig(
-                filter_groups, channel_groups, channels, of_tile, pixels, stages, PRODUCERS, *registers
-            )
+            config = WindowWeightConfig(*groups, channels, of_tile, pixels, stages, PRODUCERS, *registers)
             if config.shared_bytes(problem) <= target.shared_per_block:
                 found.append(config)
                 break
@@ -263,15 +279,15 @@ def _unit_cycles(lines: int, eights: int, width: int, stride: int, config: Windo
 
 def predicted_cycles(problem: ConvProblem, config: WindowWeightConfig, target: Target) -> float:
     """Predicted time in clock cycles, of the launch that sums products."""
-    consumers = config.filter_groups * config.channel_groups
-    products = config.pixels // 16 * config.taps * config.channels // 2 * consumers
+    cycles = max(OF_PRODUCT, OF_STAGE[0] * config.channels / 2)
+    products = config.pixels // 16 * config.taps * config.filter_groups * config.channel_groups * cycles
     loads = _unit_cycles(config.lines(problem), config.all_channels // 8, problem.w, problem.stride[1], config)
     loads += _unit_cycles(config.pixels, config.filters // 8, problem.q, 1, config)
-    of_stage = max(OF_STAGE[0] * products + OF_STAGE[1], loads / (4 * config.producers))
+    of_stage = max(products + OF_STAGE[1], loads / (4 * config.producers))
     stages = ceil_div(problem.n * image_pixels(problem), config.pixels)
     each = ceil_div(stages, config.split * config.parts) * of_stage + OF_BLOCK
-    each += OF_SUM * config.taps * config.channels // 2 + (SPLIT_CYCLES if config.split > 1 else 0)
-    blocks = tiles_of(problem, config) * config.parts
-    rounds = ceil_div(blocks, clusters_at_once(config.split, 1, target) if config.split > 1 else target.multiprocessors)
+    each += OF_SUM * config.sums + (SPLIT_CYCLES if config.split > 1 else 0)
+    places = clusters_at_once(config.split, 1, target) if config.split > 2 else target.multiprocessors // config.split
+    rounds = ceil_div(tiles_of(problem, config) * config.parts, places)
     memory = problem.bytes / target.bytes_per_cycle
     return max(rounds * each, memory) + LAUNCH_CYCLES

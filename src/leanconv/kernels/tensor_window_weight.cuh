@@ -43,7 +43,8 @@ struct InputWindows : PixelWindows<Problem, StageTuning<Tuning>> {
     static constexpr int h = Problem::h, w = Problem::w, c = Problem::c, group_c = Problem::group_c;
     static constexpr int stride_h = Problem::stride_h, stride_w = Problem::stride_w;
     static constexpr int channels = Tuning::channels * Tuning::channel_groups, eights = channels / 8;
-    static constexpr int registers = Tuning::producer_registers, bytes = eights * InputWindows::pitch * 16;
+    static constexpr int registers = Tuning::producer_registers, depth = Tuning::depth;
+    static constexpr int bytes = eights * InputWindows::pitch * 16;
     static constexpr bool whole = group_c % channels == 0;
 };
 struct OwnPixel {
@@ -62,7 +63,8 @@ struct OutputWindows {
     static constexpr int planes = 1, lines = Tuning::pixels, all_lines = lines, pitch = lines + 1;
     static constexpr int h = Problem::p, w = Problem::q, c = Problem::k, group_c = Problem::group_k, stride_h = 1, stride_w = 1;
     static constexpr int channels = 64 * Tuning::filter_groups, eights = channels / 8;
-    static constexpr int registers = Tuning::producer_registers, bytes = eights * pitch * 16;
+    static constexpr int registers = Tuning::producer_registers, depth = Tuning::depth;
+    static constexpr int bytes = eights * pitch * 16;
     static constexpr bool whole = group_c % channels == 0;
 };
 
@@ -100,7 +102,8 @@ struct WeightWindows {
     using Input = InputWindows<Problem, Tuning>;
     using Output = OutputWindows<Problem, Tuning>;
     using Weights = WindowWeights<Problem, Tuning>;
-    static constexpr int consumers = Tuning::filter_groups * Tuning::channel_groups, loading_warps = 4 * Tuning::producers;
+    static constexpr int consumers = Tuning::filter_groups * Tuning::channel_groups * Tuning::tap_groups;
+    static constexpr int loading_warps = 4 * Tuning::producers;
     // Warps that load x: as many as its share of all loads.
     static constexpr int x_work = WindowUnit<Input>::work, dy_work = WindowUnit<Output>::work;
     static constexpr int even_warps = (loading_warps * x_work + (x_work + dy_work) / 2) / (x_work + dy_work);
@@ -161,24 +164,24 @@ __device__ __forceinline__ void load_stages(const typename Source::T* from, long
     load_units<Source>(walk, windows, lane, load, window);
 }
 
-// One warpgroup's products, to shared memory: 64 filters, `channels` and all taps of the tile.
-template <class Problem, class Tuning>
+// One warpgroup's products, to shared memory: 64 filters, `channels`, and `taps` of the tile's from number `first_tap` on.
+template <int first_tap, int taps, class Problem, class Tuning>
 __device__ __forceinline__ void sum_windows(const PixelShare<Problem, Tuning>& share,
-                                            const WeightWindows<Problem, Tuning>& windows, int warpgroup) {
+                                            const WeightWindows<Problem, Tuning>& windows, int filters, int channels) {
     using Windows = WeightWindows<Problem, Tuning>;
     using Input = typename Windows::Input;
     using Output = typename Windows::Output;
-    constexpr int taps = Tuning::taps, count = Tuning::channels / 2, steps = Tuning::pixels / 16;
+    constexpr int count = Tuning::channels / 2, steps = Tuning::pixels / 16;
     static_assert(steps % 2 == 0, "fragments are of two steps in turn");
     const int lane = threadIdx.x % 32, warp = threadIdx.x % 128 / 32;
-    const int filters = warpgroup % Tuning::filter_groups, channels = warpgroup / Tuning::filter_groups;
     // The line of a lane: of four matrices of eight pixels and eight filters.
     const int own = (filters * 8 + warp * 2 + lane / 8 % 2) * Output::pitch + lane / 16 * 8 + lane % 8;
-    const int* const lines = windows.lines();
-    int further[taps];
+    int lines[taps];
 #pragma unroll
-    for (int tap = 0; tap < taps; ++tap)
-        further[tap] = Windows::Weights::of_taps == 1 ? Input::line(tap / Problem::s, tap % Problem::s) : lines[tap];
+    for (int i = 0; i < taps; ++i) {
+        const int tap = first_tap + i;
+        lines[i] = Windows::Weights::of_taps == 1 ? Input::line(tap / Problem::s, tap % Problem::s) : windows.lines()[tap];
+    }
     float sums[taps][count];
 #pragma unroll
     for (int i = 0; i < taps * count; ++i) sums[i / count][i % count] = 0.0f;
@@ -197,7 +200,7 @@ __device__ __forceinline__ void sum_windows(const PixelShare<Problem, Tuning>& s
 #pragma unroll
             for (int tap = 0; tap < taps; ++tap)
                 multiply(typename Problem::element{}, sums[tap], pixels[step % 2],
-                         transposed_descriptor(x + (further[tap] + step * 16) * 16, 128, Input::pitch * 16, 0), true);
+                         transposed_descriptor(x + lines[tap] * 16, 128, Input::pitch * 16, 0) + step * 256, true);
             wgmma_commit_group();
             // The products of the step before are done while these are under way.
             wgmma_wait_group<1>(pixels[(step + 1) % 2]);
@@ -210,36 +213,56 @@ __device__ __forceinline__ void sum_windows(const PixelShare<Problem, Tuning>& s
     barrier_sync(1, 128 * Windows::consumers);  // all windows have been read
     // A thread has two filters, and of every eight channels a pair.
     float* const to = windows.sums() + (filters * 64 + warp * 16 + lane / 4) * Windows::pitch +
-                      (channels * Tuning::channels + lane % 4 * 2) * taps;
+                      (channels * Tuning::channels + lane % 4 * 2) * Tuning::taps + first_tap;
 #pragma unroll
     for (int tap = 0; tap < taps; ++tap)
 #pragma unroll
         for (int i = 0; i < count; ++i)
-            to[i / 2 % 2 * 8 * Windows::pitch + (i / 4 * 8 + i % 2) * taps + tap] = sums[tap][i];
+            to[i / 2 % 2 * 8 * Windows::pitch + (i / 4 * 8 + i % 2) * Tuning::taps + tap] = sums[tap][i];
 }
 
-// The block's share of a tile's weights, by all threads: those of some filters, added over the cluster.
+// The same of warpgroup number `warpgroup`.
+template <class Problem, class Tuning>
+__device__ __forceinline__ void sum_windows(const PixelShare<Problem, Tuning>& share,
+                                            const WeightWindows<Problem, Tuning>& windows, int warpgroup) {
+    constexpr int taps = ceil_div(Tuning::taps, Tuning::tap_groups), rest = Tuning::taps - taps;
+    static_assert(Tuning::tap_groups <= 2, "one group has all taps, or two share them");
+    const int filters = warpgroup % Tuning::filter_groups, others = warpgroup / Tuning::filter_groups;
+    const int channels = others % Tuning::channel_groups;
+    if (Tuning::tap_groups == 1 || others < Tuning::channel_groups)
+        sum_windows<0, taps, Problem, Tuning>(share, windows, filters, channels);
+    else if constexpr (Tuning::tap_groups == 2)
+        sum_windows<taps, rest, Problem, Tuning>(share, windows, filters, channels);
+}
+
+// The block's share of a tile's weights, by all threads: those of some filters, a warp one after the other, added over the
+// cluster.
 template <class Problem, class Tuning, class Result>
 __device__ __forceinline__ void store_windows(Result* dw, const WindowWeights<Problem, Tuning>& weights,
                                               const WeightWindows<Problem, Tuning>& windows) {
     using Windows = WeightWindows<Problem, Tuning>;
     using Weights = WindowWeights<Problem, Tuning>;
-    constexpr int of_filter = Windows::of_filter, filters = Weights::filters / Tuning::split;
+    constexpr int filters = Weights::filters / Tuning::split;
     static_assert(filters * Tuning::split == Weights::filters, "blocks of a cluster share filters evenly");
-    const int first = Tuning::split == 1 ? 0 : static_cast<int>(cluster_rank()) * filters;
-    for (int i = threadIdx.x; i < filters * of_filter; i += blockDim.x) {
-        const int filter = first + i / of_filter, rest = i % of_filter;
-        const int k = weights.first_filter + filter, c = weights.first_channel + rest / Tuning::taps;
-        const int tap = weights.first_tap + rest % Tuning::taps;
-        const float* const at = windows.sums() + filter * Windows::pitch + rest;
-        float sum = Tuning::split == 1 ? *at : cluster_load(at, 0);
+    const int first = Tuning::split == 1 ? 0 : static_cast<int>(cluster_rank()) * filters, lane = threadIdx.x % 32;
+    const int exist = min(first + filters, Problem::group_k - weights.first_filter);
+    for (int filter = first + static_cast<int>(threadIdx.x) / 32; filter < exist; filter += blockDim.x / 32) {
+        const float* const from = windows.sums() + filter * Windows::pitch;
+        const int64 row = static_cast<int64>(weights.group) * Problem::group_k + weights.first_filter + filter;
+        Result* const to = dw + (row * Problem::group_c + weights.first_channel) * Weights::all_taps + weights.first_tap;
+#pragma unroll 4
+        for (int i = lane; i < Windows::of_filter; i += 32) {
+            const int channel = i / Tuning::taps, tap = i % Tuning::taps;
+            if (weights.first_channel + channel >= Problem::group_c) continue;
+            if (Weights::all_taps % Tuning::taps != 0 && weights.first_tap + tap >= Weights::all_taps) continue;
+            float sum = Tuning::split == 1 ? from[i] : cluster_load(from + i, 0);
 #pragma unroll
-        for (int other = 1; other < Tuning::split; ++other) sum += cluster_load(at, other);
-        if (k >= Problem::group_k || c >= Problem::group_c || tap >= Weights::all_taps) continue;
-        const int64 row = static_cast<int64>(weights.group) * Problem::group_k + k;
-        Result* const to = dw + (row * Problem::group_c + c) * Weights::all_taps + tap;
-        if constexpr (Tuning::parts > 1) *to = sum;
-        else *to = from_float<Result>(finish<Problem>(sum, 0.0f, held_by<Problem>(to, true)));
+            for (int other = 1; other < Tuning::split; ++other) sum += cluster_load(from + i, other);
+            // NOTE: where a tile has all taps, its channels' weights lie as in shared memory.
+            Result* const at = to + (Weights::of_taps == 1 ? i : channel * Weights::all_taps + tap);
+            if constexpr (Tuning::parts > 1) *at = sum;
+            else *at = from_float<Result>(finish<Problem>(sum, 0.0f, held_by<Problem>(at, true)));
+        }
     }
 }
 
