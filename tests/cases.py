@@ -327,6 +327,11 @@ def _narrow_cases() -> list[Case]:
     brain.add("windows-one-by-one", 3, 144, 6, 6, 40, 1, 1, layouts=first, bias=True)
     brain.add("windows-copied", 3, 96, 8, 9, 40, 1, 1, layouts=first, **both)
     half.add("windows-stride", 2, 20, 9, 11, 40, 3, 4, layouts=first, stride=(2, 3), padding=(1, 0, 3, 2))
+    half.add("weight-windows", 3, 40, 9, 12, 72, 3, 3, layouts=first, **same, **weight)
+    brain.add(
+        "weight-windows-stride", 2, 20, 9, 11, 40, 3, 4, layouts=first, stride=(2, 3), padding=(1, 0, 3, 2), **weight
+    )
+    brain.add("weight-windows-accumulate", 5, 9, 6, 7, 70, 1, 1, layouts=first, accumulate=True, **weight)
     # Whole rows of 16 bytes, which tensor copies bring: 16, 32 or 64 channels long; groups.
     last: tuple[Layout, ...] = ("NHWC",)
     half.add("copies", 2, 24, 9, 11, 133, 3, 3, layouts=last, padding=(1, 0, 2, 1), **both)

@@ -27,6 +27,7 @@ from breaks_tensor import TENSOR
 from breaks_tensor_narrow import TENSOR_NARROW
 from breaks_tensor_sync import TENSOR_SYNC
 from breaks_tensor_window import TENSOR_WINDOW
+from breaks_tensor_window_weight import TENSOR_WINDOW_WEIGHT
 from breaks_tensor_winograd import TENSOR_WINOGRAD
 from breaks_weight import WEIGHT
 from cases import CASES, NARROW_CASES, TARGETS, TRANSFORM_CASES
@@ -40,7 +41,7 @@ from leanconv.runtime.compile import KERNELS
 
 BREAKS = (
     *(*MOST, *DEPTHWISE, *GRADIENTS, *SEVERAL_FILTERS),
-    *(*TENSOR, *TENSOR_NARROW, *TENSOR_SYNC, *TENSOR_WINDOW, *TENSOR_WINOGRAD, *WEIGHT),
+    *(*TENSOR, *TENSOR_NARROW, *TENSOR_SYNC, *TENSOR_WINDOW, *TENSOR_WINDOW_WEIGHT, *TENSOR_WINOGRAD, *WEIGHT),
 )
 MET = (*CASES, *NARROW_CASES, *PAIR_CASES, *TENSOR_CASES, *TF32_CASES, *TRANSFORM_CASES, *WEIGHT_CASES, *IMAGE_CASES)
 PROBLEMS = {case.name: case.problem for case in MET}

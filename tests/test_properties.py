@@ -50,7 +50,7 @@ def suited(algorithm, problem):
         rows = 8 if problem.groups == 1 else 16
         dtype = "float16" if problem.n % 2 else "bfloat16"
         return replace(problem, c=rows * problem.c, layout="NHWC", dtype=dtype)
-    if name == "tensor_window":
+    if name.startswith("tensor_window"):
         return replace(problem, layout="NCHW", dtype="float16" if problem.n % 2 else "bfloat16")
     if name == "tensor_gemm_tf32":
         rows = 4 if problem.groups == 1 else 8

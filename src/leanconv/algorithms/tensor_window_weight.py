@@ -37,10 +37,9 @@ TILES: tuple[Tile, ...] = (
     (1, 1, 2, 32), (2, 1, 1, 16), (1, 1, 2, 16), (2, 1, 1, 8), (1, 1, 2, 8),
 )  # fmt: skip
 #: Sums of a thread, at most.
-MOST_SUMS = 160
-#: Units that a warp loads at once, and registers of producers and consumers, by the sums of a consumer's thread up to so
-#: many.
-REGISTERS = {64: (4, 120, 136), 96: (4, 104, 152), 144: (2, 72, 184), MOST_SUMS: (2, 56, 200)}
+MOST_SUMS = 144
+#: Registers of producers and consumers, by the sums of a consumer's thread up to so many.
+REGISTERS = {64: (120, 136), 96: (96, 160), MOST_SUMS: (72, 184)}
 #: Output pixels of a stage.
 PIXELS = (256, 192, 128, 64)
 #: Pixels whose products a block sums in the tensor core, which rounds toward zero: at most 2^-11 of the sum is lost.
@@ -48,18 +47,21 @@ MOST_PIXELS = 2**17
 SPLITS = (1, 2, 4, 8, 16)
 #: Workspace of the partial sums, at most; blocks that keep a large GPU busy.
 BLOCKS = 132
-#: Cycles of a product, at least. Cycles of a stage: a share of those that the tensor cores take at full speed, and more.
-OF_PRODUCT, OF_STAGE = 20, (1.1, 220)
+#: The times below were fitted to 80 pairs of a layer and a tile (burst, H200), most within a quarter.
+#: Cycles of a product: at least, and more for each column.
+OF_PRODUCT = (22, 0.6)
 #: Cycles in which a warp loads and stores what it holds at once, and more for each register that holds it.
-OF_UNIT = (350, 43)
+OF_UNIT = (550, 52)
+#: Share of the shorter of both that is not hidden by the longer.
+NOT_HIDDEN = 0.5
 #: Cycles of a block beside its stages, and more for each sum of a thread; of a cluster's sums.
-OF_BLOCK, OF_SUM, SPLIT_CYCLES = 6000, 40, 3000
+OF_BLOCK, OF_SUM, SPLIT_CYCLES = 8000, 40, 4000
 
 
 @dataclass(frozen=True)
 class WindowWeightConfig(Config):
     """A tile has 64 filters for each of ``filter_groups`` consumers, ``channels`` for each of ``channel_groups``, and
-    ``taps``, which ``tap_groups`` share. ``producers`` warpgroups load, ``depth`` units a warp at once.
+    ``taps``, which ``tap_groups`` share. ``producers`` warpgroups load.
 
     The ring has ``stages`` of ``pixels`` outputs, and what they see. A cluster of ``split`` blocks shares a tile's
     pixels, and so do ``parts`` of them whose sums a second launch adds.
@@ -73,7 +75,6 @@ class WindowWeightConfig(Config):
     pixels: int
     stages: int
     producers: int
-    depth: int
     producer_registers: int
     consumer_registers: int
     split: int = 1
@@ -216,7 +217,7 @@ class TensorWindowWeightParts(TensorWindowWeight):
             yield variant(whole, parts=parts)
             for split in (2, 4):
                 if parts >= 2 * split and split <= target.most_in_cluster:
-                    yield variant(whole, split=split, parts=parts // split)
+                    yield variant(whole, split=split, parts=ceil_div(parts, split))
 
     def timed(self, problem: ConvProblem, target: Target) -> list[tuple[float, WindowWeightConfig]]:
         found = super().timed(problem, target)
@@ -279,11 +280,12 @@ def _unit_cycles(lines: int, eights: int, width: int, stride: int, config: Windo
 
 def predicted_cycles(problem: ConvProblem, config: WindowWeightConfig, target: Target) -> float:
     """Predicted time in clock cycles, of the launch that sums products."""
-    cycles = max(OF_PRODUCT, OF_STAGE[0] * config.channels / 2)
+    cycles = max(OF_PRODUCT[0], OF_PRODUCT[1] * config.channels)
     products = config.pixels // 16 * config.taps * config.filter_groups * config.channel_groups * cycles
     loads = _unit_cycles(config.lines(problem), config.all_channels // 8, problem.w, problem.stride[1], config)
     loads += _unit_cycles(config.pixels, config.filters // 8, problem.q, 1, config)
-    of_stage = max(products + OF_STAGE[1], loads / (4 * config.producers))
+    loads /= 4 * config.producers
+    of_stage = max(products, loads) + NOT_HIDDEN * min(products, loads)
     stages = ceil_div(problem.n * image_pixels(problem), config.pixels)
     each = ceil_div(stages, config.split * config.parts) * of_stage + OF_BLOCK
     each += OF_SUM * config.sums + (SPLIT_CYCLES if config.split > 1 else 0)

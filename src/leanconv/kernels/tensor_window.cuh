@@ -100,7 +100,7 @@ struct WindowSource : PixelWindows<Problem, Tuning> {
     using T = typename Problem::element;
     static constexpr int h = Problem::h, w = Problem::w, c = Problem::c, group_c = Problem::group_c;
     static constexpr int stride_h = Problem::stride_h, stride_w = Problem::stride_w;
-    static constexpr int eights = Tuning::chunk / 8, registers = Tuning::producer_registers, depth = 2;
+    static constexpr int eights = Tuning::chunk / 8, registers = Tuning::producer_registers;
     static constexpr bool whole = group_c % 16 == 0;  // all channels of all windows exist
 };
 

@@ -43,7 +43,7 @@ struct InputWindows : PixelWindows<Problem, StageTuning<Tuning>> {
     static constexpr int h = Problem::h, w = Problem::w, c = Problem::c, group_c = Problem::group_c;
     static constexpr int stride_h = Problem::stride_h, stride_w = Problem::stride_w;
     static constexpr int channels = Tuning::channels * Tuning::channel_groups, eights = channels / 8;
-    static constexpr int registers = Tuning::producer_registers, depth = Tuning::depth;
+    static constexpr int registers = Tuning::producer_registers;
     static constexpr int bytes = eights * InputWindows::pitch * 16;
     static constexpr bool whole = group_c % channels == 0;
 };
@@ -63,7 +63,7 @@ struct OutputWindows {
     static constexpr int planes = 1, lines = Tuning::pixels, all_lines = lines, pitch = lines + 1;
     static constexpr int h = Problem::p, w = Problem::q, c = Problem::k, group_c = Problem::group_k, stride_h = 1, stride_w = 1;
     static constexpr int channels = 64 * Tuning::filter_groups, eights = channels / 8;
-    static constexpr int registers = Tuning::producer_registers, depth = Tuning::depth;
+    static constexpr int registers = Tuning::producer_registers;
     static constexpr int bytes = eights * pitch * 16;
     static constexpr bool whole = group_c % channels == 0;
 };

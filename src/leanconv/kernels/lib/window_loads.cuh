@@ -74,7 +74,7 @@ struct WindowUnit {
     static constexpr int apart = Source::h * Source::w;
     // Neighbours that lie aligned in every row.
     static constexpr int count = Source::stride_w > 1 ? 1 : Source::w % 4 == 0 ? 4 : Source::w % 2 == 0 ? 2 : 1;
-    static constexpr int at_once = gcd(Source::eights, Source::depth > 2 || Source::registers < 100 ? 1 : count == 4 ? 2 : 4);
+    static constexpr int at_once = gcd(Source::eights, Source::registers < 100 ? 1 : count == 4 ? 2 : 4);
     // Units of a row, and of the lines of a plane at most: these begin and end within a unit, and cut one where a row ends.
     static constexpr int of_row = ceil_div(Source::row, count);
     static constexpr int of_lines = count == 1 ? Source::lines
@@ -84,28 +84,22 @@ struct WindowUnit {
     // What a window takes of a warp's time: of each load the registers that it fills, and as much as eight of them beside.
     static constexpr int work = ceil_div(of_window, 32) * (8 + at_once * 8 * EightChannels<count>::words);
     EightChannels<count> channels[at_once];
-    int seen;  // the line of the first pixel, times 16, and a bit for each pixel that the window has
+    int line, column, plane, eight;
 
     // Unit `unit` of the window whose lines begin with the pixel of number `first`, from channel `first_c` of the group on.
     __device__ __forceinline__ void load(const typename Source::T* x, long long batch, int first, int group, int first_c,
                                          int unit) {
-        const int eight = unit / of_eights * at_once, plane = unit % of_eights / of_lines;
+        eight = unit / of_eights * at_once, plane = unit % of_eights / of_lines;
         const int down = Down::numbered(plane / Right::planes()), right = Right::numbered(plane % Right::planes());
         // NOTE: counted from two images before, as windows reach back by less than an image and a row. What they see before
         // the first image are zeros at the end of the one before, so n needs no test for less than 0.
         const int from = first + 2 * Source::image + Down::moved(Down::first_tap(down)) * Source::row +
                          Right::moved(Right::first_tap(right));
         const int place = from % Source::row / count + unit % of_lines, row = from / Source::row + place / of_row;
-        const int column = place % of_row * count;
-        const int line = unit < of_window ? row * Source::row + column - from : Source::lines;
-        seen = 0;
-#pragma unroll
-        for (int i = 0; i < count; ++i)
-            seen |= (line + i >= 0 && line + i < Source::lines && column + i < Source::row) << i;
-        seen |= (eight * Source::pitch + plane * Source::lines + line) * 16;
+        column = place % of_row * count, line = row * Source::row + column - from;
         const int n = row / Source::rows - 2, h = row % Source::rows * Source::stride_h + down;
         const int w = column * Source::stride_w + right, c = first_c + eight * 8;
-        const bool inside = n < batch && h < Source::h && w < Source::w && line < Source::lines;
+        const bool inside = n < batch && h < Source::h && w < Source::w && unit < of_window;
         const int64 channel = static_cast<int64>(n) * Source::c + group * Source::group_c + c;
         const typename Source::T* const at = x + channel * apart + h * Source::w + w;
 #pragma unroll
@@ -115,20 +109,22 @@ struct WindowUnit {
         }
     }
     __device__ __forceinline__ void store(unsigned char* window, int lane) {
+        // NOTE: past the last unit `eight` is past the last channels: what is of no window goes to a line that no tap sees.
+        unsigned char* const to = window + min(eight, Source::eights - at_once) * Source::pitch * 16;
         const int own = EightChannels<count>::first_pixel(lane);
         int lines[count];
 #pragma unroll
         for (int j = 0; j < count; ++j) {
-            const int pixel = (own + j) % count;
-            // What is of no window goes to a line that no tap sees.
-            lines[j] = seen >> pixel & 1 ? (seen >> 4) + pixel : Source::all_lines;
+            const int pixel = (own + j) % count, place = line + pixel;
+            const bool seen = place >= 0 && place < Source::lines && column + pixel < Source::row && eight < Source::eights;
+            lines[j] = seen ? plane * Source::lines + place : Source::all_lines;
         }
 #pragma unroll
         for (int i = 0; i < at_once; ++i) {
             channels[i].turn(own);
 #pragma unroll
             for (int j = 0; j < count; ++j)
-                *reinterpret_cast<uint4*>(window + (i * Source::pitch + lines[j]) * 16) = channels[i].pixel(j);
+                *reinterpret_cast<uint4*>(to + (i * Source::pitch + lines[j]) * 16) = channels[i].pixel(j);
         }
     }
 };
@@ -155,36 +151,31 @@ struct UnitWalk {
     }
 };
 
-// All that a warp loads, where `walk` goes: `depth` units are under way, so that it stores one while others are loaded.
-// load(unit) loads where the walk is, window(stage) is where windows lie.
+// All that a warp loads, where `walk` goes: while it stores what it loaded, its next loads are under way. load(unit) loads
+// where the walk is, window(stage) is where windows lie.
 template <class Source, class Walk, class Rings, class Load, class Window>
 __device__ __forceinline__ void load_units(Walk& walk, const Rings& rings, int lane, const Load& load, const Window& window) {
-    constexpr int depth = Source::depth;
-    WindowUnit<Source> units[depth];
-    int places[depth];  // where they go: the stage, times 4, its parity, and whether they are the warp's last of a window
-    const auto load_next = [&](int i) {
-        places[i] = -1;
-        if (!walk.valid()) return;
-        load(units[i]);
-        places[i] = walk.place.stage * 4 + static_cast<int>(walk.place.parity) * 2 + walk.is_last();
+    using Unit = WindowUnit<Source>;
+    // Whether there is another unit.
+    const auto step = [&](Unit& now, Unit& next) {
+        const auto place = walk.place;
+        const bool last = walk.is_last();
         walk.advance();
-    };
-#pragma unroll
-    for (int i = 0; i < depth - 1; ++i) load_next(i);
-    while (true) {
-#pragma unroll
-        for (int i = 0; i < depth; ++i) {
-            if (places[i] < 0) return;
-            load_next((i + depth - 1) % depth);
-            const int stage = places[i] / 4;
-            mbarrier_wait_parity(rings.window_free(stage), places[i] / 2 % 2 ^ 1);
-            units[i].store(window(stage), lane);
-            if (places[i] % 2 == 0) continue;
+        const bool more = walk.valid();
+        if (more) load(next);
+        mbarrier_wait_parity(rings.window_free(place.stage), place.parity ^ 1);
+        now.store(window(place.stage), lane);
+        if (last) {
             fence_proxy_async();
             __syncwarp();
-            if (lane == 0) mbarrier_arrive(rings.window_full(stage));
+            if (lane == 0) mbarrier_arrive(rings.window_full(place.stage));
         }
-    }
+        return more;
+    };
+    if (!walk.valid()) return;
+    Unit even, odd;
+    load(even);
+    while (step(even, odd) && step(odd, even)) {}
 }
 
 }  // namespace leanconv
