@@ -39,13 +39,13 @@ TILES: tuple[Tile, ...] = (
 #: Sums of a thread, at most.
 MOST_SUMS = 144
 #: Registers of producers and consumers, by the sums of a consumer's thread up to so many.
-REGISTERS = {64: (120, 136), 96: (96, 160), MOST_SUMS: (72, 184)}
-#: Output pixels of a stage.
+REGISTERS = {80: (120, 136), 96: (96, 160), MOST_SUMS: (72, 184)}
+#: Output pixels of a stage. NOTE: multiples of 64, as lib/pixel_windows.cuh counts tiles.
 PIXELS = (256, 192, 128, 64)
 #: Pixels whose products a block sums in the tensor core, which rounds toward zero: at most 2^-11 of the sum is lost.
 MOST_PIXELS = 2**17
 SPLITS = (1, 2, 4, 8, 16)
-#: Workspace of the partial sums, at most; blocks that keep a large GPU busy.
+#: Blocks that keep a large GPU busy.
 BLOCKS = 132
 #: The times below were fitted to 80 pairs of a layer and a tile (burst, H200), most within a quarter.
 #: Cycles of a product: at least, and more for each column.
@@ -250,14 +250,17 @@ def _tiles_for(problem: ConvProblem) -> list[Tile]:
 
 def _fitting(tile: Tile, problem: ConvProblem, target: Target) -> list[WindowWeightConfig]:
     """The configurations of a tile: as many taps as have room, long stages, as many as fit."""
-    *groups, channels = tile
+    filter_groups, channel_groups, tap_groups, channels = tile
     taps = problem.r * problem.s
-    of_tile = ceil_div(taps, ceil_div(taps, 2 * MOST_SUMS // channels * tile[2]))
-    registers = next(REGISTERS[most] for most in REGISTERS if ceil_div(of_tile, tile[2]) * channels // 2 <= most)
+    of_tile = ceil_div(taps, ceil_div(taps, 2 * MOST_SUMS // channels * tap_groups))
+    sums = ceil_div(of_tile, tap_groups) * channels // 2
+    registers = next(REGISTERS[most] for most in REGISTERS if sums <= most)
     found = []
     for pixels in PIXELS:
         for stages in range(MOST_STAGES, 1, -1):
-            config = WindowWeightConfig(*groups, channels, of_tile, pixels, stages, PRODUCERS, *registers)
+            config = WindowWeightConfig(
+                filter_groups, channel_groups, tap_groups, channels, of_tile, pixels, stages, PRODUCERS, *registers
+            )
             if config.shared_bytes(problem) <= target.shared_per_block:
                 found.append(config)
                 break

@@ -37,6 +37,11 @@ struct Descriptor {
     __device__ __forceinline__ Descriptor operator+(int bytes) const {
         return {bits + static_cast<unsigned long long>(bytes / 16)};
     }
+    // The same by one addition of 32 bits: shared memory ends before the start's 14 bits do.
+    __device__ __forceinline__ Descriptor further(int bytes) const {
+        const unsigned low = static_cast<unsigned>(bits) + static_cast<unsigned>(bytes / 16);
+        return {bits >> 32 << 32 | low};
+    }
 };
 using MatrixDescriptor = Descriptor<0>;
 using TransposedDescriptor = Descriptor<1>;

@@ -9,6 +9,7 @@ template <int transposed>
 struct Descriptor {
     unsigned long long bits;
     Descriptor operator+(int bytes) const { return {bits + static_cast<unsigned long long>(bytes / 16)}; }
+    Descriptor further(int bytes) const { return *this + bytes; }
 };
 using MatrixDescriptor = Descriptor<0>;
 using TransposedDescriptor = Descriptor<1>;
