@@ -47,7 +47,7 @@ TENSOR_WINDOW_WEIGHT: tuple[Break, ...] = (
            "float16-weight-windows"),
     weight("filters of a fragment trade places", "warp * 2 + lane / 8 % 2)", "warp * 2 + 1 - lane / 8 % 2)", WRONG,
            "float16-weight-windows"),
-    weight("steps multiply the first sixteen pixels", " + step * 256, true);", ", true);", WRONG,
+    weight("steps multiply the first sixteen pixels", "(lines[tap] + step * 16) * 16", "lines[tap] * 16", WRONG,
            "float16-weight-windows"),
     weight("eights of channels trade places", "128, Input::pitch * 16, 0)", "Input::pitch * 16, 128, 0)",
            WRONG + "|" + UNDER_WAY + "|" + RACE, "float16-weight-windows", channels=32),

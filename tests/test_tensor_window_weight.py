@@ -12,7 +12,7 @@ from cases import NARROW_CASES, TARGETS, draw_conv
 from leanconv.algorithms import ALGORITHMS
 from leanconv.algorithms.base import variant
 from leanconv.algorithms.tensor_window import image_pixels
-from leanconv.algorithms.tensor_window_weight import MOST_PIXELS, TILES, tiles_of
+from leanconv.algorithms.tensor_window_weight import MOST_PIXELS, TILES
 from leanconv.call.choose import choose
 from leanconv.problem import ConvProblem
 from leanconv.runtime.compile import compile_launch
@@ -147,4 +147,3 @@ def test_registers_do_not_spill(changes):
         config = next(iter(algorithm.configs(problem, HOPPER)))
         built = compile_launch(algorithm.plan(problem, config, HOPPER).launches[0], "sm_90a")
         assert (built.spill_bytes, built.advice) == (0, ())
-        assert tiles_of(problem, config) * config.parts * config.split <= 3 * HOPPER.multiprocessors
