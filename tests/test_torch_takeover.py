@@ -350,6 +350,18 @@ def test_what_pytorch_is_expected_to_take_is_what_it_took(suite: str) -> None:
     assert 0.6 < statistics.median(ratios) < 2.1 and min(ratios) > 0.25, "it may be slower than expected, not faster"
 
 
+@pytest.mark.parametrize("suite", ["im2win-bfloat16", "opencnn-float16", "resnet-50-float16"])
+def test_what_pytorch_is_expected_to_take_of_16_bits_is_what_it_took(suite: str) -> None:
+    """Channels first within a factor of two, rearranged or not."""
+    measured = Results.read(ROOT / "benchmarks" / "results" / "nvidia-h200" / f"{suite}.json")
+    ratios = []
+    for row in measured.rows:
+        if row.engine.startswith("torch-") and row.engine.endswith("-nchw"):
+            problem = parse_problem(measured.problems[row.problem]["words"])
+            ratios.append(row.us * 1980 / pytorch_cycles(problem, Target("sm_90a", 132), False))  # type: ignore[arg-type]
+    assert len(ratios) >= 12 and 0.5 < min(ratios) < max(ratios) < 2 and 0.8 < statistics.median(ratios) < 1.2
+
+
 def test_models_on_the_cpu_are_left_alone() -> None:
     conv, x = nn.Conv2d(3, 4, 3), torch.randn(1, 3, 5, 5)
     expected = conv(x)

@@ -13,7 +13,10 @@ _FP32 = 0.58
 #: Share of the tensor cores' peak, at 10 bits and at 16, on layers of infinitely many channels; how many channels halve
 #: it; and what part of that remains in the gradient of the filters.
 _TF32 = (0.46, 60, 0.64), (0.63, 37, 0.55)
-_NARROW = (0.27, 50, 1.0), (0.62, 50, 1.0)
+_NARROW = (0.62, 50, 1.0)
+#: Of 16 bits, channels first: all tensors are rearranged at this share of the memory's speed, by launches of their own
+#: before the product and after it.
+_REARRANGED, _REARRANGING = 0.5, 2
 #: of depthwise layers' multiply-adds, of the peak of the FP32 cores
 _DEPTHWISE = {"fprop": (0.06, 0.15), "dgrad": (0.035, 0.12), "wgrad": (0.03, 0.07)}
 #: of the memory's speed that large tensors pass at; in depthwise layers; and in layers of few channels
@@ -32,8 +35,8 @@ def pytorch_cycles(problem: ConvProblem, target: Target, tf32: bool) -> float:
     """Clock cycles that PyTorch's convolution is expected to take, in the unit of `Candidate.cost`.
 
     ``tf32``: whether PyTorch may round float32 factors to 10 bits. The figures are for an H200; other GPUs are taken to
-    reach the same shares of their peaks. Of 1214 measured forward and depthwise layers (benchmarks/results) it is
-    within a factor of two for 889. Large filters, for which cuDNN may take an FFT, are the least certain: in strict
+    reach the same shares of their peaks. Of 2336 measured layers (benchmarks/results) it is within a factor of two for
+    1898, of 294 in 16 bits for 290. Large filters, for which cuDNN may take an FFT, are the least certain: in strict
     FP32, without `torch.backends.cudnn.benchmark`, it was up to 12 times as slow as expected.
     """
     last = problem.layout == "NHWC"
@@ -49,7 +52,7 @@ def pytorch_cycles(problem: ConvProblem, target: Target, tf32: bool) -> float:
             # a tensor core multiplies at least 16 channels, a tile 64 filters
             products *= ceil_div(problem.group_k, 64) * 64 / problem.group_k
             products *= ceil_div(problem.group_c, 16) * 16 / problem.group_c
-            most, half, filters = (_NARROW if narrow else _TF32)[last]
+            most, half, filters = _NARROW if narrow else _TF32[last]
             peak = target.multiprocessors * target.tensor_flops / (2 if narrow else 4)
             channels = max(16, channels)
             reached = most * channels / (channels + half) * (filters if problem.op == "wgrad" else 1.0)
@@ -59,7 +62,19 @@ def pytorch_cycles(problem: ConvProblem, target: Target, tf32: bool) -> float:
             if problem.group_c == 3:  # as many as 4 take
                 products *= 4 / 3
             work = products / (lanes * _FP32 * _transformed(problem, channels))
-    return max(work, problem.bytes / (share * target.bytes_per_cycle)) + LAUNCH
+    cycles = max(work, problem.bytes / (share * target.bytes_per_cycle)) + LAUNCH
+    if _is_rearranged(problem):
+        cycles += 2 * problem.bytes / (_REARRANGED * target.bytes_per_cycle) + _REARRANGING * LAUNCH
+    return cycles
+
+
+def _is_rearranged(problem: ConvProblem) -> bool:
+    """Whether cuDNN rearranges the tensors. With 1 x 1 filters they are factors of a matrix product as they lie, where
+    images are whole units of 16 bytes."""
+    if problem.dtype == "float32" or problem.layout != "NCHW" or (problem.group_c == 1 and problem.groups > 1):
+        return False
+    product = (problem.r, problem.s, problem.stride, problem.padding) == (1, 1, (1, 1), (0, 0, 0, 0))
+    return not (product and problem.h * problem.w % 8 == 0)
 
 
 def _transformed(problem: ConvProblem, channels: int) -> float:
