@@ -51,7 +51,7 @@ def suited(algorithm, problem):
         dtype = "float16" if problem.n % 2 else "bfloat16"
         return replace(problem, c=rows * problem.c, layout="NHWC", dtype=dtype)
     if name.startswith("tensor_window"):
-        return replace(problem, layout="NCHW", dtype="float16" if problem.n % 2 else "bfloat16")
+        problem = replace(problem, layout="NCHW", dtype="float16" if problem.n % 2 else "bfloat16")
     if name == "tensor_gemm_tf32":
         rows = 4 if problem.groups == 1 else 8
         return replace(problem, c=rows * problem.c, layout="NHWC", precision="tf32")

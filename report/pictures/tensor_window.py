@@ -62,10 +62,30 @@ def path_of_a_pixel(axis: Any) -> None:
     axis.set_title("2  a pixel is loaded and turned around once for all taps", fontsize=10, loc="left")
 
 
+def gradient(axis: Any) -> None:
+    """Sixteen pixels of dy in registers, and for each tap sixteen lines of the window, from another one on."""
+    box(axis, 0, 0.6, 4.4, 2.6, OUTPUT)
+    text(axis, 2.2, 1.9, "dy: 64 filters of\n16 numbers, in registers,\nonce for all taps", 7)
+    for i, shift in enumerate((0, 1, 2)):
+        top = 0.35 + i * 1.05
+        box(axis, 6.4, top, 9.6, 0.8, PALE)
+        box(axis, 7.6 + shift * 1.1, top, 5.2, 0.8, PIXELS)
+        text(axis, 10.2 + shift * 1.1, top + 0.4, f"16 lines from number {shift} on", 7)
+        arrow(axis, (4.5, 1.9), (6.3, top + 0.4))
+        box(axis, 18.2, top, 4.6, 0.8, FILTERS)
+        text(axis, 20.5, top + 0.4, f"sums of tap (0, {i})", 7)
+        arrow(axis, (16.1, top + 0.4), (18.1, top + 0.4))
+    text(axis, 11.2, 3.75, "the window of x: lines of 8 channels, all channels of the tile", 7)
+    axis.set_xlim(-0.3, 23.4)
+    axis.set_ylim(4.1, 0)
+    axis.set_title("3  the filters' gradient: numbers of no output have zeros of dy", fontsize=10, loc="left")
+
+
 def draw(path: Path) -> None:
     """Draw tensor-window.svg."""
-    figure = blank((9.4, 4.6))
-    axes = figure.subplot_mosaic([["numbers"], ["path"]], height_ratios=(1.7, 1))
+    figure = blank((9.4, 6.2))
+    axes = figure.subplot_mosaic([["numbers"], ["path"], ["gradient"]], height_ratios=(1.7, 1, 1.15))
     numbers(axes["numbers"])
     path_of_a_pixel(axes["path"])
+    gradient(axes["gradient"])
     save(figure, path)
