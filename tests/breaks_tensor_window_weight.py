@@ -14,6 +14,8 @@ def weight(name: str, text: str, by: str, how: str, *cases: str, times: int = 1,
 
 
 TENSOR_WINDOW_WEIGHT: tuple[Break, ...] = (
+    Break("all parts write to the first one's place", "tensor_window_weight_parts", "dw + part * all", "dw",
+          RACE + "|NaN|" + WRONG, ("float16-weight-windows-nchw",)),
     weight("products do not wait for the windows",
            "        mbarrier_wait_parity(windows.window_full(place.stage), place.parity);\n", "",
            UNDER_WAY + "|" + RACE + "|" + WRONG, "float16-weight-windows"),

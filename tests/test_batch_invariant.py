@@ -97,7 +97,8 @@ def test_an_image_has_the_same_bits_in_every_batch(algorithm: GpuAlgorithm, case
 
 
 def test_every_algorithm_of_images_is_among_them() -> None:
-    of_filters = {a.name for a in ALGORITHMS if a.name.startswith(("tensor_weight", "implicit_gemm_weight"))}
+    names = "tensor_weight", "tensor_window_weight", "implicit_gemm_weight"
+    of_filters = {a.name for a in ALGORITHMS if a.name.startswith(names)}
     others = {"depthwise_weight", "depthwise_weight_parts", "direct_weight", "register_cache"}
     assert {algorithm.name for algorithm, _ in SOME} == {a.name for a in ALGORITHMS} - of_filters - others
 
