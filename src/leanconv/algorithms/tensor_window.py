@@ -228,6 +228,14 @@ def _tiles(problem: ConvProblem, config: WindowConfig) -> int:
     return of_pixels * ceil_div(problem.group_k, config.filters) * problem.groups
 
 
+def window_limits(problem: ConvProblem, reasons: list[str]) -> list[str]:
+    """Why the pixels of ``problem`` cannot be numbered, beside other ``reasons``."""
+    layout = [f"layout={problem.layout!r} is not NCHW"] if problem.layout != "NCHW" else []
+    images = [f"n={problem.n}: there are no images"] if problem.n < 1 else []
+    stride = [f"stride={problem.stride} is more than {MOST_STRIDE}"] if max(problem.stride) > MOST_STRIDE else []
+    return [*reasons, *layout, *images] or stride
+
+
 class TensorWindow(TimedAlgorithm):
     """Direct convolution and its input's gradient on tensor cores, float16 or bfloat16 summed in float32; NCHW.
 
@@ -241,15 +249,9 @@ class TensorWindow(TimedAlgorithm):
     dtypes: ClassVar[tuple[str, ...]] = ("float16", "bfloat16")
 
     def why_not(self, problem: ConvProblem, target: Target) -> list[str]:
-        reasons = [*gradient_limits(problem, self.dtypes), *wgmma_limits(target)]
-        if problem.layout != "NCHW":
-            reasons.append(f"layout={problem.layout!r} is not NCHW")
-        if problem.n < 1:
-            reasons.append(f"n={problem.n}: there are no images")
+        reasons = window_limits(problem, [*gradient_limits(problem, self.dtypes), *wgmma_limits(target)])
         if reasons:
             return reasons
-        if max(problem.stride) > MOST_STRIDE:
-            return [f"stride={problem.stride} is more than {MOST_STRIDE}"]
         parts = _parts(problem)
         for part in (each.problem for each in parts):
             # with those of three images, which windows of the first and the last tile may be counted in

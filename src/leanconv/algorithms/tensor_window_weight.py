@@ -20,7 +20,7 @@ from leanconv.algorithms.base import (
 from leanconv.algorithms.depthwise_weight import clusters_at_once
 from leanconv.algorithms.part_sums import sum_cycles, sum_launch, weights_of
 from leanconv.algorithms.tensor_gemm import wgmma_limits
-from leanconv.algorithms.tensor_window import MOST, MOST_STRIDE, TensorWindow, image_pixels, window_lines
+from leanconv.algorithms.tensor_window import MOST, TensorWindow, image_pixels, window_limits, window_lines
 from leanconv.algorithms.tiles import gradient_arguments, weight_limits
 from leanconv.dtypes import DTYPES
 from leanconv.plan import Launch, Plan, Pointer, Target, in_chain
@@ -129,15 +129,9 @@ class TensorWindowWeight(TimedAlgorithm):
     dtypes: ClassVar[tuple[str, ...]] = TensorWindow.dtypes
 
     def why_not(self, problem: ConvProblem, target: Target) -> list[str]:
-        reasons = [*weight_limits(problem, self.dtypes), *wgmma_limits(target)]
-        if problem.layout != "NCHW":
-            reasons.append(f"layout={problem.layout!r} is not NCHW")
-        if problem.n < 1:
-            reasons.append(f"n={problem.n}: there are no images")
+        reasons = window_limits(problem, [*weight_limits(problem, self.dtypes), *wgmma_limits(target)])
         if reasons:
             return reasons
-        if max(problem.stride) > MOST_STRIDE:
-            return [f"stride={problem.stride} is more than {MOST_STRIDE}"]
         image = image_pixels(problem)
         if (problem.n + 3) * image + window_lines(problem, PIXELS[0]) > MOST:
             return [f"n={problem.n}: with the zeros between them, images have more than {MOST} pixels"]
