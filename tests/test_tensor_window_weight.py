@@ -148,7 +148,7 @@ def test_layers_are_its_own():
         pytest.param(PARTS, {"c": 64, "k": 64}, marks=pytest.mark.exhaustive),
         pytest.param(WEIGHT, {"stride": (2, 2)}, marks=pytest.mark.exhaustive),
     ],
-    ids=str,
+    ids=lambda each: getattr(each, "name", str(each)),
 )
 def test_registers_do_not_spill(algorithm, changes):
     problem = replace(LAYER, **changes)
