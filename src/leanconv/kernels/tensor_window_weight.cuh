@@ -10,10 +10,14 @@
 //   multiplied: a consumer has 64 filters, which it takes from shared memory once for all taps (ldmatrix), and reads
 //               16 · n · 2 bytes for each product of n channels, n / 2 cycles: 64 bytes a cycle
 //   for 128 pixels of 56 x 56, 128 filters, 32 channels, 3 x 3: 48 KiB loaded, 2304 cycles of products
-// Numbers that are of no output have zeros of dy. NOTE: an infinite pixel beside the image's end may so make NaN of the
-// gradients of other taps of its channel.
+// Numbers that are of no output have zeros of dy. NOTE: so an infinite pixel next to the image's edge makes NaN of the gradients
+// of taps that do not see it, of its channel.
 // Blocks that share a tile's pixels are those of a cluster, whose sums are added in the order of their ranks, or `parts`, whose
-// sums a second launch adds (tensor_window_weight_parts). A block's sums of up to 2^16 pixels stay in the tensor core.
+// sums a second launch adds (tensor_window_weight_parts). A block's sums, of up to 2^17 pixels, stay in the tensor core, which
+// rounds toward zero: less than 2^-11 of a sum of one sign is lost.
+//
+// On an H200, 3 x 3, 56 x 56, 256 channels and filters, burst: 400 TFLOP/s; products alone 647, loads alone 589 (revision
+// 7767c43, where a product took three times as many instructions as today).
 #pragma once
 
 #include <lib/element.cuh>
@@ -47,6 +51,7 @@ struct InputWindows : PixelWindows<Problem, StageTuning<Tuning>> {
     static constexpr int bytes = eights * InputWindows::pitch * 16;
     static constexpr bool whole = group_c % channels == 0;
 };
+// One tap that sees the pixel of its own place.
 struct OwnPixel {
     static __host__ __device__ constexpr int planes() { return 1; }
     static __host__ __device__ constexpr int numbered(int) { return 0; }
