@@ -13,7 +13,8 @@ import numpy as np
 import proof
 import pytest
 import selection
-from cases import ALL, CASES, CONV_CASES, GRADIENT_CASES, NARROW_CASES, REFUSED, TARGETS, TRANSFORM_CASES
+from cases import ALL, CASES, CONV_CASES, GRADIENT_CASES, REFUSED, TARGETS, TRANSFORM_CASES
+from cases_narrow import NARROW_CASES
 from cases_tensor import TF32_CASES
 
 from leanconv.algorithms import ALGORITHMS

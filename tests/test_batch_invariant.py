@@ -13,7 +13,8 @@ import numpy as np
 import proof
 import pytest
 import selection
-from cases import CASES, NARROW_CASES, TARGETS, TRANSFORM_CASES
+from cases import CASES, TARGETS, TRANSFORM_CASES
+from cases_narrow import NARROW_CASES
 from cases_tensor import TF32_CASES
 
 import leanconv

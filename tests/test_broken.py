@@ -30,7 +30,8 @@ from breaks_tensor_window import TENSOR_WINDOW
 from breaks_tensor_window_weight import TENSOR_WINDOW_WEIGHT
 from breaks_tensor_winograd import TENSOR_WINOGRAD
 from breaks_weight import WEIGHT
-from cases import CASES, NARROW_CASES, TARGETS, TRANSFORM_CASES
+from cases import CASES, TARGETS, TRANSFORM_CASES
+from cases_narrow import NARROW_CASES
 from cases_tensor import PAIR_CASES, TENSOR_CASES, TF32_CASES
 from cases_weight import IMAGE_CASES, WEIGHT_CASES
 

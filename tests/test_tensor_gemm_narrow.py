@@ -8,7 +8,8 @@ import numpy as np
 import proof
 import pytest
 import selection
-from cases import NARROW_CASES, TARGETS, draw_conv
+from cases import TARGETS, draw_conv
+from cases_narrow import NARROW_CASES
 
 from leanconv.algorithms import ALGORITHMS
 from leanconv.algorithms.tensor_gemm_narrow import TILES

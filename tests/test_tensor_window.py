@@ -7,7 +7,8 @@ from dataclasses import replace
 import numpy as np
 import proof
 import pytest
-from cases import NARROW_CASES, TARGETS, draw_conv
+from cases import TARGETS, draw_conv
+from cases_narrow import NARROW_CASES
 
 from leanconv.algorithms import ALGORITHMS
 from leanconv.algorithms.tensor_window import TILES, image_pixels, window_lines

@@ -211,15 +211,21 @@ def _producers(tile: Tile) -> tuple[int, int, int]:
     return producers, *REGISTERS[producers, 128 if blocks * filters > 128 else 64]
 
 
+def unit_cycles(lines: int, eights: int, neighbours: int, registers: int, of_unit: tuple[float, float]) -> float:
+    """Cycles of a warp to load ``lines`` pixels of so many ``eights`` of channels, ``neighbours`` at once, as
+    ``WindowUnit`` of the kernels does. ``of_unit`` are those of a unit, and of each register that holds it."""
+    at_once = 1 if registers < 100 else gcd(eights, 2 if neighbours == 4 else 4)
+    units = lines / neighbours * eights / at_once / 32
+    return units * (of_unit[0] + of_unit[1] * at_once * 8 * max(1, neighbours // 2))
+
+
 def _load_cycles(problem: ConvProblem, config: WindowConfig) -> float:
     """Cycles in which a window is copied, or the warps that load fill it (``WindowUnit`` of the kernels)."""
     if config.copied:
         return 2 * config.chunk * config.pixels / COPIED_PER_CYCLE
-    pixels = gcd(problem.w, 4) if problem.stride[1] == 1 else 1
-    eights = config.chunk // 8
-    at_once = 1 if config.producer_registers < 100 else gcd(eights, 2 if pixels == 4 else 4)
-    units = window_lines(problem, config.pixels) / pixels * eights / at_once / 32 / (4 * config.producers - 1)
-    return units * (OF_UNIT[0] + OF_UNIT[1] * at_once * 8 * max(1, pixels // 2))
+    neighbours = gcd(problem.w, 4) if problem.stride[1] == 1 else 1
+    lines, warps = config.lines(problem), 4 * config.producers - 1
+    return unit_cycles(lines, config.chunk // 8, neighbours, config.producer_registers, OF_UNIT) / warps
 
 
 def _tiles(problem: ConvProblem, config: WindowConfig) -> int:
@@ -234,6 +240,13 @@ def window_limits(problem: ConvProblem, reasons: list[str]) -> list[str]:
     images = [f"n={problem.n}: there are no images"] if problem.n < 1 else []
     stride = [f"stride={problem.stride} is more than {MOST_STRIDE}"] if max(problem.stride) > MOST_STRIDE else []
     return [*reasons, *layout, *images] or stride
+
+
+def count_limits(problem: ConvProblem, image: int, lines: int) -> list[str]:
+    """Why an int cannot count the pixels of ``problem``, ``image`` of each image, of which windows see ``lines``."""
+    # with those of three images, which windows of the first and the last tile may be counted in
+    many = (problem.n + 3) * image + lines > MOST
+    return [f"n={problem.n}: with the zeros between them, images have more than {MOST} pixels"] if many else []
 
 
 class TensorWindow(TimedAlgorithm):
@@ -254,10 +267,9 @@ class TensorWindow(TimedAlgorithm):
             return reasons
         parts = _parts(problem)
         for part in (each.problem for each in parts):
-            # with those of three images, which windows of the first and the last tile may be counted in
             image = ceil_div(image_pixels(part), COPIED) * COPIED
-            if (problem.n + 3) * image + window_lines(part, 256) > MOST:
-                return [f"n={problem.n}: with the zeros between them, images have more than {MOST} pixels"]
+            if many := count_limits(problem, image, window_lines(part, 256)):
+                return many
             if ceil_div(problem.n * image, 128) * ceil_div(part.group_k, TILES[-1][2]) * part.groups > MOST:
                 return [f"n={problem.n}: outputs are more than {MOST} tiles"]
             if part.r * part.s > MOST_TAPS:

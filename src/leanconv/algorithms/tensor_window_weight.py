@@ -20,7 +20,14 @@ from leanconv.algorithms.base import (
 from leanconv.algorithms.depthwise_weight import clusters_at_once
 from leanconv.algorithms.part_sums import sum_cycles, sum_launch, weights_of
 from leanconv.algorithms.tensor_gemm import wgmma_limits
-from leanconv.algorithms.tensor_window import MOST, TensorWindow, image_pixels, window_limits, window_lines
+from leanconv.algorithms.tensor_window import (
+    TensorWindow,
+    count_limits,
+    image_pixels,
+    unit_cycles,
+    window_limits,
+    window_lines,
+)
 from leanconv.algorithms.tiles import gradient_arguments, weight_limits
 from leanconv.dtypes import DTYPES
 from leanconv.plan import Launch, Plan, Pointer, Target, in_chain
@@ -132,9 +139,8 @@ class TensorWindowWeight(TimedAlgorithm):
         reasons = window_limits(problem, [*weight_limits(problem, self.dtypes), *wgmma_limits(target)])
         if reasons:
             return reasons
-        image = image_pixels(problem)
-        if (problem.n + 3) * image + window_lines(problem, PIXELS[0]) > MOST:
-            return [f"n={problem.n}: with the zeros between them, images have more than {MOST} pixels"]
+        if many := count_limits(problem, image_pixels(problem), window_lines(problem, PIXELS[0])):
+            return many
         if not any(_fitting(tile, problem, target) for tile in _tiles_for(problem)):
             return [
                 f"windows of {PIXELS[-1]} outputs see {window_lines(problem, PIXELS[-1])} pixels: two times "
@@ -267,25 +273,20 @@ def tiles_of(problem: ConvProblem, config: WindowWeightConfig) -> int:
     return of_group * ceil_div(problem.r * problem.s, config.taps) * problem.groups
 
 
-def _unit_cycles(lines: int, eights: int, width: int, stride: int, config: WindowWeightConfig) -> float:
-    """Cycles of a warp to load ``lines`` pixels of so many eights of channels (``WindowUnit`` of the kernels)."""
-    pixels = gcd(width, 4) if stride == 1 else 1
-    at_once = gcd(eights, 1 if config.producer_registers < 100 else 2 if pixels == 4 else 4)
-    units = lines / pixels * eights / at_once / 32
-    return units * (OF_UNIT[0] + OF_UNIT[1] * at_once * 8 * max(1, pixels // 2))
-
-
 def predicted_cycles(problem: ConvProblem, config: WindowWeightConfig, target: Target) -> float:
     """Predicted time in clock cycles, of the launch that sums products."""
     cycles = max(OF_PRODUCT[0], OF_PRODUCT[1] * config.channels)
     products = config.pixels // 16 * config.taps * config.filter_groups * config.channel_groups * cycles
-    loads = _unit_cycles(config.lines(problem), config.all_channels // 8, problem.w, problem.stride[1], config)
-    loads += _unit_cycles(config.pixels, config.filters // 8, problem.q, 1, config)
+    neighbours = gcd(problem.w, 4) if problem.stride[1] == 1 else 1
+    registers = config.producer_registers
+    loads = unit_cycles(config.lines(problem), config.all_channels // 8, neighbours, registers, OF_UNIT)
+    loads += unit_cycles(config.pixels, config.filters // 8, gcd(problem.q, 4), registers, OF_UNIT)
     loads /= 4 * config.producers
     of_stage = max(products, loads) + NOT_HIDDEN * min(products, loads)
     stages = ceil_div(problem.n * image_pixels(problem), config.pixels)
     each = ceil_div(stages, config.split * config.parts) * of_stage + OF_BLOCK
     each += OF_SUM * config.sums + (SPLIT_CYCLES if config.split > 1 else 0)
+    # pairs of blocks found a place on all multiprocessors: 128 blocks ran in one round on an H200
     places = clusters_at_once(config.split, 1, target) if config.split > 2 else target.multiprocessors // config.split
     rounds = ceil_div(tiles_of(problem, config) * config.parts, places)
     memory = problem.bytes / target.bytes_per_cycle

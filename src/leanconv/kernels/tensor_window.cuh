@@ -96,26 +96,23 @@ struct WindowRings {
 
 // What warps load of x.
 template <class Problem, class Tuning>
-struct WindowSource : PixelWindows<Problem, Tuning> {
-    using T = typename Problem::element;
-    static constexpr int h = Problem::h, w = Problem::w, c = Problem::c, group_c = Problem::group_c;
-    static constexpr int stride_h = Problem::stride_h, stride_w = Problem::stride_w;
+struct WindowSource : PixelWindows<Problem, Tuning>, InputTensor<Problem> {
     static constexpr int eights = Tuning::chunk / 8, registers = Tuning::producer_registers;
-    static constexpr bool whole = group_c % 16 == 0;  // all channels of all windows exist
+    static constexpr bool whole = Problem::group_c % 16 == 0;  // all channels of all windows exist
 };
 
 // The share of a warp in all windows of the block's tiles.
 template <class Problem, class Tuning>
 struct WindowWalk : UnitWalk<WindowSource<Problem, Tuning>, WindowRings<Problem, Tuning>::loading_warps, Tuning::windows> {
     using Rings = WindowRings<Problem, Tuning>;
+    using Walk = UnitWalk<WindowSource<Problem, Tuning>, Rings::loading_warps, Tuning::windows>;
     const WindowTiles<Problem, Tuning>& tiles;
     int tile, chunk = 0;
 
     __device__ __forceinline__ WindowWalk(const WindowTiles<Problem, Tuning>& tiles, int warp)
-        : UnitWalk<WindowSource<Problem, Tuning>, Rings::loading_warps, Tuning::windows>(warp), tiles(tiles), tile(blockIdx.x) {}
+        : Walk(warp), tiles(tiles), tile(blockIdx.x) {}
     __device__ __forceinline__ bool valid() const { return tile < tiles.count(); }
     __device__ __forceinline__ void advance() {
-        using Walk = UnitWalk<WindowSource<Problem, Tuning>, Rings::loading_warps, Tuning::windows>;
         if (Walk::advance() && ++chunk == Rings::chunks) chunk = 0, tile += gridDim.x;
     }
 };

@@ -42,14 +42,11 @@ struct StageTuning : Tuning {
 
 // What warps load of x, and of dy, which has the numbers of the outputs.
 template <class Problem, class Tuning>
-struct InputWindows : PixelWindows<Problem, StageTuning<Tuning>> {
-    using T = typename Problem::element;
-    static constexpr int h = Problem::h, w = Problem::w, c = Problem::c, group_c = Problem::group_c;
-    static constexpr int stride_h = Problem::stride_h, stride_w = Problem::stride_w;
+struct InputWindows : PixelWindows<Problem, StageTuning<Tuning>>, InputTensor<Problem> {
     static constexpr int channels = Tuning::channels * Tuning::channel_groups, eights = channels / 8;
     static constexpr int registers = Tuning::producer_registers;
     static constexpr int bytes = eights * InputWindows::pitch * 16;
-    static constexpr bool whole = group_c % channels == 0;
+    static constexpr bool whole = Problem::group_c % channels == 0;
 };
 // One tap that sees the pixel of its own place.
 struct OwnPixel {
@@ -75,13 +72,13 @@ struct OutputWindows {
 
 // A tile of weights: taps first, then channels, then filters.
 template <class Problem, class Tuning>
-struct WindowWeights {
+struct WeightTile {
     static constexpr int filters = OutputWindows<Problem, Tuning>::channels, channels = InputWindows<Problem, Tuning>::channels;
     static constexpr int all_taps = Problem::r * Problem::s, of_taps = ceil_div(all_taps, Tuning::taps);
     static constexpr int of_channels = ceil_div(Problem::group_c, channels), of_filters = ceil_div(Problem::group_k, filters);
     static constexpr int of_group = of_taps * of_channels * of_filters, count = of_group * Problem::groups;
     int group, first_filter, first_channel, first_tap;
-    __device__ __forceinline__ explicit WindowWeights(int number)
+    __device__ __forceinline__ explicit WeightTile(int number)
         : group(number / of_group),
           first_filter(number / (of_taps * of_channels) % of_filters * filters),
           first_channel(number / of_taps % of_channels * channels),
@@ -103,10 +100,10 @@ struct PixelShare {
 
 // Shared memory: the barriers, the lines that taps begin with, and a ring of windows of x and dy, or at the end the sums.
 template <class Problem, class Tuning>
-struct WeightWindows {
+struct WeightRing {
     using Input = InputWindows<Problem, Tuning>;
     using Output = OutputWindows<Problem, Tuning>;
-    using Weights = WindowWeights<Problem, Tuning>;
+    using Weights = WeightTile<Problem, Tuning>;
     static constexpr int consumers = Tuning::filter_groups * Tuning::channel_groups * Tuning::tap_groups;
     static constexpr int loading_warps = 4 * Tuning::producers;
     // Warps that load x: as many as its share of all loads.
@@ -121,7 +118,7 @@ struct WeightWindows {
     static_assert(ring_at + (ring_bytes > sums_bytes ? ring_bytes : sums_bytes) == Tuning::bytes, "the host counts as many bytes");
     unsigned char* base;
 
-    __device__ __forceinline__ WeightWindows() : base(shared_memory()) {}
+    __device__ __forceinline__ WeightRing() : base(shared_memory()) {}
     __device__ __forceinline__ unsigned char* input(int stage) const { return base + ring_at + stage * stage_bytes; }
     __device__ __forceinline__ unsigned char* output(int stage) const { return input(stage) + Input::bytes; }
     __device__ __forceinline__ int* lines() const { return reinterpret_cast<int*>(base + lines_at); }
@@ -159,7 +156,7 @@ struct StageWalk : UnitWalk<Source, warps, stages> {
 template <class Source, int warps, class Problem, class Tuning, class Window>
 __device__ __forceinline__ void load_stages(const typename Source::T* from, long long batch,
                                             const PixelShare<Problem, Tuning>& share,
-                                            const WeightWindows<Problem, Tuning>& windows, int group, int first_channel,
+                                            const WeightRing<Problem, Tuning>& windows, int group, int first_channel,
                                             int warp, const Window& window) {
     const int lane = threadIdx.x % 32;
     StageWalk<Source, warps, Tuning::stages> walk(warp, share.first, share.end);
@@ -172,8 +169,8 @@ __device__ __forceinline__ void load_stages(const typename Source::T* from, long
 // One warpgroup's products, to shared memory: 64 filters, `channels`, and `taps` of the tile's from number `first_tap` on.
 template <int first_tap, int taps, class Problem, class Tuning>
 __device__ __forceinline__ void sum_windows(const PixelShare<Problem, Tuning>& share,
-                                            const WeightWindows<Problem, Tuning>& windows, int filters, int channels) {
-    using Windows = WeightWindows<Problem, Tuning>;
+                                            const WeightRing<Problem, Tuning>& windows, int filters, int channels) {
+    using Windows = WeightRing<Problem, Tuning>;
     using Input = typename Windows::Input;
     using Output = typename Windows::Output;
     constexpr int count = Tuning::channels / 2, steps = Tuning::pixels / 16;
@@ -230,7 +227,7 @@ __device__ __forceinline__ void sum_windows(const PixelShare<Problem, Tuning>& s
 // The same of warpgroup number `warpgroup`.
 template <class Problem, class Tuning>
 __device__ __forceinline__ void sum_windows(const PixelShare<Problem, Tuning>& share,
-                                            const WeightWindows<Problem, Tuning>& windows, int warpgroup) {
+                                            const WeightRing<Problem, Tuning>& windows, int warpgroup) {
     constexpr int taps = ceil_div(Tuning::taps, Tuning::tap_groups), rest = Tuning::taps - taps;
     static_assert(Tuning::tap_groups <= 2, "one group has all taps, or two share them");
     const int filters = warpgroup % Tuning::filter_groups, others = warpgroup / Tuning::filter_groups;
@@ -244,10 +241,10 @@ __device__ __forceinline__ void sum_windows(const PixelShare<Problem, Tuning>& s
 // The block's share of a tile's weights, by all threads: those of some filters, a warp one after the other, added over the
 // cluster.
 template <class Problem, class Tuning, class Result>
-__device__ __forceinline__ void store_windows(Result* dw, const WindowWeights<Problem, Tuning>& weights,
-                                              const WeightWindows<Problem, Tuning>& windows) {
-    using Windows = WeightWindows<Problem, Tuning>;
-    using Weights = WindowWeights<Problem, Tuning>;
+__device__ __forceinline__ void store_windows(Result* dw, const WeightTile<Problem, Tuning>& weights,
+                                              const WeightRing<Problem, Tuning>& windows) {
+    using Windows = WeightRing<Problem, Tuning>;
+    using Weights = WeightTile<Problem, Tuning>;
     constexpr int filters = Weights::filters / Tuning::split;
     static_assert(filters * Tuning::split == Weights::filters, "blocks of a cluster share filters evenly");
     const int first = Tuning::split == 1 ? 0 : static_cast<int>(cluster_rank()) * filters, lane = threadIdx.x % 32;
@@ -277,8 +274,8 @@ template <class Problem, class Tuning, class Result>
 __device__ __forceinline__ void tensor_window_weight(const typename Problem::element* x, const typename Problem::element* dy,
                                                      Result* dw, long long batch) {
     static_assert(!Problem::nhwc && !Problem::chwn, "channels of a pixel lie apart");
-    using Windows = WeightWindows<Problem, Tuning>;
-    using Weights = WindowWeights<Problem, Tuning>;
+    using Windows = WeightRing<Problem, Tuning>;
+    using Weights = WeightTile<Problem, Tuning>;
     const Windows windows;
     const int number = static_cast<int>(blockIdx.x) / Tuning::split, part = number / Weights::count;
     const Weights weights(number % Weights::count);

@@ -12,6 +12,14 @@
 
 namespace leanconv {
 
+// What a source says of x.
+template <class Problem>
+struct InputTensor {
+    using T = typename Problem::element;
+    static constexpr int h = Problem::h, w = Problem::w, c = Problem::c, group_c = Problem::group_c;
+    static constexpr int stride_h = Problem::stride_h, stride_w = Problem::stride_w;
+};
+
 // `count` neighbouring pixels of eight channels, and the eight channels of each.
 template <int count>
 struct EightChannels {
