@@ -1,0 +1,199 @@
+"""Compare what two revisions launch: which kernels are chosen, and their machine code. Needs NVRTC, no GPU.
+
+``python scripts/compare_code.py REVISION`` collects the launches of that revision, in a worktree of its own and by its
+own copy of this file, and of the working tree, then lists every difference; it exits with 1 where there is one.
+``--write FILE`` only collects, ``--files BEFORE AFTER`` only compares.
+
+Two things are compared for an H200. Choices: for every problem of all suites, in every layout, operation, element type
+and precision, the launches that ``auto`` takes by the cost model (grid, block, shared memory, cluster). Code: the
+compiled instructions and constants of ``auto`` and of every algorithm that can run it, for a sample of the problems
+that has every algorithm in each of them. Names of kernels, headers and constants do not count.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import struct
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+#: Bytes of workspace that a choice may take besides none: what training allows gradients of filters.
+LIMITS = (None, 32 << 20)
+#: Problems sampled for each algorithm that ``auto`` takes, and for every algorithm that can run them; and launches that
+#: are compiled at most for each way of asking.
+EACH, EACH_OF_ALL, MOST_LAUNCHES = 5, 3, 60
+
+
+def machine_code(cubin: bytes) -> str:
+    """A hash of instructions and constants: the ELF sections .text and .nv.constant, and of .nv.shared the size."""
+    (at,) = struct.unpack_from("<Q", cubin, 40)
+    size, count, names_in = struct.unpack_from("<HHH", cubin, 58)
+    sections = [struct.unpack_from("<IIQQQQ", cubin, at + i * size) for i in range(count)]
+    names_at = sections[names_in][4]
+    found = []
+    for name_at, kind, _, _, offset, length in sections:
+        name = cubin[names_at + name_at : cubin.index(b"\0", names_at + name_at)].decode()
+        stem = next((stem for stem in (".text.", ".nv.constant", ".nv.shared.") if name.startswith(stem)), None)
+        if stem is not None:
+            # .nv.constant0.<symbol> is the launch's parameters
+            label = stem if stem != ".nv.constant" else name.split(".")[2]
+            content = cubin[offset : offset + length] if kind == 1 else b""
+            found.append((label, length, hashlib.sha256(content).hexdigest()))
+    return hashlib.sha256(json.dumps(sorted(found)).encode()).hexdigest()[:16]
+
+
+def problems() -> Iterator[tuple[str, list[Any]]]:
+    """Every way of asking, in words, and the problems of all suites that are asked so."""
+    from leanconv.bench.suites import load_suite, suite_layout, suite_names
+
+    filters = [case.problem for name in suite_names() if suite_layout(name) is None for case in load_suite(name)]
+    yield "filter2d", filters
+    ways: list[dict[str, str]] = []
+    for op in ("fprop", "dgrad", "wgrad"):
+        ways += [{"layout": layout, "op": op} for layout in ("NCHW", "NHWC", "CHWN")]
+        for layout in ("NCHW", "NHWC"):
+            ways += [{"layout": layout, "op": op, "dtype": dtype} for dtype in ("float16", "bfloat16")]
+            ways += [{"layout": layout, "op": op, "precision": level} for level in ("ieee", "relaxed", "tf32")]
+    ways += [{"layout": layout, "op": "fprop", "dtype": "int8"} for layout in ("NCHW", "NHWC")]
+    for way in ways:
+        found = []
+        for name in suite_names():
+            if suite_layout(name) is not None:
+                found += [case.problem for case in load_suite(name, **way)]  # type: ignore[arg-type]
+        yield " ".join(way.values()), list(dict.fromkeys(found))
+
+
+def shape(launch: Any) -> list[int]:
+    """The numbers of a launch."""
+    return [launch.grid, launch.block, launch.shared_bytes, launch.cluster]
+
+
+def collect(file: Path) -> None:
+    """Write what this checkout launches."""
+    os.environ["LEANCONV_TUNING"] = "off"
+    from leanconv.algorithms import ALGORITHMS
+    from leanconv.call import words
+    from leanconv.call.choose import NoAlgorithmError, choose, consider
+    from leanconv.call.explain import NOMINAL
+    from leanconv.runtime import cache
+    from leanconv.runtime.threads import cores
+
+    choices: dict[str, Any] = {}
+    code: dict[str, dict[str, list[Any]]] = {}
+    every_launch: dict[str, Any] = {}
+    for way, found in problems():
+        for limit in LIMITS if "wgrad" in way else LIMITS[:1]:
+            last: Counter[str] = Counter()
+            most = len(every_launch) + MOST_LAUNCHES
+            for problem in found:
+                key = f"{words.format_problem(problem)} limit {limit}"
+                try:
+                    chosen = choose(problem, NOMINAL, "auto", limit)
+                except NoAlgorithmError:
+                    choices[key] = ["none", []]
+                    continue
+                plan = chosen.plan(problem, NOMINAL)
+                choices[key] = [chosen.algorithm.name, [shape(each) for each in plan.all_launches]]
+                if last[chosen.algorithm.name] >= EACH or len(every_launch) > most:
+                    continue
+                last[chosen.algorithm.name] += 1
+                able = (
+                    {"auto": chosen}
+                    if last.total() > EACH_OF_ALL
+                    else {"auto": chosen}
+                    | {
+                        a.name: consider(a, problem, NOMINAL, a.name, limit)
+                        for a in ALGORITHMS
+                        if a.solves == problem.kind
+                    }
+                )
+                code[key] = {}
+                for name, candidate in able.items():
+                    if candidate.reasons:
+                        continue
+                    launches = candidate.plan(problem, NOMINAL).all_launches
+                    names = [cache.key(each, NOMINAL.arch) for each in launches]
+                    every_launch.update(zip(names, launches, strict=True))
+                    code[key][name] = [[*shape(e), n] for e, n in zip(launches, names, strict=True)]
+    print(f"{file}: {len(choices)} choices; compiling {len(every_launch)} launches", file=sys.stderr)
+    with ThreadPoolExecutor(cores()) as pool:
+        compiled = pool.map(lambda each: cache.compiled(each, NOMINAL.arch), every_launch.values())
+        hashes = {
+            name: f"{machine_code(each.cubin)} {each.registers} registers {each.spill_bytes} spilled"
+            for name, each in zip(every_launch, compiled, strict=True)
+        }
+    for by_name in code.values():
+        for launches in by_name.values():
+            for each in launches:
+                each[-1] = hashes[each[-1]]
+    file.write_text(json.dumps({"choices": choices, "code": code}, indent=0))
+
+
+def compare(before: dict[str, Any], after: dict[str, Any]) -> int:
+    """Print the differences; returns how many there are."""
+    lines = []
+    for key, (name, launches) in before["choices"].items():
+        now = after["choices"].get(key)
+        if now is None or now[1] != launches:
+            lines.append(f"choice: {key}: {name} {launches} -> {now}")
+    equal = total = 0
+    for key, by_name in before["code"].items():
+        now = after["code"].get(key, {})
+        found = {json.dumps(launch) for launches in now.values() for launch in launches}
+        for name, launches in by_name.items():
+            for i, launch in enumerate(launches):
+                total += 1
+                same = json.dumps(launch) in found if name != "auto" else launch in now.get("auto", [])
+                equal += same
+                if not same:
+                    lines.append(f"code: {key}: {name}, launch {i}: {launch}")
+    print("\n".join(lines))
+    print(f"{len(before['choices'])} choices, {total} launches, {equal} of equal code, {len(lines)} differences")
+    return len(lines)
+
+
+def of_revision(revision: str, file: Path) -> None:
+    """Collect in a worktree of a revision, by its own copy of this file."""
+    with tempfile.TemporaryDirectory() as folder:
+        subprocess.run(["git", "worktree", "add", "-q", "--detach", folder, revision], cwd=ROOT, check=True)
+        try:
+            run = [sys.executable, f"{folder}/scripts/compare_code.py", "--write", str(file)]
+            subprocess.run(run, check=True, cwd=folder, env=os.environ | {"PYTHONPATH": f"{folder}/src"})
+        finally:
+            subprocess.run(["git", "worktree", "remove", "--force", folder], cwd=ROOT, check=True)
+
+
+def main() -> int:
+    """Collect, compare, or both."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("revision", nargs="?")
+    parser.add_argument("--write", type=Path, metavar="FILE")
+    parser.add_argument("--files", type=Path, nargs=2, metavar=("BEFORE", "AFTER"))
+    given = parser.parse_args()
+    if given.write:
+        collect(given.write)
+        return 0
+    if given.files:
+        before, after = given.files
+    elif given.revision:
+        folder = Path(tempfile.mkdtemp())
+        before, after = folder / "before.json", folder / "after.json"
+        of_revision(given.revision, before)
+        collect(after)
+    else:
+        parser.error("give a revision, --write or --files")
+    return int(compare(json.loads(before.read_text()), json.loads(after.read_text())) > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
