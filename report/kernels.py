@@ -1,5 +1,5 @@
-"""What the GPU's kernels compute, rounding for rounding, in NumPy: `tests/test_precision.py` compares every bit of it
-with the kernels on the emulator. It is slow, and made to measure errors where there is no GPU.
+"""What the GPU's kernels compute, rounding for rounding, in NumPy: `tests/cpu/test_precision.py` compares every bit
+of it with the kernels on the emulator. It is slow, and made to measure errors where there is no GPU.
 """
 
 from __future__ import annotations

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from cases import ALL, INNERMOST, USUAL, Case, Layers
-
 from leanconv.problem import Layout
+from tests.cases import ALL, INNERMOST, USUAL, Case, Layers
 
 
 def _narrow_cases() -> list[Case]:

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-from cases import ALL, USUAL, Case, Layers
 
 from leanconv.problem import ConvProblem
 from leanconv.reference import oracle
 from leanconv.runtime.compile import KERNELS
+from tests.cases import ALL, USUAL, Case, Layers
 
 
 def _tensor_cases() -> list[Case]:

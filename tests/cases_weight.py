@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
-from cases import ALL, USUAL, Case, Layers
 
 from leanconv.problem import ConvProblem
 from leanconv.reference import oracle
+from tests.cases import ALL, USUAL, Case, Layers
 
 
 def _weight_cases() -> list[Case]:

@@ -11,8 +11,6 @@ from dataclasses import fields, replace
 from itertools import islice
 from typing import Any
 
-import cases
-import emulator
 import numpy as np
 
 from leanconv.algorithms.base import Config, GpuAlgorithm
@@ -20,6 +18,7 @@ from leanconv.dtypes import DTYPES, LAYERS, is_integer, is_narrow
 from leanconv.plan import Plan, Target
 from leanconv.problem import ConvProblem, FilterProblem, Problem
 from leanconv.reference import oracle
+from tests import cases, emulator
 
 #: ``run(plan, values)`` executes a plan on arrays and scalars by name and fills ``y``.
 Runner = Callable[[Plan, dict[str, Any]], None]

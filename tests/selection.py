@@ -11,11 +11,11 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import pytest
-from cases import TRANSFORM_CASES, Case
 
 from leanconv.algorithms.base import GpuAlgorithm
 from leanconv.dtypes import is_integer, is_narrow
 from leanconv.problem import ConvProblem
+from tests.cases import TRANSFORM_CASES, Case
 
 Item = TypeVar("Item")
 

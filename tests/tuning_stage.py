@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import HostDevice
 
 from leanconv.call.choose import Candidate
 from leanconv.plan import Launch, Plan
@@ -21,6 +20,7 @@ from leanconv.runtime.compile import Compiled
 from leanconv.tuning import search, tables
 from leanconv.tuning.candidates import candidates_of
 from leanconv.tuning.search import Search
+from tests.conftest import HostDevice
 
 MODEL = "NVIDIA Stand-in"
 LAYER = ConvProblem(1, 4, 6, 6, 8, 3, 3, padding=(1, 1, 1, 1))

@@ -1,6 +1,6 @@
 """Runs CUDA kernels on the CPU: the very same ``.cuh`` files, built by g++ under sanitizers.
 
-    from emulator import run_plan
+    from tests.emulator import run_plan
     y = np.full(problem.y_shape, np.nan, np.float32)
     run_plan(plan, {"x": x, "w": w, "bias": bias, "y": y, "n": 2})   # fills y in place
 
@@ -13,7 +13,7 @@ copies that are used before a wait has seen them land, products of the tensor co
 touched before they have been waited for. A block runs in three thread orders (see runtime.cpp), whose
 results must agree to the last bit, so that a missing barrier shows. Shared memory starts as NaN in each block.
 The blocks of a cluster are alive at the same time; the other blocks are played one after the other.
-``python -m pytest tests/test_emulator.py`` shows each check at work. ``run_source`` takes a unit as text.
+``python -m pytest tests/emulator/test_emulator.py`` shows each check at work. ``run_source`` takes a unit as text.
 Built units are kept in $XDG_CACHE_HOME/leanconv-emulator (~/.cache), named by everything that went into them.
 """
 

@@ -1,0 +1,417 @@
+"""What goes wrong on a user's side: each a clear error that names argument, value and rule, or the right answer."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from leanconv import ConvProblem, FilterProblem, NoAlgorithmError, conv2d, explain, filter2d
+from leanconv.plan import Launch, Number
+from leanconv.runtime import launch
+from tests.conftest import HostDevice, oracle_conv, relative_error, says
+
+torch = pytest.importorskip("torch")
+
+
+def ones(*shape: int, dtype: Any = np.float32) -> np.ndarray:
+    return np.ones(shape, dtype)
+
+
+X, W = ones(2, 4, 6, 6), ones(8, 4, 3, 3)
+IMAGE, KERNEL = ones(6, 7), ones(3, 3)
+CONV, FILTER = ConvProblem(1, 3, 8, 8, 4, 3, 3), FilterProblem(1, 8, 8, 3, 3, (1, 1))
+
+
+@pytest.mark.parametrize(
+    "arguments, kind, parts",
+    [
+        (dict(x=ones(4, 6)), ValueError, ["x has 2 dimensions, shape (4, 6); it must have 4, or 3 without a batch"]),
+        (dict(x=ones(1, 2, 4, 6, 6)), ValueError, ["x has 5 dimensions, shape (1, 2, 4, 6, 6)"]),
+        (dict(x=ones(2, 4, 6)), ValueError, ["w has 4 channels, but x has in_channels=2"]),
+        (dict(w=ones(4, 3, 3)), ValueError, ["w has 3 dimensions"]),
+        (dict(w=ones(8, 3, 3, 3)), ValueError, ["w has 3 channels", "in_channels=4", "groups=1"]),
+        (dict(groups=3), ValueError, ["in_channels=4 is not divisible by groups=3"]),
+        (dict(x=ones(2, 6, 6, 6), w=ones(8, 2, 3, 3), groups=3), ValueError, ["out_channels=8", "groups=3"]),
+        (dict(groups=0), ValueError, ["groups=0 is below 1"]),
+        (dict(groups=2.0), TypeError, ["groups=2.0 is not an integer"]),
+        (dict(stride=0), ValueError, ["stride=0 is below 1"]),
+        (dict(stride=(1, 2, 3)), ValueError, ["stride=(1, 2, 3)", "or two"]),
+        (dict(stride=1.5), TypeError, ["stride=1.5 is not an integer"]),
+        (dict(stride=True), TypeError, ["stride=True"]),
+        (dict(stride=2**63), ValueError, ["stride=9223372036854775808 is above 2147483647"]),
+        (dict(padding=2**31), ValueError, ["padding=2147483648 is above 2147483647"]),
+        (dict(padding=(0, 1, 2**80, 0)), ValueError, [f"padding={2**80} is above 2147483647"]),
+        (dict(dilation=2**31), ValueError, ["dilation=2147483648 is above"]),
+        (dict(groups=2**64), ValueError, ["groups=18446744073709551616 is above"]),
+        (dict(dilation=-1), ValueError, ["dilation=-1"]),
+        (dict(padding=-1), ValueError, ["padding=-1 is below 0"]),
+        (dict(padding=(1, 2, 3)), ValueError, ["padding=(1, 2, 3)", "(top, bottom, left, right)"]),
+        (dict(padding="full"), ValueError, ["padding='full'", "'same'"]),
+        (dict(padding="same", stride=2), ValueError, ["padding='same' needs stride=1", "(2, 2)"]),
+        (dict(w=ones(8, 4, 7, 3)), ValueError, ["0x4", "7x3 filter", "6x6"]),
+        (dict(dilation=3), ValueError, ["0x0", "dilation (3, 3)", "7x7"]),
+        (dict(bias=ones(4)), ValueError, ["bias has shape (4,)", "(8,)"]),
+        (dict(bias=ones(8, 1)), ValueError, ["bias has shape (8, 1)"]),
+        (dict(layout="nchw"), ValueError, ["layout='nchw'", "'NCHW', 'NHWC', 'CHWN'"]),
+        (dict(layout="CWN"), ValueError, ["layout='CWN'", "'NCHW', 'NHWC', 'CHWN'"]),
+        (dict(layout="CHWN"), ValueError, ["w has 8 channels", "in_channels=2"]),
+        (dict(layout="NHWC"), ValueError, ["in_channels=6", "read as NHWC"]),
+        (dict(precision="fp16"), ValueError, ["precision='fp16'", "'ieee', 'fp32', 'relaxed', 'tf32'"]),
+        (dict(activation="gelu"), ValueError, ["activation='gelu'", "'relu'"]),
+        (dict(algorithm="cudnn"), ValueError, ["algorithm='cudnn'", "'im2col'"]),
+        (dict(algorithm="im2wim"), ValueError, ["did you mean 'im2win'?"]),
+        (dict(algorithm="winograd1d", precision="ieee"), NoAlgorithmError, ["winograd1d: ", "'ieee' was requested"]),
+        (dict(device="tpu"), ValueError, ["device='tpu'", "'cuda'"]),
+        (dict(x=ones(2, 4, 6, 6, dtype=np.int32)), TypeError, ["x has dtype int32", "on the CPU only; convert it"]),
+        (dict(x=ones(2, 4, 6, 6, dtype=np.float16)), TypeError, ["w has dtype float32 and x float16"]),
+        (dict(w=ones(8, 4, 3, 3, dtype=np.float64)), TypeError, ["w has dtype float64", "x float32"]),
+        (dict(bias=ones(8, dtype=np.float64)), TypeError, ["bias has dtype float64"]),
+        (dict(x=[[1.0]]), TypeError, ["x is a list", "(numpy.asarray makes one)"]),
+        (dict(w="filters"), TypeError, ["w is a str"]),
+        (dict(x=None), TypeError, ["x is a NoneType"]),
+        (dict(w=None), TypeError, ["w is a NoneType"]),
+        (dict(x=ones(2, 0, 6, 6), w=ones(8, 0, 3, 3)), ValueError, ["x has 2 images of 0 channels, 6 rows and 6"]),
+        (dict(w=ones(0, 4, 3, 3)), ValueError, ["w has 0 filters of 4 channels, 3 rows and 3 columns"]),
+        (dict(x=ones(4, 0, 7, 2), layout="CHWN"), ValueError, ["x has 2 images of 4 channels, 0 rows and 7 columns"]),
+        (dict(w=ones(4, 3, 0, 8), layout="CHWN"), ValueError, ["w has 8 filters", "4 channels, 3 rows and 0 columns"]),
+        (dict(x=ones(6, 6, 6, 2), w=ones(4, 3, 3, 8), layout="CHWN"), ValueError,
+         ["w has 4 channels, but x has in_channels=6 and groups=1"]),
+        (dict(x=ones(4, 6, 6, 2), w=ones(4, 3, 3, 8), bias=ones(4), layout="CHWN"), ValueError,
+         ["bias has shape (4,)", "(8,)"]),
+        (dict(x=ones(4, 6, 6, 2), w=ones(4, 3, 3, 8), layout="CHWN", out=ones(2, 8, 4, 4)), ValueError,
+         ["out has shape (2, 8, 4, 4); the result has (8, 4, 4, 2)"]),
+        (dict(x=ones(6, 6), w=ones(4, 3, 3, 8), layout="CHWN"), ValueError, ["x has 2 dimensions"]),
+        (dict(x=ones(4, 6, 6), w=ones(4, 3, 3, 8), layout="CHWN", out=ones(8, 4, 4, 1)), ValueError,
+         ["out has shape (8, 4, 4, 1); the result has (8, 4, 4)"]),
+        (dict(x=torch.ones(4, 6), w=torch.ones(8, 4, 3, 3), layout="NHWC"), ValueError, ["x has 2 dimensions"]),
+        (dict(x=torch.ones(2, 4, 6, 6), w=torch.ones(4, 3, 3), layout="NHWC"), ValueError, ["w has 3 dimensions"]),
+        (dict(w=torch.ones(8, 4, 3, 3)), ValueError, ["x is an array of NumPy", "w one of PyTorch"]),
+        (dict(x=torch.ones(2, 4, 6, 6)), ValueError, ["x is an array of PyTorch", "w one of NumPy"]),
+    ],
+    ids=lambda value: str(list(value)) if isinstance(value, dict) else "",
+)  # fmt: skip
+@pytest.mark.parametrize("device", [None, "cuda"])
+def test_conv2d_refuses(
+    arguments: dict[str, Any], kind: type[Exception], parts: list[str], device: Any, host_device: HostDevice
+) -> None:
+    given = {"x": X, "w": W, "device": device, **arguments}
+    if device is not None and "algorithm" in arguments and kind is not NoAlgorithmError:
+        kind, parts = ValueError, [f"algorithm={arguments['algorithm']!r}", "'implicit_gemm'"]
+    with says(kind, *parts):
+        conv2d(**given)
+    assert host_device.launches == []
+    x, w = given.pop("x"), given.pop("w")
+    if kind is NoAlgorithmError:
+        assert explain(x, w, **given).chosen is None
+    else:
+        with says(kind, *parts):
+            explain(x, w, **given)
+
+
+@pytest.mark.parametrize(
+    "arguments, kind, parts",
+    [
+        (dict(image=ones(5)), ValueError, ["image has shape (5,)"]),
+        (dict(kernel=ones(3)), ValueError, ["kernel has 1 dimensions", "2, or 3 for several kernels (f, kh, kw)"]),
+        (dict(kernel=ones(1, 1, 3, 3)), ValueError, ["kernel has 4 dimensions, shape (1, 1, 3, 3)"]),
+        (dict(kernel=ones(0, 3)), ValueError, ["kernel has shape (0, 3)"]),
+        (dict(kernel=ones(0, 3, 3)), ValueError, ["kernel has shape (0, 3, 3); it must not be empty"]),
+        (dict(kernel=ones(4, 3, 3), out=ones(6, 7)), ValueError, ["out has shape (6, 7)", "the result has (4, 6, 7)"]),
+        (dict(kernel=ones(4, 33, 3)), ValueError, ["33x3", "the limit is 32x32"]),
+        (dict(kernel=ones(3, 3, dtype=np.float64)), TypeError, ["kernel has dtype float64", "image float32"]),
+        (dict(image=ones(6, 7, dtype=np.uint8), kernel=ones(3, 3, dtype=np.uint8)), TypeError, ["dtype uint8"]),
+        (dict(border="edge"), ValueError, ["border='edge'", "'replicate'", "'mirror'", "'BORDER_REFLECT_101'"]),
+        (dict(border=5), ValueError, ["border=5", "OpenCV's numbers 0, 1, 2, 3, 4"]),
+        (dict(border=True), ValueError, ["border=True"]),
+        (dict(border=4.0), ValueError, ["border=4.0"]),
+        (dict(anchor=(3, 0)), ValueError, ["anchor=(3, 0)", "3x3"]),
+        (dict(anchor=(-2, 0)), ValueError, ["anchor=-2 is below -1"]),
+        (dict(anchor=(True, 0)), TypeError, ["anchor=True is not an integer"]),
+        (dict(anchor=1), ValueError, ["anchor=1", "(row, column)"]),
+        (dict(image=None), TypeError, ["image is a NoneType"]),
+        (dict(kernel=None), TypeError, ["kernel is a NoneType"]),
+        (dict(value="1"), TypeError, ["value='1' is not a number"]),
+        (dict(value="red"), TypeError, ["value='red' is not a number"]),
+        (dict(value=np.zeros(2)), TypeError, ["value=array([0., 0.]) is not a number"]),
+        (dict(value=1e39), ValueError, ["value=1e+39 is beyond float32"]),
+        (dict(delta=-(10**400)), ValueError, ["delta=-1000", "is beyond float32"]),
+        (dict(delta=(1, 2)), TypeError, ["delta=(1, 2) is not a number"]),
+        (dict(kernel=torch.ones(3, 3)), ValueError, ["image is an array of NumPy", "kernel one of PyTorch"]),
+        (dict(image=ones(6, 7, dtype=np.int32), kernel=ones(3, 3, dtype=np.int32), delta=0.5), ValueError,
+         ["delta=0.5 is no int32"]),
+        (dict(image=ones(6, 7, dtype=np.int32), kernel=ones(3, 3, dtype=np.int32), value=2**31), ValueError,
+         ["value=2147483648 is no int32"]),
+    ],
+    ids=lambda value: str(list(value)) if isinstance(value, dict) else "",
+)  # fmt: skip
+def test_filter2d_refuses(
+    arguments: dict[str, Any], kind: type[Exception], parts: list[str], host_device: HostDevice
+) -> None:
+    with says(kind, *parts):
+        filter2d(**{"image": IMAGE, "kernel": KERNEL, "device": "cuda", **arguments})
+    assert host_device.launches == []
+
+
+@pytest.mark.parametrize(
+    "problem, parts",
+    [
+        (ConvProblem(1, 3, 2, 2, 4, 5, 5), ["the output would be 0x0"]),
+        (ConvProblem(1, 3, 8, 8, 4, 3, 3, groups=2), ["in_channels=3", "groups=2"]),
+        (ConvProblem(1, 3, 8, 8, 4, 3, 3, groups=0), ["groups=0 is below 1"]),
+        (ConvProblem(1, 3, 8, 8, 4, 3, 3, precision="fp16"), ["precision='fp16'", "'ieee'"]),
+        (ConvProblem(-1, 3, 8, 8, 4, 3, 3), ["n=-1 is below 0"]),
+        (ConvProblem(1, 3, -8, 8, 4, 3, 3), ["h=-8 is below 0"]),
+        (ConvProblem(1, 3, 8, 8, 4, 3, 3, stride=(0, 1)), ["stride=0 is below 1"]),
+        (ConvProblem(1, 3, 8, 8, 4, 3, 3, stride=(2**63, 1)), ["stride=9223372036854775808 is above"]),
+        (ConvProblem(1, 3, 8, 8, 4, 3, 3, padding=(0, 0, 0, 2**31)), ["padding=2147483648 is above"]),
+        (ConvProblem(1, 3, 8, 8, 4, 3, 3, op="sgrad"), ["op='sgrad'", "'fprop', 'dgrad', 'wgrad'"]),
+        (FilterProblem(1, 8, 8, 3, 3, (5, 5)), ["anchor=(5, 5)", "3x3"]),
+        (FilterProblem(1, 8, 8, 3, 3, (-1, -1)), ["anchor=-1 is below 0"]),
+        (FilterProblem(-1, 8, 8, 3, 3, (1, 1)), ["batch=-1 is below 0"]),
+        (FilterProblem(1, 8, 8, 3, 3, (1, 1), border="edge"), ["border='edge'"]),
+        (FilterProblem(1, 8, 8, 3, 3, (1, 1), border="mirror"), ["border='mirror'", "'reflect101'"]),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("device", [None, "cuda"])
+def test_explain_refuses_a_problem_that_no_call_can_have(problem: Any, parts: list[str], device: Any) -> None:
+    with says(ValueError, *parts):
+        explain(problem, device=device)
+
+
+@pytest.mark.parametrize("problem", [CONV, FILTER], ids=str)
+@pytest.mark.parametrize("dtype", ["floaty", "int16", 3])
+def test_explain_refuses_a_dtype_that_no_call_can_have(problem: Any, dtype: Any) -> None:
+    with says(TypeError, f"the problem has dtype {dtype}; supported are float32"):
+        explain(replace(problem, dtype=dtype))
+
+
+@pytest.mark.parametrize("name", ["n", "c", "h", "w", "k", "r", "s", "groups"])
+def test_sizes_of_a_problem_are_integers(name: str) -> None:
+    for value in (float("nan"), 2.0, True, None, "2"):
+        with says(TypeError, f"{name}={value!r} is not an integer"):
+            replace(CONV, **{name: value})
+    small = replace(CONV, **{name: np.uint8(2)})
+    assert small == replace(CONV, **{name: 2}) and type(getattr(small, name)) is int
+
+
+def test_the_arithmetic_of_narrow_integers_does_not_overflow() -> None:
+    sizes = [200, 3, 200, 200, 4, 3, 3]
+    narrow = ConvProblem(*map(np.uint8, sizes), stride=(np.int8(1), 1), padding=[np.uint8(100)] * 4)
+    plain = ConvProblem(*sizes, padding=(100,) * 4)
+    assert narrow == plain and hash(narrow) == hash(plain) and narrow.flops == plain.flops > 2**31
+    assert FilterProblem(*map(np.uint8, (9, 200, 200, 3, 3)), anchor=[1, np.int16(1)]).flops == 2 * 9 * 200 * 200 * 9
+
+
+@pytest.mark.parametrize("name, count", [("stride", 2), ("padding", 4), ("dilation", 2)])
+def test_a_problem_has_so_many_of_each(name: str, count: int) -> None:
+    with says(TypeError, f"{name}=1 must be a tuple of {count} integers"):
+        replace(CONV, **{name: 1})
+    with says(ValueError, f"{name}=(1, 1, 1) must have {count} integers"):
+        replace(CONV, **{name: (1, 1, 1)})
+    with says(TypeError, f"{name}=1.0 is not an integer"):
+        replace(CONV, **{name: (1.0,) * count})
+    with says(TypeError, "anchor=None must be a tuple of 2 integers"):
+        replace(FILTER, anchor=None)
+
+
+def test_explain_of_an_operation_without_an_algorithm() -> None:
+    told = explain(replace(CONV, op="wgrad", dtype="float64"), device="cuda")
+    assert told.chosen is None and "float64" in told.others["direct_weight"][0]
+    assert explain(replace(CONV, op="wgrad", accumulate=True)).chosen is None
+
+
+def test_an_algorithm_of_the_other_device(host_device: HostDevice) -> None:
+    x, w = ones(1, 3, 6, 6), ones(8, 3, 3, 3)
+    with says(ValueError, "algorithm='tensor_gemm' runs on GPUs, and this call on the CPU"):
+        conv2d(x, w, algorithm="tensor_gemm")
+    with says(ValueError, "algorithm='im2col' runs on the CPU, and this call on a GPU"):
+        conv2d(x, w, algorithm="im2col", device="cuda")
+
+
+def test_a_filter_larger_than_the_limit(host_device: HostDevice) -> None:
+    with says(NoAlgorithmError, "filter 33x5", "register_cache: ", "33x5", "32x32"):
+        filter2d(ones(50, 50), ones(33, 5), device="cuda")
+    assert filter2d(ones(50, 50), ones(32, 32), device="cuda").max() == 1024
+
+
+@pytest.mark.parametrize("device", [None, "cuda"])
+def test_out_is_checked(device: Any, host_device: HostDevice) -> None:
+    def run(out: Any, **more: Any) -> None:
+        conv2d(X, W, padding=1, out=out, device=device, **more)
+
+    with says(ValueError, "out has shape (2, 8, 6, 5)", "(2, 8, 6, 6)"):
+        run(ones(2, 8, 6, 5))
+    with says(ValueError, "out has dtype float64", "float32"):
+        run(ones(2, 8, 6, 6, dtype=np.float64))
+    with says(ValueError, "out one of PyTorch"):
+        run(torch.ones(2, 8, 6, 6))
+    read_only = ones(2, 8, 6, 6)
+    read_only.flags.writeable = False
+    with says(ValueError, "out is read-only"):
+        run(read_only)
+    for strides in (0, 144, 24, 4), (1152, 144, 20, 4), (1152, 144, 4, 4):
+        with says(ValueError, "out has shape (2, 8, 6, 6)", f"strides {strides} in bytes", "share memory"):
+            run(np.lib.stride_tricks.as_strided(ones(2, 8, 6, 6), (2, 8, 6, 6), strides))
+    square = ones(8, 8, 3, 3)
+    for out, x, w, name in (
+        (X, X, ones(4, 4, 3, 3), "x"), (square, ones(8, 8, 3, 3), square, "w"), (X[::-1], X, ones(4, 4, 3, 3), "x")
+    ):  # fmt: skip
+        before = out.copy()
+        with says(ValueError, f"out overlaps {name} in memory"):
+            conv2d(x, w, padding=1, out=out, device=device)
+        assert (out == before).all()
+    with says(ValueError, "out overlaps image"):
+        filter2d(IMAGE, KERNEL, out=IMAGE, device=device)
+    halves = ones(12, 7)
+    filter2d(halves[:6], KERNEL, out=halves[6:], border="wrap", device=device)
+    assert (halves[:6] == 1).all() and (halves[6:] == 9).all()
+
+
+@pytest.mark.parametrize("where", ["cpu", "cuda"])
+def test_out_of_pytorch_that_overlaps_itself(where: str, request: pytest.FixtureRequest) -> None:
+    if where == "cuda":
+        request.getfixturevalue("torch_on_device")
+    x, w = torch.ones(2, 4, 6, 6), torch.ones(8, 4, 3, 3)
+    for out in (torch.empty(2, 4 * 8 * 4).as_strided((2, 8, 4, 4), (128, 16, 3, 1)), torch.empty(4).expand(2, 8, 4, 4)):
+        with says(ValueError, f"strides {tuple(4 * each for each in out.stride())} in bytes", "share memory"):
+            conv2d(x, w, out=out)
+    with says(ValueError, "out has shape (2, 3)", "(4, 4)"):
+        filter2d(torch.ones(2, 3), torch.ones(1, 1), out=torch.empty(6).as_strided((2, 3), (1, 1)))
+
+
+def test_out_that_overlaps_only_at_a_later_call(fake_cupy: Any) -> None:
+    memory = fake_cupy.empty((4, 4, 8, 8), np.float32)
+    memory.host[...] = 1
+    w = fake_cupy.asarray(ones(4, 4, 3, 3))
+    conv2d(memory[:2], w, padding=1, out=memory[2:])
+    with says(ValueError, "out overlaps x"):
+        conv2d(memory[1:3], w, padding=1, out=memory[2:])
+
+
+@pytest.mark.parametrize("where", ["cpu", "cuda", "cupy"])
+def test_crops_of_one_image_may_be_image_and_out(where: str, fake_cupy: Any) -> None:
+    whole = np.arange(6 * 32, dtype=np.float32).reshape(6, 32)
+    expected = filter2d(whole[:, :16].copy(), KERNEL)
+    for start in (15, 16):
+        image, out = whole[:, :16], whole[:, start:][:, :16]
+        kernel, device = KERNEL, where
+        if where == "cupy":
+            image, out, device = fake_cupy.ndarray(image, 0), fake_cupy.ndarray(out, 0), None
+            kernel = fake_cupy.asarray(KERNEL)
+        if start < 16:
+            with says(ValueError, "out overlaps image"):
+                filter2d(image, kernel, out=out, device=device)
+        else:
+            assert filter2d(image, kernel, out=out, device=device) is out
+            np.testing.assert_allclose(whole[:, 16:], expected, rtol=1e-6)
+
+
+def test_arrays_on_different_devices(fake_cupy: Any) -> None:
+    x = fake_cupy.asarray(X)
+    w = fake_cupy.ndarray(W.copy(), 1)
+    with says(ValueError, "x is an array of CuPy on cuda:0", "w one of CuPy on cuda:1"):
+        conv2d(x, w)
+    with says(ValueError, "x is an array of CuPy on cuda:0", "w one of NumPy on the CPU"):
+        conv2d(x, W)
+    with says(ValueError, "device='cuda:1'", "cuda:0"):
+        conv2d(x, fake_cupy.asarray(W), device="cuda:1")
+    with says(ValueError, "device='cpu'", "lie on cuda:0"):
+        conv2d(x, fake_cupy.asarray(W), device="cpu")
+    with says(ValueError, "device='cuda'", "the CPU"):
+        conv2d(torch.ones(2, 4, 6, 6), torch.ones(8, 4, 3, 3), device="cuda")
+
+
+def test_gradients_and_odd_tensors_of_pytorch() -> None:
+    with says(ValueError, "requires a gradient", "torch.no_grad()"):
+        filter2d(torch.ones(6, 7, requires_grad=True), torch.ones(3, 3))
+    with torch.no_grad():
+        assert filter2d(torch.ones(6, 7, requires_grad=True), torch.ones(3, 3)).max() == 9
+    with says(ValueError, "x has PyTorch's layout torch.sparse_coo; it must be dense, as x.to_dense() is"):
+        conv2d(torch.ones(2, 4, 6, 6).to_sparse(), torch.ones(8, 4, 3, 3))
+    for call in (conv2d, explain):
+        with says(ValueError, "algorithm='im2col'", "PyTorch itself"):
+            call(torch.ones(2, 4, 6, 6), torch.ones(8, 4, 3, 3), algorithm="im2col")
+
+
+@pytest.mark.parametrize("device", [None, "cuda"])
+def test_empty_batches(device: Any, host_device: HostDevice, fake_cupy: Any) -> None:
+    assert conv2d(ones(0, 4, 6, 6), W, device=device).shape == (0, 8, 4, 4)
+    assert filter2d(ones(3, 0, 6, 7), KERNEL, device=device).shape == (3, 0, 6, 7)
+    assert filter2d(ones(3, 0), KERNEL, device=device).shape == (3, 0)
+    assert conv2d(torch.ones(0, 4, 6, 6), torch.ones(8, 4, 3, 3)).shape == (0, 8, 4, 4)
+    assert conv2d(fake_cupy.asarray(ones(0, 4, 6, 6)), fake_cupy.asarray(W)).shape == (0, 8, 4, 4)
+    out = ones(0, 8, 4, 4)
+    assert conv2d(ones(0, 4, 6, 6), W, out=out, device=device) is out
+    assert conv2d(ones(4, 6, 6, 0), ones(4, 3, 3, 8), layout="CHWN", device=device).shape == (8, 4, 4, 0)
+    y = conv2d(torch.ones(0, 4, 6, 6), torch.ones(8, 4, 3, 3), layout="CHWN")
+    assert y.shape == (0, 8, 4, 4)
+    assert host_device.launches == []
+    with says(ValueError, "in_channels=5"):
+        conv2d(ones(0, 5, 6, 6), W, device=device)
+    with says(ValueError, "algorithm='cudnn'"):
+        conv2d(ones(0, 4, 6, 6), W, device=device, algorithm="cudnn")
+
+
+@pytest.mark.parametrize("device", [None, "cuda"])
+@pytest.mark.parametrize("activation", [None, "relu"])
+def test_nan_and_inf_propagate_as_in_pytorch(device: Any, activation: Any, host_device: HostDevice) -> None:
+    x = np.random.default_rng(1).standard_normal((1, 2, 8, 8)).astype(np.float32)
+    w = np.random.default_rng(2).standard_normal((3, 2, 3, 3)).astype(np.float32)
+    x[0, 0, 2, 3], x[0, 1, 6, 6] = np.nan, np.inf
+    expected = torch.nn.functional.conv2d(torch.from_numpy(x), torch.from_numpy(w), padding=1)
+    expected = (expected.relu() if activation else expected).numpy()
+    y = conv2d(x, w, padding=1, activation=activation, device=device, precision="ieee")
+    assert (np.isnan(y) == np.isnan(expected)).all() and np.isnan(y).sum() >= 27
+    assert (np.isinf(y) == np.isinf(expected)).all()
+    finite = np.isfinite(expected)
+    np.testing.assert_allclose(y[finite], expected[finite], rtol=1e-5, atol=1e-5)
+
+
+def strange(array: np.ndarray, how: str) -> np.ndarray:
+    """The same values, lying otherwise."""
+    if how == "transposed":
+        return np.ascontiguousarray(array.T).T
+    if how == "reversed":
+        return np.ascontiguousarray(array[..., ::-1])[..., ::-1]
+    if how == "every other":
+        return np.repeat(array, 2, axis=-1)[..., ::2]
+    if how == "other byte order":
+        return array.astype(array.dtype.newbyteorder())
+    raw = np.zeros(array.nbytes + 1, np.uint8)[1:]  # "unaligned"
+    raw[:] = np.frombuffer(array.tobytes(), np.uint8)
+    return raw.view(array.dtype).reshape(array.shape)
+
+
+@pytest.mark.parametrize("how", ["transposed", "reversed", "every other", "other byte order", "unaligned"])
+@pytest.mark.parametrize("device", [None, "cuda"])
+def test_arrays_that_lie_strangely(how: str, device: Any, host_device: HostDevice, fake_cupy: Any) -> None:
+    problem = ConvProblem(n=2, c=4, h=6, w=6, k=8, r=3, s=3, bias=True)
+    rng = np.random.default_rng(3)
+    arrays = [rng.standard_normal(s).astype(np.float32) for s in (problem.x_shape, problem.w_shape, (8,))]
+    expected = oracle_conv(problem, *arrays)
+    given = [strange(array, how) for array in arrays]
+    assert relative_error(conv2d(*given, device=device), expected) < 2e-6
+    image = filter2d(arrays[0][0, 0].copy(), arrays[1][0, 0].copy(), device=device)
+    assert (filter2d(given[0][0, 0], given[1][0, 0], device=device) == image).all()
+    if how not in ("other byte order", "reversed"):
+        on_gpu = [fake_cupy.ndarray(array, 0) for array in given]
+        assert relative_error(conv2d(*on_gpu).host, expected) < 2e-6
+        tensors = [torch.from_numpy(array) for array in given] if how != "unaligned" else []
+        if tensors:
+            assert relative_error(conv2d(*tensors).numpy(), expected) < 2e-6
+
+
+@pytest.mark.parametrize("zero", [0, 0.0, -0.0, False, np.float32(0)])
+def test_every_zero_is_a_number_of_the_images_dtype(zero: Any, host_device: HostDevice) -> None:
+    for image, kernel in ((IMAGE, KERNEL), (IMAGE.astype(np.int32), KERNEL.astype(np.int32))):
+        filter2d(image, kernel, border="constant", value=zero, delta=zero, device="cuda")
+        _, values = host_device.launches[-1]
+        roles = ("x", "w", "bias", "y", "value", "delta", "workspace", "prepared")
+        argument = Number("int" if image.dtype == np.int32 else "float", "value")
+        made = Launch("f.cuh", "f", (), (), (argument, replace(argument, name="delta")), grid=1, block=32)
+        # packs the numbers as a launch on a GPU does
+        launch.make_launcher(lambda *call: 0, pytest.fail, [(1, made)], roles)(0, tuple(values.values()))

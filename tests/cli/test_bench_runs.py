@@ -1,0 +1,383 @@
+"""Runs of the benchmark on tiny problems: what takes part, what is written, what happens when something fails."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from leanconv.algorithms import ALGORITHMS
+from leanconv.bench import default_path, run_suite
+from leanconv.bench.operands import Check, Operands
+from leanconv.bench.peers import PEERS, Candidate, LeanconvPeer
+from leanconv.bench.results import ROW_KEYS, Results
+from leanconv.bench.suites import LAYOUTS, Case, dense_filter, format_problem, parse_problem, with_batch
+from leanconv.bench.tables import detail, legend
+from leanconv.cli.main import main
+from leanconv.problem import ConvProblem
+from leanconv.reference import CPU_ALGORITHMS
+
+REQUIRED = {"problem", "engine", "algorithm", "us", "tflops", "ceiling_share", "workspace_bytes", "error"}
+
+TINY = (
+    Case("layer", ConvProblem(1, 4, 9, 10, 6, 3, 3, padding=(1, 1, 1, 1))),
+    Case("picture", dense_filter(1, 40, 31, 5, 4, border="constant")),
+)
+
+
+def bench(*words: str) -> int:
+    """Run ``leanconv bench`` with these words; returns its exit code."""
+    with pytest.raises(SystemExit) as stopped:
+        main(["bench", *words])
+    return int(stopped.value.code or 0)
+
+
+@pytest.fixture(scope="module")
+def tiny_run() -> Results:
+    return run_suite(TINY, device="cpu", quick=True, progress=False)
+
+
+def test_run_measures_own_algorithms_and_peers(tiny_run: Results) -> None:
+
+    own = {row.algorithm for row in tiny_run.of("layer") if row.engine == "leanconv"}
+    assert own == {a.name for a in CPU_ALGORITHMS if not a.reasons(TINY[0].problem, None)}
+    assert len(own) >= 3
+    assert not tiny_run.failed
+    assert {row.engine for row in tiny_run.of("picture")} >= {"leanconv"}
+    for row in tiny_run.rows:
+        assert row.us > 0 and row.us_low <= row.us <= row.us_high and row.runs >= 1
+        assert row.error is not None and row.error < 5e-6, row
+        flops = next(case.problem.flops for case in TINY if case.name == row.problem)
+        assert row.tflops == pytest.approx(flops / row.us * 1e-6, abs=1e-4)
+    assert tiny_run.machine["gpu"] is None and tiny_run.machine["ceilings"]["fp32_tflops"] > 0
+
+
+def test_results_file_is_complete_and_comes_back(tiny_run: Results, tmp_path: Path) -> None:
+    path = tmp_path / "deep" / "tiny.json"
+    tiny_run.write(path)
+    content = json.loads(path.read_text())
+    assert {"machine", "rows"} <= set(content)
+    assert all(set(row) == set(ROW_KEYS) and set(row) >= REQUIRED for row in content["rows"])
+    assert Results.read(path) == tiny_run
+    assert [entry.name for entry in path.parent.iterdir()] == ["tiny.json"], "no temporary file stays"
+    path.write_text('{"rows": [')
+    with pytest.raises(ValueError, match=r"tiny\.json is not a results file"):
+        Results.read(path)
+
+
+def test_failed_write_leaves_the_old_file(tiny_run: Results, tmp_path: Path) -> None:
+    path = tmp_path / "old.json"
+    path.write_text("old")
+    broken = replace(tiny_run, machine={"nan": float("nan")})
+    with pytest.raises(ValueError):
+        broken.write(path)
+    assert path.read_text() == "old" and len(list(tmp_path.iterdir())) == 1
+
+
+def test_absent_peers_are_named(monkeypatch: Any) -> None:
+    for peer in PEERS:
+        if peer.name != "leanconv":
+            monkeypatch.setattr(type(peer), "absent", lambda self: f"no {self.name} here")
+    results = run_suite(TINY, device="cpu", quick=True, progress=False)
+    assert {row.engine for row in results.rows} == {"leanconv"}
+    assert results.absent == {peer.name: f"no {peer.name} here" for peer in PEERS if peer.name != "leanconv"}
+    page = "\n".join(legend(results))
+    assert all(f"no {peer.name} here" in page for peer in PEERS if peer.name != "leanconv")
+
+
+def test_wrong_and_failing_engines_show(monkeypatch: Any) -> None:
+    class Liar(type(PEERS[-1])):  # type: ignore[misc]
+        name, engines, solves = "liar", ("liar",), ("filter2d",)
+
+        def absent(self) -> None:
+            return None
+
+        def versions(self) -> dict[str, str]:
+            return {"liar": "1"}
+
+        def candidates(self, problem: Any, operands: Operands, gpu: bool) -> Any:
+            y = operands.output()
+            yield Candidate("liar", "nothing", lambda: y, out=y, on_gpu=False)
+            yield Candidate("liar", "zero", lambda: np.zeros_like(y), on_gpu=False)
+            yield Candidate("liar", "crash", lambda: 1 // 0, on_gpu=False)
+
+    monkeypatch.setattr("leanconv.bench.run.PEERS", (Liar(),))
+    results = run_suite(TINY[1:], device="cpu", quick=True, progress=False)
+    errors = {row.algorithm: row.error for row in results.rows}
+    assert errors == {"nothing": None, "zero": 1.0}
+    assert results.failed == [
+        {"problem": "picture", "engine": "liar", "reason": "ZeroDivisionError: integer division or modulo by zero"}
+    ]
+    notes = {line[2]: line[-1] for line in detail(results)[1]}
+    assert "WRONG" in notes["nothing"] and "WRONG" in notes["zero"]
+    assert any("FAILED: liar on picture" in line for line in legend(results))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_own_algorithms_run_in_the_layout_of_the_problem(layout: Any) -> None:
+
+    case = Case("layer", ConvProblem(3, 4, 9, 10, 6, 3, 3, padding=(1, 0, 2, 1), layout=layout, activation="relu"))
+    results = run_suite([case], engines=("leanconv",), device="cpu", quick=True, progress=False)
+    assert {row.algorithm for row in results.rows} == {
+        a.name for a in CPU_ALGORITHMS if not a.reasons(case.problem, None)
+    }
+    assert len(results.rows) >= 3 and not results.failed
+    assert all(row.error is not None and row.error < 5e-6 for row in results.rows)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_pytorch_on_the_cpu_runs_in_a_layout_that_it_has(layout: Any) -> None:
+    pytest.importorskip("torch")
+    case = Case("layer", ConvProblem(3, 4, 9, 10, 6, 3, 3, padding=(1, 0, 2, 1), layout=layout, activation="relu"))
+    results = run_suite([case], engines=("torch-cpu",), device="cpu", quick=True, progress=False)
+    (row,) = results.rows
+    assert row.error is not None and row.error < 1e-6 and not results.failed
+    assert row.note.endswith("threads, NCHW" if layout == "CHWN" else "threads")
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_the_unrolled_image_is_that_of_the_layout(layout: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = pytest.importorskip("torch")
+    from leanconv.bench.peers.torch_peer import Im2colPeer
+
+    problem = ConvProblem(3, 4, 9, 10, 6, 3, 2, (2, 1), (1, 0, 2, 1), (1, 2), layout=layout)
+    operands = Operands(problem, gpu=False)
+    check = Check(operands)
+
+    class Tensors(Operands):
+        def x(self, layout: Any) -> Any:
+            return torch.from_numpy(operands.x(layout))
+
+        def w(self, layout: Any) -> Any:
+            return torch.from_numpy(operands.w(layout))
+
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (10**9, 10**9))
+    (candidate,) = Im2colPeer().candidates(problem, Tensors(problem, gpu=False), gpu=False)
+    assert isinstance(candidate, Candidate) and candidate.layout == layout
+    y = candidate.call()
+    assert y.shape == problem.y_shape and check.error(y.numpy(), candidate.layout) < 1e-6
+
+
+def test_tensors_of_our_own_calls_have_the_shape_of_nchw(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = pytest.importorskip("torch")
+    import leanconv
+    from leanconv.bench.peers import own
+
+    seen: list[dict[str, Any]] = []
+    monkeypatch.setattr(leanconv, "conv2d", lambda x, w, *rest, **named: seen.append({"x": x, "w": w} | named))
+    (algorithm, *_) = (a for a in LeanconvPeer()._algorithms(gpu=True) if a.name == "implicit_gemm")
+    for layout, order in (("NCHW", (0, 1, 2, 3)), ("NHWC", (0, 2, 3, 1)), ("CHWN", (1, 2, 3, 0))):
+        problem = ConvProblem(3, 4, 9, 10, 6, 3, 3, padding=(1, 1, 1, 1), layout=layout)  # type: ignore[arg-type]
+        held = Operands(problem, gpu=False)
+        there = SimpleNamespace(
+            gpu=True,
+            bias=None,
+            x=lambda layout, held=held: torch.from_numpy(held.x(layout)),
+            w=lambda layout, held=held: torch.from_numpy(held.w(layout)),
+        )
+        y = torch.empty(problem.y_shape)
+        assert own._call(problem, there, algorithm, y)() is y  # type: ignore[arg-type]
+        call = seen.pop()
+        assert call["layout"] == layout
+        for array, plain in ((call["x"], held.x("NCHW")), (call["w"], held.w("NCHW"))):
+            assert array.permute(order).is_contiguous() and np.array_equal(array.numpy(), plain)
+        assert call["out"].shape == (3, 6, 9, 10) and call["out"].permute(order).is_contiguous()
+
+
+def test_a_suite_in_another_layout_and_tier_says_so(tmp_path: Path, capsys: Any) -> None:
+    words = ["opencnn", "--only", "conv5-n32", "--batch", "1", "--quick", "--device", "cpu", "--engines", "torch-cpu"]
+    pytest.importorskip("torch")
+    for options, layout, tier, title in (
+        (["--layout", "CHWN"], "CHWN", None, "opencnn CHWN on"),
+        (["--precision", "relaxed"], "NCHW", "relaxed", "opencnn NCHW relaxed on"),
+        (["--precision", "fp32"], "NCHW", None, "opencnn NCHW on"),
+    ):
+        path = tmp_path / "r.json"
+        assert bench(*words, *options, "--out", str(path)) == 0
+        found = Results.read(path)
+        assert (found.layout, found.precision) == (layout, tier) and title in capsys.readouterr().out
+        (row,) = found.rows
+        assert row.error is not None and row.error < 2e-6
+        (about,) = found.problems.values()
+        problem = parse_problem(about["words"])
+        assert isinstance(problem, ConvProblem)
+        assert (problem.layout, problem.precision) == (layout, tier or "fp32")
+
+
+def test_layout_and_tier_of_a_problem_are_its_own() -> None:
+    for setting in ({"layout": "CHWN"}, {"precision": "relaxed"}):
+        (given,) = setting.values()
+        with pytest.raises(ValueError, match=f"is for suites; write it into the problem, as in conv:.*,{given}"):
+            run_suite("conv:c4,h9,k6,r3", **setting)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="precision='relaxed' is for suites"):
+        run_suite(TINY, precision="relaxed", device="cpu")
+
+
+def test_a_problem_in_words_is_resumed() -> None:
+    nothing = run_suite("conv:c4,h9,k6,r3,CHWN", device="cpu", quick=True, seconds=0, progress=False)
+    assert nothing.missing and nothing.layout == "CHWN"
+    found = run_suite(
+        "conv:c4,h9,k6,r3,CHWN", device="cpu", quick=True, engines=("torch-cpu",), resume=nothing, progress=False
+    )
+    assert [*found.problems] == nothing.missing and not found.missing
+
+
+def test_engines_and_problems_can_be_chosen() -> None:
+    results = run_suite(TINY, engines=("leanconv",), only="pict*", device="cpu", quick=True, progress=False)
+    assert {row.problem for row in results.rows} == {"picture"} and {row.engine for row in results.rows} == {"leanconv"}
+    assert not results.absent, "what was not asked for is not missed"
+    with pytest.raises(ValueError, match="only='zzz' matches no problem"):
+        run_suite(TINY, only="zzz", device="cpu")
+    with pytest.raises(ValueError, match="'im2wim' is no suite"):
+        run_suite("im2wim", device="cpu")
+    with pytest.raises(ValueError, match="batch=0"):
+        run_suite(TINY, batch=0, device="cpu")
+
+
+def test_algorithms_can_be_chosen() -> None:
+    results = run_suite(TINY[:1], algorithms=("im2*",), engines=("lean*",), device="cpu", quick=True, progress=False)
+    assert {row.algorithm for row in results.rows} == {"im2col", "im2win"}
+    with pytest.raises(ValueError, match="algorithms='im2wim,x' matches none of .*im2win"):
+        run_suite(TINY, algorithms=("im2wim", "x"), device="cpu")
+
+
+def test_a_run_out_of_time_is_resumed(tmp_path: Path, capsys: Any) -> None:
+    def run(**options: Any) -> Results:
+        return run_suite(TINY, engines=("leanconv",), device="cpu", quick=True, progress=False, **options)
+
+    nothing = run(seconds=0)
+    assert nothing.missing == ["layer", "picture"] and not nothing.rows and not nothing.problems
+    assert default_path(nothing, partial=False).stem == "cases-part"
+    second = run(resume=replace(nothing, missing=["picture"]))
+    assert [*second.problems] == ["picture"] and not second.missing
+    both = run(resume=replace(second, missing=["layer"]))
+    assert [*both.problems] == ["layer", "picture"] and {row.problem for row in both.rows} == {"layer", "picture"}
+    assert any("measured in two runs" in warning for warning in both.warnings)
+    both.write(tmp_path / "r.json")
+    assert Results.read(tmp_path / "r.json") == both and default_path(both, partial=False).stem == "cases"
+    assert "Missing: 2 problems, from layer on" in "\n".join(legend(nothing))
+    with pytest.raises(ValueError, match="miss no problem"):
+        run(resume=both)
+    other = replace(second, machine=second.machine | {"numpy": "0.1"}, missing=["layer"])
+    with pytest.raises(ValueError, match="do not go together: numpy is '0.1' in one"):
+        run(resume=other)
+
+
+def test_objects_are_frozen_only_during_a_run() -> None:
+    import gc
+
+    counts = []
+
+    class Counter(type(PEERS[-1])):  # type: ignore[misc]
+        name, engines, solves, needs_gpu = "counter", ("counter",), ("filter2d",), False
+
+        def absent(self) -> None:
+            return None
+
+        def versions(self) -> dict[str, str]:
+            return {}
+
+        def candidates(self, problem: Any, operands: Operands, gpu: bool) -> Any:
+            counts.append(gc.get_freeze_count())
+            return iter(())
+
+    run_suite(TINY[1:], device="cpu", quick=True, progress=False, peers=(Counter(),))
+    assert counts[0] > 1000 and gc.get_freeze_count() == 0
+
+
+def test_kernels_are_compiled_ahead(tmp_path: Path, monkeypatch: Any) -> None:
+    pytest.importorskip("cuda.core", reason="NVRTC comes with the extra leanconv[cu13] or [cu12]")
+    from leanconv.bench.peers import own
+    from leanconv.runtime import cache, launch
+    from tests import cases
+
+    class Described:
+        target = cases.TARGETS[0]
+
+    monkeypatch.setenv("LEANCONV_CACHE_DIR", str(tmp_path))
+    monkeypatch.delenv("LEANCONV_NO_CACHE", raising=False)
+    monkeypatch.setattr(launch, "open_device", lambda index: Described)
+    problems = [case.problem for case in TINY]
+    own.LeanconvPeer(("implicit_gemm", "register_cache")).prepare(problems, gpu=True)
+    plans = list(own._plans([a for a in ALGORITHMS if a.name == "implicit_gemm"], problems))
+    assert len(plans) == 1, "an algorithm is asked for what it solves"
+    assert cache.load(cache.key(plans[0].launches[0], Described.target.arch)) is not None
+    assert len(list((tmp_path / "kernels").iterdir())) == 2
+    broken = replace(plans[0], launches=(replace(plans[0].launches[0], function="no_such_function"),))
+    own.compile_ahead([broken])
+
+    def refuse(*arguments: Any) -> Any:
+        raise AssertionError("no plan for this")
+
+    monkeypatch.setattr(type(ALGORITHMS[0]), "plan", refuse)
+    assert list(own._plans(ALGORITHMS[:1], problems)) == [], "what fails says so when it is timed"
+    monkeypatch.setenv("LEANCONV_NO_CACHE", "1")
+    monkeypatch.setattr(launch, "open_device", None)
+    own.compile_ahead(plans)
+    assert len(list((tmp_path / "kernels").iterdir())) == 2
+
+
+def test_filters_prepared_before_are_a_candidate_of_their_own(monkeypatch: Any) -> None:
+    from leanconv.algorithms.winograd2d import Winograd2dConfig
+    from leanconv.bench.peers import own
+    from leanconv.call import bind
+    from tests import cases
+
+    problem = TINY[0].problem
+    (algorithm,) = (a for a in ALGORITHMS if a.name == "implicit_gemm")
+    plain = algorithm.plan(problem, next(iter(algorithm.configs(problem, cases.TARGETS[0]))), cases.TARGETS[0])
+    preparing = replace(plain, prepare=plain.launches, prepared_bytes=640)
+    code, config = SimpleNamespace(registers=40, spill_bytes=3), Winograd2dConfig(states=36)
+    for plan, expected in ((plain, [("leanconv", False, 0)]), (preparing, [
+        ("leanconv", False, 640), ("leanconv:prepared", True, 640),
+    ])):  # fmt: skip
+        device = SimpleNamespace(compiled=lambda plan: [code] * len(plan.every_launch))
+        found = SimpleNamespace(plan=plan, device=device, choice=SimpleNamespace(config=config))
+        monkeypatch.setattr(bind, "load", lambda *arguments, found=found: found)
+        monkeypatch.setattr(own, "_call", lambda *arguments, prepared=False: prepared)
+        candidates = list(own._on_gpu(algorithm, problem, Operands(problem, gpu=False)))
+        assert [(c.engine, c.call, c.prepared_bytes) for c in candidates] == expected  # type: ignore[comparison-overlap]
+        assert all(c.spill_bytes == 3 * len(plan.every_launch) and c.workspace_bytes == 0 for c in candidates)
+        assert [c.note for c in candidates] == ["states=36", "states=36, filters prepared before"][: len(expected)]
+
+
+@pytest.mark.gpu
+def test_prepared_filters_give_the_same_answer_on_the_gpu() -> None:
+    pytest.importorskip("torch")
+    for layout in LAYOUTS:
+        case = Case("layer", ConvProblem(2, 40, 12, 12, 8, 3, 3, padding=(1, 1, 1, 1), layout=layout))  # type: ignore[arg-type]
+        results = run_suite([case], engines=("leanconv*",), algorithms=("winograd1d",), quick=True, progress=False)
+        assert [row.engine for row in results.rows] == ["leanconv", "leanconv:prepared"] and not results.failed
+        assert all(row.error is not None and row.error < 3e-6 and row.prepared_bytes > 0 for row in results.rows)
+        own = results.own("layer")
+        assert own is not None and own.engine == "leanconv", "its time holds the transform of the filters"
+
+
+def test_large_layers_are_scaled_on_a_cpu_and_say_so(monkeypatch: Any) -> None:
+    problem = ConvProblem(64, 8, 12, 12, 8, 3, 3)
+    monkeypatch.setattr("leanconv.bench.run._CPU_FLOPS", {True: problem.flops / 32, False: 0.0})
+    results = run_suite([Case("big", problem)], engines=("leanconv",), device="cpu", quick=True, progress=False)
+    assert results.problems["big"]["flops"] == problem.flops // 32
+    assert any(text.startswith("big: 2 of 64 images") for text in results.warnings)
+    monkeypatch.setattr("leanconv.bench.run._CPU_FLOPS", {True: 1.0, False: 0.0})
+    results = run_suite([Case("big", problem)], engines=("leanconv",), device="cpu", quick=True, progress=False)
+    assert not results.rows and "too many for a CPU" in results.skipped[0]["reason"]
+    asked = run_suite([Case("big", problem)], engines=("leanconv",), batch=1, device="cpu", quick=True, progress=False)
+    assert asked.problems["big"]["words"] == format_problem(with_batch(problem, 1))
+
+
+def test_command_writes_file_and_plot(tmp_path: Path, capsys: Any, monkeypatch: Any) -> None:
+    pytest.importorskip("matplotlib")
+    monkeypatch.chdir(tmp_path)
+    words = "filter:64x48,3x3,replicate"
+    assert bench(words, "--quick", "--device", "cpu", "--out", "r.json", "--plot", "p.png") == 0
+    shown = capsys.readouterr().out
+    assert "results: r.json" in shown and "register" not in shown
+    assert Results.read(Path("r.json")).problems["64x48,3x3,replicate"]["words"] == words
+    assert Path("p.png").read_bytes()[:4] == b"\x89PNG"
+    assert bench("nonsense") == 2 and "is no suite" in capsys.readouterr().err

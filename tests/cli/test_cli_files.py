@@ -1,0 +1,252 @@
+"""Strange files for ``leanconv filter``: too many bits, channels last, damaged, larger than they are, too large."""
+
+from __future__ import annotations
+
+import io
+import os
+import stat
+import struct
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from leanconv import filters
+from leanconv.cli import pictures as images
+from leanconv.cli.command_line import FAILED, MISTAKE
+from leanconv.runtime.compile import CompileError
+from tests.conftest import line_of
+
+Image = pytest.importorskip("PIL.Image", reason="pictures need Pillow")
+ndimage = pytest.importorskip("scipy.ndimage")
+
+SHAPE = (5, 7)
+
+
+def png(channels: int, bits: int = 16, size: tuple[int, int] = SHAPE) -> bytes:
+    """A black PNG: 1 channel is grey, 2 grey with transparency, 3 RGB, 4 RGBA."""
+
+    def chunk(kind: bytes, content: bytes) -> bytes:
+        return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+
+    height, width = size
+    kind = {1: 0, 2: 4, 3: 2, 4: 6}[channels]
+    header = struct.pack(">IIBBBBB", width, height, bits, kind, 0, 0, 0)
+    rows = (b"\0" + bytes(width * channels * bits // 8)) * height
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
+
+
+def tiff(bits: int = 16) -> bytes:
+    """A black RGB TIFF."""
+    height, width = SHAPE
+    pixels = bytes(height * width * 3 * bits // 8)
+    tags = [(256, 3, 1, width), (257, 3, 1, height), (258, 3, 3, 8 + len(pixels)), (259, 3, 1, 1), (262, 3, 1, 2)]
+    tags += [(273, 4, 1, 8), (277, 3, 1, 3), (278, 3, 1, height), (279, 4, 1, len(pixels))]
+    directory = struct.pack("<H", len(tags)) + b"".join(struct.pack("<HHII", *tag) for tag in tags) + bytes(4)
+    return struct.pack("<2sHI", b"II", 42, 8 + len(pixels) + 6) + pixels + struct.pack("<3H", *[bits] * 3) + directory
+
+
+def sgi(bits: int = 16) -> bytes:
+    header = struct.pack(">HBBHHHH", 474, 0, bits // 8, 3, SHAPE[1], SHAPE[0], 3)
+    return header.ljust(512, b"\0") + bytes(SHAPE[0] * SHAPE[1] * 3 * bits // 8)
+
+
+def ppm(most: int) -> bytes:
+    return b"P6 # a comment\n7 5\n%d\n" % most + bytes(5 * 7 * 3 * (2 if most > 255 else 1))
+
+
+DEEP = {
+    "rgb.png": png(3), "la.png": png(2), "rgba.png": png(4), "rgb.tif": tiff(), "rgb.ppm": ppm(65535),
+    "ten.ppm": ppm(1023), "rgb.sgi": sgi(),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", DEEP)
+def test_pictures_that_pillow_would_cut_to_8_bits_are_refused(run: Any, tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_bytes(DEEP[name])
+    code, _, err = run("filter", tmp_path / name, tmp_path / "out.png", "-k", "box:3")
+    bits = 10 if name == "ten.ppm" else 16
+    assert code == MISTAKE and f"{name} has {bits} bits in each channel" in line_of(err) and ".npy" in err
+    assert not (tmp_path / "out.png").exists()
+
+
+def test_jpeg_2000_of_16_bits_is_refused(run: Any, tmp_path: Path) -> None:
+    cv2 = pytest.importorskip("cv2", reason="OpenCV writes the file")
+    for dtype, name in ((np.uint16, "deep.jp2"), (np.uint8, "plain.jp2")):
+        cv2.imwrite(str(tmp_path / name), np.zeros((32, 32, 3), dtype))
+    code, _, err = run("filter", tmp_path / "deep.jp2", tmp_path / "out.png", "-k", "box:3")
+    assert code == MISTAKE and "16 bits in each channel" in line_of(err)
+    assert run("filter", tmp_path / "plain.jp2", tmp_path / "out.png", "-k", "box:3")[0] == 0
+
+
+def test_pictures_of_8_bits_and_grey_ones_of_16_are_taken(run: Any, tmp_path: Path) -> None:
+    plain = {"a.png": png(3, 8), "b.png": png(4, 8), "c.tif": tiff(8), "d.ppm": ppm(255), "e.sgi": sgi(8)}
+    for name, content in {**plain, "grey.png": png(1)}.items():
+        (tmp_path / name).write_bytes(content)
+        assert run("filter", tmp_path / name, tmp_path / "out.npy", "-k", "sharpen")[0] == 0, name
+        got = np.load(tmp_path / "out.npy")
+        assert got.shape[-2:] == SHAPE and got.dtype == (np.uint16 if name == "grey.png" else np.uint8)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "uint8", "uint16"])
+def test_channels_last(run: Any, tmp_path: Path, rng: np.random.Generator, dtype: str) -> None:
+    picture = (rng.random((48, 64, 4)) * 200).astype(dtype)
+    kernel = filters.from_words("box:3")
+    for channels in (3, 4):
+        np.save(tmp_path / "in.npy", picture[..., :channels])
+        code, out, err = run("filter", tmp_path / "in.npy", tmp_path / "out.npy", "-k", "box:3")
+        assert code == 0 and f"48x64x{channels} {dtype}" in out, err
+        got = np.load(tmp_path / "out.npy")
+        assert got.shape == (48, 64, channels) and got.dtype == picture.dtype
+        for channel in range(3):
+            wanted = ndimage.correlate(picture[..., channel].astype(float), kernel.astype(float), mode="mirror")
+            assert np.allclose(got[..., channel], wanted if dtype == "float32" else np.rint(wanted), atol=1e-3)
+        if channels == 4:
+            assert np.array_equal(got[..., 3], picture[..., 3]), "transparency stays"
+    if dtype == "uint8":
+        assert run("filter", tmp_path / "in.npy", tmp_path / "out.png", "-k", "box:3")[0] == 0
+        assert np.array_equal(np.array(Image.open(tmp_path / "out.png")), got)
+
+
+def test_other_arrays_are_images_along_their_last_axes(run: Any, tmp_path: Path) -> None:
+    image = np.arange(2 * 3 * 5 * 3, dtype=np.float32)
+    for shape in ((2, 3, 5, 3), (6, 15, 1), (30, 3)):
+        np.save(tmp_path / "in.npy", image.reshape(shape))
+        assert run("filter", tmp_path / "in.npy", tmp_path / "out.npy", "-k", "box:1")[0] == 0
+        assert np.array_equal(np.load(tmp_path / "out.npy"), image.reshape(shape))
+
+
+@pytest.mark.parametrize("mode, channels", [("RGBA", 4), ("LA", 2), ("RGB", 3)])
+def test_an_array_of_a_picture_has_its_transparency(
+    run: Any, tmp_path: Path, rng: np.random.Generator, mode: str, channels: int
+) -> None:
+    pixels = rng.integers(0, 256, (9, 11, channels), np.uint8)
+    Image.fromarray(pixels, mode).save(tmp_path / "in.png")
+    code, out, _ = run("filter", tmp_path / "in.png", tmp_path / "out.npy", "-k", "box:1")
+    assert code == 0 and f"{channels}x9x11 uint8" in out
+    assert np.array_equal(np.load(tmp_path / "out.npy"), np.moveaxis(pixels, -1, 0))
+
+
+def test_too_many_pixels(run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "in.png").write_bytes(png(3, 8))
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 20)  # Pillow warns above it, and refuses above twice as many
+    code, _, err = run("filter", tmp_path / "in.png", tmp_path / "out.png", "-k", "box:3")
+    assert (code, err) == (0, "")
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 10)
+    code, _, err = run("filter", tmp_path / "in.png", tmp_path / "out.png", "-k", "box:3")
+    assert code == MISTAKE and "in.png: Image size (35 pixels) exceeds limit of 20 pixels" in line_of(err)
+    assert "cut it into smaller pictures" in err
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning:PIL")
+def test_damaged_pictures(run: Any, tmp_path: Path, rng: np.random.Generator) -> None:
+    """Wherever a file is cut or scratched: a result, or one line that names it."""
+    good = {"png": png(3, 8), "tif": tiff(8), "ppm": ppm(255), "sgi": sgi(8)}
+    for suffix in ("jpg", "gif", "webp"):
+        memory = io.BytesIO()
+        Image.fromarray(rng.integers(0, 256, (*SHAPE, 3), np.uint8)).save(memory, format=suffix.replace("jpg", "jpeg"))
+        good[suffix] = memory.getvalue()
+    refused = 0
+    for suffix, content in good.items():
+        path = tmp_path / f"in.{suffix}"
+        for trial in range(12):
+            damaged = bytearray(content)
+            if trial % 2:
+                del damaged[int(rng.integers(len(damaged))) :]
+            for _ in range(trial):
+                if damaged:
+                    damaged[int(rng.integers(len(damaged)))] = int(rng.integers(256))
+            path.write_bytes(damaged)
+            code, _, err = run("filter", path, tmp_path / "out.npy", "-k", "box:1")
+            assert code == 0 or (code == MISTAKE and path.name in line_of(err)), err
+            refused += code == MISTAKE
+    assert refused > 30
+
+
+def npy(header: str, content: bytes = b"", version: bytes = b"\1\0") -> bytes:
+    text = header.encode() + b"\n"
+    return b"\x93NUMPY" + version + len(text).to_bytes(2 if version == b"\1\0" else 4, "little") + text + content
+
+
+def claim(shape: str, dtype: str = "'<f4'") -> str:
+    return f"{{'descr': {dtype}, 'fortran_order': False, 'shape': {shape}, }}"
+
+
+BROKEN = {
+    "claims more": (npy(claim("(100000, 100000)"), bytes(64)), "40000000000 bytes, and 64 follow"),
+    "claims endlessly": (npy(claim(f"({10**30}, 4)"), bytes(64)), "bytes, and 64 follow"),
+    "nothing and endless": (npy(claim(f"(0, {10**30})"), bytes(64)), "is not a .npy file of numbers"),
+    "negative": (npy(claim("(-4, -4)"), bytes(64)), "shape (-4, -4)"),
+    "cut off": (npy(claim("(4, 4)"), bytes(63)), "64 bytes, and 63 follow"),
+    "no literal": (npy("{'descr': open('x')}"), "is not a .npy file of numbers"),
+    "deep": (npy("(" * 5000), "is not a .npy file of numbers"),
+    "long": (npy(claim("(4, 4)") + " " * 20000, bytes(64)), "is not a .npy file of numbers"),
+    "unknown type": (npy(claim("(4, 4)", "'<q9'"), bytes(64)), "is not a .npy file of numbers"),
+    "half a header": (npy(claim("(4, 4)"))[:20], "is not a .npy file of numbers"),
+    "version": (npy(claim("(4, 4)"), bytes(64), b"\7\0"), "is not a .npy file of numbers"),
+    "objects": (npy(claim("(2, 2)", "'|O'"), bytes(64)), "is not a .npy file of numbers"),
+    "empty": (b"", "is not a .npy file of numbers"),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_damaged_arrays(run: Any, tmp_path: Path, name: str) -> None:
+    content, words = BROKEN[name]
+    (tmp_path / "in.npy").write_bytes(content)
+    (tmp_path / "image.npy").write_bytes(npy(claim("(4, 4)"), bytes(64)))
+    for source, kernel in (("in.npy", "box:3"), ("image.npy", str(tmp_path / "in.npy"))):
+        code, _, err = run("filter", tmp_path / source, tmp_path / "out.npy", "-k", kernel)
+        assert code == MISTAKE and "in.npy" in line_of(err) and words in err, err
+
+
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_whole_arrays_of_every_version(tmp_path: Path, order: Any) -> None:
+    array = np.asarray(np.arange(12.0).reshape(3, 4), order=order)
+    for version in ((1, 0), (2, 0), (3, 0)):
+        with open(tmp_path / "in.npy", "wb") as file:
+            np.lib.format.write_array(file, array, version)
+        assert np.array_equal(images.read_array(tmp_path / "in.npy"), array)
+
+
+def test_kernels_out_of_all_proportion(run: Any, tmp_path: Path) -> None:
+    np.save(tmp_path / "in.npy", np.ones((4, 4), np.float32))
+    for words in ("gaussian:100000", "box:100000", f"gaussian:{10**30}"):
+        code, _, err = run("filter", tmp_path / "in.npy", tmp_path / "out.npy", "-k", words)
+        assert code == MISTAKE and f"kernel={words!r}: the size must be at most 4096" in line_of(err)
+    code, _, err = run("filter", tmp_path / "in.npy", tmp_path / "out.npy", "-k", "gaussian:3:1e300")
+    assert (code, err) == (0, "") and np.allclose(np.load(tmp_path / "out.npy"), 1)
+
+
+@pytest.mark.parametrize(
+    "error", [MemoryError("Unable to allocate 74.5 GiB"), MemoryError(), CompileError("log", "", "")]
+)
+def test_what_is_not_the_user_s_fault_is_one_complaint(
+    run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def fail(*arguments: Any, **options: Any) -> Any:
+        raise error
+
+    monkeypatch.setattr(images, "filtered", fail)
+    np.save(tmp_path / "in.npy", np.ones((4, 4), np.float32))
+    code, _, err = run("filter", tmp_path / "in.npy", tmp_path / "out.npy", "-k", "box:3")
+    assert code == FAILED and err.startswith("error: ") and "Traceback" not in err
+    assert ("memory is not enough" in err) == isinstance(error, MemoryError)
+
+
+def test_the_result_keeps_mode_and_symlink(run: Any, tmp_path: Path) -> None:
+    np.save(tmp_path / "in.npy", np.ones((4, 4), np.float32))
+    secret, link = tmp_path / "secret.npy", tmp_path / "link.npy"
+    secret.touch(0o600)
+    link.symlink_to("secret.npy")
+    assert run("filter", tmp_path / "in.npy", link, "-k", "box:3")[0] == 0
+    assert link.is_symlink() and np.load(secret).shape == (4, 4) and stat.S_IMODE(secret.stat().st_mode) == 0o600
+    before = os.umask(0o027)
+    try:
+        assert run("filter", tmp_path / "in.npy", tmp_path / "new.npy", "-k", "box:3")[0] == 0
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "new.npy").stat().st_mode) == 0o640
+    code, _, err = run("filter", tmp_path / "in.npy", tmp_path / "absent" / "out.npy", "-k", "box:3")
+    assert code == MISTAKE and line_of(err) == f"error: {tmp_path}/absent/out.npy: No such file or directory"

@@ -1,0 +1,274 @@
+"""Every algorithm on every problem that it accepts, against float64: on the CPU emulator, and on a GPU (``-m gpu``)."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import replace
+from functools import partial
+from math import gcd
+
+import numpy as np
+import pytest
+
+from leanconv.algorithms import ALGORITHMS
+from leanconv.algorithms.input_gradient import parts
+from leanconv.algorithms.register_cache import PartialSumsConfig
+from leanconv.call.choose import NoAlgorithmError, choose
+from leanconv.problem import ConvProblem, FilterProblem
+from tests import cases, emulator, proof, selection
+from tests.cases import ALL, CASES, CONV_CASES, GRADIENT_CASES, REFUSED, TARGETS, TRANSFORM_CASES
+from tests.cases_narrow import NARROW_CASES
+from tests.cases_tensor import TF32_CASES
+
+MET = [(a, c) for a in ALGORITHMS for c in (*CASES, *NARROW_CASES, *(() if a.tier == "ieee" else TRANSFORM_CASES))]
+MET += [(a, c) for a in ALGORITHMS if a.tier == "tf32" for c in TF32_CASES]
+ACCEPTED = [(a, c) for a, c in MET if not a.reasons(c.problem, TARGETS[0])]
+THOROUGH = [(a, c) for a, c in ACCEPTED if c.thorough]
+
+
+#: Algorithms that transform have thorough layers of their own; what those vary is not the others' loaders.
+VARIED = [(a, c) for a, c in THOROUGH if a.tier == "ieee" or c in TRANSFORM_CASES]
+DECLINED = [(a, c.problem) for a, c in MET if a.reasons(c.problem, TARGETS[0])]
+
+
+def _extremes():
+    """The extreme configurations of each thorough layer, without the best guess, which runs on all cases."""
+    found = []
+    for algorithm, case in VARIED:
+        configs = list(proof.extreme_configs(algorithm, case.problem, TARGETS[0]))
+        for i, config in enumerate(configs[1:], 1):
+            found.append((algorithm, case, config, f"{algorithm.name}-{case.name}-{i}"))
+    return found
+
+
+def extremes():
+    """In ``make test`` as few as have the least and the largest of every number, every kind, each type in each layout.
+
+    Of image filters each kind with each filter.
+    """
+    found = _extremes()
+    values = defaultdict(set)
+    for algorithm, _, config, _ in found:
+        for name, value in config.constants():
+            values[algorithm.name, type(config), name].add(value)
+
+    def differs(each):
+        algorithm, case, config, _ = each
+        if algorithm.name in ("winograd1d", "direct_tiled", "tensor_gemm", "tensor_gemm_sync"):
+            return  # their own tests run each configuration
+        kind = algorithm.name, type(config)
+        yield *kind, getattr(case.problem, "layout", case.name)
+        yield *kind, *proof.decisions(config)
+        for name, value in config.constants():
+            known = values[(*kind, name)]
+            if name == "split" or value in (min(known), max(known)):
+                yield *kind, name, value
+
+    def param(each):
+        algorithm, case, config, name = each
+        return (algorithm, _narrowed(case.problem, config), config), name
+
+    return selection.marked(found, selection.cover(found, differs), param)
+
+
+def _narrowed(problem, config):
+    """The images no wider than they need to be where a block makes one column: hundreds would take seconds."""
+    if isinstance(config, PartialSumsConfig) and problem.kw == 32:
+        return cases.filter_problem(
+            *(problem.batch, problem.h, 37, problem.kh, problem.kw),
+            anchor=problem.anchor,
+            border=problem.border,
+            dtype=problem.dtype,
+        )
+    return problem
+
+
+def named(pairs, chosen=None):
+    """A parameter for each pair; those that are not ``chosen`` are exhaustive."""
+    params = selection.marked(pairs, pairs if chosen is None else chosen, lambda p: (p, f"{p[0].name}-{p[1].name}"))
+    return pytest.mark.parametrize(("algorithm", "case"), params)
+
+
+def covering():
+    """For each algorithm as few cases as have every layer once, and in each layout all that loaders depend on."""
+    for algorithm in ALGORITHMS:
+        mine = [(a, c) for a, c in ACCEPTED if a is algorithm]
+        yield from selection.cover(mine, lambda pair: selection.traits(*pair))
+
+
+@named(ACCEPTED, covering())
+def test_right_on_emulator(algorithm, case):
+    # two kinds of data where the layer is thorough; elsewhere by turns, for indices are at stake, and not sums
+    turn = len(case.name) % len(cases.KINDS)
+    proof.check(algorithm, case.problem, kinds=cases.KINDS if case.thorough else cases.KINDS[turn : turn + 1])
+
+
+@pytest.mark.parametrize(("algorithm", "problem", "config"), extremes())
+def test_extreme_configs_right_on_emulator(algorithm, problem, config):
+    # one kind of data: the tuning changes indices, not arithmetic
+    proof.check(algorithm, problem, config, kinds=cases.KINDS[:1])
+
+
+WIDE = [(a, c) for a, c in VARIED if isinstance(c.problem, ConvProblem) and c.in_turn]
+
+
+def wide_traits(pair):
+    """An algorithm in each direction; each layout once in a family, whose index arithmetic is one."""
+    algorithm, case = pair
+    yield algorithm.name, case.problem.op
+    yield algorithm.name.split("_")[0], case.problem.layout
+
+
+@named(WIDE, selection.cover(WIDE, wide_traits))
+def test_wide_offsets_right_on_emulator(algorithm, case):
+    """Tensors too large for 32-bit offsets select other code; the emulator runs that code on a small batch."""
+    config = next(iter(algorithm.configs(case.problem, TARGETS[0])))
+    wide = proof.wide_offsets(algorithm, case.problem, config, TARGETS[0])
+    proof.check(algorithm, case.problem, config, kinds=cases.KINDS[:1], change=lambda plan: wide)
+
+
+@named([(a, c) for a, c in THOROUGH if isinstance(c.problem, FilterProblem)])
+@pytest.mark.parametrize("offsets", [{"x": 4, "y": 12}, {"x": 8, "y": 0}, {"x": 0, "y": 4}], ids=str)
+def test_unaligned_images_right_on_emulator(algorithm, case, offsets):
+    """A part of an image begins anywhere; only its elements are aligned."""
+    run = partial(emulator.run_plan, offsets=offsets)
+    proof.check(algorithm, case.problem, run=run, kinds=cases.KINDS[:1])
+
+
+@pytest.mark.gpu
+@named(ACCEPTED)
+def test_right_on_gpu(algorithm, case, gpu_target):
+    configs = proof.extreme_configs(algorithm, case.problem, gpu_target)
+    for config in configs if case.thorough else [next(configs)]:
+        proof.check(algorithm, case.problem, config, run=proof.run_on_gpu, target=gpu_target)
+
+
+@pytest.fixture(scope="session")
+def gpu_target():
+    from leanconv.runtime.launch import open_device
+
+    return open_device(0).target
+
+
+@named([(a, c) for a, c in THOROUGH if c.name in ("odd-nchw", "odd-nhwc", "odd-chwn", "shape-7x7")])
+def test_the_gpu_road_carries_every_argument(algorithm, case, host_device):
+    """Where there is no GPU, what ``-m gpu`` does is at least done on a stand-in that computes by the definition."""
+    proof.check(algorithm, case.problem, run=proof.run_on_gpu)
+    assert len(host_device.launches) == len(cases.KINDS) and not host_device.memory
+
+
+def test_every_case_is_accepted_by_some_algorithm():
+    every = (*CASES, *NARROW_CASES, *TRANSFORM_CASES)
+    unsolved = [c.name for c in every if all(a.reasons(c.problem, TARGETS[0]) for a in ALGORITHMS)]
+    assert unsolved == []
+
+
+def test_cases_cover_what_the_design_asks_for():
+    convs = [c.problem for c in CONV_CASES]
+    for layout in ALL:
+        these = [p for p in convs if p.layout == layout]
+        assert {p.groups > 1 for p in these} == {p.bias for p in these} == {True, False}
+        assert any(p.n == 0 for p in these) and any(p.p * p.q == 1 for p in these)
+        assert any(p.r > p.h and p.s > p.w for p in these)
+        assert any(len(set(p.padding)) > 2 for p in these)
+        assert any(p.stride[0] != p.stride[1] and p.dilation[0] != p.dilation[1] and p.groups > 1 for p in these)
+
+
+def test_gradient_cases_cover_what_can_happen_to_a_pixel():
+    gradients = [c.problem for c in GRADIENT_CASES]
+    for layout in ALL:
+        these = [p for p in gradients if p.layout == layout]
+        assert {p.groups > 1 for p in these} == {p.n == 0 for p in these} == {True, False}
+        unit = [p.as_forward().padding for p in these if p.stride == (1, 1)]
+        assert any(min(padding) < 0 < max(padding) for padding in unit) and any(max(p) < 0 for p in unit)
+        strided = [p for p in these if p.stride != (1, 1)]
+        assert any(p.stride[0] > p.r and p.stride[1] > p.s for p in strided)
+        assert any(min(gcd(*pair) for pair in zip(p.stride, p.dilation, strict=True)) > 1 for p in strided)
+        # rows behind the last window, which no output reads
+        assert any((p.p - 1) * p.stride[0] - p.padding[0] + p.dilation[0] * (p.r - 1) < p.h - 1 for p in strided)
+        # one launch for many phases, and four for phases of four kinds
+        kinds = {(len(found), max(part.phases for part in found)) for p in strided if (found := parts(p))}
+        assert {count for count, _ in kinds} == {1, 2, 4} and any(phases > 1 for count, phases in kinds if count == 1)
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS, ids=lambda algorithm: algorithm.name)
+def test_what_an_algorithm_declines_is_refused_with_its_reasons(algorithm):
+    declined = [problem for a, problem in DECLINED if a is algorithm]
+    assert declined
+    for problem in declined:
+        if not problem.kind == algorithm.solves:
+            with pytest.raises(ValueError, match=algorithm.name):
+                choose(problem, TARGETS[0], algorithm.name)
+            continue
+        with pytest.raises(NoAlgorithmError) as refusal:
+            choose(problem, TARGETS[0], algorithm.name)
+        for reason in algorithm.reasons(problem, TARGETS[0]):
+            assert reason in str(refusal.value), problem
+
+
+@pytest.mark.parametrize(("problem", "word"), [pytest.param(p, w, id=w) for p, w in REFUSED])
+def test_what_nothing_solves_is_refused_by_every_algorithm_by_name(problem, word):
+    with pytest.raises(NoAlgorithmError) as refusal:
+        choose(problem, TARGETS[0], "auto")
+    lines = str(refusal.value).splitlines()
+    for algorithm in ALGORITHMS:
+        if problem.kind == algorithm.solves:
+            assert any(line.strip().startswith(f"{algorithm.name}:") and word in line for line in lines[1:])
+
+
+def test_auto_chooses_the_quickest_that_accepts():
+    for case in CASES:
+        able = [a for a in ALGORITHMS if not a.reasons(case.problem, TARGETS[0], 0, count_prepared=False)]
+        costs = [a.best(case.problem, TARGETS[0])[0] for a in able]
+        assert choose(case.problem, TARGETS[0]).algorithm is able[costs.index(min(costs))]
+
+
+def test_auto_knows_when_tensor_cores_and_transforms_pay():
+    layer = ConvProblem(128, 128, 28, 28, 128, 3, 3, padding=(1, 1, 1, 1))
+    assert choose(layer, TARGETS[0]).algorithm.name == "tensor_winograd"
+    assert choose(replace(layer, stride=(2, 2)), TARGETS[0]).algorithm.name == "tensor_gemm"
+    # where tensor cores have products of warps only, or none
+    assert choose(layer, TARGETS[1]).algorithm.name.startswith(("winograd", "tensor_gemm_sync"))
+    assert choose(replace(layer, precision="ieee"), TARGETS[0]).algorithm.name == "im2win_fused"
+    # one small image: the launch that prepares the filters would cost more than it saves
+    assert choose(replace(layer, n=1), TARGETS[0]).algorithm.name == "im2win_fused"
+    # no memory at all, not even for prepared filters
+    assert choose(layer, TARGETS[0], limit=0).algorithm.name == "im2win_fused"
+
+
+@pytest.mark.parametrize("kind", cases.KINDS)
+def test_wrong_results_are_noticed(kind):
+    """The comparison itself: one wrong element among thousands, one unwritten one, one written gap."""
+    conv, image = CONV_CASES[0].problem, cases.filter_problem(1, 30, 100, 3, 3, y_gap=2)
+    from leanconv.reference import oracle
+
+    def answer(spoil):
+        def run(plan, values):
+            if "value" in values:
+                dense = values["x"].reshape(30, 100)[None]
+                result = oracle.filter2d(image, dense, values["w"], values["value"], values["delta"])[0]
+                for i in range(30):
+                    values["y"][i * 102 : i * 102 + 100] = result[i]
+            else:
+                values["y"][...] = oracle.conv2d(conv, values["x"], values["w"], values["bias"])
+            spoil(values["y"])
+
+        return run
+
+    def nudge(y):
+        y.flat[1234] *= np.float32(1.001)
+
+    def forget(y):
+        y.flat[1234] = np.nan
+
+    def gap(y):
+        y.flat[100] = 0
+
+    for algorithm in ALGORITHMS:
+        problem = conv if algorithm.solves == "conv2d" else image
+        if algorithm.reasons(problem, TARGETS[0]):
+            continue
+        proof.check(algorithm, problem, run=answer(lambda y: None), kinds=(kind,))
+        for spoil in (nudge, forget, gap) if problem is image else (nudge, forget):
+            with pytest.raises(proof.WrongAnswer):
+                proof.check(algorithm, problem, run=answer(spoil), kinds=(kind,))

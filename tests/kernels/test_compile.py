@@ -1,0 +1,302 @@
+"""Every kernel compiles for every architecture, and the compiler's own figures keep what the design promises.
+
+NVRTC needs no GPU.
+"""
+
+from __future__ import annotations
+
+import pickle
+from dataclasses import replace
+from functools import cache
+from itertools import product
+
+import pytest
+
+from leanconv.algorithms import ALGORITHMS
+from leanconv.bench.suites import LAYOUTS
+from leanconv.problem import BORDERS, ConvProblem
+from leanconv.runtime.compile import CompileError, compile_launch, compile_source, source
+from leanconv.winograd import WIDTHS
+from tests import proof, selection
+from tests.cases import TARGETS, filter_problem
+
+pytest.importorskip("cuda.core", reason="NVRTC comes with the extra leanconv[cu13] or [cu12]")
+
+#: Layers and filters as people use them: first layers, deep ones, pointwise, depthwise, strided.
+USUAL = {
+    "first": ConvProblem(128, 3, 227, 227, 96, 11, 11, stride=(4, 4)),
+    "wide-image": ConvProblem(128, 64, 112, 112, 128, 3, 3),
+    "deep": ConvProblem(128, 512, 7, 7, 512, 3, 3, padding=(1, 1, 1, 1), bias=True, activation="relu"),
+    "pointwise": ConvProblem(32, 256, 14, 14, 1024, 1, 1),
+    "strided": ConvProblem(32, 128, 56, 56, 256, 3, 3, stride=(2, 2), padding=(1, 1, 1, 1)),
+    "depthwise": ConvProblem(32, 96, 56, 56, 96, 3, 3, padding=(1, 1, 1, 1), groups=96),
+    "squeeze": ConvProblem(32, 96, 1, 1, 4, 1, 1, bias=True),
+    "depthwise-large": ConvProblem(32, 96, 56, 56, 96, 31, 31, padding=(15, 15, 15, 15), groups=96),
+    "depthwise-signal": ConvProblem(4, 768, 1, 2048, 768, 1, 128, padding=(0, 0, 127, 0), groups=768),
+    "depthwise-causal": ConvProblem(4, 768, 1, 2048, 768, 1, 4, padding=(0, 0, 3, 0), groups=768),
+}
+USUAL |= {
+    f"{name}-{layout.lower()}": replace(problem, layout=layout)
+    for layout in ("NHWC", "CHWN")
+    for name, problem in tuple(USUAL.items())
+}
+# Elements of 16 bits: one of the types for each layer, for the kernels differ in one conversion.
+USUAL |= {
+    f"{name}-{dtype}{last}": replace(USUAL[name + last], dtype=dtype)
+    for name, dtype in (("deep", "float16"), ("strided", "bfloat16"))
+    for last in ("", "-nhwc", "-chwn")
+}
+USUAL |= {
+    "deep-int8": replace(USUAL["deep"], dtype="int8"),
+    "deep-int8-nhwc": replace(USUAL["deep-nhwc"], dtype="int8"),
+    "strided-uint8-nhwc": replace(USUAL["strided-nhwc"], dtype="uint8"),
+    "first-uint8-nhwc": replace(USUAL["first-nhwc"], dtype="uint8"),
+    "loose-int8-nhwc": ConvProblem(32, 99, 56, 56, 200, 3, 3, padding=(1, 1, 1, 1), layout="NHWC", dtype="int8"),
+    "pointwise-uint8-chwn": replace(USUAL["pointwise-chwn"], dtype="uint8"),
+}
+USUAL["gradient-float16"] = replace(USUAL["strided-bfloat16"], dtype="float16", op="dgrad")
+# Gradients of depthwise layers, small filters and large ones.
+DEEP = ConvProblem(32, 96, 56, 56, 96, 7, 7, padding=(3, 3, 3, 3), groups=96)
+for layout in ("NCHW", "NHWC"):
+    for op, layer in (("wgrad", USUAL["depthwise"]), ("wgrad", DEEP), ("dgrad", replace(DEEP, stride=(2, 2)))):
+        name = f"depthwise-{op}-{layer.r}x{layer.s}-{layout.lower()}"
+        USUAL[name] = replace(layer, op=op, layout=layout)
+# And of dense ones.
+USUAL["weight-nhwc"] = ConvProblem(64, 128, 28, 28, 128, 3, 3, padding=(1, 1, 1, 1), layout="NHWC", op="wgrad")
+USUAL["weight"] = replace(USUAL["weight-nhwc"], layout="NCHW")
+USUAL["weight-first"] = replace(USUAL["first"], op="wgrad")
+# Images that do not come in fours are copied one by one.
+USUAL["deep-chwn-odd"] = replace(USUAL["deep-chwn"], n=127)
+USUAL |= {
+    f"single-channel{last}": ConvProblem(1, 1, 1024, 1024, 32, 3, 3, layout=layout)
+    for last, layout in (("", "NCHW"), ("-nhwc", "NHWC"))
+}
+USUAL["filter-several"] = filter_problem(1, 4096, 4096, 5, 5, filters=8)
+USUAL |= {
+    f"filter-{size}x{size}": filter_problem(1, 8192, 8192, size, size, border=BORDERS[size % len(BORDERS)])
+    for size in (3, 5, 7, 9, 15, 20, 32)
+}
+USUAL |= {
+    "filter-int32": filter_problem(1, 4096, 4096, 5, 5, dtype="int32"),
+    "filter-row": filter_problem(1, 4096, 4096, 1, 31),
+    "filter-column": filter_problem(1, 4096, 4096, 31, 1),
+}
+ACCEPTED = [
+    pytest.param(a, problem, id=f"{a.name}-{name}")
+    for a in ALGORITHMS
+    for name, problem in USUAL.items()
+    if not a.reasons(problem, TARGETS[0])
+]
+
+
+EXHAUSTIVE = pytest.mark.exhaustive
+
+
+@cache
+def compiled(text, symbol, arch):
+    """Many launches are alike in this file: filters and tensors are prepared for many configurations in one way."""
+    return compile_source(text, symbol, arch)
+
+
+def compile_plan(algorithm, problem, config, target):
+    """Compile every launch and hold the compiler's figures against what the launch asks of the machine."""
+    plan = algorithm.plan(problem, config, target)
+    figures = [compiled(source(launch), launch.symbol, target.arch) for launch in plan.all_launches]
+    for launch, figure in zip(plan.all_launches, figures, strict=True):
+        assert not figure.advice, figure.advice
+        what = f"{algorithm.name} {config} on {target.arch}: {figure.registers} registers"
+        assert len(figure.cubin) > 1000 and figure.cubin[:4] == b"\x7fELF", what
+        # registers are allocated to warps in portions of 256
+        per_warp = -(-figure.registers * 32 // 256) * 256
+        assert 0 < figure.registers <= 255, what
+        assert per_warp * (launch.block // 32) * launch.min_blocks <= target.registers_per_multiprocessor, what
+        assert launch.shared_bytes <= target.shared_per_block, what
+    return figures
+
+
+#: Most bytes that kernels of Winograd's spill. Two blocks of 64 sums a thread fill 128 registers to the last; the
+#: compiler for sm_100a allots a few otherwise, which has not been measured on such a GPU.
+WINOGRAD_SPILLS = {"sm_80": 0, "sm_90a": 0, "sm_100a": 48, "sm_120": 0}
+#: And depthwise_weight's with 512 threads, which have 128 registers each: 222 µs with 248 bytes spilled, where 256
+#: threads, which spill nothing, take 266 (96 x 56 x 56 with 7x7 filters on an H200).
+MANY_THREADS, MANY_THREADS_SPILL = 512, 280
+
+
+#: And of tensor cores. A consumer's 232 registers hold 128 sums, 64 partial sums and 32 fragments (or 32 and 32) beside
+#: its addresses: what it spills is needed once a tile. Kernels that spill 12 to 40 bytes are as fast as others.
+#: tensor_winograd has 128 sums and 64 fragments: some sums spill once a stage (NVRTC 13.5), or 0 to 48 bytes (13.0).
+#: tensor_gemm_sync fills 255 registers to the last.
+WARP_SPILLS = 8
+TENSOR_SPILLS = {
+    "tensor_gemm": 48,
+    "tensor_weight": 48,
+    "tensor_weight_parts": 48,
+    "tensor_weight_images": 48,
+    "tensor_winograd": 112,
+    "tensor_gemm_sync": WARP_SPILLS,
+}
+
+
+def check_spills(algorithm, problem, config, target):
+    most = WINOGRAD_SPILLS[target.arch] if algorithm.name.startswith("winograd") else 0
+    most = TENSOR_SPILLS.get(algorithm.name, most)
+    if algorithm.name.startswith("depthwise_weight") and config.threads == MANY_THREADS:
+        most = MANY_THREADS_SPILL
+    for figure in compile_plan(algorithm, problem, config, target):
+        assert max(figure.spill_bytes, figure.stack_bytes) <= most, (
+            f"{config} on {target.arch} spills {figure.spill_bytes} bytes, with {figure.stack_bytes} of stack"
+        )
+
+
+def runs_on(algorithm, problem, target):
+    """What only some GPUs have, such as products of warpgroups, does not compile for others."""
+    return not algorithm.reasons(problem, target)
+
+
+def guesses():
+    """Every layer for every GPU; in ``make test`` every layer, and algorithms in every layout, for one of the GPUs."""
+    pairs = [(entry, target) for entry, target in product(ACCEPTED, TARGETS) if runs_on(*entry.values, target)]
+    found = [(*entry.values, target, f"{entry.id}-{target.arch}") for entry, target in pairs]
+
+    def differs(each):
+        algorithm, problem, target, name = each
+        layout = getattr(problem, "layout", "")
+        # the layer without its layout
+        yield name.removeprefix(f"{algorithm.name}-").removesuffix(f"-{target.arch}").removesuffix(f"-{layout.lower()}")
+        # by turns
+        if (TARGETS.index(target) + len(algorithm.name)) % 4 == 0:
+            yield algorithm.name, target.arch
+        yield algorithm.name, layout
+        yield algorithm.name, problem.dtype
+
+    return selection.marked(found, selection.cover(found, differs), lambda each: (each[:3], each[3]))
+
+
+@pytest.mark.parametrize(("algorithm", "problem", "target"), guesses())
+def test_best_guess_compiles_without_spills(algorithm, problem, target):
+    config = next(iter(algorithm.configs(problem, target)))
+    check_spills(algorithm, problem, config, target)
+
+
+@pytest.mark.parametrize("layout", ["NHWC", *(pytest.param(name, marks=EXHAUSTIVE) for name in ("NCHW", "CHWN"))])
+def test_no_tile_spills_elements_of_16_bits(layout):
+    """Padded layers ask most of the registers. Tiles whose threads may have 168 of them or fewer."""
+    algorithm = next(a for a in ALGORITHMS if a.name == "implicit_gemm")
+    problem = replace(USUAL["deep-float16"], layout=layout)
+    for config in algorithm.configs(problem, TARGETS[0]):
+        if config.split == 1 and config.tile_k >= 64 and config.threads * config.min_blocks >= 384:
+            check_spills(algorithm, problem, config, TARGETS[0])
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        pytest.param(target, id=target.arch, marks=() if target.arch in ("sm_80", "sm_120") else EXHAUSTIVE)
+        for target in (*TARGETS, replace(TARGETS[3], arch="sm_89"))
+    ],
+)
+@pytest.mark.parametrize(
+    ("layout", "precision"),
+    [
+        *(
+            pytest.param(*each, marks=EXHAUSTIVE)
+            for each in (("NHWC", "fp32"), ("NCHW", "fp32"), ("CHWN", "fp32"), ("NHWC", "tf32"))
+        ),
+    ],
+)
+def test_tiles_of_warp_products_do_not_spill(layout, precision, target):
+    algorithm = next(a for a in ALGORITHMS if a.name == "tensor_gemm_sync")
+    problem = replace(USUAL["deep"], layout=layout, precision=precision)
+    for config in algorithm.configs(problem, target):
+        for figure in compile_plan(algorithm, problem, config, target):
+            assert max(figure.spill_bytes, figure.stack_bytes) <= WARP_SPILLS, (
+                f"{config} spills {figure.spill_bytes} bytes"
+            )
+
+
+def winograd_layers():
+    """A layer for each of the eleven kernels of Im2col-Winograd, as large as those of its suite, for every GPU.
+
+    In ``make test`` each kernel once, each layout for each GPU.
+    """
+    found = []
+    for alpha, widths in WIDTHS.items():
+        for width, layout, target in product(widths, ("NHWC", "NCHW"), TARGETS):
+            precision = "relaxed" if alpha == 16 or (alpha, width) == (8, 2) else "fp32"
+            padding = (width // 2, (width - 1) // 2) * 2
+            layer = ConvProblem(128, 64, 48, 48, 64, width, width, padding=padding, layout=layout, precision=precision)
+            found.append((alpha, layer, target, f"{alpha}-{width}-{layout}-{target.arch}"))
+    chosen = selection.cover(found, lambda each: ((each[0], each[1].s), (each[1].layout, each[2].arch)))
+    return selection.marked(found, chosen, lambda each: (each[:3], each[3]))
+
+
+def wide_layers():
+    """Layers of wide filters, whose rows are cut into pieces, for every GPU; in ``make test`` each layout and GPU."""
+    found = []
+    for (r, s, piece), layout, target in product(((9, 9, 5), (8, 8, 4), (31, 31, 4), (9, 9, 3)), LAYOUTS, TARGETS):
+        padding = (r // 2, (r - 1) // 2, s // 2, (s - 1) // 2)
+        layer = ConvProblem(128, 64, 48, 48, 64, r, s, padding=padding, layout=layout)
+        found.append((piece, layer, target, f"{r}x{s}-{layout}-{target.arch}"))
+    chosen = selection.cover(found, lambda each: ((each[0], each[1].s), (each[1].layout,), (each[2].arch,)))
+    return selection.marked(found, chosen, lambda each: (each[:3], each[3]))
+
+
+@pytest.mark.parametrize(("piece", "problem", "target"), wide_layers())
+def test_every_kernel_of_pieces_compiles_without_spills(piece, problem, target):
+    algorithm = next(a for a in ALGORITHMS if a.name == "winograd1d")
+    config = next(c for c in algorithm.configs(problem, target) if c.piece == piece)
+    check_spills(algorithm, problem, config, target)
+
+
+@pytest.mark.parametrize(("alpha", "problem", "target"), winograd_layers())
+def test_every_kernel_of_im2col_winograd_compiles_without_spills(alpha, problem, target):
+    algorithm = next(a for a in ALGORITHMS if a.name == "winograd1d")
+    config = next(c for c in algorithm.configs(problem, target) if c.states == alpha and not c.piece)
+    check_spills(algorithm, problem, config, target)
+
+
+def extremes():
+    """Layouts on one GPU each, the one with the most shared memory for a block and the one with the least."""
+    for target, names in ((TARGETS[0], ("-deep", "-filter-9x9")), (TARGETS[3], ("-deep-nhwc", "-filter-32x32"))):
+        for found in ACCEPTED:
+            if found.id.endswith(names) and runs_on(*found.values, target):
+                yield pytest.param(*found.values, target, id=f"{found.id}-{target.arch}")
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(("algorithm", "problem", "target"), list(extremes()))
+def test_extreme_configs_compile(algorithm, problem, target):
+    for config in proof.extreme_configs(algorithm, problem, target):
+        compile_plan(algorithm, problem, config, target)
+
+
+def test_figures_are_the_compilers_own():
+    """A kernel that must spill says so, and one that needs next to nothing says that."""
+    big = (
+        'extern "C" __global__ void __launch_bounds__(1024, 2) big(float* y) { float a[64];\n'
+        "#pragma unroll\nfor (int i = 0; i < 64; ++i) a[i] = y[i * 32 + threadIdx.x];\n__syncthreads();\n"
+        "#pragma unroll\nfor (int i = 0; i < 64; ++i) y[i * 32 + threadIdx.x] = a[63 - i] * a[i]; }"
+    )
+    spilled = compile_source(big, "big", "sm_90a")
+    assert spilled.spill_bytes > 0 and spilled.registers <= 32
+    small = compile_source('extern "C" __global__ void small(int* y) { y[0] = 1; }', "small", "sm_90a")
+    assert small.spill_bytes == small.stack_bytes == 0 and 0 < small.registers < 32
+
+
+def test_a_kernel_that_does_not_compile_shows_log_options_and_numbered_source():
+    text = 'extern "C" __global__ void bad(float* y) {\n  y[0] = undeclared_name;\n}\n'
+    with pytest.raises(CompileError) as failure:
+        compile_source(text, "bad", "sm_90a")
+    message = str(failure.value)
+    assert 'identifier "undeclared_name" is undefined' in message
+    assert "--gpu-architecture=sm_90a" in message and "--std=c++17" in message
+    assert "  2    y[0] = undeclared_name;" in message
+    assert str(pickle.loads(pickle.dumps(failure.value))) == message, "as from a process that compiles for others"
+
+
+def test_a_tuning_that_a_kernel_cannot_serve_is_refused_by_its_static_assert():
+    algorithm = next(a for a in ALGORITHMS if a.name == "implicit_gemm")
+    problem = USUAL["deep"]
+    config = replace(next(iter(algorithm.configs(problem, TARGETS[0]))), stages=1)
+    with pytest.raises(CompileError, match="one stage is computed on while others are under way"):
+        compile_launch(algorithm.plan(problem, config, TARGETS[0]).launches[0], "sm_90a")

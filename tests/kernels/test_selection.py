@@ -1,0 +1,47 @@
+"""What ``make test`` leaves to ``make test-all``, and that it leaves no kernel out."""
+
+from __future__ import annotations
+
+from leanconv.algorithms import ALGORITHMS
+from leanconv.runtime.compile import KERNELS
+from tests import selection
+from tests.cases import TARGETS
+from tests.kernels.test_algorithms import ACCEPTED, covering, extremes
+
+
+def test_a_cover_has_every_trait_and_little_more():
+    items = [{1, 2}, {2, 3}, {3}, {1, 2, 3, 4}, {5}, set()]
+    assert selection.cover(items, lambda item: item) == [{1, 2, 3, 4}, {5}]
+    assert selection.cover([], lambda item: item) == []
+
+
+def test_what_is_left_out_is_marked_and_nothing_else():
+    made = selection.marked(["a", "b", "c"], ["b"], lambda item: ((item,), item))
+    assert [[mark.name for mark in each.marks] for each in made] == [["exhaustive"], [], ["exhaustive"]]
+
+
+def test_every_kernel_is_executed():
+    """Each header with a kernel, and every layer, layout, direction and element type of every algorithm."""
+    chosen = list(covering())
+    launched = {
+        launch.header
+        for algorithm, case in chosen
+        for launch in algorithm.plan(
+            case.problem, next(iter(algorithm.configs(case.problem, TARGETS[0]))), TARGETS[0]
+        ).every_launch
+    }
+    assert {path.name for path in KERNELS.glob("*.cuh")} <= launched
+
+    def met(pairs):
+        return {(a.name, trait) for a, case in pairs for trait in selection.traits(a, case)}
+
+    assert met(chosen) == met(ACCEPTED)
+
+
+def test_the_number_of_emulated_layers_stays_bounded():
+    """A new algorithm adds what it has to cover, at most this many layers; more would be a matter of its own tests."""
+    chosen = list(covering())
+    for algorithm in ALGORITHMS:
+        assert sum(a is algorithm for a, _ in chosen) <= 130, algorithm.name
+    left = [each for each in extremes() if not each.marks]
+    assert 0 < len(left) <= 25 * len(ALGORITHMS)

@@ -1,0 +1,67 @@
+"""docs/add-an-algorithm.md is followed to the letter: its kernel and its host half, as they stand there, are right."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import sys
+from functools import partial
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from leanconv.algorithms import ALGORITHMS
+from leanconv.call import choose
+from leanconv.runtime.compile import KERNELS
+from tests import emulator, proof
+from tests.cases import CONV_CASES, TARGETS
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = (ROOT / "docs" / "add-an-algorithm.md").read_text(encoding="utf-8")
+CASES = ("odd-nchw", "groups-nchw", "everything-nchw", "stride-uneven-nchw", "all-padding-corner-nchw")
+
+
+def block(language: str, number: int) -> str:
+    return re.findall(rf"^```{language}\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)[number]
+
+
+@pytest.fixture(scope="module")
+def algorithm() -> Any:
+    module = ModuleType("naive_of_the_page")
+    sys.modules[module.__name__] = module  # dataclasses look their module up
+    exec(compile(block("python", 0), "docs/add-an-algorithm.md", "exec"), module.__dict__)
+    return module.Naive()  # type: ignore[attr-defined]
+
+
+@pytest.fixture(scope="module")
+def kernels(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("page") / "kernels"
+    shutil.copytree(KERNELS, folder)
+    (folder / "naive.cuh").write_text(block("cuda", 0))
+    return folder
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_example_is_right(algorithm: Any, kernels: Path, name: str) -> None:
+    problem = next(case.problem for case in CONV_CASES if case.name == name)
+    assert not algorithm.reasons(problem, TARGETS[0])
+    proof.check(algorithm, problem, run=partial(emulator.run_plan, kernels=kernels))
+
+
+def test_the_example_in_the_registry(algorithm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    listed = re.findall(r"^    (\w+)\(\),$", block("python", 1), re.MULTILINE)
+    assert listed == [type(algorithm).__name__]
+    monkeypatch.setattr(choose, "ALGORITHMS", (*ALGORITHMS, algorithm))
+    problem = CONV_CASES[0].problem
+    assert problem.layout == "NCHW" and choose.choose(problem, TARGETS[0], "naive").algorithm is algorithm
+    nhwc = next(case.problem for case in CONV_CASES if case.problem.layout == "NHWC")
+    with pytest.raises(choose.NoAlgorithmError, match="naive: layout='NHWC' is not NCHW"):
+        choose.choose(nhwc, TARGETS[0], "naive")
+    assert [config.threads for config in algorithm.configs(problem, TARGETS[0])] == [256, 64]
+
+
+def test_the_page_names_files_that_exist() -> None:
+    for name in set(re.findall(r"`((?:src|tests|docs)/[\w./-]+)`", PAGE)):
+        assert "naive" in name or (ROOT / name).exists(), name

@@ -1,0 +1,201 @@
+"""README.md says what is so: its examples run and print what it says, its tables are the code's."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import leanconv
+from leanconv import filters
+from leanconv.algorithms import ALGORITHMS
+from leanconv.bench.results import Results, geometric_mean
+from leanconv.call import arguments
+from leanconv.cli.main import main
+from leanconv.images.borders import ALIASES
+from leanconv.problem import BORDERS
+from leanconv.runtime import env
+
+ROOT = Path(__file__).resolve().parents[2]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+PAGES = sorted(ROOT.glob("docs/**/*.md"))
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
+
+
+def lines(heading: str) -> list[str]:
+    """The rows of the table below a heading or a line of text."""
+    found = README.partition(heading)[2].partition("\n\n")[2].partition("\n\n")[0].splitlines()[2:]
+    assert found, heading
+    return found
+
+
+def table(heading: str) -> dict[str, list[str]]:
+    """The same by their first cell, without its backquotes."""
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines(heading)]
+    return {re.findall(r"`([^`]+)`", row[0])[0]: row[1:] for row in rows}
+
+
+@pytest.mark.parametrize("block", blocks("python"), ids=lambda block: re.findall(r"[^\n]+", block)[0])
+def test_examples(block: str, request: pytest.FixtureRequest, capsys: pytest.CaptureFixture[str]) -> None:
+    if "import torch" in block:
+        pytest.importorskip("torch")
+    if "import cupy" in block:
+        stand_in = request.getfixturevalue("fake_cupy")
+        stand_in.asnumpy = lambda array: array.host
+    wanted = "".join(re.findall(r"^# (.*\n)", block, re.MULTILINE))
+    assert wanted, "an example shows what it prints"
+    exec(compile(block, "README.md", "exec"), {})
+    assert capsys.readouterr().out.split() == wanted.split()
+
+
+def test_there_is_an_example_for_each_thing() -> None:
+    examples = "\n".join(blocks("python"))
+    for name in ("conv2d", "conv1d", "conv2d_input", "prepare_weights", "filter2d", "ndimage", "explain"):
+        assert name in examples
+    for library in ("torch", "cupy", "numpy"):
+        assert f"import {library}" in examples
+    assert all(len(block.splitlines()) <= 15 for block in blocks("python"))
+
+
+def test_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each command line is understood; those that are quick run."""
+    image = pytest.importorskip("PIL.Image")
+    monkeypatch.chdir(tmp_path)
+    random = np.random.default_rng(0)
+    image.fromarray(random.integers(0, 255, (40, 50, 3), np.uint8)).save("photo.jpg")
+    lines = [line for block in blocks("console") for line in block.splitlines() if line.startswith("leanconv ")]
+    assert len(lines) > 8
+    seen = set()
+    for line in lines:
+        words = shlex.split(line, comments=True)[1:]
+        seen.add(words[0])
+        slow = words[0] in ("bench", "compile", "demo", "doctor", "tune")
+        with pytest.raises(SystemExit) as stopped:
+            main([*words, "--help"] if slow else words)
+        assert not stopped.value.code, (line, capsys.readouterr().err)
+    assert seen == {"doctor", "bench", "filter", "explain", "compile", "tune", "cache", "demo"}
+    assert Path("edges.png").exists() and Path("soft.png").exists()
+
+
+def test_make_knows_its_goals() -> None:
+    goals = (ROOT / "Makefile").read_text(encoding="utf-8")
+    found = re.findall(r"(?:^|`)make ([a-z]+)", README, re.MULTILINE)
+    assert {"demo", "test"} <= set(found)
+    for goal in found:
+        assert re.search(rf"^{goal}:", goals, re.MULTILINE), goal
+
+
+def test_extras() -> None:
+    project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    extras = project.partition("[project.optional-dependencies]")[2].partition("\n[")[0]
+    named = set(re.findall(r"^(\w+) = ", extras, re.MULTILINE))
+    assert named == {"cu12", "cu13", "torch", "bench", "test"}
+    for extra in named:
+        assert f"[{extra}]" in README or f"`{extra}`" in README
+
+
+def test_environment_variables() -> None:
+    assert {name: row[0] for name, row in table("## Environment variables").items()} == env.VARIABLES
+
+
+def test_algorithms() -> None:
+    rows = [tuple(cell.strip(" `") for cell in line.split("|")[1:-1]) for line in lines("## Algorithms")]
+    assert [row[:4] for row in rows] == [(a.name, a.solves, a.where, a.tier) for a in leanconv.algorithms()]
+    layer = leanconv.ConvProblem(n=2, c=4, h=8, w=8, k=4, r=3, s=3)
+    workspace = {a.name: a.workspace_bytes(layer) for a in ALGORITHMS if a.solves == "conv2d"}
+    for (name, _, where, _, needed, _, paper), told in zip(rows, leanconv.algorithms(), strict=True):
+        if where == "GPU":
+            assert (needed == "none") == (workspace.get(name, 0) == 0), name
+        for word in re.findall(r"[A-Z]\w+ (?=et al)|\d{4}", paper):
+            assert word in told.paper, (name, word)
+
+
+def test_borders() -> None:
+    rows = table("What lies outside an image")
+    assert set(rows) == set(BORDERS)
+    named = {
+        alias: border for border, row in rows.items() for cell in row[1:] for alias in re.findall(r"`([^`]+)`", cell)
+    }
+    for alias, border in named.items():
+        assert arguments.border_name(alias) == border, alias
+    assert set(ALIASES) <= set(named)
+
+
+def test_the_borders_read_as_the_table_says() -> None:
+    """A kernel that fetches the pixel two to the left, then two to the right, of each."""
+    image = np.array([[1, 2, 3, 4]], np.float32)
+    for border, (reads, *_) in table("What lies outside an image").items():
+        left, _, right = (part.split() for part in re.findall(r"`([^`]+)`", reads)[:3])
+        value = dict(zip("abcdv", (1, 2, 3, 4, 9), strict=True))
+        for far, wanted in (([1, 0, 0, 0, 0], left), ([0, 0, 0, 0, 1], right)):
+            got = leanconv.filter2d(image, np.array([far], np.float32), border=border, value=9)[0]
+            seen = got[:2] if wanted is left else got[2:]
+            assert seen.tolist() == [value[letter] for letter in wanted], border
+
+
+def test_kernels_of_the_command_line() -> None:
+    for word in filters.WORDS:
+        assert f"`{word}`" in README, word
+
+
+def test_figures_are_those_of_the_committed_results() -> None:
+    """The text beside the headline chart, from the files that the chart is drawn from."""
+    folder = ROOT / "benchmarks" / "results" / "nvidia-h200"
+    layers = [Results.read(folder / f"im2win{layout}.json") for layout in ("", "-nhwc", "-chwn")]
+    filtered = Results.read(folder / "filters.json")
+    rows, columns = (Results.read(folder / f"opencnn-{layout}-tensor.json") for layout in ("nhwc", "nchw"))
+    text = " ".join(README.partition("## Speed and precision, measured")[2].split())
+
+    def means(group: str) -> list[float]:
+        return [geometric_mean(results.ratios(group)) for results in layers]
+
+    lean, torch, tf32 = means("lean"), means("PyTorch"), means("TF32")
+    won = [layers[0].own(problem) for problem in layers[0].problems]
+    transformed = sum(row is not None and row.algorithm in ("winograd1d", "winograd2d") for row in won)
+    best, strict = ([geometric_mean(r.ratios(group)) for r in (rows, columns)] for group in ("best", "PyTorch"))
+    for words in (
+        f"NHWC) {best[0]:.2f} times as fast as the fastest of all cuDNN algorithms",
+        f"and {strict[0]:.1f} times as fast as PyTorch in strict FP32",
+        f"(geometric means; NCHW: {best[1]:.2f} and {strict[1]:.1f} times).",
+        f"is {1 / geometric_mean(rows.ratios('TF32')):.1f} times as fast in NHWC;",
+        f"runs {lean[0]:.2f} times as fast (NHWC: {lean[1]:.2f} times, CHWN: {lean[2]:.2f} times) as cuDNN's fastest",
+        f"the least ratio is {min(ratio for results in layers for ratio in results.ratios('lean')):.2f}.",
+        f"On {transformed} of the layers the fastest is `winograd1d` or `winograd2d`.",
+        f"{len(filtered.problems)} image filters run {geometric_mean(filtered.ratios('NPP')):.1f} times as fast as NPP",
+        f"and {geometric_mean(filtered.ratios('CuPy')):.1f} times as fast as CuPy.",
+        f"up to {1 / min(layers[0].ratios('best')):.1f} times as fast as leanconv on these layers",
+        f"the mean is {torch[0]:.2f} times (NHWC: {torch[1]:.2f} times, CHWN: {torch[2]:.2f} times).",
+        f"is {1 / max(tf32):.1f} to {1 / min(tf32):.1f} times as fast.",
+    ):
+        assert words in text, words
+
+
+def anchors(text: str) -> set[str]:
+    """What a link to a heading may name: the heading in small letters, with hyphens for blanks and no other signs."""
+    headings = re.findall(r"^#+ (.*)$", re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def links() -> list[Any]:
+    found = []
+    for page in (ROOT / "README.md", *PAGES):
+        for target in dict.fromkeys(re.findall(r"\]\(([^)\s]+)\)", page.read_text(encoding="utf-8"))):
+            if "://" not in target:
+                found.append(pytest.param(page, target, id=f"{page.relative_to(ROOT)}-{target}"))
+    return found
+
+
+@pytest.mark.parametrize("page, target", links())
+def test_links(page: Path, target: str) -> None:
+    name, _, anchor = target.partition("#")
+    aim = page.parent / name if name else page
+    assert aim.exists()
+    if anchor:
+        assert anchor in anchors(aim.read_text(encoding="utf-8")), f"{name} has no heading {anchor}"

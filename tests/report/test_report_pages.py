@@ -1,0 +1,179 @@
+"""docs/performance.md, the blocks that name the command to run, and that there are such commands."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from leanconv.bench import default_path
+from leanconv.bench.results import Results
+from leanconv.bench.suites import LAYOUTS, suite_layout
+from report import markdown, pages, performance
+from report.__main__ import main
+from tests import made_up
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_performance_page_is_of_whole_suites(tmp_path: Path) -> None:
+    results = made_up.in_nhwc()
+    assert markdown.table((["x", "y"], [["1", "2"]])) == "| x | y |\n|---|---|\n| 1 | 2 |"
+    path = default_path(results, partial=False, root=tmp_path)
+    assert path == tmp_path / "nvidia-h200" / "im2win-nhwc.json"
+    results.write(path)
+    results.write(default_path(results, partial=True, root=tmp_path))
+    assert performance.results_files(tmp_path) == [path], "a part of a suite is no result to publish"
+    other = default_path(replace(results, suite="winograd1d", layout="NCHW"), partial=False, root=tmp_path)
+    results.write(other)
+    assert other.stem == "winograd1d-nchw" and performance.results_files(tmp_path) == [path, other]
+    relaxed = replace(results, suite="opencnn", layout="NCHW", precision="relaxed")
+    named = {
+        default_path(measured, partial=False, root=tmp_path, suffix=suffix).stem
+        for measured in (relaxed, made_up.in_chwn(relaxed), replace(made_up.in_chwn(relaxed), precision=None))
+        for suffix in ("", "-ablation")
+    }
+    assert named == {
+        "opencnn-relaxed", "opencnn-relaxed-ablation", "opencnn-chwn-relaxed", "opencnn-chwn-relaxed-ablation",
+        "opencnn-chwn", "opencnn-chwn-ablation",
+    }  # fmt: skip
+    further = default_path(made_up.in_chwn(relaxed), partial=False, root=tmp_path)
+    made_up.in_chwn(relaxed).write(further)
+    assert performance.results_files(tmp_path) == [path, further, other]
+    gradient = default_path(replace(results, op="wgrad"), partial=False, root=tmp_path)
+    replace(results, op="wgrad").write(gradient)
+    assert gradient.stem == "im2win-nhwc-wgrad" and gradient in performance.results_files(tmp_path)
+    assert Results.read(further).precision == "relaxed"
+    assert "## opencnn CHWN relaxed on NVIDIA H200" in performance.page([further])
+    page = performance.page([path])
+    assert "## im2win NHWC on NVIDIA H200" in page and "| geometric mean |" in page and "do not edit" in page
+
+
+@pytest.mark.parametrize("layout", [None, *LAYOUTS])
+@pytest.mark.parametrize("precision", [None, "relaxed"])
+@pytest.mark.parametrize("suite_name", ["opencnn", "general-direct"])
+def test_a_block_without_figures_tells_the_command_that_makes_them(
+    layout: str | None, precision: str | None, suite_name: str, tmp_path: Path
+) -> None:
+    for is_ablation in (False, True):
+        results = replace(
+            made_up.in_nhwc(), suite=suite_name, layout=layout or suite_layout(suite_name), precision=precision
+        )
+        stem = default_path(results, False, tmp_path, "-ablation" if is_ablation else "").stem
+        told = pages._command(stem).split()
+        own = layout in (None, suite_layout(suite_name))
+        begin = ["python", "-m", "report", "ablation"] if is_ablation else ["leanconv", "bench"]
+        assert told == [
+            *begin,
+            suite_name,
+            *([] if own else ["--layout", layout]),
+            *(["--precision", precision] if precision else []),
+        ]
+
+
+def test_blocks_of_another_layout_say_where_the_peers_ran(tmp_path: Path) -> None:
+    page, block = tmp_path / "page.md", "<!-- made: standings im2win{} -->\n<!-- /made -->\n"
+    for results in (made_up.in_nhwc(), made_up.in_chwn(made_up.in_nhwc())):
+        results.write(default_path(results, False, tmp_path))
+    told = "cuDNN and PyTorch have no layout CHWN: they take the same numbers in NCHW and NHWC. × is "
+    assert told in pages.fill(block.format("-chwn"), page, tmp_path, tmp_path)
+    assert "have no layout" not in pages.fill(block.format("-nhwc"), page, tmp_path, tmp_path)
+
+
+def test_every_command_that_is_named_exists() -> None:
+    texts = [ROOT / "Makefile", *(ROOT / "docs").glob("**/*.md"), *(ROOT / "report").glob("*.*")]
+    named = {word for path in texts for word in re.findall(r"-m report ([a-z-]+)", path.read_text(encoding="utf-8"))}
+    known = {"numerics", "precision", "performance", "pictures", "pages", "points", "ablation"}
+    known |= {"first-calls", "networks", "bank-width", "design-space", "refit", "batch-invariance"}
+    known |= {"tensor-ablation", "cpu", "layers"}
+    assert named == known
+    for word in named:
+        with pytest.raises(SystemExit) as stopped:
+            main([word, "--help"])
+        assert not stopped.value.code
+
+
+def test_pictures_are_drawn_in_the_same_bytes(tmp_path: Path) -> None:
+    """``make docs`` changes no picture that is as the code says."""
+    pytest.importorskip("matplotlib")
+    with pytest.raises(SystemExit) as stopped:
+        main(["pictures", "--docs", str(tmp_path)])
+    assert not stopped.value.code
+    drawn = sorted(tmp_path.glob("pictures/*.svg"))
+    assert [path.name for path in drawn] == sorted(path.name for path in (ROOT / "docs" / "pictures").glob("*.svg"))
+    from report.pictures import im2win
+
+    im2win.draw(tmp_path / "again.svg")
+    assert (tmp_path / "again.svg").read_bytes() == (tmp_path / "pictures" / "im2win.svg").read_bytes()
+
+
+# blocks of documents
+
+PAGE = """# A page
+
+Words before.
+
+<!-- made: standings im2win together=im2win,im2win_fused -->
+old
+<!-- /made -->
+
+Words between.
+
+<!-- made: ablation-figure im2win-ablation -->
+<!-- /made -->
+<!-- made: speeds im2win-nhwc algorithms=im2win -->
+<!-- /made -->
+"""
+
+
+def test_blocks_are_filled_and_nothing_else(tmp_path: Path) -> None:
+    suite = made_up.suite()
+    variants_measured = made_up.variants()
+    pytest.importorskip("matplotlib")
+    docs, results = tmp_path / "docs", tmp_path / "results"
+    page = docs / "algorithms" / "page.md"
+    page.parent.mkdir(parents=True)
+    page.write_text(PAGE)
+    suite.write(default_path(suite, False, results))
+    variants_measured.write(default_path(variants_measured, False, results, "-ablation"))
+    assert [*pages.fill_all(docs, results)] == [page]
+    text = page.read_text()
+    assert "NVIDIA H200, 2026-01-02, revision 0123456789ab." in text and "old" not in text
+    assert "| best of im2win, im2win_fused | 2 | 2.83 (2.00) |" in text
+    (link,) = re.findall(r"!\[[^]]+\]\(([^)]+)\)", text)
+    picture = (page.parent / link).resolve()
+    assert picture == (docs / "pictures" / "nvidia-h200-im2win-ablation-ablation.png").resolve() and picture.exists()
+    assert "Not measured yet: `leanconv bench im2win --layout NHWC` on a GPU" in text
+    outside = re.sub(r"(<!-- made[^\n]*\n).*?(<!-- /made)", r"\1\2", text, flags=re.DOTALL)
+    assert outside == PAGE.replace("old\n", "")
+    before = page.stat().st_mtime_ns
+    assert [*pages.fill_all(docs, results)] == []
+    assert page.read_text() == text and page.stat().st_mtime_ns == before, "what is right stays as it is"
+
+
+def test_blocks_that_are_not_understood_are_named(tmp_path: Path, capsys: Any) -> None:
+    suite = made_up.suite()
+    page = tmp_path / "page.md"
+    suite.write(default_path(suite, False, tmp_path))
+    for block in ("poem im2win", "standings", "speeds im2win"):
+        page.write_text(f"<!-- made: {block} -->\n<!-- /made -->\n")
+        with pytest.raises(SystemExit) as stopped:
+            main(["pages", "--docs", str(tmp_path), "--results", str(tmp_path)])
+        assert stopped.value.code == 2
+        assert f"page.md: block '{block}'" in capsys.readouterr().err
+
+
+def test_committed_documents_hold_the_committed_figures() -> None:
+    """``make docs`` has been run after the last results file came."""
+    found = 0
+    for page in sorted((ROOT / "docs").glob("**/*.md")):
+        text = page.read_text(encoding="utf-8")
+        made = pages.fill(text, page, ROOT / "benchmarks" / "results", ROOT / "docs" / "pictures", draw=False)
+        assert made == text, f"{page.relative_to(ROOT)} is not what `make docs` makes"
+        found += text.count("<!-- made: ")
+        for link in re.findall(r"!\[[^]]*\]\(([^)]+)\)", text):
+            assert (page.parent / link).exists(), f"{page.relative_to(ROOT)} shows {link}, which is not there"
+    assert found >= 8

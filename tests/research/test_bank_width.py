@@ -1,0 +1,142 @@
+"""The study of the bank width: its kernel on the emulator, every way in every type; its tables."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes  # noqa: F401  (NumPy's bfloat16)
+import numpy as np
+import pytest
+
+from leanconv.dtypes import DTYPES
+from leanconv.plan import Plan, Pointer
+from leanconv.runtime.compile import KERNELS
+from report import bank_width as study
+from report import pages
+from tests import emulator
+
+EVERY = [(d, e, config) for d in study.DTYPES_TAKEN for e in study.FILTERS for config in study.configs(d)]
+#: Every way in every type, the extents by turns.
+SOME = [
+    (dtype, study.FILTERS[(turn + way) % 3], config)
+    for turn, dtype in enumerate(study.DTYPES_TAKEN)
+    for way, config in enumerate(study.configs(dtype))
+]
+
+
+def filtered(dtype: str, extent: int, config: Any, height: int = 13, **how: Any) -> tuple[np.ndarray, np.ndarray]:
+    """The kernel's result and the right one, on two strips and three bands, the last of them lower."""
+    small = replace(config, tile=32 * config.pixels, rows=5)
+    rng, shape = np.random.default_rng(1), (height, 128)
+    integer = dtype == "uint8"
+    x = rng.integers(0, 256, shape, np.uint8) if integer else rng.uniform(-1, 1, shape).astype(dtype)
+    w = study.draw_filter(dtype, extent)
+    y = np.full(x.shape, 77, x.dtype)
+    plan = Plan((study.study_launch(dtype, extent, small, height, 128),))
+    emulator.run_plan(plan, {"x": x, "w": w, "y": y}, **how)
+    return y, study.expected(x, w)
+
+
+def right(dtype: str, y: np.ndarray, wanted: np.ndarray) -> bool:
+    most = 0.0 if dtype == "uint8" else 4 * DTYPES[dtype].roundoff
+    return bool(np.abs(y.astype(np.float64) - wanted).max() <= most)
+
+
+@pytest.mark.parametrize(("dtype", "extent", "config"), SOME, ids=lambda v: str(getattr(v, "name", v)))
+def test_every_way_is_right(dtype: str, extent: int, config: Any) -> None:
+    y, wanted = filtered(dtype, extent, config)
+    assert right(dtype, y, wanted)
+
+
+def test_every_way_is_among_those_that_are_tried() -> None:
+    assert {(d, config) for d, _, config in SOME} == {(d, config) for d, _, config in EVERY}
+    assert {(d, e) for d, e, _ in SOME} == {(d, e) for d, e, _ in EVERY}
+
+
+@pytest.mark.parametrize(
+    ("text", "by", "kept"),
+    [
+        ("__syncthreads();  // this row", "// this row", False),
+        ("threadIdx.x < threads + halo &&", "threadIdx.x < threads &&", True),
+        ("(turn + 1 + r) % rows", "(turn + r) % rows", True),
+        ("row < all_rows && first_row + row < height", "row < all_rows", False),
+        ("turn % (rows + 1)", "turn % rows", False),
+    ],
+    ids=["barrier", "halo", "window", "height", "slots"],
+)
+def test_kernels_broken_on_purpose_are_caught(text: str, by: str, kept: bool, tmp_path: Path) -> None:
+    kernels = tmp_path / "kernels"
+    shutil.copytree(KERNELS, kernels)
+    header = kernels / "studies" / "bank_width.cuh"
+    source = header.read_text()
+    assert source.count(text) == 1, "adapt the patch"
+    header.write_text(source.replace(text, by))
+    try:
+        y, wanted = filtered("float16", 3, study.BankConfig(2, 2, kept), kernels=kernels)
+    except emulator.EmulatorError:
+        return
+    assert not right("float16", y, wanted)
+
+
+def test_words_of_four_products() -> None:
+    """Every pair of bytes, of either sign, and sums that wrap around."""
+    unit = (
+        "#include <lib/ptx/dot.cuh>\n"
+        'extern "C" __global__ void dots(const int* a, const int* b, int* y) {\n'
+        "  const int i = blockIdx.x * blockDim.x + threadIdx.x;\n"
+        "  y[2 * i] = leanconv::dp4a_s32_s32(a[i], b[i], i);\n"
+        "  y[2 * i + 1] = leanconv::dp4a_u32_s32(static_cast<unsigned>(a[i]), b[i], 2147483647);\n}\n"
+    )
+    rng = np.random.default_rng(0)
+    a, b = (rng.integers(-128, 128, (64, 4)).astype(np.int8) for _ in range(2))
+    a[:2], b[:2] = -128, (-128, -128, 127, 127)
+    y = np.zeros((64, 2), np.int32)
+    arguments = (Pointer("a", "int"), Pointer("b", "int"), Pointer("y", "int", written=True))
+    values = {"a": a.view(np.int32).ravel(), "b": b.view(np.int32).ravel(), "y": y}
+    emulator.run_source(unit, "dots", arguments, values, grid=2, block=32)
+    wide = b.astype(np.int64)
+    np.testing.assert_array_equal(y[:, 0], (a.astype(np.int64) * wide).sum(1) + np.arange(64))
+    unsigned = (a.view(np.uint8).astype(np.int64) * wide).sum(1) + 2147483647
+    np.testing.assert_array_equal(y[:, 1], unsigned.astype(np.int32))
+
+
+def test_the_model_counts_accesses() -> None:
+    one, four = study.BankConfig(1, 1, False), study.BankConfig(4, 4, False)
+    assert study.accesses(3, one) == 9 and study.accesses(3, four) == 3 * 2 / 4
+    assert study.accesses(5, study.BankConfig(2, 2, True)) == 3 / 2
+    assert [study.matched(d) for d in study.DTYPES_TAKEN] == [1, 2, 2, 4]
+    with pytest.raises(ValueError, match="width=100 is not a multiple of tile=256"):
+        study.study_launch("uint8", 3, one, 10, 100)
+
+
+def a_file(folder: Path) -> Path:
+    """Results in which n neighbours take a fourth less time than one, dp4a half, and small images nothing more."""
+    rows = []
+    for dtype, extent, config in EVERY:
+        for size in (2048, 8192):
+            us = (50 if config.dot else 100 if config.unit == 1 else 75) * (size / 2048) ** 2
+            about = {"name": config.name, "registers": 40, "spill_bytes": 0, "us": us}
+            rows.append({"dtype": dtype, "extent": extent, "size": size, **asdict(config), **about})
+    path = folder / "nvidia-x" / "bank-width.json"
+    path.parent.mkdir()
+    about = {"gpu": "NVIDIA X", "date": "2026-11-22T00:00:00", "git_revision": "abc"}
+    path.write_text(json.dumps({"machine": about, "rows": rows}))
+    return path
+
+
+def test_the_page_has_a_line_for_each_type_and_filter(tmp_path: Path) -> None:
+    path, page = a_file(tmp_path), tmp_path / "page.md"
+    text = pages.fill("<!-- made: banks bank-width -->\n<!-- /made -->", page, tmp_path, tmp_path / "pictures")
+    assert "NVIDIA X, 2026-11-22, revision abc. An image of 8192² pixels; the matched n in bold." in text
+    assert text.count("| uint8, 7×7 | 1.33 | **1.33** | 1.33 | 2.00 |") == 2
+    assert text.count("| float16, 3×3 | **1.33** | 1.33 | 1.33 | – |") == 2
+    assert text.count("| float32, 5×5 | 1.33 | 1.33 | – | – |") == 2
+    assert text.count("| uint8, 5×5 | 4 | 42 | 56 | 56 |") == 2 and text.count("| – | 42 | 56 | 84 |") == 6
+    assert text.count("| float32, 3×3 | 1 | 42 | 56 | 56 | – |") == 2
+    assert (tmp_path / "pictures" / "nvidia-x-bank-width.png").stat().st_size > 10000
+    assert "](pictures/nvidia-x-bank-width.png)" in text and study.read(path)
+    assert "python -m report bank-width" in study.section([])

@@ -1,0 +1,236 @@
+"""What goes wrong on a user's machine: driver, compiler and cache that are missing, old, corrupt or full."""
+
+from __future__ import annotations
+
+import builtins
+import ctypes
+import os
+import re
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from leanconv import ConvProblem, CudaError, CudaUnavailableError, OutOfMemoryError, conv2d, explain
+from leanconv.algorithms import ALGORITHMS
+from leanconv.call.choose import choose
+from leanconv.call.explain import NOMINAL
+from leanconv.plan import Launch, Target
+from leanconv.runtime import cache, driver, launch
+from leanconv.runtime import compile as compiler
+from leanconv.runtime.probe import why_no_gpu
+from tests.conftest import says
+
+X, W = np.ones((2, 4, 6, 6), np.float32), np.ones((8, 4, 3, 3), np.float32)
+
+
+# The driver and the compiler
+
+
+@pytest.fixture
+def fresh_driver(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Forget the driver and devices met so far, before and after."""
+    driver.driver.cache_clear()
+    monkeypatch.setattr(launch, "_devices", {})
+    yield monkeypatch
+    driver.driver.cache_clear()
+
+
+class FakeLibrary:
+    """As much of libcuda as is asked before any work; ``answers`` are (version, code of cuInit, devices)."""
+
+    def __init__(self, version: int = 13000, init: int = 0, devices: int = 1, missing: tuple[str, ...] = ()) -> None:
+        def get(value: int) -> Any:
+            def call(pointer: Any, *rest: Any) -> int:
+                ctypes.cast(pointer, ctypes.POINTER(ctypes.c_int))[0] = value
+                return 0
+
+            return call
+
+        self.functions = {
+            "cuDriverGetVersion": get(version), "cuDeviceGetCount": get(devices), "cuInit": lambda flags: init,
+            "cuDeviceGet": get(0), "cuDeviceGetAttribute": get(9), "cuDeviceGetName": lambda *a: 0,
+            "cuCtxGetCurrent": lambda *a: 0, "cuDevicePrimaryCtxRetain": lambda *a: 0, "cuMemAlloc_v2": lambda *a: 2,
+            "cuCtxPushCurrent_v2": lambda *a: 0, "cuCtxPopCurrent_v2": lambda *a: 0,
+        }  # fmt: skip
+        self.missing = missing
+
+    def __getattr__(self, name: str) -> Any:
+        if name in self.missing:
+            raise AttributeError(name)
+        types = driver._SIGNATURES[name]
+        return ctypes.CFUNCTYPE(ctypes.c_int, *types)(self.functions.get(name, lambda *a: 0))
+
+
+def test_no_driver(fresh_driver: pytest.MonkeyPatch) -> None:
+    def absent() -> Any:
+        raise OSError("libcuda.so.1: cannot open shared object file")
+
+    fresh_driver.setattr(driver, "_open_library", absent)
+    with says(CudaUnavailableError, "no NVIDIA driver was found", "libcuda.so.1", "NumPy arrays run on the CPU"):
+        conv2d(X, W, device="cuda")
+    told = explain(X, W, device="cuda")
+    assert "no NVIDIA driver was found" in told.where
+    assert "no NVIDIA driver was found" in str(why_no_gpu())
+    assert told.chosen == choose(told.problem, NOMINAL).algorithm.name
+    assert conv2d(X, W).max() == 36
+
+
+@pytest.mark.parametrize(
+    "library, parts",
+    [
+        (FakeLibrary(version=11080), ["too old", "supports CUDA 11.8", "12.0", "update the driver"]),
+        (FakeLibrary(missing=("cuMemAlloc_v2",)), ["too old", "cuMemAlloc_v2"]),
+        (FakeLibrary(init=100), ["no usable GPU", "(100)"]),
+        (FakeLibrary(devices=0), ["no usable GPU", "it lists no device"]),
+    ],
+    ids=["old", "ancient", "broken", "no GPU"],
+)
+def test_an_old_or_useless_driver(library: Any, parts: list[str], fresh_driver: pytest.MonkeyPatch) -> None:
+    fresh_driver.setattr(driver, "_open_library", lambda: library)
+    with says(CudaUnavailableError, *parts):
+        conv2d(X, W, device="cuda")
+
+
+def test_a_device_that_is_not_there_and_memory_that_is_not(fresh_driver: pytest.MonkeyPatch) -> None:
+    fresh_driver.setattr(driver, "_open_library", FakeLibrary)
+    with says(ValueError, "cuda:7 does not exist", "1 GPU"):
+        conv2d(X, W, device="cuda:7")
+    assert why_no_gpu() is None
+    with says(OutOfMemoryError, "12345 bytes"):
+        launch.open_device(0).allocate(12345)
+
+
+def test_a_gpu_that_is_too_old(fresh_driver: pytest.MonkeyPatch) -> None:
+    library = FakeLibrary()
+
+    def seven(pointer: Any, *rest: Any) -> int:
+        ctypes.cast(pointer, ctypes.POINTER(ctypes.c_int))[0] = 7
+        return 0
+
+    library.functions["cuDeviceGetAttribute"] = seven
+    fresh_driver.setattr(driver, "_open_library", lambda: library)
+    with says(CudaUnavailableError, "compute capability 7.7", "8.0 (Ampere)"):
+        conv2d(X, W, device="cuda")
+    assert "compute capability 7.7" in explain(X, W, device="cuda").where
+    assert "compute capability 7.7" in str(why_no_gpu())
+
+
+def test_machine_code_that_the_driver_refuses(fresh_driver: pytest.MonkeyPatch) -> None:
+    fresh_driver.setattr(driver, "_open_library", lambda: FakeLibrary(version=12040))
+    with says(CudaError, "cuModuleLoadData", "supports CUDA 12.4", "leanconv[cu12]"):
+        driver.driver().fail(222, "cuModuleLoadData")
+
+
+@pytest.fixture
+def some_launch() -> Launch:
+    algorithm = next(a for a in ALGORITHMS if a.name == "implicit_gemm")
+    problem = ConvProblem(n=1, c=1, h=4, w=4, k=1, r=1, s=1)
+    target = Target("sm_90a", 132)
+    return algorithm.plan(problem, next(iter(algorithm.configs(problem, target))), target).launches[0]
+
+
+@pytest.fixture
+def own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    monkeypatch.setenv("LEANCONV_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr(cache, "_warned", set())
+    return tmp_path / "cache"
+
+
+def test_no_compiler(some_launch: Launch, own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    actual = builtins.__import__
+
+    def without_cuda_core(name: str, *rest: Any, **more: Any) -> Any:
+        if name.startswith("cuda.core"):
+            raise ModuleNotFoundError("No module named 'cuda'")
+        return actual(name, *rest, **more)
+
+    monkeypatch.setattr(builtins, "__import__", without_cuda_core)
+    with says(CudaUnavailableError, "NVRTC", "pip install 'leanconv[cu13]'", "No module named 'cuda'"):
+        cache.compiled(some_launch, "sm_90a")
+
+
+def test_no_nvrtc_library(some_launch: Launch, own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class DynamicLibNotFoundError(RuntimeError): ...
+
+    def refuse(*arguments: Any) -> Any:
+        raise compiler.CompileError("", "", "") from DynamicLibNotFoundError('Failure finding "libnvrtc.so"')
+
+    with monkeypatch.context() as patch, says(CudaUnavailableError, "NVRTC", "leanconv[cu13]", "libnvrtc.so"):
+        patch.setattr(compiler, "compile_launch", refuse)
+        patch.setattr(cache, "compiler_version", lambda: "nvrtc 13.0")
+        cache.compiled(some_launch, "sm_90a")
+    monkeypatch.setattr(cache.sys, "path", [])
+    monkeypatch.setattr(builtins, "__import__", lambda *a, **k: refuse())
+    cache.compiler_version.cache_clear()
+    with says(CudaUnavailableError, "NVRTC", "leanconv[cu13]"):
+        cache.compiler_version()
+    cache.compiler_version.cache_clear()
+
+
+# The disk cache
+
+
+@pytest.fixture
+def counted(some_compiler: None, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """compile_launch replaced by one that is instant and noted, and needs no NVRTC."""
+    calls: list[str] = []
+
+    def instant(made: Launch, arch: str) -> compiler.Compiled:
+        calls.append(arch)
+        return compiler.Compiled(b"machine\ncode" * 100, made.symbol, arch, 40, 4, 8)
+
+    monkeypatch.setattr(compiler, "compile_launch", instant)
+    return calls
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda data: b"",
+        lambda data: data[: len(data) // 2],
+        lambda data: data[:-1],
+        lambda data: data[:40] + bytes([data[40] ^ 1]) + data[41:],
+        lambda data: data.replace(b'"registers": 40', b'"register": 40'),
+        lambda data: data.rpartition(b"\n")[0] + b"\n[1, 2]",
+        lambda data: os.urandom(5000),
+    ],
+    ids=["empty", "half", "cut", "bit", "field", "list", "noise"],
+)
+def test_a_corrupt_entry_is_a_miss_and_is_replaced(
+    damage: Any, some_launch: Launch, own_cache: Path, counted: list[str]
+) -> None:
+    first = cache.compiled(some_launch, "sm_90a")
+    assert cache.compiled(some_launch, "sm_90a") == first and len(counted) == 1
+    (path,) = (own_cache / "kernels").iterdir()
+    good = path.read_bytes()
+    path.write_bytes(damage(good))
+    assert cache.compiled(some_launch, "sm_90a") == first and len(counted) == 2
+    assert path.read_bytes() == good
+    assert cache.compiled(some_launch, "sm_90a") == first and len(counted) == 2
+
+
+def test_an_unwritable_cache_warns_once_and_works(some_launch: Launch, own_cache: Path, counted: list[str]) -> None:
+    own_cache.parent.mkdir(exist_ok=True)
+    own_cache.write_text("a file where the folder should be")  # also refused to root, whom permissions do not stop
+    with pytest.warns(RuntimeWarning, match=f"{re.escape(str(own_cache))}.*LEANCONV_CACHE_DIR"):
+        cache.compiled(some_launch, "sm_90a")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert cache.compiled(some_launch, "sm_90a").registers == 40
+    assert counted == ["sm_90a"] * 2
+    assert cache.size() == (0, 0) and cache.clear() == (0, 0)
+
+
+def test_a_disk_that_fills_leaves_nothing_behind(
+    some_launch: Launch, own_cache: Path, counted: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*arguments: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "replace", full)
+    with pytest.warns(RuntimeWarning, match="No space left"):
+        cache.compiled(some_launch, "sm_90a")
+    assert list((own_cache / "kernels").iterdir()) == []

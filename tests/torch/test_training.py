@@ -1,0 +1,143 @@
+"""examples/train_cnn.py: it trains, alike with every engine and on several processes; and the page made of its rows."""
+
+from __future__ import annotations
+
+import json
+import os
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import HostDevice
+
+torch = pytest.importorskip("torch")
+
+from leanconv.algorithms.direct_weight import DirectWeight  # noqa: E402
+from leanconv.torch import takeover  # noqa: E402
+from report import training  # noqa: E402
+from report.pages import fill  # noqa: E402
+
+ROOT = Path(__file__).resolve().parents[2]
+SCRIPT = ROOT / "examples" / "train_cnn.py"
+
+
+@pytest.fixture(scope="module")
+def example() -> Any:
+    return runpy.run_path(str(SCRIPT))
+
+
+def convolutions(net: Any) -> list[Any]:
+    return [each for each in net.modules() if isinstance(each, torch.nn.Conv2d)]
+
+
+def test_the_networks_are_the_papers(example: Any) -> None:
+    layers = {name: convolutions(example["network"](name, 32)) for name in example["NETWORKS"]}
+    assert {name: len(each) for name, each in layers.items()} == {
+        "resnet18": 20, "resnet34": 36, "vgg16": 13, "vgg19": 16, "vgg16x5": 13, "vgg16x7": 13,
+    }  # fmt: skip
+    assert {each.kernel_size for each in layers["vgg16x5"]} == {(5, 5)}
+    assert [each.kernel_size[0] for each in layers["vgg16x7"]] == [7] * 4 + [3] * 9
+    for name, size in (("resnet18", 128), ("vgg16x7", 32)):
+        assert example["network"](name, size)(torch.zeros(2, 3, size, size)).shape == (2, 10)
+
+
+def test_engines_train_alike(example: Any, torch_on_device: HostDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+    best = DirectWeight.best
+    monkeypatch.setattr(DirectWeight, "best", lambda *given: (1e9, (best(*given) or (0, None))[1]))
+    monkeypatch.setattr(takeover, "_KEY", "CPU")
+    monkeypatch.setattr(takeover, "pytorch_cycles", lambda problem, target, tf32: 1e12)
+    images, classes, source = example["digits"](None)
+    assert source and len(images) > 1000 and set(classes) == set(range(10)) and 0.2 < images.mean() < 0.8
+    given = torch.from_numpy(images), torch.from_numpy(classes)
+    rows = [
+        example["train"]("tiny", 8, engine, *given, batch=4, optimiser=optimiser, steps=3, warm=1)
+        for optimiser in ("adam", "sgdm")
+        for engine in ("torch-fp32-nchw", "leanconv", "leanconv")
+    ]
+    assert torch_on_device.launches and rows[1]["taken"] > 4
+    for theirs, ours, again in (rows[:3], rows[3:]):
+        assert ours["losses"] == pytest.approx(theirs["losses"], rel=1e-4) and ours["weights"] == again["weights"]
+        assert len(set(ours["losses"])) == 4
+
+
+@pytest.mark.exhaustive
+def test_several_processes_train_as_one(tmp_path: Path) -> None:
+    """Without BatchNorm, whose statistics on the CPU are each process's own."""
+    script = tmp_path / "script.py"
+    script.write_text(
+        f"import runpy, torch\ntorch.nn.BatchNorm2d = lambda k: torch.nn.Identity()\n"
+        f"runpy.run_path({str(SCRIPT)!r}, run_name='__main__')\n"
+    )
+    path, rows = tmp_path / "training.json", []
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
+    for launcher in ([], ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]):
+        command = [sys.executable, *launcher, str(script), "tiny", "--size", "8", "--batch", "16", "--steps", "8"]
+        command += ["--engine", "leanconv", "--json", str(path)]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200)
+        assert done.returncode == 0, done.stderr
+    rows = json.loads(path.read_text())["rows"]
+    assert [row["gpus"] for row in rows] == [1, 2]
+    assert rows[0]["losses"] == pytest.approx(rows[1]["losses"], rel=1e-4)
+    assert len(training.several(rows)[1]) == 1 and training.single(rows) == rows[:1]
+
+
+def test_every_kernel_is_of_a_sort(example: Any) -> None:
+    """Ours by the algorithms' names, cuDNN's and PyTorch's by names that a profile of VGG-16 had."""
+    named = {
+        "filters' gradient": ["tensor_weight_parts", "sum_image_slots", "sm90_xmma_wgrad_indexed_implicit_gemm_f32f32"],
+        "preparing filters": ["check_rearranged_filters", "plain_filters", "gradient_filters", "round_filters"],
+        "convolution": ["tensor_winograd", "tensor_gemm", "direct_tiled", "sm90_xmma_dgrad_implicit_gemm_f32f32"],
+        "normalisation": ["void cudnn::batchnorm_bwtr_nhwc_semiPersist<float>", "at::native::batch_norm_backward_cuda"],
+        "other": ["Memset (Device)", "void at::native::vectorized_elementwise_kernel<4, FillFunctor<float>>"],
+    }  # fmt: skip
+    assert {sort: [example["sort_of"](name) for name in names] for sort, names in named.items()} == {
+        sort: [sort] * len(names) for sort, names in named.items()
+    }
+
+
+def row(engine: str, us: float, **others: Any) -> dict[str, Any]:
+    fixed = {"problem": "vgg16-b512-32", "optimiser": "adam", "seed": 0, "gpus": 1, "steps": 30}
+    return {**fixed, "engine": engine, "us": us, "peak_bytes": us * 2**10, "loss": 0.5, "losses": [2.0] * 30, **others}
+
+
+def test_the_page(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    rows = [row("torch-fp32-nchw", 8e4), row("torch-fp32-nhwc", 6e4, loss=0.25), row("leanconv", 2e4)]
+    rows += [row("torch-tf32-nhwc", 1e4), row("leanconv", 3e4, gpus=2, own_statistics=True)]
+    rows += [row("leanconv", 2.5e4, gpus=2, problem="vgg16-b1024-32", losses=[2.04] * 29 + [2.06])]
+    rows += [row("leanconv", 5e4, problem="vgg16-b1024-32"), row("leanconv", 2e4, seed=1, loss=0.375, repeats=True)]
+    rows += [row("torch-fp32-nhwc", 6e4, seed=1, loss=0.75)]
+    rows += [row("leanconv-tf32", 8e3, revision="abc"), row("torch-fp32-nhwc", 9e4, seed=2, revision="old")]
+    rows[2]["scratch_bytes"] = 2**24
+    rows[2]["kernels"], rows[3]["kernels"] = {"convolution": 1.2e4, "other": 500.0}, {"convolution": 9e3}
+    about = {"gpu": "NVIDIA X", "date": "2026-11-22T00:00:00", "git_revision": "abc"}
+    (tmp_path / "nvidia-x").mkdir()
+    record = {"machine": about, "images": "digits", "rows": rows}
+    (tmp_path / "nvidia-x" / "training.json").write_text(json.dumps(record))
+    block = "<!-- made: training training -->\n<!-- /made -->"
+    page = fill(block, tmp_path / "page.md", tmp_path, tmp_path)
+    assert (
+        "NVIDIA X, 2026-11-22, revision abc; at old: vgg16-b512-32 torch-fp32-nhwc. Images: digits." in page
+        and "nvidia-x-training.png" in page
+    )
+    assert (
+        "| vgg16-b512-32 | adam | 20.0 | 60.0 | 10.0 | 8.0 | 3.00 | 0.50 | 1.25 | 20 / 59 | 16 / – | 0.5 / 0.25 |"
+        in page
+    )
+    assert "vgg16-b512-32, adam, 2 seeds: losses 0.375, 0.5; PyTorch's 0.25, 0.5, 0.75. Of 1 trainings" in page
+    assert (
+        "| vgg16-b512-32 | leanconv | 12.00 | 0.50 | 12.5 |\n| vgg16-b512-32 | torch-tf32-nhwc | 9.00 | 0.00 | 9.0 |"
+        in page
+    )
+    block = block.replace("training training", "processes training")
+    page = fill(block, tmp_path / "page.md", tmp_path, tmp_path)
+    assert "| vgg16-b512-32 | leanconv | adam | 2 | each GPU's own | 25 MB | 30.0 | – | – | – |" in page
+    assert "| vgg16-b1024-32 | leanconv | adam | 2 | of all | 25 MB | 25.0 | 20.0 | 1.60 | 2 % / 3 % |" in page
+    assert "Not measured yet" in fill(block, tmp_path / "page.md", tmp_path / "none", tmp_path)
+    block = block.replace("processes training", "training training")
+    assert (tmp_path / "nvidia-x-training.png").stat().st_size > 1000
+    assert "Not measured yet" in fill(block, tmp_path / "page.md", tmp_path / "none", tmp_path)

@@ -1,0 +1,147 @@
+"""``leanconv tune``: suites, problems in words and models; tables shown, checked, exported and imported."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from leanconv.call.choose import choose
+from leanconv.call.words import format_problem
+from leanconv.cli import doctor
+from leanconv.cli.main import main
+from leanconv.tuning import tables
+from leanconv.tuning.tables import Table
+from tests.conftest import line_of
+from tests.tuning_stage import LAYER, MODEL, Stage, stage
+
+__all__ = ["stage"]
+FILE = tables.file_name(MODEL)
+WORDS = format_problem(LAYER)
+NETWORK = """
+import torch
+from torch.nn import Conv2d, Sequential
+
+example_inputs = torch.empty(1, 4, 6, 6)
+
+def small():
+    return Sequential(Conv2d(4, 8, 3, padding=1, bias=False))
+
+with_inputs = small().eval(), torch.empty(2, 4, 6, 6)
+number = 3
+"""
+
+
+def test_a_problem_is_tuned_shown_exported_and_imported(
+    run: Any, stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code, out, _ = run("tune", WORDS, "--no-peers")
+    assert code == 0 and "1 problems tuned" in out and str(tmp_path / FILE) in out
+    assert choose(LAYER, stage.target).source == tables.USER
+    code, out, _ = run("tune", "--show")
+    assert code == 0 and "your table" in out and "300.00" in out
+    code, out, _ = run("tune", "--verify")
+    assert code == 0 and "1 of 1 winners hold, and take 1.000 of their times" in out
+    exported = tmp_path / "other" / "mine.json"
+    assert run("tune", "--export", exported)[0] == 0 and len(Table.read(exported)) == 1
+    (tmp_path / FILE).unlink()
+    monkeypatch.setenv("LEANCONV_TUNING", "frozen")
+    assert "LEANCONV_TUNING=frozen" in line_of(run("tune", "--import", exported)[2])
+    assert "1 problems are in no table" not in run("tune", WORDS)[1], "this process knows it"
+    monkeypatch.delenv("LEANCONV_TUNING")
+    code, out, _ = run("tune", "--import", exported)
+    assert code == 0 and (tmp_path / FILE).exists() and "1 of them imported" in out
+
+
+def test_a_winner_that_is_wrong_by_now_is_told(run: Any, stage: Stage, tmp_path: Path) -> None:
+    stage.search(tmp_path).run([LAYER])
+    stage.factor = lambda plan: 3.0 if plan.launches[0].header != "direct.cuh" else 1.0
+    code, out, _ = run("tune", "--verify")
+    assert code == 1 and f"{WORDS}, " in out and "differs from direct" in out and "0 of 1 winners hold" in out
+
+
+def test_what_changed_kernels_have_made_void_is_tuned_anew(run: Any, stage: Stage, tmp_path: Path) -> None:
+    assert "nothing to tune anew" in run("tune", "--refresh")[1]
+    run("tune", WORDS, "--no-peers")
+    assert "nothing to tune anew" in run("tune", "--refresh")[1]
+    file = tmp_path / FILE
+    file.write_text(re.sub(r'"kernels":"[^"]*"', '"kernels":"old"', file.read_text()))
+    tables.forget()
+    assert choose(LAYER, stage.target).source == tables.MODEL
+    assert "0 of 1 winners hold; leanconv tune --refresh" in run("tune", "--verify")[1]
+    code, out, err = run("tune", "--refresh", "--no-peers")
+    assert code == 0 and "1 problems tuned" in out, err
+    assert choose(LAYER, stage.target).source == tables.USER
+
+
+def test_a_model_of_a_file(run: Any, stage: Stage, tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    path = tmp_path / "network.py"
+    path.write_text(NETWORK)
+    code, out, err = run("tune", f"{path}:small", "--no-peers")
+    assert code == 0, err
+    known = Table.read(tmp_path / FILE)
+    # the image needs no gradient; that of the filters has the workspace that `leanconv.torch.enable` gives it
+    assert set(known) == {WORDS, f"{WORDS},wgrad"}
+    assert set(known.get(f"{WORDS},wgrad").winners) == {str(32 << 20)}  # type: ignore[union-attr]
+    assert "workspace_limit 33554432" in out
+    run("tune", f"{path}:with_inputs", "--no-peers", "--layout", "NHWC")
+    run("tune", f"{path}:small", "--no-peers", "--no-backward", "--input", "3x4x7x7", "--batch", "5")
+    more = {key.removeprefix("conv:") for key in Table.read(tmp_path / FILE)} - {k.removeprefix("conv:") for k in known}
+    assert more == {"n2,c4,h6,w6,k8,r3,s3,pad1,NHWC", "n5,c4,h7,w7,k8,r3,s3,pad1,NCHW"}
+
+
+def test_mistakes(run: Any, stage: Stage, tmp_path: Path) -> None:
+    path = tmp_path / "network.py"
+    path.write_text(NETWORK.replace("example_inputs", "other"))
+    for arguments, words in (
+        ((), "give one thing to tune"),
+        (("resnet-50", "--show"), "give one thing to tune"),
+        (("alexnet",), "'alexnet' is no suite"),
+        (("resnet-50", "--input", "1x2"), "are for models"),
+        ((f"{path}:small",), "give --input 8x3x224x224"),
+        ((f"{path}:small", "--input", "many"), "'many' is no shape"),
+        ((f"{path}:large",), "has no large"),
+        ((f"{path}:number",), "neither a torch.nn.Module"),
+        ((f"{tmp_path}/none.py:x",), "there is no file"),
+        (("--export", "x.json"), "has not one table for this machine's GPU: none; leanconv tune writes it"),
+        ((WORDS, "--seconds", "-1"), "seconds=-1.0 is less than 0"),
+        ((WORDS, "--refresh"), "give one thing to tune"),
+        (("--import", str(path)), "is no table of tuned problems"),
+        ((WORDS, "--mode", "maybe"), "mode='maybe'"),
+    ):
+        code, _, err = run("tune", *arguments)
+        assert code == 2 and words in line_of(err), (arguments, err)
+    assert "there is no table; leanconv tune writes one" in run("tune", "--show")[1]
+
+
+def test_the_page_runs(stage: Stage, capsys: pytest.CaptureFixture[str]) -> None:
+    text = (Path(__file__).resolve().parents[2] / "docs" / "tuning.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    assert len(blocks) == 3
+    for block in blocks:
+        exec(compile(block, "docs/tuning.md", "exec"), {})
+    told = capsys.readouterr().out
+    assert "the cost model {}" in told and "1 problems tuned" in told and "300.0, 300.0)]" in told
+    commands = [line for line in re.findall(r"^leanconv (tune .*)$", text, re.MULTILINE)]
+    assert len(commands) == 8
+    for command in commands:
+        with pytest.raises(SystemExit) as stopped:
+            main([*shlex.split(command, comments=True), "--help"])
+        assert not stopped.value.code, command
+
+
+def test_the_doctor_looks_at_the_tables(stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert doctor._tables().text.startswith("there is none")
+    stage.search(tmp_path).run([LAYER])
+    assert doctor._tables().text == f"your table has 1 for {MODEL}, with 1 of 1 winners of today's kernels"
+    path = tmp_path / FILE
+    path.write_text(re.sub(r'"kernels": ?"', '"kernels":"0', path.read_text()))
+    assert doctor._tables().text.endswith("with 0 of 1 winners of today's kernels")
+    (tmp_path / FILE).write_text("{")
+    assert doctor._tables().state == "broken" and FILE in doctor._tables().text
+    monkeypatch.setenv("LEANCONV_TUNING", "off")
+    assert doctor._tables().state == "absent"

@@ -1,0 +1,88 @@
+"""Tuned layers under a takeover: PyTorch's measured time decides, and tuning changes what has been decided before."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import HostDevice
+from tests.tuning_stage import LAYER, Stage, stage
+
+torch = pytest.importorskip("torch")
+
+import leanconv.torch  # noqa: E402
+from leanconv.torch import peer, takeover  # noqa: E402
+from leanconv.torch.expect import engine  # noqa: E402
+from leanconv.tuning import search  # noqa: E402
+
+__all__ = ["stage"]
+
+
+@pytest.fixture
+def taken(torch_on_device: HostDevice, stage: Stage, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    monkeypatch.setattr(takeover, "_KEY", "CPU")
+    # what is expected, where nothing is measured
+    monkeypatch.setattr(takeover, "pytorch_cycles", lambda problem, target, tf32: 1e12)
+    with leanconv.torch.enable() as active:
+        yield active
+
+
+@pytest.mark.parametrize("us, runs", [(310.0, "leanconv"), (290.0, "PyTorch")])
+def test_pytorch_keeps_what_it_was_quicker_with(
+    taken: Any, stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, us: float, runs: str
+) -> None:
+    layer = torch.nn.Conv2d(4, 8, 3, padding=1, bias=False)
+    x = torch.randn(1, 4, 6, 6)
+    monkeypatch.setattr(peer, "times", lambda problem, clock: {"torch-tf32": us, "torch-fp32": 1.0})
+    with torch.no_grad(), leanconv.tuning(peers=True) as recorded:
+        first = layer(x)
+    assert recorded.problems == (LAYER,) and taken.report().lines[-1].runs.startswith("leanconv")
+    assert "is expected to take" in taken.report().lines[-1].why
+    with torch.no_grad():
+        torch.testing.assert_close(layer(x), first)
+    line = taken.report().lines[-1]
+    assert line.runs.startswith(runs) and "in TF32 when both were timed" in line.why
+    assert f"{300 / us:.2f}" in line.why
+
+
+def test_a_takeover_can_be_suspended(taken: Any) -> None:
+    """So that PyTorch's time is PyTorch's."""
+    layer, x = torch.nn.Conv2d(4, 8, 3), torch.randn(1, 4, 6, 6)
+    with torch.no_grad():
+        with takeover.suspended():
+            layer(x)
+            assert takeover.active() is None
+        assert not taken.report().lines
+        layer(x)
+    assert len(taken.report().taken) == 1
+
+
+def test_every_layer_of_a_model_is_found_without_running_it() -> None:
+    from leanconv.torch.problems import problems_of
+
+    model = torch.nn.Sequential(
+        torch.nn.Conv2d(4, 8, 1), torch.nn.ConvTranspose2d(8, 2, 2, 2), torch.nn.Conv2d(2, 2, 3)
+    )
+    with torch.device("meta"):
+        x = torch.empty(3, 4, 6, 6)
+    for form, layout in ((torch.contiguous_format, "NCHW"), (torch.channels_last, "NHWC")):
+        found = problems_of(model.to("meta").to(memory_format=form), x.contiguous(memory_format=form))
+        assert {problem.layout for each in found.values() for problem in each} == {layout}
+        assert [problem.op for problem in found[None]].count("fprop") == 3, "the gradient of one is a forward pass"
+        assert {problem.op for problem in found[32 << 20]} == {"wgrad"} and len(found[32 << 20]) == 3
+    assert problems_of(model.eval(), x).keys() == {None}
+
+
+def test_pytorch_is_timed_by_its_own_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert [engine(LAYER, tf32) for tf32 in (False, True)] == ["torch-fp32", "torch-tf32"]
+    assert engine(replace(LAYER, dtype="float16"), True) == "torch-float16"
+    clock: Any = None
+    assert peer.times(replace(LAYER, layout="CHWN"), clock) == {}
+    assert torch.cuda.is_available() or peer.times(LAYER, clock) == {}
+    assert "torch" in peer.versions()
+    times = search._pytorch(False), search._pytorch(True)
+    assert times[0] is None and times[1] is not None
