@@ -87,17 +87,11 @@ def bank_width(results: Records = RESULTS, revision: options.Revision = None) ->
 
 
 @app.command()
-def refit(
-    results: Records = RESULTS,
-    tables: Annotated[
-        Path | None, typer.Option("--tables", help="Folder of the tables; by default the shipped.")
-    ] = None,
-) -> None:
-    """Fit the cost models to tables of tuned problems, without a GPU; a page says how well they choose then."""
-    from leanconv.tuning.tables import SHIPPED
+def refit(results: Records = RESULTS) -> None:
+    """Fit the cost models to the timed candidates, without a GPU; a page says how well they choose then."""
     from report.refit import measure
 
-    for path in measure(results, tables or SHIPPED):
+    for path in measure(results):
         print(path)
 
 

@@ -1,7 +1,7 @@
 """Cost models fitted to the tables of tuned problems, and how well what they choose compares with what was timed.
 
-``python -m report refit`` needs no GPU. For each GPU that has a table it writes the fits that `leanconv.tuning.fits`
-reads, and benchmarks/results/<gpu>/tuning.json for docs/tuning.md.
+``python -m report refit`` needs no GPU. For each GPU whose timed candidates are committed it writes the fits that
+`leanconv.perf.fits` reads, and benchmarks/results/<gpu>/tuning.json for docs/tuning.md.
 """
 
 from __future__ import annotations
@@ -19,16 +19,15 @@ import numpy as np
 
 from leanconv.algorithms import ALGORITHMS
 from leanconv.algorithms.base import LAUNCH_CYCLES, TimedAlgorithm
-from leanconv.bench import machine
 from leanconv.bench.format import Table as Columns
 from leanconv.call.explain import NOMINAL
 from leanconv.call.words import parse_problem
+from leanconv.perf import fits, tables
+from leanconv.perf.fits import Fit
+from leanconv.perf.tables import Table
 from leanconv.plan import Target
 from leanconv.problem import Problem
 from leanconv.runtime.files import write_text
-from leanconv.tuning import fits, tables
-from leanconv.tuning.fits import Fit
-from leanconv.tuning.tables import Table
 from report import markdown
 
 #: Clock cycles in a microsecond, the unit of predictions on an H200.
@@ -77,7 +76,7 @@ def points(table: Table, target: Target) -> list[Point]:
             continue
         predicted = {name: _predicted(name, problem, plain) for name in {each.algorithm for each in entry.timed}}
         for each in entry.timed:
-            cycles, kernels = predicted[each.algorithm].get(each.key, (math.inf, ""))
+            cycles, kernels = predicted[each.algorithm].get(each.key, (math.inf, {}))
             if each.us is not None and math.isfinite(cycles):
                 group = fits.group(_algorithm(each.algorithm), problem)
                 current = each.kernels == kernels
@@ -95,8 +94,8 @@ def _algorithm(name: str) -> Any:
     return next((a for a in ALGORITHMS if a.name == name), None)
 
 
-def _predicted(name: str, problem: Problem, target: Target) -> dict[Any, tuple[float, str]]:
-    """By configuration: predicted cycles, and the version of its kernels."""
+def _predicted(name: str, problem: Problem, target: Target) -> dict[Any, tuple[float, dict[str, str]]]:
+    """By configuration: predicted cycles, and the versions of its kernels."""
     algorithm = _algorithm(name)
     if not isinstance(algorithm, TimedAlgorithm) or algorithm.why_not(problem, target):
         return {}
@@ -196,10 +195,14 @@ def beside(table: Table) -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
-def measure(results: Path, folder: Path = tables.SHIPPED) -> list[Path]:
-    """Fit every table of ``folder``; returns the files that were written."""
+#: Every candidate that was timed, of which a release ships the winners: below the folder of a GPU's results.
+TIMED = "timed-candidates.json"
+
+
+def measure(results: Path) -> list[Path]:
+    """Fit the timed candidates of every GPU; returns the files that were written."""
     written = []
-    for path in sorted(folder.glob("*.json")):
+    for path in sorted(results.glob(f"*/{TIMED}")):
         table = Table.read(path)
         target = TARGETS.get(str(table.gpu.get("name")))
         some = points(table, target) if target else []
@@ -230,8 +233,8 @@ def measure(results: Path, folder: Path = tables.SHIPPED) -> list[Path]:
         }
         fit = {"gpu": table.gpu["name"], "fits": rounded}
         for file, content in (
-            (fits.FITS / path.name, fit),
-            (results / machine.slug({"gpu": table.gpu["name"]}) / "tuning.json", record),
+            (fits.file_of(str(table.gpu["name"])), fit),
+            (path.parent / "tuning.json", record),
         ):
             write_text(file, json.dumps(content, indent=1) + "\n")
             written.append(file)

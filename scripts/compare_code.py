@@ -13,10 +13,8 @@ that has every algorithm in each of them. Names of kernels, headers and constant
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
 import os
-import struct
 import subprocess
 import sys
 import tempfile
@@ -32,24 +30,6 @@ LIMITS = (None, 32 << 20)
 #: Problems sampled for each algorithm that ``auto`` takes, and for every algorithm that can run them; and launches that
 #: are compiled at most for each way of asking.
 EACH, EACH_OF_ALL, MOST_LAUNCHES = 5, 3, 60
-
-
-def machine_code(cubin: bytes) -> str:
-    """A hash of instructions and constants: the ELF sections .text and .nv.constant, and of .nv.shared the size."""
-    (at,) = struct.unpack_from("<Q", cubin, 40)
-    size, count, names_in = struct.unpack_from("<HHH", cubin, 58)
-    sections = [struct.unpack_from("<IIQQQQ", cubin, at + i * size) for i in range(count)]
-    names_at = sections[names_in][4]
-    found = []
-    for name_at, kind, _, _, offset, length in sections:
-        name = cubin[names_at + name_at : cubin.index(b"\0", names_at + name_at)].decode()
-        stem = next((stem for stem in (".text.", ".nv.constant", ".nv.shared.") if name.startswith(stem)), None)
-        if stem is not None:
-            # .nv.constant0.<symbol> is the launch's parameters
-            label = stem if stem != ".nv.constant" else name.split(".")[2]
-            content = cubin[offset : offset + length] if kind == 1 else b""
-            found.append((label, length, hashlib.sha256(content).hexdigest()))
-    return hashlib.sha256(json.dumps(sorted(found)).encode()).hexdigest()[:16]
 
 
 def problems() -> Iterator[tuple[str, list[Any]]]:
@@ -129,7 +109,7 @@ def collect(file: Path) -> None:
     with ThreadPoolExecutor(cores()) as pool:
         compiled = pool.map(lambda each: cache.compiled(each, NOMINAL.arch), every_launch.values())
         hashes = {
-            name: f"{machine_code(each.cubin)} {each.registers} registers {each.spill_bytes} spilled"
+            name: f"{each.code} {each.registers} registers {each.spill_bytes} spilled"
             for name, each in zip(every_launch, compiled, strict=True)
         }
     for by_name in code.values():

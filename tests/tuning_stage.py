@@ -13,11 +13,12 @@ from typing import Any
 import pytest
 
 from leanconv.call.choose import Candidate
+from leanconv.perf import tables
 from leanconv.plan import Launch, Plan
 from leanconv.problem import ConvProblem, Problem
 from leanconv.runtime import launch
 from leanconv.runtime.compile import Compiled
-from leanconv.tuning import search, tables
+from leanconv.tuning import search
 from leanconv.tuning.candidates import candidates_of
 from leanconv.tuning.search import Search
 from tests.conftest import HostDevice

@@ -6,12 +6,12 @@ from leanconv.call.ahead import Compilation, compile
 from leanconv.call.choose import NoAlgorithmError
 from leanconv.call.explain import algorithms
 from leanconv.call.weights import PreparedWeights, prepare_weights
+from leanconv.perf.tables import TableError
 from leanconv.problem import ConvProblem, FilterProblem
 from leanconv.runtime.compile import CompileError
 from leanconv.runtime.driver import CudaError, CudaUnavailableError, OutOfMemoryError
 from leanconv.tuning.record import tuning
 from leanconv.tuning.search import Tuning, WrongResultError, tune
-from leanconv.tuning.tables import TableError
 
 __version__ = "0.1.0"
 

@@ -14,10 +14,10 @@ from leanconv.algorithms import ALGORITHMS
 from leanconv.call.choose import by_model
 from leanconv.call.explain import NOMINAL
 from leanconv.call.words import format_problem
+from leanconv.perf import fits, tables
+from leanconv.perf.tables import Entry, Table, Timed
 from leanconv.problem import ConvProblem
-from leanconv.tuning import fits, tables
 from leanconv.tuning.candidates import candidates_of
-from leanconv.tuning.tables import Entry, Table, Timed
 from report import refit
 from report.pages import fill
 
@@ -29,7 +29,7 @@ LAYERS = [replace(LAYER, n=n) for n in range(8, 80, 8)]
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A table in which tensor_winograd took twice what it predicts, and all others what they do."""
-    monkeypatch.setattr(fits, "FITS", tmp_path / "fits")
+    monkeypatch.setattr(tables, "SHIPPED", tmp_path / "perf")
     fits.known.cache_clear()
     plain = replace(NOMINAL, model="")
     entries = {}
@@ -37,12 +37,12 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         timed = []
         for each in candidates_of(layer, plain, None):
             us = each.cost / refit.CYCLES * (2 if each.algorithm.name == "tensor_winograd" else 1)
-            timed.append(Timed(each.algorithm.name, dict(each.config.constants()), "0", us))  # type: ignore[union-attr]
+            timed.append(Timed(each.algorithm.name, dict(each.config.constants()), us, {"": "0"}))  # type: ignore[union-attr]
         won = min(timed, key=lambda each: each.us or 0)
         entries[format_problem(layer)] = Entry(
             tuple(timed), {"auto": won}, {"torch-fp32": 3 * (won.us or 0)}, "torch 9"
         )
-    path = tmp_path / "tables" / tables.file_name(NOMINAL.model)
+    path = tmp_path / "results" / "nvidia-h200" / refit.TIMED
     tables.update(path, Table(tables.gpu_record(NOMINAL), entries))
     yield path.parent
     fits.known.cache_clear()
@@ -57,8 +57,8 @@ def _over(name: str, layer: ConvProblem) -> float:
 
 def test_a_fit_is_found_and_obeyed(folder: Path, tmp_path: Path) -> None:
     assert by_model(LAYER, NOMINAL).algorithm.name == "tensor_winograd"
-    written = refit.measure(tmp_path / "results", folder)
-    assert [path.parent.name for path in written] == ["fits", "nvidia-h200"]
+    written = refit.measure(tmp_path / "results")
+    assert written == [tmp_path / "perf" / "nvidia-h200" / "fits.json", folder / "tuning.json"]
     assert 1.7 < _over("tensor_winograd", LAYER) < 2, "drawn to no fit: nine layers are few"
     assert _over("tensor_gemm", LAYER) == pytest.approx(1)
     assert by_model(LAYER, NOMINAL).algorithm.name == "tensor_gemm"
@@ -76,15 +76,16 @@ def test_a_fit_is_found_and_obeyed(folder: Path, tmp_path: Path) -> None:
 def test_times_of_earlier_kernels_are_left_out_where_others_suffice(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    table = Table.read(folder / tables.file_name(NOMINAL.model))
+    table = Table.read(folder / refit.TIMED)
     every = refit.points(table, NOMINAL)
     assert every and not any(point.current for point in every)
-    monkeypatch.setattr(tables, "kernels_of", lambda plan: "0" if "winograd" in plan.launches[0].header else "new")
+    kernels = {True: {"": "0"}, False: {"": "new"}}
+    monkeypatch.setattr(tables, "kernels_of", lambda plan: kernels["winograd" in plan.launches[0].header])
     monkeypatch.setattr(refit, "_ENOUGH", 9)
     some = refit.points(table, NOMINAL)
     assert len(some) == len(every), "others have no times of today's kernels"
     assert {p.current for p in some if "winograd" in p.algorithm} == {True}
-    monkeypatch.setattr(tables, "kernels_of", lambda plan: "0" if plan.launches[0].block == 384 else "new")
+    monkeypatch.setattr(tables, "kernels_of", lambda plan: kernels[plan.launches[0].block == 384])
     fewer = refit.points(table, NOMINAL)
     assert all(p.current for p in fewer if p.algorithm == "tensor_gemm") and 0 < len(fewer) < len(every)
     monkeypatch.setattr(refit, "_ENOUGH", 10)
@@ -106,14 +107,14 @@ def test_an_algorithm_without_times_begins_as_others_do(monkeypatch: pytest.Monk
 
 
 def test_a_damaged_fit_is_none(folder: Path, tmp_path: Path) -> None:
-    (tmp_path / "fits").mkdir()
-    (tmp_path / "fits" / tables.file_name(NOMINAL.model)).write_text('{"fits": [1]}')
+    fits.file_of(NOMINAL.model).parent.mkdir(parents=True)
+    fits.file_of(NOMINAL.model).write_text('{"fits": [1]}')
     assert fits.known(NOMINAL.model) == {} and _over("tensor_gemm", LAYER) == 1
 
 
-def test_the_shipped_fit_is_that_of_the_shipped_table() -> None:
+def test_the_shipped_fit_is_that_of_the_timed_candidates() -> None:
     """`python -m report refit` after every change of the table or of a cost model; what was reached is kept."""
-    path = tables.SHIPPED / tables.file_name(NOMINAL.model)
+    path = ROOT / "benchmarks/results/nvidia-h200" / refit.TIMED
     some = refit.points(Table.read(path), NOMINAL)
     shipped, fitted = fits.known(NOMINAL.model), refit.fitted(some)
     both = [p for p in some if p.group in shipped and p.group in fitted]

@@ -9,10 +9,10 @@ import pytest
 
 import leanconv
 from leanconv.call.choose import choose
+from leanconv.perf import tables
+from leanconv.perf.tables import Table
 from leanconv.runtime import launch
 from leanconv.runtime.timing import GpuClock
-from leanconv.tuning import tables
-from leanconv.tuning.tables import Table
 from leanconv.tuning.verify import verify
 
 pytestmark = pytest.mark.gpu
@@ -44,7 +44,7 @@ def test_problems_are_tuned_chosen_by_and_verified(folder: Path, rng: np.random.
     assert leanconv.tune(PROBLEMS, most=4, peers=False).timed == 0
     after = leanconv.conv2d(x, w, padding=1, layout="NHWC", device="cuda")
     np.testing.assert_allclose(after, before, rtol=1e-4, atol=1e-3)
-    table = Table.read(folder / tables.file_name(device.target.model))
+    table = Table.read(tables.path_of(folder, device.target.model))
     with GpuClock.opened(0) as clock:
         verdicts = list(verify(table, device.target, device, clock))
     assert [verdict.why for verdict in verdicts] == [""] * len(PROBLEMS)

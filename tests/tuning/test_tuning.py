@@ -14,15 +14,16 @@ import pytest
 
 import leanconv
 from leanconv.call.choose import by_model, choose
+from leanconv.perf import tables
 from leanconv.plan import Plan
 from leanconv.runtime.compile import CompileError
 from leanconv.runtime.driver import CudaError
-from leanconv.tuning import search, tables
+from leanconv.tuning import search
 from tests.conftest import says
 from tests.tuning_stage import LAYER, LAYERS, MODEL, Stage, stage
 
 __all__ = ["stage"]
-FILE = tables.file_name(MODEL)
+FILE = f"{tables.slug(MODEL)}.json"
 
 
 def stem(plan: Plan) -> str:
@@ -230,7 +231,7 @@ def test_what_was_far_behind_is_not_timed_with_new_kernels(
     slow, fair = stage.plan(stage.candidates()[3]), stage.plan(stage.candidates()[2])
     stage.times = lambda given: 900.0 if given == slow else 350.0 if given == fair else 300.0
     stage.search(tmp_path).run([LAYER])
-    monkeypatch.setattr(tables, "kernels_of", lambda plan: "changed")
+    monkeypatch.setattr(tables, "kernels_of", lambda plan: {"": "changed"})
     assert stage.search(tmp_path).run([LAYER]).timed == 3
     assert stage.search(tmp_path, again=True).run([LAYER]).timed == 4
 

@@ -9,17 +9,18 @@ from typing import Any
 
 import pytest
 
+import leanconv
 from leanconv.call.choose import choose
 from leanconv.call.words import format_problem
 from leanconv.cli import doctor
 from leanconv.cli.main import main
-from leanconv.tuning import tables
-from leanconv.tuning.tables import Table
+from leanconv.perf import tables
+from leanconv.perf.tables import Table
 from tests.conftest import line_of
 from tests.tuning_stage import LAYER, MODEL, Stage, stage
 
 __all__ = ["stage"]
-FILE = tables.file_name(MODEL)
+FILE = f"{tables.slug(MODEL)}.json"
 WORDS = format_problem(LAYER)
 NETWORK = """
 import torch
@@ -44,7 +45,7 @@ def test_a_problem_is_tuned_shown_exported_and_imported(
     code, out, _ = run("tune", "--show")
     assert code == 0 and "your table" in out and "300.00" in out
     code, out, _ = run("tune", "--verify")
-    assert code == 0 and "1 of 1 winners hold, and take 1.000 of their times" in out
+    assert code == 0 and "1 of 1 winners live, and take 1.000 of their times" in out
     exported = tmp_path / "other" / "mine.json"
     assert run("tune", "--export", exported)[0] == 0 and len(Table.read(exported)) == 1
     (tmp_path / FILE).unlink()
@@ -60,7 +61,7 @@ def test_a_winner_that_is_wrong_by_now_is_told(run: Any, stage: Stage, tmp_path:
     stage.search(tmp_path).run([LAYER])
     stage.factor = lambda plan: 3.0 if plan.launches[0].header != "direct.cuh" else 1.0
     code, out, _ = run("tune", "--verify")
-    assert code == 1 and f"{WORDS}, " in out and "differs from direct" in out and "0 of 1 winners hold" in out
+    assert code == 1 and f"{WORDS}, " in out and "differs from direct" in out and "0 of 1 winners live" in out
 
 
 def test_what_changed_kernels_have_made_void_is_tuned_anew(run: Any, stage: Stage, tmp_path: Path) -> None:
@@ -68,10 +69,13 @@ def test_what_changed_kernels_have_made_void_is_tuned_anew(run: Any, stage: Stag
     run("tune", WORDS, "--no-peers")
     assert "nothing to tune anew" in run("tune", "--refresh")[1]
     file = tmp_path / FILE
-    file.write_text(re.sub(r'"kernels":"[^"]*"', '"kernels":"old"', file.read_text()))
+    file.write_text(re.sub(r'"kernels":\{"(\w+)":"\w+"', r'"kernels":{"\1":"old"', file.read_text()))
     tables.forget()
     assert choose(LAYER, stage.target).source == tables.MODEL
-    assert "0 of 1 winners hold; leanconv tune --refresh" in run("tune", "--verify")[1]
+    code, out, _ = run("tune", "--verify")
+    assert code == 0 and "0 of 1 winners live; leanconv tune --refresh" in out and "kernels have changed: " in out
+    told = str(leanconv.explain(LAYER, device="cuda"))
+    assert "stale, of kernels before today's: " in told and "measured on such a GPU" not in told
     code, out, err = run("tune", "--refresh", "--no-peers")
     assert code == 0 and "1 problems tuned" in out, err
     assert choose(LAYER, stage.target).source == tables.USER
@@ -137,10 +141,10 @@ def test_the_page_runs(stage: Stage, capsys: pytest.CaptureFixture[str]) -> None
 def test_the_doctor_looks_at_the_tables(stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert doctor._tables().text.startswith("there is none")
     stage.search(tmp_path).run([LAYER])
-    assert doctor._tables().text == f"your table has 1 for {MODEL}, with 1 of 1 winners of today's kernels"
+    assert doctor._tables().text == f"your table has 1 for {MODEL}, 1 of 1 winners live"
     path = tmp_path / FILE
-    path.write_text(re.sub(r'"kernels": ?"', '"kernels":"0', path.read_text()))
-    assert doctor._tables().text.endswith("with 0 of 1 winners of today's kernels")
+    path.write_text(re.sub(r'"kernels":\{"(\w+)":"', r'"kernels":{"\1":"0', path.read_text()))
+    assert doctor._tables().text.endswith("0 of 1 winners live")
     (tmp_path / FILE).write_text("{")
     assert doctor._tables().state == "broken" and FILE in doctor._tables().text
     monkeypatch.setenv("LEANCONV_TUNING", "off")

@@ -16,21 +16,22 @@ import leanconv
 from leanconv.call.choose import Candidate, by_model, choose
 from leanconv.call.explain import NOMINAL
 from leanconv.call.words import format_problem, parse_problem
+from leanconv.perf import tables
+from leanconv.perf.tables import Entry, Table, TableError, Timed
 from leanconv.plan import Target
 from leanconv.runtime import cache
-from leanconv.tuning import tables
-from leanconv.tuning.tables import Entry, Table, TableError, Timed
+from leanconv.tuning import verify
 from tests.conftest import says
 from tests.tuning_stage import LAYER, MODEL, Stage, stage
 
 __all__ = ["stage"]
-FILE = tables.file_name(MODEL)
+FILE = f"{tables.slug(MODEL)}.json"
 
 
 def timed(candidate: Candidate, us: float, target: Target, problem: Any = LAYER) -> Timed:
     plan = candidate.plan(problem, target)
     config: Any = candidate.config
-    return Timed(candidate.algorithm.name, dict(config.constants()), tables.kernels_of(plan), us)
+    return Timed(candidate.algorithm.name, dict(config.constants()), us, tables.kernels_of(plan))
 
 
 def table(stage: Stage, place: int, problem: Any = LAYER) -> Table:
@@ -52,7 +53,7 @@ def configs(stage: Stage) -> list[Any]:
 def test_the_users_table_then_the_shipped_one_then_the_model(stage: Stage, tmp_path: Path) -> None:
     model, mine, shipped, session = configs(stage)
     assert chosen(stage) == (tables.MODEL, model)
-    tables.update(tmp_path / "shipped" / FILE, table(stage, 2))
+    tables.update(tables.path_of(tables.SHIPPED, MODEL), table(stage, 2))
     tables.forget()
     assert chosen(stage) == (tables.SHIPPED_TABLE, shipped)
     tables.update(tmp_path / FILE, table(stage, 1))
@@ -77,13 +78,21 @@ def test_by_name_the_quickest_of_that_algorithm_is_taken(stage: Stage, tmp_path:
 @pytest.mark.parametrize(
     "change",
     [
-        lambda each: each | {"kernels": "0" * 12},
+        lambda each: each | {"kernels": dict.fromkeys(each["kernels"], "0" * 12)},
         lambda each: each | {"algorithm": "fft"},
         lambda each: each | {"config": each["config"] | {"stages": 77}},
         lambda each: each | {"us": "fast"},
+        lambda each: each | {"kernels": "0" * 12},
         lambda each: [],
     ],
-    ids=["other kernels", "unknown algorithm", "unknown configuration", "no number", "no candidate"],
+    ids=[
+        "other kernels",
+        "unknown algorithm",
+        "unknown configuration",
+        "no number",
+        "kernels as before",
+        "no candidate",
+    ],
 )
 def test_what_does_not_hold_here_is_a_miss(stage: Stage, tmp_path: Path, change: Any) -> None:
     path = tmp_path / FILE
@@ -112,12 +121,25 @@ def test_unknown_entries_are_ignored_and_kept(stage: Stage, tmp_path: Path) -> N
 def test_a_table_from_a_newer_version_is_neither_read_nor_written(stage: Stage, tmp_path: Path) -> None:
     path = tmp_path / FILE
     tables.update(path, table(stage, 2))
-    path.write_text(path.read_text().replace('"format": 1', '"format": 2'))
+    path.write_text(path.read_text().replace('"format": 2', '"format": 3'))
     before = path.read_bytes()
     assert chosen(stage)[0] == tables.MODEL
-    with says(TableError, str(path), "newer version of leanconv: its format is 2"):
+    with says(TableError, str(path), "newer version of leanconv: its format is 3"):
         leanconv.tune([LAYER])
     assert path.read_bytes() == before and not stage.started
+
+
+def test_a_table_from_an_older_version_is_refused_by_name_and_kept_aside(stage: Stage, tmp_path: Path) -> None:
+    path = tmp_path / FILE
+    tables.update(path, table(stage, 2))
+    path.write_text(path.read_text().replace('"format": 2', '"format": 1'))
+    before = path.read_bytes()
+    assert chosen(stage)[0] == tables.MODEL
+    with says(TableError, str(path), "older version of leanconv: its format is 1, not 2"):
+        Table.read(path)
+    tables.forget()
+    leanconv.tune([LAYER])
+    assert path.with_suffix(".older").read_bytes() == before and chosen(stage)[0] == tables.USER
 
 
 def test_a_table_of_another_gpu_is_not_overwritten(stage: Stage, tmp_path: Path) -> None:
@@ -132,7 +154,7 @@ def test_a_table_of_another_gpu_is_not_overwritten(stage: Stage, tmp_path: Path)
     assert path.read_bytes() == before
 
 
-@pytest.mark.parametrize("text", ["", "{", "[1]", '{"format": 1, "gpu": {}, "problems": {\n"conv:'])
+@pytest.mark.parametrize("text", ["", "{", "[1]", '{"format": 2, "gpu": {}, "problems": {\n"conv:'])
 def test_a_damaged_table_is_a_miss_and_is_kept_aside(stage: Stage, tmp_path: Path, text: str) -> None:
     path = tmp_path / FILE
     path.write_text(text)
@@ -163,9 +185,9 @@ def test_processes_that_write_at_once_lose_nothing(tmp_path: Path) -> None:
     code = """
 import sys
 from pathlib import Path
-from leanconv.tuning.tables import Entry, Table, Timed, update
+from leanconv.perf.tables import Entry, Table, Timed, update
 for i in range(8):
-    won = Timed("direct", {"threads": 128}, "0", 1.0 + i)
+    won = Timed("direct", {"threads": 128}, 1.0 + i)
     entry = Entry((won,), {"auto": won})
     update(Path(sys.argv[1]), Table({"name": "g"}, {f"conv:n{sys.argv[2]},c{i}": entry, "conv:both": entry}))
 """
@@ -180,7 +202,7 @@ def test_comments_do_not_make_a_new_version(monkeypatch: pytest.MonkeyPatch, sta
     before = tables.kernels_of(plan)
     real = cache.headers
 
-    def kernels(change: Any) -> str:
+    def kernels(change: Any) -> dict[str, str]:
         monkeypatch.setattr(cache, "headers", lambda name: {key: change(text) for key, text in real(name).items()})
         tables._version.cache_clear()
         return tables.kernels_of(plan)
@@ -223,19 +245,44 @@ def test_a_choice_from_a_table_of_a_thousand_layers_is_quick(stage: Stage, tmp_p
     assert sorted(took)[len(took) // 4] < 4e-3, f"{1e3 * sorted(took)[len(took) // 4]:.2f} ms"
 
 
-def test_shipped_tables_are_read() -> None:
-    """Whether their kernels are still today's, `leanconv tune --verify` says; where they are not, the model chooses."""
-    paths = sorted(tables.SHIPPED.glob("*.json"))
-    assert tables.SHIPPED / tables.file_name(NOMINAL.model) in paths
-    for path in paths:
-        table = Table.read(path)
-        assert path.name == tables.file_name(table.gpu["name"]) and len(table)
-        if table.gpu["name"] == NOMINAL.model:
-            assert table.gpu == tables.gpu_record(NOMINAL)
-        for key in list(table)[::10]:
-            problem, entry = parse_problem(key), table.get(key)
-            assert format_problem(problem) == key and entry is not None and entry.winners
-            assert choose(problem, NOMINAL).source in (tables.SHIPPED_TABLE, tables.MODEL)
+SHIPPED = tables.path_of(tables.SHIPPED, NOMINAL.model)
+
+
+def test_shipped_winners_are_chosen() -> None:
+    """All of them, whatever headers say by now, and small."""
+    table = Table.read(SHIPPED)
+    assert table.gpu == tables.gpu_record(NOMINAL) and SHIPPED.stat().st_size < 200_000
+    live = []
+    for key, limit, winner in verify.winners(table):
+        problem = parse_problem(key)
+        assert format_problem(problem) == key and winner.us and winner.code
+        choice = choose(problem, NOMINAL, "auto", limit)
+        live.append((choice.source, choice.us) == (tables.SHIPPED_TABLE, winner.us))
+    assert len(live) >= 250 and sum(live) >= 0.95 * len(live)
+
+
+def check_code(every: int) -> None:
+    verdicts = list(verify.verify_code(Table.read(SHIPPED), NOMINAL, every))
+    dead = [f"{each.problem}: {each.why}" for each in verdicts if each.why]
+    assert verdicts and len(dead) <= 0.05 * len(verdicts), "\n".join(dead)
+
+
+@pytest.mark.usefixtures("nvrtc")
+def test_shipped_winners_have_the_code_that_was_timed() -> None:
+    """A sample of them; after a change that shall alter code, tune and `python scripts/ship_table.py`."""
+    check_code(every=16)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.usefixtures("nvrtc")
+def test_all_shipped_winners_have_the_code_that_was_timed() -> None:
+    check_code(every=1)
+
+
+def test_another_compiler_says_nothing_of_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cache, "compiler_version", lambda: "nvrtc 99")
+    with says(ValueError, Table.read(SHIPPED).compiler, "this is nvrtc 99"):
+        check_code(every=1)
 
 
 def test_the_model_alone_is_what_it_was(stage: Stage) -> None:

@@ -9,11 +9,11 @@ from math import inf
 from leanconv.algorithms import ALGORITHMS, batches
 from leanconv.algorithms.base import Algorithm, Config, GpuAlgorithm, TimedAlgorithm
 from leanconv.algorithms.bias_gradient import with_bias, without_bias
+from leanconv.perf import fits, tables
+from leanconv.perf.tables import MODEL, SHIPPED_TABLE, Timed
 from leanconv.plan import Plan, Target
 from leanconv.problem import Problem
 from leanconv.reference import CPU_ALGORITHMS
-from leanconv.tuning import fits, tables
-from leanconv.tuning.tables import MODEL, Timed
 
 
 class NoAlgorithmError(ValueError):
@@ -140,7 +140,18 @@ def tuned(problem: Problem, target: Target | None, name: str = "auto", limit: in
 def from_table(
     timed: Timed, problem: Problem, target: Target, name: str, limit: int | None, source: str
 ) -> Candidate | None:
-    """A timed candidate as one of today's; None where it is none any more: other kernels, limits or configurations."""
+    """A timed candidate as one of today's; None where it is none any more: other kernels, limits or configurations.
+
+    The shipped table is checked by machine code before a release (`leanconv tune --verify`), and not here.
+    """
+    candidate = untimed(timed, problem, target, name, limit)
+    if candidate is None or (source != SHIPPED_TABLE and tables.changed(timed, candidate.plan(problem, target))):
+        return None
+    return replace(candidate, source=source, us=timed.us)
+
+
+def untimed(timed: Timed, problem: Problem, target: Target, name: str, limit: int | None) -> Candidate | None:
+    """What a timed candidate is today, whether or not its kernels are those that were timed."""
     algorithm = next((a for a in ALGORITHMS if a.name == timed.algorithm and a.solves == problem.kind), None)
     if algorithm is None or algorithm.reasons(
         problem, target, workspace_limit(name, limit), count_prepared=limit is not None
@@ -148,9 +159,7 @@ def from_table(
         return None
     for cost, config in predicted(algorithm, problem, target):
         if dict(config.constants()) == timed.config:
-            candidate = Candidate(algorithm, (), config, cost, source, timed.us)
-            same = tables.kernels_of(candidate.plan(problem, target)) == timed.kernels
-            return candidate if same else None
+            return Candidate(algorithm, (), config, cost)
     return None
 
 

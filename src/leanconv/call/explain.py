@@ -9,15 +9,15 @@ from typing import Any
 from leanconv.algorithms import ALGORITHMS
 from leanconv.call import arguments
 from leanconv.call.bind import is_loaded
-from leanconv.call.choose import Candidate, pick, settle, survey, tuned, workspace_limit
+from leanconv.call.choose import Candidate, from_table, pick, settle, survey, tuned, workspace_limit
 from leanconv.call.describe import Described, check_problem
 from leanconv.call.run import check_torch_algorithm, left_to_the_library, torch_function
+from leanconv.perf import tables
 from leanconv.plan import Target
 from leanconv.problem import Problem
 from leanconv.reference import CPU_ALGORITHMS
 from leanconv.runtime import launch
 from leanconv.runtime.driver import CudaUnavailableError
-from leanconv.tuning import tables
 
 #: The GPU that `explain` assumes where none can be opened: an H200.
 NOMINAL = Target("sm_90a", 132, 227 * 1024, 228 * 1024, model="NVIDIA H200")
@@ -50,6 +50,8 @@ class Explanation:
     #: measured microseconds: of each algorithm the best, then of other libraries, the quickest first; empty where no
     #: table has the problem
     times: dict[str, float] = field(default_factory=dict)
+    #: those of kernels that have changed since
+    stale: dict[str, float] = field(default_factory=dict)
 
     def __str__(self) -> str:
         lines = [str(self.problem), f"  on   {self.where}", f"  runs {self.chosen or 'nothing'}: {self.why}"]
@@ -59,10 +61,9 @@ class Explanation:
         elif self.workspace_limit:
             lines.append(f"  with {self._limit()}")
         lines += [f"       {kernel}" for kernel in self.kernels]
-        if self.times:
-            lines.append(
-                "  measured on such a GPU: " + ", ".join(f"{name} {us:.4g} µs" for name, us in self.times.items())
-            )
+        for about, times in (("measured on such a GPU", self.times), ("stale, of kernels before today's", self.stale)):
+            if times:
+                lines.append(f"  {about}: " + ", ".join(f"{name} {us:.4g} µs" for name, us in times.items()))
         lines += [f"  not  {name}: {'; '.join(reasons)}" for name, reasons in self.others.items()]
         return "\n".join(lines)
 
@@ -177,12 +178,13 @@ def _on_gpu(problem: Problem, index: int, name: str, limit: int | None, compile_
     chosen = tuned(problem, target, name, limit) or pick(candidates, name)
     settled = None if chosen is None else settle(chosen, problem, target, name, limit)
     why = _why(candidates, chosen, name) + ", over all batches" * (problem.batch_invariant and name == "auto")
+    times, stale = _times(problem, target)
     explanation = Explanation(
         problem, where, chosen.algorithm.name if chosen else None, why,
         workspace_bytes=chosen.algorithm.workspace_bytes(problem) if chosen else 0,
         prepared_bytes=chosen.algorithm.prepared_bytes(problem) if chosen else 0,
         workspace_limit=workspace_limit(name, limit), others=_others(candidates, chosen, problem),
-        source=chosen.source if chosen else tables.MODEL, times=_times(problem, target),
+        source=chosen.source if chosen else tables.MODEL, times=times, stale=stale,
     )  # fmt: skip
     if settled is None or device is None:
         return explanation
@@ -197,13 +199,18 @@ def _on_gpu(problem: Problem, index: int, name: str, limit: int | None, compile_
     return replace(explanation, config=str(settled.config), kernels=kernels)
 
 
-def _times(problem: Problem, target: Target) -> dict[str, float]:
-    """What tables know: of each algorithm the least time, those of other libraries too; the user's table wins."""
+def _times(problem: Problem, target: Target) -> tuple[dict[str, float], dict[str, float]]:
+    """What tables know: of each algorithm the least time, those of other libraries too; then, of algorithms without
+    such a time, that of kernels that have changed since. The user's table wins."""
     found: dict[str, float] = {}
-    for _, entry in tables.known(problem, target):
+    stale: dict[str, float] = {}
+    for source, entry in tables.known(problem, target):
         times: dict[str, float] = dict(entry.peers)
         for each in entry.timed:
             if each.us is not None:
-                times[each.algorithm] = min(each.us, times.get(each.algorithm, inf))
+                live = from_table(each, problem, target, each.algorithm, None, source) is not None
+                here = times if live else stale
+                here[each.algorithm] = min(each.us, here.get(each.algorithm, inf))
         found = times | found
-    return dict(sorted(found.items(), key=lambda pair: pair[1]))
+    found, stale = (dict(sorted(each.items(), key=lambda pair: pair[1])) for each in (found, stale))
+    return found, {name: us for name, us in stale.items() if name not in found}

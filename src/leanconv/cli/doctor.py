@@ -19,14 +19,14 @@ from leanconv import api
 from leanconv.algorithms import ALGORITHMS
 from leanconv.bench.machine import installed_version
 from leanconv.call.explain import NOMINAL
+from leanconv.perf import tables
+from leanconv.perf.tables import Table
 from leanconv.plan import Target
 from leanconv.problem import ConvProblem
 from leanconv.runtime import cache, env, launch
 from leanconv.runtime import compile as compiler
 from leanconv.runtime.driver import CudaUnavailableError, driver, version_text
 from leanconv.runtime.probe import why_no_gpu
-from leanconv.tuning import tables
-from leanconv.tuning.tables import Table
 from leanconv.tuning.verify import files, verify
 
 #: Packages worth a line, each with the distributions that may bring it.
@@ -235,19 +235,19 @@ def _tables() -> Finding:
     for source, path in files():
         try:
             table = Table.read(path)
-            found.append(f"{source} has {len(table)} for {table.gpu.get('name')}{_holding(table)}")
+            found.append(f"{source} has {len(table)} for {table.gpu.get('name')}{_holding(table, source)}")
         except ValueError as error:
             return Finding(name, "broken", str(error), "move it away; leanconv tune writes a new one")
     return Finding(name, "ok", "; ".join(found) or "there is none; leanconv tune writes one")
 
 
-def _holding(table: Table) -> str:
-    """How many of a table's winners are of today's kernels, where this machine or an H200 can tell."""
+def _holding(table: Table, source: str) -> str:
+    """How many of a table's winners can run, with the kernels they were timed with, where this machine can tell."""
     targets = [NOMINAL] if why_no_gpu() else [NOMINAL, launch.open_device(0).target]
     for target in targets:
         if tables.gpu_record(target) == table.gpu:
-            held = [not verdict.why for verdict in verify(table, target)]
-            return f", with {sum(held)} of {len(held)} winners of today's kernels"
+            held = [not verdict.why for verdict in verify(table, target, source)]
+            return f", {sum(held)} of {len(held)} winners live"
     return ""
 
 

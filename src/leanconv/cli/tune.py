@@ -17,16 +17,16 @@ from leanconv.bench import cases_of, with_batch
 from leanconv.bench.terminal import console
 from leanconv.call import arguments, words
 from leanconv.call.explain import NOMINAL
+from leanconv.perf import tables
+from leanconv.perf.tables import Table, TableError
 from leanconv.plan import Target
 from leanconv.problem import PRECISIONS, Problem
-from leanconv.runtime import env, launch
+from leanconv.runtime import cache, env, launch
 from leanconv.runtime.driver import CudaUnavailableError
 from leanconv.runtime.progress import progress
 from leanconv.runtime.timing import GpuClock
-from leanconv.tuning import tables
 from leanconv.tuning.search import Tuning, tune
-from leanconv.tuning.tables import Table, TableError
-from leanconv.tuning.verify import files, todays, verify, winners
+from leanconv.tuning.verify import files, todays, verify, verify_code, winners
 
 _MODEL = re.compile(r"(.+\.py):([A-Za-z_]\w*)")
 
@@ -163,18 +163,23 @@ def show() -> None:
         print(f"there is no table; leanconv tune writes one into {tables.user_folder()}")
 
 
+#: Of the winners of a shipped table so many must live.
+LEAST_LIVE = 0.95
+
+
 def check(device: str) -> bool:
-    """Check every table of this machine's GPU, or an H200's without one; whether nothing computes wrong values."""
+    """Check every table of this machine's GPU, or an H200's without one; whether nothing computes wrong values, and
+    enough winners of the shipped table live."""
     try:
         on = launch.open_device(launch.device_index(device))
     except CudaUnavailableError as error:
         print(f"neither values nor times are checked: {error}")
-        return all([_check(path, NOMINAL, None, None) for _, path in files()])
+        return all([_check(source, path, NOMINAL, None, None) for source, path in files()])
     with GpuClock.opened(launch.device_index(device)) as clock:
-        return all([_check(path, on.target, on, clock) for _, path in files()])
+        return all([_check(source, path, on.target, on, clock) for source, path in files()])
 
 
-def _check(path: Path, target: Target, device: Any, clock: Any) -> bool:
+def _check(source: str, path: Path, target: Target, device: Any, clock: Any) -> bool:
     try:
         table = Table.read(path)
     except TableError as error:
@@ -183,22 +188,31 @@ def _check(path: Path, target: Target, device: Any, clock: Any) -> bool:
     if table.gpu != tables.gpu_record(target):
         print(f"{path} is for {table.gpu.get('name')}")
         return True
+    shipped = source == tables.SHIPPED_TABLE
+    verdicts = verify(table, target, source, device, clock)
+    if shipped and device is None:
+        try:
+            cache.compiler_version()
+            verdicts = verify_code(table, target)
+        except (CudaUnavailableError, ValueError) as error:
+            print(f"machine code is not compared: {error}")
     found = []
     with progress(len(table)) as begin:
-        for verdict in verify(table, target, device, clock):
+        for verdict in verdicts:
             begin(verdict.problem)
             found.append(verdict)
     stale, wrong = [v for v in found if v.why and not v.wrong], [v for v in found if v.wrong]
     for verdict in (*wrong, *stale):
         print(f"{verdict.problem}, {verdict.winner.algorithm}: {verdict.why}")
     ratios = [v.us / v.winner.us for v in found if v.us and v.winner.us]
-    text = f"{path}: {len(found) - len(stale) - len(wrong)} of {len(found)} winners hold"
+    live = len(found) - len(stale) - len(wrong)
+    text = f"{path}: {live} of {len(found)} winners live"
     if stale:
-        text += "; leanconv tune --refresh tunes those of changed kernels anew"
+        text += "; leanconv tune --refresh tunes the others anew"
     if ratios:
         text += f", and take {statistics.geometric_mean(ratios):.3f} of their times ({max(ratios):.2f} at most)"
     print(text)
-    return not wrong
+    return not wrong and not (shipped and live < LEAST_LIVE * len(found))
 
 
 def outdated(device: str) -> dict[int | None, list[Problem]]:
@@ -206,9 +220,10 @@ def outdated(device: str) -> dict[int | None, list[Problem]]:
     workspace."""
     target = launch.open_device(launch.device_index(device)).target
     holds: dict[tuple[str, int | None], bool] = {}
-    for table in filter(None, (tables.table_of(folder, target) for _, folder in tables.folders())):
-        for key, limit, winner in winners(table):
-            current = not isinstance(todays(key, limit, winner, target), str)
+    for source, folder in tables.folders():
+        table = tables.table_of(folder, target)
+        for key, limit, winner in () if table is None else winners(table):
+            current = not isinstance(todays(key, limit, winner, target, source), str)
             holds[key, limit] = current or holds.get((key, limit), False)
     found: dict[int | None, list[Problem]] = {}
     for key, limit in (each for each, current in holds.items() if not current):
@@ -222,7 +237,7 @@ def export_table(target: Path) -> None:
     folder = tables.user_folder()
     found = sorted(folder.glob("*.json"))
     try:
-        found = [folder / tables.file_name(launch.open_device(0).target.model)]
+        found = [tables.path_of(folder, launch.open_device(0).target.model)]
     except CudaUnavailableError:
         pass
     found = [path for path in found if path.is_file()]
@@ -239,6 +254,6 @@ def import_table(source: Path) -> None:
     if env.tuning_mode() != "on":
         raise ValueError(f"LEANCONV_TUNING={env.tuning_mode()}: no table is written")
     table = Table.read(source)
-    path = tables.user_folder() / tables.file_name(str(table.gpu.get("name")))
+    path = tables.path_of(tables.user_folder(), str(table.gpu.get("name")))
     merged = tables.update(path, table)
     print(f"{path}: {len(merged)} problems of {table.gpu.get('name')}, {len(table)} of them imported")

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import re
+import struct
 import threading
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,6 +34,28 @@ class Compiled:
     stack_bytes: int
     #: sentences of the compiler on what it could not do: products that wait for each other, registers not passed on
     advice: tuple[str, ...] = ()
+
+    @property
+    def code(self) -> str:
+        """A hash of the instructions and the constants, whatever the kernel and its parameters are called."""
+        found = []
+        for name, content, size in _sections(self.cubin):
+            if name.startswith((".text.", ".nv.shared.")):
+                found.append((name.split(".")[1], size, hashlib.sha256(content).hexdigest()))
+            elif name.startswith(".nv.constant"):
+                found.append((name.split(".")[2], size, hashlib.sha256(content).hexdigest()))
+        return hashlib.sha256(repr(sorted(found)).encode()).hexdigest()[:16]
+
+
+def _sections(cubin: bytes) -> Iterator[tuple[str, bytes, int]]:
+    """Name, content and size of each section of an ELF file; what has a size alone has no content."""
+    (at,) = struct.unpack_from("<Q", cubin, 40)
+    size, count, of_names = struct.unpack_from("<HHH", cubin, 58)
+    sections = [struct.unpack_from("<IIQQQQ", cubin, at + i * size) for i in range(count)]
+    names = sections[of_names][4]
+    for name_at, kind, _, _, offset, length in sections:
+        name = cubin[names + name_at : cubin.index(b"\0", names + name_at)].decode()
+        yield name, cubin[offset : offset + length] if kind == 1 else b"", length
 
 
 class CompileError(RuntimeError):

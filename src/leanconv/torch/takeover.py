@@ -25,6 +25,7 @@ from leanconv.call import arguments, bind, describe
 from leanconv.call.choose import NoAlgorithmError
 from leanconv.call.describe import Described
 from leanconv.dtypes import DTYPES
+from leanconv.perf import fits, tables
 from leanconv.problem import PRECISIONS, ConvProblem, Precision
 from leanconv.runtime.compile import CompileError
 from leanconv.runtime.driver import CudaUnavailableError
@@ -46,7 +47,6 @@ from leanconv.torch.layers import (
     why_never,
 )
 from leanconv.torch.report import Line, Report
-from leanconv.tuning import fits, tables
 
 #: where the kernels are registered; tests, which have no GPU, register them for the CPU
 _KEY = "CUDA"

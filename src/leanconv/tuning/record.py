@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from leanconv.call import arguments, bind, ready
+from leanconv.perf import tables
 from leanconv.problem import Problem
 from leanconv.runtime import env
-from leanconv.tuning import tables
 from leanconv.tuning.search import Tuning, is_tuned, tune
 
 

@@ -15,16 +15,16 @@ from time import perf_counter
 from leanconv.call import arguments, ready, words
 from leanconv.call.ahead import checked_problems
 from leanconv.call.choose import Candidate, from_table
+from leanconv.perf import tables
+from leanconv.perf.tables import Entry, Table, Timed
 from leanconv.problem import Problem
 from leanconv.runtime import env, launch
 from leanconv.runtime.driver import CudaError
 from leanconv.runtime.launch import Device
 from leanconv.runtime.progress import progress as progress_bar
 from leanconv.runtime.timing import Clock, GpuClock
-from leanconv.tuning import tables
 from leanconv.tuning.buffers import Buffers, buffers
 from leanconv.tuning.candidates import MOST, candidates_of
-from leanconv.tuning.tables import Entry, Table, Timed
 from leanconv.tuning.trials import Check, Compiler, Running, Skipped, Work, key_of
 
 #: A winner is this much quicker than what was chosen before, which keeps its place otherwise.
@@ -175,7 +175,7 @@ class Search:
         again: bool = False, most: int = MOST, peers: Peers | None = None,
     ) -> None:  # fmt: skip
         self._device, self._clock, self._target = device, clock, device.target
-        self._path = folder / tables.file_name(device.target.model)
+        self._path = tables.path_of(folder, device.target.model)
         self._folder, self._limit, self._write = folder, limit, write
         self._again, self._most, self._peers = again, most, peers
         self._wrong: list[str] = []

@@ -12,6 +12,8 @@ import numpy as np
 
 from leanconv.call.choose import Candidate
 from leanconv.call.run import roles_of
+from leanconv.perf import tables
+from leanconv.perf.tables import Entry, Timed
 from leanconv.plan import Plan
 from leanconv.problem import Problem
 from leanconv.reference import CPU_ALGORITHMS
@@ -20,10 +22,8 @@ from leanconv.runtime.driver import CudaError, OutOfMemoryError
 from leanconv.runtime.launch import Device, Executable
 from leanconv.runtime.threads import cores
 from leanconv.runtime.timing import Clock
-from leanconv.tuning import tables
 from leanconv.tuning.buffers import Buffers, buffers, difference, random_block, terms_of
 from leanconv.tuning.candidates import independent, tolerance
-from leanconv.tuning.tables import Entry, Timed
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -82,14 +82,14 @@ class Work:
         self._device, target = device, device.target
         self.plans: dict[int, Plan] = {id(each): each.plan(problem, target) for each in candidates}
         self.keys = {key_of(each) for each in candidates}
-        timed = {(each.key, each.kernels) for each in entry.timed}
-        self.new = [each for each in candidates if again or (key_of(each), self._kernels(each)) not in timed]
+        known = {each.key: each for each in entry.timed}
+        self.new = [each for each in candidates if again or self._is_new(each, known.get(key_of(each)))]
         self.references = independent(problem, target, self.new) if self.new and problem.kind == "conv2d" else []
         self.plans |= {id(each): each.plan(problem, target) for each in self.references}
         self._compiled = {id(each): compiler.begin(self.plans[id(each)]) for each in (*self.references, *self.new)}
 
-    def _kernels(self, candidate: Candidate) -> str:
-        return tables.kernels_of(self.plans[id(candidate)])
+    def _is_new(self, candidate: Candidate, timed: Timed | None) -> bool:
+        return timed is None or bool(tables.changed(timed, self.plans[id(candidate)]))
 
     def executable(self, candidate: Candidate, spills: bool = True) -> Executable:
         """The kernels of a candidate, loaded. Raises Skipped where they need more than there is."""
@@ -102,8 +102,8 @@ class Work:
     def timed(self, candidate: Candidate, us: float | None, runs: int, why: str = "") -> Timed:
         plan = self.plans[id(candidate)]
         return Timed(
-            candidate.algorithm.name, constants_of(candidate), self._kernels(candidate),
-            None if us is None else float(f"{us:.5g}"), plan.workspace_bytes, plan.prepared_bytes, runs, why,
+            candidate.algorithm.name, constants_of(candidate), None if us is None else float(f"{us:.5g}"),
+            tables.kernels_of(plan), plan.workspace_bytes, plan.prepared_bytes, runs, why,
         )  # fmt: skip
 
 

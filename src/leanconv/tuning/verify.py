@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 from leanconv.call import words
-from leanconv.call.choose import Candidate, from_table
-from leanconv.plan import Target
+from leanconv.call.choose import Candidate, untimed
+from leanconv.perf import tables
+from leanconv.perf.tables import NO_LIMIT, SHIPPED_TABLE, Entry, Table, Timed
+from leanconv.plan import Plan, Target
+from leanconv.runtime import cache
 from leanconv.runtime.launch import Device
+from leanconv.runtime.threads import cores
 from leanconv.runtime.timing import Clock
-from leanconv.tuning import tables
 from leanconv.tuning.buffers import buffers
-from leanconv.tuning.tables import NO_LIMIT, Entry, Table, Timed
 from leanconv.tuning.trials import Check, Compiler, Running, Work
 
 #: Samples of a winner.
@@ -41,27 +45,58 @@ def winners(table: Table) -> Iterator[tuple[str, int | None, Timed]]:
             yield key, None if limit == NO_LIMIT else int(limit), winner
 
 
-def todays(key: str, limit: int | None, winner: Timed, target: Target) -> Candidate | str:
-    """A winner as one of today's candidates, or why it is none."""
+def todays(key: str, limit: int | None, winner: Timed, target: Target, source: str) -> Candidate | str:
+    """A winner as one of today's candidates, or why it is none. Kernels of a shipped table are not looked at."""
     try:
         problem = words.parse_problem(key)
     except ValueError as error:
         return str(error)
-    candidate = from_table(winner, problem, target, "auto", limit, tables.USER)
-    return "its kernels have changed, or it can no longer run" if candidate is None else candidate
+    candidate = untimed(winner, problem, target, "auto", limit)
+    if candidate is None:
+        return "it can no longer run, or is no configuration any more"
+    names = [] if source == SHIPPED_TABLE else tables.changed(winner, candidate.plan(problem, target))
+    return f"kernels have changed: {', '.join(names)}" if names else candidate
 
 
-def verify(table: Table, target: Target, device: Device | None = None, clock: Clock | None = None) -> Iterator[Verdict]:
+def code_of(plan: Plan, arch: str) -> str:
+    """A hash of the machine code of a plan's launches; compiles what is not on disk."""
+    codes = [cache.compiled(launch, arch).code for launch in plan.every_launch]
+    return hashlib.sha256("".join(codes).encode()).hexdigest()[:16]
+
+
+def verify_code(table: Table, target: Target, every: int = 1) -> Iterator[Verdict]:
+    """Compare the machine code of every winner of a shipped table, or of ``every`` so many, with what was timed.
+
+    Raises ValueError where the compiler is another one than that of the table.
+    """
+    if table.compiler != cache.compiler_version():
+        raise ValueError(f"the table has machine code of {table.compiler}, and this is {cache.compiler_version()}")
+
+    def verdict(found: tuple[str, int | None, Timed]) -> Verdict:
+        key, limit, winner = found
+        candidate = todays(key, limit, winner, target, SHIPPED_TABLE)
+        if isinstance(candidate, str):
+            return Verdict(key, winner, candidate)
+        same = code_of(candidate.plan(words.parse_problem(key), target), target.arch) == winner.code
+        return Verdict(key, winner, "" if same else "its machine code has changed")
+
+    with ThreadPoolExecutor(cores()) as pool:
+        yield from pool.map(verdict, list(winners(table))[::every])
+
+
+def verify(
+    table: Table, target: Target, source: str, device: Device | None = None, clock: Clock | None = None
+) -> Iterator[Verdict]:
     """Check every winner; on a ``device`` also its values, by another algorithm, and its time."""
     if device is None or clock is None:
         for key, limit, winner in winners(table):
-            found = todays(key, limit, winner, target)
+            found = todays(key, limit, winner, target, source)
             yield Verdict(key, winner, found if isinstance(found, str) else "")
         return
     with Compiler(device) as compiler:
         works: list[tuple[str, Timed, Work | str]] = []
         for key, limit, winner in winners(table):
-            found = todays(key, limit, winner, target)
+            found = todays(key, limit, winner, target, source)
             work = found if isinstance(found, str) else _work(key, found, device, compiler)
             works.append((key, winner, work))
         for key, winner, work in works:
@@ -90,5 +125,5 @@ def files(folder: Path | None = None) -> Iterator[tuple[str, Path]]:
     """Every table there is: whose it is, and its file."""
     places = tables.folders() if folder is None else [(tables.USER, folder)]
     for source, place in places:
-        for path in sorted(place.glob("*.json")):
+        for path in sorted(place.glob("*/winners.json" if source == SHIPPED_TABLE else "*.json")):
             yield source, path

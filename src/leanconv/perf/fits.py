@@ -1,7 +1,7 @@
 """Cost models fitted to a GPU: by how much the times of an algorithm differ there from what it predicts.
 
-``fits/<gpu>.json`` has three numbers for each algorithm, layout and operation (`Fit`); `python -m report refit` makes
-it from the tables of tuned problems. Without them a prediction stays as it is.
+``perf/<gpu>/fits.json`` has three numbers for each algorithm, layout and operation (`Fit`); `python -m report refit`
+makes it from timed candidates. Without them a prediction stays as it is.
 """
 
 from __future__ import annotations
@@ -14,12 +14,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from leanconv.algorithms.base import Algorithm
+from leanconv.perf import tables
 from leanconv.plan import Target
 from leanconv.problem import Problem
-from leanconv.tuning.tables import file_name
-
-FITS = Path(__file__).resolve().parent / "fits"
-
 
 #: What is fitted to algorithms of which too few times are known, and whose predictions leave out a launch.
 OTHERS = "others"
@@ -95,12 +92,17 @@ def fitted(algorithm: Algorithm, problem: Problem, target: Target, *, runs: bool
     return fit.with_prepared(preparing_cycles(algorithm, problem, target) if runs and fit.preparing else 0.0)
 
 
+def file_of(model: str) -> Path:
+    """Where the fits of a GPU model are."""
+    return tables.SHIPPED / tables.slug(model) / "fits.json"
+
+
 @cache
 def known(model: str) -> Mapping[str, Fit]:
     """The fits of a GPU model by group; none where there is no such file, or a damaged one."""
     found: dict[str, Fit] = {}
     with suppress(OSError, ValueError, TypeError, AttributeError):
-        record = json.loads((FITS / file_name(model)).read_text(encoding="utf-8"))
+        record = json.loads(file_of(model).read_text(encoding="utf-8"))
         found = {
             str(name): Fit(*(float(each.get(field, default)) for field, default in Fit._field_defaults.items()))
             for name, each in record["fits"].items()

@@ -1,15 +1,19 @@
-"""Tables of tuned problems: what each candidate took on one GPU model, and which of them is chosen.
+"""Tables of tuned problems: what candidates took on one GPU model, and which of them is chosen.
 
-A table is a file of JSON, one for each GPU model, ``<gpu>.json``: first the ``format`` and the ``gpu`` it holds for,
-then ``problems``, a line for each, by its words (`leanconv.call.words`)::
+A user's table is a file of JSON, one for each GPU model, ``<gpu>.json``: first the ``format`` and the ``gpu`` it holds
+for, then ``problems``, a line for each, by its words (`leanconv.call.words`)::
 
-    {"format": 1, "gpu": {"name": "NVIDIA H200", ...}, "problems": {
+    {"format": 2, "gpu": {"name": "NVIDIA H200", ...}, "problems": {
     "conv:n8,c64,...": {"winners": {"auto": 0}, "timed": [{"algorithm": ..., "config": ..., "us": ...}, ...], ...},
     }}
 
 ``winners`` has the number of the chosen candidate for each limit of workspace; ``peers`` what other libraries took. A
-candidate counts as long as the kernels it was timed with (``kernels``, a hash) are those of this version. The user's
-tables are asked first, then those that come with leanconv. Whatever cannot be read is a miss.
+candidate counts as long as the kernels it was timed with (``kernels``, a hash of the sources of each) are those of this
+version.
+
+The shipped table, ``perf/<gpu>/winners.json``, has the same form with the winners alone. It is made for a release and
+valid for the release: each winner has a hash of its machine code (``code``, made by ``compiler``), which `leanconv tune
+--verify` compares. The user's tables are asked first, then the shipped one. Whatever cannot be read is a miss.
 """
 
 from __future__ import annotations
@@ -31,10 +35,11 @@ from leanconv.runtime import cache as kernel_cache
 from leanconv.runtime import env
 from leanconv.runtime.files import whole
 
-#: counts up when older versions could not read a table any more
-FORMAT = 1
-SHIPPED = Path(__file__).resolve().parent / "shipped"
-#: What spoke for a choice.
+#: Counts up when what a table says has another meaning: others are refused by name.
+FORMAT = 2
+#: A folder for each GPU model, with what was measured there: ``winners.json``, ``fits.json``.
+SHIPPED = Path(__file__).resolve().parent
+#: The source of a choice.
 USER, SHIPPED_TABLE, MODEL = "your table", "the shipped table", "the cost model"
 #: The key of a choice without a limit in ``winners``.
 NO_LIMIT = "auto"
@@ -53,16 +58,18 @@ class Timed:
 
     algorithm: str
     config: Mapping[str, int]
-    #: hash of its kernels
-    kernels: str
     #: None where it did not run, or was wrong
     us: float | None
+    #: a hash of the sources of each of its kernels, by the kernel's name
+    kernels: Mapping[str, str] = field(default_factory=dict)
     workspace: int = 0
     prepared: int = 0
     #: samples that ``us`` is the median of; few where it was far behind
     runs: int = 0
     #: why there is no time
     why: str = ""
+    #: a hash of the machine code, of winners of a shipped table
+    code: str = ""
 
     @property
     def key(self) -> tuple[Any, ...]:
@@ -108,7 +115,7 @@ class Entry:
         places = {each.key: i for i, each in enumerate(timed)}
         record: dict[str, Any] = {
             "winners": {limit: places[each.key] for limit, each in self.winners.items() if each.key in places},
-            "timed": [{k: v for k, v in vars(each).items() if v not in ("", None)} for each in timed],
+            "timed": [{k: v for k, v in vars(each).items() if v not in ("", None, {})} for each in timed],
         }
         if self.peers:
             record |= {"peers": dict(self.peers), "versions": self.versions}
@@ -122,7 +129,7 @@ class Entry:
         for each in timed:
             if not isinstance(each.algorithm, str) or not (each.us is None or each.us > 0):
                 raise ValueError(each)
-            dict(each.config)
+            dict(each.config), dict(each.kernels)
         winners = {str(limit): timed[place] for limit, place in record["winners"].items() if 0 <= place < len(timed)}
         peers = {str(name): float(us) for name, us in record.get("peers", {}).items()}
         return cls(timed, winners, peers, str(record.get("versions", "")))
@@ -138,31 +145,45 @@ def gpu_record(target: Target) -> dict[str, Any]:
     return {"name": target.model, "arch": target.arch, "multiprocessors": target.multiprocessors}
 
 
-def file_name(model: str) -> str:
-    """The name of the table of a GPU model: ``nvidia-h200.json``."""
-    return re.sub(r"[^a-z0-9]+", "-", model.lower()).strip("-") + ".json"
+def slug(model: str) -> str:
+    """A GPU model as files are called: ``nvidia-h200``."""
+    return re.sub(r"[^a-z0-9]+", "-", model.lower()).strip("-")
+
+
+def path_of(folder: Path, model: str) -> Path:
+    """The table of a GPU model in a folder of the user's, or in the package's."""
+    return folder / slug(model) / "winners.json" if folder == SHIPPED else folder / f"{slug(model)}.json"
 
 
 @cache
-def _version(headers: tuple[str, ...]) -> str:
+def _version(header: str) -> str:
     digest = hashlib.sha256()
-    texts = {name: text for header in headers for name, text in kernel_cache.headers(header).items()}
-    for name, text in sorted(texts.items()):
+    for name, text in sorted(kernel_cache.headers(header).items()):
         digest.update(name.encode() + b"\0" + b"".join(_COMMENT.sub(b"", text).split()) + b"\0")
     return digest.hexdigest()[:12]
 
 
-def kernels_of(plan: Plan) -> str:
-    """The version of a plan's kernels: a hash of their sources, which comments and spaces do not change."""
-    return _version(tuple(sorted({launch.header for launch in plan.every_launch})))
+def kernels_of(plan: Plan) -> dict[str, str]:
+    """The versions of a plan's kernels: hashes of their sources, which comments and spaces do not change."""
+    return {launch.symbol: _version(launch.header) for launch in plan.every_launch}
+
+
+def changed(timed: Timed, plan: Plan) -> list[str]:
+    """The kernels of ``plan`` that are others than those that were timed."""
+    return [name for name, version in kernels_of(plan).items() if timed.kernels.get(name) != version]
 
 
 class Table:
     """A table in memory. A line is found and parsed when its problem is first asked for: 2 MB are read in 2 ms."""
 
-    def __init__(self, gpu: Mapping[str, Any], lines: Mapping[str, Any] | None = None, body: str = "") -> None:
-        """``lines`` has what each problem has in the file, as JSON or an Entry; or ``body`` is the lines themselves."""
-        self.gpu = dict(gpu)
+    def __init__(
+        self, gpu: Mapping[str, Any], lines: Mapping[str, Any] | None = None, body: str = "", compiler: str = ""
+    ) -> None:
+        """``lines`` has what each problem has in the file, as JSON or an Entry; or ``body`` is the lines themselves.
+
+        ``compiler`` is the version that made the machine code of a shipped table.
+        """
+        self.gpu, self.compiler = dict(gpu), compiler
         self._known: dict[str, Any] = dict(lines or {})
         self._body = body
 
@@ -176,11 +197,13 @@ class Table:
         try:
             header = json.loads(head + '"problems": {}}' if ours else text)
             form, gpu, lines = header["format"], dict(header["gpu"]), dict(header["problems"])
+            compiler = str(header.get("compiler", ""))
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise TableError(f"{path} is no table of tuned problems, or a damaged one: {error}") from None
-        if not isinstance(form, int) or form > FORMAT:
-            raise TableError(f"{path} is from a newer version of leanconv: its format is {form}, not {FORMAT}")
-        return cls(gpu, lines, "\n" + body if ours else "")
+        if form != FORMAT:
+            age = "an older" if isinstance(form, int) and form < FORMAT else "a newer"
+            raise TableError(f"{path} is from {age} version of leanconv: its format is {form}, not {FORMAT}")
+        return cls(gpu, lines, "\n" + body if ours else "", compiler)
 
     @property
     def _lines(self) -> dict[str, Any]:
@@ -230,7 +253,8 @@ class Table:
         """As a file has it; what has not been asked for stays as it was read."""
         lines = ",\n".join(f"{json.dumps(key)}: {_as_text(entry)}" for key, entry in sorted(self._lines.items()))
         lines = f"\n{lines}\n" if lines else ""
-        return f'{{"format": {FORMAT}, "gpu": {json.dumps(self.gpu)}, "problems": {{{lines}}}}}\n'
+        compiler = f'"compiler": {json.dumps(self.compiler)}, ' if self.compiler else ""
+        return f'{{"format": {FORMAT}, "gpu": {json.dumps(self.gpu)}, {compiler}"problems": {{{lines}}}}}\n'
 
 
 def _as_text(entry: Any) -> str:
@@ -242,8 +266,8 @@ def _as_text(entry: Any) -> str:
 def update(path: Path, newer: Table) -> Table:
     """Merge a table into the file at ``path``, which is replaced as a whole, under a lock; returns what it holds now.
 
-    A damaged file is kept beside it as ``.damaged``. Raises TableError for one of another GPU, or of a newer version,
-    which stays as it is; OSError where it cannot be written.
+    A damaged file is kept as ``.damaged``, one of an older version as ``.older``. Raises TableError for one of another
+    GPU, or of a newer version, which stays as it is; OSError where it cannot be written.
     """
     from filelock import FileLock
 
@@ -264,7 +288,7 @@ def _read_for(path: Path, gpu: Mapping[str, Any]) -> Table:
     except ValueError as error:
         if "newer version" in str(error):
             raise
-        path.replace(path.with_suffix(".damaged"))
+        path.replace(path.with_suffix(".older" if "older version" in str(error) else ".damaged"))
         return Table(gpu)
     if table.gpu != gpu:
         raise TableError(f"{path} is for {_words(table.gpu)}, not for {_words(gpu)}: it is not overwritten")
@@ -306,7 +330,7 @@ def table_of(folder: Path, target: Target) -> Table | None:
     if key not in _tables:
         found = None
         with suppress(OSError, TableError):
-            found = Table.read(folder / file_name(target.model))
+            found = Table.read(path_of(folder, target.model))
         _tables[key] = found if found is not None and found.gpu == gpu_record(target) else None
     return _tables[key]
 
