@@ -22,7 +22,7 @@ from leanconv.bench.results import Results
 from leanconv.bench.run import run_suite
 from leanconv.bench.suites import Case, parse_problem, suite_layout, suite_names
 from leanconv.bench.tables import heading
-from leanconv.call.run import roles_of
+from leanconv.call.ready import roles_of
 from leanconv.plan import Plan, Target
 from leanconv.problem import ConvProblem, Problem
 from leanconv.runtime import launch

@@ -17,7 +17,8 @@ from typing import Any
 from leanconv.algorithms.batches import BATCHES
 from leanconv.bench import machine
 from leanconv.bench.format import Table
-from leanconv.problem import ConvProblem, Layout
+from leanconv.options import Layout
+from leanconv.problem import ConvProblem
 from leanconv.runtime.files import write_text
 from report import markdown
 
@@ -59,7 +60,7 @@ def measure(results: Path, revision: str | None = None) -> Path:
 
     found = list(layers())
     wanted = [replace(p, n=n, batch_invariant=each) for _, p in found for n in BATCHES for each in (False, True)]
-    leanconv.compile(wanted)
+    leanconv.precompile(wanted)
     torch.manual_seed(0)
     rows = []
     for name, problem in found:

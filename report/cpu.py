@@ -22,7 +22,8 @@ from leanconv.bench import machine
 from leanconv.bench.format import Table
 from leanconv.bench.suites import format_problem, load_suite
 from leanconv.call.choose import choose
-from leanconv.problem import ConvProblem, Layout
+from leanconv.options import Layout
+from leanconv.problem import ConvProblem
 from leanconv.reference import CPU_ALGORITHMS
 from leanconv.runtime.files import write_text
 from leanconv.runtime.progress import progress

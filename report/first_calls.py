@@ -25,8 +25,8 @@ NETWORKS = ("resnet-50", "inception-v3")
 #: Ways to come to a network's kernels, in the order of measuring, and what they are.
 WAYS = {
     "one by one": "each layer's first call compiles its own, with an empty disk cache",
-    "side by side": "`leanconv.compile`, with an empty disk cache",
-    "from disk": "`leanconv.compile`, with the disk cache that the way before has filled",
+    "side by side": "`leanconv.precompile`, with an empty disk cache",
+    "from disk": "`leanconv.precompile`, with the disk cache that the way before has filled",
 }
 #: NVRTC's own cache is switched off: what it finds there it does not compile.
 _COLD = {"CUDA_CACHE_DISABLE": "1"}
@@ -40,10 +40,10 @@ layers = [case.problem for case in load_suite(sys.argv[1])]
 open_device(0)
 begun = time.perf_counter()
 if sys.argv[2] == "one by one":
-    each = [leanconv.compile([layer], progress=False) for layer in layers]
+    each = [leanconv.precompile([layer], progress=False) for layer in layers]
     kernels, compiled = sum(one.kernels for one in each), sum(one.compiled for one in each)
 else:
-    made = leanconv.compile(layers, progress=False)
+    made = leanconv.precompile(layers, progress=False)
     kernels, compiled = made.kernels, made.compiled
 seconds = time.perf_counter() - begun
 print(json.dumps({"layers": len(layers), "kernels": kernels, "compiled": compiled, "seconds": round(seconds, 3)}))

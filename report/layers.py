@@ -20,8 +20,9 @@ from leanconv.bench import machine
 from leanconv.bench.format import Table
 from leanconv.bench.suites import format_problem
 from leanconv.call.choose import choose
+from leanconv.options import Layout
 from leanconv.plan import Target
-from leanconv.problem import ConvProblem, Layout
+from leanconv.problem import ConvProblem
 from leanconv.runtime.files import write_text
 from report import markdown
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from leanconv.bench import machine
 from leanconv.bench.format import Table
-from leanconv.problem import Layout
+from leanconv.options import Layout
 from leanconv.runtime.files import write_text
 from report import markdown
 

@@ -23,8 +23,9 @@ from leanconv.bench.peers.base import Candidate
 from leanconv.bench.peers.cudnn import CudnnError, CudnnPeer
 from leanconv.bench.peers.own import compile_ahead, plan_of
 from leanconv.bench.suites import dense_filter
+from leanconv.options import Precision
 from leanconv.plan import Plan, Target
-from leanconv.problem import ConvProblem, Precision, Problem
+from leanconv.problem import ConvProblem, Problem
 from leanconv.reference import CPU_ALGORITHMS, oracle, winograd1d
 from leanconv.runtime import launch
 from leanconv.runtime.files import write_text

@@ -30,7 +30,7 @@ from leanconv.bench.format import Table
 from leanconv.bench.results import Results
 from leanconv.bench.suites import LAYOUTS
 from leanconv.bench.tables import STANDINGS_CELL, about_layouts, standings
-from leanconv.problem import PRECISIONS
+from leanconv.options import PRECISIONS
 from leanconv.runtime.files import write_text
 from report import (
     bank_width,

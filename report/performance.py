@@ -11,7 +11,7 @@ from leanconv.bench.results import Results
 from leanconv.bench.suites import LAYOUTS, suite_names
 from leanconv.bench.tables import STANDINGS_CELL, heading, legend, standings, summary
 from leanconv.dtypes import GPU_LAYERS
-from leanconv.problem import PRECISIONS, Op
+from leanconv.options import PRECISIONS, Op
 from report import markdown
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from leanconv.problem import Layout
+from leanconv.options import Layout
 
 #: Variants: a kernel that the idea starts from, and a whole one.
 BASELINE, FULL = "baseline", "full"

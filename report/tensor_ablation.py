@@ -21,8 +21,9 @@ from leanconv.bench import machine
 from leanconv.bench.format import Table
 from leanconv.bench.plots import blank, save
 from leanconv.bench.suites import format_problem, parse_problem
+from leanconv.options import Precision
 from leanconv.plan import Plan, Target
-from leanconv.problem import ConvProblem, Precision
+from leanconv.problem import ConvProblem
 from leanconv.runtime.files import write_text
 from report import markdown
 from report.energy import Meter, Work, at_work, idle, open_meter

@@ -11,8 +11,10 @@ from typing import Any
 import ml_dtypes  # noqa: F401 - so that NumPy knows bfloat16
 import numpy as np
 
+from leanconv.images.borders import BORDERS
+from leanconv.options import Layout
 from leanconv.plan import Target
-from leanconv.problem import BORDERS, ConvProblem, FilterProblem, Layout, Problem
+from leanconv.problem import ConvProblem, FilterProblem, Problem
 
 KIB = 1024
 #: GPUs as their compute capability describes them; plans are made for the first one.
@@ -342,8 +344,8 @@ def _filter_cases() -> list[Case]:
     for i, (h, w) in enumerate(
         [(1, 1), (1, 517), (263, 1), (2, 3), (16, 128), (17, 129), (33, 127), (9, 131), (64, 260)]
     ):
-        add(f"size-{h}x{w}", 1, h, w, 3, 3, border=BORDERS[i % 5])
-        add(f"size-{h}x{w}-5x5", 1, h, w, 5, 5, border=BORDERS[(i + 2) % 5])
+        add(f"size-{h}x{w}", 1, h, w, 3, 3, border=tuple(BORDERS)[i % 5])
+        add(f"size-{h}x{w}-5x5", 1, h, w, 5, 5, border=tuple(BORDERS)[(i + 2) % 5])
     add("empty-batch", 0, 9, 9, 3, 3)
     add("batch", 5, 18, 133, 3, 3, border="wrap")
     add("pitch-aligned", 2, 23, 390, 5, 5, gap=10, y_gap=2, rows_between=1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from leanconv.problem import Layout
+from leanconv.options import Layout
 from tests.cases import ALL, INNERMOST, USUAL, Case, Layers
 
 

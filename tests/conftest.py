@@ -18,7 +18,7 @@ from leanconv.algorithms import tensor_filters
 from leanconv.algorithms.base import GpuAlgorithm
 from leanconv.bench import run as bench_run
 from leanconv.bench.ceilings import measure_cpu
-from leanconv.call import choose, ready, weights
+from leanconv.call import calls, choose, weights
 from leanconv.dtypes import item_bytes
 from leanconv.plan import ALIGNMENT, Plan, Target
 from leanconv.problem import ConvProblem, FilterProblem, Problem
@@ -305,9 +305,9 @@ def host_device(monkeypatch: pytest.MonkeyPatch) -> Iterator[HostDevice]:
     for algorithm in choose.ALGORITHMS:
         monkeypatch.setattr(type(algorithm), "plan", recording(type(algorithm).plan))
     monkeypatch.setattr(launch, "open_device", lambda index: device)
-    ready.forget()
+    calls.forget()
     yield device
-    ready.forget()
+    calls.forget()
 
 
 class _Devices:
@@ -380,7 +380,7 @@ def fake_cupy(monkeypatch: pytest.MonkeyPatch, host_device: HostDevice) -> Any:
     module = _make_cupy()
     monkeypatch.setitem(sys.modules, "cupy", module)
     monkeypatch.setattr(arrays, "_libraries", {})
-    monkeypatch.setattr(arrays, "_by_type", {np.ndarray: arrays.NUMPY})
+    monkeypatch.setattr(arrays, "by_type", {np.ndarray: arrays.NUMPY})
     monkeypatch.setattr(weights, "_kernels", {})
     return module
 
@@ -390,7 +390,7 @@ def torch_on_device(monkeypatch: pytest.MonkeyPatch, host_device: HostDevice) ->
     """PyTorch's CPU tensors lie on the `host_device`: what PyTorch is asked about a GPU is answered for it."""
     torch = pytest.importorskip("torch")
     monkeypatch.setattr(arrays, "_libraries", {})
-    monkeypatch.setattr(arrays, "_by_type", {np.ndarray: arrays.NUMPY})
+    monkeypatch.setattr(arrays, "by_type", {np.ndarray: arrays.NUMPY})
     monkeypatch.setattr(arrays.TorchArrays, "device", lambda self, array: 0)
     monkeypatch.setattr(arrays.TorchArrays, "_device", lambda self, index: torch.device("cpu"))
     monkeypatch.setattr(arrays.TorchArrays, "stream", lambda self, index: 0x51)

@@ -1,36 +1,47 @@
 """Convolution on NVIDIA GPUs without the workspace, for neural-network layers and for images."""
 
 from leanconv import filters, ndimage
-from leanconv.api import conv1d, conv1d_weight, conv2d, conv2d_input, conv2d_weight, explain, filter2d
-from leanconv.call.ahead import Compilation, compile
+from leanconv.api import (
+    conv1d,
+    conv1d_input,
+    conv1d_weight,
+    conv2d,
+    conv2d_input,
+    conv2d_weight,
+    explain,
+    filter2d,
+)
 from leanconv.call.choose import NoAlgorithmError
-from leanconv.call.explain import algorithms
+from leanconv.call.explain import Explanation, list_algorithms
+from leanconv.call.precompile import PrecompileResult, precompile
 from leanconv.call.weights import PreparedWeights, prepare_weights
 from leanconv.perf.tables import TableError
 from leanconv.problem import ConvProblem, FilterProblem
 from leanconv.runtime.compile import CompileError
 from leanconv.runtime.driver import CudaError, CudaUnavailableError, OutOfMemoryError
-from leanconv.tuning.record import tuning
-from leanconv.tuning.search import Tuning, WrongResultError, tune
+from leanconv.runtime.errors import LeanconvError
+from leanconv.tuning.record import record_tuning
+from leanconv.tuning.search import TuningResult, WrongResultError, tune
 
 __version__ = "0.1.0"
 
 __all__ = [
-    "Compilation",
     "CompileError",
     "ConvProblem",
     "CudaError",
     "CudaUnavailableError",
+    "Explanation",
     "FilterProblem",
+    "LeanconvError",
     "NoAlgorithmError",
     "OutOfMemoryError",
+    "PrecompileResult",
     "PreparedWeights",
     "TableError",
-    "Tuning",
+    "TuningResult",
     "WrongResultError",
-    "algorithms",
-    "compile",
     "conv1d",
+    "conv1d_input",
     "conv1d_weight",
     "conv2d",
     "conv2d_input",
@@ -38,8 +49,31 @@ __all__ = [
     "explain",
     "filter2d",
     "filters",
+    "list_algorithms",
     "ndimage",
+    "precompile",
     "prepare_weights",
+    "record_tuning",
     "tune",
-    "tuning",
 ]
+
+#: Names of earlier versions, and what they are called now.
+_RENAMED = {
+    "Compilation": "PrecompileResult",
+    "Tuning": "TuningResult",
+    "algorithms": "list_algorithms",
+    "compile": "precompile",
+    "tuning": "record_tuning",
+}
+# NOTE: the import above has set it, and it was a function: whoever calls it shall be told the new name
+del tuning  # type: ignore[name-defined]  # noqa: F821
+
+
+def __getattr__(name: str) -> object:
+    if name in _RENAMED:
+        raise AttributeError(f"leanconv.{name} is now leanconv.{_RENAMED[name]}")
+    raise AttributeError(f"module 'leanconv' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]

@@ -9,11 +9,23 @@ from typing import Any, TypeVar
 import numpy as np
 
 from leanconv.arrays.operands import new_bias
-from leanconv.call import arguments, describe, ready
-from leanconv.call.describe import Described
+from leanconv.call import calls
 from leanconv.call.explain import Explanation, explain_call, explain_problem
+from leanconv.call.resolve import Resolved, resolve
 from leanconv.call.weights import kernel_beside
-from leanconv.problem import Activation, Layout, Precision, is_problem
+from leanconv.options import (
+    FUNCTIONS,
+    Activation,
+    Border,
+    Layout,
+    Layout1d,
+    Padding,
+    Precision,
+    filter_options,
+    layer_options,
+    yes_or_no,
+)
+from leanconv.problem import is_problem
 
 Array = TypeVar("Array")
 
@@ -23,7 +35,7 @@ def conv2d(
     w: Any,
     bias: Any = None,
     stride: int | Sequence[int] = 1,
-    padding: arguments.Padding = 0,
+    padding: Padding = 0,
     dilation: int | Sequence[int] = 1,
     groups: int = 1,
     *,
@@ -59,7 +71,7 @@ def conv2d(
             (c, h, w). PyTorch tensors keep their logical shapes; for them it is the order in memory, by default that of
             x if that is NCHW or NHWC (channels_last). A tensor is in CHWN order if its ``permute(1, 2, 3, 0)`` is
             contiguous: with ``layout="CHWN"`` it is read in place, and y has that order.
-        algorithm: ``"auto"`` or a name from `algorithms`.
+        algorithm: ``"auto"`` or a name from `list_algorithms`.
         precision: ``"ieee"``, ``"fp32"``, ``"relaxed"`` or ``"tf32"``; the result is never less precise than this.
             Tiers bound the norm of all errors. Winograd's transforms round relative to the largest pixel nearby, so a
             huge pixel among zeros leaves errors where the answer is 0; with ``"ieee"`` it is 0. Layers of integers
@@ -92,9 +104,11 @@ def conv2d(
     >>> conv2d(x, w, padding=1)[0, 0, 0].tolist()
     [4.0, 6.0, 6.0, 4.0]
     """
-    counts = (stride, padding, dilation, groups, batch_invariant)
-    words = (layout, algorithm, precision, activation, device)
-    return ready.run(describe.conv2d, x, w, bias, out, workspace_limit, counts, words)
+    asked = layer_options(
+        "conv2d", stride, padding, dilation, groups, layout, algorithm, precision, activation, device, workspace_limit,
+        batch_invariant,
+    )  # fmt: skip
+    return calls.run(asked, x, w, bias, out)
 
 
 def conv1d(
@@ -102,11 +116,11 @@ def conv1d(
     w: Any,
     bias: Any = None,
     stride: int | Sequence[int] = 1,
-    padding: arguments.Padding = 0,
+    padding: Padding = 0,
     dilation: int | Sequence[int] = 1,
     groups: int = 1,
     *,
-    layout: arguments.Layout1d | None = None,
+    layout: Layout1d | None = None,
     algorithm: str = "auto",
     precision: Precision = "fp32",
     activation: Activation = None,
@@ -145,9 +159,11 @@ def conv1d(
     >>> conv1d(x, w, padding=(2, 0))[0, 0].tolist()
     [0.0, 1.0, 3.0, 6.0, 9.0]
     """
-    counts = (stride, padding, dilation, groups, batch_invariant)
-    words = (layout, algorithm, precision, activation, device)
-    return ready.run(describe.conv1d, x, w, bias, out, workspace_limit, counts, words)
+    asked = layer_options(
+        "conv1d", stride, padding, dilation, groups, layout, algorithm, precision, activation, device, workspace_limit,
+        batch_invariant,
+    )  # fmt: skip
+    return calls.run(asked, x, w, bias, out)
 
 
 def conv2d_input(
@@ -155,7 +171,7 @@ def conv2d_input(
     w: Any,
     input_shape: Sequence[int],
     stride: int | Sequence[int] = 1,
-    padding: arguments.Padding = 0,
+    padding: Padding = 0,
     dilation: int | Sequence[int] = 1,
     groups: int = 1,
     *,
@@ -193,10 +209,60 @@ def conv2d_input(
     >>> conv2d_input(grad, w, (1, 1, 1, 5), stride=(1, 2)).ravel().tolist()
     [0.0, 1.0, 2.0, 1.0, 2.0]
     """
-    # PyTorch's shapes are tuples of a type of their own
-    shape = tuple(input_shape) if isinstance(input_shape, (tuple, list)) else input_shape
-    counts, words = (shape, stride, padding, dilation, groups, batch_invariant), (layout, algorithm, precision, device)
-    return ready.run(describe.conv2d_input, grad, w, None, out, workspace_limit, counts, words, ("grad", "w"))
+    asked = layer_options(
+        "conv2d_input", stride, padding, dilation, groups, layout, algorithm, precision, None, device, workspace_limit,
+        batch_invariant, input_shape,
+    )  # fmt: skip
+    return calls.run(asked, grad, w, None, out)
+
+
+def conv1d_input(
+    grad: Array,
+    w: Any,
+    input_shape: Sequence[int],
+    stride: int | Sequence[int] = 1,
+    padding: Padding = 0,
+    dilation: int | Sequence[int] = 1,
+    groups: int = 1,
+    *,
+    layout: Layout1d | None = None,
+    algorithm: str = "auto",
+    precision: Precision = "fp32",
+    out: Any = None,
+    device: str | None = None,
+    workspace_limit: int | None = None,
+    batch_invariant: bool = False,
+) -> Array:
+    """Gradient of `conv1d` with respect to its input, as ``torch.nn.grad.conv1d_input`` computes it.
+
+    ``dx[n,c,i] = sum over k,s of w[k,c,s] * grad[n,k,q]`` where ``q*stride - left + s*dilation = i``: the transposed
+    convolution of signals.
+
+    Args:
+        grad: gradient of conv1d's result, of that shape: (n, k, q), or (k, q); an array as in `conv2d_input`.
+        w: the layer's filters (k, c / groups, s), not rotated; or what `prepare_weights` made of them.
+        input_shape: shape of conv1d's x, as that call had it: (n, c, w), (n, w, c) with ``layout="NWC"``, or (c, w, n)
+            with ``"CWN"``. PyTorch's is always (n, c, w). Without n where grad has none.
+        stride, padding, dilation, groups: those of the layer, as in `conv1d`.
+        layout: as in `conv1d`, of grad, w and dx; for PyTorch tensors by default that of grad, as there that of x.
+        algorithm, precision, out, device, workspace_limit, batch_invariant: as in `conv2d`.
+
+    Returns:
+        dx of shape ``input_shape``, of grad's library, computed on the caller's current stream; ``out`` if given.
+
+    Raises:
+        As `conv2d_input`, which computes this as images of one row.
+
+    >>> import numpy as np
+    >>> grad, w = np.ones((1, 1, 2), np.float32), np.arange(3, dtype=np.float32).reshape(1, 1, 3)
+    >>> conv1d_input(grad, w, (1, 1, 5), stride=2).ravel().tolist()
+    [0.0, 1.0, 2.0, 1.0, 2.0]
+    """
+    asked = layer_options(
+        "conv1d_input", stride, padding, dilation, groups, layout, algorithm, precision, None, device, workspace_limit,
+        batch_invariant, input_shape,
+    )  # fmt: skip
+    return calls.run(asked, grad, w, None, out)
 
 
 def conv2d_weight(
@@ -204,7 +270,7 @@ def conv2d_weight(
     grad: Any,
     weight_shape: Sequence[int],
     stride: int | Sequence[int] = 1,
-    padding: arguments.Padding = 0,
+    padding: Padding = 0,
     dilation: int | Sequence[int] = 1,
     groups: int = 1,
     *,
@@ -247,11 +313,13 @@ def conv2d_weight(
     >>> conv2d_weight(x, grad, (1, 1, 1, 3), stride=(1, 2)).ravel().tolist()
     [2.0, 4.0, 6.0]
     """
-    shape = tuple(weight_shape) if isinstance(weight_shape, (tuple, list)) else weight_shape
-    counts, words = (shape, stride, padding, dilation, groups, batch_invariant), (layout, algorithm, precision, device)
-    bias = new_bias(x, shape, layout) if grad_bias else None
-    dw = ready.run(describe.conv2d_weight, x, grad, bias, out, workspace_limit, counts, words, ("x", "grad"))
-    return (dw, bias) if grad_bias else dw
+    asked = layer_options(
+        "conv2d_weight", stride, padding, dilation, groups, layout, algorithm, precision, None, device, workspace_limit,
+        batch_invariant, weight_shape,
+    )  # fmt: skip
+    bias = new_bias(x, asked.shape, layout) if yes_or_no("grad_bias", grad_bias) else None
+    dw = calls.run(asked, x, grad, bias, out)
+    return dw if bias is None else (dw, bias)
 
 
 def conv1d_weight(
@@ -259,11 +327,11 @@ def conv1d_weight(
     grad: Any,
     weight_shape: Sequence[int],
     stride: int | Sequence[int] = 1,
-    padding: arguments.Padding = 0,
+    padding: Padding = 0,
     dilation: int | Sequence[int] = 1,
     groups: int = 1,
     *,
-    layout: arguments.Layout1d | None = None,
+    layout: Layout1d | None = None,
     algorithm: str = "auto",
     precision: Precision = "fp32",
     out: Any = None,
@@ -297,18 +365,20 @@ def conv1d_weight(
     >>> conv1d_weight(x, grad, (1, 1, 3), stride=2, grad_bias=True)[0].ravel().tolist()
     [2.0, 4.0, 6.0]
     """
-    shape = tuple(weight_shape) if isinstance(weight_shape, (tuple, list)) else weight_shape
-    counts, words = (shape, stride, padding, dilation, groups, batch_invariant), (layout, algorithm, precision, device)
-    bias = new_bias(x, shape, layout) if grad_bias else None
-    dw = ready.run(describe.conv1d_weight, x, grad, bias, out, workspace_limit, counts, words, ("x", "grad"))
-    return (dw, bias) if grad_bias else dw
+    asked = layer_options(
+        "conv1d_weight", stride, padding, dilation, groups, layout, algorithm, precision, None, device, workspace_limit,
+        batch_invariant, weight_shape,
+    )  # fmt: skip
+    bias = new_bias(x, asked.shape, layout) if yes_or_no("grad_bias", grad_bias) else None
+    dw = calls.run(asked, x, grad, bias, out)
+    return dw if bias is None else (dw, bias)
 
 
 def filter2d(
     image: Array,
     kernel: Any,
     *,
-    border: arguments.Border = "reflect101",
+    border: Border = "reflect101",
     value: float = 0,
     anchor: Sequence[int] | None = None,
     delta: float = 0,
@@ -362,20 +432,16 @@ def filter2d(
     numbers: tuple[Any, ...] = ()
     if type(value) is not int or type(delta) is not int or value or delta:
         numbers = value, delta
-    return ready.run(
-        describe.filter2d, image, kernel, None, out, 0, (border, anchor), (device,), ("image", "w"), numbers
-    )
+    return calls.run(filter_options(border, anchor, device), image, kernel, None, out, numbers)
 
 
-def explain(first: Any, second: Any = None, /, *arguments: Any, **options: Any) -> Explanation:
+def explain(asked: Any, /, *arguments: Any, **options: Any) -> Explanation:
     """Say what a call would run for these arguments, and why not the others. Runs nothing.
 
-    Give the arguments of the call: a second array of 2 axes, or a keyword that only `filter2d` has, means `filter2d`;
-    one of 3 axes after one of 2 or 3 `conv1d`, the keyword ``input_shape=`` `conv2d_input`, ``weight_shape=``
-    `conv2d_weight`, or `conv1d_weight` where it has 3 axes, and anything else `conv2d`. Or give a ConvProblem or
-    FilterProblem with, if wanted, ``device="cuda"`` (the CPU is the default), ``algorithm=`` and ``workspace_limit=``.
-    Registers and spills are given for what this process has compiled already, or with ``compile=True``. Where no GPU
-    can be opened, the choice is the one for an H200.
+    Give a function and the arguments of its call: ``explain(conv2d, x, w, padding=1)``; any of `conv2d`, `conv1d`,
+    their gradients and `filter2d`. Or give a ConvProblem or FilterProblem with, if wanted, ``device="cuda"`` (the CPU
+    is the default), ``algorithm=`` and ``workspace_limit=``. Registers and spills are given for what this process has
+    compiled already, or with ``compile=True``. Where no GPU can be opened, the choice is the one for an H200.
 
     Raises ValueError and TypeError as the call itself would, but not NoAlgorithmError: "nothing fits" is an answer.
 
@@ -383,37 +449,35 @@ def explain(first: Any, second: Any = None, /, *arguments: Any, **options: Any) 
     >>> print(explain(ConvProblem(1, 3, 8, 8, 4, 3, 3)))  # doctest: +SKIP
     """
     compile_now = bool(options.pop("compile", False))
-    if is_problem(first):
+    if is_problem(asked):
         device, name = options.pop("device", None), options.pop("algorithm", "auto")
         limit = options.pop("workspace_limit", None)
-        if options or arguments or second is not None:
+        if options or arguments:
             raise TypeError("explain(problem) takes only device=, algorithm=, workspace_limit= and compile= besides it")
-        return explain_problem(first, device, name, limit, compile_now=compile_now)
-    axes = getattr(first, "ndim", None), getattr(second, "ndim", None)
-    function: Callable[..., Any] = conv1d if axes in ((2, 3), (3, 3)) else conv2d
-    if axes[1] == 2 or options.keys() & {"border", "anchor", "value", "delta"}:
-        function = filter2d
-    elif "input_shape" in options:
-        function = conv2d_input
-    elif "weight_shape" in options:
-        function = conv1d_weight if axes[1] in (2, 3) and _of_signals(options["weight_shape"]) else conv2d_weight
-    return explain_call(describe_call(function, first, second, *arguments, **options), compile_now=compile_now)
+        return explain_problem(asked, device, name, limit, compile_now=compile_now)
+    if not any(asked is each for each in _EXPLAINED):
+        known = ", ".join(each.__name__ for each in _EXPLAINED)
+        said = asked.__name__ if callable(asked) and hasattr(asked, "__name__") else f"a {type(asked).__name__}"
+        raise TypeError(f"explain takes a problem, or a function and its arguments; {said} is none of {known}")
+    return explain_call(resolve_call(asked, *arguments, **options), compile_now=compile_now)
 
 
-def _of_signals(weight_shape: Any) -> bool:
-    """Whether it has the axes of `conv1d`'s filters."""
-    return isinstance(weight_shape, (tuple, list)) and len(weight_shape) == 3
-
-
-def describe_call(function: Callable[..., Any], /, *arguments: Any, **options: Any) -> Described:
+def resolve_call(function: Callable[..., Any], /, *arguments: Any, **options: Any) -> Resolved:
     """What a call of ``function``, a public one, with these arguments computes and where. Raises as the call does."""
     call = inspect.signature(function).bind(*arguments, **options)
     call.apply_defaults()
-    given = {"bias": None, "workspace_limit": None, **call.arguments}
-    for number in ("value", "delta"):
-        given.pop(number, None)
-    if given.pop("grad_bias", False):
-        first, *_ = call.arguments.values()
-        given["bias"] = new_bias(first, given["weight_shape"], given["layout"])
-    described: Described = getattr(describe, function.__name__)(**given)
-    return described
+    given = call.arguments
+    first, second, *_ = given.values()
+    out = given.pop("out")
+    if function is filter2d:
+        return resolve(filter_options(given["border"], given["anchor"], given["device"]), first, second, None, out)
+    name = function.__name__
+    shape = given.pop(FUNCTIONS[name].shape, None)
+    numbers = {key: given[key] for key in _LAYER_OPTIONS if key in given}
+    asked = layer_options(name, shape=shape, **numbers)
+    bias = new_bias(first, asked.shape, asked.layout) if given.get("grad_bias") else given.get("bias")
+    return resolve(asked, first, second, bias, out)
+
+
+_EXPLAINED = conv2d, conv1d, conv2d_input, conv1d_input, conv2d_weight, conv1d_weight, filter2d
+_LAYER_OPTIONS = inspect.signature(layer_options).parameters

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from leanconv.call.arguments import integer, number
+from leanconv.options import integer, number
 
 #: OpenCV's kernels for odd sizes up to 9 where no sigma is given, in units of 1/256.
 _FIXED_GAUSSIANS = {

@@ -6,23 +6,12 @@ import operator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal
 
+from leanconv import options
 from leanconv.dtypes import DtypeName, item_bytes, result_of, weights_of
-from leanconv.images import borders
 from leanconv.images.borders import BorderName
-
-Op = Literal["fprop", "dgrad", "wgrad"]
-#: The order of the axes in memory, slowest first.
-Layout = Literal["NCHW", "NHWC", "CHWN"]
-Activation = Literal["relu"] | None
-
-#: Precision tiers, strictest first. An algorithm may serve its own tier and every looser one.
-Precision = Literal["ieee", "fp32", "relaxed", "tf32"]
-PRECISIONS: tuple[Precision, ...] = get_args(Precision)
-
-#: Names of the borders of filters; `leanconv.images.borders` says what each reads.
-BORDERS = tuple(borders.BORDERS)
+from leanconv.options import Activation, Layout, Op, Precision
 
 
 @dataclass(frozen=True)
@@ -44,25 +33,16 @@ def _whole(name: str, value: Any) -> int:
         raise TypeError(f"{name}={value!r} is not an integer") from None
 
 
-def _make_plain(problem: Any, names: tuple[str, ...], groups: dict[str, int]) -> None:
-    """Make the named fields of a problem ints, and those of ``groups`` tuples of so many ints.
-
-    NumPy's integers become Python's, whose arithmetic does not overflow, and lists tuples, which have a hash.
-    """
+def _make_plain(problem: Any, names: tuple[str, ...]) -> None:
+    """Make the named fields of a problem ints: NumPy's integers become Python's, whose arithmetic does not overflow."""
     for name in names:
         value = getattr(problem, name)
         if type(value) is not int:
             object.__setattr__(problem, name, _whole(name, value))
-    for name, count in groups.items():
-        value = getattr(problem, name)
-        if type(value) is tuple and len(value) == count and all([type(each) is int for each in value]):
-            continue
-        if not isinstance(value, (tuple, list)):
-            raise TypeError(f"{name}={value!r} must be a tuple of {count} integers")
-        if len(value) != count:
-            order = "(top, bottom, left, right)" if count == 4 else "(vertical, horizontal)"
-            raise ValueError(f"{name}={value!r} must have {count} integers: {order}")
-        object.__setattr__(problem, name, tuple(_whole(name, each) for each in value))
+
+
+def _are_ints(value: Any, count: int) -> bool:
+    return type(value) is tuple and len(value) == count and all([type(each) is int for each in value])
 
 
 def lay_out(layout: Layout, first: int, channels: int, height: int, width: int) -> tuple[int, int, int, int]:
@@ -102,8 +82,10 @@ class ConvProblem:
     ``dtype`` is the type of x. Floating-point layers have it in all arrays. With int8 or uint8, w is int8, bias and y
     are int32, sums are exact in every precision, and there is no gradient.
 
-    Raises TypeError for sizes that are not integers, and ValueError for a stride, padding or dilation that has not two,
-    four or two of them. Whether a layer can have these sizes, `leanconv.explain` says.
+    ``stride``, ``padding`` and ``dilation`` are as in `leanconv.conv2d`, and kept as pairs and four sides.
+
+    Raises TypeError for sizes that are not integers, ValueError and TypeError as `leanconv.conv2d` for the others.
+    Whether a layer can have these sizes, `leanconv.explain` says.
     """
 
     kind: ClassVar[Literal["conv2d"]] = "conv2d"
@@ -132,7 +114,14 @@ class ConvProblem:
     batch_invariant: bool = False
 
     def __post_init__(self) -> None:
-        _make_plain(self, ("n", "c", "h", "w", "k", "r", "s", "groups"), {"stride": 2, "padding": 4, "dilation": 2})
+        _make_plain(self, ("n", "c", "h", "w", "k", "r", "s", "groups"))
+        for name in ("stride", "dilation"):
+            if not _are_ints(getattr(self, name), 2):
+                object.__setattr__(self, name, options.pair(name, getattr(self, name), 1))
+        if not _are_ints(self.padding, 4):
+            padding = options.sides_of(self.padding)
+            sides = options.four_sides(padding, (self.r, self.s), self.stride, self.dilation)
+            object.__setattr__(self, "padding", sides)
 
     @cached_property
     def p(self) -> int:
@@ -287,7 +276,9 @@ class FilterProblem:
 
     def __post_init__(self) -> None:
         sizes = ("batch", "h", "w", "kh", "kw", "x_pitch", "x_step", "y_pitch", "y_step", "filters")
-        _make_plain(self, sizes, {"anchor": 2})
+        _make_plain(self, sizes)
+        if not _are_ints(self.anchor, 2):
+            object.__setattr__(self, "anchor", options.pair("anchor", self.anchor, 0))
 
     @property
     def is_empty(self) -> bool:

@@ -15,7 +15,8 @@ from leanconv.algorithms import ALGORITHMS
 from leanconv.arrays import TorchArrays
 from leanconv.call import weights
 from leanconv.call.choose import choose
-from leanconv.problem import BORDERS, Layout
+from leanconv.images.borders import BORDERS
+from leanconv.options import PRECISIONS, Layout
 from tests.conftest import HostDevice, oracle_conv, oracle_filter, relative_error
 
 torch = pytest.importorskip("torch")
@@ -170,7 +171,9 @@ def test_float64_stays_float64_on_the_cpu(layout: Layout, rng: np.random.Generat
     assert relative_error(y, oracle_conv(problem, x, w, None)) < 1e-14
 
 
-@pytest.mark.parametrize("name", [a.name for a in leanconv.algorithms() if a.where == "CPU" and a.solves == "conv2d"])
+@pytest.mark.parametrize(
+    "name", [a.name for a in leanconv.list_algorithms() if a.where == "CPU" and a.solves == "conv2d"]
+)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_every_cpu_algorithm_by_name(name: str, layout: Layout, rng: np.random.Generator) -> None:
     problem = ConvProblem(n=2, c=8, h=8, w=9, k=16, r=3, s=3, layout=layout)
@@ -352,7 +355,7 @@ def test_a_numpy_kernel_is_followed_when_its_content_changes(rng: np.random.Gene
     image, kernel = fake_cupy.asarray(np.ones((4, 4), np.float32)), np.zeros((1, 1), np.float32)
     for weight in (2.0, 3.0, 2.0):
         kernel[0, 0] = weight
-        assert leanconv.explain(image, kernel).chosen == "register_cache"
+        assert leanconv.explain(leanconv.filter2d, image, kernel).chosen == "register_cache"
         assert (filter2d(image, kernel).host == weight).all()
     assert len(weights._kernels) == 2
 
@@ -384,19 +387,19 @@ def test_dlpack_arrays_come_back_as_their_own_kind(layout: Layout, rng: np.rando
     y = conv2d(OtherLibrary(x), OtherLibrary(w), layout=layout)
     assert type(y) is OtherLibrary
     assert relative_error(y.array, oracle_conv(problem, x, w, None)) < TOLERANCE
-    assert leanconv.explain(OtherLibrary(x), OtherLibrary(w), layout=layout).problem == problem
+    assert leanconv.explain(conv2d, OtherLibrary(x), OtherLibrary(w), layout=layout).problem == problem
     y = filter2d(OtherLibrary(x), OtherLibrary(w[0, 0]))
     assert type(y) is OtherLibrary and y.array.shape == x.shape
 
 
 def test_explain_names_the_choice_and_the_reasons(rng: np.random.Generator, host_device: HostDevice) -> None:
     x, w, _ = conv_arrays(rng, BASE)
-    told = leanconv.explain(x, w, precision="ieee")
-    assert told.chosen in {a.name for a in leanconv.algorithms() if a.where == "CPU"}
+    told = leanconv.explain(conv2d, x, w, precision="ieee")
+    assert told.chosen in {a.name for a in leanconv.list_algorithms() if a.where == "CPU"}
     assert "'ieee' was requested" in "".join(told.others["winograd1d"])
     assert told.chosen in str(told) and "winograd1d" in str(told)
-    assert leanconv.explain(x, w, precision="ieee", algorithm="direct").why == "it was requested"
-    told = leanconv.explain(x, w, stride=2, device="cuda")
+    assert leanconv.explain(conv2d, x, w, precision="ieee", algorithm="direct").why == "it was requested"
+    told = leanconv.explain(conv2d, x, w, stride=2, device="cuda")
     first = choose(told.problem, host_device.target).algorithm.name
     assert told.chosen == first and "stand-in" in told.where and "tile_k" in told.config
     # it predicts no time
@@ -404,11 +407,12 @@ def test_explain_names_the_choice_and_the_reasons(rng: np.random.Generator, host
     assert told.why == "it is the first, in order of preference, that can", "several have the same cost"
     assert told.kernels == () and host_device.launches == []
     conv2d(x, w, stride=2, device="cuda")
-    told = leanconv.explain(x, w, stride=2, device="cuda")
+    told = leanconv.explain(conv2d, x, w, stride=2, device="cuda")
     assert "96 registers" in told.kernels[0] and "96 registers" in str(told)
-    told = leanconv.explain(np.ones((40, 40), np.float32), np.ones((33, 3), np.float32), device="cuda")
+    image, kernel = np.ones((40, 40), np.float32), np.ones((33, 3), np.float32)
+    told = leanconv.explain(leanconv.filter2d, image, kernel, device="cuda")
     assert told.chosen is None and "33x3" in told.others["register_cache"][0]
-    assert leanconv.explain(torch.from_numpy(x), torch.from_numpy(w)).chosen == "torch.nn.functional.conv2d"
+    assert leanconv.explain(conv2d, torch.from_numpy(x), torch.from_numpy(w)).chosen == "torch.nn.functional.conv2d"
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -416,9 +420,9 @@ def test_explain_in_every_layout(layout: Layout, rng: np.random.Generator, host_
     problem = replace(BASE, layout=layout)
     x, w, _ = conv_arrays(rng, problem)
     for device in (None, "cuda"):
-        told = leanconv.explain(x, w, layout=layout, device=device)
+        told = leanconv.explain(conv2d, x, w, layout=layout, device=device)
         assert told.problem == problem and told.chosen and f"fprop {layout} float32 2x4x9x7" in str(told)
-    assert leanconv.explain(*as_tensors(layout, x, w), layout=layout).problem == problem
+    assert leanconv.explain(conv2d, *as_tensors(layout, x, w), layout=layout).problem == problem
     told = leanconv.explain(problem, device="cuda")
     for name, reasons in told.others.items():
         declined = any("CHWN" in reason for reason in reasons)
@@ -449,10 +453,10 @@ def test_explain_takes_a_problem(host_device: HostDevice) -> None:
 
 
 def test_algorithms_lists_every_one() -> None:
-    lines = leanconv.algorithms()
+    lines = leanconv.list_algorithms()
     names = {(line.name, line.where) for line in lines}
     assert {("implicit_gemm", "GPU"), ("register_cache", "GPU"), ("im2col", "CPU"), ("im2win", "CPU")} <= names
-    assert all(line.paper and line.tier in leanconv.problem.PRECISIONS and line.name in str(line) for line in lines)
+    assert all(line.paper and line.tier in PRECISIONS and line.name in str(line) for line in lines)
 
 
 @pytest.mark.parametrize("works", [True, False])

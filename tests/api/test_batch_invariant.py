@@ -16,7 +16,7 @@ from leanconv.algorithms.base import Config, GpuAlgorithm
 from leanconv.algorithms.implicit_gemm import ImplicitGemm
 from leanconv.algorithms.tensor_filters import SplitGemm
 from leanconv.algorithms.tensor_gemm import TensorGemm
-from leanconv.call import run
+from leanconv.call import ready_host
 from leanconv.call.choose import NoAlgorithmError, choose
 from leanconv.dtypes import is_integer
 from leanconv.problem import ConvProblem
@@ -230,8 +230,8 @@ def test_the_cpu_computes_image_by_image(monkeypatch: pytest.MonkeyPatch) -> Non
     many, alone = leanconv.conv2d(x, w, batch_invariant=True), leanconv.conv2d(x[5:6], w, batch_invariant=True)
     assert np.array_equal(many[5:6], alone)
     computed: list[int] = []
-    once = run.CpuCall._image_by_image
-    monkeypatch.setattr(run.CpuCall, "_image_by_image", lambda *given: computed.append(1) or once(*given))
+    once = ready_host.CpuCall._image_by_image
+    monkeypatch.setattr(ready_host.CpuCall, "_image_by_image", lambda *given: computed.append(1) or once(*given))
     leanconv.conv2d(x, w, batch_invariant=True)
     assert computed == [1]
     leanconv.conv2d(x, w)
@@ -251,8 +251,8 @@ def test_what_it_refuses() -> None:
 
 def test_it_is_part_of_the_call_and_of_its_explanation() -> None:
     x, w = np.ones((2, 3, 5, 5), np.float32), np.ones((4, 3, 3, 3), np.float32)
-    assert "batch_invariant" in str(leanconv.explain(x, w, batch_invariant=True))
-    assert "batch_invariant" not in str(leanconv.explain(x, w))
+    assert "batch_invariant" in str(leanconv.explain(leanconv.conv2d, x, w, batch_invariant=True))
+    assert "batch_invariant" not in str(leanconv.explain(leanconv.conv2d, x, w))
     problem = ConvProblem(2, 64, 14, 14, 64, 3, 3, padding=(1, 1, 1, 1), layout="NHWC", batch_invariant=True)
     assert "over all batches" in leanconv.explain(problem, device="cuda").why
 

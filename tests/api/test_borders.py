@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import leanconv
-from leanconv.call import arguments
+from leanconv import options
 from leanconv.images.borders import (
     ALIASES,
     BORDERS,
@@ -20,7 +20,6 @@ from leanconv.images.borders import (
     OpencvName,
     ScipyMode,
 )
-from leanconv.problem import BORDERS as NAMES
 from leanconv.runtime.compile import KERNELS
 
 LINE = np.array([1, 2, 3, 4], np.float32)
@@ -105,7 +104,7 @@ def test_minus_one_is_the_middle_as_opencvs_anchor(kh: int, kw: int) -> None:
 
 
 def test_the_types_of_arguments_have_the_tables_words() -> None:
-    assert get_args(BorderName) == NAMES
+    assert get_args(BorderName) == tuple(BORDERS)
     assert {*get_args(ScipyMode)} == {*SCIPY_NAMES}
     assert {*get_args(OpencvName)} == {name for border in BORDERS.values() for name in border.opencv}
     assert sorted(OPENCV_NUMBERS) == [0, 1, 2, 3, 4]
@@ -117,7 +116,7 @@ def test_every_kernel_type_exists() -> None:
 
 
 def test_names_are_told_apart() -> None:
-    assert (*BORDERS,) == NAMES and not set(ALIASES) & set(BORDERS)
+    assert not set(ALIASES) & set(BORDERS)
     names = [name for border in BORDERS.values() for name in (*border.scipy, *border.opencv)]
     assert len(names) == len(set(names)), "two borders of one name"
-    assert all(arguments.border_name(alias) == name for alias, name in ALIASES.items())
+    assert all(options.border_name(alias) == name for alias, name in ALIASES.items())

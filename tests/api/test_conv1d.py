@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from leanconv import ConvProblem, conv1d, explain, prepare_weights
-from leanconv.problem import Layout
+from leanconv.options import Layout
 from tests.conftest import HostDevice, oracle_conv, relative_error, says
 
 torch = pytest.importorskip("torch")
@@ -234,8 +234,8 @@ def test_what_is_refused(change: dict[str, Any], kind: type[Exception], parts: t
 
 
 def test_explain() -> None:
-    told = explain(X, W, padding=(1, 0))
+    told = explain(conv1d, X, W, padding=(1, 0))
     assert told.problem == ConvProblem(2, 4, 1, 9, 6, 1, 3, padding=(0, 0, 1, 0)) and told.chosen
-    assert explain(torch.ones(1, 4, 9), torch.ones(6, 4, 3)).where == "PyTorch on the CPU"
-    told = explain(lying("CWN", X), lying("CWN", W), layout="CWN")
+    assert explain(conv1d, torch.ones(1, 4, 9), torch.ones(6, 4, 3)).where == "PyTorch on the CPU"
+    told = explain(conv1d, lying("CWN", X), lying("CWN", W), layout="CWN")
     assert told.problem == ConvProblem(2, 4, 1, 9, 6, 1, 3, layout="CHWN") and told.chosen

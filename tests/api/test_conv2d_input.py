@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from leanconv import ConvProblem, conv2d, conv2d_input, explain, prepare_weights
-from leanconv.problem import Layout, lay_out
+from leanconv.options import Layout
+from leanconv.problem import lay_out
 from leanconv.runtime import launch
 from tests.api.test_api import FROM_NCHW, LAYOUTS, as_tensors, in_memory
 from tests.conftest import HostDevice, oracle_conv, relative_error, says
@@ -229,15 +230,15 @@ def test_out_must_lie_elsewhere() -> None:
 
 
 def test_explain(host_device: HostDevice) -> None:
-    told = explain(GRAD, W, input_shape=(2, 4, 9, 8), device="cuda")
+    told = explain(conv2d_input, GRAD, W, input_shape=(2, 4, 9, 8), device="cuda")
     assert told.problem == BASE and told.chosen and told.others
     assert explain(BASE, device="cuda").chosen == told.chosen
-    assert explain(GRAD, W, input_shape=(2, 4, 9, 8)).chosen
+    assert explain(conv2d_input, GRAD, W, input_shape=(2, 4, 9, 8)).chosen
     images_last = [np.ascontiguousarray(array.transpose(1, 2, 3, 0)) for array in (GRAD, W)]
     for device in (None, "cuda"):
-        told = explain(*images_last, input_shape=(4, 9, 8, 2), layout="CHWN", device=device)
+        told = explain(conv2d_input, *images_last, input_shape=(4, 9, 8, 2), layout="CHWN", device=device)
         assert told.problem == replace(BASE, layout="CHWN") and told.chosen
-    told = explain(torch.from_numpy(GRAD), torch.from_numpy(W), input_shape=(2, 4, 9, 8))
+    told = explain(conv2d_input, torch.from_numpy(GRAD), torch.from_numpy(W), input_shape=(2, 4, 9, 8))
     assert told.chosen == "torch.nn.grad.conv2d_input"
     with says(ValueError, "op='dgrad'", "no bias and no activation"):
         explain(replace(BASE, bias=True))

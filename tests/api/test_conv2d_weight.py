@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from leanconv import ConvProblem, conv1d_weight, conv2d, conv2d_weight, explain, prepare_weights
-from leanconv.problem import Layout, lay_out
+from leanconv.options import Layout
+from leanconv.problem import lay_out
 from leanconv.runtime import launch
 from tests.api.test_api import FROM_NCHW, LAYOUTS, as_tensors, in_memory
 from tests.conftest import HostDevice, oracle_conv, relative_error, says
@@ -157,7 +158,7 @@ def test_the_gradient_of_the_bias_of_tensors(
         conv2d_weight(x, grad, (6, 4, 3), grad_bias=True)
     with says(TypeError, "grad_bias is taken for arrays of NumPy, CuPy and PyTorch only"):
         conv2d_weight([1.0], grad, (6, 4, 3, 2), grad_bias=True)
-    told = explain(x, grad, weight_shape=(6, 4, 3, 2), grad_bias=True, device="cuda")
+    told = explain(conv2d_weight, x, grad, weight_shape=(6, 4, 3, 2), grad_bias=True, device="cuda")
     assert told.problem == replace(BASE, bias=True)
 
 
@@ -181,7 +182,7 @@ def test_signals(layout: Any, device: Any, rng: np.random.Generator, host_device
         assert relative_error(db.numpy(), grad.double().sum((0, 2)).numpy()) < TOLERANCE
         alone = conv1d_weight(*(each[0] for each in tensors), (6, 2, 3), stride=2, padding=(1, 0), groups=2)
         assert alone.shape == (6, 2, 3)
-    told = explain(*given, weight_shape=shape, device=device, **more)
+    told = explain(conv1d_weight, *given, weight_shape=shape, device=device, **more)
     assert (told.problem.op, told.problem.h, told.problem.s) == ("wgrad", 1, 3)
     with says(ValueError, "weight_shape has 4 dimensions"):
         conv1d_weight(*given, (*shape, 1), **more)
@@ -328,19 +329,19 @@ def test_out_must_lie_elsewhere() -> None:
 
 
 def test_explain(host_device: HostDevice) -> None:
-    told = explain(X, GRAD, weight_shape=(6, 4, 3, 2), device="cuda")
+    told = explain(conv2d_weight, X, GRAD, weight_shape=(6, 4, 3, 2), device="cuda")
     assert told.problem == BASE and told.chosen == "implicit_gemm_weight" and told.others
     assert "op='wgrad' is not the forward pass" in told.others["im2win_fused"]
     assert "a group has more than one channel" in told.others["depthwise_weight"][0]
     assert explain(BASE, device="cuda").chosen == told.chosen
-    assert explain(X, GRAD, weight_shape=(6, 4, 3, 2)).chosen == "im2col"
+    assert explain(conv2d_weight, X, GRAD, weight_shape=(6, 4, 3, 2)).chosen == "im2col"
     depthwise = replace(BASE, k=4, groups=4)
     assert explain(depthwise, device="cuda").chosen == "depthwise_weight"
     images_last = [np.ascontiguousarray(array.transpose(1, 2, 3, 0)) for array in (X, GRAD)]
     for device in (None, "cuda"):
-        told = explain(*images_last, weight_shape=(4, 3, 2, 6), layout="CHWN", device=device)
+        told = explain(conv2d_weight, *images_last, weight_shape=(4, 3, 2, 6), layout="CHWN", device=device)
         assert told.problem == replace(BASE, layout="CHWN") and told.chosen
-    told = explain(torch.from_numpy(X), torch.from_numpy(GRAD), weight_shape=(6, 4, 3, 2))
+    told = explain(conv2d_weight, torch.from_numpy(X), torch.from_numpy(GRAD), weight_shape=(6, 4, 3, 2))
     assert told.chosen == "torch.nn.grad.conv2d_weight"
     with says(ValueError, "op='wgrad'", "the gradient of a layer's filters, has no activation"):
         explain(replace(BASE, activation="relu"))

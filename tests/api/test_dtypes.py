@@ -202,7 +202,7 @@ def test_gradients_keep_their_prepared_filters_in_the_type(dtype: str, fake_cupy
         y = conv2d_input(grad, kept, shape, padding=1)
         check(problem, y.host, x, w, None)
     assert host_device.prepared == 1 and kept.nbytes == 2 * w.size
-    plan = explain(grad, kept, input_shape=shape, padding=1)
+    plan = explain(conv2d_input, grad, kept, input_shape=shape, padding=1)
     assert (plan.chosen, plan.prepared_bytes) == ("implicit_gemm", 2 * w.size)
 
 

@@ -17,7 +17,7 @@ import pytest
 
 import leanconv
 from leanconv import ConvProblem, FilterProblem, NoAlgorithmError, conv2d
-from leanconv.call import bind, ready
+from leanconv.call import bind, calls
 from leanconv.plan import Launch, Pointer
 from leanconv.runtime import cache, env, kernels
 from leanconv.runtime.compile import Compiled, CompileError
@@ -265,7 +265,7 @@ def test_compile_makes_first_calls_warm(some_compiler: None, host_device: Any, m
     monkeypatch.setattr(cache, "made", ["an earlier one"])
     monkeypatch.setattr(host_device, "load", load, raising=False)
     image = FilterProblem(1, 8, 8, 3, 3, (1, 1), x_pitch=8, x_step=64, y_pitch=8, y_step=64)
-    made = leanconv.compile([*LAYERS, LAYERS[0], image], progress=False)
+    made = leanconv.precompile([*LAYERS, LAYERS[0], image], progress=False)
     assert made.problems == 4 and made.kernels == len(loaded) == len(set(loaded)) >= 4
     assert made.compiled == len(loaded) - 2
     assert f"{made.kernels} kernels of 4 problems are ready: {made.compiled} compiled" in str(made)
@@ -277,10 +277,10 @@ def test_compile_takes_the_algorithm_that_the_calls_name(
 ) -> None:
     loaded: list[Launch] = []
     monkeypatch.setattr(host_device, "load", loaded.append, raising=False)
-    leanconv.compile(LAYERS[:1], algorithm="direct", progress=False)
+    leanconv.precompile(LAYERS[:1], algorithm="direct", progress=False)
     assert {each.symbol for each in loaded} == {"direct"}
     with pytest.raises(NoAlgorithmError):
-        leanconv.compile([replace(LAYERS[0], bias=True, op="fprop", stride=(2, 2))], algorithm="winograd2d")
+        leanconv.precompile([replace(LAYERS[0], bias=True, op="fprop", stride=(2, 2))], algorithm="winograd2d")
 
 
 def test_compile_makes_prepared_calls_warm_too(
@@ -291,7 +291,7 @@ def test_compile_makes_prepared_calls_warm_too(
     monkeypatch.setattr(host_device, "load", loaded.append, raising=False)
     monkeypatch.setattr(host_device, "target", TARGETS[0])
     layer = ConvProblem(32, 64, 56, 56, 64, 3, 3, padding=(1, 1, 1, 1), layout="NHWC")
-    leanconv.compile([layer], algorithm="tensor_winograd", progress=False)
+    leanconv.precompile([layer], algorithm="tensor_winograd", progress=False)
     mains = [dict(each.tuning).get("settles", False) for each in loaded if each.symbol == "tensor_winograd"]
     assert sorted(mains) == [False, True]
 
@@ -301,33 +301,33 @@ def test_compile_makes_prepared_calls_warm_too(
     [
         ([LAYERS[0], 3], r"problems\[1\] is of type int; it must be a ConvProblem or a FilterProblem"),
         ([None], r"problems\[0\] is of type NoneType"),
-        (LAYERS[0], r"problems is of type ConvProblem; give a list: leanconv.compile\(\[problem\]\)"),
-        ("resnet-50", "Suites are for the command line: leanconv compile resnet-50"),
+        (LAYERS[0], r"problems is of type ConvProblem; give a list: leanconv.precompile\(\[problem\]\)"),
+        ("resnet-50", "Suites are for the command line: leanconv precompile resnet-50"),
     ],
 )
 def test_what_is_no_problem_is_refused(given: Any, message: str, host_device: Any) -> None:
     with pytest.raises(TypeError, match=message):
-        leanconv.compile(given)
+        leanconv.precompile(given)
     with pytest.raises(ValueError, match="device='cpu': kernels are compiled for GPUs only; give 'cuda' or 'cuda:N'"):
-        leanconv.compile(LAYERS, device="cpu")
+        leanconv.precompile(LAYERS, device="cpu")
 
 
 def test_an_empty_batch_needs_no_kernel(host_device: Any) -> None:
-    assert leanconv.compile([replace(LAYERS[0], n=0)], progress=False).kernels == 0
+    assert leanconv.precompile([replace(LAYERS[0], n=0)], progress=False).kernels == 0
 
 
 # The bounds of what calls keep
 
 
 def test_ready_calls_are_bounded(host_device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: Recent[Any, Any] = Recent(8)
-    monkeypatch.setattr(ready, "_calls", calls)
+    kept: Recent[Any, Any] = Recent(8)
+    monkeypatch.setattr(calls, "_calls", kept)
     monkeypatch.setattr(bind, "_loaded", Recent(8))
     w = np.ones((2, 1, 3, 3), np.float32)
     for width in range(4, 44):
         conv2d(np.ones((1, 1, 4, width), np.float32), w, device="cuda")
         conv2d(np.ones((1, 1, 4, 4), np.float32), w, device="cuda")
-    assert len(calls) <= 8
+    assert len(kept) <= 8
     assert host_device.executables == 40, "the one in use stays ready"
 
 

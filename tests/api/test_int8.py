@@ -12,7 +12,7 @@ import pytest
 from leanconv import ConvProblem, conv1d, conv2d, conv2d_input, dtypes, explain, prepare_weights
 from leanconv.algorithms import ALGORITHMS
 from leanconv.bench import run_suite
-from leanconv.problem import PRECISIONS
+from leanconv.options import PRECISIONS
 from leanconv.reference import CPU_ALGORITHMS, oracle
 from tests import emulator, proof
 from tests.cases import ALL, TARGETS
@@ -143,7 +143,7 @@ def test_tensors_of_pytorch_on_the_cpu(dtype: Any) -> None:
     assert torch.equal(conv2d(x, w, bias, algorithm="direct", **SAME), y)
     empty = conv2d(x[:0], w, bias, **SAME)
     assert empty.shape == (0, *y.shape[1:]) and empty.dtype == torch.int32
-    told = explain(x, w, bias, **SAME)
+    told = explain(conv2d, x, w, bias, **SAME)
     assert told.where == "NumPy engine on the CPU" and told.chosen == "im2col"
 
 

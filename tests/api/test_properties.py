@@ -14,9 +14,10 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from leanconv.algorithms import ALGORITHMS
-from leanconv.call.run import roles_of
+from leanconv.call.ready import roles_of
+from leanconv.images.borders import BORDERS
 from leanconv.plan import role_of
-from leanconv.problem import BORDERS, ConvProblem
+from leanconv.problem import ConvProblem
 from leanconv.runtime.compile import KERNELS, source
 from tests import cases, proof
 from tests.cases import GRADIENT_CASES, TARGETS, filter_problem
@@ -137,7 +138,7 @@ def filter_problems(draw, largest=3000, shapes=None):
         gap=draw(st.integers(0, 5)),
         y_gap=draw(st.integers(0, 5)),
         rows_between=draw(st.integers(0, 1)),
-        border=draw(st.sampled_from(BORDERS)),
+        border=draw(st.sampled_from(tuple(BORDERS))),
         dtype=draw(st.sampled_from(["float32", "int32"])),
     )
 

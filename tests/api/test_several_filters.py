@@ -12,7 +12,7 @@ import leanconv
 from leanconv import FilterProblem, filter2d
 from leanconv.algorithms import ALGORITHMS
 from leanconv.algorithms.register_cache import FILTER_BYTES, PartialSumsConfig, filters_in_block, weight_bytes
-from leanconv.problem import BORDERS
+from leanconv.images.borders import BORDERS
 from leanconv.reference import CPU_ALGORITHMS
 from tests.cases import TARGETS, filter_problem
 from tests.conftest import HostDevice, oracle_filter, relative_error
@@ -101,7 +101,7 @@ def test_cpu_algorithms_in_bands_and_strips(algorithm: Any, rng: np.random.Gener
 
 def test_explain_and_problems(host_device: HostDevice) -> None:
     image, kernels = np.ones((40, 50), np.float32), np.ones((6, 5, 5), np.float32)
-    told = leanconv.explain(image, kernels, border="wrap", device="cuda")
+    told = leanconv.explain(filter2d, image, kernels, border="wrap", device="cuda")
     assert told.chosen == "register_cache" and "6 filters 5x5" in str(told)
     one, many = (filter_problem(2, 40, 50, 5, 5, filters=filters) for filters in (1, 6))
     assert many.flops == 6 * one.flops and many.bytes == 4 * 7 * 2 * 40 * 50 and "filter 5x5" in str(one)

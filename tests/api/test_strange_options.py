@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from leanconv import conv1d, conv2d, conv2d_input, filter2d
-from leanconv.call import describe, ready
+from leanconv.call import calls, resolve
 from leanconv.runtime.recent import Recent
 from tests.conftest import HostDevice, says
 
@@ -84,18 +84,18 @@ def test_a_limit_in_words_is_for_the_environment_alone(monkeypatch: pytest.Monke
     ids=repr,
 )  # fmt: skip
 def test_integers_of_other_kinds_are_described_once(options: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    described = []
-    monkeypatch.setattr(ready, "_calls", Recent(8))
-    actual = describe.conv2d
-    monkeypatch.setattr(describe, "conv2d", lambda *given: described.append(given) or actual(*given))
+    resolved = []
+    monkeypatch.setattr(calls, "_calls", Recent(8))
+    actual = resolve.resolve
+    monkeypatch.setattr(calls, "resolve", lambda *given: resolved.append(given) or actual(*given))
     results = [conv2d(X, W, **options) for _ in range(3)]
-    assert len(described) == 1 and all((result == conv2d(X, W)).all() for result in results)
+    assert len(resolved) == 1 and all((result == conv2d(X, W)).all() for result in results)
 
 
 def test_a_shape_of_pytorch_is_no_slower() -> None:
     grad, w = torch.ones(2, 8, 4, 4), torch.ones(8, 4, 3, 3)
-    calls = len(ready._calls)
+    before = len(calls._calls)
     for _ in range(2):
         conv2d_input(grad, w, torch.Size((2, 4, 6, 6)))
         conv2d_input(grad, w, (2, 4, 6, 6))
-    assert len(ready._calls) <= calls + 1
+    assert len(calls._calls) <= before + 1

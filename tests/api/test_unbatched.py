@@ -176,7 +176,7 @@ def test_explain(layer: Layer, device: Any, drawn: Any, host_device: HostDevice)
     options = {**layer.options, "device": device, "algorithm": "im2col" if device is None else "implicit_gemm"}
     for batch in ((), (None,)):
         shape = {} if layer.input_shape is None else {"input_shape": (*(1 for _ in batch), *layer.input_shape)}
-        told = explain(x[batch], w, **options, **shape)
+        told = explain(layer.function, x[batch], w, **options, **shape)
         assert told.problem.n == 1 and told.problem.k == 6 and told.chosen == options["algorithm"]
         assert told.problem.op == ("dgrad" if layer.input_shape else "fprop")
         assert (told.problem.h == 1) == (layer.function is conv1d)

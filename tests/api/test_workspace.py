@@ -15,11 +15,11 @@ from leanconv import ConvProblem, NoAlgorithmError, conv2d, explain
 from leanconv.algorithms import ALGORITHMS
 from leanconv.algorithms.im2win import Im2win, tensor_elements
 from leanconv.algorithms.tiles import TileConfig
-from leanconv.api import describe_call
+from leanconv.api import resolve_call
 from leanconv.bench import Case, run_suite
 from leanconv.bench.peers.base import Candidate
 from leanconv.bench.run import _Run
-from leanconv.call import bind, ready
+from leanconv.call import bind, calls
 from leanconv.cli.command_line import MISTAKE
 from leanconv.cli.main import main
 from leanconv.plan import Target
@@ -95,7 +95,8 @@ def test_bytes_in_words(text: str, wanted: int, monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize("text", ["-1", "1.5MiB", "64 megs", "MiB", "1e6", "0x10", "1_000", "64M", "none", "٣", " "])
 def test_bytes_that_are_none(text: str, given: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(NAME, text)
-    for call in (env.workspace_limit, lambda: conv2d(*given), lambda: explain(*given), lambda: explain(PROBLEM)):
+    calls = env.workspace_limit, partial(conv2d, *given), partial(explain, conv2d, *given), partial(explain, PROBLEM)
+    for call in calls:
         with pytest.raises(ValueError, match=f"^{NAME}={re.escape(repr(text))} is no number of bytes"):
             call()
     assert conv2d(*given, workspace_limit=0).shape == (2, 6, 7, 6), "a limit that is given asks no environment"
@@ -117,7 +118,7 @@ def test_an_empty_setting_is_none(given: Any, monkeypatch: pytest.MonkeyPatch) -
 def test_values_that_are_no_limit(
     value: Any, kind: type[Exception], text: str, device: Any, given: Any, host_device: HostDevice
 ) -> None:
-    for call in (conv2d, explain, partial(describe_call, conv2d)):
+    for call in (conv2d, partial(explain, conv2d), partial(resolve_call, conv2d)):
         with pytest.raises(kind, match=f"^workspace_limit={text}"):
             call(*given, device=device, workspace_limit=value)
     with pytest.raises(kind, match=f"^workspace_limit={text}"):
@@ -126,7 +127,7 @@ def test_values_that_are_no_limit(
 
 
 def test_numpys_integers_are_limits(given: Any) -> None:
-    assert describe_call(conv2d, *given, workspace_limit=np.int64(5)).workspace_limit == 5
+    assert resolve_call(conv2d, *given, workspace_limit=np.int64(5)).workspace_limit == 5
 
 
 # What is permitted and refused
@@ -147,14 +148,14 @@ def test_auto_takes_a_workspace_where_it_is_permitted_and_pays(
     fake_cupy: Any, host_device: HostDevice, given: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     x, w = map(fake_cupy.asarray, given)
-    chosen = explain(x, w, padding=1).chosen
+    chosen = explain(conv2d, x, w, padding=1).chosen
     able = [a for a in ALGORITHMS if not a.reasons(PROBLEM, TARGETS[0])]
     costs = {a.name: a.best(PROBLEM, TARGETS[0])[0] for a in able}
     for cost, pays in ((max(costs.values()) + 1, False), (min(costs.values()) - 1, True)):
         monkeypatch.setattr(Im2win, "best", lambda self, problem, target, cost=cost: (cost, TileConfig()))
         for limit, taken in ((None, False), (0, False), (NEEDED - 1, False), (NEEDED, pays), (2**40, pays)):
-            ready.forget()
-            told = explain(x, w, padding=1, workspace_limit=limit)
+            calls.forget()
+            told = explain(conv2d, x, w, padding=1, workspace_limit=limit)
             assert told.chosen == ("im2win" if taken else chosen), (cost, limit)
             assert told.workspace_limit == (limit or 0) and told.workspace_bytes == (NEEDED if taken else 0)
             y = conv2d(x, w, padding=1, workspace_limit=limit)
@@ -243,7 +244,7 @@ def test_arrays_that_are_carried_keep_their_limit(given: Any) -> None:
 def test_on_a_gpu_memory_and_graphs() -> None:
     torch = pytest.importorskip("torch")
     x, w = torch.randn(8, 16, 32, 32, device="cuda"), torch.randn(16, 16, 3, 3, device="cuda")
-    needed = Im2win().workspace_bytes(describe_call(conv2d, x, w, padding=1).problem)
+    needed = Im2win().workspace_bytes(resolve_call(conv2d, x, w, padding=1).problem)
     expected = conv2d(x, w, padding=1)
     for name, extra in (("auto", 0), ("im2win", needed)):
         y = conv2d(x, w, padding=1, algorithm=name)
@@ -296,7 +297,7 @@ def test_the_setting_is_obeyed_by_calls_that_are_warm(
     monkeypatch.setattr(Im2win, "best", lambda self, problem, target: (-1.0, TileConfig()))
     conv2d(x, w, padding=1)
     assert last_workspace(host_device), "the setting holds for auto too"
-    assert explain(x, w, padding=1).chosen == explain(PROBLEM, device="cuda").chosen == "im2win"
+    assert explain(conv2d, x, w, padding=1).chosen == explain(PROBLEM, device="cuda").chosen == "im2win"
     monkeypatch.delenv(NAME)
     conv2d(x, w, padding=1)
     assert not last_workspace(host_device)
@@ -342,15 +343,15 @@ def test_explain_shows_bytes_and_limit(host_device: HostDevice) -> None:
 def test_explain_tells_of_what_is_ready_under_its_limit(host_device: HostDevice, given: Any) -> None:
     conv2d(*given, padding=1, algorithm="im2win", device="cuda", workspace_limit=8000)
     assert bind.is_loaded(PROBLEM, 0, "im2win", 8000) and not bind.is_loaded(PROBLEM, 0, "im2win")
-    told = explain(*given, padding=1, algorithm="im2win", device="cuda", workspace_limit=8000)
+    told = explain(conv2d, *given, padding=1, algorithm="im2win", device="cuda", workspace_limit=8000)
     assert len(told.kernels) == 2
 
 
 def test_describe(given: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert describe_call(conv2d, *given).workspace_limit is None
+    assert resolve_call(conv2d, *given).workspace_limit is None
     monkeypatch.setenv(NAME, "1kB")
-    assert describe_call(conv2d, *given).workspace_limit == 1000
-    assert describe_call(conv2d, *given, workspace_limit=4).workspace_limit == 4
+    assert resolve_call(conv2d, *given).workspace_limit == 1000
+    assert resolve_call(conv2d, *given, workspace_limit=4).workspace_limit == 4
 
 
 def run_cli(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:

@@ -18,7 +18,9 @@ from hypothesis import strategies as st
 
 from leanconv.algorithms.base import CpuAlgorithm
 from leanconv.call.choose import choose
-from leanconv.problem import BORDERS, ConvProblem, FilterProblem, Layout
+from leanconv.images.borders import BORDERS
+from leanconv.options import Layout
+from leanconv.problem import ConvProblem, FilterProblem
 from leanconv.reference import CPU_ALGORITHMS, blocks, oracle
 from leanconv.reference.im2win import im2win, im2win_channels_last
 from tests.cpu_engine import arrays, by_name
@@ -81,7 +83,7 @@ def filter_problems(draw: st.DrawFn) -> FilterProblem:
     anchor = (draw(st.integers(0, kh - 1)), draw(st.integers(0, kw - 1)))
     return FilterProblem(
         batch=draw(st.integers(0, 2)), h=draw(st.integers(1, 40)), w=draw(st.integers(1, 30)), kh=kh, kw=kw,
-        anchor=anchor, border=draw(st.sampled_from(BORDERS)),
+        anchor=anchor, border=draw(st.sampled_from(tuple(BORDERS))),
         dtype=draw(st.sampled_from(("float32", "float64", "int32"))),
     )  # fmt: skip
 

@@ -14,7 +14,8 @@ import pytest
 
 from leanconv.algorithms import ALGORITHMS
 from leanconv.bench.suites import LAYOUTS
-from leanconv.problem import BORDERS, ConvProblem
+from leanconv.images.borders import BORDERS
+from leanconv.problem import ConvProblem
 from leanconv.runtime.compile import CompileError, compile_launch, compile_source, source
 from leanconv.winograd import WIDTHS
 from tests import proof, selection
@@ -73,7 +74,7 @@ USUAL |= {
 }
 USUAL["filter-several"] = filter_problem(1, 4096, 4096, 5, 5, filters=8)
 USUAL |= {
-    f"filter-{size}x{size}": filter_problem(1, 8192, 8192, size, size, border=BORDERS[size % len(BORDERS)])
+    f"filter-{size}x{size}": filter_problem(1, 8192, 8192, size, size, border=tuple(BORDERS)[size % len(BORDERS)])
     for size in (3, 5, 7, 9, 15, 20, 32)
 }
 USUAL |= {

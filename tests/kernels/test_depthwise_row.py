@@ -81,7 +81,7 @@ def test_loads_are_those_of_the_window() -> None:
 def test_causal_and_same_convolutions_of_signals_come_here() -> None:
     x, w = np.zeros((1, 768, 2048), np.float32), np.zeros((768, 1, 4), np.float32)
     for padding in ((3, 0), "same"):
-        told = explain(x, w, padding=padding, groups=768, device="cuda")
+        told = explain(conv1d, x, w, padding=padding, groups=768, device="cuda")
         assert told.chosen == "depthwise_row", padding
     small = np.arange(6, dtype=np.float32).reshape(1, 2, 3)
     y = conv1d(small, np.ones((2, 1, 2), np.float32), padding=(1, 0), groups=2)

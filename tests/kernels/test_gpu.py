@@ -18,7 +18,7 @@ import leanconv
 from leanconv import ConvProblem, FilterProblem, conv1d, conv2d, conv2d_input, explain, filter2d, prepare_weights
 from leanconv.call.choose import choose
 from leanconv.dtypes import DTYPES
-from leanconv.problem import BORDERS
+from leanconv.images.borders import BORDERS
 from leanconv.runtime.launch import open_device
 from tests.api.test_api import BASE, CALLS, TOLERANCE, as_tensors, conv_arrays, in_memory
 from tests.api.test_conv1d import CALLS as SIGNAL_CALLS
@@ -462,7 +462,7 @@ def test_processes_race_to_compile(tmp_path: Path, monkeypatch: Any) -> None:
 def test_explain_tells_what_was_compiled() -> None:
     x, w = torch.randn(1, 4, 8, 8, device="cuda"), torch.randn(4, 4, 3, 3, device="cuda")
     conv2d(x, w)
-    told = explain(x, w)
+    told = explain(conv2d, x, w)
     chosen = choose(told.problem, open_device(0).target).algorithm.name
     assert told.chosen == chosen and "registers" in told.kernels[0] and "sm_" in told.where
     told = explain(FilterProblem(1, 9, 9, 3, 3, (1, 1), "wrap", x_pitch=9, y_pitch=9), device="cuda", compile=True)

@@ -12,8 +12,9 @@ from leanconv.algorithms import ALGORITHMS, tensor_filters
 from leanconv.algorithms.base import ceil_div
 from leanconv.algorithms.input_gradient import single_parts
 from leanconv.algorithms.tensor_filters import prepared_floats, stages_of
+from leanconv.options import Layout
 from leanconv.plan import Plan
-from leanconv.problem import ConvProblem, Layout
+from leanconv.problem import ConvProblem
 from tests import emulator, selection
 from tests.cases import TARGETS
 from tests.cases_tensor import broken_kernels

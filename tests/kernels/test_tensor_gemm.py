@@ -13,7 +13,8 @@ from leanconv.algorithms import ALGORITHMS
 from leanconv.algorithms.input_gradient import single_parts
 from leanconv.algorithms.tensor_filters import DEPTH, prepared_floats, stages_of
 from leanconv.algorithms.tensor_gemm import TensorConfig
-from leanconv.problem import ConvProblem, Layout
+from leanconv.options import Layout
+from leanconv.problem import ConvProblem
 from leanconv.reference import oracle
 from leanconv.runtime.compile import KERNELS
 from tests import emulator, proof, selection

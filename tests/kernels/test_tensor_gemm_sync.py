@@ -11,8 +11,9 @@ import pytest
 from leanconv.algorithms import ALGORITHMS
 from leanconv.algorithms.tensor_filters import DEPTH, prepared_floats
 from leanconv.algorithms.tensor_gemm_sync import WarpConfig
+from leanconv.options import Layout
 from leanconv.plan import Target
-from leanconv.problem import ConvProblem, Layout
+from leanconv.problem import ConvProblem
 from leanconv.reference import oracle
 from tests import emulator, proof, selection
 from tests.cases import TARGETS, Case

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import get_args
 
 from leanconv.algorithms.winograd2d import SPEEDS, Winograd2dConfig
-from leanconv.problem import Layout
+from leanconv.options import Layout
 from leanconv.winograd import matrices
 from report.pages import _BLOCK
 

@@ -11,13 +11,11 @@ import numpy as np
 import pytest
 
 import leanconv
-from leanconv import filters
+from leanconv import filters, options
 from leanconv.algorithms import ALGORITHMS
 from leanconv.bench.results import Results, geometric_mean
-from leanconv.call import arguments
 from leanconv.cli.main import main
-from leanconv.images.borders import ALIASES
-from leanconv.problem import BORDERS
+from leanconv.images.borders import ALIASES, BORDERS
 from leanconv.runtime import env
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -76,11 +74,11 @@ def test_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytes
     for line in lines:
         words = shlex.split(line, comments=True)[1:]
         seen.add(words[0])
-        slow = words[0] in ("bench", "compile", "demo", "doctor", "tune")
+        slow = words[0] in ("bench", "precompile", "demo", "doctor", "tune")
         with pytest.raises(SystemExit) as stopped:
             main([*words, "--help"] if slow else words)
         assert not stopped.value.code, (line, capsys.readouterr().err)
-    assert seen == {"doctor", "bench", "filter", "explain", "compile", "tune", "cache", "demo"}
+    assert seen == {"doctor", "bench", "filter", "explain", "precompile", "tune", "cache", "demo"}
     assert Path("edges.png").exists() and Path("soft.png").exists()
 
 
@@ -107,10 +105,10 @@ def test_environment_variables() -> None:
 
 def test_algorithms() -> None:
     rows = [tuple(cell.strip(" `") for cell in line.split("|")[1:-1]) for line in lines("## Algorithms")]
-    assert [row[:4] for row in rows] == [(a.name, a.solves, a.where, a.tier) for a in leanconv.algorithms()]
+    assert [row[:4] for row in rows] == [(a.name, a.solves, a.where, a.tier) for a in leanconv.list_algorithms()]
     layer = leanconv.ConvProblem(n=2, c=4, h=8, w=8, k=4, r=3, s=3)
     workspace = {a.name: a.workspace_bytes(layer) for a in ALGORITHMS if a.solves == "conv2d"}
-    for (name, _, where, _, needed, _, paper), told in zip(rows, leanconv.algorithms(), strict=True):
+    for (name, _, where, _, needed, _, paper), told in zip(rows, leanconv.list_algorithms(), strict=True):
         if where == "GPU":
             assert (needed == "none") == (workspace.get(name, 0) == 0), name
         for word in re.findall(r"[A-Z]\w+ (?=et al)|\d{4}", paper):
@@ -124,7 +122,7 @@ def test_borders() -> None:
         alias: border for border, row in rows.items() for cell in row[1:] for alias in re.findall(r"`([^`]+)`", cell)
     }
     for alias, border in named.items():
-        assert arguments.border_name(alias) == border, alias
+        assert options.border_name(alias) == border, alias
     assert set(ALIASES) <= set(named)
 
 

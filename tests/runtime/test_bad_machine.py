@@ -71,7 +71,7 @@ def test_no_driver(fresh_driver: pytest.MonkeyPatch) -> None:
     fresh_driver.setattr(driver, "_open_library", absent)
     with says(CudaUnavailableError, "no NVIDIA driver was found", "libcuda.so.1", "NumPy arrays run on the CPU"):
         conv2d(X, W, device="cuda")
-    told = explain(X, W, device="cuda")
+    told = explain(conv2d, X, W, device="cuda")
     assert "no NVIDIA driver was found" in told.where
     assert "no NVIDIA driver was found" in str(why_no_gpu())
     assert told.chosen == choose(told.problem, NOMINAL).algorithm.name
@@ -114,7 +114,7 @@ def test_a_gpu_that_is_too_old(fresh_driver: pytest.MonkeyPatch) -> None:
     fresh_driver.setattr(driver, "_open_library", lambda: library)
     with says(CudaUnavailableError, "compute capability 7.7", "8.0 (Ampere)"):
         conv2d(X, W, device="cuda")
-    assert "compute capability 7.7" in explain(X, W, device="cuda").where
+    assert "compute capability 7.7" in explain(conv2d, X, W, device="cuda").where
     assert "compute capability 7.7" in str(why_no_gpu())
 
 

@@ -10,7 +10,7 @@ import pytest
 
 import leanconv
 from leanconv import ConvProblem, conv2d
-from leanconv.call import bind, ready
+from leanconv.call import bind, calls
 from leanconv.runtime.launch import open_device
 from leanconv.runtime.recent import Recent
 
@@ -21,9 +21,9 @@ torch = pytest.importorskip("torch")
 @pytest.fixture
 def few(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Three ready calls and three kernels are kept; gives the device's kernels."""
-    ready.forget()
+    calls.forget()
     kernels = open_device(0)._kernels  # type: ignore[attr-defined]
-    monkeypatch.setattr(ready, "_calls", Recent(3))
+    monkeypatch.setattr(calls, "_calls", Recent(3))
     monkeypatch.setattr(bind, "_loaded", Recent(3))
     monkeypatch.setattr(kernels, "_kept", Recent(3))
     return kernels
@@ -92,7 +92,7 @@ def test_unloading_does_not_break_a_capture_elsewhere(few: Any) -> None:
 
 
 def test_threads_with_different_shapes_get_right_results() -> None:
-    ready.forget()
+    calls.forget()
     wrong: list[int] = []
 
     def use(start: int) -> None:
@@ -110,9 +110,9 @@ def test_threads_with_different_shapes_get_right_results() -> None:
 
 
 def test_compile_leaves_nothing_to_the_first_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    ready.forget()
+    calls.forget()
     problems = [ConvProblem(2, 8, 9, width, 8, 3, 3) for width in range(100, 108)]
-    made = leanconv.compile(problems, progress=False)
+    made = leanconv.precompile(problems, progress=False)
     assert made.problems == 8 and made.kernels >= 8
     from leanconv.runtime import cache
 

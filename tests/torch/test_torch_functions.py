@@ -142,11 +142,13 @@ class Net(torch.nn.Module):
         self.b = nn.Conv2d(8, 8, 3, stride=2, padding=1, groups=4, bias=False)
         self.c = nn.Conv1d(8, 4, 3, padding=1, dilation=2, padding_mode="reflect")
         self.d = nn.ConvTranspose2d(4, 2, 3, stride=2)
+        self.e = nn.ConvTranspose1d(2, 3, 3, stride=2, padding=1)
 
     def forward(self, x: Any) -> Any:
         x = self.b(self.a(x).relu())
         x = torch.stack([self.c(row) for row in x.unbind(2)], 2)
-        return self.d(x, output_size=(12, 7))
+        x = self.d(x, output_size=(12, 7))
+        return torch.stack([self.e(row, output_size=(14,)) for row in x.unbind(2)], 2)
 
 
 def test_modules() -> None:
@@ -193,7 +195,7 @@ def test_what_users_get_wrong(torch_on_device: HostDevice) -> None:
         y.sum().backward()
     with says(TypeError, "w has dtype float16 and x float32; they must be the same"):
         ours.conv2d(x, w.half(), groups=2)
-    with says(TypeError, "torch.int8; leanconv.torch takes floating-point numbers"):
+    with says(TypeError, "int8; leanconv.torch takes floating-point numbers"):
         ours.conv2d(x.detach().to(torch.int8), w.detach().to(torch.int8), groups=2)
     with says(ValueError, "output_padding=(2, 2) must be less than stride=(2, 2)"):
         ours.conv_transpose2d(x, w[:4], stride=2, output_padding=2)

@@ -10,6 +10,8 @@ import gc
 import statistics
 import weakref
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import TimeoutError as TimedOut
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,9 +26,9 @@ import leanconv.torch  # noqa: E402
 from leanconv.algorithms.direct_weight import DirectWeight  # noqa: E402
 from leanconv.bench.results import Results  # noqa: E402
 from leanconv.bench.suites import parse_problem  # noqa: E402
-from leanconv.call.ahead import Compilation  # noqa: E402
+from leanconv.call.precompile import PrecompileResult  # noqa: E402
 from leanconv.plan import Target  # noqa: E402
-from leanconv.torch import takeover  # noqa: E402
+from leanconv.torch import ahead, takeover  # noqa: E402
 from leanconv.torch.expect import pytorch_cycles  # noqa: E402
 from leanconv.torch.layers import tf32_allowed  # noqa: E402
 
@@ -94,6 +96,29 @@ def test_a_model_computes_the_same(device: HostDevice, form: Any) -> None:
     assert "12 of 15 operations run on leanconv" in str(report) and str(report) == str(leanconv.torch.report())
     launched = len(device.launches)
     assert all(map(torch.equal, step(model, x), expected)) and len(device.launches) == launched
+
+
+def test_equal_calls_are_decided_once(device: HostDevice) -> None:
+    """Whichever tuples the options come in: PyTorch makes them anew for each call."""
+    x, w = torch.randn(2, 3, 9, 8), torch.randn(4, 3, 3, 3)
+    with leanconv.torch.enable() as taken:
+        for _ in range(3):
+            torch.ops.aten.convolution(x, w, None, [1, 1], [1, 1], [1, 1], False, [0, 0], 1)
+            same = [1, 1]
+            torch.ops.aten.convolution(x, w, None, same, same, same, False, [0, 0], 1)
+        assert len(taken._choices) == 1 and [line.calls for line in taken.report().taken] == [6]
+
+
+def test_suspending_waits_for_who_enables(device: HostDevice) -> None:
+    with takeover._lock, ThreadPoolExecutor(1) as pool:
+        entered = pool.submit(takeover.suspended().__enter__)
+        with pytest.raises(TimedOut):
+            entered.result(0.05)
+        takeover._lock.release()
+        try:
+            entered.result(5)
+        finally:
+            takeover._lock.acquire()
 
 
 def test_undoing_leaves_no_trace(device: HostDevice) -> None:
@@ -261,12 +286,12 @@ def test_warm_up_compiles_what_will_run(device: HostDevice, monkeypatch: pytest.
     compiled: list[Any] = []
     limits: set[Any] = set()
 
-    def compile(problems: Any, workspace_limit: Any, **options: Any) -> Compilation:
+    def compile(problems: Any, workspace_limit: Any, **options: Any) -> PrecompileResult:
         compiled.extend(problems)
         limits.update((each.op, workspace_limit) for each in problems)
-        return Compilation(len(problems), 0, 0, 0.0)
+        return PrecompileResult(len(problems), 0, 0, 0.0)
 
-    monkeypatch.setattr(leanconv, "compile", compile)
+    monkeypatch.setattr(ahead, "precompile", compile)
     leanconv.torch.warm_up(model, x)
     # with the workspace that a gradient of filters will have
     assert {limit for op, limit in limits if op != "wgrad"} == {None} and ("wgrad", 32 << 20) in limits
@@ -294,11 +319,11 @@ def test_warm_up_of_one_of_several_processes(device: HostDevice, monkeypatch: py
 
     compiled: list[Any] = []
 
-    def compile(problems: Any, **options: Any) -> Compilation:
+    def compile(problems: Any, **options: Any) -> PrecompileResult:
         compiled.extend(problems)
-        return Compilation(len(problems), 0, 0, 0.0)
+        return PrecompileResult(len(problems), 0, 0, 0.0)
 
-    monkeypatch.setattr(leanconv, "compile", compile)
+    monkeypatch.setattr(ahead, "precompile", compile)
     init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
     try:
         net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Identity(), nn.Conv2d(4, 4, 3))
@@ -316,11 +341,11 @@ def test_warm_up_under_autocast(device: HostDevice, monkeypatch: pytest.MonkeyPa
     conv, x = nn.Conv2d(3, 4, 3), torch.randn(2, 3, 5, 5)
     compiled: list[Any] = []
 
-    def compile(problems: Any, **options: Any) -> Compilation:
+    def compile(problems: Any, **options: Any) -> PrecompileResult:
         compiled.extend(problems)
-        return Compilation(len(problems), 0, 0, 0.0)
+        return PrecompileResult(len(problems), 0, 0, 0.0)
 
-    monkeypatch.setattr(leanconv, "compile", compile)
+    monkeypatch.setattr(ahead, "precompile", compile)
     with leanconv.torch.enable(conv) as taken, torch.autocast("cpu", torch.float16):
         leanconv.torch.warm_up(conv, x)
         # autocast keeps filters that it has cast, and must not have kept those without values

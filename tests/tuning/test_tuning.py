@@ -181,7 +181,7 @@ def test_the_recorder_times_what_calls_have_met(stage: Stage, tmp_path: Path, rn
     x, w = rng.standard_normal((1, 4, 6, 6), np.float32), rng.standard_normal((8, 4, 3, 3), np.float32)
     first = leanconv.conv2d(x, w, padding=1, device="cuda")
     folder = tmp_path / "other"
-    with leanconv.tuning(folder, progress=False) as recorded:
+    with leanconv.record_tuning(folder, progress=False) as recorded:
         leanconv.conv2d(x, w, padding=1, device="cuda")
         leanconv.conv2d(x, w, padding=1, device="cuda", algorithm="direct")
         leanconv.conv2d(x[:0], w, padding=1, device="cuda")
@@ -195,7 +195,7 @@ def test_the_recorder_times_what_calls_have_met(stage: Stage, tmp_path: Path, rn
     assert told.source == "your table" and set(told.times.values()) == {300.0}
     assert "measured on such a GPU: " in str(told) and "300 µs, says your table" in told.why
     np.testing.assert_allclose(leanconv.conv2d(x, w, padding=1, device="cuda"), first, rtol=1e-5, atol=1e-5)
-    with pytest.raises(KeyError), leanconv.tuning(folder) as stopped:
+    with pytest.raises(KeyError), leanconv.record_tuning(folder) as stopped:
         leanconv.conv2d(x, w, padding=2, device="cuda")
         raise KeyError
     assert len(stopped.problems) == 1 and not stopped.results

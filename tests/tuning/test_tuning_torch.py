@@ -38,7 +38,7 @@ def test_pytorch_keeps_what_it_was_quicker_with(
     layer = torch.nn.Conv2d(4, 8, 3, padding=1, bias=False)
     x = torch.randn(1, 4, 6, 6)
     monkeypatch.setattr(peer, "times", lambda problem, clock: {"torch-tf32": us, "torch-fp32": 1.0})
-    with torch.no_grad(), leanconv.tuning(peers=True) as recorded:
+    with torch.no_grad(), leanconv.record_tuning(peers=True) as recorded:
         first = layer(x)
     assert recorded.problems == (LAYER,) and taken.report().lines[-1].runs.startswith("leanconv")
     assert "is expected to take" in taken.report().lines[-1].why

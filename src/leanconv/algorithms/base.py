@@ -10,8 +10,9 @@ from math import gcd
 from typing import Any, ClassVar, Literal, TypeVar
 
 from leanconv.dtypes import DTYPES, accumulator, item_bytes, result_of, weights_of
+from leanconv.options import PRECISIONS, Layout, Precision
 from leanconv.plan import Constants, Plan, Target
-from leanconv.problem import PRECISIONS, ConvProblem, Layout, Precision, Problem
+from leanconv.problem import ConvProblem, Problem
 
 #: What a GPU multiplies with: FP32 cores, or tensor cores, in three products or one of float16 for one of float32.
 Arithmetic = Literal["fp32", "tf32", "fp16x3", "fp16"]

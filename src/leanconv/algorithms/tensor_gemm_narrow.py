@@ -22,8 +22,9 @@ from leanconv.algorithms.input_gradient import PartialConvolution, single_parts
 from leanconv.algorithms.tensor_gemm import FLOPS_PER_CYCLE, REGISTERS, pixel_map, splits_of, wgmma_limits
 from leanconv.algorithms.tiles import conv_arguments, gradient_limits, view_constants
 from leanconv.dtypes import item_bytes
+from leanconv.options import Precision
 from leanconv.plan import Launch, Plan, Target, TensorMap
-from leanconv.problem import ConvProblem, Precision
+from leanconv.problem import ConvProblem
 
 #: Bytes of one tap's channels that a copy may bring: as many as a swizzle spans, and a product takes 32 of.
 PIECE_BYTES = (128, 64, 32)

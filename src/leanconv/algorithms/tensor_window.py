@@ -23,8 +23,9 @@ from leanconv.algorithms.input_gradient import PartialConvolution, single_parts
 from leanconv.algorithms.tensor_gemm import wgmma_limits
 from leanconv.algorithms.tiles import conv_arguments, gradient_limits, view_constants
 from leanconv.dtypes import DTYPES, item_bytes
+from leanconv.options import Precision
 from leanconv.plan import Launch, Plan, Pointer, Target, TensorMap, in_chain
-from leanconv.problem import ConvProblem, Precision
+from leanconv.problem import ConvProblem
 
 #: Channels that a product takes.
 DEPTH = 16

@@ -30,8 +30,9 @@ from leanconv.algorithms.tensor_window import (
 )
 from leanconv.algorithms.tiles import gradient_arguments, weight_limits
 from leanconv.dtypes import DTYPES
+from leanconv.options import Precision
 from leanconv.plan import Launch, Plan, Pointer, Target, in_chain
-from leanconv.problem import ConvProblem, Precision
+from leanconv.problem import ConvProblem
 
 #: Stages of the ring, at most.
 MOST_STAGES = 4

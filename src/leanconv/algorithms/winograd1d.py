@@ -30,8 +30,9 @@ from leanconv.algorithms.winograd_tiles import (
     prepare_cycles,
     prepared_floats,
 )
+from leanconv.options import Layout
 from leanconv.plan import Plan, Target
-from leanconv.problem import ConvProblem, Layout
+from leanconv.problem import ConvProblem
 from leanconv.winograd import kernels, matrices, segments, why_no_kernels
 
 

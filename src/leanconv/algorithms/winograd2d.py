@@ -19,8 +19,9 @@ from leanconv.algorithms.winograd_tiles import (
     prepare_cycles,
     prepared_floats,
 )
+from leanconv.options import Layout
 from leanconv.plan import Plan, Target
-from leanconv.problem import ConvProblem, Layout
+from leanconv.problem import ConvProblem
 from leanconv.winograd import matrices, outputs_2d, why_not_2d
 
 

@@ -21,7 +21,7 @@ from leanconv.arrays.torch import TorchArrays
 
 _libraries: dict[str, Arrays] = {}
 #: library of each array type met so far; None marks a type that has to be carried
-_by_type: dict[type, Arrays | None] = {np.ndarray: NUMPY}
+by_type: dict[type, Arrays | None] = {np.ndarray: NUMPY}
 
 
 def _library(module: str) -> Arrays:
@@ -45,9 +45,9 @@ def _find(kind: type) -> Arrays | None:
 def arrays_of(array: Any) -> Arrays | None:
     """The library of an array, or None where another library has to carry it (see `carry`)."""
     kind = type(array)
-    if kind not in _by_type:
-        _by_type[kind] = _find(kind)
-    return _by_type[kind]
+    if kind not in by_type:
+        by_type[kind] = _find(kind)
+    return by_type[kind]
 
 
 __all__ = [
@@ -58,6 +58,7 @@ __all__ = [
     "Shape",
     "TorchArrays",
     "arrays_of",
+    "by_type",
     "carry",
     "way_back",
 ]

@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 
 from leanconv.dtypes import DTYPES, is_integer
-from leanconv.problem import ConvProblem, FilterProblem, Layout, Operand, Problem, lay_out
+from leanconv.options import Layout
+from leanconv.problem import ConvProblem, FilterProblem, Operand, Problem, lay_out
 from leanconv.reference import oracle
 from leanconv.reference.oracle import border_indices
 

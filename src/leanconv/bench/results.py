@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from leanconv.dtypes import DTYPES, is_narrow
-from leanconv.problem import Layout
+from leanconv.options import Layout
 from leanconv.runtime.files import write_text
 
 #: The layouts that cuDNN and PyTorch compute in; PyTorch would copy another into one of them in each call.

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 
+from leanconv import options
 from leanconv.bench import machine
 from leanconv.bench.ceilings import Ceilings, measure_cpu, measure_gpu
 from leanconv.bench.operands import Check, Operands, poison
@@ -26,7 +27,6 @@ from leanconv.bench.suites import (
     suite_names,
     with_batch,
 )
-from leanconv.call import arguments
 from leanconv.dtypes import DTYPES
 from leanconv.problem import Problem
 from leanconv.runtime.progress import progress as progress_bar
@@ -145,7 +145,7 @@ def run_suite(
     foreign = {case.problem.dtype for case in cases if DTYPES[case.problem.dtype].numpy is None}
     if foreign and not gpu:
         raise ValueError(f"dtype={foreign.pop()!r} is measured on a GPU only: NumPy has no such type")
-    limit = arguments.workspace_limit(workspace_limit)
+    limit = options.limit_of(workspace_limit)
     ceilings = (measure_gpu if gpu else measure_cpu)(0.1 if quick else 0.3)
     run = _Run(
         gpu, quick, tuple(engines), ceilings, limit, begin + (math.inf if seconds is None else seconds), sustained

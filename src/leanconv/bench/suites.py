@@ -8,9 +8,10 @@ from functools import cache
 from importlib import resources
 from typing import Any, get_args
 
-from leanconv.call.words import LAYOUTS, dense_filter, format_problem, parse_problem, with_batch
+from leanconv.call.words import dense_filter, format_problem, parse_problem, with_batch
 from leanconv.dtypes import LAYERS
-from leanconv.problem import PRECISIONS, ConvProblem, FilterProblem, Op, Precision, Problem
+from leanconv.options import LAYOUTS, PRECISIONS, Op, Precision
+from leanconv.problem import ConvProblem, FilterProblem, Problem
 
 __all__ = [
     "LAYOUTS", "SUITE_ALGORITHMS", "Case", "dense_filter", "format_problem", "load_suite", "parse_problem",

@@ -1,4 +1,4 @@
-"""From a described call to a ready one: choose, plan, and make an object of the class for the call's device."""
+"""From a resolved call to a ready one: choose, plan, and make an object of the class for the call's device."""
 
 from __future__ import annotations
 
@@ -6,19 +6,15 @@ import threading
 from collections.abc import Callable
 
 from leanconv.call.choose import choose
-from leanconv.call.describe import Described
-from leanconv.call.run import (
-    Call,
+from leanconv.call.ready import Call, GpuCall, Loaded, PreparedCall, UnpreparedCall
+from leanconv.call.ready_host import (
     CpuCall,
-    GpuCall,
     HostOnGpuCall,
-    Loaded,
-    PreparedCall,
     TorchCpuConv,
-    UnpreparedCall,
     check_torch_algorithm,
     left_to_the_library,
 )
+from leanconv.call.resolve import Resolved
 from leanconv.problem import Problem
 from leanconv.runtime import launch
 from leanconv.runtime.recent import Recent
@@ -32,23 +28,23 @@ listeners: list[Callable[[Problem, int, str, int | None], None]] = []
 also_forget: list[Callable[[], None]] = []
 
 
-def bind(described: Described) -> Call:
-    """The ready call for arrays of the same shape, memory order and device as those of ``described``.
+def bind(resolved: Resolved) -> Call:
+    """The ready call for arrays of the same shape, memory order and device as those of ``resolved``.
 
     Raises NoAlgorithmError where nothing fits, CudaUnavailableError, CompileError.
     """
-    if described.device is None:
-        call = _on_cpu(described)
+    if resolved.device is None:
+        call = _on_cpu(resolved)
     else:
         # nothing is compiled for an empty result, but what nothing could run is refused all the same
-        loaded = load(described.problem, described.device, described.algorithm, described.workspace_limit)
-        if described.operands.device is None:
-            call = HostOnGpuCall(described, loaded)
-        elif described.weights is not None and loaded.prepares(described):
-            return PreparedCall(described, loaded)
+        loaded = load(resolved.problem, resolved.device, resolved.algorithm, resolved.workspace_limit)
+        if resolved.operands.device is None:
+            call = HostOnGpuCall(resolved, loaded)
+        elif resolved.weights is not None and loaded.prepares(resolved):
+            return PreparedCall(resolved, loaded)
         else:
-            call = GpuCall(described, loaded)
-    return call if described.weights is None else UnpreparedCall(call)
+            call = GpuCall(resolved, loaded)
+    return call if resolved.weights is None else UnpreparedCall(call)
 
 
 def load(problem: Problem, device_index: int, algorithm: str = "auto", limit: int | None = None) -> Loaded:
@@ -80,8 +76,8 @@ def forget() -> None:
         each()
 
 
-def _on_cpu(described: Described) -> Call:
-    if left_to_the_library(described):
-        check_torch_algorithm(described.algorithm)
-        return TorchCpuConv(described)
-    return CpuCall(described, choose(described.problem, None, described.algorithm, described.workspace_limit))
+def _on_cpu(resolved: Resolved) -> Call:
+    if left_to_the_library(resolved):
+        check_torch_algorithm(resolved.algorithm)
+        return TorchCpuConv(resolved)
+    return CpuCall(resolved, choose(resolved.problem, None, resolved.algorithm, resolved.workspace_limit))

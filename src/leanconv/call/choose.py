@@ -14,9 +14,10 @@ from leanconv.perf.tables import MODEL, SHIPPED_TABLE, Timed
 from leanconv.plan import Plan, Target
 from leanconv.problem import Problem
 from leanconv.reference import CPU_ALGORITHMS
+from leanconv.runtime.errors import LeanconvError
 
 
-class NoAlgorithmError(ValueError):
+class NoAlgorithmError(LeanconvError, ValueError):
     """Nothing fits the problem; the message gives each algorithm's reasons."""
 
 

@@ -6,12 +6,12 @@ from dataclasses import dataclass, field, replace
 from math import inf
 from typing import Any
 
+from leanconv import options
 from leanconv.algorithms import ALGORITHMS
-from leanconv.call import arguments
 from leanconv.call.bind import is_loaded
 from leanconv.call.choose import Candidate, from_table, pick, settle, survey, tuned, workspace_limit
-from leanconv.call.describe import Described, check_problem
-from leanconv.call.run import check_torch_algorithm, left_to_the_library, torch_function
+from leanconv.call.ready_host import check_torch_algorithm, left_to_the_library, torch_function
+from leanconv.call.resolve import Resolved, check_problem
 from leanconv.perf import tables
 from leanconv.plan import Target
 from leanconv.problem import Problem
@@ -73,7 +73,7 @@ class Explanation:
 
 @dataclass(frozen=True)
 class AlgorithmInfo:
-    """One line of `algorithms`."""
+    """One line of `list_algorithms`."""
 
     name: str
     solves: str
@@ -85,10 +85,10 @@ class AlgorithmInfo:
         return f"{self.name:16} {self.solves:9} {self.where:4} {self.tier:8} {self.paper}"
 
 
-def algorithms() -> list[AlgorithmInfo]:
+def list_algorithms() -> list[AlgorithmInfo]:
     """Every algorithm in order of preference: its name, what it solves, where it runs, its precision tier, its paper.
 
-    >>> print(*algorithms(), sep="\\n")  # doctest: +SKIP
+    >>> print(*list_algorithms(), sep="\\n")  # doctest: +SKIP
     """
     return [
         AlgorithmInfo(a.name, a.solves, where, a.tier, a.paper)
@@ -102,18 +102,18 @@ def explain_problem(
 ) -> Explanation:
     """What would run for a problem that a caller has written; on the CPU unless ``device`` names a GPU."""
     check_problem(problem)
-    limit = arguments.workspace_limit(limit)
+    limit = options.limit_of(limit)
     if device is None or str(device) == "cpu":
         return _on_cpu(problem, algorithm, limit)
     return _on_gpu(problem, launch.device_index(device), algorithm, limit, compile_now)
 
 
-def explain_call(described: Described, *, compile_now: bool = False) -> Explanation:
+def explain_call(resolved: Resolved, *, compile_now: bool = False) -> Explanation:
     """What would run for a call."""
-    problem, name, limit = described.problem, described.algorithm, described.workspace_limit
-    if described.device is not None:
-        return _on_gpu(problem, described.device, name, limit, compile_now)
-    if left_to_the_library(described):
+    problem, name, limit = resolved.problem, resolved.algorithm, resolved.workspace_limit
+    if resolved.device is not None:
+        return _on_gpu(problem, resolved.device, name, limit, compile_now)
+    if left_to_the_library(resolved):
         assert problem.kind == "conv2d"
         check_torch_algorithm(name)
         why = "PyTorch's CPU tensors are computed by PyTorch itself"

@@ -24,10 +24,9 @@ from dataclasses import replace
 from typing import Any, get_args
 
 from leanconv.dtypes import FILTERS, LAYERS
-from leanconv.problem import BORDERS, PRECISIONS, ConvProblem, FilterProblem, Layout, Op, Problem
-
-#: The layouts of layers.
-LAYOUTS: tuple[str, ...] = get_args(Layout)
+from leanconv.images.borders import BORDERS
+from leanconv.options import LAYOUTS, PRECISIONS, Op
+from leanconv.problem import ConvProblem, FilterProblem, Problem
 
 
 def dense_filter(

@@ -213,7 +213,7 @@ def explain(
     print(leanconv.explain(parsed, device=device, algorithm=algorithm, compile=compile, workspace_limit=limit))
 
 
-@app.command("compile")
+@app.command("precompile")
 def compile_kernels(
     what: options.What,
     layout: options.Layout = None,
@@ -233,7 +233,7 @@ def compile_kernels(
     cases, *_ = cases_of(what, layout, precision, dtype, op)
     problems = [case.problem if batch is None else with_batch(case.problem, batch) for case in cases]
     limit = _bytes(workspace_limit)
-    print(leanconv.compile(problems, device=device, algorithm=algorithm, workspace_limit=limit))
+    print(leanconv.precompile(problems, device=device, algorithm=algorithm, workspace_limit=limit))
 
 
 @app.command()

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, get_args
+from typing import Annotated
 
 import typer
 
-from leanconv import problem
 from leanconv.dtypes import GPU_LAYERS, INTEGER_LAYERS
+from leanconv.options import LAYOUTS, PRECISIONS
 
-_LAYOUTS, _TIERS = ", ".join(get_args(problem.Layout)), ", ".join(problem.PRECISIONS)
+_LAYOUTS, _TIERS = ", ".join(LAYOUTS), ", ".join(PRECISIONS)
 
 What = Annotated[str, typer.Argument(metavar="SUITE|PROBLEM", help="A suite's name, or conv:… or filter:….")]
 Layout = Annotated[str | None, typer.Option("--layout", help=f"Memory layout, for suites of layers: {_LAYOUTS}.")]

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from leanconv.api import filter2d
-from leanconv.call.arguments import border_name
 from leanconv.dtypes import FILTERS
+from leanconv.options import border_name
 from leanconv.runtime.files import whole
 
 #: Integers of at most 16 bits are exact in float32; they are filtered in it, then rounded and clipped to their range.

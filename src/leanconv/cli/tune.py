@@ -13,19 +13,21 @@ from typing import Any
 
 from rich.table import Table as Screen
 
+from leanconv import options
 from leanconv.bench import cases_of, with_batch
 from leanconv.bench.terminal import console
-from leanconv.call import arguments, words
+from leanconv.call import words
 from leanconv.call.explain import NOMINAL
+from leanconv.options import PRECISIONS
 from leanconv.perf import tables
 from leanconv.perf.tables import Table, TableError
 from leanconv.plan import Target
-from leanconv.problem import PRECISIONS, Problem
+from leanconv.problem import Problem
 from leanconv.runtime import cache, env, launch
 from leanconv.runtime.driver import CudaUnavailableError
 from leanconv.runtime.progress import progress
 from leanconv.runtime.timing import GpuClock
-from leanconv.tuning.search import Tuning, tune
+from leanconv.tuning.search import TuningResult, tune
 from leanconv.tuning.verify import files, todays, verify, verify_code, winners
 
 _MODEL = re.compile(r"(.+\.py):([A-Za-z_]\w*)")
@@ -48,7 +50,7 @@ def work_of(
     model, example = load_model(Path(match[1]), match[2], inputs, layout, batch)
     from leanconv.torch.problems import problems_of
 
-    tier = arguments.one_of("precision", precision or "fp32", PRECISIONS)
+    tier = options.one_of("precision", precision or "fp32", PRECISIONS)
     found: Any = problems_of(model, example, backward=backward, precision=tier)
     return found if limit is None else {limit: [each for group in found.values() for each in group]}
 
@@ -129,7 +131,7 @@ def _table(*columns: str) -> Screen:
     return screen
 
 
-def _screen(done: Tuning) -> Screen:
+def _screen(done: TuningResult) -> Screen:
     peers = sorted({name for each in done.problems for name in each.peers})
     screen = _table("runs", "µs", "the cost model's choice", *peers)
     for each in done.problems:

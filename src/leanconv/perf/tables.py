@@ -33,6 +33,7 @@ from leanconv.plan import Plan, Target
 from leanconv.problem import Problem
 from leanconv.runtime import cache as kernel_cache
 from leanconv.runtime import env
+from leanconv.runtime.errors import LeanconvError
 from leanconv.runtime.files import whole
 
 #: Counts up when what a table says has another meaning: others are refused by name.
@@ -48,7 +49,7 @@ _LINE = re.compile(r'^("(?:conv|filter):[^"\n]*"): (\{.*\}),?$', re.MULTILINE)
 _COMMENT = re.compile(rb"//[^\n]*|/\*.*?\*/", re.DOTALL)
 
 
-class TableError(ValueError):
+class TableError(LeanconvError, ValueError):
     """A table that cannot be read, or is not to be overwritten; the message has its path."""
 
 
@@ -301,7 +302,7 @@ def _words(gpu: Mapping[str, Any]) -> str:
 
 # What choose reads: each table is read once
 
-#: folders whose tables are asked before the user's own, latest last: of `leanconv.tuning`
+#: folders whose tables are asked before the user's own, latest last: of `leanconv.record_tuning`
 _folders: list[Path] = []
 _tables: dict[tuple[Path, Target], Table | None] = {}
 

@@ -12,7 +12,8 @@ import numpy as np
 
 from leanconv.algorithms.base import ceil_div
 from leanconv.dtypes import DTYPES, accumulator, is_integer, is_narrow
-from leanconv.problem import ConvProblem, FilterProblem, Layout
+from leanconv.options import Layout
+from leanconv.problem import ConvProblem, FilterProblem
 from leanconv.winograd import Matrices, transforms
 
 #: Unit roundoff of float32: the largest relative error of one rounding.

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from leanconv.plan import Constants, Launch
+from leanconv.runtime.errors import LeanconvError
 
 KERNELS = Path(__file__).resolve().parent.parent / "kernels"
 
@@ -58,7 +59,7 @@ def _sections(cubin: bytes) -> Iterator[tuple[str, bytes, int]]:
         yield name, cubin[offset : offset + length] if kind == 1 else b"", length
 
 
-class CompileError(RuntimeError):
+class CompileError(LeanconvError, RuntimeError):
     """NVRTC refused a kernel. The message holds the compiler's log, the options and the numbered source."""
 
     def __init__(self, log: str, options: str, source: str) -> None:

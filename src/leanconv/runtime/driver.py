@@ -14,6 +14,8 @@ from ctypes import POINTER, byref, c_char_p, c_int, c_size_t, c_uint, c_uint64, 
 from functools import cache
 from typing import Any
 
+from leanconv.runtime.errors import LeanconvError
+
 #: Oldest driver interface that is supported (CUDA 12.0, driver 525).
 MINIMUM_VERSION = 12000
 
@@ -53,7 +55,7 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
 }
 
 
-class CudaError(RuntimeError):
+class CudaError(LeanconvError, RuntimeError):
     """A call of the CUDA driver failed."""
 
 

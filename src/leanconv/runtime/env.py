@@ -24,7 +24,7 @@ VARIABLES = {
     "LEANCONV_TUNING_DIR": "folder of the tables that `leanconv tune` writes (default: $XDG_DATA_HOME/leanconv or "
     "~/.local/share/leanconv)",
 }
-#: What LEANCONV_TUNING may say, and `leanconv.tune` and `leanconv.tuning`.
+#: What LEANCONV_TUNING may say, and `leanconv.tune` and `leanconv.record_tuning`.
 TUNING_MODES = ("on", "read-only", "frozen", "off")
 
 _UNITS = {

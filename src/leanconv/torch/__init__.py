@@ -2,13 +2,14 @@
 
 from leanconv.torch.ahead import warm_up
 from leanconv.torch.functional import conv1d, conv2d, conv_transpose1d, conv_transpose2d
-from leanconv.torch.modules import Conv1d, Conv2d, ConvTranspose2d
+from leanconv.torch.modules import Conv1d, Conv2d, ConvTranspose1d, ConvTranspose2d
 from leanconv.torch.report import Report
 from leanconv.torch.takeover import Takeover, disable, enable, report
 
 __all__ = [
     "Conv1d",
     "Conv2d",
+    "ConvTranspose1d",
     "ConvTranspose2d",
     "Report",
     "Takeover",

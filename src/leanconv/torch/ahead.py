@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -13,18 +12,18 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
 
-import leanconv
 from leanconv.arrays import arrays_of
-from leanconv.call.ahead import Compilation
-from leanconv.call.describe import conv_problem
+from leanconv.call.precompile import PrecompileResult, precompile
+from leanconv.call.resolve import layer_problem
 from leanconv.dtypes import DTYPES
-from leanconv.problem import ConvProblem, Layout
+from leanconv.options import Layout
+from leanconv.problem import ConvProblem
 from leanconv.torch import layers, operators, takeover
 
 
 def warm_up(
     model: torch.nn.Module, example: Any, *, backward: bool | None = None, progress: bool = True
-) -> Compilation:
+) -> PrecompileResult:
     """Compile the kernels of a model's convolutions, side by side on all cores, before the first step waits for them.
 
     Nothing is computed and nothing changes: the model runs on tensors without values, and of the convolutions that
@@ -41,7 +40,7 @@ def warm_up(
         progress: whether to show a progress bar; there is none where standard error is not a terminal.
 
     Returns:
-        leanconv.Compilation: how many kernels there are, how many of them were compiled, and how long it took.
+        leanconv.PrecompileResult: how many kernels there are, how many of them were compiled, and how long it took.
 
     Raises:
         ValueError: the example has no tensor on a GPU. What the model itself raises.
@@ -65,12 +64,12 @@ def warm_up(
     for problem in found.taken:
         by_limit.setdefault(takeover.workspace(problem), []).append(problem)
     done = [
-        leanconv.compile(problems, device=f"cuda:{index}", workspace_limit=limit, progress=progress)
+        precompile(problems, device=f"cuda:{index}", workspace_limit=limit, progress=progress)
         for limit, problems in by_limit.items()
         if problems or not found.taken
     ]
     kernels, compiled = sum(each.kernels for each in done), sum(each.compiled for each in done)
-    return Compilation(sum(each.problems for each in done), kernels, compiled, sum(each.seconds for each in done))
+    return PrecompileResult(sum(each.problems for each in done), kernels, compiled, sum(each.seconds for each in done))
 
 
 @contextmanager
@@ -137,11 +136,11 @@ class _Recorder(TorchDispatchMode):
             _, x, w, _, *rest, mask = given
             self._taken(x, w, False, rest, (False, *mask[:2]))
         elif function is ours.conv2d.default:
-            self._ours("fprop", given[0].shape, given[1].shape, *given)
+            self._ours("conv2d", given[0].shape, given[1].shape, given[0], *given[2:])
         elif function is ours.conv2d_input.default:
-            self._ours("dgrad", given[2], given[1].shape, given[0], given[1], None, *given[3:])
+            self._ours("conv2d_input", given[2], given[1].shape, given[0], None, *given[3:])
         elif function is ours.conv2d_weight.default:
-            self._ours("wgrad", given[0].shape, given[2], given[0], given[1], None, *given[3:])
+            self._ours("conv2d_weight", given[0].shape, given[2], given[0], None, *given[3:])
         return function(*given, **(options or {}))
 
     def _taken(self, x: Any, w: Any, bias: bool, rest: Any, wanted: Any) -> None:
@@ -154,12 +153,9 @@ class _Recorder(TorchDispatchMode):
                 if self._active.decide(w, problem, self._index)[0]:
                     self.taken.append(problem)
 
-    def _ours(self, op: Any, x_shape: Any, w_shape: Any, first: Any, second: Any, bias: Any, *options: Any) -> None:
-        stride, padding, dilation, groups, precision, batch_invariant = options
+    def _ours(self, name: str, x_shape: Any, w_shape: Any, first: Any, bias: Any, *options: Any) -> None:
         layout: Layout = "NHWC" if operators.is_channels_last(first) else "NCHW"
-        layer = conv_problem(
-            tuple(x_shape), tuple(w_shape), None if bias is None else tuple(bias.shape), stride, padding, dilation,
-            groups, dtype=DTYPES[str(first.dtype).removeprefix("torch.")].name, layout=layout,
-            precision=precision, activation=None, batch_invariant=batch_invariant,
-        )  # fmt: skip
-        self.problems.append(replace(layer, op=op))
+        dtype = DTYPES[str(first.dtype).removeprefix("torch.")].name
+        bias_shape = None if bias is None else tuple(bias.shape)
+        asked = operators.asked_of(name, None, *options).of(name)
+        self.problems.append(layer_problem(asked, tuple(x_shape), tuple(w_shape), bias_shape, dtype, layout))

@@ -7,8 +7,9 @@ from typing import Any
 
 import torch
 
+from leanconv.call import calls
 from leanconv.call.weights import PreparedWeights
-from leanconv.problem import Precision
+from leanconv.options import Precision
 from leanconv.torch import operators
 
 Numbers = int | Sequence[int]
@@ -188,7 +189,7 @@ def _prepared(x: Any, w: PreparedWeights, bias: Any, *options: Any) -> torch.Ten
     if torch.is_grad_enabled() and any(each is not None and each.requires_grad for each in (x, w.array, bias)):
         raise ValueError("prepared filters are for calls without gradients: call it under torch.no_grad(), or pass w")
     with torch.no_grad():
-        return operators._run_conv2d(x, w, bias, *options)
+        return calls.run(operators.asked_of("conv2d", None, *options), x, w, bias)
 
 
 def _transposed(

@@ -11,7 +11,8 @@ from typing import Any
 import torch
 
 from leanconv.arrays.memory import lies_channels_last
-from leanconv.problem import PRECISIONS, ConvProblem, Layout, Op, Precision
+from leanconv.options import PRECISIONS, Layout, Op, Precision
+from leanconv.problem import ConvProblem
 
 _DTYPES = torch.float32, torch.float16, torch.bfloat16
 
@@ -53,6 +54,10 @@ def options_of(given: Any, axes: int) -> Options:
         return tuple(numbers) * axes if len(numbers) == 1 else tuple(numbers)
 
     return Options(each(stride), each(padding), each(dilation), bool(transposed), each(output_padding), int(groups))
+
+
+#: leanconv's function for each operation
+FUNCTION_OF: dict[Op, str] = {"fprop": "conv2d", "dgrad": "conv2d_input", "wgrad": "conv2d_weight"}
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,7 @@ from typing import Any
 
 import torch
 
-from leanconv.call import arguments as arguments_of
-from leanconv.problem import PRECISIONS, Precision
+from leanconv.options import PRECISIONS, Precision, one_of, yes_or_no
 from leanconv.torch import functional
 
 
@@ -22,8 +21,8 @@ class _Precise(torch.nn.Module):
         self, *arguments: Any, precision: Precision = "fp32", batch_invariant: bool = False, **options: Any
     ) -> None:
         super().__init__(*arguments, **options)
-        self.precision = arguments_of.one_of("precision", precision, PRECISIONS)
-        self.batch_invariant = arguments_of.yes_or_no("batch_invariant", batch_invariant)
+        self.precision = one_of("precision", precision, PRECISIONS)
+        self.batch_invariant = yes_or_no("batch_invariant", batch_invariant)
 
     @property
     def _exactness(self) -> dict[str, Any]:
@@ -69,6 +68,21 @@ class ConvTranspose2d(_Precise, torch.nn.ConvTranspose2d):
             list(self.kernel_size), 2, list(self.dilation),
         )  # fmt: skip
         return functional.conv_transpose2d(
+            input, self.weight, self.bias, self.stride, self.padding, more, self.groups, self.dilation,  # type: ignore[arg-type]
+            **self._exactness,
+        )  # fmt: skip
+
+
+class ConvTranspose1d(_Precise, torch.nn.ConvTranspose1d):
+    """``torch.nn.ConvTranspose1d`` by `leanconv.torch.conv_transpose1d`; besides its arguments as `Conv2d`."""
+
+    def forward(self, input: torch.Tensor, output_size: Sequence[int] | None = None) -> torch.Tensor:
+        """The transposed convolution; ``output_size`` chooses among the sizes that ``stride`` leaves open."""
+        more = self._output_padding(
+            input, None if output_size is None else list(output_size), list(self.stride), self.padding,  # type: ignore[arg-type]
+            list(self.kernel_size), 1, list(self.dilation),
+        )  # fmt: skip
+        return functional.conv_transpose1d(
             input, self.weight, self.bias, self.stride, self.padding, more, self.groups, self.dilation,  # type: ignore[arg-type]
             **self._exactness,
         )  # fmt: skip

@@ -19,9 +19,9 @@ from typing import Any
 import torch
 from torch.autograd import forward_ad
 
-from leanconv import api
 from leanconv.arrays.memory import lies_channels_last
-from leanconv.torch import ready
+from leanconv.call import calls
+from leanconv.options import LayerOptions, layer_options
 
 _OPTIONS = "int[] stride, int[] padding, int[] dilation, SymInt groups, str precision, bool batch_invariant) -> Tensor"
 _SCHEMAS = {
@@ -33,7 +33,6 @@ _library = torch.library.Library("leanconv", "DEF")
 for _name, _schema in _SCHEMAS.items():
     _library.define(_name + _schema, tags=(torch.Tag.pt2_compliant_tag,))
 _ops = torch.ops.leanconv
-_OPERATORS = _ops.conv2d, _ops.conv2d_input, _ops.conv2d_weight
 
 _is_compiling = torch.compiler.is_compiling
 _PLAIN_TYPES = torch.Tensor, torch.nn.Parameter
@@ -60,64 +59,65 @@ def is_plain(*tensors: Any) -> bool:
     return True
 
 
+def asked_of(
+    function: str, shape: Any, stride: Any, padding: Any, dilation: Any, groups: Any, precision: Any,
+    batch_invariant: Any,
+) -> LayerOptions:  # fmt: skip
+    """The options of a call whose gradients are ours to compute."""
+    return layer_options(
+        function, stride, padding, dilation, groups, None, "auto", precision, None, None, None, batch_invariant, shape,
+        differentiated=True,
+    )  # fmt: skip
+
+
+def spread(asked: LayerOptions) -> tuple[Any, ...]:
+    """Options one by one, as the operators have them."""
+    return asked.stride, asked.padding, asked.dilation, asked.groups, asked.precision, asked.batch_invariant
+
+
 # What autograd keeps, and the derivatives. They serve the operators and the plain way
 
 
 def _set_up_conv2d(ctx: Any, inputs: Any, output: Any) -> None:
-    x, w, _, options = inputs
+    x, w, _, asked = inputs
     needed = ctx.needs_input_grad
     ctx.save_for_backward(x if needed[1] else None, w if needed[0] else None)
-    ctx.about = x.shape, w.shape, options
+    ctx.about = x.shape, w.shape, asked
 
 
-def _set_up_input(ctx: Any, inputs: Any, output: Any) -> None:
-    grad, w, _, options = inputs
+def _set_up_gradient(ctx: Any, inputs: Any, output: Any) -> None:
+    """Of the input, or of the filters: the second array may be x or w."""
+    first, second, asked = inputs
     needed = ctx.needs_input_grad
-    ctx.save_for_backward(grad if needed[1] else None, w if needed[0] else None)
-    ctx.about = w.shape, options
-
-
-def _set_up_weight(ctx: Any, inputs: Any, output: Any) -> None:
-    x, grad, _, options = inputs
-    needed = ctx.needs_input_grad
-    ctx.save_for_backward(x if needed[1] else None, grad if needed[0] else None)
-    ctx.about = x.shape, options
-
-
-def _of_filters(options: Any) -> Any:
-    """The options for the gradient of the filters, a sum over the images: ``batch_invariant`` is not among them."""
-    *most, _ = options
-    return (*most, False)
+    ctx.save_for_backward(first if needed[1] else None, second if needed[0] else None)
+    ctx.about = first.shape, second.shape, asked
 
 
 Ways = tuple[Callable[..., Any], Callable[..., Any], Callable[..., Any]]
 
 
-def _conv2d_backward(ctx: Any, grad: Any, ways: Ways | None = None) -> Any:
-    (x, w), (x_shape, w_shape, options) = ctx.saved_tensors, ctx.about
+def _conv2d_backward(ctx: Any, grad: Any, ways: Ways) -> Any:
+    (x, w), (x_shape, w_shape, asked) = ctx.saved_tensors, ctx.about
     by_x, by_w, by_bias, *_ = ctx.needs_input_grad
-    _, by_input, by_weight = ways or _OPERATORS
-    dx = by_input(grad, w, x_shape, *options) if by_x else None
-    dw = by_weight(x, grad, w_shape, *_of_filters(options)) if by_w else None
+    dx = ways[1](grad, w, asked.of("conv2d_input", x_shape)) if by_x else None
+    dw = ways[2](x, grad, asked.of("conv2d_weight", w_shape)) if by_w else None
     return dx, dw, grad.sum((0, 2, 3)) if by_bias else None, None
 
 
-def _input_backward(ctx: Any, u: Any, ways: Ways | None = None) -> Any:
-    (grad, w), (w_shape, options) = ctx.saved_tensors, ctx.about
+def _input_backward(ctx: Any, u: Any, ways: Ways) -> Any:
+    (grad, w), (_, w_shape, asked) = ctx.saved_tensors, ctx.about
     by_grad, by_w, *_ = ctx.needs_input_grad
-    forward, _, by_weight = ways or _OPERATORS
-    first = forward(u, w, None, *options) if by_grad else None
-    second = by_weight(u, grad, w_shape, *_of_filters(options)) if by_w else None
-    return first, second, None, None
+    first = ways[0](u, w, None, asked.of("conv2d")) if by_grad else None
+    second = ways[2](u, grad, asked.of("conv2d_weight", w_shape)) if by_w else None
+    return first, second, None
 
 
-def _weight_backward(ctx: Any, v: Any, ways: Ways | None = None) -> Any:
-    (x, grad), (x_shape, options) = ctx.saved_tensors, ctx.about
+def _weight_backward(ctx: Any, v: Any, ways: Ways) -> Any:
+    (x, grad), (x_shape, _, asked) = ctx.saved_tensors, ctx.about
     by_x, by_grad, *_ = ctx.needs_input_grad
-    forward, by_input, _ = ways or _OPERATORS
-    first = by_input(grad, v, x_shape, *options) if by_x else None
-    second = forward(x, v, None, *options) if by_grad else None
-    return first, second, None, None
+    first = ways[1](grad, v, asked.of("conv2d_input", x_shape)) if by_x else None
+    second = ways[0](x, v, None, asked.of("conv2d")) if by_grad else None
+    return first, second, None
 
 
 # The plain way
@@ -125,70 +125,73 @@ def _weight_backward(ctx: Any, v: Any, ways: Ways | None = None) -> Any:
 
 def conv2d(x: Any, w: Any, bias: Any, *options: Any) -> Any:
     """``leanconv::conv2d``, the quick way where there is nothing but autograd to tell."""
-    if is_plain(x, w, bias):
-        if _transforms() is not None:
-            return TransformedConvolution.apply(x, w, bias, options)
-        try:
-            if _grad_enabled():
-                return _apply_convolution(x, w, bias, options)
-            layer = ready.layer(x, w, bias, options)
-            return _run_conv2d(x, w, bias, *options) if layer is None else layer.forward(x, w, bias, None)
-        except TypeError:
-            return Convolution.apply(x, w, bias, options)
-    return _ops.conv2d(x, w, bias, *options)
+    if not is_plain(x, w, bias):
+        return _ops.conv2d(x, w, bias, *options)
+    asked = asked_of("conv2d", None, *options)
+    if _transforms() is not None:
+        return TransformedConvolution.apply(x, w, bias, asked)
+    try:
+        return _apply_convolution(x, w, bias, asked) if _grad_enabled() else calls.run(asked, x, w, bias)
+    except TypeError:
+        return Convolution.apply(x, w, bias, asked)
 
 
 def conv2d_input(grad: Any, w: Any, input_shape: Sequence[int], *options: Any) -> Any:
     """``leanconv::conv2d_input``, the quick way where there is nothing but autograd to tell."""
-    if is_plain(grad, w):
-        if _transforms() is not None:
-            return TransformedInput.apply(grad, w, input_shape, options)
-        return (
-            InputGradient.apply(grad, w, input_shape, options)
-            if _grad_enabled()
-            else _run_input(grad, w, input_shape, *options)
-        )
-    return _ops.conv2d_input(grad, w, input_shape, *options)
+    if not is_plain(grad, w):
+        return _ops.conv2d_input(grad, w, input_shape, *options)
+    return _plain_gradient(grad, w, asked_of("conv2d_input", input_shape, *options))
 
 
 def conv2d_weight(x: Any, grad: Any, weight_shape: Sequence[int], *options: Any) -> Any:
     """``leanconv::conv2d_weight``, the quick way where there is nothing but autograd to tell."""
-    if is_plain(x, grad):
-        if _transforms() is not None:
-            return TransformedWeight.apply(x, grad, weight_shape, options)
-        return (
-            FilterGradient.apply(x, grad, weight_shape, options)
-            if _grad_enabled()
-            else _run_weight(x, grad, weight_shape, *options)
-        )
-    return _ops.conv2d_weight(x, grad, weight_shape, *options)
+    if not is_plain(x, grad):
+        return _ops.conv2d_weight(x, grad, weight_shape, *options)
+    return _plain_gradient(x, grad, asked_of("conv2d_weight", weight_shape, *options))
+
+
+def _plain_gradient(first: Any, second: Any, asked: LayerOptions) -> Any:
+    place = _TRANSFORMED if _transforms() is not None else _PLAIN if _grad_enabled() else None
+    return calls.run(asked, first, second) if place is None else place[asked.function].apply(first, second, asked)
+
+
+def _run_conv2d(x: Any, w: Any, bias: Any, asked: LayerOptions) -> Any:
+    return calls.run(asked, x, w, bias)
+
+
+def _run_gradient(first: Any, second: Any, asked: LayerOptions) -> Any:
+    return calls.run(asked, first, second)
+
+
+#: The three functions for a derivative: leanconv's calls, and with a graph of their own.
+_CALLS: Ways = _run_conv2d, _run_gradient, _run_gradient
+_RECORDED: Ways = (
+    lambda x, w, bias, asked: conv2d(x, w, bias, *spread(asked)),
+    lambda grad, w, asked: conv2d_input(grad, w, asked.shape, *spread(asked)),
+    lambda x, grad, asked: conv2d_weight(x, grad, asked.shape, *spread(asked)),
+)
+_OPERATORS: Ways = (
+    lambda x, w, bias, asked: _ops.conv2d(x, w, bias, *spread(asked)),
+    lambda grad, w, asked: _ops.conv2d_input(grad, w, asked.shape, *spread(asked)),
+    lambda x, grad, asked: _ops.conv2d_weight(x, grad, asked.shape, *spread(asked)),
+)
 
 
 def _ways() -> Ways:
-    """The three functions for a derivative: with a graph of their own where one is wanted."""
-    if _grad_enabled():
-        return conv2d, conv2d_input, conv2d_weight
-    return _run_conv2d, _run_input, _run_weight
+    return _RECORDED if _grad_enabled() else _CALLS
 
 
 class Convolution(torch.autograd.Function):
     """conv2d."""
 
     @staticmethod
-    def forward(ctx: Any, first: Any, second: Any, third: Any, options: Any) -> Any:
-        _set_up_conv2d(ctx, (first, second, third, options), None)
-        layer = ctx.layer = ready.layer(first, second, third, options)
-        if layer is None:
-            return _run_conv2d(first, second, third, *options)
-        return layer.forward(first, second, third, None)
+    def forward(ctx: Any, first: Any, second: Any, third: Any, asked: Any) -> Any:
+        _set_up_conv2d(ctx, (first, second, third, asked), None)
+        return calls.run(asked, first, second, third)
 
     @staticmethod
     def backward(ctx: Any, grad: Any) -> Any:
-        if _grad_enabled() or ctx.layer is None:
-            return _conv2d_backward(ctx, grad, _ways())
-        x, w = ctx.saved_tensors
-        dx, dw = ctx.layer.backward(grad, x, w)
-        return dx, dw, grad.sum((0, 2, 3)) if ctx.needs_input_grad[2] else None, None
+        return _conv2d_backward(ctx, grad, _ways())
 
 
 #: NOTE: `apply` of PyTorch's class, in Python, looks for transforms, which have been ruled out where this is called,
@@ -200,22 +203,17 @@ class InputGradient(torch.autograd.Function):
     """conv2d_input."""
 
     @staticmethod
-    def forward(ctx: Any, first: Any, second: Any, third: Any, options: Any) -> Any:
-        _set_up_input(ctx, (first, second, third, options), None)
-        return _run_input(first, second, third, *options)
+    def forward(ctx: Any, first: Any, second: Any, asked: Any) -> Any:
+        _set_up_gradient(ctx, (first, second, asked), None)
+        return calls.run(asked, first, second)
 
     @staticmethod
     def backward(ctx: Any, u: Any) -> Any:
         return _input_backward(ctx, u, _ways())
 
 
-class FilterGradient(torch.autograd.Function):
+class FilterGradient(InputGradient):
     """conv2d_weight."""
-
-    @staticmethod
-    def forward(ctx: Any, first: Any, second: Any, third: Any, options: Any) -> Any:
-        _set_up_weight(ctx, (first, second, third, options), None)
-        return _run_weight(first, second, third, *options)
 
     @staticmethod
     def backward(ctx: Any, v: Any) -> Any:
@@ -229,91 +227,60 @@ class FilterGradient(torch.autograd.Function):
 class TransformedConvolution(Convolution):
     """conv2d inside transforms of torch.func."""
 
-    @staticmethod
-    def forward(first: Any, second: Any, third: Any, options: Any) -> Any:  # type: ignore[override]
-        return _run_conv2d(first, second, third, *options)
-
+    forward = staticmethod(_run_conv2d)  # type: ignore[assignment]
     setup_context = staticmethod(_set_up_conv2d)
 
     @staticmethod
-    def backward(ctx: Any, grad: Any) -> Any:
-        return _conv2d_backward(ctx, grad, _ways())
-
-    @staticmethod
-    def vmap(info: Any, axes: Any, first: Any, second: Any, third: Any, options: Any) -> Any:
-        return _vmap_conv2d(info, axes, first, second, third, *options, ways=(conv2d, conv2d_input, conv2d_weight))
+    def vmap(info: Any, axes: Any, first: Any, second: Any, third: Any, asked: Any) -> Any:
+        return _vmap_conv2d(info, axes, first, second, third, asked, _RECORDED)
 
 
 class TransformedInput(InputGradient):
     """conv2d_input inside transforms of torch.func."""
 
-    @staticmethod
-    def forward(first: Any, second: Any, third: Any, options: Any) -> Any:  # type: ignore[override]
-        return _run_input(first, second, third, *options)
-
-    setup_context = staticmethod(_set_up_input)
+    forward = staticmethod(_run_gradient)  # type: ignore[assignment]
+    setup_context = staticmethod(_set_up_gradient)
 
     @staticmethod
-    def vmap(info: Any, axes: Any, first: Any, second: Any, third: Any, options: Any) -> Any:
-        return _vmap_input(info, axes, first, second, third, *options, ways=(conv2d, conv2d_input, conv2d_weight))
+    def vmap(info: Any, axes: Any, first: Any, second: Any, asked: Any) -> Any:
+        return _vmap_input(info, axes, first, second, asked, _RECORDED)
 
 
 class TransformedWeight(FilterGradient):
     """conv2d_weight inside transforms of torch.func."""
 
-    @staticmethod
-    def forward(first: Any, second: Any, third: Any, options: Any) -> Any:  # type: ignore[override]
-        return _run_weight(first, second, third, *options)
-
-    setup_context = staticmethod(_set_up_weight)
+    forward = staticmethod(_run_gradient)  # type: ignore[assignment]
+    setup_context = staticmethod(_set_up_gradient)
 
     @staticmethod
-    def vmap(info: Any, axes: Any, first: Any, second: Any, third: Any, options: Any) -> Any:
-        return _vmap_weight(info, axes, first, second, third, *options, ways=(conv2d, conv2d_input, conv2d_weight))
+    def vmap(info: Any, axes: Any, first: Any, second: Any, asked: Any) -> Any:
+        return _vmap_weight(info, axes, first, second, asked, _RECORDED)
+
+
+_PLAIN: dict[str, Any] = {"conv2d_input": InputGradient, "conv2d_weight": FilterGradient}
+_TRANSFORMED: dict[str, Any] = {"conv2d_input": TransformedInput, "conv2d_weight": TransformedWeight}
 
 
 # The kernels: leanconv's own calls. They must not see that a gradient is wanted, since they compute none
 
 
-def _run_conv2d(
-    x: Any, w: Any, bias: Any, stride: Any, padding: Any, dilation: Any, groups: int, precision: Any,
-    batch_invariant: bool,
-) -> Any:  # fmt: skip
-    ready.refuse(x)
-    given = stride, padding, dilation, groups
-    return api.conv2d(x, w, bias, *given, precision=precision, batch_invariant=batch_invariant)
+def _conv2d_kernel(x: Any, w: Any, bias: Any, *options: Any) -> Any:
+    with torch.no_grad():
+        return calls.run(asked_of("conv2d", None, *options), x, w, bias)
 
 
-def _run_input(
-    grad: Any, w: Any, shape: Any, stride: Any, padding: Any, dilation: Any, groups: int, precision: Any,
-    batch_invariant: bool,
-) -> Any:  # fmt: skip
-    ready.refuse(grad)
-    given = stride, padding, dilation, groups
-    return api.conv2d_input(grad, w, shape, *given, precision=precision, batch_invariant=batch_invariant)
-
-
-def _run_weight(
-    x: Any, grad: Any, shape: Any, stride: Any, padding: Any, dilation: Any, groups: int, precision: Any,
-    batch_invariant: bool,
-) -> Any:  # fmt: skip
-    ready.refuse(x)
-    given = stride, padding, dilation, groups
-    return api.conv2d_weight(x, grad, shape, *given, precision=precision, batch_invariant=batch_invariant)
-
-
-def _without_gradients(run: Callable[..., Any]) -> Callable[..., Any]:
-    def kernel(*arguments: Any) -> Any:
+def _gradient_kernel(function: str) -> Callable[..., Any]:
+    def kernel(first: Any, second: Any, shape: Any, *options: Any) -> Any:
         with torch.no_grad():
-            return run(*arguments)
+            return calls.run(asked_of(function, tuple(shape), *options), first, second)
 
     return kernel
 
 
-_KERNELS = {"conv2d": _run_conv2d, "conv2d_input": _run_input, "conv2d_weight": _run_weight}
-for _name, _run in _KERNELS.items():
+_KERNELS = {"conv2d": _conv2d_kernel} | {name: _gradient_kernel(name) for name in ("conv2d_input", "conv2d_weight")}
+for _name, _kernel in _KERNELS.items():
     for _key in ("CPU", "CUDA"):
-        _library.impl(_name, _without_gradients(_run), _key)
+        _library.impl(_name, _kernel, _key)
 
 
 # Shapes and strides without values
@@ -368,21 +335,30 @@ for _name, _fake in (("conv2d", _fake_conv2d), ("conv2d_input", _fake_input), ("
     torch.library.register_fake(f"leanconv::{_name}", _fake, lib=_library)
 
 
+def _asked(name: str, inputs: Any) -> tuple[Any, ...]:
+    """The inputs of an operator with its options as one."""
+    if name == "conv2d":
+        return *inputs[:3], asked_of(name, None, *inputs[3:])
+    return *inputs[:2], asked_of(name, None, *inputs[3:]).of(name, inputs[2])
+
+
 def _autograd(name: str, set_up: Callable[..., None], backward: Callable[..., Any]) -> None:
-    """The operators have their options one by one, the plain way in one tuple."""
+    """The operators have their options one by one, the plain way as one."""
+    # what of the operator's inputs has no gradient beside the one for all options
+    more = (None,) * (5 if name == "conv2d" else 6)
 
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        set_up(ctx, (*inputs[:3], inputs[3:]), output)
+        set_up(ctx, _asked(name, inputs), output)
 
     def backward_of(ctx: Any, grad: Any) -> Any:
-        return *backward(ctx, grad), None, None, None, None, None
+        return *backward(ctx, grad, _OPERATORS), *more
 
     torch.library.register_autograd(f"leanconv::{name}", backward_of, setup_context=setup_context, lib=_library)
 
 
 _autograd("conv2d", _set_up_conv2d, _conv2d_backward)
-_autograd("conv2d_input", _set_up_input, _input_backward)
-_autograd("conv2d_weight", _set_up_weight, _weight_backward)
+_autograd("conv2d_input", _set_up_gradient, _input_backward)
+_autograd("conv2d_weight", _set_up_gradient, _weight_backward)
 
 
 # Autocast: as PyTorch's convolutions, in the lower precision
@@ -433,42 +409,48 @@ def _split_channels(y: Any, count: int) -> tuple[Any, int]:
     return y.unflatten(1, (count, y.shape[1] // count)), 1
 
 
-def _vmap_conv2d(info: Any, axes: Any, x: Any, w: Any, bias: Any, *options: Any, ways: Ways = _OPERATORS) -> Any:
+def _grouped(asked: LayerOptions, count: int, shape: Any = None) -> LayerOptions:
+    return asked._replace(groups=asked.groups * count, shape=shape)
+
+
+def _vmap_conv2d(info: Any, axes: Any, x: Any, w: Any, bias: Any, asked: LayerOptions, ways: Ways) -> Any:
     (x_axis, w_axis, bias_axis, *_), count = axes, info.batch_size
     if w_axis is None and bias_axis is None:
-        y = ways[0](_images(x, x_axis), w, bias, *options)
+        y = ways[0](_images(x, x_axis), w, bias, asked)
         return y.unflatten(0, (count, y.shape[0] // count)), 0
-    *most, groups, precision, batch_invariant = options
     bias = None if bias is None else _filters(bias, bias_axis, count)
     given = _channels(x, x_axis, count), _filters(w, w_axis, count), bias
-    return _split_channels(ways[0](*given, *most, groups * count, precision, batch_invariant), count)
+    return _split_channels(ways[0](*given, _grouped(asked, count)), count)
 
 
-def _vmap_input(
-    info: Any, axes: Any, grad: Any, w: Any, input_shape: Any, *options: Any, ways: Ways = _OPERATORS
-) -> Any:
+def _vmap_input(info: Any, axes: Any, grad: Any, w: Any, asked: LayerOptions, ways: Ways) -> Any:
     (grad_axis, w_axis, *_), count = axes, info.batch_size
-    n, c, *sides = input_shape
+    assert asked.shape is not None
+    n, c, *sides = asked.shape
     if w_axis is None:
-        dx = ways[1](_images(grad, grad_axis), w, (n * count, c, *sides), *options)
+        dx = ways[1](_images(grad, grad_axis), w, asked._replace(shape=(n * count, c, *sides)))
         return dx.unflatten(0, (count, n)), 0
-    *most, groups, precision, batch_invariant = options
-    given = _channels(grad, grad_axis, count), _filters(w, w_axis, count), (n, c * count, *sides)
-    return _split_channels(ways[1](*given, *most, groups * count, precision, batch_invariant), count)
+    given = _channels(grad, grad_axis, count), _filters(w, w_axis, count)
+    return _split_channels(ways[1](*given, _grouped(asked, count, (n, c * count, *sides))), count)
 
 
-def _vmap_weight(
-    info: Any, axes: Any, x: Any, grad: Any, weight_shape: Any, *options: Any, ways: Ways = _OPERATORS
-) -> Any:
+def _vmap_weight(info: Any, axes: Any, x: Any, grad: Any, asked: LayerOptions, ways: Ways) -> Any:
     (x_axis, grad_axis, *_), count = axes, info.batch_size
-    k, *rest = weight_shape
-    *most, groups, precision, batch_invariant = options
-    given = _channels(x, x_axis, count), _channels(grad, grad_axis, count), (k * count, *rest)
-    dw = ways[2](*given, *most, groups * count, precision, batch_invariant)
+    assert asked.shape is not None
+    k, *rest = asked.shape
+    given = _channels(x, x_axis, count), _channels(grad, grad_axis, count)
+    dw = ways[2](*given, _grouped(asked, count, (k * count, *rest)))
     return dw.unflatten(0, (count, k)), 0
+
+
+def _register_vmap(name: str, rule: Callable[..., Any]) -> None:
+    def of_operator(info: Any, axes: Any, *inputs: Any) -> Any:
+        return rule(info, axes, *_asked(name, inputs), _OPERATORS)
+
+    torch.library.register_vmap(f"leanconv::{name}", of_operator, lib=_library)
 
 
 # from PyTorch 2.5 on
 if hasattr(torch.library, "register_vmap"):
     for _name, _rule in (("conv2d", _vmap_conv2d), ("conv2d_input", _vmap_input), ("conv2d_weight", _vmap_weight)):
-        torch.library.register_vmap(f"leanconv::{_name}", _rule, lib=_library)
+        _register_vmap(_name, _rule)

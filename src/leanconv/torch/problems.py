@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from leanconv.problem import ConvProblem, Precision
+from leanconv.options import Precision
+from leanconv.problem import ConvProblem
 from leanconv.torch import ahead, layers, takeover
 
 

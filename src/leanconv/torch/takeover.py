@@ -21,17 +21,19 @@ from typing import Any
 import torch
 
 from leanconv.arrays import arrays_of
-from leanconv.call import arguments, bind, describe
+from leanconv.call import bind
 from leanconv.call.choose import NoAlgorithmError
-from leanconv.call.describe import Described
+from leanconv.call.resolve import layer_problem, of_problem
 from leanconv.dtypes import DTYPES
+from leanconv.options import PRECISIONS, Precision, layer_options, limit_of, one_of, yes_or_no
 from leanconv.perf import fits, tables
-from leanconv.problem import PRECISIONS, ConvProblem, Precision
+from leanconv.problem import ConvProblem
 from leanconv.runtime.compile import CompileError
 from leanconv.runtime.driver import CudaUnavailableError
 from leanconv.runtime.recent import Recent
 from leanconv.torch.expect import LAUNCH, engine, pytorch_cycles
 from leanconv.torch.layers import (
+    FUNCTION_OF,
     Operation,
     Options,
     Selection,
@@ -48,6 +50,8 @@ from leanconv.torch.layers import (
 )
 from leanconv.torch.report import Line, Report
 
+#: The last version of the format in which equal values of equal types have equal bytes, whatever objects they share.
+MARSHAL_VERSION = 2
 #: where the kernels are registered; tests, which have no GPU, register them for the CPU
 _KEY = "CUDA"
 #: leanconv takes a call if its predicted time is below this part of what PyTorch is expected to take
@@ -80,8 +84,8 @@ class Takeover:
         precision: Precision,
         batch_invariant: bool = False,
     ) -> None:
-        arguments.one_of("precision", precision, PRECISIONS)
-        self._precision, self._batch_invariant = precision, arguments.yes_or_no("batch_invariant", batch_invariant)
+        one_of("precision", precision, PRECISIONS)
+        self._precision, self._batch_invariant = precision, yes_or_no("batch_invariant", batch_invariant)
         # of parameters of the model, which is kept: an id is one of these as long as the takeover lives
         self._model = model
         self._names = {} if model is None else {id(each): name for name, each in weights_of(model)}
@@ -162,7 +166,7 @@ class Takeover:
         try:
             return (
                 _signature(x), _signature(w), None if third is None else _signature(third),
-                self._identity(w) if self._known else None, tf32_allowed(), dumps(given),
+                self._identity(w) if self._known else None, tf32_allowed(), dumps(given, MARSHAL_VERSION),
             )  # fmt: skip
         except (AttributeError, RuntimeError, ValueError):
             return None
@@ -222,7 +226,9 @@ class Takeover:
             name, why = self.decide(weight, problem, index)
             if not name:
                 return self._leave(weight, op.when, str(problem), why)
-            call = bind.bind(self._describe(op, options, first, second, bias, problem))
+            x, w = (each.detach().unsqueeze(-2) if op.signals else each.detach() for each in (first, second))
+            bias = None if bias is None else bias.detach()
+            call = bind.bind(of_problem(problem, x, w, bias, workspace(problem)))
         except (ValueError, TypeError) as error:
             return self._leave(weight, op.when, f"{tuple(first.shape)}, {tuple(second.shape)}", str(error))
         except (CudaUnavailableError, CompileError) as error:
@@ -237,13 +243,12 @@ class Takeover:
         """What an operation of a layer computes. Raises ValueError and TypeError as `leanconv.conv2d` does."""
         name = str(dtype).removeprefix("torch.")
         precision = self._precision if tf32_allowed() and name == "float32" else stricter(self._precision, "fp32")
-        bias_shape = (op.w_shape[0],) if op.bias else None
-        layer = describe.conv_problem(
-            op.x_shape, op.w_shape, bias_shape, both(options.stride, 1), both(options.padding, 0),
-            both(options.dilation, 1), options.groups, dtype=DTYPES[name].name, layout=op.layout,
-            precision=precision, activation=None,
+        asked = layer_options(
+            FUNCTION_OF[op.op], both(options.stride, 1), both(options.padding, 0), both(options.dilation, 1),
+            options.groups, precision=precision, batch_invariant=self._batch_invariant and op.op != "wgrad",
         )  # fmt: skip
-        return replace(layer, op=op.op, batch_invariant=self._batch_invariant and op.op != "wgrad")
+        bias_shape = (op.w_shape[0],) if op.bias else None
+        return layer_problem(asked, op.x_shape, op.w_shape, bias_shape, DTYPES[name].name, op.layout)
 
     def decide(self, weight: Any, problem: ConvProblem, index: int | None) -> tuple[str, str]:
         """The algorithm that takes it, or nothing; and why. ``index`` is the GPU's number."""
@@ -270,39 +275,6 @@ class Takeover:
             why = f"nobody knows how long {name} takes"
         margin = _MARGIN_FFT if problem.op == "wgrad" and problem.r * problem.s > _LARGE else _MARGIN
         return name if share < margin else "", why
-
-    def _describe(
-        self, op: Operation, options: Options, first: Any, second: Any, bias: Any, problem: ConvProblem
-    ) -> Described:
-        first, second = (each.detach().unsqueeze(-2) if op.signals else each.detach() for each in (first, second))
-        bias = None if bias is None else bias.detach()
-        stride, padding, dilation, groups = problem.stride, problem.padding, problem.dilation, problem.groups
-        layout, precision = problem.layout, problem.precision
-        if op.op == "fprop":
-            return describe.conv2d(
-                first,
-                second,
-                bias,
-                None,
-                None,
-                stride,
-                padding,
-                dilation,
-                groups,
-                problem.batch_invariant,
-                layout,
-                "auto",
-                precision,
-                None,
-                None,
-            )
-        backward: Any = describe.conv2d_input if op.op == "dgrad" else describe.conv2d_weight
-        shape = op.x_shape if op.op == "dgrad" else op.w_shape
-        limit = workspace(problem)
-        return backward(
-            first, second, None, None, limit, shape, stride, padding, dilation, groups, problem.batch_invariant, layout,
-            "auto", precision, None,
-        )  # fmt: skip
 
     def _why_not_wanted(self, weight: Any, problem: ConvProblem) -> str:
         identity = self._identity(weight)
@@ -398,17 +370,19 @@ def active() -> Takeover | None:
 @contextmanager
 def suspended() -> Iterator[None]:
     """While this lasts, PyTorch computes everything, whatever is enabled."""
-    kept = _active[:]
-    _active.clear()
+    with _lock:
+        kept = _active[:]
+        _active.clear()
     try:
         yield
     finally:
-        _active[:] = kept
+        with _lock:
+            _active[:] = kept
 
 
 def workspace(problem: ConvProblem) -> int | None:
     """The bytes of workspace that a call may take."""
-    limit = arguments.workspace_limit(None)
+    limit = limit_of(None)
     return _WEIGHT_WORKSPACE if limit is None and problem.op == "wgrad" else limit
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from leanconv.call.run import roles_of
+from leanconv.call.ready import roles_of
 from leanconv.dtypes import DTYPES, is_integer
 from leanconv.plan import Plan
 from leanconv.problem import Operand, Problem

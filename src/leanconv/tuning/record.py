@@ -7,21 +7,22 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from leanconv.call import arguments, bind, ready
+from leanconv import options
+from leanconv.call import bind, calls
 from leanconv.perf import tables
 from leanconv.problem import Problem
 from leanconv.runtime import env
-from leanconv.tuning.search import Tuning, is_tuned, tune
+from leanconv.tuning.search import TuningResult, is_tuned, tune
 
 
 @dataclass
 class Recording:
-    """What `tuning` gives: the problems met so far and, behind the block, what tuning them gave."""
+    """What `record_tuning` gives: the problems met so far and, behind the block, what tuning them gave."""
 
     #: problem, number of its GPU, limit of workspace; in the order in which they were first met
     met: dict[tuple[Problem, int, int | None], None] = field(default_factory=dict)
     #: one for each GPU and limit
-    results: list[Tuning] = field(default_factory=list)
+    results: list[TuningResult] = field(default_factory=list)
 
     @property
     def problems(self) -> tuple[Problem, ...]:
@@ -35,7 +36,7 @@ class Recording:
 
 
 @contextmanager
-def tuning(
+def record_tuning(
     path: Path | str | None = None,
     *,
     mode: str | None = None,
@@ -60,16 +61,16 @@ def tuning(
         What `tune` raises, at the end.
 
     >>> import leanconv
-    >>> with leanconv.tuning() as recorded:  # doctest: +SKIP
+    >>> with leanconv.record_tuning() as recorded:  # doctest: +SKIP
     ...     model(images)
     >>> print(*recorded.results)  # doctest: +SKIP
     """
-    mode = env.tuning_mode() if mode is None else arguments.one_of("mode", mode, env.TUNING_MODES)
+    mode = env.tuning_mode() if mode is None else options.one_of("mode", mode, env.TUNING_MODES)
     if path is not None:
         tables.use(Path(path))
     recorded = Recording()
     # what is ready already was met before; it is bound again, from what is compiled
-    ready.forget()
+    calls.forget()
     bind.listeners.append(recorded)
     try:
         yield recorded

@@ -12,14 +12,16 @@ from math import inf
 from pathlib import Path
 from time import perf_counter
 
-from leanconv.call import arguments, ready, words
-from leanconv.call.ahead import checked_problems
+from leanconv import options
+from leanconv.call import calls, words
 from leanconv.call.choose import Candidate, from_table
+from leanconv.call.precompile import checked_problems
 from leanconv.perf import tables
 from leanconv.perf.tables import Entry, Table, Timed
 from leanconv.problem import Problem
 from leanconv.runtime import env, launch
 from leanconv.runtime.driver import CudaError
+from leanconv.runtime.errors import LeanconvError
 from leanconv.runtime.launch import Device
 from leanconv.runtime.progress import progress as progress_bar
 from leanconv.runtime.timing import Clock, GpuClock
@@ -44,7 +46,7 @@ _AHEAD = 12
 Peers = Callable[[Problem, Clock], tuple[Mapping[str, float], str]]
 
 
-class WrongResultError(RuntimeError):
+class WrongResultError(LeanconvError, RuntimeError):
     """Candidates computed wrong values; the message names them. Their times are in no table."""
 
 
@@ -63,7 +65,7 @@ class Tuned:
 
 
 @dataclass(frozen=True)
-class Tuning:
+class TuningResult:
     """What `tune` did; ``str`` of it is a sentence."""
 
     problems: tuple[Tuned, ...]
@@ -99,7 +101,7 @@ def tune(
     peers: bool | None = None,
     seconds: float | None = None,
     progress: bool = True,
-) -> Tuning:
+) -> TuningResult:
     """Time what could compute each problem on this GPU, and let ``auto`` take the quickest from now on.
 
     Candidates are the configurations of all algorithms whose predicted time is near the best. They are compiled side by
@@ -124,7 +126,7 @@ def tune(
         progress: whether to show a progress bar; there is none where standard error is not a terminal.
 
     Returns:
-        Tuning: each problem's winner with its time; ``str`` of it is a sentence.
+        TuningResult: each problem's winner with its time; ``str`` of it is a sentence.
 
     Raises:
         ValueError, TypeError: something is not a problem, or one that breaks a rule; TableError: the table is another
@@ -136,17 +138,17 @@ def tune(
     >>> layer = leanconv.ConvProblem(8, 64, 56, 56, 64, 3, 3, padding=(1, 1, 1, 1))
     >>> print(leanconv.tune([layer]))  # doctest: +SKIP
     """
-    mode = env.tuning_mode() if mode is None else arguments.one_of("mode", mode, env.TUNING_MODES)
+    mode = env.tuning_mode() if mode is None else options.one_of("mode", mode, env.TUNING_MODES)
     different = [each for each in dict.fromkeys(checked_problems(problems, "tune")) if is_tuned(each)]
-    index, limit = launch.device_index(device), arguments.workspace_limit(workspace_limit)
-    if seconds is not None and not arguments.number("seconds", seconds) >= 0:
+    index, limit = launch.device_index(device), options.limit_of(workspace_limit)
+    if seconds is not None and not options.number("seconds", seconds) >= 0:
         raise ValueError(f"seconds={seconds!r} is less than 0")
     on = launch.open_device(index)
     if not on.target.model:
         raise ValueError(f"{device!r} has no name, so there is no table for it")
     if mode in ("frozen", "off"):
         lacking = [p for p in different if not any(e.winner("auto", limit) for _, e in tables.known(p, on.target))]
-        return Tuning((), tuple(lacking), 0.0, None)
+        return TuningResult((), tuple(lacking), 0.0, None)
     folder = tables.user_folder(path)
     with GpuClock.opened(index) as clock:
         search = Search(on, clock, folder, limit, mode == "on", again, most, _pytorch(peers))
@@ -181,7 +183,7 @@ class Search:
         self._wrong: list[str] = []
         self._warm = False
 
-    def run(self, problems: Sequence[Problem], progress: bool = True, seconds: float | None = None) -> Tuning:
+    def run(self, problems: Sequence[Problem], progress: bool = True, seconds: float | None = None) -> TuningResult:
         """Tune every problem, in order, or those that can be begun in so many seconds."""
         begun, interval = perf_counter(), sys.getswitchinterval()
         done: list[Tuned] = []
@@ -204,10 +206,10 @@ class Search:
         finally:
             sys.setswitchinterval(interval)
             # calls that are ready were chosen before
-            ready.forget()
+            calls.forget()
         if self._wrong:
             raise WrongResultError("wrong values, which are not chosen:\n" + "\n".join(self._wrong))
-        return Tuning(tuple(done), missing, perf_counter() - begun, self._path if self._write else None)
+        return TuningResult(tuple(done), missing, perf_counter() - begun, self._path if self._write else None)
 
     def _work(self, problem: Problem, compiler: Compiler) -> Work:
         entry = self._table.get(problem) or Entry()

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from leanconv.call.choose import Candidate
-from leanconv.call.run import roles_of
+from leanconv.call.ready import roles_of
 from leanconv.perf import tables
 from leanconv.perf.tables import Entry, Timed
 from leanconv.plan import Plan

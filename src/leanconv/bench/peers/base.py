@@ -10,7 +10,8 @@ from typing import Any, ClassVar, Literal
 
 from leanconv.algorithms.base import Arithmetic
 from leanconv.bench.operands import Operands
-from leanconv.problem import Layout, Problem
+from leanconv.options import Layout
+from leanconv.problem import Problem
 
 
 @dataclass(frozen=True)

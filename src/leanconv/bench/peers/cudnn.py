@@ -12,7 +12,8 @@ from typing import Any
 
 from leanconv.bench.operands import Operands
 from leanconv.bench.peers.base import Candidate, Peer, Unable, missing_cuda_torch
-from leanconv.problem import ConvProblem, Layout, Op, Problem
+from leanconv.options import Layout, Op
+from leanconv.problem import ConvProblem, Problem
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,8 @@ from leanconv.bench.peers.base import Candidate, Peer, Unable, missing_cuda_torc
 from leanconv.bench.results import PEER_LAYOUTS
 from leanconv.dtypes import is_integer, is_narrow
 from leanconv.images.borders import BORDERS
-from leanconv.problem import ConvProblem, FilterProblem, Layout, Problem
+from leanconv.options import Layout
+from leanconv.problem import ConvProblem, FilterProblem, Problem
 
 
 @contextmanager

@@ -8,8 +8,9 @@ from functools import partial
 from time import perf_counter
 from typing import Any
 
-from leanconv.call import arguments, bind
-from leanconv.call.describe import check_problem
+from leanconv import options
+from leanconv.call import bind
+from leanconv.call.resolve import check_problem
 from leanconv.problem import Problem, is_problem
 from leanconv.runtime import cache, launch
 from leanconv.runtime.driver import CudaUnavailableError
@@ -18,8 +19,8 @@ from leanconv.runtime.threads import cores, side_by_side
 
 
 @dataclass(frozen=True)
-class Compilation:
-    """What `compile` did; ``str`` of it is a sentence."""
+class PrecompileResult:
+    """What `precompile` did; ``str`` of it is a sentence."""
 
     #: different problems, and different kernels that they need
     problems: int
@@ -33,14 +34,14 @@ class Compilation:
         return f"{ready}: {self.compiled} compiled, {self.seconds:.2f} s on {cores()} cores"
 
 
-def compile(
+def precompile(
     problems: Iterable[Problem],
     *,
     device: str = "cuda",
     algorithm: str = "auto",
     workspace_limit: int | None = None,
     progress: bool = True,
-) -> Compilation:
+) -> PrecompileResult:
     """Compile and load the kernels of many problems, on all cores, so that the first calls do not wait for them.
 
     Without it, the first call with each shape compiles its kernels: 0.5 s for most, up to 4 s on tensor cores.
@@ -53,7 +54,7 @@ def compile(
         progress: whether to show a progress bar; there is none where standard error is not a terminal.
 
     Returns:
-        Compilation: how many kernels there are, how many of them were compiled, and how long it took.
+        PrecompileResult: how many kernels there are, how many of them were compiled, and how long it took.
 
     Raises:
         ValueError, TypeError: something is not a problem, or one that breaks a rule; NoAlgorithmError where nothing
@@ -61,13 +62,13 @@ def compile(
 
     >>> import leanconv
     >>> layers = [leanconv.ConvProblem(8, 64, 56, 56, k, 3, 3, padding=(1, 1, 1, 1)) for k in (64, 128)]
-    >>> leanconv.compile(layers).problems  # doctest: +SKIP
+    >>> leanconv.precompile(layers).problems  # doctest: +SKIP
     2
     """
     begun = perf_counter()
     if str(device) == "cpu":
         raise ValueError("device='cpu': kernels are compiled for GPUs only; give 'cuda' or 'cuda:N'")
-    index, limit = launch.device_index(device), arguments.workspace_limit(workspace_limit)
+    index, limit = launch.device_index(device), options.limit_of(workspace_limit)
     different = list(dict.fromkeys(checked_problems(problems)))
     on = _device(index)
     chosen = [bind.load(problem, index, algorithm, limit) for problem in different]
@@ -79,17 +80,17 @@ def compile(
         work = [partial(on.load, each) for each in kernels.values()]
         side_by_side(work, lambda: begin(f"compiling {len(kernels)} kernels"))
     compiled = sum(name in kernels for name in cache.made[before:])
-    return Compilation(len(different), len(kernels), compiled, perf_counter() - begun)
+    return PrecompileResult(len(different), len(kernels), compiled, perf_counter() - begun)
 
 
 def _device(index: int) -> launch.Device:
     try:
         return launch.open_device(index)
     except CudaUnavailableError as error:
-        raise CudaUnavailableError(f"compile needs the GPU that the kernels are for: {error}") from error
+        raise CudaUnavailableError(f"precompile needs the GPU that the kernels are for: {error}") from error
 
 
-def checked_problems(problems: Any, function: str = "compile") -> Iterator[Problem]:
+def checked_problems(problems: Any, function: str = "precompile") -> Iterator[Problem]:
     """The problems that ``function`` is given.
 
     Raises TypeError for something else, ValueError for one that breaks a rule.

@@ -1,0 +1,300 @@
+"""Resolve a call: from arrays and options to a problem, and to where it runs. Nothing is computed here.
+
+`resolve` validates what a caller gave and raises as the call itself would. `layer_problem` and `filter_problem` have
+the rules on sizes; who knows sizes but has no arrays calls them by themselves.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, get_args
+
+from leanconv import dtypes, options
+from leanconv.arrays import Shape
+from leanconv.arrays.operands import Operands, check_dtypes, filter_operands, layer_operands
+from leanconv.call.weights import PreparedWeights, kernel_beside
+from leanconv.dtypes import DtypeName
+from leanconv.images.borders import BORDERS
+from leanconv.options import FUNCTIONS, FilterOptions, LayerOptions, Layout, Options
+from leanconv.problem import ConvProblem, FilterProblem, Problem
+from leanconv.runtime.launch import device_index
+
+#: Why gradients of filters refuse ``batch_invariant``.
+NO_IMAGES_BITS = (
+    "batch_invariant=True: the gradient of the filters is a sum over the images of a batch, so another batch has "
+    "another one; forward layers and gradients of the input take it"
+)
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """All that a call's arrays and options determine: `bind` makes a ready call of it."""
+
+    problem: Problem
+    operands: Operands
+    #: GPU that runs it, None for the CPU; differs from where the operands lie only for NumPy arrays
+    device: int | None
+    #: of the result, as the library shows it
+    shape: Shape
+    #: what ``w`` was, where the caller gave prepared filters
+    weights: PreparedWeights | None = None
+    algorithm: str = "auto"
+    #: bytes, as given by the caller or the environment; None for neither
+    workspace_limit: int | None = None
+
+    @property
+    def given(self) -> tuple[Any, Any, Any, Any]:
+        """x, w, bias and out as the ready call takes them."""
+        operands = self.operands
+        return operands.x, operands.w if self.weights is None else self.weights, operands.bias, operands.out
+
+
+def resolve(asked: Options, x: Any, w: Any, bias: Any = None, out: Any = None) -> Resolved:
+    """The problem of a call, and its operands. Raises ValueError and TypeError as the call does."""
+    if isinstance(asked, FilterOptions):
+        return _resolve_filter(asked, x, w, out)
+    return _resolve_layer(asked, x, w, bias, out)
+
+
+def _resolve_layer(asked: LayerOptions, x: Any, w: Any, bias: Any, out: Any) -> Resolved:
+    function = FUNCTIONS[asked.function]
+    first, second = function.names
+    weights = w if isinstance(w, PreparedWeights) and function.op != "wgrad" else None
+    w = w if weights is None else weights.array
+    if asked.differentiated:
+        x, w, bias = (each.detach() if hasattr(each, "detach") else each for each in (x, w, bias))
+    layouts: tuple[str, ...] = options.LAYOUTS if function.axes == 2 else options.LAYOUTS_1D
+    axes_of_w = function.axes + 2
+    axes_of_out = axes_of_w if function.op == "wgrad" else None
+    operands, axes = layer_operands(x, w, bias, out, function.names, asked.layout, layouts, axes_of_out)
+    if asked.differentiated and dtypes.is_integer(operands.dtype):
+        raise TypeError(
+            f"the input has dtype {operands.dtype}; leanconv.torch takes floating-point numbers (leanconv.conv2d takes "
+            "int8 and uint8 too, without gradients)"
+        )
+    x_shape, w_shape = (axes.logical(tuple(each.shape)) for each in (operands.x, operands.w))
+    grad_shape: Shape | None = None
+    if function.op != "fprop":
+        if dtypes.is_integer(operands.dtype):
+            raise TypeError(f"{first} has dtype {operands.dtype}; gradients are of floating-point layers")
+        if asked.shape is None:
+            raise TypeError(f"{function.shape}=None is no shape; give a tuple of integers")
+        name, other = (function.shape, asked.shape) if function.op == "dgrad" else (second, tuple(operands.w.shape))
+        _check_axes(first, x_shape, axes_of_w)
+        _check_axes(name, other, axes_of_w)
+        if len(x_shape) != len(other):
+            said = f"{name}={other}" if function.op == "dgrad" else f"{name} {other}"
+            raise ValueError(
+                f"{first} has shape {tuple(operands.x.shape)} and {said}: either both have a batch axis, or neither"
+            )
+        logical = axes.logical(asked.shape)
+        if function.op == "dgrad":
+            grad_shape, x_shape = x_shape, logical
+        else:
+            grad_shape, w_shape = w_shape, logical
+    problem = layer_problem(
+        asked, x_shape, w_shape, None if operands.bias is None else tuple(operands.bias.shape), operands.dtype,
+        options.LAYOUTS[layouts.index(axes.layout)],
+    )  # fmt: skip
+    outputs = (problem.n, problem.k, *((problem.p, problem.q) if function.axes == 2 else (problem.q,)))[-len(x_shape) :]
+    if grad_shape is not None and grad_shape != outputs:
+        array, what = (operands.x, f"input_shape={asked.shape}, w of shape {tuple(operands.w.shape)}")
+        if function.op == "wgrad":
+            array, what = (operands.w, f"x of shape {tuple(operands.x.shape)}, weight_shape={asked.shape}")
+        raise ValueError(
+            f"grad has shape {tuple(array.shape)}, but the output has {axes.shown(outputs)} for {what}, "
+            f"{_said(asked, function.axes)}"
+        )
+    shape = axes.shown(outputs) if asked.shape is None else asked.shape
+    operands.check_out(shape)
+    return Resolved(
+        problem, operands, _place(operands, asked.device), shape, weights, asked.algorithm, asked.workspace_limit
+    )
+
+
+def _said(asked: LayerOptions, axes: int) -> str:
+    """The numbers of a layer as a caller writes them."""
+
+    def short(numbers: Any) -> Any:
+        given = numbers if isinstance(numbers, str) else numbers[-len(numbers) * axes // 2 :]
+        return given[0] if len(set(given)) == 1 else given
+
+    stride, padding, dilation = map(short, (asked.stride, asked.padding, asked.dilation))
+    return f"stride={stride}, padding={padding!r}, dilation={dilation} and groups={asked.groups}"
+
+
+def of_problem(problem: ConvProblem, x: Any, w: Any, bias: Any, workspace_limit: int | None) -> Resolved:
+    """The call that computes a problem with two arrays of PyTorch, (n, c, h, w) and filters, and a bias or None."""
+    function = next(each for each in FUNCTIONS.values() if each.op == problem.op and each.axes == 2)
+    operands, _ = layer_operands(x, w, bias, None, function.names, problem.layout, options.LAYOUTS)
+    shape = {
+        "fprop": (problem.n, problem.k, problem.p, problem.q),
+        "dgrad": (problem.n, problem.c, problem.h, problem.w),
+        "wgrad": (problem.k, problem.group_c, problem.r, problem.s),
+    }[problem.op]
+    return Resolved(problem, operands, operands.device, shape, workspace_limit=workspace_limit)
+
+
+def _resolve_filter(asked: FilterOptions, image: Any, kernel: Any, out: Any) -> Resolved:
+    """Image filters; their algorithms need no workspace."""
+    operands, x_pitch, y_pitch = filter_operands(image, kernel_beside(image, kernel), out)
+    shape, w_shape = tuple(operands.x.shape), tuple(operands.w.shape)
+    problem = filter_problem(shape, w_shape, asked.border, asked.anchor, operands.dtype)
+    shape = (*shape[:-2], *w_shape[:-2], *shape[-2:])
+    operands.check_out(shape)
+    if x_pitch is not None:
+        problem = replace(problem, x_pitch=x_pitch[0], x_step=x_pitch[1])
+    if y_pitch is not None:
+        problem = replace(problem, y_pitch=y_pitch[0], y_step=y_pitch[1])
+    return Resolved(problem, operands, _place(operands, asked.device), shape)
+
+
+def _place(operands: Operands, device: Any) -> int | None:
+    """Number of the GPU that runs the call, None for the CPU."""
+    home = operands.device
+    if device is None or (str(device) == "cpu" and home is None):
+        return home
+    index = None if str(device) == "cpu" else device_index(device)
+    if operands.arrays.moves_to_gpu:
+        return index
+    if index != home and not (home is not None and str(device) == "cuda"):
+        where = "the CPU" if home is None else f"cuda:{home}"
+        raise ValueError(f"device={device!r}, but the arrays lie on {where}; move them there, or leave device out")
+    return home
+
+
+def layer_problem(
+    asked: LayerOptions, x_shape: Sequence[int], w_shape: Sequence[int], bias_shape: Sequence[int] | None,
+    dtype: DtypeName, layout: Layout,
+) -> ConvProblem:  # fmt: skip
+    """The problem of a layer of these sizes: of x (n, c, h, w), or (c, h, w), and of w (k, c / groups, r, s), without h
+    and r for signals, which are images of one row. Of a gradient they are those of the forward layer.
+    """
+    function = FUNCTIONS[asked.function]
+    signals = function.axes == 1
+    name = function.shape if function.op == "dgrad" else "x"
+    filters = function.shape if function.op == "wgrad" else "w"
+    _check_axes(name, x_shape, function.axes + 2)
+    if len(w_shape) != function.axes + 2:
+        raise ValueError(
+            f"{filters} has {len(w_shape)} dimensions, shape {tuple(w_shape)}; it must have {function.axes + 2}"
+        )
+    if signals:
+        x_shape, w_shape = (*x_shape[:-1], 1, x_shape[-1]), (*w_shape[:-1], 1, w_shape[-1])
+    precision = options.one_of("precision", asked.precision, options.PRECISIONS)
+    activation = options.one_of("activation", asked.activation, options.ACTIVATIONS)
+    if function.op == "wgrad" and asked.batch_invariant:
+        raise ValueError(NO_IMAGES_BITS)
+    groups, stride, dilation = asked.groups, asked.stride, asked.dilation
+    n, c, h, w = (1, *x_shape)[-4:]
+    k, group_c, r, s = w_shape
+    if min(c, h, w) < 1:
+        held = f"signals of {c} channels and {w} samples"
+        held = held if signals else f"images of {c} channels, {h} rows and {w} columns"
+        raise ValueError(f"{name} has {n} {held}; only its batch may be empty")
+    if min(w_shape) < 1:
+        held = f"{group_c} channels and {s} taps" if signals else f"{group_c} channels, {r} rows and {s} columns"
+        raise ValueError(f"{filters} has {k} filters of {held}; it must not be empty")
+    if c % groups:
+        raise ValueError(f"in_channels={c} is not divisible by groups={groups}")
+    if k % groups:
+        raise ValueError(f"out_channels={k} is not divisible by groups={groups}")
+    if group_c != c // groups:
+        raise ValueError(
+            f"{filters} has {group_c} channels, but {name} has in_channels={c} and groups={groups}, read as {layout}: "
+            f"each filter must have {c // groups}"
+        )
+    if bias_shape is not None and tuple(bias_shape) != (k,):
+        raise ValueError(f"bias has shape {tuple(bias_shape)}; it must have shape ({k},), a number a filter")
+    if dtypes.is_integer(dtype) and group_c * r * s > dtypes.most_products(dtype):
+        raise ValueError(
+            f"a filter of {group_c} channels of {r}x{s} has {group_c * r * s} products: their sum could overflow "
+            f"int32; {dtype} by {dtypes.weights_of(dtype)} takes at most {dtypes.most_products(dtype)}"
+        )
+    if asked.padding == "same" and stride != (1, 1):
+        raise ValueError(f"padding='same' needs stride=1, got stride={stride[1] if signals else stride}")
+    top, bottom, left, right = sides = options.four_sides(asked.padding, (r, s), stride, dilation)
+    problem = ConvProblem(
+        n=n, c=c, h=h, w=w, k=k, r=r, s=s, stride=stride, padding=sides, dilation=dilation, groups=groups, dtype=dtype,
+        layout=layout, precision=precision, bias=bias_shape is not None, activation=activation, op=function.op,
+        batch_invariant=asked.batch_invariant,
+    )  # fmt: skip
+    if problem.p < 1 or problem.q < 1:
+        if signals:
+            raise ValueError(
+                f"the output would be empty: a filter of {s} taps with dilation {dilation[1]} covers "
+                f"{dilation[1] * (s - 1) + 1} samples, the padded input has {w + left + right}"
+            )
+        raise ValueError(
+            f"the output would be {max(problem.p, 0)}x{max(problem.q, 0)}: a {r}x{s} filter with dilation {dilation} "
+            f"covers {dilation[0] * (r - 1) + 1}x{dilation[1] * (s - 1) + 1} pixels, the padded input has "
+            f"{h + top + bottom}x{w + left + right}"
+        )
+    return problem
+
+
+def _check_axes(name: str, shape: Sequence[int], axes: int) -> None:
+    """Raise ValueError unless images, or signals, have that many axes, or one less: no batch."""
+    if len(shape) not in (axes, axes - 1):
+        raise ValueError(
+            f"{name} has {len(shape)} dimensions, shape {tuple(shape)}; it must have {axes}, "
+            f"or {axes - 1} without a batch"
+        )
+
+
+def filter_problem(
+    image_shape: Sequence[int], kernel_shape: Sequence[int], border: Any, anchor: Any, dtype: DtypeName
+) -> FilterProblem:
+    """The problem of filtering contiguous images (…, h, w) with a kernel (kh, kw), or with several (f, kh, kw)."""
+    if len(image_shape) < 2:
+        raise ValueError(f"image has shape {tuple(image_shape)}; it must have 2 dimensions or more (..., h, w)")
+    if len(kernel_shape) not in (2, 3):
+        raise ValueError(
+            f"kernel has {len(kernel_shape)} dimensions, shape {tuple(kernel_shape)}; it must have 2, "
+            "or 3 for several kernels (f, kh, kw)"
+        )
+    filters, kh, kw = (1, *kernel_shape)[-3:]
+    if min(kernel_shape) < 1:
+        raise ValueError(f"kernel has shape {tuple(kernel_shape)}; it must not be empty")
+    *leading, h, w = image_shape
+    batch = math.prod(leading)
+    return FilterProblem(
+        batch=batch, h=h, w=w, kh=kh, kw=kw, anchor=options.anchor_of(anchor, kh, kw), border=border, dtype=dtype,
+        x_pitch=w, x_step=h * w, y_pitch=w, y_step=h * w, filters=filters,
+    )  # fmt: skip
+
+
+def check_problem(problem: Any) -> None:
+    """Raise what a call with the options of ``problem`` would; a caller may have written it by hand."""
+    names = ("batch", "h", "w", "kh", "kw") if problem.kind == "filter2d" else ("n", "c", "h", "w", "k", "r", "s")
+    for name in names:
+        options.integer(name, getattr(problem, name), 0, math.inf)
+    if problem.kind == "filter2d":
+        options.integer("filters", problem.filters, 1)
+        check_dtypes({"the problem": problem.dtype}, dtypes.FILTERS)
+        options.one_of("border", problem.border, tuple(BORDERS))
+        for part in problem.anchor:
+            options.integer("anchor", part, 0)
+        image_shape = (problem.batch, problem.h, problem.w)
+        filter_problem(image_shape, problem.w_shape, problem.border, problem.anchor, problem.dtype)
+        return
+    check_dtypes({"the problem": problem.dtype}, dtypes.LAYERS)
+    options.one_of("layout", problem.layout, options.LAYOUTS)
+    options.one_of("op", problem.op, get_args(options.Op))
+    if problem.op != "fprop" and dtypes.is_integer(problem.dtype):
+        raise TypeError(f"the problem has dtype {problem.dtype}; gradients are of floating-point layers")
+    if problem.op == "dgrad" and (problem.bias or problem.activation):
+        raise ValueError("op='dgrad', the gradient of a layer's input, has no bias and no activation")
+    if problem.op == "wgrad" and problem.activation:
+        raise ValueError("op='wgrad', the gradient of a layer's filters, has no activation")
+    if problem.op == "wgrad" and problem.batch_invariant:
+        raise ValueError(NO_IMAGES_BITS)
+    options.integer("groups", problem.groups, 1)
+    asked = options.layer_options(
+        "conv2d", problem.stride, problem.padding, problem.dilation, problem.groups, precision=problem.precision,
+        activation=problem.activation, batch_invariant=problem.batch_invariant,
+    )  # fmt: skip
+    x_shape, w_shape = (problem.n, problem.c, problem.h, problem.w), (problem.k, problem.group_c, problem.r, problem.s)
+    layer_problem(asked, x_shape, w_shape, None, problem.dtype, problem.layout)

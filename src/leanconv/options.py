@@ -1,0 +1,358 @@
+"""What a caller asked besides arrays: `LayerOptions`, `FilterOptions`, and the rules on single arguments.
+
+Options are frozen and hashable: the same object is the argument that a call is resolved with and a part of the key that
+finds its ready call. Numbers are in one form, so equal calls have equal options: strides and dilations are pairs,
+padding has four sides or is a word, NumPy's integers are Python's.
+
+Raises ValueError (a value breaks a rule) or TypeError (a thing of the wrong kind), naming argument, value and rule.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any, Literal, NamedTuple, TypeVar, get_args
+
+import numpy as np
+
+from leanconv.images.borders import ALIASES, BORDERS, OPENCV_NUMBERS, BorderName, OpencvName, ScipyMode
+from leanconv.runtime import env
+from leanconv.runtime.env import raw_workspace_limit
+
+#: The operations of a layer: forward, gradient of the input, gradient of the filters.
+Op = Literal["fprop", "dgrad", "wgrad"]
+#: The order of the axes in memory, slowest first. Of filters N is the filter, C its channels.
+Layout = Literal["NCHW", "NHWC", "CHWN"]
+#: The same of signals, the layouts of images of one row.
+Layout1d = Literal["NCW", "NWC", "CWN"]
+Activation = Literal["relu"] | None
+#: Precision levels, strictest first. An algorithm may serve its own level and every looser one.
+Precision = Literal["ieee", "fp32", "relaxed", "tf32"]
+Padding = int | Sequence[int] | Literal["same", "valid"]
+#: Our names of borders, SciPy's, OpenCV's, and OpenCV's numbers.
+Border = BorderName | ScipyMode | OpencvName | int
+
+LAYOUTS: tuple[Layout, ...] = get_args(Layout)
+LAYOUTS_1D: tuple[Layout1d, ...] = get_args(Layout1d)
+ACTIVATIONS: tuple[Activation, ...] = (None, "relu")
+PRECISIONS: tuple[Precision, ...] = get_args(Precision)
+
+#: The largest stride, padding, ...: kernels count them in 32 bits.
+MOST = 2**31 - 1
+_FLOAT32_MAX = float.fromhex("0x1.fffffep127")
+Word = TypeVar("Word")
+
+
+class Function(NamedTuple):
+    """A public function on layers."""
+
+    op: Op
+    #: 2 for images, 1 for signals
+    axes: int
+    #: what it calls its two arrays
+    names: tuple[str, str]
+    #: what it calls the shape of its result, where the caller gives it
+    shape: str = ""
+
+
+FUNCTIONS = {
+    "conv2d": Function("fprop", 2, ("x", "w")),
+    "conv1d": Function("fprop", 1, ("x", "w")),
+    "conv2d_input": Function("dgrad", 2, ("grad", "w"), "input_shape"),
+    "conv1d_input": Function("dgrad", 1, ("grad", "w"), "input_shape"),
+    "conv2d_weight": Function("wgrad", 2, ("x", "grad"), "weight_shape"),
+    "conv1d_weight": Function("wgrad", 1, ("x", "grad"), "weight_shape"),
+}
+
+
+#: Half the time of a NamedTuple's own constructor.
+_new_tuple = tuple.__new__
+
+
+class LayerOptions(NamedTuple):
+    """All that a caller of a function on layers asks besides arrays; made by `layer_options`."""
+
+    #: one of `FUNCTIONS`
+    function: str
+    stride: tuple[int, int]
+    #: top, bottom, left, right; or "same" or "valid"
+    padding: tuple[int, int, int, int] | str
+    dilation: tuple[int, int]
+    groups: int
+    layout: Any = None
+    algorithm: str = "auto"
+    precision: Precision = "fp32"
+    activation: Activation = None
+    device: Any = None
+    #: bytes; None where neither the caller nor the environment says
+    workspace_limit: int | None = None
+    batch_invariant: bool = False
+    #: of the result, as the caller has given it: of gradients
+    shape: tuple[int, ...] | None = None
+    #: whether the caller sees to gradients, as `leanconv.torch` does: tensors that require one are taken
+    differentiated: bool = False
+
+    def of(self, function: str, shape: tuple[int, ...] | None = None) -> LayerOptions:
+        """The same layer's options for another function; a gradient of filters knows no ``batch_invariant``."""
+        batch_invariant = self.batch_invariant and FUNCTIONS[function].op != "wgrad"
+        return self._replace(function=function, shape=shape, batch_invariant=batch_invariant)
+
+
+class FilterOptions(NamedTuple):
+    """All that a caller of `filter2d` asks besides arrays and numbers."""
+
+    border: BorderName
+    anchor: tuple[int, int] | None
+    device: Any = None
+
+
+Options = LayerOptions | FilterOptions
+
+
+def layer_options(
+    function: str, stride: Any = 1, padding: Any = 0, dilation: Any = 1, groups: Any = 1, layout: Any = None,
+    algorithm: Any = "auto", precision: Any = "fp32", activation: Any = None, device: Any = None,
+    workspace_limit: Any = None, batch_invariant: Any = False, shape: Any = None, differentiated: bool = False,
+) -> LayerOptions:  # fmt: skip
+    """The options of a call of ``function``. Words are not looked at here, only numbers."""
+    # NOTE: each warm call comes by: what was checked once is known by its identity, which tells 1 from True and 1.0
+    strides, paddings = _CHECKED[function]
+    found = strides.get(id(stride))
+    stride = found[1] if found and found[0] is stride else _check_stride(function, "stride", stride)
+    found = strides.get(id(dilation))
+    dilation = found[1] if found and found[0] is dilation else _check_stride(function, "dilation", dilation)
+    known = paddings.get(id(padding))
+    padding = known[1] if known and known[0] is padding else _check_padding(function, padding)
+    if type(groups) is not int or not 1 <= groups <= MOST:
+        groups = integer("groups", groups, 1)
+    if batch_invariant is not False and batch_invariant is not True:
+        batch_invariant = yes_or_no("batch_invariant", batch_invariant)
+    if workspace_limit is None:
+        raw = raw_workspace_limit()
+        if raw is not None:
+            workspace_limit = _parsed_limit(raw)
+    elif type(workspace_limit) is not int or workspace_limit < 0:
+        workspace_limit = limit_of(workspace_limit)
+    if shape is not None:
+        shape = sizes(FUNCTIONS[function].shape, shape)
+    given = (
+        function, stride, padding, dilation, groups, layout, algorithm, precision, activation, device, workspace_limit,
+        batch_invariant, shape, differentiated,
+    )  # fmt: skip
+    return _new_tuple(LayerOptions, given)
+
+
+#: For each number of axes, by identity, the strides (dilations) and the paddings that were checked, and what they mean.
+_Known = dict[int, tuple[Any, Any]]
+_STORES: dict[int, tuple[_Known, _Known]] = {1: ({}, {}), 2: ({}, {})}
+_CHECKED = {name: _STORES[function.axes] for name, function in FUNCTIONS.items()}
+_MOST_CHECKED = 1024
+
+
+def _check_stride(function: str, name: str, value: Any) -> tuple[int, int]:
+    result = pair(name, value, 1) if FUNCTIONS[function].axes == 2 else (1, single(name, value, 1))
+    _keep(_CHECKED[function][0], value, result)
+    return result
+
+
+def _check_padding(function: str, value: Any) -> tuple[int, int, int, int] | str:
+    result = sides_of(value) if FUNCTIONS[function].axes == 2 else _sides_1d(value)
+    _keep(_CHECKED[function][1], value, result)
+    return result
+
+
+def _keep(store: _Known, value: Any, result: Any) -> None:
+    """Keep what was checked, if it can never change. The object is kept too, so that no other has its identity."""
+    if type(value) in (int, str) or (type(value) is tuple and all([type(each) is int for each in value])):
+        if len(store) >= _MOST_CHECKED:
+            store.clear()
+        store[id(value)] = (value, result)
+
+
+def filter_options(border: Any = "reflect101", anchor: Any = None, device: Any = None) -> FilterOptions:
+    """The options of a call of `filter2d`."""
+    if type(border) is not str or border not in BORDERS:
+        border = border_name(border)
+    if anchor is not None:
+        if not isinstance(anchor, (tuple, list)) or len(anchor) != 2:
+            raise ValueError(f"anchor={anchor!r} must be None or (row, column), with -1 for the middle")
+        anchor = (integer("anchor", anchor[0], -1), integer("anchor", anchor[1], -1))
+    return FilterOptions(border, anchor, device)
+
+
+@lru_cache(maxsize=64)
+def _parsed_limit(raw: Any) -> int | None:
+    """What the variable says; ``raw`` is its key here."""
+    return env.workspace_limit()
+
+
+def limit_of(value: Any) -> int | None:
+    """The bytes of workspace that a caller allows: the argument, else LEANCONV_WORKSPACE_LIMIT; None for neither."""
+    if value is None:
+        return env.workspace_limit()
+    if isinstance(value, str):
+        raise TypeError(
+            f"workspace_limit={value!r} is text; as bytes it is {env.parse_bytes('workspace_limit', value)}"
+        )
+    return integer("workspace_limit", value, 0, math.inf)
+
+
+# Rules on single arguments
+
+
+def integer(name: str, value: Any, least: int, most: float = MOST) -> int:
+    """``value`` as an int from ``least`` to ``most``; takes what is an integer by itself (NumPy's too), no floats."""
+    try:
+        index = operator.index(value)
+    except TypeError:
+        raise TypeError(f"{name}={value!r} is not an integer") from None
+    if isinstance(value, (bool, np.bool_)):
+        raise TypeError(f"{name}={value!r} is not an integer")
+    if index < least:
+        raise ValueError(f"{name}={value!r} is below {least}")
+    if index > most:
+        raise ValueError(f"{name}={value!r} is above {most}")
+    return index
+
+
+def pair(name: str, value: Any, least: int) -> tuple[int, int]:
+    """An int for both axes, or (vertical, horizontal)."""
+    if isinstance(value, (tuple, list)):
+        if len(value) == 1:
+            value = (*value, *value)
+        if len(value) != 2:
+            raise ValueError(f"{name}={value!r} must be an integer or two: (vertical, horizontal)")
+        return integer(name, value[0], least), integer(name, value[1], least)
+    number = integer(name, value, least)
+    return number, number
+
+
+def single(name: str, value: Any, least: int) -> int:
+    """An int, or a tuple of one."""
+    if isinstance(value, (tuple, list)):
+        if len(value) != 1:
+            raise ValueError(f"{name}={value!r} must be an integer: there is one axis")
+        value = value[0]
+    return integer(name, value, least)
+
+
+def sizes(name: str, value: Any) -> tuple[int, ...]:
+    """A shape, as ints."""
+    if not isinstance(value, (tuple, list)):
+        raise TypeError(f"{name}={value!r} is no shape; give a tuple of integers")
+    return tuple([each if type(each) is int and each >= 0 else integer(name, each, 0, math.inf) for each in value])
+
+
+def sides_of(padding: Any) -> tuple[int, int, int, int] | str:
+    """Padding as (top, bottom, left, right), or the word that it is."""
+    if isinstance(padding, str):
+        return _word(padding)
+    if isinstance(padding, (tuple, list)) and len(padding) == 4:
+        top, bottom, left, right = (integer("padding", side, 0) for side in padding)
+        return top, bottom, left, right
+    if isinstance(padding, (tuple, list)) and len(padding) not in (1, 2):
+        raise ValueError(
+            f"padding={padding!r} must be an integer, (vertical, horizontal), (top, bottom, left, right), "
+            "'same' or 'valid'"
+        )
+    down, across = pair("padding", padding, 0)
+    return down, down, across, across
+
+
+def _sides_1d(padding: Any) -> tuple[int, int, int, int] | str:
+    """Padding of signals, a number or (left, right), as that of images of one row; or the word that it is."""
+    if isinstance(padding, str):
+        return _word(padding)
+    sides = padding if isinstance(padding, (tuple, list)) else (padding,)
+    if len(sides) not in (1, 2):
+        raise ValueError(f"padding={padding!r} must be an integer, (left, right), 'same' or 'valid'")
+    return 0, 0, integer("padding", sides[0], 0), integer("padding", sides[-1], 0)
+
+
+def _word(padding: str) -> str:
+    if padding not in ("same", "valid"):
+        raise ValueError(f"padding={padding!r} is not known; choose 'same', 'valid' or numbers")
+    return str.__str__(padding)
+
+
+def four_sides(
+    padding: tuple[int, int, int, int] | str, window: tuple[int, int], stride: tuple[int, int],
+    dilation: tuple[int, int],
+) -> tuple[int, int, int, int]:  # fmt: skip
+    """Padding as (top, bottom, left, right) for a filter of ``window`` rows and columns."""
+    if not isinstance(padding, str):
+        return padding
+    if padding == "valid":
+        return 0, 0, 0, 0
+    if stride != (1, 1):
+        raise ValueError(f"padding='same' needs stride=1, got stride={stride}")
+    down, across = (step * max(0, taps - 1) for step, taps in zip(dilation, window, strict=True))
+    # the odd one goes to the end, as in PyTorch
+    return down // 2, down - down // 2, across // 2, across - across // 2
+
+
+def one_of(name: str, value: Any, known: Sequence[Word]) -> Word:
+    """The one among ``known`` that ``value`` is."""
+    for item in known:
+        if isinstance(value, type(item)) and value == item:
+            return item
+    raise ValueError(f"{name}={value!r} is not known; choose one of {', '.join(map(repr, known))}")
+
+
+def yes_or_no(name: str, value: Any) -> bool:
+    """``value``, which must be True or False."""
+    if not isinstance(value, (bool, np.bool_)):
+        raise TypeError(f"{name}={value!r} is not True or False")
+    return bool(value)
+
+
+def border_name(border: Any) -> BorderName:
+    """Our name of a border, given ours, SciPy's or OpenCV's, or OpenCV's number."""
+    if isinstance(border, str):
+        word = border.removeprefix("cv2.")
+        word = ALIASES.get(word, word)
+        if word in BORDERS:
+            return BORDERS[word].name
+    elif not isinstance(border, bool) and hasattr(border, "__index__") and operator.index(border) in OPENCV_NUMBERS:
+        return OPENCV_NUMBERS[operator.index(border)]
+    known = ", ".join(map(repr, (*BORDERS, *ALIASES)))
+    numbers = ", ".join(map(str, sorted(OPENCV_NUMBERS)))
+    raise ValueError(f"border={border!r} is not known; choose one of {known}, or of OpenCV's numbers {numbers}")
+
+
+def anchor_of(anchor: tuple[int, int] | None, kh: int, kw: int) -> tuple[int, int]:
+    """The kernel element that lies on the output pixel; the middle, or right and below of it, by default and for -1."""
+    if anchor is None:
+        return kh // 2, kw // 2
+    y, x = anchor
+    if y >= kh or x >= kw:
+        raise ValueError(f"anchor={anchor!r} lies outside the {kh}x{kw} kernel")
+    return kh // 2 if y == -1 else y, kw // 2 if x == -1 else x
+
+
+def number(name: str, value: Any) -> float:
+    """``value`` as a float, infinite where it is beyond float64; text is no number."""
+    try:
+        if isinstance(value, (str, bytes, bytearray)):
+            raise TypeError
+        return float(value)
+    except (TypeError, ValueError):
+        raise TypeError(f"{name}={value!r} is not a number") from None
+    except OverflowError:
+        return math.inf if value > 0 else -math.inf
+
+
+def scalar(name: str, value: Any, dtype: str) -> float | int:
+    """``value`` or ``delta`` as a number that ``dtype`` can hold."""
+    given = number(name, value)
+    if math.isinf(given) and given != value:
+        raise ValueError(f"{name}={value!r} is beyond {dtype}, the dtype of the image")
+    if dtype == "float32" and _FLOAT32_MAX < abs(given) < math.inf:
+        raise ValueError(f"{name}={value!r} is beyond float32, the dtype of the image")
+    if dtype != "int32":
+        return given
+    if not given.is_integer() or not -(2**31) <= given < 2**31:
+        raise ValueError(f"{name}={value!r} is no int32, the dtype of the image")
+    return int(given)
