@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Sequence
-from pathlib import Path
-
 import numpy as np
 
 from leanconv.problem import ConvProblem
 from leanconv.reference import oracle
-from leanconv.runtime.compile import KERNELS
 from tests.cases import ALL, USUAL, Case, Layers
 
 
@@ -170,15 +165,3 @@ def with_no_numbers(problem: ConvProblem = LAYER) -> tuple[np.ndarray, np.ndarra
     reach = problem.s // 2
     unseen[0, :2, : reach + 1] = unseen[0, 4:, 7 - reach :] = False
     return x, w, unseen
-
-
-def broken_kernels(folder: Path, text: str, by: str, headers: Sequence[str] = ()) -> Path:
-    """A copy of the kernels in ``folder`` with ``text`` replaced, which one of ``headers``, or of all, must hold."""
-    copy = folder / "kernels"
-    shutil.copytree(KERNELS, copy)
-    found = [
-        path for path in ([copy / name for name in headers] or copy.rglob("*.cuh")) if text in path.read_text("utf-8")
-    ]
-    assert len(found) == 1, f"{text!r} is in {len(found)} headers: adapt the patch"
-    found[0].write_text(found[0].read_text("utf-8").replace(text, by), "utf-8")
-    return copy

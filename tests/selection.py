@@ -111,8 +111,8 @@ def each_layer(cases: Sequence[Case]) -> list[Any]:
 
 
 def every_third(broken: Sequence[Sequence[Any]]) -> list[Any]:
-    """A pytest parameter for each kernel broken on purpose, its data first and what replaces the text last.
+    """A pytest parameter for each kernel broken on purpose, its data first and the patch last.
 
     ``make test`` plays every third: they prove the checks, not the kernels.
     """
-    return marked(broken, broken[::3], lambda each: (each, "-".join(str(part).strip() for part in each)))
+    return marked(broken, broken[::3], lambda each: (each, "-".join(map(str, each))))

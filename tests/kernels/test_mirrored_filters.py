@@ -17,7 +17,7 @@ from leanconv.plan import Plan
 from leanconv.problem import ConvProblem
 from tests import emulator, selection
 from tests.cases import TARGETS
-from tests.cases_tensor import broken_kernels
+from tests.kernels.patching import Patch, broken_kernels
 
 TENSOR_GEMM = next(a for a in ALGORITHMS if a.name == "tensor_gemm")
 PAD = (1, 1, 1, 1)
@@ -109,15 +109,9 @@ def test_filters_off_16_bytes() -> None:
     np.testing.assert_array_equal(split(problem, w, offsets={"w": 4}), split(problem, w, orders=("ascending",)))
 
 
-@pytest.mark.parametrize(
-    ("text", "by"),
-    [
-        ("weight / Problem::s * Problem::apart_h", "weight / Problem::s"),
-        ("* Problem::group_k + k) * all", "+ k) * all"),
-    ],
-)
-def test_a_wrong_source_shows(text: str, by: str, tmp_path: Path) -> None:
-    kernels = broken_kernels(tmp_path, text, by, ("lib/filter_layout.cuh",))
+@pytest.mark.parametrize("change", ["/ Problem::s {{* Problem::apart_h}}", "{{* Problem::group_k}} + _) * _"])
+def test_a_wrong_source_shows(change: str, tmp_path: Path) -> None:
+    kernels = broken_kernels(tmp_path, Patch("a wrong source", "TensorFilters::source", change))
     problem = LAYERS["stride-nchw"]
     w = drawn(problem, False)
     found = split(problem, w, orders=("ascending",))

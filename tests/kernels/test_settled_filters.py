@@ -14,7 +14,8 @@ from leanconv.plan import Plan
 from leanconv.problem import ConvProblem
 from tests import emulator
 from tests.cases import TARGETS
-from tests.cases_tensor import broken_kernels, drawn, in_sequential_sums
+from tests.cases_tensor import drawn, in_sequential_sums
+from tests.kernels.patching import Patch, broken_kernels
 
 HOPPER = TARGETS[0]
 #: Four tiles of 128 pixels, or of 64 pairs: clusters of two share the reduction, or the filters.
@@ -48,12 +49,11 @@ def test_blocks_that_doubt_prepare_together(name: str) -> None:
     assert in_sequential_sums(played(plan, x, w), x, w, LAYER) <= 2
 
 
-@pytest.mark.parametrize(
-    "text", ["while (ld_acquire(counters + 1) < firsts) {}", "while (ld_acquire(counters + 2) < rows) {}"]
-)
-def test_a_wait_for_other_blocks_is_missed(text: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("counter", [1, 2])
+def test_a_wait_for_other_blocks_is_missed(counter: int, tmp_path: Path) -> None:
     """Each of the two waits: a block would take what another has not written."""
-    kernels = broken_kernels(tmp_path, text, ";", ("lib/plain_filters.cuh",))
+    change = f"{{{{while (ld_acquire(_ + {counter}) < _) {{}} => ;}}}}"
+    kernels = broken_kernels(tmp_path, Patch("blocks do not wait for each other", "prepare_again", change))
     # three pieces of the first step: the block that has but one of them goes on to the second
     problem = replace(LAYER, c=96, k=32)
     x, w = drawn("channels-apart", problem)
@@ -67,8 +67,8 @@ def test_a_wait_for_other_blocks_is_missed(text: str, tmp_path: Path) -> None:
 
 def test_a_wait_for_the_launch_before_is_missed(tmp_path: Path) -> None:
     """Consumers would read what that may not have written yet."""
-    text = "griddepcontrol_wait();\n        float* const written"
-    kernels = broken_kernels(tmp_path, text, text.partition("\n")[2], ("lib/settled_filters.cuh",))
+    patch = Patch("no wait for the launch before", "settle_filters", "{{griddepcontrol_wait();}}")
+    kernels = broken_kernels(tmp_path, patch)
     x, w = drawn("normal", LAYER)
     with pytest.raises(emulator.EmulatorError, match="use-after-poison"):
         played(plan_of("tensor_gemm"), x, w, kernels=kernels)

@@ -19,7 +19,9 @@ from leanconv.reference import oracle
 from leanconv.runtime.compile import KERNELS
 from tests import emulator, proof, selection
 from tests.cases import KINDS, TARGETS, Case
-from tests.cases_tensor import LAYER, RANGES, TENSOR_CASES, broken_kernels, drawn, in_sequential_sums, with_no_numbers
+from tests.cases_tensor import LAYER, RANGES, TENSOR_CASES, drawn, in_sequential_sums, with_no_numbers
+from tests.kernels.breaks import scales
+from tests.kernels.patching import Patch, broken_kernels
 
 TENSOR_GEMM = next(a for a in ALGORITHMS if a.name == "tensor_gemm")
 HOPPER = TARGETS[0]
@@ -127,25 +129,10 @@ def test_errors_on_data_of_every_range(kind: str) -> None:
     assert lost(kind) <= (1 if kind == "normal" else 2)
 
 
-#: Data, and what breaks the scales so that it shows there.
-BROKEN_SCALES = [
-    ("normal", "    largest = larger<strict>(largest, __shfl_xor_sync(0xffffffffu, largest, 1));\n", ""),
-    ("normal", "return scale.down;", "return scale.down * 1.000001f;"),
-    ("filters-apart", "part[0] * scale[i].x", "part[0]"),
-    ("filters-apart", "return greatest > 0 ? least_scale(greatest) : none;", "return 139u;"),
-    ("channels-apart", "doubted ? -of_all : greatest[f]", "greatest[f]"),
-    ("unseen", "doubted ? -of_all : greatest[f]", "greatest[f]"),
-    ("channels-apart", "(least == 0 || top - whole_exponent(least) > spread)", "false"),
-    ("channels-apart", "= x[1][j / 4][j % 4] * factor * factor;", "= x[1][j / 4][j % 4];"),
-    ("unseen", "(least == 0 || top - whole_exponent(least) > spread)", "top - whole_exponent(least) > 300"),
-    ("tiny", "min(253u, 403 - least_up)", "140u"),
-]
-
-
-@pytest.mark.parametrize(("kind", "text", "by"), selection.every_third(BROKEN_SCALES))
-def test_errors_of_broken_scales_show(kind: str, text: str, by: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("kind", "patch"), selection.every_third(scales.TENSOR_GEMM))
+def test_errors_of_broken_scales_show(kind: str, patch: Patch, tmp_path: Path) -> None:
     """What the data of other tests cannot tell: each part of the split is needed by some data."""
-    assert not lost(kind, broken_kernels(tmp_path, text, by)) <= 2
+    assert not lost(kind, broken_kernels(tmp_path, patch)) <= 2
 
 
 @pytest.mark.parametrize("kind", ["channels-apart", "unseen", "normal"])
@@ -233,22 +220,9 @@ def test_one_product_keeps_eleven_bits(kind: str) -> None:
     assert kind != "normal" or lost_by_one_product(kind) > 1e-4
 
 
-BROKEN_SCALES_OF_ONE_PRODUCT = [
-    ("pixels-apart", "power_of_two(127 + next - biased) : 0.0f", "1.0f : 1.0f"),
-    ("pixels-apart", "exponent + biased > 268", "false"),
-    ("pixels-apart", "sums[0][i] *= ratio[i / 2 % 2]", "sums[0][i] *= ratio[0]"),
-    ("pixels-apart", "sums[0][i] *= back[i / 2 % 2]", "sums[0][i] *= back[0]"),
-    ("pixels-apart", "return fmaxf(of_two, __shfl_xor_sync(0xffffffffu, of_two, 2));", "return largest;"),
-    ("channels-apart", "doubted ? -of_all : greatest[f]", "greatest[f]"),
-    ("unseen", "doubted ? -of_all : greatest[f]", "greatest[f]"),
-]
-
-
-@pytest.mark.parametrize(("kind", "text", "by"), selection.every_third(BROKEN_SCALES_OF_ONE_PRODUCT))
-def test_broken_scales_of_one_product_show(kind: str, text: str, by: str, tmp_path: Path) -> None:
-    headers = ("lib/tensor_running.cuh", "lib/plain_filters.cuh")
-    kernels = broken_kernels(tmp_path, text, by, headers)
-    assert not lost_by_one_product(kind, kernels=kernels) < 4e-4
+@pytest.mark.parametrize(("kind", "patch"), selection.every_third(scales.ONE_PRODUCT))
+def test_broken_scales_of_one_product_show(kind: str, patch: Patch, tmp_path: Path) -> None:
+    assert not lost_by_one_product(kind, kernels=broken_kernels(tmp_path, patch)) < 4e-4
 
 
 def test_one_product_leaves_what_is_no_number_where_it_is_seen() -> None:

@@ -17,8 +17,9 @@ from leanconv.reference import oracle
 from leanconv.runtime.compile import KERNELS
 from tests import emulator, proof, selection
 from tests.cases import KINDS, TARGETS, Case
-from tests.cases_tensor import broken_kernels
 from tests.cases_weight import LAYER, RANGES, WEIGHT_CASES, as_seen, drawn, in_sequential_sums, opposed
+from tests.kernels.breaks import scales
+from tests.kernels.patching import Patch, broken_kernels
 
 NAMED = {algorithm.name: algorithm for algorithm in ALGORITHMS}
 TENSOR_WEIGHT, PARTS = NAMED["tensor_weight"], NAMED["tensor_weight_parts"]
@@ -107,23 +108,10 @@ def test_pixels_together_are_split_as_well() -> None:
         assert in_sequential_sums(dw, x, dy) <= 1.5
 
 
-#: Data, and what breaks the scales so that it shows there.
-BROKEN_SCALES = [
-    ("filters-apart", 1, "int apart = 4; apart < 32", "int apart = 4; apart < 16"),
-    ("filters-apart", 1, "power_of_two(127 - 8)", "power_of_two(127 - 120)"),
-    ("filters-apart", 1, "down[j / 2 % 2] * four[j / 4 * 2 + j % 2]", "down[j / 2 % 2] * four[0]"),
-    ("normal", 1, "return cvt_rn_f16x2_f32(fmaf(a, up_a, -first), fmaf(b, up_b, -second));", "return 0u;"),
-    ("opposed", 1, "+ least_apart < most", "+ 255 < most"),
-    ("unseen", 1, "whole_exponent(largest) + 127) / 2 : 0", "whole_exponent(largest) + 127) / 2 : 127"),
-    ("opposed", 3, "row < Grid::used % 8 ? v[eights - 1][j] : 0.0f", "v[eights - 1][j]"),
-    ("opposed", 3, "8 * (i / 2) + 2 * t + i % 2 + moved", "8 * (i / 2) + 2 * t + i % 2"),
-]
-
-
-@pytest.mark.parametrize(("kind", "taps", "text", "by"), selection.every_third(BROKEN_SCALES))
-def test_errors_of_broken_scales_show(kind: str, taps: int, text: str, by: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("kind", "taps", "patch"), selection.every_third(scales.TENSOR_WEIGHT))
+def test_errors_of_broken_scales_show(kind: str, taps: int, patch: Patch, tmp_path: Path) -> None:
     """What the data of other tests cannot tell: each part of the split is needed by some data."""
-    assert not lost(kind, broken_kernels(tmp_path, text, by), taps) <= 2
+    assert not lost(kind, broken_kernels(tmp_path, patch), taps) <= 2
 
 
 #: Of the ways through the kernels, where x and dy vary in opposite directions, a few for ``make test``.
@@ -182,7 +170,8 @@ def test_what_is_no_number_reaches_just_the_weights_that_see_it(kind: str, taps:
     dw = played(x, dy, taps=taps)
     if (kind, taps) == ("normal", 3):
         # Converted once for all taps of a row, they reach also the one that does not see them.
-        broken = broken_kernels(tmp_path, "bool infinite() const { return", "bool infinite() const { return false &&")
+        patch = Patch("infinities are converted once", "WeightFragments::infinite", "return {{=> false &&}}")
+        broken = broken_kernels(tmp_path, patch)
         assert np.isfinite(played(x, dy, kernels=broken, taps=taps)).sum() < np.isfinite(dw).sum()
     expected = np.ones(dw.shape, bool)
     expected[..., 9], expected[[11, 20]] = False, False

@@ -17,8 +17,8 @@ from leanconv.problem import ConvProblem
 from leanconv.runtime.compile import KERNELS
 from tests import emulator, proof, selection
 from tests.cases import KINDS, TARGETS, Case
-from tests.cases_tensor import broken_kernels
 from tests.cases_weight import IMAGE_CASES, drawn, in_sequential_sums
+from tests.kernels.patching import Patch, broken_kernels
 
 IMAGES = next(algorithm for algorithm in ALGORITHMS if algorithm.name == "tensor_weight_images")
 HOPPER = TARGETS[0]
@@ -73,13 +73,19 @@ def _of_images(kind: str) -> tuple[np.ndarray, np.ndarray]:
 KINDS_OF_DATA = ("normal", "filters-apart", "opposed", "images-apart", "channels-apart", "sparse", "tiny", "zeros")
 
 
+LOOKED_AT_NEVER = Patch(
+    "factors of images are ignored", "sum_images", "{{static_cast<unsigned>(factors_of(_).apart) => 0u}}"
+)
+ROWS_OUTSIDE_DY = Patch("rows too many are outside dy", "ImageUnits::first_p", "_ {{< _ ? _ : _ - _}}")
+
+
 @pytest.mark.parametrize("kind", selection.marked(KINDS_OF_DATA, ("opposed",), lambda kind: ((kind,), kind)))
 def test_errors_on_data_of_every_range(kind: str, tmp_path: Path) -> None:
     """At most twice what a sequential float32 sum loses, three times where a hundredth of the products are left."""
     x, dy = _of_images(kind)
     assert in_sequential_sums(played(x, dy), x, dy, LAYER) <= {"normal": 1, "sparse": 3}.get(kind, 2)
     if kind == "opposed":
-        broken = broken_kernels(tmp_path, "static_cast<unsigned>(factors_of(looked).apart)", "0u")
+        broken = broken_kernels(tmp_path, LOOKED_AT_NEVER)
         assert not in_sequential_sums(played(x, dy, broken), x, dy, LAYER) <= 2
 
 
@@ -92,7 +98,7 @@ def test_what_is_no_number_reaches_just_the_weights_that_see_it(tmp_path: Path) 
     # In the first column no output has the last tap of a row, in the last one and the first row none has the first.
     expected[:, :, :2, 5], expected[:, :2, 1:, 6], expected[:, 1:, :, 7], expected[9] = False, False, False, False
     # Rows too many of a stage are such as see x beside the image.
-    broken = broken_kernels(tmp_path, "return first < more ? first : first - more;", "return first;")
+    broken = broken_kernels(tmp_path, ROWS_OUTSIDE_DY)
     for rows, kernels in ((1, KERNELS), (2, KERNELS), (2, broken)):
         config = replace(next(iter(IMAGES.configs(problem, HOPPER))), rows=rows)
         dw = np.full(problem.y_shape, np.nan, np.float32)

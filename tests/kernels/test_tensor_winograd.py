@@ -22,11 +22,12 @@ from tests.cases_tensor import (
     PAIR_CASES,
     RANGES,
     WIDE,
-    broken_kernels,
     drawn,
     in_sequential_sums,
     with_no_numbers,
 )
+from tests.kernels.breaks import scales
+from tests.kernels.patching import Patch, broken_kernels
 
 TENSOR_WINOGRAD = next(a for a in ALGORITHMS if a.name == "tensor_winograd")
 TENSOR_GEMM = next(a for a in ALGORITHMS if a.name == "tensor_gemm")
@@ -114,18 +115,9 @@ def test_errors_on_data_of_every_range(problem: ConvProblem, kind: str) -> None:
     assert of_all <= 1 and of_worst <= 2.5
 
 
-@pytest.mark.parametrize(
-    ("layout", "kind", "text", "by"),
-    [
-        ("NHWC", "filters-apart", "part[0] * scale[i].x", "part[0]"),
-        ("NHWC", "channels-apart", "16 * sixteen + 4 * t + e]", "16 * sixteen + 4 * t]"),
-        ("NHWC", "normal", "one.down[i] =", "one.down[0] ="),
-        ("NCHW", "channels-apart", "value = value * factor * factor", "value = value * factor"),
-    ],
-)
-def test_errors_of_broken_scales_show(layout: Any, kind: str, text: str, by: str, tmp_path: Path) -> None:
-    headers = ("lib/pair_pixels.cuh", "tensor_winograd.cuh", "lib/tensor_output.cuh")
-    assert not lost(kind, broken_kernels(tmp_path, text, by, headers), replace(LAYER, layout=layout))[1] <= 2.5
+@pytest.mark.parametrize(("layout", "kind", "patch"), scales.TENSOR_WINOGRAD, ids=str)
+def test_errors_of_broken_scales_show(layout: Any, kind: str, patch: Patch, tmp_path: Path) -> None:
+    assert not lost(kind, broken_kernels(tmp_path, patch), replace(LAYER, layout=layout))[1] <= 2.5
 
 
 def test_an_outlier_leaves_its_neighbours_alone() -> None:

@@ -1,4 +1,4 @@
-"""docs/add-an-algorithm.md is followed to the letter: its kernel and its host half, as they stand there, are right."""
+"""docs/add-an-algorithm.md is followed to the letter: its kernel, its host half and its breaks, as they stand there."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import shutil
 import sys
 from functools import partial
 from pathlib import Path
+from textwrap import dedent
 from types import ModuleType
 from typing import Any
 
@@ -17,6 +18,7 @@ from leanconv.call import choose
 from leanconv.runtime.compile import KERNELS
 from tests import emulator, proof
 from tests.cases import CONV_CASES, TARGETS
+from tests.kernels.patching import patched
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "add-an-algorithm.md").read_text(encoding="utf-8")
@@ -24,7 +26,7 @@ CASES = ("odd-nchw", "groups-nchw", "everything-nchw", "stride-uneven-nchw", "al
 
 
 def block(language: str, number: int) -> str:
-    return re.findall(rf"^```{language}\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)[number]
+    return dedent(re.findall(rf"^ *```{language}\n(.*?)^ *```", PAGE, re.MULTILINE | re.DOTALL)[number])
 
 
 @pytest.fixture(scope="module")
@@ -48,6 +50,20 @@ def test_the_example_is_right(algorithm: Any, kernels: Path, name: str) -> None:
     problem = next(case.problem for case in CONV_CASES if case.name == name)
     assert not algorithm.reasons(problem, TARGETS[0])
     proof.check(algorithm, problem, run=partial(emulator.run_plan, kernels=kernels))
+
+
+def test_the_breaks_are_caught(algorithm: Any, kernels: Path, tmp_path: Path) -> None:
+    page: dict[str, Any] = {}
+    exec(compile(block("python", 2), "docs/add-an-algorithm.md", "exec"), page)
+    assert len(page["BREAKS"]) == 2
+    for number, each in enumerate(page["BREAKS"]):
+        copy = shutil.copytree(kernels, tmp_path / str(number))
+        for path, text in patched(each.patch, {copy / "naive.cuh": block("cuda", 0)}).items():
+            path.write_text(text)
+        problems = [case.problem for case in CONV_CASES if case.name in each.cases]
+        with pytest.raises((emulator.EmulatorError, proof.WrongAnswer), match=each.how):
+            for problem in problems:
+                proof.check(algorithm, problem, run=partial(emulator.run_plan, kernels=copy))
 
 
 def test_the_example_in_the_registry(algorithm: Any, monkeypatch: pytest.MonkeyPatch) -> None:

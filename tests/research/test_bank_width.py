@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -14,10 +13,10 @@ import pytest
 
 from leanconv.dtypes import DTYPES
 from leanconv.plan import Plan, Pointer
-from leanconv.runtime.compile import KERNELS
 from report import bank_width as study
 from report import pages
 from tests import emulator
+from tests.kernels.patching import Patch, broken_kernels
 
 EVERY = [(d, e, config) for d in study.DTYPES_TAKEN for e in study.FILTERS for config in study.configs(d)]
 #: Every way in every type, the extents by turns.
@@ -58,23 +57,18 @@ def test_every_way_is_among_those_that_are_tried() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "by", "kept"),
+    ("change", "kept"),
     [
-        ("__syncthreads();  // this row", "// this row", False),
-        ("threadIdx.x < threads + halo &&", "threadIdx.x < threads &&", True),
-        ("(turn + 1 + r) % rows", "(turn + r) % rows", True),
-        ("row < all_rows && first_row + row < height", "row < all_rows", False),
-        ("turn % (rows + 1)", "turn % rows", False),
+        ("{{__syncthreads();}}", False),
+        ("threadIdx.x < _ {{+ _}} &&", True),
+        ("(_ {{+ 1}} + _) % _", True),
+        ("_ < _ {{&& _ + _ < _}}", False),
+        ("% {{(}} _ {{+ 1)}}", False),
     ],
     ids=["barrier", "halo", "window", "height", "slots"],
 )
-def test_kernels_broken_on_purpose_are_caught(text: str, by: str, kept: bool, tmp_path: Path) -> None:
-    kernels = tmp_path / "kernels"
-    shutil.copytree(KERNELS, kernels)
-    header = kernels / "studies" / "bank_width.cuh"
-    source = header.read_text()
-    assert source.count(text) == 1, "adapt the patch"
-    header.write_text(source.replace(text, by))
+def test_kernels_broken_on_purpose_are_caught(change: str, kept: bool, tmp_path: Path) -> None:
+    kernels = broken_kernels(tmp_path, Patch("a break", "bank_width", change))
     try:
         y, wanted = filtered("float16", 3, study.BankConfig(2, 2, kept), kernels=kernels)
     except emulator.EmulatorError:

@@ -1,0 +1,19 @@
+"""Kernels broken on purpose: one halo, barrier or bound at a time, and how each must show (see test_broken.py)."""
+
+from tests.kernels.breaks import (
+    depthwise,
+    direct,
+    hopper_16bit,
+    hopper_fp32,
+    hopper_winograd,
+    image_filter,
+    mma_sync,
+    papers,
+    simt,
+    winograd,
+)
+
+BREAKS = (
+    *(*simt.BREAKS, *winograd.BREAKS, *direct.BREAKS, *depthwise.BREAKS, *image_filter.BREAKS, *papers.BREAKS),
+    *(*mma_sync.BREAKS, *hopper_fp32.BREAKS, *hopper_winograd.BREAKS, *hopper_16bit.BREAKS),
+)
