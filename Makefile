@@ -41,7 +41,6 @@ types: $(VENV)/.test
 docs: $(VENV)/.test
 	$(BIN)/python -m report numerics --only-page
 	$(BIN)/python -m report performance
-	$(BIN)/python -m report pictures
 	$(BIN)/python -m report pages
 
 clean:

@@ -154,15 +154,6 @@ def precision(docs: Docs = DOCS, results: Records = RESULTS, revision: options.R
 
 
 @app.command()
-def pictures(docs: Docs = DOCS) -> None:
-    """Draw the pictures of the algorithms' pages into docs/pictures."""
-    from report.pictures import draw_all
-
-    for path in draw_all(docs / "pictures"):
-        print(path)
-
-
-@app.command()
 def points(
     states: Annotated[
         list[int] | None, typer.Option(help="4, 8 or 16; give it again for more. All by default.")

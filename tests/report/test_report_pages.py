@@ -86,7 +86,7 @@ def test_blocks_of_another_layout_say_where_the_peers_ran(tmp_path: Path) -> Non
 def test_every_command_that_is_named_exists() -> None:
     texts = [ROOT / "Makefile", *(ROOT / "docs").glob("**/*.md"), *(ROOT / "report").glob("*.*")]
     named = {word for path in texts for word in re.findall(r"-m report ([a-z-]+)", path.read_text(encoding="utf-8"))}
-    known = {"numerics", "precision", "performance", "pictures", "pages", "points", "ablation"}
+    known = {"numerics", "precision", "performance", "pages", "points", "ablation"}
     known |= {"first-calls", "networks", "bank-width", "design-space", "refit", "batch-invariance"}
     known |= {"tensor-ablation", "cpu", "layers"}
     assert named == known
@@ -94,20 +94,6 @@ def test_every_command_that_is_named_exists() -> None:
         with pytest.raises(SystemExit) as stopped:
             main([word, "--help"])
         assert not stopped.value.code
-
-
-def test_pictures_are_drawn_in_the_same_bytes(tmp_path: Path) -> None:
-    """``make docs`` changes no picture that is as the code says."""
-    pytest.importorskip("matplotlib")
-    with pytest.raises(SystemExit) as stopped:
-        main(["pictures", "--docs", str(tmp_path)])
-    assert not stopped.value.code
-    drawn = sorted(tmp_path.glob("pictures/*.svg"))
-    assert [path.name for path in drawn] == sorted(path.name for path in (ROOT / "docs" / "pictures").glob("*.svg"))
-    from report.pictures import im2win
-
-    im2win.draw(tmp_path / "again.svg")
-    assert (tmp_path / "again.svg").read_bytes() == (tmp_path / "pictures" / "im2win.svg").read_bytes()
 
 
 # blocks of documents
