@@ -8,7 +8,6 @@ from typing import Any
 from leanconv.bench.results import Results, Row
 from leanconv.bench.suites import format_problem
 from leanconv.problem import ConvProblem
-from report.studies import BASELINE, STUDIES
 
 MACHINE = {
     "gpu": "NVIDIA H200",
@@ -55,21 +54,6 @@ def suite() -> Results:
     return results
 
 
-def variants() -> Results:
-    """The ablation of im2win on two layers."""
-    results = layers()
-    shares = dict(zip(STUDIES["im2win"].variants, (1.0, 0.5, 0.25, 0.1), strict=True))
-    for problem, speed in (("narrow", 40), ("wide", 20)):
-        results.rows += [row(problem, "leanconv", name, 2, variant=BASELINE) for name in ("direct", "im2win_basic")]
-        for algorithm in STUDIES["im2win"].algorithms:
-            for name, share in shares.items():
-                values = {"variant": name, "registers": 100, "spill_bytes": 0}
-                results.rows.append(row(problem, "leanconv", algorithm, speed * share, **values))
-        results.problems[problem] |= {"transform_us": 5.0, "transform_bytes": 1000}
-    results.rows[2] = replace(results.rows[2], registers=168)
-    return results
-
-
 def timed(problem: str, engine: str, us: float, **rest: Any) -> Row:
     """A row by its time."""
     values: dict[str, Any] = {
@@ -112,6 +96,11 @@ def in_chwn(results: Results) -> Results:
     """The same in a layout that no peer has."""
     about = {name: entry | {"layout": "CHWN"} for name, entry in results.problems.items()}
     return replace(results, layout="CHWN", problems=about)
+
+
+def blocks(*words: str, mark: str = "made") -> str:
+    """A document of empty blocks."""
+    return "".join(f"<!-- {mark}: {each} -->\n<!-- /made -->\n" for each in words)
 
 
 def rows_of(table: tuple[list[str], list[list[str]]]) -> dict[str, dict[str, str]]:

@@ -14,13 +14,14 @@ import pytest
 from leanconv.problem import ConvProblem
 from leanconv.reference import oracle
 from leanconv.runtime.compile import compile_launch
-from report import energy, pages
-from report import tensor_ablation as study
+from research import energy
+from research import tensor_ablation as study
+from research.pages import fill
 from tests import emulator
 from tests.cases import TARGETS
 
 HOPPER = TARGETS[0]
-RESULTS = Path(__file__).resolve().parents[2] / "benchmarks" / "results"
+RESULTS = Path(__file__).resolve().parents[2] / "research" / "results"
 LAYER = ConvProblem(1, 256, 6, 8, 64, 3, 3, padding=(1, 1, 1, 1), layout="NHWC", precision="fp32")
 #: Errors of 2304 products that each part leaves, at least and at most.
 ERRORS = {
@@ -31,8 +32,6 @@ ERRORS = {
     "sums in the tensor core": (2e-6, 1e-5),
     "no turns": (1e-7, 2e-7),
 }
-#: What `make test` plays, beside the whole kernels of other tests.
-PLAYED = (("tensor_gemm", "sums in the tensor core"), ("tensor_winograd", "one scale"))
 
 
 def kernels() -> dict[tuple[str, str], Any]:
@@ -52,9 +51,7 @@ def error(plan: Any, scale: float = 1.0) -> float:
     return float(np.linalg.norm(y - exact) / np.linalg.norm(exact))
 
 
-@pytest.mark.parametrize(
-    "key", [pytest.param(k, marks=[] if k in PLAYED else pytest.mark.exhaustive, id="-".join(k)) for k in kernels()]
-)
+@pytest.mark.parametrize("key", kernels(), ids="-".join)
 def test_what_is_left_without_a_part(key: tuple[str, str]) -> None:
     least, most = ERRORS[key[1]]
     assert least < error(kernels()[key]) < most
@@ -73,10 +70,8 @@ def meaningless() -> list[Any]:
     for name in study.TAKEN_APART:
         for layer in (ENDING, replace(ENDING, k=128)):
             for part, plan in study.plans(name, layer, FEW):
-                quick = (name, layer.k, part) == ("tensor_winograd", 64, "no copies")
-                marks = [] if quick else [pytest.mark.exhaustive]
                 if not study.PARTS[part].right:
-                    found.append(pytest.param(layer, plan, marks=marks, id=f"{name}-{layer.k}-{part}"))
+                    found.append(pytest.param(layer, plan, id=f"{name}-{layer.k}-{part}"))
     return found
 
 
@@ -98,7 +93,6 @@ def test_every_part_is_another_kernel_and_the_whole_one_is_a_calls() -> None:
             assert len(set(launches)) == len(launches) >= len(study.PARTS) - 1, (name, layer)
 
 
-@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", study.TAKEN_APART)
 def test_parts_compile(name: str) -> None:
     for problem in study.PART_LAYERS.values():
@@ -207,13 +201,12 @@ def test_pages_have_tables_and_pictures(tmp_path: Path, watts: float | None) -> 
     pytest.importorskip("matplotlib")
     file = tmp_path / "results" / "nvidia-x" / "tensor-ablation.json"
     file.parent.mkdir(parents=True)
-    text = (
-        "<!-- made: parts tensor-ablation -->\n<!-- /made -->\n<!-- made: energy tensor-ablation -->\n<!-- /made -->\n"
-    )
+    blocks = ("parts-figure", "parts", "energy-figure", "energy")
+    text = "".join(f"<!-- made by research: {block} tensor-ablation -->\n<!-- /made -->\n" for block in blocks)
     page, pictures = tmp_path / "page.md", tmp_path / "pictures"
-    assert pages.fill(text, page, tmp_path / "results", pictures).count("python -m report tensor-ablation") == 2
+    assert fill(text, page, tmp_path / "results", pictures).count("python -m research tensor-ablation") == 4
     file.write_text(json.dumps(made_up(watts)), encoding="utf-8")
-    filled = pages.fill(text, page, tmp_path / "results", pictures)
+    filled = fill(text, page, tmp_path / "results", pictures)
     assert {path.name for path in pictures.iterdir()} == {
         "nvidia-x-tensor-ablation-parts.png",
         "nvidia-x-tensor-ablation-energy.png",

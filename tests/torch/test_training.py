@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from tests import made_up
 from tests.conftest import HostDevice
 
 torch = pytest.importorskip("torch")
@@ -118,11 +119,10 @@ def test_the_page(tmp_path: Path) -> None:
     (tmp_path / "nvidia-x").mkdir()
     record = {"machine": about, "images": "digits", "rows": rows}
     (tmp_path / "nvidia-x" / "training.json").write_text(json.dumps(record))
-    block = "<!-- made: training training -->\n<!-- /made -->"
-    page = fill(block, tmp_path / "page.md", tmp_path, tmp_path)
+    page = fill(made_up.blocks("training training", "losses-figure training"), tmp_path / "page.md", tmp_path, tmp_path)
     assert (
         "NVIDIA X, 2026-11-22, revision abc; at old: vgg16-b512-32 torch-fp32-nhwc. Images: digits." in page
-        and "nvidia-x-training.png" in page
+        and "](nvidia-x-training-losses.png)" in page
     )
     assert (
         "| vgg16-b512-32 | adam | 20.0 | 60.0 | 10.0 | 8.0 | 3.00 | 0.50 | 1.25 | 20 / 59 | 16 / – | 0.5 / 0.25 |"
@@ -133,11 +133,7 @@ def test_the_page(tmp_path: Path) -> None:
         "| vgg16-b512-32 | leanconv | 12.00 | 0.50 | 12.5 |\n| vgg16-b512-32 | torch-tf32-nhwc | 9.00 | 0.00 | 9.0 |"
         in page
     )
-    block = block.replace("training training", "processes training")
-    page = fill(block, tmp_path / "page.md", tmp_path, tmp_path)
+    assert (tmp_path / "nvidia-x-training-losses.png").stat().st_size > 1000
+    page = fill(made_up.blocks("processes training"), tmp_path / "page.md", tmp_path, tmp_path)
     assert "| vgg16-b512-32 | leanconv | adam | 2 | each GPU's own | 25 MB | 30.0 | – | – | – |" in page
     assert "| vgg16-b1024-32 | leanconv | adam | 2 | of all | 25 MB | 25.0 | 20.0 | 1.60 | 2 % / 3 % |" in page
-    assert "Not measured yet" in fill(block, tmp_path / "page.md", tmp_path / "none", tmp_path)
-    block = block.replace("processes training", "training training")
-    assert (tmp_path / "nvidia-x-training.png").stat().st_size > 1000
-    assert "Not measured yet" in fill(block, tmp_path / "page.md", tmp_path / "none", tmp_path)
