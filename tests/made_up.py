@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from leanconv.bench.results import Results, Row
 from leanconv.bench.suites import format_problem
 from leanconv.problem import ConvProblem
+from report import pages
 
 MACHINE = {
     "gpu": "NVIDIA H200",
@@ -15,6 +17,8 @@ MACHINE = {
     "git_revision": "0123456789abcdef",
     "ceilings": {"fp32_tflops": 50.0, "tf32_tflops": 400.0, "copy_tbytes": 4.0, "how": "made up"},
 }
+#: What records say of their machine.
+ABOUT = {"gpu": "NVIDIA X", "date": "2026-11-22T00:00:00", "cores": 16, "git_revision": "abc"}
 LAYERS = {"narrow": ConvProblem(1, 2, 9, 9, 3, 3, 3), "wide": ConvProblem(1, 2, 20, 20, 3, 5, 5)}
 
 
@@ -101,6 +105,12 @@ def in_chwn(results: Results) -> Results:
 def blocks(*words: str, mark: str = "made") -> str:
     """A document of empty blocks."""
     return "".join(f"<!-- {mark}: {each} -->\n<!-- /made -->\n" for each in words)
+
+
+def filled(folder: Path, *words: str, by: Any = pages) -> str:
+    """Such a document as `report.pages`, or those of research, fill it from the results in ``folder``."""
+    text = blocks(*words, mark="made" if by is pages else "made by research")
+    return str(by.fill(text, folder / "page.md", folder, folder))
 
 
 def rows_of(table: tuple[list[str], list[list[str]]]) -> dict[str, dict[str, str]]:

@@ -11,7 +11,6 @@ import pytest
 
 from leanconv.bench import machine
 from report import first_calls
-from report.pages import fill
 from tests import made_up
 
 
@@ -39,13 +38,12 @@ def test_every_way_of_every_network_is_measured_with_an_empty_cache_of_its_own(
         return subprocess.CompletedProcess(command, 0, f"a warning\n{out}\n", "")
 
     monkeypatch.setattr(subprocess, "run", run)
-    about = {"gpu": "NVIDIA X", "date": "2026-11-22T00:00:00", "cores": 16, "git_revision": "abc"}
-    monkeypatch.setattr(machine, "describe", lambda gpu, ceilings, versions, revision: about)
+    monkeypatch.setattr(machine, "describe", lambda gpu, ceilings, versions, revision: made_up.ABOUT)
     path = first_calls.measure(tmp_path)
     assert path == tmp_path / "nvidia-x" / "first-calls.json"
     # the last way finds what the second has compiled
     assert asked == [(n, w, "1", w != "from disk") for n in first_calls.NETWORKS for w in first_calls.WAYS]
-    page = fill(made_up.blocks("waits first-calls"), tmp_path / "page.md", tmp_path, tmp_path)
+    page = made_up.filled(tmp_path, "waits first-calls")
     assert "NVIDIA X, 2026-11-22, revision abc, 16 cores." in page
     assert "| resnet-50 | 3 | 5 | 1.50 s | 1.50 s | 1.50 s |" in page
 

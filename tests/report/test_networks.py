@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import types
 from pathlib import Path
@@ -11,7 +10,6 @@ from typing import Any
 import pytest
 
 from report import networks, records
-from report.pages import fill
 from tests import made_up
 
 torch = pytest.importorskip("torch")
@@ -62,28 +60,22 @@ def row(engine: str, us: float, error: float) -> dict[str, Any]:
 def test_a_network_is_a_line_and_the_better_layouts_are_compared(tmp_path: Path) -> None:
     rows = [row("torch-fp32-nchw", 3000, 2e-7), row("torch-fp32-nhwc", 4000, 3e-7), row("leanconv-nhwc", 1500, 1e-7)]
     rows[-1] |= {"taken": 3, "left": 1}
-    about = {"gpu": "NVIDIA X", "date": "2026-11-22T00:00:00", "git_revision": "abc"}
-    (tmp_path / "nvidia-x").mkdir()
-    (tmp_path / "nvidia-x" / "networks.json").write_text(json.dumps({"machine": about, "rows": rows}))
-    page = fill(made_up.blocks("networks networks"), tmp_path / "page.md", tmp_path, tmp_path)
+    records.write(tmp_path, "networks", made_up.ABOUT, rows)
+    page = made_up.filled(tmp_path, "networks networks")
     assert "NVIDIA X, 2026-11-22, revision abc. Milliseconds" in page
     assert "| net | 4 | 3.00 | 4.00 | – | 1.50 | 2.00 | 1.50 / 0.75 | 6.00 / 3.00 | 2.0e-07 / 1.0e-07 | 3 of" in page
 
 
 def test_networks_that_are_not_measured_again_keep_their_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    about = {"gpu": "NVIDIA X", "date": "2026-11-22T00:00:00", "git_revision": "new"}
     pair = [row("torch-fp32-nchw", 3000, 2e-7), row("leanconv-nchw", 1000, 2e-7)]
     before = [{**each, "network": name} for name in ("vgg16", "unet") for each in pair]
-    path = tmp_path / "nvidia-x" / "networks.json"
-    path.parent.mkdir()
-    path.write_text(json.dumps({"machine": about | {"git_revision": "old"}, "rows": before}))
-    monkeypatch.setattr(networks.machine, "describe", lambda *given: about)
-    monkeypatch.setattr(networks.machine, "slug", lambda about: "nvidia-x")
+    path = records.write(tmp_path, "networks", made_up.ABOUT | {"git_revision": "old"}, before)
+    monkeypatch.setattr(networks.machine, "describe", lambda *given: made_up.ABOUT | {"git_revision": "new"})
     monkeypatch.setitem(sys.modules, "torchvision", types.SimpleNamespace(__version__="0"))
     again = [{**each, "network": "vgg16", "us": each["us"] / 2} for each in pair]
     monkeypatch.setattr(networks, "measure_network", lambda *given: iter(again))
     assert networks.measure(tmp_path, networks=["vgg16"]) == path
-    rows = json.loads(path.read_text())["rows"]
+    rows = records.read(path)["rows"]
     assert [(each["network"], each["revision"], each["us"]) for each in rows] == [
         ("vgg16", "new", 1500), ("vgg16", "new", 500), ("unet", "old", 3000), ("unet", "old", 1000),
     ]  # fmt: skip

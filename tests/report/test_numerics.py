@@ -12,7 +12,6 @@ from leanconv.reference import CPU_ALGORITHMS, oracle
 from leanconv.winograd import segments
 from report import numerics
 from report.__main__ import main
-from report.pages import fill
 from tests import made_up
 from tests.conftest import HostDevice
 
@@ -82,7 +81,7 @@ def test_the_command_writes_the_record_of_the_page(
     with pytest.raises(SystemExit) as stopped:
         main(["numerics", "--results", str(tmp_path), "--revision", "abc"])
     assert not stopped.value.code and "numerics.json" in capsys.readouterr().out
-    text = fill(made_up.blocks("numerics numerics"), tmp_path / "page.md", tmp_path, tmp_path)
+    text = made_up.filled(tmp_path, "numerics numerics")
     assert "## Measured on the CPU" in text and "revision abc" in text and "Γ4(3,2), 4 channels" in text
 
 

@@ -47,7 +47,7 @@ def test_performance_page_is_of_whole_suites(tmp_path: Path) -> None:
     replace(results, op="wgrad").write(gradient)
     assert gradient.stem == "im2win-nhwc-wgrad" and gradient in performance.files(tmp_path)
     assert Results.read(further).precision == "relaxed"
-    text = pages.fill(made_up.blocks("summaries every-suite"), tmp_path / "page.md", tmp_path, tmp_path)
+    text = made_up.filled(tmp_path, "summaries every-suite")
     assert "## opencnn CHWN relaxed on NVIDIA H200" in text
     assert "## im2win NHWC on NVIDIA H200" in text and "| geometric mean |" in text
 
@@ -66,17 +66,16 @@ def test_a_file_tells_what_was_asked(layout: str | None, precision: str | None, 
 
 def test_a_block_without_figures_names_the_command_that_makes_them(tmp_path: Path) -> None:
     for what, maker in pages.MAKERS.items():
-        text = pages.fill(made_up.blocks(f"{what} a-file"), tmp_path / "page.md", tmp_path, tmp_path)
+        text = made_up.filled(tmp_path, f"{what} a-file")
         assert f"\nNot measured yet: `{maker.command.format('a-file')}` makes these figures.\n" in text
 
 
 def test_blocks_of_another_layout_say_where_the_peers_ran(tmp_path: Path) -> None:
-    page, block = tmp_path / "page.md", made_up.blocks("standings im2win{}")
     for results in (made_up.in_nhwc(), made_up.in_chwn(made_up.in_nhwc())):
         results.write(default_path(results, False, tmp_path))
     told = "cuDNN and PyTorch have no layout CHWN: they take the same numbers in NCHW and NHWC. × is "
-    assert told in pages.fill(block.format("-chwn"), page, tmp_path, tmp_path)
-    assert "have no layout" not in pages.fill(block.format("-nhwc"), page, tmp_path, tmp_path)
+    assert told in made_up.filled(tmp_path, "standings im2win-chwn")
+    assert "have no layout" not in made_up.filled(tmp_path, "standings im2win-nhwc")
 
 
 def test_every_command_that_is_named_exists() -> None:

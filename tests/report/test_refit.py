@@ -19,7 +19,6 @@ from leanconv.tuning import fits, tables
 from leanconv.tuning.candidates import candidates_of
 from leanconv.tuning.tables import Entry, Table, Timed
 from report import refit
-from report.pages import fill
 from tests import made_up
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -68,7 +67,7 @@ def test_a_fit_is_found_and_obeyed(folder: Path, tmp_path: Path) -> None:
     assert _over("tensor_winograd", replace(LAYER, precision="tf32")) == 1, "not measured"
     record = json.loads(written[1].read_text())
     assert record["without a fit"]["mean"] > 1.05 and record["fitted to others"]["worst"] == pytest.approx(1)
-    page = fill(made_up.blocks("tuning tuning"), tmp_path / "page.md", tmp_path / "results", tmp_path)
+    page = made_up.filled(tmp_path / "results", "tuning tuning")
     assert "| torch-fp32 | NHWC | 9 | 3.00 | 3.00 | 0 |" in page
     assert "NVIDIA H200: 9 problems" in page and "| tensor_winograd NHWC fprop | " in page
 

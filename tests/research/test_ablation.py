@@ -18,12 +18,12 @@ from leanconv.call.choose import choose
 from leanconv.plan import Plan
 from leanconv.problem import ConvProblem
 from leanconv.runtime import launch
+from leanconv.runtime.compile import compile_launch
 from leanconv.runtime.probe import why_no_gpu
 from report import performance
-from research import ablation, ablation_pages
+from research import ablation, ablation_pages, pages
 from research.__main__ import main
 from research.ablation import AblationPeer, Variant, run_ablation, variants
-from research.pages import fill
 from research.studies import BASELINE, FULL, KERNELS, STUDIES, Study
 from tests import cases, emulator, made_up, proof
 from tests.conftest import HostDevice
@@ -63,68 +63,47 @@ def measured_variants() -> Results:
 # the variants
 
 
-@pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
-def test_a_variant_differs_by_its_switch_and_fits_the_machine(layout: str) -> None:
-    for case in load_suite("im2win", layout):
+@pytest.mark.parametrize("layout", ["NCHW", "NHWC", "CHWN"])
+@pytest.mark.parametrize("suite", STUDIES)
+def test_variants_are_those_of_the_study_and_fit_the_machine(suite: str, layout: str) -> None:
+    study = STUDIES[suite]
+    for case in load_suite(suite, layout)[:12:3]:
         problem = case.problem
         assert isinstance(problem, ConvProblem)
-        found = taken_apart(problem)
-        assert [(v.algorithm.name, v.name) for v in found] == [
-            ("direct", BASELINE),
-            ("im2win_basic", BASELINE),
-            *((name, variant) for name in ABLATED for variant in VARIANTS),
-        ]
-        whole = {v.algorithm.name: v.config for v in found if v.name == FULL}
+        found = taken_apart(problem, study)
+        if suite != "im2win" or layout != "CHWN":
+            assert [v.name for v in found][: len(study.baselines)] == [BASELINE] * len(study.baselines)
+            assert {v.algorithm.name for v in found} == {*study.baselines, *study.algorithms}
+        whole = {v.algorithm.name: v for v in found if v.name == FULL}
+        for algorithm, full in whole.items():
+            # what is other in no layout, and what the whole kernel is already
+            left_out = {name for name, known in study.layouts.items() if layout not in known}
+            for name, values in study.switches.items():
+                if not isinstance(values, str) and replace(full.config, **values) == full.config:
+                    left_out.add(name)
+            names = [v.name for v in found if v.algorithm.name == algorithm]
+            assert names == [name for name in study.variants if name not in left_out], (case.name, algorithm)
         for variant in found:
-            plan = variant.plan(problem, H200)
-            for each in plan.launches:
-                assert each.shared_bytes <= H200.shared_per_block, (case.name, variant)
-                assert each.block <= 1024 and each.grid % each.cluster == 0, (case.name, variant)
-            if variant.name in IM2WIN.switches:
-                assert variant.config == whole[variant.algorithm.name]
-                (full,) = variant.algorithm.plan(problem, variant.config, H200).launches[-1:]
-                assert replace(plan.launches[-1], header=full.header) == full
-                assert Path(plan.launches[-1].header) == KERNELS / str(IM2WIN.switches[variant.name])
+            values = study.switches.get(variant.name, {})
+            last = variant.plan(problem, H200).launches[-1]
+            assert last.shared_bytes <= H200.shared_per_block and last.block <= 1024 and last.grid % last.cluster == 0
+            if isinstance(values, str):
+                full = whole[variant.algorithm.name].plan(problem, H200).launches[-1]
+                assert last == replace(full, header=str(KERNELS / values)), variant
+            else:
+                assert all(getattr(variant.config, key) == value for key, value in values.items()), variant
+                if study.alone and values:
+                    assert variant.config == replace(whole[variant.algorithm.name].config, **values), variant
 
 
-@pytest.mark.parametrize("name", ["conv9", "conv5"])
-def test_variants_compile_without_spills_to_different_code(name: str) -> None:
-    pytest.importorskip("cuda.core", reason="NVRTC comes with the extra leanconv[cu13] or [cu12]")
-    from leanconv.runtime.compile import compile_launch
-
-    problem = next(case.problem for case in load_suite("im2win") if case.name == name)
+@pytest.mark.parametrize(("suite", "name"), [("im2win", "conv9"), ("im2win", "conv5"), ("opencnn", "conv2-n32")])
+def test_variants_compile_without_spills_to_different_code(suite: str, name: str, nvrtc: None) -> None:
+    problem = next(case.problem for case in load_suite(suite) if case.name == name)
     assert isinstance(problem, ConvProblem)
-    code = set()
-    for variant in taken_apart(problem):
-        compiled = compile_launch(variant.plan(problem, H200).launches[-1], H200.arch)
-        assert compiled.spill_bytes == 0 and compiled.registers > 0, variant
-        code.add(compiled.cubin)
-    assert len(code) == 2 + len(ABLATED) * len(VARIANTS)
-
-
-@pytest.mark.parametrize("layout", ["NHWC", "NCHW", "CHWN"])
-def test_output_stages_of_winograd2d_differ_by_their_switch_alone(layout: str) -> None:
-    pytest.importorskip("cuda.core", reason="NVRTC comes with the extra leanconv[cu13] or [cu12]")
-    from leanconv.runtime.compile import compile_launch
-
-    study = STUDIES["opencnn"]
-    for case in load_suite("opencnn", layout)[:4]:
-        problem = case.problem
-        assert isinstance(problem, ConvProblem)
-        (_, full, *variants) = taken_apart(problem, study)
-        # Which of the two is full is the algorithm's choice.
-        left_out = {"staged" if getattr(full.config, "staged", None) else "direct stores"}
-        left_out |= {name for name, known in study.layouts.items() if layout not in known}
-        assert [v.name for v in variants] == [name for name in study.switches if name not in left_out], case.name
-        assert len(variants) == {"NCHW": 4, "NHWC": 3, "CHWN": 2}[layout]
-        for variant in (full, *variants):
-            if variant is not full:
-                values = study.switches[variant.name]
-                assert variant.config == replace(full.config, **({} if isinstance(values, str) else values)), variant
-            (main,) = variant.plan(problem, H200).launches
-            assert main.shared_bytes <= H200.shared_per_block and main.block <= 1024, variant
-            if case.name == "conv2-n32":
-                assert compile_launch(main, H200.arch).spill_bytes == 0, variant
+    found = taken_apart(problem, STUDIES[suite])
+    compiled = [compile_launch(variant.plan(problem, H200).launches[-1], H200.arch) for variant in found]
+    assert all(code.spill_bytes == 0 and code.registers > 0 for code in compiled)
+    assert len({code.cubin for code in compiled}) == len(found) > 4
 
 
 #: Runs of every kind are played in tests of their own.
@@ -190,14 +169,18 @@ class HostAblation(AblationPeer):
     needs_gpu = False
 
 
-@pytest.mark.parametrize("problem", [SMALL, replace(SMALL, layout="NHWC", bias=True)], ids=str)
-def test_a_run_has_a_row_for_each_variant(problem: ConvProblem, monkeypatch: pytest.MonkeyPatch) -> None:
-    plans = {v.plan(problem, H200): problem for v in taken_apart(problem)}
-    device = HostDevice(plans)
-    monkeypatch.setattr(device, "target", H200)
+def on_the_host(problem: ConvProblem, monkeypatch: pytest.MonkeyPatch, study: Study = IM2WIN, **limits: int) -> Results:
+    """A run on the device, with a GPU's limits but for these."""
+    device = HostDevice({v.plan(problem, H200): problem for v in taken_apart(problem, study)})
+    monkeypatch.setattr(device, "target", replace(H200, **limits))
     monkeypatch.setattr(launch, "open_device", lambda index: device)
     case = Case("small", problem)
-    results = run_suite([case], device="cpu", quick=True, progress=False, peers=(HostAblation(IM2WIN),))
+    return run_suite([case], device="cpu", quick=True, progress=False, peers=(HostAblation(study),))
+
+
+@pytest.mark.parametrize("problem", [SMALL, replace(SMALL, layout="NHWC", bias=True)], ids=str)
+def test_a_run_has_a_row_for_each_variant(problem: ConvProblem, monkeypatch: pytest.MonkeyPatch) -> None:
+    results = on_the_host(problem, monkeypatch)
     assert not results.failed and not results.skipped
     expected = [(v.algorithm.name, v.name) for v in taken_apart(problem)]
     assert [(row.algorithm, row.variant) for row in results.rows] == expected
@@ -206,19 +189,6 @@ def test_a_run_has_a_row_for_each_variant(problem: ConvProblem, monkeypatch: pyt
         assert row.error is not None and row.error < 1e-6 and row.registers == 96, row
         assert row.workspace_bytes == (0 if row.algorithm in ("direct", "im2win_fused") else tensor)
     assert all("stages=" in row.note for row in results.rows if row.variant == "no prefetch")
-
-
-@pytest.mark.parametrize("study", STUDIES.values(), ids=[*STUDIES])
-def test_switches_are_fields_of_the_configurations(study: Study) -> None:
-    problem = ConvProblem(8, 64, 56, 56, 64, 3, 3, padding=(1, 1, 1, 1), layout="NHWC")
-    found = taken_apart(problem, study)
-    assert [v.name for v in found][: len(study.baselines)] == [BASELINE] * len(study.baselines)
-    assert {v.algorithm.name for v in found} == {*study.baselines, *study.algorithms}
-    for variant in found:
-        values = study.switches.get(variant.name, {})
-        assert variant.header == (values if isinstance(values, str) else "")
-        if not isinstance(values, str):
-            assert all(getattr(variant.config, key) == value for key, value in values.items())
 
 
 def test_a_switch_takes_a_legal_configuration() -> None:
@@ -246,25 +216,16 @@ def test_a_switch_keeps_the_states() -> None:
 
 
 def test_an_algorithm_that_cannot_run_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    problem = replace(SMALL, layout="CHWN")
-    device = HostDevice({v.plan(problem, H200): problem for v in taken_apart(problem)})
-    monkeypatch.setattr(device, "target", H200)
-    monkeypatch.setattr(launch, "open_device", lambda index: device)
-    case = Case("small", problem)
-    results = run_suite([case], device="cpu", quick=True, progress=False, peers=(HostAblation(IM2WIN),))
+    results = on_the_host(replace(SMALL, layout="CHWN"), monkeypatch)
     assert [(row.algorithm, row.variant) for row in results.rows] == [("direct", BASELINE)] and not results.failed
     assert [entry["engine"] for entry in results.skipped] == [f"leanconv {name}" for name in ABLATED]
     assert all("layout='CHWN'" in entry["reason"] for entry in results.skipped)
 
 
 def test_a_variant_too_large_for_a_block_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    device = HostDevice({})
-    monkeypatch.setattr(device, "target", replace(H200, shared_per_block=1000))
-    monkeypatch.setattr(launch, "open_device", lambda index: device)
     study = Study(("im2win_fused",), (), {})
     monkeypatch.setattr(HostAblation, "_variants", lambda self, problem, device: taken_apart(problem, study))
-    results = run_suite([Case("small", SMALL)], device="cpu", progress=False, peers=(HostAblation(study),))
-    (entry,) = results.skipped
+    (entry,) = on_the_host(SMALL, monkeypatch, study, shared_per_block=1000).skipped
     assert entry["engine"] == "leanconv im2win_fused, full" and "bytes of shared memory" in entry["reason"]
 
 
@@ -368,12 +329,10 @@ def test_every_variant_has_a_colour(study: Study, tmp_path: Path) -> None:
 
 def test_the_page_has_the_figure(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    results, page = measured_variants(), tmp_path / "page.md"
-    block = "<!-- made by research: ablation-figure im2win-ablation -->\n<!-- /made -->"
-    assert "Not measured yet: `python -m research ablation im2win` makes" in fill(block, page, tmp_path, tmp_path)
+    results = measured_variants()
     results.write(default_path(results, False, tmp_path, "-ablation"))
-    assert "](nvidia-h200-im2win-ablation-ablation.png)" in fill(block, page, tmp_path, tmp_path)
-    ablation_pages.draw(results, tmp_path / "a.png")
-    assert (tmp_path / "a.png").read_bytes() == (tmp_path / "nvidia-h200-im2win-ablation-ablation.png").read_bytes()
+    page = made_up.filled(tmp_path, "ablation-figure im2win-ablation", by=pages)
+    assert "](nvidia-h200-im2win-ablation-ablation.png)" in page
+    assert (tmp_path / "nvidia-h200-im2win-ablation-ablation.png").read_bytes()[:4] == b"\x89PNG"
     with pytest.raises(ValueError, match="nothing to draw"):
         ablation_pages.draw(made_up.suite(), tmp_path / "none.png")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -12,10 +11,12 @@ import numpy as np
 import pytest
 
 from leanconv.dtypes import DTYPES
+from report import records
 from research import bank_width as study
-from research.pages import fill
+from research import pages
 from research.studies import KERNELS
 from tests import emulator
+from tests.made_up import ABOUT, filled
 
 EVERY = [(d, e, config) for d in study.DTYPES_TAKEN for e in study.FILTERS for config in study.configs(d)]
 #: Every way in every type, the extents by turns.
@@ -96,25 +97,17 @@ def a_file(folder: Path) -> None:
             us = (50 if config.dot else 100 if config.unit == 1 else 75) * (size / 2048) ** 2
             about = {"name": config.name, "registers": 40, "spill_bytes": 0, "us": us}
             rows.append({"dtype": dtype, "extent": extent, "size": size, **asdict(config), **about})
-    path = folder / "nvidia-x" / "bank-width.json"
-    path.parent.mkdir()
-    about = {"gpu": "NVIDIA X", "date": "2026-11-22T00:00:00", "git_revision": "abc"}
-    path.write_text(json.dumps({"machine": about, "rows": rows}))
+    records.write(folder, "bank-width", ABOUT, rows)
 
 
 def test_the_page_has_a_line_for_each_type_and_filter(tmp_path: Path) -> None:
-    page = tmp_path / "page.md"
-    blocks = "".join(
-        f"<!-- made by research: {what} bank-width -->\n<!-- /made -->\n" for what in ("banks-figure", "banks")
-    )
-    assert fill(blocks, page, tmp_path, tmp_path / "pictures").count("python -m research bank-width") == 2
     a_file(tmp_path)
-    text = fill(blocks, page, tmp_path, tmp_path / "pictures")
+    text = filled(tmp_path, "banks-figure bank-width", "banks bank-width", by=pages)
     assert "NVIDIA X, 2026-11-22, revision abc. An image of 8192² pixels; the matched n in bold." in text
     assert text.count("| uint8, 7×7 | 1.33 | **1.33** | 1.33 | 2.00 |") == 2
     assert text.count("| float16, 3×3 | **1.33** | 1.33 | 1.33 | – |") == 2
     assert text.count("| float32, 5×5 | 1.33 | 1.33 | – | – |") == 2
     assert text.count("| uint8, 5×5 | 4 | 42 | 56 | 56 |") == 2 and text.count("| – | 42 | 56 | 84 |") == 6
     assert text.count("| float32, 3×3 | 1 | 42 | 56 | 56 | – |") == 2
-    assert (tmp_path / "pictures" / "nvidia-x-bank-width-banks.png").stat().st_size > 10000
-    assert "](pictures/nvidia-x-bank-width-banks.png)" in text
+    assert (tmp_path / "nvidia-x-bank-width-banks.png").stat().st_size > 10000
+    assert "](nvidia-x-bank-width-banks.png)" in text

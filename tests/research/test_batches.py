@@ -9,8 +9,8 @@ from typing import Any
 from leanconv.algorithms.batches import BATCHES
 from leanconv.call.choose import choose
 from report import records
-from research import batches
-from research.pages import fill
+from research import batches, pages
+from tests import made_up
 from tests.cases import TARGETS
 
 
@@ -26,11 +26,8 @@ def test_times_are_beside_those_of_the_default(tmp_path: Path) -> None:
         "a", "NHWC", "tensor_gemm", "20.0 (2.00)", "160.0 (2.00)", "640.0 (2.00)", "2560.0 (2.00)", "yes", "no",
     ]  # fmt: skip
     assert lines[2][0] == "geometric mean" and lines[2][3:7] == ["(1.00)"] * 4
-    block, page = "<!-- made by research: batches batch-invariance -->\n<!-- /made -->", tmp_path / "page.md"
-    assert "python -m research batch-invariance" in fill(block, page, tmp_path, tmp_path)
-    about = {"gpu": "NVIDIA X", "date": "2026-11-22T00:00:00", "git_revision": "abc"}
-    records.write(tmp_path, "batch-invariance", about, [row("a", 2.0)])
-    text = fill(block, page, tmp_path, tmp_path)
+    records.write(tmp_path, "batch-invariance", made_up.ABOUT, [row("a", 2.0)])
+    text = made_up.filled(tmp_path, "batches batch-invariance", by=pages)
     assert "NVIDIA X, 2026-11-22, revision abc." in text and "| a | NHWC | tensor_gemm | 20.0 (2.00) |" in text
 
 

@@ -10,16 +10,21 @@ import pytest
 from leanconv.algorithms.direct_tiled import PAPERS_BEST, DirectTiledConfig, block
 from leanconv.bench.suites import format_problem
 from report import records
-from research import design_space
+from research import design_space, pages
 from research.design_space import SIZES, Study, layers, sample, shape, words
-from research.pages import fill
 from tests.cases import TARGETS
+from tests.made_up import ABOUT, filled
 
 
 def made_up() -> dict[str, Any]:
     """Ten configurations a size; the time of each is its place in the sample, in ms, and the paper's comes second."""
-    record: dict[str, Any] = {"machine": {"gpu": "NVIDIA X", "date": "2026-11-22T00:00:00", "git_revision": "abc"}}
-    record |= {"sizes": {}, "problems": {}, "columns": design_space.COLUMNS, "rows": []}
+    record: dict[str, Any] = {
+        "machine": ABOUT,
+        "sizes": {},
+        "problems": {},
+        "columns": design_space.COLUMNS,
+        "rows": [],
+    }
     for size, paper in zip(SIZES, PAPERS_BEST, strict=True):
         shapes, space = sample(size, 10, TARGETS[0])
         shapes.remove(paper)
@@ -60,20 +65,13 @@ def test_configurations_are_ranked_by_their_mean_over_the_layers() -> None:
 
 
 def test_the_page_has_the_best_and_the_papers(tmp_path: Path) -> None:
-    blocks = "".join(
-        f"<!-- made by research: {what} design-space -->\n<!-- /made -->\n"
-        for what in ("configurations", "configurations-figure")
-    )
-    page, pictures = tmp_path / "page.md", tmp_path / "pictures"
-    assert fill(blocks, page, tmp_path, pictures).count("python -m research design-space") == 2
     record = made_up()
-    path = records.write(tmp_path, "design-space", record.pop("machine"), record.pop("rows"), **record)
-    assert path == tmp_path / "nvidia-x" / "design-space.json"
-    text = fill(blocks, page, tmp_path, pictures)
+    records.write(tmp_path, "design-space", record.pop("machine"), record.pop("rows"), **record)
+    text = filled(tmp_path, "configurations design-space", "configurations-figure design-space", by=pages)
     assert "NVIDIA X, 2026-11-22, revision abc." in text and "3×3: 10 of " in text
     assert text.count("the paper's |") == 3 and f"| 7×7 | 2 | {words(PAPERS_BEST[2])} | the paper's | 128 |" in text
-    assert "](pictures/nvidia-x-design-space-configurations.png)" in text
-    assert (pictures / "nvidia-x-design-space-configurations.png").stat().st_size > 10000
+    assert "](nvidia-x-design-space-configurations.png)" in text
+    assert (tmp_path / "nvidia-x-design-space-configurations.png").stat().st_size > 10000
 
 
 def test_a_row_holds_all_of_a_configuration() -> None:

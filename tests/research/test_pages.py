@@ -16,9 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def test_a_block_without_figures_names_the_command_that_makes_them(tmp_path: Path) -> None:
     for what, maker in pages.MAKERS.items():
-        text = pages.fill(
-            made_up.blocks(f"{what} a-file", mark="made by research"), tmp_path / "p.md", tmp_path, tmp_path
-        )
+        text = made_up.filled(tmp_path, f"{what} a-file", by=pages)
         assert f"\nNot measured yet: `{maker.command.format('a-file')}` makes these figures.\n" in text
 
 

@@ -14,11 +14,11 @@ from leanconv.algorithms import ALGORITHMS, winograd2d
 from leanconv.reference import oracle
 from leanconv.winograd import WIDTHS
 from report.data import KINDS, ONE_WAY, draw
-from research import precision
+from research import pages, precision
 from research.__main__ import main
-from research.pages import fill
 from tests import emulator
 from tests.cases import TARGETS
+from tests.made_up import filled
 
 ROOT = Path(__file__).resolve().parents[2]
 RECORD = ROOT / "research" / "results" / "cpu" / "precision.json"
@@ -117,8 +117,7 @@ def test_the_command_writes_the_record_of_the_page(
     with pytest.raises(SystemExit) as stopped:
         main(["precision", "--results", str(tmp_path), "--revision", "abc"])
     assert not stopped.value.code and "precision.json" in capsys.readouterr().out
-    block = "<!-- made by research: precision precision -->\n<!-- /made -->"
-    text = fill(block, tmp_path / "page.md", tmp_path, tmp_path)
+    text = filled(tmp_path, "precision precision", by=pages)
     assert "no GPU was measured" in text and "revision abc" in text and "| F(2×2, 3×3) GPU | fp32 |" in text
 
 

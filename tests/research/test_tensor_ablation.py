@@ -14,11 +14,11 @@ import pytest
 from leanconv.problem import ConvProblem
 from leanconv.reference import oracle
 from leanconv.runtime.compile import compile_launch
-from research import energy
+from research import energy, pages
 from research import tensor_ablation as study
-from research.pages import fill
 from tests import emulator
 from tests.cases import TARGETS
+from tests.made_up import ABOUT, filled
 
 HOPPER = TARGETS[0]
 RESULTS = Path(__file__).resolve().parents[2] / "research" / "results"
@@ -171,11 +171,10 @@ def made_up(watts: float | None = 500.0) -> dict[str, Any]:
         for layer, own in labels.items()
         for label in (*own, *study.PEER_ENGINES.values())
     ]
-    about = {"gpu": "NVIDIA X", "date": "2026-11-22T18:00:00", "git_revision": "a" * 40, "git_dirty": False}
     words = {name: study.format_problem(problem) for name, problem in study.ENERGY_LAYERS.items()}
     meter = "the driver's energy counter" if watts else "none (ImportError)"
     return {
-        "machine": about, "meter": meter, "idle_watts": watts and 90.0, "problems": words, "parts": parts,
+        "machine": ABOUT, "meter": meter, "idle_watts": watts and 90.0, "problems": words, "parts": parts,
         "energy": rows,
     }  # fmt: skip
 
@@ -199,23 +198,18 @@ def test_the_committed_record_is_whole() -> None:
 @pytest.mark.parametrize("watts", [500.0, None])
 def test_pages_have_tables_and_pictures(tmp_path: Path, watts: float | None) -> None:
     pytest.importorskip("matplotlib")
-    file = tmp_path / "results" / "nvidia-x" / "tensor-ablation.json"
-    file.parent.mkdir(parents=True)
-    blocks = ("parts-figure", "parts", "energy-figure", "energy")
-    text = "".join(f"<!-- made by research: {block} tensor-ablation -->\n<!-- /made -->\n" for block in blocks)
-    page, pictures = tmp_path / "page.md", tmp_path / "pictures"
-    assert fill(text, page, tmp_path / "results", pictures).count("python -m research tensor-ablation") == 4
+    file = tmp_path / "nvidia-x" / "tensor-ablation.json"
+    file.parent.mkdir()
     file.write_text(json.dumps(made_up(watts)), encoding="utf-8")
-    filled = fill(text, page, tmp_path / "results", pictures)
-    assert {path.name for path in pictures.iterdir()} == {
-        "nvidia-x-tensor-ablation-parts.png",
-        "nvidia-x-tensor-ablation-energy.png",
-    }
+    blocks = (f"{what} tensor-ablation" for what in ("parts-figure", "parts", "energy-figure", "energy"))
+    page = filled(tmp_path, *blocks, by=pages)
+    for what in ("parts", "energy"):
+        assert (tmp_path / f"nvidia-x-tensor-ablation-{what}.png").stat().st_size > 10000
     flops = study.PART_LAYERS["3×3, 256"].flops
-    assert f"| {flops / 500 * 1e-6:.0f} / {flops / 600 * 1e-6:.0f} | 1.00 | " in filled
+    assert f"| {flops / 500 * 1e-6:.0f} / {flops / 600 * 1e-6:.0f} | 1.00 | " in page
     picojoules = 500 * 600e-6 / flops * 1e12
     if watts:
-        assert f"| 500 | 1500 | {500 * 600e-6:.3f} | {picojoules:.2f} | 1.7e-7 |" in filled
-        assert "draws 90 W" in filled
+        assert f"| 500 | 1500 | {500 * 600e-6:.3f} | {picojoules:.2f} | 1.7e-7 |" in page
+        assert "draws 90 W" in page
     else:
-        assert "| – | – | – | – | 1.7e-7 |" in filled
+        assert "| – | – | – | – | 1.7e-7 |" in page
