@@ -20,9 +20,9 @@ demo: $(VENV)/.demo
 test test-all: export OMP_NUM_THREADS ?= 1
 # All tests together show no values of failed asserts: to rewrite the asserts takes each worker 6 s. With TESTS=... they do.
 test: $(VENV)/.test
-	$(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal $(if $(TESTS),,--assert=plain) -m "not exhaustive" $(TESTS)
+	$(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal $(if $(TESTS),,--assert=plain) -m "not exhaustive" --ignore=tests/research $(TESTS)
 
-# Also every variant in every layout on every case, and every architecture: some 15 minutes on two cores.
+# Also every variant in every layout on every case, every architecture, and the studies: some 15 minutes on two cores.
 test-all: $(VENV)/.test
 	$(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal $(TESTS)
 
@@ -37,12 +37,10 @@ format: $(VENV)/.test
 types: $(VENV)/.test
 	$(BIN)/mypy
 
-# The pages that are made from the committed figures. Without --only-page the errors are measured anew.
+# The tables and figures of the pages, from the committed results.
 docs: $(VENV)/.test
-	$(BIN)/python -m report numerics --only-page
-	$(BIN)/python -m report performance
-	$(BIN)/python -m report pictures
 	$(BIN)/python -m report pages
+	$(BIN)/python -m research pages
 
 clean:
 	rm -rf $(VENV) build dist demo-output .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -6,12 +6,9 @@ from collections.abc import Sequence
 
 from leanconv.bench.families import families, ratios, spread, title
 from leanconv.bench.format import Table, quantity, size
-from leanconv.bench.results import Group, Results, Row, geometric_mean, right
+from leanconv.bench.results import Group, Results, Row, geometric_mean
 from leanconv.bench.suites import parse_problem
-from report.studies import BASELINE, FULL, study_of
 
-#: What a cell of ablation() says.
-ABLATION_CELL = "TFLOP/s"
 #: Groups of peers that stand in the table of speeds, and what they are called there.
 SPEED_PEERS = {
     "lean": "cuDNN without workspace",
@@ -21,58 +18,6 @@ SPEED_PEERS = {
 }
 #: The same for memory: the unrolled image, cuDNN's fastest algorithm, and what PyTorch picks.
 MEMORY_PEERS = {"im2col": "im2col + cuBLAS", "best": "cuDNN's fastest", "PyTorch": "PyTorch's pick"}
-
-
-def variant(results: Results, problem: str, algorithm: str, name: str) -> Row | None:
-    """The row of a variant in the results of an ablation, if its answer was right."""
-    rows = (row for row in results.of(problem) if (row.algorithm, row.variant) == (algorithm, name))
-    return next((row for row in rows if right(row)), None)
-
-
-def ablation(results: Results, algorithm: str) -> Table:
-    """TFLOP/s of the baselines and of an algorithm's variants; the last lines compare with the whole algorithm.
-
-    Where the transform has been timed, its share of the whole time stands beside the algorithm that needs it.
-    """
-    study = study_of(algorithm)
-    measured = {(row.algorithm, row.variant) for row in results.rows}
-    keys = [*((name, BASELINE) for name in study.baselines), *((algorithm, name) for name in study.variants)]
-    keys = [key for key in keys if key in measured]
-    explicit = algorithm == "im2win" and any("transform_us" in about for about in results.problems.values())
-    columns = [
-        "problem",
-        *(name if kind == BASELINE else kind for name, kind in keys),
-        *(["transform, µs", "of the time"] if explicit else []),
-    ]
-    lines = []
-    shares: dict[tuple[str, str], list[float]] = {key: [] for key in keys}
-    for problem, about in results.problems.items():
-        rows = {key: variant(results, problem, *key) for key in keys}
-        whole = rows[algorithm, FULL]
-        line = [problem]
-        for key, row in rows.items():
-            line.append(quantity(row.tflops) if row else "–")
-            if row and whole:
-                shares[key].append(whole.us / row.us)
-        if explicit:
-            us = about.get("transform_us")
-            line += [quantity(us), f"{100 * us / whole.us:.0f}%" if us and whole else "–"]
-        lines.append(line)
-    empty = ["", ""] if explicit else []
-    means = (f"{geometric_mean(values):.2f}" if values else "–" for values in shares.values())
-    lines.append(["of full, geometric mean", *means, *empty])
-    registers = (_span([row.registers for row in results.rows if (row.algorithm, row.variant) == key]) for key in keys)
-    lines.append(["registers", *registers, *empty])
-    spills = (_span([row.spill_bytes for row in results.rows if (row.algorithm, row.variant) == key]) for key in keys)
-    lines.append(["spilled bytes", *spills, *empty])
-    return columns, lines
-
-
-def _span(values: Sequence[int | None]) -> str:
-    known = [value for value in values if value is not None]
-    if not known:
-        return "–"
-    return str(known[0]) if min(known) == max(known) else f"{min(known)}–{max(known)}"
 
 
 def speeds(results: Results, algorithms: Sequence[str]) -> Table:

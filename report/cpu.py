@@ -7,12 +7,11 @@ engines take turns, and the least of each one's times counts: what else a machin
 
 from __future__ import annotations
 
-import json
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import replace
-from math import exp, log
 from pathlib import Path
+from statistics import geometric_mean
 from typing import Any, cast
 
 import numpy as np
@@ -25,9 +24,8 @@ from leanconv.call.choose import choose
 from leanconv.options import Layout
 from leanconv.problem import ConvProblem
 from leanconv.reference import CPU_ALGORITHMS
-from leanconv.runtime.files import write_text
 from leanconv.runtime.progress import progress
-from report import markdown
+from report import records
 
 LAYOUTS: tuple[Layout, ...] = ("NCHW", "NHWC")
 #: How often all layers are gone through, how often the engines take turns on one, and the seconds of a turn.
@@ -160,13 +158,7 @@ def measure(results: Path, revision: str | None = None) -> Path:
         for of_layer in zip(*rounds, strict=True)
     ]
     about = machine.describe(False, None, {"torch": torch.__version__}, revision)
-    path = results / machine.slug(about) / "choice.json"
-    write_text(path, json.dumps({"machine": about, "turns": ROUNDS * TURNS, "rows": made}, indent=1) + "\n")
-    return path
-
-
-def _mean(values: Sequence[float]) -> float:
-    return exp(sum(map(log, values)) / len(values))
+    return records.write(results, "choice", about, made, turns=ROUNDS * TURNS)
 
 
 def excess(row: dict[str, Any]) -> float:
@@ -185,25 +177,25 @@ def table(record: dict[str, Any]) -> Table:
             ratios = [row["us"][row["chosen"]] / row["us"]["PyTorch"] for row in of_group]
             worst = max(of_group, key=excess)
             good = sum(excess(row) <= 1.1 for row in of_group)
-            cells += [f"{_mean(ratios):.2f} ({max(ratios):.2f})", f"{good} of {len(of_group)}", f"{excess(worst):.2f}"]
+            cells += [
+                f"{geometric_mean(ratios):.2f} ({max(ratios):.2f})",
+                f"{good} of {len(of_group)}",
+                f"{excess(worst):.2f}",
+            ]
         lines.append([group, *cells])
     heads = [f"{layout}: {what}" for layout in LAYOUTS for what in ("× PyTorch's time", "choice within 1.1×", "worst")]
     return ["layers", *heads], lines
 
 
-def section(paths: Sequence[Path]) -> str:
-    """The tables of all machines."""
-    parts = []
-    for path in paths:
-        record = json.loads(path.read_text(encoding="utf-8"))
-        about = record["machine"]
-        found = [excess(each) for each in record["rows"]]
-        good = sum(each <= 1.1 for each in found)
-        said = (
-            f"{about['cpu']}, one thread, {about['date'][:10]}, {markdown.revision(about, digits=12)}, NumPy "
-            f"{about['numpy']}, PyTorch {about['torch']}. Processor time by turns, the least of {record['turns']}; "
-            f"means are geometric, the largest in brackets. Of {len(found)} choices {good} are within 1.1× of the "
-            f"quickest algorithm, {sum(each <= 1.2 for each in found)} within 1.2×."
-        )
-        parts.append(f"{said}\n\n{markdown.table(table(record))}")
-    return "\n\n".join(parts) if parts else "Not measured yet: `python -m report cpu` makes these figures."
+def section(record: dict[str, Any]) -> str:
+    """The table of a machine, and how many choices are good."""
+    about = record["machine"]
+    found = [excess(each) for each in record["rows"]]
+    good = sum(each <= 1.1 for each in found)
+    said = (
+        f"{about['cpu']}, one thread, {about['date'][:10]}, {records.revision(about, digits=12)}, NumPy "
+        f"{about['numpy']}, PyTorch {about['torch']}. Processor time by turns, the least of {record['turns']}; "
+        f"means are geometric, the largest in brackets. Of {len(found)} choices {good} are within 1.1× of the "
+        f"quickest algorithm, {sum(each <= 1.2 for each in found)} within 1.2×."
+    )
+    return f"{said}\n\n{records.table(table(record))}"

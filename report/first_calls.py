@@ -17,8 +17,7 @@ from typing import Any
 
 from leanconv.bench import machine
 from leanconv.bench.format import Table
-from leanconv.runtime.files import write_text
-from report import markdown
+from report import records
 
 #: Suites of the layers of whole networks.
 NETWORKS = ("resnet-50", "inception-v3")
@@ -69,10 +68,7 @@ def measure(results: Path, revision: str | None = None) -> Path:
             for way in WAYS:
                 rows.append(_measured(network, way, alone if way == "one by one" else shared))
                 print("{network}, {way}: {seconds:.2f} s for {kernels} kernels".format(**rows[-1]))
-    about = machine.describe(True, None, {}, revision)
-    path = results / machine.slug(about) / "first-calls.json"
-    write_text(path, json.dumps({"machine": about, "rows": rows}, indent=1) + "\n")
-    return path
+    return records.write(results, "first-calls", machine.describe(True, None, {}, revision), rows)
 
 
 def table(rows: Sequence[dict[str, Any]]) -> Table:
@@ -86,13 +82,8 @@ def table(rows: Sequence[dict[str, Any]]) -> Table:
     return ["network", "different layers", "kernels", *WAYS], lines
 
 
-def section(paths: Sequence[Path]) -> str:
-    """The tables of all machines, with what the columns mean."""
-    parts = []
-    for path in paths:
-        record = json.loads(path.read_text(encoding="utf-8"))
-        about = record["machine"]
-        origin = f"{about['gpu']}, {about['date'][:10]}, {markdown.revision(about, digits=12)}, {about['cores']} cores."
-        ways = "; ".join(f"{way}: {meaning}" for way, meaning in WAYS.items())
-        parts.append(f"{origin} {ways}.\n\n{markdown.table(table(record['rows']))}")
-    return "\n\n".join(parts) if parts else "Not measured yet: `python -m report first-calls` makes these figures."
+def section(record: dict[str, Any]) -> str:
+    """The table of a machine, with what the columns mean."""
+    ways = "; ".join(f"{way}: {meaning}" for way, meaning in WAYS.items())
+    origin = f"{records.origin(record['machine'])}, {record['machine']['cores']} cores."
+    return f"{origin} {ways}.\n\n{records.table(table(record['rows']))}"

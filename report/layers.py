@@ -8,7 +8,6 @@ with its revision, until their layer is timed again.
 
 from __future__ import annotations
 
-import json
 import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -23,8 +22,7 @@ from leanconv.call.choose import choose
 from leanconv.options import Layout
 from leanconv.plan import Target
 from leanconv.problem import ConvProblem
-from leanconv.runtime.files import write_text
-from report import markdown
+from report import records
 
 #: Names for `models.build`, and batches of images of 224 x 224.
 NETWORKS = {
@@ -38,6 +36,8 @@ NETWORKS = {
     "convnext_tiny": 32,
 }
 LAYOUTS: tuple[Layout, ...] = ("NCHW", "NHWC")
+#: The results file.
+NAME = "torchvision-layers"
 PEERS = {"torch-fp32": "strict FP32", "torch-tf32": "TF32"}
 #: The revision of rows whose times were in the table before.
 EARLIER = "before, with today's kernels"
@@ -95,8 +95,8 @@ def measure(results: Path, seconds: float | None = None, revision: str | None = 
     target = launch.open_device(0).target
     versions = {"torch": torch.__version__, "torchvision": torchvision.__version__}
     about = machine.describe(True, None, versions, revision)
-    path = results / machine.slug(about) / "torchvision-layers.json"
-    rows = {(row["problem"], row["limit"]): row for row in read(path)}
+    path = results / machine.slug(about) / f"{NAME}.json"
+    rows = {(row["problem"], row["limit"]): row for row in records.read(path).get("rows", ())}
     every = layers(target)
     for row in rows.values():
         row["shares"] = {}
@@ -126,7 +126,7 @@ def measure(results: Path, seconds: float | None = None, revision: str | None = 
                     # what was not timed now stands in the table, with kernels that have not changed since
                     "revision": about["git_revision"] if each.timed else EARLIER,
                 }  # fmt: skip
-        _write(path, about, len(every), rows.values())
+        records.write(results, NAME, about, rows.values(), layers=len(every))
     if wrong:
         raise WrongResultError("\n".join(wrong))
     return path
@@ -138,20 +138,6 @@ def _groups(every: Sequence[Layer]) -> Iterator[list[Layer]]:
         part = every[first : first + _TOGETHER]
         for limit in dict.fromkeys(layer.limit for layer in part):
             yield [layer for layer in part if layer.limit == limit]
-
-
-def _write(path: Path, about: dict[str, Any], count: int, rows: Any) -> None:
-    lines = ",\n  ".join(json.dumps(row, separators=(",", ":")) for row in rows)
-    head = json.dumps({"machine": about, "layers": count}, indent=1)[:-2]
-    write_text(path, f'{head},\n "rows": [\n  {lines}\n ]\n}}\n')
-
-
-def read(path: Path) -> list[dict[str, Any]]:
-    """The rows of a results file; none where there is no file."""
-    if not path.is_file():
-        return []
-    rows: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))["rows"]
-    return rows
 
 
 def table(rows: Sequence[dict[str, Any]]) -> Table:
@@ -173,26 +159,22 @@ def table(rows: Sequence[dict[str, Any]]) -> Table:
     return ["network", "layout", "layers", *heads, "left to PyTorch"], lines
 
 
-def section(paths: Sequence[Path]) -> str:
-    """The tables of all machines, with the revisions of their rows."""
-    parts = []
-    for path in paths:
-        record = json.loads(path.read_text(encoding="utf-8"))
-        rows = record["rows"]
-        revisions: dict[str, int] = {}
-        for row in rows:
-            known = (row["revision"] or "unknown")[:12]
-            words = EARLIER if row["revision"] == EARLIER else f"at revision {known} ({row['date'][:10]})"
-            revisions[words] = revisions.get(words, 0) + 1
-        of = ", ".join(f"{count} {words}" for words, count in revisions.items())
-        strict = [row["peers"]["torch-fp32"] / row["us"] for row in rows if "torch-fp32" in row["peers"]]
-        said = f"{record['machine']['gpu']}: {len(rows)} of {record['layers']} different layers tuned, {of}."
-        if strict:
-            said += (
-                f" Their winners are {statistics.geometric_mean(strict):.2f} times as fast as strict FP32 in the "
-                f"geometric mean (PyTorch {record['machine']['torch']}), {min(strict):.2f} times at worst; "
-                f"{sum(each < 0.97 for each in strict)} are below 0.97. Layers where PyTorch is quicker in strict FP32 "
-                "`leanconv.torch.enable` leaves to it."
-            )
-        parts.append(f"{said}\n\n{markdown.table(table(rows))}")
-    return "\n\n".join(parts) if parts else "Not measured yet: `python -m report layers` makes these figures."
+def section(record: dict[str, Any]) -> str:
+    """The table of a machine, with the revisions of its rows."""
+    rows = record["rows"]
+    revisions: dict[str, int] = {}
+    for row in rows:
+        known = (row["revision"] or "unknown")[:12]
+        words = EARLIER if row["revision"] == EARLIER else f"at revision {known} ({row['date'][:10]})"
+        revisions[words] = revisions.get(words, 0) + 1
+    of = ", ".join(f"{count} {words}" for words, count in revisions.items())
+    strict = [row["peers"]["torch-fp32"] / row["us"] for row in rows if "torch-fp32" in row["peers"]]
+    said = f"{record['machine']['gpu']}: {len(rows)} of {record['layers']} different layers tuned, {of}."
+    if strict:
+        said += (
+            f" Their winners are {statistics.geometric_mean(strict):.2f} times as fast as strict FP32 in the "
+            f"geometric mean (PyTorch {record['machine']['torch']}), {min(strict):.2f} times at worst; "
+            f"{sum(each < 0.97 for each in strict)} are below 0.97. Layers where PyTorch is quicker in strict FP32 "
+            "`leanconv.torch.enable` leaves to it."
+        )
+    return f"{said}\n\n{records.table(table(rows))}"

@@ -7,7 +7,6 @@ benchmarks/results/<machine>/networks.json: a row for each network and engine.
 from __future__ import annotations
 
 import copy
-import json
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -16,8 +15,7 @@ from typing import Any
 from leanconv.bench import machine
 from leanconv.bench.format import Table
 from leanconv.options import Layout
-from leanconv.runtime.files import write_text
-from report import markdown
+from report import records
 
 #: Names for `models.build`, and the shape of the input: a batch, channels, height and width.
 NETWORKS = {
@@ -135,7 +133,7 @@ def measure(results: Path, revision: str | None = None, networks: Sequence[str] 
     versions = {"torch": torch.__version__, "torchvision": torchvision.__version__}
     about = machine.describe(True, None, versions, revision)
     path = results / machine.slug(about) / "networks.json"
-    kept = _read(path)[1] if path.is_file() else []
+    kept = _rows(records.read(path)) if path.is_file() else []
     for network in networks:
         rows = []
         for row in _strict(measure_network(network, NETWORKS[network])):
@@ -145,7 +143,7 @@ def measure(results: Path, revision: str | None = None, networks: Sequence[str] 
             print(text.format(**row), f"error {row['error']:.1e}{left}", flush=True)
         kept = [row for row in kept if row["network"] != network] + rows
         kept.sort(key=lambda row: list(NETWORKS).index(row["network"]))
-        write_text(path, json.dumps({"machine": about, "rows": kept}, indent=1) + "\n")
+        records.write(results, "networks", about, kept)
     return path
 
 
@@ -162,12 +160,10 @@ def _strict(rows: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
         torch.backends.cuda.matmul.allow_tf32 = matmul
 
 
-def _read(path: Path) -> tuple[str, list[dict[str, Any]]]:
-    """The GPU of a results file, and its rows, each with its revision and date."""
-    record = json.loads(path.read_text(encoding="utf-8"))
+def _rows(record: dict[str, Any]) -> list[dict[str, Any]]:
+    """The rows, each with its revision and date."""
     about = record["machine"]
-    rows = [{"revision": about["git_revision"], "date": about["date"], **row} for row in record["rows"]]
-    return about["gpu"], rows
+    return [{"revision": about["git_revision"], "date": about["date"], **row} for row in record["rows"]]
 
 
 def table(rows: Sequence[dict[str, Any]]) -> Table:
@@ -193,21 +189,17 @@ def _revisions(rows: Sequence[dict[str, Any]]) -> str:
     """When the networks were measured and at which revision; those that share both together."""
     of: dict[str, list[str]] = {}
     for row in rows:
-        words = f"{row['date'][:10]}, {markdown.revision({'git_revision': row['revision']}, digits=12)}"
+        words = f"{row['date'][:10]}, {records.revision({'git_revision': row['revision']}, digits=12)}"
         names = of.setdefault(words, [])
         names += [row["network"]] if row["network"] not in names else []
     return next(iter(of)) if len(of) == 1 else "; ".join(f"{', '.join(names)}: {words}" for words, names in of.items())
 
 
-def section(paths: Sequence[Path]) -> str:
-    """The tables of all machines."""
-    parts = []
-    for path in paths:
-        gpu, rows = _read(path)
-        origin = f"{gpu}, {_revisions(rows)}."
-        meaning = (
-            "Milliseconds of a forward pass. × is PyTorch's time over leanconv's, each in its better layout; the pairs "
-            "to the right are PyTorch / leanconv in these layouts; “taken” is how many layers ran on leanconv."
-        )
-        parts.append(f"{origin} {meaning}\n\n{markdown.table(table(rows))}")
-    return "\n\n".join(parts) if parts else "Not measured yet: `python -m report networks` makes these figures."
+def section(record: dict[str, Any]) -> str:
+    """The table of a machine."""
+    rows = _rows(record)
+    meaning = (
+        "Milliseconds of a forward pass. × is PyTorch's time over leanconv's, each in its better layout; the pairs "
+        "to the right are PyTorch / leanconv in these layouts; “taken” is how many layers ran on leanconv."
+    )
+    return f"{record['machine']['gpu']}, {_revisions(rows)}. {meaning}\n\n{records.table(table(rows))}"

@@ -1,7 +1,7 @@
 """docs/numerics.md: errors of every algorithm against float64.
 
-``python -m report numerics`` measures every algorithm that this machine can run, writes
-benchmarks/results/<machine>/numerics.json, and makes the page anew from all such files.
+``python -m report numerics`` measures every algorithm that this machine can run, and writes
+benchmarks/results/<machine>/numerics.json.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timezone
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,8 @@ from leanconv.runtime import launch
 from leanconv.runtime.files import write_text
 from leanconv.runtime.probe import why_no_gpu
 from leanconv.winograd import WIDTHS
-from report import markdown, precision
+from report import records
+from report.data import sample
 
 #: Filter size and input channels of the layers; their product is the length of a reduction.
 LAYERS = ((3, 1), (7, 1), (3, 3), (3, 64), (3, 256), (3, 1024), (5, 128), (7, 64), (9, 64))
@@ -73,12 +75,8 @@ def kernel_layer(alpha: int, width: int, channels: int) -> ConvProblem:
     return ConvProblem(1, channels, 15 + width, q + width - 1, 32, width, width, layout="NHWC", precision=precision)
 
 
-def _random(shape: tuple[int, ...], data: str, random: np.random.Generator) -> np.ndarray:
-    if data == "positive":
-        return random.random(shape, np.float32)
-    if data == "in [1, 2]":
-        return 1 + random.random(shape, np.float32)
-    return random.standard_normal(shape, np.float32)
+def _problems(layers: Sequence[tuple[int, int]], filters: Sequence[int]) -> list[Problem]:
+    return [*(layer(*each) for each in layers), *(dense_filter(1, 96, 128, size, size) for size in filters)]
 
 
 def _runners(problem: Problem, gpu: bool) -> Iterator[tuple[Algorithm, str, Callable[..., Any]]]:
@@ -88,7 +86,7 @@ def _runners(problem: Problem, gpu: bool) -> Iterator[tuple[Algorithm, str, Call
         if algorithm.reasons(_in_tier(problem, algorithm), target):
             continue
         if isinstance(algorithm, CpuAlgorithm):
-            yield algorithm, "CPU", _on_cpu(algorithm, problem)
+            yield algorithm, "CPU", partial(algorithm.run, problem)
         elif isinstance(algorithm, GpuAlgorithm):
             yield algorithm, "GPU", _on_gpu(plan_of(algorithm, _in_tier(problem, algorithm)), problem)
 
@@ -102,15 +100,7 @@ def _in_tier(problem: Problem, algorithm: Algorithm) -> Problem:
 
 def _target() -> Target:
     """This machine's GPU."""
-    from leanconv.runtime.launch import open_device
-
-    return open_device(0).target
-
-
-def _on_cpu(algorithm: CpuAlgorithm, problem: Problem) -> Callable[..., Any]:
-    if problem.kind == "conv2d":
-        return lambda x, w: algorithm.run(problem, x, w, None)
-    return lambda x, w: algorithm.run(problem, x, w)
+    return launch.open_device(0).target
 
 
 def _kernel_plan(algorithm: GpuAlgorithm, problem: ConvProblem, alpha: int) -> Plan | None:
@@ -118,11 +108,10 @@ def _kernel_plan(algorithm: GpuAlgorithm, problem: ConvProblem, alpha: int) -> P
 
     None where the algorithm has no such kernel in the tier of the problem.
     """
-    target = launch.open_device(0).target
-    for config in algorithm.configs(problem, target):
+    for config in algorithm.configs(problem, _target()):
         tuning = dict(config.constants())
         if tuning.get("states", alpha) == alpha and not (tuning.get("segments") or tuning.get("piece")):
-            return algorithm.plan(problem, config, target)
+            return algorithm.plan(problem, config, _target())
     return None
 
 
@@ -146,18 +135,16 @@ def measure(
     gpu = why_no_gpu() is None if gpu is None else gpu
     random = np.random.default_rng(0)
     entries: list[Entry] = []
-    problems: list[Problem] = [layer(*entry) for entry in layers]
-    problems += [dense_filter(1, 96, 128, size, size) for size in filters]
-    for problem in problems:
+    for problem in _problems(layers, filters):
         for data in DATA:
             if problem.kind == "conv2d":
-                x, w = _random(problem.x_shape, data, random), _random(problem.w_shape, data, random)
+                x, w = sample(problem.x_shape, data, random), sample(problem.w_shape, data, random)
                 answer = oracle.conv2d(problem, x, w)
                 sequential = oracle.sequential_error(problem, x, w)
                 name, reduction = f"layer {problem.r}×{problem.s}×{problem.c}", problem.r * problem.s * problem.c
             else:
-                x = _random((problem.batch, problem.h, problem.w), data, random)
-                w = _random((problem.kh, problem.kw), data, random)
+                x = sample((problem.batch, problem.h, problem.w), data, random)
+                w = sample((problem.kh, problem.kw), data, random)
                 answer = oracle.filter2d(problem, x, w)
                 # A quarter of the bound, which is four times what a sequential sum does.
                 sequential = oracle.filter_error_bound(problem, x, w) / 4
@@ -178,15 +165,10 @@ def _entries(
 ) -> Iterator[Entry]:
     """An entry for each of ``outputs``: algorithm, tier, place and result."""
     for algorithm, tier, where, y in outputs:
-        error = _error(y, answer, algorithm, problem, data)
+        error = oracle.relative_error(y, answer)
+        if not np.isfinite(error):
+            raise RuntimeError(f"{algorithm} on {problem}, {data} data, returns NaN or infinity")
         yield Entry(algorithm, tier, where, name, reduction, data, error, float(sequential))
-
-
-def _error(y: np.ndarray, answer: np.ndarray, algorithm: str, problem: Problem, data: str) -> float:
-    error = oracle.relative_error(y, answer)
-    if not np.isfinite(error):
-        raise RuntimeError(f"{algorithm} on {problem}, {data} data, returns NaN or infinity")
-    return error
 
 
 def measure_kernels(
@@ -203,7 +185,7 @@ def measure_kernels(
         for c in channels:
             problem = kernel_layer(alpha, width, c)
             for data in KERNEL_DATA:
-                x, w = _random(problem.x_shape, data, random), _random(problem.w_shape, data, random)
+                x, w = sample(problem.x_shape, data, random), sample(problem.w_shape, data, random)
                 answer = oracle.conv2d(problem, x, w)
                 sequential = oracle.sequential_error(problem, x, w, most_products=30_000_000)
                 name, reduction = f"Γ{alpha}({alpha + 1 - width},{width}), {c} channels", width * width * c
@@ -262,12 +244,9 @@ def _cudnn_outputs(problem: ConvProblem, x: np.ndarray, w: np.ndarray) -> Iterat
 def compile_kernels() -> None:
     """Compile on every core what `measure` and `measure_kernels` run on the GPU."""
     plans, target = [], _target()
-    problems: list[Problem] = [layer(*entry) for entry in LAYERS]
-    problems += [dense_filter(1, 96, 128, size, size) for size in FILTERS]
-    for problem in problems:
-        for algorithm in ALGORITHMS:
-            if not algorithm.reasons(_in_tier(problem, algorithm), target):
-                plans.append(plan_of(algorithm, _in_tier(problem, algorithm)))
+    for problem in _problems(LAYERS, FILTERS):
+        in_tiers = [(algorithm, _in_tier(problem, algorithm)) for algorithm in ALGORITHMS]
+        plans += [plan_of(algorithm, own) for algorithm, own in in_tiers if not algorithm.reasons(own, target)]
     for alpha, width in KERNELS:
         for c in CHANNELS:
             case = kernel_layer(alpha, width, c)
@@ -276,20 +255,19 @@ def compile_kernels() -> None:
     compile_ahead(plans)
 
 
-def table(entries: Sequence[Entry], data: str) -> str:
+def table(entries: Sequence[Entry]) -> str:
     """A Markdown table: a line for each algorithm, a column for each problem; the first line is the yardstick."""
-    chosen = [entry for entry in entries if entry.data == data]
-    problems = list(dict.fromkeys(entry.problem for entry in chosen))
-    yardstick = {entry.problem: entry.sequential for entry in chosen}
+    yardstick = {entry.problem: entry.sequential for entry in entries}
+    problems = list(yardstick)
     lines = [["sequential float32 sum", "", *(f"{yardstick[name]:.1e}" for name in problems)]]
-    for algorithm, where, tier in dict.fromkeys((entry.algorithm, entry.where, entry.tier) for entry in chosen):
-        own = {e.problem: e for e in chosen if (e.algorithm, e.where) == (algorithm, where)}
+    for algorithm, where, tier in dict.fromkeys((entry.algorithm, entry.where, entry.tier) for entry in entries):
+        own = {e.problem: e for e in entries if (e.algorithm, e.where) == (algorithm, where)}
         cells = [
             f"{own[name].error:.1e} ({own[name].error / own[name].sequential:.2f}×)" if name in own else "–"
             for name in problems
         ]
         lines.append([f"`{algorithm}` {where}", tier, *cells])
-    return markdown.table((["algorithm", "tier", *problems], lines))
+    return records.table((["algorithm", "tier", *problems], lines))
 
 
 def kernel_table(entries: Sequence[Entry]) -> str:
@@ -305,68 +283,46 @@ def kernel_table(entries: Sequence[Entry]) -> str:
             cells.append(f"{entry.error:.1e} ({entry.error / sequential:.2f}×)" if entry else "–")
         lines.append([problem, f"{sequential:.1e}", *cells])
     heads = [f"`{name}` {where}" for name, where in columns]
-    return markdown.table((["layer", "sequential float32 sum", *heads], lines))
+    return records.table((["layer", "sequential float32 sum", *heads], lines))
 
 
-def page(records: Sequence[dict[str, Any]], computed: Sequence[dict[str, Any]] = ()) -> str:
-    """docs/numerics.md: what is written by hand, then the tables of each record.
-
-    ``records`` are of machines, ``computed`` those of `report.precision`.
-    """
-    parts = [Path(__file__).with_name("numerics_head.md").read_text(encoding="utf-8").strip()]
-    parts += [precision.section(record) for record in computed]
-    for record in records:
-        entries = [Entry(**entry) for entry in record["entries"]]
-        parts.append(f"## Measured on {record['machine']}")
-        parts.append(f"{record['date']}, {markdown.revision(record)}, NumPy {record['numpy']}.")
-        for data in DATA:
-            for kind in ("layer", "filter"):
-                chosen = [entry for entry in entries if entry.problem.startswith(kind)]
-                if chosen:
-                    parts += [f"### {kind.capitalize()}s, {data} data", table(chosen, data)]
-        for data in KERNEL_DATA:
-            chosen = [entry for entry in entries if entry.problem.startswith("Γ") and entry.data == data]
-            if chosen:
-                words = f"{data} data" if data in DATA else f"data {data}"
-                parts += [f"### Kernels of Im2col-Winograd, {words}", kernel_table(chosen)]
-    return "\n\n".join(parts) + "\n"
+def section(record: dict[str, Any]) -> str:
+    """What docs/numerics.md says of a machine."""
+    entries = [Entry(**entry) for entry in record["entries"]]
+    parts = [
+        f"## Measured on {record['machine']}",
+        f"{record['date']}, {records.revision(record)}, NumPy {record['numpy']}.",
+    ]
+    for data in DATA:
+        for kind in ("layer", "filter"):
+            if chosen := [entry for entry in entries if entry.problem.startswith(kind) and entry.data == data]:
+                parts += [f"### {kind.capitalize()}s, {data} data", table(chosen)]
+    for data in KERNEL_DATA:
+        if chosen := [entry for entry in entries if entry.problem.startswith("Γ") and entry.data == data]:
+            words = f"{data} data" if data in DATA else f"data {data}"
+            parts += [f"### Kernels of Im2col-Winograd, {words}", kernel_table(chosen)]
+    return "\n\n".join(parts)
 
 
-def record(entries: Sequence[Entry], gpu: bool) -> dict[str, Any]:
-    """What the file of a measurement holds."""
-    name = "the CPU"
-    if gpu:
-        name = launch.open_device(0).name
+def record(machine_name: str, entries: Sequence[Any], revision: str | None = None) -> dict[str, Any]:
+    """What the file of a measurement holds; ``revision`` is what to record where there is no git checkout."""
     return {
-        "machine": name,
+        "machine": machine_name,
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "numpy": np.__version__,
         **machine.revision(),
+        **({"git_revision": revision} if revision else {}),
         "entries": [asdict(entry) for entry in entries],
     }
 
 
 def measure_machine(results: Path, revision: str | None = None) -> Path:
-    """Measure everything that this machine can run and write its record below ``results``; returns the file.
-
-    ``revision`` is what to record where there is no git checkout.
-    """
+    """Measure everything that this machine can run and write its record below ``results``; returns the file."""
     gpu = why_no_gpu() is None
     if gpu:
         compile_kernels()
-    measured = record([*measure(gpu=gpu), *measure_kernels(gpu=gpu)], gpu)
-    if revision:
-        measured["git_revision"] = revision
-    path = results / machine.slug({"gpu": measured["machine"] if gpu else None}) / "numerics.json"
+    name = launch.open_device(0).name if gpu else "the CPU"
+    measured = record(name, [*measure(gpu=gpu), *measure_kernels(gpu=gpu)], revision)
+    path = results / machine.slug({"gpu": name if gpu else None}) / "numerics.json"
     write_text(path, json.dumps(measured, indent=1) + "\n")
     return path
-
-
-def write_page(results: Path, out: Path) -> int:
-    """Write the page from every record below ``results``; returns the number of machines' records."""
-    measured, computed = (
-        [json.loads(path.read_text(encoding="utf-8")) for path in sorted(results.glob(f"*/{name}.json"))]
-        for name in ("numerics", "precision")
-    )
-    write_text(out, page(measured, computed))
-    return len(measured)

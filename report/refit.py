@@ -19,7 +19,6 @@ import numpy as np
 
 from leanconv.algorithms import ALGORITHMS
 from leanconv.algorithms.base import LAUNCH_CYCLES, TimedAlgorithm
-from leanconv.bench.format import Table as Columns
 from leanconv.call.explain import NOMINAL
 from leanconv.call.words import parse_problem
 from leanconv.perf import fits, tables
@@ -28,7 +27,7 @@ from leanconv.perf.tables import Table
 from leanconv.plan import Target
 from leanconv.problem import Problem
 from leanconv.runtime.files import write_text
-from report import markdown
+from report import records
 
 #: Clock cycles in a microsecond, the unit of predictions on an H200.
 CYCLES = 1980.0
@@ -242,42 +241,37 @@ def measure(results: Path) -> list[Path]:
     return written
 
 
-def section(paths: Sequence[Path]) -> str:
-    """For each GPU: what is lost by choosing without a table, and the factor of each algorithm."""
-    parts = []
-    for path in paths:
-        record = json.loads(path.read_text(encoding="utf-8"))
-        lines = []
-        for name in ("without a fit", "fitted to these problems", "fitted to others"):
-            row = record[name]
-            lines.append([name, *(f"{100 * (row[key] - 1):.1f} %" for key in ("mean", "most", "worst"))])
-        head: Columns = (["cost model", "geometric mean", "95 of 100 problems below", "worst"], lines)
-        rows = [
-            [row["group"], str(row["times"]), f"{row['factor']:.3f}", f"{row['start'] / CYCLES:.1f}"]
-            + [f"{row['preparing']:.1f}", f"{100 * row['spread']:.0f} %"]
-            for row in record["groups"]
-        ]
-        columns = ["algorithm, layout, operation", "times", "× prediction", "+ µs", "+ × prepared bytes", "spread"]
-        body: Columns = (columns, rows)
-        words = f"{record['machine']['gpu']}: {record['problems']} problems, {record['times']} candidates timed."
-        earlier = record["times"] - record.get("of today's kernels", 0)
-        if earlier:
-            words += f" {earlier} times are with kernels of an earlier revision (`leanconv tune --verify` names these)."
-        words += " How much longer the cost model's choice takes than the quickest that was timed:"
-        others: Columns = (
+def section(record: dict[str, Any]) -> str:
+    """What is lost by choosing without a table, the factor of each algorithm, and the winners beside PyTorch."""
+    names = ("without a fit", "fitted to these problems", "fitted to others")
+    lost = [[name, *(f"{100 * (record[name][key] - 1):.1f} %" for key in ("mean", "most", "worst"))] for name in names]
+    groups = [
+        [row["group"], str(row["times"]), f"{row['factor']:.3f}", f"{row['start'] / CYCLES:.1f}"]
+        + [f"{row['preparing']:.1f}", f"{100 * row['spread']:.0f} %"]
+        for row in record["groups"]
+    ]
+    peers = [
+        [row["peer"], row["layout"], str(row["layers"]), f"{row['mean']:.2f}", f"{row['worst']:.2f}"]
+        + [str(row["slower"])]
+        for row in record["beside"]
+    ]
+    words = f"{record['machine']['gpu']}: {record['problems']} problems, {record['times']} candidates timed."
+    if earlier := record["times"] - record.get("of today's kernels", 0):
+        words += f" {earlier} times are with kernels of an earlier revision (`leanconv tune --verify` names these)."
+    parts = {
+        f"{words} How much longer the cost model's choice takes than the quickest that was timed:": (
+            ["cost model", "geometric mean", "95 of 100 problems below", "worst"],
+            lost,
+        ),
+        "What is measured, fitted to what is predicted: so many times the prediction, so many µs of a call apart "
+        "from its work, and so many times as long as memory takes for the bytes of prepared filters; and by how "
+        "much single times differ from that (one standard deviation):": (
+            ["algorithm, layout, operation", "times", "× prediction", "+ µs", "+ × prepared bytes", "spread"],
+            groups,
+        ),
+        "The table's winners beside PyTorch's own convolution (`cudnn.benchmark` on), timed the same way:": (
             ["", "layout", "layers", "times as fast, geometric mean", "at worst", "layers where PyTorch is quicker"],
-            [
-                [row["peer"], row["layout"], str(row["layers"]), f"{row['mean']:.2f}", f"{row['worst']:.2f}"]
-                + [str(row["slower"])]
-                for row in record["beside"]
-            ],
-        )
-        peers = "The table's winners beside PyTorch's own convolution (`cudnn.benchmark` on), timed the same way:"
-        spread = (
-            "What is measured, fitted to what is predicted: so many times the prediction, so many µs of a call apart "
-            "from its work, and so many times as long as memory takes for the bytes of prepared filters; and by how "
-            "much single times differ from that (one standard deviation):"
-        )
-        tables_of = (words, head), (spread, body), (peers, others)
-        parts.append("\n\n".join(f"{said}\n\n{markdown.table(each)}" for said, each in tables_of))
-    return "\n\n".join(parts) if parts else "Not measured yet: `python -m report refit` makes these figures of a table."
+            peers,
+        ),
+    }
+    return "\n\n".join(f"{said}\n\n{records.table(each)}" for said, each in parts.items())

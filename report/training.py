@@ -6,17 +6,17 @@ benchmarks/results/<machine>/training.json.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from leanconv.bench.format import Table
-from leanconv.bench.plots import blank, save
-from report import markdown
+from leanconv.bench.plots import save
+from report import records
+from report.drawing import panels
+from report.records import Record
 
-Row = dict[str, Any]
+Row = Record
 #: how an engine is called, and its colour
 ENGINES = {
     "leanconv": ("leanconv, channels last", "#0060a0"),
@@ -108,19 +108,8 @@ def several(rows: Sequence[Row]) -> Table:
         about = [row["problem"], row["engine"], row["optimiser"], str(row["gpus"]), statistics, pieces]
         one = f"{share[0]['us'] / 1000:.1f}" if share else "–"
         lines.append([*about, f"{row['us'] / 1000:.1f}", one, times, apart])
-    titles = [
-        "network",
-        "engine",
-        "optimiser",
-        "GPUs",
-        "statistics",
-        "pieces",
-        "ms",
-        "one GPU, ms",
-        "×",
-        "losses apart",
-    ]
-    return titles, lines
+    about = ["network", "engine", "optimiser", "GPUs", "statistics", "pieces"]
+    return [*about, "ms", "one GPU, ms", "×", "losses apart"], lines
 
 
 def apart_by(losses: Sequence[float], others: Sequence[float]) -> tuple[float, float]:
@@ -145,18 +134,17 @@ def of_batch(problem: str, parts: int) -> str:
     return re.sub(r"-b(\d+)-", lambda match: f"-b{int(match.group(1)) // parts}-", problem)
 
 
-def draw(record: dict[str, Any], path: Path) -> None:
+def draw(record: Record, path: Path) -> None:
     """The loss curves of each network over each other, all engines and seeds."""
     rows = [row for row in record["rows"] if row["gpus"] == 1 and row["steps"] >= 20]
     engines: dict[tuple[str, str], set[str]] = {}
     for row in rows:
         engines.setdefault((row["problem"], row["optimiser"]), set()).add(row["engine"])
-    panels = [panel for panel, of in engines.items() if len(of) > 1]
-    columns = min(3, len(panels)) or 1
-    height = -(-len(panels) // columns) or 1
-    figure = blank((4.2 * columns, 2.6 * height + 0.4))
-    axes = figure.subplots(height, columns, squeeze=False).ravel()
-    for axis, (problem, optimiser) in zip(axes, panels, strict=False):
+    drawn = [panel for panel, of in engines.items() if len(of) > 1]
+    columns = min(3, len(drawn)) or 1
+    height = -(-len(drawn) // columns) or 1
+    figure, axes = panels(height, columns, (4.2 * columns, 2.6 * height + 0.4))
+    for axis, (problem, optimiser) in zip(axes, drawn, strict=False):
         named: set[str] = set()
         for row in rows:
             if (row["problem"], row["optimiser"]) == (problem, optimiser):
@@ -168,12 +156,12 @@ def draw(record: dict[str, Any], path: Path) -> None:
         axis.set_ylabel("loss", fontsize=8)
         axis.set_yscale("log")
         axis.legend(fontsize=6, frameon=False)
-    for axis in axes[len(panels) :]:
+    for axis in axes[len(drawn) :]:
         axis.axis("off")
     save(figure, path)
 
 
-def others(record: dict[str, Any]) -> str:
+def others(record: Record) -> str:
     """Which rows were measured at another revision than the file's: a problem's name if all of its rows were."""
     own = record["machine"]["git_revision"]
     engines: dict[str, dict[str, list[str]]] = {}
@@ -188,41 +176,30 @@ def others(record: dict[str, Any]) -> str:
     return "".join(f"; at {revision}: {', '.join(rows)}" for revision, rows in names.items())
 
 
-def section(paths: Sequence[Path]) -> str:
-    """The tables of all machines."""
-    parts = []
-    for path in paths:
-        record = json.loads(path.read_text(encoding="utf-8"))
-        about, rows = record["machine"], record["rows"]
-        origin = f"{about['gpu']}, {about['date'][:10]}, {markdown.revision(about, digits=12)}{others(record)}."
-        meaning = (
-            f"Images: {record['images']}. Milliseconds of a step (forward, backward, optimiser), each in the better of "
-            "the layouts that were measured; × is PyTorch's time over leanconv's, in strict FP32, of its TF32 over our "
-            "float32-grade tier, and of its TF32 over our tier tf32; MiB is the peak besides the images, "
-            "“in passing” what of it one convolution takes at most besides its result, and loss the mean of the last "
-            "tenth of the steps, leanconv / PyTorch in strict FP32."
-        )
-        texts = [f"{origin} {meaning}", markdown.table(table(rows)), seeds(rows)]
-        if any("kernels" in row for row in rows):
-            texts += [
-                "Milliseconds of a step that the GPU spends in each sort of kernels, by PyTorch's profiler:",
-                markdown.table(shares(rows)),
-            ]
-        parts.append("\n\n".join(filter(None, texts)))
-    return "\n\n".join(parts) if parts else "Not measured yet: `examples/train_cnn.py --json` makes these figures."
+def section(record: Record) -> str:
+    """The tables of the trainings on one GPU."""
+    rows = record["rows"]
+    meaning = (
+        f"Images: {record['images']}. Milliseconds of a step (forward, backward, optimiser), each in the better of "
+        "the layouts that were measured; × is PyTorch's time over leanconv's, in strict FP32, of its TF32 over our "
+        "float32-grade tier, and of its TF32 over our tier tf32; MiB is the peak besides the images, "
+        "“in passing” what of it one convolution takes at most besides its result, and loss the mean of the last "
+        "tenth of the steps, leanconv / PyTorch in strict FP32."
+    )
+    texts = [f"{records.origin(record['machine'])}{others(record)}. {meaning}", records.table(table(rows)), seeds(rows)]
+    if any("kernels" in row for row in rows):
+        texts += [
+            "Milliseconds of a step that the GPU spends in each sort of kernels, by PyTorch's profiler:",
+            records.table(shares(rows)),
+        ]
+    return "\n\n".join(filter(None, texts))
 
 
-def processes(paths: Sequence[Path]) -> str:
-    """The tables of trainings on several GPUs."""
-    parts = []
-    for path in paths:
-        record = json.loads(path.read_text(encoding="utf-8"))
-        about = record["machine"]
-        meaning = (
-            "Milliseconds of a step, gradients sent in pieces of so many MB; × is the images a second beside one GPU "
-            "with as many images in a step as each of these has; “losses apart” is the largest relative difference of "
-            "the losses from those of one GPU with all the images, in the first four steps / in all."
-        )
-        origin = f"{about['gpu']}, {about['date'][:10]}, {markdown.revision(about, digits=12)}."
-        parts.append(f"{origin} {meaning}\n\n{markdown.table(several(record['rows']))}")
-    return "\n\n".join(parts) if parts else "Not measured yet: `examples/train_cnn.py --json` makes these figures."
+def processes(record: Record) -> str:
+    """The table of the trainings on several GPUs."""
+    meaning = (
+        "Milliseconds of a step, gradients sent in pieces of so many MB; × is the images a second beside one GPU "
+        "with as many images in a step as each of these has; “losses apart” is the largest relative difference of "
+        "the losses from those of one GPU with all the images, in the first four steps / in all."
+    )
+    return f"{records.origin(record['machine'])}. {meaning}\n\n{records.table(several(record['rows']))}"

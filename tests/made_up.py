@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from leanconv.bench.results import Results, Row
 from leanconv.bench.suites import format_problem
 from leanconv.problem import ConvProblem
-from report.studies import BASELINE, STUDIES
+from report import pages
 
 MACHINE = {
     "gpu": "NVIDIA H200",
@@ -16,6 +17,8 @@ MACHINE = {
     "git_revision": "0123456789abcdef",
     "ceilings": {"fp32_tflops": 50.0, "tf32_tflops": 400.0, "copy_tbytes": 4.0, "how": "made up"},
 }
+#: What records say of their machine.
+ABOUT = {"gpu": "NVIDIA X", "date": "2026-11-22T00:00:00", "cores": 16, "git_revision": "abc"}
 LAYERS = {"narrow": ConvProblem(1, 2, 9, 9, 3, 3, 3), "wide": ConvProblem(1, 2, 20, 20, 3, 5, 5)}
 
 
@@ -52,21 +55,6 @@ def suite() -> Results:
         row("wide", "cudnn:implicit_gemm-nchw", "implicit_gemm", 15),
         row("wide", "im2col+cublas", "unfold, bmm", 5, 3000),
     ]
-    return results
-
-
-def variants() -> Results:
-    """The ablation of im2win on two layers."""
-    results = layers()
-    shares = dict(zip(STUDIES["im2win"].variants, (1.0, 0.5, 0.25, 0.1), strict=True))
-    for problem, speed in (("narrow", 40), ("wide", 20)):
-        results.rows += [row(problem, "leanconv", name, 2, variant=BASELINE) for name in ("direct", "im2win_basic")]
-        for algorithm in STUDIES["im2win"].algorithms:
-            for name, share in shares.items():
-                values = {"variant": name, "registers": 100, "spill_bytes": 0}
-                results.rows.append(row(problem, "leanconv", algorithm, speed * share, **values))
-        results.problems[problem] |= {"transform_us": 5.0, "transform_bytes": 1000}
-    results.rows[2] = replace(results.rows[2], registers=168)
     return results
 
 
@@ -112,6 +100,17 @@ def in_chwn(results: Results) -> Results:
     """The same in a layout that no peer has."""
     about = {name: entry | {"layout": "CHWN"} for name, entry in results.problems.items()}
     return replace(results, layout="CHWN", problems=about)
+
+
+def blocks(*words: str, mark: str = "made") -> str:
+    """A document of empty blocks."""
+    return "".join(f"<!-- {mark}: {each} -->\n<!-- /made -->\n" for each in words)
+
+
+def filled(folder: Path, *words: str, by: Any = pages) -> str:
+    """Such a document as `report.pages`, or those of research, fill it from the results in ``folder``."""
+    text = blocks(*words, mark="made" if by is pages else "made by research")
+    return str(by.fill(text, folder / "page.md", folder, folder))
 
 
 def rows_of(table: tuple[list[str], list[list[str]]]) -> dict[str, dict[str, str]]:

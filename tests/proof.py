@@ -27,8 +27,6 @@ Runner = Callable[[Plan, dict[str, Any]], None]
 POISON = {"int32": np.int32(-1431655766), **dict.fromkeys(LAYERS, np.nan)}
 #: Configurations that are looked at in search of extremes.
 MOST_CONFIGS = 10000
-#: What a configuration may switch off to measure what it is worth; the result must stay the same.
-SWITCHES = ("prefetch", "vector_loads", "micro_kernel", "wide_exchange", "padded_exchange", "staged")
 
 
 class WrongAnswer(AssertionError):
@@ -51,20 +49,14 @@ def run_on_gpu(plan: Plan, values: dict[str, Any]) -> None:
 
 def extreme_configs(algorithm: GpuAlgorithm, problem: Problem, target: Target) -> Iterator[Config]:
     """Few configurations that have it all: the best guess first, then the smallest and the largest value of every
-    tuning number, every split, and each ablation switch off.
+    tuning number, and every split.
 
     Kinds, which are types of configurations and what they answer to questions of yes or no, are looked at one by one.
     """
     kinds: dict[Any, list[Config]] = {}
     for config in islice(algorithm.configs(problem, target), MOST_CONFIGS):
         kinds.setdefault((type(config), *decisions(config)), []).append(config)
-    chosen: list[Config] = []
-    for alike in kinds.values():
-        few = _cover(alike)
-        off = [name for name in SWITCHES if getattr(alike[0], name, False)]
-        chosen += few
-        chosen += [replace(few[i % len(few)], **{name: False}) for i, name in enumerate(off)]
-    yield from dict.fromkeys(chosen)
+    yield from dict.fromkeys(config for alike in kinds.values() for config in _cover(alike))
 
 
 def decisions(config: Config) -> list[tuple[str, Any]]:

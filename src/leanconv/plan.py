@@ -305,8 +305,8 @@ def role_of(argument: Argument) -> str | None:
 class Launch:
     """One kernel launch: what to compile and how to start it.
 
-    ``function`` is a device function template over <Problem, Tuning>, in ``header`` below ``kernels/``. The compiled
-    symbol is its name without the namespace.
+    ``function`` is a device function template over <Problem, Tuning>, in ``header``: a path below ``kernels/``, or an
+    absolute one. The compiled symbol is its name without the namespace.
     """
 
     header: str

@@ -14,7 +14,7 @@ from leanconv.problem import ConvProblem
 
 #: Interpolation points in the order they are taken; infinity comes on top of them. A prefix gives the points of 4
 #: states (0, ±1), of 8 (and ±2, ±1/2) and of 16: there these have the least error of those measured by
-#: ``report/points.py``. They are binary fractions, and float32 holds all of ``at`` and ``bt`` exactly, where those
+#: ``research/points.py``. They are binary fractions, and float32 holds all of ``at`` and ``bt`` exactly, where those
 #: of the paper, with ±3 and ±1/3 for ±3/4 and ±5/4, err five times as much on zero-mean data, twenty on positive.
 POINTS = tuple(
     Fraction(numerator, denominator)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,9 +13,9 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def modules() -> dict[str, Path]:
-    """Every module of leanconv and of report by its name."""
+    """Every module of leanconv, report and research by its name."""
     named = {}
-    for base, package in ((ROOT / "src", "leanconv"), (ROOT, "report")):
+    for base, package in ((ROOT / "src", "leanconv"), (ROOT, "report"), (ROOT, "research")):
         for path in (base / package).rglob("*.py"):
             named[".".join(path.relative_to(base).with_suffix("").parts).removesuffix(".__init__")] = path
     return named
@@ -59,7 +60,7 @@ def circle(graph: dict[str, set[str]]) -> list[str]:
 
 def test_no_module_imports_itself_by_way_of_others() -> None:
     known = modules()
-    assert {"leanconv.api", "leanconv.bench.tables", "report.pages"} <= set(known)
+    assert {"leanconv.api", "leanconv.bench.tables", "report.pages", "research.pages"} <= set(known)
     graph = {name: imports(path, known) for name, path in known.items()}
     assert "leanconv.cli.doctor" in graph["leanconv.cli.main"], "imports inside functions count"
     assert circle(graph) == []
@@ -70,18 +71,27 @@ def test_circles_are_seen() -> None:
     assert circle({"a": {"a"}}) == ["a"] and circle({"a": {"b", "c"}, "b": {"c"}, "c": set()}) == []
 
 
-def test_the_wheel_does_without_what_is_not_in_it() -> None:
+def test_the_wheel_does_without_what_is_not_in_it_and_the_report_without_research() -> None:
     known = modules()
-    for name, path in known.items():
-        if name.startswith("leanconv"):
-            others = {other for other in imports(path, known) if other.startswith("report")}
-            assert not others, f"{name} imports {others}"
+    for package, apart in (("leanconv", ("report", "research")), ("report", ("research",))):
+        for name, path in known.items():
+            if name.startswith(package):
+                others = {other for other in imports(path, known) if other.startswith(apart)}
+                assert not others, f"{name} imports {others}"
+
+
+def test_kernels_of_calls_do_without_those_of_studies() -> None:
+    studied = {path.name for path in (ROOT / "research" / "kernels").glob("*.cuh")}
+    assert studied
+    for path in (ROOT / "src" / "leanconv" / "kernels").rglob("*.cuh"):
+        included = set(re.findall(r"#\s*include [<\"](?:.*/)?([^/>\"]+)[>\"]", path.read_text(encoding="utf-8")))
+        assert not studied & (included | {path.name}), path
 
 
 def test_only_the_command_line_needs_the_benchmark() -> None:
     known = modules()
     for name, path in known.items():
-        if not name.startswith(("leanconv.bench", "leanconv.cli", "report")):
+        if not name.startswith(("leanconv.bench", "leanconv.cli", "report", "research")):
             others = {other for other in imports(path, known) if other.startswith(("leanconv.bench", "leanconv.cli"))}
             assert not others, f"{name} imports {others}"
 

@@ -2,95 +2,26 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 import leanconv
-from leanconv.algorithms import ALGORITHMS, winograd2d
+from leanconv.algorithms import ALGORITHMS
 from leanconv.algorithms.base import GpuAlgorithm
 from leanconv.plan import Plan, Target
 from leanconv.problem import ConvProblem
 from leanconv.reference import CPU_ALGORITHMS, oracle
 from leanconv.winograd import WIDTHS, Matrices, matrices
-from report import precision
-from report.__main__ import main
+from report.data import KINDS, draw
 from tests import cases, emulator, proof
 from tests.cases import TARGETS
 
-KINDS = precision.KINDS
-RECORD = Path(__file__).parents[2] / "benchmarks" / "results" / "cpu" / "precision.json"
 ELEVEN = [(alpha, width) for alpha, widths in WIDTHS.items() for width in widths]
-ROWS = [precision.rows_kernel(alpha, width, 3) for alpha, width in ELEVEN]
-WIDE = [precision.rows_kernel(8, width, 3, piece=piece) for width, piece in precision.WIDE]
-SQUARES = [precision.square_kernel(m, 11) for m in (2, 4)]
-PLAIN = precision.plain_kernels(3, 11)
-#: Of tier fp32 the most a kernel may err on data of a network: times the sequential float32 sum's.
-OF_A_NETWORK = 8
-
-
-def named(kernels: list[precision.Kernel]) -> Any:
-    return pytest.mark.parametrize("kernel", [pytest.param(kernel, id=kernel.name) for kernel in kernels])
-
-
-def kept(entry: precision.Entry) -> None:
-    """An entry keeps its bounds, and of the strict tiers those by the sequential sum."""
-    assert entry.absolute <= entry.worst, entry
-    if entry.data != precision.ONE_WAY:
-        assert entry.absolute <= entry.bound, entry
-    if entry.tier != "relaxed":
-        assert entry.factor <= {"zero-mean": 4, "positive": 4, "ReLU 90 %": OF_A_NETWORK}.get(entry.data, np.inf), entry
-
-
-@named([*ROWS, *WIDE, *SQUARES, *PLAIN])
-def test_every_kernel_keeps_its_bound_on_data_of_every_kind(kernel: precision.Kernel) -> None:
-    entries = precision.measure([kernel], seeds=1)
-    assert len(entries) == len(kernel.ways) * (len(KINDS) + 1)
-    for entry in entries:
-        kept(entry)
-
-
-def test_the_published_errors_keep_their_bounds() -> None:
-    entries = [precision.Entry(**entry) for entry in json.loads(RECORD.read_text(encoding="utf-8"))["entries"]]
-    for entry in entries:
-        kept(entry)
-    published = {(kernel.name, where, tier) for kernel in precision.every_kernel() for where, tier, _ in kernel.ways}
-    assert {(entry.kernel, entry.where, entry.tier) for entry in entries} == published
-    bounds = {(k.name, f"{k.problem.r}×{k.problem.s}×{k.problem.c}"): k.bound() for k in precision.every_kernel()}
-    for entry in entries:
-        assert entry.bound == pytest.approx(bounds[entry.kernel, entry.layer], rel=1e-3), entry
-    assert {entry.data for entry in entries} == {*KINDS, precision.ONE_WAY}
-    page = (RECORD.parents[3] / "docs" / "numerics.md").read_text(encoding="utf-8")
-    assert precision.section(json.loads(RECORD.read_text(encoding="utf-8"))) in page
-
-
-@named([ROWS[ELEVEN.index(kernel)] for kernel in ((4, 3), (8, 7), (16, 8))] + WIDE[:2] + SQUARES[:1] + PLAIN[:1])
-def test_the_statement_of_a_kernel_has_all_its_bits(kernel: precision.Kernel) -> None:
-    """So what holds for the one, on data of any kind, holds for the other."""
-    name = "direct" if not kernel.tiles else "winograd2d" if kernel.tiles.square else "winograd1d"
-    algorithm = next(a for a in ALGORITHMS if a.name == name)
-    problem = replace(kernel.problem, precision="relaxed" if kernel.tiles else "ieee")
-    config = next(
-        config
-        for config in algorithm.configs(problem, TARGETS[0])
-        if not kernel.tiles
-        or config.states == kernel.tiles.states
-        and not getattr(config, "segments", False)
-        and (kernel.tiles.pieces == 1) == (not getattr(config, "piece", 0))
-        and getattr(config, "piece", 0) in (0, kernel.tiles.matrices.r)
-    )
-    plan = algorithm.plan(problem, config, TARGETS[0])
-    for kind in ("outlier", "ReLU 90 %"):
-        x, w = precision.draw(problem, kind)
-        y = np.full(problem.y_shape, np.nan, np.float32)
-        emulator.run_plan(plan, {"x": x, "w": w, "bias": None, "y": y}, orders=("ascending",))
-        stated = precision.statement(problem, kernel.tiles, kernel.tiles and config, x, w)
-        np.testing.assert_array_equal(y, stated)
+TRANSFORMS = [*(matrices(alpha + 1 - width, width) for alpha, width in ELEVEN), matrices(2, 3), matrices(4, 3)]
 
 
 def check(
@@ -100,7 +31,7 @@ def check(
     problem = replace(problem, precision=algorithm.tier)
     plan = algorithm.plan(problem, next(iter(algorithm.configs(problem, target))), target)
     for kind in KINDS:
-        x, w = precision.draw(problem, kind)
+        x, w = draw(problem, kind)
         y = np.full(problem.y_shape, np.nan, np.float32)
         bias = cases.draw_conv(problem, "zero-mean")["bias"]
         run(plan, {problem.operands[0].role: x, "w": w, "bias": bias, problem.operands[-1].role: y})
@@ -143,29 +74,10 @@ def test_algorithms_of_the_cpu_engine_keep_the_bound(algorithm: Any, dtype: str)
             continue
         # of float16, what is of its range
         for kind in KINDS if dtype != "float16" else ("zero-mean", "positive", "ReLU 90 %"):
-            x, w = precision.draw(problem, kind)
+            x, w = draw(problem, kind)
             bias = cases.draw_conv(problem, "zero-mean")["bias"]
             y = algorithm.run(problem, x, w, bias)
             assert oracle.absolute_error(problem, y, x, w, bias) <= oracle.tier_bound(problem), (problem, kind)
-
-
-@named([ROWS[ELEVEN.index((16, width))] for width in (7, 8, 9)])
-def test_16_states_break_the_bound_of_tier_fp32(kernel: precision.Kernel) -> None:
-    strict = oracle.tier_bound(kernel.problem)
-    assert strict < kernel.bound() == oracle.tier_bound(replace(kernel.problem, precision="relaxed"))
-    for entry in precision.measure([kernel], ("ReLU 90 %", "one-hot", "outlier"), seeds=1):
-        assert entry.tier == "relaxed"
-        # the order in which BLAS adds depends on the processor: on one, ReLU 90 % came to 0.97 of the bound
-        if (entry.where, entry.data) != ("CPU", "ReLU 90 %"):
-            assert entry.absolute > strict, entry
-
-
-def test_larger_tiles_break_the_bound_of_smaller_ones() -> None:
-    for entry in precision.measure(SQUARES[1:], ("outlier",), seeds=3):
-        assert entry.absolute > SQUARES[0].bound(), entry
-    # and a sum that rounds one way all the time breaks the bound of one that does not, never the worst one
-    for entry in precision.measure(precision.plain_kernels(7, 64)[:1], (precision.ONE_WAY,), seeds=1):
-        assert entry.bound < entry.absolute <= entry.worst
 
 
 def largest_magnitudes(transform: Matrices, x: np.ndarray, w: np.ndarray) -> np.ndarray:
@@ -175,7 +87,7 @@ def largest_magnitudes(transform: Matrices, x: np.ndarray, w: np.ndarray) -> np.
     return np.concatenate([at @ ((g @ w) * (bt @ x[i : i + transform.alpha])) for i in tiles])
 
 
-@pytest.mark.parametrize("transform", [k.transform for k in (*ROWS, *SQUARES)], ids=lambda t: f"{t.n},{t.r}")
+@pytest.mark.parametrize("transform", TRANSFORMS, ids=lambda t: f"{t.n},{t.r}")
 def test_no_data_grow_roundings_by_more_than_the_worst(transform: Matrices) -> None:
     n, r, alpha = transform.n, transform.r, transform.alpha
     random, length = np.random.default_rng(0), 40 * n
@@ -208,9 +120,8 @@ def test_windows_beyond_the_output_count() -> None:
     w[..., 0, 2] = np.random.default_rng(0).standard_normal((problem.k, 1))
     assert not oracle.conv2d(problem, x, w).any()
     assert oracle.magnitude(problem, x, w) == pytest.approx(np.linalg.norm(w))
-    kernel = precision.rows_kernel(8, 3, 3)
     y = winograd1d_of(problem, x, w)
-    assert 0 < oracle.absolute_error(problem, y, x, w) <= oracle.absolute_bound(problem, kernel.transform)
+    assert 0 < oracle.absolute_error(problem, y, x, w) <= oracle.absolute_bound(problem, matrices(6, 3))
     assert oracle.absolute_error(problem, np.zeros_like(y), x, w) == 0
     y[0, 0, 0, 0] = np.nan
     assert not oracle.absolute_error(problem, y, x, w) <= np.inf
@@ -227,14 +138,14 @@ def winograd1d_of(problem: ConvProblem, x: np.ndarray, w: np.ndarray) -> np.ndar
 def test_magnitudes_of_a_layer_and_its_gradient(layout: Any, stride: int) -> None:
     problem = ConvProblem(2, 6, 7, 8, 4, 3, 2, padding=(1, 0, 2, 1), groups=2, layout=layout, bias=True)
     problem = replace(problem, stride=(stride, stride))
-    x, w = precision.draw(problem, "zero-mean")
+    x, w = draw(problem, "zero-mean")
     outputs = np.linalg.norm(oracle.conv2d(replace(problem, bias=False), abs(x), abs(w)))
     assert oracle.magnitude(problem, x, w) >= outputs * (1 if stride == 2 else 1.01)
     bias = np.full(problem.k, 3, np.float32)
     added = oracle.magnitude(problem, x, w, bias) - oracle.magnitude(problem, x, w)
     assert added == pytest.approx(3 * np.sqrt(np.prod(problem.y_shape)))
     gradient = replace(problem, op="dgrad", bias=False)
-    dy, w = precision.draw(gradient, "zero-mean")
+    dy, w = draw(gradient, "zero-mean")
     whole = oracle.magnitude(gradient, dy, w)
     assert whole >= np.linalg.norm(oracle.conv2d(gradient, abs(dy), abs(w)))
     if stride == 1:
@@ -259,22 +170,10 @@ def test_one_huge_pixel_among_zeros() -> None:
     assert not leanconv.conv2d(x, w, padding=1, precision="ieee")[zero].any()
 
 
-def test_the_command_writes_the_record_and_the_page(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(precision, "every_kernel", lambda: iter((SQUARES[0], PLAIN[0])))
-    monkeypatch.setattr(precision, "SEEDS", 1)
-    with pytest.raises(SystemExit) as stopped:
-        main(["precision", "--results", str(tmp_path / "results"), "--docs", str(tmp_path), "--revision", "abc"])
-    assert not stopped.value.code and "precision.json" in capsys.readouterr().out
-    page = (tmp_path / "numerics.md").read_text(encoding="utf-8")
-    assert "no GPU was measured" in page and "revision abc" in page and "| F(2×2, 3×3) GPU | fp32 |" in page
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_data_are_what_their_name_says(kind: str) -> None:
     problem = ConvProblem(2, 6, 20, 30, 4, 3, 3, layout="NHWC")
-    x, w = precision.draw(problem, kind)
+    x, w = draw(problem, kind)
     assert x.shape == problem.x_shape and w.shape == problem.w_shape and x.dtype == w.dtype == np.float32
     zeros = float((x == 0).mean())
     if kind.startswith("ReLU"):
@@ -292,14 +191,4 @@ def test_data_are_what_their_name_says(kind: str) -> None:
 
 def test_an_unknown_kind_is_refused() -> None:
     with pytest.raises(ValueError, match="kind='wild' is none of zero-mean, positive"):
-        precision.draw(PLAIN[0].problem, "wild")
-
-
-def test_f_of_4_by_4_stays_relaxed() -> None:
-    """Its error on data of a network is more than tier fp32 may have."""
-    (entry, _) = precision.measure(SQUARES[1:], ("ReLU 90 %",))
-    assert entry.factor > OF_A_NETWORK and entry.tier == "relaxed"
-    for kernel in SQUARES:
-        config = next(c for c, _ in winograd2d.SPEEDS if winograd2d.outputs_of(c) == kernel.transform.n)
-        served = next(a for a in ALGORITHMS if a.name == "winograd2d").configs(kernel.problem, TARGETS[0])
-        assert (config.states in {c.states for c in served}) == (kernel.ways[0][1] == "fp32")
+        draw(ConvProblem(1, 1, 4, 4, 1, 3, 3), "wild")

@@ -154,8 +154,10 @@ def _digest(*parts: str | bytes) -> str:
     return state.hexdigest()[:32]
 
 
-def _includes(text: str) -> tuple[str, ...]:
-    return tuple(re.findall(r"^\s*#\s*include <(.+)>", text, re.MULTILINE))
+def _includes(text: str, folder: Path = HERE) -> tuple[str, ...]:
+    """What ``text`` includes, by name; what lies beside it in ``folder``, by its path."""
+    found = re.findall(r"^\s*#\s*include (?:<(.+)>|\"(.+)\")", text, re.MULTILINE)
+    return tuple(name or str(folder / beside) for name, beside in found)
 
 
 def _included(text: str, kernels: Path) -> bytes:
@@ -171,7 +173,7 @@ def _reached(names: tuple[str, ...], kernels: Path) -> bytes:
         file = next((f for folder in (HERE / "include", kernels) if (f := folder / name).exists()), None)
         if file is not None and name not in found:
             found[name] = file.read_bytes()
-            waiting += _includes(found[name].decode())
+            waiting += _includes(found[name].decode(), file.parent)
     return b"\0".join(name.encode() + b"\0" + found[name] for name in sorted(found))
 
 

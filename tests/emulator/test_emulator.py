@@ -433,11 +433,34 @@ def test_programs_are_kept_and_a_half_built_one_never_appears(monkeypatch, tmp_p
 
 
 def test_what_a_unit_includes_at_any_depth_builds_it_anew_and_nothing_else_does(tmp_path):
-    (tmp_path / "outer.cuh").write_text("#pragma once\n  #include <lib/inner.cuh>\n")
+    (tmp_path / "outer.cuh").write_text("#pragma once\n  #include <lib/middle.cuh>\n")
     (tmp_path / "lib").mkdir()
+    (tmp_path / "lib" / "middle.cuh").write_text('#pragma once\n#include "inner.cuh"\n')
     unit = '#include <outer.cuh>\nextern "C" __global__ void probe(float* y) { y[threadIdx.x] = value; }\n'
     built = []
     for name, content in (("inner", "1"), ("other", "1"), ("inner", "2"), ("other", "2")):
         (tmp_path / "lib" / f"{name}.cuh").write_text(f"constexpr float value = {content};")
         built.append(build(unit, "probe", (Y,), tmp_path))
     assert built[0] == built[1] != built[2] == built[3]
+
+
+def test_words_of_four_products():
+    """Every pair of bytes, of either sign, and sums that wrap around."""
+    unit = (
+        "#include <lib/ptx/dot.cuh>\n"
+        'extern "C" __global__ void dots(const int* a, const int* b, int* y) {\n'
+        "  const int i = blockIdx.x * blockDim.x + threadIdx.x;\n"
+        "  y[2 * i] = leanconv::dp4a_s32_s32(a[i], b[i], i);\n"
+        "  y[2 * i + 1] = leanconv::dp4a_u32_s32(static_cast<unsigned>(a[i]), b[i], 2147483647);\n}\n"
+    )
+    rng = np.random.default_rng(0)
+    a, b = (rng.integers(-128, 128, (64, 4)).astype(np.int8) for _ in range(2))
+    a[:2], b[:2] = -128, (-128, -128, 127, 127)
+    y = np.zeros((64, 2), np.int32)
+    arguments = (Pointer("a", "int"), Pointer("b", "int"), Pointer("y", "int", written=True))
+    values = {"a": a.view(np.int32).ravel(), "b": b.view(np.int32).ravel(), "y": y}
+    run_source(unit, "dots", arguments, values, grid=2, block=32)
+    wide = b.astype(np.int64)
+    np.testing.assert_array_equal(y[:, 0], (a.astype(np.int64) * wide).sum(1) + np.arange(64))
+    unsigned = (a.view(np.uint8).astype(np.int64) * wide).sum(1) + 2147483647
+    np.testing.assert_array_equal(y[:, 1], unsigned.astype(np.int32))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
@@ -21,8 +21,6 @@ FUSED = next(a for a in ALGORITHMS if a.name == "im2win_fused")
 WITH_TENSOR = next(a for a in ALGORITHMS if a.name == "im2win")
 TILED = ("implicit_gemm", "im2win", "im2win_fused")
 TENSORS = [c for c in CONV_CASES if c.problem.n and not WITH_TENSOR.reasons(c.problem, TARGETS[0])]
-#: Those of all switches that its configurations have.
-SWITCHES = [name for name in proof.SWITCHES if name in {field.name for field in fields(im2win_fused.RUN_TILES[0][0])}]
 
 
 def tensor_of(problem: ConvProblem, x: np.ndarray) -> np.ndarray:
@@ -63,7 +61,6 @@ class Runs:
     problem: ConvProblem
     tile: int
     split: int
-    off: str | None
     wide: bool
 
     @property
@@ -73,8 +70,6 @@ class Runs:
         tiles = sorted((tile for tile, _ in im2win_fused.RUN_TILES), key=lambda c: (c.tile_k, c.tile_pixels))
         depth = im2win_fused.lines(self.problem) * self.problem.s
         tiles = [replace(tile, tile_reduction=depth, min_blocks=1) for tile in tiles]
-        if self.off:
-            tiles = [replace(tile, **{self.off: False}) for tile in tiles]
         tiles = [tile for tile in tiles if im2win_fused.pieces(self.problem, tile) <= im2win_fused.MOST_PIECES]
         config = tiles[self.tile % len(tiles)]
         split = self.split if config.thread_k % self.split == 0 else self.split // 2
@@ -82,8 +77,8 @@ class Runs:
 
     def __str__(self) -> str:
         p = self.problem
-        how = [f"split{self.config.split}", *(["no " + self.off] if self.off else []), *(["wide"] if self.wide else [])]
-        return f"w{p.w} s{p.s} stride{p.stride[1]} left{p.padding[2]} dilation{p.dilation[1]} {' '.join(how)}"
+        how = f"split{self.config.split}{' wide' * self.wide}"
+        return f"w{p.w} s{p.s} stride{p.stride[1]} left{p.padding[2]} dilation{p.dilation[1]} {how}"
 
 
 def _runs() -> list[Runs]:
@@ -107,10 +102,9 @@ def _runs() -> list[Runs]:
             bias=i % 4 < 2,
             activation="relu" if i % 3 == 0 else None,
         )
-        off = (None, *SWITCHES)[i % 4] if i % 3 else None
-        found.append(Runs(problem, i, (1, 2, 4, 8)[i // 3 % 4], off, i % 5 == 4))
+        found.append(Runs(problem, i, (1, 2, 4, 8)[i // 3 % 4], i % 5 == 4))
     wide_filter = ConvProblem(1, 5, 4, 40, 6, 2, 13, padding=(1, 0, 4, 3))
-    found += [Runs(wide_filter, 0, 1, None, False), Runs(replace(wide_filter, w=41), 1, 2, None, False)]
+    found += [Runs(wide_filter, 0, 1, False), Runs(replace(wide_filter, w=41), 1, 2, False)]
     return found
 
 
@@ -162,7 +156,7 @@ def test_runs_are_of_every_kind():
         assert {p.bias for p in these} == {True, False} and {p.activation for p in these} == {None, "relu"}
     for whole in (True, False):
         these = [r for r in RUNS if (r.problem.w % 4 == 0) == whole and not r.wide]
-        assert {r.config.split for r in these} == {1, 2, 4, 8} and {r.off for r in these} == {None, *SWITCHES}
+        assert {r.config.split for r in these} == {1, 2, 4, 8}
     configs = [r.config for r in RUNS]
     assert {c.thread_pixels for c in configs} == {8, 12} and any(r.wide and r.problem.w % 4 == 0 for r in RUNS)
     # Registers hold two runs where these are short, else one.

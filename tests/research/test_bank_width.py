@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -12,11 +11,13 @@ import numpy as np
 import pytest
 
 from leanconv.dtypes import DTYPES
-from leanconv.plan import Plan, Pointer
-from report import bank_width as study
-from report import pages
+from report import records
+from research import bank_width as study
+from research import pages
+from research.studies import KERNELS
 from tests import emulator
-from tests.kernels.patching import Patch, broken_kernels
+from tests.kernels.patching import Patch, patched
+from tests.made_up import ABOUT, filled
 
 EVERY = [(d, e, config) for d in study.DTYPES_TAKEN for e in study.FILTERS for config in study.configs(d)]
 #: Every way in every type, the extents by turns.
@@ -27,7 +28,9 @@ SOME = [
 ]
 
 
-def filtered(dtype: str, extent: int, config: Any, height: int = 13, **how: Any) -> tuple[np.ndarray, np.ndarray]:
+def filtered(
+    dtype: str, extent: int, config: Any, height: int = 13, kernels: Path = KERNELS
+) -> tuple[np.ndarray, np.ndarray]:
     """The kernel's result and the right one, on two strips and three bands, the last of them lower."""
     small = replace(config, tile=32 * config.pixels, rows=5)
     rng, shape = np.random.default_rng(1), (height, 128)
@@ -35,8 +38,8 @@ def filtered(dtype: str, extent: int, config: Any, height: int = 13, **how: Any)
     x = rng.integers(0, 256, shape, np.uint8) if integer else rng.uniform(-1, 1, shape).astype(dtype)
     w = study.draw_filter(dtype, extent)
     y = np.full(x.shape, 77, x.dtype)
-    plan = Plan((study.study_launch(dtype, extent, small, height, 128),))
-    emulator.run_plan(plan, {"x": x, "w": w, "y": y}, **how)
+    launch = study.study_launch(dtype, extent, small, height, 128)
+    emulator.run_launch(replace(launch, header=str(kernels / "bank_width.cuh")), {"x": x, "w": w, "y": y})
     return y, study.expected(x, w)
 
 
@@ -68,34 +71,14 @@ def test_every_way_is_among_those_that_are_tried() -> None:
     ids=["barrier", "halo", "window", "height", "slots"],
 )
 def test_kernels_broken_on_purpose_are_caught(change: str, kept: bool, tmp_path: Path) -> None:
-    kernels = broken_kernels(tmp_path, Patch("a break", "bank_width", change))
+    path = KERNELS / "bank_width.cuh"
+    (text,) = patched(Patch("a break", "bank_width", change), {path: path.read_text("utf-8")}).values()
+    (tmp_path / path.name).write_text(text, "utf-8")
     try:
-        y, wanted = filtered("float16", 3, study.BankConfig(2, 2, kept), kernels=kernels)
+        y, wanted = filtered("float16", 3, study.BankConfig(2, 2, kept), kernels=tmp_path)
     except emulator.EmulatorError:
         return
     assert not right("float16", y, wanted)
-
-
-def test_words_of_four_products() -> None:
-    """Every pair of bytes, of either sign, and sums that wrap around."""
-    unit = (
-        "#include <lib/ptx/dot.cuh>\n"
-        'extern "C" __global__ void dots(const int* a, const int* b, int* y) {\n'
-        "  const int i = blockIdx.x * blockDim.x + threadIdx.x;\n"
-        "  y[2 * i] = leanconv::dp4a_s32_s32(a[i], b[i], i);\n"
-        "  y[2 * i + 1] = leanconv::dp4a_u32_s32(static_cast<unsigned>(a[i]), b[i], 2147483647);\n}\n"
-    )
-    rng = np.random.default_rng(0)
-    a, b = (rng.integers(-128, 128, (64, 4)).astype(np.int8) for _ in range(2))
-    a[:2], b[:2] = -128, (-128, -128, 127, 127)
-    y = np.zeros((64, 2), np.int32)
-    arguments = (Pointer("a", "int"), Pointer("b", "int"), Pointer("y", "int", written=True))
-    values = {"a": a.view(np.int32).ravel(), "b": b.view(np.int32).ravel(), "y": y}
-    emulator.run_source(unit, "dots", arguments, values, grid=2, block=32)
-    wide = b.astype(np.int64)
-    np.testing.assert_array_equal(y[:, 0], (a.astype(np.int64) * wide).sum(1) + np.arange(64))
-    unsigned = (a.view(np.uint8).astype(np.int64) * wide).sum(1) + 2147483647
-    np.testing.assert_array_equal(y[:, 1], unsigned.astype(np.int32))
 
 
 def test_the_model_counts_accesses() -> None:
@@ -107,7 +90,7 @@ def test_the_model_counts_accesses() -> None:
         study.study_launch("uint8", 3, one, 10, 100)
 
 
-def a_file(folder: Path) -> Path:
+def a_file(folder: Path) -> None:
     """Results in which n neighbours take a fourth less time than one, dp4a half, and small images nothing more."""
     rows = []
     for dtype, extent, config in EVERY:
@@ -115,22 +98,17 @@ def a_file(folder: Path) -> Path:
             us = (50 if config.dot else 100 if config.unit == 1 else 75) * (size / 2048) ** 2
             about = {"name": config.name, "registers": 40, "spill_bytes": 0, "us": us}
             rows.append({"dtype": dtype, "extent": extent, "size": size, **asdict(config), **about})
-    path = folder / "nvidia-x" / "bank-width.json"
-    path.parent.mkdir()
-    about = {"gpu": "NVIDIA X", "date": "2026-11-22T00:00:00", "git_revision": "abc"}
-    path.write_text(json.dumps({"machine": about, "rows": rows}))
-    return path
+    records.write(folder, "bank-width", ABOUT, rows)
 
 
 def test_the_page_has_a_line_for_each_type_and_filter(tmp_path: Path) -> None:
-    path, page = a_file(tmp_path), tmp_path / "page.md"
-    text = pages.fill("<!-- made: banks bank-width -->\n<!-- /made -->", page, tmp_path, tmp_path / "pictures")
+    a_file(tmp_path)
+    text = filled(tmp_path, "banks-figure bank-width", "banks bank-width", by=pages)
     assert "NVIDIA X, 2026-11-22, revision abc. An image of 8192² pixels; the matched n in bold." in text
     assert text.count("| uint8, 7×7 | 1.33 | **1.33** | 1.33 | 2.00 |") == 2
     assert text.count("| float16, 3×3 | **1.33** | 1.33 | 1.33 | – |") == 2
     assert text.count("| float32, 5×5 | 1.33 | 1.33 | – | – |") == 2
     assert text.count("| uint8, 5×5 | 4 | 42 | 56 | 56 |") == 2 and text.count("| – | 42 | 56 | 84 |") == 6
     assert text.count("| float32, 3×3 | 1 | 42 | 56 | 56 | – |") == 2
-    assert (tmp_path / "pictures" / "nvidia-x-bank-width.png").stat().st_size > 10000
-    assert "](pictures/nvidia-x-bank-width.png)" in text and study.read(path)
-    assert "python -m report bank-width" in study.section([])
+    assert (tmp_path / "nvidia-x-bank-width-banks.png").stat().st_size > 10000
+    assert "](nvidia-x-bank-width-banks.png)" in text

@@ -14,13 +14,14 @@ import pytest
 from leanconv.problem import ConvProblem
 from leanconv.reference import oracle
 from leanconv.runtime.compile import compile_launch
-from report import energy, pages
-from report import tensor_ablation as study
+from research import energy, pages
+from research import tensor_ablation as study
 from tests import emulator
 from tests.cases import TARGETS
+from tests.made_up import ABOUT, filled
 
 HOPPER = TARGETS[0]
-RESULTS = Path(__file__).resolve().parents[2] / "benchmarks" / "results"
+RESULTS = Path(__file__).resolve().parents[2] / "research" / "results"
 LAYER = ConvProblem(1, 256, 6, 8, 64, 3, 3, padding=(1, 1, 1, 1), layout="NHWC", precision="fp32")
 #: Errors of 2304 products that each part leaves, at least and at most.
 ERRORS = {
@@ -31,8 +32,6 @@ ERRORS = {
     "sums in the tensor core": (2e-6, 1e-5),
     "no turns": (1e-7, 2e-7),
 }
-#: What `make test` plays, beside the whole kernels of other tests.
-PLAYED = (("tensor_gemm", "sums in the tensor core"), ("tensor_winograd", "one scale"))
 
 
 def kernels() -> dict[tuple[str, str], Any]:
@@ -52,9 +51,7 @@ def error(plan: Any, scale: float = 1.0) -> float:
     return float(np.linalg.norm(y - exact) / np.linalg.norm(exact))
 
 
-@pytest.mark.parametrize(
-    "key", [pytest.param(k, marks=[] if k in PLAYED else pytest.mark.exhaustive, id="-".join(k)) for k in kernels()]
-)
+@pytest.mark.parametrize("key", kernels(), ids="-".join)
 def test_what_is_left_without_a_part(key: tuple[str, str]) -> None:
     least, most = ERRORS[key[1]]
     assert least < error(kernels()[key]) < most
@@ -73,10 +70,8 @@ def meaningless() -> list[Any]:
     for name in study.TAKEN_APART:
         for layer in (ENDING, replace(ENDING, k=128)):
             for part, plan in study.plans(name, layer, FEW):
-                quick = (name, layer.k, part) == ("tensor_winograd", 64, "no copies")
-                marks = [] if quick else [pytest.mark.exhaustive]
                 if not study.PARTS[part].right:
-                    found.append(pytest.param(layer, plan, marks=marks, id=f"{name}-{layer.k}-{part}"))
+                    found.append(pytest.param(layer, plan, id=f"{name}-{layer.k}-{part}"))
     return found
 
 
@@ -98,7 +93,6 @@ def test_every_part_is_another_kernel_and_the_whole_one_is_a_calls() -> None:
             assert len(set(launches)) == len(launches) >= len(study.PARTS) - 1, (name, layer)
 
 
-@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", study.TAKEN_APART)
 def test_parts_compile(name: str) -> None:
     for problem in study.PART_LAYERS.values():
@@ -177,11 +171,10 @@ def made_up(watts: float | None = 500.0) -> dict[str, Any]:
         for layer, own in labels.items()
         for label in (*own, *study.PEER_ENGINES.values())
     ]
-    about = {"gpu": "NVIDIA X", "date": "2026-11-22T18:00:00", "git_revision": "a" * 40, "git_dirty": False}
     words = {name: study.format_problem(problem) for name, problem in study.ENERGY_LAYERS.items()}
     meter = "the driver's energy counter" if watts else "none (ImportError)"
     return {
-        "machine": about, "meter": meter, "idle_watts": watts and 90.0, "problems": words, "parts": parts,
+        "machine": ABOUT, "meter": meter, "idle_watts": watts and 90.0, "problems": words, "parts": parts,
         "energy": rows,
     }  # fmt: skip
 
@@ -205,24 +198,18 @@ def test_the_committed_record_is_whole() -> None:
 @pytest.mark.parametrize("watts", [500.0, None])
 def test_pages_have_tables_and_pictures(tmp_path: Path, watts: float | None) -> None:
     pytest.importorskip("matplotlib")
-    file = tmp_path / "results" / "nvidia-x" / "tensor-ablation.json"
-    file.parent.mkdir(parents=True)
-    text = (
-        "<!-- made: parts tensor-ablation -->\n<!-- /made -->\n<!-- made: energy tensor-ablation -->\n<!-- /made -->\n"
-    )
-    page, pictures = tmp_path / "page.md", tmp_path / "pictures"
-    assert pages.fill(text, page, tmp_path / "results", pictures).count("python -m report tensor-ablation") == 2
+    file = tmp_path / "nvidia-x" / "tensor-ablation.json"
+    file.parent.mkdir()
     file.write_text(json.dumps(made_up(watts)), encoding="utf-8")
-    filled = pages.fill(text, page, tmp_path / "results", pictures)
-    assert {path.name for path in pictures.iterdir()} == {
-        "nvidia-x-tensor-ablation-parts.png",
-        "nvidia-x-tensor-ablation-energy.png",
-    }
+    blocks = (f"{what} tensor-ablation" for what in ("parts-figure", "parts", "energy-figure", "energy"))
+    page = filled(tmp_path, *blocks, by=pages)
+    for what in ("parts", "energy"):
+        assert (tmp_path / f"nvidia-x-tensor-ablation-{what}.png").stat().st_size > 10000
     flops = study.PART_LAYERS["3×3, 256"].flops
-    assert f"| {flops / 500 * 1e-6:.0f} / {flops / 600 * 1e-6:.0f} | 1.00 | " in filled
+    assert f"| {flops / 500 * 1e-6:.0f} / {flops / 600 * 1e-6:.0f} | 1.00 | " in page
     picojoules = 500 * 600e-6 / flops * 1e12
     if watts:
-        assert f"| 500 | 1500 | {500 * 600e-6:.3f} | {picojoules:.2f} | 1.7e-7 |" in filled
-        assert "draws 90 W" in filled
+        assert f"| 500 | 1500 | {500 * 600e-6:.3f} | {picojoules:.2f} | 1.7e-7 |" in page
+        assert "draws 90 W" in page
     else:
-        assert "| – | – | – | – | 1.7e-7 |" in filled
+        assert "| – | – | – | – | 1.7e-7 |" in page

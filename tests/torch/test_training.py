@@ -12,14 +12,14 @@ from typing import Any
 
 import pytest
 
+from tests import made_up
 from tests.conftest import HostDevice
 
 torch = pytest.importorskip("torch")
 
 from leanconv.algorithms.direct_weight import DirectWeight  # noqa: E402
 from leanconv.torch import takeover  # noqa: E402
-from report import training  # noqa: E402
-from report.pages import fill  # noqa: E402
+from report import records, training  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "examples" / "train_cnn.py"
@@ -114,15 +114,11 @@ def test_the_page(tmp_path: Path) -> None:
     rows += [row("leanconv-tf32", 8e3, revision="abc"), row("torch-fp32-nhwc", 9e4, seed=2, revision="old")]
     rows[2]["scratch_bytes"] = 2**24
     rows[2]["kernels"], rows[3]["kernels"] = {"convolution": 1.2e4, "other": 500.0}, {"convolution": 9e3}
-    about = {"gpu": "NVIDIA X", "date": "2026-11-22T00:00:00", "git_revision": "abc"}
-    (tmp_path / "nvidia-x").mkdir()
-    record = {"machine": about, "images": "digits", "rows": rows}
-    (tmp_path / "nvidia-x" / "training.json").write_text(json.dumps(record))
-    block = "<!-- made: training training -->\n<!-- /made -->"
-    page = fill(block, tmp_path / "page.md", tmp_path, tmp_path)
+    records.write(tmp_path, "training", made_up.ABOUT, rows, images="digits")
+    page = made_up.filled(tmp_path, "training training", "losses-figure training")
     assert (
         "NVIDIA X, 2026-11-22, revision abc; at old: vgg16-b512-32 torch-fp32-nhwc. Images: digits." in page
-        and "nvidia-x-training.png" in page
+        and "](nvidia-x-training-losses.png)" in page
     )
     assert (
         "| vgg16-b512-32 | adam | 20.0 | 60.0 | 10.0 | 8.0 | 3.00 | 0.50 | 1.25 | 20 / 59 | 16 / – | 0.5 / 0.25 |"
@@ -133,11 +129,7 @@ def test_the_page(tmp_path: Path) -> None:
         "| vgg16-b512-32 | leanconv | 12.00 | 0.50 | 12.5 |\n| vgg16-b512-32 | torch-tf32-nhwc | 9.00 | 0.00 | 9.0 |"
         in page
     )
-    block = block.replace("training training", "processes training")
-    page = fill(block, tmp_path / "page.md", tmp_path, tmp_path)
+    assert (tmp_path / "nvidia-x-training-losses.png").stat().st_size > 1000
+    page = made_up.filled(tmp_path, "processes training")
     assert "| vgg16-b512-32 | leanconv | adam | 2 | each GPU's own | 25 MB | 30.0 | – | – | – |" in page
     assert "| vgg16-b1024-32 | leanconv | adam | 2 | of all | 25 MB | 25.0 | 20.0 | 1.60 | 2 % / 3 % |" in page
-    assert "Not measured yet" in fill(block, tmp_path / "page.md", tmp_path / "none", tmp_path)
-    block = block.replace("processes training", "training training")
-    assert (tmp_path / "nvidia-x-training.png").stat().st_size > 1000
-    assert "Not measured yet" in fill(block, tmp_path / "page.md", tmp_path / "none", tmp_path)

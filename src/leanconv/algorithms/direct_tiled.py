@@ -293,8 +293,8 @@ CANDIDATES = (
 )
 #: The paper's best blocks and threads, with channels of a step, for filters of 3x3, 5x5 and 7x7: always worth a try.
 PAPERS_BEST = (((64, 32, 4), (4, 16), 2), ((32, 32, 8), (8, 8), 1), ((32, 64, 4), (8, 8), 1))
-#: The best block of 60 for 7x7 filters (`report design-space` on an H200; those for 3x3 and 5x5 are above): worth a try
-#: where as many taps share a run of pixels.
+#: The best block of 60 for 7x7 filters (`python -m research design-space` on an H200; those for 3x3 and 5x5 are above):
+#: worth a try where as many taps share a run of pixels.
 BEST_OF_WIDE, WIDE = ((32, 16, 16), (4, 16), 2), 7
 #: Candidates whose cost is predicted, those that compute least beside the output first, and how many times as much as
 #: the first they may compute.

@@ -62,9 +62,9 @@ def pays(problem: ConvProblem) -> bool:
     return problem.w % 4 == 0 and run_length(problem) <= 12 and problem.group_c * problem.r >= 32
 
 
-def run_length(problem: ConvProblem, vector_loads: bool = True) -> int:
+def run_length(problem: ConvProblem) -> int:
     """Pixels of a run: the windows of four adjacent outputs on one line, and what alignment adds in front."""
-    shift = -problem.padding[2] % 4 if problem.w % 4 == 0 and vector_loads else 0
+    shift = -problem.padding[2] % 4 if problem.w % 4 == 0 else 0
     return shift + 3 * problem.stride[1] + (problem.s - 1) * problem.dilation[1] + 1
 
 
@@ -83,15 +83,15 @@ def shared_bytes(problem: ConvProblem, config: Im2winFusedConfig) -> int:
     if not config.runs:
         return implicit_gemm.shared_bytes(problem, config)
     step_lines = config.tile_reduction // problem.s
-    pixel_floats = step_lines * ceil_div(run_length(problem, config.vector_loads), 4) * config.tile_pixels
+    pixel_floats = step_lines * ceil_div(run_length(problem), 4) * config.tile_pixels
     entry = 12 if has_wide_tensors(problem) else 8
     return config.shared_bytes(pixel_floats, entry * lcm(problem.r, step_lines))
 
 
 def pieces(problem: ConvProblem, config: Im2winFusedConfig) -> int:
     """Pieces of a stage that a thread brings for each of its columns: ``mine`` in kernels/im2win_fused.cuh."""
-    unit = 4 if problem.w % 4 == 0 and config.vector_loads else 1
-    pairs = config.tile_reduction // problem.s * ceil_div(run_length(problem, config.vector_loads), 4)
+    unit = 4 if problem.w % 4 == 0 else 1
+    pairs = config.tile_reduction // problem.s * ceil_div(run_length(problem), 4)
     return ceil_div(pairs, config.threads // gcd(config.tile_pixels // unit, config.threads))
 
 

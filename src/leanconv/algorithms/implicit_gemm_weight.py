@@ -16,7 +16,7 @@ from leanconv.algorithms.base import (
 from leanconv.algorithms.depthwise_weight import clusters_at_once
 from leanconv.algorithms.tiles import BEST_SHARE, gradient_arguments, weight_limits
 from leanconv.dtypes import GPU_LAYERS, is_narrow
-from leanconv.plan import Argument, Constants, Launch, Plan, Target
+from leanconv.plan import Argument, Launch, Plan, Target
 from leanconv.problem import ConvProblem
 
 
@@ -50,9 +50,6 @@ class WeightTileConfig(Config):
         """Shared memory of a block: its stages, or with a split the sums of a tile."""
         stages = self.stages * self.tile_reduction * (self.tile_k + self.tile_pixels + 8)
         return 4 * max(stages, self.tile_k * self.tile_pixels if self.split > 1 else 0)
-
-    def constants(self) -> Constants:
-        return (*super().constants(), ("vector_loads", True))
 
 
 #: The tiles, and the share of the best tile's speed that each reaches (measured on an H200, 3 x 3 with 256 channels and

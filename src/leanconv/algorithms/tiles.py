@@ -27,8 +27,7 @@ class TileConfig(Config):
     """A block computes tile_k filters x tile_pixels pixels, a thread thread_k x thread_pixels of them.
 
     The lanes of a warp form a grid of lanes_k x (32 / lanes_k); ``stages`` reduction steps of ``tile_reduction``
-    are in shared memory at once. ``split`` blocks of a cluster share the reduction of one tile. The last three switch
-    off what makes the main loop fast, to measure it (see kernels/lib/tile_product.cuh).
+    are in shared memory at once. ``split`` blocks of a cluster share the reduction of one tile.
     """
 
     tile_k: int = 128
@@ -40,9 +39,6 @@ class TileConfig(Config):
     stages: int = 4
     min_blocks: int = 2
     split: int = 1
-    prefetch: bool = True
-    vector_loads: bool = True
-    micro_kernel: bool = True
 
     @cached_property
     def threads(self) -> int:
@@ -55,7 +51,7 @@ class TileConfig(Config):
         """Shared memory of a block whose pixels take ``pixel_floats`` a stage: stages and table, or the whole tile."""
         columns = gcd(self.tile_reduction, 16)
         filter_floats = self.tile_reduction * (self.tile_k + (8 if columns == 4 else 4))
-        stages = 4 * (self.stages if self.prefetch else 1) * (filter_floats + pixel_floats)
+        stages = 4 * self.stages * (filter_floats + pixel_floats)
         return max(stages + table_bytes, 4 * self.tile_k * self.tile_pixels if self.split > 1 else 0)
 
     @property

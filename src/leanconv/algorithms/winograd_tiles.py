@@ -28,9 +28,8 @@ class WinogradTileConfig(Config):
     ``channels`` are multiplied in one step; ``stages`` steps are in shared memory at once. ``promoted``: the sums over
     one chunk of channels are added to long ones. ``producers`` more warps copy and transform while the others multiply.
 
-    At the end sums are exchanged in shared memory, in stores of 128 bits if ``wide_exchange`` and of 64 bits otherwise,
-    in rows that ``padded_exchange`` moves to different banks. In NCHW, ``staged`` outputs are put in the order of the
-    memory there once more.
+    At the end sums are exchanged in shared memory. In NCHW, ``staged`` outputs are put in the order of the memory there
+    once more.
     """
 
     states: int = 8
@@ -46,8 +45,6 @@ class WinogradTileConfig(Config):
     promoted: bool = False
     producers: int = 0
     staged: bool = True
-    wide_exchange: bool = True
-    padded_exchange: bool = True
 
     @property
     def order(self) -> Hashable:
@@ -214,8 +211,7 @@ def shared_bytes(problem: ConvProblem, transform: Transform, config: WinogradTil
     channel = states * plane
     channel += (32 + 32 // side_by_side - channel % 32) % 32
     pitch, lines = (4 * config.lanes_k, config.tiles) if nhwc else (config.tiles, 4 * config.lanes_k)
-    padding = (4, 8) if config.padded_exchange else (0, 0)
-    exchange = states * (lines * (pitch + padding[0]) + padding[1])
+    exchange = states * (lines * (pitch + 4) + 8)
     sources = taps * runs * run_pixels // (4 if chwn and problem.n % 4 == 0 else 1)
     source = 16 if wide or transform.pieces > 1 else 8
     tables = config.columns * (32 if wide else 16) + 2 * ceil_div(sources, 2) * source

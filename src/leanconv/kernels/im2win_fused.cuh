@@ -40,7 +40,7 @@ template <class Problem, class Tuning>
 struct Runs {
     static constexpr int fragments = Tuning::tile_pixels / 4;
     static constexpr int lines = Tuning::tile_reduction / Problem::s;
-    static constexpr bool vector = Problem::w % 4 == 0 && Tuning::vector_loads;
+    static constexpr bool vector = Problem::w % 4 == 0;
     // Copies of 128 bits begin at multiples of four: a run begins `shift` pixels early.
     static constexpr int shift = vector ? (4 - Problem::pad_left % 4) % 4 : 0;
     static constexpr int length = shift + 3 * Problem::stride_w + (Problem::s - 1) * Problem::dilation_w + 1;
@@ -70,8 +70,8 @@ struct RunRows {
     __device__ __forceinline__ void read_line(const float* stage, int line) {
 #pragma unroll
         for (int f = 0; f < mine; ++f)
-            load_fragments<Tuning::vector_loads, R::fragments * 4>(
-                x[line % buffers][f], stage + line * R::line_floats + at + f * lanes * 4);
+            load_fragments<R::fragments * 4>(x[line % buffers][f],
+                                             stage + line * R::line_floats + at + f * lanes * 4);
     }
     __device__ __forceinline__ void read(const float* stage, int row) {
         if (buffers == 2 && row % Problem::s == 0) read_line(stage, row / Problem::s);
@@ -85,10 +85,6 @@ struct RunRows {
     }
     __device__ __forceinline__ float value(int row, int j) const {
         return x[row / Problem::s % buffers][j / 4][element(row, j)];
-    }
-    __device__ __forceinline__ const float* address(const float* stage, int row, int j) const {
-        const int e = element(row, j);
-        return stage + row / Problem::s * R::line_floats + e / 4 * R::fragments * 4 + at + j / 4 * lanes * 4 + e % 4;
     }
 };
 

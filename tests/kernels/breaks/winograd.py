@@ -144,8 +144,6 @@ BREAKS = (
            "{{Problem::row_tiles % _1 == 0 ? _1 : 1 => _1}}", WRONG | RACE, "tails-nchw"),
     wino2d("filters past the end are stored", "WinogradOutput::transform_tiles",
            "{{if (!_ && _ >= Problem::group_k) continue;}}", FENCE, "odd-nchw"),
-    wino2d("a pair of sums in one place", "WinogradOutput::put", "store_pair(_ {{+ 2}}, ...)",
-           WRONG, "plain-nchw", wide_exchange=False),
     wino2d("four states of a warp in two planes", "WinogradTiles::WinogradTiles",
            "_ = threadIdx.x / _ {{=> / 2 * 2}}",
            WRONG, "transform-tiles-relaxed-nchw", states=36, lane_states=4, thread_tiles=8, lanes_k=4),

@@ -59,18 +59,13 @@ struct Tiling {
     }
 };
 
-// `count` floats of one shared-memory row, four adjacent ones every `step`; with `vector` in loads of 128 bits.
-template <bool vector, int step, int count>
+// `count` floats of one shared-memory row, four adjacent ones every `step`.
+template <int step, int count>
 __device__ __forceinline__ void load_fragments(float (&fragment)[count], const float* row) {
 #pragma unroll
     for (int f = 0; f < count / 4; ++f) {
-        if constexpr (vector) {
-            const float4 v = *reinterpret_cast<const float4*>(row + f * step);
-            fragment[4 * f] = v.x, fragment[4 * f + 1] = v.y, fragment[4 * f + 2] = v.z, fragment[4 * f + 3] = v.w;
-        } else {
-#pragma unroll
-            for (int i = 0; i < 4; ++i) fragment[4 * f + i] = *static_cast<const volatile float*>(row + f * step + i);
-        }
+        const float4 v = *reinterpret_cast<const float4*>(row + f * step);
+        fragment[4 * f] = v.x, fragment[4 * f + 1] = v.y, fragment[4 * f + 2] = v.z, fragment[4 * f + 3] = v.w;
     }
 }
 

@@ -73,13 +73,10 @@ struct PixelRows {
     __device__ __forceinline__ explicit PixelRows(const Tiling<Tuning>& tiling)
         : at(tiling.pixel + tiling.lane_pixel * 4) {}
     __device__ __forceinline__ void read(const float* stage, int row) {
-        load_fragments<Tuning::vector_loads, lanes * 4>(x[row % 2], stage + row * pitch + at);
+        load_fragments<lanes * 4>(x[row % 2], stage + row * pitch + at);
     }
     __device__ __forceinline__ void read_late(const float*, int) {}
     __device__ __forceinline__ float value(int row, int j) const { return x[row % 2][j]; }
-    __device__ __forceinline__ const float* address(const float* stage, int row, int j) const {
-        return stage + row * pitch + at + j / 4 * lanes * 4 + j % 4;
-    }
 };
 
 // Loose words that a thread holds.

@@ -5,7 +5,6 @@
 #include <lib/ptx/shared.cuh>
 #include <lib/tile_loader.cuh>
 #include <lib/tile_product.cuh>
-#include <lib/tile_product_ablation.cuh>
 
 namespace leanconv {
 
@@ -18,9 +17,7 @@ __device__ __forceinline__ void tiled_convolution(const typename Problem::elemen
                                                   const typename Problem::filter* w,
                                                   const typename Problem::result* bias,
                                                   typename Problem::result* y, long long batch) {
-    constexpr bool whole = Tuning::prefetch && Tuning::vector_loads && Tuning::micro_kernel;
-    using Product = typename Select<whole, TileProduct<Problem, Tuning, Filters, Pixels>,
-                                    TileProductAblation<Problem, Tuning, Filters, Pixels>>::type;
+    using Product = TileProduct<Problem, Tuning, Filters, Pixels>;
     constexpr int tiles_k = ceil_div(Problem::group_k, Tuning::tile_k);
     constexpr int split = Tuning::split;
 

@@ -24,12 +24,6 @@ __device__ __forceinline__ void store_wide(float* to, const float (&v)[width]) {
     else *reinterpret_cast<float2*>(to) = make_float2(v[0], v[1]);
 }
 
-// 64 bits in one access that stays by itself: volatile, because the compiler made 128 of two.
-__device__ __forceinline__ void store_pair(float* to, float first, float second) {
-    *reinterpret_cast<volatile unsigned long long*>(to) =
-        static_cast<unsigned long long>(__float_as_uint(second)) << 32 | __float_as_uint(first);
-}
-
 // `Transform::output(y, sums)` makes the outputs of one tile. A part of the filters at a time; all threads of the block
 // take part, and nothing else uses `shared`.
 template <class Problem, class Tuning, class Transform>
@@ -84,14 +78,7 @@ struct WinogradOutput {
 #pragma unroll
                 for (int j = 0; j < 4; ++j)
                     v[j] = Problem::nhwc ? sums[4 * round + (j ^ 1)][f + i] : sums[4 * round + i][f + (j ^ 1)];
-                float* const to = plane + (Problem::nhwc ? Tiles::exchange_at(tile + i, k)
-                                                         : Tiles::exchange_at(k + i, tile));
-                if constexpr (Tuning::wide_exchange) {
-                    store_vector(to, v);
-                } else {
-                    store_pair(to, v[0], v[1]);
-                    store_pair(to + 2, v[2], v[3]);
-                }
+                Tiles::exchange_put(plane, Problem::nhwc ? tile + i : k + i, Problem::nhwc ? k : tile, v);
             }
         }
     }

@@ -152,7 +152,7 @@ struct WinogradProduct {
         const int number = step - taps;
         const float* const filters = stage(step) + c * states * Tiles::tile_k;
         if constexpr (Tiles::lane_states == 1) {
-            load_fragments<true, Tiles::lanes_k * 4>(a[c % 2], filters + filters_at);
+            load_fragments<Tiles::lanes_k * 4>(a[c % 2], filters + filters_at);
         } else {
 #pragma unroll
             for (int f = 0; f < Tuning::thread_k; f += 4) {
@@ -164,7 +164,7 @@ struct WinogradProduct {
                 for (int i = 0; i < 4; ++i) a[c % 2][f + i] = v[i];
             }
         }
-        load_fragments<true, Tiles::lanes_tiles * 4>(
+        load_fragments<Tiles::lanes_tiles * 4>(
             b[c % 2], chunk(number / taps) + tiles_at + number % taps * Tiles::columns + c * Tiles::channel_floats);
     }
 

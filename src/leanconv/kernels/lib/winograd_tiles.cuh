@@ -105,16 +105,18 @@ struct WinogradTiles {
 
     // The sums of a part of the filters, exchanged between the states.
     static constexpr int round_k = lanes_k * 4, rounds = Tuning::thread_k / 4;
-    static constexpr int exchange_pitch = (Problem::nhwc ? round_k : tiles) + (Tuning::padded_exchange ? 4 : 0);
-    static constexpr int exchange_plane =
-        (Problem::nhwc ? tiles : round_k) * exchange_pitch + (Tuning::padded_exchange ? 8 : 0);
+    static constexpr int exchange_pitch = (Problem::nhwc ? round_k : tiles) + 4;
+    static constexpr int exchange_plane = (Problem::nhwc ? tiles : round_k) * exchange_pitch + 8;
     // Where column `column` of a row lies, which is a tile of a filter in NCHW, a filter of a tile in NHWC. Eight lanes
     // store at once, in rows 4, 8 and 12 below the first one's: the padding leads half of them to other banks, exchanged
     // columns the rest.
     static __device__ __forceinline__ constexpr int exchange_at(int row, int column) {
         constexpr bool deep = Problem::nhwc ? lanes_tiles >= 4 : lanes_tiles == 2;
-        constexpr bool exchanged = Tuning::padded_exchange && deep && (Problem::nhwc ? round_k : tiles) % 16 == 0;
+        constexpr bool exchanged = deep && (Problem::nhwc ? round_k : tiles) % 16 == 0;
         return row * exchange_pitch + (exchanged ? column ^ row / 8 % 2 * 8 : column);
+    }
+    static __device__ __forceinline__ void exchange_put(float* plane, int row, int column, const float (&v)[4]) {
+        store_vector(plane + exchange_at(row, column), v);
     }
 
     static_assert(lane_states == 1 || lane_states == 2 || lane_states == 4, "a warp has one, two or four states");

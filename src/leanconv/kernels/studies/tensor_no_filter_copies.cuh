@@ -1,5 +1,0 @@
-// No copies of filters into shared memory.
-#pragma once
-
-#define LEANCONV_NO_FILTER_COPIES
-#include <studies/tensor_parts.cuh>

@@ -1,5 +1,0 @@
-// No copies of pixels into shared memory.
-#pragma once
-
-#define LEANCONV_NO_PIXEL_COPIES
-#include <studies/tensor_parts.cuh>

@@ -1,5 +1,0 @@
-// Pixels are not split: their bits are multiplied as they are.
-#pragma once
-
-#define LEANCONV_UNCONVERTED
-#include <studies/tensor_parts.cuh>

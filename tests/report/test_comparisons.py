@@ -1,0 +1,120 @@
+"""Tables and figures of the pages on algorithms, from made-up results."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from leanconv.bench import default_path, show
+from leanconv.bench.results import Results
+from leanconv.bench.tables import standings
+from report import comparisons, figures, performance
+from tests import made_up
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_standings_are_geometric_means_and_the_least() -> None:
+    suite = made_up.suite()
+    found = made_up.rows_of(standings(suite, [("im2win", "im2win_fused")]))
+    assert list(found) == ["im2win_fused", "im2win", "implicit_gemm", "best of im2win, im2win_fused", "best of all"]
+    assert found["im2win_fused"]["× lean"] == "2.31 (1.33)"  # 40/10 and 20/15
+    assert found["im2win"]["× lean"] == "2.00 (2.00)"
+    assert found["best of im2win, im2win_fused"]["× lean"] == "2.83 (2.00)"
+    assert found["best of all"]["× lean"] == "3.16 (2.00)"
+    assert found["best of im2win, im2win_fused"]["× im2col"] == "6.93 (6.00)"
+    assert found["implicit_gemm"]["× best"] == "0.65 (0.62)"  # 50/80 and 10/15: a wrong answer is no peer
+    assert found["im2win"]["problems"] == "2"
+    suite.rows = [row for row in suite.rows if (row.problem, row.algorithm) != ("wide", "im2win")]
+    assert made_up.rows_of(standings(suite))["im2win"]["problems"] == "1"
+    suite.rows = [row for row in suite.rows if row.engine != "leanconv"]
+    assert standings(suite)[1] == [], "no line without an own algorithm"
+
+
+def test_memory_is_compared_with_im2col_on_3x3_layers() -> None:
+    suite = made_up.suite()
+    found = made_up.rows_of(comparisons.memory(suite, "im2win", "im2win_fused"))
+    assert found["narrow"] == {
+        "problem": "narrow", "tensors": "1.00 kB", "im2win_fused": "0", "im2win": "500", "of im2col's": "50%",
+        "im2col + cuBLAS": "1.00 kB", "cuDNN's fastest": "1.00 MB",
+    }  # fmt: skip
+    assert found["wide"]["of im2col's"] == "20%"
+    assert found["layers with 3×3 filters"]["of im2col's"] == "50% (50%)", "5×5 layers are no part of it"
+    # (1 - 1000/2000 + 1 - 1000/4000) / 2 and (1 - 1500/2000 + 1 - 1600/4000) / 2
+    assert found["im2win_fused, all memory, against"]["im2col + cuBLAS"] == "62% less"
+    assert found["im2win, all memory, against"]["im2col + cuBLAS"] == "43% less"
+    suite.rows = [replace(r, workspace_bytes=10**6) if r.algorithm == "im2win" else r for r in suite.rows]
+    assert (
+        "more"
+        in made_up.rows_of(comparisons.memory(suite, "im2win", "im2win_fused"))["im2win, all memory, against"][
+            "im2col + cuBLAS"
+        ]
+    )
+
+
+def test_speeds_name_the_largest_error() -> None:
+    suite = made_up.suite()
+    suite.rows[1] = replace(suite.rows[1], error=3e-7)
+    found = made_up.rows_of(comparisons.speeds(suite, ["im2win_fused", "im2win", "absent"]))
+    assert found["narrow"] == {
+        "problem": "narrow", "im2win_fused": "40.0", "im2win": "20.0", "cuDNN without workspace": "10.0",
+        "cuDNN's fastest": "80.0", "im2col + cuBLAS": "5.00", "our largest error": "3.0e-07",
+    }  # fmt: skip
+
+
+def test_performance_page_has_the_standings(tmp_path: Path, capsys: Any) -> None:
+    suite = made_up.suite()
+    path = default_path(suite, False, tmp_path)
+    suite.write(path)
+    assert "| best of all | 2 | 3.16 (2.00) |" in performance.section(path)
+    show(suite)
+    assert "best of all" in capsys.readouterr().out
+
+
+def test_figures_show_what_was_measured(tmp_path: Path) -> None:
+    suite = made_up.suite()
+    pytest.importorskip("matplotlib")
+    rows = figures.speed_rows(suite)
+    assert list(rows) == [
+        "im2win_fused", "im2win", "implicit_gemm", "im2col + cuBLAS", "cuDNN implicit GEMM", "cuDNN FFT tiling",
+    ], "in the order of the legend, without the wrong answer"  # fmt: skip
+    assert rows["im2win"]["wide"].tflops == 30 and set(rows["cuDNN FFT tiling"]) == {"narrow"}
+    assert [figures.best_own(rows, problem) for problem in suite.problems] == ["implicit_gemm", "im2win"]
+    there = replace(suite, problems={name: about | {"layout": "CHWN"} for name, about in suite.problems.items()})
+    there.rows = [*suite.rows, made_up.row("narrow", "cudnn:fft_tiling-nhwc", "fft_tiling", 90, 10**6)]
+    assert figures.speed_rows(there)["cuDNN FFT tiling"]["narrow"].tflops == 90, (
+        "the fastest, where none is of the layout"
+    )
+    factors = figures.memory_factors(suite)
+    assert factors["im2win"] == {"narrow": 0.5, "wide": 0.6} and factors["im2win_fused"]["wide"] == 0
+    assert factors["cuDNN's fastest"] == {"narrow": 1000.0, "wide": 0.0}
+
+    for draw, results in (
+        (figures.speed, suite),
+        (figures.memory, suite),
+    ):
+        path = tmp_path / f"{draw.__name__}.png"
+        draw(results, path)
+        assert path.read_bytes()[:4] == b"\x89PNG" and path.stat().st_size > 10_000
+        with pytest.raises(ValueError, match="nothing to draw"):
+            draw(replace(results, rows=[]), path)
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_the_speed_figure_leaves_out_no_algorithm_that_wins(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    for path in (ROOT / "benchmarks" / "results").glob("*/im2win*.json"):
+        results = Results.read(path)
+        rows = figures.speed_rows(results) if results.machine.get("gpu") else {}
+        for problem in results.problems if rows else ():
+            fastest = results.own(problem)
+            assert fastest and figures.best_own(rows, problem) == fastest.algorithm, (path.name, problem)
+    suite = made_up.suite()
+    suite.rows.append(made_up.row("wide", "leanconv", "winograd2d", 99))
+    figures.speed(suite, tmp_path / "a.svg")
+    shown = (tmp_path / "a.svg").read_text()
+    # once in the legend and once over its bar; im2win, which no longer wins, only in the legend
+    assert [shown.count(f"<!-- {name} -->") for name in ("winograd2d", "implicit_gemm", "im2win")] == [2, 2, 1]
