@@ -149,7 +149,7 @@ def measure(
                 # A quarter of the bound, which is four times what a sequential sum does.
                 sequential = oracle.filter_error_bound(problem, x, w) / 4
                 name, reduction = f"filter {problem.kh}×{problem.kw}", problem.kh * problem.kw
-            outputs = ((own.name, own.tier, where, run(x, w)) for own, where, run in _runners(problem, gpu))
+            outputs = ((own.stem, own.tier, where, run(x, w)) for own, where, run in _runners(problem, gpu))
             entries += _entries(problem, name, reduction, data, answer, sequential, outputs)
     return entries
 

@@ -75,13 +75,15 @@ def points(table: Table, target: Target) -> list[Point]:
             continue
         predicted = {name: _predicted(name, problem, plain) for name in {each.algorithm for each in entry.timed}}
         for each in entry.timed:
-            cycles, kernels = predicted[each.algorithm].get(each.key, (math.inf, {}))
-            if each.us is not None and math.isfinite(cycles):
-                group = fits.group(_algorithm(each.algorithm), problem)
-                current = each.kernels == kernels
-                prepared = fits.preparing_cycles(_algorithm(each.algorithm), problem, plain)
-                launch = fits.leaves_out_launch(_algorithm(each.algorithm), problem)
-                found.append(Point(key, group, each.algorithm, cycles, each.us * CYCLES, prepared, launch, current))
+            known = predicted[each.algorithm].get(each.key)
+            if each.us is None or known is None or not math.isfinite(known[1]):
+                continue
+            algorithm, cycles, kernels = known
+            group = fits.group(algorithm, problem)
+            current = each.kernels == kernels
+            prepared = fits.preparing_cycles(algorithm, problem, plain)
+            launch = fits.leaves_out_launch(algorithm, problem)
+            found.append(Point(key, group, each.algorithm, cycles, each.us * CYCLES, prepared, launch, current))
     todays: dict[str, set[str]] = {}
     for point in found:
         if point.current:
@@ -89,20 +91,16 @@ def points(table: Table, target: Target) -> list[Point]:
     return [point for point in found if point.current or len(todays.get(point.group, ())) < _ENOUGH]
 
 
-def _algorithm(name: str) -> Any:
-    return next((a for a in ALGORITHMS if a.name == name), None)
-
-
-def _predicted(name: str, problem: Problem, target: Target) -> dict[Any, tuple[float, dict[str, str]]]:
-    """By configuration: predicted cycles, and the versions of its kernels."""
-    algorithm = _algorithm(name)
-    if not isinstance(algorithm, TimedAlgorithm) or algorithm.why_not(problem, target):
-        return {}
+def _predicted(name: str, problem: Problem, target: Target) -> dict[Any, tuple[TimedAlgorithm, float, dict[str, str]]]:
+    """By configuration: the strategy that has it, predicted cycles, and the versions of its kernels."""
     return {
         (name, *sorted(dict(config.constants()).items())): (
+            algorithm,
             cost,
             tables.kernels_of(algorithm.plan(problem, config, target)),
         )
+        for algorithm in ALGORITHMS
+        if algorithm.name == name and isinstance(algorithm, TimedAlgorithm) and not algorithm.why_not(problem, target)
         for cost, config in algorithm.timed(problem, target)
     }
 

@@ -2,7 +2,7 @@
 
 ``python scripts/compare_code.py REVISION`` collects the launches of that revision, in a worktree of its own and by its
 own copy of this file, and of the working tree, then lists every difference; it exits with 1 where there is one.
-``--write FILE`` only collects, ``--files BEFORE AFTER`` only compares.
+``--write FILE`` only collects, ``--like FILE`` the sample of another one; ``--files BEFORE AFTER`` only compares.
 
 Two things are compared for an H200. Choices: for every problem of all suites, in every layout, operation, element type
 and precision, the launches that ``auto`` takes by the cost model (grid, block, shared memory, cluster). Code: the
@@ -58,8 +58,8 @@ def shape(launch: Any) -> list[int]:
     return [launch.grid, launch.block, launch.shared_bytes, launch.cluster]
 
 
-def collect(file: Path) -> None:
-    """Write what this checkout launches."""
+def collect(file: Path, like: Path | None = None) -> None:
+    """Write what this checkout launches; with ``like`` the code of the problems that another one has sampled."""
     os.environ["LEANCONV_TUNING"] = "off"
     from leanconv.algorithms import ALGORITHMS
     from leanconv.call import words
@@ -68,6 +68,7 @@ def collect(file: Path) -> None:
     from leanconv.runtime import cache
     from leanconv.runtime.threads import cores
 
+    sampled = json.loads(like.read_text())["code"] if like else None
     choices: dict[str, Any] = {}
     code: dict[str, dict[str, list[Any]]] = {}
     every_launch: dict[str, Any] = {}
@@ -84,22 +85,24 @@ def collect(file: Path) -> None:
                     continue
                 plan = chosen.plan(problem, NOMINAL)
                 choices[key] = [chosen.algorithm.name, [shape(each) for each in plan.all_launches]]
-                if last[chosen.algorithm.name] >= EACH or len(every_launch) > most:
+                last[chosen.algorithm.stem] += 1
+                if sampled is not None:
+                    if key not in sampled:
+                        continue
+                    every = len(sampled[key]) > 1
+                elif last[chosen.algorithm.stem] > EACH or len(every_launch) > most:
                     continue
-                last[chosen.algorithm.name] += 1
-                able = (
-                    {"auto": chosen}
-                    if last.total() > EACH_OF_ALL
-                    else {"auto": chosen}
-                    | {
-                        a.name: consider(a, problem, NOMINAL, a.name, limit)
-                        for a in ALGORITHMS
-                        if a.solves == problem.kind
-                    }
-                )
+                else:
+                    every = last.total() <= EACH_OF_ALL
+                able = {"auto": chosen}
+                for algorithm in ALGORITHMS if every else ():
+                    if algorithm.solves == problem.kind and not algorithm.reasons(problem, NOMINAL):
+                        name, prepared = algorithm.stem, algorithm.prepared_bytes(problem)
+                        able[name] = consider(algorithm, problem, NOMINAL, name, limit)
+                        able[f"{name} without workspace"] = consider(algorithm, problem, NOMINAL, name, prepared)
                 code[key] = {}
                 for name, candidate in able.items():
-                    if candidate.reasons:
+                    if candidate.config is None:
                         continue
                     launches = candidate.plan(problem, NOMINAL).all_launches
                     names = [cache.key(each, NOMINAL.arch) for each in launches]
@@ -158,10 +161,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("revision", nargs="?")
     parser.add_argument("--write", type=Path, metavar="FILE")
+    parser.add_argument("--like", type=Path, metavar="FILE", help="sample what this file has sampled")
     parser.add_argument("--files", type=Path, nargs=2, metavar=("BEFORE", "AFTER"))
     given = parser.parse_args()
     if given.write:
-        collect(given.write)
+        collect(given.write, given.like)
         return 0
     if given.files:
         before, after = given.files
@@ -169,7 +173,7 @@ def main() -> int:
         folder = Path(tempfile.mkdtemp())
         before, after = folder / "before.json", folder / "after.json"
         of_revision(given.revision, before)
-        collect(after)
+        collect(after, before)
     else:
         parser.error("give a revision, --write or --files")
     return int(compare(json.loads(before.read_text()), json.loads(after.read_text())) > 0)

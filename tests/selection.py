@@ -40,7 +40,7 @@ def layer_name(case: Case) -> str:
 
 def in_turn(algorithm: GpuAlgorithm, case: Case) -> bool:
     """Whether it is the algorithm's turn: each layer goes to every eighth one, thorough layers to all."""
-    text = f"{algorithm.name} {layer_name(case)}"
+    text = f"{algorithm.stem} {layer_name(case)}"
     return case.thorough or zlib.crc32(text.encode()) % 8 == 0
 
 
@@ -52,18 +52,18 @@ def traits(algorithm: GpuAlgorithm, case: Case) -> Iterator[Hashable]:
     none. From the others they need no more than the latter.
     """
     problem = case.problem
-    transforms = algorithm.name.startswith("winograd")
-    known_otherwise = ("direct_tiled", "direct", "direct_weight", "im2win_basic", "implicit_gemm_weight_parts")
-    plain = algorithm.tier == "ieee" and algorithm.name not in known_otherwise
+    transforms = algorithm.stem.startswith("winograd")
+    known_otherwise = ("direct_tiled", "direct", "direct_weight", "im2win_basic", "implicit_gemm_weight_split_k")
+    plain = algorithm.tier == "ieee" and algorithm.stem not in known_otherwise
     if (plain or (transforms and case in TRANSFORM_CASES)) and in_turn(algorithm, case):
         yield layer_name(case)
     if not isinstance(problem, ConvProblem):
         return
     yield problem.op, problem.dtype
-    if algorithm.name.startswith("tensor_") or algorithm.name == "implicit_gemm_weight_parts":
+    if algorithm.stem.startswith("tensor_") or algorithm.stem == "implicit_gemm_weight_split_k":
         yield problem.layout, problem.op
         return
-    if algorithm.name in ("direct_tiled", "winograd1d"):
+    if algorithm.stem in ("direct_tiled", "winograd1d"):
         # the rest is what the layers of their own tests differ in, of which `make test` plays as many
         yield problem.layout, problem.op
         yield "accumulate", problem.accumulate

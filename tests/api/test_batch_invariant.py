@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import replace
+from math import inf
 from typing import Any
 
 import numpy as np
 import pytest
 
 import leanconv
-from leanconv.algorithms import ALGORITHMS, batches
+from leanconv.algorithms import batches
 from leanconv.algorithms.base import Config, GpuAlgorithm
 from leanconv.algorithms.implicit_gemm import ImplicitGemm
 from leanconv.algorithms.tensor_filters import SplitGemm
@@ -25,6 +26,7 @@ from tests import cases, emulator, proof, selection
 from tests.cases import CASES, TARGETS, TRANSFORM_CASES
 from tests.cases_narrow import NARROW_CASES
 from tests.cases_tensor import TF32_CASES
+from tests.variants import VARIANTS
 
 #: So few multiprocessors that batches of 1, 2 and 5 images have different tiles and splits.
 SMALL = replace(TARGETS[0], multiprocessors=4)
@@ -33,7 +35,7 @@ MOST = 5
 OF_TIER = {"fp32": TRANSFORM_CASES, "tf32": (*TRANSFORM_CASES, *TF32_CASES)}
 EVERY = [
     (algorithm, case)
-    for algorithm in ALGORITHMS
+    for algorithm in VARIANTS
     for case in (*CASES, *NARROW_CASES, *OF_TIER.get(algorithm.tier, ()))
     if isinstance(case.problem, ConvProblem) and case.problem.op != "wgrad" and not case.problem.is_empty
     if not algorithm.reasons(replace(case.problem, n=MOST), SMALL)
@@ -47,7 +49,7 @@ SOME = [
 
 def named(pairs: list[Any], chosen: list[Any]) -> Any:
     return pytest.mark.parametrize(
-        ("algorithm", "case"), selection.marked(pairs, chosen, lambda pair: (pair, f"{pair[0].name}-{pair[1].name}"))
+        ("algorithm", "case"), selection.marked(pairs, chosen, lambda pair: (pair, f"{pair[0].stem}-{pair[1].name}"))
     )
 
 
@@ -82,7 +84,9 @@ def check(algorithm: GpuAlgorithm, problem: ConvProblem, most: int = MOST) -> No
     inputs, expected = images(problem), None
     for first, count in ((0, most), (3, 1), (1, 2)):
         part = replace(problem, n=count)
-        config = batches.config(algorithm, part, SMALL)
+        order = batches.order(algorithm, part, SMALL, lambda other: inf)
+        assert order is not None
+        config = batches.config(algorithm, part, SMALL, order[1], inf)
         assert config is not None
         y = result(algorithm, part, config, some_of(inputs, problem, first, count))
         expected = y if expected is None else expected
@@ -96,17 +100,17 @@ def test_an_image_has_the_same_bits_in_every_batch(algorithm: GpuAlgorithm, case
 
 def test_every_algorithm_of_images_is_among_them() -> None:
     names = "tensor_weight", "tensor_window_weight", "implicit_gemm_weight"
-    of_filters = {a.name for a in ALGORITHMS if a.name.startswith(names)}
-    others = {"depthwise_weight", "depthwise_weight_parts", "direct_weight", "register_cache"}
-    assert {algorithm.name for algorithm, _ in SOME} == {a.name for a in ALGORITHMS} - of_filters - others
+    of_filters = {a.stem for a in VARIANTS if a.stem.startswith(names)}
+    others = {"depthwise_weight", "depthwise_weight_split_k", "direct_weight", "register_cache"}
+    assert {algorithm.stem for algorithm, _ in SOME} == {a.stem for a in VARIANTS} - of_filters - others
 
 
-ORDERED = [(a, c) for a, c in EVERY if c.thorough or a.name.startswith(("depthwise", "single", "direct_tiled"))]
+ORDERED = [(a, c) for a, c in EVERY if c.thorough or a.stem.startswith(("depthwise", "single", "direct_tiled"))]
 
 
 @named(
     ORDERED,
-    [(a, c) for a, c in ORDERED if (a.name, c.name) in {("implicit_gemm", "plain-nhwc"), ("winograd1d", "plain-nchw")}],
+    [(a, c) for a, c in ORDERED if (a.stem, c.name) in {("implicit_gemm", "plain-nhwc"), ("winograd1d", "plain-nchw")}],
 )
 def test_configurations_of_one_order_give_the_same_bits(algorithm: GpuAlgorithm, case: cases.Case) -> None:
     problem = replace(case.problem, batch_invariant=True)
@@ -199,7 +203,7 @@ def test_a_batch_that_the_choice_for_all_cannot_run_is_refused(monkeypatch: pyte
 
 
 @pytest.mark.parametrize("layout", cases.ALL)
-@pytest.mark.parametrize("name", ["auto", *(a.name for a in CPU_ALGORITHMS if a.solves == "conv2d")])
+@pytest.mark.parametrize("name", ["auto", *(a.stem for a in CPU_ALGORITHMS if a.solves == "conv2d")])
 def test_on_the_cpu(name: str, layout: Any) -> None:
     for problem in (
         ConvProblem(MOST, 6, 9, 11, 10, 3, 3, padding=(1, 1, 1, 1), bias=True),
@@ -207,7 +211,7 @@ def test_on_the_cpu(name: str, layout: Any) -> None:
         ConvProblem(MOST, 5, 9, 8, 5, 3, 3, groups=5),
     ):
         problem = replace(problem, layout=layout, batch_invariant=True)
-        if name != "auto" and next(a for a in CPU_ALGORITHMS if a.name == name).reasons(problem, None):
+        if name != "auto" and next(a for a in CPU_ALGORITHMS if a.stem == name).reasons(problem, None):
             continue
         inputs, axis = images(problem), layout.index("N")
 

@@ -13,9 +13,10 @@ from leanconv.algorithms import ALGORITHMS
 from leanconv.algorithms.base import LAUNCH_CYCLES
 from leanconv.algorithms.winograd1d import Winograd1d
 from leanconv.bench.suites import load_suite
-from leanconv.call.choose import NoAlgorithmError, choose, pick, survey
+from leanconv.call.choose import BY_NAME_ONLY, NoAlgorithmError, choose, consider, pick, survey
 from leanconv.plan import Target
 from leanconv.problem import ConvProblem, Problem
+from leanconv.tuning.candidates import candidates_of
 from tests.cases import KIB, TARGETS
 
 LAYERS = [
@@ -118,7 +119,7 @@ def test_depthwise_layers_go_to_what_was_measured_to_be_quickest() -> None:
     def picks(c: int, size: int, r: int) -> tuple[str, ...]:
         layer = ConvProblem(32, c, size, size, c, r, r, padding=(r // 2,) * 4, groups=c)
         layouts: Any = ("NCHW", "NHWC", "CHWN")
-        return tuple(choose(replace(layer, layout=layout), TARGETS[0]).algorithm.name for layout in layouts)
+        return tuple(choose(replace(layer, layout=layout), TARGETS[0]).algorithm.stem for layout in layouts)
 
     assert picks(64, 112, 3) == picks(240, 28, 5) == picks(96, 56, 7) == ("depthwise", "depthwise", "implicit_gemm")
     # 21.0 µs, and 24.1 by `depthwise`; 40 and 24.7 in NHWC
@@ -129,6 +130,35 @@ def test_depthwise_layers_go_to_what_was_measured_to_be_quickest() -> None:
     # where a group has channels to share, tiles stay quicker
     shared = ConvProblem(32, 64, 56, 56, 64, 3, 3, padding=(1, 1, 1, 1), groups=2)
     assert choose(shared, TARGETS[0]).algorithm.name != "direct"
+
+
+def test_a_name_means_every_strategy_and_a_stem_one() -> None:
+    layer = ConvProblem(32, 192, 28, 28, 192, 7, 7, padding=(3, 3, 3, 3), groups=192)
+    row = ConvProblem(1, 768, 1, 2048, 768, 1, 4, padding=(0, 0, 3, 0), groups=768)
+    for problem, quickest in ((layer, "depthwise_wide"), (row, "depthwise_row")):
+        able = [a for a in ALGORITHMS if a.name == "depthwise" and not a.reasons(problem, TARGETS[0])]
+        assert len(able) > 1
+        for strategy in able:
+            by_name = choose(problem, TARGETS[0], strategy.stem).algorithm
+            assert by_name.stem == (quickest if strategy.stem == strategy.name else strategy.stem)
+    with pytest.raises(NoAlgorithmError, match="depthwise_row: .* filters of one row"):
+        choose(layer, TARGETS[0], "depthwise_row")
+    with pytest.raises(ValueError, match=r"did you mean 'depthwise_row'\?\); choose .*'depthwise_wide'"):
+        choose(layer, TARGETS[0], "depthwise_rows")
+
+
+def test_what_others_beat_runs_by_name_only() -> None:
+    layer = ConvProblem(2, 16, 9, 9, 8, 3, 3, padding=(1, 1, 1, 1))
+    only = {a.name: a for a in ALGORITHMS if a.by_name_only}
+    assert set(only) == {"im2win", "im2win_basic", "direct_weight"}
+    for name, algorithm in only.items():
+        problem = replace(layer, op="wgrad" if name == "direct_weight" else "fprop")
+        for each in (problem, replace(problem, batch_invariant=problem.op != "wgrad")):
+            assert choose(each, TARGETS[0], name).algorithm is algorithm
+            assert consider(algorithm, each, TARGETS[0], name).reasons == ()
+            for limit in (None, 2**40):
+                assert consider(algorithm, each, TARGETS[0], "auto", limit).reasons == (BY_NAME_ONLY,)
+        assert algorithm not in {each.algorithm for each in candidates_of(problem, TARGETS[0], 2**40)}
 
 
 def test_clusters_that_come_late_are_counted() -> None:

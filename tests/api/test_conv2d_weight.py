@@ -9,12 +9,14 @@ import numpy as np
 import pytest
 
 from leanconv import ConvProblem, conv1d_weight, conv2d, conv2d_weight, explain, prepare_weights
+from leanconv.call import choose
 from leanconv.options import Layout
 from leanconv.problem import lay_out
 from leanconv.runtime import launch
 from tests.api.test_api import FROM_NCHW, LAYOUTS, as_tensors, in_memory
 from tests.conftest import HostDevice, oracle_conv, relative_error, says
 from tests.runtime.test_runtime import EmulatedDevice
+from tests.variants import VARIANTS
 
 torch = pytest.importorskip("torch")
 
@@ -226,7 +228,7 @@ def test_cupy_arrays_are_read_in_place(
         ({"padding": 1}, "NHWC", 4),
         ({"stride": 2, "padding": (1, 0, 0, 1)}, "NHWC", 4),
         ({"padding": (1, 2)}, "CHWN", 2),
-        ({"padding": (1, 2), "algorithm": "depthwise_weight_parts"}, "NHWC", 4),
+        ({"padding": (1, 2), "algorithm": "depthwise_weight_split_k"}, "NHWC", 4),
     ],
 )
 def test_the_kernels_on_the_emulated_gpu(
@@ -235,6 +237,7 @@ def test_the_kernels_on_the_emulated_gpu(
 ) -> None:  # fmt: skip
     emulated = EmulatedDevice()
     monkeypatch.setattr(launch, "open_device", lambda index: emulated)
+    monkeypatch.setattr(choose, "ALGORITHMS", VARIANTS)
     x = rng.standard_normal(lay_out(layout, 2, 4, 7, 9), np.float32)
     shape = lay_out(layout, 4, 4 // groups, 3, 3)
     layer = {name: value for name, value in arguments.items() if name != "algorithm"} | {"groups": groups}

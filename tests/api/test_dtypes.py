@@ -22,6 +22,7 @@ from leanconv.reference import CPU_ALGORITHMS, oracle
 from tests import emulator, proof, selection
 from tests.cases import ALL, TARGETS
 from tests.conftest import HostDevice, oracle_conv, relative_error, says
+from tests.variants import NAMED
 
 NARROW = ("float16", "bfloat16")
 LAYER = ConvProblem(2, 6, 9, 8, 10, 3, 3, padding=(1, 1, 1, 1), bias=True, activation="relu", dtype="float16")
@@ -262,9 +263,11 @@ def test_algorithms_that_know_float32_alone_say_so(host_device: HostDevice) -> N
     others = {a.name for a in ALGORITHMS if a.solves == "conv2d" and not a.name.startswith("depthwise")}
     # the last knows integers alone
     others -= {"implicit_gemm", "direct", "direct_tiled", "direct_weight", "single_channel", "direct_dp4a"}
-    others -= {"tensor_gemm_narrow", "tensor_window", "implicit_gemm_weight", "implicit_gemm_weight_parts"}
-    others -= {"tensor_window_weight", "tensor_window_weight_parts"}
+    others -= {"tensor_gemm_narrow", "tensor_window", "implicit_gemm_weight", "tensor_window_weight"}
     assert {name for name, reasons in told.others.items() if "dtype='float16' is not float32" in reasons} == others
+    for algorithm in ALGORITHMS:  # each strategy of them says it
+        reasons = algorithm.reasons(LAYER, TARGETS[0])
+        assert ("dtype='float16' is not float32" in reasons) == (algorithm.name in others), algorithm.stem
     with says(NoAlgorithmError, "dtype='float64' is none of float32, float16, bfloat16"):
         conv2d(np.ones((1, 1, 3, 3)), np.ones((1, 1, 3, 3)), device="cuda")
 
@@ -280,7 +283,7 @@ def test_tiles_of_16_bits_have_two_stages_and_the_shapes_of_float32(layout: Any)
     assert {config.stages for config in narrow} == {2}
     for one, other in zip(found, narrow, strict=True):
         assert (one.tile_k, one.tile_pixels, one.threads) == (other.tile_k, other.tile_pixels, other.threads)
-    algorithm = next(a for a in ALGORITHMS if a.name == "implicit_gemm")
+    algorithm = NAMED["implicit_gemm"]
     assert {c.stages for c in algorithm.configs(replace(LAYER, layout=layout), TARGETS[0])} == {2}
 
 
@@ -294,7 +297,7 @@ def large_tiles() -> list[Any]:
 @pytest.mark.parametrize(("tile", "channels", "layout"), large_tiles())
 def test_large_tiles_load_pairs_and_fours(tile: tuple[int, int], channels: int, layout: Any) -> None:
     problem = ConvProblem(4, channels, 6, 7, 132, 3, 3, padding=(1, 1, 1, 1), layout=layout, dtype="bfloat16")
-    algorithm = next(a for a in ALGORITHMS if a.name == "implicit_gemm")
+    algorithm = NAMED["implicit_gemm"]
     configs = algorithm.configs(problem, TARGETS[0])
     config = next((c for c in configs if (c.tile_k, c.tile_pixels, c.split) == (*tile, 1)), None)
     if config is None:

@@ -10,16 +10,16 @@ import numpy as np
 import pytest
 
 from leanconv import ConvProblem, conv1d, conv2d, conv2d_input, dtypes, explain, prepare_weights
-from leanconv.algorithms import ALGORITHMS
 from leanconv.bench import run_suite
 from leanconv.options import PRECISIONS
 from leanconv.reference import CPU_ALGORITHMS, oracle
 from tests import emulator, proof
 from tests.cases import ALL, TARGETS
 from tests.conftest import HostDevice, oracle_conv, says
+from tests.variants import NAMED, VARIANTS
 
 TYPES = ("int8", "uint8")
-DIRECT, WORDS = (next(a for a in ALGORITHMS if a.name == name) for name in ("direct", "direct_dp4a"))
+DIRECT, WORDS = (NAMED[name] for name in ("direct", "direct_dp4a"))
 LAYER = ConvProblem(2, 8, 9, 10, 6, 3, 3, padding=(1, 1, 1, 1), bias=True, activation="relu", dtype="int8")
 SAME: dict[str, Any] = {"padding": 1, "activation": "relu"}
 #: As many products as int32 can sum, whatever the values.
@@ -87,10 +87,10 @@ def test_the_bound_of_sums_is_tight(dtype: Any) -> None:
 
 @pytest.mark.parametrize("layout", ALL)
 @pytest.mark.parametrize("dtype", TYPES)
-@pytest.mark.parametrize("algorithm", [a for a in CPU_ALGORITHMS if a.solves == "conv2d"], ids=lambda a: a.name)
+@pytest.mark.parametrize("algorithm", [a for a in CPU_ALGORITHMS if a.solves == "conv2d"], ids=lambda a: a.stem)
 def test_the_cpu_engine_is_exact(algorithm: Any, dtype: Any, layout: Any) -> None:
     problem = replace(LAYER, dtype=dtype, layout=layout)
-    if algorithm.name.startswith("winograd"):
+    if algorithm.stem.startswith("winograd"):
         assert f"and sums of {dtype} are exact" in algorithm.reasons(problem, None)[0]
         return
     if algorithm.reasons(problem, None):  # one channel is all that it takes
@@ -241,9 +241,9 @@ def test_types_that_do_not_go_together() -> None:
 
 
 def test_algorithms_that_know_no_integers_say_so() -> None:
-    for algorithm in ALGORITHMS:
-        if algorithm.solves == "conv2d" and algorithm.name not in ("direct", "direct_dp4a"):
-            assert "dtype='int8' is" in "; ".join(algorithm.reasons(LAYER, TARGETS[0])), algorithm.name
+    for algorithm in VARIANTS:
+        if algorithm.solves == "conv2d" and algorithm.stem not in ("direct", "direct_dp4a"):
+            assert "dtype='int8' is" in "; ".join(algorithm.reasons(LAYER, TARGETS[0])), algorithm.stem
 
 
 # Words of four channels

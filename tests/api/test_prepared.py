@@ -42,7 +42,7 @@ class Preparing(ImplicitGemm):
     def prepared_bytes(self, problem: ConvProblem) -> int:
         return 4 * problem.k * problem.group_c * problem.r * problem.s + MORE
 
-    def workspace_bytes(self, problem: ConvProblem) -> int:
+    def workspace_bytes(self, problem: ConvProblem, config: Any) -> int:
         return WORKSPACE
 
     def plan(self, problem: ConvProblem, config: Any, target: Target) -> Plan:
@@ -368,12 +368,17 @@ def test_the_filters_of_a_signal(device: HostDevice, fake_cupy: Any, rng: np.ran
 
 def test_a_limit_that_is_given_counts_what_is_prepared(preparing: Preparing) -> None:
     needs = f"it needs {WORKSPACE} bytes of workspace and {PREPARED} of prepared filters, and workspace_limit is "
-    assert preparing.reasons(PROBLEM, TARGETS[0]) == preparing.reasons(PROBLEM, TARGETS[0], WORKSPACE + PREPARED) == []
-    assert preparing.reasons(PROBLEM, TARGETS[0], WORKSPACE + PREPARED - 1) == [f"{needs}{WORKSPACE + PREPARED - 1}"]
-    assert preparing.reasons(PROBLEM, TARGETS[0], WORKSPACE, count_prepared=False) == []
-    assert preparing.reasons(PROBLEM, TARGETS[0], 35, count_prepared=False) == [
-        "it needs 36 bytes of workspace, and workspace_limit is 35"
-    ]
+
+    def why_not(name: str, limit: int | None) -> tuple[str, ...]:
+        return choose.consider(preparing, PROBLEM, TARGETS[0], name, limit).reasons
+
+    for name in ("preparing", "auto"):
+        assert why_not(name, WORKSPACE + PREPARED) == ()
+        assert why_not(name, WORKSPACE + PREPARED - 1) == (f"{needs}{WORKSPACE + PREPARED - 1}",)
+    assert why_not("preparing", None) == ()
+    # without a limit the workspace counts alone
+    assert why_not("auto", None) == (f"it needs {WORKSPACE} bytes of workspace, and workspace_limit is 0",)
+    assert preparing.within(PROBLEM, TARGETS[0], WORKSPACE) and not preparing.within(PROBLEM, TARGETS[0], WORKSPACE - 1)
     with says(NoAlgorithmError, f"preparing: {needs}50"):
         choose.choose(PROBLEM, TARGETS[0], "preparing", 50)
     assert choose.choose(PROBLEM, TARGETS[0], "preparing").algorithm is preparing
@@ -382,14 +387,14 @@ def test_a_limit_that_is_given_counts_what_is_prepared(preparing: Preparing) -> 
 def test_auto_takes_what_is_prepared_but_no_workspace_unless_told(
     preparing: Preparing, device: HostDevice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Preparing, "best", lambda self, problem, target: (-1.0, TileConfig()))
+    monkeypatch.setattr(Preparing, "timed", lambda self, problem, target: [(-1.0, TileConfig())])
 
     def chosen(**options: Any) -> bool:
         return explain(PROBLEM, device="cuda", **options).chosen == "preparing"
 
     assert not chosen(), "its workspace is more than none"
     assert not chosen(workspace_limit=WORKSPACE + PREPARED - 1) and chosen(workspace_limit=WORKSPACE + PREPARED)
-    monkeypatch.setattr(Preparing, "workspace_bytes", lambda self, problem: 0)
+    monkeypatch.setattr(Preparing, "workspace_bytes", lambda self, problem, config: 0)
     assert chosen() and not chosen(workspace_limit=0) and not chosen(workspace_limit=PREPARED - 1)
     assert chosen(workspace_limit=PREPARED)
     monkeypatch.setenv("LEANCONV_WORKSPACE_LIMIT", "0")
@@ -402,8 +407,8 @@ def test_auto_takes_what_is_prepared_but_no_workspace_unless_told(
 def test_a_limit_of_zero_and_none_are_different_calls(
     device: HostDevice, fake_cupy: Any, given: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Preparing, "best", lambda self, problem, target: (-1.0, TileConfig()))
-    monkeypatch.setattr(Preparing, "workspace_bytes", lambda self, problem: 0)
+    monkeypatch.setattr(Preparing, "timed", lambda self, problem, target: [(-1.0, TileConfig())])
+    monkeypatch.setattr(Preparing, "workspace_bytes", lambda self, problem, config: 0)
     x, w = map(fake_cupy.asarray, given)
     for calls in (1, 2):
         assert right(run(x, w, algorithm="auto"), *given) and device.prepared == calls

@@ -13,7 +13,6 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from leanconv.algorithms import ALGORITHMS
 from leanconv.call.ready import roles_of
 from leanconv.images.borders import BORDERS
 from leanconv.plan import role_of
@@ -21,6 +20,7 @@ from leanconv.problem import ConvProblem
 from leanconv.runtime.compile import KERNELS, source
 from tests import cases, proof
 from tests.cases import GRADIENT_CASES, TARGETS, filter_problem
+from tests.variants import VARIANTS
 
 ARITHMETIC = settings(max_examples=25, derandomize=True, deadline=None, database=None)
 KERNEL = settings(
@@ -30,13 +30,13 @@ KERNEL = settings(
     database=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
 )
-CONV_ALGORITHMS = [a for a in ALGORITHMS if a.solves == "conv2d"]
-FILTER_ALGORITHMS = [a for a in ALGORITHMS if a.solves == "filter2d"]
+CONV_ALGORITHMS = [a for a in VARIANTS if a.solves == "conv2d"]
+FILTER_ALGORITHMS = [a for a in VARIANTS if a.solves == "filter2d"]
 
 
 def suited(algorithm, problem):
     """The problem as the algorithm takes it: depthwise, of integers, or the gradient that is all that it computes."""
-    name = algorithm.name
+    name = algorithm.stem
     if name == "direct_dp4a":
         c, k = 4 * problem.c, problem.k
         return replace(problem, c=c, k=k, layout="NHWC", dtype="int8", op="fprop")
@@ -75,7 +75,7 @@ def suited(algorithm, problem):
 
 
 def each(algorithms):
-    return pytest.mark.parametrize("algorithm", algorithms, ids=lambda a: a.name)
+    return pytest.mark.parametrize("algorithm", algorithms, ids=lambda a: a.stem)
 
 
 @st.composite
@@ -178,10 +178,15 @@ def check_plan(algorithm, problem, target):
         return
     configs = list(islice(algorithm.configs(problem, target), 200))
     assert configs and len(set(configs)) == len(configs)
+    needed = [algorithm.workspace_bytes(problem, config) for config in configs]
+    for limit in (0, min(needed), max(needed) // 2):
+        fitting = [config for _, config in algorithm.within(problem, target, limit)]
+        assert all(algorithm.workspace_bytes(problem, config) <= limit for config in fitting)
+        assert {config for config, each in zip(configs, needed, strict=True) if not each} <= set(fitting)
     for config in configs[:3] + configs[-1:]:
         plan = algorithm.plan(problem, config, target)
         assert plan == algorithm.plan(problem, config, target) and hash(plan) == hash(plan)
-        assert plan.launches and plan.workspace_bytes == algorithm.workspace_bytes(problem) >= 0
+        assert plan.launches and plan.workspace_bytes == algorithm.workspace_bytes(problem, config) >= 0
         assert plan.prepared_bytes == algorithm.prepared_bytes(problem) >= 0
         assert bool(plan.prepare) == bool(plan.prepared_bytes)
         for launch in plan.all_launches:

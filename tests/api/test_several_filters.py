@@ -10,15 +10,15 @@ import torch
 
 import leanconv
 from leanconv import FilterProblem, filter2d
-from leanconv.algorithms import ALGORITHMS
 from leanconv.algorithms.register_cache import FILTER_BYTES, PartialSumsConfig, filters_in_block, weight_bytes
 from leanconv.images.borders import BORDERS
 from leanconv.reference import CPU_ALGORITHMS
 from tests.cases import TARGETS, filter_problem
 from tests.conftest import HostDevice, oracle_filter, relative_error
+from tests.variants import NAMED
 
 TOLERANCE = 1e-6
-CACHE = next(a for a in ALGORITHMS if a.name == "register_cache")
+CACHE = NAMED["register_cache"]
 
 
 def drawn(rng: np.random.Generator, *shape: int) -> np.ndarray:

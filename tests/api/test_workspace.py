@@ -19,7 +19,7 @@ from leanconv.api import resolve_call
 from leanconv.bench import Case, run_suite
 from leanconv.bench.peers.base import Candidate
 from leanconv.bench.run import _Run
-from leanconv.call import bind, calls
+from leanconv.call import bind, calls, choose
 from leanconv.cli.command_line import MISTAKE
 from leanconv.cli.main import main
 from leanconv.plan import Target
@@ -58,7 +58,8 @@ def refusal(limit: int) -> str:
 
 
 def test_the_need_is_the_im2win_tensor() -> None:
-    assert Im2win().workspace_bytes(PROBLEM) == NEEDED == 4 * tensor_elements(PROBLEM)
+    needed = {Im2win().workspace_bytes(PROBLEM, config) for config in Im2win().configs(PROBLEM, TARGETS[0])}
+    assert needed == {NEEDED} == {4 * tensor_elements(PROBLEM)}
 
 
 def test_plans_take_what_was_stated_and_the_cpu_engine_nothing() -> None:
@@ -72,12 +73,12 @@ def test_plans_take_what_was_stated_and_the_cpu_engine_nothing() -> None:
         for algorithm in ALGORITHMS:
             if algorithm.reasons(problem, TARGETS[0]):
                 continue
-            stated = algorithm.workspace_bytes(problem)
-            if stated:
-                with_one.add(algorithm.name)
             for config in algorithm.configs(problem, target):
+                stated = algorithm.workspace_bytes(problem, config)
+                if stated:
+                    with_one.add(algorithm.name)
                 assert algorithm.plan(problem, config, target).workspace_bytes == stated, (algorithm.name, config)
-        assert not any(a.workspace_bytes(problem) for a in CPU_ALGORITHMS if a.solves == "conv2d")
+        assert not any(a.workspace_bytes(problem, None) for a in CPU_ALGORITHMS if a.solves == "conv2d")
     assert "im2win" in with_one and not with_one & {"im2win_fused", "implicit_gemm", "direct"}
 
 
@@ -150,9 +151,10 @@ def test_auto_takes_a_workspace_where_it_is_permitted_and_pays(
     x, w = map(fake_cupy.asarray, given)
     chosen = explain(conv2d, x, w, padding=1).chosen
     able = [a for a in ALGORITHMS if not a.reasons(PROBLEM, TARGETS[0])]
-    costs = {a.name: a.best(PROBLEM, TARGETS[0])[0] for a in able}
+    costs = {a.name: a.within(PROBLEM, TARGETS[0])[0][0] for a in able}
+    monkeypatch.setattr(Im2win, "by_name_only", False)
     for cost, pays in ((max(costs.values()) + 1, False), (min(costs.values()) - 1, True)):
-        monkeypatch.setattr(Im2win, "best", lambda self, problem, target, cost=cost: (cost, TileConfig()))
+        monkeypatch.setattr(Im2win, "timed", lambda self, problem, target, cost=cost: [(cost, TileConfig())])
         for limit, taken in ((None, False), (0, False), (NEEDED - 1, False), (NEEDED, pays), (2**40, pays)):
             calls.forget()
             told = explain(conv2d, x, w, padding=1, workspace_limit=limit)
@@ -244,7 +246,7 @@ def test_arrays_that_are_carried_keep_their_limit(given: Any) -> None:
 def test_on_a_gpu_memory_and_graphs() -> None:
     torch = pytest.importorskip("torch")
     x, w = torch.randn(8, 16, 32, 32, device="cuda"), torch.randn(16, 16, 3, 3, device="cuda")
-    needed = Im2win().workspace_bytes(resolve_call(conv2d, x, w, padding=1).problem)
+    needed = Im2win().workspace_bytes(resolve_call(conv2d, x, w, padding=1).problem, TileConfig())
     expected = conv2d(x, w, padding=1)
     for name, extra in (("auto", 0), ("im2win", needed)):
         y = conv2d(x, w, padding=1, algorithm=name)
@@ -294,7 +296,8 @@ def test_the_setting_is_obeyed_by_calls_that_are_warm(
         with pytest.raises(NoAlgorithmError, match=refusal(0)):
             call(workspace_limit=0)
     assert host_device.executables == 3, "one for each limit that permits it, made once"
-    monkeypatch.setattr(Im2win, "best", lambda self, problem, target: (-1.0, TileConfig()))
+    monkeypatch.setattr(Im2win, "by_name_only", False)
+    monkeypatch.setattr(Im2win, "timed", lambda self, problem, target: [(-1.0, TileConfig())])
     conv2d(x, w, padding=1)
     assert last_workspace(host_device), "the setting holds for auto too"
     assert explain(conv2d, x, w, padding=1).chosen == explain(PROBLEM, device="cuda").chosen == "im2win"
@@ -320,7 +323,7 @@ def test_the_raw_setting_follows_os_environ(monkeypatch: pytest.MonkeyPatch) -> 
 # What is told
 
 
-def test_explain_shows_bytes_and_limit(host_device: HostDevice) -> None:
+def test_explain_shows_bytes_and_limit(host_device: HostDevice, monkeypatch: pytest.MonkeyPatch) -> None:
     told = explain(PROBLEM, device="cuda", algorithm="im2win")
     assert (told.chosen, told.workspace_bytes, told.workspace_limit) == ("im2win", NEEDED, None)
     assert f"workspace {NEEDED} bytes (no limit)" in str(told)
@@ -330,6 +333,9 @@ def test_explain_shows_bytes_and_limit(host_device: HostDevice) -> None:
     assert told.chosen is None and told.why == "algorithm='im2win' cannot run it"
     assert told.others["im2win"] == (f"it needs {NEEDED} bytes of workspace, and workspace_limit is 10",)
     assert "workspace_limit 10" in str(told)
+    told = explain(PROBLEM, device="cuda", workspace_limit=NEEDED)
+    assert told.others["im2win"] == (f"{choose.BY_NAME_ONLY}; algorithm='im2win' chooses it",)
+    monkeypatch.setattr(Im2win, "by_name_only", False)
     told = explain(PROBLEM, device="cuda")
     assert told.chosen != "im2win" and told.workspace_limit == 0
     assert told.others["im2win"] == (f"it needs {NEEDED} bytes of workspace, and workspace_limit is 0",)

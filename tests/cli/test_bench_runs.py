@@ -337,7 +337,7 @@ def test_filters_prepared_before_are_a_candidate_of_their_own(monkeypatch: Any) 
         ("leanconv", False, 640), ("leanconv:prepared", True, 640),
     ])):  # fmt: skip
         device = SimpleNamespace(compiled=lambda plan: [code] * len(plan.every_launch))
-        found = SimpleNamespace(plan=plan, device=device, choice=SimpleNamespace(config=config))
+        found = SimpleNamespace(plan=plan, device=device, choice=SimpleNamespace(algorithm=algorithm, config=config))
         monkeypatch.setattr(bind, "load", lambda *arguments, found=found: found)
         monkeypatch.setattr(own, "_call", lambda *arguments, prepared=False: prepared)
         candidates = list(own._on_gpu(algorithm, problem, Operands(problem, gpu=False)))

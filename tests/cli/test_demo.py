@@ -68,7 +68,7 @@ def test_on_a_gpu(host_device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     problem = replace(demo.LAYERS[-1][1], h=9, w=9)
     lines = demo_measure.measure_layer("small", problem, photo, True, 0.01)
     assert {line.where for line in lines} == {"CPU", "GPU"} and all(line.right for line in lines)
-    able = [algorithm.name for algorithm in ALGORITHMS if not algorithm.reasons(problem, TARGETS[0])]
+    able = [algorithm.stem for algorithm in ALGORITHMS if not algorithm.reasons(problem, TARGETS[0])]
     on_gpu = [line for line in lines if line.where == "GPU"]
     assert [line.algorithm for line in on_gpu] == able and all(line.us == 5.0 for line in on_gpu)
     assert sum(line.chosen for line in on_gpu) == 1

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 import leanconv
-from leanconv.algorithms import ALGORITHMS
 from leanconv.algorithms.base import GpuAlgorithm
 from leanconv.plan import Plan, Target
 from leanconv.problem import ConvProblem
@@ -19,6 +18,7 @@ from leanconv.winograd import WIDTHS, Matrices, matrices
 from report.data import KINDS, draw
 from tests import cases, emulator, proof
 from tests.cases import TARGETS
+from tests.variants import VARIANTS
 
 ELEVEN = [(alpha, width) for alpha, widths in WIDTHS.items() for width in widths]
 TRANSFORMS = [*(matrices(alpha + 1 - width, width) for alpha, width in ELEVEN), matrices(2, 3), matrices(4, 3)]
@@ -36,14 +36,14 @@ def check(
         bias = cases.draw_conv(problem, "zero-mean")["bias"]
         run(plan, {problem.operands[0].role: x, "w": w, "bias": bias, problem.operands[-1].role: y})
         error = oracle.absolute_error(problem, y, x, w, bias)
-        assert error <= oracle.tier_bound(problem), f"{algorithm.name} on {problem}, {kind} data: {error}"
+        assert error <= oracle.tier_bound(problem), f"{algorithm.stem} on {problem}, {kind} data: {error}"
 
 
 PLAIN_CASES = [c for c in cases.CONV_CASES if c.name in ("plain-nchw", "tails-nhwc", "tails-chwn")]
 SERVED = [
-    pytest.param(algorithm, case.problem, id=f"{algorithm.name}-{case.name}")
+    pytest.param(algorithm, case.problem, id=f"{algorithm.stem}-{case.name}")
     for case in PLAIN_CASES
-    for algorithm in ALGORITHMS
+    for algorithm in VARIANTS
     if not algorithm.reasons(replace(case.problem, precision=algorithm.tier), TARGETS[0])
 ]
 
@@ -64,7 +64,7 @@ def test_algorithms_keep_the_bound_on_a_gpu(algorithm: GpuAlgorithm, problem: Co
     check(algorithm, problem, proof.run_on_gpu, open_device(0).target)
 
 
-@pytest.mark.parametrize("algorithm", CPU_ALGORITHMS, ids=lambda algorithm: algorithm.name)
+@pytest.mark.parametrize("algorithm", CPU_ALGORITHMS, ids=lambda algorithm: algorithm.stem)
 @pytest.mark.parametrize("dtype", ["float32", "float16", "float64"])
 def test_algorithms_of_the_cpu_engine_keep_the_bound(algorithm: Any, dtype: str) -> None:
     for rest in ({}, {"layout": "NHWC", "groups": 2, "bias": True, "activation": "relu"}, {"op": "dgrad"}):

@@ -19,9 +19,10 @@ from tests import cases, emulator, proof, selection
 from tests.cases import ALL, CASES, CONV_CASES, GRADIENT_CASES, REFUSED, TARGETS, TRANSFORM_CASES
 from tests.cases_narrow import NARROW_CASES
 from tests.cases_tensor import TF32_CASES
+from tests.variants import VARIANTS
 
-MET = [(a, c) for a in ALGORITHMS for c in (*CASES, *NARROW_CASES, *(() if a.tier == "ieee" else TRANSFORM_CASES))]
-MET += [(a, c) for a in ALGORITHMS if a.tier == "tf32" for c in TF32_CASES]
+MET = [(a, c) for a in VARIANTS for c in (*CASES, *NARROW_CASES, *(() if a.tier == "ieee" else TRANSFORM_CASES))]
+MET += [(a, c) for a in VARIANTS if a.tier == "tf32" for c in TF32_CASES]
 ACCEPTED = [(a, c) for a, c in MET if not a.reasons(c.problem, TARGETS[0])]
 THOROUGH = [(a, c) for a, c in ACCEPTED if c.thorough]
 
@@ -37,7 +38,7 @@ def _extremes():
     for algorithm, case in VARIED:
         configs = list(proof.extreme_configs(algorithm, case.problem, TARGETS[0]))
         for i, config in enumerate(configs[1:], 1):
-            found.append((algorithm, case, config, f"{algorithm.name}-{case.name}-{i}"))
+            found.append((algorithm, case, config, f"{algorithm.stem}-{case.name}-{i}"))
     return found
 
 
@@ -50,13 +51,13 @@ def extremes():
     values = defaultdict(set)
     for algorithm, _, config, _ in found:
         for name, value in config.constants():
-            values[algorithm.name, type(config), name].add(value)
+            values[algorithm.stem, type(config), name].add(value)
 
     def differs(each):
         algorithm, case, config, _ = each
-        if algorithm.name in ("winograd1d", "direct_tiled", "tensor_gemm", "tensor_gemm_sync"):
+        if algorithm.stem in ("winograd1d", "direct_tiled", "tensor_gemm", "tensor_gemm_sync"):
             return  # their own tests run each configuration
-        kind = algorithm.name, type(config)
+        kind = algorithm.stem, type(config)
         yield *kind, getattr(case.problem, "layout", case.name)
         yield *kind, *proof.decisions(config)
         for name, value in config.constants():
@@ -85,13 +86,13 @@ def _narrowed(problem, config):
 
 def named(pairs, chosen=None):
     """A parameter for each pair; those that are not ``chosen`` are exhaustive."""
-    params = selection.marked(pairs, pairs if chosen is None else chosen, lambda p: (p, f"{p[0].name}-{p[1].name}"))
+    params = selection.marked(pairs, pairs if chosen is None else chosen, lambda p: (p, f"{p[0].stem}-{p[1].name}"))
     return pytest.mark.parametrize(("algorithm", "case"), params)
 
 
 def covering():
     """For each algorithm as few cases as have every layer once, and in each layout all that loaders depend on."""
-    for algorithm in ALGORITHMS:
+    for algorithm in VARIANTS:
         mine = [(a, c) for a, c in ACCEPTED if a is algorithm]
         yield from selection.cover(mine, lambda pair: selection.traits(*pair))
 
@@ -115,8 +116,8 @@ WIDE = [(a, c) for a, c in VARIED if isinstance(c.problem, ConvProblem) and c.in
 def wide_traits(pair):
     """An algorithm in each direction; each layout once in a family, whose index arithmetic is one."""
     algorithm, case = pair
-    yield algorithm.name, case.problem.op
-    yield algorithm.name.split("_")[0], case.problem.layout
+    yield algorithm.stem, case.problem.op
+    yield algorithm.stem.split("_")[0], case.problem.layout
 
 
 @named(WIDE, selection.cover(WIDE, wide_traits))
@@ -159,7 +160,7 @@ def test_the_gpu_road_carries_every_argument(algorithm, case, host_device):
 
 def test_every_case_is_accepted_by_some_algorithm():
     every = (*CASES, *NARROW_CASES, *TRANSFORM_CASES)
-    unsolved = [c.name for c in every if all(a.reasons(c.problem, TARGETS[0]) for a in ALGORITHMS)]
+    unsolved = [c.name for c in every if all(a.reasons(c.problem, TARGETS[0]) for a in VARIANTS)]
     assert unsolved == []
 
 
@@ -191,19 +192,23 @@ def test_gradient_cases_cover_what_can_happen_to_a_pixel():
         assert {count for count, _ in kinds} == {1, 2, 4} and any(phases > 1 for count, phases in kinds if count == 1)
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS, ids=lambda algorithm: algorithm.name)
+@pytest.mark.parametrize("algorithm", ALGORITHMS, ids=lambda algorithm: algorithm.stem)
 def test_what_an_algorithm_declines_is_refused_with_its_reasons(algorithm):
-    declined = [problem for a, problem in DECLINED if a is algorithm]
+    declined = [problem for a, problem in DECLINED if a.stem == algorithm.stem]
     assert declined
     for problem in declined:
         if not problem.kind == algorithm.solves:
-            with pytest.raises(ValueError, match=algorithm.name):
-                choose(problem, TARGETS[0], algorithm.name)
+            with pytest.raises(ValueError, match=algorithm.stem):
+                choose(problem, TARGETS[0], algorithm.stem)
             continue
+        if not all(a.reasons(problem, TARGETS[0]) for a in ALGORITHMS if a.is_called(algorithm.stem)):
+            continue  # another strategy takes it
         with pytest.raises(NoAlgorithmError) as refusal:
-            choose(problem, TARGETS[0], algorithm.name)
-        for reason in algorithm.reasons(problem, TARGETS[0]):
-            assert reason in str(refusal.value), problem
+            choose(problem, TARGETS[0], algorithm.stem)
+        for strategy in ALGORITHMS:
+            if strategy.is_called(algorithm.stem):
+                for reason in strategy.reasons(problem, TARGETS[0]):
+                    assert reason in str(refusal.value), problem
 
 
 @pytest.mark.parametrize(("problem", "word"), [pytest.param(p, w, id=w) for p, w in REFUSED])
@@ -213,14 +218,14 @@ def test_what_nothing_solves_is_refused_by_every_algorithm_by_name(problem, word
     lines = str(refusal.value).splitlines()
     for algorithm in ALGORITHMS:
         if problem.kind == algorithm.solves:
-            assert any(line.strip().startswith(f"{algorithm.name}:") and word in line for line in lines[1:])
+            assert any(line.strip().startswith(f"{algorithm.stem}:") and word in line for line in lines[1:])
 
 
 def test_auto_chooses_the_quickest_that_accepts():
     for case in CASES:
-        able = [a for a in ALGORITHMS if not a.reasons(case.problem, TARGETS[0], 0, count_prepared=False)]
-        costs = [a.best(case.problem, TARGETS[0])[0] for a in able]
-        assert choose(case.problem, TARGETS[0]).algorithm is able[costs.index(min(costs))]
+        able = [a for a in ALGORITHMS if not a.by_name_only and not a.reasons(case.problem, TARGETS[0])]
+        costs = {a: found[0][0] for a in able if (found := a.within(case.problem, TARGETS[0], workspace=0))}
+        assert choose(case.problem, TARGETS[0]).algorithm is min(costs, key=costs.__getitem__)
 
 
 def test_auto_knows_when_tensor_cores_and_transforms_pay():
@@ -264,7 +269,7 @@ def test_wrong_results_are_noticed(kind):
     def gap(y):
         y.flat[100] = 0
 
-    for algorithm in ALGORITHMS:
+    for algorithm in VARIANTS:
         problem = conv if algorithm.solves == "conv2d" else image
         if algorithm.reasons(problem, TARGETS[0]):
             continue

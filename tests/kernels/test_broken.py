@@ -15,7 +15,6 @@ from typing import Any
 
 import pytest
 
-from leanconv.algorithms import ALGORITHMS
 from leanconv.algorithms.base import Config, GpuAlgorithm
 from leanconv.problem import Problem
 from leanconv.runtime.compile import KERNELS
@@ -27,9 +26,9 @@ from tests.cases_weight import IMAGE_CASES, WEIGHT_CASES
 from tests.kernels.breaks import BREAKS, scales
 from tests.kernels.breaks.base import Break
 from tests.kernels.patching import StalePatch, broken_kernels, kernel_headers, patched
+from tests.variants import NAMED
 
 MET = (*CASES, *NARROW_CASES, *PAIR_CASES, *TENSOR_CASES, *TF32_CASES, *TRANSFORM_CASES, *WEIGHT_CASES, *IMAGE_CASES)
-NAMED = {algorithm.name: algorithm for algorithm in ALGORITHMS}
 PROBLEMS = {case.name: case.problem for case in MET}
 
 

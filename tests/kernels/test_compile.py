@@ -12,7 +12,6 @@ from itertools import product
 
 import pytest
 
-from leanconv.algorithms import ALGORITHMS
 from leanconv.bench.suites import LAYOUTS
 from leanconv.images.borders import BORDERS
 from leanconv.problem import ConvProblem
@@ -20,6 +19,7 @@ from leanconv.runtime.compile import CompileError, compile_launch, compile_sourc
 from leanconv.winograd import WIDTHS
 from tests import proof, selection
 from tests.cases import TARGETS, filter_problem
+from tests.variants import NAMED, VARIANTS
 
 pytest.importorskip("cuda.core", reason="NVRTC comes with the extra leanconv[cu13] or [cu12]")
 
@@ -83,8 +83,8 @@ USUAL |= {
     "filter-column": filter_problem(1, 4096, 4096, 31, 1),
 }
 ACCEPTED = [
-    pytest.param(a, problem, id=f"{a.name}-{name}")
-    for a in ALGORITHMS
+    pytest.param(a, problem, id=f"{a.stem}-{name}")
+    for a in VARIANTS
     for name, problem in USUAL.items()
     if not a.reasons(problem, TARGETS[0])
 ]
@@ -105,7 +105,7 @@ def compile_plan(algorithm, problem, config, target):
     figures = [compiled(source(launch), launch.symbol, target.arch) for launch in plan.all_launches]
     for launch, figure in zip(plan.all_launches, figures, strict=True):
         assert not figure.advice, figure.advice
-        what = f"{algorithm.name} {config} on {target.arch}: {figure.registers} registers"
+        what = f"{algorithm.stem} {config} on {target.arch}: {figure.registers} registers"
         assert len(figure.cubin) > 1000 and figure.cubin[:4] == b"\x7fELF", what
         # registers are allocated to warps in portions of 256
         per_warp = -(-figure.registers * 32 // 256) * 256
@@ -131,7 +131,7 @@ WARP_SPILLS = 8
 TENSOR_SPILLS = {
     "tensor_gemm": 48,
     "tensor_weight": 48,
-    "tensor_weight_parts": 48,
+    "tensor_weight_split_k": 48,
     "tensor_weight_images": 48,
     "tensor_winograd": 112,
     "tensor_gemm_sync": WARP_SPILLS,
@@ -139,9 +139,9 @@ TENSOR_SPILLS = {
 
 
 def check_spills(algorithm, problem, config, target):
-    most = WINOGRAD_SPILLS[target.arch] if algorithm.name.startswith("winograd") else 0
-    most = TENSOR_SPILLS.get(algorithm.name, most)
-    if algorithm.name.startswith("depthwise_weight") and config.threads == MANY_THREADS:
+    most = WINOGRAD_SPILLS[target.arch] if algorithm.stem.startswith("winograd") else 0
+    most = TENSOR_SPILLS.get(algorithm.stem, most)
+    if algorithm.stem.startswith("depthwise_weight") and config.threads == MANY_THREADS:
         most = MANY_THREADS_SPILL
     for figure in compile_plan(algorithm, problem, config, target):
         assert max(figure.spill_bytes, figure.stack_bytes) <= most, (
@@ -163,12 +163,12 @@ def guesses():
         algorithm, problem, target, name = each
         layout = getattr(problem, "layout", "")
         # the layer without its layout
-        yield name.removeprefix(f"{algorithm.name}-").removesuffix(f"-{target.arch}").removesuffix(f"-{layout.lower()}")
+        yield name.removeprefix(f"{algorithm.stem}-").removesuffix(f"-{target.arch}").removesuffix(f"-{layout.lower()}")
         # by turns
-        if (TARGETS.index(target) + len(algorithm.name)) % 4 == 0:
-            yield algorithm.name, target.arch
-        yield algorithm.name, layout
-        yield algorithm.name, problem.dtype
+        if (TARGETS.index(target) + len(algorithm.stem)) % 4 == 0:
+            yield algorithm.stem, target.arch
+        yield algorithm.stem, layout
+        yield algorithm.stem, problem.dtype
 
     return selection.marked(found, selection.cover(found, differs), lambda each: (each[:3], each[3]))
 
@@ -182,7 +182,7 @@ def test_best_guess_compiles_without_spills(algorithm, problem, target):
 @pytest.mark.parametrize("layout", ["NHWC", *(pytest.param(name, marks=EXHAUSTIVE) for name in ("NCHW", "CHWN"))])
 def test_no_tile_spills_elements_of_16_bits(layout):
     """Padded layers ask most of the registers. Tiles whose threads may have 168 of them or fewer."""
-    algorithm = next(a for a in ALGORITHMS if a.name == "implicit_gemm")
+    algorithm = NAMED["implicit_gemm"]
     problem = replace(USUAL["deep-float16"], layout=layout)
     for config in algorithm.configs(problem, TARGETS[0]):
         if config.split == 1 and config.tile_k >= 64 and config.threads * config.min_blocks >= 384:
@@ -206,7 +206,7 @@ def test_no_tile_spills_elements_of_16_bits(layout):
     ],
 )
 def test_tiles_of_warp_products_do_not_spill(layout, precision, target):
-    algorithm = next(a for a in ALGORITHMS if a.name == "tensor_gemm_sync")
+    algorithm = NAMED["tensor_gemm_sync"]
     problem = replace(USUAL["deep"], layout=layout, precision=precision)
     for config in algorithm.configs(problem, target):
         for figure in compile_plan(algorithm, problem, config, target):
@@ -244,14 +244,14 @@ def wide_layers():
 
 @pytest.mark.parametrize(("piece", "problem", "target"), wide_layers())
 def test_every_kernel_of_pieces_compiles_without_spills(piece, problem, target):
-    algorithm = next(a for a in ALGORITHMS if a.name == "winograd1d")
+    algorithm = NAMED["winograd1d"]
     config = next(c for c in algorithm.configs(problem, target) if c.piece == piece)
     check_spills(algorithm, problem, config, target)
 
 
 @pytest.mark.parametrize(("alpha", "problem", "target"), winograd_layers())
 def test_every_kernel_of_im2col_winograd_compiles_without_spills(alpha, problem, target):
-    algorithm = next(a for a in ALGORITHMS if a.name == "winograd1d")
+    algorithm = NAMED["winograd1d"]
     config = next(c for c in algorithm.configs(problem, target) if c.states == alpha and not c.piece)
     check_spills(algorithm, problem, config, target)
 
@@ -296,7 +296,7 @@ def test_a_kernel_that_does_not_compile_shows_log_options_and_numbered_source():
 
 
 def test_a_tuning_that_a_kernel_cannot_serve_is_refused_by_its_static_assert():
-    algorithm = next(a for a in ALGORITHMS if a.name == "implicit_gemm")
+    algorithm = NAMED["implicit_gemm"]
     problem = USUAL["deep"]
     config = replace(next(iter(algorithm.configs(problem, TARGETS[0]))), stages=1)
     with pytest.raises(CompileError, match="one stage is computed on while others are under way"):

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from leanconv.algorithms import ALGORITHMS
 from leanconv.algorithms.depthwise import (
     COLUMNS,
     DepthwiseConfig,
@@ -20,8 +19,9 @@ from leanconv.algorithms.depthwise import (
 from leanconv.problem import ConvProblem
 from tests import cases, proof, selection
 from tests.cases import TARGETS
+from tests.variants import NAMED
 
-DEPTHWISE = next(a for a in ALGORITHMS if a.name == "depthwise")
+DEPTHWISE = NAMED["depthwise"]
 LAYOUTS = ("NCHW", "NHWC")
 
 

@@ -8,19 +8,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from leanconv.algorithms import ALGORITHMS
 from leanconv.algorithms.depthwise_input import row_groups
-from leanconv.algorithms.depthwise_weight import CHANNELS
-from leanconv.call.choose import choose
+from leanconv.algorithms.depthwise_weight import BLOCKS, CHANNELS
+from leanconv.call.choose import choose, consider
 from leanconv.problem import ConvProblem
 from leanconv.runtime.compile import source
 from tests import cases, proof, selection
 from tests.cases import TARGETS
+from tests.variants import NAMED
 
-WEIGHT, PARTS, INPUT = (
-    next(a for a in ALGORITHMS if a.name == name)
-    for name in ("depthwise_weight", "depthwise_weight_parts", "depthwise_input")
-)
+WEIGHT, PARTS, INPUT = (NAMED[name] for name in ("depthwise_weight", "depthwise_weight_split_k", "depthwise_input"))
 LAYOUTS = ("NCHW", "NHWC")
 
 
@@ -70,7 +67,7 @@ def in_turn() -> list[Any]:
             # rows few enough that a small image has several bands; clusters of every size
             change = {"split": 1 + (turn + 3) % 8} if algorithm is WEIGHT else {}
             config = replace(config, rows=min(config.rows, 3 + turn % 4), **change)
-            found.append((algorithm, gradient, config, f"{algorithm.name}-{name}"))
+            found.append((algorithm, gradient, config, f"{algorithm.stem}-{name}"))
     chosen = [each for turn, each in enumerate(found) if (turn + turn // 6) % 5 == 0]
     return selection.marked(found, chosen, lambda each: (each[:3], each[3]))
 
@@ -94,19 +91,19 @@ def test_sums_do_not_depend_on_the_blocks_that_share_them() -> None:
     rng = np.random.default_rng(0)
     x, dy = (rng.integers(-8, 9, each.shape).astype(np.float32) for each in problem.operands[:2])
     found = []
-    for algorithm, splits in ((WEIGHT, (1, 3, 8)), (PARTS, (5,))):
+    for algorithm, number, values in ((WEIGHT, "split", (1, 3, 8)), (PARTS, "parts", (2, 5))):
         config = next(iter(algorithm.configs(problem, TARGETS[0])))
-        for split in splits:
+        for value in values:
             dw = np.full(problem.y_shape, np.nan, np.float32)
-            plan = algorithm.plan(problem, replace(config, split=split), TARGETS[0])
+            plan = algorithm.plan(problem, replace(config, **{number: value}), TARGETS[0])
             proof.run_on_emulator(plan, {"x": x, "dy": dy, "dw": dw})
             found.append(dw)
     assert all(np.array_equal(found[0], other) for other in found[1:])
 
 
 def test_what_they_compute_and_what_not() -> None:
-    def why(algorithm: Any, problem: ConvProblem, target: Any = TARGETS[0], limit: int | None = None) -> str:
-        return "; ".join(algorithm.reasons(problem, target, limit))
+    def why(algorithm: Any, problem: ConvProblem, target: Any = TARGETS[0]) -> str:
+        return "; ".join(algorithm.reasons(problem, target))
 
     for _, problem in EVERY:
         weight, passed = replace(problem, op="wgrad"), replace(problem, op="dgrad")
@@ -130,9 +127,13 @@ def test_what_they_compute_and_what_not() -> None:
     )
     assert not why(INPUT, replace(crowd, layout="NCHW"))
     weight = replace(LAYERS["same"], op="wgrad")
-    needed = PARTS.workspace_bytes(weight)
-    assert f"it needs {needed} bytes of workspace, and workspace_limit is 0" in why(PARTS, weight, limit=0)
-    assert not why(PARTS, weight, limit=needed)
+    # the least that any configuration needs, two blocks' sums
+    needed = 2 * 4 * int(np.prod(weight.y_shape))
+    for limit in (0, needed - 1):
+        said = f"it needs {needed} bytes of workspace, and workspace_limit is {limit}"
+        assert consider(PARTS, weight, TARGETS[0], PARTS.stem, limit).reasons == (said,)
+        assert not consider(WEIGHT, weight, TARGETS[0], WEIGHT.stem, limit).reasons
+    assert not consider(PARTS, weight, TARGETS[0], PARTS.stem, needed).reasons
 
 
 def test_shapes_of_threads() -> None:
@@ -148,6 +149,8 @@ def test_shapes_of_threads() -> None:
                         assert config.channels in (CHANNELS if problem.layout == "NHWC" else (1,))
                     if algorithm is WEIGHT:
                         assert 1 <= config.split <= (8 if target.clusters else 1)
+                    if algorithm is PARTS:
+                        assert config.split == 1 and config.parts <= max(2, BLOCKS)
                     if algorithm is INPUT:
                         assert config.columns % problem.stride[1] == 0
     assert row_groups(LAYERS["same"]) == 19 and row_groups(LAYERS["stride"]) == 11
@@ -157,8 +160,10 @@ def test_shapes_of_threads() -> None:
 def test_the_choice() -> None:
     """Nothing is taken from a workspace that was not allowed; a limit brings the blocks beyond clusters in."""
     few = layer(16, 112, 112, 3, 3, n=32, padding=(1, 1, 1, 1), layout="NHWC", op="wgrad")
-    assert choose(few, TARGETS[0]).algorithm is WEIGHT
-    assert choose(few, TARGETS[0], limit=1 << 20).algorithm is PARTS
+    for limit in (None, 1 << 20):
+        chosen = choose(few, TARGETS[0], limit=limit)
+        config: Any = chosen.config
+        assert chosen.algorithm.stem == "depthwise_weight" and (config.parts > 1) == (limit is not None)
     strided = layer(96, 56, 56, 3, 3, n=32, stride=(2, 2), padding=(1, 1, 1, 1), op="dgrad")
     for problem in (strided, replace(strided, layout="NHWC"), replace(strided, k=192, stride=(1, 1))):
         assert choose(problem, TARGETS[0]).algorithm is INPUT

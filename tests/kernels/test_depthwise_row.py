@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 
 from leanconv import conv1d, explain
-from leanconv.algorithms import ALGORITHMS
 from leanconv.algorithms.depthwise_row import MOST_LOADS, loads_of_four
 from leanconv.call.choose import choose
 from leanconv.problem import ConvProblem
 from tests import cases, proof
 from tests.cases import TARGETS
+from tests.variants import NAMED
 
-ROW = next(a for a in ALGORITHMS if a.name == "depthwise_row")
+ROW = NAMED["depthwise_row"]
 
 
 def layer(c: int, w: int, s: int, n: int = 2, h: int = 1, multiplier: int = 1, **rest: Any) -> ConvProblem:
@@ -82,7 +82,8 @@ def test_causal_and_same_convolutions_of_signals_come_here() -> None:
     x, w = np.zeros((1, 768, 2048), np.float32), np.zeros((768, 1, 4), np.float32)
     for padding in ((3, 0), "same"):
         told = explain(conv1d, x, w, padding=padding, groups=768, device="cuda")
-        assert told.chosen == "depthwise_row", padding
+        assert told.chosen == "depthwise", padding
+        assert isinstance(told.problem, ConvProblem) and choose(told.problem, TARGETS[0]).algorithm is ROW
     small = np.arange(6, dtype=np.float32).reshape(1, 2, 3)
     y = conv1d(small, np.ones((2, 1, 2), np.float32), padding=(1, 0), groups=2)
     assert y.tolist() == [[[0, 1, 3], [3, 7, 9]]]

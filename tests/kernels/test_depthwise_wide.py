@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from leanconv.algorithms import ALGORITHMS
 from leanconv.algorithms.depthwise_wide import WideConfig, filter_floats, shared_bytes, tile_rows
 from leanconv.bench import load_suite
 from leanconv.problem import ConvProblem
 from tests import cases, proof, selection
 from tests.cases import TARGETS
+from tests.variants import NAMED
 
-WIDE = next(a for a in ALGORITHMS if a.name == "depthwise_wide")
+WIDE = NAMED["depthwise_wide"]
 LAYOUTS = ("NCHW", "NHWC")
 
 

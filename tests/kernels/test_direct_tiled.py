@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from leanconv.algorithms import ALGORITHMS
 from leanconv.algorithms.base import ceil_div
 from leanconv.algorithms.direct_tiled import (
     DirectTiledConfig,
@@ -26,8 +25,9 @@ from leanconv.algorithms.direct_tiled import (
 from leanconv.problem import ConvProblem
 from tests import cases, proof, selection
 from tests.cases import TARGETS
+from tests.variants import NAMED
 
-TILED = next(a for a in ALGORITHMS if a.name == "direct_tiled")
+TILED = NAMED["direct_tiled"]
 LAYOUTS = ("NCHW", "NHWC")
 Layer = ConvProblem
 

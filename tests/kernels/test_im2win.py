@@ -9,16 +9,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from leanconv.algorithms import ALGORITHMS, im2win_fused
+from leanconv.algorithms import im2win_fused
 from leanconv.algorithms.im2win import columns, tensor_elements, transform
 from leanconv.problem import ConvProblem
 from leanconv.reference.im2win import im2win, im2win_channels_last
 from leanconv.runtime import compile as compiler
 from tests import cases, emulator, proof, selection
 from tests.cases import CONV_CASES, TARGETS
+from tests.variants import NAMED, VARIANTS
 
-FUSED = next(a for a in ALGORITHMS if a.name == "im2win_fused")
-WITH_TENSOR = next(a for a in ALGORITHMS if a.name == "im2win")
+FUSED = NAMED["im2win_fused"]
+WITH_TENSOR = NAMED["im2win"]
 TILED = ("implicit_gemm", "im2win", "im2win_fused")
 TENSORS = [c for c in CONV_CASES if c.problem.n and not WITH_TENSOR.reasons(c.problem, TARGETS[0])]
 
@@ -134,13 +135,13 @@ def test_runs_are_not_offered_where_rounded_rows_outgrow_their_numbers():
 
 def test_a_row_of_the_tensor_too_long_is_refused():
     long = ConvProblem(1, 2**10, 3, 2**19, 4, 3, 3, layout="NHWC")
-    refusing = {a.name for a in ALGORITHMS if a.solves == "conv2d" and a.why_not(long, TARGETS[0])}
+    refusing = {a.stem for a in VARIANTS if a.solves == "conv2d" and a.why_not(long, TARGETS[0])}
     assert {name for name in refusing if name.startswith("im2win")} == {"im2win", "im2win_basic"}
 
 
 @pytest.mark.parametrize("name", ["im2win", "im2win_basic", "im2win_fused"])
 def test_images_innermost_are_refused_by_name(name):
-    algorithm = next(a for a in ALGORITHMS if a.name == name)
+    algorithm = NAMED[name]
     assert algorithm.why_not(ConvProblem(8, 16, 12, 12, 16, 3, 3, layout="CHWN"), TARGETS[0]) == [
         "layout='CHWN' is neither 'NCHW' nor 'NHWC'"
     ]
@@ -189,7 +190,7 @@ def test_no_configuration_has_more_pieces_than_the_kernel_has_bits_for():
 
 def test_reductions_are_split_only_where_blocks_form_clusters():
     for case in CONV_CASES:
-        for algorithm in ALGORITHMS:
+        for algorithm in VARIANTS:
             if algorithm.reasons(case.problem, TARGETS[0]):
                 continue
             for target in TARGETS:
@@ -201,5 +202,5 @@ def test_reductions_are_split_only_where_blocks_form_clusters():
                     for launch in algorithm.plan(case.problem, config, target).launches
                 }
                 assert clusters <= {1, 2, 4, 8} if target.clusters else clusters <= {1}
-                if case.name.startswith("long-reduction") and algorithm.name in TILED:
+                if case.name.startswith("long-reduction") and algorithm.stem in TILED:
                     assert clusters == ({1, 2, 4, 8} if target.clusters else {1})

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from leanconv.algorithms import ALGORITHMS, input_gradient
+from leanconv.algorithms import input_gradient
 from leanconv.algorithms.implicit_gemm import segment_launch
 from leanconv.call.choose import NoAlgorithmError, choose
 from leanconv.plan import Launch, Plan
@@ -23,9 +23,10 @@ from leanconv.reference import CPU_ALGORITHMS, oracle
 from leanconv.runtime.compile import compile_launch
 from tests import cases, emulator, proof, selection
 from tests.cases import ALL, CONV_CASES, GRADIENT_CASES, TARGETS
+from tests.variants import NAMED, VARIANTS
 
-IM2COL = next(a for a in CPU_ALGORITHMS if a.name == "im2col")
-GEMM = next(a for a in ALGORITHMS if a.name == "implicit_gemm")
+IM2COL = next(a for a in CPU_ALGORITHMS if a.stem == "im2col")
+GEMM = NAMED["implicit_gemm"]
 #: Layers whose gradients people compute: of unit stride, strided with unlike and with like phases, patches.
 USUAL = {
     "deep": ConvProblem(128, 512, 7, 7, 512, 3, 3, padding=(1, 1, 1, 1), op="dgrad"),
@@ -179,14 +180,14 @@ def test_prepared_filters_are_no_workspace_and_count_where_a_limit_is_given():
     problem = GRADIENT_CASES[0].problem
     needed = GEMM.prepared_bytes(problem)
     assert choose(problem, TARGETS[0], "implicit_gemm").algorithm is GEMM
-    assert not GEMM.reasons(problem, TARGETS[0], needed)
+    assert choose(problem, TARGETS[0], "implicit_gemm", needed).algorithm is GEMM
     with pytest.raises(NoAlgorithmError, match=f"{needed} of prepared filters"):
         choose(problem, TARGETS[0], "implicit_gemm", needed - 1)
     assert GEMM.prepared_bytes(replace(problem, op="fprop")) == 0
 
 
 @pytest.mark.parametrize(
-    "algorithm", [a for a in (*ALGORITHMS, *CPU_ALGORITHMS) if a.solves == "conv2d"], ids=lambda a: a.name
+    "algorithm", [a for a in (*VARIANTS, *CPU_ALGORITHMS) if a.solves == "conv2d"], ids=lambda a: a.stem
 )
 def test_what_computes_no_gradients_says_so(algorithm):
     """Each operation is computed, or refused by its name, by all that take the layer in some operation."""
@@ -207,11 +208,11 @@ def each_inside():
     found = [
         (a, problem)
         for problem in beginning_inside()
-        for a in ALGORITHMS
+        for a in VARIANTS
         if a.solves == "conv2d" and not a.reasons(problem, TARGETS[0])
     ]
-    chosen = selection.cover(found, lambda each: (each[0].name, (each[0].name.split("_")[0], each[1].layout)))
-    return selection.marked(found, chosen, lambda each: (each, f"{each[1].layout}-{each[0].name}"))
+    chosen = selection.cover(found, lambda each: (each[0].stem, (each[0].stem.split("_")[0], each[1].layout)))
+    return selection.marked(found, chosen, lambda each: (each, f"{each[1].layout}-{each[0].stem}"))
 
 
 @pytest.mark.parametrize(("algorithm", "problem"), each_inside())

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from leanconv.algorithms import ALGORITHMS, tensor_filters
+from leanconv.algorithms import tensor_filters
 from leanconv.algorithms.base import ceil_div
 from leanconv.algorithms.input_gradient import single_parts
 from leanconv.algorithms.tensor_filters import prepared_floats, stages_of
@@ -18,8 +18,9 @@ from leanconv.problem import ConvProblem
 from tests import emulator, selection
 from tests.cases import TARGETS
 from tests.kernels.patching import Patch, broken_kernels
+from tests.variants import NAMED
 
-TENSOR_GEMM = next(a for a in ALGORITHMS if a.name == "tensor_gemm")
+TENSOR_GEMM = NAMED["tensor_gemm"]
 PAD = (1, 1, 1, 1)
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from leanconv.algorithms import ALGORITHMS
 from leanconv.runtime.compile import KERNELS
 from tests import selection
 from tests.cases import TARGETS
 from tests.kernels.test_algorithms import ACCEPTED, covering, extremes
+from tests.variants import VARIANTS
 
 
 def test_a_cover_has_every_trait_and_little_more():
@@ -33,7 +33,7 @@ def test_every_kernel_is_executed():
     assert {path.name for path in KERNELS.glob("*.cuh")} <= launched
 
     def met(pairs):
-        return {(a.name, trait) for a, case in pairs for trait in selection.traits(a, case)}
+        return {(a.stem, trait) for a, case in pairs for trait in selection.traits(a, case)}
 
     assert met(chosen) == met(ACCEPTED)
 
@@ -41,7 +41,7 @@ def test_every_kernel_is_executed():
 def test_the_number_of_emulated_layers_stays_bounded():
     """A new algorithm adds what it has to cover, at most this many layers; more would be a matter of its own tests."""
     chosen = list(covering())
-    for algorithm in ALGORITHMS:
-        assert sum(a is algorithm for a, _ in chosen) <= 130, algorithm.name
+    for algorithm in VARIANTS:
+        assert sum(a is algorithm for a, _ in chosen) <= 130, algorithm.stem
     left = [each for each in extremes() if not each.marks]
-    assert 0 < len(left) <= 25 * len(ALGORITHMS)
+    assert 0 < len(left) <= 25 * len(VARIANTS)

@@ -9,13 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from leanconv.algorithms import ALGORITHMS, tensor_filters
+from leanconv.algorithms import tensor_filters
 from leanconv.plan import Plan
 from leanconv.problem import ConvProblem
 from tests import emulator
 from tests.cases import TARGETS
 from tests.cases_tensor import drawn, in_sequential_sums
 from tests.kernels.patching import Patch, broken_kernels
+from tests.variants import NAMED
 
 HOPPER = TARGETS[0]
 #: Four tiles of 128 pixels, or of 64 pairs: clusters of two share the reduction, or the filters.
@@ -23,7 +24,7 @@ LAYER = ConvProblem(1, 64, 16, 32, 64, 3, 3, padding=(1, 1, 1, 1), layout="NHWC"
 
 
 def plan_of(name: str, problem: ConvProblem = LAYER, split: int = 2) -> Plan:
-    algorithm = next(a for a in ALGORITHMS if a.name == name)
+    algorithm = NAMED[name]
     configs = [c for c in algorithm.configs(problem, HOPPER) if (c.filters, c.split) == (64, split)]
     return algorithm.plan(problem, configs[0], HOPPER)
 

@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-from leanconv.algorithms import ALGORITHMS
 from leanconv.algorithms.single_channel import SHARED_BYTES, SingleChannelConfig, as_planes, registers_needed, window
 from leanconv.plan import Target
 from leanconv.problem import ConvProblem
 from leanconv.runtime.compile import compile_launch
 from tests import cases, proof, selection
 from tests.cases import TARGETS
+from tests.variants import NAMED
 
-SINGLE = next(a for a in ALGORITHMS if a.name == "single_channel")
+SINGLE = NAMED["single_channel"]
 LAYOUTS = ("NCHW", "NHWC")
 
 
@@ -161,7 +161,7 @@ def test_what_is_chosen_for_large_and_small_images() -> None:
     """Whole sectors where rows of outputs end within one and leave the L2; filters in parts where blocks are few."""
 
     def chosen(size: int, filters: int, taps: int) -> SingleChannelConfig:
-        config: SingleChannelConfig = SINGLE.best(layer(size, size, filters, taps, taps, n=1), TARGETS[0])[1]
+        config: SingleChannelConfig = SINGLE.within(layer(size, size, filters, taps, taps, n=1), TARGETS[0])[0][1]
         return config
 
     assert chosen(4096, 32, 3).whole_sectors and chosen(4095, 32, 3).whole_sectors

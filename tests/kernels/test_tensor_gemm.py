@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from leanconv.algorithms import ALGORITHMS
 from leanconv.algorithms.input_gradient import single_parts
 from leanconv.algorithms.tensor_filters import DEPTH, prepared_floats, stages_of
 from leanconv.algorithms.tensor_gemm import TensorConfig
@@ -22,8 +21,9 @@ from tests.cases import KINDS, TARGETS, Case
 from tests.cases_tensor import LAYER, RANGES, TENSOR_CASES, drawn, in_sequential_sums, with_no_numbers
 from tests.kernels.breaks import scales
 from tests.kernels.patching import Patch, broken_kernels
+from tests.variants import NAMED, VARIANTS
 
-TENSOR_GEMM = next(a for a in ALGORITHMS if a.name == "tensor_gemm")
+TENSOR_GEMM = NAMED["tensor_gemm"]
 HOPPER = TARGETS[0]
 
 
@@ -251,12 +251,12 @@ def test_limits_name_the_rule() -> None:
 
 def test_speeds_are_compared_with_what_multiplies() -> None:
     """Shares of a ceiling are those of tensor cores, a third of it where three products are one."""
-    for algorithm in ALGORITHMS:
-        of_tensor_cores = algorithm.name.startswith("tensor_")
-        if algorithm.name == "tensor_gemm_tf32":
+    for algorithm in VARIANTS:
+        of_tensor_cores = algorithm.stem.startswith("tensor_")
+        if algorithm.stem == "tensor_gemm_tf32":
             assert algorithm.arithmetic(replace(LAYER, precision="tf32")) == "tf32"
             continue
-        narrow = algorithm.name.startswith(("tensor_gemm_narrow", "tensor_window"))
+        narrow = algorithm.stem.startswith(("tensor_gemm_narrow", "tensor_window"))
         assert algorithm.arithmetic(LAYER) == ("fp16" if narrow else "fp16x3" if of_tensor_cores else "fp32")
         one_product = algorithm.arithmetic(replace(LAYER, precision="tf32"))
         assert one_product == ("fp16" if of_tensor_cores else "fp32")

@@ -7,7 +7,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from leanconv.algorithms import ALGORITHMS
 from leanconv.algorithms.tensor_gemm_narrow import TILES
 from leanconv.call.choose import choose
 from leanconv.dtypes import DTYPES
@@ -17,8 +16,9 @@ from leanconv.runtime.compile import compile_launch
 from tests import proof, selection
 from tests.cases import TARGETS, draw_conv
 from tests.cases_narrow import NARROW_CASES
+from tests.variants import NAMED
 
-NARROW = next(a for a in ALGORITHMS if a.name == "tensor_gemm_narrow")
+NARROW = NAMED["tensor_gemm_narrow"]
 COPIED = [case for case in NARROW_CASES if "-copies" in case.name and not NARROW.reasons(case.problem, TARGETS[0])]
 LAYER = ConvProblem(
     32, 256, 56, 56, 256, 3, 3, padding=(1, 1, 1, 1), layout="NHWC", dtype="float16", bias=True, activation="relu"

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from leanconv.algorithms import ALGORITHMS
 from leanconv.algorithms.tensor_filters import DEPTH, prepared_floats
 from leanconv.algorithms.tensor_gemm_sync import WarpConfig
 from leanconv.options import Layout
@@ -18,9 +17,10 @@ from leanconv.reference import oracle
 from tests import emulator, proof, selection
 from tests.cases import TARGETS, Case
 from tests.cases_tensor import LAYER, RANGES, TENSOR_CASES, drawn, in_sequential_sums, with_no_numbers
+from tests.variants import NAMED
 
-TENSOR_GEMM = next(a for a in ALGORITHMS if a.name == "tensor_gemm")
-TENSOR_GEMM_SYNC = next(a for a in ALGORITHMS if a.name == "tensor_gemm_sync")
+TENSOR_GEMM = NAMED["tensor_gemm"]
+TENSOR_GEMM_SYNC = NAMED["tensor_gemm_sync"]
 #: GPUs that have no wgmma, and the one that has: with 163, 227 and 99 KiB of shared memory.
 AMPERE, BLACKWELL, WORKSTATION, HOPPER = (
     next(target for target in TARGETS if target.arch == arch) for arch in ("sm_80", "sm_100a", "sm_120", "sm_90a")
@@ -97,7 +97,8 @@ def test_wgmma_is_preferred_where_it_runs() -> None:
         for layout in ("NCHW", "NHWC", "CHWN"):
             for op in ("fprop", "dgrad"):
                 problem = ConvProblem(n, c, h, h, k, 3, 3, padding=(1, 1, 1, 1), layout=layout, op=op)  # type: ignore[arg-type]
-                assert TENSOR_GEMM.best(problem, HOPPER)[0] < TENSOR_GEMM_SYNC.best(problem, HOPPER)[0]  # type: ignore[index]
+                best, other = (each.within(problem, HOPPER)[0][0] for each in (TENSOR_GEMM, TENSOR_GEMM_SYNC))
+                assert best < other
 
 
 def test_tiles_fit_every_gpu() -> None:
@@ -114,10 +115,10 @@ def test_tiles_fit_every_gpu() -> None:
 def test_the_speed_of_tensor_cores_decides() -> None:
     """Against the float32 cores: consumer cards sum at half speed, which three products do not make up for."""
     layer = ConvProblem(32, 256, 56, 56, 256, 3, 3, padding=(1, 1, 1, 1), layout="NHWC")
-    plain = next(a for a in ALGORITHMS if a.name == "implicit_gemm")
+    plain = NAMED["implicit_gemm"]
 
     def faster(problem: ConvProblem, target: Target) -> bool:
-        return bool(TENSOR_GEMM_SYNC.best(problem, target)[0] < plain.best(problem, target)[0])  # type: ignore[index]
+        return TENSOR_GEMM_SYNC.within(problem, target)[0][0] < plain.within(problem, target)[0][0]
 
     one = replace(layer, precision="tf32")
     for arch in ("sm_80", "sm_86", "sm_89", "sm_120"):

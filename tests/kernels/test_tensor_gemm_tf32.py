@@ -7,7 +7,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from leanconv.algorithms import ALGORITHMS
 from leanconv.algorithms.tensor_gemm_tf32 import TILES
 from leanconv.problem import ConvProblem
 from leanconv.reference import oracle
@@ -15,8 +14,9 @@ from leanconv.runtime.compile import compile_launch
 from tests import proof, selection
 from tests.cases import TARGETS, draw_conv
 from tests.cases_tensor import TF32_CASES
+from tests.variants import NAMED
 
-TF32 = next(a for a in ALGORITHMS if a.name == "tensor_gemm_tf32")
+TF32 = NAMED["tensor_gemm_tf32"]
 LAYER = ConvProblem(
     32, 256, 56, 56, 256, 3, 3, padding=(1, 1, 1, 1), layout="NHWC", precision="tf32", bias=True, activation="relu"
 )

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from leanconv.algorithms import ALGORITHMS
 from leanconv.algorithms.tensor_weight import TensorWeightConfig
 from leanconv.call.choose import choose
 from leanconv.problem import ConvProblem
@@ -20,16 +19,16 @@ from tests.cases import KINDS, TARGETS, Case
 from tests.cases_weight import LAYER, RANGES, WEIGHT_CASES, as_seen, drawn, in_sequential_sums, opposed
 from tests.kernels.breaks import scales
 from tests.kernels.patching import Patch, broken_kernels
+from tests.variants import NAMED
 
-NAMED = {algorithm.name: algorithm for algorithm in ALGORITHMS}
-TENSOR_WEIGHT, PARTS = NAMED["tensor_weight"], NAMED["tensor_weight_parts"]
+TENSOR_WEIGHT, PARTS = NAMED["tensor_weight"], NAMED["tensor_weight_split_k"]
 HOPPER = TARGETS[0]
 
 
 def _ways(case: Case) -> list[tuple[str, TensorWeightConfig]]:
     """A configuration of each tile: alone, with a cluster, and with parts."""
     ways: dict[Any, tuple[str, TensorWeightConfig]] = {}
-    for name in (TENSOR_WEIGHT.name, PARTS.name):
+    for name in (TENSOR_WEIGHT.stem, PARTS.stem):
         for config in NAMED[name].configs(case.problem, HOPPER):
             if config.split in (1, 4):
                 tile = config.warpgroups, config.chunks, config.taps, config.split
@@ -59,7 +58,7 @@ def played(
     dy: np.ndarray,
     problem: ConvProblem = LAYER,
     kernels: Path = KERNELS,
-    name: str = TENSOR_WEIGHT.name,
+    name: str = TENSOR_WEIGHT.stem,
     **tuning: Any,
 ) -> np.ndarray:
     """What the kernel computes."""
@@ -118,12 +117,12 @@ def test_errors_of_broken_scales_show(kind: str, taps: int, patch: Patch, tmp_pa
 OPPOSED = [
     (layout, name, stride, chunks)
     for layout in ("NHWC", "NCHW", "CHWN")
-    for name in (TENSOR_WEIGHT.name, PARTS.name)
+    for name in (TENSOR_WEIGHT.stem, PARTS.stem)
     for stride in (1, 2)
     for chunks in (1, 2, 3)
 ]
 TELLING_OPPOSED = [
-    ("NHWC", PARTS.name, 1, 2), ("NCHW", TENSOR_WEIGHT.name, 2, 2), ("CHWN", PARTS.name, 2, 1),
+    ("NHWC", PARTS.stem, 1, 2), ("NCHW", TENSOR_WEIGHT.stem, 2, 2), ("CHWN", PARTS.stem, 2, 1),
 ]  # fmt: skip
 
 
@@ -146,7 +145,7 @@ def test_pixels_of_opposite_scales(layout: str, name: str, stride: int, chunks: 
     dy = random.standard_normal(problem.operands[1].shape) / ramps[..., None]
     problem = replace(problem, layout=layout)  # type: ignore[arg-type]
     x, dy = _in_layout(layout, x), _in_layout(layout, dy)
-    dw = played(x, dy, problem, name=name, chunks=chunks, **({} if name == TENSOR_WEIGHT.name else {"split": 1}))
+    dw = played(x, dy, problem, name=name, chunks=chunks, **({} if name == TENSOR_WEIGHT.stem else {"split": 1}))
     assert oracle.absolute_error(problem, dw, x, dy) <= 1
 
 
@@ -216,10 +215,13 @@ def test_rings_fit_and_hold_what_is_under_way() -> None:
 
 def test_auto_takes_tensor_cores_and_no_workspace_unless_it_may() -> None:
     layer = ConvProblem(64, 64, 56, 56, 64, 3, 3, padding=(1, 1, 1, 1), layout="NHWC", op="wgrad")
-    assert choose(layer, HOPPER).algorithm.name == "tensor_weight"
-    assert choose(layer, HOPPER, limit=10**8).algorithm.name == "tensor_weight_parts"
+    for limit in (None, 10**8):
+        chosen = choose(layer, HOPPER, limit=limit)
+        config: Any = chosen.config
+        assert chosen.algorithm.stem == "tensor_weight" and (config.parts > 1) == (limit is not None)
     for least in (TENSOR_WEIGHT, PARTS):
-        assert (least.workspace_bytes(layer) > 0) == (least is PARTS)
+        for each in least.configs(layer, HOPPER):
+            assert (least.workspace_bytes(layer, each) > 0) == (least is PARTS)
     assert choose(replace(layer, precision="ieee"), HOPPER).algorithm.name == "implicit_gemm_weight"
     for target in TARGETS[1:]:
         assert choose(layer, target, limit=10**8).algorithm.name.startswith("implicit_gemm_weight")

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from leanconv.algorithms import ALGORITHMS
 from leanconv.algorithms.tensor_weight_images import TensorWeightImagesConfig, columns_of, tiles_of, units_of
 from leanconv.call.choose import choose
 from leanconv.problem import ConvProblem
@@ -19,8 +18,9 @@ from tests import emulator, proof, selection
 from tests.cases import KINDS, TARGETS, Case
 from tests.cases_weight import IMAGE_CASES, drawn, in_sequential_sums
 from tests.kernels.patching import Patch, broken_kernels
+from tests.variants import NAMED
 
-IMAGES = next(algorithm for algorithm in ALGORITHMS if algorithm.name == "tensor_weight_images")
+IMAGES = NAMED["tensor_weight_images"]
 HOPPER = TARGETS[0]
 #: 1152 products a weight and more, for data of every range.
 LAYER = ConvProblem(128, 32, 3, 4, 64, 3, 3, padding=(1, 1, 1, 1), layout="NHWC", op="wgrad")
@@ -121,7 +121,7 @@ def test_blocks_have_equal_shares_and_slots_for_all_that_they_begin() -> None:
             assert config.shared_bytes <= HOPPER.shared_per_block
             slots = min(tiles_of(case.problem, config) + config.blocks - 1, 2 * config.blocks)
             assert IMAGES.plan(case.problem, config, HOPPER).workspace_bytes == slots * config.slot_bytes
-            assert slots * config.slot_bytes <= IMAGES.workspace_bytes(case.problem)
+            assert IMAGES.workspace_bytes(case.problem, config) == slots * config.slot_bytes
 
 
 def test_limits_name_the_rule() -> None:

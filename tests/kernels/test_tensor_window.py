@@ -7,7 +7,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from leanconv.algorithms import ALGORITHMS
 from leanconv.algorithms.tensor_window import TILES, image_pixels, window_lines
 from leanconv.call.choose import choose
 from leanconv.problem import ConvProblem
@@ -15,8 +14,9 @@ from leanconv.runtime.compile import compile_launch
 from tests import proof
 from tests.cases import TARGETS, draw_conv
 from tests.cases_narrow import NARROW_CASES
+from tests.variants import NAMED
 
-WINDOW = next(a for a in ALGORITHMS if a.name == "tensor_window")
+WINDOW = NAMED["tensor_window"]
 HOPPER = TARGETS[0]
 LAYER = ConvProblem(32, 256, 56, 56, 256, 3, 3, padding=(1, 1, 1, 1), dtype="float16", bias=True, activation="relu")
 GRADIENT = replace(LAYER, op="dgrad", bias=False, activation=None)

@@ -11,15 +11,16 @@ from leanconv.algorithms import ALGORITHMS
 from leanconv.algorithms.base import variant
 from leanconv.algorithms.tensor_window import image_pixels
 from leanconv.algorithms.tensor_window_weight import MOST_PIXELS, TILES
-from leanconv.call.choose import choose
+from leanconv.call.choose import choose, consider
 from leanconv.problem import ConvProblem
 from leanconv.runtime.compile import compile_launch
 from tests import proof
 from tests.cases import TARGETS, draw_conv
 from tests.cases_narrow import NARROW_CASES
+from tests.variants import NAMED
 
-WEIGHT = next(a for a in ALGORITHMS if a.name == "tensor_window_weight")
-PARTS = next(a for a in ALGORITHMS if a.name == "tensor_window_weight_parts")
+WEIGHT = NAMED["tensor_window_weight"]
+PARTS = NAMED["tensor_window_weight_split_k"]
 HOPPER = TARGETS[0]
 LAYER = ConvProblem(32, 256, 56, 56, 256, 3, 3, padding=(1, 1, 1, 1), dtype="float16", op="wgrad")
 
@@ -94,15 +95,29 @@ def test_an_infinity_reaches_the_weights_of_its_channel_and_no_other():
 def test_no_block_sums_more_pixels_than_the_tensor_core_may(images):
     problem = replace(LAYER, n=images, h=224, w=224)
     pixels = images * image_pixels(problem)
-    assert (pixels > 16 * MOST_PIXELS) == bool(WEIGHT.reasons(problem, HOPPER))
+    sums = 4 * int(np.prod(problem.y_shape))
     for algorithm in (WEIGHT, PARTS):
-        if algorithm.reasons(problem, HOPPER):
-            continue
-        for config in algorithm.configs(problem, HOPPER):
+        configs = list(algorithm.configs(problem, HOPPER))
+        assert bool(configs) == (algorithm is PARTS or pixels <= 16 * MOST_PIXELS)
+        for config in configs:
             assert pixels <= MOST_PIXELS * config.split * config.parts
-            assert (
-                4 * config.parts * np.prod(problem.y_shape) <= algorithm.workspace_bytes(problem) or algorithm is WEIGHT
-            )
+            assert algorithm.workspace_bytes(problem, config) == (sums * config.parts if algorithm is PARTS else 0)
+    # beyond what a cluster sums, a workspace is needed, and said
+    (plain,) = (each for each in ALGORITHMS if each.stem == "tensor_window_weight")
+    fewest = -(-pixels // (4 * MOST_PIXELS))  # clusters of four, each with a partial sum
+    least = sums * max(2, fewest)
+    for limit, fits in ((0, pixels <= 16 * MOST_PIXELS), (least - 1, pixels <= 16 * MOST_PIXELS), (least, True)):
+        said = f"it needs {least} bytes of workspace, and workspace_limit is {limit}"
+        assert consider(plain, problem, HOPPER, "auto", limit).reasons == (() if fits else (said,))
+
+
+def test_clusters_use_the_room_that_there_is_for_partial_sums():
+    """Each has one partial sum, whatever its blocks: seven of them are for 28 blocks."""
+    problem = replace(LAYER, c=64, k=64)
+    found = PARTS.within(problem, HOPPER, 7 * 4 * 64 * 64 * 9)
+    assert max(config.parts for _, config in found) == 7
+    assert (found[0][1].split, found[0][1].parts) == (4, 7)
+    assert len(set(found)) == len(found)
 
 
 @pytest.mark.parametrize(
@@ -114,7 +129,6 @@ def test_no_block_sums_more_pixels_than_the_tensor_core_may(images):
         ({"layout": "CHWN"}, "layout='CHWN' is not NCHW"),
         ({"n": 0}, "n=0"),
         ({"n": 700000}, "images have more than 2146435072 pixels"),
-        ({"n": 700}, "2274300 pixels are more than 2097152, which a cluster sums"),
         ({"stride": (1, 65)}, "stride=(1, 65) is more than 64"),
         ({"w": 4000}, "windows of 64 outputs see 8069 pixels"),
     ],
@@ -135,7 +149,7 @@ def test_other_gpus_are_refused(target):
 def test_layers_are_its_own():
     """Gradients of 16 bits in NCHW, unless they are depthwise."""
     for problem in (LAYER, replace(LAYER, r=1, s=1, padding=(0, 0, 0, 0)), replace(LAYER, stride=(2, 2))):
-        assert choose(problem, HOPPER).algorithm.name in ("tensor_window_weight", "tensor_window_weight_parts")
+        assert choose(problem, HOPPER).algorithm.stem == "tensor_window_weight"
     assert choose(replace(LAYER, groups=256), HOPPER).algorithm.name.startswith("depthwise_weight")
     assert choose(replace(LAYER, layout="NHWC"), HOPPER).algorithm.name.startswith("implicit_gemm_weight")
 
@@ -149,7 +163,7 @@ def test_layers_are_its_own():
         pytest.param(PARTS, {"c": 64, "k": 64}, marks=pytest.mark.exhaustive),
         pytest.param(WEIGHT, {"stride": (2, 2)}, marks=pytest.mark.exhaustive),
     ],
-    ids=lambda each: getattr(each, "name", str(each)),
+    ids=lambda each: getattr(each, "stem", str(each)),
 )
 def test_registers_do_not_spill(algorithm, changes):
     problem = replace(LAYER, **changes)

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from leanconv.algorithms import ALGORITHMS
 from leanconv.algorithms.tensor_filters import prepared_floats
 from leanconv.algorithms.tensor_winograd import PairConfig, lines_of, pair_map
 from leanconv.problem import ConvProblem
@@ -28,9 +27,10 @@ from tests.cases_tensor import (
 )
 from tests.kernels.breaks import scales
 from tests.kernels.patching import Patch, broken_kernels
+from tests.variants import NAMED
 
-TENSOR_WINOGRAD = next(a for a in ALGORITHMS if a.name == "tensor_winograd")
-TENSOR_GEMM = next(a for a in ALGORITHMS if a.name == "tensor_gemm")
+TENSOR_WINOGRAD = NAMED["tensor_winograd"]
+TENSOR_GEMM = NAMED["tensor_gemm"]
 HOPPER = TARGETS[0]
 
 
@@ -214,8 +214,8 @@ def test_auto_takes_it_where_it_is_faster() -> None:
     """But not where rows have one output, and half of each pair is nothing."""
 
     def faster(problem: ConvProblem) -> bool:
-        ours, others = TENSOR_WINOGRAD.best(problem, HOPPER), TENSOR_GEMM.best(problem, HOPPER)
-        return bool(ours[0] < others[0])  # type: ignore[index]
+        ours, others = TENSOR_WINOGRAD.within(problem, HOPPER), TENSOR_GEMM.within(problem, HOPPER)
+        return ours[0][0] < others[0][0]
 
     for channels in (64, 128, 256):
         layer = ConvProblem(32, channels, 56, 56, channels, 3, 3, padding=(1, 1, 1, 1), layout="NHWC")

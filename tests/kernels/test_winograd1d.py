@@ -11,7 +11,6 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from leanconv.algorithms import ALGORITHMS
 from leanconv.algorithms.base import ceil_div, mean_products
 from leanconv.algorithms.winograd1d import (
     LEAST_CHANNELS,
@@ -29,8 +28,9 @@ from leanconv.reference import oracle
 from leanconv.winograd import LEAST_PRODUCTS, WIDTHS, matrices
 from tests import cases, emulator, proof, selection
 from tests.cases import TARGETS
+from tests.variants import NAMED
 
-WINOGRAD = next(a for a in ALGORITHMS if a.name == "winograd1d")
+WINOGRAD = NAMED["winograd1d"]
 #: States and filter width of the eleven kernels.
 ELEVEN = [(alpha, width) for alpha, widths in WIDTHS.items() for width in widths]
 #: Widths of filters whose rows are cut into pieces, and the pieces' width: the last one filled up with zeros, or whole.

@@ -17,10 +17,15 @@ from leanconv.bench.results import Results, geometric_mean
 from leanconv.cli.main import main
 from leanconv.images.borders import ALIASES, BORDERS
 from leanconv.runtime import env
+from tests.cases import CASES, TARGETS
+from tests.cases_narrow import NARROW_CASES
+from tests.cases_tensor import TF32_CASES
+from tests.cases_weight import IMAGE_CASES, WEIGHT_CASES
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 PAGES = sorted(ROOT.glob("docs/**/*.md"))
+EVERY = (*CASES, *NARROW_CASES, *TF32_CASES, *WEIGHT_CASES, *IMAGE_CASES)
 
 
 def blocks(language: str) -> list[str]:
@@ -106,11 +111,17 @@ def test_environment_variables() -> None:
 def test_algorithms() -> None:
     rows = [tuple(cell.strip(" `") for cell in line.split("|")[1:-1]) for line in lines("## Algorithms")]
     assert [row[:4] for row in rows] == [(a.name, a.solves, a.where, a.tier) for a in leanconv.list_algorithms()]
-    layer = leanconv.ConvProblem(n=2, c=4, h=8, w=8, k=4, r=3, s=3)
-    workspace = {a.name: a.workspace_bytes(layer) for a in ALGORITHMS if a.solves == "conv2d"}
-    for (name, _, where, _, needed, _, paper), told in zip(rows, leanconv.list_algorithms(), strict=True):
+    workspace: dict[str, set[bool]] = {}
+    for algorithm in ALGORITHMS:
+        able = [c.problem for c in EVERY if not algorithm.reasons(c.problem, TARGETS[0])][:3]
+        found = [algorithm.workspace_bytes(p, config) for p in able for config in algorithm.configs(p, TARGETS[0])]
+        workspace.setdefault(algorithm.name, set()).update(map(bool, found))
+    for (name, _, where, _, needed, idea, paper), told in zip(rows, leanconv.list_algorithms(), strict=True):
         if where == "GPU":
-            assert (needed == "none") == (workspace.get(name, 0) == 0), name
+            assert (needed == "none") == (workspace[name] == {False}), name
+            assert needed.startswith("none") == (False in workspace[name]), name
+            strategies = {a.stem for a in ALGORITHMS if a.name == name} - {name}
+            assert strategies == set(re.findall(r"`(\w+)`", idea)) & {a.stem for a in ALGORITHMS}, name
         for word in re.findall(r"[A-Z]\w+ (?=et al)|\d{4}", paper):
             assert word in told.paper, (name, word)
 

@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from leanconv.algorithms import ALGORITHMS
 from leanconv.call.choose import by_model
 from leanconv.call.explain import NOMINAL
 from leanconv.call.words import format_problem
@@ -20,6 +19,7 @@ from leanconv.problem import ConvProblem
 from leanconv.tuning.candidates import candidates_of
 from report import refit
 from tests import made_up
+from tests.variants import NAMED, VARIANTS
 
 ROOT = Path(__file__).resolve().parents[2]
 LAYER = ConvProblem(32, 256, 14, 14, 256, 3, 3, padding=(1, 1, 1, 1), layout="NHWC")
@@ -50,8 +50,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 def _over(name: str, layer: ConvProblem) -> float:
     """What is expected of the quickest configuration, over what it predicts."""
-    algorithm = next(a for a in ALGORITHMS if a.name == name)
-    cycles = algorithm.best(layer, NOMINAL)[0]  # type: ignore[index]
+    algorithm = NAMED[name]
+    cycles = algorithm.within(layer, NOMINAL)[0][0]
     return fits.fitted(algorithm, layer, NOMINAL).cycles(cycles) / cycles
 
 
@@ -94,10 +94,10 @@ def test_times_of_earlier_kernels_are_left_out_where_others_suffice(
 def test_an_algorithm_without_times_begins_as_others_do(monkeypatch: pytest.MonkeyPatch) -> None:
     """And one that cannot run a problem is not asked what it prepares."""
     known = {fits.OTHERS: fits.Fit(1.0, 12000.0, 0.0)}
-    known |= {fits.group(a, LAYER): fits.Fit(1.0, 0.0, 1.0) for a in ALGORITHMS if a.name.startswith("winograd")}
+    known |= {fits.group(a, LAYER): fits.Fit(1.0, 0.0, 1.0) for a in VARIANTS if a.name.startswith("winograd")}
     monkeypatch.setattr(fits, "known", lambda model: known)
-    direct = next(a for a in ALGORITHMS if a.name == "direct_tiled")
-    tensor = next(a for a in ALGORITHMS if a.name == "tensor_gemm")
+    direct = NAMED["direct_tiled"]
+    tensor = NAMED["tensor_gemm"]
     assert fits.fitted(direct, LAYER, NOMINAL) == (1.0, 12000.0, True)
     assert (
         fits.fitted(tensor, LAYER, NOMINAL) == fits.fitted(direct, replace(LAYER, op="wgrad"), NOMINAL) == (1, 0, False)

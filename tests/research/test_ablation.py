@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from leanconv.algorithms import ALGORITHMS
 from leanconv.algorithms.base import Config, GpuAlgorithm
 from leanconv.bench import default_path, load_suite, run_suite
 from leanconv.bench.results import Results
@@ -28,6 +27,7 @@ from research.studies import BASELINE, FULL, KERNELS, STUDIES, Study
 from tests import cases, emulator, made_up, proof
 from tests.conftest import HostDevice
 from tests.kernels.test_im2win import FUSED, RUNS, WITH_TENSOR
+from tests.variants import NAMED
 
 H200 = cases.TARGETS[0]
 IM2WIN = STUDIES["im2win"]
@@ -132,7 +132,7 @@ def test_variants_of_im2win_are_right(header: Any) -> None:
 
 @pytest.mark.parametrize("header", [each for each in STUDIES["opencnn"].switches.values() if isinstance(each, str)])
 def test_variants_of_winograd2d_are_right(header: str) -> None:
-    algorithm = next(a for a in ALGORITHMS if a.name == "winograd2d")
+    algorithm = NAMED["winograd2d"]
     for case in cases.CONV_CASES:
         if case.name in ("plain-nchw", "tails-nhwc", "plain-chwn"):
             proof.check(algorithm, case.problem, kinds=cases.KINDS[:1], change=without(header))
@@ -158,7 +158,7 @@ def test_variants_broken_on_purpose_are_caught(header: str, text: str, by: str, 
     assert source.count(text) == 1, "adapt the patch"
     (tmp_path / header).write_text(source.replace(text, by))
     problem = next(case.problem for case in cases.CONV_CASES if case.name == "plain-nchw")
-    algorithm = next(a for a in ALGORITHMS if a.name == header.partition("_")[0])
+    algorithm = NAMED[header.partition("_")[0]]
     with pytest.raises((emulator.EmulatorError, proof.WrongAnswer)):
         proof.check(algorithm, problem, change=without(header, tmp_path))
 
@@ -184,7 +184,8 @@ def test_a_run_has_a_row_for_each_variant(problem: ConvProblem, monkeypatch: pyt
     assert not results.failed and not results.skipped
     expected = [(v.algorithm.name, v.name) for v in taken_apart(problem)]
     assert [(row.algorithm, row.variant) for row in results.rows] == expected
-    tensor = choose(problem, H200, "im2win").algorithm.workspace_bytes(problem)
+    by_name = choose(problem, H200, "im2win")
+    tensor = by_name.algorithm.workspace_bytes(problem, by_name.config)
     for row in results.rows:
         assert row.error is not None and row.error < 1e-6 and row.registers == 96, row
         assert row.workspace_bytes == (0 if row.algorithm in ("direct", "im2win_fused") else tensor)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from leanconv.algorithms import ALGORITHMS, winograd2d
+from leanconv.algorithms import winograd2d
 from leanconv.reference import oracle
 from leanconv.winograd import WIDTHS
 from report.data import KINDS, ONE_WAY, draw
@@ -19,6 +19,7 @@ from research.__main__ import main
 from tests import emulator
 from tests.cases import TARGETS
 from tests.made_up import filled
+from tests.variants import NAMED
 
 ROOT = Path(__file__).resolve().parents[2]
 RECORD = ROOT / "research" / "results" / "cpu" / "precision.json"
@@ -70,7 +71,7 @@ def test_the_published_errors_keep_their_bounds() -> None:
 def test_the_statement_of_a_kernel_has_all_its_bits(kernel: precision.Kernel) -> None:
     """So what holds for the one, on data of any kind, holds for the other."""
     name = "direct" if not kernel.tiles else "winograd2d" if kernel.tiles.square else "winograd1d"
-    algorithm = next(a for a in ALGORITHMS if a.name == name)
+    algorithm = NAMED[name]
     problem = replace(kernel.problem, precision="relaxed" if kernel.tiles else "ieee")
     config = next(
         config
@@ -127,5 +128,5 @@ def test_f_of_4_by_4_stays_relaxed() -> None:
     assert entry.factor > OF_A_NETWORK and entry.tier == "relaxed"
     for kernel in SQUARES:
         config = next(c for c, _ in winograd2d.SPEEDS if winograd2d.outputs_of(c) == kernel.transform.n)
-        served = next(a for a in ALGORITHMS if a.name == "winograd2d").configs(kernel.problem, TARGETS[0])
+        served = NAMED["winograd2d"].configs(kernel.problem, TARGETS[0])
         assert (config.states in {c.states for c in served}) == (kernel.ways[0][1] == "fp32")

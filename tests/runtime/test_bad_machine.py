@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 
 from leanconv import ConvProblem, CudaError, CudaUnavailableError, OutOfMemoryError, conv2d, explain
-from leanconv.algorithms import ALGORITHMS
 from leanconv.call.choose import choose
 from leanconv.call.explain import NOMINAL
 from leanconv.plan import Launch, Target
@@ -22,6 +21,7 @@ from leanconv.runtime import cache, driver, launch
 from leanconv.runtime import compile as compiler
 from leanconv.runtime.probe import why_no_gpu
 from tests.conftest import says
+from tests.variants import NAMED
 
 X, W = np.ones((2, 4, 6, 6), np.float32), np.ones((8, 4, 3, 3), np.float32)
 
@@ -126,7 +126,7 @@ def test_machine_code_that_the_driver_refuses(fresh_driver: pytest.MonkeyPatch) 
 
 @pytest.fixture
 def some_launch() -> Launch:
-    algorithm = next(a for a in ALGORITHMS if a.name == "implicit_gemm")
+    algorithm = NAMED["implicit_gemm"]
     problem = ConvProblem(n=1, c=1, h=4, w=4, k=1, r=1, s=1)
     target = Target("sm_90a", 132)
     return algorithm.plan(problem, next(iter(algorithm.configs(problem, target))), target).launches[0]

@@ -18,7 +18,6 @@ torch = pytest.importorskip("torch")
 
 import leanconv.torch as ours  # noqa: E402
 from leanconv import conv2d, prepare_weights  # noqa: E402
-from leanconv.algorithms.direct_weight import DirectWeight, DirectWeightConfig  # noqa: E402
 from leanconv.runtime import cache  # noqa: E402
 
 pytestmark = pytest.mark.gpu
@@ -294,7 +293,6 @@ def test_host_time_of_forward_and_backward(capsys: Any, monkeypatch: pytest.Monk
     }
     took = {name: host_us(call) / layers for name, call in calls.items()}
     monkeypatch.setattr(ours.takeover, "pytorch_cycles", lambda *given: 1e12)
-    monkeypatch.setattr(DirectWeight, "best", lambda *given: (1.0, DirectWeightConfig()))
     with ours.enable() as taken:
         took["taken over"] = host_us(calls["PyTorch"]) / layers
         took["taken over, forward"] = host_us(calls["PyTorch, forward"]) / layers

@@ -23,7 +23,6 @@ from tests.conftest import HostDevice, says
 torch = pytest.importorskip("torch")
 
 import leanconv.torch  # noqa: E402
-from leanconv.algorithms.direct_weight import DirectWeight  # noqa: E402
 from leanconv.bench.results import Results  # noqa: E402
 from leanconv.bench.suites import parse_problem  # noqa: E402
 from leanconv.call.precompile import PrecompileResult  # noqa: E402
@@ -39,9 +38,7 @@ NAMES = ("convolution", "convolution_backward")
 
 @pytest.fixture
 def device(torch_on_device: HostDevice, monkeypatch: pytest.MonkeyPatch) -> Iterator[HostDevice]:
-    """A takeover takes PyTorch's CPU tensors, and expects PyTorch to be slow, and `direct_weight` not to be."""
-    best = DirectWeight.best
-    monkeypatch.setattr(DirectWeight, "best", lambda *given: (1e9, (best(*given) or (0, None))[1]))
+    """A takeover takes PyTorch's CPU tensors, and expects PyTorch to be slow."""
     monkeypatch.setattr(takeover, "_KEY", "CPU")
     monkeypatch.setattr(takeover, "pytorch_cycles", lambda problem, target, tf32: 1e12)
     torch.manual_seed(3)

@@ -17,7 +17,6 @@ from tests.conftest import HostDevice
 
 torch = pytest.importorskip("torch")
 
-from leanconv.algorithms.direct_weight import DirectWeight  # noqa: E402
 from leanconv.torch import takeover  # noqa: E402
 from report import records, training  # noqa: E402
 
@@ -46,8 +45,6 @@ def test_the_networks_are_the_papers(example: Any) -> None:
 
 
 def test_engines_train_alike(example: Any, torch_on_device: HostDevice, monkeypatch: pytest.MonkeyPatch) -> None:
-    best = DirectWeight.best
-    monkeypatch.setattr(DirectWeight, "best", lambda *given: (1e9, (best(*given) or (0, None))[1]))
     monkeypatch.setattr(takeover, "_KEY", "CPU")
     monkeypatch.setattr(takeover, "pytorch_cycles", lambda problem, target, tf32: 1e12)
     images, classes, source = example["digits"](None)
@@ -88,7 +85,9 @@ def test_several_processes_train_as_one(tmp_path: Path) -> None:
 def test_every_kernel_is_of_a_sort(example: Any) -> None:
     """Ours by the algorithms' names, cuDNN's and PyTorch's by names that a profile of VGG-16 had."""
     named = {
-        "filters' gradient": ["tensor_weight_parts", "sum_image_slots", "sm90_xmma_wgrad_indexed_implicit_gemm_f32f32"],
+        "filters' gradient": [
+            "tensor_weight", "sum_parts", "sum_image_slots", "sm90_xmma_wgrad_indexed_implicit_gemm_f32f32",
+        ],
         "preparing filters": ["check_rearranged_filters", "plain_filters", "gradient_filters", "round_filters"],
         "convolution": ["tensor_winograd", "tensor_gemm", "direct_tiled", "sm90_xmma_dgrad_implicit_gemm_f32f32"],
         "normalisation": ["void cudnn::batchnorm_bwtr_nhwc_semiPersist<float>", "at::native::batch_norm_backward_cuda"],

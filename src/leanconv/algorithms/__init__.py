@@ -7,7 +7,6 @@ from leanconv.algorithms.depthwise import Depthwise
 from leanconv.algorithms.depthwise_input import DepthwiseInput
 from leanconv.algorithms.depthwise_row import DepthwiseRow
 from leanconv.algorithms.depthwise_weight import DepthwiseWeight
-from leanconv.algorithms.depthwise_weight_parts import DepthwiseWeightParts
 from leanconv.algorithms.depthwise_wide import DepthwiseWide
 from leanconv.algorithms.direct import Direct
 from leanconv.algorithms.direct_dp4a import DirectDp4a
@@ -18,7 +17,6 @@ from leanconv.algorithms.im2win_basic import Im2winBasic
 from leanconv.algorithms.im2win_fused import Im2winFused
 from leanconv.algorithms.implicit_gemm import ImplicitGemm
 from leanconv.algorithms.implicit_gemm_weight import ImplicitGemmWeight
-from leanconv.algorithms.implicit_gemm_weight_parts import ImplicitGemmWeightParts
 from leanconv.algorithms.register_cache import RegisterCache
 from leanconv.algorithms.single_channel import SingleChannel
 from leanconv.algorithms.tensor_gemm import TensorGemm
@@ -27,9 +25,8 @@ from leanconv.algorithms.tensor_gemm_sync import TensorGemmSync
 from leanconv.algorithms.tensor_gemm_tf32 import TensorGemmTf32
 from leanconv.algorithms.tensor_weight import TensorWeight
 from leanconv.algorithms.tensor_weight_images import TensorWeightImages
-from leanconv.algorithms.tensor_weight_parts import TensorWeightParts
 from leanconv.algorithms.tensor_window import TensorWindow
-from leanconv.algorithms.tensor_window_weight import TensorWindowWeight, TensorWindowWeightParts
+from leanconv.algorithms.tensor_window_weight import TensorWindowWeight
 from leanconv.algorithms.tensor_winograd import TensorWinograd
 from leanconv.algorithms.winograd1d import Winograd1d
 from leanconv.algorithms.winograd2d import Winograd2d
@@ -54,14 +51,10 @@ ALGORITHMS: tuple[GpuAlgorithm, ...] = (
     DirectDp4a(),
     DepthwiseInput(),
     DepthwiseWeight(),
-    DepthwiseWeightParts(),
     TensorWeight(),
-    TensorWeightParts(),
     TensorWeightImages(),
     TensorWindowWeight(),
-    TensorWindowWeightParts(),
     ImplicitGemmWeight(),
-    ImplicitGemmWeightParts(),
     SingleChannel(),
     DirectTiled(),
     Direct(),

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
-from math import gcd
+from math import gcd, inf
 from typing import Any, ClassVar, Literal, TypeVar
 
 from leanconv.dtypes import DTYPES, accumulator, item_bytes, result_of, weights_of
@@ -39,15 +39,31 @@ def variant(config: C, **changes: Any) -> C:
 
 
 class Algorithm(ABC):
-    """What every algorithm states about itself, wherever it runs."""
+    """What every algorithm states about itself, wherever it runs.
+
+    Several classes may share a name: they are the strategies of one algorithm, and the choice takes the quickest.
+    """
 
     name: ClassVar[str]
+    #: what tells a strategy from the others of its algorithm; empty where there is one
+    strategy: ClassVar[str] = ""
     #: where the idea comes from, as a reader would cite it
     paper: ClassVar[str]
-    #: the precision tier it keeps
+    #: the precision level it keeps
     tier: ClassVar[Precision]
     #: the kind of problem it solves: ``conv2d`` or ``filter2d``
     solves: ClassVar[str]
+    #: what a paper describes and others beat: runs by name, never by ``auto``
+    by_name_only: ClassVar[bool] = False
+
+    @property
+    def stem(self) -> str:
+        """The name of its files, one for each strategy: ``depthwise_row``."""
+        return f"{self.name}_{self.strategy}" if self.strategy else self.name
+
+    def is_called(self, name: str) -> bool:
+        """Whether a caller's word means it: ``auto``, the algorithm's name, or its own."""
+        return name in ("auto", self.name, self.stem)
 
     @abstractmethod
     def why_not(self, problem: Any, target: Any) -> list[str]:
@@ -64,50 +80,26 @@ class Algorithm(ABC):
         """A time on ``target`` that it cannot stay below: it is not asked for more where another algorithm does."""
         return 0.0
 
-    def workspace_bytes(self, problem: Any) -> int:
-        """Bytes of scratch memory it takes on ``problem``."""
+    def workspace_bytes(self, problem: Any, config: Any) -> int:
+        """Bytes of scratch memory that a configuration takes on ``problem``."""
         return 0
 
     def prepared_bytes(self, problem: Any) -> int:
         """Bytes of prepared filters, which may be kept between calls; not counted as workspace."""
         return 0
 
-    def reasons(
-        self,
-        problem: Problem,
-        target: Target | None,
-        workspace_limit: int | None = None,
-        *,
-        count_prepared: bool = True,
-    ) -> list[str]:
-        """``why_not`` and the limits that all algorithms share: kind of problem, precision, bytes of memory.
-
-        ``workspace_limit`` (bytes) limits workspace and prepared filters together, or the workspace alone.
-        """
+    def reasons(self, problem: Problem, target: Target | None) -> list[str]:
+        """``why_not`` and the limits that all algorithms share: the kind of problem, and precision."""
         if problem.kind != self.solves:
             return [f"it solves {self.solves}, not {problem.kind}"]
         reasons = self.why_not(problem, target)
         if PRECISIONS.index(self.tier) > PRECISIONS.index(problem.precision):
             reasons = [*reasons, f"it keeps precision {self.tier!r}, and {problem.precision!r} was requested"]
-        if reasons or workspace_limit is None:
-            return reasons
-        workspace, prepared = self.workspace_bytes(problem), self.prepared_bytes(problem) if count_prepared else 0
-        if workspace + prepared > workspace_limit:
-            filters = f" and {prepared} of prepared filters" if prepared else ""
-            reasons = [f"it needs {workspace} bytes of workspace{filters}, and workspace_limit is {workspace_limit}"]
         return reasons
-
-    @abstractmethod
-    def best(self, problem: Any, target: Any) -> tuple[float, Config | None] | None:
-        """The least predicted time on ``problem`` and its configuration; None where no configuration fits.
-
-        All times for one device are in one unit: clock cycles on a GPU. ``auto`` takes the lowest, and among equals the
-        earlier in the list. The CPU's algorithms have no configurations.
-        """
 
 
 class GpuAlgorithm(Algorithm):
-    """Host half of an algorithm that runs on the GPU. Its device half is ``kernels/<name>.cuh``."""
+    """Host half of an algorithm that runs on the GPU. Its device half is ``kernels/<stem>.cuh``."""
 
     @abstractmethod
     def configs(self, problem: Any, target: Target) -> Iterator[Config]:
@@ -125,10 +117,14 @@ class GpuAlgorithm(Algorithm):
         """
         return config
 
-    def best(self, problem: Any, target: Target) -> tuple[float, Config] | None:
-        """An algorithm that predicts no time is chosen only where nothing else fits, or by name."""
-        first = next(iter(self.configs(problem, target)), None)
-        return None if first is None else (float("inf"), first)
+    def within(self, problem: Any, target: Target, workspace: float = inf) -> list[tuple[float, Any]]:
+        """The valid configurations that take no more than ``workspace`` bytes of scratch memory, with their predicted
+        times in clock cycles, the quickest first.
+
+        ``auto`` takes the least time of all algorithms, and among equals the earlier in the list. One that predicts no
+        time has infinite ones: it is chosen only where nothing else fits, or by name.
+        """
+        return [(inf, c) for c in self.configs(problem, target) if self.workspace_bytes(problem, c) <= workspace]
 
 
 def by_time(timed: Iterable[tuple[float, C]]) -> list[tuple[float, C]]:
@@ -141,15 +137,16 @@ class TimedAlgorithm(GpuAlgorithm):
 
     @abstractmethod
     def timed(self, problem: Any, target: Target) -> list[tuple[float, Any]]:
-        """The valid configurations on ``target`` with their predicted times in clock cycles, the quickest first."""
+        """As `within` for any number of bytes."""
 
     def configs(self, problem: Any, target: Target) -> Iterator[Any]:
         """In the order of their predicted times."""
-        yield from (config for _, config in self.timed(problem, target))
+        yield from (config for _, config in self.within(problem, target))
 
-    def best(self, problem: Any, target: Target) -> tuple[float, Any] | None:
-        """The quickest configuration by its predicted time."""
-        return next(iter(self.timed(problem, target)), None)
+    def within(self, problem: Any, target: Target, workspace: float = inf) -> list[tuple[float, Any]]:
+        """Of the configurations of `timed` those that fit."""
+        timed = self.timed(problem, target)
+        return [(cycles, c) for cycles, c in timed if self.workspace_bytes(problem, c) <= workspace]
 
 
 class CpuAlgorithm(Algorithm):
@@ -158,10 +155,6 @@ class CpuAlgorithm(Algorithm):
     def cost(self, problem: Any) -> float:
         """A guess at its time on ``problem``, in a unit that the algorithms of this engine share."""
         return 0.0
-
-    def best(self, problem: Any, target: None = None) -> tuple[float, None]:
-        """Its cost."""
-        return self.cost(problem), None
 
     @abstractmethod
     def run(self, problem: Any, x: Any, w: Any, bias: Any = None, value: float = 0, delta: float = 0) -> Any:

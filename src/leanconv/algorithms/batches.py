@@ -7,13 +7,13 @@ kernels, so a batch may still have the tile that suits it.
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import replace
 from functools import lru_cache
-from math import inf, prod
+from math import prod
 from typing import Any
 
-from leanconv.algorithms.base import Algorithm, Config, GpuAlgorithm, TimedAlgorithm
+from leanconv.algorithms.base import Algorithm, Config, GpuAlgorithm
 from leanconv.dtypes import is_integer
 from leanconv.plan import Target
 from leanconv.problem import ConvProblem
@@ -21,37 +21,30 @@ from leanconv.problem import ConvProblem
 #: Batches that an order of sums must serve, so that none is slow: it is the one with the least geometric mean of the
 #: times that are predicted for them. 1 is no multiple of four, the others are: kernels for CHWN differ by that.
 BATCHES = (1, 8, 32, 128)
+Room = Callable[[ConvProblem], float]
 #: Clock cycles that count beside each predicted time, 14 µs: what a call in a loop takes on the host at least (H200,
 #: PyTorch tensors). Without them a few µs of one image outweighed a share of 128.
 CALL_CYCLES = 28_000
 
 
-def reasons(
-    algorithm: GpuAlgorithm, problem: ConvProblem, target: Target, limit: int | None, count_prepared: bool
-) -> list[str]:
-    """Why it cannot run ``problem`` in every batch: `Algorithm.reasons` of the first of `BATCHES` that it cannot."""
-    for n in BATCHES:
-        found = algorithm.reasons(replace(problem, n=n), target, limit, count_prepared=count_prepared)
-        if found:
-            return found if n == BATCHES[0] else [f"in a batch of {n} {reason}" for reason in found]
-    return []
+def order(algorithm: GpuAlgorithm, problem: ConvProblem, target: Target, room: Room) -> tuple[float, Hashable] | None:
+    """The order of sums that serves all `BATCHES` best, and the mean of its predicted times; None for no order.
+
+    ``room`` says how many bytes of workspace a problem may take.
+    """
+    return _order(algorithm, replace(problem, n=1), target, tuple(room(replace(problem, n=n)) for n in BATCHES))
 
 
-def mean_cycles(algorithm: GpuAlgorithm, problem: ConvProblem, target: Target) -> float | None:
-    """The mean of the predicted times over `BATCHES`, in the order of sums that serves them best; None for no order."""
-    found = _order(algorithm, replace(problem, n=1), target)
-    return None if found is None else found[0]
-
-
-def config(algorithm: GpuAlgorithm, problem: ConvProblem, target: Target) -> Config | None:
-    """The quickest configuration for ``problem`` in the order of sums of `mean_cycles`; None where there is none."""
-    found = _order(algorithm, replace(problem, n=1), target)
-    fitting = (each for _, each in _timed(algorithm, problem, target))
-    return next((each for each in fitting if found and order_of(algorithm, problem, each) == found[1]), None)
+def config(
+    algorithm: GpuAlgorithm, problem: ConvProblem, target: Target, sums: Hashable, workspace: float
+) -> Config | None:
+    """The quickest configuration for ``problem`` in an order of sums; None where there is none."""
+    fitting = (each for _, each in algorithm.within(problem, target, workspace))
+    return next((each for each in fitting if order_of(algorithm, problem, each) == sums), None)
 
 
 def least_cycles(algorithm: Algorithm, problem: Any, target: Target) -> float:
-    """`Algorithm.least_cycles` for the mean of `mean_cycles`."""
+    """`Algorithm.least_cycles` for the mean of `order`."""
     return _mean([CALL_CYCLES + algorithm.least_cycles(replace(problem, n=n), target) for n in BATCHES])
 
 
@@ -61,23 +54,18 @@ def order_of(algorithm: GpuAlgorithm, problem: ConvProblem, config: Config) -> H
 
 
 @lru_cache(maxsize=1024)
-def _order(algorithm: GpuAlgorithm, problem: ConvProblem, target: Target) -> tuple[float, Hashable] | None:
-    """The least mean of the times over `BATCHES`, and the order of sums that has it."""
+def _order(
+    algorithm: GpuAlgorithm, problem: ConvProblem, target: Target, rooms: tuple[float, ...]
+) -> tuple[float, Hashable] | None:
     times: dict[Hashable, list[float]] = {}
-    for n in BATCHES:
+    for n, room in zip(BATCHES, rooms, strict=True):
         quickest: dict[Hashable, float] = {}
-        for time, config in _timed(algorithm, replace(problem, n=n), target):
+        for time, config in algorithm.within(replace(problem, n=n), target, room):
             quickest.setdefault(order_of(algorithm, problem, config), CALL_CYCLES + time)
-        for order, time in quickest.items():
-            times.setdefault(order, []).append(time)
-    served = ((_mean(each), order) for order, each in times.items() if order is not None and len(each) == len(BATCHES))
+        for sums, time in quickest.items():
+            times.setdefault(sums, []).append(time)
+    served = ((_mean(each), sums) for sums, each in times.items() if sums is not None and len(each) == len(BATCHES))
     return min(served, key=lambda pair: pair[0], default=None)
-
-
-def _timed(algorithm: GpuAlgorithm, problem: ConvProblem, target: Target) -> list[tuple[float, Any]]:
-    if isinstance(algorithm, TimedAlgorithm):
-        return algorithm.timed(problem, target)
-    return [(inf, config) for config in algorithm.configs(problem, target)]
 
 
 def _mean(times: list[float]) -> float:

@@ -39,7 +39,8 @@ class DepthwiseRow(TimedAlgorithm):
     """Filters of one row and few taps, from registers; FP32 FMAs in direct order, no workspace. Forward and, for layers
     of unit stride, the gradient of the input."""
 
-    name = "depthwise_row"
+    name = "depthwise"
+    strategy = "row"
     paper = PAPER
     tier = "ieee"
     solves = "conv2d"

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import product
+from math import inf
 
-from leanconv.algorithms.base import Config, TimedAlgorithm, by_time, ceil_div, conv_constants
+from leanconv.algorithms import split_k
+from leanconv.algorithms.base import LAUNCH_CYCLES, Config, TimedAlgorithm, by_time, ceil_div, conv_constants
 from leanconv.algorithms.depthwise import MOST_TAPS, PAPER, blocks_that_fit, live_rows, one_channel, window
 from leanconv.algorithms.tiles import gradient_arguments, images_outermost, weight_limits
 from leanconv.dtypes import GPU_LAYERS
@@ -26,6 +28,10 @@ THREADS = (128, 256, 384, 512)
 PROCESSING_CLUSTER, PLACES = 16, 0.94
 #: Blocks of a cluster on any GPU that has them.
 MOST_IN_CLUSTER = 8
+#: Blocks that keep a large GPU busy, four on each multiprocessor: at most so many share filters through a workspace.
+BLOCKS = 528
+#: Warps of a block that adds partial sums. NOTE: with one thread a weight, 512 of them are as many loads in a row.
+SUM_WARPS = 16
 
 
 @dataclass(frozen=True)
@@ -58,7 +64,8 @@ class DepthwiseWeightConfig(Config):
     """A thread walks down strips of ``columns`` columns and ``rows`` rows of dy; a block has ``threads``. The rows are
     an argument of the kernel, all else is compiled in.
 
-    In NHWC a block has ``channels`` neighbouring filters. A cluster of ``split`` blocks shares the walks.
+    In NHWC a block has ``channels`` neighbouring filters. A cluster of ``split`` blocks shares the walks, or ``parts``
+    blocks whose sums a second launch adds.
     """
 
     columns: int
@@ -67,6 +74,7 @@ class DepthwiseWeightConfig(Config):
     threads: int
     split: int
     min_blocks: int
+    parts: int = 1
 
 
 def registers_needed(problem: ConvProblem, columns: int) -> int:
@@ -95,29 +103,63 @@ class DepthwiseWeight(TimedAlgorithm):
             )
         return reasons
 
+    def workspace_bytes(self, problem: ConvProblem, config: DepthwiseWeightConfig) -> int:
+        return split_k.workspace_bytes(problem, config.parts)
+
     def timed(self, problem: ConvProblem, target: Target) -> list[tuple[float, DepthwiseWeightConfig]]:
-        channels = CHANNELS if problem.layout == "NHWC" else (1,)
+        return self.within(problem, target)
+
+    def within(
+        self, problem: ConvProblem, target: Target, workspace: float = inf
+    ) -> list[tuple[float, DepthwiseWeightConfig]]:
         found = []
-        for shape in shapes(problem, target, channels):
+        for shape in shapes(problem, target, CHANNELS if problem.layout == "NHWC" else (1,)):
             most = most_that_share(ceil_div(problem.k, shape.channels), shape.min_blocks, target)
             config = shared_by(problem, shape, most)
             found.append((predicted_cycles(problem, config, target), config))
-        return by_time(found)
+        return by_time([*found, *_with_parts(problem, target, split_k.most_parts(problem, workspace))])
 
     def plan(self, problem: ConvProblem, config: DepthwiseWeightConfig, target: Target) -> Plan:
-        launch = Launch(
+        x, dy, _, batch = gradient_arguments(problem)
+        first = Launch(
             header="depthwise_weight.cuh",
             function="leanconv::depthwise_weight",
             problem=conv_constants(problem),
             tuning=tuple((name, value) for name, value in config.constants() if name != "rows"),
-            arguments=(*gradient_arguments(problem), Number("int", "rows", config.rows)),
-            grid=ceil_div(problem.k, config.channels) * config.split,
+            arguments=(x, dy, split_k.destination(problem, config.parts), batch, Number("int", "rows", config.rows)),
+            grid=ceil_div(problem.k, config.channels) * config.split * config.parts,
             block=config.threads,
             shared_bytes=4 * config.threads // 32 * config.channels * problem.r * problem.s,
             min_blocks=config.min_blocks,
             cluster=config.split,
         )
-        return Plan((launch,))
+        return split_k.with_sums(first, problem, config.parts, SUM_WARPS)
+
+
+def _with_parts(
+    problem: ConvProblem, target: Target, most: float
+) -> Iterator[tuple[float, DepthwiseWeightConfig]]:  # fmt: skip
+    """Configurations in which more blocks share a filter than a cluster can have, up to ``most``, with their times."""
+    channels = _channels(problem)
+    tiles = ceil_div(problem.k, channels)
+    if most < 2:
+        return
+    found = set()
+    for shape in shapes(problem, target, (channels,)):
+        busy = min(most, BLOCKS // tiles, target.multiprocessors * shape.min_blocks // tiles)
+        shared = shared_by(problem, shape, max(2, int(busy)))
+        config = replace(shared, split=1, parts=max(2, shared.split))
+        if config not in found:
+            found.add(config)
+            yield predicted_cycles(problem, config, target) + LAUNCH_CYCLES, config
+
+
+def _channels(problem: ConvProblem) -> int:
+    """Filters of a block of which several share a filter: as many as make whole lines of memory, of which at most an
+    eighth is left over."""
+    if problem.layout != "NHWC":
+        return 1
+    return next((c for c in reversed(CHANNELS) if 8 * (-problem.k % c) <= problem.k), CHANNELS[0])
 
 
 def shapes(problem: ConvProblem, target: Target, channels: Iterable[int]) -> Iterator[DepthwiseWeightConfig]:
@@ -155,15 +197,11 @@ def most_that_share(tiles: int, fitting: int, target: Target) -> int:
     return next((split for split in range(most, 1, -1) if tiles <= clusters_at_once(split, fitting, target)), 1)
 
 
-def predicted_cycles(
-    problem: ConvProblem, config: DepthwiseWeightConfig, target: Target, *, cluster: bool = True
-) -> float:
-    """Predicted time in clock cycles: that of the busiest multiprocessor, and that of the memory.
-
-    ``cluster``: the blocks that share a filter are scheduled together.
-    """
+def predicted_cycles(problem: ConvProblem, config: DepthwiseWeightConfig, target: Target) -> float:
+    """Predicted time in clock cycles, of the first launch: that of the busiest multiprocessor, and of the memory."""
     speed, nchw, columns = SPEED[problem.layout], problem.layout == "NCHW", config.columns
-    each = ceil_div(_walks(problem, config), config.split * (config.threads // config.channels))
+    share = config.split * config.parts
+    each = ceil_div(_walks(problem, config), share * (config.threads // config.channels))
     steps = each * (min(config.rows, problem.p) + live_rows(problem) - 1)
     loads, strip = window(problem, columns), columns
     if nchw and problem.w % 4 == 0 and columns * problem.stride[1] % 4 == 0:
@@ -183,11 +221,11 @@ def predicted_cycles(
         return steps * max(blocks * work, speed.latency) + speed.start if blocks else 0.0
 
     tiles, fitting = ceil_div(problem.k, config.channels), config.min_blocks
-    if cluster and config.split > 1:
+    if config.split > 1:
         rounds, rest = divmod(tiles, clusters_at_once(config.split, fitting, target))
         rest = min(fitting, ceil_div(rest * config.split, target.multiprocessors))
     else:
-        rounds, rest = divmod(ceil_div(tiles * config.split, target.multiprocessors), fitting)
+        rounds, rest = divmod(ceil_div(tiles * share, target.multiprocessors), fitting)
     narrow = 1 + speed.narrow * (CHANNELS[-1] / config.channels - 1)
     memory = narrow * problem.bytes / target.bytes_per_cycle
     return rounds * resident(fitting) + resident(rest) + memory

@@ -136,7 +136,8 @@ class DepthwiseWide(TimedAlgorithm):
     """Planes and filters in shared memory; FP32 FMAs in direct order, no workspace. Forward and, for layers of unit
     stride, the gradient of the input."""
 
-    name = "depthwise_wide"
+    name = "depthwise"
+    strategy = "wide"
     paper = PAPER
     tier = "ieee"
     solves = "conv2d"

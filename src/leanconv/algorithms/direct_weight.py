@@ -26,6 +26,7 @@ class DirectWeight(GpuAlgorithm):
     paper = "the definition of the gradient"
     tier = "ieee"
     solves = "conv2d"
+    by_name_only = True
 
     def why_not(self, problem: ConvProblem, target: Target) -> list[str]:
         return weight_limits(problem, GPU_LAYERS)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 
-from leanconv.algorithms.base import LAUNCH_CYCLES, TimedAlgorithm, by_time, ceil_div, fma_cycles
+from leanconv.algorithms.base import LAUNCH_CYCLES, Config, TimedAlgorithm, by_time, ceil_div, fma_cycles
 from leanconv.algorithms.tiles import (
     TileConfig,
     conv_arguments,
@@ -73,6 +73,7 @@ class Im2win(TimedAlgorithm):
     paper = PAPER
     tier = "ieee"
     solves = "conv2d"
+    by_name_only = True
 
     def least_cycles(self, problem: ConvProblem, target: Target) -> float:
         return fma_cycles(problem, target)
@@ -80,7 +81,7 @@ class Im2win(TimedAlgorithm):
     def why_not(self, problem: ConvProblem, target: Target) -> list[str]:
         return tensor_limits(problem)
 
-    def workspace_bytes(self, problem: ConvProblem) -> int:
+    def workspace_bytes(self, problem: ConvProblem, config: Config) -> int:
         return 4 * tensor_elements(problem)
 
     def timed(self, problem: ConvProblem, target: Target) -> list[tuple[float, TileConfig]]:
@@ -104,4 +105,4 @@ class Im2win(TimedAlgorithm):
         product = tile_launch(
             self.name, window_constants(problem), config, problem, pixels, shared, conv_arguments(problem, "workspace")
         )
-        return Plan((transform(problem), product), self.workspace_bytes(problem))
+        return Plan((transform(problem), product), self.workspace_bytes(problem, config))

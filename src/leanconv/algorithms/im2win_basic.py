@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from leanconv.algorithms.base import GpuAlgorithm, ceil_div, fma_cycles
+from leanconv.algorithms.base import Config, GpuAlgorithm, ceil_div, fma_cycles
 from leanconv.algorithms.direct import DirectConfig
 from leanconv.algorithms.im2win import PAPER, tensor_elements, tensor_limits, transform, window_constants
 from leanconv.algorithms.tiles import conv_arguments
@@ -19,6 +19,7 @@ class Im2winBasic(GpuAlgorithm):
     paper = PAPER
     tier = "ieee"
     solves = "conv2d"
+    by_name_only = True
 
     def least_cycles(self, problem: ConvProblem, target: Target) -> float:
         return fma_cycles(problem, target)
@@ -26,7 +27,7 @@ class Im2winBasic(GpuAlgorithm):
     def why_not(self, problem: ConvProblem, target: Target) -> list[str]:
         return tensor_limits(problem)
 
-    def workspace_bytes(self, problem: ConvProblem) -> int:
+    def workspace_bytes(self, problem: ConvProblem, config: Config) -> int:
         return 4 * tensor_elements(problem)
 
     def configs(self, problem: ConvProblem, target: Target) -> Iterator[DirectConfig]:
@@ -42,4 +43,4 @@ class Im2winBasic(GpuAlgorithm):
             grid=ceil_div(problem.n * problem.k * problem.p * problem.q, config.threads),
             block=config.threads,
         )
-        return Plan((transform(problem), product), self.workspace_bytes(problem))
+        return Plan((transform(problem), product), self.workspace_bytes(problem, config))

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from math import inf
 
+from leanconv.algorithms import split_k
 from leanconv.algorithms.base import (
     LAUNCH_CYCLES,
     Config,
@@ -16,7 +18,7 @@ from leanconv.algorithms.base import (
 from leanconv.algorithms.depthwise_weight import clusters_at_once
 from leanconv.algorithms.tiles import BEST_SHARE, gradient_arguments, weight_limits
 from leanconv.dtypes import GPU_LAYERS, is_narrow
-from leanconv.plan import Argument, Launch, Plan, Target
+from leanconv.plan import Launch, Plan, Target
 from leanconv.problem import ConvProblem
 
 
@@ -66,13 +68,15 @@ TILES: tuple[tuple[WeightTileConfig, float], ...] = (
 #: How much slower copies of single elements make them.
 COLUMNS_SPEED = 0.88
 SPLITS = (1, 2, 4, 8, 16)
+#: Blocks of the largest tile that keep a large GPU busy.
+BLOCKS = 264
 #: Cycles of a block beside its steps, and of the sum over a cluster.
 BLOCK_CYCLES, SPLIT_CYCLES = 3000, 4000
 
 
 class ImplicitGemmWeight(TimedAlgorithm):
-    """Filters x weights, summed over all output pixels by FP32 FMAs; sums over the blocks of a cluster in fixed order,
-    no atomics, no workspace. Every shape, layout and element type."""
+    """Filters x weights, summed over all output pixels by FP32 FMAs; sums over the blocks of a cluster, or split-K
+    through a workspace, in fixed order, no atomics. Every shape, layout and element type."""
 
     name = "implicit_gemm_weight"
     paper = "S. Chetlur et al., cuDNN: Efficient Primitives for Deep Learning (2014)"
@@ -82,25 +86,59 @@ class ImplicitGemmWeight(TimedAlgorithm):
     def why_not(self, problem: ConvProblem, target: Target) -> list[str]:
         return weight_limits(problem, GPU_LAYERS)
 
+    def workspace_bytes(self, problem: ConvProblem, config: WeightTileConfig) -> int:
+        return split_k.workspace_bytes(problem, config.parts)
+
     def timed(self, problem: ConvProblem, target: Target) -> list[tuple[float, WeightTileConfig]]:
+        return self.within(problem, target)
+
+    def within(
+        self, problem: ConvProblem, target: Target, workspace: float = inf
+    ) -> list[tuple[float, WeightTileConfig]]:
+        most = min(_most_parts(problem), split_k.most_parts(problem, workspace))
         return by_time(
             (predicted_cycles(problem, config, speed, target), config)
             for tile, speed in tiles(problem)
-            for config in self.shared_by(problem, tile, target)
+            for config in _shared_by(problem, tile, target, most)
         )
 
-    def shared_by(self, problem: ConvProblem, tile: WeightTileConfig, target: Target) -> Iterator[WeightTileConfig]:
-        """The tile, computed by one block, and by clusters."""
-        steps = ceil_div(problem.n * problem.p * problem.q, tile.tile_reduction)
-        pairs = tile.thread_k * tile.thread_pixels // 2
-        for split in SPLITS:
-            config = replace(tile, split=split)
-            possible = split <= min(steps, target.most_in_cluster) and pairs % split == 0
-            if (split == 1 or possible) and config.shared_bytes <= target.shared_per_block:
-                yield config
-
     def plan(self, problem: ConvProblem, config: WeightTileConfig, target: Target) -> Plan:
-        return Plan((weight_launch(problem, config, self.name, gradient_arguments(problem)),))
+        x, dy, _, batch = gradient_arguments(problem)
+        first = Launch(
+            header="implicit_gemm_weight.cuh",
+            function="leanconv::implicit_gemm_weight",
+            problem=conv_constants(problem),
+            tuning=config.constants(),
+            arguments=(x, dy, split_k.destination(problem, config.parts), batch),
+            grid=tiles_of(problem, config) * config.split * config.parts,
+            block=config.threads,
+            shared_bytes=config.shared_bytes,
+            min_blocks=config.min_blocks,
+            cluster=config.split,
+        )
+        return split_k.with_sums(first, problem, config.parts)
+
+
+def _shared_by(
+    problem: ConvProblem, tile: WeightTileConfig, target: Target, most: float
+) -> Iterator[WeightTileConfig]:  # fmt: skip
+    """The tile, computed by one block, by clusters, and by as many blocks as keep the GPU busy, up to ``most``."""
+    steps = ceil_div(problem.n * problem.p * problem.q, tile.tile_reduction)
+    pairs = tile.thread_k * tile.thread_pixels // 2
+    for split in SPLITS:
+        config = replace(tile, split=split)
+        possible = split <= min(steps, target.most_in_cluster) and pairs % split == 0
+        if (split == 1 or possible) and config.shared_bytes <= target.shared_per_block:
+            yield config
+    if most >= 2 and tile.shared_bytes <= target.shared_per_block:
+        busy = target.multiprocessors * tile.min_blocks // tiles_of(problem, tile)
+        yield replace(tile, parts=max(2, min(int(most), busy)))
+
+
+def _most_parts(problem: ConvProblem) -> int:
+    """Most blocks that share a tile."""
+    pixels = problem.n * problem.p * problem.q
+    return max(2, min(ceil_div(pixels, 16), BLOCKS // ceil_div(split_k.weights_of(problem), 128 * 128)))
 
 
 def tiles(problem: ConvProblem) -> Iterator[tuple[WeightTileConfig, float]]:
@@ -115,22 +153,6 @@ def tiles(problem: ConvProblem) -> Iterator[tuple[WeightTileConfig, float]]:
         yield tile, speed
 
 
-def weight_launch(problem: ConvProblem, config: WeightTileConfig, name: str, arguments: tuple[Argument, ...]) -> Launch:
-    """The launch that sums products; ``arguments`` say where to."""
-    return Launch(
-        header=f"{name}.cuh",
-        function=f"leanconv::{name}",
-        problem=conv_constants(problem),
-        tuning=config.constants(),
-        arguments=arguments,
-        grid=tiles_of(problem, config) * config.split * config.parts,
-        block=config.threads,
-        shared_bytes=config.shared_bytes,
-        min_blocks=config.min_blocks,
-        cluster=config.split,
-    )
-
-
 def tiles_of(problem: ConvProblem, config: WeightTileConfig) -> int:
     """Tiles of the gradient."""
     weights = problem.group_c * problem.r * problem.s
@@ -138,7 +160,7 @@ def tiles_of(problem: ConvProblem, config: WeightTileConfig) -> int:
 
 
 def predicted_cycles(problem: ConvProblem, config: WeightTileConfig, speed: float, target: Target) -> float:
-    """Predicted time in clock cycles, of the launch that sums products: that of the busiest multiprocessor."""
+    """Predicted time in clock cycles: that of the busiest multiprocessor, and of the launch that adds partial sums."""
     shares = config.split * config.parts
     pixels = (
         ceil_div(ceil_div(problem.n * problem.p * problem.q, config.tile_reduction), shares) * config.tile_reduction
@@ -153,4 +175,5 @@ def predicted_cycles(problem: ConvProblem, config: WeightTileConfig, speed: floa
     products = blocks * config.tile_k * config.tile_pixels * pixels
     time = products / (target.fma_lanes * BEST_SHARE * speed) + ceil_div(blocks, config.min_blocks) * BLOCK_CYCLES
     memory = problem.bytes / target.bytes_per_cycle
-    return max(time + (SPLIT_CYCLES if config.split > 1 else 0), memory) + LAUNCH_CYCLES
+    time = max(time + (SPLIT_CYCLES if config.split > 1 else 0), memory) + LAUNCH_CYCLES
+    return time + split_k.sum_cycles(problem, config.parts, target)

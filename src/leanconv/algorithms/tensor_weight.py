@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from math import inf
 
+from leanconv.algorithms import split_k
 from leanconv.algorithms.base import (
     LAUNCH_CYCLES,
     Arithmetic,
@@ -20,7 +22,7 @@ from leanconv.algorithms.depthwise_weight import clusters_at_once
 from leanconv.algorithms.tensor_filters import DEPTH, LEAST_CHANNELS, SplitGemm
 from leanconv.algorithms.tensor_gemm import FLOPS_PER_CYCLE, ROW, pixel_map, wgmma_limits
 from leanconv.algorithms.tiles import gradient_arguments, weight_limits
-from leanconv.plan import Argument, Launch, Plan, Pointer, Target, TensorMap
+from leanconv.plan import Launch, Plan, Pointer, Target, TensorMap
 from leanconv.problem import ConvProblem
 
 #: Filters of a chunk.
@@ -135,6 +137,8 @@ MOST_SHARING, WINDOW_BEHIND = 3, 8
 #: Cycles of a block beside its stages, and of the sum over the blocks of a cluster.
 BLOCK_CYCLES, SPLIT_CYCLES = 7000, 4000
 SPLITS = (1, 2, 4, 8, 16)
+#: Blocks that keep a large GPU busy, and weights of a tile whose taps share x.
+BLOCKS, LARGEST_TILE = 132, 128 * 64 * 3
 #: Cycles of the four copying warps for each row of 64 pixels in columns, and for each piece of rows.
 COPY_CYCLES, PIECE_CYCLES = 16, 30
 
@@ -247,7 +251,7 @@ def _config(
 
 class TensorWeight(TimedAlgorithm):
     """The filters' gradient as a matrix product on tensor cores, each float32 split into two float16 on its way; sums
-    over the blocks of a cluster in fixed order, no atomics, no workspace.
+    over the blocks of a cluster, or split-K through a workspace, in fixed order, no atomics.
 
     ``x dy ≈ hi·hi + hi·lo + lo·hi`` in float16, summed in float32; in tier tf32 ``hi·hi`` alone.
     """
@@ -269,42 +273,65 @@ class TensorWeight(TimedAlgorithm):
     def arithmetic(self, problem: ConvProblem) -> Arithmetic:
         return "fp16" if problem.precision == "tf32" else "fp16x3"
 
+    def workspace_bytes(self, problem: ConvProblem, config: TensorWeightConfig) -> int:
+        return split_k.workspace_bytes(problem, config.parts)
+
     def timed(self, problem: ConvProblem, target: Target) -> list[tuple[float, TensorWeightConfig]]:
+        return self.within(problem, target)
+
+    def within(
+        self, problem: ConvProblem, target: Target, workspace: float = inf
+    ) -> list[tuple[float, TensorWeightConfig]]:
+        most = min(_most_parts(problem), split_k.most_parts(problem, workspace))
         return by_time(
             (predicted_cycles(problem, config, target), config)
             for whole in _whole(problem, target)
-            for config in self.shared_by(problem, whole, target)
+            for config in _shared_by(problem, whole, target, most)
         )
 
-    def shared_by(
-        self, problem: ConvProblem, whole: TensorWeightConfig, target: Target
-    ) -> Iterator[TensorWeightConfig]:
-        """The configuration, with tiles computed by one block each, and by clusters."""
-        for split in SPLITS:
-            sums = 4 * whole.weights
-            possible = split <= min(stages_of(problem, whole), target.most_in_cluster) and sums <= whole.ring_bytes
-            if split == 1 or (possible and 32 * whole.chunks * whole.taps % (2 * split) == 0):
-                yield variant(whole, split=split)
-
     def plan(self, problem: ConvProblem, config: TensorWeightConfig, target: Target) -> Plan:
-        *_, dw, batch = gradient_arguments(problem)
-        return Plan((_launch(problem, config, self.name, dw, batch),))
+        *_, batch = gradient_arguments(problem)
+        first = Launch(
+            header="tensor_weight.cuh",
+            function="leanconv::tensor_weight",
+            problem=conv_constants(problem),
+            tuning=config.constants(),
+            arguments=(
+                x_map(problem, config.taps) if config.x_rows else Pointer("x"),
+                dy_map(problem, config.taps) if config.dy_rows else Pointer("dy"),
+                split_k.destination(problem, config.parts),
+                batch,
+            ),
+            grid=tiles_of(problem, config) * config.split * config.parts,
+            block=config.threads,
+            shared_bytes=config.shared_bytes,
+            cluster=config.split,
+        )
+        return split_k.with_sums(first, problem, config.parts)
 
 
-def _launch(problem: ConvProblem, config: TensorWeightConfig, name: str, *rest: Argument) -> Launch:
-    x = x_map(problem, config.taps) if config.x_rows else Pointer("x")
-    dy = dy_map(problem, config.taps) if config.dy_rows else Pointer("dy")
-    return Launch(
-        header=f"{name}.cuh",
-        function=f"leanconv::{name}",
-        problem=conv_constants(problem),
-        tuning=config.constants(),
-        arguments=(x, dy, *rest),
-        grid=tiles_of(problem, config) * config.split * config.parts,
-        block=config.threads,
-        shared_bytes=config.shared_bytes,
-        cluster=config.split,
-    )
+def _shared_by(
+    problem: ConvProblem, whole: TensorWeightConfig, target: Target, most: float
+) -> Iterator[TensorWeightConfig]:
+    """The configuration, with tiles computed by one block each, by clusters, and by up to ``most`` blocks."""
+    for split in SPLITS:
+        sums = 4 * whole.weights
+        possible = split <= min(stages_of(problem, whole), target.most_in_cluster) and sums <= whole.ring_bytes
+        if split == 1 or (possible and 32 * whole.chunks * whole.taps % (2 * split) == 0):
+            yield variant(whole, split=split)
+    if most >= 2:
+        tiles = tiles_of(problem, whole)
+        busy = (rounds * target.multiprocessors // tiles for rounds in (1, 2, 3))
+        for parts in dict.fromkeys(max(2, min(int(most), stages_of(problem, whole), many)) for many in busy):
+            yield variant(whole, parts=parts)
+
+
+def _most_parts(problem: ConvProblem) -> int:
+    """Most blocks that share a tile: they make one round of a large GPU's multiprocessors, of many tiles two or three,
+    so that few of these idle in the last one."""
+    tiles = ceil_div(split_k.weights_of(problem), LARGEST_TILE if may_share(problem) else 128 * 128)
+    stages = ceil_div(problem.n * problem.p * problem.q, DEPTH)
+    return max(2, min(stages, BLOCKS * (1 if tiles <= 16 else 2 if tiles <= 64 else 3) // tiles))
 
 
 def _whole(problem: ConvProblem, target: Target) -> Iterator[TensorWeightConfig]:
@@ -337,7 +364,7 @@ def tiles_of(problem: ConvProblem, config: TensorWeightConfig) -> int:
 
 
 def predicted_cycles(problem: ConvProblem, config: TensorWeightConfig, target: Target) -> float:
-    """Predicted time in clock cycles, of the first launch."""
+    """Predicted time in clock cycles."""
     tile = config.warpgroups, config.chunks, config.partials, config.taps > 1
     speed = TILES[tile][1 if config.x_rows and config.dy_rows else 2]
     speed *= FLOPS_PER_CYCLE * (1.5 if config.products == 1 else 1)
@@ -346,4 +373,5 @@ def predicted_cycles(problem: ConvProblem, config: TensorWeightConfig, target: T
     blocks = tiles_of(problem, config) * config.parts
     rounds = ceil_div(blocks, clusters_at_once(config.split, 1, target) if config.split > 1 else target.multiprocessors)
     memory = problem.bytes / target.bytes_per_cycle
-    return max(rounds * each + (SPLIT_CYCLES if config.split > 1 else 0), memory) + LAUNCH_CYCLES
+    time = max(rounds * each + (SPLIT_CYCLES if config.split > 1 else 0), memory) + LAUNCH_CYCLES
+    return time + split_k.sum_cycles(problem, config.parts, target)

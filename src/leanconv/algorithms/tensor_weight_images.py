@@ -38,8 +38,8 @@ STAGES = 3, 3, 4
 X_CYCLES, TAP_CYCLES, BLOCK_CYCLES = 1800, 1220, 2000
 #: And of the columns of dy that two segments of a row both convert.
 SEAM_CYCLES = 2000
-#: Columns of dy that a column of x may meet, and blocks that the workspace is for.
-MOST_COLUMNS, BLOCKS = 3, 132
+#: Columns of dy that a column of x may meet.
+MOST_COLUMNS = 3
 #: Rows of an image that a stage may have, and how far apart copies can bring them.
 ROWS, MOST_STEP = (1, 2, 4), 8
 #: Columns that a segment of a row has at least, where rows have several.
@@ -95,13 +95,14 @@ class TensorWeightImagesConfig(ConsumersConfig):
 
 
 class TensorWeightImages(TimedAlgorithm):
-    """As `tensor_weight_parts`, but a stage is one pixel of 64 images, so that neighbouring taps share x and dy, and
-    what lies beside an image is left out. All blocks have equal shares of all tiles.
+    """For small and many images: a stage is one pixel of 64 images, so neighbouring taps share x and dy, and what lies
+    outside the images is left out. All blocks have equal shares of all tiles; split-K through a workspace.
 
     ``x dy ≈ hi·hi + hi·lo + lo·hi`` in float16, summed in float32; in tier tf32 ``hi·hi`` alone.
     """
 
-    name = "tensor_weight_images"
+    name = "tensor_weight"
+    strategy = "images"
     paper = SplitGemm.paper
     tier = "fp32"
     solves = "conv2d"
@@ -130,8 +131,8 @@ class TensorWeightImages(TimedAlgorithm):
     def arithmetic(self, problem: ConvProblem) -> Arithmetic:
         return "fp16" if problem.precision == "tf32" else "fp16x3"
 
-    def workspace_bytes(self, problem: ConvProblem) -> int:
-        return max((_slots(problem, config) * config.slot_bytes for config in _whole(problem, BLOCKS)), default=0)
+    def workspace_bytes(self, problem: ConvProblem, config: TensorWeightImagesConfig) -> int:
+        return _slots(problem, config) * config.slot_bytes
 
     def timed(self, problem: ConvProblem, target: Target) -> list[tuple[float, TensorWeightImagesConfig]]:
         configs = _whole(problem, target.multiprocessors)
@@ -161,7 +162,7 @@ class TensorWeightImages(TimedAlgorithm):
             block=ADDING_THREADS,
             shared_bytes=16 * ADDING_THREADS if config.groups > 1 else 0,
         )
-        return Plan(in_chain((first, second)), workspace_bytes=_slots(problem, config) * config.slot_bytes)
+        return Plan(in_chain((first, second)), workspace_bytes=self.workspace_bytes(problem, config))
 
 
 def x_map(problem: ConvProblem, rows: int) -> TensorMap:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from math import gcd
+from dataclasses import dataclass, replace
+from math import gcd, inf
 from typing import ClassVar
 
+from leanconv.algorithms import split_k
 from leanconv.algorithms.base import (
     LAUNCH_CYCLES,
     Arithmetic,
@@ -18,7 +19,6 @@ from leanconv.algorithms.base import (
     variant,
 )
 from leanconv.algorithms.depthwise_weight import clusters_at_once
-from leanconv.algorithms.part_sums import sum_cycles, sum_launch, weights_of
 from leanconv.algorithms.tensor_gemm import wgmma_limits
 from leanconv.algorithms.tensor_window import (
     TensorWindow,
@@ -29,9 +29,8 @@ from leanconv.algorithms.tensor_window import (
     window_lines,
 )
 from leanconv.algorithms.tiles import gradient_arguments, weight_limits
-from leanconv.dtypes import DTYPES
 from leanconv.options import Precision
-from leanconv.plan import Launch, Plan, Pointer, Target, in_chain
+from leanconv.plan import Launch, Plan, Target, in_chain
 from leanconv.problem import ConvProblem
 
 #: Stages of the ring, at most.
@@ -127,8 +126,8 @@ class WindowWeightConfig(Config):
 
 class TensorWindowWeight(TimedAlgorithm):
     """The filters' gradient on tensor cores, float16 or bfloat16 summed in float32; NCHW. Windows of pixels, turned
-    around on their way to shared memory, serve all taps; sums over the blocks of a cluster in fixed order, no atomics,
-    no workspace."""
+    around on their way to shared memory, serve all taps; sums over the blocks of a cluster, or split-K through a
+    workspace, in fixed order, no atomics."""
 
     name = "tensor_window_weight"
     paper = TensorWindow.paper
@@ -148,91 +147,71 @@ class TensorWindowWeight(TimedAlgorithm):
                 f"{TILES[-1][3]} channels of them take more than the {target.shared_per_block} bytes of shared memory "
                 "that a block has"
             ]
-        return self._too_long(problem, target)
-
-    def _too_long(self, problem: ConvProblem, target: Target) -> list[str]:
-        """Why the blocks that share a tile cannot sum all pixels."""
-        most = max(split for split in SPLITS if split <= target.most_in_cluster) * MOST_PIXELS
-        pixels = problem.n * image_pixels(problem)
-        return [f"n={problem.n}: {pixels} pixels are more than {most}, which a cluster sums"] if pixels > most else []
+        return []
 
     def arithmetic(self, problem: ConvProblem) -> Arithmetic:
         return "fp16"
 
+    def workspace_bytes(self, problem: ConvProblem, config: WindowWeightConfig) -> int:
+        return split_k.workspace_bytes(problem, config.parts)
+
     def timed(self, problem: ConvProblem, target: Target) -> list[tuple[float, WindowWeightConfig]]:
+        return self.within(problem, target)
+
+    def within(
+        self, problem: ConvProblem, target: Target, workspace: float = inf
+    ) -> list[tuple[float, WindowWeightConfig]]:
+        most, room = _most_blocks(problem), split_k.most_parts(problem, workspace)
         return by_time(
             (predicted_cycles(problem, config, target), config)
             for tile in _tiles_for(problem)
             for whole in _fitting(tile, problem, target)
-            for config in self.shared_by(problem, whole, target)
+            for config in _shared_by(problem, whole, target, most, room)
         )
 
-    def shared_by(
-        self, problem: ConvProblem, whole: WindowWeightConfig, target: Target
-    ) -> Iterator[WindowWeightConfig]:
-        """The configuration, with tiles computed by one block each, and by clusters."""
-        pixels = problem.n * image_pixels(problem)
-        for split in SPLITS:
-            if pixels <= split * MOST_PIXELS and split <= target.most_in_cluster:
-                yield variant(whole, split=split)
-
     def plan(self, problem: ConvProblem, config: WindowWeightConfig, target: Target) -> Plan:
-        return Plan((self._launch(problem, config, Pointer("dw", DTYPES[problem.dtype].ctype, written=True)),))
-
-    def _launch(self, problem: ConvProblem, config: WindowWeightConfig, to: Pointer) -> Launch:
-        """The launch that sums products, to ``to``."""
         x, dy, _, batch = gradient_arguments(problem)
         shared = config.shared_bytes(problem)
-        return Launch(
+        first = Launch(
             header="tensor_window_weight.cuh",
             function="leanconv::tensor_window_weight",
             problem=conv_constants(problem),
             tuning=(*config.constants(), ("lines", config.lines(problem)), ("bytes", shared)),
-            arguments=(x, dy, to, batch),
+            arguments=(x, dy, split_k.destination(problem, config.parts), batch),
             grid=tiles_of(problem, config) * config.split * config.parts,
             block=config.threads,
             shared_bytes=shared,
             cluster=config.split,
         )
+        plan = split_k.with_sums(first, problem, config.parts)
+        return replace(plan, launches=in_chain(plan.launches))
 
 
-class TensorWindowWeightParts(TensorWindowWeight):
-    """As `tensor_window_weight`, but as many blocks as keep the GPU busy share a tile; a second launch adds their sums,
-    in fixed order, out of a workspace."""
-
-    name = "tensor_window_weight_parts"
-
-    def _too_long(self, problem: ConvProblem, target: Target) -> list[str]:
-        return []
-
-    def workspace_bytes(self, problem: ConvProblem) -> int:
-        return 4 * _most_parts(problem) * weights_of(problem)
-
-    def shared_by(
-        self, problem: ConvProblem, whole: WindowWeightConfig, target: Target
-    ) -> Iterator[WindowWeightConfig]:
-        tiles, most = tiles_of(problem, whole), _most_parts(problem)
-        least = max(2, ceil_div(problem.n * image_pixels(problem), MOST_PIXELS))
-        busy = (rounds * target.multiprocessors // tiles for rounds in (1, 2, 3))
-        for parts in dict.fromkeys(max(least, min(most, many)) for many in busy):
-            yield variant(whole, parts=parts)
-            for split in (2, 4):
-                if parts >= 2 * split and split <= target.most_in_cluster:
-                    yield variant(whole, split=split, parts=ceil_div(parts, split))
-
-    def timed(self, problem: ConvProblem, target: Target) -> list[tuple[float, WindowWeightConfig]]:
-        found = super().timed(problem, target)
-        return by_time((cycles + sum_cycles(problem, config.parts, target), config) for cycles, config in found)
-
-    def plan(self, problem: ConvProblem, config: WindowWeightConfig, target: Target) -> Plan:
-        first = self._launch(problem, config, Pointer("workspace", written=True))
-        launches = in_chain((first, sum_launch(problem, config.parts)))
-        return Plan(launches, workspace_bytes=self.workspace_bytes(problem))
+def _shared_by(
+    problem: ConvProblem, whole: WindowWeightConfig, target: Target, most: int, room: float
+) -> Iterator[WindowWeightConfig]:
+    """The configuration, with tiles computed by one block each, by clusters, and by up to ``most`` blocks, alone or in
+    clusters, with up to ``room`` partial sums. No block sums more than `MOST_PIXELS`."""
+    pixels = problem.n * image_pixels(problem)
+    for split in SPLITS:
+        if pixels <= split * MOST_PIXELS and split <= target.most_in_cluster:
+            yield variant(whole, split=split)
+    if room < 2:
+        return
+    tiles, least = tiles_of(problem, whole), max(2, ceil_div(pixels, MOST_PIXELS))
+    found: dict[tuple[int, int], None] = {}
+    for busy in dict.fromkeys(min(most, rounds * target.multiprocessors // tiles) for rounds in (1, 2, 3)):
+        for split in (1, 2, 4):
+            blocks = max(least, int(min(busy, split * room)))
+            parts = ceil_div(blocks, split)
+            if 2 <= parts <= room and (split == 1 or blocks >= 2 * split) and split <= target.most_in_cluster:
+                found[split, parts] = None
+    yield from (variant(whole, split=split, parts=parts) for split, parts in found)
 
 
-def _most_parts(problem: ConvProblem) -> int:
-    """Most blocks that share a tile: as many as keep a large GPU busy; the workspace is for so many."""
-    tiles = ceil_div(weights_of(problem), 128 * 32 * 9)
+def _most_blocks(problem: ConvProblem) -> int:
+    """Most blocks that share a tile: as many as keep a large GPU busy."""
+    tiles = ceil_div(split_k.weights_of(problem), 128 * 32 * 9)
     pixels = problem.n * image_pixels(problem)
     busy = min(ceil_div(pixels, PIXELS[-1]), BLOCKS * (1 if tiles <= 16 else 2 if tiles <= 64 else 3) // tiles)
     return max(2, busy, ceil_div(pixels, MOST_PIXELS))
@@ -275,7 +254,7 @@ def tiles_of(problem: ConvProblem, config: WindowWeightConfig) -> int:
 
 
 def predicted_cycles(problem: ConvProblem, config: WindowWeightConfig, target: Target) -> float:
-    """Predicted time in clock cycles, of the launch that sums products."""
+    """Predicted time in clock cycles."""
     cycles = max(OF_PRODUCT[0], OF_PRODUCT[1] * config.channels)
     products = config.pixels // 16 * config.taps * config.filter_groups * config.channel_groups * cycles
     neighbours = gcd(problem.w, 4) if problem.stride[1] == 1 else 1
@@ -291,4 +270,4 @@ def predicted_cycles(problem: ConvProblem, config: WindowWeightConfig, target: T
     places = clusters_at_once(config.split, 1, target) if config.split > 2 else target.multiprocessors // config.split
     rounds = ceil_div(tiles_of(problem, config) * config.parts, places)
     memory = problem.bytes / target.bytes_per_cycle
-    return max(rounds * each, memory) + LAUNCH_CYCLES
+    return max(rounds * each, memory) + LAUNCH_CYCLES + split_k.sum_cycles(problem, config.parts, target)

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 
 from leanconv.algorithms import ALGORITHMS, batches
-from leanconv.algorithms.base import Algorithm, Config, GpuAlgorithm, TimedAlgorithm
+from leanconv.algorithms.base import Algorithm, Config, CpuAlgorithm, GpuAlgorithm
 from leanconv.algorithms.bias_gradient import with_bias, without_bias
 from leanconv.perf import fits, tables
 from leanconv.perf.tables import MODEL, SHIPPED_TABLE, Timed
 from leanconv.plan import Plan, Target
-from leanconv.problem import Problem
+from leanconv.problem import ConvProblem, Problem
 from leanconv.reference import CPU_ALGORITHMS
 from leanconv.runtime.errors import LeanconvError
+
+#: Why ``auto`` passes by an algorithm that could run.
+BY_NAME_ONLY = "it runs by name only: others beat it"
 
 
 class NoAlgorithmError(LeanconvError, ValueError):
@@ -33,7 +36,7 @@ class Candidate:
     reasons: tuple[str, ...]
     config: Config | None = None
     cost: float = inf
-    #: what spoke for it: a table of tuned problems, or the cost model
+    #: the source of the choice: a table of tuned problems, or the cost model
     source: str = MODEL
     #: measured microseconds, where a table has them
     us: float | None = None
@@ -57,39 +60,81 @@ def workspace_limit(name: str, given: int | None) -> int | None:
     return 0 if given is None and name == "auto" else given
 
 
+def room(algorithm: Algorithm, problem: Problem, name: str, limit: int | None) -> float:
+    """Bytes of workspace that a configuration may take. A limit that the caller gives counts prepared filters too."""
+    if limit is None:
+        return 0 if name == "auto" else inf
+    return limit - algorithm.prepared_bytes(problem)
+
+
 def consider(
     algorithm: Algorithm, problem: Problem, target: Target | None, name: str = "auto", limit: int | None = None
 ) -> Candidate:
-    """What ``algorithm`` can do for the choice of ``name`` under a limit in bytes.
+    """What ``algorithm`` can do for the choice of ``name`` under a limit in bytes."""
+    if problem.kind == "conv2d" and problem.batch_invariant and not problem.is_empty:
+        if target is not None:
+            assert isinstance(algorithm, GpuAlgorithm)
+            return _in_every_batch(algorithm, problem, target, name, limit)
+        problem = replace(problem, n=1, batch_invariant=False)  # the CPU computes image by image
+    reasons = _reasons(algorithm, problem, target, name)
+    if reasons:
+        return Candidate(algorithm, tuple(reasons))
+    if isinstance(algorithm, CpuAlgorithm):
+        return Candidate(algorithm, (), cost=algorithm.cost(problem))
+    assert isinstance(algorithm, GpuAlgorithm) and target is not None
+    found = predicted(algorithm, problem, target, room(algorithm, problem, name, limit))
+    if found:
+        return Candidate(algorithm, (), config=found[0][1], cost=found[0][0])
+    return Candidate(algorithm, (_why_none_fits(algorithm, problem, target, name, limit),))
 
-    A limit that the caller gives counts prepared filters too; the 0 of ``auto`` counts the workspace alone.
-    """
-    bound = workspace_limit(name, limit)
-    if problem.batch_invariant and not problem.is_empty:
-        return _in_every_batch(algorithm, problem, target, bound, limit is not None)
-    reasons = algorithm.reasons(problem, target, bound, count_prepared=limit is not None)
-    best = None if reasons else algorithm.best(problem, target)
-    if best is not None:
-        return Candidate(algorithm, (), config=best[1], cost=_fitted(algorithm, problem, target).cycles(best[0]))
-    if not reasons and target is not None:
-        room = f"{target.shared_per_block} bytes of shared memory that a block has on {target.arch}"
-        reasons = [f"none of its configurations fits the {room}"]
-    return Candidate(algorithm, tuple(reasons))
+
+def _reasons(algorithm: Algorithm, problem: Problem, target: Target | None, name: str) -> list[str]:
+    """Why the choice of ``name`` does not take it, whatever memory there is."""
+    reasons = algorithm.reasons(problem, target)
+    return [BY_NAME_ONLY] if algorithm.by_name_only and name == "auto" and not reasons else reasons
+
+
+def _why_none_fits(
+    algorithm: GpuAlgorithm, problem: Problem, target: Target, name: str, limit: int | None
+) -> str:  # fmt: skip
+    """Of an algorithm that can run a problem, why no configuration is left."""
+    needed, space = None, inf
+    # configurations may depend on what there is: with less room others may take less
+    while needed != 0 and (found := algorithm.within(problem, target, space)):
+        needed = min(algorithm.workspace_bytes(problem, config) for _, config in found)
+        space = needed - 1
+    if needed is None:
+        return (
+            f"none of its configurations fits the {target.shared_per_block} bytes of shared memory that a block has on "
+            f"{target.arch}"
+        )
+    prepared = algorithm.prepared_bytes(problem) if limit is not None else 0
+    filters = f" and {prepared} of prepared filters" if prepared else ""
+    return f"it needs {needed} bytes of workspace{filters}, and workspace_limit is {workspace_limit(name, limit)}"
 
 
 def _in_every_batch(
-    algorithm: Algorithm, problem: Problem, target: Target | None, bound: int | None, count_prepared: bool
+    algorithm: GpuAlgorithm, problem: ConvProblem, target: Target, name: str, limit: int | None
 ) -> Candidate:
     """`consider` for a problem that is ``batch_invariant``, whatever its batch; `settle` gives it a configuration."""
-    assert problem.kind == "conv2d"
-    if target is None:  # the CPU computes image by image
-        return consider(algorithm, replace(problem, n=1, batch_invariant=False), None)
-    assert isinstance(algorithm, GpuAlgorithm)
-    reasons = batches.reasons(algorithm, problem, target, bound, count_prepared)
-    cost = None if reasons else batches.mean_cycles(algorithm, problem, target)
-    if cost is None:
-        return Candidate(algorithm, tuple(reasons or ["no order of its sums serves all batches"]))
-    return Candidate(algorithm, (), cost=_fitted(algorithm, problem, target).cycles(cost))
+    for n in batches.BATCHES:
+        other = replace(problem, n=n)
+        reasons = _reasons(algorithm, other, target, name)
+        if not reasons and not algorithm.within(other, target, room(algorithm, other, name, limit)):
+            reasons = [_why_none_fits(algorithm, other, target, name, limit)]
+        if reasons:
+            said = reasons if n == batches.BATCHES[0] else [f"in a batch of {n} {reason}" for reason in reasons]
+            return Candidate(algorithm, tuple(said))
+    found = _order(algorithm, problem, target, name, limit)
+    if found is None:
+        return Candidate(algorithm, ("no order of its sums serves all batches",))
+    return Candidate(algorithm, (), cost=_fitted(algorithm, problem, target).cycles(found[0]))
+
+
+def _order(
+    algorithm: GpuAlgorithm, problem: ConvProblem, target: Target, name: str, limit: int | None
+) -> tuple[float, Hashable] | None:
+    return batches.order(algorithm, problem, target, lambda other: room(algorithm, other, name, limit))
 
 
 def settle(candidate: Candidate, problem: Problem, target: Target | None, name: str, limit: int | None) -> Candidate:
@@ -99,32 +144,39 @@ def settle(candidate: Candidate, problem: Problem, target: Target | None, name: 
     """
     if target is None or candidate.config is not None:
         return candidate
-    assert problem.kind == "conv2d" and isinstance(candidate.algorithm, GpuAlgorithm)
-    bound = workspace_limit(name, limit)
-    reasons = candidate.algorithm.reasons(problem, target, bound, count_prepared=limit is not None)
-    config = None if reasons else batches.config(candidate.algorithm, problem, target)
+    algorithm = candidate.algorithm
+    assert problem.kind == "conv2d" and isinstance(algorithm, GpuAlgorithm)
+    reasons = algorithm.reasons(problem, target)
+    found = None if reasons else _order(algorithm, problem, target, name, limit)
+    config = None
+    if found is not None:
+        space = room(algorithm, problem, name, limit)
+        config = batches.config(algorithm, problem, target, found[1], space)
+        if config is None and not algorithm.within(problem, target, space):
+            reasons = [_why_none_fits(algorithm, problem, target, name, limit)]
     if config is None:
         why = "; ".join(reasons) or "none of its configurations takes the sums in the order of the other batches"
         raise NoAlgorithmError(
-            f"batch_invariant=True: {candidate.algorithm.name} was chosen for every batch, and cannot run {problem}: "
+            f"batch_invariant=True: {algorithm.name} was chosen for every batch, and cannot run {problem}: "
             f"{why}. Give it fewer images at a time"
         )
     return replace(candidate, config=config)
 
 
-def predicted(algorithm: Algorithm, problem: Problem, target: Target) -> Iterator[tuple[float, Config]]:
-    """The valid configurations of an algorithm that can run ``problem``, with their predicted times in clock cycles."""
+def predicted(
+    algorithm: Algorithm, problem: Problem, target: Target, workspace: float = inf
+) -> list[tuple[float, Config]]:
+    """The configurations of an algorithm that can run ``problem`` in so much workspace, the quickest first, with the
+    clock cycles that are expected on this GPU."""
     assert isinstance(algorithm, GpuAlgorithm)
-    if isinstance(algorithm, TimedAlgorithm):
-        fitted = _fitted(algorithm, problem, target)
-        yield from ((fitted.cycles(cost), config) for cost, config in algorithm.timed(problem, target))
-    else:
-        yield from ((inf, config) for config in algorithm.configs(problem, target))
+    found = algorithm.within(problem, target, workspace)
+    fitted = _fitted(algorithm, problem, target)
+    return [(cost if cost == inf else fitted.cycles(cost), config) for cost, config in found]
 
 
-def _fitted(algorithm: Algorithm, problem: Problem, target: Target | None, *, runs: bool = True) -> fits.Fitted:
+def _fitted(algorithm: Algorithm, problem: Problem, target: Target, *, runs: bool = True) -> fits.Fitted:
     """What makes of an algorithm's prediction what has been measured on this GPU."""
-    return fits.Fitted() if target is None else fits.fitted(algorithm, problem, target, runs=runs)
+    return fits.fitted(algorithm, problem, target, runs=runs)
 
 
 def tuned(problem: Problem, target: Target | None, name: str = "auto", limit: int | None = None) -> Candidate | None:
@@ -153,14 +205,11 @@ def from_table(
 
 def untimed(timed: Timed, problem: Problem, target: Target, name: str, limit: int | None) -> Candidate | None:
     """What a timed candidate is today, whether or not its kernels are those that were timed."""
-    algorithm = next((a for a in ALGORITHMS if a.name == timed.algorithm and a.solves == problem.kind), None)
-    if algorithm is None or algorithm.reasons(
-        problem, target, workspace_limit(name, limit), count_prepared=limit is not None
-    ):
-        return None
-    for cost, config in predicted(algorithm, problem, target):
-        if dict(config.constants()) == timed.config:
-            return Candidate(algorithm, (), config, cost)
+    for algorithm in ALGORITHMS:
+        if algorithm.name == timed.algorithm and not algorithm.reasons(problem, target):
+            for cost, config in predicted(algorithm, problem, target, room(algorithm, problem, name, limit)):
+                if dict(config.constants()) == timed.config:
+                    return Candidate(algorithm, (), config, cost)
     return None
 
 
@@ -174,7 +223,7 @@ def survey(problem: Problem, target: Target | None, name: str, limit: int | None
 
 def pick(candidates: Sequence[Candidate], name: str) -> Candidate | None:
     """The one with the lowest predicted time that can, the first among equals, or the one called ``name``."""
-    able = [c for c in candidates if not c.reasons and name in ("auto", c.algorithm.name)]
+    able = [c for c in candidates if not c.reasons and c.algorithm.is_called(name)]
     return min(able, key=lambda candidate: candidate.cost, default=None)
 
 
@@ -182,7 +231,7 @@ def choose(problem: Problem, target: Target | None, name: str = "auto", limit: i
     """The algorithm that a table of tuned problems names for ``target``, or the one with the lowest predicted time, the
     first among equals; of the one called ``name`` the configuration.
 
-    ``target`` is the GPU, or None for the CPU. The choice takes no more memory than ``limit`` bytes; see `consider`.
+    ``target`` is the GPU, or None for the CPU. The choice takes no more memory than ``limit`` bytes; see `room`.
     The user's table is asked first, then the shipped one, then the cost model. Nothing is timed.
 
     Raises ValueError for an unknown name, NoAlgorithmError where nothing fits or the named one does not.
@@ -192,7 +241,7 @@ def choose(problem: Problem, target: Target | None, name: str = "auto", limit: i
 
 def by_model(problem: Problem, target: Target | None, name: str = "auto", limit: int | None = None) -> Candidate:
     """What `choose` chooses without any table."""
-    relevant = [a for a in _relevant(problem, target, name) if name in ("auto", a.name)]
+    relevant = [a for a in _relevant(problem, target, name) if a.is_called(name)]
     candidates = []
     quickest = inf
     # Tensor cores first: where they serve a layer, most others cannot be as fast, and need not be asked.
@@ -208,17 +257,20 @@ def by_model(problem: Problem, target: Target | None, name: str = "auto", limit:
     chosen = pick(candidates, name)
     if chosen is not None:
         return settle(chosen, problem, target, name, limit)
-    lines = [f"  {candidate.algorithm.name}: {'; '.join(candidate.reasons)}" for candidate in candidates]
+    lines = [f"  {candidate.algorithm.stem}: {'; '.join(candidate.reasons)}" for candidate in candidates]
     raise NoAlgorithmError("\n".join([f"no algorithm can run {problem}:", *lines]))
 
 
 def _relevant(problem: Problem, target: Target | None, name: str) -> list[Algorithm]:
+    def called(algorithms: Sequence[Algorithm]) -> list[str]:
+        known = ((a.name, a.stem) for a in algorithms if a.solves == problem.kind)
+        return list(dict.fromkeys(word for words in known for word in words))
+
     relevant = [algorithm for algorithm in algorithms_of(target) if algorithm.solves == problem.kind]
-    if name != "auto" and name not in (algorithm.name for algorithm in relevant):
-        names = [algorithm.name for algorithm in relevant]
-        other: Sequence[Algorithm] = ALGORITHMS if target is None else CPU_ALGORITHMS
+    names = called(relevant)
+    if name != "auto" and name not in names:
         here, there = ("the CPU", "GPUs") if target is None else ("a GPU", "the CPU")
-        if name in (algorithm.name for algorithm in other if algorithm.solves == problem.kind):
+        if name in called(ALGORITHMS if target is None else CPU_ALGORITHMS):
             wrong = f"runs on {there}, and this call on {here}"
         else:
             from difflib import get_close_matches  # for a message alone

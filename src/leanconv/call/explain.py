@@ -9,7 +9,7 @@ from typing import Any
 from leanconv import options
 from leanconv.algorithms import ALGORITHMS
 from leanconv.call.bind import is_loaded
-from leanconv.call.choose import Candidate, from_table, pick, settle, survey, tuned, workspace_limit
+from leanconv.call.choose import BY_NAME_ONLY, Candidate, from_table, pick, settle, survey, tuned, workspace_limit
 from leanconv.call.ready_host import check_torch_algorithm, left_to_the_library, torch_function
 from leanconv.call.resolve import Resolved, check_problem
 from leanconv.perf import tables
@@ -90,11 +90,11 @@ def list_algorithms() -> list[AlgorithmInfo]:
 
     >>> print(*list_algorithms(), sep="\\n")  # doctest: +SKIP
     """
-    return [
-        AlgorithmInfo(a.name, a.solves, where, a.tier, a.paper)
-        for where, candidates in (("GPU", ALGORITHMS), ("CPU", CPU_ALGORITHMS))
-        for a in candidates
-    ]
+    listed: dict[tuple[str, str], AlgorithmInfo] = {}
+    for where, algorithms in (("GPU", ALGORITHMS), ("CPU", CPU_ALGORITHMS)):
+        for a in algorithms:
+            listed.setdefault((where, a.name), AlgorithmInfo(a.name, a.solves, where, a.tier, a.paper))
+    return list(listed.values())
 
 
 def explain_problem(
@@ -140,22 +140,29 @@ def _why(candidates: tuple[Candidate, ...], chosen: Candidate | None, name: str)
 def _others(
     candidates: tuple[Candidate, ...], chosen: Candidate | None, problem: Problem
 ) -> dict[str, tuple[str, ...]]:
-    others = {}
-    best = 0.0 if chosen is None else chosen.cost
+    by_name: dict[str, list[Candidate]] = {}
     for candidate in candidates:
-        if chosen is not None and candidate.algorithm is chosen.algorithm:
-            continue
-        name, reasons = candidate.algorithm.name, candidate.reasons
-        if not reasons:
-            longer = best and best < candidate.cost < inf and (chosen is None or chosen.us is None)
-            times = candidate.cost / best if longer else 1.0
-            about = "about as long" if times < 1.05 else f"{times:.1f} times as long"
-            slower = f", and is expected to take {about}" if longer else ""
-            # filter2d takes no algorithm=
-            how = f"; algorithm={name!r} chooses it" if problem.kind == "conv2d" else ""
-            reasons = (f"it could{slower}{how}",)
-        others[name] = reasons
-    return others
+        by_name.setdefault(candidate.algorithm.name, []).append(candidate)
+    if chosen is not None:
+        del by_name[chosen.algorithm.name]
+    return {name: _why_not(strategies, chosen, problem) for name, strategies in by_name.items()}
+
+
+def _why_not(strategies: list[Candidate], chosen: Candidate | None, problem: Problem) -> tuple[str, ...]:
+    """Why an algorithm does not run."""
+    name = strategies[0].algorithm.name
+    # filter2d takes no algorithm=
+    how = f"; algorithm={name!r} chooses it" if problem.kind == "conv2d" else ""
+    able = [candidate.cost for candidate in strategies if not candidate.reasons]
+    if not able:
+        reasons = tuple(dict.fromkeys(reason for candidate in strategies for reason in candidate.reasons))
+        return (reasons[0] + how,) if reasons == (BY_NAME_ONLY,) else reasons
+    best = 0.0 if chosen is None else chosen.cost
+    longer = best and best < min(able) < inf and (chosen is None or chosen.us is None)
+    times = min(able) / best if longer else 1.0
+    about = "about as long" if times < 1.05 else f"{times:.1f} times as long"
+    slower = f", and is expected to take {about}" if longer else ""
+    return (f"it could{slower}{how}",)
 
 
 def _on_cpu(problem: Problem, name: str, limit: int | None) -> Explanation:
@@ -181,7 +188,7 @@ def _on_gpu(problem: Problem, index: int, name: str, limit: int | None, compile_
     times, stale = _times(problem, target)
     explanation = Explanation(
         problem, where, chosen.algorithm.name if chosen else None, why,
-        workspace_bytes=chosen.algorithm.workspace_bytes(problem) if chosen else 0,
+        workspace_bytes=settled.algorithm.workspace_bytes(problem, settled.config) if settled else 0,
         prepared_bytes=chosen.algorithm.prepared_bytes(problem) if chosen else 0,
         workspace_limit=workspace_limit(name, limit), others=_others(candidates, chosen, problem),
         source=chosen.source if chosen else tables.MODEL, times=times, stale=stale,

@@ -10,7 +10,7 @@ import numpy as np
 from leanconv import api, filters
 from leanconv.bench.suites import dense_filter
 from leanconv.call.bind import load
-from leanconv.call.choose import algorithms_of, choose
+from leanconv.call.choose import algorithms_of, choose, consider
 from leanconv.problem import ConvProblem, Problem
 from leanconv.reference import oracle
 from leanconv.runtime import env, launch
@@ -50,20 +50,20 @@ def measure_layer(what: str, problem: ConvProblem, photo: np.ndarray, gpu: bool,
         target = launch.open_device(0).target if where == "GPU" else None
         chosen = choose(problem, target, limit=limit).algorithm
         for algorithm in algorithms_of(target):
-            if algorithm.reasons(problem, target, limit):
+            if consider(algorithm, problem, target, algorithm.stem, limit).reasons:
                 continue
             call = partial(
                 api.conv2d, x, w, bias, problem.stride, problem.padding, problem.dilation, problem.groups,
-                algorithm=algorithm.name, activation=problem.activation, device="cuda" if where == "GPU" else None,
+                algorithm=algorithm.stem, activation=problem.activation, device="cuda" if where == "GPU" else None,
             )  # fmt: skip
             y = call()
             if where == "GPU":
-                us = _time_on_gpu(problem, algorithm.name, {"x": x, "w": w, "bias": bias}, y, budget_s).median_us
+                us = _time_on_gpu(problem, algorithm.stem, {"x": x, "w": w, "bias": bias}, y, budget_s).median_us
             else:
                 us = time_cpu(call, budget_s=budget_s, warm_up=False).median_us
             error = oracle.relative_error(y, answer)
             gflops = problem.flops / us * 1e-3
-            lines.append(Measured(what, algorithm.name, where, algorithm is chosen, us, gflops, error, bound))
+            lines.append(Measured(what, algorithm.stem, where, algorithm is chosen, us, gflops, error, bound))
     return lines
 
 

@@ -3,7 +3,7 @@
 // Arithmetic per output pixel: 2 * R * S flops for 8 bytes, one pixel of x and one of dy. At 4.2 TB/s and 67 TFLOP/s the
 // reading bounds filters up to about 8x8, and FMA issue larger ones. So small filters should take the time of reading
 // both tensors once. Measured on an H200 (128 images): 256 x 56 x 56 with 3x3 filters 1.28 (NCHW) and 1.46 times that (NHWC;
-// 1.07 by depthwise_weight_parts), 96 x 56 x 56 with 7x7 filters 3.5 (2.8) and 3.2 (2.3) times.
+// 1.07 with split-K), 96 x 56 x 56 with 7x7 filters 3.5 (2.8) and 3.2 (2.3) times.
 //
 // A thread owns a filter: R * S sums. It walks down strips of `columns` columns of one channel, `rows` rows of dy each.
 // The rows of dy that a row of x meets stay in registers: each row of x in its window, (columns - 1) * stride + S pixels, is
@@ -144,7 +144,7 @@ __device__ __forceinline__ void walk_strips(float (&sum)[Window::taps], const ty
 }
 
 // What the block's threads have summed together: `shared` has it first, for each of Tuning::channels filters its weights,
-// and thread t has written the places t, t + threads, ... itself. The block is the `rank`-th of Tuning::split of its filters.
+// and thread t has written the places t, t + threads, ... itself. The block is the `rank`-th of those that share its filters.
 template <class Problem, class Tuning>
 __device__ __forceinline__ void sum_block(float* shared, const typename Problem::element* __restrict__ x,
                                           const typename Problem::element* __restrict__ dy, int first_k, int rank,
@@ -160,7 +160,7 @@ __device__ __forceinline__ void sum_block(float* shared, const typename Problem:
     const int k = min(first_k + static_cast<int>(threadIdx.x) % channels, Problem::k - 1);
     const int worker = rank * in_block + static_cast<int>(threadIdx.x) / channels;
     float sum[taps] = {};
-    walk_strips<Problem, Tuning>(sum, x, dy, k, worker, Tuning::split * in_block, batch, rows);
+    walk_strips<Problem, Tuning>(sum, x, dy, k, worker, Tuning::split * Tuning::parts * in_block, batch, rows);
 
     // Lanes of one filter, then warps.
     const int lane = threadIdx.x % 32;
@@ -180,17 +180,11 @@ __device__ __forceinline__ void sum_block(float* shared, const typename Problem:
     }
 }
 
-// The Tuning::split blocks of a cluster have one tile of filters.
+// Stores the gradient of the block's filters, the sums over the blocks of its cluster.
 template <class Problem, class Tuning>
-__device__ __forceinline__ void depthwise_weight(const typename Problem::element* __restrict__ x,
-                                                 const typename Problem::element* __restrict__ dy,
-                                                 typename Problem::element* __restrict__ dw, long long batch, int rows) {
+__device__ __forceinline__ void store_filters(typename Problem::element* __restrict__ dw, const float* shared, int first_k,
+                                              int rank) {
     constexpr int split = Tuning::split, taps = Problem::r * Problem::s, sums = Tuning::channels * taps;
-    const int first_k = static_cast<int>(blockIdx.x) / split * Tuning::channels;
-    const int rank = static_cast<int>(blockIdx.x) % split;
-    float* const shared = reinterpret_cast<float*>(shared_memory());
-    sum_block<Problem, Tuning>(shared, x, dy, first_k, rank, batch, rows);
-
     const auto store = [&](int at, float value) {
         typename Problem::element* const to = dw + static_cast<int64>(first_k) * taps + at;
         if (at >= (Problem::k - first_k) * taps) return;
@@ -215,6 +209,30 @@ __device__ __forceinline__ void depthwise_weight(const typename Problem::element
 #else
     static_assert(split == 1, "clusters of blocks need compute capability 9.0");
 #endif
+}
+
+// The Tuning::split blocks of a cluster have one tile of filters. With split-K so have Tuning::parts blocks, and `dw` is the
+// workspace: each block's partial sums, which lib/part_sums.cuh adds in the order of the blocks. That is for NHWC: 8 channels
+// are the least that a block can read without waste, and 32 are a line of memory, so that a layer of 32 channels keeps 32
+// multiprocessors busy at most where 8 blocks share a filter.
+template <class Problem, class Tuning, class Result>
+__device__ __forceinline__ void depthwise_weight(const typename Problem::element* __restrict__ x,
+                                                 const typename Problem::element* __restrict__ dy,
+                                                 Result* __restrict__ dw, long long batch, int rows) {
+    constexpr int taps = Problem::r * Problem::s, shares = Tuning::split * Tuning::parts;
+    static_assert(Tuning::split == 1 || Tuning::parts == 1, "blocks share a filter through a cluster, or a workspace");
+    const int first_k = static_cast<int>(blockIdx.x) / shares * Tuning::channels;
+    const int rank = static_cast<int>(blockIdx.x) % shares;
+    float* const shared = reinterpret_cast<float*>(shared_memory());
+    sum_block<Problem, Tuning>(shared, x, dy, first_k, rank, batch, rows);
+    if constexpr (Tuning::parts == 1) {
+        store_filters<Problem, Tuning>(dw, shared, first_k, rank);
+    } else {
+        float* const to = dw + (static_cast<int64>(rank) * Problem::k + first_k) * taps;
+        constexpr int sums = Tuning::channels * taps;
+#pragma unroll 1
+        for (int at = threadIdx.x; at < sums && at < (Problem::k - first_k) * taps; at += Tuning::threads) to[at] = shared[at];
+    }
 }
 
 }  // namespace leanconv

@@ -12,7 +12,7 @@
 // than blocks, a block has two slots, and tiles between its first and its last go to the gradient at once (`direct`).
 // A stage of x with three taps takes some 5500 cycles on an H200, 4700 in tensor_weight.cuh, whose taps look for no column.
 // Reached on an H200, 3 x 3, 512 images, burst, TFLOP/s of direct arithmetic with the products left out counted: 512 to 512
-// filters 189 at 4 x 4 and 174 at 2 x 2, where tensor_weight_parts has 121 and 86; 256 to 256 at 8 x 8 163 for 141.
+// filters 189 at 4 x 4 and 174 at 2 x 2, where tensor_weight.cuh with split-K has 121 and 86; 256 to 256 at 8 x 8 163 for 141.
 // Consumers multiply in turn: without it 173, 174 and 151, so nothing is gained at 2 x 2.
 #pragma once
 

@@ -13,8 +13,8 @@
 // Numbers that are of no output have zeros of dy. NOTE: so an infinite pixel next to the image's edge makes NaN of the gradients
 // of taps that do not see it, of its channel.
 // Blocks that share a tile's pixels are those of a cluster, whose sums are added in the order of their ranks, or `parts`, whose
-// sums a second launch adds (tensor_window_weight_parts). A block's sums, of up to 2^17 pixels, stay in the tensor core, which
-// rounds toward zero: less than 2^-11 of a sum of one sign is lost.
+// sums a second launch adds (lib/part_sums.cuh). A block's sums, of up to 2^17 pixels, stay in the tensor core, which rounds
+// toward zero: less than 2^-11 of a sum of one sign is lost.
 //
 // On an H200, 3 x 3, 56 x 56, 256 channels and filters, burst: 400 TFLOP/s; products alone 647, loads alone 589 (revision
 // 7767c43, where a product took three times as many instructions as today).

@@ -55,7 +55,7 @@ def group(algorithm: Algorithm, problem: Problem, op: str = "") -> str:
     """
     if problem.kind == "filter2d":
         return ""
-    words = [algorithm.name, problem.layout, op or problem.op]
+    words = [algorithm.stem, problem.layout, op or problem.op]
     words += [problem.dtype] if problem.dtype != "float32" else []
     # the FP32 cores do the same whatever precision is asked for
     words += ["tf32"] if problem.precision == "tf32" and algorithm.arithmetic(problem) != "fp32" else []

@@ -78,7 +78,7 @@ class Timed:
         return self.algorithm, *sorted(self.config.items())
 
     def fits(self, limit: int | None, auto: bool) -> bool:
-        """Whether the choice with this limit of workspace may take it; see `choose.consider`."""
+        """Whether the choice with this limit of workspace may take it; see `choose.room`."""
         if limit is None:
             return not (auto and self.workspace)
         return self.workspace + self.prepared <= limit

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from math import inf
 
 from leanconv.algorithms import ALGORITHMS
-from leanconv.algorithms.base import GpuAlgorithm
-from leanconv.call.choose import Candidate, by_model, predicted, workspace_limit
+from leanconv.call.choose import Candidate, by_model, predicted, room
 from leanconv.dtypes import DTYPES, is_integer
 from leanconv.plan import Target
 from leanconv.problem import Problem
@@ -29,10 +28,10 @@ def candidates_of(problem: Problem, target: Target, limit: int | None, most: int
     first = by_model(problem, target, "auto", limit)
     found: list[tuple[float, int, Candidate]] = []
     for algorithm in ALGORITHMS:
-        bound = workspace_limit("auto", limit)
-        if algorithm.reasons(problem, target, bound, count_prepared=limit is not None):
+        if algorithm.by_name_only or algorithm.reasons(problem, target):
             continue
-        for place, (cost, config) in enumerate(predicted(algorithm, problem, target)):
+        space = room(algorithm, problem, "auto", limit)
+        for place, (cost, config) in enumerate(predicted(algorithm, problem, target, space)):
             found.append((cost, place, Candidate(algorithm, (), config, cost)))
     quickest = min((cost for cost, _, _ in found), default=inf)
     found.sort(key=lambda each: each[0])
@@ -45,7 +44,7 @@ def candidates_of(problem: Problem, target: Target, limit: int | None, most: int
 
 
 def _key(candidate: Candidate) -> tuple[str, object]:
-    return candidate.algorithm.name, candidate.config
+    return candidate.algorithm.stem, candidate.config
 
 
 #: Those that share least with others, and run the most problems, come first.
@@ -59,12 +58,10 @@ def independent(problem: Problem, target: Target, candidates: Sequence[Candidate
     Image filters have one algorithm on the GPU; theirs are compared with the CPU engine.
     """
     found = []
-    able = {
-        a.name: a for a in ALGORITHMS if a.tier == "ieee" and not a.reasons(problem, target, 0, count_prepared=False)
-    }
+    able = {a.stem: a for a in ALGORITHMS if a.tier == "ieee" and not a.reasons(problem, target)}
     for name in dict.fromkeys((*(name for name in _INDEPENDENT if name in able), *able)):
-        best = able[name].best(problem, target)
-        if best is not None and isinstance(able[name], GpuAlgorithm):
+        best = next(iter(able[name].within(problem, target, workspace=0)), None)
+        if best is not None:
             found.append(Candidate(able[name], (), best[1], best[0]))
         if found and (len(found) == 2 or all(each.algorithm is not found[0].algorithm for each in candidates)):
             break

@@ -137,7 +137,7 @@ class Check:
         self._wanted: dict[str, np.ndarray] = {}
         for reference in work.references:
             try:
-                self._wanted[reference.algorithm.name] = arrays.result(work.executable(reference))
+                self._wanted[reference.algorithm.stem] = arrays.result(work.executable(reference))
             except Skipped:
                 continue
 
@@ -150,7 +150,7 @@ class Check:
                 by = "the CPU engine"
             else:
                 got = self._arrays.result(run)
-                names = [name for name in self._wanted if name != candidate.algorithm.name] or list(self._wanted)
+                names = [name for name in self._wanted if name != candidate.algorithm.stem] or list(self._wanted)
                 if not names:
                     return None
                 by, wanted = names[0], self._wanted[names[0]]

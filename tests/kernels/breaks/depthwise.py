@@ -8,7 +8,7 @@ small = breaks_of("depthwise")
 wide = breaks_of("depthwise_wide")
 row = breaks_of("depthwise_row")
 weight = breaks_of("depthwise_weight", "weight-{}")
-parts = breaks_of("depthwise_weight_parts", "weight-{}")
+parts = breaks_of("depthwise_weight_split_k", "weight-{}")
 gradient = breaks_of("depthwise_input", "gradient-{}")
 
 BREAKS = (
@@ -91,13 +91,13 @@ BREAKS = (
     weight("lanes of one filter are not added", "sum_block", "{{_[_] += __shfl_xor_sync(...);}}",
            WRONG, "depthwise-nchw", "depthwise-nhwc"),
     weight("warps are added without a barrier", "sum_block", "{{__syncthreads();}}", RACE | WRONG, "depthwise-nchw"),
-    weight("sums of other blocks read before they are there", "depthwise_weight", "{{cluster_barrier();}}",
+    weight("sums of other blocks read before they are there", "store_filters", "{{cluster_barrier();}}",
            RACE | WRONG, "depthwise-nhwc", times=2, only=1, split=4),
-    weight("a block leaves while others read its sums", "depthwise_weight", "{{cluster_barrier();}}",
+    weight("a block leaves while others read its sums", "store_filters", "{{cluster_barrier();}}",
            GONE, "depthwise-nchw", times=2, only=2, split=4),
-    weight("one block's sum for all of the cluster", "depthwise_weight", "cluster_load(_ + _, {{_ => 0}})",
+    weight("one block's sum for all of the cluster", "store_filters", "cluster_load(_ + _, {{_ => 0}})",
            WRONG, "depthwise-nhwc", split=4),
-    weight("filters past the last are stored", "depthwise_weight", "{{if (_ >= (Problem::k - _) * _) return;}}",
+    weight("filters past the last are stored", "store_filters", "{{if (_ >= (Problem::k - _) * _) return;}}",
            FENCE, "depthwise-nhwc"),
     weight("rows below the band are taken twice", "walk_strips", ", {{_1 < _ => first_p + _1 < Problem::p}})",
            WRONG, "depthwise-nchw", rows=4),
@@ -116,9 +116,9 @@ BREAKS = (
     parts("sums of warps read before they are there", "sum_parts", "{{__syncthreads();}}",
           RACE | WRONG, "depthwise-nhwc"),
     parts("weights past the last are stored", "sum_parts", "{{if (_ + 32 * _ >= _) return;}}", FENCE, "depthwise-nhwc"),
-    parts("all parts in one place", "depthwise_weight_parts", "{{(static_cast<int64>(_) * Problem::k +}} _ {{)}}",
+    parts("all parts in one place", "depthwise_weight", "{{(static_cast<int64>(_) * Problem::k +}} _ {{)}}",
           RACE | WRONG, "depthwise-nchw"),
-    parts("filters past the last go to the next part", "depthwise_weight_parts", "{{&& _ < (Problem::k - _) * _}}",
+    parts("filters past the last go to the next part", "depthwise_weight", "{{&& _ < (Problem::k - _) * _}}",
           RACE | WRONG, "depthwise-nhwc"),
     gradient("no barrier after the filters", "depthwise_input", "{{__syncthreads();}}",
              RACE | WRONG, "stride-depthwise-nhwc"),

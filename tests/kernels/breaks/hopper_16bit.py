@@ -7,7 +7,7 @@ from tests.kernels.breaks.base import FENCE, GONE, MISALIGNED, RACE, UNDER_WAY, 
 narrow = breaks_of("tensor_gemm_narrow", "{}-nhwc")
 window = breaks_of("tensor_window", "{}-nchw")
 weight = breaks_of("tensor_window_weight", "{}-nchw")
-parts = breaks_of("tensor_window_weight_parts", "{}-nchw")
+parts = breaks_of("tensor_window_weight_split_k", "{}-nchw")
 
 BREAKS = (
     narrow("a stage is freed while products read it", "NarrowConsumer::consume", "{{wgmma_wait_group<1>();}}",

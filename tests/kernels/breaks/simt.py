@@ -9,7 +9,7 @@ word = breaks_of("direct_dp4a")
 fused_runs = breaks_of("im2win_fused", runs=True)
 fused = breaks_of("im2win_fused")
 weight = breaks_of("implicit_gemm_weight", "filters-{}")
-parts = breaks_of("implicit_gemm_weight_parts", "filters-{}")
+parts = breaks_of("implicit_gemm_weight_split_k", "filters-{}")
 
 BREAKS = (
     gemm("no barrier after the table of taps", "tiled_convolution", "{{__syncthreads();}}",

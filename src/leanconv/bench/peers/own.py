@@ -15,7 +15,8 @@ from leanconv.algorithms.base import Algorithm, Config, CpuAlgorithm, GpuAlgorit
 from leanconv.bench.operands import Operands, as_nchw
 from leanconv.bench.peers.base import Candidate, Peer, Unable
 from leanconv.call import bind
-from leanconv.call.choose import choose
+from leanconv.call.choose import Candidate as Choice
+from leanconv.call.choose import NoAlgorithmError, choose, consider
 from leanconv.plan import Launch, Plan, Target
 from leanconv.problem import Problem
 from leanconv.reference import CPU_ALGORITHMS
@@ -44,9 +45,9 @@ class LeanconvPeer(Peer):
 
     def _algorithms(self, gpu: bool) -> list[Algorithm]:
         known: Sequence[Algorithm] = ALGORITHMS if gpu else CPU_ALGORITHMS
-        chosen = [a for a in known if not self._patterns or any(fnmatchcase(a.name, p) for p in self._patterns)]
+        chosen = [a for a in known if not self._patterns or any(fnmatchcase(a.stem, p) for p in self._patterns)]
         if not chosen:
-            names = ", ".join(algorithm.name for algorithm in known)
+            names = ", ".join(algorithm.stem for algorithm in known)
             raise ValueError(f"algorithms={','.join(self._patterns)!r} matches none of {names}")
         return chosen
 
@@ -62,14 +63,14 @@ class LeanconvPeer(Peer):
                 continue
             reasons = algorithm.reasons(problem, _target(gpu))
             if reasons:
-                yield Unable(f"leanconv {algorithm.name}", "; ".join(reasons))
+                yield Unable(f"leanconv {algorithm.stem}", "; ".join(reasons))
                 continue
             if isinstance(algorithm, GpuAlgorithm):
                 yield from _on_gpu(algorithm, problem, operands)
             else:
                 layout = getattr(problem, "layout", None)
                 call = _call(problem, operands, algorithm, operands.output(layout))
-                yield Candidate("leanconv", algorithm.name, call, layout, None, on_gpu=False, note="CPU")
+                yield Candidate("leanconv", algorithm.stem, call, layout, None, on_gpu=False, note="CPU")
 
 
 def _target(gpu: bool) -> Target | None:
@@ -83,19 +84,38 @@ def _plans(algorithms: Sequence[Algorithm], problems: Sequence[Problem]) -> Iter
         for problem in problems:
             if isinstance(algorithm, GpuAlgorithm) and not algorithm.reasons(problem, target):
                 with suppress(Exception):
-                    yield plan_of(algorithm, problem)
+                    yield from plans_of(algorithm, problem).values()
+
+
+def plans_of(algorithm: GpuAlgorithm, problem: Problem) -> dict[int | None, Plan]:
+    """What calls run on the first GPU, by ``workspace_limit``: without one and, where that takes a workspace and need
+    not, with room for prepared filters alone."""
+    whole = bind.load(problem, 0, algorithm.stem).plan
+    found: dict[int | None, Plan] = {None: whole}
+    if whole.workspace_bytes:
+        limit = algorithm.prepared_bytes(problem)
+        with suppress(NoAlgorithmError):
+            found = {limit: bind.load(problem, 0, algorithm.stem, limit).plan, None: whole}
+    return found
 
 
 def config_of(algorithm: GpuAlgorithm, problem: Problem) -> Config:
     """The configuration that a call takes on the first GPU."""
-    config = choose(problem, launch.open_device(0).target, algorithm.name).config
+    config = _choice(algorithm, problem).config
     assert config is not None
     return config
 
 
 def plan_of(algorithm: GpuAlgorithm, problem: Problem) -> Plan:
     """What a call runs on the first GPU."""
-    return algorithm.plan(problem, config_of(algorithm, problem), launch.open_device(0).target)
+    return _choice(algorithm, problem).plan(problem, launch.open_device(0).target)
+
+
+def _choice(algorithm: GpuAlgorithm, problem: Problem) -> Choice:
+    """What is chosen for a call of the algorithm, of this strategy even where a call takes another."""
+    target = launch.open_device(0).target
+    chosen = choose(problem, target, algorithm.stem)
+    return chosen if chosen.algorithm is algorithm else consider(algorithm, problem, target, algorithm.stem)
 
 
 def compile_ahead(plans: Iterable[Plan]) -> None:
@@ -116,35 +136,51 @@ def compile_ahead(plans: Iterable[Plan]) -> None:
 
 
 def _on_gpu(algorithm: GpuAlgorithm, problem: Problem, operands: Operands) -> Iterator[Candidate]:
-    call = bind.load(problem, 0, algorithm.name)
+    plans = plans_of(algorithm, problem)
+    for limit in plans:
+        name = algorithm.stem if limit is not None or len(plans) == 1 else f"{algorithm.stem} split-K"
+        yield from _with_limit(name, limit, algorithm, problem, operands)
+
+
+def _with_limit(
+    name: str, limit: int | None, algorithm: GpuAlgorithm, problem: Problem, operands: Operands
+) -> Iterator[Candidate]:
+    call = bind.load(problem, 0, algorithm.stem, limit)
     assert call.choice.config is not None
     compiled = call.device.compiled(call.plan)
     layout = getattr(problem, "layout", None)
     y = operands.output(layout)
     candidate = Candidate(
         "leanconv",
-        algorithm.name,
-        _call(problem, operands, algorithm, y),
+        name,
+        _call(problem, operands, algorithm, y, limit),
         layout,
         call.plan.workspace_bytes,
         arithmetic=algorithm.arithmetic(problem),
         out=y,
         registers=max(code.registers for code in compiled),
         spill_bytes=sum(code.spill_bytes for code in compiled),
-        # of the kernels of several transforms, the one that a call takes
-        note=", ".join(
-            f"{name}={value}" for name, value in call.choice.config.constants() if name in ("states", "piece") and value
-        ),
+        note=", ".join(_notes(algorithm, call.choice)),
         prepared_bytes=call.plan.prepared_bytes,
     )
     yield candidate
     if call.plan.prepare:
-        given = _call(problem, operands, algorithm, y, prepared=True)
+        given = _call(problem, operands, algorithm, y, limit, prepared=True)
         note = ", ".join(filter(None, (candidate.note, "filters prepared before")))
         yield replace(candidate, engine="leanconv:prepared", call=given, note=note)
 
 
-def _call(problem: Problem, operands: Operands, algorithm: Algorithm, y: Any, prepared: bool = False) -> Any:
+def _notes(algorithm: Algorithm, choice: Choice) -> Iterator[str]:
+    """Of several strategies the one that a call takes, and of the kernels of several transforms."""
+    if choice.algorithm is not algorithm:
+        yield f"runs {choice.algorithm.stem}"
+    assert choice.config is not None
+    yield from (f"{key}={n}" for key, n in choice.config.constants() if key in ("states", "piece") and n)
+
+
+def _call(
+    problem: Problem, operands: Operands, algorithm: Algorithm, y: Any, limit: int | None = None, prepared: bool = False
+) -> Any:
     if problem.kind == "conv2d":
         x, w, out = operands.x(problem.layout), operands.w(problem.layout), y
         if operands.gpu:
@@ -155,7 +191,8 @@ def _call(problem: Problem, operands: Operands, algorithm: Algorithm, y: Any, pr
 
         layer = (problem.stride, problem.padding, problem.dilation, problem.groups)
         how: Any = {
-            "layout": problem.layout, "algorithm": algorithm.name, "precision": problem.precision, "out": out,
+            "layout": problem.layout, "algorithm": algorithm.stem, "precision": problem.precision, "out": out,
+            "workspace_limit": limit,
         }  # fmt: skip
         gradients: dict[str, Any] = {"dgrad": leanconv.conv2d_input, "wgrad": leanconv.conv2d_weight}
         shape = tuple(out.shape)
