@@ -21,9 +21,9 @@ from leanconv.bench import machine
 from leanconv.bench.format import Table
 from leanconv.bench.suites import format_problem, load_suite
 from leanconv.call.choose import choose
+from leanconv.cpu import CPU_ALGORITHMS
 from leanconv.options import Layout
 from leanconv.problem import ConvProblem
-from leanconv.reference import CPU_ALGORITHMS
 from leanconv.runtime.progress import progress
 from report import records
 

@@ -20,9 +20,9 @@ from report.drawing import INK, bars, finish, legend, panels, refuse_empty, tidy
 _OWN = {
     "tensor_gemm": "#b2182b",
     "tensor_winograd": "#67001f",
-    "tensor_gemm_narrow": "#d6604d",
-    "tensor_gemm_tf32": "#f4a582",
-    "tensor_window": "#8c2d04",
+    "native_gemm_16bit": "#d6604d",
+    "native_gemm_tf32": "#f4a582",
+    "native_gemm_nchw": "#8c2d04",
     "im2win_fused": "#d55e00",
     "im2win": "#e69f00",
     "implicit_gemm": "#f0e442",

@@ -16,22 +16,22 @@ from typing import Any
 
 import numpy as np
 
-from leanconv.algorithms import ALGORITHMS
-from leanconv.algorithms.base import Algorithm, CpuAlgorithm, GpuAlgorithm, ceil_div
 from leanconv.bench import machine
 from leanconv.bench.operands import Operands
 from leanconv.bench.peers.base import Candidate
 from leanconv.bench.peers.cudnn import CudnnError, CudnnPeer
 from leanconv.bench.peers.own import compile_ahead, plan_of
 from leanconv.bench.suites import dense_filter
+from leanconv.cpu import CPU_ALGORITHMS, oracle, winograd1d
+from leanconv.kernels import ALGORITHMS
+from leanconv.kernels.contract import Algorithm, CpuAlgorithm, GpuAlgorithm, ceil_div
+from leanconv.kernels.winograd_matrices import WIDTHS
 from leanconv.options import Precision
 from leanconv.plan import Plan, Target
 from leanconv.problem import ConvProblem, Problem
-from leanconv.reference import CPU_ALGORITHMS, oracle, winograd1d
 from leanconv.runtime import launch
 from leanconv.runtime.files import write_text
 from leanconv.runtime.probe import why_no_gpu
-from leanconv.winograd import WIDTHS
 from report import records
 from report.data import sample
 

@@ -1,7 +1,7 @@
 """Cost models fitted to the tables of tuned problems, and how well what they choose compares with what was timed.
 
 ``python -m report refit`` needs no GPU. For each GPU whose timed candidates are committed it writes the fits that
-`leanconv.perf.fits` reads, and benchmarks/results/<gpu>/tuning.json for docs/tuning.md.
+`leanconv.kernels.cost` reads, and benchmarks/results/<gpu>/tuning.json for docs/tuning.md.
 """
 
 from __future__ import annotations
@@ -17,16 +17,17 @@ from typing import Any
 
 import numpy as np
 
-from leanconv.algorithms import ALGORITHMS
-from leanconv.algorithms.base import LAUNCH_CYCLES, TimedAlgorithm
 from leanconv.call.explain import NOMINAL
-from leanconv.call.words import parse_problem
-from leanconv.perf import fits, tables
-from leanconv.perf.fits import Fit
+from leanconv.kernels import ALGORITHMS
+from leanconv.kernels import cost as fits
+from leanconv.kernels.contract import LAUNCH_CYCLES, TimedAlgorithm
+from leanconv.kernels.cost import Fit
+from leanconv.perf import tables
 from leanconv.perf.tables import Table
 from leanconv.plan import Target
 from leanconv.problem import Problem
 from leanconv.runtime.files import write_text
+from leanconv.words import parse_problem
 from report import records
 
 #: Clock cycles in a microsecond, the unit of predictions on an H200.
@@ -100,7 +101,7 @@ def _predicted(name: str, problem: Problem, target: Target) -> dict[Any, tuple[T
             tables.kernels_of(algorithm.plan(problem, config, target)),
         )
         for algorithm in ALGORITHMS
-        if algorithm.name == name and isinstance(algorithm, TimedAlgorithm) and not algorithm.why_not(problem, target)
+        if algorithm.stem == name and isinstance(algorithm, TimedAlgorithm) and not algorithm.why_not(problem, target)
         for cost, config in algorithm.timed(problem, target)
     }
 

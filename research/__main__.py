@@ -120,7 +120,7 @@ def points(
     best: Annotated[int, typer.Option(help="Sets to measure besides the known ones.")] = 5,
 ) -> None:
     """Compare interpolation points of 1-D Winograd by their errors in simulated float32 arithmetic."""
-    from leanconv.winograd import WIDTHS
+    from leanconv.kernels.winograd_matrices import WIDTHS
     from research.points import CHANNELS, table
 
     for alpha in states or sorted(WIDTHS):

@@ -11,8 +11,6 @@ from typing import Any
 
 import numpy as np
 
-from leanconv.algorithms import ALGORITHMS
-from leanconv.algorithms.base import Config, GpuAlgorithm
 from leanconv.bench import machine, terminal
 from leanconv.bench.operands import Operands
 from leanconv.bench.peers.base import Candidate, Peer, Unable
@@ -22,6 +20,8 @@ from leanconv.bench.run import run_suite
 from leanconv.bench.suites import Case, parse_problem, suite_layout, suite_names
 from leanconv.bench.tables import heading
 from leanconv.call.ready import roles_of
+from leanconv.kernels import ALGORITHMS
+from leanconv.kernels.contract import Config, GpuAlgorithm
 from leanconv.plan import Plan, Target
 from leanconv.problem import ConvProblem, Problem
 from leanconv.runtime import launch

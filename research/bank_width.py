@@ -17,10 +17,10 @@ from typing import Any
 
 import numpy as np
 
-from leanconv.algorithms.base import Config, ceil_div
 from leanconv.bench import machine
 from leanconv.bench.format import Table
 from leanconv.dtypes import DTYPES, accumulator, item_bytes
+from leanconv.kernels.contract import Config, ceil_div
 from leanconv.plan import Launch, Number, Plan, Pointer
 from leanconv.runtime import launch
 from leanconv.runtime.threads import side_by_side

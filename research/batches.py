@@ -13,9 +13,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from leanconv.algorithms.batches import BATCHES
 from leanconv.bench import machine
 from leanconv.bench.format import Table
+from leanconv.call.batches import BATCHES
 from leanconv.options import Layout
 from leanconv.problem import ConvProblem
 from report import records

@@ -15,7 +15,10 @@ from pathlib import Path
 from statistics import geometric_mean
 from typing import Any
 
-from leanconv.algorithms.direct_tiled import (
+from leanconv.bench import machine
+from leanconv.bench.format import Table
+from leanconv.bench.suites import format_problem, load_suite, parse_problem
+from leanconv.kernels.direct.direct_tiled import (
     PAPERS_BEST,
     DirectTiled,
     DirectTiledConfig,
@@ -25,9 +28,6 @@ from leanconv.algorithms.direct_tiled import (
     pixel_cycles,
     segments,
 )
-from leanconv.bench import machine
-from leanconv.bench.format import Table
-from leanconv.bench.suites import format_problem, load_suite, parse_problem
 from leanconv.plan import Target
 from leanconv.problem import ConvProblem
 from report import records

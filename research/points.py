@@ -14,8 +14,8 @@ from itertools import combinations
 
 import numpy as np
 
-from leanconv.reference.oracle import relative_error
-from leanconv.winograd import POINTS, WIDTHS, Matrices, matrices
+from leanconv.cpu.oracle import relative_error
+from leanconv.kernels.winograd_matrices import POINTS, WIDTHS, Matrices, matrices
 from report import records
 from research.rounding import fma
 

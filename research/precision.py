@@ -16,15 +16,15 @@ from typing import Any
 
 import numpy as np
 
-from leanconv.algorithms import winograd1d as gpu_winograd1d
-from leanconv.algorithms import winograd2d as gpu_winograd2d
-from leanconv.algorithms.base import ceil_div, mean_products
-from leanconv.algorithms.winograd_tiles import Transform, WinogradTileConfig
+from leanconv.cpu import CPU_ALGORITHMS, oracle, winograd1d, winograd2d
+from leanconv.kernels.contract import ceil_div, mean_products
+from leanconv.kernels.simt import winograd1d as gpu_winograd1d
+from leanconv.kernels.simt import winograd2d as gpu_winograd2d
+from leanconv.kernels.simt.winograd_tiles import Transform, WinogradTileConfig
+from leanconv.kernels.winograd_matrices import LEAST_PRODUCTS, PIECES, WIDTHS, Matrices, matrices, outputs_2d
+from leanconv.kernels.winograd_matrices import kernels as winograd_kernels
 from leanconv.problem import ConvProblem
-from leanconv.reference import CPU_ALGORITHMS, oracle, winograd1d, winograd2d
 from leanconv.runtime.files import write_text
-from leanconv.winograd import LEAST_PRODUCTS, PIECES, WIDTHS, Matrices, matrices, outputs_2d
-from leanconv.winograd import kernels as winograd_kernels
 from report import numerics, records
 from report.data import KINDS, ONE_WAY, draw
 from research import rounding

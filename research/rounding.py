@@ -8,8 +8,8 @@ from itertools import product
 
 import numpy as np
 
-from leanconv.algorithms.base import ceil_div
-from leanconv.algorithms.winograd_tiles import Transform
+from leanconv.kernels.contract import ceil_div
+from leanconv.kernels.simt.winograd_tiles import Transform
 from leanconv.problem import ConvProblem
 
 
@@ -87,7 +87,7 @@ def winograd(
 
 
 def row_pairs(matrix: np.ndarray, data: np.ndarray) -> np.ndarray:
-    """``matrix @ data`` over the first axis, as ``multiply_row_pairs`` of kernels/lib/winograd_transform.cuh does it:
+    """``matrix @ data`` over the first axis, as ``multiply_row_pairs`` of kernels/simt/winograd_transform.cuh does it:
     both rows of a pair of points take the same two sums.
     """
     found = [_row(matrix[0], data, range(len(data)))]

@@ -16,11 +16,11 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from leanconv.algorithms import ALGORITHMS
-from leanconv.algorithms.base import Config, TimedAlgorithm
 from leanconv.bench import machine
 from leanconv.bench.format import Table
 from leanconv.bench.suites import format_problem, parse_problem
+from leanconv.kernels import ALGORITHMS
+from leanconv.kernels.contract import Config, TimedAlgorithm
 from leanconv.options import Precision
 from leanconv.plan import Plan, Target
 from leanconv.problem import ConvProblem
@@ -75,7 +75,7 @@ ENERGY_LAYERS = {**PART_LAYERS, "1×1, 256": _layer(256, 256, 1)}
 #: Engines with the meter: of ours by precision and algorithm, PyTorch's by the names of the benchmark.
 OWN_ENGINES: dict[Precision, tuple[str, ...]] = {
     "fp32": ("tensor_gemm", "tensor_winograd", "implicit_gemm", "winograd1d"),
-    "tf32": ("tensor_gemm_tf32", "tensor_gemm", "tensor_winograd"),
+    "tf32": ("native_gemm_tf32", "tensor_gemm", "tensor_winograd"),
 }
 PEER_ENGINES = {
     "torch-fp32-nchw": "PyTorch, strict FP32, NCHW",

@@ -61,10 +61,10 @@ def shape(launch: Any) -> list[int]:
 def collect(file: Path, like: Path | None = None) -> None:
     """Write what this checkout launches; with ``like`` the code of the problems that another one has sampled."""
     os.environ["LEANCONV_TUNING"] = "off"
-    from leanconv.algorithms import ALGORITHMS
-    from leanconv.call import words
+    from leanconv import words
     from leanconv.call.choose import NoAlgorithmError, choose, consider
     from leanconv.call.explain import NOMINAL
+    from leanconv.kernels import ALGORITHMS
     from leanconv.runtime import cache
     from leanconv.runtime.threads import cores
 

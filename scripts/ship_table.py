@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
-from leanconv.call import words
+from leanconv import words
 from leanconv.call.explain import NOMINAL
 from leanconv.perf import tables
 from leanconv.perf.tables import Entry, Table, Timed

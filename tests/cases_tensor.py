@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from leanconv.cpu import oracle
 from leanconv.problem import ConvProblem
-from leanconv.reference import oracle
 from tests.cases import ALL, USUAL, Case, Layers
 
 
@@ -86,7 +86,7 @@ PAIR_CASES = _pair_cases()
 
 
 def _tf32_cases() -> list[Case]:
-    """Layers that the copies and outputs of `tensor_gemm_tf32` tell apart."""
+    """Layers that the copies and outputs of `native_gemm_tf32` tell apart."""
     layers = Layers("tf32-", precision="tf32")
     last = {"layouts": ("NHWC",)}
     same = {"padding": (1, 1, 1, 1), **last}

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from leanconv.cpu import oracle
 from leanconv.problem import ConvProblem
-from leanconv.reference import oracle
 from tests.cases import ALL, USUAL, Case, Layers
 
 

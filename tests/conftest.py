@@ -14,12 +14,12 @@ import numpy as np
 import pytest
 
 from leanconv import arrays
-from leanconv.algorithms import tensor_filters
-from leanconv.algorithms.base import GpuAlgorithm
 from leanconv.bench import run as bench_run
 from leanconv.bench.ceilings import measure_cpu
 from leanconv.call import calls, choose, weights
 from leanconv.dtypes import item_bytes
+from leanconv.kernels.contract import GpuAlgorithm
+from leanconv.kernels.hopper_fp32 import filters as tensor_filters
 from leanconv.plan import ALIGNMENT, Plan, Target
 from leanconv.problem import ConvProblem, FilterProblem, Problem
 from leanconv.runtime import cache as disk_cache

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from leanconv.algorithms.base import CpuAlgorithm
+from leanconv.cpu import CPU_ALGORITHMS
+from leanconv.kernels.contract import CpuAlgorithm
 from leanconv.problem import ConvProblem
-from leanconv.reference import CPU_ALGORITHMS
 
 
 def by_name(name: str) -> CpuAlgorithm:

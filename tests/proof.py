@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from leanconv.algorithms.base import Config, GpuAlgorithm
+from leanconv.cpu import oracle
 from leanconv.dtypes import DTYPES, LAYERS, is_integer, is_narrow
+from leanconv.kernels.contract import Config, GpuAlgorithm
 from leanconv.plan import Plan, Target
 from leanconv.problem import ConvProblem, FilterProblem, Problem
-from leanconv.reference import oracle
 from tests import cases, emulator
 
 #: ``run(plan, values)`` executes a plan on arrays and scalars by name and fills ``y``.

@@ -12,11 +12,13 @@ from typing import Any, TypeVar
 
 import pytest
 
-from leanconv.algorithms.base import GpuAlgorithm
 from leanconv.dtypes import is_integer, is_narrow
+from leanconv.kernels.contract import GpuAlgorithm
 from leanconv.problem import ConvProblem
 from tests.cases import TRANSFORM_CASES, Case
 
+#: The families whose kernels run on tensor cores.
+TENSOR_CORES = ("hopper_fp32", "hopper_native", "mma_sync")
 Item = TypeVar("Item")
 
 
@@ -60,7 +62,7 @@ def traits(algorithm: GpuAlgorithm, case: Case) -> Iterator[Hashable]:
     if not isinstance(problem, ConvProblem):
         return
     yield problem.op, problem.dtype
-    if algorithm.stem.startswith("tensor_") or algorithm.stem == "implicit_gemm_weight_split_k":
+    if algorithm.family in TENSOR_CORES or algorithm.stem == "implicit_gemm_weight_split_k":
         yield problem.layout, problem.op
         return
     if algorithm.stem in ("direct_tiled", "winograd1d"):

@@ -6,8 +6,8 @@ from __future__ import annotations
 from math import inf
 from typing import Any
 
-from leanconv.algorithms import ALGORITHMS
-from leanconv.algorithms.base import GpuAlgorithm
+from leanconv.kernels import ALGORITHMS
+from leanconv.kernels.contract import GpuAlgorithm
 from leanconv.plan import Target
 
 
@@ -19,12 +19,14 @@ def _only(algorithm: GpuAlgorithm, split: bool) -> GpuAlgorithm:
         return [each for each in kind.within(self, problem, target, workspace) if (each[1].parts > 1) == split]
 
     strategy = "_".join(filter(None, (algorithm.strategy, "split_k" * split)))
-    made: GpuAlgorithm = type(f"{kind.__name__}Only", (kind,), {"within": within, "strategy": strategy})()
+    made: GpuAlgorithm = type(
+        f"{kind.__name__}Only", (kind,), {"within": within, "strategy": strategy, "__module__": kind.__module__}
+    )()
     return made
 
 
 #: Those that have split-K as a number of their configurations.
-SPLIT_K = ("implicit_gemm_weight", "tensor_weight", "tensor_window_weight", "depthwise_weight")
+SPLIT_K = ("implicit_gemm_weight", "tensor_weight", "native_weight_nchw", "depthwise_weight")
 VARIANTS: tuple[GpuAlgorithm, ...] = tuple(
     each
     for algorithm in ALGORITHMS

@@ -12,11 +12,11 @@
 // for 8, of which the width of the accesses alone is 1.01 to 1.15 and 0.94 to 1.01; with `dot` it is 2.0 to 4.4.
 #pragma once
 
-#include <lib/element.cuh>
-#include <lib/index.cuh>
-#include <lib/ptx/dot.cuh>
-#include <lib/ptx/load.cuh>
-#include <lib/ptx/shared.cuh>
+#include <device/element.cuh>
+#include <device/index.cuh>
+#include <device/ptx/dot.cuh>
+#include <device/ptx/load.cuh>
+#include <device/ptx/shared.cuh>
 
 namespace leanconv {
 

@@ -2,7 +2,7 @@
 #pragma once
 
 #define TileProduct TileProductOfCalls
-#include <lib/tile_product.cuh>
+#include <kernels/simt/tile_product.cuh>
 #undef TileProduct
 
 namespace leanconv {
@@ -62,8 +62,8 @@ struct TileProduct : TileProductOfCalls<Problem, Tuning, Filters, Pixels> {
 
 }  // namespace leanconv
 
-#include <im2win.cuh>
-#include <im2win_fused.cuh>
+#include <kernels/papers/im2win.cuh>
+#include <kernels/simt/im2win_fused.cuh>
 
 namespace leanconv {
 

@@ -2,7 +2,7 @@
 #pragma once
 
 #define load_fragments load_fragments_of_calls
-#include <lib/micro_kernel.cuh>
+#include <device/micro_kernel.cuh>
 #undef load_fragments
 
 namespace leanconv {
@@ -33,9 +33,9 @@ struct Runs<Problem, OneByOne<Tuning>> {
 
 }  // namespace leanconv
 
-#include <im2win.cuh>
+#include <kernels/papers/im2win.cuh>
 #define im2win_fused im2win_fused_of_calls
-#include <im2win_fused.cuh>
+#include <kernels/simt/im2win_fused.cuh>
 #undef im2win_fused
 
 namespace leanconv {

@@ -14,7 +14,7 @@
 
 #if defined(LEANCONV_FIXED_SCALES) || defined(LEANCONV_UNCONVERTED)
 #define split_row split_row_of_calls
-#include <lib/tensor_split.cuh>
+#include <kernels/hopper_fp32/tensor_split.cuh>
 #undef split_row
 namespace leanconv {
 
@@ -43,7 +43,7 @@ __device__ __forceinline__ float split_row(unsigned (&high)[sixteens][4], unsign
 
 #ifdef LEANCONV_TWO_PRODUCTS
 #define begin_products begin_products_of_calls
-#include <lib/tensor_products.cuh>
+#include <kernels/hopper_fp32/tensor_products.cuh>
 #undef begin_products
 namespace leanconv {
 
@@ -61,7 +61,7 @@ __device__ __forceinline__ void begin_products(float (&partial)[count], const Fr
 
 #if defined(LEANCONV_NO_FILTER_COPIES) || defined(LEANCONV_NO_PIXEL_COPIES)
 #define produce produce_of_calls
-#include <lib/tensor_pixels.cuh>
+#include <kernels/hopper_fp32/tensor_pixels.cuh>
 #undef produce
 namespace leanconv {
 
@@ -105,5 +105,5 @@ __device__ __forceinline__ void produce(const TensorMap& x, const float* prepare
 }  // namespace leanconv
 #endif
 
-#include <tensor_gemm.cuh>
-#include <tensor_winograd.cuh>
+#include <kernels/hopper_fp32/tensor_gemm.cuh>
+#include <kernels/hopper_fp32/tensor_winograd.cuh>

@@ -2,7 +2,7 @@
 #pragma once
 
 #define WinogradTiles WinogradTilesOfCalls
-#include <lib/winograd_tiles.cuh>
+#include <kernels/simt/winograd_tiles.cuh>
 #undef WinogradTiles
 
 namespace leanconv {
@@ -22,4 +22,4 @@ struct WinogradTiles : WinogradTilesOfCalls<Problem, Tuning> {
 
 }  // namespace leanconv
 
-#include <winograd2d.cuh>
+#include <kernels/simt/winograd2d.cuh>

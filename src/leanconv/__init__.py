@@ -1,6 +1,6 @@
 """Convolution on NVIDIA GPUs without the workspace, for neural-network layers and for images."""
 
-from leanconv import filters, ndimage
+from leanconv import ndimage
 from leanconv.api import (
     conv1d,
     conv1d_input,
@@ -15,6 +15,7 @@ from leanconv.call.choose import NoAlgorithmError
 from leanconv.call.explain import Explanation, list_algorithms
 from leanconv.call.precompile import PrecompileResult, precompile
 from leanconv.call.weights import PreparedWeights, prepare_weights
+from leanconv.images import filters
 from leanconv.perf.tables import TableError
 from leanconv.problem import ConvProblem, FilterProblem
 from leanconv.runtime.compile import CompileError

@@ -168,7 +168,7 @@ class TensorMap:
 
     @property
     def ctype(self) -> str:
-        """The parameter's C++ type (lib/ptx/bulk_copy.cuh)."""
+        """The parameter's C++ type (ptx/bulk_copy.cuh)."""
         return "const __grid_constant__ leanconv::TensorMap"
 
     @property

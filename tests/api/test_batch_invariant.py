@@ -12,16 +12,15 @@ import numpy as np
 import pytest
 
 import leanconv
-from leanconv.algorithms import batches
-from leanconv.algorithms.base import Config, GpuAlgorithm
-from leanconv.algorithms.implicit_gemm import ImplicitGemm
-from leanconv.algorithms.tensor_filters import SplitGemm
-from leanconv.algorithms.tensor_gemm import TensorGemm
-from leanconv.call import ready_host
+from leanconv.call import batches, ready_host
 from leanconv.call.choose import NoAlgorithmError, choose
+from leanconv.cpu import CPU_ALGORITHMS
 from leanconv.dtypes import is_integer
+from leanconv.kernels.contract import Config, GpuAlgorithm
+from leanconv.kernels.hopper_fp32.filters import SplitGemm
+from leanconv.kernels.hopper_fp32.tensor_gemm import TensorGemm
+from leanconv.kernels.simt.implicit_gemm import ImplicitGemm
 from leanconv.problem import ConvProblem
-from leanconv.reference import CPU_ALGORITHMS
 from tests import cases, emulator, proof, selection
 from tests.cases import CASES, TARGETS, TRANSFORM_CASES
 from tests.cases_narrow import NARROW_CASES
@@ -99,7 +98,7 @@ def test_an_image_has_the_same_bits_in_every_batch(algorithm: GpuAlgorithm, case
 
 
 def test_every_algorithm_of_images_is_among_them() -> None:
-    names = "tensor_weight", "tensor_window_weight", "implicit_gemm_weight"
+    names = "tensor_weight", "native_weight_nchw", "implicit_gemm_weight"
     of_filters = {a.stem for a in VARIANTS if a.stem.startswith(names)}
     others = {"depthwise_weight", "depthwise_weight_split_k", "direct_weight", "register_cache"}
     assert {algorithm.stem for algorithm, _ in SOME} == {a.stem for a in VARIANTS} - of_filters - others

@@ -20,7 +20,7 @@ from leanconv.images.borders import (
     OpencvName,
     ScipyMode,
 )
-from leanconv.runtime.compile import KERNELS
+from leanconv.runtime.compile import INCLUDE
 
 LINE = np.array([1, 2, 3, 4], np.float32)
 VALUE = 9
@@ -111,7 +111,9 @@ def test_the_types_of_arguments_have_the_tables_words() -> None:
 
 
 def test_every_kernel_type_exists() -> None:
-    types = re.findall(r"^struct (\w+Border)\b", (KERNELS / "lib" / "border.cuh").read_text(encoding="utf-8"), re.M)
+    types = re.findall(
+        r"^struct (\w+Border)\b", (INCLUDE / "kernels/image_filter/border.cuh").read_text(encoding="utf-8"), re.M
+    )
     assert {border.kernel for border in BORDERS.values()} == {f"leanconv::{name}" for name in types}
 
 

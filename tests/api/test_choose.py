@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from leanconv.algorithms import ALGORITHMS
-from leanconv.algorithms.base import LAUNCH_CYCLES
-from leanconv.algorithms.winograd1d import Winograd1d
 from leanconv.bench.suites import load_suite
 from leanconv.call.choose import BY_NAME_ONLY, NoAlgorithmError, choose, consider, pick, survey
+from leanconv.kernels import ALGORITHMS
+from leanconv.kernels.contract import LAUNCH_CYCLES
+from leanconv.kernels.simt.winograd1d import Winograd1d
 from leanconv.plan import Target
 from leanconv.problem import ConvProblem, Problem
 from leanconv.tuning.candidates import candidates_of
@@ -121,12 +121,13 @@ def test_depthwise_layers_go_to_what_was_measured_to_be_quickest() -> None:
         layouts: Any = ("NCHW", "NHWC", "CHWN")
         return tuple(choose(replace(layer, layout=layout), TARGETS[0]).algorithm.stem for layout in layouts)
 
-    assert picks(64, 112, 3) == picks(240, 28, 5) == picks(96, 56, 7) == ("depthwise", "depthwise", "implicit_gemm")
-    # 21.0 µs, and 24.1 by `depthwise`; 40 and 24.7 in NHWC
-    assert picks(192, 28, 7) == ("depthwise_wide", "depthwise", "implicit_gemm")
-    assert picks(96, 56, 15) == picks(512, 14, 27) == ("depthwise_wide", "depthwise_wide", "implicit_gemm")
-    # rows of 14 pixels, of which a warp of `depthwise` meets eight: 15.2 µs, and 17.3 by `direct`
-    assert picks(480, 14, 3) == ("depthwise", "depthwise", "implicit_gemm")
+    window = "depthwise_window"
+    assert picks(64, 112, 3) == picks(240, 28, 5) == picks(96, 56, 7) == (window, window, "implicit_gemm")
+    # 21.0 µs, and 24.1 by `depthwise_window`; 40 and 24.7 in NHWC
+    assert picks(192, 28, 7) == ("depthwise_large", window, "implicit_gemm")
+    assert picks(96, 56, 15) == picks(512, 14, 27) == ("depthwise_large", "depthwise_large", "implicit_gemm")
+    # rows of 14 pixels, of which a warp of `depthwise_window` meets eight: 15.2 µs, and 17.3 by `direct`
+    assert picks(480, 14, 3) == (window, window, "implicit_gemm")
     # where a group has channels to share, tiles stay quicker
     shared = ConvProblem(32, 64, 56, 56, 64, 3, 3, padding=(1, 1, 1, 1), groups=2)
     assert choose(shared, TARGETS[0]).algorithm.name != "direct"
@@ -135,7 +136,7 @@ def test_depthwise_layers_go_to_what_was_measured_to_be_quickest() -> None:
 def test_a_name_means_every_strategy_and_a_stem_one() -> None:
     layer = ConvProblem(32, 192, 28, 28, 192, 7, 7, padding=(3, 3, 3, 3), groups=192)
     row = ConvProblem(1, 768, 1, 2048, 768, 1, 4, padding=(0, 0, 3, 0), groups=768)
-    for problem, quickest in ((layer, "depthwise_wide"), (row, "depthwise_row")):
+    for problem, quickest in ((layer, "depthwise_large"), (row, "depthwise_row")):
         able = [a for a in ALGORITHMS if a.name == "depthwise" and not a.reasons(problem, TARGETS[0])]
         assert len(able) > 1
         for strategy in able:
@@ -143,7 +144,7 @@ def test_a_name_means_every_strategy_and_a_stem_one() -> None:
             assert by_name.stem == (quickest if strategy.stem == strategy.name else strategy.stem)
     with pytest.raises(NoAlgorithmError, match="depthwise_row: .* filters of one row"):
         choose(layer, TARGETS[0], "depthwise_row")
-    with pytest.raises(ValueError, match=r"did you mean 'depthwise_row'\?\); choose .*'depthwise_wide'"):
+    with pytest.raises(ValueError, match=r"did you mean 'depthwise_row'\?\); choose .*'depthwise_large'"):
         choose(layer, TARGETS[0], "depthwise_rows")
 
 

@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 
 from leanconv import ConvProblem, NoAlgorithmError, conv2d, conv2d_input, dtypes, explain, filter2d, prepare_weights
-from leanconv.algorithms import ALGORITHMS
-from leanconv.algorithms.base import conv_constants, has_wide_tensors
-from leanconv.algorithms.tiles import TILES, tiles
 from leanconv.bench import run_suite
 from leanconv.bench.suites import format_problem, load_suite, parse_problem
+from leanconv.cpu import CPU_ALGORITHMS, oracle
 from leanconv.dtypes import DTYPES, DtypeName
+from leanconv.kernels import ALGORITHMS
+from leanconv.kernels.contract import conv_constants, has_wide_tensors
+from leanconv.kernels.simt.tiles import TILES, tiles
 from leanconv.plan import Number, Pointer
-from leanconv.reference import CPU_ALGORITHMS, oracle
 from tests import emulator, proof, selection
 from tests.cases import ALL, TARGETS
 from tests.conftest import HostDevice, oracle_conv, relative_error, says
@@ -89,7 +89,7 @@ def converted(kind: str, values: np.ndarray) -> np.ndarray:
     expression = f"from_float<{kind}>(x[i]).bits" if back else f"to_float({kind}{{x[i]}})"
     source, target = ("float", "unsigned short") if back else ("unsigned short", "float")
     unit = (
-        "#include <lib/element.cuh>\nusing namespace leanconv;\n"
+        "#include <device/element.cuh>\nusing namespace leanconv;\n"
         f'extern "C" __global__ void convert(const {source}* x, {target}* y, int n) {{\n'
         f"for (int i = threadIdx.x; i < n; i += blockDim.x) y[i] = {expression};\n}}\n"
     )
@@ -260,14 +260,16 @@ def test_mixed_types_and_outputs_of_another_are_refused_by_name() -> None:
 def test_algorithms_that_know_float32_alone_say_so(host_device: HostDevice) -> None:
     told = explain(LAYER, device="cuda")
     assert told.chosen == "implicit_gemm"
-    others = {a.name for a in ALGORITHMS if a.solves == "conv2d" and not a.name.startswith("depthwise")}
+    others = {a for a in ALGORITHMS if a.solves == "conv2d" and a.family != "depthwise"}
     # the last knows integers alone
-    others -= {"implicit_gemm", "direct", "direct_tiled", "direct_weight", "single_channel", "direct_dp4a"}
-    others -= {"tensor_gemm_narrow", "tensor_window", "implicit_gemm_weight", "tensor_window_weight"}
-    assert {name for name, reasons in told.others.items() if "dtype='float16' is not float32" in reasons} == others
+    known = {"implicit_gemm", "direct", "direct_tiled", "direct_weight", "single_channel", "implicit_gemm_dp4a"}
+    known |= {"native_gemm_16bit", "native_gemm_nchw", "implicit_gemm_weight", "native_weight_nchw"}
+    others = {a for a in others if a.stem not in known}
+    says_so = {name for name, reasons in told.others.items() if "dtype='float16' is not float32" in reasons}
+    assert says_so == {a.name for a in others}
     for algorithm in ALGORITHMS:  # each strategy of them says it
         reasons = algorithm.reasons(LAYER, TARGETS[0])
-        assert ("dtype='float16' is not float32" in reasons) == (algorithm.name in others), algorithm.stem
+        assert ("dtype='float16' is not float32" in reasons) == (algorithm in others), algorithm.stem
     with says(NoAlgorithmError, "dtype='float64' is none of float32, float16, bfloat16"):
         conv2d(np.ones((1, 1, 3, 3)), np.ones((1, 1, 3, 3)), device="cuda")
 

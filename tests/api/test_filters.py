@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from leanconv import filters
+from leanconv.images import filters
 
 #: rows of cv2.getGaussianKernel(size, 0) of OpenCV 5.0, in units of 1/256
 OPENCV_ROWS = {

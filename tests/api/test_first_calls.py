@@ -31,7 +31,9 @@ LAYERS = [ConvProblem(2, 8, 9, 9, k, 3, 3, padding=(1, 1, 1, 1)) for k in (4, 8,
 
 
 def launch(number: int, shared_bytes: int = 0) -> Launch:
-    return Launch("direct.cuh", "f", (("number", number),), (), (Pointer("x"),), 1, 32, shared_bytes=shared_bytes)
+    return Launch(
+        "kernels/direct/direct.cuh", "f", (("number", number),), (), (Pointer("x"),), 1, 32, shared_bytes=shared_bytes
+    )
 
 
 class FakeDriver:

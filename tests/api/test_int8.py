@@ -11,15 +11,16 @@ import pytest
 
 from leanconv import ConvProblem, conv1d, conv2d, conv2d_input, dtypes, explain, prepare_weights
 from leanconv.bench import run_suite
+from leanconv.call.choose import choose
+from leanconv.cpu import CPU_ALGORITHMS, oracle
 from leanconv.options import PRECISIONS
-from leanconv.reference import CPU_ALGORITHMS, oracle
 from tests import emulator, proof
 from tests.cases import ALL, TARGETS
 from tests.conftest import HostDevice, oracle_conv, says
 from tests.variants import NAMED, VARIANTS
 
 TYPES = ("int8", "uint8")
-DIRECT, WORDS = (NAMED[name] for name in ("direct", "direct_dp4a"))
+DIRECT, WORDS = (NAMED[name] for name in ("direct", "implicit_gemm_dp4a"))
 LAYER = ConvProblem(2, 8, 9, 10, 6, 3, 3, padding=(1, 1, 1, 1), bias=True, activation="relu", dtype="int8")
 SAME: dict[str, Any] = {"padding": 1, "activation": "relu"}
 #: As many products as int32 can sum, whatever the values.
@@ -242,7 +243,7 @@ def test_types_that_do_not_go_together() -> None:
 
 def test_algorithms_that_know_no_integers_say_so() -> None:
     for algorithm in VARIANTS:
-        if algorithm.solves == "conv2d" and algorithm.stem not in ("direct", "direct_dp4a"):
+        if algorithm.solves == "conv2d" and algorithm.stem not in ("direct", "implicit_gemm_dp4a"):
             assert "dtype='int8' is" in "; ".join(algorithm.reasons(LAYER, TARGETS[0])), algorithm.stem
 
 
@@ -258,9 +259,9 @@ def test_what_words_are_made_for() -> None:
     assert "layout='NCHW' is not NHWC, where neighbouring channels are one word" in why(LAYER)
     assert not why(replace(last, c=6)) and not why(replace(last, groups=4, k=8))
     assert "dtype='float16' is neither int8 nor uint8" in why(replace(last, dtype="float16"))
-    assert explain(last, device="cuda").chosen == "direct_dp4a"
+    assert choose(last, TARGETS[0]).algorithm is WORDS
     assert explain(LAYER, device="cuda").chosen == "direct"
-    assert explain(replace(last, c=3, k=64), device="cuda").chosen == "direct_dp4a"
+    assert choose(replace(last, c=3, k=64), TARGETS[0]).algorithm is WORDS
 
 
 @pytest.mark.parametrize("dtype", [pytest.param("int8", marks=pytest.mark.exhaustive), "uint8"])

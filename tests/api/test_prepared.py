@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 
 from leanconv import ConvProblem, NoAlgorithmError, PreparedWeights, conv1d, conv2d, explain, prepare_weights
-from leanconv.algorithms import ALGORITHMS
-from leanconv.algorithms.implicit_gemm import ImplicitGemm
-from leanconv.algorithms.tiles import TileConfig
 from leanconv.arrays import arrays_of
 from leanconv.call import choose
+from leanconv.kernels import ALGORITHMS
+from leanconv.kernels.simt.implicit_gemm import ImplicitGemm
+from leanconv.kernels.simt.tiles import TileConfig
 from leanconv.plan import ALIGNMENT, Launch, Plan, Pointer, Target
 from tests.cases import TARGETS
 from tests.conftest import HostDevice, oracle_conv, relative_error, says

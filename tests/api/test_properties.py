@@ -17,7 +17,7 @@ from leanconv.call.ready import roles_of
 from leanconv.images.borders import BORDERS
 from leanconv.plan import role_of
 from leanconv.problem import ConvProblem
-from leanconv.runtime.compile import KERNELS, source
+from leanconv.runtime.compile import INCLUDE, source
 from tests import cases, proof
 from tests.cases import GRADIENT_CASES, TARGETS, filter_problem
 from tests.variants import VARIANTS
@@ -37,7 +37,7 @@ FILTER_ALGORITHMS = [a for a in VARIANTS if a.solves == "filter2d"]
 def suited(algorithm, problem):
     """The problem as the algorithm takes it: depthwise, of integers, or the gradient that is all that it computes."""
     name = algorithm.stem
-    if name == "direct_dp4a":
+    if name == "implicit_gemm_dp4a":
         c, k = 4 * problem.c, problem.k
         return replace(problem, c=c, k=k, layout="NHWC", dtype="int8", op="fprop")
     if name == "tensor_winograd":
@@ -46,13 +46,13 @@ def suited(algorithm, problem):
         dilation, w = (problem.dilation[0], 1), problem.w + 2
         shape = {"c": rows * problem.c, "k": rows * problem.k, "s": 3, "w": w}
         return replace(problem, layout="NHWC", stride=(1, 1), dilation=dilation, **shape)
-    if name == "tensor_gemm_narrow":
+    if name == "native_gemm_16bit":
         rows = 8 if problem.groups == 1 else 16
         dtype = "float16" if problem.n % 2 else "bfloat16"
         return replace(problem, c=rows * problem.c, layout="NHWC", dtype=dtype)
-    if name.startswith("tensor_window"):
+    if name.startswith(("native_gemm_nchw", "native_weight_nchw")):
         problem = replace(problem, layout="NCHW", dtype="float16" if problem.n % 2 else "bfloat16")
-    if name == "tensor_gemm_tf32":
+    if name == "native_gemm_tf32":
         rows = 4 if problem.groups == 1 else 8
         return replace(problem, c=rows * problem.c, layout="NHWC", precision="tf32")
     if name == "tensor_weight_images":
@@ -63,7 +63,7 @@ def suited(algorithm, problem):
         padding = (reach[0], problem.n % 2, reach[1], 1)
         problem = replace(problem, c=channels, k=filters, layout="NHWC", padding=padding, **sizes)
     if name.startswith("depthwise") or name == "single_channel":
-        filters = 1 if name == "depthwise" else 1 + problem.k % 3
+        filters = 1 if name == "depthwise_window" else 1 + problem.k % 3
         layout = "NCHW" if problem.layout == "CHWN" else problem.layout
         problem = replace(problem, groups=problem.c, k=filters * problem.c, layout=layout)
     if name == "depthwise_row":
@@ -195,7 +195,7 @@ def check_plan(algorithm, problem, target):
             assert 1 <= launch.cluster <= target.most_in_cluster and launch.grid % launch.cluster == 0
             assert launch.min_blocks >= 1 and launch.min_blocks * launch.block <= 2048
             assert 0 <= launch.shared_bytes <= target.shared_per_block
-            assert (KERNELS / launch.header).is_file() and launch.symbol.isidentifier()
+            assert (INCLUDE / launch.header).is_file() and launch.symbol.isidentifier()
             bound = {role for a in launch.arguments if (role := role_of(a)) is not None}
             assert {"y", "dx", "dw", "workspace", "prepared"} & bound and bound <= set(plan.roles) <= set(
                 roles_of(problem)

@@ -10,9 +10,9 @@ import torch
 
 import leanconv
 from leanconv import FilterProblem, filter2d
-from leanconv.algorithms.register_cache import FILTER_BYTES, PartialSumsConfig, filters_in_block, weight_bytes
+from leanconv.cpu import CPU_ALGORITHMS
 from leanconv.images.borders import BORDERS
-from leanconv.reference import CPU_ALGORITHMS
+from leanconv.kernels.image_filter.register_cache import FILTER_BYTES, PartialSumsConfig, filters_in_block, weight_bytes
 from tests.cases import TARGETS, filter_problem
 from tests.conftest import HostDevice, oracle_filter, relative_error
 from tests.variants import NAMED

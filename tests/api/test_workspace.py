@@ -12,9 +12,6 @@ import numpy as np
 import pytest
 
 from leanconv import ConvProblem, NoAlgorithmError, conv2d, explain
-from leanconv.algorithms import ALGORITHMS
-from leanconv.algorithms.im2win import Im2win, tensor_elements
-from leanconv.algorithms.tiles import TileConfig
 from leanconv.api import resolve_call
 from leanconv.bench import Case, run_suite
 from leanconv.bench.peers.base import Candidate
@@ -22,8 +19,11 @@ from leanconv.bench.run import _Run
 from leanconv.call import bind, calls, choose
 from leanconv.cli.command_line import MISTAKE
 from leanconv.cli.main import main
+from leanconv.cpu import CPU_ALGORITHMS
+from leanconv.kernels import ALGORITHMS
+from leanconv.kernels.papers.im2win import Im2win, tensor_elements
+from leanconv.kernels.simt.tiles import TileConfig
 from leanconv.plan import Target
-from leanconv.reference import CPU_ALGORITHMS
 from leanconv.runtime import env
 from tests.cases import TARGETS
 from tests.conftest import HostDevice, oracle_conv, relative_error

@@ -233,7 +233,7 @@ def test_bad_words_are_named(text: str, complaint: str) -> None:
 
 
 def test_check_finds_errors_and_holes() -> None:
-    from leanconv.reference import oracle
+    from leanconv.cpu import oracle
 
     for case in TINY:
         operands = Operands(case.problem, gpu=False)
@@ -268,7 +268,7 @@ def test_arrays_are_brought_into_a_layout_and_back() -> None:
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_check_on_parts_of_the_output_agrees_with_the_whole(monkeypatch: Any, layout: Any) -> None:
     from leanconv.bench import operands as module
-    from leanconv.reference import oracle
+    from leanconv.cpu import oracle
 
     problem = ConvProblem(5, 3, 40, 9, 4, 5, 3, (2, 1), (2, 1, 1, 0), layout=layout, bias=True)
     operands = Operands(problem, gpu=False)
@@ -291,7 +291,7 @@ def test_check_on_parts_of_the_output_agrees_with_the_whole(monkeypatch: Any, la
 @pytest.mark.parametrize("library", ["numpy", "torch"])
 def test_gradients_are_checked_on_parts_too(monkeypatch: Any, op: Any, layout: Any, library: str) -> None:
     from leanconv.bench import operands as module
-    from leanconv.reference import oracle
+    from leanconv.cpu import oracle
 
     problem = ConvProblem(5, 6, 12, 9, 12, 3, 2, (2, 1), (2, 1, 1, 0), (1, 2), groups=3, layout=layout, op=op)
     operands = Operands(problem, gpu=False)
@@ -318,7 +318,7 @@ def test_gradients_are_checked_on_parts_too(monkeypatch: Any, op: Any, layout: A
 @pytest.mark.parametrize("border", ["constant", "replicate", "reflect", "reflect101", "wrap"])
 def test_check_of_filters_on_bands_agrees_with_the_oracle(monkeypatch: Any, border: str) -> None:
     from leanconv.bench import operands as module
-    from leanconv.reference import oracle
+    from leanconv.cpu import oracle
 
     problem = dense_filter(2, 60, 17, 6, 3, border, anchor=(1, 2))
     operands = Operands(problem, gpu=False)

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from leanconv.algorithms import ALGORITHMS
 from leanconv.bench import default_path, run_suite
 from leanconv.bench.operands import Check, Operands
 from leanconv.bench.peers import PEERS, Candidate, LeanconvPeer
@@ -19,8 +18,9 @@ from leanconv.bench.results import ROW_KEYS, Results
 from leanconv.bench.suites import LAYOUTS, Case, dense_filter, format_problem, parse_problem, with_batch
 from leanconv.bench.tables import detail, legend
 from leanconv.cli.main import main
+from leanconv.cpu import CPU_ALGORITHMS
+from leanconv.kernels import ALGORITHMS
 from leanconv.problem import ConvProblem
-from leanconv.reference import CPU_ALGORITHMS
 
 REQUIRED = {"problem", "engine", "algorithm", "us", "tflops", "ceiling_share", "workspace_bytes", "error"}
 
@@ -170,7 +170,7 @@ def test_tensors_of_our_own_calls_have_the_shape_of_nchw(monkeypatch: pytest.Mon
 
     seen: list[dict[str, Any]] = []
     monkeypatch.setattr(leanconv, "conv2d", lambda x, w, *rest, **named: seen.append({"x": x, "w": w} | named))
-    (algorithm, *_) = (a for a in LeanconvPeer()._algorithms(gpu=True) if a.name == "implicit_gemm")
+    (algorithm, *_) = (a for a in LeanconvPeer()._algorithms(gpu=True) if a.stem == "implicit_gemm")
     for layout, order in (("NCHW", (0, 1, 2, 3)), ("NHWC", (0, 2, 3, 1)), ("CHWN", (1, 2, 3, 0))):
         problem = ConvProblem(3, 4, 9, 10, 6, 3, 3, padding=(1, 1, 1, 1), layout=layout)  # type: ignore[arg-type]
         held = Operands(problem, gpu=False)
@@ -323,13 +323,13 @@ def test_kernels_are_compiled_ahead(tmp_path: Path, monkeypatch: Any) -> None:
 
 
 def test_filters_prepared_before_are_a_candidate_of_their_own(monkeypatch: Any) -> None:
-    from leanconv.algorithms.winograd2d import Winograd2dConfig
     from leanconv.bench.peers import own
     from leanconv.call import bind
+    from leanconv.kernels.simt.winograd2d import Winograd2dConfig
     from tests import cases
 
     problem = TINY[0].problem
-    (algorithm,) = (a for a in ALGORITHMS if a.name == "implicit_gemm")
+    (algorithm,) = (a for a in ALGORITHMS if a.stem == "implicit_gemm")
     plain = algorithm.plan(problem, next(iter(algorithm.configs(problem, cases.TARGETS[0]))), cases.TARGETS[0])
     preparing = replace(plain, prepare=plain.launches, prepared_bytes=640)
     code, config = SimpleNamespace(registers=40, spill_bytes=3), Winograd2dConfig(states=36)

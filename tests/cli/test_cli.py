@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 import leanconv
-from leanconv import filters
 from leanconv.cli import doctor
 from leanconv.cli import pictures as images
 from leanconv.cli.command_line import FAILED, MISTAKE
+from leanconv.images import filters
 from leanconv.runtime import cache as store
 from leanconv.runtime import launch
 from leanconv.runtime.driver import CudaUnavailableError

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from leanconv import filters
 from leanconv.cli import pictures as images
 from leanconv.cli.command_line import FAILED, MISTAKE
+from leanconv.images import filters
 from leanconv.runtime.compile import CompileError
 from tests.conftest import line_of
 

@@ -12,11 +12,11 @@ import pytest
 pytest.importorskip("matplotlib", reason="the demo draws with matplotlib")
 Image = pytest.importorskip("PIL.Image", reason="the demo reads a photograph with Pillow")
 
-from leanconv.algorithms import ALGORITHMS  # noqa: E402
 from leanconv.bench.format import duration  # noqa: E402
 from leanconv.cli import demo, demo_measure  # noqa: E402
 from leanconv.cli.demo_pictures import draw_layers  # noqa: E402
-from leanconv.reference import CPU_ALGORITHMS  # noqa: E402
+from leanconv.cpu import CPU_ALGORITHMS  # noqa: E402
+from leanconv.kernels import ALGORITHMS  # noqa: E402
 from leanconv.runtime.timing import Timing  # noqa: E402
 from tests.cases import TARGETS  # noqa: E402
 

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from leanconv import conv2d, filter2d, ndimage
-from leanconv.reference import blas, direct, im2col
-from leanconv.reference import filter2d as filters
-from leanconv.reference.blas import ONE_THREAD, OneThread, numpys_libraries, one_thread
+from leanconv.cpu import blas, direct, im2col
+from leanconv.cpu import filter2d as filters
+from leanconv.cpu.blas import ONE_THREAD, OneThread, numpys_libraries, one_thread
 from leanconv.runtime.threads import cores
 
 X, W = np.ones((1, 8, 20, 20), np.float32), np.ones((8, 8, 3, 3), np.float32)

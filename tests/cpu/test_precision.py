@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 import leanconv
-from leanconv.algorithms.base import GpuAlgorithm
+from leanconv.cpu import CPU_ALGORITHMS, oracle
+from leanconv.kernels.contract import GpuAlgorithm
+from leanconv.kernels.winograd_matrices import WIDTHS, Matrices, matrices
 from leanconv.plan import Plan, Target
 from leanconv.problem import ConvProblem
-from leanconv.reference import CPU_ALGORITHMS, oracle
-from leanconv.winograd import WIDTHS, Matrices, matrices
 from report.data import KINDS, draw
 from tests import cases, emulator, proof
 from tests.cases import TARGETS
@@ -128,7 +128,7 @@ def test_windows_beyond_the_output_count() -> None:
 
 
 def winograd1d_of(problem: ConvProblem, x: np.ndarray, w: np.ndarray) -> np.ndarray:
-    from leanconv.reference import winograd1d
+    from leanconv.cpu import winograd1d
 
     return winograd1d.convolve(problem, 8, x, w, None)
 

@@ -16,13 +16,13 @@ import scipy.ndimage
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from leanconv.algorithms.base import CpuAlgorithm
 from leanconv.call.choose import choose
+from leanconv.cpu import CPU_ALGORITHMS, blocks, oracle
+from leanconv.cpu.im2win import im2win, im2win_channels_last
 from leanconv.images.borders import BORDERS
+from leanconv.kernels.contract import CpuAlgorithm
 from leanconv.options import Layout
 from leanconv.problem import ConvProblem, FilterProblem
-from leanconv.reference import CPU_ALGORITHMS, blocks, oracle
-from leanconv.reference.im2win import im2win, im2win_channels_last
 from tests.cpu_engine import arrays, by_name
 
 LAYOUTS: tuple[Layout, ...] = ("NCHW", "NHWC", "CHWN")

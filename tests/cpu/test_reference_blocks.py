@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from leanconv.cpu import CPU_ALGORITHMS, blocks, depthwise, oracle
+from leanconv.cpu.direct import Direct
+from leanconv.cpu.layers import LayerAlgorithm
 from leanconv.problem import ConvProblem
-from leanconv.reference import CPU_ALGORITHMS, blocks, depthwise, oracle
-from leanconv.reference.direct import Direct
-from leanconv.reference.layers import LayerAlgorithm
 from tests.cases import draw_conv
 
 

@@ -10,9 +10,9 @@ import pytest
 
 from leanconv import conv2d
 from leanconv.call.choose import choose
+from leanconv.cpu import CPU_ALGORITHMS, oracle, winograd1d, winograd2d
+from leanconv.kernels.winograd_matrices import LEAST_PRODUCTS, WIDTHS, outputs_2d
 from leanconv.problem import ConvProblem
-from leanconv.reference import CPU_ALGORITHMS, oracle, winograd1d, winograd2d
-from leanconv.winograd import LEAST_PRODUCTS, WIDTHS, outputs_2d
 from tests.cpu_engine import arrays, by_name
 
 ELEVEN = [(alpha, s) for alpha, widths in WIDTHS.items() for s in widths]

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from leanconv.winograd import (
+from leanconv.kernels.winograd_matrices import (
     LEAST_PRODUCTS,
     POINTS,
     WIDTHS,

@@ -88,7 +88,9 @@ SCALARS = {
 
 
 #: Every wrapper of a PTX instruction, for kernels that tests write.
-ALL_PTX = "".join(f"#include <lib/ptx/{path.name}>\n" for path in sorted((HERE / "include/lib/ptx").glob("*.cuh")))
+ALL_PTX = "".join(
+    f"#include <device/ptx/{path.name}>\n" for path in sorted((HERE / "include/device/ptx").glob("*.cuh"))
+)
 
 
 class EmulatorError(AssertionError):
@@ -162,7 +164,7 @@ def _includes(text: str, folder: Path = HERE) -> tuple[str, ...]:
 
 def _included(text: str, kernels: Path) -> bytes:
     """Every header of the project that ``text`` reaches, so that an edit builds no unit that does not see it."""
-    return (_reached_once if kernels in (HERE, compiler.KERNELS) else _reached)(_includes(text), kernels)
+    return (_reached_once if kernels in (HERE, compiler.INCLUDE) else _reached)(_includes(text), kernels)
 
 
 def _reached(names: tuple[str, ...], kernels: Path) -> bytes:
@@ -247,7 +249,7 @@ def _precompiled(text: str, kernels: Path, flags: Sequence[str]) -> list[str]:
 
 
 def build(
-    unit: str, symbol: str, arguments: Sequence[Argument], kernels: Path = compiler.KERNELS, *, told: bool = False
+    unit: str, symbol: str, arguments: Sequence[Argument], kernels: Path = compiler.INCLUDE, *, told: bool = False
 ) -> Path:
     """The unit as a shared object that ``runtime`` plays, built or from the cache. Raises EmulatorBuildError.
 
@@ -264,7 +266,7 @@ def build(
         source = path.with_name("unit.cpp")
         source.write_text(text)
         # other folders have few units
-        first = "".join(re.findall(r"\A#include <.*>\n", unit)) if kernels == compiler.KERNELS else ""
+        first = "".join(re.findall(r"\A#include <.*>\n", unit)) if kernels == compiler.INCLUDE else ""
         before = _precompiled(f"#include <emulator.h>\n{first}", kernels, flags)
         _run_compiler(
             [*flags, *_include_flags(kernels), *before, "-shared", "-nostdlib", str(source), "-o", str(path)], text
@@ -401,7 +403,7 @@ def _play(
         raise
 
 
-def run_launch(launch: Launch, values: Mapping[str, Any], *, kernels: Path = compiler.KERNELS, **how: Any) -> None:
+def run_launch(launch: Launch, values: Mapping[str, Any], *, kernels: Path = compiler.INCLUDE, **how: Any) -> None:
     """Play one launch of a plan (see ``run_plan``)."""
     _play(
         compiler.source(launch),
@@ -421,7 +423,7 @@ def run_plan(
     plan: Plan,
     arrays: Mapping[str, Any],
     *,
-    kernels: Path = compiler.KERNELS,
+    kernels: Path = compiler.INCLUDE,
     orders: Sequence[str] = ORDERS,
     offsets: Mapping[str, int] | None = None,
 ) -> None:
@@ -454,4 +456,4 @@ def run_source(
 ) -> None:
     """Play the kernel ``symbol`` of a unit given as text; for kernels that have no host half."""
     how: dict[str, Any] = {"grid": grid, "block": block, "cluster": cluster, "shared_bytes": shared_bytes}
-    _play(unit, symbol, arguments, values, compiler.KERNELS, orders=orders, **how)
+    _play(unit, symbol, arguments, values, compiler.INCLUDE, orders=orders, **how)

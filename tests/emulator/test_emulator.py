@@ -433,13 +433,13 @@ def test_programs_are_kept_and_a_half_built_one_never_appears(monkeypatch, tmp_p
 
 
 def test_what_a_unit_includes_at_any_depth_builds_it_anew_and_nothing_else_does(tmp_path):
-    (tmp_path / "outer.cuh").write_text("#pragma once\n  #include <lib/middle.cuh>\n")
-    (tmp_path / "lib").mkdir()
-    (tmp_path / "lib" / "middle.cuh").write_text('#pragma once\n#include "inner.cuh"\n')
+    (tmp_path / "outer.cuh").write_text("#pragma once\n  #include <sub/middle.cuh>\n")
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub" / "middle.cuh").write_text('#pragma once\n#include "inner.cuh"\n')
     unit = '#include <outer.cuh>\nextern "C" __global__ void probe(float* y) { y[threadIdx.x] = value; }\n'
     built = []
     for name, content in (("inner", "1"), ("other", "1"), ("inner", "2"), ("other", "2")):
-        (tmp_path / "lib" / f"{name}.cuh").write_text(f"constexpr float value = {content};")
+        (tmp_path / "sub" / f"{name}.cuh").write_text(f"constexpr float value = {content};")
         built.append(build(unit, "probe", (Y,), tmp_path))
     assert built[0] == built[1] != built[2] == built[3]
 
@@ -447,7 +447,7 @@ def test_what_a_unit_includes_at_any_depth_builds_it_anew_and_nothing_else_does(
 def test_words_of_four_products():
     """Every pair of bytes, of either sign, and sums that wrap around."""
     unit = (
-        "#include <lib/ptx/dot.cuh>\n"
+        "#include <device/ptx/dot.cuh>\n"
         'extern "C" __global__ void dots(const int* a, const int* b, int* y) {\n'
         "  const int i = blockIdx.x * blockDim.x + threadIdx.x;\n"
         "  y[2 * i] = leanconv::dp4a_s32_s32(a[i], b[i], i);\n"

@@ -20,14 +20,13 @@ lines and the paths of headers do not matter. Wildcards stand for names that may
 from __future__ import annotations
 
 import re
-import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-from leanconv.runtime.compile import KERNELS
+from leanconv.runtime.compile import INCLUDE
 
 #: Preprocessor lines, white space, comments, and tokens. `>` is always a token: it may close template arguments.
 TOKENS = re.compile(
@@ -264,7 +263,7 @@ source_of = cache(Source)
 
 @cache
 def kernel_headers() -> dict[Path, str]:
-    return {path: path.read_text("utf-8") for path in sorted(KERNELS.rglob("*.cuh"))}
+    return {path: path.read_text("utf-8") for path in sorted(INCLUDE.rglob("*.cuh"))}
 
 
 def patched(patch: Patch, headers: Mapping[Path, str]) -> dict[Path, str]:
@@ -281,10 +280,18 @@ def patched(patch: Patch, headers: Mapping[Path, str]) -> dict[Path, str]:
     return {path: sources[path].changed(place for where, place in found if where == path) for path, _ in found}
 
 
+def copied_headers(folder: Path) -> Path:
+    """``folder`` with a copy of every header, to include from."""
+    for path, text in kernel_headers().items():
+        copy = folder / path.relative_to(INCLUDE)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        copy.write_text(text, "utf-8")
+    return folder
+
+
 def broken_kernels(folder: Path, patch: Patch, headers: Mapping[Path, str] | None = None) -> Path:
     """A copy of the kernels in ``folder`` with the patch made in ``headers``, or in whichever has its place."""
-    copy = folder / "kernels"
-    shutil.copytree(KERNELS, copy)
+    copy = copied_headers(folder / "kernels")
     for path, text in patched(patch, headers or kernel_headers()).items():
-        (copy / path.relative_to(KERNELS)).write_text(text, "utf-8")
+        (copy / path.relative_to(INCLUDE)).write_text(text, "utf-8")
     return copy

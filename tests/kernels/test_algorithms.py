@@ -10,10 +10,10 @@ from math import gcd
 import numpy as np
 import pytest
 
-from leanconv.algorithms import ALGORITHMS
-from leanconv.algorithms.input_gradient import parts
-from leanconv.algorithms.register_cache import PartialSumsConfig
 from leanconv.call.choose import NoAlgorithmError, choose
+from leanconv.kernels import ALGORITHMS
+from leanconv.kernels.common.input_gradient import parts
+from leanconv.kernels.image_filter.register_cache import PartialSumsConfig
 from leanconv.problem import ConvProblem, FilterProblem
 from tests import cases, emulator, proof, selection
 from tests.cases import ALL, CASES, CONV_CASES, GRADIENT_CASES, REFUSED, TARGETS, TRANSFORM_CASES
@@ -245,7 +245,7 @@ def test_auto_knows_when_tensor_cores_and_transforms_pay():
 def test_wrong_results_are_noticed(kind):
     """The comparison itself: one wrong element among thousands, one unwritten one, one written gap."""
     conv, image = CONV_CASES[0].problem, cases.filter_problem(1, 30, 100, 3, 3, y_gap=2)
-    from leanconv.reference import oracle
+    from leanconv.cpu import oracle
 
     def answer(spoil):
         def run(plan, values):

@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
-from leanconv.algorithms.base import Config, GpuAlgorithm
+from leanconv.kernels.contract import Config, GpuAlgorithm
 from leanconv.problem import Problem
-from leanconv.runtime.compile import KERNELS
+from leanconv.runtime.compile import INCLUDE
 from tests import emulator, proof, selection
 from tests.cases import CASES, TARGETS, TRANSFORM_CASES
 from tests.cases_narrow import NARROW_CASES
@@ -37,13 +37,13 @@ def headers_of(broken: Break) -> dict[Path, str]:
     algorithm = NAMED[broken.algorithm]
     problems = [PROBLEMS[name] for name in broken.cases]
     plans = [algorithm.plan(problem, tuned(broken, algorithm, problem), TARGETS[0]) for problem in problems]
-    ahead = [KERNELS / launch.header for plan in plans for launch in plan.every_launch]
+    ahead = [INCLUDE / launch.header for plan in plans for launch in plan.every_launch]
     found: dict[Path, str] = {}
     while ahead:
         if (path := ahead.pop()) not in found:
             found[path] = kernel_headers()[path]
             names = re.findall(r"#include <(.+)>", found[path])
-            ahead += [KERNELS / name for name in names if (KERNELS / name).exists()]
+            ahead += [INCLUDE / name for name in names if (INCLUDE / name).exists()]
     return found
 
 

@@ -14,9 +14,9 @@ import pytest
 
 from leanconv.bench.suites import LAYOUTS
 from leanconv.images.borders import BORDERS
+from leanconv.kernels.winograd_matrices import WIDTHS
 from leanconv.problem import ConvProblem
 from leanconv.runtime.compile import CompileError, compile_launch, compile_source, source
-from leanconv.winograd import WIDTHS
 from tests import proof, selection
 from tests.cases import TARGETS, filter_problem
 from tests.variants import NAMED, VARIANTS
@@ -134,6 +134,7 @@ TENSOR_SPILLS = {
     "tensor_weight_split_k": 48,
     "tensor_weight_images": 48,
     "tensor_winograd": 112,
+    "native_gemm_nchw": 48,
     "tensor_gemm_sync": WARP_SPILLS,
 }
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from leanconv.algorithms.depthwise import (
+from leanconv.kernels.depthwise.depthwise_window import (
     COLUMNS,
     DepthwiseConfig,
     channel_tile,
@@ -21,7 +21,7 @@ from tests import cases, proof, selection
 from tests.cases import TARGETS
 from tests.variants import NAMED
 
-DEPTHWISE = NAMED["depthwise"]
+DEPTHWISE = NAMED["depthwise_window"]
 LAYOUTS = ("NCHW", "NHWC")
 
 

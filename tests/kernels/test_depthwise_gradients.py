@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from leanconv.algorithms.depthwise_input import row_groups
-from leanconv.algorithms.depthwise_weight import BLOCKS, CHANNELS
 from leanconv.call.choose import choose, consider
+from leanconv.kernels.depthwise.depthwise_input import row_groups
+from leanconv.kernels.depthwise.depthwise_weight import BLOCKS, CHANNELS
 from leanconv.problem import ConvProblem
 from leanconv.runtime.compile import source
 from tests import cases, proof, selection

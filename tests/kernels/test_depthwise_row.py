@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from leanconv import conv1d, explain
-from leanconv.algorithms.depthwise_row import MOST_LOADS, loads_of_four
 from leanconv.call.choose import choose
+from leanconv.kernels.depthwise.depthwise_row import MOST_LOADS, loads_of_four
 from leanconv.problem import ConvProblem
 from tests import cases, proof
 from tests.cases import TARGETS

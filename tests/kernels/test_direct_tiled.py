@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from leanconv.algorithms.base import ceil_div
-from leanconv.algorithms.direct_tiled import (
+from leanconv.kernels.contract import ceil_div
+from leanconv.kernels.direct.direct_tiled import (
     DirectTiledConfig,
     best_pitch,
     block,

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from leanconv.algorithms import im2win_fused
-from leanconv.algorithms.im2win import columns, tensor_elements, transform
+from leanconv.cpu.im2win import im2win, im2win_channels_last
+from leanconv.kernels.papers.im2win import columns, tensor_elements, transform
+from leanconv.kernels.simt import im2win_fused
 from leanconv.problem import ConvProblem
-from leanconv.reference.im2win import im2win, im2win_channels_last
 from leanconv.runtime import compile as compiler
 from tests import cases, emulator, proof, selection
 from tests.cases import CONV_CASES, TARGETS

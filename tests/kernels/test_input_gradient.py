@@ -14,12 +14,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from leanconv.algorithms import input_gradient
-from leanconv.algorithms.implicit_gemm import segment_launch
 from leanconv.call.choose import NoAlgorithmError, choose
+from leanconv.cpu import CPU_ALGORITHMS, oracle
+from leanconv.kernels.common import input_gradient
+from leanconv.kernels.simt.implicit_gemm import segment_launch
 from leanconv.plan import Launch, Plan
 from leanconv.problem import ConvProblem
-from leanconv.reference import CPU_ALGORITHMS, oracle
 from leanconv.runtime.compile import compile_launch
 from tests import cases, emulator, proof, selection
 from tests.cases import ALL, CONV_CASES, GRADIENT_CASES, TARGETS

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from leanconv.algorithms import tensor_filters
-from leanconv.algorithms.base import ceil_div
-from leanconv.algorithms.input_gradient import single_parts
-from leanconv.algorithms.tensor_filters import prepared_floats, stages_of
+from leanconv.kernels.common.input_gradient import single_parts
+from leanconv.kernels.contract import ceil_div
+from leanconv.kernels.hopper_fp32 import filters as tensor_filters
+from leanconv.kernels.hopper_fp32.filters import prepared_floats, stages_of
 from leanconv.options import Layout
 from leanconv.plan import Plan
 from leanconv.problem import ConvProblem

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from leanconv.runtime.compile import KERNELS
+from leanconv.runtime.compile import INCLUDE
 from tests.kernels.patching import Patch, Source, StalePatch, broken_kernels, patched
 
 HEADER = Path("header.cuh")
@@ -73,7 +73,7 @@ def test_the_names_of_functions_structs_and_constants() -> None:
 
 
 def test_all_kernels_can_be_read() -> None:
-    for path in KERNELS.rglob("*.cuh"):
+    for path in INCLUDE.rglob("*.cuh"):
         words = {word for scope in Source(path.read_text("utf-8")).scopes for word in scope.path}
         assert all(word.isidentifier() or word.startswith("operator") for word in words), path
 
@@ -153,5 +153,5 @@ def test_a_change_that_names_no_place_is_refused(change: str) -> None:
 def test_broken_kernels_are_a_copy(tmp_path: Path) -> None:
     patch = Patch("no barrier", "TileProduct::run", "{{__syncthreads();}} read(0, 0)")
     copy = broken_kernels(tmp_path, patch)
-    headers = [path.relative_to(KERNELS) for path in KERNELS.rglob("*.cuh")]
-    assert len([name for name in headers if (copy / name).read_bytes() != (KERNELS / name).read_bytes()]) == 1
+    headers = [path.relative_to(INCLUDE) for path in INCLUDE.rglob("*.cuh")]
+    assert len([name for name in headers if (copy / name).read_bytes() != (INCLUDE / name).read_bytes()]) == 1

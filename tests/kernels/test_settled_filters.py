@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from leanconv.algorithms import tensor_filters
+from leanconv.kernels.hopper_fp32 import filters as tensor_filters
 from leanconv.plan import Plan
 from leanconv.problem import ConvProblem
 from tests import emulator

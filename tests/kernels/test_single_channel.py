@@ -8,7 +8,13 @@ from typing import Any
 
 import pytest
 
-from leanconv.algorithms.single_channel import SHARED_BYTES, SingleChannelConfig, as_planes, registers_needed, window
+from leanconv.kernels.direct.single_channel import (
+    SHARED_BYTES,
+    SingleChannelConfig,
+    as_planes,
+    registers_needed,
+    window,
+)
 from leanconv.plan import Target
 from leanconv.problem import ConvProblem
 from leanconv.runtime.compile import compile_launch

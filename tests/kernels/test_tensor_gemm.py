@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from leanconv.algorithms.input_gradient import single_parts
-from leanconv.algorithms.tensor_filters import DEPTH, prepared_floats, stages_of
-from leanconv.algorithms.tensor_gemm import TensorConfig
+from leanconv.cpu import oracle
+from leanconv.kernels.common.input_gradient import single_parts
+from leanconv.kernels.hopper_fp32.filters import DEPTH, prepared_floats, stages_of
+from leanconv.kernels.hopper_fp32.tensor_gemm import TensorConfig
 from leanconv.options import Layout
 from leanconv.problem import ConvProblem
-from leanconv.reference import oracle
-from leanconv.runtime.compile import KERNELS
+from leanconv.runtime.compile import INCLUDE
 from tests import emulator, proof, selection
 from tests.cases import KINDS, TARGETS, Case
 from tests.cases_tensor import LAYER, RANGES, TENSOR_CASES, drawn, in_sequential_sums, with_no_numbers
@@ -108,7 +108,7 @@ def test_blocks_have_stages_of_every_part_of_a_gradient() -> None:
     assert splits > {1}
 
 
-def played(x: np.ndarray, w: np.ndarray, problem: ConvProblem = LAYER, kernels: Path = KERNELS) -> np.ndarray:
+def played(x: np.ndarray, w: np.ndarray, problem: ConvProblem = LAYER, kernels: Path = INCLUDE) -> np.ndarray:
     """What the kernel computes."""
     config = next(c for c in TENSOR_GEMM.configs(problem, HOPPER) if (c.filters, c.split) == (64, 1))
     y = np.full(problem.y_shape, np.nan, np.float32)
@@ -117,7 +117,7 @@ def played(x: np.ndarray, w: np.ndarray, problem: ConvProblem = LAYER, kernels: 
     return y
 
 
-def lost(kind: str, kernels: Path = KERNELS) -> float:
+def lost(kind: str, kernels: Path = INCLUDE) -> float:
     """The kernel's error on data of this kind, as `in_sequential_sums` counts it."""
     x, w = drawn(kind)
     return in_sequential_sums(played(x, w, kernels=kernels), x, w)
@@ -200,7 +200,7 @@ def drawn_for_one_product(kind: str, problem: ConvProblem) -> tuple[np.ndarray, 
     return x, w
 
 
-def lost_by_one_product(kind: str, problem: ConvProblem = LAYER, kernels: Path = KERNELS) -> float:
+def lost_by_one_product(kind: str, problem: ConvProblem = LAYER, kernels: Path = INCLUDE) -> float:
     """The relative error of tier tf32 on data of this kind."""
     problem = replace(problem, precision="tf32")
     x, w = drawn_for_one_product(kind, problem)
@@ -252,11 +252,11 @@ def test_limits_name_the_rule() -> None:
 def test_speeds_are_compared_with_what_multiplies() -> None:
     """Shares of a ceiling are those of tensor cores, a third of it where three products are one."""
     for algorithm in VARIANTS:
-        of_tensor_cores = algorithm.stem.startswith("tensor_")
-        if algorithm.stem == "tensor_gemm_tf32":
+        of_tensor_cores = algorithm.family in selection.TENSOR_CORES
+        if algorithm.stem == "native_gemm_tf32":
             assert algorithm.arithmetic(replace(LAYER, precision="tf32")) == "tf32"
             continue
-        narrow = algorithm.stem.startswith(("tensor_gemm_narrow", "tensor_window"))
+        narrow = algorithm.family == "hopper_native"
         assert algorithm.arithmetic(LAYER) == ("fp16" if narrow else "fp16x3" if of_tensor_cores else "fp32")
         one_product = algorithm.arithmetic(replace(LAYER, precision="tf32"))
         assert one_product == ("fp16" if of_tensor_cores else "fp32")

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from leanconv.algorithms.tensor_filters import DEPTH, prepared_floats
-from leanconv.algorithms.tensor_gemm_sync import WarpConfig
+from leanconv.cpu import oracle
+from leanconv.kernels.hopper_fp32.filters import DEPTH, prepared_floats
+from leanconv.kernels.mma_sync.tensor_gemm_sync import WarpConfig
 from leanconv.options import Layout
 from leanconv.plan import Target
 from leanconv.problem import ConvProblem
-from leanconv.reference import oracle
 from tests import emulator, proof, selection
 from tests.cases import TARGETS, Case
 from tests.cases_tensor import LAYER, RANGES, TENSOR_CASES, drawn, in_sequential_sums, with_no_numbers

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from leanconv.algorithms.tensor_weight import TensorWeightConfig
 from leanconv.call.choose import choose
+from leanconv.cpu import oracle
+from leanconv.kernels.hopper_fp32.tensor_weight import TensorWeightConfig
 from leanconv.problem import ConvProblem
-from leanconv.reference import oracle
-from leanconv.runtime.compile import KERNELS
+from leanconv.runtime.compile import INCLUDE
 from tests import emulator, proof, selection
 from tests.cases import KINDS, TARGETS, Case
 from tests.cases_weight import LAYER, RANGES, WEIGHT_CASES, as_seen, drawn, in_sequential_sums, opposed
@@ -57,7 +57,7 @@ def played(
     x: np.ndarray,
     dy: np.ndarray,
     problem: ConvProblem = LAYER,
-    kernels: Path = KERNELS,
+    kernels: Path = INCLUDE,
     name: str = TENSOR_WEIGHT.stem,
     **tuning: Any,
 ) -> np.ndarray:
@@ -71,7 +71,7 @@ def played(
     return dw
 
 
-def lost(kind: str, kernels: Path = KERNELS, taps: int = 1) -> float:
+def lost(kind: str, kernels: Path = INCLUDE, taps: int = 1) -> float:
     """The kernel's error on data of this kind, as `in_sequential_sums` counts it."""
     x, dy = drawn(kind)
     return in_sequential_sums(played(x, dy, kernels=kernels, taps=taps), x, dy)

@@ -6,8 +6,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from leanconv.cpu.oracle import FLOAT32_UNIT
 from leanconv.problem import ConvProblem
-from leanconv.reference.oracle import FLOAT32_UNIT
 from tests.cases_weight import opposed
 from tests.kernels.test_tensor_weight import played
 
@@ -20,13 +20,13 @@ LEAST_PRODUCT = 2.0**-121
 
 
 def root_code(largest: np.ndarray) -> np.ndarray:
-    """`root_code` of kernels/lib/tensor_weight_factors.cuh."""
+    """`root_code` of kernels/hopper_fp32/tensor_weight_factors.cuh."""
     exponent = np.frexp(np.maximum(largest, 1e-300))[1] - 1
     return np.where(largest > 0, (exponent + 254) // 2, 0)
 
 
 def with_same_scale(largest: np.ndarray, code: int) -> np.ndarray:
-    """`FilterScales` of kernels/lib/tensor_weight_operands.cuh: sixteen filters that all reach 2⁻⁸ of the largest dy
+    """`FilterScales` of tensor_weight_operands.cuh: sixteen filters that all reach 2⁻⁸ of the largest dy
     have one scale."""
     if code <= 63:
         return largest

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from leanconv.algorithms.tensor_weight_images import TensorWeightImagesConfig, columns_of, tiles_of, units_of
 from leanconv.call.choose import choose
+from leanconv.kernels.hopper_fp32.tensor_weight_images import TensorWeightImagesConfig, columns_of, tiles_of, units_of
 from leanconv.problem import ConvProblem
-from leanconv.runtime.compile import KERNELS
+from leanconv.runtime.compile import INCLUDE
 from tests import emulator, proof, selection
 from tests.cases import KINDS, TARGETS, Case
 from tests.cases_weight import IMAGE_CASES, drawn, in_sequential_sums
@@ -52,7 +52,7 @@ def test_every_way(case: Case, config: TensorWeightImagesConfig) -> None:
     proof.check(IMAGES, case.problem, config, kinds=KINDS[:1])
 
 
-def played(x: np.ndarray, dy: np.ndarray, kernels: Path = KERNELS, problem: ConvProblem = LAYER) -> np.ndarray:
+def played(x: np.ndarray, dy: np.ndarray, kernels: Path = INCLUDE, problem: ConvProblem = LAYER) -> np.ndarray:
     """What the kernel computes."""
     config = next(iter(IMAGES.configs(problem, HOPPER)))
     dw = np.full(problem.y_shape, np.nan, np.float32)
@@ -99,12 +99,12 @@ def test_what_is_no_number_reaches_just_the_weights_that_see_it(tmp_path: Path) 
     expected[:, :, :2, 5], expected[:, :2, 1:, 6], expected[:, 1:, :, 7], expected[9] = False, False, False, False
     # Rows too many of a stage are such as see x beside the image.
     broken = broken_kernels(tmp_path, ROWS_OUTSIDE_DY)
-    for rows, kernels in ((1, KERNELS), (2, KERNELS), (2, broken)):
+    for rows, kernels in ((1, INCLUDE), (2, INCLUDE), (2, broken)):
         config = replace(next(iter(IMAGES.configs(problem, HOPPER))), rows=rows)
         dw = np.full(problem.y_shape, np.nan, np.float32)
         plan = IMAGES.plan(problem, config, HOPPER)
         emulator.run_plan(plan, {"x": x, "dy": dy, "dw": dw}, kernels=kernels, orders=("ascending",))
-        assert np.array_equal(np.isfinite(dw), expected) == (kernels is KERNELS)
+        assert np.array_equal(np.isfinite(dw), expected) == (kernels is INCLUDE)
 
 
 def test_what_lies_beside_the_image_is_left_out() -> None:

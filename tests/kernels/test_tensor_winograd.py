@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from leanconv.algorithms.tensor_filters import prepared_floats
-from leanconv.algorithms.tensor_winograd import PairConfig, lines_of, pair_map
+from leanconv.cpu import oracle
+from leanconv.kernels.hopper_fp32.filters import prepared_floats
+from leanconv.kernels.hopper_fp32.tensor_winograd import PairConfig, lines_of, pair_map
 from leanconv.problem import ConvProblem
-from leanconv.reference import oracle
-from leanconv.runtime.compile import KERNELS
+from leanconv.runtime.compile import INCLUDE
 from tests import emulator, proof, selection
 from tests.cases import KINDS, TARGETS, Case
 from tests.cases_tensor import (
@@ -71,7 +71,7 @@ def test_every_tile(case: Case, config: PairConfig) -> None:
     proof.check(TENSOR_WINOGRAD, case.problem, config, kinds=KINDS[:1])
 
 
-def played(x: np.ndarray, w: np.ndarray, problem: ConvProblem = LAYER, kernels: Path = KERNELS) -> np.ndarray:
+def played(x: np.ndarray, w: np.ndarray, problem: ConvProblem = LAYER, kernels: Path = INCLUDE) -> np.ndarray:
     """What the kernel computes."""
     config = next(c for c in TENSOR_WINOGRAD.configs(problem, HOPPER) if (c.filters, c.split) == (64, 1))
     y = np.full(problem.y_shape, np.nan, np.float32)
@@ -84,7 +84,7 @@ def channels_first(array: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(np.moveaxis(array, 3, 1))
 
 
-def lost(kind: str, kernels: Path = KERNELS, problem: ConvProblem = LAYER) -> tuple[float, float]:
+def lost(kind: str, kernels: Path = INCLUDE, problem: ConvProblem = LAYER) -> tuple[float, float]:
     """The kernel's error on data of this kind in units of that of a sequential float32 sum: of all outputs, and of the
     filter where it is largest."""
     last = replace(problem, layout="NHWC")

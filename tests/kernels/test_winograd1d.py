@@ -11,8 +11,9 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from leanconv.algorithms.base import ceil_div, mean_products
-from leanconv.algorithms.winograd1d import (
+from leanconv.cpu import oracle
+from leanconv.kernels.contract import ceil_div, mean_products
+from leanconv.kernels.simt.winograd1d import (
     LEAST_CHANNELS,
     MOST_TAPS,
     WinogradConfig,
@@ -21,11 +22,10 @@ from leanconv.algorithms.winograd1d import (
     parts_of,
     taps_of,
 )
-from leanconv.algorithms.winograd_tiles import forward_of, padded_sizes
+from leanconv.kernels.simt.winograd_tiles import forward_of, padded_sizes
+from leanconv.kernels.winograd_matrices import LEAST_PRODUCTS, WIDTHS, matrices
 from leanconv.plan import Plan, Target
 from leanconv.problem import ConvProblem
-from leanconv.reference import oracle
-from leanconv.winograd import LEAST_PRODUCTS, WIDTHS, matrices
 from tests import cases, emulator, proof, selection
 from tests.cases import TARGETS
 from tests.variants import NAMED

@@ -13,15 +13,15 @@ from typing import Any
 
 import pytest
 
-from leanconv.algorithms import ALGORITHMS
 from leanconv.call import choose
-from leanconv.runtime.compile import KERNELS
+from leanconv.kernels import ALGORITHMS
 from tests import emulator, proof
 from tests.cases import CONV_CASES, TARGETS
-from tests.kernels.patching import patched
+from tests.kernels.patching import copied_headers, patched
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "add-an-algorithm.md").read_text(encoding="utf-8")
+HEADER = "kernels/direct/naive.cuh"
 CASES = ("odd-nchw", "groups-nchw", "everything-nchw", "stride-uneven-nchw", "all-padding-corner-nchw")
 
 
@@ -40,8 +40,8 @@ def algorithm() -> Any:
 @pytest.fixture(scope="module")
 def kernels(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("page") / "kernels"
-    shutil.copytree(KERNELS, folder)
-    (folder / "naive.cuh").write_text(block("cuda", 0))
+    copied_headers(folder)
+    (folder / HEADER).write_text(block("cuda", 0))
     return folder
 
 
@@ -58,7 +58,7 @@ def test_the_breaks_are_caught(algorithm: Any, kernels: Path, tmp_path: Path) ->
     assert len(page["BREAKS"]) == 2
     for number, each in enumerate(page["BREAKS"]):
         copy = shutil.copytree(kernels, tmp_path / str(number))
-        for path, text in patched(each.patch, {copy / "naive.cuh": block("cuda", 0)}).items():
+        for path, text in patched(each.patch, {copy / HEADER: block("cuda", 0)}).items():
             path.write_text(text)
         problems = [case.problem for case in CONV_CASES if case.name in each.cases]
         with pytest.raises((emulator.EmulatorError, proof.WrongAnswer), match=each.how):

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from leanconv.cpu import CPU_ALGORITHMS
+from leanconv.cpu.blocks import keep_freed_memory
+from leanconv.cpu.winograd1d import Winograd1d
 from leanconv.problem import ConvProblem
-from leanconv.reference import CPU_ALGORITHMS
-from leanconv.reference.blocks import keep_freed_memory
-from leanconv.reference.winograd1d import Winograd1d
 from report import cpu, records
 
 RECORD = Path(__file__).resolve().parents[2] / "benchmarks" / "results" / "cpu" / "choice.json"

@@ -21,8 +21,8 @@ from leanconv.bench.families import (
 )
 from leanconv.bench.results import Results, Row
 from leanconv.bench.suites import format_problem
+from leanconv.kernels.winograd_matrices import POINTS, WIDTHS
 from leanconv.problem import ConvProblem
-from leanconv.winograd import POINTS, WIDTHS
 from report import comparisons, figures, pages
 from report.numerics import Entry
 from tests import made_up

@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from leanconv.algorithms.winograd1d import Winograd1d
-from leanconv.reference import CPU_ALGORITHMS, oracle
-from leanconv.winograd import segments
+from leanconv.cpu import CPU_ALGORITHMS, oracle
+from leanconv.kernels.simt.winograd1d import Winograd1d
+from leanconv.kernels.winograd_matrices import segments
 from report import numerics
 from report.__main__ import main
 from tests import made_up

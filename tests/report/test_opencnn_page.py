@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import get_args
 
-from leanconv.algorithms.winograd2d import SPEEDS, Winograd2dConfig
+from leanconv.kernels.simt.winograd2d import SPEEDS, Winograd2dConfig
+from leanconv.kernels.winograd_matrices import matrices
 from leanconv.options import Layout
-from leanconv.winograd import matrices
 
 TEXT = (Path(__file__).resolve().parents[2] / "docs" / "algorithms" / "opencnn.md").read_text(encoding="utf-8")
 

@@ -11,11 +11,12 @@ import numpy as np
 import pytest
 
 import leanconv
-from leanconv import filters, options
-from leanconv.algorithms import ALGORITHMS
+from leanconv import options
 from leanconv.bench.results import Results, geometric_mean
 from leanconv.cli.main import main
+from leanconv.images import filters
 from leanconv.images.borders import ALIASES, BORDERS
+from leanconv.kernels import ALGORITHMS
 from leanconv.runtime import env
 from tests.cases import CASES, TARGETS
 from tests.cases_narrow import NARROW_CASES
@@ -110,14 +111,14 @@ def test_environment_variables() -> None:
 
 def test_algorithms() -> None:
     rows = [tuple(cell.strip(" `") for cell in line.split("|")[1:-1]) for line in lines("## Algorithms")]
-    assert [row[:4] for row in rows] == [(a.name, a.solves, a.where, a.tier) for a in leanconv.list_algorithms()]
+    assert [row[:4] for row in rows] == [(a.name, a.solves, a.family, a.tier) for a in leanconv.list_algorithms()]
     workspace: dict[str, set[bool]] = {}
     for algorithm in ALGORITHMS:
         able = [c.problem for c in EVERY if not algorithm.reasons(c.problem, TARGETS[0])][:3]
         found = [algorithm.workspace_bytes(p, config) for p in able for config in algorithm.configs(p, TARGETS[0])]
         workspace.setdefault(algorithm.name, set()).update(map(bool, found))
-    for (name, _, where, _, needed, idea, paper), told in zip(rows, leanconv.list_algorithms(), strict=True):
-        if where == "GPU":
+    for (name, _, family, _, needed, idea, paper), told in zip(rows, leanconv.list_algorithms(), strict=True):
+        if family != "cpu":
             assert (needed == "none") == (workspace[name] == {False}), name
             assert needed.startswith("none") == (False in workspace[name]), name
             strategies = {a.stem for a in ALGORITHMS if a.name == name} - {name}

@@ -12,11 +12,12 @@ import pytest
 
 from leanconv.call.choose import by_model
 from leanconv.call.explain import NOMINAL
-from leanconv.call.words import format_problem
-from leanconv.perf import fits, tables
+from leanconv.kernels import cost as fits
+from leanconv.perf import tables
 from leanconv.perf.tables import Entry, Table, Timed
 from leanconv.problem import ConvProblem
 from leanconv.tuning.candidates import candidates_of
+from leanconv.words import format_problem
 from report import refit
 from tests import made_up
 from tests.variants import NAMED, VARIANTS
@@ -37,7 +38,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         timed = []
         for each in candidates_of(layer, plain, None):
             us = each.cost / refit.CYCLES * (2 if each.algorithm.name == "tensor_winograd" else 1)
-            timed.append(Timed(each.algorithm.name, dict(each.config.constants()), us, {"": "0"}))  # type: ignore[union-attr]
+            timed.append(Timed(each.algorithm.stem, dict(each.config.constants()), us, {"": "0"}))  # type: ignore[union-attr]
         won = min(timed, key=lambda each: each.us or 0)
         entries[format_problem(layer)] = Entry(
             tuple(timed), {"auto": won}, {"torch-fp32": 3 * (won.us or 0)}, "torch 9"

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from leanconv.algorithms.base import Config, GpuAlgorithm
 from leanconv.bench import default_path, load_suite, run_suite
 from leanconv.bench.results import Results
 from leanconv.bench.suites import Case
 from leanconv.call.choose import choose
+from leanconv.kernels.contract import Config, GpuAlgorithm
 from leanconv.plan import Plan
 from leanconv.problem import ConvProblem
 from leanconv.runtime import launch

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from leanconv.algorithms.batches import BATCHES
+from leanconv.call.batches import BATCHES
 from leanconv.call.choose import choose
 from report import records
 from research import batches, pages

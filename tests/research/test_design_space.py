@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from leanconv.algorithms.direct_tiled import PAPERS_BEST, DirectTiledConfig, block
 from leanconv.bench.suites import format_problem
+from leanconv.kernels.direct.direct_tiled import PAPERS_BEST, DirectTiledConfig, block
 from report import records
 from research import design_space, pages
 from research.design_space import SIZES, Study, layers, sample, shape, words

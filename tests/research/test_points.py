@@ -7,8 +7,8 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from leanconv.reference.oracle import relative_error
-from leanconv.winograd import POINTS, WIDTHS, Matrices, matrices
+from leanconv.cpu.oracle import relative_error
+from leanconv.kernels.winograd_matrices import POINTS, WIDTHS, Matrices, matrices
 from research import points
 from research.__main__ import main
 

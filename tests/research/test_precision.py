@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from leanconv.algorithms import winograd2d
-from leanconv.reference import oracle
-from leanconv.winograd import WIDTHS
+from leanconv.cpu import oracle
+from leanconv.kernels.simt import winograd2d
+from leanconv.kernels.winograd_matrices import WIDTHS
 from report.data import KINDS, ONE_WAY, draw
 from research import pages, precision
 from research.__main__ import main

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from leanconv.cpu import oracle
 from leanconv.problem import ConvProblem
-from leanconv.reference import oracle
 from leanconv.runtime.compile import compile_launch
 from research import energy, pages
 from research import tensor_ablation as study

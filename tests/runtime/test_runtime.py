@@ -22,7 +22,7 @@ from leanconv.call.choose import choose
 from leanconv.plan import Launch, Number, Plan, Pointer, Target
 from leanconv.problem import lay_out
 from leanconv.runtime import cache, env, launch
-from leanconv.runtime.compile import KERNELS, Compiled
+from leanconv.runtime.compile import INCLUDE, Compiled
 
 TARGET = Target("sm_90a", 132, 227 * 1024, 228 * 1024)
 
@@ -122,13 +122,13 @@ def test_the_key_follows_every_included_header(
     made = first_launch(CONV)
     forget_headers()
     names = set(cache._headers(made.header))
-    assert {made.header, "lib/ptx/copy.cuh"} < names
+    assert {made.header, "device/ptx/copy.cuh"} < names
     for name in names:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_bytes((KERNELS / name).read_bytes())
+        (tmp_path / name).write_bytes((INCLUDE / name).read_bytes())
     base = cache.key(made, "sm_90a")
     try:
-        monkeypatch.setattr(cache, "KERNELS", tmp_path)
+        monkeypatch.setattr(cache, "INCLUDE", tmp_path)
         for name in sorted(names):
             original = (tmp_path / name).read_bytes()
             forget_headers()

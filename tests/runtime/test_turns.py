@@ -28,7 +28,7 @@ def compile_launch(launch, arch):
     return Compiled(b"code", "f", arch, 1, 0, 0)
 
 cache.compiler.compile_launch, cache.compiler_version = compile_launch, lambda: "nvrtc"
-launch = Launch("direct.cuh", "leanconv::direct", (), (), (), grid=1, block=32)
+launch = Launch("kernels/direct/direct.cuh", "leanconv::direct", (), (), (), grid=1, block=32)
 assert cache.compiled(launch, "sm_90a").cubin == b"code"
 """
 

@@ -11,11 +11,11 @@ import pytest
 
 import leanconv
 from leanconv.call.choose import choose
-from leanconv.call.words import format_problem
 from leanconv.cli import doctor
 from leanconv.cli.main import main
 from leanconv.perf import tables
 from leanconv.perf.tables import Table
+from leanconv.words import format_problem
 from tests.conftest import line_of
 from tests.tuning_stage import LAYER, MODEL, Stage, stage
 
@@ -59,7 +59,7 @@ def test_a_problem_is_tuned_shown_exported_and_imported(
 
 def test_a_winner_that_is_wrong_by_now_is_told(run: Any, stage: Stage, tmp_path: Path) -> None:
     stage.search(tmp_path).run([LAYER])
-    stage.factor = lambda plan: 3.0 if plan.launches[0].header != "direct.cuh" else 1.0
+    stage.factor = lambda plan: 3.0 if plan.launches[0].header != "kernels/direct/direct.cuh" else 1.0
     code, out, _ = run("tune", "--verify")
     assert code == 1 and f"{WORDS}, " in out and "differs from direct" in out and "0 of 1 winners live" in out
 

@@ -15,12 +15,12 @@ import pytest
 import leanconv
 from leanconv.call.choose import Candidate, by_model, choose
 from leanconv.call.explain import NOMINAL
-from leanconv.call.words import format_problem, parse_problem
 from leanconv.perf import tables
 from leanconv.perf.tables import Entry, Table, TableError, Timed
 from leanconv.plan import Target
 from leanconv.runtime import cache
 from leanconv.tuning import verify
+from leanconv.words import format_problem, parse_problem
 from tests.conftest import says
 from tests.tuning_stage import LAYER, MODEL, Stage, stage
 

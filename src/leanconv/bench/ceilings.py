@@ -7,8 +7,8 @@ from typing import Literal
 
 import numpy as np
 
-from leanconv.algorithms.base import Arithmetic
 from leanconv.dtypes import is_integer
+from leanconv.kernels.contract import Arithmetic
 from leanconv.problem import Problem
 from leanconv.runtime.timing import time_cpu, time_gpu
 

@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 
+from leanconv.cpu import oracle
+from leanconv.cpu.oracle import border_indices
 from leanconv.dtypes import DTYPES, is_integer
 from leanconv.options import Layout
 from leanconv.problem import ConvProblem, FilterProblem, Operand, Problem, lay_out
-from leanconv.reference import oracle
-from leanconv.reference.oracle import border_indices
 
 #: Float64 operations and elements that the reference of one problem may take.
 _GPU_LIMITS = (3e11, 2e8)

@@ -8,10 +8,10 @@ from functools import cache
 from importlib import resources
 from typing import Any, get_args
 
-from leanconv.call.words import dense_filter, format_problem, parse_problem, with_batch
 from leanconv.dtypes import LAYERS
 from leanconv.options import LAYOUTS, PRECISIONS, Op, Precision
 from leanconv.problem import ConvProblem, FilterProblem, Problem
+from leanconv.words import dense_filter, format_problem, parse_problem, with_batch
 
 __all__ = [
     "LAYOUTS", "SUITE_ALGORITHMS", "Case", "dense_filter", "format_problem", "load_suite", "parse_problem",
@@ -30,9 +30,9 @@ class Case:
 #: leanconv's algorithms, as patterns of names, that a suite measures by default: what it is about, and what that has to
 #: beat. Kernels that an idea is compared with (one thread, one output) take 20 times their time.
 SUITE_ALGORITHMS = {
-    "winograd1d": ("winograd1d", "implicit_gemm", "tensor_*"),
-    "wide-filters": ("winograd1d", "implicit_gemm", "tensor_*"),
-    "opencnn": ("winograd*", "implicit_gemm", "implicit_gemm_weight*", "tensor_*"),
+    "winograd1d": ("winograd1d", "implicit_gemm", "tensor_*", "native_*"),
+    "wide-filters": ("winograd1d", "implicit_gemm", "tensor_*", "native_*"),
+    "opencnn": ("winograd*", "implicit_gemm", "implicit_gemm_weight*", "tensor_*", "native_*"),
     "depthwise": ("depthwise*", "direct"),
     "depthwise-wide": ("depthwise*",),
     "single-channel": ("single_channel", "depthwise", "direct"),

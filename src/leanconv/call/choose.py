@@ -6,14 +6,16 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 
-from leanconv.algorithms import ALGORITHMS, batches
-from leanconv.algorithms.base import Algorithm, Config, CpuAlgorithm, GpuAlgorithm
-from leanconv.algorithms.bias_gradient import with_bias, without_bias
-from leanconv.perf import fits, tables
+from leanconv.call import batches
+from leanconv.cpu import CPU_ALGORITHMS
+from leanconv.kernels import ALGORITHMS
+from leanconv.kernels import cost as fits
+from leanconv.kernels.common.bias_gradient import with_bias, without_bias
+from leanconv.kernels.contract import Algorithm, Config, CpuAlgorithm, GpuAlgorithm
+from leanconv.perf import tables
 from leanconv.perf.tables import MODEL, SHIPPED_TABLE, Timed
 from leanconv.plan import Plan, Target
 from leanconv.problem import ConvProblem, Problem
-from leanconv.reference import CPU_ALGORITHMS
 from leanconv.runtime.errors import LeanconvError
 
 #: Why ``auto`` passes by an algorithm that could run.
@@ -182,8 +184,9 @@ def _fitted(algorithm: Algorithm, problem: Problem, target: Target, *, runs: boo
 def tuned(problem: Problem, target: Target | None, name: str = "auto", limit: int | None = None) -> Candidate | None:
     """What the tables of tuned problems have for this choice, as long as it runs the kernels that were timed."""
     if target is not None and target.model:
+        called = None if name == "auto" else {a.stem for a in ALGORITHMS if a.is_called(name)}
         for source, entry in tables.known(problem, target):
-            timed = entry.winner(name, limit)
+            timed = entry.winner(limit, called)
             chosen = None if timed is None else from_table(timed, problem, target, name, limit, source)
             if chosen is not None:
                 return chosen
@@ -206,7 +209,7 @@ def from_table(
 def untimed(timed: Timed, problem: Problem, target: Target, name: str, limit: int | None) -> Candidate | None:
     """What a timed candidate is today, whether or not its kernels are those that were timed."""
     for algorithm in ALGORITHMS:
-        if algorithm.name == timed.algorithm and not algorithm.reasons(problem, target):
+        if algorithm.stem == timed.algorithm and not algorithm.reasons(problem, target):
             for cost, config in predicted(algorithm, problem, target, room(algorithm, problem, name, limit)):
                 if dict(config.constants()) == timed.config:
                     return Candidate(algorithm, (), config, cost)

@@ -7,15 +7,15 @@ from math import inf
 from typing import Any
 
 from leanconv import options
-from leanconv.algorithms import ALGORITHMS
 from leanconv.call.bind import is_loaded
 from leanconv.call.choose import BY_NAME_ONLY, Candidate, from_table, pick, settle, survey, tuned, workspace_limit
 from leanconv.call.ready_host import check_torch_algorithm, left_to_the_library, torch_function
 from leanconv.call.resolve import Resolved, check_problem
+from leanconv.cpu import CPU_ALGORITHMS
+from leanconv.kernels import ALGORITHMS
 from leanconv.perf import tables
 from leanconv.plan import Target
 from leanconv.problem import Problem
-from leanconv.reference import CPU_ALGORITHMS
 from leanconv.runtime import launch
 from leanconv.runtime.driver import CudaUnavailableError
 
@@ -80,20 +80,22 @@ class AlgorithmInfo:
     where: str
     tier: str
     paper: str
+    #: the folder of its files; that of the CPU is ``cpu``
+    family: str
 
     def __str__(self) -> str:
-        return f"{self.name:16} {self.solves:9} {self.where:4} {self.tier:8} {self.paper}"
+        return f"{self.name:20} {self.family:13} {self.solves:9} {self.where:4} {self.tier:8} {self.paper}"
 
 
 def list_algorithms() -> list[AlgorithmInfo]:
-    """Every algorithm in order of preference: its name, what it solves, where it runs, its precision tier, its paper.
+    """Every algorithm in order of preference: name, what it solves, where it runs, precision level, paper, family.
 
     >>> print(*list_algorithms(), sep="\\n")  # doctest: +SKIP
     """
     listed: dict[tuple[str, str], AlgorithmInfo] = {}
     for where, algorithms in (("GPU", ALGORITHMS), ("CPU", CPU_ALGORITHMS)):
         for a in algorithms:
-            listed.setdefault((where, a.name), AlgorithmInfo(a.name, a.solves, where, a.tier, a.paper))
+            listed.setdefault((where, a.name), AlgorithmInfo(a.name, a.solves, where, a.tier, a.paper, a.family))
     return list(listed.values())
 
 

@@ -7,15 +7,15 @@ from typing import Any
 
 import numpy as np
 
-from leanconv.algorithms.base import CpuAlgorithm
 from leanconv.arrays import MemoryOrder, Shape
 from leanconv.arrays.numpy import NUMPY, plain
 from leanconv.call.choose import Candidate
 from leanconv.call.ready import Loaded, check_overlap, roles_of, writes_bias
 from leanconv.call.resolve import Resolved
+from leanconv.cpu.filter_gradient import bias_gradient
 from leanconv.dtypes import is_integer
+from leanconv.kernels.contract import CpuAlgorithm
 from leanconv.problem import ConvProblem
-from leanconv.reference.filter_gradient import bias_gradient
 from leanconv.runtime import launch
 
 

@@ -7,12 +7,13 @@ from functools import partial
 
 import numpy as np
 
-from leanconv import api, filters
+from leanconv import api
 from leanconv.bench.suites import dense_filter
 from leanconv.call.bind import load
 from leanconv.call.choose import algorithms_of, choose, consider
+from leanconv.cpu import oracle
+from leanconv.images import filters
 from leanconv.problem import ConvProblem, Problem
-from leanconv.reference import oracle
 from leanconv.runtime import env, launch
 from leanconv.runtime.timing import Timing, time_cpu, time_gpu
 

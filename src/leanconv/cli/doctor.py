@@ -16,9 +16,9 @@ import numpy as np
 
 import leanconv
 from leanconv import api
-from leanconv.algorithms import ALGORITHMS
 from leanconv.bench.machine import installed_version
 from leanconv.call.explain import NOMINAL
+from leanconv.kernels import ALGORITHMS
 from leanconv.perf import tables
 from leanconv.perf.tables import Table
 from leanconv.plan import Target
@@ -110,7 +110,7 @@ def _operands() -> tuple[tuple[np.ndarray, np.ndarray], tuple[np.ndarray, np.nda
 def _check(y: np.ndarray, z: np.ndarray) -> None:
     """Raise AssertionError unless ``y`` and ``z`` are what the layer and the filter of `_operands` give."""
     from leanconv.bench.suites import dense_filter
-    from leanconv.reference import oracle
+    from leanconv.cpu import oracle
 
     (x, w), (image, kernel) = _operands()
     problem = ConvProblem(2, 3, 17, 19, 5, 3, 3, padding=(1, 1, 1, 1))

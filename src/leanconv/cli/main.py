@@ -168,8 +168,8 @@ def filter_file(
     result has the same axes. Any other array is filtered along its last two axes. A picture that is written to a .npy
     file has its channels first, transparency after them.
     """
-    from leanconv import filters
     from leanconv.cli import pictures as images
+    from leanconv.images import filters
 
     if kernel.endswith(".npy"):
         weights = images.read_array(Path(kernel))

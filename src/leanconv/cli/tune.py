@@ -13,10 +13,9 @@ from typing import Any
 
 from rich.table import Table as Screen
 
-from leanconv import options
+from leanconv import options, words
 from leanconv.bench import cases_of, with_batch
 from leanconv.bench.terminal import console
-from leanconv.call import words
 from leanconv.call.explain import NOMINAL
 from leanconv.options import PRECISIONS
 from leanconv.perf import tables

@@ -21,10 +21,10 @@ class Border:
     """How a filter reads pixels that lie outside the image.
 
     ``reads`` shows two pixels on either side of the image ``a b c d``; ``v`` is the value that the caller gives.
-    ``kernel`` is the C++ type in ``kernels/lib/border.cuh``, ``scipy`` and ``opencv`` are the names of the border in
-    ``scipy.ndimage`` and in OpenCV, the usual one first, and ``number`` is the value of OpenCV's. ``numpy`` and
-    ``torch`` are the modes of ``numpy.pad`` and ``torch.nn.functional.pad``; ``torch`` is None where PyTorch has no
-    such mode.
+    ``kernel`` is the C++ type in ``kernels/image_filter/border.cuh``, ``scipy`` and ``opencv`` are the names of the
+    border in ``scipy.ndimage`` and in OpenCV, the usual one first, and ``number`` is the value of OpenCV's. ``numpy``
+    and ``torch`` are the modes of ``numpy.pad`` and ``torch.nn.functional.pad``; ``torch`` is None where PyTorch has
+    no such mode.
     """
 
     name: BorderName

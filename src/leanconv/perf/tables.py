@@ -1,7 +1,7 @@
 """Tables of tuned problems: what candidates took on one GPU model, and which of them is chosen.
 
 A user's table is a file of JSON, one for each GPU model, ``<gpu>.json``: first the ``format`` and the ``gpu`` it holds
-for, then ``problems``, a line for each, by its words (`leanconv.call.words`)::
+for, then ``problems``, a line for each, by its words (`leanconv.words`)::
 
     {"format": 2, "gpu": {"name": "NVIDIA H200", ...}, "problems": {
     "conv:n8,c64,...": {"winners": {"auto": 0}, "timed": [{"algorithm": ..., "config": ..., "us": ...}, ...], ...},
@@ -21,14 +21,14 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from leanconv.call import words
+from leanconv import words
 from leanconv.plan import Plan, Target
 from leanconv.problem import Problem
 from leanconv.runtime import cache as kernel_cache
@@ -57,6 +57,7 @@ class TableError(LeanconvError, ValueError):
 class Timed:
     """A candidate of a problem and the microseconds that it took, whatever prepares its filters included."""
 
+    #: the algorithm, or its strategy: `Algorithm.stem`
     algorithm: str
     config: Mapping[str, int]
     #: None where it did not run, or was wrong
@@ -96,11 +97,11 @@ class Entry:
     #: versions of the peers
     versions: str = ""
 
-    def winner(self, name: str, limit: int | None) -> Timed | None:
-        """The candidate for ``auto``, or the quickest of the algorithm called ``name``; None where there is none."""
-        if name == "auto":
+    def winner(self, limit: int | None, among: Container[str] | None = None) -> Timed | None:
+        """The candidate for ``auto``, or the quickest of the strategies ``among``; None where there is none."""
+        if among is None:
             return self.winners.get(limit_key(limit))
-        known = [t for t in self.timed if t.algorithm == name and t.us is not None and t.fits(limit, auto=False)]
+        known = [t for t in self.timed if t.algorithm in among and t.us is not None and t.fits(limit, auto=False)]
         return min(known, key=lambda t: t.us or 0, default=None)
 
     def merged(self, newer: Entry) -> Entry:

@@ -24,7 +24,7 @@ from pathlib import Path
 from leanconv.plan import Launch
 from leanconv.runtime import compile as compiler
 from leanconv.runtime import env
-from leanconv.runtime.compile import KERNELS, Compiled, CompileError
+from leanconv.runtime.compile import INCLUDE, Compiled, CompileError
 from leanconv.runtime.driver import CudaUnavailableError
 from leanconv.runtime.files import whole
 from leanconv.runtime.turns import turn
@@ -48,7 +48,7 @@ def headers(name: str) -> dict[str, bytes]:
     todo = [name]
     while todo:
         header = todo.pop()
-        path = KERNELS / header
+        path = INCLUDE / header
         if header in found or not path.is_file():
             continue
         text = found[header] = path.read_bytes()

@@ -14,7 +14,8 @@ from pathlib import Path
 from leanconv.plan import Constants, Launch
 from leanconv.runtime.errors import LeanconvError
 
-KERNELS = Path(__file__).resolve().parent.parent / "kernels"
+#: Where headers are found: ``<kernels/simt/implicit_gemm.cuh>``, ``<device/index.cuh>``.
+INCLUDE = Path(__file__).resolve().parent.parent
 
 #: NVRTC options besides the architecture. No fast-math: float32 means float32, denormals included.
 OPTIONS = {"std": "c++17", "ptxas_options": ["-v"]}
@@ -124,9 +125,9 @@ def compile_source(text: str, symbol: str, arch: str) -> Compiled:
         from cuda.core import Program, ProgramOptions
 
     log = io.StringIO()
-    options = f"--gpu-architecture={arch} --std={OPTIONS['std']} --include-path={KERNELS}"
+    options = f"--gpu-architecture={arch} --std={OPTIONS['std']} --include-path={INCLUDE}"
     try:
-        program = Program(text, "c++", ProgramOptions(arch=arch, include_path=[str(KERNELS)], **OPTIONS))
+        program = Program(text, "c++", ProgramOptions(arch=arch, include_path=[str(INCLUDE)], **OPTIONS))
         code = program.compile("cubin", logs=log).code
     except Exception as error:
         raise CompileError(f"{log.getvalue()}\n{error}", options, text) from error

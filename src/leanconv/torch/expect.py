@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from leanconv.algorithms.base import ceil_div
+from leanconv.kernels.contract import ceil_div
 from leanconv.plan import Target
 from leanconv.problem import ConvProblem, Problem
 

@@ -25,8 +25,9 @@ from leanconv.call import bind
 from leanconv.call.choose import NoAlgorithmError
 from leanconv.call.resolve import layer_problem, of_problem
 from leanconv.dtypes import DTYPES
+from leanconv.kernels import cost as fits
 from leanconv.options import PRECISIONS, Precision, layer_options, limit_of, one_of, yes_or_no
-from leanconv.perf import fits, tables
+from leanconv.perf import tables
 from leanconv.problem import ConvProblem
 from leanconv.runtime.compile import CompileError
 from leanconv.runtime.driver import CudaUnavailableError

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import inf
 
-from leanconv.algorithms import ALGORITHMS
 from leanconv.call.choose import Candidate, by_model, predicted, room
 from leanconv.dtypes import DTYPES, is_integer
+from leanconv.kernels import ALGORITHMS
 from leanconv.plan import Target
 from leanconv.problem import Problem
 

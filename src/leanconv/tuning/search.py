@@ -12,8 +12,8 @@ from math import inf
 from pathlib import Path
 from time import perf_counter
 
-from leanconv import options
-from leanconv.call import calls, words
+from leanconv import options, words
+from leanconv.call import calls
 from leanconv.call.choose import Candidate, from_table
 from leanconv.call.precompile import checked_problems
 from leanconv.perf import tables
@@ -147,7 +147,7 @@ def tune(
     if not on.target.model:
         raise ValueError(f"{device!r} has no name, so there is no table for it")
     if mode in ("frozen", "off"):
-        lacking = [p for p in different if not any(e.winner("auto", limit) for _, e in tables.known(p, on.target))]
+        lacking = [p for p in different if not any(e.winner(limit) for _, e in tables.known(p, on.target))]
         return TuningResult((), tuple(lacking), 0.0, None)
     folder = tables.user_folder(path)
     with GpuClock.opened(index) as clock:

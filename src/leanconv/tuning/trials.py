@@ -12,11 +12,11 @@ import numpy as np
 
 from leanconv.call.choose import Candidate
 from leanconv.call.ready import roles_of
+from leanconv.cpu import CPU_ALGORITHMS
 from leanconv.perf import tables
 from leanconv.perf.tables import Entry, Timed
 from leanconv.plan import Plan
 from leanconv.problem import Problem
-from leanconv.reference import CPU_ALGORITHMS
 from leanconv.runtime.compile import Compiled, CompileError, source
 from leanconv.runtime.driver import CudaError, OutOfMemoryError
 from leanconv.runtime.launch import Device, Executable
@@ -102,7 +102,7 @@ class Work:
     def timed(self, candidate: Candidate, us: float | None, runs: int, why: str = "") -> Timed:
         plan = self.plans[id(candidate)]
         return Timed(
-            candidate.algorithm.name, constants_of(candidate), None if us is None else float(f"{us:.5g}"),
+            candidate.algorithm.stem, constants_of(candidate), None if us is None else float(f"{us:.5g}"),
             tables.kernels_of(plan), plan.workspace_bytes, plan.prepared_bytes, runs, why,
         )  # fmt: skip
 

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from leanconv.call import words
+from leanconv import words
 from leanconv.call.choose import Candidate, untimed
 from leanconv.perf import tables
 from leanconv.perf.tables import NO_LIMIT, SHIPPED_TABLE, Entry, Table, Timed

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from tests.kernels.breaks.base import FENCE, GONE, MISALIGNED, RACE, UNDER_WAY, WRONG, breaks_of
 
-narrow = breaks_of("tensor_gemm_narrow", "{}-nhwc")
-window = breaks_of("tensor_window", "{}-nchw")
-weight = breaks_of("tensor_window_weight", "{}-nchw")
-parts = breaks_of("tensor_window_weight_split_k", "{}-nchw")
+narrow = breaks_of("native_gemm_16bit", "{}-nhwc")
+window = breaks_of("native_gemm_nchw", "{}-nchw")
+weight = breaks_of("native_weight_nchw", "{}-nchw")
+parts = breaks_of("native_weight_nchw_split_k", "{}-nchw")
 
 BREAKS = (
     narrow("a stage is freed while products read it", "NarrowConsumer::consume", "{{wgmma_wait_group<1>();}}",
@@ -107,11 +107,11 @@ BREAKS = (
            "{{wgmma_wait_group<1>(...) => wgmma_wait_group<2>()}}", UNDER_WAY, "float16-weight-windows"),
     weight("sums take the place of windows that others read", "sum_windows", "{{barrier_sync(...);}}",
            UNDER_WAY | RACE, "float16-weight-windows"),
-    weight("sums are stored before all are there", "tensor_window_weight", "{{else __syncthreads();}}",
+    weight("sums are stored before all are there", "native_weight_nchw", "{{else __syncthreads();}}",
            RACE | WRONG, "float16-weight-windows", split=1),
-    weight("a cluster does not meet", "tensor_window_weight", "{{cluster_barrier => __syncthreads}}(); else",
+    weight("a cluster does not meet", "native_weight_nchw", "{{cluster_barrier => __syncthreads}}(); else",
            RACE | WRONG, "float16-weight-windows", split=2),
-    weight("a block leaves while others read its sums", "tensor_window_weight",
+    weight("a block leaves while others read its sums", "native_weight_nchw",
            "{{if constexpr (Tuning::split > 1) cluster_barrier();}}",
            GONE | "left", "float16-weight-windows", times=2, only=2, split=2),
     weight("all blocks of a cluster store the first filters", "store_windows",
@@ -145,6 +145,6 @@ BREAKS = (
            WRONG, "bfloat16-weight-windows-accumulate"),
     weight("the gradient of the first group", "store_windows", "{{static_cast<int64>(_.group) * Problem::group_k +}} _",
            RACE | "NaN" | WRONG, "bfloat16-weight-groups"),
-    parts("all parts write to the first one's place", "tensor_window_weight", "dw {{+ _ * _}}",
+    parts("all parts write to the first one's place", "native_weight_nchw", "dw {{+ _ * _}}",
           RACE | "NaN" | WRONG, "float16-weight-windows"),
 )  # fmt: skip

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.kernels.breaks.base import FENCE, GONE, RACE, RULE, UNDER_WAY, WRONG, breaks_of
 
 gemm = breaks_of("tensor_gemm", "tensor-{}")
-tf32 = breaks_of("tensor_gemm_tf32", "tf32-{}-nhwc")
+tf32 = breaks_of("native_gemm_tf32", "tf32-{}-nhwc")
 weight = breaks_of("tensor_weight", "filters-{}", taps=1)
 parts = breaks_of("tensor_weight_split_k", "filters-{}")
 images = breaks_of("tensor_weight_images", "images-{}-nhwc")

@@ -1,11 +1,11 @@
-"""`implicit_gemm` and `direct_dp4a`, `im2win_fused` and `implicit_gemm_weight`, broken on purpose."""
+"""`implicit_gemm` and `implicit_gemm_dp4a`, `im2win_fused` and `implicit_gemm_weight`, broken on purpose."""
 
 from __future__ import annotations
 
 from tests.kernels.breaks.base import FENCE, GONE, MISALIGNED, RACE, WRONG, breaks_of
 
 gemm = breaks_of("implicit_gemm")
-word = breaks_of("direct_dp4a")
+word = breaks_of("implicit_gemm_dp4a")
 fused_runs = breaks_of("im2win_fused", runs=True)
 fused = breaks_of("im2win_fused")
 weight = breaks_of("implicit_gemm_weight", "filters-{}")

@@ -8,8 +8,8 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-from leanconv.algorithms.base import Arithmetic
 from leanconv.bench.operands import Operands
+from leanconv.kernels.contract import Arithmetic
 from leanconv.options import Layout
 from leanconv.problem import Problem
 

@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from leanconv.algorithms.base import ceil_div
 from leanconv.bench.operands import Operands, with_border
 from leanconv.bench.peers.base import Candidate, Peer, Unable, missing_cuda_torch
+from leanconv.kernels.contract import ceil_div
 from leanconv.problem import FilterProblem, Problem
 
 _BORDER_REPLICATE = 2

@@ -10,16 +10,16 @@ from functools import partial
 from typing import Any
 
 import leanconv
-from leanconv.algorithms import ALGORITHMS
-from leanconv.algorithms.base import Algorithm, Config, CpuAlgorithm, GpuAlgorithm
 from leanconv.bench.operands import Operands, as_nchw
 from leanconv.bench.peers.base import Candidate, Peer, Unable
 from leanconv.call import bind
 from leanconv.call.choose import Candidate as Choice
 from leanconv.call.choose import NoAlgorithmError, choose, consider
+from leanconv.cpu import CPU_ALGORITHMS
+from leanconv.kernels import ALGORITHMS
+from leanconv.kernels.contract import Algorithm, Config, CpuAlgorithm, GpuAlgorithm
 from leanconv.plan import Launch, Plan, Target
 from leanconv.problem import Problem
-from leanconv.reference import CPU_ALGORITHMS
 from leanconv.runtime import cache, launch
 from leanconv.runtime.threads import side_by_side
 

@@ -1,0 +1,175 @@
+"""Image filters on NumPy: as banded matrix products on BLAS, and tap by tap for what those cannot do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from leanconv.cpu.blas import one_thread
+from leanconv.dtypes import FILTERS, item_bytes
+from leanconv.images.borders import BORDERS
+from leanconv.kernels.contract import CpuAlgorithm, ceil_div
+from leanconv.problem import FilterProblem
+
+#: Rows of a band. A product of 16 rows does (15 + kh) / kh times the needed arithmetic, at the full speed of BLAS,
+#: and reads 16 rows of vector width at a time; 32 rows were slower for filters up to 9×9, 8 for all.
+BAND_ROWS = 16
+#: Bytes of stacked columns of one band (512 KiB and less cost up to 40 %)
+BAND_BYTES = 2 << 20
+#: Bytes of a strip, its extension and the product, for the tap loop: they stay in the second-level cache
+TAP_BYTES = 256 << 10
+
+
+def line_indices(border: str, size: int, before: int, after: int) -> np.ndarray:
+    """The pixel that stands for each place of a line of ``size`` pixels with places before and after it.
+
+    −1 marks the places that border ``constant`` fills with its value.
+    """
+    if border == "constant":
+        return np.pad(np.arange(size), (before, after), constant_values=-1)
+    if border == "wrap":
+        return np.arange(-before, size + after) % size
+    return np.pad(np.arange(size), (before, after), mode=BORDERS[border].numpy)  # type: ignore[call-overload]
+
+
+class Banded(CpuAlgorithm):
+    """A filter as a product with a banded matrix.
+
+    For a band of B output rows, ``y = Σ_v T_v · x[rows, columns + v]`` with ``T_v[i, i + u] = w[u, v]``: kw small
+    banded (Toeplitz) matrices side by side, times the kw shifted copies of B + kh − 1 rows below one another. The zeros
+    outside the band cost arithmetic, which BLAS does faster than NumPy can pass over the image kh·kw times. All filters
+    take their product with the same stacked copies.
+    """
+
+    name = "banded"
+    paper = "correlation as a Toeplitz matrix product"
+    tier = "ieee"
+    solves = "filter2d"
+
+    def why_not(self, problem: FilterProblem, target: None = None) -> list[str]:
+        if problem.dtype not in ("float32", "float64"):
+            return [f"matrix products are made for float32 and float64, not {problem.dtype}"]
+        return []
+
+    def cost(self, problem: FilterProblem) -> float:
+        pixels = problem.batch * problem.h * problem.w
+        stacked = problem.kw * (BAND_ROWS + problem.kh - 1)
+        return pixels * stacked * (2.0 * problem.filters + 50.0 / BAND_ROWS)
+
+    def run(
+        self,
+        problem: FilterProblem,
+        x: np.ndarray,
+        w: np.ndarray,
+        bias: None = None,
+        value: float = 0,
+        delta: float = 0,
+    ) -> np.ndarray:
+        y = np.empty((problem.batch, problem.filters, problem.h, problem.w), x.dtype)
+        if y.size == 0:
+            return y.reshape(problem.y_shape)
+        kh, kw = problem.kh, problem.kw
+        rows = min(BAND_ROWS, problem.h)
+        bands = np.zeros((problem.filters, rows, kw, rows + kh - 1), x.dtype)
+        for i in range(rows):
+            bands[:, i, :, i : i + kh] = w.reshape(-1, kh, kw).transpose(0, 2, 1)
+        widest = max(64, BAND_BYTES // (item_bytes(problem.dtype) * kw * (rows + kh - 1)))
+        width = ceil_div(problem.w, ceil_div(problem.w, widest))
+        buffer = np.empty(kw * (rows + kh - 1) * width, x.dtype)
+        with one_thread(problem.flops), np.errstate(invalid="ignore", over="ignore"):
+            for image, top, extended in extended_strips(problem, x, value, rows):
+                out = y[image, :, top : top + rows]
+                count = out.shape[1]
+                high = count + kh - 1
+                matrices = bands[:, :count, :, :high].reshape(-1, count, kw * high)
+                for left in range(0, problem.w, width):
+                    part = out[:, :, left : left + width]
+                    stacked = buffer[: kw * high * part.shape[2]].reshape(kw, high, part.shape[2])
+                    for v in range(kw):
+                        stacked[v] = extended[:, left + v : left + v + part.shape[2]]
+                    for matrix, result in zip(matrices, part, strict=True):
+                        np.matmul(matrix, stacked.reshape(kw * high, -1), out=result)
+                # A zero outside the band makes NaN of an Inf or a NaN that the filter does not reach.
+                if not np.isfinite(out.sum()):
+                    return Taps().run(problem, x, w, value=value, delta=delta)
+                if delta:
+                    out += x.dtype.type(delta)
+        return y.reshape(problem.y_shape)
+
+
+class Taps(CpuAlgorithm):
+    """One multiply-add pass for each tap of each filter, in row order, over strips that stay in the cache.
+
+    Every sum is in the order of the filter's taps and every step is rounded, so results repeat bit for bit.
+    """
+
+    name = "taps"
+    paper = "the definition of correlation"
+    tier = "ieee"
+    solves = "filter2d"
+
+    def why_not(self, problem: FilterProblem, target: None = None) -> list[str]:
+        if problem.dtype not in FILTERS:
+            return [f"it computes {', '.join(FILTERS)}, not {problem.dtype}"]
+        return []
+
+    def cost(self, problem: FilterProblem) -> float:
+        return 60.0 * problem.batch * problem.filters * problem.h * problem.w * problem.kh * problem.kw
+
+    def run(
+        self,
+        problem: FilterProblem,
+        x: np.ndarray,
+        w: np.ndarray,
+        bias: None = None,
+        value: float = 0,
+        delta: float = 0,
+    ) -> np.ndarray:
+        y = np.zeros((problem.batch, problem.filters, problem.h, problem.w), x.dtype)
+        if y.size == 0:
+            return y.reshape(problem.y_shape)
+        rows = max(4, TAP_BYTES // (3 * item_bytes(problem.dtype) * problem.w))
+        product = np.empty((min(rows, problem.h), problem.w), x.dtype)
+        with np.errstate(invalid="ignore", over="ignore"):
+            for image, top, extended in extended_strips(problem, x, value, rows):
+                part = product[: extended.shape[0] - problem.kh + 1]
+                for out, taps in zip(y[image, :, top : top + rows], w.reshape(-1, problem.kh, problem.kw), strict=True):
+                    for u in range(problem.kh):
+                        for v in range(problem.kw):
+                            seen = extended[u : u + out.shape[0], v : v + problem.w]
+                            np.multiply(seen, taps[u, v], out=part)
+                            out += part
+                    if delta:
+                        out += x.dtype.type(delta)
+        return y.reshape(problem.y_shape)
+
+
+def extended_strips(
+    problem: FilterProblem, x: np.ndarray, value: float, rows: int
+) -> Iterator[tuple[int, int, np.ndarray]]:
+    """Strips of ``rows`` output rows: (image, first output row, the pixels that the strip reads, border and all).
+
+    The pixels are (rows + kh − 1, w + kw − 1), in a buffer that the next strip overwrites.
+    """
+    (ay, ax), h, w = problem.anchor, problem.h, problem.w
+    lines = line_indices(problem.border, h, ay, problem.kh - 1 - ay)
+    columns = line_indices(problem.border, w, ax, problem.kw - 1 - ax)
+    edges = np.r_[0:ax, ax + w : columns.size]
+    sources = columns[edges]
+    buffer = np.empty((min(rows, h) + problem.kh - 1, columns.size), x.dtype)
+    for image in range(problem.batch):
+        for top in range(0, h, rows):
+            count = min(rows, h - top) + problem.kh - 1
+            extended = buffer[:count]
+            needed = lines[top : top + count]
+            first = top - ay
+            if first >= 0 and first + count <= h:
+                extended[:, ax : ax + w] = x[image, first : first + count]
+            else:
+                extended[:, ax : ax + w] = x[image, needed]
+            if edges.size:
+                extended[:, edges] = np.where(sources < 0, x.dtype.type(value), extended[:, ax + sources])
+            if problem.border == "constant":
+                extended[needed < 0] = value
+            yield image, top, extended

@@ -1,0 +1,142 @@
+"""im2col (Chellapilla, Puri, Simard 2006): copy every window to a column, then one matrix product does the rest."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from leanconv.cpu.blas import matmul
+from leanconv.cpu.blocks import (
+    Block,
+    PaddedInput,
+    blocks,
+    finish,
+    in_columns,
+    output_like,
+    product_cost,
+    shared_limits,
+    windows,
+)
+from leanconv.cpu.col2im import col2im
+from leanconv.cpu.filter_gradient import filter_gradient
+from leanconv.cpu.layers import LayerAlgorithm
+from leanconv.dtypes import item_bytes
+from leanconv.problem import ConvProblem
+
+
+class Im2col(LayerAlgorithm):
+    """Columns are built for one cache-sized block of the output at a time, never for the whole layer."""
+
+    name = "im2col"
+    paper = "K. Chellapilla et al., High Performance Convolutional Neural Networks for Document Processing (2006)"
+    tier = "ieee"
+
+    def why_not(self, problem: ConvProblem, target: None = None) -> list[str]:
+        return shared_limits(problem, ("fprop", "dgrad", "wgrad"))
+
+    def compute_cost(self, problem: ConvProblem) -> float:
+        copied = 0 if _is_plain(problem) else problem.n * problem.p * problem.q * problem.c * problem.r * problem.s
+        if problem.group_c == 1 and problem.layout == "NCHW" and problem.op == "fprop":
+            # the filters are vectors, and what counts is how the columns are copied: row by row
+            return copied * (26 + 700 / problem.q + 2 * problem.group_k)
+        each = 80.0
+        if problem.group_c == problem.c and problem.layout == "NHWC" and problem.op == "fprop":
+            # a window's row lies together in memory
+            each = 18 + 400 / (problem.c * (problem.s if problem.dilation[1] == 1 else 1))
+        return product_cost(problem) + each * copied
+
+    def compute(self, problem: ConvProblem, x: np.ndarray, w: np.ndarray, bias: np.ndarray | None) -> np.ndarray:
+        if problem.op == "dgrad":
+            return col2im(problem, x, w)
+        if problem.op == "wgrad":
+            return filter_gradient(problem, x, w)
+        pixel_bytes = problem.c * problem.r * problem.s * item_bytes(problem.dtype)
+        return in_columns(problem, x, bias, pixel_bytes, lambda band, seen: self._forward(band, seen, w, bias))
+
+    def _forward(self, problem: ConvProblem, x: np.ndarray, w: np.ndarray, bias: np.ndarray | None) -> np.ndarray:
+        y = output_like(problem, x)
+        if y.size == 0:
+            return y
+        product = _product_nchw if problem.layout == "NCHW" else _product_nhwc
+        filters = _filters(problem, w)
+        padded = PaddedInput(problem, x)
+        pixel_bytes = problem.c * problem.r * problem.s * item_bytes(problem.dtype)
+        columns = np.empty(0, x.dtype)
+        with np.errstate(invalid="ignore", over="ignore"):
+            for block in blocks(problem, pixel_bytes):
+                pixels = block.images * block.rows * problem.q
+                size = pixels * problem.c * problem.r * problem.s
+                if not _is_plain(problem) and columns.size < size:
+                    columns = np.empty(size, x.dtype)
+                product(problem, block, x, padded, columns[:size], filters, bias, y)
+        return y
+
+
+def _is_plain(problem: ConvProblem) -> bool:
+    """Whether the input itself is the matrix of columns: a 1×1 layer that skips and adds nothing."""
+    return (problem.r, problem.s, problem.stride, problem.padding) == (1, 1, (1, 1), (0, 0, 0, 0))
+
+
+def _filters(problem: ConvProblem, w: np.ndarray) -> np.ndarray:
+    """The filters as matrices: (groups, K/groups, C/groups·R·S) for NCHW, (groups, R·S·C/groups, K/groups) for NHWC."""
+    rows = w.reshape(problem.groups, problem.group_k, problem.group_c * problem.r * problem.s)
+    # BLAS reads a matrix as well the other way round; turning 512 x 512 x 3 x 3 around took longer than their layer
+    return rows if problem.layout == "NCHW" else rows.transpose(0, 2, 1)
+
+
+def _product_nchw(
+    problem: ConvProblem,
+    block: Block,
+    x: np.ndarray,
+    padded: PaddedInput,
+    columns: np.ndarray,
+    filters: np.ndarray,
+    bias: np.ndarray | None,
+    y: np.ndarray,
+) -> None:
+    pixels = block.rows * problem.q
+    part = y[block.first : block.last, :, block.top : block.bottom]
+    if _is_plain(problem):
+        rows = x[block.first : block.last, :, block.top : block.bottom]
+        seen = rows.reshape(block.images, problem.groups, problem.group_c, pixels)
+        into = y.reshape(problem.n, problem.groups, problem.group_k, -1)
+        first = block.top * problem.q
+        matmul(filters, seen, out=into[block.first : block.last, :, :, first : first + pixels])
+    else:
+        view = windows(problem, padded.load(block))
+        np.copyto(columns.reshape(view.shape), view)
+        matrix = columns.reshape(problem.groups, -1, block.images * pixels)
+        if block.images == 1:
+            image = y[block.first].reshape(problem.groups, problem.group_k, -1)
+            first = block.top * problem.q
+            matmul(filters, matrix, out=image[:, :, first : first + pixels])
+        else:
+            product = matmul(filters, matrix).reshape(problem.k, block.images, block.rows, problem.q)
+            part[...] = product.transpose(1, 0, 2, 3)
+    finish(problem, part, bias, 1)
+
+
+def _product_nhwc(
+    problem: ConvProblem,
+    block: Block,
+    x: np.ndarray,
+    padded: PaddedInput,
+    columns: np.ndarray,
+    filters: np.ndarray,
+    bias: np.ndarray | None,
+    y: np.ndarray,
+) -> None:
+    # A block is one strip or some whole images, so its output is contiguous either way.
+    part = y[block.first : block.last, block.top : block.bottom]
+    into = part.reshape(-1, problem.groups, problem.group_k)
+    if _is_plain(problem):
+        pixels = x[block.first : block.last, block.top : block.bottom].reshape(-1, problem.groups, problem.group_c)
+        matmul(pixels.transpose(1, 0, 2), filters, out=into.transpose(1, 0, 2))
+    else:
+        view = windows(problem, padded.load(block))
+        view = view.reshape(*view.shape[:5], problem.groups, problem.group_c)
+        # Group by group, so that each group's columns are one matrix.
+        view = view.transpose(5, 0, 1, 2, 3, 4, 6)
+        np.copyto(columns.reshape(view.shape), view)
+        matrix = columns.reshape(problem.groups, into.shape[0], -1)
+        matmul(matrix, filters, out=into.transpose(1, 0, 2))
+    finish(problem, part, bias, 3)

@@ -1,0 +1,406 @@
+"""What is right: direct convolution and filtering in float64, and how large an error each precision tier allows.
+
+Written for clarity first: one loop over the filter taps, each tap a strided view. It shares no code with the algorithms
+that are checked against it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from leanconv.dtypes import DTYPES, accumulator, is_integer, is_narrow
+from leanconv.kernels.contract import ceil_div
+from leanconv.kernels.winograd_matrices import Matrices, transforms
+from leanconv.options import Layout
+from leanconv.problem import ConvProblem, FilterProblem
+
+#: Unit roundoff of float32: the largest relative error of one rounding.
+FLOAT32_UNIT = DTYPES["float32"].roundoff
+#: Errors that the two loose tiers allow. TF32 keeps 10 bits of the operands; about 3e-4 is what it shows in practice.
+RELAXED_BOUND = 1e-4
+TF32_BOUND = 2e-3
+#: Where the axes N, C, H, W (of filters K, C, R, S) are among those of an array.
+_AXES: dict[Layout, tuple[int, int, int, int]] = {"NCHW": (0, 1, 2, 3), "NHWC": (0, 3, 1, 2), "CHWN": (3, 0, 1, 2)}
+
+
+def conv2d(problem: ConvProblem, x: np.ndarray, w: np.ndarray, bias: np.ndarray | None = None) -> np.ndarray:
+    """Direct convolution, or a gradient of it, in float64.
+
+    ``x`` and ``w`` are the two arrays that ``problem``'s operation reads, in its layout, and so is the float64 result.
+    """
+    if problem.op == "dgrad":
+        return _input_gradient(problem, x, w, np.dtype(np.float64), problem.group_k)
+    if problem.op == "wgrad":
+        return _filter_gradient(problem, x, w)
+    x64, w64 = _nchw(problem, x, np.dtype(np.float64)), _nchw(problem, w, np.dtype(np.float64))
+    y = np.zeros((problem.n, problem.groups, problem.group_k, problem.p, problem.q))
+    with np.errstate(invalid="ignore", over="ignore"):
+        for n in range(problem.n):
+            image = _padded(problem, x64[n])
+            for r in range(problem.r):
+                for s in range(problem.s):
+                    tap = w64[:, :, r, s].reshape(problem.groups, problem.group_k, problem.group_c)
+                    seen = _seen(problem, image, r, s).reshape(problem.groups, problem.group_c, -1)
+                    y[n] += (tap @ seen).reshape(y.shape[1:])
+        return _finish(problem, y.reshape(problem.n, problem.k, problem.p, problem.q), bias)
+
+
+def sequential_float32(
+    problem: ConvProblem, x: np.ndarray, w: np.ndarray, bias: np.ndarray | None = None
+) -> np.ndarray:
+    """The plainest float32 convolution: products summed one after another in the order c, r, s, each rounded.
+
+    It is the yardstick of tier ``"fp32"``, not a way to compute: C·R·S passes over the whole output. A gradient sums in
+    the order k, r, s, that of the filters in the order n, p, q.
+    """
+    if problem.op == "dgrad":
+        return _input_gradient(problem, x, w, np.dtype(np.float32), 1)
+    if problem.op == "wgrad":
+        return _sequential_filter_gradient(problem, x, w)
+    x32, w32 = _nchw(problem, x, np.dtype(np.float32)), _nchw(problem, w, np.dtype(np.float32))
+    y = np.zeros((problem.n, problem.groups, problem.group_k, problem.p, problem.q), np.float32)
+    with np.errstate(invalid="ignore", over="ignore"):
+        for n in range(problem.n):
+            image = _padded(problem, x32[n])
+            for c in range(problem.group_c):
+                for r in range(problem.r):
+                    for s in range(problem.s):
+                        tap = w32[:, c, r, s].reshape(problem.groups, problem.group_k, 1, 1)
+                        y[n] += tap * _seen(problem, image[c :: problem.group_c], r, s)[:, None]
+        return _finish(problem, y.reshape(problem.n, problem.k, problem.p, problem.q), bias)
+
+
+def _input_gradient(
+    problem: ConvProblem, grad: np.ndarray, w: np.ndarray, dtype: np.dtype, filters_at_once: int
+) -> np.ndarray:
+    """What each output passes back to the pixels that its window saw, added up in place, some filters at a time."""
+    grad, w = _nchw(problem, grad, dtype), _nchw(problem, w, dtype)
+    grouped = w.reshape(problem.groups, problem.group_k, problem.group_c, problem.r, problem.s)
+    image = np.zeros((problem.c, problem.h, problem.w), dtype)
+    result = np.zeros((problem.n, *image.shape), dtype)
+    # Negative padding leaves out pixels, which no window sees: their gradient is zero.
+    top, bottom, left, right = (max(0, pixels) for pixels in problem.padding)
+    above, below, before, beside = (max(0, -pixels) for pixels in problem.padding)
+    with np.errstate(invalid="ignore", over="ignore"):
+        for n in range(problem.n):
+            padded = _padded(problem, image)
+            passed = grad[n].reshape(problem.groups, problem.group_k, -1)
+            for k in range(0, problem.group_k, filters_at_once):
+                some = slice(k, k + filters_at_once)
+                for r in range(problem.r):
+                    for s in range(problem.s):
+                        seen = _seen(problem, padded, r, s)
+                        seen += (grouped[:, some, :, r, s].transpose(0, 2, 1) @ passed[:, some]).reshape(seen.shape)
+            kept = padded[:, top : padded.shape[1] - bottom, left : padded.shape[2] - right]
+            result[n, :, above : problem.h - below, before : problem.w - beside] = kept
+    return _in_layout(problem, result)
+
+
+def _filter_gradient(problem: ConvProblem, x: np.ndarray, grad: np.ndarray) -> np.ndarray:
+    """What all outputs pass back to each weight: for every tap a product of what it saw and the outputs' gradients."""
+    x, grad = _nchw(problem, x, np.dtype(np.float64)), _nchw(problem, grad, np.dtype(np.float64))
+    result = np.zeros((problem.groups, problem.group_k, problem.group_c, problem.r, problem.s))
+    with np.errstate(invalid="ignore", over="ignore"):
+        for n in range(problem.n):
+            image = _padded(problem, x[n])
+            passed = grad[n].reshape(problem.groups, problem.group_k, -1)
+            for r in range(problem.r):
+                for s in range(problem.s):
+                    seen = _seen(problem, image, r, s).reshape(problem.groups, problem.group_c, -1)
+                    result[..., r, s] += passed @ seen.transpose(0, 2, 1)
+    return _in_layout(problem, result.reshape(problem.k, problem.group_c, problem.r, problem.s))
+
+
+def _sequential_filter_gradient(problem: ConvProblem, x: np.ndarray, grad: np.ndarray) -> np.ndarray:
+    """Each weight's sum over images, rows and columns in this order, one product after the other."""
+    x, grad = _nchw(problem, x, np.dtype(np.float32)), _nchw(problem, grad, np.dtype(np.float32))
+    result = np.zeros((problem.groups, problem.group_k, problem.group_c, problem.r, problem.s), np.float32)
+    with np.errstate(invalid="ignore", over="ignore"):
+        for n in range(problem.n):
+            image = _padded(problem, x[n])
+            passed = grad[n].reshape(problem.groups, problem.group_k, -1)
+            for r in range(problem.r):
+                for s in range(problem.s):
+                    seen = _seen(problem, image, r, s).reshape(problem.groups, problem.group_c, -1)
+                    for k in range(problem.group_k):
+                        before = result[:, k, :, r, s, None]
+                        products = passed[:, k, None] * seen
+                        result[:, k, :, r, s] = np.cumsum(np.concatenate([before, products], -1), -1)[..., -1]
+    return _in_layout(problem, result.reshape(problem.k, problem.group_c, problem.r, problem.s))
+
+
+def filter2d(
+    problem: FilterProblem, x: np.ndarray, kernel: np.ndarray, value: float = 0, delta: float = 0
+) -> np.ndarray:
+    """Correlation of images (batch, h, w) with the filters: float64, or int32 that wraps around for int32 problems.
+
+    Every border is taken by exact index arithmetic, so a filter may be larger than the image.
+    """
+    if problem.dtype == "int32":
+        # A sum that wraps around in int64 is right modulo 2**64, hence modulo 2**32 too.
+        return _filter2d(problem, x, kernel, value, delta, np.dtype(np.int64)).astype(np.int32)
+    return _filter2d(problem, x, kernel, value, delta, np.dtype(np.float64))
+
+
+def _filter2d(
+    problem: FilterProblem, x: np.ndarray, kernel: np.ndarray, value: float, delta: float, dtype: np.dtype
+) -> np.ndarray:
+    if problem.filters > 1:
+        single = replace(problem, filters=1)
+        results = [_filter2d(single, x, each, value, delta, dtype) for each in kernel]
+        return np.stack(results, axis=1)
+    y = np.zeros((problem.batch, problem.h, problem.w), dtype)
+    if y.size == 0:
+        return y
+    ay, ax = problem.anchor
+    rows, row_inside = border_indices(problem.border, np.arange(-ay, problem.h + problem.kh - 1 - ay), problem.h)
+    columns, column_inside = border_indices(problem.border, np.arange(-ax, problem.w + problem.kw - 1 - ax), problem.w)
+    extended = x.astype(dtype)[:, rows[:, None], columns]
+    extended[:, ~(row_inside[:, None] & column_inside)] = value
+    taps = kernel.astype(dtype)
+    with np.errstate(invalid="ignore", over="ignore"):
+        for u in range(problem.kh):
+            for v in range(problem.kw):
+                y += taps[u, v] * extended[:, u : u + problem.h, v : v + problem.w]
+        y += dtype.type(delta)
+    return y
+
+
+def border_indices(border: str, position: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
+    """For each position on a line of ``size`` pixels or outside: the pixel that stands for it, and whether to use it.
+
+    Outside pixels of border ``constant`` get index 0 and False; all else is True.
+    """
+    everywhere = np.ones(position.shape, bool)
+    if border == "constant":
+        inside = (position >= 0) & (position < size)
+        return np.where(inside, position, 0), inside
+    if border == "replicate":
+        return position.clip(0, size - 1), everywhere
+    if border == "wrap":
+        return position % size, everywhere
+    if border == "reflect":
+        folded = position % (2 * size)
+        return np.minimum(folded, 2 * size - 1 - folded), everywhere
+    if border == "reflect101":
+        period = max(1, 2 * size - 2)
+        folded = position % period
+        return np.minimum(folded, period - folded), everywhere
+    raise ValueError(f"border={border!r} is not known")
+
+
+def relative_error(out: np.ndarray, reference: np.ndarray) -> float:
+    """Relative Frobenius error ‖out − reference‖ / ‖reference‖, in float64; 0 for empty arrays.
+
+    Where the reference is zero everywhere it is 0 for an exact result and infinite for any other. A NaN or an Inf in
+    ``out`` makes it NaN or infinite, so that ``error <= bound`` is false.
+    """
+    out64, reference64 = np.asarray(out, np.float64), np.asarray(reference, np.float64)
+    if out64.shape != reference64.shape:
+        raise ValueError(f"shapes differ: {out64.shape} and {reference64.shape}")
+    difference = float(np.linalg.norm((out64 - reference64).ravel()))
+    norm = float(np.linalg.norm(reference64.ravel()))
+    if norm == 0:
+        return difference if np.isnan(difference) or difference == 0 else float("inf")
+    return difference / norm
+
+
+def sequential_error(
+    problem: ConvProblem,
+    x: np.ndarray,
+    w: np.ndarray,
+    bias: np.ndarray | None = None,
+    most_products: int = 100_000_000,
+) -> float:
+    """Relative error of ``sequential_float32`` on this data.
+
+    Where the layer has more than ``most_products`` multiplications it is estimated on its first images and on evenly
+    spaced filters of every group; the gradient of the input on evenly spaced channels of its result, that of the
+    filters on evenly spaced groups.
+    """
+    products = problem.flops // 2
+    if problem.op == "wgrad":
+        return _sequential_error_of_filters(problem, x, w, most_products)
+    backward = problem.op == "dgrad"
+    most, summed = (problem.group_c, problem.group_k) if backward else (problem.group_k, problem.group_c)
+    images, channels = problem.n, most
+    if products > most_products:
+        per_channel = problem.groups * problem.p * problem.q * summed * problem.r * problem.s
+        images = max(1, min(images, most_products // max(1, per_channel * min(channels, 4))))
+        channels = max(1, min(channels, most_products // max(1, per_channel * images)))
+    if (images, channels) != (problem.n, most):
+        picked = np.arange(channels) * most // channels
+        first_axis, channel_axis, _, _ = _AXES[problem.layout]
+        x = np.take(x, np.arange(images), axis=first_axis)
+        if backward:
+            w = np.take(w, picked, axis=channel_axis)
+            problem = replace(problem, n=images, c=channels * problem.groups)
+        else:
+            index = (np.arange(problem.groups)[:, None] * most + picked).ravel()
+            w, bias = np.take(w, index, axis=first_axis), None if bias is None else bias[index]
+            problem = replace(problem, n=images, k=len(index))
+    return relative_error(sequential_float32(problem, x, w, bias), conv2d(problem, x, w, bias))
+
+
+def _sequential_error_of_filters(problem: ConvProblem, x: np.ndarray, grad: np.ndarray, most_products: int) -> float:
+    """`sequential_error` of the gradient of the filters: of fewer images, whose sums are shorter, only at last."""
+    each = problem.flops // 2 // problem.groups
+    groups = max(1, min(problem.groups, most_products // max(1, each)))
+    images = max(1, min(problem.n, most_products * problem.n // max(1, each * groups)))
+    first_axis, channel_axis, _, _ = _AXES[problem.layout]
+
+    def part(array: np.ndarray, channels: int) -> np.ndarray:
+        index = (np.arange(groups) * problem.groups // groups)[:, None] * channels + np.arange(channels)
+        return np.take(np.take(array, np.arange(images), axis=first_axis), index.ravel(), axis=channel_axis)
+
+    if (groups, images) != (problem.groups, problem.n) and problem.n:
+        x, grad = part(x, problem.group_c), part(grad, problem.group_k)
+        problem = replace(problem, n=images, c=groups * problem.group_c, k=groups * problem.group_k, groups=groups)
+    return relative_error(sequential_float32(problem, x, grad), conv2d(problem, x, grad))
+
+
+def error_bound(problem: ConvProblem, x: np.ndarray, w: np.ndarray, bias: np.ndarray | None = None) -> float:
+    """The relative error that the precision tier of ``problem`` allows on this data, if they are dense and random.
+
+    ``"ieee"`` and ``"fp32"``: four times that of a plain sequential float32 sum, and never less than four roundings;
+    ``"relaxed"`` 1e-4; ``"tf32"`` 2e-3. The loose tiers never bound tighter than ``"fp32"`` does. For float64 problems
+    it is the same, scaled to the float64 unit roundoff.
+
+    Float16 and bfloat16 are summed in float32, and the sum is rounded once: each output is off by at most the type's
+    unit roundoff u (2⁻¹¹, 2⁻⁸) of itself, so all of them by u of the norm of what is rounded. The bound is that of
+    float32, b, and ``u * (1 + b)``. It holds while results are of the type's normal range: a float16 below 2⁻¹⁴ is off
+    by up to 2⁻²⁵ whatever its size, and one from 65520 on is infinite. Integers are exact in every tier: 0.
+
+    Of sparse data the sequential sum may be nearly exact: on data of every kind `tier_bound` holds.
+    """
+    if is_integer(problem.dtype):
+        return 0.0
+    strict = 4 * max(FLOAT32_UNIT, sequential_error(problem, x, w, bias))
+    bound = max(strict, {"relaxed": RELAXED_BOUND, "tf32": TF32_BOUND}.get(problem.precision, 0.0))
+    if is_narrow(problem.dtype):
+        return bound + DTYPES[problem.dtype].roundoff * (1 + bound)
+    return bound * 2.0**-29 if problem.dtype == "float64" else bound
+
+
+def magnitude(problem: ConvProblem, x: np.ndarray, w: np.ndarray, bias: np.ndarray | None = None) -> float:
+    """‖|w| ∗ |x|‖, the Frobenius norm that errors are measured by on data of any kind; with ‖|bias|‖ added to it.
+
+    It is taken over all windows that touch a pixel, those beyond the output too: an error at the edge of an image may
+    stem from a pixel that outputs see through other weights only. For a stride above 1, and of filters, over the
+    result.
+    """
+    plain = replace(problem, bias=False, activation=None, accumulate=False)
+    if problem.stride == (1, 1) and problem.op == "dgrad":
+        top, bottom, left, right = problem.padding
+        plain = replace(plain, h=problem.h + top + bottom, w=problem.w + left + right, padding=(0, 0, 0, 0))
+    elif problem.stride == (1, 1) and problem.op == "fprop":
+        reach = np.repeat([(problem.r - 1) * problem.dilation[0], (problem.s - 1) * problem.dilation[1]], 2)
+        padding = tuple(int(pixels) for pixels in np.maximum(problem.padding, reach))
+        plain = replace(plain, padding=padding)  # type: ignore[arg-type]
+    result = float(np.linalg.norm(conv2d(plain, abs(x), abs(w)).ravel()))
+    if bias is not None:
+        result += float(np.sqrt(problem.n * problem.p * problem.q) * np.linalg.norm(bias.astype(np.float64)))
+    return result
+
+
+def absolute_error(
+    problem: ConvProblem, out: np.ndarray, x: np.ndarray, w: np.ndarray, bias: np.ndarray | None = None
+) -> float:
+    """‖out − exact‖ / ‖|w| ∗ |x|‖ in unit roundoffs of the type that is summed in: 2⁻²⁴, for float64 2⁻⁵³.
+
+    0 where the result is exact; NaN or infinite where ``out`` has a NaN or an Inf.
+    """
+    error = float(np.linalg.norm((out.astype(np.float64) - conv2d(problem, x, w, bias)).ravel()))
+    return error and error / (magnitude(problem, x, w, bias) * accumulator(problem.dtype).roundoff)
+
+
+def absolute_bound(
+    problem: ConvProblem, transform: Matrices | None = None, square: bool = False, worst: bool = False
+) -> float:
+    """The `absolute_error` that a plain sum, or Winograd by ``transform``, may have on data of any kind.
+
+    With K the roundings between an operand and an output (the terms of a sum, and what transforms, bias and promotion
+    add), it is ``transform.lone_growth · √K``: roundings are as likely up as down, and grow as from a lone pixel. The
+    data that break it make all sums round the same way, as one constant times another does. ``worst`` gives what no
+    data exceed: ``transform.worst_growth · K``, by the usual bound of an error of K roundings. Growth is that of rows
+    and columns where ``square``, and 1 for plain sums. Results of 16 bits are rounded once more.
+    """
+    unit = accumulator(problem.dtype).roundoff
+    once_more = DTYPES[problem.dtype].roundoff / unit if is_narrow(problem.dtype) else 0.0
+    if transform is None:
+        roundings, growth = problem.terms + 2, 1.0
+    else:
+        ways = 2 if square else 1
+        summed = problem.terms // (problem.r * problem.s)
+        if not square:
+            summed *= problem.r * ceil_div(problem.s, transform.r)
+        # the filter's transform, the tile's and the sums' of at most r + 1, alpha and alpha
+        roundings = summed + ways * (2 * transform.alpha + transform.r + 1) + 6
+        growth = (transform.worst_growth if worst else transform.lone_growth) ** ways
+    if not worst:
+        return growth * float(np.sqrt(roundings)) + once_more
+    return growth * roundings / (1 - roundings * unit) + 1.01 * once_more
+
+
+def tier_bound(problem: ConvProblem, worst: bool = False) -> float:
+    """The largest `absolute_bound` of what may compute ``problem`` in its precision tier.
+
+    Tier ``"tf32"`` rounds both operands to 11 bits: 2⁻¹¹ of each product for either, which is 2¹³ units.
+    """
+    plain = absolute_bound(problem, worst=worst) + (2 * 2.0**13 if problem.precision == "tf32" else 0.0)
+    if problem.op == "wgrad":
+        return plain
+    served = transforms(problem.s, problem.r, problem.precision)
+    return max([plain, *(absolute_bound(problem, *way, worst=worst) for way in served)])
+
+
+def filter_error_bound(
+    problem: FilterProblem, x: np.ndarray, kernel: np.ndarray, value: float = 0, delta: float = 0
+) -> float:
+    """The relative error allowed for a filter on this data: four times that of a sequential float32 sum of the taps.
+
+    Never less than four roundings; 0 for int32, which is exact. Of large images the first 512 × 512 pixels are taken.
+    """
+    if problem.dtype == "int32":
+        return 0.0
+    part = np.ascontiguousarray(x[:1, :512, :512])
+    cut = replace(problem, batch=part.shape[0], h=part.shape[1], w=part.shape[2], dtype="float32")
+    plain = _filter2d(cut, part, kernel, value, delta, np.dtype(np.float32))
+    strict = 4 * max(FLOAT32_UNIT, relative_error(plain, filter2d(cut, part, kernel, value, delta)))
+    return strict * 2.0**-29 if problem.dtype == "float64" else strict
+
+
+def _nchw(problem: ConvProblem, array: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """A copy, in NCHW, of an array of ``problem``."""
+    return array.transpose(_AXES[problem.layout]).astype(dtype, order="C")
+
+
+def _in_layout(problem: ConvProblem, array: np.ndarray) -> np.ndarray:
+    """An array in NCHW, transposed to the layout of ``problem``."""
+    return np.ascontiguousarray(array.transpose(np.argsort(_AXES[problem.layout])))
+
+
+def _padded(problem: ConvProblem, image: np.ndarray) -> np.ndarray:
+    """The image (channels, h, w) with zeros around it; where padding is negative, without its outermost pixels."""
+    around = [max(0, pixels) for pixels in problem.padding]
+    top, bottom, left, right = (max(0, -pixels) for pixels in problem.padding)
+    inside = image[:, top : max(top, problem.h - bottom), left : max(left, problem.w - right)]
+    return np.pad(inside, ((0, 0), (around[0], around[1]), (around[2], around[3])))
+
+
+def _seen(problem: ConvProblem, image: np.ndarray, r: int, s: int) -> np.ndarray:
+    """What filter tap (r, s) sees: a strided view (channels, P, Q) of the padded image."""
+    top, left = r * problem.dilation[0], s * problem.dilation[1]
+    bottom = top + (problem.p - 1) * problem.stride[0] + 1
+    right = left + (problem.q - 1) * problem.stride[1] + 1
+    return image[:, top : bottom : problem.stride[0], left : right : problem.stride[1]]
+
+
+def _finish(problem: ConvProblem, y: np.ndarray, bias: np.ndarray | None) -> np.ndarray:
+    if bias is not None:
+        y = y + bias.astype(y.dtype)[:, None, None]
+    if problem.activation == "relu":
+        y = np.maximum(y, 0)
+    return _in_layout(problem, y)

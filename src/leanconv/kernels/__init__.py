@@ -1,0 +1,63 @@
+"""The algorithms that run on a GPU, in order of preference."""
+
+from __future__ import annotations
+
+from leanconv.kernels.contract import GpuAlgorithm
+from leanconv.kernels.depthwise.depthwise_input import DepthwiseInput
+from leanconv.kernels.depthwise.depthwise_large import DepthwiseLarge
+from leanconv.kernels.depthwise.depthwise_row import DepthwiseRow
+from leanconv.kernels.depthwise.depthwise_weight import DepthwiseWeight
+from leanconv.kernels.depthwise.depthwise_window import DepthwiseWindow
+from leanconv.kernels.direct.direct import Direct
+from leanconv.kernels.direct.direct_tiled import DirectTiled
+from leanconv.kernels.direct.single_channel import SingleChannel
+from leanconv.kernels.hopper_fp32.tensor_gemm import TensorGemm
+from leanconv.kernels.hopper_fp32.tensor_weight import TensorWeight
+from leanconv.kernels.hopper_fp32.tensor_weight_images import TensorWeightImages
+from leanconv.kernels.hopper_fp32.tensor_winograd import TensorWinograd
+from leanconv.kernels.hopper_native.native_gemm_16bit import NativeGemm16bit
+from leanconv.kernels.hopper_native.native_gemm_nchw import NativeGemmNchw
+from leanconv.kernels.hopper_native.native_gemm_tf32 import NativeGemmTf32
+from leanconv.kernels.hopper_native.native_weight_nchw import NativeWeightNchw
+from leanconv.kernels.image_filter.register_cache import RegisterCache
+from leanconv.kernels.mma_sync.tensor_gemm_sync import TensorGemmSync
+from leanconv.kernels.papers.direct_weight import DirectWeight
+from leanconv.kernels.papers.im2win import Im2win
+from leanconv.kernels.papers.im2win_basic import Im2winBasic
+from leanconv.kernels.simt.im2win_fused import Im2winFused
+from leanconv.kernels.simt.implicit_gemm import ImplicitGemm
+from leanconv.kernels.simt.implicit_gemm_dp4a import ImplicitGemmDp4a
+from leanconv.kernels.simt.implicit_gemm_weight import ImplicitGemmWeight
+from leanconv.kernels.simt.winograd1d import Winograd1d
+from leanconv.kernels.simt.winograd2d import Winograd2d
+
+#: What runs on a GPU. A new algorithm is one line here.
+ALGORITHMS: tuple[GpuAlgorithm, ...] = (
+    Im2winFused(),
+    ImplicitGemm(),
+    TensorGemm(),
+    NativeGemm16bit(),
+    TensorGemmSync(),
+    NativeGemmTf32(),
+    NativeGemmNchw(),
+    TensorWinograd(),
+    Winograd1d(),
+    Im2win(),
+    Im2winBasic(),
+    Winograd2d(),
+    DepthwiseWindow(),
+    DepthwiseLarge(),
+    DepthwiseRow(),
+    ImplicitGemmDp4a(),
+    DepthwiseInput(),
+    DepthwiseWeight(),
+    TensorWeight(),
+    TensorWeightImages(),
+    NativeWeightNchw(),
+    ImplicitGemmWeight(),
+    SingleChannel(),
+    DirectTiled(),
+    Direct(),
+    DirectWeight(),
+    RegisterCache(),
+)

@@ -1,0 +1,111 @@
+// What goes with the convolutions that make the gradient of a layer's input (kernels/common/input_gradient.py): their
+// filters, and zeros for the pixels that no filter tap falls on. Bytes: the filters read and written once, where each element
+// takes part in N * P * Q FMAs; those pixels written once.
+#pragma once
+
+#include <device/element.cuh>
+#include <device/index.cuh>
+#include <device/ptx/shared.cuh>
+
+namespace leanconv {
+
+// How the taps of one axis are assigned to phases: tap t belongs to phase t % apart, whose taps count from the last one,
+// because the gradient runs through the filter backwards. Phases with one tap more come first.
+template <int taps, int apart>
+struct TapPhases {
+    static constexpr int more = taps % apart, fewer_taps = taps / apart;
+    int of_each;  // taps of each phase that is like this tap's
+    int before;   // taps of all phases with more
+    int all;      // taps of all phases like this one
+    int phase;    // number among those
+    int phases;   // how many they are
+    int position;
+    __device__ __forceinline__ explicit TapPhases(int tap) {
+        const int number = tap % apart;
+        const bool first = number < more;
+        of_each = first ? fewer_taps + 1 : fewer_taps;
+        before = first ? 0 : more * (fewer_taps + 1);
+        phase = first ? number : number - more;
+        phases = first ? more : apart - more;
+        all = phases * of_each;
+        position = of_each - 1 - tap / apart;
+    }
+};
+
+// Writes the filters of all convolutions: for each its phases, for each phase one filter an input channel, in the order
+// in which forward filters lie in memory. A block turns a square of filters and their elements around in shared memory,
+// so that reads are adjacent in every layout, and writes in NHWC and CHWN. Elements are those of w, but in CHWN, where
+// neighbouring filters are adjacent in it and neighbouring channels in what is written, counted as in NHWC.
+template <class Problem, class Tuning>
+__device__ __forceinline__ void gradient_filters(const typename Problem::element* __restrict__ w,
+                                                 typename Problem::element* __restrict__ prepared) {
+    constexpr int taps = Problem::r * Problem::s, size = Problem::group_c * taps;
+    constexpr int side = Tuning::side, rows = Tuning::threads / side, pitch = side + 1;
+    constexpr int tiles_k = ceil_div(Problem::group_k, side), tiles_e = ceil_div(size, side);
+    constexpr int64 filters = static_cast<int64>(Problem::groups) * Problem::group_k;
+    constexpr int64 channels = static_cast<int64>(Problem::groups) * Problem::group_c;
+    constexpr bool channels_inside = Problem::nhwc || Problem::chwn;
+    static_assert(Tuning::threads % side == 0 && side % rows == 0, "a pass covers whole rows of a square");
+    static_assert(size < 1 << 29, "the elements of a filter are counted in an int");
+
+    auto* const square = reinterpret_cast<typename Problem::element*>(shared_memory());
+    const int lane = threadIdx.x % side, row = threadIdx.x / side;
+    const int first_e = blockIdx.x % tiles_e * side, first_k = blockIdx.x / tiles_e % tiles_k * side;
+    const int group = blockIdx.x / tiles_e / tiles_k;
+#pragma unroll
+    for (int i = 0; i < side; i += rows) {
+        const int k = first_k + (Problem::chwn ? lane : row + i), element = first_e + (Problem::chwn ? row + i : lane);
+        const int64 filter = static_cast<int64>(group) * Problem::group_k + k;
+        const int in_chwn = element % Problem::group_c * taps + element / Problem::group_c;
+        const int64 at = Problem::chwn ? in_chwn * filters + filter : filter * size + element;
+        if (k < Problem::group_k && element < size) square[(row + i) * pitch + lane] = w[at];
+    }
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < side; i += rows) {
+        const int k = first_k + (Problem::chwn ? row + i : lane), element = first_e + (Problem::chwn ? lane : row + i);
+        if (k >= Problem::group_k || element >= size) continue;
+        const int c = channels_inside ? element % Problem::group_c : element / taps;
+        const int tap = channels_inside ? element / Problem::group_c : element % taps;
+        const TapPhases<Problem::r, Problem::apart_h> down(tap / Problem::s);
+        const TapPhases<Problem::s, Problem::apart_w> right(tap % Problem::s);
+        const int here = down.of_each * right.of_each, at_tap = down.position * right.of_each + right.position;
+        const int before = down.before * Problem::s + down.all * right.before +
+                           (down.phase * right.phases + right.phase) * here;
+        const int64 channel = static_cast<int64>(group) * Problem::group_c + c;
+        const int64 at = Problem::nhwc   ? (channel * here + at_tap) * Problem::group_k + k
+                         : Problem::chwn ? (static_cast<int64>(k) * here + at_tap) * channels + channel
+                                         : (channel * Problem::group_k + k) * here + at_tap;
+        prepared[Problem::first_weight + before * channels * Problem::group_k + at] = square[lane * pitch + row + i];
+    }
+}
+
+// Whether some tap of the filter falls on an output when it is laid over pixel `at` of an axis. `inverse` is that of
+// dilation / gcd modulo stride / gcd.
+template <int taps, int stride, int dilation, int pad, int inverse>
+__device__ __forceinline__ bool is_met(int at) {
+    constexpr int common = gcd(stride, dilation), apart = stride / common;
+    constexpr int moved = pad >= 0 ? pad : pad + ceil_div(-pad, stride) * stride;  // negative where pixels are left out
+    const int rest = static_cast<int>((static_cast<int64>(at) + moved) % stride);
+    return rest % common == 0 && static_cast<int64>(rest / common) * inverse % apart < taps;
+}
+
+// Writes zeros to the pixels that no convolution writes; a thread an element.
+template <class Problem, class Tuning>
+__device__ __forceinline__ void gradient_zeros(typename Problem::element* __restrict__ y, long long batch) {
+    constexpr int image = Problem::h * Problem::w;
+    const int64 at = static_cast<int64>(blockIdx.x) * Tuning::threads + threadIdx.x;
+    if (at >= batch * Problem::c * image) return;
+    const Offset<Problem> element = static_cast<Offset<Problem>>(at);
+    const auto images = static_cast<Offset<Problem>>(batch);
+    const Offset<Problem> line = Problem::nhwc ? element / Problem::c : Problem::chwn ? element / images : element;
+    const int pixel = static_cast<int>(line % image);
+    const bool met =
+        is_met<Problem::r, Problem::stride_h, Problem::dilation_h, Problem::pad_top, Problem::inverse_h>(
+            pixel / Problem::w) &&
+        is_met<Problem::s, Problem::stride_w, Problem::dilation_w, Problem::pad_left, Problem::inverse_w>(
+            pixel % Problem::w);
+    if (!met) y[at] = from_float<typename Problem::element>(0.0f);
+}
+
+}  // namespace leanconv

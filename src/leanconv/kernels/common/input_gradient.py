@@ -1,0 +1,244 @@
+"""The gradient of a layer's input as forward convolutions of unit stride, and the launches that go with them.
+
+With ``m = stride / gcd(stride, dilation)`` a row of the input meets filter row r only together with rows r + m, r + 2m,
+...: so the rows fall into phases, and each phase is a convolution over the gradient of the output with those filter
+rows alone, of unit stride and dilation ``dilation / gcd``; columns likewise. Every product of the forward layer is
+computed once, in one of the phases. Phases have either ``ceil(r / m)`` or ``floor(r / m)`` rows, so that at most four
+launches compute all of them. A separate launch writes zeros where no filter row meets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from math import gcd
+
+from leanconv.dtypes import DTYPES, item_bytes
+from leanconv.kernels.contract import ceil_div, has_wide_tensors
+from leanconv.kernels.simt.tiles import OutputView
+from leanconv.plan import Constants, Launch, Number, Pointer
+from leanconv.problem import ConvProblem
+
+#: Threads of a block in the launches that move data, and rows and columns of the filters that one block transposes.
+THREADS = 256
+SIDE = 32
+
+
+@dataclass(frozen=True)
+class PartialConvolution:
+    """One launch's share of the gradient: the convolution of its first phase, and where the outputs of all lie."""
+
+    problem: ConvProblem
+    view: OutputView
+    #: Row and column of the layer's filters that the last taps of the first phase are.
+    first_taps: tuple[int, int] = (0, 0)
+
+    @property
+    def phases(self) -> int:
+        """How many phases the launch serves."""
+        return self.view.phases[0] * self.view.phases[1]
+
+    @property
+    def whole(self) -> bool:
+        """Whether its outputs are all of the image, in order."""
+        return self.phases == 1 and (self.view.out_h, self.view.out_w) == (self.problem.p, self.problem.q)
+
+    @property
+    def pixels(self) -> int:
+        """Output pixels of one phase, as the kernel numbers them."""
+        return self.problem.n * self.problem.p * self.problem.q
+
+    @property
+    def reduction(self) -> int:
+        """Products of one output."""
+        return self.problem.group_c * self.problem.r * self.problem.s
+
+
+@dataclass(frozen=True)
+class _Phases:
+    """``count`` phases of one axis with equally many ``taps``.
+
+    ``begin`` is the first of them, and ``first`` its first pixel; ``outputs`` are those of the longest.
+    """
+
+    begin: int
+    count: int
+    taps: int
+    taps_before: int
+    first: int
+    padding: int
+    outputs: int
+
+
+def _along(extent: int, taps: int, stride: int, dilation: int, padding: int) -> Iterator[_Phases]:
+    """The phases along an axis of ``extent`` input pixels, those with more taps first.
+
+    Pixel i of the input meets tap r where ``i + padding - r * dilation`` is ``stride * p``. For phase ``r % m`` all
+    such pixels are ``first + stride * j``, and their outputs ``p = j - floor((r * dilation - padding) / stride)``.
+    """
+    apart = stride // gcd(stride, dilation)
+    more = taps % apart
+    kinds = ((0, more, taps // apart + 1), (more, apart - more, taps // apart))
+    for begin, count, of_each in kinds:
+        places = [(tap * dilation - padding) % stride for tap in range(begin, begin + count)]
+        outputs = max((ceil_div(extent - place, stride) for place in places), default=0)
+        if of_each > 0 and outputs > 0:
+            moved = (begin * dilation - padding) // stride
+            reach = (of_each - 1) * (dilation // gcd(stride, dilation))
+            before = 0 if begin == 0 else more * (taps // apart + 1)
+            yield _Phases(begin, count, of_each, before, places[0], reach + moved, outputs)
+
+
+def parts(problem: ConvProblem, first_weight: int = 0) -> list[PartialConvolution]:
+    """The convolutions that compute the gradient, those with the most taps first.
+
+    Their filters are what `filter_launch` writes, from element ``first_weight`` of the prepared filters on, which is a
+    multiple of four: in CHWN four filters are copied at once.
+    """
+    (sh, sw), (dh, dw) = problem.stride, problem.dilation
+    convolutions = []
+    for rows in _along(problem.h, problem.r, sh, dh, problem.padding[0]):
+        for columns in _along(problem.w, problem.s, sw, dw, problem.padding[2]):
+            dilation = (dh // gcd(sh, dh), dw // gcd(sw, dw))
+            below = rows.outputs - problem.p - rows.padding + (rows.taps - 1) * dilation[0]
+            beside = columns.outputs - problem.q - columns.padding + (columns.taps - 1) * dilation[1]
+            convolution = replace(
+                problem,
+                op="fprop",
+                c=problem.k,
+                h=problem.p,
+                w=problem.q,
+                k=problem.c,
+                r=rows.taps,
+                s=columns.taps,
+                stride=(1, 1),
+                padding=(rows.padding, below, columns.padding, beside),
+                dilation=dilation,
+            )
+            taps_before = rows.taps_before * problem.s + rows.count * rows.taps * columns.taps_before
+            view = OutputView(
+                problem.h,
+                problem.w,
+                first_p=rows.first,
+                first_q=columns.first,
+                step_p=sh,
+                step_q=sw,
+                phases=(rows.count, columns.count),
+                phase_step=problem.dilation,
+                first_weight=first_weight + taps_before * problem.k * problem.group_c,
+            )
+            convolutions.append(PartialConvolution(convolution, view, (rows.begin, columns.begin)))
+    return convolutions
+
+
+def single_parts(problem: ConvProblem) -> list[PartialConvolution]:
+    """The convolutions that one call computes, each with a launch of its own: one, or those that make a gradient."""
+    if problem.op != "dgrad":
+        return [PartialConvolution(problem, OutputView(problem.p, problem.q))]
+    return [single for part in parts(problem) for single in _phases(part)]
+
+
+def _phases(part: PartialConvolution) -> Iterator[PartialConvolution]:
+    """The phases of ``part`` one by one: a tensor map knows but one padding."""
+    view, whole = part.view, part.problem
+    weights = whole.k * whole.group_c * whole.r * whole.s
+    for number in range(part.phases):
+        (down, right), (first_p, first_q) = view.phase(*divmod(number, view.phases[1]))
+        p, q = ceil_div(view.out_h - first_p, view.step_p), ceil_div(view.out_w - first_q, view.step_q)
+        if p <= 0 or q <= 0:
+            continue
+        top, left = whole.padding[0] + down, whole.padding[2] + right
+        bottom = p - 1 + (whole.r - 1) * whole.dilation[0] + 1 - whole.h - top
+        rest = q - 1 + (whole.s - 1) * whole.dilation[1] + 1 - whole.w - left
+        yield PartialConvolution(
+            replace(whole, padding=(top, bottom, left, rest)),
+            replace(
+                view,
+                first_p=first_p,
+                first_q=first_q,
+                phases=(1, 1),
+                first_weight=view.first_weight + number * weights,
+            ),
+            (part.first_taps[0] + number // view.phases[1], part.first_taps[1] + number % view.phases[1]),
+        )
+
+
+def mirrored_taps(problem: ConvProblem, part: PartialConvolution) -> Constants:
+    """Which taps of the filters of ``problem`` a single part of its gradient has (filter_layout.cuh of hopper_fp32)."""
+    apart = [stride // gcd(stride, dilation) for stride, dilation in zip(problem.stride, problem.dilation, strict=True)]
+    return (
+        ("layer_r", problem.r),
+        ("layer_s", problem.s),
+        ("last_row", part.first_taps[0] + (part.problem.r - 1) * apart[0]),
+        ("last_column", part.first_taps[1] + (part.problem.s - 1) * apart[1]),
+        ("apart_h", apart[0]),
+        ("apart_w", apart[1]),
+    )
+
+
+def prepared_bytes(problem: ConvProblem) -> int:
+    """Bytes of the rearranged filters: as many as the filters have, none where all windows see only padding."""
+    weights = problem.k * problem.group_c * problem.r * problem.s
+    return item_bytes(problem.dtype) * weights if parts(problem) else 0
+
+
+def filter_launch(problem: ConvProblem, first_weight: int = 0) -> Launch:
+    """The launch that rearranges the filters for `parts`, from element ``first_weight`` of the prepared ones on."""
+    tiles = ceil_div(problem.group_k, SIDE) * ceil_div(problem.group_c * problem.r * problem.s, SIDE)
+    element = DTYPES[problem.dtype].ctype
+    return Launch(
+        header="kernels/common/input_gradient.cuh",
+        function="leanconv::gradient_filters",
+        problem=(
+            ("element", element),
+            ("groups", problem.groups),
+            ("group_c", problem.group_c),
+            ("group_k", problem.group_k),
+            ("r", problem.r),
+            ("s", problem.s),
+            ("apart_h", problem.stride[0] // gcd(problem.stride[0], problem.dilation[0])),
+            ("apart_w", problem.stride[1] // gcd(problem.stride[1], problem.dilation[1])),
+            ("nhwc", problem.layout == "NHWC"),
+            ("chwn", problem.layout == "CHWN"),
+            ("first_weight", first_weight),
+        ),
+        tuning=(("threads", THREADS), ("side", SIDE)),
+        arguments=(Pointer("w", element), Pointer("prepared", element, written=True)),
+        grid=problem.groups * tiles,
+        block=THREADS,
+        shared_bytes=item_bytes(problem.dtype) * SIDE * (SIDE + 1),
+    )
+
+
+def zero_launch(problem: ConvProblem) -> Launch | None:
+    """The launch that writes zeros to the pixels that no phase has; None where there are none."""
+    axes = list(zip((problem.r, problem.s), problem.stride, problem.dilation, strict=True))
+    if all(gcd(stride, dilation) == 1 and taps >= stride for taps, stride, dilation in axes):
+        return None
+    inverses = [
+        pow(dilation // gcd(stride, dilation), -1, stride // gcd(stride, dilation)) for _, stride, dilation in axes
+    ]
+    element = DTYPES[problem.dtype].ctype
+    return Launch(
+        header="kernels/common/input_gradient.cuh",
+        function="leanconv::gradient_zeros",
+        problem=(
+            ("element", element),
+            *((name, getattr(problem, name)) for name in ("c", "h", "w", "r", "s")),
+            ("stride_h", problem.stride[0]),
+            ("stride_w", problem.stride[1]),
+            ("dilation_h", problem.dilation[0]),
+            ("dilation_w", problem.dilation[1]),
+            ("pad_top", problem.padding[0]),
+            ("pad_left", problem.padding[2]),
+            ("inverse_h", inverses[0]),
+            ("inverse_w", inverses[1]),
+            ("nhwc", problem.layout == "NHWC"),
+            ("chwn", problem.layout == "CHWN"),
+            ("wide", has_wide_tensors(problem)),
+        ),
+        tuning=(("threads", THREADS),),
+        arguments=(Pointer("dx", element, written=True), Number("long long", "batch", problem.n)),
+        grid=ceil_div(problem.n * problem.c * problem.h * problem.w, THREADS),
+        block=THREADS,
+    )

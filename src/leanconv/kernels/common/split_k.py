@@ -1,0 +1,70 @@
+"""Split-K of the gradients of the filters: blocks whose partial sums go through a workspace, and the launch that adds
+them.
+
+A configuration's number ``parts`` says how many blocks share a tile's output pixels beside those of a cluster. With
+one, a block stores the gradient itself, and there is no workspace.
+"""
+
+from __future__ import annotations
+
+from math import inf
+
+from leanconv.dtypes import DTYPES
+from leanconv.kernels.contract import LAUNCH_CYCLES, ceil_div, conv_constants
+from leanconv.plan import Launch, Plan, Pointer, Target
+from leanconv.problem import ConvProblem
+
+#: Warps of a block of the launch that adds, at most.
+SUM_WARPS = 8
+#: Weights from which on a lane of it has four, not one: fewer blocks, and more loads under way.
+MANY_WEIGHTS = 32768
+
+
+def weights_of(problem: ConvProblem) -> int:
+    """Elements of the gradient."""
+    return problem.k * problem.group_c * problem.r * problem.s
+
+
+def workspace_bytes(problem: ConvProblem, parts: int) -> int:
+    """Bytes of the partial sums."""
+    return 4 * parts * weights_of(problem) if parts > 1 else 0
+
+
+def most_parts(problem: ConvProblem, workspace: float) -> float:
+    """How many partial sums so many bytes hold."""
+    return workspace // (4 * weights_of(problem)) if workspace < inf else inf
+
+
+def destination(problem: ConvProblem, parts: int) -> Pointer:
+    """Where the first launch stores: to the gradient, or its partial sums to the workspace."""
+    if parts > 1:
+        return Pointer("workspace", written=True)
+    return Pointer("dw", DTYPES[problem.dtype].ctype, written=True)
+
+
+def with_sums(first: Launch, problem: ConvProblem, parts: int, most_warps: int = SUM_WARPS) -> Plan:
+    """The plan of a first launch, and of the one that adds its partial sums where there are several."""
+    launches = (first, sum_launch(problem, parts, most_warps)) if parts > 1 else (first,)
+    return Plan(launches, workspace_bytes=workspace_bytes(problem, parts))
+
+
+def sum_launch(problem: ConvProblem, parts: int, most_warps: int = SUM_WARPS) -> Launch:
+    """The launch that adds ``parts`` of the workspace, in their order; up to ``most_warps`` of a block share a
+    weight's."""
+    warps = min(most_warps, 1 << (parts.bit_length() - 1))
+    width = 4 if weights_of(problem) >= MANY_WEIGHTS else 1
+    return Launch(
+        header="kernels/common/split_k.cuh",
+        function="leanconv::sum_parts",
+        problem=conv_constants(problem),
+        tuning=(("parts", parts), ("sum_warps", warps), ("width", width)),
+        arguments=(Pointer("workspace"), Pointer("dw", DTYPES[problem.dtype].ctype, written=True)),
+        grid=ceil_div(weights_of(problem), 32 * width),
+        block=32 * warps,
+        shared_bytes=128 * warps * width,
+    )
+
+
+def sum_cycles(problem: ConvProblem, parts: int, target: Target) -> float:
+    """Predicted clock cycles of what partial sums cost: written, read, and one launch more."""
+    return LAUNCH_CYCLES + 8 * parts * weights_of(problem) / target.bytes_per_cycle if parts > 1 else 0.0

@@ -1,0 +1,238 @@
+// Gradient of a depthwise layer's filters: x and dy pass through registers once, and the filters' sums stay there.
+//
+// Arithmetic per output pixel: 2 * R * S flops for 8 bytes, one pixel of x and one of dy. At 4.2 TB/s and 67 TFLOP/s the
+// reading bounds filters up to about 8x8, and FMA issue larger ones. So small filters should take the time of reading
+// both tensors once. Measured on an H200 (128 images): 256 x 56 x 56 with 3x3 filters 1.28 (NCHW) and 1.46 times that (NHWC;
+// 1.07 with split-K), 96 x 56 x 56 with 7x7 filters 3.5 (2.8) and 3.2 (2.3) times.
+//
+// A thread owns a filter: R * S sums. It walks down strips of `columns` columns of one channel, `rows` rows of dy each.
+// The rows of dy that a row of x meets stay in registers: each row of x in its window, (columns - 1) * stride + S pixels, is
+// multiplied with all of them. 7 columns of a 7x7 filter: 20 loads for 343 FMAs. The walks of a channel are dealt out to
+// threads in a fixed order, and the sums over lanes (shuffles), warps (shared memory) and the blocks of a cluster
+// (distributed shared memory) have one too: no atomics, the same bits in every run.
+#pragma once
+
+#include <kernels/depthwise/window.cuh>
+#include <device/epilogue.cuh>
+#include <device/index.cuh>
+#include <device/ptx/cluster.cuh>
+#include <device/ptx/shared.cuh>
+
+namespace leanconv {
+
+// A strip of a row of dy that begins at `row`, from column `first_q` on; zeros past the row's end, and everywhere unless
+// the row `exists`.
+template <class Problem, class Window>
+__device__ __forceinline__ void load_strip(float (&strip)[Window::columns], const typename Problem::element* row,
+                                           int first_q, bool exists) {
+    if constexpr (Window::vector_stores) {
+#pragma unroll
+        for (int q = 0; q < Window::columns; q += 4) {
+            float four[4] = {};
+            if (exists && first_q + q < Problem::q) load_adjacent(four, row + first_q + q);
+#pragma unroll
+            for (int i = 0; i < 4; ++i) strip[q + i] = four[i];
+        }
+    } else {
+        constexpr int pixel = Problem::nhwc ? Problem::k : 1;
+#pragma unroll
+        for (int q = 0; q < Window::columns; ++q) {
+            const bool inside = Problem::q % Window::columns == 0 || first_q + q < Problem::q;
+            strip[q] = exists && inside ? to_float(row[(first_q + q) * pixel]) : 0.0f;
+        }
+    }
+}
+
+// A thread's part of the sums of filter k: walks `worker`, worker + workers, ... of all strips, bands and images.
+// NOTE: `most_rows` is an argument. Where the compiler knew how many steps a walk has it unrolled them all, 270 kB of code.
+template <class Problem, class Tuning, class Window = DepthwiseWindow<Problem, Tuning::columns>>
+__device__ __forceinline__ void walk_strips(float (&sum)[Window::taps], const typename Problem::element* __restrict__ x,
+                                            const typename Problem::element* __restrict__ dy, int k, int worker,
+                                            int workers, long long batch, int most_rows) {
+    using T = typename Problem::element;
+    constexpr int columns = Window::columns, span = Window::span, stride = Problem::stride_h;
+    // Rows of dy that a turn of the loop takes, windows of x that are here or under way, and steps that rows are brought
+    // to the L2 cache before they are loaded: 11 % faster in NCHW, and 11 % slower in NHWC, where it takes as many
+    // instructions as the loads do (means of 264 and 129 configurations, H200, when a turn took one row).
+    constexpr int turns = 2, windows = 2, ahead = Problem::nhwc ? 0 : 3;
+    constexpr int x_row = Problem::w * Window::pixel;
+    constexpr int dy_pixel = Problem::nhwc ? Problem::k : 1, dy_row = Problem::q * dy_pixel;
+    const int c = k / Problem::group_k;
+    const int bands = (Problem::p + most_rows - 1) / most_rows;
+    const int64 walks = batch * (bands * Window::strips);
+
+#pragma unroll 1
+    for (int64 walk = worker; walk < walks; walk += workers) {
+        const int64 n = walk / (bands * Window::strips);
+        const int in_image = static_cast<int>(walk - n * (bands * Window::strips));
+        const int first_q = in_image % Window::strips * columns, first_p = in_image / Window::strips * most_rows;
+        const int column = first_q * Problem::stride_w - Problem::pad_left;
+        const int first_i = first_p * stride - Problem::pad_top;
+        const int rows = min(most_rows, Problem::p - first_p), steps = rows + span;
+        const T* const image = x + (Problem::nhwc ? n * Problem::h * x_row + c : (n * Problem::c + c) * Problem::h * x_row);
+        const T* const grad = dy + static_cast<int64>(first_p) * dy_row +
+            (Problem::nhwc ? n * Problem::p * dy_row + k : (n * Problem::k + k) * Problem::p * dy_row);
+        // Row `at` of x from the first that the band sees.
+        const auto inside = [&](int at) { return static_cast<unsigned>(first_i + at) < static_cast<unsigned>(Problem::h); };
+        const auto row_of_x = [&](int at) { return image + static_cast<int64>(first_i + at) * x_row; };
+        const auto prefetch = [&](int t) {
+            if constexpr (ahead > 0) {
+                if (t < rows)
+                    prefetch_pixels<columns, Problem::q, dy_pixel>(grad + static_cast<int64>(t) * dy_row, first_q);
+#pragma unroll
+                for (int at = t * stride; at < (t + 1) * stride; ++at)
+                    if (t < steps && inside(at))
+                        prefetch_pixels<columns * Problem::stride_w, Problem::w, Window::pixel>(
+                            row_of_x(at), first_q * Problem::stride_w);
+            }
+        };
+#pragma unroll 1
+        for (int t = 0; t < ahead; ++t) prefetch(t);
+
+        // Rows of dy that those of x in one turn meet; above the band and below it they are zeros.
+        float passed[span + turns][columns] = {};
+        float window[windows][Window::window];
+#pragma unroll
+        for (int i = 0; i < windows - 1; ++i) load_window<Window>(window[i], row_of_x(i), column, inside(i));
+        const auto step = [&](int t, int turn) {
+            prefetch(t + ahead);
+            // used last, with the first row of taps
+            load_strip<Problem, Window>(passed[span + turn], grad + static_cast<int64>(t) * dy_row, first_q, t < rows);
+#pragma unroll
+            for (int j = 0; j < stride; ++j) {
+                const int at = t * stride + j, now = (turn * stride + j) % windows, next = at + windows - 1;
+                load_window<Window>(window[(now + windows - 1) % windows], row_of_x(next), column, inside(next));
+                if (Problem::padded && !inside(at)) continue;
+#pragma unroll
+                for (int r = Problem::r - 1; r >= 0; --r) {
+                    if (r * Problem::dilation_h % stride != j) continue;
+                    const float(&from)[columns] = passed[span + turn - r * Problem::dilation_h / stride];
+#pragma unroll
+                    for (int q = 0; q < columns; ++q)
+#pragma unroll
+                        for (int s = 0; s < Problem::s; ++s) {
+                            const float pixel = window[now][q * Problem::stride_w + s * Problem::dilation_w];
+                            sum[r * Problem::s + s] = fmaf(from[q], pixel, sum[r * Problem::s + s]);
+                        }
+                }
+            }
+        };
+#pragma unroll 1
+        for (int t = 0; t < steps; t += turns) {
+#pragma unroll
+            for (int turn = 0; turn < turns; ++turn)
+                if (t + turn < steps) step(t + turn, turn);
+            // The window of the next row becomes the first.
+            constexpr int moved = turns * stride % windows;
+            float old[windows][Window::window];
+#pragma unroll
+            for (int i = 0; i < windows; ++i)
+#pragma unroll
+                for (int k = 0; k < Window::window; ++k)
+                    if (Window::read(k)) old[i][k] = window[i][k];
+#pragma unroll
+            for (int i = 0; i < windows; ++i)
+#pragma unroll
+                for (int k = 0; k < Window::window; ++k)
+                    if (Window::read(k)) window[i][k] = old[(i + moved) % windows][k];
+#pragma unroll
+            for (int i = 0; i < span; ++i)
+#pragma unroll
+                for (int q = 0; q < columns; ++q) passed[i][q] = passed[i + turns][q];
+        }
+    }
+}
+
+// What the block's threads have summed together: `shared` has it first, for each of Tuning::channels filters its weights,
+// and thread t has written the places t, t + threads, ... itself. The block is the `rank`-th of those that share its filters.
+template <class Problem, class Tuning>
+__device__ __forceinline__ void sum_block(float* shared, const typename Problem::element* __restrict__ x,
+                                          const typename Problem::element* __restrict__ dy, int first_k, int rank,
+                                          long long batch, int rows) {
+    constexpr int channels = Tuning::channels, taps = Problem::r * Problem::s, warps = Tuning::threads / 32, sums = channels * taps;
+    static_assert(Problem::group_c == 1 && !Problem::chwn, "one channel a group, images outermost");
+    static_assert(channels <= 32 && 32 % channels == 0 && Tuning::threads % 32 == 0, "a warp has whole tiles of filters");
+    static_assert(!Problem::bias && !Problem::relu, "a gradient is stored as it is");
+
+    // Neighbouring threads have neighbouring filters in NHWC, and neighbouring walks of one filter in NCHW.
+    constexpr int in_block = Tuning::threads / channels;
+    // threads past the last filter compute that one again
+    const int k = min(first_k + static_cast<int>(threadIdx.x) % channels, Problem::k - 1);
+    const int worker = rank * in_block + static_cast<int>(threadIdx.x) / channels;
+    float sum[taps] = {};
+    walk_strips<Problem, Tuning>(sum, x, dy, k, worker, Tuning::split * Tuning::parts * in_block, batch, rows);
+
+    // Lanes of one filter, then warps.
+    const int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int i = 0; i < taps; ++i) {
+#pragma unroll
+        for (int apart = 16; apart >= channels; apart /= 2) sum[i] += __shfl_xor_sync(0xffffffffu, sum[i], apart);
+        if (lane < channels) shared[threadIdx.x / 32 * sums + lane * taps + i] = sum[i];
+    }
+    __syncthreads();
+#pragma unroll 1
+    for (int at = threadIdx.x; at < sums; at += Tuning::threads) {
+        float total = shared[at];
+#pragma unroll
+        for (int warp = 1; warp < warps; ++warp) total += shared[warp * sums + at];
+        shared[at] = total;
+    }
+}
+
+// Stores the gradient of the block's filters, the sums over the blocks of its cluster.
+template <class Problem, class Tuning>
+__device__ __forceinline__ void store_filters(typename Problem::element* __restrict__ dw, const float* shared, int first_k,
+                                              int rank) {
+    constexpr int split = Tuning::split, taps = Problem::r * Problem::s, sums = Tuning::channels * taps;
+    const auto store = [&](int at, float value) {
+        typename Problem::element* const to = dw + static_cast<int64>(first_k) * taps + at;
+        if (at >= (Problem::k - first_k) * taps) return;
+        *to = from_float<typename Problem::element>(finish<Problem>(value, 0.0f, held_by<Problem>(to, true)));
+    };
+    if constexpr (split == 1) {
+#pragma unroll 1
+        for (int at = threadIdx.x; at < sums; at += Tuning::threads) store(at, shared[at]);
+    }
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+    if constexpr (split > 1) {
+        cluster_barrier();
+#pragma unroll 1
+        for (int at = rank * Tuning::threads + threadIdx.x; at < sums; at += split * Tuning::threads) {
+            float total = cluster_load(shared + at, 0);
+#pragma unroll
+            for (int other = 1; other < split; ++other) total += cluster_load(shared + at, other);
+            store(at, total);
+        }
+        cluster_barrier();
+    }
+#else
+    static_assert(split == 1, "clusters of blocks need compute capability 9.0");
+#endif
+}
+
+// The Tuning::split blocks of a cluster have one tile of filters. With split-K so have Tuning::parts blocks, and `dw` is the
+// workspace: each block's partial sums, which part_sums.cuh adds in the order of the blocks. That is for NHWC: 8 channels
+// are the least that a block can read without waste, and 32 are a line of memory, so that a layer of 32 channels keeps 32
+// multiprocessors busy at most where 8 blocks share a filter.
+template <class Problem, class Tuning, class Result>
+__device__ __forceinline__ void depthwise_weight(const typename Problem::element* __restrict__ x,
+                                                 const typename Problem::element* __restrict__ dy,
+                                                 Result* __restrict__ dw, long long batch, int rows) {
+    constexpr int taps = Problem::r * Problem::s, shares = Tuning::split * Tuning::parts;
+    static_assert(Tuning::split == 1 || Tuning::parts == 1, "blocks share a filter through a cluster, or a workspace");
+    const int first_k = static_cast<int>(blockIdx.x) / shares * Tuning::channels;
+    const int rank = static_cast<int>(blockIdx.x) % shares;
+    float* const shared = reinterpret_cast<float*>(shared_memory());
+    sum_block<Problem, Tuning>(shared, x, dy, first_k, rank, batch, rows);
+    if constexpr (Tuning::parts == 1) {
+        store_filters<Problem, Tuning>(dw, shared, first_k, rank);
+    } else {
+        float* const to = dw + (static_cast<int64>(rank) * Problem::k + first_k) * taps;
+        constexpr int sums = Tuning::channels * taps;
+#pragma unroll 1
+        for (int at = threadIdx.x; at < sums && at < (Problem::k - first_k) * taps; at += Tuning::threads) to[at] = shared[at];
+    }
+}
+
+}  // namespace leanconv

@@ -1,0 +1,238 @@
+"""Gradient of the filters of depthwise layers: both tensors read once, the sums of a filter in registers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from itertools import product
+from math import inf
+
+from leanconv.dtypes import GPU_LAYERS
+from leanconv.kernels.common import split_k
+from leanconv.kernels.contract import LAUNCH_CYCLES, Config, TimedAlgorithm, by_time, ceil_div, conv_constants
+from leanconv.kernels.depthwise.depthwise_window import (
+    MOST_TAPS,
+    PAPER,
+    blocks_that_fit,
+    live_rows,
+    one_channel,
+    window,
+)
+from leanconv.kernels.simt.tiles import gradient_arguments, images_outermost, weight_limits
+from leanconv.plan import Launch, Number, Plan, Target
+from leanconv.problem import ConvProblem
+
+#: Columns of dy that a thread walks down at once, rows of it after which it takes another strip.
+COLUMNS = {"NCHW": (4, 8), "NHWC": (4, 7, 8, 14)}
+ROWS = (14, 28, 56, 112)
+#: Rows of dy that a thread takes in a turn of its loop (as in the kernel), and most registers that it may need.
+TURNS, MOST_REGISTERS = 2, 200
+#: Filters of a block in NHWC: 8 floats are a sector of memory, the least that is read at once.
+CHANNELS = (8, 16, 32)
+THREADS = (128, 256, 384, 512)
+#: A cluster of blocks lies within one of the GPU's processing clusters, each of so many multiprocessors or more. The
+#: share of its places that is counted on: where clusters filled all of an H200, some waited (1.4 times the time).
+PROCESSING_CLUSTER, PLACES = 16, 0.94
+#: Blocks of a cluster on any GPU that has them.
+MOST_IN_CLUSTER = 8
+#: Blocks that keep a large GPU busy, four on each multiprocessor: at most so many share filters through a workspace.
+BLOCKS = 528
+#: Warps of a block that adds partial sums. NOTE: with one thread a weight, 512 of them are as many loads in a row.
+SUM_WARPS = 16
+
+
+@dataclass(frozen=True)
+class Speed:
+    """Figures of the cost model.
+
+    ``issue``: the share of the peak at which instructions are issued. ``beside``: those of a row besides its
+    arithmetic. ``latency``: cycles from the load of a row to its use. ``start``: cycles before the first row and after
+    the last. ``narrow``: how much longer memory takes for each tile that shares a line of 32 floats with the first.
+    ``line``: cycles for a line of the L1.
+    """
+
+    issue: float
+    beside: float
+    latency: float
+    start: float
+    narrow: float
+    line: float
+
+
+#: Fitted on an H200: in NHWC to 474 configurations of 12 layers, in NCHW to 89 of 34 layers, with 333 of a kernel whose
+#: turns took one row. Among 401 of the first choices for 34 layers, measured afterwards, the mean error of those within
+#: half of the best is 12 % (NHWC) and 17 % (NCHW); the first is 2.4 and 1.6 % behind the best in the mean, 22 and 13 %
+#: at worst.
+SPEED = {"NHWC": Speed(0.94, 150, 1300, 6300, 0.135, 0), "NCHW": Speed(0.97, 54, 630, 11100, 0, 0.42)}
+
+
+@dataclass(frozen=True)
+class DepthwiseWeightConfig(Config):
+    """A thread walks down strips of ``columns`` columns and ``rows`` rows of dy; a block has ``threads``. The rows are
+    an argument of the kernel, all else is compiled in.
+
+    In NHWC a block has ``channels`` neighbouring filters. A cluster of ``split`` blocks shares the walks, or ``parts``
+    blocks whose sums a second launch adds.
+    """
+
+    columns: int
+    rows: int
+    channels: int
+    threads: int
+    split: int
+    min_blocks: int
+    parts: int = 1
+
+
+def registers_needed(problem: ConvProblem, columns: int) -> int:
+    """Registers that a thread needs: sums, rows of dy, two windows of x, and about 40 for addresses."""
+    rows_of_dy = (live_rows(problem) - 1 + TURNS) * columns
+    return problem.r * problem.s + rows_of_dy + 2 * window(problem, columns) + 40
+
+
+class DepthwiseWeight(TimedAlgorithm):
+    """Rows of x and dy pass through registers once; FP32 FMAs, sums over threads, warps and the blocks of a cluster in
+    fixed order, no atomics, no workspace."""
+
+    name = "depthwise_weight"
+    paper = PAPER
+    tier = "ieee"
+    solves = "conv2d"
+
+    def why_not(self, problem: ConvProblem, target: Target) -> list[str]:
+        reasons = [*weight_limits(problem, GPU_LAYERS), *images_outermost(problem), *one_channel(problem)]
+        if problem.r * problem.s > MOST_TAPS:
+            reasons.append(f"the filter has {problem.r}x{problem.s} taps, and a thread keeps {MOST_TAPS} at most")
+        elif not reasons and not _usable(problem):
+            reasons.append(
+                f"a filter of {problem.r}x{problem.s} with dilation={problem.dilation} and stride={problem.stride} "
+                f"meets {live_rows(problem)} rows, too many for the registers of a thread"
+            )
+        return reasons
+
+    def workspace_bytes(self, problem: ConvProblem, config: DepthwiseWeightConfig) -> int:
+        return split_k.workspace_bytes(problem, config.parts)
+
+    def timed(self, problem: ConvProblem, target: Target) -> list[tuple[float, DepthwiseWeightConfig]]:
+        return self.within(problem, target)
+
+    def within(
+        self, problem: ConvProblem, target: Target, workspace: float = inf
+    ) -> list[tuple[float, DepthwiseWeightConfig]]:
+        found = []
+        for shape in shapes(problem, target, CHANNELS if problem.layout == "NHWC" else (1,)):
+            most = most_that_share(ceil_div(problem.k, shape.channels), shape.min_blocks, target)
+            config = shared_by(problem, shape, most)
+            found.append((predicted_cycles(problem, config, target), config))
+        return by_time([*found, *_with_parts(problem, target, split_k.most_parts(problem, workspace))])
+
+    def plan(self, problem: ConvProblem, config: DepthwiseWeightConfig, target: Target) -> Plan:
+        x, dy, _, batch = gradient_arguments(problem)
+        first = Launch(
+            header="kernels/depthwise/depthwise_weight.cuh",
+            function="leanconv::depthwise_weight",
+            problem=conv_constants(problem),
+            tuning=tuple((name, value) for name, value in config.constants() if name != "rows"),
+            arguments=(x, dy, split_k.destination(problem, config.parts), batch, Number("int", "rows", config.rows)),
+            grid=ceil_div(problem.k, config.channels) * config.split * config.parts,
+            block=config.threads,
+            shared_bytes=4 * config.threads // 32 * config.channels * problem.r * problem.s,
+            min_blocks=config.min_blocks,
+            cluster=config.split,
+        )
+        return split_k.with_sums(first, problem, config.parts, SUM_WARPS)
+
+
+def _with_parts(
+    problem: ConvProblem, target: Target, most: float
+) -> Iterator[tuple[float, DepthwiseWeightConfig]]:  # fmt: skip
+    """Configurations in which more blocks share a filter than a cluster can have, up to ``most``, with their times."""
+    channels = _channels(problem)
+    tiles = ceil_div(problem.k, channels)
+    if most < 2:
+        return
+    found = set()
+    for shape in shapes(problem, target, (channels,)):
+        busy = min(most, BLOCKS // tiles, target.multiprocessors * shape.min_blocks // tiles)
+        shared = shared_by(problem, shape, max(2, int(busy)))
+        config = replace(shared, split=1, parts=max(2, shared.split))
+        if config not in found:
+            found.add(config)
+            yield predicted_cycles(problem, config, target) + LAUNCH_CYCLES, config
+
+
+def _channels(problem: ConvProblem) -> int:
+    """Filters of a block of which several share a filter: as many as make whole lines of memory, of which at most an
+    eighth is left over."""
+    if problem.layout != "NHWC":
+        return 1
+    return next((c for c in reversed(CHANNELS) if 8 * (-problem.k % c) <= problem.k), CHANNELS[0])
+
+
+def shapes(problem: ConvProblem, target: Target, channels: Iterable[int]) -> Iterator[DepthwiseWeightConfig]:
+    """The configurations for blocks of so many filters, each block with its own."""
+    for columns, threads in product(_usable(problem), THREADS):
+        fitting = blocks_that_fit(registers_needed(problem, columns), threads, target)
+        for rows, filters in product(sorted({min(rows, problem.p) for rows in ROWS}), channels):
+            yield DepthwiseWeightConfig(columns, rows, filters, threads, 1, fitting)
+
+
+def shared_by(problem: ConvProblem, shape: DepthwiseWeightConfig, most: int) -> DepthwiseWeightConfig:
+    """``shape`` with the walks dealt out to at most so many blocks: to no more than make the longest share shorter."""
+    walks, workers = max(1, _walks(problem, shape)), shape.threads // shape.channels
+    return replace(shape, split=ceil_div(walks, ceil_div(walks, most * workers) * workers))
+
+
+def _walks(problem: ConvProblem, config: DepthwiseWeightConfig) -> int:
+    """Strips of all images."""
+    return problem.n * ceil_div(problem.q, config.columns) * ceil_div(problem.p, config.rows)
+
+
+def _usable(problem: ConvProblem) -> list[int]:
+    return [c for c in COLUMNS[problem.layout] if registers_needed(problem, c) <= MOST_REGISTERS]
+
+
+def clusters_at_once(split: int, fitting: int, target: Target) -> int:
+    """Clusters of ``split`` blocks that run at the same time, where a multiprocessor holds ``fitting`` blocks."""
+    places = max(1, target.multiprocessors // PROCESSING_CLUSTER) * (PROCESSING_CLUSTER * fitting // split)
+    return max(1, int(PLACES * places))
+
+
+def most_that_share(tiles: int, fitting: int, target: Target) -> int:
+    """Most blocks of a cluster for which those of all ``tiles`` run at the same time: by the model always best."""
+    most = MOST_IN_CLUSTER if target.clusters else 1
+    return next((split for split in range(most, 1, -1) if tiles <= clusters_at_once(split, fitting, target)), 1)
+
+
+def predicted_cycles(problem: ConvProblem, config: DepthwiseWeightConfig, target: Target) -> float:
+    """Predicted time in clock cycles, of the first launch: that of the busiest multiprocessor, and of the memory."""
+    speed, nchw, columns = SPEED[problem.layout], problem.layout == "NCHW", config.columns
+    share = config.split * config.parts
+    each = ceil_div(_walks(problem, config), share * (config.threads // config.channels))
+    steps = each * (min(config.rows, problem.p) + live_rows(problem) - 1)
+    loads, strip = window(problem, columns), columns
+    if nchw and problem.w % 4 == 0 and columns * problem.stride[1] % 4 == 0:
+        loads = ceil_div(loads + -problem.padding[2] % 4, 4)
+    if nchw and problem.q % 4 == 0:
+        strip = ceil_div(columns, 4)
+    accesses = loads * problem.stride[0] + strip
+    moved = (live_rows(problem) - 1) * columns / TURNS
+    instructions = problem.r * problem.s * columns + 2 * accesses + moved + speed.beside
+    # Lines that the lanes of an access meet in NCHW, where they are strips of several rows.
+    strips = ceil_div(problem.q, columns)
+    lines = min(32.0, max(1, 32 / strips) * (0.5 + min(32, strips) * columns * 4 * problem.stride[1] / 128))
+    lanes = max(instructions / (target.fma_lanes * speed.issue), speed.line * accesses * lines / 32)
+    work = config.threads * lanes
+
+    def resident(blocks: int) -> float:
+        return steps * max(blocks * work, speed.latency) + speed.start if blocks else 0.0
+
+    tiles, fitting = ceil_div(problem.k, config.channels), config.min_blocks
+    if config.split > 1:
+        rounds, rest = divmod(tiles, clusters_at_once(config.split, fitting, target))
+        rest = min(fitting, ceil_div(rest * config.split, target.multiprocessors))
+    else:
+        rounds, rest = divmod(ceil_div(tiles * share, target.multiprocessors), fitting)
+    narrow = 1 + speed.narrow * (CHANNELS[-1] / config.channels - 1)
+    memory = narrow * problem.bytes / target.bytes_per_cycle
+    return rounds * resident(fitting) + resident(rest) + memory

@@ -1,0 +1,213 @@
+// One filter for each channel (or several): the rows of the image pass through registers once.
+//
+// Arithmetic per output: 2 * R * S flops for 8 bytes, one pixel read and one written. At 4.2 TB/s and 67 TFLOP/s the
+// copy of the image bounds filters up to about 7x7, and FMA issue larger ones. So small filters should take the time of
+// a device copy of input and output, large ones what a well-tuned SGEMM reaches (75 % of the peak).
+//
+// A thread owns a strip of `columns` outputs of one channel, `rows` rows of them. Small filters load all that they see
+// at once (Tuning::whole), so that one latency passes. Large ones walk down: a thread reads each input row of its window
+// once, (columns - 1) * stride + S pixels, and adds it to all the sums that it reaches: those of R outputs of a column.
+// Meanwhile the next two rows are under way (7x7 filters with one: 8 to 10 % slower). Neighbouring threads are
+// neighbouring channels in NHWC and neighbouring strips in NCHW, so that they find in the L1 what their windows share.
+// 7 columns of a 7x7 filter: 13 loads for 343 FMAs.
+// Measured on an H200 (128 images): 256 x 56 x 56 with 3x3 filters 1.07 (NHWC) and 1.12 times the copy, with 5x5 and
+// stride 2 1.13 and 1.24 times; 96 x 56 x 56 with 7x7 filters 1.6 and 1.9 times, at 33 and 27 TFLOP/s.
+#pragma once
+
+#include <kernels/depthwise/window.cuh>
+#include <device/epilogue.cuh>
+#include <device/index.cuh>
+#include <device/ptx/shared.cuh>
+
+namespace leanconv {
+
+// What a thread keeps besides the window of its strip.
+template <class Problem, class Tuning>
+struct DepthwiseShape : DepthwiseWindow<Problem, Tuning::columns> {
+    // A walking thread sums two rows of outputs a step, while the next two rows of the image are under way.
+    static constexpr int turns = 2, ahead = 2;
+    // filters in shared memory: an odd pitch, so that the lanes of a warp meet different banks
+    static constexpr int pitch = Problem::r * Problem::s | 1;
+    static constexpr int bands = ceil_div(Problem::p, Tuning::rows);
+    // Whether some output of a band reads its input row `at`, of so many.
+    static constexpr int height = (Tuning::rows - 1) * Problem::stride_h + (Problem::r - 1) * Problem::dilation_h + 1;
+    __host__ __device__ static constexpr bool read_row(int at) {
+        for (int r = 0; r < Problem::r; ++r) {
+            const int from = at - r * Problem::dilation_h;
+            if (from >= 0 && from % Problem::stride_h == 0 && from / Problem::stride_h < Tuning::rows) return true;
+        }
+        return false;
+    }
+};
+
+template <class Problem, class Tuning>
+__device__ __forceinline__ void depthwise_window(const typename Problem::element* __restrict__ x,
+                                          const typename Problem::element* __restrict__ w,
+                                          const typename Problem::element* __restrict__ bias,
+                                          typename Problem::element* __restrict__ y, long long batch) {
+    using Shape = DepthwiseShape<Problem, Tuning>;
+    using T = typename Problem::element;
+    constexpr int columns = Shape::columns, span = Shape::span, taps = Shape::taps;
+    constexpr int channel_tiles = ceil_div(Problem::k, Tuning::channels), in_block = Tuning::threads / Tuning::channels;
+    static_assert(Problem::group_c == 1 && !Problem::chwn, "one channel a group, images outermost");
+
+    // Which strip of which band of which filter's output. NCHW: strips, bands, filters, images; a block of NHWC has a
+    // tile of filters, and of the others some after each other.
+    using Count = Offset<Problem>;
+    const int local = threadIdx.x % Tuning::channels;
+    const int first_k = static_cast<int>(blockIdx.x % channel_tiles) * Tuning::channels;
+    Count rest;
+    if constexpr (Problem::nhwc)
+        rest = static_cast<Count>(blockIdx.x / channel_tiles) * in_block + threadIdx.x / Tuning::channels;
+    else rest = static_cast<Count>(blockIdx.x) * Tuning::threads + threadIdx.x;
+    const int strip = static_cast<int>(rest % Shape::strips);
+    rest /= Shape::strips;
+    const int band = static_cast<int>(rest % Shape::bands);
+    rest /= Shape::bands;
+    int k = first_k + local;
+    if constexpr (!Problem::nhwc) {
+        k = static_cast<int>(rest % Problem::k);
+        rest /= Problem::k;
+    }
+    const int64 n = rest;
+    // Blocks have whole warps, of which some threads may be left over.
+    const bool exists = n < batch && k < Problem::k && (!Problem::nhwc || threadIdx.x / Tuning::channels < in_block);
+
+    const int c = k / Problem::group_k, first_q = strip * columns, first_p = band * Tuning::rows;
+    const int column = first_q * Problem::stride_w - Problem::pad_left;
+    constexpr int row_step = Problem::w * (Problem::nhwc ? Problem::c : 1);
+    const T* const image =
+        x + (Problem::nhwc ? n * Problem::h * row_step + c : (n * Problem::c + c) * Problem::h * row_step);
+    // Input row `at` from the first that the band sees; zeros outside the image.
+    const int first_i = first_p * Problem::stride_h - Problem::pad_top;
+    const auto load = [&](float(&to)[Shape::window], int at) {
+        const int i = first_i + at;
+        const bool inside = exists && static_cast<unsigned>(i) < static_cast<unsigned>(Problem::h);
+        load_window<Shape>(to, image + static_cast<int64>(i) * row_step, column, inside);
+    };
+    // The first rows are under way while filters arrive: those of a few windows in turn, or all that the band sees.
+    constexpr int windows = Tuning::whole ? Shape::height : Shape::ahead + 1;
+    float window[windows][Shape::window];
+#pragma unroll
+    for (int i = 0; i < (Tuning::whole ? Shape::height : Shape::ahead); ++i)
+        if (!Tuning::whole || Shape::read_row(i)) load(window[i], i);
+
+    const T* const my_filter = w + static_cast<int64>(k) * taps;
+    float* const filters = reinterpret_cast<float*>(shared_memory());
+    if constexpr (Problem::nhwc) {
+        // Filters of neighbouring channels lie taps apart; shared memory makes one coalesced copy of them.
+        const int wanted = min(Tuning::channels, Problem::k - first_k) * taps;
+        const T* const from = w + static_cast<int64>(first_k) * taps;
+#pragma unroll 8
+        for (int i = threadIdx.x; i < wanted; i += Tuning::threads)
+            filters[i / taps * Shape::pitch + i % taps] = to_float(from[i]);
+        __syncthreads();
+    }
+    if (!exists) return;
+    const auto weight = [&](int r, int s) {
+        const int tap = Problem::reversed ? taps - 1 - r * Problem::s - s : r * Problem::s + s;
+        return Problem::nhwc ? filters[local * Shape::pitch + tap] : to_float(my_filter[tap]);
+    };
+
+    constexpr int out_pixel = Problem::nhwc ? Problem::k : 1, out_row = Problem::q * out_pixel;
+    T* const result = y + static_cast<int64>(first_p) * out_row + first_q * out_pixel +
+        (Problem::nhwc ? n * Problem::p * out_row + k : (n * Problem::k + k) * Problem::p * out_row);
+    const bool vector = Shape::vector_stores && reinterpret_cast<unsigned long long>(y) % (4 * item<Problem>) == 0;
+    const float b = Problem::bias ? to_float(bias[k]) : 0.0f;
+
+    // The sums of row `p` of the band, which are complete.
+    const auto store = [&](int p, const float(&done)[columns]) {
+        T* const to = result + static_cast<int64>(p) * out_row;
+#pragma unroll
+        for (int q = 0; q < columns; q += 4) {
+            T v[4];
+#pragma unroll
+            for (int e = 0; e < 4; ++e) {
+                if (q + e >= columns) continue;
+                const float held = held_by<Problem>(to + (q + e) * out_pixel, first_q + q + e < Problem::q);
+                v[e] = from_float<T>(finish<Problem>(done[q + e], b, held));
+            }
+            if (vector) {
+                if (first_q + q < Problem::q) store_vector_of(to + q, v);
+            } else {
+#pragma unroll
+                for (int e = 0; e < 4; ++e)
+                    if (q + e < columns && first_q + q + e < Problem::q) to[(q + e) * out_pixel] = v[e];
+            }
+        }
+    };
+
+    if constexpr (Tuning::whole) {
+        float sum[Tuning::rows][columns] = {};
+#pragma unroll
+        for (int r = 0; r < Problem::r; ++r)
+#pragma unroll
+            for (int s = 0; s < Problem::s; ++s) {
+                const float tap = weight(r, s);
+#pragma unroll
+                for (int p = 0; p < Tuning::rows; ++p)
+#pragma unroll
+                    for (int q = 0; q < columns; ++q)
+                        sum[p][q] = fmaf(tap, window[p * Problem::stride_h + r * Problem::dilation_h]
+                                                    [q * Problem::stride_w + s * Problem::dilation_w], sum[p][q]);
+            }
+#pragma unroll
+        for (int p = 0; p < Tuning::rows; ++p)
+            if (Problem::p % Tuning::rows == 0 || first_p + p < Problem::p) store(p, sum[p]);
+        return;
+    }
+
+    float filter[Problem::r][Problem::s];
+#pragma unroll
+    for (int r = 0; r < Problem::r; ++r)
+#pragma unroll
+        for (int s = 0; s < Problem::s; ++s) filter[r][s] = weight(r, s);
+    const int total = min(Tuning::rows, Problem::p - first_p) + span;
+    // Sums of a step's rows, and of those before them that it reaches.
+    float sum[span + Shape::turns][columns] = {};
+    // Input rows of step t reach the outputs of rows t - span ... t of the band, of which the first is then complete.
+    // While a row is summed the next one is under way.
+    const auto step = [&](int t, int turn) {
+#pragma unroll
+        for (int j = 0; j < Problem::stride_h; ++j) {
+            const int now = (turn * Problem::stride_h + j) % windows;
+            load(window[(now + windows - 1) % windows], t * Problem::stride_h + j + windows - 1);
+#pragma unroll
+            for (int r = Problem::r - 1; r >= 0; --r) {
+                if (r * Problem::dilation_h % Problem::stride_h != j) continue;
+                const int back = r * Problem::dilation_h / Problem::stride_h;
+                float(&to)[columns] = sum[span + turn - back];
+#pragma unroll
+                for (int s = 0; s < Problem::s; ++s)
+#pragma unroll
+                    for (int q = 0; q < columns; ++q)
+                        to[q] = fmaf(filter[r][s],
+                                     window[now][q * Problem::stride_w + s * Problem::dilation_w], to[q]);
+            }
+        }
+        if (t >= span) store(t - span, sum[turn]);
+    };
+#pragma unroll 1
+    for (int t = 0; t < total; t += Shape::turns) {
+#pragma unroll
+        for (int turn = 0; turn < Shape::turns; ++turn)
+            if (t + turn < total) step(t + turn, turn);
+        // The window of the next row becomes the first, and the row after the complete ones as well.
+        constexpr int moved = Shape::turns * Problem::stride_h % windows;
+        float old[windows][Shape::window];
+#pragma unroll
+        for (int i = 0; i < windows; ++i)
+#pragma unroll
+            for (int k = 0; k < Shape::window; ++k) old[i][k] = window[i][k];
+#pragma unroll
+        for (int i = 0; i < windows; ++i)
+#pragma unroll
+            for (int k = 0; k < Shape::window; ++k) window[i][k] = old[(i + moved) % windows][k];
+#pragma unroll
+        for (int i = 0; i < span + Shape::turns; ++i)
+#pragma unroll
+            for (int q = 0; q < columns; ++q) sum[i][q] = i < span ? sum[i + Shape::turns][q] : 0.0f;
+    }
+}
+
+}  // namespace leanconv

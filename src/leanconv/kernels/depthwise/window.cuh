@@ -1,0 +1,75 @@
+// Rows of one channel that a thread walks down: what a strip of outputs sees of an input row, and how it is loaded.
+#pragma once
+
+#include <device/adjacent.cuh>
+#include <device/index.cuh>
+#include <device/ptx/prefetch.cuh>
+
+namespace leanconv {
+
+// What a thread that owns strips of so many outputs of a layer sees of an input row, its window.
+template <class Problem, int columns_>
+struct DepthwiseWindow {
+    static constexpr int columns = columns_, taps = Problem::r * Problem::s;
+    // pixels of a window, and rows of outputs besides one that an input row reaches or lies between
+    static constexpr int window = (columns - 1) * Problem::stride_w + (Problem::s - 1) * Problem::dilation_w + 1;
+    static constexpr int span = (Problem::r - 1) * Problem::dilation_h / Problem::stride_h;
+    static constexpr int strips = ceil_div(Problem::q, columns);
+    // pixels of an image row, and elements from one to the next
+    static constexpr int row_pixels = Problem::w, pixel = Problem::nhwc ? Problem::c : 1;
+    // Some window of a strip leaves the image, or the last strip is not whole.
+    static constexpr bool checked = Problem::padded || Problem::q % columns != 0;
+    // Rows of NCHW whose strips begin in aligned fours: what lies between multiples of four comes in one load. Pixel
+    // `at` of a window is element `lead + at` of its fours.
+    static constexpr bool vectors = !Problem::nhwc && columns * Problem::stride_w % 4 == 0 && Problem::w % 4 == 0;
+    static constexpr int lead = (4 - Problem::pad_left % 4) % 4;
+    static constexpr bool vector_stores = !Problem::nhwc && columns % 4 == 0 && Problem::q % 4 == 0;
+
+    // Whether some output reads pixel `at` of the window.
+    __host__ __device__ static constexpr bool read(int at) {
+        for (int s = 0; s < Problem::s; ++s) {
+            const int from = at - s * Problem::dilation_w;
+            if (from >= 0 && from % Problem::stride_w == 0 && from / Problem::stride_w < columns) return true;
+        }
+        return false;
+    }
+};
+
+// The pixels of a window whose first column is `column`, of an image row that begins at `row`; zeros outside, and
+// everywhere unless the row is `inside` the image.
+template <class Window, class T>
+__device__ __forceinline__ void load_window(float (&window)[Window::window], const T* row, int column, bool inside) {
+#pragma unroll
+    for (int v = -Window::lead; v < Window::window; v += 4) {
+        const int wanted = Window::read(v) + Window::read(v + 1) + Window::read(v + 2) + Window::read(v + 3);
+        if (Window::vectors && wanted > 1) {
+            float four[4] = {};
+            const bool exists =
+                !Window::checked || static_cast<unsigned>(column + v) < static_cast<unsigned>(Window::row_pixels);
+            if (inside && exists) load_adjacent(four, row + column + v);
+#pragma unroll
+            for (int i = 0; i < 4; ++i)
+                if (Window::read(v + i)) window[v + i] = four[i];
+            continue;
+        }
+#pragma unroll
+        for (int k = v; k < v + 4; ++k) {
+            if (!Window::read(k)) continue;
+            const bool exists =
+                !Window::checked || static_cast<unsigned>(column + k) < static_cast<unsigned>(Window::row_pixels);
+            window[k] = inside && exists ? to_float(row[(column + k) * Window::pixel]) : 0.0f;
+        }
+    }
+}
+
+// Brings `count` pixels of a row that begins at `row`, from column `first` on, to the L2 cache: those that exist.
+// `apart` is the distance of pixels in elements. Neighbours share a sector of 32 bytes where they are adjacent.
+template <int count, int pixels, int apart, class T>
+__device__ __forceinline__ void prefetch_pixels(const T* row, int first) {
+    constexpr int step = apart == 1 ? 32 / static_cast<int>(sizeof(T)) : 1;
+#pragma unroll
+    for (int i = 0; i < count; i += step)
+        if (static_cast<unsigned>(first + i) < static_cast<unsigned>(pixels)) prefetch_l2(row + (first + i) * apart);
+}
+
+}  // namespace leanconv

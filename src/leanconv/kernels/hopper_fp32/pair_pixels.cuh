@@ -1,0 +1,321 @@
+// What the consumers of tensor_winograd load of a stage of pixels, and the states that they make of it (pair_states.cuh).
+#pragma once
+
+#include <kernels/hopper_fp32/pair_states.cuh>
+#include <device/ptx/load.cuh>
+#include <kernels/hopper_fp32/tensor_pixels.cuh>
+#include <kernels/hopper_fp32/tensor_products.cuh>
+
+namespace leanconv {
+
+// What the copies and tiles see: a pixel is a pair of outputs, which are two columns apart; or pairs of several rows.
+template <class Problem, class Tuning>
+struct Pairs : Problem {
+    static constexpr int q = ceil_div(Problem::q, 2), out_w = ceil_div(Problem::out_w, 2), stride_w = 2;
+    static constexpr int p = ceil_div(Problem::p, Tuning::heights), out_h = ceil_div(Problem::out_h, Tuning::heights);
+    static constexpr int stride_h = Tuning::heights;
+};
+
+// Where the pixels of a thread's two pairs lie in a stage, how its states are made of three of them each, and the factors of
+// their channels. The second warpgroup takes pairs and pixels backwards: its states are d3 - d1 and d2 - d1, as those of the
+// first are d0 - d2 and d1 + d2.
+template <class Problem, class Tuning>
+struct PairPixels {
+    using P = Pairs<Problem, Tuning>;
+    using F = TensorFilters<P, Tuning>;
+    using Rings = TensorRings<P, Tuning>;
+    static constexpr bool in_fours = P::q % 2 == 0;  // both pairs are in one row
+    const float* prepared;
+    const float* factors;
+    int pair, apart;  // one of two neighbouring pairs, and how far on the other one is
+    int first[2][2];  // where the first and the third pixel of both lie in a stage, in bytes
+
+    __device__ __forceinline__ PairPixels(const float* prepared, int warp, int lane, int sharer)
+        : prepared(prepared), pair(warp * 16 + lane / 4 * 2 + sharer), apart(1 - 2 * sharer) {
+        factors = prepared + F::factors_at;
+    }
+    __device__ __forceinline__ void begin(const TensorTiles<P, Tuning>& tiles, Offset<Problem> tile) {
+        if constexpr (Problem::groups > 1) factors = prepared + F::factors_at + tiles.group(tile) * F::stages * split_depth;
+        const int in_row = static_cast<int>(tiles.first_pixel(tile) % P::q);
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+            const int number = pair + apart * i;
+            const int line = 2 * number + (in_row + number) / P::q * 2 + (apart < 0 ? 3 : 0);
+#pragma unroll
+            for (int j = 0; j < 2; ++j) {
+                const int at = line + 2 * apart * j;
+                first[i][j] = at * 128 + (threadIdx.x % 4 ^ at % 8) * 16;
+            }
+        }
+    }
+    // Four channels of pixel j of pair i in the stage that lies at `place`. In one row, pixels of the second pair are those of
+    // the first from the third on.
+    // NOTE: lines of 128 bytes are swizzled in eights, and stages begin with one. The first pixel's line is even (backwards
+    // odd): the next one's differs in its last bit, and that of the fifth, 4 lines on, in its third.
+    __device__ __forceinline__ int where(int place, int i, int j, int sixteen) const {
+        const int number = in_fours ? 2 * i + j : j, next = number % 2, fifth = number / 4;
+        const int even = place + first[in_fours ? 0 : i][number / 2 % 2];
+        const int at = (even ^ next * (128 + 16) ^ (sixteen % 2 + fifth) % 2 * 64) + fifth * 512 * apart;
+        return at + sixteen / 2 * Rings::half_bytes;
+    }
+    __device__ __forceinline__ void load_four(float (&four)[4], const unsigned char* base, int place, int i, int j,
+                                              int sixteen) const {
+        ld_shared_v4(four, reinterpret_cast<const float*>(base + where(place, i, j, sixteen)));
+    }
+    // The state of half a stage of the column that segments leave: d0, or d1 for the second warpgroup.
+    __device__ __forceinline__ void load_rest(float (&x)[2][4][4], const unsigned char* base, int place, int half) const {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            const int pair = i / 2, sixteen = 2 * half + i % 2;
+            const int at = apart > 0 ? where(place, pair, 0, sixteen) : where(place, pair, 2, sixteen);
+            ld_shared_v4(x[pair][sixteen], reinterpret_cast<const float*>(base + at));
+        }
+    }
+};
+
+// The same of flat pixels in columns (tensor_pixels.cuh). The copies of a tap begin at multiples of four pixels, so that
+// a pair begins with an even pixel of its column, or with an odd one, as all pairs do. Two loads of two pixels bring four
+// side by side, of which three are used; columns lie such that these loads meet each bank once.
+template <class Problem, class Tuning>
+struct FlatPairPixels {
+    static constexpr int apart = 8;
+    using P = Pairs<Problem, Tuning>;
+    using F = TensorFilters<P, Tuning>;
+    using Rings = TensorRings<P, Tuning>;
+    static constexpr int warps = Rings::granule / 16;  // of a granule
+    static_assert(!Tuning::flat || Rings::flat_pitch % 32 == 8, "the four channels of a load lie eight banks apart");
+    const float* prepared;
+    const float* factors;
+    int pair, sharer, place, column[2];  // columns that the windows begin with
+    int in_planes[F::planes ? 2 : 1];    // or where they do in planes of the thread's first channel, but for what a tap moves them
+
+    __device__ __forceinline__ FlatPairPixels(const float* prepared, int warp, int lane, int sharer)
+        : prepared(prepared), pair(warp * 16 + lane / 4), sharer(sharer),
+          place(warp / warps * Rings::granule_bytes +
+                (warp % warps * 32 + lane % 4 * Rings::flat_pitch + lane / 4 * 2) * 4) {
+        factors = prepared + F::factors_at;
+    }
+    __device__ __forceinline__ void begin(const TensorTiles<P, Tuning>& tiles, Offset<Problem> tile) {
+        if constexpr (Problem::groups > 1) factors = prepared + F::factors_at + tiles.group(tile) * F::stages * split_depth;
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+            int p;
+            tiles.numbers.position(tiles.first_pixel(tile) + pair + apart * i, p, column[i]);
+            column[i] = column[i] * 2 - Problem::pad_left + sharer;
+        }
+    }
+    // The states of half a stage for warpgroup `own`, where its three pixels begin with an even or an odd one of a column.
+    template <bool odd, int own>
+    __device__ __forceinline__ void load_half(float (&x)[2][2][4][4], const unsigned char* pixels, int half, int right) const {
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+            bool inside[3];
+#pragma unroll
+            for (int j = 0; j < 3; ++j) {
+                // Of 3 columns those near the middle are inside for all pairs.
+                constexpr bool one_segment = Problem::s == 3;
+                const int least = own + j - Problem::pad_left;
+                inside[j] = (one_segment && (least == 0 || least == 1)) ||
+                            static_cast<unsigned>(column[i] + right + j) < Problem::w;
+            }
+#pragma unroll
+            for (int n = 0; n < 8; ++n) {
+                const unsigned char* at;
+                if constexpr (F::planes) at = pixels + (in_planes[i] + F::plane_channel(0, n) * Rings::plane) * 4;
+                else at = pixels + (4 * n * Rings::flat_pitch + 2 * apart * i) * 4;
+                unsigned four[2][2];
+                ld_shared_v2_u32(four[0], at);
+                ld_shared_v2_u32(four[1], at + 8);
+                float d[3];
+#pragma unroll
+                for (int j = 0; j < 3; ++j) d[j] = inside[j] ? __uint_as_float(four[(odd + j) / 2][(odd + j) % 2]) : 0.0f;
+                x[0][i][2 * half + n / 4][n % 4] = d[0] - d[2];
+                x[1][i][2 * half + n / 4][n % 4] = own == 0 ? d[1] + d[2] : d[1] - d[0];
+            }
+        }
+    }
+    // The same of the column that segments leave (PairPixels); state 3 has its own sign.
+    __device__ __forceinline__ void load_rest(float (&x)[2][4][4], const unsigned char* pixels, int first, int half,
+                                              int right) const {
+        const float sign = sharer == 0 ? 1.0f : -1.0f;
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+            const bool inside = static_cast<unsigned>(column[i] + right) < Problem::w;
+#pragma unroll
+            for (int n = 0; n < 8; ++n) {
+                const unsigned char* const at = pixels + (4 * n * Rings::flat_pitch + 2 * apart * i + first % 2) * 4;
+                x[i][2 * half + n / 4][n % 4] = inside ? sign * __uint_as_float(ld_shared_u32(at)) : 0.0f;
+            }
+        }
+    }
+    // From pixel `first` of the columns on.
+    __device__ __forceinline__ void load(float (&x)[2][2][4][4], const unsigned char* pixels, int first, int half,
+                                         int right) const {
+        if (sharer == 0) {
+            if (first % 2 == 0) load_half<false, 0>(x, pixels, half, right);
+            else load_half<true, 0>(x, pixels, half, right);
+        } else {
+            if (first % 2 == 0) load_half<false, 1>(x, pixels, half, right);
+            else load_half<true, 1>(x, pixels, half, right);
+        }
+    }
+};
+
+// The same of flat planes, whose images follow each other: a thread's pairs may be of two.
+template <class Problem, class Tuning>
+struct PlanePairPixels : FlatPairPixels<Problem, Tuning> {
+    using Base = FlatPairPixels<Problem, Tuning>;
+    using P = Pairs<Problem, Tuning>;
+    using F = TensorFilters<P, Tuning>;
+    using Rings = TensorRings<P, Tuning>;
+
+    __device__ __forceinline__ PlanePairPixels(const float* prepared, int warp, int lane, int sharer)
+        : Base(prepared, warp, lane, sharer) {}
+
+    __device__ __forceinline__ void begin(const TensorTiles<P, Tuning>& tiles, Offset<Problem> tile) {
+        Base::begin(tiles, tile);
+        const Offset<Problem> from = tiles.first_pixel(tile), first_n = from / Rings::image;
+        const int moved = flat_begin<P>(static_cast<int>(from - first_n * Rings::image), Rings::pixels) - flat_begin<P>();
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+            // NOTE: a pair that does not exist sees the pixels of one that does.
+            const Offset<Problem> own = from + Base::pair + Base::apart * i, number = own < tiles.numbers.count() ? own : from;
+            const Offset<Problem> n = number / Rings::image;
+            Base::in_planes[i] = (static_cast<int>(n - first_n) * 32 + threadIdx.x % 4 * F::spacing) * Rings::plane +
+                                 static_cast<int>(number - n * Rings::image) * 2 - (n == first_n ? moved : 0);
+        }
+    }
+};
+
+// A state as operand A.
+template <class Fragments>
+__device__ __forceinline__ void split_state(Fragments& one, const float (&x)[2][4][4], const SplitHeader& header) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) one.down[i] = split_row<Fragments::exact>(one.high, one.low, i, x[i], header);
+}
+
+// The warpgroup's two states of the stage of pixels that lies at `place`, scaled by factors of `stage` of the filters.
+template <bool scaled, class Problem, class Tuning>
+__device__ __forceinline__ void load_states(float (&x)[2][2][4][4], const FlatPairPixels<Problem, Tuning>& pixels,
+                                            const unsigned char* base, int place, int stage, int t) {
+    using P = Pairs<Problem, Tuning>;
+    using Rings = TensorRings<P, Tuning>;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+        const int number = 2 * stage + half, of_tap = TensorFilters<P, Tuning>::of_tap;
+        // NOTE: past the last tap filters are zero, and the pixels those of tap 0 (tensor_pixels.cuh).
+        const int tap = number / of_tap < TensorFilters<P, Tuning>::taps ? number / of_tap : 0;
+        const int first = (flat_shift<P, Tuning>(tap, 1) & 3) + pixels.sharer;
+        const unsigned char* const from = base + place + half * Rings::half_bytes + pixels.place + (first & ~1) * 4;
+        const int right = tap_right<P, Tuning>(tap);
+        pixels.load(x, from, first, half, right);
+    }
+    if constexpr (scaled) {
+#pragma unroll
+        for (int i = 0; i < 16; ++i) {
+            const float factor = pixels.factors[stage * split_depth + 16 * (i / 4) + t + 4 * (i % 4)];
+#pragma unroll
+            for (int j = 0; j < 4; ++j) {
+                float& value = x[j / 2][j % 2][i / 4][i % 4];
+                value = value * factor * factor;
+            }
+        }
+    }
+}
+
+// The same of planes, in `stages`.
+template <bool scaled, class Problem, class Tuning>
+__device__ __forceinline__ void load_states(float (&x)[2][2][4][4], const PlanePairPixels<Problem, Tuning>& pixels,
+                                            PlaneStages<Pairs<Problem, Tuning>, Tuning>& stages,
+                                            const TensorRings<Pairs<Problem, Tuning>, Tuning>& rings, int stage, int t) {
+    using P = Pairs<Problem, Tuning>;
+    using F = TensorFilters<P, Tuning>;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+        // NOTE: past the last tap filters are zero, and the pixels those of tap 0.
+        const int entered = stages.enter(rings, stage, half), tap = stages.exists(stage, half) ? entered : 0;
+        const int first = flat_shift<P, Tuning>(tap, 1) - flat_begin<P>() + pixels.sharer, right = tap_right<P, Tuning>(tap);
+        const unsigned char* const from = rings.base + stages.at + (first & ~1) * 4;
+        pixels.load(x, from, first, half, right);
+    }
+    if constexpr (scaled) {
+#pragma unroll
+        for (int i = 0; i < 16; ++i) {
+            const float factor = pixels.factors[stage * split_depth + i / 8 * 32 + F::plane_channel(t, i % 8)];
+#pragma unroll
+            for (int j = 0; j < 4; ++j) {
+                float& value = x[j / 2][j % 2][i / 4][i % 4];
+                value = value * factor * factor;
+            }
+        }
+    }
+}
+
+// The same of rows. Each pixel is loaded once; neighbouring pairs of a row share one.
+template <bool scaled, class Problem, class Tuning>
+__device__ __forceinline__ void load_states(float (&x)[2][2][4][4], const PairPixels<Problem, Tuning>& pixels,
+                                            const unsigned char* base, int place, int stage, int t) {
+    constexpr bool in_fours = PairPixels<Problem, Tuning>::in_fours;
+    const float sign = static_cast<float>(pixels.apart);
+#pragma unroll
+    for (int sixteen = 0; sixteen < 4; ++sixteen) {
+        float d[2][3][4];
+#pragma unroll
+        for (int i = 0; i < 2; ++i)
+#pragma unroll
+            for (int j = 0; j < 3; ++j) {
+                if (in_fours && i == 1 && j == 0) {
+#pragma unroll
+                    for (int e = 0; e < 4; ++e) d[1][0][e] = d[0][2][e];
+                } else {
+                    pixels.load_four(d[i][j], base, place, i, j, sixteen);
+                }
+            }
+#pragma unroll
+        for (int i = 0; i < 2; ++i)
+#pragma unroll
+            for (int e = 0; e < 4; ++e) {
+                x[0][i][sixteen][e] = d[i][0][e] - d[i][2][e];
+                x[1][i][sixteen][e] = fmaf(sign, d[i][2][e], d[i][1][e]);
+            }
+        if constexpr (scaled) {
+#pragma unroll
+            for (int e = 0; e < 4; ++e) {
+                const float factor = pixels.factors[stage * split_depth + 16 * sixteen + 4 * t + e];
+#pragma unroll
+                for (int i = 0; i < 4; ++i) {
+                    float& value = x[i / 2][i % 2][sixteen][e];
+                    value = value * factor * factor;
+                }
+            }
+        }
+    }
+}
+
+// The warpgroup's state of the column that segments leave, in a stage of flat pixels or of rows.
+template <bool scaled, class Pixels, class P, class Tuning>
+__device__ __forceinline__ void load_rest(float (&x)[2][4][4], const Pixels& pixels, const TensorRings<P, Tuning>& rings,
+                                          int place, int stage, int t) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+        if constexpr (Tuning::flat) {
+            const int tap = TensorFilters<P, Tuning>::tap_of(2 * stage + half);
+            const int first = (flat_shift<P, Tuning>(tap, 1) & 3) + pixels.sharer;
+            const int from = place + half * TensorRings<P, Tuning>::half_bytes + pixels.place + (first & ~1) * 4;
+            pixels.load_rest(x, rings.base + from, first, half, tap_right<P, Tuning>(tap));
+        } else {
+            pixels.load_rest(x, rings.base, place, half);
+        }
+    }
+    if constexpr (scaled) {
+#pragma unroll
+        for (int i = 0; i < 16; ++i) {
+            const int channel = 16 * (i / 4) + (Tuning::flat ? t + 4 * (i % 4) : 4 * t + i % 4);
+            const float factor = pixels.factors[stage * split_depth + channel];
+#pragma unroll
+            for (int j = 0; j < 2; ++j) x[j][i / 4][i % 4] = x[j][i / 4][i % 4] * factor * factor;
+        }
+    }
+}
+
+}  // namespace leanconv

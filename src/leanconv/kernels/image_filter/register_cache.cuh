@@ -1,0 +1,188 @@
+// A small filter over single-channel images, the pixels held in registers (Chen et al., register cache).
+//
+// Arithmetic per output: 2 * R * S flops for 8 bytes (one pixel read, one written), so at 4.25 TB/s and 67 TFLOP/s
+// copying the image is the bound up to about 7x7 and FMA issue above it. Small filters should approach a device copy,
+// large ones what a well-tuned SGEMM reaches (75 % of the peak).
+//
+// register_cache: a warp makes `rows` rows of 32 * columns outputs, `columns` to a lane. A lane holds the windows of
+//   rows + 1 input rows, columns + s - 1 pixels each, in a ring of registers; per filter row it reads one more window
+//   and issues rows * columns * s FMAs, for which each weight is read once. 4 x 4 outputs and a 9x9 filter make
+//   1296 FMAs on 36 + 27 shared loads of 128 bits.
+// register_cache_partial_sums: the published scheme, one column a lane, sums that move from lane to lane; kept to be
+//   compared with.
+#pragma once
+
+#include <kernels/image_filter/image_rows.cuh>
+#include <device/index.cuh>
+#include <device/ptx/copy.cuh>
+#include <device/ptx/shared.cuh>
+
+namespace leanconv {
+
+// The warp's number in its block.
+// NOTE: the shuffle tells the compiler that all lanes have the same one, so that branches on it do not part them.
+__device__ __forceinline__ int warp_number() {
+    return __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / 32, 0);
+}
+
+// A block's warps lie one below the other and share the input rows, which come into shared memory once, for as many of
+// the image's filters as `filters`. Block b computes strip b % strips of band (b / strips) % bands of image
+// b / strips / bands; where not all filters fit into shared memory, b counts blocks of their parts.
+template <class Problem, class Tuning>
+__device__ __forceinline__ void register_cache(const typename Problem::element* x, const typename Problem::element* w,
+                                               typename Problem::element* y, typename Problem::element value,
+                                               typename Problem::element delta, int height, int width, int64 x_pitch,
+                                               int64 x_step, int64 y_pitch, int64 y_step, int strips, int bands) {
+    using Rows = RowLoader<Problem, Tuning::columns>;
+    using T = typename Rows::T;
+    constexpr int r = Problem::r, s = Problem::s, rows = Tuning::rows, columns = Tuning::columns;
+    constexpr int depth = rows + 1;  // windows in registers: those in use and the one that comes next
+    constexpr int weight_pitch = round_up(s, 4), block_rows = rows * Tuning::warps, inputs = block_rows + r - 1;
+    constexpr int parts = ceil_div(Problem::all_filters, Problem::filters);
+    // The first row of shared memory where warps put together rows of outputs: with several filters the input rows stay
+    // in use, and each warp has a row of its own behind the filters.
+    constexpr int staging = Problem::filters > 1 ? inputs + ceil_div(Problem::filters * r * weight_pitch, Rows::row) : 0;
+    static_assert(0 <= Problem::anchor_y && Problem::anchor_y < r, "the anchor lies inside the filter");
+
+    const int warp = warp_number(), lane = threadIdx.x % 32;
+    const unsigned block = blockIdx.x / parts;
+    const int first_filter = blockIdx.x % parts * Problem::filters;
+    const int filters = parts == 1 ? Problem::filters : min(Problem::filters, Problem::all_filters - first_filter);
+    const int rest = block / strips, image = rest / bands;
+    const int top = rest % bands * block_rows, i = top + warp * rows, j = (block % strips) * Rows::width;
+    Plane<T> plane{reinterpret_cast<const T*>(x) + image * x_step,
+                   reinterpret_cast<T*>(y) + (static_cast<int64>(image) * Problem::all_filters + first_filter) * y_step,
+                   height, width, x_pitch, y_pitch, static_cast<T>(value)};
+    // Shared memory: the input rows, then the filters, their rows padded to whole vectors, then `staging`.
+    T* const image_rows = reinterpret_cast<T*>(shared_memory());
+    T* const weights = image_rows + inputs * Rows::row;
+    {
+        const Rows source(plane, top - Problem::anchor_y, j, lane);
+        if (source.inside(inputs)) {
+            const T* from = source.vector_of(warp);
+            T* to = image_rows + warp * Rows::row;
+#pragma unroll
+            for (int k = 0; k < inputs; k += Tuning::warps, from += Tuning::warps * x_pitch)
+                if (k + Tuning::warps <= inputs || k + warp < inputs) source.load_vectors(to + k * Rows::row, from);
+        } else {
+            const int wanted = min(inputs, height - top + r - 1);
+#pragma unroll 1
+            for (int n = warp; n < wanted; n += Tuning::warps) source.load(image_rows + n * Rows::row, n);
+        }
+        cp_async_commit_group();
+    }
+#pragma unroll 1
+    for (int k = threadIdx.x; k < filters * r * weight_pitch; k += 32 * Tuning::warps) {
+        const int column = k % weight_pitch;
+        const int from = first_filter * r * s + k / weight_pitch * s + column;
+        weights[k] = column < s ? reinterpret_cast<const T*>(w)[from] : T(0);
+    }
+    cp_async_wait_group<0>();
+    __syncthreads();
+
+    const T* const mine = image_rows + warp * rows * Rows::row;
+    // One filter after the other, for all outputs of the lane.
+#pragma unroll 1
+    for (int filter = 0; filter < filters; ++filter, plane.y += y_step) {
+        const T* const taps = weights + filter * r * weight_pitch;
+        T acc[rows][columns] = {};
+        T ring[depth][Rows::window];
+#pragma unroll
+        for (int n = 0; n < rows; ++n) Rows::read_window(ring[n], mine + n * Rows::row, lane);
+        // One row of it; the row's first input row is in ring position `turn`.
+        const auto step = [&](int filter_row, int turn) {
+            if (filter_row < r - 1)
+                Rows::read_window(ring[(turn + rows) % depth], mine + (filter_row + rows) * Rows::row, lane);
+#pragma unroll
+            for (int k = 0; k < s; k += 4) {
+                T four[4];
+                load_vector(four, taps + filter_row * weight_pitch + k);
+#pragma unroll
+                for (int e = 0; e < 4; ++e) {
+                    if (k + e >= s) continue;
+#pragma unroll
+                    for (int p = 0; p < rows; ++p)
+#pragma unroll
+                        for (int c = 0; c < columns; ++c) acc[p][c] += four[e] * ring[(turn + p) % depth][k + e + c];
+                }
+            }
+        };
+        // Whole turns of the ring as a loop, so that the code stays within the instruction cache; the rest unrolled.
+        constexpr int looped = (r - 1) / depth * depth;
+#pragma unroll 1
+        for (int filter_row = 0; filter_row < looped; filter_row += depth) {
+#pragma unroll
+            for (int turn = 0; turn < depth; ++turn) step(filter_row + turn, turn);
+        }
+#pragma unroll
+        for (int turn = 0; turn < r - looped; ++turn) step(looped + turn, turn);
+
+        if constexpr (Problem::filters == 1) __syncthreads();  // the input rows have been read and become `staging`
+        const RowWriter<T, columns> writer(plane, i, j, lane, static_cast<T>(delta), image_rows + (staging + warp) * Rows::row);
+        if (writer.vectors && i + rows <= height) {
+            T* to = writer.vector_of(0);
+#pragma unroll
+            for (int p = 0; p < rows; ++p, to += y_pitch) writer.store_vectors(to, acc[p]);
+        } else {
+#pragma unroll
+            for (int p = 0; p < rows; ++p)
+                if (i + p < height) writer.store(acc[p], p);
+        }
+    }
+}
+
+// The published scheme (its Algorithm 1): a lane keeps one column of rows + r - 1 pixels. For each filter column it
+// adds the products with its own pixels to its sums, and the sums move one lane up, so that lanes s - 1 ... 31 end with
+// the outputs: 33 - s columns a warp, and a shuffle for every r FMAs.
+// NOTE: the paper's listing loads one weight per thread; a filter may have more weights than the block has threads.
+template <class Problem, class Tuning>
+__device__ __forceinline__ void register_cache_partial_sums(
+    const typename Problem::element* x, const typename Problem::element* w, typename Problem::element* y,
+    typename Problem::element value, typename Problem::element delta, int height, int width, int64 x_pitch,
+    int64 x_step, int64 y_pitch, int64 y_step, int strips, int bands) {
+    using T = typename Arithmetic<typename Problem::element>::type;
+    using Border = typename Problem::border;
+    constexpr int r = Problem::r, s = Problem::s, rows = Tuning::rows, pitch = round_up(r, 4);
+    static_assert(s <= 32, "at least one lane of a warp ends with an output");
+    T* const weights = reinterpret_cast<T*>(shared_memory());  // column by column, each padded to whole vectors
+    for (int k = threadIdx.x; k < s * pitch; k += 32 * Tuning::warps)
+        weights[k] = k % pitch < r ? reinterpret_cast<const T*>(w)[k % pitch * s + k / pitch] : T(0);
+    __syncthreads();
+
+    const int warp = warp_number(), lane = threadIdx.x % 32;
+    const int rest = blockIdx.x / strips, image = rest / bands;
+    const int i = (rest % bands * Tuning::warps + warp) * rows, j = (blockIdx.x % strips) * (33 - s);
+    if (i >= height) return;
+    const T* const from = reinterpret_cast<const T*>(x) + image * x_step;
+    const int column = border_index<Border>(j - Problem::anchor_x + lane, width);
+    T pixels[rows + r - 1];
+#pragma unroll
+    for (int n = 0; n < rows + r - 1; ++n) {
+        const int row = border_index<Border>(i - Problem::anchor_y + n, height);
+        pixels[n] = row >= 0 && column >= 0 ? from[row * x_pitch + column] : static_cast<T>(value);
+    }
+    T sum[rows] = {};
+#pragma unroll 1
+    for (int k = 0; k < s; ++k) {
+#pragma unroll
+        for (int p = 0; p < rows; ++p) sum[p] = __shfl_up_sync(0xffffffffu, sum[p], 1);
+#pragma unroll
+        for (int m = 0; m < r; m += 4) {
+            T column_weights[4];
+            load_vector(column_weights, weights + k * pitch + m);
+#pragma unroll
+            for (int e = 0; e < 4; ++e) {
+                if (m + e >= r) continue;
+#pragma unroll
+                for (int p = 0; p < rows; ++p) sum[p] += column_weights[e] * pixels[p + m + e];
+            }
+        }
+    }
+    const int to_column = j + lane - (s - 1);
+    T* const to = reinterpret_cast<T*>(y) + image * y_step + i * y_pitch + to_column;
+#pragma unroll
+    for (int p = 0; p < rows; ++p)
+        if (lane >= s - 1 && to_column < width && i + p < height) to[p * y_pitch] = sum[p] + static_cast<T>(delta);
+}
+
+}  // namespace leanconv

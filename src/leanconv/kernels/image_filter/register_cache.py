@@ -1,0 +1,200 @@
+"""Register cache: a small filter over single-channel images, the pixels held in registers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from leanconv.dtypes import DTYPES, GPU_FILTERS, none_of
+from leanconv.images.borders import BORDERS
+from leanconv.kernels.contract import Config, GpuAlgorithm, ceil_div
+from leanconv.plan import Launch, Number, Plan, Pointer, Target
+from leanconv.problem import FilterProblem
+
+#: Largest filter height and width.
+LIMIT = 32
+#: Bytes of filters in a block's shared memory; of more filters each block takes a part.
+FILTER_BYTES = 16 * 1024
+#: Largest image extent: twice it is an int in the border maps.
+EXTENT = 2**30
+
+
+@dataclass(frozen=True)
+class RegisterCacheConfig(Config):
+    """A block of ``warps``, one below the other; each computes ``rows`` rows of 32 * ``columns`` outputs.
+
+    ``min_blocks`` blocks must fit on a multiprocessor.
+    """
+
+    rows: int = 4
+    columns: int = 4
+    warps: int = 4
+    min_blocks: int = 4
+
+    @property
+    def block_rows(self) -> int:
+        """Rows of outputs that a block makes."""
+        return self.rows * self.warps
+
+
+@dataclass(frozen=True)
+class PartialSumsConfig(Config):
+    """The published scheme: a warp computes ``rows`` rows of 33 - S outputs, one column a lane."""
+
+    rows: int = 8
+    warps: int = 8
+    min_blocks: int = 1
+
+    @property
+    def block_rows(self) -> int:
+        """Rows of outputs that a block makes."""
+        return self.rows * self.warps
+
+
+#: (rows, columns, warps) that was fastest on an H200 at 4096² and 8192², up to which filter width. A fourth number is
+#: how many blocks fit on a multiprocessor without spills when the filter is about square: more than `registers_needed`
+#: tells, because its code is unrolled as a whole and keeps no window longer than it is used.
+FASTEST: tuple[tuple[int, tuple[int, ...]], ...] = (
+    (5, (4, 4, 4)),
+    (6, (8, 4, 2)),
+    (7, (8, 4, 2, 10)),
+    (8, (8, 4, 2)),
+    (14, (4, 4, 4)),
+    (15, (3, 4, 4)),
+    (17, (4, 4, 4)),
+    (20, (3, 4, 4)),
+    (LIMIT, (2, 8, 4)),
+)
+#: What else is worth timing, and what keeps a machine busy with a small image: few rows a block.
+OTHERS = ((2, 4, 2), (2, 4, 4), (3, 4, 4), (4, 4, 4), (4, 4, 8), (5, 4, 4), (6, 4, 4), (8, 4, 2), (2, 8, 4), (3, 8, 4))
+
+
+def row_bytes(problem: FilterProblem, columns: int) -> int:
+    """Shared memory of one input row of a block: its halo in whole vectors, the whole in pieces of 32 pixels."""
+    left, right = (ceil_div(halo, 4) * 4 for halo in (problem.anchor[1], problem.kw - 1 - problem.anchor[1]))
+    return 4 * 32 * ceil_div(left + 32 * columns + right, 32)
+
+
+def weight_bytes(problem: FilterProblem) -> int:
+    """Shared memory of a filter, its rows padded to whole vectors."""
+    return 4 * problem.kh * ceil_div(problem.kw, 4) * 4
+
+
+def filters_in_block(problem: FilterProblem) -> int:
+    """Filters that a block applies to its rows: all, or parts of about the same size."""
+    most = max(1, FILTER_BYTES // weight_bytes(problem))
+    return ceil_div(problem.filters, ceil_div(problem.filters, most))
+
+
+def shared_bytes(problem: FilterProblem, config: RegisterCacheConfig) -> int:
+    """Shared memory of a block: its input rows, the filters, and with several of these a row of outputs a warp."""
+    filters, row = filters_in_block(problem), row_bytes(problem, config.columns)
+    rows, weights = config.block_rows + problem.kh - 1, filters * weight_bytes(problem)
+    return rows * row + weights if filters == 1 else (rows + ceil_div(weights, row) + config.warps) * row
+
+
+def registers_needed(problem: FilterProblem, rows: int, columns: int) -> int:
+    """Registers that a thread needs: sums, windows, and about 14 for weights and addresses."""
+    return rows * columns + (rows + 1) * (columns + problem.kw - 1) + 14
+
+
+class RegisterCache(GpuAlgorithm):
+    """Direct correlation, FP32 FMAs in direct order or wrapping int32, every border, no workspace."""
+
+    name = "register_cache"
+    paper = "P. Chen et al., Pushing the Limits for 2D Convolution Computation on CUDA-enabled GPUs (2018)"
+    tier = "ieee"
+    solves = "filter2d"
+
+    def why_not(self, problem: FilterProblem, target: Target) -> list[str]:
+        reasons = none_of(problem.dtype, GPU_FILTERS)
+        if not (1 <= problem.kh <= LIMIT and 1 <= problem.kw <= LIMIT):
+            reasons.append(f"the filter is {problem.kh}x{problem.kw}, and the limit is {LIMIT}x{LIMIT}")
+        elif not (0 <= problem.anchor[0] < problem.kh and 0 <= problem.anchor[1] < problem.kw):
+            reasons.append(f"anchor={problem.anchor} lies outside the {problem.kh}x{problem.kw} filter")
+        if max(problem.h, problem.w) > EXTENT:
+            reasons.append(f"the image is {problem.h}x{problem.w}, and the limit is {EXTENT} rows and columns")
+        if not reasons:
+            blocks = problem.batch * ceil_div(problem.h, 4) * ceil_div(problem.w, 128)
+            if blocks * ceil_div(problem.filters, filters_in_block(problem)) >= 2**31:
+                filters = f" with {problem.filters} filters" if problem.filters > 1 else ""
+                reasons.append(
+                    f"{problem.batch} images of {problem.h}x{problem.w}{filters} may need more than 2**31 - 1 blocks"
+                )
+        if problem.border not in BORDERS:
+            reasons.append(f"border={problem.border!r} is none of {', '.join(BORDERS)}")
+        return reasons
+
+    def configs(self, problem: FilterProblem, target: Target) -> Iterator[RegisterCacheConfig | PartialSumsConfig]:
+
+        def config(rows: int, columns: int, warps: int, measured: int = 0) -> RegisterCacheConfig:
+            # as many blocks as registers allow, which keeps the compiler from reading windows too far ahead
+            need = registers_needed(problem, rows, columns)
+            fitting = target.registers_per_multiprocessor // (ceil_div(need, 8) * 8 * 32 * warps)
+            if problem.kw // 2 < problem.kh <= problem.kw:
+                fitting = max(fitting, measured)
+            return RegisterCacheConfig(rows, columns, warps, max(1, min(fitting, 40 // warps)))
+
+        def blocks(config: RegisterCacheConfig) -> int:
+            strips = ceil_div(problem.w, 32 * config.columns)
+            return problem.batch * strips * ceil_div(problem.h, config.block_rows)
+
+        fastest = next(shape for width, shape in FASTEST if problem.kw <= width)
+        usable = [
+            config(*shape)
+            for shape in (fastest, *(other for other in OTHERS if other != fastest[:3]))
+            if registers_needed(problem, shape[0], shape[1]) <= 200
+        ]
+        usable = [c for c in usable if shared_bytes(problem, c) <= target.shared_per_block]
+        # An image that gives fewer blocks than there are multiprocessors needs the smallest blocks.
+        yield from sorted(usable, key=lambda c: -min(blocks(c), target.multiprocessors))
+        if problem.filters == 1:
+            yield PartialSumsConfig()
+
+    def plan(self, problem: FilterProblem, config: RegisterCacheConfig | PartialSumsConfig, target: Target) -> Plan:
+        if isinstance(config, PartialSumsConfig):
+            function = "register_cache_partial_sums"
+            strips = ceil_div(problem.w, 33 - problem.kw)
+            shared = 4 * problem.kw * ceil_div(problem.kh, 4) * 4
+        else:
+            function = "register_cache"
+            strips = ceil_div(problem.w, 32 * config.columns)
+            shared = shared_bytes(problem, config)
+        bands = ceil_div(problem.h, config.block_rows)
+        filters = filters_in_block(problem)
+        element = DTYPES[problem.dtype].ctype
+        launch = Launch(
+            header="kernels/image_filter/register_cache.cuh",
+            function=f"leanconv::{function}",
+            problem=(
+                ("element", element),
+                ("border", BORDERS[problem.border].kernel),
+                ("r", problem.kh),
+                ("s", problem.kw),
+                ("anchor_y", problem.anchor[0]),
+                ("anchor_x", problem.anchor[1]),
+                ("filters", filters),
+                ("all_filters", problem.filters),
+            ),
+            tuning=config.constants(),
+            arguments=(
+                Pointer("x", element),
+                Pointer("w", element),
+                Pointer("y", element, written=True),
+                Number(element, "value"),
+                Number(element, "delta"),
+                Number("int", "height", problem.h),
+                Number("int", "width", problem.w),
+                Number("long long", "x_pitch", problem.x_pitch),
+                Number("long long", "x_step", problem.x_step),
+                Number("long long", "y_pitch", problem.y_pitch),
+                Number("long long", "y_step", problem.y_step),
+                Number("int", "strips", strips),
+                Number("int", "bands", bands),
+            ),
+            grid=strips * bands * problem.batch * ceil_div(problem.filters, filters),
+            block=32 * config.warps,
+            shared_bytes=shared,
+            min_blocks=config.min_blocks,
+        )
+        return Plan((launch,))

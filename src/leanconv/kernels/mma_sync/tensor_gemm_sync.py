@@ -1,0 +1,163 @@
+"""Implicit GEMM on tensor cores by products of single warps: the accuracy of float32 or of TF32, from sm_80 on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+from leanconv.kernels.common.input_gradient import PartialConvolution, single_parts
+from leanconv.kernels.contract import LAUNCH_CYCLES, Config, by_time, ceil_div, has_wide_tensors
+from leanconv.kernels.hopper_fp32.filters import DEPTH, SplitFilters, SplitGemm, stages_of
+from leanconv.kernels.simt.tiles import conv_arguments, view_constants
+from leanconv.plan import Launch, Pointer, Target
+from leanconv.problem import ConvProblem
+
+
+@dataclass(frozen=True)
+class WarpConfig(Config, SplitFilters):
+    """A tile has 32 pixels for each of ``warps``, and ``chunks`` x ``chunk`` filters; ``filter_stages`` chunks are in
+    shared memory at once, and ``step`` filters are multiplied with at once.
+
+    ``products`` of float16 make one of float32: 3, or 1 in tier tf32. ``rows``: lanes copy four channels of a pixel at
+    once, otherwise one. ``piece`` channels of one tap lie together in the reduction.
+    """
+
+    warps: int
+    chunk: int
+    chunks: int
+    products: int
+    rows: bool
+    piece: int
+    filter_stages: int
+    step: int
+    min_blocks: int
+
+    @property
+    def threads(self) -> int:
+        """Threads of a block."""
+        return 32 * self.warps
+
+    @property
+    def pixels(self) -> int:
+        """Output pixels of a tile."""
+        return 32 * self.warps
+
+    @property
+    def shared_bytes(self) -> int:
+        """Shared memory of a block: a stage of pixels, and the ring of filters."""
+        return self.pixels * DEPTH * 4 + self.filter_stages * self.filter_stage_bytes
+
+
+#: A tile: warps, filters of a chunk, chunks, chunks in shared memory, filters of a partial sum, and the blocks on a
+#: multiprocessor for which registers are shared out.
+Tile = tuple[int, int, int, int, int, int]
+TILES: tuple[Tile, ...] = (
+    (8, 64, 2, 2, 16, 1),
+    (4, 32, 4, 2, 16, 2),
+    (4, 32, 3, 2, 16, 2),
+    (4, 32, 2, 2, 32, 2),
+    (4, 32, 1, 2, 16, 3),
+)
+#: Where registers are short in tier tf32: the tile of 96 filters spills four bytes.
+NOT_IN_TF32 = TILES[2]
+
+#: As fitted to six layers on an H200, at 1.98 GHz: cycles of a multiprocessor that copying and converting a pixel of 64
+#: reduction elements takes, in rows and in columns, and adding the partial sum of one filter.
+PIXEL_CYCLES, SUM_CYCLES = {True: 6.6, False: 10.7}, 0.03
+#: The most float16 flops in a cycle that products of warps reached there, and the share of slower tensor cores that is
+#: assumed elsewhere.
+MOST_FLOPS, SHARE = 1800, 0.9
+#: Cycles of an output beside the reduction: first copies and stores.
+OUTPUT_CYCLES = 0.3
+#: Speed that a block alone on a multiprocessor is assumed to have, of that of all that fit.
+ALONE = 0.65
+#: Predicted times are multiplied by this where `TensorGemm` runs. That is twice as fast on the large layers measured;
+#: what is not measured shall not be chosen before it.
+BEHIND = 1.5
+
+
+def _piece(channels: int, rows: bool) -> int:
+    """Channels of a tap that lie together: as many as leave few zeros; small pieces cost addresses."""
+    pieces = (32, 16, 8, 4) if rows else (32, 16, 8, 4, 2, 1)
+    return min(pieces, key=lambda piece: ceil_div(channels, piece) * (piece + 1))
+
+
+@lru_cache(maxsize=256)
+def _config(tile: Tile, rows: bool, piece: int, products: int) -> WarpConfig:
+    """The configuration of a tile."""
+    warps, chunk, chunks, stages, step, blocks = tile
+    return WarpConfig(warps, chunk, chunks, products, rows, piece, stages, step, blocks)
+
+
+class TensorGemmSync(SplitGemm[WarpConfig]):
+    """Direct convolution and its input's gradient on tensor cores by ``mma.sync``, each float32 split into two float16.
+
+    ``x w ≈ hi·hi + hi·lo + lo·hi`` in float16, summed in float32; in tier tf32 ``hi·hi`` alone.
+    """
+
+    name = "tensor_gemm_sync"
+    # with registers for three blocks or four, tiles of 96 filters spill on sm_100a and sm_120
+    preparing_blocks = (1, 2)
+    settles = False
+
+    def target_limits(self, target: Target) -> list[str]:
+        if target.warp_products:
+            return []
+        return [f"{target.arch} is older than sm_80, whose tensor cores multiply 16 x 8 x 16 float16"]
+
+    def candidates(self, problem: ConvProblem) -> list[WarpConfig]:
+        parts = single_parts(problem)
+        if not parts:
+            return []
+        products = 1 if problem.precision == "tf32" else 3
+        channels = parts[0].problem.group_c
+        rows = problem.layout == "NHWC" and channels % 4 == 0
+        piece = _piece(channels, rows)
+        return [_config(tile, rows, piece, products) for tile in TILES if products == 3 or tile != NOT_IN_TF32]
+
+    def timed(self, problem: ConvProblem, target: Target) -> list[tuple[float, WarpConfig]]:
+        parts = single_parts(problem)
+        if not parts:
+            # A layer whose windows see nothing but padding has a gradient of zeros, and nothing to tune.
+            return [(0.0, _config(TILES[0], False, 1, 3))]
+        fitting = (config for config in self.candidates(problem) if config.shared_bytes <= target.shared_per_block)
+        return by_time((self._cycles(problem, parts, config, target), config) for config in fitting)
+
+    def _cycles(
+        self, problem: ConvProblem, parts: list[PartialConvolution], config: WarpConfig, target: Target
+    ) -> float:
+        flops = min(MOST_FLOPS, SHARE * target.tensor_flops)
+        pixel = PIXEL_CYCLES[config.rows] + SUM_CYCLES * config.filters
+        pixel += config.products * config.filters * 2 * DEPTH / flops
+        # each block takes a KiB more than it asks for
+        fit = max(1, min(config.min_blocks, target.shared_per_multiprocessor // (config.shared_bytes + 1024)))
+        time = 0.0
+        for part in parts:
+            of_tile = config.pixels * (stages_of(part.problem, config.piece) * pixel + OUTPUT_CYCLES * config.filters)
+            full, rest = divmod(_tiles(part, config), target.multiprocessors * fit)
+            busiest = ceil_div(rest, target.multiprocessors)
+            time += (full * fit + (max(busiest, ALONE * fit) if rest else 0)) * of_tile + LAUNCH_CYCLES
+        time = max(time, problem.bytes / target.bytes_per_cycle) + 2 * LAUNCH_CYCLES
+        return time * BEHIND if target.warpgroup_products else time
+
+    def main_launch(
+        self, problem: ConvProblem, part: PartialConvolution, config: WarpConfig, first: int, target: Target
+    ) -> Launch:
+        x, _, *rest = conv_arguments(problem)
+        return Launch(
+            header="kernels/mma_sync/tensor_gemm_sync.cuh",
+            function="leanconv::tensor_gemm_sync",
+            problem=(*view_constants(part.problem, part.view, has_wide_tensors(problem)), ("first_prepared", first)),
+            tuning=config.constants(),
+            arguments=(x, Pointer("prepared"), *rest),
+            grid=_tiles(part, config),
+            block=config.threads,
+            shared_bytes=config.shared_bytes,
+            min_blocks=config.min_blocks,
+        )
+
+
+def _tiles(part: PartialConvolution, config: WarpConfig) -> int:
+    """Tiles of a launch."""
+    filters = ceil_div(part.problem.group_k, config.filters) * part.problem.groups
+    return ceil_div(part.pixels, config.pixels) * filters

@@ -1,0 +1,48 @@
+"""Gradient of the filters by its definition, one warp a weight: for every layer, and to compare other kernels with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from leanconv.dtypes import GPU_LAYERS
+from leanconv.kernels.contract import Config, GpuAlgorithm, ceil_div, conv_constants
+from leanconv.kernels.simt.tiles import gradient_arguments, weight_limits
+from leanconv.plan import Launch, Plan, Target
+from leanconv.problem import ConvProblem
+
+
+@dataclass(frozen=True)
+class DirectWeightConfig(Config):
+    """Threads of a block."""
+
+    threads: int = 256
+
+
+class DirectWeight(GpuAlgorithm):
+    """One warp, one weight, everything from global memory: every shape, layout and element type, no workspace. Slow."""
+
+    name = "direct_weight"
+    paper = "the definition of the gradient"
+    tier = "ieee"
+    solves = "conv2d"
+    by_name_only = True
+
+    def why_not(self, problem: ConvProblem, target: Target) -> list[str]:
+        return weight_limits(problem, GPU_LAYERS)
+
+    def configs(self, problem: ConvProblem, target: Target) -> Iterator[DirectWeightConfig]:
+        yield DirectWeightConfig()
+
+    def plan(self, problem: ConvProblem, config: DirectWeightConfig, target: Target) -> Plan:
+        weights = problem.k * problem.group_c * problem.r * problem.s
+        launch = Launch(
+            header="kernels/papers/direct_weight.cuh",
+            function="leanconv::direct_weight",
+            problem=conv_constants(problem),
+            tuning=config.constants(),
+            arguments=gradient_arguments(problem),
+            grid=ceil_div(weights, config.threads // 32),
+            block=config.threads,
+        )
+        return Plan((launch,))

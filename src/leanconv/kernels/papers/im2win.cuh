@@ -1,0 +1,26 @@
+// im2win: convolution over the im2win tensor (Lu et al. 2023). Two launches: the transform (window_order.cuh)
+// writes the tensor, about R / stride times the input, and the fast kernel (the paper's Algorithm 3) multiplies filters
+// with its windows.
+//
+// Arithmetic per output: 2 * C/g * R * S flops, as for implicit GEMM; a window's elements are adjacent, so the kernel's
+// loads need no test against the border and no table. Floor: the transform moves the input and the tensor once at copy
+// speed (4.25 TB/s on an H200), the product is bound by FMA issue (47 TFLOP/s reached by implicit GEMM, 55 with nothing
+// but FMAs, fragment loads and barriers in the loop).
+#pragma once
+
+#include <kernels/simt/tiled_convolution.cuh>
+#include <kernels/papers/window_order.cuh>
+
+namespace leanconv {
+
+template <class Problem, class Tuning>
+__device__ __forceinline__ void im2win(const float* __restrict__ workspace, const float* __restrict__ w,
+                                       const float* __restrict__ bias, float* __restrict__ y, long long batch) {
+    constexpr bool interleaved = !Problem::vector_store, nhwc = Problem::nhwc;
+    using Filters = FilterLoader<Problem, Tuning, nhwc && interleaved, true>;
+    using Pixels = PixelLoaderAlong<Problem, Tuning, !nhwc && interleaved, WindowTensor<Problem>>;
+    using Places = FlatPixels<Problem>;
+    tiled_convolution<Problem, Tuning, interleaved, !interleaved, Filters, Pixels, Places>(workspace, w, bias, y, batch);
+}
+
+}  // namespace leanconv

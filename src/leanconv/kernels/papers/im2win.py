@@ -1,0 +1,114 @@
+"""im2win with its tensor: the input is stored in window order, then multiplied with the filters."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+
+from leanconv.kernels.contract import LAUNCH_CYCLES, Config, TimedAlgorithm, by_time, ceil_div, fma_cycles
+from leanconv.kernels.simt.tiles import (
+    TileConfig,
+    conv_arguments,
+    cost,
+    forward_limits,
+    images_outermost,
+    tile_launch,
+    tiles,
+    view_constants,
+    with_splits,
+)
+from leanconv.plan import Constants, Launch, Number, Plan, Pointer, Target
+from leanconv.problem import ConvProblem
+
+PAPER = "S. Lu et al., Im2win: An Efficient Convolution Paradigm on GPU (2023)"
+
+
+def columns(problem: ConvProblem) -> int:
+    """Columns of the padded input that the windows of an output row reach."""
+    return (problem.q - 1) * problem.stride[1] + (problem.s - 1) * problem.dilation[1] + 1
+
+
+def tensor_elements(problem: ConvProblem) -> int:
+    """Elements of the im2win tensor: N * C * P * columns * R."""
+    return problem.n * problem.c * problem.p * columns(problem) * problem.r
+
+
+def window_constants(problem: ConvProblem) -> Constants:
+    """The ``Problem`` struct of the kernels that work on the im2win tensor."""
+    constants = dict(view_constants(problem))
+    constants["wide"] = constants["wide"] or tensor_elements(problem) >= 2**30
+    return (*constants.items(), ("columns", columns(problem)))
+
+
+def tensor_limits(problem: ConvProblem) -> list[str]:
+    """Why the kernels over the im2win tensor cannot run ``problem``."""
+    row = columns(problem) * problem.r * (problem.c if problem.layout == "NHWC" else 1)
+    reasons = forward_limits(problem) + images_outermost(problem)
+    if row < 2**30:
+        return reasons
+    return [*reasons, f"an output row takes {row} elements of the tensor, and 2**30 are too many"]
+
+
+def transform(problem: ConvProblem) -> Launch:
+    """The launch that writes the im2win tensor to the workspace."""
+    threads, elements = 256, 8
+    return Launch(
+        header="kernels/papers/window_order.cuh",
+        function="leanconv::im2win_transform",
+        problem=window_constants(problem),
+        tuning=(("threads", threads), ("elements", elements)),
+        arguments=(
+            Pointer("x"),
+            Pointer("workspace", written=True),
+            Number("long long", "batch", problem.n),
+        ),
+        grid=ceil_div(tensor_elements(problem), elements * threads),
+        block=threads,
+    )
+
+
+class Im2win(TimedAlgorithm):
+    """The paper's Algorithm 3 behind its transform; every shape; the workspace is the im2win tensor."""
+
+    name = "im2win"
+    paper = PAPER
+    tier = "ieee"
+    solves = "conv2d"
+    by_name_only = True
+
+    def least_cycles(self, problem: ConvProblem, target: Target) -> float:
+        return fma_cycles(problem, target)
+
+    def why_not(self, problem: ConvProblem, target: Target) -> list[str]:
+        return tensor_limits(problem)
+
+    def workspace_bytes(self, problem: ConvProblem, config: Config) -> int:
+        return 4 * tensor_elements(problem)
+
+    def timed(self, problem: ConvProblem, target: Target) -> list[tuple[float, TileConfig]]:
+        reduction = problem.group_c * problem.r * problem.s
+        wide = bool(dict(window_constants(problem))["wide"])
+        pixels = problem.n * problem.p * problem.q
+        # A launch of its own moves the input and the tensor.
+        elements = tensor_elements(problem) + problem.n * problem.c * problem.h * problem.w
+        before = LAUNCH_CYCLES + 4 * elements / target.bytes_per_cycle
+        return by_time(
+            (before + cost(problem, pixels, reduction, config, speed, target), config)
+            for config, speed in with_splits(problem, tiles(problem, along=True, wide=wide), reduction, target)
+        )
+
+    def order_of_sums(self, problem: ConvProblem, config: TileConfig) -> Hashable:
+        return config.order
+
+    def plan(self, problem: ConvProblem, config: TileConfig, target: Target) -> Plan:
+        shared = config.shared_bytes(config.tile_reduction * (config.tile_pixels + 4), 0)
+        pixels = problem.n * problem.p * problem.q
+        product = tile_launch(
+            "kernels/papers/im2win.cuh",
+            window_constants(problem),
+            config,
+            problem,
+            pixels,
+            shared,
+            conv_arguments(problem, "workspace"),
+        )
+        return Plan((transform(problem), product), self.workspace_bytes(problem, config))

@@ -1,0 +1,143 @@
+"""Implicit GEMM: convolution as a matrix product whose im2col matrix exists only in shared memory."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import replace
+from math import lcm
+
+from leanconv.dtypes import GPU_LAYERS
+from leanconv.kernels.common import input_gradient
+from leanconv.kernels.common.input_gradient import PartialConvolution
+from leanconv.kernels.contract import TimedAlgorithm, by_time, fma_cycles, has_wide_tensors
+from leanconv.kernels.simt.tiles import (
+    OutputView,
+    TileConfig,
+    conv_arguments,
+    cost,
+    gradient_limits,
+    tile_launch,
+    tiles,
+    view_constants,
+    with_splits,
+)
+from leanconv.plan import Constants, Launch, Plan, Target
+from leanconv.problem import ConvProblem
+
+HEADER = "kernels/simt/implicit_gemm.cuh"
+
+
+def table_bytes(problem: ConvProblem, config: TileConfig, constants: Constants) -> int:
+    """Shared memory of the table of filter taps, which kernels have but in NHWC; ``constants`` are the kernel's."""
+    if problem.layout == "NHWC" or max(problem.r, problem.s) > 16:
+        return 0
+    known = dict(constants)
+    entry = (8 if known["wide"] else 4) + (4 if known["padded"] else 0)
+    return entry * lcm(problem.r * problem.s, config.tile_reduction)
+
+
+def shared_bytes(problem: ConvProblem, config: TileConfig, constants: Constants | None = None) -> int:
+    """Shared memory of a block: the stages of both operands, and the table of filter taps.
+
+    ``constants`` are the kernel's, where its outputs do not lie side by side.
+    """
+    table = table_bytes(problem, config, constants or view_constants(problem))
+    return config.shared_bytes(config.tile_reduction * (config.tile_pixels + 4), table)
+
+
+def _parts(problem: ConvProblem) -> list[PartialConvolution]:
+    """The convolutions that one call computes: one, or those that make a gradient."""
+    if problem.op == "dgrad":
+        return input_gradient.parts(problem)
+    return [PartialConvolution(problem, OutputView(problem.p, problem.q))]
+
+
+def _timed(parts: list[PartialConvolution], wide: bool, target: Target) -> list[tuple[float, TileConfig]]:
+    """The configurations that all parts can have, with their predicted time in clock cycles, the quickest first."""
+    reduction = min(part.reduction for part in parts)
+    known = [(part, view_constants(part.problem, part.view, wide)) for part in parts]
+    choices = []
+    for config, speed in with_splits(parts[0].problem, tiles(parts[0].problem, wide=wide), reduction, target):
+        if all(shared_bytes(part.problem, config, c) <= target.shared_per_block for part, c in known):
+            time = sum(
+                cost(part.problem, part.pixels * part.phases, part.reduction, config, speed, target) for part in parts
+            )
+            choices.append((time, config))
+    return by_time(choices)
+
+
+def _launch(problem: ConvProblem, part: PartialConvolution, config: TileConfig, wide: bool, filters: str) -> Launch:
+    """The launch that computes a part of ``problem``."""
+    constants = view_constants(part.problem, part.view, wide)
+    shared = shared_bytes(part.problem, config, constants)
+    arguments = conv_arguments(problem, filters=filters)
+    return tile_launch(HEADER, constants, config, part.problem, part.pixels, shared, arguments, part.phases)
+
+
+def _segment(problem: ConvProblem, first_q: int, count: int, first_weight: int = 0) -> PartialConvolution:
+    """The convolution of some columns of the output of ``problem``, and their place in it."""
+    whole = problem.as_forward() if problem.op == "dgrad" else problem
+    top, bottom, left, _ = whole.padding
+    left -= first_q * whole.stride[1]
+    right = (count - 1) * whole.stride[1] + (whole.s - 1) * whole.dilation[1] + 1 - whole.w - left
+    segment = replace(whole, padding=(top, bottom, left, right))
+    return PartialConvolution(segment, OutputView(whole.p, whole.q, first_q=first_q, first_weight=first_weight))
+
+
+def segment_cycles(problem: ConvProblem, first_q: int, count: int, target: Target) -> float:
+    """Predicted clock cycles of `segment_launch`."""
+    return _timed([_segment(problem, first_q, count)], has_wide_tensors(problem), target)[0][0]
+
+
+def segment_launch(problem: ConvProblem, first_q: int, count: int, target: Target, first_weight: int = 0) -> Launch:
+    """The launch that computes columns ``first_q`` to ``first_q + count`` of the output, and writes no others.
+
+    ``problem`` is the whole layer. For a gradient, which must have unit stride, they are columns of the gradient of the
+    input, and the filters are those that `input_gradient.filter_launch` writes, from element ``first_weight`` of the
+    prepared filters on.
+    """
+    part, wide = _segment(problem, first_q, count, first_weight), has_wide_tensors(problem)
+    _, config = _timed([part], wide, target)[0]
+    return _launch(problem, part, config, wide, "prepared" if problem.op == "dgrad" else "w")
+
+
+class ImplicitGemm(TimedAlgorithm):
+    """Direct convolution and its input's gradient, FP32 FMAs, no workspace; every shape and element type.
+
+    For the gradient the filters are rearranged first (`Plan.prepare`).
+    """
+
+    name = "implicit_gemm"
+    paper = "S. Lu et al., im2win (2023), Algorithm 1; S. Chetlur et al., cuDNN (2014)"
+    tier = "ieee"
+    solves = "conv2d"
+
+    def least_cycles(self, problem: ConvProblem, target: Target) -> float:
+        return fma_cycles(problem, target)
+
+    def why_not(self, problem: ConvProblem, target: Target) -> list[str]:
+        return gradient_limits(problem, GPU_LAYERS)
+
+    def prepared_bytes(self, problem: ConvProblem) -> int:
+        return input_gradient.prepared_bytes(problem) if problem.op == "dgrad" else 0
+
+    def timed(self, problem: ConvProblem, target: Target) -> list[tuple[float, TileConfig]]:
+        parts = _parts(problem)
+        # A layer whose windows see nothing but padding has a gradient of zeros, and nothing to tune.
+        return _timed(parts, has_wide_tensors(problem), target) if parts else [(0.0, TileConfig())]
+
+    def order_of_sums(self, problem: ConvProblem, config: TileConfig) -> Hashable:
+        return config.order
+
+    def plan(self, problem: ConvProblem, config: TileConfig, target: Target) -> Plan:
+        wide = has_wide_tensors(problem)
+        if problem.op == "fprop":
+            return Plan((_launch(problem, _parts(problem)[0], config, wide, "w"),))
+        launches = [_launch(problem, part, config, wide, "prepared") for part in _parts(problem)]
+        # pixels that no output reaches get zeros, or stay as they are where the result is added to them
+        zeros = None if problem.accumulate else input_gradient.zero_launch(problem)
+        return Plan(
+            (*launches, *([zeros] if zeros else [])),
+            prepare=(input_gradient.filter_launch(problem),) if launches else (),
+            prepared_bytes=self.prepared_bytes(problem),
+        )

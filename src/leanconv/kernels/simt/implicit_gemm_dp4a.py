@@ -1,0 +1,134 @@
+"""Convolution of 8-bit integers with channels last, four channels in a word: the bank-width model with n = 4."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from leanconv.dtypes import INTEGER_LAYERS, weights_of
+from leanconv.kernels.contract import TimedAlgorithm, by_time, ceil_div, has_wide_tensors, variant
+from leanconv.kernels.simt.tiles import (
+    BEST_SHARE,
+    TileConfig,
+    conv_arguments,
+    cost,
+    forward_limits,
+    tile_launch,
+    tiles,
+    view_constants,
+    with_splits,
+)
+from leanconv.plan import Constants, Launch, Plan, Pointer, Target
+from leanconv.problem import ConvProblem
+
+#: Integers in a word, which is as wide as a bank of shared memory.
+WORD = 4
+#: dp4a that a multiprocessor starts in a cycle (measured on an H200: 132 TOP/s from registers, 63 a cycle), and the
+#: share of them that the best tile reaches in the model.
+DP4A_LANES, DP4A_SHARE = 64, 0.84
+#: The share of the best tile's speed that each reaches when it fills the machine: filters, pixels, depth of a step
+#: (measured on an H200, 15 layers with 11 configurations each: the model is within 1.1 of the measured times but
+#: for layers of few channels and single images, and its choice takes 1.02 times the best one's time in the mean).
+SPEEDS = {
+    (128, 96, 8): 1.0, (96, 128, 8): 0.99, (64, 128, 16): 1.0, (128, 64, 8): 0.995, (64, 64, 16): 0.965,
+    (64, 128, 8): 0.975, (32, 256, 8): 0.92, (32, 64, 8): 0.87, (32, 32, 8): 0.80, (16, 256, 8): 0.75,
+    (4, 256, 4): 0.22,
+}  # fmt: skip
+#: Of the speed where a deep step holds words of several taps, each of which is decoded by itself.
+MANY_TAPS = 0.8
+#: The deepest step of loose words, whose bytes are in registers while a step is multiplied. Their speeds have not been
+#: measured: the model takes them for those of whole words.
+LOOSE_DEPTH = 8
+#: What starting and storing a tile costs, in words of the reduction, without and with a split.
+OVERHEADS = (8, 15)
+
+
+def in_words(problem: ConvProblem) -> ConvProblem:
+    """The convolution that the kernel computes: a fourth of each group's channels, rounded up; each element a word."""
+    return replace(problem, c=problem.groups * ceil_div(problem.group_c, WORD))
+
+
+def word_type(problem: ConvProblem, dtype: str) -> str:
+    """The C++ type of words of a type; loose ones begin anywhere, and end a tap with zeros."""
+    return f"leanconv::{'loose_' if problem.group_c % WORD else ''}{dtype}x4"
+
+
+def word_constants(problem: ConvProblem) -> Constants:
+    """The kernel's ``Problem``: that of words, whose types are those of four integers, and the bytes of a pixel."""
+    constants = dict(view_constants(in_words(problem), wide=has_wide_tensors(problem)))
+    constants |= {"element": word_type(problem, problem.dtype), "filter": word_type(problem, weights_of(problem.dtype))}
+    return (*constants.items(), ("channel_bytes", problem.c), ("group_bytes", problem.group_c))
+
+
+def even_warps(words: ConvProblem, pixels: int, config: TileConfig, target: Target) -> float:
+    """How evenly the warps of a multiprocessor's blocks fill its four schedulers: six warps keep only two of them busy
+    to the end.
+    """
+    blocks = ceil_div(words.group_k, config.tile_k) * words.groups * ceil_div(pixels, config.tile_pixels)
+    on_one = max(1, ceil_div(blocks * config.split, target.multiprocessors))
+    warps = min(on_one, config.min_blocks) * config.threads // 32
+    return warps / (4 * ceil_div(warps, 4))
+
+
+def cycles(words: ConvProblem, config: TileConfig, target: Target) -> float:
+    """Predicted time of a convolution of words, in clock cycles."""
+    pixels, reduction = words.n * words.p * words.q, words.group_c * words.r * words.s
+    speed = SPEEDS[config.tile_k, config.tile_pixels, config.tile_reduction] * even_warps(words, pixels, config, target)
+    if config.tile_reduction > 8 and words.group_c % config.tile_reduction:
+        speed *= MANY_TAPS
+    in_fmas = cost(words, pixels, reduction, config, speed, target, OVERHEADS)
+    return in_fmas * BEST_SHARE / DP4A_SHARE * target.fma_lanes / DP4A_LANES
+
+
+def shared_bytes(config: TileConfig) -> int:
+    """Shared memory of a block: the stages of both operands."""
+    return config.shared_bytes(config.tile_reduction * (config.tile_pixels + 4), 0)
+
+
+class ImplicitGemmDp4a(TimedAlgorithm):
+    """Implicit GEMM on words of four 8-bit integers, multiplied by dp4a; NHWC, exact, no workspace."""
+
+    name = "implicit_gemm"
+    strategy = "dp4a"
+    paper = "X. Chen et al., memory-efficient direct convolution (2017), the bank-width model"
+    tier = "ieee"
+    solves = "conv2d"
+
+    def why_not(self, problem: ConvProblem, target: Target) -> list[str]:
+        reasons = forward_limits(problem, INTEGER_LAYERS)
+        if problem.layout != "NHWC":
+            reasons.append(f"layout={problem.layout!r} is not NHWC, where neighbouring channels are one word")
+        return reasons
+
+    def timed(self, problem: ConvProblem, target: Target) -> list[tuple[float, TileConfig]]:
+        words, wide = in_words(problem), has_wide_tensors(problem)
+        reduction = words.group_c * words.r * words.s
+        return by_time(
+            (cycles(words, config, target), config)
+            for config, _ in with_splits(words, self._tiles(problem, wide), reduction, target)
+            if shared_bytes(config) <= target.shared_per_block
+        )
+
+    def _tiles(self, problem: ConvProblem, wide: bool) -> Iterator[tuple[TileConfig, float]]:
+        words = in_words(problem)
+        if problem.group_c % WORD == 0:
+            yield from tiles(words, wide=wide)
+            return
+        for config, speed in tiles(words, wide=True):
+            if config.tile_reduction <= LOOSE_DEPTH:
+                # what passes registers is under way for one step only
+                yield variant(config, stages=2), speed
+
+    def plan(self, problem: ConvProblem, config: TileConfig, target: Target) -> Plan:
+        return Plan((self._launch(problem, config),))
+
+    def _launch(self, problem: ConvProblem, config: TileConfig) -> Launch:
+        x, w, *rest = conv_arguments(problem)
+        assert isinstance(x, Pointer) and isinstance(w, Pointer)
+        constants = dict(word_constants(problem))
+        words = (replace(p, element=str(constants[name])) for p, name in ((x, "element"), (w, "filter")))
+        return tile_launch(
+            "kernels/simt/implicit_gemm_dp4a.cuh", word_constants(problem), config, in_words(problem),
+            problem.n * problem.p * problem.q,
+            shared_bytes(config), (*words, *rest),
+        )  # fmt: skip

@@ -1,0 +1,118 @@
+// Gradient of the filters as an implicit matrix product on the FP32 cores: filters x weights of a filter, summed over all
+// output pixels. No im2col matrix is ever written.
+//
+// Arithmetic and tiles are those of implicit_gemm.cuh: 16 FMAs a shared load for 8 x 8 of a thread, and the figure to
+// approach is that of cuBLAS, 51 TFLOP/s on an H200. Here the reduction is long and the output small: the pixels are dealt
+// out to the blocks of a cluster, and to `parts` blocks whose sums a second launch adds (part_sums.cuh), each in a fixed
+// order. Reached on an H200, 3 x 3: 46 TFLOP/s with 256 channels and filters in NHWC, 42 in NCHW, with a workspace; without,
+// 42 on 7 x 7 pixels of 512, 41 and 34 with 256 and 128, and 22 with 64, whose 36864 weights keep 80 multiprocessors busy.
+#pragma once
+
+#include <device/epilogue.cuh>
+#include <device/ptx/cluster.cuh>
+#include <device/ptx/shared.cuh>
+#include <kernels/common/split_k.cuh>
+#include <kernels/simt/tile_product.cuh>
+#include <kernels/simt/weight_loaders.cuh>
+
+namespace leanconv {
+
+// `sums` of a thread from number `first` on, thread_pixels of them a filter; fours are adjacent weights.
+template <class Problem, class Tuning, class T, int count>
+__device__ __forceinline__ void store_gradient(T* dw, const float (&sums)[count], int first, const Tiling<Tuning>& tiling,
+                                               int group, int first_k, int first_weight) {
+    constexpr int weights = WeightNumber<Problem>::count;
+    constexpr int unit = count % 4 == 0 ? 4 : 2;
+    static_assert(count % unit == 0, "fours, or twos, are stored together");
+#pragma unroll
+    for (int i = 0; i < count; i += unit) {
+        const int number = first + i, row = number / Tuning::thread_pixels, column = number % Tuning::thread_pixels;
+        const int in_group = first_k + tiling.k + position<Tiling<Tuning>::lanes_k, false>(row / 4, tiling.lane_k, row % 4);
+        const int weight =
+            first_weight + tiling.pixel + position<Tiling<Tuning>::lanes_pixels, false>(column / 4, tiling.lane_pixel, column % 4);
+        if (in_group >= Problem::group_k) continue;
+        const int64 k = group * Problem::group_k + in_group;
+        T* const to = dw + (Problem::chwn ? static_cast<int64>(weight) * Problem::k + k : k * weights + weight);
+        constexpr int step = Problem::chwn ? Problem::k : 1;
+        T v[unit];
+#pragma unroll
+        for (int j = 0; j < unit; ++j) {
+            const float sum = sums[i + j];
+            if constexpr (Tuning::parts > 1) {
+                v[j] = sum;
+            } else {
+                const T* const at = to + static_cast<int64>(j) * step;
+                v[j] = from_float<T>(finish<Problem>(sum, 0.0f, held_by<Problem>(at, weight + j < weights)));
+            }
+        }
+        if constexpr (!Problem::chwn && weights % 4 == 0) {
+            if (weight < weights) store_unit(to, v);
+        } else {
+#pragma unroll
+            for (int j = 0; j < unit; ++j)
+                if (weight + j < weights) to[static_cast<int64>(j) * step] = v[j];
+        }
+    }
+}
+
+// `dw` is the gradient, or with several parts room for as many.
+template <class Problem, class Tuning, class Result>
+__device__ __forceinline__ void implicit_gemm_weight(const typename Problem::element* __restrict__ x,
+                                                     const typename Problem::element* __restrict__ dy,
+                                                     Result* __restrict__ dw, long long batch) {
+    using Filters = GradientLoader<Problem, Tuning>;
+    using Windows = WindowLoader<Problem, Tuning>;
+    using Product = TileProduct<Problem, Tuning, Filters, Windows>;
+    constexpr int split = Tuning::split, depth = Tuning::tile_reduction, weights = WeightNumber<Problem>::count;
+    constexpr int tiles_k = ceil_div(Problem::group_k, Tuning::tile_k), tiles_w = ceil_div(weights, Tuning::tile_pixels);
+    constexpr int tiles = tiles_k * tiles_w * Problem::groups, count = Tuning::thread_k * Tuning::thread_pixels;
+
+    const int rank = static_cast<int>(blockIdx.x) % split, number = static_cast<int>(blockIdx.x) / split;
+    const int tile = number % tiles, part = number / tiles;
+    const int first_k = tile % tiles_k * Tuning::tile_k, first_weight = tile / tiles_k % tiles_w * Tuning::tile_pixels;
+    const int group = tile / (tiles_k * tiles_w);
+    const int64 pixels = static_cast<int64>(batch) * (Problem::p * Problem::q), all = (pixels + (depth - 1)) / depth;
+    constexpr int shares = split * Tuning::parts;
+    const int64 share = (all + (shares - 1)) / shares, begin = share * (part * split + rank);
+    const int steps = static_cast<int>(begin >= all ? 0 : begin + share < all ? share : all - begin);
+
+    float* const shared = reinterpret_cast<float*>(shared_memory());
+    const Tiling<Tuning> tiling;
+    float acc[Tuning::thread_k][Tuning::thread_pixels] = {};
+    if (steps > 0) {
+        const auto first = static_cast<Offset<Problem>>(begin * depth);
+        Filters filters(dy, group, first_k, first, batch);
+        Windows windows(x, group, first_weight, first, batch);
+        Product(shared, filters, windows, tiling).run(acc, steps);
+    }
+    if constexpr (Tuning::parts > 1) dw += part * (static_cast<int64>(Problem::k) * weights);
+    const float (&sums)[count] = reinterpret_cast<const float (&)[count]>(acc);
+    if constexpr (split == 1) {
+        store_gradient<Problem, Tuning>(dw, sums, 0, tiling, group, first_k, first_weight);
+    }
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+    if constexpr (split > 1) {
+        constexpr int threads = Tiling<Tuning>::threads, own = count / split;
+        static_assert(count % split == 0, "the blocks of a cluster share a thread's tile evenly");
+        float* const mine = shared + threadIdx.x;
+        __syncthreads();  // the stages have been read
+#pragma unroll
+        for (int i = 0; i < count; ++i) mine[i * threads] = sums[i];
+        cluster_barrier();
+        float total[own];
+#pragma unroll
+        for (int i = 0; i < own; ++i) {
+            const float* const at = mine + (rank * own + i) * threads;
+            total[i] = cluster_load(at, 0);
+#pragma unroll
+            for (int other = 1; other < split; ++other) total[i] += cluster_load(at, other);
+        }
+        cluster_barrier();
+        store_gradient<Problem, Tuning>(dw, total, rank * own, tiling, group, first_k, first_weight);
+    }
+#else
+    static_assert(split == 1, "clusters of blocks need compute capability 9.0");
+#endif
+}
+
+}  // namespace leanconv

@@ -1,0 +1,179 @@
+"""Gradient of the filters as an implicit matrix product on the FP32 cores."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from math import inf
+
+from leanconv.dtypes import GPU_LAYERS, is_narrow
+from leanconv.kernels.common import split_k
+from leanconv.kernels.contract import (
+    LAUNCH_CYCLES,
+    Config,
+    TimedAlgorithm,
+    by_time,
+    ceil_div,
+    conv_constants,
+)
+from leanconv.kernels.depthwise.depthwise_weight import clusters_at_once
+from leanconv.kernels.simt.tiles import BEST_SHARE, gradient_arguments, weight_limits
+from leanconv.plan import Launch, Plan, Target
+from leanconv.problem import ConvProblem
+
+
+@dataclass(frozen=True)
+class WeightTileConfig(Config):
+    """A block computes ``tile_k`` filters x ``tile_pixels`` weights of each, a thread ``thread_k`` x ``thread_pixels``.
+
+    The lanes of a warp form a grid of ``lanes_k`` x (32 / lanes_k); ``stages`` steps of ``tile_reduction`` output
+    pixels are in shared memory at once. A cluster of ``split`` blocks shares the pixels of a tile, and so do ``parts``
+    of them whose sums a second launch adds.
+    """
+
+    tile_k: int
+    tile_pixels: int
+    tile_reduction: int
+    thread_k: int
+    thread_pixels: int
+    lanes_k: int
+    stages: int
+    min_blocks: int
+    split: int = 1
+    parts: int = 1
+
+    @property
+    def threads(self) -> int:
+        """Threads of a block."""
+        return self.tile_k * self.tile_pixels // (self.thread_k * self.thread_pixels)
+
+    @property
+    def shared_bytes(self) -> int:
+        """Shared memory of a block: its stages, or with a split the sums of a tile."""
+        stages = self.stages * self.tile_reduction * (self.tile_k + self.tile_pixels + 8)
+        return 4 * max(stages, self.tile_k * self.tile_pixels if self.split > 1 else 0)
+
+
+#: The tiles, and the share of the best tile's speed that each reaches (measured on an H200, 3 x 3 with 256 channels and
+#: filters; the best reaches 46 TFLOP/s in NHWC and 42 in NCHW).
+TILES: tuple[tuple[WeightTileConfig, float], ...] = (
+    (WeightTileConfig(128, 128, 16, 8, 8, 4, 3, 2), 1.00),
+    (WeightTileConfig(128, 64, 16, 8, 8, 4, 3, 4), 0.97),
+    (WeightTileConfig(64, 128, 16, 8, 8, 4, 3, 4), 0.95),
+    (WeightTileConfig(64, 64, 16, 8, 8, 4, 3, 6), 0.90),
+    (WeightTileConfig(64, 64, 16, 4, 8, 4, 3, 4), 0.75),
+    (WeightTileConfig(32, 128, 16, 4, 8, 4, 3, 4), 0.68),
+    (WeightTileConfig(32, 64, 16, 4, 8, 4, 3, 8), 0.67),
+)
+#: How much slower copies of single elements make them.
+COLUMNS_SPEED = 0.88
+SPLITS = (1, 2, 4, 8, 16)
+#: Blocks of the largest tile that keep a large GPU busy.
+BLOCKS = 264
+#: Cycles of a block beside its steps, and of the sum over a cluster.
+BLOCK_CYCLES, SPLIT_CYCLES = 3000, 4000
+
+
+class ImplicitGemmWeight(TimedAlgorithm):
+    """Filters x weights, summed over all output pixels by FP32 FMAs; sums over the blocks of a cluster, or split-K
+    through a workspace, in fixed order, no atomics. Every shape, layout and element type."""
+
+    name = "implicit_gemm_weight"
+    paper = "S. Chetlur et al., cuDNN: Efficient Primitives for Deep Learning (2014)"
+    tier = "ieee"
+    solves = "conv2d"
+
+    def why_not(self, problem: ConvProblem, target: Target) -> list[str]:
+        return weight_limits(problem, GPU_LAYERS)
+
+    def workspace_bytes(self, problem: ConvProblem, config: WeightTileConfig) -> int:
+        return split_k.workspace_bytes(problem, config.parts)
+
+    def timed(self, problem: ConvProblem, target: Target) -> list[tuple[float, WeightTileConfig]]:
+        return self.within(problem, target)
+
+    def within(
+        self, problem: ConvProblem, target: Target, workspace: float = inf
+    ) -> list[tuple[float, WeightTileConfig]]:
+        most = min(_most_parts(problem), split_k.most_parts(problem, workspace))
+        return by_time(
+            (predicted_cycles(problem, config, speed, target), config)
+            for tile, speed in tiles(problem)
+            for config in _shared_by(problem, tile, target, most)
+        )
+
+    def plan(self, problem: ConvProblem, config: WeightTileConfig, target: Target) -> Plan:
+        x, dy, _, batch = gradient_arguments(problem)
+        first = Launch(
+            header="kernels/simt/implicit_gemm_weight.cuh",
+            function="leanconv::implicit_gemm_weight",
+            problem=conv_constants(problem),
+            tuning=config.constants(),
+            arguments=(x, dy, split_k.destination(problem, config.parts), batch),
+            grid=tiles_of(problem, config) * config.split * config.parts,
+            block=config.threads,
+            shared_bytes=config.shared_bytes,
+            min_blocks=config.min_blocks,
+            cluster=config.split,
+        )
+        return split_k.with_sums(first, problem, config.parts)
+
+
+def _shared_by(
+    problem: ConvProblem, tile: WeightTileConfig, target: Target, most: float
+) -> Iterator[WeightTileConfig]:  # fmt: skip
+    """The tile, computed by one block, by clusters, and by as many blocks as keep the GPU busy, up to ``most``."""
+    steps = ceil_div(problem.n * problem.p * problem.q, tile.tile_reduction)
+    pairs = tile.thread_k * tile.thread_pixels // 2
+    for split in SPLITS:
+        config = replace(tile, split=split)
+        possible = split <= min(steps, target.most_in_cluster) and pairs % split == 0
+        if (split == 1 or possible) and config.shared_bytes <= target.shared_per_block:
+            yield config
+    if most >= 2 and tile.shared_bytes <= target.shared_per_block:
+        busy = target.multiprocessors * tile.min_blocks // tiles_of(problem, tile)
+        yield replace(tile, parts=max(2, min(int(most), busy)))
+
+
+def _most_parts(problem: ConvProblem) -> int:
+    """Most blocks that share a tile."""
+    pixels = problem.n * problem.p * problem.q
+    return max(2, min(ceil_div(pixels, 16), BLOCKS // ceil_div(split_k.weights_of(problem), 128 * 128)))
+
+
+def tiles(problem: ConvProblem) -> Iterator[tuple[WeightTileConfig, float]]:
+    """The tiles with their speeds. Threads that copy single elements, or hold some, need more registers beside sums."""
+    single = problem.layout != "NHWC" or problem.group_c % 4 != 0 or problem.group_k % 4 != 0
+    narrow = is_narrow(problem.dtype)
+    for tile, speed in TILES:
+        if tile.threads == 256 and single and narrow:
+            continue
+        if tile.threads == 128 and tile.thread_k == 8 and (single or narrow):
+            tile = replace(tile, min_blocks=3)
+        yield tile, speed
+
+
+def tiles_of(problem: ConvProblem, config: WeightTileConfig) -> int:
+    """Tiles of the gradient."""
+    weights = problem.group_c * problem.r * problem.s
+    return ceil_div(problem.group_k, config.tile_k) * ceil_div(weights, config.tile_pixels) * problem.groups
+
+
+def predicted_cycles(problem: ConvProblem, config: WeightTileConfig, speed: float, target: Target) -> float:
+    """Predicted time in clock cycles: that of the busiest multiprocessor, and of the launch that adds partial sums."""
+    shares = config.split * config.parts
+    pixels = (
+        ceil_div(ceil_div(problem.n * problem.p * problem.q, config.tile_reduction), shares) * config.tile_reduction
+    )
+    blocks = max(1, ceil_div(tiles_of(problem, config) * shares, target.multiprocessors))
+    if config.split > 2:
+        blocks = ceil_div(tiles_of(problem, config) * config.parts, clusters_at_once(config.split, 1, target))
+    few, full = (many * config.threads // 32 for many in (min(blocks, config.min_blocks), config.min_blocks))
+    speed *= few / (few + 1.2) * (full + 1.2) / full
+    if problem.layout != "NHWC":
+        speed *= COLUMNS_SPEED
+    products = blocks * config.tile_k * config.tile_pixels * pixels
+    time = products / (target.fma_lanes * BEST_SHARE * speed) + ceil_div(blocks, config.min_blocks) * BLOCK_CYCLES
+    memory = problem.bytes / target.bytes_per_cycle
+    time = max(time + (SPLIT_CYCLES if config.split > 1 else 0), memory) + LAUNCH_CYCLES
+    return time + split_k.sum_cycles(problem, config.parts, target)

@@ -1,0 +1,76 @@
+// openCNN: two-dimensional Winograd F(m x m, 3 x 3), fused into one kernel: input transform, one outer product for each
+// of the alpha x alpha states (alpha = m + 2), output transform.
+//
+// A tile of 2 x 2 outputs takes 16 products for each channel instead of 36, 2.25 times fewer; one of 4 x 4 takes 36
+// instead of 144, 4 times fewer. Beside them, per channel and tile, for each tile_k filters: an input transform of 32
+// (m = 2) or about 150 (m = 4) operations. No workspace but the transformed filters, 16/9 or 4 times the filters' size.
+// Floor: FMA issue. Such a product loop reaches 47 TFLOP/s of 67 on an H200 (implicit GEMM in NCHW), 52 in CHWN:
+// 2.25 times that would be 106 effective TFLOP/s, or 118. Measured (suite opencnn): 51 to 70, in CHWN 55 to 78.
+#pragma once
+
+#include <kernels/simt/winograd_convolution.cuh>
+#include <kernels/simt/winograd_filters.cuh>
+#include <kernels/simt/winograd_transform.cuh>
+
+namespace leanconv {
+
+// y = M x for a matrix of either kind.
+template <class M>
+__device__ __forceinline__ void multiply_pairs(float (&y)[M::rows], const float (&x)[M::columns]) {
+    if constexpr (M::rows_in_pairs()) multiply_row_pairs<M>(y, x);
+    else multiply_column_pairs<M>(y, x);
+}
+
+// y = M x M^T, both row by row.
+template <class M>
+__device__ __forceinline__ void multiply_both_sides(float (&y)[M::rows * M::rows],
+                                                    const float (&x)[M::columns * M::columns]) {
+    float half[M::rows][M::columns];  // M x
+#pragma unroll
+    for (int j = 0; j < M::columns; ++j) {
+        float from[M::columns], to[M::rows];
+#pragma unroll
+        for (int i = 0; i < M::columns; ++i) from[i] = x[i * M::columns + j];
+        multiply_pairs<M>(to, from);
+#pragma unroll
+        for (int i = 0; i < M::rows; ++i) half[i][j] = to[i];
+    }
+#pragma unroll
+    for (int i = 0; i < M::rows; ++i) {
+        float to[M::rows];
+        multiply_pairs<M>(to, half[i]);
+#pragma unroll
+        for (int j = 0; j < M::rows; ++j) y[i * M::rows + j] = to[j];
+    }
+}
+
+template <class Problem>
+struct Transform2d {
+    static constexpr int outputs = Problem::out_h * Problem::out_w;
+    static_assert(Problem::r == 3 && Problem::s == 3 && Problem::taps == 1, "a filter is transformed as a whole");
+
+    static __device__ __forceinline__ void input(float (&state)[Problem::states], const float (&x)[Problem::states]) {
+        multiply_both_sides<typename Problem::bt>(state, x);
+    }
+    static __device__ __forceinline__ void output(float (&y)[outputs], const float (&sum)[Problem::states]) {
+        multiply_both_sides<typename Problem::at>(y, sum);
+    }
+    static __device__ __forceinline__ void filter(float (&state)[Problem::states], const float (&w)[9]) {
+        multiply_both_sides<typename Problem::g>(state, w);
+    }
+};
+
+template <class Problem, class Tuning>
+__device__ __forceinline__ void winograd2d(const float* __restrict__ x, const float* __restrict__ prepared,
+                                           const float* __restrict__ bias, float* __restrict__ y, long long batch) {
+    static_assert(Problem::stride_h == 1 && Problem::stride_w == 1 && Problem::dilation_h == 1 &&
+                      Problem::dilation_w == 1, "the outputs of a tile see neighbouring pixels");
+    winograd_convolution<Problem, Tuning, Transform2d<Problem>>(x, prepared, bias, y, batch);
+}
+
+template <class Problem, class Tuning>
+__device__ __forceinline__ void winograd2d_filters(const float* __restrict__ w, float* __restrict__ prepared) {
+    winograd_filters<Problem, Tuning, Transform2d<Problem>>(w, prepared);
+}
+
+}  // namespace leanconv

@@ -1,0 +1,263 @@
+// From the sums in the transform domain to the output tensor: the states of a tile, which lie in different warps, meet
+// in shared memory; a thread transforms them back, adds bias, applies the activation, and stores.
+#pragma once
+
+#include <device/epilogue.cuh>
+#include <kernels/simt/winograd_tiles.cuh>
+
+namespace leanconv {
+
+// `width` adjacent floats of shared memory in one access.
+template <int width>
+__device__ __forceinline__ void load_wide(float (&to)[width], const float* from) {
+    if constexpr (width == 4) {
+        load_vector(to, from);
+    } else {
+        static_assert(width == 2, "two or four");
+        const float2 v = *reinterpret_cast<const float2*>(from);
+        to[0] = v.x, to[1] = v.y;
+    }
+}
+template <int width>
+__device__ __forceinline__ void store_wide(float* to, const float (&v)[width]) {
+    if constexpr (width == 4) store_vector(to, v);
+    else *reinterpret_cast<float2*>(to) = make_float2(v[0], v[1]);
+}
+
+// `Transform::output(y, sums)` makes the outputs of one tile. A part of the filters at a time; all threads of the block
+// take part, and nothing else uses `shared`.
+template <class Problem, class Tuning, class Transform>
+struct WinogradOutput {
+    using Tiles = WinogradTiles<Problem, Tuning>;
+    using Column = WinogradColumn<Problem>;
+    static constexpr int states = Tiles::states, outputs = Problem::out_h * Problem::out_w;
+    // Registers: width * (states + outputs) beside the sums that still wait.
+    static constexpr int width = states <= 8 ? 4 : 2;
+
+    const Tiles& tiles;
+    const Column* columns;
+    float* exchange;
+    const float* bias;
+    float* y;
+    int first_k;  // of the block, in its group
+    int group;
+    OutputStrides<Problem> strides;
+    // In CHWN neighbouring tiles are adjacent in memory as they are.
+    static constexpr bool staged = Tuning::staged && !Problem::nhwc && !Problem::chwn;
+
+    template <class Sums>
+    __device__ __forceinline__ void run(const Sums& sums) const {
+#pragma unroll
+        for (int round = 0; round < Tiles::rounds; ++round) {
+            Tiles::barrier();  // the buffer has been read
+            put(sums, round);
+            Tiles::barrier();
+            if constexpr (Problem::nhwc) {
+                store_nhwc(round);
+            } else {
+                transform_tiles(round);
+                if constexpr (staged) {
+                    Tiles::barrier();
+                    store_nchw(round);
+                }
+            }
+        }
+    }
+
+    // Neighbours change places in each pair. NOTE: a store of 128 bits takes four adjacent registers, as loads of
+    // fragments give them; in their own order sums would lie in the banks of the fragments they are made of.
+    template <class Sums>
+    __device__ __forceinline__ void put(const Sums& sums, int round) const {
+        float* const plane = exchange + tiles.state * Tiles::exchange_plane;
+#pragma unroll
+        for (int f = 0; f < Tuning::thread_tiles; f += 4) {
+            const int tile = f * Tiles::lanes_tiles + tiles.lane_tile * 4, k = tiles.lane_k * 4;
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                float v[4];
+#pragma unroll
+                for (int j = 0; j < 4; ++j)
+                    v[j] = Problem::nhwc ? sums[4 * round + (j ^ 1)][f + i] : sums[4 * round + i][f + (j ^ 1)];
+                Tiles::exchange_put(plane, Problem::nhwc ? tile + i : k + i, Problem::nhwc ? k : tile, v);
+            }
+        }
+    }
+
+    // Whether the first output of tile `tile` exists, and where it lies, first filter of the group.
+    __device__ __forceinline__ Column place(int tile) const {
+        Column column = columns[tile % Tiles::columns];
+        const int below = tile / Tiles::columns * Problem::dilation_h;
+        column.y += static_cast<Offset<Problem>>(below) * Problem::q * strides.pixel;
+        column.h = column.h == Column::absent ? Problem::p : column.h + Problem::pad_top + below;  // now p
+        column.w += Problem::pad_left;                                                             // now q
+        return column;
+    }
+
+    __device__ __forceinline__ void load(float (&sums)[width][states], const float* from) const {
+#pragma unroll
+        for (int s = 0; s < states; ++s) {
+            float v[width];
+            load_wide(v, from + s * Tiles::exchange_plane);
+#pragma unroll
+            for (int j = 0; j < width; ++j) sums[j ^ 1][s] = v[j];  // see put()
+        }
+    }
+
+    // Neighbouring lanes take neighbouring filters of a tile.
+    __device__ __forceinline__ void store_nhwc(int round) const {
+        constexpr int a_tile = Tiles::round_k / width, items = Tiles::tiles * a_tile;
+        const bool vector = Problem::vector_store && reinterpret_cast<unsigned long long>(y) % 16 == 0;
+#pragma unroll 1
+        for (int e = threadIdx.x; e < items; e += Tiles::threads) {
+            const int tile = e / a_tile, in_round = e % a_tile * width;
+            const int k = first_k + round * Tiles::round_k + in_round;
+            const Column at = place(tile);
+            if (k >= Problem::group_k || at.h >= Problem::p) continue;
+            float sums[width][states], result[width][outputs];
+            load(sums, exchange + Tiles::exchange_at(tile, in_round));
+#pragma unroll
+            for (int j = 0; j < width; ++j) {
+                Transform::output(result[j], sums[j]);
+                const bool exists = k + j < Problem::group_k;
+                const float b = Problem::bias && exists ? bias[group * Problem::group_k + k + j] : 0.0f;
+#pragma unroll
+                for (int o = 0; o < outputs; ++o) result[j][o] = finish<Problem>(result[j][o], b);
+            }
+#pragma unroll
+            for (int o = 0; o < outputs; ++o) {
+                const int below = o / Problem::out_w, aside = o % Problem::out_w;
+                if (at.h + below >= Problem::p || at.w + aside >= Problem::last_q) continue;
+                float* const to = y + at.y + static_cast<int64>(below * Problem::q + aside) * Problem::k + k;
+                float v[width];
+#pragma unroll
+                for (int j = 0; j < width; ++j) v[j] = result[j][o];
+                if (vector) {
+                    store_wide(to, v);
+                } else {
+#pragma unroll
+                    for (int j = 0; j < width; ++j)
+                        if (k + j < Problem::group_k) to[j] = v[j];
+                }
+            }
+        }
+    }
+
+    // NCHW and CHWN: neighbouring lanes take neighbouring tiles of a filter. Staged outputs take the place of the sums
+    // they are made of.
+    __device__ __forceinline__ void transform_tiles(int round) const {
+        constexpr int a_filter = Tiles::tiles / width, items = Tiles::round_k * a_filter;
+        static_assert(outputs <= states, "the outputs of a tile fit where its sums were");
+#pragma unroll 1
+        for (int e = threadIdx.x; e < items; e += Tiles::threads) {
+            const int in_round = e / a_filter, tile = e % a_filter * width;
+            const int k = first_k + round * Tiles::round_k + in_round;
+            if (!staged && k >= Problem::group_k) continue;
+            float* const at = exchange + Tiles::exchange_at(in_round, tile);
+            float sums[width][states], result[width][outputs];
+            load(sums, at);
+            const float b = Problem::bias && k < Problem::group_k ? bias[group * Problem::group_k + k] : 0.0f;
+#pragma unroll
+            for (int j = 0; j < width; ++j) {
+                Transform::output(result[j], sums[j]);
+#pragma unroll
+                for (int o = 0; o < outputs; ++o) result[j][o] = finish<Problem>(result[j][o], b);
+            }
+            if constexpr (Problem::chwn) {
+                store_images(result, k, tile);
+            } else if constexpr (!staged) {
+                store_rows(result, k, tile);
+            } else {
+#pragma unroll
+                for (int o = 0; o < outputs; ++o) {
+                    float v[width];
+#pragma unroll
+                    for (int j = 0; j < width; ++j) v[j] = result[j][o];
+                    store_wide(at + o * Tiles::exchange_plane, v);
+                }
+            }
+        }
+    }
+
+    // The outputs of `width` neighbouring tiles, row by row: in one piece where the tiles are of one row of tiles.
+    __device__ __forceinline__ void store_rows(const float (&result)[width][outputs], int k, int tile) const {
+        constexpr int joined = Problem::row_tiles % width == 0 ? width : 1, span = joined * Problem::out_w;
+        constexpr int shared_factor = gcd(gcd(Problem::q, Problem::first_q), gcd(Problem::last_q, span));
+        constexpr int piece = shared_factor % 4 == 0 ? 4 : shared_factor % 2 == 0 ? 2 : 1;
+        const bool vector = piece > 1 && reinterpret_cast<unsigned long long>(y) % (piece * 4) == 0;
+#pragma unroll
+        for (int first = 0; first < width; first += joined) {
+            const Column at = place(tile + first);
+            float* const to = y + at.y + static_cast<Offset<Problem>>(k) * (Problem::p * Problem::q);
+#pragma unroll
+            for (int below = 0; below < Problem::out_h; ++below) {
+#pragma unroll
+                for (int aside = 0; aside < span; aside += piece) {
+                    if (at.h + below >= Problem::p || at.w + aside >= Problem::last_q) continue;
+                    float v[piece];
+#pragma unroll
+                    for (int i = 0; i < piece; ++i)
+                        v[i] = result[first + (aside + i) / Problem::out_w]
+                                     [below * Problem::out_w + (aside + i) % Problem::out_w];
+                    if constexpr (piece > 1) {
+                        if (vector) {
+                            store_wide(to + below * Problem::q + aside, v);
+                            continue;
+                        }
+                    }
+#pragma unroll
+                    for (int i = 0; i < piece; ++i) to[below * Problem::q + aside + i] = v[i];
+                }
+            }
+        }
+    }
+
+    // The outputs of `width` neighbouring tiles, which are neighbouring images where images come in fours.
+    __device__ __forceinline__ void store_images(const float (&result)[width][outputs], int k, int tile) const {
+        const bool vector = images_in_fours<Problem> && reinterpret_cast<unsigned long long>(y) % 16 == 0;
+        const Offset<Problem> filter = k * strides.channel;
+        Column at[images_in_fours<Problem> ? 1 : width];
+#pragma unroll
+        for (int j = 0; j < (images_in_fours<Problem> ? 1 : width); ++j) at[j] = place(tile + j);
+#pragma unroll
+        for (int o = 0; o < outputs; ++o) {
+            const int below = o / Problem::out_w, aside = o % Problem::out_w;
+            const Offset<Problem> pixel = filter + (below * Problem::q + aside) * strides.pixel;
+            float v[width];
+#pragma unroll
+            for (int j = 0; j < width; ++j) v[j] = result[j][o];
+            if constexpr (images_in_fours<Problem>) {
+                if (at[0].h + below >= Problem::p || at[0].w + aside >= Problem::last_q) continue;
+                if (vector) {
+                    store_wide(y + at[0].y + pixel, v);
+                    continue;
+                }
+            }
+#pragma unroll
+            for (int j = 0; j < width; ++j) {
+                const Column& tile_at = at[images_in_fours<Problem> ? 0 : j];
+                if (tile_at.h + below >= Problem::p || tile_at.w + aside >= Problem::last_q) continue;
+                y[tile_at.y + pixel + (images_in_fours<Problem> ? j : 0)] = v[j];
+            }
+        }
+    }
+
+    // Neighbouring lanes store neighbouring outputs of a row. For any width of a tile, and at the price of reading staged
+    // outputs one by one.
+    __device__ __forceinline__ void store_nchw(int round) const {
+        constexpr int a_row = Tiles::columns * Problem::out_w, a_filter = Tiles::tiles * outputs;
+#pragma unroll 4
+        for (int e = threadIdx.x; e < Tiles::round_k * a_filter; e += Tiles::threads) {
+            const int in_round = e / a_filter, aside = e % Problem::out_w, row = e % a_filter / a_row;
+            const int column = e % a_row / Problem::out_w, below = row % Problem::out_h;
+            const int tile = row / Problem::out_h * Tiles::columns + column;
+            const int k = first_k + round * Tiles::round_k + in_round;
+            const Column at = place(tile);
+            if (k >= Problem::group_k || at.h + below >= Problem::p || at.w + aside >= Problem::last_q) continue;
+            y[at.y + static_cast<Offset<Problem>>(k) * (Problem::p * Problem::q) + below * Problem::q + aside] =
+                exchange[(below * Problem::out_w + aside) * Tiles::exchange_plane +
+                         Tiles::exchange_at(in_round, tile)];
+        }
+    }
+};
+
+}  // namespace leanconv

@@ -1,0 +1,243 @@
+// How a block of the fused Winograd kernels divides its work: filters, tiles of outputs, states, channels.
+//
+// A block computes tile_k filters x `tiles` output tiles in all states of the transform; a warp has one state (or two
+// or four, with a part of its lanes each) and multiplies transformed filters with transformed tiles as an outer
+// product. The tiles are `rows` output rows of `columns` tiles each. An input row is needed by every output row whose
+// filter reaches it, so its tiles are transformed once for all of them: rows + taps - 1 rows of transformed tiles
+// ("positions") serve rows * taps.
+#pragma once
+
+#include <device/index.cuh>
+#include <device/ptx/barrier.cuh>
+#include <device/vector.cuh>
+
+namespace leanconv {
+
+// What of a filter and channel is transformed: `rows` times `count` pieces of height x width weights. In 2-D that is one
+// piece, in 1-D a filter row each, or what a wide one is cut into: then piece j of row r is one more row to sum over,
+// whose pixels begin j * width further right. Rows are filled up with zeros to whole blocks of taps, the last piece to
+// its width.
+template <class Problem>
+struct WinogradPieces {
+    static constexpr int height = Problem::tile_h - Problem::out_h + 1, width = Problem::tile_w - Problem::out_w + 1;
+    static constexpr int rows = ceil_div(Problem::r / height, Problem::taps) * Problem::taps;
+    static constexpr int count = ceil_div(Problem::s, width);
+    static_assert(Problem::r % height == 0, "several rows are transformed as a whole or not at all");
+};
+
+template <class Problem, class Tuning>
+struct WinogradTiles {
+    static constexpr int states = Problem::states;
+    static constexpr int lane_states = Tuning::lane_states;
+    static constexpr int lanes_k = Tuning::lanes_k, lanes_tiles = 32 / lane_states / lanes_k;
+    static constexpr int tile_k = lanes_k * Tuning::thread_k;
+    static constexpr int tiles = lanes_tiles * Tuning::thread_tiles;
+    static constexpr int threads = 32 * states / lane_states;  // that multiply
+    // Further warps may bring pixels and filters and transform while the others do nothing but multiply. All are launched
+    // with as many registers; then producers give up those that the others need for their sums.
+    static constexpr int producers = 32 * Tuning::producers, all_threads = threads + producers;
+    static constexpr int registers = 216, launched = 65536 / all_threads / 8 * 8;
+    static constexpr int producer_registers =
+        producers == 0 ? 0 : (launched * all_threads - registers * threads) / producers / 8 * 8;
+    static_assert(threads % 128 == 0 && producers % 128 == 0 || producers == 0, "four warps at once change registers");
+    static constexpr int rows = Tuning::rows, columns = tiles / rows;
+    static constexpr int channels = Tuning::channels;
+    static constexpr int chunks = ceil_div(Problem::group_c, channels);
+
+    // Filter rows that are computed together: all of them, or a part of high filters.
+    static constexpr int taps = Problem::taps;
+    static constexpr int row_blocks = WinogradPieces<Problem>::rows / taps, pieces = WinogradPieces<Problem>::count;
+    static constexpr int tap_blocks = row_blocks * pieces;
+
+    // Transformed tiles of one channel, and the part of them that one filter row's step prepares.
+    static constexpr int positions = (rows + taps - 1) * columns;
+    static constexpr int slice = ceil_div(ceil_div(positions, taps), 4) * 4;
+
+    // `run` neighbouring tiles of a row share the pixels in which they overlap.
+    static constexpr int run = Tuning::run;
+    static constexpr int run_width = (run - 1) * Problem::out_w + Problem::tile_w;
+    static constexpr int run_pixels = Problem::tile_h * run_width;
+    static constexpr int runs = slice / run;
+    // In CHWN neighbouring tiles are those of neighbouring images: four may have one source.
+    static constexpr int at_once = images_in_fours<Problem> ? 4 : 1;
+    static constexpr int step_sources = runs / at_once * run_pixels, sources = taps * step_sources;
+
+    // Raw pixels lie with the channels innermost where memory has them so, else with the pixels of a tile innermost, in
+    // CHWN with the tiles innermost. The lanes of a warp transform `side_by_side` channels of 32 / side_by_side
+    // neighbouring tiles: the paddings let them read pixels from, and write states to, 32 different banks.
+    static constexpr int side_by_side = channels < 8 ? channels : 8, neighbours = 32 / side_by_side;
+    static constexpr int pixel_pitch = Problem::nhwc ? channels : Problem::chwn ? slice : 1;
+    static constexpr int channel_pitch =
+        Problem::nhwc   ? 1
+        : Problem::chwn ? run_pixels * slice + (32 + neighbours - run_pixels * slice % 32) % 32
+                        : run_pixels | 1;
+    static constexpr int run_pitch =
+        Problem::nhwc   ? run_pixels * channels + (32 + side_by_side * run - run_pixels * channels % 32) % 32
+        : Problem::chwn ? 1
+                        : ceil_div(channels * channel_pitch, 4) * 4;
+    static constexpr int raw_floats = Problem::chwn ? channels * channel_pitch : runs * run_pitch;
+    // The order in which runs are copied. Of half as many pixels as a warp has lanes, NCHW, two are copied at once: two
+    // that lie in different halves of the banks.
+    static constexpr int far =
+        run_pixels == 16 && run_pitch % 32 != 0 && 16 % (run_pitch % 32) == 0 && !Problem::nhwc && !Problem::chwn
+            ? 16 / (run_pitch % 32) : 1;
+    static __device__ __forceinline__ constexpr int run_of(int number) {
+        return far == 1 || runs % (2 * far) != 0
+                   ? number : number / (2 * far) * (2 * far) + number / 2 % far + number % 2 * far;
+    }
+    // The run, and the pixel in it, of a step's source: pixel by pixel of every run, in CHWN tile by tile of every pixel.
+    static __device__ __forceinline__ constexpr int source_run(int number) {
+        return Problem::chwn ? number % (runs / at_once) * at_once : run_of(number / run_pixels);
+    }
+    static __device__ __forceinline__ constexpr int source_pixel(int number) {
+        return Problem::chwn ? number / (runs / at_once) : number % run_pixels;
+    }
+
+    // States that a warp reads at once lie in different banks.
+    static constexpr int plane =
+        lane_states == 1 ? positions : positions + (32 + 32 / lane_states - positions % 32) % 32;
+    static constexpr int channel_floats =
+        states * plane + (32 + neighbours - states * plane % 32) % 32;
+
+    static constexpr int filter_floats = channels * states * tile_k;
+    static constexpr int stage_floats = filter_floats + raw_floats;
+    static constexpr int tile_floats = channels * channel_floats;  // of a chunk of channels; there are two
+
+    // The sums of a part of the filters, exchanged between the states.
+    static constexpr int round_k = lanes_k * 4, rounds = Tuning::thread_k / 4;
+    static constexpr int exchange_pitch = (Problem::nhwc ? round_k : tiles) + 4;
+    static constexpr int exchange_plane = (Problem::nhwc ? tiles : round_k) * exchange_pitch + 8;
+    // Where column `column` of a row lies, which is a tile of a filter in NCHW, a filter of a tile in NHWC. Eight lanes
+    // store at once, in rows 4, 8 and 12 below the first one's: the padding leads half of them to other banks, exchanged
+    // columns the rest.
+    static __device__ __forceinline__ constexpr int exchange_at(int row, int column) {
+        constexpr bool deep = Problem::nhwc ? lanes_tiles >= 4 : lanes_tiles == 2;
+        constexpr bool exchanged = deep && (Problem::nhwc ? round_k : tiles) % 16 == 0;
+        return row * exchange_pitch + (exchanged ? column ^ row / 8 % 2 * 8 : column);
+    }
+    static __device__ __forceinline__ void exchange_put(float* plane, int row, int column, const float (&v)[4]) {
+        store_vector(plane + exchange_at(row, column), v);
+    }
+
+    static_assert(lane_states == 1 || lane_states == 2 || lane_states == 4, "a warp has one, two or four states");
+    static_assert(32 / lane_states % lanes_k == 0, "the lanes of a state form a lanes_k x lanes_tiles grid");
+    static_assert(lane_states == 1 || tile_k % 32 == 0, "odd states exchange the halves of their rows of filters");
+    static_assert(Tuning::thread_k % 4 == 0 && Tuning::thread_tiles % 4 == 0, "fragments are read four at a time");
+    static_assert(states % lane_states == 0, "every warp has as many states");
+    static_assert(tiles % rows == 0 && columns % 4 == 0, "fragments of four tiles do not straddle rows");
+    static_assert(slice % run == 0 && columns % run == 0, "tiles that share pixels are of one row and one step");
+    static_assert(run == 1 || !Problem::chwn, "neighbouring tiles are of neighbouring images, which share no pixels");
+    static_assert(channels % 4 == 0, "channels are copied four at a time");
+
+    int state, lane_k, lane_tile;
+
+    // NOTE: the lowest lane bit goes to k, the next ones to tiles, as in micro_kernel.cuh and for its reason.
+    __device__ __forceinline__ WinogradTiles() {
+        constexpr int lanes = 32 / lane_states;
+        const int lane = threadIdx.x % lanes;
+        state = threadIdx.x / lanes;
+        lane_k = lanes_k == 1 ? 0 : lane % 2 + lane / (2 * lanes_tiles) * 2;
+        lane_tile = lanes_k == 1 ? lane : lane / 2 % lanes_tiles;
+    }
+
+    // Where the threads that multiply meet once the producers have left.
+    static __device__ __forceinline__ void barrier() {
+        if constexpr (producers == 0) __syncthreads();
+        else barrier_sync(0, threads);
+    }
+
+    // Where four filters lie in a row of transformed filters: of the states that a warp reads at once, the odd ones have
+    // the halves of every 32 filters exchanged, so that the warp reads different banks.
+    static __device__ __forceinline__ int swapped(int state, int k) { return lane_states == 1 ? k : k ^ state % 2 * 16; }
+};
+
+// One column of a block's tiles: where its first tile reads and writes.
+template <class Problem>
+struct alignas(16) WinogradColumn {
+    Bytes<Problem> x;   // of its first pixel, first channel of the group; in bytes
+    int h, w;           // of its first pixel; far outside the image where the column does not exist
+    Offset<Problem> y;  // of its first output, first filter of the group; in elements
+
+    static constexpr int absent = -(1 << 30);
+
+    // Columns are numbered along the tiles of a row, then over groups of rows, then over images; in CHWN over images
+    // first. A group of rows are Tuning::rows output rows, dilation_h apart.
+    template <class Tuning>
+    static __device__ __forceinline__ WinogradColumn make(Offset<Problem> number, long long batch, int group) {
+        constexpr int row_groups = ceil_div(ceil_div(Problem::p, Problem::dilation_h), Tuning::rows * Problem::out_h) *
+            Problem::dilation_h;
+        const Offset<Problem> of_image = Problem::chwn ? number / static_cast<Offset<Problem>>(batch) : number;
+        const Offset<Problem> line = of_image / Problem::row_tiles, beyond = line / row_groups;
+        const Offset<Problem> n = Problem::chwn ? number - of_image * static_cast<Offset<Problem>>(batch) : beyond;
+        const int at = static_cast<int>(of_image - line * Problem::row_tiles);
+        const int row_group = static_cast<int>(line - beyond * row_groups);
+        const int p = row_group % Problem::dilation_h +
+            row_group / Problem::dilation_h * (Tuning::rows * Problem::out_h * Problem::dilation_h);
+        const int q = Problem::first_q + at * Problem::out_w;
+        WinogradColumn c;
+        c.h = p - Problem::pad_top;
+        c.w = q - Problem::pad_left;
+        const InputStrides<Problem> in(batch);
+        const OutputStrides<Problem> out(batch);
+        c.x = (static_cast<Bytes<Problem>>(n) * in.image + group * Problem::group_c * in.channel +
+               (static_cast<Bytes<Problem>>(c.h) * Problem::w + c.w) * in.pixel) * 4;
+        c.y = n * out.image + group * Problem::group_k * out.channel +
+            static_cast<Offset<Problem>>(p * Problem::q + q) * out.pixel;
+        if ((Problem::chwn ? beyond > 0 : n >= batch) || q >= Problem::last_q) c.h = absent;
+        return c;
+    }
+};
+
+// Row and column of a raw pixel; far outside the image where it does not exist. Columns are known from the start unless
+// filter rows are cut into pieces, which see other columns one after the other.
+template <class Problem, bool in_pieces = (WinogradPieces<Problem>::count > 1)>
+struct WinogradPlace {
+    int h;
+
+    static __device__ __forceinline__ WinogradPlace make(int h, int w, bool exists) {
+        return {exists && static_cast<unsigned>(w) < Problem::w ? h : WinogradColumn<Problem>::absent};
+    }
+    __device__ __forceinline__ bool inside(int below, int) const {
+        return static_cast<unsigned>(h + below) < Problem::h;
+    }
+};
+template <class Problem>
+struct WinogradPlace<Problem, true> {
+    int h, w;
+
+    static __device__ __forceinline__ WinogradPlace make(int h, int w, bool exists) {
+        return {exists ? h : WinogradColumn<Problem>::absent, w};
+    }
+    __device__ __forceinline__ bool inside(int below, int aside) const {
+        return static_cast<unsigned>(h + below) < Problem::h && static_cast<unsigned>(w + aside) < Problem::w;
+    }
+};
+
+// Where one raw pixel comes from. Computing that anew in every step took a tenth of the main loop's instructions.
+template <class Problem>
+struct alignas(WinogradPieces<Problem>::count > 1 ? 16 : 2 * sizeof(Bytes<Problem>)) WinogradSource {
+    Bytes<Problem> x;  // first channel of the group, in bytes
+    WinogradPlace<Problem> place;
+
+    // Sources are numbered in the order in which steps copy them.
+    template <class Tuning>
+    static __device__ __forceinline__ WinogradSource make(int number, const WinogradColumn<Problem>* columns,
+                                                          long long batch) {
+        using Tiles = WinogradTiles<Problem, Tuning>;
+        using Column = WinogradColumn<Problem>;
+        const int part = number / Tiles::step_sources, in_step = number % Tiles::step_sources;
+        const int position = part * Tiles::slice + Tiles::source_run(in_step) * Tiles::run;
+        const int pixel = Tiles::source_pixel(in_step);
+        const Column column = columns[position % Tiles::columns];
+        const int below = position / Tiles::columns * Problem::dilation_h + pixel / Tiles::run_width;
+        const int aside = pixel % Tiles::run_width;
+        const bool exists = position < Tiles::positions && column.h != Column::absent;
+        WinogradSource source;
+        source.x = column.x +
+            (static_cast<Bytes<Problem>>(below) * Problem::w + aside) * InputStrides<Problem>(batch).pixel * 4;
+        source.place = WinogradPlace<Problem>::make(column.h + below, column.w + aside, exists);
+        return source;
+    }
+};
+
+}  // namespace leanconv

@@ -1,0 +1,307 @@
+"""What the fused Winograd kernels share on the host, as winograd_*.cuh on the device."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import TypeVar
+
+from leanconv.kernels.contract import LAUNCH_CYCLES, Config, ceil_div, conv_constants, has_wide_tensors, variant
+from leanconv.kernels.simt.tiles import conv_arguments
+from leanconv.kernels.winograd_matrices import Matrices, Rows
+from leanconv.plan import Constants, Launch, Pointer, Target
+from leanconv.problem import ConvProblem
+
+#: Instructions of one input transform, by whether it is of a square and by its states.
+INSTRUCTIONS = {(False, 4): 30, (False, 8): 55, (False, 16): 170, (True, 16): 75, (True, 36): 250}
+#: Clock cycles of a block before its first product.
+PROLOGUE = 4000
+
+
+@dataclass(frozen=True)
+class WinogradTileConfig(Config):
+    """A warp computes ``lane_states`` states, each with a grid of lanes of thread_k filters x thread_tiles tiles.
+
+    ``lanes_k`` lanes lie along the filters. The tiles are ``rows`` output rows of as many tiles each; ``run``
+    neighbouring tiles of a row share the pixels in which they overlap (the ruse variant of "Im2col-Winograd" is 2).
+    ``channels`` are multiplied in one step; ``stages`` steps are in shared memory at once. ``promoted``: the sums over
+    one chunk of channels are added to long ones. ``producers`` more warps copy and transform while the others multiply.
+
+    At the end sums are exchanged in shared memory. In NCHW, ``staged`` outputs are put in the order of the memory there
+    once more.
+    """
+
+    states: int = 8
+    thread_k: int = 8
+    thread_tiles: int = 8
+    lanes_k: int = 8
+    lane_states: int = 1
+    rows: int = 4
+    run: int = 1
+    channels: int = 8
+    stages: int = 3
+    min_blocks: int = 2
+    promoted: bool = False
+    producers: int = 0
+    staged: bool = True
+
+    @property
+    def order(self) -> Hashable:
+        """The order of a state's sum: for a step of channels one filter row after the other, then the next step."""
+        return self.states, self.channels, self.promoted
+
+    @cached_property
+    def tile_k(self) -> int:
+        """Filters of a block."""
+        return self.lanes_k * self.thread_k
+
+    @cached_property
+    def tiles(self) -> int:
+        """Output tiles of a block."""
+        return 32 // self.lane_states // self.lanes_k * self.thread_tiles
+
+    @cached_property
+    def columns(self) -> int:
+        """Tiles of one output row of a block; in 2-D all of them."""
+        return self.tiles // self.rows
+
+    @cached_property
+    def threads(self) -> int:
+        """Threads of a block."""
+        return 32 * (self.states // self.lane_states + self.producers)
+
+
+@dataclass(frozen=True)
+class Transform:
+    """What one kernel transforms: F(n, width) along the rows, or with ``square`` along rows and columns.
+
+    ``taps`` transforms of a filter are computed together, and it has ``parts`` times as many: in 1-D its rows, in 2-D
+    one; and ``pieces`` times as many where its rows are cut into pieces. The kernel computes columns ``first`` to
+    ``first + count`` of the output, and its filters begin at ``offset``, in floats.
+    """
+
+    matrices: Matrices
+    square: bool
+    first: int
+    count: int
+    taps: int = 1
+    parts: int = 1
+    offset: int = 0
+    pieces: int = 1
+
+    @cached_property
+    def states(self) -> int:
+        """States of a tile."""
+        return self.tile[0] * self.tile[1]
+
+    @cached_property
+    def tile(self) -> tuple[int, int]:
+        """Rows and columns of pixels of a tile."""
+        return (self.matrices.alpha if self.square else 1, self.matrices.alpha)
+
+    @cached_property
+    def out(self) -> tuple[int, int]:
+        """Rows and columns of outputs of a tile."""
+        return (self.matrices.n if self.square else 1, self.matrices.n)
+
+    @cached_property
+    def of_filter(self) -> int:
+        """Transforms of one filter and channel, those of the rows of zeros that fill the last part among them."""
+        return self.taps * self.parts * self.pieces
+
+    @cached_property
+    def weights(self) -> int:
+        """Weights that one transform reads."""
+        return self.matrices.r * (self.matrices.r if self.square else 1)
+
+    def row_tiles(self, config: WinogradTileConfig) -> int:
+        """Tiles of a row of outputs: whole runs."""
+        return config.run * ceil_div(ceil_div(self.count, self.matrices.n), config.run)
+
+
+def forward_of(problem: ConvProblem) -> ConvProblem:
+    """The forward convolution that is computed for ``problem``."""
+    return _as_forward(problem) if problem.op == "dgrad" else problem
+
+
+@lru_cache(maxsize=64)
+def _as_forward(problem: ConvProblem) -> ConvProblem:
+    """Cached, since predicting times needs it a hundred times."""
+    return problem.as_forward()
+
+
+def padded_sizes(problem: ConvProblem) -> tuple[int, int]:
+    """Channels and filters of a group, as the transformed filters count them: whole tiles of any configuration."""
+    k = problem.group_k
+    return 16 * ceil_div(problem.group_c, 16), 32 if k <= 32 else 64 * ceil_div(k, 64)
+
+
+def prepared_floats(problem: ConvProblem, transform: Transform) -> int:
+    """Size of the transformed filters."""
+    c, k = padded_sizes(forward_of(problem))
+    return problem.groups * transform.of_filter * c * transform.states * k
+
+
+def _ratios(rows: Rows) -> str:
+    """A matrix as the kernels take it: a type whose parameters are numerators and denominators in turns."""
+    numbers = ", ".join(f"{v.numerator}, {v.denominator}" for row in rows for v in row)
+    return f"leanconv::Matrix<{len(rows)}, {len(rows[0])}, {numbers}>"
+
+
+def _filter_constants(problem: ConvProblem, transform: Transform) -> Constants:
+    """The ``Problem`` struct of the launch that transforms filters: nothing that depends on the image."""
+    forward = forward_of(problem)
+    c, k = padded_sizes(forward)
+    return (
+        ("r", forward.r),
+        ("s", forward.s),
+        ("groups", forward.groups),
+        ("group_c", forward.group_c),
+        ("group_k", forward.group_k),
+        ("nhwc", forward.layout == "NHWC"),
+        ("chwn", forward.layout == "CHWN"),
+        ("rotated", problem.op == "dgrad"),
+        ("states", transform.states),
+        ("taps", transform.taps),
+        ("tile_h", transform.tile[0]),
+        ("tile_w", transform.tile[1]),
+        ("out_h", transform.out[0]),
+        ("out_w", transform.out[1]),
+        ("padded_c", c),
+        ("padded_k", k),
+        ("prepared_offset", transform.offset),
+        ("g", _ratios(transform.matrices.g)),
+    )
+
+
+def _constants(problem: ConvProblem, transform: Transform, config: WinogradTileConfig) -> Constants:
+    """The ``Problem`` struct of the main kernel."""
+    known = {**dict(conv_constants(forward_of(problem))), **dict(_filter_constants(problem, transform))}
+    del known["g"], known["rotated"]
+    return (
+        *known.items(),
+        ("first_q", transform.first),
+        ("last_q", transform.first + transform.count),
+        ("row_tiles", transform.row_tiles(config)),
+        ("at", _ratios(transform.matrices.at)),
+        ("bt", _ratios(transform.matrices.bt)),
+    )
+
+
+def shared_bytes(problem: ConvProblem, transform: Transform, config: WinogradTileConfig) -> int:
+    """Shared memory of a block; kernels/simt/winograd_tiles.cuh says what lies where."""
+    wide, nhwc, chwn = has_wide_tensors(forward_of(problem)), problem.layout == "NHWC", problem.layout == "CHWN"
+    states, channels, taps = config.states, config.channels, transform.taps
+    positions = (config.rows + taps - 1) * config.columns
+    runs = 4 * ceil_div(ceil_div(positions, taps), 4) // config.run
+    run_pixels = transform.tile[0] * ((config.run - 1) * transform.matrices.n + transform.matrices.alpha)
+    side_by_side = min(channels, 8)
+    if nhwc:
+        run_floats = run_pixels * channels
+        raw = runs * (run_floats + (32 + side_by_side * config.run - run_floats % 32) % 32)
+    elif chwn:
+        channel_floats = run_pixels * runs
+        raw = channels * (channel_floats + (32 + 32 // side_by_side - channel_floats % 32) % 32)
+    else:
+        raw = runs * 4 * ceil_div(channels * (run_pixels | 1), 4)
+    stage = channels * states * config.tile_k + raw
+    apart = 32 // config.lane_states
+    plane = positions if config.lane_states == 1 else positions + (32 + apart - positions % 32) % 32
+    channel = states * plane
+    channel += (32 + 32 // side_by_side - channel % 32) % 32
+    pitch, lines = (4 * config.lanes_k, config.tiles) if nhwc else (config.tiles, 4 * config.lanes_k)
+    exchange = states * (lines * (pitch + 4) + 8)
+    sources = taps * runs * run_pixels // (4 if chwn and problem.n % 4 == 0 else 1)
+    source = 16 if wide or transform.pieces > 1 else 8
+    tables = config.columns * (32 if wide else 16) + 2 * ceil_div(sources, 2) * source
+    return tables + 4 * max(config.stages * stage + 2 * channels * channel, exchange)
+
+
+def blocks(problem: ConvProblem, transform: Transform, config: WinogradTileConfig) -> int:
+    """Blocks of the main kernel."""
+    forward = forward_of(problem)
+    d = forward.dilation[0]
+    row_groups = d * ceil_div(ceil_div(forward.p, d), config.rows * transform.out[0])
+    columns = forward.n * row_groups * transform.row_tiles(config)
+    return ceil_div(columns, config.columns) * ceil_div(forward.group_k, config.tile_k) * forward.groups
+
+
+W = TypeVar("W", bound=WinogradTileConfig)
+
+
+def fitted(problem: ConvProblem, transform: Transform, config: W, target: Target) -> W | None:
+    """The configuration with as many blocks at once as shared memory has room for; None where it cannot run."""
+    if config.producers and not target.register_pools:
+        return None
+    # Neighbouring tiles of CHWN are of neighbouring images, and share no pixels.
+    if config.run > 1 and problem.layout == "CHWN":
+        return None
+    needed = shared_bytes(problem, transform, config)
+    if needed > target.shared_per_block or padded_sizes(forward_of(problem))[1] % config.tile_k:
+        return None
+    # The system takes a KiB of each block.
+    at_once = target.shared_per_multiprocessor // (needed + 1024)
+    together = max(1, min(config.min_blocks, at_once))
+    return config if together == config.min_blocks else variant(config, min_blocks=together)
+
+
+def main_cycles(
+    problem: ConvProblem, transform: Transform, config: WinogradTileConfig, speed: float, store: float, target: Target
+) -> float:
+    """Predicted clock cycles of `main_launch`.
+
+    The busiest multiprocessor sets the time. A block of it takes multiply-adds and transforms at ``speed``, a share of
+    the FMA peak, and a fixed time for its beginning and its outputs, ``store`` cycles each. On suites ``winograd1d``
+    and ``opencnn`` this orders the configurations as measured but for differences under 5 %.
+    """
+    forward, out = forward_of(problem), transform.out[0] * transform.out[1]
+    channels = ceil_div(forward.group_c, config.channels) * config.channels
+    positions = (config.rows + transform.taps - 1) * config.columns
+    transforms = positions / transform.taps * INSTRUCTIONS[transform.square, transform.states]
+    work = config.tile_k * config.tiles * config.states + transforms
+    products = channels * transform.of_filter * work / target.fma_lanes / speed
+    one = products + (PROLOGUE + store * config.tile_k * config.tiles * out) / config.min_blocks
+    on_one = max(1, ceil_div(blocks(problem, transform, config), target.multiprocessors))
+    # The last blocks may be fewer than fit at once: few warps hide less latency.
+    last, warps = on_one % config.min_blocks, config.threads / 128
+    few, full = last * warps, config.min_blocks * warps
+    return one * (on_one - last) + (last * one * full / (full + 4) * (few + 4) / few if last else 0.0)
+
+
+def prepare_cycles(problem: ConvProblem, transform: Transform, target: Target) -> float:
+    """Predicted clock cycles of `filter_launch`, and until the next launch."""
+    weights = problem.k * problem.group_c * problem.r * problem.s
+    return LAUNCH_CYCLES + 4 * (prepared_floats(problem, transform) + weights) / target.bytes_per_cycle
+
+
+def filter_launch(name: str, problem: ConvProblem, transform: Transform) -> Launch:
+    """The launch that transforms the filters for algorithm ``name``."""
+    c, k = padded_sizes(forward_of(problem))
+    threads, filters, channels = 256, 32, 8
+    rows = min(transform.taps * transform.pieces, max(1, 40 * 1024 // (4 * filters * channels * transform.weights)))
+    return Launch(
+        header=f"kernels/simt/{name}.cuh",
+        function=f"leanconv::{name}_filters",
+        problem=_filter_constants(problem, transform),
+        tuning=(("threads", threads), ("filters", filters), ("channels", channels), ("rows", rows)),
+        arguments=(Pointer("w"), Pointer("prepared", written=True)),
+        grid=problem.groups * ceil_div(transform.of_filter, rows) * (c // channels) * (k // filters),
+        block=threads,
+        shared_bytes=4 * filters * (channels * rows * transform.weights | 1),
+    )
+
+
+def main_launch(name: str, problem: ConvProblem, transform: Transform, config: WinogradTileConfig) -> Launch:
+    """The launch that convolves, with filters transformed by `filter_launch`."""
+    return Launch(
+        header=f"kernels/simt/{name}.cuh",
+        function=f"leanconv::{name}",
+        problem=_constants(problem, transform, config),
+        tuning=config.constants(),
+        arguments=conv_arguments(problem, filters="prepared"),
+        grid=blocks(problem, transform, config),
+        block=config.threads,
+        shared_bytes=shared_bytes(problem, transform, config),
+        min_blocks=config.min_blocks,
+    )
