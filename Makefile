@@ -11,20 +11,26 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --no-compile
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test test-all lint format types docs clean
+.PHONY: demo test test-all pythons lint format types docs clean
 
 demo: $(VENV)/.demo
 	$(BIN)/python -m leanconv.cli.demo
 
 # One BLAS thread for each worker: two that wait for a core that others hold spin for seconds.
 test test-all: export OMP_NUM_THREADS ?= 1
-# All tests together show no values of failed asserts: to rewrite the asserts takes each worker 6 s. With TESTS=... they do.
+# All tests together leave out the studies, and show no values of failed asserts: to rewrite the asserts takes each worker
+# 6 s. TESTS=tests/research, or any other, runs those, with values.
+ALL := --assert=plain --ignore=tests/research
 test: $(VENV)/.test
-	$(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal $(if $(TESTS),,--assert=plain) -m "not exhaustive" --ignore=tests/research $(TESTS)
+	$(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal -m "not exhaustive" $(if $(TESTS),$(TESTS),$(ALL))
 
 # Also every variant in every layout on every case, every architecture, and the studies: some 15 minutes on two cores.
 test-all: $(VENV)/.test
 	$(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal $(TESTS)
+
+# The host half on the oldest Python and on the newest, as far as they are installed.
+pythons: $(VENV)/.made
+	$(BIN)/python scripts/other_pythons.py 3.10 3.13
 
 lint: $(VENV)/.test
 	$(BIN)/ruff check .
@@ -43,7 +49,7 @@ docs: $(VENV)/.test
 	$(BIN)/python -m research pages
 
 clean:
-	rm -rf $(VENV) build dist demo-output .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-3.* build dist demo-output .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 # Each stamp names what is installed; a new pyproject.toml installs again.
 $(VENV)/.made:

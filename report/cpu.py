@@ -2,7 +2,7 @@
 
 ``python -m report cpu`` needs NumPy and PyTorch, and writes benchmarks/results/cpu/choice.json: a row for each layer,
 with the time of each algorithm that can run it and of PyTorch. It counts processor time, of one thread each. The
-engines take turns, and the least of each one's times counts: what else a machine does can only lengthen them.
+engines alternate, and the least of each one's times counts: what else a machine does can only lengthen them.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from leanconv.runtime.progress import progress
 from report import records
 
 LAYOUTS: tuple[Layout, ...] = ("NCHW", "NHWC")
-#: How often all layers are gone through, how often the engines take turns on one, and the seconds of a turn.
-ROUNDS, TURNS, TURN_S = 4, 4, 0.003
-#: Largest relative difference from PyTorch's result: the engine's tier is fp32.
+#: How often all layers are gone through, how often the engines alternate on one, and the seconds of a sample.
+ROUNDS, SAMPLES, SAMPLE_S = 4, 4, 0.003
+#: Largest relative difference from PyTorch's result: the engine's precision level is fp32.
 MOST_ERROR = 1e-5
 
 
@@ -69,23 +69,25 @@ def layers(layout: Layout) -> dict[str, list[ConvProblem]]:
     }  # fmt: skip
 
 
-def _turn(call: Callable[[], Any], count: int) -> float:
+def _sample(call: Callable[[], Any], count: int) -> float:
     begin = time.process_time()
     for _ in range(count):
         call()
     return (time.process_time() - begin) / count * 1e6
 
 
-def by_turns(calls: dict[str, Callable[[], Any]], turns: int = TURNS, turn_s: float = TURN_S) -> dict[str, float]:
-    """Microseconds of processor time of a call, by name: the least of ``turns``, in which one follows the other."""
+def alternating(
+    calls: dict[str, Callable[[], Any]], number: int = SAMPLES, sample_s: float = SAMPLE_S
+) -> dict[str, float]:
+    """Microseconds of processor time of a call, by name: the least of ``number`` samples; engines alternate."""
     counts = {}
     for name, call in calls.items():
         call()
-        counts[name] = max(1, int(turn_s * 1e6 / max(_turn(call, 1), 1.0)))
+        counts[name] = max(1, int(sample_s * 1e6 / max(_sample(call, 1), 1.0)))
     samples: dict[str, list[float]] = {name: [] for name in calls}
-    for turn in range(turns):
-        for name in list(calls)[:: 1 if turn % 2 else -1]:
-            samples[name].append(_turn(calls[name], counts[name]))
+    for i in range(number):
+        for name in list(calls)[:: 1 if i % 2 else -1]:
+            samples[name].append(_sample(calls[name], counts[name]))
     return {name: min(each) for name, each in samples.items()}
 
 
@@ -132,7 +134,7 @@ def every() -> Iterator[tuple[str, ConvProblem]]:
 
 def row(group: str, problem: ConvProblem) -> dict[str, Any]:
     """What is measured of a layer in one round."""
-    us = {name: round(each, 1) for name, each in by_turns(_calls(problem)).items()}
+    us = {name: round(each, 1) for name, each in alternating(_calls(problem)).items()}
     chosen = choose(problem, None).algorithm.name
     return {
         "group": group, "layout": problem.layout, "problem": format_problem(problem), "chosen": chosen, "us": us,
@@ -158,7 +160,7 @@ def measure(results: Path, revision: str | None = None) -> Path:
         for of_layer in zip(*rounds, strict=True)
     ]
     about = machine.describe(False, None, {"torch": torch.__version__}, revision)
-    return records.write(results, "choice", about, made, turns=ROUNDS * TURNS)
+    return records.write(results, "choice", about, made, turns=ROUNDS * SAMPLES)
 
 
 def excess(row: dict[str, Any]) -> float:
@@ -194,8 +196,8 @@ def section(record: dict[str, Any]) -> str:
     good = sum(each <= 1.1 for each in found)
     said = (
         f"{about['cpu']}, one thread, {about['date'][:10]}, {records.revision(about, digits=12)}, NumPy "
-        f"{about['numpy']}, PyTorch {about['torch']}. Processor time by turns, the least of {record['turns']}; "
-        f"means are geometric, the largest in brackets. Of {len(found)} choices {good} are within 1.1× of the "
-        f"quickest algorithm, {sum(each <= 1.2 for each in found)} within 1.2×."
+        f"{about['numpy']}, PyTorch {about['torch']}. Processor time, the least of {record['turns']} samples, engines "
+        f"alternating; means are geometric, the largest in brackets. Of {len(found)} choices {good} are within 1.1× of "
+        f"the quickest algorithm, {sum(each <= 1.2 for each in found)} within 1.2×."
     )
     return f"{said}\n\n{records.table(table(record))}"

@@ -115,7 +115,7 @@ def speed(results: Results, path: Path) -> None:
             textcoords="offset points", va="center", fontsize=8, color=INK, annotation_clip=False,
         )  # fmt: skip
     legend(axes[0], colours, hatch="needs a workspace")
-    finish(figure, path, _title(results, "operations of the direct convolution per second, whatever is computed"))
+    finish(figure, path, _title(results, "effective TFLOP/s, counted as direct convolution"))
 
 
 def _needs_workspace(row: Row | None) -> bool:
@@ -155,7 +155,7 @@ def families(results: Results, path: Path) -> None:
         axis.set_xticks(range(len(shapes)), shapes, fontsize=6, rotation=35, ha="right", color=INK)
         axis.set_ylim(bottom=0)
     figure.legend(handles.values(), handles, loc="outside lower left", ncols=5, fontsize=8.5, frameon=False)
-    finish(figure, path, _title(results, "TFLOP/s of the direct convolution's operations; dashed: cuBLAS"))
+    finish(figure, path, _title(results, "effective TFLOP/s, counted as direct convolution; dashed: cuBLAS"))
 
 
 def memory_factors(results: Results) -> dict[str, dict[str, float]]:

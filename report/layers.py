@@ -70,7 +70,7 @@ def layers(target: Target, networks: Sequence[str] = tuple(NETWORKS)) -> list[La
 def _of_network(network: str, layout: Layout) -> Iterator[tuple[ConvProblem, int | None]]:
     import torch
 
-    from leanconv.torch.problems import problems_of
+    from leanconv.torch.recording import problems_of
     from report import models
 
     form = torch.channels_last if layout == "NHWC" else torch.contiguous_format

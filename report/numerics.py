@@ -80,18 +80,18 @@ def _problems(layers: Sequence[tuple[int, int]], filters: Sequence[int]) -> list
 
 
 def _runners(problem: Problem, gpu: bool) -> Iterator[tuple[Algorithm, str, Callable[..., Any]]]:
-    """Each algorithm that takes the problem in its own tier, and a function of (x, w) that runs it."""
+    """Each algorithm that takes the problem at its own precision level, and a function of (x, w) that runs it."""
     for algorithm in (*CPU_ALGORITHMS, *(ALGORITHMS if gpu else ())):
         target = None if isinstance(algorithm, CpuAlgorithm) else _target()
-        if algorithm.reasons(_in_tier(problem, algorithm), target):
+        if algorithm.reasons(_at_own_level(problem, algorithm), target):
             continue
         if isinstance(algorithm, CpuAlgorithm):
             yield algorithm, "CPU", partial(algorithm.run, problem)
         elif isinstance(algorithm, GpuAlgorithm):
-            yield algorithm, "GPU", _on_gpu(plan_of(algorithm, _in_tier(problem, algorithm)), problem)
+            yield algorithm, "GPU", _on_gpu(plan_of(algorithm, _at_own_level(problem, algorithm)), problem)
 
 
-def _in_tier(problem: Problem, algorithm: Algorithm) -> Problem:
+def _at_own_level(problem: Problem, algorithm: Algorithm) -> Problem:
     """The problem with the precision that the algorithm declares, so that the loose ones take part too."""
     if problem.kind == "conv2d":
         return replace(problem, precision=algorithm.tier)
@@ -106,11 +106,11 @@ def _target() -> Target:
 def _kernel_plan(algorithm: GpuAlgorithm, problem: ConvProblem, alpha: int) -> Plan | None:
     """What computes the problem on this machine's GPU with ``alpha`` states, if it is a matter of states at all.
 
-    None where the algorithm has no such kernel in the tier of the problem.
+    None where the algorithm has no such kernel at the precision level of the problem.
     """
     for config in algorithm.configs(problem, _target()):
         tuning = dict(config.constants())
-        if tuning.get("states", alpha) == alpha and not (tuning.get("segments") or tuning.get("piece")):
+        if tuning.get("states", alpha) == alpha and not (tuning.get("segments") or tuning.get("column_block")):
             return algorithm.plan(problem, config, _target())
     return None
 
@@ -163,7 +163,7 @@ def _entries(
     sequential: float,
     outputs: Iterable[tuple[str, str, str, np.ndarray]],
 ) -> Iterator[Entry]:
-    """An entry for each of ``outputs``: algorithm, tier, place and result."""
+    """An entry for each of ``outputs``: algorithm, precision level, place and result."""
     for algorithm, tier, where, y in outputs:
         error = oracle.relative_error(y, answer)
         if not np.isfinite(error):
@@ -197,7 +197,7 @@ def measure_kernels(
 def _kernel_outputs(
     problem: ConvProblem, alpha: int, x: np.ndarray, w: np.ndarray, gpu: bool
 ) -> Iterator[tuple[str, str, str, np.ndarray]]:
-    """Algorithm, tier, place and output of everything that computes the problem of a kernel."""
+    """Algorithm, precision level, place and output of everything that computes the problem of a kernel."""
     tier = problem.precision
     yield "winograd1d", tier, "CPU", winograd1d.convolve(problem, alpha, x, w, None)
     if gpu:
@@ -245,8 +245,8 @@ def compile_kernels() -> None:
     """Compile on every core what `measure` and `measure_kernels` run on the GPU."""
     plans, target = [], _target()
     for problem in _problems(LAYERS, FILTERS):
-        in_tiers = [(algorithm, _in_tier(problem, algorithm)) for algorithm in ALGORITHMS]
-        plans += [plan_of(algorithm, own) for algorithm, own in in_tiers if not algorithm.reasons(own, target)]
+        at_levels = [(algorithm, _at_own_level(problem, algorithm)) for algorithm in ALGORITHMS]
+        plans += [plan_of(algorithm, own) for algorithm, own in at_levels if not algorithm.reasons(own, target)]
     for alpha, width in KERNELS:
         for c in CHANNELS:
             case = kernel_layer(alpha, width, c)
@@ -256,10 +256,10 @@ def compile_kernels() -> None:
 
 
 def table(entries: Sequence[Entry]) -> str:
-    """A Markdown table: a line for each algorithm, a column for each problem; the first line is the yardstick."""
-    yardstick = {entry.problem: entry.sequential for entry in entries}
-    problems = list(yardstick)
-    lines = [["sequential float32 sum", "", *(f"{yardstick[name]:.1e}" for name in problems)]]
+    """A Markdown table: a line for each algorithm, a column for each problem; the first line is the baseline."""
+    baseline = {entry.problem: entry.sequential for entry in entries}
+    problems = list(baseline)
+    lines = [["sequential float32 sum", "", *(f"{baseline[name]:.1e}" for name in problems)]]
     for algorithm, where, tier in dict.fromkeys((entry.algorithm, entry.where, entry.tier) for entry in entries):
         own = {e.problem: e for e in entries if (e.algorithm, e.where) == (algorithm, where)}
         cells = [
@@ -267,7 +267,7 @@ def table(entries: Sequence[Entry]) -> str:
             for name in problems
         ]
         lines.append([f"`{algorithm}` {where}", tier, *cells])
-    return records.table((["algorithm", "tier", *problems], lines))
+    return records.table((["algorithm", "precision", *problems], lines))
 
 
 def kernel_table(entries: Sequence[Entry]) -> str:

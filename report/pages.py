@@ -81,7 +81,7 @@ def _standings(results: Results, together: Sequence[str] = ()) -> str:
 
 
 def _speeds(results: Results, algorithms: Sequence[str]) -> str:
-    caption = "TFLOP/s of the direct convolution's operations."
+    caption = "Effective TFLOP/s, counted as direct convolution."
     return captioned(results, caption, comparisons.speeds(results, algorithms))
 
 

@@ -41,10 +41,10 @@ def revision(record: Record, digits: int = 40) -> str:
 
 
 def table(content: Table) -> str:
-    """A table in Markdown.
+    r"""A table in Markdown.
 
     >>> table((["x", "y"], [["1", "2"]]))
-    '| x | y |\\n|---|---|\\n| 1 | 2 |'
+    '| x | y |\n|---|---|\n| 1 | 2 |'
     """
     columns, lines = content
     head = ["| " + " | ".join(columns) + " |", "|---" * len(columns) + "|"]

@@ -18,10 +18,9 @@ from typing import Any
 import numpy as np
 
 from leanconv.call.explain import NOMINAL
-from leanconv.kernels import ALGORITHMS
-from leanconv.kernels import cost as fits
-from leanconv.kernels.contract import LAUNCH_CYCLES, TimedAlgorithm
-from leanconv.kernels.cost import Fit
+from leanconv.kernels import ALGORITHMS, cost
+from leanconv.kernels.contract import TimedAlgorithm
+from leanconv.kernels.cost import Fit, launch_cycles
 from leanconv.perf import tables
 from leanconv.perf.tables import Table
 from leanconv.plan import Target
@@ -36,8 +35,8 @@ CYCLES = 1980.0
 _LEAST, _FOLDS = 6, 6
 #: Problems that must have times of today's kernels for those of others to be left out.
 _ENOUGH = 6
-#: Terms are no less than these: a call may spare two of the launches that were counted (`LAUNCH_CYCLES`).
-_LEAST_TERMS = Fit(0.1, -2.0 * LAUNCH_CYCLES, 0.0)
+#: Terms are no less than these: a call may spare two of the launches that were counted (`launch_cycles`).
+_LEAST_TERMS = Fit(0.1, -2.0 * launch_cycles(NOMINAL), 0.0)
 #: How far a fit's terms may be from the usual ones for as much as times may differ by from what a fit expects, in
 #: logarithms (small problems alone must not say what large ones take); the steps that find it.
 _DRAWN, _SPREAD, _STEPS = Fit(0.1, 9000.0, 5.0), 0.3, 20
@@ -55,9 +54,9 @@ class Point:
     #: clock cycles, predicted without any fit and measured
     predicted: float
     measured: float
-    #: clock cycles that memory takes for the bytes of prepared filters
+    #: clock cycles that memory takes for the bytes of packed weights
     prepared: float = 0.0
-    #: whether the prediction leaves out a launch (`fits.leaves_out_launch`)
+    #: whether the prediction leaves out a launch (`cost.leaves_out_launch`)
     launch: bool = False
     #: whether it was timed with kernels as they are today
     current: bool = True
@@ -80,10 +79,10 @@ def points(table: Table, target: Target) -> list[Point]:
             if each.us is None or known is None or not math.isfinite(known[1]):
                 continue
             algorithm, cycles, kernels = known
-            group = fits.group(algorithm, problem)
+            group = cost.group(algorithm, problem)
             current = each.kernels == kernels
-            prepared = fits.preparing_cycles(algorithm, problem, plain)
-            launch = fits.leaves_out_launch(algorithm, problem)
+            prepared = cost.preparing_cycles(algorithm, problem, plain)
+            launch = cost.leaves_out_launch(algorithm, problem)
             found.append(Point(key, group, each.algorithm, cycles, each.us * CYCLES, prepared, launch, current))
     todays: dict[str, set[str]] = {}
     for point in found:
@@ -97,12 +96,12 @@ def _predicted(name: str, problem: Problem, target: Target) -> dict[Any, tuple[T
     return {
         (name, *sorted(dict(config.constants()).items())): (
             algorithm,
-            cost,
+            cycles,
             tables.kernels_of(algorithm.plan(problem, config, target)),
         )
         for algorithm in ALGORITHMS
         if algorithm.stem == name and isinstance(algorithm, TimedAlgorithm) and not algorithm.why_not(problem, target)
-        for cost, config in algorithm.timed(problem, target)
+        for cycles, config in algorithm.timed(problem, target)
     }
 
 
@@ -119,7 +118,7 @@ def fitted(some: Sequence[Point]) -> dict[str, Fit]:
         return found
     others = Fit(start=statistics.median(launches))
     drawn = {group: _fit(each, others) for group, each in groups.items() if each[0].launch}
-    return found | drawn | {fits.OTHERS: others}
+    return found | drawn | {cost.OTHERS: others}
 
 
 def _fit(some: Sequence[Point], usual: Fit) -> Fit:
@@ -145,15 +144,15 @@ def losses(some: Sequence[Point], fitted_to: Mapping[str, Fit]) -> dict[str, flo
     by_problem: dict[str, list[Point]] = {}
     for point in some:
         by_problem.setdefault(point.problem, []).append(point)
-    cost: Callable[[Point], float] = lambda p: expected(p, fitted_to)  # noqa: E731
+    time: Callable[[Point], float] = lambda p: expected(p, fitted_to)  # noqa: E731
     return {
-        problem: min(each, key=cost).measured / min(p.measured for p in each) for problem, each in by_problem.items()
+        problem: min(each, key=time).measured / min(p.measured for p in each) for problem, each in by_problem.items()
     }
 
 
 def expected(point: Point, fitted_to: Mapping[str, Fit]) -> float:
     """Its time in clock cycles by the fit of its group."""
-    fit = fitted_to.get(point.group) or (fitted_to.get(fits.OTHERS) if point.launch else None) or Fit()
+    fit = fitted_to.get(point.group) or (fitted_to.get(cost.OTHERS) if point.launch else None) or Fit()
     return fit.with_prepared(point.prepared).cycles(point.predicted)
 
 
@@ -215,7 +214,7 @@ def measure(results: Path) -> list[Path]:
         for group in sorted({point.group for point in some}):
             logs = [math.log(p.measured / expected(p, found)) for p in some if p.group == group]
             launch = any(point.launch for point in some if point.group == group)
-            usual = rounded.get(fits.OTHERS if launch else group, Fit()._asdict())
+            usual = rounded.get(cost.OTHERS if launch else group, Fit()._asdict())
             row = {"group": group, "times": len(logs), **rounded.get(group, usual)}
             groups.append(row | {"spread": round(math.exp(statistics.pstdev(logs)) - 1, 4)})
         record = {
@@ -231,12 +230,12 @@ def measure(results: Path) -> list[Path]:
         }
         fit = {"gpu": table.gpu["name"], "fits": rounded}
         for file, content in (
-            (fits.file_of(str(table.gpu["name"])), fit),
+            (cost.file_of(str(table.gpu["name"])), fit),
             (path.parent / "tuning.json", record),
         ):
             write_text(file, json.dumps(content, indent=1) + "\n")
             written.append(file)
-    fits.known.cache_clear()
+    cost.known.cache_clear()
     return written
 
 
@@ -263,7 +262,7 @@ def section(record: dict[str, Any]) -> str:
             lost,
         ),
         "What is measured, fitted to what is predicted: so many times the prediction, so many µs of a call apart "
-        "from its work, and so many times as long as memory takes for the bytes of prepared filters; and by how "
+        "from its work, and so many times as long as memory takes for the bytes of packed weights; and by how "
         "much single times differ from that (one standard deviation):": (
             ["algorithm, layout, operation", "times", "× prediction", "+ µs", "+ × prepared bytes", "spread"],
             groups,

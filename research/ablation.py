@@ -19,7 +19,7 @@ from leanconv.bench.results import Results
 from leanconv.bench.run import run_suite
 from leanconv.bench.suites import Case, parse_problem, suite_layout, suite_names
 from leanconv.bench.tables import heading
-from leanconv.call.ready import roles_of
+from leanconv.call.gpu_call import roles_of
 from leanconv.kernels import ALGORITHMS
 from leanconv.kernels.contract import Config, GpuAlgorithm
 from leanconv.plan import Plan, Target
@@ -210,7 +210,7 @@ def run_ablation(
     from leanconv.runtime.launch import open_device
 
     study = _study(what, algorithms)
-    if isinstance(what, str) and (what.startswith("filter:") or what in suite_names() and not suite_layout(what)):
+    if isinstance(what, str) and (what.startswith("filter:") or (what in suite_names() and not suite_layout(what))):
         raise ValueError(f"{what!r} has no layers: the ablation is of convolutions, not of image filters")
     results = run_suite(
         what, layout=layout, precision=precision, dtype=dtype, only=only, batch=batch, quick=quick, device="cuda",

@@ -7,10 +7,11 @@ on some layers of the suite ``general-direct``, and writes research/results/<mac
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import fields
 from functools import partial
+from itertools import product
 from pathlib import Path
 from statistics import geometric_mean
 from typing import Any
@@ -23,7 +24,7 @@ from leanconv.kernels.direct.direct_tiled import (
     DirectTiled,
     DirectTiledConfig,
     block,
-    design_space,
+    forward_of,
     layout,
     pixel_cycles,
     segments,
@@ -40,8 +41,39 @@ SIZES = (3, 5, 7)
 #: Largest relative error against PyTorch's result: both sum in float32.
 MOST_ERROR = 1e-5
 
+#: What a block may have: filters, rows and columns of pixels; and a thread: filters and adjacent pixels.
+TILES_K = (16, 32, 64, 96, 128)
+TILES_PIXELS = (
+    *((8, 4), (8, 8), (16, 4), (32, 2), (16, 8), (28, 8), (32, 4), (64, 2)),
+    *((8, 16), (16, 16), (32, 8), (64, 4), (128, 2), (32, 16), (64, 8), (128, 4)),
+)
+THREADS = ((8, 8), (4, 16), (8, 4), (4, 8), (16, 4), (8, 16), (16, 8), (4, 4))
+
 #: What makes a configuration: the rest follows from these and the layer.
 Shape = tuple[tuple[int, int, int], tuple[int, int], int]
+
+
+def design_space(problem: ConvProblem, target: Target) -> Iterator[DirectTiledConfig]:
+    """Every configuration of the kernel that the resources of a multiprocessor allow: registers, shared memory, warps.
+
+    Filters and pixels of a block and a thread, channels of a step, tiles that a block walks down; what follows from
+    these (the lanes of a warp, lines in straight code, blocks on a multiprocessor) is chosen.
+    """
+    forward = forward_of(problem)
+    taps = forward.r * forward.s
+    channels = sorted({min(c, forward.group_c) for c in (1, 2, 4, 8, 16) if c == 1 or c * taps <= 160})
+    for tile_k, pixels, thread in product(TILES_K, TILES_PIXELS, THREADS):
+        if tile_k >= 2 * max(16, forward.group_k) or pixels[0] >= 2 * max(8, forward.q):
+            continue
+        threads = tile_k * pixels[0] * pixels[1] // (thread[0] * thread[1])
+        if not 32 <= threads <= 256:
+            continue
+        for tile_c in channels:
+            walks = (1, 4) if tile_c == forward.group_c else (1,)
+            for walk in walks:
+                config = block(problem, target, (tile_k, *pixels), thread, tile_c, walk)
+                if config is not None and config.threads * config.min_blocks >= 128:
+                    yield config
 
 
 def layers(size: int) -> dict[str, ConvProblem]:

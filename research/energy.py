@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from collections import deque
@@ -82,7 +83,7 @@ def watts(readings: Sequence[Reading], counts: bool) -> float | None:
     if not counts:
         late = [value for moment, value in readings if moment >= (begin + end) / 2]
         return sum(late) / len(late)
-    steps = [now for before, now in zip(readings, readings[1:], strict=False) if now[1] != before[1]]
+    steps = [now for before, now in itertools.pairwise(readings) if now[1] != before[1]]
     if len(steps) < 2 or steps[-1][0] - steps[0][0] < _LEAST_SPAN * (end - begin):
         return None
     return (steps[-1][1] - steps[0][1]) / (steps[-1][0] - steps[0][0])

@@ -128,7 +128,7 @@ def simulate(transforms: Matrices, x: np.ndarray, w: np.ndarray, period: int | N
     Pairs of states share their even and odd terms. Filters are transformed in float64 and rounded once. With ``period``
     a sum over C is carried to a second one after so many steps: ``hi = T + M; M = M − (hi − T); T = hi``.
     """
-    at, g, bt = transforms.arrays(np.float32)
+    at, _g, bt = transforms.arrays(np.float32)
     u = np.tensordot(transforms.arrays()[1], w.astype(np.float64), 1).astype(np.float32)
     even, odd = (np.stack([_chain(row[i::2], x[i::2]) for row in bt]) for i in (0, 1))
     v = even + odd

@@ -17,11 +17,12 @@ from typing import Any
 import numpy as np
 
 from leanconv.cpu import CPU_ALGORITHMS, oracle, winograd1d, winograd2d
-from leanconv.kernels.contract import ceil_div, mean_products
+from leanconv.kernels.contract import ceil_div
+from leanconv.kernels.cost import mean_products
 from leanconv.kernels.simt import winograd1d as gpu_winograd1d
 from leanconv.kernels.simt import winograd2d as gpu_winograd2d
 from leanconv.kernels.simt.winograd_tiles import Transform, WinogradTileConfig
-from leanconv.kernels.winograd_matrices import LEAST_PRODUCTS, PIECES, WIDTHS, Matrices, matrices, outputs_2d
+from leanconv.kernels.winograd_matrices import COLUMN_BLOCKS, LEAST_PRODUCTS, WIDTHS, Matrices, matrices, outputs_2d
 from leanconv.kernels.winograd_matrices import kernels as winograd_kernels
 from leanconv.problem import ConvProblem
 from leanconv.runtime.files import write_text
@@ -29,12 +30,12 @@ from report import numerics, records
 from report.data import KINDS, ONE_WAY, draw
 from research import rounding
 
-#: Widths of filters that are cut into pieces, and the pieces' width.
+#: Widths of filters that are cut into column blocks, and the width of a block.
 WIDE = ((9, 3), (8, 4), (31, 4), (9, 5))
 #: Draws of each kind; the largest error of them counts.
 SEEDS = 3
 
-#: Where, in which tier, and a function of pixels and filters.
+#: Where, at which precision level, and a function of pixels and filters.
 Way = tuple[str, str, Callable[[np.ndarray, np.ndarray], np.ndarray]]
 
 
@@ -69,19 +70,19 @@ def statement(
     return rounding.winograd(problem, tiles, config.channels, config.promoted, x, w)
 
 
-def rows_kernel(alpha: int, width: int, height: int, channels: int | None = None, piece: int = 0) -> Kernel:
-    """Γalpha(alpha + 1 − width, width), or of pieces of the filter rows, on a small layer of whole tiles, as large as
-    its input; by default with as few channels as tier fp32 lets 8 states serve.
+def rows_kernel(alpha: int, width: int, height: int, channels: int | None = None, block: int = 0) -> Kernel:
+    """Γalpha(alpha + 1 − width, width), or of column blocks of the filter rows, on a small layer of whole tiles, as
+    large as its input; by default with as few channels as tier fp32 lets 8 states serve.
     """
-    n = alpha + 1 - (piece or width)
+    n = alpha + 1 - (block or width)
     padding = ((height - 1) // 2, height // 2, (width - 1) // 2, width // 2)
-    row = n * ceil_div(max(PIECES.values()) if piece else 14, n)
+    row = n * ceil_div(max(COLUMN_BLOCKS.values()) if block else 14, n)
     problem = ConvProblem(1, 1, 12, row, 8, height, width, padding=padding)
     enough = (c for c in count(1) if mean_products(replace(problem, c=c)) >= LEAST_PRODUCTS)
     problem = replace(problem, c=channels or next(enough))
-    pair = alpha, piece or width
+    pair = alpha, block or width
     tiles = gpu_winograd1d.transform_of(problem, gpu_winograd1d.ColumnRange(*pair, 0, problem.q))
-    config = gpu_winograd1d.SPEEDS[alpha][0][0]
+    config = gpu_winograd1d.CONFIGS[alpha][0]
     in_tier = {
         "GPU": gpu_winograd1d.kernels_of(problem),
         "CPU": winograd_kernels(width, mean_products(problem), problem.w, "fp32"),
@@ -93,9 +94,9 @@ def rows_kernel(alpha: int, width: int, height: int, channels: int | None = None
             tiers["GPU"],
             partial(statement, problem, tiles, config),
         ),
-        ("CPU", tiers["CPU"], lambda x, w: winograd1d.convolve(problem, alpha, x, w, None, piece)),
+        ("CPU", tiers["CPU"], lambda x, w: winograd1d.convolve(problem, alpha, x, w, None, block)),
     )
-    name = f"Γ{alpha}({n},{pair[1]})" + (f" in {ceil_div(width, piece)} pieces" if piece else "")
+    name = f"Γ{alpha}({n},{pair[1]})" + (f" in {ceil_div(width, block)} pieces" if block else "")
     return Kernel(name, problem, tiles, ways)
 
 
@@ -104,7 +105,7 @@ def square_kernel(m: int, channels: int) -> Kernel:
     tier = "fp32" if m in outputs_2d("fp32") else "relaxed"
     problem = ConvProblem(1, channels, 12, 12, 8, 3, 3, padding=(1, 1, 1, 1))
     tiles = gpu_winograd2d.transform_of(problem, m)
-    config = next(config for config, _ in gpu_winograd2d.SPEEDS if gpu_winograd2d.outputs_of(config) == m)
+    config = next(config for config in gpu_winograd2d.CONFIGS if gpu_winograd2d.outputs_of(config) == m)
     ways: tuple[Way, ...] = (
         ("GPU", tier, partial(statement, problem, tiles, config)),
         ("CPU", tier, lambda x, w: winograd2d.convolve(problem, m, x, w, None)),
@@ -139,10 +140,10 @@ def every_kernel() -> Iterator[Kernel]:
             yield rows_kernel(alpha, width, width)
             yield rows_kernel(alpha, width, 3, 64)
             yield rows_kernel(alpha, width, width, 64)
-    for width, piece in WIDE:
-        yield rows_kernel(8, width, 1, piece=piece)
-        yield rows_kernel(8, width, 9, piece=piece)
-        yield rows_kernel(8, width, 3, 64, piece=piece)
+    for width, block in WIDE:
+        yield rows_kernel(8, width, 1, block=block)
+        yield rows_kernel(8, width, 9, block=block)
+        yield rows_kernel(8, width, 3, 64, block=block)
 
 
 @dataclass(frozen=True)
@@ -204,7 +205,7 @@ def growth_table() -> str:
     ways += [(f"F({m}×{m}, 3×3)", "fp32" if m in outputs_2d("fp32") else "relaxed", matrices(m, 3), 2) for m in (2, 4)]
     for name, tier, transform, power in ways:
         lines.append([name, tier, f"{transform.lone_growth**power:.3g}", f"{transform.worst_growth**power:.3g}"])
-    return records.table((["kernel", "tier", "γ", "ρ"], lines))
+    return records.table((["kernel", "precision", "γ", "ρ"], lines))
 
 
 def table(entries: Sequence[Entry], cell: Callable[[Entry], float]) -> str:
@@ -217,7 +218,7 @@ def table(entries: Sequence[Entry], cell: Callable[[Entry], float]) -> str:
         lines.append(
             [f"{kernel} {where}", tier, *(f"{value:.2g}" if value < 10 else f"{value:.0f}" for value in largest)]
         )
-    return records.table((["kernel", "tier", *kinds], lines))
+    return records.table((["kernel", "precision", *kinds], lines))
 
 
 def section(record: dict[str, Any]) -> str:

@@ -38,19 +38,19 @@ def winograd(
 ) -> np.ndarray:
     """A layer by `winograd1d` or `winograd2d` with the tiles of ``transform``, ``channels`` multiplied in a step.
 
-    Forward layers in NCHW without groups, dilation and bias. Sums run over blocks of filter rows, the pieces of a row,
+    Forward layers in NCHW without groups, dilation and bias. Sums run over row blocks, the column blocks of a row,
     steps of channels, filter rows, channels; if ``promoted``, those of a step's channels and its filter rows are added
     to long ones.
     """
     matrices, (out_h, out_w), (tile_h, tile_w) = transform.matrices, transform.out, transform.tile
     at, g, bt = matrices.arrays(np.float32)
     down, across = ceil_div(problem.p, out_h), ceil_div(problem.q, out_w)
-    filled = transform.pieces * matrices.r - problem.s  # columns of zeros of the last piece
+    filled = transform.column_blocks * matrices.r - problem.s  # columns of zeros of the last block
     padded = _padded(problem, x, down * out_h - problem.p, across * out_w - problem.q + filled)
     weights = np.moveaxis(np.pad(w, ((0, 0), (0, 0), (0, 0), (0, filled))), (2, 3), (0, 1))  # [r][s][k][c]
     rows = range(0, padded.shape[2] - tile_h + 1, out_h)
-    made = []  # for each piece [state][image][channel][row of tiles][tile], [state][filter row][k][c]
-    for right in range(0, transform.pieces * matrices.r, matrices.r):
+    made = []  # for each block [state][image][channel][row of tiles][tile], [state][filter row][k][c]
+    for right in range(0, transform.column_blocks * matrices.r, matrices.r):
         seen, taps = padded[..., right:], weights[:, right : right + matrices.r]
         pixels = np.stack(
             [
@@ -66,7 +66,7 @@ def winograd(
         made.append((states, filters.reshape(len(states), -1, problem.k, problem.c)))
     total = np.zeros((tile_h * tile_w, problem.k, problem.n, down, across), np.float32)
     short = np.zeros_like(total)
-    for first_r, (states, filters) in product(range(0, transform.taps * transform.parts, transform.taps), made):
+    for first_r, (states, filters) in product(range(0, transform.taps * transform.row_blocks, transform.taps), made):
         for first_c in range(0, problem.c, channels):
             for r in range(first_r, min(filters.shape[1], first_r + transform.taps)):
                 for c in range(first_c, min(problem.c, first_c + channels)):

@@ -56,7 +56,7 @@ PARTS = {
     "one scale": Part("no search for each row's largest value", "tensor_fixed_scales.cuh"),
     "no splitting": Part("pixels' bits are multiplied as they were loaded", "tensor_unconverted.cuh", right=False),
     "sums in the tensor core": Part("one scale, and no partial sums of 64", "tensor_unpromoted.cuh", "_unpromoted"),
-    "no turns": Part("warpgroups multiply when they like", values=(("turns", False),)),
+    "no turns": Part("warpgroups multiply when they like", values=(("ping_pong", False),)),
     "no copies of filters": Part("filters' stages are declared full", "tensor_no_filter_copies.cuh", right=False),
     "no copies of pixels": Part("pixels' stages are", "tensor_no_pixel_copies.cuh", right=False),
     "no copies": Part("both", "tensor_no_copies.cuh", right=False),
@@ -87,7 +87,7 @@ REST_S, BURST_S, WARM_S, PART_S, ENGINE_S = 0.1, 0.02, 0.12, 0.5, 0.6
 
 
 def _algorithm(name: str) -> TimedAlgorithm:
-    found = next(algorithm for algorithm in ALGORITHMS if algorithm.name == name)
+    found = next(algorithm for algorithm in ALGORITHMS if algorithm.stem == name)
     assert isinstance(found, TimedAlgorithm)
     return found
 
@@ -96,7 +96,7 @@ def whole_config(name: str, problem: ConvProblem, target: Target) -> Config:
     """The configuration with the least predicted time whose blocks share no reduction, nor copies of filters, and whose
     tiles have any pixels: the studies' kernels know no other."""
     for _, config in _algorithm(name).timed(problem, target):
-        together = getattr(config, "split", 1) * getattr(config, "receivers", 1) > 1
+        together = getattr(config, "split", 1) * getattr(config, "multicast", 1) > 1
         if not together and not getattr(config, "one_row", False):
             return config
     raise ValueError(f"{name} has no configuration with tiles of its own for {problem}")

@@ -2,7 +2,8 @@
 
 ``python scripts/compare_code.py REVISION`` collects the launches of that revision, in a worktree of its own and by its
 own copy of this file, and of the working tree, then lists every difference; it exits with 1 where there is one.
-``--write FILE`` only collects, ``--like FILE`` the sample of another one; ``--files BEFORE AFTER`` only compares.
+``--write FILE`` only collects, ``--like FILE`` the sample of another one, ``--family NAME`` the code of one family;
+``--files BEFORE AFTER`` only compares.
 
 Two things are compared for an H200. Choices: for every problem of all suites, in every layout, operation, element type
 and precision, the launches that ``auto`` takes by the cost model (grid, block, shared memory, cluster). Code: the
@@ -58,8 +59,10 @@ def shape(launch: Any) -> list[int]:
     return [launch.grid, launch.block, launch.shared_bytes, launch.cluster]
 
 
-def collect(file: Path, like: Path | None = None) -> None:
-    """Write what this checkout launches; with ``like`` the code of the problems that another one has sampled."""
+def collect(file: Path, like: Path | None = None, family: str | None = None) -> None:
+    """Write what this checkout launches; with ``like`` the code of the problems that another one has sampled, with
+    ``family`` only that of its kernels.
+    """
     os.environ["LEANCONV_TUNING"] = "off"
     from leanconv import words
     from leanconv.call.choose import NoAlgorithmError, choose, consider
@@ -102,7 +105,7 @@ def collect(file: Path, like: Path | None = None) -> None:
                         able[f"{name} without workspace"] = consider(algorithm, problem, NOMINAL, name, prepared)
                 code[key] = {}
                 for name, candidate in able.items():
-                    if candidate.config is None:
+                    if candidate.config is None or family not in (None, candidate.algorithm.family):
                         continue
                     launches = candidate.plan(problem, NOMINAL).all_launches
                     names = [cache.key(each, NOMINAL.arch) for each in launches]
@@ -162,10 +165,11 @@ def main() -> int:
     parser.add_argument("revision", nargs="?")
     parser.add_argument("--write", type=Path, metavar="FILE")
     parser.add_argument("--like", type=Path, metavar="FILE", help="sample what this file has sampled")
+    parser.add_argument("--family", help="compile only the kernels of this family (all choices are compared)")
     parser.add_argument("--files", type=Path, nargs=2, metavar=("BEFORE", "AFTER"))
     given = parser.parse_args()
     if given.write:
-        collect(given.write, given.like)
+        collect(given.write, given.like, given.family)
         return 0
     if given.files:
         before, after = given.files

@@ -359,8 +359,8 @@ def _filter_cases() -> list[Case]:
     # Several filters: all in a block; in parts of 4, 4 and 2; a rest of the last part; rows that are staged.
     add("filters", 2, 21, 260, 5, 5, filters=7, thorough=True)
     add("filters-odd-rows", 1, 18, 133, 3, 4, filters=3, y_gap=1, rows_between=1, border="constant")
-    add("filters-in-parts", 1, 9, 132, 32, 32, filters=10, border="reflect")
-    add("filters-in-parts-int32", 2, 6, 35, 31, 32, filters=9, dtype="int32", border="wrap")
+    add("filters-in-tiles", 1, 9, 132, 32, 32, filters=10, border="reflect")
+    add("filters-in-tiles-int32", 2, 6, 35, 31, 32, filters=9, dtype="int32", border="wrap")
     add("int32-32x32", 1, 39, 300, 32, 32, dtype="int32", border="wrap", thorough=True)
     return found
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from leanconv.cpu import oracle
 from leanconv.problem import ConvProblem
 from tests.cases import ALL, USUAL, Case, Layers
 
@@ -26,14 +25,14 @@ def _tensor_cases() -> list[Case]:
     layers.add("gradient-stride", 2, 40, 8, 7, 64, 4, 3, layouts=USUAL, op="dgrad", stride=(2, 2), padding=(1, 1, 1, 0))
     layers.add("gradient-zeros", 1, 32, 9, 9, 64, 1, 1, layouts=USUAL, op="dgrad", stride=(2, 2))
     first = {"layouts": ("NCHW",)}
-    layers.add("planes", 3, 64, 7, 7, 72, 3, 3, bias=True, activation="relu", **first, **pad)
-    layers.add("planes-groups", 3, 64, 6, 6, 64, 3, 2, groups=2, dilation=(1, 2), padding=(1, 1, 0, 1), **first)
-    layers.add("planes-stride", 3, 32, 9, 9, 64, 3, 3, stride=(2, 1), padding=(1, 0, 1, 2), **first)
-    layers.add("planes-one-by-one", 4, 160, 7, 7, 64, 1, 1, **first)
-    layers.add("planes-gradient", 3, 64, 7, 5, 64, 3, 3, op="dgrad", accumulate=True, **first, **pad)
+    layers.add("resident", 3, 64, 7, 7, 72, 3, 3, bias=True, activation="relu", **first, **pad)
+    layers.add("resident-groups", 3, 64, 6, 6, 64, 3, 2, groups=2, dilation=(1, 2), padding=(1, 1, 0, 1), **first)
+    layers.add("resident-stride", 3, 32, 9, 9, 64, 3, 3, stride=(2, 1), padding=(1, 0, 1, 2), **first)
+    layers.add("resident-one-by-one", 4, 160, 7, 7, 64, 1, 1, **first)
+    layers.add("resident-gradient", 3, 64, 7, 5, 64, 3, 3, op="dgrad", accumulate=True, **first, **pad)
     one = Layers("tensor-", precision="tf32")
-    one.add("one-product-planes", 7, 96, 5, 5, 70, 3, 3, bias=True, **first, **pad)
-    one.add("one-product-planes-one-by-one", 4, 160, 7, 7, 64, 1, 1, **first)
+    one.add("one-product-resident", 7, 96, 5, 5, 70, 3, 3, bias=True, **first, **pad)
+    one.add("one-product-resident-one-by-one", 4, 160, 7, 7, 64, 1, 1, **first)
     one.add("one-product", 2, 40, 6, 8, 72, 3, 3, layouts=USUAL, **pad)
     last = {"layouts": ("NHWC",)}
     one.add("rows-of-taps", 2, 128, 6, 7, 72, 3, 3, bias=True, **last, **pad)
@@ -63,21 +62,23 @@ def _pair_cases() -> list[Case]:
     layers.add("segments", 1, 32, 4, 20, 64, 1, 31, layouts=("NHWC",), padding=(0, 0, 15, 15))
     layers.add("segments-gradient", 1, 32, 5, 11, 64, 2, 8, layouts=("NHWC",), op="dgrad", padding=(1, 1, 3, 2))
     layers.add("one-row-of-images", 40, 32, 2, 4, 64, 3, 3, layouts=("NHWC",), padding=(1, 1, 1, 1), bias=True)
-    layers.add("heights", 3, 64, 5, 7, 70, 3, 3, bias=True, **pad)
+    layers.add("two-rows", 3, 64, 5, 7, 70, 3, 3, bias=True, **pad)
     flat = {"layouts": ("NCHW",), "padding": (1, 1, 1, 1)}
     layers.add("same", 2, 40, 6, 8, 72, 3, 3, bias=True, activation="relu", **flat)
     layers.add("images", 3, 100, 14, 14, 64, 3, 3, **flat)
     layers.add("groups", 2, 64, 6, 8, 96, 3, 3, groups=2, **flat)
     layers.add("gradient", 1, 40, 6, 10, 64, 3, 3, op="dgrad", accumulate=True, **flat)
     layers.add("segments", 1, 96, 4, 20, 64, 1, 8, layouts=("NCHW",), padding=(0, 0, 3, 4))
-    layers.add("planes", 3, 96, 6, 6, 72, 3, 3, bias=True, activation="relu", **flat)
-    layers.add("planes-images", 3, 32, 14, 14, 64, 3, 3, **flat)
-    layers.add("planes-tall", 2, 64, 8, 6, 64, 5, 3, groups=2, layouts=("NCHW",), padding=(4, 4, 1, 1), dilation=(2, 1))
-    layers.add("planes-gradient", 3, 64, 6, 10, 64, 3, 3, op="dgrad", accumulate=True, **flat)
+    layers.add("resident", 3, 96, 6, 6, 72, 3, 3, bias=True, activation="relu", **flat)
+    layers.add("resident-images", 3, 32, 14, 14, 64, 3, 3, **flat)
+    layers.add(
+        "resident-tall", 2, 64, 8, 6, 64, 5, 3, groups=2, layouts=("NCHW",), padding=(4, 4, 1, 1), dilation=(2, 1)
+    )
+    layers.add("resident-gradient", 3, 64, 6, 10, 64, 3, 3, op="dgrad", accumulate=True, **flat)
     layers.add("one-column", 1, 40, 5, 10, 72, 2, 7, layouts=("NHWC",), padding=(1, 0, 3, 2), bias=True)
     layers.add("one-column", 1, 128, 4, 20, 64, 1, 4, layouts=("NCHW",), padding=(0, 0, 1, 2))
     one = Layers("pairs-", precision="tf32")
-    one.add("one-product-planes", 5, 160, 4, 6, 72, 3, 3, **flat)
+    one.add("one-product-resident", 5, 160, 4, 6, 72, 3, 3, **flat)
     one.add("one-product", 2, 40, 6, 8, 72, 3, 3, **pad)
     return layers.cases + one.cases
 
@@ -115,8 +116,8 @@ RANGES = (
 
 
 def drawn(kind: str, problem: ConvProblem = LAYER) -> tuple[np.ndarray, np.ndarray]:
-    """Pixels and filters in NHWC; in channels-apart those of a channel are scaled by opposite powers of ten. In unseen
-    a channel without weights has the largest pixels."""
+    """Pixels and filters in NHWC; in channels-apart those of a channel are scaled by opposite powers of ten, in
+    pixels-apart each pixel has a scale of its own. In unseen a channel without weights has the largest pixels."""
     random = np.random.default_rng(5)
     x, w = random.standard_normal(problem.x_shape), random.standard_normal(problem.w_shape)
     if kind == "positive":
@@ -128,6 +129,8 @@ def drawn(kind: str, problem: ConvProblem = LAYER) -> tuple[np.ndarray, np.ndarr
     elif kind == "channels-apart":
         scales = np.power(10.0, random.uniform(-30, 30, problem.c))
         x, w = x * scales, w / scales
+    elif kind == "pixels-apart":
+        x *= np.power(10.0, np.random.default_rng(0).uniform(-9, 9, (problem.h, problem.w, 1)))
     elif kind == "unseen":
         x[..., 5], w[..., 5] = x[..., 5] * 1e12, 0
     elif kind == "filters-apart":
@@ -143,25 +146,3 @@ def drawn(kind: str, problem: ConvProblem = LAYER) -> tuple[np.ndarray, np.ndarr
         w[7] = 0
         w[:, 1, 1] = 0
     return x.astype(np.float32), w.astype(np.float32)
-
-
-def in_sequential_sums(y: np.ndarray, x: np.ndarray, w: np.ndarray, problem: ConvProblem = LAYER) -> float:
-    """The error of ``y`` in units of that of a sequential float32 sum, of the filter where it is largest."""
-    reference = oracle.conv2d(problem, x, w)
-
-    def errors(y: np.ndarray) -> np.ndarray:
-        return np.asarray(np.linalg.norm((y - reference).reshape(-1, problem.k), axis=0))
-
-    error, yardstick = errors(y), errors(oracle.sequential_float32(problem, x, w))
-    assert not error[yardstick == 0].any()
-    return float((error[yardstick > 0] / yardstick[yardstick > 0]).max())
-
-
-def with_no_numbers(problem: ConvProblem = LAYER) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Pixels with an infinity and a NaN, filters, and which outputs see neither; windows are centred."""
-    x, w = drawn("normal", problem)
-    x[0, 0, 0, 3], x[0, 5, 7, 60] = np.inf, np.nan
-    unseen = np.ones(problem.y_shape, bool)
-    reach = problem.s // 2
-    unseen[0, :2, : reach + 1] = unseen[0, 4:, 7 - reach :] = False
-    return x, w, unseen

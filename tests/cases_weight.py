@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from leanconv.cpu import oracle
 from leanconv.problem import ConvProblem
 from tests.cases import ALL, USUAL, Case, Layers
 
@@ -57,6 +56,8 @@ RANGES = (
     "normal", "positive", "log-normal", "outlier", "channels-apart", "filters-apart", "images-apart", "sparse", "tiny",
     "huge", "denormal", "zeros", "opposed", "unseen",
 )  # fmt: skip
+#: The same number, of many small images.
+IMAGES = ConvProblem(128, 32, 3, 4, 64, 3, 3, padding=(1, 1, 1, 1), layout="NHWC", op="wgrad")
 
 
 def opposed(problem: ConvProblem, reach: float) -> np.ndarray:
@@ -74,7 +75,8 @@ def as_seen(problem: ConvProblem, factors: np.ndarray) -> np.ndarray:
 
 def drawn(kind: str, problem: ConvProblem = LAYER) -> tuple[np.ndarray, np.ndarray]:
     """x and dy in NHWC. In channels-apart and filters-apart each channel, or filter, has a scale of its own; in
-    images-apart each image, dy's the other way round; in opposed each pixel. In unseen x is largest where dy is 0."""
+    images-apart each image, dy's the other way round; in images-opposed by far more; in opposed each pixel. In unseen x
+    is largest where dy is 0."""
     random = np.random.default_rng(5)
     shape = problem.operands[1].shape
     x, dy = random.standard_normal(problem.x_shape), random.standard_normal(shape)
@@ -83,7 +85,7 @@ def drawn(kind: str, problem: ConvProblem = LAYER) -> tuple[np.ndarray, np.ndarr
     elif kind == "log-normal":
         x, dy = np.exp(3 * x), dy * np.exp(2 * random.standard_normal(shape))
     elif kind == "outlier":
-        x[0, 3, 4, 5], dy[3, 2, 2, 7] = 1e6, 1e5
+        x[0, 3 % problem.h, 4 % problem.w, 5], dy[3, 2, 2, 7] = 1e6, 1e5
     elif kind == "channels-apart":
         x = x * np.power(10.0, random.uniform(-9, 9, problem.c))
     elif kind == "filters-apart":
@@ -91,6 +93,9 @@ def drawn(kind: str, problem: ConvProblem = LAYER) -> tuple[np.ndarray, np.ndarr
     elif kind == "images-apart":
         scales = np.power(10.0, random.uniform(-1, 1, problem.n)).reshape(-1, 1, 1, 1)
         x, dy = x * scales, dy / scales
+    elif kind == "images-opposed":
+        ramp = np.power(10.0, 8 - abs(np.arange(problem.n) % 64 - 32) / 2).reshape(-1, 1, 1, 1)
+        x, dy = x * ramp, dy / ramp
     elif kind == "sparse":
         x, dy = x * (random.random(x.shape) < 0.1), dy * (random.random(shape) < 0.1)
     elif kind == "tiny":
@@ -107,16 +112,3 @@ def drawn(kind: str, problem: ConvProblem = LAYER) -> tuple[np.ndarray, np.ndarr
     elif kind == "zeros":
         x[0, 2:5], dy[..., 7], x[..., 3] = 0, 0, 0
     return x.astype(np.float32), dy.astype(np.float32)
-
-
-def in_sequential_sums(dw: np.ndarray, x: np.ndarray, dy: np.ndarray, problem: ConvProblem = LAYER) -> float:
-    """The error of ``dw`` in units of that of a sequential float32 sum, of the filter, or the channel, where it is
-    largest."""
-    reference = oracle.conv2d(problem, x, dy)
-    plain = oracle.sequential_float32(problem, x, dy)
-    worst = 0.0
-    for axes in ((1, 2, 3), (0, 1, 2)):
-        error, yardstick = (np.sqrt(((y - reference) ** 2).sum(axes)) for y in (dw, plain))
-        assert not error[yardstick == 0].any()
-        worst = max(worst, float((error[yardstick > 0] / yardstick[yardstick > 0]).max()))
-    return worst

@@ -16,10 +16,10 @@ import pytest
 from leanconv import arrays
 from leanconv.bench import run as bench_run
 from leanconv.bench.ceilings import measure_cpu
-from leanconv.call import calls, choose, weights
+from leanconv.call import choose, lookup, weights
 from leanconv.dtypes import item_bytes
+from leanconv.kernels.common import split_gemm as tensor_filters
 from leanconv.kernels.contract import GpuAlgorithm
-from leanconv.kernels.hopper_fp32 import filters as tensor_filters
 from leanconv.plan import ALIGNMENT, Plan, Target
 from leanconv.problem import ConvProblem, FilterProblem, Problem
 from leanconv.runtime import cache as disk_cache
@@ -79,9 +79,9 @@ def nvrtc() -> None:
 
 
 @pytest.fixture
-def one_block_settles(monkeypatch: pytest.MonkeyPatch) -> None:
+def one_block_validates(monkeypatch: pytest.MonkeyPatch) -> None:
     """Layers are so small that a block alone finds out which filters need factors, and prepares them again."""
-    monkeypatch.setattr(tensor_filters, "BLOCKS_SETTLED", 64)
+    monkeypatch.setattr(tensor_filters, "BLOCKS_VALIDATED", 64)
 
 
 @pytest.fixture
@@ -305,9 +305,9 @@ def host_device(monkeypatch: pytest.MonkeyPatch) -> Iterator[HostDevice]:
     for algorithm in choose.ALGORITHMS:
         monkeypatch.setattr(type(algorithm), "plan", recording(type(algorithm).plan))
     monkeypatch.setattr(launch, "open_device", lambda index: device)
-    calls.forget()
+    lookup.forget()
     yield device
-    calls.forget()
+    lookup.forget()
 
 
 class _Devices:

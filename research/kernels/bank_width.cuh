@@ -14,9 +14,8 @@
 
 #include <device/element.cuh>
 #include <device/index.cuh>
-#include <device/ptx/dot.cuh>
-#include <device/ptx/load.cuh>
-#include <device/ptx/shared.cuh>
+#include <device/ptx/arithmetic.cuh>
+#include <device/ptx/memory.cuh>
 
 namespace leanconv {
 

@@ -2,7 +2,7 @@
 #pragma once
 
 #define load_fragments load_fragments_of_calls
-#include <device/micro_kernel.cuh>
+#include <kernels/simt/tile.cuh>
 #undef load_fragments
 
 namespace leanconv {

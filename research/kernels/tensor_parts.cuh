@@ -14,46 +14,28 @@
 
 #if defined(LEANCONV_FIXED_SCALES) || defined(LEANCONV_UNCONVERTED)
 #define split_row split_row_of_calls
-#include <kernels/hopper_fp32/tensor_split.cuh>
+#include <device/pipeline/split.cuh>
 #undef split_row
 namespace leanconv {
 
 // Pixels below 64 become float16 below 2^16, those of a normal distribution at 14 bits below the largest keep 22 bits.
-template <bool exact, bool strict = false, int lows, int sixteens>
-__device__ __forceinline__ float split_row(unsigned (&high)[sixteens][4], unsigned (&low)[lows][4], int row,
-                                           const float (&x)[sixteens][4], const SplitHeader& header) {
-    const float up = power_of_two(127 + 10);
+template <bool exact, bool strict = false, int lows, int k_steps>
+__device__ __forceinline__ float split_row(unsigned (&high)[k_steps][4], unsigned (&low)[lows][4], int row,
+                                           const float (&x)[k_steps][4], const SplitHeader& header) {
+    const float scale = power_of_two(127 + 10);
 #pragma unroll
-    for (int j = 0; j < 2 * sixteens; ++j) {
+    for (int j = 0; j < 2 * k_steps; ++j) {
         const float a = x[j / 2][j % 2 * 2], b = x[j / 2][j % 2 * 2 + 1];
         unsigned& packed = high[j / 2][j % 2 * 2 + row];
 #ifdef LEANCONV_UNCONVERTED
         packed = __float_as_uint(a);
         if constexpr (exact) low[j / 2][j % 2 * 2 + row] = __float_as_uint(b);
 #else
-        packed = split_high(a, b, up);
-        if constexpr (exact) low[j / 2][j % 2 * 2 + row] = split_low(a, b, up, packed);
+        packed = split_high(a, b, scale);
+        if constexpr (exact) low[j / 2][j % 2 * 2 + row] = split_low(a, b, scale, packed);
 #endif
     }
-    return power_of_two(127 - 10) * header.down;
-}
-
-}  // namespace leanconv
-#endif
-
-#ifdef LEANCONV_TWO_PRODUCTS
-#define begin_products begin_products_of_calls
-#include <kernels/hopper_fp32/tensor_products.cuh>
-#undef begin_products
-namespace leanconv {
-
-template <class Fragments, int count>
-__device__ __forceinline__ void begin_products(float (&partial)[count], const Fragments& pixels,
-                                               const unsigned char* filters) {
-    static_assert(Fragments::exact, "two products are left of three");
-    const MatrixDescriptor low = matrix_descriptor(filters + 2 * count * split_depth * 2, 0, 1024, 128);
-#pragma unroll
-    for (int i = 0; i < Fragments::sixteens; ++i) wgmma_f16(partial, pixels.high[i], low + 32 * i, i > 0);
+    return power_of_two(127 - 10) * header.inverse_scale;
 }
 
 }  // namespace leanconv
@@ -61,7 +43,7 @@ __device__ __forceinline__ void begin_products(float (&partial)[count], const Fr
 
 #if defined(LEANCONV_NO_FILTER_COPIES) || defined(LEANCONV_NO_PIXEL_COPIES)
 #define produce produce_of_calls
-#include <kernels/hopper_fp32/tensor_pixels.cuh>
+#include <device/pipeline/pixels.cuh>
 #undef produce
 namespace leanconv {
 
@@ -71,14 +53,14 @@ __device__ __forceinline__ void produce(const TensorMap& x, const float* prepare
                                         const TensorTiles<Problem, Tuning>& tiles,
                                         const TensorRings<Problem, Tuning>& rings, int thread) {
     using F = TensorFilters<Problem, Tuning>;
-    static_assert(receivers_of<Tuning>(nullptr) == 1, "blocks that bring each other filters are not taken apart");
+    static_assert(Tuning::multicast == 1, "blocks that bring each other filters are not taken apart");
     TileWalk<Problem, Tuning> walk(tiles);
 #ifdef LEANCONV_NO_PIXEL_COPIES
     if (thread == 0) {
         RingPlace<Tuning::pixel_stages> place;
         for (; walk.valid(); walk.advance())
             for (int stage = walk.first; stage < walk.end; ++stage, place.advance()) {
-                mbarrier_wait_parity(rings.pixels_free(place.stage), place.parity ^ 1);
+                mbarrier_wait_parity(rings.pixels_empty(place.stage), place.parity ^ 1);
                 mbarrier_arrive(rings.pixels_full(place.stage));
             }
         return;
@@ -90,9 +72,9 @@ __device__ __forceinline__ void produce(const TensorMap& x, const float* prepare
         for (; walk.valid(); walk.advance())
             for (int stage = walk.first; stage < walk.end; ++stage) {
                 // As in FilterCopies: the last row of pixels meets filters of the one before alone.
-                if (F::heights > 1 && F::seen_filters(stage) >= F::stages) continue;
-                for (int chunk = 0; chunk < F::chunks_of(F::seen_filters(stage)); ++chunk, place.advance()) {
-                    mbarrier_wait_parity(rings.filters_free(place.stage), place.parity ^ 1);
+                if (F::output_rows > 1 && F::filters_of(stage) >= F::stages) continue;
+                for (int n_tile = 0; n_tile < F::n_tiles_of(F::filters_of(stage)); ++n_tile, place.advance()) {
+                    mbarrier_wait_parity(rings.filters_empty(place.stage), place.parity ^ 1);
                     mbarrier_arrive(rings.filters_full(place.stage));
                 }
             }
@@ -100,6 +82,24 @@ __device__ __forceinline__ void produce(const TensorMap& x, const float* prepare
     }
 #endif
     produce_of_calls<Problem, Tuning>(x, prepared, batch, tiles, rings, thread);
+}
+
+}  // namespace leanconv
+#endif
+
+#ifdef LEANCONV_TWO_PRODUCTS
+#define begin_products begin_products_of_calls
+#include <kernels/hopper_fp32/tensor_stage.cuh>
+#undef begin_products
+namespace leanconv {
+
+template <class Fragments, int count>
+__device__ __forceinline__ void begin_products(float (&partial)[count], const Fragments& pixels,
+                                               const unsigned char* filters) {
+    static_assert(Fragments::exact, "two products are left of three");
+    const MatrixDescriptor low = matrix_descriptor(filters + 2 * count * split_depth * 2, 0, 1024, 128);
+#pragma unroll
+    for (int i = 0; i < Fragments::k_steps; ++i) wgmma_f16(partial, pixels.high[i], low + 32 * i, i > 0);
 }
 
 }  // namespace leanconv

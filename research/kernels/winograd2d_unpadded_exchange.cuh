@@ -10,8 +10,8 @@ namespace leanconv {
 template <class Problem, class Tuning>
 struct WinogradTiles : WinogradTilesOfCalls<Problem, Tuning> {
     using Calls = WinogradTilesOfCalls<Problem, Tuning>;
-    static constexpr int exchange_pitch = Problem::nhwc ? Calls::round_k : Calls::tiles;
-    static constexpr int exchange_plane = (Problem::nhwc ? Calls::tiles : Calls::round_k) * exchange_pitch;
+    static constexpr int exchange_pitch = Problem::nhwc ? Calls::round_k : Tuning::tiles;
+    static constexpr int exchange_plane = (Problem::nhwc ? Tuning::tiles : Calls::round_k) * exchange_pitch;
     static __device__ __forceinline__ constexpr int exchange_at(int row, int column) {
         return row * exchange_pitch + column;
     }

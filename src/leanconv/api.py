@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from leanconv.arrays.operands import new_bias
-from leanconv.call import calls
+from leanconv.call import lookup
 from leanconv.call.explain import Explanation, explain_call, explain_problem
 from leanconv.call.resolve import Resolved, resolve
 from leanconv.call.weights import kernel_beside
@@ -64,24 +64,24 @@ def conv2d(
         padding: zeros around the image, in pixels: one number, (vertical, horizontal), (top, bottom, left, right),
             ``"valid"`` (none) or ``"same"`` (output as large as the input; stride 1; an odd pixel goes to the end).
         dilation: pixels between filter taps, like ``stride``.
-        groups: c and k are cut into this many parts that do not see each other.
+        groups: c and k are divided into this many groups; a filter reads the channels of its own group.
         layout: ``"NHWC"``: x is (n, h, w, c), w (k, r, s, c / groups) and y (n, p, q, k). ``"CHWN"``: x is
-            (c, h, w, n), w (c / groups, r, s, k) and y (k, p, q, n); with the images innermost it is for large batches,
+            (c, h, w, n), w (c / groups, r, s, k) and y (k, p, q, n); batch innermost, it is for large batches,
             best a multiple of four. Without a batch there is no n in these: x is (h, w, c) or, with ``"CHWN"``,
             (c, h, w). PyTorch tensors keep their logical shapes; for them it is the order in memory, by default that of
             x if that is NCHW or NHWC (channels_last). A tensor is in CHWN order if its ``permute(1, 2, 3, 0)`` is
             contiguous: with ``layout="CHWN"`` it is read in place, and y has that order.
         algorithm: ``"auto"`` or a name from `list_algorithms`.
         precision: ``"ieee"``, ``"fp32"``, ``"relaxed"`` or ``"tf32"``; the result is never less precise than this.
-            Tiers bound the norm of all errors. Winograd's transforms round relative to the largest pixel nearby, so a
+            Levels bound the norm of all errors. Winograd's transforms round relative to the largest pixel nearby, so a
             huge pixel among zeros leaves errors where the answer is 0; with ``"ieee"`` it is 0. Layers of integers
             are exact in each.
         activation: None or ``"relu"``.
         out: array for the result; must not share memory with the inputs.
         device: ``"cuda"`` or ``"cuda:1"`` runs NumPy arrays on that GPU and waits for the result.
         workspace_limit: bytes of GPU memory that the algorithm may take besides x, w, bias and y, from the allocator
-            of x's library: for scratch and for prepared filters. None: what LEANCONV_WORKSPACE_LIMIT says; without
-            that, ``"auto"`` takes prepared filters but no scratch, and an algorithm called by name takes what it needs.
+            of x's library: for scratch and for packed weights. None: what LEANCONV_WORKSPACE_LIMIT says; without
+            that, ``"auto"`` takes packed weights but no scratch, and an algorithm called by name takes what it needs.
         batch_invariant: an image has the same bits in the result of any batch, alone or among 128. The choice is made
             for all batches at once, so one may take longer than without (docs/batch-invariance.md).
 
@@ -104,11 +104,11 @@ def conv2d(
     >>> conv2d(x, w, padding=1)[0, 0, 0].tolist()
     [4.0, 6.0, 6.0, 4.0]
     """
-    asked = layer_options(
+    requested = layer_options(
         "conv2d", stride, padding, dilation, groups, layout, algorithm, precision, activation, device, workspace_limit,
         batch_invariant,
     )  # fmt: skip
-    return calls.run(asked, x, w, bias, out)
+    return lookup.run(requested, x, w, bias, out)
 
 
 def conv1d(
@@ -141,7 +141,7 @@ def conv1d(
         stride: samples between outputs.
         padding: zeros around the signal: one number, (left, right), ``"valid"`` or ``"same"``, as in `conv2d`.
         dilation: samples between filter taps.
-        groups: c and k are cut into this many parts that do not see each other.
+        groups: c and k are divided into this many groups; a filter reads the channels of its own group.
         layout: ``"NWC"``: x is (n, w, c), w (k, s, c / groups) and y (n, q, k). ``"CWN"``: x is (c, w, n), w
             (c / groups, s, k) and y (k, q, n). Without a batch there is no n in these. PyTorch tensors keep their
             logical shapes; for them it is the order in memory, by default that of x if that is NCW or NWC. All else as
@@ -159,11 +159,11 @@ def conv1d(
     >>> conv1d(x, w, padding=(2, 0))[0, 0].tolist()
     [0.0, 1.0, 3.0, 6.0, 9.0]
     """
-    asked = layer_options(
+    requested = layer_options(
         "conv1d", stride, padding, dilation, groups, layout, algorithm, precision, activation, device, workspace_limit,
         batch_invariant,
     )  # fmt: skip
-    return calls.run(asked, x, w, bias, out)
+    return lookup.run(requested, x, w, bias, out)
 
 
 def conv2d_input(
@@ -209,11 +209,11 @@ def conv2d_input(
     >>> conv2d_input(grad, w, (1, 1, 1, 5), stride=(1, 2)).ravel().tolist()
     [0.0, 1.0, 2.0, 1.0, 2.0]
     """
-    asked = layer_options(
+    requested = layer_options(
         "conv2d_input", stride, padding, dilation, groups, layout, algorithm, precision, None, device, workspace_limit,
         batch_invariant, input_shape,
     )  # fmt: skip
-    return calls.run(asked, grad, w, None, out)
+    return lookup.run(requested, grad, w, None, out)
 
 
 def conv1d_input(
@@ -258,11 +258,11 @@ def conv1d_input(
     >>> conv1d_input(grad, w, (1, 1, 5), stride=2).ravel().tolist()
     [0.0, 1.0, 2.0, 1.0, 2.0]
     """
-    asked = layer_options(
+    requested = layer_options(
         "conv1d_input", stride, padding, dilation, groups, layout, algorithm, precision, None, device, workspace_limit,
         batch_invariant, input_shape,
     )  # fmt: skip
-    return calls.run(asked, grad, w, None, out)
+    return lookup.run(requested, grad, w, None, out)
 
 
 def conv2d_weight(
@@ -313,12 +313,12 @@ def conv2d_weight(
     >>> conv2d_weight(x, grad, (1, 1, 1, 3), stride=(1, 2)).ravel().tolist()
     [2.0, 4.0, 6.0]
     """
-    asked = layer_options(
+    requested = layer_options(
         "conv2d_weight", stride, padding, dilation, groups, layout, algorithm, precision, None, device, workspace_limit,
         batch_invariant, weight_shape,
     )  # fmt: skip
-    bias = new_bias(x, asked.shape, layout) if yes_or_no("grad_bias", grad_bias) else None
-    dw = calls.run(asked, x, grad, bias, out)
+    bias = new_bias(x, requested.shape, layout) if yes_or_no("grad_bias", grad_bias) else None
+    dw = lookup.run(requested, x, grad, bias, out)
     return dw if bias is None else (dw, bias)
 
 
@@ -365,12 +365,12 @@ def conv1d_weight(
     >>> conv1d_weight(x, grad, (1, 1, 3), stride=2, grad_bias=True)[0].ravel().tolist()
     [2.0, 4.0, 6.0]
     """
-    asked = layer_options(
+    requested = layer_options(
         "conv1d_weight", stride, padding, dilation, groups, layout, algorithm, precision, None, device, workspace_limit,
         batch_invariant, weight_shape,
     )  # fmt: skip
-    bias = new_bias(x, asked.shape, layout) if yes_or_no("grad_bias", grad_bias) else None
-    dw = calls.run(asked, x, grad, bias, out)
+    bias = new_bias(x, requested.shape, layout) if yes_or_no("grad_bias", grad_bias) else None
+    dw = lookup.run(requested, x, grad, bias, out)
     return dw if bias is None else (dw, bias)
 
 
@@ -432,10 +432,10 @@ def filter2d(
     numbers: tuple[Any, ...] = ()
     if type(value) is not int or type(delta) is not int or value or delta:
         numbers = value, delta
-    return calls.run(filter_options(border, anchor, device), image, kernel, None, out, numbers)
+    return lookup.run(filter_options(border, anchor, device), image, kernel, None, out, numbers)
 
 
-def explain(asked: Any, /, *arguments: Any, **options: Any) -> Explanation:
+def explain(what: Any, /, *arguments: Any, **options: Any) -> Explanation:
     """Say what a call would run for these arguments, and why not the others. Runs nothing.
 
     Give a function and the arguments of its call: ``explain(conv2d, x, w, padding=1)``; any of `conv2d`, `conv1d`,
@@ -449,17 +449,17 @@ def explain(asked: Any, /, *arguments: Any, **options: Any) -> Explanation:
     >>> print(explain(ConvProblem(1, 3, 8, 8, 4, 3, 3)))  # doctest: +SKIP
     """
     compile_now = bool(options.pop("compile", False))
-    if is_problem(asked):
+    if is_problem(what):
         device, name = options.pop("device", None), options.pop("algorithm", "auto")
         limit = options.pop("workspace_limit", None)
         if options or arguments:
             raise TypeError("explain(problem) takes only device=, algorithm=, workspace_limit= and compile= besides it")
-        return explain_problem(asked, device, name, limit, compile_now=compile_now)
-    if not any(asked is each for each in _EXPLAINED):
+        return explain_problem(what, device, name, limit, compile_now=compile_now)
+    if not any(what is each for each in _EXPLAINED):
         known = ", ".join(each.__name__ for each in _EXPLAINED)
-        said = asked.__name__ if callable(asked) and hasattr(asked, "__name__") else f"a {type(asked).__name__}"
+        said = what.__name__ if callable(what) and hasattr(what, "__name__") else f"a {type(what).__name__}"
         raise TypeError(f"explain takes a problem, or a function and its arguments; {said} is none of {known}")
-    return explain_call(resolve_call(asked, *arguments, **options), compile_now=compile_now)
+    return explain_call(resolve_call(what, *arguments, **options), compile_now=compile_now)
 
 
 def resolve_call(function: Callable[..., Any], /, *arguments: Any, **options: Any) -> Resolved:
@@ -470,13 +470,14 @@ def resolve_call(function: Callable[..., Any], /, *arguments: Any, **options: An
     first, second, *_ = given.values()
     out = given.pop("out")
     if function is filter2d:
-        return resolve(filter_options(given["border"], given["anchor"], given["device"]), first, second, None, out)
+        requested_filter = filter_options(given["border"], given["anchor"], given["device"])
+        return resolve(requested_filter, first, kernel_beside(first, second), None, out)
     name = function.__name__
     shape = given.pop(FUNCTIONS[name].shape, None)
     numbers = {key: given[key] for key in _LAYER_OPTIONS if key in given}
-    asked = layer_options(name, shape=shape, **numbers)
-    bias = new_bias(first, asked.shape, asked.layout) if given.get("grad_bias") else given.get("bias")
-    return resolve(asked, first, second, bias, out)
+    requested = layer_options(name, shape=shape, **numbers)
+    bias = new_bias(first, requested.shape, requested.layout) if given.get("grad_bias") else given.get("bias")
+    return resolve(requested, first, second, bias, out)
 
 
 _EXPLAINED = conv2d, conv1d, conv2d_input, conv1d_input, conv2d_weight, conv1d_weight, filter2d

@@ -297,8 +297,8 @@ def _on_device(x: Any, taps: np.ndarray, output: Any, border: BorderName, cval: 
     if output is not None:
         if isinstance(output, (type, str, np.dtype)) or not hasattr(output, "shape"):
             ours = isinstance(output, (type, str, np.dtype))
-            asked = np.dtype(output).name if ours else str(output).rsplit(".", 1)[-1]
-            if asked != dtype:
+            requested = np.dtype(output).name if ours else str(output).rsplit(".", 1)[-1]
+            if requested != dtype:
                 raise TypeError(f"output={output!r}: for arrays of other libraries it must be the input's, {dtype}")
         else:
             out = output

@@ -1,4 +1,4 @@
-"""What a caller asked besides arrays: `LayerOptions`, `FilterOptions`, and the rules on single arguments.
+"""What a caller requests besides arrays: `LayerOptions`, `FilterOptions`, and the rules on single arguments.
 
 Options are frozen and hashable: the same object is the argument that a call is resolved with and a part of the key that
 finds its ready call. Numbers are in one form, so equal calls have equal options: strides and dilations are pairs,
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 import operator
+import re
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, Literal, NamedTuple, TypeVar, get_args
@@ -72,7 +73,7 @@ _new_tuple = tuple.__new__
 
 
 class LayerOptions(NamedTuple):
-    """All that a caller of a function on layers asks besides arrays; made by `layer_options`."""
+    """All that a caller of a function on layers requests besides arrays; made by `layer_options`."""
 
     #: one of `FUNCTIONS`
     function: str
@@ -85,13 +86,13 @@ class LayerOptions(NamedTuple):
     algorithm: str = "auto"
     precision: Precision = "fp32"
     activation: Activation = None
-    device: Any = None
+    device: object = None
     #: bytes; None where neither the caller nor the environment says
     workspace_limit: int | None = None
     batch_invariant: bool = False
     #: of the result, as the caller has given it: of gradients
     shape: tuple[int, ...] | None = None
-    #: whether the caller sees to gradients, as `leanconv.torch` does: tensors that require one are taken
+    #: whether the caller computes gradients, as `leanconv.torch` does: tensors that require one are taken
     differentiated: bool = False
 
     def of(self, function: str, shape: tuple[int, ...] | None = None) -> LayerOptions:
@@ -101,11 +102,11 @@ class LayerOptions(NamedTuple):
 
 
 class FilterOptions(NamedTuple):
-    """All that a caller of `filter2d` asks besides arrays and numbers."""
+    """All that a caller of `filter2d` requests besides arrays and numbers."""
 
     border: BorderName
     anchor: tuple[int, int] | None
-    device: Any = None
+    device: object = None
 
 
 Options = LayerOptions | FilterOptions
@@ -145,7 +146,7 @@ def layer_options(
 
 
 #: For each number of axes, by identity, the strides (dilations) and the paddings that were checked, and what they mean.
-_Known = dict[int, tuple[Any, Any]]
+_Known = dict[int, tuple[object, Any]]
 _STORES: dict[int, tuple[_Known, _Known]] = {1: ({}, {}), 2: ({}, {})}
 _CHECKED = {name: _STORES[function.axes] for name, function in FUNCTIONS.items()}
 _MOST_CHECKED = 1024
@@ -163,7 +164,7 @@ def _check_padding(function: str, value: Any) -> tuple[int, int, int, int] | str
     return result
 
 
-def _keep(store: _Known, value: Any, result: Any) -> None:
+def _keep(store: _Known, value: object, result: object) -> None:
     """Keep what was checked, if it can never change. The object is kept too, so that no other has its identity."""
     if type(value) in (int, str) or (type(value) is tuple and all([type(each) is int for each in value])):
         if len(store) >= _MOST_CHECKED:
@@ -188,7 +189,7 @@ def _parsed_limit(raw: Any) -> int | None:
     return env.workspace_limit()
 
 
-def limit_of(value: Any) -> int | None:
+def limit_of(value: object) -> int | None:
     """The bytes of workspace that a caller allows: the argument, else LEANCONV_WORKSPACE_LIMIT; None for neither."""
     if value is None:
         return env.workspace_limit()
@@ -202,10 +203,10 @@ def limit_of(value: Any) -> int | None:
 # Rules on single arguments
 
 
-def integer(name: str, value: Any, least: int, most: float = MOST) -> int:
+def integer(name: str, value: object, least: int, most: float = MOST) -> int:
     """``value`` as an int from ``least`` to ``most``; takes what is an integer by itself (NumPy's too), no floats."""
     try:
-        index = operator.index(value)
+        index = operator.index(value)  # type: ignore[arg-type]
     except TypeError:
         raise TypeError(f"{name}={value!r} is not an integer") from None
     if isinstance(value, (bool, np.bool_)):
@@ -217,7 +218,7 @@ def integer(name: str, value: Any, least: int, most: float = MOST) -> int:
     return index
 
 
-def pair(name: str, value: Any, least: int) -> tuple[int, int]:
+def pair(name: str, value: object, least: int) -> tuple[int, int]:
     """An int for both axes, or (vertical, horizontal)."""
     if isinstance(value, (tuple, list)):
         if len(value) == 1:
@@ -229,7 +230,7 @@ def pair(name: str, value: Any, least: int) -> tuple[int, int]:
     return number, number
 
 
-def single(name: str, value: Any, least: int) -> int:
+def single(name: str, value: object, least: int) -> int:
     """An int, or a tuple of one."""
     if isinstance(value, (tuple, list)):
         if len(value) != 1:
@@ -238,17 +239,17 @@ def single(name: str, value: Any, least: int) -> int:
     return integer(name, value, least)
 
 
-def sizes(name: str, value: Any) -> tuple[int, ...]:
+def sizes(name: str, value: object) -> tuple[int, ...]:
     """A shape, as ints."""
     if not isinstance(value, (tuple, list)):
         raise TypeError(f"{name}={value!r} is no shape; give a tuple of integers")
     return tuple([each if type(each) is int and each >= 0 else integer(name, each, 0, math.inf) for each in value])
 
 
-def sides_of(padding: Any) -> tuple[int, int, int, int] | str:
+def sides_of(padding: object) -> tuple[int, int, int, int] | str:
     """Padding as (top, bottom, left, right), or the word that it is."""
     if isinstance(padding, str):
-        return _word(padding)
+        return padding_word(padding)
     if isinstance(padding, (tuple, list)) and len(padding) == 4:
         top, bottom, left, right = (integer("padding", side, 0) for side in padding)
         return top, bottom, left, right
@@ -261,17 +262,18 @@ def sides_of(padding: Any) -> tuple[int, int, int, int] | str:
     return down, down, across, across
 
 
-def _sides_1d(padding: Any) -> tuple[int, int, int, int] | str:
+def _sides_1d(padding: object) -> tuple[int, int, int, int] | str:
     """Padding of signals, a number or (left, right), as that of images of one row; or the word that it is."""
     if isinstance(padding, str):
-        return _word(padding)
+        return padding_word(padding)
     sides = padding if isinstance(padding, (tuple, list)) else (padding,)
     if len(sides) not in (1, 2):
         raise ValueError(f"padding={padding!r} must be an integer, (left, right), 'same' or 'valid'")
     return 0, 0, integer("padding", sides[0], 0), integer("padding", sides[-1], 0)
 
 
-def _word(padding: str) -> str:
+def padding_word(padding: str) -> str:
+    """``padding``, which must be ``"same"`` or ``"valid"``."""
     if padding not in ("same", "valid"):
         raise ValueError(f"padding={padding!r} is not known; choose 'same', 'valid' or numbers")
     return str.__str__(padding)
@@ -293,7 +295,7 @@ def four_sides(
     return down // 2, down - down // 2, across // 2, across - across // 2
 
 
-def one_of(name: str, value: Any, known: Sequence[Word]) -> Word:
+def one_of(name: str, value: object, known: Sequence[Word]) -> Word:
     """The one among ``known`` that ``value`` is."""
     for item in known:
         if isinstance(value, type(item)) and value == item:
@@ -301,11 +303,21 @@ def one_of(name: str, value: Any, known: Sequence[Word]) -> Word:
     raise ValueError(f"{name}={value!r} is not known; choose one of {', '.join(map(repr, known))}")
 
 
-def yes_or_no(name: str, value: Any) -> bool:
+def yes_or_no(name: str, value: object) -> bool:
     """``value``, which must be True or False."""
     if not isinstance(value, (bool, np.bool_)):
         raise TypeError(f"{name}={value!r} is not True or False")
     return bool(value)
+
+
+def device_index(device: object) -> int:
+    """The number in ``"cuda"`` or ``"cuda:1"``. Raises ValueError for any other value."""
+    match = re.fullmatch(r"cuda(?::(\d+))?", str(device))
+    if match is None:
+        raise ValueError(
+            f"device={device!r} is not known; give 'cuda', 'cuda:N', 'cpu', or None for where the arrays lie"
+        )
+    return int(match.group(1) or 0)
 
 
 def border_name(border: Any) -> BorderName:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
@@ -168,7 +168,7 @@ class TensorMap:
 
     @property
     def ctype(self) -> str:
-        """The parameter's C++ type (ptx/bulk_copy.cuh)."""
+        """The parameter's C++ type (ptx/tma.cuh)."""
         return "const __grid_constant__ leanconv::TensorMap"
 
     @property
@@ -207,88 +207,76 @@ class TensorMap:
         """Sentences, one for each rule of the driver or of this project that the map breaks; empty if valid."""
         if self.element not in MAP_ELEMENTS:
             return [f"element={self.element!r} is not among {', '.join(MAP_ELEMENTS)}"]
-        reasons = self._why_not_axes()
-        if not reasons:
-            reasons = self._why_not_im2col() if self.im2col else self._why_not_tiled()
-        if not reasons:
-            reasons = self._why_not_shared()
+        reasons = list(self._why_not_axes())
+        reasons = reasons or list(self._why_not_im2col() if self.im2col else self._why_not_tiled())
+        reasons = reasons or list(self._why_not_shared())
         if self.promotion not in (0, 64, 128, 256):
             reasons.append(f"promotion={self.promotion} is none of 0, 64, 128 and 256 bytes")
         return reasons
 
-    def _why_not_axes(self) -> list[str]:
+    def _why_not_axes(self) -> Iterator[str]:
         least = 3 if self.im2col else 1
         if not least <= self.rank <= 5:
             mode = "an im2col map" if self.im2col else "a tiled map"
-            return [f"shape={self.shape} has {self.rank} axes; {mode} has {least} to 5"]
-        reasons = []
+            yield f"shape={self.shape} has {self.rank} axes; {mode} has {least} to 5"
+            return
         if len(self.strides) != self.rank - 1:
-            reasons.append(f"strides={self.strides} are not those of all axes of shape={self.shape} but the innermost")
+            yield f"strides={self.strides} are not those of all axes of shape={self.shape} but the innermost"
         if self.traversal and len(self.traversal) != self.rank:
-            reasons.append(f"traversal={self.traversal} has not one step for each axis of shape={self.shape}")
+            yield f"traversal={self.traversal} has not one step for each axis of shape={self.shape}"
         if not all(1 <= size <= 2**31 for size in self.shape):
-            reasons.append(f"shape={self.shape} has an extent that is not within 1 and 2^31")
+            yield f"shape={self.shape} has an extent that is not within 1 and 2^31"
         if not all(0 < stride < 2**40 and stride % 16 == 0 for stride in self.strides):
-            reasons.append(f"strides={self.strides} are not all multiples of 16 bytes, positive and below 2^40")
+            yield f"strides={self.strides} are not all multiples of 16 bytes, positive and below 2^40"
         if not all(1 <= step <= 8 for step in self.traversal):
-            reasons.append(f"traversal={self.traversal} has a step that is not within 1 and 8")
+            yield f"traversal={self.traversal} has a step that is not within 1 and 8"
         if self.steps[0] != 1:
-            reasons.append(
-                f"traversal={self.traversal}: the machine ignores the step of the innermost axis; it must be 1"
-            )
-        return reasons
+            yield f"traversal={self.traversal}: the machine ignores the step of the innermost axis; it must be 1"
 
-    def _why_not_tiled(self) -> list[str]:
-        reasons = []
+    def _why_not_tiled(self) -> Iterator[str]:
         if len(self.box) != self.rank:
-            return [f"box={self.box} has not one extent for each axis of shape={self.shape}"]
+            yield f"box={self.box} has not one extent for each axis of shape={self.shape}"
+            return
         if not all(1 <= extent <= 256 for extent in self.box):
-            reasons.append(f"box={self.box} has an extent that is not within 1 and 256")
-        for name, value in (
-            ("lower", self.lower),
-            ("upper", self.upper),
-            ("channels", self.channels),
-            ("pixels", self.pixels),
-        ):
-            if value:
-                reasons.append(f"{name}={value} is for im2col maps; this one has box={self.box}")
-        return reasons
+            yield f"box={self.box} has an extent that is not within 1 and 256"
+        for name in ("lower", "upper", "channels", "pixels"):
+            if value := getattr(self, name):
+                yield f"{name}={value} is for im2col maps; this one has box={self.box}"
 
-    def _why_not_im2col(self) -> list[str]:
-        reasons = []
+    def _why_not_im2col(self) -> Iterator[str]:
         least, most = MAP_CORNERS[self.rank]
+        corners = True
         for name, corner in (("lower", self.lower), ("upper", self.upper)):
-            if len(corner) != self.rank - 2:
-                reasons.append(f"{name}={corner} has not one number for each of the {self.rank - 2} axes of pixels")
+            fits = len(corner) == self.rank - 2
+            if not fits:
+                yield f"{name}={corner} has not one number for each of the {self.rank - 2} axes of pixels"
             elif not all(least <= value <= most for value in corner):
-                reasons.append(f"{name}={corner} is not within {least} and {most}, for a map of {self.rank} axes")
-        if not reasons:
-            axes = zip(self.shape[1:-1], self.lower, self.upper, strict=True)
-            if not all(size + high - low >= 1 for size, low, high in axes):
-                reasons.append(f"lower={self.lower} and upper={self.upper} leave no pixel of shape={self.shape}")
+                fits = False
+                yield f"{name}={corner} is not within {least} and {most}, for a map of {self.rank} axes"
+            corners = corners and fits
+        axes = zip(self.shape[1:-1], self.lower, self.upper, strict=False)
+        if corners and not all(size + high - low >= 1 for size, low, high in axes):
+            yield f"lower={self.lower} and upper={self.upper} leave no pixel of shape={self.shape}"
         if not 1 <= self.channels <= 256:
-            reasons.append(f"channels={self.channels} is not within 1 and 256")
+            yield f"channels={self.channels} is not within 1 and 256"
         if not 1 <= self.pixels <= 1024:
-            reasons.append(f"pixels={self.pixels} is not within 1 and 1024")
+            yield f"pixels={self.pixels} is not within 1 and 1024"
         if self.steps[-1] != 1:
-            reasons.append(f"traversal={self.traversal}: the step from image to image must be 1")
+            yield f"traversal={self.traversal}: the step from image to image must be 1"
         if self.written:
-            reasons.append("written=True: stores through an im2col map are not wrapped")
-        return reasons
+            yield "written=True: stores through an im2col map are not wrapped"
 
-    def _why_not_shared(self) -> list[str]:
-        reasons = []
+    def _why_not_shared(self) -> Iterator[str]:
         row = self.extents[0] * self.element_bytes
         if row % 16:
-            reasons.append(f"{self.extents[0]} innermost elements of {self.element} are {row} bytes, no multiple of 16")
+            yield f"{self.extents[0]} innermost elements of {self.element} are {row} bytes, no multiple of 16"
         if self.swizzle not in (0, 32, 64, 128):
-            reasons.append(f"swizzle={self.swizzle} is none of 0, 32, 64 and 128 bytes")
+            yield f"swizzle={self.swizzle} is none of 0, 32, 64 and 128 bytes"
         elif self.swizzle and row != self.swizzle:
             # the driver takes narrower rows too, and documents no layout for them
-            reasons.append(f"swizzle={self.swizzle} needs rows of as many bytes, and the innermost elements have {row}")
+            yield f"swizzle={self.swizzle} needs rows of as many bytes, and the innermost elements have {row}"
         if self.copy_bytes >= 2**20:
-            reasons.append(f"a copy has {self.copy_bytes} bytes, and a barrier can expect {2**20 - 1}")
-        return reasons
+            yield f"a copy has {self.copy_bytes} bytes, and a barrier can expect {2**20 - 1}"
 
 
 Argument = Pointer | Number | TensorMap
@@ -336,7 +324,10 @@ class Launch:
 
 
 def in_chain(launches: Iterable[Launch]) -> tuple[Launch, ...]:
-    """The launches such that each is started early (programmatic dependent launch): saves the time between them."""
+    """The launches such that each is started early: saves the time between them.
+
+    Programmatic dependent launch, from compute capability 9.0 and CUDA 12.4 on. The first launch of a call is ordinary.
+    """
     chain = tuple(launches)
     last = len(chain) - 1
     return tuple(replace(launch, early=i > 0, opens=i < last) for i, launch in enumerate(chain))
@@ -364,7 +355,7 @@ class Plan:
 
     @property
     def all_launches(self) -> tuple[Launch, ...]:
-        """What calls run that find nothing prepared, and those that find prepared filters."""
+        """What calls run that find nothing prepared, and those that find packed weights."""
         return tuple(dict.fromkeys(self.prepare + self.launches + self.unprepared))
 
     @property

@@ -1,4 +1,5 @@
-"""conv2d, filter2d, explain and algorithms: right values for every kind of array and argument, without a GPU."""
+"""conv2d, filter2d, explain and algorithms: arrays of every kind, without a GPU. Of all layers and gradients alike is
+more in test_operations.py."""
 
 from __future__ import annotations
 
@@ -17,116 +18,12 @@ from leanconv.call.choose import choose
 from leanconv.images.borders import BORDERS
 from leanconv.kernels import ALGORITHMS
 from leanconv.options import PRECISIONS, Layout
+from tests.cases import CASES
+from tests.cases_weight import WEIGHT_CASES
 from tests.conftest import HostDevice, oracle_conv, oracle_filter, relative_error
+from tests.operations import BASE, FROM_NCHW, LAYOUTS, TOLERANCE, as_tensors, conv_arrays, in_memory
 
 torch = pytest.importorskip("torch")
-
-#: Float32 sums of this size differ from float64 by less.
-TOLERANCE = 2e-6
-LAYOUTS: tuple[Layout, ...] = ("NCHW", "NHWC", "CHWN")
-#: the axes N, C, H, W of an array that lies as a layout, and the other way round
-TO_NCHW = {"NCHW": (0, 1, 2, 3), "NHWC": (0, 3, 1, 2), "CHWN": (3, 0, 1, 2)}
-FROM_NCHW = {"NCHW": (0, 1, 2, 3), "NHWC": (0, 2, 3, 1), "CHWN": (1, 2, 3, 0)}
-
-
-def conv_arrays(rng: np.random.Generator, problem: ConvProblem) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
-    x, w = (rng.standard_normal(shape).astype(problem.dtype) for shape in (problem.x_shape, problem.w_shape))
-    return x, w, rng.standard_normal(problem.k).astype(problem.dtype) if problem.bias else None
-
-
-def as_tensors(layout: Layout, *arrays: np.ndarray | None) -> list[Any]:
-    """Arrays that lie as ``layout``, as PyTorch shows them: N, C, H, W."""
-    tensors = [None if array is None else torch.from_numpy(array) for array in arrays]
-    return [each if each is None or each.dim() != 4 else each.permute(TO_NCHW[layout]) for each in tensors]
-
-
-def in_memory(layout: Layout, tensor: Any) -> Any:
-    """The view of a tensor that shows it as it lies; it must have no gaps."""
-    lying = tensor.permute(FROM_NCHW[layout])
-    assert lying.is_contiguous(), f"strides {tensor.stride()} are not those of {layout}"
-    return lying.cpu().numpy()
-
-
-BASE = ConvProblem(n=2, c=4, h=9, w=7, k=6, r=3, s=2)
-#: arguments as a caller writes them, and the problem they mean
-CALLS: list[tuple[dict[str, Any], ConvProblem]] = [
-    ({}, BASE),
-    ({"stride": 2, "padding": 1}, replace(BASE, stride=(2, 2), padding=(1, 1, 1, 1))),
-    ({"stride": (1, 3), "padding": (2, 0)}, replace(BASE, stride=(1, 3), padding=(2, 2, 0, 0))),
-    ({"padding": (1, 2, 0, 3)}, replace(BASE, padding=(1, 2, 0, 3))),
-    ({"padding": [1, 2], "dilation": [2, 1]}, replace(BASE, padding=(1, 1, 2, 2), dilation=(2, 1))),
-    ({"padding": "same"}, replace(BASE, padding=(1, 1, 0, 1))),
-    ({"padding": "same", "dilation": (2, 3)}, replace(BASE, padding=(2, 2, 1, 2), dilation=(2, 3))),
-    ({"padding": "valid", "groups": 2}, replace(BASE, groups=2)),
-    ({"padding": np.int64(1), "groups": 2}, replace(BASE, groups=2, padding=(1, 1, 1, 1))),
-    ({"activation": "relu"}, replace(BASE, bias=True, activation="relu")),
-    ({"precision": "ieee"}, replace(BASE, bias=True, precision="ieee")),
-]
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("arguments, problem", CALLS, ids=lambda value: str(value) if isinstance(value, dict) else "")
-def test_numpy_agrees_with_the_definition(
-    arguments: dict[str, Any], problem: ConvProblem, layout: Any, rng: np.random.Generator
-) -> None:
-    problem = replace(problem, layout=layout)
-    x, w, bias = conv_arrays(rng, problem)
-    y = conv2d(x, w, bias, layout=layout, **arguments)
-    assert y.dtype == np.float32 and y.shape == problem.y_shape
-    assert relative_error(y, oracle_conv(problem, x, w, bias)) < TOLERANCE
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("arguments, problem", CALLS, ids=lambda value: str(value) if isinstance(value, dict) else "")
-def test_the_gpu_road_is_handed_the_same_problem(
-    arguments: dict[str, Any], problem: ConvProblem, layout: Any, rng: np.random.Generator, host_device: HostDevice
-) -> None:
-    problem = replace(problem, layout=layout)
-    x, w, bias = conv_arrays(rng, problem)
-    y = conv2d(x, w, bias, layout=layout, device="cuda", **arguments)
-    assert list(host_device.problems.values()) == [problem]
-    assert relative_error(y, oracle_conv(problem, x, w, bias)) < TOLERANCE
-    assert host_device.memory == {}, "device memory was not given back"
-
-
-@pytest.mark.parametrize("arguments, problem", CALLS, ids=lambda value: str(value) if isinstance(value, dict) else "")
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_pytorch_cpu_tensors(
-    arguments: dict[str, Any], problem: ConvProblem, layout: Layout, rng: np.random.Generator
-) -> None:
-    problem = replace(problem, layout=layout)
-    x, w, bias = conv_arrays(rng, problem)
-    given = as_tensors(layout, x, w, bias)
-    expected = oracle_conv(problem, x, w, bias)
-    y = conv2d(*given, layout=layout, **arguments)
-    assert y.shape == (problem.n, problem.k, problem.p, problem.q)
-    assert relative_error(in_memory(layout, y), expected) < TOLERANCE
-    # by default the order of x, if it is one that PyTorch has a word for
-    by_default = conv2d(*given, **arguments)
-    torch.testing.assert_close(by_default, y)
-    in_memory("NHWC" if layout == "NHWC" else "NCHW", by_default)
-
-
-@pytest.mark.parametrize("arguments, problem", CALLS, ids=lambda value: str(value) if isinstance(value, dict) else "")
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_pytorch_tensors_on_a_gpu_are_read_as_they_lie(
-    arguments: dict[str, Any], problem: ConvProblem, layout: Layout, rng: np.random.Generator,
-    torch_on_device: HostDevice,
-) -> None:  # fmt: skip
-    problem = replace(problem, layout=layout)
-    x, w, bias = conv_arrays(rng, problem)
-    expected = oracle_conv(problem, x, w, bias)
-    given = as_tensors(layout, x, w, bias)
-    (out,) = as_tensors(layout, np.full(problem.y_shape, np.nan, np.float32))
-    for filters in (given[1], prepare_weights(given[1])):
-        for into in (None, out):
-            y = conv2d(given[0], filters, given[2], layout=layout, out=into, **arguments)
-            assert y.shape == (problem.n, problem.k, problem.p, problem.q) and (into is None or y is into)
-            assert relative_error(in_memory(layout, y), expected) < TOLERANCE
-            x_at, _, _, y_at, *_ = torch_on_device.launches[-1][1].values()
-            assert (x_at, y_at) == (given[0].data_ptr(), y.data_ptr()), "neither copied before nor after"
-            out.fill_(torch.nan)
-    assert set(torch_on_device.problems.values()) == {problem}
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -146,29 +43,13 @@ def test_pytorch_tensors_of_another_order_are_copied(
     out = torch.full((*y.shape, 2), torch.nan)[..., 0]
     assert conv2d(tensors[0], weights, tensors[2], padding=1, layout=layout, out=out) is out
     assert torch.equal(out, y)
-    x_at, w_at, *_ = torch_on_device.launches[-1][1].values()
+    x_at, _w_at, *_ = torch_on_device.launches[-1][1].values()
     assert (x_at == tensors[0].data_ptr()) == (layout == given_as)
     assert (weights.nbytes >= w.nbytes) == (layout != given_as), "the copy of the filters is kept"
     assert set(torch_on_device.problems.values()) == {problem}
     # asked for nothing, a tensor's own order chooses between the two that PyTorch has words for
     conv2d(*tensors, padding=1)
     assert list(torch_on_device.problems.values())[-1].layout == ("NHWC" if given_as == "NHWC" else "NCHW")
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_pytorch_cpu_keeps_gradients(layout: Layout) -> None:
-    x, w = torch.ones(1, 1, 3, 3), torch.ones(1, 1, 2, 2, requires_grad=True)
-    conv2d(x, w, layout=layout).sum().backward()
-    assert w.grad.tolist() == [[[[4.0, 4.0], [4.0, 4.0]]]]
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_float64_stays_float64_on_the_cpu(layout: Layout, rng: np.random.Generator) -> None:
-    problem = replace(BASE, dtype="float64", layout=layout)
-    x, w, _ = conv_arrays(rng, problem)
-    y = conv2d(x, w, layout=layout)
-    assert y.dtype == np.float64
-    assert relative_error(y, oracle_conv(problem, x, w, None)) < 1e-14
 
 
 @pytest.mark.parametrize(
@@ -424,6 +305,7 @@ def test_explain_in_every_layout(layout: Layout, rng: np.random.Generator, host_
         assert told.problem == problem and told.chosen and f"fprop {layout} float32 2x4x9x7" in str(told)
     assert leanconv.explain(conv2d, *as_tensors(layout, x, w), layout=layout).problem == problem
     told = leanconv.explain(problem, device="cuda")
+    innermost = [case.problem for case in (*CASES, *WEIGHT_CASES) if getattr(case.problem, "layout", "") == "CHWN"]
     for algorithm in ALGORITHMS:
         if algorithm.solves != "conv2d":
             continue
@@ -431,19 +313,8 @@ def test_explain_in_every_layout(layout: Layout, rng: np.random.Generator, host_
         could = any(a.name == algorithm.name and not a.reasons(problem, host_device.target) for a in ALGORITHMS)
         assert could or set(reasons) <= set(told.others[algorithm.name]), name
         declined = any("CHWN" in reason for reason in reasons)
-        declines = layout == "CHWN" and name.startswith(
-            (
-                "im2win",
-                "depthwise",
-                "single",
-                "implicit_gemm_dp4a",
-                "native_",
-                "direct_tiled",
-                "tensor_weight_images",
-                "tensor_winograd",
-            )
-        )
-        assert declined == declines, (name, reasons)
+        able = any(not algorithm.reasons(each, host_device.target) for each in innermost)
+        assert declined == (layout == "CHWN" and not able), (name, reasons)
 
 
 def test_explain_takes_a_problem(host_device: HostDevice) -> None:
@@ -479,9 +350,13 @@ def test_pytorchs_quick_allocation_is_tried_once_and_taken_only_on_the_current_g
     monkeypatch.setattr(library, "_current_device", lambda: current[0])
     monkeypatch.setattr(library, "_device", lambda index: torch.device("cpu"))
     monkeypatch.setattr(torch.cuda, "device", lambda index: contextlib.nullcontext())
-    last, plain = library.allocator((2, 3, 4, 5), "float32", 0, (0, 2, 3, 1)), library.allocator((6, 7), "float16", 0)
+    last, plain = (
+        library.allocator((2, 3, 4, 5), "float32", 0, (0, 2, 3, 1)),
+        library.allocator(torch.Size((6, 7)), "float16", 0),
+    )
     assert len(quick) == 1
     assert last().stride() == (60, 1, 15, 3) and last().shape == (2, 3, 4, 5) and plain().dtype == torch.float16
     assert plain().stride() == (7, 1) and len(quick) == (5 if works else 1)
     current[0] = 1
     assert last().stride() == (60, 1, 15, 3) and len(quick) == (5 if works else 1)
+    assert {type(shape) for shape in quick} == {tuple}, "PyTorch 2.11 refuses a torch.Size"

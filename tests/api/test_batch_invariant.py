@@ -12,18 +12,18 @@ import numpy as np
 import pytest
 
 import leanconv
-from leanconv.call import batches, ready_host
+from leanconv.call import batches, host_call
 from leanconv.call.choose import NoAlgorithmError, choose
 from leanconv.cpu import CPU_ALGORITHMS
 from leanconv.dtypes import is_integer
+from leanconv.kernels.common.split_gemm import SplitGemm
 from leanconv.kernels.contract import Config, GpuAlgorithm
-from leanconv.kernels.hopper_fp32.filters import SplitGemm
 from leanconv.kernels.hopper_fp32.tensor_gemm import TensorGemm
 from leanconv.kernels.simt.implicit_gemm import ImplicitGemm
 from leanconv.problem import ConvProblem
 from tests import cases, emulator, proof, selection
 from tests.cases import CASES, TARGETS, TRANSFORM_CASES
-from tests.cases_narrow import NARROW_CASES
+from tests.cases_16bit import NATIVE_CASES
 from tests.cases_tensor import TF32_CASES
 from tests.variants import VARIANTS
 
@@ -35,7 +35,7 @@ OF_TIER = {"fp32": TRANSFORM_CASES, "tf32": (*TRANSFORM_CASES, *TF32_CASES)}
 EVERY = [
     (algorithm, case)
     for algorithm in VARIANTS
-    for case in (*CASES, *NARROW_CASES, *OF_TIER.get(algorithm.tier, ()))
+    for case in (*CASES, *NATIVE_CASES, *OF_TIER.get(algorithm.tier, ()))
     if isinstance(case.problem, ConvProblem) and case.problem.op != "wgrad" and not case.problem.is_empty
     if not algorithm.reasons(replace(case.problem, n=MOST), SMALL)
 ]
@@ -233,8 +233,8 @@ def test_the_cpu_computes_image_by_image(monkeypatch: pytest.MonkeyPatch) -> Non
     many, alone = leanconv.conv2d(x, w, batch_invariant=True), leanconv.conv2d(x[5:6], w, batch_invariant=True)
     assert np.array_equal(many[5:6], alone)
     computed: list[int] = []
-    once = ready_host.CpuCall._image_by_image
-    monkeypatch.setattr(ready_host.CpuCall, "_image_by_image", lambda *given: computed.append(1) or once(*given))
+    once = host_call.CpuCall._image_by_image
+    monkeypatch.setattr(host_call.CpuCall, "_image_by_image", lambda *given: computed.append(1) or once(*given))
     leanconv.conv2d(x, w, batch_invariant=True)
     assert computed == [1]
     leanconv.conv2d(x, w)
@@ -280,16 +280,16 @@ def test_in_pytorch() -> None:
 
 def test_a_takeover_asks_for_it_in_both_directions_of_an_image() -> None:
     torch = pytest.importorskip("torch")
-    from leanconv.torch import layers, takeover
+    from leanconv.torch import layers, patch
 
     x, w = torch.zeros(2, 6, 9, 11), torch.zeros(8, 6, 3, 3)
     options = layers.Options((1, 1), (1, 1), (1, 1), False, (0, 0), 1)
     for wanted in (False, True):
-        taken = takeover.Takeover(None, None, None, "fp32", wanted)
+        taken = patch.Takeover(None, None, None, "fp32", wanted)
         problems = [taken.problem(op, options, x.dtype) for op in layers.operations(x, w, options)]
         assert [p.batch_invariant for p in problems] == [wanted, wanted, False]
     with pytest.raises(TypeError, match="batch_invariant='yes' is not True or False"):
-        takeover.enable(batch_invariant="yes")  # type: ignore[arg-type]
+        patch.enable(batch_invariant="yes")  # type: ignore[arg-type]
 
 
 @pytest.mark.gpu

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from dataclasses import replace
 from itertools import product
 from typing import Any, get_args
@@ -16,7 +17,7 @@ from leanconv.bench.suites import format_problem, load_suite, parse_problem
 from leanconv.cpu import CPU_ALGORITHMS, oracle
 from leanconv.dtypes import DTYPES, DtypeName
 from leanconv.kernels import ALGORITHMS
-from leanconv.kernels.contract import conv_constants, has_wide_tensors
+from leanconv.kernels.common.layers import conv_constants, has_wide_tensors
 from leanconv.kernels.simt.tiles import TILES, tiles
 from leanconv.plan import Number, Pointer
 from tests import emulator, proof, selection
@@ -237,7 +238,7 @@ def test_numpy_and_cupy_in_float16_on_a_real_one() -> None:
 
 
 def test_mixed_types_and_outputs_of_another_are_refused_by_name() -> None:
-    x, w, bias = draw(LAYER)
+    x, w, _bias = draw(LAYER)
     with says(TypeError, "w has dtype float32 and x float16; they must be the same"):
         conv2d(x, w.astype(np.float32))
     with says(TypeError, "w has dtype bfloat16 and x float16"):
@@ -280,8 +281,10 @@ def test_algorithms_that_know_float32_alone_say_so(host_device: HostDevice) -> N
 @pytest.mark.parametrize("layout", ALL)
 def test_tiles_of_16_bits_have_two_stages_and_the_shapes_of_float32(layout: Any) -> None:
     layer = replace(LAYER, n=4, c=8, layout=layout)
-    found, narrow = ([c for c, _ in tiles(replace(layer, dtype=dtype))] for dtype in ("float32", "bfloat16"))
-    assert found == [config for config, _ in TILES[layout]]
+    found, narrow = (
+        [c for c, _ in tiles(replace(layer, dtype=dtype), TARGETS[0])] for dtype in ("float32", "bfloat16")
+    )
+    assert found == list(TILES[layout])
     assert {config.stages for config in narrow} == {2}
     for one, other in zip(found, narrow, strict=True):
         assert (one.tile_k, one.tile_pixels, one.threads) == (other.tile_k, other.tile_pixels, other.threads)
@@ -327,7 +330,8 @@ def test_problems_and_suites_in_a_type() -> None:
 def test_the_benchmark_runs_in_float16_where_numpy_has_it() -> None:
     how: dict[str, Any] = {"device": "cpu", "quick": True, "progress": False, "engines": ("leanconv", "torch-cpu")}
     results = run_suite("conv:n2,c4,h9,k6,r3,float16,relu", algorithms=("im2col",), **how)
-    assert {row.engine for row in results.rows} == {"leanconv", "torch-cpu"} and not results.failed
+    peers = {"torch-cpu"} if importlib.util.find_spec("torch") else set()
+    assert {row.engine for row in results.rows} == {"leanconv"} | peers and not results.failed
     for row in results.rows:
         assert row.dtype == "float16" and row.error is not None and 1e-5 < row.error < 2.0**-11
     assert results.own(results.rows[0].problem) is not None

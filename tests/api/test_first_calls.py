@@ -17,13 +17,13 @@ import pytest
 
 import leanconv
 from leanconv import ConvProblem, FilterProblem, NoAlgorithmError, conv2d
-from leanconv.call import bind, calls
+from leanconv.call import bind, lookup
 from leanconv.plan import Launch, Pointer
 from leanconv.runtime import cache, env, kernels
+from leanconv.runtime.bounded_cache import BoundedCache
 from leanconv.runtime.compile import Compiled, CompileError
 from leanconv.runtime.driver import CudaError
 from leanconv.runtime.kernels import Kernels
-from leanconv.runtime.recent import Recent
 from leanconv.runtime.threads import cores, side_by_side
 from tests.cases import TARGETS
 
@@ -92,7 +92,7 @@ def store(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 
 def test_recent_entries_stay_and_old_ones_go() -> None:
-    kept: Recent[int, str] = Recent(10)
+    kept: BoundedCache[int, str] = BoundedCache(10)
     for i in range(1000):
         kept.keep(i, str(i))
         assert kept.recall(0) == "0", "used all the time"
@@ -104,7 +104,7 @@ def test_recent_entries_stay_and_old_ones_go() -> None:
 
 
 def test_recent_serves_many_threads() -> None:
-    kept: Recent[int, int] = Recent(50)
+    kept: BoundedCache[int, int] = BoundedCache(50)
     wrong = []
 
     def use(start: int) -> None:
@@ -288,13 +288,13 @@ def test_compile_takes_the_algorithm_that_the_calls_name(
 def test_compile_makes_prepared_calls_warm_too(
     some_compiler: None, host_device: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Calls without prepared filters have a main kernel of their own; those with them have the other one."""
+    """Calls without packed weights have a main kernel of their own; those with them have the other one."""
     loaded: list[Launch] = []
     monkeypatch.setattr(host_device, "load", loaded.append, raising=False)
     monkeypatch.setattr(host_device, "target", TARGETS[0])
     layer = ConvProblem(32, 64, 56, 56, 64, 3, 3, padding=(1, 1, 1, 1), layout="NHWC")
     leanconv.precompile([layer], algorithm="tensor_winograd", progress=False)
-    mains = [dict(each.tuning).get("settles", False) for each in loaded if each.symbol == "tensor_winograd"]
+    mains = [dict(each.tuning).get("validates", False) for each in loaded if each.symbol == "tensor_winograd"]
     assert sorted(mains) == [False, True]
 
 
@@ -322,9 +322,9 @@ def test_an_empty_batch_needs_no_kernel(host_device: Any) -> None:
 
 
 def test_ready_calls_are_bounded(host_device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    kept: Recent[Any, Any] = Recent(8)
-    monkeypatch.setattr(calls, "_calls", kept)
-    monkeypatch.setattr(bind, "_loaded", Recent(8))
+    kept: BoundedCache[Any, Any] = BoundedCache(8)
+    monkeypatch.setattr(lookup, "_calls", kept)
+    monkeypatch.setattr(bind, "_loaded", BoundedCache(8))
     w = np.ones((2, 1, 3, 3), np.float32)
     for width in range(4, 44):
         conv2d(np.ones((1, 1, 4, width), np.float32), w, device="cuda")

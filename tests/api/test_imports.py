@@ -88,6 +88,17 @@ def test_kernels_of_calls_do_without_those_of_studies() -> None:
         assert not studied & (included | {path.name}), path
 
 
+def test_a_choice_reads_measurements_and_needs_neither_the_tuner_nor_pytorch() -> None:
+    known = modules()
+    reached, todo = set(), ["leanconv.call.choose"]
+    while todo:
+        if (name := todo.pop()) not in reached:
+            reached.add(name)
+            todo += imports(known[name], known)
+    assert "leanconv.perf.tables" in reached
+    assert not [name for name in reached if name.startswith(("leanconv.tuning", "leanconv.torch"))]
+
+
 def test_only_the_command_line_needs_the_benchmark() -> None:
     known = modules()
     for name, path in known.items():

@@ -9,9 +9,9 @@ import pytest
 
 import leanconv
 from leanconv import conv1d, conv1d_input, conv2d
-from leanconv.call import calls
+from leanconv.call import lookup
 from leanconv.options import FUNCTIONS, filter_options, layer_options
-from leanconv.runtime.recent import Recent
+from leanconv.runtime.bounded_cache import BoundedCache
 from tests.conftest import relative_error, says
 
 torch = pytest.importorskip("torch")
@@ -73,11 +73,11 @@ def test_a_gradient_of_a_layer_has_its_options() -> None:
 
 
 def test_one_ready_call_for_equal_calls(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(calls, "_calls", Recent(8))
+    monkeypatch.setattr(lookup, "_calls", BoundedCache(8))
     x, w = np.ones((2, 4, 6, 6), np.float32), np.ones((8, 4, 3, 3), np.float32)
     for padding in (1, (1, 1), [1, 1], (1, 1, 1, 1), np.int8(1)):
         conv2d(x, w, padding=padding, stride=(1, 1))
-    assert len(calls._calls) == 1
+    assert len(lookup._calls) == 1
 
 
 def test_borders_have_one_name() -> None:
@@ -121,7 +121,7 @@ def test_explain_takes_a_function() -> None:
     "old, new",
     [
         ("compile", "precompile"), ("tuning", "record_tuning"), ("Tuning", "TuningResult"),
-        ("Compilation", "PrecompileResult"),
+        ("Compilation", "PrecompileResult"), ("algorithms", "list_algorithms"),
     ],
 )  # fmt: skip
 def test_old_names_tell_the_new_ones(old: str, new: str) -> None:

@@ -38,7 +38,8 @@ def test_the_tests_can_ask_every_library_whose_names_are_taken(project: Any) -> 
     extras = project["project"]["optional-dependencies"]
     for name in ("opencv-python-headless", "torch"):
         assert any(r.startswith(name) for r in extras["test"]), name
-    assert any(r.startswith("scipy") for r in extras["bench"]) and "leanconv[bench]" in extras["test"]
+    assert any(r.startswith("scipy") for r in extras["bench"]) and "leanconv[bench]" in extras["test-host"]
+    assert "leanconv[test-host]" in extras["test"]
 
 
 def test_an_sdist_holds_what_its_tests_read(project: Any) -> None:

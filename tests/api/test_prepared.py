@@ -92,7 +92,7 @@ def test_each_call_prepares_in_one_allocation_with_its_workspace(
         fake_cupy.allocations = 0
         y = run(x, w)
         assert right(y, *given) and device.prepared == calls and fake_cupy.allocations == 2
-        workspace, prepared, value, delta = (
+        workspace, prepared, _value, _delta = (
             device.launches[-1][1][role] for role in ("workspace", "prepared", "value", "delta")
         )
         assert workspace and prepared >= workspace + WORKSPACE and prepared % ALIGNMENT == 0
@@ -367,7 +367,7 @@ def test_the_filters_of_a_signal(device: HostDevice, fake_cupy: Any, rng: np.ran
 
 
 def test_a_limit_that_is_given_counts_what_is_prepared(preparing: Preparing) -> None:
-    needs = f"it needs {WORKSPACE} bytes of workspace and {PREPARED} of prepared filters, and workspace_limit is "
+    needs = f"it needs {WORKSPACE} bytes of workspace and {PREPARED} of packed weights, and workspace_limit is "
 
     def why_not(name: str, limit: int | None) -> tuple[str, ...]:
         return choose.consider(preparing, PROBLEM, TARGETS[0], name, limit).reasons
@@ -401,7 +401,7 @@ def test_auto_takes_what_is_prepared_but_no_workspace_unless_told(
     assert not chosen(), "a limit of the environment is given too"
     told = explain(PROBLEM, device="cuda", algorithm="preparing", workspace_limit=PREPARED)
     assert (told.workspace_bytes, told.prepared_bytes) == (0, PREPARED)
-    assert f"workspace 0 bytes, prepared filters {PREPARED} bytes (workspace_limit {PREPARED})" in str(told)
+    assert f"workspace 0 bytes, packed weights {PREPARED} bytes (workspace_limit {PREPARED})" in str(told)
 
 
 def test_a_limit_of_zero_and_none_are_different_calls(

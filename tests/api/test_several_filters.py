@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 import leanconv
 from leanconv import FilterProblem, filter2d
@@ -16,6 +15,8 @@ from leanconv.kernels.image_filter.register_cache import FILTER_BYTES, PartialSu
 from tests.cases import TARGETS, filter_problem
 from tests.conftest import HostDevice, oracle_filter, relative_error
 from tests.variants import NAMED
+
+torch = pytest.importorskip("torch")
 
 TOLERANCE = 1e-6
 CACHE = NAMED["register_cache"]

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from leanconv import conv1d, conv2d, conv2d_input, filter2d
-from leanconv.call import calls, resolve
-from leanconv.runtime.recent import Recent
+from leanconv.call import lookup, resolve
+from leanconv.runtime.bounded_cache import BoundedCache
 from tests.conftest import HostDevice, says
 
 torch = pytest.importorskip("torch")
@@ -85,17 +85,17 @@ def test_a_limit_in_words_is_for_the_environment_alone(monkeypatch: pytest.Monke
 )  # fmt: skip
 def test_integers_of_other_kinds_are_described_once(options: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     resolved = []
-    monkeypatch.setattr(calls, "_calls", Recent(8))
+    monkeypatch.setattr(lookup, "_calls", BoundedCache(8))
     actual = resolve.resolve
-    monkeypatch.setattr(calls, "resolve", lambda *given: resolved.append(given) or actual(*given))
+    monkeypatch.setattr(lookup, "resolve", lambda *given: resolved.append(given) or actual(*given))
     results = [conv2d(X, W, **options) for _ in range(3)]
     assert len(resolved) == 1 and all((result == conv2d(X, W)).all() for result in results)
 
 
 def test_a_shape_of_pytorch_is_no_slower() -> None:
     grad, w = torch.ones(2, 8, 4, 4), torch.ones(8, 4, 3, 3)
-    before = len(calls._calls)
+    before = len(lookup._calls)
     for _ in range(2):
         conv2d_input(grad, w, torch.Size((2, 4, 6, 6)))
         conv2d_input(grad, w, (2, 4, 6, 6))
-    assert len(calls._calls) <= before + 1
+    assert len(lookup._calls) <= before + 1

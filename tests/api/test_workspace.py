@@ -16,7 +16,7 @@ from leanconv.api import resolve_call
 from leanconv.bench import Case, run_suite
 from leanconv.bench.peers.base import Candidate
 from leanconv.bench.run import _Run
-from leanconv.call import bind, calls, choose
+from leanconv.call import bind, choose, lookup
 from leanconv.cli.command_line import MISTAKE
 from leanconv.cli.main import main
 from leanconv.cpu import CPU_ALGORITHMS
@@ -156,7 +156,7 @@ def test_auto_takes_a_workspace_where_it_is_permitted_and_pays(
     for cost, pays in ((max(costs.values()) + 1, False), (min(costs.values()) - 1, True)):
         monkeypatch.setattr(Im2win, "timed", lambda self, problem, target, cost=cost: [(cost, TileConfig())])
         for limit, taken in ((None, False), (0, False), (NEEDED - 1, False), (NEEDED, pays), (2**40, pays)):
-            calls.forget()
+            lookup.forget()
             told = explain(conv2d, x, w, padding=1, workspace_limit=limit)
             assert told.chosen == ("im2win" if taken else chosen), (cost, limit)
             assert told.workspace_limit == (limit or 0) and told.workspace_bytes == (NEEDED if taken else 0)

@@ -283,7 +283,7 @@ def test_check_on_parts_of_the_output_agrees_with_the_whole(monkeypatch: Any, la
         assert check.checked == words
         assert check.error(y, layout) < 1e-12
         poison(as_nchw(y, layout)[0 if part > 0.5 else check._blocks[0].images[0]])
-        assert np.isnan(check.error(y, layout)) or part > 0.5 and 0 not in check._blocks[0].images
+        assert np.isnan(check.error(y, layout)) or (part > 0.5 and 0 not in check._blocks[0].images)
 
 
 @pytest.mark.parametrize("op", ["dgrad", "wgrad"])

@@ -114,7 +114,7 @@ def test_wrong_and_failing_engines_show(monkeypatch: Any) -> None:
         {"problem": "picture", "engine": "liar", "reason": "ZeroDivisionError: integer division or modulo by zero"}
     ]
     notes = {line[2]: line[-1] for line in detail(results)[1]}
-    assert "WRONG" in notes["nothing"] and "WRONG" in notes["zero"]
+    assert "FAIL" in notes["nothing"] and "FAIL" in notes["zero"]
     assert any("FAILED: liar on picture" in line for line in legend(results))
 
 

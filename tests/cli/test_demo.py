@@ -29,7 +29,7 @@ def _no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_tour(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert demo.run(tmp_path / "pictures", quick=True)
     out = capsys.readouterr().out
-    assert "results are right against float64" in out and "WRONG" not in out
+    assert "results pass the check against float64" in out and "FAIL" not in out
     for algorithm in CPU_ALGORITHMS:
         assert algorithm.name in out or algorithm.name == "taps", algorithm.name
     for name in ("filters.png", "layers.png"):
@@ -53,7 +53,7 @@ def test_a_wrong_result_is_told(
     monkeypatch.setattr(demo_measure.api, "conv2d", lambda *a, **o: honest(*a, **o) * np.float32(1.001))
     monkeypatch.setattr(demo, "LAYERS", demo.LAYERS[-1:])
     assert not demo.run(tmp_path, quick=True)
-    assert "WRONG: im2col on MobileNet" in capsys.readouterr().out
+    assert "FAIL: im2col on MobileNet" in capsys.readouterr().out
 
 
 def test_on_a_gpu(host_device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -67,7 +67,7 @@ def test_on_a_gpu(host_device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     photo = demo.photograph()
     problem = replace(demo.LAYERS[-1][1], h=9, w=9)
     lines = demo_measure.measure_layer("small", problem, photo, True, 0.01)
-    assert {line.where for line in lines} == {"CPU", "GPU"} and all(line.right for line in lines)
+    assert {line.where for line in lines} == {"CPU", "GPU"} and all(line.passes for line in lines)
     able = [algorithm.stem for algorithm in ALGORITHMS if not algorithm.reasons(problem, TARGETS[0])]
     on_gpu = [line for line in lines if line.where == "GPU"]
     assert [line.algorithm for line in on_gpu] == able and all(line.us == 5.0 for line in on_gpu)
@@ -75,7 +75,7 @@ def test_on_a_gpu(host_device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     launches = len(host_device.launches)
     assert launches >= 2 * len(able)
     result, lines = demo_measure.measure_filter("gaussian:5", photo[:, :40, :50].copy(), True, 0.01)
-    assert [line.where for line in lines] == ["CPU", "GPU"] and all(line.right for line in lines)
+    assert [line.where for line in lines] == ["CPU", "GPU"] and all(line.passes for line in lines)
     assert result.shape == (3, 40, 50)
     assert not host_device.memory, "memory of the device was not given back"
     assert len(host_device.launches) == launches + 2
@@ -83,7 +83,7 @@ def test_on_a_gpu(host_device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_nan_is_wrong() -> None:
     line = demo_measure.Measured("layer", "name", "CPU", True, 1.0, 1.0, float("nan"), 1e-6)
-    assert not line.right and replace(line, error=1e-7).right
+    assert not line.passes and replace(line, error=1e-7).passes
 
 
 def test_durations() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import time
 from collections.abc import Callable
@@ -125,7 +126,7 @@ def test_the_filter_oracle_wraps_int32_around() -> None:
     x = np.array([[[2**31 - 1, 2**30, -(2**31)]]], np.int32)
     kernel = np.array([[3, 2**31 - 1]], np.int32)
     pixels = [2**31 - 1, 2**30, -(2**31), 5]
-    sums = [3 * a + (2**31 - 1) * b - 7 for a, b in zip(pixels, pixels[1:], strict=False)]
+    sums = [3 * a + (2**31 - 1) * b - 7 for a, b in itertools.pairwise(pixels)]
     expected = [(v + 2**31) % 2**32 - 2**31 for v in sums]
     got = oracle.filter2d(problem, x, kernel, value=5, delta=-7)
     assert got.dtype == np.int32 and got.ravel().tolist() == expected

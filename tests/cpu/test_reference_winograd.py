@@ -105,7 +105,7 @@ def test_winograd_takes_16_states_only_where_they_are_asked_for() -> None:
         x, w, _ = arrays(seven)
         errors.append(oracle.relative_error(winograd.run(seven, x, w, None), oracle.conv2d(seven, x, w)))
     assert errors[0] < 2e-6 < 5e-6 < errors[1] < 3e-5
-    # 9 wide ones too: in pieces tier fp32 is kept.
+    # 9 wide ones too: in column blocks tier fp32 is kept.
     x, w, _ = arrays(problem)
     errors = [
         oracle.relative_error(winograd.run(nine, x, w, None), oracle.conv2d(nine, x, w)) for nine in (problem, relaxed)
@@ -116,15 +116,15 @@ def test_winograd_takes_16_states_only_where_they_are_asked_for() -> None:
 
 @pytest.mark.parametrize("positive", [False, True], ids=["zero-mean", "positive"])
 @pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
-@pytest.mark.parametrize(("s", "piece"), [(6, 3), (7, 4), (8, 4), (9, 3), (9, 5), (13, 5), (31, 4)])
-def test_pieces_of_wide_rows_keep_the_tier(s: int, piece: int, layout: Any, positive: bool) -> None:
+@pytest.mark.parametrize(("s", "block"), [(6, 3), (7, 4), (8, 4), (9, 3), (9, 5), (13, 5), (31, 4)])
+def test_blocks_of_wide_rows_keep_the_tier(s: int, block: int, layout: Any, positive: bool) -> None:
     problem = ConvProblem(
         2, 30, 9, 33, 14, 2, s, padding=(1, 0, s // 2, s // 3), dilation=(2, 1), groups=2, layout=layout, bias=True,
         activation="relu" if positive else None,
     )  # fmt: skip
     for case, factor in ((problem, 1.0), (replace(problem, dtype="float64"), 2.0**-29)):
         x, w, bias = arrays(case, positive=positive)
-        y = winograd1d.convolve(case, 8, x, w, bias, piece)
+        y = winograd1d.convolve(case, 8, x, w, bias, block)
         assert oracle.relative_error(y, oracle.conv2d(case, x, w, bias)) <= factor * oracle.error_bound(
             problem, *arrays(problem, positive=positive)
         )

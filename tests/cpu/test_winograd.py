@@ -197,7 +197,10 @@ def test_states_that_a_precision_allows() -> None:
         ((1, 1000, 56, "relaxed"), "1 wide, and the transforms serve widths from 2 on"),
         ((5, 1000, 2, "fp32"), "rows of 2 pixels are at most half"),
         ((5, 50, 56, "fp32"), "an output sums 50 products"),
-        ((9, 1000, 7, "fp32"), "9 wide and rows of 7 pixels; tier 'fp32' is kept by their pieces from 8 on"),
+        (
+            (9, 1000, 7, "fp32"),
+            "9 wide and rows of 7 pixels; precision 'fp32' is kept by their column blocks from 8 on",
+        ),
         ((31, 50, 56, "fp32"), "an output sums 50 products"),
     ],
 )
@@ -207,14 +210,14 @@ def test_why_there_are_no_kernels(given: tuple[int, int, int, str], words: str) 
 
 
 def test_kernels_that_a_precision_allows() -> None:
-    """The whole row first, then pieces, of rows that are not served better whole."""
+    """The whole row first, then column blocks, of rows that are not served better whole."""
     assert kernels(5, 1000, 56, "fp32") == ((8, 5),) and kernels(1, 1000, 56, "relaxed") == ()
-    pieces = ((8, 3), (8, 4), (8, 5))
-    assert kernels(6, 1000, 56, "fp32") == ((8, 6), *pieces) and kernels(7, 1000, 56, "fp32") == ((8, 7), *pieces)
+    blocks = ((8, 3), (8, 4), (8, 5))
+    assert kernels(6, 1000, 56, "fp32") == ((8, 6), *blocks) and kernels(7, 1000, 56, "fp32") == ((8, 7), *blocks)
     assert kernels(7, 1000, 4, "fp32") == ((8, 7),) and kernels(7, 1000, 3, "fp32") == ()
     for width in (8, 9, 31, 51, 1000):
-        assert kernels(width, LEAST_PRODUCTS, 16, "fp32") == pieces
-        assert kernels(width, LEAST_PRODUCTS, 8, "fp32") == kernels(width, LEAST_PRODUCTS, 15, "fp32") == pieces[1:]
+        assert kernels(width, LEAST_PRODUCTS, 16, "fp32") == blocks
+        assert kernels(width, LEAST_PRODUCTS, 8, "fp32") == kernels(width, LEAST_PRODUCTS, 15, "fp32") == blocks[1:]
         assert kernels(width, LEAST_PRODUCTS - 1, 56, "fp32") == kernels(width, 1000, 56, "ieee") == ()
-    assert kernels(9, 1, 1, "relaxed") == ((16, 9), *pieces) and kernels(10, 1, 1, "tf32") == pieces
+    assert kernels(9, 1, 1, "relaxed") == ((16, 9), *blocks) and kernels(10, 1, 1, "tf32") == blocks
     assert [(t.n, t.r) for t, _ in transforms(31, 31, "fp32")] == [(6, 3), (5, 4), (4, 5)]

@@ -447,7 +447,7 @@ def test_what_a_unit_includes_at_any_depth_builds_it_anew_and_nothing_else_does(
 def test_words_of_four_products():
     """Every pair of bytes, of either sign, and sums that wrap around."""
     unit = (
-        "#include <device/ptx/dot.cuh>\n"
+        "#include <device/ptx/arithmetic.cuh>\n"
         'extern "C" __global__ void dots(const int* a, const int* b, int* y) {\n'
         "  const int i = blockIdx.x * blockDim.x + threadIdx.x;\n"
         "  y[2 * i] = leanconv::dp4a_s32_s32(a[i], b[i], i);\n"

@@ -17,11 +17,11 @@ from leanconv.kernels.image_filter.register_cache import PartialSumsConfig
 from leanconv.problem import ConvProblem, FilterProblem
 from tests import cases, emulator, proof, selection
 from tests.cases import ALL, CASES, CONV_CASES, GRADIENT_CASES, REFUSED, TARGETS, TRANSFORM_CASES
-from tests.cases_narrow import NARROW_CASES
+from tests.cases_16bit import NATIVE_CASES
 from tests.cases_tensor import TF32_CASES
 from tests.variants import VARIANTS
 
-MET = [(a, c) for a in VARIANTS for c in (*CASES, *NARROW_CASES, *(() if a.tier == "ieee" else TRANSFORM_CASES))]
+MET = [(a, c) for a in VARIANTS for c in (*CASES, *NATIVE_CASES, *(() if a.tier == "ieee" else TRANSFORM_CASES))]
 MET += [(a, c) for a in VARIANTS if a.tier == "tf32" for c in TF32_CASES]
 ACCEPTED = [(a, c) for a, c in MET if not a.reasons(c.problem, TARGETS[0])]
 THOROUGH = [(a, c) for a, c in ACCEPTED if c.thorough]
@@ -159,7 +159,7 @@ def test_the_gpu_road_carries_every_argument(algorithm, case, host_device):
 
 
 def test_every_case_is_accepted_by_some_algorithm():
-    every = (*CASES, *NARROW_CASES, *TRANSFORM_CASES)
+    every = (*CASES, *NATIVE_CASES, *TRANSFORM_CASES)
     unsolved = [c.name for c in every if all(a.reasons(c.problem, TARGETS[0]) for a in VARIANTS)]
     assert unsolved == []
 

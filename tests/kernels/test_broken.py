@@ -20,7 +20,7 @@ from leanconv.problem import Problem
 from leanconv.runtime.compile import INCLUDE
 from tests import emulator, proof, selection
 from tests.cases import CASES, TARGETS, TRANSFORM_CASES
-from tests.cases_narrow import NARROW_CASES
+from tests.cases_16bit import NATIVE_CASES
 from tests.cases_tensor import PAIR_CASES, TENSOR_CASES, TF32_CASES
 from tests.cases_weight import IMAGE_CASES, WEIGHT_CASES
 from tests.kernels.breaks import BREAKS, scales
@@ -28,7 +28,7 @@ from tests.kernels.breaks.base import Break
 from tests.kernels.patching import StalePatch, broken_kernels, kernel_headers, patched
 from tests.variants import NAMED
 
-MET = (*CASES, *NARROW_CASES, *PAIR_CASES, *TENSOR_CASES, *TF32_CASES, *TRANSFORM_CASES, *WEIGHT_CASES, *IMAGE_CASES)
+MET = (*CASES, *NATIVE_CASES, *PAIR_CASES, *TENSOR_CASES, *TF32_CASES, *TRANSFORM_CASES, *WEIGHT_CASES, *IMAGE_CASES)
 PROBLEMS = {case.name: case.problem for case in MET}
 
 
@@ -86,9 +86,8 @@ def test_every_algorithm_is_broken_on_purpose():
 
 def test_every_patch_finds_its_place():
     """Also those that ``make test`` does not play."""
-    of_scales = (*scales.TENSOR_GEMM, *scales.ONE_PRODUCT, *scales.TENSOR_WEIGHT, *scales.TENSOR_WINOGRAD)
     every = [(b.algorithm, b.patch, headers_of(b)) for b in BREAKS]
-    every += [("scales", patch, kernel_headers()) for *_, patch in of_scales]
+    every += [("scales", patch, kernel_headers()) for *_, patch in scales.ALL]
     stale = []
     for what, patch, headers in every:
         try:

@@ -233,27 +233,27 @@ def winograd_layers():
 
 
 def wide_layers():
-    """Layers of wide filters, whose rows are cut into pieces, for every GPU; in ``make test`` each layout and GPU."""
+    """Layers of wide filters, whose rows are cut into blocks, for every GPU; in ``make test`` each layout and GPU."""
     found = []
-    for (r, s, piece), layout, target in product(((9, 9, 5), (8, 8, 4), (31, 31, 4), (9, 9, 3)), LAYOUTS, TARGETS):
+    for (r, s, block), layout, target in product(((9, 9, 5), (8, 8, 4), (31, 31, 4), (9, 9, 3)), LAYOUTS, TARGETS):
         padding = (r // 2, (r - 1) // 2, s // 2, (s - 1) // 2)
         layer = ConvProblem(128, 64, 48, 48, 64, r, s, padding=padding, layout=layout)
-        found.append((piece, layer, target, f"{r}x{s}-{layout}-{target.arch}"))
+        found.append((block, layer, target, f"{r}x{s}-{layout}-{target.arch}"))
     chosen = selection.cover(found, lambda each: ((each[0], each[1].s), (each[1].layout,), (each[2].arch,)))
     return selection.marked(found, chosen, lambda each: (each[:3], each[3]))
 
 
-@pytest.mark.parametrize(("piece", "problem", "target"), wide_layers())
-def test_every_kernel_of_pieces_compiles_without_spills(piece, problem, target):
+@pytest.mark.parametrize(("block", "problem", "target"), wide_layers())
+def test_every_kernel_of_column_blocks_compiles_without_spills(block, problem, target):
     algorithm = NAMED["winograd1d"]
-    config = next(c for c in algorithm.configs(problem, target) if c.piece == piece)
+    config = next(c for c in algorithm.configs(problem, target) if c.column_block == block)
     check_spills(algorithm, problem, config, target)
 
 
 @pytest.mark.parametrize(("alpha", "problem", "target"), winograd_layers())
 def test_every_kernel_of_im2col_winograd_compiles_without_spills(alpha, problem, target):
     algorithm = NAMED["winograd1d"]
-    config = next(c for c in algorithm.configs(problem, target) if c.states == alpha and not c.piece)
+    config = next(c for c in algorithm.configs(problem, target) if c.states == alpha and not c.column_block)
     check_spills(algorithm, problem, config, target)
 
 

@@ -7,15 +7,8 @@ from typing import Any
 
 import pytest
 
-from leanconv.kernels.depthwise.depthwise_window import (
-    COLUMNS,
-    DepthwiseConfig,
-    channel_tile,
-    live_rows,
-    registers_needed,
-    seen_rows,
-    window,
-)
+from leanconv.kernels.depthwise.depthwise_window import COLUMNS, DepthwiseConfig, loaded_rows, registers_needed
+from leanconv.kernels.depthwise.strategy import channel_tile, live_rows, window
 from leanconv.problem import ConvProblem
 from tests import cases, proof, selection
 from tests.cases import TARGETS
@@ -114,7 +107,7 @@ def test_shapes_of_threads() -> None:
     for name, whole, walked in (("same", 4, 4), ("stride-five", 7, 8), ("dilated-stride", 9, 10)):
         for is_whole, rows in ((True, whole), (False, walked)):
             config = DepthwiseConfig(4, 2, is_whole, 1, 256, 1)
-            assert seen_rows(LAYERS[name], config) == rows
+            assert loaded_rows(LAYERS[name], config) == rows
     tiles = {k: channel_tile(k) for k in (5, 96, 144, 256, 264, 320, 384, 768, 1152, 1000)}
     assert tiles == {5: 5, 96: 96, 144: 144, 256: 256, 264: 256, 320: 160, 384: 192, 768: 256, 1152: 192, 1000: 256}
     for _, problem in EVERY:

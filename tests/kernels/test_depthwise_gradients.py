@@ -118,7 +118,7 @@ def test_what_they_compute_and_what_not() -> None:
         assert "the filter has 11x11 taps, and a thread keeps 81" in why(algorithm, replace(same, r=11, s=11))
         assert "float64" in why(algorithm, replace(same, dtype="float64"))
     deep = layer(2, 60, 60, 5, 3, dilation=(10, 1))
-    assert "meets 41 rows, too many for the registers" in why(WEIGHT, replace(deep, op="wgrad"))
+    assert "overlaps 41 rows, too many for the registers" in why(WEIGHT, replace(deep, op="wgrad"))
     assert "needs 41 sums and more" in why(INPUT, layer(2, 60, 60, 9, 9, dilation=(5, 5), op="dgrad"))
     assert "needs 1024 sums and more" in why(INPUT, layer(2, 64, 64, 3, 3, stride=(32, 32), op="dgrad"))
     crowd = layer(2, 9, 9, 9, 9, multiplier=800, padding=(4, 4, 4, 4), layout="NHWC", op="dgrad")

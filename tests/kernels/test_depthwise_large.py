@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 from leanconv.bench import load_suite
-from leanconv.kernels.depthwise.depthwise_large import WideConfig, filter_floats, shared_bytes, tile_rows
+from leanconv.kernels.depthwise.depthwise_large import LargeConfig, filter_pitches, tile_rows
 from leanconv.problem import ConvProblem
 from tests import cases, proof, selection
 from tests.cases import TARGETS
 from tests.variants import NAMED
 
-WIDE = NAMED["depthwise_large"]
+LARGE = NAMED["depthwise_large"]
 LAYOUTS = ("NCHW", "NHWC")
 
 
@@ -53,17 +53,17 @@ LAYERS = {
 EVERY = [(f"{name}-{layout.lower()}", replace(p, layout=layout)) for name, p in LAYERS.items() for layout in LAYOUTS]
 
 
-def kind(problem: ConvProblem, config: WideConfig) -> Any:
+def kind(problem: ConvProblem, config: LargeConfig) -> Any:
     """What the kernel's code and the places in shared memory depend on."""
-    return config.fixed, min(config.planes, 8), config.filters > 1, config.rows == problem.p
+    return config.fixed, min(config.output_planes, 8), config.filters > 1, config.rows == problem.p
 
 
 def one_of_each_kind() -> list[Any]:
     """Every layer with a configuration of each kind; ``make test`` plays each layer with some of them."""
     found = []
     for name, problem in EVERY:
-        of_kind: dict[Any, WideConfig] = {}
-        for config in WIDE.configs(problem, TARGETS[0]):
+        of_kind: dict[Any, LargeConfig] = {}
+        for config in LARGE.configs(problem, TARGETS[0]):
             of_kind.setdefault(kind(problem, config), config)
         label = "{}-{}-{}-{}-{}-{}".format
         for c in of_kind.values():
@@ -79,13 +79,13 @@ def one_of_each_kind() -> list[Any]:
 
 
 @pytest.mark.parametrize(("problem", "config"), one_of_each_kind())
-def test_every_layer_is_right(problem: ConvProblem, config: WideConfig) -> None:
-    proof.check(WIDE, problem, config, kinds=cases.KINDS[:1])
+def test_every_layer_is_right(problem: ConvProblem, config: LargeConfig) -> None:
+    proof.check(LARGE, problem, config, kinds=cases.KINDS[:1])
 
 
 def test_what_it_computes_and_what_not() -> None:
     def why(problem: ConvProblem, target: Any = TARGETS[0]) -> str:
-        return "; ".join(WIDE.reasons(problem, target))
+        return "; ".join(LARGE.reasons(problem, target))
 
     for _, problem in EVERY:
         for target in TARGETS:
@@ -101,20 +101,20 @@ def test_what_it_computes_and_what_not() -> None:
         assert "gradient of layers of unit stride with one filter a channel" in why(strided)
 
 
-def fours_read(problem: ConvProblem, config: WideConfig) -> Iterator[list[int]]:
-    """For every eight lanes that read at once: where their first window begins in shared memory, in fours."""
-    lanes = config.planes * config.rows * config.strips
+def vectors_read(problem: ConvProblem, config: LargeConfig) -> Iterator[list[int]]:
+    """For every eight lanes that read at once: where their first window begins in shared memory, in float4."""
+    lanes = config.output_planes * config.rows * config.strips
     for first in range(0, lanes, 8):
         found = []
         for thread in range(first, min(first + 8, lanes)):
-            plane, rest = thread % config.planes, thread // config.planes
+            plane, rest = thread % config.output_planes, thread // config.output_planes
             row, strip = (rest // config.strips, rest % config.strips)
             if config.fixed:
                 strip, row = divmod(rest, config.rows)
-            if config.fixed and strip != (first // config.planes) // config.rows:
+            if config.fixed and strip != (first // config.output_planes) // config.rows:
                 continue  # another strip's code reads at another time
             column = 0 if config.fixed else strip * config.columns * problem.stride[1]
-            found.append((plane * config.plane_pitch + row * problem.stride[0] * config.row_pitch + column) // 4)
+            found.append((plane * config.image_pitch + row * problem.stride[0] * config.row_pitch + column) // 4)
         yield found
 
 
@@ -122,16 +122,17 @@ def usual() -> list[ConvProblem]:
     return [replace(case.problem, layout=layout) for case in load_suite("depthwise-wide") for layout in LAYOUTS]
 
 
-def test_loads_of_four_pixels_meet_no_conflict() -> None:
+def test_loads_of_four_pixels_have_no_bank_conflict() -> None:
     for problem in [*usual(), *(p for _, p in EVERY if p.op == "fprop" and p.stride == (1, 1))]:
-        for config in WIDE.configs(problem, TARGETS[0]):
-            for fours in fours_read(problem, config):
-                assert len({at % 8 for at in fours}) == len(set(fours)), (str(problem), config)
+        for config in LARGE.configs(problem, TARGETS[0]):
+            for vectors in vectors_read(problem, config):
+                assert len({at % 8 for at in vectors}) == len(set(vectors)), (str(problem), config)
 
 
 def test_filters_of_neighbouring_rows_and_channels_lie_in_different_banks() -> None:
     for problem in usual():
-        assert filter_floats(problem) // 4 % 2 == 1 and filter_floats(problem) >= problem.r * problem.s
+        _, row, pitch = filter_pitches(problem)
+        assert row // 4 % 2 == pitch // 4 % 2 == 1 and row >= problem.s and pitch >= problem.r * row
 
 
 def test_tiles_hold_the_rows_that_they_need() -> None:
@@ -139,12 +140,12 @@ def test_tiles_hold_the_rows_that_they_need() -> None:
         for rows in {1, 2, 5, problem.p}:
             most = 0
             for first in range(0, problem.p, rows):
-                wanted = {
+                needed = {
                     p * problem.stride[0] - problem.padding[0] + r * problem.dilation[0]
                     for p in range(first, min(first + rows, problem.p))
                     for r in range(problem.r)
                 }
-                inside = [i for i in wanted if 0 <= i < problem.h]
+                inside = [i for i in needed if 0 <= i < problem.h]
                 begin = max(0, first * problem.stride[0] - problem.padding[0])
                 most = max(most, *(i - begin + 1 for i in inside), 0)
             assert most <= tile_rows(problem, rows) <= max(1, most + problem.dilation[0] - 1), (str(problem), rows)
@@ -154,9 +155,10 @@ def test_configurations_fit_the_machine() -> None:
     for _, problem in EVERY:
         forward = problem if problem.op == "fprop" else problem.as_forward()
         for target in TARGETS:
-            found = list(WIDE.configs(problem, target))
+            found = list(LARGE.configs(problem, target))
             assert found and len(set(found)) == len(found)
             for config in found:
-                assert config.threads % 32 == 0 and config.planes * config.rows * config.strips <= config.threads <= 512
-                assert shared_bytes(forward, config) <= target.shared_per_block
-                assert config.row_pitch % 4 == config.plane_pitch % 4 == 0
+                lanes = config.output_planes * config.rows * config.strips
+                assert config.threads % 32 == 0 and lanes <= config.threads <= 512
+                assert LARGE.shared_bytes(forward, config) <= target.shared_per_block
+                assert config.row_pitch % 4 == config.image_pitch % 4 == 0

@@ -10,7 +10,7 @@ import pytest
 
 from leanconv import conv1d, explain
 from leanconv.call.choose import choose
-from leanconv.kernels.depthwise.depthwise_row import MOST_LOADS, loads_of_four
+from leanconv.kernels.depthwise.depthwise_row import MOST_LOADS, vector_loads
 from leanconv.problem import ConvProblem
 from tests import cases, proof
 from tests.cases import TARGETS
@@ -47,7 +47,7 @@ LAYERS = {
 def test_every_layer_is_right(name: str) -> None:
     problem = LAYERS[name]
     configs = list(ROW.configs(problem, TARGETS[0]))
-    for config in dict.fromkeys((configs[0], max(configs, key=lambda c: (c.fours, -c.threads)))):
+    for config in dict.fromkeys((configs[0], max(configs, key=lambda c: (c.vectors, -c.threads)))):
         proof.check(ROW, problem, config, kinds=cases.KINDS[:1])
 
 
@@ -66,7 +66,7 @@ def test_what_it_computes_and_what_not() -> None:
     assert "rows of 1100 pixels and 1103 outputs are not both multiples of four" in why(
         replace(causal, padding=(0, 0, 3, 3))
     )
-    assert "four outputs see 60 taps with dilation=1" in why(replace(causal, s=60, padding=(0, 0, 59, 0)))
+    assert "four outputs read 60 taps with dilation=1" in why(replace(causal, s=60, padding=(0, 0, 59, 0)))
 
 
 def test_loads_are_those_of_the_window() -> None:
@@ -74,8 +74,8 @@ def test_loads_are_those_of_the_window() -> None:
         for taps in range(1, 30):
             problem = layer(1, 400, taps, padding=(0, 0, pad, taps - 1 - pad))
             first, last = -pad, -pad + 3 + taps - 1
-            assert loads_of_four(problem) == last // 4 - first // 4 + 1
-    assert loads_of_four(LAYERS["most-taps"]) == MOST_LOADS
+            assert vector_loads(problem) == last // 4 - first // 4 + 1
+    assert vector_loads(LAYERS["most-taps"]) == MOST_LOADS
 
 
 def test_causal_and_same_convolutions_of_signals_come_here() -> None:
@@ -89,7 +89,7 @@ def test_causal_and_same_convolutions_of_signals_come_here() -> None:
     assert y.tolist() == [[[0, 1, 3], [3, 7, 9]]]
 
 
-def test_the_best_guess_keeps_enough_bytes_under_way() -> None:
+def test_the_best_guess_keeps_enough_bytes_in_flight() -> None:
     """Blocks of 64 threads with one load each were the slowest by a quarter (H200, 12288 x 16384 samples, 4 taps)."""
     config: Any = choose(layer(12288, 16384, 4, n=1, padding=(0, 0, 3, 0)), TARGETS[0], "depthwise_row").config
-    assert config.fours >= 2
+    assert config.vectors >= 2

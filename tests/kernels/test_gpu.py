@@ -20,15 +20,16 @@ from leanconv.call.choose import choose
 from leanconv.dtypes import DTYPES
 from leanconv.images.borders import BORDERS
 from leanconv.runtime.launch import open_device
-from tests.api.test_api import BASE, CALLS, TOLERANCE, as_tensors, conv_arrays, in_memory
-from tests.api.test_conv1d import CALLS as SIGNAL_CALLS
-from tests.api.test_conv1d import FROM_NCW
-from tests.api.test_conv1d import LAYOUTS as SIGNAL_LAYOUTS
-from tests.api.test_conv1d import as_tensor as as_signals
-from tests.api.test_conv1d import draw as draw_signals
-from tests.api.test_conv1d import expect as expect_signals
-from tests.api.test_conv2d_input import CALLS as GRADIENT_CALLS
 from tests.conftest import oracle_conv, oracle_filter, relative_error
+from tests.operations import (
+    BASE,
+    TOLERANCE,
+    Operation,
+    conv_arrays,
+    draw,
+    each_call,
+    expect,
+)
 
 torch = pytest.importorskip("torch")
 
@@ -61,66 +62,29 @@ def poison(shape: tuple[int, ...]) -> None:
 
 @each_layout
 @pytest.mark.parametrize("library", ["torch", "cupy", "numpy"])
-@pytest.mark.parametrize("arguments, problem", CALLS, ids=lambda value: str(value) if isinstance(value, dict) else "")
-def test_conv2d(
-    arguments: dict[str, Any], problem: ConvProblem, library: str, layout: Any, n: int, rng: np.random.Generator
-) -> None:
+@each_call()
+def test_operations(
+    operation: Operation, arguments: dict[str, Any], problem: ConvProblem, library: str, layout: Any, n: int,
+    rng: np.random.Generator,
+) -> None:  # fmt: skip
     problem = replace(problem, layout=layout, n=n)
-    arrays = conv_arrays(rng, problem)
-    expected = oracle_conv(problem, *arrays)
+    arrays = draw(rng, problem)
+    expected = expect(problem, arrays)
+    lying = operation.lying(layout, arrays)
     if library == "numpy":
-        y = conv2d(*arrays, layout=layout, device="cuda", **arguments)
+        found = [operation(problem, lying, layout, device="cuda", **arguments)]
     elif library == "cupy":
-        y = conv2d(*(None if a is None else to_cupy(a) for a in arrays), layout=layout, **arguments).get()
+        found = [operation(problem, [a if a is None else to_cupy(a) for a in lying], layout, **arguments).get()]
     else:
-        x, w, bias = (None if a is None else a.cuda() for a in as_tensors(layout, *arrays))
-        poison(problem.y_shape)
-        y = in_memory(layout, conv2d(x, w, bias, layout=named(layout), **arguments))
-    assert relative_error(y, expected) < TOLERANCE
-
-
-@each_layout
-@pytest.mark.parametrize("library", ["torch", "cupy", "numpy"])
-@pytest.mark.parametrize(
-    "arguments, problem", GRADIENT_CALLS, ids=lambda value: str(value) if isinstance(value, dict) else ""
-)
-def test_conv2d_input(
-    arguments: dict[str, Any], problem: ConvProblem, library: str, layout: Any, n: int, rng: np.random.Generator
-) -> None:
-    problem = replace(problem, layout=layout, n=n)
-    grad, w, _ = conv_arrays(rng, problem)
-    expected, shape = oracle_conv(problem, grad, w, None), problem.y_shape
-    if library == "numpy":
-        y = conv2d_input(grad, w, shape, layout=layout, device="cuda", **arguments)
-    elif library == "cupy":
-        y = conv2d_input(to_cupy(grad), to_cupy(w), shape, layout=layout, **arguments).get()
-    else:
-        given, named_layout = [a.cuda() for a in as_tensors(layout, grad, w)], named(layout)
-        logical = (problem.n, problem.c, problem.h, problem.w)
-        for weights in (given[1], prepare_weights(given[1])):
+        first, second, *bias = (a if a is None else a.cuda() for a in operation.tensors(layout, arrays))
+        found = []
+        for given in (second, prepare_weights(second)) if problem.op != "wgrad" else (second, second.contiguous()):
             for _ in range(2):
-                poison(shape)
-                y = conv2d_input(given[0], weights, logical, layout=named_layout, **arguments)
-                assert relative_error(in_memory(layout, y), expected) < TOLERANCE
-        return
-    assert relative_error(y, expected) < TOLERANCE
-
-
-@pytest.mark.parametrize("layout", SIGNAL_LAYOUTS)
-@pytest.mark.parametrize(
-    "arguments, problem", SIGNAL_CALLS, ids=lambda value: str(value) if isinstance(value, dict) else ""
-)
-def test_conv1d(arguments: dict[str, Any], problem: ConvProblem, layout: str, rng: np.random.Generator) -> None:
-    x, w, bias = draw_signals(rng, problem)
-    expected = expect_signals(problem, x, w, bias)
-    given = as_signals(layout, x).cuda()
-    filters, added = torch.from_numpy(w).cuda(), None if bias is None else torch.from_numpy(bias).cuda()
-    for weights in (filters, prepare_weights(filters)):
-        for _ in range(2):
-            poison(expected.shape)
-            y = conv1d(given, weights, added, layout=named(layout), **arguments)
-            assert y.permute(FROM_NCW[layout]).is_contiguous()
-            assert relative_error(y.cpu().numpy(), expected) < TOLERANCE
+                poison(problem.y_shape)
+                y = operation(problem, [first, given, *bias], named(layout), **arguments)
+                found.append(operation.in_memory(layout, y))
+    for y in found:
+        assert relative_error(y.reshape(problem.y_shape), expected) < TOLERANCE
 
 
 @pytest.mark.parametrize("border", BORDERS)

@@ -68,10 +68,10 @@ class Runs:
     def config(self) -> Any:
         """A tile with runs, whether it would be worth a try on this problem or not."""
         # Sorted, as only their speeds decide the order in which they stand there.
-        tiles = sorted((tile for tile, _ in im2win_fused.RUN_TILES), key=lambda c: (c.tile_k, c.tile_pixels))
+        tiles = sorted(im2win_fused.RUN_TILES, key=lambda c: (c.tile_k, c.tile_pixels))
         depth = im2win_fused.lines(self.problem) * self.problem.s
         tiles = [replace(tile, tile_reduction=depth, min_blocks=1) for tile in tiles]
-        tiles = [tile for tile in tiles if im2win_fused.pieces(self.problem, tile) <= im2win_fused.MOST_PIECES]
+        tiles = [tile for tile in tiles if im2win_fused.copies(self.problem, tile) <= im2win_fused.MOST_COPIES]
         config = tiles[self.tile % len(tiles)]
         split = self.split if config.thread_k % self.split == 0 else self.split // 2
         return replace(config, split=split)
@@ -85,7 +85,7 @@ class Runs:
 def _runs() -> list[Runs]:
     found = []
     for i, (stride, left, whole) in enumerate(product((1, 2, 3, 4), range(5), (True, False))):
-        # Counts that go their own ways, for both kinds of pieces.
+        # Counts that go their own ways, for both widths of copies.
         i = i // 2 + whole
         groups = 1 + i % 2
         problem = ConvProblem(
@@ -170,22 +170,22 @@ def test_runs_are_of_every_kind():
     assert any(n % split for n, split in steps) and any(n < split for n, split in steps)
 
 
-def test_no_configuration_has_more_pieces_than_the_kernel_has_bits_for():
-    """The kernel keeps a bit of 32 for each piece that a thread brings; rows of 81 pixels come in single ones."""
+def test_no_configuration_has_more_copies_than_the_kernel_has_bits_for():
+    """The kernel keeps a bit of 32 for each copy of a thread; rows of 81 pixels are copied one by one."""
     one_column = ConvProblem(2, 64, 20, 81, 64, 3, 1, stride=(1, 4))
-    tiles = [replace(tile, tile_reduction=im2win_fused.lines(one_column)) for tile, _ in im2win_fused.RUN_TILES]
-    assert max(im2win_fused.pieces(one_column, tile) for tile in tiles) > im2win_fused.MOST_PIECES
+    tiles = [replace(tile, tile_reduction=im2win_fused.lines(one_column)) for tile in im2win_fused.RUN_TILES]
+    assert max(im2win_fused.copies(one_column, tile) for tile in tiles) > im2win_fused.MOST_COPIES
     assert not any(c.runs for c in FUSED.configs(one_column, TARGETS[0]))
     most = []
     for stride in (1, 2, 3, 4):
         problem = replace(one_column, s=2, stride=(1, stride))
-        alike = [c for c in FUSED.configs(problem, TARGETS[0]) if c.runs and c.split == 1]
-        largest = max(alike, key=lambda config: im2win_fused.pieces(problem, config))
-        most.append(im2win_fused.pieces(problem, largest))
+        unsplit = [c for c in FUSED.configs(problem, TARGETS[0]) if c.runs and c.split == 1]
+        largest = max(unsplit, key=lambda config: im2win_fused.copies(problem, config))
+        most.append(im2win_fused.copies(problem, largest))
         # a static_assert of the kernel counts them too
         launch = FUSED.plan(problem, largest, TARGETS[0]).launches[0]
         emulator.build(compiler.source(launch), launch.symbol, launch.arguments)
-    assert most and max(most) == im2win_fused.MOST_PIECES
+    assert most and max(most) == im2win_fused.MOST_COPIES
 
 
 def test_reductions_are_split_only_where_blocks_form_clusters():

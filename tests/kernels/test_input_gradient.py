@@ -181,7 +181,7 @@ def test_prepared_filters_are_no_workspace_and_count_where_a_limit_is_given():
     needed = GEMM.prepared_bytes(problem)
     assert choose(problem, TARGETS[0], "implicit_gemm").algorithm is GEMM
     assert choose(problem, TARGETS[0], "implicit_gemm", needed).algorithm is GEMM
-    with pytest.raises(NoAlgorithmError, match=f"{needed} of prepared filters"):
+    with pytest.raises(NoAlgorithmError, match=f"{needed} of packed weights"):
         choose(problem, TARGETS[0], "implicit_gemm", needed - 1)
     assert GEMM.prepared_bytes(replace(problem, op="fprop")) == 0
 
@@ -298,7 +298,7 @@ def layers_to_compile():
     found = [(problem, target, f"{name}-{target.arch}") for name, problem in USUAL.items() for target in TARGETS]
 
     def differs(each):
-        problem, target, name = each
+        problem, target, _name = each
         return replace(problem, layout="NCHW"), problem.layout, target.arch
 
     return selection.marked(found, selection.cover(found, differs), lambda each: (each[:2], each[2]))

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from leanconv.kernels.common import split_gemm as tensor_filters
 from leanconv.kernels.common.input_gradient import single_parts
+from leanconv.kernels.common.split_gemm import prepared_floats, stages_of
 from leanconv.kernels.contract import ceil_div
-from leanconv.kernels.hopper_fp32 import filters as tensor_filters
-from leanconv.kernels.hopper_fp32.filters import prepared_floats, stages_of
 from leanconv.options import Layout
 from leanconv.plan import Plan
 from leanconv.problem import ConvProblem
@@ -59,8 +59,8 @@ def split(problem: ConvProblem, w: np.ndarray, **how: Any) -> list[np.ndarray]:
     read, first = [], tensor_filters._first(problem)
     for part in single_parts(problem):
         head, every = prepared_floats(part.problem, config)
-        tiles = part.problem.groups * ceil_div(part.problem.group_k, config.filters) * config.chunks
-        fragments = tiles * stages_of(part.problem, config.piece) * config.filter_stage_bytes // 4
+        tiles = part.problem.groups * ceil_div(part.problem.group_k, config.filters) * config.n_tiles
+        fragments = tiles * stages_of(part.problem, config.channel_block) * config.filter_stage_bytes // 4
         read.append(prepared[first : first + head + fragments].view(np.uint32))
         first += every
     return read
@@ -95,7 +95,7 @@ def test_split_filters_are_the_same(name: str, factors: bool, monkeypatch: pytes
     problem = LAYERS[name]
     w = drawn(problem, factors)
     found = split(problem, w)
-    assert launches(problem) == ["plain_filters", "check_filters"] * len(found)
+    assert launches(problem) == ["speculative_filters", "validate_filters"] * len(found)
     rearranging(monkeypatch)
     assert launches(problem)[0] == "gradient_filters"
     for mirrored, rearranged in zip(found, split(problem, w, orders=("ascending",)), strict=True):
@@ -112,7 +112,7 @@ def test_filters_off_16_bytes() -> None:
 
 @pytest.mark.parametrize("change", ["/ Problem::s {{* Problem::apart_h}}", "{{* Problem::group_k}} + _) * _"])
 def test_a_wrong_source_shows(change: str, tmp_path: Path) -> None:
-    kernels = broken_kernels(tmp_path, Patch("a wrong source", "TensorFilters::source", change))
+    kernels = broken_kernels(tmp_path, Patch("a wrong source", "FiltersInMemory::source", change))
     problem = LAYERS["stride-nchw"]
     w = drawn(problem, False)
     found = split(problem, w, orders=("ascending",))

@@ -11,7 +11,7 @@ import pytest
 from leanconv.kernels.direct.single_channel import (
     SHARED_BYTES,
     SingleChannelConfig,
-    as_planes,
+    as_nchw,
     registers_needed,
     window,
 )
@@ -71,7 +71,7 @@ def several(configs: list[SingleChannelConfig]) -> list[SingleChannelConfig]:
     def differs(config: SingleChannelConfig) -> Any:
         yield config.at_once, config.prefetch
         yield config.held, config.filters, config.unit, config.whole_sectors
-        yield config.turns
+        yield config.rounds
         # bands of one step, and bands of several
         yield config.rows == config.at_once
 
@@ -126,7 +126,7 @@ def test_what_it_computes_and_what_not() -> None:
     assert "layout='CHWN' is neither" in why(replace(fours, layout="CHWN"))
     assert "dtype='float64' is none of" in why(replace(fours, dtype="float64"))
     assert "the filter has 12x11 taps, and its code is unrolled for 128" in why(layer(30, 30, 2, 12, 11))
-    assert "dilation=(20, 5) sees a window that is too large" in why(layer(90, 90, 2, 5, 5, dilation=(20, 5)))
+    assert "dilation=(20, 5) reads a window too large" in why(layer(90, 90, 2, 5, 5, dilation=(20, 5)))
 
 
 def test_shapes_of_threads() -> None:
@@ -142,9 +142,9 @@ def test_shapes_of_threads() -> None:
             found = list(SINGLE.configs(problem, target))
             assert found and len(set(found)) == len(found), name
             for config in found:
-                assert as_planes(problem).q % config.unit == 0 and config.rows % config.at_once == 0
+                assert as_nchw(problem).q % config.unit == 0 and config.rows % config.at_once == 0
                 assert config.threads % 32 == 0 and config.lanes <= config.threads
-                assert registers_needed(as_planes(problem), config) <= 200
+                assert registers_needed(as_nchw(problem), config) <= 200
                 assert SINGLE.plan(problem, config, target).launches[0].shared_bytes <= SHARED_BYTES
 
 
@@ -174,7 +174,7 @@ def test_what_is_chosen_for_large_and_small_images() -> None:
     # rows of 4096 and of 4092 outputs; one filter; an image in the L2
     for config in (chosen(4096, 32, 1), chosen(4096, 32, 5), chosen(4096, 1, 3), chosen(512, 16, 3)):
         assert not config.whole_sectors
-    assert chosen(512, 32, 5).turns == 32 and chosen(64, 64, 3).turns == 16
+    assert chosen(512, 32, 5).rounds == 32 and chosen(64, 64, 3).rounds == 16
 
 
 #: First layers and multipliers as people use them, and images larger than the L2.

@@ -3,13 +3,15 @@ promise of tier ``fp32`` holds on all of it."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from leanconv.cpu.oracle import FLOAT32_UNIT
 from leanconv.problem import ConvProblem
 from tests.cases_weight import opposed
-from tests.kernels.test_tensor_weight import played
+from tests.kernels.tensor_cores import WEIGHT
 
 DEPTH = 64
 #: Weights and filters of a tile, and its pixels.
@@ -20,7 +22,7 @@ LEAST_PRODUCT = 2.0**-121
 
 
 def root_code(largest: np.ndarray) -> np.ndarray:
-    """`root_code` of kernels/hopper_fp32/tensor_weight_factors.cuh."""
+    """`root_code` of kernels/hopper_fp32/tensor_weight_tiles.cuh."""
     exponent = np.frexp(np.maximum(largest, 1e-300))[1] - 1
     return np.where(largest > 0, (exponent + 254) // 2, 0)
 
@@ -111,7 +113,7 @@ def test_the_model_computes_what_the_kernel_does() -> None:
     ramps = opposed(problem, 9)[..., None]
     x = (random.standard_normal(problem.x_shape) * ramps).astype(np.float32)
     dy = (random.standard_normal(problem.operands[1].shape) / ramps).astype(np.float32)
-    dw = played(x, dy, problem).reshape(64, 32).T
+    dw = replace(WEIGHT, problem=problem).played(x, dy).reshape(64, 32).T
     flat = x.reshape(-1, 32), dy.reshape(-1, 64)
     assert units(*flat, dw) < 1 and units(*flat, modelled(*flat)) < 1
     # Halves and scales are the same: only sums of a stage are rounded in another way.

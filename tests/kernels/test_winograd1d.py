@@ -12,14 +12,15 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from leanconv.cpu import oracle
-from leanconv.kernels.contract import ceil_div, mean_products
+from leanconv.kernels.contract import ceil_div
+from leanconv.kernels.cost import mean_products
 from leanconv.kernels.simt.winograd1d import (
     LEAST_CHANNELS,
     MOST_TAPS,
     WinogradConfig,
     kernel_of,
     kernels_of,
-    parts_of,
+    ranges_of,
     taps_of,
 )
 from leanconv.kernels.simt.winograd_tiles import forward_of, padded_sizes
@@ -33,7 +34,7 @@ from tests.variants import NAMED
 WINOGRAD = NAMED["winograd1d"]
 #: States and filter width of the eleven kernels.
 ELEVEN = [(alpha, width) for alpha, widths in WIDTHS.items() for width in widths]
-#: Widths of filters whose rows are cut into pieces, and the pieces' width: the last one filled up with zeros, or whole.
+#: Widths of filters whose rows are cut into column blocks, and of the blocks: the last filled up with zeros, or whole.
 WIDE = [(7, 4), (8, 4), (8, 3), (9, 5), (9, 3), (11, 4), (13, 5), (15, 5), (31, 4)]
 LAYOUTS = ("NHWC", "NCHW", "CHWN")
 each_kernel = pytest.mark.parametrize(("alpha", "width"), ELEVEN)
@@ -70,9 +71,9 @@ def configs(problem: ConvProblem, alpha: int) -> list[WinogradConfig]:
     return [config for config in dict.fromkeys(found) if kernel_of(problem, config) == (alpha, problem.s)]
 
 
-def wide(width: int, piece: int, layout: str = "NHWC", **rest: Any) -> tuple[ConvProblem, WinogradConfig]:
-    """A small layer of wide filters, of rows that are no whole tiles, and the likeliest configuration of pieces."""
-    r, q = rest.pop("r", 3), max(2 * (9 - piece) + 1, 17)
+def wide(width: int, block: int, layout: str = "NHWC", **rest: Any) -> tuple[ConvProblem, WinogradConfig]:
+    """A small layer of wide filters, of rows that are no whole tiles, and the likeliest configuration of blocks."""
+    r, q = rest.pop("r", 3), max(2 * (9 - block) + 1, 17)
     padding = ((r - 1) // 2, r // 2, width // 2, (width - 1) // 2)
     images = 4 if layout == "CHWN" else 2
     op, rest = rest.pop("op", "fprop"), {"n": images, "c": 0, **rest}
@@ -81,8 +82,8 @@ def wide(width: int, piece: int, layout: str = "NHWC", **rest: Any) -> tuple[Con
     problem = replace(problem, c=problem.c or next(channels))
     if op == "dgrad":
         problem = replace(problem, op=op, c=problem.k, k=problem.c)
-        problem = replace(problem, k=next(c for c in count(1) if (8, piece) in kernels_of(replace(problem, k=c))))
-    return problem, next(c for c in WINOGRAD.configs(problem, TARGETS[0]) if c.piece == piece)
+        problem = replace(problem, k=next(c for c in count(1) if (8, block) in kernels_of(replace(problem, k=c))))
+    return problem, next(c for c in WINOGRAD.configs(problem, TARGETS[0]) if c.column_block == block)
 
 
 def every_config() -> list[Any]:
@@ -135,34 +136,34 @@ def whole_and_cut() -> list[Any]:
 def test_every_kernel_is_right_whole_and_cut(problem: ConvProblem, segments: bool, alpha: int) -> None:
     config = next(c for c in configs(problem, alpha) if c.segments == segments)
     plan = WINOGRAD.plan(problem, config, TARGETS[0])
-    parts = parts_of(problem, alpha, problem.s, segments)
-    assert len(plan.launches) == len(parts) and (len(plan.launches) > 1) == segments
+    ranges = ranges_of(problem, alpha, problem.s, segments)
+    assert len(plan.launches) == len(ranges) and (len(plan.launches) > 1) == segments
     proof.check(WINOGRAD, problem, config, kinds=cases.KINDS[:1])
 
 
-def pieces() -> list[Any]:
-    """``make test`` plays every width once, every width of pieces and every layout in both directions."""
+def column_blocks() -> list[Any]:
+    """``make test`` plays every width once, every width of blocks and every layout in both directions."""
     found = []
-    for (width, piece), op, layout in product(WIDE, ("fprop", "dgrad"), LAYOUTS):
+    for (width, block), op, layout in product(WIDE, ("fprop", "dgrad"), LAYOUTS):
         images = {"n": 3} if layout == "CHWN" and width % 2 else {}
-        problem, config = wide(width, piece, layout, op=op, bias=op == "fprop", dilation=(1 + width % 2, 1), **images)
-        found.append((problem, config, f"{op}-{layout}-{width}-{piece}"))
+        problem, config = wide(width, block, layout, op=op, bias=op == "fprop", dilation=(1 + width % 2, 1), **images)
+        found.append((problem, config, f"{op}-{layout}-{width}-{block}"))
 
     def differs(each: Any) -> Any:
         problem, config, _ = each
-        return (problem.s,), (config.piece, problem.op), (problem.layout, problem.op)
+        return (problem.s,), (config.column_block, problem.op), (problem.layout, problem.op)
 
     return selection.marked(found, selection.cover(found, differs), lambda each: (each[:2], each[2]))
 
 
-@pytest.mark.parametrize(("problem", "config"), pieces())
-def test_pieces_of_wide_filters_are_right(problem: ConvProblem, config: WinogradConfig) -> None:
+@pytest.mark.parametrize(("problem", "config"), column_blocks())
+def test_column_blocks_of_wide_filters_are_right(problem: ConvProblem, config: WinogradConfig) -> None:
     proof.check(WINOGRAD, problem, config, kinds=cases.KINDS[:1])
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_pieces_of_high_filters_and_of_groups_are_right(layout: str) -> None:
-    """Parts of rows and pieces of columns; groups; 64-bit offsets."""
+def test_column_blocks_of_high_filters_and_of_groups_are_right(layout: str) -> None:
+    """Row blocks and column blocks; groups; 64-bit offsets."""
     high, config = wide(9, 5, layout, r=MOST_TAPS + 1, h=9)
     assert taps_of(high)[1] == 2
     proof.check(WINOGRAD, high, config, kinds=cases.KINDS[:1])
@@ -174,32 +175,32 @@ def test_pieces_of_high_filters_and_of_groups_are_right(layout: str) -> None:
 
 
 @pytest.mark.parametrize("producers", [0, 4])
-def test_every_configuration_of_pieces_shares_its_work_as_those_of_whole_rows(producers: int) -> None:
-    """Warps that copy, and tiles that share pixels, see the pieces' columns too."""
+def test_every_configuration_of_column_blocks_shares_its_work_as_those_of_whole_rows(producers: int) -> None:
+    """Warps that copy, and tiles that share pixels, read the blocks' columns too."""
     problem, _ = wide(15, 5, "NCHW", r=2, c=19)
-    found = [c for c in WINOGRAD.configs(problem, TARGETS[0]) if c.piece == 5 and c.producers == producers]
+    found = [c for c in WINOGRAD.configs(problem, TARGETS[0]) if c.column_block == 5 and c.producers == producers]
     for config in (found[0], next(c for c in found if c.run == 2)):
         proof.check(WINOGRAD, problem, config, kinds=cases.KINDS[:1])
 
 
-@pytest.mark.parametrize(("width", "piece"), WIDE)
-def test_filters_in_pieces_are_transformed_to_the_last_bits(width: int, piece: int) -> None:
-    """In the order of rows, then of pieces; rows and columns beyond the filter are zeros. For images of all sizes."""
+@pytest.mark.parametrize(("width", "block"), WIDE)
+def test_filters_in_column_blocks_are_transformed_to_the_last_bits(width: int, block: int) -> None:
+    """In the order of rows, then of column blocks; what is beyond the filter is zeros. For images of all sizes."""
     r = (3, MOST_TAPS + 1)[width % 2]
-    problem, config = wide(width, piece, LAYOUTS[width % 3], r=r, h=20, op=("fprop", "dgrad")[width // 2 % 2])
+    problem, config = wide(width, block, LAYOUTS[width % 3], r=r, h=20, op=("fprop", "dgrad")[width // 2 % 2])
     w = cases.draw_conv(problem, "zero-mean")["w"]
     assert w is not None
-    (c, k), (taps, parts), forward = padded_sizes(forward_of(problem)), taps_of(problem), forward_of(problem)
-    number = ceil_div(width, piece)
-    shape = (1, taps * parts, number, c, 8, k)
+    (c, k), (taps, row_blocks), forward = padded_sizes(forward_of(problem)), taps_of(problem), forward_of(problem)
+    number = ceil_div(width, block)
+    shape = (1, taps * row_blocks, number, c, 8, k)
     prepared = prepared_by(problem, config, w)
     found = prepared[: np.prod(shape)].reshape(shape).astype(np.float64)
     assert np.isnan(prepared[np.prod(shape) :]).all()
     for j in range(number):
-        columns = slice(j * piece, min(width, (j + 1) * piece))
-        expected, sizes = transformed(problem, w, 8, columns, piece)
+        columns = slice(j * block, min(width, (j + 1) * block))
+        expected, sizes = transformed(problem, w, 8, columns, block)
         inside = (slice(1), slice(r), j, slice(forward.group_c), slice(8), slice(forward.group_k))
-        assert (abs(found[inside] - expected) <= (piece + 2) * 2.0**-24 * sizes).all()
+        assert (abs(found[inside] - expected) <= (block + 2) * 2.0**-24 * sizes).all()
         found[inside] = 0
     assert not found.any()
     larger = replace(problem, n=3 * problem.n, h=problem.h + 4, w=problem.w + 30)
@@ -294,16 +295,16 @@ def test_prepared_apart_is_the_same(problem: ConvProblem) -> None:
 
 
 def transformed(
-    problem: ConvProblem, w: np.ndarray, alpha: int, columns: slice = slice(None), piece: int = 0
+    problem: ConvProblem, w: np.ndarray, alpha: int, columns: slice = slice(None), block: int = 0
 ) -> tuple[np.ndarray, np.ndarray]:
     """Filters in ``alpha`` states, in float64 as [group][row][channel][state][filter] without padding; and their sums
-    of absolute values, which rounding errors are measured by. Of ``columns`` of the rows, as pieces ``piece`` wide."""
+    of absolute values, which rounding errors are measured by. Of ``columns`` of the rows, as blocks ``block`` wide."""
     forward = forward_of(problem)
     w = w.transpose({"NCHW": (0, 1, 2, 3), "NHWC": (0, 3, 1, 2), "CHWN": (3, 0, 1, 2)}[problem.layout])
     w = w.reshape(problem.groups, problem.group_k, problem.group_c, problem.r, problem.s).astype(np.float64)
     if problem.op == "dgrad":
         w = w.transpose(0, 2, 1, 3, 4)[..., ::-1, ::-1]
-    w, width = w[..., columns], piece or forward.s
+    w, width = w[..., columns], block or forward.s
     w = np.pad(w, ((0, 0),) * 4 + ((0, width - w.shape[-1]),))
     _, g, _ = matrices(alpha + 1 - width, width).arrays()
     states, sizes = (np.einsum("gkcrs,as->grcak", a, m) for a, m in ((w, g), (abs(w), abs(g))))
@@ -320,8 +321,8 @@ def test_filters_are_transformed_to_the_last_bits(problem_of, alpha: int, width:
     problem = problem_of(alpha, width, LAYOUTS[number % 3], **HIGH[number % len(HIGH)])
     w = cases.draw_conv(problem, "zero-mean")["w"]
     config = next(c for c in configs(replace(problem, h=40), alpha) if not c.segments)
-    (c, k), (taps, parts), forward = padded_sizes(forward_of(problem)), taps_of(problem), forward_of(problem)
-    shape = (problem.groups, taps * parts, c, alpha, k)
+    (c, k), (taps, row_blocks), forward = padded_sizes(forward_of(problem)), taps_of(problem), forward_of(problem)
+    shape = (problem.groups, taps * row_blocks, c, alpha, k)
     prepared = prepared_by(replace(problem, h=40), config, w)
     found = prepared[: np.prod(shape)].reshape(shape).astype(np.float64)
     expected, sizes = transformed(problem, w, alpha)
@@ -398,23 +399,23 @@ def test_tiers() -> None:
     def served(width: int, **rest: Any) -> tuple[tuple[int, int], ...]:
         return kernels_of(replace(ConvProblem(1, 64, 30, 40, 8, 3, width), **rest))
 
-    pieces = ((8, 3), (8, 4), (8, 5))
+    blocks = ((8, 3), (8, 4), (8, 5))
     for width in range(2, 8):
         assert not reasons(width) and reasons(width, precision="ieee")
         assert ((8, width) in served(width)) == (width > 2)  # the error of Γ8(7, 2) is near the tier's limit
         assert not any(alpha == 16 for alpha, _ in served(width))
-        assert (served(width)[-3:] == pieces) == (width >= 6)
+        assert (served(width)[-3:] == blocks) == (width >= 6)
     assert "1 wide" in reasons(1)
     for width in (8, 9, 10, 31):
-        assert served(width) == pieces and not reasons(width) and reasons(width, precision="ieee")
+        assert served(width) == blocks and not reasons(width) and reasons(width, precision="ieee")
         for precision in ("relaxed", "tf32"):
             assert not reasons(width, precision=precision)
-    assert served(7, precision="relaxed") == ((16, 7), (8, 7), *pieces)
-    assert served(9, precision="relaxed") == ((16, 9), *pieces)
+    assert served(7, precision="relaxed") == ((16, 7), (8, 7), *blocks)
+    assert served(9, precision="relaxed") == ((16, 9), *blocks)
     assert (8, 2) in served(2, precision="relaxed")
     # Groups of few channels would be padded to sixteen.
     for op in ("fprop", "dgrad"):
-        assert f"pieces are for groups of {LEAST_CHANNELS} channels and more, and groups have 4" in reasons(
+        assert f"column blocks are for groups of {LEAST_CHANNELS} channels and more, and groups have 4" in reasons(
             9, groups=2, c=8, k=8, r=9, op=op
         )
         assert served(7, groups=2, c=8, k=8, r=9, op=op) == ((8, 7),)
@@ -422,8 +423,10 @@ def test_tiers() -> None:
     # Short sums: 5 · 3 · 5 and 11 · 3 · 5 products at most, of the forward pass and of the gradient.
     for name, other in (("c", {}), ("k", {"op": "dgrad"})):
         few = mean_products(forward_of(replace(ConvProblem(1, 64, 30, 40, 8, 3, 5), **{name: 5}, **other)))
-        assert few <= 75 and f"sums {few} products on average; tier 'fp32' is kept from {LEAST_PRODUCTS} on" in reasons(
-            5, **{name: 5}, **other
+        assert (
+            few <= 75
+            and f"sums {few} products on average; precision 'fp32' is kept from {LEAST_PRODUCTS} on"
+            in reasons(5, **{name: 5}, **other)
         )
         assert not reasons(5, **{name: 11}, **other) and not reasons(5, **{name: 5}, precision="relaxed", **other)
     assert "stride 1,2" in reasons(3, stride=(1, 2)) and "dilation 2 along the row" in reasons(3, dilation=(1, 2))

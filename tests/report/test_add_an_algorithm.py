@@ -66,6 +66,13 @@ def test_the_breaks_are_caught(algorithm: Any, kernels: Path, tmp_path: Path) ->
                 proof.check(algorithm, problem, run=partial(emulator.run_plan, kernels=copy))
 
 
+def test_what_it_does_not_compute_it_refuses(algorithm: Any) -> None:
+    for case in CONV_CASES:
+        problem = case.problem
+        able = (problem.op, problem.layout, problem.dtype, problem.accumulate) == ("fprop", "NCHW", "float32", False)
+        assert bool(algorithm.reasons(problem, TARGETS[0])) != able, case.name
+
+
 def test_the_example_in_the_registry(algorithm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     listed = re.findall(r"^    (\w+)\(\),$", block("python", 1), re.MULTILINE)
     assert listed == [type(algorithm).__name__]
@@ -78,6 +85,8 @@ def test_the_example_in_the_registry(algorithm: Any, monkeypatch: pytest.MonkeyP
     assert [config.threads for config in algorithm.configs(problem, TARGETS[0])] == [256, 64]
 
 
-def test_the_page_names_files_that_exist() -> None:
-    for name in set(re.findall(r"`((?:src|tests|docs)/[\w./-]+)`", PAGE)):
-        assert "naive" in name or (ROOT / name).exists(), name
+def test_the_commands_name_tests_that_exist() -> None:
+    named = re.findall(r"TESTS=\"?(\S+?)[ \"`]", PAGE)
+    assert len(named) == 3
+    for name in named:
+        assert (ROOT / name).exists(), name

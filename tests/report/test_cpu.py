@@ -20,7 +20,7 @@ from report import cpu, records
 RECORD = Path(__file__).resolve().parents[2] / "benchmarks" / "results" / "cpu" / "choice.json"
 
 
-def test_the_least_of_turns_counts() -> None:
+def test_the_least_sample_counts() -> None:
     def work(seconds: float) -> Any:
         def call() -> None:
             end = time.process_time() + seconds
@@ -29,7 +29,7 @@ def test_the_least_of_turns_counts() -> None:
 
         return call
 
-    us = cpu.by_turns({"slow": work(0.002), "quick": work(0.001)}, turns=3, turn_s=0.001)
+    us = cpu.alternating({"slow": work(0.002), "quick": work(0.001)}, number=3, sample_s=0.001)
     assert 1000 <= us["quick"] < us["slow"] and us["slow"] >= 2000
 
 

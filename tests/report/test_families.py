@@ -142,7 +142,7 @@ def test_what_was_not_measured_is_not_met() -> None:
 def test_a_run_shows_families_and_targets(capsys: Any) -> None:
     show(measured(), full=False)
     shown = capsys.readouterr().out
-    assert "0 + 4.10 kB" in shown and "each call transforms anew" in shown
+    assert "0 + 4.10 kB" in shown and "which each call makes anew" in shown
     show(replace(measured(), machine=made_up.MACHINE | {"gpu": None, "cpu": "some", "cores": 2}), full=False)
     assert "targets" not in capsys.readouterr().out, "they are a GPU's"
     assert "Γ16(8,9)" in shown and "geometric mean of the ratio to cuDNN without workspace" in shown

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import get_args
 
-from leanconv.kernels.simt.winograd2d import SPEEDS, Winograd2dConfig
+from leanconv.call.explain import NOMINAL
+from leanconv.kernels.simt.winograd2d import SquareSpeeds, Winograd2dConfig
 from leanconv.kernels.winograd_matrices import matrices
 from leanconv.options import Layout
 
@@ -32,7 +33,8 @@ def test_block_is_that_of_the_default_configuration() -> None:
 
 
 def test_shares_of_the_layouts_are_those_of_the_fastest_blocks() -> None:
-    best = {layout: max(speeds.get(layout, 0) for _, speeds in SPEEDS) for layout in get_args(Layout)}
+    shares = SquareSpeeds.of(NOMINAL).shares
+    best = {layout: max(filter(None, shares[layout])) for layout in get_args(Layout)}
     words = (
         f"reached {best['CHWN']:.0%} of the multiply-adds that an H200 could issue in CHWN, {best['NHWC']:.0%} in NHWC"
     )

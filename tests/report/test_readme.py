@@ -19,14 +19,15 @@ from leanconv.images.borders import ALIASES, BORDERS
 from leanconv.kernels import ALGORITHMS
 from leanconv.runtime import env
 from tests.cases import CASES, TARGETS
-from tests.cases_narrow import NARROW_CASES
+from tests.cases_16bit import NATIVE_CASES
 from tests.cases_tensor import TF32_CASES
 from tests.cases_weight import IMAGE_CASES, WEIGHT_CASES
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 PAGES = sorted(ROOT.glob("docs/**/*.md"))
-EVERY = (*CASES, *NARROW_CASES, *TF32_CASES, *WEIGHT_CASES, *IMAGE_CASES)
+IM2WIN = [a.stem for a in ALGORITHMS if a.stem.startswith("im2win")]
+EVERY = (*CASES, *NATIVE_CASES, *TF32_CASES, *WEIGHT_CASES, *IMAGE_CASES)
 
 
 def blocks(language: str) -> list[str]:
@@ -125,6 +126,20 @@ def test_algorithms() -> None:
             assert strategies == set(re.findall(r"`(\w+)`", idea)) & {a.stem for a in ALGORITHMS}, name
         for word in re.findall(r"[A-Z]\w+ (?=et al)|\d{4}", paper):
             assert word in told.paper, (name, word)
+
+
+def test_limits_of_layouts() -> None:
+    text = " ".join(README.partition("- Layouts NCHW and NHWC everywhere")[2].partition("\n- ")[0].split())
+    nhwc, nchw, innermost = re.split(r" and only NCHW | CHWN, ", text)
+    innermost = innermost.replace("the three im2win kernels", " ".join(f"`{name}`" for name in IM2WIN))
+    for algorithm in ALGORITHMS:
+        problems = [case.problem for case in EVERY if case.problem.kind == "conv2d"]
+        takes = {p.layout for p in problems if not algorithm.reasons(p, TARGETS[0])}
+        if takes and algorithm.solves == "conv2d":
+            assert (takes == {"NHWC"}) == (f"`{algorithm.stem}`" in nhwc), algorithm.stem
+            assert (takes == {"NCHW"}) == (f"`{algorithm.stem}`" in nchw), algorithm.stem
+            told = f"`{algorithm.stem}`" in innermost or f"`{algorithm.family}` family" in innermost
+            assert (takes == {"NCHW", "NHWC"}) == (told and len(takes) > 1), algorithm.stem
 
 
 def test_borders() -> None:

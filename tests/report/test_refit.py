@@ -12,7 +12,7 @@ import pytest
 
 from leanconv.call.choose import by_model
 from leanconv.call.explain import NOMINAL
-from leanconv.kernels import cost as fits
+from leanconv.kernels import cost
 from leanconv.perf import tables
 from leanconv.perf.tables import Entry, Table, Timed
 from leanconv.problem import ConvProblem
@@ -31,7 +31,7 @@ LAYERS = [replace(LAYER, n=n) for n in range(8, 80, 8)]
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A table in which tensor_winograd took twice what it predicts, and all others what they do."""
     monkeypatch.setattr(tables, "SHIPPED", tmp_path / "perf")
-    fits.known.cache_clear()
+    cost.known.cache_clear()
     plain = replace(NOMINAL, model="")
     entries = {}
     for layer in LAYERS:
@@ -46,14 +46,14 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     path = tmp_path / "results" / "nvidia-h200" / refit.TIMED
     tables.update(path, Table(tables.gpu_record(NOMINAL), entries))
     yield path.parent
-    fits.known.cache_clear()
+    cost.known.cache_clear()
 
 
 def _over(name: str, layer: ConvProblem) -> float:
     """What is expected of the quickest configuration, over what it predicts."""
     algorithm = NAMED[name]
     cycles = algorithm.within(layer, NOMINAL)[0][0]
-    return fits.fitted(algorithm, layer, NOMINAL).cycles(cycles) / cycles
+    return cost.fitted(algorithm, layer, NOMINAL).cycles(cycles) / cycles
 
 
 def test_a_fit_is_found_and_obeyed(folder: Path, tmp_path: Path) -> None:
@@ -94,29 +94,29 @@ def test_times_of_earlier_kernels_are_left_out_where_others_suffice(
 
 def test_an_algorithm_without_times_begins_as_others_do(monkeypatch: pytest.MonkeyPatch) -> None:
     """And one that cannot run a problem is not asked what it prepares."""
-    known = {fits.OTHERS: fits.Fit(1.0, 12000.0, 0.0)}
-    known |= {fits.group(a, LAYER): fits.Fit(1.0, 0.0, 1.0) for a in VARIANTS if a.name.startswith("winograd")}
-    monkeypatch.setattr(fits, "known", lambda model: known)
+    known = {cost.OTHERS: cost.Fit(1.0, 12000.0, 0.0)}
+    known |= {cost.group(a, LAYER): cost.Fit(1.0, 0.0, 1.0) for a in VARIANTS if a.name.startswith("winograd")}
+    monkeypatch.setattr(cost, "known", lambda model: known)
     direct = NAMED["direct_tiled"]
     tensor = NAMED["tensor_gemm"]
-    assert fits.fitted(direct, LAYER, NOMINAL) == (1.0, 12000.0, True)
+    assert cost.fitted(direct, LAYER, NOMINAL) == (1.0, 12000.0, True)
     assert (
-        fits.fitted(tensor, LAYER, NOMINAL) == fits.fitted(direct, replace(LAYER, op="wgrad"), NOMINAL) == (1, 0, False)
+        cost.fitted(tensor, LAYER, NOMINAL) == cost.fitted(direct, replace(LAYER, op="wgrad"), NOMINAL) == (1, 0, False)
     )
     assert by_model(replace(LAYER, r=1, s=1, padding=(0, 0, 0, 0)), NOMINAL).algorithm is tensor
 
 
 def test_a_damaged_fit_is_none(folder: Path, tmp_path: Path) -> None:
-    fits.file_of(NOMINAL.model).parent.mkdir(parents=True)
-    fits.file_of(NOMINAL.model).write_text('{"fits": [1]}')
-    assert fits.known(NOMINAL.model) == {} and _over("tensor_gemm", LAYER) == 1
+    cost.file_of(NOMINAL.model).parent.mkdir(parents=True)
+    cost.file_of(NOMINAL.model).write_text('{"fits": [1]}')
+    assert cost.known(NOMINAL.model) == {} and _over("tensor_gemm", LAYER) == 1
 
 
 def test_the_shipped_fit_is_that_of_the_timed_candidates() -> None:
     """`python -m report refit` after every change of the table or of a cost model; what was reached is kept."""
     path = ROOT / "benchmarks/results/nvidia-h200" / refit.TIMED
     some = refit.points(Table.read(path), NOMINAL)
-    shipped, fitted = fits.known(NOMINAL.model), refit.fitted(some)
+    shipped, fitted = cost.known(NOMINAL.model), refit.fitted(some)
     both = [p for p in some if p.group in shipped and p.group in fitted]
     assert len(both) > 0.8 * len(some)
     assert np.mean([refit.expected(p, shipped) / refit.expected(p, fitted) for p in both]) == pytest.approx(1, abs=0.1)

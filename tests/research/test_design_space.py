@@ -9,6 +9,7 @@ import pytest
 
 from leanconv.bench.suites import format_problem
 from leanconv.kernels.direct.direct_tiled import PAPERS_BEST, DirectTiledConfig, block
+from leanconv.problem import ConvProblem
 from report import records
 from research import design_space, pages
 from research.design_space import SIZES, Study, layers, sample, shape, words
@@ -49,6 +50,13 @@ def test_a_sample_has_the_papers_configuration_and_is_the_same_each_time() -> No
         for problem in layers(size).values():
             configs = [block(problem, TARGETS[0], *each) for each in shapes]
             assert [shape(config) for config in configs if config is not None] == shapes
+
+
+def test_the_papers_configurations_are_in_the_space() -> None:
+    """F_TB, W x H, F_T x W_T, C_SH of its Table I, for filters of 3x3, 5x5 and 7x7."""
+    for size, paper in zip(SIZES, PAPERS_BEST, strict=True):
+        layer = ConvProblem(16, 64, 128, 128, 128, size, size)
+        assert paper in {shape(config) for config in design_space.design_space(layer, TARGETS[0])}
 
 
 def test_configurations_are_ranked_by_their_mean_over_the_layers() -> None:

@@ -25,7 +25,7 @@ ROOT = Path(__file__).resolve().parents[2]
 RECORD = ROOT / "research" / "results" / "cpu" / "precision.json"
 ELEVEN = [(alpha, width) for alpha, widths in WIDTHS.items() for width in widths]
 ROWS = [precision.rows_kernel(alpha, width, 3) for alpha, width in ELEVEN]
-WIDE = [precision.rows_kernel(8, width, 3, piece=piece) for width, piece in precision.WIDE]
+WIDE = [precision.rows_kernel(8, width, 3, block=block) for width, block in precision.WIDE]
 SQUARES = [precision.square_kernel(m, 11) for m in (2, 4)]
 PLAIN = precision.plain_kernels(3, 11)
 #: Of tier fp32 the most a kernel may err on data of a network: times the sequential float32 sum's.
@@ -77,10 +77,12 @@ def test_the_statement_of_a_kernel_has_all_its_bits(kernel: precision.Kernel) ->
         config
         for config in algorithm.configs(problem, TARGETS[0])
         if not kernel.tiles
-        or config.states == kernel.tiles.states
-        and not getattr(config, "segments", False)
-        and (kernel.tiles.pieces == 1) == (not getattr(config, "piece", 0))
-        and getattr(config, "piece", 0) in (0, kernel.tiles.matrices.r)
+        or (
+            config.states == kernel.tiles.states
+            and not getattr(config, "segments", False)
+            and (kernel.tiles.column_blocks == 1) == (not getattr(config, "column_block", 0))
+            and getattr(config, "column_block", 0) in (0, kernel.tiles.matrices.r)
+        )
     )
     plan = algorithm.plan(problem, config, TARGETS[0])
     for kind in ("outlier", "ReLU 90 %"):
@@ -127,6 +129,6 @@ def test_f_of_4_by_4_stays_relaxed() -> None:
     (entry, _) = precision.measure(SQUARES[1:], ("ReLU 90 %",))
     assert entry.factor > OF_A_NETWORK and entry.tier == "relaxed"
     for kernel in SQUARES:
-        config = next(c for c, _ in winograd2d.SPEEDS if winograd2d.outputs_of(c) == kernel.transform.n)
+        config = next(c for c in winograd2d.CONFIGS if winograd2d.outputs_of(c) == kernel.transform.n)
         served = NAMED["winograd2d"].configs(kernel.problem, TARGETS[0])
         assert (config.states in {c.states for c in served}) == (kernel.ways[0][1] == "fp32")

@@ -88,7 +88,7 @@ def test_every_part_is_another_kernel_and_the_whole_one_is_a_calls() -> None:
         for layer, problem in study.PART_LAYERS.items():
             made = dict(study.plans(name, problem, HOPPER))
             (whole,) = made[study.WHOLE].launches
-            assert whole.header == f"{name}.cuh" and whole.cluster == 1
+            assert whole.header == f"kernels/hopper_fp32/{name}.cuh" and whole.cluster == 1
             launches = [plan.launches for plan in made.values()]
             assert len(set(launches)) == len(launches) >= len(study.PARTS) - 1, (name, layer)
 

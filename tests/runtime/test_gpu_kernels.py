@@ -10,9 +10,9 @@ import pytest
 
 import leanconv
 from leanconv import ConvProblem, conv2d
-from leanconv.call import bind, calls
+from leanconv.call import bind, lookup
+from leanconv.runtime.bounded_cache import BoundedCache
 from leanconv.runtime.launch import open_device
-from leanconv.runtime.recent import Recent
 
 pytestmark = pytest.mark.gpu
 torch = pytest.importorskip("torch")
@@ -21,11 +21,11 @@ torch = pytest.importorskip("torch")
 @pytest.fixture
 def few(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Three ready calls and three kernels are kept; gives the device's kernels."""
-    calls.forget()
+    lookup.forget()
     kernels = open_device(0)._kernels  # type: ignore[attr-defined]
-    monkeypatch.setattr(calls, "_calls", Recent(3))
-    monkeypatch.setattr(bind, "_loaded", Recent(3))
-    monkeypatch.setattr(kernels, "_kept", Recent(3))
+    monkeypatch.setattr(lookup, "_calls", BoundedCache(3))
+    monkeypatch.setattr(bind, "_loaded", BoundedCache(3))
+    monkeypatch.setattr(kernels, "_kept", BoundedCache(3))
     return kernels
 
 
@@ -71,7 +71,7 @@ def test_a_graph_replays_after_its_kernels_are_no_longer_kept(few: Any) -> None:
 
 
 def test_unloading_does_not_break_a_capture_elsewhere(few: Any) -> None:
-    x, w = layer(8)
+    x, _w = layer(8)
     stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
     for width in range(8, 40):
         conv2d(*layer(width), algorithm="direct")
@@ -92,7 +92,7 @@ def test_unloading_does_not_break_a_capture_elsewhere(few: Any) -> None:
 
 
 def test_threads_with_different_shapes_get_right_results() -> None:
-    calls.forget()
+    lookup.forget()
     wrong: list[int] = []
 
     def use(start: int) -> None:
@@ -110,7 +110,7 @@ def test_threads_with_different_shapes_get_right_results() -> None:
 
 
 def test_compile_leaves_nothing_to_the_first_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls.forget()
+    lookup.forget()
     problems = [ConvProblem(2, 8, 9, width, 8, 3, 3) for width in range(100, 108)]
     made = leanconv.precompile(problems, progress=False)
     assert made.problems == 8 and made.kernels >= 8

@@ -245,7 +245,7 @@ def test_a_null_pointer_is_encoded_too() -> None:
 
 # A launch
 
-KERNEL = """#include <device/ptx/bulk_copy.cuh>
+KERNEL = """#include <device/ptx/tma.cuh>
 namespace leanconv {
 // Doubles a matrix, tile by tile: in through a map, out through another one.
 template <typename Problem, typename Tuning>

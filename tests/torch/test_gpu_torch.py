@@ -72,7 +72,7 @@ def test_what_refuses_gradients_says_where_they_are() -> None:
     x, w = torch.randn(1, 3, 5, 5, device="cuda"), torch.randn(4, 3, 3, 3, device="cuda", requires_grad=True)
     with says(ValueError, "requires a gradient", "leanconv.torch.conv2d"):
         conv2d(x, w)
-    with says(ValueError, "prepared filters are for calls without gradients"):
+    with says(ValueError, "packed weights are for calls without gradients"):
         ours.conv2d(x, prepare_weights(w))
     with torch.no_grad():
         assert torch.equal(ours.conv2d(x, prepare_weights(w)), conv2d(x, w))
@@ -292,7 +292,7 @@ def test_host_time_of_forward_and_backward(capsys: Any, monkeypatch: pytest.Monk
         "the engine: x + bias": both(lambda x, bias: x + bias.view(-1, 1, 1), bias),
     }
     took = {name: host_us(call) / layers for name, call in calls.items()}
-    monkeypatch.setattr(ours.takeover, "pytorch_cycles", lambda *given: 1e12)
+    monkeypatch.setattr(ours.patch, "pytorch_cycles", lambda *given: 1e12)
     with ours.enable() as taken:
         took["taken over"] = host_us(calls["PyTorch"]) / layers
         took["taken over, forward"] = host_us(calls["PyTorch, forward"]) / layers

@@ -16,7 +16,7 @@ from tests.conftest import HostDevice, says
 torch = pytest.importorskip("torch")
 
 import leanconv.torch as ours  # noqa: E402
-from leanconv.torch import takeover  # noqa: E402
+from leanconv.torch import patch  # noqa: E402
 
 F = torch.nn.functional
 ops = torch.ops.leanconv
@@ -89,8 +89,8 @@ def test_derivatives_on_a_device(torch_on_device: HostDevice, form: Any) -> None
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_pytorchs_own_samples(name: str, torch_on_device: HostDevice, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("expecttest", reason="PyTorch's samples need it")
-    monkeypatch.setattr(takeover, "_KEY", "CPU")
-    monkeypatch.setattr(takeover, "pytorch_cycles", lambda problem, target, tf32: 1e12)
+    monkeypatch.setattr(patch, "_KEY", "CPU")
+    monkeypatch.setattr(patch, "pytorch_cycles", lambda problem, target, tf32: 1e12)
     # what the import forbids for good: to set flags of backends
     monkeypatch.setattr(torch.backends, "disable_global_flags", lambda: None)
     from torch.testing._internal.common_methods_invocations import op_db

@@ -17,7 +17,7 @@ from tests.conftest import HostDevice
 
 torch = pytest.importorskip("torch")
 
-from leanconv.torch import takeover  # noqa: E402
+from leanconv.torch import patch  # noqa: E402
 from report import records, training  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -45,8 +45,8 @@ def test_the_networks_are_the_papers(example: Any) -> None:
 
 
 def test_engines_train_alike(example: Any, torch_on_device: HostDevice, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(takeover, "_KEY", "CPU")
-    monkeypatch.setattr(takeover, "pytorch_cycles", lambda problem, target, tf32: 1e12)
+    monkeypatch.setattr(patch, "_KEY", "CPU")
+    monkeypatch.setattr(patch, "pytorch_cycles", lambda problem, target, tf32: 1e12)
     images, classes, source = example["digits"](None)
     assert source and len(images) > 1000 and set(classes) == set(range(10)) and 0.2 < images.mean() < 0.8
     given = torch.from_numpy(images), torch.from_numpy(classes)
@@ -88,7 +88,7 @@ def test_every_kernel_is_of_a_sort(example: Any) -> None:
         "filters' gradient": [
             "tensor_weight", "sum_parts", "sum_image_slots", "sm90_xmma_wgrad_indexed_implicit_gemm_f32f32",
         ],
-        "preparing filters": ["check_rearranged_filters", "plain_filters", "gradient_filters", "round_filters"],
+        "preparing filters": ["validate_filters", "speculative_filters", "gradient_filters", "round_filters"],
         "convolution": ["tensor_winograd", "tensor_gemm", "direct_tiled", "sm90_xmma_dgrad_implicit_gemm_f32f32"],
         "normalisation": ["void cudnn::batchnorm_bwtr_nhwc_semiPersist<float>", "at::native::batch_norm_backward_cuda"],
         "other": ["Memset (Device)", "void at::native::vectorized_elementwise_kernel<4, FillFunctor<float>>"],

@@ -15,8 +15,8 @@ from tests.tuning_stage import LAYER, Stage, stage
 torch = pytest.importorskip("torch")
 
 import leanconv.torch  # noqa: E402
-from leanconv.torch import peer, takeover  # noqa: E402
-from leanconv.torch.expect import engine  # noqa: E402
+from leanconv.torch import measured_time, patch  # noqa: E402
+from leanconv.torch.expected_time import engine  # noqa: E402
 from leanconv.tuning import search  # noqa: E402
 
 __all__ = ["stage"]
@@ -24,9 +24,9 @@ __all__ = ["stage"]
 
 @pytest.fixture
 def taken(torch_on_device: HostDevice, stage: Stage, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    monkeypatch.setattr(takeover, "_KEY", "CPU")
+    monkeypatch.setattr(patch, "_KEY", "CPU")
     # what is expected, where nothing is measured
-    monkeypatch.setattr(takeover, "pytorch_cycles", lambda problem, target, tf32: 1e12)
+    monkeypatch.setattr(patch, "pytorch_cycles", lambda problem, target, tf32: 1e12)
     with leanconv.torch.enable() as active:
         yield active
 
@@ -37,7 +37,7 @@ def test_pytorch_keeps_what_it_was_quicker_with(
 ) -> None:
     layer = torch.nn.Conv2d(4, 8, 3, padding=1, bias=False)
     x = torch.randn(1, 4, 6, 6)
-    monkeypatch.setattr(peer, "times", lambda problem, clock: {"torch-tf32": us, "torch-fp32": 1.0})
+    monkeypatch.setattr(measured_time, "times", lambda problem, clock: {"torch-tf32": us, "torch-fp32": 1.0})
     with torch.no_grad(), leanconv.record_tuning(peers=True) as recorded:
         first = layer(x)
     assert recorded.problems == (LAYER,) and taken.report().lines[-1].runs.startswith("leanconv")
@@ -53,16 +53,16 @@ def test_a_takeover_can_be_suspended(taken: Any) -> None:
     """So that PyTorch's time is PyTorch's."""
     layer, x = torch.nn.Conv2d(4, 8, 3), torch.randn(1, 4, 6, 6)
     with torch.no_grad():
-        with takeover.suspended():
+        with patch.suspended():
             layer(x)
-            assert takeover.active() is None
+            assert patch.active() is None
         assert not taken.report().lines
         layer(x)
     assert len(taken.report().taken) == 1
 
 
 def test_every_layer_of_a_model_is_found_without_running_it() -> None:
-    from leanconv.torch.problems import problems_of
+    from leanconv.torch.recording import problems_of
 
     model = torch.nn.Sequential(
         torch.nn.Conv2d(4, 8, 1), torch.nn.ConvTranspose2d(8, 2, 2, 2), torch.nn.Conv2d(2, 2, 3)
@@ -81,8 +81,8 @@ def test_pytorch_is_timed_by_its_own_names(monkeypatch: pytest.MonkeyPatch) -> N
     assert [engine(LAYER, tf32) for tf32 in (False, True)] == ["torch-fp32", "torch-tf32"]
     assert engine(replace(LAYER, dtype="float16"), True) == "torch-float16"
     clock: Any = None
-    assert peer.times(replace(LAYER, layout="CHWN"), clock) == {}
-    assert torch.cuda.is_available() or peer.times(LAYER, clock) == {}
-    assert "torch" in peer.versions()
+    assert measured_time.times(replace(LAYER, layout="CHWN"), clock) == {}
+    assert torch.cuda.is_available() or measured_time.times(LAYER, clock) == {}
+    assert "torch" in measured_time.versions()
     times = search._pytorch(False), search._pytorch(True)
     assert times[0] is None and times[1] is not None

@@ -13,7 +13,7 @@ from leanconv.arrays.base import Shape
 
 
 def overlaps(a: tuple[int, int], b: tuple[int, int]) -> bool:
-    """Whether two ranges of addresses [low, high) meet."""
+    """Whether two ranges of addresses [low, high) overlap."""
     return a[0] < b[1] and b[0] < a[1]
 
 

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from leanconv import dtypes
-from leanconv.arrays import Arrays, MemoryOrder, Shape, arrays_of, carry
+from leanconv.arrays import Arrays, MemoryOrder, Shape, arrays_of, carried
 from leanconv.arrays.memory import lies_channels_last, overlaps_itself, row_pitched
 from leanconv.dtypes import DtypeName
+from leanconv.options import device_index
 from leanconv.plan import ALIGNMENT
 
 
@@ -42,6 +43,19 @@ class Operands:
         """The element type of the result."""
         return dtypes.result_of(self.dtype)
 
+    def place(self, device: object) -> int | None:
+        """Number of the GPU that runs the call, None for the CPU. Raises ValueError for one where they do not lie."""
+        home = self.device
+        if device is None or (str(device) == "cpu" and home is None):
+            return home
+        index = None if str(device) == "cpu" else device_index(device)
+        if self.arrays.moves_to_gpu:
+            return index
+        if index != home and not (home is not None and str(device) == "cuda"):
+            where = "the CPU" if home is None else f"cuda:{home}"
+            raise ValueError(f"device={device!r}, but the arrays lie on {where}; move them there, or leave device out")
+        return home
+
     def check_out(self, shape: Shape) -> None:
         """Raise ValueError unless ``out``, where there is one, can take a result of ``shape``."""
         arrays, out = self.arrays, self.out
@@ -66,7 +80,7 @@ class AxisOrder:
     """
 
     #: one of those of images, or of signals
-    layout: Any
+    layout: str
     #: the logical axes: that layout with the channels first
     logical_layout: str
     keeps_shape: bool
@@ -170,22 +184,17 @@ def gather(x: Any, w: Any, bias: Any, out: Any, names: tuple[str, str]) -> tuple
     Raises TypeError for anything but an array, ValueError for arrays of several libraries or devices.
     """
     given = {names[0]: x, names[1]: w} | ({} if bias is None else {"bias": bias})
-    foreign = {name: carry(array, name) for name, array in given.items() if arrays_of(array) is None}
-    if foreign and out is not None:
+    inputs = {name: carried(array, name) for name, array in given.items()}
+    if out is not None and any(inputs[name] is not array for name, array in given.items()):
         raise TypeError("out is taken for arrays of NumPy, CuPy and PyTorch only")
-    given |= foreign
-    first = given[names[0]]
-    arrays = arrays_of(first)
-    assert arrays is not None  # an array of another library has been carried
-    for name, array in (*given.items(), ("out", out)):
-        own = arrays_of(array)
+    every = [(name, array, arrays_of(array)) for name, array in (*inputs.items(), ("out", out)) if array is not None]
+    for name, array, own in every:
         if own is not None:
             own.refuse_without_memory(array, name)
+    _, first, arrays = every[0]
+    assert arrays is not None  # an array of another library has been carried
     device = arrays.device(first)
-    for name, array in (*given.items(), ("out", out)):
-        if array is None:
-            continue
-        others = arrays_of(array)
+    for name, array, others in every:
         if others is None:
             raise TypeError(f"{name} is a {type(array).__qualname__}; it must be an array of the inputs' library")
         if others is not arrays or others.device(array) != device:
@@ -193,7 +202,7 @@ def gather(x: Any, w: Any, bias: Any, out: Any, names: tuple[str, str]) -> tuple
                 f"{names[0]} is an array of {arrays.name} on {arrays.where(first)}, {name} one of {others.name} on "
                 f"{others.where(array)}; all arrays of a call must be of one library and on one device"
             )
-    return given, arrays, device
+    return inputs, arrays, device
 
 
 def check_dtypes(named: dict[str, str], taken: Sequence[str]) -> DtypeName:

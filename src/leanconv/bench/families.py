@@ -26,7 +26,7 @@ PEERS = (
     Group("PyTorch NCHW", "PyTorch, strict FP32, channels first", "torch-fp32-nchw"),
     _SHARED["TF32"],
 )
-#: The engine of calls that were given prepared filters.
+#: The engine of calls that were given packed weights.
 PREPARED = "leanconv:prepared"
 
 
@@ -98,7 +98,7 @@ def families(results: Results) -> dict[str, list[str]]:
 
 
 def prepared(results: Results, problem: str, algorithm: str) -> Row | None:
-    """The row of calls that were given prepared filters."""
+    """The row of calls that were given packed weights."""
     rows = (row for row in results.of(problem) if row.engine == PREPARED and row.algorithm == algorithm)
     return next(rows, None)
 

@@ -67,7 +67,8 @@ def describe(
     if ceilings:
         record["ceilings"] = asdict(ceilings)
     if given_revision:
-        record["git_revision"] = given_revision
+        # what the checkout's own revision differs from is not what was given
+        record |= {"git_revision": given_revision, "git_dirty": None}
     if gpu:
         record |= _gpu_record()
     return record

@@ -202,7 +202,7 @@ def _blocks(problem: Problem, limits: tuple[float, float], seed: int) -> Iterato
 
 
 def _conv_block(operands: Operands, block: _Block) -> Any:
-    """A layer's answer on a block: the rows of the input it sees, as a smaller layer."""
+    """A layer's answer on a block: the rows of the input that it reads, as a smaller layer."""
     problem = operands.problem
     assert problem.kind == "conv2d"
     top = problem.padding[0]
@@ -283,7 +283,7 @@ def _filter_gradient(operands: Operands, block: _Block) -> Any:
 
 
 def _taps(problem: ConvProblem) -> Iterator[tuple[int, int, Any]]:
-    """Each tap, and an index of what its windows see in padded images: (n, groups, channels, rows, columns)."""
+    """Each tap, and an index of what its windows cover of padded images: (n, groups, channels, rows, columns)."""
     (step_h, step_w), (dil_h, dil_w) = problem.stride, problem.dilation
     for r in range(problem.r):
         for s in range(problem.s):

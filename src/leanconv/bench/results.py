@@ -17,9 +17,9 @@ from leanconv.runtime.files import write_text
 #: The layouts that cuDNN and PyTorch compute in; PyTorch would copy another into one of them in each call.
 PEER_LAYOUTS: tuple[Layout, ...] = ("NCHW", "NHWC")
 #: A peer whose error is larger computes something else, and is not compared with. TF32 has its own engines.
-_WRONG = 1e-4
-#: The same in tier tf32.
-_WRONG_TF32 = 2e-3
+_MOST = 1e-4
+#: The same at precision tf32.
+_MOST_TF32 = 2e-3
 
 
 @dataclass(frozen=True)
@@ -50,12 +50,12 @@ class Row:
     spill_bytes: int | None = None
     note: str = ""
     variant: str = ""
-    #: bytes of transformed filters, which depend on the filters only and can be kept for later calls
+    #: bytes of packed weights, which depend on the filters only and can be kept for later calls
     prepared_bytes: int = 0
     dtype: str = "float32"
     #: of leanconv, where it was asked for: the mean of calls back to back on a card that has been at work for a while
     us_sustained: float | None = None
-    #: the tier that leanconv was asked for
+    #: the precision level that leanconv was asked for
     precision: str = "fp32"
 
 
@@ -74,7 +74,7 @@ class Results:
     warnings: list[str] = field(default_factory=list)
     #: problems that the run did not come to
     missing: list[str] = field(default_factory=list)
-    #: the requested tier, where it is not the suite's own
+    #: the requested precision level, where it is not the suite's own
     precision: str | None = None
     #: likewise the element type and the operation
     dtype: str | None = None
@@ -82,7 +82,7 @@ class Results:
 
     @property
     def title(self) -> str:
-        """Suite, layout, tier, element type and operation, as headings have them."""
+        """Suite, layout, precision level, element type and operation, as headings have them."""
         return " ".join(filter(None, (self.suite, self.layout, self.precision, self.dtype, self.op)))
 
     @property
@@ -169,7 +169,7 @@ class Results:
         return {name: row for name, row in fastest.items() if row}
 
     def peer(self, problem: str, group: Group) -> Row | None:
-        """The fastest row of a group of peers that is right."""
+        """The fastest row of a group of peers that passes."""
         layout = self.problems[problem].get("layout")
         return _fastest(row for row in self.of(problem) if right(row) and group.holds(row, layout))
 
@@ -194,9 +194,9 @@ def right(row: Row) -> bool:
     One of 16-bit elements may be off by their rounding besides.
     """
     if row.precision == "tf32":
-        most = _WRONG_TF32
+        most = _MOST_TF32
     else:
-        most = _WRONG + DTYPES[row.dtype].roundoff if is_narrow(row.dtype) else _WRONG
+        most = _MOST + DTYPES[row.dtype].roundoff if is_narrow(row.dtype) else _MOST
     return row.error is not None and (row.error <= most or "tf32" in row.engine)
 
 
@@ -232,7 +232,7 @@ def _foreign(layout: str | None) -> bool:
     return layout is not None and layout not in PEER_LAYOUTS
 
 
-#: cuDNN's implicit_precomp_gemm keeps a table of a few kB and otherwise needs nothing; it counts as lean.
+#: cuDNN's implicit_precomp_gemm keeps a table of a few kB and otherwise needs nothing; it counts as without workspace.
 TABLE_BYTES = 64 * 1024
 
 GROUPS = (

@@ -65,7 +65,7 @@ class _Run:
             return None
         if needed + candidate.prepared_bytes <= limit:
             return None
-        filters = f" and {candidate.prepared_bytes} of prepared filters" if candidate.prepared_bytes else ""
+        filters = f" and {candidate.prepared_bytes} of packed weights" if candidate.prepared_bytes else ""
         return f"it needs {needed} bytes of workspace{filters}, and workspace_limit is {limit}"
 
     @property
@@ -403,7 +403,7 @@ def _release(gpu: bool) -> None:
 def default_path(results: Results, partial: bool, root: Path = Path("benchmarks/results"), suffix: str = "") -> Path:
     """Where a run belongs: ``<gpu>/<suite>[-nhwc][-relaxed][-float16][-wgrad][suffix].json``.
 
-    Layout, tier, type and operation are named where they are not the suite's.
+    Layout, precision, type and operation are named where they are not the suite's.
 
     ``-part`` is added for less than a whole suite: with ``partial``, or where the run did not come to every problem.
     Only the file of a whole suite is meant to be replaced; any other gets a number where there is one of its name.

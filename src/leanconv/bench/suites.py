@@ -39,7 +39,7 @@ SUITE_ALGORITHMS = {
     "general-direct": ("direct_tiled", "im2win_fused", "implicit_gemm", "winograd*"),
     "first-layers": ("direct_tiled", "im2win_fused", "implicit_gemm"),
 }
-#: Transforms with this many states and more round too much for tier fp32: such problems run in tier relaxed.
+#: Transforms with this many states and more round too much for precision fp32: such problems run at precision relaxed.
 _RELAXED_STATES = 16
 
 

@@ -16,7 +16,7 @@ def _error(row: Row) -> str:
 
 
 def _memory(row: Row) -> str:
-    """Bytes of workspace, and of prepared filters where there are any."""
+    """Bytes of workspace, and of packed weights where there are any."""
     filters = f" + {size(row.prepared_bytes)}" if row.prepared_bytes else ""
     return size(row.workspace_bytes) + filters
 
@@ -95,7 +95,7 @@ def detail(results: Results) -> Table:
             if row.registers is not None:
                 note = ", ".join(filter(None, [f"{row.registers} registers, {row.spill_bytes} B spilled", note]))
             if not right(row):
-                note = ", ".join(filter(None, ["WRONG, not compared with", note]))
+                note = ", ".join(filter(None, ["FAIL, not compared with", note]))
             lines.append([problem, row.engine, row.algorithm, *figures, _error(row), note])
     return columns, lines
 
@@ -132,7 +132,7 @@ def legend(results: Results) -> list[str]:
         lines.append(note)
     if any(row.prepared_bytes for row in results.rows):
         lines.append(
-            "Workspace + is of filters that each call transforms anew, or once where they are prepared before."
+            "Workspace + is of packed weights, which each call makes anew, or once where they are prepared before."
         )
     lines += [f"Absent: {name} – {reason}." for name, reason in results.absent.items()]
     lines += [f"Warning: {text}." for text in results.warnings]

@@ -6,8 +6,8 @@ import threading
 from collections.abc import Callable
 
 from leanconv.call.choose import choose
-from leanconv.call.ready import Call, GpuCall, Loaded, PreparedCall, UnpreparedCall
-from leanconv.call.ready_host import (
+from leanconv.call.gpu_call import Call, GpuCall, Loaded, PreparedCall, UnpreparedCall
+from leanconv.call.host_call import (
     CpuCall,
     HostOnGpuCall,
     TorchCpuConv,
@@ -17,10 +17,10 @@ from leanconv.call.ready_host import (
 from leanconv.call.resolve import Resolved
 from leanconv.problem import Problem
 from leanconv.runtime import launch
-from leanconv.runtime.recent import Recent
+from leanconv.runtime.bounded_cache import BoundedCache
 
 #: what was chosen for a problem, with its kernels; 8 kB each besides the kernels
-_loaded: Recent[tuple[Problem, int, str, int | None], Loaded] = Recent(1024)
+_loaded: BoundedCache[tuple[Problem, int, str, int | None], Loaded] = BoundedCache(1024)
 _lock = threading.Lock()
 #: called with problem, GPU, algorithm and limit of whatever is newly chosen for
 listeners: list[Callable[[Problem, int, str, int | None], None]] = []

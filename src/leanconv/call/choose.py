@@ -1,21 +1,23 @@
-"""The choice: which algorithm computes a problem on a GPU, or on the CPU, and with which configuration."""
+"""The choice: which algorithm computes a problem on a GPU, or on the CPU, and with which configuration.
+
+One pass: who can run the problem, what a table of tuned problems knows, what the cost model predicts, the least.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import inf
 
 from leanconv.call import batches
 from leanconv.cpu import CPU_ALGORITHMS
-from leanconv.kernels import ALGORITHMS
-from leanconv.kernels import cost as fits
+from leanconv.kernels import ALGORITHMS, cost
 from leanconv.kernels.common.bias_gradient import with_bias, without_bias
 from leanconv.kernels.contract import Algorithm, Config, CpuAlgorithm, GpuAlgorithm
 from leanconv.perf import tables
 from leanconv.perf.tables import MODEL, SHIPPED_TABLE, Timed
 from leanconv.plan import Plan, Target
-from leanconv.problem import ConvProblem, Problem
+from leanconv.problem import Problem
 from leanconv.runtime.errors import LeanconvError
 
 #: Why ``auto`` passes by an algorithm that could run.
@@ -52,6 +54,21 @@ class Candidate:
         return self.algorithm.plan(problem, self.config, target)
 
 
+def choose(problem: Problem, target: Target | None, name: str = "auto", limit: int | None = None) -> Candidate:
+    """The algorithm that a table of tuned problems names for ``target``, or the one with the lowest predicted time, the
+    first among equals; of the one called ``name`` the configuration.
+
+    ``target`` is the GPU, or None for the CPU. The choice takes no more memory than ``limit`` bytes; see `room`.
+    The user's table comes first, then the shipped one, then the cost model. Nothing is timed.
+
+    Raises ValueError for an unknown name, NoAlgorithmError where nothing fits or the named one does not.
+    """
+    return tuned(problem, target, name, limit) or by_model(problem, target, name, limit)
+
+
+# Who can
+
+
 def algorithms_of(target: Target | None) -> Sequence[Algorithm]:
     """The algorithms of a GPU, or of the CPU where ``target`` is None, in order of preference."""
     return CPU_ALGORITHMS if target is None else ALGORITHMS
@@ -63,122 +80,121 @@ def workspace_limit(name: str, given: int | None) -> int | None:
 
 
 def room(algorithm: Algorithm, problem: Problem, name: str, limit: int | None) -> float:
-    """Bytes of workspace that a configuration may take. A limit that the caller gives counts prepared filters too."""
+    """Bytes of workspace that a configuration may take. A limit that the caller gives counts packed weights too."""
     if limit is None:
         return 0 if name == "auto" else inf
     return limit - algorithm.prepared_bytes(problem)
 
 
+def survey(problem: Problem, target: Target | None, name: str, limit: int | None) -> tuple[Candidate, ...]:
+    """Every algorithm for this kind of problem, each with what it can do for the choice of ``name``.
+
+    Raises ValueError for an unknown name.
+    """
+    return tuple(consider(algorithm, problem, target, name, limit) for algorithm in _relevant(problem, target, name))
+
+
 def consider(
     algorithm: Algorithm, problem: Problem, target: Target | None, name: str = "auto", limit: int | None = None
 ) -> Candidate:
-    """What ``algorithm`` can do for the choice of ``name`` under a limit in bytes."""
-    if problem.kind == "conv2d" and problem.batch_invariant and not problem.is_empty:
-        if target is not None:
-            assert isinstance(algorithm, GpuAlgorithm)
-            return _in_every_batch(algorithm, problem, target, name, limit)
-        problem = replace(problem, n=1, batch_invariant=False)  # the CPU computes image by image
-    reasons = _reasons(algorithm, problem, target, name)
-    if reasons:
-        return Candidate(algorithm, tuple(reasons))
-    if isinstance(algorithm, CpuAlgorithm):
-        return Candidate(algorithm, (), cost=algorithm.cost(problem))
-    assert isinstance(algorithm, GpuAlgorithm) and target is not None
-    found = predicted(algorithm, problem, target, room(algorithm, problem, name, limit))
-    if found:
-        return Candidate(algorithm, (), config=found[0][1], cost=found[0][0])
-    return Candidate(algorithm, (_why_none_fits(algorithm, problem, target, name, limit),))
+    """What ``algorithm`` can do for the choice of ``name`` under a limit in bytes, or why it can do nothing."""
+    able = _able(algorithm, problem, target, name, limit)
+    return able or Candidate(algorithm, _why_not(algorithm, problem, target, name, limit))
 
 
-def _reasons(algorithm: Algorithm, problem: Problem, target: Target | None, name: str) -> list[str]:
-    """Why the choice of ``name`` does not take it, whatever memory there is."""
-    reasons = algorithm.reasons(problem, target)
-    return [BY_NAME_ONLY] if algorithm.by_name_only and name == "auto" and not reasons else reasons
+def _relevant(problem: Problem, target: Target | None, name: str) -> list[Algorithm]:
+    def called(algorithms: Sequence[Algorithm]) -> list[str]:
+        known = ((a.name, a.stem) for a in algorithms if a.solves == problem.kind)
+        return list(dict.fromkeys(word for words in known for word in words))
+
+    relevant = [algorithm for algorithm in algorithms_of(target) if algorithm.solves == problem.kind]
+    if name != "auto" and name not in (names := called(relevant)):
+        here, there = ("the CPU", "GPUs") if target is None else ("a GPU", "the CPU")
+        if name in called(ALGORITHMS if target is None else CPU_ALGORITHMS):
+            wrong = f"runs on {there}, and this call on {here}"
+        else:
+            from difflib import get_close_matches  # for a message alone
+
+            close = get_close_matches(str(name), names, n=1)
+            wrong = "is not known here" + (f" (did you mean {close[0]!r}?)" if close else "")
+        raise ValueError(f"algorithm={name!r} {wrong}; choose 'auto' or one of {', '.join(map(repr, names))}")
+    return relevant
+
+
+def _problems_of(problem: Problem, target: Target | None) -> list[Problem]:
+    """The problems that an algorithm must be able to run: with ``batch_invariant`` those of all batches."""
+    if problem.kind != "conv2d" or not problem.batch_invariant or problem.is_empty:
+        return [problem]
+    if target is None:  # the CPU computes image by image
+        return [replace(problem, n=1, batch_invariant=False)]
+    return [replace(problem, n=n) for n in batches.BATCHES]
+
+
+def _able(
+    algorithm: Algorithm, problem: Problem, target: Target | None, name: str, limit: int | None
+) -> Candidate | None:
+    """The algorithm with its best configuration and the time that is predicted; None where it cannot run.
+
+    For a problem that is ``batch_invariant`` the configuration is left to `settle`.
+    """
+    problems = _problems_of(problem, target)
+    if (algorithm.by_name_only and name == "auto") or any(algorithm.reasons(each, target) for each in problems):
+        return None
+    if target is None:
+        assert isinstance(algorithm, CpuAlgorithm)
+        return Candidate(algorithm, (), cost=algorithm.cost(problems[0]))
+    assert isinstance(algorithm, GpuAlgorithm)
+    if len(problems) > 1:
+        order = _order(algorithm, problem, target, name, limit)
+        if order is None:
+            return None
+        return Candidate(algorithm, (), cost=cost.fitted(algorithm, problem, target).cycles(order[0]))
+    quickest = algorithm.quickest(problem, target, room(algorithm, problem, name, limit))
+    if quickest is None:
+        return None
+    time, config = quickest
+    return Candidate(algorithm, (), config, cost.fitted(algorithm, problem, target).cycles(time) if time < inf else inf)
+
+
+def _why_not(
+    algorithm: Algorithm, problem: Problem, target: Target | None, name: str, limit: int | None
+) -> tuple[str, ...]:
+    """The reasons of an algorithm that is not `_able`."""
+    problems = _problems_of(problem, target)
+    for each in problems:
+        reasons = algorithm.reasons(each, target)
+        if not reasons and algorithm.by_name_only and name == "auto":
+            reasons = [BY_NAME_ONLY]
+        if not reasons and isinstance(algorithm, GpuAlgorithm) and target is not None:
+            reasons = _why_none_fits(algorithm, each, target, name, limit)
+        if reasons:
+            return tuple(reasons if each is problems[0] else (f"in a batch of {each.images} {why}" for why in reasons))
+    return ("no order of its sums serves all batches",)
 
 
 def _why_none_fits(
     algorithm: GpuAlgorithm, problem: Problem, target: Target, name: str, limit: int | None
-) -> str:  # fmt: skip
-    """Of an algorithm that can run a problem, why no configuration is left."""
+) -> list[str]:
+    """Of an algorithm that can run a problem, why no configuration is left; empty where one is."""
+    space = room(algorithm, problem, name, limit)
+    if algorithm.within(problem, target, space):
+        return []
     needed, space = None, inf
     # configurations may depend on what there is: with less room others may take less
     while needed != 0 and (found := algorithm.within(problem, target, space)):
         needed = min(algorithm.workspace_bytes(problem, config) for _, config in found)
         space = needed - 1
     if needed is None:
-        return (
+        return [
             f"none of its configurations fits the {target.shared_per_block} bytes of shared memory that a block has on "
             f"{target.arch}"
-        )
+        ]
     prepared = algorithm.prepared_bytes(problem) if limit is not None else 0
-    filters = f" and {prepared} of prepared filters" if prepared else ""
-    return f"it needs {needed} bytes of workspace{filters}, and workspace_limit is {workspace_limit(name, limit)}"
+    filters = f" and {prepared} of packed weights" if prepared else ""
+    return [f"it needs {needed} bytes of workspace{filters}, and workspace_limit is {workspace_limit(name, limit)}"]
 
 
-def _in_every_batch(
-    algorithm: GpuAlgorithm, problem: ConvProblem, target: Target, name: str, limit: int | None
-) -> Candidate:
-    """`consider` for a problem that is ``batch_invariant``, whatever its batch; `settle` gives it a configuration."""
-    for n in batches.BATCHES:
-        other = replace(problem, n=n)
-        reasons = _reasons(algorithm, other, target, name)
-        if not reasons and not algorithm.within(other, target, room(algorithm, other, name, limit)):
-            reasons = [_why_none_fits(algorithm, other, target, name, limit)]
-        if reasons:
-            said = reasons if n == batches.BATCHES[0] else [f"in a batch of {n} {reason}" for reason in reasons]
-            return Candidate(algorithm, tuple(said))
-    found = _order(algorithm, problem, target, name, limit)
-    if found is None:
-        return Candidate(algorithm, ("no order of its sums serves all batches",))
-    return Candidate(algorithm, (), cost=_fitted(algorithm, problem, target).cycles(found[0]))
-
-
-def _order(
-    algorithm: GpuAlgorithm, problem: ConvProblem, target: Target, name: str, limit: int | None
-) -> tuple[float, Hashable] | None:
-    return batches.order(algorithm, problem, target, lambda other: room(algorithm, other, name, limit))
-
-
-def settle(candidate: Candidate, problem: Problem, target: Target | None, name: str, limit: int | None) -> Candidate:
-    """What was picked, with its configuration: one that ``batch_invariant`` allows is found for it alone.
-
-    Raises NoAlgorithmError where this batch is too large for what was picked for all of them.
-    """
-    if target is None or candidate.config is not None:
-        return candidate
-    algorithm = candidate.algorithm
-    assert problem.kind == "conv2d" and isinstance(algorithm, GpuAlgorithm)
-    reasons = algorithm.reasons(problem, target)
-    found = None if reasons else _order(algorithm, problem, target, name, limit)
-    config = None
-    if found is not None:
-        space = room(algorithm, problem, name, limit)
-        config = batches.config(algorithm, problem, target, found[1], space)
-        if config is None and not algorithm.within(problem, target, space):
-            reasons = [_why_none_fits(algorithm, problem, target, name, limit)]
-    if config is None:
-        why = "; ".join(reasons) or "none of its configurations takes the sums in the order of the other batches"
-        raise NoAlgorithmError(
-            f"batch_invariant=True: {algorithm.name} was chosen for every batch, and cannot run {problem}: "
-            f"{why}. Give it fewer images at a time"
-        )
-    return replace(candidate, config=config)
-
-
-def predicted(
-    algorithm: Algorithm, problem: Problem, target: Target, workspace: float = inf
-) -> list[tuple[float, Config]]:
-    """The configurations of an algorithm that can run ``problem`` in so much workspace, the quickest first, with the
-    clock cycles that are expected on this GPU."""
-    assert isinstance(algorithm, GpuAlgorithm)
-    found = algorithm.within(problem, target, workspace)
-    fitted = _fitted(algorithm, problem, target)
-    return [(cost if cost == inf else fitted.cycles(cost), config) for cost, config in found]
-
-
-def _fitted(algorithm: Algorithm, problem: Problem, target: Target, *, runs: bool = True) -> fits.Fitted:
-    """What makes of an algorithm's prediction what has been measured on this GPU."""
-    return fits.fitted(algorithm, problem, target, runs=runs)
+# What a table knows
 
 
 def tuned(problem: Problem, target: Target | None, name: str = "auto", limit: int | None = None) -> Candidate | None:
@@ -210,18 +226,46 @@ def untimed(timed: Timed, problem: Problem, target: Target, name: str, limit: in
     """What a timed candidate is today, whether or not its kernels are those that were timed."""
     for algorithm in ALGORITHMS:
         if algorithm.stem == timed.algorithm and not algorithm.reasons(problem, target):
-            for cost, config in predicted(algorithm, problem, target, room(algorithm, problem, name, limit)):
+            for time, config in predicted(algorithm, problem, target, room(algorithm, problem, name, limit)):
                 if dict(config.constants()) == timed.config:
-                    return Candidate(algorithm, (), config, cost)
+                    return Candidate(algorithm, (), config, time)
     return None
 
 
-def survey(problem: Problem, target: Target | None, name: str, limit: int | None) -> tuple[Candidate, ...]:
-    """Every algorithm for this kind of problem, each with what it can do for the choice of ``name``.
+# What the cost model says, and the least
 
-    Raises ValueError for an unknown name.
-    """
-    return tuple(consider(algorithm, problem, target, name, limit) for algorithm in _relevant(problem, target, name))
+
+def by_model(problem: Problem, target: Target | None, name: str = "auto", limit: int | None = None) -> Candidate:
+    """What `choose` chooses without any table."""
+    relevant = [a for a in _relevant(problem, target, name) if a.is_called(name)]
+    able: list[Candidate] = []
+    quickest = inf
+    # Tensor cores first: where they serve a layer, most others cannot be as fast, and are skipped.
+    for algorithm in sorted(relevant, key=lambda algorithm: algorithm.arithmetic(problem) == "fp32"):
+        if target is not None and name == "auto" and able:
+            fitted = cost.fitted(algorithm, problem, target, runs=False)
+            if fitted.cycles(batches.least_cycles(algorithm, problem, target)) > quickest > 0:
+                continue
+        candidate = _able(algorithm, problem, target, name, limit)
+        if candidate is not None:
+            able.append(candidate)
+            quickest = min(quickest, candidate.cost)
+    able.sort(key=lambda candidate: relevant.index(candidate.algorithm))
+    chosen = pick(able, name)
+    if chosen is not None:
+        return settle(chosen, problem, target, name, limit)
+    lines = [f"  {each.stem}: {'; '.join(_why_not(each, problem, target, name, limit))}" for each in relevant]
+    raise NoAlgorithmError("\n".join([f"no algorithm can run {problem}:", *lines]))
+
+
+def predicted(
+    algorithm: GpuAlgorithm, problem: Problem, target: Target, workspace: float = inf
+) -> list[tuple[float, Config]]:
+    """The configurations of an algorithm that can run ``problem`` in so much workspace, the quickest first, with the
+    clock cycles that are expected on this GPU."""
+    found = algorithm.within(problem, target, workspace)
+    fitted = cost.fitted(algorithm, problem, target) if found else cost.Fitted()
+    return [(time if time == inf else fitted.cycles(time), config) for time, config in found]
 
 
 def pick(candidates: Sequence[Candidate], name: str) -> Candidate | None:
@@ -230,55 +274,31 @@ def pick(candidates: Sequence[Candidate], name: str) -> Candidate | None:
     return min(able, key=lambda candidate: candidate.cost, default=None)
 
 
-def choose(problem: Problem, target: Target | None, name: str = "auto", limit: int | None = None) -> Candidate:
-    """The algorithm that a table of tuned problems names for ``target``, or the one with the lowest predicted time, the
-    first among equals; of the one called ``name`` the configuration.
+def settle(candidate: Candidate, problem: Problem, target: Target | None, name: str, limit: int | None) -> Candidate:
+    """What was picked, with its configuration: one that ``batch_invariant`` allows is found for it alone.
 
-    ``target`` is the GPU, or None for the CPU. The choice takes no more memory than ``limit`` bytes; see `room`.
-    The user's table is asked first, then the shipped one, then the cost model. Nothing is timed.
-
-    Raises ValueError for an unknown name, NoAlgorithmError where nothing fits or the named one does not.
+    Raises NoAlgorithmError where this batch is too large for what was picked for all of them.
     """
-    return tuned(problem, target, name, limit) or by_model(problem, target, name, limit)
+    if target is None or candidate.config is not None:
+        return candidate
+    algorithm = candidate.algorithm
+    assert problem.kind == "conv2d" and isinstance(algorithm, GpuAlgorithm)
+    reasons = algorithm.reasons(problem, target)
+    order = None if reasons else _order(algorithm, problem, target, name, limit)
+    if order is not None:
+        config = batches.config(algorithm, problem, target, order[1], room(algorithm, problem, name, limit))
+        if config is not None:
+            return replace(candidate, config=config)
+        reasons = _why_none_fits(algorithm, problem, target, name, limit)
+    why = "; ".join(reasons) or "none of its configurations takes the sums in the order of the other batches"
+    raise NoAlgorithmError(
+        f"batch_invariant=True: {algorithm.name} was chosen for every batch, and cannot run {problem}: {why}. Give it "
+        "fewer images at a time"
+    )
 
 
-def by_model(problem: Problem, target: Target | None, name: str = "auto", limit: int | None = None) -> Candidate:
-    """What `choose` chooses without any table."""
-    relevant = [a for a in _relevant(problem, target, name) if a.is_called(name)]
-    candidates = []
-    quickest = inf
-    # Tensor cores first: where they serve a layer, most others cannot be as fast, and need not be asked.
-    for algorithm in sorted(relevant, key=lambda algorithm: algorithm.arithmetic(problem) == "fp32"):
-        if target is not None and name == "auto":
-            least = batches.least_cycles if problem.batch_invariant else type(algorithm).least_cycles
-            fitted = _fitted(algorithm, problem, target, runs=False)
-            if fitted.cycles(least(algorithm, problem, target)) > quickest > 0:
-                continue
-        candidates.append(consider(algorithm, problem, target, name, limit))
-        quickest = min(quickest, candidates[-1].cost)
-    candidates.sort(key=lambda candidate: relevant.index(candidate.algorithm))
-    chosen = pick(candidates, name)
-    if chosen is not None:
-        return settle(chosen, problem, target, name, limit)
-    lines = [f"  {candidate.algorithm.stem}: {'; '.join(candidate.reasons)}" for candidate in candidates]
-    raise NoAlgorithmError("\n".join([f"no algorithm can run {problem}:", *lines]))
-
-
-def _relevant(problem: Problem, target: Target | None, name: str) -> list[Algorithm]:
-    def called(algorithms: Sequence[Algorithm]) -> list[str]:
-        known = ((a.name, a.stem) for a in algorithms if a.solves == problem.kind)
-        return list(dict.fromkeys(word for words in known for word in words))
-
-    relevant = [algorithm for algorithm in algorithms_of(target) if algorithm.solves == problem.kind]
-    names = called(relevant)
-    if name != "auto" and name not in names:
-        here, there = ("the CPU", "GPUs") if target is None else ("a GPU", "the CPU")
-        if name in called(ALGORITHMS if target is None else CPU_ALGORITHMS):
-            wrong = f"runs on {there}, and this call on {here}"
-        else:
-            from difflib import get_close_matches  # for a message alone
-
-            close = get_close_matches(str(name), names, n=1)
-            wrong = "is not known here" + (f" (did you mean {close[0]!r}?)" if close else "")
-        raise ValueError(f"algorithm={name!r} {wrong}; choose 'auto' or one of {', '.join(map(repr, names))}")
-    return relevant
+def _order(
+    algorithm: GpuAlgorithm, problem: Problem, target: Target, name: str, limit: int | None
+) -> tuple[float, batches.Order] | None:
+    assert problem.kind == "conv2d"
+    return batches.order(algorithm, problem, target, lambda other: room(algorithm, other, name, limit))

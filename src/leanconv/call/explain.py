@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from math import inf
-from typing import Any
 
 from leanconv import options
 from leanconv.call.bind import is_loaded
 from leanconv.call.choose import BY_NAME_ONLY, Candidate, from_table, pick, settle, survey, tuned, workspace_limit
-from leanconv.call.ready_host import check_torch_algorithm, left_to_the_library, torch_function
+from leanconv.call.host_call import check_torch_algorithm, left_to_the_library, torch_function
 from leanconv.call.resolve import Resolved, check_problem
 from leanconv.cpu import CPU_ALGORITHMS
 from leanconv.kernels import ALGORITHMS
@@ -40,12 +39,12 @@ class Explanation:
     #: a line for each kernel, where it has been compiled: registers, spilled bytes, grid
     kernels: tuple[str, ...] = ()
     workspace_bytes: int = 0
-    #: bytes of prepared filters; `prepare_weights` keeps them
+    #: bytes of packed weights; `prepare_weights` keeps them
     prepared_bytes: int = 0
     #: bytes of workspace that were allowed; None is no limit
     workspace_limit: int | None = None
     others: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    #: what spoke: "your table" of tuned problems, "the shipped table", or "the cost model"
+    #: the source that was used: "your table" of tuned problems, "the shipped table", or "the cost model"
     source: str = tables.MODEL
     #: measured microseconds: of each algorithm the best, then of other libraries, the quickest first; empty where no
     #: table has the problem
@@ -56,7 +55,7 @@ class Explanation:
     def __str__(self) -> str:
         lines = [str(self.problem), f"  on   {self.where}", f"  runs {self.chosen or 'nothing'}: {self.why}"]
         if self.config:
-            prepared = f", prepared filters {self.prepared_bytes} bytes" if self.prepared_bytes else ""
+            prepared = f", packed weights {self.prepared_bytes} bytes" if self.prepared_bytes else ""
             lines.append(f"  with {self.config}, workspace {self.workspace_bytes} bytes{prepared} ({self._limit()})")
         elif self.workspace_limit:
             lines.append(f"  with {self._limit()}")
@@ -88,9 +87,9 @@ class AlgorithmInfo:
 
 
 def list_algorithms() -> list[AlgorithmInfo]:
-    """Every algorithm in order of preference: name, what it solves, where it runs, precision level, paper, family.
+    r"""Every algorithm in order of preference: name, what it solves, where it runs, precision level, paper, family.
 
-    >>> print(*list_algorithms(), sep="\\n")  # doctest: +SKIP
+    >>> print(*list_algorithms(), sep="\n")  # doctest: +SKIP
     """
     listed: dict[tuple[str, str], AlgorithmInfo] = {}
     for where, algorithms in (("GPU", ALGORITHMS), ("CPU", CPU_ALGORITHMS)):
@@ -100,14 +99,14 @@ def list_algorithms() -> list[AlgorithmInfo]:
 
 
 def explain_problem(
-    problem: Problem, device: Any = None, algorithm: str = "auto", limit: Any = None, *, compile_now: bool = False
+    problem: Problem, device: object = None, algorithm: str = "auto", limit: object = None, *, compile_now: bool = False
 ) -> Explanation:
     """What would run for a problem that a caller has written; on the CPU unless ``device`` names a GPU."""
     check_problem(problem)
     limit = options.limit_of(limit)
     if device is None or str(device) == "cpu":
         return _on_cpu(problem, algorithm, limit)
-    return _on_gpu(problem, launch.device_index(device), algorithm, limit, compile_now)
+    return _on_gpu(problem, options.device_index(device), algorithm, limit, compile_now)
 
 
 def explain_call(resolved: Resolved, *, compile_now: bool = False) -> Explanation:

@@ -68,7 +68,7 @@ def precompile(
     begun = perf_counter()
     if str(device) == "cpu":
         raise ValueError("device='cpu': kernels are compiled for GPUs only; give 'cuda' or 'cuda:N'")
-    index, limit = launch.device_index(device), options.limit_of(workspace_limit)
+    index, limit = options.device_index(device), options.limit_of(workspace_limit)
     different = list(dict.fromkeys(checked_problems(problems)))
     on = _device(index)
     chosen = [bind.load(problem, index, algorithm, limit) for problem in different]

@@ -14,12 +14,11 @@ from typing import Any, get_args
 from leanconv import dtypes, options
 from leanconv.arrays import Shape
 from leanconv.arrays.operands import Operands, check_dtypes, filter_operands, layer_operands
-from leanconv.call.weights import PreparedWeights, kernel_beside
+from leanconv.call.weights import PreparedWeights
 from leanconv.dtypes import DtypeName
-from leanconv.images.borders import BORDERS
+from leanconv.images.borders import BORDERS, BorderName
 from leanconv.options import FUNCTIONS, FilterOptions, LayerOptions, Layout, Options
 from leanconv.problem import ConvProblem, FilterProblem, Problem
-from leanconv.runtime.launch import device_index
 
 #: Why gradients of filters refuse ``batch_invariant``.
 NO_IMAGES_BITS = (
@@ -38,7 +37,7 @@ class Resolved:
     device: int | None
     #: of the result, as the library shows it
     shape: Shape
-    #: what ``w`` was, where the caller gave prepared filters
+    #: what ``w`` was, where the caller gave packed weights
     weights: PreparedWeights | None = None
     algorithm: str = "auto"
     #: bytes, as given by the caller or the environment; None for neither
@@ -51,25 +50,25 @@ class Resolved:
         return operands.x, operands.w if self.weights is None else self.weights, operands.bias, operands.out
 
 
-def resolve(asked: Options, x: Any, w: Any, bias: Any = None, out: Any = None) -> Resolved:
+def resolve(requested: Options, x: Any, w: Any, bias: Any = None, out: Any = None) -> Resolved:
     """The problem of a call, and its operands. Raises ValueError and TypeError as the call does."""
-    if isinstance(asked, FilterOptions):
-        return _resolve_filter(asked, x, w, out)
-    return _resolve_layer(asked, x, w, bias, out)
+    if isinstance(requested, LayerOptions):
+        return _resolve_layer(requested, x, w, bias, out)
+    return _resolve_filter(requested, x, w, out)
 
 
-def _resolve_layer(asked: LayerOptions, x: Any, w: Any, bias: Any, out: Any) -> Resolved:
-    function = FUNCTIONS[asked.function]
+def _resolve_layer(requested: LayerOptions, x: Any, w: Any, bias: Any, out: Any) -> Resolved:
+    function = FUNCTIONS[requested.function]
     first, second = function.names
     weights = w if isinstance(w, PreparedWeights) and function.op != "wgrad" else None
     w = w if weights is None else weights.array
-    if asked.differentiated:
+    if requested.differentiated:
         x, w, bias = (each.detach() if hasattr(each, "detach") else each for each in (x, w, bias))
     layouts: tuple[str, ...] = options.LAYOUTS if function.axes == 2 else options.LAYOUTS_1D
     axes_of_w = function.axes + 2
     axes_of_out = axes_of_w if function.op == "wgrad" else None
-    operands, axes = layer_operands(x, w, bias, out, function.names, asked.layout, layouts, axes_of_out)
-    if asked.differentiated and dtypes.is_integer(operands.dtype):
+    operands, axes = layer_operands(x, w, bias, out, function.names, requested.layout, layouts, axes_of_out)
+    if requested.differentiated and dtypes.is_integer(operands.dtype):
         raise TypeError(
             f"the input has dtype {operands.dtype}; leanconv.torch takes floating-point numbers (leanconv.conv2d takes "
             "int8 and uint8 too, without gradients)"
@@ -79,9 +78,9 @@ def _resolve_layer(asked: LayerOptions, x: Any, w: Any, bias: Any, out: Any) -> 
     if function.op != "fprop":
         if dtypes.is_integer(operands.dtype):
             raise TypeError(f"{first} has dtype {operands.dtype}; gradients are of floating-point layers")
-        if asked.shape is None:
+        if requested.shape is None:
             raise TypeError(f"{function.shape}=None is no shape; give a tuple of integers")
-        name, other = (function.shape, asked.shape) if function.op == "dgrad" else (second, tuple(operands.w.shape))
+        name, other = (function.shape, requested.shape) if function.op == "dgrad" else (second, tuple(operands.w.shape))
         _check_axes(first, x_shape, axes_of_w)
         _check_axes(name, other, axes_of_w)
         if len(x_shape) != len(other):
@@ -89,40 +88,46 @@ def _resolve_layer(asked: LayerOptions, x: Any, w: Any, bias: Any, out: Any) -> 
             raise ValueError(
                 f"{first} has shape {tuple(operands.x.shape)} and {said}: either both have a batch axis, or neither"
             )
-        logical = axes.logical(asked.shape)
+        logical = axes.logical(requested.shape)
         if function.op == "dgrad":
             grad_shape, x_shape = x_shape, logical
         else:
             grad_shape, w_shape = w_shape, logical
     problem = layer_problem(
-        asked, x_shape, w_shape, None if operands.bias is None else tuple(operands.bias.shape), operands.dtype,
+        requested, x_shape, w_shape, None if operands.bias is None else tuple(operands.bias.shape), operands.dtype,
         options.LAYOUTS[layouts.index(axes.layout)],
     )  # fmt: skip
     outputs = (problem.n, problem.k, *((problem.p, problem.q) if function.axes == 2 else (problem.q,)))[-len(x_shape) :]
     if grad_shape is not None and grad_shape != outputs:
-        array, what = (operands.x, f"input_shape={asked.shape}, w of shape {tuple(operands.w.shape)}")
+        array, what = (operands.x, f"input_shape={requested.shape}, w of shape {tuple(operands.w.shape)}")
         if function.op == "wgrad":
-            array, what = (operands.w, f"x of shape {tuple(operands.x.shape)}, weight_shape={asked.shape}")
+            array, what = (operands.w, f"x of shape {tuple(operands.x.shape)}, weight_shape={requested.shape}")
         raise ValueError(
             f"grad has shape {tuple(array.shape)}, but the output has {axes.shown(outputs)} for {what}, "
-            f"{_said(asked, function.axes)}"
+            f"{_said(requested, function.axes)}"
         )
-    shape = axes.shown(outputs) if asked.shape is None else asked.shape
+    shape = axes.shown(outputs) if requested.shape is None else requested.shape
     operands.check_out(shape)
     return Resolved(
-        problem, operands, _place(operands, asked.device), shape, weights, asked.algorithm, asked.workspace_limit
+        problem,
+        operands,
+        operands.place(requested.device),
+        shape,
+        weights,
+        requested.algorithm,
+        requested.workspace_limit,
     )
 
 
-def _said(asked: LayerOptions, axes: int) -> str:
+def _said(requested: LayerOptions, axes: int) -> str:
     """The numbers of a layer as a caller writes them."""
 
-    def short(numbers: Any) -> Any:
+    def short(numbers: Sequence[int] | str) -> object:
         given = numbers if isinstance(numbers, str) else numbers[-len(numbers) * axes // 2 :]
         return given[0] if len(set(given)) == 1 else given
 
-    stride, padding, dilation = map(short, (asked.stride, asked.padding, asked.dilation))
-    return f"stride={stride}, padding={padding!r}, dilation={dilation} and groups={asked.groups}"
+    stride, padding, dilation = map(short, (requested.stride, requested.padding, requested.dilation))
+    return f"stride={stride}, padding={padding!r}, dilation={dilation} and groups={requested.groups}"
 
 
 def of_problem(problem: ConvProblem, x: Any, w: Any, bias: Any, workspace_limit: int | None) -> Resolved:
@@ -137,42 +142,28 @@ def of_problem(problem: ConvProblem, x: Any, w: Any, bias: Any, workspace_limit:
     return Resolved(problem, operands, operands.device, shape, workspace_limit=workspace_limit)
 
 
-def _resolve_filter(asked: FilterOptions, image: Any, kernel: Any, out: Any) -> Resolved:
+def _resolve_filter(requested: FilterOptions, image: Any, kernel: Any, out: Any) -> Resolved:
     """Image filters; their algorithms need no workspace."""
-    operands, x_pitch, y_pitch = filter_operands(image, kernel_beside(image, kernel), out)
+    operands, x_pitch, y_pitch = filter_operands(image, kernel, out)
     shape, w_shape = tuple(operands.x.shape), tuple(operands.w.shape)
-    problem = filter_problem(shape, w_shape, asked.border, asked.anchor, operands.dtype)
+    problem = filter_problem(shape, w_shape, requested.border, requested.anchor, operands.dtype)
     shape = (*shape[:-2], *w_shape[:-2], *shape[-2:])
     operands.check_out(shape)
     if x_pitch is not None:
         problem = replace(problem, x_pitch=x_pitch[0], x_step=x_pitch[1])
     if y_pitch is not None:
         problem = replace(problem, y_pitch=y_pitch[0], y_step=y_pitch[1])
-    return Resolved(problem, operands, _place(operands, asked.device), shape)
-
-
-def _place(operands: Operands, device: Any) -> int | None:
-    """Number of the GPU that runs the call, None for the CPU."""
-    home = operands.device
-    if device is None or (str(device) == "cpu" and home is None):
-        return home
-    index = None if str(device) == "cpu" else device_index(device)
-    if operands.arrays.moves_to_gpu:
-        return index
-    if index != home and not (home is not None and str(device) == "cuda"):
-        where = "the CPU" if home is None else f"cuda:{home}"
-        raise ValueError(f"device={device!r}, but the arrays lie on {where}; move them there, or leave device out")
-    return home
+    return Resolved(problem, operands, operands.place(requested.device), shape)
 
 
 def layer_problem(
-    asked: LayerOptions, x_shape: Sequence[int], w_shape: Sequence[int], bias_shape: Sequence[int] | None,
+    requested: LayerOptions, x_shape: Sequence[int], w_shape: Sequence[int], bias_shape: Sequence[int] | None,
     dtype: DtypeName, layout: Layout,
 ) -> ConvProblem:  # fmt: skip
     """The problem of a layer of these sizes: of x (n, c, h, w), or (c, h, w), and of w (k, c / groups, r, s), without h
     and r for signals, which are images of one row. Of a gradient they are those of the forward layer.
     """
-    function = FUNCTIONS[asked.function]
+    function = FUNCTIONS[requested.function]
     signals = function.axes == 1
     name = function.shape if function.op == "dgrad" else "x"
     filters = function.shape if function.op == "wgrad" else "w"
@@ -183,11 +174,11 @@ def layer_problem(
         )
     if signals:
         x_shape, w_shape = (*x_shape[:-1], 1, x_shape[-1]), (*w_shape[:-1], 1, w_shape[-1])
-    precision = options.one_of("precision", asked.precision, options.PRECISIONS)
-    activation = options.one_of("activation", asked.activation, options.ACTIVATIONS)
-    if function.op == "wgrad" and asked.batch_invariant:
+    precision = options.one_of("precision", requested.precision, options.PRECISIONS)
+    activation = options.one_of("activation", requested.activation, options.ACTIVATIONS)
+    if function.op == "wgrad" and requested.batch_invariant:
         raise ValueError(NO_IMAGES_BITS)
-    groups, stride, dilation = asked.groups, asked.stride, asked.dilation
+    groups, stride, dilation = requested.groups, requested.stride, requested.dilation
     n, c, h, w = (1, *x_shape)[-4:]
     k, group_c, r, s = w_shape
     if min(c, h, w) < 1:
@@ -213,13 +204,13 @@ def layer_problem(
             f"a filter of {group_c} channels of {r}x{s} has {group_c * r * s} products: their sum could overflow "
             f"int32; {dtype} by {dtypes.weights_of(dtype)} takes at most {dtypes.most_products(dtype)}"
         )
-    if asked.padding == "same" and stride != (1, 1):
+    if requested.padding == "same" and stride != (1, 1):
         raise ValueError(f"padding='same' needs stride=1, got stride={stride[1] if signals else stride}")
-    top, bottom, left, right = sides = options.four_sides(asked.padding, (r, s), stride, dilation)
+    top, bottom, left, right = sides = options.four_sides(requested.padding, (r, s), stride, dilation)
     problem = ConvProblem(
         n=n, c=c, h=h, w=w, k=k, r=r, s=s, stride=stride, padding=sides, dilation=dilation, groups=groups, dtype=dtype,
         layout=layout, precision=precision, bias=bias_shape is not None, activation=activation, op=function.op,
-        batch_invariant=asked.batch_invariant,
+        batch_invariant=requested.batch_invariant,
     )  # fmt: skip
     if problem.p < 1 or problem.q < 1:
         if signals:
@@ -245,8 +236,9 @@ def _check_axes(name: str, shape: Sequence[int], axes: int) -> None:
 
 
 def filter_problem(
-    image_shape: Sequence[int], kernel_shape: Sequence[int], border: Any, anchor: Any, dtype: DtypeName
-) -> FilterProblem:
+    image_shape: Sequence[int], kernel_shape: Sequence[int], border: BorderName, anchor: tuple[int, int] | None,
+    dtype: DtypeName,
+) -> FilterProblem:  # fmt: skip
     """The problem of filtering contiguous images (…, h, w) with a kernel (kh, kw), or with several (f, kh, kw)."""
     if len(image_shape) < 2:
         raise ValueError(f"image has shape {tuple(image_shape)}; it must have 2 dimensions or more (..., h, w)")
@@ -266,7 +258,7 @@ def filter_problem(
     )  # fmt: skip
 
 
-def check_problem(problem: Any) -> None:
+def check_problem(problem: Problem) -> None:
     """Raise what a call with the options of ``problem`` would; a caller may have written it by hand."""
     names = ("batch", "h", "w", "kh", "kw") if problem.kind == "filter2d" else ("n", "c", "h", "w", "k", "r", "s")
     for name in names:
@@ -292,9 +284,9 @@ def check_problem(problem: Any) -> None:
     if problem.op == "wgrad" and problem.batch_invariant:
         raise ValueError(NO_IMAGES_BITS)
     options.integer("groups", problem.groups, 1)
-    asked = options.layer_options(
+    requested = options.layer_options(
         "conv2d", problem.stride, problem.padding, problem.dilation, problem.groups, precision=problem.precision,
         activation=problem.activation, batch_invariant=problem.batch_invariant,
     )  # fmt: skip
     x_shape, w_shape = (problem.n, problem.c, problem.h, problem.w), (problem.k, problem.group_c, problem.r, problem.s)
-    layer_problem(asked, x_shape, w_shape, None, problem.dtype, problem.layout)
+    layer_problem(requested, x_shape, w_shape, None, problem.dtype, problem.layout)

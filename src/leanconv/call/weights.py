@@ -1,15 +1,16 @@
-"""Prepared filters: what algorithms compute from the filters alone, kept so that only the first call computes it."""
+"""Packed weights: what algorithms compute from the filters alone, kept so that only the first call computes it."""
 
 from __future__ import annotations
 
 import threading
 import weakref
+from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 import numpy as np
 
-from leanconv.arrays import Arrays, MemoryOrder, arrays_of, carry
+from leanconv.arrays import Arrays, MemoryOrder, arrays_of, carried
 from leanconv.arrays.numpy import NUMPY, plain
 from leanconv.arrays.operands import check_dtypes
 from leanconv.dtypes import WEIGHTS, item_bytes
@@ -83,7 +84,7 @@ class PreparedWeights:
                 if prepared is None:
                     prepared = self._prepared[preparation] = self._prepare(preparation, arrays, stream)
         if stream not in prepared.streams:
-            # what is ours; the caller sees to w, as in any call
+            # our own memory; the caller registers w, as in any call
             for array in (prepared.w if preparation.copy else None, prepared.array):
                 if array is not None:
                     arrays.in_use(array, preparation.index)
@@ -144,7 +145,7 @@ def prepare_weights(w: Any) -> PreparedWeights:
     """
     if isinstance(w, PreparedWeights):
         return w
-    w = w if arrays_of(w) is not None else carry(w, "w")
+    w = carried(w, "w")
     _library(w).refuse_without_memory(w, "w")
     check_dtypes({"w": _library(w).dtype(w)}, WEIGHTS)
     if len(w.shape) not in (3, 4):
@@ -187,7 +188,7 @@ class PreparedFilters:
 
     #: the filters, as kernels can read them
     w: Any
-    #: the prepared filters and their address; None and 0 where a copy is all that was needed
+    #: the packed weights and their address; None and 0 where a copy is all that was needed
     array: Any
     address: int
     #: streams that are registered with the allocator as readers
@@ -195,7 +196,7 @@ class PreparedFilters:
 
 
 #: NOTE: they live as long as a ready call or filters that were prepared refer to them
-_preparations: weakref.WeakValueDictionary[Any, FilterPreparation] = weakref.WeakValueDictionary()
+_preparations: weakref.WeakValueDictionary[Hashable, FilterPreparation] = weakref.WeakValueDictionary()
 _preparations_lock = threading.Lock()
 
 
@@ -213,7 +214,7 @@ def preparation_of(device: launch.Device, index: int, plan: Plan, copy: bool, or
     return preparation
 
 
-_kernels: dict[Any, Any] = {}
+_kernels: dict[Hashable, Any] = {}
 #: NOTE: a kernel that is kept is never dropped, since a captured graph may read it; so their number is bounded
 _MAX_KERNELS = 256
 

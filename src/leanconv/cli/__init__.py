@@ -1,1 +1,1 @@
-"""The command line: ``leanconv doctor | bench | filter | explain | cache | demo``."""
+"""The command line: ``leanconv doctor | bench | filter | explain | precompile | tune | cache | demo``."""

@@ -42,7 +42,7 @@ def _layer(n: int, c: int, h: int, k: int, r: int, stride: int = 1, groups: int 
     )
 
 
-#: Layers as the networks have them, with bias and ReLU; those with three channels see the photograph.
+#: Layers as the networks have them, with bias and ReLU; those with three channels get the photograph.
 LAYERS = (
     ("ResNet conv1, 7×7 stride 2", _layer(1, 3, 224, 64, 7, 2)),
     ("VGG conv1_2, 3×3", _layer(1, 64, 224, 64, 3)),
@@ -78,7 +78,7 @@ def gpu_name() -> str | None:
 
 
 def run(folder: Path = Path("demo-output"), *, quick: bool = False) -> bool:
-    """The whole tour; pictures go to ``folder``, the table to the terminal. Returns whether every result was right."""
+    """The whole tour; pictures go to ``folder``, the table to the terminal. Returns whether every result passed."""
     out = console()
     folder.mkdir(parents=True, exist_ok=True)
     photo = photograph()
@@ -104,15 +104,15 @@ def run(folder: Path = Path("demo-output"), *, quick: bool = False) -> bool:
     pictures = [folder / "filters.png", folder / "layers.png"]
     draw_filters(photo, _composed(results), pictures[0])
     draw_layers(by_layer, gpu, pictures[1])
-    wrong = [line for line in (*by_filter, *by_layer) if not line.right]
+    failed = [line for line in (*by_filter, *by_layer) if not line.passes]
     total = len(by_filter) + len(by_layer)
     where = f"the CPU and {gpu}" if gpu else f"the CPU; no GPU can be used here, `{_command()} doctor` says why"
-    out.print(f"{total - len(wrong)} of {total} results are right against float64, on {where}.", highlight=False)
-    for line in wrong:
-        text = f"WRONG: {line.algorithm} on {line.what}: error {line.error:.2e}, allowed {line.bound:.2e}"
+    out.print(f"{total - len(failed)} of {total} results pass the check against float64, on {where}.", highlight=False)
+    for line in failed:
+        text = f"FAIL: {line.algorithm} on {line.what}: error {line.error:.2e}, allowed {line.bound:.2e}"
         out.print(text, style="bold red", highlight=False)
     out.print(f"pictures: {' '.join(map(str, pictures))}", highlight=False, soft_wrap=True)
-    return not wrong
+    return not failed
 
 
 def _command() -> str:
@@ -145,7 +145,7 @@ def _print(out: Any, title: str, lines: Iterable[Measured]) -> None:
         table.add_row(
             line.what if line.what != before else "", line.where, line.algorithm + (" *" if line.chosen else ""),
             duration(line.us), quantity(line.gflops),
-            f"{line.error:.1e}", f"{line.bound:.1e}", "[green]right[/]" if line.right else "[bold red]WRONG[/]",
+            f"{line.error:.1e}", f"{line.bound:.1e}", "[green]pass[/]" if line.passes else "[bold red]FAIL[/]",
         )  # fmt: skip
         before = line.what
     out.print(table)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 
@@ -13,6 +14,7 @@ from leanconv.call.bind import load
 from leanconv.call.choose import algorithms_of, choose, consider
 from leanconv.cpu import oracle
 from leanconv.images import filters
+from leanconv.plan import Target
 from leanconv.problem import ConvProblem, Problem
 from leanconv.runtime import env, launch
 from leanconv.runtime.timing import Timing, time_cpu, time_gpu
@@ -32,7 +34,7 @@ class Measured:
     bound: float
 
     @property
-    def right(self) -> bool:
+    def passes(self) -> bool:
         """Whether the error keeps its bound; NaN does not."""
         return self.error <= self.bound
 
@@ -47,25 +49,27 @@ def measure_layer(what: str, problem: ConvProblem, photo: np.ndarray, gpu: bool,
     answer, bound = oracle.conv2d(problem, x, w, bias), oracle.error_bound(problem, x, w, bias)
     lines = []
     limit = env.workspace_limit()  # the calls below obey it too
-    for where in ("CPU", "GPU") if gpu else ("CPU",):
-        target = launch.open_device(0).target if where == "GPU" else None
+    for where, device, target in _places(gpu):
         chosen = choose(problem, target, limit=limit).algorithm
         for algorithm in algorithms_of(target):
             if consider(algorithm, problem, target, algorithm.stem, limit).reasons:
                 continue
             call = partial(
                 api.conv2d, x, w, bias, problem.stride, problem.padding, problem.dilation, problem.groups,
-                algorithm=algorithm.stem, activation=problem.activation, device="cuda" if where == "GPU" else None,
+                algorithm=algorithm.stem, activation=problem.activation, device=device,
             )  # fmt: skip
             y = call()
-            if where == "GPU":
-                us = _time_on_gpu(problem, algorithm.stem, {"x": x, "w": w, "bias": bias}, y, budget_s).median_us
-            else:
-                us = time_cpu(call, budget_s=budget_s, warm_up=False).median_us
-            error = oracle.relative_error(y, answer)
-            gflops = problem.flops / us * 1e-3
+            us = _timed(call, problem, algorithm.stem, {"x": x, "w": w, "bias": bias}, y, budget_s, device).median_us
+            error, gflops = oracle.relative_error(y, answer), problem.flops / us * 1e-3
             lines.append(Measured(what, algorithm.stem, where, algorithm is chosen, us, gflops, error, bound))
     return lines
+
+
+def _places(gpu: bool) -> Iterator[tuple[str, str | None, Target | None]]:
+    """Where things run: its name, the ``device`` of a call, and what an algorithm is chosen for."""
+    yield "CPU", None, None
+    if gpu:
+        yield "GPU", "cuda", launch.open_device(0).target
 
 
 def _input(problem: ConvProblem, photo: np.ndarray, random: np.random.Generator) -> np.ndarray:
@@ -85,24 +89,24 @@ def measure_filter(words: str, photo: np.ndarray, gpu: bool, budget_s: float) ->
     answer, bound = oracle.filter2d(problem, photo, kernel), oracle.filter_error_bound(problem, photo, kernel)
     lines = []
     result = photo
-    for where in ("CPU", "GPU") if gpu else ("CPU",):
-        call = partial(api.filter2d, photo, kernel, device="cuda" if where == "GPU" else None)
-        result = call()
-        if where == "GPU":
-            chosen = choose(problem, launch.open_device(0).target).algorithm.name
-            us = _time_on_gpu(problem, "auto", {"x": photo, "w": kernel}, result, budget_s).median_us
-        else:
-            chosen = choose(problem, None).algorithm.name
-            us = time_cpu(call, budget_s=budget_s, warm_up=False).median_us
+    for where, device, target in _places(gpu):
+        call = partial(api.filter2d, photo, kernel, device=device)
+        result, chosen = call(), choose(problem, target).algorithm.name
+        us = _timed(call, problem, "auto", {"x": photo, "w": kernel}, result, budget_s, device).median_us
         error = oracle.relative_error(result, answer)
         what = f"{words}, {problem.batch}×{problem.h}×{problem.w}"
         lines.append(Measured(what, chosen, where, True, us, problem.flops / us * 1e-3, error, bound))
     return result, lines
 
 
-def _time_on_gpu(problem: Problem, name: str, inputs: dict[str, np.ndarray], y: np.ndarray, budget_s: float) -> Timing:
-    """GPU time of one call, the arrays lying there already."""
+def _timed(
+    call: Callable[[], np.ndarray], problem: Problem, name: str, inputs: dict[str, np.ndarray], y: np.ndarray,
+    budget_s: float, device: str | None,
+) -> Timing:  # fmt: skip
+    """Time of a call on the CPU, or on the GPU, the arrays lying there already."""
+    if device is None:
+        return time_cpu(call, budget_s=budget_s, warm_up=False)
     loaded = load(problem, 0, name)
     values = {"bias": None, **inputs, "y": y.copy(), **dict.fromkeys(problem.scalars, 0)}
-    with launch.resident(loaded.device, loaded.plan, values) as call:
-        return time_gpu(call, cold=problem.kind == "filter2d", budget_s=budget_s)
+    with launch.resident(loaded.device, loaded.plan, values) as on_gpu:
+        return time_gpu(on_gpu, cold=problem.kind == "filter2d", budget_s=budget_s)

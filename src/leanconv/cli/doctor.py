@@ -84,9 +84,10 @@ def examine() -> Iterator[Finding]:
     else:
         first = gpu if not usable else compiles
         yield Finding("NumPy arrays on the GPU", "absent", f"device='cuda' needs what is missing at {first.name!r}")
-    yield _torch_cpu()
-    yield _torch_cuda(usable and compiles.state == "ok")
-    yield _cupy(usable and compiles.state == "ok")
+    runs = usable and compiles.state == "ok"
+    yield _torch(False, runs)
+    yield _torch(True, runs)
+    yield _cupy(runs)
     yield _store()
     yield _tables()
     yield _pictures()
@@ -115,16 +116,10 @@ def _check(y: np.ndarray, z: np.ndarray) -> None:
     (x, w), (image, kernel) = _operands()
     problem = ConvProblem(2, 3, 17, 19, 5, 3, 3, padding=(1, 1, 1, 1))
     filtering = dense_filter(1, 33, 41, 5, 5)
-    errors = (
-        ("conv2d", oracle.relative_error(y, oracle.conv2d(problem, x, w)), oracle.error_bound(problem, x, w)),
-        (
-            "filter2d",
-            oracle.relative_error(z, oracle.filter2d(filtering, image[None], kernel)[0]),
-            oracle.filter_error_bound(filtering, image[None], kernel),
-        ),
-    )
-    for name, error, bound in errors:
-        if not error <= bound:
+    answers = oracle.conv2d(problem, x, w), oracle.filter2d(filtering, image[None], kernel)[0]
+    bounds = oracle.error_bound(problem, x, w), oracle.filter_error_bound(filtering, image[None], kernel)
+    for name, found, answer, bound in zip(("conv2d", "filter2d"), (y, z), answers, bounds, strict=True):
+        if not (error := oracle.relative_error(found, answer)) <= bound:
             raise AssertionError(f"{name} has a relative error of {error:.1e}, and {bound:.1e} is allowed")
 
 
@@ -157,9 +152,7 @@ def _about(index: int) -> str:
 def _compiler(target: Target, needed: bool) -> Finding:
     """Whether NVRTC is there, and whether it compiles a kernel for the target."""
     name = "compiling kernels"
-    extra = "cu13"
-    if needed:
-        extra = "cu13" if driver().version >= 13000 else "cu12"
+    advice = f"pip install 'leanconv[{'cu12' if needed and driver().version < 13000 else 'cu13'}]'"
     algorithm = ALGORITHMS[0]
     problem = ConvProblem(2, 3, 17, 19, 5, 3, 3, padding=(1, 1, 1, 1))
     plan = algorithm.plan(problem, next(iter(algorithm.configs(problem, target))), target)
@@ -170,10 +163,9 @@ def _compiler(target: Target, needed: bool) -> Finding:
             compiler.compile_launch(each, target.arch)
     except CudaUnavailableError as error:
         text = str(error) if needed else "NVRTC or cuda-core is not installed, and without a GPU neither is needed"
-        return Finding(name, "absent", text, f"pip install 'leanconv[{extra}]'" if needed else "")
+        return Finding(name, "absent", text, advice if needed else "")
     except (ImportError, compiler.CompileError) as error:
         first = str(error).strip().partition("\n")[0]
-        advice = f"pip install 'leanconv[{extra}]'"
         if isinstance(error, ImportError):
             return Finding(name, "absent", f"cuda-core cannot be imported ({first})", advice if needed else "")
         return Finding(name, "broken", f"NVRTC refused a kernel for {target.arch}: {first}", advice)
@@ -181,36 +173,23 @@ def _compiler(target: Target, needed: bool) -> Finding:
     return Finding(name, "ok", f"{version.partition('.dist')[0]} took {seconds:.1f} s for {target.arch}")
 
 
-def _torch_cpu() -> Finding:
-    name = "PyTorch tensors on the CPU"
+#: What libraries on a GPU need besides themselves.
+_NEEDS = "they need the GPU and the compiler; see there"
+
+
+def _torch(on_gpu: bool, usable: bool) -> Finding:
+    name = f"PyTorch tensors on the {'GPU' if on_gpu else 'CPU'}"
     if installed_version("torch") is None:
         return Finding(name, "absent", "PyTorch is not installed", "pip install 'leanconv[torch]', if you use it")
-
-    def run() -> None:
-        import torch
-
-        _run_foreign(torch.from_numpy, lambda y: np.asarray(y))
-
-    return _checked(name, run)
-
-
-def _torch_cuda(usable: bool) -> Finding:
-    name = "PyTorch tensors on the GPU"
-    if installed_version("torch") is None:
-        return Finding(name, "absent", "PyTorch is not installed", "pip install 'leanconv[torch]', if you use it")
-    if not usable:
-        return Finding(name, "absent", "they need the GPU and the compiler; see there")
-
-    def run() -> None:
-        import torch
-
-        _run_foreign(lambda array: torch.from_numpy(array).cuda(), lambda y: np.asarray(y.cpu()))
-
+    if on_gpu and not usable:
+        return Finding(name, "absent", _NEEDS)
+    if not on_gpu:
+        return _checked(name, lambda: _run_foreign(import_module("torch").from_numpy, np.asarray))
     torch = import_module("torch")
     if not torch.cuda.is_available():
         advice = "install a CUDA build of PyTorch that your driver supports, from pytorch.org"
         return Finding(name, "absent", f"PyTorch {torch.__version__} sees no GPU", advice)
-    return _checked(name, run)
+    return _checked(name, lambda: _run_foreign(lambda a: torch.from_numpy(a).cuda(), lambda y: np.asarray(y.cpu())))
 
 
 def _cupy(usable: bool) -> Finding:
@@ -224,7 +203,7 @@ def _cupy(usable: bool) -> Finding:
     except Exception as error:
         return Finding(name, "broken", f"import cupy raises {type(error).__name__}: {error}", "reinstall CuPy")
     if not usable:
-        return Finding(name, "absent", "they need the GPU and the compiler; see there")
+        return Finding(name, "absent", _NEEDS)
     return _checked(name, lambda: _run_foreign(cupy.asarray, lambda y: np.asarray(y.get())))
 
 

@@ -1,4 +1,4 @@
-"""The command line: ``leanconv doctor | bench | filter | explain | compile | tune | cache | demo``."""
+"""The command line: ``leanconv doctor | bench | filter | explain | precompile | tune | cache | demo``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from leanconv.cli import command_line, options
 from leanconv.cli.command_line import FAILED
 from leanconv.images.borders import BORDERS
 
-_LIMIT = "Bytes of GPU memory that an algorithm may take for scratch and prepared filters, such as 0 or 64MiB."
 _BORDERS = ", ".join(BORDERS)
 
 app = command_line.new_app("leanconv", "Convolution on NVIDIA GPUs without the workspace, and on NumPy without a GPU.")
@@ -107,7 +106,8 @@ def bench(
     plot: options.Plot = None,
     revision: options.Revision = None,
     workspace_limit: Annotated[
-        str | None, typer.Option(metavar="BYTES", help=_LIMIT + " leanconv's others are left out, peers are not.")
+        str | None,
+        typer.Option(metavar="BYTES", help=f"{options.LIMIT} leanconv's others are left out, peers are not."),
     ] = None,
 ) -> None:
     """Measure leanconv and every peer that is installed, print a table and write a results file.
@@ -196,12 +196,12 @@ def explain(
     ] = None,
     algorithm: Annotated[str, typer.Option(help="An algorithm's name, to hear whether it can.")] = "auto",
     compile: Annotated[bool, typer.Option("--compile", help="Compile the kernels and print their registers.")] = False,
-    workspace_limit: Annotated[str | None, typer.Option(metavar="BYTES", help=_LIMIT)] = None,
+    workspace_limit: options.Limit = None,
 ) -> None:
     """Say which algorithm would run for a problem, why, and why not the others.
 
     A layer is conv: and its sizes, in any order: n, c, h, w, k, r, s (w and s are as h and r where absent); stride,
-    pad, dil, groups; a layout, a tier of precision, a type; relu, bias; dgrad or wgrad for a gradient.
+    pad, dil, groups; a layout, a precision level, a type; relu, bias; dgrad or wgrad for a gradient.
     """
     from leanconv.bench import parse_problem
     from leanconv.runtime.probe import why_no_gpu
@@ -221,11 +221,11 @@ def compile_kernels(
     dtype: options.Dtype = None,
     op: options.Operation = None,
     batch: options.Batch = None,
-    device: Annotated[str, typer.Option(help="cuda or cuda:N.")] = "cuda",
+    device: options.Gpu = "cuda",
     algorithm: Annotated[
         str, typer.Option(help="An algorithm's name; by default the one that a call chooses.")
     ] = "auto",
-    workspace_limit: Annotated[str | None, typer.Option(metavar="BYTES", help=_LIMIT)] = None,
+    workspace_limit: options.Limit = None,
 ) -> None:
     """Compile the kernels of a suite or a problem on all cores, into the folder of compiled kernels."""
     from leanconv.bench import cases_of, with_batch
@@ -256,7 +256,7 @@ def tune(
     backward: Annotated[
         bool | None, typer.Option("--backward/--no-backward", help="A model's gradients too; by default as it trains.")
     ] = None,
-    device: Annotated[str, typer.Option(help="cuda or cuda:N.")] = "cuda",
+    device: options.Gpu = "cuda",
     mode: Annotated[str | None, typer.Option(help="on, read-only or frozen, in place of LEANCONV_TUNING.")] = None,
     again: Annotated[bool, typer.Option("--again", help="Time anew what the table has.")] = False,
     peers: Annotated[
@@ -270,7 +270,7 @@ def tune(
     ] = False,
     export: Annotated[Path | None, typer.Option("--export", metavar="FILE", help="Copy your table.")] = None,
     import_: Annotated[Path | None, typer.Option("--import", metavar="FILE", help="Merge a table into yours.")] = None,
-    workspace_limit: Annotated[str | None, typer.Option(metavar="BYTES", help=_LIMIT)] = None,
+    workspace_limit: options.Limit = None,
 ) -> None:
     """Time what could compute each problem on this GPU, and keep the times: auto takes the quickest from then on."""
     from importlib.util import find_spec

@@ -16,7 +16,7 @@ What = Annotated[str, typer.Argument(metavar="SUITE|PROBLEM", help="A suite's na
 Layout = Annotated[str | None, typer.Option("--layout", help=f"Memory layout, for suites of layers: {_LAYOUTS}.")]
 Precision = Annotated[
     str | None,
-    typer.Option("--precision", help=f"Tier, for suites of layers: {_TIERS}. Peers stay as they are."),
+    typer.Option("--precision", help=f"Precision level, for suites of layers: {_TIERS}. Peers stay as they are."),
 ]
 Dtype = Annotated[
     str | None,
@@ -35,6 +35,9 @@ Resume = Annotated[
 ]
 Out = Annotated[Path | None, typer.Option("--out", help="Results file; by default below benchmarks/results.")]
 Plot = Annotated[Path | None, typer.Option("--plot", help="Also draw bars into this .png, .svg or .pdf.")]
+Gpu = Annotated[str, typer.Option("--device", help="cuda or cuda:N.")]
+LIMIT = "Bytes of GPU memory that an algorithm may take for scratch and packed weights, such as 0 or 64MiB."
+Limit = Annotated[str | None, typer.Option("--workspace-limit", metavar="BYTES", help=LIMIT)]
 Revision = Annotated[str | None, typer.Option("--revision", help="Git revision to record where there is no checkout.")]
 
 

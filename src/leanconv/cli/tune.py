@@ -47,10 +47,10 @@ def work_of(
         if given is not None:
             raise ValueError(f"{option} is for suites; {what!r} is a model, which has its own")
     model, example = load_model(Path(match[1]), match[2], inputs, layout, batch)
-    from leanconv.torch.problems import problems_of
+    from leanconv.torch.recording import problems_of
 
-    tier = options.one_of("precision", precision or "fp32", PRECISIONS)
-    found: Any = problems_of(model, example, backward=backward, precision=tier)
+    level = options.one_of("precision", precision or "fp32", PRECISIONS)
+    found: Any = problems_of(model, example, backward=backward, precision=level)
     return found if limit is None else {limit: [each for group in found.values() for each in group]}
 
 
@@ -62,7 +62,7 @@ def load_model(path: Path, name: str, inputs: Sequence[str], layout: str | None,
     """
     import torch
 
-    from leanconv.torch.problems import example_of
+    from leanconv.torch.recording import example_of
 
     spec = importlib.util.spec_from_file_location(path.stem, path)
     if spec is None or spec.loader is None or not path.is_file():
@@ -172,11 +172,11 @@ def check(device: str) -> bool:
     """Check every table of this machine's GPU, or an H200's without one; whether nothing computes wrong values, and
     enough winners of the shipped table live."""
     try:
-        on = launch.open_device(launch.device_index(device))
+        on = launch.open_device(options.device_index(device))
     except CudaUnavailableError as error:
         print(f"neither values nor times are checked: {error}")
         return all([_check(source, path, NOMINAL, None, None) for source, path in files()])
-    with GpuClock.opened(launch.device_index(device)) as clock:
+    with GpuClock.opened(options.device_index(device)) as clock:
         return all([_check(source, path, on.target, on, clock) for source, path in files()])
 
 
@@ -219,7 +219,7 @@ def _check(source: str, path: Path, target: Target, device: Any, clock: Any) -> 
 def outdated(device: str) -> dict[int | None, list[Problem]]:
     """The problems that tables of this machine's GPU have with no winners but those of changed kernels, by limit of
     workspace."""
-    target = launch.open_device(launch.device_index(device)).target
+    target = launch.open_device(options.device_index(device)).target
     holds: dict[tuple[str, int | None], bool] = {}
     for source, folder in tables.folders():
         table = tables.table_of(folder, target)

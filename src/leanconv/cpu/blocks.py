@@ -39,6 +39,11 @@ class Block:
         """Number of output rows of each image."""
         return self.bottom - self.top
 
+    def of(self, problem: ConvProblem, array: np.ndarray) -> np.ndarray:
+        """The block's part of an array that lies as the output, a view."""
+        images, rows = array[self.first : self.last], slice(self.top, self.bottom)
+        return images[:, :, rows] if problem.layout == "NCHW" else images[:, rows]
+
 
 #: Just below the 32 MiB that glibc's threshold grows to.
 _KEPT_BYTES = 31 << 20
@@ -96,7 +101,7 @@ def in_columns(
     # the bands' results are copied once more: of rows not much longer than a block that costs more than it saves
     if problem.q <= 4 * columns or problem.n == 0:
         return compute(problem, x)
-    y = output_like(problem, x)
+    y = np.empty(problem.y_shape, x.dtype)
     # one view with the columns last serves both layouts
     across, source = (y, x) if problem.layout == "NCHW" else (y.swapaxes(2, 3), x.swapaxes(2, 3))
     (_, stride), (_, dilation), (top, bottom, left, _) = problem.stride, problem.dilation, problem.padding
@@ -108,7 +113,7 @@ def in_columns(
         into = across[..., first:last]
         if low >= high:  # nothing but padding
             into[...] = 0
-            finish(problem, into if problem.layout == "NCHW" else into.swapaxes(2, 3), bias, problem.layout.index("C"))
+            finish(problem, into if problem.layout == "NCHW" else into.swapaxes(2, 3), bias)
             continue
         band = replace(problem, w=high - low, padding=(top, bottom, low - begin, end - high))
         seen = source[..., low:high]
@@ -182,17 +187,10 @@ def windows(problem: ConvProblem, padded: np.ndarray) -> np.ndarray:
     return np.ndarray(shape, padded.dtype, padded, 0, strides)
 
 
-def output_like(problem: ConvProblem, x: np.ndarray) -> np.ndarray:
-    """A new, uninitialised output array of ``problem``."""
-    return np.empty(problem.y_shape, x.dtype)
-
-
-def finish(problem: ConvProblem, y: np.ndarray, bias: np.ndarray | None, channel_axis: int) -> None:
+def finish(problem: ConvProblem, y: np.ndarray, bias: np.ndarray | None) -> None:
     """Add ``bias`` and apply the activation in place, while the block is still in the cache."""
     if bias is not None:
-        shape = [1] * y.ndim
-        shape[channel_axis] = problem.k
-        y += bias.reshape(shape)
+        y += bias.reshape([problem.k if axis == "C" else 1 for axis in problem.layout])
     if problem.activation == "relu":
         np.maximum(y, 0, out=y)
 

@@ -1,6 +1,6 @@
 """Depthwise layers on the CPU: all taps of a filter at once over runs of neighbouring pixels and channels.
 
-With the channels innermost a row of outputs is one run of Q·C numbers, and so are the pixels that a tap sees. With the
+With channels innermost a row of outputs is one run of Q·C numbers, and so are the pixels that a tap reads. With the
 filters repeated along that run, the whole layer is sums of products of such runs: ``np.einsum`` keeps a run of the
 output in the first-level cache while all taps pass over it, at 0.2 to 0.3 ns for a tap of an output (float32, one core
 of an EPYC), where a multiplication and an addition for each tap took 0.4 to 1.2.
@@ -14,7 +14,7 @@ from math import gcd
 
 import numpy as np
 
-from leanconv.cpu.blocks import PaddedInput, blocks, finish, output_like
+from leanconv.cpu.blocks import PaddedInput, blocks, finish
 from leanconv.dtypes import item_bytes
 from leanconv.problem import ConvProblem
 
@@ -27,9 +27,9 @@ LEAST_RUN = 512
 
 @dataclass(frozen=True)
 class _Taps:
-    """Columns of a filter that see pixels of one phase of the stride: ``first``, and every ``step`` further one.
+    """Columns of a filter that read pixels of one phase of the stride: ``first``, and every ``step`` further one.
 
-    The first sees the phase's pixel ``at``, each further one ``apart`` pixels more.
+    The first reads the phase's pixel ``at``, each further one ``apart`` pixels more.
     """
 
     phase: int
@@ -49,15 +49,12 @@ def _phases(problem: ConvProblem) -> Iterator[_Taps]:
         yield _Taps(phase, first, step, count, at, step * dilation // stride)
 
 
-def depthwise(problem: ConvProblem, x: np.ndarray, w: np.ndarray, bias: np.ndarray | None) -> np.ndarray:
+def depthwise(problem: ConvProblem, x: np.ndarray, w: np.ndarray, bias: np.ndarray | None, y: np.ndarray) -> None:
     """A layer of one channel a group, in NCHW or NHWC.
 
-    Images of NCHW are turned around as they are padded, and the results when they are stored. Where a channel has
+    Images of NCHW are transposed to NHWC as they are padded, and the results when they are stored. Where a channel has
     several filters it is repeated.
     """
-    y = output_like(problem, x)
-    if y.size == 0:
-        return y
     nchw, many = problem.layout == "NCHW", problem.group_k
     # (R, S, K)
     filters = w.reshape(problem.k, problem.r, problem.s).transpose(1, 2, 0)
@@ -67,18 +64,16 @@ def depthwise(problem: ConvProblem, x: np.ndarray, w: np.ndarray, bias: np.ndarr
     columns = max(1, min(problem.q, max(FILTER_BYTES // (filters.size * w.itemsize), LEAST_RUN // problem.k)))
     repeated = np.tile(filters, (1, 1, columns))
     pixel_bytes = 3 * problem.k * item_bytes(problem.dtype)
-    with np.errstate(invalid="ignore", over="ignore"):
-        for block in blocks(problem, pixel_bytes):
-            pixels = padded.load(block)
-            pixels = np.repeat(pixels, many, axis=3) if many > 1 else pixels
-            shape = (block.images, block.rows, problem.q, problem.k)
-            part = y[block.first : block.last, :, block.top : block.bottom] if nchw else None
-            sums = np.empty(shape, x.dtype) if nchw else y[block.first : block.last, block.top : block.bottom]
-            _accumulate(inside, pixels, repeated, sums)
-            if part is not None:
-                part[...] = sums.transpose(0, 3, 1, 2)
-            finish(problem, sums if part is None else part, bias, 3 if part is None else 1)
-    return y
+    for block in blocks(problem, pixel_bytes):
+        pixels = padded.load(block)
+        pixels = np.repeat(pixels, many, axis=3) if many > 1 else pixels
+        shape = (block.images, block.rows, problem.q, problem.k)
+        part = block.of(problem, y)
+        sums = np.empty(shape, x.dtype) if nchw else part
+        _accumulate(inside, pixels, repeated, sums)
+        if nchw:
+            part[...] = sums.transpose(0, 3, 1, 2)
+        finish(problem, part, bias)
 
 
 def _accumulate(problem: ConvProblem, pixels: np.ndarray, filters: np.ndarray, sums: np.ndarray) -> None:
@@ -94,7 +89,7 @@ def _accumulate(problem: ConvProblem, pixels: np.ndarray, filters: np.ndarray, s
         for first in range(0, problem.q, filters.shape[2] // k):
             last = min(problem.q, first + filters.shape[2] // k)
             run = (last - first) * k
-            # what each tap sees: (R, taps of a row, images, rows, run)
+            # what each tap reads: (R, taps of a row, images, rows, run)
             view = np.lib.stride_tricks.as_strided(
                 seen[:, :, first + taps.at :],
                 (problem.r, taps.count, *sums.shape[:2], run),

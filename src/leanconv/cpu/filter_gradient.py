@@ -15,20 +15,18 @@ def filter_gradient(problem: ConvProblem, x: np.ndarray, grad: np.ndarray) -> np
     nchw, taps = problem.layout == "NCHW", (problem.r, problem.s)
     result = np.zeros((problem.groups, problem.group_k, problem.group_c * problem.r * problem.s), x.dtype)
     padded = PaddedInput(problem, x)
-    with np.errstate(invalid="ignore", over="ignore"):
-        for block in blocks(problem, problem.c * problem.r * problem.s * item_bytes(problem.dtype)):
-            view = windows(problem, padded.load(block))
-            images, rows = slice(block.first, block.last), slice(block.top, block.bottom)
-            pixels = block.images * block.rows * problem.q
-            if nchw:
-                columns = view.reshape(problem.groups, -1, pixels)
-                passed = grad[images, :, rows].transpose(1, 0, 2, 3).reshape(problem.groups, problem.group_k, pixels)
-                result += matmul(passed, columns.transpose(0, 2, 1))
-            else:
-                grouped = view.reshape(pixels, *taps, problem.groups, problem.group_c).transpose(3, 0, 1, 2, 4)
-                columns = grouped.reshape(problem.groups, pixels, -1)
-                passed = grad[images, rows].reshape(pixels, problem.groups, problem.group_k).transpose(1, 2, 0)
-                result += matmul(passed, columns)
+    for block in blocks(problem, problem.c * problem.r * problem.s * item_bytes(problem.dtype)):
+        view = windows(problem, padded.load(block))
+        passed, pixels = block.of(problem, grad), block.images * block.rows * problem.q
+        if nchw:
+            columns = view.reshape(problem.groups, -1, pixels)
+            passed = passed.transpose(1, 0, 2, 3).reshape(problem.groups, problem.group_k, pixels)
+            result += matmul(passed, columns.transpose(0, 2, 1))
+        else:
+            grouped = view.reshape(pixels, *taps, problem.groups, problem.group_c).transpose(3, 0, 1, 2, 4)
+            columns = grouped.reshape(problem.groups, pixels, -1)
+            passed = passed.reshape(pixels, problem.groups, problem.group_k).transpose(1, 2, 0)
+            result += matmul(passed, columns)
     return result.reshape(problem.y_shape)
 
 

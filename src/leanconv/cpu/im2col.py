@@ -5,17 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from leanconv.cpu.blas import matmul
-from leanconv.cpu.blocks import (
-    Block,
-    PaddedInput,
-    blocks,
-    finish,
-    in_columns,
-    output_like,
-    product_cost,
-    shared_limits,
-    windows,
-)
+from leanconv.cpu.blocks import Block, PaddedInput, blocks, finish, product_cost, shared_limits, windows
 from leanconv.cpu.col2im import col2im
 from leanconv.cpu.filter_gradient import filter_gradient
 from leanconv.cpu.layers import LayerAlgorithm
@@ -49,26 +39,26 @@ class Im2col(LayerAlgorithm):
             return col2im(problem, x, w)
         if problem.op == "wgrad":
             return filter_gradient(problem, x, w)
-        pixel_bytes = problem.c * problem.r * problem.s * item_bytes(problem.dtype)
-        return in_columns(problem, x, bias, pixel_bytes, lambda band, seen: self._forward(band, seen, w, bias))
+        return super().compute(problem, x, w, bias)
 
-    def _forward(self, problem: ConvProblem, x: np.ndarray, w: np.ndarray, bias: np.ndarray | None) -> np.ndarray:
-        y = output_like(problem, x)
-        if y.size == 0:
-            return y
+    def pixel_bytes(self, problem: ConvProblem) -> int:
+        return problem.c * problem.r * problem.s * item_bytes(problem.dtype)
+
+    def fill(self, problem: ConvProblem, x: np.ndarray, w: np.ndarray, bias: np.ndarray | None, y: np.ndarray) -> None:
         product = _product_nchw if problem.layout == "NCHW" else _product_nhwc
         filters = _filters(problem, w)
         padded = PaddedInput(problem, x)
-        pixel_bytes = problem.c * problem.r * problem.s * item_bytes(problem.dtype)
         columns = np.empty(0, x.dtype)
-        with np.errstate(invalid="ignore", over="ignore"):
-            for block in blocks(problem, pixel_bytes):
-                pixels = block.images * block.rows * problem.q
-                size = pixels * problem.c * problem.r * problem.s
-                if not _is_plain(problem) and columns.size < size:
-                    columns = np.empty(size, x.dtype)
-                product(problem, block, x, padded, columns[:size], filters, bias, y)
-        return y
+        for block in blocks(problem, self.pixel_bytes(problem)):
+            # the matrix of columns and, of a layer whose input is that matrix, nothing
+            view = None
+            if not _is_plain(problem):
+                view = windows(problem, padded.load(block))
+                if columns.size < view.size:
+                    columns = np.empty(view.size, x.dtype)
+            part = block.of(problem, y)
+            product(problem, block, x, view, columns, filters, part, y)
+            finish(problem, part, bias)
 
 
 def _is_plain(problem: ConvProblem) -> bool:
@@ -79,64 +69,43 @@ def _is_plain(problem: ConvProblem) -> bool:
 def _filters(problem: ConvProblem, w: np.ndarray) -> np.ndarray:
     """The filters as matrices: (groups, K/groups, C/groups·R·S) for NCHW, (groups, R·S·C/groups, K/groups) for NHWC."""
     rows = w.reshape(problem.groups, problem.group_k, problem.group_c * problem.r * problem.s)
-    # BLAS reads a matrix as well the other way round; turning 512 x 512 x 3 x 3 around took longer than their layer
+    # BLAS reads a transposed matrix as well; transposing 512 x 512 x 3 x 3 took longer than their layer
     return rows if problem.layout == "NCHW" else rows.transpose(0, 2, 1)
 
 
 def _product_nchw(
-    problem: ConvProblem,
-    block: Block,
-    x: np.ndarray,
-    padded: PaddedInput,
-    columns: np.ndarray,
-    filters: np.ndarray,
-    bias: np.ndarray | None,
-    y: np.ndarray,
-) -> None:
-    pixels = block.rows * problem.q
-    part = y[block.first : block.last, :, block.top : block.bottom]
-    if _is_plain(problem):
-        rows = x[block.first : block.last, :, block.top : block.bottom]
-        seen = rows.reshape(block.images, problem.groups, problem.group_c, pixels)
-        into = y.reshape(problem.n, problem.groups, problem.group_k, -1)
-        first = block.top * problem.q
-        matmul(filters, seen, out=into[block.first : block.last, :, :, first : first + pixels])
+    problem: ConvProblem, block: Block, x: np.ndarray, view: np.ndarray | None, columns: np.ndarray,
+    filters: np.ndarray, part: np.ndarray, y: np.ndarray,
+) -> None:  # fmt: skip
+    pixels, first = block.rows * problem.q, block.top * problem.q
+    into = y.reshape(problem.n, problem.groups, problem.group_k, -1)[block.first : block.last]
+    into = into[..., first : first + pixels]
+    if view is None:
+        seen = block.of(problem, x).reshape(block.images, problem.groups, problem.group_c, pixels)
+        matmul(filters, seen, out=into)
+        return
+    matrix = columns[: view.size]
+    np.copyto(matrix.reshape(view.shape), view)
+    matrix = matrix.reshape(problem.groups, -1, block.images * pixels)
+    if block.images == 1:
+        matmul(filters, matrix, out=into[0])
     else:
-        view = windows(problem, padded.load(block))
-        np.copyto(columns.reshape(view.shape), view)
-        matrix = columns.reshape(problem.groups, -1, block.images * pixels)
-        if block.images == 1:
-            image = y[block.first].reshape(problem.groups, problem.group_k, -1)
-            first = block.top * problem.q
-            matmul(filters, matrix, out=image[:, :, first : first + pixels])
-        else:
-            product = matmul(filters, matrix).reshape(problem.k, block.images, block.rows, problem.q)
-            part[...] = product.transpose(1, 0, 2, 3)
-    finish(problem, part, bias, 1)
+        product = matmul(filters, matrix).reshape(problem.k, block.images, block.rows, problem.q)
+        part[...] = product.transpose(1, 0, 2, 3)
 
 
 def _product_nhwc(
-    problem: ConvProblem,
-    block: Block,
-    x: np.ndarray,
-    padded: PaddedInput,
-    columns: np.ndarray,
-    filters: np.ndarray,
-    bias: np.ndarray | None,
-    y: np.ndarray,
-) -> None:
+    problem: ConvProblem, block: Block, x: np.ndarray, view: np.ndarray | None, columns: np.ndarray,
+    filters: np.ndarray, part: np.ndarray, y: np.ndarray,
+) -> None:  # fmt: skip
     # A block is one strip or some whole images, so its output is contiguous either way.
-    part = y[block.first : block.last, block.top : block.bottom]
-    into = part.reshape(-1, problem.groups, problem.group_k)
-    if _is_plain(problem):
-        pixels = x[block.first : block.last, block.top : block.bottom].reshape(-1, problem.groups, problem.group_c)
-        matmul(pixels.transpose(1, 0, 2), filters, out=into.transpose(1, 0, 2))
+    into = part.reshape(-1, problem.groups, problem.group_k).transpose(1, 0, 2)
+    if view is None:
+        matrix = block.of(problem, x).reshape(-1, problem.groups, problem.group_c).transpose(1, 0, 2)
     else:
-        view = windows(problem, padded.load(block))
-        view = view.reshape(*view.shape[:5], problem.groups, problem.group_c)
         # Group by group, so that each group's columns are one matrix.
-        view = view.transpose(5, 0, 1, 2, 3, 4, 6)
-        np.copyto(columns.reshape(view.shape), view)
-        matrix = columns.reshape(problem.groups, into.shape[0], -1)
-        matmul(matrix, filters, out=into.transpose(1, 0, 2))
-    finish(problem, part, bias, 3)
+        view = view.reshape(*view.shape[:5], problem.groups, problem.group_c).transpose(5, 0, 1, 2, 3, 4, 6)
+        matrix = columns[: view.size]
+        np.copyto(matrix.reshape(view.shape), view)
+        matrix = matrix.reshape(problem.groups, into.shape[1], -1)
+    matmul(matrix, filters, out=into)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+
 import numpy as np
 
 from leanconv.cpu.blas import matmul
-from leanconv.cpu.blocks import PaddedInput, blocks, finish, in_columns, output_like, product_cost, shared_limits
+from leanconv.cpu.blocks import Block, PaddedInput, blocks, finish, product_cost, shared_limits
 from leanconv.cpu.layers import LayerAlgorithm
 from leanconv.dtypes import item_bytes
 from leanconv.kernels.contract import ceil_div
@@ -67,32 +69,27 @@ class Im2win(LayerAlgorithm):
             return product_cost(problem) * 1.45 * computed + 160 * copied + 40 * filters
         return product_cost(problem) + 160 * pixels * problem.c * problem.r * (problem.stride[1] + problem.s)
 
-    def compute(self, problem: ConvProblem, x: np.ndarray, w: np.ndarray, bias: np.ndarray | None) -> np.ndarray:
-        pixel_bytes = _pixel_bytes(problem)
-        return in_columns(problem, x, bias, pixel_bytes, lambda band, seen: self._compute(band, seen, w, bias))
+    def pixel_bytes(self, problem: ConvProblem) -> int:
+        if problem.layout == "NCHW":
+            return problem.c * problem.r * (problem.s + problem.stride[1]) * item_bytes(problem.dtype)
+        return (problem.c * problem.r * problem.stride[1] + problem.k) * item_bytes(problem.dtype)
 
-    def _compute(self, problem: ConvProblem, x: np.ndarray, w: np.ndarray, bias: np.ndarray | None) -> np.ndarray:
-        y = output_like(problem, x)
-        if y.size:
-            with np.errstate(invalid="ignore", over="ignore"):
-                (_run_nchw if problem.layout == "NCHW" else _run_nhwc)(problem, x, w, bias, y)
-        return y
-
-
-def _pixel_bytes(problem: ConvProblem) -> int:
-    """Bytes of temporaries for an output pixel."""
-    if problem.layout == "NCHW":
-        return problem.c * problem.r * (problem.s + problem.stride[1]) * item_bytes(problem.dtype)
-    return (problem.c * problem.r * problem.stride[1] + problem.k) * item_bytes(problem.dtype)
+    def fill(self, problem: ConvProblem, x: np.ndarray, w: np.ndarray, bias: np.ndarray | None, y: np.ndarray) -> None:
+        run = _run_nchw if problem.layout == "NCHW" else _run_nhwc
+        for part in run(problem, x, w, y, blocks(problem, self.pixel_bytes(problem))):
+            finish(problem, part, bias)
 
 
-def _run_nchw(problem: ConvProblem, x: np.ndarray, w: np.ndarray, bias: np.ndarray | None, y: np.ndarray) -> None:
+def _run_nchw(
+    problem: ConvProblem, x: np.ndarray, w: np.ndarray, y: np.ndarray, every: Iterable[Block]
+) -> Iterator[np.ndarray]:
+    """The parts of ``y``, each when it is written."""
     r, s, step = problem.r, problem.s, problem.stride[1]
     # The window's order is column by column, so is the filter's.
     filters = w.reshape(problem.groups, problem.group_k, problem.group_c, r, s).swapaxes(-1, -2)
     filters = filters.reshape(problem.groups, problem.group_k, -1)
     padded = PaddedInput(problem, x)
-    for block in blocks(problem, _pixel_bytes(problem)):
+    for block in every:
         image = padded.load(block).swapaxes(0, 1)
         win = im2win(image, r, block.rows, problem.stride[0], problem.dilation[0])
         n, c, p, _ = win.shape
@@ -102,12 +99,15 @@ def _run_nchw(problem: ConvProblem, x: np.ndarray, w: np.ndarray, bias: np.ndarr
             win, (c, s * r, n, p, problem.q), (at[1], at[3], at[0], at[2], step * r * at[3]), writeable=False
         )
         product = matmul(filters, runs.reshape(problem.groups, problem.group_c * s * r, -1))
-        part = y[block.first : block.last, :, block.top : block.bottom]
+        part = block.of(problem, y)
         part[...] = product.reshape(problem.k, n, p, problem.q).swapaxes(0, 1)
-        finish(problem, part, bias, 1)
+        yield part
 
 
-def _run_nhwc(problem: ConvProblem, x: np.ndarray, w: np.ndarray, bias: np.ndarray | None, y: np.ndarray) -> None:
+def _run_nhwc(
+    problem: ConvProblem, x: np.ndarray, w: np.ndarray, y: np.ndarray, every: Iterable[Block]
+) -> Iterator[np.ndarray]:
+    """The parts of ``y``, each when it is written."""
     r, s, c, q, step = problem.r, problem.s, problem.c, problem.q, problem.stride[1]
     groups, group_c, group_k = problem.groups, problem.group_c, problem.group_k
     # (groups, S·R·C/groups, K/groups): the window's order.
@@ -117,9 +117,9 @@ def _run_nhwc(problem: ConvProblem, x: np.ndarray, w: np.ndarray, bias: np.ndarr
     period = apart * step
     width = ceil_div((q - 1) * step + s, period) * period
     padded = PaddedInput(problem, x, width)
-    for block in blocks(problem, _pixel_bytes(problem)):
+    for block in every:
         win = im2win_channels_last(padded.load(block), r, block.rows, problem.stride[0], problem.dilation[0]).ravel()
-        part = y[block.first : block.last, block.top : block.bottom]
+        part = block.of(problem, y)
         lines = block.images * block.rows * (width // period)
         product = np.empty((lines, groups, group_k), x.dtype)
         for phase in range(min(apart, q)):
@@ -136,4 +136,4 @@ def _run_nhwc(problem: ConvProblem, x: np.ndarray, w: np.ndarray, bias: np.ndarr
             matmul(matrix, filters, out=product[:count].swapaxes(0, 1))
             into = part[:, :, phase::apart]
             into[...] = product.reshape(block.images, block.rows, -1, problem.k)[:, :, : into.shape[2]]
-        finish(problem, part, bias, 3)
+        yield part

@@ -1,4 +1,4 @@
-"""What is right: direct convolution and filtering in float64, and how large an error each precision tier allows.
+"""What is right: direct convolution and filtering in float64, and how large an error each precision level allows.
 
 Written for clarity first: one loop over the filter taps, each tap a strided view. It shares no code with the algorithms
 that are checked against it.
@@ -18,7 +18,7 @@ from leanconv.problem import ConvProblem, FilterProblem
 
 #: Unit roundoff of float32: the largest relative error of one rounding.
 FLOAT32_UNIT = DTYPES["float32"].roundoff
-#: Errors that the two loose tiers allow. TF32 keeps 10 bits of the operands; about 3e-4 is what it shows in practice.
+#: Errors that the two loose levels allow. TF32 keeps 10 bits of the operands; about 3e-4 is what it shows in practice.
 RELAXED_BOUND = 1e-4
 TF32_BOUND = 2e-3
 #: Where the axes N, C, H, W (of filters K, C, R, S) are among those of an array.
@@ -52,8 +52,8 @@ def sequential_float32(
 ) -> np.ndarray:
     """The plainest float32 convolution: products summed one after another in the order c, r, s, each rounded.
 
-    It is the yardstick of tier ``"fp32"``, not a way to compute: C·R·S passes over the whole output. A gradient sums in
-    the order k, r, s, that of the filters in the order n, p, q.
+    It is the yardstick of ``"fp32"``, not a way to compute: C·R·S passes over the whole output. A gradient sums in the
+    order k, r, s, that of the filters in the order n, p, q.
     """
     if problem.op == "dgrad":
         return _input_gradient(problem, x, w, np.dtype(np.float32), 1)
@@ -75,12 +75,12 @@ def sequential_float32(
 def _input_gradient(
     problem: ConvProblem, grad: np.ndarray, w: np.ndarray, dtype: np.dtype, filters_at_once: int
 ) -> np.ndarray:
-    """What each output passes back to the pixels that its window saw, added up in place, some filters at a time."""
+    """What each output passes back to the pixels that its window covered, added up in place, some filters at a time."""
     grad, w = _nchw(problem, grad, dtype), _nchw(problem, w, dtype)
     grouped = w.reshape(problem.groups, problem.group_k, problem.group_c, problem.r, problem.s)
     image = np.zeros((problem.c, problem.h, problem.w), dtype)
     result = np.zeros((problem.n, *image.shape), dtype)
-    # Negative padding leaves out pixels, which no window sees: their gradient is zero.
+    # Negative padding leaves out pixels, which no window covers: their gradient is zero.
     top, bottom, left, right = (max(0, pixels) for pixels in problem.padding)
     above, below, before, beside = (max(0, -pixels) for pixels in problem.padding)
     with np.errstate(invalid="ignore", over="ignore"):
@@ -99,7 +99,7 @@ def _input_gradient(
 
 
 def _filter_gradient(problem: ConvProblem, x: np.ndarray, grad: np.ndarray) -> np.ndarray:
-    """What all outputs pass back to each weight: for every tap a product of what it saw and the outputs' gradients."""
+    """What all outputs pass back to each weight: for every tap a product of what it read and the outputs' gradients."""
     x, grad = _nchw(problem, x, np.dtype(np.float64)), _nchw(problem, grad, np.dtype(np.float64))
     result = np.zeros((problem.groups, problem.group_k, problem.group_c, problem.r, problem.s))
     with np.errstate(invalid="ignore", over="ignore"):
@@ -262,16 +262,16 @@ def _sequential_error_of_filters(problem: ConvProblem, x: np.ndarray, grad: np.n
 
 
 def error_bound(problem: ConvProblem, x: np.ndarray, w: np.ndarray, bias: np.ndarray | None = None) -> float:
-    """The relative error that the precision tier of ``problem`` allows on this data, if they are dense and random.
+    """The relative error that the precision level of ``problem`` allows on this data, if they are dense and random.
 
     ``"ieee"`` and ``"fp32"``: four times that of a plain sequential float32 sum, and never less than four roundings;
-    ``"relaxed"`` 1e-4; ``"tf32"`` 2e-3. The loose tiers never bound tighter than ``"fp32"`` does. For float64 problems
+    ``"relaxed"`` 1e-4; ``"tf32"`` 2e-3. The loose levels never bound tighter than ``"fp32"`` does. For float64 problems
     it is the same, scaled to the float64 unit roundoff.
 
     Float16 and bfloat16 are summed in float32, and the sum is rounded once: each output is off by at most the type's
     unit roundoff u (2⁻¹¹, 2⁻⁸) of itself, so all of them by u of the norm of what is rounded. The bound is that of
     float32, b, and ``u * (1 + b)``. It holds while results are of the type's normal range: a float16 below 2⁻¹⁴ is off
-    by up to 2⁻²⁵ whatever its size, and one from 65520 on is infinite. Integers are exact in every tier: 0.
+    by up to 2⁻²⁵ whatever its size, and one from 65520 on is infinite. Integers are exact at every level: 0.
 
     Of sparse data the sequential sum may be nearly exact: on data of every kind `tier_bound` holds.
     """
@@ -288,7 +288,7 @@ def magnitude(problem: ConvProblem, x: np.ndarray, w: np.ndarray, bias: np.ndarr
     """‖|w| ∗ |x|‖, the Frobenius norm that errors are measured by on data of any kind; with ‖|bias|‖ added to it.
 
     It is taken over all windows that touch a pixel, those beyond the output too: an error at the edge of an image may
-    stem from a pixel that outputs see through other weights only. For a stride above 1, and of filters, over the
+    stem from a pixel that outputs read through other weights only. For a stride above 1, and of filters, over the
     result.
     """
     plain = replace(problem, bias=False, activation=None, accumulate=False)
@@ -345,9 +345,9 @@ def absolute_bound(
 
 
 def tier_bound(problem: ConvProblem, worst: bool = False) -> float:
-    """The largest `absolute_bound` of what may compute ``problem`` in its precision tier.
+    """The largest `absolute_bound` of what may compute ``problem`` at its precision level.
 
-    Tier ``"tf32"`` rounds both operands to 11 bits: 2⁻¹¹ of each product for either, which is 2¹³ units.
+    ``"tf32"`` rounds both operands to 11 bits: 2⁻¹¹ of each product for either, which is 2¹³ units.
     """
     plain = absolute_bound(problem, worst=worst) + (2 * 2.0**13 if problem.precision == "tf32" else 0.0)
     if problem.op == "wgrad":
@@ -391,7 +391,7 @@ def _padded(problem: ConvProblem, image: np.ndarray) -> np.ndarray:
 
 
 def _seen(problem: ConvProblem, image: np.ndarray, r: int, s: int) -> np.ndarray:
-    """What filter tap (r, s) sees: a strided view (channels, P, Q) of the padded image."""
+    """What filter tap (r, s) reads: a strided view (channels, P, Q) of the padded image."""
     top, left = r * problem.dilation[0], s * problem.dilation[1]
     bottom = top + (problem.p - 1) * problem.stride[0] + 1
     right = left + (problem.q - 1) * problem.stride[1] + 1

@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 
 from leanconv.cpu.blas import matmul
-from leanconv.cpu.blocks import finish, output_like, product_cost, shared_limits
+from leanconv.cpu.blocks import finish, product_cost, shared_limits
 from leanconv.cpu.layers import LayerAlgorithm
 from leanconv.problem import ConvProblem
 
 
 class SingleChannel(LayerAlgorithm):
-    """A window of the rows that one row of outputs sees rolls down each channel; every pixel is read once.
+    """A window of the rows that one row of outputs reads rolls down each channel; every pixel is read once.
 
     For each row of outputs all filters of the channel are applied to the window, as one product of the filters
     (K/groups, R·S) with the columns that the window shows (R·S, Q). The paper's threads each do this for their part of
@@ -32,21 +32,15 @@ class SingleChannel(LayerAlgorithm):
         taps = problem.n * problem.c * problem.p * problem.r * problem.s
         return product_cost(problem) + taps * (80.0 * problem.q + 50_000)
 
-    def compute(self, problem: ConvProblem, x: np.ndarray, w: np.ndarray, bias: np.ndarray | None) -> np.ndarray:
-        y = output_like(problem, x)
-        if y.size == 0:
-            return y
-        first = problem.layout == "NCHW"
+    def fill(self, problem: ConvProblem, x: np.ndarray, w: np.ndarray, bias: np.ndarray | None, y: np.ndarray) -> None:
         filters = w.reshape(problem.groups, problem.group_k, problem.r * problem.s)
         # one view of either layout: (image, channel, row, column) and (image, filter, row, column)
-        pixels, results = (x, y) if first else (x.transpose(0, 3, 1, 2), y.transpose(0, 3, 1, 2))
-        with np.errstate(invalid="ignore", over="ignore"):
-            for n in range(problem.n):
-                for c in range(problem.c):
-                    some = slice(c * problem.group_k, (c + 1) * problem.group_k)
-                    _roll(problem, pixels[n, c], filters[c], results[n, some])
-            finish(problem, y, bias, 1 if first else 3)
-        return y
+        pixels, results = (x, y) if problem.layout == "NCHW" else (x.transpose(0, 3, 1, 2), y.transpose(0, 3, 1, 2))
+        for n in range(problem.n):
+            for c in range(problem.c):
+                some = slice(c * problem.group_k, (c + 1) * problem.group_k)
+                _roll(problem, pixels[n, c], filters[c], results[n, some])
+        finish(problem, y, bias)
 
 
 def _roll(problem: ConvProblem, image: np.ndarray, filters: np.ndarray, results: np.ndarray) -> None:

@@ -5,20 +5,12 @@ from __future__ import annotations
 import numpy as np
 
 from leanconv.cpu.blas import matmul
-from leanconv.cpu.blocks import (
-    Block,
-    PaddedInput,
-    blocks,
-    finish,
-    in_columns,
-    output_like,
-    product_cost,
-    shared_limits,
-)
+from leanconv.cpu.blocks import Block, PaddedInput, blocks, finish, in_columns, product_cost, shared_limits
 from leanconv.cpu.im2col import Im2col
 from leanconv.cpu.layers import LayerAlgorithm
 from leanconv.dtypes import item_bytes
-from leanconv.kernels.contract import ceil_div, mean_products
+from leanconv.kernels.contract import ceil_div
+from leanconv.kernels.cost import mean_products
 from leanconv.kernels.winograd_matrices import Matrices, kernels, matrices, why_no_kernels
 from leanconv.problem import ConvProblem
 
@@ -34,10 +26,10 @@ class Winograd1d(LayerAlgorithm):
     the tiles of one state are stored row after row, so the matrix for filter row r begins r rows further on, without a
     copy.
 
-    A row of filters may be cut into pieces of a few columns: a piece is one more filter row to sum over, whose pixels
-    begin further right, and which are transformed anew.
+    A row of filters may be cut into blocks of a few columns: a column block is one more filter row to sum over, whose
+    pixels begin further right, and which are transformed anew.
 
-    α, and the pieces' width, are the cheapest that the precision allows. The last tile of a row may reach beyond its
+    α, and the blocks' width, are the cheapest that the precision allows. The last tile of a row may reach beyond its
     end, into columns that are thrown away: cutting rows into segments of different α, as the paper does, gained nothing
     here on layers of 7 to 56 columns, since products get smaller and each segment is copied and transformed for itself.
     """
@@ -60,10 +52,10 @@ class Winograd1d(LayerAlgorithm):
         return min(_cost(problem, *pair) for pair in _kernels(problem))
 
     def compute(self, problem: ConvProblem, x: np.ndarray, w: np.ndarray, bias: np.ndarray | None) -> np.ndarray:
-        alpha, piece = min(_kernels(problem), key=lambda pair: _cost(problem, *pair))
-        each = ceil_div(alpha, alpha + 1 - piece) * (2 * problem.c + 3 * problem.k) * item_bytes(problem.dtype)
+        alpha, column_block = min(_kernels(problem), key=lambda pair: _cost(problem, *pair))
+        each = ceil_div(alpha, alpha + 1 - column_block) * (2 * problem.c + 3 * problem.k) * item_bytes(problem.dtype)
         return in_columns(
-            problem, x, bias, each, lambda band, seen: convolve(band, alpha, seen, w, bias, piece), BUDGET
+            problem, x, bias, each, lambda band, seen: convolve(band, alpha, seen, w, bias, column_block), BUDGET
         )
 
 
@@ -71,49 +63,45 @@ def _kernels(problem: ConvProblem) -> tuple[tuple[int, int], ...]:
     return kernels(problem.s, mean_products(problem), problem.w, problem.precision)
 
 
-def _cost(problem: ConvProblem, alpha: int, piece: int) -> float:
-    tiles, pieces = problem.n * problem.p * ceil_div(problem.q, alpha + 1 - piece), ceil_div(problem.s, piece)
-    products = 2 * tiles * alpha * problem.k * problem.group_c * problem.r * pieces
+def _cost(problem: ConvProblem, alpha: int, column_block: int) -> float:
+    tiles = problem.n * problem.p * ceil_div(problem.q, alpha + 1 - column_block)
+    column_blocks = ceil_div(problem.s, column_block)
+    products = 2 * tiles * alpha * problem.k * problem.group_c * problem.r * column_blocks
     idle = product_cost(problem) / max(1, problem.flops) * max(1.0, 16 / max(1, problem.group_c))
-    moved = tiles * alpha * (2.5 * problem.c * pieces + (problem.r * pieces + 1.5) * problem.k)
-    filters = alpha * problem.k * problem.group_c * problem.r * pieces
+    moved = tiles * alpha * (2.5 * problem.c * column_blocks + (problem.r * column_blocks + 1.5) * problem.k)
+    filters = alpha * problem.k * problem.group_c * problem.r * column_blocks
     each = 80.0 if problem.layout == "NCHW" else 20 + 480 / problem.c  # short runs of channels copy slowly
     return products * idle + each * moved + 400 * filters
 
 
 def convolve(
-    problem: ConvProblem, alpha: int, x: np.ndarray, w: np.ndarray, bias: np.ndarray | None, piece: int = 0
+    problem: ConvProblem, alpha: int, x: np.ndarray, w: np.ndarray, bias: np.ndarray | None, column_block: int = 0
 ) -> np.ndarray:
-    """``problem`` by Γα(α + 1 − S, S), or by Γα(α + 1 − piece, piece) of pieces of the filter rows; stride and dilation
-    along the row are 1.
+    """``problem`` by Γα(α + 1 − S, S), or by Γα(α + 1 − column_block, column_block) of column blocks of the
+    filter rows; stride and dilation along the row are 1.
     """
-    width = piece or problem.s
+    width = column_block or problem.s
     count = ceil_div(problem.s, width)
-    y = output_like(problem, x)
-    if y.size == 0:
-        return y
+    y = np.empty(problem.y_shape, x.dtype)
     transforms = matrices(alpha + 1 - width, width)
     at, _, bt = (m.astype(x.dtype) for m in transforms.arrays())
     padded = PaddedInput(problem, x, ceil_div(problem.q, transforms.n) * transforms.n + count * width - 1)
     pixel_bytes = ceil_div(alpha, transforms.n) * (2 * problem.c + 3 * problem.k) * item_bytes(problem.dtype)
-    with np.errstate(invalid="ignore", over="ignore"):
-        filters = transform_filters(problem, w, transforms)
-        for block in blocks(problem, pixel_bytes, BUDGET):
-            if problem.layout == "NCHW":
-                tiles = _tiles_nchw(problem, padded.load(block), filters, bt, at)
-            else:
-                tiles = _tiles_nhwc(problem, padded.load(block), filters, bt, at)
-            # An Inf, a NaN or a huge number would spread from its pixel over the tile: then do without transforms.
-            if not np.isfinite(tiles.sum()):
-                return Im2col().compute(problem, x, w, bias)
-            _store(problem, block, tiles, bias, y)
+    filters = transform_filters(problem, w, transforms)
+    for block in blocks(problem, pixel_bytes, BUDGET):
+        tiles = _tiles(problem, padded.load(block), filters, bt, at)
+        # An Inf, a NaN or a huge number would spread from its pixel over the tile: then do without transforms.
+        if not np.isfinite(tiles.sum()):
+            return Im2col().compute(problem, x, w, bias)
+        _store(problem, block, tiles, bias, y)
     return y
 
 
 def transform_filters(problem: ConvProblem, w: np.ndarray, transforms: Matrices) -> np.ndarray:
-    """``transforms.g`` applied to every piece of every filter row, the last one filled up with zeros, and rounded once.
+    """``transforms.g`` applied to every column block of every filter row, the last one filled up with zeros, and
+    rounded once.
 
-    Shape (pieces, R, α, groups, K/groups, C/groups) for NCHW, (pieces, R, α, groups, C/groups, K/groups) for NHWC.
+    Shape (blocks, R, α, groups, K/groups, C/groups) for NCHW, (blocks, R, α, groups, C/groups, K/groups) for NHWC.
     """
     _, g, _ = transforms.arrays()
     shape, width = (problem.groups, problem.group_k), transforms.r
@@ -122,84 +110,58 @@ def transform_filters(problem: ConvProblem, w: np.ndarray, transforms: Matrices)
     else:
         rows = w.reshape(*shape, problem.r, problem.s, problem.group_c).transpose(3, 2, 0, 4, 1)
     count = ceil_div(problem.s, width)
-    pieces = np.zeros((count * width, *rows.shape[1:]))
-    pieces[: problem.s] = rows
-    transformed: np.ndarray = matmul(g, pieces.reshape(count, width, -1)).astype(w.dtype)
+    column_blocks = np.zeros((count * width, *rows.shape[1:]))
+    column_blocks[: problem.s] = rows
+    transformed: np.ndarray = matmul(g, column_blocks.reshape(count, width, -1)).astype(w.dtype)
     return transformed.reshape(count, transforms.alpha, *rows.shape[1:]).swapaxes(1, 2)
 
 
-def _tiles_nchw(
-    problem: ConvProblem, padded: np.ndarray, filters: np.ndarray, bt: np.ndarray, at: np.ndarray
-) -> np.ndarray:
-    """Output tiles (n, K, images, rows of the padded image, tiles of a row); the last rows of an image are void."""
-    (n, alpha), groups, pieces = at.shape, problem.groups, len(filters)
-    c, images, height, width = padded.shape
-    piece = alpha + 1 - n
-    across = (width + 1 - pieces * piece) // n
+def _tiles(problem: ConvProblem, padded: np.ndarray, filters: np.ndarray, bt: np.ndarray, at: np.ndarray) -> np.ndarray:
+    """Output tiles (n, K, images, rows of the padded image, tiles of a row) for NCHW, with K last for NHWC; the last
+    rows of an image are void."""
+    nchw, (n, alpha), column_blocks = problem.layout == "NCHW", at.shape, len(filters)
+    images, height, width = padded.shape[1:] if nchw else padded.shape[:3]
+    column_block = alpha + 1 - n
+    across = (width + 1 - column_blocks * column_block) // n
     # All images of the block are one tall image: R − 1 void rows at each seam are cheaper than small products.
-    dilated = problem.dilation[0] * across
-    count = images * height * across - (problem.r - 1) * dilated
-    data = np.empty((alpha, c, images * height * across), padded.dtype)
-    total = np.empty((alpha, groups, problem.group_k, count), padded.dtype)
-    product = np.empty_like(total) if problem.r * pieces > 1 else total
-    for j in range(pieces):
+    dilated, extents = problem.dilation[0] * across, (images, height, across)
+    every = images * height * across
+    count = every - (problem.r - 1) * dilated
+    groups, group_c, group_k = problem.groups, problem.group_c, problem.group_k
+    data = np.empty((alpha, problem.c, *extents) if nchw else (alpha, *extents, problem.c), padded.dtype)
+    total = np.empty((alpha, groups, group_k, count) if nchw else (alpha, count, groups, group_k), padded.dtype)
+    product = np.empty_like(total) if problem.r * column_blocks > 1 else total
+    for j in range(column_blocks):
         for a in range(alpha):
-            first = j * piece + a
-            data[a].reshape(c, images, height, across)[...] = padded[..., first : first + (across - 1) * n + 1 : n]
-        states = matmul(bt, data.reshape(alpha, -1)).reshape(alpha, groups, problem.group_c, -1)
+            first = j * column_block + a
+            columns = slice(first, first + (across - 1) * n + 1, n)
+            data[a] = padded[..., columns] if nchw else padded[:, :, columns]
+        states = matmul(bt, data.reshape(alpha, -1))
+        shape = (alpha, groups, group_c, -1) if nchw else (alpha, -1, groups, group_c)
+        states = states.reshape(shape) if nchw else states.reshape(shape).swapaxes(1, 2)
         for r in range(problem.r):
-            into = product if j or r else total
-            matmul(filters[j, r], states[..., r * dilated : r * dilated + count], out=into)
+            into, rows = product if j or r else total, slice(r * dilated, r * dilated + count)
+            if nchw:
+                matmul(filters[j, r], states[..., rows], out=into)
+            else:
+                matmul(states[:, :, rows], filters[j, r], out=into.swapaxes(1, 2))
             if j or r:
                 total += product
-    tiles = np.empty((n, problem.k, images * height * across), padded.dtype)
-    void = tiles[:, :, count:]
+    tiles = np.empty((n, problem.k, every) if nchw else (n, every, problem.k), padded.dtype)
+    made, void = (tiles[:, :, :count], tiles[:, :, count:]) if nchw else (tiles[:, :count], tiles[:, count:])
     void[...] = 0
-    tiles[:, :, :count] = matmul(at, total.reshape(alpha, -1)).reshape(n, problem.k, count)
-    return tiles.reshape(n, problem.k, images, height, across)
-
-
-def _tiles_nhwc(
-    problem: ConvProblem, padded: np.ndarray, filters: np.ndarray, bt: np.ndarray, at: np.ndarray
-) -> np.ndarray:
-    """Output tiles (n, images, rows of the padded image, tiles of a row, K); the last rows of an image are void."""
-    (n, alpha), groups, pieces = at.shape, problem.groups, len(filters)
-    images, height, width, c = padded.shape
-    piece = alpha + 1 - n
-    across = (width + 1 - pieces * piece) // n
-    dilated = problem.dilation[0] * across
-    count = images * height * across - (problem.r - 1) * dilated
-    data = np.empty((alpha, images, height, across, c), padded.dtype)
-    total = np.empty((alpha, count, groups, problem.group_k), padded.dtype)
-    product = np.empty_like(total) if problem.r * pieces > 1 else total
-    for j in range(pieces):
-        for a in range(alpha):
-            first = j * piece + a
-            data[a] = padded[:, :, first : first + (across - 1) * n + 1 : n]
-        states = matmul(bt, data.reshape(alpha, -1)).reshape(alpha, -1, groups, problem.group_c).swapaxes(1, 2)
-        for r in range(problem.r):
-            into = product if j or r else total
-            matmul(states[:, :, r * dilated : r * dilated + count], filters[j, r], out=into.swapaxes(1, 2))
-            if j or r:
-                total += product
-    tiles = np.empty((n, images * height * across, problem.k), padded.dtype)
-    tiles[:, count:] = 0
-    tiles[:, :count] = matmul(at, total.reshape(alpha, -1)).reshape(n, count, problem.k)
-    return tiles.reshape(n, images, height, across, problem.k)
+    made[...] = matmul(at, total.reshape(alpha, -1)).reshape(made.shape)
+    return tiles.reshape((n, problem.k, *extents) if nchw else (n, *extents, problem.k))
 
 
 def _store(problem: ConvProblem, block: Block, tiles: np.ndarray, bias: np.ndarray | None, y: np.ndarray) -> None:
     """Interleave the n outputs of the tiles to rows, leaving out what lies beyond the image."""
-    n = tiles.shape[0]
-    if problem.layout == "NCHW":
-        part = y[block.first : block.last, :, block.top : block.bottom]
-        for j in range(min(n, problem.q)):
+    n, part = tiles.shape[0], block.of(problem, y)
+    for j in range(min(n, problem.q)):
+        if problem.layout == "NCHW":
             into = part[..., j::n]
             into[...] = tiles[j, :, :, : block.rows, : into.shape[3]].swapaxes(0, 1)
-        finish(problem, part, bias, 1)
-    else:
-        part = y[block.first : block.last, block.top : block.bottom]
-        for j in range(min(n, problem.q)):
+        else:
             into = part[:, :, j::n]
             into[...] = tiles[j, :, : block.rows, : into.shape[2]]
-        finish(problem, part, bias, 3)
+    finish(problem, part, bias)

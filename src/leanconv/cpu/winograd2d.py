@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from leanconv.cpu.blas import matmul
-from leanconv.cpu.blocks import Block, PaddedInput, blocks, finish, output_like, product_cost, shared_limits
+from leanconv.cpu.blocks import Block, PaddedInput, blocks, finish, product_cost, shared_limits
 from leanconv.cpu.im2col import Im2col
 from leanconv.cpu.layers import LayerAlgorithm
 from leanconv.dtypes import item_bytes
@@ -48,26 +48,22 @@ def _cost(problem: ConvProblem, m: int) -> float:
 
 def convolve(problem: ConvProblem, m: int, x: np.ndarray, w: np.ndarray, bias: np.ndarray | None) -> np.ndarray:
     """``problem`` by F(m × m, 3 × 3); stride and dilation are 1."""
-    y = output_like(problem, x)
-    if y.size == 0:
-        return y
+    y = np.empty(problem.y_shape, x.dtype)
     transforms = matrices(m, 3)
     at, _, bt = (matrix.astype(x.dtype) for matrix in transforms.arrays())
     across = ceil_div(problem.q, m)
     padded = PaddedInput(problem, x, across * m + 2)
     pixel_bytes = ceil_div(transforms.alpha**2, m * m) * 3 * (problem.c + problem.k) * item_bytes(problem.dtype)
-    multiply = _multiply_nchw if problem.layout == "NCHW" else _multiply_nhwc
-    with np.errstate(invalid="ignore", over="ignore"):
-        filters = transform_filters(problem, w, transforms)
-        for block in blocks(problem, pixel_bytes, budget=8 << 20):
-            down = ceil_div(block.rows, m)
-            data = padded.load(Block(block.first, block.last, block.top, block.top + down * m))
-            sums = multiply(problem, filters, both_sides(bt, _tiles(problem, data, transforms, down, across)))
-            tiles = both_sides(at, sums)
-            # An Inf, a NaN or a huge number would spread from its pixel over the tile: then do without transforms.
-            if not np.isfinite(tiles.sum()):
-                return Im2col().compute(problem, x, w, bias)
-            _store(problem, block, tiles, bias, y)
+    filters = transform_filters(problem, w, transforms)
+    for block in blocks(problem, pixel_bytes, budget=8 << 20):
+        down = ceil_div(block.rows, m)
+        data = padded.load(Block(block.first, block.last, block.top, block.top + down * m))
+        sums = _multiply(problem, filters, both_sides(bt, _tiles(problem, data, transforms, down, across)))
+        tiles = both_sides(at, sums)
+        # An Inf, a NaN or a huge number would spread from its pixel over the tile: then do without transforms.
+        if not np.isfinite(tiles.sum()):
+            return Im2col().compute(problem, x, w, bias)
+        _store(problem, block, tiles, bias, y)
     return y
 
 
@@ -106,36 +102,30 @@ def _tiles(problem: ConvProblem, padded: np.ndarray, transforms: Matrices, down:
     return data.reshape(alpha, alpha, problem.c, -1) if nchw else data.reshape(alpha, alpha, -1, problem.c)
 
 
-def _multiply_nchw(problem: ConvProblem, filters: np.ndarray, data: np.ndarray) -> np.ndarray:
-    """Sums over the channels (α, α, K, tiles)."""
-    alpha = data.shape[0]
-    grouped = data.reshape(alpha, alpha, problem.groups, problem.group_c, -1)
-    return matmul(filters, grouped).reshape(alpha, alpha, problem.k, -1)
-
-
-def _multiply_nhwc(problem: ConvProblem, filters: np.ndarray, data: np.ndarray) -> np.ndarray:
-    """Sums over the channels (α, α, tiles, K)."""
-    alpha, _, tiles, _ = data.shape
-    grouped = data.reshape(alpha, alpha, tiles, problem.groups, problem.group_c).swapaxes(2, 3)
-    sums = np.empty((alpha, alpha, tiles, problem.groups, problem.group_k), data.dtype)
+def _multiply(problem: ConvProblem, filters: np.ndarray, data: np.ndarray) -> np.ndarray:
+    """Sums over the channels (α, α, K, tiles) for NCHW, (α, α, tiles, K) for NHWC."""
+    alpha, groups = data.shape[0], problem.groups
+    if problem.layout == "NCHW":
+        grouped = data.reshape(alpha, alpha, groups, problem.group_c, -1)
+        return matmul(filters, grouped).reshape(alpha, alpha, problem.k, -1)
+    grouped = data.reshape(alpha, alpha, -1, groups, problem.group_c).swapaxes(2, 3)
+    sums = np.empty((*data.shape[:3], groups, problem.group_k), data.dtype)
     matmul(grouped, filters, out=sums.swapaxes(2, 3))
-    return sums.reshape(alpha, alpha, tiles, problem.k)
+    return sums.reshape(*data.shape[:3], problem.k)
 
 
 def _store(problem: ConvProblem, block: Block, tiles: np.ndarray, bias: np.ndarray | None, y: np.ndarray) -> None:
     """Interleave the m × m outputs of the tiles, leaving out what lies beyond the image."""
     m, images = tiles.shape[0], block.images
     down, across = ceil_div(block.rows, m), ceil_div(problem.q, m)
-    nchw = problem.layout == "NCHW"
+    nchw, part = problem.layout == "NCHW", block.of(problem, y)
     if nchw:
-        part = y[block.first : block.last, :, block.top : block.bottom]
         tiles = tiles.reshape(m, m, problem.k, images, down, across).swapaxes(2, 3)
     else:
-        part = y[block.first : block.last, block.top : block.bottom]
         tiles = tiles.reshape(m, m, images, down, across, problem.k)
     for i in range(min(m, block.rows)):
         for j in range(min(m, problem.q)):
             into = part[:, :, i::m, j::m] if nchw else part[:, i::m, j::m]
             rows, columns = into.shape[2:] if nchw else into.shape[1:3]
             into[...] = tiles[i, j, :, :, :rows, :columns] if nchw else tiles[i, j, :, :rows, :columns]
-    finish(problem, part, bias, 1 if nchw else 3)
+    finish(problem, part, bias)

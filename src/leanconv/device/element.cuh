@@ -2,8 +2,7 @@
 #pragma once
 
 #include <device/index.cuh>
-#include <device/ptx/convert.cuh>
-#include <device/ptx/dot.cuh>
+#include <device/ptx/arithmetic.cuh>
 
 namespace leanconv {
 
@@ -75,29 +74,6 @@ template <class Problem> constexpr bool narrow = item<Problem> == 2;
 // What passes registers, rather than being copied.
 template <class Problem> constexpr bool through_registers = narrow<Problem> || loose<typename Problem::element>;
 
-// A loose word as it is loaded: in as large pieces as lie aligned, without what is no channel of its tap.
-template <class Problem>
-struct LooseWord {
-    static constexpr int piece_bytes = gcd(gcd(Problem::channel_bytes, Problem::group_bytes), 2);
-    unsigned pieces[4 / piece_bytes];
-
-    // Word number `in_tap` of a tap; zeros where it is not valid.
-    __device__ __forceinline__ void load(const void* from, bool valid, int in_tap) {
-        using Piece = typename Select<piece_bytes == 2, unsigned short, unsigned char>::type;
-#pragma unroll
-        for (int i = 0; i < 4 / piece_bytes; ++i) {
-            const bool exists = valid && 4 * in_tap + i * piece_bytes < Problem::group_bytes;
-            pieces[i] = exists ? static_cast<const Piece*>(from)[i] : 0;
-        }
-    }
-    __device__ __forceinline__ float value(int = 0) const {
-        unsigned word = 0;
-#pragma unroll
-        for (int i = 0; i < 4 / piece_bytes; ++i) word |= pieces[i] << i * piece_bytes * 8;
-        return __uint_as_float(word);
-    }
-};
-
 // `count` adjacent 16-bit elements as one load brings them: two in a register.
 template <class T, int count>
 struct Packed {
@@ -121,5 +97,73 @@ struct Packed {
         return to_float(T{static_cast<unsigned short>(words[i / 2] >> i % 2 * 16)});
     }
 };
+
+// Four adjacent elements by one instruction, aligned to all of them.
+__device__ __forceinline__ void load_vector(float (&to)[4], const float* from) {
+    const float4 v = *reinterpret_cast<const float4*>(from);
+    to[0] = v.x, to[1] = v.y, to[2] = v.z, to[3] = v.w;
+}
+__device__ __forceinline__ void load_vector(unsigned (&to)[4], const unsigned* from) {
+    const uint4 v = *reinterpret_cast<const uint4*>(from);
+    to[0] = v.x, to[1] = v.y, to[2] = v.z, to[3] = v.w;
+}
+
+__device__ __forceinline__ void store_vector(float* to, const float (&v)[4]) {
+    *reinterpret_cast<float4*>(to) = make_float4(v[0], v[1], v[2], v[3]);
+}
+__device__ __forceinline__ void store_vector(int* to, const int (&v)[4]) {
+    *reinterpret_cast<int4*>(to) = make_int4(v[0], v[1], v[2], v[3]);
+}
+__device__ __forceinline__ void store_vector(unsigned* to, const unsigned (&v)[4]) {
+    *reinterpret_cast<uint4*>(to) = make_uint4(v[0], v[1], v[2], v[3]);
+}
+template <class T>
+__device__ __forceinline__ void store_vector(T* to, const T (&v)[4]) {
+    static_assert(sizeof(T) == 2, "four elements of 16 bits");
+    *reinterpret_cast<uint2*>(to) = make_uint2(v[0].bits | v[1].bits << 16, v[2].bits | v[3].bits << 16);
+}
+
+// To global memory, as data that will not be read soon.
+// NOTE: an intrinsic, because the compiler split ordinary 128-bit stores of results into four of 32 bits.
+__device__ __forceinline__ void stream_vector(float* to, const float (&v)[4]) {
+    __stcs(reinterpret_cast<float4*>(to), make_float4(v[0], v[1], v[2], v[3]));
+}
+__device__ __forceinline__ void stream_vector(unsigned* to, const unsigned (&v)[4]) {
+    __stcs(reinterpret_cast<uint4*>(to), make_uint4(v[0], v[1], v[2], v[3]));
+}
+
+// One, two or four adjacent elements, aligned to all of them, as one load or store. Loads widen them to floats; zeros
+// where they are not valid.
+template <int count>
+__device__ __forceinline__ void load_adjacent(float (&v)[count], const float* from, bool valid = true) {
+    static_assert(count == 1 || count == 2 || count == 4, "one, two or four elements are loaded at once");
+#pragma unroll
+    for (int i = 0; i < count; ++i) v[i] = 0.0f;
+    if (!valid) return;
+    if constexpr (count == 4) {
+        load_vector(v, from);
+    } else if constexpr (count == 2) {
+        const float2 two = *reinterpret_cast<const float2*>(from);
+        v[0] = two.x, v[1] = two.y;
+    } else {
+        v[0] = *from;
+    }
+}
+template <int count, class T>
+__device__ __forceinline__ void load_adjacent(float (&v)[count], const T* from, bool valid = true) {
+    Packed<T, count> packed;
+    packed.load(from, valid);
+#pragma unroll
+    for (int i = 0; i < count; ++i) v[i] = packed.value(i);
+}
+
+template <class T, int count>
+__device__ __forceinline__ void store_adjacent(T* to, const T (&v)[count]) {
+    static_assert(count == 1 || count == 2 || count == 4, "one, two or four elements are stored at once");
+    if constexpr (count == 4) store_vector(to, v);
+    else if constexpr (count == 1) *to = v[0];
+    else if constexpr (sizeof(T) == 4) *reinterpret_cast<float2*>(to) = make_float2(v[0], v[1]);
+    else *reinterpret_cast<unsigned*>(to) = v[0].bits | v[1].bits << 16;
+}
 
 }  // namespace leanconv

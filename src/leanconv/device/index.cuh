@@ -58,10 +58,10 @@ struct Pixel {
     }
 };
 
-// Which outputs a block of a tiled kernel computes. A launch may write a part of its output images: its p x q outputs lie
+// Which outputs a block of a tiled kernel computes. A launch may write only some pixels of its output images: its p x q outputs lie
 // in rows first_p, first_p + step_p, ... and columns first_q, first_q + step_q, ... of images of out_h x out_w.
 //
-// It may also serve phases_h x phases_w such parts at once, which differ in where they begin and in their filters, all
+// It may also serve phases_h x phases_w such phases at once, which differ in where they begin and in their filters, all
 // of them with p x q outputs, of which those outside the image are not stored. Phase i begins `phase_step * i` rows
 // below the first: as many whole steps as that makes move its windows instead.
 template <class Problem>
@@ -78,6 +78,49 @@ struct Phase {
             const int column = first_q + number % Problem::phases_w * Problem::phase_step_w;
             pad_top += row / Problem::step_p, first_p = row % Problem::step_p;
             pad_left += column / Problem::step_q, first_q = column % Problem::step_q;
+        }
+    }
+};
+
+// Where an output pixel lies, counted in elements of the first filter of an NCHW or CHWN tensor, in pixels of an NHWC
+// tensor; and how many of four from there on are adjacent outputs that exist.
+struct Place {
+    int64 offset;
+    int count;
+};
+
+// Pixels numbered as they lie in memory.
+template <class Problem>
+struct FlatPixels {
+    using P = Phase<Problem>;
+    P phase;
+    long long batch;
+    Offset<Problem> count;
+
+    __device__ __forceinline__ FlatPixels(long long batch, const P& phase)
+        : phase(phase), batch(batch), count(static_cast<Offset<Problem>>(batch) * (Problem::p * Problem::q)) {}
+
+    // NOTE: pixels past the end repeat the last one, or four of them; what is computed from them is never stored.
+    __device__ __forceinline__ Pixel<Problem> pixel(Offset<Problem> number) const {
+        return Pixel<Problem>(number < count ? number : count - (images_in_fours<Problem> ? 4 : 1), batch);
+    }
+
+    __device__ __forceinline__ Place place(Offset<Problem> pixel) const {
+        constexpr int image = Problem::out_h * Problem::out_w;
+        if constexpr (P::whole && Problem::chwn) {
+            return {pixel, pixel < count ? 4 : 0};
+        } else if constexpr (P::whole) {
+            const Offset<Problem> n = pixel / image;
+            return {static_cast<int64>(n) * Problem::k * image + (pixel - n * image), pixel < count ? 4 : 0};
+        } else {
+            const Pixel<Problem> at(pixel, batch);
+            const int row = phase.first_p + at.p * Problem::step_p, column = phase.first_q + at.q * Problem::step_q;
+            const bool inside = P::count == 1 || (row < Problem::out_h && column < Problem::out_w);
+            const int64 in_image = static_cast<int64>(row) * Problem::out_w + column;
+            const int64 offset = Problem::chwn
+                ? in_image * batch + at.n
+                : static_cast<int64>(at.n) * (Problem::nhwc ? 1 : Problem::k) * image + in_image;
+            return {offset, pixel < count && inside ? 4 : 0};
         }
     }
 };

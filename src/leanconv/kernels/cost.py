@@ -1,22 +1,130 @@
-"""Cost models fitted to a GPU: by how much the times of an algorithm differ there from what it predicts.
+"""The cost model: what predictions of times have in common, and what was measured on a GPU.
 
-``perf/<gpu>/fits.json`` has three numbers for each algorithm, layout and operation (`Fit`); `python -m report refit`
-makes it from timed candidates. Without them a prediction stays as it is.
+A kernel predicts clock cycles from a problem, a configuration and a target, by formulas: multiply-adds, bytes, waves
+of blocks, launches. What was measured on a GPU is data. ``perf/<gpu>/speeds.json`` has the numbers that the formulas of
+one kernel need (`Speeds`); ``perf/<gpu>/fits.json`` says by how much whole calls differ from what is predicted, for
+each algorithm, layout and operation (`Fit`); `python -m report refit` makes it from timed candidates.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from functools import cache
+from dataclasses import dataclass, fields
+from functools import cache, lru_cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
-from leanconv.kernels.contract import Algorithm
+from leanconv.kernels.contract import Algorithm, ceil_div
 from leanconv.perf import tables
 from leanconv.plan import Target
-from leanconv.problem import Problem
+from leanconv.problem import ConvProblem, Problem
+
+S = TypeVar("S", bound="Speeds")
+
+#: Where `Speeds` are read.
+FOLDER = Path(tables.__file__).resolve().parent
+#: The GPU whose speeds are assumed for one that nobody has measured.
+REFERENCE = "nvidia-h200"
+
+
+@dataclass(frozen=True)
+class Speeds:
+    """Base of what was measured for the predictions of one module: its fields are the numbers of that module in
+    ``perf/<gpu>/speeds.json``, and say what they mean."""
+
+    @classmethod
+    def of(cls: type[S], target: Target, part: str = "") -> S:
+        """The numbers of a GPU; those of `REFERENCE` for one without a file. ``part``: those of a part of the module's
+        section, such as a layout."""
+        return _speeds(cls, target.model, part)  # type: ignore[arg-type]
+
+
+@cache
+def _speeds(kind: type[S], model: str, part: str) -> S:
+    path = FOLDER / tables.slug(model) / "speeds.json"
+    if not model or not path.exists():
+        path = FOLDER / REFERENCE / "speeds.json"
+    record = json.loads(path.read_text(encoding="utf-8"))[kind.__module__.rpartition(".")[2]]
+    record = record[part] if part else record
+    return kind(**{field.name: _frozen(record[field.name]) for field in fields(kind)})
+
+
+def _frozen(value: Any) -> Any:
+    return tuple(map(_frozen, value)) if isinstance(value, list) else value
+
+
+@dataclass(frozen=True)
+class GpuSpeeds(Speeds):
+    """Of a GPU, whatever runs there."""
+
+    #: clock cycles from the end of one launch to the work of the next, and for filling the machine
+    launch_cycles: int
+    #: multiprocessors of a processing cluster, in which a cluster of blocks lies, at least
+    processing_cluster: int
+    #: the share of its places for blocks that is counted on: where clusters filled all of an H200, some waited, and it
+    #: took 1.4 times the time
+    cluster_places: float
+    #: clusters of 4 and 8 blocks are dealt out unevenly: where they fill more than this share of the places for blocks,
+    #: the busiest multiprocessor gets one block more than the mean (an H200 in CHWN, 28 layers: for a mean of 4.0, 5.9,
+    #: 6.1, 8.0, 11.9 and 24.2 blocks the time of 5.5, 7.0, 7.0, 8.8, 12.9 and 25.0). Clusters of 2 are dealt evenly.
+    even_clusters: float
+
+
+def pixels_read(extent: int, taps: int, stride: int, dilation: int, before: int, outputs: int) -> int:
+    """Pairs of a tap and an output along an axis of ``extent`` pixels whose pixel is not padding."""
+    total = 0
+    for begin in range(-before, taps * dilation - before, dilation):
+        first, last = max(0, ceil_div(-begin, stride)), min(outputs - 1, (extent - 1 - begin) // stride)
+        total += max(0, last - first + 1)
+    return total
+
+
+def launch_cycles(target: Target) -> int:
+    """Clock cycles from the end of one launch to the work of the next, and for filling the machine."""
+    return GpuSpeeds.of(target).launch_cycles
+
+
+@lru_cache(maxsize=64)
+def mean_products(problem: ConvProblem) -> int:
+    """Products that an output of a forward convolution sums on average: of pixels, not of padding."""
+    (sh, sw), (dh, dw), (top, _, left, _) = problem.stride, problem.dilation, problem.padding
+    rows = pixels_read(problem.h, problem.r, sh, dh, top, problem.p)
+    columns = pixels_read(problem.w, problem.s, sw, dw, left, problem.q)
+    return problem.group_c * rows * columns // max(1, problem.p * problem.q)
+
+
+def fma_cycles(problem: ConvProblem, target: Target, fewer: float = 1) -> float:
+    """Cycles of a layer's multiply-adds, ``fewer`` times fewer than by its definition, on all FP32 cores of a GPU."""
+    return problem.flops / 2 / fewer / (target.multiprocessors * target.fma_lanes)
+
+
+def blocks_that_fit(registers: int, threads: int, target: Target) -> int:
+    """Blocks that a multiprocessor holds: registers come in multiples of 8 a thread, warps in multiples of four."""
+    warps = min(64, target.registers_per_multiprocessor // (ceil_div(registers, 8) * 8 * 32)) // 4 * 4
+    return max(1, min(32, (32 * warps + 31) // threads))
+
+
+def busy_cycles(blocks: int, fitting: int, target: Target, cycles: Callable[[int], float]) -> float:
+    """Cycles of the busiest multiprocessor, which holds ``fitting`` of all ``blocks``: so many together take
+    ``cycles``."""
+    rounds, rest = divmod(ceil_div(max(1, blocks), target.multiprocessors), fitting)
+    return rounds * cycles(fitting) + (cycles(rest) if rest else 0)
+
+
+def overlapped(one: float, other: float, share: float) -> float:
+    """The time of two things at once: the greater, and this ``share`` of the lesser."""
+    return max(one, other) + share * min(one, other)
+
+
+def clusters_at_once(split: int, fitting: int, target: Target) -> int:
+    """Clusters of ``split`` blocks that run at the same time, where a multiprocessor holds ``fitting`` blocks."""
+    speeds = GpuSpeeds.of(target)
+    of_one = speeds.processing_cluster
+    places = max(1, target.multiprocessors // of_one) * (of_one * fitting // split)
+    return max(1, int(speeds.cluster_places * places))
+
 
 #: What is fitted to algorithms of which too few times are known, and whose predictions leave out a launch.
 OTHERS = "others"
@@ -24,14 +132,14 @@ OTHERS = "others"
 
 class Fit(NamedTuple):
     """``factor`` times the prediction, ``start`` clock cycles of a call apart from its work, and ``preparing`` times
-    as long as memory takes for the bytes of prepared filters."""
+    as long as memory takes for the bytes of packed weights."""
 
     factor: float = 1.0
     start: float = 0.0
     preparing: float = 0.0
 
     def with_prepared(self, cycles: float) -> Fitted:
-        """It for one problem, whose prepared filters take memory so many ``cycles``."""
+        """It for one problem, whose packed weights take memory so many ``cycles``."""
         return Fitted(self.factor, self.start + self.preparing * cycles, measured=True)
 
 
@@ -70,7 +178,7 @@ def leaves_out_launch(algorithm: Algorithm, problem: Problem) -> bool:
 
 
 def preparing_cycles(algorithm: Algorithm, problem: Problem, target: Target) -> float:
-    """Clock cycles that memory takes for the bytes of prepared filters."""
+    """Clock cycles that memory takes for the bytes of packed weights."""
     return algorithm.prepared_bytes(problem) / target.bytes_per_cycle
 
 

@@ -124,25 +124,25 @@ def matrices(n: int, r: int, points: Sequence[Fraction | int] | None = None) -> 
 WIDTHS = {4: range(2, 4), 8: range(2, 8), 16: range(7, 10)}
 
 
-#: Fewest products of an output that 8 states may serve in tier "fp32", as the transforms round as often for short sums.
-#: Measured by the error of a plain sequential float32 sum, n = 7 to 2: on zero-mean data, where the tier allows four
+#: Fewest products of an output that 8 states may serve at "fp32", as the transforms round as often for short sums.
+#: Measured by the error of a plain sequential float32 sum, n = 7 to 2: on zero-mean data, where the level allows four
 #: times, 3.4 to 2.8 at 96 products and less beyond if sums begin anew every 32 steps, 4.1 to 3.1 at 64, 6 at 10; on
 #: pixels of which a ReLU leaves 10 %, where it allows eight, at most 7.0 from 128 on, for n = 6 to 2 on 40,000 random
 #: layers of a thousand outputs and more (CPU engine 7.6, n = 7 too), and 8.1 at 96. 4 states stay within 1.5 times from
 #: one channel on.
 LEAST_PRODUCTS = 128
 
-#: Number of states and width of the pieces that filter rows of LEAST_IN_PIECES columns and more are cut into, and the
-#: fewest pixels of a row that tier "fp32" lets them serve. Measured as above, on layers of 128 products: on rows of as
+#: Number of states and width of the column blocks of filter rows of LEAST_IN_BLOCKS columns and more, and the fewest
+#: pixels of a row that level "fp32" lets them serve. Measured as above, on layers of 128 products: on rows of as
 #: many pixels and more at most 3.4, 3.6 and 3.5 times the sequential sum's error on zero-mean data, 6.5, 6.3 and 7.0
-#: after a ReLU; pieces of 3 on rows of 8 pixels 4.4.
-PIECES = {(8, 3): 16, (8, 4): 8, (8, 5): 8}
-#: Narrower rows take fewer products whole: 5 by (4,5) 2 for an output, in two pieces of 3 by (6,3) 2.67.
-LEAST_IN_PIECES = 6
+#: after a ReLU; blocks of 3 on rows of 8 pixels 4.4.
+COLUMN_BLOCKS = {(8, 3): 16, (8, 4): 8, (8, 5): 8}
+#: Narrower rows take fewer products whole: 5 by (4,5) 2 for an output, in two blocks of 3 by (6,3) 2.67.
+LEAST_IN_BLOCKS = 6
 
 
 def states(width: int, products: int, row: int, precision: str) -> tuple[int, ...]:
-    """The numbers of states α, largest first, whose kernels Γα(α + 1 − width, width) keep tier ``precision``.
+    """The numbers of states α, largest first, whose kernels Γα(α + 1 − width, width) keep the level ``precision``.
 
     ``products`` is the number of products that an output sums on average, ``row`` the number of pixels in a row of the
     input. 16 states are for "relaxed" and "tf32"; in "ieee" there are no transforms. Rows at most half as wide as the
@@ -160,22 +160,22 @@ def states(width: int, products: int, row: int, precision: str) -> tuple[int, ..
 
 
 def kernels(width: int, products: int, row: int, precision: str) -> tuple[tuple[int, int], ...]:
-    """The pairs of a number of states and a width of pieces that serve filters ``width`` wide, as `states` has it.
+    """Pairs of a number of states and a width of column blocks that serve filters ``width`` wide, as `states` has it.
 
-    The whole row comes first where `states` serves it. A row of any width is a sum of pieces of ``piece`` columns, each
-    one more filter row whose pixels begin further right, so ``y[q] = sum over j, s of w[j·piece + s] x[q + j·piece +
-    s]``; the last one is filled up with zeros. All pieces are summed before the transform back, so errors are those
-    of Γα(α + 1 − piece, piece).
+    The whole row comes first where `states` serves it. A row of any width is a sum of blocks of ``block`` columns, each
+    one more filter row whose pixels begin further right, so ``y[q] = sum over j, s of w[j·block + s] x[q + j·block +
+    s]``; the last one is filled up with zeros. All blocks are summed before the transform back, so errors are those
+    of Γα(α + 1 − block, block).
 
     >>> kernels(3, 576, 56, "fp32"), kernels(9, 5184, 56, "fp32")
     (((8, 3), (4, 3)), ((8, 3), (8, 4), (8, 5)))
     """
     whole = tuple((alpha, width) for alpha in states(width, products, row, precision))
-    if width < LEAST_IN_PIECES or precision == "ieee":
+    if width < LEAST_IN_BLOCKS or precision == "ieee":
         return whole
     strict = precision == "fp32"
     return whole + tuple(
-        pair for pair, least in PIECES.items() if not strict or (products >= LEAST_PRODUCTS and row >= least)
+        pair for pair, least in COLUMN_BLOCKS.items() if not strict or (products >= LEAST_PRODUCTS and row >= least)
     )
 
 
@@ -187,32 +187,31 @@ def why_no_kernels(width: int, products: int, row: int, precision: str) -> list[
     if width < narrowest:
         return [f"filters are {width} wide, and the transforms serve widths from {narrowest} on"]
     if products < LEAST_PRODUCTS:
-        return [f"an output sums {products} products on average; tier 'fp32' is kept from {LEAST_PRODUCTS} on"]
-    if width >= LEAST_IN_PIECES:
-        least = min(PIECES.values())
-        return [
-            f"filters are {width} wide and rows of {row} pixels; tier 'fp32' is kept by their pieces from {least} on"
-        ]
-    return [f"rows of {row} pixels are at most half as wide as the filters; tier 'fp32' is kept where they are wider"]
+        return [f"an output sums {products} products on average; precision 'fp32' is kept from {LEAST_PRODUCTS} on"]
+    if width >= LEAST_IN_BLOCKS:
+        least = min(COLUMN_BLOCKS.values())
+        kept = f"precision 'fp32' is kept by their column blocks from {least} on"
+        return [f"filters are {width} wide and rows of {row} pixels; {kept}"]
+    return [f"rows of {row} pixels are at most half as wide as the filters; wider rows keep precision 'fp32'"]
 
 
 def transforms(width: int, height: int, precision: str) -> list[tuple[Matrices, bool]]:
-    """Every transform that may serve filters of ``height`` × ``width`` in tier ``precision``, and whether along both
+    """Every transform that may serve filters of ``height`` × ``width`` at ``precision``, and whether along both
     directions.
 
     >>> [(t.n, t.r, square) for t, square in transforms(3, 3, "fp32")]
     [(6, 3, False), (2, 3, False), (2, 3, True)]
     """
     along_rows = [
-        (matrices(alpha + 1 - piece, piece), False)
-        for alpha, piece in kernels(width, LEAST_PRODUCTS, max(width, *PIECES.values()), precision)
+        (matrices(alpha + 1 - block, block), False)
+        for alpha, block in kernels(width, LEAST_PRODUCTS, max(width, *COLUMN_BLOCKS.values()), precision)
     ]
     square = outputs_2d(precision) if (height, width) == (3, 3) else ()
     return along_rows + [(matrices(m, 3), True) for m in square]
 
 
 def outputs_2d(precision: str) -> tuple[int, ...]:
-    """The m, largest first, whose F(m × m, 3 × 3) keeps tier ``precision``.
+    """The m, largest first, whose F(m × m, 3 × 3) keeps the level ``precision``.
 
     >>> outputs_2d("fp32"), outputs_2d("relaxed")
     ((2,), (4, 2))

@@ -13,7 +13,7 @@ version.
 
 The shipped table, ``perf/<gpu>/winners.json``, has the same form with the winners alone. It is made for a release and
 valid for the release: each winner has a hash of its machine code (``code``, made by ``compiler``), which `leanconv tune
---verify` compares. The user's tables are asked first, then the shipped one. Whatever cannot be read is a miss.
+--verify` compares. The user's tables come first, then the shipped one. Whatever cannot be read is a miss.
 """
 
 from __future__ import annotations
@@ -176,7 +176,7 @@ def changed(timed: Timed, plan: Plan) -> list[str]:
 
 
 class Table:
-    """A table in memory. A line is found and parsed when its problem is first asked for: 2 MB are read in 2 ms."""
+    """A table in memory. A line is found and parsed when its problem is first looked up: 2 MB are read in 2 ms."""
 
     def __init__(
         self, gpu: Mapping[str, Any], lines: Mapping[str, Any] | None = None, body: str = "", compiler: str = ""
@@ -252,7 +252,7 @@ class Table:
         return both
 
     def text(self) -> str:
-        """As a file has it; what has not been asked for stays as it was read."""
+        """As a file has it; what has not been looked up stays as it was read."""
         lines = ",\n".join(f"{json.dumps(key)}: {_as_text(entry)}" for key, entry in sorted(self._lines.items()))
         lines = f"\n{lines}\n" if lines else ""
         compiler = f'"compiler": {json.dumps(self.compiler)}, ' if self.compiler else ""
@@ -303,7 +303,7 @@ def _words(gpu: Mapping[str, Any]) -> str:
 
 # What choose reads: each table is read once
 
-#: folders whose tables are asked before the user's own, latest last: of `leanconv.record_tuning`
+#: folders whose tables come before the user's own, latest last: of `leanconv.record_tuning`
 _folders: list[Path] = []
 _tables: dict[tuple[Path, Target], Table | None] = {}
 
@@ -368,6 +368,6 @@ def peer_us(problem: Problem, target: Target, engine: str) -> float | None:
 
 
 def forget() -> None:
-    """Read every table anew when it is next asked, and no folder but the user's own; for tests."""
+    """Read every table anew when it is next needed, and no folder but the user's own; for tests."""
     _tables.clear()
     _folders.clear()

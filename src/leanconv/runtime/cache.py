@@ -27,7 +27,7 @@ from leanconv.runtime import env
 from leanconv.runtime.compile import INCLUDE, Compiled, CompileError
 from leanconv.runtime.driver import CudaUnavailableError
 from leanconv.runtime.files import whole
-from leanconv.runtime.turns import turn
+from leanconv.runtime.process_lock import process_lock
 
 SUFFIX = ".cubin"
 #: counts up when the file format changes
@@ -183,7 +183,7 @@ def compiled(launch: Launch, arch: str) -> Compiled:
         return code
     folder = directory()
     # of several processes that start at once, as for several GPUs, one compiles it
-    with nullcontext(False) if folder is None else turn(folder.parent / "turns", int(name[:15], 16)) as waited:
+    with nullcontext(False) if folder is None else process_lock(folder.parent / "locks", int(name[:15], 16)) as waited:
         code = load(name) if waited else None
         if code is None:
             code = _compile(launch, arch)

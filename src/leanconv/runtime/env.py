@@ -16,8 +16,8 @@ VARIABLES = {
     "LEANCONV_NO_CACHE": "1: neither read nor write the folder of compiled kernels",
     "LEANCONV_CACHE_LIMIT": "bytes that the folder of compiled kernels may take, such as 256MiB (default: 1GiB); what "
     "was not used for longest is removed",
-    "LEANCONV_WORKSPACE_LIMIT": "bytes of GPU memory that a layer may take for scratch and prepared filters, such as 0 "
-    "or 64MiB, where a call has no workspace_limit= (default: no scratch but prepared filters for algorithm='auto', no "
+    "LEANCONV_WORKSPACE_LIMIT": "bytes of GPU memory that a layer may take for scratch and packed weights, such as 0 "
+    "or 64MiB, where a call has no workspace_limit= (default: no scratch but packed weights for algorithm='auto', no "
     "limit for one called by name)",
     "LEANCONV_TUNING": "off: choose by the cost model alone; read-only: use the tables of tuned layers, write none; "
     "frozen: time nothing either (default: on)",

@@ -10,16 +10,16 @@ from ctypes import byref, c_int, c_void_p
 
 from leanconv.plan import Launch
 from leanconv.runtime import cache
+from leanconv.runtime.bounded_cache import BoundedCache
 from leanconv.runtime.compile import Compiled
 from leanconv.runtime.driver import CudaError, Driver, OutOfMemoryError
-from leanconv.runtime.recent import Recent
 
 #: kernels that stay loaded although no ready call uses them; some 100 kB of GPU memory each
 KEPT = 512
 _MAX_DYNAMIC_SHARED, _NON_PORTABLE_CLUSTER = 8, 14
 #: shared memory that a kernel may use without raising the driver's limit
 _SHARED_WITHOUT_ASKING = 48 * 1024
-#: blocks of a cluster that every GPU with clusters allows without being asked
+#: blocks of a cluster that every GPU with clusters allows without an attribute
 PORTABLE_CLUSTER = 8
 _CAPTURE_RELAXED = 2
 
@@ -44,7 +44,7 @@ class Kernels:
 
     def __init__(self, driver: Driver, arch: str) -> None:
         self._driver, self._arch = driver, arch
-        self._kept: Recent[str, Kernel] = Recent(KEPT)
+        self._kept: BoundedCache[str, Kernel] = BoundedCache(KEPT)
         #: every kernel that something refers to, kept or not
         self._alive: weakref.WeakValueDictionary[str, Kernel] = weakref.WeakValueDictionary()
         self._captured: set[Kernel] = set()

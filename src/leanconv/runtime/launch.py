@@ -9,7 +9,6 @@ Threads: everything here may be called from any number of threads at once.
 from __future__ import annotations
 
 import ctypes
-import re
 import struct
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -30,6 +29,8 @@ from leanconv.runtime.threads import side_by_side
 
 #: ``run(stream, values)`` starts a plan: a raw stream handle, and a value for each of the roles it was made for.
 Executable = Callable[[int, Sequence[int | float]], None]
+#: NumPy arrays and numbers by role; None where a role has none.
+Values = Mapping[str, np.ndarray | float | None]
 
 
 class Device(Protocol):
@@ -90,7 +91,7 @@ _OLDEST_MAJOR = 8
 #: architectures whose own instructions need the suffix
 _SPECIFIC = {(9, 0): "sm_90a", (10, 0): "sm_100a"}
 
-_SLOT_TYPES: dict[str, Any] = {
+_SLOT_TYPES: dict[str, type[ctypes._SimpleCData]] = {
     "float": ctypes.c_float,
     "double": ctypes.c_double,
     "int": ctypes.c_int32,
@@ -107,7 +108,7 @@ def arch_name(major: int, minor: int) -> str:
     return _SPECIFIC.get((major, minor), f"sm_{major}{minor}")
 
 
-def slot_type(ctype: str) -> Any:
+def slot_type(ctype: str) -> type[ctypes._SimpleCData]:
     """The ctypes type of a kernel parameter, given its C++ type."""
     if "*" in ctype:
         return ctypes.c_uint64
@@ -166,7 +167,7 @@ class ArgumentBlock:
         self.configs: list[_Config] = []
         #: which role's pointer each tensor map follows
         self.maps: list[tuple[int, Slot]] = []
-        self._addresses: list[Any] = []
+        self._addresses: list[ctypes.Array[c_void_p]] = []
         #: whether a launch starts early, and the arguments of cuLaunchKernelEx or cuLaunchKernel
         self.calls: list[tuple[bool, tuple[Any, ...]]] = []
         free = len(roles)
@@ -204,7 +205,7 @@ def value_format(launches: Sequence[Launch], roles: Sequence[str]) -> str:
         for argument in launch.arguments:
             if isinstance(argument, Number) and argument.value is None:
                 kind = slot_type(argument.ctype)
-                codes[argument.name] = f"{kind._type_}{8 - ctypes.sizeof(kind)}x"
+                codes[argument.name] = f"{kind._type_}{8 - ctypes.sizeof(kind)}x"  # type: ignore[attr-defined]
     return "=" + "".join(codes.get(role, "Q") for role in roles)
 
 
@@ -299,27 +300,27 @@ class CudaDevice:
         self._driver.check("cuCtxPushCurrent_v2", self._context)
         return True
 
-    def _in_context(self, start: Executable, stream: int, values: Sequence[int | float]) -> None:
+    @contextmanager
+    def _current(self) -> Iterator[None]:
+        """The context is current; then again the one that was."""
         entered = self._enter()
         try:
-            start(stream, values)
+            yield
         finally:
-            self._leave(entered)
+            if entered:
+                self._driver.check("cuCtxPopCurrent_v2", byref(c_void_p()))
 
-    def _leave(self, entered: bool) -> None:
-        if entered:
-            self._driver.check("cuCtxPopCurrent_v2", byref(c_void_p()))
+    def _in_context(self, start: Executable, stream: int, values: Sequence[int | float]) -> None:
+        with self._current():
+            start(stream, values)
 
     def compiled(self, plan: Plan) -> list[Compiled]:
         """Machine code of each launch, from disk or from NVRTC."""
         return [cache.compiled(launch, self.target.arch) for launch in plan.every_launch]
 
     def load(self, launch: Launch) -> Kernel:
-        entered = self._enter()
-        try:
+        with self._current():
             return self._kernels.get(launch)
-        finally:
-            self._leave(entered)
 
     def executable(self, plan: Plan, roles: Sequence[str]) -> Executable:
         """The plan's kernels, loaded. Calling it neither allocates nor synchronises."""
@@ -379,33 +380,24 @@ class CudaDevice:
     def allocate(self, nbytes: int) -> int:
         """Device memory, aligned to 256 bytes."""
         pointer = ctypes.c_uint64()
-        entered = self._enter()
         try:
-            self._driver.check("cuMemAlloc_v2", byref(pointer), max(nbytes, 1))
+            self._check("cuMemAlloc_v2", byref(pointer), max(nbytes, 1))
         except OutOfMemoryError as error:
             raise OutOfMemoryError(f"cuda:{self.index} ({self.name}) has no {nbytes} bytes left. {error}") from error
-        finally:
-            self._leave(entered)
         return pointer.value
 
     def free(self, pointer: int) -> None:
-        """Give memory of `allocate` back."""
         self._check("cuMemFree_v2", pointer)
 
     def upload(self, pointer: int, array: np.ndarray) -> None:
-        """Copy ``array``, which is contiguous, to the device."""
         self._check("cuMemcpyHtoD_v2", pointer, array.ctypes.data, array.nbytes)
 
     def download(self, array: np.ndarray, pointer: int) -> None:
-        """Copy to ``array``, which is contiguous, once the default stream has finished."""
         self._check("cuMemcpyDtoH_v2", array.ctypes.data, pointer, array.nbytes)
 
     def _check(self, name: str, *arguments: Any) -> None:
-        entered = self._enter()
-        try:
+        with self._current():
             self._driver.check(name, *arguments)
-        finally:
-            self._leave(entered)
 
 
 _devices: dict[int, CudaDevice] = {}
@@ -422,19 +414,9 @@ def open_device(index: int) -> Device:
     return opened
 
 
-def device_index(device: Any) -> int:
-    """The number in ``"cuda"`` or ``"cuda:1"``. Raises ValueError for any other value."""
-    match = re.fullmatch(r"cuda(?::(\d+))?", str(device))
-    if match is None:
-        raise ValueError(
-            f"device={device!r} is not known; give 'cuda', 'cuda:N', 'cpu', or None for where the arrays lie"
-        )
-    return int(match.group(1) or 0)
-
-
 @contextmanager
 def resident(
-    device: Device, plan: Plan, values: Mapping[str, Any], run: Executable | None = None, *, upload_outputs: bool = True
+    device: Device, plan: Plan, values: Values, run: Executable | None = None, *, upload_outputs: bool = True
 ) -> Iterator[Callable[[], None]]:
     """NumPy arrays on the device, with memory for a plan; gives a function that runs it there on the default stream.
 
@@ -442,8 +424,8 @@ def resident(
         device: the GPU.
         plan: the launches, those that prepare included.
         values: by role, contiguous arrays, and numbers; None where a role has none. What the plan writes is copied back
-            at the end. Workspace and prepared filters are allocated where they are not among them.
-        run: ``device.executable`` of the plan, for the roles in ``values``, then workspace and prepared filters.
+            at the end. Workspace and packed weights are allocated where they are not among them.
+        run: ``device.executable`` of the plan, for the roles in ``values``, then workspace and packed weights.
         upload_outputs: whether outputs have their contents on the device before the plan runs.
     """
     roles = tuple(dict.fromkeys((*values, "workspace", "prepared")))
@@ -459,10 +441,13 @@ def resident(
         for role, nbytes in (("workspace", plan.workspace_bytes), ("prepared", plan.prepared_bytes)):
             if nbytes and role not in pointers:
                 pointers[role] = device.allocate(nbytes)
-        given = [pointers[role] if role in pointers else values.get(role) or 0 for role in roles]
+        numbers = {role: value for role, value in values.items() if not isinstance(value, np.ndarray)}
+        given = [pointers.get(role) or numbers.get(role) or 0 for role in roles]
         yield partial(run, 0, given)
         for role in outputs:
-            device.download(values[role], pointers[role])
+            array = values[role]
+            assert isinstance(array, np.ndarray)
+            device.download(array, pointers[role])
     except BaseException:
         for pointer in pointers.values():
             # a kernel that failed makes every later call of the driver fail: the first error is the one to report
@@ -473,19 +458,9 @@ def resident(
         device.free(pointer)
 
 
-def run_on_host_arrays(device: Device, plan: Plan, values: Mapping[str, Any], **how: Any) -> None:
+def run_on_host_arrays(
+    device: Device, plan: Plan, values: Values, run: Executable | None = None, *, upload_outputs: bool = True
+) -> None:
     """Run a plan once on NumPy arrays, and wait; arguments as in `resident`."""
-    with resident(device, plan, values, **how) as run:
-        run()
-
-
-__all__ = [
-    "ArgumentBlock",
-    "CudaDevice",
-    "CudaError",
-    "Device",
-    "Executable",
-    "open_device",
-    "resident",
-    "run_on_host_arrays",
-]
+    with resident(device, plan, values, run, upload_outputs=upload_outputs) as start:
+        start()

@@ -1,4 +1,4 @@
-"""Tensor maps: 128 bytes that the driver encodes for an array, made when its pointer is first seen, and kept.
+"""Tensor maps: 128 bytes that the driver encodes for an array, made at the first use of its pointer, and kept.
 
 Encoding takes the host about a microsecond and does not wait. It reads neither the array nor the GPU.
 """
@@ -58,7 +58,7 @@ def encode(spec: TensorMap, pointer: int) -> bytes:
 
 
 class Encoder:
-    """The maps of one ``spec`` by pointer: encoded when a pointer is first seen, the ``limit`` last used kept.
+    """The maps of one ``spec`` by pointer: encoded at the first use of a pointer, the ``limit`` last used kept.
 
     Any number of threads may call it at once.
     """

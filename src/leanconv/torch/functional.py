@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from leanconv.call import calls
+from leanconv.call import lookup
 from leanconv.call.weights import PreparedWeights
-from leanconv.options import Precision
+from leanconv.options import Precision, four_sides, padding_word
 from leanconv.torch import operators
 
 Numbers = int | Sequence[int]
@@ -62,8 +62,9 @@ def conv2d(
     """
     _check_tensor(input)
     stride, dilation = _pair("stride", stride), _pair("dilation", dilation)
+    sides: tuple[int, ...]
     if isinstance(padding, str):
-        sides = _padding(padding, weight.shape[-2:], stride, dilation)
+        sides = four_sides(padding_word(padding), (weight.shape[-2], weight.shape[-1]), stride, dilation)
     else:
         sides = _pair("padding", padding)
     rest = precision, batch_invariant
@@ -97,8 +98,9 @@ def conv1d(
     """
     _check_tensor(input)
     stride, dilation = (1, *_single("stride", stride)), (1, *_single("dilation", dilation))
+    sides: tuple[int, ...]
     if isinstance(padding, str):
-        sides = _padding(padding, (1, weight.shape[-1]), stride, dilation)
+        sides = four_sides(padding_word(padding), (1, weight.shape[-1]), stride, dilation)
     else:
         sides = (0, *_single("padding", padding))
     x = input.unsqueeze(-2) if input.dim() == 3 else input.unsqueeze(0).unsqueeze(-2)
@@ -135,11 +137,8 @@ def conv_transpose2d(
     _check_tensor(input)
     stride, dilation = _pair("stride", stride), _pair("dilation", dilation)
     padding, output_padding = _pair("padding", padding), _pair("output_padding", output_padding)
-    if input.dim() == 3:
-        given = input.unsqueeze(0), weight, bias, stride, padding, output_padding, groups, dilation
-        return _transposed(*given, precision, batch_invariant).squeeze(0)
-    given = input, weight, bias, stride, padding, output_padding, groups, dilation
-    return _transposed(*given, precision, batch_invariant)
+    given = weight, bias, stride, padding, output_padding, groups, dilation, precision, batch_invariant
+    return _transposed(input.unsqueeze(0), *given).squeeze(0) if input.dim() == 3 else _transposed(input, *given)
 
 
 def conv_transpose1d(
@@ -187,9 +186,9 @@ def _conv2d(x: Any, w: Any, bias: Any, *options: Any) -> torch.Tensor:
 
 def _prepared(x: Any, w: PreparedWeights, bias: Any, *options: Any) -> torch.Tensor:
     if torch.is_grad_enabled() and any(each is not None and each.requires_grad for each in (x, w.array, bias)):
-        raise ValueError("prepared filters are for calls without gradients: call it under torch.no_grad(), or pass w")
+        raise ValueError("packed weights are for calls without gradients: call it under torch.no_grad(), or pass w")
     with torch.no_grad():
-        return calls.run(operators.asked_of("conv2d", None, *options), x, w, bias)
+        return lookup.run(operators.requested_of("conv2d", None, *options), x, w, bias)
 
 
 def _transposed(
@@ -243,16 +242,3 @@ def _single(name: str, value: Any) -> tuple[int]:
     if len(value) != 1:
         raise ValueError(f"{name}={value!r} must be an integer: there is one axis")
     return (value[0],)
-
-
-def _padding(padding: str, window: Any, stride: tuple[int, int], dilation: tuple[int, int]) -> tuple[int, ...]:
-    """Two numbers, or four where the ends of an axis differ: top, bottom, left, right."""
-    if padding == "valid":
-        return 0, 0
-    if padding != "same":
-        raise ValueError(f"padding={padding!r} is not known; choose 'same', 'valid' or numbers")
-    if stride != (1, 1):
-        raise ValueError(f"padding='same' needs stride=1, got stride={stride}")
-    down, across = (each * (length - 1) for each, length in zip(dilation, window, strict=True))
-    # the odd one goes to the end, as in PyTorch
-    return down // 2, down - down // 2, across // 2, across - across // 2

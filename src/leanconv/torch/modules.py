@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
 
 import torch
 
@@ -11,11 +11,12 @@ from leanconv.options import PRECISIONS, Precision, one_of, yes_or_no
 from leanconv.torch import functional
 
 
-class _Precise(torch.nn.Module):
-    """What modules share that say how exact they are. Defaults are the class's: old pickles know of none."""
+class _Module(torch.nn.Module):
+    """What the modules share: how exact they are. Defaults are the class's, since old pickles have none."""
 
     precision: Precision = "fp32"
     batch_invariant: bool = False
+    _function: ClassVar[Callable[..., torch.Tensor]]
 
     def __init__(
         self, *arguments: Any, precision: Precision = "fp32", batch_invariant: bool = False, **options: Any
@@ -24,9 +25,8 @@ class _Precise(torch.nn.Module):
         self.precision = one_of("precision", precision, PRECISIONS)
         self.batch_invariant = yes_or_no("batch_invariant", batch_invariant)
 
-    @property
-    def _exactness(self) -> dict[str, Any]:
-        return {"precision": self.precision, "batch_invariant": self.batch_invariant}
+    def _compute(self, *given: Any) -> torch.Tensor:
+        return type(self)._function(*given, precision=self.precision, batch_invariant=self.batch_invariant)
 
     def extra_repr(self) -> str:
         """That of PyTorch's module, and what of precision and batch_invariant is not the default."""
@@ -34,60 +34,44 @@ class _Precise(torch.nn.Module):
         return super().extra_repr() + more + (", batch_invariant=True" if self.batch_invariant else "")
 
 
-class Conv1d(_Precise, torch.nn.Conv1d):
+class _Forward(_Module):
+    def _conv_forward(self: Any, input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        padding = self.padding
+        if self.padding_mode != "zeros":  # that border is put around the input before
+            border = self._reversed_padding_repeated_twice
+            input, padding = torch.nn.functional.pad(input, border, mode=self.padding_mode), 0
+        return self._compute(input, weight, bias, self.stride, padding, self.dilation, self.groups)
+
+
+class _Transposed(_Module):
+    def forward(self: Any, input: torch.Tensor, output_size: Sequence[int] | None = None) -> torch.Tensor:
+        """The transposed convolution; ``output_size`` chooses among the sizes that ``stride`` leaves open."""
+        size = None if output_size is None else list(output_size)
+        more = self._output_padding(
+            input, size, list(self.stride), self.padding, list(self.kernel_size), len(self.stride), list(self.dilation)
+        )
+        return self._compute(input, self.weight, self.bias, self.stride, self.padding, more, self.groups, self.dilation)
+
+
+class Conv1d(_Forward, torch.nn.Conv1d):
     """``torch.nn.Conv1d`` by `leanconv.torch.conv1d`; ``precision=`` and ``batch_invariant=`` besides its arguments."""
 
-    def _conv_forward(self, input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        padding: Any = self.padding
-        if self.padding_mode != "zeros":
-            input, padding = _pad(self, input), 0
-        return functional.conv1d(
-            input, weight, bias, self.stride, padding, self.dilation, self.groups, **self._exactness
-        )
+    _function = functional.conv1d
 
 
-class Conv2d(_Precise, torch.nn.Conv2d):
+class Conv2d(_Forward, torch.nn.Conv2d):
     """``torch.nn.Conv2d`` by `leanconv.torch.conv2d`; ``precision=`` and ``batch_invariant=`` besides its arguments."""
 
-    def _conv_forward(self, input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        padding: Any = self.padding
-        if self.padding_mode != "zeros":
-            input, padding = _pad(self, input), 0
-        return functional.conv2d(
-            input, weight, bias, self.stride, padding, self.dilation, self.groups, **self._exactness
-        )
+    _function = functional.conv2d
 
 
-class ConvTranspose2d(_Precise, torch.nn.ConvTranspose2d):
-    """``torch.nn.ConvTranspose2d`` by `leanconv.torch.conv_transpose2d`; besides its arguments as `Conv2d`."""
-
-    def forward(self, input: torch.Tensor, output_size: Sequence[int] | None = None) -> torch.Tensor:
-        """The transposed convolution; ``output_size`` chooses among the sizes that ``stride`` leaves open."""
-        more = self._output_padding(
-            input, None if output_size is None else list(output_size), list(self.stride), self.padding,  # type: ignore[arg-type]
-            list(self.kernel_size), 2, list(self.dilation),
-        )  # fmt: skip
-        return functional.conv_transpose2d(
-            input, self.weight, self.bias, self.stride, self.padding, more, self.groups, self.dilation,  # type: ignore[arg-type]
-            **self._exactness,
-        )  # fmt: skip
-
-
-class ConvTranspose1d(_Precise, torch.nn.ConvTranspose1d):
+class ConvTranspose1d(_Transposed, torch.nn.ConvTranspose1d):
     """``torch.nn.ConvTranspose1d`` by `leanconv.torch.conv_transpose1d`; besides its arguments as `Conv2d`."""
 
-    def forward(self, input: torch.Tensor, output_size: Sequence[int] | None = None) -> torch.Tensor:
-        """The transposed convolution; ``output_size`` chooses among the sizes that ``stride`` leaves open."""
-        more = self._output_padding(
-            input, None if output_size is None else list(output_size), list(self.stride), self.padding,  # type: ignore[arg-type]
-            list(self.kernel_size), 1, list(self.dilation),
-        )  # fmt: skip
-        return functional.conv_transpose1d(
-            input, self.weight, self.bias, self.stride, self.padding, more, self.groups, self.dilation,  # type: ignore[arg-type]
-            **self._exactness,
-        )  # fmt: skip
+    _function = functional.conv_transpose1d
 
 
-def _pad(module: Any, input: torch.Tensor) -> torch.Tensor:
-    """The input with the border that ``padding_mode`` names around it."""
-    return torch.nn.functional.pad(input, module._reversed_padding_repeated_twice, mode=module.padding_mode)
+class ConvTranspose2d(_Transposed, torch.nn.ConvTranspose2d):
+    """``torch.nn.ConvTranspose2d`` by `leanconv.torch.conv_transpose2d`; besides its arguments as `Conv2d`."""
+
+    _function = functional.conv_transpose2d

@@ -20,7 +20,7 @@ import torch
 from torch.autograd import forward_ad
 
 from leanconv.arrays.memory import lies_channels_last
-from leanconv.call import calls
+from leanconv.call import lookup
 from leanconv.options import LayerOptions, layer_options
 
 _OPTIONS = "int[] stride, int[] padding, int[] dilation, SymInt groups, str precision, bool batch_invariant) -> Tensor"
@@ -59,7 +59,7 @@ def is_plain(*tensors: Any) -> bool:
     return True
 
 
-def asked_of(
+def requested_of(
     function: str, shape: Any, stride: Any, padding: Any, dilation: Any, groups: Any, precision: Any,
     batch_invariant: Any,
 ) -> LayerOptions:  # fmt: skip
@@ -70,53 +70,48 @@ def asked_of(
     )  # fmt: skip
 
 
-def spread(asked: LayerOptions) -> tuple[Any, ...]:
-    """Options one by one, as the operators have them."""
-    return asked.stride, asked.padding, asked.dilation, asked.groups, asked.precision, asked.batch_invariant
-
-
 # What autograd keeps, and the derivatives. They serve the operators and the plain way
 
 
 def _set_up_conv2d(ctx: Any, inputs: Any, output: Any) -> None:
-    x, w, _, asked = inputs
+    x, w, _, requested = inputs
     needed = ctx.needs_input_grad
     ctx.save_for_backward(x if needed[1] else None, w if needed[0] else None)
-    ctx.about = x.shape, w.shape, asked
+    ctx.about = x.shape, w.shape, requested
 
 
 def _set_up_gradient(ctx: Any, inputs: Any, output: Any) -> None:
     """Of the input, or of the filters: the second array may be x or w."""
-    first, second, asked = inputs
+    first, second, requested = inputs
     needed = ctx.needs_input_grad
     ctx.save_for_backward(first if needed[1] else None, second if needed[0] else None)
-    ctx.about = first.shape, second.shape, asked
+    ctx.about = first.shape, second.shape, requested
 
 
 Ways = tuple[Callable[..., Any], Callable[..., Any], Callable[..., Any]]
 
 
 def _conv2d_backward(ctx: Any, grad: Any, ways: Ways) -> Any:
-    (x, w), (x_shape, w_shape, asked) = ctx.saved_tensors, ctx.about
+    (x, w), (x_shape, w_shape, requested) = ctx.saved_tensors, ctx.about
     by_x, by_w, by_bias, *_ = ctx.needs_input_grad
-    dx = ways[1](grad, w, asked.of("conv2d_input", x_shape)) if by_x else None
-    dw = ways[2](x, grad, asked.of("conv2d_weight", w_shape)) if by_w else None
+    dx = ways[1](grad, w, requested.of("conv2d_input", x_shape)) if by_x else None
+    dw = ways[2](x, grad, requested.of("conv2d_weight", w_shape)) if by_w else None
     return dx, dw, grad.sum((0, 2, 3)) if by_bias else None, None
 
 
 def _input_backward(ctx: Any, u: Any, ways: Ways) -> Any:
-    (grad, w), (_, w_shape, asked) = ctx.saved_tensors, ctx.about
+    (grad, w), (_, w_shape, requested) = ctx.saved_tensors, ctx.about
     by_grad, by_w, *_ = ctx.needs_input_grad
-    first = ways[0](u, w, None, asked.of("conv2d")) if by_grad else None
-    second = ways[2](u, grad, asked.of("conv2d_weight", w_shape)) if by_w else None
+    first = ways[0](u, w, None, requested.of("conv2d")) if by_grad else None
+    second = ways[2](u, grad, requested.of("conv2d_weight", w_shape)) if by_w else None
     return first, second, None
 
 
 def _weight_backward(ctx: Any, v: Any, ways: Ways) -> Any:
-    (x, grad), (x_shape, _, asked) = ctx.saved_tensors, ctx.about
+    (x, grad), (x_shape, _, requested) = ctx.saved_tensors, ctx.about
     by_x, by_grad, *_ = ctx.needs_input_grad
-    first = ways[1](grad, v, asked.of("conv2d_input", x_shape)) if by_x else None
-    second = ways[0](x, v, None, asked.of("conv2d")) if by_grad else None
+    first = ways[1](grad, v, requested.of("conv2d_input", x_shape)) if by_x else None
+    second = ways[0](x, v, None, requested.of("conv2d")) if by_grad else None
     return first, second, None
 
 
@@ -127,54 +122,67 @@ def conv2d(x: Any, w: Any, bias: Any, *options: Any) -> Any:
     """``leanconv::conv2d``, the quick way where there is nothing but autograd to tell."""
     if not is_plain(x, w, bias):
         return _ops.conv2d(x, w, bias, *options)
-    asked = asked_of("conv2d", None, *options)
+    requested = requested_of("conv2d", None, *options)
     if _transforms() is not None:
-        return TransformedConvolution.apply(x, w, bias, asked)
+        return _TRANSFORMED["conv2d"].apply(x, w, bias, requested)
     try:
-        return _apply_convolution(x, w, bias, asked) if _grad_enabled() else calls.run(asked, x, w, bias)
+        return _apply_convolution(x, w, bias, requested) if _grad_enabled() else lookup.run(requested, x, w, bias)
     except TypeError:
-        return Convolution.apply(x, w, bias, asked)
+        return Convolution.apply(x, w, bias, requested)
 
 
 def conv2d_input(grad: Any, w: Any, input_shape: Sequence[int], *options: Any) -> Any:
     """``leanconv::conv2d_input``, the quick way where there is nothing but autograd to tell."""
     if not is_plain(grad, w):
         return _ops.conv2d_input(grad, w, input_shape, *options)
-    return _plain_gradient(grad, w, asked_of("conv2d_input", input_shape, *options))
+    return _plain_gradient(grad, w, requested_of("conv2d_input", input_shape, *options))
 
 
 def conv2d_weight(x: Any, grad: Any, weight_shape: Sequence[int], *options: Any) -> Any:
     """``leanconv::conv2d_weight``, the quick way where there is nothing but autograd to tell."""
     if not is_plain(x, grad):
         return _ops.conv2d_weight(x, grad, weight_shape, *options)
-    return _plain_gradient(x, grad, asked_of("conv2d_weight", weight_shape, *options))
+    return _plain_gradient(x, grad, requested_of("conv2d_weight", weight_shape, *options))
 
 
-def _plain_gradient(first: Any, second: Any, asked: LayerOptions) -> Any:
+def _plain_gradient(first: Any, second: Any, requested: LayerOptions) -> Any:
     place = _TRANSFORMED if _transforms() is not None else _PLAIN if _grad_enabled() else None
-    return calls.run(asked, first, second) if place is None else place[asked.function].apply(first, second, asked)
+    return (
+        lookup.run(requested, first, second)
+        if place is None
+        else place[requested.function].apply(first, second, requested)
+    )
 
 
-def _run_conv2d(x: Any, w: Any, bias: Any, asked: LayerOptions) -> Any:
-    return calls.run(asked, x, w, bias)
+def _run(*given: Any) -> Any:
+    """leanconv's own call; the last argument is its options."""
+    *arrays, requested = given
+    return lookup.run(requested, *arrays)
 
 
-def _run_gradient(first: Any, second: Any, asked: LayerOptions) -> Any:
-    return calls.run(asked, first, second)
+def _spread(function: Callable[..., Any]) -> Callable[..., Any]:
+    """``function``, which takes options one by one, with one argument for all of them, the last."""
+
+    def spread(first: Any, second: Any, *rest: Any) -> Any:
+        requested = rest[-1]
+        third = rest[0] if len(rest) > 1 else requested.shape
+        options = (
+            requested.stride,
+            requested.padding,
+            requested.dilation,
+            requested.groups,
+            requested.precision,
+            requested.batch_invariant,
+        )
+        return function(first, second, third, *options)
+
+    return spread
 
 
-#: The three functions for a derivative: leanconv's calls, and with a graph of their own.
-_CALLS: Ways = _run_conv2d, _run_gradient, _run_gradient
-_RECORDED: Ways = (
-    lambda x, w, bias, asked: conv2d(x, w, bias, *spread(asked)),
-    lambda grad, w, asked: conv2d_input(grad, w, asked.shape, *spread(asked)),
-    lambda x, grad, asked: conv2d_weight(x, grad, asked.shape, *spread(asked)),
-)
-_OPERATORS: Ways = (
-    lambda x, w, bias, asked: _ops.conv2d(x, w, bias, *spread(asked)),
-    lambda grad, w, asked: _ops.conv2d_input(grad, w, asked.shape, *spread(asked)),
-    lambda x, grad, asked: _ops.conv2d_weight(x, grad, asked.shape, *spread(asked)),
-)
+#: The three functions for a derivative: leanconv's calls, calls with a graph of their own, and the operators.
+_CALLS: Ways = _run, _run, _run
+_RECORDED: Ways = _spread(conv2d), _spread(conv2d_input), _spread(conv2d_weight)
+_OPERATORS: Ways = _spread(_ops.conv2d), _spread(_ops.conv2d_input), _spread(_ops.conv2d_weight)
 
 
 def _ways() -> Ways:
@@ -185,9 +193,9 @@ class Convolution(torch.autograd.Function):
     """conv2d."""
 
     @staticmethod
-    def forward(ctx: Any, first: Any, second: Any, third: Any, asked: Any) -> Any:
-        _set_up_conv2d(ctx, (first, second, third, asked), None)
-        return calls.run(asked, first, second, third)
+    def forward(ctx: Any, first: Any, second: Any, third: Any, requested: Any) -> Any:
+        _set_up_conv2d(ctx, (first, second, third, requested), None)
+        return lookup.run(requested, first, second, third)
 
     @staticmethod
     def backward(ctx: Any, grad: Any) -> Any:
@@ -203,9 +211,9 @@ class InputGradient(torch.autograd.Function):
     """conv2d_input."""
 
     @staticmethod
-    def forward(ctx: Any, first: Any, second: Any, asked: Any) -> Any:
-        _set_up_gradient(ctx, (first, second, asked), None)
-        return calls.run(asked, first, second)
+    def forward(ctx: Any, first: Any, second: Any, requested: Any) -> Any:
+        _set_up_gradient(ctx, (first, second, requested), None)
+        return lookup.run(requested, first, second)
 
     @staticmethod
     def backward(ctx: Any, u: Any) -> Any:
@@ -224,63 +232,31 @@ class FilterGradient(InputGradient):
 # the signature of ``forward`` in each call: 68 µs in place of 11
 
 
-class TransformedConvolution(Convolution):
-    """conv2d inside transforms of torch.func."""
+def _transformed(kind: Any, set_up: Callable[..., None], rule: Callable[..., Any]) -> Any:
+    """``kind`` inside transforms of torch.func; ``rule`` is its vmap."""
 
-    forward = staticmethod(_run_conv2d)  # type: ignore[assignment]
-    setup_context = staticmethod(_set_up_conv2d)
+    def vmap(info: Any, axes: Any, *given: Any) -> Any:
+        return rule(info, axes, *given, _RECORDED)
 
-    @staticmethod
-    def vmap(info: Any, axes: Any, first: Any, second: Any, third: Any, asked: Any) -> Any:
-        return _vmap_conv2d(info, axes, first, second, third, asked, _RECORDED)
-
-
-class TransformedInput(InputGradient):
-    """conv2d_input inside transforms of torch.func."""
-
-    forward = staticmethod(_run_gradient)  # type: ignore[assignment]
-    setup_context = staticmethod(_set_up_gradient)
-
-    @staticmethod
-    def vmap(info: Any, axes: Any, first: Any, second: Any, asked: Any) -> Any:
-        return _vmap_input(info, axes, first, second, asked, _RECORDED)
+    ways = {"forward": _run, "setup_context": set_up, "vmap": vmap}
+    return type(f"Transformed{kind.__name__}", (kind,), {name: staticmethod(way) for name, way in ways.items()})
 
 
-class TransformedWeight(FilterGradient):
-    """conv2d_weight inside transforms of torch.func."""
-
-    forward = staticmethod(_run_gradient)  # type: ignore[assignment]
-    setup_context = staticmethod(_set_up_gradient)
-
-    @staticmethod
-    def vmap(info: Any, axes: Any, first: Any, second: Any, asked: Any) -> Any:
-        return _vmap_weight(info, axes, first, second, asked, _RECORDED)
+# The kernels: leanconv's own calls. They run without autograd, since they compute no gradient
 
 
-_PLAIN: dict[str, Any] = {"conv2d_input": InputGradient, "conv2d_weight": FilterGradient}
-_TRANSFORMED: dict[str, Any] = {"conv2d_input": TransformedInput, "conv2d_weight": TransformedWeight}
-
-
-# The kernels: leanconv's own calls. They must not see that a gradient is wanted, since they compute none
-
-
-def _conv2d_kernel(x: Any, w: Any, bias: Any, *options: Any) -> Any:
-    with torch.no_grad():
-        return calls.run(asked_of("conv2d", None, *options), x, w, bias)
-
-
-def _gradient_kernel(function: str) -> Callable[..., Any]:
-    def kernel(first: Any, second: Any, shape: Any, *options: Any) -> Any:
+def _kernel(function: str) -> Callable[..., Any]:
+    def kernel(first: Any, second: Any, third: Any, *options: Any) -> Any:
+        bias, shape = (third, None) if function == "conv2d" else (None, tuple(third))
         with torch.no_grad():
-            return calls.run(asked_of(function, tuple(shape), *options), first, second)
+            return lookup.run(requested_of(function, shape, *options), first, second, bias)
 
     return kernel
 
 
-_KERNELS = {"conv2d": _conv2d_kernel} | {name: _gradient_kernel(name) for name in ("conv2d_input", "conv2d_weight")}
-for _name, _kernel in _KERNELS.items():
+for _name in _SCHEMAS:
     for _key in ("CPU", "CUDA"):
-        _library.impl(_name, _kernel, _key)
+        _library.impl(_name, _kernel(_name), _key)
 
 
 # Shapes and strides without values
@@ -335,11 +311,11 @@ for _name, _fake in (("conv2d", _fake_conv2d), ("conv2d_input", _fake_input), ("
     torch.library.register_fake(f"leanconv::{_name}", _fake, lib=_library)
 
 
-def _asked(name: str, inputs: Any) -> tuple[Any, ...]:
+def _requested(name: str, inputs: Any) -> tuple[Any, ...]:
     """The inputs of an operator with its options as one."""
     if name == "conv2d":
-        return *inputs[:3], asked_of(name, None, *inputs[3:])
-    return *inputs[:2], asked_of(name, None, *inputs[3:]).of(name, inputs[2])
+        return *inputs[:3], requested_of(name, None, *inputs[3:])
+    return *inputs[:2], requested_of(name, None, *inputs[3:]).of(name, inputs[2])
 
 
 def _autograd(name: str, set_up: Callable[..., None], backward: Callable[..., Any]) -> None:
@@ -348,7 +324,7 @@ def _autograd(name: str, set_up: Callable[..., None], backward: Callable[..., An
     more = (None,) * (5 if name == "conv2d" else 6)
 
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        set_up(ctx, _asked(name, inputs), output)
+        set_up(ctx, _requested(name, inputs), output)
 
     def backward_of(ctx: Any, grad: Any) -> Any:
         return *backward(ctx, grad, _OPERATORS), *more
@@ -409,48 +385,62 @@ def _split_channels(y: Any, count: int) -> tuple[Any, int]:
     return y.unflatten(1, (count, y.shape[1] // count)), 1
 
 
-def _grouped(asked: LayerOptions, count: int, shape: Any = None) -> LayerOptions:
-    return asked._replace(groups=asked.groups * count, shape=shape)
+def _grouped(requested: LayerOptions, count: int, shape: Any = None) -> LayerOptions:
+    return requested._replace(groups=requested.groups * count, shape=shape)
 
 
-def _vmap_conv2d(info: Any, axes: Any, x: Any, w: Any, bias: Any, asked: LayerOptions, ways: Ways) -> Any:
+def _vmap_conv2d(info: Any, axes: Any, x: Any, w: Any, bias: Any, requested: LayerOptions, ways: Ways) -> Any:
     (x_axis, w_axis, bias_axis, *_), count = axes, info.batch_size
     if w_axis is None and bias_axis is None:
-        y = ways[0](_images(x, x_axis), w, bias, asked)
+        y = ways[0](_images(x, x_axis), w, bias, requested)
         return y.unflatten(0, (count, y.shape[0] // count)), 0
     bias = None if bias is None else _filters(bias, bias_axis, count)
     given = _channels(x, x_axis, count), _filters(w, w_axis, count), bias
-    return _split_channels(ways[0](*given, _grouped(asked, count)), count)
+    return _split_channels(ways[0](*given, _grouped(requested, count)), count)
 
 
-def _vmap_input(info: Any, axes: Any, grad: Any, w: Any, asked: LayerOptions, ways: Ways) -> Any:
+def _vmap_input(info: Any, axes: Any, grad: Any, w: Any, requested: LayerOptions, ways: Ways) -> Any:
     (grad_axis, w_axis, *_), count = axes, info.batch_size
-    assert asked.shape is not None
-    n, c, *sides = asked.shape
+    assert requested.shape is not None
+    n, c, *sides = requested.shape
     if w_axis is None:
-        dx = ways[1](_images(grad, grad_axis), w, asked._replace(shape=(n * count, c, *sides)))
+        dx = ways[1](_images(grad, grad_axis), w, requested._replace(shape=(n * count, c, *sides)))
         return dx.unflatten(0, (count, n)), 0
     given = _channels(grad, grad_axis, count), _filters(w, w_axis, count)
-    return _split_channels(ways[1](*given, _grouped(asked, count, (n, c * count, *sides))), count)
+    return _split_channels(ways[1](*given, _grouped(requested, count, (n, c * count, *sides))), count)
 
 
-def _vmap_weight(info: Any, axes: Any, x: Any, grad: Any, asked: LayerOptions, ways: Ways) -> Any:
+def _vmap_weight(info: Any, axes: Any, x: Any, grad: Any, requested: LayerOptions, ways: Ways) -> Any:
     (x_axis, grad_axis, *_), count = axes, info.batch_size
-    assert asked.shape is not None
-    k, *rest = asked.shape
+    assert requested.shape is not None
+    k, *rest = requested.shape
     given = _channels(x, x_axis, count), _channels(grad, grad_axis, count)
-    dw = ways[2](*given, _grouped(asked, count, (k * count, *rest)))
+    dw = ways[2](*given, _grouped(requested, count, (k * count, *rest)))
     return dw.unflatten(0, (count, k)), 0
+
+
+_PLAIN: dict[str, Any] = {"conv2d": Convolution, "conv2d_input": InputGradient, "conv2d_weight": FilterGradient}
+_SET_UPS: dict[str, Callable[..., None]] = {
+    "conv2d": _set_up_conv2d,
+    "conv2d_input": _set_up_gradient,
+    "conv2d_weight": _set_up_gradient,
+}
+_RULES: dict[str, Callable[..., Any]] = {
+    "conv2d": _vmap_conv2d,
+    "conv2d_input": _vmap_input,
+    "conv2d_weight": _vmap_weight,
+}
+_TRANSFORMED = {name: _transformed(_PLAIN[name], _SET_UPS[name], _RULES[name]) for name in _SCHEMAS}
 
 
 def _register_vmap(name: str, rule: Callable[..., Any]) -> None:
     def of_operator(info: Any, axes: Any, *inputs: Any) -> Any:
-        return rule(info, axes, *_asked(name, inputs), _OPERATORS)
+        return rule(info, axes, *_requested(name, inputs), _OPERATORS)
 
     torch.library.register_vmap(f"leanconv::{name}", of_operator, lib=_library)
 
 
 # from PyTorch 2.5 on
 if hasattr(torch.library, "register_vmap"):
-    for _name, _rule in (("conv2d", _vmap_conv2d), ("conv2d_input", _vmap_input), ("conv2d_weight", _vmap_weight)):
+    for _name, _rule in _RULES.items():
         _register_vmap(_name, _rule)

@@ -1,4 +1,4 @@
-"""What a takeover did, layer by layer."""
+"""What ran under `enable`, layer by layer."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from leanconv.call.ready import roles_of
+from leanconv.call.gpu_call import roles_of
 from leanconv.dtypes import DTYPES, is_integer
 from leanconv.plan import Plan
 from leanconv.problem import Operand, Problem
@@ -154,6 +154,6 @@ def buffers(device: Device, problem: Problem, plans: Sequence[Plan], cache_bytes
 
 
 def difference(got: np.ndarray, wanted: np.ndarray) -> float:
-    """Norm of the difference over that of what is wanted; NaN and infinity count as infinite."""
+    """Norm of the difference over that of ``wanted``; NaN and infinity count as infinite."""
     error = float(np.linalg.norm(got - wanted)) / max(float(np.linalg.norm(wanted)), 1e-30)
     return error if np.isfinite(error) else float("inf")

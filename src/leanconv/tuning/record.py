@@ -1,4 +1,4 @@
-"""The recorder: problems that calls meet and no table has, timed afterwards."""
+"""The recorder: problems of calls that no table has, timed afterwards."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from leanconv import options
-from leanconv.call import bind, calls
+from leanconv.call import bind, lookup
 from leanconv.perf import tables
 from leanconv.problem import Problem
 from leanconv.runtime import env
@@ -17,16 +17,16 @@ from leanconv.tuning.search import TuningResult, is_tuned, tune
 
 @dataclass
 class Recording:
-    """What `record_tuning` gives: the problems met so far and, behind the block, what tuning them gave."""
+    """What `record_tuning` gives: the problems so far and, after the block, what tuning them gave."""
 
-    #: problem, number of its GPU, limit of workspace; in the order in which they were first met
+    #: problem, number of its GPU, limit of workspace; in the order of their first calls
     met: dict[tuple[Problem, int, int | None], None] = field(default_factory=dict)
     #: one for each GPU and limit
     results: list[TuningResult] = field(default_factory=list)
 
     @property
     def problems(self) -> tuple[Problem, ...]:
-        """The problems that were met."""
+        """The problems that were recorded."""
         return tuple(dict.fromkeys(problem for problem, _, _ in self.met))
 
     def __call__(self, problem: Problem, index: int, algorithm: str, limit: int | None) -> None:
@@ -43,19 +43,18 @@ def record_tuning(
     peers: bool | None = None,
     progress: bool = True,
 ) -> Iterator[Recording]:
-    """Record every problem that calls on a GPU meet in this block, and time afterwards those that no table has.
+    """Record the problem of every call on a GPU in this block, and time afterwards those that no table has.
 
-    Calls run as without it, nothing is timed inside one; at the end of the block `tune` times what is new, for each GPU
-    and limit of workspace that it was met with. Calls behind the block choose by the table. An exception ends the block
-    without timing anything.
+    Nothing is timed inside a call. At the end of the block `tune` times what is new, for each GPU and each limit of
+    workspace of the calls. Calls after the block choose by the table. An exception ends the block without timing.
 
     Args:
-        path: the folder of the tables, which this process asks first from now on; by default the user's.
+        path: the folder of the tables, which this process reads first from now on; by default the user's.
         mode, peers, progress: as for `tune`. In mode ``"frozen"`` nothing is timed, so a program may keep the block for
             good.
 
     Yields:
-        Recording: ``problems``, and behind the block ``results``.
+        Recording: ``problems``, and after the block ``results``.
 
     Raises:
         What `tune` raises, at the end.
@@ -69,8 +68,8 @@ def record_tuning(
     if path is not None:
         tables.use(Path(path))
     recorded = Recording()
-    # what is ready already was met before; it is bound again, from what is compiled
-    calls.forget()
+    # ready calls are bound again, from what is compiled, so that they are recorded
+    lookup.forget()
     bind.listeners.append(recorded)
     try:
         yield recorded
@@ -89,5 +88,5 @@ def record_tuning(
                 mode=mode,
                 peers=peers,
                 progress=progress,
-            )  # fmt: skip
+            )
         )

@@ -13,7 +13,7 @@ from pathlib import Path
 from time import perf_counter
 
 from leanconv import options, words
-from leanconv.call import calls
+from leanconv.call import lookup
 from leanconv.call.choose import Candidate, from_table
 from leanconv.call.precompile import checked_problems
 from leanconv.perf import tables
@@ -140,7 +140,7 @@ def tune(
     """
     mode = env.tuning_mode() if mode is None else options.one_of("mode", mode, env.TUNING_MODES)
     different = [each for each in dict.fromkeys(checked_problems(problems, "tune")) if is_tuned(each)]
-    index, limit = launch.device_index(device), options.limit_of(workspace_limit)
+    index, limit = options.device_index(device), options.limit_of(workspace_limit)
     if seconds is not None and not options.number("seconds", seconds) >= 0:
         raise ValueError(f"seconds={seconds!r} is less than 0")
     on = launch.open_device(index)
@@ -161,12 +161,12 @@ def is_tuned(problem: Problem) -> bool:
 
 
 def _pytorch(wanted: bool | None) -> Peers | None:
-    """What times PyTorch. Raises ImportError where it is wanted and not installed."""
+    """What times PyTorch. Raises ImportError where it is requested and not installed."""
     if wanted is False or (wanted is None and "torch" not in sys.modules):
         return None
-    from leanconv.torch import peer
+    from leanconv.torch import measured_time
 
-    return lambda problem, clock: (peer.times(problem, clock), peer.versions())
+    return lambda problem, clock: (measured_time.times(problem, clock), measured_time.versions())
 
 
 class Search:
@@ -206,7 +206,7 @@ class Search:
         finally:
             sys.setswitchinterval(interval)
             # calls that are ready were chosen before
-            calls.forget()
+            lookup.forget()
         if self._wrong:
             raise WrongResultError("wrong values, which are not chosen:\n" + "\n".join(self._wrong))
         return TuningResult(tuple(done), missing, perf_counter() - begun, self._path if self._write else None)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from leanconv.call.choose import Candidate
-from leanconv.call.ready import roles_of
+from leanconv.call.gpu_call import roles_of
 from leanconv.cpu import CPU_ALGORITHMS
 from leanconv.perf import tables
 from leanconv.perf.tables import Entry, Timed

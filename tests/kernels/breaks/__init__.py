@@ -3,8 +3,8 @@
 from tests.kernels.breaks import (
     depthwise,
     direct,
-    hopper_16bit,
     hopper_fp32,
+    hopper_native,
     hopper_winograd,
     image_filter,
     mma_sync,
@@ -15,5 +15,5 @@ from tests.kernels.breaks import (
 
 BREAKS = (
     *(*simt.BREAKS, *winograd.BREAKS, *direct.BREAKS, *depthwise.BREAKS, *image_filter.BREAKS, *papers.BREAKS),
-    *(*mma_sync.BREAKS, *hopper_fp32.BREAKS, *hopper_winograd.BREAKS, *hopper_16bit.BREAKS),
+    *(*mma_sync.BREAKS, *hopper_fp32.BREAKS, *hopper_winograd.BREAKS, *hopper_native.BREAKS),
 )

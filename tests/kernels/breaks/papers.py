@@ -18,7 +18,7 @@ BREAKS = (
            WRONG, "dilation-nchw"),
     im2win("the transform reads a row above the image", "im2win_transform", "_ >= {{0 => -1}} && _ < Problem::h",
            WRONG, "plain-nchw"),
-    im2win("the transform reads a column beside the image", "im2win_transform", "_ {{< => <=}} Problem::w",
+    im2win("the transform reads a column outside the image", "im2win_transform", "_ {{< => <=}} Problem::w",
            WRONG, "plain-nhwc"),
     im2win("the transform writes past its end", "im2win_transform", "{{if (threadIdx.x + _ * _ < _)}}",
            FENCE, "odd-nchw"),

@@ -4,21 +4,22 @@ from __future__ import annotations
 
 from tests.kernels.patching import Patch
 
-UNREPORTED = Patch("channels apart are not reported", "plain_filters", "{{_ ? -_ :}}")
+UNREPORTED = Patch("channels apart are not reported", "speculative_filters", "{{_ ? -_ :}}")
 UNSCALED = Patch("filters are not scaled back", "store_sums", "_[0] {{* _[_].x}}")
 
 TENSOR_GEMM = (
     ("normal", Patch("a row's maximum leaves out half of its values", "split_row",
                      "{{_ = larger<strict>(_, __shfl_xor_sync(..., 1));}}")),
-    ("normal", Patch("rows are scaled back by a millionth too much", "split_row", "return _.down {{=> * 1.000001f}}")),
+    ("normal", Patch("rows are scaled back by a millionth too much", "split_row",
+                     "return _.inverse_scale {{=> * 1.000001f}}")),
     ("filters-apart", UNSCALED),
-    ("filters-apart", Patch("all filters have one scale", "PlainFilters::scale",
+    ("filters-apart", Patch("all filters have one scale", "Speculation::scale",
                             "{{_ > 0 ? least_scale(_) : _ => 139u}}")),
     ("channels-apart", UNREPORTED),
     ("unseen", UNREPORTED),
     ("channels-apart", Patch("channels have no factors", "tensor_filters_of", "{{(_ == 0 || ...) => false}}")),
-    ("channels-apart", Patch("pixels are not multiplied by the factors", "StageValues::load, PlaneValues::load",
-                             "= x[1][_ / 4][_ % 4] {{* _ * _}}", times=2)),
+    ("channels-apart", Patch("pixels are not multiplied by the factors", "StageValues::load",
+                             "= x[1][_ / 4][_ % 4] {{* _ * _}}")),
     ("unseen", Patch("channels apart have no factors", "tensor_filters_of",
                      "{{(_ == 0 ||}} _ - whole_exponent(_) > {{_) => 300}}")),
     ("tiny", Patch("pixels have one scale whatever the filters are", "write_header", "{{min(253u, 403 - _) => 140u}}")),
@@ -48,8 +49,8 @@ TENSOR_WEIGHT = (
     ("opposed", 1, Patch("pixels have no factors", "PixelFactors::PixelFactors", "= _ + {{_ => 255}} < _")),
     ("unseen", 1, Patch("pixels without dy have a factor", "root_code", ": {{0 => 127}}")),
     ("opposed", 3, Patch("pixels that no tap reads decide scales", "SplitRows::load",
-                         "{{_ < Grid::used % 8 ?}} _[_ - 1][_] {{: 0.0f}}")),
-    ("opposed", 3, Patch("all taps have the factors of one", "PixelFactors::multiply_moved", "+ _ % 2 {{+ _}}")),
+                         "{{_ < Pixels::used % 8 ?}} _[_ - 1][_] {{: 0.0f}}")),
+    ("opposed", 3, Patch("all taps have the factors of one", "PixelFactors::multiply_shifted", "+ _ % 2 {{+ _}}")),
 )  # fmt: skip
 
 #: And the layout.
@@ -58,6 +59,23 @@ TENSOR_WINOGRAD = (
     ("NHWC", "channels-apart", Patch("four channels have the factor of the first", "load_states",
                                      "16 * _ + 4 * _ {{+ _}}]")),
     ("NHWC", "normal", Patch("the second row's scale replaces the first one's", "split_state", "_[{{_ => 0}}] =")),
-    ("NCHW", "channels-apart", Patch("pixels are multiplied by half of the factors", "load_states",
-                                     "_1 = _1 * _ {{* _}};", times=3)),
+    ("NCHW", "channels-apart", Patch("pixels are multiplied by half of the factors", "scale_channels",
+                                     "= x[_][_ / 4][_ % 4] * _ {{* _}};")),
 )  # fmt: skip
+
+TENSOR_WEIGHT_IMAGES = (
+    ("images-opposed", Patch("factors of images are ignored", "sum_images",
+                             "{{static_cast<unsigned>(factors_of(_).apart) => 0u}}")),
+)  # fmt: skip
+
+#: Infinities that reach results of other windows: converted once for all taps of a row, they reach also the one that
+#: does not see them; rows too many of a stage are such as see x outside the image.
+NO_NUMBERS = (
+    (
+        "tensor_weight-taps",
+        Patch("infinities are converted once", "WeightFragments::infinite", "return {{=> false &&}}"),
+    ),
+    ("tensor_weight_images-2", Patch("rows too many are outside dy", "ImageUnits::first_p", "_ {{< _ ? _ : _ - _}}")),
+)  # fmt: skip
+
+ALL = (*TENSOR_GEMM, *ONE_PRODUCT, *TENSOR_WEIGHT, *TENSOR_WINOGRAD, *TENSOR_WEIGHT_IMAGES, *NO_NUMBERS)

@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any, ClassVar, Literal
 
 from leanconv.bench.operands import Operands
@@ -22,14 +23,14 @@ class Candidate:
     same one. ``workspace_bytes`` counts memory besides inputs and output; None is unknown, ``"measure"`` lets the
     benchmark read it from PyTorch's allocator. ``frame`` pixels at an image's edges are known to be wrong and stay out
     of its error. ``scope`` wraps all calls: it sets and restores a library's switches. ``variant`` names the variant of
-    the algorithm, in an ablation. ``prepared_bytes`` is the size of its prepared filters.
+    the algorithm, in an ablation. ``prepared_bytes`` is the size of its packed weights.
     """
 
     engine: str
     algorithm: str
     call: Callable[[], Any]
     layout: Layout | None = None
-    workspace_bytes: int | None | Literal["measure"] = 0
+    workspace_bytes: int | Literal["measure"] | None = 0
     arithmetic: Arithmetic = "fp32"
     out: Any = None
     on_gpu: bool = True
@@ -58,10 +59,13 @@ class Peer(ABC):
     engines: ClassVar[tuple[str, ...]]
     solves: ClassVar[tuple[str, ...]]
     needs_gpu: ClassVar[bool]
+    #: the Python module whose presence and version count
+    module: ClassVar[str] = ""
 
-    @abstractmethod
     def absent(self) -> str | None:
         """Why the library cannot be used on this machine; None when it can."""
+        on_gpu = self.needs_gpu and self.module in ("", "torch")
+        return missing_cuda_torch() if on_gpu else missing_module(self.module)
 
     def prepare(self, problems: Sequence[Problem], gpu: bool) -> None:  # noqa: B027
         """Do what can be done for all problems of a run together, before any of them is timed."""
@@ -71,14 +75,17 @@ class Peer(ABC):
         """Every candidate for ``problem``. Its memory is released when the iterator advances."""
 
     def versions(self) -> dict[str, str]:
-        """Versions worth recording, by name; empty where absent."""
-        return {}
+        """Versions worth recording, by name; asked of what is not absent."""
+        if not self.module:
+            return {}
+        package = self.module.partition(".")[0]
+        return {"opencv" if package == "cv2" else package: str(import_module(package).__version__)}
 
 
 def missing_module(name: str) -> str | None:
     """A sentence when Python cannot import ``name``."""
     try:
-        __import__(name)
+        import_module(name)
     except ImportError as error:
         return f"Python module {name!r} cannot be imported ({error})"
     return None

@@ -29,10 +29,10 @@ class CupyPeer(Peer):
     engines = ("cupy",)
     solves = ("filter2d",)
     needs_gpu = True
+    module = "cupy"
 
     def absent(self) -> str | None:
-        reason = missing_module("cupy") or missing_module("cupyx.scipy.ndimage")
-        if reason:
+        if reason := super().absent() or missing_module("cupyx.scipy.ndimage"):
             return reason
         import cupy
 
@@ -41,11 +41,6 @@ class CupyPeer(Peer):
         except Exception as error:
             return f"CuPy {cupy.__version__} sees no GPU ({error})"
         return None
-
-    def versions(self) -> dict[str, str]:
-        import cupy
-
-        return {"cupy": str(cupy.__version__)}
 
     def candidates(self, problem: Problem, operands: Operands, gpu: bool) -> Iterator[Candidate | Unable]:
         import cupy
@@ -76,14 +71,7 @@ class ScipyPeer(Peer):
     engines = ("scipy",)
     solves = ("filter2d",)
     needs_gpu = False
-
-    def absent(self) -> str | None:
-        return missing_module("scipy.ndimage")
-
-    def versions(self) -> dict[str, str]:
-        import scipy
-
-        return {"scipy": str(scipy.__version__)}
+    module = "scipy.ndimage"
 
     def candidates(self, problem: Problem, operands: Operands, gpu: bool) -> Iterator[Candidate | Unable]:
         from scipy.ndimage import correlate
@@ -110,14 +98,7 @@ class OpencvPeer(Peer):
     engines = ("opencv",)
     solves = ("filter2d",)
     needs_gpu = False
-
-    def absent(self) -> str | None:
-        return missing_module("cv2")
-
-    def versions(self) -> dict[str, str]:
-        import cv2
-
-        return {"opencv": str(cv2.__version__)}
+    module = "cv2"
 
     def candidates(self, problem: Problem, operands: Operands, gpu: bool) -> Iterator[Candidate | Unable]:
         import cv2

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import glob
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from ctypes import c_int, c_size_t, c_uint, c_void_p
 from functools import cache
 from typing import Any
@@ -109,62 +109,40 @@ class NppPeer(Peer):
         width = ceil_div(_MARGIN + problem.w + problem.kw, _MARGIN) * _MARGIN
         rows = np.arange(problem.h + problem.kh - 1) - problem.anchor[0]
         image = with_border(problem, operands.image, rows, np.arange(width) - _MARGIN)[0]
-        kernel, anchor = _flipped(problem, operands)
-        y, pitch = operands.output(), image.shape[1] * 4
-        start = image.data_ptr() + problem.anchor[0] * pitch + 4 * _MARGIN
-        arguments = (
-            c_void_p(start),
-            c_int(pitch),
-            c_void_p(y.data_ptr()),
-            c_int(4 * problem.w),
-            _Size(problem.w, problem.h),
-            c_void_p(kernel.data_ptr()),
-            _Size(problem.kw, problem.kh),
-            anchor,
-            _context(),
-        )
-        keep = (image, kernel)
+        pitch = image.shape[1] * 4
         note, frame = "border written out beforehand, not timed", 0
         if (problem.kh, problem.kw) in _BLIND:
             frame = problem.kh // 2
             note = f"it reads nothing outside the image: a frame of {frame} pixels is wrong, and not in the error"
-        call = _caller("nppiFilter_32f_C1R_Ctx", arguments, y, keep)
+        start = image.data_ptr() + problem.anchor[0] * pitch + 4 * _MARGIN
+        call, y = _caller("nppiFilter_32f_C1R_Ctx", problem, operands, (start, pitch), keep=image)
         return Candidate("npp", "nppiFilter_32f_C1R", call, out=y, frame=frame, note=note)
 
     def _border(self, problem: FilterProblem, operands: Operands) -> Candidate:
-        kernel, anchor = _flipped(problem, operands)
-        y, size = operands.output(), _Size(problem.w, problem.h)
-        arguments = (
-            c_void_p(operands.image.data_ptr()),
-            c_int(4 * problem.w),
-            size,
-            _Point(0, 0),
-            c_void_p(y.data_ptr()),
-            c_int(4 * problem.w),
-            size,
-            c_void_p(kernel.data_ptr()),
-            _Size(problem.kw, problem.kh),
-            anchor,
-            c_int(_BORDER_REPLICATE),
-            _context(),
-        )
-        name = "nppiFilterBorder_32f_C1R"
-        return Candidate("npp:border", name, _caller(f"{name}_Ctx", arguments, y, (kernel,)), out=y)
+        name, source = "nppiFilterBorder_32f_C1R", (operands.image.data_ptr(), 4 * problem.w)
+        place = (_Size(problem.w, problem.h), _Point(0, 0))
+        call, y = _caller(f"{name}_Ctx", problem, operands, source, place, (c_int(_BORDER_REPLICATE),))
+        return Candidate("npp:border", name, call, out=y)
 
 
-def _flipped(problem: FilterProblem, operands: Operands) -> tuple[Any, _Point]:
-    """NPP convolves, this project correlates: the filter rotated by 180 degrees, and its anchor with it."""
+def _caller(
+    function: str, problem: FilterProblem, operands: Operands, source: tuple[int, int],
+    place: tuple[Any, ...] = (), border: tuple[Any, ...] = (), keep: Any = None,
+) -> tuple[Callable[[], Any], Any]:  # fmt: skip
+    """A call of a function of NPP, and its output: ``source`` is where pixels lie and bytes of a row; ``place`` and
+    ``border`` are what a function with borders takes besides, ``keep`` lives as long as the call."""
+    entry, y = getattr(_library(), function), operands.output()
+    # NPP convolves, this project correlates: the filter is rotated by 180 degrees, and its anchor with it
     kernel = operands.kernel.flip(0, 1).contiguous()
-    return kernel, _Point(problem.kw - 1 - problem.anchor[1], problem.kh - 1 - problem.anchor[0])
+    anchor = _Point(problem.kw - 1 - problem.anchor[1], problem.kh - 1 - problem.anchor[0])
+    result = (c_void_p(y.data_ptr()), c_int(4 * problem.w), _Size(problem.w, problem.h))
+    taps = (c_void_p(kernel.data_ptr()), _Size(problem.kw, problem.kh), anchor)
+    arguments = (c_void_p(source[0]), c_int(source[1]), *place, *result, *taps, *border, _context())
 
-
-def _caller(function: str, arguments: tuple[Any, ...], y: Any, keep: tuple[Any, ...]) -> Any:
-    entry = getattr(_library(), function)
-
-    def call(keep: tuple[Any, ...] = keep) -> Any:
+    def call(keep: Any = (keep, kernel)) -> Any:
         status = entry(*arguments)
         if status:
             raise RuntimeError(f"{function} returned NppStatus {status}")
         return y
 
-    return call
+    return call, y

@@ -27,7 +27,7 @@ from leanconv.runtime.threads import side_by_side
 class LeanconvPeer(Peer):
     """Every algorithm that can run the problem, each with the configuration that a user's call gets.
 
-    One that transforms the filters first runs twice: as ``leanconv``, the transform in each call, and as
+    One that packs the filters first runs twice: as ``leanconv``, packing them in each call, and as
     ``leanconv:prepared``, given filters of `prepare_weights`.
     """
 
@@ -89,7 +89,7 @@ def _plans(algorithms: Sequence[Algorithm], problems: Sequence[Problem]) -> Iter
 
 def plans_of(algorithm: GpuAlgorithm, problem: Problem) -> dict[int | None, Plan]:
     """What calls run on the first GPU, by ``workspace_limit``: without one and, where that takes a workspace and need
-    not, with room for prepared filters alone."""
+    not, with room for packed weights alone."""
     whole = bind.load(problem, 0, algorithm.stem).plan
     found: dict[int | None, Plan] = {None: whole}
     if whole.workspace_bytes:
@@ -175,7 +175,8 @@ def _notes(algorithm: Algorithm, choice: Choice) -> Iterator[str]:
     if choice.algorithm is not algorithm:
         yield f"runs {choice.algorithm.stem}"
     assert choice.config is not None
-    yield from (f"{key}={n}" for key, n in choice.config.constants() if key in ("states", "piece") and n)
+    shown = ("states", "column_block", "piece")
+    yield from (f"{key}={n}" for key, n in choice.config.constants() if key in shown and n)
 
 
 def _call(

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from leanconv.bench.operands import Operands, as_nchw, in_order
-from leanconv.bench.peers.base import Candidate, Peer, Unable, missing_cuda_torch, missing_module
+from leanconv.bench.peers.base import Candidate, Peer, Unable
 from leanconv.bench.results import PEER_LAYOUTS
 from leanconv.dtypes import is_integer, is_narrow
 from leanconv.images.borders import BORDERS
@@ -101,14 +101,12 @@ class TorchPeer(Peer):
     )
     solves = ("conv2d", "filter2d")
     needs_gpu = True
-
-    def absent(self) -> str | None:
-        return missing_cuda_torch()
+    module = "torch"
 
     def versions(self) -> dict[str, str]:
         import torch
 
-        return {"torch": torch.__version__, "cudnn": str(torch.backends.cudnn.version())}
+        return {**super().versions(), "cudnn": str(torch.backends.cudnn.version())}
 
     def candidates(self, problem: Problem, operands: Operands, gpu: bool) -> Iterator[Candidate | Unable]:
         if problem.kind == "filter2d":
@@ -144,14 +142,7 @@ class TorchCpuPeer(Peer):
     engines = ("torch-cpu",)
     solves = ("conv2d", "filter2d")
     needs_gpu = False
-
-    def absent(self) -> str | None:
-        return missing_module("torch")
-
-    def versions(self) -> dict[str, str]:
-        import torch
-
-        return {"torch": torch.__version__}
+    module = "torch"
 
     def candidates(self, problem: Problem, operands: Operands, gpu: bool) -> Iterator[Candidate | Unable]:
         import torch
@@ -185,9 +176,6 @@ class Im2colPeer(Peer):
     solves = ("conv2d",)
     needs_gpu = True
 
-    def absent(self) -> str | None:
-        return missing_cuda_torch()
-
     def candidates(self, problem: Problem, operands: Operands, gpu: bool) -> Iterator[Candidate | Unable]:
         import torch
 
@@ -203,7 +191,7 @@ class Im2colPeer(Peer):
         if columns > 0.7 * free:
             yield Unable(self.name, f"the unrolled image needs {columns} bytes and {free} are free")
             return
-        call = {"NCHW": _unfold, "NHWC": _windows, "CHWN": _planes}[problem.layout](problem, operands)
+        call = (_unfold if problem.layout == "NCHW" else _strided)(problem, operands)
         yield Candidate(
             self.name,
             "unfold, bmm" if problem.layout == "NCHW" else "strided copy, mm",
@@ -229,40 +217,28 @@ def _unfold(problem: ConvProblem, operands: Operands) -> Callable[[], Any]:
     return call
 
 
-def _windows(problem: ConvProblem, operands: Operands) -> Callable[[], Any]:
+def _strided(problem: ConvProblem, operands: Operands) -> Callable[[], Any]:
+    """Windows are a strided view of the image, copied to a matrix: rows are windows, or in CHWN taps of a
+    channel, each a row of whole runs of images."""
     import torch
     from torch.nn.functional import pad
 
-    x, w = operands.x("NHWC"), operands.w("NHWC").flatten(1).t()
+    last = problem.layout == "NHWC"
+    x, w = operands.x(problem.layout), operands.w(problem.layout)
+    w = w.flatten(1).t() if last else w.flatten(0, 2).t()
     top, bottom, left, right = problem.padding
-    (step_h, step_w), (dil_h, dil_w) = problem.stride, problem.dilation
-    shape = (problem.n, problem.p, problem.q, problem.r, problem.s, problem.c)
+    taps, outputs = (problem.r, problem.s), (problem.p, problem.q)
+    shape = (problem.n, *outputs, *taps, problem.c) if last else (problem.c, *taps, *outputs, problem.n)
 
     def call() -> Any:
         image = pad(x, (0, 0, left, right, top, bottom)) if any(problem.padding) else x
-        n, h, column, _ = image.stride()
-        strides = (n, step_h * h, step_w * column, dil_h * h, dil_w * column, 1)
-        columns = image.as_strided(shape, strides).reshape(-1, problem.r * problem.s * problem.c)
-        return torch.mm(columns, w).unflatten(0, (problem.n, problem.p, problem.q))
-
-    return call
-
-
-def _planes(problem: ConvProblem, operands: Operands) -> Callable[[], Any]:
-    """With the images innermost the unrolled image is one matrix, whose rows are made of whole runs of images."""
-    import torch
-    from torch.nn.functional import pad
-
-    x, w = operands.x("CHWN"), operands.w("CHWN").flatten(0, 2).t()
-    top, bottom, left, right = problem.padding
-    (step_h, step_w), (dil_h, dil_w) = problem.stride, problem.dilation
-    shape = (problem.c, problem.r, problem.s, problem.p, problem.q, problem.n)
-
-    def call() -> Any:
-        image = pad(x, (0, 0, left, right, top, bottom)) if any(problem.padding) else x
-        c, h, column, _ = image.stride()
-        strides = (c, dil_h * h, dil_w * column, step_h * h, step_w * column, 1)
-        columns = image.as_strided(shape, strides).reshape(problem.c * problem.r * problem.s, -1)
-        return torch.mm(w, columns).unflatten(1, (problem.p, problem.q, problem.n))
+        outer, row, column, _ = image.stride()
+        (step_h, step_w), (dil_h, dil_w) = problem.stride, problem.dilation
+        steps, apart = (step_h * row, step_w * column), (dil_h * row, dil_w * column)
+        inner = (*steps, *apart) if last else (*apart, *steps)
+        columns = image.as_strided(shape, (outer, *inner, 1))
+        columns = columns.reshape((-1, problem.r * problem.s * problem.c) if last else (w.shape[1], -1))
+        y = torch.mm(columns, w) if last else torch.mm(w, columns)
+        return y.unflatten(0, (problem.n, *outputs)) if last else y.unflatten(1, (*outputs, problem.n))
 
     return call

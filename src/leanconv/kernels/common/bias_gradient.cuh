@@ -6,8 +6,8 @@
 
 #include <device/element.cuh>
 #include <device/index.cuh>
-#include <device/ptx/cluster.cuh>
-#include <device/ptx/shared.cuh>
+#include <device/ptx/memory.cuh>
+#include <device/ptx/sync.cuh>
 
 namespace leanconv {
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from leanconv.dtypes import DTYPES
-from leanconv.kernels.contract import ceil_div, conv_constants
+from leanconv.kernels.common.layers import conv_constants
+from leanconv.kernels.contract import ceil_div
 from leanconv.plan import Launch, Number, Plan, Pointer, Target
 from leanconv.problem import ConvProblem
 

@@ -5,7 +5,7 @@
 
 #include <device/element.cuh>
 #include <device/index.cuh>
-#include <device/ptx/shared.cuh>
+#include <device/ptx/memory.cuh>
 
 namespace leanconv {
 
@@ -33,7 +33,7 @@ struct TapPhases {
 };
 
 // Writes the filters of all convolutions: for each its phases, for each phase one filter an input channel, in the order
-// in which forward filters lie in memory. A block turns a square of filters and their elements around in shared memory,
+// in which forward filters lie in memory. A block transposes a square of filters and their elements in shared memory,
 // so that reads are adjacent in every layout, and writes in NHWC and CHWN. Elements are those of w, but in CHWN, where
 // neighbouring filters are adjacent in it and neighbouring channels in what is written, counted as in NHWC.
 template <class Problem, class Tuning>
@@ -80,10 +80,10 @@ __device__ __forceinline__ void gradient_filters(const typename Problem::element
     }
 }
 
-// Whether some tap of the filter falls on an output when it is laid over pixel `at` of an axis. `inverse` is that of
+// Whether some tap of the filter reads pixel `at` of an axis for some output. `inverse` is that of
 // dilation / gcd modulo stride / gcd.
 template <int taps, int stride, int dilation, int pad, int inverse>
-__device__ __forceinline__ bool is_met(int at) {
+__device__ __forceinline__ bool is_covered(int at) {
     constexpr int common = gcd(stride, dilation), apart = stride / common;
     constexpr int moved = pad >= 0 ? pad : pad + ceil_div(-pad, stride) * stride;  // negative where pixels are left out
     const int rest = static_cast<int>((static_cast<int64>(at) + moved) % stride);
@@ -100,12 +100,12 @@ __device__ __forceinline__ void gradient_zeros(typename Problem::element* __rest
     const auto images = static_cast<Offset<Problem>>(batch);
     const Offset<Problem> line = Problem::nhwc ? element / Problem::c : Problem::chwn ? element / images : element;
     const int pixel = static_cast<int>(line % image);
-    const bool met =
-        is_met<Problem::r, Problem::stride_h, Problem::dilation_h, Problem::pad_top, Problem::inverse_h>(
+    const bool covered =
+        is_covered<Problem::r, Problem::stride_h, Problem::dilation_h, Problem::pad_top, Problem::inverse_h>(
             pixel / Problem::w) &&
-        is_met<Problem::s, Problem::stride_w, Problem::dilation_w, Problem::pad_left, Problem::inverse_w>(
+        is_covered<Problem::s, Problem::stride_w, Problem::dilation_w, Problem::pad_left, Problem::inverse_w>(
             pixel % Problem::w);
-    if (!met) y[at] = from_float<typename Problem::element>(0.0f);
+    if (!covered) y[at] = from_float<typename Problem::element>(0.0f);
 }
 
 }  // namespace leanconv

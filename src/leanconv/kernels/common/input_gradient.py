@@ -1,21 +1,22 @@
 """The gradient of a layer's input as forward convolutions of unit stride, and the launches that go with them.
 
-With ``m = stride / gcd(stride, dilation)`` a row of the input meets filter row r only together with rows r + m, r + 2m,
+With ``m = stride / gcd(stride, dilation)`` a row of the input that filter row r reads is read by rows r + m, r + 2m,
 ...: so the rows fall into phases, and each phase is a convolution over the gradient of the output with those filter
 rows alone, of unit stride and dilation ``dilation / gcd``; columns likewise. Every product of the forward layer is
 computed once, in one of the phases. Phases have either ``ceil(r / m)`` or ``floor(r / m)`` rows, so that at most four
-launches compute all of them. A separate launch writes zeros where no filter row meets.
+launches compute all of them. A separate launch writes zeros to what no filter row reads.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from math import gcd
 
 from leanconv.dtypes import DTYPES, item_bytes
-from leanconv.kernels.contract import ceil_div, has_wide_tensors
-from leanconv.kernels.simt.tiles import OutputView
+from leanconv.kernels.common.layers import OutputView, conv_constants
+from leanconv.kernels.contract import ceil_div
 from leanconv.plan import Constants, Launch, Number, Pointer
 from leanconv.problem import ConvProblem
 
@@ -26,7 +27,8 @@ SIDE = 32
 
 @dataclass(frozen=True)
 class PartialConvolution:
-    """One launch's share of the gradient: the convolution of its first phase, and where the outputs of all lie."""
+    """The phases of the gradient that one launch computes: the convolution of the first, and where the outputs of all
+    lie."""
 
     problem: ConvProblem
     view: OutputView
@@ -73,7 +75,7 @@ class _Phases:
 def _along(extent: int, taps: int, stride: int, dilation: int, padding: int) -> Iterator[_Phases]:
     """The phases along an axis of ``extent`` input pixels, those with more taps first.
 
-    Pixel i of the input meets tap r where ``i + padding - r * dilation`` is ``stride * p``. For phase ``r % m`` all
+    Tap r reads pixel i of the input where ``i + padding - r * dilation`` is ``stride * p``. For phase ``r % m`` all
     such pixels are ``first + stride * j``, and their outputs ``p = j - floor((r * dilation - padding) / stride)``.
     """
     apart = stride // gcd(stride, dilation)
@@ -92,7 +94,7 @@ def _along(extent: int, taps: int, stride: int, dilation: int, padding: int) -> 
 def parts(problem: ConvProblem, first_weight: int = 0) -> list[PartialConvolution]:
     """The convolutions that compute the gradient, those with the most taps first.
 
-    Their filters are what `filter_launch` writes, from element ``first_weight`` of the prepared filters on, which is a
+    Their filters are what `filter_launch` writes, from element ``first_weight`` of the packed weights on, which is a
     multiple of four: in CHWN four filters are copied at once.
     """
     (sh, sw), (dh, dw) = problem.stride, problem.dilation
@@ -101,7 +103,7 @@ def parts(problem: ConvProblem, first_weight: int = 0) -> list[PartialConvolutio
         for columns in _along(problem.w, problem.s, sw, dw, problem.padding[2]):
             dilation = (dh // gcd(sh, dh), dw // gcd(sw, dw))
             below = rows.outputs - problem.p - rows.padding + (rows.taps - 1) * dilation[0]
-            beside = columns.outputs - problem.q - columns.padding + (columns.taps - 1) * dilation[1]
+            right = columns.outputs - problem.q - columns.padding + (columns.taps - 1) * dilation[1]
             convolution = replace(
                 problem,
                 op="fprop",
@@ -112,7 +114,7 @@ def parts(problem: ConvProblem, first_weight: int = 0) -> list[PartialConvolutio
                 r=rows.taps,
                 s=columns.taps,
                 stride=(1, 1),
-                padding=(rows.padding, below, columns.padding, beside),
+                padding=(rows.padding, below, columns.padding, right),
                 dilation=dilation,
             )
             taps_before = rows.taps_before * problem.s + rows.count * rows.taps * columns.taps_before
@@ -135,11 +137,16 @@ def single_parts(problem: ConvProblem) -> list[PartialConvolution]:
     """The convolutions that one call computes, each with a launch of its own: one, or those that make a gradient."""
     if problem.op != "dgrad":
         return [PartialConvolution(problem, OutputView(problem.p, problem.q))]
-    return [single for part in parts(problem) for single in _phases(part)]
+    return list(_all_phases(problem))
+
+
+@lru_cache(maxsize=64)
+def _all_phases(problem: ConvProblem) -> tuple[PartialConvolution, ...]:
+    return tuple(single for part in parts(problem) for single in _phases(part))
 
 
 def _phases(part: PartialConvolution) -> Iterator[PartialConvolution]:
-    """The phases of ``part`` one by one: a tensor map knows but one padding."""
+    """The phases of ``part`` one by one: a tensor map has only one padding."""
     view, whole = part.view, part.problem
     weights = whole.k * whole.group_c * whole.r * whole.s
     for number in range(part.phases):
@@ -164,7 +171,7 @@ def _phases(part: PartialConvolution) -> Iterator[PartialConvolution]:
 
 
 def mirrored_taps(problem: ConvProblem, part: PartialConvolution) -> Constants:
-    """Which taps of the filters of ``problem`` a single part of its gradient has (filter_layout.cuh of hopper_fp32)."""
+    """Which taps of the filters of ``problem`` a phase of its gradient has (device/pipeline/filter_layout.cuh)."""
     apart = [stride // gcd(stride, dilation) for stride, dilation in zip(problem.stride, problem.dilation, strict=True)]
     return (
         ("layer_r", problem.r),
@@ -177,7 +184,7 @@ def mirrored_taps(problem: ConvProblem, part: PartialConvolution) -> Constants:
 
 
 def prepared_bytes(problem: ConvProblem) -> int:
-    """Bytes of the rearranged filters: as many as the filters have, none where all windows see only padding."""
+    """Bytes of the rearranged filters: as many as the filters have, none where all windows read only padding."""
     weights = problem.k * problem.group_c * problem.r * problem.s
     return item_bytes(problem.dtype) * weights if parts(problem) else 0
 
@@ -222,21 +229,7 @@ def zero_launch(problem: ConvProblem) -> Launch | None:
     return Launch(
         header="kernels/common/input_gradient.cuh",
         function="leanconv::gradient_zeros",
-        problem=(
-            ("element", element),
-            *((name, getattr(problem, name)) for name in ("c", "h", "w", "r", "s")),
-            ("stride_h", problem.stride[0]),
-            ("stride_w", problem.stride[1]),
-            ("dilation_h", problem.dilation[0]),
-            ("dilation_w", problem.dilation[1]),
-            ("pad_top", problem.padding[0]),
-            ("pad_left", problem.padding[2]),
-            ("inverse_h", inverses[0]),
-            ("inverse_w", inverses[1]),
-            ("nhwc", problem.layout == "NHWC"),
-            ("chwn", problem.layout == "CHWN"),
-            ("wide", has_wide_tensors(problem)),
-        ),
+        problem=(*conv_constants(problem), ("inverse_h", inverses[0]), ("inverse_w", inverses[1])),
         tuning=(("threads", THREADS),),
         arguments=(Pointer("dx", element, written=True), Number("long long", "batch", problem.n)),
         grid=ceil_div(problem.n * problem.c * problem.h * problem.w, THREADS),

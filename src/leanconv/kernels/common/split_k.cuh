@@ -1,14 +1,14 @@
-// The second launch of gradients whose parts went through a workspace: their sums, in the order of the parts.
+// The second launch of split-K: adds the partial sums of a workspace, in their order.
 #pragma once
 
 #include <device/epilogue.cuh>
 #include <device/index.cuh>
-#include <device/ptx/shared.cuh>
+#include <device/ptx/memory.cuh>
 
 namespace leanconv {
 
 // A block has 32 weights, one a lane, or `width` times as many where there are many. Each warp adds every `sum_warps`-th of
-// their parts, then the first warp what all have added.
+// their partial sums, then the first warp what all have added.
 template <class Problem, class Tuning>
 __device__ __forceinline__ void sum_parts(const float* __restrict__ workspace, typename Problem::element* __restrict__ dw) {
     constexpr int64 weights = static_cast<int64>(Problem::k) * Problem::group_c * (Problem::r * Problem::s);
@@ -18,10 +18,10 @@ __device__ __forceinline__ void sum_parts(const float* __restrict__ workspace, t
     float* const shared = reinterpret_cast<float*>(shared_memory());
     float total[width] = {};
 #pragma unroll(8 / width)
-    for (int part = warp; part < Tuning::parts; part += warps)
+    for (int split = warp; split < Tuning::parts; split += warps)
 #pragma unroll
         for (int i = 0; i < width; ++i)
-            if (at + 32 * i < weights) total[i] += workspace[part * weights + at + 32 * i];
+            if (at + 32 * i < weights) total[i] += workspace[split * weights + at + 32 * i];
     if constexpr (warps > 1) {
 #pragma unroll
         for (int i = 0; i < width; ++i) shared[(warp * width + i) * 32 + lane] = total[i];

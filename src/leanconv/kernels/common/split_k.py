@@ -1,22 +1,24 @@
-"""Split-K of the gradients of the filters: blocks whose partial sums go through a workspace, and the launch that adds
-them.
+"""Split-K of the gradients of the filters: partial sums in a workspace, and the launch that adds them.
 
-A configuration's number ``parts`` says how many blocks share a tile's output pixels beside those of a cluster. With
-one, a block stores the gradient itself, and there is no workspace.
+A configuration's number ``parts`` says how many blocks, or clusters, share a tile's output pixels. With one, a block
+stores the gradient itself, and there is no workspace.
 """
 
 from __future__ import annotations
 
 from math import inf
+from typing import Any
 
 from leanconv.dtypes import DTYPES
-from leanconv.kernels.contract import LAUNCH_CYCLES, ceil_div, conv_constants
+from leanconv.kernels.common.layers import conv_constants
+from leanconv.kernels.contract import TimedAlgorithm, ceil_div
+from leanconv.kernels.cost import launch_cycles
 from leanconv.plan import Launch, Plan, Pointer, Target
 from leanconv.problem import ConvProblem
 
 #: Warps of a block of the launch that adds, at most.
 SUM_WARPS = 8
-#: Weights from which on a lane of it has four, not one: fewer blocks, and more loads under way.
+#: Weights from which on a lane of it has four, not one: fewer blocks, and more loads in flight.
 MANY_WEIGHTS = 32768
 
 
@@ -49,8 +51,7 @@ def with_sums(first: Launch, problem: ConvProblem, parts: int, most_warps: int =
 
 
 def sum_launch(problem: ConvProblem, parts: int, most_warps: int = SUM_WARPS) -> Launch:
-    """The launch that adds ``parts`` of the workspace, in their order; up to ``most_warps`` of a block share a
-    weight's."""
+    """The launch that adds ``parts`` partial sums in their order; up to ``most_warps`` of a block share a weight's."""
     warps = min(most_warps, 1 << (parts.bit_length() - 1))
     width = 4 if weights_of(problem) >= MANY_WEIGHTS else 1
     return Launch(
@@ -67,4 +68,17 @@ def sum_launch(problem: ConvProblem, parts: int, most_warps: int = SUM_WARPS) ->
 
 def sum_cycles(problem: ConvProblem, parts: int, target: Target) -> float:
     """Predicted clock cycles of what partial sums cost: written, read, and one launch more."""
-    return LAUNCH_CYCLES + 8 * parts * weights_of(problem) / target.bytes_per_cycle if parts > 1 else 0.0
+    return launch_cycles(target) + 8 * parts * weights_of(problem) / target.bytes_per_cycle if parts > 1 else 0.0
+
+
+class SplitK(TimedAlgorithm):
+    """A gradient of the filters whose configurations have ``parts``, of which `within` offers as many as fit."""
+
+    tier = "fp32"
+    solves = "conv2d"
+
+    def workspace_bytes(self, problem: ConvProblem, config: Any) -> int:
+        return workspace_bytes(problem, config.parts)
+
+    def timed(self, problem: ConvProblem, target: Target) -> list[tuple[float, Any]]:
+        return self.within(problem, target)

@@ -1,44 +1,46 @@
-// Gradient of a depthwise layer's input, any stride and several filters a channel: each row of dy passes through registers
-// once and is added to all the rows of dx that it reaches.
+// depthwise_input: gradient of a depthwise layer's input, any stride and several filters a channel; dy is read once.
 //
-// Arithmetic per pixel of dx: 2 * R * S / (stride_h * stride_w) flops a filter for 4 bytes written and, with one filter a
-// channel, 4 / (stride_h * stride_w) read. Memory bounds it: it should take the time of writing dx and reading dy once.
+//   dx[n, c, i, j] = sum over m, r, s of dy[n, c * group_k + m, (i + pad - r * dilation) / stride, ...] * w[.., r, s]
 //
-// A thread owns a strip of `columns` columns of dx, a multiple of the stride, so that which taps meet which columns is known
-// at compile time. Rows of dx go in groups of stride_h, of which a row of dy completes one: with top the padding, group g
-// has rows g * stride_h - top and on, and gets tap rows r from row p = g - r * dilation_h / stride_h of dy. The groups that a
-// row reaches are in a ring of registers. A thread walks down `rows` groups.
+// Requires   one channel a group; NCHW or NHWC; at most 81 taps and 160 sums.
+// Numerics   float32 FMAs in direct order; float16 and bfloat16 are widened, and rounded once.
+// CTA tile   NCHW: `threads` strips of `columns` columns of dx x `rows` groups of rows. NHWC: `channels` neighbouring
+//            channels of threads / channels strips, their filters in shared memory.
+// Thread     a strip, a multiple of the stride wide, so that the compiler knows which taps fall on which columns. Rows of dx
+//            form groups of stride_h, of which a row of dy completes one: group g has rows g * stride_h - top and on, and
+//            gets tap rows r from row g - r * dilation_h / stride_h of dy. The groups that a row reaches are in registers,
+//            as a ring or moved from group to group.
+// One step   load the next row of dy; R * S * columns / stride_w FMAs on this one, a filter after the other; store a group.
+// Registers  R * S weights, live * stride_h * columns sums, 2 windows, 45 for addresses.
+// Work       2 * R * S / (stride_h * stride_w) flops a filter for 4 bytes written and, with one filter a channel,
+//            4 / (stride_h * stride_w) read: memory bounds it.
 #pragma once
 
 #include <kernels/depthwise/window.cuh>
-#include <device/epilogue.cuh>
-#include <device/index.cuh>
-#include <device/ptx/shared.cuh>
 
 namespace leanconv {
 
-// What a thread keeps, and which columns of dy its strip of dx sees.
+// What a thread keeps, and which columns of dy its strip of dx reads.
 template <class Problem, class Tuning>
 struct DepthwiseInputShape {
     static constexpr int columns = Tuning::columns, taps = Problem::r * Problem::s;
     static constexpr int span = (Problem::r - 1) * Problem::dilation_h / Problem::stride_h, live = span + 1;
-    // filters of a channel in shared memory: an odd pitch, so that the lanes of a warp meet different banks
-    static constexpr int filters = Problem::group_k * taps, pitch = filters | 1;
+    // weights of a channel
+    static constexpr int filters = Problem::group_k * taps;
     static constexpr int first_group = Problem::pad_top / Problem::stride_h;
-    static constexpr int groups = (Problem::h - 1 + Problem::pad_top) / Problem::stride_h - first_group + 1;
-    static constexpr int strips = ceil_div(Problem::w, columns), bands = ceil_div(groups, Tuning::rows);
-    static_assert(columns % Problem::stride_w == 0, "all strips meet their taps alike");
+    static constexpr int strips = ceil_div(Problem::w, columns), bands = ceil_div(Problem::row_groups, Tuning::rows);
+    static_assert(columns % Problem::stride_w == 0, "the taps fall on the same columns of all strips");
 
-    // Tap s meets column e of the strip in column `steps / stride_w` of dy, counted from that of the strip; or nowhere.
+    // Tap s of column e of the strip falls on column `steps / stride_w` of dy, counted from that of the strip; or on none.
     __host__ __device__ static constexpr int steps(int e, int s) { return e + Problem::pad_left - s * Problem::dilation_w; }
-    __host__ __device__ static constexpr bool meets(int e, int s) { return steps(e, s) % Problem::stride_w == 0; }
+    __host__ __device__ static constexpr bool overlaps(int e, int s) { return steps(e, s) % Problem::stride_w == 0; }
     __host__ __device__ static constexpr int extreme(int sign) {
         bool found = false;
         int result = 0;
         for (int e = 0; e < columns; ++e)
             for (int s = 0; s < Problem::s; ++s) {
                 const int at = steps(e, s) / Problem::stride_w;
-                if (meets(e, s) && (!found || sign * at > sign * result)) found = true, result = at;
+                if (overlaps(e, s) && (!found || sign * at > sign * result)) found = true, result = at;
             }
         return result;
     }
@@ -55,7 +57,7 @@ struct DepthwiseInputShape {
     __host__ __device__ static constexpr bool read(int at) {
         for (int e = 0; e < columns; ++e)
             for (int s = 0; s < Problem::s; ++s)
-                if (meets(e, s) && pixel_of(e, s) == at) return true;
+                if (overlaps(e, s) && pixel_of(e, s) == at) return true;
         return false;
     }
 };
@@ -98,15 +100,15 @@ __device__ __forceinline__ void depthwise_input(const typename Problem::element*
     if constexpr (Problem::nhwc) {
         float* const filters = reinterpret_cast<float*>(shared_memory());
         const int first_c = c - static_cast<int>(threadIdx.x % Tuning::channels);
-        const int wanted = min(Tuning::channels, Problem::c - first_c) * Shape::filters;
+        const int count = min(Tuning::channels, Problem::c - first_c) * Shape::filters;
         const T* const from = w + static_cast<int64>(first_c) * Shape::filters;
 #pragma unroll 1
-        for (int i = threadIdx.x; i < wanted; i += Tuning::threads)
-            filters[i / Shape::filters * Shape::pitch + i % Shape::filters] = to_float(from[i]);
+        for (int i = threadIdx.x; i < count; i += Tuning::threads)
+            filters[i / Shape::filters * Problem::filter_pitch + i % Shape::filters] = to_float(from[i]);
         __syncthreads();
         // blocks have whole warps, of which some threads may be left over
         if (c >= Problem::c || n >= batch || threadIdx.x / Tuning::channels >= in_block) return;
-        mine = filters + threadIdx.x % Tuning::channels * Shape::pitch;
+        mine = filters + threadIdx.x % Tuning::channels * Problem::filter_pitch;
     } else {
         if (n >= batch) return;
     }
@@ -127,7 +129,7 @@ __device__ __forceinline__ void depthwise_input(const typename Problem::element*
     T* const result = (Problem::nhwc ? dx + n * Problem::h * out_row + c : dx + (n * Problem::c + c) * Problem::h * out_row) +
         first_j * out_pixel;
     const bool vector = Shape::vector_stores && reinterpret_cast<unsigned long long>(dx) % (4 * item<Problem>) == 0;
-    const int total = min(Tuning::rows, Shape::groups - band * Tuning::rows) + span;
+    const int total = min(Tuning::rows, Problem::row_groups - band * Tuning::rows) + span;
 
     const auto load = [&](float(&to)[Shape::window], int t, int m) {
         const int p = first_p + t;
@@ -151,10 +153,10 @@ __device__ __forceinline__ void depthwise_input(const typename Problem::element*
     float sum[live][stride][columns] = {};
     float window[Shape::window], next[Shape::window];
     load(window, 0, 0);
-    // Row t of dy completes its own group of rows of dx and reaches `span` groups below. `turn`: the place of the group in
-    // the ring; without a ring it is always the first. While a row is added the next one is under way.
-    const auto step = [&](int t, int turn) {
-        float(&done)[stride][columns] = sum[turn];
+    // Row t of dy completes its own group of rows of dx and reaches `span` groups below. `slot`: the place of the group in
+    // the ring; without a ring it is always the first.
+    const auto step = [&](int t, int slot) {
+        float(&done)[stride][columns] = sum[slot];
         prefetch(t + ahead);
 #pragma unroll 1
         for (int m = 0; m < multiplier; ++m) {
@@ -163,13 +165,13 @@ __device__ __forceinline__ void depthwise_input(const typename Problem::element*
             load(next, t + last, last ? 0 : m + 1);
 #pragma unroll
             for (int r = 0; r < Problem::r; ++r) {
-                const int down = r * Problem::dilation_h;
-                float(&to)[columns] = sum[(turn + down / stride) % live][down % stride];
+                const int below = r * Problem::dilation_h;
+                float(&to)[columns] = sum[(slot + below / stride) % live][below % stride];
 #pragma unroll
                 for (int s = 0; s < Problem::s; ++s)
 #pragma unroll
                     for (int e = 0; e < columns; ++e)
-                        if (Shape::meets(e, s)) to[e] = fmaf(filter[r * Problem::s + s], window[Shape::pixel_of(e, s)], to[e]);
+                        if (Shape::overlaps(e, s)) to[e] = fmaf(filter[r * Problem::s + s], window[Shape::pixel_of(e, s)], to[e]);
             }
 #pragma unroll
             for (int i = 0; i < Shape::window; ++i)
@@ -190,7 +192,7 @@ __device__ __forceinline__ void depthwise_input(const typename Problem::element*
                     v[e] = from_float<T>(finish<Problem>(done[o][j + e], 0.0f, held_by<Problem>(at, first_j + j + e < Problem::w)));
                 }
                 if (vector) {
-                    if (first_j + j < Problem::w) store_vector_of(to + j, v);
+                    if (first_j + j < Problem::w) store_vector(to + j, v);
                 } else {
 #pragma unroll
                     for (int e = 0; e < 4; ++e)
@@ -207,8 +209,8 @@ __device__ __forceinline__ void depthwise_input(const typename Problem::element*
 #pragma unroll 1
         for (int t = 0; t < total; t += live) {
 #pragma unroll
-            for (int turn = 0; turn < live; ++turn)
-                if (t + turn < total) step(t + turn, turn);
+            for (int slot = 0; slot < live; ++slot)
+                if (t + slot < total) step(t + slot, slot);
         }
     } else {
 #pragma unroll 1

@@ -2,36 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
 from dataclasses import dataclass
 
-from leanconv.dtypes import GPU_LAYERS
-from leanconv.kernels.contract import Config, TimedAlgorithm, by_time, ceil_div, conv_constants
-from leanconv.kernels.depthwise.depthwise_window import (
+from leanconv.kernels.common.layers import conv_constants, gradient_arguments
+from leanconv.kernels.contract import Config, TimedAlgorithm, by_time, ceil_div
+from leanconv.kernels.cost import Speeds, blocks_that_fit, busy_cycles, overlapped
+from leanconv.kernels.depthwise.strategy import (
     MOST_REGISTERS,
-    MOST_TAPS,
     PAPER,
-    THREADS,
-    blocks_that_fit,
+    blocks_of,
     channel_tile,
+    depthwise_limits,
     live_rows,
-    one_channel,
+    tap_limits,
+    threads_of,
 )
-from leanconv.kernels.simt.tiles import gradient_arguments, images_outermost, input_limits
-from leanconv.plan import Launch, Plan, Target
+from leanconv.plan import Plan, Target
 from leanconv.problem import ConvProblem
 
 #: Groups of rows that a thread walks down.
 ROWS = (7, 14, 28, 56)
-#: Groups in the ring above which a turn of it is too much code: then sums move from group to group instead.
-MOST_TURNS = 5
+#: Groups in the ring above which unrolling it is too much code: then sums move from group to group instead.
+MOST_UNROLLED = 5
 #: Most sums of a thread, those included that no tap reaches: code is unrolled for each.
 MOST_SUMS = 160
-#: Figures of the cost model, fitted to 102 configurations of 9 layers in two layouts on an H200 (the first choice is 5
-#: % behind the best in the mean, 40 % at worst): the share of the peak at which instructions are issued, those of a row
-#: beside its arithmetic, cycles for a line of the L1, from the load of a row to its use, and before the first row; what
-#: memory takes relative to what it should, and how much of the lesser of both adds to the greater.
-ISSUE, BESIDE, LINE, LATENCY, START, MEMORY, LESSER = 0.42, 10, 3.0, 445, 2840, 1.0, 0.57
 
 
 @dataclass(frozen=True)
@@ -50,8 +44,25 @@ class DepthwiseInputConfig(Config):
     min_blocks: int
 
 
+@dataclass(frozen=True)
+class InputSpeeds(Speeds):
+    """Fitted to 102 configurations of 9 layers in two layouts on an H200: the first choice is 5 % behind the best in
+    the mean, 40 % at worst."""
+
+    #: the share of the peak at which instructions are issued; instructions of a row beside its arithmetic
+    issue: float
+    beside: float
+    #: cycles for a line of the L1, from the load of a row to its use, and before the first row
+    line: float
+    latency: float
+    start: float
+    #: what memory takes relative to what it should, and how much of the lesser of both adds to the greater
+    memory: float
+    lesser: float
+
+
 def window(problem: ConvProblem, columns: int) -> int:
-    """Columns of dy that a strip of dx sees, at most."""
+    """Columns of dy that a strip of dx reads, at most."""
     return (columns - 1 + (problem.s - 1) * problem.dilation[1]) // problem.stride[1] + 1
 
 
@@ -79,32 +90,28 @@ class DepthwiseInput(TimedAlgorithm):
     paper = PAPER
     tier = "ieee"
     solves = "conv2d"
+    direct_order = True
 
     def why_not(self, problem: ConvProblem, target: Target) -> list[str]:
-        reasons = [*input_limits(problem, GPU_LAYERS), *images_outermost(problem), *one_channel(problem)]
-        if problem.r * problem.s > MOST_TAPS:
-            reasons.append(f"the filter has {problem.r}x{problem.s} taps, and a thread keeps {MOST_TAPS} at most")
-        elif not reasons and not _usable(problem):
-            least = sums(problem, problem.stride[1])
+        reasons = [*depthwise_limits(problem, "dgrad"), *tap_limits(problem)]
+        least = _shared_bytes(problem, 1)
+        if not reasons and not _usable(problem):
             reasons.append(
                 f"a filter of {problem.r}x{problem.s} with dilation={problem.dilation} and stride={problem.stride} "
-                f"needs {least} sums and more, too many for the registers of a thread"
+                f"needs {sums(problem, problem.stride[1])} sums and more, too many for the registers of a thread"
             )
-        elif not reasons and problem.layout == "NHWC" and _shared_bytes(problem, 1) > target.shared_per_block:
+        elif not reasons and least > target.shared_per_block:
             reasons.append(
-                f"{problem.group_k} filters of {problem.r}x{problem.s} a channel take {_shared_bytes(problem, 1)} "
-                f"bytes of shared memory, and a block has {target.shared_per_block}"
+                f"{problem.group_k} filters of {problem.r}x{problem.s} a channel take {least} bytes of shared memory, "
+                f"and a block has {target.shared_per_block}"
             )
         return reasons
 
     def timed(self, problem: ConvProblem, target: Target) -> list[tuple[float, DepthwiseInputConfig]]:
-        channels = 1
-        if problem.layout == "NHWC":
-            channels = channel_tile(problem.c)
-            while _shared_bytes(problem, channels) > min(48 * 1024, target.shared_per_block) and channels > 1:
-                channels = ceil_div(channels, 2)
-        threads = ceil_div(channels * max(1, THREADS // channels), 32) * 32
-        ring = live_rows(problem) <= MOST_TURNS
+        channels = channel_tile(problem.c) if problem.layout == "NHWC" else 1
+        while _shared_bytes(problem, channels) > min(48 * 1024, target.shared_per_block) and channels > 1:
+            channels = ceil_div(channels, 2)
+        threads, ring = threads_of(channels), live_rows(problem) <= MOST_UNROLLED
         found = {}
         for columns in _usable(problem):
             fitting = blocks_that_fit(registers_needed(problem, columns), threads, target)
@@ -113,27 +120,20 @@ class DepthwiseInput(TimedAlgorithm):
                 found[config] = _cycles(problem, config, target)
         return by_time((cycles, config) for config, cycles in found.items())
 
-    def order_of_sums(self, problem: ConvProblem, config: DepthwiseInputConfig) -> Hashable:
-        return ()  # one chain of multiply-adds, in direct order
-
     def plan(self, problem: ConvProblem, config: DepthwiseInputConfig, target: Target) -> Plan:
-        launch = Launch(
-            header="kernels/depthwise/depthwise_input.cuh",
-            function="leanconv::depthwise_input",
-            problem=conv_constants(problem),
-            tuning=config.constants(),
-            arguments=gradient_arguments(problem),
-            grid=_blocks(problem, config),
-            block=config.threads,
-            shared_bytes=_shared_bytes(problem, config.channels) if problem.layout == "NHWC" else 0,
-            min_blocks=config.min_blocks,
+        constants = (
+            *conv_constants(problem),
+            ("row_groups", row_groups(problem)),
+            ("filter_pitch", _shared_bytes(problem, 1) // 4),
         )
+        shared = _shared_bytes(problem, config.channels)
+        launch = self.launch(config, constants, gradient_arguments(problem), _blocks(problem, config), shared)
         return Plan((launch,))
 
 
 def _shared_bytes(problem: ConvProblem, channels: int) -> int:
-    """Of the filters of so many channels."""
-    return 4 * channels * (problem.group_k * problem.r * problem.s | 1)
+    """Of the filters of so many channels, in NHWC; an odd number of floats each, so that lanes read different banks."""
+    return 4 * channels * (problem.group_k * problem.r * problem.s | 1) if problem.layout == "NHWC" else 0
 
 
 def _usable(problem: ConvProblem) -> list[int]:
@@ -147,14 +147,13 @@ def _usable(problem: ConvProblem) -> list[int]:
 
 
 def _blocks(problem: ConvProblem, config: DepthwiseInputConfig) -> int:
-    parts = problem.n * ceil_div(problem.w, config.columns) * ceil_div(row_groups(problem), config.rows)
-    if problem.layout == "NHWC":
-        return ceil_div(problem.c, config.channels) * ceil_div(parts, config.threads // config.channels)
-    return ceil_div(parts * problem.c, config.threads)
+    strips = problem.n * ceil_div(problem.w, config.columns) * ceil_div(row_groups(problem), config.rows)
+    return blocks_of(problem, strips, problem.c, config.channels, config.threads)
 
 
 def _cycles(problem: ConvProblem, config: DepthwiseInputConfig, target: Target) -> float:
     """Predicted time in clock cycles: that of the memory, or of the busiest multiprocessor's instructions and lines."""
+    speeds = InputSpeeds.of(target)
     steps = min(config.rows, row_groups(problem)) + live_rows(problem) - 1
     loads = window(problem, config.columns) * problem.group_k
     products = problem.group_k * problem.r * problem.s * config.columns / problem.stride[1]
@@ -162,19 +161,18 @@ def _cycles(problem: ConvProblem, config: DepthwiseInputConfig, target: Target) 
     stored = problem.stride[0] * config.columns
     if problem.layout == "NCHW" and problem.w % 4 == 0 and config.columns % 4 == 0:
         stored //= 4
-    instructions = products + moved + 2 * loads + 3 * stored + BESIDE
+    instructions = products + moved + 2 * loads + 3 * stored + speeds.beside
     if problem.group_k > 1:
         instructions += problem.group_k * problem.r * problem.s
     # In NCHW the lanes of a warp are a strip apart, and some of them in other rows.
     lines = 1.0
     if problem.layout == "NCHW":
         lines = max(4 * config.columns / 32, 32 / ceil_div(problem.w, config.columns))
-    each = config.threads / 32 * max(instructions * 32 / (target.fma_lanes * ISSUE), LINE * (loads + stored) * lines)
+    issue = instructions * 32 / (target.fma_lanes * speeds.issue)
+    each = config.threads / 32 * max(issue, speeds.line * (loads + stored) * lines)
 
     def resident(blocks: int) -> float:
-        return steps * max(blocks * each, LATENCY) + START
+        return steps * max(blocks * each, speeds.latency) + speeds.start
 
-    rounds, rest = divmod(ceil_div(max(1, _blocks(problem, config)), target.multiprocessors), config.min_blocks)
-    busy = rounds * resident(config.min_blocks) + (resident(rest) if rest else 0)
-    memory = MEMORY * problem.bytes / target.bytes_per_cycle
-    return max(busy, memory) + LESSER * min(busy, memory)
+    busy = busy_cycles(_blocks(problem, config), config.min_blocks, target, resident)
+    return overlapped(busy, speeds.memory * problem.bytes / target.bytes_per_cycle, speeds.lesser)

@@ -1,17 +1,20 @@
-// Short filters along the rows of a plane, one for each channel or several: the causal convolutions of sequence models.
+// depthwise_row: short filters along the rows of each channel: the causal convolutions of sequence models.
 //
-// Arithmetic per output: 2 * S flops for 8 bytes, one sample read and one written. At 4.2 TB/s and 67 TFLOP/s the copy
-// bounds filters of up to 60 taps; this kernel is for those of some ten, and should take the time of a device copy.
+//   y[n, k, p, q] = sum over s of x[n, k / group_k, p - pad_top, q + s * dilation - pad] * w[k, 0, s]
 //
-// A block computes a part of one row, so that what depends on the row is computed once and the taps are the same for all
-// its threads. A thread has `fours` times four adjacent outputs, a block's width apart: all its loads are 128 bits wide
-// (of four floats), neighbours in a warp, and under way before the first is used. What the windows of neighbouring
-// threads share comes from the L1. With 4 taps a thread has 16 bytes of its own in flight for each of its fours.
+// Requires   one channel a group; NCHW; one row of taps, unit stride; rows of w and q pixels in multiples of four.
+// Numerics   float32 FMAs in direct order; float16 and bfloat16 are widened, and rounded once.
+// CTA tile   a segment of one row: what depends on the row is computed once, and all threads have the same taps.
+// Thread     `vectors` times four adjacent outputs, a block's width apart: all loads are of four pixels, neighbours in a
+//            warp, and in flight before the first is used. Neighbouring threads share windows through the L1.
+// Work       2 * S flops for 8 bytes an output: the memory copy bandwidth bounds filters of up to 60 taps (4.2 TB/s, 67
+//            TFLOP/s); this kernel is for those of some ten. With 4 taps a thread has 16 bytes of its own in flight for
+//            each vector.
 #pragma once
 
+#include <device/element.cuh>
 #include <device/epilogue.cuh>
 #include <device/index.cuh>
-#include <device/adjacent.cuh>
 
 namespace leanconv {
 
@@ -21,11 +24,11 @@ struct RowShape {
     // Windows begin `lead` pixels behind a multiple of four.
     static constexpr int lead = ((-Problem::pad_left) % 4 + 4) % 4;
     static constexpr int loads = (lead + 3 + (Problem::s - 1) * Problem::dilation_w) / 4 + 1;
-    static constexpr int tile = Tuning::fours * Tuning::threads * 4, tiles = ceil_div(Problem::q, tile);
+    static constexpr int tile = Tuning::vectors * Tuning::threads * 4, tiles = ceil_div(Problem::q, tile);
 
-    static_assert(Problem::group_c == 1 && !Problem::nhwc && !Problem::chwn, "one channel a group, planes of pixels");
+    static_assert(Problem::group_c == 1 && !Problem::nhwc && !Problem::chwn, "one channel a group, pixels of a channel adjacent");
     static_assert(Problem::r == 1 && Problem::stride_h == 1 && Problem::stride_w == 1, "one row of taps, every pixel");
-    static_assert(Problem::w % 4 == 0 && Problem::q % 4 == 0, "pixels and results come in aligned fours");
+    static_assert(Problem::w % 4 == 0 && Problem::q % 4 == 0, "pixels and results are aligned vectors");
 };
 
 template <class Problem, class Tuning>
@@ -35,7 +38,7 @@ __device__ __forceinline__ void depthwise_row(const typename Problem::element* _
                                               typename Problem::element* __restrict__ y, long long batch) {
     using Shape = RowShape<Problem, Tuning>;
     using T = typename Problem::element;
-    constexpr int fours = Tuning::fours, loads = Shape::loads, taps = Problem::s;
+    constexpr int vectors = Tuning::vectors, loads = Shape::loads, taps = Problem::s;
 
     // Blocks are numbered along a row, then rows, filters, images.
     const int row = static_cast<int>(blockIdx.x / Shape::tiles), p = row % Problem::p, k = row / Problem::p % Problem::k;
@@ -46,9 +49,9 @@ __device__ __forceinline__ void depthwise_row(const typename Problem::element* _
         x + ((static_cast<int64>(n) * Problem::c + k / Problem::group_k) * Problem::h + (inside ? i : 0)) * Problem::w;
     T* const to = y + static_cast<int64>(row) * Problem::q;
 
-    float pixel[fours][loads][4];
+    float pixel[vectors][loads][4];
 #pragma unroll
-    for (int u = 0; u < fours; ++u)
+    for (int u = 0; u < vectors; ++u)
 #pragma unroll
         for (int v = 0; v < loads; ++v) {
             const int at = first + u * Tuning::threads * 4 - Problem::pad_left - Shape::lead + 4 * v;
@@ -60,7 +63,7 @@ __device__ __forceinline__ void depthwise_row(const typename Problem::element* _
     const float b = Problem::bias ? to_float(bias[k]) : 0.0f;
 
 #pragma unroll
-    for (int u = 0; u < fours; ++u) {
+    for (int u = 0; u < vectors; ++u) {
         const int q = first + u * Tuning::threads * 4;
         if (q >= Problem::q) return;
         float sum[4] = {};
@@ -75,7 +78,7 @@ __device__ __forceinline__ void depthwise_row(const typename Problem::element* _
 #pragma unroll
         for (int e = 0; e < 4; ++e)
             v[e] = from_float<T>(finish<Problem>(sum[e], b, held_by<Problem>(to + q + e, true)));
-        store_vector_of(to + q, v);
+        store_vector(to + q, v);
     }
 }
 

@@ -1,22 +1,24 @@
-// Gradient of a depthwise layer's filters: x and dy pass through registers once, and the filters' sums stay there.
+// depthwise_weight: gradient of a depthwise layer's filters; x and dy pass through registers once, the sums stay there.
 //
-// Arithmetic per output pixel: 2 * R * S flops for 8 bytes, one pixel of x and one of dy. At 4.2 TB/s and 67 TFLOP/s the
-// reading bounds filters up to about 8x8, and FMA issue larger ones. So small filters should take the time of reading
-// both tensors once. Measured on an H200 (128 images): 256 x 56 x 56 with 3x3 filters 1.28 (NCHW) and 1.46 times that (NHWC;
-// 1.07 with split-K), 96 x 56 x 56 with 7x7 filters 3.5 (2.8) and 3.2 (2.3) times.
+//   dw[k, r, s] = sum over n, p, q of dy[n, k, p, q] * x[n, k / group_k, p * stride + r * dilation - pad, ...]
 //
-// A thread owns a filter: R * S sums. It walks down strips of `columns` columns of one channel, `rows` rows of dy each.
-// The rows of dy that a row of x meets stay in registers: each row of x in its window, (columns - 1) * stride + S pixels, is
-// multiplied with all of them. 7 columns of a 7x7 filter: 20 loads for 343 FMAs. The walks of a channel are dealt out to
-// threads in a fixed order, and the sums over lanes (shuffles), warps (shared memory) and the blocks of a cluster
-// (distributed shared memory) have one too: no atomics, the same bits in every run.
+// Requires   one channel a group; NCHW or NHWC; at most 81 taps.
+// Numerics   float32 FMAs; sums over lanes (shuffles), warps (shared memory), the blocks of a cluster (distributed shared
+//            memory) or partial sums (split-K) in a fixed order: no atomics, the same bits in every run.
+// CTA tile   a filter (NCHW), or `channels` neighbouring ones (NHWC), which `split` blocks of a cluster or split-K share.
+// Thread     a filter: R * S sums. It walks down strips of `columns` columns of one channel, `rows` rows of dy each; walks
+//            are dealt out to threads in a fixed order.
+// One step   load a strip of dy and the next row of x; multiply the row of x with all rows of dy that it overlaps:
+//            R * S * columns FMAs; 7 columns of a 7x7 filter: 20 loads for 343 FMAs.
+// Registers  R * S sums, (span + unrolled) * columns of dy, 2 windows of x, 40 for addresses.
+// Work       2 * R * S flops for 8 bytes an output pixel: reading both tensors once bounds filters up to about 8x8 (4.2
+//            TB/s, 67 TFLOP/s), FMA issue larger ones.
+// Measured   H200, 128 images: 256 x 56 x 56 with 3x3 filters 1.28 (NCHW) and 1.46 times the time of reading both (NHWC;
+//            1.07 with split-K), 96 x 56 x 56 with 7x7 filters 3.5 (2.8) and 3.2 (2.3) times.
 #pragma once
 
+#include <device/ptx/sync.cuh>
 #include <kernels/depthwise/window.cuh>
-#include <device/epilogue.cuh>
-#include <device/index.cuh>
-#include <device/ptx/cluster.cuh>
-#include <device/ptx/shared.cuh>
 
 namespace leanconv {
 
@@ -43,7 +45,7 @@ __device__ __forceinline__ void load_strip(float (&strip)[Window::columns], cons
     }
 }
 
-// A thread's part of the sums of filter k: walks `worker`, worker + workers, ... of all strips, bands and images.
+// A thread's share of the sums of filter k: walks `worker`, worker + workers, ... of all strips, bands and images.
 // NOTE: `most_rows` is an argument. Where the compiler knew how many steps a walk has it unrolled them all, 270 kB of code.
 template <class Problem, class Tuning, class Window = DepthwiseWindow<Problem, Tuning::columns>>
 __device__ __forceinline__ void walk_strips(float (&sum)[Window::taps], const typename Problem::element* __restrict__ x,
@@ -51,10 +53,10 @@ __device__ __forceinline__ void walk_strips(float (&sum)[Window::taps], const ty
                                             int workers, long long batch, int most_rows) {
     using T = typename Problem::element;
     constexpr int columns = Window::columns, span = Window::span, stride = Problem::stride_h;
-    // Rows of dy that a turn of the loop takes, windows of x that are here or under way, and steps that rows are brought
-    // to the L2 cache before they are loaded: 11 % faster in NCHW, and 11 % slower in NHWC, where it takes as many
-    // instructions as the loads do (means of 264 and 129 configurations, H200, when a turn took one row).
-    constexpr int turns = 2, windows = 2, ahead = Problem::nhwc ? 0 : 3;
+    // Rows of dy that an iteration takes, windows of x that are here or in flight, and steps that rows are brought to the
+    // L2 cache before they are loaded: 11 % faster in NCHW, and 11 % slower in NHWC, where it takes as many instructions
+    // as the loads do (means of 264 and 129 configurations, H200, when an iteration took one row).
+    constexpr int unrolled = Problem::unrolled, windows = 2, ahead = Problem::nhwc ? 0 : 3;
     constexpr int x_row = Problem::w * Window::pixel;
     constexpr int dy_pixel = Problem::nhwc ? Problem::k : 1, dy_row = Problem::q * dy_pixel;
     const int c = k / Problem::group_k;
@@ -72,7 +74,7 @@ __device__ __forceinline__ void walk_strips(float (&sum)[Window::taps], const ty
         const T* const image = x + (Problem::nhwc ? n * Problem::h * x_row + c : (n * Problem::c + c) * Problem::h * x_row);
         const T* const grad = dy + static_cast<int64>(first_p) * dy_row +
             (Problem::nhwc ? n * Problem::p * dy_row + k : (n * Problem::k + k) * Problem::p * dy_row);
-        // Row `at` of x from the first that the band sees.
+        // Row `at` of x from the first that the band reads.
         const auto inside = [&](int at) { return static_cast<unsigned>(first_i + at) < static_cast<unsigned>(Problem::h); };
         const auto row_of_x = [&](int at) { return image + static_cast<int64>(first_i + at) * x_row; };
         const auto prefetch = [&](int t) {
@@ -89,24 +91,24 @@ __device__ __forceinline__ void walk_strips(float (&sum)[Window::taps], const ty
 #pragma unroll 1
         for (int t = 0; t < ahead; ++t) prefetch(t);
 
-        // Rows of dy that those of x in one turn meet; above the band and below it they are zeros.
-        float passed[span + turns][columns] = {};
+        // Rows of dy that those of x in one iteration overlap; above the band and below it they are zeros.
+        float passed[span + unrolled][columns] = {};
         float window[windows][Window::window];
 #pragma unroll
         for (int i = 0; i < windows - 1; ++i) load_window<Window>(window[i], row_of_x(i), column, inside(i));
-        const auto step = [&](int t, int turn) {
+        const auto step = [&](int t, int slot) {
             prefetch(t + ahead);
             // used last, with the first row of taps
-            load_strip<Problem, Window>(passed[span + turn], grad + static_cast<int64>(t) * dy_row, first_q, t < rows);
+            load_strip<Problem, Window>(passed[span + slot], grad + static_cast<int64>(t) * dy_row, first_q, t < rows);
 #pragma unroll
             for (int j = 0; j < stride; ++j) {
-                const int at = t * stride + j, now = (turn * stride + j) % windows, next = at + windows - 1;
+                const int at = t * stride + j, now = (slot * stride + j) % windows, next = at + windows - 1;
                 load_window<Window>(window[(now + windows - 1) % windows], row_of_x(next), column, inside(next));
                 if (Problem::padded && !inside(at)) continue;
 #pragma unroll
                 for (int r = Problem::r - 1; r >= 0; --r) {
                     if (r * Problem::dilation_h % stride != j) continue;
-                    const float(&from)[columns] = passed[span + turn - r * Problem::dilation_h / stride];
+                    const float(&from)[columns] = passed[span + slot - r * Problem::dilation_h / stride];
 #pragma unroll
                     for (int q = 0; q < columns; ++q)
 #pragma unroll
@@ -118,12 +120,12 @@ __device__ __forceinline__ void walk_strips(float (&sum)[Window::taps], const ty
             }
         };
 #pragma unroll 1
-        for (int t = 0; t < steps; t += turns) {
+        for (int t = 0; t < steps; t += unrolled) {
 #pragma unroll
-            for (int turn = 0; turn < turns; ++turn)
-                if (t + turn < steps) step(t + turn, turn);
+            for (int slot = 0; slot < unrolled; ++slot)
+                if (t + slot < steps) step(t + slot, slot);
             // The window of the next row becomes the first.
-            constexpr int moved = turns * stride % windows;
+            constexpr int moved = unrolled * stride % windows;
             float old[windows][Window::window];
 #pragma unroll
             for (int i = 0; i < windows; ++i)
@@ -138,7 +140,7 @@ __device__ __forceinline__ void walk_strips(float (&sum)[Window::taps], const ty
 #pragma unroll
             for (int i = 0; i < span; ++i)
 #pragma unroll
-                for (int q = 0; q < columns; ++q) passed[i][q] = passed[i + turns][q];
+                for (int q = 0; q < columns; ++q) passed[i][q] = passed[i + unrolled][q];
         }
     }
 }
@@ -211,9 +213,9 @@ __device__ __forceinline__ void store_filters(typename Problem::element* __restr
 #endif
 }
 
-// The Tuning::split blocks of a cluster have one tile of filters. With split-K so have Tuning::parts blocks, and `dw` is the
-// workspace: each block's partial sums, which part_sums.cuh adds in the order of the blocks. That is for NHWC: 8 channels
-// are the least that a block can read without waste, and 32 are a line of memory, so that a layer of 32 channels keeps 32
+// The Tuning::split blocks of a cluster share one tile of filters. With split-K so do Tuning::parts blocks, and `dw` is the
+// workspace: each block's partial sums, which split_k.cuh adds in the order of the blocks. That is for NHWC: 8 channels are
+// the least that a block can read without waste, and 32 are a line of memory, so that a layer of 32 channels keeps 32
 // multiprocessors busy at most where 8 blocks share a filter.
 template <class Problem, class Tuning, class Result>
 __device__ __forceinline__ void depthwise_weight(const typename Problem::element* __restrict__ x,

@@ -7,32 +7,29 @@ from dataclasses import dataclass, replace
 from itertools import product
 from math import inf
 
-from leanconv.dtypes import GPU_LAYERS
 from leanconv.kernels.common import split_k
-from leanconv.kernels.contract import LAUNCH_CYCLES, Config, TimedAlgorithm, by_time, ceil_div, conv_constants
-from leanconv.kernels.depthwise.depthwise_window import (
-    MOST_TAPS,
+from leanconv.kernels.common.layers import conv_constants, gradient_arguments
+from leanconv.kernels.contract import Config, TimedAlgorithm, by_time, ceil_div, variant
+from leanconv.kernels.cost import Speeds, blocks_that_fit, clusters_at_once, launch_cycles
+from leanconv.kernels.depthwise.strategy import (
+    MOST_REGISTERS,
     PAPER,
-    blocks_that_fit,
+    depthwise_limits,
     live_rows,
-    one_channel,
+    tap_limits,
     window,
 )
-from leanconv.kernels.simt.tiles import gradient_arguments, images_outermost, weight_limits
-from leanconv.plan import Launch, Number, Plan, Target
+from leanconv.plan import Number, Plan, Target
 from leanconv.problem import ConvProblem
 
 #: Columns of dy that a thread walks down at once, rows of it after which it takes another strip.
 COLUMNS = {"NCHW": (4, 8), "NHWC": (4, 7, 8, 14)}
 ROWS = (14, 28, 56, 112)
-#: Rows of dy that a thread takes in a turn of its loop (as in the kernel), and most registers that it may need.
-TURNS, MOST_REGISTERS = 2, 200
+#: Rows of dy that a thread takes in an iteration of its loop.
+UNROLLED = 2
 #: Filters of a block in NHWC: 8 floats are a sector of memory, the least that is read at once.
 CHANNELS = (8, 16, 32)
 THREADS = (128, 256, 384, 512)
-#: A cluster of blocks lies within one of the GPU's processing clusters, each of so many multiprocessors or more. The
-#: share of its places that is counted on: where clusters filled all of an H200, some waited (1.4 times the time).
-PROCESSING_CLUSTER, PLACES = 16, 0.94
 #: Blocks of a cluster on any GPU that has them.
 MOST_IN_CLUSTER = 8
 #: Blocks that keep a large GPU busy, four on each multiprocessor: at most so many share filters through a workspace.
@@ -42,37 +39,12 @@ SUM_WARPS = 16
 
 
 @dataclass(frozen=True)
-class Speed:
-    """Figures of the cost model.
-
-    ``issue``: the share of the peak at which instructions are issued. ``beside``: those of a row besides its
-    arithmetic. ``latency``: cycles from the load of a row to its use. ``start``: cycles before the first row and after
-    the last. ``narrow``: how much longer memory takes for each tile that shares a line of 32 floats with the first.
-    ``line``: cycles for a line of the L1.
-    """
-
-    issue: float
-    beside: float
-    latency: float
-    start: float
-    narrow: float
-    line: float
-
-
-#: Fitted on an H200: in NHWC to 474 configurations of 12 layers, in NCHW to 89 of 34 layers, with 333 of a kernel whose
-#: turns took one row. Among 401 of the first choices for 34 layers, measured afterwards, the mean error of those within
-#: half of the best is 12 % (NHWC) and 17 % (NCHW); the first is 2.4 and 1.6 % behind the best in the mean, 22 and 13 %
-#: at worst.
-SPEED = {"NHWC": Speed(0.94, 150, 1300, 6300, 0.135, 0), "NCHW": Speed(0.97, 54, 630, 11100, 0, 0.42)}
-
-
-@dataclass(frozen=True)
 class DepthwiseWeightConfig(Config):
     """A thread walks down strips of ``columns`` columns and ``rows`` rows of dy; a block has ``threads``. The rows are
     an argument of the kernel, all else is compiled in.
 
     In NHWC a block has ``channels`` neighbouring filters. A cluster of ``split`` blocks shares the walks, or ``parts``
-    blocks whose sums a second launch adds.
+    blocks of split-K, whose partial sums a second launch adds.
     """
 
     columns: int
@@ -84,9 +56,28 @@ class DepthwiseWeightConfig(Config):
     parts: int = 1
 
 
+@dataclass(frozen=True)
+class WeightSpeeds(Speeds):
+    """By layout. Fitted on an H200: in NHWC to 474 configurations of 12 layers, in NCHW to 89 of 34 layers, with 333 of
+    a kernel whose iterations took one row. Among 401 of the first choices for 34 layers, measured afterwards, the mean
+    error of those within half of the best is 12 % (NHWC) and 17 % (NCHW); the first is 2.4 and 1.6 % behind the best in
+    the mean, 22 and 13 % at worst."""
+
+    #: the share of the peak at which instructions are issued; those of a row besides its arithmetic
+    issue: float
+    beside: float
+    #: cycles from the load of a row to its use, and before the first row and after the last
+    latency: float
+    start: float
+    #: how much longer memory takes for each tile that shares a line of 32 floats with the first; cycles for a line of
+    #: the L1
+    shared_line: float
+    line: float
+
+
 def registers_needed(problem: ConvProblem, columns: int) -> int:
     """Registers that a thread needs: sums, rows of dy, two windows of x, and about 40 for addresses."""
-    rows_of_dy = (live_rows(problem) - 1 + TURNS) * columns
+    rows_of_dy = (live_rows(problem) - 1 + UNROLLED) * columns
     return problem.r * problem.s + rows_of_dy + 2 * window(problem, columns) + 40
 
 
@@ -100,13 +91,11 @@ class DepthwiseWeight(TimedAlgorithm):
     solves = "conv2d"
 
     def why_not(self, problem: ConvProblem, target: Target) -> list[str]:
-        reasons = [*weight_limits(problem, GPU_LAYERS), *images_outermost(problem), *one_channel(problem)]
-        if problem.r * problem.s > MOST_TAPS:
-            reasons.append(f"the filter has {problem.r}x{problem.s} taps, and a thread keeps {MOST_TAPS} at most")
-        elif not reasons and not _usable(problem):
+        reasons = [*depthwise_limits(problem, "wgrad"), *tap_limits(problem)]
+        if not reasons and not _usable(problem):
             reasons.append(
                 f"a filter of {problem.r}x{problem.s} with dilation={problem.dilation} and stride={problem.stride} "
-                f"meets {live_rows(problem)} rows, too many for the registers of a thread"
+                f"overlaps {live_rows(problem)} rows, too many for the registers of a thread"
             )
         return reasons
 
@@ -128,18 +117,13 @@ class DepthwiseWeight(TimedAlgorithm):
 
     def plan(self, problem: ConvProblem, config: DepthwiseWeightConfig, target: Target) -> Plan:
         x, dy, _, batch = gradient_arguments(problem)
-        first = Launch(
-            header="kernels/depthwise/depthwise_weight.cuh",
-            function="leanconv::depthwise_weight",
-            problem=conv_constants(problem),
-            tuning=tuple((name, value) for name, value in config.constants() if name != "rows"),
-            arguments=(x, dy, split_k.destination(problem, config.parts), batch, Number("int", "rows", config.rows)),
-            grid=ceil_div(problem.k, config.channels) * config.split * config.parts,
-            block=config.threads,
-            shared_bytes=4 * config.threads // 32 * config.channels * problem.r * problem.s,
-            min_blocks=config.min_blocks,
-            cluster=config.split,
-        )
+        rows = Number("int", "rows", config.rows)
+        arguments = (x, dy, split_k.destination(problem, config.parts), batch, rows)
+        grid = ceil_div(problem.k, config.channels) * config.split * config.parts
+        shared = 4 * config.threads // 32 * config.channels * problem.r * problem.s
+        constants = (*conv_constants(problem), ("unrolled", UNROLLED))
+        first = self.launch(config, constants, arguments, grid, shared, cluster=config.split)
+        first = replace(first, tuning=tuple(each for each in first.tuning if each[0] != "rows"))
         return split_k.with_sums(first, problem, config.parts, SUM_WARPS)
 
 
@@ -155,10 +139,10 @@ def _with_parts(
     for shape in shapes(problem, target, (channels,)):
         busy = min(most, BLOCKS // tiles, target.multiprocessors * shape.min_blocks // tiles)
         shared = shared_by(problem, shape, max(2, int(busy)))
-        config = replace(shared, split=1, parts=max(2, shared.split))
+        config = variant(shared, split=1, parts=max(2, shared.split))
         if config not in found:
             found.add(config)
-            yield predicted_cycles(problem, config, target) + LAUNCH_CYCLES, config
+            yield predicted_cycles(problem, config, target) + launch_cycles(target), config
 
 
 def _channels(problem: ConvProblem) -> int:
@@ -180,7 +164,7 @@ def shapes(problem: ConvProblem, target: Target, channels: Iterable[int]) -> Ite
 def shared_by(problem: ConvProblem, shape: DepthwiseWeightConfig, most: int) -> DepthwiseWeightConfig:
     """``shape`` with the walks dealt out to at most so many blocks: to no more than make the longest share shorter."""
     walks, workers = max(1, _walks(problem, shape)), shape.threads // shape.channels
-    return replace(shape, split=ceil_div(walks, ceil_div(walks, most * workers) * workers))
+    return variant(shape, split=ceil_div(walks, ceil_div(walks, most * workers) * workers))
 
 
 def _walks(problem: ConvProblem, config: DepthwiseWeightConfig) -> int:
@@ -192,12 +176,6 @@ def _usable(problem: ConvProblem) -> list[int]:
     return [c for c in COLUMNS[problem.layout] if registers_needed(problem, c) <= MOST_REGISTERS]
 
 
-def clusters_at_once(split: int, fitting: int, target: Target) -> int:
-    """Clusters of ``split`` blocks that run at the same time, where a multiprocessor holds ``fitting`` blocks."""
-    places = max(1, target.multiprocessors // PROCESSING_CLUSTER) * (PROCESSING_CLUSTER * fitting // split)
-    return max(1, int(PLACES * places))
-
-
 def most_that_share(tiles: int, fitting: int, target: Target) -> int:
     """Most blocks of a cluster for which those of all ``tiles`` run at the same time: by the model always best."""
     most = MOST_IN_CLUSTER if target.clusters else 1
@@ -206,7 +184,7 @@ def most_that_share(tiles: int, fitting: int, target: Target) -> int:
 
 def predicted_cycles(problem: ConvProblem, config: DepthwiseWeightConfig, target: Target) -> float:
     """Predicted time in clock cycles, of the first launch: that of the busiest multiprocessor, and of the memory."""
-    speed, nchw, columns = SPEED[problem.layout], problem.layout == "NCHW", config.columns
+    speed, nchw, columns = WeightSpeeds.of(target, problem.layout), problem.layout == "NCHW", config.columns
     share = config.split * config.parts
     each = ceil_div(_walks(problem, config), share * (config.threads // config.channels))
     steps = each * (min(config.rows, problem.p) + live_rows(problem) - 1)
@@ -216,9 +194,9 @@ def predicted_cycles(problem: ConvProblem, config: DepthwiseWeightConfig, target
     if nchw and problem.q % 4 == 0:
         strip = ceil_div(columns, 4)
     accesses = loads * problem.stride[0] + strip
-    moved = (live_rows(problem) - 1) * columns / TURNS
+    moved = (live_rows(problem) - 1) * columns / UNROLLED
     instructions = problem.r * problem.s * columns + 2 * accesses + moved + speed.beside
-    # Lines that the lanes of an access meet in NCHW, where they are strips of several rows.
+    # Lines that the lanes of an access touch in NCHW, where they are strips of several rows.
     strips = ceil_div(problem.q, columns)
     lines = min(32.0, max(1, 32 / strips) * (0.5 + min(32, strips) * columns * 4 * problem.stride[1] / 128))
     lanes = max(instructions / (target.fma_lanes * speed.issue), speed.line * accesses * lines / 32)
@@ -233,6 +211,6 @@ def predicted_cycles(problem: ConvProblem, config: DepthwiseWeightConfig, target
         rest = min(fitting, ceil_div(rest * config.split, target.multiprocessors))
     else:
         rounds, rest = divmod(ceil_div(tiles * share, target.multiprocessors), fitting)
-    narrow = 1 + speed.narrow * (CHANNELS[-1] / config.channels - 1)
-    memory = narrow * problem.bytes / target.bytes_per_cycle
+    slower = 1 + speed.shared_line * (CHANNELS[-1] / config.channels - 1)
+    memory = slower * problem.bytes / target.bytes_per_cycle
     return rounds * resident(fitting) + resident(rest) + memory

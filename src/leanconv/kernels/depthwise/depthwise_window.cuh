@@ -1,33 +1,33 @@
-// One filter for each channel (or several): the rows of the image pass through registers once.
+// depthwise_window: one filter, or several, for each channel; the rows of the image pass through registers once.
 //
-// Arithmetic per output: 2 * R * S flops for 8 bytes, one pixel read and one written. At 4.2 TB/s and 67 TFLOP/s the
-// copy of the image bounds filters up to about 7x7, and FMA issue larger ones. So small filters should take the time of
-// a device copy of input and output, large ones what a well-tuned SGEMM reaches (75 % of the peak).
+//   y[n, k, p, q] = sum over r, s of x[n, k / group_k, p * stride + r * dilation - pad, ...] * w[k, r, s]
 //
-// A thread owns a strip of `columns` outputs of one channel, `rows` rows of them. Small filters load all that they see
-// at once (Tuning::whole), so that one latency passes. Large ones walk down: a thread reads each input row of its window
-// once, (columns - 1) * stride + S pixels, and adds it to all the sums that it reaches: those of R outputs of a column.
-// Meanwhile the next two rows are under way (7x7 filters with one: 8 to 10 % slower). Neighbouring threads are
-// neighbouring channels in NHWC and neighbouring strips in NCHW, so that they find in the L1 what their windows share.
-// 7 columns of a 7x7 filter: 13 loads for 343 FMAs.
-// Measured on an H200 (128 images): 256 x 56 x 56 with 3x3 filters 1.07 (NHWC) and 1.12 times the copy, with 5x5 and
-// stride 2 1.13 and 1.24 times; 96 x 56 x 56 with 7x7 filters 1.6 and 1.9 times, at 33 and 27 TFLOP/s.
+// Requires   one channel a group; NCHW or NHWC; at most 81 taps.
+// Numerics   float32 FMAs in direct order; float16 and bfloat16 are widened, and rounded once.
+// CTA tile   NCHW: `threads` strips of `columns` outputs x `rows` rows. NHWC: `channels` neighbouring filters of
+//            threads / channels strips, their filters in shared memory.
+// Thread     a strip. `whole`: loads all rows that it reads at once, so that one latency passes (small filters). Else it
+//            walks down: it reads each input row of its window once, (columns - 1) * stride + S pixels, and adds it to the
+//            sums of all R rows of outputs that it reaches. Neighbouring threads share windows through the L1: they are
+//            neighbouring channels in NHWC and neighbouring strips in NCHW.
+// One step   (walking) load the row after the next; R * S * columns FMAs on this row; store the row that is complete.
+// Registers  walking: R * S weights, (span + unrolled) * columns sums, (ahead + 1) windows, 25 for addresses.
+// Work       2 * R * S flops for 8 bytes an output: the memory copy bandwidth bounds filters up to about 7x7 (4.2 TB/s, 67
+//            TFLOP/s), FMA issue larger ones. 7 columns of a 7x7 filter: 13 loads for 343 FMAs.
+// Measured   H200, 128 images: 256 x 56 x 56 with 3x3 filters 1.07 (NHWC) and 1.12 times the copy, with 5x5 and stride 2
+//            1.13 and 1.24 times; 96 x 56 x 56 with 7x7 filters 1.6 and 1.9 times, at 33 and 27 TFLOP/s. With one row in
+//            flight instead of two, 7x7 filters were 8 to 10 % slower.
 #pragma once
 
 #include <kernels/depthwise/window.cuh>
-#include <device/epilogue.cuh>
-#include <device/index.cuh>
-#include <device/ptx/shared.cuh>
 
 namespace leanconv {
 
 // What a thread keeps besides the window of its strip.
 template <class Problem, class Tuning>
 struct DepthwiseShape : DepthwiseWindow<Problem, Tuning::columns> {
-    // A walking thread sums two rows of outputs a step, while the next two rows of the image are under way.
-    static constexpr int turns = 2, ahead = 2;
-    // filters in shared memory: an odd pitch, so that the lanes of a warp meet different banks
-    static constexpr int pitch = Problem::r * Problem::s | 1;
+    // A walking thread sums so many rows of outputs an iteration, while so many rows of the image are in flight.
+    static constexpr int unrolled = Problem::unrolled, ahead = Problem::ahead;
     static constexpr int bands = ceil_div(Problem::p, Tuning::rows);
     // Whether some output of a band reads its input row `at`, of so many.
     static constexpr int height = (Tuning::rows - 1) * Problem::stride_h + (Problem::r - 1) * Problem::dilation_h + 1;
@@ -78,14 +78,14 @@ __device__ __forceinline__ void depthwise_window(const typename Problem::element
     constexpr int row_step = Problem::w * (Problem::nhwc ? Problem::c : 1);
     const T* const image =
         x + (Problem::nhwc ? n * Problem::h * row_step + c : (n * Problem::c + c) * Problem::h * row_step);
-    // Input row `at` from the first that the band sees; zeros outside the image.
+    // Input row `at` from the first that the band reads; zeros outside the image.
     const int first_i = first_p * Problem::stride_h - Problem::pad_top;
     const auto load = [&](float(&to)[Shape::window], int at) {
         const int i = first_i + at;
         const bool inside = exists && static_cast<unsigned>(i) < static_cast<unsigned>(Problem::h);
         load_window<Shape>(to, image + static_cast<int64>(i) * row_step, column, inside);
     };
-    // The first rows are under way while filters arrive: those of a few windows in turn, or all that the band sees.
+    // The first rows are in flight while filters arrive: those of a few windows, or all that the band reads.
     constexpr int windows = Tuning::whole ? Shape::height : Shape::ahead + 1;
     float window[windows][Shape::window];
 #pragma unroll
@@ -96,17 +96,17 @@ __device__ __forceinline__ void depthwise_window(const typename Problem::element
     float* const filters = reinterpret_cast<float*>(shared_memory());
     if constexpr (Problem::nhwc) {
         // Filters of neighbouring channels lie taps apart; shared memory makes one coalesced copy of them.
-        const int wanted = min(Tuning::channels, Problem::k - first_k) * taps;
+        const int count = min(Tuning::channels, Problem::k - first_k) * taps;
         const T* const from = w + static_cast<int64>(first_k) * taps;
 #pragma unroll 8
-        for (int i = threadIdx.x; i < wanted; i += Tuning::threads)
-            filters[i / taps * Shape::pitch + i % taps] = to_float(from[i]);
+        for (int i = threadIdx.x; i < count; i += Tuning::threads)
+            filters[i / taps * Problem::filter_pitch + i % taps] = to_float(from[i]);
         __syncthreads();
     }
     if (!exists) return;
     const auto weight = [&](int r, int s) {
         const int tap = Problem::reversed ? taps - 1 - r * Problem::s - s : r * Problem::s + s;
-        return Problem::nhwc ? filters[local * Shape::pitch + tap] : to_float(my_filter[tap]);
+        return Problem::nhwc ? filters[local * Problem::filter_pitch + tap] : to_float(my_filter[tap]);
     };
 
     constexpr int out_pixel = Problem::nhwc ? Problem::k : 1, out_row = Problem::q * out_pixel;
@@ -128,7 +128,7 @@ __device__ __forceinline__ void depthwise_window(const typename Problem::element
                 v[e] = from_float<T>(finish<Problem>(done[q + e], b, held));
             }
             if (vector) {
-                if (first_q + q < Problem::q) store_vector_of(to + q, v);
+                if (first_q + q < Problem::q) store_vector(to + q, v);
             } else {
 #pragma unroll
                 for (int e = 0; e < 4; ++e)
@@ -163,20 +163,20 @@ __device__ __forceinline__ void depthwise_window(const typename Problem::element
 #pragma unroll
         for (int s = 0; s < Problem::s; ++s) filter[r][s] = weight(r, s);
     const int total = min(Tuning::rows, Problem::p - first_p) + span;
-    // Sums of a step's rows, and of those before them that it reaches.
-    float sum[span + Shape::turns][columns] = {};
-    // Input rows of step t reach the outputs of rows t - span ... t of the band, of which the first is then complete.
-    // While a row is summed the next one is under way.
-    const auto step = [&](int t, int turn) {
+    // Sums of an iteration's rows, and of those before them that it reaches.
+    float sum[span + Shape::unrolled][columns] = {};
+    // Input rows of step t reach the outputs of rows t - span ... t of the band, of which the first is then complete. Its
+    // sums are number `slot` of the iteration.
+    const auto step = [&](int t, int slot) {
 #pragma unroll
         for (int j = 0; j < Problem::stride_h; ++j) {
-            const int now = (turn * Problem::stride_h + j) % windows;
+            const int now = (slot * Problem::stride_h + j) % windows;
             load(window[(now + windows - 1) % windows], t * Problem::stride_h + j + windows - 1);
 #pragma unroll
             for (int r = Problem::r - 1; r >= 0; --r) {
                 if (r * Problem::dilation_h % Problem::stride_h != j) continue;
                 const int back = r * Problem::dilation_h / Problem::stride_h;
-                float(&to)[columns] = sum[span + turn - back];
+                float(&to)[columns] = sum[span + slot - back];
 #pragma unroll
                 for (int s = 0; s < Problem::s; ++s)
 #pragma unroll
@@ -185,15 +185,15 @@ __device__ __forceinline__ void depthwise_window(const typename Problem::element
                                      window[now][q * Problem::stride_w + s * Problem::dilation_w], to[q]);
             }
         }
-        if (t >= span) store(t - span, sum[turn]);
+        if (t >= span) store(t - span, sum[slot]);
     };
 #pragma unroll 1
-    for (int t = 0; t < total; t += Shape::turns) {
+    for (int t = 0; t < total; t += Shape::unrolled) {
 #pragma unroll
-        for (int turn = 0; turn < Shape::turns; ++turn)
-            if (t + turn < total) step(t + turn, turn);
-        // The window of the next row becomes the first, and the row after the complete ones as well.
-        constexpr int moved = Shape::turns * Problem::stride_h % windows;
+        for (int slot = 0; slot < Shape::unrolled; ++slot)
+            if (t + slot < total) step(t + slot, slot);
+        // the window of the next row becomes the first, and so do the sums after the complete ones
+        constexpr int moved = Shape::unrolled * Problem::stride_h % windows;
         float old[windows][Shape::window];
 #pragma unroll
         for (int i = 0; i < windows; ++i)
@@ -204,9 +204,9 @@ __device__ __forceinline__ void depthwise_window(const typename Problem::element
 #pragma unroll
             for (int k = 0; k < Shape::window; ++k) window[i][k] = old[(i + moved) % windows][k];
 #pragma unroll
-        for (int i = 0; i < span + Shape::turns; ++i)
+        for (int i = 0; i < span + Shape::unrolled; ++i)
 #pragma unroll
-            for (int q = 0; q < columns; ++q) sum[i][q] = i < span ? sum[i + Shape::turns][q] : 0.0f;
+            for (int q = 0; q < columns; ++q) sum[i][q] = i < span ? sum[i + Shape::unrolled][q] : 0.0f;
     }
 }
 

@@ -1,13 +1,15 @@
-// Rows of one channel that a thread walks down: what a strip of outputs sees of an input row, and how it is loaded.
+// Rows of one channel that a thread walks down: the window of an input row that a strip of outputs reads, and how it is
+// loaded.
 #pragma once
 
-#include <device/adjacent.cuh>
+#include <device/element.cuh>
+#include <device/epilogue.cuh>
 #include <device/index.cuh>
-#include <device/ptx/prefetch.cuh>
+#include <device/ptx/memory.cuh>
 
 namespace leanconv {
 
-// What a thread that owns strips of so many outputs of a layer sees of an input row, its window.
+// The window of a strip of so many outputs of a layer: the pixels of an input row that it reads.
 template <class Problem, int columns_>
 struct DepthwiseWindow {
     static constexpr int columns = columns_, taps = Problem::r * Problem::s;
@@ -19,8 +21,8 @@ struct DepthwiseWindow {
     static constexpr int row_pixels = Problem::w, pixel = Problem::nhwc ? Problem::c : 1;
     // Some window of a strip leaves the image, or the last strip is not whole.
     static constexpr bool checked = Problem::padded || Problem::q % columns != 0;
-    // Rows of NCHW whose strips begin in aligned fours: what lies between multiples of four comes in one load. Pixel
-    // `at` of a window is element `lead + at` of its fours.
+    // Rows of NCHW whose strips begin at multiples of four pixels are read by float4. Pixel `at` of a window is element
+    // `lead + at` of its float4.
     static constexpr bool vectors = !Problem::nhwc && columns * Problem::stride_w % 4 == 0 && Problem::w % 4 == 0;
     static constexpr int lead = (4 - Problem::pad_left % 4) % 4;
     static constexpr bool vector_stores = !Problem::nhwc && columns % 4 == 0 && Problem::q % 4 == 0;
@@ -41,8 +43,8 @@ template <class Window, class T>
 __device__ __forceinline__ void load_window(float (&window)[Window::window], const T* row, int column, bool inside) {
 #pragma unroll
     for (int v = -Window::lead; v < Window::window; v += 4) {
-        const int wanted = Window::read(v) + Window::read(v + 1) + Window::read(v + 2) + Window::read(v + 3);
-        if (Window::vectors && wanted > 1) {
+        const int needed = Window::read(v) + Window::read(v + 1) + Window::read(v + 2) + Window::read(v + 3);
+        if (Window::vectors && needed > 1) {
             float four[4] = {};
             const bool exists =
                 !Window::checked || static_cast<unsigned>(column + v) < static_cast<unsigned>(Window::row_pixels);

@@ -1,18 +1,18 @@
-// Direct convolution by its definition: one thread, one output, everything read from global memory. The baseline that
+// direct: convolution by its definition; one thread, one output, everything read from global memory. The baseline that
 // the im2win paper starts from, and the shortest statement of what the other kernels compute.
 //
-// Arithmetic per output: 2 * C/g * R * S flops for two loads an FMA, most of them from L1: 3 to 6 TFLOP/s in NCHW, 0.3
-// to 2 in NHWC and 1.5 to 3 in CHWN, of 67, on an H200 (suite im2win).
+//   y[n, k, p, q] = sum over c, r, s of x[n, c, p * stride + r * dilation - pad, ...] * w[k, c, r, s]
+//
+// Numerics   float32 FMAs, or 32-bit integers, in direct order.
+// Thread     an output; neighbours are pixels of one filter in NCHW, filters of one pixel in NHWC, images in CHWN.
+// Work       2 * C/g * R * S flops an output, two loads an FMA, most of them from L1.
+// Measured   H200, suite im2win: 3 to 6 TFLOP/s in NCHW, 0.3 to 2 in NHWC and 1.5 to 3 in CHWN, of 67.
 #pragma once
 
-#include <device/element.cuh>
 #include <device/epilogue.cuh>
-#include <device/index.cuh>
 
 namespace leanconv {
 
-// Neighbouring threads compute neighbouring pixels of one filter in NCHW, neighbouring filters of one pixel in NHWC,
-// one pixel of neighbouring images in CHWN.
 template <class Problem, class Tuning>
 __device__ __forceinline__ void direct(const typename Problem::element* __restrict__ x,
                                        const typename Problem::filter* __restrict__ w,

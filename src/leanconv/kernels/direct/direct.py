@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import inf
 
 from leanconv.dtypes import GPU_LAYERS, INTEGER_LAYERS
-from leanconv.kernels.contract import Config, TimedAlgorithm, ceil_div, conv_constants
-from leanconv.kernels.simt.tiles import conv_arguments, forward_limits
-from leanconv.plan import Launch, Plan, Target
+from leanconv.kernels.common.layers import conv_arguments, conv_constants, limits
+from leanconv.kernels.contract import Config, TimedAlgorithm, ceil_div
+from leanconv.kernels.cost import Speeds
+from leanconv.plan import Plan, Target
 from leanconv.problem import ConvProblem
 
 
@@ -19,15 +21,20 @@ class DirectConfig(Config):
     threads: int = 256
 
 
-#: Cycles of a multiprocessor for an output, for each of its taps, and for each pair of them, by layout (measured on an
-#: H200 with 15 depthwise layers of 3x3 to 7x7: within 1.2 but for images of 7x7). In NHWC neighbouring threads read
-#: their filters R * S elements apart, so that more taps need more lines of the L1.
-CYCLES = {"NCHW": (0.45, 0.067, 0.0), "NHWC": (0.0, 0.103, 0.0037), "CHWN": (1.5, 0.141, 0.0)}
-#: Layers with strides read more than they write: then the time is this much more than that of the memory.
-SLOWER_THAN_MEMORY = 1.4
 #: Groups with more channels or filters than this have not been measured: there tiles share what this kernel reads
 #: again and again.
 FEW_CHANNELS = 4
+
+
+@dataclass(frozen=True)
+class DirectSpeeds(Speeds):
+    """Measured on an H200 with 15 depthwise layers of 3x3 to 7x7: within 1.2 but for images of 7x7."""
+
+    #: by layout, cycles of a multiprocessor for an output, for each of its taps, and for each pair of them: in NHWC
+    #: neighbouring threads read their filters R * S elements apart, so that more taps need more lines of the L1
+    cycles: Mapping[str, tuple[float, float, float]]
+    #: layers with strides read more than they write: then the time is this much more than that of the memory
+    slower_than_memory: float
 
 
 class Direct(TimedAlgorithm):
@@ -42,26 +49,19 @@ class Direct(TimedAlgorithm):
     solves = "conv2d"
 
     def why_not(self, problem: ConvProblem, target: Target) -> list[str]:
-        return forward_limits(problem, (*GPU_LAYERS, *INTEGER_LAYERS))
+        return limits(problem, "fprop", dtypes=(*GPU_LAYERS, *INTEGER_LAYERS))
 
     def timed(self, problem: ConvProblem, target: Target) -> list[tuple[float, DirectConfig]]:
         if max(problem.group_c, problem.group_k) > FEW_CHANNELS:
             return [(inf, DirectConfig())]
-        fixed, each, pair = CYCLES[problem.layout]
+        speeds = DirectSpeeds.of(target)
+        fixed, each, pair = speeds.cycles[problem.layout]
         taps = problem.group_c * problem.r * problem.s
         outputs = problem.n * problem.k * problem.p * problem.q
         cycles = outputs * (fixed + each * taps + pair * taps * taps) / target.multiprocessors * 128 / target.fma_lanes
-        return [(max(cycles, SLOWER_THAN_MEMORY * problem.bytes / target.bytes_per_cycle), DirectConfig())]
+        return [(max(cycles, speeds.slower_than_memory * problem.bytes / target.bytes_per_cycle), DirectConfig())]
 
     def plan(self, problem: ConvProblem, config: DirectConfig, target: Target) -> Plan:
         outputs = problem.n * problem.k * problem.p * problem.q
-        launch = Launch(
-            header="kernels/direct/direct.cuh",
-            function="leanconv::direct",
-            problem=conv_constants(problem),
-            tuning=config.constants(),
-            arguments=conv_arguments(problem),
-            grid=ceil_div(outputs, config.threads),
-            block=config.threads,
-        )
-        return Plan((launch,))
+        grid = ceil_div(outputs, config.threads)
+        return Plan((self.launch(config, conv_constants(problem), conv_arguments(problem), grid),))

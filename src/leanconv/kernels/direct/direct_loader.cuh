@@ -3,32 +3,30 @@
 // 16 bits pass registers, where they become floats.
 #pragma once
 
-#include <kernels/direct/direct_tile.cuh>
 #include <device/element.cuh>
-#include <device/ptx/copy.cuh>
-#include <device/vector.cuh>
+#include <device/ptx/memory.cuh>
+#include <kernels/direct/direct_tile.cuh>
 
 namespace leanconv {
 
-// One element, or four adjacent ones, to shared memory as floats; zeros where they are not `valid`.
-template <class T>
+// `count` adjacent elements, one or four, to shared memory as floats; zeros where they are not `valid`.
+template <int count, class T>
 __device__ __forceinline__ void bring(float* to, const T* from, bool valid) {
-    if constexpr (sizeof(T) == 4) cp_async_4(to, from, valid);
-    else *to = valid ? to_float(*from) : 0.0f;
-}
-template <class T>
-__device__ __forceinline__ void bring_four(float* to, const T* from, bool valid) {
-    if constexpr (sizeof(T) == 4) {
+    if constexpr (sizeof(T) == 4 && count == 4) {
         cp_async_16(to, from, valid);
-    } else {
+    } else if constexpr (sizeof(T) == 4) {
+        cp_async_4(to, from, valid);
+    } else if constexpr (count == 4) {
         Packed<T, 4> four;
         four.load(from, valid);
         const float v[4] = {four.value(0), four.value(1), four.value(2), four.value(3)};
         store_vector(to, v);
+    } else {
+        *to = valid ? to_float(*from) : 0.0f;
     }
 }
 
-// Channels arrive in chunks of tile_c; after the last one the loader goes on to the tile below.
+// A step brings tile_c channels; after the last one the loader goes on to the tile below.
 template <class Problem, class Tuning>
 struct DirectImageLoader {
     using Tile = DirectTile<Problem, Tuning>;
@@ -39,15 +37,15 @@ struct DirectImageLoader {
     static constexpr B bytes = sizeof(T), pixel = bytes * (Problem::nhwc ? Problem::c : 1), row = pixel * Problem::w;
     static constexpr B channel = bytes * (Problem::nhwc ? 1 : Problem::h * Problem::w);
 
-    // NCHW: pieces of a row, of one or four pixels; a thread keeps its pieces and takes some of the channels.
+    // NCHW: units of a row, of one or four pixels; a thread keeps its units and takes some of the channels.
     static constexpr int unit = Tuning::vector ? 4 : 1, row_units = ceil_div(Tile::columns, unit);
-    static constexpr int pieces = Tile::rows * row_units;
+    static constexpr int units = Tile::rows * row_units;
     __host__ __device__ static constexpr int channels_beside() {
         int beside = 1;
-        while (tile_c % (2 * beside) == 0 && threads % (2 * beside) == 0 && pieces * 2 * beside <= threads) beside *= 2;
+        while (tile_c % (2 * beside) == 0 && threads % (2 * beside) == 0 && units * 2 * beside <= threads) beside *= 2;
         return beside;
     }
-    static constexpr int beside = channels_beside(), side = threads / beside, passes = ceil_div(pieces, side);
+    static constexpr int beside = channels_beside(), side = threads / beside, passes = ceil_div(units, side);
     // NOTE: code for all passes of a large tile at once would hold their addresses in registers.
     static constexpr int at_once = passes <= 8 ? passes : 4;
     // NHWC: the channels of a pixel are adjacent, and so are the lanes that copy them. A thread keeps its channel and its
@@ -59,13 +57,13 @@ struct DirectImageLoader {
     static_assert(pixels_beside > 0, "a thread has one channel of a pixel");
 
     const T* x;
-    B offset;  // of the next chunk's first channel in the first row and column of the tile, in bytes
+    B offset;  // of the next step's first channel in the first row and column of the tile, in bytes
     int i, j;  // this row and column
     int next;  // channel
 
     __device__ __forceinline__ DirectImageLoader(const T* image, int64 n, int group, int p, int q)
         : x(image), i(p * Problem::stride_h - Problem::pad_top),
-          j(q * Problem::stride_w - Problem::pad_left - Tile::shift), next(0) {
+          j(q * Problem::stride_w - Problem::pad_left - Problem::shift), next(0) {
         const B first = static_cast<B>(group) * Problem::group_c * channel;
         offset = static_cast<B>(n) * (Problem::h * row * (Problem::nhwc ? 1 : Problem::c)) + first +
             static_cast<B>(i) * row + static_cast<B>(j) * pixel;
@@ -86,7 +84,7 @@ struct DirectImageLoader {
         if (next >= Problem::group_c) {
             next = 0;
             i += Tuning::tile_h * Problem::stride_h;
-            offset += Tuning::tile_h * Problem::stride_h * row - Tile::chunks * tile_c * channel;
+            offset += Tuning::tile_h * Problem::stride_h * row - Tile::steps * tile_c * channel;
         }
     }
 
@@ -94,20 +92,19 @@ struct DirectImageLoader {
         const int first_c = threadIdx.x / side;
 #pragma unroll at_once
         for (int n = 0; n < passes; ++n) {
-            const int piece = threadIdx.x % side + n * side, at_row = piece / row_units;
-            const int at_column = piece % row_units * unit;
-            if (pieces % side != 0 && piece >= pieces) continue;
+            const int number = threadIdx.x % side + n * side, at_row = number / row_units;
+            const int at_column = number % row_units * unit;
+            if (units % side != 0 && number >= units) continue;
             const bool exists = inside_column(at_row) && inside_row(at_column);
             const B from = offset + static_cast<B>(first_c) * channel + static_cast<B>(at_row) * row +
                 static_cast<B>(at_column) * pixel;
             float* const to =
-                stage + first_c * Tile::plane + Tile::row_place(at_row) * Tile::pitch + Tile::column_place(at_column);
+                stage + first_c * Problem::channel_pitch + Tile::row_place(at_row) * Problem::pitch + Tile::column_place(at_column);
 #pragma unroll
             for (int c = 0; c < tile_c; c += beside) {
                 const bool valid = exists && (whole || next + c + first_c < Problem::group_c);
                 const T* const source = at_byte(x, from) + static_cast<int64>(c) * Problem::h * Problem::w;
-                if constexpr (Tuning::vector) bring_four(to + c * Tile::plane, source, valid);
-                else bring(to + c * Tile::plane, source, valid);
+                bring<unit>(to + c * Problem::channel_pitch, source, valid);
             }
         }
     }
@@ -124,13 +121,13 @@ struct DirectImageLoader {
             const bool exists = real && inside_row(at_column);
             const B from = offset + static_cast<B>(c) * channel + static_cast<B>(first_row) * row +
                 static_cast<B>(at_column) * pixel;
-            float* const to = stage + c * Tile::plane + Tile::column_place(at_column);
+            float* const to = stage + c * Problem::channel_pitch + Tile::column_place(at_column);
 #pragma unroll rows_at_once
             for (int n = 0; n < Tile::rows; n += rows_beside) {
                 const int at_row = n + first_row;
                 if (Tile::rows % rows_beside != 0 && at_row >= Tile::rows) continue;
                 const T* const source = at_byte(x, from + static_cast<B>(n) * row);
-                bring(to + Tile::row_place(at_row) * Tile::pitch, source, exists && inside_column(at_row));
+                bring<1>(to + Tile::row_place(at_row) * Problem::pitch, source, exists && inside_column(at_row));
             }
         }
     }
@@ -152,12 +149,12 @@ struct DirectFilterLoader {
     static constexpr int runs = tile_c * taps / run;
     static constexpr int run_step = channels_inside ? Problem::group_c : Problem::group_k * taps;
     static constexpr int filter_step = Problem::reversed ? taps : Problem::group_c * taps;
-    // NOTE: sixteen lanes beside each other, as FilterLoader in tile_loader.cuh has measured.
+    // NOTE: sixteen lanes side by side, as FilterLoader in filter_loader.cuh has measured.
     static constexpr int lanes = run > 8 ? 16 : run > 4 ? 8 : run > 2 ? 4 : run;
     static constexpr int per_pass = threads / lanes, passes = ceil_div(tile_k, per_pass);
-    static constexpr int chunk_step = tile_c * (channels_inside ? 1 : Problem::reversed ? Problem::group_k * taps : taps);
+    static constexpr int step_elements = tile_c * (channels_inside ? 1 : Problem::reversed ? Problem::group_k * taps : taps);
 
-    const T* w;  // of this thread's first element in the next chunk
+    const T* w;  // this thread's first element in the next step
     int next, first_k;
 
     __device__ __forceinline__ DirectFilterLoader(const T* filters, int group, int tile)
@@ -172,16 +169,16 @@ struct DirectFilterLoader {
         if constexpr (filters_inside) load_across(stage);
         else load_along(stage);
         next += tile_c;
-        w += chunk_step;
+        w += step_elements;
         if (next >= Problem::group_c) {
             next = 0;
-            w -= static_cast<int64>(Tile::chunks) * chunk_step;
+            w -= static_cast<int64>(Tile::steps) * step_elements;
         }
     }
 
     __device__ __forceinline__ void load_along(float* stage) {
         const int lane = threadIdx.x % lanes, filter = threadIdx.x / lanes, left = Problem::group_c - next;
-        float* const to = stage + lane * Tile::filter_pitch + filter;
+        float* const to = stage + lane * Problem::filter_pitch + filter;
 #pragma unroll
         for (int y = 0; y < runs; ++y)
 #pragma unroll
@@ -196,7 +193,7 @@ struct DirectFilterLoader {
                     const bool valid = real && (whole_k || first_k + k < Problem::group_k);
                     const T* const from =
                         w + static_cast<int64>(y) * run_step + e + static_cast<int64>(n * per_pass) * filter_step;
-                    bring(to + (y * run + e) * Tile::filter_pitch + n * per_pass, from, valid);
+                    bring<1>(to + (y * run + e) * Problem::filter_pitch + n * per_pass, from, valid);
                 }
             }
     }
@@ -214,7 +211,7 @@ struct DirectFilterLoader {
                 const int k = first + n;
                 const bool valid = real && (whole_k || first_k + k < Problem::group_k);
                 const T* const from = w + static_cast<int64>(e + row) * Problem::group_k + k;
-                bring(stage + (e + row) * Tile::filter_pitch + k, from, valid);
+                bring<1>(stage + (e + row) * Problem::filter_pitch + k, from, valid);
             }
         }
     }

@@ -1,4 +1,4 @@
-// The tile of a direct convolution: how a block's outputs are divided among warps and lanes, how its part of the image
+// The tile of a direct convolution: how a block's outputs are divided among warps and lanes, how its pixels of the image
 // lies in shared memory, and which pixels a thread holds in registers for which taps of a filter row.
 #pragma once
 
@@ -17,37 +17,36 @@ struct DirectTile {
     static constexpr int warps_h = Tuning::tile_h / lanes_h;
     static constexpr int threads = 32 * warps_k * warps_w * warps_h;
     static constexpr int taps = Problem::r * Problem::s;
-    static constexpr int chunks = ceil_div(Problem::group_c, tile_c);
-    static constexpr bool resident = chunks == 1;  // the filters are the same for all tiles of a block
+    static constexpr int steps = ceil_div(Problem::group_c, tile_c);  // of a tile
+    static constexpr bool resident = steps == 1;  // the filters are the same for all tiles of a block
 
-    // Input rows and columns that the block's windows see. Copies of four pixels begin at multiples of four: `shift`
-    // pixels early.
-    static constexpr int shift = Tuning::vector ? ((-Problem::pad_left) % 4 + 4) % 4 : 0;
+    // Input rows and columns that the block's windows read. Copies of four pixels begin at multiples of four:
+    // Problem::shift pixels early.
     static constexpr int rows = (Tuning::tile_h - 1) * Problem::stride_h + (Problem::r - 1) * Problem::dilation_h + 1;
     static constexpr int columns =
-        shift + (Tuning::tile_w - 1) * Problem::stride_w + (Problem::s - 1) * Problem::dilation_w + 1;
+        Problem::shift + (Tuning::tile_w - 1) * Problem::stride_w + (Problem::s - 1) * Problem::dilation_w + 1;
 
     // In shared memory rows i, i + stride, i + 2 * stride, ... follow each other; so do columns where pixels are copied
-    // one by one: the pixels that a tap meets in neighbouring windows are then adjacent, and otherwise `step` apart.
+    // one by one: the pixels that a tap reads in neighbouring windows are then adjacent, and otherwise `step` apart.
     static constexpr int phases = Tuning::vector ? 1 : Problem::stride_w, step = Tuning::vector ? Problem::stride_w : 1;
     static constexpr int phase_rows = ceil_div(rows, Problem::stride_h);
     static constexpr int phase_columns = Tuning::vector
         ? ceil_div(columns, 4) * 4
         : Tuning::tile_w + ceil_div((Problem::s - 1) * Problem::dilation_w / phases, 4) * 4;
-    static constexpr int pitch = Problem::pitch, plane = Problem::plane;  // from row to row, from channel to channel
-    static constexpr int image_floats = tile_c * plane;
-    static constexpr int filter_pitch = Problem::filter_pitch, filter_floats = tile_c * taps * filter_pitch;
+    static constexpr int image_floats = tile_c * Problem::channel_pitch;
+    static constexpr int filter_floats = tile_c * taps * Problem::filter_pitch;
     static constexpr int stage_floats = image_floats + (resident ? 0 : filter_floats);
 
     static_assert(32 % (lanes_k * lanes_w) == 0, "the lanes of a warp form a lanes_k x lanes_w x lanes_h grid");
     static_assert(thread_k % 4 == 0 && thread_pixels % 4 == 0, "filters and pixels are read four at a time");
     static_assert(Tuning::tile_k % (lanes_k * thread_k) == 0 && Tuning::tile_w % (lanes_w * thread_pixels) == 0 &&
                       Tuning::tile_h % lanes_h == 0, "warps divide the tile");
-    static_assert(pitch % 4 == 0 && pitch >= phases * phase_columns, "a row holds its columns");
-    static_assert(plane % 4 == 0 && plane >= Problem::stride_h * phase_rows * pitch, "a channel holds its rows");
-    static_assert(filter_pitch % 4 == 0 && filter_pitch >= Tuning::tile_k, "a tap holds its filters");
+    static_assert(Problem::pitch % 4 == 0 && Problem::pitch >= phases * phase_columns, "a row holds its columns");
+    static_assert(Problem::channel_pitch % 4 == 0 &&
+                      Problem::channel_pitch >= Problem::stride_h * phase_rows * Problem::pitch, "a channel holds its rows");
+    static_assert(Problem::filter_pitch % 4 == 0 && Problem::filter_pitch >= Tuning::tile_k, "a tap holds its filters");
     static_assert(!Tuning::vector || (!Problem::nhwc && Problem::w % 4 == 0),
-                  "copies of four pixels need rows of NCHW in aligned fours");
+                  "copies of four pixels need aligned rows of NCHW");
 
     static __device__ __forceinline__ int row_place(int i) {
         return i % Problem::stride_h * phase_rows + i / Problem::stride_h;
@@ -59,7 +58,7 @@ struct DirectTile {
 
 // Where a thread's outputs lie: its warp's first filter, row and column in the tile, and its lane's place in the grid.
 // NOTE: the lowest lane bit goes to filters, the next ones to pixels: either fragment of 128 bits takes two cycles then
-// instead of four (see Tiling in micro_kernel.cuh).
+// instead of four (see Tiling in kernels/simt/tile.cuh).
 template <class Tile>
 struct DirectPlace {
     int warp_k, warp_row, warp_column, lane_k, lane_row, lane_column;
@@ -73,7 +72,7 @@ struct DirectPlace {
         warp_column = warp / Tile::warps_k % Tile::warps_w * (Tile::lanes_w * Tile::thread_pixels);
         warp_row = warp / Tile::warps_k / Tile::warps_w * Tile::lanes_h;
     }
-    // Of the tile: the thread's first filter (fours of them are 4 * lanes_k apart), row and column.
+    // Of the tile: the thread's first filter (every four of them are 4 * lanes_k apart), row and column.
     __device__ __forceinline__ int k() const { return warp_k + lane_k * 4; }
     __device__ __forceinline__ int row() const { return warp_row + lane_row; }
     __device__ __forceinline__ int column() const { return warp_column + lane_column * Tile::thread_pixels; }
@@ -94,21 +93,21 @@ struct DirectTaps {
         bool opens;
     };
 
-    // Tap number `turn`; `length` reaches to this tap's last pixel.
-    __host__ __device__ static constexpr Tap tap(int turn) {
+    // Tap `place` in this order; `length` reaches to this tap's last pixel.
+    __host__ __device__ static constexpr Tap tap(int place) {
         Tap now{};
         int number = -1, segment = -1;
         for (int phase = 0; phase < Tile::phases; ++phase) {
             bool open = false;
             for (int s = 0; s < Problem::s; ++s) {
                 if (s * Problem::dilation_w % Tile::phases != phase) continue;
-                const int column = Tile::shift + s * Problem::dilation_w / Tile::phases;
+                const int column = Problem::shift + s * Problem::dilation_w / Tile::phases;
                 const int end = (column + reach + 3) / 4 * 4;
                 const bool opens = !open || end - now.begin > most;
                 if (opens) ++segment, now.begin = column / 4 * 4, open = true;
                 now.s = s, now.segment = segment, now.phase = phase, now.opens = opens;
                 now.length = end - now.begin, now.at = column - now.begin;
-                if (++number == turn) return now;
+                if (++number == place) return now;
             }
         }
         return now;
@@ -117,8 +116,8 @@ struct DirectTaps {
     // The first tap of a segment, with the pixels of the whole of it.
     __host__ __device__ static constexpr Tap opening(int segment) {
         Tap first{};
-        for (int turn = Problem::s - 1; turn >= 0; --turn) {
-            const Tap now = tap(turn);
+        for (int i = Problem::s - 1; i >= 0; --i) {
+            const Tap now = tap(i);
             if (now.segment != segment) continue;
             const int length = first.length > now.length ? first.length : now.length;
             first = now, first.length = length;

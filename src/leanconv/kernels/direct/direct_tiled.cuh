@@ -1,60 +1,66 @@
-// Direct convolution with the pixels of a row in registers: the general case of Chen et al., Optimizing Memory
-// Efficiency for Convolution Kernels on Kepler GPUs (2017). No workspace.
+// direct_tiled: direct convolution with the pixels of a row in registers; the general case of Chen et al., Optimizing
+// Memory Efficiency for Convolution Kernels on Kepler GPUs (2017).
 //
-// Arithmetic per output: 2 * C/g * R * S flops. A thread owns thread_k filters x thread_pixels adjacent pixels of a row.
-// For a row of a filter it reads the pixels that all its windows see in that row once, thread_pixels + S - 1 of them, and
-// uses them for all S taps: 8 filters x 8 pixels of 3x3 filters take 3 + 6 loads of 128 bits for 192 FMAs, where a
-// tiled matrix product takes 12. Bound by FMA issue: 55 TFLOP/s of 67 are what such loops reach on an H200. Measured
-// there: 46 TFLOP/s with 3x3 filters and 48 with 5x5 (64 channels of 128 x 128 pixels, 128 filters), 46 with 7x7 (16
-// channels of 256 x 256); 34 with 3x3 on the 3 channels of an image.
+//   y[n, k, p, q] = sum over c, r, s of x[n, c, p * stride + r * dilation - pad, ...] * w[k, c, r, s]
+//
+// Requires   NCHW or NHWC; a tile of pixels and filters in shared memory.
+// Numerics   float32 FMAs in direct order; float16 and bfloat16 are widened on the way to shared memory, and rounded once.
+// CTA tile   tile_k filters x (tile_w x tile_h) pixels x tile_c channels a step; `walk` tiles down a column, the filters
+//            resident where one step has all channels.
+// Thread     thread_k filters x thread_pixels adjacent pixels of a row. For a row of a filter it reads the pixels of all its
+//            windows once, thread_pixels + S - 1 of them, and uses them for all S taps.
+// Pipelines  `stages` steps in shared memory, by cp.async; copies run stages - 1 steps ahead, from one tile into the next.
+// One step   wait for its copies; barrier; issue the copies of a later step; for `unrolled_rows` rows of a filter at a time,
+//            tap by tap: read the next tap's filters and the next segment's pixels, thread_k * thread_pixels FMAs.
+// Registers  thread_k * thread_pixels sums, one segment of pixels or two, 2 * thread_k weights, 10 to 26 for addresses.
+// Work       2 * C/g * R * S flops an output, bound by FMA issue. 8 filters x 8 pixels of 3x3 filters take 3 + 6 loads of
+//            128 bits for 192 FMAs, where a tiled matrix product takes 12.
+// Measured   H200, where such loops reach 55 of 67 TFLOP/s: 46 with 3x3 filters and 48 with 5x5 (64 channels of 128 x 128
+//            pixels, 128 filters), 46 with 7x7 (16 channels of 256 x 256); 34 with 3x3 on the 3 channels of an image.
 #pragma once
 
-#include <kernels/direct/direct_loader.cuh>
-#include <kernels/direct/direct_tile.cuh>
 #include <device/epilogue.cuh>
-#include <device/ptx/copy.cuh>
-#include <device/ptx/shared.cuh>
-#include <device/vector.cuh>
+#include <kernels/direct/direct_loader.cuh>
 
 namespace leanconv {
 
-// The products of one step. The code holds `lines` lines, rows of a filter in one channel, one tap after the other; the
-// filters of the next tap and the pixels of the next segment are read while this tap is multiplied.
+// The products of one step. The code holds so many `rows` of a filter in one channel, one tap after the other; the filters
+// of the next tap and the pixels of the next segment are read while this tap is multiplied.
 template <class Problem, class Tuning>
 struct DirectProduct {
     using Tile = DirectTile<Problem, Tuning>;
     using Taps = DirectTaps<Problem, Tuning>;
     using Filters = DirectFilterLoader<Problem, Tuning>;
-    static constexpr int thread_k = Tuning::thread_k, pixels = Tuning::thread_pixels, lines = Tuning::lines;
-    static constexpr int all_lines = Tuning::tile_c * Problem::r, all_taps = lines * Problem::s;
-    static constexpr int all_segments = lines * Taps::segments, longest = Taps::longest();
+    static constexpr int thread_k = Tuning::thread_k, pixels = Tuning::thread_pixels, rows = Tuning::unrolled_rows;
+    static constexpr int all_rows = Tuning::tile_c * Problem::r, all_taps = rows * Problem::s;
+    static constexpr int all_segments = rows * Taps::segments, longest = Taps::longest();
     // Long segments leave no registers for a second one.
     static constexpr int buffers = longest <= 20 ? 2 : 1;
-    // The last tap of the code reads ahead for the first of its next pass, into the same registers each time.
-    static constexpr bool ahead = lines < all_lines && lines % 2 == 0 && buffers == 2;
-    static_assert(lines <= all_lines, "the code holds no more lines than a step has");
+    // The last tap of the code reads ahead for the first of its next iteration, into the same registers each time.
+    static constexpr bool ahead = rows < all_rows && rows % 2 == 0 && buffers == 2;
+    static_assert(rows <= all_rows, "the code holds no more rows than a step has");
 
     int at_k, at_pixel;
     const float *filters, *image;
     float w[2][thread_k], x[buffers][longest];
 
     __device__ __forceinline__ explicit DirectProduct(const DirectPlace<Tile>& place)
-        : at_k(place.k()), at_pixel(place.row() * Tile::pitch + place.column() * Tile::step) {}
+        : at_k(place.k()), at_pixel(place.row() * Problem::pitch + place.column() * Tile::step) {}
 
-    // Line `number` of the code, in a pass that begins with line `first`; the last one of the step instead of those
+    // Row `number` of the code, in an iteration that begins with row `first`; the last one of the step instead of those
     // behind it.
     template <int number>
-    static __device__ __forceinline__ int line_of(int first) {
-        const int line = first + number;
-        return number == 0 || (all_lines % lines == 0 && number < lines) ? line : min(line, all_lines - 1);
+    static __device__ __forceinline__ int row_of(int first) {
+        const int row = first + number;
+        return number == 0 || (all_rows % rows == 0 && number < rows) ? row : min(row, all_rows - 1);
     }
 
     template <int tap>
     __device__ __forceinline__ void read_filters(int first) {
         if constexpr (tap < all_taps + (ahead ? 1 : 0)) {
             constexpr int s = Taps::tap(tap % Problem::s).s;
-            const int line = line_of<tap / Problem::s>(first), c = line / Problem::r, r = line % Problem::r;
-            const float* const from = filters + Filters::filter_row(c, r, s) * Tile::filter_pitch + at_k;
+            const int row = row_of<tap / Problem::s>(first), c = row / Problem::r, r = row % Problem::r;
+            const float* const from = filters + Filters::filter_row(c, r, s) * Problem::filter_pitch + at_k;
 #pragma unroll
             for (int k = 0; k < thread_k; k += 4) {
                 const float4 v = *reinterpret_cast<const float4*>(from + k * Tile::lanes_k);
@@ -67,9 +73,9 @@ struct DirectProduct {
     __device__ __forceinline__ void read_pixels(int first) {
         if constexpr (segment < all_segments + (ahead ? 1 : 0)) {
             constexpr typename Taps::Tap opening = Taps::opening(segment % Taps::segments);
-            const int line = line_of<segment / Taps::segments>(first), c = line / Problem::r, r = line % Problem::r;
-            const float* const from = image + at_pixel + c * Tile::plane +
-                Tile::row_place(r * Problem::dilation_h) * Tile::pitch + opening.phase * Tile::phase_columns +
+            const int row = row_of<segment / Taps::segments>(first), c = row / Problem::r, r = row % Problem::r;
+            const float* const from = image + at_pixel + c * Problem::channel_pitch +
+                Tile::row_place(r * Problem::dilation_h) * Problem::pitch + opening.phase * Tile::phase_columns +
                 opening.begin;
 #pragma unroll
             for (int j = 0; j < opening.length; j += 4) {
@@ -84,8 +90,8 @@ struct DirectProduct {
     __device__ __forceinline__ void multiply(float (&acc)[thread_k][pixels], int first) {
         if constexpr (number < all_taps) {
             constexpr typename Taps::Tap tap = Taps::tap(number % Problem::s);
-            constexpr int line = number / Problem::s, segment = line * Taps::segments + tap.segment;
-            if (all_lines % lines != 0 && line > 0 && number % Problem::s == 0 && first + line >= all_lines) return;
+            constexpr int row = number / Problem::s, segment = row * Taps::segments + tap.segment;
+            if (all_rows % rows != 0 && row > 0 && number % Problem::s == 0 && first + row >= all_rows) return;
             read_filters<number + 1>(first);
             if constexpr (tap.opens) read_pixels<segment + buffers - 1>(first);
             // NOTE: the pixel stays while the filters run to and fro, so that an FMA keeps one operand of the one before:
@@ -107,7 +113,7 @@ struct DirectProduct {
         image = stage_image, filters = stage_filters;
         if constexpr (ahead) read_pixels<0>(0), read_filters<0>(0);
 #pragma unroll 1
-        for (int first = 0; first < all_lines; first += lines) {
+        for (int first = 0; first < all_rows; first += rows) {
             if constexpr (!ahead && buffers == 2) read_pixels<0>(first);
             if constexpr (!ahead) read_filters<0>(first);
             multiply<0>(acc, first);
@@ -143,9 +149,9 @@ __device__ __forceinline__ void store_filters(const float (&acc)[Tile::thread_k]
     }
 }
 
-// NCHW: the lanes of a warp turn their sums around in shared memory, two filters of a thread at a time, so that
+// NCHW: the lanes of a warp transpose their sums in shared memory, two filters of a thread at a time, so that
 // neighbouring lanes store neighbouring pixels of a row. first_k, p and q are those of the tile.
-// NOTE: a thread that stores its own pixels writes parts of sectors: 3x3 layers of 16 and 32 channels took 1.3 to 1.5
+// NOTE: a thread that stores its own pixels does not write whole sectors: 3x3 layers of 16 and 32 channels took 1.3 to 1.5
 // times as long (H200).
 template <class Problem, class Tile, class T>
 __device__ __forceinline__ void store_pixels(const float (&acc)[Tile::thread_k][Tile::thread_pixels], float* exchange,
@@ -155,15 +161,15 @@ __device__ __forceinline__ void store_pixels(const float (&acc)[Tile::thread_k][
     constexpr int unit = Problem::q % 4 == 0 ? 4 : Problem::q % 2 == 0 ? 2 : 1;  // rows begin at multiples of it
     constexpr int64 image = static_cast<int64>(Problem::p) * Problem::q;
     T* const to = y + (n * Problem::k + group * Problem::group_k) * image;
-    const auto store = [&](int filter, int line, int column, const float(&value)[unit]) {
-        if (filter >= Problem::group_k || line >= Problem::p || column >= Problem::q) return;
+    const auto store = [&](int filter, int row, int column, const float(&value)[unit]) {
+        if (filter >= Problem::group_k || row >= Problem::p || column >= Problem::q) return;
         const float b = Problem::bias ? to_float(bias[group * Problem::group_k + filter]) : 0.0f;
-        T* const out = to + filter * image + line * Problem::q + column;
+        T* const out = to + filter * image + row * Problem::q + column;
         T v[unit];
 #pragma unroll
         for (int e = 0; e < unit; ++e)
             v[e] = from_float<T>(finish<Problem>(value[e], b, held_by<Problem>(out + e, true)));
-        store_unit(out, v);
+        store_adjacent(out, v);
     };
     if constexpr (pixels == unit) {  // a thread's pixels are one store, next to those of its neighbours
 #pragma unroll
@@ -201,8 +207,7 @@ __device__ __forceinline__ void store_pixels(const float (&acc)[Tile::thread_k][
     }
 }
 
-// Block b: filters b % tiles_k of a group, then groups, tiles along a row, bands of rows, images. It walks down the
-// `walk` tiles of its band; copies run `stages - 1` steps ahead, from one tile into the next.
+// Block b: filters b % tiles_k of a group, then groups, tiles along a row, bands of rows, images.
 template <class Problem, class Tuning>
 __device__ __forceinline__ void direct_tiled(const typename Problem::element* __restrict__ x,
                                              const typename Problem::element* __restrict__ w,
@@ -214,13 +219,13 @@ __device__ __forceinline__ void direct_tiled(const typename Problem::element* __
     constexpr int tiles_q = ceil_div(Problem::q, Tuning::tile_w), tiles_p = ceil_div(Problem::p, Tuning::tile_h);
     constexpr int bands = ceil_div(tiles_p, walk);
     static_assert(!Problem::chwn, "images are outermost");
-    static_assert(stages >= 2, "one stage is computed on while others are under way");
+    static_assert(stages >= 2, "one stage is computed on while others are in flight");
 
     const int tile_k = blockIdx.x % tiles_k, group = blockIdx.x / tiles_k % Problem::groups;
     const int rest = blockIdx.x / tiles_k / Problem::groups;
     const int q = rest % tiles_q * Tuning::tile_w, band = rest / tiles_q % bands;
     const int64 n = rest / tiles_q / bands;
-    const int tiles = min(walk, tiles_p - band * walk), steps = tiles * Tile::chunks;
+    const int tiles = min(walk, tiles_p - band * walk), steps = tiles * Tile::steps;
     int p = band * walk * Tuning::tile_h;
 
     float* const shared = reinterpret_cast<float*>(shared_memory());
@@ -246,7 +251,7 @@ __device__ __forceinline__ void direct_tiled(const typename Problem::element* __
     for (int tile = 0; tile < tiles; ++tile) {
         float acc[Tuning::thread_k][Tuning::thread_pixels] = {};
 #pragma unroll 1
-        for (int chunk = 0; chunk < Tile::chunks; ++chunk, ++step) {
+        for (int i = 0; i < Tile::steps; ++i, ++step) {
             // This step has landed for everybody, and everybody has read the one before: its stage is free.
             cp_async_wait_group<stages - 2>();
             __syncthreads();

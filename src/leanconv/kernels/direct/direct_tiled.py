@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Hashable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
+from math import gcd
 from operator import itemgetter
 from typing import NamedTuple
 
 from leanconv.dtypes import GPU_LAYERS, item_bytes
-from leanconv.kernels.contract import (
-    Config,
-    TimedAlgorithm,
-    by_time,
-    ceil_div,
-    conv_constants,
-    fma_cycles,
-    has_wide_tensors,
-)
-from leanconv.kernels.simt.tiles import conv_arguments, gradient_limits, images_outermost
-from leanconv.plan import Launch, Plan, Target
+from leanconv.kernels.common.layers import conv_arguments, conv_constants, has_wide_tensors, images_outermost, limits
+from leanconv.kernels.contract import Config, TimedAlgorithm, by_time, ceil_div, variant
+from leanconv.kernels.cost import Speeds, busy_cycles, fma_cycles, overlapped
+from leanconv.plan import Plan, Target
 from leanconv.problem import ConvProblem
 
 
@@ -30,8 +24,8 @@ class DirectTiledConfig(Config):
 
     A thread has ``thread_k`` filters x ``thread_pixels`` adjacent pixels of a row. In the paper's words these are F_TB,
     W, H, C_SH, F_T and W_T. The lanes of a warp form a grid of ``lanes_k`` x ``lanes_w`` x ``lanes_h``, along filters,
-    a row and a column. ``lines`` rows of a filter are in straight code, ``stages`` steps in shared memory at once. A
-    block walks down ``walk`` tiles. ``vector``: pixels arrive in copies of four.
+    a row and a column. ``unrolled_rows`` rows of a filter are in straight code, ``stages`` steps in shared memory at
+    once. A block walks down ``walk`` tiles. ``vector``: pixels arrive in copies of four.
     """
 
     tile_k: int
@@ -42,7 +36,7 @@ class DirectTiledConfig(Config):
     thread_pixels: int
     lanes_k: int
     lanes_w: int
-    lines: int
+    unrolled_rows: int
     walk: int
     stages: int
     min_blocks: int
@@ -59,12 +53,41 @@ class DirectTiledConfig(Config):
         return self.tile_k * self.tile_w * self.tile_h // (self.thread_k * self.thread_pixels)
 
 
+@dataclass(frozen=True)
+class TiledSpeeds(Speeds):
+    """Fitted to measurements on an H200."""
+
+    #: the share of the peak that instructions are issued at; cycles that a step takes at least, and before the first
+    issue: float
+    step: float
+    start: float
+    #: instructions to copy a float to shared memory: of the filters, of the image in NCHW, and in NHWC
+    filter_copy: float
+    row_copy: float
+    pixel_copy: float
+    #: instructions to store an output: at least; more where the elements of a row are stored one by one; more where a
+    #: warp's rows are 16 pixels long instead of 32
+    store: float
+    store_single: float
+    store_short: float
+    #: how many times the bytes of the output memory takes in addition where the lanes of a warp store less than sectors
+    #: (NHWC: 17 such times were 1.6 to 3.2 times those of the best)
+    half_sectors: float
+    #: how many times as long threads in NCHW compute that store their own four pixels after a single step in straight
+    #: code: the compiler mixes the addresses with the products, and 12 of 16 such kernels spilled registers
+    spilling: float
+    #: how many times as fast as memory the L2 cache brings what blocks read
+    cache: float
+    #: how much of the lesser of the time of memory and of the multiprocessors adds to the greater, by layout
+    lesser: Mapping[str, float]
+
+
 class Layout(NamedTuple):
-    """How a step lies in shared memory, in floats: from row to row, channel to channel, tap to tap; where the outputs
-    are turned around; and all of it."""
+    """How a step lies in shared memory, in floats: the pitch from row to row, channel to channel and tap to tap; where
+    the outputs are transposed; and all of it."""
 
     pitch: int
-    plane: int
+    channel_pitch: int
     filter_pitch: int
     exchange: int
     floats: int
@@ -85,8 +108,8 @@ def shift(problem: ConvProblem, vector: bool) -> int:
 def pixel_cycles(apart: int, lanes_w: int, lanes_h: int, pitch: int) -> int:
     """Cycles of a warp's 128-bit load of pixels: two for eight different places in different banks.
 
-    Lanes of a row are ``apart`` floats apart. A bank has four bytes, and a load of eight lanes takes a cycle if their
-    vectors lie in different groups of four.
+    Lanes of a row are ``apart`` floats apart, rows ``pitch``, of which the remainder by the 32 banks counts. A bank has
+    four bytes, and a load of eight lanes takes a cycle if their vectors lie in different groups of four.
     """
     lanes = [(lane // lanes_w * pitch + lane % lanes_w * apart) // 4 for lane in range(lanes_w * lanes_h)]
     worst = 0
@@ -100,7 +123,7 @@ def pixel_cycles(apart: int, lanes_w: int, lanes_h: int, pitch: int) -> int:
 def best_pitch(apart: int, lanes_w: int, lanes_h: int, least: int) -> int:
     """The pitch of a row, ``least`` or little more, with which a warp's loads of pixels are quickest."""
     pitches = range(least, least + 32, 4)
-    return min(pitches, key=lambda pitch: (pixel_cycles(apart, lanes_w, lanes_h, pitch), pitch))
+    return min(pitches, key=lambda pitch: (pixel_cycles(apart, lanes_w, lanes_h, pitch % 32), pitch))
 
 
 def row_floats(problem: ConvProblem, tile_w: int, vector: bool) -> int:
@@ -115,22 +138,21 @@ def row_floats(problem: ConvProblem, tile_w: int, vector: bool) -> int:
 def layout(problem: ConvProblem, config: DirectTiledConfig) -> Layout:
     """Shared memory of a block; see kernels/direct/direct_tile.cuh."""
     forward = forward_of(problem)
-    (sh, sw), taps = forward.stride, forward.r * forward.s
+    (sh, sw), taps, nhwc = forward.stride, forward.r * forward.s, forward.layout == "NHWC"
     apart = config.thread_pixels * (sw if config.vector else 1)
     pitch = best_pitch(apart, config.lanes_w, config.lanes_h, row_floats(forward, config.tile_w, config.vector))
     rows = (config.tile_h - 1) * sh + (forward.r - 1) * forward.dilation[0] + 1
-    plane = sh * ceil_div(rows, sh) * pitch
-    if forward.layout == "NHWC" and config.tile_c > 1:
+    channel = sh * ceil_div(rows, sh) * pitch
+    if nhwc and config.tile_c > 1:
         # the lanes of a copy are tile_c adjacent channels of 32 / tile_c pixels
-        plane += (max(4, 32 // config.tile_c // 4 * 4) - plane) % 32
-    inside = forward.layout == "NHWC" and problem.op == "fprop"
-    filter_pitch = config.tile_k + (8 if inside and config.tile_c == 4 else 4)
-    image, filters = config.tile_c * plane, config.tile_c * taps * filter_pitch
-    chunks = ceil_div(forward.group_c, config.tile_c)
-    stages = min(config.stages, chunks * config.walk)
-    exchange = stages * image + (filters if chunks == 1 else stages * filters)
-    turned = 2 * config.threads * config.thread_pixels if forward.layout == "NCHW" else 0
-    return Layout(pitch, plane, filter_pitch, exchange, exchange + turned)
+        channel += (max(4, 32 // config.tile_c // 4 * 4) - channel) % 32
+    filter_pitch = config.tile_k + (8 if nhwc and problem.op == "fprop" and config.tile_c == 4 else 4)
+    image, filters = config.tile_c * channel, config.tile_c * taps * filter_pitch
+    steps = ceil_div(forward.group_c, config.tile_c)
+    stages = min(config.stages, steps * config.walk)
+    exchange = stages * image + (filters if steps == 1 else stages * filters)
+    transposed = 0 if nhwc else 2 * config.threads * config.thread_pixels
+    return Layout(pitch, channel, filter_pitch, exchange, exchange + transposed)
 
 
 @lru_cache(maxsize=4096)
@@ -157,8 +179,8 @@ def segments(problem: ConvProblem, thread_pixels: int, vector: bool) -> tuple[in
 def registers_needed(problem: ConvProblem, thread_k: int, thread_pixels: int, vector: bool) -> int:
     """Registers that a thread needs: sums, one run of pixels or two, the filters of two taps, some for addresses."""
     window = max(segments(problem, thread_pixels, vector))
-    wide = 16 if has_wide_tensors(problem) else 0
-    return thread_k * thread_pixels + (2 if window <= 20 else 1) * window + 2 * thread_k + 10 + wide
+    addresses = 26 if has_wide_tensors(problem) else 10
+    return thread_k * thread_pixels + (2 if window <= 20 else 1) * window + 2 * thread_k + addresses
 
 
 @lru_cache(maxsize=1024)
@@ -173,7 +195,7 @@ def lanes(tile: tuple[int, int, int], thread: tuple[int, int], step: int, column
             continue
         apart = thread_pixels * step
         pitch = best_pitch(apart, lanes_w, lanes_h, columns)
-        cycles = pixel_cycles(apart, lanes_w, lanes_h, pitch)
+        cycles = pixel_cycles(apart, lanes_w, lanes_h, pitch % 32)
         filters = 4 if lanes_k > 8 else 2 if lanes_k > 1 else 1
         # A run of pixels serves several taps. Of equals the one whose rows make the widest stores.
         key = (cycles + 2 * filters * thread_k / thread_pixels, -min(32, lanes_w * thread_pixels), pitch)
@@ -182,27 +204,21 @@ def lanes(tile: tuple[int, int, int], thread: tuple[int, int], step: int, column
     return best and best[1]
 
 
-#: What a block may have: filters, rows and columns of pixels; and a thread: filters and adjacent pixels.
-TILES_K = (16, 32, 64, 96, 128)
-TILES_PIXELS = (
-    *((8, 4), (8, 8), (16, 4), (32, 2), (16, 8), (28, 8), (32, 4), (64, 2)),
-    *((8, 16), (16, 16), (32, 8), (64, 4), (128, 2), (32, 16), (64, 8), (128, 4)),
-)
-THREADS = ((8, 8), (4, 16), (8, 4), (4, 8), (16, 4), (8, 16), (16, 8), (4, 4))
-#: Most FMAs in straight code: of a whole step, and of a pass through a part of it. Four blocks that run 50 kB of code
-#: at different places lose a quarter of the speed (7x7 filters on an H200).
-WHOLE_FMAS, PART_FMAS = 1800, 900
+#: Most FMAs in straight code: of a whole step, and of an iteration over a share of it. Four blocks that run 50 kB of
+#: code at different places lose a quarter of the speed (7x7 filters on an H200).
+WHOLE_FMAS, LOOPED_FMAS = 1800, 900
 #: Most blocks and threads on a multiprocessor of any GPU.
 MOST_BLOCKS, MOST_THREADS = 24, 1536
 
 
 @lru_cache(maxsize=1024)
-def straight_lines(all_lines: int, products: int) -> int:
-    """Lines in straight code, of ``products`` FMAs each: a step's, or an even number, best one that divides them."""
-    if all_lines * products <= WHOLE_FMAS or all_lines == 1:
-        return all_lines
-    most = max(1, PART_FMAS // products // 2) * 2
-    return max((n for n in range(2, most + 1, 2) if all_lines % n == 0 and 2 * n >= most), default=min(most, all_lines))
+def unrolled_rows(rows: int, products: int) -> int:
+    """Rows of a filter in straight code, of ``products`` FMAs each: those of a step, or an even number, best one that
+    divides them."""
+    if rows * products <= WHOLE_FMAS or rows == 1:
+        return rows
+    most = max(1, LOOPED_FMAS // products // 2) * 2
+    return max((n for n in range(2, most + 1, 2) if rows % n == 0 and 2 * n >= most), default=min(most, rows))
 
 
 def block(
@@ -221,17 +237,16 @@ def block(
     (tile_k, tile_w, tile_h), (thread_k, thread_pixels) = tile, thread
     vector = vector and forward.layout == "NCHW" and forward.w % 4 == 0
     tile_c = min(tile_c, forward.group_c)
-    found = lanes(tile, thread, forward.stride[1] if vector else 1, row_floats(forward, tile_w, vector))
+    # the pitch counts by the remainder alone, so a few entries serve all problems
+    found = lanes(tile, thread, forward.stride[1] if vector else 1, row_floats(forward, tile_w, vector) % 32)
     threads = tile_k * tile_w * tile_h // (thread_k * thread_pixels)
     registers = registers_needed(forward, thread_k, thread_pixels, vector)
     if found is None or threads > 512 or registers > 255:
         return None
     if forward.layout == "NHWC" and tile_c > threads:  # a thread copies one channel of a pixel
         return None
-    lines = straight_lines(tile_c * forward.r, forward.s * thread_k * thread_pixels)
-    config = DirectTiledConfig(
-        tile_k, tile_w, tile_h, tile_c, thread_k, thread_pixels, *found, lines, walk, stages, 1, vector
-    )
+    unrolled = unrolled_rows(tile_c * forward.r, forward.s * thread_k * thread_pixels)
+    config = DirectTiledConfig(*tile, tile_c, *thread, *found, unrolled, walk, stages, 1, vector)
     shared = 4 * layout(problem, config).floats
     if shared > target.shared_per_block:
         return None
@@ -241,30 +256,7 @@ def block(
         MOST_BLOCKS,
         MOST_THREADS // threads,
     )
-    return replace(config, min_blocks=max(1, min(fitting, blocks or fitting)))
-
-
-def design_space(problem: ConvProblem, target: Target) -> Iterator[DirectTiledConfig]:
-    """Every configuration of the kernel that the resources of a multiprocessor allow: registers, shared memory, warps.
-
-    Filters and pixels of a block and a thread, channels of a step, tiles that a block walks down; what follows from
-    these (the lanes of a warp, lines in straight code, blocks on a multiprocessor) is chosen.
-    """
-    forward = forward_of(problem)
-    taps = forward.r * forward.s
-    channels = sorted({min(c, forward.group_c) for c in (1, 2, 4, 8, 16) if c == 1 or c * taps <= 160})
-    for tile_k, pixels, thread in product(TILES_K, TILES_PIXELS, THREADS):
-        if tile_k >= 2 * max(16, forward.group_k) or pixels[0] >= 2 * max(8, forward.q):
-            continue
-        threads = tile_k * pixels[0] * pixels[1] // (thread[0] * thread[1])
-        if not 32 <= threads <= 256:
-            continue
-        for tile_c in channels:
-            walks = (1, 4) if tile_c == forward.group_c else (1,)
-            for walk in walks:
-                config = block(problem, target, (tile_k, *pixels), thread, tile_c, walk)
-                if config is not None and config.threads * config.min_blocks >= 128:
-                    yield config
+    return variant(config, min_blocks=max(1, min(fitting, blocks or fitting)))
 
 
 #: Blocks that are worth a try (filters x columns x rows), and their threads (filters x pixels). The first is the
@@ -295,8 +287,8 @@ CANDIDATES = (
 PAPERS_BEST = (((64, 32, 4), (4, 16), 2), ((32, 32, 8), (8, 8), 1), ((32, 64, 4), (8, 8), 1))
 #: The best block of 60 for 7x7 filters (`python -m research design-space` on an H200; those for 3x3 and 5x5 are above):
 #: worth a try where as many taps share a run of pixels.
-BEST_OF_WIDE, WIDE = ((32, 16, 16), (4, 16), 2), 7
-#: Candidates whose cost is predicted, those that compute least beside the output first, and how many times as much as
+BEST_OF_LARGE, LARGE = ((32, 16, 16), (4, 16), 2), 7
+#: Candidates whose cost is predicted, those that compute least in vain first, and how many times as much as
 #: the first they may compute.
 MOST_CANDIDATES, MOST_WASTE = 10, 2
 #: Filters of a channel below which other kernels are far ahead (twice and more on all suites), and one block is tried.
@@ -307,7 +299,7 @@ FEW_FILTERS = 4
 def _smallest(problem: ConvProblem) -> DirectTiledConfig:
     """The configuration that takes least shared memory."""
     tile, thread = CANDIDATES[0]
-    return DirectTiledConfig(*tile, 1, *thread, 4, 2, lines=1, walk=1, stages=2, min_blocks=1, vector=False)
+    return DirectTiledConfig(*tile, 1, *thread, 4, 2, unrolled_rows=1, walk=1, stages=2, min_blocks=1, vector=False)
 
 
 def channels(problem: ConvProblem) -> tuple[int, ...]:
@@ -317,16 +309,14 @@ def channels(problem: ConvProblem) -> tuple[int, ...]:
     most = max(1, 160 // taps)
     if forward.group_c <= min(4, most):
         return (forward.group_c,)
-    least = 1
-    while least * taps < 16:
-        least *= 2
+    least = 1 << (ceil_div(16, taps) - 1).bit_length()
     if forward.layout == "NHWC":
         return tuple(dict.fromkeys(min(c, 2 * most) for c in (max(4, least), max(8, least))))
     return (least,)
 
 
 def _candidates(problem: ConvProblem, target: Target) -> Iterator[DirectTiledConfig]:
-    """The blocks of CANDIDATES that fit, with few products beside the output."""
+    """The blocks of CANDIDATES that fit, with few products in vain."""
     forward = forward_of(problem)
 
     def waste(candidate: tuple[tuple[int, int, int], tuple[int, int]]) -> float:
@@ -349,33 +339,15 @@ def _candidates(problem: ConvProblem, target: Target) -> Iterator[DirectTiledCon
                 config = block(problem, target, tile, thread, tile_c, walk, vector=vector)
                 if config is not None:
                     yield config
-    wide = (BEST_OF_WIDE,) if forward.s >= WIDE else ()
-    for tile, thread, tile_c in (*PAPERS_BEST, *wide, (*CANDIDATES[0], 1)):
+    large = (BEST_OF_LARGE,) if forward.s >= LARGE else ()
+    for tile, thread, tile_c in (*PAPERS_BEST, *large, (*CANDIDATES[0], 1)):
         config = block(problem, target, tile, thread, tile_c)
         if config is not None:
             yield config
 
 
-#: Figures of the model, fitted to measurements on an H200. The share of the peak that instructions are issued at;
-#: cycles that a step takes at least.
-BEST_SHARE, STEP_CYCLES = 0.86, 1440
-#: Cycles before the first step of a block.
-START = 1000
-#: Instructions to copy a float to shared memory: of the filters, of the image in NCHW, and in NHWC.
-FILTER_COPY, ROW_COPY, PIXEL_COPY = 7.2, 0.16, 38
-#: Instructions to store an output: at least; more where the elements of a row are stored one by one; more where a
-#: warp's rows are 16 pixels long instead of 32.
-STORE, STORE_SINGLE, STORE_NARROW = 3, 49, 8
-#: Bytes that memory writes as a whole, and by how many times the bytes of the output its time is longer where the lanes
-#: of a warp store parts of such sectors (NHWC: 17 such times on an H200 were 1.6 to 3.2 times those of the best).
-SECTOR, HALF_SECTORS = 32, 3.2
-#: How many times as long threads in NCHW compute that store their own four pixels after a single step in straight code:
-#: the compiler mixes the addresses with the products, and 12 of 16 such kernels spilled registers (H200).
-SPILLING = 2.0
-#: How many times as fast as memory the L2 cache brings what blocks read.
-CACHE = 1.5
-#: How much of the lesser of the time of memory and of the multiprocessors adds to the greater.
-LESSER = {"NCHW": 0.1, "NHWC": 0.2}
+#: Bytes that memory writes as a whole.
+SECTOR = 32
 
 
 def cycles(problem: ConvProblem, config: DirectTiledConfig, target: Target) -> float:
@@ -384,48 +356,51 @@ def cycles(problem: ConvProblem, config: DirectTiledConfig, target: Target) -> f
     A step takes the time of its instructions, or of the loads from shared memory, but not less than copies need; few
     warps hide less latency.
     """
-    forward = forward_of(problem)
-    stride_h, stride_w = forward.stride
-    threads, tile_c, lines = config.threads, config.tile_c, config.tile_c * forward.r
+    forward, speeds, item = forward_of(problem), TiledSpeeds.of(target), item_bytes(problem.dtype)
+    (stride_h, stride_w), nchw = forward.stride, forward.layout == "NCHW"
+    threads, tile_c, filter_rows = config.threads, config.tile_c, config.tile_c * forward.r
     apart = config.thread_pixels * (stride_w if config.vector else 1)
-    pixel_loads = lines * sum(segments(forward, config.thread_pixels, config.vector)) / 4
-    filter_loads = lines * forward.s * config.thread_k / 4
-    loads = pixel_loads * pixel_cycles(apart, config.lanes_w, config.lanes_h, layout(problem, config).pitch)
+    pixel_loads = filter_rows * sum(segments(forward, config.thread_pixels, config.vector)) / 4
+    filter_loads = filter_rows * forward.s * config.thread_k / 4
+    loads = pixel_loads * pixel_cycles(apart, config.lanes_w, config.lanes_h, layout(problem, config).pitch % 32)
     loads += filter_loads * (4 if config.lanes_k > 8 else 2)
 
     columns = (config.tile_w - 1) * stride_w + (forward.s - 1) * forward.dilation[1] + 1
     rows = (config.tile_h - 1) * stride_h + (forward.r - 1) * forward.dilation[0] + 1
-    of_pixel = PIXEL_COPY if forward.layout == "NHWC" else ROW_COPY / 4 if config.vector else ROW_COPY
-    copies = tile_c * (rows * columns * of_pixel + forward.r * forward.s * config.tile_k * FILTER_COPY)
-    products = lines * forward.s * config.thread_k * config.thread_pixels
+    of_pixel = speeds.row_copy / (4 if config.vector else 1) if nchw else speeds.pixel_copy
+    copies = tile_c * (rows * columns * of_pixel + forward.r * forward.s * config.tile_k * speeds.filter_copy)
+    products = filter_rows * forward.s * config.thread_k * config.thread_pixels
     instructions = products + pixel_loads + filter_loads + copies / threads
 
-    outputs: float = STORE
-    if forward.layout == "NCHW":
-        at_once = 4 if forward.q % 4 == 0 else 2 if forward.q % 2 == 0 else 1
-        outputs += STORE_SINGLE / at_once + STORE_NARROW * (32 / min(32, config.lanes_w * config.thread_pixels) - 1)
+    outputs = speeds.store
+    if nchw:
+        row = min(32, config.lanes_w * config.thread_pixels)
+        outputs += speeds.store_single / gcd(forward.q, 4) + speeds.store_short * (32 / row - 1)
     outputs *= config.thread_k * config.thread_pixels
-    chunks = ceil_div(forward.group_c, tile_c)
+    steps = ceil_div(forward.group_c, tile_c)
 
-    def time(blocks: int) -> float:
+    def resident(blocks: int) -> float:
         warps = blocks * threads / 32
-        step = max(warps * instructions * 32 / (target.fma_lanes * BEST_SHARE), warps * loads, STEP_CYCLES)
-        return START + config.walk * (chunks * step * (1 + 1 / warps) + warps * outputs / 4)
+        step = max(warps * instructions * 32 / (target.fma_lanes * speeds.issue), warps * loads, speeds.step)
+        return speeds.start + config.walk * (steps * step * (1 + 1 / warps) + warps * outputs / 4)
 
-    tiles = forward.n * forward.groups * ceil_div(forward.group_k, config.tile_k) * ceil_div(forward.q, config.tile_w)
-    blocks = tiles * ceil_div(ceil_div(forward.p, config.tile_h), config.walk)
-    rounds, rest = divmod(ceil_div(max(1, blocks), target.multiprocessors), config.min_blocks)
-    busy = rounds * time(config.min_blocks) + (time(rest) if rest else 0)
-    if forward.layout == "NCHW" and chunks == 1 and config.thread_pixels == 4 and config.lines == lines:
-        busy *= SPILLING
-    filters = tile_c * forward.r * forward.s * config.tile_k / (config.walk if chunks == 1 else 1)
-    read = blocks * config.walk * chunks * (tile_c * rows * columns + filters)
-    busy = max(busy, item_bytes(problem.dtype) * read / target.bytes_per_cycle / CACHE)
+    blocks = blocks_of(forward, config)
+    busy = busy_cycles(blocks, config.min_blocks, target, resident)
+    if nchw and steps == 1 and config.thread_pixels == 4 and config.unrolled_rows == filter_rows:
+        busy *= speeds.spilling
+    filters = tile_c * forward.r * forward.s * config.tile_k / (config.walk if steps == 1 else 1)
+    read = blocks * config.walk * steps * (tile_c * rows * columns + filters)
+    busy = max(busy, item * read / target.bytes_per_cycle / speeds.cache)
     moved: float = problem.bytes
-    if forward.layout == "NHWC" and 4 * item_bytes(problem.dtype) * config.lanes_k < SECTOR:
-        moved += HALF_SECTORS * item_bytes(problem.dtype) * forward.n * forward.k * forward.p * forward.q
-    memory = moved / target.bytes_per_cycle
-    return max(busy, memory) + LESSER[forward.layout] * min(busy, memory)
+    if not nchw and 4 * item * config.lanes_k < SECTOR:
+        moved += speeds.half_sectors * item * forward.n * forward.k * forward.p * forward.q
+    return overlapped(busy, moved / target.bytes_per_cycle, speeds.lesser[forward.layout])
+
+
+def blocks_of(forward: ConvProblem, config: DirectTiledConfig) -> int:
+    """Blocks of a launch."""
+    tiles = forward.n * forward.groups * ceil_div(forward.group_k, config.tile_k) * ceil_div(forward.q, config.tile_w)
+    return tiles * ceil_div(ceil_div(forward.p, config.tile_h), config.walk)
 
 
 class DirectTiled(TimedAlgorithm):
@@ -441,7 +416,7 @@ class DirectTiled(TimedAlgorithm):
         return fma_cycles(problem, target)
 
     def why_not(self, problem: ConvProblem, target: Target) -> list[str]:
-        reasons = [*gradient_limits(problem, GPU_LAYERS), *images_outermost(problem)]
+        reasons = [*limits(problem, "fprop", "dgrad", dtypes=GPU_LAYERS), *images_outermost(problem)]
         if problem.op == "dgrad" and problem.stride != (1, 1):
             reasons.append(
                 f"op='dgrad' with stride={problem.stride}: it computes the gradient of layers of unit stride"
@@ -458,28 +433,18 @@ class DirectTiled(TimedAlgorithm):
         return by_time((cycles(problem, config, target), config) for config in found)
 
     def order_of_sums(self, problem: ConvProblem, config: DirectTiledConfig) -> Hashable:
-        # one chain of multiply-adds; with strides, pixels that do not arrive in fours have another order of columns
+        # one chain of multiply-adds; with strides, pixels that are copied one by one have another order of columns
         return config.vector
 
     def plan(self, problem: ConvProblem, config: DirectTiledConfig, target: Target) -> Plan:
-        forward, (pitch, plane, filter_pitch, exchange, floats) = forward_of(problem), layout(problem, config)
-        tiles = ceil_div(forward.group_k, config.tile_k) * forward.groups * ceil_div(forward.q, config.tile_w)
-        launch = Launch(
-            header="kernels/direct/direct_tiled.cuh",
-            function="leanconv::direct_tiled",
-            problem=(
-                *conv_constants(forward),
-                ("reversed", problem.op == "dgrad"),
-                ("pitch", pitch),
-                ("plane", plane),
-                ("filter_pitch", filter_pitch),
-                ("exchange", exchange),
-            ),
-            tuning=config.constants(),
-            arguments=conv_arguments(problem),
-            grid=problem.n * tiles * ceil_div(ceil_div(forward.p, config.tile_h), config.walk),
-            block=config.threads,
-            shared_bytes=4 * floats,
-            min_blocks=config.min_blocks,
+        forward, (pitch, channel_pitch, filter_pitch, exchange, floats) = forward_of(problem), layout(problem, config)
+        constants = (
+            *conv_constants(forward),
+            ("reversed", problem.op == "dgrad"),
+            ("shift", shift(forward, config.vector)),
+            ("pitch", pitch),
+            ("channel_pitch", channel_pitch),
+            ("filter_pitch", filter_pitch),
+            ("exchange", exchange),
         )
-        return Plan((launch,))
+        return Plan((self.launch(config, constants, conv_arguments(problem), blocks_of(forward, config), 4 * floats),))

@@ -1,27 +1,33 @@
-// Several filters over images of one channel (Chen et al. 2017, the special case): every pixel is read once for all.
+// single_channel: several filters over images of one channel (Chen et al. 2017, the special case), or over each channel;
+// every pixel is read once for all of its filters.
 //
-// Arithmetic per output: 2 * R * S flops for 4 bytes written, and 4 / F read for F filters a channel. At 4.25 TB/s and
-// 67 TFLOP/s writing the outputs bounds filters up to 5x5, and FMA issue larger ones. So small filters should take the
-// time of writing their outputs (75 % of a copy's bandwidth and more), large ones what a well-tuned SGEMM reaches.
+//   y[n, k, p, q] = sum over r, s of x[n, k / group_k, p * stride + r * dilation - pad, ...] * w[k, r, s]
 //
-// A thread owns `unit` adjacent columns and walks down `rows` rows of outputs, `at_once` at a time. The pixels that these
-// see are a window in its registers, of which a step moves all but the new rows, while the rows after these are under
-// way. Adjacent lanes have adjacent columns, so that a warp stores whole sectors: `unit` is 4 or 2 where rows of outputs
-// keep four or two elements aligned.
-//   NCHW: a step applies one filter after the other. All lanes read the same weights, four of them by a load from shared
-//   memory, and 5x5 filters on 4 x 2 outputs make 200 FMAs on 7 such loads and 2 stores.
-//   NHWC: adjacent lanes have adjacent `filters`, and after these adjacent columns: each reads the weights of its own.
-// Measured on an H200 (4096 x 4096 pixels, 32 filters): 1x1 571 us and 92 % of a copy's bandwidth, 3x3 636 us (NHWC 580)
-// and 83 % (91 %), 5x5 644 us (NHWC 654) and 83 %, at 42 TFLOP/s.
+// Requires   one channel a group; NCHW or NHWC; at most 128 taps.
+// Numerics   float32 FMAs in direct order; float16 and bfloat16 are widened, and rounded once.
+// CTA tile   threads / lanes strips of `unit` columns x `rows` rows; filters in shared memory, `rounds` of them one after
+//            the other.
+// Thread     `unit` adjacent columns; it walks down `rows` rows of outputs, `at_once` at a time. The pixels that these read
+//            are a window in registers. Adjacent lanes have adjacent columns, so that a warp stores whole sectors: `unit`
+//            is 4 or 2 where rows of outputs keep four or two elements aligned.
+// One step   load the rows that the next step adds to the window; for each filter: read its weights, R * S * unit *
+//            at_once FMAs, bias, store; move the window down.
+//            NCHW: all lanes read the same weights, four of them by a load from shared memory; 5x5 filters on 4 x 2
+//            outputs make 200 FMAs on 7 such loads and 2 stores.
+//            NHWC: adjacent lanes have adjacent `filters`, and after these adjacent columns: each reads its own weights.
+// Registers  width * (height + fresh) pixels, unit * at_once * filters sums, the weights where they are `held`.
+// Work       2 * R * S flops for 4 bytes written, and 4 / F read for F filters a channel: writing the outputs bounds
+//            filters up to 5x5 (4.25 TB/s, 67 TFLOP/s), FMA issue larger ones.
+// Measured   H200, 4096 x 4096 pixels, 32 filters: 1x1 571 us and 92 % of the memory copy bandwidth, 3x3 636 us (NHWC 580)
+//            and 83 % (91 %), 5x5 644 us (NHWC 654) and 83 %, at 42 TFLOP/s.
 #pragma once
 
-#include <device/adjacent.cuh>
-#include <device/index.cuh>
-#include <device/ptx/shared.cuh>
+#include <device/epilogue.cuh>
+#include <device/ptx/memory.cuh>
 
 namespace leanconv {
 
-// What a thread keeps, how far it sees, and how filters lie in shared memory.
+// What a thread keeps, which pixels it reads, and how filters lie in shared memory.
 template <class Problem, class Tuning>
 struct SingleChannelShape {
     static constexpr int unit = Tuning::unit, at_once = Tuning::at_once, taps = Problem::r * Problem::s;
@@ -40,18 +46,16 @@ struct SingleChannelShape {
     static constexpr int last_column = (Problem::q - unit) * Problem::stride_w - Problem::pad_left - lead;
     static constexpr bool checked = Problem::pad_left > 0 || last_column + vectors * vector > Problem::w;
 
-    // Threads of a row of outputs. With `whole_sectors` each warp has 32 units to itself, of which it stores whole sectors of
-    // 32 bytes alone: the first that begin in its part. Its neighbour computes the `seam` too.
-    static constexpr int seam = Tuning::whole_sectors ? 32 / item<Problem> : 0, part = 32 * unit - seam;
-    static constexpr int units = Tuning::whole_sectors ? 32 * ceil_div(Problem::q + seam, part) : Problem::q / unit;
+    // With `whole_sectors` each warp has a segment of 32 units to itself, of which it stores only whole sectors of 32 bytes:
+    // those that begin in it. Its neighbour computes the `seam` too.
+    static constexpr int seam = Tuning::whole_sectors ? 32 / item<Problem> : 0, segment = 32 * unit - seam;
     static constexpr int bands = ceil_div(Problem::p, Tuning::rows);
 
     // NCHW: filter by filter, each padded to whole vectors, its bias behind its weights. NHWC: tap by tap, the biases last.
-    // A block applies `side` of them at the same time, and so many times `turns` in all.
-    static constexpr int side = Tuning::lanes * filters, in_block = side * Tuning::turns;
-    static constexpr int pitch = Problem::nhwc ? in_block : ceil_div(taps + Problem::bias, 4) * 4;
+    // A block applies `side` of them at the same time, in `rounds`.
+    static constexpr int side = Tuning::lanes * filters, in_block = side * Tuning::rounds;
     static __device__ __forceinline__ int weight(int filter, int tap) {
-        return Problem::nhwc ? tap * pitch + filter : filter * pitch + tap;
+        return Problem::nhwc ? tap * Problem::filter_pitch + filter : filter * Problem::filter_pitch + tap;
     }
 
     static_assert(Problem::group_c == 1 && !Problem::chwn, "one channel a group, images outermost");
@@ -60,9 +64,9 @@ struct SingleChannelShape {
     static_assert(Problem::nhwc ? Problem::group_k % filters == 0 && !Tuning::whole_sectors
                                 : filters == 1 && Tuning::lanes == 1,
                   "adjacent outputs of a thread are columns in NCHW, filters of one group in NHWC");
-    static_assert(!Problem::nhwc || Problem::groups == 1 || Tuning::turns == 1, "all filters of a thread see one channel");
-    static_assert(!Tuning::held || Tuning::turns == 1, "a thread holds the weights of one turn");
-    static_assert(seam % unit == 0 && Tuning::threads % 32 == 0, "units lie in one sector, and parts of rows are a warp's");
+    static_assert(!Problem::nhwc || Problem::groups == 1 || Tuning::rounds == 1, "all filters of a thread read one channel");
+    static_assert(!Tuning::held || Tuning::rounds == 1, "a thread holds the weights of one round");
+    static_assert(seam % unit == 0 && Tuning::threads % 32 == 0, "units lie in one sector, and segments of rows are a warp's");
     static_assert(Problem::pad_left >= 0, "the layer's own padding");
 
     // Whether some output reads column `at` of the window; and row `at`, in this step or when it has moved up.
@@ -121,30 +125,30 @@ __device__ __forceinline__ void single_channel(const typename Problem::element* 
     constexpr int threads = Tuning::threads, of_lane = threads / Tuning::lanes;
 
     // Which filters of which channel; blocks with other filters for the same pixels are neighbours.
-    int first_k, wanted, c;
+    int first_k, count, c;
     int64 positions;
     if constexpr (Problem::nhwc) {
         constexpr int tiles = ceil_div(Problem::k, Shape::in_block);
         first_k = static_cast<int>(blockIdx.x % tiles) * Shape::in_block;
-        wanted = min(Shape::in_block, Problem::k - first_k);
+        count = min(Shape::in_block, Problem::k - first_k);
         c = (first_k + static_cast<int>(threadIdx.x) % Tuning::lanes * filters) / Problem::group_k;
         positions = static_cast<int64>(blockIdx.x / tiles) * of_lane + threadIdx.x / Tuning::lanes;
     } else {
-        constexpr int parts = ceil_div(Problem::group_k, Shape::in_block);
-        const int part = blockIdx.x % parts, rest = blockIdx.x / parts;
+        constexpr int tiles = ceil_div(Problem::group_k, Shape::in_block);
+        const int tile = blockIdx.x % tiles, rest = blockIdx.x / tiles;
         c = rest % Problem::c;
-        first_k = c * Problem::group_k + part * Shape::in_block;
-        wanted = min(Shape::in_block, Problem::group_k - part * Shape::in_block);
+        first_k = c * Problem::group_k + tile * Shape::in_block;
+        count = min(Shape::in_block, Problem::group_k - tile * Shape::in_block);
         positions = static_cast<int64>(rest / Problem::c) * threads + threadIdx.x;
     }
     // Which columns of which band of which image: neighbouring threads have neighbouring columns.
-    const int in_row = static_cast<int>(positions % Shape::units), in_part = in_row % 32 * unit;
-    const int first_q = Tuning::whole_sectors ? in_row / 32 * Shape::part - Shape::seam + in_part : in_row * unit;
-    const int band = static_cast<int>(positions / Shape::units % Shape::bands);
-    const int64 n = positions / (static_cast<int64>(Shape::units) * Shape::bands);
+    const int in_row = static_cast<int>(positions % Problem::units), in_segment = in_row % 32 * unit;
+    const int first_q = Tuning::whole_sectors ? in_row / 32 * Shape::segment - Shape::seam + in_segment : in_row * unit;
+    const int band = static_cast<int>(positions / Problem::units % Shape::bands);
+    const int64 n = positions / (static_cast<int64>(Problem::units) * Shape::bands);
     const int mine = Problem::nhwc ? static_cast<int>(threadIdx.x) % Tuning::lanes * filters : 0;
     // Blocks have whole warps, of which some threads may be left over; so may the ends of a row.
-    const bool active = n < batch && mine < wanted && static_cast<int>(threadIdx.x) < of_lane * Tuning::lanes &&
+    const bool active = n < batch && mine < count && static_cast<int>(threadIdx.x) < of_lane * Tuning::lanes &&
         static_cast<unsigned>(first_q) < static_cast<unsigned>(Problem::q);
     const int first_p = band * Tuning::rows;
     const int last_p = min(first_p + Tuning::rows, Problem::p);
@@ -168,29 +172,29 @@ __device__ __forceinline__ void single_channel(const typename Problem::element* 
     for (int i = 0; i < height; ++i)
         if (Shape::reads_row(i)) load(window[i], first_p, i, active);
 
-    // The filters come while the first rows are under way.
+    // The filters come while the first rows are in flight.
     float* const weights = reinterpret_cast<float*>(shared_memory());
 #pragma unroll 1
-    for (int i = threadIdx.x; i < wanted * taps; i += threads)
+    for (int i = threadIdx.x; i < count * taps; i += threads)
         weights[Shape::weight(i / taps, i % taps)] = to_float(w[static_cast<int64>(first_k) * taps + i]);
     if constexpr (Problem::bias) {
 #pragma unroll 1
-        for (int i = threadIdx.x; i < wanted; i += threads) weights[Shape::weight(i, taps)] = to_float(bias[first_k + i]);
+        for (int i = threadIdx.x; i < count; i += threads) weights[Shape::weight(i, taps)] = to_float(bias[first_k + i]);
     }
     __syncthreads();
     if (!active) return;
 
     // Weights of one filter, or of the thread's adjacent ones.
     constexpr int held_taps = Problem::nhwc ? taps : ceil_div(taps, 4) * 4;
-    const auto read_filter = [&](float(&filter)[held_taps][filters], int turn) {
+    const auto read_filter = [&](float(&filter)[held_taps][filters], int round) {
         if constexpr (Problem::nhwc) {
 #pragma unroll
-            for (int i = 0; i < taps; ++i) load_adjacent(filter[i], weights + Shape::weight(turn * Shape::side + mine, i));
+            for (int i = 0; i < taps; ++i) load_adjacent(filter[i], weights + Shape::weight(round * Shape::side + mine, i));
         } else {
 #pragma unroll
             for (int i = 0; i < taps; i += 4) {
                 float four[4];
-                load_vector(four, weights + Shape::weight(turn, i));
+                load_vector(four, weights + Shape::weight(round, i));
 #pragma unroll
                 for (int e = 0; e < 4; ++e) filter[i + e][0] = four[e];
             }
@@ -199,7 +203,7 @@ __device__ __forceinline__ void single_channel(const typename Problem::element* 
 
     float filter[held_taps][filters];
     if constexpr (Tuning::held) read_filter(filter, 0);
-    const int turns = Tuning::held ? 1 : ceil_div(wanted - mine, Shape::side);
+    const int rounds = Tuning::held ? 1 : ceil_div(count - mine, Shape::side);
 
 #pragma unroll 1
     for (int p = first_p; p < last_p; p += at_once, result += at_once * out_row) {
@@ -212,11 +216,11 @@ __device__ __forceinline__ void single_channel(const typename Problem::element* 
         if constexpr (Tuning::prefetch) load_next();
         T* to = result;
 #pragma unroll 1
-        for (int turn = 0; turn < turns; ++turn, to += Shape::side * out_filter) {
+        for (int round = 0; round < rounds; ++round, to += Shape::side * out_filter) {
             if constexpr (!Tuning::held) {
-                // NOTE: without this the compiler reads the weights of a single turn before the loop over rows, and spills.
+                // NOTE: without this the compiler reads the weights of a single round before the loop over rows, and spills.
                 asm volatile("" ::: "memory");
-                read_filter(filter, turn);
+                read_filter(filter, round);
             }
             float sum[at_once][unit][filters] = {};
 #pragma unroll
@@ -236,15 +240,15 @@ __device__ __forceinline__ void single_channel(const typename Problem::element* 
                                     sum[t][u][f]);
             constexpr int adjacent = Problem::nhwc ? filters : unit;
             float b[filters] = {};
-            if constexpr (Problem::bias) load_adjacent(b, weights + Shape::weight(turn * Shape::side + mine, taps));
+            if constexpr (Problem::bias) load_adjacent(b, weights + Shape::weight(round * Shape::side + mine, taps));
 #pragma unroll
             for (int t = 0; t < at_once; ++t) {
                 if (at_once > 1 && p + t >= last_p) continue;
                 if constexpr (Tuning::whole_sectors) {
-                    // of the warp's part, the elements before the first sector that begins in it
+                    // of the warp's segment, the elements before the first sector that begins in it
                     const unsigned address = static_cast<unsigned>(reinterpret_cast<unsigned long long>(to + t * out_row));
-                    const unsigned before = (in_part - address / item<Problem>) % Shape::seam;
-                    if (in_part - before >= static_cast<unsigned>(Shape::part)) continue;
+                    const unsigned before = (in_segment - address / item<Problem>) % Shape::seam;
+                    if (in_segment - before >= static_cast<unsigned>(Shape::segment)) continue;
                 }
 #pragma unroll
                 for (int first = 0; first < (Problem::nhwc ? unit : 1); ++first) {

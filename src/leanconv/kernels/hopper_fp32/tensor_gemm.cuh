@@ -1,150 +1,147 @@
-// Implicit GEMM on tensor cores in float32's accuracy (or TF32's), for sm_90a.
+// tensor_gemm: implicit GEMM on Hopper tensor cores (wgmma); float32 in, float32 accuracy out (TF32 accuracy with one product).
 //
-// y[pixel, k] = sum over taps and channels of x[pixel + tap, c] w[k, c, tap]: a matrix product whose matrix of pixels exists
-// only in shared memory. Each float32 is the sum of two float16 (tensor_split.cuh), a product three products:
-//   2 · 3 flops a product of float32; the tensor cores start 4096 flops a cycle and multiprocessor: 989 / 3 = 330 TFLOP/s
-//   at 1.83 GHz, of which power leaves 233 (a third of what cuBLAS reaches in float16)
-// Reached on an H200, 3 x 3 in NHWC, burst and sustained: 237 / 204 TFLOP/s with 256 filters and channels, 194 / 177 with 128,
-// 137 / 133 with 64; flat in NCHW 217 / 190, 160 / 151 and 101 / 103; 1 x 1 with 256 161 / 146. One product (tensor_running.cuh)
-// 522 with 256.
+//   y[m, k] = sum over r, s, c of x[m + (r, s), c] * w[k, r, s, c]        m: output pixel, k: filter
 //
-// A block has `warpgroups` consumers of 64 pixels each and one warpgroup of producers, which fill two rings: pixels
-// (float32, 64 reduction elements; tensor_pixels.cuh) and prepared filters (float16, hi and lo, `chunk` filters;
-// filter_layout.cuh). For each stage of pixels a consumer
-//   1. loads its 32 values a thread, and finds the largest of each row: 2 shuffles
-//   2. scales and splits them into fragments of operand A: 32 registers
-//   3. for each chunk of filters issues 4 x 3 wgmma into a partial sum, the small products first
-//   4. adds the partial sum, times the row's inverse scale, to its float32 sums: 2^-24 rounding, where the tensor core cuts
-// 128 pixels x 256 filters: 128 sums, two partial sums of 32 and 32 of fragments, of 240 registers. Per stage the tensor core
-// works 3072 cycles, and the four schedulers issue some 620 for steps 1, 2 and 4 of both warpgroups.
-// Blocks stay: a block computes tile after tile, so that the stores of one and the copies of the next overlap. The tiles that
-// are left when all blocks have had equally many, or all where there are few, are shared: the `split` blocks of a cluster
-// share such a tile's reduction, and each block stores its share of the filters.
+// Requires   sm_90a; 16-byte aligned tensors; at least 16 channels a group. NHWC, NCHW, CHWN.
+// Numerics   float32 = hi + lo, two float16, scaled per row of pixels and per filter (split.cuh). One product = 3 wgmma, the
+//            small ones first. The tensor core rounds its sums toward zero; so partial sums of 64 elements are promoted to
+//            float32 sums, which round to nearest.
+// CTA tile   64 * warpgroups pixels x n_tiles * mma_n filters; stages of 64 reduction elements; persistent CTAs. The tiles that
+//            are left when all CTAs have had equally many, or all where there are few, are split along K by a cluster.
+// Roles      warpgroups 0..n-1  consumers: load, scale, split, wgmma, promote, store
+//            warpgroup n        producers: pixels (TMA, bulk copies or cp.async: pixels.cuh), packed filters (bulk copies)
+// Pipelines  pixels   pixel_stages   float32                        full: producers -> consumers, empty: consumers -> producers
+//            filters  filter_stages  float16 hi and lo, mma_n each  the same
+// One stage  wait full(pixels); load 32 values a thread; row maximum (2 shuffles); scale and split into operand A;
+//            per MMA tile: wait full(filters); 4 k16 steps x 3 wgmma; commit; acc += partial * inverse scale of the row;
+//            release both stages. With `ping_pong` one warpgroup multiplies while the others load and split.
+// Registers  128 acc + 64 partial + 32 operand of 240, for 128 pixels x 256 filters.
+// Work       2 flops a product, 3 wgmma for one: peak 989 / 3 = 330 TFLOP/s at 1.83 GHz, 233 at the power limit. Per stage of
+//            128 x 256 the tensor core works 3072 cycles; the four schedulers issue some 620 for both warpgroups.
+// Measured   H200, 3x3, TFLOP/s burst / sustained:
+//              256 filters and channels   NHWC 237 / 204    NCHW, linear pixels 217 / 190    1x1, NHWC 161 / 146
+//              128                             194 / 177                        160 / 151
+//              64                              137 / 133                        101 / 103
+//            One product (tensor_running.cuh), 256 filters: 522.
 #pragma once
 
-#include <device/ptx/barrier.cuh>
-#include <device/ptx/registers.cuh>
-#include <device/ptx/wgmma.cuh>
-#include <kernels/hopper_fp32/settled_filters.cuh>
-#include <kernels/hopper_fp32/tensor_output.cuh>
-#include <kernels/hopper_fp32/tensor_pixels.cuh>
-#include <kernels/hopper_fp32/tensor_products.cuh>
+#include <device/ptx/mma.cuh>
+#include <device/ptx/sync.cuh>
+#include <kernels/hopper_fp32/speculative_filters.cuh>
+#include <device/pipeline/outputs.cuh>
+#include <device/pipeline/pixels.cuh>
+#include <kernels/hopper_fp32/tensor_stage.cuh>
 #include <kernels/hopper_fp32/tensor_running.cuh>
-#include <kernels/hopper_fp32/tensor_values.cuh>
 
 namespace leanconv {
 
-// Operand A of one stage: two rows of a thread, four sixteens of reduction elements.
+// Operand A of one stage: a thread has two rows of pixels, and a quarter of the 64 reduction elements of each.
 template <class Problem, class Tuning>
 struct PixelFragments : SplitFragments<Tuning::products == 3> {
     using Base = SplitFragments<Tuning::products == 3>;
-    using Base::down, Base::exact, Base::high, Base::low;
+    using Base::inverse_scale, Base::exact, Base::high, Base::low;
 
     __device__ __forceinline__ void load(const unsigned char* shared, const float* factors, bool scaled, int row, int t,
-                                         const SplitHeader& header, const SeenTaps<Problem, Tuning>& seen, int stage) {
+                                         const SplitHeader& header, const TapMask<Problem, Tuning>& mask, int stage) {
         float x[2][4][4];
-        StageValues<Problem, Tuning>::load(x, shared, factors, scaled, {row, row + 8}, t, seen, stage);
+        StageValues<Problem, Tuning>::load(x, shared, factors, scaled, {row, row + 8}, t, mask, stage);
         split(x, header);
     }
     __device__ __forceinline__ void split(const float (&x)[2][4][4], const SplitHeader& header) {
 #pragma unroll
-        for (int i = 0; i < 2; ++i) down[i] = split_row<exact>(high, low, i, x[i], header);
+        for (int i = 0; i < 2; ++i) inverse_scale[i] = split_row<exact>(high, low, i, x[i], header);
     }
 };
 
-// One warpgroup's products of all tiles of the block.
+// A consumer warpgroup: all tiles of the CTA.
 template <class Problem, class Tuning>
 __device__ __forceinline__ void consume(const float* prepared_filters, const float* bias, float* y, long long batch,
                                         const TensorTiles<Problem, Tuning>& tiles,
                                         const TensorRings<Problem, Tuning>& rings, int warpgroup) {
     using F = TensorFilters<Problem, Tuning>;
-    constexpr int count = Tuning::chunk / 2, partials = Tuning::partials;
-    static_assert(partials == 1 || partials == 2, "one partial sum, or two in turn");
-    static_assert(Tuning::filter_stages >= (Tuning::turns ? F::chunks : partials),
-                  "a warpgroup multiplies with so many stages of filters before the others free one");
+    constexpr int count = Tuning::mma_n / 2, partials = Tuning::partials;
+    static_assert(partials == 1 || partials == 2, "one partial sum, or two alternately");
+    static_assert(Tuning::filter_stages >= (Tuning::ping_pong ? F::n_tiles : partials),
+                  "a warpgroup reads so many stages of filters before the others release one");
     const float* const prepared = prepared_filters + Problem::first_prepared;
     const SplitHeader header = *reinterpret_cast<const SplitHeader*>(prepared);
     const int thread = threadIdx.x % 128, warp = thread / 32, lane = thread % 32, t = lane % 4;
     const int row = warpgroup * 64 + warp * 16 + spread_row(lane / 4);
     RingPlace<Tuning::pixel_stages> pixel_place;
     RingPlace<Tuning::filter_stages> filter_place, done_place;
-    const Turns<Tuning> turns(warpgroup);
-    PlaneValuesOf<Problem, Tuning> planes;
+    const PingPongOf<Tuning> ping_pong(warpgroup);
+    ResidentValuesOf<Problem, Tuning> images;
     for (TileWalk<Problem, Tuning> walk(tiles); walk.valid(); walk.advance()) {
         const Offset<Problem> tile = walk.tile;
         const int group = tiles.group(tile);
         const bool scaled = reinterpret_cast<const unsigned*>(prepared)[F::flags_at + group] != 0;
         const float* factors = prepared + F::factors_at + group * F::stages * split_depth;
-        const SeenTaps<Problem, Tuning> seen(tiles, tile, row);
-        if constexpr (F::planes) planes.begin(tiles, walk, row);
-        float sums[F::chunks][count];
+        const TapMask<Problem, Tuning> mask(tiles, tile, row);
+        if constexpr (F::resident) images.begin(tiles, walk, row);
+        float sums[F::n_tiles][count];
 #pragma unroll
-        for (int chunk = 0; chunk < F::chunks; ++chunk)
+        for (int n_tile = 0; n_tile < F::n_tiles; ++n_tile)
 #pragma unroll
-            for (int i = 0; i < count; ++i) sums[chunk][i] = 0.0f;
+            for (int i = 0; i < count; ++i) sums[n_tile][i] = 0.0f;
 
         for (int stage = walk.first; stage < walk.end; ++stage) {
             PixelFragments<Problem, Tuning> pixels;
-            if constexpr (F::planes) {
+            if constexpr (F::resident) {
                 float x[2][4][4];
-                planes.load(x, rings, factors + stage * split_depth, scaled, t, stage);
-                planes.hide(x);
+                images.load(x, rings, factors + stage * split_depth, scaled, t, stage);
+                images.zero_outside(x);
                 pixels.split(x, header);
             } else {
                 mbarrier_wait_parity(rings.pixels_full(pixel_place.stage), pixel_place.parity);
-                pixels.load(rings.pixel_stage(pixel_place.stage), factors + stage * split_depth, scaled, row, t, header, seen,
+                pixels.load(rings.pixel_stage(pixel_place.stage), factors + stage * split_depth, scaled, row, t, header, mask,
                             stage);
             }
             float partial[partials][count];
 #pragma unroll
-            for (int chunk = 0; chunk < F::chunks; ++chunk) {
-                float (&now)[count] = partial[chunk % partials];
+            for (int n_tile = 0; n_tile < F::n_tiles; ++n_tile) {
+                float (&now)[count] = partial[n_tile % partials];
                 mbarrier_wait_parity(rings.filters_full(filter_place.stage), filter_place.parity);
-                if (chunk == 0) turns.wait(pixels);
+                if (n_tile == 0) ping_pong.wait(pixels);
                 const unsigned char* const filters = rings.filter_stage(filter_place.stage);
-                if (chunk == 0 || partials == 1) wgmma_fence(now, pixels.high, pixels.low);
+                if (n_tile == 0 || partials == 1) wgmma_fence(now, pixels.high, pixels.low);
                 else wgmma_fence(now);
                 begin_products(now, pixels, filters);
-                if (partials == 2 && chunk > 0) {
-                    // The sums of the chunk before are added while these products are under way.
+                if (partials == 2 && n_tile > 0) {
+                    // Promotes the MMA tile before while these products run.
                     wgmma_commit_group();
-                    wgmma_wait_group<1>(partial[(chunk - 1) % 2]);
-                    if (lane == 0) mbarrier_arrive(rings.filters_free(done_place.stage));
+                    wgmma_wait_group<1>(partial[(n_tile - 1) % 2]);
+                    if (lane == 0) mbarrier_arrive(rings.filters_empty(done_place.stage));
                     done_place.advance();
-                    promote(sums[chunk - 1], partial[(chunk - 1) % 2], pixels.down);
+                    promote(sums[n_tile - 1], partial[(n_tile - 1) % 2], pixels.inverse_scale);
                 }
                 end_products(now, pixels, filters);
                 wgmma_commit_group();
                 filter_place.advance();
-                if (chunk == 0) {
-                    // NOTE: not before the products that take the loaded values (ld_shared_v4 says why).
+                if (n_tile == 0) {
+                    // NOTE: released after the products that read the loaded values were issued (ld_shared_v4 says why).
                     __syncwarp();
-                    if constexpr (F::planes) {
-                        planes.stages.release(rings, stage, lane);
+                    if constexpr (F::resident) {
+                        images.stages.release(rings, stage, lane);
                     } else {
-                        if (lane == 0) mbarrier_arrive(rings.pixels_free(pixel_place.stage));
+                        if (lane == 0) mbarrier_arrive(rings.pixels_empty(pixel_place.stage));
                         pixel_place.advance();
                     }
                 }
-                if (chunk == F::chunks - 1) turns.pass(stage == walk.end - 1 && walk.is_last());
-                if (partials == 1 || chunk == F::chunks - 1) {
+                if (n_tile == F::n_tiles - 1) ping_pong.pass(stage == walk.end - 1 && walk.is_last());
+                if (partials == 1 || n_tile == F::n_tiles - 1) {
                     wgmma_wait_group<0>(now, pixels.high, pixels.low);
-                    if (lane == 0) mbarrier_arrive(rings.filters_free(done_place.stage));
+                    if (lane == 0) mbarrier_arrive(rings.filters_empty(done_place.stage));
                     done_place.advance();
-                    promote(sums[chunk], now, pixels.down);
+                    promote(sums[n_tile], now, pixels.inverse_scale);
                 }
             }
         }
-        const auto& all = in_sixteens(sums);
-        if (!walk.together) {
-            store_sums<Problem, Tuning>(all, 0, prepared, bias, y, batch, tiles, tile, row, t);
-        } else if constexpr (Tuning::split > 1) {
-            store_sums_of_cluster<Problem, Tuning>(all, rings, prepared, bias, y, batch, tiles, tile, row, t);
-        }
+        store_tile<Problem, Tuning>(as_n16(sums), walk.shared_tile, rings, prepared, bias, y, batch, tiles, tile, row, t);
     }
 }
 
-// `x` is a tensor map of pixels in rows, or the tensor where they are copied in columns.
+// `x`: a tensor map of the pixels; the tensor itself for columns and resident images. `w`: the filters where the launch also
+// validates its packed ones (speculative_filters.cuh).
 template <class Problem, class Tuning, class Source, class... Filters>
 __device__ __forceinline__ void tensor_gemm(const Source& x, const float* prepared, const float* bias, float* y,
                                             long long batch, const Filters*... w) {
@@ -155,15 +152,15 @@ __device__ __forceinline__ void tensor_gemm(const Source& x, const float* prepar
     const int warpgroup = threadIdx.x / 128;
     if (warpgroup == Tuning::warpgroups) {
         set_registers_down<Tuning::producer_registers>();
-        wait_for_settled_filters<Tuning>(threadIdx.x % 128);
+        wait_for_validated_filters<Tuning>(threadIdx.x % 128);
         produce<Problem, Tuning>(x, prepared, batch, tiles, rings, threadIdx.x % 128);
-        if (TileWalk<Problem, Tuning>(tiles).meets()) {
-            // NOTE: the warps of lanes that copied alone meet again before the barriers that all threads take part in.
+        if (TileWalk<Problem, Tuning>(tiles).shares_tile()) {
+            // NOTE: lanes that copied alone reconverge before the barriers that all threads take part in.
             __syncwarp();
             if constexpr (Tuning::split > 1) meet_in_cluster(), meet_in_cluster();
         }
     } else {
-        settle_filters<Problem, Tuning, TensorRings<Problem, Tuning>>(prepared, w...);
+        validate_in_place<Problem, Tuning, TensorRings<Problem, Tuning>>(prepared, w...);
         set_registers_up<Tuning::consumer_registers>();
         if constexpr (Tuning::partials > 0) consume<Problem, Tuning>(prepared, bias, y, batch, tiles, rings, warpgroup);
         else consume_running<Problem, Tuning>(prepared, bias, y, batch, tiles, rings, warpgroup);

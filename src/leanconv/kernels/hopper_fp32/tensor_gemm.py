@@ -10,55 +10,45 @@ from typing import Literal
 
 from leanconv.dtypes import item_bytes
 from leanconv.kernels.common.input_gradient import PartialConvolution, single_parts
-from leanconv.kernels.contract import LAUNCH_CYCLES, Config, by_time, ceil_div, has_wide_tensors, variant
-from leanconv.kernels.hopper_fp32.filters import DEPTH, SplitFilters, SplitGemm, stages_of
-from leanconv.kernels.simt.tiles import EVEN_CLUSTERS, conv_arguments, view_constants
+from leanconv.kernels.common.layers import conv_arguments, has_wide_tensors, view_constants, wgmma_limits
+from leanconv.kernels.common.split_gemm import DEPTH, RingConfig, SplitGemm, stages_of
+from leanconv.kernels.common.tensor_core_gemm import FLOPS_PER_CYCLE, REGISTERS, ROW, SPLITS, pixel_map
+from leanconv.kernels.contract import by_time, ceil_div, variant
+from leanconv.kernels.cost import GpuSpeeds, Speeds, launch_cycles
 from leanconv.plan import Argument, Launch, Pointer, Target, TensorMap
 from leanconv.problem import ConvProblem
 
-#: Channels that a bulk copy brings.
-ROW = 32
-#: Flat pixels that a copy brings; each image of NCHW is rounded up to so many.
-GRANULE = 32
-
 
 @dataclass(frozen=True)
-class TensorConfig(Config, SplitFilters):
-    """A tile has 64 pixels for each of ``warpgroups`` consumers, and ``chunks`` x ``chunk`` filters, of which a product
-    takes ``chunk``.
+class TensorConfig(RingConfig):
+    """A CTA tile has 64 pixels for each of ``warpgroups`` consumers, and ``n_tiles`` MMA tiles of ``mma_n`` filters.
 
-    ``products`` of float16 make one of float32: 3, or 1 in tier tf32. ``partials`` partial sums are under way at once;
+    ``products`` of float16 make one of float32: 3, or 1 for ``tf32``. ``partials`` partial sums are in flight at once;
     0: all sums stay in the tensor core.
-    ``rows``: bulk copies bring pixels in rows of channels, and where they are ``flat`` in columns of pixels; otherwise
-    lanes copy columns. ``piece`` channels of one tap lie together in the reduction. ``turns``: consumers multiply in
-    turn. ``pixel_stages`` and ``filter_stages`` are the lengths of the rings. ``row_lines`` pixels of a copy serve all
-    taps of a filter row; 0: each tap has a copy of its own. Where ``spacing`` is not 0, copies bring 32 channels of
-    whole images, ``seen_pixels`` pixels in all, and lanes take channels that many apart. A cluster of ``split`` blocks
-    shares a reduction.
+    Pixels come in ``rows`` of channels, as ``linear`` pixels, as resident images (``spacing`` is not 0), or in columns
+    (device/pipeline/pixels.cuh). ``channel_block`` channels of one tap are neighbours in the reduction. ``row_pixels``:
+    pixels of a copy that serves all taps of a filter row; 0: each tap has a copy of its own. ``resident_pixels``: those
+    of all images of a tile. ``ping_pong``: consumers multiply one after the other. ``pixel_stages`` and
+    ``filter_stages`` are the lengths of the rings. A cluster of ``split`` CTAs splits a reduction.
     """
 
     warpgroups: int
-    chunk: int
-    chunks: int
+    mma_n: int
+    n_tiles: int
     products: int
     partials: int
     rows: bool
-    flat: bool
-    piece: int
-    turns: bool
+    channel_block: int
+    ping_pong: bool
     pixel_stages: int
     filter_stages: int
     consumer_registers: int
     producer_registers: int
-    row_lines: int = 0
-    seen_pixels: int = 0
+    linear: bool = False
+    row_pixels: int = 0
+    resident_pixels: int = 0
     spacing: int = 0
     split: int = 1
-
-    @property
-    def threads(self) -> int:
-        """Threads of a block: the consumers, and one warpgroup of producers."""
-        return 128 * (self.warpgroups + 1)
 
     @property
     def pixels(self) -> int:
@@ -66,122 +56,104 @@ class TensorConfig(Config, SplitFilters):
         return 64 * self.warpgroups
 
     @property
-    def pixel_stage_bytes(self) -> int:
-        """Bytes of a stage of pixels: columns are four floats longer than the tile, flat ones than 32 pixels. Of planes
-        it has 32 channels."""
-        if self.spacing:
-            return 1024 * ceil_div(4 * ROW * self.seen_pixels, 1024)
-        if self.flat:
-            return DEPTH * 4 * self.pixels // GRANULE * (GRANULE + 4)
-        return DEPTH * 4 * (self.row_lines or (self.pixels if self.rows else self.pixels + 4))
-
-    @property
-    def ring_bytes(self) -> int:
-        """Bytes of both rings."""
-        return self.pixel_stages * self.pixel_stage_bytes + self.filter_stages * self.filter_stage_bytes
-
-    @property
-    def shared_bytes(self) -> int:
-        """Shared memory of a block: both rings, and two barriers a stage."""
-        return self.ring_bytes + 16 * (self.pixel_stages + self.filter_stages)
+    def stage_pixels(self) -> int:
+        """Pixels of a stage: columns are four longer than the tile, columns of linear pixels than a box."""
+        if self.linear:
+            return self.pixels // self.box_width * (self.box_width + 4)
+        return self.row_pixels or (self.pixels if self.rows else self.pixels + 4)
 
 
 #: How pixels come into shared memory.
-Way = Literal["rows", "flat", "planes", "columns"]
-#: A tile: warpgroups, filters of a product, such chunks, partial sums.
+Way = Literal["rows", "linear", "resident", "columns"]
+WAYS: tuple[Way, ...] = ("rows", "linear", "resident", "columns")
+#: A tile: warpgroups, filters of an MMA tile, MMA tiles, partial sums.
 Tile = tuple[int, int, int, int]
-#: Whether consumers take turns with each tile, and the TFLOP/s that it reaches on large layers (burst, H200), by how
-#: pixels come: in rows, flat, in planes, in columns. Planes of the last two and of 192 filters are guesses.
-TILES: dict[Tile, tuple[bool, dict[Way, float]]] = {
-    (2, 64, 4, 2): (True, {"rows": 237, "flat": 214, "planes": 220, "columns": 196}),
-    (2, 128, 2, 1): (True, {"rows": 236, "flat": 216, "planes": 224, "columns": 154}),
-    (2, 64, 3, 2): (True, {"rows": 205, "flat": 190, "planes": 195, "columns": 175}),
-    (3, 64, 2, 1): (False, {"rows": 213, "flat": 182, "planes": 209, "columns": 118}),
-    (2, 64, 2, 2): (True, {"rows": 193, "flat": 170, "planes": 186, "columns": 163}),
-    (2, 128, 1, 1): (False, {"rows": 200, "flat": 175, "planes": 200, "columns": 160}),
-    (4, 64, 1, 1): (False, {"rows": 168, "flat": 118, "planes": 160, "columns": 73}),
-    (2, 64, 1, 1): (True, {"rows": 150, "flat": 120, "planes": 142, "columns": 118}),
+#: Whether consumers follow the ping-pong schedule with each tile.
+TILES: dict[Tile, bool] = {
+    (2, 64, 4, 2): True,
+    (2, 128, 2, 1): True,
+    (2, 64, 3, 2): True,
+    (3, 64, 2, 1): False,
+    (2, 64, 2, 2): True,
+    (2, 128, 1, 1): False,
+    (4, 64, 1, 1): False,
+    (2, 64, 1, 1): True,
 }
-#: The TFLOP/s of one product, whose tiles are multiplied whole and without turns, of a busy card (H200). Those flat and
-#: in columns are of an earlier form of the loop.
-ONE_PRODUCT: dict[Tile, dict[Way, float]] = {
-    (2, 256, 1, 0): {"rows": 494, "flat": 375, "planes": 505, "columns": 385},
-    (2, 192, 1, 0): {"rows": 480, "flat": 315, "planes": 475, "columns": 340},
-    (3, 128, 1, 0): {"rows": 360, "flat": 255, "planes": 360, "columns": 180},
-    (2, 128, 1, 0): {"rows": 345, "flat": 238, "planes": 335, "columns": 265},
-    (3, 64, 1, 0): {"rows": 215, "flat": 130, "planes": 200, "columns": 90},
-    (2, 64, 1, 0): {"rows": 185, "flat": 130, "planes": 172, "columns": 130},
-}
-#: Registers of a consumer's and a producer's thread, by the number of consumers and whether tensor maps bring pixels.
-REGISTERS = {
-    (2, True): (240, 24), (3, True): (160, 24), (4, True): (112, 24),
-    (2, False): (232, 40), (3, False): (160, 32), (4, False): (112, 32),
-}  # fmt: skip
-#: Flops that a multiprocessor of an H200 computes in a cycle at 1 TFLOP/s of the whole GPU.
-FLOPS_PER_CYCLE = 1e12 / 132 / 1.98e9
-#: Cycles of a tile beside its stages and stores, before the first of a launch, and of the sum over the blocks of a
-#: cluster.
-TILE_CYCLES, FIRST_CYCLES, SPLIT_CYCLES = 1000, 6000, 6000
-#: Consumers do not multiply while they store: the share of the time that a tile's outputs take at a multiprocessor's
-#: part of the memory's speed, the share of a launch at the speed of TILES that its stages take, and how much of the
-#: lesser of the time of launches and of memory adds to the greater (fitted to 485 times on an H200).
-STORE_SHARE, STAGE_SHARE, LESSER = 0.8, 0.92, 0.2
-#: Cycles of the four producing warps for each reduction element, and for each piece, of 128 pixels in columns.
-COPY_CYCLES, PIECE_CYCLES = 32, 60
-#: Bytes of shared memory of a block on a Hopper GPU.
+#: Tiles of one product: one MMA tile, and no ping-pong.
+ONE_PRODUCT: dict[Tile, bool] = dict.fromkeys(
+    [(2, 256, 1, 0), (2, 192, 1, 0), (3, 128, 1, 0), (2, 128, 1, 0), (3, 64, 1, 0), (2, 64, 1, 0)], False
+)
+#: What finding the tap of a channel block costs the lanes that copy columns, in copies of one channel.
+TAP_COST = 1.875
+#: Bytes of shared memory of a CTA on a Hopper GPU.
 SHARED = 227 * 1024
 #: Stages that the rings of pixels and of filters have at most.
 MOST_STAGES = (3, 8)
-#: Taps of a filter that planes serve: one bit each.
+#: Most taps of a filter over resident images: one bit each.
 MOST_TAPS = 32
-#: Images of a tile that planes serve: each is a copy of its own, which one thread issues.
+#: Most resident images of a tile: one thread issues a copy for each.
 MOST_IMAGES = 16
-#: Bytes of planes that reach a multiprocessor in a cycle; they bind 1 x 1 filters, where each serves one tap.
-PLANE_BYTES = 28
-#: Blocks of a cluster that share a reduction.
-SPLITS = (2, 4, 8)
 
 
-def pixel_map(problem: ConvProblem, pixels: int, channels: int = ROW) -> TensorMap:
-    """How bulk copies walk over the pixels of a forward convolution in NHWC: ``channels`` of as many as a tile has."""
-    top, bottom, left, right = problem.padding
-    upper_h = bottom - (problem.r - 1) * problem.dilation[0]
-    upper_w = right - (problem.s - 1) * problem.dilation[1]
-    item = item_bytes(problem.dtype)
-    row = item * problem.c
-    return TensorMap(
-        role=problem.operands[0].role,
-        element=problem.dtype,
-        shape=(problem.c, problem.w, problem.h, problem.n),
-        strides=(row, row * problem.w, row * problem.w * problem.h),
-        lower=(-left, -top),
-        upper=(upper_w, upper_h),
-        channels=channels,
-        pixels=pixels,
-        traversal=(1, problem.stride[1], problem.stride[0], 1),
-        swizzle=item * channels,
-    )
+@dataclass(frozen=True)
+class GemmSpeeds(Speeds):
+    """Of `TensorGemm`; those of a launch hold for `TensorWinograd` too."""
+
+    #: TFLOP/s of large layers for each of `TILES`, by how pixels come (`WAYS`), on a rested card. Those of resident
+    #: images with the last two tiles and with 192 filters are guesses.
+    three_products: tuple[tuple[float, ...], ...]
+    #: those of `ONE_PRODUCT`, on a busy card; linear pixels and columns were measured with an earlier form of the loop
+    one_product: tuple[tuple[float, ...], ...]
+    #: cycles of a tile besides its stages and stores, before the first tile of a launch, and of the sum over a cluster
+    tile_cycles: float
+    first_cycles: float
+    split_cycles: float
+    #: consumers do not multiply while they store: the share that counts of the time for a tile's outputs at a
+    #: multiprocessor's part of the memory bandwidth
+    store_share: float
+    #: the share of a launch that its stages take, and how much of the shorter of the times for launches and for memory
+    #: adds to the longer; with ``store_share`` fitted to 485 times
+    stage_share: float
+    lesser: float
+    #: cycles of the four producer warps for each reduction element of 128 pixels in columns
+    copy_cycles: float
+    #: bytes of resident images that reach a multiprocessor in a cycle: they bound 1 x 1 filters, where each serves one
+    #: tap
+    resident_bytes: float
+    #: how many times as fast copies for a row of taps are, and the power of the share of their pixels that a tile
+    #: outputs: 1.10, 1.06 and 0.93 with rows of 56, 28 and 7 pixels. Short rows have many ends: more to copy, and bank
+    #: conflicts.
+    row_copies: tuple[float, float]
+
+    def of_tile(self, config: TensorConfig) -> float:
+        """Flops of a multiprocessor in a cycle of a launch's stages."""
+        way: Way = "rows" if config.rows else "linear" if config.linear else "resident" if config.spacing else "columns"
+        tile = config.warpgroups, config.mma_n, config.n_tiles, config.partials
+        tiles, speeds = (ONE_PRODUCT, self.one_product) if config.products == 1 else (TILES, self.three_products)
+        speed = speeds[list(tiles).index(tile)][WAYS.index(way)] * FLOPS_PER_CYCLE
+        factor, power = self.row_copies
+        return speed * (factor * (config.pixels / config.row_pixels) ** power) if config.row_pixels else speed
 
 
-def row_map(problem: ConvProblem, lines: int) -> TensorMap:
-    """The same of ``lines`` pixels that all taps of a filter row see: rows are longer by all taps but one."""
+def row_map(problem: ConvProblem, copy_pixels: int) -> TensorMap:
+    """The same of ``copy_pixels`` pixels that all taps of a filter row read: rows are longer by all taps but one."""
     top, left = -problem.padding[0], -problem.padding[2]
     upper_h = problem.padding[1] - (problem.r - 1) * problem.dilation[0]
-    return replace(pixel_map(problem, lines), lower=(left, top), upper=(problem.padding[3], upper_h))
+    return replace(pixel_map(problem, copy_pixels), lower=(left, top), upper=(problem.padding[3], upper_h))
 
 
-def lines_of_row(problem: ConvProblem, pixels: int) -> int:
-    """Pixels that all taps of a filter row see of as many outputs side by side, a multiple of 8; 0 where each tap has a
-    copy of its own."""
+def row_pixels_of(problem: ConvProblem, pixels: int) -> int:
+    """Pixels that all taps of a filter row read for ``pixels`` neighbouring outputs, a multiple of 8; 0 where each tap
+    has a copy of its own."""
     if problem.s < 2 or problem.stride != (1, 1) or problem.dilation[1] != 1 or problem.group_c % DEPTH:
         return 0
     ends = (problem.q - gcd(pixels, problem.q) + pixels - 1) // problem.q
-    lines = 8 * ceil_div(pixels + (problem.s - 1) * (1 + ends), 8)
-    return lines if lines <= 256 and not row_map(problem, lines).why_not() else 0
+    copy_pixels = 8 * ceil_div(pixels + (problem.s - 1) * (1 + ends), 8)
+    return copy_pixels if copy_pixels <= 256 and not row_map(problem, copy_pixels).why_not() else 0
 
 
 def _in_rows(problem: ConvProblem) -> bool:
-    """Whether bulk copies can bring the pixels of a forward convolution."""
+    """Whether TMA copies in im2col mode can bring the pixels of a forward convolution."""
     whole_rows = problem.c % 4 == 0 and (problem.groups == 1 or problem.group_c % ROW == 0)
     reach = max((problem.r - 1) * problem.dilation[0], (problem.s - 1) * problem.dilation[1])
     if problem.layout != "NHWC" or not whole_rows or reach > 255 or problem.group_c < ROW // 2 or problem.n < 1:
@@ -189,17 +161,17 @@ def _in_rows(problem: ConvProblem) -> bool:
     return not pixel_map(problem, 64).why_not()
 
 
-def is_flat(problem: ConvProblem) -> bool:
-    """Whether an output pixel sees the input pixel of its own number, moved by a shift that the tap determines."""
+def is_linear(problem: ConvProblem) -> bool:
+    """Whether output pixel i reads input pixel i + shift, with a shift that the tap determines."""
     same = (problem.p, problem.q) == (problem.h, problem.w) and problem.stride == (1, 1)
     whole = problem.groups == 1 or problem.group_c % ROW == 0
     if problem.layout == "NHWC" or not same or not whole or problem.group_c < ROW // 2 or problem.n < 1:
         return False
-    return not flat_map(problem).why_not()
+    return not linear_map(problem).why_not()
 
 
-def flat_map(problem: ConvProblem, column: int = GRANULE + 4) -> TensorMap:
-    """How bulk copies walk over the pixels of a forward convolution in NCHW or CHWN: 32 channels, ``column`` pixels."""
+def linear_map(problem: ConvProblem, column: int = RingConfig.box_width + 4) -> TensorMap:
+    """The tensor map of linear pixels in NCHW or CHWN: boxes of 32 channels x ``column`` pixels."""
     pixels, images = problem.h * problem.w, problem.n
     if problem.layout == "CHWN":
         pixels, images = pixels * images, 1
@@ -213,98 +185,91 @@ def flat_map(problem: ConvProblem, column: int = GRANULE + 4) -> TensorMap:
 
 
 @dataclass(frozen=True)
-class Planes:
-    """How planes of whole images serve a tile: those of `TensorConfig`, and the fewest and most of their stages."""
+class Resident:
+    """Resident images of a tile: fields of `TensorConfig`, and the fewest and most stages of pixels."""
 
-    seen_pixels: int
+    resident_pixels: int
     spacing: int
     stages: tuple[int, int]
 
 
-def planes_of(problem: ConvProblem, pixels: int) -> Planes | None:
-    """What planes a tile of ``pixels`` sees, with lanes' channels so far apart that their loads meet each bank once."""
-    plane, image = problem.h * problem.w, problem.p * problem.q
-    if problem.layout != "NCHW" or problem.group_c % ROW or problem.r * problem.s > MOST_TAPS or plane % 16 == 0:
+def resident_of(problem: ConvProblem, pixels: int) -> Resident | None:
+    """The resident images of a tile of ``pixels``; lanes' channels are so far apart that loads have no bank
+    conflicts."""
+    channel_pixels, image = problem.h * problem.w, problem.p * problem.q
+    if problem.layout != "NCHW" or problem.group_c % ROW or channel_pixels % 16 == 0:
         return None
     images = (image - gcd(pixels, image) + pixels - 1) // image + 1
-    if images > MOST_IMAGES:
+    if images > MOST_IMAGES or problem.r * problem.s > MOST_TAPS:
         return None
-    # NOTE: with one tap, two stages of planes are one of filters, and two of these are under way. With many, copies of
+    # NOTE: with one tap, two stages of images are one of filters, and two of these are in flight. With many, copies of
     # a stage have as much time as products of half of the taps.
     taps = problem.r * problem.s
-    return Planes(images * plane, 8 // gcd(plane, 8), (4, 6) if taps == 1 else (2, 3) if taps < 8 else (2, 2))
+    stages = (4, 6) if taps == 1 else (2, 3) if taps < 8 else (2, 2)
+    return Resident(images * channel_pixels, 8 // gcd(channel_pixels, 8), stages)
 
 
-def wgmma_limits(target: Target) -> list[str]:
-    """Why kernels that multiply by wgmma cannot run on ``target``."""
-    if target.warpgroup_products:
-        return []
-    return [f"{target.arch} has no products of warpgroups (wgmma), which only sm_90a has"]
+def _producer_cycles(config: TensorConfig, copy_cycles: float) -> float:
+    """Cycles for copying a stage of columns, which overlaps the products."""
+    return copy_cycles * (1 + TAP_COST / config.channel_block) * DEPTH * config.pixels / 128
 
 
-def _producer_cycles(config: TensorConfig) -> float:
-    """Cycles that copying a stage of columns takes; they go on beside the products."""
-    return (COPY_CYCLES * DEPTH + PIECE_CYCLES * DEPTH / config.piece) * config.pixels / 128
-
-
-def _piece(problem: ConvProblem) -> int:
-    """Channels of a tap that lie together in columns: few zeros, and few taps to find for the lanes that copy."""
+def _channel_block(problem: ConvProblem) -> int:
+    """The channel block of columns: few zeros, and few taps to find for the lanes that copy."""
     return min(
         (32, 16, 8, 4, 2, 1),
-        key=lambda piece: stages_of(problem, piece) * (COPY_CYCLES + PIECE_CYCLES / piece),
+        key=lambda block: stages_of(problem, block) * (1 + TAP_COST / block),
     )
 
 
 @lru_cache(maxsize=256)
 def _config(
-    tile: Tile, way: Way, piece: int, products: int, shared: int, row_lines: int = 0, planes: Planes | None = None
+    tile: Tile,
+    way: Way,
+    channel_block: int,
+    products: int,
+    shared: int,
+    row_pixels: int = 0,
+    resident: Resident | None = None,
 ) -> TensorConfig | None:
     """The configuration of a tile, with rings as long as ``shared`` bytes allow; None where they are too short."""
-    warpgroups, chunk, chunks, partials = tile
-    rows, flat = way == "rows", way == "flat"
+    warpgroups, mma_n, n_tiles, partials = tile
+    rows, linear = way == "rows", way == "linear"
     registers = REGISTERS[warpgroups, way != "columns"]
-    shape = (warpgroups, chunk, chunks, products, partials)
-    turns = products == 3 and TILES[tile][0]
-    config = TensorConfig(*shape, rows, flat, piece, turns, 1, 1, *registers, row_lines)
-    least = max(chunks, partials) if products == 3 else 2  # products of two stages are under way
-    fewest, most = 2, 2 if row_lines else MOST_STAGES[0]
-    if planes:
-        config = replace(config, seen_pixels=planes.seen_pixels, spacing=planes.spacing)
-        fewest, most = planes.stages
+    shape = (warpgroups, mma_n, n_tiles, products, partials)
+    ping_pong = products == 3 and TILES[tile]
+    config = TensorConfig(*shape, rows, channel_block, ping_pong, 1, 1, *registers, linear, row_pixels)
+    least = max(n_tiles, partials) if products == 3 else 2  # products of two stages are in flight
+    fewest, most = 2, 2 if row_pixels else MOST_STAGES[0]
+    if resident:
+        config = replace(config, resident_pixels=resident.resident_pixels, spacing=resident.spacing)
+        fewest, most = resident.stages
     for stages in range(most, fewest - 1, -1):
         left = shared - stages * config.pixel_stage_bytes - 16 * (stages + MOST_STAGES[1])
         filters = min(MOST_STAGES[1], left // config.filter_stage_bytes)
-        if filters >= max(least, min(4, 2 * chunks)) or (stages == fewest and filters >= least):
+        if filters >= max(least, min(4, 2 * n_tiles)) or (stages == fewest and filters >= least):
             return replace(config, pixel_stages=stages, filter_stages=filters)
     return None
 
 
-def splits_of(tiles: int, stages: int, target: Target) -> Iterator[int]:
-    """In how many shares the blocks of a cluster may do a reduction, where ``tiles`` leave multiprocessors idle: each
-    block has stages, two at least but the last."""
-    for split in SPLITS:
-        each = ceil_div(stages, split)
-        if tiles * split <= target.multiprocessors and each >= 2 and each * (split - 1) < stages:
-            yield split
-
-
 def _with_splits(config: TensorConfig, parts: list[PartialConvolution], target: Target) -> Iterator[TensorConfig]:
-    """The configuration, and with the reduction split over a cluster where the rings take the sums of a tile."""
+    """The configuration, and those with split-K where the rings hold the sums of a tile."""
     yield config
     if config.filters * config.pixels * 4 > config.ring_bytes:
         return
-    each = parts[0].problem.s if config.row_lines else 1  # stages that stay together
-    work = [(_tiles(part, config), stages_of(part.problem, config.piece) // each) for part in parts]
+    each = parts[0].problem.s if config.row_pixels else 1  # stages that stay together
+    work = [(_tiles(part, config), stages_of(part.problem, config.channel_block) // each) for part in parts]
     for split in shares_of(work, target, parts[0].problem.batch_invariant):
         if config.filters // 16 % split == 0:
             yield variant(config, split=split)
 
 
-def shares_of(work: list[tuple[int, int]], target: Target, alike: bool) -> Iterator[int]:
-    """In how many shares clusters may do the tiles that are left in each of the launches, or all if they are to be
-    ``alike``. ``work``: tiles, and stages of each; each block has stages, two at least but the last."""
+def shares_of(work: list[tuple[int, int]], target: Target, batch_invariant: bool) -> Iterator[int]:
+    """Sizes of clusters that may split the tiles that are left in each of the launches, or all tiles if the result is
+    to be ``batch_invariant``. ``work``: tiles, and stages of each. Each CTA has stages, all but the last at least
+    two."""
     for split in SPLITS:
-        shared = alike or all(0 < rounds_of(tiles, split, target)[1] for tiles, _ in work)
+        shared = batch_invariant or all(0 < rounds_of(tiles, split, target)[1] for tiles, _ in work)
         if shared and all(
             each >= 2 and each * (split - 1) < stages for _, stages in work for each in [ceil_div(stages, split)]
         ):
@@ -312,10 +277,10 @@ def shares_of(work: list[tuple[int, int]], target: Target, alike: bool) -> Itera
 
 
 def rounds_of(tiles: int, split: int, target: Target) -> tuple[int, int]:
-    """Tiles that each block has, and those that are left for the clusters to share; 0 where these are too many.
+    """Tiles that each CTA has, and those that are left for clusters to split; 0 where these are too many.
 
-    Clusters of four and eight are dealt unevenly: 32 clusters of four did not run at once on an H200's 132
-    multiprocessors, and took 1.5 times the predicted time. These share all tiles or none.
+    Clusters of four and eight are placed unevenly: 32 clusters of four did not run at once on an H200's 132
+    multiprocessors, and took 1.5 times the predicted time. They split all tiles or none.
     """
     blocks = max(1, target.multiprocessors // split) * split
     whole, left = divmod(tiles, blocks)
@@ -324,55 +289,56 @@ def rounds_of(tiles: int, split: int, target: Target) -> tuple[int, int]:
 
 def clusters_at_once(split: int, target: Target) -> int:
     """Clusters that run at once."""
-    return max(1, int(target.multiprocessors * (1 if split == 2 else EVEN_CLUSTERS)) // split)
+    return max(1, int(target.multiprocessors * (1 if split == 2 else GpuSpeeds.of(target).even_clusters)) // split)
 
 
-def grid_of(tiles: int, split: int, target: Target, alike: bool = False) -> int:
-    """Blocks of a launch. ``alike``: a cluster for each tile, so that none depends on how many there are."""
+def grid_of(tiles: int, split: int, target: Target, batch_invariant: bool = False) -> int:
+    """CTAs of a launch. ``batch_invariant``: a cluster for each tile, so that none depends on how many there are."""
     if split == 1:
         return min(tiles, target.multiprocessors)
-    if alike:
+    if batch_invariant:
         return tiles * split
     whole, left = rounds_of(tiles, split, target)
     return (tiles - left) // whole if whole else left * split
 
 
 def walk_cycles(
-    tiles: int, stages: int, of_stage: float, of_tile: float, split: int, target: Target, alike: bool
+    tiles: int, stages: int, of_stage: float, of_tile: float, split: int, target: Target, batch_invariant: bool
 ) -> float:
-    """Cycles of a launch whose blocks walk over ``tiles`` of as many ``stages``: those of a stage, and of a tile beside
-    its stages, are given."""
+    """Cycles of a launch whose CTAs walk over ``tiles`` of so many ``stages``. ``of_stage``: of a stage, ``of_tile``:
+    of a tile besides its stages."""
+    speeds = GemmSpeeds.of(target)
     if split == 1:
-        return ceil_div(tiles, target.multiprocessors) * (stages * of_stage + of_tile) + FIRST_CYCLES
-    each = ceil_div(stages, split) * of_stage + of_tile + SPLIT_CYCLES
-    if alike:
-        return ceil_div(tiles, clusters_at_once(split, target)) * (each + FIRST_CYCLES)
+        return ceil_div(tiles, target.multiprocessors) * (stages * of_stage + of_tile) + speeds.first_cycles
+    each = ceil_div(stages, split) * of_stage + of_tile + speeds.split_cycles
+    if batch_invariant:
+        return ceil_div(tiles, clusters_at_once(split, target)) * (each + speeds.first_cycles)
     whole, left = rounds_of(tiles, split, target)
     # clusters of four and eight that do not run at once wait for the end of others
-    turns = 1 if split == 2 else max(1, ceil_div(left, clusters_at_once(split, target)))
-    return whole * (stages * of_stage + of_tile) + turns * each + FIRST_CYCLES
+    rounds = 1 if split == 2 else max(1, ceil_div(left, clusters_at_once(split, target)))
+    return whole * (stages * of_stage + of_tile) + rounds * each + speeds.first_cycles
 
 
 def _store_cycles(problem: ConvProblem, config: TensorConfig, target: Target) -> float:
-    """Cycles of storing the outputs of a tile, in the mean: the last filters of a group are fewer than a tile has."""
+    """Cycles for storing the outputs of a tile, on average: the last tile of a group has fewer filters."""
     filters = problem.group_k / ceil_div(problem.group_k, config.filters)
     stored = item_bytes(problem.dtype) * config.pixels * filters
-    return STORE_SHARE * stored * target.multiprocessors / target.bytes_per_cycle
+    return GemmSpeeds.of(target).store_share * stored * target.multiprocessors / target.bytes_per_cycle
 
 
 def _tiles(part: PartialConvolution, config: TensorConfig) -> int:
     """Tiles of a launch."""
     problem = part.problem
     pixels = part.pixels
-    if config.flat and problem.layout == "NCHW":
-        pixels = problem.n * ceil_div(problem.p * problem.q, GRANULE) * GRANULE
+    if config.linear and problem.layout == "NCHW":
+        pixels = problem.n * ceil_div(problem.p * problem.q, config.box_width) * config.box_width
     return ceil_div(pixels, config.pixels) * ceil_div(problem.group_k, config.filters) * problem.groups
 
 
 class TensorGemm(SplitGemm[TensorConfig]):
     """Direct convolution and its input's gradient on tensor cores, each float32 split into two float16.
 
-    ``x w ≈ hi·hi + hi·lo + lo·hi`` in float16, summed in float32; in tier tf32 ``hi·hi`` alone.
+    ``x w ≈ hi·hi + hi·lo + lo·hi`` in float16, summed in float32; with ``tf32`` precision ``hi·hi`` alone.
     """
 
     name = "tensor_gemm"
@@ -385,26 +351,26 @@ class TensorGemm(SplitGemm[TensorConfig]):
         if not parts:
             return []
         products = 1 if problem.precision == "tf32" else 3
-        ways: list[tuple[Way, int]] = [("columns", _piece(parts[0].problem))]
+        ways: list[tuple[Way, int]] = [("columns", _channel_block(parts[0].problem))]
         if all(_in_rows(part.problem) for part in parts):
             ways = [("rows", ROW)]
-        elif len(parts) == 1 and parts[0].whole and is_flat(parts[0].problem):
-            ways.insert(0, ("flat", ROW))
+        elif len(parts) == 1 and parts[0].whole and is_linear(parts[0].problem):
+            ways.insert(0, ("linear", ROW))
         tiles = TILES if products == 3 else ONE_PRODUCT
         found = [
-            _config(tile, way, piece, products, shared, lines)
-            for way, piece in ways
+            _config(tile, way, channel_block, products, shared, row_pixels)
+            for way, channel_block in ways
             for tile in tiles
-            for lines in sorted({0, self._row_lines(parts, way, 64 * tile[0]) if products == 1 else 0})
+            for row_pixels in sorted({0, self._row_pixels(parts, way, 64 * tile[0]) if products == 1 else 0})
         ]
         if len(parts) == 1 and parts[0].whole:
-            planes = [(tile, planes_of(parts[0].problem, 64 * tile[0])) for tile in tiles]
-            found += [_config(tile, "planes", ROW, products, shared, 0, plane) for tile, plane in planes if plane]
+            images = [(tile, resident_of(parts[0].problem, 64 * tile[0])) for tile in tiles]
+            found += [_config(tile, "resident", ROW, products, shared, 0, each) for tile, each in images if each]
         return [config for config in found if config]
 
-    def _row_lines(self, parts: list[PartialConvolution], way: Way, pixels: int) -> int:
+    def _row_pixels(self, parts: list[PartialConvolution], way: Way, pixels: int) -> int:
         """Pixels of a copy that serves a row of taps, or 0."""
-        return lines_of_row(parts[0].problem, pixels) if way == "rows" and len(parts) == 1 and parts[0].whole else 0
+        return row_pixels_of(parts[0].problem, pixels) if way == "rows" and len(parts) == 1 and parts[0].whole else 0
 
     def timed(self, problem: ConvProblem, target: Target) -> list[tuple[float, TensorConfig]]:
         parts = single_parts(problem)
@@ -421,44 +387,38 @@ class TensorGemm(SplitGemm[TensorConfig]):
     def _cycles(
         self, problem: ConvProblem, parts: list[PartialConvolution], config: TensorConfig, target: Target
     ) -> float:
-        way: Way = "rows" if config.rows else "flat" if config.flat else "planes" if config.spacing else "columns"
-        tile = config.warpgroups, config.chunk, config.chunks, config.partials
-        speed = (ONE_PRODUCT[tile] if config.products == 1 else TILES[tile][1])[way] * FLOPS_PER_CYCLE
-        if config.row_lines:
-            # Copies for rows of taps: 1.10, 1.06 and 0.93 times as fast where rows have 56, 28 and 7 pixels. Short ones
-            # have many ends, where neighbours do not lie side by side: more to copy, and conflicts of banks.
-            speed *= 1.14 * (config.pixels / config.row_lines) ** 0.75
+        speeds = GemmSpeeds.of(target)
         time = 0.0
         for part in parts:
-            stages = stages_of(part.problem, config.piece)
-            of_stage = STAGE_SHARE * 2 * config.pixels * config.filters * DEPTH / speed
-            if way == "columns":
-                of_stage = max(of_stage, _producer_cycles(config))
-            if way == "planes":
-                pieces = DEPTH / ROW / (part.problem.r * part.problem.s)
-                of_stage = max(of_stage, pieces * config.pixel_stage_bytes / PLANE_BYTES)
+            stages = stages_of(part.problem, config.channel_block)
+            of_stage = speeds.stage_share * 2 * config.pixels * config.filters * DEPTH / speeds.of_tile(config)
+            if config.spacing:
+                blocks = DEPTH / ROW / (part.problem.r * part.problem.s)
+                of_stage = max(of_stage, blocks * config.pixel_stage_bytes / speeds.resident_bytes)
+            elif not (config.rows or config.linear):
+                of_stage = max(of_stage, _producer_cycles(config, speeds.copy_cycles))
             tiles = _tiles(part, config)
-            of_tile = TILE_CYCLES + _store_cycles(part.problem, config, target)
+            of_tile = speeds.tile_cycles + _store_cycles(part.problem, config, target)
             time += walk_cycles(tiles, stages, of_stage, of_tile, config.split, target, problem.batch_invariant)
         memory = problem.bytes / target.bytes_per_cycle
-        return max(time, memory) + LESSER * min(time, memory) + 3 * LAUNCH_CYCLES
+        return max(time, memory) + speeds.lesser * min(time, memory) + 3 * launch_cycles(target)
 
     def main_launch(
         self, problem: ConvProblem, part: PartialConvolution, config: TensorConfig, first: int, target: Target
     ) -> Launch:
         x, _, *rest = conv_arguments(problem)
         source: Argument = x
-        if config.rows or config.flat:
-            encoded = flat_map(part.problem) if config.flat else pixel_map(part.problem, config.pixels)
-            if config.row_lines:
-                encoded = row_map(part.problem, config.row_lines)
+        if config.rows or config.linear:
+            encoded = linear_map(part.problem) if config.linear else pixel_map(part.problem, config.pixels)
+            if config.row_pixels:
+                encoded = row_map(part.problem, config.row_pixels)
             source = replace(encoded, role=problem.operands[0].role)
         tiles = _tiles(part, config)
         return Launch(
             header="kernels/hopper_fp32/tensor_gemm.cuh",
             function="leanconv::tensor_gemm",
             problem=(*view_constants(part.problem, part.view, has_wide_tensors(problem)), ("first_prepared", first)),
-            tuning=config.constants(),
+            tuning=config.tuning(),
             arguments=(source, Pointer("prepared"), *rest),
             grid=grid_of(tiles, config.split, target, problem.batch_invariant),
             block=config.threads,

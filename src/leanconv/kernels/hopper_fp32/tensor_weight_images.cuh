@@ -1,30 +1,32 @@
-// Gradient of the filters on tensor cores where images are small and many, for sm_90a and NHWC: stages of 64 images.
+// tensor_weight_images: gradient of the filters on Hopper tensor cores where images are small and many; stages of 64 images.
 //
-// Arithmetic and tiles as in tensor_weight.cuh: 128 channels, the taps of a filter's row, 64 filters. But a stage of x is one
-// pixel of 64 images, one of dy too, so that taps share both: column w of x meets columns w + pad - s of dy, each converted
-// once for a row of outputs and kept in shared memory until the last tap has seen it. What lies beside the image is never
-// read, converted or multiplied: of 3 x 3 filters over 2 x 2 pixels 16 products are left of 36, over 4 x 4 100 of 144, over
-// 8 x 8 484 of 576. Stages of flat pixels have them all, and rows a pixel wider.
+//   dw[k, tap, c] = sum over pixels of x[pixel + tap, c] * dy[pixel, k]        as tensor_weight, without products of padding
 //
-// A block's share is a row of units: each one row of outputs (where rows are long a segment of it) of 64 images for one tile,
-// tiles one behind the other. All blocks have as many (one less the last), whatever the number of tiles: a block's sums of a
-// tile go to a workspace, slot block + tile, and a second launch adds the slots of each tile, in their order. With more tiles
-// than blocks, a block has two slots, and tiles between its first and its last go to the gradient at once (`direct`).
-// A stage of x with three taps takes some 5500 cycles on an H200, 4700 in tensor_weight.cuh, whose taps look for no column.
-// Reached on an H200, 3 x 3, 512 images, burst, TFLOP/s of direct arithmetic with the products left out counted: 512 to 512
-// filters 189 at 4 x 4 and 174 at 2 x 2, where tensor_weight.cuh with split-K has 121 and 86; 256 to 256 at 8 x 8 163 for 141.
-// Consumers multiply in turn: without it 173, 174 and 151, so nothing is gained at 2 x 2.
+// Requires   sm_90a; NHWC; channels and filters of a group in multiples of 4, at least 16; at least 16 images; s > 1.
+// Numerics   as tensor_weight.
+// CTA tile   128 channels x the taps of a filter's row x 64 filters. A stage of x is one pixel of 64 images, and so is one of
+//            dy: column w of x is multiplied with columns w + pad - s of dy. Each column of dy is converted once for a row of
+//            outputs, and stays in shared memory until the last tap has read it. Padding is never read, converted or
+//            multiplied: of 3x3 filters over 2x2 pixels 16 products are left of 36, over 4x4 100 of 144, over 8x8 484 of 576.
+// Work       a unit is one row of outputs (or a segment of a long one) of 64 images for one tile; the units of all tiles are one
+//            line, of which all blocks have equal shares. A block's sums of a tile go to slot block + tile of a workspace; a
+//            second launch adds the slots of each tile in their order. With more tiles than blocks, a block has two slots, and
+//            the tiles between its first and its last go to the gradient at once (`direct`).
+// Roles      as tensor_weight; the consumers have a ping-pong schedule, a tap at a time.
+// One stage  of x with three taps: some 5500 cycles on an H200; 4700 in tensor_weight, whose taps look for no column.
+// Measured   H200, burst, 3x3, 512 images, TFLOP/s of direct arithmetic, padding counted, beside tensor_weight with split-K:
+//            512 to 512 filters 4x4 189 (121), 2x2 174 (86); 256 to 256 filters 8x8 163 (141). Without ping-pong 173, 174, 151.
 #pragma once
 
 #include <kernels/hopper_fp32/tensor_weight.cuh>
 
 namespace leanconv {
 
-// What the rings, and those who convert, have to know.
+// The tuning as tensor_weight's rings and conversions know it: a stage of one tap.
 template <class Tuning>
 struct ImageStages : Tuning {
-    static constexpr int taps = 1, chunks = 1, piece = 32;
-    static constexpr bool x_rows = true, dy_rows = true;
+    static constexpr int taps = 1, n_tiles = 1, channel_block = 32, row_pitch = 0, x_lead = 0, dy_lead = 0;
+    static constexpr bool x_tma = true, dy_tma = true, ping_pong = true;
 };
 
 template <int stages>
@@ -34,15 +36,14 @@ __device__ __forceinline__ RingPlace<stages> ring_place(unsigned number) {
     return place;
 }
 
-// How tiles and units are numbered: tiles of a row of taps one behind the other, `of_row` of them.
+// How tiles and units are counted: the tiles of a row of taps follow each other, `of_row` of them.
 template <class Problem, class Tuning>
 struct ImageUnits {
     static constexpr int taps = Tuning::taps, filters = 64;
     static constexpr int rows = 64 * Tuning::warpgroups;  // of the matrix: channels
     static constexpr int of_channels = ceil_div(Problem::group_c, rows), of_filters = ceil_div(Problem::group_k, filters);
     static constexpr int of_taps = ceil_div(Problem::s, taps), of_row = of_taps * of_channels * of_filters * Problem::groups;
-    static constexpr int tiles = Problem::r * of_row;
-    static constexpr int of_stage = split_depth / Tuning::rows;  // images of a stage, which has `Tuning::rows` rows of each
+    static constexpr int of_stage = split_depth / Tuning::image_rows;  // images of a stage
     int images, share;  // blocks of images; units of a block
 
     __device__ __forceinline__ explicit ImageUnits(long long batch)
@@ -52,7 +53,7 @@ struct ImageUnits {
         for (int r = 0; r < Problem::r; ++r) all += units_of(r) * of_row;
         share = ceil_div(all, Tuning::blocks);
     }
-    // Rows of outputs that the taps of row r see inside the image.
+    // Rows of outputs for which the taps of row r lie inside the image.
     static __device__ __forceinline__ int first_inside(int r) {
         const int above = Problem::pad_top - r * Problem::dilation_h;
         return above > 0 ? ceil_div(above, Problem::stride_h) : 0;
@@ -63,10 +64,10 @@ struct ImageUnits {
         return max(0, min(end, Problem::p) - first_inside(r));
     }
     // Stages that have them all, and the first one's first row.
-    // NOTE: rows too many are such as see x beside the image, not such as dy does not have: x might be infinite there.
-    static __device__ __forceinline__ int stages_of(int r) { return ceil_div(rows_inside(r), Tuning::rows); }
+    // NOTE: surplus rows of a stage are rows of dy outside x (zeros), not the reverse: x might be infinite there.
+    static __device__ __forceinline__ int stages_of(int r) { return ceil_div(rows_inside(r), Tuning::image_rows); }
     static __device__ __forceinline__ int first_p(int r) {
-        const int more = stages_of(r) * Tuning::rows - rows_inside(r), first = first_inside(r);
+        const int more = stages_of(r) * Tuning::image_rows - rows_inside(r), first = first_inside(r);
         return first < more ? first : first - more;
     }
     // Units of a tile of row r.
@@ -91,39 +92,39 @@ struct ImageTile {
           first_filter(number % Units::of_filters * Units::filters),
           group(number % Units::of_row / (Units::of_filters * Units::of_channels * Units::of_taps)) {}
 
-    // The column of dy that a tap sees at column w of x, negative where there is none.
-    __device__ __forceinline__ int seen(int w, int tap) const {
+    // The column of dy that a tap multiplies with column w of x, negative where there is none.
+    __device__ __forceinline__ int dy_column(int w, int tap) const {
         const int s = first_tap + tap, at = w + Problem::pad_left - s * Problem::dilation_w;
         if (s >= Problem::s || at < 0 || at % Problem::stride_w != 0 || at / Problem::stride_w >= Problem::q) return -1;
         return at / Problem::stride_w;
     }
-    // Whether any tap sees column w of x.
-    __device__ __forceinline__ bool met(int w) const {
+    // Whether any tap reads column w of x.
+    __device__ __forceinline__ bool is_read(int w) const {
         bool any = false;
 #pragma unroll
-        for (int tap = 0; tap < Units::taps; ++tap) any |= seen(w, tap) >= 0;
+        for (int tap = 0; tap < Units::taps; ++tap) any |= dy_column(w, tap) >= 0;
         return any;
     }
-    // The last column of dy that taps see at column w of x, or have seen before.
-    __device__ __forceinline__ int last_seen(int w) const {
+    // The last column of dy that is multiplied with columns of x up to w.
+    __device__ __forceinline__ int last_dy_column(int w) const {
         const int at = w + Problem::pad_left - first_tap * Problem::dilation_w;
         return at < 0 ? -1 : at / Problem::stride_w;
     }
-    // Columns of dy before this one no tap sees from column w of x on.
-    __device__ __forceinline__ int first_seen(int w) const {
+    // And the first one with columns of x from w on.
+    __device__ __forceinline__ int first_dy_column(int w) const {
         const int at = w + Problem::pad_left - (first_tap + Units::taps - 1) * Problem::dilation_w;
         return at <= 0 ? 0 : min(ceil_div(at, Problem::stride_w), Problem::q);
     }
 };
 
-// The columns of a unit: of x from w on, and of dy from q on, which taps see there.
+// The columns of a unit: of x from w on, and of dy from q on, which are multiplied with them.
 template <class Problem, class Tuning>
 struct ImageColumns {
     int w, w_end, q, q_end;
     __device__ __forceinline__ ImageColumns(const ImageTile<Problem, Tuning>& tile, int segment) {
         constexpr int each = ceil_div(Problem::w, Tuning::segments);
         w = min(segment * each, Problem::w), w_end = min(w + each, Problem::w);
-        q = tile.first_seen(w), q_end = w == w_end ? q : max(q, min(tile.last_seen(w_end - 1) + 1, Problem::q));
+        q = tile.first_dy_column(w), q_end = w == w_end ? q : max(q, min(tile.last_dy_column(w_end - 1) + 1, Problem::q));
     }
     __device__ __forceinline__ int stages() const { return q_end - q; }
 };
@@ -150,7 +151,7 @@ struct ImageRun {
         stages = Units::stages_of(r), first_p = Units::first_p(r);
     }
     __device__ __forceinline__ int p(int unit) const {
-        return first_p + (unit - start) / Tuning::segments % stages * Tuning::rows;
+        return first_p + (unit - start) / Tuning::segments % stages * Tuning::image_rows;
     }
     __device__ __forceinline__ int segment(int unit) const { return (unit - start) % Tuning::segments; }
     // The first image.
@@ -173,12 +174,12 @@ __device__ __forceinline__ void copy_images_of_x(const TensorMap& x, const Image
             const int channel = tile.group * Problem::group_c + tile.first_channel;
             const ImageColumns<Problem, Tuning> columns(tile, run.segment(unit));
             for (int w = columns.w; w < columns.w_end; ++w) {
-                if (!tile.met(w)) continue;
+                if (!tile.is_read(w)) continue;
                 Mbarrier* const full = rings.x_full(place.stage);
-                mbarrier_wait_parity(rings.x_free(place.stage), place.parity ^ 1);
+                mbarrier_wait_parity(rings.x_empty(place.stage), place.parity ^ 1);
                 mbarrier_arrive_expect_tx(full, Rings::x_bytes);
-                for (int i = 0; i < Rings::x_bytes / Rings::piece_bytes; ++i)
-                    cp_async_bulk_tensor_shared_global(rings.x(place.stage) + i * Rings::piece_bytes, x, full, channel + 32 * i,
+                for (int i = 0; i < Rings::x_bytes / Rings::x_box_bytes; ++i)
+                    cp_async_bulk_tensor_shared_global(rings.x(place.stage) + i * Rings::x_box_bytes, x, full, channel + 32 * i,
                                                        w, h, run.image(unit));
                 place.advance();
             }
@@ -198,23 +199,15 @@ __device__ __forceinline__ void copy_images_of_dy(const TensorMap& dy, const Ima
             const ImageColumns<Problem, Tuning> columns(tile, run.segment(unit));
             for (int q = columns.q; q < columns.q_end; ++q, place.advance()) {
                 Mbarrier* const full = rings.dy_full(place.stage);
-                mbarrier_wait_parity(rings.dy_free(place.stage), place.parity ^ 1);
+                mbarrier_wait_parity(rings.dy_empty(place.stage), place.parity ^ 1);
                 mbarrier_arrive_expect_tx(full, Rings::dy_bytes);
                 for (int i = 0; i < 2; ++i)
-                    cp_async_bulk_tensor_shared_global(rings.dy(place.stage) + i * Rings::dy_piece_bytes, dy, full,
+                    cp_async_bulk_tensor_shared_global(rings.dy(place.stage) + i * Rings::dy_box_bytes, dy, full,
                                                        tile.group * Problem::group_k + tile.first_filter + 32 * i, q,
                                                        run.p(unit), run.image(unit));
             }
         }
     }
-}
-
-// As the factors of pixels and the split have them.
-template <class Problem, class Tuning>
-__device__ __forceinline__ WeightTiles<Problem, ImageStages<Tuning>> tile_of_stage(const ImageTile<Problem, Tuning>& tile) {
-    WeightTiles<Problem, ImageStages<Tuning>> same(0);
-    same.group = tile.group, same.first_row = 0, same.first_filter = tile.first_filter;
-    return same;
 }
 
 // Two warps find the factors of each stage's images.
@@ -229,13 +222,12 @@ __device__ __forceinline__ void scan_images(const ImageUnits<Problem, Tuning>& u
     for (int unit = first; unit < last;) {
         const ImageRun<Problem, Tuning> run(units, unit, last);
         const ImageTile<Problem, Tuning> tile(run.number);
-        const auto as_stages = tile_of_stage<Problem, Tuning>(tile);
         for (; unit < run.end; ++unit) {
             const int stages = ImageColumns<Problem, Tuning>(tile, run.segment(unit)).stages();
 #pragma unroll 1
             for (int i = 0; i < stages; ++i, place.advance(), to.advance()) {
-                find_codes(rings, as_stages, place, 0, 0, to.stage, thread);
-                if (thread % 32 == 0) mbarrier_arrive(rings.dy_free(place.stage));
+                find_codes(rings, tile.first_filter, place, 0, 0, to.stage, thread);
+                if (thread % 32 == 0) mbarrier_arrive(rings.dy_empty(place.stage));
             }
         }
     }
@@ -260,32 +252,10 @@ __device__ __forceinline__ void split_images(const ImageUnits<Problem, Tuning>& 
 #pragma unroll 1
             for (int i = 0; i < stages; ++i, dy_place.advance(), place.advance(), code_place.advance()) {
                 const PixelFactors<Problem, ImageStages<Tuning>> factors(rings, code_place);
-                mbarrier_wait_parity(rings.dy_full(dy_place.stage), dy_place.parity);
-                values.load(rings.dy(dy_place.stage), factors);
-                mbarrier_wait_parity(rings.split_free(place.stage), place.parity ^ 1);
-                values.store(rings.split(place.stage), rings.scales(place.stage), factors);
-                fence_proxy_async();
-                __syncwarp();
-                if (thread % 32 == 0) {
-                    mbarrier_arrive(rings.split_full(place.stage));
-                    // NOTE: after the stores that the loaded values went into, which an arrival does not pass.
-                    mbarrier_arrive(rings.dy_free(dy_place.stage));
-                }
+                convert_dy(values, rings, factors, dy_place, place, thread);
             }
         }
     }
-}
-
-// Fragments of x without factors.
-template <class Problem, class Stages>
-__device__ __forceinline__ void load_unscaled(WeightFragments<Problem, Stages>& weights, const unsigned char* x, int row,
-                                              int t) {
-    constexpr bool exact = WeightFragments<Problem, Stages>::exact;
-    float values[2][4][4];
-    weights.read(values, x, row, t);
-#pragma unroll
-    for (int i = 0; i < 2; ++i)
-        weights.down[i] = split_row<exact>(weights.high, weights.low, i, values[i], unscaled_header());
 }
 
 // Stores four sums of a thread, two channels of two filters: number `i` of the fours of all its taps.
@@ -304,7 +274,7 @@ __device__ __forceinline__ void store_image_sums(float* dw, const ImageTile<Prob
     }
 }
 
-// One warpgroup's products.
+// One consumer warpgroup: the products of all units of the block.
 // NOTE: it waits once for each column of dy, and looks once at its factors, not once for each tap.
 template <class Problem, class Tuning>
 __device__ __forceinline__ void sum_images(float* workspace, float* dw, const ImageUnits<Problem, Tuning>& units,
@@ -312,17 +282,15 @@ __device__ __forceinline__ void sum_images(float* workspace, float* dw, const Im
                                            int warpgroup) {
     using Stages = ImageStages<Tuning>;
     using Rings = WeightRings<Problem, Stages>;
-    constexpr int taps = Tuning::taps;
-    constexpr int reach = (taps - 1) * Problem::dilation_w / Problem::stride_w + 1;
+    constexpr int taps = Tuning::taps, reach = (taps - 1) * Problem::dilation_w / Problem::stride_w + 1;
     static_assert(Tuning::split_stages > reach,
                   "the ring has all columns of dy that a column of x meets, and one that is being converted");
     static_assert((Tuning::split_stages & (Tuning::split_stages - 1)) == 0, "places in the ring are found without a division");
-    const int lane = threadIdx.x % 32, t = lane % 4;
-    const int row = row_of_thread<Stages>(warpgroup);
+    const int lane = threadIdx.x % 32, t = lane % 4, row = row_of_thread<Stages>(warpgroup);
     unsigned dy_number = 0;  // of the first column of the unit, among all that the block has
     RingPlace<Tuning::x_stages> x_place;
     float sums[taps][32];
-    const Turns<Tuning> turns(warpgroup);
+    const PingPongOf<Stages> ping_pong(warpgroup);
 #pragma unroll 1
     for (int unit = first; unit < last;) {
         const ImageRun<Problem, Tuning> run(units, unit, last);
@@ -330,14 +298,12 @@ __device__ __forceinline__ void sum_images(float* workspace, float* dw, const Im
         const int block = static_cast<int>(blockIdx.x);
         const int place = Tuning::direct ? 2 * block + (unit > first) : block + run.number;
 #pragma unroll
-        for (int tap = 0; tap < taps; ++tap)
-#pragma unroll
-            for (int i = 0; i < 32; ++i) sums[tap][i] = 0.0f;
+        for (int i = 0; i < 32 * taps; ++i) sums[i / 32][i % 32] = 0.0f;
 #pragma unroll 1
         for (; unit < run.end; ++unit) {
             const ImageColumns<Problem, Tuning> columns(tile, run.segment(unit));
-            // Columns of dy before these are free again, have been waited for, have had their factors looked at.
-            int freed = columns.q, waited = freed, looked = freed;
+            // Columns of dy before these have been released, have been waited for, have had their factors looked at.
+            int released = columns.q, waited = released, looked = released;
             unsigned apart = 0;  // whether factors stand between x and the columns looked at, the last one in bit 0
             const auto number_of = [&](int q) { return dy_number + (q - columns.q); };
             const auto wait_for = [&](int q) {
@@ -346,11 +312,11 @@ __device__ __forceinline__ void sum_images(float* workspace, float* dw, const Im
                 mbarrier_wait_parity(rings.split_full(place.stage), place.parity);
                 waited = q + 1;
             };
-            const auto free_until = [&](int end) {
-                for (; freed < end; ++freed) {
-                    wait_for(freed);
+            const auto release_until = [&](int end) {
+                for (; released < end; ++released) {
+                    wait_for(released);
                     __syncwarp();
-                    if (lane == 0) mbarrier_arrive(rings.split_free(number_of(freed) % Tuning::split_stages));
+                    if (lane == 0) mbarrier_arrive(rings.split_empty(number_of(released) % Tuning::split_stages));
                 }
             };
             const auto factors_of = [&](int q) {
@@ -358,9 +324,9 @@ __device__ __forceinline__ void sum_images(float* workspace, float* dw, const Im
             };
 #pragma unroll 1
             for (int w = columns.w; w < columns.w_end; ++w) {
-                if (!tile.met(w)) continue;
-                free_until(tile.first_seen(w));
-                for (const int end = min(tile.last_seen(w) + 1, columns.q_end); looked < end; ++looked)
+                if (!tile.is_read(w)) continue;
+                release_until(tile.first_dy_column(w));
+                for (const int end = min(tile.last_dy_column(w) + 1, columns.q_end); looked < end; ++looked)
                     apart = apart << 1 | static_cast<unsigned>(factors_of(looked).apart);
                 // Where factors of images stand between x and one of the columns, x is converted anew for each.
                 const bool anew = (apart & ((1u << reach) - 1)) != 0;
@@ -369,36 +335,32 @@ __device__ __forceinline__ void sum_images(float* workspace, float* dw, const Im
                 WeightFragments<Problem, Stages> weights;
                 // NOTE: as in tensor_weight.cuh.
                 const int fresh = row + zero_after(static_cast<unsigned>(w));
-                if (!anew) load_unscaled(weights, x, fresh, t);
+                if (!anew) weights.load_unscaled(x, fresh, t);
                 bool held = true;
                 float partial[32];
 #pragma unroll
                 for (int tap = taps - 1; tap >= 0; --tap) {
-                    const int q = tile.seen(w, tap);
+                    const int q = tile.dy_column(w, tap);
                     if (q < 0) continue;
                     if (anew) weights.load(x, factors_of(q), row, t);
                     wait_for(q);
                     const int stage = static_cast<int>(number_of(q) % Tuning::split_stages);
-                    turns.wait();
+                    ping_pong.wait();
                     wgmma_fence(partial, weights.high, weights.low);
                     multiply_weights(partial, weights, rings.split(stage));
                     wgmma_commit_group();
-                    turns.pass(false);
+                    ping_pong.pass(false);
                     if (held && !anew) {
-                        __syncwarp();
-                        if (lane == 0) mbarrier_arrive(rings.x_free(x_place.stage));
+                        warp_arrive(rings.x_empty(x_place.stage), lane);
                         held = false;
                     }
                     wgmma_wait_group<0>(partial, weights.high, weights.low);
-                    promote_scaled(sums[tap], partial, weights.down, rings.scales(stage) + t * Rings::scale_pitch);
+                    promote_scaled(sums[tap], partial, weights.inverse_scale, rings.scales(stage) + t * Rings::scale_pitch);
                 }
-                if (held) {
-                    __syncwarp();
-                    if (lane == 0) mbarrier_arrive(rings.x_free(x_place.stage));
-                }
+                if (held) warp_arrive(rings.x_empty(x_place.stage), lane);
                 x_place.advance();
             }
-            free_until(columns.q_end);
+            release_until(columns.q_end);
             dy_number += columns.stages();
         }
         float4* const slot = reinterpret_cast<float4*>(workspace) +
@@ -416,7 +378,7 @@ __device__ __forceinline__ void sum_images(float* workspace, float* dw, const Im
         }
     }
     // The turn after the very last.
-    if (warpgroup == 0) turns.wait();
+    if (warpgroup == 0) ping_pong.wait();
 }
 
 // The first launch: sums of each block's units, to slots of the workspace.
@@ -429,8 +391,8 @@ __device__ __forceinline__ void tensor_weight_images(const TensorMap& x, const T
     if (threadIdx.x == 0) rings.init();
     __syncthreads();
     const ImageUnits<Problem, Tuning> units(batch);
-    const int all = units.units_before(Problem::r);
-    const int first = min(static_cast<int>(blockIdx.x) * units.share, all), last = min(first + units.share, all);
+    const int all = units.units_before(Problem::r), first = min(static_cast<int>(blockIdx.x) * units.share, all);
+    const int last = min(first + units.share, all);
     const int warpgroup = threadIdx.x / 128, thread = threadIdx.x % 128;
     if (warpgroup < Tuning::warpgroups) {
         set_registers_up<Tuning::consumer_registers>();
@@ -446,12 +408,12 @@ __device__ __forceinline__ void tensor_weight_images(const TensorMap& x, const T
     }
 }
 
-// The second: the slots of each tile, in their order. A block's `groups` of threads add every so many-th of them, then the
-// first group what all have added.
+// The second: the slots of each tile, in their order. A block's `sum_groups` of threads add every so many-th of them, then the
+// first group adds what all have.
 template <class Problem, class Tuning>
 __device__ __forceinline__ void sum_image_slots(const float* __restrict__ workspace, float* __restrict__ dw, long long batch) {
     using Units = ImageUnits<Problem, Tuning>;
-    constexpr int taps = Tuning::taps, groups = Tuning::groups, threads = 256 / groups;
+    constexpr int taps = Tuning::taps, groups = Tuning::sum_groups, threads = 256 / groups;
     constexpr int of_warpgroup = taps * 8 * 128, of_tile = of_warpgroup * Tuning::warpgroups;
     static_assert(of_tile % threads == 0, "blocks divide tiles");
     constexpr int blocks = of_tile / threads;
@@ -467,21 +429,17 @@ __device__ __forceinline__ void sum_image_slots(const float* __restrict__ worksp
     const float4* const from = reinterpret_cast<const float4*>(workspace) +
                                static_cast<int64>(Tuning::direct ? 2 * first : first + tile.number) * of_tile + own;
     float total[4] = {};
+    const auto add = [&](const float4& four) { total[0] += four.x, total[1] += four.y, total[2] += four.z, total[3] += four.w; };
 #pragma unroll 4
-    for (int i = group; i < last - first + 1; i += groups) {
-        const float4 four = from[static_cast<int64>(Tuning::direct ? 2 * i + (i == 0 && second) : i) * of_tile];
-        total[0] += four.x, total[1] += four.y, total[2] += four.z, total[3] += four.w;
-    }
+    for (int i = group; i < last - first + 1; i += groups)
+        add(from[static_cast<int64>(Tuning::direct ? 2 * i + (i == 0 && second) : i) * of_tile]);
     if constexpr (groups > 1) {
         float4* const shared = reinterpret_cast<float4*>(shared_memory());
         shared[threadIdx.x] = make_float4(total[0], total[1], total[2], total[3]);
         __syncthreads();
         if (group > 0) return;
 #pragma unroll
-        for (int other = 1; other < groups; ++other) {
-            const float4 four = shared[other * threads + threadIdx.x];
-            total[0] += four.x, total[1] += four.y, total[2] += four.z, total[3] += four.w;
-        }
+        for (int other = 1; other < groups; ++other) add(shared[other * threads + threadIdx.x]);
     }
     store_image_sums(dw, tile, own / of_warpgroup, own / 128 % (8 * taps), own % 128, total);
 }

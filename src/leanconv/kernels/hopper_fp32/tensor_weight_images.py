@@ -4,28 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 
-from leanconv.kernels.contract import (
-    LAUNCH_CYCLES,
-    Arithmetic,
-    TimedAlgorithm,
-    by_time,
-    ceil_div,
-    conv_constants,
-    variant,
-)
-from leanconv.kernels.hopper_fp32.filters import DEPTH, LEAST_CHANNELS, SplitGemm
-from leanconv.kernels.hopper_fp32.tensor_gemm import ROW, wgmma_limits
+from leanconv.kernels.common.layers import conv_constants, gradient_arguments, limits, wgmma_limits
+from leanconv.kernels.common.split_gemm import DEPTH, LEAST_CHANNELS
+from leanconv.kernels.common.tensor_core_gemm import ROW
+from leanconv.kernels.contract import by_time, ceil_div, variant
+from leanconv.kernels.cost import Speeds, launch_cycles
 from leanconv.kernels.hopper_fp32.tensor_weight import (
-    CHUNK,
-    CODE_STAGES,
+    MMA_N,
     MOST_SHARING,
     SHARING_REGISTERS,
     ConsumersConfig,
+    WeightGradient,
     sharing_taps,
 )
-from leanconv.kernels.simt.tiles import gradient_arguments, weight_limits
-from leanconv.plan import Launch, Plan, Pointer, Target, TensorMap, in_chain
+from leanconv.plan import Argument, Launch, Plan, Pointer, Target, TensorMap, in_chain
 from leanconv.problem import ConvProblem
 
 #: Images that a layer has at least: with fewer a stage of 64 is mostly zeros.
@@ -34,11 +28,7 @@ LEAST_IMAGES = 16
 WARPGROUPS = 2
 #: Stages of x, of dy and of dy converted.
 STAGES = 3, 3, 4
-#: Cycles of a stage of x, of each tap that it meets, and of a block beside them.
-X_CYCLES, TAP_CYCLES, BLOCK_CYCLES = 1800, 1220, 2000
-#: And of the columns of dy that two segments of a row both convert.
-SEAM_CYCLES = 2000
-#: Columns of dy that a column of x may meet.
+#: Columns of dy that a column of x may be multiplied with.
 MOST_COLUMNS = 3
 #: Rows of an image that a stage may have, and how far apart copies can bring them.
 ROWS, MOST_STEP = (1, 2, 4), 8
@@ -50,86 +40,67 @@ ADDING_THREADS = 256
 
 @dataclass(frozen=True)
 class TensorWeightImagesConfig(ConsumersConfig):
-    """A tile has ``taps`` of a filter's row, 64 filters, and 64 channels for each of ``warpgroups`` consumers.
+    """A tile has ``taps`` of a filter's row, 64 filters, and 64 channels for each consumer.
 
-    A stage has ``rows`` rows of 64 / ``rows`` images. ``products`` of float16 make one of float32: 3, or 1 in tier
-    tf32. ``x_stages``, ``dy_stages`` and ``split_stages`` are the lengths of the rings of x, of dy, and of dy
-    converted. ``blocks`` share all tiles' rows of outputs evenly, each of them in ``segments``; ``groups`` of threads
-    add their sums. ``direct``: tiles that one block has all of take no slot of the workspace.
-    ``turns``: consumers multiply in turn, a tap at a time.
+    A stage has ``image_rows`` rows of 64 / ``image_rows`` images. ``blocks`` share all tiles' rows of outputs evenly,
+    each of them in ``segments``; ``sum_groups`` groups of threads add their sums. ``direct``: tiles that one block has
+    all of take no slot of the workspace.
     """
 
-    rows: int
-    segments: int
+    image_rows: int
     taps: int
-    products: int
-    x_stages: int
-    dy_stages: int
-    split_stages: int
-    consumer_registers: int
-    converter_registers: int
-    producer_registers: int
-    blocks: int
-    groups: int
+    segments: int = 1
+    blocks: int = 1
+    sum_groups: int = 1
     direct: bool = False
-    turns: bool = True
-
-    @property
-    def channels(self) -> int:
-        """Channels of a tile."""
-        return 64 * self.warpgroups
 
     @property
     def slot_bytes(self) -> int:
         """Bytes of a block's sums of a tile."""
-        return 4 * 64 * self.warpgroups * CHUNK * self.taps
-
-    @property
-    def shared_bytes(self) -> int:
-        """Shared memory of a block (WeightRings in kernels/hopper_fp32/tensor_weight_tiles.cuh)."""
-        split = 2 * DEPTH * CHUNK * (2 if self.products == 3 else 1) + 320
-        x, dy = 4 * self.channels * DEPTH, 4 * CHUNK * DEPTH
-        rings = self.x_stages * x + self.dy_stages * dy + self.split_stages * split
-        barriers = 16 * (self.x_stages + self.dy_stages + self.split_stages) + 8 * CODE_STAGES
-        return rings + CODE_STAGES * (DEPTH + 8) + barriers
+        return 4 * self.rows * MMA_N * self.taps
 
 
-class TensorWeightImages(TimedAlgorithm):
-    """For small and many images: a stage is one pixel of 64 images, so neighbouring taps share x and dy, and what lies
-    outside the images is left out. All blocks have equal shares of all tiles; split-K through a workspace.
+@dataclass(frozen=True)
+class ImageSpeeds(Speeds):
+    """Cycles of a gradient of the filters with stages of images."""
 
-    ``x dy ≈ hi·hi + hi·lo + lo·hi`` in float16, summed in float32; in tier tf32 ``hi·hi`` alone.
-    """
+    #: of a stage of x, of each tap that it is multiplied for, and of a block beside them
+    x: int
+    tap: int
+    block: int
+    #: of the columns of dy that two segments of a row both convert
+    seam: int
+    #: share of ``tap`` with one product instead of three
+    one_product: float
 
-    name = "tensor_weight"
+
+class TensorWeightImages(WeightGradient):
+    """For small and many images: a stage is one pixel of 64 images, so neighbouring taps share x and dy, and padding is
+    left out. All blocks have equal shares of all tiles; split-K through a workspace."""
+
     strategy = "images"
-    paper = SplitGemm.paper
-    tier = "fp32"
-    solves = "conv2d"
 
     def why_not(self, problem: ConvProblem, target: Target) -> list[str]:
-        reasons = [*weight_limits(problem), *wgmma_limits(target)]
+        reasons = [*limits(problem, "wgrad"), *wgmma_limits(target)]
         if problem.layout != "NHWC":
             reasons.append(f"layout={problem.layout!r} is not NHWC: a stage copies whole rows of channels")
         if problem.c % 4 or problem.k % 4 or problem.group_c % 4 or problem.group_k % 4:
-            reasons.append(f"{problem.group_c} channels and {problem.group_k} filters in a group are not in fours")
-        if min(problem.group_c, problem.group_k) < LEAST_CHANNELS:
-            least = min(problem.group_c, problem.group_k)
+            reasons.append(
+                f"{problem.group_c} channels and {problem.group_k} filters in a group are not multiples of four"
+            )
+        if (least := min(problem.group_c, problem.group_k)) < LEAST_CHANNELS:
             reasons.append(f"{least} channels or filters in a group are fewer than {LEAST_CHANNELS}")
         if problem.s == 1:
             reasons.append("s=1 leaves no taps of a row that could share x")
         if problem.n < LEAST_IMAGES:
             reasons.append(f"n={problem.n} images are fewer than {LEAST_IMAGES}")
         if not reasons and units_of(problem, 1) == 0:
-            reasons.append("no tap sees the image")
+            reasons.append("no tap reads the image")
         if not reasons:
             reasons += [*x_map(problem, 1).why_not(), *dy_map(problem, 1).why_not()]
             if problem.n * problem.p * problem.k * problem.group_c * problem.r // 4096 >= 2**31:
                 reasons.append(f"{problem.n * problem.p} rows of dy for each tile are too many for 32 bits")
         return reasons
-
-    def arithmetic(self, problem: ConvProblem) -> Arithmetic:
-        return "fp16" if problem.precision == "tf32" else "fp16x3"
 
     def workspace_bytes(self, problem: ConvProblem, config: TensorWeightImagesConfig) -> int:
         return _slots(problem, config) * config.slot_bytes
@@ -140,33 +111,24 @@ class TensorWeightImages(TimedAlgorithm):
 
     def plan(self, problem: ConvProblem, config: TensorWeightImagesConfig, target: Target) -> Plan:
         *_, dw, batch = gradient_arguments(problem)
-        x, dy = x_map(problem, config.rows), dy_map(problem, config.rows)
-        adding = config.slot_bytes // 16 * config.groups // ADDING_THREADS
-        first = Launch(
-            header="kernels/hopper_fp32/tensor_weight_images.cuh",
-            function="leanconv::tensor_weight_images",
-            problem=conv_constants(problem),
-            tuning=config.constants(),
-            arguments=(x, dy, Pointer("workspace", written=True), dw, batch),
-            grid=config.blocks,
-            block=config.threads,
-            shared_bytes=config.shared_bytes,
-        )
-        second = Launch(
-            header="kernels/hopper_fp32/tensor_weight_images.cuh",
-            function="leanconv::sum_image_slots",
-            problem=conv_constants(problem),
-            tuning=config.constants(),
-            arguments=(Pointer("workspace"), dw, batch),
-            grid=tiles_of(problem, config) * adding,
-            block=ADDING_THREADS,
-            shared_bytes=16 * ADDING_THREADS if config.groups > 1 else 0,
-        )
+        tuning = (*config.constants(), *config.geometry.items())
+
+        def launch(name: str, arguments: tuple[Argument, ...], grid: int, block: int, shared_bytes: int) -> Launch:
+            header = "kernels/hopper_fp32/tensor_weight_images.cuh"
+            constants = conv_constants(problem)
+            return Launch(header, f"leanconv::{name}", constants, tuning, arguments, grid, block, shared_bytes)
+
+        maps = x_map(problem, config.image_rows), dy_map(problem, config.image_rows)
+        arguments = (*maps, Pointer("workspace", written=True), dw, batch)
+        first = launch("tensor_weight_images", arguments, config.blocks, config.threads, config.shared_bytes)
+        grid = tiles_of(problem, config) * (config.slot_bytes // 16 * config.sum_groups // ADDING_THREADS)
+        shared = 16 * ADDING_THREADS if config.sum_groups > 1 else 0
+        second = launch("sum_image_slots", (Pointer("workspace"), dw, batch), grid, ADDING_THREADS, shared)
         return Plan(in_chain((first, second)), workspace_bytes=self.workspace_bytes(problem, config))
 
 
 def x_map(problem: ConvProblem, rows: int) -> TensorMap:
-    """How bulk copies walk over x: 32 channels of a column of ``rows`` rows of images."""
+    """How TMA walks over x: boxes of 32 channels of a column of ``rows`` rows of images."""
     return _images("x", (problem.c, problem.w, problem.h, problem.n), rows, problem.stride[0])
 
 
@@ -177,24 +139,15 @@ def dy_map(problem: ConvProblem, rows: int) -> TensorMap:
 
 def _images(role: str, shape: tuple[int, int, int, int], rows: int, step: int) -> TensorMap:
     c, w, h, _ = shape
-    return TensorMap(
-        role=role,
-        element="float32",
-        shape=shape,
-        strides=(4 * c, 4 * c * w, 4 * c * w * h),
-        box=(ROW, 1, (rows - 1) * step + 1, DEPTH // rows),
-        traversal=(1, 1, step if rows > 1 else 1, 1),
-        swizzle=4 * ROW,
-    )
+    strides, box = (4 * c, 4 * c * w, 4 * c * w * h), (ROW, 1, (rows - 1) * step + 1, DEPTH // rows)
+    traversal = (1, 1, step if rows > 1 else 1, 1)
+    return TensorMap(role, "float32", shape, strides, box, traversal=traversal, swizzle=4 * ROW)
 
 
 def _whole(problem: ConvProblem, most_blocks: int) -> Iterator[TensorWeightImagesConfig]:
-    products = 1 if problem.precision == "tf32" else 3
-    taps = _taps(problem)
+    products, taps = 1 if problem.precision == "tf32" else 3, _taps(problem)
     rows = min((rows for rows in ROWS if _may_have(problem, rows)), key=lambda rows: units_of(problem, rows))
-    first = TensorWeightImagesConfig(
-        WARPGROUPS, rows, 1, taps, products, *STAGES, *SHARING_REGISTERS, blocks=1, groups=1
-    )
+    first = TensorWeightImagesConfig(WARPGROUPS, products, *STAGES, *SHARING_REGISTERS, rows, taps)
     tiles = tiles_of(problem, first)
     units = units_of(problem, rows) * tiles // problem.r
     for segments in (1, 2, 3, 4, 6, 8):
@@ -202,12 +155,12 @@ def _whole(problem: ConvProblem, most_blocks: int) -> Iterator[TensorWeightImage
             break
         blocks = max(1, min(units * segments, most_blocks))
         groups = next(many for many in (8, 4, 2, 1) if many == 1 or blocks // tiles >= 2 * many)
-        yield variant(first, segments=segments, blocks=blocks, groups=groups, direct=tiles > blocks)
+        yield variant(first, segments=segments, blocks=blocks, sum_groups=groups, direct=tiles > blocks)
 
 
 def _taps(problem: ConvProblem) -> int:
     """How many taps of a filter's row a tile has: as evenly many as a row has in tiles of up to three, as long as rings
-    hold all columns of dy that a column of x meets."""
+    hold all columns of dy that a column of x is multiplied with."""
     for most in (MOST_SHARING, 2):
         taps = sharing_taps(problem, most)
         if (taps - 1) * problem.dilation[1] // problem.stride[1] + 1 <= MOST_COLUMNS:
@@ -225,12 +178,12 @@ def _slots(problem: ConvProblem, config: TensorWeightImagesConfig) -> int:
 
 def tiles_of(problem: ConvProblem, config: TensorWeightImagesConfig) -> int:
     """Tiles of the gradient."""
-    channels, filters = ceil_div(problem.group_c, config.channels), ceil_div(problem.group_k, CHUNK)
+    channels, filters = ceil_div(problem.group_c, config.rows), ceil_div(problem.group_k, MMA_N)
     return problem.r * ceil_div(problem.s, config.taps) * channels * filters * problem.groups
 
 
 def _rows_inside(problem: ConvProblem, r: int) -> tuple[int, int]:
-    """First row of outputs whose taps of row r see the image, and how many do."""
+    """First row of outputs whose taps of row r read the image, and how many do."""
     first, size = -problem.padding[0] + r * problem.dilation[0], problem.stride[0]
     inside = [p for p in range(problem.p) if 0 <= first + p * size < problem.h]
     return (inside[0] if inside else 0), len(inside)
@@ -256,25 +209,27 @@ def units_of(problem: ConvProblem, rows: int) -> int:
     return stages * ceil_div(problem.n, DEPTH // rows)
 
 
+@lru_cache(maxsize=64)
 def columns_of(problem: ConvProblem, taps: int) -> tuple[float, float]:
-    """Columns of x in a row that some tap sees, and pairs of such a column and a tap, on average over a row's tiles."""
-    left, step, dilation = problem.padding[2], problem.stride[1], problem.dilation[1]
-    met = pairs = 0
-    for first in range(0, problem.s, taps):
-        for w in range(problem.w):
-            places = (w + left - s * dilation for s in range(first, min(first + taps, problem.s)))
-            seen = sum(at % step == 0 and 0 <= at // step < problem.q for at in places)
-            met, pairs = met + (seen > 0), pairs + seen
+    """Columns of x in a row that some tap reads, and pairs of such a column and a tap, on average over the tiles."""
+    step, read = problem.stride[1], []
+    for s in range(problem.s):
+        first = s * problem.dilation[1] - problem.padding[2]
+        low, high = max(0, ceil_div(-first, step)), min(problem.q - 1, (problem.w - 1 - first) // step)
+        read.append(range(first + step * low, first + step * high + 1, step))
+    columns = sum(len(set().union(*read[s : s + taps])) for s in range(0, problem.s, taps))
     groups = ceil_div(problem.s, taps)
-    return met / groups, pairs / groups
+    return columns / groups, sum(map(len, read)) / groups
 
 
 def predicted_cycles(problem: ConvProblem, config: TensorWeightImagesConfig, target: Target) -> float:
     """Predicted time in clock cycles, of both launches."""
-    met, pairs = columns_of(problem, config.taps)
-    units = units_of(problem, config.rows) * config.segments
+    speeds = ImageSpeeds.of(target)
+    columns, pairs = columns_of(problem, config.taps)
+    units = units_of(problem, config.image_rows) * config.segments
     share = ceil_div(units * tiles_of(problem, config) // problem.r, config.blocks) / config.segments
-    rate = 0.5 if config.products == 1 else 1
-    unit = met * X_CYCLES + pairs * TAP_CYCLES * rate + (config.segments - 1) * SEAM_CYCLES
+    rate = speeds.one_product if config.products == 1 else 1
+    unit = columns * speeds.x + pairs * speeds.tap * rate + (config.segments - 1) * speeds.seam
     sums = 2 * _slots(problem, config) * config.slot_bytes / target.bytes_per_cycle
-    return max(share * unit + BLOCK_CYCLES, problem.bytes / target.bytes_per_cycle) + sums + 2 * LAUNCH_CYCLES
+    memory = problem.bytes / target.bytes_per_cycle
+    return max(share * unit + speeds.block, memory) + sums + 2 * launch_cycles(target)

@@ -1,277 +1,258 @@
-// Implicit GEMM on tensor cores for float16 and bfloat16 in NCHW, sums in float32, for sm_90a.
+// native_gemm_nchw: implicit GEMM on Hopper tensor cores (wgmma) for float16 and bfloat16 in NCHW, float32 sums.
 //
-// y[pixel, k] = sum over taps and channels of x[pixel + tap, c] w[k, tap, c], 2 C/g R S flops an output, where the tensor cores
-// start 4096 flops a cycle and multiprocessor: 989 TFLOP/s at 1.83 GHz, of which power leaves two thirds. Channels of a pixel
-// lie far apart in NCHW, and a product wants them side by side. So `producers` warpgroups load the pixels that a tile's
-// windows see, `chunk` channels of them, turn them around in registers, and store eight channels of a pixel as 16 bytes.
-// Pixels have such numbers (pixel_windows.cuh) that each tap sees the whole tile's pixels side by side, some lines further
-// on: so each pixel is loaded once for all taps, and the operand of a tap is a descriptor that begins at another line.
-//   loaded:     (pixels + reach) · chunk · 2 bytes for R S · pixels · filters · chunk · 2 flops: for 128 pixels of 56 x 56,
-//               256 filters of 3 x 3: 3.4 bytes a cycle at full speed; 1 x 1: 16
-//   copied:     filters · chunk · 2 bytes a tap, prepared (window_filters.cuh): 32 bytes a cycle for 128 pixels
-//   multiplied: a product of 64 pixels x n filters x 16 takes n / 2 cycles and reads (64 + n) · 32 bytes
-// Where a layer has one tap and whole images lie aligned, tensor copies bring windows as they lie: a channel of 64 pixels is a
-// row, which a transposed descriptor reads.
-// Without swizzle eight lines of 16 bytes are eight neighbouring pixels, so products and stores meet each bank once.
-// Sums stay in the tensor core over the whole reduction, as in native_gemm_16bit.
-// A block computes tile after tile; the windows of the next one are loaded while this one's are multiplied.
+//   y[m, k] = sum over r, s, c of x[m + (r, s), c] * w[k, r, s, c]        m: output pixel, k: filter
 //
-// On an H200, 3 x 3, prepared filters, burst: 256 channels and filters 589 TFLOP/s, 128 400, 64 277; 1 x 1 at 2 TB/s,
-// copied 2.8.
+// Channels of a pixel lie far apart in NCHW, and wgmma takes them side by side. Input pixels lie in shared memory once, transposed
+// to channels-last, in a padded linear order (linear_pixels.cuh); every tap reads them at a constant offset: a descriptor that
+// begins at another pixel.
+//
+// Requires   sm_90a; NCHW; packed weights (packed_filters.cuh); the tile's pixels with their halo in shared memory.
+// Numerics   as native_gemm_16bit: exact products, sums stay in the tensor core over the whole reduction.
+// CTA tile   64 * m_tiles * warpgroups pixels x filters; a stage of pixels has channel_block channels and serves all taps; a stage
+//            of filters has channel_block channels of one tap. Persistent.
+// Roles      warpgroups 0..n-1  consumers: wgmma with both operands in shared memory, epilogue, stores
+//            the rest           producers: all warps but the last load and transpose pixels (transposed_loads.cuh); one thread of
+//                               the last issues bulk copies of filters. With one tap and aligned images (`by_tma`) tensor copies
+//                               bring pixels as they lie, a channel of 64 pixels a row, which a transposed descriptor reads.
+// Pipelines  pixels   pixel_stages    full: producer warps (or bytes) -> consumers, empty: consumer warps -> producers
+//            filters  filter_stages   full: bytes of a copy -> consumers,            empty: consumer warps -> producer
+// One stage  wait full(pixels); for each tap: wait full(filters); channel_block / 16 k16 steps x m_tiles wgmma; commit; wait for
+//            the wgmma of the tap before, release its filters, after the last tap its pixels. The pixels of the next stage are
+//            loaded meanwhile. Without swizzle eight 16-byte vectors are eight neighbouring pixels: wgmma and stores meet each
+//            bank once.
+// Work       2 C/g R S flops an output; peak 4096 flops a cycle and multiprocessor, 989 TFLOP/s at 1.83 GHz; two thirds of it at
+//            the power limit. Loaded: (pixels + halo) * channel_block * 2 bytes for R S * pixels * filters * channel_block * 2
+//            flops: of 128 pixels of 56 x 56 and 256 filters 3.4 bytes a cycle at full speed with 3 x 3, 16 with 1 x 1. Copied:
+//            filters * channel_block * 2 bytes a tap, 32 bytes a cycle for 128 pixels. Read by a wgmma of 64 pixels x n filters x
+//            16: (64 + n) * 32 bytes in n / 2 cycles.
+// Measured   H200, 3x3, packed weights, burst TFLOP/s: 256 channels and filters 589, 128 400, 64 277; 1x1 loads at 2 TB/s, by
+//            tensor copies at 2.8.
 #pragma once
 
-#include <device/element.cuh>
-#include <kernels/hopper_native/narrow_product.cuh>
-#include <kernels/hopper_native/pixel_windows.cuh>
-#include <device/ptx/bulk_copy.cuh>
-#include <device/ptx/registers.cuh>
-#include <device/ptx/shared.cuh>
-#include <device/ptx/wgmma.cuh>
 #include <device/pipeline/rings.cuh>
-#include <kernels/hopper_native/window_filters.cuh>
-#include <kernels/hopper_native/window_loads.cuh>
-#include <kernels/hopper_native/window_outputs.cuh>
+#include <device/ptx/memory.cuh>
+#include <device/ptx/mma.cuh>
+#include <device/ptx/sync.cuh>
+#include <device/ptx/tma.cuh>
+#include <kernels/hopper_native/accumulators.cuh>
+#include <kernels/hopper_native/linear_pixels.cuh>
+#include <kernels/hopper_native/outputs_nchw.cuh>
+#include <kernels/hopper_native/packed_filters.cuh>
+#include <kernels/hopper_native/transposed_loads.cuh>
 
 namespace leanconv {
 
-// Which tiles there are: filters first, then groups, then pixels. Those of the same pixels are side by side.
+// What warps load of x.
 template <class Problem, class Tuning>
-struct WindowTiles {
-    using Windows = PixelWindows<Problem, Tuning>;
-    static constexpr int of_group = ceil_div(Problem::group_k, Tuning::filters), side_by_side = of_group * Problem::groups;
-    long long batch;
-    __device__ __forceinline__ int count() const {
-        return (static_cast<int>(batch) * Windows::image + Windows::pixels - 1) / Windows::pixels * side_by_side;
-    }
-    static __device__ __forceinline__ int filters(int tile) { return tile % of_group; }
-    static __device__ __forceinline__ int group(int tile) { return tile / of_group % Problem::groups; }
-    static __device__ __forceinline__ int first_pixel(int tile) { return tile / side_by_side * Windows::pixels; }
+struct GemmSource : LinearPixels<Problem, Tuning>, InputTensor<Problem> {
+    static constexpr int vectors = Tuning::channel_block / 8, registers = Tuning::producer_registers;
+    static constexpr bool whole = Problem::group_c % 16 == 0;  // all channels of all stages exist
 };
 
-// Shared memory: a ring of windows, each `chunk` channels of all lines; a ring of filters, each `chunk` channels of one tap; the
-// lines that taps begin with; what warpgroups turn their outputs around in; the barriers.
+// Operand A: 64 resident pixels from one on, and where its next 16 channels and its next 64 pixels lie.
+template <class Problem, class Tuning, bool by_tma>
+struct PixelOperand {
+    static constexpr int pitch = LinearPixels<Problem, Tuning>::pitch, k16 = 2 * pitch * 16, m64 = 64 * 16;
+    static __device__ __forceinline__ MatrixDescriptor at(const unsigned char* stage, int pixel) {
+        return matrix_descriptor(stage + pixel * 16, pitch * 16, 128, 0);
+    }
+};
 template <class Problem, class Tuning>
-struct WindowRings {
-    using Windows = PixelWindows<Problem, Tuning>;
-    static constexpr int taps = Problem::r * Problem::s, eights = Tuning::chunk / 8;
-    static constexpr int window_bytes = eights * Windows::pitch * 16, filter_bytes = eights * Tuning::filters * 16;
-    static constexpr int chunks = WindowFilters<Problem, Tuning>::chunks;
-    static constexpr int filters_at = Tuning::windows * window_bytes, lines_at = filters_at + Tuning::stages * filter_bytes;
-    static constexpr int outputs_at = lines_at + ceil_div(4 * taps, 16) * 16;
-    static constexpr int outputs_bytes = WindowOutputs<Problem, Tuning>::bytes;  // of a warpgroup
-    static constexpr int barriers_at = outputs_at + Tuning::warpgroups * outputs_bytes;
-    static constexpr int loading_warps = 4 * Tuning::producers - 1, consumer_warps = 4 * Tuning::warpgroups;
-    static_assert(barriers_at + 16 * (Tuning::windows + Tuning::stages) == Tuning::bytes, "the host counts as many bytes");
-    unsigned char* base;
+struct PixelOperand<Problem, Tuning, true> {
+    static constexpr int k16 = 16 * 128, m64 = Tuning::channel_block * 128;
+    static __device__ __forceinline__ TransposedDescriptor at(const unsigned char* stage, int pixel) {
+        return transposed_descriptor(stage + pixel / 64 * m64, m64, 1024, 128);
+    }
+};
 
-    __device__ __forceinline__ WindowRings() : base(Tuning::copied ? shared_memory_for_swizzles() : shared_memory()) {}
-    __device__ __forceinline__ unsigned char* window(int stage) const { return base + stage * window_bytes; }
-    __device__ __forceinline__ unsigned char* filters(int stage) const { return base + filters_at + stage * filter_bytes; }
-    __device__ __forceinline__ int* lines() const { return reinterpret_cast<int*>(base + lines_at); }
-    __device__ __forceinline__ unsigned char* outputs(int warpgroup) const {
-        return base + outputs_at + warpgroup * outputs_bytes;
+// What a CTA computes and how its shared memory is laid out: a ring of pixels, a ring of filters, the pixel offsets of all taps,
+// a staging buffer for each consumer warpgroup's outputs, the barriers.
+template <class Problem, class Tuning>
+struct NchwGemm {
+    using T = typename Problem::element;
+    using Result = typename Problem::result;
+    using Pixels = LinearPixels<Problem, Tuning>;
+    using Filters = PackedFilters<Problem, Tuning>;
+    static constexpr int taps = Filters::taps, blocks = Filters::blocks;
+    static constexpr int pixels = 64 * Tuning::warpgroups * Tuning::m_tiles;  // of a tile
+    static constexpr int pixel_bytes = Tuning::channel_block / 8 * Pixels::pitch * 16;
+    static constexpr int filter_bytes = Tuning::channel_block / 8 * Tuning::filters * 16;
+    static constexpr int output_bytes = (Tuning::barriers_at - Tuning::outputs_at) / Tuning::warpgroups;
+    static constexpr int loading_warps = 4 * Tuning::producers - 1, consumer_warps = 4 * Tuning::warpgroups;
+    static_assert(Tuning::pixel_stages * pixel_bytes == Tuning::filters_at, "the host counts as many bytes");
+    static_assert(Tuning::filters_at + Tuning::filter_stages * filter_bytes == Tuning::taps_at, "the host counts as many bytes");
+    static_assert(!Problem::nhwc && !Problem::chwn, "channels of a pixel lie apart");
+    static_assert(!Tuning::by_tma || Problem::groups == 1 || Problem::group_c % Tuning::channel_block == 0,
+                  "a tensor copy has channels of one group");
+
+    unsigned char* base;
+    long long batch;
+
+    __device__ __forceinline__ explicit NchwGemm(long long batch)
+        : base(Tuning::by_tma ? shared_memory_for_swizzles() : shared_memory()), batch(batch) {}
+
+    // Tiles: filters first, then groups, then pixels. Those of the same pixels follow each other.
+    __device__ __forceinline__ int tiles() const {
+        return (static_cast<int>(batch) * Pixels::image + pixels - 1) / pixels * (Filters::tiles * Problem::groups);
     }
-    __device__ __forceinline__ Mbarrier* window_full(int stage) const {
-        return reinterpret_cast<Mbarrier*>(base + barriers_at) + stage;
+    static __device__ __forceinline__ int filter_tile(int tile) { return tile % Filters::tiles; }
+    static __device__ __forceinline__ int group(int tile) { return tile / Filters::tiles % Problem::groups; }
+    static __device__ __forceinline__ int first_pixel(int tile) { return tile / (Filters::tiles * Problem::groups) * pixels; }
+
+    __device__ __forceinline__ unsigned char* pixels_of(int stage) const { return base + stage * pixel_bytes; }
+    __device__ __forceinline__ unsigned char* filters_of(int stage) const {
+        return base + Tuning::filters_at + stage * filter_bytes;
     }
-    __device__ __forceinline__ Mbarrier* window_free(int stage) const { return window_full(Tuning::windows) + stage; }
-    __device__ __forceinline__ Mbarrier* filters_full(int stage) const { return window_free(Tuning::windows) + stage; }
-    __device__ __forceinline__ Mbarrier* filters_free(int stage) const { return filters_full(Tuning::stages) + stage; }
-    // By all threads, before a barrier of the block.
+    __device__ __forceinline__ int* tap_offsets() const { return reinterpret_cast<int*>(base + Tuning::taps_at); }
+    __device__ __forceinline__ Mbarrier* pixels_full(int stage) const {
+        return reinterpret_cast<Mbarrier*>(base + Tuning::barriers_at) + stage;
+    }
+    __device__ __forceinline__ Mbarrier* pixels_empty(int stage) const { return pixels_full(Tuning::pixel_stages) + stage; }
+    __device__ __forceinline__ Mbarrier* filters_full(int stage) const { return pixels_empty(Tuning::pixel_stages) + stage; }
+    __device__ __forceinline__ Mbarrier* filters_empty(int stage) const { return filters_full(Tuning::filter_stages) + stage; }
+    // By all threads, before a barrier of the CTA.
     __device__ __forceinline__ void init() const {
         for (int tap = threadIdx.x; tap < taps; tap += blockDim.x)
-            lines()[tap] = Windows::line(tap / Problem::s, tap % Problem::s);
+            tap_offsets()[tap] = Pixels::tap_offset(tap / Problem::s, tap % Problem::s);
         if (threadIdx.x > 0) return;
-        for (int i = 0; i < Tuning::windows; ++i) {
-            mbarrier_init(window_full(i), Tuning::copied ? 1 : loading_warps);
-            mbarrier_init(window_free(i), consumer_warps);
+        for (int i = 0; i < Tuning::pixel_stages; ++i) {
+            mbarrier_init(pixels_full(i), Tuning::by_tma ? 1 : loading_warps);
+            mbarrier_init(pixels_empty(i), consumer_warps);
         }
-        for (int i = 0; i < Tuning::stages; ++i) {
+        for (int i = 0; i < Tuning::filter_stages; ++i) {
             mbarrier_init(filters_full(i), 1);
-            mbarrier_init(filters_free(i), consumer_warps);
+            mbarrier_init(filters_empty(i), consumer_warps);
         }
         fence_mbarrier_init();
     }
-};
 
-// What warps load of x.
-template <class Problem, class Tuning>
-struct WindowSource : PixelWindows<Problem, Tuning>, InputTensor<Problem> {
-    static constexpr int eights = Tuning::chunk / 8, registers = Tuning::producer_registers;
-    static constexpr bool whole = Problem::group_c % 16 == 0;  // all channels of all windows exist
-};
-
-// The share of a warp in all windows of the block's tiles.
-template <class Problem, class Tuning>
-struct WindowWalk : UnitWalk<WindowSource<Problem, Tuning>, WindowRings<Problem, Tuning>::loading_warps, Tuning::windows> {
-    using Rings = WindowRings<Problem, Tuning>;
-    using Walk = UnitWalk<WindowSource<Problem, Tuning>, Rings::loading_warps, Tuning::windows>;
-    const WindowTiles<Problem, Tuning>& tiles;
-    int tile, chunk = 0;
-
-    __device__ __forceinline__ WindowWalk(const WindowTiles<Problem, Tuning>& tiles, int warp)
-        : Walk(warp), tiles(tiles), tile(blockIdx.x) {}
-    __device__ __forceinline__ bool valid() const { return tile < tiles.count(); }
-    __device__ __forceinline__ void advance() {
-        if (Walk::advance() && ++chunk == Rings::chunks) chunk = 0, tile += gridDim.x;
-    }
-};
-
-// The warps that load pixels: all of the producers' but the last.
-template <class Problem, class Tuning>
-__device__ __forceinline__ void load_windows(const typename Problem::element* x, long long batch,
-                                             const WindowTiles<Problem, Tuning>& tiles,
-                                             const WindowRings<Problem, Tuning>& rings, int thread) {
-    using Source = WindowSource<Problem, Tuning>;
-    const int lane = thread % 32;
-    WindowWalk<Problem, Tuning> walk(tiles, thread / 32);
-    const auto load = [&](WindowUnit<Source>& unit) {
-        unit.load(x, batch, tiles.first_pixel(walk.tile), tiles.group(walk.tile), walk.chunk * Tuning::chunk,
-                  walk.unit * 32 + lane);
+    // The share of a warp in all stages of pixels of the CTA's tiles.
+    struct Walk : UnitWalk<GemmSource<Problem, Tuning>, loading_warps, Tuning::pixel_stages> {
+        using Base = UnitWalk<GemmSource<Problem, Tuning>, loading_warps, Tuning::pixel_stages>;
+        const NchwGemm& gemm;
+        int tile, block = 0;
+        __device__ __forceinline__ Walk(const NchwGemm& gemm, int warp) : Base(warp), gemm(gemm), tile(blockIdx.x) {}
+        __device__ __forceinline__ bool valid() const { return tile < gemm.tiles(); }
+        __device__ __forceinline__ void advance() {
+            if (Base::advance() && ++block == blocks) block = 0, tile += gridDim.x;
+        }
     };
-    load_units<Source>(walk, rings, lane, load, [&](int stage) { return rings.window(stage); });
-}
-
-// One thread's tensor copies of windows of one tap, 64 pixels of `chunk` channels each: rows of 128 bytes of a channel, swizzled.
-template <class Problem, class Tuning>
-__device__ __forceinline__ void load_windows(const TensorMap& x, long long, const WindowTiles<Problem, Tuning>& tiles,
-                                             const WindowRings<Problem, Tuning>& rings, int thread) {
-    using Windows = PixelWindows<Problem, Tuning>;
-    using Rings = WindowRings<Problem, Tuning>;
-    static_assert(Problem::groups == 1 || Problem::group_c % Tuning::chunk == 0, "a window has channels of one group");
-    if (thread > 0) return;
-    RingPlace<Tuning::windows> place;
-    for (int tile = blockIdx.x; tile < tiles.count(); tile += gridDim.x)
-        for (int chunk = 0; chunk < Rings::chunks; ++chunk) {
-            Mbarrier* const full = rings.window_full(place.stage);
-            mbarrier_wait_parity(rings.window_free(place.stage), place.parity ^ 1);
-            mbarrier_arrive_expect_tx(full, Rings::window_bytes);
-#pragma unroll
-            for (int i = 0; i < Windows::pixels / 64; ++i) {
-                const int number = tiles.first_pixel(tile) + i * 64, n = number / Windows::image;
-                cp_async_bulk_tensor_shared_global(rings.window(place.stage) + i * Tuning::chunk * 128, x, full,
-                                                   number - n * Windows::image,
-                                                   tiles.group(tile) * Problem::group_c + chunk * Tuning::chunk, n);
-            }
-            place.advance();
-        }
-}
-
-// One thread's copies of filters.
-template <class Problem, class Tuning>
-__device__ __forceinline__ void copy_filters(const typename Problem::element* prepared,
-                                             const WindowTiles<Problem, Tuning>& tiles,
-                                             const WindowRings<Problem, Tuning>& rings) {
-    using F = WindowFilters<Problem, Tuning>;
-    using Rings = WindowRings<Problem, Tuning>;
-    const uint4* const all = reinterpret_cast<const uint4*>(prepared + Problem::first_prepared);
-    RingPlace<Tuning::stages> place;
-    for (int tile = blockIdx.x; tile < tiles.count(); tile += gridDim.x)
-        for (int chunk = 0; chunk < F::chunks; ++chunk)
-            for (int tap = 0; tap < F::taps; ++tap) {
-                mbarrier_wait_parity(rings.filters_free(place.stage), place.parity ^ 1);
-                mbarrier_arrive_expect_tx(rings.filters_full(place.stage), Rings::filter_bytes);
-                cp_async_bulk_shared_global(rings.filters(place.stage),
-                                            all + F::stage(tiles.group(tile), tiles.filters(tile), chunk, tap),
-                                            Rings::filter_bytes, rings.filters_full(place.stage));
-                place.advance();
-            }
-}
-
-// Operand A: 64 pixels of a window from line `line` on, and where its next sixteen channels and its next 64 pixels lie.
-template <class Problem, class Tuning, bool copied>
-struct WindowOperand {
-    using Windows = PixelWindows<Problem, Tuning>;
-    static constexpr int sixteen = 2 * Windows::pitch * 16, block = 64 * 16;
-    static __device__ __forceinline__ MatrixDescriptor at(const unsigned char* window, int line) {
-        return matrix_descriptor(window + line * 16, Windows::pitch * 16, 128, 0);
+    // Loads of pixels, by the loading warps.
+    __device__ __forceinline__ void load_pixels(const T* x, int thread) const {
+        const int lane = thread % 32;
+        Walk walk(*this, thread / 32);
+        const auto load = [&](PixelUnit<GemmSource<Problem, Tuning>>& unit) {
+            unit.load(x, batch, first_pixel(walk.tile), group(walk.tile), walk.block * Tuning::channel_block,
+                      walk.round * 32 + lane);
+        };
+        load_units<GemmSource<Problem, Tuning>>(walk, *this, lane, load, [&](int stage) { return pixels_of(stage); });
     }
-};
-template <class Problem, class Tuning>
-struct WindowOperand<Problem, Tuning, true> {
-    static constexpr int sixteen = 16 * 128, block = Tuning::chunk * 128;
-    static __device__ __forceinline__ TransposedDescriptor at(const unsigned char* window, int line) {
-        return transposed_descriptor(window + line / 64 * block, block, 1024, 128);
-    }
-};
-
-// One warpgroup's products of all tiles of the block.
-template <class Problem, class Tuning>
-__device__ __forceinline__ void multiply_windows(const typename Problem::result* bias, typename Problem::result* y,
-                                                 long long batch, const WindowTiles<Problem, Tuning>& tiles,
-                                                 const WindowRings<Problem, Tuning>& rings, int warpgroup) {
-    using Rings = WindowRings<Problem, Tuning>;
-    using Operand = WindowOperand<Problem, Tuning, Tuning::copied>;
-    const int lane = threadIdx.x % 32, first_row = warpgroup * Tuning::blocks * 64;
-    const int* const lines = rings.lines();
-    RingPlace<Tuning::windows> window, window_before;
-    RingPlace<Tuning::stages> place;
-    for (int tile = blockIdx.x; tile < tiles.count(); tile += gridDim.x) {
-        float sums[Tuning::blocks][Tuning::filters / 2];
-        int before = 0;
-        wgmma_fence(sums);
-        for (int chunk = 0; chunk < Rings::chunks; ++chunk) {
-            mbarrier_wait_parity(rings.window_full(window.stage), window.parity);
-            for (int tap = 0; tap < Rings::taps; ++tap) {
-                const bool first = chunk == 0 && tap == 0;
-                const auto a = Operand::at(rings.window(window.stage), lines[tap] + first_row);
-                mbarrier_wait_parity(rings.filters_full(place.stage), place.parity);
-                const MatrixDescriptor b = matrix_descriptor(rings.filters(place.stage), Tuning::filters * 16, 128, 0);
-                wgmma_fence();
+    // Or one thread's tensor copies, each 64 pixels of `channel_block` channels: rows of 128 bytes of a channel, swizzled.
+    __device__ __forceinline__ void load_pixels(const TensorMap& x, int thread) const {
+        if (thread > 0) return;
+        RingPlace<Tuning::pixel_stages> place;
+        for (int tile = blockIdx.x; tile < tiles(); tile += gridDim.x)
+            for (int block = 0; block < blocks; ++block) {
+                Mbarrier* const full = pixels_full(place.stage);
+                mbarrier_wait_parity(pixels_empty(place.stage), place.parity ^ 1);
+                mbarrier_arrive_expect_tx(full, pixel_bytes);
 #pragma unroll
-                for (int i = 0; i < Tuning::chunk / 16; ++i)
-#pragma unroll
-                    for (int block = 0; block < Tuning::blocks; ++block)
-                        multiply(typename Problem::element{}, sums[block], a + (i * Operand::sixteen + block * Operand::block),
-                                 b + 2 * i * Tuning::filters * 16, !first || i > 0);
-                wgmma_commit_group();
-                if (!first) {
-                    // The products of the tap before are done while these are under way.
-                    wgmma_wait_group<1>();
-                    if (lane == 0) mbarrier_arrive(rings.filters_free(before));
-                    if (tap == 0) {
-                        if (lane == 0) mbarrier_arrive(rings.window_free(window_before.stage));
-                        window_before.advance();
-                    }
+                for (int i = 0; i < pixels / 64; ++i) {
+                    const int index = first_pixel(tile) + i * 64, n = index / Pixels::image;
+                    cp_async_bulk_tensor_shared_global(pixels_of(place.stage) + i * Tuning::channel_block * 128, x, full,
+                                                       index - n * Pixels::image,
+                                                       group(tile) * Problem::group_c + block * Tuning::channel_block, n);
                 }
-                before = place.stage;
                 place.advance();
             }
-            window.advance();
-        }
-        wgmma_wait_group<0>(sums);
-        if (lane == 0) {
-            mbarrier_arrive(rings.filters_free(before));
-            mbarrier_arrive(rings.window_free(window_before.stage));
-        }
-        window_before.advance();
-#pragma unroll
-        for (int block = 0; block < Tuning::blocks; ++block)
-            WindowOutputs<Problem, Tuning>::store(sums[block], rings.outputs(warpgroup), bias, y, batch,
-                                                  tiles.first_pixel(tile) + first_row + block * 64, tiles.group(tile),
-                                                  tiles.filters(tile) * Tuning::filters, warpgroup);
     }
-}
+    // One thread's copies of filters.
+    __device__ __forceinline__ void copy_filters(const T* prepared) const {
+        const uint4* const all = reinterpret_cast<const uint4*>(prepared + Problem::first_prepared);
+        RingPlace<Tuning::filter_stages> place;
+        for (int tile = blockIdx.x; tile < tiles(); tile += gridDim.x)
+            for (int block = 0; block < blocks; ++block)
+                for (int tap = 0; tap < taps; ++tap) {
+                    mbarrier_wait_parity(filters_empty(place.stage), place.parity ^ 1);
+                    mbarrier_arrive_expect_tx(filters_full(place.stage), filter_bytes);
+                    cp_async_bulk_shared_global(filters_of(place.stage),
+                                                all + Filters::stage(group(tile), filter_tile(tile), block, tap), filter_bytes,
+                                                filters_full(place.stage));
+                    place.advance();
+                }
+    }
 
-// `x` is the tensor, or a tensor map of windows that are copied.
+    // One warpgroup's products of all tiles of the CTA.
+    __device__ __forceinline__ void consume(const Result* bias, Result* y, int warpgroup) const {
+        using Operand = PixelOperand<Problem, Tuning, Tuning::by_tma>;
+        const int lane = threadIdx.x % 32, first_row = warpgroup * Tuning::m_tiles * 64;
+        const int* const offsets = tap_offsets();
+        RingPlace<Tuning::pixel_stages> source, source_before;
+        RingPlace<Tuning::filter_stages> place;
+        for (int tile = blockIdx.x; tile < tiles(); tile += gridDim.x) {
+            float sums[Tuning::m_tiles][Tuning::filters / 2];
+            int before = 0;
+            wgmma_fence(sums);
+            for (int block = 0; block < blocks; ++block) {
+                mbarrier_wait_parity(pixels_full(source.stage), source.parity);
+                for (int tap = 0; tap < taps; ++tap) {
+                    const bool first = block == 0 && tap == 0;
+                    const auto a = Operand::at(pixels_of(source.stage), offsets[tap] + first_row);
+                    mbarrier_wait_parity(filters_full(place.stage), place.parity);
+                    const MatrixDescriptor b = matrix_descriptor(filters_of(place.stage), Tuning::filters * 16, 128, 0);
+                    wgmma_fence();
+#pragma unroll
+                    for (int i = 0; i < Tuning::channel_block / 16; ++i)
+#pragma unroll
+                        for (int m = 0; m < Tuning::m_tiles; ++m)
+                            multiply(T{}, sums[m], a + (i * Operand::k16 + m * Operand::m64), b + 2 * i * Tuning::filters * 16,
+                                     !first || i > 0);
+                    wgmma_commit_group();
+                    if (!first) {
+                        wgmma_wait_group<1>();  // the products of the tap before are done, these are under way
+                        if (lane == 0) mbarrier_arrive(filters_empty(before));
+                        if (tap == 0) {
+                            if (lane == 0) mbarrier_arrive(pixels_empty(source_before.stage));
+                            source_before.advance();
+                        }
+                    }
+                    before = place.stage;
+                    place.advance();
+                }
+                source.advance();
+            }
+            wgmma_wait_group<0>(sums);
+            if (lane == 0) {
+                mbarrier_arrive(filters_empty(before));
+                mbarrier_arrive(pixels_empty(source_before.stage));
+            }
+            source_before.advance();
+#pragma unroll
+            for (int m = 0; m < Tuning::m_tiles; ++m)
+                OutputNchw<Problem, Tuning>::store(sums[m], base + Tuning::outputs_at + warpgroup * output_bytes, bias, y, batch,
+                                                   first_pixel(tile) + first_row + m * 64, group(tile),
+                                                   filter_tile(tile) * Tuning::filters, warpgroup);
+        }
+    }
+};
+
+// `x` is the tensor, or a tensor map of it.
 template <class Problem, class Tuning, class Source>
 __device__ __forceinline__ void native_gemm_nchw(const Source& x, const typename Problem::element* prepared,
-                                              const typename Problem::result* bias, typename Problem::result* y,
-                                              long long batch) {
-    static_assert(!Problem::nhwc && !Problem::chwn, "channels of a pixel lie apart");
-    const WindowRings<Problem, Tuning> rings;
-    const WindowTiles<Problem, Tuning> tiles{batch};
-    rings.init();
+                                                 const typename Problem::result* bias, typename Problem::result* y,
+                                                 long long batch) {
+    const NchwGemm<Problem, Tuning> gemm(batch);
+    gemm.init();
     __syncthreads();
     const int warpgroup = threadIdx.x / 128, thread = threadIdx.x - 128 * Tuning::warpgroups;
-    constexpr int loading = 32 * WindowRings<Problem, Tuning>::loading_warps;
+    constexpr int loading = 32 * gemm.loading_warps;
     if (warpgroup >= Tuning::warpgroups) {
         set_registers_down<Tuning::producer_registers>();
-        if (thread < loading) load_windows<Problem, Tuning>(x, batch, tiles, rings, thread);
-        else if (thread == loading) copy_filters<Problem, Tuning>(prepared, tiles, rings);
+        if (thread < loading) gemm.load_pixels(x, thread);
+        else if (thread == loading) gemm.copy_filters(prepared);
     } else {
         set_registers_up<Tuning::consumer_registers>();
-        multiply_windows<Problem, Tuning>(bias, y, batch, tiles, rings, warpgroup);
+        gemm.consume(bias, y, warpgroup);
     }
 }
 

@@ -1,72 +1,65 @@
-// Gradient of the filters on tensor cores for float16 and bfloat16 in NCHW, sums in float32, for sm_90a.
+// native_weight_nchw: gradient of the filters on Hopper tensor cores (wgmma); float16 or bfloat16 in NCHW, sums in float32.
 //
-// dw[k, c, tap] = sum over output pixels of dy[pixel, k] x[pixel + tap, c]: 2 N P Q flops a weight, where the tensor cores start
-// 4096 flops a cycle and multiprocessor: 989 TFLOP/s at 1.83 GHz, of which power leaves two thirds. The reduction runs over
-// pixels. Numbered as in native_gemm_nchw (pixel_windows.cuh), an output sees for each tap the pixel some lines further on, so
-// windows in shared memory, lines of eight channels of a pixel, serve all taps here too: as an operand whose 16 reduction
-// elements are 16 neighbouring lines, from any line on.
-// A block sums the products of `filters` x `channels` x `taps` weights over its share of the pixels. Of a stage of `pixels`:
-//   loaded:     (pixels + reach) · channels + pixels · filters elements, turned around in registers (window_loads.cuh)
-//   multiplied: a consumer has 64 filters, which it takes from shared memory once for all taps (ldmatrix), and reads
-//               16 · n · 2 bytes for each product of n channels, n / 2 cycles: 64 bytes a cycle
-//   for 128 pixels of 56 x 56, 128 filters, 32 channels, 3 x 3: 48 KiB loaded, 2304 cycles of products
-// Numbers that are of no output have zeros of dy. NOTE: so an infinite pixel next to the image's edge makes NaN of the gradients
-// of taps that do not see it, of its channel.
-// Blocks that share a tile's pixels are those of a cluster, whose sums are added in the order of their ranks, or `parts`, whose
-// sums a second launch adds (part_sums.cuh). A block's sums, of up to 2^17 pixels, stay in the tensor core, which rounds
-// toward zero: less than 2^-11 of a sum of one sign is lost.
+//   dw[k, c, tap] = sum over output pixels of dy[pixel, k] * x[pixel + tap, c]
 //
-// On an H200, 3 x 3, 56 x 56, 256 channels and filters, burst: 400 TFLOP/s; products alone 647, loads alone 589 (revision
-// 7767c43, where a product took three times as many instructions as today).
+// Requires   sm_90a; NCHW; strides up to 64; a stage of x and dy that fits shared memory twice.
+// Numerics   products are exact; a block sums up to 2^17 pixels in the tensor core, which rounds toward zero: less than 2^-11 of
+//            a sum of one sign is lost. Pixels of the linear order without an output have zeros of dy. NOTE: so an infinite
+//            pixel next to the image's edge makes NaN of the gradients of taps that do not read it, of its channel.
+// CTA tile   filters x channels x taps of weights; `pixels` outputs a stage. Pixels of x lie in shared memory once, in the padded
+//            linear order of native_gemm_nchw, as rows of eight channels; every tap reads them at a constant offset, as an
+//            operand whose 16 reduction elements are 16 neighbouring rows. Split-K by cluster (`split`, in the order of ranks),
+//            or through a workspace (`parts`, added by split_k.cuh).
+// Roles      warpgroups 0..n-1  consumers: dy by ldmatrix, once for all taps; wgmma with x
+//            the others         producers: load x and dy, transpose them in registers, store
+// Pipelines  windows  stages    full: producers -> consumers, empty: consumers -> producers
+// One stage  loads (pixels + reach) * channels + pixels * filters elements. A consumer has 64 filters; a product of n channels
+//            reads 16 * n * 2 bytes in n / 2 cycles: 64 bytes a cycle. 128 pixels of 56x56, 128 filters, 32 channels, 3x3:
+//            48 KiB loaded, 2304 cycles of products.
+// Work       2 N P Q flops a weight; tensor cores start 4096 flops a cycle and multiprocessor: 989 TFLOP/s at 1.83 GHz, two
+//            thirds of it at the power limit.
+// Measured   H200, burst, 3x3, 56x56, 256 channels and filters: 400 TFLOP/s; products alone 647, loads alone 589 (revision
+//            7767c43, where a product took three times as many instructions as today).
 #pragma once
 
 #include <device/element.cuh>
 #include <device/epilogue.cuh>
-#include <kernels/hopper_native/narrow_product.cuh>
-#include <kernels/hopper_native/pixel_windows.cuh>
-#include <device/ptx/barrier.cuh>
-#include <device/ptx/cluster.cuh>
+#include <device/ptx/memory.cuh>
 #include <device/ptx/mma.cuh>
-#include <device/ptx/registers.cuh>
-#include <device/ptx/shared.cuh>
-#include <kernels/hopper_native/window_loads.cuh>
+#include <device/ptx/sync.cuh>
+#include <kernels/hopper_native/accumulators.cuh>
+#include <kernels/hopper_native/linear_pixels.cuh>
+#include <kernels/hopper_native/transposed_loads.cuh>
 
 namespace leanconv {
 
-// The tuning as pixel_windows.cuh knows it: a tile of `pixels`.
-template <class Tuning>
-struct StageTuning : Tuning {
-    static constexpr int warpgroups = Tuning::pixels / 64, blocks = 1;
-    static constexpr bool copied = false;
-};
-
-// What warps load of x, and of dy, which has the numbers of the outputs.
+// What warps load of x, and of dy, which has the linear order of the outputs.
 template <class Problem, class Tuning>
-struct InputWindows : PixelWindows<Problem, StageTuning<Tuning>>, InputTensor<Problem> {
-    static constexpr int channels = Tuning::channels * Tuning::channel_groups, eights = channels / 8;
+struct InputWindows : LinearPixels<Problem, Tuning>, InputTensor<Problem> {
+    static constexpr int channels = Tuning::channels * Tuning::channel_groups, vectors = channels / 8;
     static constexpr int registers = Tuning::producer_registers;
-    static constexpr int bytes = eights * InputWindows::pitch * 16;
+    static constexpr int bytes = vectors * InputWindows::pitch * 16;
     static constexpr bool whole = Problem::group_c % channels == 0;
 };
-// One tap that sees the pixel of its own place.
+// One tap that reads the pixel of its own place.
 struct OwnPixel {
-    static __host__ __device__ constexpr int planes() { return 1; }
-    static __host__ __device__ constexpr int numbered(int) { return 0; }
+    static __host__ __device__ constexpr int phases() { return 1; }
+    static __host__ __device__ constexpr int phase_at(int) { return 0; }
     static __host__ __device__ constexpr int first_tap(int) { return 0; }
-    static __host__ __device__ constexpr int moved(int) { return 0; }
+    static __host__ __device__ constexpr int shift(int) { return 0; }
 };
 template <class Problem, class Tuning>
 struct OutputWindows {
     using T = typename Problem::element;
     using Input = InputWindows<Problem, Tuning>;
-    using Down = OwnPixel;
-    using Right = OwnPixel;
+    using AxisH = OwnPixel;
+    using AxisW = OwnPixel;
     static constexpr int row = Input::row, rows = Input::rows, image = Input::image;
-    static constexpr int planes = 1, lines = Tuning::pixels, all_lines = lines, pitch = lines + 1;
+    static constexpr int phases = 1, phase_pixels = Tuning::pixels, spare = phase_pixels, pitch = spare + 1;
     static constexpr int h = Problem::p, w = Problem::q, c = Problem::k, group_c = Problem::group_k, stride_h = 1, stride_w = 1;
-    static constexpr int channels = 64 * Tuning::filter_groups, eights = channels / 8;
+    static constexpr int channels = 64 * Tuning::filter_groups, vectors = channels / 8;
     static constexpr int registers = Tuning::producer_registers;
-    static constexpr int bytes = eights * pitch * 16;
+    static constexpr int bytes = vectors * pitch * 16;
     static constexpr bool whole = group_c % channels == 0;
 };
 
@@ -98,7 +91,7 @@ struct PixelShare {
     }
 };
 
-// Shared memory: the barriers, the lines that taps begin with, and a ring of windows of x and dy, or at the end the sums.
+// Shared memory: the barriers, the offsets at which taps read, and a ring of windows of x and dy, or at the end the sums.
 template <class Problem, class Tuning>
 struct WeightRing {
     using Input = InputWindows<Problem, Tuning>;
@@ -107,10 +100,10 @@ struct WeightRing {
     static constexpr int consumers = Tuning::filter_groups * Tuning::channel_groups * Tuning::tap_groups;
     static constexpr int loading_warps = 4 * Tuning::producers;
     // Warps that load x: as many as its share of all loads.
-    static constexpr int x_work = WindowUnit<Input>::work, dy_work = WindowUnit<Output>::work;
+    static constexpr int x_work = PixelUnit<Input>::work, dy_work = PixelUnit<Output>::work;
     static constexpr int even_warps = (loading_warps * x_work + (x_work + dy_work) / 2) / (x_work + dy_work);
     static constexpr int x_warps = even_warps < 1 ? 1 : even_warps < loading_warps ? even_warps : loading_warps - 1;
-    static constexpr int lines_at = 16 * Tuning::stages, ring_at = ceil_div(lines_at + 4 * Tuning::taps, 128) * 128;
+    static constexpr int offsets_at = 16 * Tuning::stages, ring_at = ceil_div(offsets_at + 4 * Tuning::taps, 128) * 128;
     static constexpr int stage_bytes = Input::bytes + Output::bytes, ring_bytes = Tuning::stages * stage_bytes;
     // Sums of a filter, an odd number of words apart.
     static constexpr int of_filter = Weights::channels * Tuning::taps, pitch = of_filter | 1;
@@ -121,20 +114,20 @@ struct WeightRing {
     __device__ __forceinline__ WeightRing() : base(shared_memory()) {}
     __device__ __forceinline__ unsigned char* input(int stage) const { return base + ring_at + stage * stage_bytes; }
     __device__ __forceinline__ unsigned char* output(int stage) const { return input(stage) + Input::bytes; }
-    __device__ __forceinline__ int* lines() const { return reinterpret_cast<int*>(base + lines_at); }
+    __device__ __forceinline__ int* offsets() const { return reinterpret_cast<int*>(base + offsets_at); }
     __device__ __forceinline__ float* sums() const { return reinterpret_cast<float*>(base + ring_at); }
-    __device__ __forceinline__ Mbarrier* window_full(int stage) const { return reinterpret_cast<Mbarrier*>(base) + stage; }
-    __device__ __forceinline__ Mbarrier* window_free(int stage) const { return window_full(Tuning::stages) + stage; }
-    // By all threads, before a barrier of the block. Taps past the last see what the first one does.
+    __device__ __forceinline__ Mbarrier* pixels_full(int stage) const { return reinterpret_cast<Mbarrier*>(base) + stage; }
+    __device__ __forceinline__ Mbarrier* pixels_empty(int stage) const { return pixels_full(Tuning::stages) + stage; }
+    // By all threads, before a barrier of the block. Taps past the last read what the first one does.
     __device__ __forceinline__ void init(const Weights& weights) const {
         for (int i = threadIdx.x; i < Tuning::taps; i += blockDim.x) {
             const int tap = weights.first_tap + i < Weights::all_taps ? weights.first_tap + i : 0;
-            lines()[i] = Input::line(tap / Problem::s, tap % Problem::s);
+            offsets()[i] = Input::tap_offset(tap / Problem::s, tap % Problem::s);
         }
         if (threadIdx.x > 0) return;
         for (int i = 0; i < Tuning::stages; ++i) {
-            mbarrier_init(window_full(i), loading_warps);
-            mbarrier_init(window_free(i), 4 * consumers);
+            mbarrier_init(pixels_full(i), loading_warps);
+            mbarrier_init(pixels_empty(i), 4 * consumers);
         }
         fence_mbarrier_init();
     }
@@ -160,8 +153,8 @@ __device__ __forceinline__ void load_stages(const typename Source::T* from, long
                                             int warp, const Window& window) {
     const int lane = threadIdx.x % 32;
     StageWalk<Source, warps, Tuning::stages> walk(warp, share.first, share.end);
-    const auto load = [&](WindowUnit<Source>& unit) {
-        unit.load(from, batch, walk.stage * Tuning::pixels, group, first_channel, walk.unit * 32 + lane);
+    const auto load = [&](PixelUnit<Source>& unit) {
+        unit.load(from, batch, walk.stage * Tuning::pixels, group, first_channel, walk.round * 32 + lane);
     };
     load_units<Source>(walk, windows, lane, load, window);
 }
@@ -178,11 +171,11 @@ __device__ __forceinline__ void sum_windows(const PixelShare<Problem, Tuning>& s
     const int lane = threadIdx.x % 32, warp = threadIdx.x % 128 / 32;
     // The line of a lane: of four matrices of eight pixels and eight filters.
     const int own = (filters * 8 + warp * 2 + lane / 8 % 2) * Output::pitch + lane / 16 * 8 + lane % 8;
-    int lines[taps];
+    int offsets[taps];
 #pragma unroll
     for (int i = 0; i < taps; ++i) {
         const int tap = first_tap + i;
-        lines[i] = Windows::Weights::of_taps == 1 ? Input::line(tap / Problem::s, tap % Problem::s) : windows.lines()[tap];
+        offsets[i] = Windows::Weights::of_taps == 1 ? Input::tap_offset(tap / Problem::s, tap % Problem::s) : windows.offsets()[tap];
     }
     float sums[taps][count];
 #pragma unroll
@@ -192,7 +185,7 @@ __device__ __forceinline__ void sum_windows(const PixelShare<Problem, Tuning>& s
     int before = 0;
     wgmma_fence(sums);
     for (int stage = share.first; stage < share.end; ++stage) {
-        mbarrier_wait_parity(windows.window_full(place.stage), place.parity);
+        mbarrier_wait_parity(windows.pixels_full(place.stage), place.parity);
         const TransposedDescriptor x = transposed_descriptor(
             windows.input(place.stage) + channels * (Tuning::channels / 8) * Input::pitch * 16, 128, Input::pitch * 16, 0);
         const unsigned char* const dy = windows.output(place.stage) + own * 16;
@@ -203,11 +196,11 @@ __device__ __forceinline__ void sum_windows(const PixelShare<Problem, Tuning>& s
 #pragma unroll
             for (int tap = 0; tap < taps; ++tap)
                 multiply(typename Problem::element{}, sums[tap], pixels[step % 2],
-                         x.further((lines[tap] + step * 16) * 16), true);
+                         x.further((offsets[tap] + step * 16) * 16), true);
             wgmma_commit_group();
             // The products of the step before are done while these are under way.
             wgmma_wait_group<1>(pixels[(step + 1) % 2]);
-            if (step == 0 && stage > share.first && lane == 0) mbarrier_arrive(windows.window_free(before));
+            if (step == 0 && stage > share.first && lane == 0) mbarrier_arrive(windows.pixels_empty(before));
         }
         before = place.stage;
         place.advance();

@@ -2,34 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from math import gcd, inf
+from operator import itemgetter
 from typing import ClassVar
 
 from leanconv.kernels.common import split_k
-from leanconv.kernels.contract import (
-    LAUNCH_CYCLES,
-    Arithmetic,
-    Config,
-    TimedAlgorithm,
-    by_time,
-    ceil_div,
-    conv_constants,
-    variant,
-)
-from leanconv.kernels.depthwise.depthwise_weight import clusters_at_once
-from leanconv.kernels.hopper_fp32.tensor_gemm import wgmma_limits
+from leanconv.kernels.common.layers import conv_constants, gradient_arguments, limits, wgmma_limits
+from leanconv.kernels.contract import Arithmetic, Config, by_time, ceil_div, variant
+from leanconv.kernels.cost import Speeds, clusters_at_once, launch_cycles
 from leanconv.kernels.hopper_native.native_gemm_nchw import (
     NativeGemmNchw,
     count_limits,
-    image_pixels,
+    linear_limits,
+    linear_order,
     unit_cycles,
-    window_limits,
-    window_lines,
 )
-from leanconv.kernels.simt.tiles import gradient_arguments, weight_limits
-from leanconv.options import Precision
 from leanconv.plan import Launch, Plan, Target, in_chain
 from leanconv.problem import ConvProblem
 
@@ -47,22 +36,29 @@ TILES: tuple[Tile, ...] = (
 MOST_SUMS = 144
 #: Registers of producers and consumers, by the sums of a consumer's thread up to so many.
 REGISTERS = {80: (120, 136), 96: (96, 160), MOST_SUMS: (72, 184)}
-#: Output pixels of a stage. NOTE: multiples of 64, as pixel_windows.cuh counts tiles.
+#: Output pixels of a stage. NOTE: multiples of 64, as linear_pixels.cuh counts tiles.
 PIXELS = (256, 192, 128, 64)
 #: Pixels whose products a block sums in the tensor core, which rounds toward zero: at most 2^-11 of the sum is lost.
 MOST_PIXELS = 2**17
 SPLITS = (1, 2, 4, 8, 16)
 #: Blocks that keep a large GPU busy.
 BLOCKS = 132
-#: The times below were fitted to 80 pairs of a layer and a tile (burst, H200), most within a quarter.
-#: Cycles of a product: at least, and more for each column.
-OF_PRODUCT = (22, 0.6)
-#: Cycles in which a warp loads and stores what it holds at once, and more for each register that holds it.
-OF_UNIT = (550, 52)
-#: Share of the shorter of both that is not hidden by the longer.
-NOT_HIDDEN = 0.5
-#: Cycles of a block beside its stages, and more for each sum of a thread; of a cluster's sums.
-OF_BLOCK, OF_SUM, SPLIT_CYCLES = 8000, 40, 4000
+
+
+@dataclass(frozen=True)
+class WindowWeightSpeeds(Speeds):
+    """Cycles, fitted to 80 pairs of a layer and a tile (burst), most within a quarter."""
+
+    #: of a product: at least, and for each column
+    product: tuple[float, float]
+    #: in which a warp loads and stores what it holds at once, and more for each register that holds it
+    unit: tuple[float, float]
+    #: share of the shorter of both that is not hidden by the longer
+    not_hidden: float
+    #: of a block beside its stages, more for each sum of a thread, and of the sums of a cluster
+    block_cycles: int
+    sum_cycles: int
+    split_cycles: int
 
 
 @dataclass(frozen=True)
@@ -70,7 +66,7 @@ class WindowWeightConfig(Config):
     """A tile has 64 filters for each of ``filter_groups`` consumers, ``channels`` for each of ``channel_groups``, and
     ``taps``, which ``tap_groups`` share. ``producers`` warpgroups load.
 
-    The ring has ``stages`` of ``pixels`` outputs, and what they see. A cluster of ``split`` blocks shares a tile's
+    The ring has ``stages`` of ``pixels`` outputs, and what they read. A cluster of ``split`` blocks shares a tile's
     pixels, and so do ``parts`` of them whose sums a second launch adds.
     """
 
@@ -114,7 +110,7 @@ class WindowWeightConfig(Config):
 
     def lines(self, problem: ConvProblem) -> int:
         """Pixels of a window of x."""
-        return window_lines(problem, self.pixels)
+        return linear_order(problem).resident(self.pixels)
 
     def shared_bytes(self, problem: ConvProblem) -> int:
         """Shared memory of a block: barriers, where taps begin, and the windows or the sums."""
@@ -124,26 +120,24 @@ class WindowWeightConfig(Config):
         return first + max(self.stages * stage, sums)
 
 
-class NativeWeightNchw(TimedAlgorithm):
-    """The filters' gradient on tensor cores, float16 or bfloat16 summed in float32; NCHW. Windows of pixels, turned
-    around on their way to shared memory, serve all taps; sums over the blocks of a cluster, or split-K through a
-    workspace, in fixed order, no atomics."""
+class NativeWeightNchw(split_k.SplitK):
+    """The filters' gradient on tensor cores, float16 or bfloat16 summed in float32; NCHW. Pixels are transposed to
+    channels-last in shared memory once, and reused by all taps; sums over the blocks of a cluster, or split-K through
+    a workspace, in fixed order, no atomics."""
 
     name = "native_weight_nchw"
     paper = NativeGemmNchw.paper
-    tier: ClassVar[Precision] = "fp32"
-    solves = "conv2d"
     dtypes: ClassVar[tuple[str, ...]] = NativeGemmNchw.dtypes
 
     def why_not(self, problem: ConvProblem, target: Target) -> list[str]:
-        reasons = window_limits(problem, [*weight_limits(problem, self.dtypes), *wgmma_limits(target)])
+        reasons = linear_limits(problem, [*limits(problem, "wgrad", dtypes=self.dtypes), *wgmma_limits(target)])
         if reasons:
             return reasons
-        if many := count_limits(problem, image_pixels(problem), window_lines(problem, PIXELS[0])):
+        if many := count_limits(problem, linear_order(problem).image, linear_order(problem).resident(PIXELS[0])):
             return many
         if not any(_fitting(tile, problem, target) for tile in _tiles_for(problem)):
             return [
-                f"windows of {PIXELS[-1]} outputs see {window_lines(problem, PIXELS[-1])} pixels: two times "
+                f"windows of {PIXELS[-1]} outputs see {linear_order(problem).resident(PIXELS[-1])} pixels: two times "
                 f"{TILES[-1][3]} channels of them take more than the {target.shared_per_block} bytes of shared memory "
                 "that a block has"
             ]
@@ -152,22 +146,17 @@ class NativeWeightNchw(TimedAlgorithm):
     def arithmetic(self, problem: ConvProblem) -> Arithmetic:
         return "fp16"
 
-    def workspace_bytes(self, problem: ConvProblem, config: WindowWeightConfig) -> int:
-        return split_k.workspace_bytes(problem, config.parts)
-
-    def timed(self, problem: ConvProblem, target: Target) -> list[tuple[float, WindowWeightConfig]]:
-        return self.within(problem, target)
-
     def within(
         self, problem: ConvProblem, target: Target, workspace: float = inf
     ) -> list[tuple[float, WindowWeightConfig]]:
-        most, room = _most_blocks(problem), split_k.most_parts(problem, workspace)
-        return by_time(
-            (predicted_cycles(problem, config, target), config)
-            for tile in _tiles_for(problem)
-            for whole in _fitting(tile, problem, target)
-            for config in _shared_by(problem, whole, target, most, room)
-        )
+        found = _predicted(problem, target, workspace)
+        return by_time((time, variant(whole, split=split, parts=parts)) for time, whole, split, parts in found)
+
+    def quickest(
+        self, problem: ConvProblem, target: Target, workspace: float = inf
+    ) -> tuple[float, WindowWeightConfig] | None:
+        best = min(_predicted(problem, target, workspace), key=itemgetter(0), default=None)
+        return best and (best[0], variant(best[1], split=best[2], parts=best[3]))
 
     def plan(self, problem: ConvProblem, config: WindowWeightConfig, target: Target) -> Plan:
         x, dy, _, batch = gradient_arguments(problem)
@@ -176,7 +165,7 @@ class NativeWeightNchw(TimedAlgorithm):
             header="kernels/hopper_native/native_weight_nchw.cuh",
             function="leanconv::native_weight_nchw",
             problem=conv_constants(problem),
-            tuning=(*config.constants(), ("lines", config.lines(problem)), ("bytes", shared)),
+            tuning=(*config.constants(), *linear_order(problem).constants(config.pixels), ("bytes", shared)),
             arguments=(x, dy, split_k.destination(problem, config.parts), batch),
             grid=tiles_of(problem, config) * config.split * config.parts,
             block=config.threads,
@@ -187,15 +176,28 @@ class NativeWeightNchw(TimedAlgorithm):
         return replace(plan, launches=in_chain(plan.launches))
 
 
+def _predicted(
+    problem: ConvProblem, target: Target, workspace: float
+) -> Iterator[tuple[float, WindowWeightConfig, int, int]]:
+    """Predicted clock cycles of every configuration: one whose tiles a block computes alone, and ``split`` and
+    ``parts`` of the one that is meant."""
+    most, room = _most_blocks(problem), split_k.most_parts(problem, workspace)
+    for tile in _tiles_for(problem):
+        for whole in _fitting(tile, problem, target):
+            cycles = cycles_of(problem, whole, target)
+            for split, parts in _shared_by(problem, whole, target, most, room):
+                yield cycles(split, parts), whole, split, parts
+
+
 def _shared_by(
     problem: ConvProblem, whole: WindowWeightConfig, target: Target, most: int, room: float
-) -> Iterator[WindowWeightConfig]:
-    """The configuration, with tiles computed by one block each, by clusters, and by up to ``most`` blocks, alone or in
-    clusters, with up to ``room`` partial sums. No block sums more than `MOST_PIXELS`."""
-    pixels = problem.n * image_pixels(problem)
+) -> Iterator[tuple[int, int]]:
+    """``split`` and ``parts`` for tiles computed by one block each, by clusters, and by up to ``most`` blocks, alone or
+    in clusters, with up to ``room`` partial sums. No block sums more than `MOST_PIXELS`."""
+    pixels = problem.n * linear_order(problem).image
     for split in SPLITS:
         if pixels <= split * MOST_PIXELS and split <= target.most_in_cluster:
-            yield variant(whole, split=split)
+            yield split, 1
     if room < 2:
         return
     tiles, least = tiles_of(problem, whole), max(2, ceil_div(pixels, MOST_PIXELS))
@@ -206,13 +208,13 @@ def _shared_by(
             parts = ceil_div(blocks, split)
             if 2 <= parts <= room and (split == 1 or blocks >= 2 * split) and split <= target.most_in_cluster:
                 found[split, parts] = None
-    yield from (variant(whole, split=split, parts=parts) for split, parts in found)
+    yield from found
 
 
 def _most_blocks(problem: ConvProblem) -> int:
     """Most blocks that share a tile: as many as keep a large GPU busy."""
     tiles = ceil_div(split_k.weights_of(problem), 128 * 32 * 9)
-    pixels = problem.n * image_pixels(problem)
+    pixels = problem.n * linear_order(problem).image
     busy = min(ceil_div(pixels, PIXELS[-1]), BLOCKS * (1 if tiles <= 16 else 2 if tiles <= 64 else 3) // tiles)
     return max(2, busy, ceil_div(pixels, MOST_PIXELS))
 
@@ -253,21 +255,29 @@ def tiles_of(problem: ConvProblem, config: WindowWeightConfig) -> int:
     return of_group * ceil_div(problem.r * problem.s, config.taps) * problem.groups
 
 
-def predicted_cycles(problem: ConvProblem, config: WindowWeightConfig, target: Target) -> float:
-    """Predicted time in clock cycles."""
-    cycles = max(OF_PRODUCT[0], OF_PRODUCT[1] * config.channels)
-    products = config.pixels // 16 * config.taps * config.filter_groups * config.channel_groups * cycles
+def cycles_of(problem: ConvProblem, whole: WindowWeightConfig, target: Target) -> Callable[[int, int], float]:
+    """A function that predicts the clock cycles of ``whole`` with another ``split`` and ``parts``."""
+    speeds = WindowWeightSpeeds.of(target)
+    cycles = max(speeds.product[0], speeds.product[1] * whole.channels)
+    products = whole.pixels // 16 * whole.taps * whole.filter_groups * whole.channel_groups * cycles
     neighbours = gcd(problem.w, 4) if problem.stride[1] == 1 else 1
-    registers = config.producer_registers
-    loads = unit_cycles(config.lines(problem), config.all_channels // 8, neighbours, registers, OF_UNIT)
-    loads += unit_cycles(config.pixels, config.filters // 8, gcd(problem.q, 4), registers, OF_UNIT)
-    loads /= 4 * config.producers
-    of_stage = max(products, loads) + NOT_HIDDEN * min(products, loads)
-    stages = ceil_div(problem.n * image_pixels(problem), config.pixels)
-    each = ceil_div(stages, config.split * config.parts) * of_stage + OF_BLOCK
-    each += OF_SUM * config.sums + (SPLIT_CYCLES if config.split > 1 else 0)
-    # pairs of blocks found a place on all multiprocessors: 128 blocks ran in one round on an H200
-    places = clusters_at_once(config.split, 1, target) if config.split > 2 else target.multiprocessors // config.split
-    rounds = ceil_div(tiles_of(problem, config) * config.parts, places)
+    registers = whole.producer_registers
+    loads = unit_cycles(whole.lines(problem), whole.all_channels // 8, neighbours, registers, speeds.unit)
+    loads += unit_cycles(whole.pixels, whole.filters // 8, gcd(problem.q, 4), registers, speeds.unit)
+    loads /= 4 * whole.producers
+    of_stage = max(products, loads) + speeds.not_hidden * min(products, loads)
+    stages, tiles = ceil_div(problem.n * linear_order(problem).image, whole.pixels), tiles_of(problem, whole)
+    of_block, launch = speeds.sum_cycles * whole.sums, launch_cycles(target)
     memory = problem.bytes / target.bytes_per_cycle
-    return max(rounds * each, memory) + LAUNCH_CYCLES + split_k.sum_cycles(problem, config.parts, target)
+    # pairs of blocks found a place on all multiprocessors: 128 blocks ran in one round on an H200
+    places = {split: target.multiprocessors // split for split in (1, 2)}
+
+    def predicted(split: int, parts: int) -> float:
+        each = ceil_div(stages, split * parts) * of_stage + speeds.block_cycles
+        each += of_block + (speeds.split_cycles if split > 1 else 0)
+        if split not in places:
+            places[split] = clusters_at_once(split, 1, target)
+        time = max(ceil_div(tiles * parts, places[split]) * each, memory) + launch
+        return time + split_k.sum_cycles(problem, parts, target)
+
+    return predicted

@@ -3,10 +3,10 @@
 // windows of columns + s - 1 pixels, one for each lane.
 #pragma once
 
-#include <kernels/image_filter/border.cuh>
+#include <device/element.cuh>
 #include <device/index.cuh>
-#include <device/ptx/copy.cuh>
-#include <device/vector.cuh>
+#include <device/ptx/memory.cuh>
+#include <kernels/image_filter/border.cuh>
 
 namespace leanconv {
 
@@ -17,7 +17,7 @@ template <> struct Arithmetic<int> { using type = unsigned; };  // int32 wraps a
 
 // One image of the batch. Pitches are in elements.
 template <class T>
-struct Plane {
+struct Image {
     const T* x;
     T* y;
     int height, width;
@@ -40,19 +40,19 @@ struct Strip {
     // The halo, in whole vectors, so that a row of the strip starts at a vector edge wherever the image does.
     static constexpr int left = round_up(anchor_x, 4), right = round_up(s - 1 - anchor_x, 4);
     static constexpr int vectors = (left + width + right) / 4;
-    static constexpr int pieces = ceil_div(4 * vectors, 32);
-    static constexpr int row = 32 * pieces;  // elements that a row takes in shared memory
-    static constexpr int lead = left - anchor_x, chunks = ceil_div(lead + window, 4);
+    static constexpr int lane_pixels = ceil_div(4 * vectors, 32);  // of a row, that a lane copies one by one
+    static constexpr int row = 32 * lane_pixels;                   // elements that a row takes in shared memory
+    static constexpr int lead = left - anchor_x, loads = ceil_div(lead + window, 4);
 
     static_assert(columns % 4 == 0, "a lane reads and stores whole 128-bit vectors");
     static_assert(sizeof(T) == 4, "vectors are counted in 4-byte elements");
     static_assert(0 <= anchor_x && anchor_x < s, "the anchor lies inside the filter");
-    static_assert(31 * columns + 4 * chunks <= row, "the last lane's window ends inside the row");
+    static_assert(31 * columns + 4 * loads <= row, "the last lane's window ends inside the row");
 
     // A lane's window of a row that has arrived.
     static __device__ __forceinline__ void read_window(T (&to)[window], const T* row_of_strip, int lane) {
 #pragma unroll
-        for (int k = 0; k < chunks; ++k) {
+        for (int k = 0; k < loads; ++k) {
             T v[4];
             load_vector(v, row_of_strip + lane * columns + 4 * k);
 #pragma unroll
@@ -69,47 +69,47 @@ struct RowLoader : Strip<Problem, columns> {
     using T = typename Base::T;
     using Border = typename Problem::border;
 
-    const Plane<T>& plane;
+    const Image<T>& image;
     int first_row, lane;
     bool vectors;  // all pixels of a row lie inside the image and on vector edges
     const T* first_vector;
-    int column[Base::pieces];
+    int column[Base::lane_pixels];
 
-    __device__ __forceinline__ RowLoader(const Plane<T>& plane_, int first_row_, int j, int lane_)
-        : plane(plane_), first_row(first_row_), lane(lane_), first_vector(plane_.x + (j - Base::left + 4 * lane_)) {
-        vectors = j >= Base::left && j + Base::width + Base::right <= plane.width && aligned(plane.x, plane.x_pitch);
+    __device__ __forceinline__ RowLoader(const Image<T>& image_, int first_row_, int j, int lane_)
+        : image(image_), first_row(first_row_), lane(lane_), first_vector(image_.x + (j - Base::left + 4 * lane_)) {
+        vectors = j >= Base::left && j + Base::width + Base::right <= image.width && aligned(image.x, image.x_pitch);
         if (vectors) return;
 #pragma unroll
-        for (int k = 0; k < Base::pieces; ++k)
-            column[k] = border_index<Border>(j - Base::left + 32 * k + lane, plane.width);
+        for (int k = 0; k < Base::lane_pixels; ++k)
+            column[k] = border_index<Border>(j - Base::left + 32 * k + lane, image.width);
     }
 
-    // Are rows 0 ... rows - 1 a matter of vectors alone?
+    // Whether rows 0 ... rows - 1 consist of vectors alone.
     __device__ __forceinline__ bool inside(int rows) const {
-        return vectors && first_row >= 0 && first_row + rows <= plane.height;
+        return vectors && first_row >= 0 && first_row + rows <= image.height;
     }
 
-    // Send for row n. It has arrived after cp_async_wait_group and a barrier of those who read it.
+    // Issues the copies of row n. It has landed after cp_async_wait_group and a barrier of the threads that read it.
     __device__ __forceinline__ void load(T* to, int n) const {
-        const int i = border_index<Border>(first_row + n, plane.height);
+        const int i = border_index<Border>(first_row + n, image.height);
         if (!Border::maps_inside && i < 0) {
 #pragma unroll
-            for (int k = 0; k < Base::pieces; ++k) to[32 * k + lane] = plane.value;
+            for (int k = 0; k < Base::lane_pixels; ++k) to[32 * k + lane] = image.value;
         } else if (vectors) {
-            load_vectors(to, first_vector + i * plane.x_pitch);
+            load_vectors(to, first_vector + i * image.x_pitch);
         } else {
-            const T* from = plane.x + i * plane.x_pitch;
+            const T* from = image.x + i * image.x_pitch;
 #pragma unroll
-            for (int k = 0; k < Base::pieces; ++k) {
+            for (int k = 0; k < Base::lane_pixels; ++k) {
                 if (Border::maps_inside || column[k] >= 0) cp_async_4(to + 32 * k + lane, from + column[k], true);
-                else to[32 * k + lane] = plane.value;
+                else to[32 * k + lane] = image.value;
             }
         }
     }
 
-    // Where `inside`, rows can be sent for by the address of this lane's first vector in them, plane.x_pitch apart.
+    // Where `inside`, rows can be copied by the address of this lane's first vector in them, image.x_pitch apart.
     __device__ __forceinline__ const T* vector_of(int n) const {
-        return first_vector + (first_row + n) * plane.x_pitch;
+        return first_vector + (first_row + n) * image.x_pitch;
     }
 
     __device__ __forceinline__ void load_vectors(T* to, const T* from) const {
@@ -130,9 +130,9 @@ struct RowWriter {
     const T delta;
     const bool vectors;
 
-    __device__ __forceinline__ RowWriter(const Plane<T>& plane, int i, int j, int lane_, T delta_, T* staging_)
-        : to(plane.y + i * plane.y_pitch + j), staging(staging_), pitch(plane.y_pitch), lane(lane_),
-          count(plane.width - j), delta(delta_), vectors(count >= 32 * columns && aligned(plane.y, plane.y_pitch)) {}
+    __device__ __forceinline__ RowWriter(const Image<T>& image, int i, int j, int lane_, T delta_, T* staging_)
+        : to(image.y + i * image.y_pitch + j), staging(staging_), pitch(image.y_pitch), lane(lane_),
+          count(image.width - j), delta(delta_), vectors(count >= 32 * columns && aligned(image.y, image.y_pitch)) {}
 
     __device__ __forceinline__ void store(const T (&row)[columns], int n) const {
         if (vectors) {

@@ -1,33 +1,35 @@
-// A small filter over single-channel images, the pixels held in registers (Chen et al., register cache).
+// register_cache: a small filter over single-channel images, the pixels held in registers (Chen et al., register cache).
 //
-// Arithmetic per output: 2 * R * S flops for 8 bytes (one pixel read, one written), so at 4.25 TB/s and 67 TFLOP/s
-// copying the image is the bound up to about 7x7 and FMA issue above it. Small filters should approach a device copy,
-// large ones what a well-tuned SGEMM reaches (75 % of the peak).
+//   y[i, j] = delta + sum over u, v of w[u, v] * x[i + u - anchor_y, j + v - anchor_x]      borders by rule, no padded copy
 //
-// register_cache: a warp makes `rows` rows of 32 * columns outputs, `columns` to a lane. A lane holds the windows of
-//   rows + 1 input rows, columns + s - 1 pixels each, in a ring of registers; per filter row it reads one more window
-//   and issues rows * columns * s FMAs, for which each weight is read once. 4 x 4 outputs and a 9x9 filter make
-//   1296 FMAs on 36 + 27 shared loads of 128 bits.
+// Requires   filters of at most 32x32; float32 or int32.
+// Numerics   float32 FMAs in direct order, or wrapping int32.
+// CTA tile   `warps` strips, one below the other, of `rows` rows of 32 * columns outputs. They share the input rows, which
+//            come into shared memory once, for all of the image's filters that fit there.
+// Thread     rows x columns outputs. It holds the windows of rows + 1 input rows, columns + s - 1 pixels each, in a ring of
+//            registers.
+// One step   (a filter row) read one more window; rows * columns * s FMAs, for which each weight is read once. 4 x 4
+//            outputs and a 9x9 filter make 1296 FMAs on 36 + 27 shared loads of 128 bits.
+// Registers  rows * columns sums, (rows + 1) windows, 14 for weights and addresses.
+// Work       2 * R * S flops for 8 bytes an output: the memory copy bandwidth bounds filters up to about 7x7 (4.25 TB/s, 67
+//            TFLOP/s), FMA issue larger ones.
+//
 // register_cache_partial_sums: the published scheme, one column a lane, sums that move from lane to lane; kept to be
-//   compared with.
+// compared with.
 #pragma once
 
 #include <kernels/image_filter/image_rows.cuh>
-#include <device/index.cuh>
-#include <device/ptx/copy.cuh>
-#include <device/ptx/shared.cuh>
 
 namespace leanconv {
 
 // The warp's number in its block.
-// NOTE: the shuffle tells the compiler that all lanes have the same one, so that branches on it do not part them.
+// NOTE: the shuffle tells the compiler that all lanes have the same one, so that branches on it do not diverge.
 __device__ __forceinline__ int warp_number() {
     return __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / 32, 0);
 }
 
-// A block's warps lie one below the other and share the input rows, which come into shared memory once, for as many of
-// the image's filters as `filters`. Block b computes strip b % strips of band (b / strips) % bands of image
-// b / strips / bands; where not all filters fit into shared memory, b counts blocks of their parts.
+// Block b computes strip b % strips of band (b / strips) % bands of image b / strips / bands; where not all filters fit
+// into shared memory, first come the tiles of filters.
 template <class Problem, class Tuning>
 __device__ __forceinline__ void register_cache(const typename Problem::element* x, const typename Problem::element* w,
                                                typename Problem::element* y, typename Problem::element value,
@@ -38,26 +40,26 @@ __device__ __forceinline__ void register_cache(const typename Problem::element* 
     constexpr int r = Problem::r, s = Problem::s, rows = Tuning::rows, columns = Tuning::columns;
     constexpr int depth = rows + 1;  // windows in registers: those in use and the one that comes next
     constexpr int weight_pitch = round_up(s, 4), block_rows = rows * Tuning::warps, inputs = block_rows + r - 1;
-    constexpr int parts = ceil_div(Problem::all_filters, Problem::filters);
+    constexpr int tiles = ceil_div(Problem::all_filters, Problem::filters);
     // The first row of shared memory where warps put together rows of outputs: with several filters the input rows stay
     // in use, and each warp has a row of its own behind the filters.
     constexpr int staging = Problem::filters > 1 ? inputs + ceil_div(Problem::filters * r * weight_pitch, Rows::row) : 0;
     static_assert(0 <= Problem::anchor_y && Problem::anchor_y < r, "the anchor lies inside the filter");
 
     const int warp = warp_number(), lane = threadIdx.x % 32;
-    const unsigned block = blockIdx.x / parts;
-    const int first_filter = blockIdx.x % parts * Problem::filters;
-    const int filters = parts == 1 ? Problem::filters : min(Problem::filters, Problem::all_filters - first_filter);
+    const unsigned block = blockIdx.x / tiles;
+    const int first_filter = blockIdx.x % tiles * Problem::filters;
+    const int filters = tiles == 1 ? Problem::filters : min(Problem::filters, Problem::all_filters - first_filter);
     const int rest = block / strips, image = rest / bands;
     const int top = rest % bands * block_rows, i = top + warp * rows, j = (block % strips) * Rows::width;
-    Plane<T> plane{reinterpret_cast<const T*>(x) + image * x_step,
+    Image<T> view{reinterpret_cast<const T*>(x) + image * x_step,
                    reinterpret_cast<T*>(y) + (static_cast<int64>(image) * Problem::all_filters + first_filter) * y_step,
                    height, width, x_pitch, y_pitch, static_cast<T>(value)};
     // Shared memory: the input rows, then the filters, their rows padded to whole vectors, then `staging`.
     T* const image_rows = reinterpret_cast<T*>(shared_memory());
     T* const weights = image_rows + inputs * Rows::row;
     {
-        const Rows source(plane, top - Problem::anchor_y, j, lane);
+        const Rows source(view, top - Problem::anchor_y, j, lane);
         if (source.inside(inputs)) {
             const T* from = source.vector_of(warp);
             T* to = image_rows + warp * Rows::row;
@@ -65,9 +67,9 @@ __device__ __forceinline__ void register_cache(const typename Problem::element* 
             for (int k = 0; k < inputs; k += Tuning::warps, from += Tuning::warps * x_pitch)
                 if (k + Tuning::warps <= inputs || k + warp < inputs) source.load_vectors(to + k * Rows::row, from);
         } else {
-            const int wanted = min(inputs, height - top + r - 1);
+            const int count = min(inputs, height - top + r - 1);
 #pragma unroll 1
-            for (int n = warp; n < wanted; n += Tuning::warps) source.load(image_rows + n * Rows::row, n);
+            for (int n = warp; n < count; n += Tuning::warps) source.load(image_rows + n * Rows::row, n);
         }
         cp_async_commit_group();
     }
@@ -83,16 +85,16 @@ __device__ __forceinline__ void register_cache(const typename Problem::element* 
     const T* const mine = image_rows + warp * rows * Rows::row;
     // One filter after the other, for all outputs of the lane.
 #pragma unroll 1
-    for (int filter = 0; filter < filters; ++filter, plane.y += y_step) {
+    for (int filter = 0; filter < filters; ++filter, view.y += y_step) {
         const T* const taps = weights + filter * r * weight_pitch;
         T acc[rows][columns] = {};
         T ring[depth][Rows::window];
 #pragma unroll
         for (int n = 0; n < rows; ++n) Rows::read_window(ring[n], mine + n * Rows::row, lane);
-        // One row of it; the row's first input row is in ring position `turn`.
-        const auto step = [&](int filter_row, int turn) {
+        // One row of it; the row's first input row is in ring position `slot`.
+        const auto step = [&](int filter_row, int slot) {
             if (filter_row < r - 1)
-                Rows::read_window(ring[(turn + rows) % depth], mine + (filter_row + rows) * Rows::row, lane);
+                Rows::read_window(ring[(slot + rows) % depth], mine + (filter_row + rows) * Rows::row, lane);
 #pragma unroll
             for (int k = 0; k < s; k += 4) {
                 T four[4];
@@ -103,22 +105,22 @@ __device__ __forceinline__ void register_cache(const typename Problem::element* 
 #pragma unroll
                     for (int p = 0; p < rows; ++p)
 #pragma unroll
-                        for (int c = 0; c < columns; ++c) acc[p][c] += four[e] * ring[(turn + p) % depth][k + e + c];
+                        for (int c = 0; c < columns; ++c) acc[p][c] += four[e] * ring[(slot + p) % depth][k + e + c];
                 }
             }
         };
-        // Whole turns of the ring as a loop, so that the code stays within the instruction cache; the rest unrolled.
+        // Whole rounds of the ring as a loop, so that the code stays within the instruction cache; the rest unrolled.
         constexpr int looped = (r - 1) / depth * depth;
 #pragma unroll 1
         for (int filter_row = 0; filter_row < looped; filter_row += depth) {
 #pragma unroll
-            for (int turn = 0; turn < depth; ++turn) step(filter_row + turn, turn);
+            for (int slot = 0; slot < depth; ++slot) step(filter_row + slot, slot);
         }
 #pragma unroll
-        for (int turn = 0; turn < r - looped; ++turn) step(looped + turn, turn);
+        for (int slot = 0; slot < r - looped; ++slot) step(looped + slot, slot);
 
         if constexpr (Problem::filters == 1) __syncthreads();  // the input rows have been read and become `staging`
-        const RowWriter<T, columns> writer(plane, i, j, lane, static_cast<T>(delta), image_rows + (staging + warp) * Rows::row);
+        const RowWriter<T, columns> writer(view, i, j, lane, static_cast<T>(delta), image_rows + (staging + warp) * Rows::row);
         if (writer.vectors && i + rows <= height) {
             T* to = writer.vector_of(0);
 #pragma unroll

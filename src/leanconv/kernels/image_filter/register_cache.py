@@ -3,52 +3,57 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from leanconv.dtypes import DTYPES, GPU_FILTERS, none_of
 from leanconv.images.borders import BORDERS
 from leanconv.kernels.contract import Config, GpuAlgorithm, ceil_div
-from leanconv.plan import Launch, Number, Plan, Pointer, Target
+from leanconv.plan import Argument, Constants, Number, Plan, Pointer, Target
 from leanconv.problem import FilterProblem
 
 #: Largest filter height and width.
 LIMIT = 32
-#: Bytes of filters in a block's shared memory; of more filters each block takes a part.
+#: Bytes of filters in a block's shared memory; of more filters each block takes a tile.
 FILTER_BYTES = 16 * 1024
 #: Largest image extent: twice it is an int in the border maps.
 EXTENT = 2**30
 
 
-@dataclass(frozen=True)
-class RegisterCacheConfig(Config):
-    """A block of ``warps``, one below the other; each computes ``rows`` rows of 32 * ``columns`` outputs.
+class WarpsConfig(Config):
+    """A block of ``warps``, one below the other, each with ``rows`` rows of outputs; so many blocks at least,
+    ``min_blocks``, must fit on a multiprocessor."""
 
-    ``min_blocks`` blocks must fit on a multiprocessor.
-    """
+    rows: int
+    warps: int
+
+    @property
+    def block_rows(self) -> int:
+        """Rows of outputs that a block computes."""
+        return self.rows * self.warps
+
+    @property
+    def threads(self) -> int:
+        """Threads of a block."""
+        return 32 * self.warps
+
+
+@dataclass(frozen=True)
+class RegisterCacheConfig(WarpsConfig):
+    """Rows of 32 * ``columns`` outputs, ``columns`` a lane."""
 
     rows: int = 4
     columns: int = 4
     warps: int = 4
     min_blocks: int = 4
 
-    @property
-    def block_rows(self) -> int:
-        """Rows of outputs that a block makes."""
-        return self.rows * self.warps
-
 
 @dataclass(frozen=True)
-class PartialSumsConfig(Config):
-    """The published scheme: a warp computes ``rows`` rows of 33 - S outputs, one column a lane."""
+class PartialSumsConfig(WarpsConfig):
+    """The published scheme: rows of 33 - S outputs, one column a lane."""
 
     rows: int = 8
     warps: int = 8
     min_blocks: int = 1
-
-    @property
-    def block_rows(self) -> int:
-        """Rows of outputs that a block makes."""
-        return self.rows * self.warps
 
 
 #: (rows, columns, warps) that was fastest on an H200 at 4096² and 8192², up to which filter width. A fourth number is
@@ -70,7 +75,7 @@ OTHERS = ((2, 4, 2), (2, 4, 4), (3, 4, 4), (4, 4, 4), (4, 4, 8), (5, 4, 4), (6, 
 
 
 def row_bytes(problem: FilterProblem, columns: int) -> int:
-    """Shared memory of one input row of a block: its halo in whole vectors, the whole in pieces of 32 pixels."""
+    """Shared memory of one input row of a block: its halo in whole vectors, the whole in multiples of 32 pixels."""
     left, right = (ceil_div(halo, 4) * 4 for halo in (problem.anchor[1], problem.kw - 1 - problem.anchor[1]))
     return 4 * 32 * ceil_div(left + 32 * columns + right, 32)
 
@@ -81,7 +86,7 @@ def weight_bytes(problem: FilterProblem) -> int:
 
 
 def filters_in_block(problem: FilterProblem) -> int:
-    """Filters that a block applies to its rows: all, or parts of about the same size."""
+    """Filters that a block applies to its rows: all, or tiles of about the same size."""
     most = max(1, FILTER_BYTES // weight_bytes(problem))
     return ceil_div(problem.filters, ceil_div(problem.filters, most))
 
@@ -153,48 +158,38 @@ class RegisterCache(GpuAlgorithm):
 
     def plan(self, problem: FilterProblem, config: RegisterCacheConfig | PartialSumsConfig, target: Target) -> Plan:
         if isinstance(config, PartialSumsConfig):
-            function = "register_cache_partial_sums"
-            strips = ceil_div(problem.w, 33 - problem.kw)
-            shared = 4 * problem.kw * ceil_div(problem.kh, 4) * 4
+            columns, shared = 33 - problem.kw, 4 * problem.kw * ceil_div(problem.kh, 4) * 4
         else:
-            function = "register_cache"
-            strips = ceil_div(problem.w, 32 * config.columns)
-            shared = shared_bytes(problem, config)
+            columns, shared = 32 * config.columns, shared_bytes(problem, config)
+        strips = ceil_div(problem.w, columns)
         bands = ceil_div(problem.h, config.block_rows)
         filters = filters_in_block(problem)
         element = DTYPES[problem.dtype].ctype
-        launch = Launch(
-            header="kernels/image_filter/register_cache.cuh",
-            function=f"leanconv::{function}",
-            problem=(
-                ("element", element),
-                ("border", BORDERS[problem.border].kernel),
-                ("r", problem.kh),
-                ("s", problem.kw),
-                ("anchor_y", problem.anchor[0]),
-                ("anchor_x", problem.anchor[1]),
-                ("filters", filters),
-                ("all_filters", problem.filters),
-            ),
-            tuning=config.constants(),
-            arguments=(
-                Pointer("x", element),
-                Pointer("w", element),
-                Pointer("y", element, written=True),
-                Number(element, "value"),
-                Number(element, "delta"),
-                Number("int", "height", problem.h),
-                Number("int", "width", problem.w),
-                Number("long long", "x_pitch", problem.x_pitch),
-                Number("long long", "x_step", problem.x_step),
-                Number("long long", "y_pitch", problem.y_pitch),
-                Number("long long", "y_step", problem.y_step),
-                Number("int", "strips", strips),
-                Number("int", "bands", bands),
-            ),
-            grid=strips * bands * problem.batch * ceil_div(problem.filters, filters),
-            block=32 * config.warps,
-            shared_bytes=shared,
-            min_blocks=config.min_blocks,
+        constants: Constants = (
+            ("element", element),
+            ("border", BORDERS[problem.border].kernel),
+            ("r", problem.kh),
+            ("s", problem.kw),
+            ("anchor_y", problem.anchor[0]),
+            ("anchor_x", problem.anchor[1]),
+            ("filters", filters),
+            ("all_filters", problem.filters),
         )
+        pitches = ((name, getattr(problem, name)) for name in ("x_pitch", "x_step", "y_pitch", "y_step"))
+        arguments: tuple[Argument, ...] = (
+            Pointer("x", element),
+            Pointer("w", element),
+            Pointer("y", element, written=True),
+            Number(element, "value"),
+            Number(element, "delta"),
+            Number("int", "height", problem.h),
+            Number("int", "width", problem.w),
+            *(Number("long long", name, value) for name, value in pitches),
+            Number("int", "strips", strips),
+            Number("int", "bands", bands),
+        )
+        grid = strips * bands * problem.batch * ceil_div(problem.filters, filters)
+        launch = self.launch(config, constants, arguments, grid, shared)
+        if isinstance(config, PartialSumsConfig):
+            launch = replace(launch, function=f"{launch.function}_partial_sums")
         return Plan((launch,))

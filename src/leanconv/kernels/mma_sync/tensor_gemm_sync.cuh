@@ -1,30 +1,33 @@
-// Implicit GEMM on tensor cores in float32's accuracy (or TF32's), by products of single warps: for GPUs from compute
-// capability 8.0 on that have no wgmma.
+// tensor_gemm_sync: implicit GEMM on tensor cores by mma.sync; float32 in, float32 accuracy (or TF32's) out. From sm_80 on.
 //
-// The arithmetic is that of tensor_gemm.cuh: each float32 is the sum of two float16 (tensor_split.cuh), a product three
-// products, so that 2 · 3 flops of float16 make 2 of float32. Of dense float16 a multiprocessor computes in a cycle
-//   2048 flops (sm_80), 1024 (sm_86, sm_89, sm_120; a GeForce half of it), 4096 (sm_90, where this loop gets 1800)
-// which bounds float32-grade products to 683, 341, 171 and 600 flops a cycle; FMAs to 128 (sm_80) or 256.
+//   y[m, k] = sum over r, s, c of x[m + (r, s), c] * w[k, r, s, c]        m: output pixel, k: filter
 //
-// A warp computes 32 pixels and all filters of the tile: each pixel is converted by one warp. Per 64 reduction elements it
-//   1. loads its 64 values a lane, finds the largest of each row (2 shuffles), scales and splits them: 64 registers
-//   2. starts the copies of its next 64 elements of 32 pixels (tensor_warp_pixels.cuh)
-//   3. for each chunk of filters, which the block copies in turn into a ring, and each 16 of them (`step`): 48 products
-//      m16n8k16 into 16 partial sums, the small products first; adds these, times the row's inverse scale, to its sums
-// 32 x 128: 128 sums, 64 registers of fragments, 16 partial sums and 24 of filters, of 255 registers.
-// Per stage and filter a warp issues 3 products, 1 multiply-add and half an ldmatrix; per stage some 500 for steps 1 and 2.
-// Fragments of filters take 85 bytes of shared memory a product: 43 of its 128 bytes a cycle where a scheduler's tensor core
-// starts a product every 8 cycles (sm_80).
-// Measured on an H200 (256 to 256 filters 3 x 3, NHWC): 114 TFLOP/s, 436 flops a cycle and multiprocessor; with one product
-// 220. A product takes 1 / 1800 of a cycle for each of its flops, the rest 10 cycles for each pixel, stage and 128 filters.
+// Requires   tensor cores of sm_80 or newer; 16-byte aligned tensors; with groups, at least 16 channels in each.
+// Numerics   float32 = hi + lo (two float16, scaled per row, split.cuh); one product = 3 mma; partial sums promoted to float32
+//            every 64. With `products` 1 hi alone.
+// CTA tile   32 * warps pixels x n_tiles * mma_n filters x 64 reduction elements a stage; one tile a CTA.
+// Roles      every warp copies and converts 32 pixels of its own, which no other warp reads, and multiplies them with all filters
+//            of the tile; all threads copy filters (cp.async).
+// Pipelines  pixels   one stage a warp, no barrier: the next copies begin when the warp has its fragments in registers
+//            filters  filter_stages MMA tiles, cp.async groups and one __syncthreads an MMA tile
+// One stage  wait for the pixels; 64 values a lane, row maximum (2 shuffles), scale, split: 64 registers; begin the copies of the
+//            next 64 elements; for each MMA tile of filters and `step` filters of it: 48 mma m16n8k16 into 16 partial sums, the small
+//            products first; acc += partial * inverse scale.
+// Registers  32 x 128: 128 acc + 64 operand + 16 partial + 24 filters of 255.
+// Work       2 * 3 flops of float16 for 2 of float32. A multiprocessor computes 2048 flops of float16 in a cycle (sm_80), 1024
+//            (sm_86, sm_89, sm_120; a GeForce half of it), 4096 (sm_90, where this loop gets 1800): 683, 341, 171 and 600 of
+//            float32; FMAs reach 128 (sm_80) or 256. A warp issues 3 mma, 1 multiply-add and half an ldmatrix for a stage and
+//            filter, and some 500 instructions for a stage besides. Filters take 85 bytes of shared memory an mma: 43 of 128
+//            bytes a cycle where a scheduler's tensor core starts one every 8 cycles (sm_80).
+// Measured   H200, 3x3 NHWC, 256 channels and filters: 114 TFLOP/s, 436 flops a cycle and multiprocessor; with one product 220. An
+//            mma takes 1 / 1800 of a cycle for each of its flops, the rest 10 cycles for each pixel, stage and 128 filters.
 #pragma once
 
-#include <device/ptx/barrier.cuh>
-#include <device/ptx/copy.cuh>
+#include <device/ptx/memory.cuh>
 #include <device/ptx/mma.cuh>
-#include <device/ptx/shared.cuh>
-#include <kernels/hopper_fp32/tensor_output.cuh>
-#include <kernels/mma_sync/tensor_warp_pixels.cuh>
+#include <device/ptx/sync.cuh>
+#include <device/pipeline/outputs.cuh>
+#include <kernels/mma_sync/warp_pixels.cuh>
 
 namespace leanconv {
 
@@ -32,23 +35,22 @@ namespace leanconv {
 template <class Given>
 struct WarpTuning : Given {
     static_assert(Given::warps % 2 == 0, "tiles come in 64 pixels");
-    static constexpr int warpgroups = Given::warps / 2, split = 1;
-    static constexpr bool flat = false;
+    static constexpr int warpgroups = Given::warps / 2;
 };
 
-// The ring of prepared filters, which all threads copy, a chunk at a time.
+// The ring of packed filters, which all threads copy, an MMA tile at a time.
 template <class Problem, class Tuning>
 struct FilterRing {
     using F = TensorFilters<Problem, Tuning>;
-    static constexpr int threads = 32 * Tuning::warps, stages = Tuning::filter_stages, total = F::stages * F::chunks;
+    static constexpr int threads = 32 * Tuning::warps, stages = Tuning::filter_stages, total = F::stages * F::n_tiles;
     static_assert(stages >= 2, "one stage is multiplied with while others are under way");
     static_assert(F::stage_bytes % (16 * threads) == 0, "all threads copy equally much");
     unsigned char* shared;
     const unsigned char* fragments;
-    int slot = 0;    // of the chunk that is multiplied with
-    int copied = 0;  // chunks whose copies have begun
+    int slot = 0;    // of the MMA tile that is multiplied with
+    int copied = 0;  // MMA tiles whose copies have begun
 
-    // Copies the next chunk, if there is one, into a slot. A group of copies is closed in either case.
+    // Copies the next MMA tile, if there is one, into a slot. A group of copies is closed in either case.
     __device__ __forceinline__ void copy(int to) {
         if (copied < total) {
 #pragma unroll
@@ -61,16 +63,16 @@ struct FilterRing {
         }
         cp_async_commit_group();
     }
-    // NOTE: the slot before the current one is free: all threads have met since they multiplied with it.
+    // NOTE: the slot before the current one is free: a barrier of all threads came since they multiplied with it.
     __device__ __forceinline__ void copy_next() { copy(slot == 0 ? stages - 1 : slot - 1); }
-    // NOTE: the zero as in tensor_warp_pixels.cuh, for the addresses of fragments.
+    // NOTE: the zero as in warp_pixels.cuh, for the addresses of fragments.
     __device__ __forceinline__ const unsigned char* current() const {
         return shared + slot * F::stage_bytes + zero_after(copied);
     }
     __device__ __forceinline__ void advance() { slot = slot + 1 == stages ? 0 : slot + 1; }
 };
 
-// Operand B of 8 filters and half of 64 reduction elements: two registers for each sixteen. The order in memory is that of
+// Operand B of 8 filters and half of 64 reduction elements: two registers for each k16 step. The order in memory is that of
 // wgmma: rows of 128 bytes, whose units of 16 bytes row i has permuted by i % 8.
 __device__ __forceinline__ void load_filters(unsigned (&to)[2][2], const unsigned char* rows, int half, int lane) {
     unsigned four[4];
@@ -79,48 +81,48 @@ __device__ __forceinline__ void load_filters(unsigned (&to)[2][2], const unsigne
     to[1][0] = four[2], to[1][1] = four[3];
 }
 
-// The products of one stage with `step` filters from the sixteen `first` on, added to the sums of 2 x 16 pixels.
-template <class Problem, class Tuning, int sixteens>
-__device__ __forceinline__ void multiply(float (&sums)[2][sixteens][8], int first,
+// The products of one stage with `step` filters from number 16 * `first` on, added to the sums of 2 x 16 pixels.
+template <class Problem, class Tuning, int n16>
+__device__ __forceinline__ void multiply(float (&sums)[2][n16][8], int first,
                                          const WarpFragments<Problem, Tuning> (&pixels)[2], const unsigned char* filters,
                                          int lane) {
     using F = TensorFilters<Problem, Tuning>;
-    constexpr int eights = Tuning::step / 8;
-    unsigned high[2][eights][2][2];
-    float partial[2][eights][4] = {};
+    constexpr int n8 = Tuning::step / 8;
+    unsigned high[2][n8][2][2];
+    float partial[2][n8][4] = {};
 #pragma unroll
     for (int half = 0; half < 2; ++half)
 #pragma unroll
-        for (int n = 0; n < eights; ++n) load_filters(high[half][n], filters + n * 1024, half, lane);
+        for (int n = 0; n < n8; ++n) load_filters(high[half][n], filters + n * 1024, half, lane);
     if constexpr (Tuning::products == 3) {
 #pragma unroll
         for (int i = 0; i < 4; ++i)
 #pragma unroll
-            for (int j = 0; j < 2 * eights; ++j)
+            for (int j = 0; j < 2 * n8; ++j)
                 mma_f16(partial[j % 2][j / 2], pixels[j % 2].low[i], high[i / 2][j / 2][i % 2]);
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-            unsigned low[eights][2][2];
+            unsigned low[n8][2][2];
 #pragma unroll
-            for (int n = 0; n < eights; ++n) load_filters(low[n], filters + F::half_bytes + n * 1024, half, lane);
+            for (int n = 0; n < n8; ++n) load_filters(low[n], filters + F::half_bytes + n * 1024, half, lane);
 #pragma unroll
             for (int i = 0; i < 2; ++i)
 #pragma unroll
-                for (int j = 0; j < 2 * eights; ++j)
+                for (int j = 0; j < 2 * n8; ++j)
                     mma_f16(partial[j % 2][j / 2], pixels[j % 2].high[2 * half + i], low[j / 2][i]);
         }
     }
 #pragma unroll
     for (int i = 0; i < 4; ++i)
 #pragma unroll
-        for (int j = 0; j < 2 * eights; ++j)
+        for (int j = 0; j < 2 * n8; ++j)
             mma_f16(partial[j % 2][j / 2], pixels[j % 2].high[i], high[i / 2][j / 2][i % 2]);
 #pragma unroll
     for (int j = 0; j < 2; ++j)
 #pragma unroll
-        for (int i = 0; i < 4 * eights; ++i) {
+        for (int i = 0; i < 4 * n8; ++i) {
             float& sum = sums[j][first + i / 8][i % 8];
-            sum = fmaf(partial[j][i / 4][i % 4], pixels[j].down[i / 2 % 2], sum);
+            sum = fmaf(partial[j][i / 4][i % 4], pixels[j].inverse_scale[i / 2 % 2], sum);
         }
 }
 
@@ -131,7 +133,7 @@ __device__ __forceinline__ void tensor_gemm_sync(const float* x, const float* pr
     using F = TensorFilters<Problem, Tuning>;
     using Pixels = WarpPixels<Problem, Tuning>;
     using Ring = FilterRing<Problem, Tuning>;
-    constexpr int sixteens = F::filters / 16, steps = F::chunk / Tuning::step;
+    constexpr int n16 = F::filters / 16, steps = F::mma_n / Tuning::step;
     const TensorTiles<Problem, Tuning> tiles(batch);
     static_assert(TensorTiles<Problem, Tuning>::pixels == Tuning::warps * Pixels::pixels, "a warp has 32 pixels of the tile");
     const Offset<Problem> tile = blockIdx.x;
@@ -143,16 +145,16 @@ __device__ __forceinline__ void tensor_gemm_sync(const float* x, const float* pr
     const Pixels pixels(x, batch, tiles.first_pixel(tile) + threadIdx.x, group, lane, shared + warp * Pixels::bytes);
     Ring ring{shared + Tuning::warps * Pixels::bytes, reinterpret_cast<const unsigned char*>(prepared + F::fragments_at) +
                                                           F::fragment(group, tiles.filters(tile), 0, 0)};
-    float sums[2][sixteens][8] = {};
+    float sums[2][n16][8] = {};
 
-    // In the order of their groups: pixels of stage s + 1, then as many chunks of filters as stage s multiplies with.
+    // In the order of their groups: pixels of stage s + 1, then as many MMA tiles of filters as stage s multiplies with.
     pixels.copy(0);
     cp_async_commit_group();
 #pragma unroll
     for (int i = 0; i < Ring::stages - 1; ++i) ring.copy(i);
 #pragma unroll 1
     for (int stage = 0; stage < F::stages; ++stage) {
-        cp_async_wait_group<(F::chunks < Ring::stages - 1 ? F::chunks : Ring::stages - 1)>();
+        cp_async_wait_group<(F::n_tiles < Ring::stages - 1 ? F::n_tiles : Ring::stages - 1)>();
         __syncwarp();
         const float* const factors = prepared + F::factors_at + (group * F::stages + stage) * split_depth;
         WarpFragments<Problem, Tuning> fragments[2];
@@ -162,16 +164,16 @@ __device__ __forceinline__ void tensor_gemm_sync(const float* x, const float* pr
         if (stage + 1 < F::stages) pixels.copy(stage + 1);
         cp_async_commit_group();
 #pragma unroll
-        for (int chunk = 0; chunk < F::chunks; ++chunk) {
-            // NOTE: the first chunks were copied before the pixels of the next stage, which are not waited for.
-            if (chunk < Ring::stages - 1) cp_async_wait_group<Ring::stages - 1>();
+        for (int mma_tile = 0; mma_tile < F::n_tiles; ++mma_tile) {
+            // NOTE: the first MMA tiles were copied before the pixels of the next stage, which are not waited for.
+            if (mma_tile < Ring::stages - 1) cp_async_wait_group<Ring::stages - 1>();
             else cp_async_wait_group<Ring::stages - 2>();
             __syncthreads();
             ring.copy_next();
             const unsigned char* const filters = ring.current();
 #pragma unroll
             for (int i = 0; i < steps; ++i)
-                multiply<Problem, Tuning>(sums, (chunk * steps + i) * (Tuning::step / 16), fragments,
+                multiply<Problem, Tuning>(sums, (mma_tile * steps + i) * (Tuning::step / 16), fragments,
                                           filters + i * Tuning::step * 128, lane);
             ring.advance();
         }

@@ -1,4 +1,4 @@
-"""Implicit GEMM on tensor cores by products of single warps: the accuracy of float32 or of TF32, from sm_80 on."""
+"""Implicit GEMM on tensor cores by mma.sync, in the accuracy of float32 or of TF32, from sm_80 on."""
 
 from __future__ import annotations
 
@@ -6,35 +6,36 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from leanconv.kernels.common.input_gradient import PartialConvolution, single_parts
-from leanconv.kernels.contract import LAUNCH_CYCLES, Config, by_time, ceil_div, has_wide_tensors
-from leanconv.kernels.hopper_fp32.filters import DEPTH, SplitFilters, SplitGemm, stages_of
-from leanconv.kernels.simt.tiles import conv_arguments, view_constants
+from leanconv.kernels.common.layers import conv_arguments, has_wide_tensors, view_constants
+from leanconv.kernels.common.split_gemm import DEPTH, SplitConfig, SplitGemm, stages_of
+from leanconv.kernels.contract import by_time, ceil_div
+from leanconv.kernels.cost import Speeds, launch_cycles
 from leanconv.plan import Launch, Pointer, Target
 from leanconv.problem import ConvProblem
 
 
 @dataclass(frozen=True)
-class WarpConfig(Config, SplitFilters):
-    """A tile has 32 pixels for each of ``warps``, and ``chunks`` x ``chunk`` filters; ``filter_stages`` chunks are in
+class WarpConfig(SplitConfig):
+    """A tile has 32 pixels for each of ``warps``, and ``n_tiles`` x ``mma_n`` filters; ``filter_stages`` n_tiles are in
     shared memory at once, and ``step`` filters are multiplied with at once.
 
-    ``products`` of float16 make one of float32: 3, or 1 in tier tf32. ``rows``: lanes copy four channels of a pixel at
-    once, otherwise one. ``piece`` channels of one tap lie together in the reduction.
+    ``products`` of float16 make one of float32: 3, or 1 at precision tf32. ``rows``: lanes copy four channels of a
+    pixel at once, otherwise one. ``channel_block`` channels of one tap are neighbours in the reduction.
     """
 
     warps: int
-    chunk: int
-    chunks: int
+    mma_n: int
+    n_tiles: int
     products: int
     rows: bool
-    piece: int
+    channel_block: int
     filter_stages: int
     step: int
     min_blocks: int
 
     @property
     def threads(self) -> int:
-        """Threads of a block."""
+        """Threads of a CTA."""
         return 32 * self.warps
 
     @property
@@ -44,11 +45,11 @@ class WarpConfig(Config, SplitFilters):
 
     @property
     def shared_bytes(self) -> int:
-        """Shared memory of a block: a stage of pixels, and the ring of filters."""
+        """Shared memory of a CTA: a stage of pixels, and the ring of filters."""
         return self.pixels * DEPTH * 4 + self.filter_stages * self.filter_stage_bytes
 
 
-#: A tile: warps, filters of a chunk, chunks, chunks in shared memory, filters of a partial sum, and the blocks on a
+#: A tile: warps, filters of an MMA tile, MMA tiles, those in shared memory, filters of a partial sum, and the CTAs on a
 #: multiprocessor for which registers are shared out.
 Tile = tuple[int, int, int, int, int, int]
 TILES: tuple[Tile, ...] = (
@@ -58,47 +59,55 @@ TILES: tuple[Tile, ...] = (
     (4, 32, 2, 2, 32, 2),
     (4, 32, 1, 2, 16, 3),
 )
-#: Where registers are short in tier tf32: the tile of 96 filters spills four bytes.
+#: Where registers are short at precision tf32: the tile of 96 filters spills four bytes.
 NOT_IN_TF32 = TILES[2]
 
-#: As fitted to six layers on an H200, at 1.98 GHz: cycles of a multiprocessor that copying and converting a pixel of 64
-#: reduction elements takes, in rows and in columns, and adding the partial sum of one filter.
-PIXEL_CYCLES, SUM_CYCLES = {True: 6.6, False: 10.7}, 0.03
-#: The most float16 flops in a cycle that products of warps reached there, and the share of slower tensor cores that is
-#: assumed elsewhere.
-MOST_FLOPS, SHARE = 1800, 0.9
-#: Cycles of an output beside the reduction: first copies and stores.
-OUTPUT_CYCLES = 0.3
-#: Speed that a block alone on a multiprocessor is assumed to have, of that of all that fit.
-ALONE = 0.65
-#: Predicted times are multiplied by this where `TensorGemm` runs. That is twice as fast on the large layers measured;
-#: what is not measured shall not be chosen before it.
-BEHIND = 1.5
+
+@dataclass(frozen=True)
+class SyncSpeeds(Speeds):
+    """Fitted to six layers on an H200, at 1.98 GHz, where wgmma is faster."""
+
+    #: cycles of a multiprocessor that copying and converting a pixel of 64 reduction elements takes, as float4 and
+    #: element by element
+    rows: float
+    columns: float
+    #: and adding the partial sum of one filter
+    promoted: float
+    #: the most float16 flops in a cycle that mma.sync reached there, and the share of slower tensor cores that is
+    #: assumed elsewhere
+    max_flops: float
+    share: float
+    #: cycles of an output beside the reduction: first copies and stores
+    output: float
+    #: speed that a CTA alone on a multiprocessor is assumed to have, of that of all that fit
+    alone: float
+    #: predicted times are multiplied by this where `TensorGemm` runs: it is twice as fast on the large layers measured,
+    #: and what is not measured shall not be chosen before it
+    behind: float
 
 
-def _piece(channels: int, rows: bool) -> int:
-    """Channels of a tap that lie together: as many as leave few zeros; small pieces cost addresses."""
-    pieces = (32, 16, 8, 4) if rows else (32, 16, 8, 4, 2, 1)
-    return min(pieces, key=lambda piece: ceil_div(channels, piece) * (piece + 1))
+def _channel_block(channels: int, rows: bool) -> int:
+    """Channels of a tap that lie together: as many as leave few zeros; small blocks cost addresses."""
+    blocks = (32, 16, 8, 4) if rows else (32, 16, 8, 4, 2, 1)
+    return min(blocks, key=lambda block: ceil_div(channels, block) * (block + 1))
 
 
 @lru_cache(maxsize=256)
-def _config(tile: Tile, rows: bool, piece: int, products: int) -> WarpConfig:
+def _config(tile: Tile, rows: bool, channel_block: int, products: int) -> WarpConfig:
     """The configuration of a tile."""
-    warps, chunk, chunks, stages, step, blocks = tile
-    return WarpConfig(warps, chunk, chunks, products, rows, piece, stages, step, blocks)
+    warps, mma_n, n_tiles, stages, step, blocks = tile
+    return WarpConfig(warps, mma_n, n_tiles, products, rows, channel_block, stages, step, blocks)
 
 
 class TensorGemmSync(SplitGemm[WarpConfig]):
     """Direct convolution and its input's gradient on tensor cores by ``mma.sync``, each float32 split into two float16.
 
-    ``x w ≈ hi·hi + hi·lo + lo·hi`` in float16, summed in float32; in tier tf32 ``hi·hi`` alone.
+    ``x w ≈ hi·hi + hi·lo + lo·hi`` in float16, summed in float32; at precision tf32 ``hi·hi`` alone.
     """
 
     name = "tensor_gemm_sync"
-    # with registers for three blocks or four, tiles of 96 filters spill on sm_100a and sm_120
+    # with registers for three CTAs or four, tiles of 96 filters spill on sm_100a and sm_120
     preparing_blocks = (1, 2)
-    settles = False
 
     def target_limits(self, target: Target) -> list[str]:
         if target.warp_products:
@@ -112,13 +121,13 @@ class TensorGemmSync(SplitGemm[WarpConfig]):
         products = 1 if problem.precision == "tf32" else 3
         channels = parts[0].problem.group_c
         rows = problem.layout == "NHWC" and channels % 4 == 0
-        piece = _piece(channels, rows)
-        return [_config(tile, rows, piece, products) for tile in TILES if products == 3 or tile != NOT_IN_TF32]
+        channel_block = _channel_block(channels, rows)
+        return [_config(tile, rows, channel_block, products) for tile in TILES if products == 3 or tile != NOT_IN_TF32]
 
     def timed(self, problem: ConvProblem, target: Target) -> list[tuple[float, WarpConfig]]:
         parts = single_parts(problem)
         if not parts:
-            # A layer whose windows see nothing but padding has a gradient of zeros, and nothing to tune.
+            # A layer whose windows cover nothing but padding has a gradient of zeros, and nothing to tune.
             return [(0.0, _config(TILES[0], False, 1, 3))]
         fitting = (config for config in self.candidates(problem) if config.shared_bytes <= target.shared_per_block)
         return by_time((self._cycles(problem, parts, config, target), config) for config in fitting)
@@ -126,19 +135,21 @@ class TensorGemmSync(SplitGemm[WarpConfig]):
     def _cycles(
         self, problem: ConvProblem, parts: list[PartialConvolution], config: WarpConfig, target: Target
     ) -> float:
-        flops = min(MOST_FLOPS, SHARE * target.tensor_flops)
-        pixel = PIXEL_CYCLES[config.rows] + SUM_CYCLES * config.filters
+        speeds = SyncSpeeds.of(target)
+        flops = min(speeds.max_flops, speeds.share * target.tensor_flops)
+        pixel = (speeds.rows if config.rows else speeds.columns) + speeds.promoted * config.filters
         pixel += config.products * config.filters * 2 * DEPTH / flops
-        # each block takes a KiB more than it asks for
+        # each CTA takes a KiB more than it asks for
         fit = max(1, min(config.min_blocks, target.shared_per_multiprocessor // (config.shared_bytes + 1024)))
         time = 0.0
         for part in parts:
-            of_tile = config.pixels * (stages_of(part.problem, config.piece) * pixel + OUTPUT_CYCLES * config.filters)
+            stages = stages_of(part.problem, config.channel_block)
+            of_tile = config.pixels * (stages * pixel + speeds.output * config.filters)
             full, rest = divmod(_tiles(part, config), target.multiprocessors * fit)
             busiest = ceil_div(rest, target.multiprocessors)
-            time += (full * fit + (max(busiest, ALONE * fit) if rest else 0)) * of_tile + LAUNCH_CYCLES
-        time = max(time, problem.bytes / target.bytes_per_cycle) + 2 * LAUNCH_CYCLES
-        return time * BEHIND if target.warpgroup_products else time
+            time += (full * fit + (max(busiest, speeds.alone * fit) if rest else 0)) * of_tile + launch_cycles(target)
+        time = max(time, problem.bytes / target.bytes_per_cycle) + 2 * launch_cycles(target)
+        return time * speeds.behind if target.warpgroup_products else time
 
     def main_launch(
         self, problem: ConvProblem, part: PartialConvolution, config: WarpConfig, first: int, target: Target
@@ -148,7 +159,7 @@ class TensorGemmSync(SplitGemm[WarpConfig]):
             header="kernels/mma_sync/tensor_gemm_sync.cuh",
             function="leanconv::tensor_gemm_sync",
             problem=(*view_constants(part.problem, part.view, has_wide_tensors(problem)), ("first_prepared", first)),
-            tuning=config.constants(),
+            tuning=config.tuning(),
             arguments=(x, Pointer("prepared"), *rest),
             grid=_tiles(part, config),
             block=config.threads,

@@ -1,8 +1,11 @@
-// Gradient of a layer's filters by its definition: one warp, one weight, everything read from global memory. The shortest
-// statement of what the other kernels compute, for every layer.
+// direct_weight: gradient of the filters by its definition, one warp a weight, everything read from global memory. The
+// shortest statement of what the other kernels compute, for every layer.
 //
-// Arithmetic per output pixel and weight: 2 flops for two loads, most of them from L2 or, where neighbouring lanes do not
-// read neighbouring elements (NHWC), a line each.
+//   dw[k, c, r, s] = sum over m of dy[m, k] * x[m * stride + (r, s) * dilation, c]      m: output pixel
+//
+// Numerics   lane i sums output pixels i, i + 32, ... in the order of memory; then the lanes' sums are added pairwise.
+// Work       2 flops for two loads, most of them from L2 or, where neighbouring lanes do not read neighbouring elements
+//            (NHWC), a line each.
 #pragma once
 
 #include <device/element.cuh>
@@ -11,7 +14,6 @@
 
 namespace leanconv {
 
-// Lane i takes output pixels i, i + 32, ... in the order of memory; then the lanes' sums are added pairwise, always alike.
 template <class Problem, class Tuning>
 __device__ __forceinline__ void direct_weight(const typename Problem::element* __restrict__ x,
                                               const typename Problem::element* __restrict__ dy,

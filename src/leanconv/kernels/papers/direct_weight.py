@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from leanconv.dtypes import GPU_LAYERS
-from leanconv.kernels.contract import Config, GpuAlgorithm, ceil_div, conv_constants
-from leanconv.kernels.simt.tiles import gradient_arguments, weight_limits
+from leanconv.kernels.common.layers import conv_constants, gradient_arguments, limits
+from leanconv.kernels.contract import Config, GpuAlgorithm, ceil_div
 from leanconv.plan import Launch, Plan, Target
 from leanconv.problem import ConvProblem
 
@@ -29,7 +29,7 @@ class DirectWeight(GpuAlgorithm):
     by_name_only = True
 
     def why_not(self, problem: ConvProblem, target: Target) -> list[str]:
-        return weight_limits(problem, GPU_LAYERS)
+        return limits(problem, "wgrad", dtypes=GPU_LAYERS)
 
     def configs(self, problem: ConvProblem, target: Target) -> Iterator[DirectWeightConfig]:
         yield DirectWeightConfig()

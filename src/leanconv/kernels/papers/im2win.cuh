@@ -1,11 +1,14 @@
-// im2win: convolution over the im2win tensor (Lu et al. 2023). Two launches: the transform (window_order.cuh)
-// writes the tensor, about R / stride times the input, and the fast kernel (the paper's Algorithm 3) multiplies filters
-// with its windows.
+// im2win: convolution over the im2win tensor (Lu et al. 2023), in two launches. The transform (window_order.cuh) writes
+// the tensor, about R / stride times the input; the paper's Algorithm 3 multiplies filters with its windows.
 //
-// Arithmetic per output: 2 * C/g * R * S flops, as for implicit GEMM; a window's elements are adjacent, so the kernel's
-// loads need no test against the border and no table. Floor: the transform moves the input and the tensor once at copy
-// speed (4.25 TB/s on an H200), the product is bound by FMA issue (47 TFLOP/s reached by implicit GEMM, 55 with nothing
-// but FMAs, fragment loads and barriers in the loop).
+//   y[m, k] = sum over c, s, r of win[m, c, s, r] * w[k, c, r, s]      m: output pixel, k: filter
+//
+// Requires   float32; NCHW or NHWC; a workspace for the tensor.
+// CTA tile, roles, pipelines, numerics: those of implicit_gemm. A window's elements are adjacent, so loads need no test
+//            against the border and no table.
+// Floor      The transform moves the input and the tensor once at copy bandwidth (4.25 TB/s on an H200); the product is
+//            bound by FMA issue (47 TFLOP/s reached by implicit_gemm, 55 with nothing but FMAs, fragment loads and
+//            barriers in the loop).
 #pragma once
 
 #include <kernels/simt/tiled_convolution.cuh>

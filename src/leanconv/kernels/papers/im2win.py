@@ -4,22 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 
-from leanconv.kernels.contract import LAUNCH_CYCLES, Config, TimedAlgorithm, by_time, ceil_div, fma_cycles
-from leanconv.kernels.simt.tiles import (
-    TileConfig,
-    conv_arguments,
-    cost,
-    forward_limits,
-    images_outermost,
-    tile_launch,
-    tiles,
-    view_constants,
-    with_splits,
-)
+from leanconv.kernels.common.layers import conv_arguments, images_outermost, limits, view_constants
+from leanconv.kernels.contract import Config, TimedAlgorithm, by_time, ceil_div
+from leanconv.kernels.cost import fma_cycles, launch_cycles
+from leanconv.kernels.simt.im2win_fused import PAPER
+from leanconv.kernels.simt.tiles import TileConfig, cost, tile_launch, tiles, with_splits
 from leanconv.plan import Constants, Launch, Number, Plan, Pointer, Target
 from leanconv.problem import ConvProblem
-
-PAPER = "S. Lu et al., Im2win: An Efficient Convolution Paradigm on GPU (2023)"
 
 
 def columns(problem: ConvProblem) -> int:
@@ -42,7 +33,7 @@ def window_constants(problem: ConvProblem) -> Constants:
 def tensor_limits(problem: ConvProblem) -> list[str]:
     """Why the kernels over the im2win tensor cannot run ``problem``."""
     row = columns(problem) * problem.r * (problem.c if problem.layout == "NHWC" else 1)
-    reasons = forward_limits(problem) + images_outermost(problem)
+    reasons = limits(problem, "fprop") + images_outermost(problem)
     if row < 2**30:
         return reasons
     return [*reasons, f"an output row takes {row} elements of the tensor, and 2**30 are too many"]
@@ -90,10 +81,10 @@ class Im2win(TimedAlgorithm):
         pixels = problem.n * problem.p * problem.q
         # A launch of its own moves the input and the tensor.
         elements = tensor_elements(problem) + problem.n * problem.c * problem.h * problem.w
-        before = LAUNCH_CYCLES + 4 * elements / target.bytes_per_cycle
+        before = launch_cycles(target) + 4 * elements / target.bytes_per_cycle
         return by_time(
             (before + cost(problem, pixels, reduction, config, speed, target), config)
-            for config, speed in with_splits(problem, tiles(problem, along=True, wide=wide), reduction, target)
+            for config, speed in with_splits(problem, tiles(problem, target, along=True, wide=wide), reduction, target)
         )
 
     def order_of_sums(self, problem: ConvProblem, config: TileConfig) -> Hashable:

@@ -1,8 +1,9 @@
-// The im2win paper's Algorithm 2: one thread, one output, over the im2win tensor. Kept as the "before" of the ablation.
+// im2win_basic: the im2win paper's Algorithm 2, one thread an output, over the im2win tensor. Kept as the "before" of the
+// ablation.
 //
-// Arithmetic per output: 2 * C/g * R * S flops for as many loads of four bytes, from L1 at best: a warp shares its
-// pixels' windows or its filter, so about one load an FMA, and as much arithmetic on indices: 1 to 1.5 TFLOP/s of 67
-// in NCHW on an H200 (ablation of suite im2win).
+// Work       2 * C/g * R * S flops an output for as many loads of four bytes, from L1 at best: a warp shares its pixels'
+//            windows or its filter, so about one load an FMA, and as much arithmetic on indices.
+// Measured   H200, NCHW: 1 to 1.5 TFLOP/s of 67 (ablation of suite im2win).
 #pragma once
 
 #include <device/epilogue.cuh>

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from leanconv.kernels.contract import Config, GpuAlgorithm, ceil_div, fma_cycles
+from leanconv.kernels.common.layers import conv_arguments
+from leanconv.kernels.contract import Config, GpuAlgorithm, ceil_div
+from leanconv.kernels.cost import fma_cycles
 from leanconv.kernels.direct.direct import DirectConfig
-from leanconv.kernels.papers.im2win import PAPER, tensor_elements, tensor_limits, transform, window_constants
-from leanconv.kernels.simt.tiles import conv_arguments
+from leanconv.kernels.papers.im2win import tensor_elements, tensor_limits, transform, window_constants
+from leanconv.kernels.simt.im2win_fused import PAPER
 from leanconv.plan import Launch, Plan, Target
 from leanconv.problem import ConvProblem
 

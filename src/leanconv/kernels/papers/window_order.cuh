@@ -5,7 +5,7 @@
 #pragma once
 
 #include <device/index.cuh>
-#include <kernels/simt/tile_loader.cuh>
+#include <kernels/simt/filter_loader.cuh>
 
 namespace leanconv {
 

@@ -1,18 +1,25 @@
-// im2win without the tensor: windows are formed in shared memory as overlapping runs (after Lu et al. 2023).
+// im2win_fused: im2win without its tensor (after Lu et al. 2023). Windows are formed in shared memory as overlapping runs.
 // No workspace.
 //
-// Arithmetic per output: 2 * C/g * R * S flops. In NCHW with Tuning::runs, a stage holds lines: one input row of one
-// channel, in which every four adjacent outputs have one run of 3 * stride + (S - 1) * dilation + 1 pixels instead of
-// 4 * S. So one run of 128-bit loads serves S taps: for 3x3 filters a half of the pixel traffic into and a third less
-// out of shared memory than implicit GEMM, unless padding shifts the run. Where rows are a multiple of four long, runs
-// arrive in copies of 128 bits, a quarter of the instructions. Bound by FMA issue: 55 TFLOP/s with nothing but FMAs,
-// fragment loads and barriers (of 67) on an H200; cuBLAS reaches 51. Outputs per row are rounded up to four: where that
-// wastes too much, and in NHWC, where a row of a window is a run in memory anyway, pixels arrive one by one as in
-// implicit GEMM.
+//   y[m, k] = sum over c, r, s of x[m * stride + (r, s) * dilation, c] * w[k, c, r, s]      m: output pixel, k: filter
+//
+// Requires   float32; NCHW or NHWC. Tuning::runs: NCHW. Without runs it is implicit_gemm.
+// Numerics   one chain of float32 FMAs for each output; blocks of a cluster add their chains in the order of their ranks.
+// CTA tile   tile_k filters x tile_pixels pixels x lines: a line is one input row of one channel, in which every four
+//            adjacent outputs have one run of 3 * stride + (S - 1) * dilation + 1 pixels instead of 4 * S.
+// Roles      all warps load, multiply and store.
+// Pipelines  as implicit_gemm: `stages` steps of cp.async
+// One stage  per line read a thread's runs into registers by 128-bit loads, once; multiply them S times, each time with
+//            the pixels that lie a dilation further on (constant registers)
+// Work       2 * C/g * R * S flops an output. For 3x3 filters a half of the pixel traffic into and a third less out of
+//            shared memory than implicit GEMM, unless padding shifts the run. Where rows are a multiple of four long, runs
+//            arrive in copies of 128 bits, a quarter of the instructions. Outputs per row are rounded up to four: where
+//            that wastes too much, and in NHWC, where a row of a window is a run in memory anyway, runs are off.
+// Measured   H200: 55 TFLOP/s with nothing but FMAs, fragment loads and barriers (of 67); cuBLAS reaches 51.
 #pragma once
 
+#include <device/ptx/memory.cuh>
 #include <kernels/simt/implicit_gemm.cuh>
-#include <device/ptx/copy.cuh>
 #include <kernels/simt/tiled_convolution.cuh>
 
 namespace leanconv {
@@ -88,7 +95,7 @@ struct RunRows {
     }
 };
 
-// Brings lines into shared memory in pieces of one or four pixels. A thread keeps its columns (a run and a place in its
+// Brings lines into shared memory in copies of one or four pixels. A thread keeps its columns (a run and a place in its
 // chunks) and serves some adjacent (line, chunk) pairs of every stage.
 template <class Problem, class Tuning>
 struct RunLoader {
@@ -96,8 +103,8 @@ struct RunLoader {
     using Rows = RunRows<Problem, Tuning>;
     using B = Bytes<Problem>;
     static constexpr int threads = Tiling<Tuning>::threads;
-    static constexpr int unit = R::vector ? 4 : 1;                       // pixels of a piece
-    static constexpr int width = R::fragments * 4 / unit;                // pieces of one chunk of all runs
+    static constexpr int unit = R::vector ? 4 : 1;                       // pixels of a copy
+    static constexpr int width = R::fragments * 4 / unit;                // copies of one chunk of all runs
     static constexpr int side_by_side = gcd(width, threads);             // threads
     static constexpr int columns = width / side_by_side;                 // of a thread
     static constexpr int pairs = R::lines * R::chunks;
@@ -106,8 +113,7 @@ struct RunLoader {
     static constexpr int total_lines = Problem::group_c * Problem::r;
     static constexpr int steps = ceil_div(total_lines, R::lines);
     static constexpr int period = Problem::r / gcd(Problem::r, R::lines) * R::lines;
-    static constexpr int table_bytes = period * (static_cast<int>(sizeof(B)) + 4);
-    static_assert(mine <= 32, "whether a piece lies beside the image is a bit of 32");
+    static_assert(mine <= 32, "whether a copy lies outside the image is a bit of 32");
 
     const float* image;
     B offset[columns];
@@ -175,9 +181,9 @@ struct RunLoader {
                 const bool row = static_cast<unsigned>(h[c] + line_row[i]) < static_cast<unsigned>(Problem::h);
                 const bool valid = real && (row || !Problem::padded) && (inside[c] & 1u << i);
                 const float* const from = at_byte(image, offset[c] + (line_offset[i] + chunk * 16));
-                float* const piece = to + (i * width + c * side_by_side) * unit;
-                if constexpr (R::vector) cp_async_16(piece, from, valid);
-                else cp_async_4(piece, from, valid);
+                float* const shared = to + (i * width + c * side_by_side) * unit;
+                if constexpr (R::vector) cp_async_16(shared, from, valid);
+                else cp_async_4(shared, from, valid);
             }
         }
         next += R::lines;

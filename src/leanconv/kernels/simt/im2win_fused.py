@@ -2,27 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from math import gcd, lcm
 
-from leanconv.kernels.contract import TimedAlgorithm, by_time, ceil_div, fma_cycles, has_wide_tensors, variant
-from leanconv.kernels.papers.im2win import PAPER
+from leanconv.kernels.common.layers import conv_arguments, has_wide_tensors, images_outermost, limits, view_constants
+from leanconv.kernels.contract import TimedAlgorithm, by_time, ceil_div, variant
+from leanconv.kernels.cost import Speeds, fma_cycles
 from leanconv.kernels.simt import implicit_gemm
-from leanconv.kernels.simt.tiles import (
-    TileConfig,
-    conv_arguments,
-    cost,
-    forward_limits,
-    images_outermost,
-    tile_launch,
-    tiles,
-    view_constants,
-    with_splits,
-)
+from leanconv.kernels.simt.tiles import TileConfig, cost, tile_launch, tiles, with_splits
 from leanconv.plan import Plan, Target
 from leanconv.problem import ConvProblem
+
+PAPER = "S. Lu et al., Im2win: An Efficient Convolution Paradigm on GPU (2023)"
+
+
+@dataclass(frozen=True)
+class RunSpeeds(Speeds):
+    """Of tiles with runs."""
+
+    #: of each of `RUN_TILES`, the share of the speed of the best tile without runs (3x3 and 5x5 layers of 64 channels
+    #: and more)
+    tiles: Mapping[str, float]
+    #: of this speed, where runs do not pay (see `pays`)
+    slow_runs: float
 
 
 @dataclass(frozen=True)
@@ -37,21 +41,20 @@ class Im2winFusedConfig(TileConfig):
         return self.runs, super().order
 
 
-#: Tiles with runs, and their speeds relative to the best tile without (measured on an H200, 3x3 and 5x5 layers of 64
-#: channels and more).
+#: Tiles with runs; their depth follows from the filters (`lines`).
 RUN_TILES = (
-    (Im2winFusedConfig(64, 128, stages=3, min_blocks=4), 0.99),
-    (Im2winFusedConfig(128, 96, thread_pixels=12, stages=3, min_blocks=3), 0.97),
-    (Im2winFusedConfig(128, 64, stages=3, min_blocks=3), 0.95),
-    (Im2winFusedConfig(64, 64, stages=3, min_blocks=5), 0.95),
-    (Im2winFusedConfig(96, 128, thread_k=12, stages=3, min_blocks=3), 0.95),
+    Im2winFusedConfig(64, 128, stages=3, min_blocks=4),
+    Im2winFusedConfig(128, 96, thread_pixels=12, stages=3, min_blocks=3),
+    Im2winFusedConfig(128, 64, stages=3, min_blocks=3),
+    Im2winFusedConfig(64, 64, stages=3, min_blocks=5),
+    Im2winFusedConfig(96, 128, thread_k=12, stages=3, min_blocks=3),
 )
 
 #: The longest run, in pixels: a thread holds one or two of them in registers for every four of its outputs.
 LONGEST_RUN = 16
 
-#: Pieces that a thread brings a step for each of its columns: the kernel has a bit of 32 for each.
-MOST_PIECES = 32
+#: Copies of a thread in a step for each of its columns: the kernel has a bit of 32 for each.
+MOST_COPIES = 32
 
 
 def pays(problem: ConvProblem) -> bool:
@@ -88,8 +91,8 @@ def shared_bytes(problem: ConvProblem, config: Im2winFusedConfig) -> int:
     return config.shared_bytes(pixel_floats, entry * lcm(problem.r, step_lines))
 
 
-def pieces(problem: ConvProblem, config: Im2winFusedConfig) -> int:
-    """Pieces of a stage that a thread brings for each of its columns: ``mine`` in kernels/simt/im2win_fused.cuh."""
+def copies(problem: ConvProblem, config: Im2winFusedConfig) -> int:
+    """Copies of a thread in a stage for each of its columns: ``mine`` in kernels/simt/im2win_fused.cuh."""
     unit = 4 if problem.w % 4 == 0 else 1
     pairs = config.tile_reduction // problem.s * ceil_div(run_length(problem), 4)
     return ceil_div(pairs, config.threads // gcd(config.tile_pixels // unit, config.threads))
@@ -122,27 +125,30 @@ class Im2winFused(TimedAlgorithm):
         return fma_cycles(problem, target)
 
     def why_not(self, problem: ConvProblem, target: Target) -> list[str]:
-        return forward_limits(problem) + images_outermost(problem)
+        return limits(problem, "fprop") + images_outermost(problem)
 
     def timed(self, problem: ConvProblem, target: Target) -> list[tuple[float, Im2winFusedConfig]]:
         reduction = problem.group_c * problem.r * problem.s
-        single = [(_without_runs(c), v) for c, v in tiles(problem)]
+        single = [(_without_runs(c), v) for c, v in tiles(problem, target)]
         choices = [
             (cost(problem, problem.n * problem.p * problem.q, reduction, config, speed, target), config)
             for config, speed in with_splits(problem, single, reduction, target)
         ]
         heavy = has_wide_tensors(problem)
-        # Rows rounded up to four may number more pixels than the 32 bits that suffice for the tensors.
-        numbered = heavy or run_pixels(problem) < 2**30
+        # Rows rounded up to four may have more pixels than the 32 bits that suffice for the tensors.
+        countable = heavy or run_pixels(problem) < 2**30
         # One filter column makes a run as long as the pixels it stands for.
-        if problem.layout == "NCHW" and problem.s > 1 and run_length(problem) <= LONGEST_RUN and numbered:
-            slower = 1.0 if pays(problem) else 0.7
-            depth = lines(problem) * problem.s
+        if problem.layout == "NCHW" and problem.s > 1 and run_length(problem) <= LONGEST_RUN and countable:
+            speeds, depth = RunSpeeds.of(target), lines(problem) * problem.s
+            slower = 1.0 if pays(problem) else speeds.slow_runs
             runs = [
-                (variant(config, tile_reduction=depth, min_blocks=_blocks(problem, config, heavy)), slower * speed)
-                for config, speed in RUN_TILES
+                (
+                    variant(config, tile_reduction=depth, min_blocks=_blocks(problem, config, heavy)),
+                    slower * speeds.tiles[config.name],
+                )
+                for config in RUN_TILES
             ]
-            runs = [pair for pair in runs if pieces(problem, pair[0]) <= MOST_PIECES]
+            runs = [pair for pair in runs if copies(problem, pair[0]) <= MOST_COPIES]
             choices += [
                 (cost(problem, run_pixels(problem), reduction, config, speed, target), config)
                 for config, speed in with_splits(problem, runs, reduction, target)

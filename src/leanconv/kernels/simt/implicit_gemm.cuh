@@ -1,21 +1,27 @@
-// Implicit GEMM: the convolution as a matrix product whose im2col matrix is formed on the way into shared memory and
-// never written down (im2win paper, Algorithm 1; Chetlur et al. 2014). No workspace.
+// implicit_gemm: convolution as a matrix product on FP32 cores (im2win paper, Algorithm 1; Chetlur et al. 2014). The im2col
+// matrix exists only in shared memory. No workspace.
 //
-// Arithmetic per output: 2 * C/g * R * S flops. A block of tile_k filters x tile_pixels pixels reads, per reduction
-// index, tile_k + tile_pixels floats for 2 * tile_k * tile_pixels flops: 128 x 96 makes 27 flops a byte from L2, so
-// large layers are bound by FMA issue. A thread of 8x12 outputs issues 96 FMAs, 5 shared loads and about 9 other
-// instructions per reduction index: at most 87 % of the FP32 peak; cuBLAS reaches 76 % (51 of 67 TFLOP/s on an H200),
-// and that is the figure to approach: measured (suite im2win) up to 47 TFLOP/s in NCHW and NHWC, 52 in CHWN, where both
-// operands arrive in copies of 16 bytes. Layers with few channels (C * R * S < 64 or so) are bound by writing the
-// output.
+//   y[m, k] = sum over r, s, c of x[m * stride + (r, s) * dilation, c] * w[k, r, s, c]      m: output pixel, k: filter
 //
-// Elements of 16 bits are loaded into registers, converted and stored, where floats are copied. For a step of 16 indices
-// of that tile a thread has 1536 FMAs, 28 conversions and, in NCHW, 16 loads and 16 stores in place of 28 copies; fewer
-// addresses make up for it: 1766 instructions a step beside 1775 of float32, in NHWC 908 beside 926 for 8 indices, in
-// CHWN 1731 beside 1707 (sm_90a). They halve the bytes that blocks read and write.
+// Requires   nothing: any shape, group count and layout; float32, float16 or bfloat16.
+// Numerics   one chain of float32 FMAs for each output; blocks of a cluster add their chains in the order of their ranks.
+// CTA tile   tile_k filters x tile_pixels pixels x tile_reduction indices a stage, all Tuning's; a thread has
+//            thread_k x thread_pixels sums; split-K by cluster.
+// Roles      all warps load, multiply and store.
+// Pipelines  both operands   `stages` steps of cp.async; 16-bit elements pass through registers in two stages
+// One stage  wait for the copies; barrier; per index read the next fragments and multiply; after the first index look up
+//            the taps of a later step, after the second begin its copies (tile_product.cuh)
+// Work       2 * C/g * R * S flops an output. Per index a block reads tile_k + tile_pixels floats for
+//            2 * tile_k * tile_pixels flops: 128 x 96 makes 27 flops a byte from L2, so large layers are bound by FMA
+//            issue. A thread of 8 x 12 outputs issues 96 FMAs, 5 shared loads and about 9 other instructions per index:
+//            at most 87 % of the FP32 peak. Layers with C * R * S below 64 or so are bound by writing the output.
+// 16 bits    per step of 16 indices of that tile 1536 FMAs, 28 conversions and, in NCHW, 16 loads and 16 stores in place
+//            of 28 copies; fewer addresses make up for it: 1766 instructions beside 1775 of float32, in NHWC 908 beside
+//            926 for 8 indices, in CHWN 1731 beside 1707 (sm_90a). Blocks read and write half the bytes.
+// Measured   H200, suite im2win: up to 47 TFLOP/s in NCHW and NHWC, 52 in CHWN, where both operands arrive in copies of
+//            16 bytes; cuBLAS reaches 51 of 67.
 #pragma once
 
-#include <kernels/simt/narrow_filters.cuh>
 #include <kernels/simt/tiled_convolution.cuh>
 
 namespace leanconv {

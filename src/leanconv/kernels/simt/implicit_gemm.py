@@ -9,18 +9,10 @@ from math import lcm
 from leanconv.dtypes import GPU_LAYERS
 from leanconv.kernels.common import input_gradient
 from leanconv.kernels.common.input_gradient import PartialConvolution
-from leanconv.kernels.contract import TimedAlgorithm, by_time, fma_cycles, has_wide_tensors
-from leanconv.kernels.simt.tiles import (
-    OutputView,
-    TileConfig,
-    conv_arguments,
-    cost,
-    gradient_limits,
-    tile_launch,
-    tiles,
-    view_constants,
-    with_splits,
-)
+from leanconv.kernels.common.layers import OutputView, conv_arguments, has_wide_tensors, limits, view_constants
+from leanconv.kernels.contract import TimedAlgorithm, by_time
+from leanconv.kernels.cost import fma_cycles
+from leanconv.kernels.simt.tiles import TileConfig, cost, tile_launch, tiles, with_splits
 from leanconv.plan import Constants, Launch, Plan, Target
 from leanconv.problem import ConvProblem
 
@@ -57,7 +49,7 @@ def _timed(parts: list[PartialConvolution], wide: bool, target: Target) -> list[
     reduction = min(part.reduction for part in parts)
     known = [(part, view_constants(part.problem, part.view, wide)) for part in parts]
     choices = []
-    for config, speed in with_splits(parts[0].problem, tiles(parts[0].problem, wide=wide), reduction, target):
+    for config, speed in with_splits(parts[0].problem, tiles(parts[0].problem, target, wide=wide), reduction, target):
         if all(shared_bytes(part.problem, config, c) <= target.shared_per_block for part, c in known):
             time = sum(
                 cost(part.problem, part.pixels * part.phases, part.reduction, config, speed, target) for part in parts
@@ -94,7 +86,7 @@ def segment_launch(problem: ConvProblem, first_q: int, count: int, target: Targe
 
     ``problem`` is the whole layer. For a gradient, which must have unit stride, they are columns of the gradient of the
     input, and the filters are those that `input_gradient.filter_launch` writes, from element ``first_weight`` of the
-    prepared filters on.
+    packed weights on.
     """
     part, wide = _segment(problem, first_q, count, first_weight), has_wide_tensors(problem)
     _, config = _timed([part], wide, target)[0]
@@ -116,7 +108,7 @@ class ImplicitGemm(TimedAlgorithm):
         return fma_cycles(problem, target)
 
     def why_not(self, problem: ConvProblem, target: Target) -> list[str]:
-        return gradient_limits(problem, GPU_LAYERS)
+        return limits(problem, "fprop", "dgrad", dtypes=GPU_LAYERS)
 
     def prepared_bytes(self, problem: ConvProblem) -> int:
         return input_gradient.prepared_bytes(problem) if problem.op == "dgrad" else 0

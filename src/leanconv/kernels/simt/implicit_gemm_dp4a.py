@@ -2,45 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 
 from leanconv.dtypes import INTEGER_LAYERS, weights_of
-from leanconv.kernels.contract import TimedAlgorithm, by_time, ceil_div, has_wide_tensors, variant
-from leanconv.kernels.simt.tiles import (
-    BEST_SHARE,
-    TileConfig,
-    conv_arguments,
-    cost,
-    forward_limits,
-    tile_launch,
-    tiles,
-    view_constants,
-    with_splits,
-)
+from leanconv.kernels.common.layers import conv_arguments, has_wide_tensors, limits, view_constants
+from leanconv.kernels.contract import TimedAlgorithm, by_time, ceil_div, variant
+from leanconv.kernels.cost import Speeds
+from leanconv.kernels.simt.tiles import TileConfig, TileSpeeds, cost, tile_launch, tiles, with_splits
 from leanconv.plan import Constants, Launch, Plan, Pointer, Target
 from leanconv.problem import ConvProblem
 
 #: Integers in a word, which is as wide as a bank of shared memory.
 WORD = 4
-#: dp4a that a multiprocessor starts in a cycle (measured on an H200: 132 TOP/s from registers, 63 a cycle), and the
-#: share of them that the best tile reaches in the model.
-DP4A_LANES, DP4A_SHARE = 64, 0.84
-#: The share of the best tile's speed that each reaches when it fills the machine: filters, pixels, depth of a step
-#: (measured on an H200, 15 layers with 11 configurations each: the model is within 1.1 of the measured times but
-#: for layers of few channels and single images, and its choice takes 1.02 times the best one's time in the mean).
-SPEEDS = {
-    (128, 96, 8): 1.0, (96, 128, 8): 0.99, (64, 128, 16): 1.0, (128, 64, 8): 0.995, (64, 64, 16): 0.965,
-    (64, 128, 8): 0.975, (32, 256, 8): 0.92, (32, 64, 8): 0.87, (32, 32, 8): 0.80, (16, 256, 8): 0.75,
-    (4, 256, 4): 0.22,
-}  # fmt: skip
-#: Of the speed where a deep step holds words of several taps, each of which is decoded by itself.
-MANY_TAPS = 0.8
 #: The deepest step of loose words, whose bytes are in registers while a step is multiplied. Their speeds have not been
 #: measured: the model takes them for those of whole words.
 LOOSE_DEPTH = 8
-#: What starting and storing a tile costs, in words of the reduction, without and with a split.
-OVERHEADS = (8, 15)
+
+
+@dataclass(frozen=True)
+class Dp4aSpeeds(Speeds):
+    """Of tiles of words. 15 layers with 11 configurations each: the model is within 1.1 of the measured times but for
+    layers of few channels and single images, and its choice takes 1.02 times the best one's time in the mean."""
+
+    #: dp4a that a multiprocessor starts in a cycle (measured: 132 TOP/s from registers, 63 a cycle)
+    lanes: int
+    #: the share of them that the best tile reaches in the model
+    best_share: float
+    #: of each tile, the share of the best tile's speed when it fills the machine
+    tiles: Mapping[str, float]
+    #: of the speed, where a deep step holds words of several taps, each of which is decoded by itself
+    many_taps: float
+    #: what starting and storing a tile costs, in words of the reduction, without and with a split
+    overheads: tuple[int, int]
 
 
 def in_words(problem: ConvProblem) -> ConvProblem:
@@ -73,11 +67,12 @@ def even_warps(words: ConvProblem, pixels: int, config: TileConfig, target: Targ
 def cycles(words: ConvProblem, config: TileConfig, target: Target) -> float:
     """Predicted time of a convolution of words, in clock cycles."""
     pixels, reduction = words.n * words.p * words.q, words.group_c * words.r * words.s
-    speed = SPEEDS[config.tile_k, config.tile_pixels, config.tile_reduction] * even_warps(words, pixels, config, target)
+    speeds = Dp4aSpeeds.of(target)
+    speed = speeds.tiles[config.name] * even_warps(words, pixels, config, target)
     if config.tile_reduction > 8 and words.group_c % config.tile_reduction:
-        speed *= MANY_TAPS
-    in_fmas = cost(words, pixels, reduction, config, speed, target, OVERHEADS)
-    return in_fmas * BEST_SHARE / DP4A_SHARE * target.fma_lanes / DP4A_LANES
+        speed *= speeds.many_taps
+    in_fmas = cost(words, pixels, reduction, config, speed, target, speeds.overheads)
+    return in_fmas * TileSpeeds.of(target).best_share / speeds.best_share * target.fma_lanes / speeds.lanes
 
 
 def shared_bytes(config: TileConfig) -> int:
@@ -95,7 +90,7 @@ class ImplicitGemmDp4a(TimedAlgorithm):
     solves = "conv2d"
 
     def why_not(self, problem: ConvProblem, target: Target) -> list[str]:
-        reasons = forward_limits(problem, INTEGER_LAYERS)
+        reasons = limits(problem, "fprop", dtypes=INTEGER_LAYERS)
         if problem.layout != "NHWC":
             reasons.append(f"layout={problem.layout!r} is not NHWC, where neighbouring channels are one word")
         return reasons
@@ -105,16 +100,16 @@ class ImplicitGemmDp4a(TimedAlgorithm):
         reduction = words.group_c * words.r * words.s
         return by_time(
             (cycles(words, config, target), config)
-            for config, _ in with_splits(words, self._tiles(problem, wide), reduction, target)
+            for config, _ in with_splits(words, self._tiles(problem, target, wide), reduction, target)
             if shared_bytes(config) <= target.shared_per_block
         )
 
-    def _tiles(self, problem: ConvProblem, wide: bool) -> Iterator[tuple[TileConfig, float]]:
+    def _tiles(self, problem: ConvProblem, target: Target, wide: bool) -> Iterator[tuple[TileConfig, float]]:
         words = in_words(problem)
         if problem.group_c % WORD == 0:
-            yield from tiles(words, wide=wide)
+            yield from tiles(words, target, wide=wide)
             return
-        for config, speed in tiles(words, wide=True):
+        for config, speed in tiles(words, target, wide=True):
             if config.tile_reduction <= LOOSE_DEPTH:
                 # what passes registers is under way for one step only
                 yield variant(config, stages=2), speed

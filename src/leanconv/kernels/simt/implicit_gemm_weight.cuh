@@ -1,17 +1,24 @@
-// Gradient of the filters as an implicit matrix product on the FP32 cores: filters x weights of a filter, summed over all
-// output pixels. No im2col matrix is ever written.
+// implicit_gemm_weight: gradient of the filters as a matrix product on FP32 cores. No im2col matrix is ever written.
 //
-// Arithmetic and tiles are those of implicit_gemm.cuh: 16 FMAs a shared load for 8 x 8 of a thread, and the figure to
-// approach is that of cuBLAS, 51 TFLOP/s on an H200. Here the reduction is long and the output small: the pixels are dealt
-// out to the blocks of a cluster, and to `parts` blocks whose sums a second launch adds (part_sums.cuh), each in a fixed
-// order. Reached on an H200, 3 x 3: 46 TFLOP/s with 256 channels and filters in NHWC, 42 in NCHW, with a workspace; without,
-// 42 on 7 x 7 pixels of 512, 41 and 34 with 256 and 128, and 22 with 64, whose 36864 weights keep 80 multiprocessors busy.
+//   dw[k, j] = sum over m of dy[m, k] * x[m * stride + (r, s) * dilation, c]      m: output pixel, j: weight (r, s, c)
+//
+// Requires   nothing: any shape, group count and layout; float32, float16 or bfloat16.
+// Numerics   one chain of float32 FMAs a block and weight; split-K adds the chains in a fixed order, no atomics.
+// CTA tile   tile_k filters x tile_pixels weights x tile_reduction output pixels a stage; a thread has 8 x 8 sums or 4 x 8.
+//            The reduction is long and the output small: split-K by cluster (`split`), or through a workspace (`parts`),
+//            whose partial sums a second launch adds (split_k.cuh).
+// Roles      all warps load, multiply and store.
+// Pipelines  as implicit_gemm: `stages` steps of cp.async
+// Work       16 FMAs a shared load for 8 x 8 of a thread.
+// Measured   H200, 3 x 3: 46 TFLOP/s with 256 channels and filters in NHWC, 42 in NCHW, with a workspace; without, 42 on
+//            7 x 7 pixels of 512, 41 and 34 with 256 and 128, and 22 with 64, whose 36864 weights keep 80 multiprocessors
+//            busy. cuBLAS reaches 51.
 #pragma once
 
-#include <device/epilogue.cuh>
-#include <device/ptx/cluster.cuh>
-#include <device/ptx/shared.cuh>
+#include <device/ptx/memory.cuh>
+#include <device/ptx/sync.cuh>
 #include <kernels/common/split_k.cuh>
+#include <kernels/simt/tile.cuh>
 #include <kernels/simt/tile_product.cuh>
 #include <kernels/simt/weight_loaders.cuh>
 
@@ -46,7 +53,7 @@ __device__ __forceinline__ void store_gradient(T* dw, const float (&sums)[count]
             }
         }
         if constexpr (!Problem::chwn && weights % 4 == 0) {
-            if (weight < weights) store_unit(to, v);
+            if (weight < weights) store_adjacent(to, v);
         } else {
 #pragma unroll
             for (int j = 0; j < unit; ++j)

@@ -8,16 +8,10 @@ from math import inf
 
 from leanconv.dtypes import GPU_LAYERS, is_narrow
 from leanconv.kernels.common import split_k
-from leanconv.kernels.contract import (
-    LAUNCH_CYCLES,
-    Config,
-    TimedAlgorithm,
-    by_time,
-    ceil_div,
-    conv_constants,
-)
-from leanconv.kernels.depthwise.depthwise_weight import clusters_at_once
-from leanconv.kernels.simt.tiles import BEST_SHARE, gradient_arguments, weight_limits
+from leanconv.kernels.common.layers import conv_constants, gradient_arguments, limits
+from leanconv.kernels.contract import Config, TimedAlgorithm, by_time, ceil_div
+from leanconv.kernels.cost import Speeds, clusters_at_once, launch_cycles
+from leanconv.kernels.simt.tiles import TileSpeeds
 from leanconv.plan import Launch, Plan, Target
 from leanconv.problem import ConvProblem
 
@@ -54,24 +48,33 @@ class WeightTileConfig(Config):
         return 4 * max(stages, self.tile_k * self.tile_pixels if self.split > 1 else 0)
 
 
-#: The tiles, and the share of the best tile's speed that each reaches (measured on an H200, 3 x 3 with 256 channels and
-#: filters; the best reaches 46 TFLOP/s in NHWC and 42 in NCHW).
-TILES: tuple[tuple[WeightTileConfig, float], ...] = (
-    (WeightTileConfig(128, 128, 16, 8, 8, 4, 3, 2), 1.00),
-    (WeightTileConfig(128, 64, 16, 8, 8, 4, 3, 4), 0.97),
-    (WeightTileConfig(64, 128, 16, 8, 8, 4, 3, 4), 0.95),
-    (WeightTileConfig(64, 64, 16, 8, 8, 4, 3, 6), 0.90),
-    (WeightTileConfig(64, 64, 16, 4, 8, 4, 3, 4), 0.75),
-    (WeightTileConfig(32, 128, 16, 4, 8, 4, 3, 4), 0.68),
-    (WeightTileConfig(32, 64, 16, 4, 8, 4, 3, 8), 0.67),
+#: The tiles; `WeightSpeeds` has their speeds.
+TILES = (
+    WeightTileConfig(128, 128, 16, 8, 8, 4, 3, 2),
+    WeightTileConfig(128, 64, 16, 8, 8, 4, 3, 4),
+    WeightTileConfig(64, 128, 16, 8, 8, 4, 3, 4),
+    WeightTileConfig(64, 64, 16, 8, 8, 4, 3, 6),
+    WeightTileConfig(64, 64, 16, 4, 8, 4, 3, 4),
+    WeightTileConfig(32, 128, 16, 4, 8, 4, 3, 4),
+    WeightTileConfig(32, 64, 16, 4, 8, 4, 3, 8),
 )
-#: How much slower copies of single elements make them.
-COLUMNS_SPEED = 0.88
 SPLITS = (1, 2, 4, 8, 16)
 #: Blocks of the largest tile that keep a large GPU busy.
 BLOCKS = 264
-#: Cycles of a block beside its steps, and of the sum over a cluster.
-BLOCK_CYCLES, SPLIT_CYCLES = 3000, 4000
+
+
+@dataclass(frozen=True)
+class WeightSpeeds(Speeds):
+    """Of tiles of a gradient of the filters on FP32 cores."""
+
+    #: of each of `TILES`, the share of the best tile's speed (3x3, 256 channels and filters: 46 TFLOP/s in NHWC and 42
+    #: in NCHW)
+    tiles: tuple[float, ...]
+    #: of this speed, where elements are copied one by one (NCHW, CHWN)
+    single_copies: float
+    #: of a block beside its steps, and of the sum over a cluster
+    block_cycles: int
+    split_cycles: int
 
 
 class ImplicitGemmWeight(TimedAlgorithm):
@@ -84,7 +87,7 @@ class ImplicitGemmWeight(TimedAlgorithm):
     solves = "conv2d"
 
     def why_not(self, problem: ConvProblem, target: Target) -> list[str]:
-        return weight_limits(problem, GPU_LAYERS)
+        return limits(problem, "wgrad", dtypes=GPU_LAYERS)
 
     def workspace_bytes(self, problem: ConvProblem, config: WeightTileConfig) -> int:
         return split_k.workspace_bytes(problem, config.parts)
@@ -98,7 +101,7 @@ class ImplicitGemmWeight(TimedAlgorithm):
         most = min(_most_parts(problem), split_k.most_parts(problem, workspace))
         return by_time(
             (predicted_cycles(problem, config, speed, target), config)
-            for tile, speed in tiles(problem)
+            for tile, speed in tiles(problem, target)
             for config in _shared_by(problem, tile, target, most)
         )
 
@@ -141,11 +144,11 @@ def _most_parts(problem: ConvProblem) -> int:
     return max(2, min(ceil_div(pixels, 16), BLOCKS // ceil_div(split_k.weights_of(problem), 128 * 128)))
 
 
-def tiles(problem: ConvProblem) -> Iterator[tuple[WeightTileConfig, float]]:
+def tiles(problem: ConvProblem, target: Target) -> Iterator[tuple[WeightTileConfig, float]]:
     """The tiles with their speeds. Threads that copy single elements, or hold some, need more registers beside sums."""
     single = problem.layout != "NHWC" or problem.group_c % 4 != 0 or problem.group_k % 4 != 0
     narrow = is_narrow(problem.dtype)
-    for tile, speed in TILES:
+    for tile, speed in zip(TILES, WeightSpeeds.of(target).tiles, strict=True):
         if tile.threads == 256 and single and narrow:
             continue
         if tile.threads == 128 and tile.thread_k == 8 and (single or narrow):
@@ -161,7 +164,7 @@ def tiles_of(problem: ConvProblem, config: WeightTileConfig) -> int:
 
 def predicted_cycles(problem: ConvProblem, config: WeightTileConfig, speed: float, target: Target) -> float:
     """Predicted time in clock cycles: that of the busiest multiprocessor, and of the launch that adds partial sums."""
-    shares = config.split * config.parts
+    speeds, shares = WeightSpeeds.of(target), config.split * config.parts
     pixels = (
         ceil_div(ceil_div(problem.n * problem.p * problem.q, config.tile_reduction), shares) * config.tile_reduction
     )
@@ -171,9 +174,10 @@ def predicted_cycles(problem: ConvProblem, config: WeightTileConfig, speed: floa
     few, full = (many * config.threads // 32 for many in (min(blocks, config.min_blocks), config.min_blocks))
     speed *= few / (few + 1.2) * (full + 1.2) / full
     if problem.layout != "NHWC":
-        speed *= COLUMNS_SPEED
+        speed *= speeds.single_copies
     products = blocks * config.tile_k * config.tile_pixels * pixels
-    time = products / (target.fma_lanes * BEST_SHARE * speed) + ceil_div(blocks, config.min_blocks) * BLOCK_CYCLES
+    time = products / (target.fma_lanes * TileSpeeds.of(target).best_share * speed)
+    time += ceil_div(blocks, config.min_blocks) * speeds.block_cycles
     memory = problem.bytes / target.bytes_per_cycle
-    time = max(time + (SPLIT_CYCLES if config.split > 1 else 0), memory) + LAUNCH_CYCLES
+    time = max(time + (speeds.split_cycles if config.split > 1 else 0), memory) + launch_cycles(target)
     return time + split_k.sum_cycles(problem, config.parts, target)

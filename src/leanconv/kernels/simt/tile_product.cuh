@@ -1,8 +1,6 @@
-// The main loop of a tiled product: filters and pixels arrive in shared memory some reduction steps ahead, and every
-// thread accumulates its part of the tile in registers. How pixels arrive, and how a thread holds them, is the pixel
-// loader's business (its Rows); all algorithms of the im2col family share this loop.
-//
-// Words of four integers of 8 bits travel as floats do, and are what they are only where they are multiplied.
+// The main loop of all tiled products: filters and pixels arrive in shared memory some reduction steps ahead, and every
+// thread accumulates its part of the tile in registers. The pixel loader decides how pixels arrive, and its Rows how a
+// thread holds them. Words of four 8-bit integers are moved as floats, and are words again only where they are multiplied.
 //
 // Floats are copied past the registers, and a copy may take some steps. Elements of 16 bits are loaded into registers
 // early in a step, and converted and put into shared memory near its end: the FMAs in between, 4 to 12 rows of them,
@@ -11,8 +9,8 @@
 
 #include <device/element.cuh>
 #include <device/index.cuh>
-#include <device/micro_kernel.cuh>
-#include <device/ptx/copy.cuh>
+#include <device/ptx/memory.cuh>
+#include <kernels/simt/tile.cuh>
 
 namespace leanconv {
 
@@ -81,19 +79,10 @@ struct TileProduct {
         x.read_late(stage_pixels(step), row);
     }
 
-    // NOTE: to and fro along the filters, or the pixels: an FMA at full rate keeps one operand of the FMA before, as the
-    // register file has two banks that give one operand a cycle each. Measured on an H200: 1 to 4 % of the time.
     __device__ __forceinline__ void multiply(Sum (&acc)[Tuning::thread_k][Tuning::thread_pixels], int row) {
-        constexpr int outer = Rows::along_k ? Tuning::thread_pixels : Tuning::thread_k;
-        constexpr int inner = Rows::along_k ? Tuning::thread_k : Tuning::thread_pixels;
-#pragma unroll
-        for (int o = 0; o < outer; ++o)
-#pragma unroll
-            for (int n = 0; n < inner; ++n) {
-                const int turned = o % 2 == 0 ? n : inner - 1 - n;
-                const int i = Rows::along_k ? turned : o, j = Rows::along_k ? o : turned;
-                acc[i][j] = product_add<Problem>(w[row % 2][i], x.value(row, j), acc[i][j]);
-            }
+        outer_product<Rows::along_k, Tuning::thread_k, Tuning::thread_pixels>([&](int i, int j) {
+            acc[i][j] = product_add<Problem>(w[row % 2][i], x.value(row, j), acc[i][j]);
+        });
     }
 
     // Add `steps` reduction steps to acc. The caller has put a barrier after the loaders' construction.

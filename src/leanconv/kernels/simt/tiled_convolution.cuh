@@ -1,9 +1,9 @@
-// A block's work in the algorithms of the im2col family: find its tile, multiply, store.
+// A block's work in the tiled convolutions: find its tile, multiply, store.
 #pragma once
 
-#include <device/epilogue.cuh>
-#include <device/ptx/shared.cuh>
-#include <kernels/simt/tile_loader.cuh>
+#include <device/ptx/memory.cuh>
+#include <kernels/simt/tile.cuh>
+#include <kernels/simt/filter_loader.cuh>
 #include <kernels/simt/tile_product.cuh>
 
 namespace leanconv {

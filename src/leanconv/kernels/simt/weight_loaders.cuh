@@ -1,5 +1,5 @@
 // Tile loaders of the filters' gradient: they bring a step of output pixels, the reduction, into shared memory, a row a
-// pixel: dy of a tile of filters, and what a tile of weights, taps and channels, sees of x.
+// pixel: dy of a tile of filters, and what a tile of weights, taps and channels, reads of x.
 //
 // Where channels are innermost (NHWC) neighbouring lanes copy neighbouring filters, or weights, four at once where they come
 // in fours. Otherwise pixels are neighbours in memory: eight lanes copy eight pixels, a sector, of one filter or weight, and
@@ -7,9 +7,9 @@
 #pragma once
 
 #include <device/index.cuh>
-#include <device/micro_kernel.cuh>
-#include <device/ptx/copy.cuh>
-#include <kernels/simt/tile_loader.cuh>
+#include <device/ptx/memory.cuh>
+#include <kernels/simt/tile.cuh>
+#include <kernels/simt/filter_loader.cuh>
 
 namespace leanconv {
 
@@ -32,27 +32,14 @@ struct WeightShare {
         const bool in_tile = tile / at_once % lanes == 0 || column + i * lanes * at_once < tile;
         return in_tile && (depth % per_pass == 0 || row + pass * per_pass < depth);
     }
-};
-
-// What a thread brings of its share: floats are copied, elements of 16 bits held in registers until store().
-template <class Problem, class Share>
-struct WeightHeld {
-    using T = typename Problem::element;
-    Held<Problem, Share::at_once, Share::passes, Share::pieces> held;
-
-    __device__ __forceinline__ void load(int pass, int i, float* to, const T* from, bool valid) {
-        if constexpr (narrow<Problem>) held.elements[pass][i].load(from, valid);
-        else if constexpr (Share::at_once == 4) cp_async_16(to, from, valid);
-        else cp_async_4(to, from, valid);
-    }
-    __device__ __forceinline__ void store(const Share& share, float* stage, int pitch) const {
-        if constexpr (narrow<Problem>) {
+    // Put what is held in registers into `stage`.
+    template <class Held>
+    __device__ __forceinline__ void store(const Held& held, float* stage, int pitch) const {
 #pragma unroll
-            for (int pass = 0; pass < Share::passes; ++pass)
+        for (int pass = 0; pass < passes; ++pass)
 #pragma unroll
-                for (int i = 0; i < Share::pieces; ++i)
-                    if (share.has(i, pass)) held.store(pass, i, stage + share.place(i, pass, pitch));
-        }
+            for (int i = 0; i < pieces; ++i)
+                if (has(i, pass)) held.store(pass, i, stage + place(i, pass, pitch));
     }
 };
 
@@ -62,7 +49,7 @@ struct GradientLoader {
     static constexpr int pitch = filter_pitch<Tuning>, stage_floats = Share::depth * pitch;
     const Share share;
     using T = typename Problem::element;
-    WeightHeld<Problem, Share> held;
+    Held<Problem, Share::at_once, Share::passes, Share::pieces> held;
     const OutputStrides<Problem> stride;
     const T* from;  // of this thread's first filter
     long long batch;
@@ -97,7 +84,7 @@ struct GradientLoader {
         }
         next += Share::depth;
     }
-    __device__ __forceinline__ void store(float* stage) const { held.store(share, stage, pitch); }
+    __device__ __forceinline__ void store(float* stage) const { share.store(held, stage, pitch); }
 };
 
 // Weights of a filter in the order of memory: (r, s, c) in NHWC, (c, r, s) otherwise.
@@ -118,11 +105,11 @@ struct WindowLoader {
     static constexpr int pitch = Rows::pitch;
     const Share share;
     using T = typename Problem::element;
-    WeightHeld<Problem, Share> held;
+    Held<Problem, Share::at_once, Share::passes, Share::pieces> held;
     const InputStrides<Problem> stride;
     const T* x;
     long long batch;
-    int64 from[Share::pieces];  // of this thread's weights: the pixel that output 0 sees without padding
+    int64 from[Share::pieces];  // of this thread's weights: the pixel that output 0 reads without padding
     int down[Share::pieces], right[Share::pieces];
     Offset<Problem> count, next;
 
@@ -134,7 +121,7 @@ struct WindowLoader {
         for (int i = 0; i < Share::pieces; ++i) {
             const int number = first_weight + share.column + i * Share::lanes * Share::at_once;
             const WeightNumber<Problem> weight(number);
-            // NOTE: weights past the last see a row below all images: zeros.
+            // NOTE: weights past the last read a row below all images: zeros.
             down[i] = number < WeightNumber<Problem>::count ? weight.tap / Problem::s * Problem::dilation_h : 1 << 30;
             right[i] = weight.tap % Problem::s * Problem::dilation_w;
             const int64 place = static_cast<int64>(weight.tap / Problem::s * Problem::dilation_h) * Problem::w + right[i];
@@ -163,7 +150,7 @@ struct WindowLoader {
         }
         next += Share::depth;
     }
-    __device__ __forceinline__ void store(float* stage) const { held.store(share, stage, pitch); }
+    __device__ __forceinline__ void store(float* stage) const { share.store(held, stage, pitch); }
 };
 
 }  // namespace leanconv

@@ -1,14 +1,25 @@
-// Im2col-Winograd, gamma_alpha(n, r): one-dimensional Winograd along the rows, fused into one kernel. Any filter height,
-// and any width: wide rows are cut into pieces of r columns, each one more filter row whose pixels begin further right.
+// winograd1d: Im2col-Winograd, gamma_alpha(n, r): one-dimensional Winograd along the rows, fused into one kernel (Zhang et
+// al. 2024). Any filter height, and any width: wide rows are cut into column blocks of r columns, each one more filter row
+// whose pixels begin further right. No workspace; packed weights, alpha / S times the filters' size, are the only extra
+// memory.
 //
-// A tile of n outputs of a row takes alpha = n + S - 1 products for each filter row and channel instead of n * S: 2.25
-// times fewer for (6,3), 2.5 for (5,4) and (4,5), 4.5 for (9,8) and (8,9). Beside them, per filter row, channel and
-// tile: (rows + R - 1) / (rows * R) input transforms for each tile_k filters, of about 27 (alpha 8) or 120 (alpha 16)
-// operations. No workspace but the transformed filters, alpha / S times the filters' size.
-// Floor: FMA issue. A product loop of this kind reaches 47 TFLOP/s of 67 on an H200 (implicit GEMM in NHWC): 2.25 times
-// that would be 106 effective TFLOP/s for (6,3). Measured in NHWC (suite winograd1d): 68 to 90 for (6,3), up to 105 for
-// (5,4), up to 132 for (9,8) and (8,9). In pieces, 2.1 to 2.5 times fewer products: 63 to 105 for 8 and 9 columns, 65 to
-// 93 for 31 x 31, where implicit GEMM has 39 to 47 and 32 to 43.
+//   y = A^T * sum over c, r of (G w[c, r]) o (B^T x[c, row + r])      for each tile of n outputs of a row
+//
+// Requires   float32; unit stride; unit dilation along the row.
+// Numerics   float32; alpha = 16 keeps sums of one step apart (Tuning::promoted).
+// CTA tile   tile_k filters x `tiles` tiles of outputs (`rows` rows of them) x all alpha states x `channels` a step
+// Roles      a warp multiplies the states of its number; with Tuning::producers four more warps copy and transform
+// Pipelines  filters and raw pixels   `stages` steps of cp.async (producers: named barriers full, empty)
+//            transformed tiles        two steps of channels, a part of the next one made with each filter row
+// One stage  wait for the copies; barrier; per channel read fragments and multiply; after the first channel begin later
+//            copies, after the second transform a part of the next tiles (winograd_product.cuh)
+// Work       alpha = n + S - 1 products a tile, filter row and channel instead of n * S: 2.25 times fewer for (6,3), 2.5
+//            for (5,4) and (4,5), 4.5 for (9,8) and (8,9). Per filter row, channel and tile, for each tile_k filters,
+//            (rows + R - 1) / (rows * R) input transforms of about 27 (alpha 8) or 120 (alpha 16) operations.
+// Floor      FMA issue: 47 TFLOP/s of 67 (implicit_gemm in NHWC), which would be 106 effective TFLOP/s for (6,3).
+// Measured   H200, NHWC, suite winograd1d: 68 to 90 for (6,3), up to 105 for (5,4), up to 132 for (9,8) and (8,9). In
+//            column blocks, 2.1 to 2.5 times fewer products: 63 to 105 for 8 and 9 columns, 65 to 93 for 31 x 31, where
+//            implicit_gemm has 39 to 47 and 32 to 43.
 #pragma once
 
 #include <kernels/simt/winograd_convolution.cuh>
@@ -25,7 +36,7 @@ struct Transform1d {
     static __device__ __forceinline__ void output(float (&y)[Problem::out_w], const float (&sum)[Problem::states]) {
         multiply_column_pairs<typename Problem::at>(y, sum);
     }
-    static constexpr int width = Problem::tile_w - Problem::out_w + 1;  // of a filter row, or of a piece of it
+    static constexpr int width = Problem::tile_w - Problem::out_w + 1;  // of a filter row, or of a column block
     static __device__ __forceinline__ void filter(float (&state)[Problem::states], const float (&w)[width]) {
         multiply_row_pairs<typename Problem::g>(state, w);
     }

@@ -1,11 +1,18 @@
-// openCNN: two-dimensional Winograd F(m x m, 3 x 3), fused into one kernel: input transform, one outer product for each
-// of the alpha x alpha states (alpha = m + 2), output transform.
+// winograd2d: openCNN's two-dimensional Winograd F(m x m, 3 x 3), fused into one kernel (Castro et al. 2021): input
+// transform, one outer product for each of the alpha x alpha states (alpha = m + 2), output transform. No workspace; packed
+// weights, 16/9 or 4 times the filters' size, are the only extra memory.
 //
-// A tile of 2 x 2 outputs takes 16 products for each channel instead of 36, 2.25 times fewer; one of 4 x 4 takes 36
-// instead of 144, 4 times fewer. Beside them, per channel and tile, for each tile_k filters: an input transform of 32
-// (m = 2) or about 150 (m = 4) operations. No workspace but the transformed filters, 16/9 or 4 times the filters' size.
-// Floor: FMA issue. Such a product loop reaches 47 TFLOP/s of 67 on an H200 (implicit GEMM in NCHW), 52 in CHWN:
-// 2.25 times that would be 106 effective TFLOP/s, or 118. Measured (suite opencnn): 51 to 70, in CHWN 55 to 78.
+//   y = A^T [ sum over c of (G w[c] G^T) o (B^T x[c] B) ] A      for each tile of m x m outputs
+//
+// Requires   float32; 3 x 3 filters of unit stride and dilation.
+// Numerics   float32; m = 4 is for "relaxed".
+// CTA tile, roles, pipelines: those of winograd1d, with one step a chunk of channels.
+// Work       m = 2: 16 products a tile and channel instead of 36, 2.25 times fewer; m = 4: 36 instead of 144, 4 times
+//            fewer. Per channel and tile, for each tile_k filters, an input transform of 32 (m = 2) or about 150 (m = 4)
+//            operations.
+// Floor      FMA issue: 47 TFLOP/s of 67 on an H200 (implicit_gemm in NCHW), 52 in CHWN: 2.25 times that would be 106
+//            effective TFLOP/s, or 118.
+// Measured   H200, suite opencnn: 51 to 70 effective TFLOP/s, in CHWN 55 to 78.
 #pragma once
 
 #include <kernels/simt/winograd_convolution.cuh>
@@ -64,7 +71,7 @@ template <class Problem, class Tuning>
 __device__ __forceinline__ void winograd2d(const float* __restrict__ x, const float* __restrict__ prepared,
                                            const float* __restrict__ bias, float* __restrict__ y, long long batch) {
     static_assert(Problem::stride_h == 1 && Problem::stride_w == 1 && Problem::dilation_h == 1 &&
-                      Problem::dilation_w == 1, "the outputs of a tile see neighbouring pixels");
+                      Problem::dilation_w == 1, "the outputs of a tile read neighbouring pixels");
     winograd_convolution<Problem, Tuning, Transform2d<Problem>>(x, prepared, bias, y, batch);
 }
 

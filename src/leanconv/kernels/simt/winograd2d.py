@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from math import isqrt
 
-from leanconv.kernels.contract import TimedAlgorithm, by_time, copy_layout, fma_cycles
-from leanconv.kernels.simt.tiles import gradient_limits, overwrites
+from leanconv.kernels.common.layers import copy_layout, limits, overwrites
+from leanconv.kernels.contract import TimedAlgorithm, by_time
+from leanconv.kernels.cost import Speeds, fma_cycles
 from leanconv.kernels.simt.winograd_tiles import (
     Transform,
     WinogradTileConfig,
@@ -27,7 +28,9 @@ from leanconv.problem import ConvProblem
 
 @dataclass(frozen=True)
 class Winograd2dConfig(WinogradTileConfig):
-    """As WinogradTileConfig; a block's tiles are numbered along rows, then over rows and images."""
+    """As WinogradTileConfig; a block's tiles are numbered along rows, then over rows and images. In NCHW ``staged``
+    outputs pass through shared memory, from where they are stored in the order of memory.
+    """
 
     states: int = 16
     thread_k: int = 8
@@ -42,33 +45,32 @@ class Winograd2dConfig(WinogradTileConfig):
     staged: bool = False
 
 
-#: Configurations and the share of the FMA peak that each reaches in its main loop, by layout, measured on an H200.
-#: Outputs are staged in NCHW alone, and in CHWN tiles share no pixels.
-SPEEDS: tuple[tuple[Winograd2dConfig, dict[Layout, float]], ...] = (
-    (Winograd2dConfig(), {"NHWC": 0.59, "NCHW": 0.55, "CHWN": 0.62}),
-    (Winograd2dConfig(lane_states=1, thread_tiles=8), {"NHWC": 0.595, "NCHW": 0.54, "CHWN": 0.61}),
-    (Winograd2dConfig(lane_states=1, thread_tiles=8, staged=True), {"NCHW": 0.56}),
-    (Winograd2dConfig(lanes_k=4), {"NHWC": 0.51, "NCHW": 0.45, "CHWN": 0.565}),
-    (Winograd2dConfig(channels=4, stages=3, run=4), {"NHWC": 0.49, "NCHW": 0.46}),
-    (Winograd2dConfig(channels=4), {"NHWC": 0.50, "NCHW": 0.445, "CHWN": 0.49}),
-    (Winograd2dConfig(channels=4, lanes_k=4), {"NHWC": 0.395, "NCHW": 0.43, "CHWN": 0.495}),
-    (
-        Winograd2dConfig(lanes_k=4, thread_tiles=8, channels=4, min_blocks=2),
-        {"NHWC": 0.455, "NCHW": 0.425, "CHWN": 0.505},
-    ),
+#: The configurations; `SquareSpeeds` has their speeds.
+CONFIGS = (
+    Winograd2dConfig(),
+    Winograd2dConfig(lane_states=1, thread_tiles=8),
+    Winograd2dConfig(lane_states=1, thread_tiles=8, staged=True),
+    Winograd2dConfig(lanes_k=4),
+    Winograd2dConfig(channels=4, stages=3, run=4),
+    Winograd2dConfig(channels=4),
+    Winograd2dConfig(channels=4, lanes_k=4),
+    Winograd2dConfig(lanes_k=4, thread_tiles=8, channels=4, min_blocks=2),
     # F(4 x 4, 3 x 3) in 9 warps, which share the four schedulers unevenly. 128 sums a thread would take more registers
     # than 9 warps have.
-    (
-        Winograd2dConfig(36, lanes_k=4, lane_states=4, thread_tiles=8),
-        {"NHWC": 0.43, "NCHW": 0.39, "CHWN": 0.435},
-    ),
-    (
-        Winograd2dConfig(36, lanes_k=4, lane_states=4, thread_tiles=8, channels=4),
-        {"NHWC": 0.37, "NCHW": 0.335, "CHWN": 0.35},
-    ),
+    Winograd2dConfig(36, lanes_k=4, lane_states=4, thread_tiles=8),
+    Winograd2dConfig(36, lanes_k=4, lane_states=4, thread_tiles=8, channels=4),
 )
-#: Clock cycles of a block for each of its outputs: stored from registers, or staged in shared memory (NCHW).
-STORE = {False: 0.29, True: 1.15}
+
+
+@dataclass(frozen=True)
+class SquareSpeeds(Speeds):
+    """Of Winograd along both directions."""
+
+    #: of each of `CONFIGS`, by layout, the share of the FMA peak in the main loop; None: it is not tried. Outputs are
+    #: staged in NCHW alone, and in CHWN tiles share no pixels.
+    shares: Mapping[Layout, tuple[float | None, ...]]
+    #: of a block, for each of its outputs: stored from registers, and staged in shared memory (NCHW)
+    store_cycles: tuple[float, float]
 
 
 def transform_of(problem: ConvProblem, m: int) -> Transform:
@@ -93,19 +95,19 @@ class Winograd2d(TimedAlgorithm):
         return fma_cycles(problem, target, 2.25)
 
     def why_not(self, problem: ConvProblem, target: Target) -> list[str]:
-        return gradient_limits(problem) + overwrites(problem) + why_not_2d(problem)
+        return limits(problem, "fprop", "dgrad") + overwrites(problem) + why_not_2d(problem)
 
     def timed(self, problem: ConvProblem, target: Target) -> list[tuple[float, Winograd2dConfig]]:
         configs = []
-        for config, speeds in SPEEDS:
-            m, speed = outputs_of(config), speeds.get(copy_layout(problem))
-            if speed is None or m not in outputs_2d(problem.precision) or config.staged and problem.layout != "NCHW":
+        speeds = SquareSpeeds.of(target)
+        for config, speed in zip(CONFIGS, speeds.shares[copy_layout(problem)], strict=True):
+            m = outputs_of(config)
+            if speed is None or m not in outputs_2d(problem.precision) or (config.staged and problem.layout != "NCHW"):
                 continue
             transform = transform_of(problem, m)
             chosen = fitted(problem, transform, config, target)
             if chosen is not None:
-                store = STORE[chosen.staged]
-                time = main_cycles(problem, transform, chosen, speed, store, target)
+                time = main_cycles(problem, transform, chosen, speed, speeds.store_cycles[chosen.staged], target)
                 configs.append((time + prepare_cycles(problem, transform, target), chosen))
         return by_time(configs)
 

@@ -1,8 +1,8 @@
 // A block's work in the fused Winograd kernels: find its tiles, multiply, transform back, store.
 #pragma once
 
-#include <device/ptx/registers.cuh>
-#include <device/ptx/shared.cuh>
+#include <device/ptx/memory.cuh>
+#include <device/ptx/sync.cuh>
 #include <kernels/simt/winograd_output.cuh>
 #include <kernels/simt/winograd_product.cuh>
 
@@ -17,17 +17,18 @@ __device__ __forceinline__ void winograd_convolution(const float* x, const float
     using Column = WinogradColumn<Problem>;
     using Source = WinogradSource<Problem>;
     using Product = WinogradProduct<Problem, Tuning, Transform>;
-    constexpr int tiles_k = ceil_div(Problem::group_k, Tiles::tile_k);
+    constexpr int tiles_k = ceil_div(Problem::group_k, Tuning::tile_k);
     const int tile_k = blockIdx.x % tiles_k, group = blockIdx.x / tiles_k % Problem::groups;
     const auto first = static_cast<Offset<Problem>>(blockIdx.x / tiles_k / Problem::groups) * Tiles::columns;
 
     Column* const columns = reinterpret_cast<Column*>(shared_memory());
     Source* const sources = reinterpret_cast<Source*>(columns + Tiles::columns);
-    float* const shared = reinterpret_cast<float*>(sources + (Tiles::sources + 1) / 2 * 2);
+    constexpr int source_count = Problem::taps * Tuning::step_sources;
+    float* const shared = reinterpret_cast<float*>(sources + (source_count + 1) / 2 * 2);
     for (int i = threadIdx.x; i < Tiles::columns; i += Tiles::all_threads)
         columns[i] = Column::template make<Tuning>(first + i, batch, group);
     __syncthreads();
-    for (int i = threadIdx.x; i < Tiles::sources; i += Tiles::all_threads)
+    for (int i = threadIdx.x; i < source_count; i += Tiles::all_threads)
         sources[i] = Source::template make<Tuning>(i, columns, batch);
     const Tiles tiles;
     __syncthreads();
@@ -45,7 +46,7 @@ __device__ __forceinline__ void winograd_convolution(const float* x, const float
     }
     product.run(sums);
     const OutputStrides<Problem> strides(batch);
-    WinogradOutput<Problem, Tuning, Transform>{tiles,   columns, shared, bias, y, tile_k * Tiles::tile_k, group,
+    WinogradOutput<Problem, Tuning, Transform>{tiles,   columns, shared, bias, y, tile_k * Tuning::tile_k, group,
                                                strides}.run(sums);
 }
 

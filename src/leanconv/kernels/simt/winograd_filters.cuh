@@ -1,35 +1,37 @@
-// The filters' part of the fused Winograd kernels, a launch of its own: every filter row (1-D) or filter (2-D) is
-// transformed once and stored as [group][row][piece][channel][state][filter], filters innermost, so that the main kernel
-// reads it in whole lines. Channels and filters are padded with zeros to whole tiles.
+// The launch that packs the filters of the fused Winograd kernels: every filter row (1-D) or filter (2-D) is transformed
+// once and stored as [group][row][column block][channel][state][filter], filters innermost, so that the main kernel reads
+// whole lines. Channels and filters are padded with zeros to whole tiles.
 // Bytes: the filters once for reading, states / (taps of a transform) times as many for writing, at copy speed.
 #pragma once
 
 #include <device/index.cuh>
-#include <device/ptx/shared.cuh>
+#include <device/ptx/memory.cuh>
 #include <kernels/simt/winograd_tiles.cuh>
 
 namespace leanconv {
 
-// Where weight number `place` of pieces `first`, `first` + 1, ... lies in a filter; -1 where zeros fill rows and pieces.
+// Where weight number `place` of column blocks `first`, `first` + 1, ... lies in a filter; -1 where zeros fill rows and
+// column blocks.
 template <class Problem>
-__device__ __forceinline__ int weight_of_piece(int first, int place) {
-    using Pieces = WinogradPieces<Problem>;
-    const int piece = first + place / Pieces::width;
-    const int row = piece / Pieces::count, column = piece % Pieces::count * Pieces::width + place % Pieces::width;
+__device__ __forceinline__ int weight_of_block(int first, int place) {
+    using Blocks = FilterBlocks<Problem>;
+    constexpr int blocks = Blocks::column_blocks, width = Blocks::width;
+    const int block = first + place / width;
+    const int row = block / blocks, column = block % blocks * width + place % width;
     if (row >= Problem::r || column >= Problem::s) return -1;
     const int at = row * Problem::s + column;
     return Problem::rotated ? Problem::r * Problem::s - 1 - at : at;
 }
 
-// For the data gradient (Problem::rotated) filters turn by 180 degrees, and what the forward pass sums over, its
+// For the data gradient (Problem::rotated) filters rotate by 180 degrees, and what the forward pass sums over, its
 // channels, are the outputs: `k` and `c` are those of the convolution that is computed, w lies as the layer has it.
-// A block brings Tuning::filters x Tuning::channels of `rows` filter rows, or of as many pieces of rows, to shared
-// memory in the order of the memory, and transforms them with neighbouring lanes on neighbouring filters.
+// A block brings Tuning::filters x Tuning::channels of `rows` filter rows, or of as many column blocks, to shared memory
+// in the order of memory, and transforms them with neighbouring lanes on neighbouring filters.
 template <class Problem, class Tuning, class Transform>
 __device__ __forceinline__ void winograd_filters(const float* w, float* prepared) {
     // Weights of one transform, and how many of them a filter has: its rows in 1-D, padded with rows of zeros.
-    using Pieces = WinogradPieces<Problem>;
-    constexpr int width = Pieces::height * Pieces::width, taps = Pieces::rows * Pieces::count;
+    using Blocks = FilterBlocks<Problem>;
+    constexpr int width = Blocks::height * Blocks::width, taps = Blocks::rows * Blocks::column_blocks;
     constexpr int rows = Tuning::rows, filters = Tuning::filters, channels = Tuning::channels;
     constexpr int outer = Problem::rotated ? channels : filters, inner = Problem::rotated ? filters : channels;
     constexpr int group_outer = Problem::rotated ? Problem::group_c : Problem::group_k;
@@ -52,7 +54,7 @@ __device__ __forceinline__ void winograd_filters(const float* w, float* prepared
         const int in = Problem::chwn ? e / outer : e % (inner * weights);
         const int weight = Problem::nhwc ? in / inner : in % weights, i = Problem::nhwc ? in % inner : in / weights;
         const int place = Problem::rotated ? weights - 1 - weight : weight;
-        const int at = Pieces::count == 1 ? first_weight + weight : weight_of_piece<Problem>(first_row, place);
+        const int at = Blocks::column_blocks == 1 ? first_weight + weight : weight_of_block<Problem>(first_row, place);
         const bool exists = first_outer + o < group_outer && first_inner + i < group_inner && at >= 0 && at < all;
         const int64 filter = static_cast<int64>(group) * group_outer + first_outer + o;
         const int64 from =

@@ -1,28 +1,11 @@
-// From the sums in the transform domain to the output tensor: the states of a tile, which lie in different warps, meet
-// in shared memory; a thread transforms them back, adds bias, applies the activation, and stores.
+// From the sums in the transform domain to the output tensor. The states of a tile lie in different warps and are
+// exchanged through shared memory; a thread transforms them back, adds bias, applies the activation, and stores.
 #pragma once
 
 #include <device/epilogue.cuh>
 #include <kernels/simt/winograd_tiles.cuh>
 
 namespace leanconv {
-
-// `width` adjacent floats of shared memory in one access.
-template <int width>
-__device__ __forceinline__ void load_wide(float (&to)[width], const float* from) {
-    if constexpr (width == 4) {
-        load_vector(to, from);
-    } else {
-        static_assert(width == 2, "two or four");
-        const float2 v = *reinterpret_cast<const float2*>(from);
-        to[0] = v.x, to[1] = v.y;
-    }
-}
-template <int width>
-__device__ __forceinline__ void store_wide(float* to, const float (&v)[width]) {
-    if constexpr (width == 4) store_vector(to, v);
-    else *reinterpret_cast<float2*>(to) = make_float2(v[0], v[1]);
-}
 
 // `Transform::output(y, sums)` makes the outputs of one tile. A part of the filters at a time; all threads of the block
 // take part, and nothing else uses `shared`.
@@ -97,15 +80,21 @@ struct WinogradOutput {
 #pragma unroll
         for (int s = 0; s < states; ++s) {
             float v[width];
-            load_wide(v, from + s * Tiles::exchange_plane);
+            load_adjacent(v, from + s * Tiles::exchange_plane);
 #pragma unroll
             for (int j = 0; j < width; ++j) sums[j ^ 1][s] = v[j];  // see put()
         }
     }
 
+    // Output o of `width` neighbours.
+    static __device__ __forceinline__ void output_of(float (&v)[width], const float (&result)[width][outputs], int o) {
+#pragma unroll
+        for (int j = 0; j < width; ++j) v[j] = result[j][o];
+    }
+
     // Neighbouring lanes take neighbouring filters of a tile.
     __device__ __forceinline__ void store_nhwc(int round) const {
-        constexpr int a_tile = Tiles::round_k / width, items = Tiles::tiles * a_tile;
+        constexpr int a_tile = Tiles::round_k / width, items = Tuning::tiles * a_tile;
         const bool vector = Problem::vector_store && reinterpret_cast<unsigned long long>(y) % 16 == 0;
 #pragma unroll 1
         for (int e = threadIdx.x; e < items; e += Tiles::threads) {
@@ -129,10 +118,9 @@ struct WinogradOutput {
                 if (at.h + below >= Problem::p || at.w + aside >= Problem::last_q) continue;
                 float* const to = y + at.y + static_cast<int64>(below * Problem::q + aside) * Problem::k + k;
                 float v[width];
-#pragma unroll
-                for (int j = 0; j < width; ++j) v[j] = result[j][o];
+                output_of(v, result, o);
                 if (vector) {
-                    store_wide(to, v);
+                    store_adjacent(to, v);
                 } else {
 #pragma unroll
                     for (int j = 0; j < width; ++j)
@@ -145,7 +133,7 @@ struct WinogradOutput {
     // NCHW and CHWN: neighbouring lanes take neighbouring tiles of a filter. Staged outputs take the place of the sums
     // they are made of.
     __device__ __forceinline__ void transform_tiles(int round) const {
-        constexpr int a_filter = Tiles::tiles / width, items = Tiles::round_k * a_filter;
+        constexpr int a_filter = Tuning::tiles / width, items = Tiles::round_k * a_filter;
         static_assert(outputs <= states, "the outputs of a tile fit where its sums were");
 #pragma unroll 1
         for (int e = threadIdx.x; e < items; e += Tiles::threads) {
@@ -170,20 +158,19 @@ struct WinogradOutput {
 #pragma unroll
                 for (int o = 0; o < outputs; ++o) {
                     float v[width];
-#pragma unroll
-                    for (int j = 0; j < width; ++j) v[j] = result[j][o];
-                    store_wide(at + o * Tiles::exchange_plane, v);
+                    output_of(v, result, o);
+                    store_adjacent(at + o * Tiles::exchange_plane, v);
                 }
             }
         }
     }
 
-    // The outputs of `width` neighbouring tiles, row by row: in one piece where the tiles are of one row of tiles.
+    // The outputs of `width` neighbouring tiles, row by row: joined where the tiles are of one row of tiles.
     __device__ __forceinline__ void store_rows(const float (&result)[width][outputs], int k, int tile) const {
         constexpr int joined = Problem::row_tiles % width == 0 ? width : 1, span = joined * Problem::out_w;
         constexpr int shared_factor = gcd(gcd(Problem::q, Problem::first_q), gcd(Problem::last_q, span));
-        constexpr int piece = shared_factor % 4 == 0 ? 4 : shared_factor % 2 == 0 ? 2 : 1;
-        const bool vector = piece > 1 && reinterpret_cast<unsigned long long>(y) % (piece * 4) == 0;
+        constexpr int at_once = shared_factor % 4 == 0 ? 4 : shared_factor % 2 == 0 ? 2 : 1;
+        const bool vector = at_once > 1 && reinterpret_cast<unsigned long long>(y) % (at_once * 4) == 0;
 #pragma unroll
         for (int first = 0; first < width; first += joined) {
             const Column at = place(tile + first);
@@ -191,21 +178,21 @@ struct WinogradOutput {
 #pragma unroll
             for (int below = 0; below < Problem::out_h; ++below) {
 #pragma unroll
-                for (int aside = 0; aside < span; aside += piece) {
+                for (int aside = 0; aside < span; aside += at_once) {
                     if (at.h + below >= Problem::p || at.w + aside >= Problem::last_q) continue;
-                    float v[piece];
+                    float v[at_once];
 #pragma unroll
-                    for (int i = 0; i < piece; ++i)
+                    for (int i = 0; i < at_once; ++i)
                         v[i] = result[first + (aside + i) / Problem::out_w]
                                      [below * Problem::out_w + (aside + i) % Problem::out_w];
-                    if constexpr (piece > 1) {
+                    if constexpr (at_once > 1) {
                         if (vector) {
-                            store_wide(to + below * Problem::q + aside, v);
+                            store_adjacent(to + below * Problem::q + aside, v);
                             continue;
                         }
                     }
 #pragma unroll
-                    for (int i = 0; i < piece; ++i) to[below * Problem::q + aside + i] = v[i];
+                    for (int i = 0; i < at_once; ++i) to[below * Problem::q + aside + i] = v[i];
                 }
             }
         }
@@ -223,12 +210,11 @@ struct WinogradOutput {
             const int below = o / Problem::out_w, aside = o % Problem::out_w;
             const Offset<Problem> pixel = filter + (below * Problem::q + aside) * strides.pixel;
             float v[width];
-#pragma unroll
-            for (int j = 0; j < width; ++j) v[j] = result[j][o];
+            output_of(v, result, o);
             if constexpr (images_in_fours<Problem>) {
                 if (at[0].h + below >= Problem::p || at[0].w + aside >= Problem::last_q) continue;
                 if (vector) {
-                    store_wide(y + at[0].y + pixel, v);
+                    store_adjacent(y + at[0].y + pixel, v);
                     continue;
                 }
             }
@@ -244,7 +230,7 @@ struct WinogradOutput {
     // Neighbouring lanes store neighbouring outputs of a row. For any width of a tile, and at the price of reading staged
     // outputs one by one.
     __device__ __forceinline__ void store_nchw(int round) const {
-        constexpr int a_row = Tiles::columns * Problem::out_w, a_filter = Tiles::tiles * outputs;
+        constexpr int a_row = Tiles::columns * Problem::out_w, a_filter = Tuning::tiles * outputs;
 #pragma unroll 4
         for (int e = threadIdx.x; e < Tiles::round_k * a_filter; e += Tiles::threads) {
             const int in_round = e / a_filter, aside = e % Problem::out_w, row = e % a_filter / a_row;

@@ -5,9 +5,9 @@
 // own, bring and transform them.
 #pragma once
 
-#include <device/micro_kernel.cuh>
-#include <device/ptx/barrier.cuh>
-#include <device/ptx/copy.cuh>
+#include <device/ptx/memory.cuh>
+#include <device/ptx/sync.cuh>
+#include <kernels/simt/tile.cuh>
 #include <kernels/simt/winograd_tiles.cuh>
 
 namespace leanconv {
@@ -33,22 +33,22 @@ struct WinogradProduct {
     float* transformed;     // two chunks of tiles
     const float* x;
     InputStrides<Problem> strides;
-    const float* u;         // transformed filters: [r][piece][c][state][k] of this group and block
+    const float* u;         // transformed filters: [r][column block][c][state][k] of this group and block
     int filters_at, tiles_at;
     float a[2][Tuning::thread_k], b[2][Tuning::thread_tiles];
 
     __device__ __forceinline__ WinogradProduct(const Tiles& tiles, const Source* sources, float* shared, const float* x,
                                                long long batch, const float* prepared, int group, int tile_k)
-        : tiles(tiles), sources(sources), ring(shared), transformed(shared + stages * Tiles::stage_floats), x(x),
+        : tiles(tiles), sources(sources), ring(shared), transformed(shared + stages * Tuning::stage_floats), x(x),
           strides(batch) {
         u = prepared + Problem::prepared_offset +
             static_cast<int64>(group) * (taps * Tiles::tap_blocks) * Problem::padded_c * (states * Problem::padded_k) +
-            tile_k * Tiles::tile_k;
-        filters_at = tiles.state * Tiles::tile_k + Tiles::swapped(tiles.state, tiles.lane_k * 4);
-        tiles_at = tiles.state * Tiles::plane + tiles.lane_tile * 4;
+            tile_k * Tuning::tile_k;
+        filters_at = tiles.state * Tuning::tile_k + Tiles::swapped(tiles.state, tiles.lane_k * 4);
+        tiles_at = tiles.state * Tuning::plane + tiles.lane_tile * 4;
     }
 
-    __device__ __forceinline__ float* stage(int step) { return ring + step % stages * Tiles::stage_floats; }
+    __device__ __forceinline__ float* stage(int step) { return ring + step % stages * Tuning::stage_floats; }
     __device__ __forceinline__ float* chunk(int number) { return transformed + number % 2 * Tiles::tile_floats; }
 
     // Copies and transforms are the work of `threads` threads, of which this one is number `thread`.
@@ -61,21 +61,21 @@ struct WinogradProduct {
 
     template <int threads>
     __device__ __forceinline__ void load_filters(int step, int thread) {
-        constexpr int a_row = Tiles::tile_k / 4, pieces = Tiles::filter_floats / 4;  // of four floats
+        constexpr int a_row = Tuning::tile_k / 4, copies = Tiles::filter_floats / 4;  // of four floats
         static_assert(a_row >= threads ? a_row % threads == 0 : threads % a_row == 0,
-                      "a thread's pieces lie at a constant distance");
+                      "a thread's copies lie at a constant distance");
         const int number = step - taps, block = number / taps / Tiles::chunks;
-        const int row = block / Tiles::pieces * taps + number % taps, c = number / taps % Tiles::chunks * channels;
-        const int tap = row * Tiles::pieces + block % Tiles::pieces;
+        const int row = block / Tiles::column_blocks * taps + number % taps, c = number / taps % Tiles::chunks * channels;
+        const int tap = row * Tiles::column_blocks + block % Tiles::column_blocks;
         const float* const from = u + static_cast<int64>(tap * Problem::padded_c + c) * (states * Problem::padded_k) +
             thread / a_row * Problem::padded_k + thread % a_row * 4;
         // A thread's rows are an even number apart: all of even states, or all of odd ones.
         static_assert(Tiles::lane_states == 1 || threads / a_row % 2 == 0, "see swapped()");
         const int state = thread / a_row, k = thread % a_row * 4;
-        float* const to = stage(step) + state * Tiles::tile_k + Tiles::swapped(state, k);
+        float* const to = stage(step) + state * Tuning::tile_k + Tiles::swapped(state, k);
 #pragma unroll
-        for (int i = 0; i < ceil_div(pieces, threads); ++i)
-            if (pieces % threads == 0 || thread + i * threads < pieces)
+        for (int i = 0; i < ceil_div(copies, threads); ++i)
+            if (copies % threads == 0 || thread + i * threads < copies)
                 cp_async_16(to + i * threads * 4, from + i * (threads / a_row) * Problem::padded_k, true);
     }
 
@@ -83,13 +83,13 @@ struct WinogradProduct {
     // CHWN of that pixel of four images if it can.
     template <int threads>
     __device__ __forceinline__ void load_pixels(int step, int thread) {
-        constexpr int quads = channels / 4, pixels = Tiles::step_sources, elements = pixels * quads;
+        constexpr int quads = channels / 4, pixels = Tuning::step_sources, elements = pixels * quads;
         constexpr bool vector = Problem::nhwc && Problem::group_c % 4 == 0;
         constexpr bool whole = Problem::group_c % channels == 0;
         const int first_c = step / taps % Tiles::chunks * channels;
         // 0 but for high filters, and for wide ones
-        const int below = step / taps / (Tiles::chunks * Tiles::pieces) * taps * Problem::dilation_h;
-        const int right = step / taps / Tiles::chunks % Tiles::pieces * WinogradPieces<Problem>::width;
+        const int below = step / taps / (Tiles::chunks * Tiles::column_blocks) * taps * Problem::dilation_h;
+        const int right = step / taps / Tiles::chunks % Tiles::column_blocks * FilterBlocks<Problem>::width;
         const Source* const from = sources + step % taps * pixels;
         float* const raw = stage(step) + Tiles::filter_floats;
 #pragma unroll
@@ -102,8 +102,8 @@ struct WinogradProduct {
             const bool inside = source.place.inside(below, right);
             const B at = source.x + ((static_cast<B>(below) * Problem::w + right) * strides.pixel +
                                      static_cast<B>(c) * strides.channel) * 4;
-            float* const to = raw + Tiles::source_run(number) * Tiles::run_pitch +
-                Tiles::source_pixel(number) * Tiles::pixel_pitch + quad * 4 * Tiles::channel_pitch;
+            float* const to = raw + Tiles::source_run(number) * Tuning::run_pitch +
+                Tiles::source_pixel(number) * Tuning::pixel_pitch + quad * 4 * Tuning::channel_pitch;
             if constexpr (vector) {
                 cp_async_16(to, at_byte(x, at), inside && (whole || c < Problem::group_c));
             } else {
@@ -111,8 +111,8 @@ struct WinogradProduct {
                 for (int j = 0; j < 4; ++j) {
                     const bool exists = inside && (whole || c + j < Problem::group_c);
                     const float* const pixel = at_byte(x, at) + static_cast<int64>(j) * strides.channel;
-                    if constexpr (Tiles::at_once == 4) cp_async_16(to + j * Tiles::channel_pitch, pixel, exists);
-                    else cp_async_4(to + j * Tiles::channel_pitch, pixel, exists);
+                    if constexpr (Tiles::at_once == 4) cp_async_16(to + j * Tuning::channel_pitch, pixel, exists);
+                    else cp_async_4(to + j * Tuning::channel_pitch, pixel, exists);
                 }
             }
         }
@@ -121,36 +121,36 @@ struct WinogradProduct {
     // Transform the slice that arrived with `step`: a thread makes all states of one tile of one channel.
     template <int threads>
     __device__ __forceinline__ void transform(int step, int thread) {
-        constexpr int lanes = Tiles::side_by_side, items = Tiles::slice * channels;
+        constexpr int lanes = Tuning::side_by_side, items = Tuning::slice * channels;
         if (step >= steps - taps) return;
-        const int first = step % taps * Tiles::slice;
+        const int first = step % taps * Tuning::slice;
         const float* const raw = stage(step) + Tiles::filter_floats;
         float* const to = chunk(step / taps);
 #pragma unroll
         for (int i = 0; i < ceil_div(items, threads); ++i) {
             const int e = thread + i * threads;
             if (items % threads != 0 && e >= items) break;
-            const int local = e / lanes % Tiles::slice, c = e % lanes + e / (lanes * Tiles::slice) * lanes;
+            const int local = e / lanes % Tuning::slice, c = e % lanes + e / (lanes * Tuning::slice) * lanes;
             const int position = first + local;
-            if (Tiles::slice * taps != Tiles::positions && position >= Tiles::positions) continue;
-            const float* const from = raw + local / Tiles::run * Tiles::run_pitch +
-                local % Tiles::run * Problem::out_w * Tiles::pixel_pitch + c * Tiles::channel_pitch;
+            if (Tuning::slice * taps != Tuning::positions && position >= Tuning::positions) continue;
+            const float* const from = raw + local / Tiles::run * Tuning::run_pitch +
+                local % Tiles::run * Problem::out_w * Tuning::pixel_pitch + c * Tuning::channel_pitch;
             float pixel[states], state[states];
 #pragma unroll
             for (int s = 0; s < states; ++s) {
-                const int at = s / Problem::tile_w * Tiles::run_width + s % Problem::tile_w;
-                pixel[s] = from[at * Tiles::pixel_pitch];
+                const int at = s / Problem::tile_w * Tuning::run_width + s % Problem::tile_w;
+                pixel[s] = from[at * Tuning::pixel_pitch];
             }
             Transform::input(state, pixel);
 #pragma unroll
-            for (int s = 0; s < states; ++s) to[c * Tiles::channel_floats + s * Tiles::plane + position] = state[s];
+            for (int s = 0; s < states; ++s) to[c * Tuning::channel_floats + s * Tuning::plane + position] = state[s];
         }
     }
 
     // Fragments of channel c.
     __device__ __forceinline__ void read(int step, int c) {
         const int number = step - taps;
-        const float* const filters = stage(step) + c * states * Tiles::tile_k;
+        const float* const filters = stage(step) + c * states * Tuning::tile_k;
         if constexpr (Tiles::lane_states == 1) {
             load_fragments<Tiles::lanes_k * 4>(a[c % 2], filters + filters_at);
         } else {
@@ -165,24 +165,13 @@ struct WinogradProduct {
             }
         }
         load_fragments<Tiles::lanes_tiles * 4>(
-            b[c % 2], chunk(number / taps) + tiles_at + number % taps * Tiles::columns + c * Tiles::channel_floats);
+            b[c % 2], chunk(number / taps) + tiles_at + number % taps * Tiles::columns + c * Tuning::channel_floats);
     }
 
-    // NOTE: the order matters, though the compiler schedules anew. A register file has two banks, even and odd registers,
-    // each good for one operand a cycle, so an FMA at full rate keeps one operand from the FMA before and finds the other
-    // two in different banks. Rows run to and fro, so that turns keep an operand too, along the axis that exchanged sums
-    // are adjacent in, where put() gives sum and fragment different banks. Measured on an H200: 2 to 8 % of the time.
+    // To and fro along the axis that exchanged sums are adjacent in, where put() gives sum and fragment different banks.
     __device__ __forceinline__ void multiply(Sums& sums, int c) {
-        constexpr int outer = Problem::nhwc ? Tuning::thread_tiles : Tuning::thread_k;
-        constexpr int inner = Problem::nhwc ? Tuning::thread_k : Tuning::thread_tiles;
-#pragma unroll
-        for (int i = 0; i < outer; ++i)
-#pragma unroll
-            for (int j = 0; j < inner; ++j) {
-                const int turned = i % 2 == 0 ? j : inner - 1 - j;
-                const int k = Problem::nhwc ? turned : i, t = Problem::nhwc ? i : turned;
-                sums[k][t] = fmaf(a[c % 2][k], b[c % 2][t], sums[k][t]);
-            }
+        outer_product<Problem::nhwc, Tuning::thread_k, Tuning::thread_tiles>(
+            [&](int k, int t) { sums[k][t] = fmaf(a[c % 2][k], b[c % 2][t], sums[k][t]); });
     }
 
     // Long sums are made of short ones, as the error of a sum grows with its length. What an addition rounds away stays
@@ -223,7 +212,7 @@ struct WinogradProduct {
     }
 
     // Barriers between producers and the others: what a step reads is there; what it read may be overwritten. Two of
-    // each, in turns, as either side may be a step ahead.
+    // each alternate, as either side may be a step ahead.
     static __device__ __forceinline__ int full(int step) { return 1 + step % 2; }
     static __device__ __forceinline__ int empty(int step) { return 3 + step % 2; }
 
@@ -241,7 +230,7 @@ struct WinogradProduct {
     }
 
     // From step to the next one: all but the last row of its fragments have been multiplied.
-    __device__ __forceinline__ void turn(int step) {
+    __device__ __forceinline__ void next_step(int step) {
         if constexpr (Tiles::producers == 0) {
             arrive();
         } else {
@@ -262,7 +251,7 @@ struct WinogradProduct {
                 if (c < channels - 1) {
                     read(step, c + 1);
                 } else {
-                    turn(step);
+                    next_step(step);
                     if (step + 1 < steps) read(step + 1, 0);
                 }
                 if constexpr (Tiles::producers == 0) {

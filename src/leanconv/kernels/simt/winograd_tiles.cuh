@@ -7,112 +7,83 @@
 // ("positions") serve rows * taps.
 #pragma once
 
+#include <device/element.cuh>
 #include <device/index.cuh>
-#include <device/ptx/barrier.cuh>
-#include <device/vector.cuh>
+#include <device/ptx/sync.cuh>
 
 namespace leanconv {
 
-// What of a filter and channel is transformed: `rows` times `count` pieces of height x width weights. In 2-D that is one
-// piece, in 1-D a filter row each, or what a wide one is cut into: then piece j of row r is one more row to sum over,
-// whose pixels begin j * width further right. Rows are filled up with zeros to whole blocks of taps, the last piece to
-// its width.
+// What of a filter and channel is transformed: `rows` times `column_blocks` blocks of height x width weights. In 2-D that
+// is the whole filter. In 1-D it is a filter row, or a column block of a wide one: column block j of row r is one more
+// row to sum over, whose pixels begin j * width further right. Rows are filled up with zeros to whole row blocks of
+// `taps`, the last column block to its width.
 template <class Problem>
-struct WinogradPieces {
+struct FilterBlocks {
     static constexpr int height = Problem::tile_h - Problem::out_h + 1, width = Problem::tile_w - Problem::out_w + 1;
     static constexpr int rows = ceil_div(Problem::r / height, Problem::taps) * Problem::taps;
-    static constexpr int count = ceil_div(Problem::s, width);
+    static constexpr int column_blocks = ceil_div(Problem::s, width);
     static_assert(Problem::r % height == 0, "several rows are transformed as a whole or not at all");
 };
 
+// The host computes the sizes (`geometry` in winograd_tiles.py). Of a block: tile_k filters, `tiles` tiles of outputs in
+// rows of `columns`. In shared memory, in floats:
+//   positions, slice            transformed tiles of a channel; those that one filter row's step prepares
+//   run_width, run_pixels       columns and pixels of `run` neighbouring tiles, which share those in which they overlap
+//   step_sources                copies of pixels in a step
+//   *_pitch                     of raw pixels: channels innermost in NHWC, pixels of a tile in NCHW, tiles in CHWN. The
+//                               lanes of a warp transform `side_by_side` channels of neighbouring tiles: the paddings
+//                               let them read pixels from, and write states to, 32 different banks
+//   plane, channel_floats       a state of a channel's transformed tiles, and all of them: states that a warp reads at
+//                               once lie in different banks
+//   exchange_pitch, _plane      the sums of a part of the filters, exchanged between the states
 template <class Problem, class Tuning>
 struct WinogradTiles {
-    static constexpr int states = Problem::states;
-    static constexpr int lane_states = Tuning::lane_states;
+    static constexpr int states = Problem::states, lane_states = Tuning::lane_states;
     static constexpr int lanes_k = Tuning::lanes_k, lanes_tiles = 32 / lane_states / lanes_k;
-    static constexpr int tile_k = lanes_k * Tuning::thread_k;
-    static constexpr int tiles = lanes_tiles * Tuning::thread_tiles;
     static constexpr int threads = 32 * states / lane_states;  // that multiply
-    // Further warps may bring pixels and filters and transform while the others do nothing but multiply. All are launched
-    // with as many registers; then producers give up those that the others need for their sums.
+    // Producers are further warps: they bring pixels and filters and transform, and the others do nothing but multiply.
+    // All are launched with as many registers; then producers give up those that the others need for their sums.
     static constexpr int producers = 32 * Tuning::producers, all_threads = threads + producers;
     static constexpr int registers = 216, launched = 65536 / all_threads / 8 * 8;
     static constexpr int producer_registers =
         producers == 0 ? 0 : (launched * all_threads - registers * threads) / producers / 8 * 8;
     static_assert(threads % 128 == 0 && producers % 128 == 0 || producers == 0, "four warps at once change registers");
-    static constexpr int rows = Tuning::rows, columns = tiles / rows;
-    static constexpr int channels = Tuning::channels;
+    static constexpr int columns = Tuning::columns, channels = Tuning::channels;
     static constexpr int chunks = ceil_div(Problem::group_c, channels);
 
-    // Filter rows that are computed together: all of them, or a part of high filters.
-    static constexpr int taps = Problem::taps;
-    static constexpr int row_blocks = WinogradPieces<Problem>::rows / taps, pieces = WinogradPieces<Problem>::count;
-    static constexpr int tap_blocks = row_blocks * pieces;
+    // Filter rows that are computed together: all of them, or a row block of high filters.
+    static constexpr int taps = Problem::taps, column_blocks = FilterBlocks<Problem>::column_blocks;
+    static constexpr int tap_blocks = FilterBlocks<Problem>::rows / taps * column_blocks;
 
-    // Transformed tiles of one channel, and the part of them that one filter row's step prepares.
-    static constexpr int positions = (rows + taps - 1) * columns;
-    static constexpr int slice = ceil_div(ceil_div(positions, taps), 4) * 4;
-
-    // `run` neighbouring tiles of a row share the pixels in which they overlap.
-    static constexpr int run = Tuning::run;
-    static constexpr int run_width = (run - 1) * Problem::out_w + Problem::tile_w;
-    static constexpr int run_pixels = Problem::tile_h * run_width;
-    static constexpr int runs = slice / run;
+    static constexpr int run = Tuning::run, runs = Tuning::slice / run;
     // In CHWN neighbouring tiles are those of neighbouring images: four may have one source.
     static constexpr int at_once = images_in_fours<Problem> ? 4 : 1;
-    static constexpr int step_sources = runs / at_once * run_pixels, sources = taps * step_sources;
-
-    // Raw pixels lie with the channels innermost where memory has them so, else with the pixels of a tile innermost, in
-    // CHWN with the tiles innermost. The lanes of a warp transform `side_by_side` channels of 32 / side_by_side
-    // neighbouring tiles: the paddings let them read pixels from, and write states to, 32 different banks.
-    static constexpr int side_by_side = channels < 8 ? channels : 8, neighbours = 32 / side_by_side;
-    static constexpr int pixel_pitch = Problem::nhwc ? channels : Problem::chwn ? slice : 1;
-    static constexpr int channel_pitch =
-        Problem::nhwc   ? 1
-        : Problem::chwn ? run_pixels * slice + (32 + neighbours - run_pixels * slice % 32) % 32
-                        : run_pixels | 1;
-    static constexpr int run_pitch =
-        Problem::nhwc   ? run_pixels * channels + (32 + side_by_side * run - run_pixels * channels % 32) % 32
-        : Problem::chwn ? 1
-                        : ceil_div(channels * channel_pitch, 4) * 4;
-    static constexpr int raw_floats = Problem::chwn ? channels * channel_pitch : runs * run_pitch;
     // The order in which runs are copied. Of half as many pixels as a warp has lanes, NCHW, two are copied at once: two
     // that lie in different halves of the banks.
-    static constexpr int far =
-        run_pixels == 16 && run_pitch % 32 != 0 && 16 % (run_pitch % 32) == 0 && !Problem::nhwc && !Problem::chwn
-            ? 16 / (run_pitch % 32) : 1;
+    static constexpr int far = Tuning::run_pixels == 16 && Tuning::run_pitch % 32 != 0 &&
+        16 % (Tuning::run_pitch % 32) == 0 && !Problem::nhwc && !Problem::chwn ? 16 / (Tuning::run_pitch % 32) : 1;
     static __device__ __forceinline__ constexpr int run_of(int number) {
         return far == 1 || runs % (2 * far) != 0
                    ? number : number / (2 * far) * (2 * far) + number / 2 % far + number % 2 * far;
     }
     // The run, and the pixel in it, of a step's source: pixel by pixel of every run, in CHWN tile by tile of every pixel.
     static __device__ __forceinline__ constexpr int source_run(int number) {
-        return Problem::chwn ? number % (runs / at_once) * at_once : run_of(number / run_pixels);
+        return Problem::chwn ? number % (runs / at_once) * at_once : run_of(number / Tuning::run_pixels);
     }
     static __device__ __forceinline__ constexpr int source_pixel(int number) {
-        return Problem::chwn ? number / (runs / at_once) : number % run_pixels;
+        return Problem::chwn ? number / (runs / at_once) : number % Tuning::run_pixels;
     }
 
-    // States that a warp reads at once lie in different banks.
-    static constexpr int plane =
-        lane_states == 1 ? positions : positions + (32 + 32 / lane_states - positions % 32) % 32;
-    static constexpr int channel_floats =
-        states * plane + (32 + neighbours - states * plane % 32) % 32;
-
-    static constexpr int filter_floats = channels * states * tile_k;
-    static constexpr int stage_floats = filter_floats + raw_floats;
-    static constexpr int tile_floats = channels * channel_floats;  // of a chunk of channels; there are two
-
-    // The sums of a part of the filters, exchanged between the states.
-    static constexpr int round_k = lanes_k * 4, rounds = Tuning::thread_k / 4;
-    static constexpr int exchange_pitch = (Problem::nhwc ? round_k : tiles) + 4;
-    static constexpr int exchange_plane = (Problem::nhwc ? tiles : round_k) * exchange_pitch + 8;
+    static constexpr int filter_floats = channels * states * Tuning::tile_k;       // of a stage
+    static constexpr int tile_floats = channels * Tuning::channel_floats;  // of a chunk of channels; there are two
+    static constexpr int round_k = lanes_k * 4, rounds = Tuning::thread_k / 4;  // of the exchange
+    static constexpr int exchange_pitch = Tuning::exchange_pitch, exchange_plane = Tuning::exchange_plane;
     // Where column `column` of a row lies, which is a tile of a filter in NCHW, a filter of a tile in NHWC. Eight lanes
     // store at once, in rows 4, 8 and 12 below the first one's: the padding leads half of them to other banks, exchanged
     // columns the rest.
     static __device__ __forceinline__ constexpr int exchange_at(int row, int column) {
         constexpr bool deep = Problem::nhwc ? lanes_tiles >= 4 : lanes_tiles == 2;
-        constexpr bool exchanged = deep && (Problem::nhwc ? round_k : tiles) % 16 == 0;
+        constexpr bool exchanged = deep && (Problem::nhwc ? round_k : Tuning::tiles) % 16 == 0;
         return row * exchange_pitch + (exchanged ? column ^ row / 8 % 2 * 8 : column);
     }
     static __device__ __forceinline__ void exchange_put(float* plane, int row, int column, const float (&v)[4]) {
@@ -121,17 +92,17 @@ struct WinogradTiles {
 
     static_assert(lane_states == 1 || lane_states == 2 || lane_states == 4, "a warp has one, two or four states");
     static_assert(32 / lane_states % lanes_k == 0, "the lanes of a state form a lanes_k x lanes_tiles grid");
-    static_assert(lane_states == 1 || tile_k % 32 == 0, "odd states exchange the halves of their rows of filters");
+    static_assert(lane_states == 1 || Tuning::tile_k % 32 == 0, "odd states exchange the halves of their rows of filters");
     static_assert(Tuning::thread_k % 4 == 0 && Tuning::thread_tiles % 4 == 0, "fragments are read four at a time");
     static_assert(states % lane_states == 0, "every warp has as many states");
-    static_assert(tiles % rows == 0 && columns % 4 == 0, "fragments of four tiles do not straddle rows");
-    static_assert(slice % run == 0 && columns % run == 0, "tiles that share pixels are of one row and one step");
+    static_assert(Tuning::tiles % Tuning::rows == 0 && columns % 4 == 0, "fragments of four tiles do not straddle rows");
+    static_assert(Tuning::slice % run == 0 && columns % run == 0, "tiles that share pixels are of one row and one step");
     static_assert(run == 1 || !Problem::chwn, "neighbouring tiles are of neighbouring images, which share no pixels");
     static_assert(channels % 4 == 0, "channels are copied four at a time");
 
     int state, lane_k, lane_tile;
 
-    // NOTE: the lowest lane bit goes to k, the next ones to tiles, as in micro_kernel.cuh and for its reason.
+    // NOTE: the lowest lane bit goes to k, the next ones to tiles, as in tile.cuh and for its reason.
     __device__ __forceinline__ WinogradTiles() {
         constexpr int lanes = 32 / lane_states;
         const int lane = threadIdx.x % lanes;
@@ -140,7 +111,7 @@ struct WinogradTiles {
         lane_tile = lanes_k == 1 ? lane : lane / 2 % lanes_tiles;
     }
 
-    // Where the threads that multiply meet once the producers have left.
+    // Synchronises the threads that multiply, once the producers have left.
     static __device__ __forceinline__ void barrier() {
         if constexpr (producers == 0) __syncthreads();
         else barrier_sync(0, threads);
@@ -189,8 +160,8 @@ struct alignas(16) WinogradColumn {
 };
 
 // Row and column of a raw pixel; far outside the image where it does not exist. Columns are known from the start unless
-// filter rows are cut into pieces, which see other columns one after the other.
-template <class Problem, bool in_pieces = (WinogradPieces<Problem>::count > 1)>
+// filter rows are cut into column blocks, which read other columns one after the other.
+template <class Problem, bool in_blocks = (FilterBlocks<Problem>::column_blocks > 1)>
 struct WinogradPlace {
     int h;
 
@@ -215,7 +186,7 @@ struct WinogradPlace<Problem, true> {
 
 // Where one raw pixel comes from. Computing that anew in every step took a tenth of the main loop's instructions.
 template <class Problem>
-struct alignas(WinogradPieces<Problem>::count > 1 ? 16 : 2 * sizeof(Bytes<Problem>)) WinogradSource {
+struct alignas(FilterBlocks<Problem>::column_blocks > 1 ? 16 : 2 * sizeof(Bytes<Problem>)) WinogradSource {
     Bytes<Problem> x;  // first channel of the group, in bytes
     WinogradPlace<Problem> place;
 
@@ -225,13 +196,13 @@ struct alignas(WinogradPieces<Problem>::count > 1 ? 16 : 2 * sizeof(Bytes<Proble
                                                           long long batch) {
         using Tiles = WinogradTiles<Problem, Tuning>;
         using Column = WinogradColumn<Problem>;
-        const int part = number / Tiles::step_sources, in_step = number % Tiles::step_sources;
-        const int position = part * Tiles::slice + Tiles::source_run(in_step) * Tiles::run;
+        const int part = number / Tuning::step_sources, in_step = number % Tuning::step_sources;
+        const int position = part * Tuning::slice + Tiles::source_run(in_step) * Tiles::run;
         const int pixel = Tiles::source_pixel(in_step);
         const Column column = columns[position % Tiles::columns];
-        const int below = position / Tiles::columns * Problem::dilation_h + pixel / Tiles::run_width;
-        const int aside = pixel % Tiles::run_width;
-        const bool exists = position < Tiles::positions && column.h != Column::absent;
+        const int below = position / Tiles::columns * Problem::dilation_h + pixel / Tuning::run_width;
+        const int aside = pixel % Tuning::run_width;
+        const bool exists = position < Tuning::positions && column.h != Column::absent;
         WinogradSource source;
         source.x = column.x +
             (static_cast<Bytes<Problem>>(below) * Problem::w + aside) * InputStrides<Problem>(batch).pixel * 4;

@@ -1,4 +1,9 @@
-"""What the fused Winograd kernels share on the host, as winograd_*.cuh on the device."""
+"""What the fused Winograd kernels share on the host, as winograd_*.cuh on the device.
+
+`winograd1d` and `winograd2d` are one kernel with two sets of transforms: from a tile's pixels to its states, from a
+filter's weights to their states, from sums to outputs. In 1-D these are products with a matrix, in 2-D products from
+both sides; the matrices come from `leanconv.kernels.winograd_matrices`. All else depends on the number of states alone.
+"""
 
 from __future__ import annotations
 
@@ -7,29 +12,33 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import TypeVar
 
-from leanconv.kernels.contract import LAUNCH_CYCLES, Config, ceil_div, conv_constants, has_wide_tensors, variant
-from leanconv.kernels.simt.tiles import conv_arguments
+from leanconv.kernels.common.layers import conv_arguments, conv_constants, has_wide_tensors
+from leanconv.kernels.contract import Config, ceil_div, variant
+from leanconv.kernels.cost import Speeds, launch_cycles
 from leanconv.kernels.winograd_matrices import Matrices, Rows
 from leanconv.plan import Constants, Launch, Pointer, Target
 from leanconv.problem import ConvProblem
 
 #: Instructions of one input transform, by whether it is of a square and by its states.
 INSTRUCTIONS = {(False, 4): 30, (False, 8): 55, (False, 16): 170, (True, 16): 75, (True, 36): 250}
-#: Clock cycles of a block before its first product.
-PROLOGUE = 4000
+
+
+@dataclass(frozen=True)
+class WinogradSpeeds(Speeds):
+    """Of the fused Winograd kernels."""
+
+    #: of a block before its first product
+    prologue_cycles: int
 
 
 @dataclass(frozen=True)
 class WinogradTileConfig(Config):
     """A warp computes ``lane_states`` states, each with a grid of lanes of thread_k filters x thread_tiles tiles.
 
-    ``lanes_k`` lanes lie along the filters. The tiles are ``rows`` output rows of as many tiles each; ``run``
-    neighbouring tiles of a row share the pixels in which they overlap (the ruse variant of "Im2col-Winograd" is 2).
-    ``channels`` are multiplied in one step; ``stages`` steps are in shared memory at once. ``promoted``: the sums over
-    one chunk of channels are added to long ones. ``producers`` more warps copy and transform while the others multiply.
-
-    At the end sums are exchanged in shared memory. In NCHW, ``staged`` outputs are put in the order of the memory there
-    once more.
+    ``lanes_k`` lanes lie along the filters. A block has ``rows`` output rows of as many tiles each. ``run``
+    neighbouring tiles of a row share the pixels in which they overlap (2: the ruse variant of "Im2col-Winograd"). A
+    step multiplies ``channels``; shared memory holds ``stages`` steps. ``promoted``: partial sums over one step's
+    channels are added to long ones. ``producers``: warps that copy and transform while the others multiply.
     """
 
     states: int = 8
@@ -44,7 +53,6 @@ class WinogradTileConfig(Config):
     min_blocks: int = 2
     promoted: bool = False
     producers: int = 0
-    staged: bool = True
 
     @property
     def order(self) -> Hashable:
@@ -76,9 +84,9 @@ class WinogradTileConfig(Config):
 class Transform:
     """What one kernel transforms: F(n, width) along the rows, or with ``square`` along rows and columns.
 
-    ``taps`` transforms of a filter are computed together, and it has ``parts`` times as many: in 1-D its rows, in 2-D
-    one; and ``pieces`` times as many where its rows are cut into pieces. The kernel computes columns ``first`` to
-    ``first + count`` of the output, and its filters begin at ``offset``, in floats.
+    ``taps`` transforms of a filter are computed together: in 2-D the filter's one, in 1-D those of a block of its rows,
+    of which a filter has ``row_blocks``. Wide rows are cut into ``column_blocks``, each with transforms of its own. The
+    kernel computes columns ``first`` to ``first + count`` of the output. Its filters begin at ``offset``, in floats.
     """
 
     matrices: Matrices
@@ -86,9 +94,9 @@ class Transform:
     first: int
     count: int
     taps: int = 1
-    parts: int = 1
+    row_blocks: int = 1
     offset: int = 0
-    pieces: int = 1
+    column_blocks: int = 1
 
     @cached_property
     def states(self) -> int:
@@ -107,8 +115,8 @@ class Transform:
 
     @cached_property
     def of_filter(self) -> int:
-        """Transforms of one filter and channel, those of the rows of zeros that fill the last part among them."""
-        return self.taps * self.parts * self.pieces
+        """Transforms of one filter and channel, those of the rows of zeros that fill the last block among them."""
+        return self.taps * self.row_blocks * self.column_blocks
 
     @cached_property
     def weights(self) -> int:
@@ -144,7 +152,7 @@ def prepared_floats(problem: ConvProblem, transform: Transform) -> int:
 
 
 def _ratios(rows: Rows) -> str:
-    """A matrix as the kernels take it: a type whose parameters are numerators and denominators in turns."""
+    """A matrix as the kernels take it: a type whose parameters are alternate numerators and denominators."""
     numbers = ", ".join(f"{v.numerator}, {v.denominator}" for row in rows for v in row)
     return f"leanconv::Matrix<{len(rows)}, {len(rows[0])}, {numbers}>"
 
@@ -189,33 +197,56 @@ def _constants(problem: ConvProblem, transform: Transform, config: WinogradTileC
     )
 
 
+def _padded(size: int, bank: int) -> int:
+    """The least size, from ``size`` on, after which the next row begins ``bank`` banks further on."""
+    return size + (bank - size) % 32
+
+
+def geometry(problem: ConvProblem, transform: Transform, config: WinogradTileConfig) -> dict[str, int]:
+    """Sizes of a block's tile and, in floats, of what it keeps in shared memory: see winograd_tiles.cuh."""
+    chwn, channels, states = problem.layout == "CHWN", config.channels, transform.states
+    positions = (config.rows + transform.taps - 1) * config.columns
+    of_step = 4 * ceil_div(ceil_div(positions, transform.taps), 4)
+    run_width = (config.run - 1) * transform.matrices.n + transform.matrices.alpha
+    run_pixels, runs, side_by_side = transform.tile[0] * run_width, of_step // config.run, min(channels, 8)
+    neighbours = 32 // side_by_side
+    pixel_pitch, channel_pitch, run_pitch = {
+        "NHWC": (channels, 1, _padded(run_pixels * channels, side_by_side * config.run)),
+        "NCHW": (1, run_pixels | 1, 4 * ceil_div(channels * (run_pixels | 1), 4)),
+        "CHWN": (of_step, _padded(run_pixels * of_step, neighbours), 1),
+    }[problem.layout]
+    plane = positions if config.lane_states == 1 else _padded(positions, 32 // config.lane_states)
+    lines, line = config.tiles, 4 * config.lanes_k
+    if problem.layout != "NHWC":
+        lines, line = line, lines
+    return {
+        "tile_k": config.tile_k,
+        "tiles": config.tiles,
+        "columns": config.columns,
+        "positions": positions,
+        "slice": of_step,
+        "run_width": run_width,
+        "run_pixels": run_pixels,
+        "step_sources": runs // (4 if chwn and problem.n % 4 == 0 else 1) * run_pixels,
+        "side_by_side": side_by_side,
+        "pixel_pitch": pixel_pitch,
+        "channel_pitch": channel_pitch,
+        "run_pitch": run_pitch,
+        "stage_floats": channels * states * config.tile_k + (channels * channel_pitch if chwn else runs * run_pitch),
+        "plane": plane,
+        "channel_floats": _padded(states * plane, neighbours),
+        "exchange_pitch": line + 4,
+        "exchange_plane": lines * (line + 4) + 8,
+    }
+
+
 def shared_bytes(problem: ConvProblem, transform: Transform, config: WinogradTileConfig) -> int:
-    """Shared memory of a block; kernels/simt/winograd_tiles.cuh says what lies where."""
-    wide, nhwc, chwn = has_wide_tensors(forward_of(problem)), problem.layout == "NHWC", problem.layout == "CHWN"
-    states, channels, taps = config.states, config.channels, transform.taps
-    positions = (config.rows + taps - 1) * config.columns
-    runs = 4 * ceil_div(ceil_div(positions, taps), 4) // config.run
-    run_pixels = transform.tile[0] * ((config.run - 1) * transform.matrices.n + transform.matrices.alpha)
-    side_by_side = min(channels, 8)
-    if nhwc:
-        run_floats = run_pixels * channels
-        raw = runs * (run_floats + (32 + side_by_side * config.run - run_floats % 32) % 32)
-    elif chwn:
-        channel_floats = run_pixels * runs
-        raw = channels * (channel_floats + (32 + 32 // side_by_side - channel_floats % 32) % 32)
-    else:
-        raw = runs * 4 * ceil_div(channels * (run_pixels | 1), 4)
-    stage = channels * states * config.tile_k + raw
-    apart = 32 // config.lane_states
-    plane = positions if config.lane_states == 1 else positions + (32 + apart - positions % 32) % 32
-    channel = states * plane
-    channel += (32 + 32 // side_by_side - channel % 32) % 32
-    pitch, lines = (4 * config.lanes_k, config.tiles) if nhwc else (config.tiles, 4 * config.lanes_k)
-    exchange = states * (lines * (pitch + 4) + 8)
-    sources = taps * runs * run_pixels // (4 if chwn and problem.n % 4 == 0 else 1)
-    source = 16 if wide or transform.pieces > 1 else 8
-    tables = config.columns * (32 if wide else 16) + 2 * ceil_div(sources, 2) * source
-    return tables + 4 * max(config.stages * stage + 2 * channels * channel, exchange)
+    """Shared memory of a block: its tables, and stages with two steps of transformed tiles, or exchanged sums."""
+    sizes, wide = geometry(problem, transform, config), has_wide_tensors(forward_of(problem))
+    source = 16 if wide or transform.column_blocks > 1 else 8
+    tables = config.columns * (32 if wide else 16) + 2 * ceil_div(transform.taps * sizes["step_sources"], 2) * source
+    stages = config.stages * sizes["stage_floats"] + 2 * config.channels * sizes["channel_floats"]
+    return tables + 4 * max(stages, transform.states * sizes["exchange_plane"])
 
 
 def blocks(problem: ConvProblem, transform: Transform, config: WinogradTileConfig) -> int:
@@ -261,7 +292,10 @@ def main_cycles(
     transforms = positions / transform.taps * INSTRUCTIONS[transform.square, transform.states]
     work = config.tile_k * config.tiles * config.states + transforms
     products = channels * transform.of_filter * work / target.fma_lanes / speed
-    one = products + (PROLOGUE + store * config.tile_k * config.tiles * out) / config.min_blocks
+    one = (
+        products
+        + (WinogradSpeeds.of(target).prologue_cycles + store * config.tile_k * config.tiles * out) / config.min_blocks
+    )
     on_one = max(1, ceil_div(blocks(problem, transform, config), target.multiprocessors))
     # The last blocks may be fewer than fit at once: few warps hide less latency.
     last, warps = on_one % config.min_blocks, config.threads / 128
@@ -272,14 +306,16 @@ def main_cycles(
 def prepare_cycles(problem: ConvProblem, transform: Transform, target: Target) -> float:
     """Predicted clock cycles of `filter_launch`, and until the next launch."""
     weights = problem.k * problem.group_c * problem.r * problem.s
-    return LAUNCH_CYCLES + 4 * (prepared_floats(problem, transform) + weights) / target.bytes_per_cycle
+    return launch_cycles(target) + 4 * (prepared_floats(problem, transform) + weights) / target.bytes_per_cycle
 
 
 def filter_launch(name: str, problem: ConvProblem, transform: Transform) -> Launch:
     """The launch that transforms the filters for algorithm ``name``."""
     c, k = padded_sizes(forward_of(problem))
     threads, filters, channels = 256, 32, 8
-    rows = min(transform.taps * transform.pieces, max(1, 40 * 1024 // (4 * filters * channels * transform.weights)))
+    rows = min(
+        transform.taps * transform.column_blocks, max(1, 40 * 1024 // (4 * filters * channels * transform.weights))
+    )
     return Launch(
         header=f"kernels/simt/{name}.cuh",
         function=f"leanconv::{name}_filters",
@@ -298,7 +334,7 @@ def main_launch(name: str, problem: ConvProblem, transform: Transform, config: W
         header=f"kernels/simt/{name}.cuh",
         function=f"leanconv::{name}",
         problem=_constants(problem, transform, config),
-        tuning=config.constants(),
+        tuning=(*config.constants(), *geometry(problem, transform, config).items()),
         arguments=conv_arguments(problem, filters="prepared"),
         grid=blocks(problem, transform, config),
         block=config.threads,

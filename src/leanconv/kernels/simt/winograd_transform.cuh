@@ -6,7 +6,7 @@
 
 namespace leanconv {
 
-// A matrix of ratios, numerators and denominators in turns, row by row; made exactly by leanconv.winograd.
+// A matrix of ratios, alternate numerators and denominators, row by row; exact, from winograd_matrices.py.
 template <int rows_, int columns_, int64... ratios>
 struct Matrix {
     static constexpr int rows = rows_, columns = columns_;
@@ -115,7 +115,7 @@ __device__ __forceinline__ void multiply_halves(float (&y)[M::rows], const float
     }
 }
 
-// y = M x for a matrix whose columns come in pairs: rows take the sums and the differences of x in turns.
+// y = M x for a matrix whose columns come in pairs: rows alternate between the sums and the differences of x.
 template <class M>
 __device__ __forceinline__ void multiply_column_pairs(float (&y)[M::rows], const float (&x)[M::columns]) {
     static_assert(M::columns_in_pairs(), "the columns are of the points 0, opposite pairs, and infinity");

@@ -1,0 +1,221 @@
+"""Ready calls: one class for each place where a call can run.
+
+A ready call holds all that the shapes determine. To run it again is to take the pointers, allocate the output and
+launch. `lookup` finds it by the arrays' signatures and the options.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+from leanconv.arrays import Arrays
+from leanconv.arrays.memory import overlaps, share_memory
+from leanconv.call.choose import Candidate
+from leanconv.call.resolve import Resolved
+from leanconv.call.weights import preparation_of, refuse_null
+from leanconv.dtypes import item_bytes
+from leanconv.plan import ALIGNMENT, Plan
+from leanconv.problem import Problem
+from leanconv.runtime.launch import Device, Executable
+
+
+class Call(Protocol):
+    """A ready call. For filter2d, ``w`` is the kernel and there is no bias."""
+
+    def __call__(self, x: Any, w: Any, bias: Any, out: Any, value: float = 0, delta: float = 0) -> Any:
+        """Run; returns ``out`` or a new array."""
+
+
+def roles_of(problem: Problem) -> tuple[str, ...]:
+    """The order in which ready calls give values to a plan: the operands, the numbers of filters, scratch memory."""
+    first, second, *_, written = problem.operands
+    return first.role, second.role, "bias", written.role, "value", "delta", "workspace", "prepared"
+
+
+def writes_bias(problem: Problem) -> bool:
+    """Whether ``bias`` is no operand that is read, but where the gradient of the bias goes: contiguous, and new."""
+    return problem.kind == "conv2d" and problem.op == "wgrad" and problem.bias
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """What was chosen for a problem on a GPU; its kernels are compiled and loaded on first use."""
+
+    problem: Problem
+    choice: Candidate
+    plan: Plan
+    device: Device
+    _made: dict[str, Executable] = field(default_factory=dict, init=False, compare=False, repr=False)
+
+    @property
+    def run(self) -> Executable:
+        """The whole plan; values in the order of `roles_of`."""
+        return self._executable("run", self.plan)
+
+    @property
+    def run_prepared(self) -> Executable:
+        """The plan without what prepares filters."""
+        return self._executable("run_prepared", replace(self.plan, prepare=(), prepared_bytes=0))
+
+    def _executable(self, name: str, plan: Plan) -> Executable:
+        # NOTE: functools.cached_property holds one lock for all objects until Python 3.12: calls of different shapes
+        # would compile one after the other
+        made = self._made.get(name)
+        if made is None:
+            made = self._made[name] = self.device.executable(plan, roles_of(self.problem))
+        return made
+
+    def prepares(self, resolved: Resolved) -> bool:
+        """Whether filters that keep their preparation save anything."""
+        return not self.problem.is_empty and (bool(self.plan.prepare) or resolved.operands.copies[1])
+
+
+def check_overlap(arrays: Arrays, out: Any, inputs: Sequence[tuple[str, Any]]) -> None:
+    """Raise ValueError where ``out`` cannot be written, or shares memory with an input."""
+    itemsize = item_bytes(arrays.dtype(out))
+    if not arrays.writeable(out):
+        raise ValueError("out is read-only")
+    low, high = arrays.extent(out, itemsize)
+    start = arrays.pointer(out)
+    for name, array in inputs:
+        if array is not None:
+            item = item_bytes(arrays.dtype(array))
+            a, b = arrays.extent(array, item)
+            at = arrays.pointer(array)
+            near = low < high and a < b and overlaps((start + low, start + high), (at + a, at + b))
+            shapes = (start, out.shape, arrays.strides(out)), (at, array.shape, arrays.strides(array))
+            if near and share_memory(*shapes, itemsize, item):
+                raise ValueError(f"out overlaps {name} in memory; the result must go elsewhere")
+
+
+class GpuCall:
+    """On arrays on a GPU: nothing is copied, except inputs that no kernel can read in place."""
+
+    def __init__(self, resolved: Resolved, loaded: Loaded, *, prepares: bool = True) -> None:
+        """Arrays of later calls have the same shapes, memory order and device as those of ``resolved``.
+
+        Without ``prepares`` the caller passes packed weights: they are read in place, and they belong to leanconv
+        alone, so they cannot overlap out.
+        """
+        operands, problem, device = resolved.operands, resolved.problem, resolved.device
+        arrays = operands.arrays
+        assert device is not None
+        copy_x, copy_w, copy_bias = resolved.operands.copies
+        w = operands.w if prepares or not copy_w else None
+        given = (operands.x, w, operands.bias, operands.out)
+        self._arrays, self._names = arrays, operands.names
+        self._order, self._w_order = operands.order, operands.w_order
+        self._pointer, self._stream = arrays.fast_pointer(), arrays.fast_stream(device)
+        self._allocate = arrays.allocator(resolved.shape, operands.result, device, operands.out_order)
+        self._copies = copy_x, copy_w and prepares, copy_bias
+        self._copy_any, self._out_direct = any(self._copies), resolved.operands.out_direct
+        self._gradients = any(array is not None and arrays.requires_gradient(array) for array in given)
+        self._items = tuple(0 if array is None else item_bytes(arrays.dtype(array)) for array in given)
+        self._extents = tuple(
+            None if array is None else arrays.extent(array, item)
+            for array, item in zip(given, self._items, strict=True)
+        )
+        self._shapes = tuple(((), ()) if array is None else (array.shape, arrays.strides(array)) for array in given)
+        workspace, prepared = loaded.plan.workspace_bytes, loaded.plan.prepared_bytes if prepares else 0
+        # one allocation for both: workspace first, then the packed weights
+        self._prepared_offset = -(-workspace // ALIGNMENT) * ALIGNMENT if prepared else None
+        scratch = (self._prepared_offset or workspace) + prepared
+        self._allocate_scratch = arrays.allocator((-(-scratch // 4),), "float32", device) if scratch else None
+        self._run = None if problem.is_empty else loaded.run if prepares else loaded.run_prepared
+        self._bias_gradient = writes_bias(problem)
+
+    def __call__(
+        self, x: Any, w: Any, bias: Any, out: Any, value: float = 0, delta: float = 0, prepared_at: int = 0
+    ) -> Any:
+        """As `Call`. ``prepared_at`` is the address of filters that the plan does not prepare itself."""
+        if self._gradients:
+            for array in (x, w, bias, out):
+                if array is not None:
+                    self._arrays.refuse_gradient(array)
+        pointer = self._pointer
+        x_at = pointer(x)
+        w_at = pointer(w)
+        bias_at = 0 if bias is None else pointer(bias)
+        y = out
+        if out is not None:
+            self._refuse_overlap(pointer(out), ((self._names[0], x_at), (self._names[1], w_at), ("bias", bias_at)))
+        if out is None or not self._out_direct:
+            y = self._allocate()
+        if self._run is not None:
+            # NOTE: copies and scratch must stay bound to names until the launch; freed earlier, their memory could
+            # be reused. Freed later it is safe, since the allocators follow the stream: what takes the memory next
+            # runs behind the launch. In a capture PyTorch takes it from the graph's own pool, which lives as long as
+            # the graph; CuPy has no such pool
+            if self._copy_any:
+                x, w, bias = self._copy(x, w, bias)
+                x_at, w_at, bias_at = pointer(x), pointer(w), 0 if bias is None else pointer(bias)
+            workspace_at = 0
+            if self._allocate_scratch is not None:
+                scratch = self._allocate_scratch()
+                workspace_at = pointer(scratch)
+                if self._prepared_offset is not None:
+                    prepared_at = workspace_at + self._prepared_offset
+                if not workspace_at:
+                    refuse_null(self._arrays)
+            y_at = pointer(y)
+            if not (x_at and w_at and y_at):
+                refuse_null(self._arrays)
+            self._run(self._stream(), (x_at, w_at, bias_at, y_at, value, delta, workspace_at, prepared_at))
+        else:
+            y[...] = 0  # it is empty, or the gradient of filters over no image
+            if self._bias_gradient:
+                bias[...] = 0
+        if out is None or y is out:
+            return y
+        self._arrays.assign(out, y)
+        return out
+
+    def _copy(self, x: Any, w: Any, bias: Any) -> tuple[Any, Any, Any]:
+        copy_x, copy_w, copy_bias = self._copies
+        return (
+            self._arrays.copy(x, self._order) if copy_x else x,
+            self._arrays.copy(w, self._w_order) if copy_w else w,
+            self._arrays.copy(bias) if copy_bias else bias,
+        )
+
+    def _refuse_overlap(self, out_at: int, inputs: Sequence[tuple[str, int]]) -> None:
+        low, high = self._extents[3] or (0, 0)
+        low, high = low + out_at, high + out_at
+        # the fourth of each are those of out
+        for (name, at), extent, shape, item in zip(inputs, self._extents, self._shapes, self._items, strict=False):
+            near = extent is not None and low < at + extent[1] and at + extent[0] < high and self._run is not None
+            if near and share_memory((out_at, *self._shapes[3]), (at, *shape), self._items[3], item):
+                raise ValueError(f"out overlaps {name} in memory; the result must go elsewhere")
+
+
+class PreparedCall:
+    """On arrays of a GPU with filters that keep their preparation: a plan's ``launches`` alone."""
+
+    def __init__(self, resolved: Resolved, loaded: Loaded) -> None:
+        assert resolved.device is not None
+        self._arrays = resolved.operands.arrays
+        self._gradient = self._arrays.requires_gradient(resolved.operands.w)
+        self._preparation = preparation_of(
+            loaded.device, resolved.device, loaded.plan, resolved.operands.copies[1], resolved.operands.w_order
+        )
+        self._whole, self._rest = GpuCall(resolved, loaded), GpuCall(resolved, loaded, prepares=False)
+
+    def __call__(self, x: Any, w: Any, bias: Any, out: Any, value: float = 0, delta: float = 0) -> Any:
+        if self._gradient:
+            self._arrays.refuse_gradient(w.array)
+        prepared = w.prepared_by(self._preparation, self._arrays)
+        if prepared is None:
+            return self._whole(x, w.array, bias, out)
+        return self._rest(x, prepared.w, bias, out, prepared_at=prepared.address)
+
+
+class UnpreparedCall:
+    """With `PreparedWeights` that keep nothing for this call: it runs on their array."""
+
+    def __init__(self, call: Call) -> None:
+        self._call = call
+
+    def __call__(self, x: Any, w: Any, bias: Any, out: Any, value: float = 0, delta: float = 0) -> Any:
+        return self._call(x, w.array, bias, out)

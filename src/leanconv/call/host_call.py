@@ -1,0 +1,249 @@
+"""Ready calls on arrays in host memory: the CPU engine, PyTorch's own convolution, a GPU and back."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from leanconv.arrays import MemoryOrder, Shape
+from leanconv.arrays.numpy import NUMPY, plain
+from leanconv.call.choose import Candidate
+from leanconv.call.gpu_call import Loaded, check_overlap, roles_of, writes_bias
+from leanconv.call.resolve import Resolved
+from leanconv.cpu.filter_gradient import bias_gradient
+from leanconv.dtypes import is_integer
+from leanconv.kernels.contract import CpuAlgorithm
+from leanconv.problem import ConvProblem
+from leanconv.runtime import launch
+
+
+class _HostCall:
+    """What calls on arrays in host memory have in common. They keep no array of the first call."""
+
+    def __init__(self, resolved: Resolved) -> None:
+        self._arrays, self._names = resolved.operands.arrays, resolved.operands.names
+        self._problem, self._shape, self._result = resolved.problem, resolved.shape, resolved.operands.result
+
+    def _check_out(self, x: Any, w: Any, bias: Any, out: Any) -> None:
+        inputs = ((self._names[0], x), (self._names[1], w), ("bias", bias))
+        check_overlap(self._arrays, out, inputs)
+
+
+class HostOnGpuCall(_HostCall):
+    """NumPy arrays on a GPU: copied there, run on the default stream, and copied back. The call waits for it."""
+
+    def __init__(self, resolved: Resolved, loaded: Loaded) -> None:
+        super().__init__(resolved)
+        self._loaded = loaded
+        self._run = None if resolved.problem.is_empty else loaded.run
+
+    def __call__(self, x: Any, w: Any, bias: Any, out: Any, value: float = 0, delta: float = 0) -> np.ndarray:
+        if out is not None:
+            self._check_out(x, w, bias, out)
+        y = out if out is not None and NUMPY.is_contiguous(out) else np.empty(self._shape, self._result)
+        if self._run is None:
+            y[...] = 0  # as in `GpuCall`
+            if writes_bias(self._problem):
+                bias[...] = 0
+        else:
+            values = (plain(x), plain(w), None if bias is None else plain(bias), y, value, delta)
+            launch.run_on_host_arrays(
+                self._loaded.device, self._loaded.plan, dict(zip(roles_of(self._problem), values, strict=False)),
+                run=self._run, upload_outputs=False,
+            )  # fmt: skip
+        if out is None or y is out:
+            return y
+        np.copyto(out, y)
+        return out
+
+
+def in_memory(array: np.ndarray, order: MemoryOrder) -> np.ndarray:
+    """An array with its axes in a memory order."""
+    return array if order is None else np.ascontiguousarray(array.transpose(order))
+
+
+def as_shown(array: np.ndarray, shape: Shape, order: MemoryOrder) -> np.ndarray:
+    """An array whose axes are in a memory order, as one of ``shape``."""
+    if order is None:
+        return array.reshape(shape)
+    return array.reshape([shape[axis] for axis in order]).transpose([order.index(i) for i in range(len(order))])
+
+
+class CpuCall(_HostCall):
+    """NumPy arrays, and filters and layers of integers on PyTorch's CPU tensors, on the reference engine."""
+
+    def __init__(self, resolved: Resolved, choice: Candidate) -> None:
+        super().__init__(resolved)
+        assert isinstance(choice.algorithm, CpuAlgorithm)
+        self._algorithm = choice.algorithm
+        operands = resolved.operands
+        self._order, self._w_order, self._out_order = operands.order, operands.w_order, operands.out_order
+        self._read = tuple(operand.shape for operand in resolved.problem.operands[:2])
+
+    def __call__(self, x: Any, w: Any, bias: Any, out: Any, value: float = 0, delta: float = 0) -> Any:
+        arrays, problem = self._arrays, self._problem
+        if out is not None:
+            self._check_out(x, w, bias, out)
+        if problem.is_empty:
+            result = np.zeros(self._shape, self._result)  # as in `GpuCall`
+            if writes_bias(problem):
+                bias[...] = 0
+        else:
+            to_numpy = arrays.to_numpy
+            given = None if bias is None else to_numpy(bias)
+            x, w = in_memory(to_numpy(x), self._order), in_memory(to_numpy(w), self._w_order)
+            x, w = x.reshape(self._read[0]), w.reshape(self._read[1])
+            if writes_bias(problem):
+                assert isinstance(problem, ConvProblem) and given is not None
+                given[...] = bias_gradient(problem, w)
+                problem, given = replace(problem, bias=False), None
+            if problem.batch_invariant and problem.images > 1:
+                result = self._image_by_image(x, w, given)
+            else:
+                result = self._algorithm.run(problem, x, w, given, value, delta)
+            result = as_shown(result, self._shape, self._out_order)
+        if arrays is not NUMPY:
+            result = arrays.from_numpy(result, None)
+            result = result if self._out_order is None else arrays.copy(result, self._out_order)
+        if out is None:
+            return result
+        arrays.assign(out, result)
+        return out
+
+    def _image_by_image(self, x: np.ndarray, w: np.ndarray, bias: np.ndarray | None) -> np.ndarray:
+        """The result of a batch as that of so many batches of one: BLAS sums in an order that shapes determine."""
+        assert isinstance(self._problem, ConvProblem)
+        one, axis = replace(self._problem, n=1), self._problem.layout.index("N")
+        y = np.empty(self._problem.y_shape, self._result)
+        images, results = np.moveaxis(x, axis, 0), np.moveaxis(y, axis, 0)
+        for image, result in zip(images, results, strict=True):
+            done = self._algorithm.run(one, np.expand_dims(image, axis), w, bias)
+            result[...] = done.reshape(result.shape)
+        return y
+
+
+def left_to_the_library(resolved: Resolved) -> bool:
+    """Whether a call on the CPU is the array library's own convolution: PyTorch has none of integers."""
+    problem = resolved.problem
+    return problem.kind == "conv2d" and resolved.operands.arrays.convolves and not is_integer(problem.dtype)
+
+
+def torch_function(problem: ConvProblem) -> str:
+    """PyTorch's own function for a layer."""
+    gradients = {"dgrad": "torch.nn.grad.conv2d_input", "wgrad": "torch.nn.grad.conv2d_weight"}
+    return gradients.get(problem.op, "torch.nn.functional.conv2d")
+
+
+def check_torch_algorithm(name: str) -> None:
+    """Raise ValueError unless ``name`` leaves a convolution of PyTorch's CPU tensors to PyTorch."""
+    if name != "auto":
+        raise ValueError(
+            f"algorithm={name!r}: PyTorch's CPU tensors are computed by PyTorch itself, "
+            "which takes algorithm='auto' only"
+        )
+
+
+def in_order(tensor: Any, order: MemoryOrder = None) -> Any:
+    """A tensor of PyTorch contiguous in a memory order, axes of length 1 included; gradients pass."""
+    if order is None:
+        if tensor.is_contiguous() and 1 not in tensor.shape:
+            return tensor
+        order = tuple(range(tensor.ndim))
+    moved = tensor.permute(order)
+    # the strides of `contiguous` would be any for an axis of length 1
+    return moved.reshape(-1).view(moved.shape).permute([order.index(axis) for axis in range(len(order))])
+
+
+class TorchCpuConv(_HostCall):
+    """PyTorch's CPU tensors: PyTorch's own convolution, gradients included.
+
+    NOTE: it gets channels_last for large images only; otherwise NCHW, and the result is brought to its memory order.
+    For some images of few columns in channels_last PyTorch 2.13 (oneDNN) has wrong numbers or a segmentation fault:
+    with up to 5 columns for filters of up to 5, with 12 for a filter of 15, in none of 26,000 layers with 16 or more.
+    It also takes the strides of axes of length 1 for a sign of channels_last. The gradient of the filters is always
+    computed in NCHW.
+    """
+
+    _problem: ConvProblem
+
+    def __init__(self, resolved: Resolved) -> None:
+        super().__init__(resolved)
+        self._order = resolved.operands.out_order
+        problem = self._problem
+        covered = problem.dilation[0] * (problem.r - 1) + 1, problem.dilation[1] * (problem.s - 1) + 1
+        least = max(16, 4 * max(covered))
+        large = min(problem.h, problem.w, problem.p, problem.q) >= least
+        self._channels_last = large and problem.layout == "NHWC" and problem.op != "wgrad"
+
+    def __call__(self, x: Any, w: Any, bias: Any, out: Any, value: float = 0, delta: float = 0) -> Any:
+        problem = self._problem
+        if out is not None:
+            self._check_out(x, w, bias, out)
+        if problem.op == "wgrad":
+            signal = len(self._shape) == 3
+            dw = self._filter_gradient(x, w, signal)
+            if bias is not None:
+                channels = w.dim() - len(self._shape) + 1
+                bias.copy_(w.sum([axis for axis in range(w.dim()) if axis != channels]))
+            dw = in_order(dw.squeeze(2) if signal else dw, self._order)
+            return dw if out is None else out.copy_(dw)
+        signal, alone = w.dim() == 3, x.dim() == w.dim() - 1
+        if signal:  # an image of one row
+            x, w = x.unsqueeze(-2), w.unsqueeze(-2)
+        if alone:  # a batch of one
+            x = x.unsqueeze(0)
+        x, w = (in_order(x, (0, 2, 3, 1)), w) if self._channels_last else (in_order(x), in_order(w))
+        y = self._image_by_image(x, w, bias) if problem.batch_invariant else self._compute(x, w, bias)
+        y = y.squeeze(2) if signal else y
+        y = y.squeeze(0) if alone else y
+        return in_order(y, self._order) if out is None else out.copy_(y)
+
+    def _compute(self, x: Any, w: Any, bias: Any) -> Any:
+        return self._input_gradient(x, w) if self._problem.op == "dgrad" else self._forward(x, w, bias)
+
+    def _image_by_image(self, x: Any, w: Any, bias: Any) -> Any:
+        """The result of a batch as that of so many batches of one: PyTorch chooses by the batch, too."""
+        import torch
+
+        images = x.split(1) if len(x) else (x,)
+        # each in memory of its own: equal alignment for every image
+        return torch.cat([self._compute(image.clone(), w, bias) for image in images])
+
+    def _forward(self, x: Any, w: Any, bias: Any) -> Any:
+        from torch.nn import functional
+
+        problem = self._problem
+        x, padding = self._padded(x)
+        y = functional.conv2d(x, w, bias, problem.stride, padding, problem.dilation, problem.groups)
+        return functional.relu(y) if problem.activation == "relu" else y
+
+    def _padded(self, x: Any) -> tuple[Any, tuple[int, int]]:
+        """The images and the padding that PyTorch adds: the same at both ends, so another one is put around them."""
+        from torch.nn.functional import pad
+
+        top, bottom, left, right = self._problem.padding
+        even = (top, left) == (bottom, right)
+        return (x, (top, left)) if even else (pad(x, (left, right, top, bottom)), (0, 0))
+
+    def _input_gradient(self, grad: Any, w: Any) -> Any:
+        from torch.nn.grad import conv2d_input
+
+        problem = self._problem
+        top, bottom, left, right = problem.padding
+        # of the padded input, of which the middle is returned: PyTorch pads both ends equally
+        shape = (len(grad), problem.c, top + problem.h + bottom, left + problem.w + right)
+        dx = conv2d_input(shape, w, grad, problem.stride, 0, problem.dilation, problem.groups)
+        return dx[:, :, top : top + problem.h, left : left + problem.w]
+
+    def _filter_gradient(self, x: Any, grad: Any, signal: bool) -> Any:
+        from torch.nn.grad import conv2d_weight
+
+        problem = self._problem
+        if signal:  # images of one row
+            x, grad = x.unsqueeze(-2), grad.unsqueeze(-2)
+        x, grad = (in_order(each if each.dim() == 4 else each.unsqueeze(0)) for each in (x, grad))
+        x, padding = self._padded(x)
+        shape = (problem.k, problem.group_c, problem.r, problem.s)
+        return conv2d_weight(x, shape, grad, problem.stride, padding, problem.dilation, problem.groups)

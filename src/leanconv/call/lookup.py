@@ -1,0 +1,72 @@
+"""A call: find the ready call that an equal one has left, or resolve this one, bind it, and keep it."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import Any
+
+from leanconv import options
+from leanconv.arrays import arrays_of, by_type, carried, way_back
+from leanconv.call import bind
+from leanconv.call.gpu_call import Call
+from leanconv.call.resolve import resolve
+from leanconv.call.weights import PreparedWeights
+from leanconv.options import FUNCTIONS, Options
+from leanconv.runtime.bounded_cache import BoundedCache
+
+#: Ready calls; a network has some 50. A ready call takes 6 kB, and its kernels some 100 kB of GPU memory.
+_calls: BoundedCache[Hashable, Call] = BoundedCache(1024)
+
+
+def run(requested: Options, x: Any, w: Any, bias: Any = None, out: Any = None, numbers: tuple[float, ...] = ()) -> Any:
+    """Run a call: if an equal one has run before, this is a look-up and a launch.
+
+    ``numbers`` are value and delta of a filter, if they are not 0.
+    """
+    arrays = by_type.get(type(x)) or arrays_of(x)
+    if arrays is None:
+        return _run_carried(requested, x, w, bias, out, numbers)
+    signature = arrays.signature
+    kind = type(w)
+    try:
+        key: Hashable = (
+            (requested, type(x), kind, signature(x), signature(w))
+            if kind is not PreparedWeights
+            else (requested, type(x), kind, signature(x), signature(w.array), type(w.array))
+        )
+        if bias is not None or out is not None:
+            beside = None if bias is None else (type(bias), signature(bias))
+            key = key, beside, None if out is None else (type(out), signature(out))
+        call = _calls.get(key) or _calls.recall(key)
+    except (TypeError, AttributeError, RuntimeError, ValueError):
+        call = key = None  # arrays of several libraries, or an option of a strange type; resolving sorts it out
+    if call is None:
+        resolved = resolve(requested, x, w, bias, out)
+        call = bind.bind(resolved)
+        x, w, bias, out = resolved.given
+        if key is not None:
+            _calls.keep(key, call)
+    if not numbers:
+        return call(x, w, bias, out)
+    dtype = arrays.dtype(x)
+    return call(x, w, bias, out, *map(options.scalar, ("value", "delta"), numbers, (dtype, dtype)))
+
+
+def _run_carried(requested: Options, x: Any, w: Any, bias: Any, out: Any, numbers: tuple[float, ...]) -> Any:
+    """`run` with arrays of a library that another one has to carry."""
+    first, second = (
+        FUNCTIONS[requested.function].names if isinstance(requested, options.LayerOptions) else ("image", "kernel")
+    )
+    back = way_back(x)
+    x = carried(x, first)
+    w = w if isinstance(w, PreparedWeights) else carried(w, second)
+    bias = None if bias is None else carried(bias, "bias")
+    if out is not None:
+        raise TypeError("out is taken for arrays of NumPy, CuPy and PyTorch only")
+    return back(run(requested, x, w, bias, out, numbers))
+
+
+def forget() -> None:
+    """Drop every ready call, so that the next one chooses anew. For tests, and after tuning."""
+    _calls.clear()
+    bind.forget()

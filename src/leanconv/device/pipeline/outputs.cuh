@@ -1,0 +1,166 @@
+// The epilogue: from the sums of a warpgroup's rows to the output tensor. It adds the sums of a split reduction, multiplies by
+// the scales of the filters, adds the bias, applies the activation, and stores.
+#pragma once
+
+#include <device/epilogue.cuh>
+#include <device/pipeline/rings.cuh>
+#include <device/ptx/memory.cuh>
+#include <device/ptx/sync.cuh>
+
+namespace leanconv {
+
+// Stores both outputs of two pairs of a thread in NCHW. sums[2 * i] and sums[2 * i + 1] are the even and the odd outputs of 16
+// filters: group i of the warpgroup's half, from filter `first` on, in the order of store_sums.
+template <class Problem, class Tuning, int entries, class Tiles>
+__device__ __forceinline__ void store_pairs(const float (&sums)[entries][8], int first, const float* prepared,
+                                            const float* bias, float* y, const Tiles& tiles, Offset<Problem> tile, int row,
+                                            int t, int apart) {
+    using F = TensorFilters<Problem, Tuning>;
+    constexpr int n16 = entries / 2, image = Problem::out_h * Problem::out_w;
+    static_assert(entries % 2 == 0 && image % 2 == 0, "both outputs of a pair are stored together");
+    const int group = tiles.group(tile), first_of_half = tiles.numbers.odd * (F::filters / 2) + 8 * first;
+    const int first_k = tiles.filters(tile) * F::filters + first_of_half + 4 * t;
+    const float* const scales = prepared + F::scales_at + group * F::tiles * F::filters + first_k;
+    // NOTE: all loads come before the first store, as in store_sums.
+    float4 scale[n16];
+    float b[n16][4] = {};
+#pragma unroll
+    for (int i = 0; i < n16; ++i) {
+        scale[i] = *reinterpret_cast<const float4*>(scales + 16 * i);
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+            const int in_group = first_k + 16 * i + j;
+            if (Problem::bias && in_group < Problem::group_k) b[i][j] = bias[group * Problem::group_k + in_group];
+        }
+    }
+    const Place at[2] = {tiles.numbers.place(tiles.first_pixel(tile) + row),
+                         tiles.numbers.place(tiles.first_pixel(tile) + row + apart)};
+#pragma unroll
+    for (int i = 0; i < n16; ++i) {
+        const float factor[4] = {scale[i].x, scale[i].y, scale[i].z, scale[i].w};
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+            const int in_group = first_k + 16 * i + j, filter = group * Problem::group_k + in_group;
+            if (in_group >= Problem::group_k) continue;
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                if (at[half].count == 0) continue;
+                float* const to = y + static_cast<int64>(filter) * image + at[half].offset;
+                const int from = j / 2 * 4 + j % 2 + 2 * half;
+                const float even = finish<Problem>(sums[2 * i][from] * factor[j], b[i][j], held_by<Problem>(to, true));
+                const float odd = finish<Problem>(sums[2 * i + 1][from] * factor[j], b[i][j], held_by<Problem>(to + 1, true));
+                st_global_v2(to, even, odd);
+            }
+        }
+    }
+}
+
+// Stores two pixels of a thread, `row` and `row` + `apart`. Of each 16 filters, from group `first` on, a thread has four, from
+// 4t on: sums[i][0, 1, 4, 5] of the first pixel, [2, 3, 6, 7] of the second.
+template <class Problem, class Tuning, int n16, class Tiles>
+__device__ __forceinline__ void store_sums(const float (&sums)[n16][8], int first, const float* prepared,
+                                           const float* bias, float* y, long long batch,
+                                           const Tiles& tiles, Offset<Problem> tile, int row, int t,
+                                           int apart = 8) {
+    using F = TensorFilters<Problem, Tuning>;
+    if constexpr (Tiles::both) {
+        store_pairs<Problem, Tuning>(sums, first, prepared, bias, y, tiles, tile, row, t, apart);
+        return;
+    }
+    int64 image = Problem::out_h * Problem::out_w;
+    if constexpr (Problem::chwn) image *= batch;
+    const int group = tiles.group(tile), first_k = tiles.filters(tile) * F::filters + 16 * first + 4 * t;
+    const float* const scales = prepared + F::scales_at + group * F::tiles * F::filters + first_k;
+    // NOTE: all loads come before the first store, which they could not pass: y might be where the scales are.
+    float4 scale[n16];
+#pragma unroll
+    for (int i = 0; i < n16; ++i) scale[i] = *reinterpret_cast<const float4*>(scales + 16 * i);
+    const Place places[2] = {tiles.numbers.place(tiles.first_pixel(tile) + row),
+                             tiles.numbers.place(tiles.first_pixel(tile) + row + apart)};
+#pragma unroll
+    for (int i = 0; i < n16; ++i) {
+        const int in_group = first_k + 16 * i, filter = group * Problem::group_k + in_group;
+        float b[4] = {};
+        if constexpr (Problem::bias) {
+#pragma unroll
+            for (int j = 0; j < 4; ++j) b[j] = in_group + j < Problem::group_k ? bias[filter + j] : 0.0f;
+        }
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            if (places[half].count == 0) continue;
+            const float* const part = sums[i] + 2 * half;
+            const float v[4] = {part[0] * scale[i].x, part[1] * scale[i].y, part[4] * scale[i].z, part[5] * scale[i].w};
+            const int64 at = places[half].offset, step = Problem::nhwc ? 1 : image;
+            float* const to = y + (Problem::nhwc ? at * Problem::k + filter : filter * image + at);
+            float result[4];
+#pragma unroll
+            for (int j = 0; j < 4; ++j)
+                result[j] = finish<Problem>(v[j], b[j], held_by<Problem>(to + j * step, in_group + j < Problem::group_k));
+            if constexpr (Problem::nhwc && Problem::group_k % 4 == 0) {
+                // NOTE: written out, because the compiler split these stores into four each in tensor_winograd.
+                if (in_group < Problem::group_k) st_global_v4(to, result);
+            } else {
+#pragma unroll
+                for (int j = 0; j < 4; ++j)
+                    if (in_group + j < Problem::group_k) to[j * step] = result[j];
+            }
+        }
+    }
+}
+
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900  // clusters of blocks
+// A thread's sums, by groups of 16 filters.
+template <int n_tiles, int count>
+__device__ __forceinline__ const float (&as_n16(const float (&sums)[n_tiles][count]))[n_tiles * count / 8][8] {
+    return reinterpret_cast<const float (&)[n_tiles * count / 8][8]>(sums);
+}
+
+// The groups of 16 filters that this CTA of a cluster stores, summed over the CTAs in the order of their ranks. The rings are
+// no longer read, and hold the sums of all consumers.
+template <class Rings, class Tuning, int all>
+struct SharedSums {
+    static_assert(all % Tuning::split == 0, "the blocks of a cluster share a thread's filters evenly");
+    static constexpr int n16 = all / Tuning::split, threads = 128 * Tuning::warpgroups;
+    static_assert(all * 8 * threads * 4 <= Rings::bytes, "the rings take the sums of a tile");
+    float sums[n16][8];
+    int first;
+
+    // Between two barriers of the cluster, in which all its threads take part.
+    __device__ __forceinline__ void gather(const float* mine, int thread) {
+        first = static_cast<int>(cluster_rank()) * n16;
+#pragma unroll
+        for (int i = 0; i < n16; ++i)
+#pragma unroll
+            for (int j = 0; j < 8; ++j) {
+                const float* const at = mine + ((first + i) * 8 + j) * threads + thread;
+                sums[i][j] = cluster_load(at, 0);
+#pragma unroll
+                for (int other = 1; other < Tuning::split; ++other) sums[i][j] += cluster_load(at, other);
+            }
+    }
+};
+
+// Stores a tile, by all consumers. Where the CTAs of a cluster split its reduction (`shared_tile`), their producers arrive at
+// the same two cluster barriers.
+template <class Problem, class Tuning, int n16, class Rings, class Tiles>
+__device__ __forceinline__ void store_tile(const float (&sums)[n16][8], bool shared_tile, const Rings& rings,
+                                           const float* prepared, const float* bias, float* y, long long batch,
+                                           const Tiles& tiles, Offset<Problem> tile, int row, int t, int apart = 8) {
+    if (!shared_tile) {
+        store_sums<Problem, Tuning>(sums, 0, prepared, bias, y, batch, tiles, tile, row, t, apart);
+    } else if constexpr (Tuning::split > 1) {
+        float* const mine = reinterpret_cast<float*>(rings.base);
+        const int at = threadIdx.x;
+        barrier_sync(15, 128 * Tuning::warpgroups);  // the stages of this block have been read
+#pragma unroll
+        for (int i = 0; i < n16 * 8; ++i) mine[i * 128 * Tuning::warpgroups + at] = sums[i / 8][i % 8];
+        meet_in_cluster();
+        SharedSums<Rings, Tuning, n16> share;
+        share.gather(mine, at);
+        meet_in_cluster();
+        store_sums<Problem, Tuning>(share.sums, share.first, prepared, bias, y, batch, tiles, tile, row, t, apart);
+    }
+}
+#endif
+
+}  // namespace leanconv

@@ -1,0 +1,197 @@
+"""What kernels of layers have in common on the host: their limits, the ``Problem`` struct, their arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from math import gcd
+
+from leanconv.dtypes import DTYPES, accumulator, item_bytes, none_of, result_of, weights_of
+from leanconv.options import Layout
+from leanconv.plan import Argument, Constants, Number, Pointer, Target
+from leanconv.problem import ConvProblem
+
+#: The element types of kernels that know no other.
+FLOAT32 = ("float32",)
+#: What a problem's operation computes.
+_COMPUTES = {"fprop": "the forward pass", "dgrad": "the gradient of the input", "wgrad": "the gradient of the filters"}
+
+
+def limits(problem: ConvProblem, *ops: str, dtypes: Sequence[str] = FLOAT32) -> list[str]:
+    """Why kernels that compute the operations ``ops`` of layers with elements of ``dtypes`` cannot run ``problem``."""
+    reasons = []
+    if problem.op not in ops:
+        named = " nor ".join(_COMPUTES[op] for op in ops)
+        reasons.append(f"op={problem.op!r} is {'not' if len(ops) == 1 else 'neither'} {named}")
+    reasons += none_of(problem.dtype, dtypes)
+    # Indices below one image of one channel are of 32 bits, whatever the tensors' sizes.
+    for what, h, w in (("input", problem.h, problem.w), ("output", problem.p, problem.q)):
+        if h * w >= 2**31:
+            reasons.append(f"an {what} of {h}x{w} pixels has 2**31 or more in one channel")
+    return reasons
+
+
+def images_outermost(problem: ConvProblem) -> list[str]:
+    """Why kernels that support only layouts with the images outermost cannot run ``problem``."""
+    inner = problem.layout not in ("NCHW", "NHWC")
+    return [f"layout={problem.layout!r} is neither 'NCHW' nor 'NHWC'"] if inner else []
+
+
+def one_channel(problem: ConvProblem) -> list[str]:
+    """Why kernels for one channel a group cannot run ``problem``."""
+    several = problem.group_c != 1
+    return [f"groups={problem.groups} of {problem.c} channels: a group has more than one channel"] if several else []
+
+
+def overwrites(problem: ConvProblem) -> list[str]:
+    """Why kernels that only store their results cannot run ``problem``."""
+    return ["accumulate=True: its results are stored, not added to what the output holds"] if problem.accumulate else []
+
+
+def wgmma_limits(target: Target) -> list[str]:
+    """Why kernels that multiply by wgmma cannot run on ``target``."""
+    if target.warpgroup_products:
+        return []
+    return [f"{target.arch} has no products of warpgroups (wgmma), which only sm_90a has"]
+
+
+def has_wide_tensors(problem: ConvProblem) -> bool:
+    """Whether the largest of the tensors takes more bytes than 32 bits count, or nearly 2**31 elements and more."""
+    weights = problem.k * problem.group_c * problem.r * problem.s
+    x, y = problem.n * problem.c * problem.h * problem.w, problem.n * problem.k * problem.p * problem.q
+    # an int counts pixels and elements, those of the last tile included
+    return max(x, y, weights) >= min(2**32 // item_bytes(problem.dtype), 2**31 - 2**16)
+
+
+def copy_layout(problem: ConvProblem) -> Layout:
+    """The layout whose measured speeds hold: images in no multiple of four are copied as the pixels of NCHW are."""
+    return "NCHW" if problem.layout == "CHWN" and problem.n % 4 else problem.layout
+
+
+def leaves_image(problem: ConvProblem) -> bool:
+    """Whether some window reads padding."""
+    top, _, left, _ = problem.padding
+    last_row = (problem.p - 1) * problem.stride[0] - top + (problem.r - 1) * problem.dilation[0]
+    last_column = (problem.q - 1) * problem.stride[1] - left + (problem.s - 1) * problem.dilation[1]
+    return top > 0 or left > 0 or last_row >= problem.h or last_column >= problem.w
+
+
+@lru_cache(maxsize=64)
+def conv_constants(problem: ConvProblem) -> Constants:
+    """The ``Problem`` struct of a convolution kernel: everything but the batch, which stays an argument.
+
+    ``element`` is the C++ type of x, ``filter`` that of w, ``result`` that of bias and y, ``sum`` the one that products
+    are summed in.
+    ``padded``: some window leaves the image; with negative padding the first one begins inside it. ``wide``: offsets in
+    bytes need more than 32 bits. ``vector_store``: four outputs adjacent in memory, counted from the start of an image
+    (NCHW), a pixel's filter group (NHWC) or a pixel's images (CHWN), never straddle its end. In CHWN this is the only
+    constant that depends on the batch, and it applies to the input too.
+    """
+    p, q = problem.p, problem.q
+    top, _, left, _ = problem.padding
+    innermost = {"NCHW": p * q, "NHWC": gcd(problem.k, problem.group_k), "CHWN": problem.n}
+    return (
+        ("element", DTYPES[problem.dtype].ctype),
+        ("filter", DTYPES[weights_of(problem.dtype)].ctype),
+        ("result", DTYPES[result_of(problem.dtype)].ctype),
+        ("sum", accumulator(problem.dtype).ctype),
+        *((name, getattr(problem, name)) for name in ("c", "h", "w", "k", "r", "s", "p", "q", "groups")),
+        ("group_c", problem.group_c),
+        ("group_k", problem.group_k),
+        ("stride_h", problem.stride[0]),
+        ("stride_w", problem.stride[1]),
+        ("pad_top", top),
+        ("pad_left", left),
+        ("dilation_h", problem.dilation[0]),
+        ("dilation_w", problem.dilation[1]),
+        ("padded", leaves_image(problem)),
+        ("nhwc", problem.layout == "NHWC"),
+        ("chwn", problem.layout == "CHWN"),
+        ("bias", problem.bias),
+        ("relu", problem.activation == "relu"),
+        ("accumulate", problem.accumulate),
+        ("wide", has_wide_tensors(problem)),
+        ("vector_store", innermost[problem.layout] % 4 == 0),
+    )
+
+
+@dataclass(frozen=True)
+class OutputView:
+    """The places of a launch's outputs: rows ``first_p + step_p * i`` and columns ``first_q + step_q * j`` of images of
+    ``out_h`` x ``out_w``, and from which element on the launch finds its filters.
+
+    With more than one of ``phases`` the launch serves so many in each direction, their filters one after the
+    other. Phase i begins ``phase_step * i`` rows (columns) behind the first, of which whole steps move the windows;
+    outputs that would lie outside the image are not stored.
+    """
+
+    out_h: int
+    out_w: int
+    first_p: int = 0
+    first_q: int = 0
+    step_p: int = 1
+    step_q: int = 1
+    phases: tuple[int, int] = (1, 1)
+    phase_step: tuple[int, int] = (1, 1)
+    first_weight: int = 0
+
+    def phase(self, row: int, column: int) -> tuple[tuple[int, int], tuple[int, int]]:
+        """Whole steps by which phase (row, column) moves its windows, and the row and column where it begins."""
+        if self.phases == (1, 1):
+            return (0, 0), (self.first_p, self.first_q)
+        down, first_p = divmod(self.first_p + row * self.phase_step[0], self.step_p)
+        right, first_q = divmod(self.first_q + column * self.phase_step[1], self.step_q)
+        return (down, right), (first_p, first_q)
+
+
+@lru_cache(maxsize=64)
+def view_constants(problem: ConvProblem, view: OutputView | None = None, wide: bool = False) -> Constants:
+    """The ``Problem`` struct of a tiled kernel: `conv_constants` and ``view`` (None: contiguous outputs).
+
+    ``problem`` is the convolution of one phase, the first. ``wide``: offsets take 64 bits whatever its tensors.
+    """
+    constants = dict(conv_constants(problem))
+    view = view or OutputView(problem.p, problem.q)
+    constants["wide"] = constants["wide"] or wide
+    whole = view.phases == (1, 1) and (view.out_h, view.out_w) == (problem.p, problem.q)
+    if problem.layout == "NCHW" and not whole:
+        columns = (problem.q, view.first_q, view.out_w)
+        constants["vector_store"] = view.step_q == 1 and all(number % 4 == 0 for number in columns)
+    # Of all phases the last has its windows moved furthest.
+    (down, right), _ = view.phase(view.phases[0] - 1, view.phases[1] - 1)
+    top, bottom, left, rest = problem.padding
+    last = replace(problem, padding=(top + down, bottom - down, left + right, rest - right))
+    constants["padded"] = constants["padded"] or dict(conv_constants(last))["padded"]
+    return (
+        *constants.items(),
+        *((name, getattr(view, name)) for name in ("out_h", "out_w", "first_p", "first_q", "step_p", "step_q")),
+        ("phases_h", view.phases[0]),
+        ("phases_w", view.phases[1]),
+        ("phase_step_h", view.phase_step[0]),
+        ("phase_step_w", view.phase_step[1]),
+        ("first_weight", view.first_weight),
+    )
+
+
+def conv_arguments(problem: ConvProblem, source: str | None = None, filters: str = "w") -> tuple[Argument, ...]:
+    """The arguments of a kernel that computes ``problem``, its pixels in ``source``, its filters in ``filters``.
+
+    By default the pixels are those of the operand that ``problem`` reads.
+    """
+    read, w, *_, written = problem.operands
+    element, weight, result = (DTYPES[operand.dtype].ctype for operand in (read, w, written))
+    return (
+        Pointer(source or read.role, element),
+        Pointer(filters, weight),
+        Pointer("bias", result),
+        Pointer(written.role, result, written=True),
+        Number("long long", "batch", problem.n),
+    )
+
+
+def gradient_arguments(problem: ConvProblem) -> tuple[Argument, ...]:
+    """The arguments of a kernel that computes a gradient, and takes no bias: the operands and the batch."""
+    element = DTYPES[problem.dtype].ctype
+    operands = (Pointer(each.role, element, each.written) for each in problem.operands)
+    return (*operands, Number("long long", "batch", problem.n))

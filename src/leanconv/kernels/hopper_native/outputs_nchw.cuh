@@ -1,0 +1,133 @@
+// From a warpgroup's accumulators of 64 pixels to the output of native_gemm_nchw: bias, activation, rounding to 16 bits, stores.
+//
+// A thread holds pairs of neighbouring filters of two pixels, which lie far apart in NCHW. Neighbouring pixels are adjacent
+// there, but for the zeros between rows. So the warpgroup transposes its outputs in shared memory, `width` filters at a time,
+// where it leaves out these zeros, and stores as many of a filter's outputs at once as are aligned in every image: eight, 16
+// bytes, where an image has a multiple of eight. Where outputs are not adjacent, threads store them one by one.
+#pragma once
+
+#include <device/ptx/sync.cuh>
+#include <kernels/hopper_native/accumulators.cuh>
+#include <kernels/hopper_native/linear_pixels.cuh>
+
+namespace leanconv {
+
+template <class Problem, class Tuning>
+struct OutputNchw {
+    using T = typename Problem::result;
+    using Output = LinearOutput<Problem, Tuning>;
+    static constexpr int filters = Tuning::filters, count = filters / 2, width = filters < 64 ? filters : 64;
+    static constexpr int64 image = static_cast<int64>(Problem::out_h) * Problem::out_w;
+    static constexpr bool whole = Phase<Problem>::whole;
+    static constexpr int together = gcd(Problem::p * Problem::q, 8);
+    // NOTE: rows of filters lie 36 words apart: of eight pixels and four pairs of filters no two words are in one bank.
+    static constexpr int pitch = 72;
+    static constexpr int units = (64 + 2 * (together - 1)) / together;  // of a row
+
+    static __device__ __forceinline__ float bias_of(const T* bias, int group, int k) {
+        return Problem::bias && k < Problem::group_k ? to_float(bias[group * Problem::group_k + k]) : 0.0f;
+    }
+
+    // The 64 pixels from linear index `first` on, and `filters` of the group from `first_k` on.
+    static __device__ __forceinline__ void store(const float (&sums)[count], unsigned char* shared, const T* bias, T* y,
+                                                 long long batch, int first, int group, int first_k, int warpgroup) {
+        const int lane = threadIdx.x % 32, own = first + threadIdx.x % 128 / 32 * 16 + lane / 4, pair = lane % 4 * 2;
+        const Output at[2] = {Output(own), Output(own + 8)};
+        const bool exists[2] = {at[0].exists(batch), at[1].exists(batch)};
+        T* to[2];
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            const int row = Problem::first_p + at[half].p * Problem::step_p;
+            const int column = Problem::first_q + at[half].q * Problem::step_q;
+            const int64 channel = static_cast<int64>(at[half].n) * Problem::k + group * Problem::group_k;
+            to[half] = y + (channel + first_k + pair) * image + row * Problem::out_w + column;
+        }
+        const int begin = Output(first).before(batch), end = Output(first + 64).before(batch);
+        const int aligned = begin - begin % together;
+        T* const square = reinterpret_cast<T*>(shared);
+        T* columns[2];
+#pragma unroll
+        for (int half = 0; half < 2; ++half) columns[half] = square + pair * pitch + at[half].before(batch) - aligned;
+        const WidthStores stores(y, group, first_k, begin, end, aligned);
+#pragma unroll
+        for (int k0 = 0; k0 < filters; k0 += width) {
+            if (Problem::group_k % filters != 0 && first_k + k0 >= Problem::group_k) break;
+            if (whole) barrier_sync(1 + warpgroup, 128);  // the filters before have been read
+#pragma unroll
+            for (int vector = 0; vector < width; vector += 8) {
+                const int k = first_k + k0 + vector + pair;
+                const float added[2] = {bias_of(bias, group, k), bias_of(bias, group, k + 1)};
+#pragma unroll
+                for (int half = 0; half < 2; ++half) {
+                    float v[2];
+#pragma unroll
+                    for (int i = 0; i < 2; ++i) {
+                        const T* const from = to[half] + (k0 + vector + i) * image;
+                        const float held = held_by<Problem>(from, exists[half] && k + i < Problem::group_k);
+                        v[i] = finish<Problem>(sums[(k0 + vector) / 2 + 2 * half + i], added[i], held);
+                    }
+                    const unsigned both = rounded_pair(T{}, v);
+#pragma unroll
+                    for (int i = 0; i < 2; ++i) {
+                        const T value{static_cast<unsigned short>(both >> 16 * i)};
+                        if (whole && exists[half]) columns[half][(vector + i) * pitch] = value;
+                        if (!whole && exists[half] && k + i < Problem::group_k)
+                            to[half][(k0 + vector + i) * image] = value;
+                    }
+                }
+            }
+            if (!whole) continue;
+            barrier_sync(1 + warpgroup, 128);
+            stores.store(square, k0, first_k);
+        }
+    }
+
+    // A thread's share of the stores of `width` filters. Whole units: the same one of every `step`-th filter. The outputs before
+    // the first and behind the last whole one: the same of every `edge_step`-th filter.
+    struct WidthStores {
+        static constexpr int step = 128 / units, edges = 2 * together, edge_step = 128 / edges;
+        T* to;
+        T* edge_to;
+        int column, filter, edge_column, edge_filter;  // columns of the square
+        __device__ __forceinline__ WidthStores(T* y, int group, int first_k, int begin, int end, int aligned) {
+            const int thread = threadIdx.x % 128;
+            column = thread % units * together, filter = thread / units;
+            to = place(y, group, first_k, aligned + column);
+            if (filter >= step || aligned + column < begin || aligned + column + together > end) filter = width;
+            // NOTE: where a unit has both ends, its outputs are those before the first whole one.
+            const int before = begin - aligned, whole_end = (end - aligned) / together * together, edge = thread % edges;
+            const int first_end = before == 0 ? 0 : min(together, end - aligned);
+            edge_column = edge < together ? edge : whole_end + edge - together, edge_filter = thread / edges;
+            edge_to = place(y, group, first_k, aligned + edge_column);
+            const bool first = edge < together && edge >= before && edge < first_end;
+            const bool last = edge >= together && edge_column >= first_end && aligned + edge_column < end;
+            if (!first && !last) edge_filter = width;
+        }
+        static __device__ __forceinline__ T* place(T* y, int group, int first_k, int number) {
+            const int n = number / static_cast<int>(image);
+            return y + (static_cast<int64>(n) * Problem::k + group * Problem::group_k + first_k) * image +
+                   (number - n * static_cast<int>(image));
+        }
+        __device__ __forceinline__ void store(const T* square, int k0, int first_k) const {
+            const int exist = min(width, Problem::group_k - first_k - k0);
+#pragma unroll
+            for (int i = 0; i < width; i += step)
+                if (filter + i < exist)
+                    copy_together(to + (k0 + filter + i) * image, square + (filter + i) * pitch + column);
+            if constexpr (together > 1) {
+#pragma unroll
+                for (int i = 0; i < width; i += edge_step)
+                    if (edge_filter + i < exist)
+                        edge_to[(k0 + edge_filter + i) * image] = square[(edge_filter + i) * pitch + edge_column];
+            }
+        }
+    };
+    static __device__ __forceinline__ void copy_together(T* to, const T* from) {
+        if constexpr (together == 8) *reinterpret_cast<uint4*>(to) = *reinterpret_cast<const uint4*>(from);
+        else if constexpr (together == 4) *reinterpret_cast<uint2*>(to) = *reinterpret_cast<const uint2*>(from);
+        else if constexpr (together == 2) *reinterpret_cast<unsigned*>(to) = *reinterpret_cast<const unsigned*>(from);
+        else *to = *from;
+    }
+};
+
+}  // namespace leanconv

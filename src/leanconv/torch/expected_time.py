@@ -1,0 +1,93 @@
+"""How long PyTorch's own convolution would take: `enable` compares leanconv's predicted time with it."""
+
+from __future__ import annotations
+
+from leanconv.kernels.contract import ceil_div
+from leanconv.plan import Target
+from leanconv.problem import ConvProblem, Problem
+
+# Fitted to an H200 (PyTorch 2.11, cuDNN 9.19), channels first and last.
+
+#: Share of the FP32 cores' peak that cuDNN reaches on layers of many channels.
+_FP32 = 0.58
+#: Share of the tensor cores' peak, at 10 bits and at 16, on layers of infinitely many channels; how many channels halve
+#: it; and what part of that remains in the gradient of the filters.
+_TF32 = (0.46, 60, 0.64), (0.63, 37, 0.55)
+_NARROW = (0.62, 50, 1.0)
+#: Of 16 bits, channels first: all tensors are rearranged at this share of the memory's speed, by launches of their own
+#: before the product and after it.
+_REARRANGED, _REARRANGING = 0.5, 2
+#: of depthwise layers' multiply-adds, of the peak of the FP32 cores
+_DEPTHWISE = {"fprop": (0.06, 0.15), "dgrad": (0.035, 0.12), "wgrad": (0.03, 0.07)}
+#: of the memory's speed that large tensors pass at; in depthwise layers; and in layers of few channels
+_MEMORY, _MEMORY_DEPTHWISE, _MEMORY_FEW = 0.6, 0.5, {"fprop": 0.35, "dgrad": 0.2, "wgrad": 0.2}
+_FEW = 8
+#: clock cycles of a launch, 3 µs at 1.98 GHz: of PyTorch's time, and of leanconv's where its prediction leaves it out
+LAUNCH = 5940
+
+
+def engine(problem: Problem, tf32: bool) -> str:
+    """What the times of PyTorch are called in a table: ``torch-fp32``, ``torch-tf32``, ``torch-float16``, ..."""
+    return f"torch-{('tf32' if tf32 else 'fp32') if problem.dtype == 'float32' else problem.dtype}"
+
+
+def pytorch_cycles(problem: ConvProblem, target: Target, tf32: bool) -> float:
+    """Clock cycles that PyTorch's convolution is expected to take, in the unit of `Candidate.cost`.
+
+    ``tf32``: whether PyTorch may round float32 factors to 10 bits. The figures are for an H200; other GPUs are taken to
+    reach the same shares of their peaks. Of 2336 measured layers (benchmarks/results) it is within a factor of two for
+    1898, of 294 in 16 bits for 290. Large filters, for which cuDNN may take an FFT, are the least certain: in strict
+    FP32, without `torch.backends.cudnn.benchmark`, it was up to 12 times as slow as expected.
+    """
+    last = problem.layout == "NHWC"
+    lanes = target.multiprocessors * target.fma_lanes
+    products = problem.flops / 2
+    channels = min(problem.group_c, problem.group_k)
+    if problem.group_c == 1 and problem.groups > 1:
+        work, share = products / (lanes * _DEPTHWISE[problem.op][last]), _MEMORY_DEPTHWISE
+    else:
+        share = _MEMORY_FEW[problem.op] if channels <= _FEW else _MEMORY
+        narrow = problem.dtype != "float32"
+        if narrow or tf32:
+            # a tensor core multiplies at least 16 channels, a tile 64 filters
+            products *= ceil_div(problem.group_k, 64) * 64 / problem.group_k
+            products *= ceil_div(problem.group_c, 16) * 16 / problem.group_c
+            most, half, filters = _NARROW if narrow else _TF32[last]
+            peak = target.multiprocessors * target.tensor_flops / (2 if narrow else 4)
+            channels = max(16, channels)
+            reached = most * channels / (channels + half) * (filters if problem.op == "wgrad" else 1.0)
+            work = products / (peak * reached)
+        else:
+            products *= ceil_div(problem.group_k, 32) * 32 / problem.group_k
+            if problem.group_c == 3:  # as many as 4 take
+                products *= 4 / 3
+            work = products / (lanes * _FP32 * _transformed(problem, channels))
+    cycles = max(work, problem.bytes / (share * target.bytes_per_cycle)) + LAUNCH
+    if _is_rearranged(problem):
+        cycles += 2 * problem.bytes / (_REARRANGED * target.bytes_per_cycle) + _REARRANGING * LAUNCH
+    return cycles
+
+
+def _is_rearranged(problem: ConvProblem) -> bool:
+    """Whether cuDNN rearranges the tensors. With 1 x 1 filters they are factors of a matrix product as they lie, where
+    images are whole units of 16 bytes."""
+    if problem.dtype == "float32" or problem.layout != "NCHW" or (problem.group_c == 1 and problem.groups > 1):
+        return False
+    product = (problem.r, problem.s, problem.stride, problem.padding) == (1, 1, (1, 1), (0, 0, 0, 0))
+    return not (product and problem.h * problem.w % 8 == 0)
+
+
+def _transformed(problem: ConvProblem, channels: int) -> float:
+    """What cuDNN's transforms save of the products in FP32: an FFT of large filters; in the gradient of the filters
+    more, the more channels there are, but nothing of 1 x 1 filters and of outputs of a few pixels. Its Winograd of the
+    forward pass saves nothing that was measured."""
+    taps = min(problem.r * problem.s / 9, 8.0)
+    if problem.op == "wgrad":
+        if problem.r * problem.s == 1 or problem.p * problem.q <= 4:
+            return 0.5
+        if taps > 2 and problem.p * problem.q <= 16:  # hardly more than border in an FFT's tiles (without a search)
+            return 1.2
+        return float(min(max((channels / 96) ** 0.75, 0.6), 2.4)) * (1.5 if taps > 2 else 1.0)
+    if problem.stride != (1, 1) or problem.dilation != (1, 1) or channels < 32:
+        return 1.0
+    return float(max(1.0, taps**0.75))

@@ -1,0 +1,98 @@
+"""How long PyTorch's own convolution takes on this GPU: `enable` compares tuned layers with it."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from math import ceil
+from typing import Any
+
+import torch
+from torch.nn.functional import conv2d, pad
+
+from leanconv.problem import ConvProblem, Problem
+from leanconv.runtime.timing import Clock
+from leanconv.torch import patch
+from leanconv.torch.expected_time import engine
+
+_SAMPLES, _SAMPLE_US, _CALLS = 5, 300.0, (2, 24)
+#: Algorithms that cuDNN tries: with the ten of PyTorch's default, 46 layers took 22 s, as long as all candidates.
+_SEARCHED = 4
+#: Sets of tensors, and bytes that they take together, at most.
+_MOST_SETS, _MOST_BYTES = 8, 4 << 30
+
+
+def versions() -> str:
+    """PyTorch's and cuDNN's."""
+    return f"torch {torch.__version__}, cudnn {torch.backends.cudnn.version()}"
+
+
+def times(problem: Problem, clock: Clock) -> dict[str, float]:
+    """Microseconds of PyTorch's convolution by `engine`; empty for what it has not, or where there is no GPU for it.
+
+    ``torch.backends.cudnn.benchmark`` is on, for the four algorithms that cuDNN puts first. Tensors are in the memory
+    order of ``problem``, of 16 bits, or of float32, with and without TF32.
+    """
+    if problem.kind != "conv2d" or problem.layout == "CHWN" or problem.dtype not in ("float32", "float16", "bfloat16"):
+        return {}
+    if not torch.cuda.is_available():
+        return {}
+    found = {}
+    calls = [_call(problem, i) for i in range(_sets(problem, clock))]
+    for tf32 in (False, True) if problem.dtype == "float32" else (False,):
+        # NOTE: with a patch active, leanconv would be timed
+        with patch.suspended(), _arithmetic(tf32):
+            calls[0]()
+            torch.cuda.synchronize()
+            first = max(clock.sample(calls[:1] * 2), 0.5)
+            count = min(max(ceil(_SAMPLE_US / first), _CALLS[0]), _CALLS[1])
+            each = [calls[i % len(calls)] for i in range(count)]
+            found[engine(problem, tf32)] = float(
+                f"{statistics.median(clock.sample(each) for _ in range(_SAMPLES)):.5g}"
+            )
+    del calls
+    free, total = torch.cuda.mem_get_info()
+    if free < total // 2:
+        torch.cuda.empty_cache()
+    return found
+
+
+def _sets(problem: ConvProblem, clock: Clock) -> int:
+    return max(1, min(ceil(2 * clock.cache_bytes / problem.bytes) + 1, _MOST_SETS, _MOST_BYTES // problem.bytes))
+
+
+@contextmanager
+def _arithmetic(tf32: bool) -> Iterator[None]:
+    cudnn = torch.backends.cudnn
+    with cudnn.flags(enabled=True, benchmark=True, benchmark_limit=_SEARCHED, deterministic=False, allow_tf32=tf32):
+        yield
+
+
+def _tensor(shape: tuple[int, ...], problem: ConvProblem, seed: int) -> Any:
+    generator = torch.Generator("cuda").manual_seed(seed)
+    made = torch.randn(shape, generator=generator, device="cuda").to(getattr(torch, problem.dtype))
+    return made.contiguous(memory_format=torch.channels_last) if problem.layout == "NHWC" else made
+
+
+def _call(problem: ConvProblem, seed: int) -> Callable[[], Any]:
+    top, bottom, left, right = problem.padding
+    even = (top, left) == (bottom, right)
+    x = _tensor((problem.n, problem.c, problem.h, problem.w), problem, seed)
+    w = _tensor((problem.k, problem.group_c, problem.r, problem.s), problem, 100 + seed)
+    bias = _tensor((problem.k, 1, 1, 1), problem, 200).flatten() if problem.bias else None
+    inside = (top, left) if even else (0, 0)
+    if problem.op == "fprop":
+
+        def forward() -> Any:
+            image = x if even else pad(x, (left, right, top, bottom))
+            y = conv2d(image, w, bias, problem.stride, inside, problem.dilation, problem.groups)
+            return torch.relu_(y) if problem.activation else y
+
+        return forward
+    grad = _tensor((problem.n, problem.k, problem.p, problem.q), problem, 300 + seed)
+    image = x if even else pad(x, (left, right, top, bottom))
+    layer = (problem.stride, inside, problem.dilation, False, (0, 0), problem.groups)
+    sizes = [problem.k] if problem.bias else None
+    wanted = (problem.op == "dgrad", problem.op == "wgrad", problem.bias)
+    return lambda: torch.ops.aten.convolution_backward(grad, image, w, sizes, *layer, wanted)

@@ -1,0 +1,455 @@
+"""The patched convolution of unchanged models: another kernel for aten::convolution and its backward on CUDA.
+
+PyTorch's dispatcher finds the kernels of an operator by the device of its tensors. While a `Takeover` is active, ours
+are registered there, below autograd, so autograd, autocast, torch.compile and CUDA graphs work as before. What it
+leaves to PyTorch goes to the kernel that every device shares (CompositeExplicitAutograd), the one that is found without
+us.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from marshal import dumps
+from types import TracebackType
+from typing import Any
+
+import torch
+
+from leanconv.arrays import arrays_of
+from leanconv.call import bind
+from leanconv.call.choose import NoAlgorithmError
+from leanconv.call.resolve import layer_problem, of_problem
+from leanconv.dtypes import DTYPES
+from leanconv.kernels import cost
+from leanconv.options import PRECISIONS, Precision, layer_options, limit_of, one_of, yes_or_no
+from leanconv.perf import tables
+from leanconv.problem import ConvProblem
+from leanconv.runtime.bounded_cache import BoundedCache
+from leanconv.runtime.compile import CompileError
+from leanconv.runtime.driver import CudaUnavailableError
+from leanconv.torch.expected_time import LAUNCH, engine, pytorch_cycles
+from leanconv.torch.layers import (
+    FUNCTION_OF,
+    Operation,
+    Options,
+    Selection,
+    Weights,
+    both,
+    operations,
+    options_of,
+    over_images,
+    selected,
+    stricter,
+    tf32_allowed,
+    weights_of,
+    why_never,
+)
+from leanconv.torch.report import Line, Report
+
+#: The last version of the format in which equal values of equal types have equal bytes, whatever objects they share.
+MARSHAL_VERSION = 2
+#: where the kernels are registered; tests, which have no GPU, register them for the CPU
+_KEY = "CUDA"
+#: leanconv takes a call if its predicted time is below this part of what PyTorch is expected to take
+_MARGIN = 0.95
+#: For gradients of large filters a tie is enough: without its search cuDNN takes 281 MB for 256 filters of 5 x 5.
+_MARGIN_FFT, _LARGE = 1.0, 16
+#: Bytes that a gradient of filters may take while it runs, where LEANCONV_WORKSPACE_LIMIT says nothing: with them it is
+#: 1.3 times as fast on suite opencnn in NHWC (H200).
+_WEIGHT_WORKSPACE = 32 << 20
+#: of a report; a model whose images have ever new sizes has ever new lines
+_MOST_LINES = 10_000
+
+
+@dataclass(frozen=True)
+class _Choice:
+    """What was decided for one operation of one layer: the ready call, None where PyTorch computes it."""
+
+    call: Callable[..., Any] | None
+    line: Line
+
+
+class Takeover:
+    """What `enable` returns: switched on; a context manager, and `disable` to switch it off."""
+
+    def __init__(
+        self,
+        model: torch.nn.Module | None,
+        include: Selection,
+        exclude: Selection,
+        precision: Precision,
+        batch_invariant: bool = False,
+    ) -> None:
+        one_of("precision", precision, PRECISIONS)
+        self._precision, self._batch_invariant = precision, yes_or_no("batch_invariant", batch_invariant)
+        # of parameters of the model, which is kept: an id is one of these as long as this object lives
+        self._model = model
+        self._names = {} if model is None else {id(each): name for name, each in weights_of(model)}
+        self._include, self._exclude = selected(include, "include", model), selected(exclude, "exclude", model)
+        self._known = {*self._names}
+        for chosen in (self._include, self._exclude):
+            if isinstance(chosen, Weights):
+                self._known |= chosen.ids
+        self._choices: BoundedCache[Any, tuple[_Choice, ...]] = BoundedCache(4096)
+        self._lines: dict[Any, Line] = {}
+
+    def __enter__(self) -> Takeover:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.disable()
+
+    def disable(self) -> None:
+        """Switch it off; PyTorch is what it was before. A second time does nothing."""
+        _remove(self)
+
+    def _forget(self) -> None:
+        """Keep the report alone: neither the model nor any ready call."""
+        self._choices.clear()
+        self._model = self._include = self._exclude = None
+        self._names, self._known = {}, set()
+
+    def report(self) -> Report:
+        """What ran so far, layer by layer."""
+        return Report(tuple(self._lines.values()))
+
+    # Below autograd
+
+    def convolution(self, x: Any, w: Any, bias: Any, *given: Any) -> Any:
+        """aten::convolution."""
+        key = self._key(x, w, bias, given)
+        choices = None if key is None else self._choices.get(key) or self._choices.recall(key)
+        if choices is None:
+            choices = (self._choose_forward(x, w, bias, options_of(given, x.dim() - 2)),)
+            if key is not None:
+                self._choices.keep(key, choices)
+        (choice,) = choices
+        choice.line.calls += 1
+        if choice.call is None:
+            return _original("convolution", x, w, bias, *given)
+        return choice.call(x, w, bias)
+
+    def backward(self, grad: Any, x: Any, w: Any, bias_sizes: Any, *given: Any) -> Any:
+        """aten::convolution_backward."""
+        *most, mask = given
+        key = self._key(x, w, grad, given)
+        choices = None if key is None else self._choices.get(key) or self._choices.recall(key)
+        if choices is None:
+            choices = self._choose_backward(grad, x, w, options_of(most, x.dim() - 2), mask)
+            if key is not None:
+                self._choices.keep(key, choices)
+        by_x, by_w = choices
+        ours_x, ours_w = mask[0] and by_x.call is not None, mask[1] and by_w.call is not None
+        by_x.line.calls += mask[0]
+        by_w.line.calls += mask[1]
+        rest = [mask[0] and not ours_x, mask[1] and not ours_w, False]
+        dx = dw = db = None
+        if any(rest):
+            rest[2] = mask[2]
+            dx, dw, db = _original("convolution_backward", grad, x, w, bias_sizes, *most, rest)
+        elif mask[2]:
+            db = grad.sum((0, *range(2, grad.dim())))
+        if ours_x:
+            dx = by_x.call(grad, w, x)  # type: ignore[misc]
+        if ours_w:
+            dw = by_w.call(grad, w, x)  # type: ignore[misc]
+        return dx, dw, db
+
+    def _key(self, x: Any, w: Any, third: Any, given: Any) -> Any:
+        """What a choice depends on; None for tensors that are not for us."""
+        try:
+            return (
+                _signature(x), _signature(w), None if third is None else _signature(third),
+                self._identity(w) if self._known else None, tf32_allowed(), dumps(given, MARSHAL_VERSION),
+            )  # fmt: skip
+        except (AttributeError, RuntimeError, ValueError):
+            return None
+
+    def _identity(self, w: Any) -> int | None:
+        """The id of the filters among those that have a name or are selected; None for others."""
+        if id(w) not in self._known and w.grad_fn is not None:  # autocast has cast them: a copy, whose source it knows
+            w = getattr(w.grad_fn.next_functions[0][0], "variable", None)
+        return id(w) if id(w) in self._known else None
+
+    # What is decided, once for each kind of call
+
+    def _choose_forward(self, x: Any, w: Any, bias: Any, options: Options) -> _Choice:
+        why = why_never(x, w, options) or (why_never(bias, w, options, axes=(1,)) if bias is not None else "")
+        if why:
+            return self._leave(w, "forward", f"{tuple(x.shape)} by {tuple(w.shape)}", why)
+        op = operations(x, w, options, bias is not None)[0]
+        if not options.transposed:
+            return self._choose(w, op, options, x, w, bias)
+        choice = self._choose(w, op, options, x, w)
+        call = choice.call
+        if call is None or bias is None:
+            return choice
+        return replace(choice, call=lambda x, w, bias: call(x, w, None).add_(over_images(bias, x)))
+
+    def _choose_backward(self, grad: Any, x: Any, w: Any, options: Options, mask: Any) -> tuple[_Choice, _Choice]:
+        _, by_input, by_filters = operations(x, w, options)
+        why = why_never(x, w, options) or why_never(grad, w, options)
+        if why:
+            what = f"{tuple(x.shape)} by {tuple(w.shape)}"
+            return self._leave(w, by_input.when, what, why), self._leave(w, by_filters.when, what, why)
+        by_x = by_w = _Choice(None, Line("", "", "", "", ""))
+        if mask[0]:
+            by_x = self._choose(w, by_input, options, grad, w)
+            call_x = by_x.call
+            if call_x is not None:
+                by_x = replace(by_x, call=lambda grad, w, x: call_x(grad, w, None))
+        if mask[1]:
+            swapped = options.transposed
+            by_w = self._choose(w, by_filters, options, *((grad, x) if swapped else (x, grad)))
+            call_w = by_w.call
+            if call_w is not None and swapped:
+                by_w = replace(by_w, call=lambda grad, w, x: call_w(grad, x, None))
+            elif call_w is not None:
+                by_w = replace(by_w, call=lambda grad, w, x: call_w(x, grad, None))
+        return by_x, by_w
+
+    def _choose(
+        self, weight: Any, op: Operation, options: Options, first: Any, second: Any, bias: Any = None
+    ) -> _Choice:
+        """leanconv's call for an operation with these tensors, if it can run and is expected to be faster."""
+        arrays = arrays_of(first)
+        assert arrays is not None
+        index = arrays.device(first)
+        try:
+            problem = self.problem(op, options, first.dtype)
+            name, why = self.decide(weight, problem, index)
+            if not name:
+                return self._leave(weight, op.when, str(problem), why)
+            x, w = (each.detach().unsqueeze(-2) if op.signals else each.detach() for each in (first, second))
+            bias = None if bias is None else bias.detach()
+            call = bind.bind(of_problem(problem, x, w, bias, workspace(problem)))
+        except (ValueError, TypeError) as error:
+            return self._leave(weight, op.when, f"{tuple(first.shape)}, {tuple(second.shape)}", str(error))
+        except (CudaUnavailableError, CompileError) as error:
+            warnings.warn(f"leanconv leaves {problem} to PyTorch: {error}", RuntimeWarning, stacklevel=2)
+            return self._leave(weight, op.when, str(problem), str(error).splitlines()[0])
+        line = self._line(weight, op.when, str(problem), f"leanconv: {name}", why)
+        if op.signals:
+            return _Choice(lambda a, b, c: call(a.unsqueeze(-2), b.unsqueeze(-2), c, None).squeeze(-2), line)
+        return _Choice(lambda a, b, c: call(a, b, c, None), line)
+
+    def problem(self, op: Operation, options: Options, dtype: Any) -> ConvProblem:
+        """What an operation of a layer computes. Raises ValueError and TypeError as `leanconv.conv2d` does."""
+        name = str(dtype).removeprefix("torch.")
+        precision = self._precision if tf32_allowed() and name == "float32" else stricter(self._precision, "fp32")
+        requested = layer_options(
+            FUNCTION_OF[op.op], both(options.stride, 1), both(options.padding, 0), both(options.dilation, 1),
+            options.groups, precision=precision, batch_invariant=self._batch_invariant and op.op != "wgrad",
+        )  # fmt: skip
+        bias_shape = (op.w_shape[0],) if op.bias else None
+        return layer_problem(requested, op.x_shape, op.w_shape, bias_shape, DTYPES[name].name, op.layout)
+
+    def decide(self, weight: Any, problem: ConvProblem, index: int | None) -> tuple[str, str]:
+        """The algorithm that takes it, or nothing; and why. ``index`` is the GPU's number."""
+        why = self._why_not_wanted(weight, problem)
+        if why or index is None or problem.is_empty:
+            return "", why or ("its tensors lie on the CPU" if index is None else "there is nothing to compute")
+        try:
+            loaded = bind.load(problem, index, "auto", workspace(problem))
+        except NoAlgorithmError:
+            return "", "no algorithm can run it"
+        name, tf32 = loaded.choice.algorithm.name, tf32_allowed() and problem.dtype == "float32"
+        if problem.batch_invariant:  # what PyTorch runs, and whether it were faster, depends on the batch
+            return name, "batch_invariant=True: it is taken in every batch"
+        measured = tables.peer_us(problem, loaded.device.target, engine(problem, tf32))
+        if measured is not None and loaded.choice.us is not None:
+            share = loaded.choice.us / measured
+            why = f"{name} took {share:.2f} of the time of PyTorch" + " in TF32" * tf32 + " when both were timed"
+            return name if share < 1 else "", why
+        target = loaded.device.target
+        launch = 0 if cost.fitted(loaded.choice.algorithm, problem, target).measured else LAUNCH
+        share = (loaded.choice.cost + launch) / pytorch_cycles(problem, target, tf32)
+        why = f"{name} is expected to take {share:.2f} of the time of PyTorch" + " in TF32" * tf32
+        if math.isinf(share):
+            why = f"nobody knows how long {name} takes"
+        margin = _MARGIN_FFT if problem.op == "wgrad" and problem.r * problem.s > _LARGE else _MARGIN
+        return name if share < margin else "", why
+
+    def _why_not_wanted(self, weight: Any, problem: ConvProblem) -> str:
+        identity = self._identity(weight)
+        if identity is None and isinstance(self._exclude, Weights):
+            return "it cannot be told whether these filters are excluded"
+        if self._include is not None and not self._include(identity, problem):
+            return "not included"
+        if self._exclude is not None and self._exclude(identity, problem):
+            return "excluded"
+        return ""
+
+    def _leave(self, weight: Any, when: str, what: str, why: str) -> _Choice:
+        return _Choice(None, self._line(weight, when, what, "PyTorch", why))
+
+    def _line(self, weight: Any, when: str, what: str, runs: str, why: str) -> Line:
+        name = self._names.get(self._identity(weight) or 0, "")
+        key = name, when, what, runs, why
+        if key not in self._lines and len(self._lines) >= _MOST_LINES:
+            key = "", "", "more, which are not listed", "", ""
+        if key not in self._lines:
+            self._lines[key] = Line(*key)
+        return self._lines[key]
+
+
+def enable(
+    model: torch.nn.Module | None = None,
+    *,
+    include: Selection = None,
+    exclude: Selection = None,
+    precision: Precision = "fp32",
+    batch_invariant: bool = False,
+) -> Takeover:
+    """Let leanconv compute the convolutions of all models on CUDA, forward and backward, where it expects to be faster.
+
+    Nothing of a model changes: PyTorch's operators for convolution get another kernel on CUDA, until `disable`, or
+    until the ``with`` that this opens is left. A call is taken if it is a layer of one or two axes in float32, float16
+    or bfloat16 whose time is less than PyTorch's, both as a table of tuned problems has them, or else as predicted and
+    expected; and if it is at least as precise as what PyTorch would run: float32's accuracy, also where PyTorch is
+    allowed TF32. Everything else runs as before. On the CPU nothing changes.
+
+    Args:
+        model: gives the layers in `Takeover.report` their names, and ``include`` and ``exclude`` names to go by. Other
+            models are patched as well; it is not changed.
+        include, exclude: which layers: a pattern of names as in a shell (``"layer1.*"``; needs ``model``), a module, a
+            sequence of both, or a function that is given the `ConvProblem` and returns whether it belongs.
+        precision: the least precise arithmetic that is allowed, as in `leanconv.conv2d`; where PyTorch may not use
+            TF32, never below ``"fp32"``.
+        batch_invariant: an image has the same bits in the result of a layer in any batch, and so has its gradient (see
+            `leanconv.conv2d`). Then each layer that leanconv can compute is taken, whether PyTorch would be faster or
+            not; what is left to PyTorch, as ``report()`` says, has no such promise.
+
+    Returns:
+        Takeover: a context manager with ``report()`` and ``disable()``. Of several, the last one that is enabled
+        decides. It holds for all threads.
+
+    Raises:
+        ValueError: a name of a layer without ``model``, or one that fits no layer; an unknown precision.
+
+    Results are deterministic: equal calls give equal bits, whatever PyTorch's switches say.
+
+    >>> import torch
+    >>> import leanconv.torch
+    >>> model = torch.nn.Conv2d(3, 8, 3)
+    >>> with leanconv.torch.enable(model) as taken:
+    ...     y = model(torch.randn(1, 3, 9, 9))  # on the CPU: PyTorch's own
+    >>> len(taken.report().lines)
+    0
+    """
+    takeover = Takeover(model, include, exclude, precision, batch_invariant)
+    _add(takeover)
+    return takeover
+
+
+def disable() -> None:
+    """Switch off all that `enable` has switched on."""
+    for takeover in reversed(_active[:]):
+        takeover.disable()
+
+
+def report() -> Report:
+    """What ran under the last `enable`, which may be switched off by now, layer by layer."""
+    return Report(()) if _latest is None else _latest.report()
+
+
+def active() -> Takeover | None:
+    """The patch that decides now."""
+    try:
+        return _active[-1]
+    except IndexError:
+        return None
+
+
+@contextmanager
+def suspended() -> Iterator[None]:
+    """While this lasts, PyTorch computes everything, whatever is enabled."""
+    with _lock:
+        kept = _active[:]
+        _active.clear()
+    try:
+        yield
+    finally:
+        with _lock:
+            _active[:] = kept
+
+
+def workspace(problem: ConvProblem) -> int | None:
+    """The bytes of workspace that a call may take."""
+    limit = limit_of(None)
+    return _WEIGHT_WORKSPACE if limit is None and problem.op == "wgrad" else limit
+
+
+def _signature(tensor: Any) -> tuple[Any, ...]:
+    """As `TorchArrays.signature`, in half its time: below autograd and lazy negation two of its fields mean nothing."""
+    return tensor.shape, tensor.stride(), tensor.dtype, tensor.device, tensor.data_ptr() & 15
+
+
+# The registration
+
+_active: list[Takeover] = []
+_latest: Takeover | None = None
+_library: Any = None
+_lock = threading.Lock()
+
+
+def _choose_anew() -> None:
+    for takeover in _active:
+        takeover._choices.clear()
+
+
+bind.also_forget.append(_choose_anew)
+
+
+def _add(takeover: Takeover) -> None:
+    global _library, _latest
+    with _lock:
+        if _library is None:
+            library = torch.library.Library("aten", "IMPL")
+            try:
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore")  # that there is a kernel already is what this is about
+                    library.impl("convolution", _convolution, _KEY)
+                    library.impl("convolution_backward", _convolution_backward, _KEY)
+            except Exception:  # another library has taken them
+                library._destroy()
+                raise
+            _library = library
+        _active.append(takeover)
+        _latest = takeover
+
+
+def _remove(takeover: Takeover) -> None:
+    global _library
+    with _lock:
+        if takeover in _active:
+            _active.remove(takeover)
+            if not _active:
+                _library._destroy()
+                _library = None
+    takeover._forget()
+
+
+def _convolution(*given: Any) -> Any:
+    takeover = active()
+    return _original("convolution", *given) if takeover is None else takeover.convolution(*given)
+
+
+def _convolution_backward(*given: Any) -> Any:
+    takeover = active()
+    return _original("convolution_backward", *given) if takeover is None else takeover.backward(*given)
+
+
+_ORIGINALS = {name: getattr(torch.ops.aten, name).default._op_dk for name in ("convolution", "convolution_backward")}
+
+
+def _original(name: str, *given: Any) -> Any:
+    """PyTorch's own kernel, which chooses among cuDNN's and the others by the device of the tensors."""
+    return _ORIGINALS[name](torch._C.DispatchKey.CompositeExplicitAutograd, *given)

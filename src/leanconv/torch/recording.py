@@ -1,0 +1,215 @@
+"""The convolutions of a model, forward and backward, as problems: to compile them before its first step, or to tune.
+
+The model runs on tensors without values, so nothing is computed and nothing changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten
+
+from leanconv.arrays import arrays_of
+from leanconv.call.precompile import PrecompileResult, precompile
+from leanconv.call.resolve import layer_problem
+from leanconv.dtypes import DTYPES
+from leanconv.options import Layout, Precision
+from leanconv.problem import ConvProblem
+from leanconv.torch import layers, operators, patch
+
+
+def warm_up(
+    model: torch.nn.Module, example: Any, *, backward: bool | None = None, progress: bool = True
+) -> PrecompileResult:
+    """Compile the kernels of a model's convolutions, side by side on all cores, before the first step waits for them.
+
+    Nothing is computed and nothing changes: the model runs on tensors without values. Of the convolutions that would
+    run, those are compiled that `enable` patches, by the rules of the patch that is active or else of ``enable()``, and
+    those of leanconv.torch's own modules and functions. Call it under the same autocast, and with the model in the same
+    mode, as the steps. Where several processes train together, each calls it; none waits for another, since
+    DistributedDataParallel and SyncBatchNorm are passed by.
+
+    Args:
+        model: on the GPU.
+        example: what it is called with: a tensor, or a tuple of arguments; only shapes, dtypes, devices and memory
+            order matter.
+        backward: whether to compile for the backward pass too; None: if the model is in training mode.
+        progress: whether to show a progress bar; there is none where standard error is not a terminal.
+
+    Returns:
+        leanconv.PrecompileResult: how many kernels there are, how many of them were compiled, and how long it took.
+
+    Raises:
+        ValueError: the example has no tensor on a GPU. What the model itself raises.
+    """
+    index = next((index for each in _tensors(example) if (index := _index(each)) is not None), None)
+    if index is None:
+        raise ValueError("the example has no tensor on a GPU; kernels are compiled for GPUs only")
+    found = _record(_Recorder("fp32", index), model, example, backward)
+    # the patched convolution allows gradients of filters a workspace, with which other kernels are chosen
+    by_limit: dict[int | None, list[ConvProblem]] = {None: found.problems}
+    for problem in found.patched:
+        by_limit.setdefault(patch.workspace(problem), []).append(problem)
+    done = [
+        precompile(problems, device=f"cuda:{index}", workspace_limit=limit, progress=progress)
+        for limit, problems in by_limit.items()
+        if problems or not found.patched
+    ]
+    kernels, compiled = sum(each.kernels for each in done), sum(each.compiled for each in done)
+    return PrecompileResult(sum(each.problems for each in done), kernels, compiled, sum(each.seconds for each in done))
+
+
+def problems_of(
+    model: torch.nn.Module, example: Any, *, backward: bool | None = None, precision: Precision = "fp32"
+) -> dict[int | None, list[ConvProblem]]:
+    """The different convolutions of a model, by the limit of workspace that `enable` gives them.
+
+    The model may be on the CPU. Arguments are those of `warm_up`, and ``precision`` that of `enable`.
+    """
+    found = _record(_Every(precision, None), model, example, backward)
+    by_limit: dict[int | None, list[ConvProblem]] = {}
+    for problem in dict.fromkeys(found.patched):
+        by_limit.setdefault(patch.workspace(problem), []).append(problem)
+    for problem in dict.fromkeys(found.problems):
+        by_limit.setdefault(None, []).append(problem)
+    return by_limit
+
+
+def example_of(shapes: Sequence[tuple[int, ...]], model: torch.nn.Module) -> tuple[torch.Tensor, ...]:
+    """Tensors of these shapes, of the type and in the memory order of the model's parameters."""
+    first = next(model.parameters(), torch.empty(0))
+    last = any(p.dim() == 4 and p.is_contiguous(memory_format=torch.channels_last) and not p.is_contiguous()
+               for p in model.parameters())  # fmt: skip
+    made = (torch.empty(shape, dtype=first.dtype, device=first.device) for shape in shapes)
+    return tuple(
+        each.contiguous(memory_format=torch.channels_last) if last and each.dim() == 4 else each for each in made
+    )
+
+
+def _tensors(nested: Any) -> list[torch.Tensor]:
+    return [each for each in tree_flatten(nested)[0] if isinstance(each, torch.Tensor)]
+
+
+def _index(tensor: torch.Tensor) -> int | None:
+    arrays = arrays_of(tensor)
+    assert arrays is not None
+    return arrays.device(tensor)
+
+
+class _Recorder(TorchDispatchMode):
+    """The problems of the convolutions that a model calls, by the patch that is active or else one of ``precision``."""
+
+    def __init__(self, precision: Precision, index: int | None) -> None:
+        super().__init__()
+        self._active, self._index = patch.active() or patch.Takeover(None, None, None, precision), index
+        #: of `leanconv.torch`'s own operators, and of layers whose convolution is patched
+        self.problems: list[ConvProblem] = []
+        self.patched: list[ConvProblem] = []
+
+    def __torch_dispatch__(self, function: Any, types: Any, given: Any = (), options: Any = None) -> Any:
+        aten, ours = torch.ops.aten, torch.ops.leanconv
+        if function is aten.convolution.default:
+            x, w, bias, *rest = given
+            self._layer(x, w, bias is not None, rest, (True, False, False))
+        elif function is aten.convolution_backward.default:
+            _, x, w, _, *rest, mask = given
+            self._layer(x, w, False, rest, (False, *mask[:2]))
+        elif function is ours.conv2d.default:
+            self._ours("conv2d", given[0].shape, given[1].shape, given[0], *given[2:])
+        elif function is ours.conv2d_input.default:
+            self._ours("conv2d_input", given[2], given[1].shape, given[0], None, *given[3:])
+        elif function is ours.conv2d_weight.default:
+            self._ours("conv2d_weight", given[0].shape, given[2], given[0], None, *given[3:])
+        return function(*given, **(options or {}))
+
+    def _layer(self, x: Any, w: Any, bias: bool, rest: Any, wanted: Sequence[bool]) -> None:
+        options = layers.options_of(rest, x.dim() - 2)
+        if layers.why_never(x, w, options):
+            return
+        for operation, is_wanted in zip(layers.operations(x, w, options, bias), wanted, strict=True):
+            if is_wanted:
+                problem = self._active.problem(operation, options, x.dtype)
+                if self._belongs(w, problem):
+                    self.patched.append(problem)
+
+    def _belongs(self, w: Any, problem: ConvProblem) -> bool:
+        return bool(self._active.decide(w, problem, self._index)[0])
+
+    def _ours(self, name: str, x_shape: Any, w_shape: Any, first: Any, bias: Any, *options: Any) -> None:
+        layout: Layout = "NHWC" if operators.is_channels_last(first) else "NCHW"
+        dtype = DTYPES[str(first.dtype).removeprefix("torch.")].name
+        bias_shape = None if bias is None else tuple(bias.shape)
+        requested = operators.requested_of(name, None, *options).of(name)
+        self.problems.append(layer_problem(requested, tuple(x_shape), tuple(w_shape), bias_shape, dtype, layout))
+
+
+class _Every(_Recorder):
+    """Also what `enable` would leave to PyTorch, on any device."""
+
+    def __torch_dispatch__(self, function: Any, types: Any, given: Any = (), options: Any = None) -> Any:
+        result = super().__torch_dispatch__(function, types, given, options)
+        if function is torch.ops.aten.convolution.default and result.dim() == 4:
+            # as on CUDA: the CPU's convolution may lay its result out otherwise
+            last = layers.is_channels_last(given[0], given[1])
+            result = result.contiguous(memory_format=torch.channels_last if last else torch.contiguous_format)
+        return result
+
+    def _belongs(self, w: Any, problem: ConvProblem) -> bool:
+        return True
+
+
+def _record(found: _Recorder, model: torch.nn.Module, example: Any, backward: bool | None) -> _Recorder:
+    """Run a model on tensors without values under ``found``."""
+    given = example if isinstance(example, tuple) else (example,)
+    with _no_autocast_cache(), FakeTensorMode(allow_non_fake_inputs=True) as fake, found:
+        inputs = [_stand_in(fake, each) if isinstance(each, torch.Tensor) else each for each in given]
+        with _alone(model) as local:
+            outputs = local(*inputs)
+        if model.training if backward is None else backward:
+            _differentiate(model, outputs)
+    return found
+
+
+@contextmanager
+def _no_autocast_cache() -> Iterator[None]:
+    """Autocast keeps the filters that it has cast for later calls; it must not keep those without values."""
+    before = torch.is_autocast_cache_enabled()
+    torch.set_autocast_cache_enabled(False)
+    try:
+        yield
+    finally:
+        torch.set_autocast_cache_enabled(before)
+
+
+@contextmanager
+def _alone(model: torch.nn.Module) -> Iterator[torch.nn.Module]:
+    """The model of this process: what would communicate with other processes must not, since tensors have no values."""
+    if isinstance(model, torch.nn.parallel.DistributedDataParallel):
+        model = model.module
+    shared = [each for each in model.modules() if isinstance(each, torch.nn.SyncBatchNorm)]
+    for each in shared:
+        each.forward = partial(torch.nn.BatchNorm2d.forward, each)  # type: ignore[method-assign]
+    try:
+        yield model
+    finally:
+        for each in shared:
+            del each.forward
+
+
+def _stand_in(fake: FakeTensorMode, tensor: torch.Tensor) -> torch.Tensor:
+    made = fake.from_tensor(tensor.detach())
+    return made.requires_grad_() if tensor.requires_grad else made
+
+
+def _differentiate(model: torch.nn.Module, outputs: Any) -> None:
+    """Run backward, and leave no gradient behind."""
+    results = [each for each in _tensors(outputs) if each.requires_grad]
+    wanted = [each for each in model.parameters() if each.requires_grad]
+    if results and wanted:
+        torch.autograd.grad(results, wanted, [torch.empty_like(each) for each in results], allow_unused=True)

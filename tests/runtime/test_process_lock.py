@@ -1,0 +1,81 @@
+"""Processes that need the same kernel at once: one compiles it, and nobody waits for one that died or sleeps."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from leanconv.runtime import process_lock
+
+ROOT = Path(__file__).resolve().parents[2]
+#: compiles, which takes half a second here, and says so
+PROCESS = """
+import sys, time
+from leanconv.plan import Launch
+from leanconv.runtime import cache
+from leanconv.runtime.compile import Compiled
+
+def compile_launch(launch, arch):
+    print("compiles", flush=True)
+    time.sleep(0.5)
+    if sys.argv[1] == "dies":
+        raise SystemExit
+    return Compiled(b"code", "f", arch, 1, 0, 0)
+
+cache.compiler.compile_launch, cache.compiler_version = compile_launch, lambda: "nvrtc"
+launch = Launch("kernels/direct/direct.cuh", "leanconv::direct", (), (), (), grid=1, block=32)
+assert cache.compiled(launch, "sm_90a").cubin == b"code"
+"""
+
+
+def start(folder: Path, word: str) -> subprocess.Popen[str]:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "LEANCONV_CACHE_DIR": str(folder)}
+    return subprocess.Popen(
+        [sys.executable, "-c", PROCESS, word],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def test_one_of_several_processes_compiles(tmp_path: Path) -> None:
+    processes = [start(tmp_path, "lives") for _ in range(3)]
+    told = [process.communicate(timeout=60) for process in processes]
+    assert all(process.returncode == 0 for process in processes), told
+    assert sorted(out for out, _ in told) == ["", "", "compiles\n"]
+
+
+def test_a_process_that_dies_frees_its_lock(tmp_path: Path) -> None:
+    first = start(tmp_path, "dies")
+    assert first.stdout is not None and first.stdout.readline() == "compiles\n"
+    second = start(tmp_path, "lives")
+    assert second.communicate(timeout=60) == ("compiles\n", "") and second.returncode == 0
+    first.communicate(timeout=60)
+
+
+def test_what_cannot_be_locked_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    holder = (
+        "import fcntl, sys, time; f = open(sys.argv[1], 'w'); fcntl.lockf(f, 2, 1, 5); print(1, flush=True); input()"
+    )
+    path = tmp_path / "locks"
+    with subprocess.Popen(
+        [sys.executable, "-c", holder, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None and process.stdout.readline()
+        monkeypatch.setattr(process_lock, "PATIENCE", 0.1)
+        begun = time.monotonic()
+        with process_lock.process_lock(path, 5) as waited:
+            assert waited and 0.1 <= time.monotonic() - begun < 5
+        with process_lock.process_lock(path, 6) as waited:
+            assert not waited, "another byte is another lock"
+        process.communicate("\n")
+    with process_lock.process_lock(path, 5) as waited:
+        assert not waited
+    with process_lock.process_lock(tmp_path / "locks" / "below a file", 5) as waited:
+        assert not waited
