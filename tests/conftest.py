@@ -399,6 +399,14 @@ def torch_on_device(monkeypatch: pytest.MonkeyPatch, host_device: HostDevice) ->
     return host_device
 
 
+def patch_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`leanconv.torch.enable` patches what runs on the CPU, whose tensors `torch_on_device` lays on its device."""
+    from leanconv.torch import functions, patch
+
+    monkeypatch.setattr(patch, "_KEY", "CPU")
+    monkeypatch.setattr(functions, "on_gpu", lambda tensor: True)
+
+
 __all__ = ["HostDevice", "oracle_conv", "oracle_filter", "relative_error"]
 
 

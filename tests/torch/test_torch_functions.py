@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import HostDevice, says
+from tests.conftest import HostDevice, patch_the_cpu, says
 
 torch = pytest.importorskip("torch")
 
@@ -89,7 +89,7 @@ def test_derivatives_on_a_device(torch_on_device: HostDevice, form: Any) -> None
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_pytorchs_own_samples(name: str, torch_on_device: HostDevice, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("expecttest", reason="PyTorch's samples need it")
-    monkeypatch.setattr(patch, "_KEY", "CPU")
+    patch_the_cpu(monkeypatch)
     monkeypatch.setattr(patch, "pytorch_cycles", lambda problem, target, tf32: 1e12)
     # what the import forbids for good: to set flags of backends
     monkeypatch.setattr(torch.backends, "disable_global_flags", lambda: None)

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.conftest import HostDevice, says
+from tests.conftest import HostDevice, patch_the_cpu, says
 
 torch = pytest.importorskip("torch")
 
@@ -40,7 +40,7 @@ NAMES = ("convolution", "convolution_backward")
 @pytest.fixture
 def device(torch_on_device: HostDevice, monkeypatch: pytest.MonkeyPatch) -> Iterator[HostDevice]:
     """A takeover takes PyTorch's CPU tensors, and expects PyTorch to be slow."""
-    monkeypatch.setattr(patch, "_KEY", "CPU")
+    patch_the_cpu(monkeypatch)
     monkeypatch.setattr(patch, "pytorch_cycles", lambda problem, target, tf32: 1e12)
     torch.manual_seed(3)
     yield torch_on_device

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests import made_up
-from tests.conftest import HostDevice
+from tests.conftest import HostDevice, patch_the_cpu
 
 torch = pytest.importorskip("torch")
 
@@ -45,7 +45,7 @@ def test_the_networks_are_the_papers(example: Any) -> None:
 
 
 def test_engines_train_alike(example: Any, torch_on_device: HostDevice, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(patch, "_KEY", "CPU")
+    patch_the_cpu(monkeypatch)
     monkeypatch.setattr(patch, "pytorch_cycles", lambda problem, target, tf32: 1e12)
     images, classes, source = example["digits"](None)
     assert source and len(images) > 1000 and set(classes) == set(range(10)) and 0.2 < images.mean() < 0.8

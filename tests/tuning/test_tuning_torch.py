@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import HostDevice
+from tests.conftest import HostDevice, patch_the_cpu
 from tests.tuning_stage import LAYER, Stage, stage
 
 torch = pytest.importorskip("torch")
@@ -24,7 +24,7 @@ __all__ = ["stage"]
 
 @pytest.fixture
 def taken(torch_on_device: HostDevice, stage: Stage, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    monkeypatch.setattr(patch, "_KEY", "CPU")
+    patch_the_cpu(monkeypatch)
     # what is expected, where nothing is measured
     monkeypatch.setattr(patch, "pytorch_cycles", lambda problem, target, tf32: 1e12)
     with leanconv.torch.enable() as active:

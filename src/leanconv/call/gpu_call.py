@@ -6,6 +6,7 @@ launch. `lookup` finds it by the arrays' signatures and the options.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
@@ -201,6 +202,10 @@ class PreparedCall:
             loaded.device, resolved.device, loaded.plan, resolved.operands.copies[1], resolved.operands.w_order
         )
         self._whole, self._rest = GpuCall(resolved, loaded), GpuCall(resolved, loaded, prepares=False)
+        w = resolved.operands.w
+        copied = item_bytes(self._arrays.dtype(w)) * math.prod(w.shape) if self._preparation.copy else 0
+        #: bytes that filters keep for it
+        self.kept_bytes = self._preparation.plan.prepared_bytes + copied
 
     def __call__(self, x: Any, w: Any, bias: Any, out: Any, value: float = 0, delta: float = 0) -> Any:
         if self._gradient:

@@ -2,8 +2,8 @@
 
 PyTorch's dispatcher finds the kernels of an operator by the device of its tensors. While a `Takeover` is active, ours
 are registered there, below autograd, so autograd, autocast, torch.compile and CUDA graphs work as before. What it
-leaves to PyTorch goes to the kernel that every device shares (CompositeExplicitAutograd), the one that is found without
-us.
+leaves to PyTorch goes to what the kernel that every device shares (CompositeExplicitAutograd), the one that is found
+without us, would do. `functions` decides before the dispatcher where that is all there is to know.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from leanconv.problem import ConvProblem
 from leanconv.runtime.bounded_cache import BoundedCache
 from leanconv.runtime.compile import CompileError
 from leanconv.runtime.driver import CudaUnavailableError
+from leanconv.torch import functions
 from leanconv.torch.expected_time import LAUNCH, engine, pytorch_cycles
 from leanconv.torch.layers import (
     FUNCTION_OF,
@@ -67,11 +68,13 @@ _MOST_LINES = 10_000
 
 
 @dataclass(frozen=True)
-class _Choice:
+class Choice:
     """What was decided for one operation of one layer: the ready call, None where PyTorch computes it."""
 
     call: Callable[..., Any] | None
     line: Line
+    #: what the call computes
+    problem: ConvProblem | None = None
 
 
 class Takeover:
@@ -95,8 +98,10 @@ class Takeover:
         for chosen in (self._include, self._exclude):
             if isinstance(chosen, Weights):
                 self._known |= chosen.ids
-        self._choices: BoundedCache[Any, tuple[_Choice, ...]] = BoundedCache(4096)
+        self._choices: BoundedCache[Any, tuple[Choice, ...]] = BoundedCache(4096)
         self._lines: dict[Any, Line] = {}
+        #: those that torch.nn.functional has decided before PyTorch's dispatcher
+        self.layers = functions.Layers(self)
 
     def __enter__(self) -> Takeover:
         return self
@@ -112,29 +117,42 @@ class Takeover:
 
     def _forget(self) -> None:
         """Keep the report alone: neither the model nor any ready call."""
-        self._choices.clear()
+        self.choose_anew()
         self._model = self._include = self._exclude = None
         self._names, self._known = {}, set()
 
+    def choose_anew(self) -> None:
+        """Drop every choice, and what is packed."""
+        self._choices.clear()
+        self.layers.clear()
+
+    def refresh(self) -> None:
+        """Drop packed filters, after parameters have changed unseen: through ``.data``, or by a CUDA graph's replay."""
+        self.layers.refresh()
+
     def report(self) -> Report:
         """What ran so far, layer by layer."""
-        return Report(tuple(self._lines.values()))
+        return Report(tuple(self._lines.values()), self.layers.packed_bytes)
 
     # Below autograd
 
     def convolution(self, x: Any, w: Any, bias: Any, *given: Any) -> Any:
         """aten::convolution."""
+        choice = self.choice(x, w, bias, given)
+        choice.line.calls += 1
+        if choice.call is None:
+            return functions.left_to_pytorch(x, w, bias, given, tf32_allowed())
+        return choice.call(x, w, bias)
+
+    def choice(self, x: Any, w: Any, bias: Any, given: Any) -> Choice:
+        """What is decided for aten::convolution of these tensors; ``given`` are its other arguments."""
         key = self._key(x, w, bias, given)
         choices = None if key is None else self._choices.get(key) or self._choices.recall(key)
         if choices is None:
             choices = (self._choose_forward(x, w, bias, options_of(given, x.dim() - 2)),)
             if key is not None:
                 self._choices.keep(key, choices)
-        (choice,) = choices
-        choice.line.calls += 1
-        if choice.call is None:
-            return _original("convolution", x, w, bias, *given)
-        return choice.call(x, w, bias)
+        return choices[0]
 
     def backward(self, grad: Any, x: Any, w: Any, bias_sizes: Any, *given: Any) -> Any:
         """aten::convolution_backward."""
@@ -147,13 +165,14 @@ class Takeover:
                 self._choices.keep(key, choices)
         by_x, by_w = choices
         ours_x, ours_w = mask[0] and by_x.call is not None, mask[1] and by_w.call is not None
+        self.layers.refresh(w)
         by_x.line.calls += mask[0]
         by_w.line.calls += mask[1]
         rest = [mask[0] and not ours_x, mask[1] and not ours_w, False]
         dx = dw = db = None
         if any(rest):
             rest[2] = mask[2]
-            dx, dw, db = _original("convolution_backward", grad, x, w, bias_sizes, *most, rest)
+            dx, dw, db = _original_backward(grad, x, w, bias_sizes, *most, rest)
         elif mask[2]:
             db = grad.sum((0, *range(2, grad.dim())))
         if ours_x:
@@ -180,7 +199,7 @@ class Takeover:
 
     # What is decided, once for each kind of call
 
-    def _choose_forward(self, x: Any, w: Any, bias: Any, options: Options) -> _Choice:
+    def _choose_forward(self, x: Any, w: Any, bias: Any, options: Options) -> Choice:
         why = why_never(x, w, options) or (why_never(bias, w, options, axes=(1,)) if bias is not None else "")
         if why:
             return self._leave(w, "forward", f"{tuple(x.shape)} by {tuple(w.shape)}", why)
@@ -193,13 +212,13 @@ class Takeover:
             return choice
         return replace(choice, call=lambda x, w, bias: call(x, w, None).add_(over_images(bias, x)))
 
-    def _choose_backward(self, grad: Any, x: Any, w: Any, options: Options, mask: Any) -> tuple[_Choice, _Choice]:
+    def _choose_backward(self, grad: Any, x: Any, w: Any, options: Options, mask: Any) -> tuple[Choice, Choice]:
         _, by_input, by_filters = operations(x, w, options)
         why = why_never(x, w, options) or why_never(grad, w, options)
         if why:
             what = f"{tuple(x.shape)} by {tuple(w.shape)}"
             return self._leave(w, by_input.when, what, why), self._leave(w, by_filters.when, what, why)
-        by_x = by_w = _Choice(None, Line("", "", "", "", ""))
+        by_x = by_w = Choice(None, Line("", "", "", "", ""))
         if mask[0]:
             by_x = self._choose(w, by_input, options, grad, w)
             call_x = by_x.call
@@ -217,7 +236,7 @@ class Takeover:
 
     def _choose(
         self, weight: Any, op: Operation, options: Options, first: Any, second: Any, bias: Any = None
-    ) -> _Choice:
+    ) -> Choice:
         """leanconv's call for an operation with these tensors, if it can run and is expected to be faster."""
         arrays = arrays_of(first)
         assert arrays is not None
@@ -237,8 +256,8 @@ class Takeover:
             return self._leave(weight, op.when, str(problem), str(error).splitlines()[0])
         line = self._line(weight, op.when, str(problem), f"leanconv: {name}", why)
         if op.signals:
-            return _Choice(lambda a, b, c: call(a.unsqueeze(-2), b.unsqueeze(-2), c, None).squeeze(-2), line)
-        return _Choice(lambda a, b, c: call(a, b, c, None), line)
+            return Choice(lambda a, b, c: call(a.unsqueeze(-2), b.unsqueeze(-2), c, None).squeeze(-2), line, problem)
+        return Choice(lambda a, b, c: call(a, b, c, None), line, problem)
 
     def problem(self, op: Operation, options: Options, dtype: Any) -> ConvProblem:
         """What an operation of a layer computes. Raises ValueError and TypeError as `leanconv.conv2d` does."""
@@ -287,8 +306,8 @@ class Takeover:
             return "excluded"
         return ""
 
-    def _leave(self, weight: Any, when: str, what: str, why: str) -> _Choice:
-        return _Choice(None, self._line(weight, when, what, "PyTorch", why))
+    def _leave(self, weight: Any, when: str, what: str, why: str) -> Choice:
+        return Choice(None, self._line(weight, when, what, "PyTorch", why))
 
     def _line(self, weight: Any, when: str, what: str, runs: str, why: str) -> Line:
         name = self._names.get(self._identity(weight) or 0, "")
@@ -328,11 +347,16 @@ def enable(
             not; what is left to PyTorch, as ``report()`` says, has no such promise.
 
     Returns:
-        Takeover: a context manager with ``report()`` and ``disable()``. Of several, the last one that is enabled
-        decides. It holds for all threads.
+        Takeover: a context manager with ``report()``, ``refresh()`` and ``disable()``. Of several, the last one that is
+        enabled decides. It holds for all threads.
 
     Raises:
         ValueError: a name of a layer without ``model``, or one that fits no layer; an unknown precision.
+
+    Without gradients, filters that have not changed since the call before are packed once, and kept: at most 512 MiB in
+    all, and not more than LEANCONV_WORKSPACE_LIMIT. A change of a parameter in place is followed, and so is new memory.
+    What PyTorch does not count is not: after changes through ``parameter.data`` call ``refresh()``, unless the layer
+    has had a backward pass since. A CUDA graph packs at each replay.
 
     Results are deterministic: equal calls give equal bits, whatever PyTorch's switches say.
 
@@ -394,7 +418,7 @@ def _signature(tensor: Any) -> tuple[Any, ...]:
 
 # The registration
 
-_active: list[Takeover] = []
+_active: list[Takeover] = functions.active
 _latest: Takeover | None = None
 _library: Any = None
 _lock = threading.Lock()
@@ -402,7 +426,7 @@ _lock = threading.Lock()
 
 def _choose_anew() -> None:
     for takeover in _active:
-        takeover._choices.clear()
+        takeover.choose_anew()
 
 
 bind.also_forget.append(_choose_anew)
@@ -422,6 +446,7 @@ def _add(takeover: Takeover) -> None:
                 library._destroy()
                 raise
             _library = library
+            functions.install()
         _active.append(takeover)
         _latest = takeover
 
@@ -432,24 +457,25 @@ def _remove(takeover: Takeover) -> None:
         if takeover in _active:
             _active.remove(takeover)
             if not _active:
+                functions.remove()
                 _library._destroy()
                 _library = None
     takeover._forget()
 
 
-def _convolution(*given: Any) -> Any:
+def _convolution(x: Any, w: Any, bias: Any, *given: Any) -> Any:
     takeover = active()
-    return _original("convolution", *given) if takeover is None else takeover.convolution(*given)
+    # torch.jit.trace records what PyTorch's kernel calls: of ours it would record an allocation
+    if takeover is None or functions.tracing() is not None:
+        return functions.left_to_pytorch(x, w, bias, given, tf32_allowed())
+    return takeover.convolution(x, w, bias, *given)
 
 
 def _convolution_backward(*given: Any) -> Any:
     takeover = active()
-    return _original("convolution_backward", *given) if takeover is None else takeover.backward(*given)
+    return _original_backward(*given) if takeover is None else takeover.backward(*given)
 
 
-_ORIGINALS = {name: getattr(torch.ops.aten, name).default._op_dk for name in ("convolution", "convolution_backward")}
-
-
-def _original(name: str, *given: Any) -> Any:
+def _original_backward(*given: Any, kernel: Any = torch.ops.aten.convolution_backward.default._op_dk) -> Any:
     """PyTorch's own kernel, which chooses among cuDNN's and the others by the device of the tensors."""
-    return _ORIGINALS[name](torch._C.DispatchKey.CompositeExplicitAutograd, *given)
+    return kernel(torch._C.DispatchKey.CompositeExplicitAutograd, *given)

@@ -25,6 +25,8 @@ class Report:
     """All lines, in the order in which they first ran; ``str`` of it is a table."""
 
     lines: tuple[Line, ...]
+    #: bytes of GPU memory of the packed filters that are kept
+    packed_bytes: int = 0
 
     @property
     def taken(self) -> tuple[Line, ...]:
@@ -46,4 +48,6 @@ class Report:
         widths = [max(map(len, column)) for column in zip(heads, *rows, strict=True)]
         table = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
                  for row in (heads, *rows)]  # fmt: skip
-        return "\n".join((*table, f"{len(self.taken)} of {len(self.lines)} operations run on leanconv"))
+        total = f"{len(self.taken)} of {len(self.lines)} operations run on leanconv"
+        packed = f"{self.packed_bytes} bytes of packed filters are kept"
+        return "\n".join((*table, total, *([packed] if self.packed_bytes else [])))

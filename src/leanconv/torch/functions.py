@@ -1,0 +1,301 @@
+"""The functions of torch.nn.functional while `enable` lasts: layers are decided before PyTorch's dispatcher is asked.
+
+A kernel in Python below the dispatcher costs several µs, whatever it does. So `conv1d`, `conv2d` and their transposed
+look a layer up first, by its filters, its options and the shape of its images:
+
+- What is left to PyTorch goes to aten::_convolution, which is what PyTorch's own kernel of aten::convolution calls. The
+  gradient is recorded as before.
+- What leanconv takes, and needs no gradient, is a ready call. Filters that have not changed are packed once.
+- Everything else goes to PyTorch's function, so to the kernels that `patch` has registered: what records a gradient,
+  autocast, modes, tracers, transforms of torch.func, classes of tensors.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.autograd import forward_ad
+from torch.jit import _builtins
+
+from leanconv.call import bind
+from leanconv.call.gpu_call import PreparedCall
+from leanconv.call.resolve import of_problem
+from leanconv.call.weights import PreparedWeights
+from leanconv.options import limit_of
+from leanconv.runtime.bounded_cache import BoundedCache
+from leanconv.torch.layers import over_images, tf32_allowed
+
+if TYPE_CHECKING:
+    from leanconv.problem import ConvProblem
+    from leanconv.torch.patch import Choice, Takeover
+
+F = torch.nn.functional
+#: Bytes of packed filters that one patch keeps at most, where LEANCONV_WORKSPACE_LIMIT does not say less.
+MOST_PACKED = 512 << 20
+
+_compiling = torch.compiler.is_compiling
+_dispatch_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
+_function_modes: Callable[[], int] = torch._C._len_torch_function_stack
+_transforms: Callable[[], Any] = torch._C._functorch.peek_interpreter_stack
+_any_autocast: Callable[[], bool] = torch._C._is_any_autocast_enabled
+tracing: Callable[[], Any] = torch._C._get_tracing_state
+_grad_enabled: Callable[[], bool] = torch.is_grad_enabled
+_benchmark: Callable[[], bool] = torch._C._get_cudnn_benchmark
+_deterministic: Callable[[], bool] = torch._C._get_cudnn_deterministic
+_always_deterministic: Callable[[], bool] = torch._C._get_deterministic_algorithms
+_cudnn: Callable[[], bool] = torch._C._get_cudnn_enabled
+_convolution: Callable[..., Any] = torch._convolution
+#: whether the current stream captures a CUDA graph
+capturing: Callable[[], bool] = (
+    torch._C._cuda_isCurrentStreamCapturing if torch.backends.cuda.is_built() else lambda: False
+)
+#: whether a tensor is one for us
+on_gpu: Callable[[Any], bool] = torch.Tensor.is_cuda.__get__  # type: ignore[attr-defined]
+#: what `enable` has switched on; the last one decides
+active: list[Takeover] = []
+
+
+def left_to_pytorch(x: Any, w: Any, bias: Any, given: Any, tf32: bool) -> Any:
+    """aten::convolution as PyTorch's own kernel computes it. It is found by its name in half the time of its key."""
+    deterministic = _deterministic() or _always_deterministic()
+    return _convolution(x, w, bias, *given, _benchmark(), deterministic, _cudnn(), tf32)
+
+
+def signature(tensor: Any) -> tuple[Any, ...]:
+    """What a ready call depends on in filters and biases, and whether their memory is the same as before."""
+    return tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype
+
+
+class PackedFilters:
+    """Filters that are packed from the second call on between two of their changes."""
+
+    def __init__(self, weight: Any, axes: int) -> None:
+        # shares memory and the count of changes with the filters
+        alias = weight.detach()
+        self.weights = PreparedWeights(alias if axes == 2 else alias.unsqueeze(-2))
+        self.signature = signature(weight)
+        #: that of the call before
+        self.version = -1
+
+
+class Layer:
+    """A layer with images of one shape: what was decided."""
+
+    __slots__ = ("bias", "call", "input", "line", "options", "packed", "weight", "weight_ref")
+
+    def __init__(self, choice: Choice, input: Any, weight: Any, bias: Any, options: tuple[Any, ...]) -> None:
+        self.call, self.line, self.options = choice.call, choice.line, options
+        self.weight_ref = weakref.ref(weight)
+        self.weight, self.bias = signature(weight), None if bias is None else signature(bias)
+        self.input = input.data_ptr() & 15, input.get_device(), input.is_neg()
+        #: filters, and what computes with them
+        self.packed: tuple[PackedFilters, Callable[..., Any]] | None = None
+
+    def fits(self, input: Any, bias: Any) -> bool:
+        """Whether the ready call is one for these tensors too; shape and memory order of the images are the same."""
+        at = input.data_ptr()
+        return (
+            at != 0
+            and (at & 15, input.get_device(), input.is_neg()) == self.input
+            and (None if bias is None else signature(bias)) == self.bias
+        )
+
+
+class Layers:
+    """All layers that one `Takeover` has decided so, and the packed filters that it keeps."""
+
+    def __init__(self, takeover: Takeover) -> None:
+        self._takeover = weakref.ref(takeover)
+        self.known: BoundedCache[Any, Layer] = BoundedCache(4096)
+        self._packed: dict[int, tuple[Any, PackedFilters]] = {}
+
+    def clear(self) -> None:
+        """Drop everything."""
+        self.known.clear()
+        self._packed.clear()
+
+    @property
+    def packed_bytes(self) -> int:
+        """Bytes of packed filters that are kept."""
+        return sum(packed.weights.nbytes for _, packed in list(self._packed.values()))
+
+    def refresh(self, weight: Any = None) -> None:
+        """Drop packed filters: all, or those of a layer that is trained, since optimisers may change it unseen."""
+        for kept in [self._packed.get(id(weight))] if weight is not None else list(self._packed.values()):
+            if kept is not None:
+                kept[1].weights.refresh()
+                kept[1].version = -1
+
+    def decide(
+        self, key: Any, function: Function, input: Any, weight: Any, bias: Any, options: tuple[Any, ...]
+    ) -> Layer | None:
+        """The layer of a call that has not been seen; None for one that the dispatcher decides."""
+        takeover = self._takeover()
+        given = function.given(input, weight, bias, *options)
+        if given is None or takeover is None:
+            return None
+        # lists are what the dispatcher gives
+        choice = takeover.choice(input, weight, bias, [[*each] if type(each) is tuple else each for each in given])
+        layer = Layer(choice, input, weight, bias, given)
+        if choice.problem is not None:
+            self._pack(layer, choice.problem, function, input, weight, bias)
+        self.known.keep(key, layer)
+        return layer
+
+    def _pack(self, layer: Layer, problem: ConvProblem, function: Function, input: Any, weight: Any, bias: Any) -> None:
+        """Let a layer keep its packed filters, if its call packs them and there is room."""
+        if weight.is_inference():  # PyTorch does not count their changes
+            return
+        kept = self._packed.get(id(weight))
+        if kept is not None and kept[0]() is weight and kept[1].signature == layer.weight:
+            packed = kept[1]
+        else:
+            kept, packed = None, PackedFilters(weight, function.axes)
+        x = input.detach() if function.axes == 2 else input.detach().unsqueeze(-2)
+        inside = None if bias is None or function.transposed else bias.detach()
+        resolved = of_problem(problem, x, packed.weights.array, inside, limit_of(None))
+        call = bind.bind(replace(resolved, weights=packed.weights))
+        limit = limit_of(None)
+        room = (MOST_PACKED if limit is None else min(limit, MOST_PACKED)) - self.packed_bytes
+        if not isinstance(call, PreparedCall) or call.kept_bytes > room:
+            return
+        if kept is None:
+            drop, at = self._packed.pop, id(weight)
+            self._packed[at] = weakref.ref(weight, lambda _: drop(at, None)), packed
+        layer.packed = packed, function.ready(call)
+
+
+class Function:
+    """One of the functions: what it takes, and PyTorch's own."""
+
+    def __init__(self, name: str, axes: int, transposed: bool) -> None:
+        self.name, self.axes, self.transposed = name, axes, transposed
+        self.original = getattr(F, name)
+        self.replacement = _replacement(self)
+
+    def ready(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        """A function of tensors, packed filters and a bias, of a ready call with images."""
+        signals, adds = self.axes == 1, self.transposed
+
+        def run(x: Any, w: Any, bias: Any) -> Any:
+            y = call(x.unsqueeze(-2) if signals else x, w, None if adds else bias, None)
+            if signals:
+                y = y.squeeze(-2)
+            return y.add_(over_images(bias, x)) if adds and bias is not None else y
+
+        return run
+
+    def given(
+        self, input: Any, weight: Any, bias: Any, stride: Any = 1, padding: Any = 0, *more: Any
+    ) -> tuple[Any, ...] | None:
+        """The arguments of aten::convolution besides tensors; None for what it does not take as it is."""
+        names = ("output_padding", "groups", "dilation") if self.transposed else ("dilation", "groups")
+        if len(more) > len(names) or input.dim() != self.axes + 2 or weight.dim() != self.axes + 2:
+            return None
+        if any(each is not None and (each.is_neg() or each.is_conj()) for each in (input, weight, bias)):
+            return None
+        kinds = torch.Tensor, torch.nn.Parameter
+        if type(weight) not in kinds or (bias is not None and type(bias) not in kinds):
+            return None
+        rest = {"output_padding": 0, "groups": 1, "dilation": 1} | dict(zip(names, more, strict=False))
+        numbers = [_each(each, self.axes) for each in (stride, padding, rest["dilation"], rest["output_padding"])]
+        if None in numbers or type(rest["groups"]) is not int:
+            return None
+        return *numbers[:3], self.transposed, numbers[3], rest["groups"]
+
+
+def _each(value: Any, axes: int) -> tuple[int, ...] | None:
+    """An option as one number for each axis; None for words and anything strange."""
+    if type(value) is int:
+        return (value,) * axes
+    if type(value) is tuple and len(value) in (1, axes) and all([type(each) is int for each in value]):
+        return value * axes if len(value) == 1 else value
+    return None
+
+
+def _replacement(function: Function) -> Callable[..., Any]:
+    original = function.original
+
+    def convolution(input: Any, weight: Any, bias: Any = None, *options: Any, **named: Any) -> Any:
+        if (
+            _compiling()
+            or named
+            or not active
+            or type(input) is not torch.Tensor
+            or not on_gpu(input)
+            or _dispatch_modes()
+            or _any_autocast()
+            or _function_modes()
+            or _transforms() is not None
+            or tracing() is not None
+            or forward_ad._current_level >= 0
+        ):
+            return original(input, weight, bias, *options, **named)
+        try:
+            layers = active[-1].layers
+            tf32 = tf32_allowed()
+            key = id(weight), input.shape, input.stride(), input.dtype, options, tf32
+            layer = layers.known.get(key) or layers.known.recall(key)
+        except (TypeError, RuntimeError, AttributeError, IndexError):
+            return original(input, weight, bias, *options)
+        if layer is None or layer.weight_ref() is not weight:
+            layer = layers.decide(key, function, input, weight, bias, options)
+            if layer is None:
+                return original(input, weight, bias, *options)
+        if layer.call is None:
+            layer.line.calls += 1
+            return left_to_pytorch(input, weight, bias, layer.options, tf32)
+        if not layer.fits(input, bias):
+            return original(input, weight, bias, *options)
+        if signature(weight) != layer.weight:
+            # other memory: the next call decides anew
+            layers.known.pop(key, None)
+            return original(input, weight, bias, *options)
+        if _grad_enabled() and (
+            input.requires_grad or weight.requires_grad or (bias is not None and bias.requires_grad)
+        ):
+            return original(input, weight, bias, *options)
+        layer.line.calls += 1
+        if layer.packed is None:
+            return layer.call(input, weight, bias)
+        packed, ready = layer.packed
+        if weight._version != packed.version:
+            packed.version = weight._version
+            return layer.call(input, weight, bias)
+        # a CUDA graph packs what the filters are when it is replayed
+        return layer.call(input, weight, bias) if capturing() else ready(input, packed.weights, bias)
+
+    convolution.__name__ = convolution.__qualname__ = function.name
+    convolution.__doc__ = original.__doc__
+    return convolution
+
+
+_FUNCTIONS = [
+    Function(name, axes, transposed)
+    for name, axes, transposed in (
+        ("conv1d", 1, False),
+        ("conv2d", 2, False),
+        ("conv_transpose1d", 1, True),
+        ("conv_transpose2d", 2, True),
+    )
+]
+
+
+def install() -> None:
+    """Put ours in place of PyTorch's functions, unless somebody has replaced them already."""
+    for each in _FUNCTIONS:
+        if getattr(F, each.name) is each.original:
+            # TorchScript compiles calls of either as the operator
+            _builtins._register_builtin(each.replacement, f"aten::{each.name}")
+            setattr(F, each.name, each.replacement)
+
+
+def remove() -> None:
+    """Put PyTorch's functions back."""
+    for each in _FUNCTIONS:
+        if getattr(F, each.name) is each.replacement:
+            setattr(F, each.name, each.original)

@@ -1,0 +1,355 @@
+"""torch.nn.functional while `enable` lasts: layers decided before PyTorch's dispatcher, filters that stay packed."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.conftest import HostDevice, patch_the_cpu
+
+torch = pytest.importorskip("torch")
+
+import leanconv.torch  # noqa: E402
+from leanconv.call import bind  # noqa: E402
+from leanconv.torch import functions, patch  # noqa: E402
+from leanconv.torch.layers import tf32_allowed  # noqa: E402
+
+nn, F = torch.nn, torch.nn.functional
+ORIGINAL = F.conv2d
+#: a layer whose algorithm packs its filters
+PACKED = (32, 64, 3)
+
+
+@pytest.fixture
+def device(torch_on_device: HostDevice, monkeypatch: pytest.MonkeyPatch) -> Iterator[HostDevice]:
+    """Everything is taken."""
+    patch_the_cpu(monkeypatch)
+    monkeypatch.setattr(patch, "pytorch_cycles", lambda problem, target, tf32: 1e12)
+    torch.manual_seed(3)
+    yield torch_on_device
+    leanconv.torch.disable()
+
+
+@pytest.fixture
+def left(device: HostDevice, monkeypatch: pytest.MonkeyPatch) -> HostDevice:
+    """Everything is left to PyTorch."""
+    monkeypatch.setattr(patch, "pytorch_cycles", lambda problem, target, tf32: 1e-6)
+    return device
+
+
+@pytest.fixture
+def no_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernels below the dispatcher are never called."""
+
+    def refuse(*given: Any) -> None:
+        raise AssertionError("the dispatcher was asked")
+
+    monkeypatch.setattr(patch, "_convolution", refuse)
+    monkeypatch.setattr(patch.Takeover, "convolution", refuse)
+
+
+def pytorch(*given: Any) -> Any:
+    """What PyTorch computes."""
+    with patch.suspended():
+        return ORIGINAL(*given)
+
+
+def close(one: Any, other: Any) -> None:
+    torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
+    assert one.stride() == other.stride()
+
+
+LAYERS = {
+    "conv1d": (nn.Conv1d(4, 6, 3, padding=1, dilation=2, groups=2), (2, 4, 12)),
+    "conv2d": (nn.Conv2d(4, 6, (3, 2), stride=(2, 1), padding=1), (2, 4, 9, 8)),
+    "conv2d without bias": (nn.Conv2d(4, 6, 1, bias=False), (2, 4, 9, 8)),
+    "conv2d same": (nn.Conv2d(4, 6, 3, padding="same"), (2, 4, 9, 8)),
+    "conv2d of one image": (nn.Conv2d(4, 6, 3), (4, 9, 8)),
+    "conv_transpose1d": (nn.ConvTranspose1d(4, 6, 3, stride=2, output_padding=1), (2, 4, 7)),
+    "conv_transpose2d": (nn.ConvTranspose2d(4, 6, 3, 2, 1, 1, groups=2, bias=False, dilation=2), (2, 4, 5, 4)),
+    "conv_transpose2d with bias": (nn.ConvTranspose2d(4, 6, 3, stride=2), (2, 4, 5, 4)),
+}
+
+
+@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize("taken", [True, False])
+def test_every_function(device: HostDevice, monkeypatch: pytest.MonkeyPatch, name: str, taken: bool) -> None:
+    layer, shape = LAYERS[name]
+    monkeypatch.setattr(patch, "pytorch_cycles", lambda problem, target, tf32: 1e12 if taken else 1e-6)
+    x = torch.randn(shape)
+    with torch.no_grad():
+        expected = layer(x)
+        with leanconv.torch.enable(layer) as enabled:
+            for _ in range(3):
+                close(layer(x), expected)
+    (line,) = enabled.report().lines
+    assert line.calls == 3 and (line.runs != "PyTorch") is taken
+    assert sum(len(values) > 3 for _, values in device.launches) == 3 * taken
+
+
+def test_what_is_left_does_not_reach_the_dispatcher(left: HostDevice, no_kernel: None) -> None:
+    layer, x = nn.Conv2d(4, 6, 3), torch.randn(2, 4, 9, 8)
+    expected = layer(x)
+    with leanconv.torch.enable(layer) as enabled:
+        with torch.no_grad():
+            close(layer(x), expected)
+        close(layer(x), expected)
+    assert [(line.layer, line.calls) for line in enabled.report().left] == [("weight", 2)] or enabled.report().left
+
+
+def test_what_is_taken_without_gradients_does_not_reach_the_dispatcher(device: HostDevice, no_kernel: None) -> None:
+    layer, x = nn.Conv2d(4, 6, 3), torch.randn(2, 4, 9, 8)
+    with torch.no_grad():
+        expected = layer(x)
+        with leanconv.torch.enable(layer):
+            close(layer(x), expected)
+    frozen = layer.requires_grad_(False)
+    with leanconv.torch.enable(frozen):
+        close(frozen(x), expected)
+    with torch.inference_mode(), leanconv.torch.enable(layer):
+        assert layer(x).is_inference()
+
+
+def test_gradients_of_what_is_left(left: HostDevice) -> None:
+    layer = nn.Conv2d(4, 6, 3)
+
+    def gradients() -> list[Any]:
+        x = torch.linspace(-1, 1, 2 * 4 * 9 * 8).reshape(2, 4, 9, 8).requires_grad_()
+        y = layer(x).square().sum()
+        first = torch.autograd.grad(y, [x, *layer.parameters()], create_graph=True)
+        return [*first, *torch.autograd.grad(first[0].square().sum(), [x, layer.weight])]
+
+    expected = gradients()
+    with leanconv.torch.enable():
+        for one, other in zip(gradients(), expected, strict=True):
+            close(one.detach(), other.detach())
+
+
+def test_changed_tensors_are_not_taken_for_those_before(device: HostDevice) -> None:
+    """Memory, shapes and types of filters may change under the same parameter."""
+    layer, x = nn.Conv2d(4, 6, 3), torch.randn(2, 4, 9, 8)
+    shifted = torch.randn(x.numel() + 1)[1:].view(x.shape)
+    with torch.no_grad(), leanconv.torch.enable():
+        for change in (
+            lambda: None,
+            lambda: setattr(layer.weight, "data", torch.randn(6, 4, 3, 3)),
+            lambda: (
+                setattr(layer.weight, "data", layer.weight.data[:3]),
+                setattr(layer.bias, "data", layer.bias.data[:3]),
+            ),
+            lambda: setattr(layer.weight, "data", layer.weight.data.transpose(2, 3)),
+            lambda: setattr(layer, "bias", None),
+            lambda: setattr(layer, "bias", nn.Parameter(torch.randn(3))),
+            lambda: setattr(layer, "stride", (2, 1)),
+        ):
+            change()
+            for given in (x, shifted, x.contiguous(memory_format=torch.channels_last), torch._neg_view(x), x):
+                for _ in range(3):
+                    expected = pytorch(given.clone(), layer.weight.clone(), layer.bias, layer.stride)
+                    close(layer(given).contiguous(), expected.contiguous())
+        zero = torch._efficientzerotensor(x.shape)
+        close(layer(zero), pytorch(torch.zeros_like(x), layer.weight, layer.bias, layer.stride))
+
+
+def test_new_filters_with_the_identity_of_old_ones(device: HostDevice) -> None:
+    x = torch.randn(2, 4, 9, 8)
+    with torch.no_grad(), leanconv.torch.enable():
+        for _ in range(20):  # freed memory and identities are used again
+            w = torch.randn(6, 4, 3, 3)
+            close(F.conv2d(x, w), pytorch(x, w))
+            del w
+
+
+class Mode(torch.overrides.TorchFunctionMode):
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return function(*args, **(kwargs or {}))
+
+
+class Image(torch.Tensor):
+    pass
+
+
+@pytest.mark.parametrize("taken", [True, False])
+def test_what_looks_at_a_call_sees_pytorchs_function(
+    device: HostDevice, monkeypatch: pytest.MonkeyPatch, taken: bool
+) -> None:
+    monkeypatch.setattr(patch, "pytorch_cycles", lambda problem, target, tf32: 1e12 if taken else 1e-6)
+    layer, x = nn.Conv2d(4, 6, 3), torch.randn(2, 4, 9, 8)
+    with torch.no_grad():
+        expected = layer(x)
+        with leanconv.torch.enable():
+            layer(x)
+            with Mode():
+                close(layer(x), expected)
+            assert type(layer(x.as_subclass(Image))) is Image
+            if not taken:  # the stand-in for a GPU has no bfloat16
+                with torch.autocast("cpu", torch.bfloat16):
+                    assert layer(x).dtype == torch.bfloat16
+            close(torch.func.vmap(lambda each: F.conv2d(each, layer.weight, layer.bias))(x[None])[0], expected)
+            close(F.conv2d(x, layer.weight, bias=layer.bias, stride=1), expected)
+            graph = torch.fx.symbolic_trace(layer)
+            assert any(node.target in (ORIGINAL, "") or node.op == "call_module" for node in graph.graph.nodes)
+            close(torch.jit.trace(layer, x)(x), expected)
+            close(torch.jit.script(layer)(x), expected)
+            close(torch.compile(layer, backend="eager")(x), expected)
+
+
+def test_functions_are_put_back(device: HostDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+    with leanconv.torch.enable():
+        assert F.conv2d is not ORIGINAL and F.conv2d.__name__ == "conv2d"
+        with leanconv.torch.enable():
+            pass
+        assert F.conv2d is not ORIGINAL
+    assert F.conv2d is ORIGINAL
+
+    def other(*given: Any) -> Any:
+        return ORIGINAL(*given)
+
+    monkeypatch.setattr(F, "conv2d", other)
+    with leanconv.torch.enable():
+        assert F.conv2d is other, "somebody else's function stays"
+    assert F.conv2d is other
+
+
+def test_left_again_when_tuning_or_switches_change(device: HostDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+    layer, x = nn.Conv2d(4, 6, 3), torch.randn(2, 4, 9, 8)
+    with torch.no_grad(), leanconv.torch.enable() as enabled:
+        layer(x)
+        with patch.suspended():
+            layer(x)
+        assert len(device.launches) == 1
+        monkeypatch.setattr(patch, "pytorch_cycles", lambda problem, target, tf32: 1e-6)
+        layer(x)
+        patch.bind.forget()
+        layer(x)
+        assert len(device.launches) == 2 and [line.calls for line in enabled.report().lines] == [2, 1]
+        with torch.backends.cudnn.flags(allow_tf32=not tf32_allowed()):
+            layer(x)
+        assert len(enabled._choices) == 2, "TF32 is part of what was decided"
+
+
+class TestPacked:
+    """Filters that are packed once."""
+
+    @pytest.fixture(autouse=True)
+    def packing(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """What is small runs on kernels that pack nothing."""
+        choose = bind.choose
+
+        def packs(problem: Any, target: Any, algorithm: str, limit: int | None) -> Any:
+            return choose(problem, target, "winograd1d" if problem.op == "fprop" else "implicit_gemm", limit)
+
+        monkeypatch.setattr(bind, "choose", packs)
+
+    @pytest.fixture
+    def layer(self, device: HostDevice) -> Any:
+        return nn.Conv2d(*PACKED).eval()
+
+    @pytest.fixture
+    def x(self) -> Any:
+        return torch.randn(2, 32, 10, 9)
+
+    def test_from_the_second_call_on(self, device: HostDevice, layer: Any, x: Any) -> None:
+        with torch.no_grad():
+            expected = layer(x)
+            with leanconv.torch.enable() as enabled:
+                counts = []
+                for _ in range(4):
+                    close(layer(x), expected)
+                    counts.append(device.prepared)
+                assert counts == [1, 2, 2, 2], "the second call keeps what it has packed"
+                assert enabled.report().packed_bytes > 0
+                assert f"{enabled.report().packed_bytes} bytes of packed filters are kept" in str(enabled.report())
+                close(layer(x[:1]), expected[:1])
+                close(layer(x[:1]), expected[:1])
+                assert device.prepared == 2, "another batch reads the same, if its kernel is the same"
+
+    @pytest.mark.parametrize("change", ["load", "step", "data"])
+    def test_changes_are_followed(self, device: HostDevice, layer: Any, x: Any, change: str) -> None:
+        other = nn.Conv2d(*PACKED)
+        with torch.no_grad(), leanconv.torch.enable() as enabled:
+            for _ in range(3):
+                layer(x)
+            kept, count = enabled.report().packed_bytes, device.prepared
+            if change == "load":
+                layer.load_state_dict(other.state_dict())
+            elif change == "step":
+                layer.weight.add_(1)
+            else:
+                layer.weight.data = other.weight.data.clone()
+            expected = pytorch(x, layer.weight, layer.bias)
+            for _ in range(4):
+                close(layer(x), expected)
+            # other memory is decided anew by PyTorch's dispatcher first
+            assert device.prepared == count + (3 if change == "data" else 2) and enabled.report().packed_bytes == kept
+
+    def test_training_drops_them(self, device: HostDevice, layer: Any, x: Any) -> None:
+        """Some optimisers change parameters through ``.data``, which PyTorch does not count."""
+        with leanconv.torch.enable():
+            with torch.no_grad():
+                for _ in range(3):
+                    layer(x)
+            layer(x).sum().backward()
+            layer.weight.data.add_(1)
+            with torch.no_grad():
+                for _ in range(3):
+                    close(layer(x), pytorch(x, layer.weight, layer.bias))
+
+    def test_refresh(self, device: HostDevice, layer: Any, x: Any) -> None:
+        with torch.no_grad(), leanconv.torch.enable() as enabled:
+            for _ in range(3):
+                layer(x)
+            layer.weight.data.add_(1)
+            enabled.refresh()
+            assert enabled.report().packed_bytes == 0
+            for _ in range(3):
+                close(layer(x), pytorch(x, layer.weight, layer.bias))
+
+    def test_freed_with_the_parameter(self, device: HostDevice, layer: Any, x: Any) -> None:
+        with torch.no_grad(), leanconv.torch.enable() as enabled:
+            for _ in range(3):
+                layer(x)
+            layer.weight = nn.Parameter(layer.weight.clone())
+            gc.collect()
+            assert enabled.report().packed_bytes == 0
+
+    def test_within_a_bound(self, device: HostDevice, layer: Any, x: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        def kept() -> int:
+            with torch.no_grad(), leanconv.torch.enable() as enabled:
+                for _ in range(3):
+                    layer(x)
+                return enabled.report().packed_bytes
+
+        needed = kept()
+        monkeypatch.setattr(functions, "MOST_PACKED", needed)
+        assert kept() == needed
+        monkeypatch.setattr(functions, "MOST_PACKED", needed - 1)
+        assert kept() == 0
+
+    def test_a_graph_packs_what_it_finds(
+        self, device: HostDevice, layer: Any, x: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        with torch.no_grad(), leanconv.torch.enable():
+            for _ in range(3):
+                layer(x)
+            count = device.prepared
+            monkeypatch.setattr(functions, "capturing", lambda: True)
+            layer(x)
+            assert device.prepared == count + 1
+
+    def test_signals_and_transposed_layers(self, device: HostDevice) -> None:
+        for layer, shape in (
+            (nn.Conv1d(64, 64, 3), (2, 64, 40)),
+            (nn.ConvTranspose2d(64, 32, 2, stride=2), (2, 64, 9, 8)),
+            (nn.ConvTranspose1d(64, 64, 3), (2, 64, 40)),
+        ):
+            x = torch.randn(shape)
+            with torch.no_grad():
+                expected = layer(x)
+                with leanconv.torch.enable() as enabled:
+                    for _ in range(3):
+                        close(layer(x), expected)
+                    assert enabled.report().packed_bytes > 0, layer
