@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from tests.conftest import HostDevice, patch_the_cpu
+from tests.conftest import HostDevice
 
 torch = pytest.importorskip("torch")
 
@@ -21,16 +20,6 @@ nn, F = torch.nn, torch.nn.functional
 ORIGINAL = F.conv2d
 #: a layer whose algorithm packs its filters
 PACKED = (32, 64, 3)
-
-
-@pytest.fixture
-def device(torch_on_device: HostDevice, monkeypatch: pytest.MonkeyPatch) -> Iterator[HostDevice]:
-    """Everything is taken."""
-    patch_the_cpu(monkeypatch)
-    monkeypatch.setattr(patch, "pytorch_cycles", lambda problem, target, tf32: 1e12)
-    torch.manual_seed(3)
-    yield torch_on_device
-    leanconv.torch.disable()
 
 
 @pytest.fixture

@@ -11,12 +11,11 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import HostDevice, patch_the_cpu, says
+from tests.conftest import HostDevice, says
 
 torch = pytest.importorskip("torch")
 
 import leanconv.torch as ours  # noqa: E402
-from leanconv.torch import patch  # noqa: E402
 
 F = torch.nn.functional
 ops = torch.ops.leanconv
@@ -87,10 +86,8 @@ def test_derivatives_on_a_device(torch_on_device: HostDevice, form: Any) -> None
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_pytorchs_own_samples(name: str, torch_on_device: HostDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pytorchs_own_samples(name: str, device: HostDevice, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("expecttest", reason="PyTorch's samples need it")
-    patch_the_cpu(monkeypatch)
-    monkeypatch.setattr(patch, "pytorch_cycles", lambda problem, target, tf32: 1e12)
     # what the import forbids for good: to set flags of backends
     monkeypatch.setattr(torch.backends, "disable_global_flags", lambda: None)
     from torch.testing._internal.common_methods_invocations import op_db
@@ -110,7 +107,7 @@ def test_pytorchs_own_samples(name: str, torch_on_device: HostDevice, monkeypatc
         for theirs, mine, taken_over in zip(expected, results(ours), taken, strict=True):
             torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-3)
             torch.testing.assert_close(taken_over, theirs, rtol=1e-4, atol=1e-3, check_stride=True)
-    assert len(torch_on_device.launches) > 30 and len(ours.report().taken) in (2, 3)
+    assert len(device.launches) > 30 and len(ours.report().taken) in (2, 3)
     if info.error_inputs_func is not None:
         for error in info.error_inputs("cpu"):
             sample = error.sample_input

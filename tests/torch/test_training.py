@@ -13,11 +13,10 @@ from typing import Any
 import pytest
 
 from tests import made_up
-from tests.conftest import HostDevice, patch_the_cpu
+from tests.conftest import HostDevice
 
 torch = pytest.importorskip("torch")
 
-from leanconv.torch import patch  # noqa: E402
 from report import records, training  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -44,9 +43,7 @@ def test_the_networks_are_the_papers(example: Any) -> None:
         assert example["network"](name, size)(torch.zeros(2, 3, size, size)).shape == (2, 10)
 
 
-def test_engines_train_alike(example: Any, torch_on_device: HostDevice, monkeypatch: pytest.MonkeyPatch) -> None:
-    patch_the_cpu(monkeypatch)
-    monkeypatch.setattr(patch, "pytorch_cycles", lambda problem, target, tf32: 1e12)
+def test_engines_train_alike(example: Any, device: HostDevice) -> None:
     images, classes, source = example["digits"](None)
     assert source and len(images) > 1000 and set(classes) == set(range(10)) and 0.2 < images.mean() < 0.8
     given = torch.from_numpy(images), torch.from_numpy(classes)
@@ -55,7 +52,7 @@ def test_engines_train_alike(example: Any, torch_on_device: HostDevice, monkeypa
         for optimiser in ("adam", "sgdm")
         for engine in ("torch-fp32-nchw", "leanconv", "leanconv")
     ]
-    assert torch_on_device.launches and rows[1]["taken"] > 4
+    assert device.launches and rows[1]["taken"] > 4
     for theirs, ours, again in (rows[:3], rows[3:]):
         assert ours["losses"] == pytest.approx(theirs["losses"], rel=1e-4) and ours["weights"] == again["weights"]
         assert len(set(ours["losses"])) == 4

@@ -1,9 +1,9 @@
 """The patched convolution of unchanged models: another kernel for aten::convolution and its backward on CUDA.
 
-PyTorch's dispatcher finds the kernels of an operator by the device of its tensors. While a `Takeover` is active, ours
-are registered there, below autograd, so autograd, autocast, torch.compile and CUDA graphs work as before. What it
-leaves to PyTorch goes to what the kernel that every device shares (CompositeExplicitAutograd), the one that is found
-without us, would do. `functions` decides before the dispatcher where that is all there is to know.
+PyTorch's dispatcher finds the kernels of an operator by the device of its tensors. From the first `enable` on, ours
+are registered there, below autograd, so autograd, autocast, torch.compile and CUDA graphs work as before. What the
+active `Takeover` leaves to PyTorch goes to what the kernel that every device shares (CompositeExplicitAutograd), the
+one that is found without us, would do. `functions` decides before the dispatcher where that is all there is to know.
 """
 
 from __future__ import annotations
@@ -112,13 +112,14 @@ class Takeover:
         self.disable()
 
     def disable(self) -> None:
-        """Switch it off; PyTorch is what it was before. A second time does nothing."""
+        """Switch it off: PyTorch computes as before. A second time does nothing."""
         _remove(self)
 
     def _forget(self) -> None:
         """Keep the report alone: neither the model nor any ready call."""
         self.choose_anew()
-        self._model = self._include = self._exclude = None
+        self._model = None
+        self._include = self._exclude = _nothing  # for a call of another thread that is under way
         self._names, self._known = {}, set()
 
     def choose_anew(self) -> None:
@@ -411,6 +412,11 @@ def workspace(problem: ConvProblem) -> int | None:
     return _WEIGHT_WORKSPACE if limit is None and problem.op == "wgrad" else limit
 
 
+def _nothing(identity: int | None, problem: ConvProblem) -> bool:
+    """The selection of no layer."""
+    return False
+
+
 def _signature(tensor: Any) -> tuple[Any, ...]:
     """As `TorchArrays.signature`, in half its time: below autograd and lazy negation two of its fields mean nothing."""
     return tensor.shape, tensor.stride(), tensor.dtype, tensor.device, tensor.data_ptr() & 15
@@ -420,7 +426,9 @@ def _signature(tensor: Any) -> tuple[Any, ...]:
 
 _active: list[Takeover] = functions.active
 _latest: Takeover | None = None
-_library: Any = None
+#: By dispatch key. NOTE: made by the first `enable`. The last `disable` keeps it where other threads run: they may be on
+#: their way to a kernel, which PyTorch frees with its registration. Then the kernels hand on.
+_libraries: dict[str, torch.library.Library] = {}
 _lock = threading.Lock()
 
 
@@ -433,9 +441,9 @@ bind.also_forget.append(_choose_anew)
 
 
 def _add(takeover: Takeover) -> None:
-    global _library, _latest
+    global _latest
     with _lock:
-        if _library is None:
+        if _KEY not in _libraries:
             library = torch.library.Library("aten", "IMPL")
             try:
                 with warnings.catch_warnings():
@@ -445,26 +453,26 @@ def _add(takeover: Takeover) -> None:
             except Exception:  # another library has taken them
                 library._destroy()
                 raise
-            _library = library
-            functions.install()
+            _libraries[_KEY] = library
+        functions.install()
         _active.append(takeover)
         _latest = takeover
 
 
 def _remove(takeover: Takeover) -> None:
-    global _library
     with _lock:
         if takeover in _active:
             _active.remove(takeover)
             if not _active:
                 functions.remove()
-                _library._destroy()
-                _library = None
+                if threading.active_count() == 1:  # nobody else can be on the way to a kernel
+                    while _libraries:
+                        _libraries.popitem()[1]._destroy()
     takeover._forget()
 
 
 def _convolution(x: Any, w: Any, bias: Any, *given: Any) -> Any:
-    takeover = active()
+    takeover = active() if _active else None
     # torch.jit.trace records what PyTorch's kernel calls: of ours it would record an allocation
     if takeover is None or functions.tracing() is not None:
         return functions.left_to_pytorch(x, w, bias, given, tf32_allowed())
@@ -472,7 +480,7 @@ def _convolution(x: Any, w: Any, bias: Any, *given: Any) -> Any:
 
 
 def _convolution_backward(*given: Any) -> Any:
-    takeover = active()
+    takeover = active() if _active else None
     return _original_backward(*given) if takeover is None else takeover.backward(*given)
 
 
