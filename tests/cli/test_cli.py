@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -168,6 +169,8 @@ def test_filter_mistakes(run: Any, tmp_path: Path, no_gpu: None) -> None:
     np.savez(tmp_path / "archive.npz", np.zeros(3))
     (tmp_path / "archive.npz").rename(tmp_path / "archive.npy")
     (tmp_path / "text.npy").write_text("no numbers")
+    for suffix in ("png", "npy"):
+        os.mkfifo(tmp_path / f"fifo.{suffix}")
     (tmp_path / "text.png").write_text("no picture")
     frames = [photo("L"), photo("L").transpose(Image.Transpose.ROTATE_180)]
     frames[0].save(tmp_path / "film.gif", save_all=True, append_images=frames[1:])
@@ -181,6 +184,8 @@ def test_filter_mistakes(run: Any, tmp_path: Path, no_gpu: None) -> None:
         ("in.png", "no/folder/out.png", "box:3", (), "No such file or directory"),
         ("text.png", "out.png", "box:3", (), "cannot identify image"),
         ("film.gif", "out.png", "box:3", (), "holds 2 pictures"),
+        ("fifo.png", "out.png", "box:3", (), "fifo.png is no regular file"),
+        ("fifo.npy", "out.png", "box:3", (), "fifo.npy is not a .npy file of numbers"),
         ("text.npy", "out.npy", "box:3", (), "is not a .npy file"),
         ("archive.npy", "out.npy", "box:3", (), "archive"),
         ("line.npy", "out.npy", "box:3", (), r"shape (4,); it must be (..., height, width)"),

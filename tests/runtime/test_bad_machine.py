@@ -17,7 +17,7 @@ from leanconv import ConvProblem, CudaError, CudaUnavailableError, OutOfMemoryEr
 from leanconv.call.choose import choose
 from leanconv.call.explain import NOMINAL
 from leanconv.plan import Launch, Target
-from leanconv.runtime import cache, driver, launch
+from leanconv.runtime import cache, driver, errors, launch
 from leanconv.runtime import compile as compiler
 from leanconv.runtime.probe import why_no_gpu
 from tests.conftest import says
@@ -135,7 +135,7 @@ def some_launch() -> Launch:
 @pytest.fixture
 def own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     monkeypatch.setenv("LEANCONV_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.setattr(cache, "_warned", set())
+    monkeypatch.setattr(errors, "_warned", set())
     return tmp_path / "cache"
 
 
@@ -196,8 +196,10 @@ def counted(some_compiler: None, monkeypatch: pytest.MonkeyPatch) -> list[str]:
         lambda data: data.replace(b'"registers": 40', b'"register": 40'),
         lambda data: data.rpartition(b"\n")[0] + b"\n[1, 2]",
         lambda data: os.urandom(5000),
+        lambda data: data.rpartition(b"\n")[0] + b"\n" + b"[" * 100_000 + b"]" * 100_000,
+        lambda data: data.replace(b'"registers": 40', b'"registers": "many"'),
     ],
-    ids=["empty", "half", "cut", "bit", "field", "list", "noise"],
+    ids=["empty", "half", "cut", "bit", "field", "list", "noise", "deep", "words"],
 )
 def test_a_corrupt_entry_is_a_miss_and_is_replaced(
     damage: Any, some_launch: Launch, own_cache: Path, counted: list[str]
@@ -207,7 +209,8 @@ def test_a_corrupt_entry_is_a_miss_and_is_replaced(
     (path,) = (own_cache / "kernels").iterdir()
     good = path.read_bytes()
     path.write_bytes(damage(good))
-    assert cache.compiled(some_launch, "sm_90a") == first and len(counted) == 2
+    with pytest.warns(RuntimeWarning, match="is compiled again, as it cannot be used"):
+        assert cache.compiled(some_launch, "sm_90a") == first and len(counted) == 2
     assert path.read_bytes() == good
     assert cache.compiled(some_launch, "sm_90a") == first and len(counted) == 2
 

@@ -215,7 +215,7 @@ def _tables() -> Finding:
         try:
             table = Table.read(path)
             found.append(f"{source} has {len(table)} for {table.gpu.get('name')}{_holding(table, source)}")
-        except ValueError as error:
+        except (OSError, ValueError) as error:
             return Finding(name, "broken", str(error), "move it away; leanconv tune writes a new one")
     return Finding(name, "ok", "; ".join(found) or "there is none; leanconv tune writes one")
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import re
-import warnings
 from collections.abc import Callable
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
+
+from leanconv.runtime.errors import warn_once
 
 #: name -> what it does; the README's table is this one
 VARIABLES = {
@@ -46,18 +47,13 @@ def cache_dir() -> Path | None:
             return Path(named).expanduser()
         return (Path(base) if base else Path.home() / ".cache") / "leanconv"
     except RuntimeError as error:
-        _warn_of_no_home(named or "~/.cache", str(error))
+        folder = named or "~/.cache"
+        warn_once(
+            folder,
+            f"compiled kernels cannot be kept: {folder} is in a home folder, and this user has none ({error}); every "
+            "process compiles them again. Set LEANCONV_CACHE_DIR to a writable folder.",
+        )
         return None
-
-
-@cache
-def _warn_of_no_home(folder: str, reason: str) -> None:
-    warnings.warn(
-        f"compiled kernels cannot be kept: {folder} is in a home folder, and this user has none ({reason}); every "
-        "process compiles them again. Set LEANCONV_CACHE_DIR to a writable folder.",
-        RuntimeWarning,
-        stacklevel=3,
-    )
 
 
 def cache_disabled() -> bool:
