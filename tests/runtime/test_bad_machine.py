@@ -6,7 +6,11 @@ import builtins
 import ctypes
 import os
 import re
+import subprocess
+import sys
+import time
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +27,7 @@ from leanconv.runtime.probe import why_no_gpu
 from tests.conftest import says
 from tests.variants import NAMED
 
+FROM_SOURCE = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[2] / "src")}
 X, W = np.ones((2, 4, 6, 6), np.float32), np.ones((8, 4, 3, 3), np.float32)
 
 
@@ -168,6 +173,50 @@ def test_no_nvrtc_library(some_launch: Launch, own_cache: Path, monkeypatch: pyt
     with says(CudaUnavailableError, "NVRTC", "leanconv[cu13]"):
         cache.compiler_version()
     cache.compiler_version.cache_clear()
+
+
+ENDS = """
+import threading, time
+from leanconv.runtime.compile import compile_source
+body = "".join(f"x[{i}] = x[{i + 1}] * x[{i + 7}] + sinf(x[{i}]);" for i in range(30))
+begun = threading.Event()
+def work():
+    for i in range(10_000):
+        begun.set()
+        compile_source(f'extern "C" __global__ void f{i}(float* x) {{ {body} }}', f"f{i}", "sm_80")
+threading.Thread(target=work, daemon=True).start()
+begun.wait()
+time.sleep(0.3)
+"""
+
+
+def test_a_process_ends_while_a_daemon_thread_compiles(nvrtc: None) -> None:
+    """In 10 of 18 timings NVRTC's library ended before its thread, and the process with a signal."""
+    for _ in range(6):
+        done = subprocess.run([sys.executable, "-c", ENDS], capture_output=True, text=True, env=FROM_SOURCE)
+        assert done.returncode == 0, done.stderr
+
+
+def test_threads_import_the_compiler_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    actual, within, most = builtins.__import__, [], [0]
+
+    def slow(name: str, *rest: Any, **more: Any) -> Any:
+        if name != "cuda.core":
+            return actual(name, *rest, **more)
+        within.append(name)
+        most[0] = max(most[0], len(within))
+        time.sleep(0.05)
+        within.pop()
+        raise ModuleNotFoundError("a test")
+
+    def compile_one() -> None:
+        with pytest.raises(ImportError, match="a test"):
+            compiler.compile_source("", "f", "sm_80")
+
+    monkeypatch.setattr(builtins, "__import__", slow)
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda i: compile_one(), range(4)))
+    assert most == [1], "two threads that import cuda.core at the same time see half of it"
 
 
 # The disk cache
