@@ -48,7 +48,7 @@ def filtered(
     picture: Picture,
     kernel: np.ndarray,
     *,
-    border: str = "reflect101",
+    border: str | int = "reflect101",
     value: float = 0,
     delta: float = 0,
     absolute: bool = False,
@@ -65,6 +65,9 @@ def filtered(
     if not narrow and dtype.name not in FILTERS:
         *most, last = FILTERS
         raise ValueError(f"dtype {dtype} cannot be filtered; it must be {', '.join((*_NARROW, *most))} or {last}")
+    for name, number in (("delta", delta), ("value", value)):
+        if dtype.kind in "iu" and not math.isfinite(number):
+            raise ValueError(f"{name}={number} is no number that pixels of {dtype} can have; give a finite one")
     work = planes.astype(np.float32) if narrow else planes.astype(dtype.newbyteorder("="), copy=False)
     weights = kernel.astype(work.dtype)
     if work.dtype == np.int32 and not np.array_equal(weights, kernel):
@@ -197,7 +200,12 @@ def write(path: Path, picture: Picture) -> None:
         except (OSError, KeyError, ValueError, struct.error, OverflowError) as error:
             if isinstance(error, OSError) and error.errno is not None:
                 raise
-            raise ValueError(f"{path}: {error.args[0] if error.args else error}") from error
+            advice = f"{path.suffix} may not hold {planes.dtype}"
+            if picture.alpha is not None:
+                advice += " with transparency; write a .png file, which holds it, or a picture without"
+            else:
+                advice += "; make it uint8 or uint16 first, or write a .tif or a .npy file"
+            raise ValueError(f"{path}: {error.args[0] if error.args else error}: {advice}") from error
 
 
 def read_array(path: Path) -> np.ndarray:

@@ -141,12 +141,14 @@ def store(name: str, compiled: Compiled) -> None:
         return
     record = {field: getattr(compiled, field) for field in _FIGURES}
     record["sha256"] = hashlib.sha256(compiled.cubin).hexdigest()
+    content, limit = compiled.cubin + b"\n" + json.dumps(record).encode(), env.cache_limit()
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with whole(folder / f"{name}{SUFFIX}", follow=False) as file:
-            file.write_bytes(compiled.cubin + b"\n" + json.dumps(record).encode())
+        if len(content) <= limit:
+            with whole(folder / f"{name}{SUFFIX}", follow=False) as file:
+                file.write_bytes(content)
         if next(_stores) % _SHRINK_EVERY == 0:
-            shrink(env.cache_limit())
+            shrink(limit)
     except OSError as error:
         warn_once(
             f"writing {folder}",
