@@ -79,6 +79,8 @@ class Results:
     #: likewise the element type and the operation
     dtype: str | None = None
     op: str | None = None
+    #: whether Ctrl-C ended this process' run; not in files
+    interrupted = False
 
     @property
     def title(self) -> str:

@@ -11,8 +11,8 @@ import typer
 from leanconv.runtime.compile import CompileError
 from leanconv.runtime.driver import CudaError
 
-#: Exit codes: something of ours failed; the command or its files are at fault.
-FAILED, MISTAKE = 1, 2
+#: Exit codes: something of ours failed; the command or its files are at fault; Ctrl-C, as shells have it.
+FAILED, MISTAKE, INTERRUPTED = 1, 2, 130
 
 
 def new_app(name: str, description: str) -> typer.Typer:

@@ -11,7 +11,7 @@ import typer
 
 import leanconv
 from leanconv.cli import command_line, options
-from leanconv.cli.command_line import FAILED
+from leanconv.cli.command_line import FAILED, INTERRUPTED
 from leanconv.images.borders import BORDERS
 
 _BORDERS = ", ".join(BORDERS)
@@ -132,6 +132,8 @@ def bench(
     if plot and results.rows:
         plots.plot(results, plot)
         print(f"plot: {plot}")
+    if results.interrupted:
+        raise typer.Exit(INTERRUPTED)
     if results.own_failed or not results.rows:
         raise typer.Exit(FAILED)
 
