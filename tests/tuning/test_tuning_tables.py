@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
-import sys
+import threading
 import time
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -255,20 +255,57 @@ def test_a_damaged_line_is_a_miss(stage: Stage, tmp_path: Path) -> None:
     assert path.with_suffix(".damaged").exists() and len(Table.read(path)) == 1
 
 
-def test_processes_that_write_at_once_lose_nothing(tmp_path: Path) -> None:
-    code = """
-import sys
-from pathlib import Path
-from leanconv.perf.tables import Entry, Table, Timed, update
-for i in range(8):
-    won = Timed("direct", {"threads": 128}, 1.0 + i)
-    entry = Entry((won,), {"auto": won})
-    update(Path(sys.argv[1]), Table({"name": "g"}, {f"conv:n{sys.argv[2]},c{i}": entry, "conv:both": entry}))
-"""
-    path = tmp_path / "t.json"
-    running = [subprocess.Popen([sys.executable, "-c", code, str(path), str(i)]) for i in range(3)]
-    assert [each.wait(60) for each in running] == [0, 0, 0]
-    assert len(json.loads(path.read_text())["problems"]) == 25
+def test_writers_at_once_lose_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each takes so long between reading and writing that without the lock all read the same."""
+    path, real, begun = tmp_path / "t.json", tables._read_for, threading.Barrier(3)
+
+    def slow(*arguments: Any) -> Table:
+        found = real(*arguments)
+        time.sleep(0.1)
+        return found
+
+    def write(i: int) -> None:
+        won = Timed("direct", {"threads": 128}, 1.0 + i)
+        begun.wait()
+        tables.update(path, Table({"name": "g"}, {f"conv:n{i}": Entry((won,), {"auto": won})}))
+
+    tables.update(path, Table({"name": "g"}))
+    monkeypatch.setattr(tables, "_read_for", slow)
+    with ThreadPoolExecutor(3) as pool:
+        list(pool.map(write, range(3)))
+    assert len(json.loads(path.read_text())["problems"]) == 3
+
+
+def test_a_write_that_fails_leaves_the_old_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, real = tmp_path / "t.json", Path.write_text
+    tables.update(path, Table({"name": "g"}, {"conv:a": {"timed": [], "winners": {}}}))
+    before = path.read_text()
+
+    def half(self: Path, text: str, **more: Any) -> None:
+        real(self, text[: len(text) // 2], **more)
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", half)
+    with pytest.raises(OSError, match="No space left"):
+        tables.update(path, Table({"name": "g"}, {"conv:b": {"timed": [], "winners": {}}}))
+    assert path.read_text() == before
+
+
+def test_an_entry_comes_back_whole_and_merges_field_by_field(tmp_path: Path) -> None:
+    won = Timed("direct", {"threads": 128}, 10.0, {"direct": "abc"}, workspace=4, prepared=8, runs=9, why="w", code="c")
+    old = Entry((won,), {"auto": won}, {"torch-fp32": 2.0}, "torch 9")
+    tables.update(tmp_path / "t.json", Table({"name": "g"}, {"conv:a": old}))
+    assert Table.read(tmp_path / "t.json").get("conv:a") == old
+    other = replace(won, config={"threads": 64}, us=20.0)
+    assert old.merged(Entry((other,))) == replace(old, timed=(won, other)), (
+        "what is newer and says nothing takes nothing"
+    )
+    newer = old.merged(Entry(peers={"torch-tf32": 1.0}, versions="torch 10"))
+    assert newer.versions == "torch 10" and newer.peers == {"torch-fp32": 2.0, "torch-tf32": 1.0}
+    again = replace(won, us=5.0)
+    assert old.merged(Entry((again,))).winners == {"auto": again}
+    assert won.fits(12, auto=True) and not won.fits(11, auto=True), "packed weights count"
+    assert won.fits(None, auto=False) and not won.fits(None, auto=True)
 
 
 def test_comments_do_not_make_a_new_version(monkeypatch: pytest.MonkeyPatch, stage: Stage) -> None:
