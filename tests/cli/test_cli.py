@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +24,7 @@ from tests.conftest import line_of
 
 Image = pytest.importorskip("PIL.Image", reason="pictures need Pillow")
 ndimage = pytest.importorskip("scipy.ndimage")
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture
@@ -165,9 +169,13 @@ def test_filter_mistakes(run: Any, tmp_path: Path, no_gpu: None) -> None:
     np.save(tmp_path / "line.npy", np.zeros(4, np.float32))
     np.save(tmp_path / "complex.npy", np.zeros((4, 4), complex))
     np.save(tmp_path / "int.npy", np.zeros((4, 4), np.int32))
+    np.save(tmp_path / "float.npy", np.zeros((4, 4), np.float32))
+    photo("RGBA").save(tmp_path / "clear.png")
     np.savez(tmp_path / "archive.npz", np.zeros(3))
     (tmp_path / "archive.npz").rename(tmp_path / "archive.npy")
     (tmp_path / "text.npy").write_text("no numbers")
+    for suffix in ("png", "npy"):
+        os.mkfifo(tmp_path / f"fifo.{suffix}")
     (tmp_path / "text.png").write_text("no picture")
     frames = [photo("L"), photo("L").transpose(Image.Transpose.ROTATE_180)]
     frames[0].save(tmp_path / "film.gif", save_all=True, append_images=frames[1:])
@@ -181,12 +189,19 @@ def test_filter_mistakes(run: Any, tmp_path: Path, no_gpu: None) -> None:
         ("in.png", "no/folder/out.png", "box:3", (), "No such file or directory"),
         ("text.png", "out.png", "box:3", (), "cannot identify image"),
         ("film.gif", "out.png", "box:3", (), "holds 2 pictures"),
+        ("fifo.png", "out.png", "box:3", (), "fifo.png is no regular file"),
+        ("fifo.npy", "out.png", "box:3", (), "fifo.npy is not a .npy file of numbers"),
         ("text.npy", "out.npy", "box:3", (), "is not a .npy file"),
         ("archive.npy", "out.npy", "box:3", (), "archive"),
         ("line.npy", "out.npy", "box:3", (), r"shape (4,); it must be (..., height, width)"),
         ("complex.npy", "out.npy", "box:3", (), "complex128 cannot be filtered"),
         ("int.npy", "out.npy", "box:3", (), "the kernel has fractions"),
-        ("int.npy", "out.jpg", "laplacian", (), "out.jpg"),
+        ("int.npy", "out.jpg", "laplacian", (), "make it uint8 or uint16 first, or write a .tif or a .npy file"),
+        ("float.npy", "out.png", "laplacian", (), "make it uint8 or uint16 first, or write a .tif or a .npy file"),
+        ("clear.png", "out.jpg", "box:3", (), "write a .png file, which holds it, or a picture without"),
+        ("in.png", "out.png", "box:3", ("--delta", "nan"), "delta=nan is no number that pixels of uint8 can have"),
+        ("int.npy", "out.npy", "laplacian", ("--value", "inf"), "value=inf is no number that pixels of int32 can have"),
+        ("in.png", "out.png", "box:3", ("--border", "99"), "border=99 is not known"),
         ("in.png", "out.png", str(tmp_path / "line.npy"), (), "a kernel is (rows, columns)"),
     ]
     before = sorted(path.name for path in tmp_path.iterdir())
@@ -224,6 +239,53 @@ def test_explain(run: Any, no_gpu: None) -> None:
     assert code == MISTAKE and "h, k, r must be given" in line_of(err)
     code, _, err = run("explain", "conv:c64,h56,k64,r3", "--algorithm", "fft")
     assert code == MISTAKE and "algorithm='fft' is not known" in line_of(err)
+
+
+def test_a_border_by_opencvs_number(run: Any, tmp_path: Path) -> None:
+    photo("L").save(tmp_path / "in.png")
+    for border in ("1", "replicate"):
+        assert run("filter", tmp_path / "in.png", tmp_path / f"{border}.png", "-k", "box:3", "--border", border)[0] == 0
+    assert (tmp_path / "1.png").read_bytes() == (tmp_path / "replicate.png").read_bytes()
+
+
+def test_inks_become_colours_without_the_profile_of_inks(run: Any, tmp_path: Path) -> None:
+    photo("RGB").convert("CMYK").save(tmp_path / "in.tif", icc_profile=b"of inks")
+    assert run("filter", tmp_path / "in.tif", tmp_path / "out.png", "-k", "box:1")[0] == 0
+    made = Image.open(tmp_path / "out.png")
+    assert made.mode == "RGB" and "icc_profile" not in made.info
+    assert np.array_equal(np.array(made), np.array(Image.open(tmp_path / "in.tif").convert("RGB")))
+
+
+def test_an_array_that_cannot_be_written_leaves_the_old_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "a.npy"
+    images.write(path, images.Picture(np.ones((3, 3))))
+    before = path.read_bytes()
+
+    def half(file: Any, array: Any) -> None:
+        Path(file).write_bytes(b"x")
+        raise OSError(28, "full")
+
+    monkeypatch.setattr(np, "save", half)
+    with pytest.raises(OSError, match="full"):
+        images.write(path, images.Picture(np.ones((4, 4))))
+    assert path.read_bytes() == before
+
+
+def test_kernels_are_compiled_without_a_gpu(run: Any, no_gpu: None, nvrtc: None) -> None:
+    code, out, err = run("explain", "filter:480x640,7x7", "--compile")
+    assert code == 0 and "an H200, assumed" in out and " registers, 0 bytes spilled" in out, err
+    code, _, err = run("explain", "filter:480x640,7x7", "--compile", "--device", "cpu")
+    assert code == MISTAKE and "--compile is for a GPU" in line_of(err)
+    code, _, err = run("explain", "filter:480x640,7x7", "--device", "cuda:0x")
+    assert code == MISTAKE and "device='cuda:0x' is not known" in line_of(err)
+
+
+def test_a_terminal_of_ascii() -> None:
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii", "PYTHONPATH": str(ROOT / "src")}
+    for arguments in (("filter", "–.png", "o.png", "-k", "box:3"), ("tune", "--show")):
+        command = [sys.executable, "-m", "leanconv.cli.main", *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, env=environment)
+        assert done.returncode in (0, 2) and "Traceback" not in done.stderr and "?" in done.stdout + done.stderr
 
 
 def test_cache(run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

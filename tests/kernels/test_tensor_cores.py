@@ -410,6 +410,7 @@ def test_no_configuration_spills(nvrtc: None, stem: str, changes: dict[str, Any]
     configs: list[Any] = list(algorithm.configs(problem, HOPPER))
     if which in ("whole", "split"):
         configs = [config for config in configs if (config.split > 1) == (which == "split")]
+    assert configs, "nothing was compiled"
     for config in configs[:1] if which == "best" else configs:
         figure = compile_launch(algorithm.plan(problem, config, HOPPER).launches[0], "sm_90a")
         assert (figure.spill_bytes, figure.stack_bytes, figure.advice) == (0, 0, ()), config

@@ -6,7 +6,11 @@ import builtins
 import ctypes
 import os
 import re
+import subprocess
+import sys
+import time
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +21,13 @@ from leanconv import ConvProblem, CudaError, CudaUnavailableError, OutOfMemoryEr
 from leanconv.call.choose import choose
 from leanconv.call.explain import NOMINAL
 from leanconv.plan import Launch, Target
-from leanconv.runtime import cache, driver, launch
+from leanconv.runtime import cache, driver, errors, launch
 from leanconv.runtime import compile as compiler
 from leanconv.runtime.probe import why_no_gpu
 from tests.conftest import says
 from tests.variants import NAMED
 
+FROM_SOURCE = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[2] / "src")}
 X, W = np.ones((2, 4, 6, 6), np.float32), np.ones((8, 4, 3, 3), np.float32)
 
 
@@ -135,7 +140,7 @@ def some_launch() -> Launch:
 @pytest.fixture
 def own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     monkeypatch.setenv("LEANCONV_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.setattr(cache, "_warned", set())
+    monkeypatch.setattr(errors, "_warned", set())
     return tmp_path / "cache"
 
 
@@ -170,6 +175,50 @@ def test_no_nvrtc_library(some_launch: Launch, own_cache: Path, monkeypatch: pyt
     cache.compiler_version.cache_clear()
 
 
+ENDS = """
+import threading, time
+from leanconv.runtime.compile import compile_source
+body = "".join(f"x[{i}] = x[{i + 1}] * x[{i + 7}] + sinf(x[{i}]);" for i in range(30))
+begun = threading.Event()
+def work():
+    for i in range(10_000):
+        begun.set()
+        compile_source(f'extern "C" __global__ void f{i}(float* x) {{ {body} }}', f"f{i}", "sm_80")
+threading.Thread(target=work, daemon=True).start()
+begun.wait()
+time.sleep(0.3)
+"""
+
+
+def test_a_process_ends_while_a_daemon_thread_compiles(nvrtc: None) -> None:
+    """In 10 of 18 timings NVRTC's library ended before its thread, and the process with a signal."""
+    for _ in range(6):
+        done = subprocess.run([sys.executable, "-c", ENDS], capture_output=True, text=True, env=FROM_SOURCE)
+        assert done.returncode == 0, done.stderr
+
+
+def test_threads_import_the_compiler_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    actual, within, most = builtins.__import__, [], [0]
+
+    def slow(name: str, *rest: Any, **more: Any) -> Any:
+        if name != "cuda.core":
+            return actual(name, *rest, **more)
+        within.append(name)
+        most[0] = max(most[0], len(within))
+        time.sleep(0.05)
+        within.pop()
+        raise ModuleNotFoundError("a test")
+
+    def compile_one() -> None:
+        with pytest.raises(ImportError, match="a test"):
+            compiler.compile_source("", "f", "sm_80")
+
+    monkeypatch.setattr(builtins, "__import__", slow)
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda i: compile_one(), range(4)))
+    assert most == [1], "two threads that import cuda.core at the same time see half of it"
+
+
 # The disk cache
 
 
@@ -196,8 +245,10 @@ def counted(some_compiler: None, monkeypatch: pytest.MonkeyPatch) -> list[str]:
         lambda data: data.replace(b'"registers": 40', b'"register": 40'),
         lambda data: data.rpartition(b"\n")[0] + b"\n[1, 2]",
         lambda data: os.urandom(5000),
+        lambda data: data.rpartition(b"\n")[0] + b"\n" + b"[" * 100_000 + b"]" * 100_000,
+        lambda data: data.replace(b'"registers": 40', b'"registers": "many"'),
     ],
-    ids=["empty", "half", "cut", "bit", "field", "list", "noise"],
+    ids=["empty", "half", "cut", "bit", "field", "list", "noise", "deep", "words"],
 )
 def test_a_corrupt_entry_is_a_miss_and_is_replaced(
     damage: Any, some_launch: Launch, own_cache: Path, counted: list[str]
@@ -207,7 +258,8 @@ def test_a_corrupt_entry_is_a_miss_and_is_replaced(
     (path,) = (own_cache / "kernels").iterdir()
     good = path.read_bytes()
     path.write_bytes(damage(good))
-    assert cache.compiled(some_launch, "sm_90a") == first and len(counted) == 2
+    with pytest.warns(RuntimeWarning, match="is compiled again, as it cannot be used"):
+        assert cache.compiled(some_launch, "sm_90a") == first and len(counted) == 2
     assert path.read_bytes() == good
     assert cache.compiled(some_launch, "sm_90a") == first and len(counted) == 2
 

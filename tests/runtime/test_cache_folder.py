@@ -13,7 +13,7 @@ import pytest
 
 from leanconv.cli import doctor
 from leanconv.cli.main import main
-from leanconv.runtime import cache, env
+from leanconv.runtime import cache, env, errors
 from leanconv.runtime.compile import Compiled
 
 NAME = "a" * 64
@@ -30,7 +30,7 @@ def homeless(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("HOME", "LEANCONV_CACHE_DIR", "XDG_CACHE_HOME"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(pwd, "getpwuid", unknown)
-    env._warn_of_no_home.cache_clear()
+    monkeypatch.setattr(errors, "_warned", set())
 
 
 def test_without_a_home_nothing_is_kept(homeless: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from leanconv.runtime import cache
-from leanconv.runtime.files import whole, write_text
+from leanconv.runtime.files import read_bytes, whole, write_text
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -131,6 +131,14 @@ def test_the_new_file_has_the_suffix_and_a_name_that_fits(tmp_path: Path) -> Non
     name = "n" * 250 + ".txt"
     write_text(tmp_path / name, "text")
     assert (tmp_path / name).read_text() == "text"
+
+
+def test_more_than_a_reader_allows_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"1234")
+    assert read_bytes(path, 4) == b"1234"
+    with pytest.raises(ValueError, match="has 4 bytes, and 3 are read at most"):
+        read_bytes(path, 3)
 
 
 def test_the_cache_knows_what_a_dead_process_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -51,8 +51,12 @@ def test_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert env.cache_dir() == tmp_path / "leanconv"
     monkeypatch.setenv("LEANCONV_NO_CACHE", "1")
     assert cache.directory() is None
-    monkeypatch.setenv("LEANCONV_NO_CACHE", "0")
-    assert cache.directory() is not None
+    for off in ("0", ""):
+        monkeypatch.setenv("LEANCONV_NO_CACHE", off)
+        assert cache.directory() is not None
+    monkeypatch.setenv("LEANCONV_TUNING_DIR", "")
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    assert env.tuning_dir() == tmp_path / "leanconv"
     source = Path(env.__file__).read_text()
     assert all(f'"{name}"' in source.replace("VARIABLES", "", 1) for name in env.VARIABLES)
 

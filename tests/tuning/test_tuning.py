@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import threading
 import warnings
 from dataclasses import replace
@@ -13,12 +14,15 @@ import numpy as np
 import pytest
 
 import leanconv
+from leanconv.call import bind
 from leanconv.call.choose import by_model, choose
 from leanconv.perf import tables
 from leanconv.plan import Plan
+from leanconv.runtime import errors
 from leanconv.runtime.compile import CompileError
 from leanconv.runtime.driver import CudaError
 from leanconv.tuning import search
+from leanconv.tuning.candidates import tolerance
 from tests.conftest import says
 from tests.tuning_stage import LAYER, LAYERS, MODEL, Stage, stage
 
@@ -173,8 +177,9 @@ def test_modes(stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv("LEANCONV_TUNING", "off")
     assert choose(LAYER, stage.target).source == tables.MODEL
     monkeypatch.setenv("LEANCONV_TUNING", "sometimes")
-    with says(ValueError, "LEANCONV_TUNING='sometimes'", "frozen"):
-        choose(LAYER, stage.target)
+    monkeypatch.setattr(errors, "_warned", set())
+    with pytest.warns(RuntimeWarning, match="LEANCONV_TUNING='sometimes' is not known; .*frozen.*; on is taken"):
+        assert choose(LAYER, stage.target).source == tables.USER
 
 
 def test_the_recorder_times_what_calls_have_met(stage: Stage, tmp_path: Path, rng: np.random.Generator) -> None:
@@ -199,6 +204,19 @@ def test_the_recorder_times_what_calls_have_met(stage: Stage, tmp_path: Path, rn
         leanconv.conv2d(x, w, padding=2, device="cuda")
         raise KeyError
     assert len(stopped.problems) == 1 and not stopped.results
+    assert not bind.listeners, "what ended records no further call"
+    interval = sys.getswitchinterval()
+    stage.fails = lambda launch: CudaError("gone")
+    with says(CudaError, "gone"):
+        stage.search(folder, again=True).run([LAYER])
+    assert sys.getswitchinterval() == interval
+
+
+@pytest.mark.parametrize(
+    "changes, most", [({}, 2e-5), ({"precision": "tf32"}, 5e-3), ({"dtype": "bfloat16"}, 2e-2), ({"dtype": "int8"}, 0)]
+)
+def test_values_may_differ_by_what_precision_allows(changes: dict[str, Any], most: float) -> None:
+    assert 0.4 * most <= tolerance(replace(LAYER, **changes), 36) <= most
 
 
 def test_mistakes(stage: Stage) -> None:

@@ -12,9 +12,11 @@ import pytest
 import leanconv
 from leanconv.call.choose import choose
 from leanconv.cli import doctor
+from leanconv.cli import tune as tuner
 from leanconv.cli.main import main
 from leanconv.perf import tables
 from leanconv.perf.tables import Table
+from leanconv.tuning.search import TuningResult
 from leanconv.words import format_problem
 from tests.conftest import line_of
 from tests.tuning_stage import LAYER, MODEL, Stage, stage
@@ -62,6 +64,24 @@ def test_a_winner_that_is_wrong_by_now_is_told(run: Any, stage: Stage, tmp_path:
     stage.factor = lambda plan: 3.0 if plan.launches[0].header != "kernels/direct/direct.cuh" else 1.0
     code, out, _ = run("tune", "--verify")
     assert code == 1 and f"{WORDS}, " in out and "differs from direct" in out and "0 of 1 winners live" in out
+
+
+def test_the_seconds_are_those_of_the_whole_command(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two limits of workspace the second has what the first leaves."""
+    given: list[float | None] = []
+    moments = iter([100.0, 101.0, 107.0, 200.0])
+
+    def tune(problems: Any, seconds: float | None, **more: Any) -> Any:
+        given.append(seconds)
+        return TuningResult((), (), 0.0, None)
+
+    monkeypatch.setattr(tuner, "tune", tune)
+    monkeypatch.setattr(tuner, "perf_counter", lambda: next(moments))
+    work: Any = {None: [LAYER], 0: [LAYER]}
+    tuner.run(work, "cuda", None, False, False, 5.0)
+    assert given == [4.0, 0.0]
+    tuner.run(work, "cuda", None, False, False, None)
+    assert given[2:] == [None, None]
 
 
 def test_what_changed_kernels_have_made_void_is_tuned_anew(run: Any, stage: Stage, tmp_path: Path) -> None:

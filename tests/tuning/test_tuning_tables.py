@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
+import os
+import re
+import threading
 import time
+import warnings
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,10 +18,12 @@ import pytest
 import leanconv
 from leanconv.call.choose import Candidate, by_model, choose
 from leanconv.call.explain import NOMINAL
+from leanconv.cli import doctor
 from leanconv.perf import tables
 from leanconv.perf.tables import Entry, Table, TableError, Timed
 from leanconv.plan import Target
 from leanconv.runtime import cache
+from leanconv.runtime.files import MOST
 from leanconv.tuning import verify
 from leanconv.words import format_problem, parse_problem
 from tests.conftest import says
@@ -84,6 +89,13 @@ def test_by_name_the_quickest_of_that_algorithm_is_taken(stage: Stage, tmp_path:
         lambda each: each | {"us": "fast"},
         lambda each: each | {"kernels": "0" * 12},
         lambda each: [],
+        lambda each: each | {"workspace": "a"},
+        lambda each: each | {"prepared": None},
+        lambda each: each | {"config": {key: [1] for key in each["config"]}},
+        lambda each: each | {"config": [*each["config"].items()]},
+        lambda each: each | {"us": float("inf")},
+        lambda each: each | {"us": None},
+        lambda each: each | {"why": {}},
     ],
     ids=[
         "other kernels",
@@ -92,6 +104,13 @@ def test_by_name_the_quickest_of_that_algorithm_is_taken(stage: Stage, tmp_path:
         "no number",
         "kernels as before",
         "no candidate",
+        "workspace in words",
+        "no packed bytes",
+        "a configuration of lists",
+        "a list of a configuration",
+        "endless",
+        "no time",
+        "a reason that is no text",
     ],
 )
 def test_what_does_not_hold_here_is_a_miss(stage: Stage, tmp_path: Path, change: Any) -> None:
@@ -102,6 +121,8 @@ def test_what_does_not_hold_here_is_a_miss(stage: Stage, tmp_path: Path, change:
     entry["timed"][0] = change(entry["timed"][0])
     path.write_text(json.dumps(record))
     assert chosen(stage) == (tables.MODEL, configs(stage)[0])
+    assert doctor._tables().state == "ok" and str(leanconv.explain(LAYER, device="cuda"))
+    list(verify.verify(Table.read(path), stage.target, tables.USER))
 
 
 def test_unknown_entries_are_ignored_and_kept(stage: Stage, tmp_path: Path) -> None:
@@ -154,7 +175,13 @@ def test_a_table_of_another_gpu_is_not_overwritten(stage: Stage, tmp_path: Path)
     assert path.read_bytes() == before
 
 
-@pytest.mark.parametrize("text", ["", "{", "[1]", '{"format": 2, "gpu": {}, "problems": {\n"conv:'])
+def deep(levels: int = 100_000) -> str:
+    return "[" * levels + "]" * levels
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[1]", '{"format": 2, "gpu": {}, "problems": {\n"conv:', deep(), '{"format": 2, "gpu": ' + deep()]
+)
 def test_a_damaged_table_is_a_miss_and_is_kept_aside(stage: Stage, tmp_path: Path, text: str) -> None:
     path = tmp_path / FILE
     path.write_text(text)
@@ -169,6 +196,53 @@ def test_a_damaged_table_is_a_miss_and_is_kept_aside(stage: Stage, tmp_path: Pat
     assert chosen(stage)[0] == tables.USER
 
 
+FILES = {
+    "a FIFO": os.mkfifo,
+    "an endless device": lambda path: path.symlink_to("/dev/zero"),
+    "a folder": Path.mkdir,
+    "a loop": lambda path: path.symlink_to(path.name),
+    "too large": lambda path: os.truncate(os.open(path, os.O_WRONLY | os.O_CREAT), MOST + 1),
+}
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("make", FILES.values(), ids=FILES)
+def test_what_is_no_file_that_can_be_read_is_a_miss_named_once(
+    stage: Stage, tmp_path: Path, make: Any, run: Any
+) -> None:
+    """A FIFO was waited for, and what has no end read until memory was full, by each choice and by the doctor."""
+    path = tmp_path / FILE
+    make(path)
+    with pytest.warns(RuntimeWarning, match=f"is not used: .*{FILE}"):
+        assert chosen(stage)[0] == tables.MODEL
+    tables.forget()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert chosen(stage)[0] == tables.MODEL
+    finding = doctor._tables()
+    assert finding.state == "broken" and FILE in finding.text
+    for action in ("--show", "--verify"):
+        code, out, err = run("tune", action)
+        assert code == 0 and FILE in out, err
+    if not path.is_symlink() or path.exists():
+        tables.update(path, table(stage, 2))
+        tables.forget()
+        assert path.with_suffix(".damaged").lstat() and chosen(stage)[0] == tables.USER
+
+
+@pytest.mark.parametrize("indent", [None, 1])
+def test_an_entry_that_is_too_deep_is_a_miss_named_once(stage: Stage, tmp_path: Path, indent: int | None) -> None:
+    path = tmp_path / FILE
+    tables.update(path, table(stage, 2))
+    text = path.read_text() if indent is None else json.dumps(json.loads(path.read_text()), indent=indent)
+    path.write_text(re.sub(r'"why":.*?\}|"us": ?10.0', f'"us": {deep()}', text))
+    with pytest.warns(RuntimeWarning, match="too deep"):
+        assert chosen(stage)[0] == tables.MODEL
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert choose(LAYER, stage.target).source == tables.MODEL
+
+
 def test_a_damaged_line_is_a_miss(stage: Stage, tmp_path: Path) -> None:
     path = tmp_path / FILE
     tables.update(path, table(stage, 2))
@@ -181,20 +255,57 @@ def test_a_damaged_line_is_a_miss(stage: Stage, tmp_path: Path) -> None:
     assert path.with_suffix(".damaged").exists() and len(Table.read(path)) == 1
 
 
-def test_processes_that_write_at_once_lose_nothing(tmp_path: Path) -> None:
-    code = """
-import sys
-from pathlib import Path
-from leanconv.perf.tables import Entry, Table, Timed, update
-for i in range(8):
-    won = Timed("direct", {"threads": 128}, 1.0 + i)
-    entry = Entry((won,), {"auto": won})
-    update(Path(sys.argv[1]), Table({"name": "g"}, {f"conv:n{sys.argv[2]},c{i}": entry, "conv:both": entry}))
-"""
-    path = tmp_path / "t.json"
-    running = [subprocess.Popen([sys.executable, "-c", code, str(path), str(i)]) for i in range(3)]
-    assert [each.wait(60) for each in running] == [0, 0, 0]
-    assert len(json.loads(path.read_text())["problems"]) == 25
+def test_writers_at_once_lose_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each takes so long between reading and writing that without the lock all read the same."""
+    path, real, begun = tmp_path / "t.json", tables._read_for, threading.Barrier(3)
+
+    def slow(*arguments: Any) -> Table:
+        found = real(*arguments)
+        time.sleep(0.1)
+        return found
+
+    def write(i: int) -> None:
+        won = Timed("direct", {"threads": 128}, 1.0 + i)
+        begun.wait()
+        tables.update(path, Table({"name": "g"}, {f"conv:n{i}": Entry((won,), {"auto": won})}))
+
+    tables.update(path, Table({"name": "g"}))
+    monkeypatch.setattr(tables, "_read_for", slow)
+    with ThreadPoolExecutor(3) as pool:
+        list(pool.map(write, range(3)))
+    assert len(json.loads(path.read_text())["problems"]) == 3
+
+
+def test_a_write_that_fails_leaves_the_old_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, real = tmp_path / "t.json", Path.write_text
+    tables.update(path, Table({"name": "g"}, {"conv:a": {"timed": [], "winners": {}}}))
+    before = path.read_text()
+
+    def half(self: Path, text: str, **more: Any) -> None:
+        real(self, text[: len(text) // 2], **more)
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", half)
+    with pytest.raises(OSError, match="No space left"):
+        tables.update(path, Table({"name": "g"}, {"conv:b": {"timed": [], "winners": {}}}))
+    assert path.read_text() == before
+
+
+def test_an_entry_comes_back_whole_and_merges_field_by_field(tmp_path: Path) -> None:
+    won = Timed("direct", {"threads": 128}, 10.0, {"direct": "abc"}, workspace=4, prepared=8, runs=9, why="w", code="c")
+    old = Entry((won,), {"auto": won}, {"torch-fp32": 2.0}, "torch 9")
+    tables.update(tmp_path / "t.json", Table({"name": "g"}, {"conv:a": old}))
+    assert Table.read(tmp_path / "t.json").get("conv:a") == old
+    other = replace(won, config={"threads": 64}, us=20.0)
+    assert old.merged(Entry((other,))) == replace(old, timed=(won, other)), (
+        "what is newer and says nothing takes nothing"
+    )
+    newer = old.merged(Entry(peers={"torch-tf32": 1.0}, versions="torch 10"))
+    assert newer.versions == "torch 10" and newer.peers == {"torch-fp32": 2.0, "torch-tf32": 1.0}
+    again = replace(won, us=5.0)
+    assert old.merged(Entry((again,))).winners == {"auto": again}
+    assert won.fits(12, auto=True) and not won.fits(11, auto=True), "packed weights count"
+    assert won.fits(None, auto=False) and not won.fits(None, auto=True)
 
 
 def test_comments_do_not_make_a_new_version(monkeypatch: pytest.MonkeyPatch, stage: Stage) -> None:

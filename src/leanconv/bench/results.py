@@ -12,7 +12,7 @@ from typing import Any
 
 from leanconv.dtypes import DTYPES, is_narrow
 from leanconv.options import Layout
-from leanconv.runtime.files import write_text
+from leanconv.runtime.files import read_bytes, read_json, write_text
 
 #: The layouts that cuDNN and PyTorch compute in; PyTorch would copy another into one of them in each call.
 PEER_LAYOUTS: tuple[Layout, ...] = ("NCHW", "NHWC")
@@ -79,6 +79,8 @@ class Results:
     #: likewise the element type and the operation
     dtype: str | None = None
     op: str | None = None
+    #: whether Ctrl-C ended this process' run; not in files
+    interrupted = False
 
     @property
     def title(self) -> str:
@@ -103,7 +105,7 @@ class Results:
     def read(cls, path: Path) -> Results:
         """Read a results file. Raises ValueError naming the file when it is not one."""
         try:
-            content = json.loads(Path(path).read_text(encoding="utf-8"))
+            content = read_json(read_bytes(path))
             content["rows"] = [Row(**row) for row in content["rows"]]
             return cls(**content)
         except (ValueError, KeyError, TypeError) as error:

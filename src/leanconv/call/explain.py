@@ -15,7 +15,7 @@ from leanconv.kernels import ALGORITHMS
 from leanconv.perf import tables
 from leanconv.plan import Target
 from leanconv.problem import Problem
-from leanconv.runtime import launch
+from leanconv.runtime import cache, launch
 from leanconv.runtime.driver import CudaUnavailableError
 
 #: The GPU that `explain` assumes where none can be opened: an H200.
@@ -194,15 +194,17 @@ def _on_gpu(problem: Problem, index: int, name: str, limit: int | None, compile_
         workspace_limit=workspace_limit(name, limit), others=_others(candidates, chosen, problem),
         source=chosen.source if chosen else tables.MODEL, times=times, stale=stale,
     )  # fmt: skip
-    if settled is None or device is None:
+    if settled is None or (device is None and not compile_now):
         return explanation
     kernels: tuple[str, ...] = ()
     if compile_now or is_loaded(problem, index, name, limit):
         plan = settled.plan(problem, target)
+        # without a GPU for the assumed one
+        codes = device.compiled(plan) if device else [cache.compiled(each, target.arch) for each in plan.every_launch]
         kernels = tuple(
             f"{each.symbol}: {code.registers} registers, {code.spill_bytes} bytes spilled, {each.grid} blocks of "
             f"{each.block} threads, {each.shared_bytes} bytes of shared memory"
-            for each, code in zip(plan.every_launch, device.compiled(plan), strict=True)
+            for each, code in zip(plan.every_launch, codes, strict=True)
         )
     return replace(explanation, config=str(settled.config), kernels=kernels)
 

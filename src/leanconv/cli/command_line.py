@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 from collections.abc import Sequence
 
@@ -10,8 +11,8 @@ import typer
 from leanconv.runtime.compile import CompileError
 from leanconv.runtime.driver import CudaError
 
-#: Exit codes: something of ours failed; the command or its files are at fault.
-FAILED, MISTAKE = 1, 2
+#: Exit codes: something of ours failed; the command or its files are at fault; Ctrl-C, as shells have it.
+FAILED, MISTAKE, INTERRUPTED = 1, 2, 130
 
 
 def new_app(name: str, description: str) -> typer.Typer:
@@ -31,6 +32,9 @@ def run(app: typer.Typer, name: str, arguments: Sequence[str] | None = None) -> 
 
     ``name`` is what the user types for the application, ``arguments`` are by default those of this process.
     """
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # what a terminal cannot show is a question mark, and no error
+            stream.reconfigure(errors="replace")
     try:
         app(args=None if arguments is None else list(arguments), prog_name=name)
     except (CudaError, CompileError, ImportError, MemoryError) as error:

@@ -73,6 +73,8 @@ def installed() -> list[tuple[str, str]]:
 
 def examine() -> Iterator[Finding]:
     """Look at everything in turn; takes a few seconds, most of them for compiling a kernel."""
+    if mistakes := env.mistakes():
+        yield Finding("environment variables", "broken", "; ".join(mistakes), "set them to what they may say, or unset")
     yield _checked("NumPy arrays on the CPU", lambda: _run_numpy(None))
     gpu = _gpu()
     yield gpu
@@ -215,7 +217,7 @@ def _tables() -> Finding:
         try:
             table = Table.read(path)
             found.append(f"{source} has {len(table)} for {table.gpu.get('name')}{_holding(table, source)}")
-        except ValueError as error:
+        except (OSError, ValueError) as error:
             return Finding(name, "broken", str(error), "move it away; leanconv tune writes a new one")
     return Finding(name, "ok", "; ".join(found) or "there is none; leanconv tune writes one")
 
@@ -247,6 +249,9 @@ def _store() -> Finding:
         return Finding(
             name, "broken", f"{folder} cannot be written ({error})", "set LEANCONV_CACHE_DIR to one that can"
         )
+    if env.cache_limit() == 0:
+        text = "LEANCONV_CACHE_LIMIT=0 keeps no kernel: every process compiles its kernels again"
+        return Finding(name, "absent", text, "leave it out, or set it to bytes such as 256MiB")
     count, total = cache.size()
     return Finding(name, "ok", f"{count} kernels, {total / 1e6:.1f} MB in {folder}")
 

@@ -11,7 +11,7 @@ import typer
 
 import leanconv
 from leanconv.cli import command_line, options
-from leanconv.cli.command_line import FAILED
+from leanconv.cli.command_line import FAILED, INTERRUPTED
 from leanconv.images.borders import BORDERS
 
 _BORDERS = ", ".join(BORDERS)
@@ -132,6 +132,8 @@ def bench(
     if plot and results.rows:
         plots.plot(results, plot)
         print(f"plot: {plot}")
+    if results.interrupted:
+        raise typer.Exit(INTERRUPTED)
     if results.own_failed or not results.rows:
         raise typer.Exit(FAILED)
 
@@ -154,7 +156,9 @@ def filter_file(
             help="gaussian:SIZE[:SIGMA], box:SIZE, sobel-x, sobel-y, laplacian, sharpen, emboss, or FILE.npy.",
         ),
     ],
-    border: Annotated[str, typer.Option(help=f"One of {_BORDERS}, or SciPy's or OpenCV's name.")] = "reflect101",
+    border: Annotated[
+        str, typer.Option(help=f"One of {_BORDERS}, or a name or number of SciPy's or OpenCV's.")
+    ] = "reflect101",
     value: Annotated[float, typer.Option(help="The constant border's pixel.")] = 0,
     delta: Annotated[float, typer.Option(help="Added to every pixel; 128 shows both signs of a sobel.")] = 0,
     absolute: Annotated[bool, typer.Option("--absolute", help="Take absolute values, before adding delta.")] = False,
@@ -178,8 +182,9 @@ def filter_file(
     else:
         weights = filters.from_words(kernel)
     picture = images.read(source)
+    named = int(border) if border.isdecimal() else border
     done = images.filtered(
-        picture, weights, border=border, value=value, delta=delta, absolute=absolute, device=device
+        picture, weights, border=named, value=value, delta=delta, absolute=absolute, device=device
     )  # fmt: skip
     images.write(target, done)
     shape = "x".join(map(str, done.array().shape))
@@ -195,7 +200,7 @@ def explain(
         str | None, typer.Option(help="cuda, cuda:N or cpu; by default the GPU, if there is one.")
     ] = None,
     algorithm: Annotated[str, typer.Option(help="An algorithm's name, to hear whether it can.")] = "auto",
-    compile: Annotated[bool, typer.Option("--compile", help="Compile the kernels and print their registers.")] = False,
+    compile: Annotated[bool, typer.Option("--compile", help="Compile the kernels, without a GPU an H200's.")] = False,
     workspace_limit: options.Limit = None,
 ) -> None:
     """Say which algorithm would run for a problem, why, and why not the others.
@@ -208,7 +213,9 @@ def explain(
 
     parsed = parse_problem(problem)
     if device is None:
-        device = "cpu" if why_no_gpu() else "cuda"
+        device = "cpu" if why_no_gpu() and not compile else "cuda"
+    if compile and device == "cpu":
+        raise ValueError("--compile is for a GPU, and --device is cpu: leave one out")
     limit = _bytes(workspace_limit)
     print(leanconv.explain(parsed, device=device, algorithm=algorithm, compile=compile, workspace_limit=limit))
 

@@ -11,14 +11,14 @@ import struct
 import warnings
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
 from leanconv.api import filter2d
 from leanconv.dtypes import FILTERS
 from leanconv.options import border_name
-from leanconv.runtime.files import whole
+from leanconv.runtime.files import open_regular, whole
 
 #: Integers of at most 16 bits are exact in float32; they are filtered in it, then rounded and clipped to their range.
 _NARROW = ("uint8", "int8", "uint16", "int16")
@@ -48,7 +48,7 @@ def filtered(
     picture: Picture,
     kernel: np.ndarray,
     *,
-    border: str = "reflect101",
+    border: str | int = "reflect101",
     value: float = 0,
     delta: float = 0,
     absolute: bool = False,
@@ -65,6 +65,9 @@ def filtered(
     if not narrow and dtype.name not in FILTERS:
         *most, last = FILTERS
         raise ValueError(f"dtype {dtype} cannot be filtered; it must be {', '.join((*_NARROW, *most))} or {last}")
+    for name, number in (("delta", delta), ("value", value)):
+        if dtype.kind in "iu" and not math.isfinite(number):
+            raise ValueError(f"{name}={number} is no number that pixels of {dtype} can have; give a finite one")
     work = planes.astype(np.float32) if narrow else planes.astype(dtype.newbyteorder("="), copy=False)
     weights = kernel.astype(work.dtype)
     if work.dtype == np.int32 and not np.array_equal(weights, kernel):
@@ -117,13 +120,14 @@ def read(path: Path) -> Picture:
 def _decoded(path: Path) -> tuple[Any, str, bytes | None]:
     """Pillow's image, upright, its format and its colour profile. Raises ValueError for what `read` refuses."""
     pillow, operations = _pillow()
+    file = open_regular(path)
     try:
         # the user has named this file, and Pillow refuses twice as many pixels as it warns of
-        with warnings.catch_warnings():
+        with file, warnings.catch_warnings():
             warnings.simplefilter("ignore", pillow.DecompressionBombWarning)
-            with pillow.open(path) as image:
+            with pillow.open(file) as image:
                 frames, kind, icc_profile = getattr(image, "n_frames", 1), image.format, image.info.get("icc_profile")
-                bits, mode = _bits(path, image), image.mode
+                bits, mode = _bits(file, image), image.mode
                 if frames == 1:
                     image = operations.exif_transpose(image)
     except pillow.DecompressionBombError as error:
@@ -145,11 +149,15 @@ def _decoded(path: Path) -> tuple[Any, str, bytes | None]:
     return image, kind, icc_profile
 
 
-def _bits(path: Path, image: Any) -> int:
+def _bits(file: BinaryIO, image: Any) -> int:
     """Bits of a channel in the file, as far as its format has more than 8; Pillow tells only those that it reads."""
     if image.format == "TIFF":
         return int(max(image.tag_v2.get(258, (1,))))  # BitsPerSample
-    head = path.read_bytes() if image.format in ("PNG", "SGI", "PPM", "JPEG2000") else b""
+    at, head = file.tell(), b""
+    if image.format in ("PNG", "SGI", "PPM", "JPEG2000"):
+        file.seek(0)
+        head = file.read()
+        file.seek(at)
     if image.format == "PNG":
         return head[24]  # IHDR, the first chunk, has the depth behind width and height
     if image.format == "SGI":
@@ -192,14 +200,19 @@ def write(path: Path, picture: Picture) -> None:
         except (OSError, KeyError, ValueError, struct.error, OverflowError) as error:
             if isinstance(error, OSError) and error.errno is not None:
                 raise
-            raise ValueError(f"{path}: {error.args[0] if error.args else error}") from error
+            advice = f"{path.suffix} may not hold {planes.dtype}"
+            if picture.alpha is not None:
+                advice += " with transparency; write a .png file, which holds it, or a picture without"
+            else:
+                advice += "; make it uint8 or uint16 first, or write a .tif or a .npy file"
+            raise ValueError(f"{path}: {error.args[0] if error.args else error}: {advice}") from error
 
 
 def read_array(path: Path) -> np.ndarray:
     """The array in a .npy file. Raises ValueError where it holds none, OSError where it cannot be read."""
     form = np.lib.format
     try:
-        with open(path, "rb") as file:
+        with open_regular(path) as file:
             if file.read(4) == b"PK\3\4":
                 raise ValueError("it is an archive of several arrays")
             file.seek(0)
@@ -208,11 +221,12 @@ def read_array(path: Path) -> np.ndarray:
             header = form.read_array_header_1_0 if version == (1, 0) else form.read_array_header_2_0
             shape, _, dtype = header(file)
             there = os.fstat(file.fileno()).st_size - file.tell()
-        needed = math.prod(shape) * dtype.itemsize
-        if min(shape, default=0) < 0 or needed > there:
-            claim = f"{dtype} of shape {shape}, {needed} bytes"
-            raise ValueError(f"its header claims {claim}, and {there} follow; the file is damaged or cut off")
-        array: np.ndarray = np.load(path, allow_pickle=False)
+            needed = math.prod(shape) * dtype.itemsize
+            if min(shape, default=0) < 0 or needed > there:
+                claim = f"{dtype} of shape {shape}, {needed} bytes"
+                raise ValueError(f"its header claims {claim}, and {there} follow; the file is damaged or cut off")
+            file.seek(0)
+            array: np.ndarray = np.load(file, allow_pickle=False)
     except (OSError, MemoryError):
         raise
     except Exception as error:

@@ -148,12 +148,13 @@ def show() -> None:
         empty = False
         try:
             table = Table.read(path)
-        except TableError as error:
+            keys = sorted(table)
+        except (OSError, TableError) as error:
             print(error)
             continue
         screen = _table("runs", "µs", "candidates", "others")
         print(f"{source}: {path}")
-        for key in sorted(table):
+        for key in keys:
             entry = table.get(key)
             for limit, won in () if entry is None else entry.winners.items():
                 problem = key if limit == tables.NO_LIMIT else f"{key} (workspace_limit {limit})"
@@ -183,7 +184,8 @@ def check(device: str) -> bool:
 def _check(source: str, path: Path, target: Target, device: Any, clock: Any) -> bool:
     try:
         table = Table.read(path)
-    except TableError as error:
+        len(table)
+    except (OSError, TableError) as error:
         print(error)
         return True
     if table.gpu != tables.gpu_record(target):

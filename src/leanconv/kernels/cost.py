@@ -20,6 +20,7 @@ from leanconv.kernels.contract import Algorithm, ceil_div
 from leanconv.perf import tables
 from leanconv.plan import Target
 from leanconv.problem import ConvProblem, Problem
+from leanconv.runtime.files import read_bytes, read_json
 
 S = TypeVar("S", bound="Speeds")
 
@@ -210,7 +211,7 @@ def known(model: str) -> Mapping[str, Fit]:
     """The fits of a GPU model by group; none where there is no such file, or a damaged one."""
     found: dict[str, Fit] = {}
     with suppress(OSError, ValueError, TypeError, AttributeError):
-        record = json.loads(file_of(model).read_text(encoding="utf-8"))
+        record = read_json(read_bytes(file_of(model)))
         found = {
             str(name): Fit(*(float(each.get(field, default)) for field, default in Fit._field_defaults.items()))
             for name, each in record["fits"].items()

@@ -13,7 +13,8 @@ version.
 
 The shipped table, ``perf/<gpu>/winners.json``, has the same form with the winners alone. It is made for a release and
 valid for the release: each winner has a hash of its machine code (``code``, made by ``compiler``), which `leanconv tune
---verify` compares. The user's tables come first, then the shipped one. Whatever cannot be read is a miss.
+--verify` compares. The user's tables come first, then the shipped one. Whatever cannot be read is a miss, which a
+warning names once.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from collections.abc import Container, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -33,8 +35,8 @@ from leanconv.plan import Plan, Target
 from leanconv.problem import Problem
 from leanconv.runtime import cache as kernel_cache
 from leanconv.runtime import env
-from leanconv.runtime.errors import LeanconvError
-from leanconv.runtime.files import whole
+from leanconv.runtime.errors import LeanconvError, warn_once
+from leanconv.runtime.files import read_bytes, read_json, whole
 
 #: Counts up when what a table says has another meaning: others are refused by name.
 FORMAT = 2
@@ -51,6 +53,9 @@ _COMMENT = re.compile(rb"//[^\n]*|/\*.*?\*/", re.DOTALL)
 
 class TableError(LeanconvError, ValueError):
     """A table that cannot be read, or is not to be overwritten; the message has its path."""
+
+    #: of another version of leanconv: ``"older"`` or ``"newer"``
+    age = ""
 
 
 @dataclass(frozen=True)
@@ -129,11 +134,18 @@ class Entry:
         known = Timed.__dataclass_fields__
         timed = tuple(Timed(**{"us": None} | {k: v for k, v in each.items() if k in known}) for each in record["timed"])
         for each in timed:
-            if not isinstance(each.algorithm, str) or not (each.us is None or each.us > 0):
-                raise ValueError(each)
-            dict(each.config), dict(each.kernels)
+            typed = all(isinstance(number, int) for number in (each.workspace, each.prepared, each.runs))
+            texts = each.algorithm, each.why, each.code, *each.kernels.values()
+            typed &= all(isinstance(text, str) for text in texts)
+            typed &= all(isinstance(value, (int, str)) for value in each.config.values())
+            if not typed or not (each.us is None or 0 < each.us < inf):
+                raise ValueError(f"{each} is no candidate")
         winners = {str(limit): timed[place] for limit, place in record["winners"].items() if 0 <= place < len(timed)}
+        if not all((limit == NO_LIMIT or limit.isdecimal()) and won.us for limit, won in winners.items()):
+            raise ValueError(f"winners {winners}")
         peers = {str(name): float(us) for name, us in record.get("peers", {}).items()}
+        if not all(0 < us < inf for us in peers.values()):
+            raise ValueError(f"peers that took {peers}")
         return cls(timed, winners, peers, str(record.get("versions", "")))
 
 
@@ -179,41 +191,47 @@ class Table:
     """A table in memory. A line is found and parsed when its problem is first looked up: 2 MB are read in 2 ms."""
 
     def __init__(
-        self, gpu: Mapping[str, Any], lines: Mapping[str, Any] | None = None, body: str = "", compiler: str = ""
-    ) -> None:
+        self, gpu: Mapping[str, Any], lines: Mapping[str, Any] | None = None, body: str = "", compiler: str = "",
+        name: str = "a table",
+    ) -> None:  # fmt: skip
         """``lines`` has what each problem has in the file, as JSON or an Entry; or ``body`` is the lines themselves.
 
-        ``compiler`` is the version that made the machine code of a shipped table.
+        ``compiler`` is the version that made the machine code of a shipped table, ``name`` that of the file.
         """
-        self.gpu, self.compiler = dict(gpu), compiler
+        self.gpu, self.compiler, self.name = dict(gpu), compiler, name
         self._known: dict[str, Any] = dict(lines or {})
         self._body = body
 
     @classmethod
     def read(cls, path: Path) -> Table:
-        """Raises OSError where there is no such file, TableError for one that is damaged or too new."""
-        text = path.read_text(encoding="utf-8", errors="replace")
+        """Raises OSError where a file is not there or refused, TableError where it is damaged or of another version."""
+        try:
+            text = read_bytes(path).decode(errors="replace")
+        except ValueError as error:
+            raise TableError(str(error)) from None
         head, _, body = text.partition('"problems": {\n')
         # as we write it; else as anybody may
         ours = body.endswith("\n}}\n")
         try:
-            header = json.loads(head + '"problems": {}}' if ours else text)
+            header = read_json(head + '"problems": {}}' if ours else text)
             form, gpu, lines = header["format"], dict(header["gpu"]), dict(header["problems"])
             compiler = str(header.get("compiler", ""))
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise TableError(f"{path} is no table of tuned problems, or a damaged one: {error}") from None
         if form != FORMAT:
-            age = "an older" if isinstance(form, int) and form < FORMAT else "a newer"
-            raise TableError(f"{path} is from {age} version of leanconv: its format is {form}, not {FORMAT}")
-        return cls(gpu, lines, "\n" + body if ours else "", compiler)
+            age = "older" if isinstance(form, int) and form < FORMAT else "newer"
+            refused = TableError(f"{path} is of an {age} version of leanconv: its format is {form}, not {FORMAT}")
+            refused.age = age
+            raise refused
+        return cls(gpu, lines, "\n" + body if ours else "", compiler, str(path))
 
     @property
     def _lines(self) -> dict[str, Any]:
-        """Everything, by problem. Raises ValueError where a line is none."""
+        """Everything, by problem. Raises TableError where a line is none."""
         if self._body:
             found = {json.loads(key): entry for key, entry in _LINE.findall(self._body)}
             if len(found) != self._body.count("\n") - 2:
-                raise ValueError("a line is damaged, or there twice")
+                raise TableError(f"{self.name} is a damaged table: a line cannot be read, or is there twice")
             self._known, self._body = {**found, **self._known}, ""
         return self._known
 
@@ -225,13 +243,15 @@ class Table:
         return None if at < 0 else self._body[at + len(start) : self._body.index("\n", at + 1)].rstrip(",")
 
     def get(self, problem: Problem | str) -> Entry | None:
-        """What is known of a problem; None for nothing, or for what cannot be read."""
+        """What is known of a problem; None for nothing and, with a warning at the first, for what cannot be read."""
         key = problem if isinstance(problem, str) else words.format_problem(problem)
         entry = self._find(key)
         if entry is not None and not isinstance(entry, Entry):
             try:
-                entry = Entry.from_json(json.loads(entry) if isinstance(entry, str) else entry)
-            except (ValueError, TypeError, KeyError, AttributeError, IndexError):
+                entry = Entry.from_json(read_json(entry) if isinstance(entry, str) else entry)
+            except (ValueError, TypeError, KeyError, AttributeError, IndexError) as error:
+                text = f"{self.name} has nothing that can be read for {key}: {type(error).__name__}: {error}"
+                warn_once(f"entries of {self.name}", text[:500])
                 return None
             self._known[key] = entry
         return entry
@@ -288,9 +308,10 @@ def _read_for(path: Path, gpu: Mapping[str, Any]) -> Table:
         table = Table.read(path)
         len(table)
     except ValueError as error:
-        if "newer version" in str(error):
+        age = getattr(error, "age", "")
+        if age == "newer":
             raise
-        path.replace(path.with_suffix(".older" if "older version" in str(error) else ".damaged"))
+        path.replace(path.with_suffix(f".{age or 'damaged'}"))
         return Table(gpu)
     if table.gpu != gpu:
         raise TableError(f"{path} is for {_words(table.gpu)}, not for {_words(gpu)}: it is not overwritten")
@@ -330,9 +351,13 @@ def table_of(folder: Path, target: Target) -> Table | None:
     """The table of a GPU in a folder; None where there is none that holds for it."""
     key = folder, target
     if key not in _tables:
-        found = None
-        with suppress(OSError, TableError):
-            found = Table.read(path_of(folder, target.model))
+        found, path = None, path_of(folder, target.model)
+        try:
+            found = Table.read(path)
+        except FileNotFoundError:
+            pass
+        except (OSError, TableError) as error:
+            warn_once(str(path), f"a table of tuned problems is not used: {error}")
         _tables[key] = found if found is not None and found.gpu == gpu_record(target) else None
     return _tables[key]
 

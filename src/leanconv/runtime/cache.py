@@ -13,10 +13,8 @@ import itertools
 import json
 import os
 import re
-import stat
 import sys
 import time
-import warnings
 from contextlib import nullcontext, suppress
 from functools import cache
 from pathlib import Path
@@ -26,13 +24,14 @@ from leanconv.runtime import compile as compiler
 from leanconv.runtime import env
 from leanconv.runtime.compile import INCLUDE, Compiled, CompileError
 from leanconv.runtime.driver import CudaUnavailableError
-from leanconv.runtime.files import whole
+from leanconv.runtime.errors import warn_once
+from leanconv.runtime.files import read_bytes, read_json, whole
 from leanconv.runtime.process_lock import process_lock
 
 SUFFIX = ".cubin"
 #: counts up when the file format changes
 _FORMAT = 1
-_FIGURES = ("symbol", "arch", "registers", "spill_bytes", "stack_bytes")
+_FIGURES = {"symbol": str, "arch": str, "registers": int, "spill_bytes": int, "stack_bytes": int}
 #: What to do where the compiler is not installed.
 INSTALL_COMPILER = "pip install 'leanconv[cu13]' (or 'leanconv[cu12]' for a driver below CUDA 13)"
 _INCLUDE = re.compile(rb"^\s*#\s*include\s*[<\"]([^>\"]+)[>\"]", re.MULTILINE)
@@ -106,38 +105,30 @@ def directory() -> Path | None:
 
 
 def load(name: str) -> Compiled | None:
-    """The entry called ``name``, or None where it is absent, unreadable, corrupt, or not to be trusted; see _read."""
+    """The entry called ``name``; None where it is absent and, with a warning at the first time, where it cannot be read
+    or trusted.
+    """
     folder = directory()
     if folder is None:
         return None
+    path = folder / f"{name}{SUFFIX}"
     try:
-        cubin, _, record = _read(folder / f"{name}{SUFFIX}").rpartition(b"\n")
-        figures = json.loads(record)
+        # NOTE: its machine code would run with this user's rights, and anybody can put a file into a folder that
+        # everybody may write to. A link could stand for another kernel of ours.
+        cubin, _, record = read_bytes(path, trusted=True).rpartition(b"\n")
+        figures = read_json(record)
         if figures.pop("sha256") != hashlib.sha256(cubin).hexdigest():
-            return None
+            raise ValueError("its checksum differs")
+        if {name: type(figure) for name, figure in figures.items()} != _FIGURES:
+            raise ValueError("its figures are others")
         return Compiled(cubin=cubin, **figures)
-    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        warn_once(str(folder), f"{path} is compiled again, as it cannot be used: {type(error).__name__}: {error}")
         return None
 
 
-def _read(path: Path) -> bytes:
-    """The content of a regular file that belongs to this user or to root.
-
-    Raises OSError for any other. Its machine code would run with this user's rights, and anybody can put a file into a
-    folder that everybody may write to. A symlink is refused too: it could stand for another kernel of ours.
-    """
-    # NOTE: without O_NONBLOCK a FIFO is waited for at opening. What is checked is what is open, not what has the name.
-    flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOFOLLOW", 0)
-    with open(os.open(path, flags), "rb") as file:
-        status = os.fstat(file.fileno())
-        if not stat.S_ISREG(status.st_mode):
-            raise OSError(f"{path} is no regular file")
-        if hasattr(os, "geteuid") and status.st_uid not in (os.geteuid(), 0):
-            raise PermissionError(f"{path} belongs to user {status.st_uid}, neither this user nor root")
-        return file.read()
-
-
-_warned: set[str] = set()
 #: counts what this process stores; the folder's size is looked at after the first kernel, and then after every so many
 _stores = itertools.count()
 _SHRINK_EVERY = 64
@@ -150,21 +141,20 @@ def store(name: str, compiled: Compiled) -> None:
         return
     record = {field: getattr(compiled, field) for field in _FIGURES}
     record["sha256"] = hashlib.sha256(compiled.cubin).hexdigest()
+    content, limit = compiled.cubin + b"\n" + json.dumps(record).encode(), env.cache_limit()
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with whole(folder / f"{name}{SUFFIX}", follow=False) as file:
-            file.write_bytes(compiled.cubin + b"\n" + json.dumps(record).encode())
+        if len(content) <= limit:
+            with whole(folder / f"{name}{SUFFIX}", follow=False) as file:
+                file.write_bytes(content)
         if next(_stores) % _SHRINK_EVERY == 0:
-            shrink(env.cache_limit())
+            shrink(limit)
     except OSError as error:
-        if str(folder) not in _warned:
-            _warned.add(str(folder))
-            warnings.warn(
-                f"compiled kernels cannot be kept in {folder} ({error}); every process compiles them again. "
-                "Set LEANCONV_CACHE_DIR to a writable folder.",
-                RuntimeWarning,
-                stacklevel=2,
-            )
+        warn_once(
+            f"writing {folder}",
+            f"compiled kernels cannot be kept in {folder} ({error}); every process compiles them again. "
+            "Set LEANCONV_CACHE_DIR to a writable folder.",
+        )
 
 
 #: names of what this process has compiled, and not another one at the same time

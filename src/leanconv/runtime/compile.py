@@ -119,7 +119,20 @@ def _figure(pattern: str, log: str) -> int:
 
 
 def compile_source(text: str, symbol: str, arch: str) -> Compiled:
-    """Compile one translation unit for ``arch``. Raises CompileError when the compiler refuses it."""
+    """Compile one translation unit for ``arch``. Raises CompileError when the compiler refuses it.
+
+    The process' end waits for it, in a daemon thread too: NVRTC crashes where its library ends before its threads.
+    """
+    if not threading.current_thread().daemon:
+        return _compile_source(text, symbol, arch)
+    from concurrent.futures import ThreadPoolExecutor
+
+    # threads of a pool end before the process does, and none begins afterwards
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(_compile_source, text, symbol, arch).result()
+
+
+def _compile_source(text: str, symbol: str, arch: str) -> Compiled:
     # NOTE: two threads that import cuda.core at the same time see half of it
     with _importing:
         from cuda.core import Program, ProgramOptions

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import re
-import warnings
 from collections.abc import Callable
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+from leanconv.runtime.errors import warn_once
+
+T = TypeVar("T")
 #: name -> what it does; the README's table is this one
 VARIABLES = {
     "LEANCONV_CACHE_DIR": "folder of the compiled kernels (default: $XDG_CACHE_HOME/leanconv or ~/.cache/leanconv)",
@@ -46,18 +48,13 @@ def cache_dir() -> Path | None:
             return Path(named).expanduser()
         return (Path(base) if base else Path.home() / ".cache") / "leanconv"
     except RuntimeError as error:
-        _warn_of_no_home(named or "~/.cache", str(error))
+        folder = named or "~/.cache"
+        warn_once(
+            folder,
+            f"compiled kernels cannot be kept: {folder} is in a home folder, and this user has none ({error}); every "
+            "process compiles them again. Set LEANCONV_CACHE_DIR to a writable folder.",
+        )
         return None
-
-
-@cache
-def _warn_of_no_home(folder: str, reason: str) -> None:
-    warnings.warn(
-        f"compiled kernels cannot be kept: {folder} is in a home folder, and this user has none ({reason}); every "
-        "process compiles them again. Set LEANCONV_CACHE_DIR to a writable folder.",
-        RuntimeWarning,
-        stacklevel=3,
-    )
 
 
 def cache_disabled() -> bool:
@@ -65,9 +62,38 @@ def cache_disabled() -> bool:
     return os.environ.get("LEANCONV_NO_CACHE", "0") not in ("", "0")
 
 
+def _limit_of_cache(text: str) -> int:
+    return parse_bytes("LEANCONV_CACHE_LIMIT", text)
+
+
 def cache_limit() -> int:
-    """Bytes that the folder of compiled kernels may take. ValueError where LEANCONV_CACHE_LIMIT is no such number."""
-    return parse_bytes("LEANCONV_CACHE_LIMIT", os.environ.get("LEANCONV_CACHE_LIMIT") or "1GiB")
+    """Bytes that the folder of compiled kernels may take; what LEANCONV_CACHE_LIMIT says, if it is such a number."""
+    return _or_usual("LEANCONV_CACHE_LIMIT", _limit_of_cache, "1GiB")
+
+
+def _or_usual(name: str, parse: Callable[[str], T], usual: str) -> T:
+    """What a variable says; the usual, with a warning at the first time, where it says nothing that is known."""
+    try:
+        return parse(os.environ.get(name) or usual)
+    except ValueError as error:
+        warn_once(name, f"{error}; {usual} is taken")
+        return parse(usual)
+
+
+def mistakes() -> list[str]:
+    """What is wrong with the values of variables."""
+    found = []
+    for name, parse in (
+        ("LEANCONV_CACHE_LIMIT", _limit_of_cache),
+        ("LEANCONV_TUNING", _known_mode),
+        ("LEANCONV_WORKSPACE_LIMIT", lambda text: parse_bytes("LEANCONV_WORKSPACE_LIMIT", text)),
+    ):
+        try:
+            if text := os.environ.get(name):
+                parse(text)
+        except ValueError as error:
+            found.append(str(error))
+    return found
 
 
 def parse_bytes(name: str, text: str) -> int:
@@ -87,12 +113,15 @@ def workspace_limit() -> int | None:
     return parse_bytes("LEANCONV_WORKSPACE_LIMIT", text) if text else None
 
 
-def tuning_mode() -> str:
-    """What LEANCONV_TUNING says, one of TUNING_MODES. ValueError for anything else."""
-    mode = os.environ.get("LEANCONV_TUNING") or "on"
+def _known_mode(mode: str) -> str:
     if mode not in TUNING_MODES:
         raise ValueError(f"LEANCONV_TUNING={mode!r} is not known; choose one of {', '.join(TUNING_MODES)}")
     return mode
+
+
+def tuning_mode() -> str:
+    """What LEANCONV_TUNING says, if it is one of TUNING_MODES."""
+    return _or_usual("LEANCONV_TUNING", _known_mode, "on")
 
 
 def tuning_dir() -> Path | None:
