@@ -184,9 +184,10 @@ def mirrored_taps(problem: ConvProblem, part: PartialConvolution) -> Constants:
 
 
 def prepared_bytes(problem: ConvProblem) -> int:
-    """Bytes of the rearranged filters: as many as the filters have, none where all windows read only padding."""
+    """Bytes of filters that are rearranged, or rounded: as many as the filters have, none of a gradient of zeros, where
+    all windows read only padding."""
     weights = problem.k * problem.group_c * problem.r * problem.s
-    return item_bytes(problem.dtype) * weights if parts(problem) else 0
+    return item_bytes(problem.dtype) * weights if single_parts(problem) else 0
 
 
 def filter_launch(problem: ConvProblem, first_weight: int = 0) -> Launch:
