@@ -11,12 +11,13 @@ import pytest
 
 import leanconv
 from leanconv.cpu import CPU_ALGORITHMS, oracle
+from leanconv.dtypes import is_narrow
 from leanconv.kernels.contract import GpuAlgorithm
 from leanconv.kernels.winograd_matrices import WIDTHS, Matrices, matrices
 from leanconv.plan import Plan, Target
 from leanconv.problem import ConvProblem
-from report.data import KINDS, draw
-from tests import cases, emulator, proof
+from report.data import DECADES, KINDS, draw
+from tests import cases, emulator, proof, selection
 from tests.cases import TARGETS
 from tests.variants import VARIANTS
 
@@ -62,6 +63,69 @@ def test_algorithms_keep_the_bound_on_a_gpu(algorithm: GpuAlgorithm, problem: Co
     from leanconv.runtime.launch import open_device
 
     check(algorithm, problem, proof.run_on_gpu, open_device(0).target)
+
+
+LAYER = ConvProblem(2, 40, 6, 8, 72, 3, 3, padding=(1, 1, 1, 1), layout="NHWC")
+FILTERS = ConvProblem(16, 32, 6, 8, 64, 3, 3, padding=(1, 1, 1, 1), layout="NHWC", op="wgrad")
+DEPTHWISE = ConvProblem(4, 6, 9, 12, 6, 3, 3, padding=(1, 1, 1, 1), groups=6)
+ROW = ConvProblem(2, 3, 1, 24, 3, 1, 4, padding=(0, 0, 3, 0), groups=3)
+#: Layers that each kernel without transforms takes one of, at least.
+ANY_RANGE = (
+    *(replace(each, precision=level) for each in (LAYER, FILTERS) for level in ("fp32", "tf32")),
+    *(replace(each, layout="NCHW", dtype=dtype) for each in (LAYER, FILTERS) for dtype in ("float32", "float16")),
+    *(replace(LAYER, dtype="bfloat16"), replace(LAYER, op="dgrad"), replace(LAYER, bias=True, layout="CHWN")),
+    *(DEPTHWISE, replace(DEPTHWISE, op="wgrad"), replace(DEPTHWISE, op="dgrad"), replace(DEPTHWISE, k=12), ROW),
+)
+
+
+def each_without_transforms() -> list[Any]:
+    """Every kernel on each of the layers that it takes; ``make test`` plays one of each kernel and arithmetic."""
+    found = [
+        (algorithm, problem)
+        for problem in ANY_RANGE
+        for algorithm in VARIANTS
+        if "winograd" not in algorithm.stem and not algorithm.reasons(problem, TARGETS[0])
+    ]
+    few = selection.cover(found, lambda each: [(each[0].stem, each[0].arithmetic(each[1]))])
+    return selection.marked(found, few, lambda each: (each, f"{each[0].stem} {each[1]}"))
+
+
+def check_each_output(
+    algorithm: GpuAlgorithm, problem: ConvProblem, run: Callable[[Plan, dict[str, Any]], None], target: Target
+) -> None:
+    """No output is off by more than `oracle.output_bound`. What is lost below the largest number shows in fp32."""
+    plan = algorithm.plan(problem, next(iter(algorithm.configs(problem, target))), target)
+    arithmetic, unit = algorithm.arithmetic(problem), oracle.FLOAT32_UNIT
+    for kind in ("zero-mean",) if is_narrow(problem.dtype) else DECADES:
+        x, w = draw(problem, kind)
+        bias = cases.draw_conv(problem, "zero-mean")["bias"]
+        first, second, *_, written = problem.operands
+        y = np.full(problem.y_shape, np.nan, problem.dtype)
+        run(plan, {first.role: x, second.role: w, "bias": bias, written.role: y})
+        error = abs(y.astype(np.float64) - oracle.conv2d(problem, x, w, bias))
+        assert (error <= oracle.output_bound(problem, x, w, bias, arithmetic)).all(), kind
+        if arithmetic == "fp16x3" and kind == DECADES[1]:
+            own = oracle.conv2d(replace(problem, bias=False), abs(x), abs(w))
+            assert (error > (problem.terms + 160) * unit * own).any(), "the term of the largest product is needed"
+
+
+@pytest.mark.parametrize(("algorithm", "problem"), each_without_transforms())
+def test_no_output_is_off_by_more_than_its_bound(algorithm: GpuAlgorithm, problem: ConvProblem) -> None:
+    def run(plan: Plan, values: dict[str, Any]) -> None:
+        emulator.run_plan(plan, values, orders=("ascending",))
+
+    check_each_output(algorithm, problem, run, TARGETS[0])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("algorithm", "problem"), each_without_transforms())
+def test_no_output_is_off_by_more_than_its_bound_on_a_gpu(algorithm: GpuAlgorithm, problem: ConvProblem) -> None:
+    from leanconv.runtime.launch import open_device
+
+    target = open_device(0).target
+    if reasons := algorithm.reasons(problem, target):
+        pytest.skip("; ".join(reasons))
+    check_each_output(algorithm, problem, proof.run_on_gpu, target)
 
 
 @pytest.mark.parametrize("algorithm", CPU_ALGORITHMS, ids=lambda algorithm: algorithm.stem)

@@ -5,16 +5,18 @@ Kernels meet it in test_algorithms.py too, on the gradient cases.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from itertools import product
 from math import gcd
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from leanconv.call.choose import NoAlgorithmError, choose
+from leanconv.call.choose import NoAlgorithmError, by_model, choose
 from leanconv.cpu import CPU_ALGORITHMS, oracle
 from leanconv.kernels.common import input_gradient
 from leanconv.kernels.simt.implicit_gemm import segment_launch
@@ -174,6 +176,27 @@ def test_few_launches_serve_many_phases():
         "halved": (1, 1),
         "patches": (1, 1),
     }
+
+
+@pytest.mark.parametrize("problem", [*USUAL.values(), *(case.problem for case in GRADIENT_CASES)], ids=str)
+def test_equal_phases_are_counted(problem: ConvProblem) -> None:
+    single = input_gradient.single_parts(problem)
+    distinct = input_gradient.distinct_parts(problem)
+    assert Counter(part.problem for part in single) == {part.problem: part.times for part in distinct}
+    assert [replace(part, times=1) for part in distinct] == [
+        next(part for part in single if part.problem == each.problem) for each in distinct
+    ]
+
+
+@pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_the_choice_asks_for_equal_phases_once(layout: Any, dtype: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A patch embedding's gradient has 256 phases, which are all alike: only plans need each of them."""
+    problem = replace(USUAL["patches"], layout=layout, dtype=dtype, n=65)
+    assert [part.times for part in input_gradient.distinct_parts(problem)] == [256]
+    monkeypatch.setattr(input_gradient, "_all_phases", lambda _: pytest.fail("all phases were made"))
+    by_model(problem, TARGETS[0])
+    assert not NAMED["tensor_gemm"].reasons(replace(problem, dtype="float32"), TARGETS[0])
 
 
 def test_prepared_filters_are_no_workspace_and_count_where_a_limit_is_given():

@@ -41,3 +41,9 @@ def test_integers_of_eleven_bits_are_exact():
     config = next(iter(TF32.configs(problem, TARGETS[0])))
     proof.run_on_emulator(TF32.plan(problem, config, TARGETS[0]), {"x": x, "w": w, "bias": None, "y": y})
     assert (y == oracle.conv2d(problem, x, w)).all()
+
+
+def test_filters_are_rounded_where_all_windows_read_padding():
+    """Such a layer's gradient needs no filters; the layer itself multiplies them by zeros."""
+    problem = ConvProblem(2, 32, 1, 6, 32, 1, 3, stride=(2, 1), padding=(1, 1, 1, 1), layout="NHWC", precision="tf32")
+    proof.check(TF32, problem, kinds=("zero-mean",))

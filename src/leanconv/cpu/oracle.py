@@ -11,7 +11,7 @@ from dataclasses import replace
 import numpy as np
 
 from leanconv.dtypes import DTYPES, accumulator, is_integer, is_narrow
-from leanconv.kernels.contract import ceil_div
+from leanconv.kernels.contract import Arithmetic, ceil_div
 from leanconv.kernels.winograd_matrices import Matrices, transforms
 from leanconv.options import Layout
 from leanconv.problem import ConvProblem, FilterProblem
@@ -354,6 +354,37 @@ def tier_bound(problem: ConvProblem, worst: bool = False) -> float:
         return plain
     served = transforms(problem.s, problem.r, problem.precision)
     return max([plain, *(absolute_bound(problem, *way, worst=worst) for way in served)])
+
+
+def output_bound(
+    problem: ConvProblem, x: np.ndarray, w: np.ndarray, bias: np.ndarray | None, arithmetic: Arithmetic
+) -> np.ndarray:
+    """How far each output may be off on data of any kind, of a kernel without transforms that multiplies by
+    ``arithmetic``.
+
+    In units of the output's own |w| ∗ |x|: K for float32 FMAs. Three products of float16: K + 160, of which 12 are bits
+    that the split and the fourth product leave out, and 136 what the tensor core cuts off in the 4 steps of a stage's
+    large products, each 17 terms. Sums that stay in the tensor core: 3 K. Operands rounded to 11 bits: 2⁻¹⁰ more.
+
+    A float16 below 2⁻¹⁴ is subnormal. So of a float32 that is split, or rounded to one, 2⁻³⁹ of the largest number with
+    the same scale may be lost, 2⁻³⁵ where sums stay in the tensor core: both operands together 2⁻³⁸ and 2⁻³⁴ of the
+    largest product, for each term.
+    """
+    terms, unit = problem.terms + 2, FLOAT32_UNIT
+    narrow = is_narrow(problem.dtype)
+    units, rounded, spread = {
+        "fp32": (terms, 0.0, 0.0),
+        "fp16x3": (terms + 160, 0.0, 2.0**-38),
+        "tf32": (3 * terms, 2.0**-10, 0.0),
+        "fp16": (3 * terms, 0.0, 0.0) if narrow else (3 * terms, 2.0**-10, 2.0**-34),
+    }[arithmetic]
+    plain = replace(problem, activation=None)
+    own = conv2d(plain, abs(x), abs(w), None if bias is None else abs(bias))
+    largest = float(abs(x).max(initial=0)) * float(abs(w).max(initial=0))
+    bound: np.ndarray = own * (units * unit / (1 - units * unit) + 1.01 * rounded) + terms * spread * largest
+    if narrow:
+        bound += DTYPES[problem.dtype].roundoff * (own + bound) + 2.0**-25
+    return bound
 
 
 def filter_error_bound(

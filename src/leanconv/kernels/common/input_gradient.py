@@ -9,6 +9,7 @@ launches compute all of them. A separate launch writes zeros to what no filter r
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -34,6 +35,8 @@ class PartialConvolution:
     view: OutputView
     #: Row and column of the layer's filters that the last taps of the first phase are.
     first_taps: tuple[int, int] = (0, 0)
+    #: How many of a call's convolutions are equal to this one, the first of them (`distinct_parts`).
+    times: int = 1
 
     @property
     def phases(self) -> int:
@@ -140,15 +143,30 @@ def single_parts(problem: ConvProblem) -> list[PartialConvolution]:
     return list(_all_phases(problem))
 
 
+def distinct_parts(problem: ConvProblem) -> list[PartialConvolution]:
+    """Of `single_parts` one for all whose convolutions are equal: what predicts times asks for each of them once."""
+    return single_parts(problem) if problem.op != "dgrad" else list(_distinct_phases(problem))
+
+
 @lru_cache(maxsize=64)
 def _all_phases(problem: ConvProblem) -> tuple[PartialConvolution, ...]:
-    return tuple(single for part in parts(problem) for single in _phases(part))
+    return tuple(_single(part, *phase) for part in parts(problem) for phase in _phases(part))
 
 
-def _phases(part: PartialConvolution) -> Iterator[PartialConvolution]:
-    """The phases of ``part`` one by one: a tensor map has only one padding."""
+@lru_cache(maxsize=64)
+def _distinct_phases(problem: ConvProblem) -> tuple[PartialConvolution, ...]:
+    found = []
+    for part in parts(problem):
+        phases = [*_phases(part)]
+        times = Counter(padding for _, _, padding in phases)
+        first = {padding: (number, place, padding) for number, place, padding in reversed(phases)}
+        found += [replace(_single(part, *first[padding]), times=many) for padding, many in times.items()]
+    return tuple(found)
+
+
+def _phases(part: PartialConvolution) -> Iterator[tuple[int, tuple[int, int], tuple[int, int, int, int]]]:
+    """The phases of ``part`` one by one, each with its first pixel and its padding: a tensor map has only one."""
     view, whole = part.view, part.problem
-    weights = whole.k * whole.group_c * whole.r * whole.s
     for number in range(part.phases):
         (down, right), (first_p, first_q) = view.phase(*divmod(number, view.phases[1]))
         p, q = ceil_div(view.out_h - first_p, view.step_p), ceil_div(view.out_w - first_q, view.step_q)
@@ -157,17 +175,26 @@ def _phases(part: PartialConvolution) -> Iterator[PartialConvolution]:
         top, left = whole.padding[0] + down, whole.padding[2] + right
         bottom = p - 1 + (whole.r - 1) * whole.dilation[0] + 1 - whole.h - top
         rest = q - 1 + (whole.s - 1) * whole.dilation[1] + 1 - whole.w - left
-        yield PartialConvolution(
-            replace(whole, padding=(top, bottom, left, rest)),
-            replace(
-                view,
-                first_p=first_p,
-                first_q=first_q,
-                phases=(1, 1),
-                first_weight=view.first_weight + number * weights,
-            ),
-            (part.first_taps[0] + number // view.phases[1], part.first_taps[1] + number % view.phases[1]),
-        )
+        yield number, (first_p, first_q), (top, bottom, left, rest)
+
+
+def _single(
+    part: PartialConvolution, number: int, first: tuple[int, int], padding: tuple[int, int, int, int]
+) -> PartialConvolution:
+    """A phase of ``part`` as a convolution of its own."""
+    view, whole = part.view, part.problem
+    weights = whole.k * whole.group_c * whole.r * whole.s
+    return PartialConvolution(
+        replace(whole, padding=padding),
+        replace(
+            view,
+            first_p=first[0],
+            first_q=first[1],
+            phases=(1, 1),
+            first_weight=view.first_weight + number * weights,
+        ),
+        (part.first_taps[0] + number // view.phases[1], part.first_taps[1] + number % view.phases[1]),
+    )
 
 
 def mirrored_taps(problem: ConvProblem, part: PartialConvolution) -> Constants:
@@ -184,9 +211,10 @@ def mirrored_taps(problem: ConvProblem, part: PartialConvolution) -> Constants:
 
 
 def prepared_bytes(problem: ConvProblem) -> int:
-    """Bytes of the rearranged filters: as many as the filters have, none where all windows read only padding."""
+    """Bytes of filters that are rearranged, or rounded: as many as the filters have, none of a gradient of zeros, where
+    all windows read only padding."""
     weights = problem.k * problem.group_c * problem.r * problem.s
-    return item_bytes(problem.dtype) * weights if parts(problem) else 0
+    return item_bytes(problem.dtype) * weights if distinct_parts(problem) else 0
 
 
 def filter_launch(problem: ConvProblem, first_weight: int = 0) -> Launch:

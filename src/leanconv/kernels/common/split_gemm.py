@@ -13,7 +13,7 @@ from typing import ClassVar, Generic, TypeVar
 
 from leanconv.dtypes import DTYPES
 from leanconv.kernels.common import input_gradient
-from leanconv.kernels.common.input_gradient import PartialConvolution, single_parts
+from leanconv.kernels.common.input_gradient import PartialConvolution, distinct_parts, single_parts
 from leanconv.kernels.common.layers import limits
 from leanconv.kernels.common.tensor_core_gemm import ROW
 from leanconv.kernels.contract import Arithmetic, Config, TimedAlgorithm, ceil_div
@@ -220,7 +220,7 @@ def _mirrored_block(problem: ConvProblem) -> int:
 
 def _is_mirrored(problem: ConvProblem) -> bool:
     """Whether the filters of a gradient are read from the layer's."""
-    return problem.op == "dgrad" and all(_mirrored_block(part.problem) for part in single_parts(problem))
+    return problem.op == "dgrad" and all(_mirrored_block(part.problem) for part in distinct_parts(problem))
 
 
 def filter_launches(
@@ -358,9 +358,9 @@ class SplitGemm(TimedAlgorithm, Generic[C]):
         return "fp16" if problem.precision == "tf32" else "fp16x3"
 
     def prepared_bytes(self, problem: ConvProblem) -> int:
-        first, parts = _first(problem), single_parts(problem)
+        first, parts = _first(problem), distinct_parts(problem)
         each = (
-            first + sum(prepared_floats(part.problem, config)[1] for part in parts)
+            first + sum(part.times * prepared_floats(part.problem, config)[1] for part in parts)
             for config in self.candidates(problem)
         )
         return 4 * max(each, default=0)

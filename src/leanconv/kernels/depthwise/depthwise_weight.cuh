@@ -3,8 +3,10 @@
 //   dw[k, r, s] = sum over n, p, q of dy[n, k, p, q] * x[n, k / group_k, p * stride + r * dilation - pad, ...]
 //
 // Requires   one channel a group; NCHW or NHWC; at most 81 taps.
-// Numerics   float32 FMAs; sums over lanes (shuffles), warps (shared memory), the blocks of a cluster (distributed shared
-//            memory) or partial sums (split-K) in a fixed order: no atomics, the same bits in every run.
+// Numerics   float32 FMAs; every 16 rows the sums are promoted: added to totals in shared memory, and begun anew, so that no
+//            chain of additions is as long as the reduction. Sums over lanes (shuffles), warps (shared memory), the blocks
+//            of a cluster (distributed shared memory) or partial sums (split-K) in a fixed order: no atomics, the same bits
+//            in every run.
 // CTA tile   a filter (NCHW), or `channels` neighbouring ones (NHWC), which `split` blocks of a cluster or split-K share.
 // Thread     a filter: R * S sums. It walks down strips of `columns` columns of one channel, `rows` rows of dy each; walks
 //            are dealt out to threads in a fixed order.
@@ -13,8 +15,8 @@
 // Registers  R * S sums, (span + unrolled) * columns of dy, 2 windows of x, 40 for addresses.
 // Work       2 * R * S flops for 8 bytes an output pixel: reading both tensors once bounds filters up to about 8x8 (4.2
 //            TB/s, 67 TFLOP/s), FMA issue larger ones.
-// Measured   H200, 128 images: 256 x 56 x 56 with 3x3 filters 1.28 (NCHW) and 1.46 times the time of reading both (NHWC;
-//            1.07 with split-K), 96 x 56 x 56 with 7x7 filters 3.5 (2.8) and 3.2 (2.3) times.
+// Measured   before sums were promoted, H200, 128 images: 256 x 56 x 56 with 3x3 filters 1.28 (NCHW) and 1.46 times the time
+//            of reading both (NHWC; 1.07 with split-K), 96 x 56 x 56 with 7x7 filters 3.5 (2.8) and 3.2 (2.3) times.
 #pragma once
 
 #include <device/ptx/sync.cuh>
@@ -45,10 +47,11 @@ __device__ __forceinline__ void load_strip(float (&strip)[Window::columns], cons
     }
 }
 
-// A thread's share of the sums of filter k: walks `worker`, worker + workers, ... of all strips, bands and images.
+// A thread's share of the sums of filter k, added to `totals`, Tuning::threads apart: walks `worker`, worker + workers, ... of
+// all strips, bands and images.
 // NOTE: `most_rows` is an argument. Where the compiler knew how many steps a walk has it unrolled them all, 270 kB of code.
 template <class Problem, class Tuning, class Window = DepthwiseWindow<Problem, Tuning::columns>>
-__device__ __forceinline__ void walk_strips(float (&sum)[Window::taps], const typename Problem::element* __restrict__ x,
+__device__ __forceinline__ void walk_strips(float* totals, const typename Problem::element* __restrict__ x,
                                             const typename Problem::element* __restrict__ dy, int k, int worker,
                                             int workers, long long batch, int most_rows) {
     using T = typename Problem::element;
@@ -57,11 +60,21 @@ __device__ __forceinline__ void walk_strips(float (&sum)[Window::taps], const ty
     // L2 cache before they are loaded: 11 % faster in NCHW, and 11 % slower in NHWC, where it takes as many instructions
     // as the loads do (means of 264 and 129 configurations, H200, when an iteration took one row).
     constexpr int unrolled = Problem::unrolled, windows = 2, ahead = Problem::nhwc ? 0 : 3;
+    constexpr int promoted = 16;  // rows of dy after which sums are promoted
+    static_assert(promoted % unrolled == 0, "iterations end where sums are promoted");
     constexpr int x_row = Problem::w * Window::pixel;
     constexpr int dy_pixel = Problem::nhwc ? Problem::k : 1, dy_row = Problem::q * dy_pixel;
     const int c = k / Problem::group_k;
     const int bands = (Problem::p + most_rows - 1) / most_rows;
     const int64 walks = batch * (bands * Window::strips);
+    float sum[Window::taps] = {};
+    const auto promote = [&] {
+#pragma unroll
+        for (int i = 0; i < Window::taps; ++i) {
+            totals[i * Tuning::threads] += sum[i], sum[i] = 0.0f;
+            if (i % 4 == 3) asm volatile("" ::: "memory");  // no more loads ahead than registers are free for
+        }
+    };
 
 #pragma unroll 1
     for (int64 walk = worker; walk < walks; walk += workers) {
@@ -141,12 +154,14 @@ __device__ __forceinline__ void walk_strips(float (&sum)[Window::taps], const ty
             for (int i = 0; i < span; ++i)
 #pragma unroll
                 for (int q = 0; q < columns; ++q) passed[i][q] = passed[i + unrolled][q];
+            if ((t + unrolled) % promoted == 0 || t + unrolled >= steps) promote();
         }
     }
 }
 
-// What the block's threads have summed together: `shared` has it first, for each of Tuning::channels filters its weights,
-// and thread t has written the places t, t + threads, ... itself. The block is the `rank`-th of those that share its filters.
+// What the block's threads have summed together: `shared`, a float for each thread and weight, has it first, for each of
+// Tuning::channels filters its weights, and thread t has written the places t, t + threads, ... itself. The block is the
+// `rank`-th of those that share its filters.
 template <class Problem, class Tuning>
 __device__ __forceinline__ void sum_block(float* shared, const typename Problem::element* __restrict__ x,
                                           const typename Problem::element* __restrict__ dy, int first_k, int rank,
@@ -161,8 +176,14 @@ __device__ __forceinline__ void sum_block(float* shared, const typename Problem:
     // threads past the last filter compute that one again
     const int k = min(first_k + static_cast<int>(threadIdx.x) % channels, Problem::k - 1);
     const int worker = rank * in_block + static_cast<int>(threadIdx.x) / channels;
-    float sum[taps] = {};
-    walk_strips<Problem, Tuning>(sum, x, dy, k, worker, Tuning::split * Tuning::parts * in_block, batch, rows);
+    float* const totals = shared + threadIdx.x;
+    float sum[taps];
+#pragma unroll
+    for (int i = 0; i < taps; ++i) totals[i * Tuning::threads] = 0.0f;
+    walk_strips<Problem, Tuning>(totals, x, dy, k, worker, Tuning::split * Tuning::parts * in_block, batch, rows);
+#pragma unroll
+    for (int i = 0; i < taps; ++i) sum[i] = totals[i * Tuning::threads];
+    __syncthreads();  // the sums of warps lie where totals did
 
     // Lanes of one filter, then warps.
     const int lane = threadIdx.x % 32;

@@ -120,11 +120,15 @@ class DepthwiseWeight(TimedAlgorithm):
         rows = Number("int", "rows", config.rows)
         arguments = (x, dy, split_k.destination(problem, config.parts), batch, rows)
         grid = ceil_div(problem.k, config.channels) * config.split * config.parts
-        shared = 4 * config.threads // 32 * config.channels * problem.r * problem.s
         constants = (*conv_constants(problem), ("unrolled", UNROLLED))
-        first = self.launch(config, constants, arguments, grid, shared, cluster=config.split)
+        first = self.launch(config, constants, arguments, grid, _shared_bytes(problem, config.threads), config.split)
         first = replace(first, tuning=tuple(each for each in first.tuning if each[0] != "rows"))
         return split_k.with_sums(first, problem, config.parts, SUM_WARPS)
+
+
+def _shared_bytes(problem: ConvProblem, threads: int) -> int:
+    """Shared memory of a block: the totals of its threads."""
+    return 4 * threads * problem.r * problem.s
 
 
 def _with_parts(
@@ -155,7 +159,8 @@ def _channels(problem: ConvProblem) -> int:
 
 def shapes(problem: ConvProblem, target: Target, channels: Iterable[int]) -> Iterator[DepthwiseWeightConfig]:
     """The configurations for blocks of so many filters, each block with its own."""
-    for columns, threads in product(_usable(problem), THREADS):
+    fitting_threads = [threads for threads in THREADS if _shared_bytes(problem, threads) <= target.shared_per_block]
+    for columns, threads in product(_usable(problem), fitting_threads):
         fitting = blocks_that_fit(registers_needed(problem, columns), threads, target)
         for rows, filters in product(sorted({min(rows, problem.p) for rows in ROWS}), channels):
             yield DepthwiseWeightConfig(columns, rows, filters, threads, 1, fitting)

@@ -9,7 +9,7 @@ from math import gcd
 from typing import Literal
 
 from leanconv.dtypes import item_bytes
-from leanconv.kernels.common.input_gradient import PartialConvolution, single_parts
+from leanconv.kernels.common.input_gradient import PartialConvolution, distinct_parts
 from leanconv.kernels.common.layers import conv_arguments, has_wide_tensors, view_constants, wgmma_limits
 from leanconv.kernels.common.split_gemm import DEPTH, RingConfig, SplitGemm, stages_of
 from leanconv.kernels.common.tensor_core_gemm import FLOPS_PER_CYCLE, REGISTERS, ROW, SPLITS, pixel_map
@@ -347,7 +347,7 @@ class TensorGemm(SplitGemm[TensorConfig]):
         return wgmma_limits(target)
 
     def candidates(self, problem: ConvProblem, shared: int = SHARED) -> list[TensorConfig]:
-        parts = single_parts(problem)
+        parts = distinct_parts(problem)
         if not parts:
             return []
         products = 1 if problem.precision == "tf32" else 3
@@ -373,7 +373,7 @@ class TensorGemm(SplitGemm[TensorConfig]):
         return row_pixels_of(parts[0].problem, pixels) if way == "rows" and len(parts) == 1 and parts[0].whole else 0
 
     def timed(self, problem: ConvProblem, target: Target) -> list[tuple[float, TensorConfig]]:
-        parts = single_parts(problem)
+        parts = distinct_parts(problem)
         if not parts:
             # A layer whose windows see nothing but padding has a gradient of zeros, and nothing to tune.
             config = _config(next(iter(TILES)), "columns", 1, 3, target.shared_per_block)
@@ -399,7 +399,8 @@ class TensorGemm(SplitGemm[TensorConfig]):
                 of_stage = max(of_stage, _producer_cycles(config, speeds.copy_cycles))
             tiles = _tiles(part, config)
             of_tile = speeds.tile_cycles + _store_cycles(part.problem, config, target)
-            time += walk_cycles(tiles, stages, of_stage, of_tile, config.split, target, problem.batch_invariant)
+            walk = walk_cycles(tiles, stages, of_stage, of_tile, config.split, target, problem.batch_invariant)
+            time += part.times * walk
         memory = problem.bytes / target.bytes_per_cycle
         return max(time, memory) + speeds.lesser * min(time, memory) + 3 * launch_cycles(target)
 

@@ -9,7 +9,7 @@ from typing import ClassVar, cast
 
 from leanconv.dtypes import item_bytes
 from leanconv.kernels.common import input_gradient
-from leanconv.kernels.common.input_gradient import PartialConvolution, single_parts
+from leanconv.kernels.common.input_gradient import PartialConvolution, distinct_parts, single_parts
 from leanconv.kernels.common.layers import conv_arguments, has_wide_tensors, limits, view_constants, wgmma_limits
 from leanconv.kernels.common.tensor_core_gemm import FLOPS_PER_CYCLE, REGISTERS, SPLITS, pixel_map
 from leanconv.kernels.contract import Arithmetic, Config, TimedAlgorithm, by_time, ceil_div, variant
@@ -222,7 +222,7 @@ class NativeGemm16bit(TimedAlgorithm):
         if not (block := _channel_block(read, problem.groups, item)):
             least = BLOCK_BYTES[-1] // item
             return [f"groups={problem.groups} leaves {read} {name} in a group, no multiple of {least}"]
-        for part in (each.problem for each in single_parts(problem)):
+        for part in (each.problem for each in distinct_parts(problem)):
             reach = max((part.r - 1) * part.dilation[0], (part.s - 1) * part.dilation[1])
             if reach > MAX_REACH:
                 return [f"a filter reaches {reach} pixels, and tensor copies {MAX_REACH}"]
@@ -237,7 +237,7 @@ class NativeGemm16bit(TimedAlgorithm):
         return input_gradient.prepared_bytes(problem) if problem.op == "dgrad" else 0
 
     def timed(self, problem: ConvProblem, target: Target) -> list[tuple[float, NativeConfig]]:
-        parts, kind, room = single_parts(problem), cast(Hashable, self.kind), target.shared_per_block
+        parts, kind, room = distinct_parts(problem), cast(Hashable, self.kind), target.shared_per_block
         if not parts:
             # A layer whose windows cover nothing but padding has a gradient of zeros, and nothing to tune.
             config = _config(kind, self.tiles[0], BLOCK_BYTES[0] // self.kind.item, (), room)
@@ -263,7 +263,8 @@ class NativeGemm16bit(TimedAlgorithm):
             stages = ceil_div(_stages(part.problem, config), config.split)
             rounds = ceil_div(_tiles(part, config) * config.split, target.multiprocessors)
             each = stages * 2 * config.pixels * config.filters * config.depth / speed
-            time += rounds * (each + speeds.tile) + speeds.first + (speeds.split if config.split > 1 else 0)
+            launch = rounds * (each + speeds.tile) + speeds.first + (speeds.split if config.split > 1 else 0)
+            time += part.times * launch
         memory = problem.bytes / target.bytes_per_cycle
         return max(time, memory) + min(time, memory) * speeds.not_hidden + launch_cycles(target)
 

@@ -10,7 +10,7 @@ from typing import ClassVar
 
 from leanconv.dtypes import DTYPES, item_bytes
 from leanconv.kernels.common import input_gradient
-from leanconv.kernels.common.input_gradient import PartialConvolution, single_parts
+from leanconv.kernels.common.input_gradient import PartialConvolution, distinct_parts, single_parts
 from leanconv.kernels.common.layers import conv_arguments, has_wide_tensors, limits, view_constants, wgmma_limits
 from leanconv.kernels.contract import Arithmetic, Config, TimedAlgorithm, by_time, ceil_div, variant
 from leanconv.kernels.cost import Speeds, launch_cycles
@@ -176,6 +176,11 @@ def _parts(problem: ConvProblem) -> list[PartialConvolution]:
     return [_as_row(part) for part in single_parts(problem)]
 
 
+def _distinct(problem: ConvProblem) -> list[PartialConvolution]:
+    """One for all of them that are equal."""
+    return [_as_row(part) for part in distinct_parts(problem)]
+
+
 def _as_row(part: PartialConvolution) -> PartialConvolution:
     problem = part.problem
     pointwise = (problem.r, problem.s, problem.stride, problem.padding) == (1, 1, (1, 1), (0, 0, 0, 0))
@@ -280,7 +285,7 @@ class NativeGemmNchw(TimedAlgorithm):
         reasons = [*limits(problem, "fprop", "dgrad", dtypes=self.dtypes), *wgmma_limits(target)]
         if reasons := linear_limits(problem, reasons):
             return reasons
-        parts = _parts(problem)
+        parts = _distinct(problem)
         for part in (each.problem for each in parts):
             order = linear_order(part)
             image = ceil_div(order.image, TMA_PIXELS) * TMA_PIXELS
@@ -302,8 +307,10 @@ class NativeGemmNchw(TimedAlgorithm):
         return "fp16"
 
     def prepared_bytes(self, problem: ConvProblem) -> int:
-        parts = _parts(problem)
-        return max(sum(_filter_bytes(part.problem, tile[2]) for part in parts) for tile in _tiles_for(problem))
+        parts = _distinct(problem)
+        return max(
+            sum(part.times * _filter_bytes(part.problem, tile[2]) for part in parts) for tile in _tiles_for(problem)
+        )
 
     def _fitting(
         self, tile: Tile, parts: list[PartialConvolution], target: Target, by_tma: bool = False
@@ -324,7 +331,7 @@ class NativeGemmNchw(TimedAlgorithm):
         return None
 
     def timed(self, problem: ConvProblem, target: Target) -> list[tuple[float, NchwConfig]]:
-        parts = _parts(problem)
+        parts = _distinct(problem)
         if not parts:
             # A layer whose windows cover nothing but padding has a gradient of zeros, and nothing to tune.
             tile = TILES[-1]
@@ -337,14 +344,15 @@ class NativeGemmNchw(TimedAlgorithm):
         self, problem: ConvProblem, parts: list[PartialConvolution], config: NchwConfig, target: Target
     ) -> float:
         time, speeds = 0.0, NchwSpeeds.of(target)
-        for part in (each.problem for each in parts):
+        for part, times in ((each.problem, each.times) for each in parts):
             full = config.channel_block // K16 * config.warpgroups * config.m_tiles * config.filters // 2
             multiplied = part.r * part.s * (speeds.stage[0] * full + speeds.stage[1])
             blocks = _rounded(part.group_c) // config.channel_block
             of_tile = blocks * max(multiplied, _load_cycles(part, config, speeds)) + speeds.tile[0]
             of_tile += speeds.tile[1] * config.m_tiles * config.filters
-            time += ceil_div(_tiles(part, config), target.multiprocessors) * of_tile + speeds.first
-            time += speeds.pack + _filter_bytes(part, config.filters) / speeds.packed_per_cycle
+            launch = ceil_div(_tiles(part, config), target.multiprocessors) * of_tile + speeds.first
+            packing = speeds.pack + _filter_bytes(part, config.filters) / speeds.packed_per_cycle
+            time += times * (launch + packing)
         memory = problem.bytes / target.bytes_per_cycle
         return max(time, memory) + min(time, memory) * speeds.not_hidden + launch_cycles(target)
 

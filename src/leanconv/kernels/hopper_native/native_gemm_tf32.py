@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from leanconv.kernels.common import input_gradient
-from leanconv.kernels.common.input_gradient import PartialConvolution, single_parts
+from leanconv.kernels.common.input_gradient import PartialConvolution, distinct_parts
 from leanconv.kernels.contract import Arithmetic, ceil_div
 from leanconv.kernels.hopper_native.native_gemm_16bit import NativeConfig, NativeGemm16bit, NativeSpeeds, Tile
 from leanconv.plan import Launch, Plan, Pointer, Target, in_chain
@@ -75,7 +75,7 @@ class NativeGemmTf32(NativeGemm16bit):
 
     def plan(self, problem: ConvProblem, config: NativeConfig, target: Target) -> Plan:
         plan = super().plan(problem, config, target)
-        if not single_parts(problem):
+        if not distinct_parts(problem):
             return plan
         prepare = (*plan.prepare, _rounding_launch(problem))
         chain = in_chain((*prepare, *plan.launches))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 
-from leanconv.kernels.common.input_gradient import PartialConvolution, single_parts
+from leanconv.kernels.common.input_gradient import PartialConvolution, distinct_parts
 from leanconv.kernels.common.layers import conv_arguments, has_wide_tensors, view_constants
 from leanconv.kernels.common.split_gemm import DEPTH, SplitConfig, SplitGemm, stages_of
 from leanconv.kernels.contract import by_time, ceil_div
@@ -115,7 +115,7 @@ class TensorGemmSync(SplitGemm[WarpConfig]):
         return [f"{target.arch} is older than sm_80, whose tensor cores multiply 16 x 8 x 16 float16"]
 
     def candidates(self, problem: ConvProblem) -> list[WarpConfig]:
-        parts = single_parts(problem)
+        parts = distinct_parts(problem)
         if not parts:
             return []
         products = 1 if problem.precision == "tf32" else 3
@@ -125,7 +125,7 @@ class TensorGemmSync(SplitGemm[WarpConfig]):
         return [_config(tile, rows, channel_block, products) for tile in TILES if products == 3 or tile != NOT_IN_TF32]
 
     def timed(self, problem: ConvProblem, target: Target) -> list[tuple[float, WarpConfig]]:
-        parts = single_parts(problem)
+        parts = distinct_parts(problem)
         if not parts:
             # A layer whose windows cover nothing but padding has a gradient of zeros, and nothing to tune.
             return [(0.0, _config(TILES[0], False, 1, 3))]
@@ -147,7 +147,8 @@ class TensorGemmSync(SplitGemm[WarpConfig]):
             of_tile = config.pixels * (stages * pixel + speeds.output * config.filters)
             full, rest = divmod(_tiles(part, config), target.multiprocessors * fit)
             busiest = ceil_div(rest, target.multiprocessors)
-            time += (full * fit + (max(busiest, speeds.alone * fit) if rest else 0)) * of_tile + launch_cycles(target)
+            rounds = full * fit + (max(busiest, speeds.alone * fit) if rest else 0)
+            time += part.times * (rounds * of_tile + launch_cycles(target))
         time = max(time, problem.bytes / target.bytes_per_cycle) + 2 * launch_cycles(target)
         return time * speeds.behind if target.warpgroup_products else time
 

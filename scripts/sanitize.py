@@ -1,0 +1,215 @@
+"""Run compute-sanitizer over one case of every kernel variant, and write what it reports as a table.
+
+``python scripts/sanitize.py --write FILE`` plays each run of ``--list`` on the first GPU under racecheck and memcheck,
+and writes a Markdown table. A variant is an algorithm, or strategy, with one answer to the questions of its
+configuration: how pixels come, in which schedule, whether a reduction is split. Outputs are checked against float64
+too. Needs a GPU and compute-sanitizer (``--sanitizer PATH``, part of the CUDA toolkit); ``--list`` needs neither.
+
+Racecheck follows each thread's own arrivals at a barrier. In most rings one lane arrives for its warp, after
+``__syncwarp``, so accesses of the other lanes may be reported though they are ordered. ``--edited`` runs the kernels
+of `EDITED` from a copy of the headers in which every lane arrives by itself, and nothing is stored to the spare pixel,
+which several warps write and none reads. What is still reported there is a race. ``--option`` is handed on to
+racecheck, for instance ``--option=--racecheck-indirect-barrier-dependency=yes``, which follows chains of barriers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shlex
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT / "src"), str(ROOT)]
+
+import ml_dtypes  # noqa: E402, F401 - so that NumPy knows bfloat16
+
+from leanconv.kernels.contract import Config, GpuAlgorithm  # noqa: E402
+from leanconv.problem import Problem  # noqa: E402
+from leanconv.runtime.files import write_text  # noqa: E402
+from tests import proof  # noqa: E402
+from tests.cases import CASES, TARGETS, TRANSFORM_CASES  # noqa: E402
+from tests.cases_16bit import NATIVE_CASES  # noqa: E402
+from tests.cases_tensor import PAIR_CASES, TENSOR_CASES, TF32_CASES  # noqa: E402
+from tests.cases_weight import IMAGE_CASES, WEIGHT_CASES  # noqa: E402
+from tests.kernels.patching import Patch, copied_headers, kernel_headers, patched  # noqa: E402
+from tests.variants import VARIANTS  # noqa: E402
+
+TARGET = TARGETS[0]
+TOOLS = ("racecheck", "memcheck")
+#: Seconds of one run: a sanitizer takes up to a hundred times as long as the kernel.
+LIMIT_S = 600
+#: Numbers of a configuration of which it matters whether they are more than the first value.
+SWITCHES = {"spacing": 0, "row_pixels": 0, "resident_pixels": 0, "split": 1, "parts": 1, "partials": 0, "multicast": 1}
+#: Kernels whose rings threads fill and read, and in which racecheck has reported hazards.
+EDITED = ("tensor_gemm", "native_gemm_nchw", "native_weight_nchw", "native_weight_nchw_split_k")
+
+_ARRIVE = "{{if (lane == 0)}} mbarrier_arrive"
+_PIXELS = f"{_ARRIVE}(_.pixels_empty(...))"
+#: Every lane arrives, and barriers count lanes instead of warps.
+EVERY_LANE = (
+    Patch("lanes that fill", "TensorRings::init", "by_maps || F::resident ? 1 : {{=> 32 *}} producer_warps"),
+    Patch("lanes that read", "TensorRings::init", "mbarrier_init(pixels_empty(i), {{=> 32 *}} consumer_warps)"),
+    Patch("full", "produce", "{{if (thread % 32 == 0)}} mbarrier_arrive(rings.pixels_full(...))", times=2),
+    Patch("empty", "consume, consume_running, multiply_stage, ResidentStages::release", _PIXELS, times=4),
+    Patch("lanes that load (NCHW)", "NchwGemm::init", "Tuning::by_tma ? 1 : {{=> 32 *}} loading_warps"),
+    Patch("lanes that multiply (NCHW)", "NchwGemm::init", "mbarrier_init(_(i), {{=> 32 *}} consumer_warps)", times=2),
+    Patch("full (NCHW)", "load_units", f"{_ARRIVE}(rings.pixels_full(...))"),
+    Patch("empty pixels (NCHW)", "NchwGemm::consume", f"{_ARRIVE}(pixels_empty(...))"),
+    Patch("empty filters (NCHW)", "NchwGemm::consume", f"{_ARRIVE}(filters_empty(...))"),
+    Patch("the last (NCHW)", "NchwGemm::consume", "{{if (lane == 0)}} { mbarrier_arrive(filters_empty(...))"),
+    Patch("lanes that load (weights)", "WeightRing::init", "mbarrier_init(pixels_full(i), {{=> 32 *}} loading_warps)"),
+    Patch(
+        "lanes that multiply (weights)", "WeightRing::init", "mbarrier_init(pixels_empty(i), {{4 => 128}} * consumers)"
+    ),
+    Patch("empty (weights)", "sum_windows", "stage > share.first {{&& lane == 0}}"),
+)
+#: What belongs to no stage is not stored.
+NO_SPARE = (
+    Patch(
+        "the spare pixel",
+        "PixelUnit::store",
+        "{{=> if (places[j] != Source::spare)}} *reinterpret_cast<uint4*>(...) = loaded[i].pixel(j)",
+    ),
+)
+
+
+@dataclass(frozen=True)
+class Run:
+    """One case of one variant of a kernel."""
+
+    algorithm: GpuAlgorithm
+    case: str
+    problem: Problem
+    config: Config
+    #: what tells the configuration from others of the algorithm
+    kind: str
+
+    @property
+    def name(self) -> str:
+        """Unique, and the same in every process."""
+        return " ".join(filter(None, (self.algorithm.stem, self.case, self.kind)))
+
+
+def _kind(config: Config) -> str:
+    known: dict[str, Any] = dict(config.constants())
+    answers = [f"{name} {value}" for name, value in proof.decisions(config) if not isinstance(value, bool)]
+    answers += [name for name, value in known.items() if isinstance(value, bool) and value]
+    answers += [name for name, first in SWITCHES.items() if known.get(name, first) > first]
+    return ", ".join(answers)
+
+
+@cache
+def runs() -> tuple[Run, ...]:
+    """The case of each variant with the most work, so that stages of rings are filled again and again."""
+    cases = (*CASES, *NATIVE_CASES, *PAIR_CASES, *TENSOR_CASES, *TF32_CASES)
+    found: dict[tuple[str, str], Run] = {}
+    for case in sorted((*cases, *TRANSFORM_CASES, *WEIGHT_CASES, *IMAGE_CASES), key=lambda case: -case.problem.flops):
+        for algorithm in VARIANTS:
+            if case.problem.is_empty or algorithm.reasons(case.problem, TARGET):
+                continue
+            for config in algorithm.configs(case.problem, TARGET):
+                run = Run(algorithm, case.name, case.problem, config, _kind(config))
+                found.setdefault((algorithm.stem, run.kind), run)
+    return tuple(sorted(found.values(), key=lambda run: run.name))
+
+
+def command(run: Run, tool: str, sanitizer: str, edited: bool, options: list[str]) -> list[str]:
+    """The command line of one run under one tool."""
+    more = [*options, "--racecheck-report=all"] if tool == "racecheck" else []
+    own = [sys.executable, str(Path(__file__)), "--run", run.name, *(["--edited"] if edited else [])]
+    return [sanitizer, "--tool", tool, "--error-exitcode=9", *more, *own]
+
+
+def edited_headers(folder: Path) -> Path:
+    """``folder`` with the kernels in which every lane arrives, and nothing is stored to the spare pixel."""
+    copy, texts = copied_headers(folder), dict(kernel_headers())
+    for patch in (*EVERY_LANE, *NO_SPARE):
+        texts |= patched(patch, texts)
+    for path, text in texts.items():
+        (copy / path.relative_to(ROOT / "src/leanconv")).write_text(text, "utf-8")
+    return copy
+
+
+def play(run: Run, edited: bool) -> None:
+    """One run on this process's GPU; raises where the result is wrong."""
+    if not edited:
+        return proof.check(run.algorithm, run.problem, run.config, proof.run_on_gpu, kinds=("zero-mean",))
+    from leanconv.runtime import cache as disk_cache
+    from leanconv.runtime import compile as compiler
+
+    os.environ["LEANCONV_NO_CACHE"] = "1"
+    with tempfile.TemporaryDirectory() as folder:
+        compiler.INCLUDE = disk_cache.INCLUDE = edited_headers(Path(folder))
+        proof.check(run.algorithm, run.problem, run.config, proof.run_on_gpu, kinds=("zero-mean",))
+    return None
+
+
+def verdict(tool: str, code: int | None, report: str) -> str:
+    """What a run's report says, in a cell of the table."""
+    if code is None:
+        return f"more than {LIMIT_S} s"
+    summary = re.findall(r"=+ (?:RACECHECK|ERROR) SUMMARY: (.+)", report)
+    if not summary:
+        return f"ended with {code}: {' '.join(report.split())[-120:]}"
+    clean = code == 0 and re.match(r"0 (hazards|errors)", summary[-1])
+    return "clean" if clean else summary[-1] if code in (0, 9) else f"{summary[-1]}; ended with {code}"
+
+
+def rows(chosen: list[Run], sanitizer: str, edited: bool, options: list[str]) -> Iterator[list[str]]:
+    """Name, case, configuration and what each tool said."""
+    for number, run in enumerate(chosen, 1):
+        cells = [run.algorithm.stem, run.case, run.kind or "-"]
+        for tool in TOOLS:
+            try:
+                line = command(run, tool, sanitizer, edited, options)
+                done = subprocess.run(line, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+                cells.append(verdict(tool, done.returncode, done.stdout + done.stderr))
+            except subprocess.TimeoutExpired:
+                cells.append(verdict(tool, None, ""))
+        print(f"{number} of {len(chosen)}: {' | '.join(cells)}", file=sys.stderr, flush=True)
+        yield cells
+
+
+def main() -> int:
+    """List, run one, or run all; exits with 1 where a tool reports something."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--list", action="store_true", help="print the commands, and run none")
+    parser.add_argument("--only", default="", metavar="TEXT", help="those runs whose name has this text")
+    parser.add_argument(
+        "--edited", action="store_true", help="every lane arrives; only the kernels in which that is so"
+    )
+    parser.add_argument("--sanitizer", default="compute-sanitizer", metavar="PATH")
+    parser.add_argument("--option", action="append", default=[], metavar="OPTION", help="one more of racecheck")
+    parser.add_argument("--write", type=Path, metavar="FILE", help="the table; without it, it is printed")
+    parser.add_argument("--run", metavar="NAME", help="play this run alone, on the GPU and without a sanitizer")
+    given = parser.parse_args()
+    if given.run:
+        play(next(run for run in runs() if run.name == given.run), given.edited)
+        return 0
+    chosen = [run for run in runs() if given.only in run.name and (not given.edited or run.algorithm.stem in EDITED)]
+    if given.list:
+        for run in chosen:
+            for tool in TOOLS:
+                print(shlex.join(command(run, tool, given.sanitizer, given.edited, given.option)))
+        return 0
+    table = [["kernel", "case", "configuration", *TOOLS], ["---"] * (3 + len(TOOLS))]
+    table += rows(chosen, given.sanitizer, given.edited, given.option)
+    text = "".join(f"| {' | '.join(cells)} |\n" for cells in table)
+    if given.write:
+        write_text(given.write, text)
+    else:
+        print(text)
+    return int(any(cell != "clean" for cells in table[2:] for cell in cells[3:]))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
