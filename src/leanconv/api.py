@@ -8,7 +8,6 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from leanconv.arrays.operands import new_bias
 from leanconv.call import lookup
 from leanconv.call.explain import Explanation, explain_call, explain_problem
 from leanconv.call.resolve import Resolved, resolve
@@ -23,7 +22,6 @@ from leanconv.options import (
     Precision,
     filter_options,
     layer_options,
-    yes_or_no,
 )
 from leanconv.problem import is_problem
 
@@ -315,11 +313,9 @@ def conv2d_weight(
     """
     requested = layer_options(
         "conv2d_weight", stride, padding, dilation, groups, layout, algorithm, precision, None, device, workspace_limit,
-        batch_invariant, weight_shape,
+        batch_invariant, weight_shape, grad_bias,
     )  # fmt: skip
-    bias = new_bias(x, requested.shape, layout) if yes_or_no("grad_bias", grad_bias) else None
-    dw = lookup.run(requested, x, grad, bias, out)
-    return dw if bias is None else (dw, bias)
+    return lookup.run(requested, x, grad, None, out)
 
 
 def conv1d_weight(
@@ -367,11 +363,9 @@ def conv1d_weight(
     """
     requested = layer_options(
         "conv1d_weight", stride, padding, dilation, groups, layout, algorithm, precision, None, device, workspace_limit,
-        batch_invariant, weight_shape,
+        batch_invariant, weight_shape, grad_bias,
     )  # fmt: skip
-    bias = new_bias(x, requested.shape, layout) if yes_or_no("grad_bias", grad_bias) else None
-    dw = lookup.run(requested, x, grad, bias, out)
-    return dw if bias is None else (dw, bias)
+    return lookup.run(requested, x, grad, None, out)
 
 
 def filter2d(
@@ -476,8 +470,7 @@ def resolve_call(function: Callable[..., Any], /, *arguments: Any, **options: An
     shape = given.pop(FUNCTIONS[name].shape, None)
     numbers = {key: given[key] for key in _LAYER_OPTIONS if key in given}
     requested = layer_options(name, shape=shape, **numbers)
-    bias = new_bias(first, requested.shape, requested.layout) if given.get("grad_bias") else given.get("bias")
-    return resolve(requested, first, second, bias, out)
+    return resolve(requested, first, second, given.get("bias"), out)
 
 
 _EXPLAINED = conv2d, conv1d, conv2d_input, conv1d_input, conv2d_weight, conv1d_weight, filter2d

@@ -92,6 +92,8 @@ class LayerOptions(NamedTuple):
     batch_invariant: bool = False
     #: of the result, as the caller has given it: of gradients
     shape: tuple[int, ...] | None = None
+    #: whether the gradient of the bias comes with that of the filters
+    grad_bias: bool = False
     #: whether the caller computes gradients, as `leanconv.torch` does: tensors that require one are taken
     differentiated: bool = False
 
@@ -115,7 +117,8 @@ Options = LayerOptions | FilterOptions
 def layer_options(
     function: str, stride: Any = 1, padding: Any = 0, dilation: Any = 1, groups: Any = 1, layout: Any = None,
     algorithm: Any = "auto", precision: Any = "fp32", activation: Any = None, device: Any = None,
-    workspace_limit: Any = None, batch_invariant: Any = False, shape: Any = None, differentiated: bool = False,
+    workspace_limit: Any = None, batch_invariant: Any = False, shape: Any = None, grad_bias: Any = False,
+    differentiated: bool = False,
 ) -> LayerOptions:  # fmt: skip
     """The options of a call of ``function``. Words are not looked at here, only numbers."""
     # NOTE: each warm call comes by: what was checked once is known by its identity, which tells 1 from True and 1.0
@@ -130,6 +133,8 @@ def layer_options(
         groups = integer("groups", groups, 1)
     if batch_invariant is not False and batch_invariant is not True:
         batch_invariant = yes_or_no("batch_invariant", batch_invariant)
+    if grad_bias is not False and grad_bias is not True:
+        grad_bias = yes_or_no("grad_bias", grad_bias)
     if workspace_limit is None:
         raw = raw_workspace_limit()
         if raw is not None:
@@ -140,7 +145,7 @@ def layer_options(
         shape = sizes(FUNCTIONS[function].shape, shape)
     given = (
         function, stride, padding, dilation, groups, layout, algorithm, precision, activation, device, workspace_limit,
-        batch_invariant, shape, differentiated,
+        batch_invariant, shape, grad_bias, differentiated,
     )  # fmt: skip
     return _new_tuple(LayerOptions, given)
 

@@ -207,6 +207,14 @@ def test_the_arithmetic_of_narrow_integers_does_not_overflow() -> None:
     assert FilterProblem(*map(np.uint8, (9, 200, 200, 3, 3)), anchor=[1, np.int16(1)]).flops == 2 * 9 * 200 * 200 * 9
 
 
+def test_the_work_of_a_problem() -> None:
+    """A filter multiplies the channels of its own group."""
+    for groups in (1, 2, 4):
+        assert ConvProblem(1, 8, 5, 5, 4, 3, 3, groups=groups).flops == 2 * 4 * 9 * (8 // groups) * 9
+    accumulated = ConvProblem(2, 8, 5, 5, 4, 3, 3, groups=4, bias=True, accumulate=True)
+    assert accumulated.bytes == 4 * (2 * 8 * 25 + 4 * 2 * 9 + 4 + 2 * (2 * 4 * 9))
+
+
 @pytest.mark.parametrize("name, count", [("stride", 2), ("padding", 4), ("dilation", 2)])
 def test_a_problem_takes_numbers_as_a_call_does(name: str, count: int) -> None:
     assert getattr(replace(CONV, **{name: 2}), name) == (2,) * count
@@ -327,6 +335,10 @@ def test_arrays_on_different_devices(fake_cupy: Any) -> None:
         conv2d(x, W)
     with says(ValueError, "device='cuda:1'", "cuda:0"):
         conv2d(x, fake_cupy.asarray(W), device="cuda:1")
+    there = fake_cupy.ndarray(X.copy(), 1), w
+    assert conv2d(*there, device="cuda").data.device_id == conv2d(*there, device="cuda:1").data.device_id == 1
+    with says(ValueError, "device='cuda:0'", "cuda:1"):
+        conv2d(*there, device="cuda:0")
     with says(ValueError, "device='cpu'", "lie on cuda:0"):
         conv2d(x, fake_cupy.asarray(W), device="cpu")
     with says(ValueError, "device='cuda'", "the CPU"):

@@ -258,6 +258,16 @@ def test_mixed_types_and_outputs_of_another_are_refused_by_name() -> None:
         prepare_weights(w.astype(np.uint8))
 
 
+@pytest.mark.parametrize("device", [None, "cuda"])
+def test_a_bias_of_another_type_is_refused_after_one_that_fits(device: Any, host_device: HostDevice) -> None:
+    x, w = np.ones((1, 2, 5, 5), np.float32), np.ones((4, 2, 3, 3), np.float32)
+    for bias in (np.ones(4, np.float32), np.ones(8, np.float32)[::2]):
+        assert (conv2d(x, w, bias, device=device) == 19).all()
+    for dtype in ("float64", "float16", "int32"):
+        with says(TypeError, f"bias has dtype {dtype} and x float32"):
+            conv2d(x, w, np.ones(4, dtype), device=device)
+
+
 def test_algorithms_that_know_float32_alone_say_so(host_device: HostDevice) -> None:
     told = explain(LAYER, device="cuda")
     assert told.chosen == "implicit_gemm"

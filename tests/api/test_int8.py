@@ -106,6 +106,15 @@ def test_the_cpu_engine_is_exact(algorithm: Any, dtype: Any, layout: Any) -> Non
         np.testing.assert_array_equal(y, answer)
 
 
+@pytest.mark.parametrize("dtype", TYPES)
+def test_large_odd_sums_of_the_cpu_engine(dtype: Any, rng: np.random.Generator) -> None:
+    """The largest values are powers of two: float32 holds their sums far beyond 2**24."""
+    x, w = rng.integers(100, 128, (1, 1500, 1, 64)).astype(dtype), rng.integers(100, 128, (8, 1500, 1, 1), np.int8)
+    expected = np.einsum("nchw,kcrs->nkhw", x.astype(np.int64), w.astype(np.int64))
+    assert expected.min() < 2**24 * 2 and (expected % 2 == 1).any()
+    np.testing.assert_array_equal(conv2d(x, w), expected)
+
+
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_every_precision_is_exact(precision: Any) -> None:
     problem = replace(LAYER, precision=precision)

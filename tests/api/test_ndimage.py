@@ -79,6 +79,15 @@ def test_values_are_scipys(call: tuple[str, np.ndarray, np.ndarray, dict[str, An
     assert np.array_equal(x, before)
 
 
+@pytest.mark.parametrize("axes", [(0, 2), (2, 0), (-1, 1), (1, 0), (0, 1, 2), (2, 1, 0)], ids=str)
+@pytest.mark.parametrize("name", ["correlate", "convolve"])
+def test_origins_belong_to_axes_as_in_scipy(name: str, axes: tuple[int, ...]) -> None:
+    rng, origin = np.random.default_rng(5), (1, -1, 0)[: len(axes)]
+    x, weights = rng.random((5, 6, 7)), rng.random((3, 4, 3)[: len(axes)])
+    expected = getattr(scipy.ndimage, name)(x, weights, axes=axes, origin=origin)
+    same(getattr(ndimage, name)(x, weights, axes=axes, origin=origin), expected)
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("mode", SCIPY_NAMES)
 def test_images_larger_than_a_strip(mode: str, dtype: str) -> None:

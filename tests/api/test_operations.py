@@ -358,12 +358,46 @@ def test_the_gradient_of_the_bias_of_tensors(
         dw, db = conv1d_weight(*given, (6, 4, 3), grad_bias=True)
         assert relative_error(db.numpy(), signals[1].double().sum((0, 2)).numpy()) < TOLERANCE
         assert torch.equal(dw, conv1d_weight(*given, (6, 4, 3)))
-    with says(ValueError, "weight_shape has 3 dimensions"):
-        conv2d_weight(x, grad, (6, 4, 3), grad_bias=True)
-    with says(TypeError, "grad_bias is taken for arrays of NumPy, CuPy and PyTorch only"):
-        conv2d_weight([1.0], grad, (6, 4, 3, 2), grad_bias=True)
+    none = [fake_cupy.asarray(each[:0]) for each in (x, grad)]
+    for part in conv2d_weight(*none, WEIGHT.y_shape, grad_bias=True):
+        assert not part.host.any()  # new memory holds NaN here
     told = explain(conv2d_weight, x, grad, weight_shape=(6, 4, 3, 2), grad_bias=True, device="cuda")
     assert told.problem == replace(WEIGHT, bias=True)
+
+
+@pytest.mark.parametrize("layout", ["NCW", "NWC", "CWN"])
+def test_the_gradient_of_the_bias_of_signals(layout: Any, rng: np.random.Generator) -> None:
+    order = {"NCW": (0, 1, 2), "NWC": (0, 2, 1), "CWN": (1, 2, 0)}[layout]
+    shapes = [tuple(shape[axis] for axis in order) for shape in ((2, 4, 13), (2, 6, 11), (6, 4, 3))]
+    x, grad = (rng.standard_normal(shape).astype(np.float32) for shape in shapes[:2])
+    dw, db = conv1d_weight(x, grad, shapes[2], layout=layout, grad_bias=True)
+    assert dw.shape == shapes[2] and db.shape == (6,)
+    np.testing.assert_allclose(db, grad.sum((order.index(0), order.index(2))), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("library", [np.asarray, torch.from_numpy], ids=["NumPy", "PyTorch"])
+def test_mistakes_with_the_gradient_of_the_bias(library: Any) -> None:
+    def call(dtype: str = "float32", shape: Any = (6, 4, 3, 2), grad_bias: Any = True, of: Any = conv2d_weight) -> Any:
+        x, grad = (library(np.ones(each, dtype)) for each in ((2, 4, 9, 8), (2, 6, 7, 7)))
+        return of(x, grad, shape, grad_bias=grad_bias)
+
+    assert call()[1].shape == (6,)
+    with says(TypeError, "x has dtype complex64; supported are float32"):
+        call("complex64")
+    with says(TypeError, "x has dtype int8; gradients are of floating-point layers"):
+        call("int8")
+    # nothing is allocated before shapes have been compared
+    with says(ValueError, "grad has shape (2, 6, 7, 7), but the output has (2, 274877906944, 7, 7)"):
+        call(shape=(2**38, 4, 3, 2))
+    with says(ValueError, "weight_shape has 3 dimensions"):
+        call(shape=(6, 4, 3))
+    for no in ("no", 1, None):
+        with says(TypeError, f"grad_bias={no!r} is not True or False"):
+            call(grad_bias=no)
+        with says(TypeError, f"grad_bias={no!r} is not True or False"):
+            call(grad_bias=no, of=lambda *given, **how: explain(conv2d_weight, *given, **how))
+    with says(TypeError, "grad_bias is taken for arrays of NumPy, CuPy and PyTorch only"):
+        conv2d_weight([1.0], np.ones((2, 6, 7, 7), np.float32), (6, 4, 3, 2), grad_bias=True)
 
 
 @each_layout

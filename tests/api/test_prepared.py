@@ -436,5 +436,33 @@ def test_changes_that_pytorch_counts_are_followed(
     assert device.prepared == 4
 
 
+@pytest.mark.parametrize("changed", ["counted", "told"])
+def test_a_copy_of_strided_filters_follows_them(torch_on_device: HostDevice, given: Any, changed: str) -> None:
+    torch = pytest.importorskip("torch")
+    x, twice = torch.from_numpy(given[0]), torch.from_numpy(np.repeat(given[1], 2, axis=3))
+    w = twice[..., ::2]
+    prepared = prepare_weights(w)
+    for _ in range(3):
+        values = w.contiguous().numpy().copy()
+        assert right_torch(run(x, prepared), (given[0], values))
+        if changed == "counted":
+            w.add_(1.0)
+        else:
+            w.data.add_(1.0)
+            prepared.refresh()
+
+
+def test_each_memory_order_has_its_copy(torch_on_device: HostDevice, rng: np.random.Generator) -> None:
+    torch = pytest.importorskip("torch")
+    x, twice = (torch.from_numpy(rng.standard_normal(shape, np.float32)) for shape in ((2, 4, 9, 9), (8, 4, 3, 6)))
+    prepared = prepare_weights(twice[..., ::2])
+    expected = torch.nn.functional.conv2d(x, twice[..., ::2]).numpy()
+    for layout, order in [("NCHW", torch.contiguous_format), ("NHWC", torch.channels_last)] * 2:
+        # one of the plans that prepare nothing, so that orders are all that tells the copies apart
+        y = conv2d(x.to(memory_format=order), prepared, layout=layout, algorithm="implicit_gemm")  # type: ignore[arg-type]
+        assert relative_error(y.numpy(), expected) < TOLERANCE, layout
+    assert prepared.nbytes == 2 * 4 * 8 * 4 * 3 * 3
+
+
 def right_torch(y: Any, given: Any) -> bool:
     return relative_error(y.numpy(), oracle_conv(PROBLEM, *given, None)) < TOLERANCE

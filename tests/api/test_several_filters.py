@@ -9,6 +9,7 @@ import pytest
 
 import leanconv
 from leanconv import FilterProblem, filter2d
+from leanconv.call.weights import kernel_beside
 from leanconv.cpu import CPU_ALGORITHMS
 from leanconv.images.borders import BORDERS
 from leanconv.kernels.image_filter.register_cache import FILTER_BYTES, PartialSumsConfig, filters_in_block, weight_bytes
@@ -98,6 +99,18 @@ def test_cpu_algorithms_in_bands_and_strips(algorithm: Any, rng: np.random.Gener
     x[0, 20, 15] = np.inf
     spoilt = ~np.isfinite(algorithm.run(problem, x, kernels))
     assert (spoilt.sum((2, 3)) == [[20, 20, 20], [0, 0, 0]]).all()
+
+
+def test_a_kernel_of_numpy_is_kept_for_each_device_and_dtype(fake_cupy: Any) -> None:
+    ones = np.ones((3, 3), np.float32)
+    words = ones.view(np.int32)  # the same bytes
+    for device in (0, 1, 0):
+        for kernel, dtype in ((ones, np.float32), (words, np.int32)):
+            image = fake_cupy.ndarray(np.zeros((8, 8), dtype), device)
+            kept = kernel_beside(image, kernel)
+            assert kept.data.device_id == device and kept.dtype == dtype
+            np.testing.assert_array_equal(kept.host, kernel)
+            assert kernel_beside(image, kernel.copy()) is kept
 
 
 def test_explain_and_problems(host_device: HostDevice) -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from leanconv import conv1d, conv2d, conv2d_input, filter2d, prepare_weights
 from leanconv.arrays import TorchArrays
+from leanconv.plan import ALIGNMENT
 from tests.conftest import HostDevice, says
 
 torch = pytest.importorskip("torch")
@@ -148,22 +149,23 @@ def test_parameters_and_plain_subclasses_are_ordinary(somewhere: None) -> None:
         assert torch.equal(conv2d(X.clone(), W.clone()), expected)
 
 
-def negated(tensor: Any) -> Any:
+def imaginary(tensor: Any) -> Any:
     """As the imaginary part of a conjugate is: the sign is applied when it is read."""
     view = torch.complex(torch.zeros_like(tensor), tensor).conj().imag
     assert view.is_neg()
     return view
 
 
+@pytest.mark.parametrize("negated", [imaginary, torch._neg_view], ids=["imaginary", "contiguous"])
 @pytest.mark.parametrize("call, given", CALLS, ids=["conv2d", "conv1d", "conv2d_input", "filter2d"])
 def test_lazily_negated_tensors_after_plain_ones(
-    call: Callable[..., Any], given: dict[str, Any], somewhere: None
+    call: Callable[..., Any], given: dict[str, Any], negated: Callable[[Any], Any], somewhere: None
 ) -> None:
     given = {name: array for name, array in given.items() if name != "out"}
     for name, array in given.items():
         view = negated(array)
-        plain = torch.complex(torch.zeros_like(array), -array).imag
-        assert view.stride() == plain.stride() and torch.equal(view, plain)
+        plain = torch.complex(torch.zeros_like(array), -array).imag if negated is imaginary else -array
+        assert view.is_neg() and view.stride() == plain.stride() and torch.equal(view, plain)
         expected = call(**(given | {name: plain}))
         assert torch.equal(call(**(given | {name: view})), expected), f"{name} negated, after a plain one"
         if name == "w":
@@ -183,3 +185,26 @@ def test_what_signatures_tell_apart() -> None:
     without_memory = torch._efficientzerotensor(X.shape), torch._to_functional_tensor(X)
     for other in (torch._neg_view(X), X.to("meta"), *without_memory):
         assert other.stride() == X.stride() and signature(other) != signature(X)
+
+
+def test_tensors_at_another_alignment_after_aligned_ones(torch_on_device: HostDevice) -> None:
+    flat = torch.zeros(X.numel() + 1)
+    shifted = flat[1:].view(X.shape)
+    shifted.copy_(X)
+    expected = conv2d(X, W)
+    assert shifted.stride() == X.stride() and torch.equal(conv2d(shifted, W), expected)
+    assert torch_on_device.launches[-1][1]["x"] % ALIGNMENT == 0
+
+
+def test_arrays_of_cupy_at_another_alignment_after_aligned_ones(fake_cupy: Any, host_device: HostDevice) -> None:
+    x, w, bias = (fake_cupy.asarray(each.numpy()) for each in (X, W, torch.ones(len(W))))
+    expected = conv2d(x, w, bias).host
+    for role, array in (("x", x), ("w", w), ("bias", bias)):
+        shifted = fake_cupy.asarray(np.zeros(array.host.size + 1, np.float32))[1:]
+        shifted = fake_cupy.ndarray(shifted.host.reshape(array.shape), 0)
+        shifted[...] = array
+        assert shifted.strides == array.strides and shifted.data.ptr % ALIGNMENT
+        np.testing.assert_array_equal(
+            conv2d(*({"x": x, "w": w, "bias": bias} | {role: shifted}).values()).host, expected
+        )
+        assert host_device.launches[-1][1][role] % ALIGNMENT == 0

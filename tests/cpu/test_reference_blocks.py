@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tracemalloc
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,6 +14,7 @@ from leanconv.cpu.direct import Direct
 from leanconv.cpu.layers import LayerAlgorithm
 from leanconv.problem import ConvProblem
 from tests.cases import draw_conv
+from tests.cpu_engine import by_name
 
 
 def layers(count: int, one_channel: bool = False) -> list[ConvProblem]:
@@ -34,9 +37,39 @@ def layers(count: int, one_channel: bool = False) -> list[ConvProblem]:
     return found
 
 
-def check(algorithm: Any, problem: ConvProblem) -> None:
+def far_layers(count: int, one_channel: bool) -> list[ConvProblem]:
+    """Layers of few outputs, most of whose windows cover many more pixels than they read, and more than the image."""
+    rng, found = np.random.default_rng(4), []
+    while len(found) < count:
+        groups = int(rng.integers(1, 4))
+        c, k = (groups, 2 * groups) if one_channel else (3 * groups, 2 * groups)
+        h, w, r, s, p, q = (int(rng.integers(1, most)) for most in (8, 8, 5, 5, 7, 12))
+        steps = [int(rng.choice([1, 2, rng.integers(5, 60)])) for _ in range(4)]
+        if rng.random() < 0.5:  # what Winograd computes
+            steps[:3] = 1, 1, 1
+        (across, down, apart, dilation), sides = steps, []
+        for needed in (p - 1) * down + (r - 1) * dilation + 1 - h, (q - 1) * across + (s - 1) * apart + 1 - w:
+            before = int(rng.integers(max(1, needed + 1)))
+            sides += [before, needed - before]
+        if min(sides) >= 0:
+            found.append(
+                ConvProblem(
+                    2, c, h, w, k, r, s, stride=(down, across), dilation=(dilation, apart), padding=tuple(sides),  # type: ignore[arg-type]
+                    groups=groups, bias=bool(rng.integers(2)), layout=str(rng.choice(["NCHW", "NHWC", "CHWN"])),  # type: ignore[arg-type]
+                )
+            )  # fmt: skip
+    return found
+
+
+def read(problem: ConvProblem) -> tuple[Any, Any, Any]:
+    """The two arrays that a problem reads, and its bias or None."""
     inputs = draw_conv(problem, "zero-mean")
-    given = inputs["x"], inputs["w"], inputs["bias"]
+    bias = inputs.pop("bias")
+    return *inputs.values(), bias  # type: ignore[return-value]
+
+
+def check(algorithm: Any, problem: ConvProblem) -> None:
+    given = read(problem)
     error = oracle.relative_error(algorithm.run(problem, *given), oracle.conv2d(problem, *given))
     assert error < 1e-6, (algorithm.name, problem, error)
 
@@ -60,6 +93,58 @@ def test_a_band_that_sees_only_padding_has_its_bias(monkeypatch: pytest.MonkeyPa
     for algorithm in CPU_ALGORITHMS:
         if isinstance(algorithm, LayerAlgorithm) and not algorithm.reasons(problem, None):
             check(algorithm, problem)
+
+
+@pytest.mark.parametrize(
+    "algorithm", [a for a in CPU_ALGORITHMS if isinstance(a, LayerAlgorithm)], ids=lambda a: a.name
+)
+@pytest.mark.parametrize("pixels", [5, None], ids=["cut", "whole"])
+def test_windows_that_cover_far_more_than_they_read(
+    algorithm: LayerAlgorithm, pixels: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if pixels is not None:
+        monkeypatch.setattr(blocks, "most_pixels", lambda pixel_bytes, budget: pixels)
+    some = far_layers(300, one_channel=algorithm.name == "single_channel")
+    every = [replace(problem, op=op, bias=False, activation=None) for op in ("dgrad", "wgrad") for problem in some]
+    able = [problem for problem in some + every if not algorithm.reasons(problem, None)]
+    for problem in able:
+        check(algorithm, problem)
+    assert sum(bool(blocks.far_blocks(problem)) for problem in able) > 8 or algorithm.name == "winograd2d"
+
+
+@pytest.mark.parametrize("layout", ["NCHW", "NHWC", "CHWN"])
+@pytest.mark.parametrize("op", ["fprop", "dgrad", "wgrad"])
+def test_memory_follows_the_outputs_and_not_the_dilated_filter(op: Any, layout: Any) -> None:
+    far = ConvProblem(
+        2,
+        4,
+        4,
+        4,
+        8,
+        3,
+        3,
+        padding="same",
+        dilation=(100_000, 100_000),
+        op=op,
+        layout=layout,  # type: ignore[arg-type]
+    )
+    # of each filter only the middle row and column meet the images
+    given = read(far)
+    for algorithm in CPU_ALGORITHMS:
+        if algorithm.solves == "conv2d" and not algorithm.reasons(far, None):
+            tracemalloc.start()
+            got = algorithm.run(far, *given)
+            _, peak = tracemalloc.get_traced_memory()
+            tracemalloc.stop()
+            assert peak < 1 << 20, (algorithm.name, peak)
+            near = replace(far, dilation=(4, 4), padding=(4, 4, 4, 4))  # whose other taps meet none either
+            np.testing.assert_allclose(got, algorithm.run(near, *given), rtol=1e-5, atol=1e-5)
+
+
+def test_single_channel_where_the_padding_is_wider_than_what_is_read() -> None:
+    problem = ConvProblem(1, 1, 1, 6, 1, 1, 1, stride=(1, 60), padding=(0, 0, 2, 2))
+    check(by_name("single_channel"), problem)
+    check(by_name("single_channel"), replace(problem, s=2, r=2, padding=(3, 3, 3, 0), bias=True))
 
 
 @pytest.mark.parametrize("run", [1, 1 << 20], ids=["cut-rows", "whole-rows"])

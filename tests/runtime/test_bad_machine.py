@@ -123,6 +123,18 @@ def test_a_gpu_that_is_too_old(fresh_driver: pytest.MonkeyPatch) -> None:
     assert "compute capability 7.7" in str(why_no_gpu())
 
 
+def test_the_oldest_gpus_that_are_served(fresh_driver: pytest.MonkeyPatch) -> None:
+    library = FakeLibrary()
+
+    def eight(pointer: Any, *rest: Any) -> int:
+        ctypes.cast(pointer, ctypes.POINTER(ctypes.c_int))[0] = 8
+        return 0
+
+    library.functions["cuDeviceGetAttribute"] = eight
+    fresh_driver.setattr(driver, "_open_library", lambda: library)
+    assert launch.open_device(0).target.arch == "sm_88" and why_no_gpu() is None
+
+
 def test_machine_code_that_the_driver_refuses(fresh_driver: pytest.MonkeyPatch) -> None:
     fresh_driver.setattr(driver, "_open_library", lambda: FakeLibrary(version=12040))
     with says(CudaError, "cuModuleLoadData", "supports CUDA 12.4", "leanconv[cu12]"):

@@ -51,6 +51,14 @@ def chosen(stage: Stage) -> tuple[str, Any]:
     return choice.source, choice.config
 
 
+def test_no_table_chooses_for_images_that_keep_their_bits(stage: Stage, tmp_path: Path) -> None:
+    """What was timed for one batch has an order of sums that other batches need not have."""
+    tables.update(tmp_path / FILE, table(stage, 1))
+    tables.forget()
+    assert choose(LAYER, stage.target).source == tables.USER
+    assert choose(replace(LAYER, batch_invariant=True), stage.target).source == tables.MODEL
+
+
 def configs(stage: Stage) -> list[Any]:
     return [candidate.config for candidate in stage.candidates()]
 

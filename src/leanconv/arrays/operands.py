@@ -242,16 +242,3 @@ def _pitch(arrays: Arrays, array: Any, dtype: str) -> tuple[int, int] | None:
     if arrays.misalignment(array) % item or arrays.negated(array):
         return None
     return row_pitched(tuple(array.shape), arrays.strides(array), item)
-
-
-def new_bias(x: Any, weight_shape: Any, layout: Any) -> Any:
-    """An array beside ``x`` for the gradient of the bias. Where ``weight_shape`` is no shape, describing says so."""
-    arrays = arrays_of(x)
-    if arrays is None:
-        raise TypeError("grad_bias is taken for arrays of NumPy, CuPy and PyTorch only")
-    images_last = layout in ("CHWN", "CWN") and not arrays.keeps_shape
-    try:
-        filters = max(0, int(weight_shape[-1 if images_last else 0]))
-    except (TypeError, ValueError, IndexError):
-        filters = 1
-    return arrays.empty((filters,), arrays.dtype(x), arrays.device(x))

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 
 from leanconv.call.choose import choose
-from leanconv.call.gpu_call import Call, GpuCall, Loaded, PreparedCall, UnpreparedCall
+from leanconv.call.gpu_call import BiasGradientCall, Call, GpuCall, Loaded, PreparedCall, UnpreparedCall, writes_bias
 from leanconv.call.host_call import (
     CpuCall,
     HostOnGpuCall,
@@ -44,6 +44,8 @@ def bind(resolved: Resolved) -> Call:
             return PreparedCall(resolved, loaded)
         else:
             call = GpuCall(resolved, loaded)
+    if writes_bias(resolved.problem):
+        return BiasGradientCall(call, resolved)
     return call if resolved.weights is None else UnpreparedCall(call)
 
 

@@ -216,6 +216,20 @@ class PreparedCall:
         return self._rest(x, prepared.w, bias, out, prepared_at=prepared.address)
 
 
+class BiasGradientCall:
+    """The gradient of the filters and that of the bias, which is allocated here and written by the call."""
+
+    def __init__(self, call: Call, resolved: Resolved) -> None:
+        assert resolved.problem.kind == "conv2d"
+        operands = resolved.operands
+        self._call = call
+        self._allocate = operands.arrays.allocator((resolved.problem.k,), operands.result, operands.device)
+
+    def __call__(self, x: Any, w: Any, bias: Any, out: Any, value: float = 0, delta: float = 0) -> Any:
+        bias = self._allocate()
+        return self._call(x, w, bias, out), bias
+
+
 class UnpreparedCall:
     """With `PreparedWeights` that keep nothing for this call: it runs on their array."""
 

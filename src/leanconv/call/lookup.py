@@ -54,9 +54,11 @@ def run(requested: Options, x: Any, w: Any, bias: Any = None, out: Any = None, n
 
 def _run_carried(requested: Options, x: Any, w: Any, bias: Any, out: Any, numbers: tuple[float, ...]) -> Any:
     """`run` with arrays of a library that another one has to carry."""
-    first, second = (
-        FUNCTIONS[requested.function].names if isinstance(requested, options.LayerOptions) else ("image", "kernel")
-    )
+    first, second = "image", "kernel"
+    if isinstance(requested, options.LayerOptions):
+        first, second = FUNCTIONS[requested.function].names
+        if requested.grad_bias:
+            raise TypeError("grad_bias is taken for arrays of NumPy, CuPy and PyTorch only")
     back = way_back(x)
     x = carried(x, first)
     w = w if isinstance(w, PreparedWeights) else carried(w, second)

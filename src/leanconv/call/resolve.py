@@ -209,8 +209,8 @@ def layer_problem(
     top, bottom, left, right = sides = options.four_sides(requested.padding, (r, s), stride, dilation)
     problem = ConvProblem(
         n=n, c=c, h=h, w=w, k=k, r=r, s=s, stride=stride, padding=sides, dilation=dilation, groups=groups, dtype=dtype,
-        layout=layout, precision=precision, bias=bias_shape is not None, activation=activation, op=function.op,
-        batch_invariant=requested.batch_invariant,
+        layout=layout, precision=precision, bias=bias_shape is not None or requested.grad_bias, activation=activation,
+        op=function.op, batch_invariant=requested.batch_invariant,
     )  # fmt: skip
     if problem.p < 1 or problem.q < 1:
         if signals:

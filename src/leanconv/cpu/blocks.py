@@ -8,7 +8,7 @@ from functools import cache
 
 import numpy as np
 
-from leanconv.dtypes import LAYERS, is_integer
+from leanconv.dtypes import LAYERS, is_integer, item_bytes
 from leanconv.kernels.contract import ceil_div
 from leanconv.problem import ConvProblem
 
@@ -18,6 +18,8 @@ BLOCK_BYTES = 2 << 20
 LEAST_PIXELS = 384
 #: Elements of a buffer that is quicker cleared whole than at its four sides.
 SMALL = 8192
+#: How many times the pixels that they read windows may cover: beyond that, these pixels are copied one by one.
+FAR = 4
 
 
 @dataclass(frozen=True)
@@ -84,41 +86,92 @@ def blocks(problem: ConvProblem, pixel_bytes: int, budget: int = BLOCK_BYTES) ->
             yield Block(image, image + 1, top, min(problem.p, top + rows))
 
 
-def in_columns(
+def alone(problem: ConvProblem, x: np.ndarray, axis: int, first: int, last: int) -> tuple[ConvProblem, np.ndarray]:
+    """The layer of output rows (``axis`` 0) or columns (1) ``first`` to ``last`` alone, and what it reads of ``x``.
+
+    That is a view. Where windows cover far more than they read, it is a copy of the pixels that they read, and the
+    layer's stride and dilation are those at which they lie there.
+    """
+    taps, length = ((problem.r, problem.h), (problem.s, problem.w))[axis]
+    stride, dilation, count = problem.stride[axis], problem.dilation[axis], last - first
+    begin, covered = first * stride - problem.padding[2 * axis], (count - 1) * stride + (taps - 1) * dilation + 1
+    low, high = max(0, begin), min(length, begin + covered)
+    along, sides = axis + (2 if problem.layout == "NCHW" else 1), (0, 0)
+    source = x.swapaxes(0, along)
+    if _is_far(taps, count, stride, dilation):
+        step, apart = (taps, 1) if dilation == 1 else (1, count)
+        x = np.zeros((*x.shape[:along], taps * count, *x.shape[along + 1 :]), x.dtype)
+        target = x.swapaxes(0, along)
+        for tap in range(taps):
+            outputs, pixels = inside(begin + tap * dilation, stride, count, length)
+            target[tap * apart :: step][outputs] = source[pixels]
+        stride, dilation = step, apart
+    elif low < high:
+        x, sides = source[low:high].swapaxes(0, along), (low - begin, begin + covered - high)
+    else:  # nothing but padding
+        x = np.zeros((*x.shape[:along], covered, *x.shape[along + 1 :]), x.dtype)
+    (sh, sw), (dh, dw), (top, bottom, left, right) = problem.stride, problem.dilation, problem.padding
+    size = x.shape[along]
+    if axis == 0:
+        return replace(problem, h=size, stride=(stride, sw), dilation=(dilation, dw), padding=(*sides, left, right)), x
+    return replace(problem, w=size, stride=(sh, stride), dilation=(dh, dilation), padding=(top, bottom, *sides)), x
+
+
+def inside(at: int, stride: int, count: int, length: int) -> tuple[slice, slice]:
+    """Which of ``count`` outputs have a tap's pixel inside an axis of ``length``, and these pixels; ``at`` is the first
+    output's, and ``stride`` lies between them."""
+    low, high = max(0, ceil_div(-at, stride)), min(count, ceil_div(length - at, stride))
+    if low >= high:
+        return slice(0), slice(0)
+    return slice(low, high), slice(at + low * stride, at + (high - 1) * stride + 1, stride)
+
+
+def _is_far(taps: int, count: int, stride: int, dilation: int) -> bool:
+    return (count - 1) * stride + (taps - 1) * dilation >= FAR * taps * count
+
+
+def far_blocks(problem: ConvProblem) -> list[Block]:
+    """The blocks to compute one by one of a layer whose windows cover far more than they read; none of any other."""
+    if max(*problem.stride, *problem.dilation) <= FAR:
+        return []
+    every = list(blocks(problem, problem.c * problem.r * problem.s * item_bytes(problem.dtype)))
+    rows = _is_far(problem.r, every[0].rows, problem.stride[0], problem.dilation[0])
+    far = rows or _is_far(problem.s, problem.q, problem.stride[1], problem.dilation[1])
+    return every if far else []
+
+
+def block_alone(problem: ConvProblem, x: np.ndarray, block: Block) -> tuple[ConvProblem, np.ndarray]:
+    """The layer of a block's outputs alone, and what it reads of x."""
+    part, x = alone(replace(problem, n=block.images), x[block.first : block.last], 0, block.top, block.bottom)
+    return alone(part, x, 1, 0, problem.q)
+
+
+def in_parts(
     problem: ConvProblem,
     x: np.ndarray,
-    bias: np.ndarray | None,
     pixel_bytes: int,
     compute: Callable[[ConvProblem, np.ndarray], np.ndarray],
     budget: int = BLOCK_BYTES,
 ) -> np.ndarray:
-    """The result of ``compute(problem, x)``, of long rows in bands of columns: a block has whole rows.
+    """The result of ``compute(problem, x)``: of long rows in bands of columns, where a block has whole rows, and of
+    windows that cover far more than they read block by block, so that memory and time follow the outputs.
 
-    A band is a layer of its own, which pads at the ends of the row only. ``pixel_bytes`` is what the temporaries of one
-    output pixel take.
+    A part is a layer of its own. ``pixel_bytes`` is what the temporaries of one output pixel take.
     """
-    columns = most_pixels(pixel_bytes, budget)
+    columns, far = most_pixels(pixel_bytes, budget), far_blocks(problem)
     # the bands' results are copied once more: of rows not much longer than a block that costs more than it saves
-    if problem.q <= 4 * columns or problem.n == 0:
+    if problem.q <= 4 * columns and not far:
         return compute(problem, x)
     y = np.empty(problem.y_shape, x.dtype)
-    # one view with the columns last serves both layouts
-    across, source = (y, x) if problem.layout == "NCHW" else (y.swapaxes(2, 3), x.swapaxes(2, 3))
-    (_, stride), (_, dilation), (top, bottom, left, _) = problem.stride, problem.dilation, problem.padding
+    for block in far:
+        block.of(problem, y)[...] = in_parts(*block_alone(problem, x, block), pixel_bytes, compute, budget)
+    if far:
+        return y
     columns = ceil_div(problem.q, ceil_div(problem.q, columns))
     for first in range(0, problem.q, columns):
         last = min(problem.q, first + columns)
-        begin, end = first * stride - left, (last - 1) * stride - left + (problem.s - 1) * dilation + 1
-        low, high = max(0, begin), min(problem.w, end)
-        into = across[..., first:last]
-        if low >= high:  # nothing but padding
-            into[...] = 0
-            finish(problem, into if problem.layout == "NCHW" else into.swapaxes(2, 3), bias)
-            continue
-        band = replace(problem, w=high - low, padding=(top, bottom, low - begin, end - high))
-        seen = source[..., low:high]
-        part = compute(band, seen if problem.layout == "NCHW" else seen.swapaxes(2, 3))
-        into[...] = part if problem.layout == "NCHW" else part.swapaxes(2, 3)
+        into = y[..., first:last] if problem.layout == "NCHW" else y[:, :, first:last]
+        into[...] = compute(*alone(problem, x, 1, first, last))
     return y
 
 

@@ -5,13 +5,18 @@ from __future__ import annotations
 import numpy as np
 
 from leanconv.cpu.blas import matmul
-from leanconv.cpu.blocks import PaddedInput, blocks, windows
+from leanconv.cpu.blocks import PaddedInput, block_alone, blocks, far_blocks, windows
 from leanconv.dtypes import item_bytes
 from leanconv.problem import ConvProblem
 
 
 def filter_gradient(problem: ConvProblem, x: np.ndarray, grad: np.ndarray) -> np.ndarray:
     """The gradient of the filters of ``problem``'s layer. Columns are made for one cache-sized block at a time."""
+    if far := far_blocks(problem):
+        whole = np.zeros(problem.y_shape, x.dtype)
+        for block in far:
+            whole += filter_gradient(*block_alone(problem, x, block), block.of(problem, grad))
+        return whole
     nchw, taps = problem.layout == "NCHW", (problem.r, problem.s)
     result = np.zeros((problem.groups, problem.group_k, problem.group_c * problem.r * problem.s), x.dtype)
     padded = PaddedInput(problem, x)

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from leanconv.cpu.blas import one_thread
-from leanconv.cpu.blocks import BLOCK_BYTES, finish, in_columns, keep_freed_memory
+from leanconv.cpu.blocks import BLOCK_BYTES, finish, in_parts, keep_freed_memory
 from leanconv.dtypes import DtypeName, accumulator, is_integer, is_narrow, largest_product
 from leanconv.kernels.contract import CpuAlgorithm
 from leanconv.problem import ConvProblem
@@ -45,12 +45,12 @@ class LayerAlgorithm(CpuAlgorithm):
     def compute(self, problem: ConvProblem, x: np.ndarray, w: np.ndarray, bias: np.ndarray | None) -> np.ndarray:
         """The result, a new contiguous array, of a problem in NCHW or NHWC."""
 
-        def band(part: ConvProblem, seen: np.ndarray) -> np.ndarray:
+        def one(part: ConvProblem, seen: np.ndarray) -> np.ndarray:
             y = np.empty(part.y_shape, x.dtype)
             self.fill(part, seen, w, bias, y)
             return y
 
-        return in_columns(problem, x, bias, self.pixel_bytes(problem), band, self.budget)
+        return in_parts(problem, x, self.pixel_bytes(problem), one, self.budget)
 
     def fill(self, problem: ConvProblem, x: np.ndarray, w: np.ndarray, bias: np.ndarray | None, y: np.ndarray) -> None:
         """Write the result of a forward pass, which is not empty, to ``y``; for what has no `compute` of its own."""

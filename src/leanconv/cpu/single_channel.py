@@ -49,7 +49,7 @@ def _roll(problem: ConvProblem, image: np.ndarray, filters: np.ndarray, results:
     height, width = (problem.r - 1) * dh + 1, (problem.q - 1) * sw + (problem.s - 1) * dw + 1
     # Row i of the padded image has its place, i modulo height, until row i + height comes.
     window = np.zeros((height, width), image.dtype)
-    inside = slice(left, min(width, left + problem.w))
+    seen = max(0, min(width - left, problem.w))
     columns = np.empty((problem.r * problem.s, problem.q), image.dtype)
     come = 0
     for p in range(problem.p):
@@ -57,7 +57,7 @@ def _roll(problem: ConvProblem, image: np.ndarray, filters: np.ndarray, results:
             row = window[i % height]
             row[...] = 0
             if top <= i < top + problem.h:
-                row[inside] = image[i - top, : inside.stop - left]
+                row[left : left + seen] = image[i - top, :seen]
         come = p * sh + height
         for r in range(problem.r):
             row = window[(p * sh + r * dh) % height]

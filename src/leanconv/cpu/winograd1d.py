@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from leanconv.cpu.blas import matmul
-from leanconv.cpu.blocks import Block, PaddedInput, blocks, finish, in_columns, product_cost, shared_limits
+from leanconv.cpu.blocks import Block, PaddedInput, blocks, finish, in_parts, product_cost, shared_limits
 from leanconv.cpu.im2col import Im2col
 from leanconv.cpu.layers import LayerAlgorithm
 from leanconv.dtypes import item_bytes
@@ -54,9 +54,7 @@ class Winograd1d(LayerAlgorithm):
     def compute(self, problem: ConvProblem, x: np.ndarray, w: np.ndarray, bias: np.ndarray | None) -> np.ndarray:
         alpha, column_block = min(_kernels(problem), key=lambda pair: _cost(problem, *pair))
         each = ceil_div(alpha, alpha + 1 - column_block) * (2 * problem.c + 3 * problem.k) * item_bytes(problem.dtype)
-        return in_columns(
-            problem, x, bias, each, lambda band, seen: convolve(band, alpha, seen, w, bias, column_block), BUDGET
-        )
+        return in_parts(problem, x, each, lambda band, seen: convolve(band, alpha, seen, w, bias, column_block), BUDGET)
 
 
 def _kernels(problem: ConvProblem) -> tuple[tuple[int, int], ...]:
