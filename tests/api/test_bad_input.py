@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from leanconv import ConvProblem, FilterProblem, NoAlgorithmError, conv2d, explain, filter2d
+from leanconv import ConvProblem, FilterProblem, NoAlgorithmError, conv1d, conv2d, explain, filter2d
 from leanconv.plan import Launch, Number
 from leanconv.runtime import launch
 from tests.conftest import HostDevice, oracle_conv, relative_error, says
@@ -205,6 +205,22 @@ def test_the_arithmetic_of_narrow_integers_does_not_overflow() -> None:
     plain = ConvProblem(*sizes, padding=(100,) * 4)
     assert narrow == plain and hash(narrow) == hash(plain) and narrow.flops == plain.flops > 2**31
     assert FilterProblem(*map(np.uint8, (9, 200, 200, 3, 3)), anchor=[1, np.int16(1)]).flops == 2 * 9 * 200 * 200 * 9
+
+
+@pytest.mark.parametrize("name", ["bias", "accumulate", "batch_invariant"])
+def test_explain_takes_true_and_false_alone(name: str) -> None:
+    for value in (3, "no", None):
+        with says(TypeError, f"{name}={value!r} is not True or False"):
+            explain(replace(CONV, **{name: value}))
+
+
+@pytest.mark.parametrize("layout, channels", [("NCW", 4), ("NWC", 9), ("CWN", 2)])
+def test_messages_on_signals_speak_of_signals(layout: Any, channels: int) -> None:
+    x, w = np.ones((2, 4, 9), np.float32), np.ones((3, 3, 3), np.float32)
+    with says(ValueError, f"w has 3 channels, but x has in_channels={channels}", f"read as {layout}: "):
+        conv1d(x, w, layout=layout)
+    with says(ValueError, "a filter of 70000 channels of 3 taps has 210000 products"):
+        conv1d(np.ones((1, 70000, 3), np.int8), np.ones((1, 70000, 3), np.int8))
 
 
 def test_the_work_of_a_problem() -> None:

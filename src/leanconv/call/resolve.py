@@ -193,15 +193,17 @@ def layer_problem(
     if k % groups:
         raise ValueError(f"out_channels={k} is not divisible by groups={groups}")
     if group_c != c // groups:
+        shown = options.LAYOUTS_1D[options.LAYOUTS.index(layout)] if signals else layout
         raise ValueError(
-            f"{filters} has {group_c} channels, but {name} has in_channels={c} and groups={groups}, read as {layout}: "
+            f"{filters} has {group_c} channels, but {name} has in_channels={c} and groups={groups}, read as {shown}: "
             f"each filter must have {c // groups}"
         )
     if bias_shape is not None and tuple(bias_shape) != (k,):
         raise ValueError(f"bias has shape {tuple(bias_shape)}; it must have shape ({k},), a number a filter")
+    taps = f"{s} taps" if signals else f"{r}x{s}"
     if dtypes.is_integer(dtype) and group_c * r * s > dtypes.most_products(dtype):
         raise ValueError(
-            f"a filter of {group_c} channels of {r}x{s} has {group_c * r * s} products: their sum could overflow "
+            f"a filter of {group_c} channels of {taps} has {group_c * r * s} products: their sum could overflow "
             f"int32; {dtype} by {dtypes.weights_of(dtype)} takes at most {dtypes.most_products(dtype)}"
         )
     if requested.padding == "same" and stride != (1, 1):
@@ -284,6 +286,8 @@ def check_problem(problem: Problem) -> None:
     if problem.op == "wgrad" and problem.batch_invariant:
         raise ValueError(NO_IMAGES_BITS)
     options.integer("groups", problem.groups, 1)
+    for name in ("bias", "accumulate"):
+        options.yes_or_no(name, getattr(problem, name))
     requested = options.layer_options(
         "conv2d", problem.stride, problem.padding, problem.dilation, problem.groups, precision=problem.precision,
         activation=problem.activation, batch_invariant=problem.batch_invariant,
