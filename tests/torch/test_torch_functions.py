@@ -16,6 +16,7 @@ from tests.conftest import HostDevice, says
 torch = pytest.importorskip("torch")
 
 import leanconv.torch as ours  # noqa: E402
+from leanconv import options  # noqa: E402
 
 F = torch.nn.functional
 ops = torch.ops.leanconv
@@ -223,3 +224,17 @@ def test_a_gradient_keeps_only_what_it_needs(torch_on_device: HostDevice) -> Non
     before = len(torch_on_device.launches)
     plain(x.detach(), w, bias).sum().backward()
     assert len(torch_on_device.launches) - before == 2 and x.grad is None and bias.grad is not None
+
+
+@pytest.mark.parametrize("given", [{}, {"stride": 2, "padding": 1}, {"stride": (2,), "padding": (1,), "dilation": 2}])
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_a_warm_call_checks_no_number_again(
+    name: str, given: Any, torch_on_device: HostDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x, w = (torch.randn(each) for each in (((2, 4, 9), (4, 4, 3)) if "1d" in name else ((2, 4, 9, 8), (4, 4, 3, 3))))
+    function = getattr(ours, name)
+    expected = function(x, w, **given)
+    for check in ("_check_stride", "_check_padding"):
+        monkeypatch.setattr(options, check, None)
+    if name in ("conv1d", "conv2d"):
+        torch.testing.assert_close(function(x, w, **given), expected)

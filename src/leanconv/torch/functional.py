@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -97,12 +98,12 @@ def conv1d(
         y of shape (n, k, q), or (k, q).
     """
     _check_tensor(input)
-    stride, dilation = (1, *_single("stride", stride)), (1, *_single("dilation", dilation))
+    stride, dilation = _single("stride", stride, 1), _single("dilation", dilation, 1)
     sides: tuple[int, ...]
     if isinstance(padding, str):
         sides = four_sides(padding_word(padding), (1, weight.shape[-1]), stride, dilation)
     else:
-        sides = (0, *_single("padding", padding))
+        sides = _single("padding", padding, 0)
     x = input.unsqueeze(-2) if input.dim() == 3 else input.unsqueeze(0).unsqueeze(-2)
     y = _conv2d(x, weight.unsqueeze(-2), bias, stride, sides, dilation, groups, precision, batch_invariant)
     y = y.squeeze(-2)
@@ -165,8 +166,8 @@ def conv_transpose1d(
     _check_tensor(input)
     x = input.unsqueeze(-2) if input.dim() == 3 else input.unsqueeze(0).unsqueeze(-2)
     given = (
-        (1, *_single("stride", stride)), (0, *_single("padding", padding)),
-        (0, *_single("output_padding", output_padding)), groups, (1, *_single("dilation", dilation)),
+        _single("stride", stride, 1), _single("padding", padding, 0),
+        _single("output_padding", output_padding, 0), groups, _single("dilation", dilation, 1),
     )  # fmt: skip
     y = _transposed(x, weight.unsqueeze(-2), bias, *given, precision, batch_invariant).squeeze(-2)
     return y if input.dim() == 3 else y.squeeze(0)
@@ -226,19 +227,30 @@ def _refuse_below(least: int, **options: tuple[int, ...]) -> None:
 
 
 def _pair(name: str, value: Any) -> tuple[int, int]:
-    """An int, or a sequence of one or two, for both axes."""
+    """An int, or a sequence of one or two, for both axes.
+
+    Equal calls get the same object: by its identity `layer_options` knows what it has checked.
+    """
+    if type(value) is tuple and len(value) == 2:
+        return value
     if isinstance(value, int):
-        return value, value
+        return _both(value, value)
     if len(value) == 1:
-        return value[0], value[0]
+        return _both(value[0], value[0])
     if len(value) != 2:
         raise ValueError(f"{name}={value!r} must be an integer or two: (vertical, horizontal)")
     return value[0], value[1]
 
 
-def _single(name: str, value: Any) -> tuple[int]:
-    if isinstance(value, int):
-        return (value,)
-    if len(value) != 1:
-        raise ValueError(f"{name}={value!r} must be an integer: there is one axis")
-    return (value[0],)
+@lru_cache(maxsize=256, typed=True)
+def _both(down: int, across: int) -> tuple[int, int]:
+    return down, across
+
+
+def _single(name: str, value: Any, down: int) -> tuple[int, int]:
+    """An option of signals as that of images of one row, for which it is ``down``."""
+    if not isinstance(value, int):
+        if len(value) != 1:
+            raise ValueError(f"{name}={value!r} must be an integer: there is one axis")
+        value = value[0]
+    return _both(down, value)

@@ -426,8 +426,8 @@ def _signature(tensor: Any) -> tuple[Any, ...]:
 
 _active: list[Takeover] = functions.active
 _latest: Takeover | None = None
-#: By dispatch key. NOTE: made by the first `enable`. The last `disable` keeps it where other threads run: they may be on
-#: their way to a kernel, which PyTorch frees with its registration. Then the kernels hand on.
+#: By dispatch key. NOTE: made by the first `enable`. The last `disable` keeps it where other threads run: one may be on
+#: its way to a kernel, which PyTorch frees with its registration. Then the kernels hand on.
 _libraries: dict[str, torch.library.Library] = {}
 _lock = threading.Lock()
 
