@@ -401,9 +401,9 @@ def torch_on_device(monkeypatch: pytest.MonkeyPatch, host_device: HostDevice) ->
 
 def patch_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """`leanconv.torch.enable` patches what runs on the CPU, whose tensors `torch_on_device` lays on its device."""
-    from leanconv.torch import functions, patch
+    from leanconv.torch import functions, registration
 
-    monkeypatch.setattr(patch, "_KEY", "CPU")
+    monkeypatch.setattr(registration, "_KEY", "CPU")
     monkeypatch.setattr(functions, "on_gpu", lambda tensor: True)
 
 

@@ -14,13 +14,13 @@ def device(torch_on_device: HostDevice, monkeypatch: pytest.MonkeyPatch) -> Iter
     """`leanconv.torch.enable` takes PyTorch's CPU tensors, and expects PyTorch to be slow."""
     torch = pytest.importorskip("torch")
     import leanconv.torch
-    from leanconv.torch import patch
+    from leanconv.torch import patch, registration
 
     patch_the_cpu(monkeypatch)
-    monkeypatch.setattr(patch, "_libraries", {})
+    monkeypatch.setattr(registration, "_libraries", {})
     monkeypatch.setattr(patch, "pytorch_cycles", lambda problem, target, tf32: 1e12)
     torch.manual_seed(3)
     yield torch_on_device
     leanconv.torch.disable()
-    for library in patch._libraries.values():
+    for library in registration._libraries.values():
         library._destroy()  # no other thread is left

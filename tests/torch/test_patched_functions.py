@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch")
 
 import leanconv.torch  # noqa: E402
 from leanconv.call import bind  # noqa: E402
-from leanconv.torch import functions, patch  # noqa: E402
+from leanconv.torch import functions, patch, registration  # noqa: E402
 from leanconv.torch.layers import tf32_allowed  # noqa: E402
 
 nn, F = torch.nn, torch.nn.functional
@@ -36,7 +36,7 @@ def no_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*given: Any) -> None:
         raise AssertionError("the dispatcher was asked")
 
-    monkeypatch.setattr(patch, "_convolution", refuse)
+    monkeypatch.setattr(registration, "_convolution", refuse)
     monkeypatch.setattr(patch.Takeover, "convolution", refuse)
 
 

@@ -27,7 +27,7 @@ from leanconv.bench.results import Results  # noqa: E402
 from leanconv.bench.suites import parse_problem  # noqa: E402
 from leanconv.call.precompile import PrecompileResult  # noqa: E402
 from leanconv.plan import Target  # noqa: E402
-from leanconv.torch import patch, recording  # noqa: E402
+from leanconv.torch import patch, recording, registration  # noqa: E402
 from leanconv.torch.expected_time import pytorch_cycles  # noqa: E402
 from leanconv.torch.layers import tf32_allowed  # noqa: E402
 
@@ -111,15 +111,15 @@ def test_keys_are_equal_for_equal_options_only(device: HostDevice) -> None:
 
 
 def test_suspending_waits_for_who_enables(device: HostDevice) -> None:
-    with patch._lock, ThreadPoolExecutor(1) as pool:
+    with registration._lock, ThreadPoolExecutor(1) as pool:
         entered = pool.submit(patch.suspended().__enter__)
         with pytest.raises(TimedOut):
             entered.result(0.05)
-        patch._lock.release()
+        registration._lock.release()
         try:
             entered.result(5)
         finally:
-            patch._lock.acquire()
+            registration._lock.acquire()
 
 
 def test_switched_off_it_hands_on_and_keeps_no_model(device: HostDevice) -> None:
@@ -314,6 +314,36 @@ def test_warm_up_compiles_what_will_run(device: HostDevice, monkeypatch: pytest.
     compiled.clear()
     leanconv.torch.warm_up(model.eval(), (x,))
     assert compiled and all(each.op == "fprop" or each.c == 4 for each in compiled)
+
+
+def test_one_line_that_measures(device: HostDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, x, tuned = nn.Conv2d(3, 4, 3), torch.randn(2, 3, 9, 9), []
+
+    def tune(problems: Any, **options: Any) -> None:
+        tuned.append(([problem.op for problem in problems], options))
+
+    monkeypatch.setattr(recording.search, "tune", tune)
+    monkeypatch.setattr(recording, "precompile", lambda problems, **options: PrecompileResult(0, 0, 0, 0.0))
+    # what is expected to be left is timed too
+    monkeypatch.setattr(patch, "pytorch_cycles", lambda problem, target, tf32: 1e-6)
+    with leanconv.torch.enable(model, tune=x):
+        ops = [op for each, _ in tuned for op in each]
+        assert ops == ["fprop", "wgrad"], "the gradient of what needs none is not computed"
+        assert all(options["device"] == "cuda:0" and options["peers"] for _, options in tuned)
+        assert [options["workspace_limit"] for _, options in tuned] == [None, 32 << 20]
+        tuned.clear()
+        leanconv.torch.warm_up(model.eval(), x, tune=True)
+        assert [each for each, _ in tuned] == [["fprop"]]
+    with says(ValueError, "tune= is an example for a model"):
+        leanconv.torch.enable(tune=x)
+
+    def fail(problems: Any, **options: Any) -> None:
+        raise RuntimeError("no time")
+
+    monkeypatch.setattr(recording.search, "tune", fail)
+    with says(RuntimeError, "no time"):
+        leanconv.torch.enable(model, tune=x)
+    assert patch.active() is None
 
 
 def test_warm_up_of_one_of_several_processes(device: HostDevice, monkeypatch: pytest.MonkeyPatch) -> None:

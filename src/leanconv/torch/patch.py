@@ -9,10 +9,8 @@ one that is found without us, would do. `functions` decides before the dispatche
 from __future__ import annotations
 
 import math
-import threading
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from marshal import dumps
 from types import TracebackType
@@ -32,7 +30,7 @@ from leanconv.problem import ConvProblem
 from leanconv.runtime.bounded_cache import BoundedCache
 from leanconv.runtime.compile import CompileError
 from leanconv.runtime.driver import CudaUnavailableError
-from leanconv.torch import functions
+from leanconv.torch import functions, registration
 from leanconv.torch.expected_time import LAUNCH, engine, pytorch_cycles
 from leanconv.torch.layers import (
     FUNCTION_OF,
@@ -50,12 +48,13 @@ from leanconv.torch.layers import (
     weights_of,
     why_never,
 )
+from leanconv.torch.registration import active, suspended
 from leanconv.torch.report import Line, Report
+
+__all__ = ["Takeover", "active", "disable", "enable", "report", "suspended", "workspace"]
 
 #: The last version of the format in which equal values of equal types have equal bytes, whatever objects they share.
 MARSHAL_VERSION = 2
-#: where the kernels are registered; tests, which have no GPU, register them for the CPU
-_KEY = "CUDA"
 #: leanconv takes a call if its predicted time is below this part of what PyTorch is expected to take
 _MARGIN = 0.95
 #: For gradients of large filters a tie is enough: without its search cuDNN takes 281 MB for 256 filters of 5 x 5.
@@ -113,7 +112,8 @@ class Takeover:
 
     def disable(self) -> None:
         """Switch it off: PyTorch computes as before. A second time does nothing."""
-        _remove(self)
+        registration.remove(self)
+        self._forget()
 
     def _forget(self) -> None:
         """Keep the report alone: neither the model nor any ready call."""
@@ -173,7 +173,7 @@ class Takeover:
         dx = dw = db = None
         if any(rest):
             rest[2] = mask[2]
-            dx, dw, db = _original_backward(grad, x, w, bias_sizes, *most, rest)
+            dx, dw, db = registration.original_backward(grad, x, w, bias_sizes, *most, rest)
         elif mask[2]:
             db = grad.sum((0, *range(2, grad.dim())))
         if ours_x:
@@ -327,6 +327,7 @@ def enable(
     exclude: Selection = None,
     precision: Precision = "fp32",
     batch_invariant: bool = False,
+    tune: Any = None,
 ) -> Takeover:
     """Let leanconv compute the convolutions of all models on CUDA, forward and backward, where it expects to be faster.
 
@@ -346,6 +347,8 @@ def enable(
         batch_invariant: an image has the same bits in the result of a layer in any batch, and so has its gradient (see
             `leanconv.conv2d`). Then each layer that leanconv can compute is taken, whether PyTorch would be faster or
             not; what is left to PyTorch, as ``report()`` says, has no such promise.
+        tune: an example of what the model is called with, on the GPU: what no table has is timed first, leanconv's and
+            PyTorch's, by ``warm_up(model, tune, tune=True)``; once, since the times are kept.
 
     Returns:
         Takeover: a context manager with ``report()``, ``refresh()`` and ``disable()``. Of several, the last one that is
@@ -370,40 +373,30 @@ def enable(
     0
     """
     takeover = Takeover(model, include, exclude, precision, batch_invariant)
-    _add(takeover)
+    if model is None and tune is not None:
+        raise ValueError("tune= is an example for a model: give the model too, enable(model, tune=example)")
+    registration.add(takeover)
+    if model is not None and tune is not None:
+        from leanconv.torch.recording import warm_up  # which imports this module
+
+        try:
+            warm_up(model, tune, tune=True)
+        except BaseException:
+            takeover.disable()
+            raise
     return takeover
 
 
 def disable() -> None:
     """Switch off all that `enable` has switched on."""
-    for takeover in reversed(_active[:]):
+    for takeover in reversed(functions.active[:]):
         takeover.disable()
 
 
 def report() -> Report:
     """What ran under the last `enable`, which may be switched off by now, layer by layer."""
-    return Report(()) if _latest is None else _latest.report()
-
-
-def active() -> Takeover | None:
-    """The patch that decides now."""
-    try:
-        return _active[-1]
-    except IndexError:
-        return None
-
-
-@contextmanager
-def suspended() -> Iterator[None]:
-    """While this lasts, PyTorch computes everything, whatever is enabled."""
-    with _lock:
-        kept = _active[:]
-        _active.clear()
-    try:
-        yield
-    finally:
-        with _lock:
-            _active[:] = kept
+    latest = registration.latest()
+    return Report(()) if latest is None else latest.report()
 
 
 def workspace(problem: ConvProblem) -> int | None:
@@ -420,70 +413,3 @@ def _nothing(identity: int | None, problem: ConvProblem) -> bool:
 def _signature(tensor: Any) -> tuple[Any, ...]:
     """As `TorchArrays.signature`, in half its time: below autograd and lazy negation two of its fields mean nothing."""
     return tensor.shape, tensor.stride(), tensor.dtype, tensor.device, tensor.data_ptr() & 15
-
-
-# The registration
-
-_active: list[Takeover] = functions.active
-_latest: Takeover | None = None
-#: By dispatch key. NOTE: made by the first `enable`. The last `disable` keeps it where other threads run: one may be on
-#: its way to a kernel, which PyTorch frees with its registration. Then the kernels hand on.
-_libraries: dict[str, torch.library.Library] = {}
-_lock = threading.Lock()
-
-
-def _choose_anew() -> None:
-    for takeover in _active:
-        takeover.choose_anew()
-
-
-bind.also_forget.append(_choose_anew)
-
-
-def _add(takeover: Takeover) -> None:
-    global _latest
-    with _lock:
-        if _KEY not in _libraries:
-            library = torch.library.Library("aten", "IMPL")
-            try:
-                with warnings.catch_warnings():
-                    warnings.simplefilter("ignore")  # that there is a kernel already is what this is about
-                    library.impl("convolution", _convolution, _KEY)
-                    library.impl("convolution_backward", _convolution_backward, _KEY)
-            except Exception:  # another library has taken them
-                library._destroy()
-                raise
-            _libraries[_KEY] = library
-        functions.install()
-        _active.append(takeover)
-        _latest = takeover
-
-
-def _remove(takeover: Takeover) -> None:
-    with _lock:
-        if takeover in _active:
-            _active.remove(takeover)
-            if not _active:
-                functions.remove()
-                if threading.active_count() == 1:  # nobody else can be on the way to a kernel
-                    while _libraries:
-                        _libraries.popitem()[1]._destroy()
-    takeover._forget()
-
-
-def _convolution(x: Any, w: Any, bias: Any, *given: Any) -> Any:
-    takeover = active() if _active else None
-    # torch.jit.trace records what PyTorch's kernel calls: of ours it would record an allocation
-    if takeover is None or functions.tracing() is not None:
-        return functions.left_to_pytorch(x, w, bias, given, tf32_allowed())
-    return takeover.convolution(x, w, bias, *given)
-
-
-def _convolution_backward(*given: Any) -> Any:
-    takeover = active() if _active else None
-    return _original_backward(*given) if takeover is None else takeover.backward(*given)
-
-
-def _original_backward(*given: Any, kernel: Any = torch.ops.aten.convolution_backward.default._op_dk) -> Any:
-    """PyTorch's own kernel, which chooses among cuDNN's and the others by the device of the tensors."""
-    return kernel(torch._C.DispatchKey.CompositeExplicitAutograd, *given)

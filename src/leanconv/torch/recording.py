@@ -22,10 +22,16 @@ from leanconv.dtypes import DTYPES
 from leanconv.options import Layout, Precision
 from leanconv.problem import ConvProblem
 from leanconv.torch import layers, operators, patch
+from leanconv.tuning import search
 
 
 def warm_up(
-    model: torch.nn.Module, example: Any, *, backward: bool | None = None, progress: bool = True
+    model: torch.nn.Module,
+    example: Any,
+    *,
+    backward: bool | None = None,
+    tune: bool = False,
+    progress: bool = True,
 ) -> PrecompileResult:
     """Compile the kernels of a model's convolutions, side by side on all cores, before the first step waits for them.
 
@@ -40,17 +46,23 @@ def warm_up(
         example: what it is called with: a tensor, or a tuple of arguments; only shapes, dtypes, devices and memory
             order matter.
         backward: whether to compile for the backward pass too; None: if the model is in training mode.
+        tune: whether to time first, on this GPU, what no table has: leanconv's candidates and PyTorch's own
+            convolution, for every layer that `enable` could take. That takes about a second a layer, once; the times
+            are kept in a table, as `leanconv.tune` does, and `enable` then takes what was quicker.
         progress: whether to show a progress bar; there is none where standard error is not a terminal.
 
     Returns:
         leanconv.PrecompileResult: how many kernels there are, how many of them were compiled, and how long it took.
 
     Raises:
-        ValueError: the example has no tensor on a GPU. What the model itself raises.
+        ValueError: the example has no tensor on a GPU. What the model itself raises, and `leanconv.tune`.
     """
     index = next((index for each in _tensors(example) if (index := _index(each)) is not None), None)
     if index is None:
         raise ValueError("the example has no tensor on a GPU; kernels are compiled for GPUs only")
+    if tune:
+        for limit, problems in problems_of(model, example, backward=backward).items():
+            search.tune(problems, device=f"cuda:{index}", workspace_limit=limit, peers=True, progress=progress)
     found = _record(_Recorder("fp32", index), model, example, backward)
     # the patched convolution allows gradients of filters a workspace, with which other kernels are chosen
     by_limit: dict[int | None, list[ConvProblem]] = {None: found.problems}

@@ -1,0 +1,112 @@
+"""The kernels below PyTorch's dispatcher, and which patch decides now.
+
+They are registered for aten::convolution and aten::convolution_backward by the first `enable`.
+"""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from leanconv.call import bind
+from leanconv.torch import functions
+from leanconv.torch.layers import tf32_allowed
+
+if TYPE_CHECKING:
+    from leanconv.torch.patch import Takeover
+
+#: where the kernels are registered; tests, which have no GPU, register them for the CPU
+_KEY = "CUDA"
+_active: list[Takeover] = functions.active
+_latest: Takeover | None = None
+#: By dispatch key. NOTE: made by the first `enable`. The last `disable` keeps it where other threads run: one may be on
+#: its way to a kernel, which PyTorch frees with its registration. Then the kernels hand on.
+_libraries: dict[str, torch.library.Library] = {}
+_lock = threading.Lock()
+
+
+def active() -> Takeover | None:
+    """The patch that decides now."""
+    try:
+        return _active[-1]
+    except IndexError:
+        return None
+
+
+@contextmanager
+def suspended() -> Iterator[None]:
+    """While this lasts, PyTorch computes everything, whatever is enabled."""
+    with _lock:
+        kept = _active[:]
+        _active.clear()
+    try:
+        yield
+    finally:
+        with _lock:
+            _active[:] = kept
+
+
+def latest() -> Takeover | None:
+    """The patch of the last `enable`, which may be switched off by now."""
+    return _latest
+
+
+def _choose_anew() -> None:
+    for takeover in _active:
+        takeover.choose_anew()
+
+
+bind.also_forget.append(_choose_anew)
+
+
+def add(takeover: Takeover) -> None:
+    global _latest
+    with _lock:
+        if _KEY not in _libraries:
+            library = torch.library.Library("aten", "IMPL")
+            try:
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore")  # that there is a kernel already is what this is about
+                    library.impl("convolution", _convolution, _KEY)
+                    library.impl("convolution_backward", _convolution_backward, _KEY)
+            except Exception:  # another library has taken them
+                library._destroy()
+                raise
+            _libraries[_KEY] = library
+        functions.install()
+        _active.append(takeover)
+        _latest = takeover
+
+
+def remove(takeover: Takeover) -> None:
+    with _lock:
+        if takeover in _active:
+            _active.remove(takeover)
+            if not _active:
+                functions.remove()
+                if threading.active_count() == 1:  # nobody else can be on the way to a kernel
+                    while _libraries:
+                        _libraries.popitem()[1]._destroy()
+
+
+def _convolution(x: Any, w: Any, bias: Any, *given: Any) -> Any:
+    takeover = active() if _active else None
+    # torch.jit.trace records what PyTorch's kernel calls: of ours it would record an allocation
+    if takeover is None or functions.tracing() is not None:
+        return functions.left_to_pytorch(x, w, bias, given, tf32_allowed())
+    return takeover.convolution(x, w, bias, *given)
+
+
+def _convolution_backward(*given: Any) -> Any:
+    takeover = active() if _active else None
+    return original_backward(*given) if takeover is None else takeover.backward(*given)
+
+
+def original_backward(*given: Any, kernel: Any = torch.ops.aten.convolution_backward.default._op_dk) -> Any:
+    """PyTorch's own kernel, which chooses among cuDNN's and the others by the device of the tensors."""
+    return kernel(torch._C.DispatchKey.CompositeExplicitAutograd, *given)
