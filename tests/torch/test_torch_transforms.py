@@ -40,8 +40,8 @@ def test_batches_of_gradients() -> None:
 def test_derivatives_of_either_mode_and_of_batches() -> None:
     x, w, bias = tensors()
     modes = {"check_forward_ad": True, "check_batched_grad": True, "check_batched_forward_grad": True}
-    assert torch.autograd.gradcheck(lambda *given: ours.conv2d(*given, groups=2), (x, w, bias), **modes)
-    assert torch.autograd.gradcheck(lambda *given: ours.conv_transpose2d(*given, stride=2), (x, w[:4]), **modes)
+    assert torch.autograd.gradcheck(lambda x, w, bias: ours.conv2d(x, w, bias, groups=2), (x, w, bias), **modes)
+    assert torch.autograd.gradcheck(lambda x, w: ours.conv_transpose2d(x, w, stride=2), (x, w[:4]), **modes)
 
 
 def test_tangents() -> None:
