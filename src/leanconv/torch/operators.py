@@ -38,25 +38,25 @@ _is_compiling = torch.compiler.is_compiling
 _PLAIN_TYPES = torch.Tensor, torch.nn.Parameter
 _dispatch_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
 _transforms: Callable[[], Any] = torch._C._functorch.peek_interpreter_stack
+_FUNCTIONALIZE = torch._C._functorch.TransformType.Functionalize
+_is_batch: Callable[[Any], bool] = torch._C._functorch.is_legacy_batchedtensor
 _grad_enabled: Callable[[], bool] = torch.is_grad_enabled
 _any_autocast: Callable[[], bool] = torch._C._is_any_autocast_enabled
 
 
 def is_plain(*tensors: Any) -> bool:
-    """Whether nothing but autograd and torch.func looks at a call: no tracer, mode, autocast or class of tensors.
-
-    Raises RuntimeError for tensors with a tangent: there is no forward-mode derivative, and it must not get lost.
-    """
+    """Whether nothing but autograd and torch.func looks at a call: no tracer, mode, autocast or class of tensors."""
     if _is_compiling() or _dispatch_modes() or _any_autocast():
         return False
     for tensor in tensors:
         if tensor is not None and type(tensor) not in _PLAIN_TYPES:
             return False
-    if forward_ad._current_level >= 0 and any(
-        tensor is not None and forward_ad.unpack_dual(tensor).tangent is not None for tensor in tensors
-    ):
-        raise RuntimeError("leanconv.torch has no forward-mode derivative (jvp); use backward, or torch.nn.functional")
     return True
+
+
+def _wants_rules() -> bool:
+    """Whether a plain call is inside torch.func, or forward-mode derivatives are on."""
+    return _transforms() is not None or forward_ad._current_level >= 0
 
 
 def requested_of(
@@ -123,8 +123,8 @@ def conv2d(x: Any, w: Any, bias: Any, *options: Any) -> Any:
     if not is_plain(x, w, bias):
         return _ops.conv2d(x, w, bias, *options)
     requested = requested_of("conv2d", None, *options)
-    if _transforms() is not None:
-        return _TRANSFORMED["conv2d"].apply(x, w, bias, requested)
+    if _wants_rules():
+        return _by_rules("conv2d", x, w, bias, requested)
     try:
         return _apply_convolution(x, w, bias, requested) if _grad_enabled() else lookup.run(requested, x, w, bias)
     except TypeError:
@@ -146,12 +146,19 @@ def conv2d_weight(x: Any, grad: Any, weight_shape: Sequence[int], *options: Any)
 
 
 def _plain_gradient(first: Any, second: Any, requested: LayerOptions) -> Any:
-    place = _TRANSFORMED if _transforms() is not None else _PLAIN if _grad_enabled() else None
-    return (
-        lookup.run(requested, first, second)
-        if place is None
-        else place[requested.function].apply(first, second, requested)
-    )
+    if _wants_rules():
+        return _by_rules(requested.function, first, second, requested)
+    if _grad_enabled():
+        return _PLAIN[requested.function].apply(first, second, requested)
+    return lookup.run(requested, first, second)
+
+
+def _by_rules(function: str, *given: Any) -> Any:
+    """A call inside torch.func: of its transforms, functionalize knows operators only."""
+    interpreter = _transforms()
+    if interpreter is not None and interpreter.key() == _FUNCTIONALIZE:
+        return _OPERATORS[tuple(_SCHEMAS).index(function)](*given)
+    return _TRANSFORMED[function].apply(*given)
 
 
 def _run(*given: Any) -> Any:
@@ -185,8 +192,14 @@ _RECORDED: Ways = _spread(conv2d), _spread(conv2d_input), _spread(conv2d_weight)
 _OPERATORS: Ways = _spread(_ops.conv2d), _spread(_ops.conv2d_input), _spread(_ops.conv2d_weight)
 
 
-def _ways() -> Ways:
-    return _RECORDED if _grad_enabled() else _CALLS
+def _ways(first: Any, second: Any = None) -> Ways:
+    """For a derivative, by what is given to it.
+
+    Batches of gradients (``is_grads_batched=True``) are tensors of PyTorch's older vmap, which knows operators only.
+    """
+    if _is_batch(first) or (second is not None and _is_batch(second)):
+        return _OPERATORS
+    return _RECORDED if _grad_enabled() or _wants_rules() else _CALLS
 
 
 class Convolution(torch.autograd.Function):
@@ -199,7 +212,7 @@ class Convolution(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Any) -> Any:
-        return _conv2d_backward(ctx, grad, _ways())
+        return _conv2d_backward(ctx, grad, _ways(grad))
 
 
 #: NOTE: `apply` of PyTorch's class, in Python, looks for transforms, which have been ruled out where this is called,
@@ -217,7 +230,7 @@ class InputGradient(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, u: Any) -> Any:
-        return _input_backward(ctx, u, _ways())
+        return _input_backward(ctx, u, _ways(u))
 
 
 class FilterGradient(InputGradient):
@@ -225,21 +238,40 @@ class FilterGradient(InputGradient):
 
     @staticmethod
     def backward(ctx: Any, v: Any) -> Any:
-        return _weight_backward(ctx, v, _ways())
+        return _weight_backward(ctx, v, _ways(v))
 
 
-# The same for torch.func, which wants what is saved in a function of its own. NOTE: only there. PyTorch then inspects
-# the signature of ``forward`` in each call: 68 µs in place of 11
+# The same for torch.func, which wants what is saved in a function of its own, and with forward-mode derivatives. NOTE:
+# only there. PyTorch then inspects the signature of ``forward`` in each call: 68 µs in place of 11
 
 
-def _transformed(kind: Any, set_up: Callable[..., None], rule: Callable[..., Any]) -> Any:
-    """``kind`` inside transforms of torch.func; ``rule`` is its vmap."""
+def _transformed(name: str, kind: Any, set_up: Callable[..., None], rule: Callable[..., Any]) -> Any:
+    """``kind``, of the function ``name``, inside transforms of torch.func; ``rule`` is its vmap."""
+
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        set_up(ctx, inputs, output)
+        ctx.save_for_forward(*inputs[:2])
+        ctx.requested, ctx.output_shape = inputs[-1], output.shape
 
     def vmap(info: Any, axes: Any, *given: Any) -> Any:
-        return rule(info, axes, *given, _RECORDED)
+        return _mapped(rule, info, axes, *given, _RECORDED)
 
-    ways = {"forward": _run, "setup_context": set_up, "vmap": vmap}
-    return type(f"Transformed{kind.__name__}", (kind,), {name: staticmethod(way) for name, way in ways.items()})
+    def jvp(ctx: Any, *tangents: Any) -> Any:
+        """Of a sum of products: one factor's tangent by the other factor, each; and the bias's."""
+        first, second = (forward_ad.unpack_dual(each).primal for each in ctx.saved_tensors)
+        requested = ctx.requested
+        by_first, by_second, by_bias = tangents[:3]
+        parts = [] if by_bias is None else [by_bias[:, None, None].expand(ctx.output_shape)]
+        # PyTorch switches tangents off here, those of an outer jvp too, which would get lost
+        with forward_ad._set_fwd_grad_enabled(True):
+            for factors in (by_first, second), (first, by_second):
+                if all(each is not None for each in factors):
+                    function = _ways(*factors)[tuple(_SCHEMAS).index(name)]
+                    parts.append(function(*factors, *((None,) if name == "conv2d" else ()), requested))
+            return sum(parts[1:], parts[0])
+
+    ways = {"forward": _run, "setup_context": setup_context, "vmap": vmap, "jvp": jvp}
+    return type(f"Transformed{kind.__name__}", (kind,), {key: staticmethod(way) for key, way in ways.items()})
 
 
 # The kernels: leanconv's own calls. They run without autograd, since they compute no gradient
@@ -385,12 +417,27 @@ def _split_channels(y: Any, count: int) -> tuple[Any, int]:
     return y.unflatten(1, (count, y.shape[1] // count)), 1
 
 
+def _mapped(rule: Callable[..., Any], info: Any, axes: Any, *given: Any) -> Any:
+    """By ``rule``; a mapping over no examples is one over an example of zeros, whose result is dropped."""
+    if info.batch_size:
+        return rule(info.batch_size, axes, *given)
+
+    def one(tensor: Any, axis: int | None) -> Any:
+        if axis is None:
+            return tensor
+        return torch.cat([tensor, tensor.new_zeros([*tensor.shape[:axis], 1, *tensor.shape[axis + 1 :]])], axis)
+
+    count = len(given) - 2  # the last two are options and ways
+    y, axis = rule(1, axes, *map(one, given[:count], axes), *given[count:])
+    return y.narrow(axis, 0, 0), axis
+
+
 def _grouped(requested: LayerOptions, count: int, shape: Any = None) -> LayerOptions:
     return requested._replace(groups=requested.groups * count, shape=shape)
 
 
-def _vmap_conv2d(info: Any, axes: Any, x: Any, w: Any, bias: Any, requested: LayerOptions, ways: Ways) -> Any:
-    (x_axis, w_axis, bias_axis, *_), count = axes, info.batch_size
+def _vmap_conv2d(count: int, axes: Any, x: Any, w: Any, bias: Any, requested: LayerOptions, ways: Ways) -> Any:
+    x_axis, w_axis, bias_axis, *_ = axes
     if w_axis is None and bias_axis is None:
         y = ways[0](_images(x, x_axis), w, bias, requested)
         return y.unflatten(0, (count, y.shape[0] // count)), 0
@@ -399,8 +446,8 @@ def _vmap_conv2d(info: Any, axes: Any, x: Any, w: Any, bias: Any, requested: Lay
     return _split_channels(ways[0](*given, _grouped(requested, count)), count)
 
 
-def _vmap_input(info: Any, axes: Any, grad: Any, w: Any, requested: LayerOptions, ways: Ways) -> Any:
-    (grad_axis, w_axis, *_), count = axes, info.batch_size
+def _vmap_input(count: int, axes: Any, grad: Any, w: Any, requested: LayerOptions, ways: Ways) -> Any:
+    grad_axis, w_axis, *_ = axes
     assert requested.shape is not None
     n, c, *sides = requested.shape
     if w_axis is None:
@@ -410,8 +457,8 @@ def _vmap_input(info: Any, axes: Any, grad: Any, w: Any, requested: LayerOptions
     return _split_channels(ways[1](*given, _grouped(requested, count, (n, c * count, *sides))), count)
 
 
-def _vmap_weight(info: Any, axes: Any, x: Any, grad: Any, requested: LayerOptions, ways: Ways) -> Any:
-    (x_axis, grad_axis, *_), count = axes, info.batch_size
+def _vmap_weight(count: int, axes: Any, x: Any, grad: Any, requested: LayerOptions, ways: Ways) -> Any:
+    x_axis, grad_axis, *_ = axes
     assert requested.shape is not None
     k, *rest = requested.shape
     given = _channels(x, x_axis, count), _channels(grad, grad_axis, count)
@@ -430,12 +477,12 @@ _RULES: dict[str, Callable[..., Any]] = {
     "conv2d_input": _vmap_input,
     "conv2d_weight": _vmap_weight,
 }
-_TRANSFORMED = {name: _transformed(_PLAIN[name], _SET_UPS[name], _RULES[name]) for name in _SCHEMAS}
+_TRANSFORMED = {name: _transformed(name, _PLAIN[name], _SET_UPS[name], _RULES[name]) for name in _SCHEMAS}
 
 
 def _register_vmap(name: str, rule: Callable[..., Any]) -> None:
     def of_operator(info: Any, axes: Any, *inputs: Any) -> Any:
-        return rule(info, axes, *_requested(name, inputs), _OPERATORS)
+        return _mapped(rule, info, axes, *_requested(name, inputs), _OPERATORS)
 
     torch.library.register_vmap(f"leanconv::{name}", of_operator, lib=_library)
 
