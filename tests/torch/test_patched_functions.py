@@ -42,7 +42,7 @@ def no_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def pytorch(*given: Any) -> Any:
     """What PyTorch computes."""
-    with patch.suspended():
+    with registration.suspended():
         return ORIGINAL(*given)
 
 
@@ -207,7 +207,7 @@ def test_left_again_when_tuning_or_switches_change(device: HostDevice, monkeypat
     layer, x = nn.Conv2d(4, 6, 3), torch.randn(2, 4, 9, 8)
     with torch.no_grad(), leanconv.torch.enable() as enabled:
         layer(x)
-        with patch.suspended():
+        with registration.suspended():
             layer(x)
         assert len(device.launches) == 1
         monkeypatch.setattr(patch, "pytorch_cycles", lambda problem, target, tf32: 1e-6)

@@ -112,7 +112,7 @@ def test_keys_are_equal_for_equal_options_only(device: HostDevice) -> None:
 
 def test_suspending_waits_for_who_enables(device: HostDevice) -> None:
     with registration._lock, ThreadPoolExecutor(1) as pool:
-        entered = pool.submit(patch.suspended().__enter__)
+        entered = pool.submit(registration.suspended().__enter__)
         with pytest.raises(TimedOut):
             entered.result(0.05)
         registration._lock.release()
@@ -122,8 +122,13 @@ def test_suspending_waits_for_who_enables(device: HostDevice) -> None:
             registration._lock.acquire()
 
 
-def test_switched_off_it_hands_on_and_keeps_no_model(device: HostDevice) -> None:
+@pytest.mark.parametrize("threads", [1, 2])
+def test_switched_off_it_hands_on_and_keeps_no_model(
+    device: HostDevice, monkeypatch: pytest.MonkeyPatch, threads: int
+) -> None:
     """The kernels stay registered: another thread may be on its way to them."""
+
+    monkeypatch.setattr(registration.threading, "active_count", lambda: threads)
 
     def kernels() -> list[str]:
         return [torch._C._dispatch_dump(f"aten::{name}") for name in NAMES]
@@ -151,7 +156,8 @@ def test_switched_off_it_hands_on_and_keeps_no_model(device: HostDevice) -> None
     del conv
     gc.collect()
     assert weight() is None and leanconv.torch.report().taken, "the report holds no model"
-    assert kernels() == registered and patch.active() is None
+    # another thread may be on its way to a kernel, which PyTorch frees with its registration
+    assert kernels() == (before if threads == 1 else registered) and registration.active() is None
 
 
 def test_a_registration_that_fails_leaves_nothing(device: HostDevice, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -168,7 +174,7 @@ def test_a_registration_that_fails_leaves_nothing(device: HostDevice, monkeypatc
         refusing.setattr(torch.library.Library, "impl", refuse)
         with says(RuntimeError, "taken"):
             leanconv.torch.enable()
-    assert [torch._C._dispatch_dump(f"aten::{name}") for name in NAMES] == before and patch.active() is None
+    assert [torch._C._dispatch_dump(f"aten::{name}") for name in NAMES] == before and registration.active() is None
     with leanconv.torch.enable() as taken:
         conv(x)
     assert taken.report().taken
@@ -201,7 +207,7 @@ def test_which_layers(device: HostDevice) -> None:
         leanconv.torch.enable("resnet18")  # type: ignore[arg-type]
     with says(ValueError, "precision='fp16'"):
         leanconv.torch.enable(precision="fp16")  # type: ignore[arg-type]
-    assert patch.active() is None, "a mistake switches nothing on"
+    assert registration.active() is None, "a mistake switches nothing on"
 
 
 def test_only_what_is_faster_and_as_precise(device: HostDevice, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -343,7 +349,7 @@ def test_one_line_that_measures(device: HostDevice, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(recording.search, "tune", fail)
     with says(RuntimeError, "no time"):
         leanconv.torch.enable(model, tune=x)
-    assert patch.active() is None
+    assert registration.active() is None
 
 
 def test_warm_up_of_one_of_several_processes(device: HostDevice, monkeypatch: pytest.MonkeyPatch) -> None:

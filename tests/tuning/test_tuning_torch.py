@@ -15,7 +15,7 @@ from tests.tuning_stage import LAYER, Stage, stage
 torch = pytest.importorskip("torch")
 
 import leanconv.torch  # noqa: E402
-from leanconv.torch import measured_time, patch  # noqa: E402
+from leanconv.torch import measured_time, patch, registration  # noqa: E402
 from leanconv.torch.expected_time import engine  # noqa: E402
 from leanconv.tuning import search  # noqa: E402
 
@@ -53,9 +53,9 @@ def test_a_takeover_can_be_suspended(taken: Any) -> None:
     """So that PyTorch's time is PyTorch's."""
     layer, x = torch.nn.Conv2d(4, 8, 3), torch.randn(1, 4, 6, 6)
     with torch.no_grad():
-        with patch.suspended():
+        with registration.suspended():
             layer(x)
-            assert patch.active() is None
+            assert registration.active() is None
         assert not taken.report().lines
         layer(x)
     assert len(taken.report().taken) == 1

@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
 
 import torch
 from torch.autograd import forward_ad
@@ -26,12 +26,10 @@ from leanconv.call.gpu_call import PreparedCall
 from leanconv.call.resolve import of_problem
 from leanconv.call.weights import PreparedWeights
 from leanconv.options import limit_of
+from leanconv.problem import ConvProblem
 from leanconv.runtime.bounded_cache import BoundedCache
-from leanconv.torch.layers import over_images, tf32_allowed
-
-if TYPE_CHECKING:
-    from leanconv.problem import ConvProblem
-    from leanconv.torch.patch import Choice, Takeover
+from leanconv.torch.layers import Operation, Options, over_images, tf32_allowed
+from leanconv.torch.report import Line, Report
 
 F = torch.nn.functional
 #: Bytes of packed filters that one patch keeps at most, where LEANCONV_WORKSPACE_LIMIT does not say less.
@@ -55,8 +53,6 @@ capturing: Callable[[], bool] = (
 )
 #: whether a tensor is one for us
 on_gpu: Callable[[Any], bool] = torch.Tensor.is_cuda.__get__  # type: ignore[attr-defined]
-#: what `enable` has switched on; the last one decides
-active: list[Takeover] = []
 
 
 def left_to_pytorch(x: Any, w: Any, bias: Any, given: Any, tf32: bool) -> Any:
@@ -68,6 +64,35 @@ def left_to_pytorch(x: Any, w: Any, bias: Any, given: Any, tf32: bool) -> Any:
 def signature(tensor: Any) -> tuple[Any, ...]:
     """What a ready call depends on in filters and biases, and whether their memory is the same as before."""
     return tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What was decided for one operation of one layer: the ready call, None where PyTorch computes it."""
+
+    call: Callable[..., Any] | None
+    line: Line
+    #: what the call computes
+    problem: ConvProblem | None = None
+
+
+class Deciding(Protocol):
+    """What `enable` switches on: see `leanconv.torch.patch.Takeover`."""
+
+    layers: Layers
+
+    def choice(self, x: Any, w: Any, bias: Any, given: Any) -> Choice: ...
+    def convolution(self, x: Any, w: Any, bias: Any, *given: Any) -> Any: ...
+    def backward(self, grad: Any, x: Any, w: Any, bias_sizes: Any, *given: Any) -> Any: ...
+    def problem(self, op: Operation, options: Options, dtype: Any) -> ConvProblem: ...
+    def decide(self, weight: Any, problem: ConvProblem, index: int | None) -> tuple[str, str]: ...
+    def choose_anew(self) -> None: ...
+    def disable(self) -> None: ...
+    def report(self) -> Report: ...
+
+
+#: what is switched on; the last one decides
+active: list[Deciding] = []
 
 
 class PackedFilters:
@@ -108,7 +133,7 @@ class Layer:
 class Layers:
     """All layers that one `Takeover` has decided so, and the packed filters that it keeps."""
 
-    def __init__(self, takeover: Takeover) -> None:
+    def __init__(self, takeover: Deciding) -> None:
         self._takeover = weakref.ref(takeover)
         self.known: BoundedCache[Any, Layer] = BoundedCache(4096)
         self._packed: dict[int, tuple[Any, PackedFilters]] = {}

@@ -13,7 +13,7 @@ from torch.nn.functional import conv2d, pad
 
 from leanconv.problem import ConvProblem, Problem
 from leanconv.runtime.timing import Clock
-from leanconv.torch import patch
+from leanconv.torch import registration
 from leanconv.torch.expected_time import engine
 
 _SAMPLES, _SAMPLE_US, _CALLS = 5, 300.0, (2, 24)
@@ -42,7 +42,7 @@ def times(problem: Problem, clock: Clock) -> dict[str, float]:
     calls = [_call(problem, i) for i in range(_sets(problem, clock))]
     for tf32 in (False, True) if problem.dtype == "float32" else (False,):
         # NOTE: with a patch active, leanconv would be timed
-        with patch.suspended(), _arithmetic(tf32):
+        with registration.suspended(), _arithmetic(tf32):
             calls[0]()
             torch.cuda.synchronize()
             first = max(clock.sample(calls[:1] * 2), 0.5)

@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from marshal import dumps
 from types import TracebackType
 from typing import Any
@@ -32,6 +31,7 @@ from leanconv.runtime.compile import CompileError
 from leanconv.runtime.driver import CudaUnavailableError
 from leanconv.torch import functions, registration
 from leanconv.torch.expected_time import LAUNCH, engine, pytorch_cycles
+from leanconv.torch.functions import Choice
 from leanconv.torch.layers import (
     FUNCTION_OF,
     Operation,
@@ -48,10 +48,7 @@ from leanconv.torch.layers import (
     weights_of,
     why_never,
 )
-from leanconv.torch.registration import active, suspended
 from leanconv.torch.report import Line, Report
-
-__all__ = ["Takeover", "active", "disable", "enable", "report", "suspended", "workspace"]
 
 #: The last version of the format in which equal values of equal types have equal bytes, whatever objects they share.
 MARSHAL_VERSION = 2
@@ -64,16 +61,6 @@ _MARGIN_FFT, _LARGE = 1.0, 16
 _WEIGHT_WORKSPACE = 32 << 20
 #: of a report; a model whose images have ever new sizes has ever new lines
 _MOST_LINES = 10_000
-
-
-@dataclass(frozen=True)
-class Choice:
-    """What was decided for one operation of one layer: the ready call, None where PyTorch computes it."""
-
-    call: Callable[..., Any] | None
-    line: Line
-    #: what the call computes
-    problem: ConvProblem | None = None
 
 
 class Takeover:
@@ -318,85 +305,6 @@ class Takeover:
         if key not in self._lines:
             self._lines[key] = Line(*key)
         return self._lines[key]
-
-
-def enable(
-    model: torch.nn.Module | None = None,
-    *,
-    include: Selection = None,
-    exclude: Selection = None,
-    precision: Precision = "fp32",
-    batch_invariant: bool = False,
-    tune: Any = None,
-) -> Takeover:
-    """Let leanconv compute the convolutions of all models on CUDA, forward and backward, where it expects to be faster.
-
-    Nothing of a model changes: PyTorch's operators for convolution get another kernel on CUDA, until `disable`, or
-    until the ``with`` that this opens is left. A call is taken if it is a layer of one or two axes in float32, float16
-    or bfloat16 whose time is less than PyTorch's, both as a table of tuned problems has them, or else as predicted and
-    expected; and if it is at least as precise as what PyTorch would run: float32's accuracy, also where PyTorch is
-    allowed TF32. Everything else runs as before. On the CPU nothing changes.
-
-    Args:
-        model: gives the layers in `Takeover.report` their names, and ``include`` and ``exclude`` names to go by. Other
-            models are patched as well; it is not changed.
-        include, exclude: which layers: a pattern of names as in a shell (``"layer1.*"``; needs ``model``), a module, a
-            sequence of both, or a function that is given the `ConvProblem` and returns whether it belongs.
-        precision: the least precise arithmetic that is allowed, as in `leanconv.conv2d`; where PyTorch may not use
-            TF32, never below ``"fp32"``.
-        batch_invariant: an image has the same bits in the result of a layer in any batch, and so has its gradient (see
-            `leanconv.conv2d`). Then each layer that leanconv can compute is taken, whether PyTorch would be faster or
-            not; what is left to PyTorch, as ``report()`` says, has no such promise.
-        tune: an example of what the model is called with, on the GPU: what no table has is timed first, leanconv's and
-            PyTorch's, by ``warm_up(model, tune, tune=True)``; once, since the times are kept.
-
-    Returns:
-        Takeover: a context manager with ``report()``, ``refresh()`` and ``disable()``. Of several, the last one that is
-        enabled decides. It holds for all threads.
-
-    Raises:
-        ValueError: a name of a layer without ``model``, or one that fits no layer; an unknown precision.
-
-    Without gradients, filters that have not changed since the call before are packed once, and kept: at most 512 MiB in
-    all, and not more than LEANCONV_WORKSPACE_LIMIT. A change of a parameter in place is followed, and so is new memory.
-    What PyTorch does not count is not: after changes through ``parameter.data`` call ``refresh()``, unless the layer
-    has had a backward pass since. A CUDA graph packs at each replay.
-
-    Results are deterministic: equal calls give equal bits, whatever PyTorch's switches say.
-
-    >>> import torch
-    >>> import leanconv.torch
-    >>> model = torch.nn.Conv2d(3, 8, 3)
-    >>> with leanconv.torch.enable(model) as taken:
-    ...     y = model(torch.randn(1, 3, 9, 9))  # on the CPU: PyTorch's own
-    >>> len(taken.report().lines)
-    0
-    """
-    takeover = Takeover(model, include, exclude, precision, batch_invariant)
-    if model is None and tune is not None:
-        raise ValueError("tune= is an example for a model: give the model too, enable(model, tune=example)")
-    registration.add(takeover)
-    if model is not None and tune is not None:
-        from leanconv.torch.recording import warm_up  # which imports this module
-
-        try:
-            warm_up(model, tune, tune=True)
-        except BaseException:
-            takeover.disable()
-            raise
-    return takeover
-
-
-def disable() -> None:
-    """Switch off all that `enable` has switched on."""
-    for takeover in reversed(functions.active[:]):
-        takeover.disable()
-
-
-def report() -> Report:
-    """What ran under the last `enable`, which may be switched off by now, layer by layer."""
-    latest = registration.latest()
-    return Report(()) if latest is None else latest.report()
 
 
 def workspace(problem: ConvProblem) -> int | None:

@@ -21,7 +21,7 @@ from leanconv.call.resolve import layer_problem
 from leanconv.dtypes import DTYPES
 from leanconv.options import Layout, Precision
 from leanconv.problem import ConvProblem
-from leanconv.torch import layers, operators, patch
+from leanconv.torch import layers, operators, patch, registration
 from leanconv.tuning import search
 
 
@@ -119,7 +119,7 @@ class _Recorder(TorchDispatchMode):
 
     def __init__(self, precision: Precision, index: int | None) -> None:
         super().__init__()
-        self._active, self._index = patch.active() or patch.Takeover(None, None, None, precision), index
+        self._active, self._index = registration.active() or patch.Takeover(None, None, None, precision), index
         #: of `leanconv.torch`'s own operators, and of layers whose convolution is patched
         self.problems: list[ConvProblem] = []
         self.patched: list[ConvProblem] = []

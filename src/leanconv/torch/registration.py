@@ -9,28 +9,26 @@ import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from leanconv.call import bind
 from leanconv.torch import functions
+from leanconv.torch.functions import Deciding
 from leanconv.torch.layers import tf32_allowed
-
-if TYPE_CHECKING:
-    from leanconv.torch.patch import Takeover
 
 #: where the kernels are registered; tests, which have no GPU, register them for the CPU
 _KEY = "CUDA"
-_active: list[Takeover] = functions.active
-_latest: Takeover | None = None
+_active: list[Deciding] = functions.active
+_latest: Deciding | None = None
 #: By dispatch key. NOTE: made by the first `enable`. The last `disable` keeps it where other threads run: one may be on
 #: its way to a kernel, which PyTorch frees with its registration. Then the kernels hand on.
 _libraries: dict[str, torch.library.Library] = {}
 _lock = threading.Lock()
 
 
-def active() -> Takeover | None:
+def active() -> Deciding | None:
     """The patch that decides now."""
     try:
         return _active[-1]
@@ -51,7 +49,7 @@ def suspended() -> Iterator[None]:
             _active[:] = kept
 
 
-def latest() -> Takeover | None:
+def latest() -> Deciding | None:
     """The patch of the last `enable`, which may be switched off by now."""
     return _latest
 
@@ -64,7 +62,7 @@ def _choose_anew() -> None:
 bind.also_forget.append(_choose_anew)
 
 
-def add(takeover: Takeover) -> None:
+def add(takeover: Deciding) -> None:
     global _latest
     with _lock:
         if _KEY not in _libraries:
@@ -83,7 +81,7 @@ def add(takeover: Takeover) -> None:
         _latest = takeover
 
 
-def remove(takeover: Takeover) -> None:
+def remove(takeover: Deciding) -> None:
     with _lock:
         if takeover in _active:
             _active.remove(takeover)
