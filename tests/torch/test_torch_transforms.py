@@ -15,7 +15,7 @@ F, func = torch.nn.functional, torch.func
 
 def tensors() -> tuple[Any, Any, Any]:
     generator = torch.Generator().manual_seed(5)
-    shapes = (2, 4, 4, 3), (6, 2, 3, 3), (6,)
+    shapes = (2, 2, 3, 3), (2, 1, 2, 2), (2,)
     x, w, bias = (torch.randn(shape, dtype=torch.float64, generator=generator) for shape in shapes)
     return x.requires_grad_(), w.requires_grad_(), bias.requires_grad_()
 
@@ -29,7 +29,7 @@ def same(compute: Any) -> None:
 
 def test_batches_of_gradients() -> None:
     given = tensors()
-    grads = torch.randn(3, 2, 6, 4, 3, dtype=torch.float64)
+    grads = torch.randn(3, 2, 2, 4, 4, dtype=torch.float64)
     same(lambda conv: torch.autograd.grad(conv(*given), given, grads, is_grads_batched=True))
     same(lambda conv: torch.autograd.functional.jacobian(conv, given, vectorize=True))
     same(lambda conv: torch.autograd.functional.jacobian(conv, given, vectorize=True, strategy="forward-mode"))
@@ -41,7 +41,7 @@ def test_derivatives_of_either_mode_and_of_batches() -> None:
     x, w, bias = tensors()
     modes = {"check_forward_ad": True, "check_batched_grad": True, "check_batched_forward_grad": True}
     assert torch.autograd.gradcheck(lambda x, w, bias: ours.conv2d(x, w, bias, groups=2), (x, w, bias), **modes)
-    assert torch.autograd.gradcheck(lambda x, w: ours.conv_transpose2d(x, w, stride=2), (x, w[:4]), **modes)
+    assert torch.autograd.gradcheck(lambda x, w: ours.conv_transpose2d(x, w, stride=2), (x, w), **modes)
 
 
 def test_tangents() -> None:
@@ -61,7 +61,7 @@ def test_mapped_over_nothing() -> None:
     for axes in (0, None), (None, 0), (0, 0):
         given = [each if axis is None else each.new_zeros(0, *each.shape) for each, axis in zip((x, w), axes)]  # noqa: B905
         y = torch.vmap(lambda x, w: ours.conv2d(x, w, bias, groups=2), axes)(*given)
-        assert y.shape == (0, 2, 6, 2, 1)
+        assert y.shape == (0, 2, 2, 2, 2)
         grads = torch.vmap(func.grad(lambda x, w: ours.conv2d(x, w, bias, groups=2).sum(), (0, 1)), axes)(*given)
         assert [each.shape for each in grads] == [(0, *x.shape), (0, *w.shape)]
 
