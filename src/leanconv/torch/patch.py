@@ -30,7 +30,7 @@ from leanconv.runtime.bounded_cache import BoundedCache
 from leanconv.runtime.compile import CompileError
 from leanconv.runtime.driver import CudaUnavailableError
 from leanconv.torch import functions, registration
-from leanconv.torch.expected_time import LAUNCH, engine, pytorch_cycles
+from leanconv.torch.expected_time import LAUNCH, engine, most_share, pytorch_cycles
 from leanconv.torch.functions import Choice
 from leanconv.torch.layers import (
     FUNCTION_OF,
@@ -52,10 +52,6 @@ from leanconv.torch.report import Line, Report
 
 #: The last version of the format in which equal values of equal types have equal bytes, whatever objects they share.
 MARSHAL_VERSION = 2
-#: leanconv takes a call if its predicted time is below this part of what PyTorch is expected to take
-_MARGIN = 0.95
-#: For gradients of large filters a tie is enough: without its search cuDNN takes 281 MB for 256 filters of 5 x 5.
-_MARGIN_FFT, _LARGE = 1.0, 16
 #: Bytes that a gradient of filters may take while it runs, where LEANCONV_WORKSPACE_LIMIT says nothing: with them it is
 #: 1.3 times as fast on suite opencnn in NHWC (H200).
 _WEIGHT_WORKSPACE = 32 << 20
@@ -281,8 +277,7 @@ class Takeover:
         why = f"{name} is expected to take {share:.2f} of the time of PyTorch" + " in TF32" * tf32
         if math.isinf(share):
             why = f"nobody knows how long {name} takes"
-        margin = _MARGIN_FFT if problem.op == "wgrad" and problem.r * problem.s > _LARGE else _MARGIN
-        return name if share < margin else "", why
+        return name if share < most_share(problem, tf32) else "", why
 
     def _why_not_wanted(self, weight: Any, problem: ConvProblem) -> str:
         identity = self._identity(weight)

@@ -1,0 +1,74 @@
+"""What PyTorch is expected to take, against the committed measurements of an H200: what is taken does not lose."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from leanconv.bench.results import Results
+from leanconv.bench.suites import parse_problem
+from leanconv.call.choose import choose
+from leanconv.kernels import cost
+from leanconv.plan import Target
+from leanconv.problem import ConvProblem
+
+pytest.importorskip("torch")
+
+from leanconv.torch.expected_time import LAUNCH, engine, most_share, pytorch_cycles
+
+RESULTS = Path(__file__).resolve().parents[2] / "benchmarks" / "results" / "nvidia-h200"
+H200 = Target("sm_90a", 132)
+SUITES = (
+    "im2win", "im2win-nhwc", "im2win-nhwc-wgrad", "im2win-bfloat16", "im2win-float16", "im2win-nhwc-bfloat16",
+    "im2win-nhwc-float16", "opencnn", "opencnn-nchw-wgrad", "opencnn-nhwc-wgrad", "opencnn-bfloat16",
+    "opencnn-float16", "opencnn-nhwc-bfloat16", "opencnn-nhwc-float16", "resnet-50-float16", "depthwise",
+    "depthwise-nchw", "depthwise-dgrad", "depthwise-wgrad", "depthwise-nchw-wgrad",
+)  # fmt: skip
+
+
+def of_suites() -> Iterator[tuple[ConvProblem, str, float, float]]:
+    """Layer, engine of PyTorch, leanconv's time with the algorithm of ``auto``, and PyTorch's in the same layout."""
+    for suite in SUITES:
+        results = Results.read(RESULTS / f"{suite}.json")
+        op = next((each for each in ("wgrad", "dgrad") if each in suite), "fprop")
+        ours, theirs = defaultdict(dict), defaultdict(dict)
+        for row in results.rows:
+            (theirs if row.engine.startswith("torch-") else ours)[row.problem][row.engine, row.algorithm] = row.us
+        for name, times in theirs.items():
+            problem = replace(parse_problem(results.problems[name]["words"]), op=op)
+            us = ours[name].get(("leanconv", choose(problem, H200).algorithm.name))
+            for (peer, _), peer_us in times.items():
+                if us is not None and peer.endswith(f"-{problem.layout.lower()}"):
+                    yield problem, peer.rsplit("-", 1)[0], us, peer_us
+
+
+def of_networks() -> Iterator[tuple[ConvProblem, str, float, float]]:
+    """The same of the layers of torchvision's networks."""
+    for row in json.loads((RESULTS / "torchvision-layers.json").read_text())["rows"]:
+        for peer, peer_us in row["peers"].items():
+            if row["model_us"] is not None:
+                yield parse_problem(row["problem"]), peer, row["model_us"], peer_us
+
+
+def test_what_is_taken_does_not_lose(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LEANCONV_TUNING", "off")
+    taken, winning = defaultdict(list), defaultdict(int)
+    for problem, peer, us, peer_us in (*of_suites(), *of_networks()):
+        tf32 = peer == "torch-tf32"
+        assert peer == engine(problem, tf32)
+        choice = choose(problem, H200)
+        launch = 0 if cost.fitted(choice.algorithm, problem, H200).measured else LAUNCH
+        mode = "16 bits" if problem.dtype != "float32" else peer
+        winning[mode] += us < 0.95 * peer_us
+        if (choice.cost + launch) / pytorch_cycles(problem, H200, tf32) < most_share(problem, tf32):
+            taken[mode].append(us / peer_us)
+    for mode, ratios in taken.items():
+        assert sum(ratio > 1.05 for ratio in ratios) <= 0.02 * len(ratios), mode
+    # of what would win by more than 5 %
+    assert all(len(ratios) >= 0.6 * winning[mode] for mode, ratios in taken.items()), (taken, winning)
+    assert set(taken) == {"torch-fp32", "torch-tf32", "16 bits"}
