@@ -49,8 +49,11 @@ _is_meta: Callable[[Any], bool] = torch.Tensor.is_meta.__get__  # type: ignore[a
 
 
 def is_plain(*tensors: Any) -> bool:
-    """Whether nothing but autograd and torch.func looks at a call: no tracer, mode, autocast, class or meta tensor."""
-    if _is_compiling() or _dispatch_modes() or _any_autocast() or _tracing() is not None:
+    """Whether nothing but autograd and torch.func looks at a call: no tracer, mode, autocast, class or meta tensor.
+
+    Inside torch.func and forward-mode derivatives, which would pass an operator by, autocast is `_by_rules`' work.
+    """
+    if _is_compiling() or _dispatch_modes() or _tracing() is not None or (_any_autocast() and not _wants_rules()):
         return False
     for tensor in tensors:
         if tensor is not None and (type(tensor) not in _PLAIN_TYPES or _is_meta(tensor)):
@@ -156,6 +159,9 @@ def _plain_gradient(first: Any, second: Any, requested: LayerOptions) -> Any:
 
 def _by_rules(function: str, *given: Any) -> Any:
     """A call inside torch.func: of its transforms, functionalize knows operators only."""
+    if _any_autocast():
+        *tensors, requested = given
+        given = *_lowered(tensors), requested
     interpreter = _transforms()
     if interpreter is not None and interpreter.key() == _FUNCTIONALIZE:
         return _OPERATORS[tuple(_SCHEMAS).index(function)](*given)
@@ -379,25 +385,33 @@ _autograd("conv2d_weight", _set_up_gradient, _weight_backward)
 # Autocast: as PyTorch's convolutions, in the lower precision
 
 
-def _autocast(name: str, key: str, device: str) -> None:
+def _lowered(arguments: Sequence[Any]) -> list[Any]:
+    """The same with what autocast casts in its lower precision: floating-point tensors of its devices, not float64."""
+
+    def cast(tensor: Any) -> Any:
+        if not isinstance(tensor, torch.Tensor) or not tensor.is_floating_point() or tensor.dtype == torch.float64:
+            return tensor
+        device = tensor.device.type
+        return tensor.to(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else tensor
+
+    return [cast(each) for each in arguments]
+
+
+def _autocast(name: str, key: str) -> None:
     operator = getattr(_ops, name).default
     excluded = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key))
 
-    def cast(tensor: Any, dtype: Any) -> Any:
-        is_cast = isinstance(tensor, torch.Tensor) and tensor.is_floating_point() and tensor.dtype != torch.float64
-        return tensor.to(dtype) if is_cast and tensor.device.type == device else tensor
-
     def kernel(*arguments: Any) -> Any:
-        dtype = torch.get_autocast_dtype(device)
+        lowered = _lowered(arguments)  # before the guard, under which autocast is off
         with torch._C._ExcludeDispatchKeyGuard(excluded):
-            return operator(*(cast(each, dtype) for each in arguments))
+            return operator(*lowered)
 
     _library.impl(name, kernel, key)
 
 
 for _name in _SCHEMAS:
-    _autocast(_name, "AutocastCUDA", "cuda")
-    _autocast(_name, "AutocastCPU", "cpu")
+    _autocast(_name, "AutocastCUDA")
+    _autocast(_name, "AutocastCPU")
 
 
 _PLAIN: dict[str, Any] = {"conv2d": Convolution, "conv2d_input": InputGradient, "conv2d_weight": FilterGradient}
