@@ -9,6 +9,7 @@ import copy
 import itertools
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tests.conftest import HostDevice, says
@@ -162,6 +163,14 @@ def test_modules() -> None:
     assert copy.deepcopy(mine).a.precision == "fp32"
 
 
+@pytest.mark.parametrize("name", ["Conv1d", "Conv2d", "ConvTranspose1d", "ConvTranspose2d"])
+def test_modules_are_made_where_asked(name: str) -> None:
+    kind = getattr(ours, name)
+    made = torch.nn.utils.skip_init(kind, 3, 4, 3, precision="ieee", dtype=torch.float64)
+    assert made.weight.dtype == torch.float64 and made.weight.device.type == "cpu" and made.precision == "ieee"
+    assert kind(3, 4, 3, device="meta").weight.is_meta
+
+
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_a_compiled_graph_has_no_break(dynamic: bool) -> None:
     net = Net(ours)
@@ -209,6 +218,88 @@ def test_what_users_get_wrong(torch_on_device: HostDevice) -> None:
         ours.conv2d(x, w, stride=(1, 2, 3), groups=2)
     with says(ValueError, "padding='same' needs stride=1"):
         ours.conv2d(x, w, stride=2, padding="same", groups=2)
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "error", "message"),
+    [
+        ("conv2d", {"stride": None}, TypeError, "stride=None is not an integer"),
+        ("conv2d", {"dilation": 1.5}, TypeError, "dilation=1.5 is not an integer"),
+        ("conv2d", {"padding": (1.5, 0)}, TypeError, "padding=1.5 is not an integer"),
+        ("conv2d", {"weight": np.ones((4, 4, 3, 3), "f")}, TypeError, "weight is of type ndarray; it must be a tensor"),
+        ("conv2d", {"bias": np.ones(4, "f")}, TypeError, "bias is of type ndarray; it must be a tensor"),
+        ("conv2d", {"weight": torch.ones(3), "padding": "same"}, ValueError, "weight has 1 dimensions, shape (3,); it"),
+        (
+            "conv1d",
+            {"input": torch.ones(2, 4, 9, 8)},
+            ValueError,
+            "input has 4 dimensions, shape (2, 4, 9, 8); it must",
+        ),
+        ("conv1d", {"stride": (1, 2)}, ValueError, "stride=(1, 2) must be an integer: there is one axis"),
+        ("conv1d", {"stride": (1.5,)}, TypeError, "stride=1.5 is not an integer"),
+        (
+            "conv_transpose1d",
+            {"weight": torch.ones(4, 4)},
+            ValueError,
+            "weight has 2 dimensions, shape (4, 4); it must",
+        ),
+        ("conv_transpose2d", {"stride": (2, 1.5)}, TypeError, "stride=1.5 is not an integer"),
+        ("conv_transpose2d", {"output_padding": (0.5, 0)}, TypeError, "output_padding=0.5 is not an integer"),
+        ("conv_transpose2d", {"output_padding": -1}, ValueError, "output_padding=-1 is below 0"),
+        ("conv_transpose2d", {"groups": None}, TypeError, "groups=None is not an integer"),
+        ("conv_transpose2d", {"padding": 9}, ValueError, "the output would be -7x-8 for input of shape (2, 4, 9, 8)"),
+        ("conv_transpose2d", {"bias": torch.ones(1)}, ValueError, "bias has shape (1,); it must have shape (4,)"),
+        ("conv_transpose2d", {"bias": torch.tensor(1.0)}, ValueError, "bias has shape (); it must have shape (4,)"),
+        ("conv_transpose2d", {"bias": torch.ones(4, 1)}, ValueError, "bias has shape (4, 1); it must have shape (4,)"),
+        (
+            "conv_transpose2d",
+            {"bias": torch.ones(4).double()},
+            TypeError,
+            "bias has dtype torch.float64 and input torch",
+        ),
+    ],
+)
+def test_a_refusal_names_the_argument(name: str, given: Any, error: Any, message: str) -> None:
+    x, w = (torch.ones(each) for each in (((2, 4, 9), (4, 4, 3)) if "1d" in name else ((2, 4, 9, 8), (4, 4, 3, 3))))
+    with pytest.raises((RuntimeError, TypeError)):  # PyTorch refuses it too
+        getattr(F, name)(**{"input": x, "weight": w, **given})
+    with says(error, message):
+        getattr(ours, name)(**{"input": x, "weight": w, **given})
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_numbers_in_every_form_that_pytorch_takes(name: str) -> None:
+    x, w = (torch.randn(each) for each in (((2, 4, 9), (4, 4, 3)) if "1d" in name else ((2, 4, 9, 8), (4, 4, 3, 3))))
+    many = [[2], [np.int64(2)]] if "1d" in name else [[2, 1], (np.int64(2), 2), torch.Size([2, 2])]
+    for stride in (np.int64(2), (2,), *many):
+        mine, theirs = (getattr(module, name)(x, w, stride=stride) for module in (ours, F))
+        torch.testing.assert_close(mine, theirs)
+
+
+@pytest.mark.parametrize(
+    ("shape", "window", "stride", "padding", "output_padding", "dilation"),
+    [
+        ((2, 1), (1, 1), (2, 1), 1, (1, 2), 3),  # a column that only the output padding has
+        ((1, 1), (1, 2), (1, 1), (0, 3), (0, 3), (1, 4)),
+        ((3, 2), (2, 3), (1, 2), (1, 0), (2, 3), (3, 4)),
+        ((3, 2), (2, 3), (1, 2), (3, 0), (2, 3), (3, 4)),
+        ((2, 3), (3, 3), (3, 1), (0, 1), (2, 0), (1, 1)),
+    ],
+)
+def test_output_padding_as_pytorchs(
+    shape: Any, window: Any, stride: Any, padding: Any, output_padding: Any, dilation: Any
+) -> None:
+    generator = torch.Generator().manual_seed(2)
+    x, w, bias = (
+        torch.randn(each, dtype=torch.float64, generator=generator, requires_grad=True)
+        for each in ((2, 4, *shape), (4, 3, *window), (6,))
+    )
+    results = []
+    for module in (ours, F):
+        y = module.conv_transpose2d(x, w, bias, stride, padding, output_padding, 2, dilation)
+        results.append((y, *torch.autograd.grad(y.square().sum(), (x, w, bias))))
+    for mine, theirs in zip(*results, strict=True):
+        torch.testing.assert_close(mine, theirs)
 
 
 def test_a_gradient_keeps_only_what_it_needs(torch_on_device: HostDevice) -> None:

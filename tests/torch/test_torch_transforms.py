@@ -8,6 +8,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from torch.autograd import forward_ad  # noqa: E402
+
 import leanconv.torch as ours  # noqa: E402
 
 F, func = torch.nn.functional, torch.func
@@ -69,3 +71,26 @@ def test_mapped_over_nothing() -> None:
 def test_functionalized() -> None:
     x, w, bias = tensors()
     same(lambda conv: func.functionalize(lambda x: conv(x, w, bias))(x))
+
+
+def test_under_autocast() -> None:
+    """Derivatives of either mode are those of the casts too."""
+    x, w, bias = (each.detach().float() for each in tensors())
+
+    def casting(compute: Any) -> None:
+        def inside(conv: Any) -> Any:
+            with torch.autocast("cpu", torch.bfloat16):
+                return compute(conv)
+
+        mine, theirs = (inside(lambda *given, f=f: f(*given, padding=1, groups=2)) for f in (ours.conv2d, F.conv2d))
+        torch.testing.assert_close(mine, theirs, rtol=2e-2, atol=2e-2)
+
+    casting(lambda conv: func.jvp(lambda x: conv(x, w, bias), (x,), (x.cos(),)))
+    casting(lambda conv: func.grad(lambda w: conv(x, w, bias).float().pow(2).sum())(w))
+    casting(lambda conv: torch.vmap(lambda x: conv(x, w, bias).float())(torch.stack([x, -x])))
+
+    def dual(conv: Any) -> Any:
+        with forward_ad.dual_level():
+            return forward_ad.unpack_dual(conv(forward_ad.make_dual(x, x.cos()), w, bias)).tangent
+
+    casting(dual)

@@ -81,8 +81,8 @@ def _resolve_layer(requested: LayerOptions, x: Any, w: Any, bias: Any, out: Any)
         if requested.shape is None:
             raise TypeError(f"{function.shape}=None is no shape; give a tuple of integers")
         name, other = (function.shape, requested.shape) if function.op == "dgrad" else (second, tuple(operands.w.shape))
-        _check_axes(first, x_shape, axes_of_w)
-        _check_axes(name, other, axes_of_w)
+        check_axes(first, x_shape, axes_of_w)
+        check_axes(name, other, axes_of_w)
         if len(x_shape) != len(other):
             said = f"{name}={other}" if function.op == "dgrad" else f"{name} {other}"
             raise ValueError(
@@ -167,11 +167,8 @@ def layer_problem(
     signals = function.axes == 1
     name = function.shape if function.op == "dgrad" else "x"
     filters = function.shape if function.op == "wgrad" else "w"
-    _check_axes(name, x_shape, function.axes + 2)
-    if len(w_shape) != function.axes + 2:
-        raise ValueError(
-            f"{filters} has {len(w_shape)} dimensions, shape {tuple(w_shape)}; it must have {function.axes + 2}"
-        )
+    check_axes(name, x_shape, function.axes + 2)
+    check_axes(filters, w_shape, function.axes + 2, batch=False)
     if signals:
         x_shape, w_shape = (*x_shape[:-1], 1, x_shape[-1]), (*w_shape[:-1], 1, w_shape[-1])
     precision = options.one_of("precision", requested.precision, options.PRECISIONS)
@@ -228,12 +225,12 @@ def layer_problem(
     return problem
 
 
-def _check_axes(name: str, shape: Sequence[int], axes: int) -> None:
-    """Raise ValueError unless images, or signals, have that many axes, or one less: no batch."""
-    if len(shape) not in (axes, axes - 1):
+def check_axes(name: str, shape: Sequence[int], axes: int, *, batch: bool = True) -> None:
+    """Raise ValueError unless an array has that many axes, or one less: images, or signals, without a batch."""
+    if len(shape) != axes and not (batch and len(shape) == axes - 1):
         raise ValueError(
-            f"{name} has {len(shape)} dimensions, shape {tuple(shape)}; it must have {axes}, "
-            f"or {axes - 1} without a batch"
+            f"{name} has {len(shape)} dimensions, shape {tuple(shape)}; it must have {axes}"
+            + (f", or {axes - 1} without a batch" if batch else "")
         )
 
 

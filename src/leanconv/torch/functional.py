@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any
 
 import torch
+from torch.overrides import handle_torch_function, has_torch_function_variadic
 
+from leanconv import options as rules
 from leanconv.call import lookup
+from leanconv.call.resolve import check_axes
 from leanconv.call.weights import PreparedWeights
 from leanconv.options import Precision, four_sides, padding_word
 from leanconv.torch import operators
 
 Numbers = int | Sequence[int]
+_any_autocast: Callable[[], bool] = torch._C._is_any_autocast_enabled
+_tracing: Callable[[], Any] = torch._C._get_tracing_state
 
 
 def conv2d(
@@ -61,13 +66,16 @@ def conv2d(
     >>> w.grad[0, 0].tolist()
     [[9.0, 12.0, 9.0], [12.0, 16.0, 12.0], [9.0, 12.0, 9.0]]
     """
-    _check_tensor(input)
-    stride, dilation = _pair("stride", stride), _pair("dilation", dilation)
+    if has_torch_function_variadic(input, weight, bias):
+        handed = input, weight, bias, stride, padding, dilation, groups
+        return _handed_on(conv2d, *handed, precision=precision, batch_invariant=batch_invariant)
+    _check_arrays(2, input, weight, bias, (torch.Tensor, PreparedWeights))
+    stride, dilation = _pair("stride", stride, 1), _pair("dilation", dilation, 1)
     sides: tuple[int, ...]
     if isinstance(padding, str):
-        sides = four_sides(padding_word(padding), (weight.shape[-2], weight.shape[-1]), stride, dilation)
+        sides = _word_sides(padding, weight.shape[-2:], stride, dilation)
     else:
-        sides = _pair("padding", padding)
+        sides = _pair("padding", padding, 0)
     rest = precision, batch_invariant
     if input.dim() == 3:
         return _conv2d(input.unsqueeze(0), weight, bias, stride, sides, dilation, groups, *rest).squeeze(0)
@@ -97,13 +105,16 @@ def conv1d(
     Returns:
         y of shape (n, k, q), or (k, q).
     """
-    _check_tensor(input)
-    stride, dilation = _single("stride", stride, 1), _single("dilation", dilation, 1)
+    if has_torch_function_variadic(input, weight, bias):
+        handed = input, weight, bias, stride, padding, dilation, groups
+        return _handed_on(conv1d, *handed, precision=precision, batch_invariant=batch_invariant)
+    _check_arrays(1, input, weight, bias)
+    stride, dilation = _single("stride", stride, 1, 1), _single("dilation", dilation, 1, 1)
     sides: tuple[int, ...]
     if isinstance(padding, str):
-        sides = four_sides(padding_word(padding), (1, weight.shape[-1]), stride, dilation)
+        sides = _word_sides(padding, (1, weight.shape[-1]), stride, dilation)
     else:
-        sides = _single("padding", padding, 0)
+        sides = _single("padding", padding, 0, 0)
     x = input.unsqueeze(-2) if input.dim() == 3 else input.unsqueeze(0).unsqueeze(-2)
     y = _conv2d(x, weight.unsqueeze(-2), bias, stride, sides, dilation, groups, precision, batch_invariant)
     y = y.squeeze(-2)
@@ -135,9 +146,12 @@ def conv_transpose2d(
     Returns:
         y of shape (n, k, h, w) with ``h = (p - 1) * stride - 2 * padding + dilation * (r - 1) + output_padding + 1``.
     """
-    _check_tensor(input)
-    stride, dilation = _pair("stride", stride), _pair("dilation", dilation)
-    padding, output_padding = _pair("padding", padding), _pair("output_padding", output_padding)
+    if has_torch_function_variadic(input, weight, bias):
+        handed = input, weight, bias, stride, padding, output_padding, groups, dilation
+        return _handed_on(conv_transpose2d, *handed, precision=precision, batch_invariant=batch_invariant)
+    _check_arrays(2, input, weight, bias)
+    stride, dilation = _pair("stride", stride, 1), _pair("dilation", dilation, 1)
+    padding, output_padding = _pair("padding", padding, 0), _pair("output_padding", output_padding, 0)
     given = weight, bias, stride, padding, output_padding, groups, dilation, precision, batch_invariant
     return _transposed(input.unsqueeze(0), *given).squeeze(0) if input.dim() == 3 else _transposed(input, *given)
 
@@ -163,22 +177,44 @@ def conv_transpose1d(
     Returns:
         y of shape (n, k, w), or (k, w).
     """
-    _check_tensor(input)
+    if has_torch_function_variadic(input, weight, bias):
+        handed = input, weight, bias, stride, padding, output_padding, groups, dilation
+        return _handed_on(conv_transpose1d, *handed, precision=precision, batch_invariant=batch_invariant)
+    _check_arrays(1, input, weight, bias)
     x = input.unsqueeze(-2) if input.dim() == 3 else input.unsqueeze(0).unsqueeze(-2)
     given = (
-        _single("stride", stride, 1), _single("padding", padding, 0),
-        _single("output_padding", output_padding, 0), groups, _single("dilation", dilation, 1),
+        _single("stride", stride, 1, 1), _single("padding", padding, 0, 0),
+        _single("output_padding", output_padding, 0, 0), groups, _single("dilation", dilation, 1, 1),
     )  # fmt: skip
     y = _transposed(x, weight.unsqueeze(-2), bias, *given, precision, batch_invariant).squeeze(-2)
     return y if input.dim() == 3 else y.squeeze(0)
 
 
-def _check_tensor(input: Any) -> None:
+def _handed_on(function: Callable[..., Any], *given: Any, **named: Any) -> Any:
+    """A call that classes of its arguments, such as the proxies of torch.fx, or a function mode look at first."""
+    return handle_torch_function(function, given[:3], *given, **named)
+
+
+def _check_arrays(axes: int, input: Any, weight: Any, bias: Any, kinds: Any = torch.Tensor) -> None:
+    """Raise TypeError or ValueError unless these are images, or signals, filters for them, and a bias or None."""
     if not isinstance(input, torch.Tensor):
         raise TypeError(
             f"input is of type {type(input).__qualname__}; leanconv.torch takes tensors of PyTorch, leanconv.conv2d "
             "and its like those of NumPy and CuPy too"
         )
+    if not isinstance(weight, kinds):
+        raise TypeError(f"weight is of type {type(weight).__qualname__}; it must be a tensor of PyTorch, as input is")
+    if bias is not None and not isinstance(bias, torch.Tensor):
+        raise TypeError(f"bias is of type {type(bias).__qualname__}; it must be a tensor of PyTorch, or None")
+    if input.dim() - axes not in (1, 2):
+        check_axes("input", input.shape, axes + 2)
+    if len(weight.shape) != axes + 2:
+        check_axes("weight", weight.shape, axes + 2, batch=False)
+
+
+def _word_sides(word: str, window: Any, stride: tuple[int, int], dilation: tuple[int, int]) -> tuple[int, ...]:
+    down, across = window if _tracing() is None else map(int, window)
+    return four_sides(padding_word(word), (down, across), stride, dilation)
 
 
 def _conv2d(x: Any, w: Any, bias: Any, *options: Any) -> torch.Tensor:
@@ -193,53 +229,74 @@ def _prepared(x: Any, w: PreparedWeights, bias: Any, *options: Any) -> torch.Ten
 
 
 def _transposed(
-    x: Any, w: Any, bias: Any, stride: Any, padding: Any, more: Any, groups: int, dilation: Any, *options: Any
+    x: Any, w: Any, bias: Any, stride: Any, padding: Any, more: Any, groups: Any, dilation: Any, *options: Any
 ) -> torch.Tensor:
+    if type(groups) is not int or groups < 1:
+        groups = rules.integer("groups", groups, 1)
+    if _tracing() is not None:  # sizes are tensors then, which no operator takes for numbers
+        return torch.ops.leanconv.conv_transpose2d(x, w, bias, stride, padding, more, groups, dilation, *options)
     if x.shape[1] != w.shape[0]:
         raise ValueError(f"weight has {w.shape[0]} channels, but input has {x.shape[1]}: they must be the same")
-    if min(*stride, *dilation, groups) < 1 or min(*padding, *more) < 0:
-        _refuse_below(1, stride=stride, dilation=dilation, groups=(groups,))
-        _refuse_below(0, padding=padding, output_padding=more)
-    ends, sides, missing = [], [], []
+    filters = w.shape[1] * groups
+    if bias is not None:
+        _check_bias(bias, x, filters)
+    shape, sides, ends, cut = [x.shape[0], filters], [], [], []
     for axis in (0, 1):
         if more[axis] >= max(stride[axis], dilation[axis]):
             raise ValueError(f"output_padding={tuple(more)} must be less than stride={stride} or dilation={dilation}")
         side = (x.shape[2 + axis] - 1) * stride[axis] - 2 * padding[axis] + dilation[axis] * (w.shape[2 + axis] - 1) + 1
+        side = side + more[axis]
+        shape.append(side)
         before = after = padding[axis]
-        rest = 0
+        front = rest = 0
         if more[axis] >= stride[axis]:
             # the layer whose input this is would have another output: it pads less at the end, or the rest is zero
             after, rest = max(0, after - more[axis]), max(0, more[axis] - after)
-        sides.append(side + more[axis] - rest)
+            if rest:
+                # where all is zero, the layer's input is one pixel of what its padding would be
+                side = side - rest
+                front = max(0, 1 - side)
+                before, side = before - front, side + front
+        sides.append(side)
         ends += [before, after]
-        missing.append(rest)
-    shape = (x.shape[0], w.shape[1] * groups, *sides)
-    y = operators.conv2d_input(x, w, shape, stride, tuple(ends), dilation, groups, *options)
-    if any(missing):
-        y = torch.nn.functional.pad(y, (0, missing[1], 0, missing[0]))
+        cut += [front, rest]
+    if min(shape[2:]) < 1:
+        raise ValueError(
+            f"the output would be {shape[2]}x{shape[3]} for input of shape {tuple(x.shape)}, weight of shape "
+            f"{tuple(w.shape)}, stride={stride}, padding={padding}, dilation={dilation} and output_padding={more}"
+        )
+    y = operators.conv2d_input(x, w, (*shape[:2], *sides), stride, tuple(ends), dilation, groups, *options)
+    if any(cut):
+        y = torch.nn.functional.pad(y, (-cut[2], cut[3], -cut[0], cut[1]))
     return y if bias is None else y + bias.to(y.dtype).view(-1, 1, 1)
 
 
-def _refuse_below(least: int, **options: tuple[int, ...]) -> None:
-    for name, numbers in options.items():
-        if min(numbers) < least:
-            raise ValueError(f"{name}={min(numbers)} is below {least}")
+operators.define_composite(
+    "conv_transpose2d(Tensor x, Tensor w, Tensor? bias, int[] stride, int[] padding, int[] output_padding, int groups, "
+    "int[] dilation, str precision, bool batch_invariant) -> Tensor",
+    _transposed,
+)
 
 
-def _pair(name: str, value: Any) -> tuple[int, int]:
+def _check_bias(bias: Any, x: Any, filters: int) -> None:
+    if bias.dim() != 1 or bias.shape[0] != filters:
+        raise ValueError(f"bias has shape {tuple(bias.shape)}; it must have shape ({filters},), a number a filter")
+    if bias.dtype != x.dtype and not _any_autocast():
+        raise TypeError(f"bias has dtype {bias.dtype} and input {x.dtype}; they must be the same")
+
+
+def _pair(name: str, value: Any, least: int) -> tuple[int, int]:
     """An int, or a sequence of one or two, for both axes.
 
     Equal calls get the same object: by its identity `layer_options` knows what it has checked.
     """
     if type(value) is tuple and len(value) == 2:
-        return value
-    if isinstance(value, int):
+        down, across = value
+        if type(down) is int and type(across) is int and down >= least and across >= least:
+            return value
+    elif type(value) is int and value >= least:
         return _both(value, value)
-    if len(value) == 1:
-        return _both(value[0], value[0])
-    if len(value) != 2:
-        raise ValueError(f"{name}={value!r} must be an integer or two: (vertical, horizontal)")
-    return value[0], value[1]
+    return _both(*rules.pair(name, value, least))
 
 
 @lru_cache(maxsize=256, typed=True)
@@ -247,10 +304,9 @@ def _both(down: int, across: int) -> tuple[int, int]:
     return down, across
 
 
-def _single(name: str, value: Any, down: int) -> tuple[int, int]:
+def _single(name: str, value: Any, down: int, least: int) -> tuple[int, int]:
     """An option of signals as that of images of one row, for which it is ``down``."""
-    if not isinstance(value, int):
-        if len(value) != 1:
-            raise ValueError(f"{name}={value!r} must be an integer: there is one axis")
-        value = value[0]
-    return _both(down, value)
+    across = value[0] if type(value) is tuple and len(value) == 1 else value
+    if type(across) is not int or across < least:
+        across = rules.single(name, value, least)
+    return _both(down, across)

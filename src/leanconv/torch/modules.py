@@ -19,9 +19,12 @@ class _Module(torch.nn.Module):
     _function: ClassVar[Callable[..., torch.Tensor]]
 
     def __init__(
-        self, *arguments: Any, precision: Precision = "fp32", batch_invariant: bool = False, **options: Any
-    ) -> None:
-        super().__init__(*arguments, **options)
+        self, *arguments: Any, device: Any = None, dtype: Any = None, precision: Precision = "fp32",
+        batch_invariant: bool = False, **options: Any,
+    ) -> None:  # fmt: skip
+        # device and dtype are in the signature since torch.nn.utils.skip_init looks for them there
+        where = {name: value for name, value in (("device", device), ("dtype", dtype)) if value is not None}
+        super().__init__(*arguments, **where, **options)
         self.precision = one_of("precision", precision, PRECISIONS)
         self.batch_invariant = yes_or_no("batch_invariant", batch_invariant)
 

@@ -22,6 +22,8 @@ from torch.autograd import forward_ad
 from leanconv.arrays.memory import lies_channels_last
 from leanconv.call import lookup
 from leanconv.options import LayerOptions, layer_options
+from leanconv.torch import vmap
+from leanconv.torch.vmap import Ways
 
 _OPTIONS = "int[] stride, int[] padding, int[] dilation, SymInt groups, str precision, bool batch_invariant) -> Tensor"
 _SCHEMAS = {
@@ -42,14 +44,19 @@ _FUNCTIONALIZE = torch._C._functorch.TransformType.Functionalize
 _is_batch: Callable[[Any], bool] = torch._C._functorch.is_legacy_batchedtensor
 _grad_enabled: Callable[[], bool] = torch.is_grad_enabled
 _any_autocast: Callable[[], bool] = torch._C._is_any_autocast_enabled
+_tracing: Callable[[], Any] = torch._C._get_tracing_state
+_is_meta: Callable[[Any], bool] = torch.Tensor.is_meta.__get__  # type: ignore[attr-defined]
 
 
 def is_plain(*tensors: Any) -> bool:
-    """Whether nothing but autograd and torch.func looks at a call: no tracer, mode, autocast or class of tensors."""
-    if _is_compiling() or _dispatch_modes() or _any_autocast():
+    """Whether nothing but autograd and torch.func looks at a call: no tracer, mode, autocast, class or meta tensor.
+
+    Inside torch.func and forward-mode derivatives, which would pass an operator by, autocast is `_by_rules`' work.
+    """
+    if _is_compiling() or _dispatch_modes() or _tracing() is not None or (_any_autocast() and not _wants_rules()):
         return False
     for tensor in tensors:
-        if tensor is not None and type(tensor) not in _PLAIN_TYPES:
+        if tensor is not None and (type(tensor) not in _PLAIN_TYPES or _is_meta(tensor)):
             return False
     return True
 
@@ -86,9 +93,6 @@ def _set_up_gradient(ctx: Any, inputs: Any, output: Any) -> None:
     needed = ctx.needs_input_grad
     ctx.save_for_backward(first if needed[1] else None, second if needed[0] else None)
     ctx.about = first.shape, second.shape, requested
-
-
-Ways = tuple[Callable[..., Any], Callable[..., Any], Callable[..., Any]]
 
 
 def _conv2d_backward(ctx: Any, grad: Any, ways: Ways) -> Any:
@@ -155,6 +159,9 @@ def _plain_gradient(first: Any, second: Any, requested: LayerOptions) -> Any:
 
 def _by_rules(function: str, *given: Any) -> Any:
     """A call inside torch.func: of its transforms, functionalize knows operators only."""
+    if _any_autocast():
+        *tensors, requested = given
+        given = *_lowered(tensors), requested
     interpreter = _transforms()
     if interpreter is not None and interpreter.key() == _FUNCTIONALIZE:
         return _OPERATORS[tuple(_SCHEMAS).index(function)](*given)
@@ -253,8 +260,8 @@ def _transformed(name: str, kind: Any, set_up: Callable[..., None], rule: Callab
         ctx.save_for_forward(*inputs[:2])
         ctx.requested, ctx.output_shape = inputs[-1], output.shape
 
-    def vmap(info: Any, axes: Any, *given: Any) -> Any:
-        return _mapped(rule, info, axes, *given, _RECORDED)
+    def over_a_batch(info: Any, axes: Any, *given: Any) -> Any:
+        return vmap.mapped(rule, info, axes, *given, _RECORDED)
 
     def jvp(ctx: Any, *tangents: Any) -> Any:
         """Of a sum of products: one factor's tangent by the other factor, each; and the bias's."""
@@ -270,7 +277,7 @@ def _transformed(name: str, kind: Any, set_up: Callable[..., None], rule: Callab
                     parts.append(function(*factors, *((None,) if name == "conv2d" else ()), requested))
             return sum(parts[1:], parts[0])
 
-    ways = {"forward": _run, "setup_context": setup_context, "vmap": vmap, "jvp": jvp}
+    ways = {"forward": _run, "setup_context": setup_context, "vmap": over_a_batch, "jvp": jvp}
     return type(f"Transformed{kind.__name__}", (kind,), {key: staticmethod(way) for key, way in ways.items()})
 
 
@@ -289,6 +296,12 @@ def _kernel(function: str) -> Callable[..., Any]:
 for _name in _SCHEMAS:
     for _key in ("CPU", "CUDA"):
         _library.impl(_name, _kernel(_name), _key)
+
+
+def define_composite(schema: str, function: Callable[..., Any]) -> None:
+    """An operator that calls others: torch.jit.trace records it as one."""
+    _library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
+    _library.impl(schema.partition("(")[0], function, "CompositeImplicitAutograd")
 
 
 # Shapes and strides without values
@@ -372,98 +385,33 @@ _autograd("conv2d_weight", _set_up_gradient, _weight_backward)
 # Autocast: as PyTorch's convolutions, in the lower precision
 
 
-def _autocast(name: str, key: str, device: str) -> None:
+def _lowered(arguments: Sequence[Any]) -> list[Any]:
+    """The same with what autocast casts in its lower precision: floating-point tensors of its devices, not float64."""
+
+    def cast(tensor: Any) -> Any:
+        if not isinstance(tensor, torch.Tensor) or not tensor.is_floating_point() or tensor.dtype == torch.float64:
+            return tensor
+        device = tensor.device.type
+        return tensor.to(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else tensor
+
+    return [cast(each) for each in arguments]
+
+
+def _autocast(name: str, key: str) -> None:
     operator = getattr(_ops, name).default
     excluded = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key))
 
-    def cast(tensor: Any, dtype: Any) -> Any:
-        is_cast = isinstance(tensor, torch.Tensor) and tensor.is_floating_point() and tensor.dtype != torch.float64
-        return tensor.to(dtype) if is_cast and tensor.device.type == device else tensor
-
     def kernel(*arguments: Any) -> Any:
-        dtype = torch.get_autocast_dtype(device)
+        lowered = _lowered(arguments)  # before the guard, under which autocast is off
         with torch._C._ExcludeDispatchKeyGuard(excluded):
-            return operator(*(cast(each, dtype) for each in arguments))
+            return operator(*lowered)
 
     _library.impl(name, kernel, key)
 
 
 for _name in _SCHEMAS:
-    _autocast(_name, "AutocastCUDA", "cuda")
-    _autocast(_name, "AutocastCPU", "cpu")
-
-
-# vmap: what is mapped over becomes images, where only the images have it, and groups of channels otherwise
-
-
-def _images(tensor: Any, axis: int) -> Any:
-    """(b, n, ...) as (b * n, ...)."""
-    return tensor.movedim(axis, 0).flatten(0, 1)
-
-
-def _channels(tensor: Any, axis: int | None, count: int) -> Any:
-    """(n, c, ...) of each as (n, count * c, ...); a tensor that is not mapped over is repeated."""
-    tensor = tensor.unsqueeze(1).expand(-1, count, *tensor.shape[1:]) if axis is None else tensor.movedim(axis, 1)
-    return tensor.flatten(1, 2)
-
-
-def _filters(tensor: Any, axis: int | None, count: int) -> Any:
-    """(k, ...) of each as (count * k, ...)."""
-    tensor = tensor.expand(count, *tensor.shape) if axis is None else tensor.movedim(axis, 0)
-    return tensor.flatten(0, 1)
-
-
-def _split_channels(y: Any, count: int) -> tuple[Any, int]:
-    return y.unflatten(1, (count, y.shape[1] // count)), 1
-
-
-def _mapped(rule: Callable[..., Any], info: Any, axes: Any, *given: Any) -> Any:
-    """By ``rule``; a mapping over no examples is one over an example of zeros, whose result is dropped."""
-    if info.batch_size:
-        return rule(info.batch_size, axes, *given)
-
-    def one(tensor: Any, axis: int | None) -> Any:
-        if axis is None:
-            return tensor
-        return torch.cat([tensor, tensor.new_zeros([*tensor.shape[:axis], 1, *tensor.shape[axis + 1 :]])], axis)
-
-    count = len(given) - 2  # the last two are options and ways
-    y, axis = rule(1, axes, *map(one, given[:count], axes), *given[count:])
-    return y.narrow(axis, 0, 0), axis
-
-
-def _grouped(requested: LayerOptions, count: int, shape: Any = None) -> LayerOptions:
-    return requested._replace(groups=requested.groups * count, shape=shape)
-
-
-def _vmap_conv2d(count: int, axes: Any, x: Any, w: Any, bias: Any, requested: LayerOptions, ways: Ways) -> Any:
-    x_axis, w_axis, bias_axis, *_ = axes
-    if w_axis is None and bias_axis is None:
-        y = ways[0](_images(x, x_axis), w, bias, requested)
-        return y.unflatten(0, (count, y.shape[0] // count)), 0
-    bias = None if bias is None else _filters(bias, bias_axis, count)
-    given = _channels(x, x_axis, count), _filters(w, w_axis, count), bias
-    return _split_channels(ways[0](*given, _grouped(requested, count)), count)
-
-
-def _vmap_input(count: int, axes: Any, grad: Any, w: Any, requested: LayerOptions, ways: Ways) -> Any:
-    grad_axis, w_axis, *_ = axes
-    assert requested.shape is not None
-    n, c, *sides = requested.shape
-    if w_axis is None:
-        dx = ways[1](_images(grad, grad_axis), w, requested._replace(shape=(n * count, c, *sides)))
-        return dx.unflatten(0, (count, n)), 0
-    given = _channels(grad, grad_axis, count), _filters(w, w_axis, count)
-    return _split_channels(ways[1](*given, _grouped(requested, count, (n, c * count, *sides))), count)
-
-
-def _vmap_weight(count: int, axes: Any, x: Any, grad: Any, requested: LayerOptions, ways: Ways) -> Any:
-    x_axis, grad_axis, *_ = axes
-    assert requested.shape is not None
-    k, *rest = requested.shape
-    given = _channels(x, x_axis, count), _channels(grad, grad_axis, count)
-    dw = ways[2](*given, _grouped(requested, count, (k * count, *rest)))
-    return dw.unflatten(0, (count, k)), 0
+    _autocast(_name, "AutocastCUDA")
+    _autocast(_name, "AutocastCPU")
 
 
 _PLAIN: dict[str, Any] = {"conv2d": Convolution, "conv2d_input": InputGradient, "conv2d_weight": FilterGradient}
@@ -472,22 +420,17 @@ _SET_UPS: dict[str, Callable[..., None]] = {
     "conv2d_input": _set_up_gradient,
     "conv2d_weight": _set_up_gradient,
 }
-_RULES: dict[str, Callable[..., Any]] = {
-    "conv2d": _vmap_conv2d,
-    "conv2d_input": _vmap_input,
-    "conv2d_weight": _vmap_weight,
-}
-_TRANSFORMED = {name: _transformed(name, _PLAIN[name], _SET_UPS[name], _RULES[name]) for name in _SCHEMAS}
+_TRANSFORMED = {name: _transformed(name, _PLAIN[name], _SET_UPS[name], vmap.RULES[name]) for name in _SCHEMAS}
 
 
 def _register_vmap(name: str, rule: Callable[..., Any]) -> None:
     def of_operator(info: Any, axes: Any, *inputs: Any) -> Any:
-        return _mapped(rule, info, axes, *_requested(name, inputs), _OPERATORS)
+        return vmap.mapped(rule, info, axes, *_requested(name, inputs), _OPERATORS)
 
     torch.library.register_vmap(f"leanconv::{name}", of_operator, lib=_library)
 
 
 # from PyTorch 2.5 on
 if hasattr(torch.library, "register_vmap"):
-    for _name, _rule in _RULES.items():
+    for _name, _rule in vmap.RULES.items():
         _register_vmap(_name, _rule)

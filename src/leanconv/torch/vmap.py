@@ -1,0 +1,94 @@
+"""vmap of the operators: what is mapped over becomes images where only the images have it, else groups of channels.
+
+A rule takes the number of examples, the axes they lie on, tensors, the options of one example, and the three functions
+to compute with: conv2d, conv2d_input and conv2d_weight.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from leanconv.options import LayerOptions
+
+Ways = tuple[Callable[..., Any], Callable[..., Any], Callable[..., Any]]
+
+
+def _images(tensor: Any, axis: int) -> Any:
+    """(b, n, ...) as (b * n, ...)."""
+    return tensor.movedim(axis, 0).flatten(0, 1)
+
+
+def _channels(tensor: Any, axis: int | None, count: int) -> Any:
+    """(n, c, ...) of each as (n, count * c, ...); a tensor that is not mapped over is repeated."""
+    tensor = tensor.unsqueeze(1).expand(-1, count, *tensor.shape[1:]) if axis is None else tensor.movedim(axis, 1)
+    return tensor.flatten(1, 2)
+
+
+def _filters(tensor: Any, axis: int | None, count: int) -> Any:
+    """(k, ...) of each as (count * k, ...)."""
+    tensor = tensor.expand(count, *tensor.shape) if axis is None else tensor.movedim(axis, 0)
+    return tensor.flatten(0, 1)
+
+
+def _split_channels(y: Any, count: int) -> tuple[Any, int]:
+    return y.unflatten(1, (count, y.shape[1] // count)), 1
+
+
+def mapped(rule: Callable[..., Any], info: Any, axes: Any, *given: Any) -> Any:
+    """By ``rule``; a mapping over no examples is one over an example of zeros, whose result is dropped."""
+    if info.batch_size:
+        return rule(info.batch_size, axes, *given)
+
+    def one(tensor: Any, axis: int | None) -> Any:
+        if axis is None:
+            return tensor
+        return torch.cat([tensor, tensor.new_zeros([*tensor.shape[:axis], 1, *tensor.shape[axis + 1 :]])], axis)
+
+    count = len(given) - 2  # the last two are options and ways
+    y, axis = rule(1, axes, *map(one, given[:count], axes), *given[count:])
+    return y.narrow(axis, 0, 0), axis
+
+
+def _grouped(requested: LayerOptions, count: int, shape: Any = None) -> LayerOptions:
+    return requested._replace(groups=requested.groups * count, shape=shape)
+
+
+def _vmap_conv2d(count: int, axes: Any, x: Any, w: Any, bias: Any, requested: LayerOptions, ways: Ways) -> Any:
+    x_axis, w_axis, bias_axis, *_ = axes
+    if w_axis is None and bias_axis is None:
+        y = ways[0](_images(x, x_axis), w, bias, requested)
+        return y.unflatten(0, (count, y.shape[0] // count)), 0
+    bias = None if bias is None else _filters(bias, bias_axis, count)
+    given = _channels(x, x_axis, count), _filters(w, w_axis, count), bias
+    return _split_channels(ways[0](*given, _grouped(requested, count)), count)
+
+
+def _vmap_input(count: int, axes: Any, grad: Any, w: Any, requested: LayerOptions, ways: Ways) -> Any:
+    grad_axis, w_axis, *_ = axes
+    assert requested.shape is not None
+    n, c, *sides = requested.shape
+    if w_axis is None:
+        dx = ways[1](_images(grad, grad_axis), w, requested._replace(shape=(n * count, c, *sides)))
+        return dx.unflatten(0, (count, n)), 0
+    given = _channels(grad, grad_axis, count), _filters(w, w_axis, count)
+    return _split_channels(ways[1](*given, _grouped(requested, count, (n, c * count, *sides))), count)
+
+
+def _vmap_weight(count: int, axes: Any, x: Any, grad: Any, requested: LayerOptions, ways: Ways) -> Any:
+    x_axis, grad_axis, *_ = axes
+    assert requested.shape is not None
+    k, *rest = requested.shape
+    given = _channels(x, x_axis, count), _channels(grad, grad_axis, count)
+    dw = ways[2](*given, _grouped(requested, count, (k * count, *rest)))
+    return dw.unflatten(0, (count, k)), 0
+
+
+#: by function
+RULES: dict[str, Callable[..., Any]] = {
+    "conv2d": _vmap_conv2d,
+    "conv2d_input": _vmap_input,
+    "conv2d_weight": _vmap_weight,
+}
