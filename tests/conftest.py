@@ -7,7 +7,7 @@ import re
 import sys
 import types
 from collections.abc import Iterator, Sequence
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -204,19 +204,33 @@ class HostDevice:
 
     What a plan prepares is a copy of its filters, and the launches that find something prepared read no others.
     ``launches`` has the stream and the values of each run, by role; ``prepared`` counts those that prepared.
+    ``at`` gives the other GPUs of the machine.
     """
 
     name = "stand-in"
     target = Target("sm_90a", 132)
 
-    def __init__(self, problems: dict[Plan, Problem]) -> None:
-        self.problems = problems
+    def __init__(self, problems: dict[Plan, Problem], index: int = 0) -> None:
+        self.problems, self.index = problems, index
+        if index:
+            self.name = f"stand-in {index}"
+        self._machine = {index: self}
+        #: the current stream of its callers, as PyTorch and CuPy tell it, and the arrays they know to be used on one
+        self.stream = 0x51 if index == 0 else 0x60 + index
+        self.used: list[tuple[int, Any]] = []
         self.memory: dict[int, Any] = {}
         self.launches: list[tuple[int, dict[str, float]]] = []
-        self.executables = self.prepared = 0
+        self.executables = self.prepared = self.allocations = 0
         self.waited: list[int] = []
         #: streams that capture a graph
         self.captures: set[int] = set()
+
+    def at(self, index: int) -> HostDevice:
+        """GPU number ``index`` of the same machine."""
+        if index not in self._machine:
+            self._machine[index] = HostDevice(self.problems, index)
+            self._machine[index]._machine = self._machine
+        return self._machine[index]
 
     def capturing(self, stream: int) -> bool:
         return stream in self.captures
@@ -273,6 +287,7 @@ class HostDevice:
         return run
 
     def allocate(self, nbytes: int) -> int:
+        self.allocations += 1
         buffer = (ctypes.c_byte * (nbytes + 64))()
         pointer = -(-ctypes.addressof(buffer) // 64) * 64
         self.memory[pointer] = buffer
@@ -304,7 +319,7 @@ def host_device(monkeypatch: pytest.MonkeyPatch) -> Iterator[HostDevice]:
 
     for algorithm in choose.ALGORITHMS:
         monkeypatch.setattr(type(algorithm), "plan", recording(type(algorithm).plan))
-    monkeypatch.setattr(launch, "open_device", lambda index: device)
+    monkeypatch.setattr(launch, "open_device", device.at)
     lookup.forget()
     yield device
     lookup.forget()
@@ -314,8 +329,8 @@ class _Devices:
     current = 0
 
 
-def _make_cupy() -> types.ModuleType:
-    """As much of CuPy as leanconv uses, on host memory; device numbers are kept but mean nothing."""
+def _make_cupy(host_device: HostDevice) -> types.ModuleType:
+    """As much of CuPy as leanconv uses, on host memory; each device has a current stream, which tests may change."""
     module = types.ModuleType("cupy")
 
     class ndarray:  # noqa: N801 - CuPy's own name
@@ -362,14 +377,21 @@ def _make_cupy() -> types.ModuleType:
         made.host[...] = host
         return made
 
-    stream = types.SimpleNamespace(ptr=0x51, synchronize=lambda: None)
+    streams: dict[int, Any] = {}
+
+    def current_stream() -> Any:
+        index = _Devices.current
+        wait = partial(module.waited.append, index)  # type: ignore[attr-defined]
+        return streams.setdefault(index, types.SimpleNamespace(ptr=host_device.at(index).stream, synchronize=wait))
+
     ndarray.__module__ = "cupy"
     module.ndarray, module.empty, module.asarray = ndarray, empty, asarray  # type: ignore[attr-defined]
     module.allocations = module.copies = 0  # type: ignore[attr-defined]
+    module.waited = []  # type: ignore[attr-defined]
     module.cuda = types.SimpleNamespace(  # type: ignore[attr-defined]
         Device=Device,
         runtime=types.SimpleNamespace(getDevice=lambda: _Devices.current),
-        get_current_stream=lambda: stream,
+        get_current_stream=current_stream,
     )
     return module
 
@@ -377,7 +399,7 @@ def _make_cupy() -> types.ModuleType:
 @pytest.fixture
 def fake_cupy(monkeypatch: pytest.MonkeyPatch, host_device: HostDevice) -> Any:
     """A module like CuPy whose arrays lie on the `host_device`."""
-    module = _make_cupy()
+    module = _make_cupy(host_device)
     monkeypatch.setitem(sys.modules, "cupy", module)
     monkeypatch.setattr(arrays, "_libraries", {})
     monkeypatch.setattr(arrays, "by_type", {np.ndarray: arrays.NUMPY})
@@ -386,17 +408,46 @@ def fake_cupy(monkeypatch: pytest.MonkeyPatch, host_device: HostDevice) -> Any:
 
 
 @pytest.fixture
-def torch_on_device(monkeypatch: pytest.MonkeyPatch, host_device: HostDevice) -> HostDevice:
-    """PyTorch's CPU tensors lie on the `host_device`: what PyTorch is asked about a GPU is answered for it."""
+def torch_on_device(monkeypatch: pytest.MonkeyPatch, host_device: HostDevice) -> Iterator[HostDevice]:
+    """PyTorch's CPU tensors lie on the `host_device`: what PyTorch is asked about a GPU is answered for it.
+
+    `on_gpu` lays one on another GPU of the same machine.
+    """
     torch = pytest.importorskip("torch")
+    library = arrays.TorchArrays
+    signature, allocator = library.signature, library.allocator
+
+    def home(self: Any, array: Any) -> int:
+        return _HOMES[array.untyped_storage().data_ptr()][0] if _HOMES else 0
+
+    def allocates(self: Any, shape: Any, dtype: str, index: int | None, order: Any = None) -> Any:
+        allocate = allocator(self, shape, dtype, index, order)
+        return (lambda: on_gpu(index or 0, allocate())) if _HOMES else allocate
+
     monkeypatch.setattr(arrays, "_libraries", {})
     monkeypatch.setattr(arrays, "by_type", {np.ndarray: arrays.NUMPY})
-    monkeypatch.setattr(arrays.TorchArrays, "device", lambda self, array: 0)
-    monkeypatch.setattr(arrays.TorchArrays, "_device", lambda self, index: torch.device("cpu"))
-    monkeypatch.setattr(arrays.TorchArrays, "stream", lambda self, index: 0x51)
-    monkeypatch.setattr(arrays.TorchArrays, "fast_stream", lambda self, index: lambda: 0x51)
-    monkeypatch.setattr(arrays.TorchArrays, "in_use", lambda self, array, index: None)
-    return host_device
+    monkeypatch.setattr(library, "device", home)
+    monkeypatch.setattr(library, "signature", lambda self, array: (signature(self, array), home(self, array)))
+    monkeypatch.setattr(library, "allocator", allocates)
+    monkeypatch.setattr(library, "_device", lambda self, index: torch.device("cpu"))
+    monkeypatch.setattr(library, "stream", lambda self, index: host_device.at(index).stream)
+    monkeypatch.setattr(library, "fast_stream", lambda self, index: lambda: host_device.at(index).stream)
+    monkeypatch.setattr(
+        library, "in_use", lambda self, array, index: host_device.at(index).used.append((self.stream(index), array))
+    )
+    _HOMES.clear()
+    yield host_device
+    _HOMES.clear()
+
+
+#: by address of their memory, tensors that lie on a certain GPU, and its number; where there are none all lie on 0
+_HOMES: dict[int, tuple[int, Any]] = {}
+
+
+def on_gpu(index: int, tensor: Any) -> Any:
+    """The tensor, which from now on lies on a GPU of `torch_on_device`; then every tensor has to be laid on one."""
+    _HOMES[tensor.untyped_storage().data_ptr()] = index, tensor
+    return tensor
 
 
 def patch_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:

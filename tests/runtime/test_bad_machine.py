@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import builtins
-import ctypes
 import os
 import re
 import subprocess
@@ -25,6 +24,7 @@ from leanconv.runtime import cache, driver, errors, launch
 from leanconv.runtime import compile as compiler
 from leanconv.runtime.probe import why_no_gpu
 from tests.conftest import says
+from tests.runtime.fake_driver import FakeDriver
 from tests.variants import NAMED
 
 FROM_SOURCE = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[2] / "src")}
@@ -32,41 +32,6 @@ X, W = np.ones((2, 4, 6, 6), np.float32), np.ones((8, 4, 3, 3), np.float32)
 
 
 # The driver and the compiler
-
-
-@pytest.fixture
-def fresh_driver(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Forget the driver and devices met so far, before and after."""
-    driver.driver.cache_clear()
-    monkeypatch.setattr(launch, "_devices", {})
-    yield monkeypatch
-    driver.driver.cache_clear()
-
-
-class FakeLibrary:
-    """As much of libcuda as is asked before any work; ``answers`` are (version, code of cuInit, devices)."""
-
-    def __init__(self, version: int = 13000, init: int = 0, devices: int = 1, missing: tuple[str, ...] = ()) -> None:
-        def get(value: int) -> Any:
-            def call(pointer: Any, *rest: Any) -> int:
-                ctypes.cast(pointer, ctypes.POINTER(ctypes.c_int))[0] = value
-                return 0
-
-            return call
-
-        self.functions = {
-            "cuDriverGetVersion": get(version), "cuDeviceGetCount": get(devices), "cuInit": lambda flags: init,
-            "cuDeviceGet": get(0), "cuDeviceGetAttribute": get(9), "cuDeviceGetName": lambda *a: 0,
-            "cuCtxGetCurrent": lambda *a: 0, "cuDevicePrimaryCtxRetain": lambda *a: 0, "cuMemAlloc_v2": lambda *a: 2,
-            "cuCtxPushCurrent_v2": lambda *a: 0, "cuCtxPopCurrent_v2": lambda *a: 0,
-        }  # fmt: skip
-        self.missing = missing
-
-    def __getattr__(self, name: str) -> Any:
-        if name in self.missing:
-            raise AttributeError(name)
-        types = driver._SIGNATURES[name]
-        return ctypes.CFUNCTYPE(ctypes.c_int, *types)(self.functions.get(name, lambda *a: 0))
 
 
 def test_no_driver(fresh_driver: pytest.MonkeyPatch) -> None:
@@ -86,10 +51,10 @@ def test_no_driver(fresh_driver: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     "library, parts",
     [
-        (FakeLibrary(version=11080), ["too old", "supports CUDA 11.8", "12.0", "update the driver"]),
-        (FakeLibrary(missing=("cuMemAlloc_v2",)), ["too old", "cuMemAlloc_v2"]),
-        (FakeLibrary(init=100), ["no usable GPU", "(100)"]),
-        (FakeLibrary(devices=0), ["no usable GPU", "it lists no device"]),
+        (FakeDriver(version=11080), ["too old", "supports CUDA 11.8", "12.0", "update the driver"]),
+        (FakeDriver(missing=("cuMemAlloc_v2",)), ["too old", "cuMemAlloc_v2"]),
+        (FakeDriver(init=100), ["no usable GPU", "(100)"]),
+        (FakeDriver(devices=0), ["no usable GPU", "it lists no device"]),
     ],
     ids=["old", "ancient", "broken", "no GPU"],
 )
@@ -100,7 +65,7 @@ def test_an_old_or_useless_driver(library: Any, parts: list[str], fresh_driver: 
 
 
 def test_a_device_that_is_not_there_and_memory_that_is_not(fresh_driver: pytest.MonkeyPatch) -> None:
-    fresh_driver.setattr(driver, "_open_library", FakeLibrary)
+    fresh_driver.setattr(driver, "_open_library", FakeDriver)
     with says(ValueError, "cuda:7 does not exist", "1 GPU"):
         conv2d(X, W, device="cuda:7")
     assert why_no_gpu() is None
@@ -109,14 +74,7 @@ def test_a_device_that_is_not_there_and_memory_that_is_not(fresh_driver: pytest.
 
 
 def test_a_gpu_that_is_too_old(fresh_driver: pytest.MonkeyPatch) -> None:
-    library = FakeLibrary()
-
-    def seven(pointer: Any, *rest: Any) -> int:
-        ctypes.cast(pointer, ctypes.POINTER(ctypes.c_int))[0] = 7
-        return 0
-
-    library.functions["cuDeviceGetAttribute"] = seven
-    fresh_driver.setattr(driver, "_open_library", lambda: library)
+    fresh_driver.setattr(driver, "_open_library", lambda: FakeDriver(attributes={0: {75: 7, 76: 7}}))
     with says(CudaUnavailableError, "compute capability 7.7", "8.0 (Ampere)"):
         conv2d(X, W, device="cuda")
     assert "compute capability 7.7" in explain(conv2d, X, W, device="cuda").where
@@ -124,19 +82,12 @@ def test_a_gpu_that_is_too_old(fresh_driver: pytest.MonkeyPatch) -> None:
 
 
 def test_the_oldest_gpus_that_are_served(fresh_driver: pytest.MonkeyPatch) -> None:
-    library = FakeLibrary()
-
-    def eight(pointer: Any, *rest: Any) -> int:
-        ctypes.cast(pointer, ctypes.POINTER(ctypes.c_int))[0] = 8
-        return 0
-
-    library.functions["cuDeviceGetAttribute"] = eight
-    fresh_driver.setattr(driver, "_open_library", lambda: library)
+    fresh_driver.setattr(driver, "_open_library", lambda: FakeDriver(attributes={0: {75: 8, 76: 8}}))
     assert launch.open_device(0).target.arch == "sm_88" and why_no_gpu() is None
 
 
 def test_machine_code_that_the_driver_refuses(fresh_driver: pytest.MonkeyPatch) -> None:
-    fresh_driver.setattr(driver, "_open_library", lambda: FakeLibrary(version=12040))
+    fresh_driver.setattr(driver, "_open_library", lambda: FakeDriver(version=12040))
     with says(CudaError, "cuModuleLoadData", "supports CUDA 12.4", "leanconv[cu12]"):
         driver.driver().fail(222, "cuModuleLoadData")
 

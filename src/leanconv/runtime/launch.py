@@ -310,9 +310,9 @@ class CudaDevice:
             if entered:
                 self._driver.check("cuCtxPopCurrent_v2", byref(c_void_p()))
 
-    def _in_context(self, start: Executable, stream: int, values: Sequence[int | float]) -> None:
+    def _in_context(self, run: Executable, stream: int, values: Sequence[int | float]) -> None:
         with self._current():
-            start(stream, values)
+            run(stream, values)
 
     def compiled(self, plan: Plan) -> list[Compiled]:
         """Machine code of each launch, from disk or from NVRTC."""
@@ -337,31 +337,32 @@ class CudaDevice:
         if self.target.clusters and self._driver.version >= _EARLY_VERSION:
             start_early = self._driver.unconverted("cuLaunchKernelEx")
         start = make_launcher(self._driver.unconverted("cuLaunchKernel"), self._fail, loaded, roles, start_early)
-        cells, get_current, context, start_in = self._cells, self._get_current, self._context, self._in_context
+        cells, get_current, context, run_in = self._cells, self._get_current, self._context, self._in_context
         captured, is_capturing = False, self._driver.unconverted("cuStreamIsCapturing")
 
-        def note_capture(stream: int) -> None:
-            """Keep the kernels for good once a graph has captured them; until then they go with this function."""
+        # NOTE: none of these functions refers to itself, so the kernels go as soon as `run` does
+        def begin(stream: int, values: Sequence[int | float]) -> None:
+            """Start, and keep the kernels for good once a graph has captured them."""
             nonlocal captured
-            found = c_int()
-            is_capturing(c_void_p(stream), byref(found))
-            if found.value:
-                self._kernels.keep_for_graphs(kernels)
-                captured = True
-
-        def run(stream: int, values: Sequence[int | float]) -> None:
             # the default stream, 0, cannot be captured
             if stream and not captured:
-                note_capture(stream)
+                found = c_int()
+                is_capturing(c_void_p(stream), byref(found))
+                if found.value:
+                    self._kernels.keep_for_graphs(kernels)
+                    captured = True
+            start(stream, values)
+
+        def run(stream: int, values: Sequence[int | float]) -> None:
             # what `_enter` does first, without calls of it: 0.2 µs of each launch
             try:
                 current, address = cells.cell
             except AttributeError:
-                return start_in(start, stream, values)
+                return run_in(begin, stream, values)
             get_current(address)
-            if current.value == context:
-                return start(stream, values)
-            return start_in(start, stream, values)
+            if current.value != context:
+                return run_in(begin, stream, values)
+            return begin(stream, values) if stream and not captured else start(stream, values)
 
         return run
 
