@@ -31,11 +31,11 @@ from tests.variants import VARIANTS
 SMALL = replace(TARGETS[0], multiprocessors=4)
 MOST = 5
 
-OF_TIER = {"fp32": TRANSFORM_CASES, "tf32": (*TRANSFORM_CASES, *TF32_CASES)}
+OF_PRECISION = {"fp32": TRANSFORM_CASES, "tf32": (*TRANSFORM_CASES, *TF32_CASES)}
 EVERY = [
     (algorithm, case)
     for algorithm in VARIANTS
-    for case in (*CASES, *NATIVE_CASES, *OF_TIER.get(algorithm.tier, ()))
+    for case in (*CASES, *NATIVE_CASES, *OF_PRECISION.get(algorithm.precision, ()))
     if isinstance(case.problem, ConvProblem) and case.problem.op != "wgrad" and not case.problem.is_empty
     if not algorithm.reasons(replace(case.problem, n=MOST), SMALL)
 ]

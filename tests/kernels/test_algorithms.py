@@ -21,14 +21,14 @@ from tests.cases_16bit import NATIVE_CASES
 from tests.cases_tensor import TF32_CASES
 from tests.variants import VARIANTS
 
-MET = [(a, c) for a in VARIANTS for c in (*CASES, *NATIVE_CASES, *(() if a.tier == "ieee" else TRANSFORM_CASES))]
-MET += [(a, c) for a in VARIANTS if a.tier == "tf32" for c in TF32_CASES]
+MET = [(a, c) for a in VARIANTS for c in (*CASES, *NATIVE_CASES, *(() if a.precision == "ieee" else TRANSFORM_CASES))]
+MET += [(a, c) for a in VARIANTS if a.precision == "tf32" for c in TF32_CASES]
 ACCEPTED = [(a, c) for a, c in MET if not a.reasons(c.problem, TARGETS[0])]
 THOROUGH = [(a, c) for a, c in ACCEPTED if c.thorough]
 
 
 #: Algorithms that transform have thorough layers of their own; what those vary is not the others' loaders.
-VARIED = [(a, c) for a, c in THOROUGH if a.tier == "ieee" or c in TRANSFORM_CASES]
+VARIED = [(a, c) for a, c in THOROUGH if a.precision == "ieee" or c in TRANSFORM_CASES]
 DECLINED = [(a, c.problem) for a, c in MET if a.reasons(c.problem, TARGETS[0])]
 
 

@@ -123,7 +123,7 @@ def test_the_cpu_engine_agrees_with_the_oracle(problem):
 
 
 @pytest.mark.parametrize("case", [c for c in GRADIENT_CASES if not c.problem.accumulate], ids=lambda c: c.name)
-def test_the_cpu_engine_keeps_the_bound_of_the_tier(case):
+def test_the_cpu_engine_keeps_the_bound_of_the_precision(case):
     inputs = cases.draw_conv(case.problem, "positive")
     result = choose(case.problem, None, "im2col").algorithm.run(case.problem, inputs["dy"], inputs["w"], None)
     assert result.dtype == np.float32

@@ -318,7 +318,7 @@ class SplitGemm(TimedAlgorithm, Generic[C]):
     """Direct convolution and its input's gradient with packed filters: each phase of a gradient has its own."""
 
     paper = "S. Markidis et al., NVIDIA Tensor Core Programmability, Performance & Precision (2018)"
-    tier = "fp32"
+    precision = "fp32"
     solves = "conv2d"
     #: CTAs on a multiprocessor, of each packing launch, that registers must suffice for. Few filters are one wave of
     #: the second launch, whose CTAs wait for memory most of the time.

@@ -74,7 +74,7 @@ def sum_cycles(problem: ConvProblem, split_k: int, target: Target) -> float:
 class SplitK(TimedAlgorithm):
     """A gradient of the filters whose configurations have ``split_k``, of which `within` offers as many as fit."""
 
-    tier = "fp32"
+    precision = "fp32"
     solves = "conv2d"
 
     def workspace_bytes(self, problem: ConvProblem, config: Any) -> int:

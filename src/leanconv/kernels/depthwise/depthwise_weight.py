@@ -87,7 +87,7 @@ class DepthwiseWeight(TimedAlgorithm):
 
     name = "depthwise_weight"
     paper = PAPER
-    tier = "ieee"
+    precision = "ieee"
     solves = "conv2d"
 
     def why_not(self, problem: ConvProblem, target: Target) -> list[str]:

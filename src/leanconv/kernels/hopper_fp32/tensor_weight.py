@@ -268,7 +268,7 @@ class WeightGradient(TimedAlgorithm):
 
     name = "tensor_weight"
     paper = SplitGemm.paper
-    tier = "fp32"
+    precision = "fp32"
     solves = "conv2d"
 
     def arithmetic(self, problem: ConvProblem) -> Arithmetic:

@@ -200,7 +200,7 @@ class NativeGemm16bit(TimedAlgorithm):
     name = "native_gemm"
     strategy = "16bit"
     paper = "S. Markidis et al., NVIDIA tensor core programmability (2018); S. Chetlur et al., cuDNN (2014)"
-    tier: ClassVar[Precision] = "fp32"
+    precision: ClassVar[Precision] = "fp32"
     solves = "conv2d"
     dtypes: ClassVar[tuple[str, ...]] = ("float16", "bfloat16")
     kind: ClassVar[type[NativeConfig]] = NativeConfig

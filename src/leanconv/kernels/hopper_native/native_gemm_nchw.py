@@ -277,7 +277,7 @@ class NativeGemmNchw(TimedAlgorithm):
 
     name = "native_gemm_nchw"
     paper = "S. Markidis et al., NVIDIA tensor core programmability (2018); S. Lu et al., im2win (2023)"
-    tier: ClassVar[Precision] = "fp32"
+    precision: ClassVar[Precision] = "fp32"
     solves = "conv2d"
     dtypes: ClassVar[tuple[str, ...]] = ("float16", "bfloat16")
 

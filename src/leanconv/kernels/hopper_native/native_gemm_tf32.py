@@ -55,7 +55,7 @@ class NativeGemmTf32(NativeGemm16bit):
 
     name = "native_gemm"
     strategy = "tf32"
-    tier = "tf32"
+    precision = "tf32"
     dtypes = ("float32",)
     kind = Tf32Config
     tiles = TILES

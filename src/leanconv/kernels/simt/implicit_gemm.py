@@ -101,7 +101,7 @@ class ImplicitGemm(TimedAlgorithm):
 
     name = "implicit_gemm"
     paper = "S. Lu et al., im2win (2023), Algorithm 1; S. Chetlur et al., cuDNN (2014)"
-    tier = "ieee"
+    precision = "ieee"
     solves = "conv2d"
 
     def least_cycles(self, problem: ConvProblem, target: Target) -> float:

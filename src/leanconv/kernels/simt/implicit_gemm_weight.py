@@ -83,7 +83,7 @@ class ImplicitGemmWeight(TimedAlgorithm):
 
     name = "implicit_gemm_weight"
     paper = "S. Chetlur et al., cuDNN: Efficient Primitives for Deep Learning (2014)"
-    tier = "ieee"
+    precision = "ieee"
     solves = "conv2d"
 
     def why_not(self, problem: ConvProblem, target: Target) -> list[str]:
