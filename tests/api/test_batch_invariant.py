@@ -278,14 +278,14 @@ def test_in_pytorch() -> None:
         assert torch.equal(many[3:4], alone)
 
 
-def test_a_takeover_asks_for_it_in_both_directions_of_an_image() -> None:
+def test_a_patch_asks_for_it_in_both_directions_of_an_image() -> None:
     torch = pytest.importorskip("torch")
     from leanconv.torch import layers, patch
 
     x, w = torch.zeros(2, 6, 9, 11), torch.zeros(8, 6, 3, 3)
     options = layers.Options((1, 1), (1, 1), (1, 1), False, (0, 0), 1)
     for wanted in (False, True):
-        taken = patch.Takeover(None, None, None, "fp32", wanted)
+        taken = patch.Patch(None, None, None, "fp32", wanted)
         problems = [taken.problem(op, options, x.dtype) for op in layers.operations(x, w, options)]
         assert [p.batch_invariant for p in problems] == [wanted, wanted, False]
     with pytest.raises(TypeError, match="batch_invariant='yes' is not True or False"):
