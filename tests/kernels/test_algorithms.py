@@ -12,7 +12,7 @@ import pytest
 
 from leanconv.call.choose import NoAlgorithmError, choose
 from leanconv.kernels import ALGORITHMS
-from leanconv.kernels.common.input_gradient import parts
+from leanconv.kernels.common.input_gradient import phase_groups
 from leanconv.kernels.image_filter.register_cache import PartialSumsConfig
 from leanconv.problem import ConvProblem, FilterProblem
 from tests import cases, emulator, proof, selection
@@ -188,7 +188,7 @@ def test_gradient_cases_cover_what_can_happen_to_a_pixel():
         # rows behind the last window, which no output reads
         assert any((p.p - 1) * p.stride[0] - p.padding[0] + p.dilation[0] * (p.r - 1) < p.h - 1 for p in strided)
         # one launch for many phases, and four for phases of four kinds
-        kinds = {(len(found), max(part.phases for part in found)) for p in strided if (found := parts(p))}
+        kinds = {(len(found), max(each.phases for each in found)) for p in strided if (found := phase_groups(p))}
         assert {count for count, _ in kinds} == {1, 2, 4} and any(phases > 1 for count, phases in kinds if count == 1)
 
 
