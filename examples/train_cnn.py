@@ -180,7 +180,7 @@ class Scratch(TorchDispatchMode):
 
 #: what a GPU kernel does in a step, by a pattern of its name; the first that is found counts
 KERNELS = {
-    "filters' gradient": r"wgrad|_weight|sum_parts|sum_image_slots",
+    "filters' gradient": r"wgrad|_weight|sum_split_k|sum_image_slots",
     "preparing filters": r"filters",
     "convolution": r"fprop|dgrad|cudnn::cnn|winograd|tensor_gemm|implicit_gemm|direct|im2win|nchwToNhwc|nhwcToNchw",
     "normalisation": r"(?i)batch_?norm|bn_",

@@ -47,7 +47,7 @@ _MOST, _TOGETHER = 7, 24
 
 @dataclass
 class Layer:
-    """A layer, the limit of workspace that a takeover gives it, and its share of each network's predicted time."""
+    """A layer, the limit of workspace that a patch gives it, and its share of each network's predicted time."""
 
     problem: ConvProblem
     limit: int | None

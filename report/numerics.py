@@ -51,7 +51,7 @@ class Entry:
     """The relative error of one algorithm on one problem, and of a plain sequential float32 sum on the same data."""
 
     algorithm: str
-    tier: str
+    precision: str
     where: str
     problem: str
     reduction: int
@@ -94,7 +94,7 @@ def _runners(problem: Problem, gpu: bool) -> Iterator[tuple[Algorithm, str, Call
 def _at_own_level(problem: Problem, algorithm: Algorithm) -> Problem:
     """The problem with the precision that the algorithm declares, so that the loose ones take part too."""
     if problem.kind == "conv2d":
-        return replace(problem, precision=algorithm.tier)
+        return replace(problem, precision=algorithm.precision)
     return problem
 
 
@@ -149,7 +149,7 @@ def measure(
                 # A quarter of the bound, which is four times what a sequential sum does.
                 sequential = oracle.filter_error_bound(problem, x, w) / 4
                 name, reduction = f"filter {problem.kh}×{problem.kw}", problem.kh * problem.kw
-            outputs = ((own.stem, own.tier, where, run(x, w)) for own, where, run in _runners(problem, gpu))
+            outputs = ((own.stem, own.precision, where, run(x, w)) for own, where, run in _runners(problem, gpu))
             entries += _entries(problem, name, reduction, data, answer, sequential, outputs)
     return entries
 
@@ -164,11 +164,11 @@ def _entries(
     outputs: Iterable[tuple[str, str, str, np.ndarray]],
 ) -> Iterator[Entry]:
     """An entry for each of ``outputs``: algorithm, precision level, place and result."""
-    for algorithm, tier, where, y in outputs:
+    for algorithm, level, where, y in outputs:
         error = oracle.relative_error(y, answer)
         if not np.isfinite(error):
             raise RuntimeError(f"{algorithm} on {problem}, {data} data, returns NaN or infinity")
-        yield Entry(algorithm, tier, where, name, reduction, data, error, float(sequential))
+        yield Entry(algorithm, level, where, name, reduction, data, error, float(sequential))
 
 
 def measure_kernels(
@@ -198,13 +198,13 @@ def _kernel_outputs(
     problem: ConvProblem, alpha: int, x: np.ndarray, w: np.ndarray, gpu: bool
 ) -> Iterator[tuple[str, str, str, np.ndarray]]:
     """Algorithm, precision level, place and output of everything that computes the problem of a kernel."""
-    tier = problem.precision
-    yield "winograd1d", tier, "CPU", winograd1d.convolve(problem, alpha, x, w, None)
+    level = problem.precision
+    yield "winograd1d", level, "CPU", winograd1d.convolve(problem, alpha, x, w, None)
     if gpu:
         for algorithm in _kernel_algorithms(problem):
             plan = _kernel_plan(algorithm, problem, alpha)
             if plan is not None:
-                own = tier if algorithm.name == "winograd1d" else algorithm.tier
+                own = level if algorithm.name == "winograd1d" else algorithm.precision
                 yield algorithm.name, own, "GPU", _on_gpu(plan, problem)(x, w)
         for engine, y in _cudnn_outputs(problem, x, w):
             yield engine, "", "GPU", y
@@ -260,13 +260,13 @@ def table(entries: Sequence[Entry]) -> str:
     baseline = {entry.problem: entry.sequential for entry in entries}
     problems = list(baseline)
     lines = [["sequential float32 sum", "", *(f"{baseline[name]:.1e}" for name in problems)]]
-    for algorithm, where, tier in dict.fromkeys((entry.algorithm, entry.where, entry.tier) for entry in entries):
+    for algorithm, where, level in dict.fromkeys((entry.algorithm, entry.where, entry.precision) for entry in entries):
         own = {e.problem: e for e in entries if (e.algorithm, e.where) == (algorithm, where)}
         cells = [
             f"{own[name].error:.1e} ({own[name].error / own[name].sequential:.2f}×)" if name in own else "–"
             for name in problems
         ]
-        lines.append([f"`{algorithm}` {where}", tier, *cells])
+        lines.append([f"`{algorithm}` {where}", level, *cells])
     return records.table((["algorithm", "precision", *problems], lines))
 
 

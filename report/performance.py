@@ -33,14 +33,14 @@ def section(path: Path) -> str:
 
 def files(results: Path, _: str = "") -> list[Path]:
     """The results files of whole suites: machine by machine in the order of the suites."""
-    tiers = ["", *(f"-{precision}" for precision in PRECISIONS)]
+    levels = ["", *(f"-{precision}" for precision in PRECISIONS)]
     elements = ["", *(f"-{dtype}" for dtype in GPU_LAYERS)]
     operations = ["", *(f"-{op}" for op in get_args(Op))]
     layouts = ["", *(f"-{layout.lower()}" for layout in LAYOUTS)]
     order = {
         "".join((suite, *parts)): number
         for number, suite in enumerate(suite_names())
-        for parts in product(layouts, tiers, elements, operations)
+        for parts in product(layouts, levels, elements, operations)
     }
     found = [path for path in results.glob("*/*.json") if path.stem in order]
     return sorted(found, key=lambda path: (path.parent.name, order[path.stem], path.name))

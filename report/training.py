@@ -21,7 +21,7 @@ Row = Record
 ENGINES = {
     "leanconv": ("leanconv, channels last", "#0060a0"),
     "leanconv-nchw": ("leanconv, NCHW", "#60a0d0"),
-    "leanconv-tf32": ("leanconv, tier tf32, channels last", "#309060"),
+    "leanconv-tf32": ("leanconv, precision tf32, channels last", "#309060"),
     "torch-fp32-nchw": ("PyTorch, strict FP32, NCHW", "#d07020"),
     "torch-fp32-nhwc": ("PyTorch, strict FP32, channels last", "#a03020"),
     "torch-tf32-nhwc": ("PyTorch, TF32, channels last", "#808080"),
@@ -55,8 +55,8 @@ def table(rows: Sequence[Row]) -> Table:
             *(f"{mebibytes(ours, key)} / {mebibytes(theirs, key)}" for key in ("peak_bytes", "scratch_bytes")),
             f"{ours['loss']:.2g} / {theirs['loss']:.2g}",
         ])  # fmt: skip
-    head = ["network", "optimiser", "leanconv", "PyTorch, strict FP32", "its TF32", "leanconv, tier tf32"]
-    return [*head, "×", "× TF32", "tier tf32 × TF32", "MiB", "in passing", "loss"], lines
+    head = ["network", "optimiser", "leanconv", "PyTorch, strict FP32", "its TF32", "leanconv, precision tf32"]
+    return [*head, "×", "× TF32", "precision tf32 × TF32", "MiB", "in passing", "loss"], lines
 
 
 def times(theirs: Row | None, ours: Row | None) -> str:
@@ -182,7 +182,7 @@ def section(record: Record) -> str:
     meaning = (
         f"Images: {record['images']}. Milliseconds of a step (forward, backward, optimiser), each in the better of "
         "the layouts that were measured; × is PyTorch's time over leanconv's, in strict FP32, of its TF32 over our "
-        "float32-grade tier, and of its TF32 over our tier tf32; MiB is the peak besides the images, "
+        "float32-grade precision, and of its TF32 over our precision tf32; MiB is the peak besides the images, "
         "“in passing” what of it one convolution takes at most besides its result, and loss the mean of the last "
         "tenth of the steps, leanconv / PyTorch in strict FP32."
     )

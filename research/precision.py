@@ -72,7 +72,7 @@ def statement(
 
 def rows_kernel(alpha: int, width: int, height: int, channels: int | None = None, block: int = 0) -> Kernel:
     """Γalpha(alpha + 1 − width, width), or of column blocks of the filter rows, on a small layer of whole tiles, as
-    large as its input; by default with as few channels as tier fp32 lets 8 states serve.
+    large as its input; by default with as few channels as precision fp32 lets 8 states serve.
     """
     n = alpha + 1 - (block or width)
     padding = ((height - 1) // 2, height // 2, (width - 1) // 2, width // 2)
@@ -83,18 +83,18 @@ def rows_kernel(alpha: int, width: int, height: int, channels: int | None = None
     pair = alpha, block or width
     tiles = gpu_winograd1d.transform_of(problem, gpu_winograd1d.ColumnRange(*pair, 0, problem.q))
     config = gpu_winograd1d.CONFIGS[alpha][0]
-    in_tier = {
+    in_precision = {
         "GPU": gpu_winograd1d.kernels_of(problem),
         "CPU": winograd_kernels(width, mean_products(problem), problem.w, "fp32"),
     }
-    tiers = {where: "fp32" if pair in found else "relaxed" for where, found in in_tier.items()}
+    levels = {where: "fp32" if pair in found else "relaxed" for where, found in in_precision.items()}
     ways: tuple[Way, ...] = (
         (
             "GPU",
-            tiers["GPU"],
+            levels["GPU"],
             partial(statement, problem, tiles, config),
         ),
-        ("CPU", tiers["CPU"], lambda x, w: winograd1d.convolve(problem, alpha, x, w, None, block)),
+        ("CPU", levels["CPU"], lambda x, w: winograd1d.convolve(problem, alpha, x, w, None, block)),
     )
     name = f"Γ{alpha}({n},{pair[1]})" + (f" in {ceil_div(width, block)} pieces" if block else "")
     return Kernel(name, problem, tiles, ways)
@@ -102,13 +102,13 @@ def rows_kernel(alpha: int, width: int, height: int, channels: int | None = None
 
 def square_kernel(m: int, channels: int) -> Kernel:
     """F(m × m, 3 × 3) on a small layer."""
-    tier = "fp32" if m in outputs_2d("fp32") else "relaxed"
+    level = "fp32" if m in outputs_2d("fp32") else "relaxed"
     problem = ConvProblem(1, channels, 12, 12, 8, 3, 3, padding=(1, 1, 1, 1))
     tiles = gpu_winograd2d.transform_of(problem, m)
     config = next(config for config in gpu_winograd2d.CONFIGS if gpu_winograd2d.outputs_of(config) == m)
     ways: tuple[Way, ...] = (
-        ("GPU", tier, partial(statement, problem, tiles, config)),
-        ("CPU", tier, lambda x, w: winograd2d.convolve(problem, m, x, w, None)),
+        ("GPU", level, partial(statement, problem, tiles, config)),
+        ("CPU", level, lambda x, w: winograd2d.convolve(problem, m, x, w, None)),
     )
     return Kernel(f"F({m}×{m}, 3×3)", problem, tiles, ways)
 
@@ -118,14 +118,14 @@ def plain_kernels(size: int, channels: int) -> list[Kernel]:
     problem = ConvProblem(1, channels, 12, 12, 8, size, size, padding=(size // 2,) * 4)
     ways: dict[str, Way] = {"one sum": ("GPU", "ieee", partial(statement, problem, None, None))}
     for algorithm in CPU_ALGORITHMS:
-        if algorithm.tier == "ieee" and not algorithm.reasons(problem, None):
+        if algorithm.precision == "ieee" and not algorithm.reasons(problem, None):
             ways[algorithm.name] = ("CPU", "ieee", partial(algorithm.run, problem))
     return [Kernel(name, problem, None, (way,)) for name, way in ways.items()]
 
 
 def every_kernel() -> Iterator[Kernel]:
-    """Each kernel on the shortest sums that tier fp32 lets it serve, of one filter row and of square filters, and on
-    64 channels.
+    """Each kernel on the shortest sums that precision fp32 lets it serve, of one filter row and of square filters, and
+    on 64 channels.
     """
     for size, channels in ((3, 11), (3, 64), (7, 64)):
         yield from plain_kernels(size, channels)
@@ -155,7 +155,7 @@ class Entry:
 
     kernel: str
     where: str
-    tier: str
+    precision: str
     layer: str
     data: str
     factor: float
@@ -186,9 +186,9 @@ def measure(
                     factor, absolute = (max(pair) for pair in zip(found, largest[where], strict=True))
                     largest[where] = factor, absolute
             bounds = kernel.bound(), kernel.bound(worst=True)
-            for where, tier, _ in kernel.ways:
+            for where, level, _ in kernel.ways:
                 numbers = (float(f"{number:.4g}") for number in (*largest[where], *bounds))
-                entries.append(Entry(kernel.name, where, tier, layer, kind, *numbers))
+                entries.append(Entry(kernel.name, where, level, layer, kind, *numbers))
     return entries
 
 
@@ -198,13 +198,13 @@ def growth_table() -> str:
     ways: list[tuple[str, str, Matrices, int]] = []
     for alpha, widths in WIDTHS.items():
         for s in widths:
-            tier = "relaxed" if alpha == 16 else "fp32"
+            level = "relaxed" if alpha == 16 else "fp32"
             if (alpha, s) == (8, 2):
-                tier = "fp32 on the CPU, relaxed on the GPU"
-            ways.append((f"Γ{alpha}({alpha + 1 - s},{s})", tier, matrices(alpha + 1 - s, s), 1))
+                level = "fp32 on the CPU, relaxed on the GPU"
+            ways.append((f"Γ{alpha}({alpha + 1 - s},{s})", level, matrices(alpha + 1 - s, s), 1))
     ways += [(f"F({m}×{m}, 3×3)", "fp32" if m in outputs_2d("fp32") else "relaxed", matrices(m, 3), 2) for m in (2, 4)]
-    for name, tier, transform, power in ways:
-        lines.append([name, tier, f"{transform.lone_growth**power:.3g}", f"{transform.worst_growth**power:.3g}"])
+    for name, level, transform, power in ways:
+        lines.append([name, level, f"{transform.lone_growth**power:.3g}", f"{transform.worst_growth**power:.3g}"])
     return records.table((["kernel", "precision", "γ", "ρ"], lines))
 
 
@@ -212,11 +212,11 @@ def table(entries: Sequence[Entry], cell: Callable[[Entry], float]) -> str:
     """A Markdown table: a line for each kernel and place, a column for each kind of data, the largest of all layers."""
     kinds = list(dict.fromkeys(entry.data for entry in entries))
     lines = []
-    for kernel, where, tier in dict.fromkeys((entry.kernel, entry.where, entry.tier) for entry in entries):
+    for kernel, where, level in dict.fromkeys((entry.kernel, entry.where, entry.precision) for entry in entries):
         own = [entry for entry in entries if (entry.kernel, entry.where) == (kernel, where)]
         largest = [max(cell(entry) for entry in own if entry.data == kind) for kind in kinds]
         lines.append(
-            [f"{kernel} {where}", tier, *(f"{value:.2g}" if value < 10 else f"{value:.0f}" for value in largest)]
+            [f"{kernel} {where}", level, *(f"{value:.2g}" if value < 10 else f"{value:.0f}" for value in largest)]
         )
     return records.table((["kernel", "precision", *kinds], lines))
 

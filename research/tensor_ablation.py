@@ -1,8 +1,8 @@
 """What each part of the tensor-core kernels is worth, and what a convolution costs in energy.
 
-``python -m research tensor-ablation`` times `tensor_gemm` and `tensor_winograd` in tier fp32 as calls run them, and
-without one part at a time (research/kernels/tensor_*.cuh); then algorithms and PyTorch at work, with the power of the
-card. It writes research/results/<machine>/tensor-ablation.json; the blocks ``parts`` and ``energy`` are made of it.
+``python -m research tensor-ablation`` times `tensor_gemm` and `tensor_winograd` in precision fp32 as calls run them,
+and without one part at a time (research/kernels/tensor_*.cuh); then algorithms and PyTorch at work, with the power of
+the card. It writes research/results/<machine>/tensor-ablation.json; the blocks ``parts`` and ``energy`` are made of it.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Part:
 WHOLE = "as it is"
 PARTS = {
     WHOLE: Part("what a call runs"),
-    "one product": Part("hi·hi alone: what tier tf32 runs", precision="tf32"),
+    "one product": Part("hi·hi alone: what precision tf32 runs", precision="tf32"),
     "two products": Part("hi·hi + hi·lo: pixels lose their low halves", "tensor_two_products.cuh"),
     "one scale": Part("no search for each row's largest value", "tensor_fixed_scales.cuh"),
     "no splitting": Part("pixels' bits are multiplied as they were loaded", "tensor_unconverted.cuh", right=False),
@@ -156,7 +156,7 @@ def missing(record: dict[str, Any], target: Target) -> list[str]:
     for layer, problem in PART_LAYERS.items():
         wanted += [(layer, name, part) for name in TAKEN_APART for part, _ in plans(name, problem, target)]
     for layer, problem in ENERGY_LAYERS.items():
-        wanted += [(layer, label) for label, tiered, name in _own_engines(problem) if not _unable(name, tiered, target)]
+        wanted += [(layer, label) for label, asked, name in _own_engines(problem) if not _unable(name, asked, target)]
         wanted += [(layer, label) for label in PEER_ENGINES.values()]
     return [", ".join(each) for each in wanted if each not in have]
 
@@ -222,8 +222,8 @@ def engine_rows(problem: ConvProblem, meter: Meter | None) -> Iterator[dict[str,
     operands = Operands(problem, True)
     check = Check(operands)
     found = [
-        (label, "leanconv", LeanconvPeer((name,)).candidates(tiered, operands, True))
-        for label, tiered, name in _own_engines(problem)
+        (label, "leanconv", LeanconvPeer((name,)).candidates(asked, operands, True))
+        for label, asked, name in _own_engines(problem)
     ]
     found += [
         (label, engine, TorchPeer().candidates(problem, operands, True)) for engine, label in PEER_ENGINES.items()
@@ -350,7 +350,7 @@ def parts_section(record: dict[str, Any]) -> str:
 
 
 def _saved(record: dict[str, Any]) -> str:
-    """The energy of tier fp32 beside PyTorch's, in words."""
+    """The energy of precision fp32 beside PyTorch's, in words."""
     ratios: dict[str, list[float]] = {"strict FP32": [], "TF32": []}
     layers = dict.fromkeys(row["problem"] for row in record["energy"])
     for layer in layers:
@@ -359,7 +359,7 @@ def _saved(record: dict[str, Any]) -> str:
         for kind, each in ratios.items():
             each.append(own / min(value for name, value in of.items() if name.startswith(f"PyTorch, {kind}")))
     return (
-        f"The best of tier fp32 takes {_range(ratios['strict FP32'])} of the energy of PyTorch's strict FP32, and "
+        f"The best of precision fp32 takes {_range(ratios['strict FP32'])} of the energy of PyTorch's strict FP32, and "
         f"{_range(ratios['TF32'])} times that of its TF32, which keeps three digits less."
     )
 
@@ -422,5 +422,5 @@ def draw_energy(record: dict[str, Any], path: Path) -> None:
         _bars(axis, layer, names, values if told else [row["sustained_us"] for row in rows], colours)
         words = "pJ an operation" if told else "µs a call: no meter told the energy"
         axis.set_xlabel(words, fontsize=8, color=INK)
-    words = "energy at work on {gpu}: dark tier fp32, pale tier tf32, grey PyTorch"
+    words = "energy at work on {gpu}: dark precision fp32, pale precision tf32, grey PyTorch"
     finish(figure, path, words.format(**record["machine"]))

@@ -48,7 +48,9 @@ TOOLS = ("racecheck", "memcheck")
 #: Seconds of one run: a sanitizer takes up to a hundred times as long as the kernel.
 LIMIT_S = 600
 #: Numbers of a configuration of which it matters whether they are more than the first value.
-SWITCHES = {"spacing": 0, "row_pixels": 0, "resident_pixels": 0, "split": 1, "parts": 1, "partials": 0, "multicast": 1}
+SWITCHES = {
+    "spacing": 0, "row_pixels": 0, "resident_pixels": 0, "split": 1, "split_k": 1, "partials": 0, "multicast": 1
+}  # fmt: skip
 #: Kernels whose rings threads fill and read, and in which racecheck has reported hazards.
 EDITED = ("tensor_gemm", "native_gemm_nchw", "native_weight_nchw", "native_weight_nchw_split_k")
 

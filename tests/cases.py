@@ -249,7 +249,7 @@ def _weight_cases() -> list[Case]:
 def _transform_cases() -> list[Case]:
     """Layers for algorithms that transform tiles: widths, heights and rows that their kernels know one by one.
 
-    Sums of 128 products and more on average, as tier "fp32" asks of 8 states. Others meet the like of them elsewhere.
+    Sums of 128 products and more on average, as precision "fp32" asks of 8 states. Others meet such layers elsewhere.
     """
     layers = Layers("transform-")
     add = layers.add
@@ -369,7 +369,7 @@ CONV_CASES = tuple(_conv_cases())
 FILTER_CASES = tuple(_filter_cases())
 GRADIENT_CASES = tuple(_gradient_cases())
 WEIGHT_CASES = tuple(_weight_cases())
-#: Only for algorithms that transform, which are those of a tier above "ieee".
+#: Only for algorithms that transform, which are those of a precision above "ieee".
 TRANSFORM_CASES = tuple(_transform_cases())
 CASES = CONV_CASES + GRADIENT_CASES + WEIGHT_CASES + FILTER_CASES
 

@@ -1,7 +1,7 @@
 """One question asked of every algorithm: does this plan, run here, give the right answer on this problem?
 
 ``check`` asks it, of the emulator or of a GPU. Outputs are poisoned before the run, gaps between rows must stay as they
-were, and the error against float64 must keep the bound of the precision tier.
+were, and the error against float64 must keep the bound of the precision level.
 """
 
 from __future__ import annotations

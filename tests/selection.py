@@ -56,7 +56,7 @@ def traits(algorithm: GpuAlgorithm, case: Case) -> Iterator[Hashable]:
     problem = case.problem
     transforms = algorithm.stem.startswith("winograd")
     known_otherwise = ("direct_tiled", "direct", "direct_weight", "im2win_basic", "implicit_gemm_weight_split_k")
-    plain = algorithm.tier == "ieee" and algorithm.stem not in known_otherwise
+    plain = algorithm.precision == "ieee" and algorithm.stem not in known_otherwise
     if (plain or (transforms and case in TRANSFORM_CASES)) and in_turn(algorithm, case):
         yield layer_name(case)
     if not isinstance(problem, ConvProblem):

@@ -16,7 +16,7 @@ def _only(algorithm: GpuAlgorithm, split: bool) -> GpuAlgorithm:
     kind = type(algorithm)
 
     def within(self: Any, problem: Any, target: Target, workspace: float = inf) -> list[tuple[float, Any]]:
-        return [each for each in kind.within(self, problem, target, workspace) if (each[1].parts > 1) == split]
+        return [each for each in kind.within(self, problem, target, workspace) if (each[1].split_k > 1) == split]
 
     strategy = "_".join(filter(None, (algorithm.strategy, "split_k" * split)))
     made: GpuAlgorithm = type(

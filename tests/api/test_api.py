@@ -330,7 +330,7 @@ def test_algorithms_lists_every_one() -> None:
     lines = leanconv.list_algorithms()
     names = {(line.name, line.where) for line in lines}
     assert {("implicit_gemm", "GPU"), ("register_cache", "GPU"), ("im2col", "CPU"), ("im2win", "CPU")} <= names
-    assert all(line.paper and line.tier in PRECISIONS and line.name in str(line) for line in lines)
+    assert all(line.paper and line.precision in PRECISIONS and line.name in str(line) for line in lines)
 
 
 @pytest.mark.parametrize("works", [True, False])

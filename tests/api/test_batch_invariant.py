@@ -31,11 +31,11 @@ from tests.variants import VARIANTS
 SMALL = replace(TARGETS[0], multiprocessors=4)
 MOST = 5
 
-OF_TIER = {"fp32": TRANSFORM_CASES, "tf32": (*TRANSFORM_CASES, *TF32_CASES)}
+OF_PRECISION = {"fp32": TRANSFORM_CASES, "tf32": (*TRANSFORM_CASES, *TF32_CASES)}
 EVERY = [
     (algorithm, case)
     for algorithm in VARIANTS
-    for case in (*CASES, *NATIVE_CASES, *OF_TIER.get(algorithm.tier, ()))
+    for case in (*CASES, *NATIVE_CASES, *OF_PRECISION.get(algorithm.precision, ()))
     if isinstance(case.problem, ConvProblem) and case.problem.op != "wgrad" and not case.problem.is_empty
     if not algorithm.reasons(replace(case.problem, n=MOST), SMALL)
 ]
@@ -278,14 +278,14 @@ def test_in_pytorch() -> None:
         assert torch.equal(many[3:4], alone)
 
 
-def test_a_takeover_asks_for_it_in_both_directions_of_an_image() -> None:
+def test_a_patch_asks_for_it_in_both_directions_of_an_image() -> None:
     torch = pytest.importorskip("torch")
     from leanconv.torch import layers, patch
 
     x, w = torch.zeros(2, 6, 9, 11), torch.zeros(8, 6, 3, 3)
     options = layers.Options((1, 1), (1, 1), (1, 1), False, (0, 0), 1)
     for wanted in (False, True):
-        taken = patch.Takeover(None, None, None, "fp32", wanted)
+        taken = patch.Patch(None, None, None, "fp32", wanted)
         problems = [taken.problem(op, options, x.dtype) for op in layers.operations(x, w, options)]
         assert [p.batch_invariant for p in problems] == [wanted, wanted, False]
     with pytest.raises(TypeError, match="batch_invariant='yes' is not True or False"):

@@ -160,7 +160,7 @@ def test_suite_problems_have_the_papers_shapes() -> None:
     assert (first.h, first.kh, first.border, first.anchor, first.x_pitch) == (1024, 2, "constant", (1, 1), 1024)
 
 
-def test_suites_are_asked_in_another_tier() -> None:
+def test_suites_are_asked_in_another_precision() -> None:
     for name in ("opencnn", "winograd1d"):
         for own, asked in zip(load_suite(name), load_suite(name, precision="relaxed"), strict=True):
             assert asked == Case(own.name, replace(own.problem, precision="relaxed"))  # type: ignore[arg-type]

@@ -222,10 +222,10 @@ def test_tensors_of_our_own_calls_have_the_shape_of_nchw(monkeypatch: pytest.Mon
         assert call["out"].shape == (3, 6, 9, 10) and call["out"].permute(order).is_contiguous()
 
 
-def test_a_suite_in_another_layout_and_tier_says_so(tmp_path: Path, capsys: Any) -> None:
+def test_a_suite_in_another_layout_and_precision_says_so(tmp_path: Path, capsys: Any) -> None:
     words = ["opencnn", "--only", "conv5-n32", "--batch", "1", "--quick", "--device", "cpu", "--engines", "torch-cpu"]
     pytest.importorskip("torch")
-    for options, layout, tier, title in (
+    for options, layout, level, title in (
         (["--layout", "CHWN"], "CHWN", None, "opencnn CHWN on"),
         (["--precision", "relaxed"], "NCHW", "relaxed", "opencnn NCHW relaxed on"),
         (["--precision", "fp32"], "NCHW", None, "opencnn NCHW on"),
@@ -233,16 +233,16 @@ def test_a_suite_in_another_layout_and_tier_says_so(tmp_path: Path, capsys: Any)
         path = tmp_path / "r.json"
         assert bench(*words, *options, "--out", str(path)) == 0
         found = Results.read(path)
-        assert (found.layout, found.precision) == (layout, tier) and title in capsys.readouterr().out
+        assert (found.layout, found.precision) == (layout, level) and title in capsys.readouterr().out
         (row,) = found.rows
         assert row.error is not None and row.error < 2e-6
         (about,) = found.problems.values()
         problem = parse_problem(about["words"])
         assert isinstance(problem, ConvProblem)
-        assert (problem.layout, problem.precision) == (layout, tier or "fp32")
+        assert (problem.layout, problem.precision) == (layout, level or "fp32")
 
 
-def test_layout_and_tier_of_a_problem_are_its_own() -> None:
+def test_layout_and_precision_of_a_problem_are_its_own() -> None:
     for setting in ({"layout": "CHWN"}, {"precision": "relaxed"}):
         (given,) = setting.values()
         with pytest.raises(ValueError, match=f"is for suites; write it into the problem, as in conv:.*,{given}"):

@@ -29,7 +29,7 @@ def test_peers_are_grouped_and_wrong_answers_are_not_compared_with() -> None:
     assert results.ratios("best") == [0.5]
 
 
-def test_an_answer_is_measured_by_the_tier_that_was_asked_for() -> None:
+def test_an_answer_is_measured_by_the_precision_that_was_asked_for() -> None:
     rounded = replace(made_up.in_nhwc().rows[0], error=3e-4)
     assert not right(rounded)
     assert right(replace(rounded, precision="tf32")) and not right(replace(rounded, precision="tf32", error=3e-3))

@@ -28,8 +28,8 @@ TRANSFORMS = [*(matrices(alpha + 1 - width, width) for alpha, width in ELEVEN), 
 def check(
     algorithm: GpuAlgorithm, problem: ConvProblem, run: Callable[[Plan, dict[str, Any]], None], target: Target
 ) -> None:
-    """What ``algorithm`` computes keeps the bound of its tier, on data of every kind."""
-    problem = replace(problem, precision=algorithm.tier)
+    """What ``algorithm`` computes keeps the bound of its precision, on data of every kind."""
+    problem = replace(problem, precision=algorithm.precision)
     plan = algorithm.plan(problem, next(iter(algorithm.configs(problem, target))), target)
     for kind in KINDS:
         x, w = draw(problem, kind)
@@ -37,7 +37,7 @@ def check(
         bias = cases.draw_conv(problem, "zero-mean")["bias"]
         run(plan, {problem.operands[0].role: x, "w": w, "bias": bias, problem.operands[-1].role: y})
         error = oracle.absolute_error(problem, y, x, w, bias)
-        assert error <= oracle.tier_bound(problem), f"{algorithm.stem} on {problem}, {kind} data: {error}"
+        assert error <= oracle.precision_bound(problem), f"{algorithm.stem} on {problem}, {kind} data: {error}"
 
 
 PLAIN_CASES = [c for c in cases.CONV_CASES if c.name in ("plain-nchw", "tails-nhwc", "tails-chwn")]
@@ -45,7 +45,7 @@ SERVED = [
     pytest.param(algorithm, case.problem, id=f"{algorithm.stem}-{case.name}")
     for case in PLAIN_CASES
     for algorithm in VARIANTS
-    if not algorithm.reasons(replace(case.problem, precision=algorithm.tier), TARGETS[0])
+    if not algorithm.reasons(replace(case.problem, precision=algorithm.precision), TARGETS[0])
 ]
 
 
@@ -132,7 +132,7 @@ def test_no_output_is_off_by_more_than_its_bound_on_a_gpu(algorithm: GpuAlgorith
 @pytest.mark.parametrize("dtype", ["float32", "float16", "float64"])
 def test_algorithms_of_the_cpu_engine_keep_the_bound(algorithm: Any, dtype: str) -> None:
     for rest in ({}, {"layout": "NHWC", "groups": 2, "bias": True, "activation": "relu"}, {"op": "dgrad"}):
-        problem = ConvProblem(2, 32, 9, 14, 12, 3, 3, padding=(1, 0, 2, 1), dtype=dtype, precision=algorithm.tier)
+        problem = ConvProblem(2, 32, 9, 14, 12, 3, 3, padding=(1, 0, 2, 1), dtype=dtype, precision=algorithm.precision)
         problem = replace(problem, **rest)
         if algorithm.reasons(problem, None):
             continue
@@ -141,7 +141,7 @@ def test_algorithms_of_the_cpu_engine_keep_the_bound(algorithm: Any, dtype: str)
             x, w = draw(problem, kind)
             bias = cases.draw_conv(problem, "zero-mean")["bias"]
             y = algorithm.run(problem, x, w, bias)
-            assert oracle.absolute_error(problem, y, x, w, bias) <= oracle.tier_bound(problem), (problem, kind)
+            assert oracle.absolute_error(problem, y, x, w, bias) <= oracle.precision_bound(problem), (problem, kind)
 
 
 def largest_magnitudes(transform: Matrices, x: np.ndarray, w: np.ndarray) -> np.ndarray:
@@ -222,7 +222,7 @@ def test_magnitudes_of_a_layer_and_its_gradient(layout: Any, stride: int) -> Non
 
 
 def test_one_huge_pixel_among_zeros() -> None:
-    """What README says: in tier fp32 Winograd's errors are small in norm, and "ieee" is exact where the answer is 0."""
+    """README: in precision fp32 Winograd's errors are small in norm, and "ieee" is exact where the answer is 0."""
     problem = ConvProblem(1, 1, 9, 30, 64, 3, 3, padding=(1, 1, 1, 1))
     x = np.zeros(problem.x_shape, np.float32)
     x[0, 0, 4, 9] = 1e6

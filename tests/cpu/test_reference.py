@@ -191,7 +191,7 @@ def test_relative_error() -> None:
         oracle.relative_error(reference, np.zeros(3))
 
 
-def test_the_bound_follows_the_tier_and_may_be_estimated_on_a_part() -> None:
+def test_the_bound_follows_the_precision_and_may_be_estimated_on_a_part() -> None:
     problem = ConvProblem(n=2, c=24, h=14, w=14, k=32, r=3, s=3, padding=(1, 1, 1, 1), groups=2)
     x, w, _ = arrays(problem)
     whole = oracle.sequential_error(problem, x, w)
@@ -212,7 +212,7 @@ def test_the_bound_follows_the_tier_and_may_be_estimated_on_a_part() -> None:
 
 @settings(max_examples=150, deadline=None)
 @given(conv_problems(), st.integers(0, 2**16), st.booleans())
-def test_every_algorithm_keeps_its_tier(problem: ConvProblem, seed: int, positive: bool) -> None:
+def test_every_algorithm_keeps_its_precision(problem: ConvProblem, seed: int, positive: bool) -> None:
     x, w, bias = arrays(problem, seed, positive)
     inputs = [a.copy() for a in (x, w)]
     expected = oracle.conv2d(problem, x, w, bias)
@@ -350,7 +350,7 @@ def test_auto_obeys_the_precision_and_picks_the_cheap_one() -> None:
     assert choose(replace(layer, precision="ieee"), None).algorithm.name == "im2col"
     assert "'ieee' was requested" in by_name("winograd1d").reasons(replace(layer, precision="ieee"), None)[0]
     assert choose(replace(layer, r=1, s=1), None).algorithm.name == "im2col"
-    assert choose(replace(layer, stride=(2, 2)), None).algorithm.tier == "ieee"
+    assert choose(replace(layer, stride=(2, 2)), None).algorithm.precision == "ieee"
     assert choose(replace(layer, groups=128, layout="NHWC"), None).algorithm.name == "direct"
     for problem in (layer, replace(layer, stride=(2, 2)), replace(layer, groups=128), replace(layer, op="dgrad")):
         # computed in NCHW, and chosen so

@@ -1,4 +1,4 @@
-"""Winograd on the CPU engine: every kernel keeps its tier, and is taken only where it does."""
+"""Winograd on the CPU engine: every kernel keeps its precision, and is taken only where it does."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ELEVEN = [(alpha, s) for alpha, widths in WIDTHS.items() for s in widths]
 @pytest.mark.parametrize("positive", [False, True], ids=["zero-mean", "positive"])
 @pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
 @pytest.mark.parametrize(("alpha", "s"), ELEVEN)
-def test_each_winograd_kernel_keeps_its_tier(alpha: int, s: int, layout: Any, positive: bool) -> None:
+def test_each_winograd_kernel_keeps_its_precision(alpha: int, s: int, layout: Any, positive: bool) -> None:
     precision = "relaxed" if alpha == 16 else "fp32"
     problem = ConvProblem(
         2, 120, 9, 31, 14, 2, s, padding=(1, 0, s // 2, 0), dilation=(2, 1), groups=2, layout=layout, bias=True,
@@ -42,7 +42,7 @@ def test_each_winograd_kernel_keeps_its_tier(alpha: int, s: int, layout: Any, po
 @pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
 @pytest.mark.parametrize("m", [2, 4])
 @pytest.mark.parametrize("size", [(13, 15), (7, 7), (2, 40), (1, 1)], ids=str)
-def test_each_tile_of_2d_winograd_keeps_its_tier(m: int, layout: Any, positive: bool, size: tuple[int, int]) -> None:
+def test_each_tile_of_winograd2d_keeps_precision(m: int, layout: Any, positive: bool, size: tuple[int, int]) -> None:
     problem = ConvProblem(
         3, 10, *size, 14, 3, 3, padding=(1, 0, 2, 3) if size > (5, 5) else (1, 2, 1, 1), groups=2, layout=layout,
         bias=True, precision="fp32" if m == 2 else "relaxed", activation="relu" if positive else None,
@@ -74,7 +74,7 @@ def test_2d_winograd_takes_larger_tiles_only_where_they_are_asked_for() -> None:
 
 
 @pytest.mark.parametrize("s", range(2, 8))
-def test_winograd_keeps_the_tier_from_its_least_sum_on(s: int) -> None:
+def test_winograd_keeps_the_precision_from_its_least_sum_on(s: int) -> None:
     winograd = by_name("winograd1d")
     problem = ConvProblem(2, -(-LEAST_PRODUCTS // s), 20, 50, 12, 1, s)
     assert winograd.reasons(problem, None) == []
@@ -105,7 +105,7 @@ def test_winograd_takes_16_states_only_where_they_are_asked_for() -> None:
         x, w, _ = arrays(seven)
         errors.append(oracle.relative_error(winograd.run(seven, x, w, None), oracle.conv2d(seven, x, w)))
     assert errors[0] < 2e-6 < 5e-6 < errors[1] < 3e-5
-    # 9 wide ones too: in column blocks tier fp32 is kept.
+    # 9 wide ones too: in column blocks precision fp32 is kept.
     x, w, _ = arrays(problem)
     errors = [
         oracle.relative_error(winograd.run(nine, x, w, None), oracle.conv2d(nine, x, w)) for nine in (problem, relaxed)
@@ -117,7 +117,7 @@ def test_winograd_takes_16_states_only_where_they_are_asked_for() -> None:
 @pytest.mark.parametrize("positive", [False, True], ids=["zero-mean", "positive"])
 @pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
 @pytest.mark.parametrize(("s", "block"), [(6, 3), (7, 4), (8, 4), (9, 3), (9, 5), (13, 5), (31, 4)])
-def test_blocks_of_wide_rows_keep_the_tier(s: int, block: int, layout: Any, positive: bool) -> None:
+def test_blocks_of_wide_rows_keep_the_precision(s: int, block: int, layout: Any, positive: bool) -> None:
     problem = ConvProblem(
         2, 30, 9, 33, 14, 2, s, padding=(1, 0, s // 2, s // 3), dilation=(2, 1), groups=2, layout=layout, bias=True,
         activation="relu" if positive else None,
@@ -142,7 +142,7 @@ def test_beside_a_bright_pixel_errors_are_bounded_in_norm_and_ieee_is_exact() ->
     taken = [algorithm.name for algorithm in CPU_ALGORITHMS if not algorithm.reasons(layer, None)]
     assert {"im2col", "winograd1d"} <= set(taken)
     for name in taken:
-        transforms = by_name(name).tier != "ieee"
+        transforms = by_name(name).precision != "ieee"
         if transforms and name != "winograd1d":
             continue
         precision: Any = "relaxed" if transforms else "ieee"

@@ -155,7 +155,7 @@ def _image_slots(p: Numbers, t: Numbers) -> Span:
 
 
 def _partial_sums(p: Numbers, t: Numbers) -> Span:
-    return 0, 4 * t["parts"] * _weights(p)
+    return 0, 4 * t["split_k"] * _weights(p)
 
 
 def _windows(p: Numbers, t: Numbers) -> Span:
@@ -178,7 +178,7 @@ SPANS: dict[str, Callable[[Numbers, Numbers], Span]] = {
     **dict.fromkeys(PACKING, _split),
     **dict.fromkeys(("tensor_weight_images", "sum_image_slots"), _image_slots),
     **dict.fromkeys(("depthwise_weight", "implicit_gemm_weight", "tensor_weight"), _partial_sums),
-    **dict.fromkeys(("native_weight_nchw", "sum_parts"), _partial_sums),
+    **dict.fromkeys(("native_weight_nchw", "sum_split_k"), _partial_sums),
     **dict.fromkeys(("im2win_transform", "im2win", "im2win_basic"), _windows),
 }
 

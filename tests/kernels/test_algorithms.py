@@ -12,7 +12,7 @@ import pytest
 
 from leanconv.call.choose import NoAlgorithmError, choose
 from leanconv.kernels import ALGORITHMS
-from leanconv.kernels.common.input_gradient import parts
+from leanconv.kernels.common.input_gradient import phase_groups
 from leanconv.kernels.image_filter.register_cache import PartialSumsConfig
 from leanconv.problem import ConvProblem, FilterProblem
 from tests import cases, emulator, proof, selection
@@ -21,14 +21,14 @@ from tests.cases_16bit import NATIVE_CASES
 from tests.cases_tensor import TF32_CASES
 from tests.variants import VARIANTS
 
-MET = [(a, c) for a in VARIANTS for c in (*CASES, *NATIVE_CASES, *(() if a.tier == "ieee" else TRANSFORM_CASES))]
-MET += [(a, c) for a in VARIANTS if a.tier == "tf32" for c in TF32_CASES]
+MET = [(a, c) for a in VARIANTS for c in (*CASES, *NATIVE_CASES, *(() if a.precision == "ieee" else TRANSFORM_CASES))]
+MET += [(a, c) for a in VARIANTS if a.precision == "tf32" for c in TF32_CASES]
 ACCEPTED = [(a, c) for a, c in MET if not a.reasons(c.problem, TARGETS[0])]
 THOROUGH = [(a, c) for a, c in ACCEPTED if c.thorough]
 
 
 #: Algorithms that transform have thorough layers of their own; what those vary is not the others' loaders.
-VARIED = [(a, c) for a, c in THOROUGH if a.tier == "ieee" or c in TRANSFORM_CASES]
+VARIED = [(a, c) for a, c in THOROUGH if a.precision == "ieee" or c in TRANSFORM_CASES]
 DECLINED = [(a, c.problem) for a, c in MET if a.reasons(c.problem, TARGETS[0])]
 
 
@@ -188,7 +188,7 @@ def test_gradient_cases_cover_what_can_happen_to_a_pixel():
         # rows behind the last window, which no output reads
         assert any((p.p - 1) * p.stride[0] - p.padding[0] + p.dilation[0] * (p.r - 1) < p.h - 1 for p in strided)
         # one launch for many phases, and four for phases of four kinds
-        kinds = {(len(found), max(part.phases for part in found)) for p in strided if (found := parts(p))}
+        kinds = {(len(found), max(each.phases for each in found)) for p in strided if (found := phase_groups(p))}
         assert {count for count, _ in kinds} == {1, 2, 4} and any(phases > 1 for count, phases in kinds if count == 1)
 
 

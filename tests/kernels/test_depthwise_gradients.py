@@ -18,7 +18,7 @@ from tests import cases, emulator, proof, selection
 from tests.cases import TARGETS
 from tests.variants import NAMED
 
-WEIGHT, PARTS, INPUT = (NAMED[name] for name in ("depthwise_weight", "depthwise_weight_split_k", "depthwise_input"))
+WEIGHT, SPLIT_K, INPUT = (NAMED[name] for name in ("depthwise_weight", "depthwise_weight_split_k", "depthwise_input"))
 LAYOUTS = ("NCHW", "NHWC")
 
 
@@ -61,7 +61,7 @@ def in_turn() -> list[Any]:
     """Every gradient of every layer in both layouts, with a configuration each; ``make test`` plays a fifth of them."""
     found = []
     for turn, (name, problem) in enumerate(EVERY):
-        for op, algorithm in (("wgrad", WEIGHT), ("wgrad", PARTS), ("dgrad", INPUT)):
+        for op, algorithm in (("wgrad", WEIGHT), ("wgrad", SPLIT_K), ("dgrad", INPUT)):
             gradient = replace(problem, op=op)
             configs = list(algorithm.configs(gradient, TARGETS[0]))
             config = configs[turn % len(configs)]
@@ -92,7 +92,7 @@ def test_sums_do_not_depend_on_the_blocks_that_share_them() -> None:
     rng = np.random.default_rng(0)
     x, dy = (rng.integers(-8, 9, each.shape).astype(np.float32) for each in problem.operands[:2])
     found = []
-    for algorithm, number, values in ((WEIGHT, "split", (1, 3, 8)), (PARTS, "parts", (2, 5))):
+    for algorithm, number, values in ((WEIGHT, "split", (1, 3, 8)), (SPLIT_K, "split_k", (2, 5))):
         config = next(iter(algorithm.configs(problem, TARGETS[0])))
         for value in values:
             dw = np.full(problem.y_shape, np.nan, np.float32)
@@ -122,10 +122,10 @@ def test_what_they_compute_and_what_not() -> None:
     for _, problem in EVERY:
         weight, passed = replace(problem, op="wgrad"), replace(problem, op="dgrad")
         for target in TARGETS:
-            assert not why(WEIGHT, weight, target) and not why(PARTS, weight, target) and not why(INPUT, passed, target)
+            assert not any(why(*each, target) for each in ((WEIGHT, weight), (SPLIT_K, weight), (INPUT, passed)))
         assert "is not the gradient of the filters" in why(WEIGHT, passed)
         assert "is not the gradient of the input" in why(INPUT, weight)
-    for algorithm, op in ((WEIGHT, "wgrad"), (PARTS, "wgrad"), (INPUT, "dgrad")):
+    for algorithm, op in ((WEIGHT, "wgrad"), (SPLIT_K, "wgrad"), (INPUT, "dgrad")):
         same = replace(LAYERS["same"], op=op)
         assert "groups=1 of 5 channels: a group has more than one channel" in why(algorithm, replace(same, groups=1))
         assert "layout='CHWN' is neither" in why(algorithm, replace(same, layout="CHWN"))
@@ -145,15 +145,15 @@ def test_what_they_compute_and_what_not() -> None:
     needed = 2 * 4 * int(np.prod(weight.y_shape))
     for limit in (0, needed - 1):
         said = f"it needs {needed} bytes of workspace, and workspace_limit is {limit}"
-        assert consider(PARTS, weight, TARGETS[0], PARTS.stem, limit).reasons == (said,)
+        assert consider(SPLIT_K, weight, TARGETS[0], SPLIT_K.stem, limit).reasons == (said,)
         assert not consider(WEIGHT, weight, TARGETS[0], WEIGHT.stem, limit).reasons
-    assert not consider(PARTS, weight, TARGETS[0], PARTS.stem, needed).reasons
+    assert not consider(SPLIT_K, weight, TARGETS[0], SPLIT_K.stem, needed).reasons
 
 
 def test_shapes_of_threads() -> None:
     for _, problem in EVERY:
         for target in TARGETS:
-            for algorithm, op in ((WEIGHT, "wgrad"), (PARTS, "wgrad"), (INPUT, "dgrad")):
+            for algorithm, op in ((WEIGHT, "wgrad"), (SPLIT_K, "wgrad"), (INPUT, "dgrad")):
                 gradient = replace(problem, op=op)
                 found = list(algorithm.configs(gradient, target))
                 assert found and len(set(found)) == len(found)
@@ -163,8 +163,8 @@ def test_shapes_of_threads() -> None:
                         assert config.channels in (CHANNELS if problem.layout == "NHWC" else (1,))
                     if algorithm is WEIGHT:
                         assert 1 <= config.split <= (8 if target.clusters else 1)
-                    if algorithm is PARTS:
-                        assert config.split == 1 and config.parts <= max(2, BLOCKS)
+                    if algorithm is SPLIT_K:
+                        assert config.split == 1 and config.split_k <= max(2, BLOCKS)
                     if algorithm is INPUT:
                         assert config.columns % problem.stride[1] == 0
     assert row_groups(LAYERS["same"]) == 19 and row_groups(LAYERS["stride"]) == 11
@@ -177,7 +177,7 @@ def test_the_choice() -> None:
     for limit in (None, 1 << 20):
         chosen = choose(few, TARGETS[0], limit=limit)
         config: Any = chosen.config
-        assert chosen.algorithm.stem == "depthwise_weight" and (config.parts > 1) == (limit is not None)
+        assert chosen.algorithm.stem == "depthwise_weight" and (config.split_k > 1) == (limit is not None)
     strided = layer(96, 56, 56, 3, 3, n=32, stride=(2, 2), padding=(1, 1, 1, 1), op="dgrad")
     for problem in (strided, replace(strided, layout="NHWC"), replace(strided, k=192, stride=(1, 1))):
         assert choose(problem, TARGETS[0]).algorithm is INPUT

@@ -123,7 +123,7 @@ def test_the_cpu_engine_agrees_with_the_oracle(problem):
 
 
 @pytest.mark.parametrize("case", [c for c in GRADIENT_CASES if not c.problem.accumulate], ids=lambda c: c.name)
-def test_the_cpu_engine_keeps_the_bound_of_the_tier(case):
+def test_the_cpu_engine_keeps_the_bound_of_the_precision(case):
     inputs = cases.draw_conv(case.problem, "positive")
     result = choose(case.problem, None, "im2col").algorithm.run(case.problem, inputs["dy"], inputs["w"], None)
     assert result.dtype == np.float32
@@ -133,18 +133,18 @@ def test_the_cpu_engine_keeps_the_bound_of_the_tier(case):
 
 @settings(max_examples=100, deadline=None)
 @given(gradients())
-def test_parts_take_every_product_once_and_every_pixel_once(problem):
-    parts = input_gradient.parts(problem)
-    assert len(parts) <= 4
+def test_phases_take_every_product_once_and_every_pixel_once(problem):
+    groups = input_gradient.phase_groups(problem)
+    assert len(groups) <= 4
     met = np.zeros((problem.h, problem.w), int)
     products = 0
-    for part in parts:
-        for i, j in np.ndindex(*part.view.phases):
-            _, (first_p, first_q) = part.view.phase(i, j)
+    for group in groups:
+        for i, j in np.ndindex(*group.view.phases):
+            _, (first_p, first_q) = group.view.phase(i, j)
             phase = met[first_p :: problem.stride[0], first_q :: problem.stride[1]]
-            assert phase.shape[0] <= part.problem.p and phase.shape[1] <= part.problem.q
+            assert phase.shape[0] <= group.problem.p and phase.shape[1] <= group.problem.q
             phase += 1
-            products += part.problem.r * part.problem.s
+            products += group.problem.r * group.problem.s
     assert met.max(initial=0) <= 1
     assert products <= problem.r * problem.s
     if min(problem.h, problem.w) >= 6:  # every phase has a pixel
@@ -180,11 +180,11 @@ def test_few_launches_serve_many_phases():
 
 @pytest.mark.parametrize("problem", [*USUAL.values(), *(case.problem for case in GRADIENT_CASES)], ids=str)
 def test_equal_phases_are_counted(problem: ConvProblem) -> None:
-    single = input_gradient.single_parts(problem)
-    distinct = input_gradient.distinct_parts(problem)
-    assert Counter(part.problem for part in single) == {part.problem: part.times for part in distinct}
-    assert [replace(part, times=1) for part in distinct] == [
-        next(part for part in single if part.problem == each.problem) for each in distinct
+    single = input_gradient.single_phases(problem)
+    distinct = input_gradient.distinct_phases(problem)
+    assert Counter(phase.problem for phase in single) == {phase.problem: phase.times for phase in distinct}
+    assert [replace(phase, times=1) for phase in distinct] == [
+        next(phase for phase in single if phase.problem == each.problem) for each in distinct
     ]
 
 
@@ -193,7 +193,7 @@ def test_equal_phases_are_counted(problem: ConvProblem) -> None:
 def test_the_choice_asks_for_equal_phases_once(layout: Any, dtype: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """A patch embedding's gradient has 256 phases, which are all alike: only plans need each of them."""
     problem = replace(USUAL["patches"], layout=layout, dtype=dtype, n=65)
-    assert [part.times for part in input_gradient.distinct_parts(problem)] == [256]
+    assert [phase.times for phase in input_gradient.distinct_phases(problem)] == [256]
     monkeypatch.setattr(input_gradient, "_all_phases", lambda _: pytest.fail("all phases were made"))
     by_model(problem, TARGETS[0])
     assert not NAMED["tensor_gemm"].reasons(replace(problem, dtype="float32"), TARGETS[0])

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from leanconv.kernels.common import split_gemm as tensor_filters
-from leanconv.kernels.common.input_gradient import single_parts
+from leanconv.kernels.common.input_gradient import single_phases
 from leanconv.kernels.common.split_gemm import prepared_floats, stages_of
 from leanconv.kernels.contract import ceil_div
 from leanconv.options import Layout
@@ -57,10 +57,10 @@ def split(problem: ConvProblem, w: np.ndarray, **how: Any) -> list[np.ndarray]:
     for launch in plan.prepare:
         emulator.run_launch(launch, {"w": w, "prepared": prepared}, **how)
     read, first = [], tensor_filters._first(problem)
-    for part in single_parts(problem):
-        head, every = prepared_floats(part.problem, config)
-        tiles = part.problem.groups * ceil_div(part.problem.group_k, config.filters) * config.n_tiles
-        fragments = tiles * stages_of(part.problem, config.channel_block) * config.filter_stage_bytes // 4
+    for phase in single_phases(problem):
+        head, every = prepared_floats(phase.problem, config)
+        tiles = phase.problem.groups * ceil_div(phase.problem.group_k, config.filters) * config.n_tiles
+        fragments = tiles * stages_of(phase.problem, config.channel_block) * config.filter_stage_bytes // 4
         read.append(prepared[first : first + head + fragments].view(np.uint32))
         first += every
     return read

@@ -21,7 +21,7 @@ from tests.kernels.tensor_cores import LAYERS
 from tests.variants import NAMED
 
 WEIGHT = NAMED["native_weight_nchw"]
-PARTS = NAMED["native_weight_nchw_split_k"]
+SPLIT_K = NAMED["native_weight_nchw_split_k"]
 HOPPER = TARGETS[0]
 LAYER = LAYERS[WEIGHT.stem]
 
@@ -39,17 +39,17 @@ def test_every_tile_is_right(tile):
     problem = ConvProblem(
         1, 8 + tile[1] * tile[3], 6, 9, 8 + 64 * tile[0], 3, 3, padding=(1, 1, 1, 1), dtype="float16", op="wgrad"
     )
-    config = next(c for c in PARTS.configs(problem, HOPPER) if tile_of(c) == tile)
-    proof.check(PARTS, problem, config, kinds=("positive",))
+    config = next(c for c in SPLIT_K.configs(problem, HOPPER) if tile_of(c) == tile)
+    proof.check(SPLIT_K, problem, config, kinds=("positive",))
 
 
-@pytest.mark.parametrize(("split", "parts"), [(1, 3), (2, 1), (4, 3), (16, 1)])
-def test_blocks_share_the_pixels_of_a_tile(split, parts):
+@pytest.mark.parametrize(("split", "split_k"), [(1, 3), (2, 1), (4, 3), (16, 1)])
+def test_blocks_share_the_pixels_of_a_tile(split, split_k):
     """Also more blocks than there are stages: some have none."""
     problem = replace(named("float16-weight-windows"), n=2)
-    algorithm = WEIGHT if parts == 1 else PARTS
+    algorithm = WEIGHT if split_k == 1 else SPLIT_K
     config = next(c for c in algorithm.configs(problem, HOPPER) if c.pixels == 64)
-    proof.check(algorithm, problem, variant(config, split=split, parts=parts), kinds=("zero-mean",))
+    proof.check(algorithm, problem, variant(config, split=split, split_k=split_k), kinds=("zero-mean",))
 
 
 @pytest.mark.parametrize("images", [1, 32, 4096])
@@ -57,12 +57,12 @@ def test_no_block_sums_more_pixels_than_the_tensor_core_may(images):
     problem = replace(LAYER, n=images, h=224, w=224)
     pixels = images * linear_order(problem).image
     sums = 4 * int(np.prod(problem.y_shape))
-    for algorithm in (WEIGHT, PARTS):
+    for algorithm in (WEIGHT, SPLIT_K):
         configs = list(algorithm.configs(problem, HOPPER))
-        assert bool(configs) == (algorithm is PARTS or pixels <= 16 * MOST_PIXELS)
+        assert bool(configs) == (algorithm is SPLIT_K or pixels <= 16 * MOST_PIXELS)
         for config in configs:
-            assert pixels <= MOST_PIXELS * config.split * config.parts
-            assert algorithm.workspace_bytes(problem, config) == (sums * config.parts if algorithm is PARTS else 0)
+            assert pixels <= MOST_PIXELS * config.split * config.split_k
+            assert algorithm.workspace_bytes(problem, config) == (sums * config.split_k if algorithm is SPLIT_K else 0)
     # beyond what a cluster sums, a workspace is needed, and said
     (plain,) = (each for each in ALGORITHMS if each.stem == "native_weight_nchw")
     fewest = -(-pixels // (4 * MOST_PIXELS))  # clusters of four, each with a partial sum
@@ -75,7 +75,7 @@ def test_no_block_sums_more_pixels_than_the_tensor_core_may(images):
 def test_clusters_use_the_room_that_there_is_for_partial_sums():
     """Each has one partial sum, whatever its blocks: seven of them are for 28 blocks."""
     problem = replace(LAYER, c=64, k=64)
-    found = PARTS.within(problem, HOPPER, 7 * 4 * 64 * 64 * 9)
-    assert max(config.parts for _, config in found) == 7
-    assert (found[0][1].split, found[0][1].parts) == (4, 7)
+    found = SPLIT_K.within(problem, HOPPER, 7 * 4 * 64 * 64 * 9)
+    assert max(config.split_k for _, config in found) == 7
+    assert (found[0][1].split, found[0][1].split_k) == (4, 7)
     assert len(set(found)) == len(found)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from leanconv.cpu import oracle
-from leanconv.kernels.common.input_gradient import single_parts
+from leanconv.kernels.common.input_gradient import single_phases
 from leanconv.kernels.common.split_gemm import DEPTH, stages_of
 from leanconv.kernels.hopper_fp32.tensor_gemm import TensorConfig
 from leanconv.options import Layout
@@ -83,8 +83,8 @@ def test_blocks_have_stages_of_every_part_of_a_gradient() -> None:
     splits = set()
     for config in TENSOR_GEMM.configs(problem, HOPPER):
         splits.add(config.split)
-        for part in single_parts(problem):
-            stages = stages_of(part.problem, config.channel_block)
+        for phase in single_phases(problem):
+            stages = stages_of(phase.problem, config.channel_block)
             assert -(-stages // config.split) * (config.split - 1) < stages, config
     assert splits > {1}
 

@@ -137,7 +137,7 @@ def test_gpus_are_those_that_have_the_products(algorithm: GpuAlgorithm, target: 
 @each_kernel()
 def test_strict_precision_is_refused(algorithm: GpuAlgorithm) -> None:
     exact = replace(layer_of(algorithm), precision="ieee")
-    assert f"it keeps precision {algorithm.tier!r}, and 'ieee' was requested" in algorithm.reasons(exact, HOPPER)
+    assert f"it keeps precision {algorithm.precision!r}, and 'ieee' was requested" in algorithm.reasons(exact, HOPPER)
 
 
 @each_kernel()

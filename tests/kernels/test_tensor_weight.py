@@ -18,14 +18,14 @@ from tests.cases_weight import WEIGHT_CASES, as_seen, opposed
 from tests.kernels.tensor_cores import WEIGHT, in_sequential_sums
 from tests.variants import NAMED
 
-TENSOR_WEIGHT, PARTS = NAMED["tensor_weight"], NAMED["tensor_weight_split_k"]
+TENSOR_WEIGHT, SPLIT_K = NAMED["tensor_weight"], NAMED["tensor_weight_split_k"]
 HOPPER = TARGETS[0]
 
 
 def _ways(case: Case) -> list[tuple[str, TensorWeightConfig]]:
-    """A configuration of each tile: alone, with a cluster, and with parts."""
+    """A configuration of each tile: alone, with a cluster, and with split-K."""
     ways: dict[Any, tuple[str, TensorWeightConfig]] = {}
-    for name in (TENSOR_WEIGHT.stem, PARTS.stem):
+    for name in (TENSOR_WEIGHT.stem, SPLIT_K.stem):
         for config in NAMED[name].configs(case.problem, HOPPER):
             if config.split in (1, 4):
                 tile = config.warpgroups, config.n_tiles, config.taps, config.split
@@ -39,7 +39,7 @@ def _every() -> list[Any]:
     for turn, case in enumerate(WEIGHT_CASES):
         ways = _ways(case)
         for i, (name, config) in enumerate(ways):
-            tile = f"{config.warpgroups}x{config.n_tiles}x{config.taps}-split{config.split}-parts{config.parts}"
+            tile = f"{config.warpgroups}x{config.n_tiles}x{config.taps}-split{config.split}-split_k{config.split_k}"
             found.append((name, case, config, f"{case.name}-{name}-{tile}"))
             chosen += [found[-1]] if case.in_turn and i == 5 * turn % len(ways) else []
     return selection.marked(found, chosen, lambda each: (each[:3], each[3]))
@@ -54,12 +54,12 @@ def test_every_tile_and_way_of_reading(name: str, case: Case, config: TensorWeig
 OPPOSED = [
     (layout, name, stride, n_tiles)
     for layout in ("NHWC", "NCHW", "CHWN")
-    for name in (TENSOR_WEIGHT.stem, PARTS.stem)
+    for name in (TENSOR_WEIGHT.stem, SPLIT_K.stem)
     for stride in (1, 2)
     for n_tiles in (1, 2, 3)
 ]
 TELLING_OPPOSED = [
-    ("NHWC", PARTS.stem, 1, 2), ("NCHW", TENSOR_WEIGHT.stem, 2, 2), ("CHWN", PARTS.stem, 2, 1),
+    ("NHWC", SPLIT_K.stem, 1, 2), ("NCHW", TENSOR_WEIGHT.stem, 2, 2), ("CHWN", SPLIT_K.stem, 2, 1),
 ]  # fmt: skip
 
 
@@ -107,10 +107,10 @@ def test_auto_takes_tensor_cores_and_no_workspace_unless_it_may() -> None:
     for limit in (None, 10**8):
         chosen = choose(layer, HOPPER, limit=limit)
         config: Any = chosen.config
-        assert chosen.algorithm.stem == "tensor_weight" and (config.parts > 1) == (limit is not None)
-    for least in (TENSOR_WEIGHT, PARTS):
+        assert chosen.algorithm.stem == "tensor_weight" and (config.split_k > 1) == (limit is not None)
+    for least in (TENSOR_WEIGHT, SPLIT_K):
         for each in least.configs(layer, HOPPER):
-            assert (least.workspace_bytes(layer, each) > 0) == (least is PARTS)
+            assert (least.workspace_bytes(layer, each) > 0) == (least is SPLIT_K)
     assert choose(replace(layer, precision="ieee"), HOPPER).algorithm.name == "implicit_gemm_weight"
     for target in TARGETS[1:]:
         assert choose(layer, target, limit=10**8).algorithm.name.startswith("implicit_gemm_weight")

@@ -1,5 +1,5 @@
 """The arithmetic of the filters' gradient on tensor cores, stated in NumPy and tried on random data of every kind: the
-promise of tier ``fp32`` holds on all of it."""
+promise of precision ``fp32`` holds on all of it."""
 
 from __future__ import annotations
 

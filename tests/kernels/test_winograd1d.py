@@ -1,4 +1,4 @@
-"""Im2col-Winograd, beyond what every algorithm is asked: each kernel and configuration, cuts, filters, tiers."""
+"""Im2col-Winograd, beyond what every algorithm is asked: each kernel and configuration, cuts, filters, precisions."""
 
 from __future__ import annotations
 
@@ -209,7 +209,7 @@ def test_filters_in_column_blocks_are_transformed_to_the_last_bits(width: int, b
 
 
 def test_long_sums_are_made_of_short_ones() -> None:
-    """16 states keep their tier by it; it takes as many registers again as the sums, which 8 states do without."""
+    """16 states keep their precision by it; it takes as many registers again as the sums, which 8 states do without."""
     for alpha, width in ELEVEN:
         assert {config.promoted for config in configs(layer(alpha, width), alpha)} == {alpha == 16}
     problem = replace(layer(16, 7), c=128)
@@ -391,7 +391,7 @@ def test_every_layer_that_is_accepted_fits_every_gpu(width: int, precision: str,
     assert tried > 40
 
 
-def test_tiers() -> None:
+def test_precisions() -> None:
     def reasons(width: int, **rest: Any) -> str:
         problem = replace(ConvProblem(1, 64, 30, 40, 8, 3, width), **rest)
         return "; ".join(WINOGRAD.reasons(problem, TARGETS[0]))
@@ -402,7 +402,7 @@ def test_tiers() -> None:
     blocks = ((8, 3), (8, 4), (8, 5))
     for width in range(2, 8):
         assert not reasons(width) and reasons(width, precision="ieee")
-        assert ((8, width) in served(width)) == (width > 2)  # the error of Γ8(7, 2) is near the tier's limit
+        assert ((8, width) in served(width)) == (width > 2)  # the error of Γ8(7, 2) is near the precision's limit
         assert not any(alpha == 16 for alpha, _ in served(width))
         assert (served(width)[-3:] == blocks) == (width >= 6)
     assert "1 wide" in reasons(1)

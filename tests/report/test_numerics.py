@@ -26,12 +26,12 @@ def test_layers_of_kernels_need_no_other_kernel(alpha: int, width: int) -> None:
     assert [segment.alpha for segment in cut] == [alpha]
 
 
-def test_errors_of_kernels_keep_their_tier_and_stand_on_the_page() -> None:
+def test_errors_of_kernels_keep_their_precision_and_stand_on_the_page() -> None:
     entries = numerics.measure_kernels(channels=(32,), gpu=False)
     assert len(entries) == len(numerics.KERNELS) * len(numerics.KERNEL_DATA)
     for entry in entries:
-        assert entry.error <= (GOAL if entry.tier == "relaxed" else 4 * entry.sequential), entry
-        assert (entry.tier == "relaxed") == entry.problem.startswith("Γ16")
+        assert entry.error <= (GOAL if entry.precision == "relaxed" else 4 * entry.sequential), entry
+        assert (entry.precision == "relaxed") == entry.problem.startswith("Γ16")
     page = numerics.section(numerics.record("the CPU", entries))
     for words in ("zero-mean data", "data in [1, 2]"):
         assert f"### Kernels of Im2col-Winograd, {words}\n" in page
@@ -41,7 +41,7 @@ def test_errors_of_kernels_keep_their_tier_and_stand_on_the_page() -> None:
 
 def test_on_a_gpu_the_plain_kernel_stands_beside(host_device: HostDevice) -> None:
     entries = numerics.measure_kernels(kernels=((8, 3), (16, 9)), channels=(4,), gpu=True)
-    ours = {(e.algorithm, e.tier) for e in entries if e.where == "GPU" and e.problem.startswith("Γ16")}
+    ours = {(e.algorithm, e.precision) for e in entries if e.where == "GPU" and e.problem.startswith("Γ16")}
     assert ("implicit_gemm", "ieee") in ours
     table = numerics.kernel_table([e for e in entries if e.data == "zero-mean"])
     assert "`winograd1d` CPU" in table and "`implicit_gemm` GPU" in table and "Γ16(8,9), 4 channels" in table
@@ -66,7 +66,7 @@ def test_another_kernel_of_the_family_stands_under_its_own_name_only(
         found = numerics.measure_kernels(((alpha, 3),), (16,), gpu=True)
         assert {e.where for e in found} == {"CPU", "GPU"} and set(seen) == {alpha}
         seen.clear()
-    # 8 states do not serve filters 2 wide in this tier, and 4 states shall not stand for them
+    # 8 states do not serve filters 2 wide in this precision, and 4 states shall not stand for them
     monkeypatch.setattr(numerics, "kernel_layer", lambda *_: layers[2])
     assert {e.where for e in numerics.measure_kernels(((8, 2),), (64,), gpu=True)} == {"CPU"} and not seen
 

@@ -112,7 +112,7 @@ def test_environment_variables() -> None:
 
 def test_algorithms() -> None:
     rows = [tuple(cell.strip(" `") for cell in line.split("|")[1:-1]) for line in lines("## Algorithms")]
-    assert [row[:4] for row in rows] == [(a.name, a.solves, a.family, a.tier) for a in leanconv.list_algorithms()]
+    assert [row[:4] for row in rows] == [(a.name, a.solves, a.family, a.precision) for a in leanconv.list_algorithms()]
     workspace: dict[str, set[bool]] = {}
     for algorithm in ALGORITHMS:
         able = [c.problem for c in EVERY if not algorithm.reasons(c.problem, TARGETS[0])][:3]

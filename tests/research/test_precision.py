@@ -28,7 +28,7 @@ ROWS = [precision.rows_kernel(alpha, width, 3) for alpha, width in ELEVEN]
 WIDE = [precision.rows_kernel(8, width, 3, block=block) for width, block in precision.WIDE]
 SQUARES = [precision.square_kernel(m, 11) for m in (2, 4)]
 PLAIN = precision.plain_kernels(3, 11)
-#: Of tier fp32 the most a kernel may err on data of a network: times the sequential float32 sum's.
+#: Of precision fp32 the most a kernel may err on data of a network: times the sequential float32 sum's.
 OF_A_NETWORK = 8
 
 
@@ -37,11 +37,11 @@ def named(kernels: list[precision.Kernel]) -> Any:
 
 
 def kept(entry: precision.Entry) -> None:
-    """An entry keeps its bounds, and of the strict tiers those by the sequential sum."""
+    """An entry keeps its bounds, and of the strict precisions those by the sequential sum."""
     assert entry.absolute <= entry.worst, entry
     if entry.data != ONE_WAY:
         assert entry.absolute <= entry.bound, entry
-    if entry.tier != "relaxed":
+    if entry.precision != "relaxed":
         assert entry.factor <= {"zero-mean": 4, "positive": 4, "ReLU 90 %": OF_A_NETWORK}.get(entry.data, np.inf), entry
 
 
@@ -57,8 +57,8 @@ def test_the_published_errors_keep_their_bounds() -> None:
     entries = [precision.Entry(**entry) for entry in json.loads(RECORD.read_text(encoding="utf-8"))["entries"]]
     for entry in entries:
         kept(entry)
-    published = {(kernel.name, where, tier) for kernel in precision.every_kernel() for where, tier, _ in kernel.ways}
-    assert {(entry.kernel, entry.where, entry.tier) for entry in entries} == published
+    published = {(kernel.name, where, level) for kernel in precision.every_kernel() for where, level, _ in kernel.ways}
+    assert {(entry.kernel, entry.where, entry.precision) for entry in entries} == published
     bounds = {(k.name, f"{k.problem.r}×{k.problem.s}×{k.problem.c}"): k.bound() for k in precision.every_kernel()}
     for entry in entries:
         assert entry.bound == pytest.approx(bounds[entry.kernel, entry.layer], rel=1e-3), entry
@@ -94,11 +94,11 @@ def test_the_statement_of_a_kernel_has_all_its_bits(kernel: precision.Kernel) ->
 
 
 @named([ROWS[ELEVEN.index((16, width))] for width in (7, 8, 9)])
-def test_16_states_break_the_bound_of_tier_fp32(kernel: precision.Kernel) -> None:
-    strict = oracle.tier_bound(kernel.problem)
-    assert strict < kernel.bound() == oracle.tier_bound(replace(kernel.problem, precision="relaxed"))
+def test_16_states_break_the_bound_of_precision_fp32(kernel: precision.Kernel) -> None:
+    strict = oracle.precision_bound(kernel.problem)
+    assert strict < kernel.bound() == oracle.precision_bound(replace(kernel.problem, precision="relaxed"))
     for entry in precision.measure([kernel], ("ReLU 90 %", "one-hot", "outlier"), seeds=1):
-        assert entry.tier == "relaxed"
+        assert entry.precision == "relaxed"
         # the order in which BLAS adds depends on the processor: on one, ReLU 90 % came to 0.97 of the bound
         if (entry.where, entry.data) != ("CPU", "ReLU 90 %"):
             assert entry.absolute > strict, entry
@@ -125,9 +125,9 @@ def test_the_command_writes_the_record_of_the_page(
 
 
 def test_f_of_4_by_4_stays_relaxed() -> None:
-    """Its error on data of a network is more than tier fp32 may have."""
+    """Its error on data of a network is more than precision fp32 may have."""
     (entry, _) = precision.measure(SQUARES[1:], ("ReLU 90 %",))
-    assert entry.factor > OF_A_NETWORK and entry.tier == "relaxed"
+    assert entry.factor > OF_A_NETWORK and entry.precision == "relaxed"
     for kernel in SQUARES:
         config = next(c for c in winograd2d.CONFIGS if winograd2d.outputs_of(c) == kernel.transform.n)
         served = NAMED["winograd2d"].configs(kernel.problem, TARGETS[0])

@@ -163,7 +163,7 @@ def made_up(watts: float | None = 500.0) -> dict[str, Any]:
         for part, _ in study.plans(name, problem, HOPPER)
     ]
     labels = {
-        layer: [label for label, tiered, name in study._own_engines(p) if not study._unable(name, tiered, HOPPER)]
+        layer: [label for label, asked, name in study._own_engines(p) if not study._unable(name, asked, HOPPER)]
         for layer, p in study.ENERGY_LAYERS.items()
     }
     rows = [

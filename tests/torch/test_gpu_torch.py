@@ -193,7 +193,7 @@ def test_autocast_and_warm_up() -> None:
 
 
 def test_nothing_is_compiled_after_warm_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not even for gradients of filters, which a takeover allows a workspace."""
+    """Not even for gradients of filters, which a patch allows a workspace."""
     form = FORMS[1]
     net = small_net(form)
     x = torch.randn(48, 3, 28, 28, device="cuda").contiguous(memory_format=form)

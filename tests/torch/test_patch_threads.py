@@ -55,5 +55,5 @@ def test_a_call_under_way_while_it_is_switched_off(device: HostDevice) -> None:
     taken = leanconv.torch.enable(exclude=lambda problem: True)
     taken.disable()
     x, w = torch.randn(1, 2, 5, 5), torch.randn(2, 2, 3, 3)
-    patch.Takeover.convolution(taken, x, w, None, [1, 1], [0, 0], [1, 1], False, [0, 0], 1)
+    patch.Patch.convolution(taken, x, w, None, [1, 1], [0, 0], [1, 1], False, [0, 0], 1)
     assert not device.launches and not taken.report().taken

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import HostDevice
+from tests.conftest import HostDevice, says
 
 torch = pytest.importorskip("torch")
 
@@ -37,7 +37,7 @@ def no_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
         raise AssertionError("the dispatcher was asked")
 
     monkeypatch.setattr(registration, "_convolution", refuse)
-    monkeypatch.setattr(patch.Takeover, "convolution", refuse)
+    monkeypatch.setattr(patch.Patch, "convolution", refuse)
 
 
 def pytorch(*given: Any) -> Any:
@@ -342,3 +342,8 @@ class TestPacked:
                     for _ in range(3):
                         close(layer(x), expected)
                     assert enabled.report().packed_bytes > 0, layer
+
+
+def test_the_old_name_of_the_patch_tells_the_new_one() -> None:
+    with says(AttributeError, "leanconv.torch.Takeover is now leanconv.torch.Patch"):
+        leanconv.torch.Takeover  # noqa: B018

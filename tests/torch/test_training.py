@@ -83,7 +83,7 @@ def test_every_kernel_is_of_a_sort(example: Any) -> None:
     """Ours by the algorithms' names, cuDNN's and PyTorch's by names that a profile of VGG-16 had."""
     named = {
         "filters' gradient": [
-            "tensor_weight", "sum_parts", "sum_image_slots", "sm90_xmma_wgrad_indexed_implicit_gemm_f32f32",
+            "tensor_weight", "sum_split_k", "sum_image_slots", "sm90_xmma_wgrad_indexed_implicit_gemm_f32f32",
         ],
         "preparing filters": ["validate_filters", "speculative_filters", "gradient_filters", "round_filters"],
         "convolution": ["tensor_winograd", "tensor_gemm", "direct_tiled", "sm90_xmma_dgrad_implicit_gemm_f32f32"],

@@ -133,6 +133,17 @@ def test_what_does_not_hold_here_is_a_miss(stage: Stage, tmp_path: Path, change:
     list(verify.verify(Table.read(path), stage.target, tables.USER))
 
 
+def test_an_unknown_number_of_a_configuration_is_a_miss_named_once(stage: Stage, tmp_path: Path) -> None:
+    path = tmp_path / FILE
+    tables.update(path, table(stage, 2))
+    path.write_text(path.read_text().replace('"config":{', '"config":{"parts":1,'))
+    with pytest.warns(RuntimeWarning, match="has parts in a configuration of .*, which this version does not know"):
+        assert chosen(stage)[0] == tables.MODEL
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert chosen(stage)[0] == tables.MODEL
+
+
 def test_unknown_entries_are_ignored_and_kept(stage: Stage, tmp_path: Path) -> None:
     path = tmp_path / FILE
     tables.update(path, table(stage, 2))

@@ -1,4 +1,4 @@
-"""Tuned layers under a takeover: PyTorch's measured time decides, and tuning changes what has been decided before."""
+"""Tuned layers under a patch: PyTorch's measured time decides, and tuning changes what has been decided before."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_pytorch_keeps_what_it_was_quicker_with(
     assert f"{300 / us:.2f}" in line.why
 
 
-def test_a_takeover_can_be_suspended(taken: Any) -> None:
+def test_a_patch_can_be_suspended(taken: Any) -> None:
     """So that PyTorch's time is PyTorch's."""
     layer, x = torch.nn.Conv2d(4, 8, 3), torch.randn(1, 4, 6, 6)
     with torch.no_grad():

@@ -18,7 +18,7 @@ from leanconv.perf import tables
 from leanconv.perf.tables import MODEL, SHIPPED_TABLE, Timed
 from leanconv.plan import Plan, Target
 from leanconv.problem import Problem
-from leanconv.runtime.errors import LeanconvError
+from leanconv.runtime.errors import LeanconvError, warn_once
 
 #: Why ``auto`` passes by an algorithm that could run.
 BY_NAME_ONLY = "it runs by name only: others beat it"
@@ -226,9 +226,15 @@ def untimed(timed: Timed, problem: Problem, target: Target, name: str, limit: in
     """What a timed candidate is today, whether or not its kernels are those that were timed."""
     for algorithm in ALGORITHMS:
         if algorithm.stem == timed.algorithm and not algorithm.reasons(problem, target):
-            for time, config in predicted(algorithm, problem, target, room(algorithm, problem, name, limit)):
+            found = predicted(algorithm, problem, target, room(algorithm, problem, name, limit))
+            for time, config in found:
                 if dict(config.constants()) == timed.config:
                     return Candidate(algorithm, (), config, time)
+            unknown = sorted(timed.config.keys() - vars(found[0][1]).keys()) if found else []
+            if unknown:
+                text = f"a table of tuned problems has {', '.join(unknown)} in a configuration of {timed.algorithm}"
+                text += ", which this version does not know: such entries are misses until `leanconv tune --refresh`"
+                warn_once(f"{unknown} of {timed.algorithm}", text)
     return None
 
 

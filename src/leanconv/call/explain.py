@@ -77,13 +77,13 @@ class AlgorithmInfo:
     name: str
     solves: str
     where: str
-    tier: str
+    precision: str
     paper: str
     #: the folder of its files; that of the CPU is ``cpu``
     family: str
 
     def __str__(self) -> str:
-        return f"{self.name:20} {self.family:13} {self.solves:9} {self.where:4} {self.tier:8} {self.paper}"
+        return f"{self.name:20} {self.family:13} {self.solves:9} {self.where:4} {self.precision:8} {self.paper}"
 
 
 def list_algorithms() -> list[AlgorithmInfo]:
@@ -94,7 +94,7 @@ def list_algorithms() -> list[AlgorithmInfo]:
     listed: dict[tuple[str, str], AlgorithmInfo] = {}
     for where, algorithms in (("GPU", ALGORITHMS), ("CPU", CPU_ALGORITHMS)):
         for a in algorithms:
-            listed.setdefault((where, a.name), AlgorithmInfo(a.name, a.solves, where, a.tier, a.paper, a.family))
+            listed.setdefault((where, a.name), AlgorithmInfo(a.name, a.solves, where, a.precision, a.paper, a.family))
     return list(listed.values())
 
 

@@ -10,13 +10,13 @@ import typer
 from leanconv.dtypes import GPU_LAYERS, INTEGER_LAYERS
 from leanconv.options import LAYOUTS, PRECISIONS
 
-_LAYOUTS, _TIERS = ", ".join(LAYOUTS), ", ".join(PRECISIONS)
+_LAYOUTS, _LEVELS = ", ".join(LAYOUTS), ", ".join(PRECISIONS)
 
 What = Annotated[str, typer.Argument(metavar="SUITE|PROBLEM", help="A suite's name, or conv:… or filter:….")]
 Layout = Annotated[str | None, typer.Option("--layout", help=f"Memory layout, for suites of layers: {_LAYOUTS}.")]
 Precision = Annotated[
     str | None,
-    typer.Option("--precision", help=f"Precision level, for suites of layers: {_TIERS}. Peers stay as they are."),
+    typer.Option("--precision", help=f"Precision level, for suites of layers: {_LEVELS}. Peers stay as they are."),
 ]
 Dtype = Annotated[
     str | None,

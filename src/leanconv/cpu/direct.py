@@ -20,7 +20,7 @@ class Direct(LayerAlgorithm):
 
     name = "direct"
     paper = "the definition of convolution"
-    tier = "ieee"
+    precision = "ieee"
     call_cost = 3e6
     budget = 1 << 20
 

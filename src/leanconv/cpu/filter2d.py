@@ -44,7 +44,7 @@ class Banded(CpuAlgorithm):
 
     name = "banded"
     paper = "correlation as a Toeplitz matrix product"
-    tier = "ieee"
+    precision = "ieee"
     solves = "filter2d"
 
     def why_not(self, problem: FilterProblem, target: None = None) -> list[str]:
@@ -106,7 +106,7 @@ class Taps(CpuAlgorithm):
 
     name = "taps"
     paper = "the definition of correlation"
-    tier = "ieee"
+    precision = "ieee"
     solves = "filter2d"
 
     def why_not(self, problem: FilterProblem, target: None = None) -> list[str]:

@@ -18,7 +18,7 @@ class Im2col(LayerAlgorithm):
 
     name = "im2col"
     paper = "K. Chellapilla et al., High Performance Convolutional Neural Networks for Document Processing (2006)"
-    tier = "ieee"
+    precision = "ieee"
 
     def why_not(self, problem: ConvProblem, target: None = None) -> list[str]:
         return shared_limits(problem, ("fprop", "dgrad", "wgrad"))

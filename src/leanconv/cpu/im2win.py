@@ -48,7 +48,7 @@ class Im2win(LayerAlgorithm):
 
     name = "im2win"
     paper = "S. Lu et al., Im2win: An Efficient Convolution Paradigm on GPU (2023)"
-    tier = "ieee"
+    precision = "ieee"
     call_cost = 2e6
 
     def why_not(self, problem: ConvProblem, target: None = None) -> list[str]:

@@ -273,7 +273,7 @@ def error_bound(problem: ConvProblem, x: np.ndarray, w: np.ndarray, bias: np.nda
     float32, b, and ``u * (1 + b)``. It holds while results are of the type's normal range: a float16 below 2⁻¹⁴ is off
     by up to 2⁻²⁵ whatever its size, and one from 65520 on is infinite. Integers are exact at every level: 0.
 
-    Of sparse data the sequential sum may be nearly exact: on data of every kind `tier_bound` holds.
+    Of sparse data the sequential sum may be nearly exact: on data of every kind `precision_bound` holds.
     """
     if is_integer(problem.dtype):
         return 0.0
@@ -344,7 +344,7 @@ def absolute_bound(
     return growth * roundings / (1 - roundings * unit) + 1.01 * once_more
 
 
-def tier_bound(problem: ConvProblem, worst: bool = False) -> float:
+def precision_bound(problem: ConvProblem, worst: bool = False) -> float:
     """The largest `absolute_bound` of what may compute ``problem`` at its precision level.
 
     ``"tf32"`` rounds both operands to 11 bits: 2⁻¹¹ of each product for either, which is 2¹³ units.

@@ -20,7 +20,7 @@ class SingleChannel(LayerAlgorithm):
 
     name = "single_channel"
     paper = "X. Chen et al., Optimizing Memory Efficiency for Convolution Kernels on Kepler GPUs (2017), special case"
-    tier = "ieee"
+    precision = "ieee"
 
     def why_not(self, problem: ConvProblem, target: None = None) -> list[str]:
         reasons = shared_limits(problem)

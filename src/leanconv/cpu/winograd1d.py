@@ -36,7 +36,7 @@ class Winograd1d(LayerAlgorithm):
 
     name = "winograd1d"
     paper = "Z. Zhang et al., Im2col-Winograd (ICPP 2024)"
-    tier = "fp32"
+    precision = "fp32"
     call_cost = 1e7
 
     def why_not(self, problem: ConvProblem, target: None = None) -> list[str]:

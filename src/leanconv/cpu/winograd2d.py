@@ -23,7 +23,7 @@ class Winograd2d(LayerAlgorithm):
 
     name = "winograd2d"
     paper = "R. L. Castro et al., openCNN (2021)"
-    tier = "fp32"
+    precision = "fp32"
     call_cost = 1e7
 
     def why_not(self, problem: ConvProblem, target: None = None) -> list[str]:

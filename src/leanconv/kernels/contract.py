@@ -50,7 +50,7 @@ class Algorithm(ABC):
     #: where the idea comes from, as a reader would cite it
     paper: ClassVar[str]
     #: the precision level it keeps
-    tier: ClassVar[Precision]
+    precision: ClassVar[Precision]
     #: the kind of problem it solves: ``conv2d`` or ``filter2d``
     solves: ClassVar[str]
     #: what a paper describes and others beat: runs by name, never by ``auto``
@@ -100,8 +100,8 @@ class Algorithm(ABC):
         if problem.kind != self.solves:
             return [f"it solves {self.solves}, not {problem.kind}"]
         reasons = self.why_not(problem, target)
-        if PRECISIONS.index(self.tier) > PRECISIONS.index(problem.precision):
-            reasons = [*reasons, f"it keeps precision {self.tier!r}, and {problem.precision!r} was requested"]
+        if PRECISIONS.index(self.precision) > PRECISIONS.index(problem.precision):
+            reasons = [*reasons, f"it keeps precision {self.precision!r}, and {problem.precision!r} was requested"]
         return reasons
 
 

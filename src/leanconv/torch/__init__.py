@@ -2,7 +2,7 @@
 
 from leanconv.torch.functional import conv1d, conv2d, conv_transpose1d, conv_transpose2d
 from leanconv.torch.modules import Conv1d, Conv2d, ConvTranspose1d, ConvTranspose2d
-from leanconv.torch.patch import Takeover
+from leanconv.torch.patch import Patch
 from leanconv.torch.recording import warm_up
 from leanconv.torch.report import Report
 from leanconv.torch.switch import disable, enable, report
@@ -12,8 +12,8 @@ __all__ = [
     "Conv2d",
     "ConvTranspose1d",
     "ConvTranspose2d",
+    "Patch",
     "Report",
-    "Takeover",
     "conv1d",
     "conv2d",
     "conv_transpose1d",
@@ -23,3 +23,9 @@ __all__ = [
     "report",
     "warm_up",
 ]
+
+
+def __getattr__(name: str) -> object:
+    if name == "Takeover":
+        raise AttributeError("leanconv.torch.Takeover is now leanconv.torch.Patch")
+    raise AttributeError(f"module 'leanconv.torch' has no attribute {name!r}")

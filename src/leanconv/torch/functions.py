@@ -77,7 +77,7 @@ class Choice:
 
 
 class Deciding(Protocol):
-    """What `enable` switches on: see `leanconv.torch.patch.Takeover`."""
+    """What `enable` switches on: see `leanconv.torch.patch.Patch`."""
 
     layers: Layers
 
@@ -131,10 +131,10 @@ class Layer:
 
 
 class Layers:
-    """All layers that one `Takeover` has decided so, and the packed filters that it keeps."""
+    """All layers that one `Patch` has decided so, and the packed filters that it keeps."""
 
-    def __init__(self, takeover: Deciding) -> None:
-        self._takeover = weakref.ref(takeover)
+    def __init__(self, patch: Deciding) -> None:
+        self._patch = weakref.ref(patch)
         self.known: BoundedCache[Any, Layer] = BoundedCache(4096)
         self._packed: dict[int, tuple[Any, PackedFilters]] = {}
 
@@ -159,12 +159,12 @@ class Layers:
         self, key: Any, function: Function, input: Any, weight: Any, bias: Any, options: tuple[Any, ...]
     ) -> Layer | None:
         """The layer of a call that has not been seen; None for one that the dispatcher decides."""
-        takeover = self._takeover()
+        patch = self._patch()
         given = function.given(input, weight, bias, *options)
-        if given is None or takeover is None:
+        if given is None or patch is None:
             return None
         # lists are what the dispatcher gives
-        choice = takeover.choice(input, weight, bias, [[*each] if type(each) is tuple else each for each in given])
+        choice = patch.choice(input, weight, bias, [[*each] if type(each) is tuple else each for each in given])
         layer = Layer(choice, input, weight, bias, given)
         if choice.problem is not None:
             self._pack(layer, choice.problem, function, input, weight, bias)

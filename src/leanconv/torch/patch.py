@@ -2,7 +2,7 @@
 
 PyTorch's dispatcher finds the kernels of an operator by the device of its tensors. From the first `enable` on, ours
 are registered there, below autograd, so autograd, autocast, torch.compile and CUDA graphs work as before. What the
-active `Takeover` leaves to PyTorch goes to what the kernel that every device shares (CompositeExplicitAutograd), the
+active `Patch` leaves to PyTorch goes to what the kernel that every device shares (CompositeExplicitAutograd), the
 one that is found without us, would do. `functions` decides before the dispatcher where that is all there is to know.
 """
 
@@ -59,7 +59,7 @@ _WEIGHT_WORKSPACE = 32 << 20
 _MOST_LINES = 10_000
 
 
-class Takeover:
+class Patch:
     """What `enable` returns: switched on; a context manager, and `disable` to switch it off."""
 
     def __init__(
@@ -85,7 +85,7 @@ class Takeover:
         #: those that torch.nn.functional has decided before PyTorch's dispatcher
         self.layers = functions.Layers(self)
 
-    def __enter__(self) -> Takeover:
+    def __enter__(self) -> Patch:
         return self
 
     def __exit__(

@@ -119,7 +119,7 @@ class _Recorder(TorchDispatchMode):
 
     def __init__(self, precision: Precision, index: int | None) -> None:
         super().__init__()
-        self._active, self._index = registration.active() or patch.Takeover(None, None, None, precision), index
+        self._active, self._index = registration.active() or patch.Patch(None, None, None, precision), index
         #: of `leanconv.torch`'s own operators, and of layers whose convolution is patched
         self.problems: list[ConvProblem] = []
         self.patched: list[ConvProblem] = []

@@ -55,14 +55,14 @@ def latest() -> Deciding | None:
 
 
 def _choose_anew() -> None:
-    for takeover in _active:
-        takeover.choose_anew()
+    for patch in _active:
+        patch.choose_anew()
 
 
 bind.also_forget.append(_choose_anew)
 
 
-def add(takeover: Deciding) -> None:
+def add(patch: Deciding) -> None:
     global _latest
     with _lock:
         if _KEY not in _libraries:
@@ -77,14 +77,14 @@ def add(takeover: Deciding) -> None:
                 raise
             _libraries[_KEY] = library
         functions.install()
-        _active.append(takeover)
-        _latest = takeover
+        _active.append(patch)
+        _latest = patch
 
 
-def remove(takeover: Deciding) -> None:
+def remove(patch: Deciding) -> None:
     with _lock:
-        if takeover in _active:
-            _active.remove(takeover)
+        if patch in _active:
+            _active.remove(patch)
             if not _active:
                 functions.remove()
                 if threading.active_count() == 1:  # nobody else can be on the way to a kernel
@@ -93,16 +93,16 @@ def remove(takeover: Deciding) -> None:
 
 
 def _convolution(x: Any, w: Any, bias: Any, *given: Any) -> Any:
-    takeover = active() if _active else None
+    patch = active() if _active else None
     # torch.jit.trace records what PyTorch's kernel calls: of ours it would record an allocation
-    if takeover is None or functions.tracing() is not None:
+    if patch is None or functions.tracing() is not None:
         return functions.left_to_pytorch(x, w, bias, given, tf32_allowed())
-    return takeover.convolution(x, w, bias, *given)
+    return patch.convolution(x, w, bias, *given)
 
 
 def _convolution_backward(*given: Any) -> Any:
-    takeover = active() if _active else None
-    return original_backward(*given) if takeover is None else takeover.backward(*given)
+    patch = active() if _active else None
+    return original_backward(*given) if patch is None else patch.backward(*given)
 
 
 def original_backward(*given: Any, kernel: Any = torch.ops.aten.convolution_backward.default._op_dk) -> Any:

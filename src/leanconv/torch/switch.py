@@ -9,7 +9,7 @@ import torch
 from leanconv.options import Precision
 from leanconv.torch import functions, registration
 from leanconv.torch.layers import Selection
-from leanconv.torch.patch import Takeover
+from leanconv.torch.patch import Patch
 from leanconv.torch.recording import warm_up
 from leanconv.torch.report import Report
 
@@ -22,7 +22,7 @@ def enable(
     precision: Precision = "fp32",
     batch_invariant: bool = False,
     tune: Any = None,
-) -> Takeover:
+) -> Patch:
     """Let leanconv compute the convolutions of all models on CUDA, forward and backward, where it expects to be faster.
 
     Nothing of a model changes: PyTorch's operators for convolution get another kernel on CUDA, until `disable`, or
@@ -32,7 +32,7 @@ def enable(
     allowed TF32. Everything else runs as before. On the CPU nothing changes.
 
     Args:
-        model: gives the layers in `Takeover.report` their names, and ``include`` and ``exclude`` names to go by. Other
+        model: gives the layers in `Patch.report` their names, and ``include`` and ``exclude`` names to go by. Other
             models are patched as well; it is not changed.
         include, exclude: which layers: a pattern of names as in a shell (``"layer1.*"``; needs ``model``), a module, a
             sequence of both, or a function that is given the `ConvProblem` and returns whether it belongs.
@@ -45,7 +45,7 @@ def enable(
             PyTorch's, by ``warm_up(model, tune, tune=True)``; once, since the times are kept.
 
     Returns:
-        Takeover: a context manager with ``report()``, ``refresh()`` and ``disable()``. Of several, the last one that is
+        Patch: a context manager with ``report()``, ``refresh()`` and ``disable()``. Of several, the last one that is
         enabled decides. It holds for all threads.
 
     Raises:
@@ -66,23 +66,23 @@ def enable(
     >>> len(taken.report().lines)
     0
     """
-    takeover = Takeover(model, include, exclude, precision, batch_invariant)
+    patch = Patch(model, include, exclude, precision, batch_invariant)
     if model is None and tune is not None:
         raise ValueError("tune= is an example for a model: give the model too, enable(model, tune=example)")
-    registration.add(takeover)
+    registration.add(patch)
     if model is not None and tune is not None:
         try:
             warm_up(model, tune, tune=True)
         except BaseException:
-            takeover.disable()
+            patch.disable()
             raise
-    return takeover
+    return patch
 
 
 def disable() -> None:
     """Switch off all that `enable` has switched on."""
-    for takeover in reversed(functions.active[:]):
-        takeover.disable()
+    for patch in reversed(functions.active[:]):
+        patch.disable()
 
 
 def report() -> Report:

@@ -58,7 +58,7 @@ def independent(problem: Problem, target: Target, candidates: Sequence[Candidate
     Image filters have one algorithm on the GPU; theirs are compared with the CPU engine.
     """
     found = []
-    able = {a.stem: a for a in ALGORITHMS if a.tier == "ieee" and not a.reasons(problem, target)}
+    able = {a.stem: a for a in ALGORITHMS if a.precision == "ieee" and not a.reasons(problem, target)}
     for name in dict.fromkeys((*(name for name in _INDEPENDENT if name in able), *able)):
         best = next(iter(able[name].within(problem, target, workspace=0)), None)
         if best is not None:
@@ -73,6 +73,6 @@ def tolerance(problem: Problem, terms: int) -> float:
     products."""
     if is_integer(problem.dtype):
         return 0.0
-    tier = {"ieee": 0.0, "fp32": 0.0, "relaxed": 2e-4, "tf32": 4e-3}[problem.precision]
+    allowed = {"ieee": 0.0, "fp32": 0.0, "relaxed": 2e-4, "tf32": 4e-3}[problem.precision]
     rounding = 0.0 if problem.dtype == "float32" else 4 * DTYPES[problem.dtype].roundoff
-    return 1e-5 + 8 * DTYPES["float32"].roundoff * terms**0.5 + tier + rounding
+    return 1e-5 + 8 * DTYPES["float32"].roundoff * terms**0.5 + allowed + rounding

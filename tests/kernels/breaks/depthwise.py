@@ -8,7 +8,7 @@ small = breaks_of("depthwise_window")
 large = breaks_of("depthwise_large")
 row = breaks_of("depthwise_row")
 weight = breaks_of("depthwise_weight", "weight-{}")
-parts = breaks_of("depthwise_weight_split_k", "weight-{}")
+split_k = breaks_of("depthwise_weight_split_k", "weight-{}")
 gradient = breaks_of("depthwise_input", "gradient-{}")
 
 BREAKS = (
@@ -122,13 +122,14 @@ BREAKS = (
            FENCE, "depthwise-nchw"),
     weight("every filter has a channel of its own", "walk_strips", "{{/ Problem::group_k}}",
            WRONG | FENCE, "depthwise-multiplier-nchw"),
-    parts("each warp adds the first part", "sum_parts", "int _ = {{_ => 0}};", WRONG, "depthwise-nchw"),
-    parts("sums of warps read before they are there", "sum_parts", "{{__syncthreads();}}",
+    split_k("each warp adds the first partial sum", "sum_split_k", "int _ = {{_ => 0}};", WRONG, "depthwise-nchw"),
+    split_k("sums of warps read before they are there", "sum_split_k", "{{__syncthreads();}}",
           RACE | WRONG, "depthwise-nhwc"),
-    parts("weights past the last are stored", "sum_parts", "{{if (_ + 32 * _ >= _) return;}}", FENCE, "depthwise-nhwc"),
-    parts("all parts in one place", "depthwise_weight", "{{(static_cast<int64>(_) * Problem::k +}} _ {{)}}",
+    split_k("weights past the last are stored", "sum_split_k", "{{if (_ + 32 * _ >= _) return;}}", FENCE,
+          "depthwise-nhwc"),
+    split_k("all partial sums in one place", "depthwise_weight", "{{(static_cast<int64>(_) * Problem::k +}} _ {{)}}",
           RACE | WRONG, "depthwise-nchw"),
-    parts("filters past the last go to the next part", "depthwise_weight", "{{&& _ < (Problem::k - _) * _}}",
+    split_k("filters past the last go to the next partial sum", "depthwise_weight", "{{&& _ < (Problem::k - _) * _}}",
           RACE | WRONG, "depthwise-nhwc"),
     gradient("no barrier after the filters", "depthwise_input", "{{__syncthreads();}}",
              RACE | WRONG, "stride-depthwise-nhwc"),

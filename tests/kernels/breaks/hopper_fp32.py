@@ -6,7 +6,7 @@ from tests.kernels.breaks.base import FENCE, GONE, RACE, RULE, WRONG, breaks_of
 
 gemm = breaks_of("tensor_gemm", "tensor-{}")
 weight = breaks_of("tensor_weight", "filters-{}", taps=1)
-parts = breaks_of("tensor_weight_split_k", "filters-{}")
+split_k = breaks_of("tensor_weight_split_k", "filters-{}")
 images = breaks_of("tensor_weight_images", "images-{}-nhwc")
 
 BREAKS = (
@@ -135,8 +135,8 @@ BREAKS = (
            WRONG, "odd-nchw", taps=3),
     weight("pixels behind the 64 are not copied", "copy_dy_columns", "{{StagePixels<Problem, Tuning>::count => 2}}",
            RACE | WRONG, "odd-nchw", taps=3),
-    parts("all parts in one place", "tensor_weight", "dw {{+ _ * _}}", RACE | WRONG, "many-pixels-nhwc"),
-    parts("each warp adds the first part", "sum_parts", "int _ = {{_ => 0}};", WRONG, "many-pixels-nhwc"),
+    split_k("all partial sums in one place", "tensor_weight", "dw {{+ _ * _}}", RACE | WRONG, "many-pixels-nhwc"),
+    split_k("each warp adds the first partial sum", "sum_split_k", "int _ = {{_ => 0}};", WRONG, "many-pixels-nhwc"),
     images("columns of dy are free while taps still read them", "sum_images",
            "release_until({{_.first_dy_column(_) => columns.q_end}})", RULE | RACE | WRONG, "many", blocks=3),
     images("tiles begin with sums of the one before", "sum_images",

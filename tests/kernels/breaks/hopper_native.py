@@ -8,7 +8,7 @@ nhwc = breaks_of("native_gemm_16bit", "{}-nhwc")
 tf32 = breaks_of("native_gemm_tf32", "tf32-{}-nhwc")
 nchw = breaks_of("native_gemm_nchw", "{}-nchw")
 weight = breaks_of("native_weight_nchw", "{}-nchw")
-parts = breaks_of("native_weight_nchw_split_k", "{}-nchw")
+split_k = breaks_of("native_weight_nchw_split_k", "{}-nchw")
 
 BREAKS = (
     nhwc("a stage is freed while products read it", "Consumer16bit::consume", "{{wgmma_wait_group<1>();}}",
@@ -167,6 +167,6 @@ BREAKS = (
            WRONG, "bfloat16-weight-windows-accumulate"),
     weight("the gradient of the first group", "store_windows", "{{static_cast<int64>(_.group) * Problem::group_k +}} _",
            RACE | "NaN" | WRONG, "bfloat16-weight-groups"),
-    parts("all parts write to the first one's place", "native_weight_nchw", "dw {{+ _ * _}}",
+    split_k("all partial sums in one place", "native_weight_nchw", "dw {{+ _ * _}}",
           RACE | "NaN" | WRONG, "float16-weight-windows"),
 )  # fmt: skip

@@ -9,7 +9,7 @@ word = breaks_of("implicit_gemm_dp4a")
 fused_runs = breaks_of("im2win_fused", runs=True)
 fused = breaks_of("im2win_fused")
 weight = breaks_of("implicit_gemm_weight", "filters-{}")
-parts = breaks_of("implicit_gemm_weight_split_k", "filters-{}")
+split_k = breaks_of("implicit_gemm_weight_split_k", "filters-{}")
 
 BREAKS = (
     gemm("no barrier after the table of taps", "tiled_convolution", "{{__syncthreads();}}",
@@ -179,7 +179,8 @@ BREAKS = (
            WRONG, "many-pixels-nhwc", split=2),
     weight("a block leaves before others have read its sums", "implicit_gemm_weight",
            "{{cluster_barrier();}} store_gradient", GONE | RACE, "many-pixels-nhwc", split=4),
-    parts("sums of warps read before they are there", "sum_parts", "{{__syncthreads();}}",
+    split_k("sums of warps read before they are there", "sum_split_k", "{{__syncthreads();}}",
           RACE | WRONG, "many-pixels-nhwc"),
-    parts("all parts in one place", "implicit_gemm_weight", "dw += {{_ => 0}} *", RACE | WRONG, "many-pixels-nchw"),
+    split_k("all partial sums in one place", "implicit_gemm_weight", "dw += {{_ => 0}} *", RACE | WRONG,
+          "many-pixels-nchw"),
 )  # fmt: skip

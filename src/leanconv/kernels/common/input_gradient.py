@@ -35,7 +35,7 @@ class PartialConvolution:
     view: OutputView
     #: Row and column of the layer's filters that the last taps of the first phase are.
     first_taps: tuple[int, int] = (0, 0)
-    #: How many of a call's convolutions are equal to this one, the first of them (`distinct_parts`).
+    #: How many of a call's convolutions are equal to this one, the first of them (`distinct_phases`).
     times: int = 1
 
     @property
@@ -94,7 +94,7 @@ def _along(extent: int, taps: int, stride: int, dilation: int, padding: int) -> 
             yield _Phases(begin, count, of_each, before, places[0], reach + moved, outputs)
 
 
-def parts(problem: ConvProblem, first_weight: int = 0) -> list[PartialConvolution]:
+def phase_groups(problem: ConvProblem, first_weight: int = 0) -> list[PartialConvolution]:
     """The convolutions that compute the gradient, those with the most taps first.
 
     Their filters are what `filter_launch` writes, from element ``first_weight`` of the packed weights on, which is a
@@ -136,38 +136,38 @@ def parts(problem: ConvProblem, first_weight: int = 0) -> list[PartialConvolutio
     return convolutions
 
 
-def single_parts(problem: ConvProblem) -> list[PartialConvolution]:
+def single_phases(problem: ConvProblem) -> list[PartialConvolution]:
     """The convolutions that one call computes, each with a launch of its own: one, or those that make a gradient."""
     if problem.op != "dgrad":
         return [PartialConvolution(problem, OutputView(problem.p, problem.q))]
     return list(_all_phases(problem))
 
 
-def distinct_parts(problem: ConvProblem) -> list[PartialConvolution]:
-    """Of `single_parts` one for all whose convolutions are equal: what predicts times asks for each of them once."""
-    return single_parts(problem) if problem.op != "dgrad" else list(_distinct_phases(problem))
+def distinct_phases(problem: ConvProblem) -> list[PartialConvolution]:
+    """Of `single_phases` one for all whose convolutions are equal: what predicts times asks for each of them once."""
+    return single_phases(problem) if problem.op != "dgrad" else list(_distinct(problem))
 
 
 @lru_cache(maxsize=64)
 def _all_phases(problem: ConvProblem) -> tuple[PartialConvolution, ...]:
-    return tuple(_single(part, *phase) for part in parts(problem) for phase in _phases(part))
+    return tuple(_single(group, *phase) for group in phase_groups(problem) for phase in _phases(group))
 
 
 @lru_cache(maxsize=64)
-def _distinct_phases(problem: ConvProblem) -> tuple[PartialConvolution, ...]:
+def _distinct(problem: ConvProblem) -> tuple[PartialConvolution, ...]:
     found = []
-    for part in parts(problem):
-        phases = [*_phases(part)]
+    for group in phase_groups(problem):
+        phases = [*_phases(group)]
         times = Counter(padding for _, _, padding in phases)
         first = {padding: (number, place, padding) for number, place, padding in reversed(phases)}
-        found += [replace(_single(part, *first[padding]), times=many) for padding, many in times.items()]
+        found += [replace(_single(group, *first[padding]), times=many) for padding, many in times.items()]
     return tuple(found)
 
 
-def _phases(part: PartialConvolution) -> Iterator[tuple[int, tuple[int, int], tuple[int, int, int, int]]]:
-    """The phases of ``part`` one by one, each with its first pixel and its padding: a tensor map has only one."""
-    view, whole = part.view, part.problem
-    for number in range(part.phases):
+def _phases(group: PartialConvolution) -> Iterator[tuple[int, tuple[int, int], tuple[int, int, int, int]]]:
+    """The phases of ``group`` one by one, each with its first pixel and its padding: a tensor map has only one."""
+    view, whole = group.view, group.problem
+    for number in range(group.phases):
         (down, right), (first_p, first_q) = view.phase(*divmod(number, view.phases[1]))
         p, q = ceil_div(view.out_h - first_p, view.step_p), ceil_div(view.out_w - first_q, view.step_q)
         if p <= 0 or q <= 0:
@@ -179,10 +179,10 @@ def _phases(part: PartialConvolution) -> Iterator[tuple[int, tuple[int, int], tu
 
 
 def _single(
-    part: PartialConvolution, number: int, first: tuple[int, int], padding: tuple[int, int, int, int]
+    group: PartialConvolution, number: int, first: tuple[int, int], padding: tuple[int, int, int, int]
 ) -> PartialConvolution:
-    """A phase of ``part`` as a convolution of its own."""
-    view, whole = part.view, part.problem
+    """A phase of ``group`` as a convolution of its own."""
+    view, whole = group.view, group.problem
     weights = whole.k * whole.group_c * whole.r * whole.s
     return PartialConvolution(
         replace(whole, padding=padding),
@@ -193,18 +193,18 @@ def _single(
             phases=(1, 1),
             first_weight=view.first_weight + number * weights,
         ),
-        (part.first_taps[0] + number // view.phases[1], part.first_taps[1] + number % view.phases[1]),
+        (group.first_taps[0] + number // view.phases[1], group.first_taps[1] + number % view.phases[1]),
     )
 
 
-def mirrored_taps(problem: ConvProblem, part: PartialConvolution) -> Constants:
+def mirrored_taps(problem: ConvProblem, group: PartialConvolution) -> Constants:
     """Which taps of the filters of ``problem`` a phase of its gradient has (device/pipeline/filter_layout.cuh)."""
     apart = [stride // gcd(stride, dilation) for stride, dilation in zip(problem.stride, problem.dilation, strict=True)]
     return (
         ("layer_r", problem.r),
         ("layer_s", problem.s),
-        ("last_row", part.first_taps[0] + (part.problem.r - 1) * apart[0]),
-        ("last_column", part.first_taps[1] + (part.problem.s - 1) * apart[1]),
+        ("last_row", group.first_taps[0] + (group.problem.r - 1) * apart[0]),
+        ("last_column", group.first_taps[1] + (group.problem.s - 1) * apart[1]),
         ("apart_h", apart[0]),
         ("apart_w", apart[1]),
     )
@@ -214,11 +214,11 @@ def prepared_bytes(problem: ConvProblem) -> int:
     """Bytes of filters that are rearranged, or rounded: as many as the filters have, none of a gradient of zeros, where
     all windows read only padding."""
     weights = problem.k * problem.group_c * problem.r * problem.s
-    return item_bytes(problem.dtype) * weights if distinct_parts(problem) else 0
+    return item_bytes(problem.dtype) * weights if distinct_phases(problem) else 0
 
 
 def filter_launch(problem: ConvProblem, first_weight: int = 0) -> Launch:
-    """The launch that rearranges the filters for `parts`, from element ``first_weight`` of the prepared ones on."""
+    """The launch that rearranges filters for `phase_groups`, from element ``first_weight`` of the packed ones on."""
     tiles = ceil_div(problem.group_k, SIDE) * ceil_div(problem.group_c * problem.r * problem.s, SIDE)
     element = DTYPES[problem.dtype].ctype
     return Launch(

@@ -13,7 +13,7 @@ from typing import ClassVar, Generic, TypeVar
 
 from leanconv.dtypes import DTYPES
 from leanconv.kernels.common import input_gradient
-from leanconv.kernels.common.input_gradient import PartialConvolution, distinct_parts, single_parts
+from leanconv.kernels.common.input_gradient import PartialConvolution, distinct_phases, single_phases
 from leanconv.kernels.common.layers import limits
 from leanconv.kernels.common.tensor_core_gemm import ROW
 from leanconv.kernels.contract import Arithmetic, Config, TimedAlgorithm, ceil_div
@@ -220,7 +220,7 @@ def _mirrored_block(problem: ConvProblem) -> int:
 
 def _is_mirrored(problem: ConvProblem) -> bool:
     """Whether the filters of a gradient are read from the layer's."""
-    return problem.op == "dgrad" and all(_mirrored_block(part.problem) for part in distinct_parts(problem))
+    return problem.op == "dgrad" and all(_mirrored_block(phase.problem) for phase in distinct_phases(problem))
 
 
 def filter_launches(
@@ -261,7 +261,7 @@ def filter_launches(
     side_by_side = problem.layout == ("CHWN" if mirrored else "NHWC") or (
         _by_element(problem) and problem.layout != "CHWN"
     )
-    parts = problem.groups * ceil_div(problem.group_k, _row_block(problem))
+    row_blocks = problem.groups * ceil_div(problem.group_k, _row_block(problem))
     kept = ceil_div(channels, 4) * 4 if channels <= COPIED_ELEMENTS else 0
     split = 4 * (64 + kept + (copied if elements <= most else 0))
     rows = problem.groups * ceil_div(problem.group_k, config.filters) * config.filters
@@ -280,7 +280,7 @@ def filter_launches(
             launch("speculative_filters.cuh", "speculative_filters", rows // first, speculative, at_once, threads),
             launch("speculative_filters.cuh", "validate_filters", min(rows, VALIDATING_BLOCKS), max(shared, split), 2),
         )
-    grid = parts * ceil_div(channels, 32 if side_by_side else THREADS // 32)
+    grid = row_blocks * ceil_div(channels, 32 if side_by_side else THREADS // 32)
     return (
         launch("tensor_filters.cuh", "largest_channels", grid, shared, blocks[0]),
         launch("tensor_filters.cuh", "tensor_filters", rows, split, blocks[1]),
@@ -318,7 +318,7 @@ class SplitGemm(TimedAlgorithm, Generic[C]):
     """Direct convolution and its input's gradient with packed filters: each phase of a gradient has its own."""
 
     paper = "S. Markidis et al., NVIDIA Tensor Core Programmability, Performance & Precision (2018)"
-    tier = "fp32"
+    precision = "fp32"
     solves = "conv2d"
     #: CTAs on a multiprocessor, of each packing launch, that registers must suffice for. Few filters are one wave of
     #: the second launch, whose CTAs wait for memory most of the time.
@@ -334,7 +334,7 @@ class SplitGemm(TimedAlgorithm, Generic[C]):
 
     @abstractmethod
     def main_launch(
-        self, problem: ConvProblem, part: PartialConvolution, config: C, first: int, target: Target
+        self, problem: ConvProblem, phase: PartialConvolution, config: C, first: int, target: Target
     ) -> Launch:
         """The launch that computes a phase of ``problem`` with packed filters from float ``first`` on."""
 
@@ -358,32 +358,32 @@ class SplitGemm(TimedAlgorithm, Generic[C]):
         return "fp16" if problem.precision == "tf32" else "fp16x3"
 
     def prepared_bytes(self, problem: ConvProblem) -> int:
-        first, parts = _first(problem), distinct_parts(problem)
+        first, phases = _first(problem), distinct_phases(problem)
         each = (
-            first + sum(part.times * prepared_floats(part.problem, config)[1] for part in parts)
+            first + sum(phase.times * prepared_floats(phase.problem, config)[1] for phase in phases)
             for config in self.candidates(problem)
         )
         return 4 * max(each, default=0)
 
     def plan(self, problem: ConvProblem, config: C, target: Target) -> Plan:
         prepare, launches, unprepared, validated = [], [], [], []
-        gradient, parts, first = problem.op == "dgrad", single_parts(problem), _first(problem)
+        gradient, phases, first = problem.op == "dgrad", single_phases(problem), _first(problem)
         mirrored = _is_mirrored(problem)
         rearranged = gradient and not mirrored
-        if rearranged and parts:
+        if rearranged and phases:
             prepare.append(input_gradient.filter_launch(problem))
             unprepared.append(prepare[0])
-        for part in parts:
-            source = part.view.first_weight if rearranged else None
-            taps = input_gradient.mirrored_taps(problem, part) if mirrored else ()
-            own = filter_launches(part.problem, config, first, source, self.preparing_blocks, taps)
+        for phase in phases:
+            source = phase.view.first_weight if rearranged else None
+            taps = input_gradient.mirrored_taps(problem, phase) if mirrored else ()
+            own = filter_launches(phase.problem, config, first, source, self.preparing_blocks, taps)
             prepare += own
-            main = self.main_launch(problem, part, config, first, target)
+            main = self.main_launch(problem, phase, config, first, target)
             launches.append(main)
             validates = _can_validate(config, own, main)
             unprepared += own[:1] if validates else own
             validated.append(validating(main, own[0]) if validates else main)
-            first += prepared_floats(part.problem, config)[1]
+            first += prepared_floats(phase.problem, config)[1]
         zeros = input_gradient.zero_launch(problem) if gradient and not problem.accumulate else None
         last = [zeros] if zeros else []
         chain = in_chain((*prepare, *launches, *last))

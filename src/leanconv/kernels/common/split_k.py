@@ -1,6 +1,6 @@
 """Split-K of the gradients of the filters: partial sums in a workspace, and the launch that adds them.
 
-A configuration's number ``parts`` says how many blocks, or clusters, share a tile's output pixels. With one, a block
+A configuration's number ``split_k`` says how many blocks, or clusters, share a tile's output pixels. With one, a block
 stores the gradient itself, and there is no workspace.
 """
 
@@ -27,38 +27,38 @@ def weights_of(problem: ConvProblem) -> int:
     return problem.k * problem.group_c * problem.r * problem.s
 
 
-def workspace_bytes(problem: ConvProblem, parts: int) -> int:
+def workspace_bytes(problem: ConvProblem, split_k: int) -> int:
     """Bytes of the partial sums."""
-    return 4 * parts * weights_of(problem) if parts > 1 else 0
+    return 4 * split_k * weights_of(problem) if split_k > 1 else 0
 
 
-def most_parts(problem: ConvProblem, workspace: float) -> float:
+def most_partial_sums(problem: ConvProblem, workspace: float) -> float:
     """How many partial sums so many bytes hold."""
     return workspace // (4 * weights_of(problem)) if workspace < inf else inf
 
 
-def destination(problem: ConvProblem, parts: int) -> Pointer:
+def destination(problem: ConvProblem, split_k: int) -> Pointer:
     """Where the first launch stores: to the gradient, or its partial sums to the workspace."""
-    if parts > 1:
+    if split_k > 1:
         return Pointer("workspace", written=True)
     return Pointer("dw", DTYPES[problem.dtype].ctype, written=True)
 
 
-def with_sums(first: Launch, problem: ConvProblem, parts: int, most_warps: int = SUM_WARPS) -> Plan:
+def with_sums(first: Launch, problem: ConvProblem, split_k: int, most_warps: int = SUM_WARPS) -> Plan:
     """The plan of a first launch, and of the one that adds its partial sums where there are several."""
-    launches = (first, sum_launch(problem, parts, most_warps)) if parts > 1 else (first,)
-    return Plan(launches, workspace_bytes=workspace_bytes(problem, parts))
+    launches = (first, sum_launch(problem, split_k, most_warps)) if split_k > 1 else (first,)
+    return Plan(launches, workspace_bytes=workspace_bytes(problem, split_k))
 
 
-def sum_launch(problem: ConvProblem, parts: int, most_warps: int = SUM_WARPS) -> Launch:
-    """The launch that adds ``parts`` partial sums in their order; up to ``most_warps`` of a block share a weight's."""
-    warps = min(most_warps, 1 << (parts.bit_length() - 1))
+def sum_launch(problem: ConvProblem, split_k: int, most_warps: int = SUM_WARPS) -> Launch:
+    """The launch that adds ``split_k`` partial sums in their order; a block has up to ``most_warps`` for a weight."""
+    warps = min(most_warps, 1 << (split_k.bit_length() - 1))
     width = 4 if weights_of(problem) >= MANY_WEIGHTS else 1
     return Launch(
         header="kernels/common/split_k.cuh",
-        function="leanconv::sum_parts",
+        function="leanconv::sum_split_k",
         problem=conv_constants(problem),
-        tuning=(("parts", parts), ("sum_warps", warps), ("width", width)),
+        tuning=(("split_k", split_k), ("sum_warps", warps), ("width", width)),
         arguments=(Pointer("workspace"), Pointer("dw", DTYPES[problem.dtype].ctype, written=True)),
         grid=ceil_div(weights_of(problem), 32 * width),
         block=32 * warps,
@@ -66,19 +66,19 @@ def sum_launch(problem: ConvProblem, parts: int, most_warps: int = SUM_WARPS) ->
     )
 
 
-def sum_cycles(problem: ConvProblem, parts: int, target: Target) -> float:
+def sum_cycles(problem: ConvProblem, split_k: int, target: Target) -> float:
     """Predicted clock cycles of what partial sums cost: written, read, and one launch more."""
-    return launch_cycles(target) + 8 * parts * weights_of(problem) / target.bytes_per_cycle if parts > 1 else 0.0
+    return launch_cycles(target) + 8 * split_k * weights_of(problem) / target.bytes_per_cycle if split_k > 1 else 0.0
 
 
 class SplitK(TimedAlgorithm):
-    """A gradient of the filters whose configurations have ``parts``, of which `within` offers as many as fit."""
+    """A gradient of the filters whose configurations have ``split_k``, of which `within` offers as many as fit."""
 
-    tier = "fp32"
+    precision = "fp32"
     solves = "conv2d"
 
     def workspace_bytes(self, problem: ConvProblem, config: Any) -> int:
-        return workspace_bytes(problem, config.parts)
+        return workspace_bytes(problem, config.split_k)
 
     def timed(self, problem: ConvProblem, target: Target) -> list[tuple[float, Any]]:
         return self.within(problem, target)

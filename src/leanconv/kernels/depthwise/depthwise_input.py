@@ -88,7 +88,7 @@ class DepthwiseInput(TimedAlgorithm):
 
     name = "depthwise_input"
     paper = PAPER
-    tier = "ieee"
+    precision = "ieee"
     solves = "conv2d"
     direct_order = True
 

@@ -180,7 +180,7 @@ __device__ __forceinline__ void sum_block(float* shared, const typename Problem:
     float sum[taps];
 #pragma unroll
     for (int i = 0; i < taps; ++i) totals[i * Tuning::threads] = 0.0f;
-    walk_strips<Problem, Tuning>(totals, x, dy, k, worker, Tuning::split * Tuning::parts * in_block, batch, rows);
+    walk_strips<Problem, Tuning>(totals, x, dy, k, worker, Tuning::split * Tuning::split_k * in_block, batch, rows);
 #pragma unroll
     for (int i = 0; i < taps; ++i) sum[i] = totals[i * Tuning::threads];
     __syncthreads();  // the sums of warps lie where totals did
@@ -234,7 +234,7 @@ __device__ __forceinline__ void store_filters(typename Problem::element* __restr
 #endif
 }
 
-// The Tuning::split blocks of a cluster share one tile of filters. With split-K so do Tuning::parts blocks, and `dw` is the
+// The Tuning::split blocks of a cluster share one tile of filters. With split-K so do Tuning::split_k blocks, and `dw` is the
 // workspace: each block's partial sums, which split_k.cuh adds in the order of the blocks. That is for NHWC: 8 channels are
 // the least that a block can read without waste, and 32 are a line of memory, so that a layer of 32 channels keeps 32
 // multiprocessors busy at most where 8 blocks share a filter.
@@ -242,13 +242,13 @@ template <class Problem, class Tuning, class Result>
 __device__ __forceinline__ void depthwise_weight(const typename Problem::element* __restrict__ x,
                                                  const typename Problem::element* __restrict__ dy,
                                                  Result* __restrict__ dw, long long batch, int rows) {
-    constexpr int taps = Problem::r * Problem::s, shares = Tuning::split * Tuning::parts;
-    static_assert(Tuning::split == 1 || Tuning::parts == 1, "blocks share a filter through a cluster, or a workspace");
+    constexpr int taps = Problem::r * Problem::s, shares = Tuning::split * Tuning::split_k;
+    static_assert(Tuning::split == 1 || Tuning::split_k == 1, "blocks share a filter through a cluster, or a workspace");
     const int first_k = static_cast<int>(blockIdx.x) / shares * Tuning::channels;
     const int rank = static_cast<int>(blockIdx.x) % shares;
     float* const shared = reinterpret_cast<float*>(shared_memory());
     sum_block<Problem, Tuning>(shared, x, dy, first_k, rank, batch, rows);
-    if constexpr (Tuning::parts == 1) {
+    if constexpr (Tuning::split_k == 1) {
         store_filters<Problem, Tuning>(dw, shared, first_k, rank);
     } else {
         float* const to = dw + (static_cast<int64>(rank) * Problem::k + first_k) * taps;

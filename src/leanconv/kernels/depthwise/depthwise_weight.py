@@ -43,8 +43,8 @@ class DepthwiseWeightConfig(Config):
     """A thread walks down strips of ``columns`` columns and ``rows`` rows of dy; a block has ``threads``. The rows are
     an argument of the kernel, all else is compiled in.
 
-    In NHWC a block has ``channels`` neighbouring filters. A cluster of ``split`` blocks shares the walks, or ``parts``
-    blocks of split-K, whose partial sums a second launch adds.
+    In NHWC a block has ``channels`` neighbouring filters. A cluster of ``split`` blocks shares the walks, or with
+    split-K ``split_k`` blocks, whose partial sums a second launch adds.
     """
 
     columns: int
@@ -53,7 +53,7 @@ class DepthwiseWeightConfig(Config):
     threads: int
     split: int
     min_blocks: int
-    parts: int = 1
+    split_k: int = 1
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ class DepthwiseWeight(TimedAlgorithm):
 
     name = "depthwise_weight"
     paper = PAPER
-    tier = "ieee"
+    precision = "ieee"
     solves = "conv2d"
 
     def why_not(self, problem: ConvProblem, target: Target) -> list[str]:
@@ -100,7 +100,7 @@ class DepthwiseWeight(TimedAlgorithm):
         return reasons
 
     def workspace_bytes(self, problem: ConvProblem, config: DepthwiseWeightConfig) -> int:
-        return split_k.workspace_bytes(problem, config.parts)
+        return split_k.workspace_bytes(problem, config.split_k)
 
     def timed(self, problem: ConvProblem, target: Target) -> list[tuple[float, DepthwiseWeightConfig]]:
         return self.within(problem, target)
@@ -113,17 +113,17 @@ class DepthwiseWeight(TimedAlgorithm):
             most = most_that_share(ceil_div(problem.k, shape.channels), shape.min_blocks, target)
             config = shared_by(problem, shape, most)
             found.append((predicted_cycles(problem, config, target), config))
-        return by_time([*found, *_with_parts(problem, target, split_k.most_parts(problem, workspace))])
+        return by_time([*found, *_with_split_k(problem, target, split_k.most_partial_sums(problem, workspace))])
 
     def plan(self, problem: ConvProblem, config: DepthwiseWeightConfig, target: Target) -> Plan:
         x, dy, _, batch = gradient_arguments(problem)
         rows = Number("int", "rows", config.rows)
-        arguments = (x, dy, split_k.destination(problem, config.parts), batch, rows)
-        grid = ceil_div(problem.k, config.channels) * config.split * config.parts
+        arguments = (x, dy, split_k.destination(problem, config.split_k), batch, rows)
+        grid = ceil_div(problem.k, config.channels) * config.split * config.split_k
         constants = (*conv_constants(problem), ("unrolled", UNROLLED))
         first = self.launch(config, constants, arguments, grid, _shared_bytes(problem, config.threads), config.split)
         first = replace(first, tuning=tuple(each for each in first.tuning if each[0] != "rows"))
-        return split_k.with_sums(first, problem, config.parts, SUM_WARPS)
+        return split_k.with_sums(first, problem, config.split_k, SUM_WARPS)
 
 
 def _shared_bytes(problem: ConvProblem, threads: int) -> int:
@@ -131,7 +131,7 @@ def _shared_bytes(problem: ConvProblem, threads: int) -> int:
     return 4 * threads * problem.r * problem.s
 
 
-def _with_parts(
+def _with_split_k(
     problem: ConvProblem, target: Target, most: float
 ) -> Iterator[tuple[float, DepthwiseWeightConfig]]:  # fmt: skip
     """Configurations in which more blocks share a filter than a cluster can have, up to ``most``, with their times."""
@@ -143,7 +143,7 @@ def _with_parts(
     for shape in shapes(problem, target, (channels,)):
         busy = min(most, BLOCKS // tiles, target.multiprocessors * shape.min_blocks // tiles)
         shared = shared_by(problem, shape, max(2, int(busy)))
-        config = variant(shared, split=1, parts=max(2, shared.split))
+        config = variant(shared, split=1, split_k=max(2, shared.split))
         if config not in found:
             found.add(config)
             yield predicted_cycles(problem, config, target) + launch_cycles(target), config
@@ -190,7 +190,7 @@ def most_that_share(tiles: int, fitting: int, target: Target) -> int:
 def predicted_cycles(problem: ConvProblem, config: DepthwiseWeightConfig, target: Target) -> float:
     """Predicted time in clock cycles, of the first launch: that of the busiest multiprocessor, and of the memory."""
     speed, nchw, columns = WeightSpeeds.of(target, problem.layout), problem.layout == "NCHW", config.columns
-    share = config.split * config.parts
+    share = config.split * config.split_k
     each = ceil_div(_walks(problem, config), share * (config.threads // config.channels))
     steps = each * (min(config.rows, problem.p) + live_rows(problem) - 1)
     loads, strip = window(problem, columns), columns

@@ -82,7 +82,7 @@ class DepthwiseStrategy(TimedAlgorithm):
 
     name = "depthwise"
     paper = PAPER
-    tier = "ieee"
+    precision = "ieee"
     solves = "conv2d"
     direct_order = True
 

@@ -45,7 +45,7 @@ class Direct(TimedAlgorithm):
 
     name = "direct"
     paper = "the baseline of S. Lu et al., im2win (2023)"
-    tier = "ieee"
+    precision = "ieee"
     solves = "conv2d"
 
     def why_not(self, problem: ConvProblem, target: Target) -> list[str]:

@@ -409,7 +409,7 @@ class DirectTiled(TimedAlgorithm):
 
     name = "direct_tiled"
     paper = "X. Chen et al., Optimizing Memory Efficiency for Convolution Kernels on Kepler GPUs (2017)"
-    tier = "ieee"
+    precision = "ieee"
     solves = "conv2d"
 
     def least_cycles(self, problem: ConvProblem, target: Target) -> float:

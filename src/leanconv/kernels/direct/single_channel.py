@@ -102,7 +102,7 @@ class SingleChannel(TimedAlgorithm):
 
     name = "single_channel"
     paper = "X. Chen et al., Optimizing Memory Efficiency for Convolution Kernels on Kepler GPUs (2017), special case"
-    tier = "ieee"
+    precision = "ieee"
     solves = "conv2d"
     direct_order = True
 

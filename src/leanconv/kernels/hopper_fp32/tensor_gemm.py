@@ -9,7 +9,7 @@ from math import gcd
 from typing import Literal
 
 from leanconv.dtypes import item_bytes
-from leanconv.kernels.common.input_gradient import PartialConvolution, distinct_parts
+from leanconv.kernels.common.input_gradient import PartialConvolution, distinct_phases
 from leanconv.kernels.common.layers import conv_arguments, has_wide_tensors, view_constants, wgmma_limits
 from leanconv.kernels.common.split_gemm import DEPTH, RingConfig, SplitGemm, stages_of
 from leanconv.kernels.common.tensor_core_gemm import FLOPS_PER_CYCLE, REGISTERS, ROW, SPLITS, pixel_map
@@ -252,14 +252,14 @@ def _config(
     return None
 
 
-def _with_splits(config: TensorConfig, parts: list[PartialConvolution], target: Target) -> Iterator[TensorConfig]:
+def _with_splits(config: TensorConfig, phases: list[PartialConvolution], target: Target) -> Iterator[TensorConfig]:
     """The configuration, and those with split-K where the rings hold the sums of a tile."""
     yield config
     if config.filters * config.pixels * 4 > config.ring_bytes:
         return
-    each = parts[0].problem.s if config.row_pixels else 1  # stages that stay together
-    work = [(_tiles(part, config), stages_of(part.problem, config.channel_block) // each) for part in parts]
-    for split in shares_of(work, target, parts[0].problem.batch_invariant):
+    each = phases[0].problem.s if config.row_pixels else 1  # stages that stay together
+    work = [(_tiles(phase, config), stages_of(phase.problem, config.channel_block) // each) for phase in phases]
+    for split in shares_of(work, target, phases[0].problem.batch_invariant):
         if config.filters // 16 % split == 0:
             yield variant(config, split=split)
 
@@ -326,10 +326,10 @@ def _store_cycles(problem: ConvProblem, config: TensorConfig, target: Target) ->
     return GemmSpeeds.of(target).store_share * stored * target.multiprocessors / target.bytes_per_cycle
 
 
-def _tiles(part: PartialConvolution, config: TensorConfig) -> int:
+def _tiles(phase: PartialConvolution, config: TensorConfig) -> int:
     """Tiles of a launch."""
-    problem = part.problem
-    pixels = part.pixels
+    problem = phase.problem
+    pixels = phase.pixels
     if config.linear and problem.layout == "NCHW":
         pixels = problem.n * ceil_div(problem.p * problem.q, config.box_width) * config.box_width
     return ceil_div(pixels, config.pixels) * ceil_div(problem.group_k, config.filters) * problem.groups
@@ -347,78 +347,78 @@ class TensorGemm(SplitGemm[TensorConfig]):
         return wgmma_limits(target)
 
     def candidates(self, problem: ConvProblem, shared: int = SHARED) -> list[TensorConfig]:
-        parts = distinct_parts(problem)
-        if not parts:
+        phases = distinct_phases(problem)
+        if not phases:
             return []
         products = 1 if problem.precision == "tf32" else 3
-        ways: list[tuple[Way, int]] = [("columns", _channel_block(parts[0].problem))]
-        if all(_in_rows(part.problem) for part in parts):
+        ways: list[tuple[Way, int]] = [("columns", _channel_block(phases[0].problem))]
+        if all(_in_rows(phase.problem) for phase in phases):
             ways = [("rows", ROW)]
-        elif len(parts) == 1 and parts[0].whole and is_linear(parts[0].problem):
+        elif len(phases) == 1 and phases[0].whole and is_linear(phases[0].problem):
             ways.insert(0, ("linear", ROW))
         tiles = TILES if products == 3 else ONE_PRODUCT
         found = [
             _config(tile, way, channel_block, products, shared, row_pixels)
             for way, channel_block in ways
             for tile in tiles
-            for row_pixels in sorted({0, self._row_pixels(parts, way, 64 * tile[0]) if products == 1 else 0})
+            for row_pixels in sorted({0, self._row_pixels(phases, way, 64 * tile[0]) if products == 1 else 0})
         ]
-        if len(parts) == 1 and parts[0].whole:
-            images = [(tile, resident_of(parts[0].problem, 64 * tile[0])) for tile in tiles]
+        if len(phases) == 1 and phases[0].whole:
+            images = [(tile, resident_of(phases[0].problem, 64 * tile[0])) for tile in tiles]
             found += [_config(tile, "resident", ROW, products, shared, 0, each) for tile, each in images if each]
         return [config for config in found if config]
 
-    def _row_pixels(self, parts: list[PartialConvolution], way: Way, pixels: int) -> int:
+    def _row_pixels(self, phases: list[PartialConvolution], way: Way, pixels: int) -> int:
         """Pixels of a copy that serves a row of taps, or 0."""
-        return row_pixels_of(parts[0].problem, pixels) if way == "rows" and len(parts) == 1 and parts[0].whole else 0
+        return row_pixels_of(phases[0].problem, pixels) if way == "rows" and len(phases) == 1 and phases[0].whole else 0
 
     def timed(self, problem: ConvProblem, target: Target) -> list[tuple[float, TensorConfig]]:
-        parts = distinct_parts(problem)
-        if not parts:
+        phases = distinct_phases(problem)
+        if not phases:
             # A layer whose windows see nothing but padding has a gradient of zeros, and nothing to tune.
             config = _config(next(iter(TILES)), "columns", 1, 3, target.shared_per_block)
             return [(0.0, config)] if config else []
         return by_time(
-            (self._cycles(problem, parts, config, target), config)
+            (self._cycles(problem, phases, config, target), config)
             for whole in self.candidates(problem, target.shared_per_block)
-            for config in _with_splits(whole, parts, target)
+            for config in _with_splits(whole, phases, target)
         )
 
     def _cycles(
-        self, problem: ConvProblem, parts: list[PartialConvolution], config: TensorConfig, target: Target
+        self, problem: ConvProblem, phases: list[PartialConvolution], config: TensorConfig, target: Target
     ) -> float:
         speeds = GemmSpeeds.of(target)
         time = 0.0
-        for part in parts:
-            stages = stages_of(part.problem, config.channel_block)
+        for phase in phases:
+            stages = stages_of(phase.problem, config.channel_block)
             of_stage = speeds.stage_share * 2 * config.pixels * config.filters * DEPTH / speeds.of_tile(config)
             if config.spacing:
-                blocks = DEPTH / ROW / (part.problem.r * part.problem.s)
+                blocks = DEPTH / ROW / (phase.problem.r * phase.problem.s)
                 of_stage = max(of_stage, blocks * config.pixel_stage_bytes / speeds.resident_bytes)
             elif not (config.rows or config.linear):
                 of_stage = max(of_stage, _producer_cycles(config, speeds.copy_cycles))
-            tiles = _tiles(part, config)
-            of_tile = speeds.tile_cycles + _store_cycles(part.problem, config, target)
+            tiles = _tiles(phase, config)
+            of_tile = speeds.tile_cycles + _store_cycles(phase.problem, config, target)
             walk = walk_cycles(tiles, stages, of_stage, of_tile, config.split, target, problem.batch_invariant)
-            time += part.times * walk
+            time += phase.times * walk
         memory = problem.bytes / target.bytes_per_cycle
         return max(time, memory) + speeds.lesser * min(time, memory) + 3 * launch_cycles(target)
 
     def main_launch(
-        self, problem: ConvProblem, part: PartialConvolution, config: TensorConfig, first: int, target: Target
+        self, problem: ConvProblem, phase: PartialConvolution, config: TensorConfig, first: int, target: Target
     ) -> Launch:
         x, _, *rest = conv_arguments(problem)
         source: Argument = x
         if config.rows or config.linear:
-            encoded = linear_map(part.problem) if config.linear else pixel_map(part.problem, config.pixels)
+            encoded = linear_map(phase.problem) if config.linear else pixel_map(phase.problem, config.pixels)
             if config.row_pixels:
-                encoded = row_map(part.problem, config.row_pixels)
+                encoded = row_map(phase.problem, config.row_pixels)
             source = replace(encoded, role=problem.operands[0].role)
-        tiles = _tiles(part, config)
+        tiles = _tiles(phase, config)
         return Launch(
             header="kernels/hopper_fp32/tensor_gemm.cuh",
             function="leanconv::tensor_gemm",
-            problem=(*view_constants(part.problem, part.view, has_wide_tensors(problem)), ("first_prepared", first)),
+            problem=(*view_constants(phase.problem, phase.view, has_wide_tensors(problem)), ("first_prepared", first)),
             tuning=config.tuning(),
             arguments=(source, Pointer("prepared"), *rest),
             grid=grid_of(tiles, config.split, target, problem.batch_invariant),

@@ -8,7 +8,7 @@
 //            all filters. Factors of pixels (tensor_weight_tiles.cuh) where x and dy vary in opposite directions.
 // CTA tile   64 * warpgroups weights (tap, channel) x 64 * n_tiles filters, 64 pixels a stage; or, with unit stride along
 //            rows, 64 * warpgroups channels x up to 3 taps x 64 filters: x is converted once for all taps of a row.
-//            Split-K by cluster (`split`), or through a workspace (`parts`), in fixed order, no atomics.
+//            Split-K by cluster (`split`), or through a workspace (`split_k`), in fixed order, no atomics.
 // Roles      warpgroups 0..n-1  consumers: load x, split it into operand A, wgmma, scale and add, store
 //            warpgroup n        converters: dy into operand B, two float16, in shared memory
 //            warpgroup n+1      producers: x and dy (TMA boxes, or cp.async of single elements); codes of the pixels' factors
@@ -160,7 +160,7 @@ __device__ __forceinline__ void store_weights(float* dw, const float (&sums)[cou
     using Row = WeightRow<Problem, Tuning>;
     constexpr int share = Tuning::taps, of_row = Row::of_row, taps = Problem::r * Problem::s;
     const Row rows[2] = {Row(tile.first_row + row), Row(tile.first_row + row + row_step<Tuning>)};
-    constexpr bool pairs = Tuning::x_tma && Tuning::parts > 1;  // two channels at a time: a workspace is aligned
+    constexpr bool pairs = Tuning::x_tma && Tuning::split_k > 1;  // two channels at a time: a workspace is aligned
 #pragma unroll
     for (int i = 0; i < count; ++i) {
         if (pairs && i / 2 % 2) continue;
@@ -178,7 +178,7 @@ __device__ __forceinline__ void store_weights(float* dw, const float (&sums)[cou
             : Problem::chwn            ? (static_cast<int64>(channel) * taps + tap) * Problem::k + k
                                        : (k * Problem::group_c + channel) * taps + tap;
         if constexpr (pairs) *reinterpret_cast<float2*>(dw + at) = make_float2(sums[i], sums[i + 2]);
-        else if constexpr (Tuning::parts > 1) dw[at] = sums[i];
+        else if constexpr (Tuning::split_k > 1) dw[at] = sums[i];
         else dw[at] = finish<Problem>(sums[i], 0.0f, held_by<Problem>(dw + at, true));
     }
 }
@@ -300,23 +300,23 @@ __device__ __forceinline__ void sum_weights(float* dw, const WeightTiles<Problem
     store_tile<Problem, Tuning>(dw, reinterpret_cast<const float (&)[count]>(sums), tile, rings, row, t);
 }
 
-// `dw` is the gradient, or with several `parts` room for as many partial sums.
+// `dw` is the gradient, or with `split_k` above 1 room for as many partial sums.
 template <class Problem, class Tuning, class X, class DY>
 __device__ __forceinline__ void tensor_weight(const X& x, const DY& dy, float* dw, long long batch) {
     using Tiles = WeightTiles<Problem, Tuning>;
     static_assert(Tuning::converter_registers <= 65536 / (128 * (Tuning::warpgroups + 2)) / 8 * 8,
                   "setmaxnreg.dec is no legal instruction for more registers than a thread has");
     const WeightRings<Problem, Tuning> rings;
-    const int number = static_cast<int>(blockIdx.x) / Tuning::split, part = number / Tiles::count;
+    const int number = static_cast<int>(blockIdx.x) / Tuning::split, slice = number / Tiles::count;
     const Tiles tile(number % Tiles::count);
     if (threadIdx.x == 0) rings.init();
     __syncthreads();
-    const StageRange<Problem, Tuning> range(batch, part);
+    const StageRange<Problem, Tuning> range(batch, slice);
     const int warpgroup = threadIdx.x / 128, thread = threadIdx.x % 128;
     if (warpgroup < Tuning::warpgroups) {
         set_registers_up<Tuning::consumer_registers>();
         constexpr int64 weights = static_cast<int64>(Problem::k) * Problem::group_c * (Problem::r * Problem::s);
-        sum_weights<Problem, Tuning>(dw + part * weights, tile, rings, range, warpgroup);
+        sum_weights<Problem, Tuning>(dw + slice * weights, tile, rings, range, warpgroup);
         return;
     }
     if (warpgroup == Tuning::warpgroups) {

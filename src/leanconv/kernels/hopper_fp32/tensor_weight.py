@@ -80,8 +80,8 @@ class TensorWeightConfig(ConsumersConfig):
     ``partials`` partial sums are under way at once. ``ping_pong``: ping-pong schedule, consumers multiply in turn.
     ``x_tma`` and ``dy_tma``: TMA loads x, or dy, in rows of channels; otherwise lanes copy columns of pixels.
     ``channel_block`` channels of one tap are neighbouring rows of the tile. A cluster of ``split`` blocks shares a
-    tile's pixels, and so do ``parts`` of them whose sums a second launch adds. ``taps`` is 1, or the number of taps in
-    a row of the filter, which then share what is converted of x: the tile has sums for each of them.
+    tile's pixels, and so do ``split_k`` of them whose sums a second launch adds. ``taps`` is 1, or the number of taps
+    in a row of the filter, which then share what is converted of x: the tile has sums for each of them.
     """
 
     n_tiles: int
@@ -92,7 +92,7 @@ class TensorWeightConfig(ConsumersConfig):
     channel_block: int
     taps: int = 1
     split: int = 1
-    parts: int = 1
+    split_k: int = 1
 
     @property
     def filters(self) -> int:
@@ -268,7 +268,7 @@ class WeightGradient(TimedAlgorithm):
 
     name = "tensor_weight"
     paper = SplitGemm.paper
-    tier = "fp32"
+    precision = "fp32"
     solves = "conv2d"
 
     def arithmetic(self, problem: ConvProblem) -> Arithmetic:
@@ -291,7 +291,7 @@ class TensorWeight(WeightGradient, split_k.SplitK):
     def within(
         self, problem: ConvProblem, target: Target, workspace: float = inf
     ) -> list[tuple[float, TensorWeightConfig]]:
-        most = min(_most_parts(problem), split_k.most_parts(problem, workspace))
+        most = min(_most_blocks(problem), split_k.most_partial_sums(problem, workspace))
         return by_time(
             (predicted_cycles(problem, config, target), config)
             for whole in _whole(problem, target)
@@ -309,15 +309,15 @@ class TensorWeight(WeightGradient, split_k.SplitK):
             arguments=(
                 x_map(problem, config.taps) if config.x_tma else Pointer("x"),
                 dy_map(problem, config.taps) if config.dy_tma else Pointer("dy"),
-                split_k.destination(problem, config.parts),
+                split_k.destination(problem, config.split_k),
                 batch,
             ),
-            grid=tiles_of(problem, config) * config.split * config.parts,
+            grid=tiles_of(problem, config) * config.split * config.split_k,
             block=config.threads,
             shared_bytes=config.shared_bytes,
             cluster=config.split,
         )
-        return split_k.with_sums(first, problem, config.parts)
+        return split_k.with_sums(first, problem, config.split_k)
 
 
 def _shared_by(
@@ -332,11 +332,11 @@ def _shared_by(
     if most >= 2:
         tiles = tiles_of(problem, whole)
         busy = (rounds * target.multiprocessors // tiles for rounds in (1, 2, 3))
-        for parts in dict.fromkeys(max(2, min(int(most), stages, many)) for many in busy):
-            yield variant(whole, parts=parts)
+        for slices in dict.fromkeys(max(2, min(int(most), stages, many)) for many in busy):
+            yield variant(whole, split_k=slices)
 
 
-def _most_parts(problem: ConvProblem) -> int:
+def _most_blocks(problem: ConvProblem) -> int:
     """Most blocks that share a tile: they make one round of a large GPU's multiprocessors, of many tiles two or three,
     so that few of these idle in the last one."""
     tiles = ceil_div(split_k.weights_of(problem), LARGEST_TILE if may_share(problem) else 128 * 128)
@@ -376,10 +376,10 @@ def predicted_cycles(problem: ConvProblem, config: TensorWeightConfig, target: T
     tile = config.warpgroups, config.n_tiles, config.partials, config.taps > 1
     speed = speeds.tiles[list(TILES).index(tile)][0 if config.x_tma and config.dy_tma else 1]
     speed *= FLOPS_PER_CYCLE * (speeds.one_product if config.products == 1 else 1)
-    stages = ceil_div(stages_of(problem, config), config.split * config.parts)
+    stages = ceil_div(stages_of(problem, config), config.split * config.split_k)
     each = stages * 2 * config.weights * DEPTH / speed + speeds.block_cycles
-    blocks = tiles_of(problem, config) * config.parts
+    blocks = tiles_of(problem, config) * config.split_k
     rounds = ceil_div(blocks, clusters_at_once(config.split, 1, target) if config.split > 1 else target.multiprocessors)
     memory = problem.bytes / target.bytes_per_cycle
     time = max(rounds * each + (speeds.split_cycles if config.split > 1 else 0), memory) + launch_cycles(target)
-    return time + split_k.sum_cycles(problem, config.parts, target)
+    return time + split_k.sum_cycles(problem, config.split_k, target)

@@ -97,16 +97,16 @@ struct WeightRow {
     __device__ __forceinline__ int right() const { return tap % of_row * (Tuning::taps * Problem::dilation_w); }
 };
 
-// The stages of 64 pixels that a block sums: its share among the `parts` x `split` blocks of a tile.
+// The stages of 64 pixels that a block sums: its share among the `split_k` x `split` blocks of a tile.
 template <class Problem, class Tuning>
 struct StageRange {
     int first, end;
-    __device__ __forceinline__ StageRange(long long batch, int part) {
+    __device__ __forceinline__ StageRange(long long batch, int slice) {
         const int64 pixels = ReductionPixels<Problem, Tuning>::count(batch);
         const int all = static_cast<int>((pixels + (split_depth - 1)) / split_depth);
-        const int share = ceil_div(all, Tuning::parts * Tuning::split);
+        const int share = ceil_div(all, Tuning::split_k * Tuning::split);
         const int64 begin = static_cast<int64>(share) *
-            (part * Tuning::split + (Tuning::split > 1 ? static_cast<int>(cluster_rank()) : 0));
+            (slice * Tuning::split + (Tuning::split > 1 ? static_cast<int>(cluster_rank()) : 0));
         first = static_cast<int>(begin < all ? begin : all);
         end = first + share < all ? first + share : all;
     }

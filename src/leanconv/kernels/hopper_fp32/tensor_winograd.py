@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import gcd
 
-from leanconv.kernels.common.input_gradient import PartialConvolution, single_parts
+from leanconv.kernels.common.input_gradient import PartialConvolution, single_phases
 from leanconv.kernels.common.layers import conv_arguments, has_wide_tensors, view_constants, wgmma_limits
 from leanconv.kernels.common.split_gemm import (
     DEPTH,
@@ -273,7 +273,7 @@ class TensorWinograd(SplitGemm[PairConfig]):
                 f"bulk copies of {ROW} channels do not fit {of_group} channels in each of {problem.groups} groups"
             )
         if not reasons:
-            reasons += [reason for part in single_parts(problem) for reason in pair_map(part.problem).why_not()]
+            reasons += [reason for phase in single_phases(problem) for reason in pair_map(phase.problem).why_not()]
             reach = (problem.r - 1) * problem.dilation[0]
             if reach > 255:
                 reasons.append(f"filter rows reach {reach} rows, more than the 255 of a bulk copy")
@@ -283,21 +283,21 @@ class TensorWinograd(SplitGemm[PairConfig]):
 
     def _why_not_linear(self, problem: ConvProblem) -> list[str]:
         """The same for NCHW, where input and output must have as many linear pixels."""
-        parts = single_parts(problem)
-        if not all(part.whole and part.problem.q % 2 == 0 and is_linear(part.problem) for part in parts):
+        phases = single_phases(problem)
+        if not all(phase.whole and phase.problem.q % 2 == 0 and is_linear(phase.problem) for phase in phases):
             return [
                 "in NCHW images of input and output are not of one size, with rows of even length, pixels in fours "
                 f"and, if there are several groups, multiples of {ROW} channels in each"
             ]
-        return [reason for part in parts for reason in linear_map(part.problem, 2 * BOX_WIDTHS[0] + 8).why_not()]
+        return [reason for phase in phases for reason in linear_map(phase.problem, 2 * BOX_WIDTHS[0] + 8).why_not()]
 
     def candidates(self, problem: ConvProblem, shared: int = SHARED) -> list[PairConfig]:
-        parts = single_parts(problem)
+        phases = single_phases(problem)
         products = 1 if problem.precision == "tf32" else 3
-        copy_pixels = max((copy_pixels_of(part.problem) for part in parts), default=PAIRS)
+        copy_pixels = max((copy_pixels_of(phase.problem) for phase in phases), default=PAIRS)
         if problem.layout == "NCHW":
             found = [_config(tile, 0, products, shared, box_width) for tile in TILES for box_width in BOX_WIDTHS]
-            resident = resident_of(parts[0].problem) if len(parts) == 1 else (0, 0)
+            resident = resident_of(phases[0].problem) if len(phases) == 1 else (0, 0)
             if resident[0]:
                 found += [_config(tile, 0, products, shared, BOX_WIDTHS[-1], resident) for tile in TILES]
         else:
@@ -305,27 +305,27 @@ class TensorWinograd(SplitGemm[PairConfig]):
             low = _config((64, 1), copy_pixels, products, shared)
             # NOTE: the filters of one row of pixels stay in the ring for the next one.
             in_ring = low is not None and low.filter_stages == 2 * STATES
-            if low and in_ring and parts and all(_in_two_rows(part.problem) for part in parts):
+            if low and in_ring and phases and all(_in_two_rows(phase.problem) for phase in phases):
                 found.append(variant(low, output_rows=2))
-            if parts and all(_in_one_row(part.problem) for part in parts):
+            if phases and all(_in_one_row(phase.problem) for phase in phases):
                 found += [variant(config, one_row=True) for config in found if config and config.output_rows == 1]
         return [config for config in found if config]
 
     def timed(self, problem: ConvProblem, target: Target) -> list[tuple[float, PairConfig]]:
-        parts = single_parts(problem)
+        phases = single_phases(problem)
         return by_time(
-            (self._cycles(problem, parts, config, target), config)
+            (self._cycles(problem, phases, config, target), config)
             for whole in self.candidates(problem, target.shared_per_block)
-            for config in self._with_splits(whole, parts, target)
+            for config in self._with_splits(whole, phases, target)
         )
 
     def _tiles_of_row(self, problem: ConvProblem, config: PairConfig) -> int:
         """Tiles of pixels of one output row."""
         return ceil_div(problem.n * pairs_of(problem), PAIRS * config.multicast) * config.multicast
 
-    def _tiles(self, part: PartialConvolution, config: PairConfig) -> int:
+    def _tiles(self, phase: PartialConvolution, config: PairConfig) -> int:
         """Tiles of a launch."""
-        problem = part.problem
+        problem = phase.problem
         of_filters = ceil_div(problem.group_k, config.filters) * problem.groups
         if config.one_row:
             return self._tiles_of_row(problem, config) * problem.p * of_filters
@@ -334,7 +334,9 @@ class TensorWinograd(SplitGemm[PairConfig]):
             pairs = problem.n * ceil_div(problem.p * pairs_of(problem), config.box_width) * config.box_width
         return ceil_div(pairs, PAIRS * config.multicast) * config.multicast * of_filters
 
-    def _with_splits(self, config: PairConfig, parts: list[PartialConvolution], target: Target) -> Iterator[PairConfig]:
+    def _with_splits(
+        self, config: PairConfig, phases: list[PartialConvolution], target: Target
+    ) -> Iterator[PairConfig]:
         """The configuration; with a multicast of filters where CTAs have whole tiles; and with split-K where the rings
         hold the outputs of a tile."""
         yield config
@@ -342,31 +344,31 @@ class TensorWinograd(SplitGemm[PairConfig]):
         # NOTE: with six stages of filters, at changing places, it took 1.1 to 1.2 times as long (H200).
         in_ring = config.filter_stages == 4 * config.n_tiles
         fits = config.n_tiles > 1 and in_ring and not config.linear and pairs.shared_bytes <= target.shared_per_block
-        if fits and parts and all(self._tiles(part, pairs) >= target.multiprocessors for part in parts):
+        if fits and phases and all(self._tiles(phase, pairs) >= target.multiprocessors for phase in phases):
             yield pairs
-        if not parts or config.output_rows > 1 or config.filters * PAIRS * OUTPUTS * 4 > config.ring_bytes:
+        if not phases or config.output_rows > 1 or config.filters * PAIRS * OUTPUTS * 4 > config.ring_bytes:
             return
-        work = [(self._tiles(part, config), _least_stages(part.problem, config)) for part in parts]
-        for split in shares_of(work, target, parts[0].problem.batch_invariant):
+        work = [(self._tiles(phase, config), _least_stages(phase.problem, config)) for phase in phases]
+        for split in shares_of(work, target, phases[0].problem.batch_invariant):
             if config.filters // (32 if config.linear else 16) % split == 0:
                 yield variant(config, split=split)
 
     def _cycles(
-        self, problem: ConvProblem, parts: list[PartialConvolution], config: PairConfig, target: Target
+        self, problem: ConvProblem, phases: list[PartialConvolution], config: PairConfig, target: Target
     ) -> float:
         speeds, one = WinogradSpeeds.of(target), config.products == 1
         speed = speeds.tiles[TILES.index((config.mma_n, config.n_tiles))][one] * FLOPS_PER_CYCLE
         time = 0.0
-        for part in parts:
-            tiles, stages = self._tiles(part, config), stages_of(part.problem, config.channel_block, STATES)
+        for phase in phases:
+            tiles, stages = self._tiles(phase, config), stages_of(phase.problem, config.channel_block, STATES)
             of_stage = 2 * PAIRS * OUTPUTS * SEGMENT * config.filters * DEPTH / speed
-            of_stage *= 1 - (1 - speeds.rest) * rest_stages(part.problem, config) / stages
+            of_stage *= 1 - (1 - speeds.rest) * rest_stages(phase.problem, config) / stages
             of_tile = speeds.tile_cycles
             if config.output_rows > 1:
                 # only one output row reads the first row of pixels, and the last
-                stages = _row_blocks(part.problem) // (DEPTH // ROW)
+                stages = _row_blocks(phase.problem) // (DEPTH // ROW)
                 of_stage *= 2 * speed / (speeds.two_rows[one] * FLOPS_PER_CYCLE)
-                of_stage *= part.problem.r - 1 + 2 * speeds.edge
+                of_stage *= phase.problem.r - 1 + 2 * speeds.edge
                 of_tile = speeds.two_rows_cycles
             if config.linear:
                 box = BOX_WIDTHS.index(config.box_width)
@@ -374,7 +376,7 @@ class TensorWinograd(SplitGemm[PairConfig]):
             if config.multicast > 1:
                 of_stage *= speeds.multicast[one]
             launch = (of_stage, of_tile, target, problem.batch_invariant)
-            time += self._launch_cycles(part.problem, config, tiles, stages, *launch)
+            time += self._launch_cycles(phase.problem, config, tiles, stages, *launch)
         return max(time, problem.bytes / target.bytes_per_cycle) + 3 * launch_cycles(target)
 
     def _launch_cycles(
@@ -409,18 +411,18 @@ class TensorWinograd(SplitGemm[PairConfig]):
         return min(tiles, target.multiprocessors // config.multicast * config.multicast)
 
     def main_launch(
-        self, problem: ConvProblem, part: PartialConvolution, config: PairConfig, first: int, target: Target
+        self, problem: ConvProblem, phase: PartialConvolution, config: PairConfig, first: int, target: Target
     ) -> Launch:
         _, _, *rest = conv_arguments(problem)
-        tiles = self._tiles(part, config)
+        tiles = self._tiles(phase, config)
         if config.linear:
-            encoded = linear_map(part.problem, channel_pixels_of(part.problem) if config.spacing else config.column)
+            encoded = linear_map(phase.problem, channel_pixels_of(phase.problem) if config.spacing else config.column)
         else:
-            encoded = pair_map(part.problem, config.output_rows, config.one_row)
+            encoded = pair_map(phase.problem, config.output_rows, config.one_row)
         return Launch(
             header="kernels/hopper_fp32/tensor_winograd.cuh",
             function="leanconv::tensor_winograd",
-            problem=(*view_constants(part.problem, part.view, has_wide_tensors(problem)), ("first_prepared", first)),
+            problem=(*view_constants(phase.problem, phase.view, has_wide_tensors(problem)), ("first_prepared", first)),
             tuning=config.tuning(),
             arguments=(replace(encoded, role=problem.operands[0].role), Pointer("prepared"), *rest),
             grid=self._grid(tiles, config, target, problem.batch_invariant),

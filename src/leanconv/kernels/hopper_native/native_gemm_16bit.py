@@ -9,7 +9,7 @@ from typing import ClassVar, cast
 
 from leanconv.dtypes import item_bytes
 from leanconv.kernels.common import input_gradient
-from leanconv.kernels.common.input_gradient import PartialConvolution, distinct_parts, single_parts
+from leanconv.kernels.common.input_gradient import PartialConvolution, distinct_phases, single_phases
 from leanconv.kernels.common.layers import conv_arguments, has_wide_tensors, limits, view_constants, wgmma_limits
 from leanconv.kernels.common.tensor_core_gemm import FLOPS_PER_CYCLE, REGISTERS, SPLITS, pixel_map
 from leanconv.kernels.contract import Arithmetic, Config, TimedAlgorithm, by_time, ceil_div, variant
@@ -132,7 +132,7 @@ def _config(
 ) -> NativeConfig | None:
     """The configuration of a tile; None where its stages do not fit.
 
-    ``copies`` are those of each part of a problem, of which a stage holds a divisor.
+    ``copies`` are those of each phase of a problem, of which a stage holds a divisor.
     """
     for stage_blocks in range(max(1, kind.max_bytes // (kind.item * block)), 0, -1):
         config = kind(*tile, block, stage_blocks, 1, *REGISTERS[tile[0], True])
@@ -142,14 +142,14 @@ def _config(
     return None
 
 
-def _with_splits(config: NativeConfig, parts: list[PartialConvolution], target: Target) -> Iterator[NativeConfig]:
+def _with_splits(config: NativeConfig, phases: list[PartialConvolution], target: Target) -> Iterator[NativeConfig]:
     """The configuration, and with the reduction split over a cluster where tiles leave multiprocessors idle.
 
     The ring takes the sums of a tile; each CTA has stages, two at least but the last.
     """
     yield config
-    tiles = 0 if parts[0].problem.batch_invariant else max(_tiles(part, config) for part in parts)
-    stages = min(_stages(part.problem, config) for part in parts)
+    tiles = 0 if phases[0].problem.batch_invariant else max(_tiles(phase, config) for phase in phases)
+    stages = min(_stages(phase.problem, config) for phase in phases)
     for split in SPLITS if 4 * config.pixels * config.filters <= config.ring_bytes else ():
         each = ceil_div(stages, split)
         shared = tiles * split <= target.multiprocessors and each >= 2 and each * (split - 1) < stages
@@ -167,24 +167,24 @@ def _stages(problem: ConvProblem, config: NativeConfig) -> int:
     return _copies(problem, config.channel_block) // config.stage_blocks
 
 
-def _tiles(part: PartialConvolution, config: NativeConfig) -> int:
+def _tiles(phase: PartialConvolution, config: NativeConfig) -> int:
     """Tiles of a launch."""
-    problem = part.problem
-    return ceil_div(part.pixels, config.pixels) * ceil_div(problem.group_k, config.filters) * problem.groups
+    problem = phase.problem
+    return ceil_div(phase.pixels, config.pixels) * ceil_div(problem.group_k, config.filters) * problem.groups
 
 
-def _filter_map(part: PartialConvolution, config: NativeConfig, role: str) -> TensorMap:
+def _filter_map(phase: PartialConvolution, config: NativeConfig, role: str) -> TensorMap:
     """How copies walk over the filters: ``channel_block`` channels of one tap of as many filters as a tile has.
 
     The filters of a gradient's phase lie behind those of the phases before: so many rows of channels further, which
     the coordinate of the tap counts too.
     """
-    problem = part.problem
+    problem = phase.problem
     taps, row = problem.r * problem.s, item_bytes(problem.dtype) * problem.group_c
     return TensorMap(
         role=role,
         element=problem.dtype,
-        shape=(problem.group_c, part.view.first_weight // problem.group_c + taps, problem.k),
+        shape=(problem.group_c, phase.view.first_weight // problem.group_c + taps, problem.k),
         strides=(row, row * taps),
         box=(config.channel_block, 1, config.filters),
         swizzle=config.item * config.channel_block,
@@ -200,7 +200,7 @@ class NativeGemm16bit(TimedAlgorithm):
     name = "native_gemm"
     strategy = "16bit"
     paper = "S. Markidis et al., NVIDIA tensor core programmability (2018); S. Chetlur et al., cuDNN (2014)"
-    tier: ClassVar[Precision] = "fp32"
+    precision: ClassVar[Precision] = "fp32"
     solves = "conv2d"
     dtypes: ClassVar[tuple[str, ...]] = ("float16", "bfloat16")
     kind: ClassVar[type[NativeConfig]] = NativeConfig
@@ -222,11 +222,11 @@ class NativeGemm16bit(TimedAlgorithm):
         if not (block := _channel_block(read, problem.groups, item)):
             least = BLOCK_BYTES[-1] // item
             return [f"groups={problem.groups} leaves {read} {name} in a group, no multiple of {least}"]
-        for part in (each.problem for each in distinct_parts(problem)):
-            reach = max((part.r - 1) * part.dilation[0], (part.s - 1) * part.dilation[1])
+        for phase in (each.problem for each in distinct_phases(problem)):
+            reach = max((phase.r - 1) * phase.dilation[0], (phase.s - 1) * phase.dilation[1])
             if reach > MAX_REACH:
                 return [f"a filter reaches {reach} pixels, and tensor copies {MAX_REACH}"]
-            if broken := pixel_map(part, 64, block).why_not():
+            if broken := pixel_map(phase, 64, block).why_not():
                 return [f"no tensor map describes the pixels: {broken[0]}"]
         return []
 
@@ -237,34 +237,34 @@ class NativeGemm16bit(TimedAlgorithm):
         return input_gradient.prepared_bytes(problem) if problem.op == "dgrad" else 0
 
     def timed(self, problem: ConvProblem, target: Target) -> list[tuple[float, NativeConfig]]:
-        parts, kind, room = distinct_parts(problem), cast(Hashable, self.kind), target.shared_per_block
-        if not parts:
+        phases, kind, room = distinct_phases(problem), cast(Hashable, self.kind), target.shared_per_block
+        if not phases:
             # A layer whose windows cover nothing but padding has a gradient of zeros, and nothing to tune.
             config = _config(kind, self.tiles[0], BLOCK_BYTES[0] // self.kind.item, (), room)
             return [(0.0, config)] if config else []
-        block = _channel_block(parts[0].problem.group_c, problem.groups, self.kind.item)
-        copies = tuple(dict.fromkeys(_copies(part.problem, block) for part in parts))
+        block = _channel_block(phases[0].problem.group_c, problem.groups, self.kind.item)
+        copies = tuple(dict.fromkeys(_copies(phase.problem, block) for phase in phases))
         known = (_config(kind, tile, block, copies, room) for tile in self.tiles)
         return by_time(
-            (self._cycles(problem, parts, config, target), config)
+            (self._cycles(problem, phases, config, target), config)
             for whole in known
             if whole and (not problem.accumulate or whole.sums <= MAX_ADDED)
-            for config in _with_splits(whole, parts, target)
+            for config in _with_splits(whole, phases, target)
         )
 
     def _cycles(
-        self, problem: ConvProblem, parts: list[PartialConvolution], config: NativeConfig, target: Target
+        self, problem: ConvProblem, phases: list[PartialConvolution], config: NativeConfig, target: Target
     ) -> float:
         speeds = self.speeds.of(target)
         tile = config.warpgroups, config.m_tiles, config.filters
         speed = speeds.tiles[self.tiles.index(tile)] * FLOPS_PER_CYCLE
         time = 0.0
-        for part in parts:
-            stages = ceil_div(_stages(part.problem, config), config.split)
-            rounds = ceil_div(_tiles(part, config) * config.split, target.multiprocessors)
+        for phase in phases:
+            stages = ceil_div(_stages(phase.problem, config), config.split)
+            rounds = ceil_div(_tiles(phase, config) * config.split, target.multiprocessors)
             each = stages * 2 * config.pixels * config.filters * config.depth / speed
             launch = rounds * (each + speeds.tile) + speeds.first + (speeds.split if config.split > 1 else 0)
-            time += part.times * launch
+            time += phase.times * launch
         memory = problem.bytes / target.bytes_per_cycle
         return max(time, memory) + min(time, memory) * speeds.not_hidden + launch_cycles(target)
 
@@ -273,26 +273,26 @@ class NativeGemm16bit(TimedAlgorithm):
         return (block, config.split, config.stage_blocks) if config.split > 1 else block
 
     def plan(self, problem: ConvProblem, config: NativeConfig, target: Target) -> Plan:
-        gradient, wide, parts = problem.op == "dgrad", has_wide_tensors(problem), single_parts(problem)
-        launches = [self._launch(problem, part, config, wide, target) for part in parts]
+        gradient, wide, phases = problem.op == "dgrad", has_wide_tensors(problem), single_phases(problem)
+        launches = [self._launch(problem, phase, config, wide, target) for phase in phases]
         zeros = input_gradient.zero_launch(problem) if gradient and not problem.accumulate else None
         return Plan(
             (*launches, *([zeros] if zeros else [])),
-            prepare=(input_gradient.filter_launch(problem),) if gradient and parts else (),
+            prepare=(input_gradient.filter_launch(problem),) if gradient and phases else (),
             prepared_bytes=self.prepared_bytes(problem),
         )
 
     def _launch(
-        self, problem: ConvProblem, part: PartialConvolution, config: NativeConfig, wide: bool, target: Target
+        self, problem: ConvProblem, phase: PartialConvolution, config: NativeConfig, wide: bool, target: Target
     ) -> Launch:
-        """The launch that computes a part of ``problem``."""
-        filters = _filter_map(part, config, "prepared" if self.prepared_bytes(problem) else "w")
-        x = pixel_map(part.problem, config.pixels, config.channel_block)
-        tiles = _tiles(part, config)
+        """The launch that computes a phase of ``problem``."""
+        filters = _filter_map(phase, config, "prepared" if self.prepared_bytes(problem) else "w")
+        x = pixel_map(phase.problem, config.pixels, config.channel_block)
+        tiles = _tiles(phase, config)
         return Launch(
             header=f"kernels/hopper_native/{self.stem}.cuh",
             function=f"leanconv::{self.stem}",
-            problem=view_constants(part.problem, part.view, wide),
+            problem=view_constants(phase.problem, phase.view, wide),
             tuning=(*config.constants(), ("barriers_at", config.ring_bytes + config.output_bytes)),
             arguments=(replace(x, role=problem.operands[0].role), filters, *conv_arguments(problem)[2:]),
             grid=tiles * config.split if config.split > 1 else min(tiles, target.multiprocessors),

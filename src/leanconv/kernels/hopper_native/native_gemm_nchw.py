@@ -10,7 +10,7 @@ from typing import ClassVar
 
 from leanconv.dtypes import DTYPES, item_bytes
 from leanconv.kernels.common import input_gradient
-from leanconv.kernels.common.input_gradient import PartialConvolution, distinct_parts, single_parts
+from leanconv.kernels.common.input_gradient import PartialConvolution, distinct_phases, single_phases
 from leanconv.kernels.common.layers import conv_arguments, has_wide_tensors, limits, view_constants, wgmma_limits
 from leanconv.kernels.contract import Arithmetic, Config, TimedAlgorithm, by_time, ceil_div, variant
 from leanconv.kernels.cost import Speeds, launch_cycles
@@ -131,18 +131,18 @@ class NchwConfig(Config):
             return LinearOrder(ceil_div(problem.w, TMA_PIXELS) * TMA_PIXELS, 1, spare=0)
         return linear_order(problem)
 
-    def layout(self, part: PartialConvolution) -> Constants:
+    def layout(self, phase: PartialConvolution) -> Constants:
         """Where in shared memory filters, the offsets of taps, outputs and barriers begin; pixels are first."""
-        problem = part.problem
+        problem = phase.problem
         pixels = self.pixel_stages * 2 * self.channel_block * self.order(problem).resident(self.pixels)
         taps = pixels + self.filter_stages * self.filter_stage_bytes
         outputs = taps + 16 * ceil_div(4 * problem.r * problem.s, 16)
-        barriers = outputs + (self.warpgroups * 2 * PITCH * min(self.filters, 64) if part.whole else 0)
+        barriers = outputs + (self.warpgroups * 2 * PITCH * min(self.filters, 64) if phase.whole else 0)
         return ("filters_at", pixels), ("taps_at", taps), ("outputs_at", outputs), ("barriers_at", barriers)
 
-    def shared_bytes(self, part: PartialConvolution) -> int:
+    def shared_bytes(self, phase: PartialConvolution) -> int:
         """Shared memory of a CTA."""
-        return int(self.layout(part)[-1][1]) + 16 * (self.pixel_stages + self.filter_stages)
+        return int(self.layout(phase)[-1][1]) + 16 * (self.pixel_stages + self.filter_stages)
 
 
 #: A tile: warpgroups, m64 tiles of each, filters.
@@ -171,29 +171,29 @@ class NchwSpeeds(Speeds):
     not_hidden: float
 
 
-def _parts(problem: ConvProblem) -> list[PartialConvolution]:
+def _single(problem: ConvProblem) -> list[PartialConvolution]:
     """The convolutions of a call. Where each output reads the pixel of its own place alone, an image is one row."""
-    return [_as_row(part) for part in single_parts(problem)]
+    return [_as_row(phase) for phase in single_phases(problem)]
 
 
 def _distinct(problem: ConvProblem) -> list[PartialConvolution]:
     """One for all of them that are equal."""
-    return [_as_row(part) for part in distinct_parts(problem)]
+    return [_as_row(phase) for phase in distinct_phases(problem)]
 
 
-def _as_row(part: PartialConvolution) -> PartialConvolution:
-    problem = part.problem
+def _as_row(phase: PartialConvolution) -> PartialConvolution:
+    problem = phase.problem
     pointwise = (problem.r, problem.s, problem.stride, problem.padding) == (1, 1, (1, 1), (0, 0, 0, 0))
-    if not (pointwise and part.whole):
-        return part
+    if not (pointwise and phase.whole):
+        return phase
     pixels = problem.h * problem.w
-    return replace(part, problem=replace(problem, h=1, w=pixels), view=replace(part.view, out_h=1, out_w=pixels))
+    return replace(phase, problem=replace(problem, h=1, w=pixels), view=replace(phase.view, out_h=1, out_w=pixels))
 
 
-def _can_copy(part: PartialConvolution) -> bool:
+def _can_copy(phase: PartialConvolution) -> bool:
     """Whether tensor copies can bring pixels as they lie: one tap, aligned images, channels of one group."""
-    problem = part.problem
-    one_row = part.whole and (problem.h, problem.r, problem.s, problem.stride) == (1, 1, 1, (1, 1))
+    problem = phase.problem
+    one_row = phase.whole and (problem.h, problem.r, problem.s, problem.stride) == (1, 1, 1, (1, 1))
     aligned = problem.padding == (0, 0, 0, 0) and problem.w % ALIGNED == 0
     return one_row and aligned and (problem.groups == 1 or problem.group_c % K16 == 0)
 
@@ -277,7 +277,7 @@ class NativeGemmNchw(TimedAlgorithm):
 
     name = "native_gemm_nchw"
     paper = "S. Markidis et al., NVIDIA tensor core programmability (2018); S. Lu et al., im2win (2023)"
-    tier: ClassVar[Precision] = "fp32"
+    precision: ClassVar[Precision] = "fp32"
     solves = "conv2d"
     dtypes: ClassVar[tuple[str, ...]] = ("float16", "bfloat16")
 
@@ -285,18 +285,18 @@ class NativeGemmNchw(TimedAlgorithm):
         reasons = [*limits(problem, "fprop", "dgrad", dtypes=self.dtypes), *wgmma_limits(target)]
         if reasons := linear_limits(problem, reasons):
             return reasons
-        parts = _distinct(problem)
-        for part in (each.problem for each in parts):
-            order = linear_order(part)
+        phases = _distinct(problem)
+        for phase in (each.problem for each in phases):
+            order = linear_order(phase)
             image = ceil_div(order.image, TMA_PIXELS) * TMA_PIXELS
             if many := count_limits(problem, image, order.resident(256)):
                 return many
-            if ceil_div(problem.n * image, 128) * ceil_div(part.group_k, TILES[-1][2]) * part.groups > MAX_INDEX:
+            if ceil_div(problem.n * image, 128) * ceil_div(phase.group_k, TILES[-1][2]) * phase.groups > MAX_INDEX:
                 return [f"n={problem.n}: outputs are more than {MAX_INDEX} tiles"]
-            if part.r * part.s > MAX_TAPS:
-                return [f"filters have {part.r * part.s} taps, more than {MAX_TAPS}"]
-        if parts and not any(self._fitting(tile, parts, target) for tile in _tiles_for(problem)):
-            pixels = max(linear_order(part.problem).resident(128) for part in parts)
+            if phase.r * phase.s > MAX_TAPS:
+                return [f"filters have {phase.r * phase.s} taps, more than {MAX_TAPS}"]
+        if phases and not any(self._fitting(tile, phases, target) for tile in _tiles_for(problem)):
+            pixels = max(linear_order(phase.problem).resident(128) for phase in phases)
             return [
                 f"a tile of 128 outputs reads {pixels} pixels: two times {K16} channels of them and the filters take "
                 f"more than the {target.shared_per_block} bytes of shared memory that a block has"
@@ -307,51 +307,51 @@ class NativeGemmNchw(TimedAlgorithm):
         return "fp16"
 
     def prepared_bytes(self, problem: ConvProblem) -> int:
-        parts = _distinct(problem)
+        phases = _distinct(problem)
         return max(
-            sum(part.times * _filter_bytes(part.problem, tile[2]) for part in parts) for tile in _tiles_for(problem)
+            sum(phase.times * _filter_bytes(phase.problem, tile[2]) for phase in phases) for tile in _tiles_for(problem)
         )
 
     def _fitting(
-        self, tile: Tile, parts: list[PartialConvolution], target: Target, by_tma: bool = False
+        self, tile: Tile, phases: list[PartialConvolution], target: Target, by_tma: bool = False
     ) -> NchwConfig | None:
         """The configuration of a tile: the longest channel blocks that fit, then the longest rings."""
-        channels = _rounded(parts[0].problem.group_c)
-        one_tap = all(part.problem.r * part.problem.s == 1 for part in parts)
+        channels = _rounded(phases[0].problem.group_c)
+        one_tap = all(phase.problem.r * phase.problem.s == 1 for phase in phases)
         producers = (1, *TMA_REGISTERS) if by_tma else _producers(tile)
         for block in range(min(MAX_BLOCK, channels), 0, -K16):
             if channels % block:
                 continue
             for pixel_stages in (8, 6, 5, 4, 3) if by_tma else (4, 3, 2) if one_tap else (2,):
                 bare = NchwConfig(*tile, block, pixel_stages, 0, *producers, by_tma)
-                left = target.shared_per_block - max(bare.shared_bytes(part) for part in parts)
+                left = target.shared_per_block - max(bare.shared_bytes(phase) for phase in phases)
                 stages = min(MAX_STAGES, left // (bare.filter_stage_bytes + 16))
                 if stages >= (pixel_stages if by_tma else MIN_STAGES):
                     return variant(bare, filter_stages=stages)
         return None
 
     def timed(self, problem: ConvProblem, target: Target) -> list[tuple[float, NchwConfig]]:
-        parts = _distinct(problem)
-        if not parts:
+        phases = _distinct(problem)
+        if not phases:
             # A layer whose windows cover nothing but padding has a gradient of zeros, and nothing to tune.
             tile = TILES[-1]
             return [(0.0, NchwConfig(*tile, K16, 2, MIN_STAGES, *_producers(tile)))]
-        ways = [False, True] if all(_can_copy(part) for part in parts) else [False]
-        configs = (self._fitting(tile, parts, target, way) for tile in _tiles_for(problem) for way in ways)
-        return by_time((self._cycles(problem, parts, config, target), config) for config in configs if config)
+        ways = [False, True] if all(_can_copy(phase) for phase in phases) else [False]
+        configs = (self._fitting(tile, phases, target, way) for tile in _tiles_for(problem) for way in ways)
+        return by_time((self._cycles(problem, phases, config, target), config) for config in configs if config)
 
     def _cycles(
-        self, problem: ConvProblem, parts: list[PartialConvolution], config: NchwConfig, target: Target
+        self, problem: ConvProblem, phases: list[PartialConvolution], config: NchwConfig, target: Target
     ) -> float:
         time, speeds = 0.0, NchwSpeeds.of(target)
-        for part, times in ((each.problem, each.times) for each in parts):
+        for phase, times in ((each.problem, each.times) for each in phases):
             full = config.channel_block // K16 * config.warpgroups * config.m_tiles * config.filters // 2
-            multiplied = part.r * part.s * (speeds.stage[0] * full + speeds.stage[1])
-            blocks = _rounded(part.group_c) // config.channel_block
-            of_tile = blocks * max(multiplied, _load_cycles(part, config, speeds)) + speeds.tile[0]
+            multiplied = phase.r * phase.s * (speeds.stage[0] * full + speeds.stage[1])
+            blocks = _rounded(phase.group_c) // config.channel_block
+            of_tile = blocks * max(multiplied, _load_cycles(phase, config, speeds)) + speeds.tile[0]
             of_tile += speeds.tile[1] * config.m_tiles * config.filters
-            launch = ceil_div(_tiles(part, config), target.multiprocessors) * of_tile + speeds.first
-            packing = speeds.pack + _filter_bytes(part, config.filters) / speeds.packed_per_cycle
+            launch = ceil_div(_tiles(phase, config), target.multiprocessors) * of_tile + speeds.first
+            packing = speeds.pack + _filter_bytes(phase, config.filters) / speeds.packed_per_cycle
             time += times * (launch + packing)
         memory = problem.bytes / target.bytes_per_cycle
         return max(time, memory) + min(time, memory) * speeds.not_hidden + launch_cycles(target)
@@ -361,10 +361,10 @@ class NativeGemmNchw(TimedAlgorithm):
 
     def plan(self, problem: ConvProblem, config: NchwConfig, target: Target) -> Plan:
         first, prepare, launches = 0, [], []
-        for part in _parts(problem):
-            prepare.append(_pack_launch(problem, part, config, first))
-            launches.append(self._launch(problem, part, config, first, target))
-            first += _filter_bytes(part.problem, config.filters) // item_bytes(problem.dtype)
+        for phase in _single(problem):
+            prepare.append(_pack_launch(problem, phase, config, first))
+            launches.append(self._launch(problem, phase, config, first, target))
+            first += _filter_bytes(phase.problem, config.filters) // item_bytes(problem.dtype)
         gradient = problem.op == "dgrad" and not problem.accumulate
         zeros = input_gradient.zero_launch(problem) if gradient else None
         chain = in_chain((*prepare, *launches, *([zeros] if zeros else [])))
@@ -372,22 +372,22 @@ class NativeGemmNchw(TimedAlgorithm):
         return Plan(chain[len(prepare) :], prepare=chain[: len(prepare)], prepared_bytes=packed)
 
     def _launch(
-        self, problem: ConvProblem, part: PartialConvolution, config: NchwConfig, first: int, target: Target
+        self, problem: ConvProblem, phase: PartialConvolution, config: NchwConfig, first: int, target: Target
     ) -> Launch:
-        """The launch that computes a part of ``problem`` with packed filters from element ``first`` on."""
+        """The launch that computes a phase of ``problem`` with packed filters from element ``first`` on."""
         x, _, *rest = conv_arguments(problem)
-        source = _pixel_map(problem, part.problem, config) if config.by_tma else x
-        constants = view_constants(part.problem, part.view, has_wide_tensors(problem))
-        order = config.order(part.problem).constants(config.pixels)
+        source = _pixel_map(problem, phase.problem, config) if config.by_tma else x
+        constants = view_constants(phase.problem, phase.view, has_wide_tensors(problem))
+        order = config.order(phase.problem).constants(config.pixels)
         return Launch(
             header="kernels/hopper_native/native_gemm_nchw.cuh",
             function="leanconv::native_gemm_nchw",
             problem=(*constants, ("first_prepared", first)),
-            tuning=(*config.constants(), *order, *config.layout(part)),
+            tuning=(*config.constants(), *order, *config.layout(phase)),
             arguments=(source, Pointer("prepared", DTYPES[problem.dtype].ctype), *rest),
-            grid=min(_tiles(part.problem, config), target.multiprocessors),
+            grid=min(_tiles(phase.problem, config), target.multiprocessors),
             block=config.threads,
-            shared_bytes=config.shared_bytes(part),
+            shared_bytes=config.shared_bytes(phase),
         )
 
 
@@ -404,13 +404,13 @@ def _pixel_map(problem: ConvProblem, forward: ConvProblem, config: NchwConfig) -
     )
 
 
-def _pack_launch(problem: ConvProblem, part: PartialConvolution, config: NchwConfig, first: int) -> Launch:
-    """The launch that packs the filters of a part, to element ``first`` of the packed ones."""
-    element, forward, gradient = DTYPES[problem.dtype].ctype, part.problem, problem.op == "dgrad"
+def _pack_launch(problem: ConvProblem, phase: PartialConvolution, config: NchwConfig, first: int) -> Launch:
+    """The launch that packs the filters of a phase, to element ``first`` of the packed ones."""
+    element, forward, gradient = DTYPES[problem.dtype].ctype, phase.problem, problem.op == "dgrad"
     known = {name: getattr(forward, name) for name in ("r", "s", "groups", "group_c", "group_k")}
     taps = ("layer_r", "layer_s", "last_row", "last_column", "apart_h", "apart_w")
     forwards = zip(taps, (forward.r, forward.s, 0, 0, 0, 0), strict=True)
-    known |= dict(input_gradient.mirrored_taps(problem, part) if gradient else forwards)
+    known |= dict(input_gradient.mirrored_taps(problem, phase) if gradient else forwards)
     return Launch(
         header="kernels/hopper_native/packed_filters.cuh",
         function="leanconv::pack_filters",

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from leanconv.kernels.common import input_gradient
-from leanconv.kernels.common.input_gradient import PartialConvolution, distinct_parts
+from leanconv.kernels.common.input_gradient import PartialConvolution, distinct_phases
 from leanconv.kernels.contract import Arithmetic, ceil_div
 from leanconv.kernels.hopper_native.native_gemm_16bit import NativeConfig, NativeGemm16bit, NativeSpeeds, Tile
 from leanconv.plan import Launch, Plan, Pointer, Target, in_chain
@@ -55,7 +55,7 @@ class NativeGemmTf32(NativeGemm16bit):
 
     name = "native_gemm"
     strategy = "tf32"
-    tier = "tf32"
+    precision = "tf32"
     dtypes = ("float32",)
     kind = Tf32Config
     tiles = TILES
@@ -68,14 +68,14 @@ class NativeGemmTf32(NativeGemm16bit):
         return input_gradient.prepared_bytes(problem)
 
     def _cycles(
-        self, problem: ConvProblem, parts: list[PartialConvolution], config: NativeConfig, target: Target
+        self, problem: ConvProblem, phases: list[PartialConvolution], config: NativeConfig, target: Target
     ) -> float:
         rounding = 2 * self.prepared_bytes(problem) / target.bytes_per_cycle + Tf32Speeds.of(target).rounding
-        return super()._cycles(problem, parts, config, target) + rounding
+        return super()._cycles(problem, phases, config, target) + rounding
 
     def plan(self, problem: ConvProblem, config: NativeConfig, target: Target) -> Plan:
         plan = super().plan(problem, config, target)
-        if not distinct_parts(problem):
+        if not distinct_phases(problem):
             return plan
         prepare = (*plan.prepare, _rounding_launch(problem))
         chain = in_chain((*prepare, *plan.launches))

@@ -9,7 +9,7 @@
 // CTA tile   filters x channels x taps of weights; `pixels` outputs a stage. Pixels of x lie in shared memory once, in the padded
 //            linear order of native_gemm_nchw, as rows of eight channels; every tap reads them at a constant offset, as an
 //            operand whose 16 reduction elements are 16 neighbouring rows. Split-K by cluster (`split`, in the order of ranks),
-//            or through a workspace (`parts`, added by split_k.cuh).
+//            or through a workspace (`split_k`, added by split_k.cuh).
 // Roles      warpgroups 0..n-1  consumers: dy by ldmatrix, once for all taps; wgmma with x
 //            the others         producers: load x and dy, transpose them in registers, store
 // Pipelines  windows  stages    full: producers -> consumers, empty: consumers -> producers
@@ -82,12 +82,12 @@ struct WeightTile {
 template <class Problem, class Tuning>
 struct PixelShare {
     int first, end;
-    __device__ __forceinline__ PixelShare(long long batch, int part) {
+    __device__ __forceinline__ PixelShare(long long batch, int slice) {
         constexpr int image = InputWindows<Problem, Tuning>::image;
         const long long all = (batch * image + Tuning::pixels - 1) / Tuning::pixels;
-        const int number = Tuning::split == 1 ? part : part * Tuning::split + static_cast<int>(cluster_rank());
-        first = static_cast<int>(all * number / (Tuning::parts * Tuning::split));
-        end = static_cast<int>(all * (number + 1) / (Tuning::parts * Tuning::split));
+        const int number = Tuning::split == 1 ? slice : slice * Tuning::split + static_cast<int>(cluster_rank());
+        first = static_cast<int>(all * number / (Tuning::split_k * Tuning::split));
+        end = static_cast<int>(all * (number + 1) / (Tuning::split_k * Tuning::split));
     }
 };
 
@@ -256,13 +256,13 @@ __device__ __forceinline__ void store_windows(Result* dw, const WeightTile<Probl
             for (int other = 1; other < Tuning::split; ++other) sum += cluster_load(from + i, other);
             // NOTE: where a tile has all taps, its channels' weights lie as in shared memory.
             Result* const at = to + (Weights::of_taps == 1 ? i : channel * Weights::all_taps + tap);
-            if constexpr (Tuning::parts > 1) *at = sum;
+            if constexpr (Tuning::split_k > 1) *at = sum;
             else *at = from_float<Result>(finish<Problem>(sum, 0.0f, held_by<Problem>(at, true)));
         }
     }
 }
 
-// `dw` is the gradient, or with several parts room for the sums of as many.
+// `dw` is the gradient, or with `split_k` above 1 room for as many partial sums.
 template <class Problem, class Tuning, class Result>
 __device__ __forceinline__ void native_weight_nchw(const typename Problem::element* x, const typename Problem::element* dy,
                                                      Result* dw, long long batch) {
@@ -270,11 +270,11 @@ __device__ __forceinline__ void native_weight_nchw(const typename Problem::eleme
     using Windows = WeightRing<Problem, Tuning>;
     using Weights = WeightTile<Problem, Tuning>;
     const Windows windows;
-    const int number = static_cast<int>(blockIdx.x) / Tuning::split, part = number / Weights::count;
+    const int number = static_cast<int>(blockIdx.x) / Tuning::split, slice = number / Weights::count;
     const Weights weights(number % Weights::count);
     windows.init(weights);
     __syncthreads();
-    const PixelShare<Problem, Tuning> share(batch, part);
+    const PixelShare<Problem, Tuning> share(batch, slice);
     // NOTE: the same number from the first lane: so the compiler knows that a warp's threads agree, and counts descriptors in
     // uniform registers: 2.5 instructions for a product instead of 7.5.
     const int warpgroup = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / 128, 0);
@@ -295,7 +295,7 @@ __device__ __forceinline__ void native_weight_nchw(const typename Problem::eleme
     if constexpr (Tuning::split > 1) cluster_barrier();
     else __syncthreads();
     constexpr int64 all = static_cast<int64>(Problem::k) * Problem::group_c * Weights::all_taps;
-    store_windows<Problem, Tuning>(dw + part * all, weights, windows);
+    store_windows<Problem, Tuning>(dw + slice * all, weights, windows);
     if constexpr (Tuning::split > 1) cluster_barrier();
 }
 

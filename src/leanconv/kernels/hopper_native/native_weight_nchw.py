@@ -67,7 +67,7 @@ class WindowWeightConfig(Config):
     ``taps``, which ``tap_groups`` share. ``producers`` warpgroups load.
 
     The ring has ``stages`` of ``pixels`` outputs, and what they read. A cluster of ``split`` blocks shares a tile's
-    pixels, and so do ``parts`` of them whose sums a second launch adds.
+    pixels, and so do ``split_k`` of them whose sums a second launch adds.
     """
 
     filter_groups: int
@@ -81,7 +81,7 @@ class WindowWeightConfig(Config):
     producer_registers: int
     consumer_registers: int
     split: int = 1
-    parts: int = 1
+    split_k: int = 1
 
     @property
     def threads(self) -> int:
@@ -150,13 +150,13 @@ class NativeWeightNchw(split_k.SplitK):
         self, problem: ConvProblem, target: Target, workspace: float = inf
     ) -> list[tuple[float, WindowWeightConfig]]:
         found = _predicted(problem, target, workspace)
-        return by_time((time, variant(whole, split=split, parts=parts)) for time, whole, split, parts in found)
+        return by_time((time, variant(whole, split=split, split_k=slices)) for time, whole, split, slices in found)
 
     def quickest(
         self, problem: ConvProblem, target: Target, workspace: float = inf
     ) -> tuple[float, WindowWeightConfig] | None:
         best = min(_predicted(problem, target, workspace), key=itemgetter(0), default=None)
-        return best and (best[0], variant(best[1], split=best[2], parts=best[3]))
+        return best and (best[0], variant(best[1], split=best[2], split_k=best[3]))
 
     def plan(self, problem: ConvProblem, config: WindowWeightConfig, target: Target) -> Plan:
         x, dy, _, batch = gradient_arguments(problem)
@@ -166,13 +166,13 @@ class NativeWeightNchw(split_k.SplitK):
             function="leanconv::native_weight_nchw",
             problem=conv_constants(problem),
             tuning=(*config.constants(), *linear_order(problem).constants(config.pixels), ("bytes", shared)),
-            arguments=(x, dy, split_k.destination(problem, config.parts), batch),
-            grid=tiles_of(problem, config) * config.split * config.parts,
+            arguments=(x, dy, split_k.destination(problem, config.split_k), batch),
+            grid=tiles_of(problem, config) * config.split * config.split_k,
             block=config.threads,
             shared_bytes=shared,
             cluster=config.split,
         )
-        plan = split_k.with_sums(first, problem, config.parts)
+        plan = split_k.with_sums(first, problem, config.split_k)
         return replace(plan, launches=in_chain(plan.launches))
 
 
@@ -180,20 +180,20 @@ def _predicted(
     problem: ConvProblem, target: Target, workspace: float
 ) -> Iterator[tuple[float, WindowWeightConfig, int, int]]:
     """Predicted clock cycles of every configuration: one whose tiles a block computes alone, and ``split`` and
-    ``parts`` of the one that is meant."""
-    most, room = _most_blocks(problem), split_k.most_parts(problem, workspace)
+    ``split_k`` of the one that is meant."""
+    most, room = _most_blocks(problem), split_k.most_partial_sums(problem, workspace)
     for tile in _tiles_for(problem):
         for whole in _fitting(tile, problem, target):
             cycles = cycles_of(problem, whole, target)
-            for split, parts in _shared_by(problem, whole, target, most, room):
-                yield cycles(split, parts), whole, split, parts
+            for split, slices in _shared_by(problem, whole, target, most, room):
+                yield cycles(split, slices), whole, split, slices
 
 
 def _shared_by(
     problem: ConvProblem, whole: WindowWeightConfig, target: Target, most: int, room: float
 ) -> Iterator[tuple[int, int]]:
-    """``split`` and ``parts`` for tiles computed by one block each, by clusters, and by up to ``most`` blocks, alone or
-    in clusters, with up to ``room`` partial sums. No block sums more than `MOST_PIXELS`."""
+    """``split`` and ``split_k`` for tiles computed by one block each, by clusters, and by up to ``most`` blocks, alone
+    or in clusters, with up to ``room`` partial sums. No block sums more than `MOST_PIXELS`."""
     pixels = problem.n * linear_order(problem).image
     for split in SPLITS:
         if pixels <= split * MOST_PIXELS and split <= target.most_in_cluster:
@@ -205,9 +205,9 @@ def _shared_by(
     for busy in dict.fromkeys(min(most, rounds * target.multiprocessors // tiles) for rounds in (1, 2, 3)):
         for split in (1, 2, 4):
             blocks = max(least, int(min(busy, split * room)))
-            parts = ceil_div(blocks, split)
-            if 2 <= parts <= room and (split == 1 or blocks >= 2 * split) and split <= target.most_in_cluster:
-                found[split, parts] = None
+            slices = ceil_div(blocks, split)
+            if 2 <= slices <= room and (split == 1 or blocks >= 2 * split) and split <= target.most_in_cluster:
+                found[split, slices] = None
     yield from found
 
 
@@ -256,7 +256,7 @@ def tiles_of(problem: ConvProblem, config: WindowWeightConfig) -> int:
 
 
 def cycles_of(problem: ConvProblem, whole: WindowWeightConfig, target: Target) -> Callable[[int, int], float]:
-    """A function that predicts the clock cycles of ``whole`` with another ``split`` and ``parts``."""
+    """A function that predicts the clock cycles of ``whole`` with another ``split`` and ``split_k``."""
     speeds = WindowWeightSpeeds.of(target)
     cycles = max(speeds.product[0], speeds.product[1] * whole.channels)
     products = whole.pixels // 16 * whole.taps * whole.filter_groups * whole.channel_groups * cycles
@@ -272,12 +272,12 @@ def cycles_of(problem: ConvProblem, whole: WindowWeightConfig, target: Target) -
     # pairs of blocks found a place on all multiprocessors: 128 blocks ran in one round on an H200
     places = {split: target.multiprocessors // split for split in (1, 2)}
 
-    def predicted(split: int, parts: int) -> float:
-        each = ceil_div(stages, split * parts) * of_stage + speeds.block_cycles
+    def predicted(split: int, slices: int) -> float:
+        each = ceil_div(stages, split * slices) * of_stage + speeds.block_cycles
         each += of_block + (speeds.split_cycles if split > 1 else 0)
         if split not in places:
             places[split] = clusters_at_once(split, 1, target)
-        time = max(ceil_div(tiles * parts, places[split]) * each, memory) + launch
-        return time + split_k.sum_cycles(problem, parts, target)
+        time = max(ceil_div(tiles * slices, places[split]) * each, memory) + launch
+        return time + split_k.sum_cycles(problem, slices, target)
 
     return predicted

@@ -108,7 +108,7 @@ class RegisterCache(GpuAlgorithm):
 
     name = "register_cache"
     paper = "P. Chen et al., Pushing the Limits for 2D Convolution Computation on CUDA-enabled GPUs (2018)"
-    tier = "ieee"
+    precision = "ieee"
     solves = "filter2d"
 
     def why_not(self, problem: FilterProblem, target: Target) -> list[str]:

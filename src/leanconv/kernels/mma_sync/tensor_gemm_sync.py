@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 
-from leanconv.kernels.common.input_gradient import PartialConvolution, distinct_parts
+from leanconv.kernels.common.input_gradient import PartialConvolution, distinct_phases
 from leanconv.kernels.common.layers import conv_arguments, has_wide_tensors, view_constants
 from leanconv.kernels.common.split_gemm import DEPTH, SplitConfig, SplitGemm, stages_of
 from leanconv.kernels.contract import by_time, ceil_div
@@ -115,25 +115,25 @@ class TensorGemmSync(SplitGemm[WarpConfig]):
         return [f"{target.arch} is older than sm_80, whose tensor cores multiply 16 x 8 x 16 float16"]
 
     def candidates(self, problem: ConvProblem) -> list[WarpConfig]:
-        parts = distinct_parts(problem)
-        if not parts:
+        phases = distinct_phases(problem)
+        if not phases:
             return []
         products = 1 if problem.precision == "tf32" else 3
-        channels = parts[0].problem.group_c
+        channels = phases[0].problem.group_c
         rows = problem.layout == "NHWC" and channels % 4 == 0
         channel_block = _channel_block(channels, rows)
         return [_config(tile, rows, channel_block, products) for tile in TILES if products == 3 or tile != NOT_IN_TF32]
 
     def timed(self, problem: ConvProblem, target: Target) -> list[tuple[float, WarpConfig]]:
-        parts = distinct_parts(problem)
-        if not parts:
+        phases = distinct_phases(problem)
+        if not phases:
             # A layer whose windows cover nothing but padding has a gradient of zeros, and nothing to tune.
             return [(0.0, _config(TILES[0], False, 1, 3))]
         fitting = (config for config in self.candidates(problem) if config.shared_bytes <= target.shared_per_block)
-        return by_time((self._cycles(problem, parts, config, target), config) for config in fitting)
+        return by_time((self._cycles(problem, phases, config, target), config) for config in fitting)
 
     def _cycles(
-        self, problem: ConvProblem, parts: list[PartialConvolution], config: WarpConfig, target: Target
+        self, problem: ConvProblem, phases: list[PartialConvolution], config: WarpConfig, target: Target
     ) -> float:
         speeds = SyncSpeeds.of(target)
         flops = min(speeds.max_flops, speeds.share * target.tensor_flops)
@@ -142,34 +142,34 @@ class TensorGemmSync(SplitGemm[WarpConfig]):
         # each CTA takes a KiB more than it asks for
         fit = max(1, min(config.min_blocks, target.shared_per_multiprocessor // (config.shared_bytes + 1024)))
         time = 0.0
-        for part in parts:
-            stages = stages_of(part.problem, config.channel_block)
+        for phase in phases:
+            stages = stages_of(phase.problem, config.channel_block)
             of_tile = config.pixels * (stages * pixel + speeds.output * config.filters)
-            full, rest = divmod(_tiles(part, config), target.multiprocessors * fit)
+            full, rest = divmod(_tiles(phase, config), target.multiprocessors * fit)
             busiest = ceil_div(rest, target.multiprocessors)
             rounds = full * fit + (max(busiest, speeds.alone * fit) if rest else 0)
-            time += part.times * (rounds * of_tile + launch_cycles(target))
+            time += phase.times * (rounds * of_tile + launch_cycles(target))
         time = max(time, problem.bytes / target.bytes_per_cycle) + 2 * launch_cycles(target)
         return time * speeds.behind if target.warpgroup_products else time
 
     def main_launch(
-        self, problem: ConvProblem, part: PartialConvolution, config: WarpConfig, first: int, target: Target
+        self, problem: ConvProblem, phase: PartialConvolution, config: WarpConfig, first: int, target: Target
     ) -> Launch:
         x, _, *rest = conv_arguments(problem)
         return Launch(
             header="kernels/mma_sync/tensor_gemm_sync.cuh",
             function="leanconv::tensor_gemm_sync",
-            problem=(*view_constants(part.problem, part.view, has_wide_tensors(problem)), ("first_prepared", first)),
+            problem=(*view_constants(phase.problem, phase.view, has_wide_tensors(problem)), ("first_prepared", first)),
             tuning=config.tuning(),
             arguments=(x, Pointer("prepared"), *rest),
-            grid=_tiles(part, config),
+            grid=_tiles(phase, config),
             block=config.threads,
             shared_bytes=config.shared_bytes,
             min_blocks=config.min_blocks,
         )
 
 
-def _tiles(part: PartialConvolution, config: WarpConfig) -> int:
+def _tiles(phase: PartialConvolution, config: WarpConfig) -> int:
     """Tiles of a launch."""
-    filters = ceil_div(part.problem.group_k, config.filters) * part.problem.groups
-    return ceil_div(part.pixels, config.pixels) * filters
+    filters = ceil_div(phase.problem.group_k, config.filters) * phase.problem.groups
+    return ceil_div(phase.pixels, config.pixels) * filters

@@ -24,7 +24,7 @@ class DirectWeight(GpuAlgorithm):
 
     name = "direct_weight"
     paper = "the definition of the gradient"
-    tier = "ieee"
+    precision = "ieee"
     solves = "conv2d"
     by_name_only = True
 

@@ -62,7 +62,7 @@ class Im2win(TimedAlgorithm):
 
     name = "im2win"
     paper = PAPER
-    tier = "ieee"
+    precision = "ieee"
     solves = "conv2d"
     by_name_only = True
 

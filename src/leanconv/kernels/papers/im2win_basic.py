@@ -19,7 +19,7 @@ class Im2winBasic(GpuAlgorithm):
 
     name = "im2win_basic"
     paper = PAPER
-    tier = "ieee"
+    precision = "ieee"
     solves = "conv2d"
     by_name_only = True
 

@@ -118,7 +118,7 @@ class Im2winFused(TimedAlgorithm):
 
     name = "im2win_fused"
     paper = PAPER
-    tier = "ieee"
+    precision = "ieee"
     solves = "conv2d"
 
     def least_cycles(self, problem: ConvProblem, target: Target) -> float:

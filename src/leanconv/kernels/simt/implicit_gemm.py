@@ -37,22 +37,24 @@ def shared_bytes(problem: ConvProblem, config: TileConfig, constants: Constants 
     return config.shared_bytes(config.tile_reduction * (config.tile_pixels + 4), table)
 
 
-def _parts(problem: ConvProblem) -> list[PartialConvolution]:
+def _convolutions(problem: ConvProblem) -> list[PartialConvolution]:
     """The convolutions that one call computes: one, or those that make a gradient."""
     if problem.op == "dgrad":
-        return input_gradient.parts(problem)
+        return input_gradient.phase_groups(problem)
     return [PartialConvolution(problem, OutputView(problem.p, problem.q))]
 
 
-def _timed(parts: list[PartialConvolution], wide: bool, target: Target) -> list[tuple[float, TileConfig]]:
-    """The configurations that all parts can have, with their predicted time in clock cycles, the quickest first."""
-    reduction = min(part.reduction for part in parts)
-    known = [(part, view_constants(part.problem, part.view, wide)) for part in parts]
+def _timed(convolutions: list[PartialConvolution], wide: bool, target: Target) -> list[tuple[float, TileConfig]]:
+    """The configurations that all of them can have, with their predicted time in clock cycles, the quickest first."""
+    reduction = min(each.reduction for each in convolutions)
+    known = [(each, view_constants(each.problem, each.view, wide)) for each in convolutions]
     choices = []
-    for config, speed in with_splits(parts[0].problem, tiles(parts[0].problem, target, wide=wide), reduction, target):
-        if all(shared_bytes(part.problem, config, c) <= target.shared_per_block for part, c in known):
+    first = convolutions[0].problem
+    for config, speed in with_splits(first, tiles(first, target, wide=wide), reduction, target):
+        if all(shared_bytes(each.problem, config, c) <= target.shared_per_block for each, c in known):
             time = sum(
-                cost(part.problem, part.pixels * part.phases, part.reduction, config, speed, target) for part in parts
+                cost(each.problem, each.pixels * each.phases, each.reduction, config, speed, target)
+                for each in convolutions
             )
             choices.append((time, config))
     return by_time(choices)
@@ -101,7 +103,7 @@ class ImplicitGemm(TimedAlgorithm):
 
     name = "implicit_gemm"
     paper = "S. Lu et al., im2win (2023), Algorithm 1; S. Chetlur et al., cuDNN (2014)"
-    tier = "ieee"
+    precision = "ieee"
     solves = "conv2d"
 
     def least_cycles(self, problem: ConvProblem, target: Target) -> float:
@@ -114,9 +116,9 @@ class ImplicitGemm(TimedAlgorithm):
         return input_gradient.prepared_bytes(problem) if problem.op == "dgrad" else 0
 
     def timed(self, problem: ConvProblem, target: Target) -> list[tuple[float, TileConfig]]:
-        parts = _parts(problem)
+        convolutions = _convolutions(problem)
         # A layer whose windows see nothing but padding has a gradient of zeros, and nothing to tune.
-        return _timed(parts, has_wide_tensors(problem), target) if parts else [(0.0, TileConfig())]
+        return _timed(convolutions, has_wide_tensors(problem), target) if convolutions else [(0.0, TileConfig())]
 
     def order_of_sums(self, problem: ConvProblem, config: TileConfig) -> Hashable:
         return config.order
@@ -124,8 +126,8 @@ class ImplicitGemm(TimedAlgorithm):
     def plan(self, problem: ConvProblem, config: TileConfig, target: Target) -> Plan:
         wide = has_wide_tensors(problem)
         if problem.op == "fprop":
-            return Plan((_launch(problem, _parts(problem)[0], config, wide, "w"),))
-        launches = [_launch(problem, part, config, wide, "prepared") for part in _parts(problem)]
+            return Plan((_launch(problem, _convolutions(problem)[0], config, wide, "w"),))
+        launches = [_launch(problem, each, config, wide, "prepared") for each in _convolutions(problem)]
         # pixels that no output reaches get zeros, or stay as they are where the result is added to them
         zeros = None if problem.accumulate else input_gradient.zero_launch(problem)
         return Plan(

@@ -86,7 +86,7 @@ class ImplicitGemmDp4a(TimedAlgorithm):
     name = "implicit_gemm"
     strategy = "dp4a"
     paper = "X. Chen et al., memory-efficient direct convolution (2017), the bank-width model"
-    tier = "ieee"
+    precision = "ieee"
     solves = "conv2d"
 
     def why_not(self, problem: ConvProblem, target: Target) -> list[str]:

@@ -5,7 +5,7 @@
 // Requires   nothing: any shape, group count and layout; float32, float16 or bfloat16.
 // Numerics   one chain of float32 FMAs a block and weight; split-K adds the chains in a fixed order, no atomics.
 // CTA tile   tile_k filters x tile_pixels weights x tile_reduction output pixels a stage; a thread has 8 x 8 sums or 4 x 8.
-//            The reduction is long and the output small: split-K by cluster (`split`), or through a workspace (`parts`),
+//            The reduction is long and the output small: split-K by cluster (`split`), or through a workspace (`split_k`),
 //            whose partial sums a second launch adds (split_k.cuh).
 // Roles      all warps load, multiply and store.
 // Pipelines  as implicit_gemm: `stages` steps of cp.async
@@ -45,7 +45,7 @@ __device__ __forceinline__ void store_gradient(T* dw, const float (&sums)[count]
 #pragma unroll
         for (int j = 0; j < unit; ++j) {
             const float sum = sums[i + j];
-            if constexpr (Tuning::parts > 1) {
+            if constexpr (Tuning::split_k > 1) {
                 v[j] = sum;
             } else {
                 const T* const at = to + static_cast<int64>(j) * step;
@@ -62,7 +62,7 @@ __device__ __forceinline__ void store_gradient(T* dw, const float (&sums)[count]
     }
 }
 
-// `dw` is the gradient, or with several parts room for as many.
+// `dw` is the gradient, or with `split_k` above 1 room for as many partial sums.
 template <class Problem, class Tuning, class Result>
 __device__ __forceinline__ void implicit_gemm_weight(const typename Problem::element* __restrict__ x,
                                                      const typename Problem::element* __restrict__ dy,
@@ -75,12 +75,12 @@ __device__ __forceinline__ void implicit_gemm_weight(const typename Problem::ele
     constexpr int tiles = tiles_k * tiles_w * Problem::groups, count = Tuning::thread_k * Tuning::thread_pixels;
 
     const int rank = static_cast<int>(blockIdx.x) % split, number = static_cast<int>(blockIdx.x) / split;
-    const int tile = number % tiles, part = number / tiles;
+    const int tile = number % tiles, slice = number / tiles;
     const int first_k = tile % tiles_k * Tuning::tile_k, first_weight = tile / tiles_k % tiles_w * Tuning::tile_pixels;
     const int group = tile / (tiles_k * tiles_w);
     const int64 pixels = static_cast<int64>(batch) * (Problem::p * Problem::q), all = (pixels + (depth - 1)) / depth;
-    constexpr int shares = split * Tuning::parts;
-    const int64 share = (all + (shares - 1)) / shares, begin = share * (part * split + rank);
+    constexpr int shares = split * Tuning::split_k;
+    const int64 share = (all + (shares - 1)) / shares, begin = share * (slice * split + rank);
     const int steps = static_cast<int>(begin >= all ? 0 : begin + share < all ? share : all - begin);
 
     float* const shared = reinterpret_cast<float*>(shared_memory());
@@ -92,7 +92,7 @@ __device__ __forceinline__ void implicit_gemm_weight(const typename Problem::ele
         Windows windows(x, group, first_weight, first, batch);
         Product(shared, filters, windows, tiling).run(acc, steps);
     }
-    if constexpr (Tuning::parts > 1) dw += part * (static_cast<int64>(Problem::k) * weights);
+    if constexpr (Tuning::split_k > 1) dw += slice * (static_cast<int64>(Problem::k) * weights);
     const float (&sums)[count] = reinterpret_cast<const float (&)[count]>(acc);
     if constexpr (split == 1) {
         store_gradient<Problem, Tuning>(dw, sums, 0, tiling, group, first_k, first_weight);

@@ -21,8 +21,8 @@ class WeightTileConfig(Config):
     """A block computes ``tile_k`` filters x ``tile_pixels`` weights of each, a thread ``thread_k`` x ``thread_pixels``.
 
     The lanes of a warp form a grid of ``lanes_k`` x (32 / lanes_k); ``stages`` steps of ``tile_reduction`` output
-    pixels are in shared memory at once. A cluster of ``split`` blocks shares the pixels of a tile, and so do ``parts``
-    of them whose sums a second launch adds.
+    pixels are in shared memory at once. A cluster of ``split`` blocks shares the pixels of a tile, and so do
+    ``split_k`` of them whose sums a second launch adds.
     """
 
     tile_k: int
@@ -34,7 +34,7 @@ class WeightTileConfig(Config):
     stages: int
     min_blocks: int
     split: int = 1
-    parts: int = 1
+    split_k: int = 1
 
     @property
     def threads(self) -> int:
@@ -83,14 +83,14 @@ class ImplicitGemmWeight(TimedAlgorithm):
 
     name = "implicit_gemm_weight"
     paper = "S. Chetlur et al., cuDNN: Efficient Primitives for Deep Learning (2014)"
-    tier = "ieee"
+    precision = "ieee"
     solves = "conv2d"
 
     def why_not(self, problem: ConvProblem, target: Target) -> list[str]:
         return limits(problem, "wgrad", dtypes=GPU_LAYERS)
 
     def workspace_bytes(self, problem: ConvProblem, config: WeightTileConfig) -> int:
-        return split_k.workspace_bytes(problem, config.parts)
+        return split_k.workspace_bytes(problem, config.split_k)
 
     def timed(self, problem: ConvProblem, target: Target) -> list[tuple[float, WeightTileConfig]]:
         return self.within(problem, target)
@@ -98,7 +98,7 @@ class ImplicitGemmWeight(TimedAlgorithm):
     def within(
         self, problem: ConvProblem, target: Target, workspace: float = inf
     ) -> list[tuple[float, WeightTileConfig]]:
-        most = min(_most_parts(problem), split_k.most_parts(problem, workspace))
+        most = min(_most_blocks(problem), split_k.most_partial_sums(problem, workspace))
         return by_time(
             (predicted_cycles(problem, config, speed, target), config)
             for tile, speed in tiles(problem, target)
@@ -112,14 +112,14 @@ class ImplicitGemmWeight(TimedAlgorithm):
             function="leanconv::implicit_gemm_weight",
             problem=conv_constants(problem),
             tuning=config.constants(),
-            arguments=(x, dy, split_k.destination(problem, config.parts), batch),
-            grid=tiles_of(problem, config) * config.split * config.parts,
+            arguments=(x, dy, split_k.destination(problem, config.split_k), batch),
+            grid=tiles_of(problem, config) * config.split * config.split_k,
             block=config.threads,
             shared_bytes=config.shared_bytes,
             min_blocks=config.min_blocks,
             cluster=config.split,
         )
-        return split_k.with_sums(first, problem, config.parts)
+        return split_k.with_sums(first, problem, config.split_k)
 
 
 def _shared_by(
@@ -135,10 +135,10 @@ def _shared_by(
             yield config
     if most >= 2 and tile.shared_bytes <= target.shared_per_block:
         busy = target.multiprocessors * tile.min_blocks // tiles_of(problem, tile)
-        yield replace(tile, parts=max(2, min(int(most), busy)))
+        yield replace(tile, split_k=max(2, min(int(most), busy)))
 
 
-def _most_parts(problem: ConvProblem) -> int:
+def _most_blocks(problem: ConvProblem) -> int:
     """Most blocks that share a tile."""
     pixels = problem.n * problem.p * problem.q
     return max(2, min(ceil_div(pixels, 16), BLOCKS // ceil_div(split_k.weights_of(problem), 128 * 128)))
@@ -164,13 +164,13 @@ def tiles_of(problem: ConvProblem, config: WeightTileConfig) -> int:
 
 def predicted_cycles(problem: ConvProblem, config: WeightTileConfig, speed: float, target: Target) -> float:
     """Predicted time in clock cycles: that of the busiest multiprocessor, and of the launch that adds partial sums."""
-    speeds, shares = WeightSpeeds.of(target), config.split * config.parts
+    speeds, shares = WeightSpeeds.of(target), config.split * config.split_k
     pixels = (
         ceil_div(ceil_div(problem.n * problem.p * problem.q, config.tile_reduction), shares) * config.tile_reduction
     )
     blocks = max(1, ceil_div(tiles_of(problem, config) * shares, target.multiprocessors))
     if config.split > 2:
-        blocks = ceil_div(tiles_of(problem, config) * config.parts, clusters_at_once(config.split, 1, target))
+        blocks = ceil_div(tiles_of(problem, config) * config.split_k, clusters_at_once(config.split, 1, target))
     few, full = (many * config.threads // 32 for many in (min(blocks, config.min_blocks), config.min_blocks))
     speed *= few / (few + 1.2) * (full + 1.2) / full
     if problem.layout != "NHWC":
@@ -180,4 +180,4 @@ def predicted_cycles(problem: ConvProblem, config: WeightTileConfig, speed: floa
     time += ceil_div(blocks, config.min_blocks) * speeds.block_cycles
     memory = problem.bytes / target.bytes_per_cycle
     time = max(time + (speeds.split_cycles if config.split > 1 else 0), memory) + launch_cycles(target)
-    return time + split_k.sum_cycles(problem, config.parts, target)
+    return time + split_k.sum_cycles(problem, config.split_k, target)

@@ -252,7 +252,7 @@ class Winograd1d(TimedAlgorithm):
 
     name = "winograd1d"
     paper = "Z. Zhang et al., Im2col-Winograd (ICPP 2024)"
-    tier = "fp32"
+    precision = "fp32"
     solves = "conv2d"
 
     def least_cycles(self, problem: ConvProblem, target: Target) -> float:

@@ -88,7 +88,7 @@ class Winograd2d(TimedAlgorithm):
 
     name = "winograd2d"
     paper = "R. L. Castro et al., openCNN (2021)"
-    tier = "fp32"
+    precision = "fp32"
     solves = "conv2d"
 
     def least_cycles(self, problem: ConvProblem, target: Target) -> float:
