@@ -247,6 +247,7 @@ def test_what_users_get_wrong(torch_on_device: HostDevice) -> None:
         ("conv_transpose2d", {"output_padding": (0.5, 0)}, TypeError, "output_padding=0.5 is not an integer"),
         ("conv_transpose2d", {"output_padding": -1}, ValueError, "output_padding=-1 is below 0"),
         ("conv_transpose2d", {"groups": None}, TypeError, "groups=None is not an integer"),
+        ("conv_transpose2d", {"groups": 3}, ValueError, "in_channels=4 is not divisible by groups=3"),
         ("conv_transpose2d", {"padding": 9}, ValueError, "the output would be -7x-8 for input of shape (2, 4, 9, 8)"),
         ("conv_transpose2d", {"bias": torch.ones(1)}, ValueError, "bias has shape (1,); it must have shape (4,)"),
         ("conv_transpose2d", {"bias": torch.tensor(1.0)}, ValueError, "bias has shape (); it must have shape (4,)"),

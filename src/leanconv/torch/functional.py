@@ -139,7 +139,8 @@ def conv_transpose2d(
     It is the gradient of a convolution with respect to its input (`leanconv.conv2d_input`).
 
     Args:
-        input: images (n, c, p, q), or (c, p, q). weight: filters (c, k / groups, r, s). bias: (k,) or None.
+        input: images (n, c, p, q), or (c, p, q). weight: filters (c, k / groups, r, s). bias: (k,) or None; in 16 bits
+            it is added to the rounded result, and the sum is rounded again.
         output_padding: rows and columns more at the lower right end; less than stride or dilation.
         All else as in `conv2d`.
 
@@ -237,6 +238,8 @@ def _transposed(
         return torch.ops.leanconv.conv_transpose2d(x, w, bias, stride, padding, more, groups, dilation, *options)
     if x.shape[1] != w.shape[0]:
         raise ValueError(f"weight has {w.shape[0]} channels, but input has {x.shape[1]}: they must be the same")
+    if x.shape[1] % groups:
+        raise ValueError(f"in_channels={x.shape[1]} is not divisible by groups={groups}")
     filters = w.shape[1] * groups
     if bias is not None:
         _check_bias(bias, x, filters)
